@@ -1,0 +1,98 @@
+/* attention/mla.h - multi-head latent attention over pages, in both of its forms.
+ *
+ * Formulas: DeepSeek-V2 (arXiv 2405.04434) section 2.1, equations 9-19, and docs/architecture.md
+ * "Attention".  For token t at position p and head h, with c_j the cached latent and kp_j the
+ * cached rope key of position j: normal:    k_hj = W_UK_h c_j,  v_hj = W_UV_h c_j s_hj = scale
+ * (qn_h . k_hj + qp_h . kp_j),  o_h = sum_{j<=p} softmax_j(s_hj) v_hj absorbed:  ql_h = W_UK_h^T
+ * qn_h s_hj = scale (ql_h . c_j + qp_h . kp_j),   o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
+ *
+ * Laws A and B: key blocks are the pages (64 tokens, absolute), visited ascending; the softmax
+ * restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS and the parts merge ascending by
+ * log-sum-exp; a block without a visible key leaves a row's state unchanged; a token attends to
+ * itself through the rounded latent in the page.
+ *
+ * Threads: the step thread.  Memory: all of it is taken in create(). */
+#ifndef BT_ATTENTION_MLA_H
+#define BT_ATTENTION_MLA_H
+
+#include <stdint.h>
+
+#include "attention/kv_pool.h"
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { BT_ATTN_SPLIT_TOKENS = 2048 };
+
+typedef enum { BT_FORM_NORMAL, BT_FORM_ABSORBED } bt_attn_form;
+
+/* How a step chooses the form of a span: by the token's role (law B), always one form (a route to
+ * test), or by cost (waives law B). */
+typedef enum {
+    BT_FORM_BY_ROLE,
+    BT_FORM_ALL_NORMAL,
+    BT_FORM_ALL_ABSORBED,
+    BT_FORM_BY_COST
+} bt_form_policy;
+
+typedef struct {
+    uint32_t      hidden, n_heads;
+    uint32_t      q_lora_rank; /* 0: the query has no low-rank step */
+    uint32_t      kv_lora_rank, qk_nope_dim, qk_rope_dim, v_dim;
+    float         latent_eps;     /* of the q_a and kv_a norms: 1e-6, whatever rms_norm_eps says */
+    float         softmax_scale;  /* (qk_nope_dim + qk_rope_dim)^-1/2, times mscale^2 under YaRN */
+    uint32_t      max_context;    /* rows of the rope table */
+    double        rope_magnitude; /* factor on cos and sin; 1 for every published model */
+    const double *rope_inv_freq;  /* [qk_rope_dim / 2], host, borrowed during create() */
+} bt_mla_config;
+
+/* Weights of one layer, all owned by the model.  Norm weights are device memory.  Matrices that a
+ * rank's forms never use may be NULL: uk for a rank that is never normal, ukt for one that is
+ * never absorbed. */
+typedef struct {
+    bt_linear  *q;         /* [n_heads (nope+rope), hidden], or NULL with q_lora_rank */
+    bt_linear  *q_a;       /* [q_lora_rank, hidden] */
+    bt_linear  *q_b;       /* [n_heads (nope+rope), q_lora_rank] */
+    bt_linear  *kv_a;      /* [kv_lora_rank + qk_rope_dim, hidden] */
+    bt_linear **uk;        /* n_heads of [qk_nope_dim, kv_lora_rank]: W_UK_h */
+    bt_linear **ukt;       /* n_heads of [kv_lora_rank, qk_nope_dim]: W_UK_h^T */
+    bt_linear **uv;        /* n_heads of [v_dim, kv_lora_rank]: W_UV_h */
+    bt_linear  *o;         /* [hidden, n_heads v_dim] */
+    bt_bf16    *q_a_norm;  /* [q_lora_rank] */
+    bt_bf16    *kv_a_norm; /* [kv_lora_rank] */
+} bt_mla_weights;
+
+/* Consecutive tokens of one request in a step. */
+typedef struct {
+    const bt_page_id
+                *pages; /* host, borrowed: the request's pages, covering start + n_rows tokens */
+    uint32_t     first_row; /* in the step's row matrices */
+    uint32_t     n_rows;
+    uint32_t     start; /* absolute position of the first row */
+    bt_role      role;
+    bt_attn_form form;
+} bt_span;
+
+typedef struct bt_mla bt_mla;
+
+/* Workspaces for steps of at most max_rows rows.  `dev` is borrowed.
+ * INVALID_ARG: a dimension of 0 or odd qk_rope_dim. */
+bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
+                        bt_mla **mla_out);
+void      bt_mla_destroy(bt_mla *mla);
+
+/* out[r] = attention(x[r]) for the rows of all spans, after writing their latents and rope keys to
+ * `layer` of their pages.  x and out: [n_rows, hidden] bf16, distinct.  Spans cover rows ascending
+ * without a gap; those with role prompt come first. */
+bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                         const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans);
+
+/* The cheaper form for n_new tokens that attend to n_kv (n_new included), by counted FLOPs. */
+bt_attn_form bt_mla_cheaper_form(const bt_mla_config *cfg, uint32_t n_new, uint32_t n_kv);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

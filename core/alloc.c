@@ -1,0 +1,68 @@
+#include "core/alloc.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static atomic_long g_fail_at = -1;
+static atomic_long g_live;
+
+void bt_alloc_fail_at(long k) { atomic_store(&g_fail_at, k); }
+long bt_alloc_live(void) { return atomic_load(&g_live); }
+
+static bool must_fail(void)
+{
+    return atomic_load_explicit(&g_fail_at, memory_order_relaxed) >= 0 &&
+           atomic_fetch_sub(&g_fail_at, 1) == 0;
+}
+
+static void *counted(void *ptr)
+{
+    if (ptr != NULL) atomic_fetch_add_explicit(&g_live, 1, memory_order_relaxed);
+    return ptr;
+}
+
+void *bt_calloc(size_t n, size_t size)
+{
+    if (must_fail()) return NULL;
+    return counted(n == 0 || size == 0 ? calloc(1, 1) : calloc(n, size));
+}
+
+void *bt_realloc(void *ptr, size_t n, size_t size)
+{
+    void *moved;
+
+    if (must_fail() || (size != 0 && n > SIZE_MAX / size)) return NULL;
+    moved = realloc(ptr, n * size == 0 ? 1 : n * size);
+    return ptr == NULL ? counted(moved) : moved;
+}
+
+char *bt_strdup(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char  *copy  = bt_calloc(bytes, 1);
+
+    if (copy != NULL) memcpy(copy, text, bytes);
+    return copy;
+}
+
+void *bt_calloc_aligned(size_t n, size_t size)
+{
+    size_t bytes;
+    void  *ptr;
+
+    if (must_fail() || (size != 0 && n > (SIZE_MAX - 64) / size)) return NULL;
+    bytes = (n * size + 63) & ~(size_t)63;
+    ptr   = aligned_alloc(64, bytes == 0 ? 64 : bytes);
+    if (ptr != NULL) memset(ptr, 0, bytes == 0 ? 64 : bytes);
+    return counted(ptr);
+}
+
+void bt_free(void *ptr)
+{
+    if (ptr == NULL) return;
+    atomic_fetch_sub_explicit(&g_live, 1, memory_order_relaxed);
+    free(ptr);
+}

@@ -1,0 +1,32 @@
+/* core/alloc.h - the only door to malloc, so that tests can make it fail.
+ *
+ * Threads: any thread; the test hooks belong to one thread at a time. */
+#ifndef BT_CORE_ALLOC_H
+#define BT_CORE_ALLOC_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Zeroed memory, or NULL (not logged).  Overflow of n * size counts as out of memory; n * size of
+ * 0 gives a valid pointer.  Free with bt_free(). */
+void *bt_calloc(size_t n, size_t size);
+/* Grows or shrinks; the new tail is not zeroed.  On NULL the old memory stays valid. */
+void *bt_realloc(void *ptr, size_t n, size_t size);
+/* A copy of the string. */
+char *bt_strdup(const char *text);
+/* Zeroed memory aligned to 64 bytes (a cache line, a zmm register).  Free with bt_free(). */
+void *bt_calloc_aligned(size_t n, size_t size);
+void  bt_free(void *ptr); /* NULL is allowed */
+
+/* Test hook: the allocation number `k` from now (0 = the next) fails, once.  -1: off. */
+void bt_alloc_fail_at(long k);
+/* Test hook: allocations not yet freed. */
+long bt_alloc_live(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,19 @@
+#define _POSIX_C_SOURCE 200809L
+#include "core/clock.h"
+
+#include <time.h>
+
+uint64_t bt_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * BT_NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+void bt_sleep_ns(uint64_t ns)
+{
+    struct timespec left = {(time_t)(ns / BT_NS_PER_S), (long)(ns % BT_NS_PER_S)};
+
+    nanosleep(&left, NULL);
+}

@@ -1,0 +1,87 @@
+#define _POSIX_C_SOURCE 200809L
+#include "core/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LINE_BYTES = 1024, TEXT_BYTES = 640 };
+
+static char                   g_who[32]   = "-";
+static bt_log_level           g_max_level = BT_LOG_INFO;
+static _Thread_local uint64_t t_request;
+static _Thread_local char     t_error[TEXT_BYTES];
+
+void bt_log_init(const char *who, bt_log_level max_level)
+{
+    snprintf(g_who, sizeof(g_who), "%s", who);
+    g_max_level = max_level;
+}
+
+void bt_log_set_request(uint64_t request) { t_request = request; }
+
+const char *bt_error_text(void) { return t_error; }
+
+/* The path from the source root: __FILE__ is absolute when the build is out of tree. */
+static const char *short_path(const char *file)
+{
+    const char *last = strrchr(file, '/'), *p = last;
+
+    if (last == NULL) return file;
+    while (p > file && p[-1] != '/')
+        p--;
+    return p;
+}
+
+static void write_line(bt_log_level level, const char *file, int line, const char *text)
+{
+    char            buf[LINE_BYTES], req[32] = "-";
+    struct timespec now;
+    struct tm       tm;
+    int             n;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    localtime_r(&now.tv_sec, &tm);
+    if (t_request != 0) snprintf(req, sizeof(req), "req=%llu", (unsigned long long)t_request);
+    n = snprintf(buf, sizeof(buf), "%02d:%02d:%02d.%03ld %c %s %s %s:%d %s\n", tm.tm_hour,
+                 tm.tm_min, tm.tm_sec, now.tv_nsec / 1000000, "EWID"[level], g_who, req,
+                 short_path(file), line, text);
+    if (n >= (int)sizeof(buf)) {
+        n          = (int)sizeof(buf);
+        buf[n - 1] = '\n';
+    }
+    if (write(STDERR_FILENO, buf, (size_t)n) < 0) return; /* nobody is left to be told */
+}
+
+void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...)
+{
+    char    text[TEXT_BYTES];
+    va_list ap;
+
+    if (level > g_max_level) return;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    write_line(level, file, line, text);
+}
+
+void bt_log_error(const char *file, int line, const char *what, const char *fmt, ...)
+{
+    char    text[TEXT_BYTES - 64];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    snprintf(t_error, sizeof(t_error), "%.60s: %s", what, text);
+    write_line(BT_LOG_ERROR, file, line, t_error);
+}
+
+void bt_assert_failed(const char *file, int line, const char *cond)
+{
+    bt_log_error(file, line, "bug", "%s is false", cond);
+    abort();
+}

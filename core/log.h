@@ -1,0 +1,58 @@
+/* core/log.h - one line per event on stderr, and the assertion that stays on.
+ *
+ * A line reads: time level rank req=<id> file:line text
+ *     11:02:07.153 I rank=2 - worker/main.c:88 ready
+ *     11:02:09.001 E rank=2 req=17 worker/handoff_in.c:140 a hand-off message failed ...
+ * One grep for a request id over all ranks tells that request's whole story.
+ *
+ * Threads: any thread may log; a line is written with one write(2), so lines never mix.
+ * Memory:  never allocates. */
+#ifndef BT_CORE_LOG_H
+#define BT_CORE_LOG_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define BT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define BT_NORETURN          __attribute__((noreturn))
+#else
+#define BT_PRINTF(fmt, args)
+#define BT_NORETURN
+#endif
+
+typedef enum { BT_LOG_ERROR, BT_LOG_WARN, BT_LOG_INFO, BT_LOG_DEBUG } bt_log_level;
+
+/* Who writes: "rank=3", "coordinator", "run".  Copied, cut at 31 bytes.  Call it once, before
+ * other threads log. */
+void bt_log_init(const char *who, bt_log_level max_level);
+
+/* The request that this thread works on from now, printed in each of its lines; 0 = none. */
+void bt_log_set_request(uint64_t request);
+
+BT_PRINTF(4, 5)
+void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...);
+#define BT_INFO(...)  bt_log_write(BT_LOG_INFO, __FILE__, __LINE__, __VA_ARGS__)
+#define BT_WARN(...)  bt_log_write(BT_LOG_WARN, __FILE__, __LINE__, __VA_ARGS__)
+#define BT_DEBUG(...) bt_log_write(BT_LOG_DEBUG, __FILE__, __LINE__, __VA_ARGS__)
+
+/* Writes "<what>: <text>" as an error line and keeps it for bt_error_text(). */
+BT_PRINTF(4, 5)
+void bt_log_error(const char *file, int line, const char *what, const char *fmt, ...);
+
+/* This thread's last error, without time and place: for a message to a client or a user.
+ * Borrowed until this thread's next error; "" when there was none. */
+const char *bt_error_text(void);
+
+/* For our own bugs only: never for input, peers or devices, never with a side effect in `cond`.
+ * Active in every build. */
+#define BT_ASSERT(cond) ((cond) ? (void)0 : bt_assert_failed(__FILE__, __LINE__, #cond))
+BT_NORETURN void bt_assert_failed(const char *file, int line, const char *cond);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,170 @@
+/* device/device.h - memory and the operations on rows that every layer is made of, behind one
+ * table.
+ *
+ * Code above this folder never asks which back end it has: it holds a bt_device.  Pointers named
+ * in a parameter struct below are addresses on that device, unless the comment says "host".  Work
+ * is enqueued in order and is complete after bt_device_sync(); the CPU back end completes it before
+ * it returns.
+ *
+ * Arithmetic.  Every operation is row-independent: the order of a row's additions is a function of
+ * the shapes, never of the number of rows beside it or of the number of threads (law B, see
+ * docs/architecture.md).  A matrix product takes the role of its rows, since prompt rows and
+ * generated rows may have different kernel families; rows of both roles never share a call.
+ *
+ * Threads: one step thread owns a device.
+ * Memory:  only create/alloc calls allocate. */
+#ifndef BT_DEVICE_DEVICE_H
+#define BT_DEVICE_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/bf16.h"
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bt_device bt_device;
+typedef struct bt_linear bt_linear; /* a weight matrix in the layout that the kernels stream */
+
+typedef enum { BT_BF16, BT_F32, BT_FP8_E4M3, BT_I32 } bt_dtype;
+size_t bt_dtype_bytes(bt_dtype dtype);
+
+/* What a token is to its request, for ever: it came with the prompt, or the model made it. */
+typedef enum { BT_ROLE_PROMPT, BT_ROLE_GENERATED } bt_role;
+enum { BT_N_ROLES = 2 };
+
+/* Where a weight's rows come from: fills row[0..k) with row n as bf16 (host memory).  Called from
+ * several threads, each n once. */
+typedef void (*bt_linear_row_fn)(void *ctx, uint32_t n, bt_bf16 *row);
+
+/* y[m, n] = x[m, k] * W[n, k]^T, fp32 accumulation, each result rounded once to y_dtype. */
+typedef struct {
+    const bt_linear *w;
+    const bt_bf16   *x; /* [m, k], row stride ld_x elements */
+    size_t           ld_x;
+    void            *y; /* [m, n] of y_dtype, row stride ld_y elements */
+    size_t           ld_y;
+    uint32_t         m;       /* 0 is allowed and costs nothing */
+    bt_dtype         y_dtype; /* BT_BF16 or BT_F32 */
+} bt_gemm;
+
+/* A slot is never NULL. */
+typedef struct {
+    const char *name; /* "cpu", "cuda": in logs and in test names */
+    bt_status (*alloc)(bt_device *dev, size_t bytes, void **ptr_out);
+    void (*free)(bt_device *dev, void *ptr);
+    bt_status (*upload)(bt_device *dev, void *dst, const void *host_src, size_t bytes);
+    bt_status (*download)(bt_device *dev, void *host_dst, const void *src, size_t bytes);
+    bt_status (*sync)(bt_device *dev);
+    bt_status (*linear_create)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
+                               void *ctx, bt_linear **linear_out);
+    void (*linear_destroy)(bt_device *dev, bt_linear *linear);
+    bt_status (*gemm)(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms);
+    bt_status (*rms_norm)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
+                          size_t ld_x, const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y);
+    bt_status (*add)(bt_device *dev, size_t n_elems, const bt_bf16 *x, bt_bf16 *y);
+    bt_status (*swiglu)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
+                        bt_bf16 *y);
+    bt_status (*gather_rows)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *table,
+                             const uint32_t *index, bt_bf16 *y);
+    void (*destroy)(bt_device *dev);
+} bt_device_ops;
+
+struct bt_device {
+    const bt_device_ops *ops;
+    const char          *arithmetic; /* names the order of additions of both roles, as
+                                        "prompt:tile32,generated:dp2"; ranks of a cell must agree */
+};                                   /* first member of each implementation */
+
+typedef struct {
+    uint32_t    n_threads; /* compute threads, the caller counted; 0 = one per core allowed to us */
+    const char *kernels;   /* "auto", or one of bt_device_cpu_kernels(); UNSUPPORTED if this CPU
+                              lacks it */
+} bt_device_cpu_options;
+
+/* The CPU back end.  Sets DAZ and FTZ on the calling thread and on its pool's. */
+bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev_out);
+/* Comma-separated kernel families that this CPU can run, best first: "amx,avx512bf16,avx512,avx2,
+ * scalar".  Static storage. */
+const char *bt_device_cpu_kernels(void);
+
+/* [n, k] weights, packed for the kernels.  Owned by the caller. */
+static inline bt_status bt_device_linear_create(bt_device *dev, uint32_t n, uint32_t k,
+                                                bt_linear_row_fn rows, void *ctx,
+                                                bt_linear **linear_out)
+{
+    return dev->ops->linear_create(dev, n, k, rows, ctx, linear_out);
+}
+static inline void bt_device_linear_destroy(bt_device *dev, bt_linear *linear)
+{
+    if (linear != NULL) dev->ops->linear_destroy(dev, linear);
+}
+uint32_t bt_linear_n(const bt_linear *linear);
+uint32_t bt_linear_k(const bt_linear *linear);
+size_t   bt_linear_bytes(const bt_linear *linear); /* as packed */
+
+static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr_out)
+{
+    return dev->ops->alloc(dev, bytes, ptr_out);
+}
+static inline void bt_device_free(bt_device *dev, void *ptr)
+{
+    if (ptr != NULL) dev->ops->free(dev, ptr);
+}
+static inline bt_status bt_device_upload(bt_device *dev, void *dst, const void *host_src,
+                                         size_t bytes)
+{
+    return dev->ops->upload(dev, dst, host_src, bytes);
+}
+static inline bt_status bt_device_download(bt_device *dev, void *host_dst, const void *src,
+                                           size_t bytes)
+{
+    return dev->ops->download(dev, host_dst, src, bytes);
+}
+static inline bt_status bt_device_sync(bt_device *dev) { return dev->ops->sync(dev); }
+
+/* n independent products in one call: the experts of a layer, the heads of an absorbed query, or
+ * just one.  The list is host memory, borrowed during the call. */
+static inline bt_status bt_device_gemm(bt_device *dev, bt_role role, uint32_t n_gemms,
+                                       const bt_gemm *gemms)
+{
+    return dev->ops->gemm(dev, role, n_gemms, gemms);
+}
+/* y = bf16(weight * bf16(x / sqrt(mean(x^2) + eps))), fp32 inside: the order of Hugging Face's
+ * DeepseekV3RMSNorm.  [rows, dim]; y may be x. */
+static inline bt_status bt_device_rms_norm(bt_device *dev, uint32_t rows, uint32_t dim,
+                                           const bt_bf16 *x, size_t ld_x, const bt_bf16 *weight,
+                                           float eps, bt_bf16 *y, size_t ld_y)
+{
+    return dev->ops->rms_norm(dev, rows, dim, x, ld_x, weight, eps, y, ld_y);
+}
+/* y += x, in fp32, rounded to bf16. */
+static inline bt_status bt_device_add(bt_device *dev, size_t n_elems, const bt_bf16 *x, bt_bf16 *y)
+{
+    return dev->ops->add(dev, n_elems, x, y);
+}
+/* y[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, dim + i]), silu(z) = z / (1 + e^-z), fp32. */
+static inline bt_status bt_device_swiglu(bt_device *dev, uint32_t rows, uint32_t dim,
+                                         const bt_bf16 *gate_up, bt_bf16 *y)
+{
+    return dev->ops->swiglu(dev, rows, dim, gate_up, y);
+}
+/* y[r, :] = table[index[r], :]; index is host memory. */
+static inline bt_status bt_device_gather_rows(bt_device *dev, uint32_t rows, uint32_t dim,
+                                              const bt_bf16 *table, const uint32_t *index,
+                                              bt_bf16 *y)
+{
+    return dev->ops->gather_rows(dev, rows, dim, table, index, y);
+}
+static inline void bt_device_destroy(bt_device *dev)
+{
+    if (dev != NULL) dev->ops->destroy(dev);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

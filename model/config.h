@@ -1,0 +1,64 @@
+/* model/config.h - what a checkpoint's config.json says, checked.
+ *
+ * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight), glm4_moe_lite.  Both spellings of the
+ * rope fields are read (rope_scaling, and rope_parameters of transformers 5). */
+#ifndef BT_MODEL_CONFIG_H
+#define BT_MODEL_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attention/mla.h"
+#include "core/status.h"
+#include "moe/moe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { BT_MAX_ROPE_PAIRS = 256, BT_MAX_EOS = 16 };
+
+typedef struct {
+    char     model_type[32];   /* "deepseek_v3" */
+    char     architecture[64]; /* "DeepseekV3ForCausalLM" */
+    uint32_t vocab_size, hidden, n_layers, max_context;
+    float    rms_norm_eps;
+    bool     tie_embeddings;
+
+    bt_mla_config mla; /* rope_inv_freq points into this struct: do not copy it by value */
+    double        rope_inv_freq[BT_MAX_ROPE_PAIRS];
+    double        rope_theta;
+    bool          yarn;
+    double        yarn_factor, yarn_original_context;
+
+    uint32_t      dense_dim; /* intermediate_size */
+    uint32_t      first_moe_layer, moe_layer_freq;
+    bt_moe_config moe; /* moe.gate.n_experts == 0: all layers are dense */
+
+    uint32_t n_mtp_layers; /* in the file after the last layer; skipped knowingly */
+    bool     fp8;          /* weights are e4m3 with 128x128 scales */
+
+    int64_t  bos_token; /* -1: none */
+    int64_t  pad_token; /* -1: none */
+    uint32_t n_eos;     /* config.json and generation_config.json together, distinct */
+    uint32_t eos_tokens[BT_MAX_EOS];
+    char     default_sampling_json[256]; /* {"temperature":0.6,"top_p":0.95} from
+                                            generation_config.json, or "" */
+} bt_model_config;
+
+/* Reads dir/config.json (and dir/generation_config.json when it is there) into *cfg_out.
+ * IO, FORMAT or UNSUPPORTED with file, field, what was expected and what was found. */
+bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out);
+
+static inline bool bt_model_layer_is_moe(const bt_model_config *cfg, uint32_t layer)
+{
+    return cfg->moe.gate.n_experts != 0 && layer >= cfg->first_moe_layer &&
+           layer % cfg->moe_layer_freq == 0;
+}
+/* MoE layers in all. */
+uint32_t bt_model_n_moe_layers(const bt_model_config *cfg);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

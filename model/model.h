@@ -1,0 +1,70 @@
+/* model/model.h - weights of one rank, and one forward step of its group.
+ *
+ *     h = embed[token]
+ *     per layer:  h += mla(rms_norm(h));  h += dense or moe (rms_norm(h))
+ *     logits = lm_head rms_norm(h)                                for the rows that ask for them
+ *
+ * A rank loads the whole of attention, dense layers and head, and only its own experts. */
+#ifndef BT_MODEL_MODEL_H
+#define BT_MODEL_MODEL_H
+
+#include "attention/kv_pool.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bt_model bt_model;
+
+typedef struct {
+    bt_device          *dev;       /* borrowed */
+    bt_group           *group;     /* borrowed */
+    const bt_placement *placement; /* borrowed; NULL when the model has no experts */
+    uint32_t            max_rows;  /* rows of this rank in one step, >= 1 */
+    uint32_t            max_logit_rows;
+    bool                normal, absorbed; /* forms that this rank will run */
+    /* Called from time to time while loading.  NULL: never. */
+    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+    void *progress_ctx;
+} bt_model_options;
+
+/* Loads from an opened set.  cfg and st are borrowed (st during the call only, unless it holds the
+ * embedding).  FORMAT names the first tensor that is missing or has another shape or dtype. */
+bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *st,
+                        const bt_model_options *opt, bt_model **model_out);
+void      bt_model_destroy(bt_model *model);
+size_t    bt_model_weight_bytes(const bt_model *model);
+size_t    bt_model_workspace_bytes(const bt_model *model);
+/* XXH3 over the config and every tensor's name, dtype, shape and a sample of its bytes: ranks of a
+ * cell must agree. */
+uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *st);
+
+/* One step of this rank.  All pointers are host memory, borrowed during the call. */
+typedef struct {
+    uint32_t        n_rows;
+    const uint32_t *tokens; /* [n_rows] */
+    uint32_t        n_spans;
+    const bt_span  *spans;      /* cover the rows ascending; role prompt first */
+    bt_step_rows    group_rows; /* from the step's all-gather */
+    uint32_t        n_logit_rows;
+    const uint32_t *logit_rows; /* ascending; rows whose logits are wanted */
+    float          *logits;     /* out [n_logit_rows, vocab_size] */
+    const uint16_t *
+        forced; /* [n_moe_layers][n_rows][top_k], a row starting with UINT16_MAX is free; or NULL */
+    uint16_t *chosen; /* out, same shape, or NULL */
+    /* After layer `layer` of every row is computed and its pages are written.  NULL: never. */
+    void (*layer_done)(void *ctx, uint32_t layer);
+    void   *ctx;
+    bt_wait wait; /* for the exchanges */
+} bt_step;
+
+/* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
+ * (the caller knows from group_rows and need not call). */
+bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,65 @@
+/* model/safetensors.h - the tensors of a checkpoint, memory-mapped and checked before use.
+ *
+ * A file is 8 bytes little-endian N, N bytes of JSON {name: {dtype, shape, data_offsets}}, then
+ * data; offsets count from the end of the JSON.  A set is one file, or the shards that
+ * model.safetensors.index.json names.  Opening checks every header completely (sizes, overlaps,
+ * dtypes, shapes against byte counts), so that a tensor that can be found can be read. */
+#ifndef BT_MODEL_SAFETENSORS_H
+#define BT_MODEL_SAFETENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { BT_MAX_TENSOR_DIMS = 8 };
+
+typedef enum {
+    BT_ST_BF16,
+    BT_ST_F32,
+    BT_ST_F16,
+    BT_ST_F8_E4M3,
+    BT_ST_I32,
+    BT_ST_I64,
+    BT_ST_OTHER
+} bt_st_dtype;
+
+typedef struct {
+    const char *name; /* borrowed from the set */
+    bt_st_dtype dtype;
+    uint32_t    n_dims;
+    uint64_t    shape[BT_MAX_TENSOR_DIMS];
+    const void *data; /* borrowed: the mapping, unaligned */
+    size_t      bytes;
+} bt_tensor;
+
+typedef struct bt_safetensors bt_safetensors;
+
+/* Opens a file, or the set in a model directory.  IO or FORMAT, naming file, tensor, expected and
+ * found. */
+bt_status bt_safetensors_open(const char *path, bt_safetensors **st_out);
+void      bt_safetensors_close(bt_safetensors *st);
+size_t    bt_safetensors_count(const bt_safetensors *st);
+/* Tensors sorted by name: i = 0 .. count-1. */
+const bt_tensor *bt_safetensors_at(const bt_safetensors *st, size_t i);
+/* NULL when there is none (not logged). */
+const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name);
+
+/* The header alone, from memory: what the fuzzer drives.  `file_bytes` is the size of the whole
+ * file, `json` the n bytes after the length.  Calls `each` once per tensor; its data field is the
+ * offset from the end of the header, as a pointer-sized number. */
+typedef bt_status (*bt_st_header_fn)(void *ctx, const bt_tensor *t, uint64_t offset);
+bt_status bt_safetensors_parse_header(const char *where, const char *json, size_t n,
+                                      uint64_t file_bytes, bt_st_header_fn each, void *ctx);
+
+/* Writes one file; the tensors' data is host memory. */
+bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tensors);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

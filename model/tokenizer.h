@@ -1,0 +1,67 @@
+/* model/tokenizer.h - byte-level BPE of tokenizer.json, and chat templates by recognition.
+ *
+ * Pre-tokenizers: V3's three Splits and V2's Splits, both exactly as Hugging Face `tokenizers` runs
+ * them (each Split works on the pieces that the one before left).  Added tokens match before the
+ * regexes, longest first.
+ *
+ * Threads: encode and decode are safe from several threads. */
+#ifndef BT_MODEL_TOKENIZER_H
+#define BT_MODEL_TOKENIZER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bt_tokenizer bt_tokenizer;
+
+/* path: a model directory or a tokenizer.json.  The chat template, bos and eos come from
+ * tokenizer_config.json beside it, when there is one. */
+bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out);
+void      bt_tokenizer_close(bt_tokenizer *tok);
+uint32_t  bt_tokenizer_vocab_size(const bt_tokenizer *tok); /* highest id + 1 */
+
+/* Ids of `n` bytes of text, without BOS.  Invalid UTF-8 becomes U+FFFD first.  *ids_out is owned by
+ * the caller (bt_free). */
+bt_status bt_tokenizer_encode(const bt_tokenizer *tok, const char *text, size_t n,
+                              uint32_t **ids_out, size_t *n_out);
+
+/* The bytes of one token (borrowed for the tokenizer's life); *special_out when it is a special
+ * added token. An id outside the vocabulary gives 0 bytes. */
+const char *bt_tokenizer_bytes(const bt_tokenizer *tok, uint32_t id, size_t *n_out,
+                               bool *special_out);
+/* -1 when the text is not an added token. */
+int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text);
+
+/* Streaming detokenisation: what can be shown now; incomplete UTF-8 stays behind until the next
+ * token, or until end. */
+typedef struct {
+    char   held[8];
+    size_t n_held;
+} bt_detokenizer;
+/* Appends the text of `id` to buf (capacity >= token bytes * 3 + 16) and returns the bytes written;
+ * not terminated.  Special tokens are skipped unless keep_special. */
+size_t bt_detokenize(const bt_tokenizer *tok, bt_detokenizer *state, uint32_t id, bool keep_special,
+                     char *buf, size_t capacity);
+/* What is still held, as U+FFFD. */
+size_t bt_detokenize_end(bt_detokenizer *state, char *buf, size_t capacity);
+
+typedef struct {
+    const char *role; /* "system", "user", "assistant" */
+    const char *content;
+} bt_chat_message;
+
+/* Renders messages with the model's chat template plus the generation prompt; *text_out is owned by
+ * the caller.  UNSUPPORTED names the template when it is none of V2's, V3's or the demo's. */
+bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_message *messages,
+                            char **text_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,67 @@
+/* moe/moe.h - one expert-parallel mixture-of-experts layer across a group.
+ *
+ *     y(x) = sum_{e in top-k} w_e mlp_e(x)  +  mlp_shared(x),   mlp(x) = down(silu(gate x) * (up
+ * x))
+ *
+ * Dense path: all ranks gather all rows, their experts and weights; each runs its own experts, one
+ * grouped product per role, rows sorted by expert; outputs go back to the rows' owners as sum
+ * blocks (whole blocks already added, split ones expert by expert).  Addition: each expert's
+ * weighted output rounds to bf16; within a block they add ascending by expert in fp32 from +0.0 and
+ * round to bf16; blocks add ascending in fp32 from +0.0, an empty block as +0.0; then the shared
+ * expert; the sum rounds to bf16.
+ *
+ * Ranks without rows take part in every call.  Rows of a rank come role prompt first. */
+#ifndef BT_MOE_MOE_H
+#define BT_MOE_MOE_H
+
+#include "device/device.h"
+#include "moe/gate.h"
+#include "moe/placement.h"
+#include "parallel/group.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bt_moe bt_moe;
+
+typedef struct {
+    bt_gate_config gate;
+    uint32_t       hidden, expert_dim; /* moe_intermediate_size */
+    uint32_t       shared_dim;         /* n_shared_experts * expert_dim; 0: none */
+} bt_moe_config;
+
+/* One layer's weights, owned by the model.  Experts of other ranks are NULL. */
+typedef struct {
+    bt_linear  *router;      /* [n_experts, hidden] */
+    float      *router_bias; /* host [n_experts], or NULL */
+    bt_linear **gate_up;     /* [n_experts] of [2 expert_dim, hidden]: gate rows, then up rows */
+    bt_linear **down;        /* [n_experts] of [hidden, expert_dim] */
+    bt_linear  *shared_gate_up, *shared_down;
+} bt_moe_weights;
+
+/* Rows that each rank of the group brings to this step, [n_ranks][BT_N_ROLES]: the same on every
+ * rank (from the step's all-gather). */
+typedef struct {
+    uint32_t n_ranks;
+    const uint32_t (*n_rows)[BT_N_ROLES];
+} bt_step_rows;
+
+/* dev, group and placement are borrowed.  max_rows bounds one rank's rows in a step: capacity for
+ * group size * max_rows is taken here, so that it cannot be exceeded. */
+bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *placement,
+                        const bt_moe_config *cfg, uint32_t max_rows, bt_moe **moe_out);
+void      bt_moe_destroy(bt_moe *moe);
+
+/* Collective over the group.  y[r] = moe(x[r]) for this rank's rows, [rows, hidden] bf16, distinct.
+ * forced: host [rows][top_k], a row starting with UINT16_MAX is free; or NULL.
+ * chosen_out: host [rows][top_k] ascending, or NULL.
+ * wait: deadline and idle work for the exchanges; its layer is printed in errors. */
+bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
+                         const bt_bf16 *x, const uint16_t *forced, bt_bf16 *y, uint16_t *chosen_out,
+                         const bt_wait *wait);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,41 @@
+/* moe/placement.h - which rank of a group holds which expert, and the blocks in which outputs add.
+ *
+ * The E experts form n_blocks consecutive sum blocks, a constant of the model: n_groups where that
+ * is above 1, else the largest divisor of E up to 8.  The order of every addition follows the
+ * blocks, never the placement, so that no placement changes a bit (design law B). */
+#ifndef BT_MOE_PLACEMENT_H
+#define BT_MOE_PLACEMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { BT_MAX_SUM_BLOCKS = 64, BT_MAX_TOP_K = 64 };
+
+typedef struct {
+    uint32_t  n_experts, n_blocks, n_ranks;
+    uint16_t *owner; /* owned: [n_experts] index into the group's rank list */
+} bt_placement;
+
+uint32_t bt_sum_blocks(uint32_t n_experts, uint32_t n_groups);
+
+/* The default table: consecutive experts, as even as E / n_ranks allows; a rank may hold none.
+ * owner_or_null (borrowed) overrides it; INVALID_ARG names the first expert whose owner is not in
+ * the group. */
+bt_status bt_placement_init(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
+                            uint32_t n_ranks, const uint16_t *owner_or_null);
+void      bt_placement_fini(bt_placement *p);
+
+static inline uint32_t bt_block_size(const bt_placement *p) { return p->n_experts / p->n_blocks; }
+/* The rank that holds the whole block, or -1 when it is split: then its outputs travel singly. */
+int bt_placement_block_owner(const bt_placement *p, uint32_t block);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

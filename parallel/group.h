@@ -1,0 +1,81 @@
+/* parallel/group.h - exchanges among a list of ranks, each with a deadline.
+ *
+ * A group is a list of world ranks and an epoch.  Its operations are our own, over non-blocking
+ * point-to-point with epoch and sequence number in the tag, so that a change of the group is
+ * bookkeeping and cannot hang: after start-up no communicator is created and nothing blocks inside
+ * MPI.  While an operation waits it polls bt_wait.idle (the hand-off makes progress there).
+ *
+ * "Collective over <group>": every rank of the group calls it, in the same order, with consistent
+ * counts.  When a rank does not answer until the deadline, the others get TIMEOUT, with an error
+ * that names the operation, the layer, the epoch and the ranks still waited for.
+ *
+ * Threads: the step thread only (MPI_THREAD_FUNNELED).
+ * Memory:  create() takes what the operations need; counts are bounded by nothing but the caller's
+ *          buffers.  Host memory (the CPU back end's device memory is host memory). */
+#ifndef BT_PARALLEL_GROUP_H
+#define BT_PARALLEL_GROUP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bt_world bt_world;
+typedef struct bt_group bt_group;
+
+/* Joins the MPI job: ignores SIGPIPE, MPI_Init_thread(FUNNELED), errors returned.  Call once, in
+ * main, before any thread or gRPC exists.  PEER when MPI does not start. */
+bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out);
+/* Leaves by MPI_Finalize; only when every rank leaves too.  After a failure call bt_world_exit. */
+void bt_world_fini(bt_world *world);
+/* Leaves at once without MPI's consent (MPI_Finalize can hang after a death): flushes, _exit(code).
+ */
+void     bt_world_exit(bt_world *world, int code) __attribute__((noreturn));
+uint32_t bt_world_rank(const bt_world *world);
+uint32_t bt_world_size(const bt_world *world);
+/* Ranks of this job on this machine, and this rank's number among them (from MPI's launcher). */
+uint32_t bt_world_local_size(const bt_world *world);
+uint32_t bt_world_local_rank(const bt_world *world);
+
+/* How to wait: all fields may be zero except timeout_ns. */
+typedef struct {
+    uint64_t    timeout_ns;  /* from the call */
+    const char *what;        /* "dispatch", "step plan": for the error */
+    int32_t     layer;       /* -1: outside the layers */
+    void (*idle)(void *ctx); /* polled while waiting; must not enter this group.  NULL: none */
+    void *ctx;
+    bool (*stop)(void *ctx); /* true: give up at once with CANCELLED.  NULL: never */
+} bt_wait;
+
+/* ranks[0..n): world ranks in the group's order, this rank among them.  `world` is borrowed.
+ * `tag_space` 0..7 keeps groups that live side by side apart. */
+bt_status bt_group_create(bt_world *world, uint32_t n, const uint32_t *ranks, uint32_t tag_space,
+                          uint32_t epoch, bt_group **group_out);
+void      bt_group_destroy(bt_group *group);
+uint32_t  bt_group_size(const bt_group *group);
+uint32_t  bt_group_self(const bt_group *group); /* this rank's index in the group */
+uint32_t  bt_group_world_rank(const bt_group *group, uint32_t index);
+uint32_t  bt_group_epoch(const bt_group *group);
+
+/* Collective over the group.  recv[i * bytes ..] = rank i's send[0..bytes). */
+bt_status bt_group_all_gather(bt_group *group, const void *send, size_t bytes, void *recv,
+                              const bt_wait *wait);
+
+/* Collective over the group.  To rank i go send[send_at[i] .. + send_bytes[i]), from rank i come
+ * recv[recv_at[i] .. + recv_bytes[i]); both sides know the counts (0 is allowed: no message). */
+bt_status bt_group_exchange(bt_group *group, const void *send, const size_t *send_at,
+                            const size_t *send_bytes, void *recv, const size_t *recv_at,
+                            const size_t *recv_bytes, const bt_wait *wait);
+
+/* Collective over the group.  Nobody leaves before all have come. */
+bt_status bt_group_barrier(bt_group *group, const bt_wait *wait);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

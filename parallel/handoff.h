@@ -1,0 +1,71 @@
+/* parallel/handoff.h - moves page messages from prefill ranks to decode ranks, beside the steps.
+ *
+ * Request to send, then grant: a sender has one request-to-send outstanding, a receiver grants one
+ * at a time, the payload moves only after the grant, and no receive is posted ahead.  A request to
+ * send that gets no grant in time expires, is withdrawn, and goes to the end of the queue, so that
+ * a stuck receiver never stops the messages to the others.  Over TCP a payload stays below one
+ * eager fragment.  A granted transfer is always sent in full, even when its request has been
+ * aborted: the receiver throws it away.
+ *
+ * Nothing here blocks: bt_handoff_poll() makes progress and is called at layer boundaries and
+ * while a group exchange waits.  Receivers copy out of staging and then verify; no peer ever writes
+ * into a page.
+ *
+ * Threads: the step thread.  Memory: staging is taken in create(). */
+#ifndef BT_PARALLEL_HANDOFF_H
+#define BT_PARALLEL_HANDOFF_H
+
+#include "parallel/group.h"
+#include "parallel/page_message.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bt_handoff bt_handoff;
+
+typedef struct {
+    /* A message has arrived and its checksum is right; payload is borrowed during the call.
+     * from: world rank of the sender. */
+    void (*deliver)(void *ctx, uint32_t from, const bt_page_message *m, const void *payload);
+    /* A message from a peer was refused: broken header (request 0) or a wrong checksum. */
+    void (*reject)(void *ctx, uint32_t from, uint64_t request, bt_status why);
+    /* The payload of a message that this rank sent has left; its slot is free again. */
+    void (*sent)(void *ctx, const bt_page_message *m);
+    /* A peer let `n` requests to send in a row expire: it may be dead. */
+    void (*expired)(void *ctx, uint32_t to, uint32_t n);
+    void *ctx;
+} bt_handoff_events;
+
+typedef struct {
+    uint32_t n_slots;    /* staging slots for sending, >= 1 */
+    uint64_t grant_ns;   /* a request to send expires after this */
+    size_t   slot_bytes; /* wanted payload bytes; bt_handoff_payload_max() says what it became */
+} bt_handoff_config;
+
+/* `world` is borrowed.  Every rank of the job creates one. */
+bt_status bt_handoff_create(bt_world *world, const bt_handoff_config *cfg,
+                            const bt_handoff_events *events, bt_handoff **handoff_out);
+void      bt_handoff_destroy(bt_handoff *handoff);
+/* Largest payload of one message: slot_bytes, or an eager fragment where ranks talk over TCP. */
+size_t bt_handoff_payload_max(const bt_handoff *handoff);
+
+/* A free staging slot to pack a payload into, or NULL when all are taken: then the caller defers
+ * the chunk.  Ends with bt_handoff_send() or bt_handoff_unstage(). */
+void *bt_handoff_stage(bt_handoff *handoff);
+void  bt_handoff_unstage(bt_handoff *handoff, void *slot);
+/* Queues the message in `slot` for world rank `to`; m->payload_bytes of it count.  Seals it. */
+void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot);
+
+/* Drops the request's messages that are not granted yet.  True when nothing of it is in flight. */
+bool bt_handoff_cancel(bt_handoff *handoff, uint64_t request);
+
+/* Progress.  True when something moved. */
+bool bt_handoff_poll(bt_handoff *handoff);
+/* Nothing queued, granted or in flight on this rank. */
+bool bt_handoff_idle(const bt_handoff *handoff);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,29 @@
+/* proto/control_client.h - a worker's control stream: one gRPC thread, two queues, an eventfd.
+ *
+ * The step thread never touches gRPC: it takes messages with poll(), sends with send() (which takes
+ * ownership of what the message owns), and may sleep on fd() while the rank is parked.  The thread
+ * connects (retrying until the deadline), keeps order, and reports a lost stream once. */
+#ifndef BT_PROTO_CONTROL_CLIENT_H
+#define BT_PROTO_CONTROL_CLIENT_H
+
+#include "proto/control_msg.h"
+
+typedef struct bt_control_client bt_control_client;
+
+/* address: "127.0.0.1:4711".  Starts the thread and connects; PEER naming address and cause when
+ * nobody answers within connect_ns. */
+bt_status bt_control_client_start(const char *address, uint64_t connect_ns,
+                                  bt_control_client **client_out);
+/* Sends what is queued (until flush_ns), ends the stream, joins the thread. */
+void bt_control_client_stop(bt_control_client *client, uint64_t flush_ns);
+
+/* Takes ownership of what m owns, also on error.  PEER when the stream is lost (not logged). */
+bt_status bt_control_client_send(bt_control_client *client, bt_up *m);
+/* The next message, or false when there is none. */
+bool bt_control_client_poll(bt_control_client *client, bt_down *m_out);
+/* The stream has ended: nothing will come any more. */
+bool bt_control_client_lost(const bt_control_client *client);
+/* Readable while poll() may have something, or when the stream is lost. */
+int bt_control_client_fd(const bt_control_client *client);
+
+#endif

@@ -1,0 +1,186 @@
+/* proto/control_msg.h - messages of baton.control.v1 as plain structs, and back.
+ *
+ * Worker threads and the scheduler see these structs only; protobuf stays inside proto/.  The
+ * fields and their meaning are those of control.proto, which is the reference.  A message's arrays
+ * and strings are owned by it: bt_up_free() / bt_down_free(). */
+#ifndef BT_PROTO_CONTROL_MSG_H
+#define BT_PROTO_CONTROL_MSG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    float     temperature;
+    uint64_t  seed;
+    uint32_t  max_tokens;
+    bool      ignore_eos, logprobs;
+    uint32_t  n_stop;
+    uint32_t *stop_tokens;
+} bt_sampling;
+
+typedef struct {
+    uint32_t id, generation;
+} bt_page_ref;
+
+typedef enum { BT_FINISH_NONE, BT_FINISH_EOS, BT_FINISH_STOP_TOKEN, BT_FINISH_LENGTH } bt_finish;
+
+typedef struct {
+    uint64_t  request;
+    uint32_t  choice, position, epoch, id;
+    float     logprob;
+    bt_finish finish;
+} bt_token;
+
+typedef enum {
+    BT_UP_HELLO,
+    BT_UP_PROGRESS,
+    BT_UP_READY,
+    BT_UP_BEAT,
+    BT_UP_TICKET,
+    BT_UP_TOKENS,
+    BT_UP_FAILED,
+    BT_UP_RELEASED,
+    BT_UP_WAKE_REQUEST,
+    BT_UP_EVAL_ROWS,
+    BT_UP_LEAVING
+} bt_up_kind;
+
+typedef struct {
+    uint32_t  protocol, rank, n_ranks, n_prefill, n_decode;
+    char     *host;
+    uint32_t  pid;
+    uint64_t  model_fingerprint;
+    char     *arithmetic;
+    uint32_t  n_pages, page_tokens;
+    uint64_t  page_bytes;
+    uint32_t  max_rows, epoch, vocab_size, max_context, n_eos;
+    uint32_t *eos_tokens;
+    int64_t   bos_token, pad_token;
+    char     *model_type, *architecture, *default_sampling_json;
+    uint64_t  weight_bytes;
+} bt_up_hello;
+
+typedef struct {
+    uint64_t progress, steps, handoff_bytes, handoff_pages;
+    uint32_t n_requests, pages_free, pages_total;
+} bt_up_beat;
+
+typedef struct {
+    uint64_t request;
+    uint32_t epoch, position, n_rows;
+    size_t   n_logit_bytes, n_expert_bytes;
+    void    *logits, *experts;
+} bt_up_eval_rows;
+
+/* From a worker to the coordinator. */
+typedef struct {
+    bt_up_kind kind;
+    union {
+        bt_up_hello hello;
+        struct {
+            uint64_t done_bytes, total_bytes;
+        } progress;
+        bt_up_beat beat;
+        struct {
+            uint64_t     request;
+            uint32_t     epoch, n_pages;
+            bt_page_ref *pages;
+            bool         refused;
+        } ticket;
+        struct {
+            uint32_t  n;
+            bt_token *tokens;
+        } tokens;
+        struct {
+            uint64_t request;
+            uint32_t epoch, code;
+            char    *message;
+        } failed;
+        struct {
+            uint64_t request;
+            uint32_t epoch;
+        } released;
+        struct {
+            uint32_t wake;
+        } wake_request;
+        bt_up_eval_rows eval_rows;
+        struct {
+            uint32_t code;
+            char    *reason;
+        } leaving;
+    } u;
+} bt_up;
+
+typedef enum {
+    BT_DOWN_WELCOME,
+    BT_DOWN_RESERVE,
+    BT_DOWN_PREFILL,
+    BT_DOWN_ABORT,
+    BT_DOWN_WAKE,
+    BT_DOWN_SHUTDOWN
+} bt_down_kind;
+
+typedef struct {
+    uint64_t    request;
+    uint32_t    epoch, n_prompt, prefill_rank, n_eval;
+    bt_sampling sampling;
+    bool        eval;
+    uint32_t   *eval_tokens;
+    size_t      n_eval_expert_bytes;
+    void       *eval_experts;
+} bt_down_reserve;
+
+typedef struct {
+    uint64_t     request;
+    uint32_t     epoch, n_prompt, decode_rank, n_pages;
+    uint32_t    *prompt;
+    bt_sampling  sampling;
+    bt_page_ref *pages;
+    bool         eval;
+    size_t       n_eval_expert_bytes;
+    void        *eval_experts;
+} bt_down_prefill;
+
+/* From the coordinator to a worker. */
+typedef struct {
+    bt_down_kind kind;
+    union {
+        struct {
+            uint32_t epoch;
+        } welcome;
+        bt_down_reserve reserve;
+        bt_down_prefill prefill;
+        struct {
+            uint64_t request;
+            uint32_t epoch;
+        } abort;
+        struct {
+            uint32_t wake;
+        } wake;
+        struct {
+            char *reason;
+        } shutdown;
+    } u;
+} bt_down;
+
+/* Packs into *bytes_out (owned by the caller, bt_free). */
+bt_status bt_up_pack(const bt_up *m, uint8_t **bytes_out, size_t *n_out);
+bt_status bt_down_pack(const bt_down *m, uint8_t **bytes_out, size_t *n_out);
+/* PROTOCOL when the bytes are no such message, or a field is out of range. */
+bt_status bt_up_unpack(const uint8_t *bytes, size_t n, bt_up *m_out);
+bt_status bt_down_unpack(const uint8_t *bytes, size_t n, bt_down *m_out);
+/* Frees what the message owns, not the struct. */
+void bt_up_free(bt_up *m);
+void bt_down_free(bt_down *m);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

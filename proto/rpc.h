@@ -1,0 +1,46 @@
+/* proto/rpc.h - one completion queue, driven by one thread, and what gRPC C core needs around it.
+ *
+ * Everything that the coordinator does happens in bt_rpc_loop_run_once(): no locks anywhere on the
+ * token path.  Time outs are the caller's: run_once returns at the latest at its deadline. */
+#ifndef BT_PROTO_RPC_H
+#define BT_PROTO_RPC_H
+
+#include <grpc/grpc.h>
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+typedef struct bt_rpc_loop bt_rpc_loop;
+
+/* What a completion calls: the tag given to gRPC is a pointer to one of these, alive until fn is
+ * called. */
+typedef struct bt_rpc_tag bt_rpc_tag;
+struct bt_rpc_tag {
+    void (*fn)(bt_rpc_tag *tag, bool ok);
+    void *ctx;
+};
+
+bt_status              bt_rpc_loop_create(bt_rpc_loop **loop_out); /* calls grpc_init */
+void                   bt_rpc_loop_destroy(bt_rpc_loop *loop);     /* drains; calls grpc_shutdown */
+grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop);
+/* Handles completions until deadline_ns (bt_now_ns clock) or after at most a batch of them; returns
+ * how many. */
+uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns);
+/* Operations in flight that will still complete; every starter counts with begin(), each completion
+ * ends one. */
+void bt_rpc_loop_begin(bt_rpc_loop *loop);
+bool bt_rpc_loop_idle(const bt_rpc_loop *loop);
+
+/* Server arguments that every Baton server uses: no port sharing, 256 MiB messages, pings as often
+ * as gateways send them.  Static storage. */
+const grpc_channel_args *bt_rpc_server_args(void);
+
+/* A packed message as a byte buffer (owned by the caller), and back.  NULL when memory is short or
+ * the bytes are no such message. */
+grpc_byte_buffer *bt_rpc_pack(const ProtobufCMessage *message);
+ProtobufCMessage *bt_rpc_unpack(grpc_byte_buffer                 *buffer,
+                                const ProtobufCMessageDescriptor *descriptor);
+
+#endif

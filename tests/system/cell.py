@@ -1,0 +1,123 @@
+"""Starts a cell with baton-run for a test, and speaks the public protocol to it."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+from grpc_tools import protoc
+
+START_S = 60
+
+
+def stubs(source):
+    """The vLLM messages and stub, generated from the project's own .proto."""
+    out = tempfile.mkdtemp()
+    proto = os.path.join(source, "proto")
+    code = protoc.main(["", f"-I{proto}", f"--python_out={out}", f"--grpc_python_out={out}", os.path.join(proto, "vllm_engine.proto")])
+    assert code == 0, "protoc failed"
+    sys.path.insert(0, out)
+    import vllm_engine_pb2
+    import vllm_engine_pb2_grpc
+    return vllm_engine_pb2, vllm_engine_pb2_grpc
+
+
+class Cell:
+    """baton-run in a session of its own; `with Cell(...) as cell:` ends it."""
+
+    def __init__(self, bin_dir, model, ranks, *more):
+        flags = ["--both", ranks[4:]] if ranks.startswith("both") else ["--prefill", ranks.split("+")[0], "--decode", ranks.split("+")[1]]
+        self.command = [os.path.join(bin_dir, "baton-run"), "--model", model, *flags, "--port", "0", *more]
+        self.lines, self.address = [], None
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            found = re.search(r"(?:ready|listening|serving) .*?(127\.0\.0\.1:\d+)", line)
+            if found and self.address is None:
+                self.address = found.group(1)
+
+    def wait_ready(self):
+        end = time.monotonic() + START_S
+        while self.address is None:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError("the cell did not start:\n" + self.log())
+            time.sleep(0.02)
+        return self
+
+    def log(self):
+        return "\n".join(self.lines[-60:])
+
+    def ranks(self):
+        """pid of each worker process below baton-run, by rank."""
+        found = {}
+        for pid in descendants(self.process.pid):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
+                with open(f"/proc/{pid}/comm") as f:
+                    name = f.read().strip()
+            except OSError:
+                continue
+            if name == "baton-worker" and b"OMPI_COMM_WORLD_RANK" in env:
+                found[int(env[b"OMPI_COMM_WORLD_RANK"])] = pid
+        return found
+
+    def stop(self, timeout=15):
+        """SIGTERM; returns baton-run's exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.wait_gone(timeout)
+
+    def wait_gone(self, timeout=15):
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            for pid in [*descendants(self.process.pid), self.process.pid]:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"still running after {timeout} s:\n" + self.log())
+        self.reader.join(5)
+        return code
+
+    def __enter__(self):
+        return self.wait_ready()
+
+    def __exit__(self, kind, value, trace):
+        if kind is not None:
+            print(self.log(), file=sys.stderr)
+        if self.process.poll() is None:
+            self.stop()
+
+    def channel(self):
+        return grpc.insecure_channel(self.address)
+
+
+def descendants(pid):
+    """All processes below pid, nearest first."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as f:
+                    parents.setdefault(int(f.read().rsplit(")", 1)[1].split()[1]), []).append(int(entry))
+            except OSError:
+                pass
+    found, todo = [], [pid]
+    while todo:
+        below = parents.get(todo.pop(0), [])
+        found += below
+        todo += below
+    return found
+
+
+def leftovers():
+    """What a cell may leave behind: names in /dev/shm and temporary folders of MPI and Baton."""
+    names = {os.path.join("/dev/shm", n) for n in os.listdir("/dev/shm")}
+    return names | {os.path.join("/tmp", n) for n in os.listdir("/tmp") if n.startswith(("ompi.", "baton", "openmpi"))}

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Kills parts of a cell at every stage and holds what --on-death=stop promises.
+
+    failures.py --bin DIR --source DIR [--only NAME]
+
+After each fault: every open request has exactly one terminal status, an error that says why; baton-run has ended with a code other than 0 and a
+line that names what died; no process of the cell is left within 15 seconds (plus the deadline, for a rank that hangs); nothing is left in /dev/shm
+or /tmp."""
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+
+import grpc
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cell as cells  # noqa: E402
+
+GONE_S = 15
+HANG_DEADLINE_S = 2
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Fault:
+    """A cell, what ran in it, and the checks after something was killed."""
+
+    def __init__(self, a, ranks, *more):
+        self.a, self.before = a, cells.leftovers()
+        self.cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), ranks, *more)
+        self.endings, self.threads, self.started = [], [], threading.Semaphore(0)
+        self.seen = set()
+
+    def open_requests(self, pb, rpc, n, prompt, max_tokens, wait_first):
+        channel = self.cell.channel()
+        stub = rpc.VllmEngineStub(channel)
+
+        def run(i):
+            q = pb.GenerateRequest(request_id=f"fault-{i}", stream=True)
+            q.tokenized.input_ids.extend([0] + [(7 * i + 13 * k) % 1500 + 8 for k in range(prompt - 1)])
+            q.sampling_params.max_tokens, q.sampling_params.ignore_eos, q.sampling_params.temperature = max_tokens, True, 0.0
+            ended = False
+            if not wait_first:
+                self.started.release()
+            try:
+                for k, _ in enumerate(stub.Generate(q, timeout=120)):
+                    if wait_first and k == 2:
+                        self.started.release()
+                ended = True
+                self.endings.append("OK")
+            except grpc.RpcError as e:
+                assert not ended
+                self.endings.append((e.code(), e.details()))
+                self.started.release()
+        self.threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+        for t in self.threads:
+            t.start()
+        for _ in range(n):
+            self.started.acquire()
+
+    def note_processes(self):
+        self.seen |= set(cells.descendants(self.cell.process.pid)) | {self.cell.process.pid}
+
+    def check(self, what, named, extra_s=0):
+        start = time.monotonic()
+        code = self.cell.wait_gone(GONE_S + extra_s)
+        assert code not in (0, None), f"{what}: baton-run ended with {code}\n{self.cell.log()}"
+        while any(alive(p) for p in self.seen) and time.monotonic() < start + GONE_S + extra_s:
+            time.sleep(0.05)
+        assert not any(alive(p) for p in self.seen), f"{what}: processes are left\n{self.cell.log()}"
+        for t in self.threads:
+            t.join(5)
+            assert not t.is_alive(), f"{what}: a request never ended"
+        for ending in self.endings:
+            assert ending != "OK" and ending[0] == grpc.StatusCode.UNAVAILABLE, f"{what}: ended with {ending}"
+            assert ending[1], f"{what}: no reason given"
+        assert any(part in self.cell.log() for part in named), f"{what}: no line names {named}:\n{self.cell.log()}"
+        left = cells.leftovers() - self.before
+        assert not left, f"{what}: left behind {left}"
+        print(f"{what}: {len(self.endings)} requests ended with a reason, all gone after {time.monotonic() - start:.1f} s", flush=True)
+
+
+def wait_for_rank(fault, rank):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        found = fault.cell.ranks()
+        if rank in found:
+            return found[rank]
+        time.sleep(0.005)
+    raise AssertionError("the rank never appeared:\n" + fault.cell.log())
+
+
+def at_start(a, pb, rpc):
+    """From the first millisecond of a rank to its serving: four moments between start and load."""
+    for delay in (0.0, 0.1, 0.3, 0.5):
+        fault = Fault(a, "2+2")
+        pid = wait_for_rank(fault, 2)
+        time.sleep(delay)
+        fault.note_processes()
+        os.kill(pid, signal.SIGKILL)
+        fault.check(f"rank 2 killed {delay} s after its start", ["rank 2", "rank=2", "baton-launch", "signal 9"])
+
+
+def ready(a, ranks, *more):
+    fault = Fault(a, ranks, *more)
+    fault.cell.wait_ready()
+    fault.note_processes()
+    return fault
+
+
+def in_prefill(a, pb, rpc):
+    for victim in (0, 1):
+        fault = ready(a, "2+2", "--chunk", "8")
+        fault.open_requests(pb, rpc, 4, 4000, 8, wait_first=False)
+        time.sleep(0.4)
+        os.kill(fault.cell.ranks()[victim], signal.SIGKILL)
+        fault.check(f"prefill rank {victim} killed while it computes", [f"rank {victim}", "signal 9"])
+
+
+def in_decode(a, pb, rpc):
+    for victim, sig in ((2, signal.SIGKILL), (3, signal.SIGABRT)):
+        fault = ready(a, "2+2")
+        fault.open_requests(pb, rpc, 6, 40, 4000, wait_first=True)
+        os.kill(fault.cell.ranks()[victim], sig)
+        fault.check(f"decode rank {victim} killed by {sig.name} while it streams", [f"rank {victim}", "signal"])
+
+
+def both_roles(a, pb, rpc):
+    fault = ready(a, "both2")
+    fault.open_requests(pb, rpc, 4, 40, 4000, wait_first=True)
+    os.kill(fault.cell.ranks()[1], signal.SIGKILL)
+    fault.check("one of two ranks with both roles killed", ["rank 1", "signal 9"])
+
+
+def hangs(a, pb, rpc):
+    for ranks, victim in (("2+2", 3), ("2+2", 1)):
+        fault = ready(a, ranks, "--timeout-s", str(HANG_DEADLINE_S))
+        fault.open_requests(pb, rpc, 4, 40, 4000, wait_first=True)
+        if victim < 2:  # an idle prefill group is parked: give it work
+            fault.open_requests(pb, rpc, 2, 3000, 4000, wait_first=False)
+        os.kill(fault.cell.ranks()[victim], signal.SIGSTOP)
+        fault.check(f"rank {victim} stopped", ["rank 3" if victim == 3 else "rank 1"], HANG_DEADLINE_S)
+
+
+def coordinator(a, pb, rpc):
+    fault = ready(a, "1+1")
+    fault.open_requests(pb, rpc, 2, 40, 4000, wait_first=True)
+    pid = next(p for p in cells.descendants(fault.cell.process.pid) if open(f"/proc/{p}/comm").read().startswith("baton-coordina"))
+    os.kill(pid, signal.SIGKILL)
+    fault.check("coordinator killed", ["coordinator"])
+
+
+def launcher(a, pb, rpc):
+    for name in ("mpirun", "baton-launch"):
+        fault = ready(a, "1+1")
+        fault.open_requests(pb, rpc, 2, 40, 4000, wait_first=True)
+        pid = next(p for p in cells.descendants(fault.cell.process.pid) if open(f"/proc/{p}/comm").read().strip() in (name, {"mpirun": "orterun"}.get(name)))
+        os.kill(pid, signal.SIGKILL)
+        fault.check(f"{name} killed", ["baton-launch", "rank"])
+
+
+def run_killed(a, pb, rpc):
+    """baton-run itself: its children leave by themselves."""
+    fault = ready(a, "1+1")
+    fault.open_requests(pb, rpc, 2, 40, 4000, wait_first=True)
+    os.kill(fault.cell.process.pid, signal.SIGKILL)
+    fault.check("baton-run killed", [""])
+
+
+def stopped_while_serving(a, pb, rpc):
+    """SIGTERM and SIGINT: open requests end with UNAVAILABLE, exit code 0, nothing left."""
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        fault = ready(a, "2+2")
+        fault.open_requests(pb, rpc, 4, 40, 4000, wait_first=True)
+        fault.cell.process.send_signal(sig)
+        assert fault.cell.wait_gone(GONE_S) == 0, fault.cell.log()
+        for t in fault.threads:
+            t.join(5)
+        assert len(fault.endings) == 4 and all(e != "OK" and e[0] == grpc.StatusCode.UNAVAILABLE for e in fault.endings), fault.endings
+        assert not any(alive(p) for p in fault.seen)
+        assert not cells.leftovers() - fault.before
+        print(f"{sig.name} while serving: ended cleanly", flush=True)
+
+
+FAULTS = [at_start, in_prefill, in_decode, both_roles, hangs, coordinator, launcher, run_killed, stopped_while_serving]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", required=True)
+    ap.add_argument("--source", required=True)
+    ap.add_argument("--only", choices=[f.__name__ for f in FAULTS])
+    a = ap.parse_args()
+    pb, rpc = cells.stubs(a.source)
+    for fault in FAULTS:
+        if a.only in (None, fault.__name__):
+            fault(a, pb, rpc)
+    return 0
+
+
+sys.exit(main())

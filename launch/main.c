@@ -1,0 +1,152 @@
+/* baton-launch - starts the ranks of one cell under mpirun and ends them all.
+ *
+ * The only program that knows mpirun.  It holds no state: a cell is gone when this process is. */
+#include <argp.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "launch/mpirun.h"
+#include "launch/rank.h"
+#include "launch/scratch.h"
+
+enum { OPT_HOST = 256, OPT_MPIRUN, OPT_AS_RANK };
+enum { MAX_RANKS = 65536 };
+/* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
+#define STOP_NS (6 * BT_NS_PER_S)
+
+typedef struct {
+    bt_mpirun_options mpirun;
+    bool              as_rank;
+} options;
+
+static const char DOC[] =
+    "Starts RANKS copies of PROGRAM as one MPI job on this machine, or on the hosts that --host or "
+    "--hostfile name, and stays until all have ended.\v"
+    "When one rank fails, all are ended. SIGTERM and SIGINT end the job within 10 seconds; SIGUSR1 "
+    "and SIGUSR2 go to every rank. When this program is killed, the ranks on this machine die with "
+    "it. Open MPI's session files and shared memory lie in private directories (below TMPDIR and "
+    "/dev/shm) that are removed at the end.\n\n"
+    "Exit code: 0 when every rank ended with 0; else that of the first rank that failed, 128 + the "
+    "signal that ended it, or 1.\n\n"
+    "Variables OMPI_MCA_* that you set win over those that this program would set.\n\n"
+    "Example, what `baton run` does:\n"
+    "  baton-launch --ranks 4 -- baton-worker --model models/demo --prefill 2 --decode 2 "
+    "--coordinator 127.0.0.1:4711";
+
+static const struct argp_option OPTIONS[] = {
+    {"ranks",           'n', "N", 0, "How many ranks", 0},
+    {"hostfile",              'f', "FILE", 0, "Open MPI host file: lines like \"node1 slots=8\"", 0},
+    {"host", OPT_HOST, "LIST", 0, "Hosts and slots: node1:8,node2:8", 0},
+    {"mpirun",                 OPT_MPIRUN, "PATH", 0,
+     "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)", 0},
+    {"as-rank", OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
+    {0               }
+};
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+    char    *end;
+    long     n;
+
+    switch (key) {
+    case 'n':
+        errno = 0;
+        n     = strtol(arg, &end, 10);
+        if (errno != 0 || *end != '\0' || end == arg || n < 1 || n > MAX_RANKS) {
+            argp_error(state, "--ranks is \"%s\", expected a number from 1 to %d", arg, MAX_RANKS);
+        }
+        opt->mpirun.n_ranks = (uint32_t)n;
+        return 0;
+    case 'f': opt->mpirun.hostfile = arg; return 0;
+    case OPT_HOST: opt->mpirun.hosts = arg; return 0;
+    case OPT_MPIRUN: opt->mpirun.mpirun = arg; return 0;
+    case OPT_AS_RANK: opt->as_rank = true; return 0;
+    case ARGP_KEY_ARG: /* the program: the rest is its own */
+        opt->mpirun.argv = state->argv + state->next - 1;
+        state->next      = state->argc;
+        return 0;
+    case ARGP_KEY_NO_ARGS: argp_error(state, "no program to start; put it after --"); return 0;
+    case ARGP_KEY_END:
+        if (!opt->as_rank && opt->mpirun.n_ranks == 0) argp_error(state, "--ranks is missing");
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static int exit_code(int status)
+{
+    if (WIFSIGNALED(status)) return 128 + WTERMSIG(status);
+    return WEXITSTATUS(status);
+}
+
+static void handle_signal(int sig, pid_t mpirun, uint64_t *stop_at_ns)
+{
+    switch (sig) {
+    case SIGUSR1:
+    case SIGUSR2: kill(mpirun, sig); break; /* mpirun passes it on to the ranks */
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP:
+        if (*stop_at_ns != 0) break; /* a second SIGTERM would make mpirun leave its ranks */
+        *stop_at_ns = bt_now_ns() + STOP_NS;
+        kill(mpirun, SIGTERM);
+        break;
+    default: break;
+    }
+}
+
+/* Returns mpirun's wait status; all its processes on this machine are gone by then. */
+static int wait_for(pid_t mpirun, const sigset_t *signals, pid_t guard)
+{
+    uint64_t stop_at_ns = 0;
+    int      status     = 0;
+
+    while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
+        struct timespec tick = {0, 200 * BT_NS_PER_MS};
+        int             sig  = sigtimedwait(signals, NULL, &tick);
+
+        if (sig > 0) handle_signal(sig, mpirun, &stop_at_ns);
+        if (stop_at_ns != 0 && bt_now_ns() > stop_at_ns) {
+            BT_WARN("mpirun has not ended its ranks within %d s: killing it",
+                    (int)(STOP_NS / BT_NS_PER_S));
+            kill(-mpirun, SIGKILL);
+            stop_at_ns = bt_now_ns() + STOP_NS;
+        }
+    }
+    bt_mpirun_reap(guard);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    static const int  HANDLED[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+    const struct argp parser    = {OPTIONS, parse, "-- PROGRAM [ARG...]", DOC, NULL, NULL, NULL};
+    options           opt       = {0};
+    bt_scratch        scratch   = BT_SCRATCH_NONE;
+    sigset_t          signals;
+    pid_t             mpirun;
+    int               status = 0;
+    bt_status         st;
+
+    argp_parse(&parser, argc, argv, ARGP_IN_ORDER, NULL, &opt);
+    if (opt.as_rank) return bt_rank_run(opt.mpirun.argv);
+
+    bt_log_init("launch", BT_LOG_INFO);
+    sigemptyset(&signals);
+    for (size_t i = 0; i < sizeof(HANDLED) / sizeof(HANDLED[0]); i++)
+        sigaddset(&signals, HANDLED[i]);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    st = bt_scratch_open(&scratch);
+    if (st == BT_OK) st = bt_mpirun_start(&opt.mpirun, &scratch, &mpirun);
+    if (st == BT_OK) status = wait_for(mpirun, &signals, scratch.guard);
+    bt_scratch_close(&scratch);
+    return st == BT_OK ? exit_code(status) : EXIT_FAILURE;
+}

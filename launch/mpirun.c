@@ -1,0 +1,223 @@
+#include "launch/mpirun.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+
+#ifndef BT_MPIEXEC
+#define BT_MPIEXEC "mpirun"
+#endif
+
+/* This program's own path, and its directory. */
+static bt_status own_path(char path_out[PATH_MAX])
+{
+    bt_status st = BT_OK;
+    ssize_t   n  = readlink("/proc/self/exe", path_out, PATH_MAX - 1);
+
+    BT_REQUIRE(n > 0, BT_ERR_IO, "readlink /proc/self/exe: %s", strerror(errno));
+    path_out[n] = '\0';
+out:
+    return st;
+}
+
+static bool in_path(const char *name, char path_out[PATH_MAX])
+{
+    const char *path = getenv("PATH");
+
+    while (path != NULL && *path != '\0') {
+        size_t n = strcspn(path, ":");
+
+        if (snprintf(path_out, PATH_MAX, "%.*s/%s", (int)n, path, name) < PATH_MAX &&
+            access(path_out, X_OK) == 0) {
+            return true;
+        }
+        path += n + (path[n] == ':');
+    }
+    return false;
+}
+
+/* The bundled Open MPI of an installed tree lies in bin/../lib/baton/openmpi. */
+static bool bundled(const char *self, char prefix_out[PATH_MAX], char mpirun_out[PATH_MAX])
+{
+    char        base[PATH_MAX];
+    const char *slash = strrchr(self, '/');
+
+    snprintf(base, sizeof(base), "%.*s/../lib/baton/openmpi", (int)(slash - self), self);
+    return realpath(base, prefix_out) != NULL &&
+           snprintf(mpirun_out, PATH_MAX, "%s/bin/mpirun", prefix_out) < PATH_MAX &&
+           access(mpirun_out, X_OK) == 0;
+}
+
+static bt_status find_mpirun(const char *wanted, const char *self, char path_out[PATH_MAX])
+{
+    bt_status st = BT_OK;
+    char      prefix[PATH_MAX];
+
+    if (wanted == NULL) wanted = getenv("BATON_MPIRUN");
+    if (wanted != NULL) {
+        BT_REQUIRE(access(wanted, X_OK) == 0, BT_ERR_IO, "mpirun: %s: %s", wanted, strerror(errno));
+        snprintf(path_out, PATH_MAX, "%s", wanted);
+        return BT_OK;
+    }
+    if (bundled(self, prefix, path_out)) {
+        setenv("OPAL_PREFIX", prefix, 1); /* moves Open MPI: its plugins and texts lie there */
+        return BT_OK;
+    }
+    if (in_path("mpirun", path_out)) return BT_OK;
+    snprintf(path_out, PATH_MAX, "%s", BT_MPIEXEC);
+    BT_REQUIRE(access(path_out, X_OK) == 0, BT_ERR_IO,
+               "no mpirun in PATH; install Open MPI (Debian: apt-get install openmpi-bin) or set "
+               "BATON_MPIRUN to its path");
+out:
+    return st;
+}
+
+/* May one process read another's memory?  Containers often forbid it, and then Open MPI's shared
+ * memory transport hangs instead of choosing another way to copy. */
+static bool cross_memory_works(void)
+{
+    char         there = 1, here = 0;
+    struct iovec local = {&here, 1}, remote = {&there, 1};
+    pid_t        pid = fork();
+    bool         works;
+
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pause();
+        _exit(0);
+    }
+    if (pid < 0) return false;
+    works = process_vm_readv(pid, &local, 1, &remote, 1, 0) == 1;
+    kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
+    return works;
+}
+
+static void set_environment(const bt_mpirun_options *options, const bt_scratch *scratch)
+{
+    static const char *const ALWAYS[][2] = {
+        {"OMPI_ALLOW_RUN_AS_ROOT",                  "1"   },
+        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",          "1"   },
+        {"OMPI_MCA_rmaps_base_oversubscribe",       "1"   },
+ /* Ranks and other jobs share the cores: never bind, and give way when idle. */
+        {"OMPI_MCA_mpi_yield_when_idle",            "1"   },
+        {"OMPI_MCA_hwloc_base_binding_policy",      "none"},
+        {"OMPI_MCA_btl_base_warn_component_unused", "0"   },
+    };
+    static const char *const LOCAL[][2] = {
+        {"OMPI_MCA_pml",                "ob1"       },
+        {"OMPI_MCA_btl",                "vader,self"},
+        {"OMPI_MCA_oob_tcp_if_include", "lo"        }, /* nothing listens beyond loopback */
+        {"OMPI_MCA_plm",                "isolated"  },
+        {"OMPI_MCA_ras",                "^slurm"    }, /* inside a Slurm job too: one machine */
+    };
+
+    for (size_t i = 0; i < sizeof(ALWAYS) / sizeof(ALWAYS[0]); i++) {
+        setenv(ALWAYS[i][0], ALWAYS[i][1], 0);
+    }
+    if (!cross_memory_works()) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+    if (options->hostfile != NULL || options->hosts != NULL) return;
+    for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {
+        setenv(LOCAL[i][0], LOCAL[i][1], 0);
+    }
+    setenv("TMPDIR", scratch->session, 1);
+    setenv("OMPI_MCA_orte_tmpdir_base", scratch->session, 1);
+    setenv("OMPI_MCA_btl_vader_backing_directory", scratch->shm, 1);
+}
+
+static BT_NORETURN void exec_mpirun(char **argv, pid_t parent)
+{
+    sigset_t none;
+    int      null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    setpgid(0, 0); /* a terminal's ^C is for the launcher, which ends the job in order */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(128 + SIGKILL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    if (null >= 0) dup2(null, STDIN_FILENO);
+    execv(argv[0], argv);
+    bt_log_error(__FILE__, __LINE__, "cannot start mpirun", "%s: %s", argv[0], strerror(errno));
+    _exit(127);
+}
+
+bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
+                          pid_t *pid_out)
+{
+    bt_status st     = BT_OK;
+    char    **argv   = NULL;
+    size_t    n_args = 0, n = 0;
+    pid_t     self = getpid(), pid;
+    char      exe[PATH_MAX], mpirun[PATH_MAX], n_ranks[16];
+
+    BT_TRY(own_path(exe));
+    BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
+    while (options->argv[n_args] != NULL)
+        n_args++;
+    argv = bt_calloc(n_args + 12, sizeof(*argv));
+    BT_REQUIRE(argv != NULL, BT_ERR_NO_MEMORY, "%zu arguments", n_args);
+    snprintf(n_ranks, sizeof(n_ranks), "%u", options->n_ranks);
+    argv[n++] = mpirun;
+    argv[n++] = (char *)"-q"; /* --as-rank says better how a rank ended */
+    argv[n++] = (char *)"-n";
+    argv[n++] = n_ranks;
+    if (options->hostfile != NULL) {
+        argv[n++] = (char *)"--hostfile";
+        argv[n++] = (char *)options->hostfile;
+    }
+    if (options->hosts != NULL) {
+        argv[n++] = (char *)"--host";
+        argv[n++] = (char *)options->hosts;
+    }
+    argv[n++] = exe;
+    argv[n++] = (char *)"--as-rank";
+    argv[n++] = (char *)"--";
+    memcpy(argv + n, options->argv, n_args * sizeof(*argv));
+
+    set_environment(options, scratch);
+    BT_REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, BT_ERR_IO, "PR_SET_CHILD_SUBREAPER: %s",
+               strerror(errno));
+    pid = fork();
+    if (pid == 0) exec_mpirun(argv, self);
+    BT_REQUIRE(pid > 0, BT_ERR_IO, "fork: %s", strerror(errno));
+    setpgid(pid, pid); /* on both sides, so that nobody can be too early */
+    *pid_out = pid;
+out:
+    bt_free(argv);
+    return st;
+}
+
+void bt_mpirun_reap(pid_t keep)
+{
+    char  path[64];
+    FILE *children;
+    long  pid;
+    bool  found = true;
+
+    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+    while (found) { /* a killed child hands us its own children */
+        found    = false;
+        children = fopen(path, "re");
+        if (children == NULL) return;
+        while (fscanf(children, "%ld", &pid) == 1) {
+            if (pid == (long)keep) continue;
+            found = true;
+            kill((pid_t)pid, SIGKILL);
+            while (waitpid((pid_t)pid, NULL, 0) < 0 && errno == EINTR)
+                continue;
+        }
+        fclose(children);
+    }
+}

@@ -1,0 +1,29 @@
+/* launch/mpirun.h - everything that Baton knows about Open MPI's launcher. */
+#ifndef BT_LAUNCH_MPIRUN_H
+#define BT_LAUNCH_MPIRUN_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "core/status.h"
+#include "launch/scratch.h"
+
+typedef struct {
+    uint32_t    n_ranks;
+    const char *mpirun;   /* NULL: search */
+    const char *hostfile; /* NULL: this machine only */
+    const char *hosts;    /* "n1:2,n2:2", or NULL */
+    char      **argv;     /* the program and its arguments, NULL-terminated */
+} bt_mpirun_options;
+
+/* Starts mpirun in a process group of its own; it dies with this process.  Every rank runs
+ * `baton-launch --as-rank -- argv`.  Variables of Open MPI that the user has set stay as they are.
+ */
+bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
+                          pid_t *pid_out);
+
+/* Ends what a killed mpirun may have left: every child of this process except `keep`.  Needs
+ * PR_SET_CHILD_SUBREAPER, which start() sets. */
+void bt_mpirun_reap(pid_t keep);
+
+#endif

@@ -1,0 +1,73 @@
+#include "launch/rank.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/log.h"
+
+/* The child's side: the worker dies when this process does. */
+static BT_NORETURN void exec_worker(char **argv, pid_t parent, const sigset_t *old_mask)
+{
+    sigprocmask(SIG_SETMASK, old_mask, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(128 + SIGKILL); /* it died before prctl could be heard */
+    execvp(argv[0], argv);
+    bt_log_error(__FILE__, __LINE__, "cannot start the worker", "%s: %s", argv[0], strerror(errno));
+    _exit(127);
+}
+
+static int report(pid_t pid, const char *program, int status)
+{
+    const char *name = strrchr(program, '/');
+    int         sig;
+
+    name = name != NULL ? name + 1 : program;
+    if (WIFEXITED(status)) {
+        if (WEXITSTATUS(status) != 0) {
+            BT_WARN("%s (pid %d) ended with exit code %d", name, (int)pid, WEXITSTATUS(status));
+        }
+        return WEXITSTATUS(status);
+    }
+    sig = WTERMSIG(status);
+    if (sig == SIGTERM) { /* asked for, mostly because another rank has failed */
+        BT_WARN("%s (pid %d) was ended by SIGTERM", name, (int)pid);
+    } else {
+        bt_log_error(__FILE__, __LINE__, "the worker died",
+                     "%s (pid %d) was ended by signal %d (%s)", name, (int)pid, sig,
+                     strsignal(sig));
+    }
+    return 128 + sig;
+}
+
+int bt_rank_run(char **argv)
+{
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    pid_t       self = getpid(), pid;
+    sigset_t    all, old_mask;
+    int         status;
+    char        who[32];
+
+    snprintf(who, sizeof(who), "rank=%s", rank != NULL ? rank : "?");
+    bt_log_init(who, BT_LOG_INFO);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* of mpirun, or of the daemon on another host */
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &old_mask); /* the worker decides what a signal means */
+    pid = fork();
+    if (pid == 0) exec_worker(argv, self, &old_mask);
+    if (pid < 0) {
+        bt_log_error(__FILE__, __LINE__, "cannot start the worker", "fork: %s", strerror(errno));
+        return 127;
+    }
+    while (waitpid(pid, &status, 0) < 0) {
+        if (errno == EINTR) continue;
+        bt_log_error(__FILE__, __LINE__, "cannot wait for the worker", "%s", strerror(errno));
+        return 127;
+    }
+    return report(pid, argv[0], status);
+}

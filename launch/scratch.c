@@ -1,0 +1,114 @@
+#include "launch/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+
+enum { REMOVE_TRIES = 20 };
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *where)
+{
+    (void)info, (void)kind, (void)where;
+    remove(path); /* what stays is tried again by remove_tree() */
+    return 0;
+}
+
+/* Ranks that are being killed may still create a file: try again until the directory is gone. */
+static void remove_tree(const char *path)
+{
+    for (int i = 0; i < REMOVE_TRIES; i++) {
+        nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+        if (access(path, F_OK) != 0 && errno == ENOENT) return;
+        bt_sleep_ns(50 * BT_NS_PER_MS);
+    }
+}
+
+/* The guard: waits for the pipe's end, which the kernel closes however the launcher ends. */
+static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
+{
+    int  null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    char byte;
+
+    setsid(); /* a terminal's signals reach the launcher's group, not us */
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    prctl(PR_SET_NAME, "baton-guard");
+    dup2(alive_fd, STDIN_FILENO);
+    dup2(null, STDOUT_FILENO); /* whoever reads the launcher's output must not wait for us */
+    dup2(null, STDERR_FILENO);
+    close_range(STDERR_FILENO + 1, ~0u, 0);
+    while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
+        continue;
+    remove_tree(scratch->shm);
+    remove_tree(scratch->session);
+    _exit(0);
+}
+
+static bt_status make_private(const char *base, const char *name, char *path_out, size_t capacity)
+{
+    bt_status st = BT_OK;
+    int       n  = snprintf(path_out, capacity, "%s/%s-XXXXXX", base, name);
+
+    BT_REQUIRE(n > 0 && (size_t)n < capacity, BT_ERR_IO,
+               "TMPDIR is too long for Open MPI's sockets: %s; set TMPDIR to a path of at most 40 "
+               "bytes",
+               base);
+    BT_REQUIRE(mkdtemp(path_out) != NULL, BT_ERR_IO, "cannot make a directory in %s: %s", base,
+               strerror(errno));
+out:
+    return st;
+}
+
+bt_status bt_scratch_open(bt_scratch *scratch_out)
+{
+    bt_status   st      = BT_OK;
+    bt_scratch  scratch = BT_SCRATCH_NONE;
+    const char *tmp     = getenv("TMPDIR");
+    int         pipe_fds[2];
+
+    BT_TRY(make_private(tmp != NULL && tmp[0] == '/' ? tmp : "/tmp", "baton", scratch.session,
+                        sizeof(scratch.session)));
+    if (access("/dev/shm", W_OK | X_OK) == 0) {
+        st = make_private("/dev/shm", "baton", scratch.shm, sizeof(scratch.shm));
+    } else {
+        st = make_private(scratch.session, "shm", scratch.shm, sizeof(scratch.shm));
+    }
+    if (st != BT_OK) {
+        remove_tree(scratch.session);
+        goto out;
+    }
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0 || (scratch.guard = fork()) < 0) {
+        remove_tree(scratch.shm);
+        remove_tree(scratch.session);
+        BT_REQUIRE(false, BT_ERR_IO, "cannot start the guard process: %s", strerror(errno));
+    }
+    if (scratch.guard == 0) {
+        close(pipe_fds[1]);
+        guard_run(&scratch, pipe_fds[0]);
+    }
+    close(pipe_fds[0]);
+    scratch.alive_fd = pipe_fds[1];
+    *scratch_out     = scratch;
+out:
+    return st;
+}
+
+void bt_scratch_close(bt_scratch *scratch)
+{
+    if (scratch->alive_fd < 0) return;
+    close(scratch->alive_fd);
+    scratch->alive_fd = -1;
+    while (waitpid(scratch->guard, NULL, 0) < 0 && errno == EINTR)
+        continue;
+}

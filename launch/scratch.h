@@ -1,0 +1,30 @@
+/* launch/scratch.h - the private directories of one MPI job, removed whatever happens.
+ *
+ * Open MPI puts its session files under TMPDIR and its shared memory under /dev/shm, and leaves
+ * both behind when it is killed.  Here both lie in directories of our own, and a guard process,
+ * which sees the end of this one even after SIGKILL, removes them.
+ *
+ * Threads: the main thread.  open() forks. */
+#ifndef BT_LAUNCH_SCRATCH_H
+#define BT_LAUNCH_SCRATCH_H
+
+#include <sys/types.h>
+
+#include "core/status.h"
+
+typedef struct {
+    char  session[64]; /* short: unix socket paths are built below it */
+    char  shm[64];     /* in /dev/shm, or below session where that is not writable */
+    int   alive_fd;    /* its closing tells the guard that we have ended; -1: not open */
+    pid_t guard;
+} bt_scratch;
+
+/* IO names the directory and the cause. */
+bt_status bt_scratch_open(bt_scratch *scratch_out);
+/* Waits until the directories are gone.  Accepts a scratch that was never opened
+ * (BT_SCRATCH_NONE). */
+void bt_scratch_close(bt_scratch *scratch);
+
+#define BT_SCRATCH_NONE \
+    (bt_scratch) { .alive_fd = -1, .guard = -1 }
+#endif

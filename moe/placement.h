@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { BT_MAX_SUM_BLOCKS = 64, BT_MAX_TOP_K = 64 };
+enum { BT_MAX_SUM_BLOCKS = 64, BT_MAX_TOP_K = 64, BT_MAX_EXPERTS = 1024 };
 
 typedef struct {
     uint32_t  n_experts, n_blocks, n_ranks;
@@ -25,8 +25,9 @@ typedef struct {
 uint32_t bt_sum_blocks(uint32_t n_experts, uint32_t n_groups);
 
 /* The default table: consecutive experts, as even as E / n_ranks allows; a rank may hold none.
- * owner_or_null (borrowed) overrides it; INVALID_ARG names the first expert whose owner is not in
- * the group. */
+ * owner_or_null (borrowed, [n_experts]) overrides it; INVALID_ARG names the first expert whose
+ * owner is not in the group.  INVALID_ARG too for no or more than BT_MAX_EXPERTS experts, and for
+ * groups that do not divide them.  *p is written on success only. */
 bt_status bt_placement_init(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
                             uint32_t n_ranks, const uint16_t *owner_or_null);
 void      bt_placement_fini(bt_placement *p);

@@ -1,0 +1,105 @@
+#include "moe/placement.h"
+
+#include "core/alloc.h"
+#include "tests/support/test.h"
+
+static void placement_blocks_follow_groups_then_divisors(void)
+{
+    static const struct {
+        uint32_t experts, groups, blocks;
+    } cases[] = {
+        {256, 8, 8},
+        {160, 8, 8},
+        {16,  4, 4},
+        {12,  4, 4},
+        {384, 1, 8},
+        {64,  1, 8},
+        {24,  1, 8},
+        {8,   1, 8},
+        {10,  1, 5},
+        {9,   1, 3},
+        {7,   1, 7},
+        {11,  1, 1},
+        {1,   1, 1},
+        {2,   0, 2},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        EXPECT_EQ(bt_sum_blocks(cases[i].experts, cases[i].groups), cases[i].blocks);
+}
+
+static void placement_default_is_even_and_consecutive(void)
+{
+    for (uint32_t ranks = 1; ranks <= 20; ranks++) {
+        bt_placement p;
+        uint32_t     n[20] = {0};
+
+        EXPECT_EQ(bt_placement_init(&p, 16, 4, ranks, NULL), BT_OK);
+        for (uint32_t e = 0; e < 16; e++) {
+            EXPECT(p.owner[e] < ranks);
+            EXPECT(e == 0 || p.owner[e] >= p.owner[e - 1]);
+            n[p.owner[e]]++;
+        }
+        for (uint32_t r = 0; r < ranks; r++)
+            EXPECT(n[r] == 16 / ranks || n[r] == (16 + ranks - 1) / ranks);
+        bt_placement_fini(&p);
+    }
+}
+
+static void placement_knows_whole_and_split_blocks(void)
+{
+    static const uint16_t owner[8] = {0, 0, 1, 0, 2, 2, 1, 2};
+    bt_placement          p;
+
+    EXPECT_EQ(bt_placement_init(&p, 8, 4, 3, owner), BT_OK);
+    EXPECT_EQ(p.n_blocks, 4);
+    EXPECT_EQ(bt_block_size(&p), 2);
+    EXPECT_EQ(bt_placement_block_owner(&p, 0), 0);
+    EXPECT_EQ(bt_placement_block_owner(&p, 1), -1);
+    EXPECT_EQ(bt_placement_block_owner(&p, 2), 2);
+    EXPECT_EQ(bt_placement_block_owner(&p, 3), -1);
+    bt_placement_fini(&p);
+    EXPECT(p.owner == NULL);
+}
+
+static void placement_refuses_what_does_not_fit(void)
+{
+    static const uint16_t owner[4] = {0, 1, 2, 1};
+    bt_placement          p        = {.n_experts = 77};
+
+    EXPECT_EQ(bt_placement_init(&p, 4, 1, 2, owner), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "expert 2 belongs to rank 2 of a group of 2");
+    EXPECT_EQ(bt_placement_init(&p, 0, 1, 2, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_placement_init(&p, BT_MAX_EXPERTS + 1, 1, 2, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_placement_init(&p, 8, 1, 0, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_placement_init(&p, 8, 3, 2, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "8 experts do not form 3 equal sum blocks");
+    EXPECT_EQ(bt_placement_init(&p, 256, 128, 2, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(p.n_experts, 77); /* untouched */
+}
+
+static void placement_unwinds_at_every_allocation(void)
+{
+    long         live = bt_alloc_live();
+    bt_placement p;
+
+    bt_alloc_fail_at(0);
+    EXPECT_EQ(bt_placement_init(&p, 8, 1, 2, NULL), BT_ERR_NO_MEMORY);
+    EXPECT_EQ(bt_alloc_live(), live);
+    bt_alloc_fail_at(1);
+    EXPECT_EQ(bt_placement_init(&p, 8, 1, 2, NULL), BT_OK);
+    bt_alloc_fail_at(-1);
+    bt_placement_fini(&p);
+    bt_placement_fini(NULL);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(placement_blocks_follow_groups_then_divisors),
+    BT_TEST(placement_default_is_even_and_consecutive),
+    BT_TEST(placement_knows_whole_and_split_blocks),
+    BT_TEST(placement_refuses_what_does_not_fit),
+    BT_TEST(placement_unwinds_at_every_allocation),
+};
+
+int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

@@ -1,0 +1,43 @@
+# A thin door to scripts/setup, CMake and the programs. `make demo` and `make test` are all that a fresh clone needs.
+BUILD  = build/release
+PREFIX = /usr/local
+CTEST  = ctest --test-dir $(BUILD) --output-on-failure --output-junit $(CURDIR)/build/test-results.xml -j $$(nproc)
+
+.PHONY: help demo test test-slow build install package clean
+
+help:
+	@echo 'make demo       set up, build, and send a prompt to the demo model on 2 prefill and 2 decode ranks'
+	@echo 'make test       set up, build, and run every test that is not labelled slow'
+	@echo 'make test-slow  the slow tests: every route and chunk size, all models'
+	@echo 'make build      set up and build, into $(BUILD)'
+	@echo 'make install    into PREFIX=$(PREFIX) (the tree may be moved afterwards)'
+	@echo 'make package    a tarball of that tree'
+
+demo: build
+	@scripts/demo $(BUILD)/bin models/demo
+
+test: build
+	@$(CTEST) -LE slow
+
+test-slow: build
+	@$(CTEST) -L slow
+
+build: $(BUILD)/build.ninja
+	@cmake --build $(BUILD)
+
+install: build
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+package: build
+	@cd $(BUILD) && cpack
+
+clean:
+	@rm -rf build
+
+build/.setup-done: scripts/setup
+	@scripts/setup
+	@mkdir -p build && touch $@
+
+$(BUILD)/build.ninja: build/.setup-done
+	@cmake --preset release
+	@touch $@

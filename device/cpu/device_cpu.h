@@ -1,0 +1,29 @@
+/* device/cpu/device_cpu.h - what the files of the CPU back end share. */
+#ifndef BT_DEVICE_CPU_DEVICE_CPU_H
+#define BT_DEVICE_CPU_DEVICE_CPU_H
+
+#include "device/cpu/kernels.h"
+
+/* A chunk of a product, at most: its fp32 result waits in scratch to be rounded. */
+enum { BT_CPU_CHUNK_ROWS = 128, BT_CPU_CHUNK_COLS = 256 };
+
+/* Of one pool member, on its own cache lines. */
+typedef struct {
+    _Alignas(64) uint32_t gemm; /* where the last chunk was, since chunks come ascending */
+    uint32_t first_chunk;       /* of that gemm */
+    float   *scratch;           /* [BT_CPU_CHUNK_ROWS][BT_CPU_CHUNK_COLS] */
+} bt_cpu_member;
+
+typedef struct {
+    bt_device             super;
+    bt_cpu_pool          *pool;
+    const bt_cpu_kernels *kernels;
+    uint32_t              n_threads;
+    bt_cpu_member        *members; /* [n_threads] */
+    float                *scratch; /* of all members */
+    char                  arithmetic[64];
+} bt_device_cpu;
+
+bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms);
+
+#endif

@@ -1,0 +1,13 @@
+/* device/cpu/families.h - the functions of each instruction set, from which kernels.c makes its
+ * tables.  A file mm_<isa>.c or rows_<isa>.c is compiled for that set alone and may only be called
+ * after cpuid has said that the CPU has it. */
+#ifndef BT_DEVICE_CPU_FAMILIES_H
+#define BT_DEVICE_CPU_FAMILIES_H
+
+#include "device/cpu/kernels.h"
+
+void bt_cpu_mm_dp2_scalar(const bt_cpu_mm *mm);
+
+extern const bt_cpu_row_kernels bt_cpu_rows_sse2;
+
+#endif

@@ -1,0 +1,97 @@
+/* device/cpu/kernels.h - the arithmetic of the CPU back end, one table per instruction set.
+ *
+ * For code that is CPU-only by its folder (device/cpu, attention/cpu, moe/cpu, the sampler): a
+ * kernel runs on the calling thread, which has DAZ and FTZ set (the device's creator and its pool
+ * have), never allocates, and gives the same bits in every table of the same arithmetic.
+ *
+ * Packed operand.  A matrix B with n columns and k rows (y = x B) lies as
+ *     packed[n16/16][k32/2][16][2]      n16, k32 = n, k rounded up to 16, 32; padding is +0
+ * so that 32 rows of 16 columns are one AMX tile of 1 KiB.  Weights W[n][k] (y = x W^T) are B with
+ * row n of W as its column n.  Aligned to 64 bytes.
+ *
+ * Arithmetic.  Both start at +0, or at y with `add`; k is padded to 32 with +0; fp32, round to
+ * nearest even, subnormals are 0 on the way in and out; a NaN result is some NaN.
+ *     dp2:     for each pair p ascending:  acc = fma(x[2p], b[2p], fma(x[2p+1], b[2p+1], acc))
+ *     tile32:  for each 32 k ascending:    e = o = +0;  16 times e = fma(x[2p], b[2p], e),
+ *              o = fma(x[2p+1], b[2p+1], o), p ascending;  acc = acc + (e + o)
+ * Each result depends on its row, its column and k only: never on m, n or the call it came in.
+ *
+ * Sums over a row run in 16 lanes (lane i adds elements i, i+16, ... from +0), then lane i adds
+ * lane i+8, i+4, i+2, i+1. */
+#ifndef BT_DEVICE_CPU_KERNELS_H
+#define BT_DEVICE_CPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/bf16.h"
+#include "device/cpu/pool.h"
+#include "device/device.h"
+
+typedef enum { BT_CPU_DP2, BT_CPU_TILE32 } bt_cpu_arithmetic;
+
+/* y[m, n] f32 = x[m, k] * B (+ y).  m, n, k >= 1; nothing outside these bounds is read or written,
+ * except that all of the padded `packed` is read. */
+typedef struct {
+    const bt_bf16 *x; /* [m, k], row stride ld_x elements */
+    size_t         ld_x;
+    const bt_bf16 *packed;
+    float         *y; /* [m, n], row stride ld_y elements */
+    size_t         ld_y;
+    uint32_t       m, n, k;
+    bool           add; /* start from y instead of +0 */
+} bt_cpu_mm;
+
+/* Packing, and work on one row at a time. */
+typedef struct {
+    /* Packs src[n][k] (row stride ld elements): column n of B is row n of src.  Weights; keys for
+     * q * K^T. */
+    void (*pack_rows)(const bt_bf16 *src, size_t ld, uint32_t n, uint32_t k, bt_bf16 *packed);
+    /* Packs src[k][n]: B is src.  Values, with key as k, for p * V. */
+    void (*pack_cols)(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, bt_bf16 *packed);
+
+    void (*to_bf16)(const float *x, size_t n, bt_bf16 *y);
+    void (*to_f32)(const bt_bf16 *x, size_t n, float *y);
+    /* x[i] *= a */
+    void (*scale)(float *x, size_t n, float a);
+    /* y[i] += a * x[i], two roundings */
+    void (*axpy)(float a, const float *x, size_t n, float *y);
+    /* max(start, x[0..n)); a NaN in x is passed over. */
+    float (*row_max)(const float *x, size_t n, float start);
+    float (*row_sum)(const float *x, size_t n);
+    /* e = exp(x[i] * scale - max) (bt_expf of math.h); p[i] = bf16(e); returns the sum of the e
+     * before they are rounded.  p[n..n_pad) = +0: masked keys.  p_f32 as well when not NULL. */
+    float (*exp_row)(const float *x, size_t n, size_t n_pad, float scale, float max, bt_bf16 *p,
+                     float *p_f32);
+
+    /* One row each of the operations in device.h. */
+    void (*rms_norm_row)(const bt_bf16 *x, const bt_bf16 *weight, size_t n, float eps, bt_bf16 *y);
+    void (*add_row)(const bt_bf16 *x, size_t n, bt_bf16 *y);
+    void (*swiglu_row)(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16 *y);
+} bt_cpu_row_kernels;
+
+typedef struct {
+    const char       *name;                   /* "amx", ... */
+    bt_cpu_arithmetic arithmetic[BT_N_ROLES]; /* of mm[role] */
+    void (*mm[BT_N_ROLES])(const bt_cpu_mm *mm);
+    const bt_cpu_row_kernels *rows;
+} bt_cpu_kernels;
+
+static inline uint32_t bt_cpu_pad(uint32_t v, uint32_t to) { return (v + to - 1) / to * to; }
+/* Elements of a packed [n, k] operand. */
+static inline size_t bt_cpu_packed_elems(uint32_t n, uint32_t k)
+{
+    return (size_t)bt_cpu_pad(n, 16) * bt_cpu_pad(k, 32);
+}
+
+/* The table called `name`, or NULL when there is none or this CPU lacks it.  "auto": the best. */
+const bt_cpu_kernels *bt_cpu_kernels_find(const char *name);
+
+/* Of a device made by bt_device_cpu_create(); borrowed for the device's life. */
+const bt_cpu_kernels *bt_device_cpu_table(const bt_device *dev);
+bt_cpu_pool          *bt_device_cpu_pool(bt_device *dev);
+/* The packed operand of a linear on such a device; n and k as it was created. */
+const bt_bf16 *bt_linear_packed(const bt_linear *linear);
+
+#endif

@@ -1,0 +1,71 @@
+#include "device/cpu/linear.h"
+
+#include "core/alloc.h"
+
+enum { BLOCK_ROWS = 16 };
+
+typedef struct {
+    const bt_cpu_row_kernels *kernels;
+    bt_linear                *linear;
+    bt_linear_row_fn          rows;
+    void                     *ctx;
+    bt_bf16                  *scratch; /* [n_threads][BLOCK_ROWS][k] */
+} pack_job;
+
+static void pack_block(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const pack_job *job = ctx;
+    uint32_t        k = job->linear->k, n0 = chunk * BLOCK_ROWS;
+    uint32_t        left = job->linear->n - n0, n = left < BLOCK_ROWS ? left : BLOCK_ROWS;
+    bt_bf16        *block = job->scratch + (size_t)member * BLOCK_ROWS * k;
+
+    for (uint32_t j = 0; j < n; j++)
+        job->rows(job->ctx, n0 + j, block + (size_t)j * k);
+    job->kernels->pack_rows(block, k, n, k, job->linear->packed + bt_cpu_packed_elems(n0, k));
+}
+
+bt_status bt_cpu_linear_create(bt_cpu_pool *pool, const bt_cpu_row_kernels *rows_kernels,
+                               uint32_t n, uint32_t k, bt_linear_row_fn rows, void *ctx,
+                               bt_linear **linear_out)
+{
+    bt_status  st      = BT_OK;
+    bt_linear *linear  = NULL;
+    bt_bf16   *scratch = NULL;
+    pack_job   job;
+
+    BT_REQUIRE(n >= 1 && k >= 1 && n <= INT32_MAX && k <= INT32_MAX, BT_ERR_INVALID_ARG,
+               "a weight matrix of [%u, %u]", n, k);
+    linear = bt_calloc(1, sizeof(*linear));
+    BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
+    linear->n      = n;
+    linear->k      = k;
+    linear->packed = bt_calloc_aligned(bt_cpu_packed_elems(n, k), sizeof(*linear->packed));
+    BT_REQUIRE(linear->packed != NULL, BT_ERR_NO_MEMORY, "weight matrix of %zu bytes",
+               bt_linear_bytes(linear));
+    scratch = bt_calloc((size_t)bt_cpu_pool_n_threads(pool) * BLOCK_ROWS * k, sizeof(*scratch));
+    BT_REQUIRE(scratch != NULL, BT_ERR_NO_MEMORY, "rows of a weight matrix with k = %u", k);
+    job = (pack_job){rows_kernels, linear, rows, ctx, scratch};
+    bt_cpu_pool_run(pool, bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS, pack_block, &job);
+    *linear_out = linear;
+    linear      = NULL;
+out:
+    bt_free(scratch);
+    bt_cpu_linear_destroy(linear);
+    return st;
+}
+
+void bt_cpu_linear_destroy(bt_linear *linear)
+{
+    if (linear == NULL) return;
+    bt_free(linear->packed);
+    bt_free(linear);
+}
+
+uint32_t       bt_linear_n(const bt_linear *linear) { return linear->n; }
+uint32_t       bt_linear_k(const bt_linear *linear) { return linear->k; }
+const bt_bf16 *bt_linear_packed(const bt_linear *linear) { return linear->packed; }
+
+size_t bt_linear_bytes(const bt_linear *linear)
+{
+    return bt_cpu_packed_elems(linear->n, linear->k) * sizeof(*linear->packed);
+}

@@ -1,0 +1,46 @@
+/* device/cpu/mm_scalar.c - dp2 for any x86-64, without fused instructions.
+ *
+ * A product of two bf16 has 16 significant bits, so in double it is exact, and adding the float
+ * accumulator (24 bits) in double and rounding to float gives what a fused multiply-add gives: the
+ * sum can only come near the middle between two floats when its bits span fewer than double's 53.
+ */
+#include <string.h>
+
+#include "device/cpu/families.h"
+
+enum { LANES = 16 };
+
+static float fma_bf16(float x, float b, float acc)
+{
+    return (float)((double)x * (double)b + (double)acc);
+}
+
+static void block_dp2(const bt_bf16 *x, uint32_t k, const bt_bf16 *packed, float *acc)
+{
+    for (uint32_t p = 0; p < bt_cpu_pad(k, 32) / 2; p++, packed += 2 * LANES) {
+        float even = 2 * p < k ? bt_bf16_to_f32(x[2 * p]) : 0;
+        float odd  = 2 * p + 1 < k ? bt_bf16_to_f32(x[2 * p + 1]) : 0;
+
+        for (int j = 0; j < LANES; j++) {
+            acc[j] = fma_bf16(odd, bt_bf16_to_f32(packed[2 * j + 1]), acc[j]);
+            acc[j] = fma_bf16(even, bt_bf16_to_f32(packed[2 * j]), acc[j]);
+        }
+    }
+}
+
+void bt_cpu_mm_dp2_scalar(const bt_cpu_mm *mm)
+{
+    size_t block = (size_t)bt_cpu_pad(mm->k, 32) * LANES;
+
+    for (uint32_t r = 0; r < mm->m; r++) {
+        for (uint32_t n = 0; n < mm->n; n += LANES) {
+            uint32_t cols       = mm->n - n < LANES ? mm->n - n : LANES;
+            float   *y          = mm->y + r * mm->ld_y + n;
+            float    acc[LANES] = {0};
+
+            if (mm->add) memcpy(acc, y, cols * sizeof(*y));
+            block_dp2(mm->x + r * mm->ld_x, mm->k, mm->packed + n / LANES * block, acc);
+            memcpy(y, acc, cols * sizeof(*y));
+        }
+    }
+}

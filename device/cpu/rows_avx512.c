@@ -1,0 +1,3 @@
+/* The row kernels in AVX-512 F, BW, DQ, VL; called after cpuid has said so. */
+#define ROWS_TABLE bt_cpu_rows_avx512
+#include "device/cpu/rows.inc.h"

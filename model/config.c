@@ -1,0 +1,345 @@
+#include "model/config.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "model/config_parts.h"
+#include "model/json.h"
+
+enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 24 };
+
+static const struct {
+    const char     *model_type, *architecture;
+    bt_model_family family;
+} FAMILIES[] = {
+    {"deepseek_v2",   "DeepseekV2ForCausalLM",  BT_FAMILY_V2  },
+    {"deepseek_v3",   "DeepseekV3ForCausalLM",  BT_FAMILY_V3  },
+    {"kimi_k2",       "DeepseekV3ForCausalLM",  BT_FAMILY_V3  },
+    {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", BT_FAMILY_GLM4},
+};
+enum { N_FAMILIES = sizeof(FAMILIES) / sizeof(FAMILIES[0]) };
+
+static bt_status read_architecture(const bt_json_at *at, const char *expected, bt_model_config *cfg)
+{
+    bt_status     st   = BT_OK;
+    const json_t *list = bt_json_field(at, "architectures"), *first = json_array_get(list, 0);
+    char          found[96];
+
+    snprintf(cfg->architecture, sizeof(cfg->architecture), "%s", expected);
+    if (list == NULL) goto out; /* the model_type says it too */
+    BT_REQUIRE(json_is_string(first), BT_ERR_FORMAT,
+               "%s: field architectures: expected a list of names, found %s", at->file,
+               bt_json_show(list, found, sizeof(found)));
+    BT_REQUIRE(strcmp(json_string_value(first), expected) == 0, BT_ERR_UNSUPPORTED,
+               "%s: field architectures: expected \"%s\" for model_type \"%s\", found %s", at->file,
+               expected, cfg->model_type, bt_json_show(first, found, sizeof(found)));
+out:
+    return st;
+}
+
+static bt_status read_family(const bt_json_at *at, bt_model_config *cfg,
+                             bt_model_family *family_out)
+{
+    bt_status   st   = BT_OK;
+    const char *type = NULL;
+    char        found[64];
+    int         i = 0;
+
+    BT_TRY(bt_json_str(at, "model_type", &type));
+    while (i < N_FAMILIES && strcmp(type, FAMILIES[i].model_type) != 0)
+        i++;
+    BT_REQUIRE(i < N_FAMILIES, BT_ERR_UNSUPPORTED,
+               "%s: field model_type: expected deepseek_v2, deepseek_v3, kimi_k2 or glm4_moe_lite, "
+               "found \"%s\"",
+               at->file, bt_json_printable(type, found, sizeof(found)));
+    snprintf(cfg->model_type, sizeof(cfg->model_type), "%s", type);
+    BT_TRY(read_architecture(at, FAMILIES[i].architecture, cfg));
+    *family_out = FAMILIES[i].family;
+out:
+    return st;
+}
+
+/* Fields that would change the mathematics: they must say what this engine computes. */
+static bt_status refuse_variants(const bt_json_at *at)
+{
+    static const char *const MUST_BE_FALSE[] = {"attention_bias", "mlp_bias"};
+    static const char *const MUST_BE_NULL[]  = {"index_topk", "index_n_heads", "sliding_window"};
+    bt_status                st              = BT_OK;
+    const char              *act             = "silu";
+    char                     found[96];
+
+    if (bt_json_field(at, "hidden_act") != NULL) BT_TRY(bt_json_str(at, "hidden_act", &act));
+    BT_REQUIRE(strcmp(act, "silu") == 0, BT_ERR_UNSUPPORTED,
+               "%s: field hidden_act: expected \"silu\", found \"%s\"", at->file,
+               bt_json_printable(act, found, sizeof(found)));
+    for (size_t i = 0; i < sizeof(MUST_BE_FALSE) / sizeof(MUST_BE_FALSE[0]); i++) {
+        bool is_set = false;
+
+        if (bt_json_field(at, MUST_BE_FALSE[i]) != NULL)
+            BT_TRY(bt_json_bool(at, MUST_BE_FALSE[i], &is_set));
+        BT_REQUIRE(!is_set, BT_ERR_UNSUPPORTED, "%s: field %s: expected false, found true",
+                   at->file, MUST_BE_FALSE[i]);
+    }
+    for (size_t i = 0; i < sizeof(MUST_BE_NULL) / sizeof(MUST_BE_NULL[0]); i++) {
+        const json_t *v = bt_json_field(at, MUST_BE_NULL[i]);
+
+        BT_REQUIRE(v == NULL, BT_ERR_UNSUPPORTED,
+                   "%s: field %s: sparse and windowed attention are not supported, expected it "
+                   "absent, found %s",
+                   at->file, MUST_BE_NULL[i], bt_json_show(v, found, sizeof(found)));
+    }
+out:
+    return st;
+}
+
+bt_status bt_config_u32_fields(const bt_json_at *at, const bt_config_u32 *fields, size_t n)
+{
+    bt_status st = BT_OK;
+
+    for (size_t i = 0; i < n; i++) {
+        const bt_config_u32 *f = &fields[i];
+
+        if (!f->required && bt_json_field(at, f->name) == NULL) continue;
+        BT_TRY(bt_json_u32(at, f->name, f->lo, f->hi, f->v));
+    }
+out:
+    return st;
+}
+
+static bt_status read_sizes(const bt_json_at *at, bt_model_config *cfg)
+{
+    bt_status           st       = BT_OK;
+    double              eps      = 0;
+    const bt_config_u32 fields[] = {
+        {"vocab_size",               &cfg->vocab_size,       1, MAX_VOCAB,             true },
+        {"hidden_size",              &cfg->hidden,           1, BT_CONFIG_MAX_DIM,     true },
+        {"num_hidden_layers",        &cfg->n_layers,         1, BT_CONFIG_MAX_LAYERS,  true },
+        {"max_position_embeddings",  &cfg->max_context,      1, MAX_CONTEXT,           true },
+        {"num_attention_heads",      &cfg->mla.n_heads,      1, 1 << 14,               true },
+        {"q_lora_rank",              &cfg->mla.q_lora_rank,  1, BT_CONFIG_MAX_DIM,     false},
+        {"kv_lora_rank",             &cfg->mla.kv_lora_rank, 1, BT_CONFIG_MAX_DIM,     true },
+        {"qk_nope_head_dim",         &cfg->mla.qk_nope_dim,  1, 1 << 14,               true },
+        {"qk_rope_head_dim",         &cfg->mla.qk_rope_dim,  2, 2 * BT_MAX_ROPE_PAIRS, true },
+        {"v_head_dim",               &cfg->mla.v_dim,        1, 1 << 14,               true },
+        {"intermediate_size",        &cfg->dense_dim,        1, BT_CONFIG_MAX_DIM,     true },
+        {"num_nextn_predict_layers", &cfg->n_mtp_layers,     0, 64,                    false},
+    };
+
+    BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
+    BT_REQUIRE(cfg->mla.qk_rope_dim % 2 == 0, BT_ERR_FORMAT,
+               "%s: field qk_rope_head_dim: expected an even number, found %u", at->file,
+               cfg->mla.qk_rope_dim);
+    BT_TRY(bt_json_f64(at, "rms_norm_eps", 1e-12, 1e-1, &eps));
+    cfg->rms_norm_eps = (float)eps;
+    if (bt_json_field(at, "tie_word_embeddings") != NULL)
+        BT_TRY(bt_json_bool(at, "tie_word_embeddings", &cfg->tie_embeddings));
+    cfg->mla.hidden      = cfg->hidden;
+    cfg->mla.max_context = cfg->max_context;
+    cfg->mla.latent_eps  = 1e-6f; /* in Hugging Face's code, whatever rms_norm_eps says */
+out:
+    return st;
+}
+
+static bt_status check_block_size(const bt_json_at *at)
+{
+    bt_status     st   = BT_OK;
+    const json_t *list = bt_json_field(at, "weight_block_size");
+    char          found[96];
+
+    BT_REQUIRE(json_array_size(list) == 2 && json_integer_value(json_array_get(list, 0)) == 128 &&
+                   json_integer_value(json_array_get(list, 1)) == 128,
+               BT_ERR_UNSUPPORTED, "%s: field %s.weight_block_size: expected [128,128], found %s",
+               at->file, at->in, bt_json_show(list, found, sizeof(found)));
+out:
+    return st;
+}
+
+static bt_status read_quantization(const bt_json_at *at, bt_model_config *cfg)
+{
+    bt_status   st = BT_OK;
+    bt_json_at  q  = {at->file, "quantization_config", bt_json_field(at, "quantization_config")};
+    const char *want[][2] = {
+        {"quant_method",      "fp8"    },
+        {"fmt",               "e4m3"   },
+        {"activation_scheme", "dynamic"}
+    };
+    char found[96];
+
+    if (q.obj == NULL) goto out;
+    BT_REQUIRE(json_is_object(q.obj), BT_ERR_FORMAT, "%s: field %s: expected an object, found %s",
+               at->file, q.in, bt_json_show(q.obj, found, sizeof(found)));
+    for (int i = 0; i < 3; i++) {
+        const char *v = want[i][1];
+
+        if (i == 0 || bt_json_field(&q, want[i][0]) != NULL)
+            BT_TRY(bt_json_str(&q, want[i][0], &v));
+        BT_REQUIRE(strcmp(v, want[i][1]) == 0, BT_ERR_UNSUPPORTED,
+                   "%s: field %s.%s: expected \"%s\", found \"%s\"", at->file, q.in, want[i][0],
+                   want[i][1], bt_json_printable(v, found, sizeof(found)));
+    }
+    BT_TRY(check_block_size(&q));
+    cfg->fp8 = true;
+out:
+    return st;
+}
+
+static bt_status check_token(const bt_json_at *at, const char *field, const json_t *v,
+                             const bt_model_config *cfg)
+{
+    bt_status st = BT_OK;
+    char      found[96];
+
+    BT_REQUIRE(json_is_integer(v) && json_integer_value(v) >= 0 &&
+                   json_integer_value(v) < cfg->vocab_size,
+               BT_ERR_FORMAT, "%s: field %s: expected a token id from 0 to %u, found %s", at->file,
+               field, cfg->vocab_size - 1, bt_json_show(v, found, sizeof(found)));
+out:
+    return st;
+}
+
+static bt_status read_token(const bt_json_at *at, const char *field, const bt_model_config *cfg,
+                            int64_t *id)
+{
+    const json_t *v  = bt_json_field(at, field);
+    bt_status     st = v == NULL ? BT_OK : check_token(at, field, v, cfg);
+
+    if (st == BT_OK && v != NULL) *id = json_integer_value(v);
+    return st;
+}
+
+static bt_status add_eos(const bt_json_at *at, const json_t *v, bt_model_config *cfg)
+{
+    bt_status st = BT_OK;
+    uint32_t  id;
+
+    BT_TRY(check_token(at, "eos_token_id", v, cfg));
+    id = (uint32_t)json_integer_value(v);
+    for (uint32_t i = 0; i < cfg->n_eos; i++)
+        if (cfg->eos_tokens[i] == id) goto out;
+    BT_REQUIRE(cfg->n_eos < BT_MAX_EOS, BT_ERR_UNSUPPORTED,
+               "%s: field eos_token_id: expected at most %d distinct ids", at->file, BT_MAX_EOS);
+    cfg->eos_tokens[cfg->n_eos++] = id;
+out:
+    return st;
+}
+
+/* From config.json, then generation_config.json, whose bos and pad win as in Hugging Face. */
+static bt_status read_tokens(const bt_json_at *at, bt_model_config *cfg)
+{
+    bt_status     st  = BT_OK;
+    const json_t *eos = bt_json_field(at, "eos_token_id");
+
+    BT_TRY(read_token(at, "bos_token_id", cfg, &cfg->bos_token));
+    BT_TRY(read_token(at, "pad_token_id", cfg, &cfg->pad_token));
+    if (json_is_array(eos)) {
+        for (size_t i = 0; i < json_array_size(eos); i++)
+            BT_TRY(add_eos(at, json_array_get(eos, i), cfg));
+    } else if (eos != NULL) {
+        BT_TRY(add_eos(at, eos, cfg));
+    }
+out:
+    return st;
+}
+
+/* The sampling fields that a request may leave out, as a compact JSON object. */
+static bt_status read_sampling(const bt_json_at *at, bt_model_config *cfg)
+{
+    static const struct {
+        const char *name;
+        double      lo, hi;
+    } FIELDS[] = {
+        {"temperature",        0,    100    },
+        {"top_p",              1e-9, 1      },
+        {"top_k",              -1,   1 << 24},
+        {"min_p",              0,    1      },
+        {"repetition_penalty", 1e-6, 100    },
+    };
+    bt_status st = BT_OK;
+    size_t    n  = 0;
+
+    for (size_t i = 0; i < sizeof(FIELDS) / sizeof(FIELDS[0]); i++) {
+        double v = 0;
+
+        if (bt_json_field(at, FIELDS[i].name) == NULL) continue;
+        BT_TRY(bt_json_f64(at, FIELDS[i].name, FIELDS[i].lo, FIELDS[i].hi, &v));
+        /* five fields of at most 45 bytes fit */
+        n +=
+            (size_t)snprintf(cfg->default_sampling_json + n, sizeof(cfg->default_sampling_json) - n,
+                             "%c\"%s\":%.10g", n == 0 ? '{' : ',', FIELDS[i].name, v);
+    }
+    if (n != 0)
+        snprintf(cfg->default_sampling_json + n, sizeof(cfg->default_sampling_json) - n, "}");
+out:
+    return st;
+}
+
+static bt_status read_object(const char *path, json_t **json_out)
+{
+    bt_status st   = BT_OK;
+    json_t   *json = NULL;
+    char      found[96];
+
+    BT_TRY(bt_json_read_file(path, MAX_FILE_BYTES, &json));
+    BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s", path,
+               bt_json_show(json, found, sizeof(found)));
+    *json_out = json;
+    json      = NULL;
+out:
+    json_decref(json);
+    return st;
+}
+
+static bt_status read_generation(const char *dir, bt_model_config *cfg)
+{
+    bt_status  st   = BT_OK;
+    json_t    *json = NULL;
+    bt_json_at at;
+    char       path[MAX_PATH];
+
+    snprintf(path, sizeof(path), "%s/generation_config.json", dir);
+    if (!bt_json_file_exists(path)) goto out; /* it may be absent */
+    BT_TRY(read_object(path, &json));
+    at = (bt_json_at){path, "", json};
+    BT_TRY(read_tokens(&at, cfg));
+    BT_TRY(read_sampling(&at, cfg));
+out:
+    json_decref(json);
+    return st;
+}
+
+bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
+{
+    bt_status       st   = BT_OK;
+    bt_model_config cfg  = {.bos_token = -1, .pad_token = -1};
+    json_t         *json = NULL;
+    bt_model_family fam  = BT_FAMILY_V3;
+    bt_json_at      at;
+    char            path[MAX_PATH];
+
+    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < MAX_PATH - 32, BT_ERR_IO,
+               "model directory: expected a path under %d bytes", MAX_PATH - 32);
+    BT_TRY(read_object(path, &json));
+    at = (bt_json_at){path, "", json};
+    BT_TRY(read_family(&at, &cfg, &fam));
+    BT_TRY(refuse_variants(&at));
+    BT_TRY(read_sizes(&at, &cfg));
+    BT_TRY(bt_config_rope(&at, &cfg));
+    BT_TRY(bt_config_moe(&at, fam, &cfg));
+    BT_TRY(read_quantization(&at, &cfg));
+    BT_TRY(read_tokens(&at, &cfg));
+    BT_TRY(read_generation(dir, &cfg));
+    *cfg_out                   = cfg;
+    cfg_out->mla.rope_inv_freq = cfg_out->rope_inv_freq;
+out:
+    json_decref(json);
+    return st;
+}
+
+uint32_t bt_model_n_moe_layers(const bt_model_config *cfg)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < cfg->n_layers; i++)
+        n += bt_model_layer_is_moe(cfg, i);
+    return n;
+}

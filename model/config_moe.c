@@ -1,0 +1,157 @@
+#include <string.h>
+
+#include "model/config_parts.h"
+
+/* transformers 5 lists each layer's kind; only "dense" layers first, then "sparse" ones, is a
+ * model that first_k_dense_replace can say. */
+static bt_status read_layer_types(const bt_json_at *at, bt_model_config *cfg)
+{
+    bt_status     st      = BT_OK;
+    const json_t *list    = bt_json_field(at, "mlp_layer_types");
+    uint32_t      n_dense = 0;
+    char          found[96];
+
+    if (list == NULL) goto out;
+    BT_REQUIRE(json_array_size(list) == cfg->n_layers, BT_ERR_FORMAT,
+               "%s: field mlp_layer_types: expected a list of %u, found %s", at->file,
+               cfg->n_layers, bt_json_show(list, found, sizeof(found)));
+    for (uint32_t i = 0; i < cfg->n_layers; i++) {
+        const json_t *v        = json_array_get(list, i);
+        const char   *s        = json_is_string(v) ? json_string_value(v) : "";
+        bool          is_dense = strcmp(s, "dense") == 0;
+
+        BT_REQUIRE(is_dense || strcmp(s, "sparse") == 0, BT_ERR_FORMAT,
+                   "%s: field mlp_layer_types[%u]: expected \"dense\" or \"sparse\", found %s",
+                   at->file, i, bt_json_show(v, found, sizeof(found)));
+        BT_REQUIRE(!is_dense || n_dense == i, BT_ERR_UNSUPPORTED,
+                   "%s: field mlp_layer_types[%u]: expected no dense layer after a sparse one",
+                   at->file, i);
+        n_dense += is_dense;
+    }
+    BT_REQUIRE(bt_json_field(at, "first_k_dense_replace") == NULL ||
+                   cfg->first_moe_layer == n_dense,
+               BT_ERR_FORMAT,
+               "%s: field mlp_layer_types: expected %u dense layers (first_k_dense_replace), found "
+               "%u",
+               at->file, cfg->first_moe_layer, n_dense);
+    cfg->first_moe_layer = n_dense;
+out:
+    return st;
+}
+
+static bt_status read_gate_kind(const bt_json_at *at, bt_model_family fam, bt_gate_kind *kind_out)
+{
+    static const struct {
+        const char  *method, *scoring;
+        bt_gate_kind kind;
+    } KINDS[] = {
+        {"greedy",               "softmax", BT_GATE_SOFTMAX       },
+        {"group_limited_greedy", "softmax", BT_GATE_SOFTMAX_GROUPS},
+        {"noaux_tc",             "sigmoid", BT_GATE_SIGMOID_BIAS  },
+    };
+    enum { N_KINDS = sizeof(KINDS) / sizeof(KINDS[0]) };
+    bt_status   st      = BT_OK;
+    const char *method  = fam == BT_FAMILY_V2 ? "greedy" : "noaux_tc";
+    const char *scoring = fam == BT_FAMILY_V2 ? "softmax" : "sigmoid";
+    char        found_method[64], found_scoring[64];
+    int         i = 0;
+
+    if (bt_json_field(at, "topk_method") != NULL) BT_TRY(bt_json_str(at, "topk_method", &method));
+    if (bt_json_field(at, "scoring_func") != NULL)
+        BT_TRY(bt_json_str(at, "scoring_func", &scoring));
+    while (i < N_KINDS &&
+           (strcmp(method, KINDS[i].method) != 0 || strcmp(scoring, KINDS[i].scoring) != 0))
+        i++;
+    BT_REQUIRE(i < N_KINDS, BT_ERR_UNSUPPORTED,
+               "%s: fields topk_method and scoring_func: expected greedy with softmax, "
+               "group_limited_greedy with softmax or noaux_tc with sigmoid, found \"%s\" with "
+               "\"%s\"",
+               at->file, bt_json_printable(method, found_method, sizeof(found_method)),
+               bt_json_printable(scoring, found_scoring, sizeof(found_scoring)));
+    *kind_out = KINDS[i].kind;
+out:
+    return st;
+}
+
+static bt_status check_groups(const bt_json_at *at, const bt_gate_config *g)
+{
+    bt_status st = BT_OK;
+    uint32_t  group_size;
+
+    BT_REQUIRE(g->n_experts % g->n_groups == 0, BT_ERR_FORMAT,
+               "%s: field n_group: expected a divisor of n_routed_experts (%u), found %u", at->file,
+               g->n_experts, g->n_groups);
+    group_size = g->n_experts / g->n_groups;
+    BT_REQUIRE(g->topk_groups <= g->n_groups, BT_ERR_FORMAT,
+               "%s: field topk_group: expected at most n_group (%u), found %u", at->file,
+               g->n_groups, g->topk_groups);
+    BT_REQUIRE(g->top_k <= g->topk_groups * group_size, BT_ERR_FORMAT,
+               "%s: field num_experts_per_tok: expected at most %u (topk_group %u groups of %u "
+               "experts), found %u",
+               at->file, g->topk_groups * group_size, g->topk_groups, group_size, g->top_k);
+    BT_REQUIRE(g->kind != BT_GATE_SIGMOID_BIAS || g->n_groups == 1 || group_size >= 2,
+               BT_ERR_FORMAT,
+               "%s: field n_group: expected groups of two experts or more (a group's score is the "
+               "sum of its two best), found %u groups of %u experts",
+               at->file, g->n_groups, g->n_experts);
+out:
+    return st;
+}
+
+static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_config *g)
+{
+    bt_status           st       = BT_OK;
+    double              scale    = 1;
+    const bt_config_u32 fields[] = {
+        {"num_experts_per_tok", &g->top_k,       1, BT_MAX_TOP_K,      true },
+        {"n_group",             &g->n_groups,    1, BT_MAX_SUM_BLOCKS, false},
+        {"topk_group",          &g->topk_groups, 1, BT_MAX_SUM_BLOCKS, false},
+    };
+
+    BT_TRY(read_gate_kind(at, fam, &g->kind));
+    g->n_groups = g->topk_groups = 1;
+    BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
+    if (g->kind == BT_GATE_SOFTMAX) g->n_groups = g->topk_groups = 1; /* greedy knows no groups */
+    BT_TRY(check_groups(at, g));
+    BT_TRY(bt_json_bool(at, "norm_topk_prob", &g->norm_topk));
+    BT_TRY(bt_json_f64(at, "routed_scaling_factor", 1e-6, 1e6, &scale));
+    /* V2's code either normalises or scales (models with both do not exist) */
+    if (fam == BT_FAMILY_V2 && g->norm_topk && g->top_k > 1) scale = 1;
+    g->scale = (float)scale;
+out:
+    return st;
+}
+
+bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
+{
+    bt_status           st       = BT_OK;
+    bt_gate_config     *g        = &cfg->moe.gate;
+    uint32_t            n_shared = 0;
+    const bt_config_u32 count    = {"n_routed_experts", &g->n_experts, 0, BT_MAX_EXPERTS, false};
+    const bt_config_u32 fields[] = {
+        {"moe_intermediate_size", &cfg->moe.expert_dim,  1, BT_CONFIG_MAX_DIM,    true },
+        {"n_shared_experts",      &n_shared,             0, 1 << 10,              false},
+        {"first_k_dense_replace", &cfg->first_moe_layer, 0, cfg->n_layers,        false},
+        {"moe_layer_freq",        &cfg->moe_layer_freq,  1, BT_CONFIG_MAX_LAYERS, false},
+    };
+
+    cfg->moe_layer_freq = 1;
+    cfg->moe.hidden     = cfg->hidden;
+    BT_TRY(bt_config_u32_fields(at, &count, 1));
+    if (g->n_experts == 0) goto out; /* every layer is dense */
+    BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
+    BT_REQUIRE(bt_json_field(at, "first_k_dense_replace") != NULL ||
+                   bt_json_field(at, "mlp_layer_types") != NULL,
+               BT_ERR_FORMAT,
+               "%s: field first_k_dense_replace: expected an integer from 0 to %u, found nothing",
+               at->file, cfg->n_layers);
+    BT_TRY(read_layer_types(at, cfg));
+    BT_REQUIRE((uint64_t)n_shared * cfg->moe.expert_dim <= BT_CONFIG_MAX_DIM, BT_ERR_FORMAT,
+               "%s: field n_shared_experts: expected n_shared_experts * moe_intermediate_size <= "
+               "%d, found %u * %u",
+               at->file, BT_CONFIG_MAX_DIM, n_shared, cfg->moe.expert_dim);
+    cfg->moe.shared_dim = n_shared * cfg->moe.expert_dim;
+    BT_TRY(read_gate(at, fam, g));
+out:
+    return st;
+}

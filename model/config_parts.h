@@ -1,0 +1,36 @@
+/* model/config_parts.h - the parts that config.json is read in.  Only for config*.c. */
+#ifndef BT_MODEL_CONFIG_PARTS_H
+#define BT_MODEL_CONFIG_PARTS_H
+
+#include "model/config.h"
+#include "model/json.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { BT_CONFIG_MAX_DIM = 1 << 20, BT_CONFIG_MAX_LAYERS = 1 << 12 };
+
+/* Whose defaults count for what a file leaves out. */
+typedef enum { BT_FAMILY_V2, BT_FAMILY_V3, BT_FAMILY_GLM4 } bt_model_family;
+
+typedef struct {
+    const char *name;
+    uint32_t   *v;
+    uint32_t    lo, hi;
+    bool        required; /* else *v keeps its default when the field is absent or null */
+} bt_config_u32;
+
+bt_status bt_config_u32_fields(const bt_json_at *at, const bt_config_u32 *fields, size_t n);
+
+/* The rope fields in both spellings, and what follows from them.  Needs cfg->mla's head sizes;
+ * fills the rope fields, mla.softmax_scale, mla.rope_magnitude and mla.rope_inv_freq. */
+bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg);
+
+/* Which layers are MoE, the experts' sizes and the gate.  Needs cfg->hidden and n_layers. */
+bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

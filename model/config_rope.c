@@ -1,0 +1,187 @@
+#include "model/config_parts.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct {
+    double factor, original_context, beta_fast, beta_slow, mscale, mscale_all_dim;
+} yarn;
+
+static const double PI = 3.14159265358979323846;
+
+/* The object with the scaling's fields: rope_parameters (transformers 5, holds rope_theta too) or
+ * rope_scaling; obj is NULL when there is neither. */
+static bt_status find_object(const bt_json_at *at, bt_json_at *rope_out)
+{
+    bt_status st  = BT_OK;
+    json_t   *old = bt_json_field(at, "rope_scaling"), *new = bt_json_field(at, "rope_parameters");
+    const char *name = new != NULL ? "rope_parameters" : "rope_scaling";
+    char        found[96];
+
+    BT_REQUIRE(old == NULL || new == NULL, BT_ERR_FORMAT,
+               "%s: expected one of rope_scaling and rope_parameters, found both", at->file);
+    BT_REQUIRE((old == NULL || json_is_object(old)) && (new == NULL || json_is_object(new)),
+               BT_ERR_FORMAT, "%s: field %s: expected an object, found %s", at->file, name,
+               bt_json_show(new != NULL ? new : old, found, sizeof(found)));
+    *rope_out = (bt_json_at){at->file, name, new != NULL ? new : old};
+out:
+    return st;
+}
+
+/* "default" or "yarn", under the key "rope_type" or its older name "type". */
+static bt_status read_kind(const bt_json_at *rope, bool *yarn_out)
+{
+    bt_status   st   = BT_OK;
+    const char *kind = "default", *key = "rope_type";
+    char        found[64];
+
+    if (rope->obj != NULL) {
+        if (bt_json_field(rope, key) == NULL && bt_json_field(rope, "type") != NULL) key = "type";
+        BT_TRY(bt_json_str(rope, key, &kind));
+    }
+    BT_REQUIRE(strcmp(kind, "default") == 0 || strcmp(kind, "yarn") == 0, BT_ERR_UNSUPPORTED,
+               "%s: field %s.%s: expected \"yarn\" or \"default\", found \"%s\"", rope->file,
+               rope->in, key, bt_json_printable(kind, found, sizeof(found)));
+    *yarn_out = strcmp(kind, "yarn") == 0;
+out:
+    return st;
+}
+
+static bt_status optional_f64(const bt_json_at *at, const char *field, double lo, double hi,
+                              double *v)
+{
+    return bt_json_field(at, field) == NULL ? BT_OK : bt_json_f64(at, field, lo, hi, v);
+}
+
+/* Variants of YaRN that no published MLA model has; they would change the numbers silently. */
+static bt_status refuse_variants(const bt_json_at *at, const bt_json_at *rope)
+{
+    bt_status st         = BT_OK;
+    double    partial    = 1;
+    bool      interleave = true, truncate = true;
+
+    if (bt_json_field(at, "rope_interleave") != NULL)
+        BT_TRY(bt_json_bool(at, "rope_interleave", &interleave));
+    BT_REQUIRE(interleave, BT_ERR_UNSUPPORTED,
+               "%s: field rope_interleave: expected true, found false", at->file);
+    BT_TRY(optional_f64(at, "partial_rotary_factor", 0, 1, &partial));
+    if (rope->obj != NULL) {
+        BT_TRY(optional_f64(rope, "partial_rotary_factor", 0, 1, &partial));
+        if (bt_json_field(rope, "truncate") != NULL)
+            BT_TRY(bt_json_bool(rope, "truncate", &truncate));
+        BT_REQUIRE(bt_json_field(rope, "attention_factor") == NULL, BT_ERR_UNSUPPORTED,
+                   "%s: field %s.attention_factor: expected mscale and mscale_all_dim instead",
+                   at->file, rope->in);
+    }
+    BT_REQUIRE(partial == 1, BT_ERR_UNSUPPORTED,
+               "%s: field partial_rotary_factor: expected 1, found %g", at->file, partial);
+    BT_REQUIRE(truncate, BT_ERR_UNSUPPORTED, "%s: field %s.truncate: expected true, found false",
+               at->file, rope->in);
+out:
+    return st;
+}
+
+static bt_status read_yarn(const bt_json_at *rope, yarn *y)
+{
+    bt_status st = BT_OK;
+
+    *y = (yarn){.beta_fast = 32, .beta_slow = 1, .mscale = 0, .mscale_all_dim = 0};
+    BT_TRY(bt_json_f64(rope, "factor", 1, 1e6, &y->factor));
+    BT_TRY(bt_json_f64(rope, "original_max_position_embeddings", 1, 1 << 24, &y->original_context));
+    BT_TRY(optional_f64(rope, "beta_fast", 1e-3, 1e6, &y->beta_fast));
+    BT_TRY(optional_f64(rope, "beta_slow", 1e-3, 1e6, &y->beta_slow));
+    BT_TRY(optional_f64(rope, "mscale", 0, 100, &y->mscale));
+    BT_TRY(optional_f64(rope, "mscale_all_dim", 0, 100, &y->mscale_all_dim));
+    BT_REQUIRE(y->beta_fast >= y->beta_slow, BT_ERR_FORMAT,
+               "%s: field %s.beta_fast: expected at least beta_slow (%g), found %g", rope->file,
+               rope->in, y->beta_slow, y->beta_fast);
+out:
+    return st;
+}
+
+static double mscale_of(double factor, double m)
+{
+    return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
+}
+
+/* YaRN (arXiv 2309.00071) as Hugging Face computes it: frequencies below `low` stay, those above
+ * `high` are divided by the factor, a ramp between. */
+static void scale_frequencies(const yarn *y, uint32_t dim, double theta, double *inv_freq)
+{
+    double span = 2 * log(theta);
+    double low  = floor(dim * log(y->original_context / (y->beta_fast * 2 * PI)) / span);
+    double high = ceil(dim * log(y->original_context / (y->beta_slow * 2 * PI)) / span);
+
+    low  = fmax(low, 0);
+    high = fmin(high, dim - 1);
+    if (low == high) high += 0.001;
+    for (uint32_t i = 0; i < dim / 2; i++) {
+        double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+
+        inv_freq[i] = inv_freq[i] / y->factor * ramp + inv_freq[i] * (1 - ramp);
+    }
+}
+
+static void apply_yarn(const yarn *y, bt_model_config *cfg)
+{
+    double all_dim = mscale_of(y->factor, y->mscale_all_dim);
+
+    scale_frequencies(y, cfg->mla.qk_rope_dim, cfg->rope_theta, cfg->rope_inv_freq);
+    cfg->yarn_factor           = y->factor;
+    cfg->yarn_original_context = y->original_context;
+    /* without both fields Hugging Face takes the mscale of 1 */
+    cfg->mla.rope_magnitude = y->mscale != 0 && y->mscale_all_dim != 0
+                                  ? mscale_of(y->factor, y->mscale) / all_dim
+                                  : mscale_of(y->factor, 1);
+    if (y->mscale_all_dim != 0)
+        cfg->mla.softmax_scale =
+            (float)(all_dim * all_dim / sqrt(cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim));
+}
+
+/* theta^(-2i/dim) by multiplications alone: libm's pow chooses its code by CPU, and these numbers
+ * reach every page (docs/architecture.md, "Numbers").  Bisects the ratio of the sequence. */
+static void base_frequencies(double theta, uint32_t dim, double *inv_freq)
+{
+    double lo = 0, hi = 1;
+
+    for (int step = 0; step < 64; step++) {
+        double mid = (lo + hi) / 2, power = 1;
+
+        for (uint32_t i = 0; i < dim / 2; i++)
+            power *= mid;
+        if (power * theta < 1)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    inv_freq[0] = 1;
+    for (uint32_t i = 1; i < dim / 2; i++)
+        inv_freq[i] = inv_freq[i - 1] * hi;
+}
+
+bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg)
+{
+    bt_status  st   = BT_OK;
+    uint32_t   dim  = cfg->mla.qk_rope_dim;
+    bt_json_at rope = {0};
+    yarn       y;
+
+    BT_TRY(find_object(at, &rope));
+    BT_TRY(read_kind(&rope, &cfg->yarn));
+    BT_TRY(refuse_variants(at, &rope));
+    if (rope.obj != NULL && bt_json_field(&rope, "rope_theta") != NULL)
+        BT_TRY(bt_json_f64(&rope, "rope_theta", 1.001, 1e12, &cfg->rope_theta));
+    else
+        BT_TRY(bt_json_f64(at, "rope_theta", 1.001, 1e12, &cfg->rope_theta));
+
+    base_frequencies(cfg->rope_theta, dim, cfg->rope_inv_freq);
+    cfg->mla.rope_inv_freq  = cfg->rope_inv_freq;
+    cfg->mla.rope_magnitude = 1;
+    cfg->mla.softmax_scale  = (float)(1 / sqrt(cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim));
+    if (cfg->yarn) {
+        BT_TRY(read_yarn(&rope, &y));
+        apply_yarn(&y, cfg);
+    }
+out:
+    return st;
+}

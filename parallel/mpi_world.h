@@ -1,0 +1,61 @@
+/* parallel/mpi_world.h - what group.c and handoff.c share of the MPI job; inside parallel/ only.
+ *
+ * Two communicators are made at start-up, one for groups and one for the hand-off, so that their
+ * messages never meet; none is made later.
+ *
+ * A wreck is memory that an abandoned request may still read or write: after a TIMEOUT the peer
+ * may wake up and finish its part.  The world keeps it until the requests have completed, or until
+ * MPI has ended. */
+#ifndef BT_PARALLEL_MPI_WORLD_H
+#define BT_PARALLEL_MPI_WORLD_H
+
+#include <mpi.h>
+
+#include "parallel/group.h"
+
+/* Bits of a group's tag: space | epoch | sequence, highest first. */
+typedef struct {
+    uint32_t epoch_bits, sequence_bits;
+} bt_tag_layout;
+
+typedef struct bt_wreck {
+    struct bt_wreck *next;
+    void            *memory; /* one block of bt_calloc_aligned(), requests included */
+    MPI_Request     *requests;
+    int              n_requests;
+} bt_wreck;
+
+struct bt_world {
+    MPI_Comm      group_comm, handoff_comm;
+    uint32_t      rank, size, local_rank, local_size;
+    uint32_t     *node_of;        /* [size]: the lowest world rank on that rank's machine */
+    bool          shared_memory;  /* ranks of one machine talk through shared memory */
+    size_t        fragment_bytes; /* largest message where the TCP rule holds */
+    bt_tag_layout tags;
+    uint64_t      spin_ns; /* how long a wait may spin before it gives the core away */
+    bt_wreck     *wrecks;
+};
+
+/* True when messages between this rank and `peer` must obey the TCP rule: at most one fragment
+ * below the eager limit is under way to a peer (Open MPI can hang otherwise when that peer dies).
+ */
+bool bt_world_tcp_rule(const bt_world *world, uint32_t peer);
+/* True when no pair of ranks of the job needs the TCP rule. */
+bool bt_world_all_shared(const bt_world *world);
+
+/* The layout for an MPI_TAG_UB, and the tag of one operation in it. */
+bt_tag_layout bt_tag_layout_of(int tag_ub);
+int           bt_tag_make(bt_tag_layout layout, uint32_t space, uint32_t epoch, uint64_t sequence);
+
+/* Whether MPI's parameters `btl` and `pml` let ranks of one machine use shared memory. */
+bool bt_transport_is_shared(const char *btl, const char *pml);
+
+/* Takes ownership of wreck->memory, which holds the wreck itself and its requests. */
+void bt_world_abandon(bt_world *world, bt_wreck *wreck);
+/* Frees the wrecks whose requests have completed. */
+void bt_world_sweep(bt_world *world);
+
+/* MPI's text for a return code, in a static buffer of the calling thread. */
+const char *bt_mpi_text(int code);
+
+#endif

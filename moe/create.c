@@ -1,0 +1,191 @@
+/* moe/create.c - takes and gives back everything that an expert layer needs: a step allocates
+ * nothing. */
+#include "core/alloc.h"
+#include "moe/state.h"
+
+/* Terms (row, expert) that one grouped product takes, about: larger steps are cut into tiles of
+ * rows, which bounds the workspace and changes no bit. */
+enum { TILE_TERMS = 4096 };
+
+static bt_status check_config(const bt_moe_config *cfg, const bt_group *group,
+                              const bt_placement *placement, uint32_t max_rows)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_gate_check(&cfg->gate));
+    BT_REQUIRE(cfg->hidden != 0 && cfg->expert_dim != 0 && max_rows != 0, BT_ERR_INVALID_ARG,
+               "moe: hidden %u, expert width %u, %u rows", cfg->hidden, cfg->expert_dim, max_rows);
+    BT_REQUIRE(placement->n_experts == cfg->gate.n_experts &&
+                   placement->n_ranks == bt_group_size(group),
+               BT_ERR_INVALID_ARG, "moe: placement of %u experts on %u ranks, expected %u on %u",
+               placement->n_experts, placement->n_ranks, cfg->gate.n_experts, bt_group_size(group));
+out:
+    return st;
+}
+
+static bt_status take(bt_moe *moe, size_t n, size_t elem_bytes, void *ptr_out)
+{
+    void     *ptr = NULL;
+    bt_status st  = BT_OK;
+    size_t    bytes;
+
+    BT_REQUIRE(n <= SIZE_MAX / elem_bytes, BT_ERR_NO_MEMORY, "moe workspace of %zu elements", n);
+    bytes = n * elem_bytes;
+    if (bytes == 0) goto out; /* stays NULL: this rank never uses it */
+    BT_TRY(bt_device_alloc(moe->dev, bytes, &ptr));
+    memcpy(ptr_out, &ptr, sizeof(ptr));
+    moe->bytes += bytes;
+out:
+    return st;
+}
+
+/* Which experts are here, which blocks are whole; returns what one row can ask of this rank, and
+ * of all ranks together, in items. */
+static bt_status map_experts(bt_moe *moe, uint32_t *own_items_out, uint32_t *all_items_out)
+{
+    const bt_placement *p  = moe->placement;
+    bt_status           st = BT_OK;
+
+    moe->local_expert = bt_calloc(p->n_experts, sizeof(*moe->local_expert));
+    moe->local_index  = bt_calloc(p->n_experts, sizeof(*moe->local_index));
+    moe->whole        = bt_calloc(p->n_blocks, sizeof(*moe->whole));
+    BT_REQUIRE(moe->local_expert != NULL && moe->local_index != NULL && moe->whole != NULL,
+               BT_ERR_NO_MEMORY, "moe map of %u experts", p->n_experts);
+    *own_items_out = *all_items_out = 0;
+    for (uint32_t b = 0; b < p->n_blocks; b++) {
+        int owner = bt_placement_block_owner(p, b);
+
+        moe->whole[b] = owner >= 0;
+        *all_items_out += owner >= 0 ? 1 : bt_block_size(p);
+        if (owner == (int)moe->self) *own_items_out += 1;
+    }
+    for (uint32_t e = 0; e < p->n_experts; e++) {
+        if (p->owner[e] != moe->self) continue;
+        moe->local_index[e]               = (uint16_t)moe->n_local;
+        moe->local_expert[moe->n_local++] = (uint16_t)e;
+        if (!moe->whole[bt_moe_block_of(moe, e)]) *own_items_out += 1;
+    }
+    *own_items_out = bt_min_u32(*own_items_out, moe->cfg.gate.top_k);
+    *all_items_out = bt_min_u32(*all_items_out, moe->cfg.gate.top_k);
+out:
+    return st;
+}
+
+static bt_status take_device(bt_moe *moe, size_t all_rows, uint32_t own_items, uint32_t all_items)
+{
+    const bt_moe_config *c     = &moe->cfg;
+    size_t               terms = moe->tile_terms, rows = moe->max_rows;
+    bt_status            st = BT_OK;
+
+    BT_TRY(take(moe, rows * c->gate.n_experts, sizeof(float), &moe->logits));
+    BT_TRY(take(moe, all_rows * moe->wire_elems, sizeof(bt_bf16), &moe->wire));
+    BT_TRY(take(moe, terms * moe->wire_elems, sizeof(bt_bf16), &moe->tile_x));
+    BT_TRY(take(moe, terms * 2 * c->expert_dim, sizeof(bt_bf16), &moe->tile_h));
+    BT_TRY(take(moe, terms * c->expert_dim, sizeof(bt_bf16), &moe->tile_a));
+    BT_TRY(take(moe, terms * c->hidden, sizeof(float), &moe->tile_y));
+    BT_TRY(take(moe, all_rows * own_items * c->hidden, sizeof(bt_bf16), &moe->sent));
+    BT_TRY(take(moe, rows * all_items * c->hidden, sizeof(bt_bf16), &moe->came));
+    BT_TRY(take(moe, rows * 2 * c->shared_dim, sizeof(bt_bf16), &moe->shared_h));
+    BT_TRY(take(moe, rows * c->shared_dim, sizeof(bt_bf16), &moe->shared_a));
+    if (c->shared_dim != 0) BT_TRY(take(moe, rows * c->hidden, sizeof(float), &moe->shared_y));
+    BT_TRY(take(moe, moe->ops->scratch_bytes(moe->dev, c->hidden), 1, &moe->scratch));
+out:
+    return st;
+}
+
+static bt_status take_host(bt_moe *moe, size_t all_rows)
+{
+    size_t    ranks = moe->n_ranks, rows = moe->max_rows, terms = moe->tile_terms;
+    uint32_t  k  = moe->cfg.gate.top_k;
+    bt_status st = BT_OK;
+
+    moe->row_at      = bt_calloc(ranks + 1, sizeof(*moe->row_at));
+    moe->first_item  = bt_calloc(all_rows + 1, sizeof(*moe->first_item));
+    moe->n_came      = bt_calloc(ranks, sizeof(*moe->n_came));
+    moe->experts     = bt_calloc(rows * k, sizeof(*moe->experts));
+    moe->items       = bt_calloc(rows * k, sizeof(*moe->items));
+    moe->send_at     = bt_calloc(ranks, sizeof(*moe->send_at));
+    moe->send_bytes  = bt_calloc(ranks, sizeof(*moe->send_bytes));
+    moe->recv_at     = bt_calloc(ranks, sizeof(*moe->recv_at));
+    moe->recv_bytes  = bt_calloc(ranks, sizeof(*moe->recv_bytes));
+    moe->gemms       = bt_calloc(moe->n_local, sizeof(*moe->gemms));
+    moe->item_dst    = bt_calloc(terms, sizeof(*moe->item_dst));
+    moe->term_at     = bt_calloc(terms + 1, sizeof(*moe->term_at));
+    moe->term_row    = bt_calloc(terms, sizeof(*moe->term_row));
+    moe->term_y      = bt_calloc(terms, sizeof(*moe->term_y));
+    moe->gather      = bt_calloc(terms, sizeof(*moe->gather));
+    moe->term_local  = bt_calloc(terms, sizeof(*moe->term_local));
+    moe->term_weight = bt_calloc(terms, sizeof(*moe->term_weight));
+    moe->local_at    = bt_calloc((size_t)moe->n_local + 1, sizeof(*moe->local_at));
+    BT_REQUIRE(moe->row_at != NULL && moe->first_item != NULL && moe->n_came != NULL &&
+                   moe->experts != NULL && moe->items != NULL && moe->send_at != NULL &&
+                   moe->send_bytes != NULL && moe->recv_at != NULL && moe->recv_bytes != NULL &&
+                   moe->gemms != NULL,
+               BT_ERR_NO_MEMORY, "moe tables of %zu rows", all_rows);
+    BT_REQUIRE(moe->item_dst != NULL && moe->term_at != NULL && moe->term_row != NULL &&
+                   moe->term_y != NULL && moe->gather != NULL && moe->term_local != NULL &&
+                   moe->term_weight != NULL && moe->local_at != NULL,
+               BT_ERR_NO_MEMORY, "moe tile of %zu terms", terms);
+out:
+    return st;
+}
+
+bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *placement,
+                        const bt_moe_config *cfg, uint32_t max_rows, bt_moe **moe_out)
+{
+    bt_status st  = BT_OK;
+    bt_moe   *moe = NULL;
+    uint32_t  own_items, all_items, per_row;
+    size_t    all_rows, terms;
+
+    BT_REQUIRE(strcmp(dev->ops->name, "cpu") == 0, BT_ERR_UNSUPPORTED,
+               "moe: no implementation for device \"%s\"", dev->ops->name);
+    BT_TRY(check_config(cfg, group, placement, max_rows));
+    moe = bt_calloc(1, sizeof(*moe));
+    BT_REQUIRE(moe != NULL, BT_ERR_NO_MEMORY, "moe");
+    moe->dev        = dev;
+    moe->group      = group;
+    moe->placement  = placement;
+    moe->ops        = &bt_moe_cpu_ops;
+    moe->cfg        = *cfg;
+    moe->n_ranks    = bt_group_size(group);
+    moe->self       = bt_group_self(group);
+    moe->max_rows   = max_rows;
+    moe->wire_elems = bt_wire_elems(cfg->hidden, cfg->gate.top_k);
+    all_rows        = (size_t)moe->n_ranks * max_rows;
+    BT_REQUIRE(all_rows < UINT32_MAX / BT_MAX_TOP_K, BT_ERR_INVALID_ARG,
+               "moe: %u ranks of %u rows are too many", moe->n_ranks, max_rows);
+    BT_TRY(map_experts(moe, &own_items, &all_items));
+    per_row         = bt_min_u32(cfg->gate.top_k, moe->n_local);
+    terms           = all_rows * per_row;
+    moe->tile_terms = terms < TILE_TERMS ? (uint32_t)terms : TILE_TERMS;
+    BT_TRY(take_device(moe, all_rows, own_items, all_items));
+    BT_TRY(take_host(moe, all_rows));
+    *moe_out = moe;
+    moe      = NULL; /* handed over */
+out:
+    bt_moe_destroy(moe);
+    return st;
+}
+
+void bt_moe_destroy(bt_moe *moe)
+{
+    if (moe == NULL) return;
+    void *device[] = {moe->logits,   moe->wire,     moe->tile_x,   moe->tile_h,
+                      moe->tile_a,   moe->tile_y,   moe->sent,     moe->came,
+                      moe->shared_h, moe->shared_a, moe->shared_y, moe->scratch};
+    void *host[]   = {moe->local_expert, moe->local_index, moe->whole,      moe->row_at,
+                      moe->first_item,   moe->n_came,      moe->experts,    (void *)moe->items,
+                      moe->send_at,      moe->send_bytes,  moe->recv_at,    moe->recv_bytes,
+                      moe->gemms,        moe->item_dst,    moe->term_at,    moe->term_row,
+                      moe->term_y,       moe->gather,      moe->term_local, moe->term_weight,
+                      moe->local_at};
+
+    for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
+        bt_device_free(moe->dev, device[i]);
+    for (size_t i = 0; i < sizeof(host) / sizeof(host[0]); i++)
+        bt_free(host[i]);
+    bt_free(moe);
+}
+
+size_t bt_moe_workspace_bytes(const bt_moe *moe) { return moe->bytes; }

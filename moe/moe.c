@@ -1,0 +1,323 @@
+#include "moe/moe.h"
+
+#include "moe/state.h"
+
+static bt_status count_rows(bt_moe *moe, const bt_step_rows *rows)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(rows->n_ranks == moe->n_ranks, BT_ERR_INVALID_ARG,
+               "moe: rows of %u ranks in a group of %u", rows->n_ranks, moe->n_ranks);
+    for (uint32_t q = 0; q < moe->n_ranks; q++) {
+        uint64_t n = 0;
+
+        for (int role = 0; role < BT_N_ROLES; role++)
+            n += rows->n_rows[q][role];
+        BT_REQUIRE(n <= moe->max_rows, BT_ERR_PROTOCOL,
+                   "moe: rank %u of the group brings %llu rows to a step of at most %u", q,
+                   (unsigned long long)n, moe->max_rows);
+        moe->row_at[q + 1] = moe->row_at[q] + (uint32_t)n;
+    }
+out:
+    return st;
+}
+
+/* Router and gate for this rank's rows; they become wire rows at their place among all. */
+static bt_status route(bt_moe *moe, const bt_moe_weights *w, const uint32_t n_rows[BT_N_ROLES],
+                       const bt_bf16 *x, const uint16_t *forced)
+{
+    const bt_moe_config *c      = &moe->cfg;
+    size_t               at     = 0;
+    bt_status            st     = BT_OK;
+    bt_moe_route         params = {.gate   = &c->gate,
+                                   .n_rows = moe->row_at[moe->self + 1] - moe->row_at[moe->self],
+                                   .hidden = c->hidden,
+                                   .x      = x,
+                                   .logits = moe->logits,
+                                   .bias   = w->router_bias,
+                                   .forced = forced,
+                                   .wire   = bt_moe_wire_row(moe, moe->row_at[moe->self]),
+                                   .chosen = moe->experts};
+
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        bt_gemm gemm = {.w       = w->router,
+                        .x       = x + at * c->hidden,
+                        .ld_x    = c->hidden,
+                        .y       = moe->logits + at * c->gate.n_experts,
+                        .ld_y    = c->gate.n_experts,
+                        .m       = n_rows[role],
+                        .y_dtype = BT_F32};
+
+        BT_TRY(bt_device_gemm(moe->dev, (bt_role)role, 1, &gemm));
+        at += n_rows[role];
+    }
+    moe->ops->route(moe->dev, &params);
+out:
+    return st;
+}
+
+/* Every rank's rows to every rank. */
+static bt_status dispatch(bt_moe *moe, const bt_wait *wait)
+{
+    bt_wait w         = *wait;
+    size_t  row_bytes = moe->wire_elems * sizeof(bt_bf16);
+    size_t  own_at    = moe->row_at[moe->self] * row_bytes;
+    size_t  own_bytes = moe->row_at[moe->self + 1] * row_bytes - own_at;
+
+    for (uint32_t q = 0; q < moe->n_ranks; q++) {
+        bool other         = q != moe->self;
+        moe->send_at[q]    = own_at;
+        moe->send_bytes[q] = other ? own_bytes : 0; /* our own lie in place */
+        moe->recv_at[q]    = moe->row_at[q] * row_bytes;
+        moe->recv_bytes[q] = other ? moe->row_at[q + 1] * row_bytes - moe->recv_at[q] : 0;
+    }
+    w.what = "moe dispatch";
+    return bt_group_exchange(moe->group, moe->wire, moe->send_at, moe->send_bytes, moe->wire,
+                             moe->recv_at, moe->recv_bytes, &w);
+}
+
+/* Numbers the items that this rank owes, row after row, after checking what peers sent. */
+static bt_status number_items(bt_moe *moe)
+{
+    const bt_gate_config *gate = &moe->cfg.gate;
+    uint32_t              n    = 0;
+    bt_status             st   = BT_OK;
+
+    for (uint32_t q = 0; q < moe->n_ranks; q++) {
+        for (uint32_t r = moe->row_at[q]; r < moe->row_at[q + 1]; r++) {
+            const uint16_t *experts = bt_wire_experts(bt_moe_wire_row(moe, r), moe->cfg.hidden);
+
+            BT_REQUIRE(bt_gate_forced_ok(gate, experts), BT_ERR_PROTOCOL,
+                       "moe dispatch: row %u of rank %u (world rank %u) names experts that are not "
+                       "%u ascending ids below %u",
+                       r - moe->row_at[q], q, bt_group_world_rank(moe->group, q), gate->top_k,
+                       gate->n_experts);
+            moe->first_item[r] = n;
+            for (uint32_t j = 0; j < gate->top_k; j++)
+                n += moe->placement->owner[experts[j]] == moe->self &&
+                     bt_moe_begins_item(moe, experts, j);
+        }
+    }
+    moe->first_item[moe->row_at[moe->n_ranks]] = n;
+out:
+    return st;
+}
+
+static void fill_gemms(bt_moe *moe, bt_linear *const *weights, const bt_bf16 *x, size_t ld_x,
+                       void *y, size_t ld_y, bt_dtype y_dtype, uint32_t *n_out)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < moe->n_local; i++) {
+        size_t first = moe->local_at[i];
+
+        if (moe->local_at[i + 1] == first) continue;
+        moe->gemms[n++] = (bt_gemm){.w       = weights[moe->local_expert[i]],
+                                    .x       = x + first * ld_x,
+                                    .ld_x    = ld_x,
+                                    .y       = (char *)y + first * ld_y * bt_dtype_bytes(y_dtype),
+                                    .ld_y    = ld_y,
+                                    .m       = moe->local_at[i + 1] - (uint32_t)first,
+                                    .y_dtype = y_dtype};
+    }
+    *n_out = n;
+}
+
+/* Sorts the tile's terms by expert: gather[] says which wire row stands where, term_y[] where each
+ * term's output will stand. */
+static void sort_tile(bt_moe *moe)
+{
+    memset(moe->local_at, 0, ((size_t)moe->n_local + 1) * sizeof(*moe->local_at));
+    for (uint32_t t = 0; t < moe->n_terms; t++)
+        moe->local_at[moe->term_local[t] + 1]++;
+    for (uint32_t i = 0; i < moe->n_local; i++)
+        moe->local_at[i + 1] += moe->local_at[i];
+    for (uint32_t t = 0; t < moe->n_terms; t++) {
+        uint32_t y = moe->local_at[moe->term_local[t]]++; /* becomes the next one's first */
+
+        moe->gather[y] = moe->term_row[t];
+        moe->term_y[t] = y;
+    }
+    memmove(moe->local_at + 1, moe->local_at, moe->n_local * sizeof(*moe->local_at));
+    moe->local_at[0] = 0;
+}
+
+static bt_status run_tile(bt_moe *moe, const bt_moe_weights *w, bt_role role)
+{
+    const bt_moe_config *c      = &moe->cfg;
+    bt_status            st     = BT_OK;
+    uint32_t             n      = 0;
+    bt_moe_sums          params = {.n_items = moe->n_items,
+                                   .hidden  = c->hidden,
+                                   .dst     = moe->item_dst,
+                                   .term_at = moe->term_at,
+                                   .y_row   = moe->term_y,
+                                   .weight  = moe->term_weight,
+                                   .y       = moe->tile_y,
+                                   .items   = moe->sent,
+                                   .scratch = moe->scratch};
+
+    if (moe->n_terms == 0) return BT_OK;
+    moe->term_at[moe->n_items] = moe->n_terms;
+    sort_tile(moe);
+    BT_TRY(bt_device_gather_rows(moe->dev, moe->n_terms, moe->wire_elems, moe->wire, moe->gather,
+                                 moe->tile_x));
+    fill_gemms(moe, w->gate_up, moe->tile_x, moe->wire_elems, moe->tile_h,
+               2 * (size_t)c->expert_dim, BT_BF16, &n);
+    BT_TRY(bt_device_gemm(moe->dev, role, n, moe->gemms));
+    BT_TRY(bt_device_swiglu(moe->dev, moe->n_terms, c->expert_dim, moe->tile_h, moe->tile_a));
+    fill_gemms(moe, w->down, moe->tile_a, c->expert_dim, moe->tile_y, c->hidden, BT_F32, &n);
+    BT_TRY(bt_device_gemm(moe->dev, role, n, moe->gemms));
+    moe->ops->sum(moe->dev, &params);
+    moe->n_terms = moe->n_items = 0;
+out:
+    return st;
+}
+
+static void add_to_tile(bt_moe *moe, uint32_t row, const uint16_t *experts)
+{
+    const bt_moe_config *c    = &moe->cfg;
+    uint32_t             item = moe->first_item[row];
+
+    for (uint32_t j = 0; j < c->gate.top_k; j++) {
+        uint32_t t = moe->n_terms;
+
+        if (moe->placement->owner[experts[j]] != moe->self) continue;
+        if (bt_moe_begins_item(moe, experts, j)) {
+            moe->term_at[moe->n_items]    = t;
+            moe->item_dst[moe->n_items++] = item++;
+        }
+        moe->term_row[t]   = row;
+        moe->term_local[t] = moe->local_index[experts[j]];
+        moe->term_weight[t] =
+            bt_wire_weight(bt_moe_wire_row(moe, row), c->hidden, c->gate.top_k, j);
+        moe->n_terms++;
+    }
+}
+
+/* This rank's experts on every row that asks for them, one role after the other. */
+static bt_status run_experts(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows)
+{
+    uint32_t  per_row = bt_min_u32(moe->cfg.gate.top_k, moe->n_local);
+    bt_status st      = BT_OK;
+
+    moe->n_terms = moe->n_items = 0;
+    for (int role = 0; role < BT_N_ROLES && moe->n_local != 0; role++) {
+        for (uint32_t q = 0; q < moe->n_ranks; q++) {
+            uint32_t first = moe->row_at[q];
+
+            for (int before = 0; before < role; before++)
+                first += rows->n_rows[q][before];
+            for (uint32_t r = first; r < first + rows->n_rows[q][role]; r++) {
+                if (moe->n_terms + per_row > moe->tile_terms)
+                    BT_TRY(run_tile(moe, w, (bt_role)role));
+                add_to_tile(moe, r, bt_wire_experts(bt_moe_wire_row(moe, r), moe->cfg.hidden));
+            }
+        }
+        BT_TRY(run_tile(moe, w, (bt_role)role));
+    }
+out:
+    return st;
+}
+
+static bt_status run_shared(bt_moe *moe, const bt_moe_weights *w, const uint32_t n_rows[BT_N_ROLES],
+                            const bt_bf16 *x)
+{
+    const bt_moe_config *c  = &moe->cfg;
+    size_t               at = 0, dim = c->shared_dim;
+    bt_status            st = BT_OK;
+
+    for (int role = 0; role < BT_N_ROLES && dim != 0; role++) {
+        bt_gemm up   = {.w       = w->shared_gate_up,
+                        .x       = x + at * c->hidden,
+                        .ld_x    = c->hidden,
+                        .y       = moe->shared_h,
+                        .ld_y    = 2 * dim,
+                        .m       = n_rows[role],
+                        .y_dtype = BT_BF16};
+        bt_gemm down = {.w       = w->shared_down,
+                        .x       = moe->shared_a,
+                        .ld_x    = dim,
+                        .y       = moe->shared_y + at * c->hidden,
+                        .ld_y    = c->hidden,
+                        .m       = n_rows[role],
+                        .y_dtype = BT_F32};
+
+        BT_TRY(bt_device_gemm(moe->dev, (bt_role)role, 1, &up));
+        BT_TRY(
+            bt_device_swiglu(moe->dev, n_rows[role], c->shared_dim, moe->shared_h, moe->shared_a));
+        BT_TRY(bt_device_gemm(moe->dev, (bt_role)role, 1, &down));
+        at += n_rows[role];
+    }
+out:
+    return st;
+}
+
+/* Items back to the rows' owners; moe->items[] then says where each expert's output lies. */
+static bt_status collect(bt_moe *moe, const bt_wait *wait)
+{
+    size_t   item_bytes = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
+    uint32_t top_k = moe->cfg.gate.top_k, self = moe->self;
+    uint32_t n_entries = (moe->row_at[self + 1] - moe->row_at[self]) * top_k;
+    bt_wait  w         = *wait;
+
+    memset(moe->n_came, 0, moe->n_ranks * sizeof(*moe->n_came));
+    for (uint32_t i = 0; i < n_entries; i++)
+        moe->n_came[moe->placement->owner[moe->experts[i]]] +=
+            bt_moe_begins_item(moe, moe->experts + i / top_k * top_k, i % top_k);
+    for (uint32_t q = 0; q < moe->n_ranks; q++) {
+        uint32_t first     = moe->first_item[moe->row_at[q]];
+        uint32_t end       = moe->first_item[moe->row_at[q + 1]];
+        bool     other     = q != self;
+        moe->send_at[q]    = first * item_bytes;
+        moe->send_bytes[q] = other ? (end - first) * item_bytes : 0;
+        moe->recv_at[q]    = at;
+        moe->recv_bytes[q] = other ? moe->n_came[q] * item_bytes : 0;
+        at += moe->recv_bytes[q];
+        moe->n_came[q] = 0;
+    }
+    for (uint32_t i = 0; i < n_entries; i++) {
+        uint32_t q = moe->placement->owner[moe->experts[i]];
+
+        moe->items[i] = NULL;
+        if (!bt_moe_begins_item(moe, moe->experts + i / top_k * top_k, i % top_k)) continue;
+        moe->items[i] = (q == self ? moe->sent + moe->send_at[q] / sizeof(bt_bf16)
+                                   : moe->came + moe->recv_at[q] / sizeof(bt_bf16)) +
+                        (size_t)moe->n_came[q]++ * moe->cfg.hidden;
+    }
+    w.what = "moe combine";
+    return bt_group_exchange(moe->group, moe->sent, moe->send_at, moe->send_bytes, moe->came,
+                             moe->recv_at, moe->recv_bytes, &w);
+}
+
+bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
+                         const bt_bf16 *x, const uint16_t *forced, bt_bf16 *y, uint16_t *chosen_out,
+                         const bt_wait *wait)
+{
+    const bt_moe_config *c      = &moe->cfg;
+    bt_status            st     = BT_OK;
+    bt_moe_combine       params = {.hidden     = c->hidden,
+                                   .top_k      = c->gate.top_k,
+                                   .n_blocks   = moe->placement->n_blocks,
+                                   .block_size = bt_block_size(moe->placement),
+                                   .experts    = moe->experts,
+                                   .items      = moe->items,
+                                   .shared     = c->shared_dim != 0 ? moe->shared_y : NULL,
+                                   .y          = y,
+                                   .scratch    = moe->scratch};
+
+    BT_TRY(count_rows(moe, rows));
+    params.n_rows = moe->row_at[moe->self + 1] - moe->row_at[moe->self];
+    BT_TRY(route(moe, w, rows->n_rows[moe->self], x, forced));
+    BT_TRY(dispatch(moe, wait));
+    BT_TRY(number_items(moe));
+    BT_TRY(run_experts(moe, w, rows));
+    BT_TRY(run_shared(moe, w, rows->n_rows[moe->self], x));
+    BT_TRY(collect(moe, wait));
+    moe->ops->combine(moe->dev, &params);
+    if (chosen_out != NULL)
+        memcpy(chosen_out, moe->experts,
+               (size_t)params.n_rows * c->gate.top_k * sizeof(*chosen_out));
+out:
+    return st;
+}

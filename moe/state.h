@@ -1,0 +1,74 @@
+/* moe/state.h - what an expert layer keeps between and during steps.  Internal to moe/. */
+#ifndef BT_MOE_STATE_H
+#define BT_MOE_STATE_H
+
+#include "moe/moe.h"
+#include "moe/ops.h"
+
+struct bt_moe {
+    bt_device          *dev;       /* borrowed */
+    bt_group           *group;     /* borrowed */
+    const bt_placement *placement; /* borrowed */
+    const bt_moe_ops   *ops;
+    bt_moe_config       cfg;
+    uint32_t            n_ranks, self, max_rows, wire_elems;
+
+    /* Who holds what. */
+    uint32_t  n_local;
+    uint16_t *local_expert; /* owned: [n_local] ids ascending */
+    uint16_t *local_index;  /* owned: [n_experts], of this rank's experts */
+    bool     *whole;        /* owned: [n_blocks] one rank holds the whole block */
+
+    /* Device memory, owned. */
+    float   *logits; /* [max_rows, n_experts] */
+    bt_bf16 *wire;   /* [n_ranks max_rows, wire_elems]: every rank's rows, rank after rank */
+    bt_bf16 *tile_x; /* [tile_terms, wire_elems]: rows sorted by expert */
+    bt_bf16 *tile_h; /* [tile_terms, 2 expert_dim] */
+    bt_bf16 *tile_a; /* [tile_terms, expert_dim] */
+    float   *tile_y; /* [tile_terms, hidden] */
+    bt_bf16 *sent;   /* items that this rank made, by destination */
+    bt_bf16 *came;   /* items that other ranks made for this rank's rows */
+    bt_bf16 *shared_h, *shared_a;
+    float   *shared_y; /* [max_rows, hidden] */
+    float   *scratch;
+    size_t   bytes; /* of all of these */
+
+    /* Host memory, owned. */
+    uint32_t       *row_at;     /* [n_ranks + 1] first wire row of each rank */
+    uint32_t       *first_item; /* [n_ranks max_rows + 1] first item of each wire row */
+    uint32_t       *n_came;     /* [n_ranks] items seen from each rank */
+    uint16_t       *experts;    /* [max_rows, top_k] of this rank's rows */
+    const bt_bf16 **items;      /* [max_rows, top_k] what came for each expert */
+    size_t         *send_at, *send_bytes, *recv_at, *recv_bytes; /* [n_ranks] */
+    bt_gemm        *gemms;                                       /* [n_local] */
+
+    /* The tile that is being filled, host, owned. */
+    uint32_t  tile_terms, n_terms, n_items;
+    uint32_t *item_dst, *term_at, *term_row, *term_y, *gather; /* [tile_terms (+1)] */
+    uint16_t *term_local;
+    float    *term_weight;
+    uint32_t *local_at; /* [n_local + 1] */
+};
+
+static inline uint32_t bt_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static inline uint32_t bt_moe_block_of(const bt_moe *moe, uint32_t expert)
+{
+    return expert / bt_block_size(moe->placement);
+}
+
+/* Whether the j-th expert of a row begins an item: outputs of a whole block share one, outputs of
+ * a split block travel singly. */
+static inline bool bt_moe_begins_item(const bt_moe *moe, const uint16_t *experts, uint32_t j)
+{
+    uint32_t block = bt_moe_block_of(moe, experts[j]);
+
+    return j == 0 || !moe->whole[block] || bt_moe_block_of(moe, experts[j - 1]) != block;
+}
+
+static inline bt_bf16 *bt_moe_wire_row(const bt_moe *moe, uint32_t row)
+{
+    return moe->wire + (size_t)row * moe->wire_elems;
+}
+
+#endif

@@ -1,7 +1,9 @@
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
@@ -112,9 +114,10 @@ bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tens
     json_t           *header = json_object();
     const bt_tensor **order  = bt_calloc(n, sizeof(*order));
     uint64_t          at     = 0;
+    bool              made   = false;
+    struct stat       info;
     char              part[MAX_PATH];
 
-    part[0] = '\0';
     BT_REQUIRE(header != NULL && order != NULL, BT_ERR_NO_MEMORY, "%s: %zu tensors", path, n);
     for (size_t i = 0; i < n; i++)
         order[i] = &tensors[i];
@@ -123,13 +126,17 @@ bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tens
         BT_TRY(describe(path, order[i], at, header));
         at += order[i]->bytes;
     }
-    /* a reader never sees half a file */
     BT_REQUIRE(snprintf(part, sizeof(part), "%s.part-%ld", path, (long)getpid()) < MAX_PATH,
                BT_ERR_IO, "%s: expected a path under %d bytes", path, MAX_PATH - 32);
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) { /* a pipe or a device: no rename */
+        BT_TRY(put_file(path, header, n, order));
+        goto out;
+    }
+    made = true; /* a reader never sees half a file */
     BT_TRY(put_file(part, header, n, order));
     BT_REQUIRE(rename(part, path) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
 out:
-    if (st != BT_OK && part[0] != '\0') unlink(part);
+    if (st != BT_OK && made) unlink(part);
     bt_free(order);
     json_decref(header);
     return st;

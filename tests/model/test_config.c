@@ -1,0 +1,481 @@
+#include <jansson.h>
+#include <math.h>
+#include <sys/stat.h>
+
+#include "core/alloc.h"
+#include "model/config.h"
+#include "tests/model/scratch.h"
+#include "tests/support/test.h"
+
+#define DEMO BT_SOURCE_DIR "/models/demo"
+
+static bool near(double got, double want) { return fabs(got - want) <= 1e-8 * fabs(want); }
+
+/* The demo's config.json with the patch's members on top; "-" removes one. */
+static void write_patched(const char *patch_text)
+{
+    json_t     *cfg   = json_load_file(DEMO "/config.json", 0, NULL);
+    json_t     *patch = json_loads(patch_text, 0, NULL), *v;
+    const char *name;
+    char       *text;
+
+    if (cfg == NULL || patch == NULL) abort();
+    json_object_foreach(patch, name, v)
+    {
+        if (json_is_string(v) && strcmp(json_string_value(v), "-") == 0)
+            json_object_del(cfg, name);
+        else
+            json_object_set(cfg, name, v);
+    }
+    text = json_dumps(cfg, 0);
+    scratch_write("config.json", text, strlen(text));
+    free(text);
+    json_decref(cfg);
+    json_decref(patch);
+}
+
+static bt_status read_patched(const char *patch_text, bt_model_config *cfg)
+{
+    scratch_clear();
+    write_patched(patch_text);
+    return bt_model_config_read(g_scratch, cfg);
+}
+
+static void config_of_demo_has_every_field(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(bt_model_config_read(DEMO, &c), BT_OK);
+    EXPECT(strcmp(c.model_type, "deepseek_v3") == 0);
+    EXPECT(strcmp(c.architecture, "DeepseekV3ForCausalLM") == 0);
+    EXPECT_EQ(c.vocab_size, 2048);
+    EXPECT_EQ(c.hidden, 256);
+    EXPECT_EQ(c.n_layers, 4);
+    EXPECT_EQ(c.max_context, 8192);
+    EXPECT(near(c.rms_norm_eps, 1e-6f));
+    EXPECT(!c.tie_embeddings);
+    EXPECT_EQ(c.mla.hidden, 256);
+    EXPECT_EQ(c.mla.n_heads, 4);
+    EXPECT_EQ(c.mla.q_lora_rank, 192);
+    EXPECT_EQ(c.mla.kv_lora_rank, 512);
+    EXPECT_EQ(c.mla.qk_nope_dim, 128);
+    EXPECT_EQ(c.mla.qk_rope_dim, 64);
+    EXPECT_EQ(c.mla.v_dim, 128);
+    EXPECT_EQ(c.mla.max_context, 8192);
+    EXPECT(c.mla.latent_eps == 1e-6f);
+    EXPECT(c.mla.rope_inv_freq == c.rope_inv_freq);
+    EXPECT(c.mla.rope_magnitude == 1);
+    EXPECT(c.yarn && c.yarn_factor == 4 && c.yarn_original_context == 2048);
+    EXPECT_EQ(c.dense_dim, 512);
+    EXPECT_EQ(c.first_moe_layer, 1);
+    EXPECT_EQ(c.moe_layer_freq, 1);
+    EXPECT_EQ(c.moe.hidden, 256);
+    EXPECT_EQ(c.moe.expert_dim, 64);
+    EXPECT_EQ(c.moe.shared_dim, 64);
+    EXPECT_EQ(c.moe.gate.kind, BT_GATE_SIGMOID_BIAS);
+    EXPECT_EQ(c.moe.gate.n_experts, 16);
+    EXPECT_EQ(c.moe.gate.top_k, 4);
+    EXPECT_EQ(c.moe.gate.n_groups, 4);
+    EXPECT_EQ(c.moe.gate.topk_groups, 2);
+    EXPECT(c.moe.gate.norm_topk && c.moe.gate.scale == 2.5f);
+    EXPECT_EQ(c.n_mtp_layers, 1);
+    EXPECT(!c.fp8);
+    EXPECT_EQ(c.bos_token, 0);
+    EXPECT_EQ(c.pad_token, -1);
+    EXPECT_EQ(c.n_eos, 1);
+    EXPECT_EQ(c.eos_tokens[0], 1);
+    EXPECT(strcmp(c.default_sampling_json, "{\"temperature\":0.6,\"top_p\":0.95}") == 0);
+    EXPECT_EQ(bt_model_n_moe_layers(&c), 3);
+    EXPECT(!bt_model_layer_is_moe(&c, 0) && bt_model_layer_is_moe(&c, 1));
+}
+
+static void config_of_every_model_is_read(void)
+{
+    static const struct {
+        const char  *dir;
+        bt_gate_kind kind;
+        uint32_t     n_heads, q_lora, shared, groups;
+        float        eps;
+        bool         yarn, fp8;
+    } MODELS[] = {
+        {"v2-lite",   BT_GATE_SOFTMAX,        4, 0,  96, 1, 1e-6f, true,  false},
+        {"v2",        BT_GATE_SOFTMAX_GROUPS, 6, 56, 80, 4, 1e-6f, true,  false},
+        {"v3-fp8",    BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true },
+        {"kimi-k2",   BT_GATE_SIGMOID_BIAS,   2, 48, 32, 1, 1e-5f, true,  false},
+        {"moonlight", BT_GATE_SIGMOID_BIAS,   4, 0,  96, 1, 1e-5f, false, false},
+        {"glm-flash", BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false},
+    };
+
+    for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
+        bt_model_config c;
+        char            dir[512];
+
+        snprintf(dir, sizeof(dir), "%s/tests/models/%s", BT_SOURCE_DIR, MODELS[i].dir);
+        EXPECT_EQ(bt_model_config_read(dir, &c), BT_OK);
+        EXPECT_EQ(c.moe.gate.kind, MODELS[i].kind);
+        EXPECT_EQ(c.mla.n_heads, MODELS[i].n_heads);
+        EXPECT_EQ(c.mla.q_lora_rank, MODELS[i].q_lora);
+        EXPECT_EQ(c.moe.shared_dim, MODELS[i].shared);
+        EXPECT_EQ(c.moe.gate.n_groups, MODELS[i].groups);
+        EXPECT(c.rms_norm_eps == MODELS[i].eps);
+        EXPECT_EQ(c.yarn, MODELS[i].yarn);
+        EXPECT_EQ(c.fp8, MODELS[i].fp8);
+        EXPECT(c.default_sampling_json[0] == '\0');
+    }
+}
+
+/* Published values: DeepSeek-V3, V2, Kimi-K2. */
+static void config_yarn_gives_the_published_numbers(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 40, "
+                           "\"original_max_position_embeddings\": 4096, \"beta_fast\": 32, "
+                           "\"beta_slow\": 1, \"mscale\": 1.0, \"mscale_all_dim\": 1.0}}",
+                           &c),
+              BT_OK);
+    EXPECT(c.rope_inv_freq[0] == 1);
+    EXPECT(near(c.rope_inv_freq[10], 0.056234132519));
+    EXPECT(fabs(c.rope_inv_freq[11] - 0.0390069266) < 1e-10);
+    EXPECT(fabs(c.rope_inv_freq[16] - 0.0055) < 1e-12);
+    EXPECT(fabs(c.rope_inv_freq[22] - 1.77827941e-4) < 1e-12);
+    EXPECT(fabs(c.rope_inv_freq[23] - 3.33380358e-5) < 1e-13);
+    EXPECT(fabs(c.rope_inv_freq[31] - 3.33380358e-6) < 1e-14);
+    EXPECT(fabs(c.mla.softmax_scale - 0.1352338) < 1e-7);
+    EXPECT(c.mla.rope_magnitude == 1);
+
+    EXPECT_EQ(read_patched("{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 40, "
+                           "\"original_max_position_embeddings\": 4096, \"mscale\": 0.707, "
+                           "\"mscale_all_dim\": 0.707}}",
+                           &c),
+              BT_OK);
+    EXPECT(fabs(c.mla.softmax_scale - 0.1147214) < 1e-7);
+
+    EXPECT_EQ(read_patched("{\"rope_theta\": 50000.0, \"rope_scaling\": {\"type\": \"yarn\", "
+                           "\"factor\": 32.0, \"original_max_position_embeddings\": 4096, "
+                           "\"beta_fast\": 1.0, \"beta_slow\": 1.0, \"mscale\": 1.0, "
+                           "\"mscale_all_dim\": 1.0}}",
+                           &c),
+              BT_OK);
+    EXPECT(fabs(c.rope_inv_freq[19] - 0.00162175991) < 1e-11);
+    EXPECT(fabs(c.rope_inv_freq[20] - 3.61404677e-5) < 1e-13);
+    EXPECT(fabs(c.rope_inv_freq[31] - 8.76441291e-7) < 1e-15);
+    EXPECT(fabs(c.mla.softmax_scale - 0.1308608) < 1e-7);
+}
+
+static void config_without_yarn_has_plain_rope(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"rope_scaling\": null, \"rope_theta\": 10000.0}", &c), BT_OK);
+    EXPECT(!c.yarn);
+    EXPECT(near(c.rope_inv_freq[16], 0.01));
+    EXPECT(fabs(c.mla.softmax_scale - 0.0721688) < 1e-7);
+}
+
+/* transformers 5 writes one object, with theta in it. */
+static void config_new_rope_spelling_equals_the_old(void)
+{
+    bt_model_config a, b;
+
+    EXPECT_EQ(bt_model_config_read(DEMO, &a), BT_OK);
+    EXPECT_EQ(read_patched("{\"rope_scaling\": \"-\", \"rope_theta\": \"-\", \"rope_parameters\": "
+                           "{\"rope_type\": \"yarn\", \"rope_theta\": 10000.0, \"factor\": 4.0, "
+                           "\"original_max_position_embeddings\": 2048, \"beta_fast\": 32.0, "
+                           "\"beta_slow\": 1.0, \"mscale\": 1.0, \"mscale_all_dim\": 1.0}}",
+                           &b),
+              BT_OK);
+    EXPECT(memcmp(a.rope_inv_freq, b.rope_inv_freq, sizeof(a.rope_inv_freq)) == 0);
+    EXPECT(a.mla.softmax_scale == b.mla.softmax_scale);
+    EXPECT_EQ(read_patched("{\"rope_scaling\": \"-\", \"rope_theta\": \"-\", \"rope_parameters\": "
+                           "{\"rope_type\": \"default\", \"rope_theta\": 10000.0}}",
+                           &b),
+              BT_OK);
+    EXPECT(!b.yarn);
+}
+
+/* With mscale alone the rotation is scaled and the softmax is not. */
+static void config_yarn_without_mscale_scales_the_rotation(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 40, "
+                           "\"original_max_position_embeddings\": 4096}}",
+                           &c),
+              BT_OK);
+    EXPECT(near(c.mla.rope_magnitude, 0.1 * log(40) + 1));
+    EXPECT(fabs(c.mla.softmax_scale - 0.0721688) < 1e-7);
+}
+
+static void config_dense_model_has_no_experts(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"n_routed_experts\": null}", &c), BT_OK);
+    EXPECT_EQ(c.moe.gate.n_experts, 0);
+    EXPECT_EQ(bt_model_n_moe_layers(&c), 0);
+}
+
+static void config_layer_list_of_transformers_5_is_read(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"first_k_dense_replace\": \"-\", \"mlp_layer_types\": [\"dense\", "
+                           "\"dense\", \"sparse\", \"sparse\"]}",
+                           &c),
+              BT_OK);
+    EXPECT_EQ(c.first_moe_layer, 2);
+}
+
+static void config_eos_ids_of_both_files_are_joined(void)
+{
+    bt_model_config c;
+    const char *generation = "{\"eos_token_id\": [7, 1, 9], \"pad_token_id\": 2, \"top_k\": 20}";
+
+    scratch_clear();
+    write_patched("{\"eos_token_id\": [1, 5, 1], \"bos_token_id\": null}");
+    scratch_write("generation_config.json", generation, strlen(generation));
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_OK);
+    EXPECT_EQ(c.bos_token, -1);
+    EXPECT_EQ(c.pad_token, 2);
+    EXPECT_EQ(c.n_eos, 4);
+    EXPECT(c.eos_tokens[0] == 1 && c.eos_tokens[1] == 5 && c.eos_tokens[2] == 7 &&
+           c.eos_tokens[3] == 9);
+    EXPECT(strcmp(c.default_sampling_json, "{\"top_k\":20}") == 0);
+}
+
+typedef struct {
+    const char *patch;
+    bt_status   st;
+    const char *parts[3]; /* in the message: field, expected, found */
+} bad_case;
+
+/* clang-format off */
+static const bad_case BAD[] = {
+    /* absent */
+    {"{\"model_type\": \"-\"}",              BT_ERR_FORMAT, {"field model_type", "expected a string", "found nothing"}},
+    {"{\"vocab_size\": \"-\"}",              BT_ERR_FORMAT, {"field vocab_size", "expected an integer from 1", "found nothing"}},
+    {"{\"hidden_size\": null}",              BT_ERR_FORMAT, {"field hidden_size", "expected", "found nothing"}},
+    {"{\"num_hidden_layers\": \"-\"}",       BT_ERR_FORMAT, {"field num_hidden_layers", "expected", "found nothing"}},
+    {"{\"num_attention_heads\": \"-\"}",     BT_ERR_FORMAT, {"field num_attention_heads", "expected", "found nothing"}},
+    {"{\"kv_lora_rank\": \"-\"}",            BT_ERR_FORMAT, {"field kv_lora_rank", "expected", "found nothing"}},
+    {"{\"qk_nope_head_dim\": \"-\"}",        BT_ERR_FORMAT, {"field qk_nope_head_dim", "expected", "found nothing"}},
+    {"{\"qk_rope_head_dim\": \"-\"}",        BT_ERR_FORMAT, {"field qk_rope_head_dim", "expected", "found nothing"}},
+    {"{\"v_head_dim\": \"-\"}",              BT_ERR_FORMAT, {"field v_head_dim", "expected", "found nothing"}},
+    {"{\"intermediate_size\": \"-\"}",       BT_ERR_FORMAT, {"field intermediate_size", "expected", "found nothing"}},
+    {"{\"max_position_embeddings\": \"-\"}", BT_ERR_FORMAT, {"field max_position_embeddings", "expected", "found nothing"}},
+    {"{\"rms_norm_eps\": \"-\"}",            BT_ERR_FORMAT, {"field rms_norm_eps", "expected a number", "found nothing"}},
+    {"{\"rope_theta\": \"-\"}",              BT_ERR_FORMAT, {"field rope_theta", "expected a number", "found nothing"}},
+    {"{\"moe_intermediate_size\": \"-\"}",   BT_ERR_FORMAT, {"field moe_intermediate_size", "expected", "found nothing"}},
+    {"{\"num_experts_per_tok\": \"-\"}",     BT_ERR_FORMAT, {"field num_experts_per_tok", "expected", "found nothing"}},
+    {"{\"first_k_dense_replace\": \"-\"}",   BT_ERR_FORMAT, {"field first_k_dense_replace", "expected", "found nothing"}},
+    {"{\"norm_topk_prob\": \"-\"}",          BT_ERR_FORMAT, {"field norm_topk_prob", "expected true or false", "found nothing"}},
+    {"{\"routed_scaling_factor\": \"-\"}",   BT_ERR_FORMAT, {"field routed_scaling_factor", "expected a number", "found nothing"}},
+    /* of the wrong type */
+    {"{\"model_type\": 3}",                  BT_ERR_FORMAT, {"field model_type", "expected a string", "found 3 (a number)"}},
+    {"{\"hidden_size\": \"256\"}",           BT_ERR_FORMAT, {"field hidden_size", "expected an integer", "found \"256\" (a string)"}},
+    {"{\"hidden_size\": 256.0}",             BT_ERR_FORMAT, {"field hidden_size", "expected an integer", "found 256.0 (a number)"}},
+    {"{\"hidden_size\": [256]}",             BT_ERR_FORMAT, {"field hidden_size", "expected an integer", "found [256] (an array)"}},
+    {"{\"rope_scaling\": \"yarn\"}",         BT_ERR_FORMAT, {"field rope_scaling", "expected an object", "found \"yarn\" (a string)"}},
+    {"{\"tie_word_embeddings\": 1}",         BT_ERR_FORMAT, {"field tie_word_embeddings", "expected true or false", "found 1"}},
+    {"{\"architectures\": \"V3\"}",          BT_ERR_FORMAT, {"field architectures", "expected a list", "found \"V3\""}},
+    {"{\"architectures\": []}",              BT_ERR_FORMAT, {"field architectures", "expected a list", "found []"}},
+    {"{\"quantization_config\": \"fp8\"}",   BT_ERR_FORMAT, {"field quantization_config", "expected an object", "found \"fp8\""}},
+    {"{\"eos_token_id\": \"</s>\"}",         BT_ERR_FORMAT, {"field eos_token_id", "expected a token id", "found \"</s>\""}},
+    {"{\"rms_norm_eps\": \"1e-6\"}",         BT_ERR_FORMAT, {"field rms_norm_eps", "expected a number", "found \"1e-6\""}},
+    {"{\"mlp_layer_types\": \"sparse\"}",    BT_ERR_FORMAT, {"field mlp_layer_types", "expected a list of 4", "found \"sparse\""}},
+    /* absurd */
+    {"{\"vocab_size\": 0}",                  BT_ERR_FORMAT, {"field vocab_size", "expected an integer from 1", "found 0"}},
+    {"{\"vocab_size\": -5}",                 BT_ERR_FORMAT, {"field vocab_size", "expected", "found -5"}},
+    {"{\"vocab_size\": 9223372036854775807}", BT_ERR_FORMAT, {"field vocab_size", "expected", "found 9223372036854775807"}},
+    {"{\"hidden_size\": 4294967552}",        BT_ERR_FORMAT, {"field hidden_size", "expected", "found 4294967552"}},
+    {"{\"num_hidden_layers\": 1000000}",     BT_ERR_FORMAT, {"field num_hidden_layers", "expected", "found 1000000"}},
+    {"{\"qk_rope_head_dim\": 63}",           BT_ERR_FORMAT, {"field qk_rope_head_dim", "expected an even number", "found 63"}},
+    {"{\"qk_rope_head_dim\": 1024}",         BT_ERR_FORMAT, {"field qk_rope_head_dim", "expected an integer from 2 to 512", "found 1024"}},
+    {"{\"rms_norm_eps\": 0}",                BT_ERR_FORMAT, {"field rms_norm_eps", "expected", "found 0"}},
+    {"{\"rms_norm_eps\": -1e-6}",            BT_ERR_FORMAT, {"field rms_norm_eps", "expected", "found -"}},
+    {"{\"rope_theta\": 0}",                  BT_ERR_FORMAT, {"field rope_theta", "expected", "found 0"}},
+    {"{\"rope_theta\": 1}",                  BT_ERR_FORMAT, {"field rope_theta", "expected", "found 1"}},
+    {"{\"routed_scaling_factor\": 0}",       BT_ERR_FORMAT, {"field routed_scaling_factor", "expected", "found 0"}},
+    {"{\"first_k_dense_replace\": 5}",       BT_ERR_FORMAT, {"field first_k_dense_replace", "expected an integer from 0 to 4", "found 5"}},
+    {"{\"moe_layer_freq\": 0}",              BT_ERR_FORMAT, {"field moe_layer_freq", "expected an integer from 1", "found 0"}},
+    {"{\"n_routed_experts\": 100000}",       BT_ERR_FORMAT, {"field n_routed_experts", "expected", "found 100000"}},
+    {"{\"n_group\": 3}",                     BT_ERR_FORMAT, {"field n_group", "expected a divisor of n_routed_experts (16)", "found 3"}},
+    {"{\"n_group\": 0}",                     BT_ERR_FORMAT, {"field n_group", "expected", "found 0"}},
+    {"{\"n_group\": 16}",                    BT_ERR_FORMAT, {"field", "expected", "found"}},
+    {"{\"topk_group\": 5}",                  BT_ERR_FORMAT, {"field topk_group", "expected at most n_group (4)", "found 5"}},
+    {"{\"num_experts_per_tok\": 9}",         BT_ERR_FORMAT, {"field num_experts_per_tok", "expected at most 8", "found 9"}},
+    {"{\"num_experts_per_tok\": 0}",         BT_ERR_FORMAT, {"field num_experts_per_tok", "expected", "found 0"}},
+    {"{\"n_group\": 1, \"topk_group\": 1, \"num_experts_per_tok\": 17}", BT_ERR_FORMAT, {"field num_experts_per_tok", "expected at most 16", "found 17"}},
+    {"{\"n_shared_experts\": 1024, \"moe_intermediate_size\": 1048576}", BT_ERR_FORMAT, {"field n_shared_experts", "expected", "found 1024"}},
+    {"{\"eos_token_id\": 2048}",             BT_ERR_FORMAT, {"field eos_token_id", "expected a token id from 0 to 2047", "found 2048"}},
+    {"{\"eos_token_id\": [1, -1]}",          BT_ERR_FORMAT, {"field eos_token_id", "expected a token id", "found -1"}},
+    {"{\"bos_token_id\": 99999}",            BT_ERR_FORMAT, {"field bos_token_id", "expected a token id", "found 99999"}},
+    {"{\"rope_scaling\": {\"type\": \"yarn\"}}", BT_ERR_FORMAT, {"field rope_scaling.factor", "expected a number", "found nothing"}},
+    {"{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 0.5}}", BT_ERR_FORMAT, {"field rope_scaling.factor", "expected a number from 1", "found 0.5"}},
+    {"{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}}", BT_ERR_FORMAT, {"field rope_scaling.original_max_position_embeddings", "expected", "found nothing"}},
+    {"{\"rope_scaling\": {\"factor\": 4}}",  BT_ERR_FORMAT, {"field rope_scaling.rope_type", "expected a string", "found nothing"}},
+    {"{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 2048, \"beta_fast\": 1, \"beta_slow\": 32}}", BT_ERR_FORMAT, {"field rope_scaling.beta_fast", "expected at least beta_slow", "found 1"}},
+    {"{\"rope_parameters\": {\"rope_type\": \"default\"}}", BT_ERR_FORMAT, {"rope_scaling", "rope_parameters", "found both"}},
+    {"{\"mlp_layer_types\": [\"dense\", \"dense\", \"sparse\", \"sparse\"]}", BT_ERR_FORMAT, {"field mlp_layer_types", "expected 1 dense", "found 2"}},
+    {"{\"mlp_layer_types\": [\"dense\", \"wide\", \"sparse\", \"sparse\"]}", BT_ERR_FORMAT, {"field mlp_layer_types[1]", "expected \"dense\" or \"sparse\"", "found \"wide\""}},
+    /* understood and not supported */
+    {"{\"model_type\": \"llama\"}",          BT_ERR_UNSUPPORTED, {"field model_type", "expected deepseek_v2", "found \"llama\""}},
+    {"{\"model_type\": \"deepseek_v32\"}",   BT_ERR_UNSUPPORTED, {"field model_type", "expected", "found \"deepseek_v32\""}},
+    {"{\"architectures\": [\"LlamaForCausalLM\"]}", BT_ERR_UNSUPPORTED, {"field architectures", "expected \"DeepseekV3ForCausalLM\"", "found \"LlamaForCausalLM\""}},
+    {"{\"attention_bias\": true}",           BT_ERR_UNSUPPORTED, {"field attention_bias", "expected false", "found true"}},
+    {"{\"hidden_act\": \"gelu\"}",           BT_ERR_UNSUPPORTED, {"field hidden_act", "expected \"silu\"", "found \"gelu\""}},
+    {"{\"index_topk\": 2048}",               BT_ERR_UNSUPPORTED, {"field index_topk", "expected it absent", "found 2048"}},
+    {"{\"rope_interleave\": false}",         BT_ERR_UNSUPPORTED, {"field rope_interleave", "expected true", "found false"}},
+    {"{\"partial_rotary_factor\": 0.5}",     BT_ERR_UNSUPPORTED, {"field partial_rotary_factor", "expected 1", "found 0.5"}},
+    {"{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}}", BT_ERR_UNSUPPORTED, {"field rope_scaling.type", "expected \"yarn\"", "found \"linear\""}},
+    {"{\"topk_method\": \"hash\"}",          BT_ERR_UNSUPPORTED, {"topk_method", "expected greedy with softmax", "found \"hash\" with \"sigmoid\""}},
+    {"{\"scoring_func\": \"softmax\"}",      BT_ERR_UNSUPPORTED, {"scoring_func", "expected", "found \"noaux_tc\" with \"softmax\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"awq\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quant_method", "expected \"fp8\"", "found \"awq\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.fmt", "expected \"e4m3\"", "found \"e5m2\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found [64,128]"}},
+    {"{\"quantization_config\": {\"quant_method\": \"fp8\"}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found nothing"}},
+    {"{\"mlp_layer_types\": [\"dense\", \"sparse\", \"dense\", \"sparse\"]}", BT_ERR_UNSUPPORTED, {"field mlp_layer_types[2]", "expected no dense layer after", ""}},
+    {"{\"eos_token_id\": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]}", BT_ERR_UNSUPPORTED, {"field eos_token_id", "expected at most 16", ""}},
+};
+/* clang-format on */
+
+static void config_bad_fields_are_refused_by_name(void)
+{
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        bt_model_config c;
+        bt_status       st     = read_patched(BAD[i].patch, &c);
+        int             before = g_failures;
+
+        EXPECT_EQ(st, BAD[i].st);
+        if (st != BT_OK) {
+            EXPECT_HAS(bt_error_text(), "config.json");
+            for (int k = 0; k < 3; k++)
+                EXPECT_HAS(bt_error_text(), BAD[i].parts[k]);
+        }
+        if (g_failures != before) fprintf(stderr, "    for the patch %s\n", BAD[i].patch);
+    }
+}
+
+static void config_bad_files_are_refused(void)
+{
+    static const struct {
+        const char *text, *part;
+    } FILES[] = {
+        {"",                                       "expected JSON"          },
+        {"{\"model_type\": \"deepseek_v3\"",       "expected JSON"          },
+        {"[1, 2]",                                 "expected an object"     },
+        {"null",                                   "expected an object"     },
+        {"{\"a\": 1} x",                           "expected JSON"          },
+        {"{\"vocab_size\": 1, \"vocab_size\": 2}", "duplicate"              },
+        {"{\"model_type\": \"deep\xffseek\"}",     "expected JSON"          },
+        {"{\"model_type\": \"deepseek\\nEVIL\"}",  "found \"deepseek?EVIL\""},
+    };
+    bt_model_config c;
+
+    for (size_t i = 0; i < sizeof(FILES) / sizeof(FILES[0]); i++) {
+        scratch_clear();
+        scratch_write("config.json", FILES[i].text, strlen(FILES[i].text));
+        EXPECT(bt_model_config_read(g_scratch, &c) != BT_OK);
+        EXPECT_HAS(bt_error_text(), FILES[i].part);
+        EXPECT_HAS(bt_error_text(), "config.json");
+    }
+    scratch_clear();
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), "No such file");
+    EXPECT_EQ(bt_model_config_read("/nonexistent", &c), BT_ERR_IO);
+    EXPECT_EQ(mkfifo(scratch_path("config.json"), 0600), 0);
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), "regular file");
+}
+
+static void config_deep_json_is_refused(void)
+{
+    enum { DEPTH = 100000 };
+    bt_model_config c;
+    char           *text = malloc(DEPTH);
+
+    if (text == NULL) abort();
+    memset(text, '[', DEPTH);
+    scratch_clear();
+    scratch_write("config.json", text, DEPTH);
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_FORMAT);
+    free(text);
+}
+
+static void config_bad_generation_config_is_refused(void)
+{
+    static const struct {
+        const char *text, *part;
+    } FILES[] = {
+        {"{",                        "expected JSON"                 },
+        {"{\"eos_token_id\": 9999}", "field eos_token_id"            },
+        {"{\"temperature\": -1}",    "field temperature: expected"   },
+        {"{\"top_p\": \"x\"}",       "field top_p: expected a number"},
+    };
+    bt_model_config c;
+
+    for (size_t i = 0; i < sizeof(FILES) / sizeof(FILES[0]); i++) {
+        scratch_clear();
+        write_patched("{}");
+        scratch_write("generation_config.json", FILES[i].text, strlen(FILES[i].text));
+        EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_FORMAT);
+        EXPECT_HAS(bt_error_text(), "generation_config.json");
+        EXPECT_HAS(bt_error_text(), FILES[i].part);
+    }
+}
+
+static void config_failure_leaves_the_output_alone(void)
+{
+    bt_model_config c, before;
+
+    memset(&c, 0x5a, sizeof(c));
+    before = c;
+    EXPECT(read_patched("{\"eos_token_id\": 2048}", &c) != BT_OK);
+    EXPECT(memcmp(&c, &before, sizeof(c)) == 0);
+}
+
+/* Ours only: jansson 2.14 does not survive every failure of its own. */
+static void config_read_unwinds_at_every_allocation(void)
+{
+    bt_model_config c;
+    long            live = bt_alloc_live(), k = -1;
+    bt_status       st;
+
+    do {
+        bt_alloc_fail_at(++k);
+        st = bt_model_config_read(DEMO, &c);
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
+        EXPECT_EQ(bt_alloc_live(), live);
+    } while (st != BT_OK && k < 100);
+    EXPECT_EQ(k, 2); /* the texts of two files */
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(config_of_demo_has_every_field),
+    BT_TEST(config_of_every_model_is_read),
+    BT_TEST(config_yarn_gives_the_published_numbers),
+    BT_TEST(config_without_yarn_has_plain_rope),
+    BT_TEST(config_new_rope_spelling_equals_the_old),
+    BT_TEST(config_yarn_without_mscale_scales_the_rotation),
+    BT_TEST(config_dense_model_has_no_experts),
+    BT_TEST(config_layer_list_of_transformers_5_is_read),
+    BT_TEST(config_eos_ids_of_both_files_are_joined),
+    BT_TEST(config_bad_fields_are_refused_by_name),
+    BT_TEST(config_bad_files_are_refused),
+    BT_TEST(config_deep_json_is_refused),
+    BT_TEST(config_bad_generation_config_is_refused),
+    BT_TEST(config_failure_leaves_the_output_alone),
+    BT_TEST(config_read_unwinds_at_every_allocation),
+};
+
+int main(int argc, char **argv)
+{
+    int rc;
+
+    scratch_make();
+    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    scratch_remove();
+    return rc;
+}

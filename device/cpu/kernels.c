@@ -1,23 +1,79 @@
 /* device/cpu/kernels.c - the tables, and which of them this CPU can run. */
 #include "device/cpu/kernels.h"
 
+#include <pthread.h>
 #include <string.h>
 
+#include "device/cpu/cpuid.h"
 #include "device/cpu/families.h"
 
-static const bt_cpu_kernels TABLES[] = {
-    {.name       = "scalar",
-     .arithmetic = {BT_CPU_DP2, BT_CPU_DP2},
-     .mm         = {bt_cpu_mm_dp2_scalar, bt_cpu_mm_dp2_scalar},
-     .rows       = &bt_cpu_rows_sse2},
+typedef struct {
+    unsigned       needs; /* BT_CPU_... */
+    bt_cpu_kernels table;
+} family;
+
+#define BOTH_ROLES(fn)                                  \
+    {                                                   \
+        [BT_ROLE_PROMPT] = fn, [BT_ROLE_GENERATED] = fn \
+    }
+
+/* Best first. */
+static const family FAMILIES[] = {
+    {BT_CPU_AMX,
+     {.name       = "amx",
+      .arithmetic = {[BT_ROLE_PROMPT] = BT_CPU_TILE32, [BT_ROLE_GENERATED] = BT_CPU_DP2},
+      .mm   = {[BT_ROLE_PROMPT] = bt_cpu_mm_tile32_amx, [BT_ROLE_GENERATED] = bt_cpu_mm_dp2_avx512},
+      .rows = &bt_cpu_rows_avx512}      },
+    {BT_CPU_AVX512BF16,
+     {.name       = "avx512bf16",
+      .arithmetic = BOTH_ROLES(BT_CPU_DP2),
+      .mm         = BOTH_ROLES(bt_cpu_mm_dp2_avx512bf16),
+      .rows       = &bt_cpu_rows_avx512}},
+    {BT_CPU_AVX512,
+     {.name       = "avx512",
+      .arithmetic = BOTH_ROLES(BT_CPU_DP2),
+      .mm         = BOTH_ROLES(bt_cpu_mm_dp2_avx512),
+      .rows       = &bt_cpu_rows_avx512}},
+    {BT_CPU_AVX2,
+     {.name       = "avx2",
+      .arithmetic = BOTH_ROLES(BT_CPU_DP2),
+      .mm         = BOTH_ROLES(bt_cpu_mm_dp2_avx2),
+      .rows       = &bt_cpu_rows_avx2}  },
+    {0,
+     {.name       = "scalar",
+      .arithmetic = BOTH_ROLES(BT_CPU_DP2),
+      .mm         = BOTH_ROLES(bt_cpu_mm_dp2_scalar),
+      .rows       = &bt_cpu_rows_sse2}  },
 };
-enum { N_TABLES = sizeof(TABLES) / sizeof(TABLES[0]) };
+enum { N_FAMILIES = sizeof(FAMILIES) / sizeof(FAMILIES[0]) };
+
+static pthread_once_t g_once = PTHREAD_ONCE_INIT;
+static char           g_names[64];
 
 const bt_cpu_kernels *bt_cpu_kernels_find(const char *name)
 {
-    for (size_t i = 0; i < N_TABLES; i++)
-        if (strcmp(name, "auto") == 0 || strcmp(name, TABLES[i].name) == 0) return &TABLES[i];
+    unsigned features = bt_cpu_features();
+
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        const bt_cpu_kernels *table = &FAMILIES[i].table;
+
+        if ((FAMILIES[i].needs & ~features) != 0) continue;
+        if (strcmp(name, "auto") == 0 || strcmp(name, table->name) == 0) return table;
+    }
     return NULL;
 }
 
-const char *bt_device_cpu_kernels(void) { return "scalar"; }
+static void list_names(void)
+{
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        if (bt_cpu_kernels_find(FAMILIES[i].table.name) == NULL) continue;
+        if (g_names[0] != '\0') strcat(g_names, ",");
+        strcat(g_names, FAMILIES[i].table.name);
+    }
+}
+
+const char *bt_device_cpu_kernels(void)
+{
+    pthread_once(&g_once, list_names);
+    return g_names;
+}

@@ -1,0 +1,15 @@
+/* device/cpu/cpuid.h - which instruction sets this CPU has and this kernel lets us use. */
+#ifndef BT_DEVICE_CPU_CPUID_H
+#define BT_DEVICE_CPU_CPUID_H
+
+enum {
+    BT_CPU_AVX2       = 1, /* with FMA */
+    BT_CPU_AVX512     = 2, /* F, BW, DQ, VL */
+    BT_CPU_AVX512BF16 = 4,
+    BT_CPU_AMX        = 8 /* tile and bf16, after the kernel has granted the tile state */
+};
+
+/* Asks once per process; any thread. */
+unsigned bt_cpu_features(void);
+
+#endif

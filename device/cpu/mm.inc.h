@@ -1,0 +1,111 @@
+/* device/cpu/mm.inc.h - the loops of dp2 around a register tile that the including file defines:
+ *     x_elem                     an element of x as the tile wants it: float, or bt_bf16 as it is
+ *     MAX_ROWS                   rows of the largest tile
+ *     tile_blocks(rows)          column blocks of 16 in a tile of so many rows (a power of two)
+ *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
+ *     MM_DP2                     the function's name
+ * k goes in pieces whose x fits the first-level cache; between pieces the accumulators wait in y,
+ * which is exact, so the pieces change no bit. */
+#include <string.h>
+
+#include "device/cpu/families.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LANES = 16, STAGE_ELEMS = 4096 };
+
+typedef struct {
+    const x_elem  *x; /* [rows][ld_x], padded with 0 to whole pairs of the piece */
+    size_t         ld_x;
+    const bt_bf16 *b;       /* this piece of the first column block */
+    size_t         block;   /* elements from one column block to the next */
+    uint32_t       n_pairs; /* in this piece */
+    float         *y;
+    size_t         ld_y;
+    bool           from_zero; /* else from y */
+} tile_args;
+
+INLINE void     tile(const int rows, const int blocks, const tile_args *a);
+INLINE uint32_t tile_blocks(uint32_t rows);
+
+#define TILE_CASE(rows, blocks) \
+    case (rows)*8 + (blocks): tile(rows, blocks, a); break;
+static void run_tile(uint32_t rows, uint32_t blocks, const tile_args *a)
+{
+    switch (rows * 8 + blocks) {
+        TILE_CASES
+    default: break;
+    }
+}
+
+/* The last, partial block of columns goes through a buffer. */
+static void run_edge(uint32_t rows, uint32_t cols, const tile_args *a)
+{
+    float     edge[MAX_ROWS][LANES] = {{0}};
+    tile_args inner                 = *a;
+
+    inner.y    = edge[0];
+    inner.ld_y = LANES;
+    for (uint32_t r = 0; !a->from_zero && r < rows; r++)
+        memcpy(edge[r], a->y + r * a->ld_y, cols * sizeof(float));
+    run_tile(rows, 1, &inner);
+    for (uint32_t r = 0; r < rows; r++)
+        memcpy(a->y + r * a->ld_y, edge[r], cols * sizeof(float));
+}
+
+static void run_columns(uint32_t rows, uint32_t n, tile_args *a)
+{
+    uint32_t wide = tile_blocks(rows), blocks;
+
+    for (; n >= LANES; n -= blocks * LANES) {
+        for (blocks = wide; blocks * LANES > n;)
+            blocks /= 2;
+        run_tile(rows, blocks, a);
+        a->b += blocks * a->block;
+        a->y += blocks * LANES;
+    }
+    if (n != 0) run_edge(rows, n, a);
+}
+
+INLINE void stage_row(const bt_bf16 *x, uint32_t n, uint32_t n_pad, x_elem *out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = STAGE(x[i]);
+    memset(out + n, 0, (n_pad - n) * sizeof(*out));
+}
+
+static uint32_t tile_rows(uint32_t left)
+{
+    uint32_t rows = MAX_ROWS;
+
+    while (rows > left)
+        rows = rows == 12 ? 8 : rows / 2;
+    return rows;
+}
+
+void MM_DP2(const bt_cpu_mm *mm)
+{
+    _Alignas(64) x_elem staged[STAGE_ELEMS];
+    uint32_t            k_pad = bt_cpu_pad(mm->k, 32);
+    uint32_t            piece = STAGE_ELEMS / tile_rows(mm->m) / 32 * 32;
+
+    for (uint32_t k0 = 0, n_k; k0 < k_pad; k0 += n_k) {
+        n_k = k_pad - k0 < piece ? k_pad - k0 : piece;
+        for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
+            tile_args a = {.x         = staged,
+                           .ld_x      = n_k,
+                           .b         = mm->packed + (size_t)k0 * LANES,
+                           .block     = (size_t)k_pad * LANES,
+                           .n_pairs   = n_k / 2,
+                           .y         = mm->y + m0 * mm->ld_y,
+                           .ld_y      = mm->ld_y,
+                           .from_zero = k0 == 0 && !mm->add};
+
+            rows = tile_rows(mm->m - m0);
+            for (uint32_t r = 0; r < rows; r++)
+                stage_row(mm->x + (m0 + r) * mm->ld_x + k0, mm->k - k0 < n_k ? mm->k - k0 : n_k,
+                          n_k, staged + (size_t)r * n_k);
+            run_columns(rows, mm->n, &a);
+        }
+    }
+}

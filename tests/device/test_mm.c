@@ -1,0 +1,186 @@
+/* Every product kernel of every family that this CPU has gives the bits of its plain-loop twin, for
+ * any m, n, k, any numbers, and whatever stands beside a row.  argv[1]: the family. */
+#include "core/alloc.h"
+#include "tests/device/twin.h"
+#include "tests/support/test.h"
+
+enum { MAX_M = 49, MAX_N = 97, MAX_K = 4130, GUARD = 0x5a };
+
+static const bt_cpu_kernels *g_kernels;
+static bt_bf16              *g_x, *g_w, *g_packed; /* [MAX_M][MAX_K], [MAX_N][MAX_K] */
+static float                *g_want, *g_y, *g_start;
+
+static const uint32_t MS[] = {1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 15, 16, 17, 25, 31, 32, 33, 47, 49};
+static const uint32_t NS[] = {1, 5, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 97};
+enum { N_MS = sizeof(MS) / sizeof(*MS), N_NS = sizeof(NS) / sizeof(*NS) };
+
+static void fill(twin_kind kind, uint32_t k, uint64_t seed)
+{
+    for (uint32_t i = 0; i < MAX_M * k; i++)
+        g_x[i] = twin_value(kind, &seed);
+    for (uint32_t i = 0; i < MAX_N * k; i++)
+        g_w[i] = twin_value(kind, &seed);
+    for (uint32_t i = 0; i < MAX_M * MAX_N; i++)
+        g_start[i] = kind == TWIN_TINY ? 0.0f : bt_bf16_to_f32(twin_value(kind, &seed));
+}
+
+static void want(bt_cpu_arithmetic arithmetic, uint32_t m_max, uint32_t k, bool add)
+{
+    for (uint32_t m = 0; m < m_max; m++)
+        for (uint32_t n = 0; n < MAX_N; n++)
+            g_want[m * MAX_N + n] = twin(arithmetic, g_x + (size_t)m * k, g_w + (size_t)n * k, k,
+                                         add ? g_start[m * MAX_N + n] : 0.0f);
+}
+
+/* y is [m][ld] with guard bytes where nothing may be written. */
+static void run(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, bool add)
+{
+    size_t    ld = n + 3;
+    bt_cpu_mm mm = {.x      = g_x + (size_t)m0 * k,
+                    .ld_x   = k,
+                    .packed = g_packed,
+                    .y      = g_y,
+                    .ld_y   = ld,
+                    .m      = m,
+                    .n      = n,
+                    .k      = k,
+                    .add    = add};
+
+    memset(g_y, GUARD, (m + 1) * ld * sizeof(*g_y));
+    for (uint32_t r = 0; add && r < m; r++)
+        memcpy(g_y + r * ld, g_start + (m0 + r) * MAX_N, n * sizeof(*g_y));
+    g_kernels->mm[role](&mm);
+}
+
+static void check(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, bool add)
+{
+    static const unsigned char GUARDS[sizeof(float)] = {GUARD, GUARD, GUARD, GUARD};
+    int                        before                = g_failures;
+
+    run(role, m0, m, n, k, add);
+    for (uint32_t r = 0; r < m + 1 && g_failures == before; r++) {
+        for (uint32_t c = 0; c < n + 3 && g_failures == before; c++) {
+            float got = g_y[r * (n + 3) + c];
+
+            if (r == m || c >= n) {
+                EXPECT(memcmp(&got, GUARDS, sizeof(got)) == 0);
+            } else if (!twin_same(got, g_want[(m0 + r) * MAX_N + c])) {
+                g_failures++;
+                fprintf(stderr, "%s role %d m %u n %u k %u add %d: [%u, %u] is %a, want %a\n",
+                        g_kernels->name, (int)role, m, n, k, add, r, c, (double)got,
+                        (double)g_want[(m0 + r) * MAX_N + c]);
+            }
+        }
+    }
+}
+
+static void sweep(bt_role role, twin_kind kind, uint32_t k, bool add)
+{
+    bool     slow  = strcmp(g_kernels->name, "scalar") == 0;
+    uint32_t m_max = k > 600 ? 17 : MAX_M;
+
+    fill(kind, k, 77u * k + kind);
+    g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
+    want(g_kernels->arithmetic[role], m_max, k, add);
+    for (uint32_t i = 0; i < N_MS; i++) {
+        for (uint32_t j = 0; j < N_NS; j++) {
+            if (MS[i] > m_max || ((k > 64 || slow) && (i + j) % 5 != 0)) continue;
+            check(role, 0, MS[i], NS[j], k, add);
+        }
+        /* Rows from the middle, with other neighbours. */
+        if (MS[i] < m_max) check(role, m_max - MS[i], MS[i], MAX_N, k, add);
+    }
+}
+
+static void sweep_k(twin_kind kind, const uint32_t *ks, size_t n_ks)
+{
+    for (size_t i = 0; i < n_ks; i++) {
+        for (int role = 0; role < BT_N_ROLES; role++) {
+            sweep((bt_role)role, kind, ks[i], false);
+            sweep((bt_role)role, kind, ks[i], true);
+        }
+    }
+}
+#define SWEEP_K(kind, ...)                           \
+    do {                                             \
+        static const uint32_t KS[] = {__VA_ARGS__};  \
+        sweep_k(kind, KS, sizeof(KS) / sizeof(*KS)); \
+    } while (0)
+
+static void mm_of_ordinary_numbers_equals_its_twin(void)
+{
+    SWEEP_K(TWIN_ORDINARY, 1, 2, 3, 31, 32, 33, 63, 64, 65, 100, 192, 340, 342, 511, 512, 513, 545);
+}
+static void mm_of_long_rows_equals_its_twin(void) { SWEEP_K(TWIN_ORDINARY, 2049, 4096, 4130); }
+static void mm_of_tiny_numbers_flushes_like_its_twin(void)
+{
+    SWEEP_K(TWIN_TINY, 1, 2, 3, 16, 32, 33, 64, 200);
+}
+static void mm_of_special_numbers_equals_its_twin(void)
+{
+    SWEEP_K(TWIN_SPARSE, 2, 16, 32, 33, 64, 200);
+}
+static void mm_of_any_bits_equals_its_twin(void) { SWEEP_K(TWIN_BITS, 1, 2, 3, 4, 7, 16, 32); }
+
+/* A B made from columns is the B made from the transposed rows. */
+static void pack_cols_equals_pack_rows_of_the_transpose(void)
+{
+    static const uint32_t SHAPES[][2] = {
+        {1,  1  },
+        {16, 32 },
+        {17, 33 },
+        {64, 64 },
+        {97, 63 },
+        {33, 1  },
+        {5,  128},
+        {64, 31 }
+    };
+
+    for (size_t s = 0; s < sizeof(SHAPES) / sizeof(*SHAPES); s++) {
+        uint32_t n = SHAPES[s][0], k = SHAPES[s][1];
+        size_t   bytes = bt_cpu_packed_elems(n, k) * sizeof(bt_bf16);
+        bt_bf16 *other = bt_calloc_aligned(bytes + 64, 1);
+
+        fill(TWIN_BITS, k, s);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < k; j++)
+                g_x[j * (n + 2) + i] = g_w[i * k + j];
+        memset(g_packed, GUARD, bytes + 64);
+        memset(other, GUARD, bytes + 64);
+        g_kernels->rows->pack_rows(g_w, k, n, k, g_packed);
+        g_kernels->rows->pack_cols(g_x, n + 2, k, n, other);
+        EXPECT(memcmp(g_packed, other, bytes + 64) == 0);
+        for (uint32_t i = 0; i < bt_cpu_pad(n, 16); i++)
+            for (uint32_t j = 0; j < bt_cpu_pad(k, 32); j++)
+                EXPECT_EQ(g_packed[((size_t)(i / 16) * bt_cpu_pad(k, 32) / 2 + j / 2) * 32 +
+                                   i % 16 * 2 + j % 2],
+                          i < n && j < k ? g_w[i * k + j] : 0);
+        bt_free(other);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(mm_of_ordinary_numbers_equals_its_twin),
+        BT_TEST(mm_of_long_rows_equals_its_twin),
+        BT_TEST(mm_of_tiny_numbers_flushes_like_its_twin),
+        BT_TEST(mm_of_special_numbers_equals_its_twin),
+        BT_TEST(mm_of_any_bits_equals_its_twin),
+        BT_TEST(pack_cols_equals_pack_rows_of_the_transpose),
+    };
+
+    g_kernels = bt_cpu_kernels_find(argc > 1 ? argv[1] : "auto");
+    if (g_kernels == NULL) {
+        printf("skipped: this CPU has no %s, only %s\n", argv[1], bt_device_cpu_kernels());
+        return BT_TEST_SKIP;
+    }
+    bt_cpu_flush_denormals();
+    g_x      = bt_calloc_aligned(MAX_M * MAX_K, sizeof(*g_x));
+    g_w      = bt_calloc_aligned(MAX_N * MAX_K, sizeof(*g_w));
+    g_packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), sizeof(*g_packed));
+    g_want   = bt_calloc_aligned(MAX_M * MAX_N, sizeof(*g_want));
+    g_start  = bt_calloc_aligned(MAX_M * MAX_N, sizeof(*g_start));
+    g_y      = bt_calloc_aligned((MAX_M + 1) * (MAX_N + 3), sizeof(*g_y));
+    return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+}

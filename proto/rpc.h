@@ -6,6 +6,7 @@
 #define BT_PROTO_RPC_H
 
 #include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,6 +37,16 @@ bool bt_rpc_loop_idle(const bt_rpc_loop *loop);
 /* Server arguments that every Baton server uses: no port sharing, 256 MiB messages, pings as often
  * as gateways send them.  Static storage. */
 const grpc_channel_args *bt_rpc_server_args(void);
+
+/* The same for channels; proxies of the environment are not asked, and a failed connection is tried
+ * again soon.  Static storage. */
+const grpc_channel_args *bt_rpc_client_args(void);
+/* A deadline of the bt_now_ns clock as gRPC wants it; UINT64_MAX: never. */
+gpr_timespec bt_rpc_deadline(uint64_t deadline_ns);
+/* Binds the server, before it starts, to "host:port" (port 0: any); IO names address and cause. */
+bt_status bt_rpc_listen(grpc_server *server, const char *address, uint16_t *port_out);
+/* A slice as text, cut to the capacity, always terminated and UTF-8. */
+void bt_rpc_slice_text(grpc_slice slice, char *buf, size_t capacity);
 
 /* A packed message as a byte buffer (owned by the caller), and back.  NULL when memory is short or
  * the bytes are no such message. */

@@ -1,0 +1,231 @@
+/* bt_down: what the coordinator says to a worker. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "proto/control_pb.h"
+
+typedef union {
+    PB(Welcome) welcome;
+    PB(Reserve) reserve;
+    PB(Prefill) prefill;
+    PB(Abort) abort;
+    PB(Wake) wake;
+    PB(Shutdown) shutdown;
+} down_body;
+
+static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(Reserve) * pb)
+{
+    baton__control__v1__reserve__init(pb);
+    bt_pb_make_sampling(&r->sampling, sampling);
+    pb->request       = r->request;
+    pb->epoch         = r->epoch;
+    pb->n_prompt      = r->n_prompt;
+    pb->sampling      = sampling;
+    pb->prefill_rank  = r->prefill_rank;
+    pb->eval          = r->eval;
+    pb->n_eval_tokens = r->n_eval;
+    pb->eval_tokens   = r->eval_tokens;
+    pb->eval_experts  = (ProtobufCBinaryData){r->n_eval_expert_bytes, r->eval_experts};
+}
+
+static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling, PB(Prefill) * pb)
+{
+    baton__control__v1__prefill__init(pb);
+    bt_pb_make_sampling(&p->sampling, sampling);
+    pb->request      = p->request;
+    pb->epoch        = p->epoch;
+    pb->n_prompt     = p->n_prompt;
+    pb->prompt       = p->prompt;
+    pb->sampling     = sampling;
+    pb->decode_rank  = p->decode_rank;
+    pb->n_pages      = p->n_pages;
+    pb->eval         = p->eval;
+    pb->eval_experts = (ProtobufCBinaryData){p->n_eval_expert_bytes, p->eval_experts};
+    return bt_pb_make_pages(p->pages, p->n_pages, &pb->pages);
+}
+
+/* Fills the envelope; *table_out is memory that must live until it is packed. */
+static bt_status make_down(const bt_down *m, down_body *b, PB(Sampling) * sampling,
+                           PB(ToWorker) * pb, void    **table_out)
+{
+    bt_status   st = BT_OK;
+    static char empty[1];
+
+    baton__control__v1__to_worker__init(pb);
+    switch (m->kind) {
+    case BT_DOWN_WELCOME:
+        baton__control__v1__welcome__init(&b->welcome);
+        b->welcome.epoch = m->u.welcome.epoch;
+        pb->body_case    = BATON__CONTROL__V1__TO_WORKER__BODY_WELCOME;
+        pb->welcome      = &b->welcome;
+        break;
+    case BT_DOWN_RESERVE:
+        make_reserve(&m->u.reserve, sampling, &b->reserve);
+        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_RESERVE;
+        pb->reserve   = &b->reserve;
+        break;
+    case BT_DOWN_PREFILL:
+        BT_TRY(make_prefill(&m->u.prefill, sampling, &b->prefill));
+        *table_out    = b->prefill.pages;
+        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_PREFILL;
+        pb->prefill   = &b->prefill;
+        break;
+    case BT_DOWN_ABORT:
+        baton__control__v1__abort__init(&b->abort);
+        b->abort.request = m->u.abort.request;
+        b->abort.epoch   = m->u.abort.epoch;
+        pb->body_case    = BATON__CONTROL__V1__TO_WORKER__BODY_ABORT;
+        pb->abort        = &b->abort;
+        break;
+    case BT_DOWN_WAKE:
+        baton__control__v1__wake__init(&b->wake);
+        b->wake.wake  = m->u.wake.wake;
+        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_WAKE;
+        pb->wake      = &b->wake;
+        break;
+    case BT_DOWN_SHUTDOWN:
+        baton__control__v1__shutdown__init(&b->shutdown);
+        b->shutdown.reason = m->u.shutdown.reason != NULL ? m->u.shutdown.reason : empty;
+        pb->body_case      = BATON__CONTROL__V1__TO_WORKER__BODY_SHUTDOWN;
+        pb->shutdown       = &b->shutdown;
+        break;
+    }
+    BT_ASSERT(pb->body_case != BATON__CONTROL__V1__TO_WORKER__BODY__NOT_SET);
+out:
+    return st;
+}
+
+bt_status bt_down_pack(const bt_down *m, uint8_t **bytes_out, size_t *n_out)
+{
+    bt_status st = BT_OK;
+    down_body body;
+    PB(Sampling) sampling;
+    PB(ToWorker) pb;
+    void *table = NULL;
+
+    BT_TRY(make_down(m, &body, &sampling, &pb, &table));
+    BT_TRY(bt_pb_pack(&pb.base, bytes_out, n_out));
+out:
+    bt_free(table);
+    return st;
+}
+
+static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->n_prompt >= 1, BT_ERR_PROTOCOL, "request %llu reserves for an empty prompt",
+               (unsigned long long)pb->request);
+    BT_REQUIRE(pb->eval || (pb->n_eval_tokens == 0 && pb->eval_experts.len == 0), BT_ERR_PROTOCOL,
+               "request %llu is no evaluation, but brings %zu tokens and %zu bytes of experts",
+               (unsigned long long)pb->request, pb->n_eval_tokens, pb->eval_experts.len);
+    r->request      = pb->request;
+    r->epoch        = pb->epoch;
+    r->n_prompt     = pb->n_prompt;
+    r->prefill_rank = pb->prefill_rank;
+    r->eval         = pb->eval;
+    BT_TRY(bt_pb_take_sampling(pb->sampling, pb->eval, &r->sampling));
+    BT_TRY(bt_pb_take_u32s(pb->eval_tokens, pb->n_eval_tokens, &r->eval_tokens, &r->n_eval));
+    BT_TRY(bt_pb_take_bytes(&pb->eval_experts, "eval_experts", &r->eval_experts,
+                            &r->n_eval_expert_bytes));
+out:
+    return st;
+}
+
+static bt_status take_prefill(const PB(Prefill) * pb, bt_down_prefill *p)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->n_prompt >= 1 && pb->n_pages >= 1, BT_ERR_PROTOCOL,
+               "request %llu prefills %zu tokens into %zu pages", (unsigned long long)pb->request,
+               pb->n_prompt, pb->n_pages);
+    BT_REQUIRE(pb->eval || pb->eval_experts.len == 0, BT_ERR_PROTOCOL,
+               "request %llu is no evaluation, but brings %zu bytes of experts",
+               (unsigned long long)pb->request, pb->eval_experts.len);
+    p->request     = pb->request;
+    p->epoch       = pb->epoch;
+    p->decode_rank = pb->decode_rank;
+    p->eval        = pb->eval;
+    BT_TRY(bt_pb_take_u32s(pb->prompt, pb->n_prompt, &p->prompt, &p->n_prompt));
+    BT_TRY(bt_pb_take_sampling(pb->sampling, pb->eval, &p->sampling));
+    BT_TRY(bt_pb_take_pages(pb->pages, pb->n_pages, &p->pages, &p->n_pages));
+    BT_TRY(bt_pb_take_bytes(&pb->eval_experts, "eval_experts", &p->eval_experts,
+                            &p->n_eval_expert_bytes));
+out:
+    return st;
+}
+
+static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
+{
+    bt_status st = BT_OK;
+
+    switch (pb->body_case) {
+    case BATON__CONTROL__V1__TO_WORKER__BODY_WELCOME:
+        m->kind            = BT_DOWN_WELCOME;
+        m->u.welcome.epoch = pb->welcome->epoch;
+        return BT_OK;
+    case BATON__CONTROL__V1__TO_WORKER__BODY_RESERVE:
+        m->kind = BT_DOWN_RESERVE;
+        return take_reserve(pb->reserve, &m->u.reserve);
+    case BATON__CONTROL__V1__TO_WORKER__BODY_PREFILL:
+        m->kind = BT_DOWN_PREFILL;
+        return take_prefill(pb->prefill, &m->u.prefill);
+    case BATON__CONTROL__V1__TO_WORKER__BODY_ABORT:
+        m->kind            = BT_DOWN_ABORT;
+        m->u.abort.request = pb->abort->request;
+        m->u.abort.epoch   = pb->abort->epoch;
+        return BT_OK;
+    case BATON__CONTROL__V1__TO_WORKER__BODY_WAKE:
+        m->kind        = BT_DOWN_WAKE;
+        m->u.wake.wake = pb->wake->wake;
+        return BT_OK;
+    case BATON__CONTROL__V1__TO_WORKER__BODY_SHUTDOWN:
+        m->kind = BT_DOWN_SHUTDOWN;
+        return bt_pb_take_string(pb->shutdown->reason, "shutdown.reason", &m->u.shutdown.reason);
+    default:
+        BT_REQUIRE(false, BT_ERR_PROTOCOL,
+                   "a coordinator's message with no body that is known (%d)", (int)pb->body_case);
+    }
+out:
+    return st;
+}
+
+bt_status bt_down_unpack(const uint8_t *bytes, size_t n, bt_down *m_out)
+{
+    bt_status st     = BT_OK;
+    bt_down   m      = {0};
+    PB(ToWorker) *pb = NULL;
+
+    pb = baton__control__v1__to_worker__unpack((ProtobufCAllocator *)&bt_pb_allocator, n, bytes);
+    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes are no message of the coordinator", n);
+    BT_TRY(take_down(pb, &m));
+    *m_out = m;
+    memset(&m, 0, sizeof(m)); /* handed over */
+out:
+    bt_down_free(&m);
+    if (pb != NULL)
+        baton__control__v1__to_worker__free_unpacked(pb, (ProtobufCAllocator *)&bt_pb_allocator);
+    return st;
+}
+
+void bt_down_free(bt_down *m)
+{
+    switch (m->kind) {
+    case BT_DOWN_RESERVE:
+        bt_free(m->u.reserve.sampling.stop_tokens);
+        bt_free(m->u.reserve.eval_tokens);
+        bt_free(m->u.reserve.eval_experts);
+        break;
+    case BT_DOWN_PREFILL:
+        bt_free(m->u.prefill.prompt);
+        bt_free(m->u.prefill.sampling.stop_tokens);
+        bt_free(m->u.prefill.pages);
+        bt_free(m->u.prefill.eval_experts);
+        break;
+    case BT_DOWN_SHUTDOWN: bt_free(m->u.shutdown.reason); break;
+    case BT_DOWN_WELCOME:
+    case BT_DOWN_ABORT:
+    case BT_DOWN_WAKE: break;
+    }
+    memset(&m->u, 0, sizeof(m->u)); /* freeing twice is harmless */
+}

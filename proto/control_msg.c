@@ -1,0 +1,152 @@
+/* What both directions share: packing, and checked copies out of protobuf messages. */
+#include "proto/control_msg.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "proto/control_pb.h"
+#include "proto/text.h"
+
+static void *pb_alloc(void *ctx, size_t size)
+{
+    (void)ctx;
+    return bt_calloc(size, 1);
+}
+
+static void pb_free(void *ctx, void *ptr)
+{
+    (void)ctx;
+    bt_free(ptr);
+}
+
+const ProtobufCAllocator bt_pb_allocator = {.alloc = pb_alloc, .free = pb_free};
+
+bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_out)
+{
+    bt_status st    = BT_OK;
+    size_t    n     = protobuf_c_message_get_packed_size(m);
+    uint8_t  *bytes = bt_calloc(n, 1);
+
+    BT_REQUIRE(bytes != NULL, BT_ERR_NO_MEMORY, "control message of %zu bytes", n);
+    *n_out     = protobuf_c_message_pack(m, bytes);
+    *bytes_out = bytes;
+out:
+    return st;
+}
+
+bt_status bt_pb_take_string(const char *text, const char *field, char **text_out)
+{
+    bt_status st = BT_OK;
+    char     *copy;
+
+    BT_REQUIRE(bt_text_is_utf8(text), BT_ERR_PROTOCOL, "%s is not UTF-8", field);
+    copy = bt_strdup(text);
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "%s of %zu bytes", field, strlen(text));
+    *text_out = copy;
+out:
+    return st;
+}
+
+bt_status bt_pb_take_bytes(const ProtobufCBinaryData *data, const char *field, void **bytes_out,
+                           size_t *n_out)
+{
+    bt_status st = BT_OK;
+    void     *copy;
+
+    BT_REQUIRE(data->len % 4 == 0, BT_ERR_PROTOCOL, "%s has %zu bytes, expected a multiple of 4",
+               field, data->len);
+    if (data->len == 0) goto out;
+    copy = bt_calloc(data->len, 1);
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "%s of %zu bytes", field, data->len);
+    memcpy(copy, data->data, data->len);
+    *bytes_out = copy;
+    *n_out     = data->len;
+out:
+    return st;
+}
+
+bt_status bt_pb_take_u32s(const uint32_t *values, size_t n, uint32_t **values_out, uint32_t *n_out)
+{
+    bt_status st = BT_OK;
+    uint32_t *copy;
+
+    if (n == 0) goto out;
+    copy = bt_calloc(n, sizeof(*copy));
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "list of %zu numbers", n);
+    memcpy(copy, values, n * sizeof(*copy));
+    *values_out = copy;
+    *n_out      = (uint32_t)n;
+out:
+    return st;
+}
+
+bt_status bt_pb_take_pages(PB(Page) * *pages, size_t n, bt_page_ref **pages_out, uint32_t *n_out)
+{
+    bt_status    st = BT_OK;
+    bt_page_ref *refs;
+
+    if (n == 0) goto out;
+    refs = bt_calloc(n, sizeof(*refs));
+    BT_REQUIRE(refs != NULL, BT_ERR_NO_MEMORY, "ticket of %zu pages", n);
+    for (size_t i = 0; i < n; i++)
+        refs[i] = (bt_page_ref){pages[i]->id, pages[i]->generation};
+    *pages_out = refs;
+    *n_out     = (uint32_t)n;
+out:
+    return st;
+}
+
+bt_status bt_pb_make_pages(const bt_page_ref *refs, size_t n, PB(Page) * **pages_out)
+{
+    bt_status st = BT_OK;
+    PB(Page) * *table, *pages;
+
+    table = bt_calloc(n, sizeof(*table) + sizeof(*pages));
+    BT_REQUIRE(table != NULL, BT_ERR_NO_MEMORY, "ticket of %zu pages", n);
+    pages = (PB(Page) *)(void *)(table + n);
+    for (size_t i = 0; i < n; i++) {
+        baton__control__v1__page__init(&pages[i]);
+        pages[i].id         = refs[i].id;
+        pages[i].generation = refs[i].generation;
+        table[i]            = &pages[i];
+    }
+    *pages_out = table;
+out:
+    return st;
+}
+
+bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *sampling_out)
+{
+    bt_status   st = BT_OK;
+    bt_sampling s  = {0};
+
+    BT_REQUIRE(pb != NULL || eval, BT_ERR_PROTOCOL, "a request without sampling parameters");
+    if (pb == NULL) goto out;
+    BT_REQUIRE(isfinite(pb->temperature) && pb->temperature >= 0, BT_ERR_PROTOCOL,
+               "temperature is %g, expected a finite number >= 0", (double)pb->temperature);
+    BT_REQUIRE(pb->max_tokens >= 1 || eval, BT_ERR_PROTOCOL, "max_tokens is 0");
+    BT_REQUIRE(pb->n_stop_token_ids <= BT_CONTROL_STOP_MAX, BT_ERR_PROTOCOL,
+               "%zu stop tokens, expected at most %d", pb->n_stop_token_ids, BT_CONTROL_STOP_MAX);
+    s.temperature = pb->temperature;
+    s.seed        = pb->seed;
+    s.max_tokens  = pb->max_tokens;
+    s.ignore_eos  = pb->ignore_eos;
+    s.logprobs    = pb->logprobs;
+    BT_TRY(bt_pb_take_u32s(pb->stop_token_ids, pb->n_stop_token_ids, &s.stop_tokens, &s.n_stop));
+    *sampling_out = s;
+out:
+    return st;
+}
+
+void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) * pb_out)
+{
+    baton__control__v1__sampling__init(pb_out);
+    pb_out->temperature      = sampling->temperature;
+    pb_out->seed             = sampling->seed;
+    pb_out->max_tokens       = sampling->max_tokens;
+    pb_out->ignore_eos       = sampling->ignore_eos;
+    pb_out->logprobs         = sampling->logprobs;
+    pb_out->n_stop_token_ids = sampling->n_stop;
+    pb_out->stop_token_ids   = sampling->stop_tokens;
+}

@@ -1,0 +1,36 @@
+/* proto/control_pb.h - inside proto/ only: what both directions of control_msg share.
+ *
+ * Unpacked protobuf memory comes from bt_calloc, so that tests can make it fail. */
+#ifndef BT_PROTO_CONTROL_PB_H
+#define BT_PROTO_CONTROL_PB_H
+
+#include "proto/control.pb-c.h"
+#include "proto/control_msg.h"
+
+#define PB(name) Baton__Control__V1__##name
+
+enum {
+    BT_CONTROL_PROTOCOL = 1,
+    BT_CONTROL_TEXT_MAX = 4096, /* bytes of a reason or message */
+    BT_CONTROL_STOP_MAX = 1024  /* stop_token_ids of one request */
+};
+
+extern const ProtobufCAllocator bt_pb_allocator;
+
+bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_out);
+
+/* Copies of what a protobuf message holds.  NULL with n == 0 is a success. */
+bt_status bt_pb_take_string(const char *text, const char *field, char **text_out);
+bt_status bt_pb_take_bytes(const ProtobufCBinaryData *data, const char *field, void **bytes_out,
+                           size_t *n_out);
+bt_status bt_pb_take_u32s(const uint32_t *values, size_t n, uint32_t **values_out, uint32_t *n_out);
+bt_status bt_pb_take_pages(PB(Page) * *pages, size_t n, bt_page_ref **pages_out, uint32_t *n_out);
+
+/* Page messages for n refs: one block of memory with the pointer table in front (bt_free it). */
+bt_status bt_pb_make_pages(const bt_page_ref *refs, size_t n, PB(Page) * **pages_out);
+
+/* eval: a request that is not sampled may leave the message out. */
+bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *sampling_out);
+void      bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) * pb_out);
+
+#endif

@@ -1,0 +1,411 @@
+#include "proto/control_server.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "proto/control_wire.h"
+#include "proto/text.h"
+
+enum { REASON_MAX = 512, RING_INIT = 16 };
+
+/* One stream.  Its memory lives until every operation on its call has completed; the owner may use
+ * it from its hello until lost() or refuse. */
+struct bt_control_peer {
+    bt_control_server  *server;
+    bt_control_peer    *prev, *next; /* list of the server */
+    grpc_call          *call;        /* owned */
+    gpr_timespec        deadline;    /* written by gRPC, not used */
+    grpc_metadata_array request_headers;
+    grpc_byte_buffer   *received;
+    int                 cancelled;
+    bt_rpc_tag          attached, opened, arrived, sent, closed, finished;
+    uint32_t            n_ops; /* in flight */
+    grpc_byte_buffer  **queue; /* ring of messages to send */
+    uint32_t            queue_cap, queue_at, n_queued;
+    bool                said_hello, sending, ended, finishing;
+    grpc_status_code    code; /* that ends the stream */
+    char                reason[REASON_MAX];
+    void               *data;
+};
+
+/* A call of another method: answered and forgotten. */
+typedef struct {
+    bt_control_server  *server;
+    grpc_call          *call;
+    grpc_call_details   details;
+    grpc_metadata_array request_headers;
+    int                 cancelled;
+    bt_rpc_tag          arrived, answered;
+} stray;
+
+struct bt_control_server {
+    bt_rpc_loop      *loop; /* borrowed */
+    grpc_server      *server;
+    void             *method;
+    bt_control_events events;
+    bt_control_peer  *peers;
+    bt_rpc_tag        down;
+    bool              stopping, is_down;
+};
+
+static void begin(bt_control_peer *p, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
+{
+    grpc_call_error e = grpc_call_start_batch(p->call, ops, n, tag, NULL);
+
+    BT_ASSERT(e == GRPC_CALL_OK);
+    bt_rpc_loop_begin(p->server->loop);
+    p->n_ops++;
+}
+
+static void peer_free(bt_control_peer *p)
+{
+    if (p->prev != NULL) p->prev->next = p->next;
+    if (p->server->peers == p) p->server->peers = p->next;
+    if (p->next != NULL) p->next->prev = p->prev;
+    while (p->n_queued > 0)
+        grpc_byte_buffer_destroy(p->queue[(p->queue_at + --p->n_queued) % p->queue_cap]);
+    bt_free(p->queue);
+    grpc_metadata_array_destroy(&p->request_headers);
+    if (p->call != NULL) grpc_call_unref(p->call);
+    bt_free(p);
+}
+
+/* One operation fewer; with the last one the peer goes. */
+static void done(bt_control_peer *p)
+{
+    if (--p->n_ops == 0) peer_free(p);
+}
+
+/* Sends the status once nothing else is under way to the rank. */
+static void finish(bt_control_peer *p)
+{
+    grpc_op    op      = {.op = GRPC_OP_SEND_STATUS_FROM_SERVER};
+    grpc_slice details = grpc_slice_from_copied_string(p->reason);
+
+    p->finishing                                   = true;
+    op.data.send_status_from_server.status         = p->code;
+    op.data.send_status_from_server.status_details = &details;
+    begin(p, &op, 1, &p->finished);
+    grpc_slice_unref(details);
+}
+
+/* Starts the next send, or the end, when nothing is being sent. */
+static void pump(bt_control_peer *p)
+{
+    grpc_op op = {.op = GRPC_OP_SEND_MESSAGE};
+
+    if (p->sending || p->finishing) return;
+    if (p->n_queued > 0) {
+        op.data.send_message.send_message = p->queue[p->queue_at];
+        p->sending                        = true;
+        begin(p, &op, 1, &p->sent);
+        grpc_byte_buffer_destroy(p->queue[p->queue_at]);
+        p->queue_at = (p->queue_at + 1) % p->queue_cap;
+        p->n_queued--;
+    } else if (p->ended) {
+        finish(p);
+    }
+}
+
+/* The stream is over for the owner: tells it, once, unless the owner itself ended it. */
+static void end(bt_control_peer *p, grpc_status_code code, const char *reason, bool tell)
+{
+    if (p->ended) return;
+    p->ended = true;
+    p->code  = code;
+    bt_text_clean(reason, p->reason, sizeof(p->reason));
+    if (tell && p->said_hello) p->server->events.lost(p->server->events.ctx, p);
+    pump(p);
+}
+
+static void on_sent(bt_rpc_tag *tag, bool ok)
+{
+    bt_control_peer *p = tag->ctx;
+
+    (void)ok; /* a failed send means that the call is closing: on_closed() tells */
+    p->sending = false;
+    pump(p);
+    done(p);
+}
+
+static void on_simple(bt_rpc_tag *tag, bool ok)
+{
+    (void)ok;
+    done(tag->ctx);
+}
+
+/* The stream was cancelled from the other side or by us, or has ended in order. */
+static void on_closed(bt_rpc_tag *tag, bool ok)
+{
+    bt_control_peer *p = tag->ctx;
+
+    (void)ok;
+    if (p->cancelled) end(p, GRPC_STATUS_CANCELLED, "the stream was cut", true);
+    done(p);
+}
+
+static void recv_next(bt_control_peer *p)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
+
+    op.data.recv_message.recv_message = &p->received;
+    begin(p, &op, 1, &p->arrived);
+}
+
+static void handle(bt_control_peer *p, grpc_byte_buffer *buffer)
+{
+    bt_up     m  = {0};
+    bt_status st = bt_control_read_up(buffer, &m);
+
+    if (st != BT_OK) {
+        end(p, GRPC_STATUS_INVALID_ARGUMENT, bt_error_text(), true);
+        return;
+    }
+    if (!p->said_hello && m.kind != BT_UP_HELLO)
+        end(p, GRPC_STATUS_FAILED_PRECONDITION, "the first message must be a hello", false);
+    else if (p->said_hello && m.kind == BT_UP_HELLO)
+        end(p, GRPC_STATUS_FAILED_PRECONDITION, "a second hello", true);
+    else {
+        p->said_hello = true;
+        p->server->events.message(p->server->events.ctx, p, &m);
+    }
+    bt_up_free(&m);
+}
+
+static void on_arrived(bt_rpc_tag *tag, bool ok)
+{
+    bt_control_peer  *p      = tag->ctx;
+    grpc_byte_buffer *buffer = p->received;
+
+    (void)ok;
+    p->received = NULL;
+    if (buffer == NULL) {
+        end(p, GRPC_STATUS_OK, "", true); /* the rank has closed its side */
+    } else {
+        if (!p->ended) handle(p, buffer);
+        grpc_byte_buffer_destroy(buffer);
+        recv_next(p);
+    }
+    done(p);
+}
+
+static void listen_for_peer(bt_control_server *s);
+
+static void on_attached(bt_rpc_tag *tag, bool ok)
+{
+    bt_control_peer   *p          = tag->ctx;
+    bt_control_server *s          = p->server;
+    grpc_metadata      header     = {.key   = grpc_slice_from_static_string(BT_CONTROL_HEADER),
+                                     .value = grpc_slice_from_static_string("1")};
+    grpc_op            open       = {.op = GRPC_OP_SEND_INITIAL_METADATA};
+    grpc_op            wait_close = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+
+    if (!ok) { /* the server is stopping */
+        done(p);
+        return;
+    }
+    open.data.send_initial_metadata.count          = 1;
+    open.data.send_initial_metadata.metadata       = &header;
+    wait_close.data.recv_close_on_server.cancelled = &p->cancelled;
+    begin(p, &wait_close, 1, &p->closed);
+    begin(p, &open, 1, &p->opened);
+    recv_next(p);
+    done(p);
+    listen_for_peer(s);
+}
+
+static void listen_for_peer(bt_control_server *s)
+{
+    bt_control_peer *p = s->stopping ? NULL : bt_calloc(1, sizeof(*p));
+    grpc_call_error  e;
+
+    if (p == NULL) {
+        if (!s->stopping) BT_WARN("out of memory: no further rank can attach");
+        return;
+    }
+    p->server   = s;
+    p->attached = (bt_rpc_tag){on_attached, p};
+    p->opened   = (bt_rpc_tag){on_simple, p};
+    p->arrived  = (bt_rpc_tag){on_arrived, p};
+    p->sent     = (bt_rpc_tag){on_sent, p};
+    p->closed   = (bt_rpc_tag){on_closed, p};
+    p->finished = (bt_rpc_tag){on_simple, p};
+    p->n_ops    = 1;
+    p->next     = s->peers;
+    if (p->next != NULL) p->next->prev = p;
+    s->peers = p;
+    grpc_metadata_array_init(&p->request_headers);
+    e = grpc_server_request_registered_call(s->server, s->method, &p->call, &p->deadline,
+                                            &p->request_headers, NULL, bt_rpc_loop_cq(s->loop),
+                                            bt_rpc_loop_cq(s->loop), &p->attached);
+    BT_ASSERT(e == GRPC_CALL_OK);
+    bt_rpc_loop_begin(s->loop);
+}
+
+/* ---- other methods */
+
+static void stray_free(stray *x)
+{
+    grpc_metadata_array_destroy(&x->request_headers);
+    grpc_call_details_destroy(&x->details);
+    if (x->call != NULL) grpc_call_unref(x->call);
+    bt_free(x);
+}
+
+static void on_answered(bt_rpc_tag *tag, bool ok)
+{
+    (void)ok;
+    stray_free(tag->ctx);
+}
+
+static void listen_for_stray(bt_control_server *s);
+
+static void on_stray(bt_rpc_tag *tag, bool ok)
+{
+    stray          *x       = tag->ctx;
+    grpc_slice      details = grpc_slice_from_static_string("this is a Baton control port");
+    grpc_op         ops[3]  = {{.op = GRPC_OP_SEND_INITIAL_METADATA},
+                               {.op = GRPC_OP_SEND_STATUS_FROM_SERVER},
+                               {.op = GRPC_OP_RECV_CLOSE_ON_SERVER}};
+    grpc_call_error e;
+
+    if (!ok) {
+        stray_free(x);
+        return;
+    }
+    listen_for_stray(x->server);
+    ops[1].data.send_status_from_server.status         = GRPC_STATUS_UNIMPLEMENTED;
+    ops[1].data.send_status_from_server.status_details = &details;
+    ops[2].data.recv_close_on_server.cancelled         = &x->cancelled;
+    e = grpc_call_start_batch(x->call, ops, 3, &x->answered, NULL);
+    BT_ASSERT(e == GRPC_CALL_OK);
+    bt_rpc_loop_begin(x->server->loop);
+}
+
+static void listen_for_stray(bt_control_server *s)
+{
+    stray          *x = s->stopping ? NULL : bt_calloc(1, sizeof(*x));
+    grpc_call_error e;
+
+    if (x == NULL) return;
+    x->server   = s;
+    x->arrived  = (bt_rpc_tag){on_stray, x};
+    x->answered = (bt_rpc_tag){on_answered, x};
+    grpc_call_details_init(&x->details);
+    grpc_metadata_array_init(&x->request_headers);
+    e = grpc_server_request_call(s->server, &x->call, &x->details, &x->request_headers,
+                                 bt_rpc_loop_cq(s->loop), bt_rpc_loop_cq(s->loop), &x->arrived);
+    BT_ASSERT(e == GRPC_CALL_OK);
+    bt_rpc_loop_begin(s->loop);
+}
+
+/* ---- the server */
+
+static void on_down(bt_rpc_tag *tag, bool ok)
+{
+    bt_control_server *s = tag->ctx;
+
+    (void)ok;
+    s->is_down = true;
+}
+
+bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
+                                   const bt_control_events *events, bt_control_server **server_out,
+                                   uint16_t *port_out)
+{
+    bt_status          st = BT_OK;
+    bt_control_server *s  = bt_calloc(1, sizeof(*s));
+
+    BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "control server");
+    s->loop   = loop;
+    s->events = *events;
+    s->down   = (bt_rpc_tag){on_down, s};
+    s->server = grpc_server_create(bt_rpc_server_args(), NULL);
+    grpc_server_register_completion_queue(s->server, bt_rpc_loop_cq(loop), NULL);
+    s->method =
+        grpc_server_register_method(s->server, BT_CONTROL_METHOD, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+    st = bt_rpc_listen(s->server, address, port_out);
+    grpc_server_start(s->server); /* also a server that never listened must start to be shut down */
+    if (st == BT_OK) {
+        listen_for_peer(s);
+        listen_for_stray(s);
+        *server_out = s;
+        s           = NULL; /* handed over */
+    }
+out:
+    if (s != NULL) {
+        bt_control_server_stop(s);
+        bt_control_server_destroy(s);
+    }
+    return st;
+}
+
+void bt_control_server_stop(bt_control_server *server)
+{
+    if (server == NULL || server->stopping) return;
+    server->stopping = true;
+    grpc_server_shutdown_and_notify(server->server, bt_rpc_loop_cq(server->loop), &server->down);
+    bt_rpc_loop_begin(server->loop);
+    grpc_server_cancel_all_calls(server->server);
+}
+
+void bt_control_server_destroy(bt_control_server *server)
+{
+    if (server == NULL) return;
+    bt_control_server_stop(server);
+    /* Cancelled operations complete at once; the tags point into memory that we are about to free.
+     */
+    for (int i = 0; i < 2000 && (!server->is_down || server->peers != NULL); i++)
+        bt_rpc_loop_run_once(server->loop, bt_now_ns() + 10 * BT_NS_PER_MS);
+    BT_ASSERT(server->is_down && server->peers == NULL);
+    grpc_server_destroy(server->server);
+    bt_free(server);
+}
+
+/* ---- sending */
+
+static bool push(bt_control_peer *p, grpc_byte_buffer *buffer)
+{
+    if (p->n_queued == p->queue_cap) {
+        uint32_t           cap   = p->queue_cap == 0 ? RING_INIT : p->queue_cap * 2;
+        grpc_byte_buffer **grown = bt_calloc(cap, sizeof(*grown));
+
+        if (grown == NULL) return false;
+        for (uint32_t i = 0; i < p->n_queued; i++)
+            grown[i] = p->queue[(p->queue_at + i) % p->queue_cap];
+        bt_free(p->queue);
+        p->queue     = grown;
+        p->queue_cap = cap;
+        p->queue_at  = 0;
+    }
+    p->queue[(p->queue_at + p->n_queued++) % p->queue_cap] = buffer;
+    return true;
+}
+
+void bt_control_send(bt_control_peer *peer, bt_down *m)
+{
+    grpc_byte_buffer *buffer = NULL;
+
+    if (!peer->ended) {
+        bool ok = bt_control_write_down(m, &buffer) == BT_OK && push(peer, buffer);
+
+        if (ok) {
+            pump(peer);
+        } else { /* a message must not be missing in silence: the stream ends instead */
+            BT_WARN("out of memory: a control stream is cut");
+            if (buffer != NULL) grpc_byte_buffer_destroy(buffer);
+            grpc_call_cancel(peer->call, NULL);
+        }
+    }
+    bt_down_free(m);
+}
+
+void  bt_control_peer_set_data(bt_control_peer *peer, void *data) { peer->data = data; }
+void *bt_control_peer_data(const bt_control_peer *peer) { return peer->data; }
+
+void bt_control_refuse(bt_control_peer *peer, const char *reason)
+{
+    end(peer, GRPC_STATUS_FAILED_PRECONDITION, reason, false);
+}

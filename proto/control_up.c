@@ -1,0 +1,456 @@
+/* bt_up: what a worker says to the coordinator. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "proto/control_pb.h"
+
+/* A NULL string of a plain struct travels as "". */
+static char *text(char *s)
+{
+    static char empty[1];
+
+    return s != NULL ? s : empty;
+}
+
+static void make_hello(const bt_up_hello *h, PB(Hello) * pb)
+{
+    baton__control__v1__hello__init(pb);
+    pb->protocol              = h->protocol;
+    pb->rank                  = h->rank;
+    pb->n_ranks               = h->n_ranks;
+    pb->n_prefill             = h->n_prefill;
+    pb->n_decode              = h->n_decode;
+    pb->host                  = text(h->host);
+    pb->pid                   = h->pid;
+    pb->model_fingerprint     = h->model_fingerprint;
+    pb->arithmetic            = text(h->arithmetic);
+    pb->n_pages               = h->n_pages;
+    pb->page_tokens           = h->page_tokens;
+    pb->page_bytes            = h->page_bytes;
+    pb->max_rows              = h->max_rows;
+    pb->epoch                 = h->epoch;
+    pb->vocab_size            = h->vocab_size;
+    pb->max_context           = h->max_context;
+    pb->n_eos_tokens          = h->n_eos;
+    pb->eos_tokens            = h->eos_tokens;
+    pb->bos_token             = h->bos_token;
+    pb->pad_token             = h->pad_token;
+    pb->model_type            = text(h->model_type);
+    pb->architecture          = text(h->architecture);
+    pb->default_sampling_json = text(h->default_sampling_json);
+    pb->weight_bytes          = h->weight_bytes;
+}
+
+/* Token messages for n tokens: one block with the pointer table in front (bt_free it). */
+static bt_status make_tokens(const bt_token *tokens, size_t n, PB(Token) * **tokens_out)
+{
+    bt_status st = BT_OK;
+    PB(Token) * *table, *pb;
+
+    table = bt_calloc(n, sizeof(*table) + sizeof(*pb));
+    BT_REQUIRE(table != NULL, BT_ERR_NO_MEMORY, "message of %zu tokens", n);
+    pb = (PB(Token) *)(void *)(table + n);
+    for (size_t i = 0; i < n; i++) {
+        baton__control__v1__token__init(&pb[i]);
+        pb[i].request  = tokens[i].request;
+        pb[i].choice   = tokens[i].choice;
+        pb[i].position = tokens[i].position;
+        pb[i].epoch    = tokens[i].epoch;
+        pb[i].id       = tokens[i].id;
+        pb[i].logprob  = tokens[i].logprob;
+        pb[i].finish   = (PB(Finish))tokens[i].finish;
+        table[i]       = &pb[i];
+    }
+    *tokens_out = table;
+out:
+    return st;
+}
+
+typedef union {
+    PB(Hello) hello;
+    PB(Progress) progress;
+    PB(Ready) ready;
+    PB(Beat) beat;
+    PB(Ticket) ticket;
+    PB(Tokens) tokens;
+    PB(Failed) failed;
+    PB(Released) released;
+    PB(WakeRequest) wake_request;
+    PB(EvalRows) eval_rows;
+    PB(Leaving) leaving;
+} up_body;
+
+static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
+{
+    baton__control__v1__beat__init(pb);
+    pb->progress      = b->progress;
+    pb->n_requests    = b->n_requests;
+    pb->pages_free    = b->pages_free;
+    pb->pages_total   = b->pages_total;
+    pb->steps         = b->steps;
+    pb->handoff_bytes = b->handoff_bytes;
+    pb->handoff_pages = b->handoff_pages;
+}
+
+static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
+{
+    baton__control__v1__eval_rows__init(pb);
+    pb->request  = e->request;
+    pb->epoch    = e->epoch;
+    pb->position = e->position;
+    pb->n_rows   = e->n_rows;
+    pb->logits   = (ProtobufCBinaryData){e->n_logit_bytes, e->logits};
+    pb->experts  = (ProtobufCBinaryData){e->n_expert_bytes, e->experts};
+}
+
+/* Fills the envelope; *table_out is memory that must live until it is packed. */
+static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void **table_out)
+{
+    bt_status st = BT_OK;
+
+    baton__control__v1__from_worker__init(pb);
+    switch (m->kind) {
+    case BT_UP_HELLO:
+        make_hello(&m->u.hello, &b->hello);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_HELLO;
+        pb->hello     = &b->hello;
+        break;
+    case BT_UP_PROGRESS:
+        baton__control__v1__progress__init(&b->progress);
+        b->progress.done_bytes  = m->u.progress.done_bytes;
+        b->progress.total_bytes = m->u.progress.total_bytes;
+        pb->body_case           = BATON__CONTROL__V1__FROM_WORKER__BODY_PROGRESS;
+        pb->progress            = &b->progress;
+        break;
+    case BT_UP_READY:
+        baton__control__v1__ready__init(&b->ready);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_READY;
+        pb->ready     = &b->ready;
+        break;
+    case BT_UP_BEAT:
+        make_beat(&m->u.beat, &b->beat);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_BEAT;
+        pb->beat      = &b->beat;
+        break;
+    case BT_UP_TICKET:
+        baton__control__v1__ticket__init(&b->ticket);
+        b->ticket.request = m->u.ticket.request;
+        b->ticket.epoch   = m->u.ticket.epoch;
+        b->ticket.refused = m->u.ticket.refused;
+        b->ticket.n_pages = m->u.ticket.n_pages;
+        BT_TRY(bt_pb_make_pages(m->u.ticket.pages, m->u.ticket.n_pages, &b->ticket.pages));
+        *table_out    = b->ticket.pages;
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TICKET;
+        pb->ticket    = &b->ticket;
+        break;
+    case BT_UP_TOKENS:
+        baton__control__v1__tokens__init(&b->tokens);
+        b->tokens.n_tokens = m->u.tokens.n;
+        BT_TRY(make_tokens(m->u.tokens.tokens, m->u.tokens.n, &b->tokens.tokens));
+        *table_out    = b->tokens.tokens;
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TOKENS;
+        pb->tokens    = &b->tokens;
+        break;
+    case BT_UP_FAILED:
+        baton__control__v1__failed__init(&b->failed);
+        b->failed.request = m->u.failed.request;
+        b->failed.epoch   = m->u.failed.epoch;
+        b->failed.code    = m->u.failed.code;
+        b->failed.message = text(m->u.failed.message);
+        pb->body_case     = BATON__CONTROL__V1__FROM_WORKER__BODY_FAILED;
+        pb->failed        = &b->failed;
+        break;
+    case BT_UP_RELEASED:
+        baton__control__v1__released__init(&b->released);
+        b->released.request = m->u.released.request;
+        b->released.epoch   = m->u.released.epoch;
+        pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_RELEASED;
+        pb->released        = &b->released;
+        break;
+    case BT_UP_WAKE_REQUEST:
+        baton__control__v1__wake_request__init(&b->wake_request);
+        b->wake_request.wake = m->u.wake_request.wake;
+        pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_WAKE_REQUEST;
+        pb->wake_request     = &b->wake_request;
+        break;
+    case BT_UP_EVAL_ROWS:
+        make_eval_rows(&m->u.eval_rows, &b->eval_rows);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS;
+        pb->eval_rows = &b->eval_rows;
+        break;
+    case BT_UP_LEAVING:
+        baton__control__v1__leaving__init(&b->leaving);
+        b->leaving.code   = m->u.leaving.code;
+        b->leaving.reason = text(m->u.leaving.reason);
+        pb->body_case     = BATON__CONTROL__V1__FROM_WORKER__BODY_LEAVING;
+        pb->leaving       = &b->leaving;
+        break;
+    }
+    BT_ASSERT(pb->body_case != BATON__CONTROL__V1__FROM_WORKER__BODY__NOT_SET);
+out:
+    return st;
+}
+
+bt_status bt_up_pack(const bt_up *m, uint8_t **bytes_out, size_t *n_out)
+{
+    bt_status st = BT_OK;
+    up_body   body;
+    PB(FromWorker) pb;
+    void *table = NULL;
+
+    BT_TRY(make_up(m, &body, &pb, &table));
+    BT_TRY(bt_pb_pack(&pb.base, bytes_out, n_out));
+out:
+    bt_free(table);
+    return st;
+}
+
+static bt_status check_hello(const PB(Hello) * pb)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->protocol == BT_CONTROL_PROTOCOL, BT_ERR_PROTOCOL,
+               "rank %u speaks control protocol %u, expected %d", pb->rank, pb->protocol,
+               BT_CONTROL_PROTOCOL);
+    BT_REQUIRE(pb->n_ranks >= 1 && pb->rank < pb->n_ranks, BT_ERR_PROTOCOL,
+               "hello of rank %u of %u", pb->rank, pb->n_ranks);
+    BT_REQUIRE((pb->n_prefill == 0 && pb->n_decode == 0) ||
+                   (pb->n_prefill >= 1 && pb->n_decode >= 1 &&
+                    (uint64_t)pb->n_prefill + pb->n_decode == pb->n_ranks),
+               BT_ERR_PROTOCOL, "rank %u says %u prefill and %u decode ranks of %u", pb->rank,
+               pb->n_prefill, pb->n_decode, pb->n_ranks);
+    BT_REQUIRE(pb->page_tokens >= 1 && pb->page_tokens <= 65536 && pb->n_pages >= 1 &&
+                   pb->max_rows >= 1,
+               BT_ERR_PROTOCOL, "rank %u has %u pages of %u tokens, %u rows a step", pb->rank,
+               pb->n_pages, pb->page_tokens, pb->max_rows);
+    BT_REQUIRE(pb->vocab_size >= 1 && pb->vocab_size <= INT32_MAX && pb->max_context >= 1 &&
+                   pb->max_context <= INT32_MAX,
+               BT_ERR_PROTOCOL, "rank %u has a vocabulary of %u, a context of %u", pb->rank,
+               pb->vocab_size, pb->max_context);
+    BT_REQUIRE(pb->bos_token >= -1 && pb->bos_token < pb->vocab_size && pb->pad_token >= -1 &&
+                   pb->pad_token < pb->vocab_size,
+               BT_ERR_PROTOCOL, "rank %u: bos %lld, pad %lld with a vocabulary of %u", pb->rank,
+               (long long)pb->bos_token, (long long)pb->pad_token, pb->vocab_size);
+    for (size_t i = 0; i < pb->n_eos_tokens; i++)
+        BT_REQUIRE(pb->eos_tokens[i] < pb->vocab_size, BT_ERR_PROTOCOL,
+                   "rank %u: end-of-text token %u with a vocabulary of %u", pb->rank,
+                   pb->eos_tokens[i], pb->vocab_size);
+out:
+    return st;
+}
+
+static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(check_hello(pb));
+    h->protocol          = pb->protocol;
+    h->rank              = pb->rank;
+    h->n_ranks           = pb->n_ranks;
+    h->n_prefill         = pb->n_prefill;
+    h->n_decode          = pb->n_decode;
+    h->pid               = pb->pid;
+    h->model_fingerprint = pb->model_fingerprint;
+    h->n_pages           = pb->n_pages;
+    h->page_tokens       = pb->page_tokens;
+    h->page_bytes        = pb->page_bytes;
+    h->max_rows          = pb->max_rows;
+    h->epoch             = pb->epoch;
+    h->vocab_size        = pb->vocab_size;
+    h->max_context       = pb->max_context;
+    h->bos_token         = pb->bos_token;
+    h->pad_token         = pb->pad_token;
+    h->weight_bytes      = pb->weight_bytes;
+    BT_TRY(bt_pb_take_string(pb->host, "host", &h->host));
+    BT_TRY(bt_pb_take_string(pb->arithmetic, "arithmetic", &h->arithmetic));
+    BT_TRY(bt_pb_take_string(pb->model_type, "model_type", &h->model_type));
+    BT_TRY(bt_pb_take_string(pb->architecture, "architecture", &h->architecture));
+    BT_TRY(bt_pb_take_string(pb->default_sampling_json, "default_sampling_json",
+                             &h->default_sampling_json));
+    BT_TRY(bt_pb_take_u32s(pb->eos_tokens, pb->n_eos_tokens, &h->eos_tokens, &h->n_eos));
+out:
+    return st;
+}
+
+static bt_status take_tokens(const PB(Tokens) * pb, bt_up *m)
+{
+    bt_status st = BT_OK;
+    bt_token *tokens;
+
+    BT_REQUIRE(pb->n_tokens >= 1, BT_ERR_PROTOCOL, "a tokens message without tokens");
+    tokens = m->u.tokens.tokens = bt_calloc(pb->n_tokens, sizeof(*tokens));
+    BT_REQUIRE(tokens != NULL, BT_ERR_NO_MEMORY, "message of %zu tokens", pb->n_tokens);
+    m->u.tokens.n = (uint32_t)pb->n_tokens;
+    for (size_t i = 0; i < pb->n_tokens; i++) {
+        const PB(Token) *t = pb->tokens[i];
+
+        BT_REQUIRE((int)t->finish >= BT_FINISH_NONE && (int)t->finish <= BT_FINISH_LENGTH,
+                   BT_ERR_PROTOCOL, "token %zu has finish %d, expected 0 to %d", i, (int)t->finish,
+                   BT_FINISH_LENGTH);
+        tokens[i] = (bt_token){.request  = t->request,
+                               .choice   = t->choice,
+                               .position = t->position,
+                               .epoch    = t->epoch,
+                               .id       = t->id,
+                               .logprob  = t->logprob,
+                               .finish   = (bt_finish)t->finish};
+    }
+out:
+    return st;
+}
+
+static bt_status take_eval_rows(const PB(EvalRows) * pb, bt_up_eval_rows *e)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->n_rows >= 1, BT_ERR_PROTOCOL, "eval rows without rows");
+    BT_REQUIRE(pb->logits.len % 4 == 0 && pb->logits.len / 4 % pb->n_rows == 0 &&
+                   pb->experts.len % 4 == 0 && pb->experts.len / 4 % pb->n_rows == 0,
+               BT_ERR_PROTOCOL, "%zu logit and %zu expert bytes do not make %u rows",
+               pb->logits.len, pb->experts.len, pb->n_rows);
+    e->request  = pb->request;
+    e->epoch    = pb->epoch;
+    e->position = pb->position;
+    e->n_rows   = pb->n_rows;
+    BT_TRY(bt_pb_take_bytes(&pb->logits, "logits", &e->logits, &e->n_logit_bytes));
+    BT_TRY(bt_pb_take_bytes(&pb->experts, "experts", &e->experts, &e->n_expert_bytes));
+out:
+    return st;
+}
+
+static void take_beat(const PB(Beat) * pb, bt_up_beat *b)
+{
+    *b = (bt_up_beat){.progress      = pb->progress,
+                      .n_requests    = pb->n_requests,
+                      .pages_free    = pb->pages_free,
+                      .pages_total   = pb->pages_total,
+                      .steps         = pb->steps,
+                      .handoff_bytes = pb->handoff_bytes,
+                      .handoff_pages = pb->handoff_pages};
+}
+
+static bt_status take_ticket(const PB(Ticket) * pb, bt_up *m)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->refused == (pb->n_pages == 0), BT_ERR_PROTOCOL,
+               "a ticket that is %srefused has %zu pages", pb->refused ? "" : "not ", pb->n_pages);
+    m->u.ticket.request = pb->request;
+    m->u.ticket.epoch   = pb->epoch;
+    m->u.ticket.refused = pb->refused;
+    BT_TRY(bt_pb_take_pages(pb->pages, pb->n_pages, &m->u.ticket.pages, &m->u.ticket.n_pages));
+out:
+    return st;
+}
+
+static bt_status take_failed(const PB(Failed) * pb, bt_up *m)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->code >= 1 && pb->code <= 16, BT_ERR_PROTOCOL,
+               "request %llu failed with code %u, expected 1 to 16",
+               (unsigned long long)pb->request, pb->code);
+    m->u.failed.request = pb->request;
+    m->u.failed.epoch   = pb->epoch;
+    m->u.failed.code    = pb->code;
+    BT_TRY(bt_pb_take_string(pb->message, "failed.message", &m->u.failed.message));
+out:
+    return st;
+}
+
+static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
+{
+    bt_status st = BT_OK;
+
+    switch (pb->body_case) {
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_HELLO:
+        m->kind = BT_UP_HELLO;
+        return take_hello(pb->hello, &m->u.hello);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_PROGRESS:
+        m->kind                   = BT_UP_PROGRESS;
+        m->u.progress.done_bytes  = pb->progress->done_bytes;
+        m->u.progress.total_bytes = pb->progress->total_bytes;
+        return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_READY: m->kind = BT_UP_READY; return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_BEAT:
+        m->kind = BT_UP_BEAT;
+        take_beat(pb->beat, &m->u.beat);
+        return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_TICKET:
+        m->kind = BT_UP_TICKET;
+        return take_ticket(pb->ticket, m);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_TOKENS:
+        m->kind = BT_UP_TOKENS;
+        return take_tokens(pb->tokens, m);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_FAILED:
+        m->kind = BT_UP_FAILED;
+        return take_failed(pb->failed, m);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_RELEASED:
+        m->kind               = BT_UP_RELEASED;
+        m->u.released.request = pb->released->request;
+        m->u.released.epoch   = pb->released->epoch;
+        return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_WAKE_REQUEST:
+        m->kind                = BT_UP_WAKE_REQUEST;
+        m->u.wake_request.wake = pb->wake_request->wake;
+        return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS:
+        m->kind = BT_UP_EVAL_ROWS;
+        return take_eval_rows(pb->eval_rows, &m->u.eval_rows);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_LEAVING:
+        m->kind           = BT_UP_LEAVING;
+        m->u.leaving.code = pb->leaving->code;
+        return bt_pb_take_string(pb->leaving->reason, "leaving.reason", &m->u.leaving.reason);
+    default:
+        BT_REQUIRE(false, BT_ERR_PROTOCOL, "a worker's message with no body that is known (%d)",
+                   (int)pb->body_case);
+    }
+out:
+    return st;
+}
+
+bt_status bt_up_unpack(const uint8_t *bytes, size_t n, bt_up *m_out)
+{
+    bt_status st       = BT_OK;
+    bt_up     m        = {0};
+    PB(FromWorker) *pb = NULL;
+
+    pb = baton__control__v1__from_worker__unpack((ProtobufCAllocator *)&bt_pb_allocator, n, bytes);
+    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes are no message of a worker", n);
+    BT_TRY(take_up(pb, &m));
+    *m_out = m;
+    memset(&m, 0, sizeof(m)); /* handed over */
+out:
+    bt_up_free(&m);
+    if (pb != NULL)
+        baton__control__v1__from_worker__free_unpacked(pb, (ProtobufCAllocator *)&bt_pb_allocator);
+    return st;
+}
+
+void bt_up_free(bt_up *m)
+{
+    switch (m->kind) {
+    case BT_UP_HELLO:
+        bt_free(m->u.hello.host);
+        bt_free(m->u.hello.arithmetic);
+        bt_free(m->u.hello.eos_tokens);
+        bt_free(m->u.hello.model_type);
+        bt_free(m->u.hello.architecture);
+        bt_free(m->u.hello.default_sampling_json);
+        break;
+    case BT_UP_TICKET: bt_free(m->u.ticket.pages); break;
+    case BT_UP_TOKENS: bt_free(m->u.tokens.tokens); break;
+    case BT_UP_FAILED: bt_free(m->u.failed.message); break;
+    case BT_UP_EVAL_ROWS:
+        bt_free(m->u.eval_rows.logits);
+        bt_free(m->u.eval_rows.experts);
+        break;
+    case BT_UP_LEAVING: bt_free(m->u.leaving.reason); break;
+    case BT_UP_PROGRESS:
+    case BT_UP_READY:
+    case BT_UP_BEAT:
+    case BT_UP_RELEASED:
+    case BT_UP_WAKE_REQUEST: break;
+    }
+    memset(&m->u, 0, sizeof(m->u)); /* freeing twice is harmless */
+}

@@ -1,0 +1,231 @@
+#include "proto/rpc.h"
+
+#include <errno.h>
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/slice.h>
+#include <grpc/support/log.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "proto/text.h"
+
+enum { BATCH = 64, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20 };
+
+struct bt_rpc_loop {
+    grpc_completion_queue *cq; /* owned */
+    uint64_t               n_in_flight;
+};
+
+/* gRPC's own lines: of interest when something between processes is looked into, else noise beside
+ * our errors, which name the same trouble. */
+static void log_line(gpr_log_func_args *args)
+{
+    bt_log_write(BT_LOG_DEBUG, args->file, args->line, "grpc: %s", args->message);
+}
+
+bt_status bt_rpc_loop_create(bt_rpc_loop **loop_out)
+{
+    bt_status    st   = BT_OK;
+    bt_rpc_loop *loop = bt_calloc(1, sizeof(*loop));
+
+    BT_REQUIRE(loop != NULL, BT_ERR_NO_MEMORY, "completion loop");
+    gpr_set_log_function(log_line);
+    grpc_init();
+    loop->cq  = grpc_completion_queue_create_for_next(NULL);
+    *loop_out = loop;
+out:
+    return st;
+}
+
+/* Runs the completion; false at a time out or at the queue's end. */
+static bool next(bt_rpc_loop *loop, gpr_timespec deadline, grpc_completion_type *type_out)
+{
+    grpc_event  ev  = grpc_completion_queue_next(loop->cq, deadline, NULL);
+    bt_rpc_tag *tag = ev.tag;
+
+    *type_out = ev.type;
+    if (ev.type != GRPC_OP_COMPLETE) return false;
+    BT_ASSERT(loop->n_in_flight > 0);
+    loop->n_in_flight--;
+    tag->fn(tag, ev.success != 0);
+    return true;
+}
+
+void bt_rpc_loop_destroy(bt_rpc_loop *loop)
+{
+    grpc_completion_type type     = GRPC_OP_COMPLETE;
+    uint64_t             deadline = bt_now_ns() + DRAIN_S * BT_NS_PER_S;
+
+    if (loop == NULL) return;
+    grpc_completion_queue_shutdown(loop->cq);
+    while (type == GRPC_OP_COMPLETE)
+        next(loop, bt_rpc_deadline(deadline), &type);
+    if (type == GRPC_QUEUE_SHUTDOWN)
+        grpc_completion_queue_destroy(loop->cq);
+    else /* its memory is better lost than the process hung */
+        BT_WARN("%llu gRPC operations have not completed within %d s of the end",
+                (unsigned long long)loop->n_in_flight, DRAIN_S);
+    grpc_shutdown_blocking();
+    bt_free(loop);
+}
+
+grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop) { return loop->cq; }
+
+uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns)
+{
+    grpc_completion_type type;
+    gpr_timespec         deadline = bt_rpc_deadline(deadline_ns);
+    uint32_t             n        = 0;
+
+    while (n < BATCH && next(loop, deadline, &type)) {
+        deadline = gpr_time_0(GPR_CLOCK_MONOTONIC); /* what is there already, without waiting */
+        n++;
+    }
+    return n;
+}
+
+void bt_rpc_loop_begin(bt_rpc_loop *loop) { loop->n_in_flight++; }
+bool bt_rpc_loop_idle(const bt_rpc_loop *loop) { return loop->n_in_flight == 0; }
+
+gpr_timespec bt_rpc_deadline(uint64_t deadline_ns)
+{
+    if (deadline_ns == UINT64_MAX) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    return (gpr_timespec){.tv_sec     = (int64_t)(deadline_ns / BT_NS_PER_S),
+                          .tv_nsec    = (int32_t)(deadline_ns % BT_NS_PER_S),
+                          .clock_type = GPR_CLOCK_MONOTONIC};
+}
+
+#define INT_ARG(name, number)                                                      \
+    {                                                                              \
+        .type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (number) \
+    }
+
+const grpc_channel_args *bt_rpc_server_args(void)
+{
+    static grpc_arg args[] = {
+        INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), /* else two servers share a port in silence */
+        INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
+        INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
+        /* Gateways ping idle connections every 30 s; the defaults answer the fourth ping with
+         * GOAWAY too_many_pings. */
+        INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000),
+        INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        INT_ARG(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
+        /* A client whose machine has gone is noticed, and its requests end. */
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 30000),
+    };
+    static const grpc_channel_args all = {sizeof(args) / sizeof(args[0]), args};
+
+    return &all;
+}
+
+const grpc_channel_args *bt_rpc_client_args(void)
+{
+    static grpc_arg args[] = {
+        INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
+        INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
+        INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+        INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
+        INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
+        INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
+    };
+    static const grpc_channel_args all = {sizeof(args) / sizeof(args[0]), args};
+
+    return &all;
+}
+
+/* gRPC tells that a bind failed, but not why: try it once more, by hand, to learn the cause. */
+static void bind_cause(const char *address, char *buf, size_t capacity)
+{
+    char             host[256], service[16] = "0";
+    const char      *colon = strrchr(address, ':');
+    struct addrinfo  hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *info = NULL;
+    struct addrinfo *a;
+    int              fd, rc;
+
+    if (colon == NULL) {
+        snprintf(buf, capacity, "expected HOST:PORT");
+        return;
+    }
+    snprintf(service, sizeof(service), "%.15s", colon + 1);
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - address), address);
+    if (host[0] == '[') { /* [::1]:80 */
+        memmove(host, host + 1, strlen(host));
+        host[strcspn(host, "]")] = 0;
+    }
+    rc = getaddrinfo(host[0] != 0 ? host : NULL, service, &hints, &info);
+    if (rc != 0) {
+        snprintf(buf, capacity, "%s", gai_strerror(rc));
+        return;
+    }
+    snprintf(buf, capacity, "the port is free, but gRPC cannot bind it");
+    for (a = info; a != NULL; a = a->ai_next) {
+        fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
+        rc = fd < 0 ? -1 : bind(fd, a->ai_addr, a->ai_addrlen);
+        if (rc == 0) rc = listen(fd, 1);
+        if (rc != 0) snprintf(buf, capacity, "%s", strerror(errno));
+        if (fd >= 0) close(fd);
+    }
+    freeaddrinfo(info);
+}
+
+bt_status bt_rpc_listen(grpc_server *server, const char *address, uint16_t *port_out)
+{
+    bt_status                st    = BT_OK;
+    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
+    int                      port  = grpc_server_add_http2_port(server, address, creds);
+    char                     cause[128];
+
+    grpc_server_credentials_release(creds);
+    if (port <= 0) bind_cause(address, cause, sizeof(cause));
+    BT_REQUIRE(port > 0, BT_ERR_IO, "cannot listen on %s: %s", address, cause);
+    *port_out = (uint16_t)port;
+out:
+    return st;
+}
+
+void bt_rpc_slice_text(grpc_slice slice, char *buf, size_t capacity)
+{
+    char   raw[1024];
+    size_t n = GRPC_SLICE_LENGTH(slice);
+
+    if (n > sizeof(raw) - 1) n = sizeof(raw) - 1;
+    memcpy(raw, GRPC_SLICE_START_PTR(slice), n);
+    raw[n] = 0;
+    bt_text_clean(raw, buf, capacity);
+}
+
+grpc_byte_buffer *bt_rpc_pack(const ProtobufCMessage *message)
+{
+    size_t            n     = protobuf_c_message_get_packed_size(message);
+    grpc_slice        slice = grpc_slice_malloc(n);
+    grpc_byte_buffer *buffer;
+
+    protobuf_c_message_pack(message, GRPC_SLICE_START_PTR(slice));
+    buffer = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+    return buffer;
+}
+
+ProtobufCMessage *bt_rpc_unpack(grpc_byte_buffer                 *buffer,
+                                const ProtobufCMessageDescriptor *descriptor)
+{
+    grpc_byte_buffer_reader reader;
+    ProtobufCMessage       *message;
+    grpc_slice              slice;
+
+    if (buffer == NULL || !grpc_byte_buffer_reader_init(&reader, buffer)) return NULL;
+    slice   = grpc_byte_buffer_reader_readall(&reader);
+    message = protobuf_c_message_unpack(descriptor, NULL, GRPC_SLICE_LENGTH(slice),
+                                        GRPC_SLICE_START_PTR(slice));
+    grpc_slice_unref(slice);
+    grpc_byte_buffer_reader_destroy(&reader);
+    return message;
+}

@@ -1,0 +1,161 @@
+/* tests/proto/control_samples.h - one message of every kind with every field set. */
+#ifndef BT_TESTS_PROTO_CONTROL_SAMPLES_H
+#define BT_TESTS_PROTO_CONTROL_SAMPLES_H
+
+#include "core/alloc.h"
+#include "proto/control_msg.h"
+
+static inline uint32_t *sample_ids(uint32_t n)
+{
+    uint32_t *ids = bt_calloc(n, sizeof(*ids));
+
+    for (uint32_t i = 0; ids != NULL && i < n; i++)
+        ids[i] = 1000 + 7 * i;
+    return ids;
+}
+
+static inline bt_page_ref *sample_pages(uint32_t n)
+{
+    bt_page_ref *pages = bt_calloc(n, sizeof(*pages));
+
+    for (uint32_t i = 0; pages != NULL && i < n; i++)
+        pages[i] = (bt_page_ref){i, 100 + i};
+    return pages;
+}
+
+static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
+{
+    bt_up m = {.kind = BT_UP_HELLO};
+
+    m.u.hello = (bt_up_hello){.protocol              = 1,
+                              .rank                  = rank,
+                              .n_ranks               = n_ranks,
+                              .host                  = bt_strdup("host"),
+                              .pid                   = 17,
+                              .model_fingerprint     = 0xfedcba9876543210u,
+                              .arithmetic            = bt_strdup("dp2"),
+                              .n_pages               = 64,
+                              .page_tokens           = 64,
+                              .page_bytes            = 4096,
+                              .max_rows              = 256,
+                              .epoch                 = 3,
+                              .vocab_size            = 32000,
+                              .max_context           = 4096,
+                              .n_eos                 = 2,
+                              .eos_tokens            = sample_ids(2),
+                              .bos_token             = 0,
+                              .pad_token             = -1,
+                              .model_type            = bt_strdup("deepseek_v3"),
+                              .architecture          = bt_strdup("DeepseekV3ForCausalLM"),
+                              .default_sampling_json = bt_strdup("{}"),
+                              .weight_bytes          = 1ull << 40};
+    return m;
+}
+
+static inline bt_up sample_up(bt_up_kind kind)
+{
+    bt_up m = {.kind = kind};
+
+    switch (kind) {
+    case BT_UP_HELLO: return sample_hello(1, 4);
+    case BT_UP_PROGRESS:
+        m.u.progress.done_bytes  = 5;
+        m.u.progress.total_bytes = 1ull << 33;
+        break;
+    case BT_UP_READY: break;
+    case BT_UP_BEAT: m.u.beat = (bt_up_beat){1, 2, 3, 4, 5, 6, 7}; break;
+    case BT_UP_TICKET:
+        m.u.ticket.request = 9;
+        m.u.ticket.epoch   = 2;
+        m.u.ticket.n_pages = 3;
+        m.u.ticket.pages   = sample_pages(3);
+        break;
+    case BT_UP_TOKENS:
+        m.u.tokens.n      = 2;
+        m.u.tokens.tokens = bt_calloc(2, sizeof(bt_token));
+        if (m.u.tokens.tokens == NULL) break;
+        m.u.tokens.tokens[0] = (bt_token){9, 0, 12, 2, 31999, -0.25f, BT_FINISH_NONE};
+        m.u.tokens.tokens[1] = (bt_token){10, 1, 13, 2, 0, -1e30f, BT_FINISH_LENGTH};
+        break;
+    case BT_UP_FAILED:
+        m.u.failed.request = 9;
+        m.u.failed.epoch   = 2;
+        m.u.failed.code    = 13;
+        m.u.failed.message = bt_strdup("no");
+        break;
+    case BT_UP_RELEASED:
+        m.u.released.request = 1ull << 60;
+        m.u.released.epoch   = 2;
+        break;
+    case BT_UP_WAKE_REQUEST: m.u.wake_request.wake = 77; break;
+    case BT_UP_EVAL_ROWS:
+        m.u.eval_rows = (bt_up_eval_rows){.request        = 9,
+                                          .epoch          = 2,
+                                          .position       = 4,
+                                          .n_rows         = 2,
+                                          .n_logit_bytes  = 32,
+                                          .logits         = bt_calloc(32, 1),
+                                          .n_expert_bytes = 16,
+                                          .experts        = bt_calloc(16, 1)};
+        break;
+    case BT_UP_LEAVING:
+        m.u.leaving.code   = 1;
+        m.u.leaving.reason = bt_strdup("why");
+        break;
+    }
+    return m;
+}
+
+static inline bt_sampling sample_sampling(void)
+{
+    return (bt_sampling){.temperature = 0.5f,
+                         .seed        = 1ull << 63,
+                         .max_tokens  = 10,
+                         .ignore_eos  = true,
+                         .logprobs    = true,
+                         .n_stop      = 2,
+                         .stop_tokens = sample_ids(2)};
+}
+
+static inline bt_down sample_down(bt_down_kind kind)
+{
+    bt_down m = {.kind = kind};
+
+    switch (kind) {
+    case BT_DOWN_WELCOME: m.u.welcome.epoch = 4; break;
+    case BT_DOWN_RESERVE:
+        m.u.reserve = (bt_down_reserve){.request             = 9,
+                                        .epoch               = 2,
+                                        .n_prompt            = 12,
+                                        .prefill_rank        = 1,
+                                        .n_eval              = 3,
+                                        .sampling            = sample_sampling(),
+                                        .eval                = true,
+                                        .eval_tokens         = sample_ids(3),
+                                        .n_eval_expert_bytes = 60,
+                                        .eval_experts        = bt_calloc(60, 1)};
+        break;
+    case BT_DOWN_PREFILL:
+        m.u.prefill = (bt_down_prefill){.request             = 9,
+                                        .epoch               = 2,
+                                        .n_prompt            = 5,
+                                        .decode_rank         = 3,
+                                        .n_pages             = 2,
+                                        .prompt              = sample_ids(5),
+                                        .sampling            = sample_sampling(),
+                                        .pages               = sample_pages(2),
+                                        .eval                = true,
+                                        .n_eval_expert_bytes = 20,
+                                        .eval_experts        = bt_calloc(20, 1)};
+        break;
+    case BT_DOWN_ABORT:
+        m.u.abort.request = 9;
+        m.u.abort.epoch   = 2;
+        break;
+    case BT_DOWN_WAKE: m.u.wake.wake = 8; break;
+    case BT_DOWN_SHUTDOWN: m.u.shutdown.reason = bt_strdup("enough"); break;
+    }
+    return m;
+}
+
+#endif

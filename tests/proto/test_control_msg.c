@@ -1,0 +1,277 @@
+/* Control messages: there and back, hostile bytes, values out of range, short memory. */
+#include "proto/control_msg.h"
+
+#include <math.h>
+
+#include "proto/control.pb-c.h"
+#include "tests/proto/control_samples.h"
+#include "tests/support/test.h"
+
+static void roundtrip_up(bt_up_kind kind)
+{
+    bt_up    m = sample_up(kind), back = {0};
+    uint8_t *bytes = NULL, *again = NULL;
+    size_t   n = 0, n_again = 0;
+
+    EXPECT_EQ(bt_up_pack(&m, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_up_unpack(bytes, n, &back), BT_OK);
+    EXPECT_EQ(back.kind, kind);
+    EXPECT_EQ(bt_up_pack(&back, &again, &n_again), BT_OK);
+    EXPECT(n == n_again && memcmp(bytes, again, n) == 0);
+    bt_up_free(&m);
+    bt_up_free(&back);
+    bt_free(bytes);
+    bt_free(again);
+}
+
+static void roundtrip_down(bt_down_kind kind)
+{
+    bt_down  m = sample_down(kind), back = {0};
+    uint8_t *bytes = NULL, *again = NULL;
+    size_t   n = 0, n_again = 0;
+
+    EXPECT_EQ(bt_down_pack(&m, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_down_unpack(bytes, n, &back), BT_OK);
+    EXPECT_EQ(back.kind, kind);
+    EXPECT_EQ(bt_down_pack(&back, &again, &n_again), BT_OK);
+    EXPECT(n == n_again && memcmp(bytes, again, n) == 0);
+    bt_down_free(&m);
+    bt_down_free(&back);
+    bt_free(bytes);
+    bt_free(again);
+}
+
+static void control_msg_every_kind_comes_back(void)
+{
+    long live = bt_alloc_live();
+
+    for (int kind = BT_UP_HELLO; kind <= BT_UP_LEAVING; kind++)
+        roundtrip_up((bt_up_kind)kind);
+    for (int kind = BT_DOWN_WELCOME; kind <= BT_DOWN_SHUTDOWN; kind++)
+        roundtrip_down((bt_down_kind)kind);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static void control_msg_fields_keep_their_values(void)
+{
+    bt_up    m = sample_up(BT_UP_TOKENS), back = {0};
+    bt_down  d = sample_down(BT_DOWN_PREFILL), dback = {0};
+    uint8_t *bytes = NULL;
+    size_t   n     = 0;
+
+    EXPECT_EQ(bt_up_pack(&m, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_up_unpack(bytes, n, &back), BT_OK);
+    EXPECT_EQ(back.u.tokens.n, 2);
+    EXPECT_EQ(back.u.tokens.tokens[1].request, 10);
+    EXPECT_EQ(back.u.tokens.tokens[1].choice, 1);
+    EXPECT_EQ(back.u.tokens.tokens[1].position, 13);
+    EXPECT_EQ(back.u.tokens.tokens[1].epoch, 2);
+    EXPECT_EQ(back.u.tokens.tokens[0].id, 31999);
+    EXPECT(back.u.tokens.tokens[0].logprob == -0.25f);
+    EXPECT_EQ(back.u.tokens.tokens[1].finish, BT_FINISH_LENGTH);
+    bt_free(bytes);
+    EXPECT_EQ(bt_down_pack(&d, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_down_unpack(bytes, n, &dback), BT_OK);
+    EXPECT_EQ(dback.u.prefill.n_prompt, 5);
+    EXPECT_EQ(dback.u.prefill.prompt[4], 1028);
+    EXPECT_EQ(dback.u.prefill.pages[1].generation, 101);
+    EXPECT_EQ(dback.u.prefill.sampling.seed, 1ull << 63);
+    EXPECT_EQ(dback.u.prefill.sampling.stop_tokens[1], 1007);
+    EXPECT_EQ(dback.u.prefill.n_eval_expert_bytes, 20);
+    bt_free(bytes);
+    bt_up_free(&m);
+    bt_up_free(&back);
+    bt_down_free(&d);
+    bt_down_free(&dback);
+}
+
+/* splitmix64: the same bytes on every machine. */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Either refused or understood; never a crash, never a leak. */
+static void try_bytes(const uint8_t *bytes, size_t n)
+{
+    bt_up   up   = {0};
+    bt_down down = {0};
+
+    if (bt_up_unpack(bytes, n, &up) == BT_OK) bt_up_free(&up);
+    if (bt_down_unpack(bytes, n, &down) == BT_OK) bt_down_free(&down);
+}
+
+static void control_msg_garbage_is_refused_or_understood(void)
+{
+    uint64_t state = 1;
+    long     live  = bt_alloc_live();
+    uint8_t  bytes[96];
+
+    for (int i = 0; i < 2000; i++) {
+        size_t n = next_random(&state) % sizeof(bytes);
+
+        for (size_t k = 0; k < n; k++)
+            bytes[k] = (uint8_t)next_random(&state);
+        try_bytes(bytes, n);
+    }
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static void control_msg_damaged_is_refused_or_understood(void)
+{
+    uint64_t state = 2;
+    long     live  = bt_alloc_live();
+
+    for (int kind = BT_UP_HELLO; kind <= BT_UP_LEAVING; kind++) {
+        bt_up    m     = sample_up((bt_up_kind)kind);
+        uint8_t *bytes = NULL;
+        size_t   n     = 0;
+
+        EXPECT_EQ(bt_up_pack(&m, &bytes, &n), BT_OK);
+        for (size_t cut = 0; cut < n; cut++)
+            try_bytes(bytes, cut);
+        for (int i = 0; i < 200; i++) {
+            size_t  at  = next_random(&state) % n;
+            uint8_t was = bytes[at];
+
+            bytes[at] = (uint8_t)next_random(&state);
+            try_bytes(bytes, n);
+            bytes[at] = was;
+        }
+        bt_up_free(&m);
+        bt_free(bytes);
+    }
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+/* Packs m as it is, absurd as it may be, and expects PROTOCOL with the words. */
+static void refused_up(bt_up m, const char *words)
+{
+    bt_up    back  = {0};
+    uint8_t *bytes = NULL;
+    size_t   n     = 0;
+
+    EXPECT_EQ(bt_up_pack(&m, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_up_unpack(bytes, n, &back), BT_ERR_PROTOCOL);
+    EXPECT_HAS(bt_error_text(), words);
+    bt_up_free(&m);
+    bt_free(bytes);
+}
+
+static void refused_down(bt_down m, const char *words)
+{
+    bt_down  back  = {0};
+    uint8_t *bytes = NULL;
+    size_t   n     = 0;
+
+    EXPECT_EQ(bt_down_pack(&m, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_down_unpack(bytes, n, &back), BT_ERR_PROTOCOL);
+    EXPECT_HAS(bt_error_text(), words);
+    bt_down_free(&m);
+    bt_free(bytes);
+}
+
+static void control_msg_out_of_range_is_refused(void)
+{
+    bt_up   up;
+    bt_down down;
+    long    live = bt_alloc_live();
+
+    up                           = sample_up(BT_UP_TOKENS);
+    up.u.tokens.tokens[1].finish = (bt_finish)4;
+    refused_up(up, "finish 4");
+    up               = sample_up(BT_UP_FAILED);
+    up.u.failed.code = 17;
+    refused_up(up, "code 17");
+    up                  = sample_up(BT_UP_TICKET);
+    up.u.ticket.refused = true;
+    refused_up(up, "3 pages");
+    up                    = sample_up(BT_UP_EVAL_ROWS);
+    up.u.eval_rows.n_rows = 3;
+    refused_up(up, "3 rows");
+    up                  = sample_up(BT_UP_HELLO);
+    up.u.hello.protocol = 2;
+    refused_up(up, "protocol 2, expected 1");
+    up = sample_hello(4, 4);
+    refused_up(up, "rank 4 of 4");
+    up                   = sample_hello(0, 4);
+    up.u.hello.n_prefill = 2;
+    refused_up(up, "2 prefill and 0 decode");
+    up                       = sample_hello(0, 4);
+    up.u.hello.eos_tokens[1] = 32000;
+    refused_up(up, "token 32000");
+    up                   = sample_hello(0, 4);
+    up.u.hello.bos_token = -2;
+    refused_up(up, "bos -2");
+    up                 = sample_hello(0, 4);
+    up.u.hello.n_pages = 0;
+    refused_up(up, "0 pages");
+    up                 = sample_hello(0, 4);
+    up.u.hello.host[0] = (char)0xff;
+    refused_up(up, "host is not UTF-8");
+    down                                = sample_down(BT_DOWN_RESERVE);
+    down.u.reserve.sampling.temperature = NAN;
+    refused_down(down, "temperature");
+    down                                = sample_down(BT_DOWN_RESERVE);
+    down.u.reserve.sampling.temperature = -1;
+    refused_down(down, "temperature is -1");
+    down                    = sample_down(BT_DOWN_RESERVE);
+    down.u.reserve.n_prompt = 0;
+    refused_down(down, "empty prompt");
+    down                = sample_down(BT_DOWN_RESERVE);
+    down.u.reserve.eval = false;
+    refused_down(down, "no evaluation");
+    down                               = sample_down(BT_DOWN_PREFILL);
+    down.u.prefill.n_eval_expert_bytes = 7;
+    refused_down(down, "multiple of 4");
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static void control_msg_without_body_is_refused(void)
+{
+    bt_up   up   = {0};
+    bt_down down = {0};
+
+    EXPECT_EQ(bt_up_unpack((const uint8_t *)"", 0, &up), BT_ERR_PROTOCOL);
+    EXPECT_EQ(bt_down_unpack((const uint8_t *)"", 0, &down), BT_ERR_PROTOCOL);
+}
+
+static void control_msg_short_memory_is_an_error_and_no_leak(void)
+{
+    for (int kind = BT_UP_HELLO; kind <= BT_UP_LEAVING; kind++) {
+        bt_up    m     = sample_up((bt_up_kind)kind), back;
+        uint8_t *bytes = NULL, *twin = NULL;
+        size_t   n = 0, n_twin = 0;
+        long     live;
+
+        EXPECT_EQ(bt_up_pack(&m, &bytes, &n), BT_OK);
+        live = bt_alloc_live();
+        for (long k = 0; k < 40; k++) {
+            memset(&back, 0, sizeof(back));
+            bt_alloc_fail_at(k);
+            if (bt_up_unpack(bytes, n, &back) == BT_OK) bt_up_free(&back);
+            bt_alloc_fail_at(k);
+            if (bt_up_pack(&m, &twin, &n_twin) == BT_OK) bt_free(twin);
+            bt_alloc_fail_at(-1);
+            EXPECT_EQ(bt_alloc_live(), live);
+        }
+        bt_up_free(&m);
+        bt_free(bytes);
+    }
+}
+
+static const bt_test tests[] = {
+    BT_TEST(control_msg_every_kind_comes_back),
+    BT_TEST(control_msg_fields_keep_their_values),
+    BT_TEST(control_msg_garbage_is_refused_or_understood),
+    BT_TEST(control_msg_damaged_is_refused_or_understood),
+    BT_TEST(control_msg_out_of_range_is_refused),
+    BT_TEST(control_msg_without_body_is_refused),
+    BT_TEST(control_msg_short_memory_is_an_error_and_no_leak),
+};
+
+int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

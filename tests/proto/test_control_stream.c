@@ -1,0 +1,390 @@
+/* Both ends of a control stream in one process: order, back pressure, refusals, lost streams. */
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "proto/control_client.h"
+#include "proto/control_server.h"
+#include "tests/proto/control_samples.h"
+#include "tests/support/test.h"
+
+enum { WAIT_S = 20 };
+
+typedef struct {
+    bt_rpc_loop       *loop;
+    bt_control_server *server;
+    bt_control_peer   *peer; /* the last that said hello */
+    uint16_t           port;
+    char               address[64];
+    int                n_hello, n_up, n_lost, refuse;
+    uint64_t           next; /* progress messages count up: order */
+    bool               in_order;
+    uint32_t           code; /* of a leaving */
+} host;
+
+static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
+{
+    host *h = ctx;
+
+    h->n_up++;
+    h->peer = peer;
+    if (m->kind == BT_UP_HELLO) {
+        h->n_hello++;
+        bt_control_peer_set_data(peer, h);
+        if (h->refuse) bt_control_refuse(peer, "rank 1 has another model");
+    } else {
+        EXPECT(bt_control_peer_data(peer) == h);
+    }
+    if (m->kind == BT_UP_PROGRESS && m->u.progress.done_bytes != h->next++) h->in_order = false;
+    if (m->kind == BT_UP_LEAVING) h->code = m->u.leaving.code;
+}
+
+static void on_lost(void *ctx, bt_control_peer *peer)
+{
+    host *h = ctx;
+
+    h->n_lost++;
+    if (h->peer == peer) h->peer = NULL;
+}
+
+static void host_start(host *h)
+{
+    bt_control_events events = {.message = on_message, .lost = on_lost, .ctx = h};
+
+    memset(h, 0, sizeof(*h));
+    h->in_order = true;
+    EXPECT_EQ(bt_rpc_loop_create(&h->loop), BT_OK);
+    EXPECT_EQ(bt_control_server_create(h->loop, "127.0.0.1:0", &events, &h->server, &h->port),
+              BT_OK);
+    snprintf(h->address, sizeof(h->address), "127.0.0.1:%u", h->port);
+}
+
+static void host_stop(host *h)
+{
+    bt_control_server_stop(h->server);
+    bt_control_server_destroy(h->server);
+    EXPECT(bt_rpc_loop_idle(h->loop));
+    bt_rpc_loop_destroy(h->loop);
+}
+
+/* Drives the host until the condition holds. */
+#define UNTIL(h, cond)                                                       \
+    do {                                                                     \
+        uint64_t end_ = bt_now_ns() + WAIT_S * BT_NS_PER_S;                  \
+        while (!(cond) && bt_now_ns() < end_)                                \
+            bt_rpc_loop_run_once((h)->loop, bt_now_ns() + 5 * BT_NS_PER_MS); \
+        EXPECT(cond);                                                        \
+    } while (0)
+
+/* start() blocks its thread until the server answers, so the server needs one of its own here. */
+typedef struct {
+    host       *h;
+    atomic_bool stop;
+} driver;
+
+static void *drive(void *arg)
+{
+    driver *d = arg;
+
+    while (!atomic_load(&d->stop))
+        bt_rpc_loop_run_once(d->h->loop, bt_now_ns() + 2 * BT_NS_PER_MS);
+    return NULL;
+}
+
+static bt_status attach(host *h, uint64_t connect_ns, bt_control_client **client_out)
+{
+    driver    d = {.h = h};
+    pthread_t thread;
+    bt_status st;
+
+    pthread_create(&thread, NULL, drive, &d);
+    st = bt_control_client_start(h->address, connect_ns, client_out);
+    atomic_store(&d.stop, true);
+    pthread_join(thread, NULL);
+    return st;
+}
+
+static void say_hello(bt_control_client *client)
+{
+    bt_up m = sample_hello(1, 4);
+
+    EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
+}
+
+/* The next message from the host, within the time. */
+static bool take(host *h, bt_control_client *client, bt_down *m)
+{
+    uint64_t end = bt_now_ns() + WAIT_S * BT_NS_PER_S;
+
+    while (bt_now_ns() < end) {
+        if (bt_control_client_poll(client, m)) return true;
+        if (bt_control_client_lost(client)) return false;
+        bt_rpc_loop_run_once(h->loop, bt_now_ns() + BT_NS_PER_MS);
+    }
+    return false;
+}
+
+static bool readable(bt_control_client *client)
+{
+    struct pollfd p = {.fd = bt_control_client_fd(client), .events = POLLIN};
+
+    return poll(&p, 1, 0) == 1;
+}
+
+static void stream_messages_arrive_whole_and_in_order(void)
+{
+    enum { N = 3000 };
+    host               h;
+    bt_control_client *client = NULL;
+    bt_down            m;
+    long               live = bt_alloc_live();
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    say_hello(client);
+    UNTIL(&h, h.n_hello == 1);
+    for (uint64_t i = 0; i < N; i++) {
+        bt_up up = {
+            .kind = BT_UP_PROGRESS, .u.progress = {i, N}
+        };
+
+        EXPECT_EQ(bt_control_client_send(client, &up), BT_OK);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        bt_down down = {.kind = BT_DOWN_WAKE, .u.wake = {i}};
+
+        bt_control_send(h.peer, &down);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        if (!take(&h, client, &m)) break;
+        EXPECT(m.kind == BT_DOWN_WAKE && m.u.wake.wake == i);
+        bt_down_free(&m);
+    }
+    UNTIL(&h, h.n_up == N + 1);
+    EXPECT(h.in_order);
+    EXPECT(!readable(client));
+    EXPECT(!bt_control_client_lost(client));
+    bt_control_client_stop(client, BT_NS_PER_S);
+    UNTIL(&h, h.n_lost == 1);
+    host_stop(&h);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static void stream_big_message_arrives(void)
+{
+    enum { BYTES = 24 << 20 };
+    host               h;
+    bt_control_client *client = NULL;
+    bt_up              m      = {.kind = BT_UP_EVAL_ROWS};
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    say_hello(client);
+    m.u.eval_rows.n_rows        = 1;
+    m.u.eval_rows.n_logit_bytes = BYTES;
+    m.u.eval_rows.logits        = bt_calloc(BYTES, 1);
+    EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
+    UNTIL(&h, h.n_up == 2);
+    bt_control_client_stop(client, BT_NS_PER_S);
+    host_stop(&h);
+}
+
+static void stream_stop_flushes_what_was_sent(void)
+{
+    host               h;
+    bt_control_client *client = NULL;
+    bt_up              m      = {.kind = BT_UP_LEAVING};
+    driver             d      = {.h = &h};
+    pthread_t          thread;
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    say_hello(client);
+    m.u.leaving.code   = 42;
+    m.u.leaving.reason = bt_strdup("asked");
+    EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
+    pthread_create(&thread, NULL, drive, &d);
+    bt_control_client_stop(client, 10 * BT_NS_PER_S);
+    atomic_store(&d.stop, true);
+    pthread_join(thread, NULL);
+    UNTIL(&h, h.n_lost == 1);
+    EXPECT_EQ(h.code, 42);
+    host_stop(&h);
+}
+
+static void stream_refusal_reaches_the_rank(void)
+{
+    host               h;
+    bt_control_client *client = NULL;
+    bt_down            m;
+    char               why[512];
+
+    host_start(&h);
+    h.refuse = 1;
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    say_hello(client);
+    EXPECT(!take(&h, client, &m));
+    EXPECT(bt_control_client_lost(client) && readable(client));
+    bt_control_client_loss(client, why, sizeof(why));
+    EXPECT_HAS(why, "rank 1 has another model");
+    EXPECT_EQ(h.n_lost, 0); /* who refuses knows */
+    bt_control_client_stop(client, 0);
+    host_stop(&h);
+}
+
+static void stream_first_message_must_be_a_hello(void)
+{
+    host               h;
+    bt_control_client *client = NULL;
+    bt_up              m      = {.kind = BT_UP_READY};
+    bt_down            down;
+    char               why[512];
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
+    EXPECT(!take(&h, client, &down));
+    bt_control_client_loss(client, why, sizeof(why));
+    EXPECT_HAS(why, "hello");
+    EXPECT_EQ(h.n_up, 0);
+    bt_control_client_stop(client, 0);
+    host_stop(&h);
+}
+
+static void stream_message_out_of_range_ends_it(void)
+{
+    host               h;
+    bt_control_client *client = NULL;
+    bt_up              m      = sample_up(BT_UP_FAILED);
+    bt_down            down;
+    char               why[512];
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    say_hello(client);
+    m.u.failed.code = 99;
+    EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
+    EXPECT(!take(&h, client, &down));
+    bt_control_client_loss(client, why, sizeof(why));
+    EXPECT_HAS(why, "code 99");
+    EXPECT_EQ(h.n_lost, 1);
+    bt_control_client_stop(client, 0);
+    host_stop(&h);
+}
+
+static void stream_server_gone_is_reported_after_its_last_message(void)
+{
+    host               h;
+    bt_control_client *client = NULL;
+    bt_down            m      = {.kind = BT_DOWN_SHUTDOWN}, got;
+    bt_up              late   = {.kind = BT_UP_READY};
+    uint64_t           end    = bt_now_ns() + WAIT_S * BT_NS_PER_S;
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    say_hello(client);
+    UNTIL(&h, h.n_hello == 1);
+    m.u.shutdown.reason = bt_strdup("enough");
+    bt_control_send(h.peer, &m);
+    for (int i = 0; i < 50; i++) /* let it leave */
+        bt_rpc_loop_run_once(h.loop, bt_now_ns() + 2 * BT_NS_PER_MS);
+    host_stop(&h);
+    while (!readable(client) && bt_now_ns() < end)
+        bt_sleep_ns(BT_NS_PER_MS);
+    bt_sleep_ns(50 * BT_NS_PER_MS);
+    EXPECT(!bt_control_client_lost(client)); /* one message is still there */
+    EXPECT(bt_control_client_poll(client, &got) && got.kind == BT_DOWN_SHUTDOWN);
+    EXPECT_HAS(got.u.shutdown.reason, "enough");
+    bt_down_free(&got);
+    while (!bt_control_client_lost(client) && bt_now_ns() < end)
+        bt_sleep_ns(BT_NS_PER_MS);
+    EXPECT(bt_control_client_lost(client) && readable(client));
+    EXPECT_EQ(bt_control_client_send(client, &late), BT_ERR_PEER);
+    bt_control_client_stop(client, BT_NS_PER_S);
+}
+
+static void stream_to_a_closed_port_names_address_and_cause(void)
+{
+    bt_control_client *client = NULL;
+    uint64_t           begin  = bt_now_ns();
+
+    EXPECT_EQ(bt_control_client_start("127.0.0.1:1", 400 * BT_NS_PER_MS, &client), BT_ERR_PEER);
+    EXPECT(bt_now_ns() - begin < 5 * BT_NS_PER_S);
+    EXPECT_HAS(bt_error_text(), "127.0.0.1:1");
+    EXPECT_HAS(bt_error_text(), "refused");
+    EXPECT(client == NULL);
+}
+
+/* A port that accepts and says nothing. */
+static void stream_to_a_mute_port_ends_at_its_deadline(void)
+{
+    bt_control_client *client = NULL;
+    struct sockaddr_in a      = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t          n      = sizeof(a);
+    int                fd     = socket(AF_INET, SOCK_STREAM, 0);
+    uint64_t           begin  = bt_now_ns();
+    char               address[64];
+
+    EXPECT_EQ(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    EXPECT_EQ(listen(fd, 8), 0);
+    EXPECT_EQ(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", ntohs(a.sin_port));
+    EXPECT_EQ(bt_control_client_start(address, 400 * BT_NS_PER_MS, &client), BT_ERR_PEER);
+    EXPECT(bt_now_ns() - begin < 5 * BT_NS_PER_S);
+    EXPECT_HAS(bt_error_text(), "no answer");
+    close(fd);
+}
+
+static void server_on_a_used_port_says_so(void)
+{
+    host               h;
+    bt_control_server *second = NULL;
+    bt_control_events  events = {.message = on_message, .lost = on_lost, .ctx = &h};
+    uint16_t           port   = 0;
+
+    host_start(&h);
+    EXPECT_EQ(bt_control_server_create(h.loop, h.address, &events, &second, &port), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), h.address);
+    EXPECT_HAS(bt_error_text(), "in use");
+    EXPECT_EQ(bt_control_server_create(h.loop, "nonsense", &events, &second, &port), BT_ERR_IO);
+    host_stop(&h);
+}
+
+static void client_with_short_memory_fails_cleanly(void)
+{
+    host h;
+    long live;
+
+    host_start(&h);
+    live = bt_alloc_live();
+    for (long k = 0; k < 3; k++) { /* the client's own three; gRPC's are not ours to fail */
+        bt_control_client *client = NULL;
+
+        bt_alloc_fail_at(k);
+        EXPECT_EQ(bt_control_client_start(h.address, BT_NS_PER_S, &client), BT_ERR_NO_MEMORY);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    bt_alloc_fail_at(-1);
+    host_stop(&h);
+}
+
+static const bt_test tests[] = {
+    BT_TEST(stream_messages_arrive_whole_and_in_order),
+    BT_TEST(stream_big_message_arrives),
+    BT_TEST(stream_stop_flushes_what_was_sent),
+    BT_TEST(stream_refusal_reaches_the_rank),
+    BT_TEST(stream_first_message_must_be_a_hello),
+    BT_TEST(stream_message_out_of_range_ends_it),
+    BT_TEST(stream_server_gone_is_reported_after_its_last_message),
+    BT_TEST(stream_to_a_closed_port_names_address_and_cause),
+    BT_TEST(stream_to_a_mute_port_ends_at_its_deadline),
+    BT_TEST(server_on_a_used_port_says_so),
+    BT_TEST(client_with_short_memory_fails_cleanly),
+};
+
+int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

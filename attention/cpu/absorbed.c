@@ -1,0 +1,265 @@
+/* attention/cpu/absorbed.c - the absorbed form: queries go to the latents' space, all heads attend
+ * to the pages as they lie, and the weighted latents come back through W_UV.
+ *
+ * Rows are taken in blocks of BT_ABSORBED_ROWS.  Lanes of a span are (row, head) pairs, cut into
+ * tiles; a tile against one part of the context is an item, the unit of work: one fused pass over
+ * the part's pages (scores, softmax, weighted sum).  Items run in waves of n_slots, tile by tile
+ * and parts ascending; after a wave each tile's parts merge ascending, and the tile that goes on in
+ * the next wave is carried over.  Neither tiles nor waves change a bit. */
+#include <string.h>
+
+#include "attention/cpu/attn_cpu.h"
+
+typedef struct {
+    bt_attn_cpu        *a;
+    const bt_attn_call *call;
+    uint32_t            first_row, n_rows; /* of the row block, in the step */
+    uint32_t            tile_lanes;
+    uint32_t            n_items, n_groups; /* of the wave */
+} absorbed_job;
+
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static bt_tile tile_of(const absorbed_job *job, const bt_absorbed_item *item)
+{
+    const bt_mla_config *cfg = &job->a->cfg;
+
+    return (bt_tile){.kernels       = job->a->kernels,
+                     .role          = item->span->role,
+                     .scale         = cfg->softmax_scale,
+                     .v_dim         = cfg->kv_lora_rank,
+                     .n_lanes       = item->n_lanes,
+                     .lane0         = item->lane0,
+                     .lanes_per_pos = cfg->n_heads,
+                     .pos0          = item->pos0};
+}
+
+/* The item's first lane, counted from the row block's. */
+static size_t lane_in_block(const absorbed_job *job, const bt_absorbed_item *item)
+{
+    return (size_t)(item->row - job->first_row) * job->a->cfg.n_heads + item->lane0;
+}
+
+/* The queries become the packed operand and the page's rows the plain one, so that no page is
+ * packed for its scores; they come out as [key][lane]. */
+static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows, uint32_t n_keys,
+                  const bt_attn_member *m)
+{
+    const bt_mla_config *cfg    = &job->a->cfg;
+    size_t               kv_dim = bt_kv_pool_kv_dim(job->call->pool);
+    bt_cpu_mm            mm     = {.x      = rows,
+                                   .ld_x   = kv_dim,
+                                   .packed = m->query,
+                                   .y      = m->scores_t,
+                                   .ld_y   = BT_TILE_LANES,
+                                   .m      = n_keys,
+                                   .n      = t->n_lanes,
+                                   .k      = cfg->kv_lora_rank};
+
+    t->kernels->mm[t->role](&mm);
+    mm.x      = rows + cfg->kv_lora_rank;
+    mm.packed = m->query_rope;
+    mm.k      = cfg->qk_rope_dim;
+    mm.add    = true;
+    t->kernels->mm[t->role](&mm);
+    for (uint32_t lane = 0; lane < t->n_lanes; lane++)
+        for (uint32_t key = 0; key < n_keys; key++)
+            m->tile.scores[(size_t)lane * BT_PAGE_TOKENS + key] =
+                m->scores_t[(size_t)key * BT_TILE_LANES + lane];
+}
+
+/* One item of a wave: its part of the softmax goes to its slot. */
+static void item_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const absorbed_job       *job       = ctx;
+    const bt_attn_cpu        *a         = job->a;
+    const bt_mla_config      *cfg       = &a->cfg;
+    const bt_attn_member     *m         = &a->members[member];
+    const bt_cpu_row_kernels *rk        = a->kernels->rows;
+    const bt_absorbed_item   *item      = &a->items[chunk];
+    bt_tile                   t         = tile_of(job, item);
+    bt_tile_state             state     = bt_tile_state_at(a->slot[chunk]);
+    uint32_t                  end       = bt_tile_last_pos(&t) + 1;
+    uint32_t                  page      = item->part * BT_PART_PAGES;
+    uint32_t                  last_page = min_u32(bt_kv_pages_for(end), page + BT_PART_PAGES);
+    size_t                    head_dim  = cfg->qk_nope_dim + cfg->qk_rope_dim,
+           kv_dim                       = bt_kv_pool_kv_dim(job->call->pool);
+
+    rk->pack_rows(a->ql + lane_in_block(job, item) * cfg->kv_lora_rank, cfg->kv_lora_rank,
+                  t.n_lanes, cfg->kv_lora_rank, m->query);
+    rk->pack_rows(job->call->q + ((size_t)item->row * cfg->n_heads + item->lane0) * head_dim +
+                      cfg->qk_nope_dim,
+                  head_dim, t.n_lanes, cfg->qk_rope_dim, m->query_rope);
+    bt_tile_reset(&t, &state);
+    for (; page < last_page; page++) {
+        bt_key_block   block = {.start  = page * BT_PAGE_TOKENS,
+                                .n_keys = min_u32(end - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS),
+                                .values = m->latents};
+        const bt_bf16 *rows =
+            bt_kv_pool_rows(job->call->pool, item->span->pages[page], job->call->layer);
+
+        score(job, &t, rows, block.n_keys, m);
+        rk->pack_cols(rows, kv_dim, block.n_keys, cfg->kv_lora_rank, m->latents);
+        bt_tile_add(&t, &block, &m->tile, &state);
+    }
+}
+
+/* One tile of a wave: its parts, in the slots from the end of the tile before to its own end,
+ * merge into the first one, or into the carry that holds the tile's earlier parts. */
+static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const absorbed_job *job     = ctx;
+    const bt_attn_cpu  *a       = job->a;
+    uint32_t            first   = chunk == 0 ? 0 : a->group_ends[chunk - 1];
+    uint32_t            end     = a->group_ends[chunk];
+    bt_tile             t       = tile_of(job, &a->items[first]);
+    bool                goes_on = a->items[first].part != 0;
+    bt_tile_state       into    = bt_tile_state_at(a->slot[goes_on ? a->n_slots : first]);
+
+    for (uint32_t i = goes_on ? first : first + 1; i < end; i++) {
+        bt_tile_state state = bt_tile_state_at(a->slot[i]);
+
+        bt_tile_merge(&t, a->items[i].part * BT_ATTN_SPLIT_TOKENS, &state, &into);
+    }
+    if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts)
+        bt_tile_finish(&t, &into, &a->members[member].tile,
+                       a->ol + lane_in_block(job, &a->items[first]) * a->cfg.kv_lora_rank,
+                       a->cfg.kv_lora_rank);
+}
+
+static void run_wave(absorbed_job *job)
+{
+    bt_attn_cpu *a = job->a;
+    uint32_t     last_first;
+
+    if (job->n_items == 0) return;
+    job->n_groups = 0;
+    for (uint32_t i = 0; i < job->n_items; i++)
+        if (i + 1 == job->n_items || a->items[i + 1].part == 0)
+            a->group_ends[job->n_groups++] = i + 1;
+    bt_cpu_pool_run(a->pool, job->n_items, item_task, job);
+    bt_cpu_pool_run(a->pool, job->n_groups, merge_task, job);
+
+    last_first = job->n_groups == 1 ? 0 : a->group_ends[job->n_groups - 2];
+    if (a->items[last_first].part == 0) { /* else the carry already holds what there is */
+        float *carry        = a->slot[a->n_slots];
+        a->slot[a->n_slots] = a->slot[last_first];
+        a->slot[last_first] = carry;
+    }
+    job->n_items = 0;
+}
+
+/* The span's rows that lie in the row block. */
+static uint32_t rows_in_block(const absorbed_job *job, const bt_span *span, uint32_t *row_out)
+{
+    uint32_t from = span->first_row > job->first_row ? span->first_row : job->first_row;
+    uint32_t to   = min_u32(span->first_row + span->n_rows, job->first_row + job->n_rows);
+
+    *row_out = from;
+    return to > from ? to - from : 0;
+}
+
+static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1; }
+
+/* Tiles are as large as leaves work for every thread: a page is read once per tile. */
+static uint32_t choose_tile_lanes(const absorbed_job *job)
+{
+    const bt_attn_call *call  = job->call;
+    uint32_t            lanes = BT_TILE_LANES, row;
+
+    for (; lanes > 16; lanes /= 2) {
+        uint64_t n_items = 0;
+
+        for (uint32_t i = 0; i < call->n_spans; i++) {
+            const bt_span *span = &call->spans[i];
+            uint64_t       n    = rows_in_block(job, span, &row);
+
+            n = (n * job->a->cfg.n_heads + lanes - 1) / lanes;
+            if (n != 0) n_items += n * parts_for(span->start + span->n_rows);
+        }
+        if (n_items >= 2 * (uint64_t)job->a->n_members) break;
+    }
+    return lanes;
+}
+
+static void attend_block(absorbed_job *job)
+{
+    bt_attn_cpu *a = job->a;
+
+    job->n_items    = 0;
+    job->tile_lanes = choose_tile_lanes(job);
+    for (uint32_t i = 0; i < job->call->n_spans; i++) {
+        const bt_span *span    = &job->call->spans[i];
+        uint32_t       row     = 0;
+        uint32_t       n_lanes = rows_in_block(job, span, &row) * a->cfg.n_heads;
+
+        for (uint32_t lane0 = 0; lane0 < n_lanes; lane0 += job->tile_lanes) {
+            bt_absorbed_item item = {.span    = span,
+                                     .row     = row,
+                                     .pos0    = span->start + (row - span->first_row),
+                                     .lane0   = lane0,
+                                     .n_lanes = min_u32(n_lanes - lane0, job->tile_lanes)};
+            bt_tile          t    = tile_of(job, &item);
+
+            item.n_parts = parts_for(bt_tile_last_pos(&t) + 1);
+            for (; item.part < item.n_parts; item.part++) {
+                a->items[job->n_items++] = item;
+                if (job->n_items == a->n_slots) run_wave(job);
+            }
+        }
+    }
+    run_wave(job);
+}
+
+/* ql_h = W_UK_h^T qn_h, or out_h = W_UV_h ol_h, for the rows of a block. */
+static bt_status query_to_latent(const absorbed_job *job)
+{
+    const bt_attn_cpu   *a   = job->a;
+    const bt_mla_config *cfg = &a->cfg;
+
+    for (size_t h = 0; h < cfg->n_heads; h++)
+        a->gemms[h] = (bt_gemm){.w = job->call->w->ukt[h],
+                                .x = job->call->q + job->first_row * bt_attn_q_dim(cfg) +
+                                     h * (cfg->qk_nope_dim + cfg->qk_rope_dim),
+                                .ld_x    = bt_attn_q_dim(cfg),
+                                .y       = a->ql + h * cfg->kv_lora_rank,
+                                .ld_y    = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                .m       = job->n_rows,
+                                .y_dtype = BT_BF16};
+    return bt_device_gemm(a->dev, job->call->spans[0].role, cfg->n_heads, a->gemms);
+}
+
+static bt_status latent_to_value(const absorbed_job *job)
+{
+    const bt_attn_cpu   *a   = job->a;
+    const bt_mla_config *cfg = &a->cfg;
+    size_t               ld  = (size_t)cfg->n_heads * cfg->v_dim;
+
+    for (size_t h = 0; h < cfg->n_heads; h++)
+        a->gemms[h] = (bt_gemm){.w       = job->call->w->uv[h],
+                                .x       = a->ol + h * cfg->kv_lora_rank,
+                                .ld_x    = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                .y       = job->call->out + job->first_row * ld + h * cfg->v_dim,
+                                .ld_y    = ld,
+                                .m       = job->n_rows,
+                                .y_dtype = BT_BF16};
+    return bt_device_gemm(a->dev, job->call->spans[0].role, cfg->n_heads, a->gemms);
+}
+
+bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
+{
+    bt_status      st   = BT_OK;
+    bt_attn_cpu   *a    = (bt_attn_cpu *)attn;
+    const bt_span *last = &call->spans[call->n_spans - 1];
+    uint32_t       end  = last->first_row + last->n_rows;
+    absorbed_job   job  = {.a = a, .call = call, .first_row = call->spans[0].first_row};
+
+    for (; job.first_row < end; job.first_row += job.n_rows) {
+        job.n_rows = min_u32(end - job.first_row, a->absorbed_rows);
+        BT_TRY(query_to_latent(&job));
+        attend_block(&job);
+        BT_TRY(latent_to_value(&job));
+    }
+out:
+    return st;
+}

@@ -1,0 +1,234 @@
+/* attention/cpu/attn_cpu.c - create, destroy, and the write of new tokens to their pages. */
+#include "attention/cpu/attn_cpu.h"
+
+#include <string.h>
+
+#include "core/alloc.h"
+
+enum {
+    EXPANDED_BYTES   = 16 << 20, /* keys and values of a head group, about */
+    SLOTS_PER_MEMBER = 4,
+    APPEND_ROWS      = 4
+};
+
+/* Takes a piece of memory 64 bytes aligned; with mem NULL it only counts. */
+static void *take(char *mem, size_t *used, size_t n_elems, size_t elem_bytes)
+{
+    void *piece = mem == NULL ? NULL : mem + *used;
+
+    *used += (n_elems * elem_bytes + 63) / 64 * 64;
+    return piece;
+}
+
+/* Lays one member's buffers into mem and returns their bytes. */
+static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
+{
+    size_t   used  = 0;
+    uint32_t wide  = cfg->qk_nope_dim > cfg->v_dim ? cfg->qk_nope_dim : cfg->v_dim;
+    uint32_t v_max = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
+    size_t   pairs = (size_t)BT_TILE_LANES * BT_PAGE_TOKENS;
+
+    m->tile.scores = take(mem, &used, pairs, sizeof(float));
+    m->tile.p      = take(mem, &used, pairs, sizeof(bt_bf16));
+    m->tile.cut    = take(mem, &used, bt_packed_values(v_max), sizeof(bt_bf16));
+    m->tile.row    = take(mem, &used, v_max, sizeof(float));
+    m->state       = take(mem, &used, bt_tile_state_floats(cfg->v_dim), sizeof(float));
+    m->rows_f32    = take(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
+    m->rows_bf16   = take(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
+    m->scores_t    = take(mem, &used, pairs, sizeof(float));
+    m->query =
+        take(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->kv_lora_rank), sizeof(bt_bf16));
+    m->query_rope =
+        take(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->qk_rope_dim), sizeof(bt_bf16));
+    m->latents = take(mem, &used, bt_packed_values(cfg->kv_lora_rank), sizeof(bt_bf16));
+    return used;
+}
+
+static bt_status create_members(bt_attn_cpu *a)
+{
+    bt_status      st    = BT_OK;
+    bt_attn_member none  = {0};
+    size_t         bytes = lay_member(&a->cfg, NULL, &none);
+
+    a->members = bt_calloc(a->n_members, sizeof(*a->members));
+    a->scratch = bt_calloc_aligned(a->n_members, bytes);
+    BT_REQUIRE(a->members != NULL && a->scratch != NULL, BT_ERR_NO_MEMORY,
+               "attention scratch of %u threads, %zu bytes each", a->n_members, bytes);
+    for (uint32_t i = 0; i < a->n_members; i++)
+        lay_member(&a->cfg, (char *)a->scratch + i * bytes, &a->members[i]);
+out:
+    return st;
+}
+
+static bt_status create_normal(bt_attn_cpu *a, uint32_t max_rows)
+{
+    bt_status            st      = BT_OK;
+    const bt_mla_config *cfg     = &a->cfg;
+    uint32_t             n_pages = bt_kv_pages_for(cfg->max_context);
+    size_t               key     = bt_packed_keys(cfg->qk_nope_dim);
+    size_t               value   = bt_packed_values(cfg->v_dim);
+    size_t               per_head;
+
+    a->part_pages     = n_pages < BT_PART_PAGES ? n_pages : BT_PART_PAGES;
+    a->tiles_per_head = (max_rows + BT_TILE_LANES - 1) / BT_TILE_LANES;
+    per_head          = a->part_pages * (key + value) * sizeof(bt_bf16);
+    a->head_group     = EXPANDED_BYTES / per_head == 0 ? 1 : (uint32_t)(EXPANDED_BYTES / per_head);
+    if (a->head_group > cfg->n_heads) a->head_group = cfg->n_heads;
+
+    a->keys = bt_calloc_aligned((size_t)a->head_group * a->part_pages, key * sizeof(*a->keys));
+    a->values =
+        bt_calloc_aligned((size_t)a->head_group * a->part_pages, value * sizeof(*a->values));
+    a->rope_keys =
+        bt_calloc_aligned(a->part_pages, bt_packed_keys(cfg->qk_rope_dim) * sizeof(*a->rope_keys));
+    a->running = bt_calloc_aligned((size_t)a->head_group * a->tiles_per_head,
+                                   bt_tile_state_floats(cfg->v_dim) * sizeof(*a->running));
+    BT_REQUIRE(a->keys != NULL && a->values != NULL && a->rope_keys != NULL && a->running != NULL,
+               BT_ERR_NO_MEMORY, "attention buffers of %u heads over %u pages, %u rows",
+               a->head_group, a->part_pages, max_rows);
+out:
+    return st;
+}
+
+static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
+{
+    bt_status            st     = BT_OK;
+    const bt_mla_config *cfg    = &a->cfg;
+    size_t               floats = bt_tile_state_floats(cfg->kv_lora_rank);
+
+    a->absorbed_rows = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
+    a->n_slots       = SLOTS_PER_MEMBER * a->n_members;
+    a->ql            = bt_calloc_aligned((size_t)a->absorbed_rows * cfg->n_heads,
+                                         cfg->kv_lora_rank * sizeof(*a->ql));
+    a->ol            = bt_calloc_aligned((size_t)a->absorbed_rows * cfg->n_heads,
+                                         cfg->kv_lora_rank * sizeof(*a->ol));
+    a->gemms         = bt_calloc(cfg->n_heads, sizeof(*a->gemms));
+    a->slots         = bt_calloc_aligned((size_t)a->n_slots + 1, floats * sizeof(*a->slots));
+    a->slot          = bt_calloc((size_t)a->n_slots + 1, sizeof(*a->slot));
+    a->items         = bt_calloc(a->n_slots, sizeof(*a->items));
+    a->group_ends    = bt_calloc(a->n_slots, sizeof(*a->group_ends));
+    BT_REQUIRE(a->ql != NULL && a->ol != NULL && a->gemms != NULL && a->slots != NULL &&
+                   a->slot != NULL && a->items != NULL && a->group_ends != NULL,
+               BT_ERR_NO_MEMORY, "absorbed attention of %u rows, %u heads, %u slots",
+               a->absorbed_rows, cfg->n_heads, a->n_slots);
+    for (uint32_t i = 0; i <= a->n_slots; i++)
+        a->slot[i] = a->slots + i * floats;
+out:
+    return st;
+}
+
+static void attn_cpu_destroy(bt_attn *attn)
+{
+    bt_attn_cpu *a = (bt_attn_cpu *)attn;
+
+    if (a == NULL) return;
+    bt_free(a->group_ends);
+    bt_free(a->items);
+    bt_free(a->slot);
+    bt_free(a->slots);
+    bt_free(a->gemms);
+    bt_free(a->ol);
+    bt_free(a->ql);
+    bt_free(a->running);
+    bt_free(a->rope_keys);
+    bt_free(a->values);
+    bt_free(a->keys);
+    bt_free(a->scratch);
+    bt_free(a->members);
+    bt_free(a);
+}
+
+static bt_status attn_cpu_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
+                                 const float *rope, bt_attn **attn_out)
+{
+    bt_status    st = BT_OK;
+    bt_attn_cpu *a  = bt_calloc(1, sizeof(*a));
+
+    BT_REQUIRE(a != NULL, BT_ERR_NO_MEMORY, "attention header");
+    a->base.ops  = &bt_attn_cpu_ops;
+    a->dev       = dev;
+    a->kernels   = bt_device_cpu_table(dev);
+    a->pool      = bt_device_cpu_pool(dev);
+    a->cfg       = *cfg;
+    a->rope      = rope;
+    a->n_members = bt_cpu_pool_n_threads(a->pool);
+    BT_TRY(create_members(a));
+    BT_TRY(create_normal(a, max_rows));
+    BT_TRY(create_absorbed(a, max_rows));
+    *attn_out = &a->base;
+    a         = NULL; /* handed over */
+out:
+    attn_cpu_destroy(a == NULL ? NULL : &a->base);
+    return st;
+}
+
+/* (x0, x1) turn by each pair's angle, in fp32, rounded once. */
+static void turn_pairs(const float *cos_sin, uint32_t dim, const bt_bf16 *x, bt_bf16 *y)
+{
+    for (uint32_t i = 0; i < dim; i += 2) {
+        float c = cos_sin[i], s = cos_sin[i + 1];
+        float x0 = bt_bf16_to_f32(x[i]), x1 = bt_bf16_to_f32(x[i + 1]);
+
+        y[i]     = bt_bf16_from_f32(x0 * c - x1 * s);
+        y[i + 1] = bt_bf16_from_f32(x0 * s + x1 * c);
+    }
+}
+
+typedef struct {
+    const bt_attn_cpu  *a;
+    const bt_attn_call *call;
+    uint32_t            n_rows;
+} append_job;
+
+static void append_row(const append_job *job, const bt_span *span, uint32_t row)
+{
+    const bt_attn_cpu   *a        = job->a;
+    const bt_mla_config *cfg      = &a->cfg;
+    uint32_t             pos      = span->start + (row - span->first_row);
+    const float         *cos_sin  = a->rope + (size_t)pos * cfg->qk_rope_dim;
+    size_t               head_dim = cfg->qk_nope_dim + cfg->qk_rope_dim;
+    size_t               kv_dim   = cfg->kv_lora_rank + cfg->qk_rope_dim;
+    const bt_bf16       *kv       = job->call->kv + row * kv_dim;
+    bt_bf16             *q        = job->call->q + row * bt_attn_q_dim(cfg) + cfg->qk_nope_dim;
+    bt_bf16             *dst =
+        bt_kv_pool_rows(job->call->pool, span->pages[pos / BT_PAGE_TOKENS], job->call->layer) +
+        pos % BT_PAGE_TOKENS * kv_dim;
+
+    memcpy(dst, kv, cfg->kv_lora_rank * sizeof(*dst));
+    turn_pairs(cos_sin, cfg->qk_rope_dim, kv + cfg->kv_lora_rank, dst + cfg->kv_lora_rank);
+    for (uint32_t h = 0; h < cfg->n_heads; h++, q += head_dim)
+        turn_pairs(cos_sin, cfg->qk_rope_dim, q, q);
+}
+
+static void append_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const append_job *job  = ctx;
+    const bt_span    *span = job->call->spans;
+    uint32_t          row = chunk * APPEND_ROWS, end = row + APPEND_ROWS;
+
+    (void)member;
+    if (end > job->n_rows) end = job->n_rows;
+    for (; row < end; row++) {
+        while (row - span->first_row >= span->n_rows)
+            span++;
+        append_row(job, span, row);
+    }
+}
+
+static bt_status attn_cpu_append(bt_attn *attn, const bt_attn_call *call)
+{
+    append_job job = {.a = (const bt_attn_cpu *)attn, .call = call};
+
+    for (uint32_t i = 0; i < call->n_spans; i++)
+        job.n_rows += call->spans[i].n_rows;
+    if (job.n_rows != 0)
+        bt_cpu_pool_run(job.a->pool, (job.n_rows - 1) / APPEND_ROWS + 1, append_task, &job);
+    return BT_OK;
+}
+
+const bt_attn_ops bt_attn_cpu_ops = {
+    .device  = "cpu",
+    .create  = attn_cpu_create,
+    .append  = attn_cpu_append,
+    .attend  = {[BT_FORM_NORMAL] = bt_attn_cpu_normal, [BT_FORM_ABSORBED] = bt_attn_cpu_absorbed},
+    .destroy = attn_cpu_destroy,
+};

@@ -1,0 +1,86 @@
+/* attention/cpu/attn_cpu.h - what the files of the CPU back end share: its workspaces.
+ *
+ * Work is split over the device's pool in chunks of heads, query tiles, pages and parts of the
+ * context; no boundary between chunks changes a bit (see tile.h), so the split may follow the
+ * number of threads. */
+#ifndef BT_ATTENTION_CPU_ATTN_CPU_H
+#define BT_ATTENTION_CPU_ATTN_CPU_H
+
+#include "attention/cpu/tile.h"
+#include "attention/ops.h"
+
+enum {
+    BT_PART_PAGES    = BT_ATTN_SPLIT_TOKENS / BT_PAGE_TOKENS,
+    BT_ABSORBED_ROWS = 128 /* rows whose absorbed queries are held at once */
+};
+
+/* One pool member's buffers. */
+typedef struct {
+    bt_tile_scratch tile;
+    float          *state;      /* bt_tile_state_floats(v_dim): a part of the normal form */
+    float          *rows_f32;   /* [BT_PAGE_TOKENS][max(qk_nope_dim, v_dim)] */
+    bt_bf16        *rows_bf16;  /* the same, rounded */
+    float          *scores_t;   /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
+    bt_bf16        *query;      /* packed [lanes, kv_lora_rank] */
+    bt_bf16        *query_rope; /* packed [lanes, qk_rope_dim] */
+    bt_bf16        *latents;    /* packed [keys, kv_lora_rank] as values */
+} bt_attn_member;
+
+/* Queries of one tile against one part of the context, in the absorbed form. */
+typedef struct {
+    const bt_span *span;
+    uint32_t       row;            /* the tile's row 0: its first row in the step ... */
+    uint32_t       pos0;           /* ... and that row's position */
+    uint32_t       lane0, n_lanes; /* counted from there, n_heads lanes a row */
+    uint32_t       part, n_parts;
+} bt_absorbed_item;
+
+typedef struct {
+    bt_attn               base;
+    bt_device            *dev;     /* borrowed */
+    const bt_cpu_kernels *kernels; /* borrowed */
+    bt_cpu_pool          *pool;    /* borrowed */
+    bt_mla_config         cfg;
+    const float          *rope; /* borrowed: [max_context][qk_rope_dim / 2][2] */
+    uint32_t              n_members;
+    bt_attn_member       *members; /* owned: [n_members] */
+    void                 *scratch; /* owned: what they point to */
+
+    /* Normal form: keys and values of `head_group` heads over one part, packed page by page. */
+    uint32_t head_group, part_pages;
+    uint32_t tiles_per_head;
+    bt_bf16 *keys;      /* owned: [head_group][part_pages] packed [keys, qk_nope_dim] */
+    bt_bf16 *values;    /* owned: [head_group][part_pages] packed values */
+    bt_bf16 *rope_keys; /* owned: [part_pages] packed [keys, qk_rope_dim] */
+    float   *running;   /* owned: [head_group][tiles_per_head] states */
+
+    /* Absorbed form: one block of rows. */
+    uint32_t          absorbed_rows; /* <= BT_ABSORBED_ROWS */
+    bt_bf16          *ql, *ol;       /* owned: [absorbed_rows, n_heads, kv_lora_rank] */
+    bt_gemm          *gemms;         /* owned: [n_heads] */
+    uint32_t          n_slots;
+    float            *slots;      /* owned: [n_slots + 1] states */
+    float           **slot;       /* owned: [n_slots + 1], the last is the carry */
+    bt_absorbed_item *items;      /* owned: [n_slots] */
+    uint32_t         *group_ends; /* owned: [n_slots] */
+} bt_attn_cpu;
+
+/* Elements of one packed page of keys of `dim`, and of one of values. */
+static inline size_t bt_packed_keys(uint32_t dim)
+{
+    return bt_cpu_packed_elems(BT_PAGE_TOKENS, dim);
+}
+static inline size_t bt_packed_values(uint32_t dim)
+{
+    return bt_cpu_packed_elems(dim, BT_PAGE_TOKENS);
+}
+/* Elements of one row of the step's query matrix. */
+static inline size_t bt_attn_q_dim(const bt_mla_config *cfg)
+{
+    return (size_t)cfg->n_heads * (cfg->qk_nope_dim + cfg->qk_rope_dim);
+}
+
+bt_status bt_attn_cpu_normal(bt_attn *attn, const bt_attn_call *call);
+bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call);
+
+#endif

@@ -1,0 +1,164 @@
+/* attention/cpu/normal.c - the normal form: latents become keys and values of each head.
+ *
+ * For each span, for some heads at a time, for each part of the context ascending: the pool expands
+ * the part's pages (one chunk a head and page: k = W_UK c, v = W_UV c, rounded, packed), then runs
+ * the query tiles (one chunk a head and tile).  A tile's first part goes straight to its running
+ * state, later ones are merged into it. */
+#include "attention/cpu/attn_cpu.h"
+
+typedef struct {
+    bt_attn_cpu        *a;
+    const bt_attn_call *call;
+    const bt_span      *span;
+    uint32_t            end;            /* the span's end, absolute */
+    uint32_t            head0, n_heads; /* of this group */
+    uint32_t            part, first_page, n_pages;
+    uint32_t            n_tiles; /* of one head */
+} normal_job;
+
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static uint32_t keys_of(const normal_job *job, uint32_t page)
+{
+    return min_u32(job->end - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS);
+}
+
+/* rows_bf16[key] = W latent[key] for the keys of a page. */
+static void expand(const normal_job *job, const bt_linear *w, uint32_t n, const bt_bf16 *rows,
+                   uint32_t n_keys, const bt_attn_member *m)
+{
+    const bt_attn_cpu *a  = job->a;
+    bt_cpu_mm          mm = {.x      = rows,
+                             .ld_x   = bt_kv_pool_kv_dim(job->call->pool),
+                             .packed = bt_linear_packed(w),
+                             .y      = m->rows_f32,
+                             .ld_y   = n,
+                             .m      = n_keys,
+                             .n      = n,
+                             .k      = a->cfg.kv_lora_rank};
+
+    a->kernels->mm[job->span->role](&mm);
+    a->kernels->rows->to_bf16(m->rows_f32, (size_t)n_keys * n, m->rows_bf16);
+}
+
+/* Chunks: [n_heads][n_pages], then the rope keys of [n_pages]. */
+static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const normal_job     *job  = ctx;
+    const bt_attn_cpu    *a    = job->a;
+    const bt_mla_config  *cfg  = &a->cfg;
+    const bt_attn_member *m    = &a->members[member];
+    uint32_t              head = chunk / job->n_pages, i = chunk % job->n_pages;
+    uint32_t              page = job->first_page + i, n_keys = keys_of(job, page);
+    size_t                at = (size_t)head * a->part_pages + i;
+    const bt_bf16        *rows =
+        bt_kv_pool_rows(job->call->pool, job->span->pages[page], job->call->layer);
+
+    if (head == job->n_heads) {
+        a->kernels->rows->pack_rows(rows + cfg->kv_lora_rank, bt_kv_pool_kv_dim(job->call->pool),
+                                    n_keys, cfg->qk_rope_dim,
+                                    a->rope_keys + i * bt_packed_keys(cfg->qk_rope_dim));
+        return;
+    }
+    expand(job, job->call->w->uk[job->head0 + head], cfg->qk_nope_dim, rows, n_keys, m);
+    a->kernels->rows->pack_rows(m->rows_bf16, cfg->qk_nope_dim, n_keys, cfg->qk_nope_dim,
+                                a->keys + at * bt_packed_keys(cfg->qk_nope_dim));
+    expand(job, job->call->w->uv[job->head0 + head], cfg->v_dim, rows, n_keys, m);
+    a->kernels->rows->pack_cols(m->rows_bf16, cfg->v_dim, n_keys, cfg->v_dim,
+                                a->values + at * bt_packed_values(cfg->v_dim));
+}
+
+/* scores[lane][key] = qn . k + qp . kp from the lane `first` on. */
+static void score(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t first,
+                  const bt_bf16 *keys, const bt_bf16 *rope_keys, uint32_t n_keys, float *scores)
+{
+    const bt_mla_config *cfg = &job->a->cfg;
+    bt_cpu_mm            mm  = {.x      = q + first * bt_attn_q_dim(cfg),
+                                .ld_x   = bt_attn_q_dim(cfg),
+                                .packed = keys,
+                                .y      = scores + (size_t)first * BT_PAGE_TOKENS,
+                                .ld_y   = BT_PAGE_TOKENS,
+                                .m      = t->n_lanes - first,
+                                .n      = n_keys,
+                                .k      = cfg->qk_nope_dim};
+
+    t->kernels->mm[t->role](&mm);
+    mm.x      = mm.x + cfg->qk_nope_dim;
+    mm.packed = rope_keys;
+    mm.k      = cfg->qk_rope_dim;
+    mm.add    = true;
+    t->kernels->mm[t->role](&mm);
+}
+
+/* Chunks: [n_heads][n_tiles]. */
+static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const normal_job     *job  = ctx;
+    const bt_attn_cpu    *a    = job->a;
+    const bt_mla_config  *cfg  = &a->cfg;
+    const bt_attn_member *m    = &a->members[member];
+    uint32_t              head = chunk / job->n_tiles, tile = chunk % job->n_tiles;
+    uint32_t              row = tile * BT_TILE_LANES;
+    bt_tile               t   = {.kernels       = a->kernels,
+                                 .role          = job->span->role,
+                                 .scale         = cfg->softmax_scale,
+                                 .v_dim         = cfg->v_dim,
+                                 .n_lanes       = min_u32(job->span->n_rows - row, BT_TILE_LANES),
+                                 .lanes_per_pos = 1,
+                                 .pos0          = job->span->start + row};
+    uint32_t       last = bt_tile_last_pos(&t), part_start = job->first_page * BT_PAGE_TOKENS;
+    size_t         q_row = (size_t)job->span->first_row + row, h = job->head0 + head;
+    const bt_bf16 *q =
+        job->call->q + q_row * bt_attn_q_dim(cfg) + h * (cfg->qk_nope_dim + cfg->qk_rope_dim);
+    bt_tile_state running = bt_tile_state_at(a->running + (head * a->tiles_per_head + tile) *
+                                                              bt_tile_state_floats(cfg->v_dim));
+    bt_tile_state state   = job->part == 0 ? running : bt_tile_state_at(m->state);
+
+    if (last < part_start) return; /* finished with an earlier part */
+    bt_tile_reset(&t, &state);
+    for (uint32_t i = 0; i < job->n_pages; i++) {
+        size_t       at    = (size_t)head * a->part_pages + i;
+        uint32_t     page  = job->first_page + i;
+        bt_key_block block = {.start  = page * BT_PAGE_TOKENS,
+                              .n_keys = keys_of(job, page),
+                              .values = a->values + at * bt_packed_values(cfg->v_dim)};
+
+        if (block.start > last) break;
+        score(job, &t, q, bt_tile_first_lane(&t, block.start),
+              a->keys + at * bt_packed_keys(cfg->qk_nope_dim),
+              a->rope_keys + i * bt_packed_keys(cfg->qk_rope_dim), block.n_keys, m->tile.scores);
+        bt_tile_add(&t, &block, &m->tile, &state);
+    }
+    if (job->part != 0) bt_tile_merge(&t, part_start, &state, &running);
+    if (last < (job->part + 1) * BT_ATTN_SPLIT_TOKENS)
+        bt_tile_finish(&t, &running, &m->tile,
+                       job->call->out + (q_row * cfg->n_heads + h) * cfg->v_dim,
+                       (size_t)cfg->n_heads * cfg->v_dim);
+}
+
+static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span *span)
+{
+    normal_job job     = {.a       = a,
+                          .call    = call,
+                          .span    = span,
+                          .end     = span->start + span->n_rows,
+                          .n_tiles = (span->n_rows + BT_TILE_LANES - 1) / BT_TILE_LANES};
+    uint32_t   n_pages = bt_kv_pages_for(job.end);
+
+    for (job.head0 = 0; job.head0 < a->cfg.n_heads; job.head0 += job.n_heads) {
+        job.n_heads = min_u32(a->cfg.n_heads - job.head0, a->head_group);
+        for (job.part = 0; job.part * BT_PART_PAGES < n_pages; job.part++) {
+            job.first_page = job.part * BT_PART_PAGES;
+            job.n_pages    = min_u32(n_pages - job.first_page, BT_PART_PAGES);
+            bt_cpu_pool_run(a->pool, (job.n_heads + 1) * job.n_pages, expand_task, &job);
+            bt_cpu_pool_run(a->pool, job.n_heads * job.n_tiles, attend_task, &job);
+        }
+    }
+}
+
+bt_status bt_attn_cpu_normal(bt_attn *attn, const bt_attn_call *call)
+{
+    for (uint32_t i = 0; i < call->n_spans; i++)
+        if (call->spans[i].n_rows != 0) attend_span((bt_attn_cpu *)attn, call, &call->spans[i]);
+    return BT_OK;
+}

@@ -1,0 +1,156 @@
+#include "attention/cpu/tile.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+enum { KEYS = BT_PAGE_TOKENS };
+
+uint32_t bt_tile_first_lane(const bt_tile *t, uint32_t pos)
+{
+    uint64_t lane;
+
+    if (pos <= t->pos0) return 0;
+    lane = (uint64_t)(pos - t->pos0) * t->lanes_per_pos;
+    if (lane <= t->lane0) return 0;
+    return lane - t->lane0 < t->n_lanes ? (uint32_t)(lane - t->lane0) : t->n_lanes;
+}
+
+void bt_tile_reset(const bt_tile *t, const bt_tile_state *state)
+{
+    for (uint32_t i = 0; i < t->n_lanes; i++) {
+        state->max[i] = -INFINITY;
+        state->sum[i] = 0;
+    }
+    memset(state->o, 0, (size_t)t->n_lanes * t->v_dim * sizeof(*state->o));
+}
+
+/* e^(x - max) by the kernels' exponential. */
+static float exp_of(const bt_tile *t, float x, float max)
+{
+    bt_bf16 p;
+    float   e;
+
+    t->kernels->rows->exp_row(&x, 1, 1, 1.0f, max, &p, &e);
+    return e;
+}
+
+static uint32_t n_visible(const bt_tile *t, const bt_key_block *block, uint32_t lane)
+{
+    uint32_t n = bt_tile_pos(t, lane) + 1 - block->start;
+
+    return n < block->n_keys ? n : block->n_keys;
+}
+
+/* Scores to weights: p[lane][key] = e^(scale score - max), +0 for keys that the lane does not see;
+ * what was summed under an earlier maximum shrinks. */
+static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t lane,
+                        const bt_tile_scratch *scratch, const bt_tile_state *state)
+{
+    const bt_cpu_row_kernels *rows   = t->kernels->rows;
+    const float              *scores = scratch->scores + (size_t)lane * KEYS;
+    uint32_t                  n      = n_visible(t, block, lane);
+    float                     before = state->max[lane];
+    float                     max    = rows->row_max(scores, n, -INFINITY) * t->scale;
+    float                     shrink, sum;
+
+    max    = max > before ? max : before;
+    shrink = exp_of(t, before, max);
+    sum = rows->exp_row(scores, n, block->n_keys, t->scale, max, scratch->p + (size_t)lane * KEYS,
+                        NULL);
+
+    state->max[lane] = max;
+    state->sum[lane] = state->sum[lane] * shrink + sum;
+    if (shrink != 1.0f) rows->scale(state->o + (size_t)lane * t->v_dim, t->v_dim, shrink);
+}
+
+static void add_values(const bt_tile *t, const bt_key_block *block, const bt_bf16 *values,
+                       uint32_t lane, uint32_t n_lanes, const bt_tile_scratch *scratch,
+                       const bt_tile_state *state)
+{
+    bt_cpu_mm mm = {.x      = scratch->p + (size_t)lane * KEYS,
+                    .ld_x   = KEYS,
+                    .packed = values,
+                    .y      = state->o + (size_t)lane * t->v_dim,
+                    .ld_y   = t->v_dim,
+                    .m      = n_lanes,
+                    .n      = t->v_dim,
+                    .k      = block->n_keys,
+                    .add    = true};
+
+    if (n_lanes != 0) t->kernels->mm[t->role](&mm);
+}
+
+static bool all_finite(const bt_bf16 *x, size_t n)
+{
+    uint32_t bad = 0;
+
+    for (size_t i = 0; i < n; i++)
+        bad |= (x[i] & 0x7f80u) == 0x7f80u;
+    return bad == 0;
+}
+
+/* dst = the packed [k, n] operand with +0 in its rows from `keep` on. */
+static void cut_packed(const bt_bf16 *packed, uint32_t k, uint32_t n, uint32_t keep, bt_bf16 *dst)
+{
+    uint32_t k_pad = bt_cpu_pad(k, 32), n_pad = bt_cpu_pad(n, 16);
+
+    memcpy(dst, packed, (size_t)k_pad * n_pad * sizeof(*dst));
+    for (uint32_t group = 0; group < n_pad / 16; group++, dst += (size_t)k_pad * 16)
+        for (uint32_t key = keep; key < k; key++)
+            for (uint32_t col = 0; col < 16; col++)
+                dst[(size_t)(key / 2) * 32 + col * 2 + key % 2] = 0;
+}
+
+void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scratch *scratch,
+                 const bt_tile_state *state)
+{
+    uint32_t first = bt_tile_first_lane(t, block->start);                     /* sees a key */
+    uint32_t full  = bt_tile_first_lane(t, block->start + block->n_keys - 1); /* sees them all */
+
+    for (uint32_t lane = first; lane < t->n_lanes; lane++)
+        add_softmax(t, block, lane, scratch, state);
+
+    /* A weight of 0 keeps a finite value away from a lane, but not an inf or a NaN that a later
+     * token of the same request has brought. */
+    if (first < full && !all_finite(block->values, bt_cpu_packed_elems(t->v_dim, block->n_keys))) {
+        for (uint32_t lane = first; lane < full; lane++) {
+            cut_packed(block->values, block->n_keys, t->v_dim, n_visible(t, block, lane),
+                       scratch->cut);
+            add_values(t, block, scratch->cut, lane, 1, scratch, state);
+        }
+        first = full;
+    }
+    add_values(t, block, block->values, first, t->n_lanes - first, scratch, state);
+}
+
+void bt_tile_merge(const bt_tile *t, uint32_t part_start, const bt_tile_state *src,
+                   const bt_tile_state *dst)
+{
+    const bt_cpu_row_kernels *rows = t->kernels->rows;
+
+    for (uint32_t i = bt_tile_first_lane(t, part_start); i < t->n_lanes; i++) {
+        float  max = src->max[i] > dst->max[i] ? src->max[i] : dst->max[i];
+        float  a = exp_of(t, dst->max[i], max), b = exp_of(t, src->max[i], max);
+        float *o = dst->o + (size_t)i * t->v_dim;
+
+        dst->max[i] = max;
+        dst->sum[i] = dst->sum[i] * a + src->sum[i] * b;
+        rows->scale(o, t->v_dim, a);
+        rows->axpy(b, src->o + (size_t)i * t->v_dim, t->v_dim, o);
+    }
+}
+
+void bt_tile_finish(const bt_tile *t, const bt_tile_state *state, const bt_tile_scratch *scratch,
+                    bt_bf16 *out, size_t ld)
+{
+    const bt_cpu_row_kernels *rows = t->kernels->rows;
+
+    for (uint32_t i = 0; i < t->n_lanes; i++) {
+        /* Added to +0, so that the sign of a zero, which depends on keys that the lane does not
+         * see, is gone. */
+        memset(scratch->row, 0, t->v_dim * sizeof(*scratch->row));
+        rows->axpy(1.0f / state->sum[i], state->o + (size_t)i * t->v_dim, t->v_dim, scratch->row);
+        rows->to_bf16(scratch->row, t->v_dim, out + i * ld);
+    }
+}

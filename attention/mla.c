@@ -1,0 +1,248 @@
+#include "attention/mla.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "attention/ops.h"
+#include "attention/rope.h"
+#include "core/alloc.h"
+
+struct bt_mla {
+    bt_device    *dev; /* borrowed */
+    bt_mla_config cfg;
+    uint32_t      max_rows;
+    uint32_t      q_dim, kv_dim; /* n_heads (nope + rope); kv_lora + rope */
+    bt_attn      *attn;          /* owned */
+    float        *rope;          /* owned, device: [max_context][qk_rope_dim / 2][2] */
+    bt_bf16      *q_a;           /* owned, device: [max_rows, q_lora_rank], or NULL without */
+    bt_bf16      *q;             /* owned, device: [max_rows, q_dim] */
+    bt_bf16      *kv;            /* owned, device: [max_rows, kv_dim] */
+    bt_bf16      *heads;         /* owned, device: [max_rows, n_heads v_dim] */
+};
+
+static const bt_attn_ops *const BACK_ENDS[] = {&bt_attn_cpu_ops};
+
+static const bt_attn_ops *find_back_end(const bt_device *dev)
+{
+    for (size_t i = 0; i < sizeof(BACK_ENDS) / sizeof(BACK_ENDS[0]); i++)
+        if (strcmp(BACK_ENDS[i]->device, dev->ops->name) == 0) return BACK_ENDS[i];
+    return NULL;
+}
+
+static bt_status alloc_rows(bt_mla *mla, size_t width, bt_bf16 **rows_out)
+{
+    void     *mem = NULL;
+    bt_status st  = bt_device_alloc(mla->dev, width * mla->max_rows * sizeof(bt_bf16), &mem);
+
+    if (st == BT_OK) *rows_out = mem;
+    return st;
+}
+
+/* The table is built on the host and lives on the device. */
+static bt_status create_rope(bt_mla *mla)
+{
+    bt_status            st    = BT_OK;
+    const bt_mla_config *cfg   = &mla->cfg;
+    size_t               elems = (size_t)cfg->max_context * cfg->qk_rope_dim;
+    float               *host  = bt_calloc(elems, sizeof(*host));
+    void                *mem   = NULL;
+
+    BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "rope table of %u positions", cfg->max_context);
+    BT_TRY(bt_rope_fill(cfg->max_context, cfg->qk_rope_dim / 2, cfg->rope_inv_freq,
+                        cfg->rope_magnitude, host));
+    BT_TRY(bt_device_alloc(mla->dev, elems * sizeof(*host), &mem));
+    mla->rope = mem;
+    BT_TRY(bt_device_upload(mla->dev, mla->rope, host, elems * sizeof(*host)));
+    BT_TRY(bt_device_sync(mla->dev));
+out:
+    bt_free(host);
+    return st;
+}
+
+static bt_status check_config(const bt_mla_config *cfg, uint32_t max_rows)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(cfg->hidden && cfg->n_heads && cfg->kv_lora_rank && cfg->qk_nope_dim &&
+                   cfg->qk_rope_dim && cfg->v_dim && cfg->max_context && max_rows,
+               BT_ERR_INVALID_ARG,
+               "attention dimensions must be above 0: hidden %u, heads %u, kv_lora_rank %u, "
+               "qk_nope_dim %u, qk_rope_dim %u, v_dim %u, context %u, rows %u",
+               cfg->hidden, cfg->n_heads, cfg->kv_lora_rank, cfg->qk_nope_dim, cfg->qk_rope_dim,
+               cfg->v_dim, cfg->max_context, max_rows);
+    BT_REQUIRE(cfg->qk_rope_dim % 2 == 0, BT_ERR_INVALID_ARG,
+               "qk_rope_dim is %u: expected an even number", cfg->qk_rope_dim);
+    BT_REQUIRE(cfg->softmax_scale > 0 && isfinite(cfg->softmax_scale), BT_ERR_INVALID_ARG,
+               "softmax scale is %g: expected a finite number above 0", (double)cfg->softmax_scale);
+out:
+    return st;
+}
+
+bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
+                        bt_mla **mla_out)
+{
+    bt_status          st  = BT_OK;
+    bt_mla            *mla = NULL;
+    const bt_attn_ops *ops = find_back_end(dev);
+
+    BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "no attention for device \"%s\"", dev->ops->name);
+    BT_TRY(check_config(cfg, max_rows));
+
+    mla = bt_calloc(1, sizeof(*mla));
+    BT_REQUIRE(mla != NULL, BT_ERR_NO_MEMORY, "attention header");
+    mla->dev      = dev;
+    mla->cfg      = *cfg;
+    mla->max_rows = max_rows;
+    mla->q_dim    = cfg->n_heads * (cfg->qk_nope_dim + cfg->qk_rope_dim);
+    mla->kv_dim   = cfg->kv_lora_rank + cfg->qk_rope_dim;
+
+    BT_TRY(create_rope(mla));
+    mla->cfg.rope_inv_freq = NULL; /* was borrowed during this call only */
+    if (cfg->q_lora_rank != 0) BT_TRY(alloc_rows(mla, cfg->q_lora_rank, &mla->q_a));
+    BT_TRY(alloc_rows(mla, mla->q_dim, &mla->q));
+    BT_TRY(alloc_rows(mla, mla->kv_dim, &mla->kv));
+    BT_TRY(alloc_rows(mla, (size_t)cfg->n_heads * cfg->v_dim, &mla->heads));
+    BT_TRY(ops->create(dev, &mla->cfg, max_rows, mla->rope, &mla->attn));
+    *mla_out = mla;
+    mla      = NULL; /* handed over */
+
+out:
+    bt_mla_destroy(mla);
+    return st;
+}
+
+void bt_mla_destroy(bt_mla *mla)
+{
+    if (mla == NULL) return;
+    if (mla->attn != NULL) mla->attn->ops->destroy(mla->attn);
+    bt_device_free(mla->dev, mla->heads);
+    bt_device_free(mla->dev, mla->kv);
+    bt_device_free(mla->dev, mla->q);
+    bt_device_free(mla->dev, mla->q_a);
+    bt_device_free(mla->dev, mla->rope);
+    bt_free(mla);
+}
+
+/* Rows of each role, and that the step fits what was created. */
+static bt_status check_step(const bt_mla *mla, const bt_mla_weights *w, const bt_kv_pool *pool,
+                            uint32_t layer, uint32_t n_spans, const bt_span *spans,
+                            uint32_t n_rows_out[BT_N_ROLES])
+{
+    bt_status st                 = BT_OK;
+    uint32_t  n_rows[BT_N_ROLES] = {0, 0}, next = 0;
+
+    BT_REQUIRE(bt_kv_pool_kv_dim(pool) == mla->kv_dim && layer < bt_kv_pool_n_layers(pool),
+               BT_ERR_INVALID_ARG, "layer %u with %u elements a token: the pool has %u layers, %u",
+               layer, mla->kv_dim, bt_kv_pool_n_layers(pool), bt_kv_pool_kv_dim(pool));
+    for (uint32_t i = 0; i < n_spans; i++) {
+        const bt_span *s = &spans[i];
+
+        BT_REQUIRE(s->first_row == next && s->n_rows <= mla->max_rows - next, BT_ERR_INVALID_ARG,
+                   "span %u covers %u rows from %u: expected to begin at %u and end by %u", i,
+                   s->n_rows, s->first_row, next, mla->max_rows);
+        BT_REQUIRE(s->role == BT_ROLE_GENERATED || n_rows[BT_ROLE_GENERATED] == 0,
+                   BT_ERR_INVALID_ARG, "span %u of role prompt follows generated rows", i);
+        BT_REQUIRE(s->n_rows <= mla->cfg.max_context &&
+                       s->start <= mla->cfg.max_context - s->n_rows,
+                   BT_ERR_INVALID_ARG, "span %u ends at position %llu: the context is %u", i,
+                   (unsigned long long)s->start + s->n_rows, mla->cfg.max_context);
+        BT_REQUIRE(w->uv != NULL && (s->form == BT_FORM_NORMAL ? w->uk : w->ukt) != NULL,
+                   BT_ERR_INVALID_ARG, "span %u wants the %s form: its weights are not loaded", i,
+                   s->form == BT_FORM_NORMAL ? "normal" : "absorbed");
+        next += s->n_rows;
+        n_rows[s->role] += s->n_rows;
+    }
+    memcpy(n_rows_out, n_rows, sizeof(n_rows));
+out:
+    return st;
+}
+
+static bt_status product(const bt_mla *mla, bt_role role, const bt_linear *w, const bt_bf16 *x,
+                         bt_bf16 *y, uint32_t m)
+{
+    bt_gemm gemm = {.w       = w,
+                    .x       = x,
+                    .ld_x    = bt_linear_k(w),
+                    .y       = y,
+                    .ld_y    = bt_linear_n(w),
+                    .m       = m,
+                    .y_dtype = BT_BF16};
+
+    return bt_device_gemm(mla->dev, role, 1, &gemm);
+}
+
+/* Queries, and latents after their norm, of m rows of one role from row `first`. */
+static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uint32_t first,
+                         uint32_t m, const bt_bf16 *x)
+{
+    bt_status            st   = BT_OK;
+    const bt_mla_config *cfg  = &mla->cfg;
+    const bt_bf16       *rows = x + (size_t)first * cfg->hidden;
+    bt_bf16             *q    = mla->q + (size_t)first * mla->q_dim;
+    bt_bf16             *kv   = mla->kv + (size_t)first * mla->kv_dim;
+
+    if (cfg->q_lora_rank != 0) {
+        bt_bf16 *q_a = mla->q_a + (size_t)first * cfg->q_lora_rank;
+
+        BT_TRY(product(mla, role, w->q_a, rows, q_a, m));
+        BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->q_lora_rank, q_a, cfg->q_lora_rank, w->q_a_norm,
+                                  cfg->latent_eps, q_a, cfg->q_lora_rank));
+        BT_TRY(product(mla, role, w->q_b, q_a, q, m));
+    } else {
+        BT_TRY(product(mla, role, w->q, rows, q, m));
+    }
+    BT_TRY(product(mla, role, w->kv_a, rows, kv, m));
+    BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->kv_lora_rank, kv, mla->kv_dim, w->kv_a_norm,
+                              cfg->latent_eps, kv, mla->kv_dim));
+out:
+    return st;
+}
+
+bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                         const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans)
+{
+    bt_status    st                 = BT_OK;
+    uint32_t     n_rows[BT_N_ROLES] = {0, 0}, first[BT_N_ROLES] = {0, 0};
+    bt_attn_call call = {.w       = w,
+                         .pool    = pool,
+                         .layer   = layer,
+                         .q       = mla->q,
+                         .kv      = mla->kv,
+                         .out     = mla->heads,
+                         .n_spans = n_spans,
+                         .spans   = spans};
+
+    BT_TRY(check_step(mla, w, pool, layer, n_spans, spans, n_rows));
+    first[BT_ROLE_GENERATED] = n_rows[BT_ROLE_PROMPT];
+    for (int role = 0; role < BT_N_ROLES; role++)
+        if (n_rows[role] != 0) BT_TRY(project(mla, w, (bt_role)role, first[role], n_rows[role], x));
+
+    /* All pages are written before any row attends: rows of a span see each other there. */
+    BT_TRY(mla->attn->ops->append(mla->attn, &call));
+    for (uint32_t i = 0, n; i < n_spans; i += n) {
+        for (n = 1; i + n < n_spans && spans[i + n].role == spans[i].role &&
+                    spans[i + n].form == spans[i].form;)
+            n++;
+        call.spans   = spans + i;
+        call.n_spans = n;
+        BT_TRY(mla->attn->ops->attend[spans[i].form](mla->attn, &call));
+    }
+    for (int role = 0; role < BT_N_ROLES; role++)
+        if (n_rows[role] != 0)
+            BT_TRY(product(mla, (bt_role)role, w->o,
+                           mla->heads + (size_t)first[role] * mla->cfg.n_heads * mla->cfg.v_dim,
+                           out + (size_t)first[role] * mla->cfg.hidden, n_rows[role]));
+out:
+    return st;
+}
+
+/* Multiplications of one head; the projections around them are the same in both forms. */
+bt_attn_form bt_mla_cheaper_form(const bt_mla_config *cfg, uint32_t n_new, uint32_t n_kv)
+{
+    double expand   = (double)cfg->kv_lora_rank * (cfg->qk_nope_dim + cfg->v_dim);
+    double pairs    = (double)n_new * n_kv;
+    double normal   = n_kv * expand + pairs * (cfg->qk_nope_dim + cfg->qk_rope_dim + cfg->v_dim);
+    double absorbed = n_new * expand + pairs * (2.0 * cfg->kv_lora_rank + cfg->qk_rope_dim);
+
+    return absorbed < normal ? BT_FORM_ABSORBED : BT_FORM_NORMAL;
+}

@@ -1,0 +1,48 @@
+/* attention/ops.h - the table behind which a back end implements attention over pages.
+ *
+ * Internal to attention/: mla.c runs the products with weights, the norms and the order of things;
+ * a back end turns rope pairs, writes pages and computes the two forms.  Pointers are device
+ * memory.
+ *
+ * Threads: the step thread.  Memory: taken in create. */
+#ifndef BT_ATTENTION_OPS_H
+#define BT_ATTENTION_OPS_H
+
+#include "attention/mla.h"
+
+typedef struct bt_attn bt_attn;
+
+/* One call over consecutive spans.  Row matrices are those of the whole step: spans name their rows
+ * in them. */
+typedef struct {
+    const bt_mla_weights *w;
+    bt_kv_pool           *pool;
+    uint32_t              layer;
+    bt_bf16              *q;  /* [rows, n_heads, qk_nope_dim + qk_rope_dim] */
+    const bt_bf16        *kv; /* [rows, kv_lora_rank + qk_rope_dim]: latent after its norm, rope key
+                                 before RoPE */
+    bt_bf16       *out;       /* [rows, n_heads, v_dim] */
+    uint32_t       n_spans;
+    const bt_span *spans;
+} bt_attn_call;
+
+/* A slot is never NULL. */
+typedef struct {
+    const char *device; /* the name of the device back end that it belongs to */
+    /* rope is [max_context][qk_rope_dim / 2][2] = {cos, sin}, borrowed. */
+    bt_status (*create)(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
+                        const float *rope, bt_attn **attn_out);
+    /* Turns the rope part of q in place, writes kv with its rope key turned to the pages. */
+    bt_status (*append)(bt_attn *attn, const bt_attn_call *call);
+    /* out = attention, by form; the spans have one role and this form. */
+    bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);
+    void (*destroy)(bt_attn *attn); /* NULL is allowed */
+} bt_attn_ops;
+
+struct bt_attn {
+    const bt_attn_ops *ops;
+}; /* first member of each implementation */
+
+extern const bt_attn_ops bt_attn_cpu_ops;
+
+#endif

@@ -1,0 +1,24 @@
+/* attention/rope.h - the table of rotary position embeddings, the same bits on every machine.
+ *
+ * Pairs are interleaved as in the checkpoint: elements 2i and 2i+1 turn by position * inv_freq[i].
+ * Angles, sines and cosines are double, from our own series (libm's code depends on the CPU), and
+ * round to float once.
+ *
+ * Threads: any.  Memory: never allocates. */
+#ifndef BT_ATTENTION_ROPE_H
+#define BT_ATTENTION_ROPE_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+
+/* Largest angle that bt_sincos() takes. */
+#define BT_ROPE_MAX_ANGLE 0x1p20
+
+/* table[position][i] = {cos, sin} of position * inv_freq[i], times magnitude, for positions
+ * 0 .. n_positions-1 and i < n_pairs.  INVALID_ARG: a frequency is negative, not finite, or turns
+ * by more than BT_ROPE_MAX_ANGLE over n_positions; a magnitude that is not finite. */
+bt_status bt_rope_fill(uint32_t n_positions, uint32_t n_pairs, const double *inv_freq,
+                       double magnitude, float *table);
+
+#endif

@@ -1,0 +1,245 @@
+#include "cli/cell_options.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/child.h"
+#include "core/alloc.h"
+
+enum { MAX_RANKS = 65536, MAX_ROWS = 1 << 20 };
+enum {
+    OPT_PREFILL = 512,
+    OPT_DECODE,
+    OPT_BOTH,
+    OPT_HOST,
+    OPT_HOSTFILE,
+    OPT_KV_BYTES,
+    OPT_CHUNK,
+    OPT_MAX_ROWS,
+    OPT_FORM,
+    OPT_THREADS,
+    OPT_KERNELS,
+    OPT_TIMEOUT
+};
+
+static const struct argp_option OPTIONS[] = {
+    {NULL,                                      0, NULL, 0, "The cell:", 1},
+    {"model",                                     'm', "DIR", 0, "Model directory: config.json, tokenizer.json, *.safetensors", 1},
+    {"prefill",                              OPT_PREFILL, "P", 0, "Ranks that compute prompts (default 1)", 1},
+    {"decode",                                         OPT_DECODE, "D", 0, "Ranks that generate (default 1)", 1},
+    {"both",  OPT_BOTH, "N", 0, "Instead of the two: N ranks that do both", 1},
+    {"host",                                        OPT_HOST, "LIST", 0, "Hosts and slots for mpirun: node1:8,node2:8", 1},
+    {"hostfile",                                        OPT_HOSTFILE, "FILE", 0, "Open MPI host file", 1},
+    {NULL,                                 0, NULL, 0, "Each rank:", 2},
+    {"kv-bytes",                                      OPT_KV_BYTES, "BYTES", 0,
+     "Memory for KV pages: 512M, 2G (default: what the printed account leaves)", 2},
+    {"chunk", OPT_CHUNK, "ROWS", 0, "Rows of one prompt in a step at most", 2},
+    {"max-rows",                                         OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
+    {"form",OPT_FORM, "FORM", 0,
+     "Attention: role (prompts normal, generated tokens absorbed), normal, absorbed, cost", 2},
+    {"threads",                                        OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
+    {"kernels",                                        OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
+    {"timeout-s",                                    OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
+    {0                                     }
+};
+
+long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
+                      long most)
+{
+    char *end;
+    long  n;
+
+    errno = 0;
+    n     = strtol(arg, &end, 10);
+    if (errno != 0 || end == arg || *end != '\0' || n < least || n > most) {
+        argp_error(state, "%s is \"%s\", expected a number from %ld to %ld", option, arg, least,
+                   most);
+    }
+    return n;
+}
+
+double bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
+                      double most)
+{
+    char  *end;
+    double x;
+
+    errno = 0;
+    x     = strtod(arg, &end);
+    if (errno != 0 || end == arg || *end != '\0' || !(x >= least && x <= most)) {
+        argp_error(state, "%s is \"%s\", expected a number from %g to %g", option, arg, least,
+                   most);
+    }
+    return x;
+}
+
+static void check_bytes(struct argp_state *state, const char *arg)
+{
+    char *end;
+
+    errno = 0;
+    if (strtoull(arg, &end, 10) == 0 || errno != 0 || *arg < '0' || *arg > '9' || strlen(end) > 1 ||
+        strspn(end, "KMGT") != strlen(end)) {
+        argp_error(state, "--kv-bytes is \"%s\", expected a size such as 512M or 2G", arg);
+    }
+}
+
+static void check_form(struct argp_state *state, const char *arg)
+{
+    static const char *const FORMS[] = {"role", "normal", "absorbed", "cost"};
+
+    for (size_t i = 0; i < sizeof(FORMS) / sizeof(FORMS[0]); i++) {
+        if (strcmp(arg, FORMS[i]) == 0) return;
+    }
+    argp_error(state, "--form is \"%s\", expected role, normal, absorbed or cost", arg);
+}
+
+/* The last value of a flag counts. */
+static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
+{
+    uint32_t i = 0;
+
+    while (i < opt->n_worker_args && strcmp(opt->worker_args[i], flag) != 0)
+        i += 2;
+    BT_ASSERT(i + 2 <= BT_CELL_WORKER_ARGS);
+    opt->worker_args[i]     = flag;
+    opt->worker_args[i + 1] = arg;
+    if (i == opt->n_worker_args) opt->n_worker_args += 2;
+}
+
+static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cell_options *opt)
+{
+    switch (key) {
+    case OPT_KV_BYTES:
+        check_bytes(state, arg);
+        pass_on(opt, "--kv-bytes", arg);
+        return 0;
+    case OPT_CHUNK:
+        bt_option_number(state, "--chunk", arg, 1, MAX_ROWS);
+        pass_on(opt, "--chunk", arg);
+        return 0;
+    case OPT_MAX_ROWS:
+        bt_option_number(state, "--max-rows", arg, 1, MAX_ROWS);
+        pass_on(opt, "--max-rows", arg);
+        return 0;
+    case OPT_FORM:
+        check_form(state, arg);
+        pass_on(opt, "--form", arg);
+        return 0;
+    case OPT_THREADS:
+        bt_option_number(state, "--threads", arg, 1, 4096);
+        pass_on(opt, "--threads", arg);
+        return 0;
+    case OPT_KERNELS: pass_on(opt, "--kernels", arg); return 0;
+    case OPT_TIMEOUT:
+        bt_option_number(state, "--timeout-s", arg, 1, 86400);
+        pass_on(opt, "--timeout-s", arg);
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static void check_model(struct argp_state *state, const char *dir)
+{
+    char path[PATH_MAX];
+
+    if (dir == NULL) argp_error(state, "--model is missing: the directory of a model");
+    if (snprintf(path, sizeof(path), "%s/config.json", dir) >= (int)sizeof(path) ||
+        access(path, R_OK) != 0) {
+        argp_failure(state, EXIT_FAILURE, errno, "--model %s is no model directory: %s", dir, path);
+    }
+}
+
+static void check(struct argp_state *state, bt_cell_options *opt)
+{
+    if (opt->n_both != 0 && (opt->n_prefill != 0 || opt->n_decode != 0)) {
+        argp_error(state, "--both goes without --prefill and --decode");
+    }
+    if (opt->n_both == 0) {
+        if (opt->n_prefill == 0) opt->n_prefill = 1;
+        if (opt->n_decode == 0) opt->n_decode = 1;
+    }
+    check_model(state, opt->model);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    bt_cell_options *opt = state->input;
+
+    switch (key) {
+    case 'm': opt->model = arg; return 0;
+    case OPT_PREFILL:
+        opt->n_prefill = (uint32_t)bt_option_number(state, "--prefill", arg, 1, MAX_RANKS);
+        return 0;
+    case OPT_DECODE:
+        opt->n_decode = (uint32_t)bt_option_number(state, "--decode", arg, 1, MAX_RANKS);
+        return 0;
+    case OPT_BOTH:
+        opt->n_both = (uint32_t)bt_option_number(state, "--both", arg, 1, MAX_RANKS);
+        return 0;
+    case OPT_HOST: opt->hosts = arg; return 0;
+    case OPT_HOSTFILE: opt->hostfile = arg; return 0;
+    case ARGP_KEY_END: check(state, opt); return 0;
+    default: return parse_worker(key, arg, state, opt);
+    }
+}
+
+const struct argp bt_cell_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};
+
+/* Argument strings that are made here live behind the pointers, in the same block. */
+typedef struct {
+    char *argv[BT_CELL_WORKER_ARGS + 24];
+    char  n_ranks[16], n_first[16], n_second[16];
+    char  launch[PATH_MAX], worker[PATH_MAX];
+} launch_command;
+
+bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinator, char ***argv_out)
+{
+    bt_status       st = BT_OK;
+    launch_command *c  = bt_calloc(1, sizeof(*c));
+    char          **argv;
+    size_t          n = 0;
+
+    BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "the command that starts the ranks");
+    BT_TRY(bt_program_path("baton-launch", c->launch));
+    BT_TRY(bt_program_path("baton-worker", c->worker));
+    snprintf(c->n_ranks, sizeof(c->n_ranks), "%u", bt_cell_n_ranks(opt));
+    snprintf(c->n_first, sizeof(c->n_first), "%u", opt->n_both ? opt->n_both : opt->n_prefill);
+    snprintf(c->n_second, sizeof(c->n_second), "%u", opt->n_decode);
+    argv = c->argv;
+#define ADD(text) argv[n++] = (char *)(text)
+    ADD(c->launch);
+    ADD("--ranks");
+    ADD(c->n_ranks);
+    if (opt->hosts != NULL) {
+        ADD("--host");
+        ADD(opt->hosts);
+    }
+    if (opt->hostfile != NULL) {
+        ADD("--hostfile");
+        ADD(opt->hostfile);
+    }
+    ADD("--");
+    ADD(c->worker);
+    ADD("--model");
+    ADD(opt->model);
+    ADD(opt->n_both != 0 ? "--both" : "--prefill");
+    ADD(c->n_first);
+    if (opt->n_both == 0) {
+        ADD("--decode");
+        ADD(c->n_second);
+    }
+    for (uint32_t i = 0; i < opt->n_worker_args; i++)
+        ADD(opt->worker_args[i]);
+    ADD("--coordinator");
+    ADD(coordinator);
+#undef ADD
+    *argv_out = argv;
+    c         = NULL;
+out:
+    bt_free(c);
+    return st;
+}

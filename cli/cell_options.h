@@ -1,0 +1,41 @@
+/* cli/cell_options.h - the options that say what a cell is, shared by the verbs that start one. */
+#ifndef BT_CLI_CELL_OPTIONS_H
+#define BT_CLI_CELL_OPTIONS_H
+
+#include <argp.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+enum { BT_CELL_WORKER_ARGS = 32 };
+
+typedef struct {
+    const char *model;               /* a directory; strings are borrowed from argv */
+    uint32_t    n_prefill, n_decode; /* 0 and 0 with n_both */
+    uint32_t    n_both;
+    const char *hostfile, *hosts;                 /* NULL: this machine */
+    const char *worker_args[BT_CELL_WORKER_ARGS]; /* flags that every rank gets as they are */
+    uint32_t    n_worker_args;
+} bt_cell_options;
+
+/* A child parser: its input is a zeroed bt_cell_options, complete and checked at the end.  Errors
+ * end the program, as argp's do. */
+extern const struct argp bt_cell_argp;
+
+static inline uint32_t bt_cell_n_ranks(const bt_cell_options *opt)
+{
+    return opt->n_both != 0 ? opt->n_both : opt->n_prefill + opt->n_decode;
+}
+
+/* The command that starts the ranks, NULL-terminated, owned by the caller (bt_free); its strings
+ * live as long as opt.  The last argument is `coordinator`, the address of the control port. */
+bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinator,
+                              char ***argv_out);
+
+/* strtol with limits, for option arguments: argp_error names the option otherwise. */
+long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
+                      long most);
+/* As above, for seconds and the like. */
+double bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
+                      double most);
+#endif

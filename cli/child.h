@@ -1,0 +1,70 @@
+/* cli/child.h - the processes that a verb starts: spawned, read line by line, ended for certain.
+ *
+ * A child dies with this process (PR_SET_PDEATHSIG), has no terminal input, and runs in a process
+ * group of its own, so that ^C reaches this process alone, which ends its children in order.  Call
+ * bt_child_spawn() before gRPC or any thread exists.
+ *
+ * Threads: the main thread. */
+#ifndef BT_CLI_CHILD_H
+#define BT_CLI_CHILD_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "core/status.h"
+
+/* Lines of a pipe, without their ends; a longer line comes in pieces. */
+typedef struct {
+    int    fd; /* -1: at its end */
+    size_t n;
+    char   buf[4096];
+} bt_lines;
+typedef void (*bt_line_fn)(void *ctx, const char *line);
+/* Reads what is there (the pipe does not block) and calls fn for each line. */
+void bt_lines_read(bt_lines *lines, bt_line_fn fn, void *ctx);
+
+typedef struct {
+    const char *name; /* for messages: "coordinator" */
+    pid_t       pid;  /* 0: not started */
+    bool        ended;
+    int         status; /* of waitpid, once ended */
+    int         go_fd;  /* a held child waits for its last argument here; -1: not held */
+    bt_lines    err;    /* its stderr */
+    bt_lines    report; /* what it writes to report_fd */
+} bt_child;
+
+typedef struct {
+    const char *name;
+    char      **argv;       /* NULL-terminated; argv[0] is a path */
+    bool        held;       /* exec only when bt_child_go() gives the last argument */
+    bool        reports;    /* gets a pipe; its number replaces the argument "@report" */
+    bool        own_stderr; /* leave stderr as ours: nothing to read */
+    bool        own_group;  /* false: stays in our process group, with the terminal as its input */
+} bt_child_spec;
+
+/* Not started: what a bt_child is before spawn. */
+void               bt_child_init(bt_child *child);
+bt_status          bt_child_spawn(const bt_child_spec *spec, bt_child *child_out);
+bt_status          bt_child_go(bt_child *child, const char *last_argument);
+static inline bool bt_child_running(const bt_child *child)
+{
+    return child->pid != 0 && !child->ended;
+}
+void bt_child_kill(const bt_child *child, int sig);
+/* Waits for any child that has ended, without blocking; true when one of children[0..n) did. */
+bool bt_child_collect(bt_child *const *children, size_t n);
+/* "ended with exit code 3", "was ended by signal 9 (Killed)". */
+const char *bt_child_ending(const bt_child *child, char *buf, size_t capacity);
+void        bt_child_close(bt_child *child); /* its pipes */
+
+/* Also takes over what dying children leave behind (PR_SET_CHILD_SUBREAPER); ends and collects it,
+ * within wait_ns.  Call it last. */
+void bt_child_adopt(void);
+void bt_child_end_all(uint64_t wait_ns);
+
+/* The path of a program of ours: it lies in this program's own directory. */
+bt_status bt_program_path(const char *name, char path_out[PATH_MAX]);
+
+#endif

@@ -1,0 +1,257 @@
+/* baton-logits - evaluation: the logits of given token ids, computed by the ranks that serve.
+ *
+ * Starts a cell of its own, without a coordinator: this process is the other end of the ranks'
+ * control streams. */
+#include <argp.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cell_options.h"
+#include "cli/child.h"
+#include "cli/eval_cell.h"
+#include "cli/relay.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+
+enum { OPT_IDS = 256, OPT_OUT, OPT_PARALLEL, OPT_CONTROL, OPT_STALL };
+enum { TICK_MS = 20 };
+#define LEAVE_NS (8 * BT_NS_PER_S)
+#define KILL_NS  (5 * BT_NS_PER_S)
+
+static const char DOC[] =
+    "Computes the logits of every position of given token sequences, in a cell that it starts and "
+    "ends.\v"
+    "IN.safetensors holds for each case NAME:\n"
+    "  NAME.ids      i32 [T]         the tokens\n"
+    "  NAME.prompt   i32 [1]         how many of them are the prompt (1 to T)\n"
+    "  NAME.experts  i32 [Lm, T, k]  optional: forces the routing of the Lm MoE layers\n"
+    "OUT.safetensors gets:\n"
+    "  NAME.logits   f32 [T, V]      row t predicts token t + 1\n"
+    "  NAME.experts  i32 [Lm, T, k]  the experts as routed, ascending by id\n\n"
+    "Prompt positions come from the prefill path; the others are teacher-forced through the decode "
+    "path after the hand-off, in the same ranks that serve. --form changes attention only: the "
+    "GEMM family stays by role.\n\n"
+    "Exit code: 0 when OUT holds every case; 1 on any failure (OUT is then not written); 64 for "
+    "wrong usage.\n\n"
+    "Example:\n"
+    "  baton logits --model models/demo --ids in.safetensors --out out.safetensors --prefill 2 "
+    "--decode 2 --chunk 64";
+
+static const struct argp_option OPTIONS[] = {
+    {"ids",                      OPT_IDS, "IN", 0, "The cases (safetensors)", 0},
+    {"out",                      OPT_OUT, "OUT", 0, "Where the answers go (safetensors)", 0},
+    {"parallel", OPT_PARALLEL, "N", 0, "Cases under way at once (default 8)", 0},
+    {"control",                          OPT_CONTROL, "HOST:PORT", 0,
+     "Where the ranks attach (default 127.0.0.1:0; with several hosts an address they reach)", 0},
+    {"stall-s",OPT_STALL, "S", 0, "Give up when no rank makes progress for so long (default 120)",
+     0},
+    {"verbose",                         'v', NULL, 0, "Show everything that the ranks say", 0},
+    {0                        }
+};
+
+typedef struct {
+    bt_cell_options cell;
+    const char     *in, *out, *control;
+    uint32_t        n_parallel;
+    uint64_t        stall_ns;
+    bool            verbose;
+} options;
+
+static volatile sig_atomic_t g_signal;
+
+static void note_signal(int sig) { g_signal = sig; }
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT: state->child_inputs[0] = &opt->cell; return 0;
+    case OPT_IDS: opt->in = arg; return 0;
+    case OPT_OUT: opt->out = arg; return 0;
+    case OPT_CONTROL:
+        if (strrchr(arg, ':') == NULL || strlen(arg) > 50) {
+            argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
+        }
+        opt->control = arg;
+        return 0;
+    case OPT_PARALLEL:
+        opt->n_parallel = (uint32_t)bt_option_number(state, "--parallel", arg, 1, 65536);
+        return 0;
+    case OPT_STALL:
+        opt->stall_ns = (uint64_t)bt_option_number(state, "--stall-s", arg, 1, 86400) * BT_NS_PER_S;
+        return 0;
+    case 'v': opt->verbose = true; return 0;
+    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); return 0;
+    case ARGP_KEY_END:
+        if (opt->in == NULL) argp_error(state, "--ids is missing: the cases to compute");
+        if (opt->out == NULL) argp_error(state, "--out is missing: where the answers go");
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* How many experts a token takes, 0 for a dense model: the one number that the rows do not tell. */
+static bt_status read_top_k(const char *model, uint32_t *top_k_out)
+{
+    bt_status    st = BT_OK;
+    char         path[PATH_MAX];
+    json_error_t error;
+    json_t      *config = NULL, *top_k, *experts;
+
+    snprintf(path, sizeof(path), "%s/config.json", model);
+    config = json_load_file(path, 0, &error);
+    BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
+    experts = json_object_get(config, "n_routed_experts");
+    top_k   = json_object_get(config, "num_experts_per_tok");
+    if (!json_is_integer(experts) || json_integer_value(experts) == 0) {
+        *top_k_out = 0;
+        goto out;
+    }
+    BT_REQUIRE(json_is_integer(top_k) && json_integer_value(top_k) >= 1 &&
+                   json_integer_value(top_k) <= json_integer_value(experts),
+               BT_ERR_FORMAT, "%s: field num_experts_per_tok: expected 1 to n_routed_experts",
+               path);
+    *top_k_out = (uint32_t)json_integer_value(top_k);
+out:
+    json_decref(config);
+    return st;
+}
+
+typedef struct {
+    bt_relay      relay;
+    bt_child      launch;
+    bt_rpc_loop  *loop;
+    bt_eval_cell *cell;
+    bt_eval_cases cases;
+} session;
+
+/* One turn: completions, what the ranks print, whether the launcher still runs. */
+static void turn(session *s)
+{
+    bt_child *children[] = {&s->launch};
+
+    bt_rpc_loop_run_once(s->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
+    bt_lines_read(&s->launch.err, bt_relay_line, &s->relay);
+    bt_child_collect(children, 1);
+}
+
+static bt_status run_cases(session *s, uint64_t stall_ns)
+{
+    bt_status st   = BT_OK;
+    uint64_t  seen = 0, give_up_ns = bt_now_ns() + stall_ns;
+    char      text[256];
+
+    while (!bt_eval_cell_done(s->cell)) {
+        turn(s);
+        BT_TRY(bt_eval_cell_status(s->cell));
+        BT_REQUIRE(g_signal == 0, BT_ERR_CANCELLED, "signal %d", (int)g_signal);
+        BT_REQUIRE(!s->launch.ended, BT_ERR_PEER, "the ranks have ended: baton-launch %s",
+                   bt_child_ending(&s->launch, text, sizeof(text)));
+        if (bt_eval_cell_progress(s->cell) != seen) {
+            seen       = bt_eval_cell_progress(s->cell);
+            give_up_ns = bt_now_ns() + stall_ns;
+        }
+        BT_REQUIRE(bt_now_ns() < give_up_ns, BT_ERR_TIMEOUT,
+                   "no progress for %llu s; waiting for %s",
+                   (unsigned long long)(stall_ns / BT_NS_PER_S),
+                   bt_eval_cell_waits_for(s->cell, text, sizeof(text)));
+    }
+out:
+    return st;
+}
+
+/* Asks the ranks to leave, then makes them. */
+static void end_cell(session *s, bool failed)
+{
+    uint64_t deadline = bt_now_ns() + LEAVE_NS;
+
+    if (s->cell != NULL) bt_eval_cell_shutdown(s->cell);
+    while (bt_child_running(&s->launch) && s->cell != NULL && bt_now_ns() < deadline) {
+        turn(s);
+        if (failed && bt_eval_cell_attached(s->cell) == 0) break;
+    }
+    bt_child_kill(&s->launch, SIGTERM);
+    if (s->cell != NULL) {
+        bt_eval_cell_stop(s->cell);
+        deadline = bt_now_ns() + KILL_NS;
+        while ((!bt_rpc_loop_idle(s->loop) || bt_child_running(&s->launch)) &&
+               bt_now_ns() < deadline) {
+            turn(s);
+        }
+        bt_eval_cell_destroy(s->cell);
+    }
+    bt_rpc_loop_destroy(s->loop);
+    bt_child_end_all(KILL_NS);
+    bt_lines_read(&s->launch.err, bt_relay_line, &s->relay);
+    bt_child_close(&s->launch);
+}
+
+static bt_status start_cell(session *s, const options *opt)
+{
+    bt_status       st   = BT_OK;
+    char          **argv = NULL;
+    char            address[64];
+    bt_eval_options eval = {.address    = opt->control,
+                            .n_prefill  = opt->cell.n_both ? 0 : opt->cell.n_prefill,
+                            .n_decode   = opt->cell.n_both ? 0 : opt->cell.n_decode,
+                            .n_ranks    = bt_cell_n_ranks(&opt->cell),
+                            .n_parallel = opt->n_parallel};
+
+    BT_TRY(bt_cell_launch_argv(&opt->cell, "?", &argv));
+    /* The child exists before gRPC's threads do, and waits for the address. */
+    BT_TRY(bt_child_spawn(
+        &(bt_child_spec){.name = "launch", .argv = argv, .held = true, .own_group = true},
+        &s->launch));
+    BT_TRY(bt_rpc_loop_create(&s->loop));
+    BT_TRY(bt_eval_cell_create(s->loop, &eval, &s->cases, &s->cell, address));
+    BT_TRY(bt_child_go(&s->launch, address));
+out:
+    bt_free(argv);
+    return st;
+}
+
+static bt_status evaluate(const options *opt)
+{
+    bt_status st = BT_OK;
+    session   s  = {0};
+    uint32_t  top_k;
+
+    bt_child_init(&s.launch);
+    bt_relay_init(&s.relay, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
+    BT_TRY(read_top_k(opt->cell.model, &top_k));
+    BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
+    bt_child_adopt();
+    st = start_cell(&s, opt);
+    if (st == BT_OK) st = run_cases(&s, opt->stall_ns);
+    end_cell(&s, st != BT_OK);
+    if (st != BT_OK && s.relay.first_error[0] != '\0') {
+        fprintf(stderr, "baton-logits: first error of the cell: %s\n", s.relay.first_error);
+    }
+    if (st == BT_OK) st = bt_eval_cases_write(&s.cases, opt->out);
+out:
+    bt_eval_cases_free(&s.cases);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp_child children[] = {
+        {&bt_cell_argp, 0, NULL, 0},
+        {0        }
+    };
+    const struct argp      parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
+    const struct sigaction note   = {.sa_handler = note_signal};
+    options opt = {.control = "127.0.0.1:0", .n_parallel = 8, .stall_ns = 120 * BT_NS_PER_S};
+
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
+    signal(SIGPIPE, SIG_IGN);
+    sigaction(SIGTERM, &note, NULL);
+    sigaction(SIGINT, &note, NULL);
+    sigaction(SIGHUP, &note, NULL);
+    return evaluate(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}

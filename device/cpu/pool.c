@@ -188,25 +188,30 @@ static void await_others(bt_cpu_pool *pool, uint32_t n_chunks)
     atomic_store(&pool->caller_waits, 0);
 }
 
-void bt_cpu_pool_run(bt_cpu_pool *pool, uint32_t n_chunks, bt_cpu_task task, void *ctx)
+/* Opens a run for the members; those asleep are woken, as many as there is work for. */
+static void open_run(bt_cpu_pool *pool, uint32_t n_chunks, bt_cpu_task task, void *ctx)
 {
-    uint32_t helpers = pool->n_threads - 1 < n_chunks - 1 ? pool->n_threads - 1 : n_chunks - 1;
-    uint32_t run;
+    uint64_t run    = (atomic_load_explicit(&pool->work, memory_order_relaxed) >> 32) + 1;
+    uint32_t others = pool->n_threads - 1;
 
-    if (n_chunks == 0) return;
-    if (helpers == 0) {
-        for (uint32_t c = 0; c < n_chunks; c++)
-            task(ctx, c, 0);
-        return;
-    }
     pool->task     = task;
     pool->ctx      = ctx;
     pool->n_chunks = n_chunks;
     atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-    run = (uint32_t)(atomic_load_explicit(&pool->work, memory_order_relaxed) >> 32) + 1;
-    atomic_store_explicit(&pool->work, (uint64_t)run << 32 | n_chunks, memory_order_release);
+    atomic_store_explicit(&pool->work, run << 32 | n_chunks, memory_order_release);
     atomic_fetch_add(&pool->signal, 1);
-    if (atomic_load(&pool->n_asleep) != 0) futex_wake(&pool->signal, helpers);
+    if (atomic_load(&pool->n_asleep) != 0)
+        futex_wake(&pool->signal, others < n_chunks - 1 ? others : n_chunks - 1);
+}
+
+void bt_cpu_pool_run(bt_cpu_pool *pool, uint32_t n_chunks, bt_cpu_task task, void *ctx)
+{
+    if (n_chunks <= 1 || pool->n_threads == 1) {
+        for (uint32_t c = 0; c < n_chunks; c++)
+            task(ctx, c, 0);
+        return;
+    }
+    open_run(pool, n_chunks, task, ctx);
     work_on(pool, 0);
     await_others(pool, n_chunks);
 }

@@ -1,0 +1,303 @@
+/* Row kernels of every family against plain loops, bit by bit, and the functions of math.h against
+ * libm.  argv[1]: the family. */
+#include "core/alloc.h"
+#include "device/cpu/math.h"
+#include "tests/device/twin.h"
+#include "tests/support/test.h"
+
+enum { MAX_N = 700, GUARD = 0x5a };
+
+static const bt_cpu_row_kernels *g_rows;
+static const uint32_t            NS[] = {1, 2, 15, 16, 17, 31, 32, 47, 64, 100, 255, 512, 576, 699};
+enum { N_NS = sizeof(NS) / sizeof(*NS) };
+
+static float lanes_sum(const float *x, uint32_t n)
+{
+    float lanes[16] = {0};
+
+    for (uint32_t i = 0; i < n; i++)
+        lanes[i % 16] = lanes[i % 16] + x[i];
+    for (int width = 8; width >= 1; width /= 2)
+        for (int i = 0; i < width; i++)
+            lanes[i] = lanes[i] + lanes[i + width];
+    return lanes[0];
+}
+
+static void fill_f32(float *x, uint32_t n, twin_kind kind, uint64_t seed)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)twin_value(kind, &seed) << 16 | twin_random(&seed) % 0x10000u;
+
+        memcpy(&x[i], &bits, sizeof(bits));
+    }
+}
+
+static void fill_bf16(bt_bf16 *x, uint32_t n, twin_kind kind, uint64_t seed)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = twin_value(kind, &seed);
+}
+
+static void expect_row(const char *what, const bt_bf16 *got, const bt_bf16 *want, uint32_t n)
+{
+    const bt_bf16 guard = GUARD | GUARD << 8;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (twin_same_bf16(got[i], want[i])) continue;
+        g_failures++;
+        fprintf(stderr, "%s n %u: element %u is %04x, want %04x\n", what, n, i, got[i], want[i]);
+        return;
+    }
+    EXPECT_EQ(got[n], guard);
+}
+
+static void expect_row_f32(const char *what, const float *got, const float *want, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (twin_same(got[i], want[i])) continue;
+        g_failures++;
+        fprintf(stderr, "%s n %u: element %u is %a, want %a\n", what, n, i, (double)got[i],
+                (double)want[i]);
+        return;
+    }
+    EXPECT_EQ(twin_bits(got[n]), 0x5a5a5a5a);
+}
+
+static void conversions_equal_the_plain_ones(void)
+{
+    static float   x[MAX_N], f[MAX_N + 1], f_want[MAX_N];
+    static bt_bf16 got[MAX_N + 1], want[MAX_N];
+
+    for (int kind = 0; kind < TWIN_N_KINDS; kind++) {
+        for (uint32_t i = 0; i < N_NS; i++) {
+            uint32_t n = NS[i];
+
+            fill_f32(x, n, (twin_kind)kind, i);
+            memset(got, GUARD, sizeof(got));
+            memset(f, GUARD, sizeof(f));
+            g_rows->to_bf16(x, n, got);
+            for (uint32_t j = 0; j < n; j++)
+                want[j] = bt_bf16_from_f32(x[j]);
+            EXPECT(memcmp(got, want, n * sizeof(*got)) == 0); /* of a NaN too */
+            expect_row("to_bf16", got, want, n);
+            g_rows->to_f32(got, n, f);
+            for (uint32_t j = 0; j < n; j++)
+                f_want[j] = bt_bf16_to_f32(want[j]);
+            expect_row_f32("to_f32", f, f_want, n);
+        }
+    }
+}
+
+static void scale_axpy_max_and_sum_equal_their_twins(void)
+{
+    static float x[MAX_N], y[MAX_N + 1], want[MAX_N];
+
+    for (int kind = 0; kind < TWIN_N_KINDS; kind++) {
+        for (uint32_t i = 0; i < N_NS; i++) {
+            uint32_t n   = NS[i];
+            float    max = -3.0f;
+
+            fill_f32(x, n, (twin_kind)kind, i);
+            memset(y, GUARD, sizeof(y));
+            fill_f32(y, n, (twin_kind)kind, i + 100);
+            for (uint32_t j = 0; j < n; j++) {
+                want[j] = (y[j] + x[j] * 0.3f) * 1.7f;
+                max     = x[j] > max ? x[j] : max;
+            }
+            g_rows->axpy(0.3f, x, n, y);
+            g_rows->scale(y, n, 1.7f);
+            expect_row_f32("axpy and scale", y, want, n);
+            EXPECT(twin_same(g_rows->row_max(x, n, -3.0f), max));
+            EXPECT(twin_same(g_rows->row_sum(x, n), lanes_sum(x, n)));
+        }
+    }
+    EXPECT(g_rows->row_max(x, 0, -INFINITY) == -INFINITY);
+}
+
+static void exp_row_equals_bt_expf(void)
+{
+    static float   x[MAX_N], p_f32[MAX_N + 65], e[MAX_N];
+    static bt_bf16 p[MAX_N + 65], want[MAX_N + 64];
+
+    for (int kind = 0; kind < TWIN_N_KINDS; kind++) {
+        for (uint32_t i = 0; i < N_NS; i++) {
+            uint32_t n = NS[i], n_pad = (n + 63) / 64 * 64;
+            float    sum;
+
+            fill_f32(x, n, (twin_kind)kind, i);
+            memset(p, GUARD, sizeof(p));
+            memset(p_f32, GUARD, sizeof(p_f32));
+            memset(want, 0, sizeof(want));
+            for (uint32_t j = 0; j < n; j++) {
+                x[j]    = kind == TWIN_BITS ? x[j] : x[j] * 9.0f;
+                e[j]    = bt_expf(x[j] * 0.7f - 2.5f);
+                want[j] = bt_bf16_from_f32(e[j]);
+            }
+            sum = g_rows->exp_row(x, n, n_pad, 0.7f, 2.5f, p, p_f32);
+            EXPECT(twin_same(sum, lanes_sum(e, n)));
+            expect_row("exp_row", p, want, n_pad);
+            for (uint32_t j = 0; j < n_pad; j++)
+                EXPECT(twin_same(p_f32[j], j < n ? e[j] : 0.0f));
+            EXPECT(twin_same(g_rows->exp_row(x, n, n, 0.7f, 2.5f, p, NULL), sum));
+        }
+    }
+}
+
+static void rms_norm_row_equals_its_twin(void)
+{
+    static bt_bf16 x[MAX_N], weight[MAX_N], y[MAX_N + 1], want[MAX_N];
+    static float   squares[MAX_N];
+
+    for (int kind = 0; kind < TWIN_N_KINDS; kind++) {
+        for (uint32_t i = 0; i < N_NS; i++) {
+            uint32_t n = NS[i];
+            float    factor;
+
+            fill_bf16(x, n, (twin_kind)kind, i);
+            fill_bf16(weight, n, TWIN_ORDINARY, i + 100);
+            for (uint32_t j = 0; j < n; j++)
+                squares[j] = bt_bf16_to_f32(x[j]) * bt_bf16_to_f32(x[j]);
+            factor = 1.0f / sqrtf(lanes_sum(squares, n) / (float)n + 1e-6f);
+            for (uint32_t j = 0; j < n; j++)
+                want[j] = bt_bf16_from_f32(
+                    bt_bf16_to_f32(bt_bf16_from_f32(bt_bf16_to_f32(x[j]) * factor)) *
+                    bt_bf16_to_f32(weight[j]));
+            memset(y, GUARD, sizeof(y));
+            g_rows->rms_norm_row(x, weight, n, 1e-6f, y);
+            expect_row("rms_norm_row", y, want, n);
+            memcpy(y, x, n * sizeof(*x));
+            g_rows->rms_norm_row(y, weight, n, 1e-6f, y); /* in place */
+            expect_row("rms_norm_row in place", y, want, n);
+        }
+    }
+}
+
+static void add_and_swiglu_equal_their_twins(void)
+{
+    static bt_bf16 a[MAX_N], b[MAX_N + 1], sum[MAX_N], y[MAX_N + 1], glu[MAX_N];
+
+    for (int kind = 0; kind < TWIN_N_KINDS; kind++) {
+        for (uint32_t i = 0; i < N_NS; i++) {
+            uint32_t n = NS[i];
+
+            memset(b, GUARD, sizeof(b));
+            memset(y, GUARD, sizeof(y));
+            fill_bf16(a, n, (twin_kind)kind, i);
+            fill_bf16(b, n, (twin_kind)kind, i + 100);
+            for (uint32_t j = 0; j < n; j++) {
+                float u = bt_bf16_to_f32(a[j]), v = bt_bf16_to_f32(b[j]);
+
+                sum[j] = bt_bf16_from_f32(v + u);
+                glu[j] = bt_bf16_from_f32(u / (bt_expf(-u) + 1.0f) * v);
+            }
+            g_rows->swiglu_row(a, b, n, y);
+            expect_row("swiglu_row", y, glu, n);
+            g_rows->add_row(a, n, b);
+            expect_row("add_row", b, sum, n);
+        }
+    }
+}
+
+/* Distance in units of the last place of want. */
+static double ulps(double got, double want, double ulp_of_1)
+{
+    int exponent;
+
+    if (got == want) return 0;
+    frexp(want, &exponent);
+    return fabs(got - want) / ldexp(ulp_of_1, exponent - 1);
+}
+
+static void exp_and_log_are_near_libm(void)
+{
+    double worst_expf = 0, worst_exp = 0, worst_log = 0;
+
+    for (double x = -87; x < 88.7; x += 0.000713) {
+        double u = ulps((double)bt_expf((float)x), exp((double)(float)x), 0x1p-23);
+
+        worst_expf = u > worst_expf ? u : worst_expf;
+    }
+    for (double x = -700; x < 709; x += 0.00713) {
+        double u = ulps(bt_exp(x), exp(x), 0x1p-52);
+
+        worst_exp = u > worst_exp ? u : worst_exp;
+    }
+    for (double x = 1e-300; x < 1e300; x *= 1.00371) {
+        double u = ulps(bt_log(x), log(x), 0x1p-52);
+
+        worst_log = u > worst_log ? u : worst_log;
+    }
+    for (double x = 0.5; x < 2; x += 0.0000137) {
+        double u = ulps(bt_log(x), log(x), 0x1p-52);
+
+        worst_log = u > worst_log ? u : worst_log;
+    }
+    printf("worst error in ulp: bt_expf %.2f bt_exp %.2f bt_log %.2f\n", worst_expf, worst_exp,
+           worst_log);
+    EXPECT(worst_expf <= 2);
+    EXPECT(worst_exp <= 4);
+    EXPECT(worst_log <= 4);
+}
+
+static void exp_and_log_at_their_ends(void)
+{
+    EXPECT(bt_expf(0) == 1 && bt_expf(-INFINITY) == 0 && bt_expf(INFINITY) == INFINITY);
+    EXPECT(bt_expf(-200) == 0 && bt_expf(200) == INFINITY && isnan(bt_expf(NAN)));
+    EXPECT(bt_expf(88.72f) < INFINITY && bt_expf(88.73f) == INFINITY);
+    EXPECT(bt_exp(0) == 1 && bt_exp(-INFINITY) == 0 && bt_exp(INFINITY) == INFINITY);
+    EXPECT(isnan(bt_exp(NAN)) && bt_exp(-1000) == 0);
+    EXPECT(bt_log(1) == 0 && bt_log(0) == -INFINITY && bt_log(INFINITY) == INFINITY);
+    EXPECT(isnan(bt_log(-1)) && isnan(bt_log(NAN)) && bt_logf(1) == 0);
+}
+
+static void sincos_is_near_libm(void)
+{
+    double worst = 0, s, c;
+
+    for (double x = -1048576; x <= 1048576; x += x > -100 && x < 100 ? 0.00137 : 1.2345) {
+        double e;
+
+        bt_sincos(x, &s, &c);
+        e     = fmax(fabs(s - sin(x)), fabs(c - cos(x)));
+        worst = e > worst ? e : worst;
+    }
+    /* Whole multiples of pi / 2, where one of them is tiny. */
+    for (int n = 1; n < 500000; n += 17) {
+        double x = n * 1.5707963267948966, u;
+
+        bt_sincos(x, &s, &c);
+        u = n % 2 == 0 ? ulps(s, sin(x), 0x1p-52) : ulps(c, cos(x), 0x1p-52);
+        EXPECT(u < 1e4); /* some digits remain of what is left after 50 bits cancel */
+    }
+    printf("worst error of bt_sincos: %.3g\n", worst);
+    EXPECT(worst < 4e-16);
+    bt_sincos(0, &s, &c);
+    EXPECT(s == 0 && c == 1);
+    bt_sincos(INFINITY, &s, &c);
+    EXPECT(isnan(s) && isnan(c));
+    bt_sincos(NAN, &s, &c);
+    EXPECT(isnan(s) && isnan(c));
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(conversions_equal_the_plain_ones),
+        BT_TEST(scale_axpy_max_and_sum_equal_their_twins),
+        BT_TEST(exp_row_equals_bt_expf),
+        BT_TEST(rms_norm_row_equals_its_twin),
+        BT_TEST(add_and_swiglu_equal_their_twins),
+        BT_TEST(exp_and_log_are_near_libm),
+        BT_TEST(exp_and_log_at_their_ends),
+        BT_TEST(sincos_is_near_libm),
+    };
+    const bt_cpu_kernels *kernels = bt_cpu_kernels_find(argc > 1 ? argv[1] : "auto");
+
+    if (kernels == NULL) {
+        printf("skipped: this CPU has no %s, only %s\n", argv[1], bt_device_cpu_kernels());
+        return BT_TEST_SKIP;
+    }
+    g_rows = kernels->rows;
+    bt_cpu_flush_denormals();
+    return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+}

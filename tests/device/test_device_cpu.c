@@ -1,0 +1,330 @@
+/* The CPU back end as its callers see it: products of ragged lists, bit-equal for every family of
+ * one arithmetic and every number of threads; the operations on rows; refusals; no leak when
+ * memory runs out. */
+#include <sched.h>
+
+#include "core/alloc.h"
+#include "tests/device/twin.h"
+#include "tests/support/test.h"
+
+enum { N_GEMMS = 6 };
+
+/* n, k, m: more than one chunk both ways, none at all, odd ones. */
+static const uint32_t SHAPES[N_GEMMS][3] = {
+    {600, 128,  300},
+    {17,  33,   5  },
+    {64,  64,   0  },
+    {1,   1,    1  },
+    {300, 2112, 3  },
+    {100, 48,   129}
+};
+
+typedef struct {
+    uint32_t n, k;
+    bt_bf16 *values; /* [n][k] */
+} matrix;
+
+static void copy_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const matrix *m = ctx;
+
+    memcpy(row, m->values + (size_t)n * m->k, m->k * sizeof(*row));
+}
+
+static matrix random_matrix(uint32_t n, uint32_t k, uint64_t seed)
+{
+    matrix m = {n, k, bt_calloc((size_t)n * k, sizeof(bt_bf16))};
+
+    for (size_t i = 0; i < (size_t)n * k; i++)
+        m.values[i] = twin_value(TWIN_ORDINARY, &seed);
+    return m;
+}
+
+static bt_device *device(const char *kernels, uint32_t n_threads)
+{
+    bt_device_cpu_options opt = {.n_threads = n_threads, .kernels = kernels};
+    bt_device            *dev = NULL;
+
+    EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
+    return dev;
+}
+
+typedef struct {
+    matrix     x[N_GEMMS], w[N_GEMMS];
+    bt_linear *linear[N_GEMMS];
+    float     *y[N_GEMMS];
+    bt_bf16   *y_bf16[N_GEMMS];
+    bt_gemm    gemms[2 * N_GEMMS];
+} gemm_set;
+
+/* Each product twice in the list: fp32 and bf16. */
+static void make_set(bt_device *dev, gemm_set *s)
+{
+    for (uint32_t i = 0; i < N_GEMMS; i++) {
+        uint32_t n = SHAPES[i][0], k = SHAPES[i][1], m = SHAPES[i][2];
+        size_t   ld_y = n + 7;
+
+        s->x[i]      = random_matrix(m, k + 5, i);
+        s->w[i]      = random_matrix(n, k, i + 50);
+        s->y[i]      = bt_calloc(m * ld_y, sizeof(float));
+        s->y_bf16[i] = bt_calloc(m * ld_y, sizeof(bt_bf16));
+        EXPECT_EQ(bt_device_linear_create(dev, n, k, copy_row, &s->w[i], &s->linear[i]), BT_OK);
+        EXPECT_EQ(bt_linear_n(s->linear[i]), n);
+        EXPECT_EQ(bt_linear_k(s->linear[i]), k);
+        EXPECT_EQ(bt_linear_bytes(s->linear[i]), bt_cpu_packed_elems(n, k) * 2);
+        s->gemms[i] = (bt_gemm){s->linear[i], s->x[i].values, k + 5, s->y[i], ld_y, m, BT_F32};
+        s->gemms[N_GEMMS + i]         = s->gemms[i];
+        s->gemms[N_GEMMS + i].y       = s->y_bf16[i];
+        s->gemms[N_GEMMS + i].y_dtype = BT_BF16;
+    }
+}
+
+static void free_set(bt_device *dev, gemm_set *s)
+{
+    for (uint32_t i = 0; i < N_GEMMS; i++) {
+        bt_device_linear_destroy(dev, s->linear[i]);
+        bt_free(s->x[i].values);
+        bt_free(s->w[i].values);
+        bt_free(s->y[i]);
+        bt_free(s->y_bf16[i]);
+    }
+}
+
+static void expect_set(const gemm_set *s, bt_cpu_arithmetic arithmetic)
+{
+    for (uint32_t i = 0; i < N_GEMMS; i++) {
+        uint32_t n = SHAPES[i][0], k = SHAPES[i][1], m = SHAPES[i][2], wrong = 0;
+
+        for (uint32_t r = 0; r < m; r++) {
+            for (uint32_t c = 0; c < n; c++) {
+                size_t at   = (size_t)r * (n + 7) + c;
+                float  want = twin(arithmetic, s->x[i].values + (size_t)r * (k + 5),
+                                   s->w[i].values + (size_t)c * k, k, 0);
+
+                wrong += !twin_same(s->y[i][at], want);
+                wrong += s->y_bf16[i][at] != bt_bf16_from_f32(want);
+            }
+        }
+        EXPECT_EQ(wrong, 0);
+    }
+}
+
+static void gemm_of_a_list_equals_the_twin_in_every_family(void)
+{
+    static const char *const FAMILIES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
+
+    for (size_t f = 0; f < sizeof(FAMILIES) / sizeof(*FAMILIES); f++) {
+        bt_device *dev;
+        gemm_set   s;
+
+        if (bt_cpu_kernels_find(FAMILIES[f]) == NULL) continue;
+        dev = device(FAMILIES[f], (uint32_t)(f % 3 + 1));
+        make_set(dev, &s);
+        for (int role = 0; role < BT_N_ROLES; role++) {
+            EXPECT_EQ(bt_device_gemm(dev, (bt_role)role, 2 * N_GEMMS, s.gemms), BT_OK);
+            expect_set(&s, bt_device_cpu_table(dev)->arithmetic[role]);
+        }
+        EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 0, NULL), BT_OK);
+        free_set(dev, &s);
+        bt_device_destroy(dev);
+    }
+}
+
+/* A row's bits, alone and beside others, with one thread and with several. */
+static void gemm_row_depends_on_nothing_beside_it(void)
+{
+    enum { N = 333, K = 700, M = 150 };
+    static float want[M * N], got[M * N];
+    matrix       w = random_matrix(N, K, 1), x = random_matrix(M, K, 2);
+
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        for (uint32_t threads = 1; threads <= 5; threads += 2) {
+            bt_device *dev    = device("auto", threads);
+            bt_linear *linear = NULL;
+            bt_gemm    g;
+
+            EXPECT_EQ(bt_device_linear_create(dev, N, K, copy_row, &w, &linear), BT_OK);
+            g = (bt_gemm){linear, x.values, K, threads == 1 ? want : got, N, M, BT_F32};
+            EXPECT_EQ(bt_device_gemm(dev, (bt_role)role, 1, &g), BT_OK);
+            EXPECT(threads == 1 || memcmp(got, want, sizeof(want)) == 0);
+            for (uint32_t at = 0, m = 1; at < M; at += m, m = m * 2 % 37) {
+                g.m = m < M - at ? m : M - at;
+                g.x = x.values + (size_t)at * K;
+                g.y = got + (size_t)at * N;
+                memset(g.y, 0, (size_t)g.m * N * sizeof(float));
+                EXPECT_EQ(bt_device_gemm(dev, (bt_role)role, 1, &g), BT_OK);
+            }
+            EXPECT(memcmp(got, want, sizeof(want)) == 0);
+            bt_device_linear_destroy(dev, linear);
+            bt_device_destroy(dev);
+        }
+    }
+    bt_free(w.values);
+    bt_free(x.values);
+}
+
+static void gemm_with_a_wrong_description_is_refused(void)
+{
+    bt_device *dev    = device("auto", 1);
+    matrix     w      = random_matrix(32, 64, 1);
+    bt_linear *linear = NULL;
+    bt_gemm    g;
+
+    EXPECT_EQ(bt_device_linear_create(dev, 32, 64, copy_row, &w, &linear), BT_OK);
+    g = (bt_gemm){linear, w.values, 64, w.values, 32, 2, BT_I32};
+    EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, &g), BT_ERR_INVALID_ARG);
+    g.y_dtype = BT_BF16;
+    g.ld_x    = 63;
+    EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, &g), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "63");
+    EXPECT_EQ(bt_device_linear_create(dev, 0, 64, copy_row, &w, &linear), BT_ERR_INVALID_ARG);
+    bt_device_linear_destroy(dev, linear);
+    bt_device_destroy(dev);
+    bt_free(w.values);
+}
+
+/* What a device makes of rows is what its row kernels make of each. */
+static void row_operations_equal_row_kernels(void)
+{
+    enum { ROWS = 300, DIM = 130 };
+    static bt_bf16            x[ROWS * 2 * DIM], y[ROWS * 2 * DIM], want[2 * DIM];
+    static uint32_t           index[ROWS];
+    bt_device                *dev  = device("auto", 3);
+    const bt_cpu_row_kernels *rows = bt_device_cpu_table(dev)->rows;
+    uint64_t                  seed = 5;
+    bt_bf16                   weight[DIM];
+
+    for (size_t i = 0; i < ROWS * 2 * DIM; i++)
+        x[i] = twin_value(TWIN_ORDINARY, &seed);
+    for (size_t i = 0; i < DIM; i++)
+        weight[i] = twin_value(TWIN_ORDINARY, &seed);
+    for (size_t i = 0; i < ROWS; i++)
+        index[i] = twin_random(&seed) % (2 * ROWS);
+
+    EXPECT_EQ(bt_device_rms_norm(dev, ROWS, DIM, x, 2 * DIM, weight, 1e-6f, y, DIM), BT_OK);
+    for (size_t r = 0; r < ROWS; r++) {
+        rows->rms_norm_row(x + r * 2 * DIM, weight, DIM, 1e-6f, want);
+        EXPECT(memcmp(want, y + r * DIM, DIM * sizeof(*y)) == 0);
+    }
+    EXPECT_EQ(bt_device_swiglu(dev, ROWS, DIM, x, y), BT_OK);
+    for (size_t r = 0; r < ROWS; r++) {
+        rows->swiglu_row(x + r * 2 * DIM, x + r * 2 * DIM + DIM, DIM, want);
+        EXPECT(memcmp(want, y + r * DIM, DIM * sizeof(*y)) == 0);
+    }
+    EXPECT_EQ(bt_device_gather_rows(dev, ROWS, DIM, x, index, y), BT_OK);
+    for (size_t r = 0; r < ROWS; r++)
+        EXPECT(memcmp(x + index[r] * DIM, y + r * DIM, DIM * sizeof(*y)) == 0);
+    memcpy(y, x, sizeof(x));
+    EXPECT_EQ(bt_device_add(dev, ROWS * 2 * DIM - 3, x, y), BT_OK);
+    for (size_t i = 0; i < ROWS * 2 * DIM; i++) {
+        float v = bt_bf16_to_f32(x[i]);
+
+        EXPECT(y[i] == (i < ROWS * 2 * DIM - 3 ? bt_bf16_from_f32(v + v) : x[i]));
+    }
+    EXPECT_EQ(bt_device_add(dev, 0, x, y), BT_OK);
+    EXPECT_EQ(bt_device_gather_rows(dev, 0, DIM, x, index, y), BT_OK);
+    bt_device_destroy(dev);
+}
+
+static void memory_goes_there_and_back(void)
+{
+    bt_device *dev = device("scalar", 1);
+    void      *ptr = NULL;
+    char       back[6];
+
+    EXPECT_EQ(bt_device_alloc(dev, 6, &ptr), BT_OK);
+    EXPECT_EQ((uintptr_t)ptr % 64, 0);
+    EXPECT_EQ(bt_device_upload(dev, ptr, "baton", 6), BT_OK);
+    EXPECT_EQ(bt_device_download(dev, back, ptr, 6), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    EXPECT_EQ(strcmp(back, "baton"), 0);
+    bt_device_free(dev, ptr);
+    EXPECT_EQ(bt_device_alloc(dev, SIZE_MAX, &ptr), BT_ERR_NO_MEMORY);
+    bt_device_destroy(dev);
+    bt_device_destroy(NULL);
+    EXPECT_EQ(bt_dtype_bytes(BT_BF16), 2);
+    EXPECT_EQ(bt_dtype_bytes(BT_F32), 4);
+    EXPECT_EQ(bt_dtype_bytes(BT_FP8_E4M3), 1);
+}
+
+static void create_chooses_what_the_machine_has(void)
+{
+    bt_device_cpu_options opt = {.n_threads = 1, .kernels = "mmx"};
+    bt_device            *dev = NULL;
+    cpu_set_t             before, one;
+
+    EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "\"mmx\"");
+    EXPECT_HAS(bt_error_text(), "scalar");
+    EXPECT_HAS(bt_device_cpu_kernels(), "scalar");
+
+    EXPECT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+    dev = device("scalar", 0);
+    EXPECT_EQ(bt_cpu_pool_n_threads(bt_device_cpu_pool(dev)), CPU_COUNT(&before));
+    EXPECT_EQ(strcmp(dev->arithmetic, "prompt:dp2,generated:dp2"), 0);
+    bt_device_destroy(dev);
+
+    CPU_ZERO(&one);
+    for (int c = 0; c < CPU_SETSIZE && CPU_COUNT(&one) == 0; c++)
+        if (CPU_ISSET(c, &before)) CPU_SET(c, &one);
+    EXPECT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    dev = device("auto", 0);
+    EXPECT_EQ(bt_cpu_pool_n_threads(bt_device_cpu_pool(dev)), 1);
+    EXPECT_EQ(strcmp(dev->arithmetic, bt_cpu_kernels_find("amx") != NULL
+                                          ? "prompt:tile32,generated:dp2"
+                                          : "prompt:dp2,generated:dp2"),
+              0);
+    bt_device_destroy(dev);
+    EXPECT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
+static void create_without_memory_leaves_nothing(void)
+{
+    long                  before = bt_alloc_live();
+    bt_status             st     = BT_ERR_NO_MEMORY;
+    bt_device_cpu_options opt    = {.n_threads = 2, .kernels = "auto"};
+    bt_device            *dev    = NULL;
+    matrix                w      = {0};
+    long                  k;
+
+    for (k = 0; st != BT_OK && k < 20; k++) {
+        bt_alloc_fail_at(k);
+        st = bt_device_cpu_create(&opt, &dev);
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || (st == BT_ERR_NO_MEMORY && bt_alloc_live() == before));
+    }
+    EXPECT(st == BT_OK && k == 6);
+
+    w      = random_matrix(40, 50, 1);
+    before = bt_alloc_live();
+    st     = BT_ERR_NO_MEMORY;
+    for (k = 0; st != BT_OK && k < 20; k++) {
+        bt_linear *linear = NULL;
+
+        bt_alloc_fail_at(k);
+        st = bt_device_linear_create(dev, 40, 50, copy_row, &w, &linear);
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || (st == BT_ERR_NO_MEMORY && linear == NULL));
+        bt_device_linear_destroy(dev, linear);
+        EXPECT_EQ(bt_alloc_live(), before);
+    }
+    EXPECT(st == BT_OK && k == 4);
+    bt_free(w.values);
+    bt_device_destroy(dev);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(gemm_of_a_list_equals_the_twin_in_every_family),
+        BT_TEST(gemm_row_depends_on_nothing_beside_it),
+        BT_TEST(gemm_with_a_wrong_description_is_refused),
+        BT_TEST(row_operations_equal_row_kernels),
+        BT_TEST(memory_goes_there_and_back),
+        BT_TEST(create_chooses_what_the_machine_has),
+        BT_TEST(create_without_memory_leaves_nothing),
+    };
+
+    bt_cpu_flush_denormals();
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -1,0 +1,41 @@
+/* model/reference_parts.h - the pieces of the float32 reference.  Internal to model/reference*.c.
+ *
+ * Matrices are row-major [n_tokens][...]; t is n_tokens. */
+#ifndef BT_MODEL_REFERENCE_PARTS_H
+#define BT_MODEL_REFERENCE_PARTS_H
+
+#include "model/reference.h"
+
+typedef struct {
+    const bt_model_config  *cfg;
+    const bt_safetensors   *st;
+    const bt_reference_run *run;
+    uint32_t                t;
+    float                  *h, *normed, *out; /* [t][hidden] */
+    char                    name[256];
+} bt_reference;
+
+/* "model.layers.<layer>.<what>", in r->name. */
+const char *bt_ref_name(bt_reference *r, uint32_t layer, const char *what);
+/* A tensor as [n][k] floats, or [k][n] when transposed; *values_out is the caller's. */
+bt_status bt_ref_load(const bt_reference *r, uint32_t n, uint32_t k, bool transpose,
+                      const char *name, float **values_out);
+/* y[rows][n] = x[rows][k] wt[k][n]; the sum over k ascends. */
+void bt_ref_matmul(size_t rows, size_t n, size_t k, const float *x, const float *wt, float *y);
+/* y[rows][n] = x[rows][k] W^T with the tensor `name` [n, k]. */
+bt_status bt_ref_linear(const bt_reference *r, size_t rows, uint32_t n, uint32_t k, const float *x,
+                        float *y, const char *name);
+/* y[rows][n] = rms_norm(x), the weight being the tensor `name`. */
+bt_status bt_ref_norm(const bt_reference *r, size_t rows, uint32_t n, const float *x, size_t ld_x,
+                      float eps, float *y, const char *name);
+/* y[rows][hidden] = down(silu(gate x) (up x)) with the matrices under model.layers.<layer>.<what>.
+ */
+bt_status bt_ref_mlp(bt_reference *r, size_t rows, uint32_t layer, const char *what, uint32_t dim,
+                     const float *x, float *y);
+
+/* y = attention(x), y = experts(x): [t][hidden]. */
+bt_status bt_ref_attention(bt_reference *r, uint32_t layer, const float *x, float *y);
+bt_status bt_ref_experts(bt_reference *r, uint32_t layer, uint32_t moe_layer, const float *x,
+                         float *y);
+
+#endif

@@ -97,17 +97,30 @@ static void check_form(struct argp_state *state, const char *arg)
     argp_error(state, "--form is \"%s\", expected role, normal, absorbed or cost", arg);
 }
 
-/* The last value of a flag counts. */
-static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
+/* Where the flag stands, or the end. */
+static uint32_t find_flag(const bt_cell_options *opt, const char *flag)
 {
     uint32_t i = 0;
 
     while (i < opt->n_worker_args && strcmp(opt->worker_args[i], flag) != 0)
         i += 2;
+    return i;
+}
+
+/* The last value of a flag counts. */
+static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
+{
+    uint32_t i = find_flag(opt, flag);
+
     BT_ASSERT(i + 2 <= BT_CELL_WORKER_ARGS);
     opt->worker_args[i]     = flag;
     opt->worker_args[i + 1] = arg;
     if (i == opt->n_worker_args) opt->n_worker_args += 2;
+}
+
+void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value)
+{
+    if (find_flag(opt, flag) == opt->n_worker_args) pass_on(opt, flag, value);
 }
 
 static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cell_options *opt)

@@ -32,6 +32,9 @@ static inline uint32_t bt_cell_n_ranks(const bt_cell_options *opt)
 bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinator,
                               char ***argv_out);
 
+/* A flag for every rank unless the user has given it; both strings are borrowed. */
+void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value);
+
 /* strtol with limits, for option arguments: argp_error names the option otherwise. */
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
                       long most);

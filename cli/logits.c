@@ -214,16 +214,30 @@ out:
     return st;
 }
 
-static bt_status evaluate(const options *opt)
+/* Without --chunk a prompt is computed whole, in one step. */
+static void default_chunk(bt_cell_options *opt, const bt_eval_cases *cases, char text[16])
+{
+    uint32_t longest = 1;
+
+    for (size_t i = 0; i < cases->n; i++) {
+        if (cases->cases[i].n_prompt > longest) longest = cases->cases[i].n_prompt;
+    }
+    snprintf(text, 16, "%u", longest);
+    bt_cell_default(opt, "--chunk", text);
+}
+
+static bt_status evaluate(options *opt)
 {
     bt_status st = BT_OK;
     session   s  = {0};
     uint32_t  top_k;
+    char      chunk[16];
 
     bt_child_init(&s.launch);
     bt_relay_init(&s.relay, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
     BT_TRY(read_top_k(opt->cell.model, &top_k));
     BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
+    default_chunk(&opt->cell, &s.cases, chunk);
     bt_child_adopt();
     st = start_cell(&s, opt);
     if (st == BT_OK) st = run_cases(&s, opt->stall_ns);

@@ -1,0 +1,187 @@
+/* baton-chat - a conversation with a running cell, in the model's own chat template. */
+#include <argp.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/talk.h"
+#include "core/alloc.h"
+
+enum { OPT_MESSAGE = 256, OPT_SYSTEM };
+
+static const char DOC[] =
+    "Talks with a running cell (see `baton run`) through the model's chat template.\v"
+    "On a terminal: one line a message, the answer below it, an empty line or ^D to end; ^C ends "
+    "the answer under way. With --message, or when stdin is no terminal: one message, one "
+    "answer.\n\n"
+    "Exit code: 0 when every answer was complete, 1 on an error, 130 after ^C, 64 for wrong "
+    "usage.\n\n"
+    "Examples:\n"
+    "  baton chat --address 127.0.0.1:8000\n"
+    "  baton chat -a 127.0.0.1:8000 --message 'Good morrow, cousin.' --max-tokens 80";
+
+static const struct argp_option OPTIONS[] = {
+    {"message",                                OPT_MESSAGE, "TEXT", 0, "One message instead of a conversation", 0},
+    {"system",                                  OPT_SYSTEM, "TEXT", 0, "What the model is told first", 0},
+    {0}
+};
+
+typedef struct {
+    bt_talk_options talk;
+    const char     *message, *system;
+} options;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT: state->child_inputs[0] = &opt->talk; return 0;
+    case OPT_MESSAGE: opt->message = arg; return 0;
+    case OPT_SYSTEM: opt->system = arg; return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "\"%s\" is no option; a message goes after --message", arg);
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* What has been said; the texts are owned. */
+typedef struct {
+    bt_chat_message *messages;
+    size_t           n, capacity;
+} history;
+
+static bt_status say(history *h, const char *role, const char *text)
+{
+    bt_status        st = BT_OK;
+    bt_chat_message *grown;
+    char            *copy = NULL;
+
+    if (h->n == h->capacity) {
+        grown = bt_realloc(h->messages, 2 * h->capacity + 8, sizeof(*grown));
+        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "%zu messages", h->n);
+        h->messages = grown;
+        h->capacity = 2 * h->capacity + 8;
+    }
+    copy = bt_strdup(text);
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "a message");
+    h->messages[h->n++] = (bt_chat_message){role, copy};
+out:
+    return st;
+}
+
+static void unsay(history *h) { bt_free((char *)h->messages[--h->n].content); }
+
+static void forget(history *h)
+{
+    while (h->n != 0)
+        unsay(h);
+    bt_free(h->messages);
+}
+
+/* Sends the conversation, adds the answer to it. */
+static bt_status answer(bt_talk *talk, history *h)
+{
+    bt_status st   = BT_OK;
+    char     *text = NULL, *reply = NULL;
+    uint32_t *ids = NULL;
+    size_t    n;
+
+    BT_TRY(bt_tokenizer_chat(talk->tokenizer, h->n, h->messages, &text));
+    BT_TRY(bt_tokenizer_encode(talk->tokenizer, text, strlen(text), &ids, &n));
+    BT_TRY(bt_talk_ask(talk, ids, n, &reply));
+    BT_TRY(say(h, "assistant", reply));
+out:
+    bt_free(reply);
+    bt_free(ids);
+    bt_free(text);
+    return st;
+}
+
+/* False at the end of the conversation. */
+static bool read_line(char **line, size_t *capacity)
+{
+    ssize_t n;
+
+    fputs("> ", stdout);
+    fflush(stdout);
+    n = getline(line, capacity, stdin);
+    if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = '\0';
+    if (n <= 0) putchar('\n');
+    return n > 0;
+}
+
+static bt_status converse(bt_talk *talk, history *h)
+{
+    bt_status st       = BT_OK;
+    char     *line     = NULL; /* getline's, not ours */
+    size_t    capacity = 0;
+
+    while (read_line(&line, &capacity)) {
+        BT_TRY(say(h, "user", line));
+        st = answer(talk, h);
+        if (st == BT_OK) continue;
+        unsay(h); /* the line may be sent again, or another one */
+        if (bt_talk_interrupted() || st == BT_ERR_PEER) st = BT_OK;
+        if (st != BT_OK) break;
+    }
+out:
+    free(line);
+    return st;
+}
+
+static bt_status once(bt_talk *talk, const char *message, history *h)
+{
+    bt_status st    = BT_OK;
+    char     *input = NULL;
+    size_t    n;
+
+    if (message == NULL) {
+        BT_TRY(bt_talk_read_all(STDIN_FILENO, "the message on stdin", &input, &n));
+        if (n != 0 && input[n - 1] == '\n')
+            input[n - 1] = '\0'; /* the line's end, not the text's */
+        message = input;
+    }
+    BT_REQUIRE(message[0] != '\0', BT_ERR_INVALID_ARG, "the message is empty");
+    BT_TRY(say(h, "user", message));
+    BT_TRY(answer(talk, h));
+out:
+    bt_free(input);
+    return st;
+}
+
+static bt_status chat(const options *opt)
+{
+    bt_status st   = BT_OK;
+    bt_talk   talk = {0};
+    history   h    = {0};
+
+    BT_TRY(bt_talk_open(&opt->talk, &talk));
+    if (opt->system != NULL) BT_TRY(say(&h, "system", opt->system));
+    if (opt->message == NULL && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) {
+        BT_TRY(converse(&talk, &h));
+    } else {
+        BT_TRY(once(&talk, opt->message, &h));
+    }
+out:
+    forget(&h);
+    bt_talk_close(&talk);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp_child children[] = {
+        {&bt_talk_argp, 0, NULL, 0},
+        {0        }
+    };
+    const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
+    options           opt    = {0};
+
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    bt_log_init("chat", BT_LOG_WARN);
+    return bt_talk_exit_code(chat(&opt));
+}

@@ -1,0 +1,148 @@
+/* baton-generate - sends one prompt to a running cell and writes what it generates. */
+#include <argp.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/talk.h"
+#include "core/alloc.h"
+
+enum { OPT_PROMPT = 256, OPT_BOS, OPT_NO_BOS };
+
+static const char DOC[] =
+    "Sends a prompt to a running cell (see `baton run`) and writes the text that it generates.\v"
+    "The prompt is --prompt or all of stdin, taken as it is: no chat template (that is `baton "
+    "chat`). A beginning-of-text token is put in front when the model's tokenizer_config.json says "
+    "add_bos_token; --bos and --no-bos decide otherwise.\n\n"
+    "The text goes to stdout as it comes, a short account to stderr.\n\n"
+    "Exit code: 0 when the answer is complete, 1 on an error, 130 after ^C, 64 for wrong usage.\n\n"
+    "Examples:\n"
+    "  baton generate --address 127.0.0.1:8000 --prompt 'O Romeo, Romeo,' --max-tokens 60\n"
+    "  baton generate -a 127.0.0.1:8000 --json --logprobs --seed 7 --temperature 0.8 < prompt.txt";
+
+static const struct argp_option OPTIONS[] = {
+    {"prompt",                       OPT_PROMPT, "TEXT", 0, "The prompt (default: stdin)", 0},
+    {"bos",                        OPT_BOS, NULL, 0, "Put a beginning-of-text token in front", 0},
+    {"no-bos", OPT_NO_BOS, NULL, 0, "Put none in front", 0},
+    {0                             }
+};
+
+typedef enum { BOS_BY_CONFIG, BOS_YES, BOS_NO } bos_rule;
+
+typedef struct {
+    bt_talk_options talk;
+    const char     *prompt;
+    bos_rule        bos;
+} options;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT: state->child_inputs[0] = &opt->talk; return 0;
+    case OPT_PROMPT: opt->prompt = arg; return 0;
+    case OPT_BOS: opt->bos = BOS_YES; return 0;
+    case OPT_NO_BOS: opt->bos = BOS_NO; return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "\"%s\" is no option; the prompt goes after --prompt", arg);
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* The id to put in front, or -1. */
+static bt_status bos_token(const bt_talk *talk, bos_rule rule, int64_t *id_out)
+{
+    bt_status    st = BT_OK;
+    char         path[PATH_MAX];
+    json_t      *config = NULL, *bos;
+    json_error_t error;
+
+    *id_out = -1;
+    if (rule == BOS_NO) goto out;
+    snprintf(path, sizeof(path), "%s/tokenizer_config.json", talk->model);
+    if (access(path, F_OK) == 0) {
+        config = json_load_file(path, 0, &error);
+        BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
+    }
+    if (rule == BOS_BY_CONFIG && !json_is_true(json_object_get(config, "add_bos_token"))) goto out;
+    bos = json_object_get(config, "bos_token"); /* a string, or an object with `content` */
+    if (json_is_object(bos)) bos = json_object_get(bos, "content");
+    if (json_is_string(bos)) {
+        *id_out = bt_tokenizer_added_id(talk->tokenizer, json_string_value(bos));
+    }
+    BT_REQUIRE(*id_out >= 0, BT_ERR_FORMAT,
+               "%s: field bos_token: expected the text of an added token; --no-bos does without",
+               path);
+out:
+    json_decref(config);
+    return st;
+}
+
+static bt_status encode(const bt_talk *talk, const options *opt, const char *text, size_t n_bytes,
+                        uint32_t **ids_out, size_t *n_out)
+{
+    bt_status st    = BT_OK;
+    uint32_t *plain = NULL, *ids = NULL;
+    size_t    n = 0;
+    int64_t   bos;
+
+    BT_TRY(bos_token(talk, opt->bos, &bos));
+    BT_TRY(bt_tokenizer_encode(talk->tokenizer, text, n_bytes, &plain, &n));
+    ids = bt_calloc(n + 1, sizeof(*ids));
+    BT_REQUIRE(ids != NULL, BT_ERR_NO_MEMORY, "%zu prompt tokens", n);
+    if (bos >= 0) ids[0] = (uint32_t)bos;
+    if (n != 0) memcpy(ids + (bos >= 0), plain, n * sizeof(*ids));
+    n += bos >= 0;
+    BT_REQUIRE(n != 0, BT_ERR_INVALID_ARG, "the prompt is empty");
+    *ids_out = ids;
+    *n_out   = n;
+    ids      = NULL;
+out:
+    bt_free(plain);
+    bt_free(ids);
+    return st;
+}
+
+static bt_status generate(const options *opt)
+{
+    bt_status   st    = BT_OK;
+    bt_talk     talk  = {0};
+    char       *input = NULL;
+    const char *text  = opt->prompt;
+    uint32_t   *ids   = NULL;
+    size_t      n_bytes, n;
+
+    BT_TRY(bt_talk_open(&opt->talk, &talk));
+    if (text == NULL) {
+        BT_TRY(bt_talk_read_all(STDIN_FILENO, "the prompt on stdin", &input, &n_bytes));
+        text = input;
+    } else {
+        n_bytes = strlen(text);
+    }
+    BT_TRY(encode(&talk, opt, text, n_bytes, &ids, &n));
+    BT_TRY(bt_talk_ask(&talk, ids, n, NULL));
+out:
+    bt_free(ids);
+    bt_free(input);
+    bt_talk_close(&talk);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp_child children[] = {
+        {&bt_talk_argp, 0, NULL, 0},
+        {0        }
+    };
+    const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
+    options           opt    = {0};
+
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    bt_log_init("generate", BT_LOG_WARN);
+    return bt_talk_exit_code(generate(&opt));
+}

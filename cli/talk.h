@@ -1,0 +1,51 @@
+/* cli/talk.h - what `generate` and `chat` share: the options of a request, the model's tokenizer,
+ * text as it streams, and the account at the end. */
+#ifndef BT_CLI_TALK_H
+#define BT_CLI_TALK_H
+
+#include <argp.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cli/client.h"
+#include "model/tokenizer.h"
+
+enum { BT_TALK_STOPS = 64 };
+
+typedef struct {
+    const char       *address, *model; /* model NULL: where the server says its tokenizer lies */
+    bt_client_request request;         /* all but the prompt */
+    uint32_t          stop_tokens[BT_TALK_STOPS];
+    bool              json, quiet;
+    uint64_t          limit_ns;
+} bt_talk_options;
+
+/* A child parser; its input is the options, which it initialises. */
+extern const struct argp bt_talk_argp;
+
+typedef struct {
+    const bt_talk_options *opt; /* borrowed */
+    bt_client             *client;
+    bt_tokenizer          *tokenizer;
+    char                   model[1024];   /* directory of the tokenizer */
+    char                   colour[2][16]; /* around the account, on a terminal; else empty */
+} bt_talk;
+
+/* Catches SIGINT and SIGTERM, which from now on end the request under way.  Fill a zeroed struct.
+ */
+bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk);
+void      bt_talk_close(bt_talk *talk);
+/* A signal came; resets it. */
+bool bt_talk_interrupted(void);
+
+/* Sends the prompt, writes the answer to stdout as it comes and the account to stderr.  *reply_out,
+ * when it is not NULL, becomes the text (owned by the caller). */
+bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply_out);
+
+/* All that a pipe or file holds, terminated (owned by the caller). */
+bt_status bt_talk_read_all(int fd, const char *what, char **text_out, size_t *n_out);
+
+/* What main returns: 130 after a signal. */
+int bt_talk_exit_code(bt_status st);
+
+#endif

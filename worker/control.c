@@ -1,0 +1,156 @@
+/* worker/control.c - what the coordinator orders. */
+#include "core/alloc.h"
+#include "worker/state.h"
+
+/* A second order for a request that is still here: an older placement gives way, anything else is
+ * dropped.  *go_on_out: the new order goes on. */
+static bt_status make_way(bt_worker *w, uint64_t request, uint32_t epoch, bool *go_on_out)
+{
+    bt_status   st = BT_OK;
+    bt_request *r  = bt_requests_find(&w->requests, request);
+
+    *go_on_out = r == NULL || r->epoch < epoch;
+    if (r == NULL) return BT_OK;
+    if (!*go_on_out) {
+        BT_WARN("a second order for request %llu in epoch %u: dropped", (unsigned long long)request,
+                epoch);
+        return BT_OK;
+    }
+    BT_TRY(bt_worker_end(w, r));
+    if (bt_requests_find(&w->requests, request) != NULL) { /* its last message must leave first */
+        *go_on_out = false;
+        st         = bt_worker_send_failed(w, request, epoch, BT_RPC_UNAVAILABLE,
+                                           "an earlier placement of this request is still leaving");
+    }
+out:
+    return st;
+}
+
+static bt_status send_ticket(bt_worker *w, uint64_t request, uint32_t epoch, const bt_request *r)
+{
+    bt_status st = BT_OK;
+    bt_up     m  = {.kind = BT_UP_TICKET};
+
+    m.u.ticket.request = request;
+    m.u.ticket.epoch   = epoch;
+    m.u.ticket.refused = r == NULL;
+    m.u.ticket.n_pages = r == NULL ? 0 : r->n_pages;
+    m.u.ticket.pages   = bt_calloc(m.u.ticket.n_pages, sizeof(*m.u.ticket.pages));
+    BT_REQUIRE(m.u.ticket.pages != NULL, BT_ERR_NO_MEMORY, "ticket of %u pages",
+               m.u.ticket.n_pages);
+    for (uint32_t i = 0; i < m.u.ticket.n_pages; i++)
+        m.u.ticket.pages[i] =
+            (bt_page_ref){r->pages[i], bt_kv_pool_generation(w->cfg.pool, r->pages[i])};
+    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}
+
+static bt_status on_reserve(bt_worker *w, bt_down_reserve *m)
+{
+    bt_status   st    = BT_OK;
+    bt_request *r     = NULL;
+    bool        go_on = false;
+
+    BT_TRY(make_way(w, m->request, m->epoch, &go_on));
+    if (!go_on) goto out;
+    st = bt_request_from_reserve(&w->cfg.facts, m, &r);
+    if (st == BT_ERR_INVALID_ARG) {
+        st = bt_worker_send_failed(w, m->request, m->epoch, BT_RPC_INVALID_ARGUMENT,
+                                   bt_error_text());
+        goto out;
+    }
+    BT_TRY(st);
+    st = bt_request_take_pages(r, w->cfg.pool, bt_request_n_tokens(r));
+    if (st == BT_ERR_NO_PAGES) {
+        st = send_ticket(w, m->request, m->epoch, NULL);
+        goto out;
+    }
+    BT_TRY(st);
+    if (!bt_rank_has_both(&w->cfg.facts))
+        BT_TRY(bt_handoff_in_init(&r->in, w->cfg.pool, r->n_prompt, w->cfg.facts.model->vocab_size,
+                                  r->pages));
+    BT_TRY(bt_requests_add(&w->requests, r));
+    st = send_ticket(w, r->id, r->epoch, r);
+    r  = NULL; /* the table has it */
+out:
+    if (r != NULL) bt_request_release_pages(r, w->cfg.pool);
+    bt_request_destroy(r);
+    return st;
+}
+
+/* With both roles the prompt goes to the request that was reserved for it. */
+static bt_status on_prompt(bt_worker *w, bt_down_prefill *m)
+{
+    bt_status   st = BT_OK;
+    bt_request *r  = bt_requests_find(&w->requests, m->request);
+
+    if (r == NULL || r->epoch != m->epoch)
+        return bt_worker_send_failed(w, m->request, m->epoch, BT_RPC_INVALID_ARGUMENT,
+                                     "an order to prefill without a reservation on this rank");
+    st = bt_request_add_prompt(&w->cfg.facts, r, w->cfg.pool, m);
+    return st == BT_ERR_INVALID_ARG ? bt_worker_fail(w, r, BT_RPC_INVALID_ARGUMENT, bt_error_text())
+                                    : st;
+}
+
+static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
+{
+    bt_status   st    = BT_OK;
+    bt_request *r     = NULL;
+    bool        go_on = false;
+
+    if (bt_rank_has_both(&w->cfg.facts)) return on_prompt(w, m);
+    BT_TRY(make_way(w, m->request, m->epoch, &go_on));
+    if (!go_on) goto out;
+    st = bt_request_from_prefill(&w->cfg.facts, m, &r);
+    if (st == BT_ERR_INVALID_ARG) {
+        st = bt_worker_send_failed(w, m->request, m->epoch, BT_RPC_INVALID_ARGUMENT,
+                                   bt_error_text());
+        goto out;
+    }
+    BT_TRY(st);
+    BT_TRY(bt_requests_add(&w->requests, r));
+    r = NULL;
+out:
+    bt_request_destroy(r);
+    return st;
+}
+
+static bt_status on_abort(bt_worker *w, uint64_t request, uint32_t epoch)
+{
+    bt_request *r = bt_requests_find(&w->requests, request);
+
+    if (r != NULL && r->epoch == epoch) return bt_worker_end(w, r);
+    return bt_worker_send_released(w, request, epoch);
+}
+
+bt_status bt_worker_control(bt_worker *w, bt_down *m)
+{
+    bt_status st = BT_OK;
+
+    switch (m->kind) {
+    case BT_DOWN_WELCOME: break;
+    case BT_DOWN_RESERVE:
+        bt_log_set_request(m->u.reserve.request);
+        BT_TRY(on_reserve(w, &m->u.reserve));
+        break;
+    case BT_DOWN_PREFILL:
+        bt_log_set_request(m->u.prefill.request);
+        BT_TRY(on_prefill(w, &m->u.prefill));
+        break;
+    case BT_DOWN_ABORT:
+        bt_log_set_request(m->u.abort.request);
+        BT_TRY(on_abort(w, m->u.abort.request, m->u.abort.epoch));
+        break;
+    case BT_DOWN_WAKE:
+        if (m->u.wake.wake > w->wake_seen) w->wake_seen = m->u.wake.wake;
+        break;
+    case BT_DOWN_SHUTDOWN:
+        BT_INFO("told to leave: %s", m->u.shutdown.reason == NULL ? "" : m->u.shutdown.reason);
+        w->shutdown = true;
+        break;
+    }
+out:
+    bt_log_set_request(0);
+    return st;
+}

@@ -1,0 +1,40 @@
+/* worker/handoff_in.h - the receiving end of one request's hand-off, on its decode rank.
+ *
+ * Every message is held against the reservation before a byte of it reaches a page: kv_dim, ranges,
+ * payload size, the tag of the pages that it was made for, and one bit per layer and token, so that
+ * no row comes twice.  The request joins when each bit is set and the last message, with the first
+ * token, is there.  Messages may come in any order.
+ *
+ * Threads: the step thread.  Memory: init() takes it all. */
+#ifndef BT_WORKER_HANDOFF_IN_H
+#define BT_WORKER_HANDOFF_IN_H
+
+#include "attention/kv_pool.h"
+#include "parallel/page_message.h"
+
+typedef struct {
+    uint32_t  n_layers, n_prompt, n_vocab;
+    uint32_t *generations; /* owned: [pages of the prompt], of our pages when they were taken */
+    uint64_t *seen;        /* owned: [n_layers][pages of the prompt], bit = token in the page */
+    uint64_t  n_rows;      /* bits set */
+    uint64_t  moved_ns;    /* when the last message came */
+    bool      last;
+    uint32_t  first_token;
+    float     first_logprob;
+} bt_handoff_in;
+
+/* pages: those of the reservation.  NO_MEMORY. */
+bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t n_prompt,
+                             uint32_t n_vocab, const bt_page_id *pages);
+void      bt_handoff_in_fini(bt_handoff_in *in);
+
+/* Verifies a message (whose checksum is right) and copies its rows to the pages.  CHECKSUM says
+ * what was expected and found; then nothing was written. */
+bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_pool *pool,
+                               const bt_page_id *pages, const bt_page_message *m,
+                               const void *payload);
+
+/* Every row of every layer, and the first token, are there. */
+bool bt_handoff_in_complete(const bt_handoff_in *in);
+
+#endif

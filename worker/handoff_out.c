@@ -1,0 +1,101 @@
+#include "worker/handoff_out.h"
+
+#include "core/alloc.h"
+
+bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t n_ticket,
+                              const bt_page_ref *ticket)
+{
+    bt_status st = BT_OK;
+
+    *out                    = (bt_handoff_out){.n_ticket = n_ticket};
+    out->ticket_ids         = bt_calloc(n_ticket, sizeof(*out->ticket_ids));
+    out->ticket_generations = bt_calloc(n_ticket, sizeof(*out->ticket_generations));
+    out->staged             = bt_calloc(n_layers, sizeof(*out->staged));
+    BT_REQUIRE(out->ticket_ids != NULL && out->ticket_generations != NULL && out->staged != NULL,
+               BT_ERR_NO_MEMORY, "hand-off of %u pages in %u layers", n_ticket, n_layers);
+    for (uint32_t i = 0; i < n_ticket; i++) {
+        out->ticket_ids[i]         = ticket[i].id;
+        out->ticket_generations[i] = ticket[i].generation;
+    }
+out:
+    if (st != BT_OK) bt_handoff_out_fini(out);
+    return st;
+}
+
+void bt_handoff_out_fini(bt_handoff_out *out)
+{
+    bt_free(out->ticket_ids);
+    bt_free(out->ticket_generations);
+    bt_free(out->staged);
+    *out = (bt_handoff_out){0};
+}
+
+static uint32_t computed(const bt_handoff_out_view *v, uint32_t layer)
+{
+    return layer < v->n_high ? v->high : v->low;
+}
+
+bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v,
+                         bt_page_message *m_out)
+{
+    size_t   row_bytes = v->kv_dim * sizeof(bt_bf16), bytes;
+    uint32_t fit = (uint32_t)(v->payload_max / row_bytes), l0 = 0, l1, t0, t1, page0;
+    bool     last, full;
+
+    BT_ASSERT(fit > 0);
+    while (l0 < v->n_layers && out->staged[l0] >= computed(v, l0))
+        l0++;
+    if (l0 == v->n_layers) return false;
+    t0    = out->staged[l0];
+    t1    = computed(v, l0) - t0 > fit ? t0 + fit : computed(v, l0);
+    bytes = (t1 - t0) * row_bytes;
+    for (l1 = l0 + 1; l1 < v->n_layers; l1++) {
+        if (out->staged[l1] != t0 || computed(v, l1) < t1 || bytes * (l1 - l0 + 1) > v->payload_max)
+            break;
+    }
+    bytes *= l1 - l0;
+    last = l1 == v->n_layers && t1 == v->n_prompt;
+    full = 2 * bytes > v->payload_max || t1 - t0 == fit;
+    if (last ? !out->first_known : !full && !v->flush) return false;
+
+    page0  = t0 / BT_PAGE_TOKENS;
+    *m_out = (bt_page_message){
+        .token0        = t0,
+        .token1        = t1,
+        .layer0        = l0,
+        .layer1        = l1,
+        .kv_dim        = v->kv_dim,
+        .pages_tag     = bt_pages_tag(bt_kv_pages_for(t1) - page0, out->ticket_ids + page0,
+                                      out->ticket_generations + page0),
+        .last          = last,
+        .first_token   = last ? out->first_token : 0,
+        .first_logprob = last ? out->first_logprob : 0,
+        .payload_bytes = bytes,
+    };
+    return true;
+}
+
+bt_status bt_handoff_out_pack(bt_handoff_out *out, bt_device *dev, const bt_kv_pool *pool,
+                              const bt_page_id *pages, const bt_page_message *m, void *slot)
+{
+    bt_status st        = BT_OK;
+    size_t    row_bytes = m->kv_dim * sizeof(bt_bf16);
+    uint8_t  *to        = slot;
+
+    for (uint32_t layer = m->layer0; layer < m->layer1; layer++) {
+        for (uint32_t t = m->token0, n; t < m->token1; t += n) {
+            const bt_bf16 *rows = bt_kv_pool_rows(pool, pages[t / BT_PAGE_TOKENS], layer);
+
+            n = BT_PAGE_TOKENS - t % BT_PAGE_TOKENS;
+            if (n > m->token1 - t) n = m->token1 - t;
+            BT_TRY(bt_device_download(dev, to, rows + (size_t)(t % BT_PAGE_TOKENS) * m->kv_dim,
+                                      n * row_bytes));
+            to += n * row_bytes;
+        }
+        out->staged[layer] = m->token1;
+    }
+    out->n_in_flight++;
+    out->last_staged = out->last_staged || m->last;
+out:
+    return st;
+}

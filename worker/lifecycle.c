@@ -1,0 +1,300 @@
+/* worker/lifecycle.c - how requests come, fail and go; what moves while steps run. */
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "worker/state.h"
+
+enum { LEASE_TIMEOUTS = 6 }; /* a hand-off may stand still for so many deadlines */
+
+#define BEAT_NS   (200 * BT_NS_PER_MS)
+#define LEASES_NS (100 * BT_NS_PER_MS)
+
+static uint64_t now_ns(const bt_worker *w) { return w->cfg.links.now_ns(w->cfg.links.ctx); }
+
+static bt_status up(bt_worker *w, bt_up *m) { return w->cfg.links.up(w->cfg.links.ctx, m); }
+
+bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
+                                const char *why)
+{
+    bt_status st   = BT_OK;
+    char     *text = bt_strdup(why);
+    bt_up     m    = {
+               .kind = BT_UP_FAILED, .u.failed = {request, epoch, code, text}
+    };
+
+    BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "the reason of a failed request");
+    st = up(w, &m);
+out:
+    return st;
+}
+
+bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch)
+{
+    bt_up m = {
+        .kind = BT_UP_RELEASED, .u.released = {request, epoch}
+    };
+
+    return up(w, &m);
+}
+
+bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why)
+{
+    bt_status st = BT_OK;
+
+    if (r->state != BT_REQUEST_DRAINING)
+        BT_TRY(bt_worker_send_failed(w, r->id, r->epoch, code, why));
+    BT_TRY(bt_worker_end(w, r));
+out:
+    return st;
+}
+
+bt_status bt_worker_end(bt_worker *w, bt_request *r)
+{
+    const bt_worker_links *links = &w->cfg.links;
+    uint64_t               id    = r->id;
+    uint32_t               epoch = r->epoch;
+
+    bt_request_release_pages(r, w->cfg.pool); /* what is staged is a copy */
+    if (r->out.ticket_ids != NULL && !links->cancel(links->ctx, id)) {
+        r->state = BT_REQUEST_DRAINING;
+        return BT_OK;
+    }
+    bt_requests_remove(&w->requests, r);
+    bt_request_destroy(r);
+    return bt_worker_send_released(w, id, epoch);
+}
+
+bt_status bt_worker_admit(bt_worker *w)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0; i < w->requests.n; i++) {
+        bt_request *r = w->requests.at[i];
+
+        if (r->state != BT_REQUEST_QUEUED) continue;
+        st = bt_request_take_pages(r, w->cfg.pool, r->n_prompt);
+        if (st == BT_ERR_NO_PAGES) return BT_OK; /* the next one must not overtake it */
+        BT_TRY(st);
+        r->state = BT_REQUEST_PREFILL;
+    }
+out:
+    return st;
+}
+
+bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
+{
+    bt_status              st    = BT_OK;
+    const bt_worker_links *links = &w->cfg.links;
+    bt_page_message        m;
+    bt_handoff_out_view    view = {.n_layers    = w->cfg.facts.model->n_layers,
+                                   .n_prompt    = r->n_prompt,
+                                   .kv_dim      = bt_kv_pool_kv_dim(w->cfg.pool),
+                                   .low         = r->n_computed,
+                                   .high        = r->step_end,
+                                   .n_high      = w->layers_done,
+                                   .payload_max = links->payload_max(links->ctx),
+                                   .flush       = flush};
+
+    if (r->out.ticket_ids == NULL ||
+        (r->state != BT_REQUEST_PREFILL && r->state != BT_REQUEST_SENDING))
+        return BT_OK;
+    while (bt_handoff_out_next(&r->out, &view, &m)) {
+        void *slot = links->stage(links->ctx);
+
+        if (slot == NULL) return BT_OK; /* the rest is deferred */
+        st = bt_handoff_out_pack(&r->out, w->cfg.dev, w->cfg.pool, r->pages, &m, slot);
+        if (st != BT_OK) {
+            links->unstage(links->ctx, slot);
+            goto out;
+        }
+        m.request       = r->id;
+        m.epoch         = r->epoch;
+        r->out.moved_ns = now_ns(w);
+        links->send(links->ctx, r->peer, &m, slot);
+    }
+out:
+    return st;
+}
+
+/* Ends what has been sent in full, and what only waited for a granted message to leave. */
+static bt_status reap(bt_worker *w)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = w->requests.n; i-- > 0;) {
+        bt_request *r = w->requests.at[i];
+
+        if (r->state == BT_REQUEST_SENDING && bt_handoff_out_done(&r->out)) {
+            w->handoff_pages += bt_kv_pages_for(r->n_prompt);
+            BT_TRY(bt_worker_end(w, r));
+        } else if (r->state == BT_REQUEST_DRAINING) {
+            BT_TRY(bt_worker_end(w, r));
+        }
+    }
+out:
+    return st;
+}
+
+static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
+{
+    uint64_t lease = LEASE_TIMEOUTS * w->cfg.timeout_ns;
+    char     text[200];
+
+    if (r->state == BT_REQUEST_RESERVED && r->in.n_rows != 0 && now - r->in.moved_ns > lease)
+        snprintf(text, sizeof(text),
+                 "the hand-off from rank %u stands still after %llu of %llu rows", r->peer,
+                 (unsigned long long)r->in.n_rows,
+                 (unsigned long long)r->in.n_layers * r->n_prompt);
+    else if (r->state == BT_REQUEST_SENDING && now - r->out.moved_ns > lease)
+        snprintf(text, sizeof(text), "rank %u takes no pages: %u messages wait", r->peer,
+                 r->out.n_in_flight);
+    else
+        return BT_OK;
+    bt_log_set_request(r->id);
+    BT_WARN("%s", text);
+    bt_log_set_request(0);
+    return bt_worker_fail(w, r, BT_RPC_UNAVAILABLE, text);
+}
+
+bt_status bt_worker_check_leases(bt_worker *w)
+{
+    bt_status st  = BT_OK;
+    uint64_t  now = now_ns(w);
+
+    if (now - w->leases_ns < LEASES_NS) return BT_OK;
+    w->leases_ns = now;
+    for (uint32_t i = w->requests.n; i-- > 0;)
+        BT_TRY(check_lease(w, w->requests.at[i], now));
+    BT_TRY(reap(w));
+out:
+    return st;
+}
+
+static bt_status beat(bt_worker *w)
+{
+    uint64_t now = now_ns(w);
+    bt_up    m   = {.kind = BT_UP_BEAT};
+
+    if (now - w->beat_ns < BEAT_NS) return BT_OK;
+    w->beat_ns = now;
+    m.u.beat   = (bt_up_beat){.progress      = w->progress,
+                              .steps         = w->n_steps,
+                              .handoff_bytes = w->handoff_bytes,
+                              .handoff_pages = w->handoff_pages,
+                              .n_requests    = w->requests.n,
+                              .pages_free    = bt_kv_pool_n_free(w->cfg.pool),
+                              .pages_total   = bt_kv_pool_n_pages(w->cfg.pool)};
+    return up(w, &m);
+}
+
+/* Keeps the first error of the background, where no status can be returned. */
+static void keep(bt_worker *w, bt_status st)
+{
+    if (w->background == BT_OK) w->background = st;
+}
+
+bool bt_worker_background(bt_worker *w)
+{
+    bool moved = w->cfg.links.poll(w->cfg.links.ctx);
+
+    if (moved) {
+        for (uint32_t i = 0; i < w->requests.n; i++) {
+            bt_request *r = w->requests.at[i];
+
+            keep(w, bt_worker_pump(w, r, r->step_end == r->n_computed));
+        }
+        keep(w, reap(w));
+    }
+    keep(w, beat(w));
+    return moved;
+}
+
+bt_status bt_worker_background_status(bt_worker *w)
+{
+    bt_status st = w->background;
+
+    w->background = BT_OK;
+    return st;
+}
+
+bool bt_worker_expects_pages(const bt_worker *w)
+{
+    if (bt_rank_has_both(&w->cfg.facts)) return false;
+    for (uint32_t i = 0; i < w->requests.n; i++) {
+        bt_request_state s = w->requests.at[i]->state;
+
+        if (s == BT_REQUEST_RESERVED || s == BT_REQUEST_SENDING || s == BT_REQUEST_DRAINING)
+            return true;
+    }
+    return false;
+}
+
+/* The request joins the decode batch: its rows are complete. */
+static bt_status join(bt_worker *w, bt_request *r)
+{
+    r->state      = BT_REQUEST_DECODE;
+    r->n_computed = r->step_end = r->n_prompt;
+    r->next_token               = r->in.first_token;
+    r->next_logprob             = r->in.first_logprob;
+    r->repeat_first             = !r->eval;
+    bt_handoff_in_fini(&r->in);
+    return r->eval && r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
+}
+
+void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m, const void *payload)
+{
+    bt_request *r = bt_requests_find(&w->requests, m->request);
+    bt_status   st;
+
+    if (r == NULL || r->epoch != m->epoch) {
+        BT_DEBUG("a message of rank %u for request %llu in epoch %u, which is not here: dropped",
+                 from, (unsigned long long)m->request, m->epoch);
+        return;
+    }
+    bt_log_set_request(r->id);
+    if (r->state != BT_REQUEST_RESERVED || r->peer != from || r->in.seen == NULL) {
+        BT_WARN("a message of rank %u that nobody waits for (state %d, sender %u): dropped", from,
+                (int)r->state, r->peer);
+    } else {
+        st = bt_handoff_in_accept(&r->in, w->cfg.dev, w->cfg.pool, r->pages, m, payload);
+        r->in.moved_ns = now_ns(w);
+        if (st != BT_OK && bt_status_scope(st) == BT_SCOPE_REQUEST)
+            st = bt_worker_fail(w, r, BT_RPC_DATA_LOSS, bt_error_text());
+        else if (st == BT_OK && bt_handoff_in_complete(&r->in))
+            st = join(w, r);
+        keep(w, st);
+    }
+    bt_log_set_request(0);
+}
+
+void bt_worker_rejected(bt_worker *w, uint32_t from, uint64_t request, bt_status why)
+{
+    bt_request *r = request == 0 ? NULL : bt_requests_find(&w->requests, request);
+    char        text[160];
+
+    snprintf(text, sizeof(text), "a page message of rank %u was refused: %s", from,
+             bt_status_str(why));
+    if (r == NULL || r->state != BT_REQUEST_RESERVED || r->peer != from) {
+        BT_WARN("%s (request %llu, not waited for)", text, (unsigned long long)request);
+        if (request == 0) keep(w, why); /* nobody can tell whose rows are missing now */
+        return;
+    }
+    keep(w, bt_worker_fail(w, r, BT_RPC_DATA_LOSS, text));
+}
+
+void bt_worker_sent(bt_worker *w, const bt_page_message *m)
+{
+    bt_request *r = bt_requests_find(&w->requests, m->request);
+
+    w->handoff_bytes += m->payload_bytes;
+    if (r == NULL || r->epoch != m->epoch || r->out.n_in_flight == 0) return;
+    r->out.n_in_flight--;
+    r->out.moved_ns = now_ns(w);
+}
+
+void bt_worker_expired(bt_worker *w, uint32_t to, uint32_t n)
+{
+    (void)w;
+    BT_WARN("rank %u has let %u requests to send in a row expire", to, n);
+}

@@ -1,0 +1,218 @@
+#include "worker/links.h"
+
+#include <poll.h>
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+
+#define LOOK_NS  (1 * BT_NS_PER_MS)
+#define GRACE_NS (1 * BT_NS_PER_S) /* for a step to end, once a Shutdown has come */
+
+static uint64_t link_now(void *ctx)
+{
+    (void)ctx;
+    return bt_now_ns();
+}
+
+static bt_status link_up(void *ctx, bt_up *m)
+{
+    bt_links *l = ctx;
+
+    return bt_control_client_send(l->client, m);
+}
+
+static size_t link_payload_max(void *ctx)
+{
+    bt_links *l = ctx;
+
+    return l->handoff == NULL ? SIZE_MAX : bt_handoff_payload_max(l->handoff);
+}
+
+static void *link_stage(void *ctx)
+{
+    bt_links *l = ctx;
+
+    return bt_handoff_stage(l->handoff);
+}
+
+static void link_unstage(void *ctx, void *slot)
+{
+    bt_links *l = ctx;
+
+    bt_handoff_unstage(l->handoff, slot);
+}
+
+static void link_send(void *ctx, uint32_t to, const bt_page_message *m, void *slot)
+{
+    bt_links *l = ctx;
+
+    bt_handoff_send(l->handoff, to, m, slot);
+}
+
+static bool link_cancel(void *ctx, uint64_t request)
+{
+    bt_links *l = ctx;
+
+    return bt_handoff_cancel(l->handoff, request);
+}
+
+static bool link_poll(void *ctx)
+{
+    bt_links *l = ctx;
+
+    return l->handoff != NULL && bt_handoff_poll(l->handoff);
+}
+
+/* ---- waiting */
+
+static bool keep_message(bt_links *l, const bt_down *m)
+{
+    if (l->n_inbox == l->inbox_capacity) {
+        uint32_t capacity = l->inbox_capacity == 0 ? 64 : 2 * l->inbox_capacity;
+        bt_down *inbox    = bt_realloc(l->inbox, capacity, sizeof(*inbox));
+
+        if (inbox == NULL) return false;
+        l->inbox          = inbox;
+        l->inbox_capacity = capacity;
+    }
+    l->inbox[l->n_inbox++] = *m;
+    return true;
+}
+
+bool bt_links_must_leave(bt_links *l)
+{
+    uint64_t now = bt_now_ns();
+    bt_down  m;
+
+    if (*l->signal != 0 || l->broken) return true;
+    if (now - l->looked_ns >= LOOK_NS) {
+        l->looked_ns = now;
+        while (bt_control_client_poll(l->client, &m)) {
+            if (m.kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = now;
+            if (!keep_message(l, &m)) {
+                bt_down_free(&m);
+                l->broken = true;
+                return true;
+            }
+        }
+    }
+    return bt_control_client_lost(l->client) ||
+           (l->shutdown_ns != 0 && now - l->shutdown_ns > GRACE_NS);
+}
+
+static bool wait_stop(void *ctx) { return bt_links_must_leave(ctx); }
+
+static void wait_idle(void *ctx)
+{
+    bt_links *l = ctx;
+
+    bt_worker_background(l->worker);
+}
+
+static bt_wait wait_for(bt_links *l, const char *what)
+{
+    return (bt_wait){.timeout_ns = l->timeout_ns,
+                     .what       = what,
+                     .layer      = -1,
+                     .idle       = wait_idle,
+                     .ctx        = l,
+                     .stop       = wait_stop};
+}
+
+static bt_status link_step(void *ctx, bt_step *step)
+{
+    bt_links *l = ctx;
+
+    step->wait = wait_for(l, "experts");
+    return bt_model_step(l->model, l->pool, step);
+}
+
+bt_status bt_links_gather(bt_links *l, const bt_plan *plan, bt_plan *plans_out)
+{
+    bt_wait wait = wait_for(l, "step plan");
+
+    return bt_group_all_gather(l->group, plan, sizeof(*plan), plans_out, &wait);
+}
+
+/* ---- the rest */
+
+bt_worker_links bt_links_table(bt_links *l)
+{
+    return (bt_worker_links){.ctx         = l,
+                             .now_ns      = link_now,
+                             .up          = link_up,
+                             .payload_max = link_payload_max,
+                             .stage       = link_stage,
+                             .unstage     = link_unstage,
+                             .send        = link_send,
+                             .cancel      = link_cancel,
+                             .poll        = link_poll,
+                             .step        = link_step};
+}
+
+static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *payload)
+{
+    bt_links *l = ctx;
+
+    bt_worker_delivered(l->worker, from, m, payload);
+}
+
+static void on_reject(void *ctx, uint32_t from, uint64_t request, bt_status why)
+{
+    bt_links *l = ctx;
+
+    bt_worker_rejected(l->worker, from, request, why);
+}
+
+static void on_sent(void *ctx, const bt_page_message *m)
+{
+    bt_links *l = ctx;
+
+    bt_worker_sent(l->worker, m);
+}
+
+static void on_expired(void *ctx, uint32_t to, uint32_t n)
+{
+    bt_links *l = ctx;
+
+    bt_worker_expired(l->worker, to, n);
+}
+
+bt_handoff_events bt_links_events(bt_links *l)
+{
+    return (bt_handoff_events){.deliver = on_deliver,
+                               .reject  = on_reject,
+                               .sent    = on_sent,
+                               .expired = on_expired,
+                               .ctx     = l};
+}
+
+void bt_links_fini(bt_links *l)
+{
+    while (l->inbox_at < l->n_inbox)
+        bt_down_free(&l->inbox[l->inbox_at++]);
+    bt_free(l->inbox);
+    l->inbox = NULL;
+}
+
+bool bt_links_receive(bt_links *l, bt_down *m_out)
+{
+    if (l->inbox_at < l->n_inbox) {
+        *m_out = l->inbox[l->inbox_at++];
+        return true;
+    }
+    l->inbox_at = l->n_inbox = 0;
+    if (!bt_control_client_poll(l->client, m_out)) return false;
+    if (m_out->kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = bt_now_ns();
+    return true;
+}
+
+void bt_links_sleep(bt_links *l, uint64_t max_ns)
+{
+    struct pollfd   fd = {.fd = bt_control_client_fd(l->client), .events = POLLIN};
+    struct timespec t  = {.tv_sec  = (time_t)(max_ns / BT_NS_PER_S),
+                          .tv_nsec = (long)(max_ns % BT_NS_PER_S)};
+
+    ppoll(&fd, 1, &t, NULL);
+}

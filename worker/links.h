@@ -1,0 +1,45 @@
+/* worker/links.h - a worker's links in the real world: MPI groups and hand-off, the control stream,
+ * the model.
+ *
+ * Threads: the step thread. */
+#ifndef BT_WORKER_LINKS_H
+#define BT_WORKER_LINKS_H
+
+#include <signal.h>
+
+#include "parallel/handoff.h"
+#include "proto/control_client.h"
+#include "worker/worker.h"
+
+typedef struct {
+    bt_worker             *worker;  /* all borrowed */
+    bt_handoff            *handoff; /* NULL with both roles: nothing is handed over */
+    bt_control_client     *client;
+    bt_model              *model;
+    bt_kv_pool            *pool;
+    bt_group              *group;
+    uint64_t               timeout_ns;
+    volatile sig_atomic_t *signal; /* not 0: leave at once */
+
+    bt_down *inbox; /* owned: messages met while an exchange waited */
+    uint32_t inbox_at, n_inbox, inbox_capacity;
+    uint64_t looked_ns, shutdown_ns; /* when stop() last looked; when a Shutdown was met, or 0 */
+    bool     broken;                 /* the inbox could not grow */
+} bt_links;
+
+/* The table for bt_worker_config; ctx is `links`. */
+bt_worker_links   bt_links_table(bt_links *links);
+bt_handoff_events bt_links_events(bt_links *links);
+void              bt_links_fini(bt_links *links);
+
+/* The next message of the coordinator, those of the inbox first. */
+bool bt_links_receive(bt_links *links, bt_down *m_out);
+/* Collective over the group: everybody's plans.  CANCELLED when the rank must leave meanwhile. */
+bt_status bt_links_gather(bt_links *links, const bt_plan *plan, bt_plan *plans_out);
+/* The rank must leave without regard to the others: a signal, a lost stream, or a shutdown that the
+ * others no longer answer. */
+bool bt_links_must_leave(bt_links *links);
+/* Sleeps until something may have come: at most max_ns. */
+void bt_links_sleep(bt_links *links, uint64_t max_ns);
+
+#endif

@@ -1,0 +1,137 @@
+#include "worker/memory.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention/kv_pool.h"
+
+enum { POOL_CONTEXTS = 8, SHARE_PERCENT = 85 };
+
+/* The number after `key` in a file of "Key: value" lines, or the whole file's number when key is
+ * NULL; 0 when there is none ("max" of a control group too). */
+static uint64_t number_in(const char *path, const char *key)
+{
+    char     line[256];
+    uint64_t value = 0;
+    size_t   n     = key == NULL ? 0 : strlen(key);
+    FILE    *f     = fopen(path, "r");
+
+    if (f == NULL) return 0;
+    while (fgets(line, sizeof(line), f) != NULL) {
+        if (key != NULL && strncmp(line, key, n) != 0) continue;
+        value = strtoull(line + n, NULL, 10);
+        break;
+    }
+    fclose(f);
+    return value;
+}
+
+/* What a control group leaves, UINT64_MAX without a limit. */
+static uint64_t group_leaves(const char *limit_path, const char *used_path)
+{
+    uint64_t limit = number_in(limit_path, NULL), used = number_in(used_path, NULL);
+
+    if (limit == 0 || limit >= UINT64_C(1) << 60) return UINT64_MAX;
+    return limit > used ? limit - used : 0;
+}
+
+uint64_t bt_memory_available(void)
+{
+    uint64_t least = number_in("/proc/meminfo", "MemAvailable:") * 1024, left;
+
+    left  = group_leaves("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current");
+    least = left < least ? left : least;
+    left  = group_leaves("/sys/fs/cgroup/memory/memory.limit_in_bytes",
+                         "/sys/fs/cgroup/memory/memory.usage_in_bytes");
+    return left < least ? left : least;
+}
+
+/* The number after `part` in a tensor's name, or -1. */
+static long index_after(const char *name, const char *part)
+{
+    const char *at = strstr(name, part);
+
+    return at == NULL ? -1 : strtol(at + strlen(part), NULL, 10);
+}
+
+uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
+                           const bt_placement *placement, uint32_t self)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < bt_safetensors_count(st); i++) {
+        const bt_tensor *t      = bt_safetensors_at(st, i);
+        long             layer  = index_after(t->name, "model.layers.");
+        long             expert = index_after(t->name, ".mlp.experts.");
+        uint64_t         elems  = 1;
+
+        if (layer >= (long)cfg->n_layers || strstr(t->name, "_scale_inv") != NULL) continue;
+        if (expert >= 0 && placement != NULL && expert < (long)placement->n_experts &&
+            placement->owner[expert] != self)
+            continue;
+        for (uint32_t d = 0; d < t->n_dims; d++)
+            elems *= t->shape[d];
+        bytes += elems * sizeof(bt_bf16);
+    }
+    return bytes;
+}
+
+uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows)
+{
+    uint64_t heads = (uint64_t)cfg->mla.n_heads *
+                     (cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim + cfg->mla.kv_lora_rank);
+    uint64_t row = 8ull * cfg->hidden + 2ull * heads + 3ull * cfg->dense_dim;
+
+    /* Every rank's rows come together in the experts' exchange: a row, and what each of its experts
+     * makes of it. */
+    if (cfg->moe.gate.n_experts != 0)
+        row += (uint64_t)group_size * (cfg->moe.gate.top_k + 2) *
+               (cfg->hidden + 3ull * cfg->moe.expert_dim);
+    return max_rows * (row * sizeof(bt_bf16) + cfg->vocab_size * sizeof(float));
+}
+
+bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt_memory_account *a)
+{
+    bt_status st    = BT_OK;
+    uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
+    uint64_t  share = a->available / 100 * SHARE_PERCENT / a->local_size;
+    uint64_t  other = a->weights + a->step + a->staging, most, n;
+
+    a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
+    a->given      = kv_bytes != 0;
+    most          = (uint64_t)POOL_CONTEXTS * bt_kv_pages_for(cfg->max_context);
+    if (a->given) {
+        BT_REQUIRE(kv_bytes >= a->page_bytes, BT_ERR_INVALID_ARG,
+                   "--kv-bytes %" PRIu64 " does not hold one page: a page (%d tokens in %u layers) "
+                   "needs %" PRIu64,
+                   kv_bytes, BT_PAGE_TOKENS, cfg->n_layers, a->page_bytes);
+        n = kv_bytes / a->page_bytes;
+    } else {
+        BT_REQUIRE(share >= other + a->page_bytes, BT_ERR_NO_MEMORY,
+                   "each of the %u ranks here may use %" PRIu64
+                   " MiB; weights and steps need %" PRIu64 " MiB and one page %" PRIu64
+                   " KiB: use fewer ranks, a smaller --max-rows, or "
+                   "more machines",
+                   a->local_size, share >> 20, other >> 20, a->page_bytes >> 10);
+        n = (share - other) / a->page_bytes;
+        n = n > most ? most : n;
+    }
+    a->n_pages = n > UINT32_MAX / BT_PAGE_TOKENS ? UINT32_MAX / BT_PAGE_TOKENS : (uint32_t)n;
+    a->pages   = a->n_pages * a->page_bytes;
+out:
+    return st;
+}
+
+static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
+
+void bt_memory_print(const bt_memory_account *a)
+{
+    BT_INFO("memory: weights %.1f MiB, steps %.1f MiB, staging %.1f MiB, %u pages of %.1f KiB = "
+            "%.1f MiB for %llu tokens%s; %.1f MiB available to %u ranks here",
+            mib(a->weights), mib(a->step), mib(a->staging), a->n_pages,
+            (double)a->page_bytes / 1024, mib(a->pages),
+            (unsigned long long)a->n_pages * BT_PAGE_TOKENS, a->given ? " (--kv-bytes)" : "",
+            mib(a->available), a->local_size);
+}

@@ -1,0 +1,249 @@
+#include "worker/options.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_CHUNK = 512, MIN_MAX_ROWS = 256, MAX_RANKS = 4096, MAX_ROWS = 1 << 20 };
+enum { MAX_TIMEOUT_S = 3600, DEFAULT_TIMEOUT_S = 10, MAX_THREADS = 4096 };
+
+enum {
+    KEY_MODEL = 256,
+    KEY_PREFILL,
+    KEY_DECODE,
+    KEY_BOTH,
+    KEY_COORDINATOR,
+    KEY_KV_BYTES,
+    KEY_CHUNK,
+    KEY_MAX_ROWS,
+    KEY_FORM,
+    KEY_THREADS,
+    KEY_KERNELS,
+    KEY_TIMEOUT,
+    KEY_ON_DEATH,
+    KEY_VERBOSE
+};
+
+static const char *const FORMS[] = {
+    [BT_FORM_BY_ROLE]      = "role",
+    [BT_FORM_ALL_NORMAL]   = "normal",
+    [BT_FORM_ALL_ABSORBED] = "absorbed",
+    [BT_FORM_BY_COST]      = "cost",
+};
+
+const char *bt_form_policy_name(bt_form_policy form) { return FORMS[form]; }
+
+bool bt_parse_bytes(const char *text, uint64_t *bytes_out)
+{
+    static const char  SUFFIXES[] = "KMGT";
+    char              *end        = NULL;
+    unsigned long long value;
+    const char        *suffix;
+    unsigned           shift = 0;
+
+    if (text[0] < '0' || text[0] > '9') return false; /* strtoull takes signs and blanks */
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    if (errno != 0) return false;
+    if (*end != '\0') {
+        suffix = strchr(SUFFIXES, *end >= 'a' && *end <= 'z' ? *end - 'a' + 'A' : *end);
+        if (suffix == NULL || end[1] != '\0') return false;
+        shift = 10 * (unsigned)(suffix - SUFFIXES + 1);
+    }
+    if (shift != 0 && value >> (64 - shift) != 0) return false;
+    *bytes_out = (uint64_t)value << shift;
+    return true;
+}
+
+/* A whole number in [low, high]. */
+static bt_status parse_count(const char *option, const char *text, uint32_t low, uint32_t high,
+                             uint32_t *value_out)
+{
+    bt_status st    = BT_OK;
+    char     *end   = NULL;
+    long      value = strtol(text, &end, 10);
+
+    BT_REQUIRE(end != text && *end == '\0' && value >= (long)low && value <= (long)high,
+               BT_ERR_INVALID_ARG, "%s must be a whole number from %u to %u, not \"%s\"", option,
+               low, high, text);
+    *value_out = (uint32_t)value;
+out:
+    return st;
+}
+
+static bt_status parse_form(const char *text, bt_form_policy *form_out)
+{
+    bt_status st = BT_OK;
+
+    for (size_t i = 0; i < sizeof(FORMS) / sizeof(FORMS[0]); i++) {
+        if (strcmp(text, FORMS[i]) == 0) {
+            *form_out = (bt_form_policy)i;
+            return BT_OK;
+        }
+    }
+    BT_REQUIRE(false, BT_ERR_INVALID_ARG,
+               "--form must be role, normal, absorbed or cost, not \"%s\"", text);
+out:
+    return st;
+}
+
+static bt_status parse_bytes(const char *text, uint64_t *bytes_out)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(bt_parse_bytes(text, bytes_out) && *bytes_out != 0, BT_ERR_INVALID_ARG,
+               "--kv-bytes must be a size like 512M or 2G, not \"%s\"", text);
+out:
+    return st;
+}
+
+static bt_status take(bt_worker_options *opt, int key, const char *text)
+{
+    bt_status st      = BT_OK;
+    uint32_t  seconds = 0;
+
+    switch (key) {
+    case KEY_MODEL: opt->model = text; break;
+    case KEY_COORDINATOR: opt->coordinator = text; break;
+    case KEY_KERNELS: opt->kernels = text; break;
+    case KEY_VERBOSE: opt->verbose = true; break;
+    case KEY_PREFILL: return parse_count("--prefill", text, 1, MAX_RANKS, &opt->n_prefill);
+    case KEY_DECODE: return parse_count("--decode", text, 1, MAX_RANKS, &opt->n_decode);
+    case KEY_BOTH: return parse_count("--both", text, 1, MAX_RANKS, &opt->n_both);
+    case KEY_KV_BYTES: return parse_bytes(text, &opt->kv_bytes);
+    case KEY_CHUNK: return parse_count("--chunk", text, 1, MAX_ROWS, &opt->chunk);
+    case KEY_MAX_ROWS: return parse_count("--max-rows", text, 1, MAX_ROWS, &opt->max_rows);
+    case KEY_FORM: return parse_form(text, &opt->form);
+    case KEY_THREADS: return parse_count("--threads", text, 0, MAX_THREADS, &opt->n_threads);
+    case KEY_TIMEOUT:
+        BT_TRY(parse_count("--timeout-s", text, 1, MAX_TIMEOUT_S, &seconds));
+        opt->timeout_ns = (uint64_t)seconds * 1000000000u;
+        break;
+    case KEY_ON_DEATH:
+        BT_REQUIRE(strcmp(text, "stop") == 0, BT_ERR_INVALID_ARG,
+                   "--on-death must be stop, the only remedy that this version has, not \"%s\"",
+                   text);
+        break;
+    default: break;
+    }
+out:
+    return st;
+}
+
+/* What argp calls; the first error ends the parsing and stays in `st`. */
+typedef struct {
+    bt_worker_options *opt;
+    bt_status          st;
+} parse_state;
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    parse_state *p = state->input;
+
+    if (key == ARGP_KEY_ARG) {
+        bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_INVALID_ARG),
+                     "unexpected word \"%s\": every argument is an option", arg);
+        p->st = BT_ERR_INVALID_ARG;
+        return EINVAL;
+    }
+    if (key < KEY_MODEL || key > KEY_VERBOSE) return ARGP_ERR_UNKNOWN;
+    p->st = take(p->opt, key, arg);
+    return p->st == BT_OK ? 0 : EINVAL;
+}
+
+static const struct argp_option OPTIONS[] = {
+    {NULL,                                       0, NULL, 0, "What to run:", 1},
+    {"model",                                      KEY_MODEL, "DIR", 0, "Model directory (config.json, safetensors)", 0},
+    {"prefill",                            KEY_PREFILL, "P", 0, "World ranks 0..P-1 run prompts", 0},
+    {"decode",                                          KEY_DECODE, "D", 0, "World ranks P..P+D-1 generate", 0},
+    {"both",KEY_BOTH, "N", 0, "Instead of the two: all N ranks do both", 0},
+    {"coordinator",                                         KEY_COORDINATOR, "HOST:PORT", 0, "Its control port", 0},
+    {NULL,                                         0, NULL, 0, "Memory and speed:", 2},
+    {"kv-bytes",                                  KEY_KV_BYTES, "SIZE", 0,
+     "Latent pages of this rank, as 512M or 2G (default: from the memory account)", 0},
+    {"chunk",                                       KEY_CHUNK, "N", 0, "Rows of one prompt in a step at most (default 512)", 0},
+    {"max-rows",          KEY_MAX_ROWS, "N", 0,
+     "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
+    {"threads",                                          KEY_THREADS, "N", 0,
+     "Compute threads; 0 (default): one per core that this process may use.  Ranks that share a "
+     "machine may all have one per core: idle ones leave theirs to the others", 0},
+    {"kernels",KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
+    {NULL,                                         0, NULL, 0, "Behaviour:", 3},
+    {"form",                                         KEY_FORM, "FORM", 0,
+     "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
+     "or cost (the cheaper; results then depend on chunking)", 0},
+    {"timeout-s",                                     KEY_TIMEOUT, "S", 0, "Deadline of each wait for another rank (default 10)", 0},
+    {"on-death",                                       KEY_ON_DEATH, "stop", 0, "When a rank dies: stop the cell", 0},
+    {"verbose", KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    {0                                         },
+};
+
+static const char DOC[] =
+    "One rank of a Baton cell, launched by mpirun; baton-run and baton-launch do that for you.\v"
+    "Example, two prefill and two decode ranks that serve under a coordinator whose control port "
+    "is 4711:\n\n"
+    "  mpirun -n 4 baton-worker --model DIR --prefill 2 --decode 2 --coordinator 127.0.0.1:4711\n\n"
+    "The rank loads its share of the weights, reports ready, works until the coordinator says "
+    "Shutdown, and exits with 0.  Any error that concerns more than one request ends it with 1.";
+
+static bt_status check(bt_worker_options *opt)
+{
+    bt_status st    = BT_OK;
+    bool      split = opt->n_prefill != 0 && opt->n_decode != 0;
+
+    BT_REQUIRE(opt->model != NULL, BT_ERR_INVALID_ARG, "--model DIR is missing");
+    BT_REQUIRE(opt->coordinator != NULL, BT_ERR_INVALID_ARG,
+               "--coordinator HOST:PORT is missing: the control port of baton-coordinator");
+    BT_REQUIRE(opt->n_both == 0 || (opt->n_prefill == 0 && opt->n_decode == 0), BT_ERR_INVALID_ARG,
+               "--both %u excludes --prefill and --decode: in a cell all ranks have both roles, or "
+               "none has",
+               opt->n_both);
+    BT_REQUIRE(split || opt->n_both != 0, BT_ERR_INVALID_ARG,
+               "roles are missing: give --prefill P and --decode D, or --both N");
+    if (opt->max_rows == 0) opt->max_rows = opt->chunk > MIN_MAX_ROWS ? opt->chunk : MIN_MAX_ROWS;
+    BT_REQUIRE(opt->chunk <= opt->max_rows, BT_ERR_INVALID_ARG,
+               "--chunk %u does not fit into a step of --max-rows %u", opt->chunk, opt->max_rows);
+out:
+    return st;
+}
+
+bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worker_options *opt_out)
+{
+    static const struct argp ARGP = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
+
+    bt_status         st   = BT_OK;
+    bt_worker_options opt  = {.kernels    = "auto",
+                              .chunk      = DEFAULT_CHUNK,
+                              .timeout_ns = (uint64_t)DEFAULT_TIMEOUT_S * 1000000000u};
+    parse_state       p    = {&opt, BT_OK};
+    error_t           code = 0;
+
+    argp_err_exit_status = 1;
+    code = argp_parse(&ARGP, argc, argv, may_exit ? 0 : ARGP_NO_EXIT | ARGP_NO_ERRS, NULL, &p);
+    BT_TRY(p.st);
+    BT_REQUIRE(code == 0, BT_ERR_INVALID_ARG, "the command line cannot be read: %s",
+               strerror(code));
+    BT_TRY(check(&opt));
+    *opt_out = opt;
+out:
+    return st;
+}
+
+bt_status bt_worker_options_check_ranks(const bt_worker_options *opt, uint32_t n_ranks)
+{
+    bt_status st = BT_OK;
+
+    if (opt->n_both != 0)
+        BT_REQUIRE(n_ranks == opt->n_both, BT_ERR_INVALID_ARG,
+                   "--both %u needs %u ranks, this job has %u: mpirun -n %u baton-worker --both %u",
+                   opt->n_both, opt->n_both, n_ranks, opt->n_both, opt->n_both);
+    else
+        BT_REQUIRE(n_ranks == opt->n_prefill + opt->n_decode, BT_ERR_INVALID_ARG,
+                   "--prefill %u --decode %u needs %u ranks, this job has %u: mpirun -n %u "
+                   "baton-worker --prefill %u --decode %u",
+                   opt->n_prefill, opt->n_decode, opt->n_prefill + opt->n_decode, n_ranks,
+                   opt->n_prefill + opt->n_decode, opt->n_prefill, opt->n_decode);
+out:
+    return st;
+}

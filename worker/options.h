@@ -1,0 +1,42 @@
+/* worker/options.h - the command line of one rank.
+ *
+ * Every rank of a job gets the same words; which role a rank has follows from its number. */
+#ifndef BT_WORKER_OPTIONS_H
+#define BT_WORKER_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attention/mla.h"
+#include "core/status.h"
+
+typedef struct {
+    const char    *model;       /* a directory; borrowed from argv, as are the other strings */
+    const char    *coordinator; /* "HOST:PORT" of its control port */
+    const char    *kernels;     /* "auto" or a family of bt_device_cpu_kernels() */
+    uint32_t       n_prefill, n_decode; /* 0 and 0 with n_both */
+    uint32_t       n_both;              /* ranks that have both roles; 0 with the other two */
+    uint64_t       kv_bytes;            /* 0: what the memory account leaves */
+    uint32_t       chunk;               /* rows of one prompt in a step at most */
+    uint32_t       max_rows;            /* rows of this rank in a step */
+    bt_form_policy form;
+    uint32_t       n_threads; /* 0: one per core allowed to this process */
+    uint64_t       timeout_ns;
+    bool           verbose;
+} bt_worker_options;
+
+/* Reads and checks argv.  `--help` and `--version` print and exit when `may_exit`.
+ * INVALID_ARG names the option, what it may be and what was found. */
+bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worker_options *opt_out);
+
+/* INVALID_ARG, with the mpirun line that would do, unless the job has as many ranks as the roles
+ * need. */
+bt_status bt_worker_options_check_ranks(const bt_worker_options *opt, uint32_t n_ranks);
+
+/* "512M", "2G", "65536": bytes, with binary suffixes K, M, G and T.  False: no such number. */
+bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
+
+/* "role", "normal", "absorbed", "cost". */
+const char *bt_form_policy_name(bt_form_policy form);
+
+#endif

@@ -1,0 +1,291 @@
+#include "worker/requests.h"
+
+#include <string.h>
+
+#include "core/alloc.h"
+
+static bt_status check_common(const bt_rank_facts *f, uint32_t n_prompt, bool eval,
+                              const bt_sampling *s)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(n_prompt >= 1 && n_prompt <= f->model->max_context, BT_ERR_INVALID_ARG,
+               "the prompt has %u tokens, the model takes 1 to %u", n_prompt,
+               f->model->max_context);
+    BT_REQUIRE(eval || (s->temperature >= 0 && s->temperature <= 1e6f), BT_ERR_INVALID_ARG,
+               "temperature %f is not between 0 and 1e6", (double)s->temperature);
+out:
+    return st;
+}
+
+static bt_status check_ids(const bt_rank_facts *f, const char *what, uint32_t n,
+                           const uint32_t *ids)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0; i < n; i++)
+        BT_REQUIRE(ids[i] < f->model->vocab_size, BT_ERR_INVALID_ARG,
+                   "token %u of the %s is %u, the vocabulary has %u", i, what, ids[i],
+                   f->model->vocab_size);
+out:
+    return st;
+}
+
+/* One position's experts, i32 to u16, ascending. */
+static bt_status read_experts(const bt_gate_config *gate, const int32_t *from, uint16_t *to)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0; i < gate->top_k; i++) {
+        uint32_t at = i;
+
+        BT_REQUIRE(from[i] >= 0 && (uint32_t)from[i] < gate->n_experts, BT_ERR_INVALID_ARG,
+                   "forced expert %d, the model has %u", from[i], gate->n_experts);
+        for (; at > 0 && to[at - 1] > from[i]; at--)
+            to[at] = to[at - 1];
+        BT_REQUIRE(at == 0 || to[at - 1] != from[i], BT_ERR_INVALID_ARG,
+                   "forced expert %d stands twice in one position", from[i]);
+        to[at] = (uint16_t)from[i];
+    }
+out:
+    return st;
+}
+
+/* i32 [n_moe_layers][positions][top_k] of a message into r->forced.  At least n_least positions. */
+static bt_status read_forced(const bt_rank_facts *f, bt_request *r, const void *bytes, size_t n,
+                             uint32_t n_least)
+{
+    bt_status             st   = BT_OK;
+    const bt_gate_config *gate = &f->model->moe.gate;
+    size_t                rows = bt_model_n_moe_layers(f->model);
+    size_t                each = rows * gate->top_k * sizeof(int32_t);
+    int32_t               position[BT_MAX_TOP_K];
+
+    if (n == 0) return BT_OK;
+    BT_REQUIRE(each != 0 && n % each == 0 && n / each >= n_least && n / each <= UINT32_MAX,
+               BT_ERR_INVALID_ARG,
+               "forced experts are %zu bytes, expected %zu for each of %u positions", n, each,
+               n_least);
+    r->n_forced = (uint32_t)(n / each);
+    rows *= r->n_forced;
+    r->forced = bt_calloc(rows * gate->top_k, sizeof(*r->forced));
+    BT_REQUIRE(r->forced != NULL, BT_ERR_NO_MEMORY, "forced experts of %u positions", r->n_forced);
+    for (size_t i = 0; i < rows; i++) {
+        memcpy(position, (const uint8_t *)bytes + i * gate->top_k * sizeof(int32_t),
+               gate->top_k * sizeof(int32_t));
+        BT_TRY(read_experts(gate, position, r->forced + i * gate->top_k));
+    }
+out:
+    return st;
+}
+
+bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
+                                  bt_request **request_out)
+{
+    bt_status   st  = BT_OK;
+    bt_request *r   = NULL;
+    uint64_t    all = (uint64_t)m->n_prompt + (m->eval ? m->n_eval : m->sampling.max_tokens);
+    uint32_t    end = bt_rank_has_both(f) ? f->n_ranks : f->n_prefill;
+
+    BT_REQUIRE(m->request != 0 && bt_rank_decodes(f), BT_ERR_INVALID_ARG,
+               "rank %u of %u prefill and %u decode ranks is asked to reserve for request %llu",
+               f->rank, f->n_prefill, f->n_decode, (unsigned long long)m->request);
+    BT_REQUIRE(m->prefill_rank < end, BT_ERR_INVALID_ARG, "rank %u does not prefill",
+               m->prefill_rank);
+    BT_TRY(check_common(f, m->n_prompt, m->eval, &m->sampling));
+    BT_REQUIRE(m->eval || m->sampling.max_tokens >= 1, BT_ERR_INVALID_ARG,
+               "max_tokens is 0, expected at least 1");
+    BT_REQUIRE(all <= f->model->max_context, BT_ERR_INVALID_ARG,
+               "%u prompt tokens and %llu more exceed the model's context of %u", m->n_prompt,
+               (unsigned long long)(all - m->n_prompt), f->model->max_context);
+    BT_REQUIRE(bt_kv_pages_for((uint32_t)all) <= f->n_pages, BT_ERR_INVALID_ARG,
+               "%llu tokens need %u pages, rank %u has %u in all (--kv-bytes)",
+               (unsigned long long)all, bt_kv_pages_for((uint32_t)all), f->rank, f->n_pages);
+    BT_TRY(check_ids(f, "continuation", m->eval ? m->n_eval : 0, m->eval_tokens));
+
+    r = bt_calloc(1, sizeof(*r));
+    BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
+    if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all));
+    r->id                   = m->request;
+    r->epoch                = m->epoch;
+    r->state                = BT_REQUEST_RESERVED;
+    r->eval                 = m->eval;
+    r->n_prompt             = m->n_prompt;
+    r->peer                 = m->prefill_rank;
+    r->n_eval               = m->eval ? m->n_eval : 0;
+    r->sampling             = m->sampling;
+    r->eval_tokens          = m->eval_tokens;
+    m->sampling.stop_tokens = NULL;
+    m->eval_tokens          = NULL;
+    *request_out            = r;
+    r                       = NULL;
+out:
+    bt_request_destroy(r);
+    return st;
+}
+
+static bt_status check_prefill(const bt_rank_facts *f, const bt_down_prefill *m)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(m->request != 0 && bt_rank_prefills(f), BT_ERR_INVALID_ARG,
+               "rank %u of %u prefill and %u decode ranks is asked to prefill request %llu",
+               f->rank, f->n_prefill, f->n_decode, (unsigned long long)m->request);
+    BT_REQUIRE(bt_rank_has_both(f) ? m->decode_rank == f->rank
+                                   : m->decode_rank >= f->n_prefill && m->decode_rank < f->n_ranks,
+               BT_ERR_INVALID_ARG, "rank %u cannot decode what rank %u prefills", m->decode_rank,
+               f->rank);
+    BT_TRY(check_common(f, m->n_prompt, m->eval, &m->sampling));
+    BT_TRY(check_ids(f, "prompt", m->n_prompt, m->prompt));
+    BT_REQUIRE(m->n_pages >= bt_kv_pages_for(m->n_prompt), BT_ERR_INVALID_ARG,
+               "a ticket of %u pages for a prompt of %u tokens, which needs %u", m->n_pages,
+               m->n_prompt, bt_kv_pages_for(m->n_prompt));
+    BT_REQUIRE(m->eval || m->sampling.max_tokens >= 1, BT_ERR_INVALID_ARG,
+               "max_tokens is 0, expected at least 1");
+out:
+    return st;
+}
+
+bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
+                                  bt_request **request_out)
+{
+    bt_status   st = BT_OK;
+    bt_request *r  = NULL;
+
+    BT_TRY(check_prefill(f, m));
+    BT_REQUIRE(bt_kv_pages_for(m->n_prompt) <= f->n_pages, BT_ERR_INVALID_ARG,
+               "a prompt of %u tokens needs %u pages, rank %u has %u in all (--kv-bytes)",
+               m->n_prompt, bt_kv_pages_for(m->n_prompt), f->rank, f->n_pages);
+    r = bt_calloc(1, sizeof(*r));
+    BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
+    if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt));
+    BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->n_pages, m->pages));
+    r->id                   = m->request;
+    r->epoch                = m->epoch;
+    r->state                = BT_REQUEST_QUEUED;
+    r->eval                 = m->eval;
+    r->n_prompt             = m->n_prompt;
+    r->prompt               = m->prompt;
+    r->peer                 = m->decode_rank;
+    r->sampling             = m->sampling;
+    m->sampling.stop_tokens = NULL;
+    m->prompt               = NULL;
+    *request_out            = r;
+    r                       = NULL;
+out:
+    bt_request_destroy(r);
+    return st;
+}
+
+bt_status bt_request_add_prompt(const bt_rank_facts *f, bt_request *r, const bt_kv_pool *pool,
+                                bt_down_prefill *m)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(check_prefill(f, m));
+    BT_REQUIRE(r->state == BT_REQUEST_RESERVED && m->n_prompt == r->n_prompt && m->eval == r->eval,
+               BT_ERR_INVALID_ARG,
+               "an order to prefill %u tokens, the reservation was for %u and is in state %d",
+               m->n_prompt, r->n_prompt, (int)r->state);
+    for (uint32_t i = 0; i < m->n_pages; i++)
+        BT_REQUIRE(i < r->n_pages && m->pages[i].id == r->pages[i] &&
+                       m->pages[i].generation == bt_kv_pool_generation(pool, r->pages[i]),
+                   BT_ERR_INVALID_ARG, "page %u of the order is not that of the ticket", i);
+    r->prompt = m->prompt;
+    m->prompt = NULL;
+    r->state  = BT_REQUEST_PREFILL;
+out:
+    return st;
+}
+
+bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
+{
+    bt_status   st    = BT_OK;
+    uint32_t    n     = bt_kv_pages_for(n_tokens);
+    bt_page_id *pages = NULL;
+
+    if (n > bt_kv_pool_n_free(pool)) return BT_ERR_NO_PAGES;
+    pages = bt_calloc(n, sizeof(*pages));
+    BT_REQUIRE(pages != NULL, BT_ERR_NO_MEMORY, "list of %u pages", n);
+    BT_TRY(bt_kv_pool_acquire(pool, n, pages));
+    r->pages   = pages;
+    r->n_pages = n;
+    pages      = NULL;
+out:
+    bt_free(pages);
+    return st;
+}
+
+void bt_request_release_pages(bt_request *r, bt_kv_pool *pool)
+{
+    for (uint32_t i = 0; i < r->n_pages; i++)
+        bt_kv_pool_release(pool, r->pages[i]);
+    bt_free(r->pages);
+    r->pages   = NULL;
+    r->n_pages = 0;
+}
+
+void bt_request_destroy(bt_request *r)
+{
+    if (r == NULL) return;
+    BT_ASSERT(r->n_pages == 0);
+    bt_handoff_out_fini(&r->out);
+    bt_handoff_in_fini(&r->in);
+    bt_free(r->sampling.stop_tokens);
+    bt_free(r->prompt);
+    bt_free(r->eval_tokens);
+    bt_free(r->forced);
+    bt_free(r);
+}
+
+bt_finish bt_request_finish(const bt_model_config *model, const bt_request *r, uint32_t position,
+                            uint32_t id)
+{
+    for (uint32_t i = 0; i < model->n_eos && !r->sampling.ignore_eos; i++)
+        if (model->eos_tokens[i] == id) return BT_FINISH_EOS;
+    for (uint32_t i = 0; i < r->sampling.n_stop; i++)
+        if (r->sampling.stop_tokens[i] == id) return BT_FINISH_STOP_TOKEN;
+    if (position + 1 - r->n_prompt >= r->sampling.max_tokens) return BT_FINISH_LENGTH;
+    return BT_FINISH_NONE;
+}
+
+void bt_requests_fini(bt_requests *t)
+{
+    BT_ASSERT(t->n == 0);
+    bt_free(t->at);
+    *t = (bt_requests){0};
+}
+
+bt_status bt_requests_add(bt_requests *t, bt_request *r)
+{
+    bt_status st = BT_OK;
+
+    if (t->n == t->capacity) {
+        uint32_t     capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
+        bt_request **at       = bt_realloc(t->at, capacity, sizeof(*at));
+
+        BT_REQUIRE(at != NULL, BT_ERR_NO_MEMORY, "table of %u requests", capacity);
+        t->at       = at;
+        t->capacity = capacity;
+    }
+    t->at[t->n++] = r;
+out:
+    return st;
+}
+
+bt_request *bt_requests_find(const bt_requests *t, uint64_t id)
+{
+    for (uint32_t i = 0; i < t->n; i++)
+        if (t->at[i]->id == id) return t->at[i];
+    return NULL;
+}
+
+void bt_requests_remove(bt_requests *t, bt_request *r)
+{
+    uint32_t i = 0;
+
+    while (t->at[i] != r)
+        i++;
+    memmove(t->at + i, t->at + i + 1, (t->n - i - 1) * sizeof(*t->at));
+    t->n--;
+}

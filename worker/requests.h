@@ -1,0 +1,116 @@
+/* worker/requests.h - the requests that one rank holds, in order of arrival.
+ *
+ *     prefill rank:  QUEUED -> PREFILL -> SENDING -> gone
+ *     decode rank:   RESERVED -> DECODE -> gone
+ *     both roles:    RESERVED -> PREFILL -> DECODE -> gone
+ *     an abort or a failure, at every state:  DRAINING (while a granted message must leave) -> gone
+ *
+ * Everything that the coordinator sends is checked here before anything is taken; the errors are
+ * sentences for the client.
+ *
+ * Threads: the step thread.  Memory: per request, never per token. */
+#ifndef BT_WORKER_REQUESTS_H
+#define BT_WORKER_REQUESTS_H
+
+#include "model/config.h"
+#include "proto/control_msg.h"
+#include "worker/handoff_in.h"
+#include "worker/handoff_out.h"
+
+/* What a rank is and what its model can do. */
+typedef struct {
+    uint32_t               rank, n_ranks;
+    uint32_t               n_prefill, n_decode; /* 0 and 0: every rank has both roles */
+    const bt_model_config *model;               /* borrowed */
+    uint32_t               n_pages;
+} bt_rank_facts;
+
+static inline bool bt_rank_has_both(const bt_rank_facts *f) { return f->n_prefill == 0; }
+static inline bool bt_rank_prefills(const bt_rank_facts *f)
+{
+    return bt_rank_has_both(f) || f->rank < f->n_prefill;
+}
+static inline bool bt_rank_decodes(const bt_rank_facts *f)
+{
+    return bt_rank_has_both(f) || f->rank >= f->n_prefill;
+}
+
+typedef enum {
+    BT_REQUEST_QUEUED,   /* its prompt waits for pages */
+    BT_REQUEST_RESERVED, /* its pages wait for rows */
+    BT_REQUEST_PREFILL,
+    BT_REQUEST_SENDING, /* the prompt is computed, messages are under way */
+    BT_REQUEST_DECODE,
+    BT_REQUEST_DRAINING
+} bt_request_state;
+
+typedef struct {
+    uint64_t         id;
+    uint32_t         epoch; /* of its placement */
+    bt_request_state state;
+    bool             eval;
+    bt_sampling      sampling; /* owned: its array */
+    uint32_t         n_prompt;
+    uint32_t        *prompt; /* owned; NULL on a decode rank */
+    uint32_t         peer;   /* world rank of the other end of its hand-off; ours with both roles */
+    uint32_t         n_computed; /* positions whose rows are in the pages */
+    uint32_t         step_end;   /* n_computed after the step that runs; n_computed outside */
+
+    uint32_t    n_pages;
+    bt_page_id *pages; /* owned array; the pages are held from this rank's pool */
+
+    bool     repeat_first; /* the first token goes into the next Tokens message once more */
+    uint32_t next_token;   /* at position n_computed, while it decodes */
+    float    next_logprob;
+
+    uint32_t  n_eval;
+    uint32_t *eval_tokens; /* owned: positions n_prompt .. n_prompt + n_eval - 1 */
+    uint32_t  n_forced;    /* positions with forced experts; 0: free routing */
+    uint16_t *forced;      /* owned: [n_moe_layers][n_forced][top_k] ascending, or NULL */
+
+    bt_handoff_out out; /* prefill rank */
+    bt_handoff_in  in;  /* decode rank */
+} bt_request;
+
+/* Checks the order and makes a request of it; takes the message's arrays (on success).
+ * INVALID_ARG: a sentence that says what was expected and found. */
+bt_status bt_request_from_reserve(const bt_rank_facts *facts, bt_down_reserve *m,
+                                  bt_request **request_out);
+/* On a prefill rank: a request that waits for pages. */
+bt_status bt_request_from_prefill(const bt_rank_facts *facts, bt_down_prefill *m,
+                                  bt_request **request_out);
+/* With both roles: gives the reserved request its prompt.  INVALID_ARG also when the order does not
+ * name the pages of its ticket. */
+bt_status bt_request_add_prompt(const bt_rank_facts *facts, bt_request *r, const bt_kv_pool *pool,
+                                bt_down_prefill *m);
+
+/* Takes pages for n_tokens.  NO_PAGES (not logged) takes none. */
+bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
+void      bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
+/* Its pages must have been released. */
+void bt_request_destroy(bt_request *r);
+
+/* Whether token `id`, at absolute `position`, ends the request, and how. */
+bt_finish bt_request_finish(const bt_model_config *model, const bt_request *r, uint32_t position,
+                            uint32_t id);
+
+/* Positions that it will ever compute rows for. */
+static inline uint32_t bt_request_n_tokens(const bt_request *r)
+{
+    return r->n_prompt + (r->eval ? r->n_eval : r->sampling.max_tokens);
+}
+
+/* The table: pointers in order of arrival. */
+typedef struct {
+    bt_request **at; /* owned */
+    uint32_t     n, capacity;
+} bt_requests;
+
+void bt_requests_fini(bt_requests *t); /* the table must be empty */
+/* Takes ownership on success.  NO_MEMORY. */
+bt_status   bt_requests_add(bt_requests *t, bt_request *r);
+bt_request *bt_requests_find(const bt_requests *t, uint64_t id);
+/* Takes it out of the table; the caller owns it again. */
+void bt_requests_remove(bt_requests *t, bt_request *r);
+
+#endif

@@ -1,0 +1,30 @@
+/* worker/scheduler.h - which rows this rank brings to the next step.
+ *
+ * Plain functions of the request table.  Prompts go first come, first served, in pieces of at most
+ * `chunk` rows; several share a step.  A prompt that is not the step's first waits for the next
+ * step rather than take a piece that is cut short by the budget.  Decoding requests bring one row
+ * each (an evaluation its next known tokens, up to `chunk`); where they exceed the budget they take
+ * turns. With both roles prompts keep a quarter of the budget while any waits. */
+#ifndef BT_WORKER_SCHEDULER_H
+#define BT_WORKER_SCHEDULER_H
+
+#include "worker/requests.h"
+
+typedef struct {
+    bt_request *request; /* borrowed */
+    bt_role     role;
+    uint32_t    start, n_rows; /* absolute position of the first row */
+} bt_piece;
+
+typedef struct {
+    uint32_t max_rows, chunk; /* 1 <= chunk <= max_rows */
+    uint32_t turn;            /* which decoding request comes first when not all fit */
+    bool     prompts_turn;    /* with max_rows 1 the roles alternate */
+} bt_scheduler;
+
+/* Into pieces_out (room for max_rows), prompts first; returns how many, their rows by role in
+ * rows_out. */
+uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out,
+                     uint32_t rows_out[BT_N_ROLES]);
+
+#endif

@@ -1,0 +1,74 @@
+/* worker/state.h - the inside of a bt_worker, for the files of this folder only. */
+#ifndef BT_WORKER_STATE_H
+#define BT_WORKER_STATE_H
+
+#include "worker/worker.h"
+
+/* google.rpc.Code, as in Failed. */
+enum {
+    BT_RPC_INVALID_ARGUMENT   = 3,
+    BT_RPC_RESOURCE_EXHAUSTED = 8,
+    BT_RPC_INTERNAL           = 13,
+    BT_RPC_UNAVAILABLE        = 14,
+    BT_RPC_DATA_LOSS          = 15
+};
+
+/* The rows of the next step, and room for everything that describes them. */
+typedef struct {
+    uint32_t  n_pieces, n_rows[BT_N_ROLES];
+    bt_piece *pieces; /* owned, as are the others: [max_rows] */
+    bt_span  *spans;
+    uint32_t *tokens, *logit_rows;
+    uint32_t *first_logit;              /* [max_rows] of each piece: its first row in `logits` */
+    float    *logits;                   /* [max_rows][vocab_size]; untouched rows cost no memory */
+    uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
+    uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
+    bool       any_eval, any_forced;
+    bt_finish *finish; /* [max_rows] of each piece's new token */
+    bt_token  *out;    /* tokens of the step: [2 max_rows] */
+    uint32_t   n_out;
+} bt_batch;
+
+struct bt_worker {
+    bt_worker_config cfg;
+    bt_requests      requests;
+    bt_scheduler     scheduler;
+    bt_batch         batch;
+
+    bool     parked, asked, shutdown;
+    uint32_t wake_seen, wake_parked;
+    uint64_t asked_ns;
+
+    uint32_t  layers_done; /* of the step that runs; 0 outside */
+    bool      in_background;
+    bt_status background;
+    uint64_t  beat_ns, leases_ns;
+    uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
+};
+
+/* batch.c: the rows of the pieces, written out for the model; and the memory for that. */
+bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg);
+void      bt_batch_fini(bt_batch *b);
+size_t    bt_batch_bytes(const bt_worker_config *cfg);
+void      bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_out);
+/* An evaluated piece's rows, as EvalRows messages. */
+bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, const bt_step *step,
+                             uint32_t piece);
+
+/* lifecycle.c */
+/* Sends Failed with the sentence of the last error, then ends it as an abort does. */
+bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why);
+/* Ends a request in whatever state it is: pages back, messages withdrawn, Released sent, at once or
+ * as soon as a granted message has left.  r may be gone afterwards. */
+bt_status bt_worker_end(bt_worker *w, bt_request *r);
+bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
+                                const char *why);
+bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch);
+/* Stages whatever rows a request has to send.  flush: half empty messages too. */
+bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush);
+/* Gives pages to queued prompts, first come, first served. */
+bt_status bt_worker_admit(bt_worker *w);
+/* Ends hand-offs that stand still, and what drains. */
+bt_status bt_worker_check_leases(bt_worker *w);
+
+#endif

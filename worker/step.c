@@ -1,0 +1,296 @@
+/* worker/step.c - the step protocol: plan, agree, run, sample; and when to park. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "worker/state.h"
+
+bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
+{
+    bt_status  st        = BT_OK;
+    bt_worker *w         = NULL;
+    size_t     row_bytes = bt_kv_pool_kv_dim(cfg->pool) * sizeof(bt_bf16);
+
+    BT_REQUIRE(cfg->chunk >= 1 && cfg->chunk <= cfg->max_rows, BT_ERR_INVALID_ARG,
+               "pieces of %u rows in steps of %u", cfg->chunk, cfg->max_rows);
+    BT_REQUIRE(cfg->facts.model->vocab_size <= BT_MAX_VOCAB, BT_ERR_UNSUPPORTED,
+               "a vocabulary of %u, at most %u", cfg->facts.model->vocab_size, BT_MAX_VOCAB);
+    BT_REQUIRE(bt_rank_has_both(&cfg->facts) || cfg->links.payload_max(cfg->links.ctx) >= row_bytes,
+               BT_ERR_UNSUPPORTED, "a page message holds %zu bytes, a latent row has %zu",
+               cfg->links.payload_max(cfg->links.ctx), row_bytes);
+    w = bt_calloc(1, sizeof(*w));
+    BT_REQUIRE(w != NULL, BT_ERR_NO_MEMORY, "worker");
+    w->cfg       = *cfg;
+    w->scheduler = (bt_scheduler){.max_rows = cfg->max_rows, .chunk = cfg->chunk};
+    w->parked    = true; /* every rank starts parked at wake number 0 */
+    BT_TRY(bt_batch_init(&w->batch, cfg));
+    *worker_out = w;
+    w           = NULL;
+out:
+    bt_worker_destroy(w);
+    return st;
+}
+
+void bt_worker_destroy(bt_worker *w)
+{
+    if (w == NULL) return;
+    while (w->requests.n > 0) {
+        bt_request *r = w->requests.at[w->requests.n - 1];
+
+        bt_request_release_pages(r, w->cfg.pool);
+        bt_requests_remove(&w->requests, r);
+        bt_request_destroy(r);
+    }
+    bt_requests_fini(&w->requests);
+    bt_batch_fini(&w->batch);
+    bt_free(w);
+}
+
+size_t bt_worker_workspace_bytes(const bt_worker_config *cfg) { return bt_batch_bytes(cfg); }
+
+/* A parked rank with rows asks for a wake number that its whole group gets; it must not enter the
+ * all-gather before, since nobody would be there. */
+static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
+{
+    bt_status st  = BT_OK;
+    uint64_t  now = w->cfg.links.now_ns(w->cfg.links.ctx);
+    bt_up     m   = {.kind = BT_UP_WAKE_REQUEST, .u.wake_request = {w->wake_seen}};
+
+    if (w->asked)
+        BT_REQUIRE(now - w->asked_ns <= w->cfg.timeout_ns, BT_ERR_TIMEOUT,
+                   "the coordinator has not answered a wake request (number %u) for %llu ms",
+                   w->wake_seen, (unsigned long long)((now - w->asked_ns) / 1000000));
+    if (w->asked || n_rows == 0) goto out;
+    w->asked    = true;
+    w->asked_ns = now;
+    BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
+out:
+    return st;
+}
+
+bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
+{
+    bt_status st = BT_OK;
+    bt_batch *b  = &w->batch;
+
+    w->progress++;
+    BT_TRY(bt_worker_admit(w));
+    BT_TRY(bt_worker_check_leases(w));
+    b->n_pieces = bt_schedule(&w->scheduler, &w->requests, b->pieces, b->n_rows);
+    if (w->parked && w->wake_seen != w->wake_parked) w->parked = w->asked = false;
+    if (w->parked && w->shutdown) {
+        *next_out =
+            BT_NEXT_LEAVE; /* the others of the group are parked too, and are told as well */
+        goto out;
+    }
+    if (w->parked) {
+        *next_out = BT_NEXT_PARK;
+        BT_TRY(ask_to_wake(w, b->n_rows[BT_ROLE_PROMPT] + b->n_rows[BT_ROLE_GENERATED]));
+        goto out;
+    }
+    *plan_out = (bt_plan){.epoch = w->cfg.epoch, .wake = w->wake_seen, .shutdown = w->shutdown};
+    memcpy(plan_out->n_rows, b->n_rows, sizeof(plan_out->n_rows));
+    *next_out = BT_NEXT_GATHER;
+out:
+    return st;
+}
+
+/* What all ranks conclude from the same plans. */
+typedef struct {
+    bool     leave, same_wake;
+    uint64_t n_rows;
+} agreement;
+
+static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out)
+{
+    bt_status st     = BT_OK;
+    agreement agreed = {.same_wake = true};
+
+    for (uint32_t i = 0; i < w->cfg.group_size; i++) {
+        uint64_t rows =
+            (uint64_t)plans[i].n_rows[BT_ROLE_PROMPT] + plans[i].n_rows[BT_ROLE_GENERATED];
+
+        BT_REQUIRE(plans[i].epoch == w->cfg.epoch && rows <= w->cfg.max_rows, BT_ERR_PROTOCOL,
+                   "rank %u of the group plans %llu rows in epoch %u; expected at most %u in %u", i,
+                   (unsigned long long)rows, plans[i].epoch, w->cfg.max_rows, w->cfg.epoch);
+        memcpy(w->batch.group_rows[i], plans[i].n_rows, sizeof(plans[i].n_rows));
+        agreed.leave     = agreed.leave || plans[i].shutdown != 0;
+        agreed.same_wake = agreed.same_wake && plans[i].wake == plans[0].wake;
+        agreed.n_rows += rows;
+    }
+    *agreed_out = agreed;
+out:
+    return st;
+}
+
+static void emit(bt_worker *w, const bt_request *r, uint32_t position, uint32_t id, float logprob,
+                 bt_finish finish)
+{
+    w->batch.out[w->batch.n_out++] = (bt_token){.request  = r->id,
+                                                .position = position,
+                                                .epoch    = r->epoch,
+                                                .id       = id,
+                                                .logprob  = logprob,
+                                                .finish   = finish};
+}
+
+/* Chooses the token after the piece's last row, and says what becomes of the request.  The token
+ * goes out with the step's message. */
+static bt_status choose(bt_worker *w, uint32_t piece, bt_finish *finish_out)
+{
+    bt_status     st       = BT_OK;
+    bt_piece     *p        = &w->batch.pieces[piece];
+    bt_request   *r        = p->request;
+    uint32_t      position = p->start + p->n_rows, id = 0;
+    uint32_t      n_vocab = w->cfg.facts.model->vocab_size;
+    float         logprob = 0;
+    bt_sample_how how     = {.temperature = r->sampling.temperature,
+                             .seed        = r->sampling.seed,
+                             .position    = position,
+                             .logprob     = r->sampling.logprobs};
+
+    BT_TRY(bt_sample(w->cfg.kernels->rows,
+                     w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab, n_vocab, &how,
+                     &id, &logprob));
+    *finish_out = bt_request_finish(w->cfg.facts.model, r, position, id);
+    if (r->repeat_first) { /* in case the prefill rank died before its own got through */
+        emit(w, r, r->n_prompt, r->next_token, r->next_logprob, BT_FINISH_NONE);
+        r->repeat_first = false;
+    }
+    emit(w, r, position, id, logprob, *finish_out);
+    r->next_token   = id;
+    r->next_logprob = logprob;
+out:
+    return st;
+}
+
+static void prompt_done(const bt_worker *w, bt_request *r)
+{
+    if (bt_rank_has_both(&w->cfg.facts)) {
+        r->state = BT_REQUEST_DECODE;
+        return;
+    }
+    r->state             = BT_REQUEST_SENDING;
+    r->out.first_known   = true;
+    r->out.first_token   = r->eval ? 0 : r->next_token;
+    r->out.first_logprob = r->next_logprob;
+    r->out.moved_ns      = w->cfg.links.now_ns(w->cfg.links.ctx);
+}
+
+/* After the step: chooses every token that is due.  A piece whose request fails loses it. */
+static bt_status choose_all(bt_worker *w)
+{
+    bt_status st = BT_OK;
+    bt_batch *b  = &w->batch;
+
+    b->n_out = 0;
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        bt_piece   *p = &b->pieces[i];
+        bt_request *r = p->request;
+
+        b->finish[i]  = BT_FINISH_NONE;
+        r->n_computed = r->step_end;
+        if (r->eval || (p->role == BT_ROLE_PROMPT && r->n_computed < r->n_prompt)) continue;
+        bt_log_set_request(r->id);
+        st = choose(w, i, &b->finish[i]);
+        if (st == BT_OK) continue;
+        p->request = NULL;
+        BT_TRY(bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text()));
+    }
+out:
+    return st;
+}
+
+/* What becomes of a piece's request, once its tokens are on their way: they must not come after its
+ * Released. */
+static bt_status conclude(bt_worker *w, const bt_step *step, uint32_t piece)
+{
+    bt_status   st = BT_OK;
+    bt_piece   *p  = &w->batch.pieces[piece];
+    bt_request *r  = p->request;
+
+    if (r == NULL) return BT_OK;
+    bt_log_set_request(r->id);
+    if (r->eval) BT_TRY(bt_batch_send_eval(&w->batch, &w->cfg, step, piece));
+    if (p->role == BT_ROLE_PROMPT && r->n_computed == r->n_prompt) prompt_done(w, r);
+    if (w->batch.finish[piece] != BT_FINISH_NONE ||
+        (r->state == BT_REQUEST_DECODE && r->eval && r->n_computed == r->n_prompt + r->n_eval))
+        return bt_worker_end(w, r);
+    BT_TRY(bt_worker_pump(w, r, true));
+out:
+    return st;
+}
+
+static bt_status send_tokens(bt_worker *w)
+{
+    bt_status st = BT_OK;
+    bt_up     m  = {.kind = BT_UP_TOKENS};
+    bt_batch *b  = &w->batch;
+
+    if (b->n_out == 0) return BT_OK;
+    m.u.tokens.n      = b->n_out;
+    m.u.tokens.tokens = bt_calloc(b->n_out, sizeof(*b->out));
+    BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
+    memcpy(m.u.tokens.tokens, b->out, b->n_out * sizeof(*b->out));
+    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}
+
+static void layer_done(void *ctx, uint32_t layer)
+{
+    bt_worker *w = ctx;
+    bt_status  st;
+
+    w->progress++;
+    w->layers_done = layer + 1;
+    for (uint32_t i = 0; i < w->batch.n_pieces; i++) {
+        st = bt_worker_pump(w, w->batch.pieces[i].request, false);
+        if (w->background == BT_OK) w->background = st;
+    }
+    bt_worker_background(w);
+}
+
+static bt_status run(bt_worker *w)
+{
+    bt_status st = BT_OK;
+    bt_batch *b  = &w->batch;
+    bt_step   step;
+
+    bt_batch_fill(b, &w->cfg, &step);
+    step.layer_done = layer_done;
+    step.ctx        = w;
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        b->pieces[i].request->step_end = b->pieces[i].start + b->pieces[i].n_rows;
+    st = w->cfg.links.step(w->cfg.links.ctx, &step);
+    w->n_steps++;
+    w->layers_done = 0;
+    BT_TRY(st);
+
+    BT_TRY(choose_all(w));
+    BT_TRY(send_tokens(w));
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        BT_TRY(conclude(w, &step, i));
+    BT_TRY(bt_worker_background_status(w));
+out:
+    bt_log_set_request(0);
+    return st;
+}
+
+bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
+{
+    bt_status st     = BT_OK;
+    agreement agreed = {0};
+
+    BT_TRY(agree(w, plans, &agreed));
+    *leave_out = agreed.leave;
+    if (agreed.leave) goto out;
+    if (agreed.n_rows > 0) {
+        BT_TRY(run(w));
+    } else if (agreed.same_wake) {
+        w->parked      = true;
+        w->asked       = false;
+        w->wake_parked = plans[0].wake;
+    }
+out:
+    return st;
+}

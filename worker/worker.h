@@ -1,0 +1,99 @@
+/* worker/worker.h - one rank: its requests, its steps, and the two ends of its hand-offs.
+ *
+ * The rank is plain code over a table of links, so that tests run a whole cell in one thread: the
+ * links are MPI, gRPC and the model in the program (worker/links.c), and a simulation in the tests.
+ *
+ * A step, for every rank of a group:
+ *     bt_worker_control()   for each message of the coordinator
+ *     bt_worker_begin()     the rows that this rank brings, or that it parks or leaves
+ *     all-gather of the plans
+ *     bt_worker_finish()    runs the step, samples, sends tokens and page messages
+ *
+ * Threads: the step thread.  Memory: create() takes what steps need. */
+#ifndef BT_WORKER_WORKER_H
+#define BT_WORKER_WORKER_H
+
+#include "model/model.h"
+#include "worker/requests.h"
+#include "worker/sampler.h"
+#include "worker/scheduler.h"
+
+/* What one rank tells its group before a step: everything that depends on local state. */
+typedef struct {
+    uint32_t epoch;
+    uint32_t wake; /* the highest wake number that it has seen */
+    uint32_t n_rows[BT_N_ROLES];
+    uint32_t shutdown; /* 1: this rank has been told to leave */
+} bt_plan;
+
+/* What the rank stands on.  No slot is NULL. */
+typedef struct {
+    void *ctx;
+    uint64_t (*now_ns)(void *ctx);
+    /* To the coordinator; takes what m owns.  PEER when the stream is lost. */
+    bt_status (*up)(void *ctx, bt_up *m);
+    /* The hand-off, as in parallel/handoff.h. */
+    size_t (*payload_max)(void *ctx);
+    void *(*stage)(void *ctx);
+    void (*unstage)(void *ctx, void *slot);
+    void (*send)(void *ctx, uint32_t to, const bt_page_message *m, void *slot);
+    bool (*cancel)(void *ctx, uint64_t request);
+    bool (*poll)(void *ctx); /* calls back bt_worker_delivered() and the others below */
+    /* bt_model_step() with group_rows, spans and rows as the worker filled them; the link adds how
+     * to wait. */
+    bt_status (*step)(void *ctx, bt_step *step);
+} bt_worker_links;
+
+typedef struct {
+    bt_rank_facts         facts;
+    bt_form_policy        form;
+    bt_device            *dev; /* borrowed, as are pool and kernels */
+    bt_kv_pool           *pool;
+    const bt_cpu_kernels *kernels;
+    bt_worker_links       links;
+    uint32_t              group_size, group_self;
+    uint32_t              epoch; /* of the group */
+    uint32_t              chunk, max_rows;
+    uint64_t              timeout_ns;
+} bt_worker_config;
+
+typedef struct bt_worker bt_worker;
+
+bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out);
+/* Releases what requests are left. */
+void   bt_worker_destroy(bt_worker *w);
+size_t bt_worker_workspace_bytes(const bt_worker_config *cfg);
+
+/* One message of the coordinator.  Errors of a request become Failed messages; a status is returned
+ * only when the rank cannot go on. */
+bt_status bt_worker_control(bt_worker *w, bt_down *m);
+
+typedef enum {
+    BT_NEXT_GATHER, /* gather the plans, then call bt_worker_finish() */
+    BT_NEXT_PARK,   /* nothing until a message or page arrives */
+    BT_NEXT_LEAVE
+} bt_next;
+
+/* Admits prompts, picks the rows of the next step, says what to do.  When parked, call it again
+ * after every wake-up.  TIMEOUT: the coordinator does not answer a wake request. */
+bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out);
+
+/* plans[group_size], in the group's order.  *leave_out: some rank has been told to leave. */
+bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out);
+
+/* Hand-off progress and a beat when one is due: while parked, while a group exchange waits, and at
+ * layer boundaries.  True when something moved. */
+bool bt_worker_background(bt_worker *w);
+/* An error met in the background (the control stream, memory), once; BT_OK when none. */
+bt_status bt_worker_background_status(bt_worker *w);
+/* Hand-offs of this rank's requests are under way or expected. */
+bool bt_worker_expects_pages(const bt_worker *w);
+
+/* Events of the hand-off. */
+void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
+                         const void *payload);
+void bt_worker_rejected(bt_worker *w, uint32_t from, uint64_t request, bt_status why);
+void bt_worker_sent(bt_worker *w, const bt_page_message *m);
+void bt_worker_expired(bt_worker *w, uint32_t to, uint32_t n);
+
+#endif

@@ -57,7 +57,8 @@ typedef struct {
     void (*scale)(float *x, size_t n, float a);
     /* y[i] += a * x[i], two roundings */
     void (*axpy)(float a, const float *x, size_t n, float *y);
-    /* max(start, x[0..n)); a NaN in x is passed over. */
+    /* max(start, x[0..n)); a NaN in x is passed over.  Zeros and subnormals are
+     * equal: which of them comes out is the same in every table, but not said. */
     float (*row_max)(const float *x, size_t n, float start);
     float (*row_sum)(const float *x, size_t n);
     /* e = exp(x[i] * scale - max) (bt_expf of math.h); p[i] = bf16(e); returns the sum of the e

@@ -107,7 +107,7 @@ static void scale_axpy_max_and_sum_equal_their_twins(void)
             g_rows->axpy(0.3f, x, n, y);
             g_rows->scale(y, n, 1.7f);
             expect_row_f32("axpy and scale", y, want, n);
-            EXPECT(twin_same(g_rows->row_max(x, n, -3.0f), max));
+            EXPECT(g_rows->row_max(x, n, -3.0f) == max); /* of equal zeros, any */
             EXPECT(twin_same(g_rows->row_sum(x, n), lanes_sum(x, n)));
         }
     }

@@ -1,0 +1,152 @@
+/* Both forms of the CPU back end against the scalar twin, bit by bit.  W_UK and W_UV are identities
+ * and RoPE turns by nothing, so that keys, values and absorbed queries are what the test put in,
+ * and the two forms have to give the same bits: positions, pages, parts and their merge are what is
+ * left. */
+#include "attention/ops.h"
+#include "core/alloc.h"
+#include "tests/attention/twin.h"
+#include "tests/support/test.h"
+
+enum { DIM = 32, ROPE = 8, HEADS = 3, KV = DIM + ROPE, Q = HEADS * KV, CONTEXT = 4300, PAGES = 70 };
+
+static bt_device    *g_dev;
+static bt_attn      *g_attn;
+static bt_kv_pool   *g_pool;
+static bt_linear    *g_identity[HEADS];
+static bt_mla_config g_cfg = {.hidden        = 1,
+                              .n_heads       = HEADS,
+                              .kv_lora_rank  = DIM,
+                              .qk_nope_dim   = DIM,
+                              .qk_rope_dim   = ROPE,
+                              .v_dim         = DIM,
+                              .softmax_scale = 0.4f,
+                              .max_context   = CONTEXT};
+static bt_page_id    g_pages[PAGES];
+static float         g_rope[CONTEXT * ROPE];
+static bt_bf16       g_q[CONTEXT][Q], g_kv[CONTEXT][KV], g_out[CONTEXT][HEADS][DIM];
+
+static void identity_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    (void)ctx;
+    memset(row, 0, DIM * sizeof(*row));
+    row[n] = 0x3f80;
+}
+
+static void fill(bt_bf16 *x, size_t n, uint32_t seed, float size)
+{
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = bt_bf16_from_f32((float)(int32_t)seed / 2147483648.0f * size);
+    }
+}
+
+/* Positions [start, start + n) in one call. */
+static void run(uint32_t start, uint32_t n, bt_attn_form form)
+{
+    bt_mla_weights w    = {.uk = g_identity, .ukt = g_identity, .uv = g_identity};
+    bt_span        span = {g_pages, 0, n, start, BT_ROLE_GENERATED, form};
+    bt_attn_call   call = {.w       = &w,
+                           .pool    = g_pool,
+                           .q       = g_q[start],
+                           .kv      = g_kv[start],
+                           .out     = g_out[start][0],
+                           .n_spans = 1,
+                           .spans   = &span};
+
+    EXPECT_EQ(g_attn->ops->append(g_attn, &call), BT_OK);
+    EXPECT_EQ(g_attn->ops->attend[form](g_attn, &call), BT_OK);
+}
+
+static void expect_twin_at(uint32_t pos)
+{
+    static float scores[CONTEXT];
+    bt_bf16      want[DIM];
+
+    for (uint32_t h = 0; h < HEADS; h++) {
+        const bt_bf16 *q = g_q[pos] + (size_t)h * KV;
+
+        for (uint32_t j = 0; j <= pos; j++)
+            scores[j] = twin_dot(q + DIM, g_kv[j] + DIM, ROPE, twin_dot(q, g_kv[j], DIM, 0));
+        twin_attend(scores, g_kv[0], KV, pos + 1, g_cfg.softmax_scale, DIM, want);
+        if (memcmp(g_out[pos][h], want, sizeof(want)) != 0)
+            fprintf(stderr, "position %u, head %u differs\n", pos, h);
+        EXPECT(memcmp(g_out[pos][h], want, sizeof(want)) == 0);
+    }
+}
+
+/* The same inputs in one call and in two, in both forms. */
+static void expect_twin(void)
+{
+    static const uint32_t AT[] = {0,    1,    62,   63,   64,   65,   127,  128,  1000, 2046,
+                                  2047, 2048, 2049, 2111, 2112, 4095, 4096, 4097, 4298, 4299};
+
+    for (int way = 0; way < 4; way++) {
+        bt_attn_form form = way & 1 ? BT_FORM_ABSORBED : BT_FORM_NORMAL;
+
+        memset(g_out, 0xff, sizeof(g_out));
+        if (way & 2) run(0, 2031, form);
+        run(way & 2 ? 2031 : 0, way & 2 ? CONTEXT - 2031 : CONTEXT, form);
+        for (size_t i = 0; i < sizeof(AT) / sizeof(AT[0]); i++)
+            expect_twin_at(AT[i]);
+    }
+}
+
+static void attn_cpu_both_forms_equal_the_twin(void)
+{
+    fill(g_q[0], sizeof(g_q) / 2, 1, 4);
+    fill(g_kv[0], sizeof(g_kv) / 2, 2, 1);
+    expect_twin();
+}
+
+/* Rows of equal scores, a maximum that grows with the position, and one that is reached early. */
+static void attn_cpu_moving_maxima_equal_the_twin(void)
+{
+    fill(g_q[0], sizeof(g_q) / 2, 3, 2);
+    fill(g_kv[0], sizeof(g_kv) / 2, 4, 1);
+    for (uint32_t t = 0; t < CONTEXT; t++) {
+        memset(g_q[t], 0, KV * sizeof(bt_bf16));
+        g_q[t][KV] = g_q[t][2 * KV] = bt_bf16_from_f32(8);
+        g_kv[t][0]                  = bt_bf16_from_f32((float)t / 40);
+    }
+    g_kv[70][0] = bt_bf16_from_f32(200);
+    expect_twin();
+}
+
+static void attn_cpu_subnormals_and_signed_zeros_equal_the_twin(void)
+{
+    fill(g_q[0], sizeof(g_q) / 2, 5, 0x1p100f);
+    fill(g_kv[0], sizeof(g_kv) / 2, 6, 0x1p-122f);
+    for (uint32_t t = 0; t < CONTEXT; t++)
+        for (uint32_t i = t % 3; i < KV; i += 3)
+            g_kv[t][i] = i % 2 ? 0x8000 : t % 2 ? 0x8003 : 0;
+    expect_twin();
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(attn_cpu_both_forms_equal_the_twin),
+    BT_TEST(attn_cpu_moving_maxima_equal_the_twin),
+    BT_TEST(attn_cpu_subnormals_and_signed_zeros_equal_the_twin),
+};
+
+int main(int argc, char **argv)
+{
+    bt_device_cpu_options opt = {.n_threads = 2, .kernels = "auto"};
+    bt_kv_pool_config     cfg = {.n_layers = 1, .n_pages = PAGES, .kv_dim = KV};
+    int                   rc  = EXIT_FAILURE;
+
+    for (uint32_t i = 0; i < CONTEXT * ROPE; i += 2)
+        g_rope[i] = 1; /* cos 0, sin 0 */
+    if (bt_device_cpu_create(&opt, &g_dev) != BT_OK ||
+        bt_kv_pool_create(g_dev, &cfg, &g_pool) != BT_OK ||
+        bt_kv_pool_acquire(g_pool, PAGES, g_pages) != BT_OK ||
+        bt_attn_cpu_ops.create(g_dev, &g_cfg, CONTEXT, g_rope, &g_attn) != BT_OK ||
+        bt_device_linear_create(g_dev, DIM, DIM, identity_row, NULL, &g_identity[0]) != BT_OK)
+        return EXIT_FAILURE;
+    g_identity[1] = g_identity[2] = g_identity[0];
+    rc                            = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    bt_device_linear_destroy(g_dev, g_identity[0]);
+    g_attn->ops->destroy(g_attn);
+    bt_kv_pool_destroy(g_pool);
+    bt_device_destroy(g_dev);
+    return rc;
+}

@@ -1,0 +1,204 @@
+#include <stdbool.h>
+
+#include "attention/kv_pool.h"
+#include "core/alloc.h"
+#include "tests/support/test.h"
+
+static bt_device *g_dev;
+
+static const bt_kv_pool_config CFG = {.n_layers = 2, .n_pages = 4, .kv_dim = 80};
+
+static bt_kv_pool *create(void)
+{
+    bt_kv_pool *pool = NULL;
+
+    EXPECT_EQ(bt_kv_pool_create(g_dev, &CFG, &pool), BT_OK);
+    return pool;
+}
+
+static void kv_pool_acquire_is_all_or_nothing(void)
+{
+    bt_kv_pool *pool     = create();
+    bt_page_id  pages[5] = {9, 9, 9, 9, 9};
+
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 3, pages), BT_OK);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 2, pages + 3), BT_ERR_NO_PAGES);
+    EXPECT_EQ(pages[3], 9);
+    EXPECT_EQ(bt_kv_pool_n_free(pool), 1);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 0, pages + 3), BT_OK);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 1, pages + 3), BT_OK);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 1, pages + 4), BT_ERR_NO_PAGES);
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < i; j++)
+            EXPECT(pages[i] != pages[j]);
+        EXPECT(pages[i] < 4);
+    }
+    for (int i = 0; i < 4; i++)
+        bt_kv_pool_release(pool, pages[i]);
+    EXPECT_EQ(bt_kv_pool_n_free(pool), 4);
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    bt_kv_pool_destroy(pool);
+}
+
+static void kv_pool_shared_page_survives_first_release(void)
+{
+    bt_kv_pool *pool = create();
+    bt_page_id  page;
+
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 1, &page), BT_OK);
+    bt_kv_pool_retain(pool, page);
+    bt_kv_pool_release(pool, page);
+    EXPECT_EQ(bt_kv_pool_n_free(pool), 3);
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    bt_kv_pool_release(pool, page);
+    EXPECT_EQ(bt_kv_pool_n_free(pool), 4);
+    bt_kv_pool_destroy(pool);
+}
+
+static void kv_pool_generation_grows_with_each_owner(void)
+{
+    bt_kv_pool *pool = create();
+    bt_page_id  page, again;
+    uint32_t    before;
+
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 1, &page), BT_OK);
+    before = bt_kv_pool_generation(pool, page);
+    bt_kv_pool_retain(pool, page);
+    EXPECT_EQ(bt_kv_pool_generation(pool, page), before);
+    bt_kv_pool_release(pool, page);
+    bt_kv_pool_release(pool, page);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 1, &again), BT_OK);
+    EXPECT_EQ(again, page);
+    EXPECT_EQ(bt_kv_pool_generation(pool, page), before + 1);
+    bt_kv_pool_release(pool, page);
+    bt_kv_pool_destroy(pool);
+}
+
+static void kv_pool_rows_are_page_then_layer_then_token(void)
+{
+    bt_kv_pool *pool = create();
+    bt_bf16    *base = bt_kv_pool_rows(pool, 0, 0);
+
+    EXPECT_EQ(bt_kv_page_bytes(2, 80), 2 * 64 * 80 * 2);
+    EXPECT_EQ(bt_kv_page_bytes(61, 576), 64 * 70272);
+    EXPECT_EQ(bt_kv_pool_rows(pool, 0, 1) - base, 64 * 80);
+    EXPECT_EQ(bt_kv_pool_rows(pool, 1, 0) - base, 2 * 64 * 80);
+    memset(bt_kv_pool_rows(pool, 3, 1), 0xff, 64 * 80 * sizeof(bt_bf16));
+    EXPECT_EQ(bt_kv_pool_n_pages(pool), 4);
+    EXPECT_EQ(bt_kv_pool_n_layers(pool), 2);
+    EXPECT_EQ(bt_kv_pool_kv_dim(pool), 80);
+    bt_kv_pool_destroy(pool);
+}
+
+static void kv_pool_pages_for_rounds_up(void)
+{
+    EXPECT_EQ(bt_kv_pages_for(0), 0);
+    EXPECT_EQ(bt_kv_pages_for(1), 1);
+    EXPECT_EQ(bt_kv_pages_for(64), 1);
+    EXPECT_EQ(bt_kv_pages_for(65), 2);
+    EXPECT_EQ(bt_kv_pages_for(UINT32_MAX), 1u << 26);
+}
+
+static void kv_pool_random_traffic_keeps_the_account(void)
+{
+    bt_kv_pool_config cfg  = {.n_layers = 1, .n_pages = 37, .kv_dim = 2};
+    bt_kv_pool       *pool = NULL;
+    bt_page_id        held[400];
+    uint32_t          n_held = 0, refs[37] = {0}, n_used = 0, seed = 1;
+
+    EXPECT_EQ(bt_kv_pool_create(g_dev, &cfg, &pool), BT_OK);
+    for (int step = 0; step < 5000; step++) {
+        uint32_t r = (seed = seed * 1664525u + 1013904223u) >> 8, kind = r % 3, n = r / 3 % 5;
+
+        if (kind == 0 && n_held + n <= 400) {
+            bt_status st = bt_kv_pool_acquire(pool, n, held + n_held);
+
+            EXPECT_EQ(st, n <= cfg.n_pages - n_used ? BT_OK : BT_ERR_NO_PAGES);
+            for (uint32_t i = 0; st == BT_OK && i < n; i++) {
+                EXPECT_EQ(refs[held[n_held + i]]++, 0);
+                n_used++;
+            }
+            n_held += st == BT_OK ? n : 0;
+        } else if (kind == 1 && n_held != 0 && n_held < 400) {
+            held[n_held] = held[r % n_held];
+            refs[held[n_held]]++;
+            bt_kv_pool_retain(pool, held[n_held++]);
+        } else if (n_held != 0) {
+            uint32_t at = r % n_held;
+
+            n_used -= --refs[held[at]] == 0;
+            bt_kv_pool_release(pool, held[at]);
+            held[at] = held[--n_held];
+        }
+        EXPECT_EQ(bt_kv_pool_n_free(pool), cfg.n_pages - n_used);
+        if (step % 100 == 0) EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    }
+    while (n_held != 0)
+        bt_kv_pool_release(pool, held[--n_held]);
+    EXPECT_EQ(bt_kv_pool_n_free(pool), cfg.n_pages);
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    bt_kv_pool_destroy(pool);
+}
+
+static void kv_pool_create_unwinds_at_every_allocation(void)
+{
+    bt_kv_pool *pool = NULL;
+    long        live = bt_alloc_live(), k = -1;
+    bt_status   st;
+
+    do { /* fail the 1st, then the 2nd, ... allocation until create succeeds */
+        bt_alloc_fail_at(++k);
+        st = bt_kv_pool_create(g_dev, &CFG, &pool);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(pool == NULL);
+        EXPECT_EQ(bt_alloc_live(), live);
+    } while (k < 100);
+    bt_alloc_fail_at(-1);
+    EXPECT(k >= 5 && k < 100);
+    bt_kv_pool_destroy(pool);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static void kv_pool_create_rejects_zero_and_overflow(void)
+{
+    static const bt_kv_pool_config BAD[] = {
+        {0,          4,          80        },
+        {2,          0,          80        },
+        {2,          4,          0         },
+        {UINT32_MAX, UINT32_MAX, UINT32_MAX}
+    };
+
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        bt_kv_pool *pool = NULL;
+
+        EXPECT_EQ(bt_kv_pool_create(g_dev, &BAD[i], &pool), BT_ERR_INVALID_ARG);
+        EXPECT(pool == NULL);
+        EXPECT_HAS(bt_error_text(), "kv pool of");
+    }
+    bt_kv_pool_destroy(NULL);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(kv_pool_acquire_is_all_or_nothing),
+    BT_TEST(kv_pool_shared_page_survives_first_release),
+    BT_TEST(kv_pool_generation_grows_with_each_owner),
+    BT_TEST(kv_pool_rows_are_page_then_layer_then_token),
+    BT_TEST(kv_pool_pages_for_rounds_up),
+    BT_TEST(kv_pool_random_traffic_keeps_the_account),
+    BT_TEST(kv_pool_create_unwinds_at_every_allocation),
+    BT_TEST(kv_pool_create_rejects_zero_and_overflow),
+};
+
+int main(int argc, char **argv)
+{
+    int rc;
+
+    if (bt_device_cpu_create(&(bt_device_cpu_options){.n_threads = 1, .kernels = "auto"}, &g_dev) !=
+        BT_OK)
+        return EXIT_FAILURE;
+    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    bt_device_destroy(g_dev);
+    return rc;
+}

@@ -1,0 +1,91 @@
+/* tests/attention/twin.h - the softmax of attention in scalar code: one lane, the keys that it sees
+ * and nothing else, in the order of operations that attention/mla.h and device/cpu/kernels.h name
+ * (arithmetic dp2).  The thread must have DAZ and FTZ set. */
+#ifndef BT_TESTS_ATTENTION_TWIN_H
+#define BT_TESTS_ATTENTION_TWIN_H
+
+#include <math.h>
+#include <string.h>
+
+#include "attention/mla.h"
+#include "core/bf16.h"
+#include "device/cpu/math.h"
+
+enum { TWIN_MAX_DIM = 64 };
+
+typedef struct {
+    float max, sum, o[TWIN_MAX_DIM];
+} twin_state;
+
+/* acc + x . y in dp2. */
+static inline float twin_dot(const bt_bf16 *x, const bt_bf16 *y, uint32_t n, float acc)
+{
+    for (uint32_t i = 0; i < n; i += 2) {
+        if (i + 1 < n) acc = fmaf(bt_bf16_to_f32(x[i + 1]), bt_bf16_to_f32(y[i + 1]), acc);
+        acc = fmaf(bt_bf16_to_f32(x[i]), bt_bf16_to_f32(y[i]), acc);
+    }
+    return acc;
+}
+
+static inline float twin_sum(const float lanes[16])
+{
+    float a[16];
+
+    memcpy(a, lanes, sizeof(a));
+    for (int width = 8; width >= 1; width /= 2)
+        for (int i = 0; i < width; i++)
+            a[i] = a[i] + a[i + width];
+    return a[0];
+}
+
+static inline void twin_block(const float *scores, const bt_bf16 *values, size_t ld, uint32_t n,
+                              float scale, uint32_t v_dim, twin_state *s)
+{
+    float   before = s->max, sums[16] = {0}, shrink;
+    bt_bf16 p[BT_PAGE_TOKENS], column[BT_PAGE_TOKENS];
+
+    for (uint32_t j = 0; j < n; j++)
+        if (scores[j] * scale > s->max) s->max = scores[j] * scale;
+    for (uint32_t j = 0; j < n; j++) {
+        float e = bt_expf(scores[j] * scale - s->max);
+
+        sums[j % 16] += e;
+        p[j] = bt_bf16_from_f32(e);
+    }
+    shrink = bt_expf(before - s->max);
+    s->sum = s->sum * shrink + twin_sum(sums);
+    for (uint32_t i = 0; i < v_dim; i++) {
+        for (uint32_t j = 0; j < n; j++)
+            column[j] = values[j * ld + i];
+        s->o[i] = twin_dot(p, column, n, s->o[i] * shrink);
+    }
+}
+
+/* out[v_dim] of a lane with these n scores, not yet scaled, and values [n][ld]. */
+static inline void twin_attend(const float *scores, const bt_bf16 *values, size_t ld, uint32_t n,
+                               float scale, uint32_t v_dim, bt_bf16 *out)
+{
+    twin_state all = {-INFINITY, 0, {0}};
+
+    for (uint32_t part = 0; part < n; part += 2048) {
+        twin_state s = {-INFINITY, 0, {0}};
+
+        for (uint32_t b = part; b < n && b < part + 2048; b += 64)
+            twin_block(scores + b, values + b * ld, ld, n - b < 64 ? n - b : 64, scale, v_dim, &s);
+        if (part == 0) {
+            all = s;
+        } else {
+            float max = s.max > all.max ? s.max : all.max;
+            float a = bt_expf(all.max - max), b = bt_expf(s.max - max);
+
+            all.max = max;
+            all.sum = all.sum * a + s.sum * b;
+            for (uint32_t i = 0; i < v_dim; i++)
+                all.o[i] = all.o[i] * a + s.o[i] * b;
+        }
+    }
+    for (uint32_t i = 0; i < v_dim; i++)
+        out[i] = bt_bf16_from_f32(0.0f + all.o[i] * (1.0f / all.sum));
+}
+
+#endif

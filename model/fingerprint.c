@@ -1,0 +1,65 @@
+/* model/fingerprint.c - one number for "the same model": ranks of a cell compare it. */
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "model/model.h"
+
+/* Bytes of a tensor that are read: this many slices, evenly spread, first and last included. */
+enum { N_SLICES = 16, SLICE_BYTES = 64 };
+
+static void add_tensor(XXH3_state_t *hash, const bt_tensor *t)
+{
+    uint64_t head[2] = {t->dtype, t->n_dims};
+
+    XXH3_64bits_update(hash, t->name, strlen(t->name) + 1);
+    XXH3_64bits_update(hash, head, sizeof(head));
+    XXH3_64bits_update(hash, t->shape, t->n_dims * sizeof(t->shape[0]));
+    if (t->bytes <= N_SLICES * SLICE_BYTES) {
+        XXH3_64bits_update(hash, t->data, t->bytes);
+        return;
+    }
+    for (size_t i = 0; i < N_SLICES; i++)
+        XXH3_64bits_update(hash,
+                           (const char *)t->data + (t->bytes - SLICE_BYTES) / (N_SLICES - 1) * i,
+                           SLICE_BYTES);
+}
+
+/* Field by field: the struct has padding and a pointer. */
+static void add_config(XXH3_state_t *hash, const bt_model_config *c)
+{
+    char text[1024];
+    int  n = snprintf(
+         text, sizeof(text),
+         "%s %u %u %u %u %a %d | %u %u %u %u %u %u %a %a %a | %u %u %u | %d %u %u %u %u %d %a %u %u",
+         c->model_type, c->vocab_size, c->hidden, c->n_layers, c->max_context,
+         (double)c->rms_norm_eps, c->tie_embeddings, c->mla.n_heads, c->mla.q_lora_rank,
+         c->mla.kv_lora_rank, c->mla.qk_nope_dim, c->mla.qk_rope_dim, c->mla.v_dim,
+         (double)c->mla.latent_eps, (double)c->mla.softmax_scale, c->mla.rope_magnitude,
+         c->dense_dim, c->first_moe_layer, c->moe_layer_freq, (int)c->moe.gate.kind,
+         c->moe.gate.n_experts, c->moe.gate.top_k, c->moe.gate.n_groups, c->moe.gate.topk_groups,
+         c->moe.gate.norm_topk, (double)c->moe.gate.scale, c->moe.expert_dim, c->moe.shared_dim);
+
+    BT_ASSERT(n > 0 && (size_t)n < sizeof(text));
+    XXH3_64bits_update(hash, text, (size_t)n);
+    XXH3_64bits_update(hash, c->rope_inv_freq,
+                       c->mla.qk_rope_dim / 2 * sizeof(c->rope_inv_freq[0]));
+    XXH3_64bits_update(hash, c->eos_tokens, c->n_eos * sizeof(c->eos_tokens[0]));
+}
+
+uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *st)
+{
+    XXH3_state_t *hash = XXH3_createState();
+    uint64_t      digest;
+
+    if (hash == NULL)
+        return 0; /* no memory: equals no other model's, and the caller goes on to
+                     fail at its first own allocation */
+    XXH3_64bits_reset(hash);
+    add_config(hash, cfg);
+    for (size_t i = 0; i < bt_safetensors_count(st); i++)
+        add_tensor(hash, bt_safetensors_at(st, i));
+    digest = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return digest;
+}

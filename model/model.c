@@ -1,0 +1,314 @@
+#include "model/model.h"
+
+#include <string.h>
+
+#include "core/alloc.h"
+#include "model/weights.h"
+
+struct bt_model {
+    const bt_model_config *cfg;   /* borrowed */
+    bt_device             *dev;   /* borrowed */
+    bt_group              *group; /* borrowed */
+    uint32_t               max_rows, max_logit_rows;
+    bt_weights             w;   /* owned */
+    bt_mla                *mla; /* owned */
+    bt_moe                *moe; /* owned; NULL without experts */
+
+    /* Device memory, owned.  h is the residual stream, bf16 as the rest. */
+    bt_bf16 *h, *normed, *out;    /* [max_rows, hidden] */
+    bt_bf16 *gate_up, *act;       /* [max_rows, 2 dense_dim], [max_rows, dense_dim] */
+    bt_bf16 *last;                /* [max_logit_rows, hidden] */
+    float   *logits;              /* [max_logit_rows, vocab_size] */
+    size_t   own_workspace_bytes; /* of these */
+};
+
+/* ---- load ---- */
+
+static bt_status take(bt_model *model, size_t n_rows, size_t width, size_t elem_bytes,
+                      void *ptr_out)
+{
+    void     *ptr   = NULL;
+    size_t    bytes = n_rows * width * elem_bytes;
+    bt_status st    = BT_OK;
+
+    if (bytes == 0) goto out;
+    BT_TRY(bt_device_alloc(model->dev, bytes, &ptr));
+    memcpy(ptr_out, &ptr, sizeof(ptr));
+    model->own_workspace_bytes += bytes;
+out:
+    return st;
+}
+
+static bt_status take_workspace(bt_model *model)
+{
+    const bt_model_config *cfg  = model->cfg;
+    size_t                 rows = model->max_rows, logit_rows = model->max_logit_rows;
+    size_t                 dense = 0;
+    bt_status              st    = BT_OK;
+
+    for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
+        if (!bt_model_layer_is_moe(cfg, layer)) dense = cfg->dense_dim;
+    BT_TRY(take(model, rows, cfg->hidden, sizeof(bt_bf16), &model->h));
+    BT_TRY(take(model, rows, cfg->hidden, sizeof(bt_bf16), &model->normed));
+    BT_TRY(take(model, rows, cfg->hidden, sizeof(bt_bf16), &model->out));
+    BT_TRY(take(model, rows, 2 * dense, sizeof(bt_bf16), &model->gate_up));
+    BT_TRY(take(model, rows, dense, sizeof(bt_bf16), &model->act));
+    BT_TRY(take(model, logit_rows, cfg->hidden, sizeof(bt_bf16), &model->last));
+    BT_TRY(take(model, logit_rows, cfg->vocab_size, sizeof(float), &model->logits));
+out:
+    return st;
+}
+
+/* Which experts this rank loads: [n_experts], the caller's to free; NULL without experts. */
+static bt_status own_experts(const bt_model_config *cfg, const bt_model_options *opt,
+                             bool **own_out)
+{
+    uint32_t  n   = cfg->moe.gate.n_experts;
+    bool     *own = NULL;
+    bt_status st  = BT_OK;
+
+    if (n == 0) goto out;
+    BT_REQUIRE(opt->placement != NULL && opt->placement->n_experts == n, BT_ERR_INVALID_ARG,
+               "model of %u experts with a placement of %u", n,
+               opt->placement != NULL ? opt->placement->n_experts : 0);
+    own = bt_calloc(n, sizeof(*own));
+    BT_REQUIRE(own != NULL, BT_ERR_NO_MEMORY, "list of %u experts", n);
+    for (uint32_t e = 0; e < n; e++)
+        own[e] = opt->placement->owner[e] == bt_group_self(opt->group);
+    *own_out = own;
+out:
+    return st;
+}
+
+bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
+                        const bt_model_options *opt, bt_model **model_out)
+{
+    bt_status          st    = BT_OK;
+    bt_model          *model = NULL;
+    bool              *own   = NULL;
+    bt_weights_options w_opt = {.dev          = opt->dev,
+                                .normal       = opt->normal,
+                                .absorbed     = opt->absorbed,
+                                .progress     = opt->progress,
+                                .progress_ctx = opt->progress_ctx};
+
+    BT_REQUIRE(opt->max_rows != 0 && (opt->normal || opt->absorbed), BT_ERR_INVALID_ARG,
+               "model for %u rows, normal form %d, absorbed form %d", opt->max_rows, opt->normal,
+               opt->absorbed);
+    model = bt_calloc(1, sizeof(*model));
+    BT_REQUIRE(model != NULL, BT_ERR_NO_MEMORY, "model");
+    model->cfg            = cfg;
+    model->dev            = opt->dev;
+    model->group          = opt->group;
+    model->max_rows       = opt->max_rows;
+    model->max_logit_rows = opt->max_logit_rows;
+
+    BT_TRY(own_experts(cfg, opt, &own));
+    w_opt.own_experts = own;
+    if (cfg->n_mtp_layers != 0)
+        BT_INFO("%u multi-token-prediction layer(s) in the checkpoint are not loaded",
+                cfg->n_mtp_layers);
+    BT_TRY(take_workspace(model));
+    BT_TRY(bt_mla_create(opt->dev, &cfg->mla, opt->max_rows, &model->mla));
+    if (own != NULL)
+        BT_TRY(bt_moe_create(opt->dev, opt->group, opt->placement, &cfg->moe, opt->max_rows,
+                             &model->moe));
+    BT_TRY(bt_weights_load(cfg, set, &w_opt, &model->w));
+    *model_out = model;
+    model      = NULL; /* handed over */
+out:
+    bt_free(own);
+    bt_model_destroy(model);
+    return st;
+}
+
+void bt_model_destroy(bt_model *model)
+{
+    if (model == NULL) return;
+    bt_weights_fini(&model->w);
+    bt_mla_destroy(model->mla);
+    bt_moe_destroy(model->moe);
+    bt_device_free(model->dev, model->h);
+    bt_device_free(model->dev, model->normed);
+    bt_device_free(model->dev, model->out);
+    bt_device_free(model->dev, model->gate_up);
+    bt_device_free(model->dev, model->act);
+    bt_device_free(model->dev, model->last);
+    bt_device_free(model->dev, model->logits);
+    bt_free(model);
+}
+
+size_t bt_model_weight_bytes(const bt_model *model) { return model->w.bytes; }
+
+/* What bt_mla_create() takes for its rows and its table of angles; its scratch per thread is small
+ * beside them. */
+static size_t attention_bytes(const bt_model *model)
+{
+    const bt_mla_config *m     = &model->cfg->mla;
+    size_t               q     = (size_t)m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);
+    size_t               heads = (size_t)m->n_heads * m->v_dim;
+    size_t               row   = m->q_lora_rank + q + m->kv_lora_rank + m->qk_rope_dim + heads;
+
+    return row * model->max_rows * sizeof(bt_bf16) +
+           (size_t)m->max_context * m->qk_rope_dim * sizeof(float);
+}
+
+size_t bt_model_workspace_bytes(const bt_model *model)
+{
+    return model->own_workspace_bytes + attention_bytes(model) +
+           (model->moe != NULL ? bt_moe_workspace_bytes(model->moe) : 0);
+}
+
+/* ---- step ---- */
+
+static bt_status check_step(const bt_model *model, const bt_step *step,
+                            uint32_t n_rows_out[BT_N_ROLES])
+{
+    uint32_t  n_rows[BT_N_ROLES] = {0, 0}, self = bt_group_self(model->group);
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        n_rows[step->spans[i].role] += step->spans[i].n_rows;
+    BT_REQUIRE(step->n_rows <= model->max_rows &&
+                   step->n_rows == n_rows[BT_ROLE_PROMPT] + n_rows[BT_ROLE_GENERATED],
+               BT_ERR_INVALID_ARG, "step of %u rows with spans of %u + %u, at most %u",
+               step->n_rows, n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED], model->max_rows);
+    BT_REQUIRE(step->group_rows.n_ranks == bt_group_size(model->group) &&
+                   memcmp(step->group_rows.n_rows[self], n_rows, sizeof(n_rows)) == 0,
+               BT_ERR_INVALID_ARG, "step of %u + %u rows: the group has agreed on something else",
+               n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED]);
+    for (uint32_t r = 0; r < step->n_rows; r++)
+        BT_REQUIRE(step->tokens[r] < model->cfg->vocab_size, BT_ERR_INVALID_ARG,
+                   "row %u: token %u is outside the vocabulary of %u", r, step->tokens[r],
+                   model->cfg->vocab_size);
+    BT_REQUIRE(step->n_logit_rows <= model->max_logit_rows, BT_ERR_INVALID_ARG,
+               "logits of %u rows wanted, at most %u", step->n_logit_rows, model->max_logit_rows);
+    for (uint32_t i = 0; i < step->n_logit_rows; i++)
+        BT_REQUIRE(step->logit_rows[i] < step->n_rows &&
+                       (i == 0 || step->logit_rows[i] > step->logit_rows[i - 1]),
+                   BT_ERR_INVALID_ARG, "logit row %u is %u: not ascending below %u", i,
+                   step->logit_rows[i], step->n_rows);
+    memcpy(n_rows_out, n_rows, sizeof(n_rows));
+out:
+    return st;
+}
+
+/* out = down(silu(gate) * up) of the normed rows, role by role. */
+static bt_status dense(bt_model *model, const bt_layer_weights *w,
+                       const uint32_t n_rows[BT_N_ROLES])
+{
+    size_t    hidden = model->cfg->hidden, dim = model->cfg->dense_dim, at = 0;
+    bt_status st = BT_OK;
+
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        bt_gemm up   = {.w       = w->gate_up,
+                        .x       = model->normed + at * hidden,
+                        .ld_x    = hidden,
+                        .y       = model->gate_up,
+                        .ld_y    = 2 * dim,
+                        .m       = n_rows[role],
+                        .y_dtype = BT_BF16};
+        bt_gemm down = {.w       = w->down,
+                        .x       = model->act,
+                        .ld_x    = dim,
+                        .y       = model->out + at * hidden,
+                        .ld_y    = hidden,
+                        .m       = n_rows[role],
+                        .y_dtype = BT_BF16};
+
+        BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &up));
+        BT_TRY(
+            bt_device_swiglu(model->dev, n_rows[role], (uint32_t)dim, model->gate_up, model->act));
+        BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &down));
+        at += n_rows[role];
+    }
+out:
+    return st;
+}
+
+static bt_status norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x, const bt_bf16 *weight,
+                           bt_bf16 *y)
+{
+    uint32_t hidden = model->cfg->hidden;
+
+    return bt_device_rms_norm(model->dev, rows, hidden, x, hidden, weight, model->cfg->rms_norm_eps,
+                              y, hidden);
+}
+
+static bt_status run_layer(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer,
+                           uint32_t moe_layer, const uint32_t n_rows[BT_N_ROLES])
+{
+    const bt_layer_weights *w      = &model->w.layers[layer];
+    size_t                  elems  = (size_t)step->n_rows * model->cfg->hidden;
+    size_t                  routes = (size_t)step->n_rows * model->cfg->moe.gate.top_k;
+    bt_wait                 wait   = step->wait;
+    bt_status               st     = BT_OK;
+
+    wait.layer = (int32_t)layer;
+    BT_TRY(norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
+    BT_TRY(bt_mla_forward(model->mla, &w->mla, pool, layer, model->normed, model->out,
+                          step->n_spans, step->spans));
+    BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
+    BT_TRY(norm_rows(model, step->n_rows, model->h, w->post_norm, model->normed));
+    if (bt_model_layer_is_moe(model->cfg, layer)) {
+        const uint16_t *forced = step->forced != NULL ? step->forced + moe_layer * routes : NULL;
+        uint16_t       *chosen = step->chosen != NULL ? step->chosen + moe_layer * routes : NULL;
+
+        BT_TRY(bt_moe_forward(model->moe, &w->moe, &step->group_rows, model->normed, forced,
+                              model->out, chosen, &wait));
+    } else {
+        BT_TRY(dense(model, w, n_rows));
+    }
+    BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
+    if (step->layer_done != NULL) step->layer_done(step->ctx, layer);
+out:
+    return st;
+}
+
+/* Final norm and head for the rows that ask, each in its role. */
+static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_prompt_rows)
+{
+    size_t    hidden = model->cfg->hidden, vocab = model->cfg->vocab_size, at = 0;
+    uint32_t  n = step->n_logit_rows, n_of[BT_N_ROLES] = {0, 0};
+    bt_status st = BT_OK;
+
+    if (n == 0) return BT_OK;
+    for (uint32_t i = 0; i < n; i++)
+        n_of[step->logit_rows[i] < n_prompt_rows ? BT_ROLE_PROMPT : BT_ROLE_GENERATED]++;
+    BT_TRY(bt_device_gather_rows(model->dev, n, (uint32_t)hidden, model->h, step->logit_rows,
+                                 model->last));
+    BT_TRY(norm_rows(model, n, model->last, model->w.norm, model->last));
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        bt_gemm gemm = {.w       = model->w.lm_head,
+                        .x       = model->last + at * hidden,
+                        .ld_x    = hidden,
+                        .y       = model->logits + at * vocab,
+                        .ld_y    = vocab,
+                        .m       = n_of[role],
+                        .y_dtype = BT_F32};
+
+        BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &gemm));
+        at += n_of[role];
+    }
+    BT_TRY(bt_device_download(model->dev, step->logits, model->logits, n * vocab * sizeof(float)));
+    BT_TRY(bt_device_sync(model->dev));
+out:
+    return st;
+}
+
+bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step)
+{
+    uint32_t  n_rows[BT_N_ROLES], moe_layer = 0;
+    bt_status st = BT_OK;
+
+    BT_TRY(check_step(model, step, n_rows));
+    BT_TRY(bt_device_gather_rows(model->dev, step->n_rows, model->cfg->hidden, model->w.embedding,
+                                 step->tokens, model->h));
+    for (uint32_t layer = 0; layer < model->cfg->n_layers; layer++) {
+        BT_TRY(run_layer(model, pool, step, layer, moe_layer, n_rows));
+        moe_layer += bt_model_layer_is_moe(model->cfg, layer);
+    }
+    BT_TRY(run_head(model, step, n_rows[BT_ROLE_PROMPT]));
+out:
+    return st;
+}

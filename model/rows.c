@@ -1,0 +1,182 @@
+#include "model/rows.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { FP8_BLOCK = 128, NAME_BYTES = 256, SHAPE_BYTES = 128 };
+
+static const char *dtype_name(bt_st_dtype dtype)
+{
+    switch (dtype) {
+    case BT_ST_BF16: return "BF16";
+    case BT_ST_F32: return "F32";
+    case BT_ST_F16: return "F16";
+    case BT_ST_F8_E4M3: return "F8_E4M3";
+    case BT_ST_I32: return "I32";
+    case BT_ST_I64: return "I64";
+    case BT_ST_OTHER: break;
+    }
+    return "another dtype";
+}
+
+static const char *shape_text(const bt_tensor *t, char text[SHAPE_BYTES])
+{
+    size_t at = 0;
+
+    text[0] = '\0';
+    for (uint32_t d = 0; d < t->n_dims && at < SHAPE_BYTES; d++)
+        at += (size_t)snprintf(text + at, SHAPE_BYTES - at, "%s%llu", d == 0 ? "" : ", ",
+                               (unsigned long long)t->shape[d]);
+    return text;
+}
+
+static bt_status check(const bt_tensor *t, const char *name, uint32_t n_dims, uint64_t n,
+                       uint64_t k)
+{
+    bt_status st = BT_OK;
+    char      found[SHAPE_BYTES];
+
+    if (n_dims == 1)
+        BT_REQUIRE(t->n_dims == 1 && t->shape[0] == n, BT_ERR_FORMAT,
+                   "tensor %s: expected shape [%llu], found [%s]", name, (unsigned long long)n,
+                   shape_text(t, found));
+    else
+        BT_REQUIRE(t->n_dims == 2 && t->shape[0] == n && t->shape[1] == k, BT_ERR_FORMAT,
+                   "tensor %s: expected shape [%llu, %llu], found [%s]", name,
+                   (unsigned long long)n, (unsigned long long)k, shape_text(t, found));
+out:
+    return st;
+}
+
+static bt_status find_scale(const bt_safetensors *st_set, const char *name, bt_matrix *m)
+{
+    uint32_t  rows = (m->n + FP8_BLOCK - 1) / FP8_BLOCK, cols = (m->k + FP8_BLOCK - 1) / FP8_BLOCK;
+    bt_status st = BT_OK;
+    char      scale_name[NAME_BYTES];
+
+    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
+    m->scale = bt_safetensors_find(st_set, scale_name);
+    BT_REQUIRE(m->scale != NULL, BT_ERR_FORMAT,
+               "tensor %s is missing: %s is F8_E4M3 and needs scales [%u, %u] F32", scale_name,
+               name, rows, cols);
+    BT_REQUIRE(m->scale->dtype == BT_ST_F32, BT_ERR_FORMAT, "tensor %s: expected F32, found %s",
+               scale_name, dtype_name(m->scale->dtype));
+    BT_TRY(check(m->scale, scale_name, 2, rows, cols));
+out:
+    return st;
+}
+
+bt_status bt_matrix_find(const bt_safetensors *st_set, const char *name, uint32_t n, uint32_t k,
+                         bt_matrix *matrix_out)
+{
+    bt_matrix m  = {.t = bt_safetensors_find(st_set, name), .scale = NULL, .n = n, .k = k};
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(m.t != NULL, BT_ERR_FORMAT, "tensor %s is missing: expected shape [%u, %u]", name, n,
+               k);
+    BT_REQUIRE(m.t->dtype == BT_ST_BF16 || m.t->dtype == BT_ST_F32 || m.t->dtype == BT_ST_F8_E4M3,
+               BT_ERR_FORMAT, "tensor %s: expected BF16, F32 or F8_E4M3, found %s", name,
+               dtype_name(m.t->dtype));
+    BT_TRY(check(m.t, name, 2, n, k));
+    if (m.t->dtype == BT_ST_F8_E4M3) BT_TRY(find_scale(st_set, name, &m));
+    *matrix_out = m;
+out:
+    return st;
+}
+
+bt_status bt_vector_find(const bt_safetensors *st_set, const char *name, uint32_t n,
+                         bt_matrix *vector_out)
+{
+    bt_matrix v  = {.t = bt_safetensors_find(st_set, name), .scale = NULL, .n = n, .k = 1};
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(v.t != NULL, BT_ERR_FORMAT, "tensor %s is missing: expected shape [%u]", name, n);
+    BT_REQUIRE(v.t->dtype == BT_ST_BF16 || v.t->dtype == BT_ST_F32, BT_ERR_FORMAT,
+               "tensor %s: expected BF16 or F32, found %s", name, dtype_name(v.t->dtype));
+    BT_TRY(check(v.t, name, 1, n, 1));
+    *vector_out = v;
+out:
+    return st;
+}
+
+/* e4m3: 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN. */
+static float fp8_to_f32(uint8_t v)
+{
+    uint32_t sign = (uint32_t)(v & 0x80) << 24, exponent = v >> 3 & 15, mantissa = v & 7;
+    uint32_t bits;
+    float    f;
+
+    if (exponent == 0) {
+        f = (float)mantissa * 0x1p-9f;
+        return sign != 0 ? -f : f;
+    }
+    bits = sign | (exponent + 120) << 23 | mantissa << 20;
+    if ((v & 0x7f) == 0x7f) bits = sign | 0x7fc00000u;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+static float read_f32(const void *data, size_t i)
+{
+    float f;
+
+    memcpy(&f, (const char *)data + i * sizeof(f), sizeof(f)); /* the mapping is not aligned */
+    return f;
+}
+
+static float scale_at(const bt_matrix *m, uint32_t row, uint32_t col)
+{
+    size_t per_row = (m->k + FP8_BLOCK - 1) / FP8_BLOCK;
+
+    return read_f32(m->scale->data, row / FP8_BLOCK * per_row + col / FP8_BLOCK);
+}
+
+static void fp8_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
+{
+    const uint8_t *data = (const uint8_t *)m->t->data + (size_t)n * m->k;
+
+    for (uint32_t k0 = 0; k0 < m->k; k0 += FP8_BLOCK) {
+        float    scale = scale_at(m, n, k0);
+        uint32_t end   = m->k - k0 < FP8_BLOCK ? m->k : k0 + FP8_BLOCK;
+
+        for (uint32_t k = k0; k < end; k++)
+            out[k] = bt_bf16_from_f32(fp8_to_f32(data[k]) * scale);
+    }
+}
+
+void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
+{
+    if (m->t->dtype == BT_ST_BF16) {
+        memcpy(out, (const char *)m->t->data + (size_t)n * m->k * sizeof(*out),
+               m->k * sizeof(*out));
+    } else if (m->t->dtype == BT_ST_F8_E4M3) {
+        fp8_row(m, n, out);
+    } else {
+        for (uint32_t k = 0; k < m->k; k++)
+            out[k] = bt_bf16_from_f32(read_f32(m->t->data, (size_t)n * m->k + k));
+    }
+}
+
+void bt_matrix_column(const bt_matrix *m, uint32_t k, uint32_t first, uint32_t rows, bt_bf16 *out)
+{
+    for (uint32_t r = first; r < first + rows; r++) {
+        float v = bt_matrix_element(m, (size_t)r * m->k + k);
+
+        if (m->scale != NULL) v *= scale_at(m, r, k);
+        *out++ = bt_bf16_from_f32(v); /* a bf16 value comes back as it was */
+    }
+}
+
+float bt_matrix_element(const bt_matrix *m, size_t i)
+{
+    bt_bf16 half;
+
+    switch (m->t->dtype) {
+    case BT_ST_BF16:
+        memcpy(&half, (const char *)m->t->data + i * sizeof(half), sizeof(half));
+        return bt_bf16_to_f32(half);
+    case BT_ST_F8_E4M3: return fp8_to_f32(((const uint8_t *)m->t->data)[i]);
+    default: return read_f32(m->t->data, i);
+    }
+}

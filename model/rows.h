@@ -1,0 +1,31 @@
+/* model/rows.h - rows of a checkpoint's matrix as bf16, whatever it is stored as.
+ *
+ * Internal to model/.  Threads: reading is safe from several. */
+#ifndef BT_MODEL_ROWS_H
+#define BT_MODEL_ROWS_H
+
+#include "core/bf16.h"
+#include "model/safetensors.h"
+
+typedef struct {
+    const bt_tensor *t;     /* [n, k] bf16, fp32 or e4m3 */
+    const bt_tensor *scale; /* of e4m3: [ceil(n / 128), ceil(k / 128)] fp32; else NULL */
+    uint32_t         n, k;
+} bt_matrix;
+
+/* Finds [n, k] under `name`, for e4m3 with its scales under <name>_scale_inv.  FORMAT names what is
+ * missing or differs, with expected and found. */
+bt_status bt_matrix_find(const bt_safetensors *st, const char *name, uint32_t n, uint32_t k,
+                         bt_matrix *matrix_out);
+/* The same for a vector [n] of bf16 or fp32; k is 1. */
+bt_status bt_vector_find(const bt_safetensors *st, const char *name, uint32_t n,
+                         bt_matrix *vector_out);
+
+/* out[0..k) = row n. */
+void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out);
+/* out[0..rows) = column k of rows [first, first + rows). */
+void bt_matrix_column(const bt_matrix *m, uint32_t k, uint32_t first, uint32_t rows, bt_bf16 *out);
+/* A vector's element, or a matrix's in row-major order without its scale. */
+float bt_matrix_element(const bt_matrix *m, size_t i);
+
+#endif

@@ -1,0 +1,380 @@
+#include "model/weights.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "model/rows.h"
+
+/* The same walk over the tensors runs twice: dry, to check and to count bytes, then to load. */
+typedef struct {
+    const bt_model_config    *cfg;
+    const bt_safetensors     *st;
+    const bt_weights_options *opt;
+    bt_weights               *w;
+    bool                      dry;
+    uint64_t                  total_bytes, done_bytes;
+    char                      name[128];
+} loader;
+
+/* ---- rows for the device's packing ---- */
+
+/* Rows of one matrix after the other; [first, first + n) of each. */
+typedef struct {
+    bt_matrix part[2];
+    uint32_t  first, n;
+} row_source;
+
+static void source_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const row_source *s = ctx;
+
+    bt_matrix_row(&s->part[n / s->n], s->first + n % s->n, row);
+}
+
+static void source_column(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const row_source *s = ctx;
+
+    bt_matrix_column(&s->part[0], n, s->first, s->n, row);
+}
+
+/* ---- one tensor ---- */
+
+BT_PRINTF(2, 3)
+static const char *name_of(loader *l, const char *format, ...)
+{
+    va_list ap;
+
+    va_start(ap, format);
+    vsnprintf(l->name, sizeof(l->name), format, ap);
+    va_end(ap);
+    return l->name;
+}
+
+static void count(loader *l, const bt_matrix *m)
+{
+    if (l->dry) {
+        l->total_bytes += m->t->bytes;
+        return;
+    }
+    l->done_bytes += m->t->bytes;
+    if (l->opt->progress != NULL)
+        l->opt->progress(l->opt->progress_ctx, l->done_bytes, l->total_bytes);
+}
+
+static bt_status pack(loader *l, uint32_t n, uint32_t k, bt_linear_row_fn rows, row_source *source,
+                      bt_linear **linear_out)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_device_linear_create(l->opt->dev, n, k, rows, source, linear_out));
+    l->w->bytes += bt_linear_bytes(*linear_out);
+out:
+    return st;
+}
+
+static bt_status load_matrix(loader *l, uint32_t n, uint32_t k, const char *name,
+                             bt_linear **linear_out)
+{
+    row_source source = {.first = 0, .n = n};
+    bt_status  st     = BT_OK;
+
+    BT_TRY(bt_matrix_find(l->st, name, n, k, &source.part[0]));
+    if (!l->dry) BT_TRY(pack(l, n, k, source_row, &source, linear_out));
+    count(l, &source.part[0]);
+out:
+    return st;
+}
+
+/* gate_proj over up_proj of the MLP under `prefix`, and its down_proj. */
+static bt_status load_mlp(loader *l, uint32_t dim, const char *prefix, bt_linear **gate_up_out,
+                          bt_linear **down_out)
+{
+    uint32_t   hidden = l->cfg->hidden;
+    row_source source = {.first = 0, .n = dim};
+    bt_status  st     = BT_OK;
+    char       name[sizeof(l->name) + 32];
+
+    snprintf(name, sizeof(name), "%s.gate_proj.weight", prefix);
+    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[0]));
+    snprintf(name, sizeof(name), "%s.up_proj.weight", prefix);
+    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[1]));
+    if (!l->dry) BT_TRY(pack(l, 2 * dim, hidden, source_row, &source, gate_up_out));
+    count(l, &source.part[0]);
+    count(l, &source.part[1]);
+    snprintf(name, sizeof(name), "%s.down_proj.weight", prefix);
+    BT_TRY(load_matrix(l, hidden, dim, name, down_out));
+out:
+    return st;
+}
+
+/* Device memory, taken and counted. */
+static bt_status take(loader *l, size_t bytes, bt_bf16 **mem_out)
+{
+    void     *mem = NULL;
+    bt_status st  = BT_OK;
+
+    BT_TRY(bt_device_alloc(l->opt->dev, bytes, &mem));
+    *mem_out = mem;
+    l->w->bytes += bytes;
+out:
+    return st;
+}
+
+/* A norm's weight, rounded to bf16. */
+static bt_status load_vector(loader *l, uint32_t n, const char *name, bt_bf16 **vector_out)
+{
+    bt_bf16  *host = NULL;
+    bt_status st   = BT_OK;
+    bt_matrix v;
+
+    BT_TRY(bt_vector_find(l->st, name, n, &v));
+    if (!l->dry) {
+        host = bt_calloc(n, sizeof(*host));
+        BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "%s", name);
+        for (uint32_t i = 0; i < n; i++)
+            host[i] = bt_bf16_from_f32(bt_matrix_element(&v, i));
+        BT_TRY(take(l, n * sizeof(*host), vector_out));
+        BT_TRY(bt_device_upload(l->opt->dev, *vector_out, host, n * sizeof(*host)));
+        BT_TRY(bt_device_sync(l->opt->dev)); /* host memory goes */
+    }
+    count(l, &v);
+out:
+    bt_free(host);
+    return st;
+}
+
+/* ---- parts of the model ---- */
+
+static bt_status load_embedding(loader *l)
+{
+    const bt_model_config *cfg = l->cfg;
+    bt_bf16               *row = NULL;
+    bt_status              st  = BT_OK;
+    bt_matrix              m;
+
+    BT_TRY(bt_matrix_find(l->st, "model.embed_tokens.weight", cfg->vocab_size, cfg->hidden, &m));
+    if (!l->dry) {
+        row = bt_calloc(cfg->hidden, sizeof(*row));
+        BT_REQUIRE(row != NULL, BT_ERR_NO_MEMORY, "a row of the embedding");
+        BT_TRY(take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(*row), &l->w->embedding));
+        for (uint32_t n = 0; n < cfg->vocab_size; n++) {
+            bt_matrix_row(&m, n, row);
+            BT_TRY(bt_device_upload(l->opt->dev, l->w->embedding + (size_t)n * cfg->hidden, row,
+                                    cfg->hidden * sizeof(*row)));
+            BT_TRY(bt_device_sync(l->opt->dev));
+        }
+    }
+    count(l, &m);
+out:
+    bt_free(row);
+    return st;
+}
+
+/* Of kv_b, head-major with nope rows of K before v rows of V: per head W_UK as it is (normal form),
+ * W_UK transposed (absorbed form), W_UV (both). */
+static bt_status load_heads(loader *l, uint32_t layer, bt_mla_weights *w)
+{
+    const bt_mla_config *m    = &l->cfg->mla;
+    uint32_t             both = m->qk_nope_dim + m->v_dim, rank = m->kv_lora_rank;
+    bt_status            st = BT_OK;
+    bt_matrix            kv_b;
+
+    BT_TRY(bt_matrix_find(l->st, name_of(l, "model.layers.%u.self_attn.kv_b_proj.weight", layer),
+                          m->n_heads * both, rank, &kv_b));
+    if (!l->dry) {
+        w->uv = bt_calloc(m->n_heads, sizeof(bt_linear *));
+        if (l->opt->normal) w->uk = bt_calloc(m->n_heads, sizeof(bt_linear *));
+        if (l->opt->absorbed) w->ukt = bt_calloc(m->n_heads, sizeof(bt_linear *));
+        BT_REQUIRE(w->uv != NULL && (w->uk != NULL || !l->opt->normal) &&
+                       (w->ukt != NULL || !l->opt->absorbed),
+                   BT_ERR_NO_MEMORY, "heads of layer %u", layer);
+        for (uint32_t h = 0; h < m->n_heads; h++) {
+            row_source k = {.part = {kv_b}, .first = h * both, .n = m->qk_nope_dim};
+            row_source v = {.part = {kv_b}, .first = k.first + k.n, .n = m->v_dim};
+
+            BT_TRY(pack(l, m->v_dim, rank, source_row, &v, &w->uv[h]));
+            if (w->uk != NULL) BT_TRY(pack(l, m->qk_nope_dim, rank, source_row, &k, &w->uk[h]));
+            if (w->ukt != NULL)
+                BT_TRY(pack(l, rank, m->qk_nope_dim, source_column, &k, &w->ukt[h]));
+        }
+    }
+    count(l, &kv_b);
+out:
+    return st;
+}
+
+static bt_status load_attention(loader *l, uint32_t layer, bt_mla_weights *w)
+{
+    const bt_mla_config *m    = &l->cfg->mla;
+    uint32_t             n_q  = m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);
+    uint32_t             rank = m->q_lora_rank;
+    bt_status            st   = BT_OK;
+
+#define NAME(what) name_of(l, "model.layers.%u.self_attn." what ".weight", layer)
+    if (rank == 0) {
+        BT_TRY(load_matrix(l, n_q, m->hidden, NAME("q_proj"), &w->q));
+    } else {
+        BT_TRY(load_matrix(l, rank, m->hidden, NAME("q_a_proj"), &w->q_a));
+        BT_TRY(load_vector(l, rank, NAME("q_a_layernorm"), &w->q_a_norm));
+        BT_TRY(load_matrix(l, n_q, rank, NAME("q_b_proj"), &w->q_b));
+    }
+    BT_TRY(load_matrix(l, m->kv_lora_rank + m->qk_rope_dim, m->hidden, NAME("kv_a_proj_with_mqa"),
+                       &w->kv_a));
+    BT_TRY(load_vector(l, m->kv_lora_rank, NAME("kv_a_layernorm"), &w->kv_a_norm));
+    BT_TRY(load_heads(l, layer, w));
+    BT_TRY(load_matrix(l, m->hidden, m->n_heads * m->v_dim, NAME("o_proj"), &w->o));
+#undef NAME
+out:
+    return st;
+}
+
+static bt_status load_bias(loader *l, uint32_t layer, float **bias_out)
+{
+    uint32_t  n    = l->cfg->moe.gate.n_experts;
+    float    *bias = NULL;
+    bt_status st   = BT_OK;
+    bt_matrix v;
+
+    BT_TRY(bt_vector_find(
+        l->st, name_of(l, "model.layers.%u.mlp.gate.e_score_correction_bias", layer), n, &v));
+    if (!l->dry) {
+        bias = bt_calloc(n, sizeof(*bias));
+        BT_REQUIRE(bias != NULL, BT_ERR_NO_MEMORY, "gate of layer %u", layer);
+        for (uint32_t e = 0; e < n; e++)
+            bias[e] = bt_matrix_element(&v, e);
+        *bias_out = bias;
+    }
+    count(l, &v);
+out:
+    return st;
+}
+
+static bt_status load_experts(loader *l, uint32_t layer, bt_moe_weights *w)
+{
+    const bt_moe_config *c  = &l->cfg->moe;
+    uint32_t             n  = c->gate.n_experts;
+    bt_status            st = BT_OK;
+
+    BT_TRY(load_matrix(l, n, c->hidden, name_of(l, "model.layers.%u.mlp.gate.weight", layer),
+                       &w->router));
+    if (c->gate.kind == BT_GATE_SIGMOID_BIAS) BT_TRY(load_bias(l, layer, &w->router_bias));
+    if (c->shared_dim != 0)
+        BT_TRY(load_mlp(l, c->shared_dim, name_of(l, "model.layers.%u.mlp.shared_experts", layer),
+                        &w->shared_gate_up, &w->shared_down));
+    if (!l->dry) {
+        w->gate_up = bt_calloc(n, sizeof(bt_linear *));
+        w->down    = bt_calloc(n, sizeof(bt_linear *));
+        BT_REQUIRE(w->gate_up != NULL && w->down != NULL, BT_ERR_NO_MEMORY, "experts of layer %u",
+                   layer);
+    }
+    for (uint32_t e = 0; e < n; e++) {
+        if (!l->opt->own_experts[e]) continue;
+        BT_TRY(load_mlp(l, c->expert_dim, name_of(l, "model.layers.%u.mlp.experts.%u", layer, e),
+                        l->dry ? NULL : &w->gate_up[e], l->dry ? NULL : &w->down[e]));
+    }
+out:
+    return st;
+}
+
+static bt_status load_layer(loader *l, uint32_t layer, bt_layer_weights *w)
+{
+    uint32_t  hidden = l->cfg->hidden;
+    bt_status st     = BT_OK;
+
+    BT_TRY(load_vector(l, hidden, name_of(l, "model.layers.%u.input_layernorm.weight", layer),
+                       &w->input_norm));
+    BT_TRY(load_attention(l, layer, &w->mla));
+    BT_TRY(load_vector(l, hidden,
+                       name_of(l, "model.layers.%u.post_attention_layernorm.weight", layer),
+                       &w->post_norm));
+    if (bt_model_layer_is_moe(l->cfg, layer))
+        BT_TRY(load_experts(l, layer, &w->moe));
+    else
+        BT_TRY(load_mlp(l, l->cfg->dense_dim, name_of(l, "model.layers.%u.mlp", layer), &w->gate_up,
+                        &w->down));
+out:
+    return st;
+}
+
+static bt_status walk(loader *l)
+{
+    const bt_model_config *cfg = l->cfg;
+    bt_status              st  = BT_OK;
+
+    BT_TRY(load_embedding(l));
+    for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
+        BT_TRY(load_layer(l, layer, &l->w->layers[layer]));
+    BT_TRY(load_vector(l, cfg->hidden, "model.norm.weight", &l->w->norm));
+    BT_TRY(load_matrix(l, cfg->vocab_size, cfg->hidden,
+                       cfg->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
+                       &l->w->lm_head));
+out:
+    return st;
+}
+
+bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
+                          const bt_weights_options *opt, bt_weights *w_out)
+{
+    bt_weights w  = {.dev       = opt->dev,
+                     .n_layers  = cfg->n_layers,
+                     .n_heads   = cfg->mla.n_heads,
+                     .n_experts = cfg->moe.gate.n_experts};
+    loader     l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w, .dry = true};
+    bt_status  st = BT_OK;
+
+    w.layers = bt_calloc(cfg->n_layers, sizeof(*w.layers));
+    BT_REQUIRE(w.layers != NULL, BT_ERR_NO_MEMORY, "weights of %u layers", cfg->n_layers);
+    BT_TRY(walk(&l));
+    l.dry = false;
+    BT_TRY(walk(&l));
+    *w_out = w;
+    memset(&w, 0, sizeof(w)); /* handed over */
+out:
+    bt_weights_fini(&w);
+    return st;
+}
+
+/* ---- giving back ---- */
+
+static void destroy_list(bt_device *dev, bt_linear **list, uint32_t n)
+{
+    for (uint32_t i = 0; i < n && list != NULL; i++)
+        bt_device_linear_destroy(dev, list[i]);
+    bt_free(list);
+}
+
+static void fini_layer(const bt_weights *w, bt_layer_weights *layer)
+{
+    bt_mla_weights *mla      = &layer->mla;
+    bt_moe_weights *moe      = &layer->moe;
+    bt_linear      *single[] = {
+             mla->q,         mla->q_a,    mla->q_b,    mla->kv_a,           mla->o,
+             layer->gate_up, layer->down, moe->router, moe->shared_gate_up, moe->shared_down};
+    bt_bf16 *vector[] = {layer->input_norm, layer->post_norm, mla->q_a_norm, mla->kv_a_norm};
+
+    for (size_t i = 0; i < sizeof(single) / sizeof(single[0]); i++)
+        bt_device_linear_destroy(w->dev, single[i]);
+    for (size_t i = 0; i < sizeof(vector) / sizeof(vector[0]); i++)
+        bt_device_free(w->dev, vector[i]);
+    destroy_list(w->dev, mla->uk, w->n_heads);
+    destroy_list(w->dev, mla->ukt, w->n_heads);
+    destroy_list(w->dev, mla->uv, w->n_heads);
+    destroy_list(w->dev, moe->gate_up, w->n_experts);
+    destroy_list(w->dev, moe->down, w->n_experts);
+    bt_free(moe->router_bias);
+}
+
+void bt_weights_fini(bt_weights *w)
+{
+    if (w->layers == NULL) return;
+    for (uint32_t i = 0; i < w->n_layers; i++)
+        fini_layer(w, &w->layers[i]);
+    bt_device_free(w->dev, w->embedding);
+    bt_device_free(w->dev, w->norm);
+    bt_device_linear_destroy(w->dev, w->lm_head);
+    bt_free(w->layers);
+    memset(w, 0, sizeof(*w));
+}

@@ -1,0 +1,45 @@
+/* model/weights.h - the weights of one rank: all of attention, dense layers and head, and of the
+ * experts only its own.
+ *
+ * FP8 blocks (e4m3, one fp32 scale per 128 x 128, partial at both ends) are dequantised to bf16
+ * while they are packed.  fp32 matrices are rounded to bf16. */
+#ifndef BT_MODEL_WEIGHTS_H
+#define BT_MODEL_WEIGHTS_H
+
+#include "model/config.h"
+#include "model/safetensors.h"
+
+typedef struct {
+    bt_bf16       *input_norm, *post_norm; /* device, [hidden] */
+    bt_mla_weights mla;
+    bt_linear     *gate_up, *down; /* of a dense layer, else NULL */
+    bt_moe_weights moe;            /* of an expert layer, else zero */
+} bt_layer_weights;
+
+typedef struct {
+    bt_device        *dev; /* borrowed */
+    uint32_t          n_layers, n_heads, n_experts;
+    bt_bf16          *embedding; /* device, [vocab_size, hidden] */
+    bt_bf16          *norm;      /* device, [hidden] */
+    bt_linear        *lm_head;   /* [vocab_size, hidden] */
+    bt_layer_weights *layers;    /* [n_layers] */
+    size_t            bytes;     /* device memory of all of these */
+} bt_weights;
+
+typedef struct {
+    bt_device *dev;
+    /* [n_experts]: true for this rank's; NULL when the model has none. */
+    const bool *own_experts;
+    bool        normal, absorbed; /* forms that this rank will run */
+    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* or NULL */
+    void *progress_ctx;
+} bt_weights_options;
+
+/* Checks name, dtype and shape of every tensor that this rank needs before it reads the first.
+ * FORMAT names the first that is missing or differs, with expected and found.  cfg and st are
+ * borrowed during the call.  *w_out is written on success only. */
+bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *st,
+                          const bt_weights_options *opt, bt_weights *w_out);
+void      bt_weights_fini(bt_weights *w);
+
+#endif

@@ -14,7 +14,7 @@ enum {
     OPT_PREFILL = 512,
     OPT_DECODE,
     OPT_BOTH,
-    OPT_HOST,
+    OPT_HOSTS,
     OPT_HOSTFILE,
     OPT_KV_BYTES,
     OPT_CHUNK,
@@ -31,7 +31,7 @@ static const struct argp_option OPTIONS[] = {
     {"prefill",                              OPT_PREFILL, "P", 0, "Ranks that compute prompts (default 1)", 1},
     {"decode",                                         OPT_DECODE, "D", 0, "Ranks that generate (default 1)", 1},
     {"both",  OPT_BOTH, "N", 0, "Instead of the two: N ranks that do both", 1},
-    {"host",                                        OPT_HOST, "LIST", 0, "Hosts and slots for mpirun: node1:8,node2:8", 1},
+    {"hosts",                                        OPT_HOSTS, "LIST", 0, "Hosts and slots for mpirun: node1:8,node2:8", 1},
     {"hostfile",                                        OPT_HOSTFILE, "FILE", 0, "Open MPI host file", 1},
     {NULL,                                 0, NULL, 0, "Each rank:", 2},
     {"kv-bytes",                                      OPT_KV_BYTES, "BYTES", 0,
@@ -193,7 +193,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_BOTH:
         opt->n_both = (uint32_t)bt_option_number(state, "--both", arg, 1, MAX_RANKS);
         return 0;
-    case OPT_HOST: opt->hosts = arg; return 0;
+    case OPT_HOSTS: opt->hosts = arg; return 0;
     case OPT_HOSTFILE: opt->hostfile = arg; return 0;
     case ARGP_KEY_END: check(state, opt); return 0;
     default: return parse_worker(key, arg, state, opt);

@@ -1,0 +1,87 @@
+/* baton - `baton VERB ...` runs the program baton-VERB that lies beside this one. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/child.h"
+
+enum { EX_USAGE = 64 };
+
+static const struct {
+    const char *verb, *text;
+} VERBS[] = {
+    {"run",         "start a cell on this machine and serve: coordinator and ranks in one command"},
+    {"chat",        "talk with a running cell"                                                    },
+    {"generate",    "send one prompt to a running cell"                                           },
+    {"logits",      "the logits of given tokens, computed by the ranks that serve"                },
+    {"tokenize",    "text to token ids, as the model does it"                                     },
+    {"inspect",     "what a model is, how large, and what fits"                                   },
+    {"coordinator", "the front of a cell alone"                                                   },
+    {"worker",      "one rank of a cell (started by launch)"                                      },
+    {"launch",      "start the ranks of a cell under mpirun"                                      },
+};
+
+static bool exists(const char *verb, char path_out[PATH_MAX])
+{
+    char    self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+    if (n <= 0 || strchr(verb, '/') != NULL) return false;
+    self[n]             = '\0';
+    *strrchr(self, '/') = '\0';
+    return snprintf(path_out, PATH_MAX, "%s/baton-%s", self, verb) < PATH_MAX &&
+           access(path_out, X_OK) == 0;
+}
+
+static void help(FILE *to)
+{
+    char path[PATH_MAX];
+
+    fputs("Usage: baton VERB [OPTION...]\n"
+          "Serves DeepSeek-class models: prompts on one group of ranks, generation on another.\n\n",
+          to);
+    for (size_t i = 0; i < sizeof(VERBS) / sizeof(VERBS[0]); i++) {
+        if (exists(VERBS[i].verb, path)) fprintf(to, "  %-12s %s\n", VERBS[i].verb, VERBS[i].text);
+    }
+    fputs("\n`baton VERB --help` says more. To begin with:\n"
+          "  baton inspect models/demo\n"
+          "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
+          "  baton chat --address 127.0.0.1:8000\n",
+          to);
+}
+
+int main(int argc, char **argv)
+{
+    const char *verb = argc > 1 ? argv[1] : NULL;
+    char        path[PATH_MAX];
+
+    if (verb == NULL) {
+        help(stderr);
+        return EX_USAGE;
+    }
+    if (strcmp(verb, "--version") == 0 || strcmp(verb, "-V") == 0) {
+        puts("baton " BATON_VERSION);
+        return EXIT_SUCCESS;
+    }
+    if (strcmp(verb, "help") == 0 && argc > 2) { /* baton help run = baton run --help */
+        argv[1] = argv[2];
+        argv[2] = (char *)"--help";
+        argv[3] = NULL;
+        verb    = argv[1];
+    } else if (strcmp(verb, "help") == 0 || strcmp(verb, "--help") == 0 ||
+               strcmp(verb, "-?") == 0 || strcmp(verb, "-h") == 0) {
+        help(stdout);
+        return EXIT_SUCCESS;
+    }
+    if (!exists(verb, path)) {
+        fprintf(stderr, "baton: there is no verb \"%s\"\n\n", verb);
+        help(stderr);
+        return EX_USAGE;
+    }
+    execv(path, argv + 1);
+    fprintf(stderr, "baton: %s: %s\n", path, strerror(errno));
+    return EXIT_FAILURE;
+}

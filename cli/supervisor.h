@@ -1,0 +1,33 @@
+/* cli/supervisor.h - one coordinator and one job of ranks on this machine, from start to end.
+ *
+ *   starting --control port--> loading --every rank ready--> serving --signal, death--> stopping
+ *
+ * Whatever happens, run() returns only when every process of the cell is gone.
+ *
+ * Threads: the main thread, which has no others. */
+#ifndef BT_CLI_SUPERVISOR_H
+#define BT_CLI_SUPERVISOR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cli/cell_options.h"
+#include "core/log.h"
+
+typedef struct {
+    bt_cell_options cell;
+    const char     *host;     /* of the public port */
+    const char     *control;  /* HOST:PORT where the ranks attach */
+    const char     *queue_s;  /* passed to the coordinator, or NULL */
+    uint16_t        port;     /* 0: any */
+    uint64_t        stall_ns; /* loading without progress for so long is a failure */
+    bt_log_level    log;
+    const char     *chat;       /* ask this, then stop; NULL: serve until a signal */
+    const char     *max_tokens; /* of that answer */
+} bt_run_options;
+
+/* Returns the exit code: 0 after a clean end that was asked for, 1 after any failure, which has
+ * been reported; with `chat`, that of the client. */
+int bt_supervisor_run(const bt_run_options *opt);
+
+#endif

@@ -1,0 +1,115 @@
+/* tests/parallel/mpi_test.h - a test table that runs as several ranks; the verdict is collective.
+ *
+ * Tests share g_world and take fresh epochs from next_epoch(), which advances alike on all ranks.
+ * g_all is a group of all ranks that only the harness and the tests' rendezvous use. */
+#ifndef BT_TESTS_PARALLEL_MPI_TEST_H
+#define BT_TESTS_PARALLEL_MPI_TEST_H
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "parallel/group.h"
+#include "tests/support/test.h"
+
+enum { HARNESS_SPACE = 7, MAX_RANKS = 16 };
+
+static bt_world *g_world;
+static bt_group *g_all;
+static uint32_t  g_rank, g_ranks, g_epoch = 100;
+
+static inline uint32_t next_epoch(void) { return g_epoch++; }
+
+static inline bt_wait wait_s(double seconds)
+{
+    return (bt_wait){.timeout_ns = (uint64_t)(seconds * 1e9), .what = "test", .layer = -1};
+}
+
+/* All ranks meet.  A harness that cannot meet ends the job. */
+static inline void meet(void)
+{
+    bt_wait wait = wait_s(60);
+
+    wait.what = "meeting of all ranks";
+    if (bt_group_barrier(g_all, &wait) != BT_OK) bt_world_exit(g_world, EXIT_FAILURE);
+}
+
+/* The highest of all ranks' values. */
+static inline uint64_t max_over_ranks(uint64_t mine)
+{
+    uint64_t all[MAX_RANKS], max = 0;
+    bt_wait  wait = wait_s(60);
+
+    if (bt_group_all_gather(g_all, &mine, sizeof(mine), all, &wait) != BT_OK)
+        bt_world_exit(g_world, EXIT_FAILURE);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        max = all[i] > max ? all[i] : max;
+    return max;
+}
+
+/* A group of all ranks in tag space 0. */
+static inline bt_group *group_of_all(void)
+{
+    uint32_t  ranks[MAX_RANKS];
+    bt_group *group = NULL;
+
+    for (uint32_t i = 0; i < g_ranks; i++)
+        ranks[i] = i;
+    EXPECT_EQ(bt_group_create(g_world, g_ranks, ranks, 0, next_epoch(), &group), BT_OK);
+    if (group == NULL) bt_world_exit(g_world, EXIT_FAILURE);
+    return group;
+}
+
+static inline void mpi_test_start(int *argc, char ***argv)
+{
+    uint32_t ranks[MAX_RANKS];
+
+    bt_log_init("test", BT_LOG_INFO);
+    if (bt_world_init(argc, argv, &g_world) != BT_OK) exit(EXIT_FAILURE);
+    g_rank  = bt_world_rank(g_world);
+    g_ranks = bt_world_size(g_world);
+    if (g_ranks > MAX_RANKS) bt_world_exit(g_world, EXIT_FAILURE);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        ranks[i] = i;
+    if (bt_group_create(g_world, g_ranks, ranks, HARNESS_SPACE, 0, &g_all) != BT_OK)
+        bt_world_exit(g_world, EXIT_FAILURE);
+    if (g_rank != 0 && freopen("/dev/null", "w", stdout) == NULL) /* rank 0 prints the table */
+        bt_world_exit(g_world, EXIT_FAILURE);
+}
+
+static inline int mpi_test_main(int argc, char **argv, const bt_test *tests, size_t n)
+{
+    int rc = EXIT_SUCCESS;
+
+    mpi_test_start(&argc, &argv);
+    for (size_t i = 0; i < n && rc == EXIT_SUCCESS;
+         i++) { /* a rank that fails ends the run for all */
+        if (argc > 1 && strcmp(argv[1], tests[i].name) != 0) continue;
+        rc = bt_run_tests(tests + i, 1, NULL);
+        rc = (int)max_over_ranks((uint64_t)rc);
+    }
+    bt_group_destroy(g_all);
+    bt_world_fini(g_world);
+    if (bt_alloc_live() != 0) {
+        fprintf(stderr, "rank %u: %ld allocations are still live\n", g_rank, bt_alloc_live());
+        rc = EXIT_FAILURE;
+    }
+    return rc;
+}
+#define MPI_TEST_MAIN(tests)                                                         \
+    int main(int argc, char **argv)                                                  \
+    {                                                                                \
+        return mpi_test_main(argc, argv, tests, sizeof(tests) / sizeof((tests)[0])); \
+    }
+
+/* A reproducible stream of numbers, for content and for choices. */
+static inline uint64_t mix(uint64_t x)
+{
+    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9ull;
+    x ^= x >> 27, x *= 0x94d049bb133111ebull;
+    return x ^ x >> 31;
+}
+static inline uint64_t mix3(uint64_t a, uint64_t b, uint64_t c)
+{
+    return mix(mix(mix(a + 0x9e3779b97f4a7c15ull) + b) + c);
+}
+
+#endif

@@ -1,0 +1,398 @@
+/* Group exchanges as n ranks: contents, counts, subsets, and what happens when a rank is late. */
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/parallel/mpi_test.h"
+
+static uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
+{
+    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
+}
+
+static void fill(uint8_t *p, size_t n, uint64_t seed, uint32_t from, uint32_t to)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = byte_of(seed, from, to, i);
+}
+
+static size_t wrong_bytes(const uint8_t *p, size_t n, uint64_t seed, uint32_t from, uint32_t to)
+{
+    size_t wrong = 0;
+
+    for (size_t i = 0; i < n; i++)
+        wrong += p[i] != byte_of(seed, from, to, i);
+    return wrong;
+}
+
+static void all_gather_of_many_sizes_brings_everyones_bytes(void)
+{
+    static const size_t SIZES[] = {0,     1,      7,      8,      4096,   61439,   61440,  61441,
+                                   64511, 100000, 262143, 262144, 262145, 1000003, 3 << 20};
+    bt_group           *group   = group_of_all();
+    uint8_t            *send = malloc(3 << 20), *recv = malloc((size_t)g_ranks * (3 << 20));
+    bt_wait             wait = wait_s(30);
+
+    for (size_t k = 0; k < sizeof(SIZES) / sizeof(SIZES[0]); k++) {
+        fill(send, SIZES[k], k, g_rank, 0);
+        memset(recv, 0xee, g_ranks * SIZES[k]);
+        EXPECT_EQ(bt_group_all_gather(group, send, SIZES[k], recv, &wait), BT_OK);
+        for (uint32_t i = 0; i < g_ranks; i++)
+            EXPECT_EQ(wrong_bytes(recv + i * SIZES[k], SIZES[k], k, i, 0), 0);
+    }
+    free(send);
+    free(recv);
+    bt_group_destroy(group);
+}
+
+/* Bytes from rank `from` to rank `to` in round k: many zeros, many small, a few of several
+ * fragments; every rank computes the same. */
+static size_t count_of(uint64_t k, uint32_t from, uint32_t to)
+{
+    uint64_t x = mix3(k, from, to + 77);
+
+    switch (x % 8) {
+    case 0:
+    case 1:
+    case 2: return 0;
+    case 3: return x / 8 % 200000;
+    case 4: return k % 16 == 0 ? x / 8 % 900000 : 1;
+    default: return x / 8 % 2000;
+    }
+}
+
+static void exchange_with_random_counts_brings_what_was_sent(void)
+{
+    enum { ROUNDS = 400, MAX_BYTES = 900000 };
+    bt_group *group = group_of_all();
+    uint8_t  *send  = malloc((size_t)g_ranks * MAX_BYTES),
+            *recv   = malloc((size_t)g_ranks * MAX_BYTES);
+    bt_wait wait    = wait_s(30);
+    size_t  wrong   = 0;
+
+    for (uint64_t k = 0; k < ROUNDS; k++) {
+        size_t at[2][MAX_RANKS], bytes[2][MAX_RANKS], used[2] = {0, 0};
+
+        for (uint32_t i = 0; i < g_ranks; i++) {
+            at[0][i]    = used[0];
+            at[1][i]    = used[1];
+            bytes[0][i] = count_of(k, g_rank, i);
+            bytes[1][i] = count_of(k, i, g_rank);
+            fill(send + at[0][i], bytes[0][i], k, g_rank, i);
+            used[0] += bytes[0][i];
+            used[1] += bytes[1][i];
+        }
+        memset(recv, 0xee, used[1]);
+        EXPECT_EQ(bt_group_exchange(group, send, at[0], bytes[0], recv, at[1], bytes[1], &wait),
+                  BT_OK);
+        for (uint32_t i = 0; i < g_ranks; i++)
+            wrong += wrong_bytes(recv + at[1][i], bytes[1][i], k, i, g_rank);
+    }
+    EXPECT_EQ(wrong, 0);
+    free(send);
+    free(recv);
+    bt_group_destroy(group);
+}
+
+static void exchange_one_way_brings_a_large_block(void)
+{
+    enum { BYTES = 2500000 };
+    bt_group *group           = group_of_all();
+    size_t    zero[MAX_RANKS] = {0}, to[MAX_RANKS] = {0}, from[MAX_RANKS] = {0};
+    uint8_t  *block = malloc(BYTES);
+    bt_wait   wait  = wait_s(30);
+
+    fill(block, BYTES, 5, 0, 0);
+    for (uint32_t i = 1; i < g_ranks && g_rank == 0; i++)
+        to[i] = BYTES;
+    if (g_rank != 0) from[0] = BYTES, memset(block, 0xee, BYTES);
+    for (int k = 0; k < 3; k++)
+        EXPECT_EQ(bt_group_exchange(group, g_rank == 0 ? block : NULL, zero, to,
+                                    g_rank == 0 ? NULL : block, zero, from, &wait),
+                  BT_OK);
+    EXPECT_EQ(wrong_bytes(block, BYTES, 5, 0, 0), 0);
+    free(block);
+    bt_group_destroy(group);
+}
+
+static void many_small_operations_stay_in_step(void)
+{
+    enum { STEPS = 20000 }; /* more than the tag's sequence holds */
+    bt_group *group = group_of_all();
+    uint64_t  mine, all[MAX_RANKS], wrong = 0, start_ns;
+    bt_wait   wait = wait_s(30);
+
+    start_ns = bt_now_ns();
+    for (uint64_t k = 0; k < STEPS; k++) {
+        mine = mix3(k, g_rank, 0);
+        if (bt_group_all_gather(group, &mine, sizeof(mine), all, &wait) != BT_OK) break;
+        for (uint32_t i = 0; i < g_ranks; i++)
+            wrong += all[i] != mix3(k, i, 0);
+        mine = k + 1;
+    }
+    EXPECT_EQ(mine, STEPS);
+    EXPECT_EQ(wrong, 0);
+    printf("  all-gather of 8 bytes over %u ranks: %.1f us\n", g_ranks,
+           (double)(bt_now_ns() - start_ns) / 1e3 / STEPS);
+    bt_group_destroy(group);
+}
+
+/* Ranks enter one after the other; nobody leaves before the last has come. */
+static void barrier_holds_everyone_until_the_last_comes(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(30);
+    uint64_t  entered_ns, left_ns, last_ns;
+
+    bt_sleep_ns(g_rank * 20 * BT_NS_PER_MS);
+    entered_ns = bt_now_ns();
+    EXPECT_EQ(bt_group_barrier(group, &wait), BT_OK);
+    left_ns = bt_now_ns();
+    last_ns = max_over_ranks(entered_ns); /* one machine, one clock */
+    EXPECT(left_ns >= last_ns);
+    bt_group_destroy(group);
+}
+
+/* Two halves, then overlapping pairs, in different spaces and orders, side by side. */
+static void groups_of_subsets_do_not_meet(void)
+{
+    bt_wait  wait  = wait_s(30);
+    uint32_t epoch = next_epoch();
+
+    for (uint32_t a = 0; a < g_ranks; a++) {
+        for (uint32_t b = 0; b < g_ranks; b++) {
+            uint32_t  ranks[2] = {a, b}, mine[2], all[4] = {0};
+            bt_group *group = NULL;
+
+            if (a == b || (g_rank != a && g_rank != b)) continue;
+            EXPECT_EQ(bt_group_create(g_world, 2, ranks, (a + b) % 7, epoch, &group), BT_OK);
+            EXPECT_EQ(bt_group_size(group), 2);
+            EXPECT_EQ(bt_group_self(group), g_rank == b);
+            EXPECT_EQ(bt_group_world_rank(group, 0), a);
+            EXPECT_EQ(bt_group_epoch(group), epoch);
+            mine[0] = g_rank * 100 + a;
+            mine[1] = b;
+            EXPECT_EQ(bt_group_all_gather(group, mine, sizeof(mine), all, &wait), BT_OK);
+            EXPECT_EQ(all[0], a * 100 + a);
+            EXPECT_EQ(all[2], b * 100 + a);
+            EXPECT_EQ(all[3], b);
+            bt_group_destroy(group);
+        }
+        epoch++;
+    }
+    while (g_epoch < epoch)
+        next_epoch();
+}
+
+static void all_gather_in_place_works(void)
+{
+    bt_group *group          = group_of_all();
+    uint32_t  all[MAX_RANKS] = {0};
+    bt_wait   wait           = wait_s(30);
+
+    all[g_rank] = g_rank + 1000;
+    EXPECT_EQ(bt_group_all_gather(group, &all[g_rank], sizeof(all[0]), all, &wait), BT_OK);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        EXPECT_EQ(all[i], i + 1000);
+    bt_group_destroy(group);
+}
+
+static void count_idle(void *ctx) { ++*(int *)ctx; }
+
+static void late_rank_is_waited_for_while_idle_is_polled(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(30);
+    int       idle  = 0;
+
+    wait.idle = count_idle;
+    wait.ctx  = &idle;
+    if (g_rank == g_ranks - 1) bt_sleep_ns(150 * BT_NS_PER_MS);
+    EXPECT_EQ(bt_group_barrier(group, &wait), BT_OK);
+    if (g_rank != g_ranks - 1) EXPECT(idle > 10);
+    bt_group_destroy(group);
+}
+
+static bool stop_soon(void *ctx) { return ++*(int *)ctx > 3; }
+
+static void stop_callback_cancels_the_wait(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(30);
+    int       polls = 0;
+
+    wait.stop = stop_soon;
+    wait.ctx  = &polls;
+    if (g_rank != 0) {
+        EXPECT_EQ(bt_group_barrier(group, &wait), BT_ERR_CANCELLED);
+        EXPECT_EQ(bt_group_barrier(group, &wait), BT_ERR_PEER); /* broken from now on */
+        EXPECT_HAS(bt_error_text(), "made anew");
+    }
+    bt_group_destroy(group);
+    meet();
+}
+
+/* The last rank stays away; the others' error names it, and only it. */
+static void absent_rank_is_named_at_the_deadline(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(0.2);
+    uint8_t   byte  = 1, all[MAX_RANKS];
+    char      want[64];
+    uint64_t  start_ns = bt_now_ns();
+
+    wait.what  = "dispatch";
+    wait.layer = 3;
+    snprintf(want, sizeof(want), "nothing came from ranks: %u;", g_ranks - 1);
+    if (g_rank != g_ranks - 1) {
+        EXPECT_EQ(bt_group_all_gather(group, &byte, 1, all, &wait), BT_ERR_TIMEOUT);
+        EXPECT_HAS(bt_error_text(), "dispatch of layer 3 in epoch");
+        EXPECT_HAS(bt_error_text(), want);
+        EXPECT(bt_now_ns() - start_ns < 5 * BT_NS_PER_S);
+    }
+    meet();
+    bt_group_destroy(group);
+    group = group_of_all(); /* a new epoch is not disturbed by what was left behind */
+    wait  = wait_s(30);
+    byte  = (uint8_t)g_rank;
+    EXPECT_EQ(bt_group_all_gather(group, &byte, 1, all, &wait), BT_OK);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        EXPECT_EQ(all[i], i);
+    bt_group_destroy(group);
+}
+
+/* A large exchange is abandoned half way; the late rank completes into memory that nobody uses,
+ * while the caller's buffers have long gone. */
+static void late_writer_meets_no_live_memory(void)
+{
+    enum { BYTES = 700000 };
+    bt_group *old  = group_of_all(), *group;
+    uint8_t  *send = malloc(BYTES), *recv = malloc((size_t)g_ranks * BYTES);
+    bt_wait   wait = wait_s(0.1);
+    bool      late = g_rank == g_ranks - 1;
+
+    fill(send, BYTES, 1, g_rank, 0);
+    memset(recv, 0xee, (size_t)g_ranks * BYTES);
+    if (!late) {
+        EXPECT_EQ(bt_group_all_gather(old, send, BYTES, recv, &wait), BT_ERR_TIMEOUT);
+        bt_group_destroy(old); /* requests are open: the world keeps the staging memory */
+    }
+    meet();
+    if (late) {
+        EXPECT_EQ(bt_group_all_gather(old, send, BYTES, recv, &wait), BT_ERR_TIMEOUT);
+        bt_group_destroy(old);
+    }
+    memset(recv, 0x11, (size_t)g_ranks * BYTES);
+    meet();
+    for (size_t i = 0; i < (size_t)g_ranks * BYTES; i++)
+        if (recv[i] != 0x11) {
+            EXPECT(!"a late message wrote into the caller's memory");
+            break;
+        }
+    group = group_of_all();
+    wait  = wait_s(30);
+    EXPECT_EQ(bt_group_all_gather(group, send, BYTES, recv, &wait), BT_OK);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        EXPECT_EQ(wrong_bytes(recv + (size_t)i * BYTES, BYTES, 1, i, 0), 0);
+    bt_group_destroy(group);
+    free(send);
+    free(recv);
+}
+
+/* Rank 0 stops the last rank's process, waits for it in vain, and lets it go on. */
+static void stopped_process_is_named_and_comes_back(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(30);
+    int32_t   pid   = getpid(), pids[MAX_RANKS];
+    uint8_t   byte  = 7, all[MAX_RANKS];
+    char      want[64];
+    bt_status st;
+
+    EXPECT_EQ(bt_group_all_gather(group, &pid, sizeof(pid), pids, &wait), BT_OK);
+    bt_group_destroy(group);
+    group = group_of_all();
+    meet();
+    if (g_rank == 0) kill(pids[g_ranks - 1], SIGSTOP);
+    wait = wait_s(0.3);
+    snprintf(want, sizeof(want), "nothing came from ranks: %u;", g_ranks - 1);
+    if (g_rank == g_ranks - 1) bt_sleep_ns(50 * BT_NS_PER_MS); /* stopped in here */
+    st = bt_group_all_gather(group, &byte, 1, all, &wait);
+    if (g_rank != g_ranks - 1) {
+        EXPECT_EQ(st, BT_ERR_TIMEOUT);
+        EXPECT_HAS(bt_error_text(), want);
+    }
+    if (g_rank == 0) kill(pids[g_ranks - 1], SIGCONT);
+    meet();
+    bt_group_destroy(group);
+}
+
+static void differing_counts_are_a_protocol_error(void)
+{
+    bt_group *group    = group_of_all();
+    bt_wait   wait     = wait_s(0.5);
+    uint8_t   send[64] = {0}, recv[64 * MAX_RANKS];
+    bool      deviant  = g_rank == g_ranks - 1;
+    bt_status st       = bt_group_all_gather(group, send, deviant ? 64 : 32, recv, &wait);
+
+    if (!deviant) EXPECT_HAS(bt_error_text(), "sent");
+    EXPECT(st == BT_ERR_PROTOCOL || (st == BT_ERR_TIMEOUT && g_ranks > 2));
+    meet();
+    bt_group_destroy(group);
+    meet();
+}
+
+static void lists_that_make_no_group_are_refused(void)
+{
+    bt_group *group   = NULL;
+    uint32_t  twice[] = {0, 0}, far[] = {g_ranks}, other[] = {g_rank == 0 ? 1 : 0};
+
+    EXPECT_EQ(bt_group_create(g_world, 0, twice, 0, 1, &group), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_group_create(g_world, 2, twice, 0, 1, &group), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_group_create(g_world, 1, far, 0, 1, &group), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_group_create(g_world, 1, other, 0, 1, &group), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_group_create(g_world, 1, &g_rank, 8, 1, &group), BT_ERR_INVALID_ARG);
+    EXPECT(group == NULL);
+}
+
+static void every_failing_allocation_is_survived(void)
+{
+    uint32_t ranks[MAX_RANKS];
+    long     live = bt_alloc_live();
+    int      k    = 0;
+
+    for (uint32_t i = 0; i < g_ranks; i++)
+        ranks[i] = i;
+    for (;; k++) {
+        bt_group *group = NULL;
+        bt_status st;
+
+        bt_alloc_fail_at(k);
+        st = bt_group_create(g_world, g_ranks, ranks, 1, 1, &group);
+        bt_alloc_fail_at(-1);
+        bt_group_destroy(group);
+        EXPECT_EQ(bt_alloc_live(), live);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(group == NULL);
+    }
+    EXPECT(k >= 4);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(all_gather_of_many_sizes_brings_everyones_bytes),
+    BT_TEST(exchange_with_random_counts_brings_what_was_sent),
+    BT_TEST(exchange_one_way_brings_a_large_block),
+    BT_TEST(many_small_operations_stay_in_step),
+    BT_TEST(barrier_holds_everyone_until_the_last_comes),
+    BT_TEST(groups_of_subsets_do_not_meet),
+    BT_TEST(all_gather_in_place_works),
+    BT_TEST(late_rank_is_waited_for_while_idle_is_polled),
+    BT_TEST(stop_callback_cancels_the_wait),
+    BT_TEST(absent_rank_is_named_at_the_deadline),
+    BT_TEST(late_writer_meets_no_live_memory),
+    BT_TEST(stopped_process_is_named_and_comes_back),
+    BT_TEST(differing_counts_are_a_protocol_error),
+    BT_TEST(lists_that_make_no_group_are_refused),
+    BT_TEST(every_failing_allocation_is_survived),
+};
+MPI_TEST_MAIN(TESTS)

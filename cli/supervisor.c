@@ -37,7 +37,8 @@ typedef struct {
     uint64_t              start_ns, stop_ns;
     uint64_t              coordinator_term_ns, launch_term_ns; /* while stopping */
     bool                  asked;                               /* the end was asked for */
-    char                  failure[700];                        /* the first one; "" so far */
+    bool                  served;       /* the cell was ready when it stopped */
+    char                  failure[700]; /* the first one; "" so far */
 } supervisor;
 
 static void begin_stop(supervisor *s)

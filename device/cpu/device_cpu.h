@@ -5,7 +5,7 @@
 #include "device/cpu/kernels.h"
 
 /* A chunk of a product, at most: its fp32 result waits in scratch to be rounded. */
-enum { BT_CPU_CHUNK_ROWS = 128, BT_CPU_CHUNK_COLS = 256 };
+enum { BT_CPU_CHUNK_ROWS = 512, BT_CPU_CHUNK_COLS = 256 };
 
 /* Of one pool member, on its own cache lines. */
 typedef struct {

@@ -8,7 +8,7 @@
 
 enum {
     CHUNK_WEIGHT_BYTES = 64 << 10,
-    SMALL_NS           = 8000 /* not worth waking another thread */
+    SMALL_NS           = 30000 /* not worth waking another thread */
 };
 
 typedef struct {
@@ -29,6 +29,7 @@ static cut cut_of(const bt_gemm *g)
 {
     cut      c;
     uint32_t cols = CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / 32 * 32;
+    if (g->m > 64) cols = 256;
 
     if (cols < 32) cols = 32;
     c.cols       = min_u32(cols, BT_CPU_CHUNK_COLS);

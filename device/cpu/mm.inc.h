@@ -12,11 +12,16 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 16, STAGE_ELEMS = 4096 };
+enum {
+    LANES       = 16,
+    STAGE_ELEMS = 4096,
+    AHEAD       = 24 * 2 * LANES /* elements of B to prefetch: 24 pairs */
+};
+/* From one staged row to the next: a constant in each tile. */
+#define STAGE_LD(rows) ((size_t)(STAGE_ELEMS / (rows) / 32 * 32))
 
 typedef struct {
-    const x_elem  *x; /* [rows][ld_x], padded with 0 to whole pairs of the piece */
-    size_t         ld_x;
+    const x_elem  *x;       /* [rows][STAGE_LD(rows)], padded with 0 to the end of the piece */
     const bt_bf16 *b;       /* this piece of the first column block */
     size_t         block;   /* elements from one column block to the next */
     uint32_t       n_pairs; /* in this piece */
@@ -87,13 +92,12 @@ void MM_DP2(const bt_cpu_mm *mm)
 {
     _Alignas(64) x_elem staged[STAGE_ELEMS];
     uint32_t            k_pad = bt_cpu_pad(mm->k, 32);
-    uint32_t            piece = STAGE_ELEMS / tile_rows(mm->m) / 32 * 32;
+    uint32_t            piece = (uint32_t)STAGE_LD(tile_rows(mm->m));
 
     for (uint32_t k0 = 0, n_k; k0 < k_pad; k0 += n_k) {
         n_k = k_pad - k0 < piece ? k_pad - k0 : piece;
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
             tile_args a = {.x         = staged,
-                           .ld_x      = n_k,
                            .b         = mm->packed + (size_t)k0 * LANES,
                            .block     = (size_t)k_pad * LANES,
                            .n_pairs   = n_k / 2,
@@ -104,7 +108,7 @@ void MM_DP2(const bt_cpu_mm *mm)
             rows = tile_rows(mm->m - m0);
             for (uint32_t r = 0; r < rows; r++)
                 stage_row(mm->x + (m0 + r) * mm->ld_x + k0, mm->k - k0 < n_k ? mm->k - k0 : n_k,
-                          n_k, staged + (size_t)r * n_k);
+                          n_k, staged + r * STAGE_LD(rows));
             run_columns(rows, mm->n, &a);
         }
     }

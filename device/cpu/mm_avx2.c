@@ -26,10 +26,12 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
             acc[r][v] = a->from_zero ? _mm256_setzero_ps()
                                      : _mm256_loadu_ps(a->y + (size_t)r * a->ld_y + v * 8);
     for (uint32_t p = 0; p < a->n_pairs; p++, b += 2 * LANES) {
+        for (int c = 0; c < blocks; c++)
+            _mm_prefetch((const char *)(b + (size_t)c * a->block + AHEAD), _MM_HINT_T0);
         for (int v = 0; v < vecs; v++)
             w[v] = _mm256_load_ps((const float *)(const void *)(b + v / 2 * a->block + v % 2 * 16));
         for (int r = 0; r < rows; r++) {
-            __m256 odd = _mm256_broadcast_ss(a->x + (size_t)r * a->ld_x + 2 * p + 1);
+            __m256 odd = _mm256_broadcast_ss(a->x + r * STAGE_LD(rows) + 2 * p + 1);
 
             for (int v = 0; v < vecs; v++)
                 acc[r][v] = _mm256_fmadd_ps(odd, _mm256_and_ps(w[v], _mm256_castsi256_ps(upper)),
@@ -38,7 +40,7 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
         for (int v = 0; v < vecs; v++)
             w[v] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(w[v]), 16));
         for (int r = 0; r < rows; r++) {
-            __m256 even = _mm256_broadcast_ss(a->x + (size_t)r * a->ld_x + 2 * p);
+            __m256 even = _mm256_broadcast_ss(a->x + r * STAGE_LD(rows) + 2 * p);
 
             for (int v = 0; v < vecs; v++)
                 acc[r][v] = _mm256_fmadd_ps(even, w[v], acc[r][v]);

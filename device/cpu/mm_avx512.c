@@ -11,8 +11,9 @@ typedef float x_elem;
     TILE_CASE(12, 2)                                                                \
     TILE_CASE(12, 1)                                                                \
     TILE_CASE(8, 2)                                                                 \
-    TILE_CASE(8, 1) TILE_CASE(4, 4) TILE_CASE(4, 2) TILE_CASE(4, 1) TILE_CASE(2, 4) \
-        TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) TILE_CASE(1, 2) TILE_CASE(1, 1)
+    TILE_CASE(8, 1)                                                                 \
+    TILE_CASE(4, 4) TILE_CASE(4, 2) TILE_CASE(4, 1) TILE_CASE(2, 4) TILE_CASE(2, 2) \
+        TILE_CASE(2, 1) TILE_CASE(1, 4) TILE_CASE(1, 2) TILE_CASE(1, 1)
 enum { MAX_ROWS = 12, MAX_BLOCKS = 4 };
 #include "device/cpu/mm.inc.h"
 
@@ -30,12 +31,14 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
             acc[r][c] = a->from_zero ? _mm512_setzero_ps()
                                      : _mm512_loadu_ps(a->y + (size_t)r * a->ld_y + c * LANES);
     for (uint32_t p = 0; p < a->n_pairs; p++, b += 2 * LANES) {
+        for (int c = 0; c < blocks; c++)
+            _mm_prefetch((const char *)(b + (size_t)c * a->block + AHEAD), _MM_HINT_T0);
         for (int c = 0; c < blocks; c++) {
             pair[c] = _mm512_load_si512(b + (size_t)c * a->block);
             w[c]    = _mm512_castsi512_ps(_mm512_and_si512(pair[c], upper));
         }
         for (int r = 0; r < rows; r++) {
-            __m512 odd = _mm512_set1_ps(a->x[(size_t)r * a->ld_x + 2 * p + 1]);
+            __m512 odd = _mm512_set1_ps(a->x[r * STAGE_LD(rows) + 2 * p + 1]);
 
             for (int c = 0; c < blocks; c++)
                 acc[r][c] = _mm512_fmadd_ps(odd, w[c], acc[r][c]);
@@ -43,7 +46,7 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
         for (int c = 0; c < blocks; c++)
             w[c] = _mm512_castsi512_ps(_mm512_slli_epi32(pair[c], 16));
         for (int r = 0; r < rows; r++) {
-            __m512 even = _mm512_set1_ps(a->x[(size_t)r * a->ld_x + 2 * p]);
+            __m512 even = _mm512_set1_ps(a->x[r * STAGE_LD(rows) + 2 * p]);
 
             for (int c = 0; c < blocks; c++)
                 acc[r][c] = _mm512_fmadd_ps(even, w[c], acc[r][c]);

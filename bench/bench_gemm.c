@@ -1,0 +1,204 @@
+/* bench/bench_gemm.c - the CPU products against this machine's own roofs, measured in the same run.
+ *
+ * For each family, role, number of threads and shape: the time of one product, its bandwidth over
+ * the weights, its rate, and the part of the roof that it reaches,
+ *     max(weight bytes / read bandwidth, operations / peak rate) / time.
+ * Weights rotate through a set larger than the second-level caches, as they do in a model; the read
+ * roof is measured over the same memory, before each family.  Medians of short samples: on a shared
+ * machine compare only figures of one run.
+ *
+ *     bench_gemm [family]    all families of this CPU when none is named */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/roofs.h"
+#include "core/clock.h"
+#include "device/cpu/kernels.h"
+
+enum {
+    N_SAMPLES   = 7,
+    SAMPLE_NS   = 12000000,
+    SET_BYTES   = 128 << 20,
+    MAX_LINEARS = 1024,
+    MAX_M       = 512
+};
+
+static const uint32_t SHAPES[][3] = {
+  /* m, n, k */
+    {1,   2048, 2048},
+    {4,   2048, 2048},
+    {16,  2048, 2048},
+    {64,  2048, 2048},
+    {512, 2048, 2048},
+    {1,   256,  256 },
+    {512, 1408, 2048}
+};
+
+typedef struct {
+    bt_device  *dev;
+    bt_role     role;
+    uint32_t    n_linears, next, m, k, n;
+    bt_linear  *linears[MAX_LINEARS];
+    bt_bf16    *x, *y;
+    const char *kernels;
+} bench;
+
+typedef void (*work)(bench *b);
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Median nanoseconds of one call. */
+static double median_ns(work fn, bench *b)
+{
+    double samples[N_SAMPLES];
+
+    fn(b);
+    for (int s = 0; s < N_SAMPLES; s++) {
+        uint64_t start = bt_now_ns(), end;
+        long     n     = 0;
+
+        do {
+            fn(b);
+            n++;
+        } while ((end = bt_now_ns()) - start < SAMPLE_NS);
+        samples[s] = (double)(end - start) / (double)n;
+    }
+    qsort(samples, N_SAMPLES, sizeof(samples[0]), by_value);
+    return samples[N_SAMPLES / 2];
+}
+
+static void fill_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const bench *b = ctx;
+
+    for (uint32_t i = 0; i < b->k; i++)
+        row[i] = (bt_bf16)(0x3f00u + (n * 7 + i * 13) % 128);
+}
+
+static void one_gemm(bench *b)
+{
+    bt_gemm g = {.w       = b->linears[b->next],
+                 .x       = b->x,
+                 .ld_x    = b->k,
+                 .y       = b->y,
+                 .ld_y    = b->n,
+                 .m       = b->m,
+                 .y_dtype = BT_BF16};
+
+    b->next = (b->next + 1) % b->n_linears;
+    if (bt_device_gemm(b->dev, b->role, 1, &g) != BT_OK) exit(EXIT_FAILURE);
+}
+
+/* Every thread reads its share of the weights; together all of them, once. */
+static void read_share(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const bench *b = ctx;
+
+    (void)member;
+    bt_roof_read(bt_linear_packed(b->linears[chunk]), bt_linear_bytes(b->linears[chunk]));
+}
+static void read_all(bench *b)
+{
+    bt_cpu_pool_run(bt_device_cpu_pool(b->dev), b->n_linears, read_share, b);
+}
+
+enum { PEAK_ROUNDS = 20000 };
+static void multiply_share(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const bench *b = ctx;
+
+    (void)chunk;
+    (void)member;
+    bt_roof_multiply(b->kernels, b->role == BT_ROLE_PROMPT, PEAK_ROUNDS);
+}
+static void multiply_all(bench *b)
+{
+    bt_cpu_pool_run(bt_device_cpu_pool(b->dev), bt_cpu_pool_n_threads(bt_device_cpu_pool(b->dev)),
+                    multiply_share, b);
+}
+
+static void nothing(void *ctx, uint32_t chunk, uint32_t member)
+{
+    (void)ctx;
+    (void)chunk;
+    (void)member;
+}
+static void empty_run(bench *b) { bt_cpu_pool_run(bt_device_cpu_pool(b->dev), 64, nothing, NULL); }
+
+static void make_linears(bench *b)
+{
+    size_t bytes = bt_cpu_packed_elems(b->n, b->k) * sizeof(bt_bf16);
+
+    b->n_linears = (uint32_t)(SET_BYTES / bytes < MAX_LINEARS ? SET_BYTES / bytes : MAX_LINEARS);
+    b->next      = 0;
+    for (uint32_t i = 0; i < b->n_linears; i++)
+        if (bt_device_linear_create(b->dev, b->n, b->k, fill_row, b, &b->linears[i]) != BT_OK)
+            exit(EXIT_FAILURE);
+}
+
+static void run_shape(bench *b, const uint32_t *shape, uint32_t n_threads)
+{
+    double read_gbs, peak, ns, weights, ops, roof_ns;
+
+    b->m = shape[0];
+    b->n = shape[1];
+    b->k = shape[2];
+    make_linears(b);
+    weights  = (double)bt_linear_bytes(b->linears[0]);
+    ops      = 2.0 * b->m * b->n * b->k;
+    read_gbs = weights * b->n_linears / median_ns(read_all, b);
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        b->role = (bt_role)role;
+        peak = bt_roof_multiply(b->kernels, role == BT_ROLE_PROMPT, 1) * PEAK_ROUNDS * n_threads /
+               median_ns(multiply_all, b);
+        ns      = median_ns(one_gemm, b);
+        roof_ns = weights / read_gbs > ops / peak ? weights / read_gbs : ops / peak;
+        printf("%-10s %-9s t=%u m=%-3u n=%u k=%u %9.1f us %6.1f GB/s %7.1f GFLOP/s | roofs %5.1f "
+               "GB/s %6.0f GFLOP/s | %.2f\n",
+               b->kernels, role == BT_ROLE_PROMPT ? "prompt" : "generated", n_threads, b->m, b->n,
+               b->k, ns * 1e-3, weights / ns, ops / ns, read_gbs, peak, roof_ns / ns);
+        fflush(stdout);
+        if (bt_device_cpu_table(b->dev)->mm[0] == bt_device_cpu_table(b->dev)->mm[1]) break;
+    }
+    for (uint32_t i = 0; i < b->n_linears; i++)
+        bt_device_linear_destroy(b->dev, b->linears[i]);
+}
+
+static void run_family(const char *kernels, uint32_t n_threads, bt_bf16 *x, bt_bf16 *y)
+{
+    bt_device_cpu_options opt = {.n_threads = n_threads, .kernels = kernels};
+    static bench          b;
+    bool                  slow = strcmp(kernels, "scalar") == 0;
+
+    b = (bench){.x = x, .y = y, .kernels = kernels};
+    if (bt_device_cpu_create(&opt, &b.dev) != BT_OK) exit(EXIT_FAILURE);
+    printf("%-10s t=%u a run of 64 empty chunks: %.2f us\n", kernels, n_threads,
+           median_ns(empty_run, &b) * 1e-3);
+    for (size_t s = 0; s < sizeof(SHAPES) / sizeof(SHAPES[0]); s++)
+        if (!slow || SHAPES[s][0] <= 16) run_shape(&b, SHAPES[s], n_threads);
+    bt_device_destroy(b.dev);
+}
+
+int main(int argc, char **argv)
+{
+    char     names[64], *rest = names, *name;
+    size_t   elems = (size_t)MAX_M * 2048;
+    bt_bf16 *x = aligned_alloc(64, elems * sizeof(*x)), *y = aligned_alloc(64, elems * sizeof(*y));
+
+    if (x == NULL || y == NULL) return EXIT_FAILURE;
+    for (size_t i = 0; i < elems; i++)
+        x[i] = (bt_bf16)(0x3f00u + i % 128);
+    snprintf(names, sizeof(names), "%s", argc > 1 ? argv[1] : bt_device_cpu_kernels());
+    while ((name = strtok_r(rest, ",", &rest)) != NULL)
+        for (uint32_t n_threads = 1; n_threads <= 2; n_threads++)
+            run_family(name, n_threads, x, y);
+    free(x);
+    free(y);
+    return EXIT_SUCCESS;
+}

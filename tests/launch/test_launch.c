@@ -1,0 +1,214 @@
+/* baton-launch as a user runs it; the ranks are shell scripts, which mpirun starts as well. */
+#include "tests/support/command.h"
+#include "tests/support/test.h"
+
+static const char *g_launch;
+
+enum { START_S = 20, END_S = 15 };
+
+/* Each rank says where its directories are, and what it is. */
+#define SAY                                                                          \
+    "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE pid $$ parent $PPID; " \
+    "echo shm $OMPI_MCA_btl_vader_backing_directory; echo session $TMPDIR; "
+
+static bt_command g_command;
+
+static int launch(const char *script, const char *const *environment)
+{
+    char *argv[] = {(char *)g_launch,  (char *)"--ranks", (char *)"3",    (char *)"--",
+                    (char *)"/bin/sh", (char *)"-c",      (char *)script, NULL};
+
+    return bt_command_run(&g_command, argv, environment, 30);
+}
+
+static void start(const char *script)
+{
+    char *argv[] = {(char *)g_launch,  (char *)"--ranks", (char *)"2",    (char *)"--",
+                    (char *)"/bin/sh", (char *)"-c",      (char *)script, NULL};
+
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_wait_for(&g_command, "up 0", START_S));
+    EXPECT(bt_command_wait_for(&g_command, "up 1", START_S));
+}
+
+/* The number after the n-th `word`; 0 when there is none. */
+static long number_after(const char *word, int n)
+{
+    const char *p = g_command.output;
+
+    for (; n >= 0 && p != NULL; n--) {
+        p = strstr(p, word);
+        if (p != NULL) p += strlen(word);
+    }
+    return p != NULL ? strtol(p, NULL, 10) : 0;
+}
+
+/* The path after `word` was private, and is gone. */
+static void expect_removed(const char *word)
+{
+    const char *p = strstr(g_command.output, word);
+    char        path[256];
+
+    EXPECT(p != NULL);
+    if (p == NULL) return;
+    EXPECT_EQ(sscanf(p + strlen(word), "%255s", path), 1);
+    EXPECT_HAS(path, "/baton-");
+    for (int i = 0; i < 300 && access(path, F_OK) == 0; i++)
+        usleep(10000);
+    EXPECT(access(path, F_OK) != 0);
+}
+
+static void expect_nothing_left(void)
+{
+    expect_removed("shm ");
+    expect_removed("session ");
+    for (int i = 0; i < 2; i++) {
+        EXPECT(number_after(" pid ", i) > 1);
+        EXPECT(bt_process_gone((pid_t)number_after(" pid ", i), END_S));
+        EXPECT(bt_process_gone((pid_t)number_after(" parent ", i), END_S));
+    }
+}
+
+static void launch_ranks_end_well_returns_0(void)
+{
+    EXPECT_EQ(launch(SAY, NULL), 0);
+    EXPECT_HAS(g_command.output, "rank 0 of 3");
+    EXPECT_HAS(g_command.output, "rank 1 of 3");
+    EXPECT_HAS(g_command.output, "rank 2 of 3");
+    expect_nothing_left();
+}
+
+static void launch_exit_code_of_a_rank_is_returned(void)
+{
+    EXPECT_EQ(launch(SAY "test $OMPI_COMM_WORLD_RANK = 1 && exit 7; sleep 30", NULL), 7);
+    EXPECT_HAS(g_command.output, "rank=1");
+    EXPECT_HAS(g_command.output, "ended with exit code 7");
+    expect_nothing_left();
+}
+
+static void launch_signal_of_a_rank_is_named(void)
+{
+    EXPECT_EQ(launch(SAY "test $OMPI_COMM_WORLD_RANK = 2 && kill -9 $$; sleep 30", NULL), 128 + 9);
+    EXPECT_HAS(g_command.output, "rank=2");
+    EXPECT_HAS(g_command.output, "was ended by signal 9");
+    expect_nothing_left();
+}
+
+static void launch_program_that_is_missing_is_named(void)
+{
+    char *argv[] = {(char *)g_launch,          (char *)"-n", (char *)"1", (char *)"--",
+                    (char *)"/nowhere/worker", NULL};
+
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 30), 127);
+    EXPECT_HAS(g_command.output, "/nowhere/worker: No such file");
+}
+
+static void launch_sigterm_ends_ranks_that_ignore_it(void)
+{
+    double t;
+
+    start(SAY "trap '' TERM; echo up $OMPI_COMM_WORLD_RANK; while :; do sleep 1; done");
+    t = bt_command_now();
+    kill(g_command.pid, SIGTERM);
+    EXPECT(bt_command_finish(&g_command, END_S) != 0);
+    EXPECT(bt_command_now() - t < 10);
+    expect_nothing_left();
+}
+
+static void launch_killed_takes_its_ranks_along(void)
+{
+    start(SAY "echo up $OMPI_COMM_WORLD_RANK; sleep 60");
+    kill(g_command.pid, SIGKILL);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    expect_nothing_left();
+}
+
+static void launch_mpirun_killed_ends_everything(void)
+{
+    char  text[4096];
+    FILE *f;
+    long  mpirun = 0;
+
+    start(SAY "echo up $OMPI_COMM_WORLD_RANK; sleep 60");
+    /* The parent of a rank's parent is mpirun. */
+    snprintf(text, sizeof(text), "/proc/%ld/stat", number_after(" parent ", 0));
+    f = fopen(text, "re");
+    EXPECT(f != NULL && fscanf(f, "%*d (%*[^)]) %*c %ld", &mpirun) == 1 && mpirun > 1);
+    if (f != NULL) fclose(f);
+    if (mpirun > 1) kill((pid_t)mpirun, SIGKILL);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    expect_nothing_left();
+}
+
+static void launch_sigusr1_reaches_every_rank(void)
+{
+    start("trap 'echo drained $OMPI_COMM_WORLD_RANK; exit 0' USR1; echo up "
+          "$OMPI_COMM_WORLD_RANK; while :; do sleep 0.1; done");
+    kill(g_command.pid, SIGUSR1);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 0);
+    EXPECT_HAS(g_command.output, "drained 0");
+    EXPECT_HAS(g_command.output, "drained 1");
+}
+
+static void launch_bad_command_lines_are_refused(void)
+{
+    static const struct {
+        const char *argv[6];
+        const char *says;
+    } CASES[] = {
+        {{"-n", "2", NULL},                     "no program"  },
+        {{"--", "/bin/true", NULL},             "--ranks"     },
+        {{"-n", "0", "--", "/bin/true", NULL},  "from 1 to"   },
+        {{"-n", "2x", "--", "/bin/true", NULL}, "\"2x\""      },
+        {{"--nonsense", NULL},                  "unrecognized"},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        char *argv[8] = {(char *)g_launch};
+
+        for (int k = 0; CASES[i].argv[k] != NULL; k++)
+            argv[k + 1] = (char *)CASES[i].argv[k];
+        EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 10), 64);
+        EXPECT_HAS(g_command.output, CASES[i].says);
+    }
+}
+
+static void launch_without_mpirun_says_what_to_do(void)
+{
+    const char *const missing[] = {"BATON_MPIRUN=/nowhere/mpirun", NULL};
+
+    EXPECT_EQ(launch("true", missing), 1);
+    EXPECT_HAS(g_command.output, "/nowhere/mpirun");
+}
+
+static void launch_tmpdir_too_long_is_refused(void)
+{
+    const char *const deep[] = {
+        "TMPDIR=/tmp/a-directory-name-that-is-much-too-long-for-the-path-of-a-unix-socket-below-it",
+        NULL};
+
+    EXPECT_EQ(launch("true", deep), 1);
+    EXPECT_HAS(g_command.output, "TMPDIR");
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(launch_ranks_end_well_returns_0),
+    BT_TEST(launch_exit_code_of_a_rank_is_returned),
+    BT_TEST(launch_signal_of_a_rank_is_named),
+    BT_TEST(launch_program_that_is_missing_is_named),
+    BT_TEST(launch_sigterm_ends_ranks_that_ignore_it),
+    BT_TEST(launch_killed_takes_its_ranks_along),
+    BT_TEST(launch_mpirun_killed_ends_everything),
+    BT_TEST(launch_sigusr1_reaches_every_rank),
+    BT_TEST(launch_bad_command_lines_are_refused),
+    BT_TEST(launch_without_mpirun_says_what_to_do),
+    BT_TEST(launch_tmpdir_too_long_is_refused),
+};
+
+/* usage: test_launch BATON_LAUNCH [test] */
+int main(int argc, char **argv)
+{
+    if (argc < 2) return EXIT_FAILURE;
+    g_launch = argv[1];
+    return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+}

@@ -1,0 +1,52 @@
+/* model/tokenizer_parts.h - what a tokenizer is made of.  Only for tokenizer*.c and chat.c. */
+#ifndef BT_MODEL_TOKENIZER_PARTS_H
+#define BT_MODEL_TOKENIZER_PARTS_H
+
+#include "model/added_tokens.h"
+#include "model/bpe.h"
+#include "model/pretokenizer.h"
+#include "model/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    uint32_t at, n;  /* bytes in the arena; n == 0: no such id */
+    bool     mapped; /* of the vocabulary, byte by byte: merging can make it */
+    bool     special;
+} bt_token;
+
+/* Two lists of added tokens, as Hugging Face has: those that match before normalisation, and those
+ * that match in what these left.  (No normalizer is supported, so only the order differs.) */
+enum { BT_N_ADDED_LISTS = 2 };
+
+struct bt_tokenizer {
+    char            *path;   /* owned: for errors */
+    char            *arena;  /* owned: the bytes of all tokens */
+    bt_token        *tokens; /* owned: [n_tokens] */
+    uint32_t         n_tokens;
+    bt_added_tokens *added[BT_N_ADDED_LISTS]; /* owned */
+    bt_pretokenizer *pre;                     /* owned */
+    bt_bpe          *bpe;                     /* owned */
+    uint32_t        *by_text;                 /* owned: [n_by_text] mapped ids sorted by bytes, for
+                                                 ignore_merges; NULL without it */
+    size_t n_by_text;
+
+    char *template;  /* owned: chat_template, or NULL */
+    char *bos, *eos; /* owned: their texts, or NULL */
+};
+
+/* memcmp order, a prefix first. */
+int bt_token_compare(const bt_tokenizer *tok, uint32_t id, const char *text, size_t n);
+
+/* Fills an empty tokenizer from tokenizer.json. */
+bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path);
+/* Template, bos and eos from `dir`/tokenizer_config.json and chat_template.jinja, where they are.
+ */
+bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

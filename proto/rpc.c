@@ -141,39 +141,58 @@ const grpc_channel_args *bt_rpc_client_args(void)
     return &all;
 }
 
-/* gRPC tells that a bind failed, but not why: try it once more, by hand, to learn the cause. */
-static void bind_cause(const char *address, char *buf, size_t capacity)
+/* "host:port", "[::1]:80" or ":80" into its parts. */
+static bool split(const char *address, char *host, size_t capacity, char *service, size_t n_service)
 {
-    char             host[256], service[16] = "0";
-    const char      *colon = strrchr(address, ':');
-    struct addrinfo  hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *info = NULL;
-    struct addrinfo *a;
-    int              fd, rc;
+    const char *colon = strrchr(address, ':');
 
-    if (colon == NULL) {
-        snprintf(buf, capacity, "expected HOST:PORT");
-        return;
-    }
-    snprintf(service, sizeof(service), "%.15s", colon + 1);
-    snprintf(host, sizeof(host), "%.*s", (int)(colon - address), address);
-    if (host[0] == '[') { /* [::1]:80 */
+    if (colon == NULL || colon[1] == 0 || (size_t)(colon - address) >= capacity ||
+        strlen(colon + 1) >= n_service)
+        return false;
+    snprintf(service, n_service, "%s", colon + 1);
+    snprintf(host, capacity, "%.*s", (int)(colon - address), address);
+    if (host[0] == '[') {
         memmove(host, host + 1, strlen(host));
         host[strcspn(host, "]")] = 0;
     }
-    rc = getaddrinfo(host[0] != 0 ? host : NULL, service, &hints, &info);
+    return true;
+}
+
+static int try_one(const struct addrinfo *a)
+{
+    int one = 1, fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), rc = -1;
+
+    if (fd < 0) return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)); /* as gRPC does */
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0) rc = listen(fd, 1);
     if (rc != 0) {
-        snprintf(buf, capacity, "%s", gai_strerror(rc));
-        return;
+        int cause = errno;
+
+        close(fd);
+        errno = cause;
+        return -1;
     }
-    snprintf(buf, capacity, "the port is free, but gRPC cannot bind it");
-    for (a = info; a != NULL; a = a->ai_next) {
-        fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
-        rc = fd < 0 ? -1 : bind(fd, a->ai_addr, a->ai_addrlen);
-        if (rc == 0) rc = listen(fd, 1);
-        if (rc != 0) snprintf(buf, capacity, "%s", strerror(errno));
-        if (fd >= 0) close(fd);
-    }
-    freeaddrinfo(info);
+    close(fd);
+    return 0;
+}
+
+bt_status bt_rpc_try_bind(const char *address)
+{
+    bt_status        st = BT_OK;
+    char             host[256], service[8];
+    struct addrinfo  hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *info  = NULL;
+    int              rc;
+
+    BT_REQUIRE(split(address, host, sizeof(host), service, sizeof(service)), BT_ERR_IO,
+               "cannot listen on %s: expected HOST:PORT", address);
+    rc = getaddrinfo(host[0] != 0 ? host : NULL, service, &hints, &info);
+    BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
+    for (const struct addrinfo *a = info; a != NULL; a = a->ai_next)
+        BT_REQUIRE(try_one(a) == 0, BT_ERR_IO, "cannot listen on %s: %s", address, strerror(errno));
+out:
+    if (info != NULL) freeaddrinfo(info);
+    return st;
 }
 
 bt_status bt_rpc_listen(grpc_server *server, const char *address, uint16_t *port_out)
@@ -181,11 +200,12 @@ bt_status bt_rpc_listen(grpc_server *server, const char *address, uint16_t *port
     bt_status                st    = BT_OK;
     grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
     int                      port  = grpc_server_add_http2_port(server, address, creds);
-    char                     cause[128];
 
     grpc_server_credentials_release(creds);
-    if (port <= 0) bind_cause(address, cause, sizeof(cause));
-    BT_REQUIRE(port > 0, BT_ERR_IO, "cannot listen on %s: %s", address, cause);
+    /* gRPC tells that a bind failed, but not why: try it by hand to learn the cause. */
+    if (port <= 0) BT_TRY(bt_rpc_try_bind(address));
+    BT_REQUIRE(port > 0, BT_ERR_IO, "cannot listen on %s: the port is free, but gRPC refuses it",
+               address);
     *port_out = (uint16_t)port;
 out:
     return st;

@@ -45,6 +45,8 @@ const grpc_channel_args *bt_rpc_client_args(void);
 gpr_timespec bt_rpc_deadline(uint64_t deadline_ns);
 /* Binds the server, before it starts, to "host:port" (port 0: any); IO names address and cause. */
 bt_status bt_rpc_listen(grpc_server *server, const char *address, uint16_t *port_out);
+/* Could a server bind the address now?  IO names address and cause. */
+bt_status bt_rpc_try_bind(const char *address);
 /* A slice as text, cut to the capacity, always terminated and UTF-8. */
 void bt_rpc_slice_text(grpc_slice slice, char *buf, size_t capacity);
 

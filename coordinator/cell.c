@@ -1,0 +1,123 @@
+#include "coordinator/cell.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+
+enum { RANKS_MAX = 65536 };
+
+static void hello_free(bt_up_hello *hello)
+{
+    bt_up m = {.kind = BT_UP_HELLO, .u.hello = *hello};
+
+    bt_up_free(&m);
+    memset(hello, 0, sizeof(*hello));
+}
+
+void bt_cell_fini(bt_cell *cell)
+{
+    for (uint32_t i = 0; i < cell->n_ranks; i++) {
+        hello_free(&cell->ranks[i].hello);
+        bt_free(cell->ranks[i].leave_reason);
+    }
+    bt_free(cell->ranks);
+    memset(cell, 0, sizeof(*cell));
+}
+
+#define AGREE_U64(field, format)                                                           \
+    BT_REQUIRE(a->field == b->field, BT_ERR_INVALID_ARG,                                   \
+               "rank %u on %s says " #field " " format ", but rank %u on %s says " format, \
+               b->rank, b->host, b->field, a->rank, a->host, a->field)
+#define AGREE_TEXT(field)                                                                   \
+    BT_REQUIRE(strcmp(a->field, b->field) == 0, BT_ERR_INVALID_ARG,                         \
+               "rank %u on %s says " #field " \"%.80s\", but rank %u on %s says \"%.80s\"", \
+               b->rank, b->host, b->field, a->rank, a->host, a->field)
+
+/* Is b of the same cell as a? */
+static bt_status agree(const bt_up_hello *a, const bt_up_hello *b)
+{
+    bt_status st = BT_OK;
+
+    AGREE_U64(n_ranks, "%u");
+    AGREE_U64(n_prefill, "%u");
+    AGREE_U64(n_decode, "%u");
+    BT_REQUIRE(a->model_fingerprint == b->model_fingerprint, BT_ERR_INVALID_ARG,
+               "rank %u on %s has another model (fingerprint %016llx) than rank %u on %s (%016llx)",
+               b->rank, b->host, (unsigned long long)b->model_fingerprint, a->rank, a->host,
+               (unsigned long long)a->model_fingerprint);
+    AGREE_TEXT(arithmetic);
+    AGREE_U64(page_tokens, "%u");
+    AGREE_U64(vocab_size, "%u");
+    AGREE_U64(max_context, "%u");
+    AGREE_U64(n_eos, "%u");
+    BT_REQUIRE(a->n_eos == 0 ||
+                   memcmp(a->eos_tokens, b->eos_tokens, a->n_eos * sizeof(*a->eos_tokens)) == 0,
+               BT_ERR_INVALID_ARG, "rank %u on %s has other eos_tokens than rank %u on %s", b->rank,
+               b->host, a->rank, a->host);
+    AGREE_TEXT(model_type);
+    AGREE_TEXT(architecture);
+out:
+    return st;
+}
+
+bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(hello->n_ranks <= RANKS_MAX, BT_ERR_INVALID_ARG,
+               "rank %u says it is one of %u, at most %d are supported", hello->rank,
+               hello->n_ranks, RANKS_MAX);
+    if (cell->n_ranks == 0) {
+        cell->ranks = bt_calloc(hello->n_ranks, sizeof(*cell->ranks));
+        BT_REQUIRE(cell->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", hello->n_ranks);
+        cell->n_ranks = hello->n_ranks;
+        cell->first   = hello->rank;
+    } else {
+        BT_TRY(agree(&cell->ranks[cell->first].hello, hello));
+    }
+    BT_REQUIRE(!cell->ranks[hello->rank].attached, BT_ERR_INVALID_ARG,
+               "rank %u (pid %u on %s) is here already: pid %u on %s", hello->rank, hello->pid,
+               hello->host, cell->ranks[hello->rank].hello.pid,
+               cell->ranks[hello->rank].hello.host);
+    cell->ranks[hello->rank].hello    = *hello;
+    cell->ranks[hello->rank].attached = true;
+    cell->n_attached++;
+    if (hello->epoch > cell->max_epoch) cell->max_epoch = hello->epoch;
+    memset(hello, 0, sizeof(*hello)); /* ours now */
+out:
+    return st;
+}
+
+bool bt_cell_complete(const bt_cell *cell)
+{
+    return cell->n_ranks != 0 && cell->n_attached == cell->n_ranks;
+}
+
+bool bt_cell_ready(const bt_cell *cell)
+{
+    return bt_cell_complete(cell) && cell->n_ready == cell->n_ranks;
+}
+
+void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity)
+{
+    bool   complete = bt_cell_complete(cell);
+    size_t at       = (size_t)snprintf(buf, capacity, "ranks");
+
+    for (uint32_t i = 0; i < cell->n_ranks && at < capacity; i++) {
+        const bt_cell_rank *k = &cell->ranks[i];
+
+        if (complete ? k->ready : k->attached) continue;
+        at += (size_t)snprintf(buf + at, capacity - at, "%s %u", at > 5 ? "," : "", i);
+    }
+}
+
+void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity)
+{
+    const bt_up_hello *h    = &cell->ranks[rank].hello;
+    const char        *role = h->n_decode == 0 ? "" : rank < h->n_prefill ? "prefill " : "decode ";
+
+    snprintf(buf, capacity, "%srank %u (pid %u on %.64s)", role, rank, h->pid, h->host);
+}
+
+const bt_up_hello *bt_cell_facts(const bt_cell *cell) { return &cell->ranks[cell->first].hello; }

@@ -1,0 +1,37 @@
+/* coordinator/cell.h - the ranks of the cell: who has attached, whether they agree, who is ready.
+ *
+ * Plain data; no gRPC, no clock of its own. */
+#ifndef BT_COORDINATOR_CELL_H
+#define BT_COORDINATOR_CELL_H
+
+#include "coordinator/relay.h"
+
+typedef struct {
+    bt_up_hello hello; /* owned */
+    bool        attached, ready, left;
+    uint64_t    done_bytes, total_bytes;
+    bt_up_beat  beat;
+    char       *leave_reason; /* owned: why it said it would go */
+} bt_cell_rank;
+
+typedef struct {
+    uint32_t      n_ranks, n_attached, n_ready; /* n_ranks: 0 before the first hello */
+    bt_cell_rank *ranks;                        /* owned [n_ranks] */
+    uint32_t      first;                        /* the rank that the others must agree with */
+    uint32_t      max_epoch;
+} bt_cell;
+
+void bt_cell_fini(bt_cell *cell); /* a cell of zeroes is an empty one */
+/* Takes what the hello owns.  INVALID_ARG names the rank, the field and both values when it does
+ * not agree with the ranks that are there, or is there already. */
+bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello);
+bool      bt_cell_complete(const bt_cell *cell); /* every rank has attached */
+bool      bt_cell_ready(const bt_cell *cell);    /* every rank is ready */
+/* "ranks 1, 3, 4": those not attached, or, when all are, those not ready. */
+void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);
+/* "decode rank 3 (pid 4711 on node2)". */
+void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity);
+/* Hello's facts of the cell, the same for every rank. */
+const bt_up_hello *bt_cell_facts(const bt_cell *cell);
+
+#endif

@@ -1,0 +1,22 @@
+/* coordinator/coordinator.h - the life of the process: bind, wait for the ranks, serve, end.
+ *
+ * One thread and one completion queue.  A cell whose rank is lost ends: every open request gets its
+ * status, the other ranks are told to leave, and the process exits 1. */
+#ifndef BT_COORDINATOR_COORDINATOR_H
+#define BT_COORDINATOR_COORDINATOR_H
+
+#include <stdint.h>
+
+typedef struct {
+    const char *model, *served_name, *host, *control;
+    uint32_t    port;
+    int         announce_fd;
+    double      queue_s, rank_timeout_s, stall_s, attach_s, load_s;
+    uint64_t    queue_tokens;
+    uint32_t    prefill_window;
+} bt_coordinator_options;
+
+/* Returns the process's exit code. */
+int bt_coordinator_run(const bt_coordinator_options *options);
+
+#endif

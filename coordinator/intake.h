@@ -1,0 +1,30 @@
+/* coordinator/intake.h - a GenerateRequest as a validated request of the relay.
+ *
+ * What cannot be done is refused by the field's name before anything is sent: a field is never
+ * ignored unless it holds a value that changes nothing. */
+#ifndef BT_COORDINATOR_INTAKE_H
+#define BT_COORDINATOR_INTAKE_H
+
+#include "coordinator/relay.h"
+#include "proto/vllm_engine.pb-c.h"
+
+typedef struct {
+    uint32_t vocab_size, max_context;
+    uint64_t max_tokens,
+        max_prompt; /* what one rank's pool can hold: of a request, of its prompt */
+} bt_intake_limits;
+
+/* How the client wants its answer. */
+typedef struct {
+    bool stream, logprobs;
+    bool top_logprobs; /* one alternative: at temperature 0 that is the chosen token */
+} bt_intake_answer;
+
+enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
+
+/* OK: request_out owns its prompt and stop tokens; its name is borrowed from pb.  INVALID_ARG (not
+ * logged: it is the client's affair) writes why into refusal[BT_INTAKE_TEXT]. */
+bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_intake_limits *limits,
+                    bt_relay_request *request_out, bt_intake_answer *answer_out, char *refusal);
+
+#endif

@@ -1,0 +1,177 @@
+/* baton-coordinator: the front of a cell.  Options; coordinator.c does the rest. */
+#include <argp.h>
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "coordinator/coordinator.h"
+#include "core/log.h"
+
+const char *argp_program_version = "baton-coordinator " BT_VERSION;
+
+static const char doc[] =
+    "The front of a Baton cell: takes requests over gRPC (vllm.grpc.engine.VllmEngine), gives each "
+    "to a "
+    "decode and a prefill rank, and streams the tokens back.\v"
+    "Workers attach to the control address by themselves (baton-worker --coordinator HOST:PORT); "
+    "the "
+    "public port opens when all ranks of the cell have loaded the model.  `baton run` starts a "
+    "coordinator and its workers in one command.\n\n"
+    "With --announce-fd these lines are written: \"control HOST:PORT\", \"progress RANK DONE "
+    "TOTAL\", "
+    "\"ready HOST:PORT\", \"failed REASON\".\n\n"
+    "SIGTERM and SIGINT end every open request with UNAVAILABLE, tell the ranks to leave, and exit "
+    "0. "
+    "A rank that is lost ends the cell with exit code 1.\n\n"
+    "Example:\n"
+    "  baton-coordinator --model models/demo --port 50051 --control 127.0.0.1:50052\n"
+    "  mpirun -np 2 baton-worker --model models/demo --prefill 1 --decode 1 --coordinator "
+    "127.0.0.1:50052";
+
+enum {
+    OPT_MODEL = 256,
+    OPT_PORT,
+    OPT_HOST,
+    OPT_CONTROL,
+    OPT_ANNOUNCE,
+    OPT_ON_DEATH,
+    OPT_NAME,
+    OPT_QUEUE_S,
+    OPT_QUEUE_TOKENS,
+    OPT_WINDOW,
+    OPT_ATTACH_S,
+    OPT_LOAD_S,
+    OPT_RANK_S,
+    OPT_STALL_S
+};
+
+static const struct argp_option options[] = {
+    {"model",                                                         OPT_MODEL, "DIR", 0, "the model's directory; gateways look for the tokenizer there",
+     0},
+    {"port",                                                          OPT_PORT, "N", 0, "public port; 0 takes any free one", 0},
+    {"host", OPT_HOST, "HOST", 0, "address of the public port (127.0.0.1)", 0},
+    {"control",                                                               OPT_CONTROL, "HOST:PORT", 0, "where workers attach (127.0.0.1:0)", 0},
+    {"announce-fd",OPT_ANNOUNCE, "FD", 0, "write what happens as lines to this descriptor", 0},
+    {"served-model-name",                                                              OPT_NAME, "NAME", 0, "what clients call the model (the directory's name)",
+     0},
+    {"on-death",                                                              OPT_ON_DEATH, "stop", 0, "when a rank is lost: stop", 0},
+    {"queue-s",                                                          OPT_QUEUE_S, "S", 0, "seconds that a request may wait for room (30)", 1},
+    {"queue-tokens",                                                         OPT_QUEUE_TOKENS, "N", 0, "prompt tokens that may wait (4194304)", 1},
+    {"prefill-window",                       OPT_WINDOW, "N", 0, "prompt tokens sent ahead to one prefill rank (16384)",
+     1},
+    {"attach-s",                                                               OPT_ATTACH_S, "S", 0, "seconds from the first rank to the last (60)", 2},
+    {"load-s",OPT_LOAD_S, "S", 0, "seconds that loading may take (3600)", 2},
+    {"rank-timeout-s",                                                              OPT_RANK_S, "S", 0,
+     "a rank that has requests and makes no progress so long is lost (30)", 2},
+    {"stall-s",                                                              OPT_STALL_S, "S", 0,
+     "a placed request of which nothing is heard so long fails (600)", 2},
+    {0                                                  },
+};
+
+static double seconds(struct argp_state *state, const char *name, const char *arg)
+{
+    char  *end   = NULL;
+    double value = strtod(arg, &end);
+
+    if (end == arg || *end != 0 || !isfinite(value) || value <= 0 || value > 1e8)
+        argp_error(state, "--%s takes seconds above 0, not \"%s\"", name, arg);
+    return value;
+}
+
+static uint64_t number(struct argp_state *state, const char *name, const char *arg, uint64_t low,
+                       uint64_t high)
+{
+    char              *end = NULL;
+    unsigned long long value;
+
+    errno = 0;
+    value = strtoull(arg, &end, 10);
+    if (end == arg || *end != 0 || errno != 0 || arg[0] == '-' || value < low || value > high)
+        argp_error(state, "--%s takes a number from %llu to %llu, not \"%s\"", name,
+                   (unsigned long long)low, (unsigned long long)high, arg);
+    return value;
+}
+
+static bool g_has_port;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    bt_coordinator_options *o = state->input;
+
+    switch (key) {
+    case OPT_MODEL: o->model = arg; break;
+    case OPT_PORT:
+        o->port    = (uint32_t)number(state, "port", arg, 0, 65535);
+        g_has_port = true;
+        break;
+    case OPT_HOST: o->host = arg; break;
+    case OPT_CONTROL:
+        if (strrchr(arg, ':') == NULL || strlen(arg) > 250)
+            argp_error(state, "--control takes HOST:PORT, not \"%s\"", arg);
+        o->control = arg;
+        break;
+    case OPT_ANNOUNCE: o->announce_fd = (int)number(state, "announce-fd", arg, 0, INT_MAX); break;
+    case OPT_NAME: o->served_name = arg; break;
+    case OPT_ON_DEATH:
+        if (strcmp(arg, "stop") != 0)
+            argp_error(state, "--on-death knows only \"stop\", not \"%s\"", arg);
+        break;
+    case OPT_QUEUE_S: o->queue_s = seconds(state, "queue-s", arg); break;
+    case OPT_QUEUE_TOKENS:
+        o->queue_tokens = number(state, "queue-tokens", arg, 1, 1ull << 40);
+        break;
+    case OPT_WINDOW:
+        o->prefill_window = (uint32_t)number(state, "prefill-window", arg, 1, 1u << 30);
+        break;
+    case OPT_ATTACH_S: o->attach_s = seconds(state, "attach-s", arg); break;
+    case OPT_LOAD_S: o->load_s = seconds(state, "load-s", arg); break;
+    case OPT_RANK_S: o->rank_timeout_s = seconds(state, "rank-timeout-s", arg); break;
+    case OPT_STALL_S: o->stall_s = seconds(state, "stall-s", arg); break;
+    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); break;
+    case ARGP_KEY_END:
+        if (o->model == NULL) argp_error(state, "--model DIR is missing");
+        if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
+        if (strlen(o->host) > 250) argp_error(state, "--host is too long");
+        break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    bt_coordinator_options o    = {.host           = "127.0.0.1",
+                                   .control        = "127.0.0.1:0",
+                                   .announce_fd    = -1,
+                                   .queue_s        = 30,
+                                   .queue_tokens   = 4194304,
+                                   .prefill_window = 16384,
+                                   .attach_s       = 60,
+                                   .load_s         = 3600,
+                                   .rank_timeout_s = 30,
+                                   .stall_s        = 600};
+    const struct argp      argp = {options, parse, NULL, doc, NULL, NULL, NULL};
+    struct stat            info;
+    char                  *path;
+    int                    rc;
+
+    argp_parse(&argp, argc, argv, 0, NULL, &o);
+    bt_log_init("coordinator", BT_LOG_INFO);
+    path = realpath(o.model, NULL);
+    if (path == NULL || stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
+        fprintf(stderr, "baton-coordinator: --model %s: %s\n", o.model,
+                path == NULL ? strerror(errno) : "expected a directory");
+        free(path);
+        return 2;
+    }
+    o.model = path;
+    if (o.served_name == NULL) o.served_name = strrchr(path, '/') + 1;
+    rc = bt_coordinator_run(&o);
+    free(path);
+    return rc;
+}

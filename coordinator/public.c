@@ -1,0 +1,257 @@
+/* The server: methods, calls that arrive, answers that are one message. */
+#include "coordinator/public.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "coordinator/public_call.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+
+enum { END_TRIES = 2000 };
+
+static void listen_for(bt_public *pub, const bt_method *method, void *registered);
+
+/* ---- calls */
+
+void bt_call_begin(bt_call *call, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
+{
+    grpc_call_error e = grpc_call_start_batch(call->call, ops, n, tag, NULL);
+
+    BT_ASSERT(e == GRPC_CALL_OK);
+    bt_rpc_loop_begin(call->pub->loop);
+    call->refs++;
+}
+
+void bt_call_release(bt_call *call)
+{
+    if (--call->refs > 0) return;
+    call->pub->n_calls--;
+    bt_stream_free(call->stream);
+    if (call->payload != NULL) grpc_byte_buffer_destroy(call->payload);
+    grpc_metadata_array_destroy(&call->headers);
+    grpc_call_details_destroy(&call->details);
+    if (call->call != NULL) grpc_call_unref(call->call);
+    bt_free(call);
+}
+
+static void on_done(bt_rpc_tag *tag, bool ok)
+{
+    (void)ok;
+    bt_call_release(tag->ctx);
+}
+
+/* Everything that a call without a stream ever sends, in one batch.  Without a message gRPC makes
+ * headers and status one frame, so that the client sees a failed call and no begun answer. */
+static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code code, const char *why)
+{
+    grpc_op    ops[4]  = {{.op = GRPC_OP_SEND_INITIAL_METADATA}};
+    grpc_slice details = grpc_slice_from_copied_string(why);
+    size_t     n       = 1;
+
+    if (message != NULL) {
+        ops[n].op                               = GRPC_OP_SEND_MESSAGE;
+        ops[n++].data.send_message.send_message = message;
+    }
+    ops[n].op                                            = GRPC_OP_SEND_STATUS_FROM_SERVER;
+    ops[n].data.send_status_from_server.status           = code;
+    ops[n++].data.send_status_from_server.status_details = &details;
+    call->sent                                           = (bt_rpc_tag){on_done, call};
+    bt_call_begin(call, ops, n, &call->sent);
+    if (message != NULL) grpc_byte_buffer_destroy(message);
+    grpc_slice_unref(details);
+}
+
+void bt_call_fail(bt_call *call, grpc_status_code code, const char *why)
+{
+    answer(call, NULL, code, why);
+}
+
+/* A call without a stream need not know when it is cut; gRPC wants the question asked all the same.
+ */
+static void watch_close(bt_call *call)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+
+    op.data.recv_close_on_server.cancelled = &call->cancelled;
+    call->closed                           = (bt_rpc_tag){on_done, call};
+    bt_call_begin(call, &op, 1, &call->closed);
+}
+
+static void serve(bt_call *call)
+{
+    const bt_method  *m       = call->method;
+    ProtobufCMessage *request = bt_rpc_unpack(call->payload, m->request);
+    grpc_byte_buffer *reply;
+
+    if (call->payload != NULL) grpc_byte_buffer_destroy(call->payload);
+    call->payload = NULL;
+    if (request == NULL) {
+        watch_close(call);
+        snprintf(call->why, sizeof(call->why), "the request is no %s", m->request->name);
+        bt_call_fail(call, GRPC_STATUS_INVALID_ARGUMENT, call->why);
+        return;
+    }
+    if (m->stream != NULL) {
+        m->stream(call, request);
+    } else {
+        watch_close(call);
+        reply = m->answer(call, request);
+        answer(call, reply, reply != NULL ? GRPC_STATUS_OK : call->code, call->why);
+    }
+    protobuf_c_message_free_unpacked(request, NULL);
+}
+
+static void on_arrived(bt_rpc_tag *tag, bool ok)
+{
+    bt_call *call = tag->ctx;
+
+    if (ok) {
+        listen_for(call->pub, call->method, call->registered);
+        if (call->method != NULL) {
+            serve(call);
+        } else {
+            watch_close(call);
+            bt_call_fail(call, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method");
+        }
+    }
+    bt_call_release(call);
+}
+
+/* Waits for the next call of a method; of any other path when method is NULL. */
+static void listen_for(bt_public *pub, const bt_method *method, void *registered)
+{
+    grpc_completion_queue *cq   = bt_rpc_loop_cq(pub->loop);
+    bt_call               *call = pub->stopping ? NULL : bt_calloc(1, sizeof(*call));
+    grpc_call_error        e;
+
+    if (call == NULL) {
+        if (!pub->stopping)
+            BT_WARN("out of memory: no further calls of %s",
+                    method != NULL ? method->path : "other methods");
+        return;
+    }
+    pub->n_calls++;
+    call->pub        = pub;
+    call->method     = method;
+    call->registered = registered;
+    call->refs       = 1;
+    call->arrived    = (bt_rpc_tag){on_arrived, call};
+    grpc_metadata_array_init(&call->headers);
+    grpc_call_details_init(&call->details);
+    if (method != NULL)
+        e = grpc_server_request_registered_call(pub->server, registered, &call->call,
+                                                &call->deadline, &call->headers, &call->payload, cq,
+                                                cq, &call->arrived);
+    else
+        e = grpc_server_request_call(pub->server, &call->call, &call->details, &call->headers, cq,
+                                     cq, &call->arrived);
+    BT_ASSERT(e == GRPC_CALL_OK);
+    bt_rpc_loop_begin(pub->loop);
+}
+
+/* ---- the server */
+
+/* Of a model's default sampling, what this server can do: a gateway fills the rest into its users'
+ * requests, which would then be refused for what they never asked for. */
+static char *supported_defaults(const char *text)
+{
+    json_t *all = json_loads(text, 0, NULL), *kept = json_object(), *temperature;
+    char   *dump = NULL, *copy = NULL;
+
+    temperature = json_object_get(all, "temperature");
+    if (json_is_number(temperature)) json_object_set(kept, "temperature", temperature);
+    if (json_object_size(kept) > 0) dump = json_dumps(kept, JSON_COMPACT);
+    copy = bt_strdup(dump != NULL ? dump : "");
+    free(dump);
+    json_decref(kept);
+    json_decref(all);
+    return copy;
+}
+
+static void on_down(bt_rpc_tag *tag, bool ok)
+{
+    bt_public *pub = tag->ctx;
+
+    (void)ok;
+    pub->is_down = true;
+}
+
+static bt_status init(bt_public *pub, const bt_public_config *config)
+{
+    bt_status st = BT_OK;
+
+    pub->started_ns         = bt_now_ns();
+    pub->facts              = config->facts;
+    pub->limits.vocab_size  = config->facts->vocab_size;
+    pub->limits.max_context = config->facts->max_context;
+    pub->limits.max_tokens  = bt_relay_max_tokens(pub->relay);
+    pub->limits.max_prompt  = bt_relay_max_prompt(pub->relay);
+    pub->model_path         = bt_strdup(config->model_path);
+    pub->served_name        = bt_strdup(config->served_name);
+    pub->version            = bt_strdup(config->version);
+    pub->default_sampling   = supported_defaults(config->facts->default_sampling_json);
+    BT_REQUIRE(pub->model_path != NULL && pub->served_name != NULL && pub->version != NULL &&
+                   pub->default_sampling != NULL,
+               BT_ERR_NO_MEMORY, "facts of the model");
+out:
+    return st;
+}
+
+bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
+                           bt_relay *relay, bt_public **public_out, uint16_t *port_out)
+{
+    bt_status  st  = BT_OK;
+    bt_public *pub = bt_calloc(1, sizeof(*pub));
+    void      *registered[16];
+
+    BT_REQUIRE(pub != NULL, BT_ERR_NO_MEMORY, "public port");
+    BT_ASSERT(bt_public_n_methods <= sizeof(registered) / sizeof(registered[0]));
+    pub->loop  = loop;
+    pub->relay = relay;
+    pub->down  = (bt_rpc_tag){on_down, pub};
+    BT_TRY(init(pub, config));
+    pub->server = grpc_server_create(bt_rpc_server_args(), NULL);
+    grpc_server_register_completion_queue(pub->server, bt_rpc_loop_cq(loop), NULL);
+    for (size_t i = 0; i < bt_public_n_methods; i++)
+        registered[i] = grpc_server_register_method(pub->server, bt_public_methods[i].path, NULL,
+                                                    GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+    st = bt_rpc_listen(pub->server, address, port_out);
+    grpc_server_start(pub->server); /* also one that never listened must start to be shut down */
+    if (st != BT_OK) goto out;
+    for (size_t i = 0; i < bt_public_n_methods; i++)
+        listen_for(pub, &bt_public_methods[i], registered[i]);
+    listen_for(pub, NULL, NULL);
+    *public_out = pub;
+    pub         = NULL; /* handed over */
+out:
+    bt_public_destroy(pub);
+    return st;
+}
+
+void bt_public_drain(bt_public *pub) { pub->draining = true; }
+
+uint32_t bt_public_n_streams(const bt_public *pub) { return pub->n_streams; }
+
+void bt_public_destroy(bt_public *pub)
+{
+    if (pub == NULL) return;
+    if (pub->server != NULL) {
+        pub->stopping = true;
+        grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
+        bt_rpc_loop_begin(pub->loop);
+        grpc_server_cancel_all_calls(pub->server);
+        /* Cancelled operations complete at once; their tags point into what is about to be freed.
+         */
+        for (int i = 0; i < END_TRIES && (!pub->is_down || pub->n_calls > 0); i++)
+            bt_rpc_loop_run_once(pub->loop, bt_now_ns() + 10 * BT_NS_PER_MS);
+        BT_ASSERT(pub->is_down && pub->n_calls == 0);
+        grpc_server_destroy(pub->server);
+    }
+    bt_free(pub->model_path);
+    bt_free(pub->served_name);
+    bt_free(pub->version);
+    bt_free(pub->default_sampling);
+    bt_free(pub);
+}

@@ -1,0 +1,32 @@
+/* coordinator/public.h - the public port: vllm.grpc.engine.VllmEngine and grpc.health.v1.Health.
+ *
+ * Every other method, of these services or any, is answered with UNIMPLEMENTED at once: gateways
+ * probe for several protocols and wait for all answers.  Runs on the loop's thread. */
+#ifndef BT_COORDINATOR_PUBLIC_H
+#define BT_COORDINATOR_PUBLIC_H
+
+#include "coordinator/intake.h"
+#include "proto/rpc.h"
+
+typedef struct bt_public bt_public;
+
+typedef struct {
+    const char        *model_path, *served_name, *version; /* copied */
+    const bt_up_hello *facts;                              /* borrowed while the port is open */
+} bt_public_config;
+
+/* Listens and serves from now on. */
+bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
+                           bt_relay *relay, bt_public **public_out, uint16_t *port_out);
+/* Health answers UNAVAILABLE from now on; streams go on until they have ended. */
+void bt_public_drain(bt_public *pub);
+/* Generate calls whose end has not reached the wire. */
+uint32_t bt_public_n_streams(const bt_public *pub);
+/* Cuts what is left and frees everything, driving the loop. */
+void bt_public_destroy(bt_public *pub);
+
+/* The relay's events: client is the stream of bt_relay_submit(). */
+void bt_public_token(void *client, const bt_token *token);
+void bt_public_end(void *client, const bt_relay_end *end);
+
+#endif

@@ -1,0 +1,65 @@
+/* coordinator/public_call.h - inside the public port only: calls, methods, streams. */
+#ifndef BT_COORDINATOR_PUBLIC_CALL_H
+#define BT_COORDINATOR_PUBLIC_CALL_H
+
+#include "coordinator/public.h"
+
+typedef struct bt_call   bt_call;
+typedef struct bt_stream bt_stream;
+
+/* A method: unary ones fill an answer, or return another status with bt_call.why. */
+typedef struct {
+    const char                       *path;
+    const ProtobufCMessageDescriptor *request;
+    /* Exactly one of the two.  Both borrow the request. */
+    grpc_byte_buffer *(*answer)(bt_call *call, const ProtobufCMessage *request);
+    void (*stream)(bt_call *call, const ProtobufCMessage *request);
+} bt_method;
+
+/* One call, also while it is waited for.  Freed with its last reference: one for each operation in
+ * flight, one while the relay knows the stream. */
+struct bt_call {
+    bt_public          *pub;
+    const bt_method    *method; /* NULL: any other path */
+    void               *registered;
+    grpc_call          *call;
+    gpr_timespec        deadline; /* gRPC ends the call at it by itself */
+    grpc_metadata_array headers;
+    grpc_call_details   details;
+    grpc_byte_buffer   *payload;
+    int                 cancelled;
+    uint32_t            refs;
+    bt_rpc_tag          arrived, sent, closed;
+    grpc_status_code    code; /* of an answer that is an error */
+    char                why[BT_INTAKE_TEXT];
+    bt_stream          *stream; /* owned */
+};
+
+struct bt_public {
+    bt_rpc_loop       *loop;  /* borrowed */
+    bt_relay          *relay; /* borrowed */
+    grpc_server       *server;
+    bt_rpc_tag         down;
+    bool               is_down, stopping, draining;
+    bt_intake_limits   limits;
+    const bt_up_hello *facts;
+    char              *model_path, *served_name, *version, *default_sampling; /* owned */
+    uint64_t           n_calls;   /* not yet freed, waiting ones too */
+    uint32_t           n_streams; /* Generate calls not yet freed */
+    uint64_t           started_ns;
+    double             last_receive;               /* Unix time of the last Generate */
+    uint64_t           rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */
+};
+
+void bt_call_begin(bt_call *call, const grpc_op *ops, size_t n, bt_rpc_tag *tag);
+void bt_call_release(bt_call *call);
+/* Ends a call that has sent nothing, with a status. */
+void bt_call_fail(bt_call *call, grpc_status_code code, const char *why);
+
+/* The unary methods (public_info.c) and Generate (public_stream.c). */
+extern const bt_method bt_public_methods[];
+extern const size_t    bt_public_n_methods;
+void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
+void                   bt_stream_free(bt_stream *stream);
+
+#endif

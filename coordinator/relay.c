@@ -1,0 +1,489 @@
+/* The life of a request but for its placement (placement.c). */
+#include "coordinator/relay.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "coordinator/relay_state.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+
+enum { SCAN_MS = 250, EARLY_MAX = 256, MESSAGE_MAX = 512 };
+
+/* ---- lists and names */
+
+void bt_list_remove(bt_request_list *list, bt_request *q)
+{
+    *(q->prev != NULL ? &q->prev->next : &list->first) = q->next;
+    *(q->next != NULL ? &q->next->prev : &list->last)  = q->prev;
+    q->prev = q->next = NULL;
+}
+
+void bt_list_insert(bt_request_list *list, bt_request *q)
+{
+    bt_request *at = list->last;
+
+    while (at != NULL && at->arrived_ns > q->arrived_ns)
+        at = at->prev;
+    q->prev                                            = at;
+    q->next                                            = at != NULL ? at->next : list->first;
+    *(q->prev != NULL ? &q->prev->next : &list->first) = q;
+    *(q->next != NULL ? &q->next->prev : &list->last)  = q;
+}
+
+/* Two names with one key would count as duplicates: with 64 bits that does not happen by chance,
+ * and who makes it happen gets a refusal. */
+static uint64_t name_key(const char *name)
+{
+    uint64_t key = XXH3_64bits(name, strlen(name));
+
+    return key != 0 ? key : 1;
+}
+
+static void request_free(bt_relay *r, bt_request *q)
+{
+    bt_list_remove(q->state == BT_QUEUED ? &r->queue : &r->placed, q);
+    bt_table_remove(&r->numbers, q->number);
+    bt_free(q->name);
+    bt_free(q->prompt);
+    bt_free(q->sampling.stop_tokens);
+    bt_free(q->early);
+    bt_free(q);
+}
+
+/* ---- the end of a request */
+
+static void send_abort(bt_relay *r, const bt_request *q, uint32_t rank)
+{
+    bt_down m = {
+        .kind = BT_DOWN_ABORT, .u.abort = {q->number, r->cfg.epoch}
+    };
+
+    r->events.send(r->events.ctx, rank, &m);
+}
+
+/* Everything that an ended request still has; frees it once no rank holds anything. */
+static void settle(bt_relay *r, bt_request *q)
+{
+    if (q->state == BT_ENDED && !q->decode_holds && !q->prefill_holds) request_free(r, q);
+}
+
+static void finish_request(bt_relay *r, bt_request *q, const bt_relay_end *end)
+{
+    if (q->state == BT_ENDED) return;
+    if (q->state == BT_QUEUED) {
+        bt_list_remove(&r->queue, q);
+        bt_list_insert(&r->placed, q);
+        r->queued_tokens -= q->n_prompt;
+    }
+    bt_relay_prefill_done(r, q);
+    if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
+    q->state = BT_ENDED;
+    bt_table_remove(&r->names, q->name_key);
+    r->events.end(r->events.ctx, q->client, end);
+    q->client = NULL;
+    if (!r->stopped) { /* else the ranks are told to leave altogether */
+        if (q->decode_holds) send_abort(r, q, q->decode_rank);
+        if (q->prefill_holds) send_abort(r, q, q->prefill_rank);
+    }
+}
+
+void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt,
+                          ...)
+{
+    char         message[MESSAGE_MAX];
+    bt_relay_end end = {.code = code, .message = message};
+    va_list      ap;
+
+    va_start(ap, fmt);
+    vsnprintf(message, sizeof(message), fmt, ap);
+    va_end(ap);
+    bt_log_set_request(q->number);
+    BT_INFO("ends with status %d: %s", (int)code, message);
+    bt_log_set_request(0);
+    finish_request(relay, q, &end);
+    settle(relay, q);
+}
+
+/* ---- creation */
+
+bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *events,
+                          bt_relay **relay_out)
+{
+    bt_status st = BT_OK;
+    bt_relay *r  = bt_calloc(1, sizeof(*r));
+
+    BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request table");
+    r->cfg         = *config;
+    r->cfg.ranks   = NULL;
+    r->events      = *events;
+    r->next_number = 1;
+    r->ranks       = bt_calloc(config->n_ranks, sizeof(*r->ranks));
+    BT_REQUIRE(r->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", config->n_ranks);
+    for (uint32_t i = 0; i < config->n_ranks; i++)
+        r->ranks[i].limits = config->ranks[i];
+    *relay_out = r;
+    r          = NULL; /* handed over */
+out:
+    bt_relay_destroy(r);
+    return st;
+}
+
+void bt_relay_destroy(bt_relay *relay)
+{
+    if (relay == NULL) return;
+    while (relay->queue.first != NULL)
+        request_free(relay, relay->queue.first);
+    while (relay->placed.first != NULL)
+        request_free(relay, relay->placed.first);
+    bt_table_fini(&relay->numbers);
+    bt_table_fini(&relay->names);
+    bt_free(relay->ranks);
+    bt_free(relay);
+}
+
+/* ---- clients */
+
+#define REFUSE(cond, status, why, ...)         \
+    do {                                       \
+        if (!(cond)) *code_out = (why);        \
+        BT_REQUIRE(cond, status, __VA_ARGS__); \
+    } while (0)
+
+bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *client, uint64_t now_ns,
+                          uint64_t *number_out, grpc_status_code *code_out)
+{
+    bt_status   st  = BT_OK;
+    bt_request *q   = NULL;
+    uint64_t    key = name_key(request->name);
+
+    REFUSE(!relay->stopped, BT_ERR_PEER, relay->stop_code, "%s", relay->stop_reason);
+    REFUSE(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
+           GRPC_STATUS_INVALID_ARGUMENT,
+           "request_id \"%.200s\" is that of a request that still runs", request->name);
+    REFUSE(relay->queue.first == NULL ||
+               relay->queued_tokens + request->n_prompt <= relay->cfg.queue_tokens,
+           BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
+           "%llu prompt tokens wait already, and at most %llu may",
+           (unsigned long long)relay->queued_tokens, (unsigned long long)relay->cfg.queue_tokens);
+
+    *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
+    q         = bt_calloc(1, sizeof(*q));
+    BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
+    q->name = bt_strdup(request->name);
+    BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
+    BT_TRY(bt_table_put(&relay->names, key, q));
+    q->number   = relay->next_number;
+    q->name_key = key;
+    st          = bt_table_put(&relay->numbers, q->number, q);
+    if (st != BT_OK) {
+        bt_table_remove(&relay->names, key);
+        goto out;
+    }
+    relay->next_number++;
+    q->client                     = client;
+    q->n_prompt                   = request->n_prompt;
+    q->prompt                     = request->prompt;
+    q->sampling                   = request->sampling;
+    q->arrived_ns                 = now_ns;
+    request->prompt               = NULL; /* ours now */
+    request->sampling.stop_tokens = NULL;
+    bt_list_insert(&relay->queue, q);
+    relay->queued_tokens += q->n_prompt;
+    *number_out = q->number;
+    q           = NULL; /* handed over */
+    bt_relay_place(relay, now_ns);
+out:
+    if (q != NULL) bt_free(q->name);
+    bt_free(q);
+    return st;
+}
+
+void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name,
+                           const char *reason)
+{
+    bt_request *q = bt_table_get(&relay->names, name_key(name));
+
+    if (q != NULL && q->client == client)
+        bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
+}
+
+void bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason)
+{
+    bt_request *q = bt_table_get(&relay->names, name_key(name));
+
+    if (q != NULL && strcmp(q->name, name) == 0)
+        bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
+}
+
+/* Ends every open request of the list; ended ones may be freed under way. */
+static void end_all(bt_relay *r, bt_request_list *list, grpc_status_code code, const char *reason)
+{
+    bt_request *q, *next;
+
+    for (q = list->first; q != NULL; q = next) {
+        next = q->next;
+        if (q->state != BT_ENDED) bt_relay_end_request(r, q, code, "%s", reason);
+    }
+}
+
+void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason)
+{
+    if (relay->stopped) return;
+    relay->stopped   = true;
+    relay->stop_code = code;
+    snprintf(relay->stop_reason, sizeof(relay->stop_reason), "%s", reason);
+    end_all(relay, &relay->placed, code, reason);
+    end_all(relay, &relay->queue, code, reason);
+}
+
+/* ---- tokens */
+
+static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
+{
+    if (q->n_out++ == 0) {
+        q->first_id = t->id;
+        q->state    = BT_DECODE;
+        bt_relay_prefill_done(r, q);
+    }
+    r->tokens_out++;
+    r->events.token(r->events.ctx, q->client, t);
+    if (t->finish != BT_FINISH_NONE) {
+        bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = t->finish, .message = ""};
+
+        finish_request(r, q, &end);
+    }
+}
+
+/* A token before its turn, since two ranks may speak of one request: kept until its turn. */
+static void keep_early(bt_relay *r, bt_request *q, uint32_t rank, const bt_token *t)
+{
+    bt_token *grown;
+
+    for (uint32_t i = 0; i < q->n_early; i++)
+        if (q->early[i].position == t->position) return;
+    if (q->n_early == EARLY_MAX) {
+        bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
+                             "token %u is missing, but rank %u goes on with token %u",
+                             q->n_prompt + q->n_out, rank, t->position);
+        return;
+    }
+    grown = bt_realloc(q->early, q->n_early + 1, sizeof(*grown));
+    if (grown == NULL) {
+        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                             "the coordinator is out of memory");
+        return;
+    }
+    q->early               = grown;
+    q->early[q->n_early++] = *t;
+}
+
+/* The kept token whose turn has come. */
+static bool take_early(bt_request *q, bt_token *t_out)
+{
+    for (uint32_t i = 0; i < q->n_early; i++)
+        if (q->early[i].position == q->n_prompt + q->n_out) {
+            *t_out      = q->early[i];
+            q->early[i] = q->early[--q->n_early];
+            return true;
+        }
+    return false;
+}
+
+static bool token_is_sound(const bt_relay *r, const bt_request *q, const bt_token *t)
+{
+    uint32_t n = t->position - q->n_prompt; /* wraps when it lies before */
+
+    return t->choice == 0 && t->position >= q->n_prompt && n < q->sampling.max_tokens &&
+           t->id < r->cfg.vocab_size &&
+           (t->finish != BT_FINISH_NONE || n + 1 < q->sampling.max_tokens) &&
+           !(n == 0 && q->n_out > 0 && t->id != q->first_id);
+}
+
+static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_ns)
+{
+    bt_request *q     = bt_table_get(&r->numbers, t->request);
+    bt_token    early = *t;
+
+    if (q == NULL || q->state == BT_ENDED || t->epoch != r->cfg.epoch) return;
+    if ((q->state != BT_PREFILL && q->state != BT_DECODE) ||
+        (rank != q->decode_rank && rank != q->prefill_rank)) {
+        BT_WARN("rank %u sends a token of request %llu, which it does not have", rank,
+                (unsigned long long)t->request);
+        return;
+    }
+    q->heard_ns = now_ns;
+    if (!token_is_sound(r, q, t)) {
+        bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
+                             "rank %u sent token %u of choice %u at position %u (finish %d) for a "
+                             "request of %u + %u tokens that has %u",
+                             rank, t->id, t->choice, t->position, (int)t->finish, q->n_prompt,
+                             q->sampling.max_tokens, q->n_out);
+        return;
+    }
+    if (t->position < q->n_prompt + q->n_out) return; /* the first token, by the other rank */
+    if (t->position > q->n_prompt + q->n_out) {
+        keep_early(r, q, rank, t);
+        return;
+    }
+    do
+        accept_token(r, q, &early);
+    while (q->state != BT_ENDED && take_early(q, &early));
+    settle(r, q);
+}
+
+/* ---- the other messages */
+
+static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
+{
+    bt_request *q = bt_table_get(&r->numbers, m->u.released.request);
+
+    if (q == NULL || m->u.released.epoch != r->cfg.epoch) return;
+    if (q->decode_holds && rank == q->decode_rank) {
+        bt_relay_free_decode(r, q);
+        if (q->state != BT_ENDED) {
+            bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
+                                 "rank %u dropped the request after %u of up to %u tokens", rank,
+                                 q->n_out, q->sampling.max_tokens);
+            goto out;
+        }
+    } else if (q->prefill_holds && rank == q->prefill_rank) {
+        bt_relay_free_prefill(r, q);
+        bt_relay_prefill_done(r, q);
+    }
+    settle(r, q);
+out:
+    bt_relay_place(r, now_ns);
+}
+
+static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
+{
+    bt_request *q = bt_table_get(&r->numbers, m->u.failed.request);
+
+    if (q == NULL || q->state == BT_ENDED || m->u.failed.epoch != r->cfg.epoch) return;
+    if (q->state == BT_QUEUED || (rank != q->decode_rank && rank != q->prefill_rank)) return;
+    bt_relay_end_request(r, q, (grpc_status_code)m->u.failed.code, "%s", m->u.failed.message);
+    bt_relay_place(r, now_ns);
+}
+
+static void on_wake_request(bt_relay *r, uint32_t rank, uint32_t wake)
+{
+    bool decode = !bt_relay_both(r) && rank >= r->cfg.n_prefill;
+
+    if (wake < r->wake[decode]) return; /* it asked before the last one reached it */
+    r->wake[decode] = wake;
+    bt_relay_wake(r, rank);
+}
+
+void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
+{
+    bt_rank_state *k = &relay->ranks[rank];
+
+    BT_ASSERT(rank < relay->cfg.n_ranks);
+    if (relay->stopped) return;
+    /* A beat shows life only when its counter moves; any other message is work. */
+    if (m->kind != BT_UP_BEAT || m->u.beat.progress != k->progress) k->progress_ns = now_ns;
+    switch (m->kind) {
+    case BT_UP_BEAT: k->progress = m->u.beat.progress; break;
+    case BT_UP_TICKET:
+        bt_relay_ticket(relay, rank, m, now_ns);
+        bt_relay_place(relay, now_ns);
+        break;
+    case BT_UP_TOKENS:
+        for (uint32_t i = 0; i < m->u.tokens.n; i++)
+            on_token(relay, rank, &m->u.tokens.tokens[i], now_ns);
+        bt_relay_place(relay, now_ns);
+        break;
+    case BT_UP_FAILED: on_failed(relay, rank, m, now_ns); break;
+    case BT_UP_RELEASED: on_released(relay, rank, m, now_ns); break;
+    case BT_UP_WAKE_REQUEST: on_wake_request(relay, rank, m->u.wake_request.wake); break;
+    default:
+        BT_WARN("rank %u sends a message of kind %d, which has no meaning here", rank,
+                (int)m->kind);
+    }
+}
+
+/* ---- time */
+
+static void end_waiting(bt_relay *r, uint64_t now_ns)
+{
+    bt_request *q = r->queue.first;
+
+    while (q != NULL && now_ns - q->arrived_ns >= r->cfg.queue_ns) { /* oldest first */
+        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                             "no rank had room for %u + %u tokens within %.1f s", q->n_prompt,
+                             q->sampling.max_tokens, (double)r->cfg.queue_ns * 1e-9);
+        q = r->queue.first;
+    }
+}
+
+static const char *state_text(bt_request_state state)
+{
+    static const char *const texts[] = {"queued", "waiting for its ticket", "in prefill",
+                                        "decoding", "ended"};
+
+    return texts[state];
+}
+
+static void end_stalled(bt_relay *r, uint64_t now_ns)
+{
+    bt_request *q, *next;
+
+    for (q = r->placed.first; q != NULL; q = next) {
+        next = q->next;
+        if (q->state == BT_ENDED || now_ns - q->heard_ns < r->cfg.stall_ns) continue;
+        bt_relay_end_request(r, q, GRPC_STATUS_DEADLINE_EXCEEDED,
+                             "nothing from rank %u for %.1f s; the request is %s",
+                             q->state == BT_PREFILL ? q->prefill_rank : q->decode_rank,
+                             (double)r->cfg.stall_ns * 1e-9, state_text(q->state));
+    }
+}
+
+static void find_stuck(bt_relay *r, uint64_t now_ns)
+{
+    char why[128];
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks && !r->stopped; i++) {
+        bt_rank_state *k = &r->ranks[i];
+
+        if (k->stuck || k->n_held == 0 || now_ns - k->progress_ns < r->cfg.rank_quiet_ns) continue;
+        k->stuck = true;
+        snprintf(why, sizeof(why), "rank %u has made no progress for %.1f s with %u requests", i,
+                 (double)(now_ns - k->progress_ns) * 1e-9, k->n_held);
+        r->events.stuck(r->events.ctx, i, why);
+    }
+}
+
+void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
+{
+    if (relay->stopped || now_ns < relay->next_scan_ns) return;
+    relay->next_scan_ns = now_ns + SCAN_MS * BT_NS_PER_MS;
+    find_stuck(relay, now_ns);
+    end_waiting(relay, now_ns);
+    end_stalled(relay, now_ns);
+    bt_relay_place(relay, now_ns);
+}
+
+void bt_relay_get_loads(const bt_relay *relay, bt_relay_loads *loads_out)
+{
+    bt_relay_loads l     = {.tokens_out = relay->tokens_out};
+    uint32_t       first = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
+
+    for (const bt_request *q = relay->queue.first; q != NULL; q = q->next)
+        l.n_waiting++;
+    for (const bt_request *q = relay->placed.first; q != NULL; q = q->next)
+        if (q->state == BT_RESERVING)
+            l.n_waiting++;
+        else if (q->state != BT_ENDED)
+            l.n_running++;
+    for (uint32_t i = first; i < relay->cfg.n_ranks; i++) {
+        const bt_rank_state *k = &relay->ranks[i];
+
+        l.max_running += k->limits.max_rows;
+        l.used_tokens += (uint64_t)k->taken_pages * relay->cfg.page_tokens;
+        l.total_tokens += (uint64_t)k->limits.n_pages * relay->cfg.page_tokens;
+    }
+    *loads_out = l;
+}

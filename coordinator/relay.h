@@ -1,0 +1,97 @@
+/* coordinator/relay.h - requests from their arrival to their terminal status.
+ *
+ * The request state machine and placement: plain code that is given the time and the ranks'
+ * messages, and calls back with what is to be sent.  It runs unchanged in a simulation.
+ *
+ *   queued --Reserve--> reserving --Ticket, Prefill--> prefill --first token--> decode --> ended
+ *      ^-------- ticket refused ---'
+ *
+ * From every state: abort, a rank's Failed, a deadline, the cell's end.  An ended request has had
+ * its one end() and is kept only until each rank that holds something of it has said Released:
+ * until then its pages count as taken.  A number is used for one placement; a request that is
+ * placed again gets a new one, so that late words about the old placement find nobody.
+ *
+ * Callbacks are made from inside the calls and must not call the relay. */
+#ifndef BT_COORDINATOR_RELAY_H
+#define BT_COORDINATOR_RELAY_H
+
+#include <grpc/status.h>
+
+#include "proto/control_msg.h"
+
+typedef struct bt_relay bt_relay;
+
+typedef struct {
+    uint32_t n_pages, max_rows;
+} bt_relay_rank;
+
+typedef struct {
+    uint32_t             n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
+    const bt_relay_rank *ranks;                        /* [n_ranks], copied */
+    uint32_t             epoch, page_tokens, vocab_size;
+    uint64_t             queue_tokens; /* prompt tokens that may wait */
+    uint64_t             queue_ns;     /* how long a request may wait for its ticket */
+    uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
+    uint64_t stall_ns;      /* a placed request of which nothing was heard so long has failed */
+    uint32_t prefill_window; /* prompt tokens sent ahead to one prefill rank */
+} bt_relay_config;
+
+typedef struct {
+    grpc_status_code code; /* OK: finish says how */
+    bt_finish        finish;
+    const char      *message; /* borrowed during the call */
+} bt_relay_end;
+
+typedef struct {
+    void (*send)(void *ctx, uint32_t rank, bt_down *m); /* takes ownership of what m owns */
+    /* Each token of a request once, in order. */
+    void (*token)(void *ctx, void *client, const bt_token *token);
+    /* Once for each submitted request; the client is not named again. */
+    void (*end)(void *ctx, void *client, const bt_relay_end *end);
+    void (*stuck)(void *ctx, uint32_t rank, const char *reason);
+    void *ctx;
+} bt_relay_events;
+
+/* A validated request. */
+typedef struct {
+    const char *name; /* request_id, borrowed */
+    uint32_t    n_prompt;
+    uint32_t   *prompt;   /* owned */
+    bt_sampling sampling; /* owned: its stop tokens */
+} bt_relay_request;
+
+typedef struct {
+    uint32_t n_waiting, n_running, max_running;
+    uint64_t used_tokens, total_tokens; /* of KV on the decode ranks */
+    uint64_t tokens_out;                /* ever */
+} bt_relay_loads;
+
+bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *events,
+                          bt_relay **relay_out);
+void      bt_relay_destroy(bt_relay *relay); /* no callbacks: end what is open before, by stop() */
+
+/* prompt + max_tokens that any rank can ever hold, and the longest prompt. */
+uint64_t bt_relay_max_tokens(const bt_relay *relay);
+uint64_t bt_relay_max_prompt(const bt_relay *relay);
+
+/* Takes ownership of what request owns and will call end() once; or, when not OK, neither:
+ * *code_out and bt_error_text() say why.  *number_out is for the log. */
+bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *client, uint64_t now_ns,
+                          uint64_t *number_out, grpc_status_code *code_out);
+/* Ends what client submitted; nothing when that has ended. */
+void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name,
+                           const char *reason);
+/* Ends the live request of that name, if there is one. */
+void bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason);
+/* Ends everything and refuses what comes, with this code and reason.  Sends nothing. */
+void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason);
+
+/* Any message of an attached rank after the cell is complete; m is borrowed, its arrays may be
+ * taken. */
+void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
+/* Deadlines and placement; call it several times a second. */
+void bt_relay_tick(bt_relay *relay, uint64_t now_ns);
+
+void bt_relay_get_loads(const bt_relay *relay, bt_relay_loads *loads_out);
+
+#endif

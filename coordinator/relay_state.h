@@ -1,0 +1,80 @@
+/* coordinator/relay_state.h - inside the relay only: what relay.c and placement.c share. */
+#ifndef BT_COORDINATOR_RELAY_STATE_H
+#define BT_COORDINATOR_RELAY_STATE_H
+
+#include "coordinator/relay.h"
+#include "coordinator/table.h"
+
+typedef enum { BT_QUEUED, BT_RESERVING, BT_PREFILL, BT_DECODE, BT_ENDED } bt_request_state;
+
+typedef struct bt_request bt_request;
+struct bt_request {
+    bt_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
+    uint64_t         number, name_key;
+    char            *name; /* owned */
+    void            *client;
+    bt_request_state state;
+    uint32_t         n_prompt;
+    uint32_t        *prompt; /* owned until the Prefill takes it */
+    bt_sampling      sampling;
+    uint32_t         decode_rank, prefill_rank;
+    bool             decode_holds, prefill_holds; /* no Released from them yet */
+    bool             prefill_counts;              /* in its prefill rank's tokens to do */
+    uint32_t         decode_pages, prefill_pages; /* counted as taken there */
+    uint32_t         n_out, first_id;             /* tokens given to the client */
+    bt_token        *early;                       /* owned: tokens that came before their turn */
+    uint32_t         n_early;
+    uint64_t         arrived_ns, heard_ns;
+};
+
+typedef struct {
+    bt_request *first, *last;
+} bt_request_list;
+
+typedef struct {
+    bt_relay_rank limits;
+    uint32_t      taken_pages;           /* by placed requests */
+    uint32_t      n_held;                /* requests that were sent to it and not Released */
+    uint64_t      prefill_tokens;        /* sent to it, first token not seen */
+    uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
+    uint64_t      refused_until_ns;
+    bool          stuck;
+} bt_rank_state;
+
+struct bt_relay {
+    bt_relay_config  cfg;
+    bt_relay_events  events;
+    bt_rank_state   *ranks; /* owned [n_ranks] */
+    bt_request_list  queue, placed;
+    bt_table         numbers, names;
+    uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
+    uint32_t         wake[2]; /* of the group: prefill (or all), decode */
+    grpc_status_code stop_code;
+    char             stop_reason[256];
+    bool             stopped;
+};
+
+static inline bool bt_relay_both(const bt_relay *r) { return r->cfg.n_decode == 0; }
+
+void bt_list_remove(bt_request_list *list, bt_request *q);
+/* Behind the last one that arrived no later. */
+void bt_list_insert(bt_request_list *list, bt_request *q);
+
+/* Places the head of the queue as long as there is room. */
+void bt_relay_place(bt_relay *relay, uint64_t now_ns);
+/* Bumps the wake number of the rank's group and tells its ranks. */
+void bt_relay_wake(bt_relay *relay, uint32_t rank);
+/* The number of pages for so many tokens. */
+uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens);
+/* The rank holds nothing of the request any more (or never did). */
+void bt_relay_free_decode(bt_relay *relay, bt_request *q);
+void bt_relay_free_prefill(bt_relay *relay, bt_request *q);
+/* The prompt is done, or will never be. */
+void bt_relay_prefill_done(bt_relay *relay, bt_request *q);
+/* A decode rank's answer to a Reserve. */
+void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
+
+__attribute__((format(printf, 4, 5))) void
+bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt, ...);
+
+#endif

@@ -1,0 +1,525 @@
+#include <jansson.h>
+#include <stdint.h>
+
+#include "core/alloc.h"
+#include "model/tokenizer.h"
+#include "tests/model/scratch.h"
+#include "tests/support/test.h"
+
+#define FIXTURES BT_SOURCE_DIR "/tests/fixtures"
+#define DEMO     BT_SOURCE_DIR "/models/demo"
+#define V2       BT_SOURCE_DIR "/tests/models/v2-lite"
+#define CODE     FIXTURES "/tokenizer-code.json"
+
+static bt_tokenizer *open_or_die(const char *path)
+{
+    bt_tokenizer *tok = NULL;
+
+    if (bt_tokenizer_open(path, &tok) != BT_OK) abort();
+    return tok;
+}
+
+/* The text of the ids, token by token; the caller frees.  Special tokens kept. */
+static char *decode(const bt_tokenizer *tok, const uint32_t *ids, size_t n, size_t *n_out)
+{
+    bt_detokenizer state = {0};
+    size_t         at = 0, capacity = 64;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes;
+
+        bt_tokenizer_bytes(tok, ids[i], &bytes, NULL);
+        capacity += 3 * bytes + 16;
+    }
+    char *text = calloc(capacity, 1);
+    if (text == NULL) abort();
+    for (size_t i = 0; i < n; i++)
+        at += bt_detokenize(tok, &state, ids[i], true, text + at, capacity - at);
+    at += bt_detokenize_end(&state, text + at, capacity - at);
+    *n_out = at;
+    return text;
+}
+
+static bool ids_equal(const uint32_t *ids, size_t n, const json_t *want)
+{
+    bool equal = n == json_array_size(want);
+
+    for (size_t i = 0; equal && i < n; i++)
+        equal = (json_int_t)ids[i] == json_integer_value(json_array_get(want, i));
+    return equal;
+}
+
+static void check_case(const bt_tokenizer *tok, const char *file, int line, const json_t *c)
+{
+    const json_t *text = json_object_get(c, "text"), *want = json_object_get(c, "decoded");
+    uint32_t     *ids = NULL;
+    size_t        n = 0, n_decoded = 0;
+    char         *decoded;
+
+    EXPECT_EQ(bt_tokenizer_encode(tok, json_string_value(text), json_string_length(text), &ids, &n),
+              BT_OK);
+    if (!ids_equal(ids, n, json_object_get(c, "ids"))) {
+        g_failures++;
+        fprintf(stderr, "%s:%d: other ids for %s\n", file, line, json_string_value(text));
+    }
+    decoded = decode(tok, ids, n, &n_decoded);
+    if (n_decoded != json_string_length(want) ||
+        memcmp(decoded, json_string_value(want), n_decoded) != 0) {
+        g_failures++;
+        fprintf(stderr, "%s:%d: decoded to \"%s\"\n", file, line, decoded);
+    }
+    free(decoded);
+    bt_free(ids);
+}
+
+/* Every case of Hugging Face's tokenizers, both ways. */
+static void check_fixture(const char *tokenizer, const char *file)
+{
+    bt_tokenizer *tok  = open_or_die(tokenizer);
+    FILE         *f    = fopen(file, "r");
+    char         *text = NULL;
+    size_t        room = 0;
+    int           line = 0;
+
+    if (f == NULL) abort();
+    while (getline(&text, &room, f) > 0) {
+        json_t *c = json_loads(text, JSON_ALLOW_NUL, NULL);
+
+        if (c == NULL) abort();
+        check_case(tok, file, ++line, c);
+        json_decref(c);
+    }
+    EXPECT_EQ(line, 453);
+    free(text);
+    fclose(f);
+    bt_tokenizer_close(tok);
+}
+
+static void tokenizer_of_demo_equals_hugging_face(void)
+{
+    check_fixture(DEMO, FIXTURES "/tokenizer-v3.jsonl");
+}
+
+static void tokenizer_of_v2_equals_hugging_face(void)
+{
+    check_fixture(V2, FIXTURES "/tokenizer-v2.jsonl");
+}
+
+static void tokenizer_of_code_equals_hugging_face(void)
+{
+    check_fixture(CODE, FIXTURES "/tokenizer-code.jsonl");
+}
+
+static size_t count(const bt_tokenizer *tok, const char *text, size_t n)
+{
+    uint32_t *ids   = NULL;
+    size_t    n_ids = SIZE_MAX;
+
+    EXPECT_EQ(bt_tokenizer_encode(tok, text, n, &ids, &n_ids), BT_OK);
+    bt_free(ids);
+    return n_ids;
+}
+
+static void tokenizer_v2_gives_each_digit_a_token(void)
+{
+    bt_tokenizer *tok = open_or_die(V2);
+
+    EXPECT_EQ(count(tok, "123", 3), 3);
+    EXPECT_EQ(count(tok, "0", 1), 1);
+    bt_tokenizer_close(tok);
+}
+
+static void tokenizer_empty_text_has_no_ids(void)
+{
+    bt_tokenizer *tok = open_or_die(DEMO);
+
+    EXPECT_EQ(count(tok, "", 0), 0);
+    bt_tokenizer_close(tok);
+}
+
+static void tokenizer_vocabulary_and_added_tokens_are_known(void)
+{
+    bt_tokenizer *tok     = open_or_die(DEMO);
+    bool          special = false;
+    size_t        n       = 0;
+    const char   *bytes;
+
+    EXPECT_EQ(bt_tokenizer_vocab_size(tok), 2048);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "<\xef\xbd\x9c"
+                                         "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"),
+              0);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "<think>"), 2044);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "<think"), -1);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "x<think>"), -1);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, ""), -1);
+    bytes = bt_tokenizer_bytes(tok, 2044, &n, &special);
+    EXPECT(n == 7 && memcmp(bytes, "<think>", 7) == 0 && !special);
+    bt_tokenizer_bytes(tok, 0, &n, &special);
+    EXPECT(n == strlen("<|begin_of_sentence|>") + 8 && special);
+    bt_tokenizer_bytes(tok, 2048, &n, &special);
+    EXPECT(n == 0 && !special);
+    bt_tokenizer_bytes(tok, UINT32_MAX, &n, &special);
+    EXPECT(n == 0 && !special);
+    bt_tokenizer_close(tok);
+}
+
+static void tokenizer_broken_utf8_is_replaced_first(void)
+{
+    static const struct {
+        const char *broken, *whole;
+    } CASES[] = {
+        {"\xff",                 "\xef\xbf\xbd"                                                },
+        {"a\xc3",                "a\xef\xbf\xbd"                                               },
+        {"\xe4\xb8z",            "\xef\xbf\xbdz"                                               },
+        {"\xed\xa0\x80",         "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"                        },
+        {"\xf0\x9f\x99x\x80",    "\xef\xbf\xbdx\xef\xbf\xbd"                                   },
+        {"\xc0\xaf\xf4\x90\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+    };
+    bt_tokenizer *tok = open_or_die(DEMO);
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        uint32_t *a = NULL, *b = NULL;
+        size_t    n = 0, m = 1;
+
+        EXPECT_EQ(bt_tokenizer_encode(tok, CASES[i].broken, strlen(CASES[i].broken), &a, &n),
+                  BT_OK);
+        EXPECT_EQ(bt_tokenizer_encode(tok, CASES[i].whole, strlen(CASES[i].whole), &b, &m), BT_OK);
+        EXPECT_EQ(n, m);
+        EXPECT(n == m && memcmp(a, b, n * sizeof(*a)) == 0);
+        bt_free(a);
+        bt_free(b);
+    }
+    bt_tokenizer_close(tok);
+}
+
+/* A NUL is a byte like any other, and no run of text is too long to be tokenised at once. */
+static void tokenizer_long_runs_are_tokenised(void)
+{
+    enum { N = 200000 };
+    static const char RUNS[]  = {'a', ' ', '\n', '!', '7', '\0'};
+    bt_tokenizer     *toks[2] = {open_or_die(DEMO), open_or_die(V2)};
+    char             *text    = malloc(N), *back;
+    uint32_t         *ids     = NULL;
+    size_t            n_ids = 0, n = 0;
+
+    if (text == NULL) abort();
+    for (size_t i = 0; i < 2 * sizeof(RUNS); i++) {
+        memset(text, RUNS[i / 2], N);
+        EXPECT_EQ(bt_tokenizer_encode(toks[i % 2], text, N, &ids, &n_ids), BT_OK);
+        back = decode(toks[i % 2], ids, n_ids, &n);
+        EXPECT(n == N && memcmp(back, text, N) == 0);
+        free(back);
+        bt_free(ids);
+    }
+    free(text);
+    for (int i = 0; i < 2; i++)
+        bt_tokenizer_close(toks[i]);
+}
+
+static void tokenizer_streams_whole_characters_only(void)
+{
+    bt_tokenizer  *tok   = open_or_die(DEMO);
+    const char    *text  = "\xf0\x9f\x99\x82"; /* one emoji: in this vocabulary several tokens */
+    bt_detokenizer state = {0};
+    uint32_t      *ids   = NULL;
+    size_t         n     = 0;
+    char           buf[256];
+
+    EXPECT_EQ(bt_tokenizer_encode(tok, text, 4, &ids, &n), BT_OK);
+    EXPECT(n > 1);
+    for (size_t i = 0; i + 1 < n; i++)
+        EXPECT_EQ(bt_detokenize(tok, &state, ids[i], false, buf, sizeof(buf)), 0);
+    EXPECT_EQ(bt_detokenize(tok, &state, 0, false, buf, sizeof(buf)), 0); /* special: skipped */
+    EXPECT_EQ(bt_detokenize(tok, &state, ids[n - 1], false, buf, sizeof(buf)), 4);
+    EXPECT(memcmp(buf, text, 4) == 0);
+    EXPECT_EQ(bt_detokenize_end(&state, buf, sizeof(buf)), 0);
+
+    EXPECT_EQ(bt_detokenize(tok, &state, ids[0], false, buf, sizeof(buf)), 0);
+    EXPECT_EQ(bt_detokenize_end(&state, buf, sizeof(buf)), 3);
+    EXPECT(memcmp(buf, "\xef\xbf\xbd", 3) == 0);
+    EXPECT_EQ(bt_detokenize_end(&state, buf, sizeof(buf)), 0);
+
+    EXPECT_EQ(bt_detokenize(tok, &state, ids[0], false, buf, sizeof(buf)), 0);
+    EXPECT_EQ(bt_detokenize(tok, &state, 2044, false, buf, sizeof(buf)), 3 + 7); /* added, kept */
+    EXPECT(memcmp(buf, "\xef\xbf\xbd<think>", 10) == 0);
+    bt_free(ids);
+    bt_tokenizer_close(tok);
+}
+
+/* The vocabulary entry of a byte, as JSON text. */
+static void put_byte_entry(char *out, uint32_t b, uint32_t *n_stand_ins)
+{
+    bool     itself = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+    uint32_t c      = itself ? b : 0x100 + (*n_stand_ins)++;
+
+    sprintf(out, "%s\"\\u%04x\": %u", b == 0 ? "" : ", ", c, b);
+}
+
+/* A small tokenizer whose bytes have themselves as ids, everything else as in the texts. */
+static void write_small(const char *extra_vocab, const char *merges, const char *pre,
+                        const char *frame)
+{
+    char     vocab[256 * 24], file[sizeof(vocab) + 4096];
+    uint32_t n_stand_ins = 0;
+    size_t   at          = 0;
+
+    for (uint32_t b = 0; b < 256; b++) {
+        put_byte_entry(vocab + at, b, &n_stand_ins);
+        at += strlen(vocab + at);
+    }
+    snprintf(file, sizeof(file),
+             "{\"model\": {\"type\": \"BPE\", \"vocab\": {%s%s}, \"merges\": %s}, "
+             "\"pre_tokenizer\": %s, \"decoder\": {\"type\": \"ByteLevel\"}%s}",
+             vocab, extra_vocab, merges, pre, frame);
+    scratch_clear();
+    scratch_write("tokenizer.json", file, strlen(file));
+}
+
+#define BYTE_LEVEL "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": false}"
+#define SPLIT(regex)                                          \
+    "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" regex \
+    "\"}, \"behavior\": \"Isolated\", \"invert\": false}"
+#define SEQUENCE(steps) "{\"type\": \"Sequence\", \"pretokenizers\": [" steps ", " BYTE_LEVEL "]}"
+#define AB_VOCAB        ", \"ab\": 300, \"abc\": 301, \"bc\": 302"
+
+static void expect_ids(const char *text, size_t n, const uint32_t *want)
+{
+    bt_tokenizer *tok = NULL;
+    uint32_t     *ids = NULL;
+    size_t        m   = 0;
+
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    if (tok == NULL) return;
+    EXPECT_EQ(bt_tokenizer_encode(tok, text, strlen(text), &ids, &m), BT_OK);
+    EXPECT_EQ(m, n);
+    for (size_t i = 0; i < n && i < m; i++)
+        EXPECT_EQ(ids[i], want[i]);
+    bt_free(ids);
+    bt_tokenizer_close(tok);
+}
+
+static void tokenizer_merges_are_strings_or_pairs(void)
+{
+    write_small(AB_VOCAB, "[\"a b\", \"ab c\"]", BYTE_LEVEL, "");
+    expect_ids("abcab", 2, (uint32_t[]){301, 300});
+    write_small(AB_VOCAB, "[[\"a\", \"b\"], [\"ab\", \"c\"]]", BYTE_LEVEL, "");
+    expect_ids("abcab", 2, (uint32_t[]){301, 300});
+}
+
+static void tokenizer_lower_rank_merges_first(void)
+{
+    write_small(AB_VOCAB, "[\"b c\", \"a b\", \"ab c\"]", BYTE_LEVEL, "");
+    expect_ids("bcab", 2, (uint32_t[]){302, 300});
+    write_small(AB_VOCAB, "[\"a b\", \"b c\"]", BYTE_LEVEL, "");
+    expect_ids("abbc", 2, (uint32_t[]){300, 302});
+}
+
+static void tokenizer_ignore_merges_takes_whole_tokens(void)
+{
+    write_small(AB_VOCAB, "[\"b c\"], \"ignore_merges\": true", SEQUENCE(SPLIT("x")), "");
+    expect_ids("abcxbcxabc", 5, (uint32_t[]){301, 'x', 302, 'x', 301});
+}
+
+static void tokenizer_pieces_end_where_the_step_before_cut(void)
+{
+    /* the lookahead sees the end of its piece, not the digit behind it */
+    write_small(", \"\xc4\xa0\xc4\xa0\": 300", "[\"\xc4\xa0 \xc4\xa0\"]",
+                SEQUENCE(SPLIT("\\\\p{N}") ", " SPLIT("\\\\s+(?!\\\\S)|\\\\s")), "");
+    expect_ids("  1", 2, (uint32_t[]){300, '1'});
+}
+
+static void tokenizer_added_tokens_match_longest_first(void)
+{
+    write_small("", "[]", BYTE_LEVEL,
+                ", \"added_tokens\": [{\"id\": 400, \"content\": \"ab\", \"special\": true}, "
+                "{\"id\": 401, \"content\": \"abc\"}, {\"id\": 402, \"content\": \"bcd\"}, "
+                "{\"id\": 403, \"content\": \"bb\", \"normalized\": true}]");
+    expect_ids("abcd", 2, (uint32_t[]){401, 'd'});
+    expect_ids("abdbcdabb", 5, (uint32_t[]){400, 'd', 402, 400, 'b'});
+    expect_ids("xbbb", 3, (uint32_t[]){'x', 403, 'b'});
+}
+
+typedef struct {
+    const char *vocab, *merges, *pre, *frame;
+    bt_status   st;
+    const char *parts[2];
+} bad_case;
+
+/* clang-format off */
+static const bad_case BAD[] = {
+    {AB_VOCAB, "[\"a b\", \"ab x\"]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[1]: expected a token \"abx\"", "found none"}},
+    {AB_VOCAB, "[\"zz b\"]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected a token \"zz\"", ""}},
+    {AB_VOCAB, "[\"ab\"]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]", "found \"ab\""}},
+    {AB_VOCAB, "[\"a b c\"]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]", "found \"a b c\""}},
+    {AB_VOCAB, "[[\"a\"]]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]", "found [\"a\"]"}},
+    {AB_VOCAB, "[[\"a\", 3]]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]", "found [\"a\",3]"}},
+    {AB_VOCAB, "[7]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]", "found 7"}},
+    {AB_VOCAB, "{}", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges: expected a list", "found {}"}},
+    {", \"x y\": -1", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"x y\": expected an id", "found -1"}},
+    {", \"xy\": 99999999999", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found 99999999999"}},
+    {", \"xy\": \"7\"", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found \"7\""}},
+    {", \"xy\": 7", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"expected a text and an id of its own", "7"}},
+    {", \"a\": 301", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"duplicate", ""}},
+    {"", "[], \"type\": \"BPE\"", BYTE_LEVEL, "", BT_ERR_FORMAT, {"duplicate", ""}},
+    {"", "[], \"byte_fallback\": true", BYTE_LEVEL, "", BT_ERR_UNSUPPORTED, {"field model.byte_fallback", "found true"}},
+    {"", "[], \"unk_token\": \"<unk>\"", BYTE_LEVEL, "", BT_ERR_UNSUPPORTED, {"field model.unk_token: expected null", "found \"<unk>\""}},
+    {"", "[], \"dropout\": 0.1", BYTE_LEVEL, "", BT_ERR_UNSUPPORTED, {"field model.dropout: expected null", "found 0.1"}},
+    {"", "[]", "null", "", BT_ERR_FORMAT, {"pre_tokenizer: expected an object", "found null"}},
+    {"", "[]", "{\"type\": \"Whitespace\"}", "", BT_ERR_UNSUPPORTED, {"pre_tokenizer", "found \"Whitespace\""}},
+    {"", "[]", "{\"type\": \"Metaspace\"}", "", BT_ERR_UNSUPPORTED, {"pre_tokenizer", "found \"Metaspace\""}},
+    {"", "[]", SEQUENCE("{\"type\": \"Punctuation\"}"), "", BT_ERR_UNSUPPORTED, {"pre_tokenizer: expected Split, Digits or ByteLevel", "found \"Punctuation\""}},
+    {"", "[]", SEQUENCE(BYTE_LEVEL), "", BT_ERR_UNSUPPORTED, {"pre_tokenizer", "ByteLevel as the last"}},
+    {"", "[]", "{\"type\": \"Sequence\", \"pretokenizers\": []}", "", BT_ERR_FORMAT, {"field pre_tokenizer.pretokenizers", "found []"}},
+    {"", "[]", SEQUENCE("{\"type\": \"Split\", \"pattern\": {\"Regex\": \"a\"}, \"behavior\": \"Removed\", \"invert\": false}"), "", BT_ERR_UNSUPPORTED, {"Split: expected behavior Isolated", "found Removed"}},
+    {"", "[]", SEQUENCE("{\"type\": \"Split\", \"pattern\": {\"Regex\": \"a\"}, \"behavior\": \"Isolated\", \"invert\": true}"), "", BT_ERR_UNSUPPORTED, {"Split: expected behavior Isolated, not inverted", "inverted"}},
+    {"", "[]", SEQUENCE("{\"type\": \"Split\", \"pattern\": {\"String\": \"a\"}, \"behavior\": \"Isolated\", \"invert\": false}"), "", BT_ERR_FORMAT, {"field pre_tokenizer.pattern.Regex: expected a string", "found nothing"}},
+    {"", "[]", SEQUENCE(SPLIT("a(")), "", BT_ERR_UNSUPPORTED, {"pre_tokenizer: regex: missing closing parenthesis", "a("}},
+    {"", "[]", SEQUENCE(SPLIT("a*")), "", BT_ERR_UNSUPPORTED, {"expected a regex that matches no empty text", "found a*"}},
+    {"", "[]", SEQUENCE(SPLIT("[a[b]]")), "", BT_ERR_UNSUPPORTED, {"a class within a class", ""}},
+    {"", "[]", SEQUENCE(SPLIT("[a&&b]")), "", BT_ERR_UNSUPPORTED, {"an intersection of classes", ""}},
+    {"", "[]", SEQUENCE(SPLIT("\\\\w+")), "", BT_ERR_UNSUPPORTED, {"not known to mean the same", ""}},
+    {"", "[]", SEQUENCE(SPLIT("(?<name>a)")), "", BT_ERR_UNSUPPORTED, {"a group that is not known", ""}},
+    {"", "[]", "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": false}", "", BT_ERR_UNSUPPORTED, {"ByteLevel: expected add_prefix_space and use_regex false", "found true"}},
+    {"", "[]", "{\"type\": \"ByteLevel\"}", "", BT_ERR_FORMAT, {"add_prefix_space: expected true or false", "found nothing"}},
+    {"", "[]", BYTE_LEVEL, ", \"normalizer\": {\"type\": \"NFC\"}", BT_ERR_UNSUPPORTED, {"field normalizer: expected none", "NFC"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": 3", BT_ERR_FORMAT, {"field added_tokens: expected a list", "found 3"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"content\": \"x\"}]", BT_ERR_FORMAT, {"token \"x\": expected an id", "found nothing"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400}]", BT_ERR_FORMAT, {"field added_tokens.content", "found nothing"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [3]", BT_ERR_FORMAT, {"field added_tokens.content", "found nothing"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"\"}]", BT_ERR_FORMAT, {"field added_tokens[0].content: expected text", ""}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 3, \"content\": \"xyz\"}]", BT_ERR_FORMAT, {"added token \"xyz\": expected an id of its own", "found 3"}},
+    {AB_VOCAB, "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 3, \"content\": \"ab\"}]", BT_ERR_FORMAT, {"added token \"ab\": expected the id of the vocabulary, 300", "found 3"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"x\\ny\", \"lstrip\": true}]", BT_ERR_UNSUPPORTED, {"added token \"x?y\": field lstrip", "found true"}},
+};
+/* clang-format on */
+
+static void tokenizer_bad_files_are_refused_by_name(void)
+{
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        bt_tokenizer *tok    = NULL;
+        int           before = g_failures;
+
+        write_small(BAD[i].vocab, BAD[i].merges, BAD[i].pre, BAD[i].frame);
+        EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BAD[i].st);
+        EXPECT(tok == NULL);
+        EXPECT_HAS(bt_error_text(), "tokenizer.json");
+        EXPECT_HAS(bt_error_text(), BAD[i].parts[0]);
+        EXPECT_HAS(bt_error_text(), BAD[i].parts[1]);
+        if (g_failures != before) fprintf(stderr, "    in case %zu\n", i);
+        bt_tokenizer_close(tok);
+    }
+}
+
+static void tokenizer_other_bad_files_are_refused(void)
+{
+    static const struct {
+        const char *text;
+        bt_status   st;
+        const char *part;
+    } FILES[] = {
+        {"",                                                                             BT_ERR_FORMAT,      "expected JSON"     },
+        {"[]",                                                                           BT_ERR_FORMAT,      "expected an object"},
+        {"{}",                                                                           BT_ERR_UNSUPPORTED, "field decoder"     },
+        {"{\"decoder\": {\"type\": \"Metaspace\"}}",                                     BT_ERR_UNSUPPORTED, "field decoder"     },
+        {"{\"decoder\": {\"type\": \"ByteLevel\"}}",                                     BT_ERR_FORMAT,      "field model"       },
+        {"{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"Unigram\"}}",
+         BT_ERR_UNSUPPORTED,                                                                                 "found \"Unigram\"" },
+        {"{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\"}}",     BT_ERR_FORMAT,
+         "field model.vocab"                                                                                                     },
+        {"{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", \"vocab\": "
+         "{\"a\": 0}, "
+         "\"merges\": []}}",                                                                               BT_ERR_UNSUPPORTED,                                                                                 "found none for 0x"    },
+    };
+    bt_tokenizer *tok = NULL;
+
+    for (size_t i = 0; i < sizeof(FILES) / sizeof(FILES[0]); i++) {
+        scratch_clear();
+        scratch_write("tokenizer.json", FILES[i].text, strlen(FILES[i].text));
+        EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), FILES[i].st);
+        EXPECT_HAS(bt_error_text(), FILES[i].part);
+    }
+    scratch_clear();
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), "tokenizer.json");
+    EXPECT(tok == NULL);
+}
+
+static void tokenizer_open_unwinds_at_every_allocation(void)
+{
+    bt_tokenizer *tok  = NULL;
+    long          live = bt_alloc_live(), k = -1;
+    bt_status     st;
+
+    write_small(AB_VOCAB, "[\"a b\"], \"ignore_merges\": true",
+                SEQUENCE(SPLIT("\\\\s+x") ", {\"type\": \"Digits\", \"individual_digits\": true}"),
+                ", \"added_tokens\": [{\"id\": 400, \"content\": \"<x>\"}]");
+    scratch_write("tokenizer_config.json", "{\"bos_token\": \"<x>\", \"chat_template\": \"t\"}",
+                  42);
+    do {
+        bt_alloc_fail_at(++k);
+        st = bt_tokenizer_open(g_scratch, &tok);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(tok == NULL);
+        EXPECT_EQ(bt_alloc_live(), live);
+    } while (k < 1000);
+    EXPECT(k > 15);
+    bt_tokenizer_close(tok);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static void tokenizer_encode_unwinds_at_every_allocation(void)
+{
+    bt_tokenizer *tok  = open_or_die(DEMO);
+    const char   *text = "Hello <think> world 123 \xff";
+    uint32_t     *ids  = NULL;
+    size_t        n    = 0;
+    long          live = bt_alloc_live(), k = -1;
+    bt_status     st;
+
+    do {
+        bt_alloc_fail_at(++k);
+        st = bt_tokenizer_encode(tok, text, strlen(text), &ids, &n);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(ids == NULL);
+        EXPECT_EQ(bt_alloc_live(), live);
+    } while (k < 1000);
+    EXPECT(k >= 5);
+    bt_free(ids);
+    EXPECT_EQ(bt_alloc_live(), live);
+    bt_tokenizer_close(tok);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(tokenizer_of_demo_equals_hugging_face),
+    BT_TEST(tokenizer_of_v2_equals_hugging_face),
+    BT_TEST(tokenizer_of_code_equals_hugging_face),
+    BT_TEST(tokenizer_v2_gives_each_digit_a_token),
+    BT_TEST(tokenizer_empty_text_has_no_ids),
+    BT_TEST(tokenizer_vocabulary_and_added_tokens_are_known),
+    BT_TEST(tokenizer_broken_utf8_is_replaced_first),
+    BT_TEST(tokenizer_long_runs_are_tokenised),
+    BT_TEST(tokenizer_streams_whole_characters_only),
+    BT_TEST(tokenizer_merges_are_strings_or_pairs),
+    BT_TEST(tokenizer_lower_rank_merges_first),
+    BT_TEST(tokenizer_ignore_merges_takes_whole_tokens),
+    BT_TEST(tokenizer_pieces_end_where_the_step_before_cut),
+    BT_TEST(tokenizer_added_tokens_match_longest_first),
+    BT_TEST(tokenizer_bad_files_are_refused_by_name),
+    BT_TEST(tokenizer_other_bad_files_are_refused),
+    BT_TEST(tokenizer_open_unwinds_at_every_allocation),
+    BT_TEST(tokenizer_encode_unwinds_at_every_allocation),
+};
+
+int main(int argc, char **argv)
+{
+    int rc;
+
+    scratch_make();
+    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    scratch_remove();
+    return rc;
+}

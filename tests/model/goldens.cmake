@@ -3,3 +3,13 @@ foreach(model demo v2-lite v2 v3-fp8 kimi-k2 moonlight glm-flash)
   bt_test(model.reference.${model} SOURCE test_goldens_reference.c ARGS ${model} LABELS cpu TIMEOUT 120
           LIBS bt_model_reference PkgConfig::JANSSON)
 endforeach()
+foreach(model demo v2-lite v2 v3-fp8 kimi-k2 moonlight glm-flash)
+  bt_test(model.engine.${model} SOURCE test_goldens_engine.c ARGS ${model} NP 1 LABELS cpu TIMEOUT 180
+          LIBS bt_model PkgConfig::JANSSON)
+endforeach()
+foreach(np 2 3 4)
+  foreach(model demo v2-lite v2 v3-fp8 kimi-k2 moonlight glm-flash)
+    bt_test(model.group.${model}.np${np} SOURCE test_goldens_group.c ARGS ${model} NP ${np} LABELS cpu TIMEOUT 180
+            LIBS bt_model PkgConfig::JANSSON)
+  endforeach()
+endforeach()

@@ -1,0 +1,294 @@
+/* tests/model/engine.h - runs golden cases through bt_model_step on the ranks of a group.
+ *
+ * Every rank knows every sequence, so all derive the same rows per rank and step without asking. */
+#ifndef BT_TESTS_MODEL_ENGINE_H
+#define BT_TESTS_MODEL_ENGINE_H
+
+#include "core/clock.h"
+#include "model/model.h"
+#include "tests/model/goldens.h"
+
+enum { MAX_RANKS = 8, MAX_SPANS = 32 };
+
+typedef struct {
+    const goldens *g;
+    bt_device     *dev;
+    bt_group      *group;
+    bt_placement   placement;
+    bt_model      *model;
+    bt_kv_pool    *pool;
+    uint32_t       n_ranks, self, max_rows;
+} engine;
+
+typedef struct {
+    const char     *kernels; /* NULL: auto */
+    uint32_t        n_threads;
+    uint32_t        max_rows, n_pages;
+    const uint16_t *owner; /* [n_experts] or NULL: the default placement */
+    uint32_t        tag_space;
+} engine_options;
+
+typedef struct {
+    const golden_case *c;
+    uint32_t           rank;          /* of the group: where its rows are */
+    uint32_t           first_step;    /* it waits until then */
+    uint32_t           chunk;         /* prompt rows a step; 0: whole */
+    uint32_t           rows_per_step; /* generated rows a step, teacher-forced */
+    bt_form_policy     form;          /* by role, all normal or all absorbed */
+    bool               forced;        /* routing replay of the case's experts */
+
+    float      *logits;  /* out, on its rank: [c->n_rows][vocab] */
+    uint16_t   *experts; /* out, on its rank: [n_moe][n_tokens][top_k] */
+    uint32_t    position;
+    uint32_t    n_pages;
+    bt_page_id *pages;
+} sequence;
+
+static inline void engine_open(engine *e, const goldens *g, bt_world *world, uint32_t n_ranks,
+                               const uint32_t *ranks, const engine_options *opt)
+{
+    bt_device_cpu_options dev_opt = {.n_threads = opt->n_threads,
+                                     .kernels   = opt->kernels != NULL ? opt->kernels : "auto"};
+    const bt_gate_config *gate    = &g->cfg.moe.gate;
+    const bt_mla_config  *mla     = &g->cfg.mla;
+    bt_kv_pool_config     pool    = {.n_layers = g->cfg.n_layers,
+                                     .n_pages  = opt->n_pages,
+                                     .kv_dim   = mla->kv_lora_rank + mla->qk_rope_dim};
+    bt_model_options      m_opt   = {.max_rows       = opt->max_rows,
+                                     .max_logit_rows = opt->max_rows,
+                                     .normal         = true,
+                                     .absorbed       = true};
+
+    memset(e, 0, sizeof(*e));
+    e->g        = g;
+    e->n_ranks  = n_ranks;
+    e->max_rows = opt->max_rows;
+    NEED(bt_device_cpu_create(&dev_opt, &e->dev) == BT_OK);
+    NEED(bt_group_create(world, n_ranks, ranks, opt->tag_space, 1, &e->group) == BT_OK);
+    e->self = bt_group_self(e->group);
+    NEED(bt_placement_init(&e->placement, gate->n_experts, gate->n_groups, n_ranks, opt->owner) ==
+         BT_OK);
+    m_opt.dev       = e->dev;
+    m_opt.group     = e->group;
+    m_opt.placement = &e->placement;
+    NEED(bt_model_load(&g->cfg, g->weights, &m_opt, &e->model) == BT_OK);
+    NEED(bt_kv_pool_create(e->dev, &pool, &e->pool) == BT_OK);
+}
+
+static inline void engine_close(engine *e)
+{
+    bt_kv_pool_destroy(e->pool);
+    bt_model_destroy(e->model);
+    bt_placement_fini(&e->placement);
+    bt_group_destroy(e->group);
+    bt_device_destroy(e->dev);
+}
+
+/* Rows that the sequence brings to this step, and their role. */
+static inline uint32_t rows_now(const sequence *s, uint32_t step, bt_role *role_out)
+{
+    uint32_t left = s->c->n_tokens - s->position, most = s->rows_per_step;
+
+    *role_out = BT_ROLE_GENERATED;
+    if (step < s->first_step) return 0;
+    if (s->position < s->c->n_prompt) {
+        *role_out = BT_ROLE_PROMPT;
+        left      = s->c->n_prompt - s->position;
+        most      = s->chunk != 0 ? s->chunk : left;
+    }
+    return left < most ? left : most;
+}
+
+static inline bt_attn_form form_of(bt_form_policy policy, bt_role role)
+{
+    if (policy == BT_FORM_BY_ROLE)
+        return role == BT_ROLE_PROMPT ? BT_FORM_NORMAL : BT_FORM_ABSORBED;
+    return policy == BT_FORM_ALL_NORMAL ? BT_FORM_NORMAL : BT_FORM_ABSORBED;
+}
+
+/* One rank's part of a step, in buffers that live for the whole run. */
+typedef struct {
+    uint32_t *tokens, *logit_rows;
+    uint16_t *forced, *chosen; /* [n_moe][n_rows][top_k] */
+    float    *logits;
+    bt_span   spans[MAX_SPANS];
+    sequence *owner[MAX_SPANS];
+    uint32_t  n_rows, n_spans, n_logit_rows;
+} step_buffers;
+
+static inline void add_span(const engine *e, step_buffers *b, sequence *s, uint32_t n, bt_role role)
+{
+    NEED(b->n_spans < MAX_SPANS && b->n_rows + n <= e->max_rows);
+    b->owner[b->n_spans]   = s;
+    b->spans[b->n_spans++] = (bt_span){.pages     = s->pages,
+                                       .first_row = b->n_rows,
+                                       .n_rows    = n,
+                                       .start     = s->position,
+                                       .role      = role,
+                                       .form      = form_of(s->form, role)};
+    for (uint32_t i = 0; i < n; i++) {
+        b->tokens[b->n_rows + i] = s->c->ids[s->position + i];
+        if (s->position + i >= s->c->first_position)
+            b->logit_rows[b->n_logit_rows++] = b->n_rows + i;
+    }
+    b->n_rows += n;
+}
+
+/* Copies experts between a case's [n_moe][n_tokens][k] and the step's [n_moe][n_rows][k]. */
+static inline void copy_routing(const engine *e, const step_buffers *b, bool into_step)
+{
+    uint32_t k = e->g->cfg.moe.gate.top_k;
+
+    for (uint32_t i = 0; i < b->n_spans; i++) {
+        const sequence *s    = b->owner[i];
+        const bt_span  *span = &b->spans[i];
+
+        for (uint32_t layer = 0; layer < e->g->n_moe; layer++) {
+            size_t there = ((size_t)layer * s->c->n_tokens + span->start) * k;
+            size_t here  = ((size_t)layer * b->n_rows + span->first_row) * k;
+            size_t bytes = (size_t)span->n_rows * k * sizeof(uint16_t);
+
+            if (!into_step)
+                memcpy(s->experts + there, b->chosen + here, bytes);
+            else if (s->forced)
+                memcpy(b->forced + here, s->c->experts + there, bytes);
+            else
+                memset(b->forced + here, 0xff, bytes);
+        }
+    }
+}
+
+static inline void take_logits(const engine *e, const step_buffers *b)
+{
+    uint32_t vocab = e->g->cfg.vocab_size, at = 0;
+
+    for (uint32_t i = 0; i < b->n_spans; i++) {
+        const sequence *s    = b->owner[i];
+        const bt_span  *span = &b->spans[i];
+
+        for (uint32_t p = span->start; p < span->start + span->n_rows; p++)
+            if (p >= s->c->first_position)
+                memcpy(s->logits + (size_t)(p - s->c->first_position) * vocab,
+                       b->logits + (size_t)at++ * vocab, vocab * sizeof(float));
+    }
+    NEED(at == b->n_logit_rows);
+}
+
+static inline void run_step(engine *e, step_buffers *b, const uint32_t (*rows)[BT_N_ROLES])
+{
+    bt_step step = {
+        .n_rows       = b->n_rows,
+        .tokens       = b->tokens,
+        .n_spans      = b->n_spans,
+        .spans        = b->spans,
+        .group_rows   = {.n_ranks = e->n_ranks, .n_rows = rows},
+        .n_logit_rows = b->n_logit_rows,
+        .logit_rows   = b->logit_rows,
+        .logits       = b->logits,
+        .forced       = b->forced,
+        .chosen       = b->chosen,
+        .wait         = { .timeout_ns = 30 * BT_NS_PER_S,       .what = "test",    .layer = -1}
+    };
+
+    copy_routing(e, b, true);
+    NEED(bt_model_step(e->model, e->pool, &step) == BT_OK);
+    copy_routing(e, b, false);
+    take_logits(e, b);
+}
+
+/* Builds this rank's rows, prompt rows first, and every rank's counts; moves all sequences on.
+ * Returns the rows of all ranks. */
+static inline uint32_t plan_step(const engine *e, uint32_t step, uint32_t n, sequence *seqs,
+                                 step_buffers *b, uint32_t (*rows)[BT_N_ROLES])
+{
+    uint32_t total = 0;
+
+    b->n_rows = b->n_spans = b->n_logit_rows = 0;
+    memset(rows, 0, MAX_RANKS * sizeof(rows[0]));
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        for (uint32_t i = 0; i < n; i++) {
+            bt_role  its;
+            uint32_t n_rows = rows_now(&seqs[i], step, &its);
+
+            if (n_rows == 0 || its != (bt_role)role) continue;
+            rows[seqs[i].rank][role] += n_rows;
+            total += n_rows;
+            if (seqs[i].rank == e->self) add_span(e, b, &seqs[i], n_rows, its);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        bt_role its;
+
+        seqs[i].position += rows_now(&seqs[i], step, &its);
+    }
+    return total;
+}
+
+static inline bool unfinished(uint32_t n, const sequence *seqs)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (seqs[i].position < seqs[i].c->n_tokens) return true;
+    return false;
+}
+
+/* Collective over the engine's group.  Runs all sequences to their ends. */
+static inline void engine_run(engine *e, uint32_t n, sequence *seqs)
+{
+    const bt_model_config *cfg    = &e->g->cfg;
+    size_t                 routes = (size_t)e->g->n_moe * e->max_rows * cfg->moe.gate.top_k;
+    step_buffers           b      = {.n_rows = 0};
+    uint32_t               rows[MAX_RANKS][BT_N_ROLES];
+
+    b.tokens     = malloc(e->max_rows * sizeof(*b.tokens));
+    b.logit_rows = malloc(e->max_rows * sizeof(*b.logit_rows));
+    b.forced     = malloc(routes * sizeof(*b.forced));
+    b.chosen     = malloc(routes * sizeof(*b.chosen));
+    b.logits     = malloc((size_t)e->max_rows * cfg->vocab_size * sizeof(*b.logits));
+    NEED(b.tokens && b.logit_rows && b.forced && b.chosen && b.logits && e->n_ranks <= MAX_RANKS);
+    for (uint32_t i = 0; i < n; i++) {
+        sequence *s = &seqs[i];
+
+        s->position = 0;
+        s->n_pages  = bt_kv_pages_for(s->c->n_tokens);
+        s->pages    = malloc(s->n_pages * sizeof(*s->pages));
+        s->logits   = calloc((size_t)s->c->n_rows * cfg->vocab_size, sizeof(*s->logits));
+        s->experts =
+            calloc((size_t)e->g->n_moe * s->c->n_tokens * cfg->moe.gate.top_k, sizeof(*s->experts));
+        NEED(s->pages && s->logits && s->experts);
+        if (s->rank == e->self) NEED(bt_kv_pool_acquire(e->pool, s->n_pages, s->pages) == BT_OK);
+    }
+    for (uint32_t step = 0; unfinished(n, seqs); step++)
+        if (plan_step(e, step, n, seqs, &b, rows) != 0)
+            run_step(e, &b, (const uint32_t(*)[BT_N_ROLES])rows);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t p = 0; p < seqs[i].n_pages && seqs[i].rank == e->self; p++)
+            bt_kv_pool_release(e->pool, seqs[i].pages[p]);
+    NEED(bt_kv_pool_check(e->pool) == BT_OK);
+    free(b.tokens);
+    free(b.logit_rows);
+    free(b.forced);
+    free(b.chosen);
+    free(b.logits);
+}
+
+static inline void sequence_free(sequence *s)
+{
+    free(s->pages);
+    free(s->logits);
+    free(s->experts);
+    s->pages   = NULL;
+    s->logits  = NULL;
+    s->experts = NULL;
+}
+
+/* Same bits, logits and experts. */
+static inline bool sequence_equal(const goldens *g, const sequence *a, const sequence *b)
+{
+    size_t n = (size_t)a->c->n_rows * g->cfg.vocab_size;
+    size_t k = (size_t)g->n_moe * a->c->n_tokens * g->cfg.moe.gate.top_k;
+
+    return memcmp(a->logits, b->logits, n * sizeof(float)) == 0 &&
+           memcmp(a->experts, b->experts, k * sizeof(uint16_t)) == 0;
+}
+
+#endif

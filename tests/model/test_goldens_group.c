@@ -1,0 +1,175 @@
+/* The engine on several ranks: the same bits as on one rank alone, wherever the experts are and
+ * whichever ranks bring rows; and the golden outputs again. */
+#include "tests/model/engine.h"
+
+static bt_world *g_world;
+static goldens   g_goldens;
+static uint32_t  g_n_ranks, g_rank;
+
+enum { MAX_CASE_TOKENS = 256, MAX_EXPERTS = 64, TAG_ALONE = 1, TAG_GROUP = 0 };
+
+static engine_options options(void)
+{
+    return (engine_options){.n_threads = 1, .max_rows = 600, .n_pages = 64};
+}
+
+/* The cases short enough to run many times. */
+static uint32_t n_short_cases(void)
+{
+    uint32_t n = 0;
+
+    while (n < g_goldens.n_cases && g_goldens.cases[n].n_tokens <= MAX_CASE_TOKENS)
+        n++;
+    NEED(n >= 2);
+    return n;
+}
+
+/* Every case by this process alone, as a group of one. */
+static void run_alone(sequence *runs)
+{
+    engine_options opt = options();
+    uint32_t       self[1];
+    engine         e;
+
+    self[0]       = g_rank;
+    opt.tag_space = TAG_ALONE;
+    engine_open(&e, &g_goldens, g_world, 1, self, &opt);
+    for (uint32_t i = 0; i < n_short_cases(); i++) {
+        runs[i] = (sequence){.c = &g_goldens.cases[i], .rows_per_step = 1};
+        engine_run(&e, 1, &runs[i]);
+    }
+    engine_close(&e);
+}
+
+static void group_open(engine *e, const uint16_t *owner)
+{
+    engine_options opt = options();
+    uint32_t       all[MAX_RANKS];
+
+    for (uint32_t r = 0; r < g_n_ranks; r++)
+        all[r] = r;
+    opt.owner     = owner;
+    opt.tag_space = TAG_GROUP;
+    engine_open(e, &g_goldens, g_world, g_n_ranks, all, &opt);
+}
+
+static void expect_same(const sequence *got, const sequence *want, const char *what)
+{
+    if (sequence_equal(&g_goldens, got, want)) return;
+    g_failures++;
+    fprintf(stderr, "rank %u, %s, case %s: not the bits of one rank alone\n", g_rank, what,
+            got->c->name);
+}
+
+/* Case 0 on one rank alone while all others bring nothing, for each rank; then a case on every
+ * rank, started at different steps, in different chunks; then on all but one rank. */
+static void check_spreads(engine *e, const sequence *alone, const char *what)
+{
+    uint32_t n_cases = n_short_cases();
+
+    for (uint32_t r = 0; r < g_n_ranks; r++) {
+        sequence one = {.c = alone[0].c, .rank = r, .rows_per_step = 2};
+
+        engine_run(e, 1, &one);
+        if (r == g_rank) expect_same(&one, &alone[0], what);
+        sequence_free(&one);
+    }
+    for (uint32_t without = 0; without <= g_n_ranks; without++) {
+        sequence seqs[MAX_RANKS];
+        uint32_t n = 0;
+
+        for (uint32_t r = 0; r < g_n_ranks; r++)
+            if (r != without)
+                seqs[n++] = (sequence){.c             = &g_goldens.cases[r % n_cases],
+                                       .rank          = r,
+                                       .first_step    = 2 * r,
+                                       .chunk         = 1 + 13 * r,
+                                       .rows_per_step = 1 + r % 2};
+        engine_run(e, n, seqs);
+        for (uint32_t i = 0; i < n; i++) {
+            if (seqs[i].rank == g_rank) expect_same(&seqs[i], &alone[seqs[i].rank % n_cases], what);
+            sequence_free(&seqs[i]);
+        }
+    }
+}
+
+static void group_bits_do_not_depend_on_ranks_or_placement(void)
+{
+    uint32_t                 n = g_goldens.cfg.moe.gate.n_experts, last = g_n_ranks - 1;
+    uint16_t                 owner[4][MAX_EXPERTS];
+    sequence                 alone[MAX_GOLDEN_CASES];
+    engine                   e;
+    static const char *const names[] = {"blocks split over all ranks", "rank 0 without experts",
+                                        "all experts on the last rank",
+                                        "descending, in uneven runs"};
+
+    NEED(n <= MAX_EXPERTS);
+    run_alone(alone);
+    for (uint32_t x = 0; x < n; x++) {
+        owner[0][x] = (uint16_t)(x % g_n_ranks);
+        owner[1][x] = (uint16_t)(g_n_ranks == 1 ? 0 : 1 + x % (g_n_ranks - 1));
+        owner[2][x] = (uint16_t)last;
+        owner[3][x] = (uint16_t)(x * x * g_n_ranks / (n * n));
+        owner[3][x] = (uint16_t)(last - (owner[3][x] > last ? last : owner[3][x]));
+    }
+    group_open(&e, NULL);
+    check_spreads(&e, alone, "default placement");
+    engine_close(&e);
+    for (int i = 0; i < 4; i++) {
+        group_open(&e, owner[i]);
+        check_spreads(&e, alone, names[i]);
+        engine_close(&e);
+    }
+    for (uint32_t i = 0; i < n_short_cases(); i++)
+        sequence_free(&alone[i]);
+}
+
+/* Every rank runs a case with the goldens' routing: within the error that bf16 explains. */
+static void group_holds_goldens(void)
+{
+    sequence seqs[MAX_RANKS];
+    engine   e;
+
+    group_open(&e, NULL);
+    for (uint32_t r = 0; r < g_n_ranks; r++)
+        seqs[r] = (sequence){.c             = &g_goldens.cases[r % n_short_cases()],
+                             .rank          = r,
+                             .chunk         = 64,
+                             .rows_per_step = 1,
+                             .forced        = true};
+    engine_run(&e, g_n_ranks, seqs);
+    for (uint32_t r = 0; r < g_n_ranks; r++) {
+        const golden_case *c = seqs[r].c;
+
+        if (r == g_rank) {
+            double error = rms_difference(seqs[r].logits, c->logits,
+                                          (size_t)c->n_rows * g_goldens.cfg.vocab_size);
+
+            EXPECT(error <= 1.5 * c->forced_rms_error);
+        }
+        sequence_free(&seqs[r]);
+    }
+    engine_close(&e);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(group_holds_goldens),
+    BT_TEST(group_bits_do_not_depend_on_ranks_or_placement),
+};
+
+/* usage: mpiexec -n N test_goldens_group MODEL [test]; any rank's failure fails the job. */
+int main(int argc, char **argv)
+{
+    int rc;
+
+    bt_log_init("test", BT_LOG_WARN);
+    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK && argc >= 2);
+    g_n_ranks = bt_world_size(g_world);
+    g_rank    = bt_world_rank(g_world);
+    NEED(g_n_ranks <= MAX_RANKS);
+    goldens_open(&g_goldens, argv[1]);
+    rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    goldens_close(&g_goldens);
+    bt_world_fini(g_world);
+    return rc;
+}

@@ -143,7 +143,8 @@ bt_status bt_worker_control(bt_worker *w, bt_down *m)
         BT_TRY(on_abort(w, m->u.abort.request, m->u.abort.epoch));
         break;
     case BT_DOWN_WAKE:
-        if (m->u.wake.wake > w->wake_seen) w->wake_seen = m->u.wake.wake;
+        /* After Shutdown a number would not reach ranks that have left already. */
+        if (!w->shutdown && m->u.wake.wake > w->wake_seen) w->wake_seen = m->u.wake.wake;
         break;
     case BT_DOWN_SHUTDOWN:
         BT_INFO("told to leave: %s", m->u.shutdown.reason == NULL ? "" : m->u.shutdown.reason);

@@ -102,7 +102,10 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
     while (bt_handoff_out_next(&r->out, &view, &m)) {
         void *slot = links->stage(links->ctx);
 
-        if (slot == NULL) return BT_OK; /* the rest is deferred */
+        if (slot == NULL) {
+            w->deferred = true;
+            return BT_OK;
+        }
         st = bt_handoff_out_pack(&r->out, w->cfg.dev, w->cfg.pool, r->pages, &m, slot);
         if (st != BT_OK) {
             links->unstage(links->ctx, slot);
@@ -198,7 +201,9 @@ bool bt_worker_background(bt_worker *w)
 {
     bool moved = w->cfg.links.poll(w->cfg.links.ctx);
 
-    if (moved) {
+    /* A slot also becomes free when another request's messages are withdrawn. */
+    if (moved || w->deferred) {
+        w->deferred = false;
         for (uint32_t i = 0; i < w->requests.n; i++) {
             bt_request *r = w->requests.at[i];
 

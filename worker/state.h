@@ -40,8 +40,8 @@ struct bt_worker {
     uint64_t asked_ns;
 
     uint32_t  layers_done; /* of the step that runs; 0 outside */
-    bool      in_background;
-    bt_status background;
+    bool      deferred;    /* rows wait for a staging slot */
+    bt_status background;  /* first error of the background, to be asked for */
     uint64_t  beat_ns, leases_ns;
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
 };

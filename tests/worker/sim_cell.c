@@ -1,0 +1,697 @@
+#include "tests/worker/sim_cell.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+
+enum { MAX_FLIGHT = 4096, STEP_LIMIT = 400000 };
+
+typedef struct {
+    bt_page_message m;
+    uint32_t        from, to;
+    uint8_t        *payload;
+    bool            granted, delivered, refuse;
+} flight;
+
+typedef struct sim_rank sim_rank;
+struct sim_rank {
+    sim_cell   *cell;
+    uint32_t    rank, group, self; /* group 0: prefill or all, 1: decode */
+    bt_worker  *worker;
+    bt_kv_pool *pool;
+    bt_down     inbox[1024];
+    uint32_t    inbox_at, n_inbox;
+    uint32_t    n_slots_used;
+    bool        waiting, left; /* waiting: in the all-gather */
+    bt_plan     plan;
+};
+
+struct sim_cell {
+    sim_options     opt;
+    bt_model_config model;
+    bt_device      *dev;
+    uint32_t        n_ranks, group_size[2], group_first[2];
+    uint32_t        wake[2];
+    sim_rank        ranks[SIM_MAX_RANKS];
+    sim_request     requests[SIM_MAX];
+    uint32_t        n_requests;
+    flight          flights[MAX_FLIGHT];
+    uint32_t        n_flights, n_sent_of_first;
+    uint64_t        now, random, n_steps;
+    bool            broken;
+};
+
+static uint32_t roll(sim_cell *c, uint32_t n)
+{
+    c->random = c->random * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)(c->random >> 33) % n;
+}
+
+static uint64_t mix(uint64_t h)
+{
+    h ^= h >> 33;
+    h *= 0xff51afd7ed558ccdull;
+    h ^= h >> 33;
+    h *= 0xc4ceb9fe1a85ec53ull;
+    return h ^ h >> 33;
+}
+
+static void latent(uint32_t token, uint32_t position, uint32_t layer, bt_bf16 row[SIM_DIM])
+{
+    uint64_t h = mix(token * 1000003ull + position * 8191ull + layer + 1);
+
+    for (uint32_t i = 0; i < SIM_DIM; i++)
+        row[i] = (bt_bf16)(h >> 16 * i);
+}
+
+static uint64_t add_row(uint64_t h, const bt_bf16 row[SIM_DIM])
+{
+    for (uint32_t i = 0; i < SIM_DIM; i++)
+        h = mix(h ^ row[i]);
+    return h;
+}
+
+static void fill_logits(uint64_t h, float *logits)
+{
+    for (uint32_t i = 0; i < SIM_VOCAB; i++)
+        logits[i] = (float)(mix(h + i) % 1000) / 100.0f;
+    logits[h % SIM_VOCAB] = 20.0f;
+}
+
+void sim_logits_of(const uint32_t *tokens, uint32_t n, float *logits_out)
+{
+    uint64_t h = 0;
+    bt_bf16  row[SIM_DIM];
+
+    for (uint32_t t = 0; t < n; t++) {
+        for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
+            latent(tokens[t], t, layer, row);
+            h = add_row(h, row);
+        }
+    }
+    fill_logits(h, logits_out);
+}
+
+void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, bt_finish *how_out)
+{
+    const bt_cpu_row_kernels *k = bt_cpu_kernels_find("scalar")->rows;
+    static float              logits[SIM_VOCAB];
+    uint32_t                  all[SIM_CONTEXT], n = r->n_prompt, id;
+    float                     logprob;
+
+    memcpy(all, r->prompt, n * sizeof(*all));
+    for (*n_out = 0, *how_out = BT_FINISH_NONE; *how_out == BT_FINISH_NONE; n++) {
+        bt_sample_how how = {.temperature = r->temperature, .seed = r->seed, .position = n};
+
+        sim_logits_of(all, n, logits);
+        if (bt_sample(k, logits, SIM_VOCAB, &how, &id, &logprob) != BT_OK) abort();
+        all[n]                 = id;
+        tokens_out[(*n_out)++] = id;
+        if (id == SIM_EOS && !r->ignore_eos)
+            *how_out = BT_FINISH_EOS;
+        else if (id == r->stop_token)
+            *how_out = BT_FINISH_STOP_TOKEN;
+        else if (*n_out == r->max_tokens)
+            *how_out = BT_FINISH_LENGTH;
+    }
+}
+
+/* ---- links of a rank */
+
+static uint64_t sim_now(void *ctx)
+{
+    sim_rank *r = ctx;
+
+    return r->cell->now;
+}
+
+static size_t sim_payload_max(void *ctx)
+{
+    sim_rank *r = ctx;
+
+    return r->cell->opt.payload_max;
+}
+
+static void *sim_stage(void *ctx)
+{
+    sim_rank *r = ctx;
+
+    if (r->n_slots_used == r->cell->opt.n_slots) return NULL;
+    r->n_slots_used++;
+    return malloc(r->cell->opt.payload_max);
+}
+
+static void sim_unstage(void *ctx, void *slot)
+{
+    sim_rank *r = ctx;
+
+    r->n_slots_used--;
+    free(slot);
+}
+
+static void sim_send(void *ctx, uint32_t to, const bt_page_message *m, void *slot)
+{
+    sim_rank *r = ctx;
+    sim_cell *c = r->cell;
+    flight   *f = &c->flights[c->n_flights++];
+
+    if (c->n_flights == MAX_FLIGHT) abort();
+    *f = (flight){.m = *m, .from = r->rank, .to = to, .payload = slot};
+    if (m->request != 1 || c->n_sent_of_first++ != 1) return;
+    if (c->opt.fault == SIM_BAD_TAG) f->m.pages_tag ^= 1;
+    if (c->opt.fault == SIM_BAD_CHECKSUM) f->refuse = true;
+    if (c->opt.fault == SIM_TWICE) {
+        c->flights[c->n_flights]         = *f;
+        c->flights[c->n_flights].payload = malloc(c->opt.payload_max);
+        memcpy(c->flights[c->n_flights++].payload, slot, m->payload_bytes);
+        r->n_slots_used++;
+    }
+}
+
+static void drop_flight(sim_cell *c, uint32_t i)
+{
+    free(c->flights[i].payload);
+    c->ranks[c->flights[i].from].n_slots_used--;
+    memmove(&c->flights[i], &c->flights[i + 1], (--c->n_flights - i) * sizeof(flight));
+}
+
+static bool sim_cancel(void *ctx, uint64_t request)
+{
+    sim_rank *r    = ctx;
+    sim_cell *c    = r->cell;
+    bool      none = true;
+
+    for (uint32_t i = c->n_flights; i-- > 0;) {
+        flight *f = &c->flights[i];
+
+        if (f->from != r->rank || f->m.request != request) continue;
+        if (f->granted)
+            none = false;
+        else
+            drop_flight(c, i);
+    }
+    return none;
+}
+
+/* Grants, delivers or confirms one random message that concerns this rank. */
+static bool sim_poll(void *ctx)
+{
+    sim_rank *r = ctx;
+    sim_cell *c = r->cell;
+    uint32_t  i;
+    flight    f;
+
+    if (c->n_flights == 0) return false;
+    i = roll(c, c->n_flights);
+    f = c->flights[i];
+    if (f.from == r->rank && !f.granted) {
+        c->flights[i].granted = true;
+        return true;
+    }
+    if (f.to == r->rank && f.granted && !f.delivered) {
+        c->flights[i].delivered = true;
+        if (c->opt.fault == SIM_LOST && f.m.request == 1 && f.m.token0 == 0) return true;
+        if (f.refuse)
+            bt_worker_rejected(r->worker, f.from, f.m.request, BT_ERR_CHECKSUM);
+        else
+            bt_worker_delivered(r->worker, f.from, &f.m, f.payload);
+        return true;
+    }
+    if (f.from == r->rank && f.delivered) {
+        drop_flight(c, i);
+        bt_worker_sent(r->worker, &f.m);
+        return true;
+    }
+    return false;
+}
+
+static bt_status sim_step(void *ctx, bt_step *step)
+{
+    sim_rank *r = ctx;
+    sim_cell *c = r->cell;
+
+    for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
+        for (uint32_t s = 0; s < step->n_spans; s++) {
+            const bt_span *span = &step->spans[s];
+
+            for (uint32_t i = 0; i < span->n_rows; i++) {
+                uint32_t at = span->start + i;
+
+                latent(step->tokens[span->first_row + i], at, layer,
+                       bt_kv_pool_rows(r->pool, span->pages[at / BT_PAGE_TOKENS], layer) +
+                           (size_t)(at % BT_PAGE_TOKENS) * SIM_DIM);
+            }
+        }
+        step->layer_done(step->ctx, layer);
+    }
+    for (uint32_t k = 0, s = 0; k < step->n_logit_rows; k++) {
+        const bt_span *span;
+        uint64_t       h = 0;
+
+        while (step->spans[s].first_row + step->spans[s].n_rows <= step->logit_rows[k])
+            s++;
+        span = &step->spans[s];
+        for (uint32_t t = 0; t <= span->start + step->logit_rows[k] - span->first_row; t++)
+            for (uint32_t layer = 0; layer < SIM_LAYERS; layer++)
+                h = add_row(h, bt_kv_pool_rows(r->pool, span->pages[t / BT_PAGE_TOKENS], layer) +
+                                   (size_t)(t % BT_PAGE_TOKENS) * SIM_DIM);
+        fill_logits(h, step->logits + (size_t)k * SIM_VOCAB);
+    }
+    for (uint32_t i = 0; step->chosen != NULL && i < SIM_MOE_LAYERS * step->n_rows; i++) {
+        const uint16_t *forced   = step->forced == NULL ? NULL : step->forced + i * SIM_TOP_K;
+        bool            free_row = forced == NULL || forced[0] == UINT16_MAX;
+
+        step->chosen[i * SIM_TOP_K]     = free_row ? 0 : forced[0];
+        step->chosen[i * SIM_TOP_K + 1] = free_row ? 7 : forced[1];
+    }
+    c->n_steps++;
+    return BT_OK;
+}
+
+/* ---- the coordinator's end */
+
+static void give(sim_cell *c, uint32_t rank, const bt_down *m)
+{
+    sim_rank *r = &c->ranks[rank];
+
+    if (r->n_inbox == 1024) {
+        memmove(r->inbox, r->inbox + r->inbox_at, (r->n_inbox - r->inbox_at) * sizeof(*r->inbox));
+        r->n_inbox -= r->inbox_at;
+        r->inbox_at = 0;
+        if (r->n_inbox == 1024) abort();
+    }
+    r->inbox[r->n_inbox++] = *m;
+}
+
+static void wake_group(sim_cell *c, uint32_t group)
+{
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {++c->wake[group]}};
+
+    for (uint32_t i = 0; i < c->group_size[group]; i++)
+        give(c, c->group_first[group] + i, &m);
+}
+
+static bt_sampling sampling_of(const sim_request *q)
+{
+    bt_sampling s = {.temperature = q->temperature,
+                     .seed        = q->seed,
+                     .max_tokens  = q->max_tokens,
+                     .ignore_eos  = q->ignore_eos,
+                     .logprobs    = true};
+
+    if (q->stop_token < SIM_VOCAB) {
+        s.stop_tokens    = bt_calloc(1, sizeof(uint32_t));
+        s.stop_tokens[0] = q->stop_token;
+        s.n_stop         = 1;
+    }
+    return s;
+}
+
+/* Forced experts of a position: descending on purpose, the worker sorts them. */
+static void *forced_of(const sim_request *q, size_t *bytes)
+{
+    uint32_t n  = q->n_prompt + q->n_eval;
+    int32_t *at = bt_calloc((size_t)SIM_MOE_LAYERS * n * SIM_TOP_K, sizeof(*at));
+
+    *bytes = (size_t)SIM_MOE_LAYERS * n * SIM_TOP_K * sizeof(*at);
+    for (uint32_t l = 0; l < SIM_MOE_LAYERS; l++) {
+        for (uint32_t t = 0; t < n; t++) {
+            at[(l * n + t) * SIM_TOP_K]     = (int32_t)(1 + (t + l) % 6);
+            at[(l * n + t) * SIM_TOP_K + 1] = 0;
+        }
+    }
+    return at;
+}
+
+void sim_start(sim_cell *c, sim_request *q)
+{
+    bt_down          m = {.kind = BT_DOWN_RESERVE};
+    bt_down_reserve *o = &m.u.reserve;
+
+    q->reserved     = true;
+    q->refused      = false;
+    o->request      = q->id;
+    o->epoch        = 1;
+    o->n_prompt     = q->n_prompt;
+    o->prefill_rank = q->prefill_rank;
+    o->sampling     = sampling_of(q);
+    o->eval         = q->eval;
+    o->n_eval       = q->n_eval;
+    o->eval_tokens  = bt_calloc(q->n_eval, sizeof(*o->eval_tokens));
+    memcpy(o->eval_tokens, q->eval_tokens, q->n_eval * sizeof(*o->eval_tokens));
+    if (q->force) o->eval_experts = forced_of(q, &o->n_eval_expert_bytes);
+    give(c, q->decode_rank, &m);
+    wake_group(c, c->ranks[q->decode_rank].group);
+}
+
+void sim_abort(sim_cell *c, sim_request *q)
+{
+    bt_down m = {
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, 1}
+    };
+
+    q->aborted = true;
+    if (!q->reserved) return;
+    give(c, q->prefill_rank, &m);
+    if (q->decode_rank != q->prefill_rank) give(c, q->decode_rank, &m);
+}
+
+static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
+{
+    bt_down          m = {.kind = BT_DOWN_PREFILL};
+    bt_down_prefill *o = &m.u.prefill;
+
+    if (u->u.ticket.refused || q->aborted) {
+        q->refused  = true;
+        q->reserved = !u->u.ticket.refused;
+        return;
+    }
+    q->ticketed    = true;
+    o->request     = q->id;
+    o->epoch       = 1;
+    o->n_prompt    = q->n_prompt;
+    o->decode_rank = q->decode_rank;
+    o->sampling    = sampling_of(q);
+    o->eval        = q->eval;
+    o->prompt      = bt_calloc(q->n_prompt, sizeof(*o->prompt));
+    memcpy(o->prompt, q->prompt, q->n_prompt * sizeof(*o->prompt));
+    o->n_pages        = u->u.ticket.n_pages;
+    o->pages          = u->u.ticket.pages;
+    u->u.ticket.pages = NULL;
+    if (q->force) o->eval_experts = forced_of(q, &o->n_eval_expert_bytes);
+    give(c, q->prefill_rank, &m);
+    if (roll(c, 2) == 0) wake_group(c, c->ranks[q->prefill_rank].group); /* or the rank asks */
+}
+
+static void on_token(sim_cell *c, const bt_token *t)
+{
+    sim_request *q = &c->requests[t->request - 1];
+    uint32_t     k = t->position - q->n_prompt;
+
+    if (k < q->n_tokens) {
+        q->n_repeats++;
+        c->broken = c->broken || q->tokens[k] != t->id;
+        return;
+    }
+    if (k > q->n_tokens || q->finish != BT_FINISH_NONE || !(t->logprob <= 0)) {
+        fprintf(stderr, "request %u: token at %u, had %u, finish %d\n", (unsigned)q->id, k,
+                q->n_tokens, (int)q->finish);
+        c->broken = true;
+        return;
+    }
+    q->tokens[q->n_tokens++] = t->id;
+    q->finish                = t->finish;
+    if (t->finish != BT_FINISH_NONE) sim_abort(c, q);
+}
+
+static void on_eval(sim_cell *c, sim_request *q, const bt_up_eval_rows *e)
+{
+    static float   want[SIM_VOCAB];
+    uint32_t       all[SIM_CONTEXT];
+    const int32_t *experts = e->experts;
+
+    memcpy(all, q->prompt, q->n_prompt * sizeof(*all));
+    memcpy(all + q->n_prompt, q->eval_tokens, q->n_eval * sizeof(*all));
+    for (uint32_t i = 0; i < e->n_rows; i++) {
+        uint32_t at = e->position + i;
+
+        q->rows_seen[at]++;
+        sim_logits_of(all, at + 1, want);
+        if (memcmp(want, (const float *)e->logits + (size_t)i * SIM_VOCAB, sizeof(want)) != 0) {
+            fprintf(stderr, "request %u: logits of row %u differ\n", (unsigned)q->id, at);
+            c->broken = true;
+        }
+        for (uint32_t l = 0; l < SIM_MOE_LAYERS; l++) {
+            const int32_t *row    = experts + ((size_t)l * e->n_rows + i) * SIM_TOP_K;
+            int32_t        second = q->force ? (int32_t)(1 + (at + l) % 6) : 7;
+
+            if (row[0] != 0 || row[1] != second) c->broken = true;
+        }
+    }
+}
+
+static bt_status sim_up(void *ctx, bt_up *u)
+{
+    sim_rank    *r = ctx;
+    sim_cell    *c = r->cell;
+    sim_request *q;
+
+    switch (u->kind) {
+    case BT_UP_TICKET: on_ticket(c, &c->requests[u->u.ticket.request - 1], u); break;
+    case BT_UP_TOKENS:
+        for (uint32_t i = 0; i < u->u.tokens.n; i++)
+            on_token(c, &u->u.tokens.tokens[i]);
+        break;
+    case BT_UP_FAILED:
+        q            = &c->requests[u->u.failed.request - 1];
+        q->failed    = true;
+        q->fail_code = u->u.failed.code;
+        snprintf(q->why, sizeof(q->why), "%s", u->u.failed.message);
+        if (!q->aborted) sim_abort(c, q);
+        break;
+    case BT_UP_RELEASED: c->requests[u->u.released.request - 1].released[r->rank] = true; break;
+    case BT_UP_WAKE_REQUEST:
+        if (u->u.wake_request.wake == c->wake[r->group]) wake_group(c, r->group);
+        break;
+    case BT_UP_EVAL_ROWS:
+        on_eval(c, &c->requests[u->u.eval_rows.request - 1], &u->u.eval_rows);
+        break;
+    default: break;
+    }
+    bt_up_free(u);
+    memset(&u->u, 0, sizeof(u->u));
+    return BT_OK;
+}
+
+/* ---- the cell */
+
+static void set_model(bt_model_config *m)
+{
+    *m                    = (bt_model_config){.vocab_size      = SIM_VOCAB,
+                                              .hidden          = 8,
+                                              .n_layers        = SIM_LAYERS,
+                                              .max_context     = SIM_CONTEXT,
+                                              .first_moe_layer = 1,
+                                              .moe_layer_freq  = 1,
+                                              .n_eos           = 1,
+                                              .eos_tokens      = {SIM_EOS}};
+    m->moe.gate.n_experts = SIM_EXPERTS;
+    m->moe.gate.top_k     = SIM_TOP_K;
+}
+
+static void create_rank(sim_cell *c, uint32_t rank)
+{
+    sim_rank         *r    = &c->ranks[rank];
+    bt_kv_pool_config pool = {.n_layers = SIM_LAYERS, .n_pages = c->opt.n_pages, .kv_dim = SIM_DIM};
+    bt_worker_links   links = {.ctx         = r,
+                               .now_ns      = sim_now,
+                               .up          = sim_up,
+                               .payload_max = sim_payload_max,
+                               .stage       = sim_stage,
+                               .unstage     = sim_unstage,
+                               .send        = sim_send,
+                               .cancel      = sim_cancel,
+                               .poll        = sim_poll,
+                               .step        = sim_step};
+    bt_worker_config  cfg   = {.dev        = c->dev,
+                               .kernels    = bt_cpu_kernels_find("scalar"),
+                               .links      = links,
+                               .epoch      = 1,
+                               .chunk      = c->opt.chunk,
+                               .max_rows   = c->opt.max_rows,
+                               .timeout_ns = 10 * BT_NS_PER_S};
+
+    r->cell        = c;
+    r->rank        = rank;
+    r->group       = c->opt.n_both == 0 && rank >= c->opt.n_prefill;
+    r->self        = rank - c->group_first[r->group];
+    cfg.facts      = (bt_rank_facts){.rank      = rank,
+                                     .n_ranks   = c->n_ranks,
+                                     .n_prefill = c->opt.n_prefill,
+                                     .n_decode  = c->opt.n_decode,
+                                     .model     = &c->model,
+                                     .n_pages   = c->opt.n_pages};
+    cfg.group_size = c->group_size[r->group];
+    cfg.group_self = r->self;
+    if (bt_kv_pool_create(c->dev, &pool, &r->pool) != BT_OK) abort();
+    cfg.pool = r->pool;
+    if (bt_worker_create(&cfg, &r->worker) != BT_OK) abort();
+}
+
+sim_cell *sim_create(const sim_options *opt)
+{
+    sim_cell             *c   = calloc(1, sizeof(*c));
+    bt_device_cpu_options cpu = {.n_threads = 1, .kernels = "scalar"};
+
+    c->opt            = *opt;
+    c->random         = opt->seed * 0x9E3779B97F4A7C15ull + 1;
+    c->now            = BT_NS_PER_S;
+    c->n_ranks        = opt->n_both + opt->n_prefill + opt->n_decode;
+    c->group_size[0]  = opt->n_both + opt->n_prefill;
+    c->group_size[1]  = opt->n_decode;
+    c->group_first[1] = opt->n_prefill;
+    set_model(&c->model);
+    if (bt_device_cpu_create(&cpu, &c->dev) != BT_OK) abort();
+    for (uint32_t i = 0; i < c->n_ranks; i++)
+        create_rank(c, i);
+    return c;
+}
+
+void sim_destroy(sim_cell *c)
+{
+    while (c->n_flights > 0)
+        drop_flight(c, c->n_flights - 1);
+    for (uint32_t i = 0; i < c->n_ranks; i++) {
+        sim_rank *r = &c->ranks[i];
+
+        while (r->inbox_at < r->n_inbox)
+            bt_down_free(&r->inbox[r->inbox_at++]);
+        bt_worker_destroy(r->worker);
+        bt_kv_pool_destroy(r->pool);
+    }
+    bt_device_destroy(c->dev);
+    free(c);
+}
+
+sim_request *sim_add(sim_cell *c, uint32_t n_prompt, uint32_t max_tokens)
+{
+    sim_request *q = &c->requests[c->n_requests++];
+
+    if (c->n_requests > SIM_MAX) abort();
+    q->id         = c->n_requests;
+    q->n_prompt   = n_prompt;
+    q->max_tokens = max_tokens;
+    q->stop_token = SIM_VOCAB;
+    for (uint32_t i = 0; i < n_prompt; i++)
+        q->prompt[i] = (uint32_t)(mix(q->id * 1000 + i) % SIM_VOCAB);
+    q->prefill_rank = (uint32_t)q->id % c->group_size[0];
+    q->decode_rank =
+        c->opt.n_both != 0 ? q->prefill_rank : c->opt.n_prefill + (uint32_t)q->id % c->opt.n_decode;
+    return q;
+}
+
+static void check(sim_cell *c, bt_status st)
+{
+    if (st == BT_OK) return;
+    fprintf(stderr, "a rank stops: %s\n", bt_error_text());
+    c->broken = true;
+}
+
+static void finish_group(sim_cell *c, uint32_t group)
+{
+    bt_plan plans[SIM_MAX_RANKS];
+
+    for (uint32_t i = 0; i < c->group_size[group]; i++) {
+        sim_rank *r = &c->ranks[c->group_first[group] + i];
+
+        if (!r->waiting) return;
+        plans[i] = r->plan;
+    }
+    for (uint32_t i = 0; i < c->group_size[group]; i++) {
+        sim_rank *r = &c->ranks[c->group_first[group] + i];
+
+        r->waiting = false;
+        check(c, bt_worker_finish(r->worker, plans, &r->left));
+    }
+}
+
+static void take_message(sim_cell *c, sim_rank *r)
+{
+    bt_down m = r->inbox[r->inbox_at++];
+
+    if (r->inbox_at == r->n_inbox) r->inbox_at = r->n_inbox = 0;
+    check(c, bt_worker_control(r->worker, &m));
+    bt_down_free(&m);
+}
+
+static void act(sim_cell *c, sim_rank *r)
+{
+    bt_next next = BT_NEXT_PARK;
+
+    if (r->left) return;
+    if (r->waiting || roll(c, 3) == 0) {
+        bt_worker_background(r->worker);
+        check(c, bt_worker_background_status(r->worker));
+        return;
+    }
+    for (uint32_t n = roll(c, 4); n > 0 && r->inbox_at < r->n_inbox; n--)
+        take_message(c, r);
+    check(c, bt_worker_begin(r->worker, &r->plan, &next));
+    r->left    = next == BT_NEXT_LEAVE;
+    r->waiting = next == BT_NEXT_GATHER;
+    if (r->waiting) finish_group(c, r->group);
+}
+
+bool sim_act(sim_cell *c)
+{
+    c->now += BT_NS_PER_MS / 10;
+    act(c, &c->ranks[roll(c, c->n_ranks)]);
+    for (uint32_t i = 0; i < c->n_requests; i++) {
+        sim_request *q = &c->requests[i]; /* refused: again when somebody has let go */
+
+        if (q->refused && !q->reserved && !q->aborted && roll(c, 50) == 0) sim_start(c, q);
+    }
+    return !c->broken;
+}
+
+bool sim_ended(const sim_request *q)
+{
+    uint32_t seen = 0;
+
+    for (uint32_t i = 0; q->eval && i < q->n_prompt + q->n_eval; i++)
+        seen += q->rows_seen[i];
+    if (!q->aborted && !q->failed && !(q->eval && seen == q->n_prompt + q->n_eval)) return false;
+    return (!q->reserved || q->released[q->decode_rank]) &&
+           (!q->ticketed || q->released[q->prefill_rank]);
+}
+
+bool sim_run(sim_cell *c)
+{
+    for (uint32_t k = 0; k < STEP_LIMIT; k++) {
+        bool all = true;
+
+        if (!sim_act(c)) return false;
+        for (uint32_t i = 0; i < c->n_requests; i++)
+            all = all && sim_ended(&c->requests[i]);
+        if (all && c->n_flights == 0) return true;
+    }
+    for (uint32_t i = 0; i < c->n_requests; i++)
+        if (!sim_ended(&c->requests[i]))
+            fprintf(stderr, "request %u has not ended: %u tokens, ticketed %d, released %d %d\n",
+                    i + 1, c->requests[i].n_tokens, c->requests[i].ticketed,
+                    c->requests[i].released[c->requests[i].prefill_rank],
+                    c->requests[i].released[c->requests[i].decode_rank]);
+    return false;
+}
+
+bool sim_shut_down(sim_cell *c)
+{
+    bt_down m   = {.kind = BT_DOWN_SHUTDOWN};
+    bool    all = false;
+
+    for (uint32_t i = 0; i < c->n_ranks; i++)
+        give(c, i, &m);
+    for (uint32_t k = 0; k < 20000 && !all; k++) {
+        if (!sim_act(c)) return false;
+        all = true;
+        for (uint32_t i = 0; i < c->n_ranks; i++)
+            all = all && c->ranks[i].left;
+    }
+    return all;
+}
+
+uint32_t sim_n_ranks(const sim_cell *c) { return c->n_ranks; }
+uint32_t sim_free_pages(const sim_cell *c, uint32_t rank)
+{
+    return bt_kv_pool_n_free(c->ranks[rank].pool);
+}
+bool sim_pool_is_sound(const sim_cell *c, uint32_t rank)
+{
+    return bt_kv_pool_check(c->ranks[rank].pool) == BT_OK;
+}
+uint64_t sim_steps(const sim_cell *c) { return c->n_steps; }
+void     sim_pass_time(sim_cell *c, uint64_t ns) { c->now += ns; }

@@ -1,0 +1,81 @@
+/* tests/worker/sim_cell.h - a whole cell in one thread: ranks, a coordinator, and a hand-off that
+ * reorders, delays and (on request) corrupts, all driven by one seed.
+ *
+ * The model is a hash: a row's latent is a function of (token, position, layer), and its logits of
+ * every latent that the pages hold up to its position.  So a token is right exactly when each row
+ * of each layer arrived where it belongs. */
+#ifndef BT_TESTS_WORKER_SIM_CELL_H
+#define BT_TESTS_WORKER_SIM_CELL_H
+
+#include "worker/worker.h"
+
+enum { SIM_LAYERS = 3, SIM_DIM = 4, SIM_VOCAB = 1100, SIM_CONTEXT = 400, SIM_EOS = 1099 };
+enum { SIM_EXPERTS = 8, SIM_TOP_K = 2, SIM_MOE_LAYERS = 2, SIM_MAX_RANKS = 8, SIM_MAX = 64 };
+
+typedef enum {
+    SIM_NO_FAULT,
+    SIM_BAD_TAG,      /* one message names other pages */
+    SIM_BAD_CHECKSUM, /* one message is refused by the transport */
+    SIM_TWICE,        /* one message comes twice */
+    SIM_LOST          /* one message never comes */
+} sim_fault;
+
+/* What a request asked for, and what became of it. */
+typedef struct {
+    uint64_t id;
+    uint32_t n_prompt, prompt[SIM_CONTEXT];
+    uint32_t max_tokens;
+    bool     ignore_eos, eval;
+    uint32_t n_eval, eval_tokens[SIM_CONTEXT];
+    bool     force; /* experts */
+    float    temperature;
+    uint64_t seed;
+    uint32_t stop_token; /* SIM_VOCAB: none */
+    uint32_t prefill_rank, decode_rank;
+
+    uint32_t  n_tokens, tokens[SIM_CONTEXT]; /* released in order */
+    uint32_t  n_repeats;                     /* tokens that came again, equal */
+    bt_finish finish;
+    bool      reserved, ticketed, refused, failed, aborted;
+    uint32_t  fail_code;
+    char      why[256];
+    bool      released[SIM_MAX_RANKS];
+    uint32_t  rows_seen[SIM_CONTEXT];
+} sim_request;
+
+typedef struct sim_cell sim_cell;
+
+typedef struct {
+    uint32_t  n_prefill, n_decode, n_both;
+    uint32_t  n_pages, chunk, max_rows, n_slots;
+    size_t    payload_max;
+    uint32_t  seed;
+    sim_fault fault; /* of the request that comes first */
+} sim_options;
+
+sim_cell *sim_create(const sim_options *opt);
+void      sim_destroy(sim_cell *c);
+/* Queues a request; ranks are chosen by its number unless they are set. */
+sim_request *sim_add(sim_cell *c, uint32_t n_prompt, uint32_t max_tokens);
+void         sim_start(sim_cell *c, sim_request *r);
+void         sim_abort(sim_cell *c, sim_request *r);
+/* A few random actions.  False when nothing has anything to do any more: all parked, nothing under
+ * way. */
+bool sim_act(sim_cell *c);
+/* Until everything has ended (true), or too long. */
+bool sim_run(sim_cell *c);
+/* Tells every rank to leave and runs until all have. */
+bool     sim_shut_down(sim_cell *c);
+bool     sim_ended(const sim_request *r);
+uint32_t sim_n_ranks(const sim_cell *c);
+uint32_t sim_free_pages(const sim_cell *c, uint32_t rank);
+bool     sim_pool_is_sound(const sim_cell *c, uint32_t rank);
+uint64_t sim_steps(const sim_cell *c);
+void     sim_pass_time(sim_cell *c, uint64_t ns);
+
+/* The tokens that the request must have, from the definition of the model alone. */
+void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, bt_finish *how_out);
+/* What EvalRows must hold for the row at `position`: logits of the whole sequence. */
+void sim_logits_of(const uint32_t *tokens, uint32_t n, float *logits_out);
+
+#endif

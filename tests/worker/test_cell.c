@@ -1,0 +1,332 @@
+/* Whole cells in a simulation: every order of events that the seeds bring, no process, no network.
+ */
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "tests/support/test.h"
+#include "tests/worker/sim_cell.h"
+
+enum { SEEDS = 12 };
+
+static const sim_options CELLS[] = {
+    {.n_prefill = 1, .n_decode = 1,  .chunk = 7,       .max_rows = 16},
+    {.n_prefill = 2,              .n_decode = 2,               .chunk = 1,     .max_rows = 3},
+    {.n_prefill = 1, .n_decode = 3,               .chunk = 64,              .max_rows = 64},
+    {.n_prefill = 3,   .n_decode = 1,.chunk = 400,.max_rows = 400},
+    {.n_both = 1,.chunk = 7,             .max_rows = 9                      },
+    {.n_both = 2,    .chunk = 64,          .max_rows = 100},
+};
+enum { N_CELLS = sizeof(CELLS) / sizeof(CELLS[0]) };
+
+static sim_options cell_of(uint32_t i, uint32_t seed)
+{
+    static const uint32_t ROWS[] = {1, 5, 30, 1000};
+    sim_options           opt    = CELLS[i];
+
+    opt.seed        = seed;
+    opt.n_pages     = 64;
+    opt.n_slots     = 1 + seed % 3;
+    opt.payload_max = ROWS[seed % 4] * SIM_DIM * sizeof(bt_bf16);
+    return opt;
+}
+
+static void expect_right(const sim_request *q)
+{
+    uint32_t  want[SIM_CONTEXT], n;
+    bt_finish how;
+
+    sim_expected(q, want, &n, &how);
+    EXPECT(!q->failed);
+    EXPECT_EQ(q->n_tokens, n);
+    EXPECT_EQ(q->finish, how);
+    EXPECT(memcmp(q->tokens, want, n * sizeof(*want)) == 0);
+}
+
+static void expect_all_free(sim_cell *c, uint32_t n_pages)
+{
+    for (uint32_t rank = 0; rank < sim_n_ranks(c); rank++) {
+        EXPECT_EQ(sim_free_pages(c, rank), n_pages);
+        EXPECT(sim_pool_is_sound(c, rank));
+    }
+}
+
+/* Some prompts of every length, greedy and drawn. */
+static void add_mix(sim_cell *c, sim_request **q, uint32_t n)
+{
+    static const uint32_t PROMPTS[] = {1, 64, 5, 130, 63, 17, 65, 200};
+    static const uint32_t TOKENS[]  = {9, 1, 20, 3, 40, 2, 6, 30};
+
+    for (uint32_t i = 0; i < n; i++) {
+        q[i] = sim_add(c, PROMPTS[i % 8], TOKENS[(i + i / 8) % 8]);
+        if (i % 3 == 1) {
+            q[i]->temperature = 1.5f;
+            q[i]->seed        = 1000 + i;
+        }
+        q[i]->ignore_eos = i % 2 == 0;
+    }
+}
+
+static void cell_gives_every_request_its_tokens(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[10];
+
+            add_mix(c, q, 10);
+            for (uint32_t k = 0; k < 10; k++) {
+                sim_start(c, q[k]);
+                for (uint32_t w = 0; w < 20 * (seed % 3); w++)
+                    sim_act(c);
+            }
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 10; k++) {
+                expect_right(q[k]);
+                /* The decode rank says the first token once more, unless it was the last. */
+                EXPECT_EQ(q[k]->n_repeats, opt.n_both == 0 && q[k]->n_tokens > 1);
+            }
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+}
+
+static void cell_with_one_request_steps_with_its_idle_ranks(void)
+{
+    for (uint32_t seed = 0; seed < SEEDS; seed++) {
+        sim_options  opt = cell_of(1, seed);
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *q   = sim_add(c, 100, 12);
+
+        sim_start(c, q);
+        EXPECT(sim_run(c));
+        expect_right(q);
+        sim_destroy(c);
+    }
+}
+
+/* Waves with silence between: parking and waking, over and over. */
+static void cell_wakes_for_every_wave(void)
+{
+    for (uint32_t seed = 0; seed < SEEDS; seed++) {
+        sim_options opt = cell_of(seed % N_CELLS, seed);
+        sim_cell   *c   = sim_create(&opt);
+        uint64_t    before;
+
+        for (uint32_t wave = 0; wave < 6; wave++) {
+            sim_request *q = sim_add(c, 20 + 30 * wave, 4);
+
+            sim_start(c, q);
+            EXPECT(sim_run(c));
+            expect_right(q);
+            for (uint32_t k = 0; k < 200; k++) /* everybody parks */
+                sim_act(c);
+            before = sim_steps(c);
+            for (uint32_t k = 0; k < 200; k++)
+                sim_act(c);
+            EXPECT_EQ(sim_steps(c), before);
+        }
+        sim_destroy(c);
+    }
+}
+
+static void cell_without_pages_refuses_and_serves_later(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        sim_options  opt = cell_of(i, 5);
+        sim_cell    *c;
+        sim_request *q[12];
+
+        opt.n_pages = 5;
+        c           = sim_create(&opt);
+        for (uint32_t k = 0; k < 12; k++) {
+            q[k] = sim_add(c, 150 + k, 30);
+            sim_start(c, q[k]);
+        }
+        EXPECT(sim_run(c));
+        for (uint32_t k = 0; k < 12; k++)
+            expect_right(q[k]);
+        expect_all_free(c, 5);
+        sim_destroy(c);
+    }
+}
+
+static void cell_frees_everything_of_aborted_requests(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < 4 * SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[8];
+
+            add_mix(c, q, 8);
+            for (uint32_t k = 0; k < 8; k++)
+                sim_start(c, q[k]);
+            for (uint32_t k = 0; k < 4; k++) {
+                for (uint32_t w = 0; w < 13 * seed; w++)
+                    sim_act(c);
+                if (!q[2 * k]->aborted) sim_abort(c, q[2 * k]);
+            }
+            EXPECT(sim_run(c));
+            for (uint32_t k = 1; k < 8; k += 2)
+                expect_right(q[k]);
+            expect_all_free(c, opt.n_pages);
+            sim_destroy(c);
+        }
+    }
+}
+
+static void run_fault(sim_fault fault, uint32_t cell, uint32_t seed)
+{
+    sim_options  opt = cell_of(cell, seed);
+    sim_cell    *c;
+    sim_request *q[6];
+
+    opt.fault       = fault;
+    opt.payload_max = 5 * SIM_DIM * sizeof(bt_bf16);
+    c               = sim_create(&opt);
+    for (uint32_t k = 0; k < 6; k++) {
+        q[k]             = sim_add(c, 40 + 10 * k, 6);
+        q[k]->ignore_eos = true;
+        sim_start(c, q[k]);
+    }
+    if (fault == SIM_LOST) {
+        for (uint32_t k = 0; k < 30000 && !q[0]->failed; k++) {
+            sim_act(c);
+            if (k % 10 == 0 && k > 15000) sim_pass_time(c, 2 * BT_NS_PER_S);
+        }
+        EXPECT_EQ(q[0]->fail_code, 14);
+        EXPECT_HAS(q[0]->why, "stands still");
+    }
+    EXPECT(sim_run(c));
+    if (fault == SIM_BAD_TAG || fault == SIM_BAD_CHECKSUM) {
+        EXPECT(q[0]->failed);
+        EXPECT_EQ(q[0]->fail_code, 15);
+        EXPECT_HAS(q[0]->why, fault == SIM_BAD_TAG ? "pages with tag" : "refused");
+    } else if (fault == SIM_TWICE && q[0]->failed) { /* or it came after the request had joined */
+        EXPECT_HAS(q[0]->why, "twice");
+    }
+    for (uint32_t k = 1; k < 6; k++)
+        expect_right(q[k]);
+    expect_all_free(c, opt.n_pages);
+    sim_destroy(c);
+}
+
+static void cell_fails_only_the_request_with_the_bad_message(void)
+{
+    for (uint32_t seed = 0; seed < SEEDS; seed++) {
+        run_fault(SIM_BAD_TAG, seed % 4, seed);
+        run_fault(SIM_BAD_CHECKSUM, seed % 4, seed);
+        run_fault(SIM_TWICE, seed % 4, seed);
+        run_fault(SIM_LOST, seed % 4, seed);
+    }
+}
+
+static void cell_stops_at_stop_tokens_and_at_eos(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        sim_options  opt = cell_of(i, 3);
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *q   = sim_add(c, 30, 50);
+        uint32_t     want[SIM_CONTEXT], n;
+        bt_finish    how;
+
+        sim_expected(q, want, &n, &how);
+        q->stop_token = want[7];
+        sim_start(c, q);
+        EXPECT(sim_run(c));
+        expect_right(q);
+        EXPECT(q->n_tokens <= 8);
+        EXPECT_EQ(q->finish, BT_FINISH_STOP_TOKEN);
+        sim_destroy(c);
+    }
+}
+
+/* The first token ends the request: nothing more is handed over. */
+static void cell_cancels_the_hand_off_when_the_first_token_ends_it(void)
+{
+    for (uint32_t seed = 0; seed < SEEDS; seed++) {
+        sim_options  opt = cell_of(seed % N_CELLS, seed);
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *q[4];
+
+        for (uint32_t k = 0; k < 4; k++) {
+            q[k] = sim_add(c, 90 + k, 1);
+            sim_start(c, q[k]);
+        }
+        EXPECT(sim_run(c));
+        for (uint32_t k = 0; k < 4; k++)
+            expect_right(q[k]);
+        expect_all_free(c, opt.n_pages);
+        sim_destroy(c);
+    }
+}
+
+static void cell_evaluates_prompt_and_forced_tokens(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < 4; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[6];
+
+            for (uint32_t k = 0; k < 6; k++) {
+                q[k]       = sim_add(c, 30 + 20 * k, 10);
+                q[k]->eval = k != 5;
+                if (!q[k]->eval) continue; /* a neighbour that generates */
+                q[k]->n_eval = k == 2 ? 0 : 11 * k + 1;
+                q[k]->force  = k % 2 == 0;
+                for (uint32_t t = 0; t < q[k]->n_eval; t++)
+                    q[k]->eval_tokens[t] = (t * 77 + k) % SIM_VOCAB;
+            }
+            for (uint32_t k = 0; k < 6; k++)
+                sim_start(c, q[k]);
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 5; k++)
+                for (uint32_t t = 0; t < q[k]->n_prompt + q[k]->n_eval; t++)
+                    EXPECT_EQ(q[k]->rows_seen[t], 1);
+            expect_right(q[5]);
+            expect_all_free(c, opt.n_pages);
+            sim_destroy(c);
+        }
+    }
+}
+
+static void cell_leaves_together_at_any_moment(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[4];
+
+            add_mix(c, q, 4);
+            for (uint32_t k = 0; k < 4; k++)
+                sim_start(c, q[k]);
+            for (uint32_t w = 0; w < 40 * seed; w++)
+                sim_act(c);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(cell_gives_every_request_its_tokens),
+        BT_TEST(cell_with_one_request_steps_with_its_idle_ranks),
+        BT_TEST(cell_wakes_for_every_wave),
+        BT_TEST(cell_without_pages_refuses_and_serves_later),
+        BT_TEST(cell_frees_everything_of_aborted_requests),
+        BT_TEST(cell_fails_only_the_request_with_the_bad_message),
+        BT_TEST(cell_stops_at_stop_tokens_and_at_eos),
+        BT_TEST(cell_cancels_the_hand_off_when_the_first_token_ends_it),
+        BT_TEST(cell_evaluates_prompt_and_forced_tokens),
+        BT_TEST(cell_leaves_together_at_any_moment),
+    };
+
+    bt_log_init("sim", BT_LOG_ERROR);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -1,0 +1,121 @@
+#include "tests/support/test.h"
+#include "worker/options.h"
+
+enum { MAX_ARGS = 24 };
+
+/* Parses a command line that is cut at blanks. */
+static bt_status parse(const char *line, bt_worker_options *opt)
+{
+    static char copy[1024];
+    char       *argv[MAX_ARGS] = {"baton-worker"}, *save = NULL;
+    int         argc = 1;
+
+    snprintf(copy, sizeof(copy), "%s", line);
+    for (char *word = strtok_r(copy, " ", &save); word != NULL && argc < MAX_ARGS - 1;
+         word       = strtok_r(NULL, " ", &save))
+        argv[argc++] = word;
+    return bt_worker_options_parse(argc, argv, false, opt);
+}
+
+#define BASE "--model m --coordinator 127.0.0.1:1 "
+
+static void options_defaults_follow_the_chunk(void)
+{
+    bt_worker_options opt;
+
+    EXPECT_EQ(parse(BASE "--prefill 2 --decode 3", &opt), BT_OK);
+    EXPECT_EQ(opt.n_prefill, 2);
+    EXPECT_EQ(opt.n_decode, 3);
+    EXPECT_EQ(opt.chunk, 512);
+    EXPECT_EQ(opt.max_rows, 512);
+    EXPECT_EQ(opt.form, BT_FORM_BY_ROLE);
+    EXPECT_EQ(opt.timeout_ns, 10000000000ull);
+    EXPECT_EQ(opt.kv_bytes, 0);
+    EXPECT_EQ(parse(BASE "--both 2 --chunk 7", &opt), BT_OK);
+    EXPECT_EQ(opt.n_both, 2);
+    EXPECT_EQ(opt.max_rows, 256);
+    EXPECT_EQ(parse(BASE "--both 1 --chunk 2600 --form cost --kv-bytes 2G --timeout-s 3", &opt),
+              BT_OK);
+    EXPECT_EQ(opt.max_rows, 2600);
+    EXPECT_EQ(opt.form, BT_FORM_BY_COST);
+    EXPECT_EQ(opt.kv_bytes, 2ull << 30);
+}
+
+static void options_errors_say_what_to_do(void)
+{
+    static const struct {
+        const char *line, *says;
+    } CASES[] = {
+        {"--prefill 1 --decode 1 --model m",              "--coordinator"          },
+        {"--prefill 1 --decode 1 --coordinator h:1",      "--model"                },
+        {BASE,                                            "--both N"               },
+        {BASE "--prefill 1",                              "roles are missing"      },
+        {BASE "--both 1 --decode 1",                      "excludes"               },
+        {BASE "--both 0",                                 "--both must be"         },
+        {BASE "--both 1 --chunk 0",                       "--chunk must be"        },
+        {BASE "--both 1 --chunk 9 --max-rows 8",          "does not fit"           },
+        {BASE "--both 1 --kv-bytes 2X",                   "--kv-bytes must be"     },
+        {BASE "--both 1 --kv-bytes 0",                    "--kv-bytes must be"     },
+        {BASE "--both 1 --kv-bytes -1",                   "--kv-bytes must be"     },
+        {BASE "--both 1 --form fast",                     "role, normal"           },
+        {BASE "--both 1 --on-death replace",              "--on-death must be stop"},
+        {BASE "--both 1 --timeout-s 0",                   "--timeout-s must be"    },
+        {BASE "--both 1x",                                "whole number"           },
+        {BASE "--both 1 stray",                           "\"stray\""              },
+        {BASE "--both 1 --kv-bytes 99999999999999999999", "--kv-bytes must be"     },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bt_worker_options opt;
+
+        EXPECT_EQ(parse(CASES[i].line, &opt), BT_ERR_INVALID_ARG);
+        EXPECT_HAS(bt_error_text(), CASES[i].says);
+    }
+}
+
+static void options_unknown_flag_is_an_error(void)
+{
+    bt_worker_options opt;
+
+    EXPECT_EQ(parse(BASE "--both 1 --colour red", &opt), BT_ERR_INVALID_ARG);
+}
+
+static void options_wrong_number_of_ranks_names_the_command(void)
+{
+    bt_worker_options opt;
+
+    EXPECT_EQ(parse(BASE "--prefill 2 --decode 2", &opt), BT_OK);
+    EXPECT_EQ(bt_worker_options_check_ranks(&opt, 4), BT_OK);
+    EXPECT_EQ(bt_worker_options_check_ranks(&opt, 3), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "mpirun -n 4 baton-worker --prefill 2 --decode 2");
+    EXPECT_EQ(parse(BASE "--both 2", &opt), BT_OK);
+    EXPECT_EQ(bt_worker_options_check_ranks(&opt, 1), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "mpirun -n 2 baton-worker --both 2");
+}
+
+static void bytes_have_binary_suffixes(void)
+{
+    uint64_t n = 0;
+
+    EXPECT(bt_parse_bytes("65536", &n) && n == 65536);
+    EXPECT(bt_parse_bytes("3k", &n) && n == 3072);
+    EXPECT(bt_parse_bytes("512M", &n) && n == 512ull << 20);
+    EXPECT(bt_parse_bytes("1T", &n) && n == 1ull << 40);
+    EXPECT(!bt_parse_bytes("", &n));
+    EXPECT(!bt_parse_bytes("1GB", &n));
+    EXPECT(!bt_parse_bytes(" 1", &n));
+    EXPECT(!bt_parse_bytes("99999999T", &n));
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(options_defaults_follow_the_chunk),
+        BT_TEST(options_errors_say_what_to_do),
+        BT_TEST(options_unknown_flag_is_an_error),
+        BT_TEST(options_wrong_number_of_ranks_names_the_command),
+        BT_TEST(bytes_have_binary_suffixes),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

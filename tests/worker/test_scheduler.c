@@ -1,0 +1,188 @@
+#include "tests/support/test.h"
+#include "worker/scheduler.h"
+
+enum { MAX = 32 };
+
+static bt_request  g_requests[MAX];
+static bt_request *g_at[MAX];
+static bt_requests g_table = {.at = g_at, .capacity = MAX};
+static bt_piece    g_pieces[MAX * 8];
+static uint32_t    g_rows[BT_N_ROLES];
+
+static void clear(void) { g_table.n = 0; }
+
+static bt_request *add(bt_request_state state, uint32_t n_prompt, uint32_t n_computed)
+{
+    bt_request *r = &g_requests[g_table.n];
+
+    *r = (bt_request){
+        .id = g_table.n + 1, .state = state, .n_prompt = n_prompt, .n_computed = n_computed};
+    g_at[g_table.n++] = r;
+    return r;
+}
+
+static void expect_piece(uint32_t i, uint64_t id, bt_role role, uint32_t start, uint32_t n_rows)
+{
+    EXPECT_EQ(g_pieces[i].request->id, id);
+    EXPECT_EQ(g_pieces[i].role, role);
+    EXPECT_EQ(g_pieces[i].start, start);
+    EXPECT_EQ(g_pieces[i].n_rows, n_rows);
+}
+
+static void scheduler_without_work_gives_no_rows(void)
+{
+    bt_scheduler s = {.max_rows = 8, .chunk = 4};
+
+    clear();
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 0);
+    add(BT_REQUEST_QUEUED, 9, 0);
+    add(BT_REQUEST_RESERVED, 9, 0);
+    add(BT_REQUEST_SENDING, 9, 9);
+    add(BT_REQUEST_DRAINING, 9, 4);
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 0);
+    EXPECT_EQ(g_rows[BT_ROLE_PROMPT] + g_rows[BT_ROLE_GENERATED], 0);
+}
+
+static void scheduler_cuts_prompts_and_shares_the_step(void)
+{
+    bt_scheduler s = {.max_rows = 10, .chunk = 4};
+
+    clear();
+    add(BT_REQUEST_PREFILL, 9, 4);
+    add(BT_REQUEST_PREFILL, 3, 0);
+    add(BT_REQUEST_PREFILL, 6, 0); /* its piece of 4 does not fit into the 3 rows that are left */
+    add(BT_REQUEST_PREFILL, 1, 0); /* and nobody overtakes it */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    expect_piece(0, 1, BT_ROLE_PROMPT, 4, 4);
+    expect_piece(1, 2, BT_ROLE_PROMPT, 0, 3);
+    EXPECT_EQ(g_rows[BT_ROLE_PROMPT], 7);
+}
+
+static void scheduler_puts_prompts_before_generated_rows(void)
+{
+    bt_scheduler s = {.max_rows = 8, .chunk = 8};
+
+    clear();
+    add(BT_REQUEST_DECODE, 3, 5);
+    add(BT_REQUEST_PREFILL, 20, 0);
+    add(BT_REQUEST_DECODE, 3, 7);
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 0, 6);
+    expect_piece(1, 1, BT_ROLE_GENERATED, 5, 1);
+    expect_piece(2, 3, BT_ROLE_GENERATED, 7, 1);
+    EXPECT_EQ(g_rows[BT_ROLE_PROMPT], 6);
+    EXPECT_EQ(g_rows[BT_ROLE_GENERATED], 2);
+}
+
+static void scheduler_gives_turns_when_decoding_exceeds_the_step(void)
+{
+    bt_scheduler s         = {.max_rows = 4, .chunk = 4};
+    uint32_t     turns[10] = {0};
+
+    clear();
+    for (int i = 0; i < 10; i++)
+        add(BT_REQUEST_DECODE, 1, 1);
+    for (int step = 0; step < 10; step++) {
+        EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 4);
+        for (int i = 0; i < 4; i++)
+            turns[g_pieces[i].request->id - 1]++;
+    }
+    for (int i = 0; i < 10; i++)
+        EXPECT_EQ(turns[i], 4);
+}
+
+static void scheduler_keeps_a_quarter_for_prompts(void)
+{
+    bt_scheduler s = {.max_rows = 8, .chunk = 8};
+
+    clear();
+    for (int i = 0; i < 20; i++)
+        add(BT_REQUEST_DECODE, 1, 1);
+    add(BT_REQUEST_PREFILL, 50, 10);
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 7);
+    expect_piece(0, 21, BT_ROLE_PROMPT, 10, 2);
+    EXPECT_EQ(g_rows[BT_ROLE_GENERATED], 6);
+}
+
+static void scheduler_with_one_row_alternates(void)
+{
+    bt_scheduler s        = {.max_rows = 1, .chunk = 1};
+    uint32_t     count[2] = {0};
+
+    clear();
+    add(BT_REQUEST_DECODE, 1, 1);
+    add(BT_REQUEST_PREFILL, 50, 0);
+    for (int i = 0; i < 10; i++) {
+        EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+        count[g_pieces[0].role]++;
+    }
+    EXPECT_EQ(count[BT_ROLE_PROMPT], 5);
+    EXPECT_EQ(count[BT_ROLE_GENERATED], 5);
+}
+
+static void scheduler_forces_several_known_tokens_a_step(void)
+{
+    bt_scheduler s = {.max_rows = 8, .chunk = 4};
+    bt_request  *r;
+
+    clear();
+    r         = add(BT_REQUEST_DECODE, 3, 3);
+    r->eval   = true;
+    r->n_eval = 6;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 3, 4);
+    r->n_computed = 7;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 7, 2);
+    r->n_computed = 9;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 0);
+}
+
+/* Any mix: never more than the budget, and everybody gets there. */
+static void scheduler_serves_everybody_within_the_budget(void)
+{
+    bt_scheduler s     = {.max_rows = 7, .chunk = 3};
+    uint32_t     total = 0, steps = 0, n;
+
+    clear();
+    for (uint32_t i = 0; i < 24; i++) {
+        bt_request *r = add(i % 3 == 0 ? BT_REQUEST_PREFILL : BT_REQUEST_DECODE, 1 + i, 0);
+
+        if (r->state == BT_REQUEST_DECODE) r->n_computed = r->n_prompt;
+        r->sampling.max_tokens = 5 + i;
+        total++;
+    }
+    while (total > 0 && steps++ < 1000) {
+        n = bt_schedule(&s, &g_table, g_pieces, g_rows);
+        EXPECT(n > 0 && g_rows[0] + g_rows[1] <= 7);
+        for (uint32_t i = 0; i < n; i++) {
+            bt_request *r = g_pieces[i].request;
+
+            EXPECT_EQ(g_pieces[i].start, r->n_computed);
+            r->n_computed += g_pieces[i].n_rows;
+            if (r->state == BT_REQUEST_PREFILL && r->n_computed == r->n_prompt)
+                r->state = BT_REQUEST_DECODE;
+            if (r->n_computed == r->n_prompt + r->sampling.max_tokens) {
+                r->state = BT_REQUEST_SENDING;
+                total--;
+            }
+        }
+    }
+    EXPECT_EQ(total, 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(scheduler_without_work_gives_no_rows),
+        BT_TEST(scheduler_cuts_prompts_and_shares_the_step),
+        BT_TEST(scheduler_puts_prompts_before_generated_rows),
+        BT_TEST(scheduler_gives_turns_when_decoding_exceeds_the_step),
+        BT_TEST(scheduler_keeps_a_quarter_for_prompts),
+        BT_TEST(scheduler_with_one_row_alternates),
+        BT_TEST(scheduler_forces_several_known_tokens_a_step),
+        BT_TEST(scheduler_serves_everybody_within_the_budget),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

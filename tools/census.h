@@ -1,0 +1,47 @@
+/* tools/census.h - a checkpoint's parameters by what they are for: as its files hold them, and as
+ * its config.json makes one expect. */
+#ifndef BT_TOOLS_CENSUS_H
+#define BT_TOOLS_CENSUS_H
+
+#include <stdint.h>
+
+#include "model/config.h"
+#include "model/safetensors.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    BT_PART_EMBEDDING,
+    BT_PART_ATTENTION, /* its latent norms included */
+    BT_PART_DENSE,
+    BT_PART_ROUTER,
+    BT_PART_EXPERTS,
+    BT_PART_SHARED,
+    BT_PART_NORMS,
+    BT_PART_HEAD,
+    BT_PART_MTP, /* layers after the last: skipped at load */
+    BT_PART_OTHER
+} bt_part;
+enum { BT_N_PARTS = BT_PART_OTHER + 1 };
+
+const char *bt_part_name(bt_part part);
+
+typedef struct {
+    uint64_t n_params[BT_N_PARTS]; /* scales of FP8 blocks not counted */
+    uint64_t bytes[BT_N_PARTS];    /* in the files, scales counted */
+    uint64_t dtype_bytes[BT_ST_OTHER + 1];
+    uint64_t n_tensors;
+    char     first_other[128]; /* the name of a tensor that no part has, or "" */
+} bt_census;
+
+void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c);
+
+/* By the sizes in config.json; MTP and OTHER are left at 0. */
+void bt_census_expect(const bt_model_config *cfg, uint64_t n_params[BT_N_PARTS]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,224 @@
+/* baton-inspect - what a model is, what it weighs, and what of it fits here. */
+#include <argp.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention/kv_pool.h"
+#include "tools/census.h"
+#include "tools/machine.h"
+
+static const char DOC[] =
+    "Says what a model is, what it weighs, and what of it fits on this machine.\v"
+    "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
+    "are checked completely, so that a model that can be inspected can be read.\n\n"
+    "The last table is an estimate for cells on this machine: weights as the CPU engine holds them "
+    "(bf16, FP8 dequantised; all but the routed experts on every rank, these spread over the ranks "
+    "of a group), a tenth of the free memory kept back for buffers and other programs, the rest "
+    "for "
+    "latent KV pages.\n\n"
+    "Exit code: 0, 1 when the model cannot be read, 64 for wrong usage.\n\n"
+    "Example:\n"
+    "  baton inspect models/demo";
+
+typedef struct {
+    const char *dir;
+} options;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+
+    switch (key) {
+    case ARGP_KEY_ARG:
+        if (opt->dir != NULL) argp_error(state, "expected one directory, found \"%s\" too", arg);
+        opt->dir = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (opt->dir == NULL) argp_error(state, "the model's directory is missing");
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* 12,345,678 into buf; returns buf. */
+static const char *grouped(uint64_t v, char buf[32])
+{
+    char   digits[24];
+    int    n  = snprintf(digits, sizeof(digits), "%" PRIu64, v);
+    size_t at = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && (n - i) % 3 == 0) buf[at++] = ',';
+        buf[at++] = digits[i];
+    }
+    buf[at] = '\0';
+    return buf;
+}
+
+/* "31.2 MiB" into buf; returns buf. */
+static const char *in_units(uint64_t bytes, char buf[32])
+{
+    static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double                   v       = (double)bytes;
+    int                      unit    = 0;
+
+    while (v >= 1024 && unit < 6) {
+        v /= 1024;
+        unit++;
+    }
+    snprintf(buf, 32, unit == 0 ? "%.0f %s" : "%.1f %s", v, UNITS[unit]);
+    return buf;
+}
+
+static void print_gate(const bt_gate_config *g)
+{
+    static const char *const KINDS[] = {"softmax", "softmax limited to groups",
+                                        "sigmoid with correction bias"};
+
+    printf("  gate        %s, %u of %u experts", KINDS[g->kind], g->top_k, g->n_experts);
+    if (g->n_groups > 1) printf(", in the best %u of %u groups", g->topk_groups, g->n_groups);
+    printf(", weights%s x %g\n", g->norm_topk ? " normalised" : "", g->scale);
+}
+
+static void print_model(const bt_model_config *cfg)
+{
+    const bt_mla_config *m     = &cfg->mla;
+    uint32_t             n_moe = bt_model_n_moe_layers(cfg);
+
+    printf("Model         %s (%s)%s\n", cfg->architecture, cfg->model_type,
+           cfg->fp8 ? ", FP8 weights in 128x128 blocks" : "");
+    printf("  vocabulary  %u%s\n", cfg->vocab_size,
+           cfg->tie_embeddings ? ", embedding and head tied" : "");
+    printf("  context     %u tokens", cfg->max_context);
+    if (cfg->yarn)
+        printf(" (YaRN: factor %g over %g)", cfg->yarn_factor, cfg->yarn_original_context);
+    printf("\n  layers      %u: %u dense, %u MoE", cfg->n_layers, cfg->n_layers - n_moe, n_moe);
+    if (cfg->n_mtp_layers != 0) printf("; and %u MTP, not served", cfg->n_mtp_layers);
+    printf("\n  hidden      %u; dense MLP %u", cfg->hidden, cfg->dense_dim);
+    if (n_moe != 0)
+        printf(", expert %u, shared expert %u", cfg->moe.expert_dim, cfg->moe.shared_dim);
+    printf("\n  attention   %u heads of %u + %u (value %u), latent %u + %u, ", m->n_heads,
+           m->qk_nope_dim, m->qk_rope_dim, m->v_dim, m->kv_lora_rank, m->qk_rope_dim);
+    if (m->q_lora_rank != 0)
+        printf("query rank %u\n", m->q_lora_rank);
+    else
+        printf("full-rank query\n");
+    if (n_moe != 0) print_gate(&cfg->moe.gate);
+}
+
+static uint64_t sum(const uint64_t *v, int from, int to)
+{
+    uint64_t s = 0;
+
+    for (int i = from; i < to; i++)
+        s += v[i];
+    return s;
+}
+
+static void print_census(const bt_model_config *cfg, const bt_census *c)
+{
+    uint64_t expected[BT_N_PARTS], total = sum(c->n_params, 0, BT_PART_MTP), used;
+    char     a[32], b[32];
+
+    bt_census_expect(cfg, expected);
+    printf("\n%-18s %22s %12s\n", "Parameters", "", "in files");
+    for (int i = 0; i < BT_N_PARTS; i++) {
+        if (c->bytes[i] == 0 && expected[i] == 0) continue;
+        printf("  %-16s %22s %12s", bt_part_name(i), grouped(c->n_params[i], a),
+               in_units(c->bytes[i], b));
+        if (i < BT_PART_MTP && c->n_params[i] != expected[i])
+            printf("  expected %s by config.json", grouped(expected[i], a));
+        if (i == BT_PART_OTHER) printf("  (the first is %s)", c->first_other);
+        printf("\n");
+    }
+    printf("  %-16s %22s %12s  in %" PRIu64 " tensors\n", "all (served)", grouped(total, a),
+           in_units(sum(c->bytes, 0, BT_PART_MTP), b), c->n_tensors);
+    used = total;
+    if (cfg->moe.gate.n_experts != 0)
+        used -= c->n_params[BT_PART_EXPERTS] / cfg->moe.gate.n_experts *
+                (cfg->moe.gate.n_experts - cfg->moe.gate.top_k);
+    printf("  %-16s %22s\n", "used by a token", grouped(used, a));
+}
+
+static uint64_t kv_token_bytes(const bt_model_config *cfg)
+{
+    return (uint64_t)cfg->n_layers * (cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim) * 2;
+}
+
+static void print_kv(const bt_model_config *cfg)
+{
+    char a[32], b[32], c[32];
+
+    printf("\nLatent KV     %s bytes a token, %s a page of %d tokens, %s a full context\n",
+           grouped(kv_token_bytes(cfg), a), in_units(kv_token_bytes(cfg) * BT_PAGE_TOKENS, b),
+           BT_PAGE_TOKENS, in_units(kv_token_bytes(cfg) * cfg->max_context, c));
+}
+
+/* One row of the table: a cell with n_groups groups of n_ranks ranks. */
+static void print_cell(const bt_model_config *cfg, const bt_census *c, uint64_t usable,
+                       const char *flags, uint64_t n_groups, uint64_t n_ranks)
+{
+    uint64_t experts = 2 * c->n_params[BT_PART_EXPERTS];
+    uint64_t others  = 2 * sum(c->n_params, 0, BT_PART_MTP) - experts;
+    uint64_t weights = n_groups * (experts + n_ranks * others);
+    uint64_t tokens =
+        weights < usable ? (usable - weights) / (n_groups * n_ranks) / kv_token_bytes(cfg) : 0;
+    char a[32], b[32];
+
+    printf("  %-24s %12s  ", flags, in_units(weights, a));
+    if (tokens == 0)
+        printf("does not fit: %s too many\n", in_units(weights < usable ? 0 : weights - usable, b));
+    else
+        printf("room for %s tokens of KV on each rank\n", grouped(tokens, b));
+}
+
+static void print_fit(const bt_model_config *cfg, const bt_census *c)
+{
+    bt_machine m;
+    uint64_t   usable;
+    char       a[32], b[32];
+
+    bt_machine_look(&m);
+    usable = m.free_bytes - m.free_bytes / 10;
+    printf("\nThis machine  %u cores, %s of memory, %s free\n", m.n_cores,
+           in_units(m.total_bytes, a), in_units(m.free_bytes, b));
+    printf("  %-24s %12s\n", "cell", "weights");
+    print_cell(cfg, c, usable, "--both 1", 1, 1);
+    print_cell(cfg, c, usable, "--both 2", 1, 2);
+    print_cell(cfg, c, usable, "--prefill 1 --decode 1", 2, 1);
+    print_cell(cfg, c, usable, "--prefill 2 --decode 2", 2, 2);
+    print_cell(cfg, c, usable, "--prefill 4 --decode 4", 2, 4);
+}
+
+static bt_status inspect(const char *dir)
+{
+    bt_status       st    = BT_OK;
+    bt_safetensors *files = NULL;
+    bt_model_config cfg;
+    bt_census       census;
+
+    BT_TRY(bt_model_config_read(dir, &cfg));
+    BT_TRY(bt_safetensors_open(dir, &files));
+    bt_census_take(files, &cfg, &census);
+    print_model(&cfg);
+    print_census(&cfg, &census);
+    print_kv(&cfg);
+    print_fit(&cfg, &census);
+    BT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), BT_ERR_IO, "stdout: %s", strerror(errno));
+out:
+    bt_safetensors_close(files);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp parser = {NULL, parse, "DIR", DOC, NULL, NULL, NULL};
+    options           opt    = {0};
+
+    bt_log_init("inspect", BT_LOG_INFO);
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    return inspect(opt.dir) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}

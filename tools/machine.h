@@ -1,0 +1,23 @@
+/* tools/machine.h - the memory that a process on this machine may use. */
+#ifndef BT_TOOLS_MACHINE_H
+#define BT_TOOLS_MACHINE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    uint64_t total_bytes, free_bytes; /* free: what could be taken now without swapping */
+    uint32_t n_cores;
+} bt_machine;
+
+/* From the kernel and from this control group's limit, whichever is tighter; 0 where neither says.
+ */
+void bt_machine_look(bt_machine *m);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -2,12 +2,23 @@
  * and RoPE turns by nothing, so that keys, values and absorbed queries are what the test put in,
  * and the two forms have to give the same bits: positions, pages, parts and their merge are what is
  * left. */
+#include <stdbool.h>
+
 #include "attention/ops.h"
 #include "core/alloc.h"
 #include "tests/attention/twin.h"
 #include "tests/support/test.h"
 
-enum { DIM = 32, ROPE = 8, HEADS = 3, KV = DIM + ROPE, Q = HEADS * KV, CONTEXT = 4300, PAGES = 70 };
+enum {
+    DIM     = 32,
+    ROPE    = 8,
+    HEADS   = 3,
+    KV      = DIM + ROPE,
+    Q       = HEADS * KV,
+    CONTEXT = 4300,
+    LONG    = 10400,
+    PAGES   = 163
+};
 
 static bt_device    *g_dev;
 static bt_attn      *g_attn;
@@ -20,10 +31,10 @@ static bt_mla_config g_cfg = {.hidden        = 1,
                               .qk_rope_dim   = ROPE,
                               .v_dim         = DIM,
                               .softmax_scale = 0.4f,
-                              .max_context   = CONTEXT};
+                              .max_context   = LONG};
 static bt_page_id    g_pages[PAGES];
-static float         g_rope[CONTEXT * ROPE];
-static bt_bf16       g_q[CONTEXT][Q], g_kv[CONTEXT][KV], g_out[CONTEXT][HEADS][DIM];
+static float         g_rope[LONG * ROPE];
+static bt_bf16       g_q[LONG][Q], g_kv[LONG][KV], g_out[LONG][HEADS][DIM];
 
 static void identity_row(void *ctx, uint32_t n, bt_bf16 *row)
 {
@@ -40,11 +51,11 @@ static void fill(bt_bf16 *x, size_t n, uint32_t seed, float size)
     }
 }
 
-/* Positions [start, start + n) in one call. */
-static void run(uint32_t start, uint32_t n, bt_attn_form form)
+/* Positions [start, end) in one call: their pages, and, unless it is NULL, what they attend to. */
+static void run(bt_attn *attn, uint32_t start, uint32_t end, const bt_attn_form *form)
 {
     bt_mla_weights w    = {.uk = g_identity, .ukt = g_identity, .uv = g_identity};
-    bt_span        span = {g_pages, 0, n, start, BT_ROLE_GENERATED, form};
+    bt_span        span = {g_pages, 0, end - start, start, BT_ROLE_GENERATED, BT_FORM_NORMAL};
     bt_attn_call   call = {.w       = &w,
                            .pool    = g_pool,
                            .q       = g_q[start],
@@ -53,41 +64,52 @@ static void run(uint32_t start, uint32_t n, bt_attn_form form)
                            .n_spans = 1,
                            .spans   = &span};
 
-    EXPECT_EQ(g_attn->ops->append(g_attn, &call), BT_OK);
-    EXPECT_EQ(g_attn->ops->attend[form](g_attn, &call), BT_OK);
+    EXPECT_EQ(attn->ops->append(attn, &call), BT_OK);
+    if (form == NULL) return;
+    span.form = *form;
+    EXPECT_EQ(attn->ops->attend[*form](attn, &call), BT_OK);
 }
 
-static void expect_twin_at(uint32_t pos)
+static void twin_at(uint32_t pos, bt_bf16 want[HEADS][DIM])
 {
-    static float scores[CONTEXT];
-    bt_bf16      want[DIM];
+    static float scores[LONG];
 
     for (uint32_t h = 0; h < HEADS; h++) {
         const bt_bf16 *q = g_q[pos] + (size_t)h * KV;
 
         for (uint32_t j = 0; j <= pos; j++)
             scores[j] = twin_dot(q + DIM, g_kv[j] + DIM, ROPE, twin_dot(q, g_kv[j], DIM, 0));
-        twin_attend(scores, g_kv[0], KV, pos + 1, g_cfg.softmax_scale, DIM, want);
-        if (memcmp(g_out[pos][h], want, sizeof(want)) != 0)
-            fprintf(stderr, "position %u, head %u differs\n", pos, h);
-        EXPECT(memcmp(g_out[pos][h], want, sizeof(want)) == 0);
+        twin_attend(scores, g_kv[0], KV, pos + 1, g_cfg.softmax_scale, DIM, want[h]);
     }
+}
+
+static void expect_at(uint32_t pos, bt_bf16 want[HEADS][DIM])
+{
+    bool same = memcmp(g_out[pos], want, sizeof(g_out[pos])) == 0;
+
+    if (!same) fprintf(stderr, "position %u differs\n", pos);
+    EXPECT(same);
 }
 
 /* The same inputs in one call and in two, in both forms. */
 static void expect_twin(void)
 {
-    static const uint32_t AT[] = {0,    1,    62,   63,   64,   65,   127,  128,  1000, 2046,
-                                  2047, 2048, 2049, 2111, 2112, 4095, 4096, 4097, 4298, 4299};
+    static const uint32_t AT[] = {0,    1,    62,   63,   64,   65,   127,  128,  1000, 2046, 2047,
+                                  2048, 2049, 2111, 2112, 4095, 4096, 4097, 4150, 4272, 4299};
+    enum { N_AT = sizeof(AT) / sizeof(AT[0]) };
+    static bt_bf16 want[N_AT][HEADS][DIM];
 
+    for (size_t i = 0; i < N_AT; i++)
+        twin_at(AT[i], want[i]);
     for (int way = 0; way < 4; way++) {
-        bt_attn_form form = way & 1 ? BT_FORM_ABSORBED : BT_FORM_NORMAL;
+        bt_attn_form form  = way & 1 ? BT_FORM_ABSORBED : BT_FORM_NORMAL;
+        uint32_t     split = way & 2 ? 2031 : 0;
 
         memset(g_out, 0xff, sizeof(g_out));
-        if (way & 2) run(0, 2031, form);
-        run(way & 2 ? 2031 : 0, way & 2 ? CONTEXT - 2031 : CONTEXT, form);
-        for (size_t i = 0; i < sizeof(AT) / sizeof(AT[0]); i++)
-            expect_twin_at(AT[i]);
+        if (split != 0) run(g_attn, 0, split, &form);
+        run(g_attn, split, CONTEXT, &form);
+        for (size_t i = 0; i < N_AT; i++)
+            expect_at(AT[i], want[i]);
     }
 }
 
@@ -122,10 +144,38 @@ static void attn_cpu_subnormals_and_signed_zeros_equal_the_twin(void)
     expect_twin();
 }
 
+/* One thread has 4 slots for the parts of tiles: a tile of 6 parts goes through two waves and a
+ * third takes its end together with the next tile's begin. */
+static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
+{
+    enum { FIRST = LONG - 60 };
+    static bt_bf16        want[LONG - FIRST][HEADS][DIM];
+    bt_device_cpu_options opt = {.n_threads = 1, .kernels = "auto"};
+    bt_device            *dev = NULL;
+    bt_attn              *one = NULL;
+
+    EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
+    EXPECT_EQ(bt_attn_cpu_ops.create(dev, &g_cfg, LONG, g_rope, &one), BT_OK);
+    fill(g_q[0], sizeof(g_q) / 2, 7, 4);
+    fill(g_kv[0], sizeof(g_kv) / 2, 8, 1);
+    run(one, 0, FIRST, NULL);
+    for (uint32_t pos = FIRST; pos < LONG; pos += 3)
+        twin_at(pos, want[pos - FIRST]);
+    for (int form = 0; form < 2; form++) {
+        memset(g_out, 0xff, sizeof(g_out));
+        run(one, FIRST, LONG, &(bt_attn_form){(bt_attn_form)form});
+        for (uint32_t pos = FIRST; pos < LONG; pos += 3)
+            expect_at(pos, want[pos - FIRST]);
+    }
+    one->ops->destroy(one);
+    bt_device_destroy(dev);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(attn_cpu_both_forms_equal_the_twin),
     BT_TEST(attn_cpu_moving_maxima_equal_the_twin),
     BT_TEST(attn_cpu_subnormals_and_signed_zeros_equal_the_twin),
+    BT_TEST(attn_cpu_tiles_carried_over_waves_equal_the_twin),
 };
 
 int main(int argc, char **argv)
@@ -134,7 +184,7 @@ int main(int argc, char **argv)
     bt_kv_pool_config     cfg = {.n_layers = 1, .n_pages = PAGES, .kv_dim = KV};
     int                   rc  = EXIT_FAILURE;
 
-    for (uint32_t i = 0; i < CONTEXT * ROPE; i += 2)
+    for (uint32_t i = 0; i < LONG * ROPE; i += 2)
         g_rope[i] = 1; /* cos 0, sin 0 */
     if (bt_device_cpu_create(&opt, &g_dev) != BT_OK ||
         bt_kv_pool_create(g_dev, &cfg, &g_pool) != BT_OK ||

@@ -77,7 +77,7 @@ static void mla_chunks_do_not_change_a_bit(void)
 static void mla_chunks_over_the_restarts_do_not_change_a_bit(void)
 {
     layer_data *d = layer_data_new("glm-flash", &SHAPES[SHAPE_GLM].cfg);
-    layer       l = layer_new(d, "auto", 3, 4200);
+    layer       l = layer_new(d, "auto", 5, 4200);
     request     r = request_new(&l, 4200, 2);
 
     for (int way = 0; way < 4; way++) {

@@ -8,6 +8,8 @@
 
 enum {
     CHUNK_WEIGHT_BYTES = 64 << 10,
+    MIN_COLS           = 32,
+    CHUNKS_PER_THREAD  = 4,    /* so that a slow thread does not hold up the others */
     SMALL_NS           = 30000 /* not worth waking another thread */
 };
 
@@ -19,20 +21,28 @@ typedef struct {
 typedef struct {
     const bt_device_cpu *dev;
     bt_role              role;
-    uint32_t             n_gemms;
+    uint32_t             n_gemms, finer; /* how often the widths of chunks are halved */
     const bt_gemm       *gemms;
 } gemm_job;
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-static cut cut_of(const bt_gemm *g)
+/* Many rows want many columns, since each reads the other's bytes; with few rows the bytes of the
+ * weights are the work. */
+static uint32_t widest_cols(const bt_gemm *g)
+{
+    if (g->m > 64) return BT_CPU_CHUNK_COLS;
+    if (g->m > 8) return BT_CPU_CHUNK_COLS / 2;
+    return min_u32(CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
+                   BT_CPU_CHUNK_COLS);
+}
+
+static cut cut_of(const gemm_job *job, const bt_gemm *g)
 {
     cut      c;
-    uint32_t cols = CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / 32 * 32;
-    if (g->m > 64) cols = 256;
+    uint32_t cols = widest_cols(g) >> job->finer;
 
-    if (cols < 32) cols = 32;
-    c.cols       = min_u32(cols, BT_CPU_CHUNK_COLS);
+    c.cols       = cols < MIN_COLS ? MIN_COLS : cols / MIN_COLS * MIN_COLS;
     c.rows       = BT_CPU_CHUNK_ROWS;
     c.n_row_cuts = bt_cpu_pad(g->m, c.rows) / c.rows;
     c.n_col_cuts = bt_cpu_pad(g->w->n, c.cols) / c.cols;
@@ -47,7 +57,7 @@ static const bt_gemm *find(const gemm_job *job, bt_cpu_member *at, uint32_t chun
         const bt_gemm *g = &job->gemms[at->gemm];
         uint32_t       n;
 
-        *cut_out = cut_of(g);
+        *cut_out = cut_of(job, g);
         n        = cut_out->n_row_cuts * cut_out->n_col_cuts;
         if (chunk - at->first_chunk < n) return g;
         at->first_chunk += n;
@@ -93,35 +103,62 @@ static uint64_t guess_ns(const bt_gemm *g)
     return g->m == 0 ? 0 : weights / 8 + weights * g->m / 128;
 }
 
-bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms)
+static bt_status check(const gemm_job *job, uint64_t *ns_out)
 {
-    bt_status      st       = BT_OK;
-    bt_device_cpu *cpu      = (bt_device_cpu *)dev;
-    gemm_job       job      = {cpu, role, n_gemms, gemms};
-    uint32_t       n_chunks = 0;
-    uint64_t       ns       = 0;
+    bt_status st = BT_OK;
+    uint64_t  ns = 0;
 
-    for (uint32_t i = 0; i < n_gemms; i++) {
-        const bt_gemm *g = &gemms[i];
-        cut            c = cut_of(g);
+    for (uint32_t i = 0; i < job->n_gemms; i++) {
+        const bt_gemm *g = &job->gemms[i];
 
         BT_REQUIRE(g->y_dtype == BT_F32 || g->y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
-                   "product %u of %u has a result of dtype %d, neither bf16 nor fp32", i, n_gemms,
-                   (int)g->y_dtype);
+                   "product %u of %u has a result of dtype %d, neither bf16 nor fp32", i,
+                   job->n_gemms, (int)g->y_dtype);
         BT_REQUIRE(g->m <= 1 || (g->ld_x >= g->w->k && g->ld_y >= g->w->n), BT_ERR_INVALID_ARG,
-                   "product %u of %u, [%u, %u], has row strides %zu and %zu", i, n_gemms, g->w->n,
-                   g->w->k, g->ld_x, g->ld_y);
-        n_chunks += c.n_row_cuts * c.n_col_cuts;
+                   "product %u of %u, [%u, %u], has row strides %zu and %zu", i, job->n_gemms,
+                   g->w->n, g->w->k, g->ld_x, g->ld_y);
         ns += guess_ns(g);
     }
+    *ns_out = ns;
+out:
+    return st;
+}
+
+static uint32_t count_chunks(const gemm_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < job->n_gemms; i++) {
+        cut c = cut_of(job, &job->gemms[i]);
+
+        n += c.n_row_cuts * c.n_col_cuts;
+    }
+    return n;
+}
+
+bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms)
+{
+    bt_status      st  = BT_OK;
+    bt_device_cpu *cpu = (bt_device_cpu *)dev;
+    gemm_job       job = {.dev = cpu, .role = role, .n_gemms = n_gemms, .gemms = gemms};
+    uint32_t       n_chunks;
+    uint64_t       ns;
+
+    BT_TRY(check(&job, &ns));
     for (uint32_t t = 0; t < cpu->n_threads; t++)
         cpu->members[t].gemm = cpu->members[t].first_chunk = 0;
-    if (ns > SMALL_NS) {
-        bt_cpu_pool_run(cpu->pool, n_chunks, run_chunk, &job);
-    } else {
+    n_chunks = count_chunks(&job);
+    if (cpu->n_threads == 1 || ns <= SMALL_NS) {
         for (uint32_t c = 0; c < n_chunks; c++)
             run_chunk(&job, c, 0);
+        return st;
     }
+    while (n_chunks < CHUNKS_PER_THREAD * cpu->n_threads &&
+           BT_CPU_CHUNK_COLS >> job.finer > MIN_COLS) {
+        job.finer++;
+        n_chunks = count_chunks(&job);
+    }
+    bt_cpu_pool_run(cpu->pool, n_chunks, run_chunk, &job);
 out:
     return st;
 }

@@ -11,8 +11,10 @@ typedef bt_bf16 x_elem;
     TILE_CASE(12, 1)                                                                \
     TILE_CASE(8, 2)                                                                 \
     TILE_CASE(8, 1)                                                                 \
-    TILE_CASE(4, 4) TILE_CASE(4, 2) TILE_CASE(4, 1) TILE_CASE(2, 4) TILE_CASE(2, 2) \
-        TILE_CASE(2, 1) TILE_CASE(1, 4) TILE_CASE(1, 2) TILE_CASE(1, 1)
+    TILE_CASE(4, 4)                                                                 \
+    TILE_CASE(4, 2)                                                                 \
+    TILE_CASE(4, 1) TILE_CASE(2, 4) TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) \
+        TILE_CASE(1, 2) TILE_CASE(1, 1)
 enum { MAX_ROWS = 12, MAX_BLOCKS = 4 };
 #include "device/cpu/mm.inc.h"
 

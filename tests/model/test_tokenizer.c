@@ -328,6 +328,23 @@ static void tokenizer_pieces_end_where_the_step_before_cut(void)
     expect_ids("  1", 2, (uint32_t[]){300, '1'});
 }
 
+/* PCRE2's own \s has U+180E, Hugging Face's engine has not. */
+static void tokenizer_blanks_are_unicode_white_space(void)
+{
+    write_small(", \"a\xc3\xa1\": 300, \"a\xc3\xa2\": 301", "[\"a \xc3\xa1\", \"a \xc3\xa2\"]",
+                SEQUENCE(SPLIT("\\\\s+")), "");
+    expect_ids("a\xe1\xa0\x8e", 3, (uint32_t[]){300, 0xa0, 0x8e});       /* U+180E: no blank */
+    expect_ids("a\xe2\x80\x83", 4, (uint32_t[]){'a', 0xe2, 0x80, 0x83}); /* U+2003: a blank */
+    expect_ids("a\xe2\x80\x8b", 3, (uint32_t[]){301, 0x80, 0x8b});       /* U+200B: no blank */
+}
+
+/* As in Ruby, $ is the end of a line too. */
+static void tokenizer_dollar_is_the_end_of_a_line(void)
+{
+    write_small(AB_VOCAB, "[\"a b\"]", SEQUENCE(SPLIT("b$")), "");
+    expect_ids("ab\nabc", 5, (uint32_t[]){'a', 'b', '\n', 300, 'c'});
+}
+
 static void tokenizer_added_tokens_match_longest_first(void)
 {
     write_small("", "[]", BYTE_LEVEL,
@@ -428,7 +445,7 @@ static void tokenizer_other_bad_files_are_refused(void)
          "field model.vocab"                                                                                                     },
         {"{\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", \"vocab\": "
          "{\"a\": 0}, "
-         "\"merges\": []}}",                                                                               BT_ERR_UNSUPPORTED,                                                                                 "found none for 0x"    },
+         "\"merges\": []}}",                                                    BT_ERR_UNSUPPORTED, "found none for 0x" },
     };
     bt_tokenizer *tok = NULL;
 
@@ -507,6 +524,8 @@ static const bt_test TESTS[] = {
     BT_TEST(tokenizer_lower_rank_merges_first),
     BT_TEST(tokenizer_ignore_merges_takes_whole_tokens),
     BT_TEST(tokenizer_pieces_end_where_the_step_before_cut),
+    BT_TEST(tokenizer_blanks_are_unicode_white_space),
+    BT_TEST(tokenizer_dollar_is_the_end_of_a_line),
     BT_TEST(tokenizer_added_tokens_match_longest_first),
     BT_TEST(tokenizer_bad_files_are_refused_by_name),
     BT_TEST(tokenizer_other_bad_files_are_refused),

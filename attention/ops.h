@@ -10,6 +10,10 @@
 
 #include "attention/mla.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct bt_attn bt_attn;
 
 /* One call over consecutive spans.  Row matrices are those of the whole step: spans name their rows
@@ -45,4 +49,7 @@ struct bt_attn {
 
 extern const bt_attn_ops bt_attn_cpu_ops;
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -12,6 +12,10 @@
 
 #include "core/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Largest angle that bt_sincos() takes. */
 #define BT_ROPE_MAX_ANGLE 0x1p20
 
@@ -21,4 +25,7 @@
 bt_status bt_rope_fill(uint32_t n_positions, uint32_t n_pairs, const double *inv_freq,
                        double magnitude, float *table);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -162,7 +162,7 @@ static char *supported_defaults(const char *text)
 
     temperature = json_object_get(all, "temperature");
     if (json_is_number(temperature)) json_object_set(kept, "temperature", temperature);
-    if (json_object_size(kept) > 0) dump = json_dumps(kept, JSON_COMPACT);
+    if (json_object_size(kept) > 0) dump = json_dumps(kept, JSON_COMPACT | JSON_REAL_PRECISION(6));
     copy = bt_strdup(dump != NULL ? dump : "");
     free(dump);
     json_decref(kept);

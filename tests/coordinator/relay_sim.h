@@ -1,0 +1,392 @@
+/* tests/coordinator/relay_sim.h - a cell in a box: a relay, scripted ranks, streams that keep order
+ * but not pace, and clients that count.
+ *
+ * Time stands still unless the test moves it.  Messages to and from a rank wait in two FIFOs until
+ * the simulation delivers them; which FIFO comes next is drawn from a seed. */
+#ifndef BT_TESTS_COORDINATOR_RELAY_SIM_H
+#define BT_TESTS_COORDINATOR_RELAY_SIM_H
+
+#include "coordinator/relay.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "tests/support/test.h"
+
+enum { MAX_RANKS = 4, MAX_LIVE = 4096, FIFO = 8192, EPOCH = 6, SIM_PAGE = 4, SIM_VOCAB = 50 };
+
+typedef struct {
+    int          ends, n;
+    uint32_t     n_prompt, max_tokens, stop_at; /* the end-of-text token comes at index stop_at */
+    uint64_t     number;
+    uint32_t     ids[64];
+    bt_relay_end end;
+    char         message[256], name[24];
+} sim_client;
+
+/* A request as a rank knows it. */
+typedef struct {
+    uint64_t number;
+    uint32_t n_prompt, max_tokens, n_pages, n_out, stop_at, decode_rank;
+    bool     joined, prefilling;
+} sim_work;
+
+typedef struct {
+    uint32_t free_pages, n_work;
+    sim_work work[256];
+    bt_up    up[FIFO]; /* to the relay */
+    bt_down  down[FIFO];
+    uint32_t up_at, n_up, down_at, n_down;
+} sim_rank;
+
+typedef struct {
+    bt_relay       *relay;
+    bt_relay_config cfg;
+    bt_relay_rank   limits[MAX_RANKS];
+    sim_rank       *ranks; /* [MAX_RANKS] */
+    uint64_t        now, state;
+    int             n_stuck, refuse_percent, fail_percent;
+    uint32_t        stop_at_of[MAX_LIVE]; /* by number: what the prompt says */
+    uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
+} sim;
+
+static inline uint32_t sim_random(sim *s, uint32_t below)
+{
+    s->state = s->state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(s->state >> 33) % below;
+}
+
+static inline uint32_t sim_token(uint32_t n_prompt, uint32_t i)
+{
+    return (n_prompt * 3 + i) % SIM_VOCAB;
+}
+
+/* ---- the relay's callbacks */
+
+static void sim_send(void *ctx, uint32_t rank, bt_down *m)
+{
+    sim      *s = ctx;
+    sim_rank *k = &s->ranks[rank];
+
+    BT_ASSERT(k->n_down < FIFO);
+    s->n_down[m->kind]++;
+    k->down[(k->down_at + k->n_down++) % FIFO] = *m;
+}
+
+static void sim_on_token(void *ctx, void *client, const bt_token *t)
+{
+    sim_client *c = client;
+
+    (void)ctx;
+    EXPECT_EQ(c->ends, 0);
+    EXPECT_EQ(t->position, c->n_prompt + (uint32_t)c->n); /* in order, each once */
+    if (c->n < 64) c->ids[c->n] = t->id;
+    c->n++;
+}
+
+static void sim_on_end(void *ctx, void *client, const bt_relay_end *end)
+{
+    sim_client *c = client;
+
+    (void)ctx;
+    c->ends++;
+    c->end = *end;
+    snprintf(c->message, sizeof(c->message), "%s", end->message);
+}
+
+static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
+{
+    (void)rank;
+    EXPECT_HAS(reason, "no progress");
+    ((sim *)ctx)->n_stuck++;
+}
+
+static inline void sim_init(sim *s, uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks,
+                            uint32_t n_pages)
+{
+    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, s};
+
+    memset(s, 0, sizeof(*s));
+    s->ranks = calloc(MAX_RANKS, sizeof(sim_rank));
+    s->now   = 1000 * BT_NS_PER_S;
+    s->state = 99;
+    for (uint32_t i = 0; i < MAX_RANKS; i++) {
+        s->limits[i]           = (bt_relay_rank){n_pages, 16};
+        s->ranks[i].free_pages = n_pages;
+    }
+    s->cfg = (bt_relay_config){.n_ranks        = n_ranks,
+                               .n_prefill      = n_prefill,
+                               .n_decode       = n_decode,
+                               .ranks          = s->limits,
+                               .epoch          = EPOCH,
+                               .page_tokens    = SIM_PAGE,
+                               .vocab_size     = SIM_VOCAB,
+                               .queue_tokens   = 100000,
+                               .queue_ns       = 30 * BT_NS_PER_S,
+                               .rank_quiet_ns  = 20 * BT_NS_PER_S,
+                               .stall_ns       = 60 * BT_NS_PER_S,
+                               .prefill_window = 64};
+    EXPECT_EQ(bt_relay_create(&s->cfg, &events, &s->relay), BT_OK);
+}
+
+static inline void sim_fini(sim *s)
+{
+    bt_relay_destroy(s->relay);
+    for (uint32_t i = 0; i < MAX_RANKS; i++) {
+        sim_rank *k = &s->ranks[i];
+
+        for (; k->n_up > 0; k->n_up--)
+            bt_up_free(&k->up[(k->up_at + k->n_up - 1) % FIFO]);
+        for (; k->n_down > 0; k->n_down--)
+            bt_down_free(&k->down[(k->down_at + k->n_down - 1) % FIFO]);
+    }
+    free(s->ranks);
+}
+
+/* stop_at >= max_tokens: it ends by length.  It travels as the seed. */
+static inline bt_status sim_submit(sim *s, sim_client *c, const char *name, uint32_t n_prompt,
+                                   uint32_t max_tokens, uint32_t stop_at)
+{
+    grpc_status_code code = GRPC_STATUS_OK;
+    bt_relay_request r    = {
+           .name     = name,
+           .n_prompt = n_prompt,
+           .prompt   = bt_calloc(n_prompt, sizeof(uint32_t)),
+           .sampling = {.max_tokens = max_tokens, .seed = stop_at, .n_stop = 1}
+    };
+    bt_status st;
+
+    *c = (sim_client){.n_prompt = n_prompt, .max_tokens = max_tokens, .stop_at = stop_at};
+    r.sampling.stop_tokens = bt_calloc(1, sizeof(uint32_t));
+    snprintf(c->name, sizeof(c->name), "%s", name);
+    st = r.prompt == NULL || r.sampling.stop_tokens == NULL
+             ? BT_ERR_NO_MEMORY
+             : bt_relay_submit(s->relay, &r, c, s->now, &c->number, &code);
+    if (st != BT_OK) c->end.code = code;
+    bt_free(r.prompt);
+    bt_free(r.sampling.stop_tokens);
+    return st;
+}
+
+/* ---- ranks */
+
+static inline void sim_up(sim *s, uint32_t rank, bt_up m)
+{
+    sim_rank *k = &s->ranks[rank];
+
+    BT_ASSERT(k->n_up < FIFO);
+    k->up[(k->up_at + k->n_up++) % FIFO] = m;
+}
+
+static inline bt_up sim_ticket(uint64_t number, uint32_t n_pages)
+{
+    bt_up m = {.kind = BT_UP_TICKET};
+
+    m.u.ticket.request = number;
+    m.u.ticket.epoch   = EPOCH;
+    m.u.ticket.refused = n_pages == 0;
+    m.u.ticket.n_pages = n_pages;
+    if (n_pages > 0) m.u.ticket.pages = bt_calloc(n_pages, sizeof(bt_page_ref));
+    return m;
+}
+
+static inline bt_up sim_tokens(uint64_t number, uint32_t position, uint32_t id, bt_finish finish)
+{
+    bt_up m = {.kind = BT_UP_TOKENS};
+
+    m.u.tokens.n         = 1;
+    m.u.tokens.tokens    = bt_calloc(1, sizeof(bt_token));
+    m.u.tokens.tokens[0] = (bt_token){
+        .request = number, .position = position, .epoch = EPOCH, .id = id, .finish = finish};
+    return m;
+}
+
+static inline bt_up sim_released(uint64_t number)
+{
+    return (bt_up){
+        .kind = BT_UP_RELEASED, .u.released = {number, EPOCH}
+    };
+}
+
+static inline bt_up sim_failed(uint64_t number, uint32_t code)
+{
+    bt_up m = {.kind = BT_UP_FAILED};
+
+    m.u.failed.request = number;
+    m.u.failed.epoch   = EPOCH;
+    m.u.failed.code    = code;
+    m.u.failed.message = bt_strdup("broken");
+    return m;
+}
+
+/* Straight into the relay, past the FIFO. */
+static inline void sim_tell(sim *s, uint32_t rank, bt_up m)
+{
+    bt_relay_message(s->relay, rank, &m, s->now);
+    bt_up_free(&m);
+}
+
+static inline sim_work *sim_find(sim_rank *k, uint64_t number)
+{
+    for (uint32_t i = 0; i < k->n_work; i++)
+        if (k->work[i].number == number) return &k->work[i];
+    return NULL;
+}
+
+static inline void sim_drop(sim *s, uint32_t rank, sim_work *w)
+{
+    sim_rank *k = &s->ranks[rank];
+
+    k->free_pages += w->n_pages;
+    sim_up(s, rank, sim_released(w->number));
+    *w = k->work[--k->n_work];
+}
+
+static inline void sim_on_reserve(sim *s, uint32_t rank, const bt_down_reserve *m)
+{
+    sim_rank *k       = &s->ranks[rank];
+    uint32_t  n_pages = (m->n_prompt + m->sampling.max_tokens + SIM_PAGE - 1) / SIM_PAGE;
+
+    EXPECT(n_pages <= k->free_pages); /* the relay knows what each rank has */
+    if ((int)sim_random(s, 100) < s->refuse_percent || n_pages > k->free_pages) {
+        sim_up(s, rank, sim_ticket(m->request, 0));
+        return;
+    }
+    BT_ASSERT(k->n_work < 256);
+    k->work[k->n_work++] = (sim_work){.number      = m->request,
+                                      .n_prompt    = m->n_prompt,
+                                      .max_tokens  = m->sampling.max_tokens,
+                                      .stop_at     = (uint32_t)m->sampling.seed,
+                                      .n_pages     = n_pages,
+                                      .decode_rank = rank};
+    k->free_pages -= n_pages;
+    sim_up(s, rank, sim_ticket(m->request, n_pages));
+}
+
+static inline void sim_on_prefill(sim *s, uint32_t rank, const bt_down_prefill *m)
+{
+    sim_rank *k = &s->ranks[rank];
+    uint32_t  n_pages;
+
+    if (m->decode_rank == rank) { /* both roles: it is here already, unless aborted meanwhile */
+        sim_work *w = sim_find(k, m->request);
+
+        if (w != NULL) w->joined = true;
+        return;
+    }
+    n_pages = (m->n_prompt + SIM_PAGE - 1) / SIM_PAGE;
+    EXPECT(n_pages <= k->free_pages);
+    BT_ASSERT(k->n_work < 256);
+    k->work[k->n_work++] = (sim_work){.number      = m->request,
+                                      .n_prompt    = m->n_prompt,
+                                      .max_tokens  = m->sampling.max_tokens,
+                                      .stop_at     = (uint32_t)m->sampling.seed,
+                                      .n_pages     = n_pages,
+                                      .decode_rank = m->decode_rank,
+                                      .prefilling  = true};
+    k->free_pages -= n_pages;
+}
+
+static inline void sim_take_down(sim *s, uint32_t rank)
+{
+    sim_rank *k = &s->ranks[rank];
+    bt_down   m;
+    sim_work *w;
+
+    if (k->n_down == 0) return;
+    m          = k->down[k->down_at];
+    k->down_at = (k->down_at + 1) % FIFO;
+    k->n_down--;
+    switch (m.kind) {
+    case BT_DOWN_RESERVE: sim_on_reserve(s, rank, &m.u.reserve); break;
+    case BT_DOWN_PREFILL: sim_on_prefill(s, rank, &m.u.prefill); break;
+    case BT_DOWN_ABORT:
+        w = sim_find(k, m.u.abort.request);
+        if (w != NULL)
+            sim_drop(s, rank, w);
+        else
+            sim_up(s, rank, sim_released(m.u.abort.request));
+        break;
+    default: break;
+    }
+    bt_down_free(&m);
+}
+
+static inline void sim_take_up(sim *s, uint32_t rank)
+{
+    sim_rank *k = &s->ranks[rank];
+    bt_up     m;
+
+    if (k->n_up == 0) return;
+    m        = k->up[k->up_at];
+    k->up_at = (k->up_at + 1) % FIFO;
+    k->n_up--;
+    bt_relay_message(s->relay, rank, &m, s->now);
+    bt_up_free(&m);
+}
+
+static inline bt_finish sim_finish(const sim_work *w, uint32_t i)
+{
+    if (i == w->stop_at) return BT_FINISH_EOS;
+    return i + 1 == w->max_tokens ? BT_FINISH_LENGTH : BT_FINISH_NONE;
+}
+
+/* One of the rank's requests moves by one token. */
+static inline void sim_step(sim *s, uint32_t rank)
+{
+    sim_rank *k = &s->ranks[rank];
+    sim_work *w, *there;
+
+    if (k->n_work == 0) return;
+    w = &k->work[sim_random(s, k->n_work)];
+    if ((int)sim_random(s, 1000) < s->fail_percent && (w->joined || w->prefilling)) {
+        sim_up(s, rank, sim_failed(w->number, 13));
+        sim_drop(s, rank, w);
+        return;
+    }
+    if (w->prefilling) {
+        bt_finish finish = sim_finish(w, 0);
+
+        sim_up(s, rank, sim_tokens(w->number, w->n_prompt, sim_token(w->n_prompt, 0), finish));
+        there = sim_find(&s->ranks[w->decode_rank], w->number);
+        if (there != NULL && finish == BT_FINISH_NONE) there->joined = true; /* handed over */
+        sim_drop(s, rank, w);
+    } else if (w->joined) {
+        bt_finish finish = sim_finish(w, w->n_out);
+
+        sim_up(s, rank,
+               sim_tokens(w->number, w->n_prompt + w->n_out, sim_token(w->n_prompt, w->n_out),
+                          finish));
+        w->n_out++;
+        if (finish != BT_FINISH_NONE) sim_drop(s, rank, w);
+    }
+}
+
+/* Anything, anywhere. */
+static inline void sim_once(sim *s)
+{
+    uint32_t rank = sim_random(s, s->cfg.n_ranks);
+
+    switch (sim_random(s, 3)) {
+    case 0: sim_take_down(s, rank); break;
+    case 1: sim_take_up(s, rank); break;
+    default: sim_step(s, rank);
+    }
+}
+
+/* Until nothing moves any more: no work, no message under way. */
+static inline void sim_settle(sim *s)
+{
+    for (int i = 0; i < 400000; i++) {
+        bool busy = false;
+
+        for (uint32_t r = 0; r < s->cfg.n_ranks; r++)
+            busy = busy || s->ranks[r].n_up > 0 || s->ranks[r].n_down > 0 || s->ranks[r].n_work > 0;
+        if (!busy) return;
+        sim_once(s);
+        if (i % 64 == 0) {
+            s->now += 10 * BT_NS_PER_MS;
+            bt_relay_tick(s->relay, s->now);
+        }
+    }
+}
+
+#endif

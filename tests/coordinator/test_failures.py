@@ -1,0 +1,242 @@
+"""Starting, stopping and losing ranks."""
+import signal
+import socket
+import time
+import unittest
+
+import grpc
+
+from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, main, vllm, wait_for
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+class Start(unittest.TestCase):
+    def coordinator(self, *args, **kw):
+        c = Coordinator(*args, **kw)
+        self.addCleanup(c.close)
+        return c
+
+    def cell(self, c, **kw):
+        cell = Cell(c.line("control"), **kw)
+        self.addCleanup(cell.close)
+        return cell
+
+    def test_port_opens_only_when_every_rank_is_ready(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        c = self.coordinator(port=str(port))
+        cell = self.cell(c).attach()
+
+        def open_():
+            with socket.socket() as s:
+                return s.connect_ex(("127.0.0.1", port)) == 0
+        for r in cell.ranks[:3]:
+            r.send(ready=control.Ready())
+        time.sleep(0.3)
+        self.assertFalse(open_())
+        cell.ready()  # a second ready changes nothing
+        self.assertEqual(c.line("ready"), f"127.0.0.1:{port}")
+        self.assertTrue(open_())
+        self.assertIn("progress 0 5 10", c.lines)
+        for r in cell.ranks:  # above every epoch that a rank has seen
+            self.assertEqual([m.epoch for k, m in r.seen if k == "welcome"], [5])
+
+    def test_port_in_use_is_said_at_once(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            s.listen()
+            port = s.getsockname()[1]
+            c = self.coordinator(port=str(port))
+            self.assertEqual(c.wait(WAIT_S), 1)
+            self.assertIn(f"127.0.0.1:{port}: Address already in use", c.line("failed"))
+
+    def test_hellos_that_disagree_are_refused_by_name(self):
+        c = self.coordinator()
+        cell = self.cell(c)
+        first = Rank(cell, 0)
+        cases = [(dict(model_fingerprint=78), "another model"), (dict(arithmetic="other"), "arithmetic"),
+                 (dict(n_ranks=5, n_prefill=3), "n_ranks"), (dict(vocab_size=999), "vocab_size"),
+                 (dict(max_context=9), "max_context"), (dict(page_tokens=32), "page_tokens"),
+                 (dict(n_prefill=1, n_decode=3), "n_prefill"), (dict(protocol=2), "protocol 2")]
+        for fields, words in cases:
+            r = Rank(cell, 1, **fields)
+            wait_for(lambda: r.end is not None, "the refusal")
+            self.assertIn(words, r.end[1])
+            self.assertIn("rank 1", r.end[1])
+            r.cut()
+        double = Rank(cell, 0)
+        wait_for(lambda: double.end is not None, "the refusal")
+        self.assertIn("rank 0", double.end[1])
+        self.assertIn("is here already", double.end[1])
+        self.assertIsNone(first.end)
+        cell.ranks = [first] + [Rank(cell, i) for i in (1, 2, 3)]
+        cell.ready()
+        c.line("ready")  # the right ranks still make a cell
+        double.cut()
+
+    def test_rank_that_never_attaches_is_named(self):
+        c = self.coordinator("--attach-s", "1")
+        cell = self.cell(c)
+        cell.ranks = [Rank(cell, 0), Rank(cell, 2)]
+        self.assertEqual(c.wait(WAIT_S), 1)
+        self.assertIn("ranks 1, 3 of 4 have not attached", c.line("failed"))
+        wait_for(lambda: len(cell.seen("shutdown")) == 2, "the shutdowns")
+
+    def test_rank_that_never_loads_is_named(self):
+        c = self.coordinator("--load-s", "1")
+        cell = self.cell(c).attach()
+        cell.ranks[0].send(ready=control.Ready())
+        self.assertEqual(c.wait(WAIT_S), 1)
+        self.assertIn("ranks 1, 2, 3 of 4 are not ready", c.line("failed"))
+
+    def test_rank_lost_while_loading(self):
+        c = self.coordinator()
+        cell = self.cell(c).attach()
+        wait_for(lambda: len(cell.seen("welcome")) == 4, "the welcomes")
+        cell.ranks[1].send(leaving=control.Leaving(code=3, reason="the file model.safetensors is truncated"))
+        cell.ranks[1].leave()
+        self.assertEqual(c.wait(5), 1)
+        self.assertIn("prefill rank 1 (pid 1001 on testhost) was lost while the cell was starting: the file "
+                      "model.safetensors is truncated", c.line("failed"))
+
+    def test_stopped_while_loading(self):
+        c = self.coordinator()
+        cell = self.cell(c).attach()
+        wait_for(lambda: len(cell.seen("welcome")) == 4, "the welcomes")
+        c.process.send_signal(signal.SIGINT)
+        self.assertEqual(c.wait(5), 0)
+        self.assertEqual(len(cell.seen("shutdown")), 4)
+
+
+class Stop(Served):
+    def test_sigterm_ends_everything_cleanly(self):
+        self.cell.split_after = 3
+        calls = [self.generate(), self.generate(stream=False)]
+        next(calls[0])
+        wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
+        begin = time.monotonic()
+        self.coordinator.process.send_signal(signal.SIGTERM)
+        for call in calls:
+            code, details, _ = self.error(call)
+            self.assertEqual((code, details), (UNAVAILABLE, "the server is shutting down"))
+        self.assertEqual(self.coordinator.wait(5), 0)
+        self.assertLess(time.monotonic() - begin, 3)
+        self.assertEqual(len(self.cell.seen("shutdown")), 4)
+
+    def test_ranks_that_do_not_leave_are_not_waited_for(self):
+        self.cell.leave_on_shutdown = False
+        self.coordinator.process.send_signal(signal.SIGTERM)
+        self.assertEqual(self.coordinator.wait(7), 0)
+        self.assertIn("decode rank 3 (pid 1003 on testhost) has not left", self.coordinator.text())
+
+    def lose(self, rank, act):
+        self.cell.gate.clear()
+        calls = [self.generate(), self.generate(stream=False)]
+        wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
+        begin = time.monotonic()
+        act(self.cell.ranks[rank])
+        for call in calls:
+            code, details, _ = self.error(call)
+            self.assertEqual(code, UNAVAILABLE)
+            self.assertIn(f"rank {rank} (pid {1000 + rank} on testhost) was lost", details)
+        self.assertEqual(self.coordinator.wait(5), 1)
+        self.assertLess(time.monotonic() - begin, 5)
+        self.assertIn(f"rank {rank} (pid", self.coordinator.line("failed"))
+        self.assertEqual({r for r, _ in self.cell.seen("shutdown")}, {0, 1, 2, 3} - {rank})
+
+    def test_lost_decode_rank_ends_the_cell(self):
+        self.lose(2, Rank.cut)
+
+    def test_lost_prefill_rank_ends_the_cell(self):
+        self.lose(1, Rank.cut)
+
+    def test_rank_that_leaves_unasked_ends_the_cell(self):
+        self.lose(3, Rank.leave)
+
+    def test_idle_cell_that_loses_a_rank_ends(self):
+        self.cell.ranks[0].cut()
+        self.assertEqual(self.coordinator.wait(5), 1)
+        self.assertIn("prefill rank 0", self.coordinator.line("failed"))
+
+    def test_rank_that_breaks_the_protocol_is_lost(self):
+        self.cell.ranks[2].send()  # a message without a body
+        self.assertEqual(self.coordinator.wait(5), 1)
+        self.assertIn("decode rank 2", self.coordinator.line("failed"))
+
+    def test_stranger_at_a_complete_cell_is_refused_and_harms_nobody(self):
+        stranger = Rank(self.cell, 1)
+        wait_for(lambda: stranger.end is not None, "the refusal")
+        self.assertIn("is here already", stranger.end[1])
+        self.assertEqual(len(list(self.generate(stream=False))), 1)
+        stranger.cut()
+
+
+class Queue(Served):
+    CELL, ARGS = dict(pages=8), ("--queue-s", "1", "--queue-tokens", "1000")
+
+    def test_waiting_too_long_and_too_many(self):
+        self.cell.gate.clear()
+        running = [self.generate(prompt=[500, i], max_tokens=400) for i in range(2)]
+        wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
+        late = self.generate(prompt=[500] * 400, max_tokens=100)
+        later = self.generate(prompt=[500] * 400, max_tokens=100)
+        wait_for(lambda: self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].num_waiting_reqs == 2, "two waiting")
+        code, details, _ = self.error(self.generate(prompt=[500] * 400, max_tokens=100))
+        self.assertEqual(code, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        self.assertIn("800 prompt tokens wait", details)
+        for call in (late, later):
+            code, details, _ = self.error(call)
+            self.assertEqual(code, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            self.assertIn("no rank had room", details)
+        self.cell.gate.set()
+        for i, call in enumerate(running):
+            self.assertEqual(list(list(call)[-1].complete.output_ids), expected([500, i], 400))
+        self.all_released()
+
+
+class Stuck(Served):
+    ARGS = ("--rank-timeout-s", "1")
+
+    def test_rank_without_progress_is_lost(self):
+        self.cell.gate.clear()
+        begin = time.monotonic()
+        code, details, _ = self.error(self.generate())
+        self.assertEqual(code, UNAVAILABLE)
+        self.assertIn("is stuck", details)
+        self.assertLess(time.monotonic() - begin, 4)
+        self.assertEqual(self.coordinator.wait(6), 1)
+
+    def test_rank_whose_beat_moves_is_not(self):
+        self.cell.gate.clear()
+        call = self.generate()
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        for i in range(20):  # a long prefill
+            for r in self.cell.ranks:
+                r.send(beat=control.Beat(progress=i + 1))
+            time.sleep(0.1)
+        self.cell.gate.set()
+        self.assertEqual(list(list(call)[-1].complete.output_ids), expected([5, 200, 300], 20))
+
+
+class Stall(Served):
+    ARGS = ("--stall-s", "1")
+
+    def test_request_of_which_nothing_is_heard_fails_alone(self):
+        self.cell.on_prefill = lambda rank, reserve, m: None
+        call = self.generate()
+        for i in range(15):
+            for r in self.cell.ranks:
+                r.send(beat=control.Beat(progress=i + 1))
+            time.sleep(0.1)
+        code, details, _ = self.error(call)
+        self.assertEqual(code, grpc.StatusCode.DEADLINE_EXCEEDED)
+        self.assertIn("in prefill", details)
+        self.cell.on_prefill = None
+        self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
+        self.all_released()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,451 @@
+"""The public protocol, as gateways use it."""
+import random
+import threading
+import time
+
+import grpc
+
+from harness import (CONTEXT, EOS, VOCAB, Served, control, expected, health, health_grpc, logprob, main, vllm,
+                     vllm_grpc, wait_for)
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def parts(messages):
+    """(ids of the chunks, the one complete)."""
+    chunks = [m.chunk for m in messages if m.HasField("chunk")]
+    completes = [m.complete for m in messages if m.HasField("complete")]
+    assert len(completes) == 1 and messages[-1].HasField("complete"), messages
+    return [i for c in chunks for i in c.token_ids], completes[0]
+
+
+class Generate(Served):
+    def test_plain_request_has_one_complete_with_everything(self):
+        messages = list(self.generate(stream=False))
+        self.assertEqual(len(messages), 1)
+        want = vllm.GenerateComplete(output_ids=expected([5, 200, 300], 20), finish_reason="stop", prompt_tokens=3,
+                                     completion_tokens=6, cached_tokens=0, index=0)
+        self.assertEqual(messages[0].complete, want)
+        self.assertEqual(want.output_ids[-1], EOS)
+        self.all_released()
+
+    def test_stream_has_each_token_once_then_the_complete(self):
+        messages = list(self.generate())
+        ids, complete = parts(messages)
+        self.assertEqual(ids, expected([5, 200, 300], 20))
+        self.assertEqual(list(complete.output_ids), ids)
+        self.assertEqual((complete.finish_reason, complete.prompt_tokens, complete.completion_tokens), ("stop", 3, 6))
+        for m in messages[:-1]:
+            self.assertEqual((m.chunk.prompt_tokens, m.chunk.completion_tokens, m.chunk.index),
+                             (3, len(m.chunk.token_ids), 0))
+            self.assertFalse(m.chunk.HasField("output_logprobs"))
+        self.all_released()
+
+    def test_length_and_ignore_eos(self):
+        ids, complete = parts(list(self.generate(max_tokens=4)))
+        self.assertEqual((len(ids), complete.finish_reason), (4, "length"))
+        ids, complete = parts(list(self.generate(max_tokens=40, ignore_eos=True)))
+        self.assertEqual((ids, complete.finish_reason), (expected([5, 200, 300], 40, True), "length"))
+
+    def test_first_token_may_be_the_last(self):
+        for sampling in (dict(max_tokens=1), dict(prompt=(0, 9), max_tokens=50)):
+            ids, complete = parts(list(self.generate(**sampling)))
+            self.assertEqual(complete.completion_tokens, 1)
+        self.all_released()
+        wait_for(lambda: len(self.cell.seen("abort")) >= 2, "the decode ranks' aborts")
+
+    def test_stop_token_id_is_named(self):
+        stop = expected([5, 200, 300], 20)[2]
+        complete = list(self.generate(stream=False, stop_token_ids=[stop]))[0].complete
+        self.assertEqual((complete.finish_reason, complete.matched_token_id, complete.completion_tokens), ("stop", stop, 3))
+        complete = list(self.generate(stream=False))[0].complete
+        self.assertIsNone(complete.WhichOneof("matched_stop"))  # the model's own end
+
+    def test_max_tokens_absent_goes_to_the_context(self):
+        prompt = [500] * 1000
+        ids, complete = parts(list(self.generate(prompt=prompt, max_tokens=None)))
+        self.assertEqual((len(ids), complete.finish_reason), (CONTEXT - 1000, "length"))
+
+    def test_logprobs_of_the_chosen_token(self):
+        for stream in (False, True):
+            for n, temperature, tops in ((0, 0.0, False), (1, 0.0, True), (1, 0.7, False)):
+                messages = list(self.generate(stream=stream, logprobs=n, temperature=temperature))
+                carriers = [m.chunk for m in messages[:-1]] if stream else [messages[0].complete]
+                lp = [c.output_logprobs for c in carriers]
+                ids = [i for p in lp for i in p.token_ids]
+                self.assertEqual(ids, expected([5, 200, 300], 20))
+                self.assertEqual([v for p in lp for v in p.token_logprobs], [logprob(i) for i in range(len(ids))])
+                alternatives = [t for p in lp for t in p.top_logprobs]
+                self.assertEqual(len(alternatives), len(ids) if tops else 0)
+                for i, t in enumerate(alternatives):
+                    self.assertEqual((list(t.token_ids), list(t.values)), ([ids[i]], [logprob(i)]))
+        self.assertFalse(list(self.generate(stream=False))[0].complete.HasField("output_logprobs"))
+
+    def test_sampling_travels_to_the_ranks(self):
+        list(self.generate(temperature=0.75, seed=-3, max_tokens=9, ignore_eos=True, stop_token_ids=[7, 8], logprobs=0))
+        for kind in ("reserve", "prefill"):
+            _, m = self.cell.seen(kind)[0]
+            s = m.sampling
+            self.assertEqual((s.temperature, s.seed, s.max_tokens, s.ignore_eos, list(s.stop_token_ids), s.logprobs),
+                             (0.75, 2**64 - 3, 9, True, [7, 8], True))
+        list(self.generate(temperature=None))
+        list(self.generate(temperature=1e-7))
+        reserves = [m for _, m in sorted(self.cell.seen("reserve"), key=lambda x: x[1].request)]
+        self.assertEqual([m.sampling.temperature for m in reserves[1:]], [1.0, 0.0])
+        self.assertNotEqual(reserves[1].sampling.seed, reserves[2].sampling.seed)  # drawn anew
+
+    def test_headers_come_with_the_first_message(self):
+        self.cell.gate.clear()
+        call = self.generate()
+        got = []
+        thread = threading.Thread(target=lambda: got.append(call.initial_metadata()))
+        thread.start()
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        time.sleep(0.2)
+        self.assertEqual(got, [])
+        self.cell.gate.set()
+        thread.join(10)
+        self.assertEqual(len(got), 1)
+        parts(list(call))
+
+    def test_slow_reader_gets_all_tokens_in_fewer_chunks(self):
+        prompt = [500, 1]
+        call = self.generate(prompt=prompt, max_tokens=1500)
+        time.sleep(1.0)
+        messages = list(call)
+        ids, complete = parts(messages)
+        self.assertEqual(ids, expected(prompt, 1500))
+        self.assertEqual(complete.completion_tokens, 1500)
+
+    def test_32_streams_at_once_do_not_mix(self):
+        results, errors = {}, []
+
+        def one(i):
+            prompt = [100 + i, 3 * i, 17]
+            try:
+                ids, complete = parts(list(self.generate(prompt=prompt, max_tokens=50 + i, request_id=f"many-{i}")))
+                results[i] = (ids == expected(prompt, 50 + i), complete.finish_reason, complete.completion_tokens)
+            except Exception as e:
+                errors.append((i, e))
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(32)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+        self.assertEqual(errors, [])
+        self.assertEqual(results, {i: (True, "length", 50 + i) for i in range(32)})
+        decode = {rank for rank, _ in self.cell.seen("reserve")}
+        prefill = {rank for rank, _ in self.cell.seen("prefill")}
+        self.assertEqual((prefill, decode), ({0, 1}, {2, 3}))  # all ranks had work
+        self.all_released()
+
+
+class Refusals(Served):
+    def refused(self, words, request=None, **kw):
+        code, details, n = self.error(self.generate(request, **kw))
+        self.assertEqual((code, n), (INVALID, 0), details)
+        self.assertIn(words, details)
+
+    def test_unsupported_fields_are_refused_by_name(self):
+        cases = dict(top_p=0.9, top_k=5, min_p=0.1, frequency_penalty=0.5, presence_penalty=-0.5, repetition_penalty=1.1,
+                     min_tokens=1, stop=["x"], n=2, json_schema="{}", regex="a", grammar="a", structural_tag="a",
+                     json_object=True, choice=vllm.ChoiceConstraint(choices=["a"]), prompt_logprobs=0, logit_bias={3: 1.0},
+                     truncate_prompt_tokens=5, grammar_from_first_token=True)
+        for name, value in cases.items():
+            with self.subTest(name):
+                self.refused(name, **{name: value})
+        self.refused("logprobs is 2", logprobs=2)
+        self.refused("logprobs is -1", logprobs=-1)
+        for value in (-0.5, float("nan"), float("inf")):
+            self.refused("temperature", temperature=value)
+        self.refused("top_p", top_p=float("nan"))
+        for name, value in dict(kv_transfer_params=vllm.KvTransferParams(remote_host="h"), kv_transfer_params_json="{}",
+                                mm_inputs=vllm.Undecoded(), media_refs=[vllm.Undecoded()],
+                                extra_mm_inputs=[vllm.Undecoded()], data_parallel_rank=0).items():
+            request = self.request()
+            request.MergeFrom(vllm.GenerateRequest(**{name: value}))
+            with self.subTest(name):
+                self.refused(name, request)
+        self.assertEqual(self.cell.seen("reserve"), [])
+
+    def test_neutral_values_are_accepted(self):
+        request = self.request(top_p=1.0, repetition_penalty=1.0, n=1, skip_special_tokens=True,
+                               spaces_between_special_tokens=True, json_object=False, include_stop_str_in_output=True)
+        request.data_parallel_rank = -1
+        request.kv_transfer_params_json = ""
+        request.tokenized.original_text = "ignored"
+        parts(list(self.generate(request)))
+        parts(list(self.generate(vllm.GenerateRequest(request_id="bare", tokenized=vllm.TokenizedInput(input_ids=[3, 4])))))
+
+    def test_prompts_are_checked(self):
+        self.refused("empty", prompt=[])
+        self.refused(f"token 1 of the prompt is {VOCAB}", prompt=[5, VOCAB])
+        self.refused("context", prompt=[5] * CONTEXT)
+        self.refused("context", prompt=[5] * 1000, max_tokens=CONTEXT - 999)
+        self.refused("max_tokens is 0", max_tokens=0)
+        self.refused("stop_token_ids", stop_token_ids=[VOCAB])
+        self.refused("stop_token_ids", stop_token_ids=[2] * 1025)
+        self.refused("text", vllm.GenerateRequest(request_id="t", text="hello"))
+        self.refused("no input", vllm.GenerateRequest(request_id="t"))
+        self.refused("request_id is empty", vllm.GenerateRequest(tokenized=vllm.TokenizedInput(input_ids=[3])))
+        self.refused("request_id has", request_id="x" * 2000)
+
+    def test_live_id_is_refused_and_free_after_its_end(self):
+        self.cell.gate.clear()
+        first = self.generate(request_id="same")
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        self.refused("same", request_id="same")
+        self.cell.gate.set()
+        parts(list(first))
+        parts(list(self.generate(request_id="same")))
+
+    def test_malformed_requests_harm_nobody(self):
+        rng = random.Random(7)
+        raw = self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")
+        good = self.request(request_id="to-be-damaged", max_tokens=3).SerializeToString()
+        codes = {}
+        for i in range(1000):
+            if i % 2 == 0:
+                data = bytes(rng.randrange(256) for _ in range(rng.randrange(60)))
+            else:
+                data = bytearray(good)
+                for _ in range(rng.randrange(1, 4)):
+                    data[rng.randrange(len(data))] = rng.randrange(256)
+                data = bytes(data[:rng.randrange(1, len(data) + 1)])
+            try:
+                list(raw(data, timeout=20))
+                code = grpc.StatusCode.OK
+            except grpc.RpcError as e:
+                code = e.code()
+            codes[code] = codes.get(code, 0) + 1
+        self.assertEqual(set(codes) - {INVALID, grpc.StatusCode.OK}, set())
+        self.assertGreater(codes[INVALID], 500)
+        ids, _ = parts(list(self.generate()))
+        self.assertEqual(ids, expected([5, 200, 300], 20))
+        self.all_released()
+
+    def test_bytes_that_are_no_utf8_never_come_back(self):
+        data = bytearray(self.request(request_id="abcd").SerializeToString())
+        data[2:6] = b"\xff\xfe\xfd\xfc"
+        code, details, _ = self.error(self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")(bytes(data)))
+        self.assertEqual((code, details), (INVALID, "request_id is not UTF-8"))
+
+
+class Pool(Served):
+    CELL = dict(pages=8)
+
+    def test_more_than_a_ranks_pages_is_refused_at_once(self):
+        code, details, _ = self.error(self.generate(prompt=[5] * 10, max_tokens=8 * 64))
+        self.assertEqual(code, INVALID)
+        self.assertIn("KV pages", details)
+        ids, complete = parts(list(self.generate(prompt=[500] * 10, max_tokens=None)))  # what fits
+        self.assertEqual((len(ids), complete.finish_reason), (8 * 64 - 10, "length"))
+
+    def test_requests_wait_for_pages(self):
+        self.cell.gate.clear()
+        calls = [self.generate(prompt=[500, i], max_tokens=400) for i in range(4)]
+        wait_for(lambda: len(self.cell.seen("reserve")) == 2, "two reservations")
+        wait_for(lambda: self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].num_waiting_reqs == 2, "two in the queue")
+        self.cell.gate.set()
+        for i, call in enumerate(calls):
+            self.assertEqual(parts(list(call))[0], expected([500, i], 400))
+        self.all_released()
+
+
+class Aborts(Served):
+    def aborts_of(self, n_ranks):
+        wait_for(lambda: len({rank for rank, _ in self.cell.seen("abort")}) >= n_ranks, f"aborts on {n_ranks} ranks")
+        self.all_released()
+
+    def test_client_gone_before_the_first_token(self):
+        self.cell.gate.clear()
+        call = self.generate()
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        call.cancel()
+        self.aborts_of(2)
+
+    def test_client_gone_while_decoding(self):
+        self.cell.split_after = 3
+        call = self.generate()
+        next(call)
+        call.cancel()
+        self.aborts_of(1)
+
+    def test_deadline_of_the_client_counts(self):
+        self.cell.gate.clear()
+        code, _, _ = self.error(self.stub.Generate(self.request(), timeout=0.5))
+        self.assertEqual(code, grpc.StatusCode.DEADLINE_EXCEEDED)
+        self.aborts_of(2)
+
+    def test_abort_ends_a_request_by_itself(self):
+        self.cell.split_after = 3
+        call = self.generate(request_id="victim")
+        next(call)
+        self.stub.Abort(vllm.AbortRequest(request_ids=["unknown", "victim", "victim"]))
+        code, details, _ = self.error(call)
+        self.assertEqual((code, details), (grpc.StatusCode.CANCELLED, "aborted by the client"))
+        self.aborts_of(1)
+        self.stub.Abort(vllm.AbortRequest(request_ids=["victim"]))  # has ended: fine
+
+    def test_a_failed_request_takes_no_other_with_it(self):
+        def fail(rank, reserve, m):
+            if m.prompt[1] == 13:
+                rank.send(failed=control.Failed(request=m.request, epoch=m.epoch, code=13, message="checksum"))
+            else:
+                self.cell.generate(rank, reserve, m)
+        self.cell.on_prefill = fail
+        calls = {i: self.generate(prompt=[500, i]) for i in (12, 13, 14)}
+        self.assertEqual(self.error(calls[13]), (grpc.StatusCode.INTERNAL, "checksum", 0))
+        for i in (12, 14):
+            self.assertEqual(parts(list(calls[i]))[0], expected([500, i], 20))
+        self.all_released()
+
+    def test_refused_ticket_is_tried_again(self):
+        self.cell.tickets_to_refuse = 3
+        ids, _ = parts(list(self.generate()))
+        self.assertEqual(ids, expected([5, 200, 300], 20))
+        numbers = [m.request for _, m in self.cell.seen("reserve")]
+        self.assertEqual((len(numbers), len(set(numbers))), (4, 4))  # each placement has its own number
+        self.all_released()
+
+    def test_words_of_another_epoch_are_dropped(self):
+        def stale(rank, reserve, m):
+            for epoch in (m.epoch - 1, m.epoch + 1):
+                rank.send(tokens=control.Tokens(tokens=[control.Token(request=m.request, position=len(m.prompt), epoch=epoch,
+                                                                      id=999)]))
+                rank.send(failed=control.Failed(request=m.request, epoch=epoch, code=13, message="no"))
+            self.cell.generate(rank, reserve, m)
+        self.cell.on_prefill = stale
+        self.assertEqual(parts(list(self.generate()))[0], expected([5, 200, 300], 20))
+
+    def test_absurd_tokens_fail_their_request_only(self):
+        bad = {1: dict(position=2), 2: dict(position=3 + 20), 3: dict(choice=1), 4: dict(id=VOCAB),
+               5: dict(position=3 + 19), 6: dict(position=3 + 5)}
+
+        def absurd(rank, reserve, m):
+            if m.prompt[1] in bad:
+                fields = dict(request=m.request, position=len(m.prompt), epoch=m.epoch, id=3)
+                fields.update(bad[m.prompt[1]])
+                rank.send(tokens=control.Tokens(tokens=[control.Token(**fields)]))
+                if m.prompt[1] == 6:  # a token before its turn is kept
+                    self.cell.generate(rank, reserve, m)
+            else:
+                self.cell.generate(rank, reserve, m)
+        self.cell.on_prefill = absurd
+        for i in (1, 2, 3, 4, 5):
+            code, details, _ = self.error(self.generate(prompt=[500, i, 9]))
+            self.assertEqual(code, grpc.StatusCode.INTERNAL, details)
+        self.assertEqual(parts(list(self.generate(prompt=[500, 7, 9])))[0], expected([500, 7, 9], 20))
+        ids, _ = parts(list(self.generate(prompt=[500, 6, 9])))
+        want = expected([500, 6, 9], 20)
+        self.assertEqual(ids, want[:5] + [3] + want[6:])
+
+    def test_wake_request_wakes_the_whole_group_once(self):
+        self.cell.ranks[0].send(wake_request=control.WakeRequest(wake=0))
+        wait_for(lambda: len(self.cell.seen("wake")) == 2, "wakes")
+        self.assertEqual(sorted((r, m.wake) for r, m in self.cell.seen("wake")), [(0, 1), (1, 1)])
+        self.cell.ranks[1].send(wake_request=control.WakeRequest(wake=0))  # already answered
+        self.cell.ranks[2].send(wake_request=control.WakeRequest(wake=0))
+        wait_for(lambda: len(self.cell.seen("wake")) == 4, "wakes")
+        time.sleep(0.1)
+        self.assertEqual(sorted((r, m.wake) for r, m in self.cell.seen("wake")), [(0, 1), (1, 1), (2, 1), (3, 1)])
+        list(self.generate())
+        for rank in range(4):  # placement: wake before work, on every rank of the group
+            kinds = [k for k, _ in self.cell.ranks[rank].seen]
+            self.assertEqual([m.wake for k, m in self.cell.ranks[rank].seen if k == "wake"], [1, 2])
+            for work in ("reserve", "prefill"):
+                if work in kinds:
+                    self.assertGreater(kinds.index(work), len(kinds) - 1 - kinds[::-1].index("wake"))
+
+
+class Both(Served):
+    CELL = dict(both=2)
+
+    def test_ranks_with_both_roles(self):
+        for i in range(6):
+            self.assertEqual(parts(list(self.generate(prompt=[500, i])))[0], expected([500, i], 20))
+        for rank in self.cell.ranks:
+            for kind, m in rank.seen:
+                if kind == "reserve":
+                    self.assertEqual(m.prefill_rank, rank.rank)
+                if kind == "prefill":
+                    self.assertEqual(m.decode_rank, rank.rank)
+        self.all_released()
+
+    def test_client_gone(self):
+        self.cell.gate.clear()
+        call = self.generate()
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        call.cancel()
+        wait_for(lambda: len(self.cell.seen("abort")) == 1, "one abort")
+        self.all_released()
+
+
+class Facts(Served):
+    def test_health(self):
+        self.assertTrue(self.stub.HealthCheck(vllm.HealthCheckRequest()).healthy)
+        stub = health_grpc.HealthStub(self.channel)
+        for service in ("", "vllm.grpc.engine.VllmEngine"):
+            self.assertEqual(stub.Check(health.HealthCheckRequest(service=service)).status,
+                             health.HealthCheckResponse.SERVING)
+        with self.assertRaises(grpc.RpcError) as e:
+            stub.Check(health.HealthCheckRequest(service="other"))
+        self.assertEqual(e.exception.code(), grpc.StatusCode.NOT_FOUND)
+
+    def test_model_info(self):
+        info = self.stub.GetModelInfo(vllm.GetModelInfoRequest())
+        self.assertTrue(info.is_generation)
+        self.assertEqual((info.served_model_name, info.max_context_length, info.vocab_size, info.model_type,
+                          list(info.architectures), list(info.eos_token_ids)),
+                         ("demo", CONTEXT, VOCAB, "deepseek_v3", ["DeepseekV3ForCausalLM"], [EOS]))
+        self.assertTrue(info.tokenizer_path.endswith("/models/demo"))
+        # top_p is not supported yet, so that no gateway may fill it in
+        self.assertEqual(info.default_sampling_params_json, '{"temperature":0.6}')
+
+    def test_server_info_and_loads(self):
+        self.cell.split_after = 3
+        call = self.generate()
+        next(call)
+        info = self.stub.GetServerInfo(vllm.GetServerInfoRequest())
+        self.assertEqual((info.active_requests, info.is_paused, info.kv_connector), (1, False, ""))
+        self.assertLess(abs(info.last_receive_timestamp - time.time()), 60)
+        self.assertGreater(info.uptime_seconds, 0)
+        loads = self.stub.GetLoads(vllm.GetLoadsRequest(include=["core", "disagg", "queues", "memory"]))
+        self.assertEqual((len(loads.loads), loads.dp_rank_count), (1, 1))
+        load = loads.loads[0]
+        self.assertEqual((load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs), (1, 0, 1))
+        self.assertEqual((load.num_used_tokens, load.max_total_num_tokens), (64, 2 * 64 * 64))
+        self.cell.more_gate.set()
+        parts(list(call))
+        self.all_released()
+
+    def test_other_methods_are_unimplemented_at_once(self):
+        paths = ["/vllm.grpc.engine.VllmEngine/Embed", "/vllm.grpc.engine.VllmEngine/GetTokenizer",
+                 "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", "/sglang.grpc.scheduler.SglangScheduler/HealthCheck",
+                 "/trtllm.TrtllmService/HealthCheck", "/mlx.grpc.engine.MlxEngine/HealthCheck", "/no.such/Thing",
+                 "/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+        begin = time.monotonic()
+        for path in paths * 5:
+            for call in (self.channel.unary_unary, self.channel.unary_stream):
+                with self.assertRaises(grpc.RpcError) as e:
+                    reply = call(path)(b"", timeout=10)
+                    list(reply)
+                self.assertEqual(e.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+        self.assertLess(time.monotonic() - begin, 5)
+
+    def test_pings_of_an_idle_gateway_are_welcome(self):
+        channel = grpc.insecure_channel(self.address, options=[
+            ("grpc.keepalive_time_ms", 100), ("grpc.keepalive_timeout_ms", 5000), ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0), ("grpc.http2.min_sent_ping_interval_without_data_ms", 100)])
+        self.cell.gate.clear()
+        call = vllm_grpc.VllmEngineStub(channel).Generate(self.request(), timeout=20)
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        time.sleep(1.5)
+        self.cell.gate.set()
+        parts(list(call))
+        channel.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,23 +1,24 @@
-/* device/cpu/rows.inc.h - every kernel but the products, written once on 16 lanes of compiler
- * vectors and compiled once per instruction set: rows_sse2.c, rows_avx2.c, rows_avx512.c define
- * ROWS(name) and include it.  Only plain additions, multiplications, divisions and square roots,
- * so that all of them give the same bits. */
+/* device/cpu/rows.inc.h - every kernel but the products, written once on compiler vectors and
+ * compiled once per instruction set: rows_sse2.c, rows_avx2.c and rows_avx512.c define ROWS_TABLE
+ * and WIDTH, the floats in a register, and include it.  Only plain additions, multiplications,
+ * divisions and square roots, and sums in LANES lanes whatever the width, so that all of them give
+ * the same bits. */
 #include <math.h>
 #include <string.h>
 
 #include "device/cpu/families.h"
 #include "device/cpu/math.h"
 
-enum { LANES = 16 };
+enum { LANES = 16, PARTS = LANES / WIDTH };
 
-typedef float    vf __attribute__((vector_size(64)));
-typedef int32_t  vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float    vf __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t  vi __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t vu __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t vh __attribute__((vector_size(2 * WIDTH)));
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE vf splat(float a) { return (vf){a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a}; }
+INLINE vf splat(float a) { return (vf){0} + a; }
 INLINE vf load(const float *p)
 {
     vf v;
@@ -26,7 +27,7 @@ INLINE vf load(const float *p)
     return v;
 }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof(v)); }
-/* n < 16 elements; the other lanes are `pad`. */
+/* n < WIDTH elements; the other lanes are `pad`. */
 INLINE vf load_part(const float *p, size_t n, float pad)
 {
     vf v = splat(pad);
@@ -34,19 +35,21 @@ INLINE vf load_part(const float *p, size_t n, float pad)
     memcpy(&v, p, n * sizeof(*p));
     return v;
 }
+INLINE void store_part(float *p, vf v, size_t n) { memcpy(p, &v, n * sizeof(*p)); }
+INLINE vh   load_half(const bt_bf16 *p)
+{
+    vh h;
+
+    memcpy(&h, p, sizeof(h));
+    return h;
+}
 INLINE vf widen(vh h)
 {
     vu bits = __builtin_convertvector(h, vu) << 16;
 
     return (vf)bits;
 }
-INLINE vf load_bf16(const bt_bf16 *p)
-{
-    vh h;
-
-    memcpy(&h, p, sizeof(h));
-    return widen(h);
-}
+INLINE vf load_bf16(const bt_bf16 *p) { return widen(load_half(p)); }
 INLINE vf load_bf16_part(const bt_bf16 *p, size_t n)
 {
     vh h = {0};
@@ -62,7 +65,7 @@ INLINE vh round_bf16(vf v)
     vu bits    = (vu)v;
     vu rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     vu nan     = bits >> 16 | 0x40u;
-    vu is_nan  = (vu)((bits & 0x7fffffffu) > 0x7f800000u);
+    vu is_nan  = (vu)((vi)(bits & 0x7fffffffu) > 0x7f800000);
 
     return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), vh);
 }
@@ -79,12 +82,18 @@ INLINE void store_bf16_part(bt_bf16 *p, vf v, size_t n)
     memcpy(p, &h, n * sizeof(*p));
 }
 
+/* The sum of element i goes to lane i % LANES: part q of `sum` holds the lanes from q * WIDTH. */
+typedef struct {
+    vf part[PARTS];
+} lanes;
+
 /* Lane i adds lane i+8, i+4, i+2, i+1. */
-INLINE float sum_lanes(vf v)
+INLINE float sum_lanes(const lanes *sum)
 {
     float a[LANES];
 
-    store(a, v);
+    for (int q = 0; q < PARTS; q++)
+        store(a + q * WIDTH, sum->part[q]);
     for (int width = LANES / 2; width >= 1; width /= 2)
         for (int i = 0; i < width; i++)
             a[i] = a[i] + a[i + width];
@@ -116,12 +125,14 @@ INLINE vf exp_lanes(vf x)
     return y * (vf)((vu)(k - half + 127) << 23);
 }
 
+/* Steps i over whole vectors; n % WIDTH elements are left at i. */
+#define FOR_VECTORS(i, n) for (; i + WIDTH <= (n); i += WIDTH)
+
 static void to_bf16(const float *x, size_t n, bt_bf16 *y)
 {
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        store_bf16(y + i, load(x + i));
+    FOR_VECTORS(i, n) store_bf16(y + i, load(x + i));
     if (i < n) store_bf16_part(y + i, load_part(x + i, n - i, 0), n - i);
 }
 
@@ -129,18 +140,15 @@ static void to_f32(const bt_bf16 *x, size_t n, float *y)
 {
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        store(y + i, load_bf16(x + i));
-    for (; i < n; i++)
-        y[i] = bt_bf16_to_f32(x[i]);
+    FOR_VECTORS(i, n) store(y + i, load_bf16(x + i));
+    if (i < n) store_part(y + i, load_bf16_part(x + i, n - i), n - i);
 }
 
 static void scale(float *x, size_t n, float a)
 {
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        store(x + i, load(x + i) * a);
+    FOR_VECTORS(i, n) store(x + i, load(x + i) * a);
     for (; i < n; i++)
         x[i] = x[i] * a;
 }
@@ -149,89 +157,120 @@ static void axpy(float a, const float *x, size_t n, float *y)
 {
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        store(y + i, load(y + i) + load(x + i) * a);
+    FOR_VECTORS(i, n) store(y + i, load(y + i) + load(x + i) * a);
     for (; i < n; i++)
         y[i] = y[i] + x[i] * a;
 }
 
+INLINE vf greater(vf v, vf best) { return select(v > best, v, best); }
+
 static float row_max(const float *x, size_t n, float start)
 {
-    vf     best = splat(start), v;
-    float  lanes[LANES], max;
-    size_t i = 0;
+    lanes  best;
+    float  a[LANES], max;
+    size_t i = 0, left;
 
-    for (; i + LANES <= n; i += LANES) {
-        v    = load(x + i);
-        best = select(v > best, v, best);
+    for (int q = 0; q < PARTS; q++)
+        best.part[q] = splat(start);
+    for (; i + LANES <= n; i += LANES)
+        for (int q = 0; q < PARTS; q++)
+            best.part[q] = greater(load(x + i + q * WIDTH), best.part[q]);
+    for (int q = 0; i < n; q++, i += left) {
+        left         = n - i < WIDTH ? n - i : WIDTH;
+        best.part[q] = greater(load_part(x + i, left, start), best.part[q]);
     }
-    if (i < n) {
-        v    = load_part(x + i, n - i, start);
-        best = select(v > best, v, best);
-    }
-    store(lanes, best);
-    max = lanes[0];
+    for (int q = 0; q < PARTS; q++)
+        store(a + q * WIDTH, best.part[q]);
+    max = a[0];
     for (int l = 1; l < LANES; l++)
-        max = lanes[l] > max ? lanes[l] : max;
+        max = a[l] > max ? a[l] : max;
     return max;
 }
 
 static float row_sum(const float *x, size_t n)
 {
-    vf     sum = splat(0);
-    size_t i   = 0;
+    lanes  sum = {{{0}}};
+    size_t i   = 0, left;
 
     for (; i + LANES <= n; i += LANES)
-        sum = sum + load(x + i);
-    if (i < n) sum = sum + load_part(x + i, n - i, 0);
-    return sum_lanes(sum);
+        for (int q = 0; q < PARTS; q++)
+            sum.part[q] = sum.part[q] + load(x + i + q * WIDTH);
+    for (int q = 0; i < n; q++, i += left) {
+        left        = n - i < WIDTH ? n - i : WIDTH;
+        sum.part[q] = sum.part[q] + load_part(x + i, left, 0);
+    }
+    return sum_lanes(&sum);
+}
+
+/* n <= WIDTH elements of exp_row(); returns them, 0 in the other lanes. */
+INLINE vf exp_some(const float *x, size_t n, float factor, float max, bt_bf16 *p, float *p_f32)
+{
+    float e[WIDTH];
+
+    memset(e, 0, sizeof(e));
+    store_part(e, exp_lanes(load_part(x, n, 0) * factor - max), n);
+    store_bf16_part(p, load(e), n);
+    if (p_f32 != NULL) memcpy(p_f32, e, n * sizeof(*e));
+    return load(e);
 }
 
 static float exp_row(const float *x, size_t n, size_t n_pad, float factor, float max, bt_bf16 *p,
                      float *p_f32)
 {
-    vf     sum = splat(0), e;
-    size_t i   = 0;
+    lanes  sum = {{{0}}};
+    size_t i   = 0, left;
 
     for (; i + LANES <= n; i += LANES) {
-        e   = exp_lanes(load(x + i) * factor - max);
-        sum = sum + e;
-        store_bf16(p + i, e);
-        if (p_f32 != NULL) store(p_f32 + i, e);
-    }
-    if (i < n) {
-        float lanes[LANES];
+        for (int q = 0; q < PARTS; q++) {
+            size_t at = i + q * WIDTH;
+            vf     e  = exp_lanes(load(x + at) * factor - max);
 
-        store(lanes, exp_lanes(load_part(x + i, n - i, 0) * factor - max));
-        e   = load_part(lanes, n - i, 0);
-        sum = sum + e;
-        store_bf16_part(p + i, e, n - i);
-        if (p_f32 != NULL) memcpy(p_f32 + i, lanes, (n - i) * sizeof(*lanes));
+            sum.part[q] = sum.part[q] + e;
+            store_bf16(p + at, e);
+            if (p_f32 != NULL) store(p_f32 + at, e);
+        }
     }
-    for (i = n; i < n_pad; i++) {
-        p[i] = 0;
-        if (p_f32 != NULL) p_f32[i] = 0;
+    for (int q = 0; i < n; q++, i += left) {
+        left        = n - i < WIDTH ? n - i : WIDTH;
+        sum.part[q] = sum.part[q] +
+                      exp_some(x + i, left, factor, max, p + i, p_f32 != NULL ? p_f32 + i : NULL);
     }
-    return sum_lanes(sum);
+    if (n_pad > n) memset(p + n, 0, (n_pad - n) * sizeof(*p));
+    if (n_pad > n && p_f32 != NULL) memset(p_f32 + n, 0, (n_pad - n) * sizeof(*p_f32));
+    return sum_lanes(&sum);
+}
+
+static float sum_of_squares(const bt_bf16 *x, size_t n)
+{
+    lanes  sum = {{{0}}};
+    size_t i   = 0, left;
+    vf     v;
+
+    for (; i + LANES <= n; i += LANES) {
+        for (int q = 0; q < PARTS; q++) {
+            v           = load_bf16(x + i + q * WIDTH);
+            sum.part[q] = sum.part[q] + v * v;
+        }
+    }
+    for (int q = 0; i < n; q++, i += left) {
+        left        = n - i < WIDTH ? n - i : WIDTH;
+        v           = load_bf16_part(x + i, left);
+        sum.part[q] = sum.part[q] + v * v;
+    }
+    return sum_lanes(&sum);
 }
 
 static void rms_norm_row(const bt_bf16 *x, const bt_bf16 *weight, size_t n, float eps, bt_bf16 *y)
 {
-    vf     sum = splat(0), v;
-    float  factor;
-    size_t i = 0;
+    float  factor = 1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps);
+    size_t i      = 0;
+    vf     v;
 
-    for (; i + LANES <= n; i += LANES) {
-        v   = load_bf16(x + i);
-        sum = sum + v * v;
+    FOR_VECTORS(i, n)
+    {
+        v = widen(round_bf16(load_bf16(x + i) * factor));
+        store_bf16(y + i, v * load_bf16(weight + i));
     }
-    if (i < n) {
-        v   = load_bf16_part(x + i, n - i);
-        sum = sum + v * v;
-    }
-    factor = 1.0f / sqrtf(sum_lanes(sum) / (float)n + eps);
-    for (i = 0; i + LANES <= n; i += LANES)
-        store_bf16(y + i, widen(round_bf16(load_bf16(x + i) * factor)) * load_bf16(weight + i));
     if (i < n) {
         v = widen(round_bf16(load_bf16_part(x + i, n - i) * factor));
         store_bf16_part(y + i, v * load_bf16_part(weight + i, n - i), n - i);
@@ -242,8 +281,7 @@ static void add_row(const bt_bf16 *x, size_t n, bt_bf16 *y)
 {
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        store_bf16(y + i, load_bf16(y + i) + load_bf16(x + i));
+    FOR_VECTORS(i, n) store_bf16(y + i, load_bf16(y + i) + load_bf16(x + i));
     if (i < n)
         store_bf16_part(y + i, load_bf16_part(y + i, n - i) + load_bf16_part(x + i, n - i), n - i);
 }
@@ -254,12 +292,12 @@ static void swiglu_row(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16
 {
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        store_bf16(y + i, swiglu_lanes(load_bf16(gate + i), load_bf16(up + i)));
-    if (i < n)
-        store_bf16_part(
-            y + i, swiglu_lanes(load_bf16_part(gate + i, n - i), load_bf16_part(up + i, n - i)),
-            n - i);
+    FOR_VECTORS(i, n) { store_bf16(y + i, swiglu_lanes(load_bf16(gate + i), load_bf16(up + i))); }
+    if (i < n) {
+        vf g = load_bf16_part(gate + i, n - i), u = load_bf16_part(up + i, n - i);
+
+        store_bf16_part(y + i, swiglu_lanes(g, u), n - i);
+    }
 }
 
 /* One block of 16 columns: rows of src become columns, two k at a time. */
@@ -281,11 +319,15 @@ static void pack_rows(const bt_bf16 *src, size_t ld, uint32_t n, uint32_t k, bt_
     }
 }
 
+/* LANES columns of two rows: column j of both becomes one 32-bit element. */
 INLINE void interleave(const bt_bf16 *even, const bt_bf16 *odd, bt_bf16 *out)
 {
-    for (int j = 0; j < LANES; j++) {
-        out[2 * j]     = even[j];
-        out[2 * j + 1] = odd[j];
+    for (int q = 0; q < LANES; q += WIDTH) {
+        vu low  = __builtin_convertvector(load_half(even + q), vu);
+        vu high = __builtin_convertvector(load_half(odd + q), vu);
+        vu pair = low | high << 16;
+
+        memcpy(out + (size_t)2 * q, &pair, sizeof(pair));
     }
 }
 

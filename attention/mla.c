@@ -7,10 +7,13 @@
 #include "attention/rope.h"
 #include "core/alloc.h"
 
+enum { MAX_DIM = 16384 }; /* keeps products of two dimensions within 32 bits */
+
 struct bt_mla {
     bt_device    *dev; /* borrowed */
     bt_mla_config cfg;
     uint32_t      max_rows;
+    size_t        bytes;         /* of the row matrices and the rope table */
     uint32_t      q_dim, kv_dim; /* n_heads (nope + rope); kv_lora + rope */
     bt_attn      *attn;          /* owned */
     float        *rope;          /* owned, device: [max_context][qk_rope_dim / 2][2] */
@@ -31,9 +34,11 @@ static const bt_attn_ops *find_back_end(const bt_device *dev)
 
 static bt_status alloc_rows(bt_mla *mla, size_t width, bt_bf16 **rows_out)
 {
-    void     *mem = NULL;
-    bt_status st  = bt_device_alloc(mla->dev, width * mla->max_rows * sizeof(bt_bf16), &mem);
+    void     *mem   = NULL;
+    size_t    bytes = width * mla->max_rows * sizeof(bt_bf16);
+    bt_status st    = bt_device_alloc(mla->dev, bytes, &mem);
 
+    mla->bytes += bytes;
     if (st == BT_OK) *rows_out = mem;
     return st;
 }
@@ -52,6 +57,7 @@ static bt_status create_rope(bt_mla *mla)
                         cfg->rope_magnitude, host));
     BT_TRY(bt_device_alloc(mla->dev, elems * sizeof(*host), &mem));
     mla->rope = mem;
+    mla->bytes += elems * sizeof(*host);
     BT_TRY(bt_device_upload(mla->dev, mla->rope, host, elems * sizeof(*host)));
     BT_TRY(bt_device_sync(mla->dev));
 out:
@@ -70,6 +76,14 @@ static bt_status check_config(const bt_mla_config *cfg, uint32_t max_rows)
                "qk_nope_dim %u, qk_rope_dim %u, v_dim %u, context %u, rows %u",
                cfg->hidden, cfg->n_heads, cfg->kv_lora_rank, cfg->qk_nope_dim, cfg->qk_rope_dim,
                cfg->v_dim, cfg->max_context, max_rows);
+    BT_REQUIRE(cfg->n_heads <= MAX_DIM && cfg->q_lora_rank <= MAX_DIM &&
+                   cfg->kv_lora_rank <= MAX_DIM && cfg->qk_nope_dim <= MAX_DIM &&
+                   cfg->qk_rope_dim <= MAX_DIM && cfg->v_dim <= MAX_DIM,
+               BT_ERR_INVALID_ARG,
+               "attention dimensions must be at most %d: heads %u, q_lora_rank %u, kv_lora_rank "
+               "%u, qk_nope_dim %u, qk_rope_dim %u, v_dim %u",
+               (int)MAX_DIM, cfg->n_heads, cfg->q_lora_rank, cfg->kv_lora_rank, cfg->qk_nope_dim,
+               cfg->qk_rope_dim, cfg->v_dim);
     BT_REQUIRE(cfg->qk_rope_dim % 2 == 0, BT_ERR_INVALID_ARG,
                "qk_rope_dim is %u: expected an even number", cfg->qk_rope_dim);
     BT_REQUIRE(cfg->softmax_scale > 0 && isfinite(cfg->softmax_scale), BT_ERR_INVALID_ARG,
@@ -122,6 +136,8 @@ void bt_mla_destroy(bt_mla *mla)
     bt_device_free(mla->dev, mla->rope);
     bt_free(mla);
 }
+
+size_t bt_mla_workspace_bytes(const bt_mla *mla) { return mla->bytes + mla->attn->bytes; }
 
 /* Rows of each role, and that the step fits what was created. */
 static bt_status check_step(const bt_mla *mla, const bt_mla_weights *w, const bt_kv_pool *pool,

@@ -2,9 +2,13 @@
  *
  * Formulas: DeepSeek-V2 (arXiv 2405.04434) section 2.1, equations 9-19, and docs/architecture.md
  * "Attention".  For token t at position p and head h, with c_j the cached latent and kp_j the
- * cached rope key of position j: normal:    k_hj = W_UK_h c_j,  v_hj = W_UV_h c_j s_hj = scale
- * (qn_h . k_hj + qp_h . kp_j),  o_h = sum_{j<=p} softmax_j(s_hj) v_hj absorbed:  ql_h = W_UK_h^T
- * qn_h s_hj = scale (ql_h . c_j + qp_h . kp_j),   o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
+ * cached rope key of position j:
+ *     normal:    k_hj = W_UK_h c_j,  v_hj = W_UV_h c_j
+ *                s_hj = scale (qn_h . k_hj + qp_h . kp_j)
+ *                o_h = sum_{j<=p} softmax_j(s_hj) v_hj
+ *     absorbed:  ql_h = W_UK_h^T qn_h
+ *                s_hj = scale (ql_h . c_j + qp_h . kp_j)
+ *                o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
  *
  * Laws A and B: key blocks are the pages (64 tokens, absolute), visited ascending; the softmax
  * restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS and the parts merge ascending by
@@ -78,10 +82,13 @@ typedef struct {
 typedef struct bt_mla bt_mla;
 
 /* Workspaces for steps of at most max_rows rows.  `dev` is borrowed.
- * INVALID_ARG: a dimension of 0 or odd qk_rope_dim. */
+ * INVALID_ARG: a dimension of 0 or above 16384, an odd qk_rope_dim, a softmax scale that is not
+ * above 0, a rope frequency or magnitude that is no number, or an angle above 2^20. */
 bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         bt_mla **mla_out);
 void      bt_mla_destroy(bt_mla *mla);
+/* Bytes that create() took, for the memory account. */
+size_t bt_mla_workspace_bytes(const bt_mla *mla);
 
 /* out[r] = attention(x[r]) for the rows of all spans, after writing their latents and rope keys to
  * `layer` of their pages.  x and out: [n_rows, hidden] bf16, distinct.  Spans cover rows ascending

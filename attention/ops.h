@@ -45,7 +45,8 @@ typedef struct {
 
 struct bt_attn {
     const bt_attn_ops *ops;
-}; /* first member of each implementation */
+    size_t             bytes; /* of its workspaces */
+};                            /* first member of each implementation */
 
 extern const bt_attn_ops bt_attn_cpu_ops;
 

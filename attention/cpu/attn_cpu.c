@@ -11,8 +11,8 @@ enum {
     APPEND_ROWS      = 4
 };
 
-/* Takes a piece of memory 64 bytes aligned; with mem NULL it only counts. */
-static void *take(char *mem, size_t *used, size_t n_elems, size_t elem_bytes)
+/* The next piece of mem, on a cache line; with mem NULL it only counts. */
+static void *lay(char *mem, size_t *used, size_t n_elems, size_t elem_bytes)
 {
     void *piece = mem == NULL ? NULL : mem + *used;
 
@@ -28,20 +28,27 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
     uint32_t v_max = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
     size_t   pairs = (size_t)BT_TILE_LANES * BT_PAGE_TOKENS;
 
-    m->tile.scores = take(mem, &used, pairs, sizeof(float));
-    m->tile.p      = take(mem, &used, pairs, sizeof(bt_bf16));
-    m->tile.cut    = take(mem, &used, bt_packed_values(v_max), sizeof(bt_bf16));
-    m->tile.row    = take(mem, &used, v_max, sizeof(float));
-    m->state       = take(mem, &used, bt_tile_state_floats(cfg->v_dim), sizeof(float));
-    m->rows_f32    = take(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
-    m->rows_bf16   = take(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
-    m->scores_t    = take(mem, &used, pairs, sizeof(float));
+    m->tile.scores = lay(mem, &used, pairs, sizeof(float));
+    m->tile.p      = lay(mem, &used, pairs, sizeof(bt_bf16));
+    m->tile.cut    = lay(mem, &used, bt_packed_values(v_max), sizeof(bt_bf16));
+    m->tile.row    = lay(mem, &used, v_max, sizeof(float));
+    m->state       = lay(mem, &used, bt_tile_state_floats(cfg->v_dim), sizeof(float));
+    m->rows_f32    = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
+    m->rows_bf16   = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
+    m->scores_t    = lay(mem, &used, pairs, sizeof(float));
     m->query =
-        take(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->kv_lora_rank), sizeof(bt_bf16));
+        lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->kv_lora_rank), sizeof(bt_bf16));
     m->query_rope =
-        take(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->qk_rope_dim), sizeof(bt_bf16));
-    m->latents = take(mem, &used, bt_packed_values(cfg->kv_lora_rank), sizeof(bt_bf16));
+        lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->qk_rope_dim), sizeof(bt_bf16));
+    m->latents = lay(mem, &used, bt_packed_values(cfg->kv_lora_rank), sizeof(bt_bf16));
     return used;
+}
+
+/* Zeroed memory on a cache line, counted. */
+static void *take_zeroed(bt_attn_cpu *a, size_t n, size_t size)
+{
+    a->base.bytes += n * size;
+    return bt_calloc_aligned(n, size);
 }
 
 static bt_status create_members(bt_attn_cpu *a)
@@ -50,8 +57,8 @@ static bt_status create_members(bt_attn_cpu *a)
     bt_attn_member none  = {0};
     size_t         bytes = lay_member(&a->cfg, NULL, &none);
 
-    a->members = bt_calloc(a->n_members, sizeof(*a->members));
-    a->scratch = bt_calloc_aligned(a->n_members, bytes);
+    a->members = take_zeroed(a, a->n_members, sizeof(*a->members));
+    a->scratch = take_zeroed(a, a->n_members, bytes);
     BT_REQUIRE(a->members != NULL && a->scratch != NULL, BT_ERR_NO_MEMORY,
                "attention scratch of %u threads, %zu bytes each", a->n_members, bytes);
     for (uint32_t i = 0; i < a->n_members; i++)
@@ -75,13 +82,12 @@ static bt_status create_normal(bt_attn_cpu *a, uint32_t max_rows)
     a->head_group     = EXPANDED_BYTES / per_head == 0 ? 1 : (uint32_t)(EXPANDED_BYTES / per_head);
     if (a->head_group > cfg->n_heads) a->head_group = cfg->n_heads;
 
-    a->keys = bt_calloc_aligned((size_t)a->head_group * a->part_pages, key * sizeof(*a->keys));
-    a->values =
-        bt_calloc_aligned((size_t)a->head_group * a->part_pages, value * sizeof(*a->values));
+    a->keys   = take_zeroed(a, (size_t)a->head_group * a->part_pages, key * sizeof(*a->keys));
+    a->values = take_zeroed(a, (size_t)a->head_group * a->part_pages, value * sizeof(*a->values));
     a->rope_keys =
-        bt_calloc_aligned(a->part_pages, bt_packed_keys(cfg->qk_rope_dim) * sizeof(*a->rope_keys));
-    a->running = bt_calloc_aligned((size_t)a->head_group * a->tiles_per_head,
-                                   bt_tile_state_floats(cfg->v_dim) * sizeof(*a->running));
+        take_zeroed(a, a->part_pages, bt_packed_keys(cfg->qk_rope_dim) * sizeof(*a->rope_keys));
+    a->running = take_zeroed(a, (size_t)a->head_group * a->tiles_per_head,
+                             bt_tile_state_floats(cfg->v_dim) * sizeof(*a->running));
     BT_REQUIRE(a->keys != NULL && a->values != NULL && a->rope_keys != NULL && a->running != NULL,
                BT_ERR_NO_MEMORY, "attention buffers of %u heads over %u pages, %u rows",
                a->head_group, a->part_pages, max_rows);
@@ -97,15 +103,15 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
 
     a->absorbed_rows = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
     a->n_slots       = SLOTS_PER_MEMBER * a->n_members;
-    a->ql            = bt_calloc_aligned((size_t)a->absorbed_rows * cfg->n_heads,
-                                         cfg->kv_lora_rank * sizeof(*a->ql));
-    a->ol            = bt_calloc_aligned((size_t)a->absorbed_rows * cfg->n_heads,
-                                         cfg->kv_lora_rank * sizeof(*a->ol));
-    a->gemms         = bt_calloc(cfg->n_heads, sizeof(*a->gemms));
-    a->slots         = bt_calloc_aligned((size_t)a->n_slots + 1, floats * sizeof(*a->slots));
-    a->slot          = bt_calloc((size_t)a->n_slots + 1, sizeof(*a->slot));
-    a->items         = bt_calloc(a->n_slots, sizeof(*a->items));
-    a->group_ends    = bt_calloc(a->n_slots, sizeof(*a->group_ends));
+    a->ql =
+        take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ql));
+    a->ol =
+        take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ol));
+    a->gemms      = take_zeroed(a, cfg->n_heads, sizeof(*a->gemms));
+    a->slots      = take_zeroed(a, (size_t)a->n_slots + 1, floats * sizeof(*a->slots));
+    a->slot       = take_zeroed(a, (size_t)a->n_slots + 1, sizeof(*a->slot));
+    a->items      = take_zeroed(a, a->n_slots, sizeof(*a->items));
+    a->group_ends = take_zeroed(a, a->n_slots, sizeof(*a->group_ends));
     BT_REQUIRE(a->ql != NULL && a->ol != NULL && a->gemms != NULL && a->slots != NULL &&
                    a->slot != NULL && a->items != NULL && a->group_ends != NULL,
                BT_ERR_NO_MEMORY, "absorbed attention of %u rows, %u heads, %u slots",

@@ -208,6 +208,7 @@ static void mla_create_unwinds_at_every_allocation(void)
     } while (k < 100);
     bt_alloc_fail_at(-1);
     EXPECT(k >= 15 && k < 100);
+    EXPECT(bt_mla_workspace_bytes(mla) > 10 * 4 * (192 + 512) * sizeof(bt_bf16));
     bt_mla_destroy(mla);
     EXPECT_EQ(bt_alloc_live(), live);
     bt_mla_destroy(NULL);
@@ -240,6 +241,8 @@ static void mla_create_refuses_senseless_configs(void)
 
         *FIELDS[i] = 0;
         expect_refused(dev, &d->cfg, 10, "must be above 0");
+        *FIELDS[i] = 16386;
+        if (i != 0 && i != 6) expect_refused(dev, &d->cfg, 10, "at most 16384");
         *FIELDS[i] = kept;
     }
     expect_refused(dev, &d->cfg, 0, "must be above 0");

@@ -227,7 +227,8 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
     world->node_of                          = bt_calloc((size_t)size, sizeof(*world->node_of));
     BT_REQUIRE(world->node_of != NULL, BT_ERR_NO_MEMORY, "the node table of %d ranks", size);
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &ub, &has_ub);
-    world->tags = bt_tag_layout_of(has_ub ? *ub : 32767);
+    world->tags        = bt_tag_layout_of(has_ub ? *ub : 32767);
+    world->next_serial = 1;
     read_transport(world);
     BT_TRY(find_nodes(world));
     BT_TRY(agree_on_transport(world));

@@ -1,0 +1,189 @@
+/* parallel/handoff.c - staging, the queue, and the poll that moves everything. */
+#include "parallel/handoff.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "parallel/handoff_parts.h"
+
+enum { ALIGN = 64, POLL_PASSES = 8 };
+
+static size_t padded(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
+
+/* One block: wreck, requests, control messages, send slots, inboxes. */
+static bt_status take_arena(bt_handoff *h)
+{
+    bt_status st         = BT_OK;
+    size_t    n_control  = (size_t)h->world->size * BT_CONTROL_OUTBOX;
+    size_t    n_requests = h->n_slots + BT_HANDOFF_INBOXES + n_control + 1;
+    size_t    stage      = padded(BT_HANDOFF_HEAD + h->payload_max);
+    size_t    head       = padded(sizeof(bt_wreck)) + padded(n_requests * sizeof(MPI_Request));
+    size_t    bytes;
+    uint8_t  *at;
+
+    bytes = head + padded(n_control * BT_CONTROL_BYTES) + (h->n_slots + BT_HANDOFF_INBOXES) * stage;
+    at    = bt_calloc_aligned(bytes, 1);
+    BT_REQUIRE(at != NULL, BT_ERR_NO_MEMORY, "%zu bytes of hand-off staging, %u slots", bytes,
+               h->n_slots);
+    h->arena             = (bt_wreck *)(void *)at;
+    h->arena->memory     = at;
+    h->arena->requests   = (MPI_Request *)(void *)(at + padded(sizeof(bt_wreck)));
+    h->arena->n_requests = (int)n_requests;
+    for (size_t i = 0; i < n_requests; i++)
+        h->arena->requests[i] = MPI_REQUEST_NULL;
+    h->slot_requests    = h->arena->requests;
+    h->inbox_requests   = h->slot_requests + h->n_slots;
+    h->control_requests = h->inbox_requests + BT_HANDOFF_INBOXES;
+    h->junk_request     = h->control_requests + n_control;
+    h->control_memory   = at + head;
+    at += head + padded(n_control * BT_CONTROL_BYTES);
+    for (uint32_t i = 0; i < h->n_slots; i++, at += stage)
+        h->slots[i].memory = at;
+    for (int i = 0; i < BT_HANDOFF_INBOXES; i++, at += stage)
+        h->inboxes[i].memory = at;
+out:
+    return st;
+}
+
+bt_status bt_handoff_create(bt_world *world, const bt_handoff_config *cfg,
+                            const bt_handoff_events *events, bt_handoff **handoff_out)
+{
+    bt_status   st = BT_OK;
+    bt_handoff *h  = NULL;
+
+    BT_ASSERT(events->deliver != NULL && events->reject != NULL && events->sent != NULL &&
+              events->expired != NULL);
+    BT_REQUIRE(cfg->n_slots >= 1 && cfg->n_slots <= 4096 && cfg->grant_ns > 0 &&
+                   cfg->slot_bytes >= 1 && cfg->slot_bytes <= INT_MAX / 2,
+               BT_ERR_INVALID_ARG,
+               "hand-off of %u slots of %zu bytes, grants of %llu ns: want 1..4096 slots of "
+               "1..%d bytes and a time above 0",
+               cfg->n_slots, cfg->slot_bytes, (unsigned long long)cfg->grant_ns, INT_MAX / 2);
+    bt_world_sweep(world);
+    h = bt_calloc(1, sizeof(*h));
+    BT_REQUIRE(h != NULL, BT_ERR_NO_MEMORY, "the hand-off");
+    h->world       = world;
+    h->events      = *events;
+    h->grant_ns    = cfg->grant_ns;
+    h->payload_max = cfg->slot_bytes;
+    h->n_slots     = cfg->n_slots;
+    h->grant_to    = BT_NO_PEER;
+    h->last_asked  = world->rank;
+    if (!bt_world_all_shared(world) &&
+        h->payload_max > world->fragment_bytes - BT_PAGE_MESSAGE_BYTES)
+        h->payload_max = world->fragment_bytes - BT_PAGE_MESSAGE_BYTES;
+    h->slots = bt_calloc(h->n_slots, sizeof(*h->slots));
+    h->peers = bt_calloc(world->size, sizeof(*h->peers));
+    BT_REQUIRE(h->slots != NULL && h->peers != NULL, BT_ERR_NO_MEMORY,
+               "a hand-off of %u slots among %u ranks", h->n_slots, world->size);
+    BT_TRY(take_arena(h));
+    *handoff_out = h;
+    h            = NULL;
+out:
+    bt_handoff_destroy(h);
+    return st;
+}
+
+void bt_handoff_destroy(bt_handoff *handoff)
+{
+    if (handoff == NULL) return;
+    if (handoff->arena != NULL) {
+        bt_world_abandon(handoff->world, handoff->arena);
+        bt_world_sweep(handoff->world); /* frees it at once unless a request is still open */
+    }
+    bt_free(handoff->peers);
+    bt_free(handoff->slots);
+    bt_free(handoff);
+}
+
+size_t bt_handoff_payload_max(const bt_handoff *handoff) { return handoff->payload_max; }
+
+void *bt_handoff_stage(bt_handoff *handoff)
+{
+    for (uint32_t i = 0; i < handoff->n_slots; i++) {
+        if (handoff->slots[i].state != BT_SLOT_FREE) continue;
+        handoff->slots[i].state = BT_SLOT_STAGED;
+        return handoff->slots[i].memory + BT_HANDOFF_HEAD;
+    }
+    return NULL;
+}
+
+static bt_slot *staged_slot(bt_handoff *h, const void *memory)
+{
+    for (uint32_t i = 0; i < h->n_slots; i++)
+        if (h->slots[i].memory + BT_HANDOFF_HEAD == (const uint8_t *)memory) {
+            BT_ASSERT(h->slots[i].state == BT_SLOT_STAGED);
+            return &h->slots[i];
+        }
+    BT_ASSERT(!"a pointer from bt_handoff_stage()");
+    return NULL;
+}
+
+void bt_handoff_unstage(bt_handoff *handoff, void *slot)
+{
+    staged_slot(handoff, slot)->state = BT_SLOT_FREE;
+}
+
+void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot)
+{
+    bt_slot *s = staged_slot(handoff, slot);
+
+    BT_ASSERT(to < handoff->world->size);
+    s->message = *m;
+    bt_page_message_seal(&s->message, slot, s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES);
+    BT_ASSERT(s->message.payload_bytes <= handoff->payload_max);
+    s->to    = to;
+    s->order = handoff->next_order++;
+    s->state = BT_SLOT_QUEUED;
+}
+
+bool bt_handoff_cancel(bt_handoff *handoff, uint64_t request)
+{
+    bool none_in_flight = true;
+
+    for (uint32_t i = 0; i < handoff->n_slots; i++) {
+        bt_slot *s = &handoff->slots[i];
+
+        if (s->state < BT_SLOT_QUEUED || s->message.request != request) continue;
+        if (s->state == BT_SLOT_SENDING) {
+            none_in_flight = false;
+            continue;
+        }
+        if (s->state == BT_SLOT_ASKED) handoff->ask_slot = BT_NO_SLOT; /* the poll withdraws it */
+        s->state = BT_SLOT_FREE;
+    }
+    return none_in_flight;
+}
+
+bool bt_handoff_poll(bt_handoff *handoff)
+{
+    bool any = false;
+
+    if (handoff->polling) return false; /* called from one of its own events */
+    handoff->polling = true;
+    for (int pass = 0; pass < POLL_PASSES; pass++) {
+        uint64_t now_ns = bt_now_ns();
+        bool     moved  = bt_control_test(handoff);
+
+        /* Answers first: a grant that waits here must not expire because this rank came late. */
+        moved |= bt_control_receive(handoff);
+        moved |= bt_handoff_recv_progress(handoff, now_ns);
+        moved |= bt_handoff_send_progress(handoff, now_ns);
+        if (!moved) break;
+        any = true;
+    }
+    handoff->polling = false;
+    return any;
+}
+
+bool bt_handoff_idle(const bt_handoff *handoff)
+{
+    for (uint32_t i = 0; i < handoff->n_slots; i++)
+        if (handoff->slots[i].state >= BT_SLOT_QUEUED) return false;
+    for (int i = 0; i < BT_HANDOFF_INBOXES; i++)
+        if (handoff->inboxes[i].busy) return false;
+    return handoff->ask_serial == 0 && handoff->n_asked == 0 && handoff->grant_to == BT_NO_PEER &&
+           handoff->n_control_open == 0 && handoff->n_owed == 0;
+}

@@ -1,0 +1,137 @@
+/* parallel/handoff_parts.h - the hand-off's state, shared by its files; inside parallel/ only.
+ *
+ * Control messages, all of BT_CONTROL_BYTES, per pair of ranks and in order:
+ *
+ *     sender -> receiver   ASK(serial)        request to send
+ *     receiver -> sender   GRANT(serial)      send it now: from here on it is sent in full
+ *     sender -> receiver   WITHDRAW(serial)   expired or cancelled: forget the request or its grant
+ *     receiver -> sender   WITHDRAWN(serial)  the answer, always
+ *
+ * Until WITHDRAWN comes the sender asks that receiver for nothing: the answer is the sign of life
+ * of a peer that let a request expire, so a stuck peer costs one grant period, not one a round.
+ * A GRANT that crosses a WITHDRAW is ignored; the receiver frees it on the WITHDRAW.
+ *
+ * handoff.c          create, staging, cancel, the poll
+ * handoff_control.c  control messages in and out
+ * handoff_send.c     asking and sending
+ * handoff_recv.c     granting, receiving, delivering */
+#ifndef BT_PARALLEL_HANDOFF_PARTS_H
+#define BT_PARALLEL_HANDOFF_PARTS_H
+
+#include "parallel/handoff.h"
+#include "parallel/mpi_world.h"
+
+enum {
+    BT_CONTROL_BYTES   = 32,
+    BT_CONTROL_OUTBOX  = 8,   /* unfinished control messages to one peer */
+    BT_HANDOFF_INBOXES = 3,   /* payloads under way to this rank: a stuck one leaves two */
+    BT_HANDOFF_HEAD    = 128, /* bytes before a staged payload; its last 96 are the header */
+    BT_TAG_CONTROL     = 1,
+    BT_TAG_PAYLOAD     = 2,
+};
+#define BT_NO_SLOT UINT32_MAX
+#define BT_NO_PEER UINT32_MAX
+
+typedef enum {
+    BT_CONTROL_ASK = 1,
+    BT_CONTROL_GRANT,
+    BT_CONTROL_WITHDRAW,
+    BT_CONTROL_WITHDRAWN
+} bt_control_kind;
+
+typedef struct {
+    bt_control_kind kind;
+    uint64_t        serial, request;
+} bt_control;
+
+typedef enum {
+    BT_SLOT_FREE,
+    BT_SLOT_STAGED, /* the caller packs */
+    BT_SLOT_QUEUED,
+    BT_SLOT_ASKED,  /* its request to send is out */
+    BT_SLOT_SENDING /* granted */
+} bt_slot_state;
+
+typedef struct {
+    bt_slot_state   state;
+    uint32_t        to;
+    uint64_t        order; /* of bt_handoff_send(); a receiver's messages leave in this order */
+    bt_page_message message;
+    uint8_t        *memory; /* BT_HANDOFF_HEAD, then the payload */
+} bt_slot;
+
+typedef struct {
+    bool     busy;
+    uint32_t from;
+    size_t   n_bytes; /* of the message, which may be more than there is room for */
+    uint8_t *memory;
+} bt_inbox;
+
+typedef struct {
+    /* this rank sends to the peer */
+    uint64_t withdrawn_serial; /* awaits WITHDRAWN, 0: none */
+    uint64_t silent_since_ns;  /* the last count of n_expired, or the WITHDRAW */
+    uint32_t n_expired;        /* grant periods in a row without a sign of life */
+    /* the peer sends to this rank */
+    uint64_t asked_serial; /* 0: none */
+    uint64_t asked_order;
+    uint64_t granted_serial; /* the latest */
+    uint32_t n_granted;      /* payloads that may still come */
+    uint64_t owed_serial;    /* a WITHDRAWN to send, 0: none */
+} bt_peer;
+
+struct bt_handoff {
+    bt_world         *world;
+    bt_handoff_events events;
+    uint64_t          grant_ns;
+    size_t            payload_max;
+    bool              polling;
+    uint64_t          next_order;
+
+    uint32_t n_slots;
+    bt_slot *slots;
+    bt_peer *peers; /* [world size] */
+    bt_inbox inboxes[BT_HANDOFF_INBOXES];
+
+    /* the one request to send: the slot is BT_NO_SLOT when it was cancelled meanwhile */
+    uint64_t ask_serial; /* 0: none */
+    uint32_t ask_to, ask_slot;
+    uint64_t ask_since_ns;
+    uint32_t last_asked; /* the round of receivers goes on after this one */
+    uint32_t n_withdrawing;
+
+    /* the one open grant */
+    uint32_t grant_to; /* BT_NO_PEER: none */
+    uint64_t grant_since_ns;
+    uint32_t n_asked, n_owed;
+
+    /* the arena: staging, control messages and their requests, in one block */
+    bt_wreck    *arena;
+    MPI_Request *slot_requests, *inbox_requests, *control_requests, *junk_request;
+    uint8_t     *control_memory;
+    uint32_t     n_control_open;
+};
+
+/* ---- handoff_control.c */
+void      bt_control_encode(const bt_control *c, uint8_t wire_out[BT_CONTROL_BYTES]);
+bt_status bt_control_parse(const uint8_t *wire, size_t n_bytes, bt_control *c_out);
+/* False: too many to this peer are unfinished; try again later. */
+bool bt_control_send(bt_handoff *h, uint32_t to, bt_control_kind kind, uint64_t serial,
+                     uint64_t request);
+/* Both return true when something moved. */
+bool bt_control_test(bt_handoff *h);
+bool bt_control_receive(bt_handoff *h);
+
+/* ---- handoff_send.c */
+void bt_handoff_on_grant(bt_handoff *h, uint32_t from, uint64_t serial);
+void bt_handoff_on_withdrawn(bt_handoff *h, uint32_t from, uint64_t serial);
+bool bt_handoff_send_progress(bt_handoff *h, uint64_t now_ns);
+
+/* ---- handoff_recv.c */
+void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_control *c);
+void bt_handoff_on_withdraw(bt_handoff *h, uint32_t from, uint64_t serial);
+bool bt_handoff_recv_progress(bt_handoff *h, uint64_t now_ns);
+/* Checks what lies in `wire` (header, then n_bytes - header of payload) and tells the events. */
+void bt_handoff_accept(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n_bytes);
+
+#endif

@@ -1,0 +1,181 @@
+/* parallel/handoff_send.c - asking one receiver after the other, and sending what was granted. */
+#include "parallel/handoff_parts.h"
+
+static void free_slot(bt_slot *s) { s->state = BT_SLOT_FREE; }
+
+/* Ends the request to send; the receiver hears of it, and until it answers it is not asked again.
+ */
+static void withdraw(bt_handoff *h, uint64_t now_ns)
+{
+    bt_peer *peer = &h->peers[h->ask_to];
+
+    if (!bt_control_send(h, h->ask_to, BT_CONTROL_WITHDRAW, h->ask_serial, 0)) return; /* later */
+    if (h->ask_slot != BT_NO_SLOT) h->slots[h->ask_slot].state = BT_SLOT_QUEUED;
+    peer->withdrawn_serial = h->ask_serial;
+    peer->silent_since_ns  = now_ns;
+    h->ask_serial          = 0;
+    h->n_withdrawing++;
+}
+
+/* The granted payload leaves.  Open MPI may give a request that is inactive at once. */
+static void start_payload(bt_handoff *h, uint32_t i)
+{
+    bt_slot     *s       = &h->slots[i];
+    MPI_Request *request = &h->slot_requests[i];
+    size_t       bytes   = BT_PAGE_MESSAGE_BYTES + s->message.payload_bytes;
+
+    s->state = BT_SLOT_SENDING;
+    if (MPI_Isend(s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)bytes, MPI_BYTE,
+                  (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, request) != MPI_SUCCESS) {
+        *request = MPI_REQUEST_NULL;
+        s->state = BT_SLOT_QUEUED; /* asked for again; the grant expires over there */
+    }
+}
+
+void bt_handoff_on_grant(bt_handoff *h, uint32_t from, uint64_t serial)
+{
+    bt_peer *peer = &h->peers[from];
+
+    if (h->ask_serial == serial && h->ask_to == from) {
+        peer->n_expired = 0;
+        if (h->ask_slot == BT_NO_SLOT) return; /* cancelled: the withdrawal is on its way */
+        h->ask_serial = 0;
+        start_payload(h, h->ask_slot);
+        return;
+    }
+    if (peer->withdrawn_serial != serial) /* of a hand-off before this one: let it go */
+        bt_control_send(h, from, BT_CONTROL_WITHDRAW, serial, 0);
+}
+
+void bt_handoff_on_withdrawn(bt_handoff *h, uint32_t from, uint64_t serial)
+{
+    bt_peer *peer = &h->peers[from];
+
+    if (peer->withdrawn_serial != serial) return;
+    peer->withdrawn_serial = 0;
+    peer->n_expired        = 0;
+    h->n_withdrawing--;
+}
+
+static bool test_payloads(bt_handoff *h)
+{
+    bool moved = false;
+
+    for (uint32_t i = 0; i < h->n_slots; i++) {
+        bt_slot        *s    = &h->slots[i];
+        bt_page_message m    = s->message;
+        int             done = 0;
+
+        if (s->state != BT_SLOT_SENDING) continue;
+        if (MPI_Test(&h->slot_requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)
+            continue;
+        h->slot_requests[i] = MPI_REQUEST_NULL;
+        free_slot(s);
+        h->events.sent(h->events.ctx, &m);
+        moved = true;
+    }
+    return moved;
+}
+
+static void count_expired(bt_handoff *h, uint32_t to, uint64_t now_ns)
+{
+    bt_peer *peer = &h->peers[to];
+
+    peer->silent_since_ns = now_ns;
+    peer->n_expired++;
+    h->events.expired(h->events.ctx, to, peer->n_expired);
+}
+
+static bool check_expiry(bt_handoff *h, uint64_t now_ns)
+{
+    bool moved = false;
+
+    for (uint32_t r = 0; r < h->world->size && h->n_withdrawing > 0; r++) {
+        bt_peer *peer = &h->peers[r];
+
+        if (peer->withdrawn_serial != 0 && now_ns - peer->silent_since_ns >= h->grant_ns)
+            count_expired(h, r, now_ns);
+    }
+    if (h->ask_serial != 0 && h->ask_slot == BT_NO_SLOT) { /* cancelled, outbox was full */
+        withdraw(h, now_ns);
+        moved = h->ask_serial == 0;
+    } else if (h->ask_serial != 0 && now_ns - h->ask_since_ns >= h->grant_ns) {
+        uint32_t to = h->ask_to;
+
+        withdraw(h, now_ns);
+        moved = h->ask_serial == 0;
+        if (moved) count_expired(h, to, now_ns);
+    }
+    return moved;
+}
+
+/* Steps from the receiver asked last, 1..size: the smallest comes next. */
+static uint32_t turn_of(const bt_handoff *h, uint32_t to)
+{
+    uint32_t size = h->world->size;
+
+    return (to + size - h->last_asked - 1) % size;
+}
+
+/* The queued slot whose receiver comes next in the round, the oldest of that receiver; or
+ * BT_NO_SLOT. */
+static uint32_t pick_slot(const bt_handoff *h)
+{
+    uint32_t best = BT_NO_SLOT;
+
+    for (uint32_t i = 0; i < h->n_slots; i++) {
+        const bt_slot *s = &h->slots[i], *b = best == BT_NO_SLOT ? NULL : &h->slots[best];
+
+        if (s->state != BT_SLOT_QUEUED || h->peers[s->to].withdrawn_serial != 0) continue;
+        if (b == NULL || turn_of(h, s->to) < turn_of(h, b->to) ||
+            (s->to == b->to && s->order < b->order))
+            best = i;
+    }
+    return best;
+}
+
+/* A message to this rank itself needs no MPI. */
+static void deliver_to_self(bt_handoff *h, uint32_t i)
+{
+    bt_slot        *s = &h->slots[i];
+    bt_page_message m = s->message;
+
+    s->state = BT_SLOT_SENDING;
+    bt_handoff_accept(h, s->to, s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES,
+                      BT_PAGE_MESSAGE_BYTES + m.payload_bytes);
+    free_slot(s);
+    h->events.sent(h->events.ctx, &m);
+}
+
+static bool ask_next(bt_handoff *h, uint64_t now_ns)
+{
+    uint32_t i;
+    bt_slot *s;
+
+    if (h->ask_serial != 0) return false;
+    i = pick_slot(h);
+    if (i == BT_NO_SLOT) return false;
+    s             = &h->slots[i];
+    h->last_asked = s->to;
+    if (s->to == h->world->rank) {
+        deliver_to_self(h, i);
+        return true;
+    }
+    if (!bt_control_send(h, s->to, BT_CONTROL_ASK, h->world->next_serial, s->message.request))
+        return false;
+    s->state        = BT_SLOT_ASKED;
+    h->ask_serial   = h->world->next_serial++;
+    h->ask_to       = s->to;
+    h->ask_slot     = i;
+    h->ask_since_ns = now_ns;
+    return true;
+}
+
+bool bt_handoff_send_progress(bt_handoff *h, uint64_t now_ns)
+{
+    bool moved = test_payloads(h);
+
+    moved |= check_expiry(h, now_ns);
+    moved |= ask_next(h, now_ns);
+    return moved;
+}

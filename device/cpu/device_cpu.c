@@ -8,7 +8,7 @@
 #include "core/alloc.h"
 #include "device/cpu/linear.h"
 
-enum { CHUNK_ELEMS = 8192, MAX_CPUS = 8192 };
+enum { CHUNK_ELEMS = 32768, MAX_CPUS = 8192 };
 
 static bt_status cpu_alloc(bt_device *dev, size_t bytes, void **ptr_out)
 {

@@ -186,7 +186,7 @@ static void gemm_with_a_wrong_description_is_refused(void)
 /* What a device makes of rows is what its row kernels make of each. */
 static void row_operations_equal_row_kernels(void)
 {
-    enum { ROWS = 300, DIM = 130 };
+    enum { ROWS = 700, DIM = 130 };
     static bt_bf16            x[ROWS * 2 * DIM], y[ROWS * 2 * DIM], want[2 * DIM];
     static uint32_t           index[ROWS];
     bt_device                *dev  = device("auto", 3);

@@ -21,7 +21,7 @@ static void add_tensor(XXH3_state_t *hash, const bt_tensor *t)
     }
     for (size_t i = 0; i < N_SLICES; i++)
         XXH3_64bits_update(hash,
-                           (const char *)t->data + (t->bytes - SLICE_BYTES) / (N_SLICES - 1) * i,
+                           (const char *)t->data + (t->bytes - SLICE_BYTES) * i / (N_SLICES - 1),
                            SLICE_BYTES);
 }
 

@@ -4,6 +4,7 @@
 #ifndef BT_TESTS_MODEL_ENGINE_H
 #define BT_TESTS_MODEL_ENGINE_H
 
+#include "core/alloc.h"
 #include "core/clock.h"
 #include "model/model.h"
 #include "tests/model/goldens.h"
@@ -191,7 +192,9 @@ static inline void run_step(engine *e, step_buffers *b, const uint32_t (*rows)[B
     };
 
     copy_routing(e, b, true);
+    bt_alloc_fail_at(0); /* a step allocates nothing */
     NEED(bt_model_step(e->model, e->pool, &step) == BT_OK);
+    bt_alloc_fail_at(-1);
     copy_routing(e, b, false);
     take_logits(e, b);
 }

@@ -210,7 +210,7 @@ static void engine_bits_do_not_depend_on_neighbours(void)
 
 /* Every kernel family that this CPU has stays within the goldens, and those that name the same
  * arithmetic agree to the bit; so do one thread and three. */
-static void check_families(const golden_case *c)
+static void check_families(const golden_case *c, bt_form_policy form)
 {
     char     families[128], arithmetic[8][64], *name, *rest = families;
     sequence runs[8];
@@ -225,7 +225,7 @@ static void check_families(const golden_case *c)
         opt.n_threads = 1 + 2 * (n % 2);
         engine_open(&e, &g_goldens, g_world, 1, SELF, &opt);
         snprintf(arithmetic[n], sizeof(arithmetic[n]), "%s", e.dev->arithmetic);
-        check_case(&e, c, BT_FORM_BY_ROLE, 0, name, &runs[n]);
+        check_case(&e, c, form, 0, name, &runs[n]);
         for (uint32_t o = 0; o < n; o++)
             if (strcmp(arithmetic[o], arithmetic[n]) == 0)
                 EXPECT(sequence_equal(&g_goldens, &runs[o], &runs[n]));
@@ -239,8 +239,11 @@ static void check_families(const golden_case *c)
 
 static void engine_bits_depend_on_the_arithmetic_only(void)
 {
-    for (uint32_t i = 0; i < g_goldens.n_cases; i++)
-        if (g_goldens.cases[i].n_prompt <= SHORT_PROMPT) check_families(&g_goldens.cases[i]);
+    for (uint32_t i = 0; i < g_goldens.n_cases; i++) {
+        if (g_goldens.cases[i].n_prompt > SHORT_PROMPT) continue;
+        check_families(&g_goldens.cases[i], BT_FORM_BY_ROLE);
+        check_families(&g_goldens.cases[i], BT_FORM_ALL_ABSORBED);
+    }
 }
 
 static const bt_test TESTS[] = {

@@ -1,0 +1,429 @@
+/* Loading one rank's weights: every value against the plain reference's reading, and what is wrong
+ * in a checkpoint named. */
+#include "model/weights.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "model/model.h"
+#include "model/reference_parts.h"
+#include "tests/model/goldens.h"
+
+enum { MAX_TENSORS = 512, MAX_EXPERTS = 64 };
+
+static const char *const MODELS[] = {"v3-fp8", "v2-lite", "glm-flash",
+                                     "v2",     "kimi-k2", "moonlight"};
+static bt_device        *g_dev;
+
+/* A model's config, its tensors as a list that a test may change, and a file to write it to. */
+typedef struct {
+    char            dir[512], file[64];
+    bt_model_config cfg;
+    bt_safetensors *set;
+    bt_tensor       tensors[MAX_TENSORS];
+    size_t          n;
+    bool            own[MAX_EXPERTS];
+} checkpoint;
+
+static void checkpoint_open(checkpoint *c, const char *model)
+{
+    int fd;
+
+    memset(c, 0, sizeof(*c));
+    snprintf(c->dir, sizeof(c->dir), "%s/tests/models/%s", BT_SOURCE_DIR, model);
+    snprintf(c->file, sizeof(c->file), "/tmp/baton-weights-XXXXXX");
+    fd = mkstemp(c->file);
+    NEED(fd >= 0);
+    close(fd);
+    NEED(bt_model_config_read(c->dir, &c->cfg) == BT_OK);
+    NEED(bt_safetensors_open(c->dir, &c->set) == BT_OK);
+    c->n = bt_safetensors_count(c->set);
+    NEED(c->n <= MAX_TENSORS && c->cfg.moe.gate.n_experts <= MAX_EXPERTS);
+    for (size_t i = 0; i < c->n; i++)
+        c->tensors[i] = *bt_safetensors_at(c->set, i);
+    for (uint32_t e = 0; e < MAX_EXPERTS; e++)
+        c->own[e] = true;
+}
+
+static void checkpoint_close(checkpoint *c)
+{
+    bt_safetensors_close(c->set);
+    unlink(c->file);
+}
+
+static bt_status load(const checkpoint *c, const bt_safetensors *set, bt_weights *w)
+{
+    bt_weights_options opt = {
+        .dev = g_dev, .own_experts = c->own, .normal = true, .absorbed = true};
+
+    return bt_weights_load(&c->cfg, set, &opt, w);
+}
+
+/* Writes the list as a file and loads that. */
+static bt_status load_list(checkpoint *c, bt_weights *w)
+{
+    bt_safetensors *set = NULL;
+    bt_status       st;
+
+    NEED(bt_safetensors_write(c->file, c->n, c->tensors) == BT_OK);
+    NEED(bt_safetensors_open(c->file, &set) == BT_OK);
+    st = load(c, set, w);
+    bt_safetensors_close(set);
+    return st;
+}
+
+/* What x = the identity gives is W itself, exactly. */
+static void expect_linear(const bt_linear *w, const float *want, size_t ld, size_t step,
+                          const char *what)
+{
+    uint32_t n = bt_linear_n(w), k = bt_linear_k(w);
+    bt_bf16 *x = calloc((size_t)k * k, sizeof(*x));
+    float   *y = calloc((size_t)k * n, sizeof(*y));
+    bt_gemm  g = {.w = w, .x = x, .ld_x = k, .y = y, .ld_y = n, .m = k, .y_dtype = BT_F32};
+
+    NEED(x != NULL && y != NULL);
+    for (uint32_t i = 0; i < k; i++)
+        x[(size_t)i * k + i] = 0x3f80; /* 1 */
+    EXPECT_EQ(bt_device_gemm(g_dev, BT_ROLE_GENERATED, 1, &g), BT_OK);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < k; j++)
+            if (y[(size_t)j * n + i] != want[i * ld + j * step]) {
+                g_failures++;
+                fprintf(stderr, "%s [%u, %u]: %.9g, want %.9g\n", what, i, j,
+                        (double)y[(size_t)j * n + i], (double)want[i * ld + j * step]);
+                i = n - 1;
+                break;
+            }
+    free(x);
+    free(y);
+}
+
+/* The tensor as the plain reference reads it. */
+static float *read_plain(const checkpoint *c, const char *name, uint32_t n, uint32_t k)
+{
+    bt_reference r      = {.cfg = &c->cfg, .st = c->set};
+    float       *values = NULL;
+
+    NEED(bt_ref_load(&r, n, k, false, name, &values) == BT_OK);
+    return values;
+}
+
+static void expect_matrix(const checkpoint *c, const bt_linear *w, const char *name)
+{
+    float *want = read_plain(c, name, bt_linear_n(w), bt_linear_k(w));
+
+    expect_linear(w, want, bt_linear_k(w), 1, name);
+    bt_free(want);
+}
+
+static void expect_gate_up(const checkpoint *c, const bt_linear *w, const char *prefix)
+{
+    uint32_t dim = bt_linear_n(w) / 2, k = bt_linear_k(w);
+    float   *both = malloc((size_t)2 * dim * k * sizeof(*both)), *part;
+    char     name[128];
+
+    NEED(both != NULL);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(name, sizeof(name), "%s.%s_proj.weight", prefix, i == 0 ? "gate" : "up");
+        part = read_plain(c, name, dim, k);
+        memcpy(both + i * dim * k, part, (size_t)dim * k * sizeof(*part));
+        bt_free(part);
+    }
+    expect_linear(w, both, k, 1, prefix);
+    free(both);
+}
+
+static void expect_heads(const checkpoint *c, const bt_mla_weights *w, const char *name)
+{
+    const bt_mla_config *m    = &c->cfg.mla;
+    size_t               both = m->qk_nope_dim + m->v_dim, rank = m->kv_lora_rank;
+    float               *want = read_plain(c, name, (uint32_t)(m->n_heads * both), (uint32_t)rank);
+
+    for (size_t h = 0; h < m->n_heads; h++) {
+        expect_linear(w->uk[h], want + h * both * rank, rank, 1, "uk");
+        expect_linear(w->uv[h], want + (h * both + m->qk_nope_dim) * rank, rank, 1, "uv");
+        expect_linear(w->ukt[h], want + h * both * rank, 1, rank, "ukt");
+    }
+    bt_free(want);
+}
+
+static void weights_are_what_the_file_holds(void)
+{
+    for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
+        checkpoint        c;
+        bt_weights        w;
+        bt_layer_weights *dense, *moe;
+
+        checkpoint_open(&c, MODELS[i]);
+        EXPECT_EQ(load(&c, c.set, &w), BT_OK);
+        dense = &w.layers[0];
+        moe   = &w.layers[2];
+        expect_matrix(&c, w.lm_head, "lm_head.weight");
+        expect_gate_up(&c, dense->gate_up, "model.layers.0.mlp");
+        expect_matrix(&c, dense->down, "model.layers.0.mlp.down_proj.weight");
+        if (dense->mla.q != NULL)
+            expect_matrix(&c, dense->mla.q, "model.layers.0.self_attn.q_proj.weight");
+        else
+            expect_matrix(&c, dense->mla.q_b, "model.layers.0.self_attn.q_b_proj.weight");
+        expect_matrix(&c, moe->mla.kv_a, "model.layers.2.self_attn.kv_a_proj_with_mqa.weight");
+        expect_heads(&c, &moe->mla, "model.layers.2.self_attn.kv_b_proj.weight");
+        expect_matrix(&c, moe->mla.o, "model.layers.2.self_attn.o_proj.weight");
+        expect_matrix(&c, moe->moe.router, "model.layers.2.mlp.gate.weight");
+        expect_gate_up(&c, moe->moe.gate_up[1], "model.layers.2.mlp.experts.1");
+        expect_matrix(&c, moe->moe.down[1], "model.layers.2.mlp.experts.1.down_proj.weight");
+        expect_gate_up(&c, moe->moe.shared_gate_up, "model.layers.2.mlp.shared_experts");
+        bt_weights_fini(&w);
+        checkpoint_close(&c);
+    }
+}
+
+static void weights_take_only_their_own_experts(void)
+{
+    checkpoint c;
+    bt_weights all, some;
+    size_t     kept = 0;
+
+    checkpoint_open(&c, "v2-lite");
+    EXPECT_EQ(load(&c, c.set, &all), BT_OK);
+    for (uint32_t e = 0; e < MAX_EXPERTS; e++)
+        c.own[e] = e == 5;
+    for (size_t i = 0; i < c.n; i++) /* the others' tensors may as well be missing */
+        if (strstr(c.tensors[i].name, ".experts.") == NULL ||
+            strstr(c.tensors[i].name, ".experts.5.") != NULL)
+            c.tensors[kept++] = c.tensors[i];
+    EXPECT(kept < c.n);
+    c.n = kept;
+    EXPECT_EQ(load_list(&c, &some), BT_OK);
+    EXPECT(some.layers[1].moe.gate_up[5] != NULL && some.layers[1].moe.down[5] != NULL);
+    EXPECT(some.layers[1].moe.gate_up[4] == NULL && some.layers[1].moe.down[6] == NULL);
+    EXPECT(some.bytes < all.bytes);
+    bt_weights_fini(&all);
+    bt_weights_fini(&some);
+    checkpoint_close(&c);
+}
+
+static void weights_leave_out_the_form_that_is_not_run(void)
+{
+    bt_weights_options opt = {.dev = g_dev, .normal = true};
+    checkpoint         c;
+    bt_weights         w;
+
+    checkpoint_open(&c, "v2-lite");
+    opt.own_experts = c.own;
+    EXPECT_EQ(bt_weights_load(&c.cfg, c.set, &opt, &w), BT_OK);
+    EXPECT(w.layers[0].mla.uk != NULL && w.layers[0].mla.ukt == NULL && w.layers[0].mla.uv != NULL);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+static void weights_name_each_missing_tensor(void)
+{
+    checkpoint c;
+    bt_weights w;
+
+    checkpoint_open(&c, "v3-fp8");
+    for (size_t i = 0; i < c.n; i++) {
+        bt_tensor gone = c.tensors[i], last = c.tensors[c.n - 1];
+
+        c.tensors[i] = last;
+        c.n--;
+        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+        EXPECT_HAS(bt_error_text(), gone.name);
+        EXPECT_HAS(bt_error_text(), "missing");
+        c.n++;
+        c.tensors[i]       = gone;
+        c.tensors[c.n - 1] = last;
+    }
+    checkpoint_close(&c);
+}
+
+static void weights_name_each_wrong_shape(void)
+{
+    checkpoint c;
+    bt_weights w;
+
+    checkpoint_open(&c, "v3-fp8");
+    for (size_t i = 0; i < c.n; i++) {
+        bt_tensor was = c.tensors[i], *t = &c.tensors[i];
+
+        t->shape[t->n_dims++] = 1; /* the same bytes with one dimension more */
+        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+        EXPECT_HAS(bt_error_text(), was.name);
+        EXPECT_HAS(bt_error_text(), "expected shape");
+        *t = was;
+        if (t->n_dims == 2 && t->shape[0] != t->shape[1]) { /* transposed */
+            t->shape[0] = was.shape[1];
+            t->shape[1] = was.shape[0];
+            EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+            EXPECT_HAS(bt_error_text(), was.name);
+            *t = was;
+        }
+    }
+    checkpoint_close(&c);
+}
+
+static void weights_name_a_wrong_dtype(void)
+{
+    checkpoint c;
+    bt_weights w;
+
+    checkpoint_open(&c, "v3-fp8");
+    for (size_t i = 0; i < c.n; i++) {
+        bt_tensor was = c.tensors[i];
+
+        if (was.dtype == BT_ST_BF16)
+            c.tensors[i].dtype = BT_ST_F16;
+        else if (was.dtype == BT_ST_F32)
+            c.tensors[i].dtype = BT_ST_I32;
+        else
+            continue;
+        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+        EXPECT_HAS(bt_error_text(), was.name);
+        EXPECT_HAS(bt_error_text(), was.dtype == BT_ST_BF16 ? "F16" : "I32");
+        c.tensors[i] = was;
+    }
+    checkpoint_close(&c);
+}
+
+/* bf16 stored as fp32 gives the same weights. */
+static void weights_read_fp32(void)
+{
+    checkpoint c;
+    bt_weights w;
+    float     *wide[MAX_TENSORS] = {NULL};
+
+    checkpoint_open(&c, "glm-flash");
+    for (size_t i = 0; i < c.n; i++) {
+        bt_tensor *t = &c.tensors[i];
+
+        if (t->dtype != BT_ST_BF16) continue;
+        wide[i] = malloc(t->bytes * 2);
+        NEED(wide[i] != NULL);
+        for (size_t j = 0; j < t->bytes / 2; j++) {
+            bt_bf16 half;
+
+            memcpy(&half, (const char *)t->data + j * 2, 2);
+            wide[i][j] = bt_bf16_to_f32(half);
+        }
+        t->dtype = BT_ST_F32;
+        t->bytes *= 2;
+        t->data = wide[i];
+    }
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    expect_matrix(&c, w.lm_head, "lm_head.weight");
+    expect_heads(&c, &w.layers[1].mla, "model.layers.1.self_attn.kv_b_proj.weight");
+    expect_gate_up(&c, w.layers[1].moe.gate_up[3], "model.layers.1.mlp.experts.3");
+    bt_weights_fini(&w);
+    for (size_t i = 0; i < c.n; i++)
+        free(wide[i]);
+    checkpoint_close(&c);
+}
+
+static void on_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    uint64_t *seen = ctx;
+
+    EXPECT(done > seen[0] && done <= total);
+    seen[0] = done;
+    seen[1] = total;
+}
+
+static void weights_report_progress_to_the_end(void)
+{
+    uint64_t           seen[2] = {0, 0};
+    bt_weights_options opt     = {.dev          = g_dev,
+                                  .normal       = true,
+                                  .absorbed     = true,
+                                  .progress     = on_progress,
+                                  .progress_ctx = seen};
+    checkpoint         c;
+    bt_weights         w;
+
+    checkpoint_open(&c, "kimi-k2");
+    opt.own_experts = c.own;
+    EXPECT_EQ(bt_weights_load(&c.cfg, c.set, &opt, &w), BT_OK);
+    EXPECT(seen[0] == seen[1] && seen[1] > 0);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+static void weights_unwind_at_every_allocation(void)
+{
+    checkpoint c;
+    bt_weights w;
+    long       live, k = 0;
+    bt_status  st;
+
+    checkpoint_open(&c, "v3-fp8");
+    live = bt_alloc_live();
+    for (;; k++) {
+        bt_alloc_fail_at(k);
+        st = load(&c, c.set, &w);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT_EQ(bt_alloc_live(), live);
+        if (st != BT_ERR_NO_MEMORY || k > 10000) break;
+    }
+    EXPECT(k > 100);
+    bt_weights_fini(&w);
+    EXPECT_EQ(bt_alloc_live(), live);
+    checkpoint_close(&c);
+}
+
+static void fingerprint_tells_models_apart(void)
+{
+    checkpoint      c, other;
+    bt_safetensors *set = NULL;
+    uint64_t        print;
+    unsigned char  *data;
+
+    checkpoint_open(&c, "v2-lite");
+    checkpoint_open(&other, "moonlight");
+    print = bt_model_fingerprint(&c.cfg, c.set);
+    EXPECT(print == bt_model_fingerprint(&c.cfg, c.set));
+    EXPECT(print != bt_model_fingerprint(&other.cfg, other.set));
+    EXPECT(print != bt_model_fingerprint(&other.cfg, c.set));
+    for (size_t i = 0; i < c.n; i += 17) { /* one byte of one tensor */
+        bt_tensor was = c.tensors[i];
+
+        data = malloc(was.bytes);
+        NEED(data != NULL);
+        memcpy(data, was.data, was.bytes);
+        data[was.bytes - 1] ^= 1;
+        c.tensors[i].data = data;
+        NEED(bt_safetensors_write(c.file, c.n, c.tensors) == BT_OK);
+        NEED(bt_safetensors_open(c.file, &set) == BT_OK);
+        EXPECT(print != bt_model_fingerprint(&c.cfg, set));
+        bt_safetensors_close(set);
+        free(data);
+        c.tensors[i] = was;
+    }
+    checkpoint_close(&c);
+    checkpoint_close(&other);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(weights_are_what_the_file_holds),
+    BT_TEST(weights_take_only_their_own_experts),
+    BT_TEST(weights_leave_out_the_form_that_is_not_run),
+    BT_TEST(weights_name_each_missing_tensor),
+    BT_TEST(weights_name_each_wrong_shape),
+    BT_TEST(weights_name_a_wrong_dtype),
+    BT_TEST(weights_read_fp32),
+    BT_TEST(weights_report_progress_to_the_end),
+    BT_TEST(weights_unwind_at_every_allocation),
+    BT_TEST(fingerprint_tells_models_apart),
+};
+
+int main(int argc, char **argv)
+{
+    bt_device_cpu_options opt = {.n_threads = 2, .kernels = "auto"};
+    int                   rc;
+
+    NEED(bt_device_cpu_create(&opt, &g_dev) == BT_OK);
+    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    bt_device_destroy(g_dev);
+    return rc;
+}

@@ -25,7 +25,6 @@ typedef struct {
 typedef struct {
     bt_control_peer *peer; /* NULL: not attached */
     bool             ready;
-    uint64_t         progress;
 } rank_info;
 
 struct bt_eval_cell {
@@ -347,7 +346,7 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
     rank_info    *r    = bt_control_peer_data(peer);
     uint32_t      rank = r != NULL ? (uint32_t)(r - cell->ranks) : 0;
 
-    if (cell->leaving) return;
+    if (cell->leaving || cell->status != BT_OK) return;
     if (m->kind != BT_UP_BEAT) cell->progress++;
     switch (m->kind) {
     case BT_UP_HELLO: fail(cell, on_hello(cell, peer, &m->u.hello)); break;
@@ -355,20 +354,17 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
         cell->n_ready += !r->ready;
         r->ready = true;
         break;
-    case BT_UP_BEAT:
-        cell->progress += m->u.beat.progress != r->progress;
-        r->progress = m->u.beat.progress;
-        break;
     case BT_UP_WAKE_REQUEST: on_wake_request(cell, rank, m->u.wake_request.wake); break;
     case BT_UP_LEAVING:
         bt_log_error(__FILE__, __LINE__, "a rank left", "rank %u: %s", rank, m->u.leaving.reason);
         fail(cell, BT_ERR_PEER);
         break;
+    case BT_UP_BEAT:
     case BT_UP_PROGRESS:
     case BT_UP_TOKENS: break;
     default: fail(cell, on_case_message(cell, rank, m)); break;
     }
-    if (cell->n_ready == cell->opt.n_ranks) start_cases(cell);
+    if (bt_eval_cell_ready(cell)) start_cases(cell);
 }
 
 static void on_lost(void *ctx, bt_control_peer *peer)
@@ -421,8 +417,9 @@ void bt_eval_cell_destroy(bt_eval_cell *cell)
 
 bt_status bt_eval_cell_status(const bt_eval_cell *cell) { return cell->status; }
 bool      bt_eval_cell_done(const bt_eval_cell *cell) { return cell->n_done == cell->cases->n; }
-uint64_t  bt_eval_cell_progress(const bt_eval_cell *cell) { return cell->progress; }
-uint32_t  bt_eval_cell_attached(const bt_eval_cell *cell) { return cell->n_attached; }
+bool     bt_eval_cell_ready(const bt_eval_cell *cell) { return cell->n_ready == cell->opt.n_ranks; }
+uint64_t bt_eval_cell_progress(const bt_eval_cell *cell) { return cell->progress; }
+uint32_t bt_eval_cell_attached(const bt_eval_cell *cell) { return cell->n_attached; }
 
 const char *bt_eval_cell_waits_for(const bt_eval_cell *cell, char *buf, size_t capacity)
 {

@@ -32,7 +32,9 @@ bt_status bt_eval_cell_status(const bt_eval_cell *cell);
 bool bt_eval_cell_done(const bt_eval_cell *cell);
 /* "rank 2 has not attached", "case chat: 12 of 60 rows": what a wait is waiting for. */
 const char *bt_eval_cell_waits_for(const bt_eval_cell *cell, char *buf, size_t capacity);
-/* Grows with everything that a rank reports but unchanged beats: a watchdog's food. */
+/* Every rank has loaded its part of the model. */
+bool bt_eval_cell_ready(const bt_eval_cell *cell);
+/* Grows with every message but beats, which parked ranks send too: a watchdog's food. */
 uint64_t bt_eval_cell_progress(const bt_eval_cell *cell);
 
 /* Tells the ranks to leave; what they do then is no failure any more. */

@@ -1,0 +1,298 @@
+/* baton-logits against ranks that compute formulas (fake_worker.c): every row goes to its place,
+ * and every way in which ranks or inputs can fail ends with a clear error and nothing left. */
+#include <stdint.h>
+
+#include "model/safetensors.h"
+#include "tests/support/command.h"
+#include "tests/support/test.h"
+
+enum { VOCAB = 2048, N_MOE = 3, TOP_K = 4, N_EXPERTS = 16, MAX_IN = 64 };
+
+static const char *g_bin;
+static char        g_dir[] = "/tmp/test-logits-XXXXXX";
+static char        g_in[64], g_out[64];
+static bt_command  g_command;
+
+/* ---- input */
+
+typedef struct {
+    size_t    n;
+    char      names[MAX_IN][40];
+    bt_tensor tensors[MAX_IN];
+    int32_t   ids[8][512], prompt[8], experts[N_MOE * 512 * TOP_K];
+} input;
+static input g_input;
+
+static void add(const char *name, const char *part, uint32_t n_dims, uint64_t a, uint64_t b,
+                uint64_t c, const void *data)
+{
+    bt_tensor *t = &g_input.tensors[g_input.n];
+
+    snprintf(g_input.names[g_input.n], 40, "%s.%s", name, part);
+    *t = (bt_tensor){
+        .name   = g_input.names[g_input.n],
+        .dtype  = BT_ST_I32,
+        .n_dims = n_dims,
+        .shape  = {a, b, c},
+        .data   = data,
+        .bytes  = 4 * (size_t)(a * (n_dims > 1 ? b * c : 1))
+    };
+    g_input.n++;
+}
+
+/* Case i: n tokens, of which n_prompt are the prompt. */
+static void add_case(int i, int n, int n_prompt)
+{
+    char name[16];
+
+    snprintf(name, sizeof(name), "case%d", i);
+    for (int t = 0; t < n; t++)
+        g_input.ids[i][t] = (37 * t + 11 * i) % VOCAB;
+    g_input.prompt[i] = n_prompt;
+    add(name, "ids", 1, (uint64_t)n, 1, 1, g_input.ids[i]);
+    add(name, "prompt", 1, 1, 1, 1, &g_input.prompt[i]);
+}
+
+static void force_case(int i, int n)
+{
+    char name[16];
+
+    snprintf(name, sizeof(name), "case%d", i);
+    for (int k = 0; k < N_MOE * n; k++) { /* four different ones each, ascending */
+        for (int j = 0; j < TOP_K; j++)
+            g_input.experts[k * TOP_K + j] = k % 5 + 3 * j;
+    }
+    add(name, "experts", 3, N_MOE, (uint64_t)n, TOP_K, g_input.experts);
+}
+
+static void write_input(void)
+{
+    EXPECT_EQ(bt_safetensors_write(g_in, g_input.n, g_input.tensors), BT_OK);
+    unlink(g_out);
+}
+
+static int logits(const char *fake, char *const *more)
+{
+    char              program[256], model[256], setting[64];
+    char             *argv[32] = {program, (char *)"--model", model, (char *)"--ids",
+                                  g_in,    (char *)"--out",   g_out};
+    const char *const env[]    = {setting, NULL};
+
+    snprintf(program, sizeof(program), "%s/baton-logits", g_bin);
+    snprintf(model, sizeof(model), "%s/models/demo", BT_SOURCE_DIR);
+    snprintf(setting, sizeof(setting), "FAKE=%s", fake);
+    for (int i = 0; more != NULL && more[i] != NULL; i++)
+        argv[7 + i] = more[i];
+    return bt_command_run(&g_command, argv, env, 60);
+}
+
+/* ---- output */
+
+static void expect_rows(const bt_safetensors *st, int i, int n, bool forced)
+{
+    char             name[40];
+    const bt_tensor *l, *e;
+    float            x;
+    int32_t          id;
+    int              wrong = 0;
+
+    snprintf(name, sizeof(name), "case%d.logits", i);
+    l = bt_safetensors_find(st, name);
+    snprintf(name, sizeof(name), "case%d.experts", i);
+    e = bt_safetensors_find(st, name);
+    EXPECT(l != NULL && e != NULL);
+    if (l == NULL || e == NULL) return;
+    EXPECT(l->dtype == BT_ST_F32 && l->n_dims == 2 && l->shape[0] == (uint64_t)n &&
+           l->shape[1] == VOCAB);
+    EXPECT(e->dtype == BT_ST_I32 && e->n_dims == 3 && e->shape[0] == N_MOE &&
+           e->shape[1] == (uint64_t)n && e->shape[2] == TOP_K);
+    for (int t = 0; t < n; t++) {
+        for (int v = 0; v < VOCAB; v += 97) {
+            memcpy(&x, (const char *)l->data + ((size_t)t * VOCAB + (size_t)v) * 4, 4);
+            wrong += x != (float)g_input.ids[i][t] * 100.0f + (float)v;
+        }
+        for (int k = 0; k < N_MOE * TOP_K; k++) {
+            int     layer = k / TOP_K, j = k % TOP_K;
+            int32_t last;
+
+            memcpy(&id,
+                   (const char *)e->data +
+                       (((size_t)layer * (size_t)n + (size_t)t) * TOP_K + (size_t)j) * 4,
+                   4);
+            if (forced) {
+                wrong += id != (layer * n + t) % 5 + 3 * j;
+            } else {
+                wrong += (id - t - 7 * layer) % 1 != 0 || id < 0 || id >= N_EXPERTS;
+            }
+            if (j == 0) continue;
+            memcpy(&last,
+                   (const char *)e->data +
+                       (((size_t)layer * (size_t)n + (size_t)t) * TOP_K + (size_t)j - 1) * 4,
+                   4);
+            wrong += last >= id; /* ascending */
+        }
+    }
+    EXPECT_EQ(wrong, 0);
+}
+
+static void logits_rows_of_every_case_come_back(void)
+{
+    char *const routes[][6] = {
+        {(char *)"--prefill",   (char *)"1", (char *)"--decode", (char *)"1", NULL},
+        {(char *)"--prefill",   (char *)"2", (char *)"--decode", (char *)"3", NULL},
+        {(char *)"--both",      (char *)"2", NULL              },
+        {(char *)"--both", (char *)"1", (char *)"--parallel",               (char *)"1",            NULL},
+    };
+    bt_safetensors *st = NULL;
+
+    g_input.n = 0;
+    add_case(0, 40, 12);
+    add_case(1, 1, 1);
+    add_case(2, 200, 200); /* nothing after the prompt */
+    add_case(3, 65, 1);
+    force_case(3, 65);
+    write_input();
+    for (size_t r = 0; r < sizeof(routes) / sizeof(routes[0]); r++) {
+        unlink(g_out);
+        EXPECT_EQ(logits("", routes[r]), 0);
+        EXPECT_EQ(bt_safetensors_open(g_out, &st), BT_OK);
+        if (st == NULL) continue;
+        EXPECT_EQ(bt_safetensors_count(st), 8);
+        expect_rows(st, 0, 40, false);
+        expect_rows(st, 1, 1, false);
+        expect_rows(st, 2, 200, false);
+        expect_rows(st, 3, 65, true);
+        bt_safetensors_close(st);
+        st = NULL;
+    }
+}
+
+static void logits_refused_ticket_is_asked_again(void)
+{
+    char *const one[] = {(char *)"--parallel", (char *)"2", NULL};
+
+    g_input.n = 0;
+    add_case(0, 40, 12);
+    add_case(1, 30, 10);
+    write_input();
+    /* The first ticket is refused while the second one is under way. */
+    EXPECT_EQ(logits("refuse_once:1", one), 0);
+}
+
+static void logits_failures_of_ranks_are_named(void)
+{
+    static const struct {
+        const char *fake, *says, *also;
+    } CASES[] = {
+        {"error_at_start:1", "the fake rank cannot start", "rank 1"                 },
+        {"die_at_start:0",   "signal 9",                   "rank 0"                 },
+        {"die_loading:1",    "rank 1",                     "signal 9"               },
+        {"die_in_prefill:0", "rank 0",                     "signal 9"               },
+        {"absent:1",         "no progress for 1 s",        "rank 1 has not attached"},
+        {"never_ready:0",    "no progress for 1 s",        "rank 0 is loading"      },
+        {"leave:1",          "the fake rank had enough",   "rank 1"                 },
+        {"fail:0",           "the fake rank cannot",       "case case0"             },
+        {"refuse_always:1",  "--kv-bytes",                 "rank 1"                 },
+        {"rows_twice:0",     "came twice",                 "case0"                  },
+        {"short_rows:0",     "bytes of logits",            "case0"                  },
+        {"silent:0",         "no progress for 5 s",        "28 of 40"               },
+    };
+    char *const stall[] = {(char *)"--stall-s", (char *)"1", NULL};
+
+    g_input.n = 0;
+    add_case(0, 40, 12);
+    write_input();
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        double t      = bt_command_now();
+        int    before = g_failures;
+
+        EXPECT_EQ(logits(CASES[i].fake, stall), 1);
+        EXPECT(bt_command_now() - t < 15);
+        EXPECT_HAS(g_command.output, CASES[i].says);
+        EXPECT_HAS(g_command.output, CASES[i].also);
+        EXPECT(access(g_out, F_OK) != 0);
+        if (g_failures != before) {
+            fprintf(stderr, "%s: it wrote:\n%s\n", CASES[i].fake, g_command.output);
+        }
+    }
+}
+
+static void logits_bad_inputs_are_refused(void)
+{
+    /* Wrong in turn: an id past the vocabulary, a prompt longer than the case, of 0 tokens, experts
+     * of another length, no prompt, a name that is no part of a case, a context too long. */
+    for (int i = 0; i < 6; i++) {
+        static const char *const SAYS[] = {"2048",          ".prompt is 41", ".prompt is 0",
+                                           "case0.experts", "case0.prompt",  "case0.logits"};
+
+        g_input.n = 0;
+        add_case(0, 40, i == 1 ? 41 : i == 2 ? 0 : 12);
+        if (i == 0) g_input.ids[0][20] = VOCAB;
+        if (i == 3) force_case(0, 39);
+        if (i == 4) g_input.n--;
+        if (i == 5) add("case0", "logits", 1, 1, 1, 1, g_input.ids[0]);
+        write_input();
+        EXPECT_EQ(logits("", NULL), 1);
+        EXPECT_HAS(g_command.output, SAYS[i]);
+        EXPECT(access(g_out, F_OK) != 0);
+    }
+}
+
+static void logits_bad_command_lines_are_refused(void)
+{
+    char *const form[]  = {(char *)"--form", (char *)"sideways", NULL};
+    char *const both[]  = {(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL};
+    char *const chunk[] = {(char *)"--chunk", (char *)"0", NULL};
+    char *const bytes[] = {(char *)"--kv-bytes", (char *)"2X", NULL};
+
+    EXPECT_EQ(logits("", form), 64);
+    EXPECT_HAS(g_command.output, "sideways");
+    EXPECT_EQ(logits("", both), 64);
+    EXPECT_HAS(g_command.output, "--both");
+    EXPECT_EQ(logits("", chunk), 64);
+    EXPECT_HAS(g_command.output, "--chunk");
+    EXPECT_EQ(logits("", bytes), 64);
+    EXPECT_HAS(g_command.output, "2X");
+}
+
+static void logits_sigterm_ends_it(void)
+{
+    char              program[256], model[256];
+    char             *argv[] = {program, (char *)"--model", model, (char *)"--ids",
+                                g_in,    (char *)"--out",   g_out, NULL};
+    const char *const env[]  = {"FAKE=never_ready:0", NULL};
+
+    g_input.n = 0;
+    add_case(0, 40, 12);
+    write_input();
+    snprintf(program, sizeof(program), "%s/baton-logits", g_bin);
+    snprintf(model, sizeof(model), "%s/models/demo", BT_SOURCE_DIR);
+    bt_command_start(&g_command, argv, env);
+    bt_command_wait_for(&g_command, "\x01", 1);
+    kill(g_command.pid, SIGTERM);
+    EXPECT_EQ(bt_command_finish(&g_command, 15), 1);
+    EXPECT_HAS(g_command.output, "signal 15");
+    EXPECT(access(g_out, F_OK) != 0);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(logits_rows_of_every_case_come_back),  BT_TEST(logits_refused_ticket_is_asked_again),
+    BT_TEST(logits_failures_of_ranks_are_named),   BT_TEST(logits_bad_inputs_are_refused),
+    BT_TEST(logits_bad_command_lines_are_refused), BT_TEST(logits_sigterm_ends_it),
+};
+
+/* usage: test_logits BIN_DIR [test] */
+int main(int argc, char **argv)
+{
+    int code;
+
+    if (argc < 2 || mkdtemp(g_dir) == NULL) return EXIT_FAILURE;
+    g_bin = argv[1];
+    snprintf(g_in, sizeof(g_in), "%s/in", g_dir);
+    snprintf(g_out, sizeof(g_out), "%s/out", g_dir);
+    code = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    unlink(g_in);
+    unlink(g_out);
+    EXPECT(rmdir(g_dir) == 0); /* nothing else was left there */
+    return g_failures == 0 ? code : EXIT_FAILURE;
+}

@@ -3,8 +3,10 @@
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B.  A step of 32 k is 2 x 2 tiles (32 rows, 32
  * columns), or 1 x 2 for the last 16 rows or fewer.  k goes in pieces; x is copied into whole tiles
  * piece by piece, since its rows lie a page or so apart; between pieces the accumulators wait in y,
- * which is exact.  The tile state belongs to the thread; each
- * call configures and releases it, since a held state makes context switches dearer. */
+ * which is exact.
+ *
+ * The tile state belongs to the thread; each call configures and releases it, since a held state
+ * makes context switches dearer. */
 #include <immintrin.h>
 #include <string.h>
 

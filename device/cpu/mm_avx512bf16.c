@@ -6,15 +6,13 @@
 typedef bt_bf16 x_elem;
 #define STAGE(v) (v)
 #define MM_DP2   bt_cpu_mm_dp2_avx512bf16
-#define TILE_CASES                                                                  \
-    TILE_CASE(12, 2)                                                                \
-    TILE_CASE(12, 1)                                                                \
-    TILE_CASE(8, 2)                                                                 \
-    TILE_CASE(8, 1)                                                                 \
-    TILE_CASE(4, 4)                                                                 \
-    TILE_CASE(4, 2)                                                                 \
-    TILE_CASE(4, 1) TILE_CASE(2, 4) TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) \
-        TILE_CASE(1, 2) TILE_CASE(1, 1)
+/* clang-format off */
+#define TILE_CASES                                                    \
+    TILE_CASE(12, 2) TILE_CASE(12, 1) TILE_CASE(8, 2) TILE_CASE(8, 1) \
+    TILE_CASE(4, 4) TILE_CASE(4, 2) TILE_CASE(4, 1) TILE_CASE(2, 4)   \
+    TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) TILE_CASE(1, 2)   \
+    TILE_CASE(1, 1)
+/* clang-format on */
 enum { MAX_ROWS = 12, MAX_BLOCKS = 4 };
 #include "device/cpu/mm.inc.h"
 

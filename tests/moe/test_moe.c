@@ -10,9 +10,9 @@
 #include "tests/support/test.h"
 
 enum {
-    HIDDEN     = 40,
-    EXPERT_DIM = 24,
-    SHARED_DIM = 48,
+    HIDDEN     = 200,
+    EXPERT_DIM = 72,
+    SHARED_DIM = 144,
     N_EXPERTS  = 12,
     TOP_K      = 5,
     MAX_ROWS   = 1000,
@@ -298,8 +298,8 @@ static void check_placement(const all_weights *a, const uint16_t *owner, const c
     memset(rows, 0, sizeof(rows));
     check_step(a, &l, (const uint32_t(*)[BT_N_ROLES])rows, "no rows at all");
     for (uint32_t q = 0; q < g_n_ranks; q++) { /* more terms than one tile holds */
-        rows[q][BT_ROLE_PROMPT]    = q % 2 == 0 ? MAX_ROWS - 10 : 0;
-        rows[q][BT_ROLE_GENERATED] = 10;
+        rows[q][BT_ROLE_PROMPT]    = q % 2 == 0 ? MAX_ROWS - 200 : 0;
+        rows[q][BT_ROLE_GENERATED] = 200;
     }
     check_step(a, &l, (const uint32_t(*)[BT_N_ROLES])rows, what);
     layer_close(&l);

@@ -415,6 +415,7 @@ static void leave(rank *r, int code, const char *reason)
 /* Together with every other rank: the clean end. */
 static void leave_together(rank *r)
 {
+    if (r->worker != NULL) bt_worker_log_account(r->worker);
     if (r->pool != NULL) bt_worker_destroy(r->worker);
     if (bt_kv_pool_check(r->pool) != BT_OK) leave(r, EXIT_FAILURE, "the page pool does not add up");
     say_leaving(r, EXIT_SUCCESS, "told to leave");

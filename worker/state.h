@@ -44,6 +44,7 @@ struct bt_worker {
     bt_status background;  /* first error of the background, to be asked for */
     uint64_t  beat_ns, leases_ns;
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
+    uint64_t  n_rows_done[BT_N_ROLES]; /* of this rank's requests */
 };
 
 /* batch.c: the rows of the pieces, written out for the model; and the memory for that. */

@@ -265,6 +265,8 @@ static bt_status run(bt_worker *w)
     w->n_steps++;
     w->layers_done = 0;
     BT_TRY(st);
+    for (int role = 0; role < BT_N_ROLES; role++)
+        w->n_rows_done[role] += b->n_rows[role];
 
     BT_TRY(choose_all(w));
     BT_TRY(send_tokens(w));
@@ -293,4 +295,13 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
     }
 out:
     return st;
+}
+
+void bt_worker_log_account(const bt_worker *w)
+{
+    BT_INFO("account: %llu steps; computed %llu prompt tokens and %llu generated tokens; handed "
+            "over %llu pages, %llu bytes",
+            (unsigned long long)w->n_steps, (unsigned long long)w->n_rows_done[BT_ROLE_PROMPT],
+            (unsigned long long)w->n_rows_done[BT_ROLE_GENERATED],
+            (unsigned long long)w->handoff_pages, (unsigned long long)w->handoff_bytes);
 }

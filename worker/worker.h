@@ -86,6 +86,9 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out);
 bool bt_worker_background(bt_worker *w);
 /* An error met in the background (the control stream, memory), once; BT_OK when none. */
 bt_status bt_worker_background_status(bt_worker *w);
+/* Writes what this rank has done to the log, as one line that starts with "account: "; `baton run
+ * --chat` shows it. */
+void bt_worker_log_account(const bt_worker *w);
 /* Hand-offs of this rank's requests are under way or expected. */
 bool bt_worker_expects_pages(const bt_worker *w);
 

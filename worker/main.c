@@ -404,10 +404,7 @@ static void say_leaving(rank *r, int code, const char *reason)
 /* Alone, and without MPI's consent. */
 static void leave(rank *r, int code, const char *reason)
 {
-    if (code == EXIT_SUCCESS)
-        BT_INFO("leaving: %s", reason);
-    else
-        BT_WARN("leaving: %s", reason);
+    if (strcmp(reason, bt_error_text()) != 0) BT_INFO("leaving: %s", reason); /* else logged */
     say_leaving(r, code, reason);
     bt_world_exit(r->world, code);
 }

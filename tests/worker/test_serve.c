@@ -27,7 +27,7 @@ enum {
     MAX_REQUESTS = MAX_CASES * COPIES,
     MAX_TOKENS   = 64
 };
-enum { LAYERS = 4, KV_DIM = 576, VOCAB = 2048, TIMEOUT_S = 60 };
+enum { LAYERS = 4, KV_DIM = 576, VOCAB = 2048, TIMEOUT_S = 60, LONG_PROMPT = 1000 };
 
 typedef struct {
     const uint32_t *prompt; /* in the fixtures */
@@ -393,7 +393,8 @@ static void run_route(const char *worker, const char *route)
 /* ---- what to ask */
 
 /* Copies of the case with other lengths and temperatures, all at once beside it. */
-static void add_asks(const bt_safetensors *st, const char *name, const json_t *info)
+static void add_asks(const bt_safetensors *st, const char *name, const json_t *info,
+                     uint32_t n_cases)
 {
     static const uint32_t LENGTHS[COPIES] = {0, 1, 20};
     char                  key[64];
@@ -405,11 +406,11 @@ static void add_asks(const bt_safetensors *st, const char *name, const json_t *i
     ids = bt_safetensors_find(st, key);
     snprintf(key, sizeof(key), "%s.logits", name);
     logits = bt_safetensors_find(st, key);
-    memcpy(tokens[g_n_asks / COPIES], ids->data, ids->bytes);
-    for (uint32_t c = 0; c < COPIES; c++) {
+    memcpy(tokens[n_cases], ids->data, ids->bytes);
+    for (uint32_t c = 0; c < (n_prompt > LONG_PROMPT ? 1 : COPIES); c++) {
         ask *q = &g_asks[g_n_asks++];
 
-        q->prompt         = tokens[(g_n_asks - 1) / COPIES];
+        q->prompt         = tokens[n_cases];
         q->n_prompt       = n_prompt;
         q->n_golden       = (uint32_t)ids->shape[0] - n_prompt;
         q->max_tokens     = LENGTHS[c] != 0 ? LENGTHS[c] : q->n_golden;
@@ -432,7 +433,7 @@ int main(int argc, char **argv)
     if (argc < 3 || cases == NULL ||
         bt_safetensors_open(BT_SOURCE_DIR "/tests/fixtures/demo/cases.safetensors", &st) != BT_OK)
         return EXIT_FAILURE;
-    json_object_foreach(cases, name, info) add_asks(st, name, info);
+    json_object_foreach(cases, name, info) add_asks(st, name, info, n_cases++);
     for (int i = 2; i < argc; i++)
         run_route(argv[1], argv[i]);
     bt_safetensors_close(st);

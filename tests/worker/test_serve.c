@@ -425,8 +425,9 @@ static void add_asks(const bt_safetensors *st, const char *name, const json_t *i
 
 int main(int argc, char **argv)
 {
-    bt_safetensors *st = NULL;
-    json_t     *cases  = json_load_file(BT_SOURCE_DIR "/tests/fixtures/demo/cases.json", 0, NULL);
+    uint32_t        n_cases = 0;
+    bt_safetensors *st      = NULL;
+    json_t     *cases = json_load_file(BT_SOURCE_DIR "/tests/fixtures/demo/cases.json", 0, NULL);
     const char *name;
     json_t     *info;
 

@@ -12,18 +12,18 @@ enum { ALIGN = 64, POLL_PASSES = 8 };
 
 static size_t padded(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
-/* One block: wreck, requests, control messages, send slots, inboxes. */
+/* One block: wreck, requests, signals, send slots, inboxes. */
 static bt_status take_arena(bt_handoff *h)
 {
     bt_status st         = BT_OK;
-    size_t    n_control  = (size_t)h->world->size * BT_CONTROL_OUTBOX;
-    size_t    n_requests = h->n_slots + BT_HANDOFF_INBOXES + n_control + 1;
+    size_t    n_signals  = (size_t)h->world->size * BT_SIGNAL_OUTBOX;
+    size_t    n_requests = h->n_slots + BT_HANDOFF_INBOXES + n_signals;
     size_t    stage      = padded(BT_HANDOFF_HEAD + h->payload_max);
     size_t    head       = padded(sizeof(bt_wreck)) + padded(n_requests * sizeof(MPI_Request));
     size_t    bytes;
     uint8_t  *at;
 
-    bytes = head + padded(n_control * BT_CONTROL_BYTES) + (h->n_slots + BT_HANDOFF_INBOXES) * stage;
+    bytes = head + padded(n_signals * BT_SIGNAL_BYTES) + (h->n_slots + BT_HANDOFF_INBOXES) * stage;
     at    = bt_calloc_aligned(bytes, 1);
     BT_REQUIRE(at != NULL, BT_ERR_NO_MEMORY, "%zu bytes of hand-off staging, %u slots", bytes,
                h->n_slots);
@@ -33,12 +33,11 @@ static bt_status take_arena(bt_handoff *h)
     h->arena->n_requests = (int)n_requests;
     for (size_t i = 0; i < n_requests; i++)
         h->arena->requests[i] = MPI_REQUEST_NULL;
-    h->slot_requests    = h->arena->requests;
-    h->inbox_requests   = h->slot_requests + h->n_slots;
-    h->control_requests = h->inbox_requests + BT_HANDOFF_INBOXES;
-    h->junk_request     = h->control_requests + n_control;
-    h->control_memory   = at + head;
-    at += head + padded(n_control * BT_CONTROL_BYTES);
+    h->slot_requests   = h->arena->requests;
+    h->inbox_requests  = h->slot_requests + h->n_slots;
+    h->signal_requests = h->inbox_requests + BT_HANDOFF_INBOXES;
+    h->signal_memory   = at + head;
+    at += head + padded(n_signals * BT_SIGNAL_BYTES);
     for (uint32_t i = 0; i < h->n_slots; i++, at += stage)
         h->slots[i].memory = at;
     for (int i = 0; i < BT_HANDOFF_INBOXES; i++, at += stage)
@@ -165,10 +164,11 @@ bool bt_handoff_poll(bt_handoff *handoff)
     handoff->polling = true;
     for (int pass = 0; pass < POLL_PASSES; pass++) {
         uint64_t now_ns = bt_now_ns();
-        bool     moved  = bt_control_test(handoff);
+        bool     moved  = bt_signal_test(handoff);
 
+        if (handoff->world->wrecks != NULL) bt_world_sweep(handoff->world);
         /* Answers first: a grant that waits here must not expire because this rank came late. */
-        moved |= bt_control_receive(handoff);
+        moved |= bt_signal_receive(handoff);
         moved |= bt_handoff_recv_progress(handoff, now_ns);
         moved |= bt_handoff_send_progress(handoff, now_ns);
         if (!moved) break;
@@ -185,5 +185,5 @@ bool bt_handoff_idle(const bt_handoff *handoff)
     for (int i = 0; i < BT_HANDOFF_INBOXES; i++)
         if (handoff->inboxes[i].busy) return false;
     return handoff->ask_serial == 0 && handoff->n_asked == 0 && handoff->grant_to == BT_NO_PEER &&
-           handoff->n_control_open == 0 && handoff->n_owed == 0;
+           handoff->n_signals_open == 0 && handoff->n_owed == 0;
 }

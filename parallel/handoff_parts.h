@@ -1,6 +1,6 @@
 /* parallel/handoff_parts.h - the hand-off's state, shared by its files; inside parallel/ only.
  *
- * Control messages, all of BT_CONTROL_BYTES, per pair of ranks and in order:
+ * signals, all of BT_SIGNAL_BYTES, per pair of ranks and in order:
  *
  *     sender -> receiver   ASK(serial)        request to send
  *     receiver -> sender   GRANT(serial)      send it now: from here on it is sent in full
@@ -12,7 +12,7 @@
  * A GRANT that crosses a WITHDRAW is ignored; the receiver frees it on the WITHDRAW.
  *
  * handoff.c          create, staging, cancel, the poll
- * handoff_control.c  control messages in and out
+ * handoff_signal.c  signals in and out
  * handoff_send.c     asking and sending
  * handoff_recv.c     granting, receiving, delivering */
 #ifndef BT_PARALLEL_HANDOFF_PARTS_H
@@ -22,27 +22,27 @@
 #include "parallel/mpi_world.h"
 
 enum {
-    BT_CONTROL_BYTES   = 32,
-    BT_CONTROL_OUTBOX  = 8,   /* unfinished control messages to one peer */
+    BT_SIGNAL_BYTES    = 32,
+    BT_SIGNAL_OUTBOX   = 8,   /* unfinished signals to one peer */
     BT_HANDOFF_INBOXES = 3,   /* payloads under way to this rank: a stuck one leaves two */
     BT_HANDOFF_HEAD    = 128, /* bytes before a staged payload; its last 96 are the header */
-    BT_TAG_CONTROL     = 1,
+    BT_TAG_SIGNAL      = 1,
     BT_TAG_PAYLOAD     = 2,
 };
 #define BT_NO_SLOT UINT32_MAX
 #define BT_NO_PEER UINT32_MAX
 
 typedef enum {
-    BT_CONTROL_ASK = 1,
-    BT_CONTROL_GRANT,
-    BT_CONTROL_WITHDRAW,
-    BT_CONTROL_WITHDRAWN
-} bt_control_kind;
+    BT_SIGNAL_ASK = 1,
+    BT_SIGNAL_GRANT,
+    BT_SIGNAL_WITHDRAW,
+    BT_SIGNAL_WITHDRAWN
+} bt_signal_kind;
 
 typedef struct {
-    bt_control_kind kind;
-    uint64_t        serial, request;
-} bt_control;
+    bt_signal_kind kind;
+    uint64_t       serial, request;
+} bt_signal;
 
 typedef enum {
     BT_SLOT_FREE,
@@ -63,7 +63,7 @@ typedef struct {
 typedef struct {
     bool     busy;
     uint32_t from;
-    size_t   n_bytes; /* of the message, which may be more than there is room for */
+    size_t   n_bytes;
     uint8_t *memory;
 } bt_inbox;
 
@@ -75,9 +75,10 @@ typedef struct {
     /* the peer sends to this rank */
     uint64_t asked_serial; /* 0: none */
     uint64_t asked_order;
-    uint64_t granted_serial; /* the latest */
-    uint32_t n_granted;      /* payloads that may still come */
-    uint64_t owed_serial;    /* a WITHDRAWN to send, 0: none */
+    uint64_t granted_serial;                 /* the latest */
+    uint64_t asked_request, granted_request; /* as the ASK named them: only for messages */
+    uint32_t n_granted;                      /* payloads that may still come */
+    uint64_t owed_serial;                    /* a WITHDRAWN to send, 0: none */
 } bt_peer;
 
 struct bt_handoff {
@@ -105,22 +106,22 @@ struct bt_handoff {
     uint64_t grant_since_ns;
     uint32_t n_asked, n_owed;
 
-    /* the arena: staging, control messages and their requests, in one block */
+    /* the arena: staging, signals and their requests, in one block */
     bt_wreck    *arena;
-    MPI_Request *slot_requests, *inbox_requests, *control_requests, *junk_request;
-    uint8_t     *control_memory;
-    uint32_t     n_control_open;
+    MPI_Request *slot_requests, *inbox_requests, *signal_requests;
+    uint8_t     *signal_memory;
+    uint32_t     n_signals_open;
 };
 
-/* ---- handoff_control.c */
-void      bt_control_encode(const bt_control *c, uint8_t wire_out[BT_CONTROL_BYTES]);
-bt_status bt_control_parse(const uint8_t *wire, size_t n_bytes, bt_control *c_out);
+/* ---- handoff_signal.c */
+void      bt_signal_encode(const bt_signal *c, uint8_t wire_out[BT_SIGNAL_BYTES]);
+bt_status bt_signal_parse(const uint8_t *wire, size_t n_bytes, bt_signal *c_out);
 /* False: too many to this peer are unfinished; try again later. */
-bool bt_control_send(bt_handoff *h, uint32_t to, bt_control_kind kind, uint64_t serial,
-                     uint64_t request);
+bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t serial,
+                    uint64_t request);
 /* Both return true when something moved. */
-bool bt_control_test(bt_handoff *h);
-bool bt_control_receive(bt_handoff *h);
+bool bt_signal_test(bt_handoff *h);
+bool bt_signal_receive(bt_handoff *h);
 
 /* ---- handoff_send.c */
 void bt_handoff_on_grant(bt_handoff *h, uint32_t from, uint64_t serial);
@@ -128,7 +129,7 @@ void bt_handoff_on_withdrawn(bt_handoff *h, uint32_t from, uint64_t serial);
 bool bt_handoff_send_progress(bt_handoff *h, uint64_t now_ns);
 
 /* ---- handoff_recv.c */
-void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_control *c);
+void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_signal *c);
 void bt_handoff_on_withdraw(bt_handoff *h, uint32_t from, uint64_t serial);
 bool bt_handoff_recv_progress(bt_handoff *h, uint64_t now_ns);
 /* Checks what lies in `wire` (header, then n_bytes - header of payload) and tells the events. */

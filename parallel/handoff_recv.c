@@ -7,7 +7,7 @@
 
 #include "parallel/handoff_parts.h"
 
-void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_control *c)
+void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_signal *c)
 {
     bt_peer *peer = &h->peers[from];
 
@@ -18,8 +18,9 @@ void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_control *c)
         h->events.reject(h->events.ctx, from, c->request, BT_ERR_PROTOCOL);
         h->n_asked--;
     }
-    peer->asked_serial = c->serial;
-    peer->asked_order  = h->next_order++;
+    peer->asked_serial  = c->serial;
+    peer->asked_request = c->request;
+    peer->asked_order   = h->next_order++;
     h->n_asked++;
 }
 
@@ -47,7 +48,7 @@ static bool pay_owed(bt_handoff *h)
         bt_peer *peer = &h->peers[r];
 
         if (peer->owed_serial == 0) continue;
-        if (!bt_control_send(h, r, BT_CONTROL_WITHDRAWN, peer->owed_serial, 0)) continue;
+        if (!bt_signal_send(h, r, BT_SIGNAL_WITHDRAWN, peer->owed_serial, 0)) continue;
         peer->owed_serial = 0;
         h->n_owed--;
         moved = true;
@@ -64,10 +65,6 @@ void bt_handoff_accept(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t
     BT_REQUIRE(n_bytes - BT_PAGE_MESSAGE_BYTES == m.payload_bytes, BT_ERR_PROTOCOL,
                "rank %u sent %zu payload bytes for request %" PRIu64 ", want %" PRIu64, from,
                n_bytes - BT_PAGE_MESSAGE_BYTES, m.request, m.payload_bytes);
-    BT_REQUIRE(m.payload_bytes <= h->payload_max, BT_ERR_PROTOCOL,
-               "rank %u sent %" PRIu64 " payload bytes for request %" PRIu64
-               ", room is for %zu: all ranks must stage alike",
-               from, m.payload_bytes, m.request, h->payload_max);
     BT_TRY(bt_page_message_verify(&m, wire + BT_PAGE_MESSAGE_BYTES));
     h->events.deliver(h->events.ctx, from, &m, wire + BT_PAGE_MESSAGE_BYTES);
 out:
@@ -90,7 +87,7 @@ static bool finish_inboxes(bt_handoff *h)
         if (code == MPI_SUCCESS && !done) continue;
         h->inbox_requests[i] = MPI_REQUEST_NULL;
         moved                = true;
-        if (code == MPI_SUCCESS || in->n_bytes > inbox_bytes(h)) { /* whole, or cut as expected */
+        if (code == MPI_SUCCESS) {
             bt_handoff_accept(h, in->from, in->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES,
                               in->n_bytes);
         } else {
@@ -103,7 +100,8 @@ static bool finish_inboxes(bt_handoff *h)
     return moved;
 }
 
-/* The payload's sender has used its grant, if it had one. */
+/* The payload's sender has used its grant, if it had one: a payload without one is taken all the
+ * same, since only its content decides, but it is noted. */
 static void note_payload(bt_handoff *h, uint32_t from)
 {
     bt_peer *peer = &h->peers[from];
@@ -112,10 +110,24 @@ static void note_payload(bt_handoff *h, uint32_t from)
         bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PROTOCOL),
                      "rank %u sends pages without a grant", from);
         h->events.reject(h->events.ctx, from, 0, BT_ERR_PROTOCOL);
-        return; /* it is taken nevertheless: only its content decides */
+        peer->granted_request = 0;
+        return;
     }
     peer->n_granted--;
     if (h->grant_to == from) h->grant_to = BT_NO_PEER;
+}
+
+/* A payload that no inbox holds: the request that asked for it is told. */
+static void refuse_long(bt_handoff *h, uint32_t from, MPI_Message *message, size_t n_bytes)
+{
+    uint64_t request = h->peers[from].granted_request;
+
+    bt_world_drain(h->world, message, n_bytes);
+    bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PROTOCOL),
+                 "rank %u sent %zu bytes of pages for request %" PRIu64
+                 ", room is for %zu: all ranks must stage alike",
+                 from, n_bytes, request, inbox_bytes(h));
+    h->events.reject(h->events.ctx, from, request, BT_ERR_PROTOCOL);
 }
 
 static int free_inbox(const bt_handoff *h)
@@ -138,12 +150,16 @@ static bool receive_payload(bt_handoff *h)
                     &status) != MPI_SUCCESS ||
         !found)
         return false;
-    in = &h->inboxes[i];
     MPI_Get_count(&status, MPI_BYTE, &n_bytes);
+    note_payload(h, (uint32_t)status.MPI_SOURCE);
+    if ((size_t)n_bytes > inbox_bytes(h)) {
+        refuse_long(h, (uint32_t)status.MPI_SOURCE, &message, (size_t)n_bytes);
+        return true;
+    }
+    in          = &h->inboxes[i];
     in->from    = (uint32_t)status.MPI_SOURCE;
-    in->n_bytes = n_bytes < 0 ? SIZE_MAX : (size_t)n_bytes;
+    in->n_bytes = (size_t)n_bytes;
     in->busy    = true;
-    note_payload(h, in->from);
     if (MPI_Imrecv(in->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)inbox_bytes(h),
                    MPI_BYTE, &message, &h->inbox_requests[i]) != MPI_SUCCESS) {
         h->inbox_requests[i] = MPI_REQUEST_NULL;
@@ -177,9 +193,10 @@ static bool grant_next(bt_handoff *h, uint64_t now_ns)
     if (h->n_asked == 0 || free_inbox(h) < 0) return false;
     to   = pick_asker(h);
     peer = &h->peers[to];
-    if (!bt_control_send(h, to, BT_CONTROL_GRANT, peer->asked_serial, 0)) return false;
-    peer->granted_serial = peer->asked_serial;
-    peer->asked_serial   = 0;
+    if (!bt_signal_send(h, to, BT_SIGNAL_GRANT, peer->asked_serial, 0)) return false;
+    peer->granted_serial  = peer->asked_serial;
+    peer->granted_request = peer->asked_request;
+    peer->asked_serial    = 0;
     peer->n_granted++;
     h->n_asked--;
     h->grant_to       = to;

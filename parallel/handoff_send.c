@@ -9,7 +9,7 @@ static void withdraw(bt_handoff *h, uint64_t now_ns)
 {
     bt_peer *peer = &h->peers[h->ask_to];
 
-    if (!bt_control_send(h, h->ask_to, BT_CONTROL_WITHDRAW, h->ask_serial, 0)) return; /* later */
+    if (!bt_signal_send(h, h->ask_to, BT_SIGNAL_WITHDRAW, h->ask_serial, 0)) return; /* later */
     if (h->ask_slot != BT_NO_SLOT) h->slots[h->ask_slot].state = BT_SLOT_QUEUED;
     peer->withdrawn_serial = h->ask_serial;
     peer->silent_since_ns  = now_ns;
@@ -44,7 +44,7 @@ void bt_handoff_on_grant(bt_handoff *h, uint32_t from, uint64_t serial)
         return;
     }
     if (peer->withdrawn_serial != serial) /* of a hand-off before this one: let it go */
-        bt_control_send(h, from, BT_CONTROL_WITHDRAW, serial, 0);
+        bt_signal_send(h, from, BT_SIGNAL_WITHDRAW, serial, 0);
 }
 
 void bt_handoff_on_withdrawn(bt_handoff *h, uint32_t from, uint64_t serial)
@@ -161,7 +161,7 @@ static bool ask_next(bt_handoff *h, uint64_t now_ns)
         deliver_to_self(h, i);
         return true;
     }
-    if (!bt_control_send(h, s->to, BT_CONTROL_ASK, h->world->next_serial, s->message.request))
+    if (!bt_signal_send(h, s->to, BT_SIGNAL_ASK, h->world->next_serial, s->message.request))
         return false;
     s->state        = BT_SLOT_ASKED;
     h->ask_serial   = h->world->next_serial++;

@@ -56,6 +56,11 @@ void bt_world_abandon(bt_world *world, bt_wreck *wreck);
 /* Frees the wrecks whose requests have completed. */
 void bt_world_sweep(bt_world *world);
 
+/* Receives a matched message of n_bytes that nobody wants, without waiting, into memory of its own.
+ * (Never receive a message into less room than it needs: Open MPI's single-copy path writes past
+ * the end.) */
+void bt_world_drain(bt_world *world, MPI_Message *message, size_t n_bytes);
+
 /* MPI's text for a return code, in a static buffer of the calling thread. */
 const char *bt_mpi_text(int code);
 

@@ -270,6 +270,26 @@ void bt_world_sweep(bt_world *world)
     }
 }
 
+void bt_world_drain(bt_world *world, MPI_Message *message, size_t n_bytes)
+{
+    size_t    head  = sizeof(bt_wreck) + sizeof(MPI_Request);
+    bt_wreck *wreck = bt_calloc(1, head + n_bytes);
+
+    if (wreck == NULL) {
+        BT_WARN("no memory to drain a message of %zu bytes: its sender will wait for ever",
+                n_bytes);
+        return;
+    }
+    wreck->memory      = wreck;
+    wreck->requests    = (MPI_Request *)(void *)(wreck + 1);
+    wreck->n_requests  = 1;
+    wreck->requests[0] = MPI_REQUEST_NULL;
+    if (MPI_Imrecv((uint8_t *)wreck + head, (int)n_bytes, MPI_BYTE, message, wreck->requests) !=
+        MPI_SUCCESS)
+        wreck->requests[0] = MPI_REQUEST_NULL;
+    bt_world_abandon(world, wreck);
+}
+
 /* Receives that nobody will answer would keep MPI_Finalize from freeing its own memory. */
 static void cancel_wrecks(bt_world *world)
 {

@@ -326,19 +326,32 @@ static void stopped_process_is_named_and_comes_back(void)
     bt_group_destroy(group);
 }
 
+/* The last rank sends more, or less, than the others await. */
 static void differing_counts_are_a_protocol_error(void)
 {
-    bt_group *group    = group_of_all();
-    bt_wait   wait     = wait_s(0.5);
-    uint8_t   send[64] = {0}, recv[64 * MAX_RANKS];
-    bool      deviant  = g_rank == g_ranks - 1;
-    bt_status st       = bt_group_all_gather(group, send, deviant ? 64 : 32, recv, &wait);
+    static const size_t BYTES[][2] = {
+        {32,     64    },
+        {64,     32    },
+        {20000,  50000 },
+        {200000, 250000}
+    };
+    uint8_t *send = calloc(250000, 1), *recv = malloc((size_t)250000 * g_ranks);
 
-    if (!deviant) EXPECT_HAS(bt_error_text(), "sent");
-    EXPECT(st == BT_ERR_PROTOCOL || (st == BT_ERR_TIMEOUT && g_ranks > 2));
-    meet();
-    bt_group_destroy(group);
-    meet();
+    for (size_t i = 0; i < sizeof(BYTES) / sizeof(BYTES[0]); i++) {
+        bt_group *group   = group_of_all();
+        bt_wait   wait    = wait_s(0.3);
+        bool      deviant = g_rank == g_ranks - 1;
+        bt_status st      = bt_group_all_gather(group, send, BYTES[i][deviant], recv, &wait);
+
+        if (st == BT_ERR_PROTOCOL) EXPECT_HAS(bt_error_text(), "counts differ");
+        if (deviant || g_ranks == 2) EXPECT_EQ(st, BT_ERR_PROTOCOL);
+        EXPECT(st == BT_ERR_PROTOCOL || st == BT_ERR_TIMEOUT);
+        meet();
+        bt_group_destroy(group);
+        meet();
+    }
+    free(send);
+    free(recv);
 }
 
 static void lists_that_make_no_group_are_refused(void)

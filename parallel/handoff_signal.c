@@ -1,0 +1,132 @@
+/* parallel/handoff_signal.c - the hand-off's small messages. */
+#include <string.h>
+#include <xxhash.h>
+
+#include "parallel/handoff_parts.h"
+
+enum { MAGIC = 0x6c635442, SUM_AT = 24, RECEIVE_BUDGET = 64 }; /* "BTcl" */
+
+/* All ranks of a job run one build on machines of one byte order (config of MPI's homogeneous
+ * jobs): native order, guarded by the magic number. */
+void bt_signal_encode(const bt_signal *c, uint8_t wire_out[BT_SIGNAL_BYTES])
+{
+    uint32_t head[2] = {MAGIC, c->kind};
+    uint64_t sum;
+
+    memcpy(wire_out, head, 8);
+    memcpy(wire_out + 8, &c->serial, 8);
+    memcpy(wire_out + 16, &c->request, 8);
+    sum = XXH3_64bits(wire_out, SUM_AT);
+    memcpy(wire_out + SUM_AT, &sum, 8);
+}
+
+bt_status bt_signal_parse(const uint8_t *wire, size_t n_bytes, bt_signal *c_out)
+{
+    bt_status st = BT_OK;
+    bt_signal c;
+    uint32_t  head[2];
+    uint64_t  sum;
+
+    BT_REQUIRE(n_bytes == BT_SIGNAL_BYTES, BT_ERR_PROTOCOL,
+               "a hand-off signal of %zu bytes, want %d", n_bytes, BT_SIGNAL_BYTES);
+    memcpy(head, wire, 8);
+    memcpy(&c.serial, wire + 8, 8);
+    memcpy(&c.request, wire + 16, 8);
+    memcpy(&sum, wire + SUM_AT, 8);
+    BT_REQUIRE(head[0] == MAGIC && sum == XXH3_64bits(wire, SUM_AT), BT_ERR_PROTOCOL,
+               "a hand-off signal begins with %08x, want %08x, or its checksum is wrong", head[0],
+               MAGIC);
+    BT_REQUIRE(head[1] >= BT_SIGNAL_ASK && head[1] <= BT_SIGNAL_WITHDRAWN && c.serial != 0,
+               BT_ERR_PROTOCOL, "a hand-off signal of kind %u with serial %llu", head[1],
+               (unsigned long long)c.serial);
+    c.kind = (bt_signal_kind)head[1];
+    *c_out = c;
+out:
+    return st;
+}
+
+bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t serial,
+                    uint64_t request)
+{
+    bt_signal c = {.kind = kind, .serial = serial, .request = request};
+    size_t    i = (size_t)to * BT_SIGNAL_OUTBOX, end = i + BT_SIGNAL_OUTBOX;
+    uint8_t  *wire;
+    int       done = 0;
+
+    while (i < end && h->signal_requests[i] != MPI_REQUEST_NULL)
+        i++;
+    if (i == end) return false;
+    wire = h->signal_memory + i * BT_SIGNAL_BYTES;
+    bt_signal_encode(&c, wire);
+    if (MPI_Isend(wire, BT_SIGNAL_BYTES, MPI_BYTE, (int)to, BT_TAG_SIGNAL, h->world->handoff_comm,
+                  &h->signal_requests[i]) != MPI_SUCCESS) {
+        h->signal_requests[i] = MPI_REQUEST_NULL;
+        return false;
+    }
+    if (MPI_Test(&h->signal_requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done)
+        h->signal_requests[i] = MPI_REQUEST_NULL; /* Open MPI leaves an inactive one */
+    else
+        h->n_signals_open++;
+    return true;
+}
+
+bool bt_signal_test(bt_handoff *h)
+{
+    bool   moved = false;
+    size_t n     = (size_t)h->world->size * BT_SIGNAL_OUTBOX;
+
+    for (size_t i = 0; i < n && h->n_signals_open > 0; i++) {
+        int done = 0;
+
+        if (h->signal_requests[i] == MPI_REQUEST_NULL) continue;
+        if (MPI_Test(&h->signal_requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)
+            continue;
+        h->signal_requests[i] = MPI_REQUEST_NULL;
+        h->n_signals_open--;
+        moved = true;
+    }
+    return moved;
+}
+
+static void dispatch(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n_bytes)
+{
+    bt_signal c;
+    bt_status st = bt_signal_parse(wire, n_bytes, &c);
+
+    if (st != BT_OK) {
+        h->events.reject(h->events.ctx, from, 0, st);
+        return;
+    }
+    switch (c.kind) {
+    case BT_SIGNAL_ASK: bt_handoff_on_ask(h, from, &c); break;
+    case BT_SIGNAL_GRANT: bt_handoff_on_grant(h, from, c.serial); break;
+    case BT_SIGNAL_WITHDRAW: bt_handoff_on_withdraw(h, from, c.serial); break;
+    case BT_SIGNAL_WITHDRAWN: bt_handoff_on_withdrawn(h, from, c.serial); break;
+    }
+}
+
+bool bt_signal_receive(bt_handoff *h)
+{
+    bool moved = false;
+
+    for (int i = 0; i < RECEIVE_BUDGET; i++) {
+        uint8_t     wire[BT_SIGNAL_BYTES];
+        MPI_Message message;
+        MPI_Status  status;
+        int         found = 0, n_bytes = 0;
+
+        if (MPI_Improbe(MPI_ANY_SOURCE, BT_TAG_SIGNAL, h->world->handoff_comm, &found, &message,
+                        &status) != MPI_SUCCESS ||
+            !found)
+            break;
+        moved = true;
+        MPI_Get_count(&status, MPI_BYTE, &n_bytes);
+        if (n_bytes != BT_SIGNAL_BYTES) {
+            bt_world_drain(h->world, &message, (size_t)n_bytes);
+            dispatch(h, (uint32_t)status.MPI_SOURCE, wire, (size_t)n_bytes);
+        } else if (MPI_Mrecv(wire, BT_SIGNAL_BYTES, MPI_BYTE, &message, MPI_STATUS_IGNORE) ==
+                   MPI_SUCCESS) /* eager: it is here already */
+            dispatch(h, (uint32_t)status.MPI_SOURCE, wire, BT_SIGNAL_BYTES);
+    }
+    return moved;
+}

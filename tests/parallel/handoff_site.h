@@ -1,0 +1,167 @@
+/* tests/parallel/handoff_site.h - one rank's hand-off with events that check and count. */
+#ifndef BT_TESTS_PARALLEL_HANDOFF_SITE_H
+#define BT_TESTS_PARALLEL_HANDOFF_SITE_H
+
+#include "parallel/handoff_parts.h"
+#include "tests/parallel/mpi_test.h"
+
+enum { KV_DIM = 16, SITE_SEEN = 1 << 14 };
+
+typedef struct {
+    bt_handoff *h;
+    uint32_t    n_delivered, n_sent, n_rejected, n_expired, max_expired, n_wrong;
+    uint32_t    last_from, last_sent_to;
+    uint64_t    last_request, rejected_request;
+    bt_status   rejected_why;
+    uint32_t    sent_order[64];  /* receivers, in the order in which payloads left */
+    uint8_t     seen[SITE_SEEN]; /* request % SITE_SEEN: how often */
+} site;
+
+/* Request numbers tell sender, receiver and sequence; the rows' content follows from them. */
+static inline uint64_t request_of(uint32_t from, uint32_t to, uint32_t sequence)
+{
+    return ((uint64_t)(from + 1) << 32 | (uint64_t)to << 24) + sequence;
+}
+
+/* Block k of 32 bytes, a row of one layer, begins with this word. */
+static inline uint64_t word_of(uint64_t request, size_t k) { return mix(request * 977 + k); }
+
+static inline void fill_rows(uint64_t request, uint8_t *p, size_t n)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t word = word_of(request, i / 32) + i;
+
+        memcpy(p + i, &word, 8);
+    }
+}
+
+static inline bool rows_are(uint64_t request, const uint8_t *p, size_t n)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t word = word_of(request, i / 32) + i;
+
+        if (memcmp(p + i, &word, 8) != 0) return false;
+    }
+    return true;
+}
+
+static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *payload)
+{
+    site *s = ctx;
+
+    s->n_delivered++;
+    s->last_from    = from;
+    s->last_request = m->request;
+    s->seen[m->request % SITE_SEEN]++;
+    if (m->request >> 32 != from + 1 || (m->request >> 24 & 0xff) != g_rank ||
+        !rows_are(m->request, payload, m->payload_bytes))
+        s->n_wrong++;
+}
+
+static void site_reject(void *ctx, uint32_t from, uint64_t request, bt_status why)
+{
+    site *s = ctx;
+
+    s->n_rejected++;
+    s->last_from        = from;
+    s->rejected_request = request;
+    s->rejected_why     = why;
+}
+
+static void site_sent(void *ctx, const bt_page_message *m)
+{
+    site *s = ctx;
+
+    if (s->n_sent < 64) s->sent_order[s->n_sent] = (uint32_t)(m->request >> 24 & 0xff);
+    s->n_sent++;
+}
+
+static void site_expired(void *ctx, uint32_t to, uint32_t n)
+{
+    site *s = ctx;
+
+    (void)to;
+    s->n_expired++;
+    if (n > s->max_expired) s->max_expired = n;
+}
+
+static inline void site_init(site *s, uint32_t n_slots, size_t slot_bytes, double grant_s)
+{
+    bt_handoff_config cfg = {
+        .n_slots = n_slots, .grant_ns = (uint64_t)(grant_s * 1e9), .slot_bytes = slot_bytes};
+    bt_handoff_events events = {.deliver = site_deliver,
+                                .reject  = site_reject,
+                                .sent    = site_sent,
+                                .expired = site_expired,
+                                .ctx     = s};
+
+    memset(s, 0, sizeof(*s));
+    if (bt_handoff_create(g_world, &cfg, &events, &s->h) != BT_OK)
+        bt_world_exit(g_world, EXIT_FAILURE);
+    meet(); /* nobody asks before all can answer */
+}
+
+static inline void site_poll(void *ctx) { bt_handoff_poll(((site *)ctx)->h); }
+
+/* Bytes of `rows` rows of one layer. */
+static inline size_t row_bytes(uint32_t rows) { return (size_t)rows * KV_DIM * 2; }
+
+/* Stages and queues `rows` rows; NULL when no slot is free, else the staged payload. */
+static inline void *site_send(site *s, uint32_t to, uint32_t sequence, uint32_t rows)
+{
+    bt_page_message m = {
+        .request = request_of(g_rank, to, sequence), .token1 = rows, .layer1 = 1, .kv_dim = KV_DIM};
+    void *slot = bt_handoff_stage(s->h);
+
+    if (slot == NULL) return NULL;
+    fill_rows(m.request, slot, row_bytes(rows));
+    bt_handoff_send(s->h, to, &m, slot);
+    return slot;
+}
+
+/* Polls until *counter >= want; false after 20 s. */
+static inline bool poll_until(site *s, const uint32_t *counter, uint32_t want)
+{
+    uint64_t end_ns = bt_now_ns() + 20 * BT_NS_PER_S;
+
+    while (*counter < want && bt_now_ns() < end_ns)
+        if (!bt_handoff_poll(s->h)) bt_sleep_ns(20000);
+    return *counter >= want;
+}
+
+/* Polls for a while. */
+static inline void poll_for(site *s, double seconds)
+{
+    uint64_t end_ns = bt_now_ns() + (uint64_t)(seconds * 1e9);
+
+    while (bt_now_ns() < end_ns)
+        if (!bt_handoff_poll(s->h)) bt_sleep_ns(20000);
+}
+
+/* All ranks meet, polling, until every hand-off is idle; then the site is taken down. */
+static inline void site_fini(site *s)
+{
+    uint64_t end_ns = bt_now_ns() + 30 * BT_NS_PER_S;
+    bt_wait  wait   = wait_s(30);
+    uint8_t  busy   = 1, all[MAX_RANKS];
+
+    wait.idle = site_poll;
+    wait.ctx  = s;
+    while (busy && bt_now_ns() < end_ns) {
+        uint8_t mine = !bt_handoff_idle(s->h) || s->h->n_withdrawing > 0;
+
+        EXPECT_EQ(bt_group_all_gather(g_all, &mine, 1, all, &wait), BT_OK);
+        bt_handoff_poll(s->h);
+        busy = 0;
+        for (uint32_t i = 0; i < g_ranks; i++)
+            busy |= all[i];
+    }
+    EXPECT_EQ(busy, 0);
+    EXPECT_EQ(s->n_wrong, 0);
+    for (uint32_t r = 0; r < g_ranks; r++)
+        EXPECT_EQ(s->h->peers[r].n_granted, 0);
+    bt_handoff_destroy(s->h);
+    meet();
+}
+
+#endif

@@ -1,0 +1,263 @@
+/* Peers that break the hand-off's protocol: everything is refused by name, nothing crashes, and the
+ * next good message arrives.  Rank 0 misbehaves, rank 1 is watched. */
+#include <limits.h>
+
+#include "tests/parallel/handoff_site.h"
+
+static site g_site;
+
+static void send_raw(int tag, const void *bytes, size_t n)
+{
+    MPI_Request request;
+    int         done   = 0;
+    uint64_t    end_ns = bt_now_ns() + 10 * BT_NS_PER_S;
+
+    MPI_Isend(bytes, (int)n, MPI_BYTE, 1, tag, g_world->handoff_comm, &request);
+    while (!done && bt_now_ns() < end_ns)
+        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    EXPECT(done);
+}
+
+/* A good message afterwards shows that the receiver goes on. */
+static void a_good_message_still_arrives(void)
+{
+    uint32_t before = g_site.n_delivered;
+
+    meet();
+    if (g_rank == 0) {
+        EXPECT(site_send(&g_site, 1, 77, 5) != NULL);
+        EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    }
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, before + 1));
+        EXPECT(g_site.last_request == request_of(0, 1, 77));
+    }
+    site_fini(&g_site);
+}
+
+static void signals_of_a_wrong_size_are_refused(void)
+{
+    static const size_t SIZES[] = {0, 1, 31, 33, 5000, 900000};
+    uint8_t            *junk    = calloc(900000, 1);
+
+    site_init(&g_site, 2, 4000, 20);
+    for (uint32_t i = 0; i < 6; i++) {
+        if (g_rank == 0) send_raw(BT_TAG_SIGNAL, junk, SIZES[i]);
+        if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_rejected, i + 1));
+        if (g_rank == 1) poll_for(&g_site, 0.02); /* a long one is drained without waiting */
+        meet();
+    }
+    if (g_rank == 1) {
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_PROTOCOL);
+        EXPECT_EQ(g_site.rejected_request, 0);
+        EXPECT_EQ(g_site.last_from, 0);
+        EXPECT_HAS(bt_error_text(), "900000 bytes, want 32");
+    }
+    a_good_message_still_arrives();
+    free(junk);
+}
+
+static void broken_signals_are_refused(void)
+{
+    bt_signal good = {.kind = BT_SIGNAL_GRANT, .serial = 5}, odd = {.kind = 9, .serial = 5},
+              none = {.kind = BT_SIGNAL_ASK, .serial = 0};
+    uint8_t  wire[BT_SIGNAL_BYTES];
+    uint32_t n = 0;
+
+    site_init(&g_site, 2, 4000, 20);
+    for (uint32_t bit = 0; bit < 8 * BT_SIGNAL_BYTES; bit += 5) {
+        bt_signal_encode(&good, wire);
+        wire[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+        n++;
+    }
+    bt_signal_encode(&odd, wire);
+    if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+    bt_signal_encode(&none, wire);
+    if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_rejected, n + 2));
+    if (g_rank == 1) EXPECT_EQ(g_site.n_rejected, n + 2);
+    a_good_message_still_arrives();
+}
+
+/* Grants, withdrawals and answers that belong to nothing are let go. */
+static void signals_without_a_cause_do_no_harm(void)
+{
+    uint8_t wire[BT_SIGNAL_BYTES];
+
+    site_init(&g_site, 2, 4000, 0.1);
+    for (int kind = BT_SIGNAL_GRANT; kind <= BT_SIGNAL_WITHDRAWN && g_rank == 0; kind++) {
+        bt_signal s = {.kind = (bt_signal_kind)kind, .serial = 987654321};
+
+        bt_signal_encode(&s, wire);
+        send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+    }
+    if (g_rank == 1) poll_for(&g_site, 0.05);
+    if (g_rank == 1) EXPECT_EQ(g_site.n_rejected, 0);
+    a_good_message_still_arrives();
+}
+
+static void second_request_before_an_answer_is_refused(void)
+{
+    uint8_t   wire[BT_SIGNAL_BYTES];
+    bt_signal ask[3] = {
+        {BT_SIGNAL_ASK,      1000001, 5},
+        {BT_SIGNAL_ASK,      1000002, 6},
+        {BT_SIGNAL_WITHDRAW, 1000002, 0}
+    };
+
+    site_init(&g_site, 2, 4000, 0.1);
+    if (g_rank == 1) g_site.h->grant_to = 1; /* busy for a grant period: both lie in its queue */
+    if (g_rank == 1) g_site.h->grant_since_ns = bt_now_ns();
+    for (int i = 0; i < 3; i++) {
+        bt_signal_encode(&ask[i], wire);
+        if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+    }
+    meet();
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &g_site.n_rejected, 1));
+        EXPECT_EQ(g_site.rejected_request, 6);
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_PROTOCOL);
+        poll_for(&g_site, 0.15);
+    }
+    a_good_message_still_arrives();
+}
+
+/* Garbage, lies and overlong payloads without any grant. */
+static void payloads_out_of_the_blue_are_refused(void)
+{
+    static uint8_t  rows[4000];
+    bt_page_message m = {
+        .request = request_of(0, 1, 1), .token1 = 10, .layer1 = 1, .kv_dim = KV_DIM};
+    size_t   huge = 3000000, n = BT_PAGE_MESSAGE_BYTES + row_bytes(10);
+    uint8_t *raw  = calloc(huge, 1);
+    uint32_t seen = 0;
+
+    site_init(&g_site, 2, 4000, 20);
+    fill_rows(m.request, rows, row_bytes(10));
+    for (int i = 0; i < 6; i++) {
+        size_t    bytes = n;
+        bt_status want  = BT_ERR_PROTOCOL;
+        uint64_t  names = 0;
+
+        bt_page_message_seal(&m, rows, raw);
+        memcpy(raw + BT_PAGE_MESSAGE_BYTES, rows, row_bytes(10));
+        switch (i) {
+        case 0: bytes = 0; break;
+        case 1: bytes = 95; break;
+        case 2: raw[0] ^= 1; break;
+        case 3:
+            raw[BT_PAGE_MESSAGE_BYTES + 3] ^= 1, want = BT_ERR_CHECKSUM, names = m.request;
+            break;
+        case 4: bytes = n - 2, names = m.request; break;
+        default: bytes = huge; break;
+        }
+        if (g_rank == 0) send_raw(BT_TAG_PAYLOAD, raw, bytes);
+        seen += 2; /* no grant, and a bad content */
+        if (g_rank == 1) {
+            EXPECT(poll_until(&g_site, &g_site.n_rejected, seen));
+            EXPECT_EQ(g_site.rejected_why, want);
+            EXPECT_EQ(g_site.rejected_request, names);
+            EXPECT_EQ(g_site.n_delivered, 0);
+        }
+        meet();
+    }
+    a_good_message_still_arrives();
+    free(raw);
+}
+
+/* Bits that tip over between staging and arrival: the checksum names the request, and only it. */
+static void corrupted_payload_is_rejected_by_its_checksum(void)
+{
+    uint8_t *slot;
+
+    site_init(&g_site, 3, 4000, 20);
+    if (g_rank == 0) {
+        EXPECT(site_send(&g_site, 1, 1, 10) != NULL);
+        slot = site_send(&g_site, 1, 2, 10);
+        EXPECT(slot != NULL);
+        slot[17] ^= 0x40; /* after the seal */
+        EXPECT(site_send(&g_site, 1, 3, 10) != NULL);
+        EXPECT(poll_until(&g_site, &g_site.n_sent, 3));
+    }
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, 2));
+        EXPECT(poll_until(&g_site, &g_site.n_rejected, 1));
+        EXPECT_EQ(g_site.rejected_request, request_of(0, 1, 2));
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_CHECKSUM);
+        EXPECT_EQ(g_site.n_rejected, 1);
+    }
+    site_fini(&g_site);
+}
+
+/* A rank that stages more than the receiver has room for: that message is refused, by request. */
+static void payload_larger_than_the_receivers_room_is_refused(void)
+{
+    site_init(&g_site, 1, g_rank == 0 ? 50000 : 4000, 20);
+    if (g_rank == 0) {
+        EXPECT(site_send(&g_site, 1, 1, 1500) != NULL);
+        EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    }
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &g_site.n_rejected, 1));
+        EXPECT_EQ(g_site.rejected_request, request_of(0, 1, 1));
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_PROTOCOL);
+        EXPECT_HAS(bt_error_text(), "room is for 4096: all ranks must stage alike");
+    }
+    site_fini(&g_site);
+}
+
+/* ---- not hostile, but refused ------------------------------------------------------------- */
+
+static void absurd_configurations_are_refused(void)
+{
+    bt_handoff_events events = {site_deliver, site_reject, site_sent, site_expired, &g_site};
+    bt_handoff_config bad[]  = {
+         {0,    1, 1       },
+         {1,    0, 1       },
+         {1,    1, 0       },
+         {5000, 1, 1       },
+         {1,    1, SIZE_MAX}
+    };
+    bt_handoff *h = NULL;
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        EXPECT_EQ(bt_handoff_create(g_world, &bad[i], &events, &h), BT_ERR_INVALID_ARG);
+    EXPECT(h == NULL);
+}
+
+static void every_failing_allocation_is_survived(void)
+{
+    bt_handoff_events events = {site_deliver, site_reject, site_sent, site_expired, &g_site};
+    bt_handoff_config cfg    = {.n_slots = 3, .grant_ns = 1000, .slot_bytes = 1000};
+    long              live   = bt_alloc_live();
+    int               k      = 0;
+
+    for (;; k++) {
+        bt_handoff *h = NULL;
+        bt_status   st;
+
+        bt_alloc_fail_at(k);
+        st = bt_handoff_create(g_world, &cfg, &events, &h);
+        bt_alloc_fail_at(-1);
+        bt_handoff_destroy(h);
+        EXPECT_EQ(bt_alloc_live(), live);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(h == NULL);
+    }
+    EXPECT_EQ(k, 4);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(signals_of_a_wrong_size_are_refused),
+    BT_TEST(broken_signals_are_refused),
+    BT_TEST(signals_without_a_cause_do_no_harm),
+    BT_TEST(second_request_before_an_answer_is_refused),
+    BT_TEST(payloads_out_of_the_blue_are_refused),
+    BT_TEST(corrupted_payload_is_rejected_by_its_checksum),
+    BT_TEST(payload_larger_than_the_receivers_room_is_refused),
+    BT_TEST(absurd_configurations_are_refused),
+    BT_TEST(every_failing_allocation_is_survived),
+};
+MPI_TEST_MAIN(TESTS)

@@ -1,0 +1,280 @@
+/* baton, baton-run and the clients: a real coordinator, and ranks that compute nothing
+ * (fake_worker.c), so that every stage of a cell's life can be made to fail. */
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+#include "tests/support/command.h"
+#include "tests/support/test.h"
+
+enum { START_S = 30, END_S = 15 };
+
+static const char *g_bin;
+static char        g_model[256];
+static bt_command  g_run, g_client;
+static char        g_address[64];
+
+/* NAME ARGS... from the test's directory of programs. */
+static void build_argv(char *program, size_t capacity, const char *name, char *const *args,
+                       char **argv)
+{
+    int n = 0;
+
+    snprintf(program, capacity, "%s/%s", g_bin, name);
+    argv[n++] = program;
+    for (; *args != NULL; args++)
+        argv[n++] = *args;
+    argv[n] = NULL;
+}
+
+static void start_run(const char *fake, char *const *more)
+{
+    char              program[256], setting[64];
+    char             *args[24] = {(char *)"--model", g_model, (char *)"--port", (char *)"0"};
+    char             *argv[32];
+    const char *const env[] = {setting, NULL};
+
+    for (int i = 0; more[i] != NULL; i++)
+        args[4 + i] = more[i];
+    snprintf(setting, sizeof(setting), "FAKE=%s", fake);
+    build_argv(program, sizeof(program), "baton-run", args, argv);
+    bt_command_start(&g_run, argv, env);
+}
+
+static bool serving(void)
+{
+    const char *at;
+
+    EXPECT(bt_command_wait_for(&g_run, ")\n", START_S) ||
+           bt_command_wait_for(&g_run, "serving ", START_S));
+    bt_command_wait_for(&g_run, "ready after", START_S);
+    at = strstr(g_run.output, " at 127.0.0.1:");
+    EXPECT(at != NULL);
+    if (at == NULL) {
+        fprintf(stderr, "not serving; it wrote:\n%s\n", g_run.output);
+        return false;
+    }
+    sscanf(at, " at %63s", g_address);
+    return true;
+}
+
+static int client(const char *name, char *const *more)
+{
+    char  program[256];
+    char *args[24] = {(char *)"--address", g_address, (char *)"--model", g_model};
+    char *argv[32];
+
+    for (int i = 0; more[i] != NULL; i++)
+        args[4 + i] = more[i];
+    build_argv(program, sizeof(program), name, args, argv);
+    return bt_command_run(&g_client, argv, NULL, 30);
+}
+
+#define ARGS(...) ((char *const[]){__VA_ARGS__, NULL})
+#define BOTH_1    ARGS((char *)"--both", (char *)"1")
+#define TWO_RANKS ARGS((char *)"--prefill", (char *)"1", (char *)"--decode", (char *)"1")
+
+static void stop(int sig)
+{
+    kill(g_run.pid, sig);
+    EXPECT_EQ(bt_command_finish(&g_run, END_S), 0);
+}
+
+static void expect_over(void)
+{
+    double t = bt_command_now();
+
+    EXPECT_EQ(bt_command_finish(&g_run, END_S), 1);
+    EXPECT(bt_command_now() - t < END_S);
+}
+
+static void run_serves_until_a_signal(void)
+{
+    static const int SIGNALS[] = {SIGTERM, SIGINT, SIGHUP};
+
+    for (size_t i = 0; i < 3; i++) {
+        start_run("", TWO_RANKS);
+        if (serving()) stop(SIGNALS[i]);
+    }
+}
+
+static void run_generates_for_a_client(void)
+{
+    start_run("", BOTH_1);
+    if (!serving()) return;
+    EXPECT_EQ(
+        client("baton-generate", ARGS((char *)"--prompt", (char *)"To be", (char *)"--max-tokens",
+                                      (char *)"5", (char *)"--json", (char *)"--logprobs")),
+        0);
+    EXPECT_HAS(g_client.output, "\"ids\":[300,301,302,303,304]");
+    EXPECT_HAS(g_client.output, "\"finish_reason\":\"length\"");
+    EXPECT_HAS(g_client.output, "\"logprobs\":[-0.5,-0.5,-0.5,-0.5,-0.5]");
+    EXPECT_HAS(g_client.output, "\"completion_tokens\":5");
+    EXPECT_HAS(g_client.output, "5 generated (length)");
+    EXPECT_EQ(
+        client("baton-generate", ARGS((char *)"--prompt", (char *)"To be", (char *)"--no-stream",
+                                      (char *)"--max-tokens", (char *)"3", (char *)"--logprobs")),
+        0);
+    EXPECT_HAS(g_client.output, " -0.500000     302");
+    EXPECT_EQ(client("baton-chat", ARGS((char *)"--message", (char *)"Good morrow.",
+                                        (char *)"--quiet", (char *)"--max-tokens", (char *)"3")),
+              0);
+    EXPECT(g_client.n > 1);
+    stop(SIGTERM);
+}
+
+static void generate_refusals_are_told(void)
+{
+    start_run("", BOTH_1);
+    if (!serving()) return;
+    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"x", (char *)"--max-tokens",
+                                            (char *)"100000")),
+              1);
+    EXPECT_HAS(g_client.output, "INVALID_ARGUMENT");
+    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"", (char *)"--no-bos")),
+              1);
+    EXPECT_HAS(g_client.output, "the prompt is empty");
+    EXPECT_EQ(client("baton-generate", ARGS((char *)"--temperature", (char *)"-1")), 64);
+    EXPECT_HAS(g_client.output, "--temperature");
+    stop(SIGTERM);
+    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"x")), 1);
+    EXPECT_HAS(g_client.output, "UNAVAILABLE"); /* nobody listens any more */
+}
+
+static void run_chat_answers_and_ends(void)
+{
+    start_run("", ARGS((char *)"--both", (char *)"2", (char *)"--chat", (char *)"Good morrow.",
+                       (char *)"--max-tokens", (char *)"4"));
+    EXPECT_EQ(bt_command_finish(&g_run, START_S + END_S), 0);
+    EXPECT_HAS(g_run.output, "> Good morrow.");
+    EXPECT_HAS(g_run.output, "4 generated (length)");
+}
+
+static void run_death_of_a_rank_is_named(void)
+{
+    static const struct {
+        const char *fake, *says, *also;
+    } CASES[] = {
+        {"error_at_start:1", "the fake rank cannot start", "rank 1"        },
+        {"die_at_start:0",   "signal 9",                   "rank 0"        },
+        {"die_loading:1",    "signal 9",                   "rank 1"        },
+        {"never_ready:0",    "no sign of life for 1 s",    "the ranks load"},
+        {"absent:1",         "no sign of life for 1 s",    "the ranks load"},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        int before = g_failures;
+
+        start_run(CASES[i].fake, ARGS((char *)"--prefill", (char *)"1", (char *)"--decode",
+                                      (char *)"1", (char *)"--stall-s", (char *)"1"));
+        expect_over();
+        EXPECT_HAS(g_run.output, CASES[i].says);
+        EXPECT_HAS(g_run.output, CASES[i].also);
+        EXPECT(strstr(g_run.output, "serving ") == NULL);
+        if (g_failures != before) {
+            fprintf(stderr, "%s: it wrote:\n%s\n", CASES[i].fake, g_run.output);
+        }
+    }
+}
+
+static void run_death_while_serving_ends_requests(void)
+{
+    start_run("die_in_prefill:0", BOTH_1);
+    if (!serving()) return;
+    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"To be")), 1);
+    EXPECT_HAS(g_client.output, "UNAVAILABLE");
+    expect_over();
+    EXPECT_HAS(g_run.output, "rank 0");
+    EXPECT_HAS(g_run.output, "signal 9");
+}
+
+static void run_signal_while_loading_ends_cleanly(void)
+{
+    start_run("never_ready:1", TWO_RANKS);
+    bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S);
+    stop(SIGTERM);
+}
+
+static void run_port_in_use_is_named(void)
+{
+    struct sockaddr_in a  = {.sin_family = AF_INET};
+    socklen_t          n  = sizeof(a);
+    int                fd = socket(AF_INET, SOCK_STREAM, 0);
+    char               port[16];
+
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT(bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0 && listen(fd, 1) == 0 &&
+           getsockname(fd, (struct sockaddr *)&a, &n) == 0);
+    snprintf(port, sizeof(port), "%d", ntohs(a.sin_port));
+    start_run("", ARGS((char *)"--both", (char *)"1", (char *)"--port", port));
+    expect_over();
+    EXPECT_HAS(g_run.output, port);
+    EXPECT_HAS(g_run.output, "in use");
+    close(fd);
+}
+
+static void run_bad_command_lines_are_refused(void)
+{
+    static const struct {
+        char       *args[6];
+        const char *says;
+        int         code;
+    } CASES[] = {
+        {{(char *)"--model", (char *)"/nowhere", NULL},                          "/nowhere/config.json", 1 },
+        {{(char *)"--both", (char *)"1", NULL},                                  "--model",              64},
+        {{(char *)"--port", (char *)"70000", NULL},                              "70000",                64},
+        {{(char *)"--prefill", (char *)"0", NULL},                               "--prefill",            64},
+        {{(char *)"--on-death", (char *)"dance", NULL},                          "dance",                64},
+        {{(char *)"--log", (char *)"loud", NULL},                                "loud",                 64},
+        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL}, "--both",               64},
+        {{(char *)"extra", NULL},                                                "extra",                64},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        char  program[256];
+        char *argv[16];
+
+        build_argv(program, sizeof(program), "baton-run", CASES[i].args, argv);
+        EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), CASES[i].code);
+        EXPECT_HAS(g_run.output, CASES[i].says);
+    }
+}
+
+static void baton_verbs_are_found_and_listed(void)
+{
+    char  program[256];
+    char *argv[16];
+
+    build_argv(program, sizeof(program), "baton", ARGS((char *)"--help"), argv);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 0);
+    EXPECT_HAS(g_run.output, "generate");
+    build_argv(program, sizeof(program), "baton", ARGS((char *)"help", (char *)"run"), argv);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 0);
+    EXPECT_HAS(g_run.output, "--prefill");
+    build_argv(program, sizeof(program), "baton", ARGS((char *)"juggle"), argv);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 64);
+    EXPECT_HAS(g_run.output, "no verb \"juggle\"");
+    build_argv(program, sizeof(program), "baton", ARGS((char *)"../bin/baton-run"), argv);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 64);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(baton_verbs_are_found_and_listed),
+    BT_TEST(run_bad_command_lines_are_refused),
+    BT_TEST(run_serves_until_a_signal),
+    BT_TEST(run_generates_for_a_client),
+    BT_TEST(generate_refusals_are_told),
+    BT_TEST(run_chat_answers_and_ends),
+    BT_TEST(run_death_of_a_rank_is_named),
+    BT_TEST(run_death_while_serving_ends_requests),
+    BT_TEST(run_signal_while_loading_ends_cleanly),
+    BT_TEST(run_port_in_use_is_named),
+};
+
+/* usage: test_run BIN_DIR [test] */
+int main(int argc, char **argv)
+{
+    if (argc < 2) return EXIT_FAILURE;
+    g_bin = argv[1];
+    snprintf(g_model, sizeof(g_model), "%s/models/demo", BT_SOURCE_DIR);
+    return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+}

@@ -13,7 +13,7 @@
 #include "core/clock.h"
 #include "proto/control_server.h"
 
-enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 200, TEXT_MAX = 512 };
+enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, TEXT_MAX = 512 };
 
 typedef enum { OPENING, SERVING, CLOSING } phase;
 
@@ -110,6 +110,15 @@ static void on_stuck(void *ctx, uint32_t rank, const char *reason)
 
 /* ---- from attached ranks to an open port */
 
+/* HOST:PORT; a bare IPv6 address gets its brackets. */
+static void public_address(const bt_coordinator_options *opt, uint32_t port, char *buf,
+                           size_t capacity)
+{
+    bool bare = strchr(opt->host, ':') != NULL && opt->host[0] != '[';
+
+    snprintf(buf, capacity, "%s%s%s:%u", bare ? "[" : "", opt->host, bare ? "]" : "", port);
+}
+
 static uint64_t seconds_ns(double s) { return (uint64_t)(s * (double)BT_NS_PER_S); }
 
 static bt_status create_relay(coordinator *c)
@@ -152,14 +161,14 @@ static void open_port(coordinator *c)
                                .facts       = bt_cell_facts(&c->cell)};
     char             address[300];
 
-    snprintf(address, sizeof(address), "%s:%u", c->opt->host, c->opt->port);
+    public_address(c->opt, c->opt->port, address, sizeof(address));
     BT_TRY(create_relay(c));
     BT_TRY(bt_public_create(c->loop, address, &config, c->relay, &c->pub, &port));
     c->phase       = SERVING;
     c->deadline_ns = UINT64_MAX;
-    BT_INFO("ready: %s serves %s on %s:%u", c->opt->served_name, config.facts->model_type,
-            c->opt->host, port);
-    bt_announce(c->opt->announce_fd, true, "ready %s:%u", c->opt->host, port);
+    public_address(c->opt, port, address, sizeof(address));
+    BT_INFO("ready: %s serves %s on %s", c->opt->served_name, config.facts->model_type, address);
+    bt_announce(c->opt->announce_fd, true, "ready %s", address);
 out:
     if (st != BT_OK) {
         char why[TEXT_MAX];
@@ -333,7 +342,7 @@ static bt_status start(coordinator *c)
     char              address[300];
     const char       *colon = strrchr(c->opt->control, ':');
 
-    snprintf(address, sizeof(address), "%s:%u", c->opt->host, c->opt->port);
+    public_address(c->opt, c->opt->port, address, sizeof(address));
     BT_TRY(bt_rpc_try_bind(address)); /* better known now than after an hour of loading */
     BT_TRY(bt_rpc_loop_create(&c->loop));
     BT_TRY(bt_control_server_create(c->loop, c->opt->control, &events, &c->control, &port));

@@ -37,6 +37,13 @@ static const char *constraint_name(const params *p)
     }
 }
 
+static bool has_control_characters(const char *text)
+{
+    for (; *text != 0; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) return true;
+    return false;
+}
+
 /* Fields of the request proper. */
 static bt_status check_request(const request *pb, char *refusal)
 {
@@ -45,6 +52,7 @@ static bt_status check_request(const request *pb, char *refusal)
                   "request_id has %zu bytes, at most %d are allowed", strlen(pb->request_id),
                   BT_INTAKE_NAME_MAX);
     REFUSE_UNLESS(bt_text_is_utf8(pb->request_id), "request_id is not UTF-8");
+    REFUSE_UNLESS(!has_control_characters(pb->request_id), "request_id holds control characters");
     REFUSE_UNLESS(pb->input_case != VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TEXT,
                   "text is not supported: send token ids in tokenized");
     REFUSE_UNLESS(pb->input_case == VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TOKENIZED,

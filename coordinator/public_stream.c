@@ -265,10 +265,16 @@ static void watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok))
 /* Gives the stream to the relay. */
 static bool submit(bt_stream *s, bt_relay_request *r, grpc_status_code *code)
 {
-    bt_public *pub = s->call->pub;
+    bt_public *pub        = s->call->pub;
+    uint32_t   max_tokens = r->sampling.max_tokens;
 
     s->call->refs++; /* the relay's, until end() */
-    if (bt_relay_submit(pub->relay, r, s, bt_now_ns(), &s->number, code) == BT_OK) return true;
+    if (bt_relay_submit(pub->relay, r, s, bt_now_ns(), &s->number, code) == BT_OK) {
+        bt_log_set_request(s->number);
+        BT_INFO("\"%.200s\": %u prompt tokens, at most %u more", s->name, s->n_prompt, max_tokens);
+        bt_log_set_request(0);
+        return true;
+    }
     s->call->refs--;
     return false;
 }

@@ -273,6 +273,13 @@ class Served(unittest.TestCase):
         self.stub = vllm_grpc.VllmEngineStub(self.channel)
         self.ids = 0
 
+    def tearDown(self):
+        """Whatever a test did, the end is clean (with sanitizers: no leak either)."""
+        if self.coordinator.process.poll() is None:
+            self.cell.gate.set()
+            self.coordinator.process.terminate()
+            self.assertEqual(self.coordinator.wait(WAIT_S), 0, self.coordinator.text())
+
     def request(self, prompt=(5, 200, 300), stream=True, request_id=None, **sampling):
         self.ids += 1
         sampling.setdefault("temperature", 0.0)

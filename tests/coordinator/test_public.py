@@ -190,6 +190,7 @@ class Refusals(Served):
         self.refused("no input", vllm.GenerateRequest(request_id="t"))
         self.refused("request_id is empty", vllm.GenerateRequest(tokenized=vllm.TokenizedInput(input_ids=[3])))
         self.refused("request_id has", request_id="x" * 2000)
+        self.refused("control characters", request_id="a\nb")
 
     def test_live_id_is_refused_and_free_after_its_end(self):
         self.cell.gate.clear()

@@ -76,6 +76,25 @@ class Start(unittest.TestCase):
         c.line("ready")  # the right ranks still make a cell
         double.cut()
 
+    def test_strangers_at_the_control_port_harm_nobody(self):
+        c = self.coordinator()
+        cell = self.cell(c)
+        with grpc.insecure_channel(cell.address) as channel:
+            with self.assertRaises(grpc.RpcError) as e:
+                channel.unary_unary("/vllm.grpc.engine.VllmEngine/HealthCheck")(b"", timeout=10)
+            self.assertEqual(e.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+            for data in (b"", b"\xff" * 40, control.FromWorker(ready=control.Ready()).SerializeToString()):
+                with self.assertRaises(grpc.RpcError) as e:
+                    list(channel.stream_stream("/baton.control.v1.Control/Attach")(iter([data]), timeout=10))
+                self.assertIn(e.exception.code(), (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION))
+            list(channel.stream_stream("/baton.control.v1.Control/Attach")(iter([]), timeout=10))  # says nothing, leaves
+        huge = Rank(cell, 7, n_ranks=4000000000, n_prefill=0, n_decode=0)
+        wait_for(lambda: huge.end is not None, "the refusal")
+        self.assertIn("at most 65536", huge.end[1])
+        huge.cut()
+        cell.attach().ready()
+        c.line("ready")
+
     def test_rank_that_never_attaches_is_named(self):
         c = self.coordinator("--attach-s", "1")
         cell = self.cell(c)

@@ -1,5 +1,6 @@
 """The public protocol, as gateways use it."""
 import random
+import socket
 import threading
 import time
 
@@ -224,6 +225,23 @@ class Refusals(Served):
         self.assertGreater(codes[INVALID], 500)
         ids, _ = parts(list(self.generate()))
         self.assertEqual(ids, expected([5, 200, 300], 20))
+        self.all_released()
+
+    def test_bytes_that_are_no_grpc_harm_nobody(self):
+        rng = random.Random(8)
+        for address in (self.address, self.cell.address):
+            host, port = address.rsplit(":", 1)
+            held = []
+            for i in range(40):
+                s = socket.create_connection((host, int(port)), timeout=10)
+                if i % 2:
+                    s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                s.sendall(bytes(rng.randrange(256) for _ in range(rng.randrange(200))))
+                held.append(s)
+            ids, _ = parts(list(self.generate()))
+            self.assertEqual(ids, expected([5, 200, 300], 20))
+            for s in held:
+                s.close()
         self.all_released()
 
     def test_bytes_that_are_no_utf8_never_come_back(self):

@@ -32,7 +32,7 @@ class Cell:
     def __init__(self, bin_dir, model, ranks, *more):
         flags = ["--both", ranks[4:]] if ranks.startswith("both") else ["--prefill", ranks.split("+")[0], "--decode", ranks.split("+")[1]]
         self.command = [os.path.join(bin_dir, "baton-run"), "--model", model, *flags, "--port", "0", *more]
-        self.lines, self.address = [], None
+        self.lines, self.address, self.scratch = [], None, set()
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -50,7 +50,15 @@ class Cell:
             if self.process.poll() is not None or time.monotonic() > end:
                 raise AssertionError("the cell did not start:\n" + self.log())
             time.sleep(0.02)
+        self.note_scratch()
         return self
+
+    def note_scratch(self):
+        self.scratch |= scratch(descendants(self.process.pid))
+
+    def leftovers(self):
+        """What of its private folders is still there."""
+        return {path for path in self.scratch if os.path.exists(path)}
 
     def log(self):
         return "\n".join(self.lines[-60:])
@@ -117,7 +125,16 @@ def descendants(pid):
     return found
 
 
-def leftovers():
-    """What a cell may leave behind: names in /dev/shm and temporary folders of MPI and Baton."""
-    names = {os.path.join("/dev/shm", n) for n in os.listdir("/dev/shm")}
-    return names | {os.path.join("/tmp", n) for n in os.listdir("/tmp") if n.startswith(("ompi.", "baton", "openmpi"))}
+def scratch(pids):
+    """The private folders that baton-launch gave these processes; they must go with the cell."""
+    found = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
+        except OSError:
+            continue
+        for name in (b"OMPI_MCA_orte_tmpdir_base", b"OMPI_MCA_btl_vader_backing_directory"):
+            if name in env:
+                found.add(env[name].decode())
+    return found

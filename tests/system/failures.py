@@ -34,7 +34,6 @@ class Fault:
     """A cell, what ran in it, and the checks after something was killed."""
 
     def __init__(self, a, ranks, *more):
-        self.a, self.before = a, cells.leftovers()
         self.cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), ranks, *more)
         self.endings, self.threads, self.started = [], [], threading.Semaphore(0)
         self.seen = set()
@@ -68,6 +67,8 @@ class Fault:
 
     def note_processes(self):
         self.seen |= set(cells.descendants(self.cell.process.pid)) | {self.cell.process.pid}
+        self.cell.note_scratch()
+        assert self.cell.scratch, "no private folders found: the check of leftovers would see nothing"
 
     def check(self, what, named, extra_s=0):
         start = time.monotonic()
@@ -83,8 +84,7 @@ class Fault:
             assert ending != "OK" and ending[0] == grpc.StatusCode.UNAVAILABLE, f"{what}: ended with {ending}"
             assert ending[1], f"{what}: no reason given"
         assert any(part in self.cell.log() for part in named), f"{what}: no line names {named}:\n{self.cell.log()}"
-        left = cells.leftovers() - self.before
-        assert not left, f"{what}: left behind {left}"
+        assert not self.cell.leftovers(), f"{what}: left behind {self.cell.leftovers()}"
         print(f"{what}: {len(self.endings)} requests ended with a reason, all gone after {time.monotonic() - start:.1f} s", flush=True)
 
 
@@ -186,7 +186,7 @@ def stopped_while_serving(a, pb, rpc):
             t.join(5)
         assert len(fault.endings) == 4 and all(e != "OK" and e[0] == grpc.StatusCode.UNAVAILABLE for e in fault.endings), fault.endings
         assert not any(alive(p) for p in fault.seen)
-        assert not cells.leftovers() - fault.before
+        assert not fault.cell.leftovers()
         print(f"{sig.name} while serving: ended cleanly", flush=True)
 
 

@@ -7,7 +7,7 @@
 
 #include "attention/kv_pool.h"
 
-enum { POOL_CONTEXTS = 8, SHARE_PERCENT = 85 };
+enum { POOL_CONTEXTS = 4, SHARE_PERCENT = 85 };
 
 /* The number after `key` in a file of "Key: value" lines, or the whole file's number when key is
  * NULL; 0 when there is none ("max" of a control group too). */

@@ -43,7 +43,7 @@ class Fault:
         stub = rpc.VllmEngineStub(channel)
 
         def run(i):
-            q = pb.GenerateRequest(request_id=f"fault-{i}", stream=True)
+            q = pb.GenerateRequest(request_id=f"fault-{prompt}-{i}", stream=True)
             q.tokenized.input_ids.extend([0] + [(7 * i + 13 * k) % 1500 + 8 for k in range(prompt - 1)])
             q.sampling_params.max_tokens, q.sampling_params.ignore_eos, q.sampling_params.temperature = max_tokens, True, 0.0
             ended = False
@@ -59,8 +59,9 @@ class Fault:
                 assert not ended
                 self.endings.append((e.code(), e.details()))
                 self.started.release()
-        self.threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
-        for t in self.threads:
+        new = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+        self.threads += new
+        for t in new:
             t.start()
         for _ in range(n):
             self.started.acquire()
@@ -141,13 +142,14 @@ def both_roles(a, pb, rpc):
 
 
 def hangs(a, pb, rpc):
-    for ranks, victim in (("2+2", 3), ("2+2", 1)):
-        fault = ready(a, ranks, "--timeout-s", str(HANG_DEADLINE_S))
+    for victim, role in ((3, "decode"), (1, "prefill")):
+        fault = ready(a, "2+2", "--timeout-s", str(HANG_DEADLINE_S), "--chunk", "8")
         fault.open_requests(pb, rpc, 4, 40, 4000, wait_first=True)
-        if victim < 2:  # an idle prefill group is parked: give it work
-            fault.open_requests(pb, rpc, 2, 3000, 4000, wait_first=False)
+        if role == "prefill":
+            fault.open_requests(pb, rpc, 2, 4000, 8, wait_first=False)
+            time.sleep(0.3)
         os.kill(fault.cell.ranks()[victim], signal.SIGSTOP)
-        fault.check(f"rank {victim} stopped", ["rank 3" if victim == 3 else "rank 1"], HANG_DEADLINE_S)
+        fault.check(f"{role} rank {victim} stopped", [f"rank {victim}"], HANG_DEADLINE_S)
 
 
 def coordinator(a, pb, rpc):

@@ -63,7 +63,7 @@ static inline void mpi_test_start(int *argc, char ***argv)
     uint32_t ranks[MAX_RANKS];
 
     bt_log_init("test", BT_LOG_INFO);
-    if (bt_world_init(argc, argv, &g_world) != BT_OK) exit(EXIT_FAILURE);
+    if (g_world == NULL && bt_world_init(argc, argv, &g_world) != BT_OK) exit(EXIT_FAILURE);
     g_rank  = bt_world_rank(g_world);
     g_ranks = bt_world_size(g_world);
     if (g_ranks > MAX_RANKS) bt_world_exit(g_world, EXIT_FAILURE);

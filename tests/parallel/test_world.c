@@ -1,0 +1,104 @@
+/* What the start learns about the job: tags, transports, machines; and start-up without memory. */
+#include "parallel/mpi_world.h"
+#include "tests/parallel/mpi_test.h"
+
+static long g_init_failures;
+
+static void init_survived_every_failing_allocation(void) { EXPECT_EQ(g_init_failures, 2); }
+
+static void ranks_of_one_machine_are_counted(void)
+{
+    EXPECT_EQ(bt_world_size(g_world), g_ranks);
+    EXPECT_EQ(bt_world_local_size(g_world), g_ranks);
+    EXPECT_EQ(bt_world_local_rank(g_world), g_rank);
+    for (uint32_t r = 0; r < g_ranks; r++)
+        EXPECT_EQ(g_world->node_of[r], 0);
+}
+
+/* The tests run with and without the rule: the environment says which. */
+static void tcp_rule_follows_the_transport(void)
+{
+    const char *force = getenv("BT_TCP_RULE"), *btl = getenv("OMPI_MCA_btl");
+    bool        tcp = force != NULL || (btl != NULL && strcmp(btl, "tcp,self") == 0);
+
+    for (uint32_t r = 0; r < g_ranks; r++)
+        EXPECT_EQ(bt_world_tcp_rule(g_world, r), tcp);
+    EXPECT_EQ(bt_world_all_shared(g_world), !tcp);
+    EXPECT(g_world->fragment_bytes < 65536 && g_world->fragment_bytes >= 1024);
+}
+
+/* Another machine's ranks need the rule even where shared memory exists. */
+static void ranks_of_another_machine_need_the_rule(void)
+{
+    bt_world there      = *g_world;
+    uint32_t node_of[3] = {0, 0, 2};
+
+    there.rank          = 0;
+    there.size          = 3;
+    there.node_of       = node_of;
+    there.shared_memory = true;
+    EXPECT(!bt_world_tcp_rule(&there, 1));
+    EXPECT(bt_world_tcp_rule(&there, 2));
+    EXPECT(!bt_world_all_shared(&there));
+    there.size = 2;
+    EXPECT(bt_world_all_shared(&there));
+    there.shared_memory = false;
+    EXPECT(bt_world_tcp_rule(&there, 1));
+}
+
+static void component_lists_tell_the_transport(void)
+{
+    EXPECT(bt_transport_is_shared("", ""));
+    EXPECT(bt_transport_is_shared("^uct,openib,ofi", "^ucx"));
+    EXPECT(bt_transport_is_shared("vader,tcp,self", "ob1"));
+    EXPECT(bt_transport_is_shared("self, vader", ""));
+    EXPECT(bt_transport_is_shared("self,sm", ""));
+    EXPECT(!bt_transport_is_shared("tcp,self", ""));
+    EXPECT(!bt_transport_is_shared("^vader,sm", ""));
+    EXPECT(!bt_transport_is_shared("vaders,smx", ""));
+    EXPECT(!bt_transport_is_shared("", "ucx"));
+    EXPECT(!bt_transport_is_shared("", "^ob1"));
+}
+
+static void tags_fit_every_upper_bound(void)
+{
+    static const int BOUNDS[] = {32767,         65535,      (1 << 22) - 1,
+                                 (1 << 23) - 1, 2147483646, 2147483647};
+
+    for (size_t i = 0; i < sizeof(BOUNDS) / sizeof(BOUNDS[0]); i++) {
+        bt_tag_layout t   = bt_tag_layout_of(BOUNDS[i]);
+        int           top = bt_tag_make(t, 7, UINT32_MAX, UINT64_MAX);
+
+        EXPECT(top > 0 && top <= BOUNDS[i]);
+        EXPECT(t.epoch_bits >= 6 && t.sequence_bits >= 6);
+        EXPECT(bt_tag_make(t, 1, 5, 9) != bt_tag_make(t, 2, 5, 9));
+        EXPECT(bt_tag_make(t, 1, 5, 9) != bt_tag_make(t, 1, 6, 9));
+        EXPECT(bt_tag_make(t, 1, 5, 9) != bt_tag_make(t, 1, 5, 10));
+        EXPECT_EQ(bt_tag_make(t, 0, 0, 1u << t.sequence_bits), 0); /* wraps inside its field */
+    }
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(init_survived_every_failing_allocation),
+    BT_TEST(ranks_of_one_machine_are_counted),
+    BT_TEST(tcp_rule_follows_the_transport),
+    BT_TEST(ranks_of_another_machine_need_the_rule),
+    BT_TEST(component_lists_tell_the_transport),
+    BT_TEST(tags_fit_every_upper_bound),
+};
+
+/* The failures are alike on all ranks, so that nobody waits for another in between; the first
+ * start that succeeds is the tests' world. */
+int main(int argc, char **argv)
+{
+    for (;; g_init_failures++) {
+        bt_status st;
+
+        bt_alloc_fail_at(g_init_failures);
+        st = bt_world_init(&argc, &argv, &g_world);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) break;
+        if (st != BT_ERR_NO_MEMORY || g_world != NULL || bt_alloc_live() != 0) return EXIT_FAILURE;
+    }
+    return mpi_test_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
+}

@@ -100,8 +100,8 @@ static void mla_both_forms_and_roles_equal_the_reference(void)
         char        name[32], what[128];
 
         while (next_family(&rest, name) != NULL) {
-            layer    l = layer_new(d, name, 2, 200);
-            request  r = request_new(&l, 150, 3);
+            layer    l = layer_new(d, name, 2, 100);
+            request  r = request_new(&l, 100, 3);
             expected e = reference_of(d, &r);
 
             for (int way = 0; way < 4; way++) {

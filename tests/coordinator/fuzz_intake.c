@@ -1,0 +1,48 @@
+/* libFuzzer: any bytes are no GenerateRequest, are refused with words, or make a request that keeps
+ * to every limit. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "coordinator/intake.h"
+#include "core/alloc.h"
+#include "proto/text.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+static const bt_intake_limits LIMITS = {
+    .vocab_size = 100, .max_context = 64, .max_tokens = 48, .max_prompt = 40};
+
+static void check(const bt_relay_request *r)
+{
+    BT_ASSERT(r->n_prompt >= 1 && r->n_prompt <= LIMITS.max_prompt);
+    BT_ASSERT(r->sampling.max_tokens >= 1 &&
+              r->n_prompt + r->sampling.max_tokens <= LIMITS.max_tokens);
+    BT_ASSERT(isfinite(r->sampling.temperature) && r->sampling.temperature >= 0);
+    for (uint32_t i = 0; i < r->n_prompt; i++)
+        BT_ASSERT(r->prompt[i] < LIMITS.vocab_size);
+    for (uint32_t i = 0; i < r->sampling.n_stop; i++)
+        BT_ASSERT(r->sampling.stop_tokens[i] < LIMITS.vocab_size);
+    BT_ASSERT(r->name[0] != 0 && bt_text_is_utf8(r->name));
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    Vllm__Grpc__Engine__GenerateRequest *pb =
+        vllm__grpc__engine__generate_request__unpack(NULL, n, data);
+    bt_relay_request r = {0};
+    bt_intake_answer answer;
+    char             why[BT_INTAKE_TEXT] = "";
+    long             live                = bt_alloc_live();
+
+    if (pb == NULL) return 0;
+    if (bt_intake(pb, &LIMITS, &r, &answer, why) == BT_OK)
+        check(&r);
+    else
+        BT_ASSERT(why[0] != 0);
+    bt_free(r.prompt);
+    bt_free(r.sampling.stop_tokens);
+    vllm__grpc__engine__generate_request__free_unpacked(pb, NULL);
+    BT_ASSERT(bt_alloc_live() == live);
+    return 0;
+}

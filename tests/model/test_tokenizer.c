@@ -1,4 +1,5 @@
 #include <jansson.h>
+#include <pthread.h>
 #include <stdint.h>
 
 #include "core/alloc.h"
@@ -461,6 +462,57 @@ static void tokenizer_other_bad_files_are_refused(void)
     EXPECT(tok == NULL);
 }
 
+typedef struct {
+    const bt_tokenizer *tok;
+    const char         *text;
+    const uint32_t     *want;
+    size_t              n;
+    bool                equal;
+} thread_case;
+
+static void *encode_often(void *arg)
+{
+    thread_case *c = arg;
+
+    for (int i = 0; i < 20; i++) {
+        uint32_t *ids = NULL;
+        size_t    n = 0, n_back = 0;
+        char     *back;
+
+        c->equal = c->equal &&
+                   bt_tokenizer_encode(c->tok, c->text, strlen(c->text), &ids, &n) == BT_OK &&
+                   n == c->n && memcmp(ids, c->want, n * sizeof(*ids)) == 0;
+        back     = decode(c->tok, ids, n, &n_back);
+        c->equal = c->equal && n_back == strlen(c->text) && memcmp(back, c->text, n_back) == 0;
+        free(back);
+        bt_free(ids);
+    }
+    return NULL;
+}
+
+static void tokenizer_serves_several_threads(void)
+{
+    enum { N = 4 };
+    bt_tokenizer *tok  = open_or_die(DEMO);
+    const char   *text = "ROMEO: <think> 1234 \xe4\xb8\xad\n\n  O, speak again, bright angel!";
+    uint32_t     *want = NULL;
+    thread_case   cases[N];
+    pthread_t     threads[N];
+    size_t        n = 0;
+
+    EXPECT_EQ(bt_tokenizer_encode(tok, text, strlen(text), &want, &n), BT_OK);
+    for (int i = 0; i < N; i++) {
+        cases[i] = (thread_case){tok, text, want, n, true};
+        if (pthread_create(&threads[i], NULL, encode_often, &cases[i]) != 0) abort();
+    }
+    for (int i = 0; i < N; i++) {
+        pthread_join(threads[i], NULL);
+        EXPECT(cases[i].equal);
+    }
+    bt_free(want);
+    bt_tokenizer_close(tok);
+}
+
 static void tokenizer_open_unwinds_at_every_allocation(void)
 {
     bt_tokenizer *tok  = NULL;
@@ -529,6 +581,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tokenizer_added_tokens_match_longest_first),
     BT_TEST(tokenizer_bad_files_are_refused_by_name),
     BT_TEST(tokenizer_other_bad_files_are_refused),
+    BT_TEST(tokenizer_serves_several_threads),
     BT_TEST(tokenizer_open_unwinds_at_every_allocation),
     BT_TEST(tokenizer_encode_unwinds_at_every_allocation),
 };

@@ -47,22 +47,39 @@ static bool in_path(const char *name, char path_out[PATH_MAX])
     return false;
 }
 
-/* The bundled Open MPI of an installed tree lies in bin/../lib/baton/openmpi. */
-static bool bundled(const char *self, char prefix_out[PATH_MAX], char mpirun_out[PATH_MAX])
+/* The bundled Open MPI of an installed tree lies in bin/../lib/baton/openmpi, its libraries in
+ * bin/../lib/baton. */
+static bool find_bundled(const char *self, char libs_out[PATH_MAX], char mpirun_out[PATH_MAX])
 {
     char        base[PATH_MAX];
     const char *slash = strrchr(self, '/');
 
-    snprintf(base, sizeof(base), "%.*s/../lib/baton/openmpi", (int)(slash - self), self);
-    return realpath(base, prefix_out) != NULL &&
-           snprintf(mpirun_out, PATH_MAX, "%s/bin/mpirun", prefix_out) < PATH_MAX &&
+    snprintf(base, sizeof(base), "%.*s/../lib/baton", (int)(slash - self), self);
+    return realpath(base, libs_out) != NULL &&
+           snprintf(mpirun_out, PATH_MAX, "%s/openmpi/bin/mpirun", libs_out) < PATH_MAX &&
            access(mpirun_out, X_OK) == 0;
+}
+
+/* Moves Open MPI: its plugins and texts lie below OPAL_PREFIX, its libraries beside ours. */
+static void use_bundled(const char *libs)
+{
+    const char *old = getenv("LD_LIBRARY_PATH");
+    char        text[3 * PATH_MAX];
+
+    snprintf(text, sizeof(text), "%s/openmpi", libs);
+    setenv("OPAL_PREFIX", text, 1);
+    snprintf(text, sizeof(text), "%s/pmix/lib/pmix", libs); /* it ignores PMIX_PREFIX for these */
+    setenv("PMIX_PKGLIBDIR", text, 1);
+    snprintf(text, sizeof(text), "%s/pmix/share/pmix", libs);
+    setenv("PMIX_PKGDATADIR", text, 1);
+    snprintf(text, sizeof(text), "%s%s%s", libs, old != NULL ? ":" : "", old != NULL ? old : "");
+    setenv("LD_LIBRARY_PATH", text, 1);
 }
 
 static bt_status find_mpirun(const char *wanted, const char *self, char path_out[PATH_MAX])
 {
     bt_status st = BT_OK;
-    char      prefix[PATH_MAX];
+    char      libs[PATH_MAX];
 
     if (wanted == NULL) wanted = getenv("BATON_MPIRUN");
     if (wanted != NULL) {
@@ -70,8 +87,8 @@ static bt_status find_mpirun(const char *wanted, const char *self, char path_out
         snprintf(path_out, PATH_MAX, "%s", wanted);
         return BT_OK;
     }
-    if (bundled(self, prefix, path_out)) {
-        setenv("OPAL_PREFIX", prefix, 1); /* moves Open MPI: its plugins and texts lie there */
+    if (find_bundled(self, libs, path_out)) {
+        use_bundled(libs);
         return BT_OK;
     }
     if (in_path("mpirun", path_out)) return BT_OK;

@@ -1,0 +1,54 @@
+# Run by `cmake --install`: copies the shared libraries of the programs, and Open MPI's launcher with its plugins.
+# Variables: BT_BUILD_BIN, BT_MPIEXEC (cmake/package.cmake sets them).
+set(root "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
+set(to "${root}/lib/baton")
+
+# Open MPI: where its plugins and texts lie, below its own prefix.
+get_filename_component(mpi_bin "${BT_MPIEXEC}" DIRECTORY)
+foreach(what prefix pkglibdir pkgdatadir)
+  execute_process(COMMAND ${mpi_bin}/ompi_info --path ${what} --parsable OUTPUT_VARIABLE line
+                  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCH "path:${what}:([^\n]*)" found "${line}")
+  set(mpi_${what} "${CMAKE_MATCH_1}")
+  if(NOT IS_DIRECTORY "${mpi_${what}}")
+    message(FATAL_ERROR "ompi_info --path ${what} names no directory: ${line}")
+  endif()
+endforeach()
+file(RELATIVE_PATH pkglib "${mpi_prefix}" "${mpi_pkglibdir}")
+file(RELATIVE_PATH pkgdata "${mpi_prefix}" "${mpi_pkgdatadir}")
+
+# Plugins for networks that need drivers of their own stay out: a cluster that has them has its own Open MPI.
+file(GLOB plugins "${mpi_pkglibdir}/mca_*.so")
+list(FILTER plugins EXCLUDE REGEX "_(ucx|ofi|psm|psm2|openib|flux|jsm|monitoring)\\.so$")
+# Nor those of OpenSHMEM and of MPI's files, which Baton does not use.
+list(FILTER plugins EXCLUDE REGEX "/mca_(atomic|memheap|scoll|spml|sshmem|io|fs|fbtl|fcoll|sharedfp)_")
+file(GLOB programs "${BT_BUILD_BIN}/baton" "${BT_BUILD_BIN}/baton-*")
+set(launchers "")
+foreach(name mpirun orted)
+  get_filename_component(real "${mpi_bin}/${name}" REALPATH)
+  list(APPEND launchers "${real}")
+endforeach()
+
+file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${programs} ${launchers} MODULES ${plugins}
+     RESOLVED_DEPENDENCIES_VAR libraries UNRESOLVED_DEPENDENCIES_VAR missing
+     DIRECTORIES "${mpi_pkglibdir}/.."
+     PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv|util|nsl)\\.so")
+if(missing)
+  message(FATAL_ERROR "libraries that cannot be found: ${missing}")
+endif()
+# PMIx, which Open MPI uses: its plugins and texts lie beside its library.
+set(pmix "")
+foreach(library ${libraries})
+  if(library MATCHES "/libpmix\\.so")
+    get_filename_component(pmix "${library}" REALPATH)
+    get_filename_component(pmix "${pmix}/../.." ABSOLUTE)
+  endif()
+  file(INSTALL "${library}" DESTINATION "${to}" TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN)
+endforeach()
+if(IS_DIRECTORY "${pmix}/lib/pmix")
+  file(INSTALL "${pmix}/lib/pmix" DESTINATION "${to}/pmix/lib" FILES_MATCHING PATTERN "*.so")
+  file(INSTALL "${pmix}/share/pmix" DESTINATION "${to}/pmix/share" FILES_MATCHING PATTERN "help-*.txt")
+endif()
+file(INSTALL ${plugins} DESTINATION "${to}/openmpi/${pkglib}" TYPE MODULE)
+file(INSTALL "${mpi_pkgdatadir}/" DESTINATION "${to}/openmpi/${pkgdata}" FILES_MATCHING PATTERN "help-*.txt")
+file(INSTALL "${mpi_bin}/mpirun" "${mpi_bin}/orted" DESTINATION "${to}/openmpi/bin" TYPE PROGRAM FOLLOW_SYMLINK_CHAIN)

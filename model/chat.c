@@ -208,18 +208,18 @@ static bt_status find_style(const bt_tokenizer *tok, const style **style_out)
     bool         bare     = false;
     char         show[SHOW_BYTES];
 
-    BT_REQUIRE(tok->template != NULL, BT_ERR_UNSUPPORTED,
+    BT_REQUIRE(tok->chat_template != NULL, BT_ERR_UNSUPPORTED,
                "%s: expected a chat_template in tokenizer_config.json beside it, found none",
                tok->path);
-    squeezed = bt_calloc(strlen(tok->template) + 1, 1);
+    squeezed = bt_calloc(strlen(tok->chat_template) + 1, 1);
     BT_REQUIRE(squeezed != NULL, BT_ERR_NO_MEMORY, "chat template");
-    squeeze(tok->template, squeezed, &bare);
+    squeeze(tok->chat_template, squeezed, &bare);
     s = bare ? NULL : recognise(squeezed);
     BT_REQUIRE(s != NULL, BT_ERR_UNSUPPORTED,
                "%s: chat_template: expected DeepSeek-V2's, DeepSeek-V3's or the demo's, found one "
                "of %zu bytes that begins \"%s\"",
-               tok->path, strlen(tok->template),
-               bt_json_printable(tok->template, show, sizeof(show)));
+               tok->path, strlen(tok->chat_template),
+               bt_json_printable(tok->chat_template, show, sizeof(show)));
     BT_REQUIRE(
         tok->bos != NULL && (s->after_assistant != NULL || tok->eos != NULL), BT_ERR_FORMAT,
         "%s: expected bos_token and eos_token in tokenizer_config.json for the chat template "
@@ -330,11 +330,11 @@ bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir)
         at = (bt_json_at){path, "", json};
         BT_TRY(read_text(&at, "bos_token", &tok->bos));
         BT_TRY(read_text(&at, "eos_token", &tok->eos));
-        BT_TRY(read_template(&at, &tok->template));
+        BT_TRY(read_template(&at, &tok->chat_template));
     }
     snprintf(path, sizeof(path), "%s/chat_template.jinja", dir);
-    if (tok->template == NULL && bt_json_file_exists(path))
-        BT_TRY(read_template_file(path, &tok->template));
+    if (tok->chat_template == NULL && bt_json_file_exists(path))
+        BT_TRY(read_template_file(path, &tok->chat_template));
 out:
     json_decref(json);
     return st;

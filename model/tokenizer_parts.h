@@ -33,8 +33,8 @@ struct bt_tokenizer {
                                                  ignore_merges; NULL without it */
     size_t n_by_text;
 
-    char *template;  /* owned: chat_template, or NULL */
-    char *bos, *eos; /* owned: their texts, or NULL */
+    char *chat_template; /* owned: or NULL */
+    char *bos, *eos;     /* owned: their texts, or NULL */
 };
 
 /* memcmp order, a prefix first. */

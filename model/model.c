@@ -105,7 +105,7 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
 
     BT_TRY(own_experts(cfg, opt, &own));
     w_opt.own_experts = own;
-    if (cfg->n_mtp_layers != 0)
+    if (cfg->n_mtp_layers != 0 && bt_group_self(opt->group) == 0) /* one line a group */
         BT_INFO("%u multi-token-prediction layer(s) in the checkpoint are not loaded",
                 cfg->n_mtp_layers);
     BT_TRY(take_workspace(model));

@@ -80,16 +80,30 @@ typedef union {
     PB(Leaving) leaving;
 } up_body;
 
+/* Packing only reads the histograms. */
 static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
 {
     baton__control__v1__beat__init(pb);
-    pb->progress      = b->progress;
-    pb->n_requests    = b->n_requests;
-    pb->pages_free    = b->pages_free;
-    pb->pages_total   = b->pages_total;
-    pb->steps         = b->steps;
-    pb->handoff_bytes = b->handoff_bytes;
-    pb->handoff_pages = b->handoff_pages;
+    pb->progress            = b->progress;
+    pb->n_requests          = b->n_requests;
+    pb->pages_free          = b->pages_free;
+    pb->pages_total         = b->pages_total;
+    pb->steps               = b->steps;
+    pb->handoff_bytes       = b->handoff_bytes;
+    pb->handoff_pages       = b->handoff_pages;
+    pb->gather_ns           = b->gather_ns;
+    pb->model_ns            = b->model_ns;
+    pb->sample_ns           = b->sample_ns;
+    pb->prompt_rows         = b->prompt_rows;
+    pb->generated_rows      = b->generated_rows;
+    pb->n_batch_rows        = BT_BEAT_BATCH_BUCKETS;
+    pb->batch_rows          = (uint64_t *)b->batch_rows;
+    pb->n_step_times        = BT_BEAT_TIME_BUCKETS;
+    pb->step_times          = (uint64_t *)b->step_times;
+    pb->pages_cached        = b->pages_cached;
+    pb->pages_quarantined   = b->pages_quarantined;
+    pb->prefix_asked_tokens = b->prefix_asked_tokens;
+    pb->prefix_hit_tokens   = b->prefix_hit_tokens;
 }
 
 static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
@@ -318,15 +332,36 @@ out:
     return st;
 }
 
-static void take_beat(const PB(Beat) * pb, bt_up_beat *b)
+static bt_status take_beat(const PB(Beat) * pb, bt_up_beat *b)
 {
-    *b = (bt_up_beat){.progress      = pb->progress,
-                      .n_requests    = pb->n_requests,
-                      .pages_free    = pb->pages_free,
-                      .pages_total   = pb->pages_total,
-                      .steps         = pb->steps,
-                      .handoff_bytes = pb->handoff_bytes,
-                      .handoff_pages = pb->handoff_pages};
+    bt_status st = BT_OK;
+
+    BT_REQUIRE((pb->n_batch_rows == 0 || pb->n_batch_rows == BT_BEAT_BATCH_BUCKETS) &&
+                   (pb->n_step_times == 0 || pb->n_step_times == BT_BEAT_TIME_BUCKETS),
+               BT_ERR_PROTOCOL, "a beat with histograms of %zu and %zu entries, expected %d and %d",
+               pb->n_batch_rows, pb->n_step_times, BT_BEAT_BATCH_BUCKETS, BT_BEAT_TIME_BUCKETS);
+    *b = (bt_up_beat){.progress            = pb->progress,
+                      .n_requests          = pb->n_requests,
+                      .pages_free          = pb->pages_free,
+                      .pages_total         = pb->pages_total,
+                      .steps               = pb->steps,
+                      .handoff_bytes       = pb->handoff_bytes,
+                      .handoff_pages       = pb->handoff_pages,
+                      .gather_ns           = pb->gather_ns,
+                      .model_ns            = pb->model_ns,
+                      .sample_ns           = pb->sample_ns,
+                      .prompt_rows         = pb->prompt_rows,
+                      .generated_rows      = pb->generated_rows,
+                      .pages_cached        = pb->pages_cached,
+                      .pages_quarantined   = pb->pages_quarantined,
+                      .prefix_asked_tokens = pb->prefix_asked_tokens,
+                      .prefix_hit_tokens   = pb->prefix_hit_tokens};
+    for (size_t i = 0; i < pb->n_batch_rows; i++)
+        b->batch_rows[i] = pb->batch_rows[i];
+    for (size_t i = 0; i < pb->n_step_times; i++)
+        b->step_times[i] = pb->step_times[i];
+out:
+    return st;
 }
 
 static bt_status take_ticket(const PB(Ticket) * pb, bt_up *m)
@@ -374,8 +409,7 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
     case BATON__CONTROL__V1__FROM_WORKER__BODY_READY: m->kind = BT_UP_READY; return BT_OK;
     case BATON__CONTROL__V1__FROM_WORKER__BODY_BEAT:
         m->kind = BT_UP_BEAT;
-        take_beat(pb->beat, &m->u.beat);
-        return BT_OK;
+        return take_beat(pb->beat, &m->u.beat);
     case BATON__CONTROL__V1__FROM_WORKER__BODY_TICKET:
         m->kind = BT_UP_TICKET;
         return take_ticket(pb->ticket, m);

@@ -1,5 +1,6 @@
 /* worker/lifecycle.c - how requests come, fail and go; what moves while steps run. */
 #include <stdio.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -181,13 +182,20 @@ static bt_status beat(bt_worker *w)
 
     if (now - w->beat_ns < BEAT_NS) return BT_OK;
     w->beat_ns = now;
-    m.u.beat   = (bt_up_beat){.progress      = w->progress,
-                              .steps         = w->n_steps,
-                              .handoff_bytes = w->handoff_bytes,
-                              .handoff_pages = w->handoff_pages,
-                              .n_requests    = w->requests.n,
-                              .pages_free    = bt_kv_pool_n_free(w->cfg.pool),
-                              .pages_total   = bt_kv_pool_n_pages(w->cfg.pool)};
+    m.u.beat   = (bt_up_beat){.progress       = w->progress,
+                              .steps          = w->n_steps,
+                              .handoff_bytes  = w->handoff_bytes,
+                              .handoff_pages  = w->handoff_pages,
+                              .n_requests     = w->requests.n,
+                              .pages_free     = bt_kv_pool_n_free(w->cfg.pool),
+                              .pages_total    = bt_kv_pool_n_pages(w->cfg.pool),
+                              .gather_ns      = w->gather_ns,
+                              .model_ns       = w->model_ns,
+                              .sample_ns      = w->sample_ns,
+                              .prompt_rows    = w->n_rows_done[BT_ROLE_PROMPT],
+                              .generated_rows = w->n_rows_done[BT_ROLE_GENERATED]};
+    memcpy(m.u.beat.batch_rows, w->batch_rows, sizeof(w->batch_rows));
+    memcpy(m.u.beat.step_times, w->step_times, sizeof(w->step_times));
     return up(w, &m);
 }
 

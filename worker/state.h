@@ -44,7 +44,9 @@ struct bt_worker {
     bt_status background;  /* first error of the background, to be asked for */
     uint64_t  beat_ns, leases_ns;
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
-    uint64_t  n_rows_done[BT_N_ROLES]; /* of this rank's requests */
+    uint64_t  n_rows_done[BT_N_ROLES];                        /* of this rank's requests */
+    uint64_t  gather_from_ns, gather_ns, model_ns, sample_ns; /* phases, for the beat */
+    uint64_t  batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
 };
 
 /* batch.c: the rows of the pieces, written out for the model; and the memory for that. */

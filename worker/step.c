@@ -89,7 +89,8 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
     }
     *plan_out = (bt_plan){.epoch = w->cfg.epoch, .wake = w->wake_seen, .shutdown = w->shutdown};
     memcpy(plan_out->n_rows, b->n_rows, sizeof(plan_out->n_rows));
-    *next_out = BT_NEXT_GATHER;
+    *next_out         = BT_NEXT_GATHER;
+    w->gather_from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
 out:
     return st;
 }
@@ -250,10 +251,21 @@ static void layer_done(void *ctx, uint32_t layer)
     bt_worker_background(w);
 }
 
+/* The first bucket whose limit, unit * 2^i, is not below the value. */
+static void count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t unit)
+{
+    uint32_t i = 0;
+
+    while (i + 1 < n && value > unit << i)
+        i++;
+    buckets[i]++;
+}
+
 static bt_status run(bt_worker *w)
 {
-    bt_status st = BT_OK;
-    bt_batch *b  = &w->batch;
+    bt_status st      = BT_OK;
+    bt_batch *b       = &w->batch;
+    uint64_t  from_ns = w->cfg.links.now_ns(w->cfg.links.ctx), model_ns;
     bt_step   step;
 
     bt_batch_fill(b, &w->cfg, &step);
@@ -261,10 +273,15 @@ static bt_status run(bt_worker *w)
     step.ctx        = w;
     for (uint32_t i = 0; i < b->n_pieces; i++)
         b->pieces[i].request->step_end = b->pieces[i].start + b->pieces[i].n_rows;
-    st = w->cfg.links.step(w->cfg.links.ctx, &step);
+    st       = w->cfg.links.step(w->cfg.links.ctx, &step);
+    model_ns = w->cfg.links.now_ns(w->cfg.links.ctx) - from_ns;
     w->n_steps++;
+    w->model_ns += model_ns;
     w->layers_done = 0;
     BT_TRY(st);
+    count(w->batch_rows, BT_BEAT_BATCH_BUCKETS,
+          b->n_rows[BT_ROLE_PROMPT] + b->n_rows[BT_ROLE_GENERATED], 1);
+    count(w->step_times, BT_BEAT_TIME_BUCKETS, model_ns, BT_BEAT_TIME_NS);
     for (int role = 0; role < BT_N_ROLES; role++)
         w->n_rows_done[role] += b->n_rows[role];
 
@@ -273,6 +290,7 @@ static bt_status run(bt_worker *w)
     for (uint32_t i = 0; i < b->n_pieces; i++)
         BT_TRY(conclude(w, &step, i));
     BT_TRY(bt_worker_background_status(w));
+    w->sample_ns += w->cfg.links.now_ns(w->cfg.links.ctx) - from_ns - model_ns;
 out:
     bt_log_set_request(0);
     return st;
@@ -283,6 +301,7 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
     bt_status st     = BT_OK;
     agreement agreed = {0};
 
+    w->gather_ns += w->cfg.links.now_ns(w->cfg.links.ctx) - w->gather_from_ns;
     BT_TRY(agree(w, plans, &agreed));
     *leave_out = agreed.leave;
     if (agreed.leave) goto out;

@@ -63,7 +63,28 @@ static inline bt_up sample_up(bt_up_kind kind)
         m.u.progress.total_bytes = 1ull << 33;
         break;
     case BT_UP_READY: break;
-    case BT_UP_BEAT: m.u.beat = (bt_up_beat){1, 2, 3, 4, 5, 6, 7}; break;
+    case BT_UP_BEAT:
+        m.u.beat = (bt_up_beat){
+            .progress            = 1,
+            .steps               = 2,
+            .handoff_bytes       = 3,
+            .handoff_pages       = 4,
+            .gather_ns           = 8,
+            .model_ns            = 9,
+            .sample_ns           = 10,
+            .prompt_rows         = 11,
+            .generated_rows      = 12,
+            .prefix_asked_tokens = 13,
+            .prefix_hit_tokens   = 14,
+            .batch_rows          = {15, 16},
+            .step_times          = {[BT_BEAT_TIME_BUCKETS - 1] = 17 },
+            .n_requests          = 5,
+            .pages_free          = 6,
+            .pages_total         = 7,
+            .pages_cached        = 18,
+            .pages_quarantined   = 19
+        };
+        break;
     case BT_UP_TICKET:
         m.u.ticket.request = 9;
         m.u.ticket.epoch   = 2;

@@ -2,19 +2,8 @@
 
 #include <string.h>
 
+#include "attention/kv_pool_state.h"
 #include "core/alloc.h"
-
-struct bt_kv_pool {
-    bt_device        *dev; /* borrowed */
-    bt_kv_pool_config cfg;
-    bt_bf16          *mem;        /* owned, on the device: [n_pages] pages */
-    uint32_t         *refs;       /* owned: [n_pages] reference counts */
-    uint32_t         *generation; /* owned: [n_pages] times taken */
-    bt_page_id       *free;       /* owned: stack of free pages, top at n_free-1 */
-    uint8_t          *seen;       /* owned: [n_pages] scratch of the integrity check */
-    uint32_t          n_free;
-    size_t            page_elems, layer_elems;
-};
 
 /* a * b, or 0 when that overflows; a zero operand counts as an overflow. */
 static size_t mul(size_t a, size_t b) { return b != 0 && a <= SIZE_MAX / b ? a * b : 0; }
@@ -51,6 +40,7 @@ bt_status bt_kv_pool_create(bt_device *dev, const bt_kv_pool_config *cfg, bt_kv_
     BT_REQUIRE(pool->refs != NULL && pool->generation != NULL && pool->free != NULL &&
                    pool->seen != NULL,
                BT_ERR_NO_MEMORY, "kv pool tables of %u pages", cfg->n_pages);
+    BT_TRY(bt_kv_prefix_init(pool));
     BT_TRY(bt_device_alloc(dev, pool_bytes, &mem));
     pool->mem = mem;
 
@@ -70,6 +60,7 @@ void bt_kv_pool_destroy(bt_kv_pool *pool)
 {
     if (pool == NULL) return;
     bt_device_free(pool->dev, pool->mem);
+    bt_kv_prefix_fini(pool);
     bt_free(pool->seen);
     bt_free(pool->free);
     bt_free(pool->generation);
@@ -79,9 +70,9 @@ void bt_kv_pool_destroy(bt_kv_pool *pool)
 
 bt_status bt_kv_pool_acquire(bt_kv_pool *pool, uint32_t n, bt_page_id *pages_out)
 {
-    if (n > pool->n_free) return BT_ERR_NO_PAGES;
+    if (n > bt_kv_pool_n_available(pool)) return BT_ERR_NO_PAGES;
     for (uint32_t i = 0; i < n; i++) {
-        bt_page_id page = pool->free[--pool->n_free];
+        bt_page_id page = pool->n_free > 0 ? pool->free[--pool->n_free] : bt_kv_prefix_evict(pool);
 
         BT_ASSERT(pool->refs[page] == 0);
         pool->refs[page] = 1;
@@ -100,10 +91,13 @@ void bt_kv_pool_retain(bt_kv_pool *pool, bt_page_id page)
 void bt_kv_pool_release(bt_kv_pool *pool, bt_page_id page)
 {
     BT_ASSERT(page < pool->cfg.n_pages && pool->refs[page] != 0);
-    if (--pool->refs[page] == 0) {
-        BT_ASSERT(pool->n_free < pool->cfg.n_pages);
-        pool->free[pool->n_free++] = page;
+    if (--pool->refs[page] != 0) return;
+    if (pool->entries[page].known) {
+        bt_kv_prefix_idle(pool, page);
+        return;
     }
+    BT_ASSERT(pool->n_free < pool->cfg.n_pages);
+    pool->free[pool->n_free++] = page;
 }
 
 bt_bf16 *bt_kv_pool_rows(const bt_kv_pool *pool, bt_page_id page, uint32_t layer)
@@ -120,6 +114,7 @@ uint32_t bt_kv_pool_generation(const bt_kv_pool *pool, bt_page_id page)
 
 uint32_t bt_kv_pool_n_pages(const bt_kv_pool *pool) { return pool->cfg.n_pages; }
 uint32_t bt_kv_pool_n_free(const bt_kv_pool *pool) { return pool->n_free; }
+uint32_t bt_kv_pool_n_available(const bt_kv_pool *pool) { return pool->n_free + pool->n_idle; }
 uint32_t bt_kv_pool_n_layers(const bt_kv_pool *pool) { return pool->cfg.n_layers; }
 uint32_t bt_kv_pool_kv_dim(const bt_kv_pool *pool) { return pool->cfg.kv_dim; }
 
@@ -138,18 +133,33 @@ bt_status bt_kv_pool_check(const bt_kv_pool *pool)
                    "kv pool: the free list holds page %u of %u", page, pool->cfg.n_pages);
         BT_REQUIRE(!pool->seen[page], BT_ERR_PROTOCOL, "kv pool: page %u is in the free list twice",
                    page);
-        BT_REQUIRE(pool->refs[page] == 0, BT_ERR_PROTOCOL,
-                   "kv pool: page %u is free and has %u references", page, pool->refs[page]);
+        BT_REQUIRE(pool->refs[page] == 0 && !pool->entries[page].known, BT_ERR_PROTOCOL,
+                   "kv pool: page %u is free, has %u references and is known %d", page,
+                   pool->refs[page], pool->entries[page].known);
         pool->seen[page] = 1;
     }
+    BT_TRY(bt_kv_prefix_check(pool));
     for (bt_page_id page = 0; page < pool->cfg.n_pages; page++) {
         if (pool->seen[page]) continue;
         BT_REQUIRE(pool->refs[page] != 0, BT_ERR_PROTOCOL,
-                   "kv pool: page %u has no reference and is not free", page);
+                   "kv pool: page %u has no reference and is neither free nor cached", page);
         n_used++;
     }
-    BT_REQUIRE(n_used + pool->n_free == pool->cfg.n_pages, BT_ERR_PROTOCOL,
-               "kv pool: %u used and %u free pages of %u", n_used, pool->n_free, pool->cfg.n_pages);
+    BT_REQUIRE(n_used + pool->n_free + pool->n_idle == pool->cfg.n_pages, BT_ERR_PROTOCOL,
+               "kv pool: %u used, %u free and %u cached pages of %u", n_used, pool->n_free,
+               pool->n_idle, pool->cfg.n_pages);
+out:
+    return st;
+}
+
+bt_status bt_kv_pool_check_idle(const bt_kv_pool *pool)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_kv_pool_check(pool));
+    BT_REQUIRE(bt_kv_pool_n_available(pool) == pool->cfg.n_pages, BT_ERR_PROTOCOL,
+               "kv pool: no request is here, but %u pages are free and %u cached of %u",
+               pool->n_free, pool->n_idle, pool->cfg.n_pages);
 out:
     return st;
 }

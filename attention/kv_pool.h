@@ -14,6 +14,7 @@
 #ifndef BT_ATTENTION_KV_POOL_H
 #define BT_ATTENTION_KV_POOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/status.h"
@@ -48,10 +49,12 @@ bt_status bt_kv_pool_create(bt_device *dev, const bt_kv_pool_config *cfg, bt_kv_
 /* Frees the pool; NULL is allowed. */
 void bt_kv_pool_destroy(bt_kv_pool *pool);
 
-/* Takes n pages, one reference each, into pages_out[0..n).  All or nothing: NO_PAGES takes none and
- * is not logged (the caller waits, evicts or refuses). */
+/* Takes n pages, one reference each, into pages_out[0..n): free ones, then the cached ones that
+ * nobody holds, those first that were used longest ago.  All or nothing: NO_PAGES takes none and is
+ * not logged (the caller waits or refuses). */
 bt_status bt_kv_pool_acquire(bt_kv_pool *pool, uint32_t n, bt_page_id *pages_out);
-/* One more reference (a shared prefix) / one less; the last one frees the page. */
+/* One more reference (a shared prefix) / one less; the last one frees the page, unless the prefix
+ * cache knows it. */
 void bt_kv_pool_retain(bt_kv_pool *pool, bt_page_id page);
 void bt_kv_pool_release(bt_kv_pool *pool, bt_page_id page);
 
@@ -59,16 +62,35 @@ void bt_kv_pool_release(bt_kv_pool *pool, bt_page_id page);
  * caller holds a reference to the page. */
 bt_bf16 *bt_kv_pool_rows(const bt_kv_pool *pool, bt_page_id page, uint32_t layer);
 
+/* The prefix cache.  A key names the tokens of a full page and of all pages before it; whoever
+ * makes the keys must make equal ones for equal tokens only.  A page in the cache is never written.
+ */
+typedef struct {
+    uint64_t lo, hi;
+} bt_prefix_key;
+
+/* The pages of keys[0..n) until the first that is not cached, one more reference each; returns how
+ * many. */
+uint32_t bt_kv_pool_match(bt_kv_pool *pool, uint32_t n_keys, const bt_prefix_key *keys,
+                          bt_page_id *pages_out);
+/* The cache shall know the page, which the caller holds and nobody will write again.  False: it
+ * knows one of that key already, and this one stays as it is. */
+bool bt_kv_pool_keep(bt_kv_pool *pool, bt_page_id page, const bt_prefix_key *key);
+
 uint32_t bt_kv_pool_generation(const bt_kv_pool *pool, bt_page_id page);
 uint32_t bt_kv_pool_n_pages(const bt_kv_pool *pool);
 uint32_t bt_kv_pool_n_free(const bt_kv_pool *pool);
+uint32_t bt_kv_pool_n_cached(const bt_kv_pool *pool);    /* in the cache, held by nobody */
+uint32_t bt_kv_pool_n_available(const bt_kv_pool *pool); /* both: what acquire() can give */
 uint32_t bt_kv_pool_n_layers(const bt_kv_pool *pool);
 uint32_t bt_kv_pool_kv_dim(const bt_kv_pool *pool);
 
-/* The integrity check that runs when a rank is idle: the free list holds each free page once, its
- * references are 0, every other page's are not, and both add up.  PROTOCOL with the first
- * difference when not. */
+/* The integrity check: the free list holds each free page once, the idle list each cached page that
+ * nobody holds, their references are 0, every other page's are not, and all add up.  PROTOCOL with
+ * the first difference when not. */
 bt_status bt_kv_pool_check(const bt_kv_pool *pool);
+/* The same on a rank without requests: no page is held. */
+bt_status bt_kv_pool_check_idle(const bt_kv_pool *pool);
 
 #ifdef __cplusplus
 }

@@ -180,6 +180,131 @@ static void kv_pool_create_rejects_zero_and_overflow(void)
     bt_kv_pool_destroy(NULL);
 }
 
+static bt_prefix_key key_of(uint64_t i) { return (bt_prefix_key){i * 8, i}; }
+
+static void kv_prefix_finds_what_was_kept(void)
+{
+    bt_kv_pool   *pool = create();
+    bt_page_id    pages[4], found[4];
+    bt_prefix_key keys[3] = {key_of(1), key_of(2), key_of(3)}, wrong = {8, 2};
+    uint32_t      generation;
+
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 2, pages), BT_OK);
+    EXPECT(bt_kv_pool_keep(pool, pages[0], &keys[0]));
+    EXPECT(bt_kv_pool_keep(pool, pages[1], &keys[1]));
+    EXPECT(!bt_kv_pool_keep(pool, pages[1], &keys[2])); /* a page has one key */
+    EXPECT_EQ(bt_kv_pool_match(pool, 1, &wrong, found), 0);
+    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[1], found), 1);
+    EXPECT_EQ(found[0], pages[1]);
+    bt_kv_pool_release(pool, found[0]);
+    generation = bt_kv_pool_generation(pool, pages[0]);
+    bt_kv_pool_release(pool, pages[1]);
+    bt_kv_pool_release(pool, pages[0]);
+    EXPECT_EQ(bt_kv_pool_n_free(pool), 2);
+    EXPECT_EQ(bt_kv_pool_n_cached(pool), 2);
+    EXPECT_EQ(bt_kv_pool_check_idle(pool), BT_OK);
+    EXPECT_EQ(bt_kv_pool_match(pool, 3, keys, found), 2);
+    EXPECT(found[0] == pages[0] && found[1] == pages[1]);
+    EXPECT_EQ(bt_kv_pool_generation(pool, pages[0]), generation); /* the same rows */
+    EXPECT_EQ(bt_kv_pool_n_cached(pool), 0);
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    EXPECT_EQ(bt_kv_pool_check_idle(pool), BT_ERR_PROTOCOL);
+    bt_kv_pool_release(pool, found[1]);
+    bt_kv_pool_release(pool, found[0]);
+    EXPECT_EQ(bt_kv_pool_check_idle(pool), BT_OK);
+    bt_kv_pool_destroy(pool);
+}
+
+static void kv_prefix_one_page_of_a_key(void)
+{
+    bt_kv_pool   *pool = create();
+    bt_page_id    pages[2];
+    bt_prefix_key key = key_of(7);
+
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 2, pages), BT_OK);
+    EXPECT(bt_kv_pool_keep(pool, pages[0], &key));
+    EXPECT(!bt_kv_pool_keep(pool, pages[1], &key));
+    bt_kv_pool_release(pool, pages[1]);
+    EXPECT_EQ(bt_kv_pool_n_free(pool), 3);
+    bt_kv_pool_release(pool, pages[0]);
+    EXPECT_EQ(bt_kv_pool_n_cached(pool), 1);
+    bt_kv_pool_destroy(pool);
+}
+
+static void kv_prefix_evicts_what_was_used_longest_ago(void)
+{
+    bt_kv_pool   *pool = create();
+    bt_page_id    pages[4], found[2], more[4];
+    bt_prefix_key keys[4];
+
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 4, pages), BT_OK);
+    for (uint32_t i = 0; i < 4; i++) {
+        keys[i] = key_of(i + 1);
+        EXPECT(bt_kv_pool_keep(pool, pages[i], &keys[i]));
+        bt_kv_pool_release(pool, pages[i]);
+    }
+    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[0], found), 1); /* used again */
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 4, more), BT_ERR_NO_PAGES);
+    EXPECT_EQ(bt_kv_pool_n_cached(pool), 3);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 2, more), BT_OK);
+    EXPECT(more[0] == pages[1] && more[1] == pages[2]);
+    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[1], found + 1), 0);
+    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[3], found + 1), 1);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 1, more + 2), BT_ERR_NO_PAGES);
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    bt_kv_pool_release(pool, found[0]);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 1, more + 2), BT_OK);
+    EXPECT_EQ(more[2], pages[0]);
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    bt_kv_pool_destroy(pool);
+}
+
+/* Chains of keys over few pages, against a plain list of what each page should hold. */
+static void kv_prefix_random_chains_keep_the_account(void)
+{
+    enum { PAGES = 24, HELD = 6, LENGTH = 5 };
+    bt_kv_pool_config cfg  = {.n_layers = 1, .n_pages = PAGES, .kv_dim = 8};
+    bt_kv_pool       *pool = NULL;
+    bt_page_id        held[HELD][LENGTH];
+    uint32_t          n_held[HELD] = {0}, state = 5, hits = 0;
+    uint64_t          content[PAGES] = {0};
+
+    EXPECT_EQ(bt_kv_pool_create(g_dev, &cfg, &pool), BT_OK);
+    for (int i = 0; i < 20000; i++) {
+        uint32_t      slot, chain, n;
+        bt_prefix_key keys[LENGTH];
+
+        state = state * 1664525 + 1013904223;
+        slot  = (state >> 8) % HELD;
+        chain = (state >> 16) % 9;
+        if (n_held[slot] != 0) {
+            while (n_held[slot] > 0)
+                bt_kv_pool_release(pool, held[slot][--n_held[slot]]);
+            continue;
+        }
+        for (uint32_t k = 0; k < LENGTH; k++)
+            keys[k] = key_of(chain * 100 + k + 1);
+        n = bt_kv_pool_match(pool, LENGTH, keys, held[slot]);
+        hits += n;
+        for (uint32_t k = 0; k < n; k++)
+            EXPECT_EQ(content[held[slot][k]], keys[k].hi);
+        n_held[slot] = n;
+        if (bt_kv_pool_acquire(pool, LENGTH - n, held[slot] + n) != BT_OK) continue;
+        for (; n < LENGTH; n++) {
+            content[held[slot][n]] = keys[n].hi;
+            bt_kv_pool_keep(pool, held[slot][n], &keys[n]);
+        }
+        n_held[slot] = LENGTH;
+        if (i % 50 == 0) EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
+    }
+    for (uint32_t slot = 0; slot < HELD; slot++)
+        while (n_held[slot] > 0)
+            bt_kv_pool_release(pool, held[slot][--n_held[slot]]);
+    EXPECT(hits > 1000);
+    EXPECT_EQ(bt_kv_pool_check_idle(pool), BT_OK);
+    bt_kv_pool_destroy(pool);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(kv_pool_acquire_is_all_or_nothing),
     BT_TEST(kv_pool_shared_page_survives_first_release),
@@ -187,6 +312,10 @@ static const bt_test TESTS[] = {
     BT_TEST(kv_pool_rows_are_page_then_layer_then_token),
     BT_TEST(kv_pool_pages_for_rounds_up),
     BT_TEST(kv_pool_random_traffic_keeps_the_account),
+    BT_TEST(kv_prefix_finds_what_was_kept),
+    BT_TEST(kv_prefix_one_page_of_a_key),
+    BT_TEST(kv_prefix_evicts_what_was_used_longest_ago),
+    BT_TEST(kv_prefix_random_chains_keep_the_account),
     BT_TEST(kv_pool_create_unwinds_at_every_allocation),
     BT_TEST(kv_pool_create_rejects_zero_and_overflow),
 };

@@ -3,7 +3,7 @@
  *      0 magic      4 version    8 request   16 epoch      20 token0    24 token1
  *     28 layer0    32 layer1    36 kv_dim    40 pages_tag  48 flags     52 first_token
  *     56 first_logprob (bits)   60 first_finish            64 payload_bytes
- *     72 zero, 16 bytes         88 checksum
+ *     72 cached    76 zero, 12 bytes         88 checksum
  *
  * The checksum is XXH3 of bytes 0..88 with XXH3 of the payload as its seed. */
 #include "parallel/page_message.h"
@@ -14,9 +14,9 @@
 
 enum {
     MAGIC       = 0x67705442, /* "BTpg" */
-    VERSION     = 1,
+    VERSION     = 2,
     FLAG_LAST   = 1,
-    ZERO_AT     = 72,
+    ZERO_AT     = 76,
     CHECKSUM_AT = 88,
     BF16_BYTES  = 2,
 };
@@ -88,6 +88,7 @@ static void encode(const bt_page_message *m, uint8_t wire[BT_PAGE_MESSAGE_BYTES]
     put32(wire + 56, logprob);
     put32(wire + 60, m->first_finish);
     put64(wire + 64, m->payload_bytes);
+    put32(wire + 72, m->cached);
     put64(wire + CHECKSUM_AT, m->checksum);
 }
 
@@ -123,6 +124,7 @@ static void decode(const uint8_t *wire, bt_page_message *m)
         .first_token   = get32(wire + 52),
         .first_finish  = get32(wire + 60),
         .payload_bytes = get64(wire + 64),
+        .cached        = get32(wire + 72),
         .checksum      = get64(wire + CHECKSUM_AT),
     };
     memcpy(&m->first_logprob, &logprob, sizeof(logprob));
@@ -140,8 +142,8 @@ bt_status bt_page_message_parse(const uint8_t *wire, size_t n_bytes, bt_page_mes
     BT_REQUIRE(get32(wire + 4) == VERSION, BT_ERR_PROTOCOL,
                "a page message has version %u, want %d: all ranks must run the same build",
                get32(wire + 4), VERSION);
-    BT_REQUIRE((get32(wire + 48) & ~(uint32_t)FLAG_LAST) == 0 && get64(wire + ZERO_AT) == 0 &&
-                   get64(wire + ZERO_AT + 8) == 0,
+    BT_REQUIRE((get32(wire + 48) & ~(uint32_t)FLAG_LAST) == 0 && get32(wire + ZERO_AT) == 0 &&
+                   get64(wire + ZERO_AT + 4) == 0,
                BT_ERR_PROTOCOL, "a page message has unknown flags %08x or fields",
                get32(wire + 48));
     decode(wire, &m);

@@ -26,10 +26,11 @@ typedef struct {
     uint32_t layer0, layer1; /* layer0 < layer1 */
     uint32_t kv_dim;
     uint64_t pages_tag; /* bt_pages_tag() of the pages that the rows touch */
-    bool     last;      /* the prompt's last message: the three fields below count */
+    bool     last;      /* the prompt's last message: the four fields below count */
     uint32_t first_token;
     float    first_logprob;
     uint32_t first_finish; /* bt_finish of the first token, 0 = goes on */
+    uint32_t cached;       /* prompt tokens that the sender had and did not compute */
     uint64_t payload_bytes;
     uint64_t checksum;
 } bt_page_message;

@@ -26,6 +26,10 @@ static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(R
     pb->n_eval_tokens = r->n_eval;
     pb->eval_tokens   = r->eval_tokens;
     pb->eval_experts  = (ProtobufCBinaryData){r->n_eval_expert_bytes, r->eval_experts};
+    pb->prefix_keys   = (ProtobufCBinaryData){r->n_prefix_key_bytes, r->prefix_keys};
+    pb->arrival       = r->arrival;
+    pb->n_replay      = r->n_replay;
+    pb->replay        = r->replay;
 }
 
 static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling, PB(Prefill) * pb)
@@ -41,6 +45,8 @@ static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling,
     pb->n_pages      = p->n_pages;
     pb->eval         = p->eval;
     pb->eval_experts = (ProtobufCBinaryData){p->n_eval_expert_bytes, p->eval_experts};
+    pb->prefix_keys  = (ProtobufCBinaryData){p->n_prefix_key_bytes, p->prefix_keys};
+    pb->held_tokens  = p->held;
     return bt_pb_make_pages(p->pages, p->n_pages, &pb->pages);
 }
 
@@ -110,6 +116,17 @@ out:
     return st;
 }
 
+static bt_status take_keys(const ProtobufCBinaryData *pb, void **keys_out, size_t *n_out)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->len % BT_PREFIX_KEY_BYTES == 0, BT_ERR_PROTOCOL,
+               "%zu bytes of prefix keys, expected a multiple of %d", pb->len, BT_PREFIX_KEY_BYTES);
+    BT_TRY(bt_pb_take_bytes(pb, "prefix_keys", keys_out, n_out));
+out:
+    return st;
+}
+
 static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
 {
     bt_status st = BT_OK;
@@ -128,6 +145,9 @@ static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
     BT_TRY(bt_pb_take_u32s(pb->eval_tokens, pb->n_eval_tokens, &r->eval_tokens, &r->n_eval));
     BT_TRY(bt_pb_take_bytes(&pb->eval_experts, "eval_experts", &r->eval_experts,
                             &r->n_eval_expert_bytes));
+    r->arrival = pb->arrival;
+    BT_TRY(take_keys(&pb->prefix_keys, &r->prefix_keys, &r->n_prefix_key_bytes));
+    BT_TRY(bt_pb_take_u32s(pb->replay, pb->n_replay, &r->replay, &r->n_replay));
 out:
     return st;
 }
@@ -151,6 +171,8 @@ static bt_status take_prefill(const PB(Prefill) * pb, bt_down_prefill *p)
     BT_TRY(bt_pb_take_pages(pb->pages, pb->n_pages, &p->pages, &p->n_pages));
     BT_TRY(bt_pb_take_bytes(&pb->eval_experts, "eval_experts", &p->eval_experts,
                             &p->n_eval_expert_bytes));
+    p->held = pb->held_tokens;
+    BT_TRY(take_keys(&pb->prefix_keys, &p->prefix_keys, &p->n_prefix_key_bytes));
 out:
     return st;
 }
@@ -215,12 +237,15 @@ void bt_down_free(bt_down *m)
         bt_free(m->u.reserve.sampling.stop_tokens);
         bt_free(m->u.reserve.eval_tokens);
         bt_free(m->u.reserve.eval_experts);
+        bt_free(m->u.reserve.prefix_keys);
+        bt_free(m->u.reserve.replay);
         break;
     case BT_DOWN_PREFILL:
         bt_free(m->u.prefill.prompt);
         bt_free(m->u.prefill.sampling.stop_tokens);
         bt_free(m->u.prefill.pages);
         bt_free(m->u.prefill.eval_experts);
+        bt_free(m->u.prefill.prefix_keys);
         break;
     case BT_DOWN_SHUTDOWN: bt_free(m->u.shutdown.reason); break;
     case BT_DOWN_WELCOME:

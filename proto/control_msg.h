@@ -29,6 +29,8 @@ typedef struct {
     uint32_t id, generation;
 } bt_page_ref;
 
+enum { BT_PREFIX_KEY_BYTES = 16 };
+
 typedef enum { BT_FINISH_NONE, BT_FINISH_EOS, BT_FINISH_STOP_TOKEN, BT_FINISH_LENGTH } bt_finish;
 
 typedef struct {
@@ -36,6 +38,7 @@ typedef struct {
     uint32_t  choice, position, epoch, id;
     float     logprob;
     bt_finish finish;
+    uint32_t  cached;
 } bt_token;
 
 typedef enum {
@@ -49,6 +52,7 @@ typedef enum {
     BT_UP_RELEASED,
     BT_UP_WAKE_REQUEST,
     BT_UP_EVAL_ROWS,
+    BT_UP_RETRACTED,
     BT_UP_LEAVING
 } bt_up_kind;
 
@@ -95,7 +99,7 @@ typedef struct {
         bt_up_beat beat;
         struct {
             uint64_t     request;
-            uint32_t     epoch, n_pages;
+            uint32_t     epoch, n_pages, held;
             bt_page_ref *pages;
             bool         refused;
         } ticket;
@@ -111,7 +115,7 @@ typedef struct {
         struct {
             uint64_t request;
             uint32_t epoch;
-        } released;
+        } released, retracted;
         struct {
             uint32_t wake;
         } wake_request;
@@ -140,6 +144,11 @@ typedef struct {
     uint32_t   *eval_tokens;
     size_t      n_eval_expert_bytes;
     void       *eval_experts;
+    size_t      n_prefix_key_bytes;
+    void       *prefix_keys;
+    uint64_t    arrival;
+    uint32_t    n_replay;
+    uint32_t   *replay;
 } bt_down_reserve;
 
 typedef struct {
@@ -151,6 +160,9 @@ typedef struct {
     bool         eval;
     size_t       n_eval_expert_bytes;
     void        *eval_experts;
+    size_t       n_prefix_key_bytes;
+    void        *prefix_keys;
+    uint32_t     held;
 } bt_down_prefill;
 
 /* From the coordinator to a worker. */

@@ -59,7 +59,9 @@ static bt_status make_tokens(const bt_token *tokens, size_t n, PB(Token) * **tok
         pb[i].id       = tokens[i].id;
         pb[i].logprob  = tokens[i].logprob;
         pb[i].finish   = (PB(Finish))tokens[i].finish;
-        table[i]       = &pb[i];
+
+        pb[i].cached_tokens = tokens[i].cached;
+        table[i]            = &pb[i];
     }
     *tokens_out = table;
 out:
@@ -78,6 +80,7 @@ typedef union {
     PB(WakeRequest) wake_request;
     PB(EvalRows) eval_rows;
     PB(Leaving) leaving;
+    PB(Retracted) retracted;
 } up_body;
 
 /* Packing only reads the histograms. */
@@ -152,6 +155,8 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
         b->ticket.epoch   = m->u.ticket.epoch;
         b->ticket.refused = m->u.ticket.refused;
         b->ticket.n_pages = m->u.ticket.n_pages;
+
+        b->ticket.held_tokens = m->u.ticket.held;
         BT_TRY(bt_pb_make_pages(m->u.ticket.pages, m->u.ticket.n_pages, &b->ticket.pages));
         *table_out    = b->ticket.pages;
         pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TICKET;
@@ -180,6 +185,13 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
         b->released.epoch   = m->u.released.epoch;
         pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_RELEASED;
         pb->released        = &b->released;
+        break;
+    case BT_UP_RETRACTED:
+        baton__control__v1__retracted__init(&b->retracted);
+        b->retracted.request = m->u.retracted.request;
+        b->retracted.epoch   = m->u.retracted.epoch;
+        pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_RETRACTED;
+        pb->retracted        = &b->retracted;
         break;
     case BT_UP_WAKE_REQUEST:
         baton__control__v1__wake_request__init(&b->wake_request);
@@ -307,7 +319,8 @@ static bt_status take_tokens(const PB(Tokens) * pb, bt_up *m)
                                .epoch    = t->epoch,
                                .id       = t->id,
                                .logprob  = t->logprob,
-                               .finish   = (bt_finish)t->finish};
+                               .finish   = (bt_finish)t->finish,
+                               .cached   = t->cached_tokens};
     }
 out:
     return st;
@@ -373,6 +386,7 @@ static bt_status take_ticket(const PB(Ticket) * pb, bt_up *m)
     m->u.ticket.request = pb->request;
     m->u.ticket.epoch   = pb->epoch;
     m->u.ticket.refused = pb->refused;
+    m->u.ticket.held    = pb->held_tokens;
     BT_TRY(bt_pb_take_pages(pb->pages, pb->n_pages, &m->u.ticket.pages, &m->u.ticket.n_pages));
 out:
     return st;
@@ -423,6 +437,11 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
         m->kind               = BT_UP_RELEASED;
         m->u.released.request = pb->released->request;
         m->u.released.epoch   = pb->released->epoch;
+        return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_RETRACTED:
+        m->kind                = BT_UP_RETRACTED;
+        m->u.retracted.request = pb->retracted->request;
+        m->u.retracted.epoch   = pb->retracted->epoch;
         return BT_OK;
     case BATON__CONTROL__V1__FROM_WORKER__BODY_WAKE_REQUEST:
         m->kind                = BT_UP_WAKE_REQUEST;
@@ -484,6 +503,7 @@ void bt_up_free(bt_up *m)
     case BT_UP_READY:
     case BT_UP_BEAT:
     case BT_UP_RELEASED:
+    case BT_UP_RETRACTED:
     case BT_UP_WAKE_REQUEST: break;
     }
     memset(&m->u, 0, sizeof(m->u)); /* freeing twice is harmless */

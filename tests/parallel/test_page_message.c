@@ -18,7 +18,8 @@ static bt_page_message example(void)
                              .last          = true,
                              .first_token   = 12345,
                              .first_logprob = -0.25f,
-                             .first_finish  = 2};
+                             .first_finish  = 2,
+                             .cached        = 192};
 }
 
 static void fill(uint8_t *payload)
@@ -54,6 +55,7 @@ static void message_sealed_then_parsed_is_the_same(void)
     EXPECT_EQ(back.first_token, m.first_token);
     EXPECT(back.first_logprob == -0.25f);
     EXPECT_EQ(back.first_finish, 2);
+    EXPECT_EQ(back.cached, 192);
     EXPECT_EQ(back.payload_bytes, PAYLOAD);
     EXPECT_EQ(back.checksum, m.checksum);
     EXPECT_EQ(bt_page_message_verify(&back, payload), BT_OK);
@@ -106,7 +108,7 @@ static void lying_ranges_are_refused_by_name(void)
         const char *says;
     } LIES[] = {
         {0,  4, 0,           "begins with"                       },
-        {4,  4, 2,           "version 2, want 1"                 },
+        {4,  4, 3,           "version 3, want 2"                 },
         {8,  8, 0,           "request 0"                         },
         {24, 4, 62,          "tokens [62, 62)"                   },
         {24, 4, 1,           "tokens [62, 1)"                    },
@@ -118,7 +120,7 @@ static void lying_ranges_are_refused_by_name(void)
         {64, 8, PAYLOAD + 1, "claims 289 payload bytes, want 288"},
         {64, 8, UINT64_MAX,  "want 288"                          },
         {48, 4, 3,           "unknown flags 00000003"            },
-        {72, 1, 1,           "unknown flags"                     },
+        {76, 1, 1,           "unknown flags"                     },
         {87, 1, 1,           "unknown flags"                     },
     };
     bt_page_message back;

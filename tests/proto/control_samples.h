@@ -90,13 +90,14 @@ static inline bt_up sample_up(bt_up_kind kind)
         m.u.ticket.epoch   = 2;
         m.u.ticket.n_pages = 3;
         m.u.ticket.pages   = sample_pages(3);
+        m.u.ticket.held    = 128;
         break;
     case BT_UP_TOKENS:
         m.u.tokens.n      = 2;
         m.u.tokens.tokens = bt_calloc(2, sizeof(bt_token));
         if (m.u.tokens.tokens == NULL) break;
-        m.u.tokens.tokens[0] = (bt_token){9, 0, 12, 2, 31999, -0.25f, BT_FINISH_NONE};
-        m.u.tokens.tokens[1] = (bt_token){10, 1, 13, 2, 0, -1e30f, BT_FINISH_LENGTH};
+        m.u.tokens.tokens[0] = (bt_token){9, 0, 12, 2, 31999, -0.25f, BT_FINISH_NONE, 64};
+        m.u.tokens.tokens[1] = (bt_token){10, 1, 13, 2, 0, -1e30f, BT_FINISH_LENGTH, 0};
         break;
     case BT_UP_FAILED:
         m.u.failed.request = 9;
@@ -107,6 +108,10 @@ static inline bt_up sample_up(bt_up_kind kind)
     case BT_UP_RELEASED:
         m.u.released.request = 1ull << 60;
         m.u.released.epoch   = 2;
+        break;
+    case BT_UP_RETRACTED:
+        m.u.retracted.request = 1ull << 61;
+        m.u.retracted.epoch   = 2;
         break;
     case BT_UP_WAKE_REQUEST: m.u.wake_request.wake = 77; break;
     case BT_UP_EVAL_ROWS:
@@ -154,7 +159,12 @@ static inline bt_down sample_down(bt_down_kind kind)
                                         .eval                = true,
                                         .eval_tokens         = sample_ids(3),
                                         .n_eval_expert_bytes = 60,
-                                        .eval_experts        = bt_calloc(60, 1)};
+                                        .eval_experts        = bt_calloc(60, 1),
+                                        .n_prefix_key_bytes  = 32,
+                                        .prefix_keys         = bt_calloc(32, 1),
+                                        .arrival             = 1ull << 62,
+                                        .n_replay            = 4,
+                                        .replay              = sample_ids(4)};
         break;
     case BT_DOWN_PREFILL:
         m.u.prefill = (bt_down_prefill){.request             = 9,
@@ -167,7 +177,10 @@ static inline bt_down sample_down(bt_down_kind kind)
                                         .pages               = sample_pages(2),
                                         .eval                = true,
                                         .n_eval_expert_bytes = 20,
-                                        .eval_experts        = bt_calloc(20, 1)};
+                                        .eval_experts        = bt_calloc(20, 1),
+                                        .n_prefix_key_bytes  = 16,
+                                        .prefix_keys         = bt_calloc(16, 1),
+                                        .held                = 64};
         break;
     case BT_DOWN_ABORT:
         m.u.abort.request = 9;

@@ -1,0 +1,255 @@
+/* baton-synth - a checkpoint with the shape of a known model and random weights. */
+#include <argp.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "model/config.h"
+#include "tools/synth_files.h"
+#include "tools/synth_shape.h"
+
+enum { OPT_LIKE = 256, OPT_SEED, OPT_FILE, OPT_SIZE };
+enum { N_HEAD_OPTIONS = 5, MAX_OPTIONS = 48 };
+#define SPARE_BYTES (64ull << 20) /* headers, index, and room for others on that disk */
+
+static const char DOC[] =
+    "Writes a checkpoint with the shape of a known model and random weights: config.json and bf16 "
+    "safetensors, for tests and measurements that need a model's size but not its sense.\v"
+    "The weights are scaled so that activations keep their size and logits stay a few units wide. "
+    "A number depends on the seed, the tensor's name and its place alone, so the same command "
+    "writes the same bytes on every machine. There is no tokenizer. Memory use is a few MiB, "
+    "whatever the model's size.\n\n"
+    "OUT must not exist, or be an empty directory. When the command fails or is interrupted, what "
+    "it wrote is removed.\n\n"
+    "Exit code: 0, 1 when something failed, 64 for wrong usage, 130 after SIGINT or SIGTERM.\n\n"
+    "Examples:\n"
+    "  baton synth --like v2-lite --layers 4 --seed 1 lite4\n"
+    "  baton synth --like v3 --layers 2 --dense-layers 1 --experts 16 --groups 4 --topk-groups 2 "
+    "small";
+
+typedef struct {
+    const char    *like, *out;
+    bt_synth_shape shape;
+    uint64_t       seed, file_bytes;
+    uint32_t       size[64]; /* of each bt_synth_sizes */
+    bool           given[64];
+} options;
+
+static volatile int g_stop;
+
+static void on_signal(int sig) { g_stop = sig; }
+
+static uint64_t number(struct argp_state *state, const char *option, const char *arg,
+                       uint64_t least, uint64_t most)
+{
+    char    *end;
+    uint64_t n;
+
+    errno = 0;
+    n     = strtoull(arg, &end, 10);
+    if (errno != 0 || *arg < '0' || *arg > '9' || *end != '\0' || n < least || n > most)
+        argp_error(state, "--%s is \"%s\", expected a whole number from %" PRIu64 " to %" PRIu64,
+                   option, arg, least, most);
+    return n;
+}
+
+static void finish(options *opt, struct argp_state *state)
+{
+    if (opt->like == NULL) argp_error(state, "--like is missing: one of %s", bt_synth_names());
+    if (!bt_synth_find(opt->like, &opt->shape))
+        argp_error(state, "--like is \"%s\", expected one of %s", opt->like, bt_synth_names());
+    if (opt->out == NULL) argp_error(state, "OUT is missing: the directory to write");
+    for (size_t i = 0; i < bt_synth_n_sizes; i++)
+        if (opt->given[i])
+            memcpy((char *)&opt->shape + bt_synth_sizes[i].offset, &opt->size[i], sizeof(uint32_t));
+    bt_synth_settle(&opt->shape);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+    size_t   i   = (size_t)key - OPT_SIZE;
+
+    switch (key) {
+    case OPT_LIKE: opt->like = arg; return 0;
+    case OPT_SEED: opt->seed = number(state, "seed", arg, 0, UINT64_MAX); return 0;
+    case OPT_FILE: opt->file_bytes = number(state, "file-mib", arg, 1, 1 << 20) << 20; return 0;
+    case ARGP_KEY_ARG:
+        if (opt->out != NULL) argp_error(state, "expected one OUT, found \"%s\" too", arg);
+        opt->out = arg;
+        return 0;
+    case ARGP_KEY_END: finish(opt, state); return 0;
+    default: break;
+    }
+    if (key < OPT_SIZE || i >= bt_synth_n_sizes) return ARGP_ERR_UNKNOWN;
+    opt->size[i]  = (uint32_t)number(state, bt_synth_sizes[i].option, arg, bt_synth_sizes[i].least,
+                                     bt_synth_sizes[i].most);
+    opt->given[i] = true;
+    return 0;
+}
+
+/* The fixed options, then one per size. */
+static void make_options(struct argp_option all[MAX_OPTIONS])
+{
+    const struct argp_option head[N_HEAD_OPTIONS] = {
+        {NULL,       0,        NULL,   0, "What to write:",                                            1},
+        {"like",     OPT_LIKE, "NAME", 0, bt_synth_names(),                                            1},
+        {"seed",     OPT_SEED, "N",    0, "Of the random numbers (default 1)",                         1},
+        {"file-mib", OPT_FILE, "N",    0, "Size of one file at most, if a tensor fits (default 4096)",
+         1                                                                                              },
+        {NULL,       0,        NULL,   0, "Sizes other than the model's own:",                         2},
+    };
+
+    memset(all, 0, MAX_OPTIONS * sizeof(*all));
+    memcpy(all, head, sizeof(head));
+    for (size_t i = 0; i < bt_synth_n_sizes; i++)
+        all[N_HEAD_OPTIONS + i] = (struct argp_option){.name  = bt_synth_sizes[i].option,
+                                                       .key   = OPT_SIZE + (int)i,
+                                                       .arg   = "N",
+                                                       .doc   = bt_synth_sizes[i].text,
+                                                       .group = 2};
+}
+
+/* ---- the directory */
+
+/* Makes it, or accepts an empty one. */
+static bt_status open_out(const char *dir, bool *made_out)
+{
+    bt_status      st    = BT_OK;
+    DIR           *d     = NULL;
+    struct dirent *entry = NULL;
+
+    *made_out = mkdir(dir, 0777) == 0;
+    if (*made_out) goto out;
+    BT_REQUIRE(errno == EEXIST, BT_ERR_IO, "%s: %s", dir, strerror(errno));
+    d = opendir(dir);
+    BT_REQUIRE(d != NULL, BT_ERR_IO, "%s: %s", dir, strerror(errno));
+    while ((entry = readdir(d)) != NULL)
+        BT_REQUIRE(
+            strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0, BT_ERR_INVALID_ARG,
+            "%s: expected an empty directory or none, found %s in it; nothing is overwritten", dir,
+            entry->d_name);
+out:
+    if (d != NULL) closedir(d);
+    return st;
+}
+
+static bt_status check_room(const char *dir, uint64_t bytes)
+{
+    bt_status      st = BT_OK;
+    struct statvfs fs;
+    uint64_t       room;
+
+    BT_REQUIRE(statvfs(dir, &fs) == 0, BT_ERR_IO, "%s: %s", dir, strerror(errno));
+    room = (uint64_t)fs.f_bavail * fs.f_frsize;
+    BT_REQUIRE(
+        room >= bytes + SPARE_BYTES, BT_ERR_IO,
+        "%s: the weights need %.1f GiB, the file system has %.1f GiB free; fewer --layers or "
+        "--experts need less",
+        dir, (double)bytes / (1 << 30), (double)room / (1 << 30));
+out:
+    return st;
+}
+
+/* ---- the whole */
+
+typedef struct {
+    uint64_t start_ns, last_ns;
+    bool     shown;
+} progress;
+
+static void show_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    progress *p   = ctx;
+    uint64_t  now = bt_now_ns();
+
+    if (!isatty(STDERR_FILENO) || (now - p->last_ns < 100 * BT_NS_PER_MS && done != total)) return;
+    p->last_ns = now;
+    p->shown   = true;
+    fprintf(stderr, "\r%.2f of %.2f GiB, %3.0f %%, %.0f MiB/s ", (double)done / (1 << 30),
+            (double)total / (1 << 30), 100.0 * (double)done / (double)total,
+            (double)done / (1 << 20) / ((double)(now - p->start_ns + 1) * 1e-9));
+    if (done == total) fputc('\n', stderr);
+}
+
+/* The config is written and read back first: sizes that no model can have are refused in the words
+ * that loading would use. */
+static bt_status check_config(const options *opt)
+{
+    bt_status       st = BT_OK;
+    bt_model_config cfg;
+    char            path[PATH_MAX];
+
+    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", opt->out) < PATH_MAX - 64,
+               BT_ERR_INVALID_ARG, "OUT: expected a path under %d bytes", PATH_MAX - 64);
+    BT_TRY(bt_synth_write_config(&opt->shape, path));
+    BT_TRY(bt_model_config_read(opt->out, &cfg));
+out:
+    return st;
+}
+
+static bt_status synth(const options *opt)
+{
+    bt_status     st   = BT_OK;
+    bt_synth_list list = {0};
+    bool          made = false, ours = false;
+    progress      p   = {.start_ns = bt_now_ns()};
+    bt_synth_job  job = {.dir        = opt->out,
+                         .list       = &list,
+                         .seed       = opt->seed,
+                         .file_bytes = opt->file_bytes,
+                         .stop       = &g_stop,
+                         .progress   = show_progress,
+                         .ctx        = &p};
+    double        seconds;
+
+    BT_TRY(bt_synth_list_make(&opt->shape, &list));
+    BT_TRY(open_out(opt->out, &made));
+    ours = true;
+    BT_TRY(check_config(opt));
+    BT_TRY(check_room(opt->out, bt_synth_total_bytes(&list)));
+    BT_TRY(bt_synth_write(&job));
+    seconds = (double)(bt_now_ns() - p.start_ns) * 1e-9;
+    printf("%s: like %s, %u layers, seed %" PRIu64 ": %.3f B parameters, %.2f GiB in %u file%s, "
+           "%.1f s\n",
+           opt->out, opt->like, opt->shape.n_layers, opt->seed, (double)list.n_params * 1e-9,
+           (double)bt_synth_total_bytes(&list) / (1 << 30), bt_synth_n_files(&job),
+           bt_synth_n_files(&job) == 1 ? "" : "s", seconds);
+out:
+    if (st != BT_OK && p.shown) fputc('\n', stderr);
+    if (st != BT_OK && ours) bt_synth_remove(&job);
+    if (st != BT_OK && made) rmdir(opt->out);
+    bt_free(list.tensors);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    struct argp_option     all[MAX_OPTIONS];
+    const struct argp      parser = {all, parse, "OUT", DOC, NULL, NULL, NULL};
+    const struct sigaction action = {.sa_handler = on_signal};
+    options                opt    = {.seed = 1, .file_bytes = 4096ull << 20};
+    bt_status              st;
+
+    bt_log_init("synth", BT_LOG_INFO);
+    make_options(all);
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    st = synth(&opt);
+    if (st == BT_ERR_CANCELLED) {
+        fprintf(stderr, "interrupted: %s is as it was before\n", opt.out);
+        return 130;
+    }
+    return st == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}

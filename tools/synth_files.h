@@ -1,0 +1,32 @@
+/* tools/synth_files.h - a checkpoint's safetensors files, written as they are computed. */
+#ifndef BT_TOOLS_SYNTH_FILES_H
+#define BT_TOOLS_SYNTH_FILES_H
+
+#include "tools/synth_tensors.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const char          *dir;
+    const bt_synth_list *list;
+    uint64_t             seed, file_bytes; /* a file is closed before it holds more than that */
+    const volatile int  *stop;             /* nonzero: give up with CANCELLED */
+    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+    void *ctx;
+} bt_synth_job;
+
+uint64_t bt_synth_total_bytes(const bt_synth_list *list);
+uint32_t bt_synth_n_files(const bt_synth_job *job);
+
+/* Writes model.safetensors, or numbered files and their index, into the directory.  What is there
+ * after a failure is for bt_synth_remove(). */
+bt_status bt_synth_write(const bt_synth_job *job);
+/* Removes config.json and all files that bt_synth_write() makes. */
+void bt_synth_remove(const bt_synth_job *job);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,204 @@
+#include "tools/synth_tensors.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/bf16.h"
+
+/* ---- which tensors there are */
+
+typedef struct {
+    const bt_synth_shape *s;
+    bt_synth_list        *list;
+    bt_st_dtype           wanted; /* this pass takes these */
+    bt_status             st;
+} listing;
+
+static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, float mean,
+                float deviation, const char *format, ...) __attribute__((format(printf, 7, 8)));
+
+static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, float mean,
+                float deviation, const char *format, ...)
+{
+    bt_synth_list   *list = l->list;
+    bt_synth_tensor *t;
+    va_list          args;
+
+    if (l->st != BT_OK || dtype != l->wanted) return;
+    if (list->n == list->capacity) {
+        size_t           capacity = 2 * list->capacity + 64;
+        bt_synth_tensor *grown    = bt_realloc(list->tensors, capacity, sizeof(*grown));
+
+        if (grown == NULL) {
+            l->st = BT_ERR_NO_MEMORY;
+            return;
+        }
+        list->tensors  = grown;
+        list->capacity = capacity;
+    }
+    t = &list->tensors[list->n++];
+    va_start(args, format);
+    vsnprintf(t->name, sizeof(t->name), format, args);
+    va_end(args);
+    t->dtype     = dtype;
+    t->n_dims    = rows == 0 ? 1 : 2;
+    t->shape[0]  = rows == 0 ? cols : rows;
+    t->shape[1]  = rows == 0 ? 1 : cols;
+    t->mean      = mean;
+    t->deviation = deviation;
+    list->n_params += t->shape[0] * t->shape[1];
+}
+
+/* A matrix whose outputs have `gain` times the size of its inputs. */
+static void matrix(listing *l, const char *prefix, const char *name, uint64_t rows, uint64_t cols,
+                   float gain)
+{
+    add(l, BT_ST_BF16, rows, cols, 0, gain / sqrtf((float)cols), "%s%s.weight", prefix, name);
+}
+
+static void norm(listing *l, const char *prefix, const char *name, uint64_t n)
+{
+    add(l, BT_ST_BF16, 0, n, 1, 0.1f, "%s%s.weight", prefix, name);
+}
+
+static void mlp(listing *l, const char *prefix, uint64_t width)
+{
+    uint64_t hidden = l->s->hidden;
+
+    matrix(l, prefix, "gate_proj", width, hidden, 1.5f);
+    matrix(l, prefix, "up_proj", width, hidden, 1);
+    matrix(l, prefix, "down_proj", hidden, width, 1);
+}
+
+static void attention(listing *l, const char *prefix)
+{
+    const bt_synth_shape *s  = l->s;
+    uint64_t              qk = (uint64_t)s->n_heads * (s->qk_nope_dim + s->qk_rope_dim);
+
+    if (s->q_lora_rank != 0) {
+        matrix(l, prefix, "q_a_proj", s->q_lora_rank, s->hidden, 1);
+        norm(l, prefix, "q_a_layernorm", s->q_lora_rank);
+        matrix(l, prefix, "q_b_proj", qk, s->q_lora_rank, 1.5f);
+    } else {
+        matrix(l, prefix, "q_proj", qk, s->hidden, 1.5f);
+    }
+    matrix(l, prefix, "kv_a_proj_with_mqa", s->kv_lora_rank + s->qk_rope_dim, s->hidden, 1);
+    norm(l, prefix, "kv_a_layernorm", s->kv_lora_rank);
+    matrix(l, prefix, "kv_b_proj", (uint64_t)s->n_heads * (s->qk_nope_dim + s->v_dim),
+           s->kv_lora_rank, 1.5f);
+    matrix(l, prefix, "o_proj", s->hidden, (uint64_t)s->n_heads * s->v_dim, 1);
+}
+
+static void experts(listing *l, const char *layer)
+{
+    const bt_synth_shape *s = l->s;
+    char                  prefix[80];
+
+    matrix(l, layer, "mlp.gate", s->n_experts, s->hidden, 2);
+    if (s->sigmoid)
+        add(l, BT_ST_F32, 0, s->n_experts, 0, 0.1f, "%smlp.gate.e_score_correction_bias", layer);
+    for (uint32_t e = 0; e < s->n_experts; e++) {
+        snprintf(prefix, sizeof(prefix), "%smlp.experts.%u.", layer, e);
+        mlp(l, prefix, s->expert_dim);
+    }
+    if (s->n_shared == 0) return;
+    snprintf(prefix, sizeof(prefix), "%smlp.shared_experts.", layer);
+    mlp(l, prefix, (uint64_t)s->expert_dim * s->n_shared);
+}
+
+/* The gains are those of tests/oracles/micro_models.py: activations keep their size from layer to
+ * layer, and logits are a few units wide. */
+static void all(listing *l)
+{
+    const bt_synth_shape *s = l->s;
+    char                  layer[32], prefix[48];
+
+    add(l, BT_ST_BF16, s->vocab_size, s->hidden, 0, 1, "model.embed_tokens.weight");
+    for (uint32_t i = 0; i < s->n_layers; i++) {
+        snprintf(layer, sizeof(layer), "model.layers.%u.", i);
+        norm(l, layer, "input_layernorm", s->hidden);
+        snprintf(prefix, sizeof(prefix), "%sself_attn.", layer);
+        attention(l, prefix);
+        norm(l, layer, "post_attention_layernorm", s->hidden);
+        snprintf(prefix, sizeof(prefix), "%smlp.", layer);
+        if (i < s->n_dense_layers)
+            mlp(l, prefix, s->dense_dim);
+        else
+            experts(l, layer);
+    }
+    norm(l, "", "model.norm", s->hidden);
+    matrix(l, "", "lm_head", s->vocab_size, s->hidden, 2);
+}
+
+bt_status bt_synth_list_make(const bt_synth_shape *shape, bt_synth_list *list)
+{
+    bt_status st = BT_OK;
+    listing   l  = {.s = shape, .list = list, .wanted = BT_ST_F32};
+
+    *list = (bt_synth_list){0};
+    all(&l);
+    l.wanted = BT_ST_BF16;
+    all(&l);
+    BT_REQUIRE(l.st == BT_OK, l.st, "the names of the tensors");
+out:
+    if (st != BT_OK) {
+        bt_free(list->tensors);
+        *list = (bt_synth_list){0};
+    }
+    return st;
+}
+
+uint64_t bt_synth_bytes(const bt_synth_tensor *t)
+{
+    return t->shape[0] * t->shape[1] * (t->dtype == BT_ST_F32 ? 4 : 2);
+}
+
+/* ---- their numbers */
+
+/* The finalizer of SplitMix64 (Steele, Lea, Flood 2014). */
+static inline uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static uint64_t key_of(const char *name, uint64_t seed)
+{
+    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a */
+
+    for (; *name != '\0'; name++)
+        h = (h ^ (uint8_t)*name) * 0x100000001b3u;
+    return mix(mix(seed + 0x9e3779b97f4a7c15u) ^ h);
+}
+
+/* Four 16-bit uniforms added: a bell of mean 131,070, standard deviation 65536/sqrt(3), and no
+ * outliers beyond 3.5 of these. */
+static inline float bell(uint64_t key, uint64_t i)
+{
+    uint64_t x = mix(key + i * 0x9e3779b97f4a7c15u);
+    int32_t  sum =
+        (int32_t)((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48)) - 131070;
+
+    return (float)sum * (1.7320508f / 65536);
+}
+
+void bt_synth_fill(const bt_synth_tensor *t, uint64_t seed, uint64_t first, size_t n, void *out)
+{
+    uint64_t key = key_of(t->name, seed);
+
+    if (t->dtype == BT_ST_F32) {
+        float *f = out;
+
+        for (size_t i = 0; i < n; i++)
+            f[i] = t->mean + t->deviation * bell(key, first + i);
+    } else {
+        bt_bf16 *b = out;
+
+        for (size_t i = 0; i < n; i++)
+            b[i] = bt_bf16_from_f32(t->mean + t->deviation * bell(key, first + i));
+    }
+}

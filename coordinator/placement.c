@@ -89,22 +89,6 @@ static int choose_prefill(const bt_relay *r, uint32_t n_prompt)
     return best;
 }
 
-static bt_status copy_sampling(const bt_sampling *from, bt_sampling *to_out)
-{
-    bt_status   st = BT_OK;
-    bt_sampling s  = *from;
-
-    s.stop_tokens = NULL;
-    if (s.n_stop > 0) {
-        s.stop_tokens = bt_calloc(s.n_stop, sizeof(*s.stop_tokens));
-        BT_REQUIRE(s.stop_tokens != NULL, BT_ERR_NO_MEMORY, "stop tokens");
-        memcpy(s.stop_tokens, from->stop_tokens, s.n_stop * sizeof(*s.stop_tokens));
-    }
-    *to_out = s;
-out:
-    return st;
-}
-
 /* A rank that had nothing to do has nothing to show: its quiet time begins with the work. */
 static void hold(bt_rank_state *k, uint64_t now_ns)
 {
@@ -140,6 +124,21 @@ void bt_relay_prefill_done(bt_relay *relay, bt_request *q)
     relay->ranks[q->prefill_rank].prefill_tokens -= q->n_prompt;
 }
 
+/* For a decode rank whose choices depend on it. */
+static bt_status copy_prompt(const bt_request *q, uint32_t **prompt_out)
+{
+    bt_status st = BT_OK;
+    uint32_t *prompt;
+
+    if (!bt_sampling_needs_prompt(&q->sampling)) goto out;
+    prompt = bt_calloc(q->n_prompt, sizeof(*prompt));
+    BT_REQUIRE(prompt != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", q->n_prompt);
+    memcpy(prompt, q->prompt, q->n_prompt * sizeof(*prompt));
+    *prompt_out = prompt;
+out:
+    return st;
+}
+
 static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefill, uint64_t now_ns)
 {
     bt_down m = {.kind = BT_DOWN_RESERVE};
@@ -151,7 +150,9 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     q->heard_ns     = now_ns;
     q->decode_rank  = decode;
     q->prefill_rank = prefill;
-    if (copy_sampling(&q->sampling, &m.u.reserve.sampling) != BT_OK) {
+    if (bt_sampling_copy(&q->sampling, &m.u.reserve.sampling) != BT_OK ||
+        copy_prompt(q, &m.u.reserve.prompt) != BT_OK) {
+        bt_sampling_free(&m.u.reserve.sampling);
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
         return;
@@ -225,18 +226,16 @@ static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
 {
     bt_down m = {.kind = BT_DOWN_PREFILL};
 
-    m.u.prefill             = (bt_down_prefill){.request     = q->number,
-                                                .epoch       = r->cfg.epoch,
-                                                .n_prompt    = q->n_prompt,
-                                                .prompt      = q->prompt,
-                                                .decode_rank = q->decode_rank,
-                                                .sampling    = q->sampling,
-                                                .n_pages     = ticket->u.ticket.n_pages,
-                                                .pages       = ticket->u.ticket.pages};
-    q->prompt               = NULL; /* all three go with the message */
-    q->sampling.stop_tokens = NULL;
-    q->sampling.n_stop      = 0;
-    ticket->u.ticket.pages  = NULL;
+    m.u.prefill            = (bt_down_prefill){.request     = q->number,
+                                               .epoch       = r->cfg.epoch,
+                                               .n_prompt    = q->n_prompt,
+                                               .prompt      = q->prompt,
+                                               .decode_rank = q->decode_rank,
+                                               .sampling    = bt_sampling_take(&q->sampling),
+                                               .n_pages     = ticket->u.ticket.n_pages,
+                                               .pages       = ticket->u.ticket.pages};
+    q->prompt              = NULL; /* all three go with the message */
+    ticket->u.ticket.pages = NULL;
 
     q->state    = BT_PREFILL;
     q->heard_ns = now_ns;

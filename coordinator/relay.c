@@ -48,7 +48,7 @@ static void request_free(bt_relay *r, bt_request *q)
     bt_table_remove(&r->numbers, q->number);
     bt_free(q->name);
     bt_free(q->prompt);
-    bt_free(q->sampling.stop_tokens);
+    bt_sampling_free(&q->sampling);
     bt_free(q->early);
     bt_free(q);
 }
@@ -183,13 +183,12 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
         goto out;
     }
     relay->next_number++;
-    q->client                     = client;
-    q->n_prompt                   = request->n_prompt;
-    q->prompt                     = request->prompt;
-    q->sampling                   = request->sampling;
-    q->arrived_ns                 = now_ns;
-    request->prompt               = NULL; /* ours now */
-    request->sampling.stop_tokens = NULL;
+    q->client       = client;
+    q->n_prompt     = request->n_prompt;
+    q->prompt       = request->prompt;
+    q->sampling     = bt_sampling_take(&request->sampling);
+    q->arrived_ns   = now_ns;
+    request->prompt = NULL; /* ours now */
     bt_list_insert(&relay->queue, q);
     relay->queued_tokens += q->n_prompt;
     *number_out = q->number;

@@ -17,19 +17,21 @@ static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(R
 {
     baton__control__v1__reserve__init(pb);
     bt_pb_make_sampling(&r->sampling, sampling);
-    pb->request       = r->request;
-    pb->epoch         = r->epoch;
-    pb->n_prompt      = r->n_prompt;
-    pb->sampling      = sampling;
-    pb->prefill_rank  = r->prefill_rank;
-    pb->eval          = r->eval;
-    pb->n_eval_tokens = r->n_eval;
-    pb->eval_tokens   = r->eval_tokens;
-    pb->eval_experts  = (ProtobufCBinaryData){r->n_eval_expert_bytes, r->eval_experts};
-    pb->prefix_keys   = (ProtobufCBinaryData){r->n_prefix_key_bytes, r->prefix_keys};
-    pb->arrival       = r->arrival;
-    pb->n_replay      = r->n_replay;
-    pb->replay        = r->replay;
+    pb->request         = r->request;
+    pb->epoch           = r->epoch;
+    pb->n_prompt        = r->n_prompt;
+    pb->sampling        = sampling;
+    pb->prefill_rank    = r->prefill_rank;
+    pb->n_prompt_tokens = r->prompt != NULL ? r->n_prompt : 0;
+    pb->prompt_tokens   = r->prompt;
+    pb->eval            = r->eval;
+    pb->n_eval_tokens   = r->n_eval;
+    pb->eval_tokens     = r->eval_tokens;
+    pb->eval_experts    = (ProtobufCBinaryData){r->n_eval_expert_bytes, r->eval_experts};
+    pb->prefix_keys     = (ProtobufCBinaryData){r->n_prefix_key_bytes, r->prefix_keys};
+    pb->arrival         = r->arrival;
+    pb->n_replay        = r->n_replay;
+    pb->replay          = r->replay;
 }
 
 static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling, PB(Prefill) * pb)
@@ -130,18 +132,23 @@ out:
 static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
 {
     bt_status st = BT_OK;
+    uint32_t  n_prompt; /* as checked */
 
     BT_REQUIRE(pb->n_prompt >= 1, BT_ERR_PROTOCOL, "request %llu reserves for an empty prompt",
                (unsigned long long)pb->request);
     BT_REQUIRE(pb->eval || (pb->n_eval_tokens == 0 && pb->eval_experts.len == 0), BT_ERR_PROTOCOL,
                "request %llu is no evaluation, but brings %zu tokens and %zu bytes of experts",
                (unsigned long long)pb->request, pb->n_eval_tokens, pb->eval_experts.len);
+    BT_REQUIRE(pb->n_prompt_tokens == 0 || pb->n_prompt_tokens == pb->n_prompt, BT_ERR_PROTOCOL,
+               "request %llu reserves for %u tokens and brings %zu",
+               (unsigned long long)pb->request, pb->n_prompt, pb->n_prompt_tokens);
     r->request      = pb->request;
     r->epoch        = pb->epoch;
     r->n_prompt     = pb->n_prompt;
     r->prefill_rank = pb->prefill_rank;
     r->eval         = pb->eval;
     BT_TRY(bt_pb_take_sampling(pb->sampling, pb->eval, &r->sampling));
+    BT_TRY(bt_pb_take_u32s(pb->prompt_tokens, pb->n_prompt_tokens, &r->prompt, &n_prompt));
     BT_TRY(bt_pb_take_u32s(pb->eval_tokens, pb->n_eval_tokens, &r->eval_tokens, &r->n_eval));
     BT_TRY(bt_pb_take_bytes(&pb->eval_experts, "eval_experts", &r->eval_experts,
                             &r->n_eval_expert_bytes));
@@ -234,7 +241,8 @@ void bt_down_free(bt_down *m)
 {
     switch (m->kind) {
     case BT_DOWN_RESERVE:
-        bt_free(m->u.reserve.sampling.stop_tokens);
+        bt_sampling_free(&m->u.reserve.sampling);
+        bt_free(m->u.reserve.prompt);
         bt_free(m->u.reserve.eval_tokens);
         bt_free(m->u.reserve.eval_experts);
         bt_free(m->u.reserve.prefix_keys);
@@ -242,7 +250,7 @@ void bt_down_free(bt_down *m)
         break;
     case BT_DOWN_PREFILL:
         bt_free(m->u.prefill.prompt);
-        bt_free(m->u.prefill.sampling.stop_tokens);
+        bt_sampling_free(&m->u.prefill.sampling);
         bt_free(m->u.prefill.pages);
         bt_free(m->u.prefill.eval_experts);
         bt_free(m->u.prefill.prefix_keys);

@@ -116,6 +116,43 @@ out:
     return st;
 }
 
+static bt_status take_bias(const PB(Sampling) * pb, bt_sampling *s)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->n_bias_ids == pb->n_biases && pb->n_biases <= BT_CONTROL_BIAS_MAX,
+               BT_ERR_PROTOCOL, "%zu biases of %zu tokens, expected as many, and at most %d",
+               pb->n_biases, pb->n_bias_ids, BT_CONTROL_BIAS_MAX);
+    if (pb->n_biases == 0) goto out;
+    for (size_t i = 0; i < pb->n_biases; i++)
+        BT_REQUIRE(isfinite(pb->biases[i]), BT_ERR_PROTOCOL, "the bias of token %u is %g",
+                   pb->bias_ids[i], (double)pb->biases[i]);
+    s->biases = bt_calloc(pb->n_biases, sizeof(*s->biases));
+    BT_REQUIRE(s->biases != NULL, BT_ERR_NO_MEMORY, "%zu biases", pb->n_biases);
+    memcpy(s->biases, pb->biases, pb->n_biases * sizeof(*s->biases));
+    BT_TRY(bt_pb_take_u32s(pb->bias_ids, pb->n_bias_ids, &s->bias_ids, &s->n_bias));
+out:
+    return st;
+}
+
+static bt_status check_filters(const PB(Sampling) * pb)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(isfinite(pb->top_p) && pb->top_p >= 0 && isfinite(pb->min_p) && pb->min_p >= 0,
+               BT_ERR_PROTOCOL, "top_p %g and min_p %g, expected finite numbers >= 0",
+               (double)pb->top_p, (double)pb->min_p);
+    BT_REQUIRE(isfinite(pb->frequency_penalty) && isfinite(pb->presence_penalty) &&
+                   isfinite(pb->repetition_penalty) && pb->repetition_penalty >= 0,
+               BT_ERR_PROTOCOL, "penalties %g, %g and %g (of repetition)",
+               (double)pb->frequency_penalty, (double)pb->presence_penalty,
+               (double)pb->repetition_penalty);
+    BT_REQUIRE(pb->top_logprobs <= BT_TOP_LOGPROBS_MAX, BT_ERR_PROTOCOL,
+               "%u top logprobs, expected at most %d", pb->top_logprobs, BT_TOP_LOGPROBS_MAX);
+out:
+    return st;
+}
+
 bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *sampling_out)
 {
     bt_status   st = BT_OK;
@@ -128,25 +165,83 @@ bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *s
     BT_REQUIRE(pb->max_tokens >= 1 || eval, BT_ERR_PROTOCOL, "max_tokens is 0");
     BT_REQUIRE(pb->n_stop_token_ids <= BT_CONTROL_STOP_MAX, BT_ERR_PROTOCOL,
                "%zu stop tokens, expected at most %d", pb->n_stop_token_ids, BT_CONTROL_STOP_MAX);
-    s.temperature = pb->temperature;
-    s.seed        = pb->seed;
-    s.max_tokens  = pb->max_tokens;
-    s.ignore_eos  = pb->ignore_eos;
-    s.logprobs    = pb->logprobs;
+    BT_TRY(check_filters(pb));
+    s.temperature        = pb->temperature;
+    s.seed               = pb->seed;
+    s.max_tokens         = pb->max_tokens;
+    s.min_tokens         = pb->min_tokens;
+    s.ignore_eos         = pb->ignore_eos;
+    s.logprobs           = pb->logprobs;
+    s.top_logprobs       = pb->top_logprobs;
+    s.top_k              = pb->top_k;
+    s.top_p              = pb->top_p;
+    s.min_p              = pb->min_p;
+    s.frequency_penalty  = pb->frequency_penalty;
+    s.presence_penalty   = pb->presence_penalty;
+    s.repetition_penalty = pb->repetition_penalty;
+    BT_TRY(take_bias(pb, &s));
     BT_TRY(bt_pb_take_u32s(pb->stop_token_ids, pb->n_stop_token_ids, &s.stop_tokens, &s.n_stop));
-    *sampling_out = s;
+    *sampling_out = bt_sampling_take(&s);
 out:
+    bt_sampling_free(&s);
+    return st;
+}
+
+bt_sampling bt_sampling_take(bt_sampling *from)
+{
+    bt_sampling taken = *from;
+
+    from->n_stop = from->n_bias = 0;
+    from->stop_tokens = from->bias_ids = NULL;
+    from->biases                       = NULL;
+    return taken;
+}
+
+void bt_sampling_free(bt_sampling *s)
+{
+    bt_free(s->stop_tokens);
+    bt_free(s->bias_ids);
+    bt_free(s->biases);
+    bt_sampling_take(s);
+}
+
+bt_status bt_sampling_copy(const bt_sampling *from, bt_sampling *to_out)
+{
+    bt_status   st = BT_OK;
+    bt_sampling s = *from, borrowed = bt_sampling_take(&s);
+
+    BT_TRY(bt_pb_take_u32s(borrowed.stop_tokens, borrowed.n_stop, &s.stop_tokens, &s.n_stop));
+    BT_TRY(bt_pb_take_u32s(borrowed.bias_ids, borrowed.n_bias, &s.bias_ids, &s.n_bias));
+    if (borrowed.n_bias > 0) {
+        s.biases = bt_calloc(borrowed.n_bias, sizeof(*s.biases));
+        BT_REQUIRE(s.biases != NULL, BT_ERR_NO_MEMORY, "%u biases", borrowed.n_bias);
+        memcpy(s.biases, borrowed.biases, borrowed.n_bias * sizeof(*s.biases));
+    }
+    *to_out = bt_sampling_take(&s);
+out:
+    bt_sampling_free(&s);
     return st;
 }
 
 void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) * pb_out)
 {
     baton__control__v1__sampling__init(pb_out);
-    pb_out->temperature      = sampling->temperature;
-    pb_out->seed             = sampling->seed;
-    pb_out->max_tokens       = sampling->max_tokens;
-    pb_out->ignore_eos       = sampling->ignore_eos;
-    pb_out->logprobs         = sampling->logprobs;
-    pb_out->n_stop_token_ids = sampling->n_stop;
-    pb_out->stop_token_ids   = sampling->stop_tokens;
+    pb_out->temperature        = sampling->temperature;
+    pb_out->seed               = sampling->seed;
+    pb_out->max_tokens         = sampling->max_tokens;
+    pb_out->min_tokens         = sampling->min_tokens;
+    pb_out->ignore_eos         = sampling->ignore_eos;
+    pb_out->logprobs           = sampling->logprobs;
+    pb_out->top_logprobs       = sampling->top_logprobs;
+    pb_out->top_k              = sampling->top_k;
+    pb_out->top_p              = sampling->top_p;
+    pb_out->min_p              = sampling->min_p;
+    pb_out->frequency_penalty  = sampling->frequency_penalty;
+    pb_out->presence_penalty   = sampling->presence_penalty;
+    pb_out->repetition_penalty = sampling->repetition_penalty;
+    pb_out->n_stop_token_ids   = sampling->n_stop;
+    pb_out->stop_token_ids     = sampling->stop_tokens;
+    pb_out->n_bias_ids = pb_out->n_biases = sampling->n_bias;
+    pb_out->bias_ids                      = sampling->bias_ids;
+    pb_out->biases                        = sampling->biases;
 }

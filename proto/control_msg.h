@@ -16,13 +16,20 @@
 extern "C" {
 #endif
 
+enum { BT_TOP_LOGPROBS_MAX = 20 };
+
 typedef struct {
     float     temperature;
     uint64_t  seed;
-    uint32_t  max_tokens;
+    uint32_t  max_tokens, min_tokens;
     bool      ignore_eos, logprobs;
-    uint32_t  n_stop;
-    uint32_t *stop_tokens;
+    uint32_t  top_logprobs; /* at most BT_TOP_LOGPROBS_MAX */
+    uint32_t  top_k;
+    float     top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
+    uint32_t  n_stop, n_bias;
+    uint32_t *stop_tokens; /* [n_stop] */
+    uint32_t *bias_ids;    /* [n_bias], distinct */
+    float    *biases;      /* [n_bias] */
 } bt_sampling;
 
 typedef struct {
@@ -38,6 +45,9 @@ typedef struct {
     uint32_t  choice, position, epoch, id;
     float     logprob;
     bt_finish finish;
+    uint32_t  n_top;
+    uint32_t  top_ids[BT_TOP_LOGPROBS_MAX];
+    float     top_logprobs[BT_TOP_LOGPROBS_MAX];
     uint32_t  cached;
 } bt_token;
 
@@ -140,6 +150,7 @@ typedef struct {
     uint64_t    request;
     uint32_t    epoch, n_prompt, prefill_rank, n_eval;
     bt_sampling sampling;
+    uint32_t   *prompt; /* [n_prompt] or NULL */
     bool        eval;
     uint32_t   *eval_tokens;
     size_t      n_eval_expert_bytes;
@@ -186,6 +197,22 @@ typedef struct {
         } shutdown;
     } u;
 } bt_down;
+
+/* Copies its arrays. */
+bt_status bt_sampling_copy(const bt_sampling *from, bt_sampling *to_out);
+/* Moves what it owns: `from` keeps its numbers and owns nothing. */
+bt_sampling bt_sampling_take(bt_sampling *from);
+/* Frees what it owns and leaves it without. */
+void bt_sampling_free(bt_sampling *sampling);
+/* The choice depends on the tokens of the prompt / on those that were generated before it. */
+static inline bool bt_sampling_needs_prompt(const bt_sampling *s)
+{
+    return s->repetition_penalty != 0 && s->repetition_penalty != 1;
+}
+static inline bool bt_sampling_counts_tokens(const bt_sampling *s)
+{
+    return s->frequency_penalty != 0 || s->presence_penalty != 0 || bt_sampling_needs_prompt(s);
+}
 
 /* Packs into *bytes_out (owned by the caller, bt_free). */
 bt_status bt_up_pack(const bt_up *m, uint8_t **bytes_out, size_t *n_out);

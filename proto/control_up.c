@@ -52,13 +52,16 @@ static bt_status make_tokens(const bt_token *tokens, size_t n, PB(Token) * **tok
     pb = (PB(Token) *)(void *)(table + n);
     for (size_t i = 0; i < n; i++) {
         baton__control__v1__token__init(&pb[i]);
-        pb[i].request  = tokens[i].request;
-        pb[i].choice   = tokens[i].choice;
-        pb[i].position = tokens[i].position;
-        pb[i].epoch    = tokens[i].epoch;
-        pb[i].id       = tokens[i].id;
-        pb[i].logprob  = tokens[i].logprob;
-        pb[i].finish   = (PB(Finish))tokens[i].finish;
+        pb[i].request   = tokens[i].request;
+        pb[i].choice    = tokens[i].choice;
+        pb[i].position  = tokens[i].position;
+        pb[i].epoch     = tokens[i].epoch;
+        pb[i].id        = tokens[i].id;
+        pb[i].logprob   = tokens[i].logprob;
+        pb[i].finish    = (PB(Finish))tokens[i].finish;
+        pb[i].n_top_ids = pb[i].n_top_logprobs = tokens[i].n_top;
+        pb[i].top_ids                          = (uint32_t *)tokens[i].top_ids;
+        pb[i].top_logprobs                     = (float *)tokens[i].top_logprobs;
 
         pb[i].cached_tokens = tokens[i].cached;
         table[i]            = &pb[i];
@@ -313,6 +316,9 @@ static bt_status take_tokens(const PB(Tokens) * pb, bt_up *m)
         BT_REQUIRE((int)t->finish >= BT_FINISH_NONE && (int)t->finish <= BT_FINISH_LENGTH,
                    BT_ERR_PROTOCOL, "token %zu has finish %d, expected 0 to %d", i, (int)t->finish,
                    BT_FINISH_LENGTH);
+        BT_REQUIRE(t->n_top_ids == t->n_top_logprobs && t->n_top_ids <= BT_TOP_LOGPROBS_MAX,
+                   BT_ERR_PROTOCOL, "token %zu has %zu top ids and %zu top logprobs, at most %d", i,
+                   t->n_top_ids, t->n_top_logprobs, BT_TOP_LOGPROBS_MAX);
         tokens[i] = (bt_token){.request  = t->request,
                                .choice   = t->choice,
                                .position = t->position,
@@ -320,7 +326,11 @@ static bt_status take_tokens(const PB(Tokens) * pb, bt_up *m)
                                .id       = t->id,
                                .logprob  = t->logprob,
                                .finish   = (bt_finish)t->finish,
-                               .cached   = t->cached_tokens};
+                               .cached   = t->cached_tokens,
+                               .n_top    = (uint32_t)t->n_top_ids};
+        if (t->n_top_ids == 0) continue;
+        memcpy(tokens[i].top_ids, t->top_ids, t->n_top_ids * sizeof(*t->top_ids));
+        memcpy(tokens[i].top_logprobs, t->top_logprobs, t->n_top_ids * sizeof(*t->top_logprobs));
     }
 out:
     return st;

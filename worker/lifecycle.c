@@ -250,8 +250,11 @@ static bt_status join(bt_worker *w, bt_request *r)
     r->n_computed = r->step_end = r->n_prompt;
     r->next_token               = r->in.first_token;
     r->next_logprob             = r->in.first_logprob;
-    r->repeat_first             = !r->eval;
+    /* A page message has no room for the alternatives, which only the prefill rank's own has. */
+    r->repeat_first = !r->eval && r->sampling.top_logprobs == 0;
     bt_handoff_in_fini(&r->in);
+    if (!r->eval && bt_request_note(r, r->next_token) != BT_OK)
+        return bt_worker_fail(w, r, BT_RPC_RESOURCE_EXHAUSTED, bt_error_text());
     return r->eval && r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
 }
 

@@ -4,20 +4,6 @@
 
 #include "core/alloc.h"
 
-static bt_status check_common(const bt_rank_facts *f, uint32_t n_prompt, bool eval,
-                              const bt_sampling *s)
-{
-    bt_status st = BT_OK;
-
-    BT_REQUIRE(n_prompt >= 1 && n_prompt <= f->model->max_context, BT_ERR_INVALID_ARG,
-               "the prompt has %u tokens, the model takes 1 to %u", n_prompt,
-               f->model->max_context);
-    BT_REQUIRE(eval || (s->temperature >= 0 && s->temperature <= 1e6f), BT_ERR_INVALID_ARG,
-               "temperature %f is not between 0 and 1e6", (double)s->temperature);
-out:
-    return st;
-}
-
 static bt_status check_ids(const bt_rank_facts *f, const char *what, uint32_t n,
                            const uint32_t *ids)
 {
@@ -27,6 +13,22 @@ static bt_status check_ids(const bt_rank_facts *f, const char *what, uint32_t n,
         BT_REQUIRE(ids[i] < f->model->vocab_size, BT_ERR_INVALID_ARG,
                    "token %u of the %s is %u, the vocabulary has %u", i, what, ids[i],
                    f->model->vocab_size);
+out:
+    return st;
+}
+
+static bt_status check_common(const bt_rank_facts *f, uint32_t n_prompt, bool eval,
+                              const bt_sampling *s)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(n_prompt >= 1 && n_prompt <= f->model->max_context, BT_ERR_INVALID_ARG,
+               "the prompt has %u tokens, the model takes 1 to %u", n_prompt,
+               f->model->max_context);
+    BT_TRY(check_ids(f, "stop tokens", s->n_stop, s->stop_tokens));
+    BT_TRY(check_ids(f, "logit bias", s->n_bias, s->bias_ids));
+    BT_REQUIRE(eval || (s->temperature >= 0 && s->temperature <= 1e6f), BT_ERR_INVALID_ARG,
+               "temperature %f is not between 0 and 1e6", (double)s->temperature);
 out:
     return st;
 }
@@ -79,6 +81,28 @@ out:
     return st;
 }
 
+/* The prompt's part of the history, where the sampling asks for it. */
+static bt_status read_history(const bt_rank_facts *f, const bt_sampling *s, uint32_t n_prompt,
+                              const uint32_t *prompt, bt_request *r)
+{
+    bt_status st = BT_OK;
+
+    if (!bt_sampling_needs_prompt(s)) goto out;
+    BT_REQUIRE(prompt != NULL, BT_ERR_INVALID_ARG,
+               "a repetition penalty of %g without the prompt's tokens",
+               (double)s->repetition_penalty);
+    BT_TRY(check_ids(f, "prompt", n_prompt, prompt));
+    for (uint32_t i = 0; i < n_prompt; i++)
+        BT_TRY(bt_history_add(&r->history, prompt[i], true));
+out:
+    return st;
+}
+
+bt_status bt_request_note(bt_request *r, uint32_t id)
+{
+    return bt_sampling_counts_tokens(&r->sampling) ? bt_history_add(&r->history, id, false) : BT_OK;
+}
+
 bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
                                   bt_request **request_out)
 {
@@ -106,19 +130,19 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     r = bt_calloc(1, sizeof(*r));
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
     if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all));
-    r->id                   = m->request;
-    r->epoch                = m->epoch;
-    r->state                = BT_REQUEST_RESERVED;
-    r->eval                 = m->eval;
-    r->n_prompt             = m->n_prompt;
-    r->peer                 = m->prefill_rank;
-    r->n_eval               = m->eval ? m->n_eval : 0;
-    r->sampling             = m->sampling;
-    r->eval_tokens          = m->eval_tokens;
-    m->sampling.stop_tokens = NULL;
-    m->eval_tokens          = NULL;
-    *request_out            = r;
-    r                       = NULL;
+    if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
+    r->id          = m->request;
+    r->epoch       = m->epoch;
+    r->state       = BT_REQUEST_RESERVED;
+    r->eval        = m->eval;
+    r->n_prompt    = m->n_prompt;
+    r->peer        = m->prefill_rank;
+    r->n_eval      = m->eval ? m->n_eval : 0;
+    r->sampling    = bt_sampling_take(&m->sampling);
+    r->eval_tokens = m->eval_tokens;
+    m->eval_tokens = NULL;
+    *request_out   = r;
+    r              = NULL;
 out:
     bt_request_destroy(r);
     return st;
@@ -159,19 +183,19 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     r = bt_calloc(1, sizeof(*r));
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
     if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt));
+    if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
     BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->n_pages, m->pages));
-    r->id                   = m->request;
-    r->epoch                = m->epoch;
-    r->state                = BT_REQUEST_QUEUED;
-    r->eval                 = m->eval;
-    r->n_prompt             = m->n_prompt;
-    r->prompt               = m->prompt;
-    r->peer                 = m->decode_rank;
-    r->sampling             = m->sampling;
-    m->sampling.stop_tokens = NULL;
-    m->prompt               = NULL;
-    *request_out            = r;
-    r                       = NULL;
+    r->id        = m->request;
+    r->epoch     = m->epoch;
+    r->state     = BT_REQUEST_QUEUED;
+    r->eval      = m->eval;
+    r->n_prompt  = m->n_prompt;
+    r->prompt    = m->prompt;
+    r->peer      = m->decode_rank;
+    r->sampling  = bt_sampling_take(&m->sampling);
+    m->prompt    = NULL;
+    *request_out = r;
+    r            = NULL;
 out:
     bt_request_destroy(r);
     return st;
@@ -231,7 +255,8 @@ void bt_request_destroy(bt_request *r)
     BT_ASSERT(r->n_pages == 0);
     bt_handoff_out_fini(&r->out);
     bt_handoff_in_fini(&r->in);
-    bt_free(r->sampling.stop_tokens);
+    bt_sampling_free(&r->sampling);
+    bt_history_fini(&r->history);
     bt_free(r->prompt);
     bt_free(r->eval_tokens);
     bt_free(r->forced);

@@ -16,6 +16,7 @@
 #include "proto/control_msg.h"
 #include "worker/handoff_in.h"
 #include "worker/handoff_out.h"
+#include "worker/history.h"
 
 /* What a rank is and what its model can do. */
 typedef struct {
@@ -49,7 +50,8 @@ typedef struct {
     uint32_t         epoch; /* of its placement */
     bt_request_state state;
     bool             eval;
-    bt_sampling      sampling; /* owned: its array */
+    bt_sampling      sampling; /* owned: its arrays */
+    bt_history       history;  /* owned; of the sampling that counts tokens, else empty */
     uint32_t         n_prompt;
     uint32_t        *prompt; /* owned; NULL on a decode rank */
     uint32_t         peer;   /* world rank of the other end of its hand-off; ours with both roles */
@@ -89,6 +91,10 @@ bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_toke
 void      bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
 /* Its pages must have been released. */
 void bt_request_destroy(bt_request *r);
+
+/* Takes down a token that was generated, for the penalties: each once, in any order, also those
+ * that are replayed. */
+bt_status bt_request_note(bt_request *r, uint32_t id);
 
 /* Whether token `id`, at absolute `position`, ends the request, and how. */
 bt_finish bt_request_finish(const bt_model_config *model, const bt_request *r, uint32_t position,

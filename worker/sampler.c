@@ -1,8 +1,44 @@
 #include "worker/sampler.h"
 
 #include <math.h>
+#include <string.h>
 
+#include "core/alloc.h"
 #include "device/cpu/math.h"
+
+/* Candidates are first counted by their distance from the top, in steps of 1/8 (of a nat). */
+enum { N_BUCKETS = 1024, NEAR_BUCKETS = 96, PER_NAT = 8, DIGIT_BITS = 11, N_DIGITS = 3 };
+
+bt_status bt_sampler_init(bt_sampler *s, const bt_cpu_row_kernels *k, uint32_t n_vocab)
+{
+    bt_status st = BT_OK;
+
+    BT_ASSERT(n_vocab >= 1 && n_vocab <= BT_MAX_VOCAB);
+    *s          = (bt_sampler){.k = k, .n_vocab = n_vocab};
+    s->adjusted = bt_calloc(n_vocab, sizeof(*s->adjusted));
+    s->e        = bt_calloc(n_vocab, sizeof(*s->e));
+    s->order    = bt_calloc(n_vocab, sizeof(*s->order));
+    s->spare    = bt_calloc(n_vocab, sizeof(*s->spare));
+    BT_REQUIRE(s->adjusted != NULL && s->e != NULL && s->order != NULL && s->spare != NULL,
+               BT_ERR_NO_MEMORY, "work space to sample from %u ids", n_vocab);
+out:
+    if (st != BT_OK) bt_sampler_fini(s);
+    return st;
+}
+
+void bt_sampler_fini(bt_sampler *s)
+{
+    bt_free(s->adjusted);
+    bt_free(s->e);
+    bt_free(s->order);
+    bt_free(s->spare);
+    *s = (bt_sampler){0};
+}
+
+size_t bt_sampler_bytes(uint32_t n_vocab)
+{
+    return (size_t)n_vocab * (2 * sizeof(float) + 2 * sizeof(uint64_t));
+}
 
 void bt_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
@@ -55,20 +91,20 @@ static float block_exp(const bt_cpu_row_kernels *k, const float *x, uint32_t n, 
     return k->exp_row(clean, n, n, scale, max, rounded, e);
 }
 
-static float sum_exp(const bt_cpu_row_kernels *k, const float *logits, uint32_t n_vocab, float max)
+static float sum_exp(const bt_sampler *s, const float *logits, float max)
 {
     float e[BT_VOCAB_BLOCK], sum = 0;
 
-    for (uint32_t first = 0; first < n_vocab; first += BT_VOCAB_BLOCK)
-        sum += block_exp(k, logits + first, block_len(n_vocab, first), 1.0f, max, e);
+    for (uint32_t first = 0; first < s->n_vocab; first += BT_VOCAB_BLOCK)
+        sum += block_exp(s->k, logits + first, block_len(s->n_vocab, first), 1.0f, max, e);
     return sum;
 }
 
-float bt_log_sum_exp(const bt_cpu_row_kernels *k, const float *logits, uint32_t n_vocab)
+float bt_log_sum_exp(const bt_sampler *s, const float *logits)
 {
-    float max = k->row_max(logits, n_vocab, -INFINITY);
+    float max = s->k->row_max(logits, s->n_vocab, -INFINITY);
 
-    return max + bt_logf(sum_exp(k, logits, n_vocab, max));
+    return max + bt_logf(sum_exp(s, logits, max));
 }
 
 static uint32_t first_equal(const float *logits, uint32_t n_vocab, float value)
@@ -80,53 +116,301 @@ static uint32_t first_equal(const float *logits, uint32_t n_vocab, float value)
     return id;
 }
 
-/* The id in which the running sum of exp(logit / temperature) passes u times the whole. */
-static uint32_t draw(const bt_cpu_row_kernels *k, const float *logits, uint32_t n_vocab, float max,
-                     const bt_sample_how *how)
-{
-    float    sums[BT_MAX_VOCAB / BT_VOCAB_BLOCK], e[BT_VOCAB_BLOCK];
-    float    scale = 1.0f / how->temperature, top = max * scale;
-    double   whole = 0, target, before = 0;
-    uint32_t n_blocks = 0, block = 0, first, len, last = 0;
+/* ---- logprobs */
 
-    for (first = 0; first < n_vocab; first += BT_VOCAB_BLOCK) {
-        len            = block_len(n_vocab, first);
-        sums[n_blocks] = block_exp(k, logits + first, len, scale, top, e);
-        whole += sums[n_blocks++];
-    }
-    target = uniform(how) * whole;
-    while (block + 1 < n_blocks && before + sums[block] <= target)
-        before += sums[block++];
-    /* Rounding can leave the target a hair past every block with a chance: walk back to one. */
-    while (block > 0 && sums[block] == 0)
-        before -= sums[--block];
-    first = block * BT_VOCAB_BLOCK;
-    len   = block_len(n_vocab, first);
-    block_exp(k, logits + first, len, scale, top, e);
-    for (uint32_t i = 0; i < len; i++) {
-        if (e[i] == 0) continue;
-        last = i;
-        before += e[i];
-        if (before > target) break;
-    }
-    return first + last;
+/* Puts id in its place among the n highest; equal ones stay behind those that came before. */
+static uint32_t insert_top(const float *logits, uint32_t id, uint32_t n, uint32_t n_top,
+                           uint32_t *ids)
+{
+    uint32_t at = n < n_top ? n : n_top - 1;
+
+    if (n == n_top && logits[id] <= logits[ids[n - 1]]) return n;
+    for (; at > 0 && logits[ids[at - 1]] < logits[id]; at--)
+        ids[at] = ids[at - 1];
+    ids[at] = id;
+    return n < n_top ? n + 1 : n;
 }
 
-bt_status bt_sample(const bt_cpu_row_kernels *k, const float *logits, uint32_t n_vocab,
-                    const bt_sample_how *how, uint32_t *id_out, float *logprob_out)
+static uint32_t find_top(const bt_sampler *s, const float *logits, uint32_t n_top, uint32_t *ids)
 {
-    bt_status st  = BT_OK;
-    float     max = k->row_max(logits, n_vocab, -INFINITY);
-    uint32_t  id;
+    uint32_t n = 0;
 
-    BT_ASSERT(n_vocab >= 1 && n_vocab <= BT_MAX_VOCAB);
+    for (uint32_t first = 0; first < s->n_vocab && n_top > 0; first += BT_VOCAB_BLOCK) {
+        uint32_t len = block_len(s->n_vocab, first);
+
+        if (n == n_top && s->k->row_max(logits + first, len, -INFINITY) <= logits[ids[n - 1]])
+            continue;
+        for (uint32_t id = first; id < first + len; id++)
+            if (isfinite(logits[id])) n = insert_top(logits, id, n, n_top, ids);
+    }
+    return n;
+}
+
+uint32_t bt_logprobs(const bt_sampler *s, const float *logits, uint32_t id, uint32_t n_top,
+                     float *logprob_out, uint32_t *ids_out, float *logprobs_out)
+{
+    float    max = s->k->row_max(logits, s->n_vocab, -INFINITY);
+    float    log = bt_logf(sum_exp(s, logits, max));
+    uint32_t n   = find_top(s, logits, n_top, ids_out);
+
+    *logprob_out = isnan(logits[id]) ? -INFINITY : logits[id] - max - log;
+    for (uint32_t i = 0; i < n; i++)
+        logprobs_out[i] = logits[ids_out[i]] - max - log;
+    return n;
+}
+
+/* ---- bias, penalties, bans */
+
+static bool has_penalty(const bt_sample_how *how)
+{
+    return how->history != NULL && how->history->n > 0;
+}
+
+static void penalise(float *logits, uint32_t n_vocab, const bt_sample_how *how)
+{
+    const bt_history *h   = how->history;
+    float             rep = how->repetition == 0 ? 1.0f : how->repetition;
+
+    for (uint32_t i = 0; i < h->capacity; i++) {
+        const bt_history_entry *e = &h->at[i];
+        float                   x;
+
+        if (!e->used || e->id >= n_vocab) continue;
+        x = logits[e->id];
+        if (rep != 1.0f) x = x > 0 ? x / rep : x * rep;
+        x -= how->frequency * (float)e->count;
+        if (e->count > 0) x -= how->presence;
+        logits[e->id] = x;
+    }
+}
+
+/* The row after bias, penalties and bans: the row itself when there are none. */
+static const float *adjust(const bt_sampler *s, const float *logits, const bt_sample_how *how)
+{
+    if (how->biased.n == 0 && how->banned[0].n == 0 && how->banned[1].n == 0 && !has_penalty(how))
+        return logits;
+    memcpy(s->adjusted, logits, s->n_vocab * sizeof(*logits));
+    for (uint32_t i = 0; i < how->biased.n; i++)
+        s->adjusted[how->biased.ids[i]] += how->biases[i];
+    if (has_penalty(how)) penalise(s->adjusted, s->n_vocab, how);
+    for (int list = 0; list < 2; list++)
+        for (uint32_t i = 0; i < how->banned[list].n; i++)
+            s->adjusted[how->banned[list].ids[i]] = -INFINITY;
+    return s->adjusted;
+}
+
+/* ---- draws */
+
+/* What a draw stands on: e[id] = exp((logit - highest) / temperature), 0 below min_p. */
+typedef struct {
+    const float *logits; /* adjusted */
+    float        scale, top;
+    double       whole; /* of the blocks' sums */
+    float        total; /* likewise, in fp32 */
+    uint32_t     n_blocks;
+    float        sums[BT_MAX_VOCAB / BT_VOCAB_BLOCK]; /* of each block */
+} chances;
+
+static void fill_chances(const bt_sampler *s, const bt_sample_how *how, chances *c)
+{
+    for (uint32_t first = 0; first < s->n_vocab; first += BT_VOCAB_BLOCK) {
+        uint32_t len = block_len(s->n_vocab, first);
+        float   *e   = s->e + first;
+        float    sum = block_exp(s->k, c->logits + first, len, c->scale, c->top, e);
+
+        if (how->min_p > 0) {
+            for (uint32_t i = 0; i < len; i++)
+                e[i] = e[i] >= how->min_p ? e[i] : 0;
+            sum = s->k->row_sum(e, len);
+        }
+        c->sums[c->n_blocks++] = sum;
+        c->whole += sum;
+        c->total += sum;
+    }
+}
+
+/* The id in which the running sum over the vocabulary passes u times the whole. */
+static uint32_t draw_by_id(const bt_sampler *s, const bt_sample_how *how, const chances *c)
+{
+    double   target = uniform(how) * c->whole, before = 0;
+    uint32_t block = 0, first, len, last = 0;
+
+    while (block + 1 < c->n_blocks && before + c->sums[block] <= target)
+        before += c->sums[block++];
+    /* Rounding can leave the target a hair past every block with a chance: walk back to one. */
+    while (block > 0 && c->sums[block] == 0)
+        before -= c->sums[--block];
+    first = block * BT_VOCAB_BLOCK;
+    len   = block_len(s->n_vocab, first);
+    for (uint32_t i = first; i < first + len; i++) {
+        if (s->e[i] == 0) continue;
+        last = i;
+        before += s->e[i];
+        if (before > target) break;
+    }
+    return last;
+}
+
+/* Grows as the logit falls: both steps of it are monotonic. */
+static uint32_t bucket_of(const chances *c, float logit)
+{
+    float d = (c->top - logit * c->scale) * PER_NAT;
+
+    return d < N_BUCKETS - 1 ? (uint32_t)d : N_BUCKETS - 1;
+}
+
+/* Ascending keys are descending logits; all zeros, and what DAZ makes one, are equal. */
+static uint64_t candidate(float logit, uint32_t id)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &logit, sizeof(bits));
+    if ((bits & 0x7F800000u) == 0) bits = 0;
+    bits = bits & 0x80000000u ? bits : ~bits & 0x7FFFFFFFu;
+    return (uint64_t)bits << 32 | id;
+}
+
+/* By key; stable, so that ids that came ascending stay so among equals.  Returns where it ended. */
+static uint64_t *sort(uint64_t *from, uint64_t *to, uint32_t n)
+{
+    for (int digit = 0; digit < N_DIGITS; digit++) {
+        int       shift                   = 32 + digit * DIGIT_BITS;
+        uint32_t  starts[1 << DIGIT_BITS] = {0}, at = 0;
+        uint64_t *swap = from;
+
+        for (uint32_t i = 0; i < n; i++)
+            starts[from[i] >> shift & ((1 << DIGIT_BITS) - 1)]++;
+        for (uint32_t i = 0; i < 1 << DIGIT_BITS; i++) {
+            uint32_t count = starts[i];
+
+            starts[i] = at;
+            at += count;
+        }
+        for (uint32_t i = 0; i < n; i++)
+            to[starts[from[i] >> shift & ((1 << DIGIT_BITS) - 1)]++] = from[i];
+        from = to;
+        to   = swap;
+    }
+    return from;
+}
+
+/* The bucket down to which candidates are needed; *enough_out: they will do.  Only the first
+ * n_buckets are counted, and blocks without any of these cost one pass for their maximum. */
+static uint32_t last_bucket(const bt_sampler *s, const bt_sample_how *how, const chances *c,
+                            uint32_t n_buckets, bool *enough_out)
+{
+    uint32_t counts[N_BUCKETS] = {0}, count = 0, bucket = 0;
+    double   mass[N_BUCKETS] = {0}, sum = 0, need = (double)how->top_p * c->total * 1.001;
+
+    for (uint32_t block = 0; block < c->n_blocks; block++) {
+        uint32_t first = block * BT_VOCAB_BLOCK, len = block_len(s->n_vocab, first);
+
+        if (c->sums[block] == 0 ||
+            bucket_of(c, s->k->row_max(c->logits + first, len, -INFINITY)) >= n_buckets)
+            continue;
+        for (uint32_t id = first; id < first + len; id++) {
+            uint32_t b = s->e[id] == 0 ? N_BUCKETS : bucket_of(c, c->logits[id]);
+
+            if (b >= n_buckets) continue;
+            counts[b]++;
+            mass[b] += s->e[id];
+        }
+    }
+    for (; bucket < n_buckets; bucket++) {
+        count += counts[bucket];
+        sum += mass[bucket];
+        *enough_out = how->top_k > 0 ? count >= how->top_k : sum >= need;
+        if (*enough_out) return bucket;
+    }
+    *enough_out = n_buckets == N_BUCKETS;
+    return n_buckets - 1;
+}
+
+static uint64_t *gather(const bt_sampler *s, const chances *c, uint32_t last, uint32_t *n_out)
+{
+    uint32_t n = 0;
+
+    for (uint32_t block = 0; block < c->n_blocks; block++) {
+        uint32_t first = block * BT_VOCAB_BLOCK, len = block_len(s->n_vocab, first);
+
+        if (c->sums[block] == 0 ||
+            bucket_of(c, s->k->row_max(c->logits + first, len, -INFINITY)) > last)
+            continue;
+        for (uint32_t id = first; id < first + len; id++)
+            if (s->e[id] != 0 && bucket_of(c, c->logits[id]) <= last)
+                s->order[n++] = candidate(c->logits[id], id);
+    }
+    *n_out = n;
+    return sort(s->order, s->spare, n);
+}
+
+/* Of n candidates in order, how many top_k and top_p leave; false when top_p needs more of them. */
+static bool cut(const bt_sampler *s, const bt_sample_how *how, const chances *c,
+                const uint64_t *order, uint32_t *n)
+{
+    float total = c->total, sum = 0;
+
+    if (how->top_k > 0) {
+        if (*n > how->top_k) *n = how->top_k;
+        total = 0;
+        for (uint32_t i = 0; i < *n; i++)
+            total += s->e[(uint32_t)order[i]];
+    }
+    if (how->top_p <= 0 || how->top_p >= 1) return true;
+    for (uint32_t i = 0; i < *n; i++) {
+        sum += s->e[(uint32_t)order[i]];
+        if (sum >= how->top_p * total) {
+            *n = i + 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint32_t draw_by_rank(const bt_sampler *s, const bt_sample_how *how, const chances *c)
+{
+    bool      enough = false;
+    uint32_t  n = 0, at = 0, last = last_bucket(s, how, c, NEAR_BUCKETS, &enough);
+    uint64_t *order;
+    double    whole = 0, target, before = 0;
+
+    if (!enough) last = last_bucket(s, how, c, N_BUCKETS, &enough);
+    order = gather(s, c, last, &n);
+    if (!cut(s, how, c, order, &n) && last < N_BUCKETS - 1) { /* by rounding: then from all */
+        order = gather(s, c, N_BUCKETS - 1, &n);
+        cut(s, how, c, order, &n);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        whole += s->e[(uint32_t)order[i]];
+    target = uniform(how) * whole;
+    for (; at + 1 < n; at++) {
+        before += s->e[(uint32_t)order[at]];
+        if (before > target) break;
+    }
+    return (uint32_t)order[at];
+}
+
+bt_status bt_sample(const bt_sampler *s, const float *logits, const bt_sample_how *how,
+                    uint32_t *id_out)
+{
+    bt_status    st  = BT_OK;
+    const float *row = adjust(s, logits, how);
+    float        max = s->k->row_max(row, s->n_vocab, -INFINITY);
+    chances      c   = {.logits = row};
+    bool         ranked;
+
     BT_REQUIRE(isfinite(max), BT_ERR_DEVICE,
-               "the highest of %u logits for position %u is %f, not a finite number", n_vocab,
+               "the highest of %u logits for position %u is %f, not a finite number", s->n_vocab,
                how->position, (double)max);
-    id           = how->temperature < BT_MIN_TEMPERATURE ? first_equal(logits, n_vocab, max)
-                                                         : draw(k, logits, n_vocab, max, how);
-    *logprob_out = how->logprob ? logits[id] - max - bt_logf(sum_exp(k, logits, n_vocab, max)) : 0;
-    *id_out      = id;
+    if (how->temperature < BT_MIN_TEMPERATURE) {
+        *id_out = first_equal(row, s->n_vocab, max);
+        goto out;
+    }
+    c.scale = 1.0f / how->temperature;
+    c.top   = max * c.scale;
+    fill_chances(s, how, &c);
+    ranked  = (how->top_k > 0 && how->top_k < s->n_vocab) || (how->top_p > 0 && how->top_p < 1);
+    *id_out = ranked ? draw_by_rank(s, how, &c) : draw_by_id(s, how, &c);
 out:
     return st;
 }

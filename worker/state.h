@@ -34,6 +34,7 @@ struct bt_worker {
     bt_requests      requests;
     bt_scheduler     scheduler;
     bt_batch         batch;
+    bt_sampler       sampler;
 
     bool     parked, asked, shutdown;
     uint32_t wake_seen, wake_parked;

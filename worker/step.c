@@ -23,6 +23,7 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
     w->scheduler = (bt_scheduler){.max_rows = cfg->max_rows, .chunk = cfg->chunk};
     w->parked    = true; /* every rank starts parked at wake number 0 */
     BT_TRY(bt_batch_init(&w->batch, cfg));
+    BT_TRY(bt_sampler_init(&w->sampler, cfg->kernels->rows, cfg->facts.model->vocab_size));
     *worker_out = w;
     w           = NULL;
 out:
@@ -42,10 +43,14 @@ void bt_worker_destroy(bt_worker *w)
     }
     bt_requests_fini(&w->requests);
     bt_batch_fini(&w->batch);
+    bt_sampler_fini(&w->sampler);
     bt_free(w);
 }
 
-size_t bt_worker_workspace_bytes(const bt_worker_config *cfg) { return bt_batch_bytes(cfg); }
+size_t bt_worker_workspace_bytes(const bt_worker_config *cfg)
+{
+    return bt_batch_bytes(cfg) + bt_sampler_bytes(cfg->facts.model->vocab_size);
+}
 
 /* A parked rank with rows asks for a wake number that its whole group gets; it must not enter the
  * all-gather before, since nobody would be there. */
@@ -123,15 +128,41 @@ out:
     return st;
 }
 
-static void emit(bt_worker *w, const bt_request *r, uint32_t position, uint32_t id, float logprob,
-                 bt_finish finish)
+static bt_token *emit(bt_worker *w, const bt_request *r, uint32_t position, uint32_t id,
+                      float logprob)
 {
-    w->batch.out[w->batch.n_out++] = (bt_token){.request  = r->id,
-                                                .position = position,
-                                                .epoch    = r->epoch,
-                                                .id       = id,
-                                                .logprob  = logprob,
-                                                .finish   = finish};
+    bt_token *t = &w->batch.out[w->batch.n_out++];
+
+    *t = (bt_token){
+        .request = r->id, .position = position, .epoch = r->epoch, .id = id, .logprob = logprob};
+    return t;
+}
+
+/* How the token at `position` is chosen. */
+static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t position)
+{
+    const bt_sampling     *s     = &r->sampling;
+    const bt_model_config *model = w->cfg.facts.model;
+    bt_sample_how          how   = {
+                   .temperature = s->temperature,
+                   .seed        = s->seed,
+                   .position    = position,
+                   .top_k       = s->top_k,
+                   .top_p       = s->top_p,
+                   .min_p       = s->min_p,
+                   .repetition  = s->repetition_penalty,
+                   .frequency   = s->frequency_penalty,
+                   .presence    = s->presence_penalty,
+                   .history     = bt_sampling_counts_tokens(s) ? &r->history : NULL,
+                   .biased      = {s->bias_ids, s->n_bias},
+                   .biases      = s->biases
+    };
+
+    if (position - r->n_prompt < s->min_tokens) {
+        how.banned[0] = (bt_id_list){s->stop_tokens, s->n_stop};
+        if (!s->ignore_eos) how.banned[1] = (bt_id_list){model->eos_tokens, model->n_eos};
+    }
+    return how;
 }
 
 /* Chooses the token after the piece's last row, and says what becomes of the request.  The token
@@ -143,23 +174,23 @@ static bt_status choose(bt_worker *w, uint32_t piece, bt_finish *finish_out)
     bt_request   *r        = p->request;
     uint32_t      position = p->start + p->n_rows, id = 0;
     uint32_t      n_vocab = w->cfg.facts.model->vocab_size;
-    float         logprob = 0;
-    bt_sample_how how     = {.temperature = r->sampling.temperature,
-                             .seed        = r->sampling.seed,
-                             .position    = position,
-                             .logprob     = r->sampling.logprobs};
+    const float  *logits  = w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab;
+    bt_sample_how how     = how_of(w, r, position);
+    bt_token     *t;
 
-    BT_TRY(bt_sample(w->cfg.kernels->rows,
-                     w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab, n_vocab, &how,
-                     &id, &logprob));
-    *finish_out = bt_request_finish(w->cfg.facts.model, r, position, id);
+    BT_TRY(bt_sample(&w->sampler, logits, &how, &id));
+    BT_TRY(bt_request_note(r, id));
     if (r->repeat_first) { /* in case the prefill rank died before its own got through */
-        emit(w, r, r->n_prompt, r->next_token, r->next_logprob, BT_FINISH_NONE);
+        emit(w, r, r->n_prompt, r->next_token, r->next_logprob);
         r->repeat_first = false;
     }
-    emit(w, r, position, id, logprob, *finish_out);
-    r->next_token   = id;
-    r->next_logprob = logprob;
+    t = emit(w, r, position, id, 0);
+    if (r->sampling.logprobs)
+        t->n_top = bt_logprobs(&w->sampler, logits, id, r->sampling.top_logprobs, &t->logprob,
+                               t->top_ids, t->top_logprobs);
+    t->finish = *finish_out = bt_request_finish(w->cfg.facts.model, r, position, id);
+    r->next_token           = id;
+    r->next_logprob         = t->logprob;
 out:
     return st;
 }

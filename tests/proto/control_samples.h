@@ -96,8 +96,23 @@ static inline bt_up sample_up(bt_up_kind kind)
         m.u.tokens.n      = 2;
         m.u.tokens.tokens = bt_calloc(2, sizeof(bt_token));
         if (m.u.tokens.tokens == NULL) break;
-        m.u.tokens.tokens[0] = (bt_token){9, 0, 12, 2, 31999, -0.25f, BT_FINISH_NONE, 64};
-        m.u.tokens.tokens[1] = (bt_token){10, 1, 13, 2, 0, -1e30f, BT_FINISH_LENGTH, 0};
+        m.u.tokens.tokens[0] = (bt_token){
+            .request      = 9,
+            .position     = 12,
+            .epoch        = 2,
+            .id           = 31999,
+            .logprob      = -0.25f,
+            .cached       = 64,
+            .n_top        = 2,
+            .top_ids      = {31999,  4    },
+            .top_logprobs = {-0.25f, -2.5f}
+        };
+        m.u.tokens.tokens[1] = (bt_token){.request  = 10,
+                                          .choice   = 1,
+                                          .position = 13,
+                                          .epoch    = 2,
+                                          .logprob  = -1e30f,
+                                          .finish   = BT_FINISH_LENGTH};
         break;
     case BT_UP_FAILED:
         m.u.failed.request = 9;
@@ -134,13 +149,27 @@ static inline bt_up sample_up(bt_up_kind kind)
 
 static inline bt_sampling sample_sampling(void)
 {
-    return (bt_sampling){.temperature = 0.5f,
-                         .seed        = 1ull << 63,
-                         .max_tokens  = 10,
-                         .ignore_eos  = true,
-                         .logprobs    = true,
-                         .n_stop      = 2,
-                         .stop_tokens = sample_ids(2)};
+    float *biases = bt_calloc(3, sizeof(*biases));
+
+    if (biases != NULL) biases[2] = -7.5f;
+    return (bt_sampling){.top_k              = 4,
+                         .top_p              = 0.75f,
+                         .min_p              = 0.125f,
+                         .frequency_penalty  = 1.5f,
+                         .presence_penalty   = -1.5f,
+                         .repetition_penalty = 1.25f,
+                         .min_tokens         = 2,
+                         .top_logprobs       = 5,
+                         .n_bias             = 3,
+                         .bias_ids           = sample_ids(3),
+                         .biases             = biases,
+                         .temperature        = 0.5f,
+                         .seed               = 1ull << 63,
+                         .max_tokens         = 10,
+                         .ignore_eos         = true,
+                         .logprobs           = true,
+                         .n_stop             = 2,
+                         .stop_tokens        = sample_ids(2)};
 }
 
 static inline bt_down sample_down(bt_down_kind kind)
@@ -153,6 +182,7 @@ static inline bt_down sample_down(bt_down_kind kind)
         m.u.reserve = (bt_down_reserve){.request             = 9,
                                         .epoch               = 2,
                                         .n_prompt            = 12,
+                                        .prompt              = sample_ids(12),
                                         .prefill_rank        = 1,
                                         .n_eval              = 3,
                                         .sampling            = sample_sampling(),

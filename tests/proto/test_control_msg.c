@@ -69,6 +69,10 @@ static void control_msg_fields_keep_their_values(void)
     EXPECT_EQ(back.u.tokens.tokens[0].id, 31999);
     EXPECT(back.u.tokens.tokens[0].logprob == -0.25f);
     EXPECT_EQ(back.u.tokens.tokens[1].finish, BT_FINISH_LENGTH);
+    EXPECT_EQ(back.u.tokens.tokens[0].n_top, 2);
+    EXPECT_EQ(back.u.tokens.tokens[0].top_ids[1], 4);
+    EXPECT(back.u.tokens.tokens[0].top_logprobs[1] == -2.5f);
+    EXPECT_EQ(back.u.tokens.tokens[1].n_top, 0);
     bt_free(bytes);
     EXPECT_EQ(bt_down_pack(&d, &bytes, &n), BT_OK);
     EXPECT_EQ(bt_down_unpack(bytes, n, &dback), BT_OK);
@@ -78,6 +82,15 @@ static void control_msg_fields_keep_their_values(void)
     EXPECT_EQ(dback.u.prefill.sampling.seed, 1ull << 63);
     EXPECT_EQ(dback.u.prefill.sampling.stop_tokens[1], 1007);
     EXPECT_EQ(dback.u.prefill.n_eval_expert_bytes, 20);
+    EXPECT_EQ(dback.u.prefill.sampling.top_k, 4);
+    EXPECT(dback.u.prefill.sampling.top_p == 0.75f && dback.u.prefill.sampling.min_p == 0.125f);
+    EXPECT(dback.u.prefill.sampling.frequency_penalty == 1.5f);
+    EXPECT(dback.u.prefill.sampling.presence_penalty == -1.5f);
+    EXPECT(dback.u.prefill.sampling.repetition_penalty == 1.25f);
+    EXPECT_EQ(dback.u.prefill.sampling.min_tokens, 2);
+    EXPECT_EQ(dback.u.prefill.sampling.top_logprobs, 5);
+    EXPECT_EQ(dback.u.prefill.sampling.bias_ids[2], d.u.prefill.sampling.bias_ids[2]);
+    EXPECT(dback.u.prefill.sampling.biases[2] == -7.5f);
     bt_free(bytes);
     bt_up_free(&m);
     bt_up_free(&back);

@@ -1,12 +1,15 @@
 #include <math.h>
+#include <string.h>
 
+#include "core/alloc.h"
 #include "tests/support/test.h"
+#include "tests/worker/sample_oracle.h"
 #include "worker/sampler.h"
 
-enum { VOCAB = 2500 }; /* two whole blocks and a part */
+enum { VOCAB = 2500, BT_TOP = 20 }; /* two whole blocks and a part */
 
-static const bt_cpu_row_kernels *g_rows;
-static float                     g_logits[VOCAB];
+static bt_sampler g_sampler;
+static float      g_logits[VOCAB];
 
 /* Some logits that depend on `salt`. */
 static void fill(uint32_t salt)
@@ -24,9 +27,10 @@ static void fill(uint32_t salt)
 static uint32_t sample(bt_sample_how how, float *logprob)
 {
     uint32_t id = UINT32_MAX;
-    float    unused;
 
-    EXPECT_EQ(bt_sample(g_rows, g_logits, VOCAB, &how, &id, logprob ? logprob : &unused), BT_OK);
+    EXPECT_EQ(bt_sample(&g_sampler, g_logits, &how, &id), BT_OK);
+    if (logprob != NULL && id < VOCAB)
+        bt_logprobs(&g_sampler, g_logits, id, 0, logprob, NULL, NULL);
     return id;
 }
 
@@ -76,13 +80,11 @@ static void logprob_is_the_raw_log_softmax(void)
     fill(2);
     for (uint32_t i = 0; i < VOCAB; i++)
         sum += exp((double)g_logits[i]);
-    uint32_t id = sample((bt_sample_how){.logprob = true}, &logprob);
+    uint32_t id = sample((bt_sample_how){0}, &logprob);
     EXPECT(fabs((double)logprob - ((double)g_logits[id] - log(sum))) < 1e-5);
-    EXPECT(fabs((double)bt_log_sum_exp(g_rows, g_logits, VOCAB) - log(sum)) < 1e-5);
-    id = sample((bt_sample_how){.logprob = true, .temperature = 5.0f, .seed = 9}, &logprob);
+    EXPECT(fabs((double)bt_log_sum_exp(&g_sampler, g_logits) - log(sum)) < 1e-5);
+    id = sample((bt_sample_how){.temperature = 5.0f, .seed = 9}, &logprob);
     EXPECT(fabs((double)logprob - ((double)g_logits[id] - log(sum))) < 1e-5);
-    sample((bt_sample_how){.temperature = 5.0f, .seed = 9}, &logprob);
-    EXPECT(logprob == 0);
 }
 
 static void draws_are_a_function_of_seed_choice_and_position(void)
@@ -146,16 +148,15 @@ static void draws_never_take_an_impossible_id(void)
 
 static void logits_without_a_finite_number_are_an_error(void)
 {
-    uint32_t      id = 7;
-    float         logprob;
+    uint32_t      id  = 7;
     bt_sample_how how = {.position = 12};
 
     for (uint32_t i = 0; i < VOCAB; i++)
         g_logits[i] = NAN;
-    EXPECT_EQ(bt_sample(g_rows, g_logits, VOCAB, &how, &id, &logprob), BT_ERR_DEVICE);
+    EXPECT_EQ(bt_sample(&g_sampler, g_logits, &how, &id), BT_ERR_DEVICE);
     EXPECT_HAS(bt_error_text(), "position 12");
     g_logits[4] = INFINITY;
-    EXPECT_EQ(bt_sample(g_rows, g_logits, VOCAB, &how, &id, &logprob), BT_ERR_DEVICE);
+    EXPECT_EQ(bt_sample(&g_sampler, g_logits, &how, &id), BT_ERR_DEVICE);
     EXPECT_EQ(id, 7);
 }
 
@@ -163,11 +164,11 @@ static void logits_without_a_finite_number_are_an_error(void)
 static void families_agree_bit_by_bit(void)
 {
     static const char *const  NAMES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
-    const bt_cpu_row_kernels *best    = g_rows;
+    const bt_cpu_row_kernels *best    = g_sampler.k;
 
     for (uint32_t salt = 0; salt < 8; salt++) {
-        bt_sample_how how          = {.temperature = 0.7f, .seed = salt, .logprob = true};
-        uint32_t      want         = 0;
+        bt_sample_how how  = {.temperature = 0.7f, .seed = salt, .top_p = salt % 2 ? 0.8f : 0};
+        uint32_t      want = 0;
         float         want_logprob = 0;
 
         fill(salt);
@@ -177,8 +178,8 @@ static void families_agree_bit_by_bit(void)
             float                 logprob = 0;
 
             if (k == NULL) continue;
-            g_rows = k->rows;
-            id     = sample(how, &logprob);
+            g_sampler.k = k->rows;
+            id          = sample(how, &logprob);
             if (i == 0) {
                 want         = id;
                 want_logprob = logprob;
@@ -187,7 +188,213 @@ static void families_agree_bit_by_bit(void)
             EXPECT(memcmp(&logprob, &want_logprob, sizeof(logprob)) == 0);
         }
     }
-    g_rows = best;
+    g_sampler.k = best;
+}
+
+/* Draws with many counters: only ids that the oracle allows, each about as often as it says. */
+static void expect_like_oracle(bt_sample_how how, const oracle_seen *seen, const char *what)
+{
+    enum { DRAWS = 4000 };
+    static double   p[VOCAB];
+    static uint32_t counts[VOCAB];
+    uint32_t        n = oracle_probabilities(g_logits, VOCAB, &how, seen, p), worst = 0;
+    double          distance = 0;
+
+    memset(counts, 0, sizeof(counts));
+    for (how.position = 0; how.position < DRAWS; how.position++) {
+        uint32_t id = sample(how, NULL);
+
+        if (id >= VOCAB || p[id] == 0) {
+            printf("%s: id %u is none of the %u that may come\n", what, id, n);
+            EXPECT(false);
+            return;
+        }
+        counts[id]++;
+    }
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        double d = fabs((double)counts[i] / DRAWS - p[i]);
+
+        if (d > distance) {
+            distance = d;
+            worst    = i;
+        }
+    }
+    if (!(distance <= 0.03))
+        printf("%s: id %u came %u times of %d, expected %f\n", what, worst, counts[worst], DRAWS,
+               p[worst]);
+    EXPECT(distance <= 0.03);
+}
+
+static void filters_agree_with_the_oracle(void)
+{
+    static const bt_sample_how HOWS[] = {
+        {.temperature = 1.0f,  .seed = 1,   .top_k = 1         },
+        {.temperature = 1.0f,  .seed = 2,   .top_k = 7         },
+        {.temperature = 0.7f,  .seed = 3,   .top_p = 0.5f      },
+        {.temperature = 1.3f,  .seed = 4,   .top_p = 0.95f     },
+        {.temperature = 30.0f, .seed = 5,   .top_p = 0.9f      },
+        {.temperature = 1.0f,  .seed = 6,   .min_p = 0.3f      },
+        {.temperature = 2.0f,  .seed = 7,   .min_p = 0.01f,      .top_p = 0.7f},
+        {.temperature = 2.0f,                    .seed = 8,             .min_p = 0.05f,    .top_k = 40, .top_p = 0.6f},
+        {.temperature = 2.0f,         .seed = 9,       .top_k = 500,                       .top_p = 0.99f},
+        {.temperature = 1.0f,   .seed = 10,.top_p = 1e-6f},
+        {.temperature = 1.0f,  .seed = 11, .min_p = 1.0f          },
+        {.temperature = 1.0f,  .seed = 12,  .top_k = 1u << 31,        .top_p = 1.0f},
+        {.temperature = 0.0f,  .seed = 13,  .top_k = 5,   .top_p = 0.5f, .min_p = 0.5f},
+        {.temperature = 0.02f,                    .seed = 14,             .top_p = 0.99f                    },
+    };
+    char what[32];
+
+    for (uint32_t i = 0; i < sizeof(HOWS) / sizeof(HOWS[0]); i++) {
+        fill(100 + i);
+        snprintf(what, sizeof(what), "case %u", i);
+        expect_like_oracle(HOWS[i], NULL, what);
+    }
+}
+
+static void penalties_bias_and_bans_agree_with_the_oracle(void)
+{
+    static oracle_seen    seen;
+    static const uint32_t BIASED[] = {3, 1500}, BANNED[] = {1023, 9};
+    static const float    BIASES[] = {12.5f, -30.0f};
+    bt_history            h        = {0};
+    bt_sample_how         how      = {
+                     .temperature = 1.0f,
+                     .seed        = 4,
+                     .history     = &h,
+                     .repetition  = 1.3f,
+                     .frequency   = 0.4f,
+                     .presence    = -0.7f,
+                     .biased      = {BIASED,      2              },
+                     .biases      = BIASES,
+                     .banned      = {{BANNED, 1}, {BANNED + 1, 1}}
+    };
+
+    fill(55);
+    memset(&seen, 0, sizeof(seen));
+    for (uint32_t i = 0; i < 900; i++) {
+        uint32_t id = i * i % 611; /* some often, some never; some of the prompt too */
+
+        EXPECT_EQ(bt_history_add(&h, id, i % 3 == 0), BT_OK);
+        if (i % 3 == 0)
+            seen.prompt[id] = true;
+        else
+            seen.generated[id]++;
+    }
+    g_logits[1023] = 40.0f;
+    g_logits[9]    = 41.0f;
+    expect_like_oracle(how, &seen, "all of them");
+    how.temperature = 0;
+    expect_like_oracle(how, &seen, "greedy");
+    how.repetition  = 0; /* off */
+    how.temperature = 1;
+    how.top_k       = 9;
+    how.biased.n    = 0;
+    memset(seen.prompt, 0, sizeof(seen.prompt));
+    expect_like_oracle(how, &seen, "without repetition");
+    how.history = NULL;
+    expect_like_oracle(how, NULL, "bans alone");
+    bt_history_fini(&h);
+}
+
+/* Of equal logits the lower ids are kept, whichever blocks they lie in. */
+static void ties_go_to_the_lower_id(void)
+{
+    bt_sample_how how    = {.temperature = 1.0f, .seed = 3, .top_k = 3};
+    uint32_t      seen[] = {0, 0, 0};
+
+    for (uint32_t i = 0; i < VOCAB; i++)
+        g_logits[i] = -5.0f;
+    g_logits[2400] = g_logits[2399] = g_logits[1024] = g_logits[5] = 4.0f;
+    for (how.position = 0; how.position < 300; how.position++) {
+        uint32_t id = sample(how, NULL);
+
+        EXPECT(id == 5 || id == 1024 || id == 2399);
+        seen[id == 5 ? 0 : id == 1024 ? 1 : 2]++;
+    }
+    EXPECT(seen[0] > 50 && seen[1] > 50 && seen[2] > 50);
+    how.top_k = 0;
+    how.top_p = 0.5f; /* four of about a quarter each: the first two have it, exactly */
+    for (uint32_t i = 0; i < VOCAB; i++)
+        if (g_logits[i] < 0) g_logits[i] = -200.0f;
+    for (how.position = 0; how.position < 300; how.position++) {
+        uint32_t id = sample(how, NULL);
+
+        EXPECT(id == 5 || id == 1024);
+    }
+    how.top_p = 0.50001f;
+    seen[2]   = 0;
+    for (how.position = 0; how.position < 300; how.position++)
+        seen[2] += sample(how, NULL) == 2399;
+    EXPECT(seen[2] > 50);
+    g_logits[5] = 0.0f; /* zeros of both signs are equal */
+    for (uint32_t i = 6; i < VOCAB; i++)
+        g_logits[i] = -200.0f;
+    g_logits[7] = -0.0f;
+    how         = (bt_sample_how){.temperature = 1.0f, .top_k = 1};
+    EXPECT_EQ(sample(how, NULL), 5);
+    g_logits[5] = -0.0f;
+    g_logits[7] = 0.0f;
+    EXPECT_EQ(sample(how, NULL), 5);
+}
+
+static void top_logprobs_are_the_highest_in_order(void)
+{
+    uint32_t ids[BT_TOP];
+    float    tops[BT_TOP], logprob, other;
+    double   p[VOCAB];
+
+    fill(8);
+    g_logits[2499] = g_logits[1] = g_logits[1030] = 11.0f;
+    g_logits[2000]                                = NAN;
+    EXPECT_EQ(bt_logprobs(&g_sampler, g_logits, 77, BT_TOP, &logprob, ids, tops), BT_TOP);
+    EXPECT(ids[0] == 1 && ids[1] == 1030 && ids[2] == 2499);
+    for (uint32_t i = 0; i < BT_TOP; i++) {
+        bt_logprobs(&g_sampler, g_logits, ids[i], 0, &other, NULL, NULL);
+        EXPECT(memcmp(&other, &tops[i], sizeof(other)) == 0);
+        EXPECT(i == 0 || tops[i] < tops[i - 1] || (tops[i] == tops[i - 1] && ids[i] > ids[i - 1]));
+    }
+    g_logits[2000] = -100.0f;
+    oracle_probabilities(g_logits, VOCAB, &(bt_sample_how){.temperature = 1.0f}, NULL, p);
+    for (uint32_t i = 0; i < BT_TOP; i++)
+        EXPECT(fabs((double)tops[i] - log(p[ids[i]])) < 1e-5);
+    for (uint32_t i = 3; i < VOCAB; i++)
+        g_logits[i] = -INFINITY;
+    EXPECT_EQ(bt_logprobs(&g_sampler, g_logits, 5, BT_TOP, &logprob, ids, tops), 3);
+    EXPECT(isinf(logprob));
+}
+
+static void history_grows_and_fails_cleanly(void)
+{
+    bt_history h = {0}, copy = {0};
+
+    for (int64_t k = 0; k < 2; k++) {
+        bt_alloc_fail_at(k);
+        for (uint32_t i = 0; i < 40; i++)
+            bt_history_add(&h, i, false);
+        bt_alloc_fail_at(-1);
+        bt_history_fini(&h);
+    }
+    for (uint32_t round = 0; round < 3; round++)
+        for (uint32_t i = 0; i < 5000; i++)
+            EXPECT_EQ(bt_history_add(&h, i * 64, round == 2), BT_OK);
+    EXPECT_EQ(h.n, 5000);
+    EXPECT_EQ(bt_history_copy(&h, &copy), BT_OK);
+    for (uint32_t i = 0; i < copy.capacity; i++)
+        EXPECT(!copy.at[i].used || (copy.at[i].count == 2 && copy.at[i].prompt));
+    bt_history_fini(&h);
+    bt_history_fini(&copy);
+}
+
+static void sampler_init_survives_failed_allocations(void)
+{
+    bt_sampler s;
+
+    for (int64_t k = 0; k < 4; k++) {
+        bt_alloc_fail_at(k);
+        EXPECT_EQ(bt_sampler_init(&s, g_sampler.k, VOCAB), BT_ERR_NO_MEMORY);
+        bt_alloc_fail_at(-1);
+    }
 }
 
 int main(int argc, char **argv)
@@ -200,10 +407,16 @@ int main(int argc, char **argv)
         BT_TEST(draws_follow_the_distribution),
         BT_TEST(draws_never_take_an_impossible_id),
         BT_TEST(logits_without_a_finite_number_are_an_error),
+        BT_TEST(filters_agree_with_the_oracle),
+        BT_TEST(penalties_bias_and_bans_agree_with_the_oracle),
+        BT_TEST(ties_go_to_the_lower_id),
+        BT_TEST(top_logprobs_are_the_highest_in_order),
+        BT_TEST(history_grows_and_fails_cleanly),
+        BT_TEST(sampler_init_survives_failed_allocations),
         BT_TEST(families_agree_bit_by_bit),
     };
 
     bt_cpu_flush_denormals();
-    g_rows = bt_cpu_kernels_find("auto")->rows;
+    if (bt_sampler_init(&g_sampler, bt_cpu_kernels_find("auto")->rows, VOCAB) != BT_OK) return 1;
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
 }

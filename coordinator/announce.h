@@ -3,6 +3,8 @@
  *     control HOST:PORT      workers may attach here
  *     progress RANK DONE TOTAL
  *     ready HOST:PORT        the public port is open
+ *     http HOST:PORT         the operators' port is open
+ *     draining               no new requests are taken
  *     failed REASON
  *
  * A reader that does not read misses progress lines, and never holds the coordinator up for more

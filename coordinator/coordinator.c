@@ -8,6 +8,8 @@
 
 #include "coordinator/announce.h"
 #include "coordinator/cell.h"
+#include "coordinator/http.h"
+#include "coordinator/observer.h"
 #include "coordinator/public.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -15,7 +17,8 @@
 
 enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, TEXT_MAX = 512 };
 
-typedef enum { OPENING, SERVING, CLOSING } phase;
+/* Draining: running requests go on, new ones are refused. */
+typedef enum { OPENING, SERVING, DRAINING, CLOSING } phase;
 
 typedef struct {
     const bt_coordinator_options *opt;
@@ -23,6 +26,9 @@ typedef struct {
     bt_control_server            *control;
     bt_relay                     *relay;
     bt_public                    *pub;
+    bt_observer                  *observer;
+    bt_http                      *http;  /* NULL: not asked for */
+    bt_rpc_tls                    tls;   /* owned */
     bt_control_peer             **peers; /* [n_ranks]; NULL: lost */
     bt_cell                       cell;
     uint32_t                      n_peers;
@@ -33,9 +39,10 @@ typedef struct {
     char                          refusal[TEXT_MAX]; /* the last rank that was refused, and why */
 } coordinator;
 
-static volatile sig_atomic_t g_signal;
+static volatile sig_atomic_t g_signal, g_drain; /* to end, and to drain and then end */
 
 static void on_signal(int number) { g_signal = number; }
+static void on_drain(int number) { g_drain = number; }
 
 /* ---- the end */
 
@@ -158,7 +165,9 @@ static void open_port(coordinator *c)
     bt_public_config config = {.model_path  = c->opt->model,
                                .served_name = c->opt->served_name,
                                .version     = BT_VERSION,
-                               .facts       = bt_cell_facts(&c->cell)};
+                               .facts       = bt_cell_facts(&c->cell),
+                               .metrics     = bt_observer_metrics(c->observer),
+                               .tls         = c->tls.cert != NULL ? &c->tls : NULL};
     char             address[300];
 
     public_address(c->opt, c->opt->port, address, sizeof(address));
@@ -167,6 +176,7 @@ static void open_port(coordinator *c)
     c->phase       = SERVING;
     c->deadline_ns = UINT64_MAX;
     public_address(c->opt, port, address, sizeof(address));
+    bt_observer_set_address(c->observer, address);
     BT_INFO("ready: %s serves %s on %s", c->opt->served_name, config.facts->model_type, address);
     bt_announce(c->opt->announce_fd, true, "ready %s", address);
 out:
@@ -287,6 +297,66 @@ static void on_lost(void *ctx, bt_control_peer *peer)
 
 /* ---- the loop */
 
+static void observe(coordinator *c)
+{
+    bt_phase shown = BT_PHASE_STARTING;
+
+    switch (c->phase) {
+    case OPENING: shown = bt_cell_complete(&c->cell) ? BT_PHASE_LOADING : shown; break;
+    case SERVING: shown = BT_PHASE_SERVING; break;
+    case DRAINING: shown = BT_PHASE_DRAINING; break;
+    case CLOSING: shown = BT_PHASE_CLOSING; break;
+    }
+    bt_observer_tick(c->observer, shown, &c->cell, c->relay, bt_now_ns());
+}
+
+/* No new request from now on; the process ends with the last one that runs. */
+static void drain(coordinator *c, double limit_s)
+{
+    if (c->phase != SERVING) return;
+    c->phase = DRAINING;
+    if (limit_s > 0) c->deadline_ns = bt_now_ns() + seconds_ns(limit_s);
+    BT_INFO("draining: %u requests run", bt_public_n_streams(c->pub));
+    bt_announce(c->opt->announce_fd, true, "draining");
+    bt_public_drain(c->pub);
+}
+
+static void check_drained(coordinator *c)
+{
+    uint32_t n = bt_public_n_streams(c->pub);
+
+    if (n == 0) {
+        BT_INFO("drained");
+        close_down(c, 0, "the server has drained");
+    } else if (bt_now_ns() >= c->deadline_ns) {
+        BT_WARN("%u requests have not ended within the %.0f s of draining", n, c->opt->drain_s);
+        close_down(c, 0, "the server is shutting down");
+    }
+}
+
+/* SIGUSR1 drains without a limit; SIGTERM and SIGINT end at once, or drain first when --drain-s
+ * says so; the second one ends at once. */
+static void check_signals(coordinator *c)
+{
+    int number = g_signal;
+
+    if (g_drain != 0) {
+        g_drain = 0;
+        if (c->phase == SERVING)
+            drain(c, 0);
+        else if (c->phase == OPENING)
+            number = SIGUSR1; /* there is nothing to wait for */
+    }
+    if (number == 0 || c->phase == CLOSING) return;
+    g_signal = 0;
+    if (c->phase == SERVING && c->opt->drain_s > 0) {
+        drain(c, c->opt->drain_s);
+        return;
+    }
+    BT_INFO("shutting down on signal %d", number);
+    close_down(c, 0, "the server is shutting down");
+}
+
 static void check_deadline(coordinator *c)
 {
     char who[256];
@@ -307,11 +377,10 @@ static void serve(coordinator *c)
         bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
         if (c->relay != NULL) bt_relay_tick(c->relay, bt_now_ns());
         if (c->stuck[0] != 0) fail(c, "%s", c->stuck);
-        if (c->phase != CLOSING) check_deadline(c);
-        if (g_signal != 0 && c->phase != CLOSING) {
-            BT_INFO("shutting down on signal %d", (int)g_signal);
-            close_down(c, 0, "the server is shutting down");
-        }
+        if (c->phase == OPENING || c->phase == SERVING) check_deadline(c);
+        if (c->phase == DRAINING) check_drained(c);
+        check_signals(c);
+        observe(c);
     }
 }
 
@@ -320,6 +389,7 @@ static void close_up(coordinator *c)
 {
     uint64_t flush_ns = bt_now_ns() + FLUSH_MS * BT_NS_PER_MS;
 
+    observe(c);
     while (bt_now_ns() < c->deadline_ns &&
            (c->n_peers > 0 || (c->pub != NULL && bt_public_n_streams(c->pub) > 0)))
         bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
@@ -334,6 +404,22 @@ static void close_up(coordinator *c)
         bt_rpc_loop_run_once(c->loop, flush_ns);
 }
 
+static bt_status open_http(coordinator *c)
+{
+    bt_status st   = BT_OK;
+    uint16_t  port = 0;
+    bool      bare = strchr(c->opt->http_host, ':') != NULL;
+
+    BT_TRY(bt_http_start(c->opt->http_host, (uint16_t)c->opt->http_port,
+                         bt_observer_board(c->observer), &c->http, &port));
+    BT_INFO("metrics and status page on http://%s%s%s:%u", bare ? "[" : "", c->opt->http_host,
+            bare ? "]" : "", port);
+    bt_announce(c->opt->announce_fd, true, "http %s%s%s:%u", bare ? "[" : "", c->opt->http_host,
+                bare ? "]" : "", port);
+out:
+    return st;
+}
+
 static bt_status start(coordinator *c)
 {
     bt_status         st     = BT_OK;
@@ -342,8 +428,16 @@ static bt_status start(coordinator *c)
     char              address[300];
     const char       *colon = strrchr(c->opt->control, ':');
 
+    bt_observer_config seen = {
+        .model = c->opt->model, .served_name = c->opt->served_name, .version = BT_VERSION};
+
     public_address(c->opt, c->opt->port, address, sizeof(address));
     BT_TRY(bt_rpc_try_bind(address)); /* better known now than after an hour of loading */
+    if (c->opt->tls_cert != NULL)
+        BT_TRY(bt_rpc_tls_read(c->opt->tls_cert, c->opt->tls_key, c->opt->tls_client_ca, &c->tls));
+    BT_TRY(bt_observer_create(&seen, &c->observer));
+    observe(c); /* so that the HTTP port never shows an empty board */
+    if (c->opt->http_port >= 0) BT_TRY(open_http(c));
     BT_TRY(bt_rpc_loop_create(&c->loop));
     BT_TRY(bt_control_server_create(c->loop, c->opt->control, &events, &c->control, &port));
     BT_INFO("workers attach on %.*s:%u", (int)(colon - c->opt->control), c->opt->control, port);
@@ -357,19 +451,23 @@ out:
 int bt_coordinator_run(const bt_coordinator_options *options)
 {
     coordinator      c      = {.opt = options, .deadline_ns = UINT64_MAX, .exit_code = 1};
-    struct sigaction action = {.sa_handler = on_signal};
+    struct sigaction action = {.sa_handler = on_signal}, gently = {.sa_handler = on_drain};
 
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    sigaction(SIGUSR1, &gently, NULL);
     signal(SIGPIPE, SIG_IGN);
     if (start(&c) == BT_OK) {
         serve(&c);
         close_up(&c);
     }
+    bt_http_stop(c.http);
     bt_public_destroy(c.pub);
     bt_control_server_destroy(c.control);
     bt_relay_destroy(c.relay);
+    bt_observer_destroy(c.observer);
     bt_cell_fini(&c.cell);
+    bt_rpc_tls_free(&c.tls);
     bt_free(c.peers);
     bt_rpc_loop_destroy(c.loop);
     return c.exit_code;

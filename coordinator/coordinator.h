@@ -14,6 +14,10 @@ typedef struct {
     double      queue_s, rank_timeout_s, stall_s, attach_s, load_s;
     uint64_t    queue_tokens;
     uint32_t    prefill_window;
+    const char *http_host;
+    int         http_port; /* -1: none */
+    double      drain_s;   /* SIGTERM lets running requests go on so long; 0: not at all */
+    const char *tls_cert, *tls_key, *tls_client_ca; /* files; NULL: plain text */
 } bt_coordinator_options;
 
 /* Returns the process's exit code. */

@@ -22,11 +22,12 @@ static const char doc[] =
     "the "
     "public port opens when all ranks of the cell have loaded the model.  `baton run` starts a "
     "coordinator and its workers in one command.\n\n"
-    "With --announce-fd these lines are written: \"control HOST:PORT\", \"progress RANK DONE "
-    "TOTAL\", "
-    "\"ready HOST:PORT\", \"failed REASON\".\n\n"
+    "With --announce-fd these lines are written: \"http HOST:PORT\", \"control HOST:PORT\", "
+    "\"progress RANK DONE TOTAL\", \"ready HOST:PORT\", \"draining\", \"failed REASON\".\n\n"
     "SIGTERM and SIGINT end every open request with UNAVAILABLE, tell the ranks to leave, and exit "
-    "0. "
+    "0. SIGUSR1 drains: new requests are refused with UNAVAILABLE, running ones finish, then the "
+    "same end; with --drain-s the other two do so as well, for that long, and a second signal ends "
+    "at once. "
     "A rank that is lost ends the cell with exit code 1.\n\n"
     "Example:\n"
     "  baton-coordinator --model models/demo --port 50051 --control 127.0.0.1:50052\n"
@@ -47,7 +48,13 @@ enum {
     OPT_ATTACH_S,
     OPT_LOAD_S,
     OPT_RANK_S,
-    OPT_STALL_S
+    OPT_STALL_S,
+    OPT_HTTP_PORT,
+    OPT_HTTP_HOST,
+    OPT_DRAIN_S,
+    OPT_TLS_CERT,
+    OPT_TLS_KEY,
+    OPT_TLS_CLIENT_CA
 };
 
 static const struct argp_option options[] = {
@@ -70,7 +77,17 @@ static const struct argp_option options[] = {
      "a rank that has requests and makes no progress so long is lost (30)", 2},
     {"stall-s",                                                              OPT_STALL_S, "S", 0,
      "a placed request of which nothing is heard so long fails (600)", 2},
-    {0                                                  },
+    {"http-port",                                                   OPT_HTTP_PORT, "N", 0,
+     "port of /metrics, /health, /ready and the status page (none); 0 takes any free one", 3},
+    {"http-host",                                                           OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
+    {"drain-s",               OPT_DRAIN_S, "S", 0,
+     "seconds that SIGTERM lets running requests go on (0: they end at once)", 3},
+    {"tls-cert",                                                               OPT_TLS_CERT, "FILE", 0,
+     "PEM certificate chain of the public port; needs --tls-key", 4},
+    {"tls-key",OPT_TLS_KEY, "FILE", 0, "its private key", 4},
+    {"tls-client-ca",                                                              OPT_TLS_CLIENT_CA, "FILE", 0,
+     "only clients with a certificate of these authorities may connect", 4},
+    {0                                                              },
 };
 
 static double seconds(struct argp_state *state, const char *name, const char *arg)
@@ -132,11 +149,24 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_LOAD_S: o->load_s = seconds(state, "load-s", arg); break;
     case OPT_RANK_S: o->rank_timeout_s = seconds(state, "rank-timeout-s", arg); break;
     case OPT_STALL_S: o->stall_s = seconds(state, "stall-s", arg); break;
+    case OPT_HTTP_PORT: o->http_port = (int)number(state, "http-port", arg, 0, 65535); break;
+    case OPT_HTTP_HOST: o->http_host = arg; break;
+    case OPT_DRAIN_S:
+        o->drain_s = strcmp(arg, "0") == 0 ? 0 : seconds(state, "drain-s", arg);
+        break;
+    case OPT_TLS_CERT: o->tls_cert = arg; break;
+    case OPT_TLS_KEY: o->tls_key = arg; break;
+    case OPT_TLS_CLIENT_CA: o->tls_client_ca = arg; break;
     case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); break;
     case ARGP_KEY_END:
         if (o->model == NULL) argp_error(state, "--model DIR is missing");
         if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
-        if (strlen(o->host) > 250) argp_error(state, "--host is too long");
+        if (strlen(o->host) > 250 || strlen(o->http_host) > 250)
+            argp_error(state, "--host or --http-host is too long");
+        if ((o->tls_cert == NULL) != (o->tls_key == NULL))
+            argp_error(state, "--tls-cert and --tls-key go together");
+        if (o->tls_client_ca != NULL && o->tls_cert == NULL)
+            argp_error(state, "--tls-client-ca needs --tls-cert and --tls-key");
         break;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -154,7 +184,9 @@ int main(int argc, char **argv)
                                    .attach_s       = 60,
                                    .load_s         = 3600,
                                    .rank_timeout_s = 30,
-                                   .stall_s        = 600};
+                                   .stall_s        = 600,
+                                   .http_host      = "127.0.0.1",
+                                   .http_port      = -1};
     const struct argp      argp = {options, parse, NULL, doc, NULL, NULL, NULL};
     struct stat            info;
     char                  *path;

@@ -184,6 +184,7 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
 
     pub->started_ns         = bt_now_ns();
     pub->facts              = config->facts;
+    pub->metrics            = config->metrics;
     pub->limits.vocab_size  = config->facts->vocab_size;
     pub->limits.max_context = config->facts->max_context;
     pub->limits.max_tokens  = bt_relay_max_tokens(pub->relay);
@@ -217,7 +218,7 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     for (size_t i = 0; i < bt_public_n_methods; i++)
         registered[i] = grpc_server_register_method(pub->server, bt_public_methods[i].path, NULL,
                                                     GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
-    st = bt_rpc_listen(pub->server, address, port_out);
+    st = bt_rpc_listen(pub->server, address, config->tls, port_out);
     grpc_server_start(pub->server); /* also one that never listened must start to be shut down */
     if (st != BT_OK) goto out;
     for (size_t i = 0; i < bt_public_n_methods; i++)
@@ -230,7 +231,11 @@ out:
     return st;
 }
 
-void bt_public_drain(bt_public *pub) { pub->draining = true; }
+void bt_public_drain(bt_public *pub)
+{
+    pub->draining = true;
+    bt_public_tell_watchers(pub);
+}
 
 uint32_t bt_public_n_streams(const bt_public *pub) { return pub->n_streams; }
 

@@ -6,6 +6,7 @@
 #define BT_COORDINATOR_PUBLIC_H
 
 #include "coordinator/intake.h"
+#include "coordinator/metrics.h"
 #include "proto/rpc.h"
 
 typedef struct bt_public bt_public;
@@ -13,12 +14,15 @@ typedef struct bt_public bt_public;
 typedef struct {
     const char        *model_path, *served_name, *version; /* copied */
     const bt_up_hello *facts;                              /* borrowed while the port is open */
+    bt_metrics        *metrics;                            /* the same; requests write there */
+    const bt_rpc_tls  *tls;                                /* borrowed during create; NULL: plain */
 } bt_public_config;
 
 /* Listens and serves from now on. */
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
                            bt_relay *relay, bt_public **public_out, uint16_t *port_out);
-/* Health answers UNAVAILABLE from now on; streams go on until they have ended. */
+/* From now on health says that nothing is served here, and new requests are refused with
+ * UNAVAILABLE; streams go on until they have ended. */
 void bt_public_drain(bt_public *pub);
 /* Generate calls whose end has not reached the wire. */
 uint32_t bt_public_n_streams(const bt_public *pub);

@@ -16,6 +16,13 @@ typedef struct {
     void (*stream)(bt_call *call, const ProtobufCMessage *request);
 } bt_method;
 
+/* A health Watch call. */
+typedef struct {
+    bt_call *prev, *next;
+    bool     listed, sending, known; /* known: it asked for a service that is here */
+    int      told;                   /* the status that it has been told; -1: none */
+} bt_watch;
+
 /* One call, also while it is waited for.  Freed with its last reference: one for each operation in
  * flight, one while the relay knows the stream. */
 struct bt_call {
@@ -33,6 +40,7 @@ struct bt_call {
     grpc_status_code    code; /* of an answer that is an error */
     char                why[BT_INTAKE_TEXT];
     bt_stream          *stream; /* owned */
+    bt_watch            watch;
 };
 
 struct bt_public {
@@ -43,6 +51,8 @@ struct bt_public {
     bool               is_down, stopping, draining;
     bt_intake_limits   limits;
     const bt_up_hello *facts;
+    bt_metrics        *metrics;  /* borrowed */
+    bt_call           *watchers; /* list of the health Watch calls */
     char              *model_path, *served_name, *version, *default_sampling; /* owned */
     uint64_t           n_calls;   /* not yet freed, waiting ones too */
     uint32_t           n_streams; /* Generate calls not yet freed */
@@ -61,5 +71,11 @@ extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
 void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
 void                   bt_stream_free(bt_stream *stream);
+
+/* public_watch.c */
+bool bt_public_has_service(const char *service);
+void bt_public_watch(bt_call *call, const ProtobufCMessage *request);
+/* The status may have changed: tells every watcher. */
+void bt_public_tell_watchers(bt_public *pub);
 
 #endif

@@ -47,8 +47,7 @@ static grpc_byte_buffer *standard_health(bt_call *call, const ProtobufCMessage *
     const char *service = ((const Grpc__Health__V1__HealthCheckRequest *)request)->service;
     Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
 
-    if (service[0] != 0 && strcmp(service, "vllm.grpc.engine.VllmEngine") != 0 &&
-        strcmp(service, "grpc.health.v1.Health") != 0)
+    if (!bt_public_has_service(service))
         return fail(call, GRPC_STATUS_NOT_FOUND, "no such service");
     reply.status = call->pub->draining
                        ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
@@ -192,5 +191,8 @@ const bt_method bt_public_methods[] = {
     {.path    = "/grpc.health.v1.Health/Check",
      .request = &grpc__health__v1__health_check_request__descriptor,
      .answer  = standard_health},
+    {.path    = "/grpc.health.v1.Health/Watch",
+     .request = &grpc__health__v1__health_check_request__descriptor,
+     .stream  = bt_public_watch},
 };
 const size_t bt_public_n_methods = sizeof(bt_public_methods) / sizeof(bt_public_methods[0]);

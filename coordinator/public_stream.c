@@ -27,6 +27,7 @@ struct bt_stream {
     grpc_status_code code;
     bt_finish        finish;
     char             message[BT_INTAKE_TEXT];
+    bt_request_clock clock;
 };
 
 static void pump(bt_stream *s);
@@ -212,6 +213,7 @@ void bt_public_token(void *client, const bt_token *token)
 {
     bt_stream *s = client;
 
+    bt_metrics_token(s->call->pub->metrics, &s->clock, token->choice, bt_now_ns());
     s->ids[s->n]      = token->id;
     s->logprobs[s->n] = token->logprob;
     s->n++;
@@ -225,6 +227,7 @@ void bt_public_end(void *client, const bt_relay_end *end)
     s->ended  = true;
     s->code   = end->code;
     s->finish = end->finish;
+    bt_metrics_end(s->call->pub->metrics, &s->clock, end->code, end->finish, bt_now_ns());
     bt_text_clean(end->message, s->message, sizeof(s->message));
     bt_log_set_request(s->number);
     if (end->code == GRPC_STATUS_OK)
@@ -281,6 +284,7 @@ static bool submit(bt_stream *s, bt_relay_request *r, grpc_status_code *code)
 
 static void refuse(bt_stream *s, grpc_status_code code, const char *why)
 {
+    bt_metrics_end(s->call->pub->metrics, &s->clock, code, BT_FINISH_NONE, bt_now_ns());
     s->ended = true;
     s->code  = code;
     bt_text_clean(why, s->message, sizeof(s->message));
@@ -301,8 +305,12 @@ void bt_public_generate(bt_call *call, const ProtobufCMessage *request)
     if (call->stream == NULL) {
         grpc_call_cancel_with_status(call->call, code, "the coordinator is out of memory", NULL);
     } else {
+        bt_metrics_arrived(call->pub->metrics, &call->stream->clock, r.n_prompt, bt_now_ns());
         watch_close(call, on_closed);
-        if (st != BT_OK)
+        if (call->pub->draining)
+            refuse(call->stream, GRPC_STATUS_UNAVAILABLE,
+                   "draining: this server takes no new requests");
+        else if (st != BT_OK)
             refuse(call->stream, GRPC_STATUS_INVALID_ARGUMENT, call->why);
         else if (!submit(call->stream, &r, &code))
             refuse(call->stream, code, bt_error_text());

@@ -326,7 +326,7 @@ bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
     grpc_server_register_completion_queue(s->server, bt_rpc_loop_cq(loop), NULL);
     s->method =
         grpc_server_register_method(s->server, BT_CONTROL_METHOD, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
-    st = bt_rpc_listen(s->server, address, port_out);
+    st = bt_rpc_listen(s->server, address, NULL, port_out);
     grpc_server_start(s->server); /* also a server that never listened must start to be shut down */
     if (st == BT_OK) {
         listen_for_peer(s);

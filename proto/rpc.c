@@ -195,17 +195,34 @@ out:
     return st;
 }
 
-bt_status bt_rpc_listen(grpc_server *server, const char *address, uint16_t *port_out)
+/* NULL when the PEM texts are none. */
+static grpc_server_credentials *credentials(const bt_rpc_tls *tls)
+{
+    grpc_ssl_pem_key_cert_pair pair;
+
+    if (tls == NULL) return grpc_insecure_server_credentials_create();
+    pair = (grpc_ssl_pem_key_cert_pair){tls->key, tls->cert};
+    return grpc_ssl_server_credentials_create_ex(
+        tls->client_ca, &pair, 1,
+        tls->client_ca != NULL ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                               : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
+        NULL);
+}
+
+bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,
+                        uint16_t *port_out)
 {
     bt_status                st    = BT_OK;
-    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
-    int                      port  = grpc_server_add_http2_port(server, address, creds);
+    grpc_server_credentials *creds = credentials(tls);
+    int                      port  = 0;
 
+    BT_REQUIRE(creds != NULL, BT_ERR_IO, "the TLS certificate and key make no credentials");
+    port = grpc_server_add_http2_port(server, address, creds);
     grpc_server_credentials_release(creds);
     /* gRPC tells that a bind failed, but not why: try it by hand to learn the cause. */
     if (port <= 0) BT_TRY(bt_rpc_try_bind(address));
-    BT_REQUIRE(port > 0, BT_ERR_IO, "cannot listen on %s: the port is free, but gRPC refuses it",
-               address);
+    BT_REQUIRE(port > 0, BT_ERR_IO, "cannot listen on %s: the port is free, but gRPC refuses it%s",
+               address, tls != NULL ? "; do the TLS certificate and key belong together?" : "");
     *port_out = (uint16_t)port;
 out:
     return st;

@@ -43,8 +43,20 @@ const grpc_channel_args *bt_rpc_server_args(void);
 const grpc_channel_args *bt_rpc_client_args(void);
 /* A deadline of the bt_now_ns clock as gRPC wants it; UINT64_MAX: never. */
 gpr_timespec bt_rpc_deadline(uint64_t deadline_ns);
-/* Binds the server, before it starts, to "host:port" (port 0: any); IO names address and cause. */
-bt_status bt_rpc_listen(grpc_server *server, const char *address, uint16_t *port_out);
+/* PEM texts, owned by whoever reads them from files. */
+typedef struct {
+    char *cert, *key; /* the server's chain and its private key */
+    char *client_ca;  /* NULL: clients need no certificate */
+} bt_rpc_tls;
+
+/* Reads the files; client_ca may be NULL.  IO names file and cause. */
+bt_status bt_rpc_tls_read(const char *cert, const char *key, const char *client_ca,
+                          bt_rpc_tls *tls_out);
+void      bt_rpc_tls_free(bt_rpc_tls *tls); /* overwrites the key first */
+/* Binds the server, before it starts, to "host:port" (port 0: any); tls NULL: plain text.  IO names
+ * address and cause. */
+bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,
+                        uint16_t *port_out);
 /* Could a server bind the address now?  IO names address and cause. */
 bt_status bt_rpc_try_bind(const char *address);
 /* A slice as text, cut to the capacity, always terminated and UTF-8. */

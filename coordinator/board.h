@@ -1,0 +1,73 @@
+/* coordinator/board.h - what the loop's thread shows to the HTTP thread.
+ *
+ * One writer, one reader, three buffers, one atomic exchange on either side: neither ever waits for
+ * the other, so that the token path has no lock.  A snapshot belongs to the side that holds it. */
+#ifndef BT_COORDINATOR_BOARD_H
+#define BT_COORDINATOR_BOARD_H
+
+#include "coordinator/cell.h"
+#include "coordinator/metrics.h"
+#include "coordinator/relay_view.h"
+
+enum { BT_HISTORY_S = 600, BT_VIEW_REQUESTS = 64, BT_HOST_TEXT = 64 };
+
+typedef enum {
+    BT_PHASE_STARTING, /* not every rank has attached */
+    BT_PHASE_LOADING,
+    BT_PHASE_SERVING,
+    BT_PHASE_DRAINING,
+    BT_PHASE_CLOSING
+} bt_phase;
+
+/* One second. */
+typedef struct {
+    float generated, prompt; /* tokens a second */
+    float running, waiting;
+    float ttft_p50_s, itl_p50_s, itl_p99_s; /* 0: no token came */
+    float busy_prefill, busy_decode;        /* mean fraction of the ranks' time in the model */
+    float kv_used;                          /* fraction of the decode ranks' pages */
+    float handoff_bytes;                    /* a second */
+} bt_second;
+
+typedef struct {
+    char               host[BT_HOST_TEXT];
+    uint32_t           pid, n_pages;
+    uint64_t           weight_bytes, page_bytes, done_bytes, total_bytes;
+    bool               attached, ready;
+    bt_up_beat         beat;
+    bt_relay_rank_view relay;
+    /* Of the last seconds, smoothed. */
+    double busy, gather, sample; /* fractions of the time */
+    double step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
+} bt_rank_view;
+
+typedef struct {
+    bt_phase        phase;
+    uint64_t        at_ns, started_ns;
+    double          unix_s;
+    const char     *model, *served_name, *version; /* of the process's life */
+    char            public_address[128];
+    uint32_t        n_ranks, n_prefill, n_decode, page_tokens;
+    bt_relay_loads  loads;
+    uint64_t        queued_tokens;
+    bt_metrics      metrics;
+    bt_second       history[BT_HISTORY_S]; /* a ring */
+    uint32_t        n_history, history_at; /* how many, and where the oldest is */
+    uint32_t        n_requests;
+    bt_request_view requests[BT_VIEW_REQUESTS];
+    bt_rank_view   *ranks; /* owned [rank_cap], n_ranks of them are valid */
+    uint32_t        rank_cap;
+} bt_snapshot;
+
+typedef struct bt_board bt_board;
+
+bt_status bt_board_create(bt_board **board_out);
+void      bt_board_destroy(bt_board *board);
+
+/* The writer's own snapshot, of unknown content, with room for n_ranks; NULL: no memory. */
+bt_snapshot *bt_board_begin(bt_board *board, uint32_t n_ranks);
+void         bt_board_publish(bt_board *board);
+/* The newest one, the reader's until its next call. */
+const bt_snapshot *bt_board_read(bt_board *board);
+
+#endif

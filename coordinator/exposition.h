@@ -1,0 +1,29 @@
+/* coordinator/exposition.h - a snapshot as Prometheus text and as the status page's JSON.
+ *
+ * The HTTP thread.  Names of metrics that vLLM has too are vLLM's, so that dashboards made for it
+ * work; the others begin with baton_.  docs/operating.md lists them. */
+#ifndef BT_COORDINATOR_EXPOSITION_H
+#define BT_COORDINATOR_EXPOSITION_H
+
+#include <stddef.h>
+
+#include "coordinator/board.h"
+
+/* Owned by the caller, free(); NULL: no memory. */
+char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out);
+char *bt_exposition_json(const bt_snapshot *s);
+
+const char *bt_phase_name(bt_phase phase);
+
+/* Which role is the bottleneck at the present load. */
+typedef struct {
+    double      prefill, decode;           /* use of each side, 0 to 1 */
+    const char *limit;                     /* "prefill", "decode", "none" */
+    uint32_t    best_prefill, best_decode; /* of as many ranks; 0 and 0: both roles, or no load */
+} bt_balance;
+
+/* Prefill's use is the time that its ranks spend in the model.  A decode step takes more rows at
+ * little cost, so decode's use is what fills up: pages, or rows of a step while it is busy. */
+void bt_balance_of(const bt_snapshot *s, bt_balance *balance_out);
+
+#endif

@@ -1,0 +1,194 @@
+#include "coordinator/http.h"
+
+#include <microhttpd.h>
+#include <netdb.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/exposition.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "proto/rpc.h"
+
+enum { CONNECTIONS = 64, TIMEOUT_S = 10, STALE_S = 10 };
+
+struct bt_http {
+    struct MHD_Daemon *daemon; /* owned */
+    bt_board          *board;  /* borrowed */
+};
+
+/* The page, made from status.html at build time. */
+extern const unsigned char bt_status_page[];
+extern const size_t        bt_status_page_bytes;
+
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type,
+                              struct MHD_Response *response)
+{
+    enum MHD_Result rc;
+
+    if (response == NULL) return MHD_NO; /* no memory: the connection closes */
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Content-Security-Policy",
+                            "default-src 'none'; style-src 'unsafe-inline'; "
+                            "script-src 'unsafe-inline'; connect-src 'self'; img-src data:");
+    if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
+        MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+    rc = MHD_queue_response(connection, code, response);
+    MHD_destroy_response(response);
+    return rc;
+}
+
+/* text is ours: it is freed with the response. */
+static enum MHD_Result answer_text(struct MHD_Connection *connection, unsigned code,
+                                   const char *type, char *text, size_t n)
+{
+    if (text == NULL) return MHD_NO;
+    return answer(connection, code, type,
+                  MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE));
+}
+
+__attribute__((format(printf, 3, 4))) static enum MHD_Result
+answer_line(struct MHD_Connection *connection, unsigned code, const char *fmt, ...)
+{
+    char    line[256];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof(line), fmt, ap);
+    va_end(ap);
+    return answer(connection, code, "text/plain; charset=utf-8",
+                  MHD_create_response_from_buffer(strlen(line), line, MHD_RESPMEM_MUST_COPY));
+}
+
+/* Alive: the loop goes round, and the cell has not failed. */
+static enum MHD_Result health(struct MHD_Connection *connection, const bt_snapshot *s)
+{
+    uint64_t age_ns = bt_now_ns() - s->at_ns;
+
+    if (age_ns > STALE_S * BT_NS_PER_S)
+        return answer_line(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+                           "the coordinator has shown nothing for %.0f s\n", (double)age_ns * 1e-9);
+    if (s->phase == BT_PHASE_CLOSING)
+        return answer_line(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "closing\n");
+    return answer_line(connection, MHD_HTTP_OK, "ok\n");
+}
+
+static enum MHD_Result ready(struct MHD_Connection *connection, const bt_snapshot *s)
+{
+    return answer_line(connection,
+                       s->phase == BT_PHASE_SERVING ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE,
+                       "%s\n", s->phase == BT_PHASE_SERVING ? "ready" : bt_phase_name(s->phase));
+}
+
+static enum MHD_Result serve(struct MHD_Connection *connection, const char *path, bt_http *http)
+{
+    const bt_snapshot *s = bt_board_read(http->board);
+    char              *text;
+    size_t             n = 0;
+
+    if (strcmp(path, "/health") == 0) return health(connection, s);
+    if (strcmp(path, "/ready") == 0) return ready(connection, s);
+    if (strcmp(path, "/metrics") == 0) {
+        text = bt_exposition_prometheus(s, &n);
+        return answer_text(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8",
+                           text, n);
+    }
+    if (strcmp(path, "/status.json") == 0) {
+        text = bt_exposition_json(s);
+        return answer_text(connection, MHD_HTTP_OK, "application/json", text,
+                           text != NULL ? strlen(text) : 0);
+    }
+    if (strcmp(path, "/") == 0)
+        return answer(connection, MHD_HTTP_OK, "text/html; charset=utf-8",
+                      MHD_create_response_from_buffer(bt_status_page_bytes,
+                                                      (void *)(uintptr_t)bt_status_page,
+                                                      MHD_RESPMEM_PERSISTENT));
+    return answer_line(connection, MHD_HTTP_NOT_FOUND,
+                       "here are /, /status.json, /metrics, /health and /ready\n");
+}
+
+static enum MHD_Result handle(void *ctx, struct MHD_Connection *connection, const char *path,
+                              const char *method, const char *version, const char *upload,
+                              size_t *upload_bytes, void **state)
+{
+    static int seen;
+
+    (void)version;
+    (void)upload;
+    if (*state == NULL) { /* the headers: what follows them comes with the next call */
+        *state = &seen;
+        return MHD_YES;
+    }
+    if (*upload_bytes != 0) { /* read and forgotten */
+        *upload_bytes = 0;
+        return MHD_YES;
+    }
+    if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
+        return answer_line(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+    return serve(connection, path, ctx);
+}
+
+static void log_line(void *ctx, const char *fmt, va_list ap)
+{
+    char line[256];
+
+    (void)ctx;
+    vsnprintf(line, sizeof(line), fmt, ap);
+    line[strcspn(line, "\n")] = 0;
+    bt_log_write(BT_LOG_DEBUG, __FILE__, __LINE__, "http: %s", line);
+}
+
+static struct MHD_Daemon *start(bt_http *http, const struct addrinfo *a)
+{
+    unsigned flags = MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_ERROR_LOG;
+
+    if (a->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
+    return MHD_start_daemon(flags, 0, NULL, NULL, handle, http, MHD_OPTION_EXTERNAL_LOGGER,
+                            log_line, NULL, MHD_OPTION_SOCK_ADDR, a->ai_addr,
+                            MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
+                            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_END);
+}
+
+bt_status bt_http_start(const char *host, uint16_t port, bt_board *board, bt_http **http_out,
+                        uint16_t *port_out)
+{
+    bt_status        st = BT_OK;
+    bt_http         *h  = bt_calloc(1, sizeof(*h));
+    char             address[300], service[8];
+    struct addrinfo  hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *info  = NULL;
+    sigset_t         all, before;
+    int              rc;
+
+    BT_REQUIRE(h != NULL, BT_ERR_NO_MEMORY, "HTTP port");
+    h->board = board;
+    snprintf(address, sizeof(address), strchr(host, ':') != NULL ? "[%s]:%u" : "%s:%u", host, port);
+    snprintf(service, sizeof(service), "%u", port);
+    BT_TRY(bt_rpc_try_bind(address)); /* says why it would fail */
+    rc = getaddrinfo(host, service, &hints, &info);
+    BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
+    sigfillset(&all); /* signals are for the main thread */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    h->daemon = start(h, info);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    BT_REQUIRE(h->daemon != NULL, BT_ERR_IO, "cannot serve HTTP on %s", address);
+    *port_out = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
+    *http_out = h;
+    h         = NULL; /* handed over */
+out:
+    if (info != NULL) freeaddrinfo(info);
+    bt_http_stop(h);
+    return st;
+}
+
+void bt_http_stop(bt_http *http)
+{
+    if (http == NULL) return;
+    if (http->daemon != NULL) MHD_stop_daemon(http->daemon);
+    bt_free(http);
+}

@@ -1,0 +1,18 @@
+/* coordinator/http.h - the operators' port: /health, /ready, /metrics, /status.json and the page /.
+ *
+ * One own thread, which only reads the board.  Plain HTTP without authentication: it listens on
+ * loopback unless told otherwise. */
+#ifndef BT_COORDINATOR_HTTP_H
+#define BT_COORDINATOR_HTTP_H
+
+#include "coordinator/board.h"
+
+typedef struct bt_http bt_http;
+
+/* host: a numeric address or a name; port 0: any.  The board is borrowed until stop().  IO names
+ * address and cause. */
+bt_status bt_http_start(const char *host, uint16_t port, bt_board *board, bt_http **http_out,
+                        uint16_t *port_out);
+void      bt_http_stop(bt_http *http);
+
+#endif

@@ -1,0 +1,27 @@
+/* coordinator/observer.h - puts together what operators see: seconds, rates, snapshots.
+ *
+ * The loop's thread; copies only what is there, a few times a second. */
+#ifndef BT_COORDINATOR_OBSERVER_H
+#define BT_COORDINATOR_OBSERVER_H
+
+#include "coordinator/board.h"
+
+typedef struct bt_observer bt_observer;
+
+typedef struct {
+    const char *model, *served_name, *version; /* borrowed for the observer's life */
+} bt_observer_config;
+
+bt_status bt_observer_create(const bt_observer_config *config, bt_observer **observer_out);
+void      bt_observer_destroy(bt_observer *observer);
+/* Requests write here. */
+bt_metrics *bt_observer_metrics(bt_observer *observer);
+/* For the HTTP thread, as long as the observer lives. */
+bt_board *bt_observer_board(bt_observer *observer);
+void      bt_observer_set_address(bt_observer *observer, const char *public_address);
+/* Publishes a snapshot when one is due, at once when the phase is new.  relay: NULL before there is
+ * one. */
+void bt_observer_tick(bt_observer *observer, bt_phase phase, const bt_cell *cell,
+                      const bt_relay *relay, uint64_t now_ns);
+
+#endif

@@ -1,0 +1,274 @@
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/exposition.h"
+
+typedef struct {
+    FILE *f;
+    char  model[256]; /* the label, escaped */
+} page;
+
+static void family(page *p, const char *name, const char *type, const char *help)
+{
+    fprintf(p->f, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* One value of the whole server. */
+static void one(page *p, const char *name, const char *type, const char *help, double value)
+{
+    family(p, name, type, help);
+    fprintf(p->f, "%s{model_name=\"%s\"} %.17g\n", name, p->model, value);
+}
+
+/* A label's value: backslash, quote and newline are escaped. */
+static void escape(const char *text, char *buf, size_t capacity)
+{
+    size_t n = 0;
+
+    for (; *text != 0 && n + 3 < capacity; text++) {
+        if (*text == '\\' || *text == '"') buf[n++] = '\\';
+        if (*text == '\n') {
+            buf[n++] = '\\';
+            buf[n++] = 'n';
+        } else {
+            buf[n++] = *text;
+        }
+    }
+    buf[n] = 0;
+}
+
+static void histogram(page *p, const char *name, const char *help, const uint64_t *counts,
+                      const double *limits, uint32_t n_limits, double sum)
+{
+    uint64_t seen = 0;
+
+    family(p, name, "histogram", help);
+    for (uint32_t i = 0; i < n_limits; i++) {
+        seen += counts[i];
+        fprintf(p->f, "%s_bucket{model_name=\"%s\",le=\"%g\"} %llu\n", name, p->model, limits[i],
+                (unsigned long long)seen);
+    }
+    seen += counts[n_limits];
+    fprintf(p->f, "%s_bucket{model_name=\"%s\",le=\"+Inf\"} %llu\n", name, p->model,
+            (unsigned long long)seen);
+    fprintf(p->f, "%s_sum{model_name=\"%s\"} %.17g\n%s_count{model_name=\"%s\"} %llu\n", name,
+            p->model, sum, name, p->model, (unsigned long long)seen);
+}
+
+static void times(page *p, const char *name, const char *help, const bt_time_histogram *h)
+{
+    histogram(p, name, help, h->counts, bt_time_limits_s, BT_TIME_BUCKETS - 1, h->sum_s);
+}
+
+static void sizes(page *p, const char *name, const char *help, const bt_size_histogram *h)
+{
+    histogram(p, name, help, h->counts, bt_size_limits, BT_SIZE_BUCKETS - 1, h->sum);
+}
+
+static void requests(page *p, const bt_snapshot *s)
+{
+    static const char *const codes[BT_N_STATUS] = {"OK",
+                                                   "CANCELLED",
+                                                   "UNKNOWN",
+                                                   "INVALID_ARGUMENT",
+                                                   "DEADLINE_EXCEEDED",
+                                                   "NOT_FOUND",
+                                                   "ALREADY_EXISTS",
+                                                   "PERMISSION_DENIED",
+                                                   "RESOURCE_EXHAUSTED",
+                                                   "FAILED_PRECONDITION",
+                                                   "ABORTED",
+                                                   "OUT_OF_RANGE",
+                                                   "UNIMPLEMENTED",
+                                                   "INTERNAL",
+                                                   "UNAVAILABLE",
+                                                   "DATA_LOSS",
+                                                   "UNAUTHENTICATED"};
+    const bt_metrics        *m                  = &s->metrics;
+
+    one(p, "vllm:num_requests_running", "gauge", "Requests that a rank works on.",
+        s->loads.n_running);
+    one(p, "vllm:num_requests_waiting", "gauge", "Requests that wait for room.",
+        s->loads.n_waiting);
+    one(p, "baton_queued_prompt_tokens", "gauge", "Prompt tokens of the queue.",
+        (double)s->queued_tokens);
+    one(p, "vllm:kv_cache_usage_perc", "gauge", "KV tokens in use on decode ranks; 1 is all.",
+        s->loads.total_tokens == 0 ? 0
+                                   : (double)s->loads.used_tokens / (double)s->loads.total_tokens);
+    one(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.",
+        (double)m->prompt_tokens);
+    one(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
+        (double)m->generated_tokens);
+    family(p, "vllm:request_success_total", "counter", "Requests that ended, by why.");
+    fprintf(p->f, "vllm:request_success_total{model_name=\"%s\",finished_reason=\"stop\"} %llu\n",
+            p->model, (unsigned long long)m->n_stop);
+    fprintf(p->f, "vllm:request_success_total{model_name=\"%s\",finished_reason=\"length\"} %llu\n",
+            p->model, (unsigned long long)m->n_length);
+    fprintf(p->f, "vllm:request_success_total{model_name=\"%s\",finished_reason=\"abort\"} %llu\n",
+            p->model, (unsigned long long)m->n_status[GRPC_STATUS_CANCELLED]);
+    family(p, "baton_requests_total", "counter", "Requests that ended, by gRPC status.");
+    for (uint32_t i = 0; i < BT_N_STATUS; i++)
+        fprintf(p->f, "baton_requests_total{model_name=\"%s\",status=\"%s\"} %llu\n", p->model,
+                codes[i], (unsigned long long)m->n_status[i]);
+    times(p, "vllm:time_to_first_token_seconds", "From arrival to the first token.", &m->ttft);
+    times(p, "vllm:inter_token_latency_seconds", "From a token to the next one.", &m->itl);
+    times(p, "vllm:e2e_request_latency_seconds", "From arrival to the end, of those that end well.",
+          &m->e2e);
+    sizes(p, "vllm:request_prompt_tokens", "Prompt lengths.", &m->prompt);
+    sizes(p, "vllm:request_generation_tokens", "Generated lengths.", &m->generated);
+}
+
+/* ---- ranks */
+
+static const char *role(const bt_snapshot *s, uint32_t rank)
+{
+    return s->n_decode == 0 ? "both" : rank < s->n_prefill ? "prefill" : "decode";
+}
+
+static void labels(page *p, const bt_snapshot *s, const char *name, uint32_t i, const char *more)
+{
+    fprintf(p->f, "%s{model_name=\"%s\",rank=\"%u\",role=\"%s\"%s} ", name, p->model, i, role(s, i),
+            more);
+}
+
+/* A metric with one value a rank. */
+typedef struct {
+    const char *name, *type, *help, *more;
+    double (*value)(const bt_rank_view *r);
+} rank_metric;
+
+#define VALUE(name, expression) \
+    static double name(const bt_rank_view *r) { return (double)(expression); }
+VALUE(v_up, r->ready)
+VALUE(v_loaded, r->done_bytes)
+VALUE(v_weights, r->weight_bytes)
+VALUE(v_requests, r->beat.n_requests)
+VALUE(v_free, r->beat.pages_free)
+VALUE(v_cached, r->beat.pages_cached)
+VALUE(v_quarantined, r->beat.pages_quarantined)
+VALUE(v_owned, (double)r->beat.pages_total - r->beat.pages_free - r->beat.pages_cached -
+                   r->beat.pages_quarantined)
+VALUE(v_total, r->n_pages)
+VALUE(v_reserved, r->relay.taken_pages)
+VALUE(v_sent_bytes, r->beat.handoff_bytes)
+VALUE(v_sent_pages, r->beat.handoff_pages)
+VALUE(v_steps, r->beat.steps)
+VALUE(v_gather, (double)r->beat.gather_ns * 1e-9)
+VALUE(v_model, (double)r->beat.model_ns * 1e-9)
+VALUE(v_sample, (double)r->beat.sample_ns * 1e-9)
+VALUE(v_prompt_rows, r->beat.prompt_rows)
+VALUE(v_generated_rows, r->beat.generated_rows)
+VALUE(v_asked, r->beat.prefix_asked_tokens)
+VALUE(v_hit, r->beat.prefix_hit_tokens)
+
+/* Rows with the same name follow each other. */
+static const rank_metric RANK_METRICS[] = {
+    {"baton_rank_ready",                     "gauge",   "1: the rank has loaded and takes part.",    "",                       v_up            },
+    {"baton_rank_loaded_bytes",              "gauge",   "Weights read so far.",                      "",                       v_loaded        },
+    {"baton_rank_weight_bytes",              "gauge",   "Weights that this rank holds.",             "",                       v_weights       },
+    {"baton_rank_requests",                  "gauge",   "Requests that the rank knows.",             "",                       v_requests      },
+    {"baton_rank_pages",                     "gauge",   "KV pages by state; owned: of requests.",    ",state=\"free\"",
+     v_free                                                                                                                                    },
+    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"cached\"",      v_cached        },
+    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"owned\"",       v_owned         },
+    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"quarantined\"", v_quarantined   },
+    {"baton_rank_pages_total",               "gauge",   "KV pages of the rank's pool.",              "",                       v_total         },
+    {"baton_rank_pages_reserved",            "gauge",   "Pages that placed requests may need.",      "",                       v_reserved      },
+    {"baton_handoff_sent_bytes_total",       "counter", "Bytes of pages handed to decode ranks.",    "",
+     v_sent_bytes                                                                                                                              },
+    {"baton_handoff_sent_pages_total",       "counter", "Pages handed to decode ranks.",             "",
+     v_sent_pages                                                                                                                              },
+    {"baton_rank_steps_total",               "counter", "Steps with rows.",                          "",                       v_steps         },
+    {"baton_rank_phase_seconds_total",       "counter", "Time of the step thread by phase.",
+     ",phase=\"gather\"",                                                                                                      v_gather        },
+    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"model\"",       v_model         },
+    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"sample\"",      v_sample        },
+    {"baton_rank_rows_total",                "counter", "Rows computed of the rank's own requests.",
+     ",kind=\"prompt\"",                                                                                                       v_prompt_rows   },
+    {"baton_rank_rows_total",                "counter", "",                                          ",kind=\"generated\"",    v_generated_rows},
+    {"baton_rank_prefix_asked_tokens_total", "counter",
+     "Prompt tokens looked up in the prefix cache.",                                                 "",                       v_asked         },
+    {"baton_rank_prefix_hit_tokens_total",   "counter", "Prompt tokens found in the prefix cache.",
+     "",                                                                                                                       v_hit           },
+};
+
+static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char *name,
+                           const uint64_t *counts, uint32_t n, double unit, double sum)
+{
+    uint64_t seen = 0;
+    char     le[64], bucket[128], part[128];
+
+    snprintf(bucket, sizeof(bucket), "%s_bucket", name);
+    for (uint32_t k = 0; k < n; k++) {
+        seen += counts[k];
+        if (k + 1 < n)
+            snprintf(le, sizeof(le), ",le=\"%g\"", unit * (double)(1u << k));
+        else
+            snprintf(le, sizeof(le), ",le=\"+Inf\"");
+        labels(p, s, bucket, i, le);
+        fprintf(p->f, "%llu\n", (unsigned long long)seen);
+    }
+    snprintf(part, sizeof(part), "%s_sum", name);
+    labels(p, s, part, i, "");
+    fprintf(p->f, "%.17g\n", sum);
+    snprintf(part, sizeof(part), "%s_count", name);
+    labels(p, s, part, i, "");
+    fprintf(p->f, "%llu\n", (unsigned long long)seen);
+}
+
+static void ranks(page *p, const bt_snapshot *s)
+{
+    uint64_t asked = 0, hit = 0;
+
+    for (size_t k = 0; k < sizeof(RANK_METRICS) / sizeof(RANK_METRICS[0]); k++) {
+        const rank_metric *m = &RANK_METRICS[k];
+
+        if (m->help[0] != 0) family(p, m->name, m->type, m->help);
+        for (uint32_t i = 0; i < s->n_ranks; i++) {
+            labels(p, s, m->name, i, m->more);
+            fprintf(p->f, "%.17g\n", m->value(&s->ranks[i]));
+        }
+    }
+    family(p, "baton_step_seconds", "histogram", "Time of a step in the model's layers.");
+    for (uint32_t i = 0; i < s->n_ranks; i++)
+        rank_histogram(p, s, i, "baton_step_seconds", s->ranks[i].beat.step_times,
+                       BT_BEAT_TIME_BUCKETS, BT_BEAT_TIME_NS * 1e-9,
+                       (double)s->ranks[i].beat.model_ns * 1e-9);
+    family(p, "baton_batch_rows", "histogram", "Rows of a rank's own requests in a step.");
+    for (uint32_t i = 0; i < s->n_ranks; i++)
+        rank_histogram(p, s, i, "baton_batch_rows", s->ranks[i].beat.batch_rows,
+                       BT_BEAT_BATCH_BUCKETS, 1,
+                       (double)(s->ranks[i].beat.prompt_rows + s->ranks[i].beat.generated_rows));
+    for (uint32_t i = 0; i < s->n_ranks; i++) {
+        asked += s->ranks[i].beat.prefix_asked_tokens;
+        hit += s->ranks[i].beat.prefix_hit_tokens;
+    }
+    one(p, "vllm:prefix_cache_queries_total", "counter", "Tokens looked up in prefix caches.",
+        (double)asked);
+    one(p, "vllm:prefix_cache_hits_total", "counter", "Tokens found in prefix caches.",
+        (double)hit);
+}
+
+char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
+{
+    char *text = NULL;
+    page  p    = {.f = open_memstream(&text, n_out)};
+
+    if (p.f == NULL) return NULL;
+    escape(s->served_name, p.model, sizeof(p.model));
+    family(&p, "baton_info", "gauge", "The version; always 1.");
+    fprintf(p.f, "baton_info{model_name=\"%s\",version=\"%s\"} 1\n", p.model, s->version);
+    one(&p, "baton_ready", "gauge", "1: the public port takes requests.",
+        s->phase == BT_PHASE_SERVING);
+    one(&p, "baton_uptime_seconds", "gauge", "Since the coordinator started.",
+        (double)(s->at_ns - s->started_ns) * 1e-9);
+    requests(&p, s);
+    ranks(&p, s);
+    if (fclose(p.f) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}

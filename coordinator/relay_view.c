@@ -1,0 +1,46 @@
+#include "coordinator/relay_view.h"
+
+#include <stdio.h>
+
+#include "coordinator/relay_state.h"
+#include "proto/text.h"
+
+static void view(const bt_request *q, uint64_t now_ns, bt_request_view *out)
+{
+    static const char *const states[] = {"queued", "reserving", "prefill", "decode", "ended"};
+
+    *out = (bt_request_view){.number       = q->number,
+                             .age_ns       = now_ns - q->arrived_ns,
+                             .n_prompt     = q->n_prompt,
+                             .n_out        = q->n_out,
+                             .max_tokens   = q->sampling.max_tokens,
+                             .prefill_rank = q->prefill_rank,
+                             .decode_rank  = q->decode_rank,
+                             .placed       = q->state != BT_QUEUED,
+                             .state        = states[q->state]};
+    bt_text_clean(q->name, out->name, sizeof(out->name));
+}
+
+uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_request_view *out,
+                                uint32_t n_max)
+{
+    uint32_t n = 0;
+
+    for (const bt_request *q = relay->placed.first; q != NULL && n < n_max; q = q->next)
+        if (q->state != BT_ENDED) view(q, now_ns, &out[n++]);
+    for (const bt_request *q = relay->queue.first; q != NULL && n < n_max; q = q->next)
+        view(q, now_ns, &out[n++]);
+    return n;
+}
+
+void bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view *view_out)
+{
+    const bt_rank_state *k = &relay->ranks[rank];
+
+    *view_out = (bt_relay_rank_view){.n_held         = k->n_held,
+                                     .taken_pages    = k->taken_pages,
+                                     .max_rows       = k->limits.max_rows,
+                                     .prefill_tokens = k->prefill_tokens};
+}
+
+uint64_t bt_relay_queued_tokens(const bt_relay *relay) { return relay->queued_tokens; }

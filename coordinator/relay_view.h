@@ -1,0 +1,29 @@
+/* coordinator/relay_view.h - the relay as operators see it: reads, changes nothing. */
+#ifndef BT_COORDINATOR_RELAY_VIEW_H
+#define BT_COORDINATOR_RELAY_VIEW_H
+
+#include "coordinator/relay.h"
+
+enum { BT_VIEW_NAME = 40 };
+
+typedef struct {
+    uint64_t    number, age_ns;
+    uint32_t    n_prompt, n_out, max_tokens, prefill_rank, decode_rank;
+    bool        placed;             /* the two ranks mean something */
+    const char *state;              /* static */
+    char        name[BT_VIEW_NAME]; /* its beginning */
+} bt_request_view;
+
+typedef struct {
+    uint32_t n_held, taken_pages, max_rows;
+    uint64_t prefill_tokens; /* sent to it and not done */
+} bt_relay_rank_view;
+
+/* Open requests: the placed ones, then the queue, both oldest first, at most n_max. */
+uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_request_view *out,
+                                uint32_t n_max);
+void     bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view *view_out);
+/* Prompt tokens that wait. */
+uint64_t bt_relay_queued_tokens(const bt_relay *relay);
+
+#endif

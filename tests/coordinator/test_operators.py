@@ -1,0 +1,367 @@
+"""The operators' side: HTTP port, metrics, health Watch, draining, TLS, the cell's secret."""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+import grpc
+
+from harness import Cell, Coordinator, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+def get(address, path, method="GET"):
+    """(status, body)"""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", method=method), timeout=10) as r:
+            return r.status, r.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode()
+
+
+LINE = re.compile(r'^([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\} (\S+)$')
+
+
+def parse(text):
+    """{(name, labels): value}; checks the form, and that each metric has its type once and before its values."""
+    values, types = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            assert name not in types, f"{name} twice"
+            types[name] = kind
+        elif not line.startswith("# HELP "):
+            found = LINE.match(line)
+            assert found, line
+            name, labels, value = found.groups()
+            base = name if name in types else re.sub(r"_(bucket|sum|count)$", "", name)
+            assert base in types, f"{name} without a type"
+            assert (name, labels) not in values, f"{line} twice"
+            values[name, labels] = float(value)
+    return values
+
+
+class Http(Served):
+    ARGS = ("--http-port", "0")
+
+    def setUp(self):
+        super().setUp()
+        self.http = self.coordinator.line("http")
+
+    def metric(self, name, labels=""):
+        text = get(self.http, "/metrics")[1]
+        return parse(text)[name, 'model_name="demo"' + labels]
+
+    def test_counts_what_clients_saw(self):
+        for i in range(3):
+            self.assertEqual(len(list(self.generate(prompt=[500, i], stream=True))[-1].complete.output_ids), 20)
+        self.assertEqual(len(list(self.generate(prompt=[7, 1]))[-1].complete.output_ids), 8)  # ends by itself
+        self.error(self.generate(max_tokens=10**6))
+        self.cell.gate.clear()
+        call = self.generate()
+        wait_for(lambda: self.metric("vllm:num_requests_running") == 1, "the running one")
+        call.cancel()
+        wait_for(lambda: self.metric("vllm:request_success_total", ',finished_reason="abort"') == 1, "the abort")
+        self.cell.gate.set()
+        v = {k: x for k, x in parse(get(self.http, "/metrics")[1]).items()}
+        model = 'model_name="demo"'
+        self.assertEqual(v["vllm:generation_tokens_total", model], 68)
+        self.assertEqual(v["vllm:prompt_tokens_total", model], 8)
+        self.assertEqual(v["vllm:request_success_total", model + ',finished_reason="length"'], 3)
+        self.assertEqual(v["vllm:request_success_total", model + ',finished_reason="stop"'], 1)
+        self.assertEqual(v["baton_requests_total", model + ',status="INVALID_ARGUMENT"'], 1)
+        self.assertEqual(v["vllm:time_to_first_token_seconds_count", model], 4)
+        self.assertEqual(v["vllm:inter_token_latency_seconds_count", model], 64)
+        self.assertEqual(v["vllm:e2e_request_latency_seconds_count", model], 4)
+        self.assertEqual(v["vllm:request_prompt_tokens_sum", model], 8)
+        for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+            buckets = [x for (n, _), x in v.items() if n == f"vllm:{name}_seconds_bucket"]
+            self.assertEqual(buckets, sorted(buckets))
+            self.assertEqual(buckets[-1], v[f"vllm:{name}_seconds_count", model])
+
+    def test_shows_what_ranks_say(self):
+        beat = control.Beat(progress=1, n_requests=3, pages_free=40, pages_total=64, pages_cached=9, pages_quarantined=2, steps=5,
+                            handoff_bytes=4096, handoff_pages=2, gather_ns=10**9, model_ns=2 * 10**9, sample_ns=5 * 10**8,
+                            prompt_rows=30, generated_rows=12, batch_rows=[1, 2, 3] + [0] * 9 + [4],
+                            step_times=[5] + [0] * 14 + [1], prefix_asked_tokens=128, prefix_hit_tokens=64)
+        self.cell.ranks[1].send(beat=beat)
+        rank = ',rank="1",role="prefill"'
+        wait_for(lambda: self.metric("baton_rank_requests", rank) == 3, "the beat")
+        for name, labels, value in (("baton_rank_pages", ',state="free"', 40), ("baton_rank_pages", ',state="cached"', 9),
+                                    ("baton_rank_pages", ',state="quarantined"', 2), ("baton_rank_pages", ',state="owned"', 13),
+                                    ("baton_rank_pages_total", "", 64), ("baton_handoff_sent_bytes_total", "", 4096),
+                                    ("baton_rank_steps_total", "", 5), ("baton_rank_phase_seconds_total", ',phase="model"', 2),
+                                    ("baton_rank_phase_seconds_total", ',phase="gather"', 1),
+                                    ("baton_batch_rows_bucket", ',le="4"', 6), ("baton_batch_rows_bucket", ',le="+Inf"', 10),
+                                    ("baton_batch_rows_sum", "", 42), ("baton_step_seconds_bucket", ',le="0.000125"', 5),
+                                    ("baton_step_seconds_count", "", 6)):
+            self.assertEqual(self.metric(name, rank + labels), value, name + labels)
+        self.assertEqual(self.metric("vllm:prefix_cache_hits_total"), 64)
+        self.assertEqual(self.metric("baton_rank_requests", ',rank="2",role="decode"'), 0)
+
+    def test_status_lists_ranks_and_requests(self):
+        self.cell.gate.clear()
+        call = self.generate(request_id='<b>"x"</b>')
+        wait_for(lambda: json.loads(get(self.http, "/status.json")[1])["open_requests"], "the request")
+        s = json.loads(get(self.http, "/status.json")[1])
+        self.assertEqual([r["role"] for r in s["ranks"]], ["prefill", "prefill", "decode", "decode"])
+        self.assertEqual((s["phase"], s["address"], s["name"]), ("serving", self.address, "demo"))
+        q = s["open_requests"][0]
+        self.assertEqual((q["id"], q["prompt"], q["max_tokens"], q["state"]), ('<b>"x"</b>', 3, 20, "prefill"))
+        self.cell.gate.set()
+        list(call)
+        wait_for(lambda: len(json.loads(get(self.http, "/status.json")[1])["history"]["generated"]) >= 2, "two seconds")
+
+    def test_page_needs_nothing_from_elsewhere(self):
+        status, text = get(self.http, "/")
+        self.assertEqual(status, 200)
+        self.assertEqual([u for u in re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([a-z]+:[^"'\s)]*)""", text)
+                          if not u.startswith("data:")], [])
+
+    def test_other_requests_are_refused(self):
+        self.assertEqual(get(self.http, "/nothing")[0], 404)
+        self.assertEqual(get(self.http, "/metrics", "POST")[0], 405)
+        self.assertEqual(get(self.http, "/metrics", "HEAD"), (200, ""))
+        host, port = self.http.rsplit(":", 1)
+        for junk in (b"\x00\xff\xfe\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n",
+                     b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20000):
+            with socket.create_connection((host, int(port)), 5) as s:
+                try:
+                    s.sendall(junk)
+                    s.settimeout(0.3)
+                    s.recv(100)
+                except OSError:
+                    pass
+        self.assertEqual(get(self.http, "/health"), (200, "ok\n"))
+        self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
+
+    def test_slow_readers_do_not_hold_the_port(self):
+        host, port = self.http.rsplit(":", 1)
+        idle = [socket.create_connection((host, int(port)), 5) for _ in range(20)]
+        try:
+            for s in idle:
+                s.sendall(b"GET /metrics HT")
+            self.assertEqual(get(self.http, "/ready"), (200, "ready\n"))
+        finally:
+            for s in idle:
+                s.close()
+
+
+class Phases(unittest.TestCase):
+    def test_ready_follows_the_cell(self):
+        c = Coordinator("--http-port", "0")
+        self.addCleanup(c.close)
+        http = c.line("http")
+        self.assertEqual((get(http, "/health"), get(http, "/ready")), ((200, "ok\n"), (503, "starting\n")))
+        cell = Cell(c.line("control"), prefill=1, decode=1)
+        self.addCleanup(cell.close)
+        cell.attach()
+        wait_for(lambda: get(http, "/ready") == (503, "loading\n"), "loading")
+        parse(get(http, "/metrics")[1])
+        cell.ready()
+        c.line("ready")
+        wait_for(lambda: get(http, "/ready") == (200, "ready\n"), "ready")
+        c.process.terminate()
+        self.assertEqual(c.wait(10), 0)
+
+    def test_http_port_in_use_is_said(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            s.listen()
+            c = Coordinator("--http-port", str(s.getsockname()[1]))
+            self.addCleanup(c.close)
+            self.assertEqual(c.wait(10), 1)
+            self.assertIn("Address already in use", c.line("failed"))
+
+
+class Drain(Served):
+    ARGS = ("--http-port", "0")
+
+    def drain(self, number):
+        """Two requests run, one of them before its first token; then the signal."""
+        self.cell.split_after = 3
+        calls = [self.generate(), self.generate(stream=False)]
+        next(calls[0])
+        wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
+        self.watch = health_grpc.HealthStub(self.channel).Watch(health.HealthCheckRequest())
+        self.assertEqual(next(self.watch).status, health.HealthCheckResponse.SERVING)
+        self.coordinator.process.send_signal(number)
+        self.coordinator.line("draining")
+        return calls
+
+    def check_refused(self):
+        code, details, n = self.error(self.generate())
+        self.assertEqual((code, n), (UNAVAILABLE, 0))
+        self.assertIn("draining", details)
+        self.assertEqual(next(self.watch).status, health.HealthCheckResponse.NOT_SERVING)
+        wait_for(lambda: get(self.coordinator.line("http"), "/ready") == (503, "draining\n"), "not ready")
+        self.assertEqual(get(self.coordinator.line("http"), "/health")[0], 200)
+        with self.assertRaises(grpc.RpcError) as e:
+            self.stub.HealthCheck(vllm.HealthCheckRequest())
+        self.assertEqual(e.exception.code(), UNAVAILABLE)
+
+    def test_sigusr1_lets_running_requests_finish(self):
+        calls = self.drain(signal.SIGUSR1)
+        self.check_refused()
+        self.assertIsNone(self.coordinator.process.poll())
+        self.cell.more_gate.set()
+        for call in calls:
+            self.assertEqual(list(list(call)[-1].complete.output_ids), expected([5, 200, 300], 20))
+        self.assertEqual(self.coordinator.wait(10), 0)
+        self.assertEqual(len(self.cell.seen("shutdown")), 4)
+
+    def test_idle_drain_ends_at_once(self):
+        begin = time.monotonic()
+        self.coordinator.process.send_signal(signal.SIGUSR1)
+        self.assertEqual(self.coordinator.wait(10), 0)
+        self.assertLess(time.monotonic() - begin, 3)
+
+    def test_sigterm_while_draining_ends_at_once(self):
+        calls = self.drain(signal.SIGUSR1)
+        self.coordinator.process.send_signal(signal.SIGTERM)
+        for call in calls:
+            self.assertEqual(self.error(call)[:2], (UNAVAILABLE, "the server is shutting down"))
+        self.assertEqual(self.coordinator.wait(10), 0)
+
+
+class DrainOnTerm(Drain):
+    ARGS = ("--http-port", "0", "--drain-s", "60")
+
+    def test_sigterm_lets_running_requests_finish(self):
+        calls = self.drain(signal.SIGTERM)
+        self.check_refused()
+        self.cell.more_gate.set()
+        for call in calls:
+            self.assertEqual(list(list(call)[-1].complete.output_ids), expected([5, 200, 300], 20))
+        self.assertEqual(self.coordinator.wait(10), 0)
+
+
+class DrainLimit(Drain):
+    ARGS = ("--http-port", "0", "--drain-s", "1")
+
+    def test_limit_ends_what_still_runs(self):
+        calls = self.drain(signal.SIGTERM)
+        for call in calls:
+            self.assertEqual(self.error(call)[:2], (UNAVAILABLE, "the server is shutting down"))
+        self.assertEqual(self.coordinator.wait(10), 0)
+
+
+class Watch(Served):
+    def test_watchers_come_and_go(self):
+        stub = health_grpc.HealthStub(self.channel)
+        calls = [stub.Watch(health.HealthCheckRequest(service=s)) for s in ("", "vllm.grpc.engine.VllmEngine", "no.such")]
+        got = [next(c).status for c in calls]
+        r = health.HealthCheckResponse
+        self.assertEqual(got, [r.SERVING, r.SERVING, r.SERVICE_UNKNOWN])
+        for c in calls[1:]:
+            c.cancel()
+        for _ in range(50):
+            c = stub.Watch(health.HealthCheckRequest())
+            self.assertEqual(next(c).status, r.SERVING)
+            c.cancel()
+        seen = []
+        threading.Thread(target=lambda: [seen.append(m.status) for m in calls[0]], daemon=True).start()
+        self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
+        self.assertEqual(seen, [])  # only changes are told
+
+    def test_open_watch_does_not_hold_the_end_up(self):
+        call = health_grpc.HealthStub(self.channel).Watch(health.HealthCheckRequest())
+        next(call)
+        begin = time.monotonic()
+        self.coordinator.process.terminate()
+        self.assertEqual(self.coordinator.wait(10), 0)
+        self.assertLess(time.monotonic() - begin, 5)
+
+
+def certificates(folder):
+    """A CA, a server's and a client's certificate of it, and a stranger's; None without openssl."""
+    def run(*args):
+        subprocess.run(["openssl", *args], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for ca in ("ca", "other"):
+            run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", f"/CN={ca}",
+                "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
+        with open(os.path.join(folder, "ext"), "w") as f:
+            f.write("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        for name, ca in (("server", "ca"), ("client", "ca"), ("stranger", "other")):
+            run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key",
+                "-out", f"{name}.csr")
+            run("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
+                "-extfile", "ext", "-out", f"{name}.pem")
+    except FileNotFoundError:
+        return None
+    return folder
+
+
+class Tls(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        if certificates(cls.folder.name) is None:
+            raise unittest.SkipTest("no openssl program to make certificates with")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def read(self, name):
+        with open(self.path(name), "rb") as f:
+            return f.read()
+
+    def serve(self, *args):
+        c = Coordinator("--tls-cert", self.path("server.pem"), "--tls-key", self.path("server.key"), *args)
+        self.addCleanup(c.close)
+        cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
+        self.addCleanup(cell.close)
+        return c.line("ready")
+
+    def ask(self, address, credentials):
+        options = [("grpc.enable_http_proxy", 0)]
+        with (grpc.secure_channel(address, credentials, options) if credentials else grpc.insecure_channel(address, options)) as channel:
+            stub = vllm_grpc.VllmEngineStub(channel)
+            try:
+                request = vllm.GenerateRequest(request_id="a", tokenized=vllm.TokenizedInput(input_ids=[500, 3]),
+                                               sampling_params=vllm.SamplingParams(temperature=0.0, max_tokens=5))
+                return list(list(stub.Generate(request, timeout=5))[-1].complete.output_ids)
+            except grpc.RpcError as e:
+                return e.code()
+
+    def test_tls(self):
+        address = self.serve()
+        self.assertEqual(self.ask(address, grpc.ssl_channel_credentials(self.read("ca.pem"))), expected([500, 3], 5))
+        self.assertEqual(self.ask(address, None), UNAVAILABLE)
+        self.assertEqual(self.ask(address, grpc.ssl_channel_credentials(self.read("other.pem"))), UNAVAILABLE)
+
+    def test_mutual_tls(self):
+        address = self.serve("--tls-client-ca", self.path("ca.pem"))
+        ca = self.read("ca.pem")
+        good = grpc.ssl_channel_credentials(ca, self.read("client.key"), self.read("client.pem"))
+        self.assertEqual(self.ask(address, good), expected([500, 3], 5))
+        self.assertEqual(self.ask(address, grpc.ssl_channel_credentials(ca)), UNAVAILABLE)
+        stranger = grpc.ssl_channel_credentials(ca, self.read("stranger.key"), self.read("stranger.pem"))
+        self.assertEqual(self.ask(address, stranger), UNAVAILABLE)
+        self.assertEqual(self.ask(address, good), expected([500, 3], 5))
+
+    def test_bad_files_are_named(self):
+        for cert, key, text in (("missing.pem", "server.key", "missing.pem: No such file"), ("server.key", "server.key", "CERTIFICATE"),
+                                ("server.pem", "server.pem", "PRIVATE KEY")):
+            c = Coordinator("--tls-cert", self.path(cert), "--tls-key", self.path(key))
+            self.addCleanup(c.close)
+            self.assertEqual(c.wait(10), 1)
+            self.assertIn(text, c.line("failed"))
+
+
+if __name__ == "__main__":
+    main()

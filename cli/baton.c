@@ -16,6 +16,7 @@ static const struct {
     {"run",         "start a cell on this machine and serve: coordinator and ranks in one command"},
     {"chat",        "talk with a running cell"                                                    },
     {"generate",    "send one prompt to a running cell"                                           },
+    {"bench",       "load on a running cell, and how long its answers take"                       },
     {"logits",      "the logits of given tokens, computed by the ranks that serve"                },
     {"tokenize",    "text to token ids, as the model does it"                                     },
     {"inspect",     "what a model is, how large, and what fits"                                   },

@@ -1,0 +1,335 @@
+/* baton-bench - load on a server, over the public protocol, and what came of it. */
+#include <argp.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/bench_load.h"
+#include "cli/bench_plot.h"
+#include "cli/bench_report.h"
+#include "cli/cell_options.h"
+#include "cli/client.h"
+#include "core/clock.h"
+
+enum {
+    OPT_RATE = 256,
+    OPT_PROMPT,
+    OPT_OUTPUT,
+    OPT_SHARED,
+    OPT_PREFIXES,
+    OPT_SECONDS,
+    OPT_WARMUP,
+    OPT_SEED,
+    OPT_TEMPERATURE,
+    OPT_ALLOW_EOS,
+    OPT_TIMEOUT,
+    OPT_SLO_TTFT,
+    OPT_SLO_ITL,
+    OPT_JSON,
+    OPT_PLOT,
+    OPT_TOKEN_TIMES
+};
+enum { WARMUP_FIRST = 1 << 30 }; /* warm-up requests lie far behind the measured ones in the plan */
+#define INFO_LIMIT_NS (20 * BT_NS_PER_S)
+
+static const char DOC[] =
+    "Sends requests of random tokens to a server that speaks vllm.grpc.engine.VllmEngine, and says "
+    "how long the answers took.\v"
+    "With --rate, arrivals are a Poisson process that does not wait for answers (open loop), and "
+    "times count from the planned arrival; with --concurrency, so many requests are always under "
+    "way. One seed gives the same requests, whatever the server does.\n\n"
+    "LENGTHS are 128 (fixed), 128,512,2048 (equally likely), 64-512 (uniform), zipf:64-4096 or "
+    "zipf:64-4096:1.5 (a power law: length n has the weight 1/n^1.5).\n\n"
+    "TTFT is the time to the first token, ITL the pause between two messages with tokens, TPOT the "
+    "mean time of a token after the first, e2e the time to the final status. Goodput counts the "
+    "requests whose TTFT and TPOT are within the limits.\n\n"
+    "Exit code: 0 when every request ended well, 1 when one did not or nothing could be sent, 64 "
+    "for wrong usage, 130 after SIGINT or SIGTERM (what had come is reported).\n\n"
+    "Examples:\n"
+    "  baton bench --concurrency 16 --requests 200 --prompt-tokens 64-512 --output-tokens 128\n"
+    "  baton bench --rate 8 --seconds 60 --shared-prefix 0.5 --slo-ttft-ms 500 --slo-itl-ms 50 "
+    "--json run.json --plot run.svg";
+
+static const struct argp_option OPTIONS[] = {
+    {NULL,                                                      0, NULL, 0, "The load:", 1},
+    {"address",                                                     'a', "HOST:PORT", 0, "What `baton run` printed (default 127.0.0.1:8000)", 1},
+    {"rate",                                              OPT_RATE, "R", 0, "Arrivals a second, on average", 1},
+    {"concurrency",                                                         'c', "N", 0, "Instead: requests under way at all times (default 8)", 1},
+    {"requests",  'n', "N", 0, "Send so many (default 100, or no limit with --seconds)", 1},
+    {"seconds",                                                        OPT_SECONDS, "S", 0, "Send for so long, then wait for the answers", 1},
+    {"warmup",                                                        OPT_WARMUP, "N", 0, "Requests before these that do not count (default 1)", 1},
+    {"timeout-s",                                                    OPT_TIMEOUT, "S", 0, "Deadline of a request (default 600)", 1},
+    {"seed",                                                      OPT_SEED, "N", 0, "Of lengths, tokens and arrivals (default 1)", 1},
+    {NULL,                          0, NULL, 0, "Each request:", 2},
+    {"prompt-tokens",                                                         OPT_PROMPT, "LENGTHS", 0, "Default 128", 2},
+    {"output-tokens",OPT_OUTPUT, "LENGTHS", 0, "Default 64", 2},
+    {"shared-prefix",                                                        OPT_SHARED, "PART", 0,
+     "Of each prompt this part, 0 to 1, is the beginning of a common text (default 0)", 2},
+    {"prefixes",                                                        OPT_PREFIXES, "N", 0, "How many common texts there are (default 1)", 2},
+    {"temperature",                                                OPT_TEMPERATURE, "T", 0, "0 takes the likeliest token (default 0)", 2},
+    {"allow-eos",                                                      OPT_ALLOW_EOS, NULL, 0, "Let the model end an answer before its length", 2},
+    {NULL, 0, NULL, 0, "The report:", 3},
+    {"slo-ttft-ms",                                                         OPT_SLO_TTFT, "MS", 0, "Goodput: limit of TTFT", 3},
+    {"slo-itl-ms",OPT_SLO_ITL, "MS", 0, "Goodput: limit of a request's mean ITL, its TPOT", 3},
+    {"json",                                                        OPT_JSON, "FILE", 0, "Write everything that was measured", 3},
+    {"token-times",                                                        OPT_TOKEN_TIMES, NULL, 0, "In that file also when each message came", 3},
+    {"plot",                                                  OPT_PLOT, "FILE", 0, "Draw it: FILE.svg or FILE.png (needs Python and matplotlib)", 3},
+    {"quiet",                                                      'q', NULL, 0, "No progress on a terminal", 3},
+    {0   }
+};
+
+typedef struct {
+    const char   *address, *prompt, *output, *json, *plot;
+    bt_bench_plan plan;
+    uint32_t      concurrency, n_warmup;
+    uint64_t      n_requests, send_ns, timeout_ns;
+    double        slo_ttft_ms, slo_itl_ms;
+    float         temperature;
+    bool          allow_eos, token_times, quiet;
+} options;
+
+static volatile int g_stop;
+
+static void on_signal(int sig) { g_stop = sig; }
+
+static void take_lengths(struct argp_state *state, const char *option, const char *arg,
+                         bt_lengths *out)
+{
+    if (!bt_lengths_parse(arg, out))
+        argp_error(state,
+                   "%s is \"%s\", expected lengths like 128, 128,512, 64-512, zipf:64-4096 or "
+                   "zipf:64-4096:1.5",
+                   option, arg);
+}
+
+static error_t parse_request(int key, char *arg, struct argp_state *state, options *opt)
+{
+    switch (key) {
+    case OPT_PROMPT:
+        opt->prompt = arg;
+        take_lengths(state, "--prompt-tokens", arg, &opt->plan.prompt);
+        return 0;
+    case OPT_OUTPUT:
+        opt->output = arg;
+        take_lengths(state, "--output-tokens", arg, &opt->plan.output);
+        return 0;
+    case OPT_SHARED:
+        opt->plan.shared = bt_option_real(state, "--shared-prefix", arg, 0, 1);
+        return 0;
+    case OPT_PREFIXES:
+        opt->plan.n_prefixes = (uint32_t)bt_option_number(state, "--prefixes", arg, 1, 1 << 20);
+        return 0;
+    case OPT_TEMPERATURE:
+        opt->temperature = (float)bt_option_real(state, "--temperature", arg, 0, 1000);
+        return 0;
+    case OPT_ALLOW_EOS: opt->allow_eos = true; return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse_report(int key, char *arg, struct argp_state *state, options *opt)
+{
+    switch (key) {
+    case OPT_SLO_TTFT:
+        opt->slo_ttft_ms = bt_option_real(state, "--slo-ttft-ms", arg, 1e-3, 1e9);
+        return 0;
+    case OPT_SLO_ITL:
+        opt->slo_itl_ms = bt_option_real(state, "--slo-itl-ms", arg, 1e-3, 1e9);
+        return 0;
+    case OPT_JSON: opt->json = arg; return 0;
+    case OPT_PLOT: opt->plot = arg; return 0;
+    case OPT_TOKEN_TIMES: opt->token_times = true; return 0;
+    case 'q': opt->quiet = true; return 0;
+    default: return parse_request(key, arg, state, opt);
+    }
+}
+
+static void finish(options *opt, struct argp_state *state)
+{
+    if (opt->plan.rate != 0 && opt->concurrency != 0)
+        argp_error(state, "--rate goes without --concurrency");
+    if (opt->token_times && opt->json == NULL) argp_error(state, "--token-times goes with --json");
+    if (opt->plan.rate == 0 && opt->concurrency == 0) opt->concurrency = 8;
+    if (opt->n_requests == 0) opt->n_requests = opt->send_ns == UINT64_MAX ? 100 : WARMUP_FIRST;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+
+    switch (key) {
+    case 'a':
+        if (strrchr(arg, ':') == NULL)
+            argp_error(state, "--address is \"%s\", expected HOST:PORT", arg);
+        opt->address = arg;
+        return 0;
+    case OPT_RATE: opt->plan.rate = bt_option_real(state, "--rate", arg, 1e-3, 1e6); return 0;
+    case 'c':
+        opt->concurrency = (uint32_t)bt_option_number(state, "--concurrency", arg, 1, 1 << 16);
+        return 0;
+    case 'n':
+        opt->n_requests = (uint64_t)bt_option_number(state, "--requests", arg, 1, WARMUP_FIRST);
+        return 0;
+    case OPT_SECONDS:
+        opt->send_ns = (uint64_t)(bt_option_real(state, "--seconds", arg, 1e-3, 1e6) * 1e9);
+        return 0;
+    case OPT_WARMUP:
+        opt->n_warmup = (uint32_t)bt_option_number(state, "--warmup", arg, 0, 1 << 20);
+        return 0;
+    case OPT_TIMEOUT:
+        opt->timeout_ns = (uint64_t)(bt_option_real(state, "--timeout-s", arg, 1e-3, 86400) * 1e9);
+        return 0;
+    case OPT_SEED:
+        opt->plan.seed = (uint64_t)bt_option_number(state, "--seed", arg, 0, INT64_MAX);
+        return 0;
+    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); return 0;
+    case ARGP_KEY_END: finish(opt, state); return 0;
+    default: return parse_report(key, arg, state, opt);
+    }
+}
+
+/* ---- a run */
+
+static void show_progress(void *ctx, const bt_bench_progress *p)
+{
+    const bt_bench_load *l = ctx;
+    double               s = (double)p->elapsed_ns * 1e-9;
+
+    fprintf(stderr, "\r\033[K%" PRIu64, p->n_ended);
+    if (l->send_ns == UINT64_MAX) fprintf(stderr, " of %" PRIu64, l->n_requests);
+    fprintf(stderr, " requests ended, %u under way, %u failed, %.0f tokens/s, %.1f s", p->n_running,
+            p->n_failed, s > 0 ? (double)p->n_tokens / s : 0, s);
+    if (l->send_ns != UINT64_MAX) fprintf(stderr, " of %.1f", (double)l->send_ns * 1e-9);
+}
+
+/* What the server is, and whether these lengths fit into its context. */
+static bt_status ask_model(const options *opt, bt_client_model *model)
+{
+    bt_status  st      = BT_OK;
+    bt_client *client  = NULL;
+    uint64_t   longest = (uint64_t)opt->plan.prompt.hi + opt->plan.output.hi;
+
+    BT_TRY(bt_client_open(opt->address, INFO_LIMIT_NS, &g_stop, &client));
+    BT_TRY(bt_client_model_info(client, model));
+    BT_REQUIRE(model->vocab_size != 0, BT_ERR_PROTOCOL, "%s names no vocab_size", opt->address);
+    BT_REQUIRE(model->max_context == 0 || longest <= model->max_context, BT_ERR_INVALID_ARG,
+               "a request of %u prompt and %u output tokens does not fit into the context of %u",
+               opt->plan.prompt.hi, opt->plan.output.hi, model->max_context);
+out:
+    bt_client_close(client);
+    return st;
+}
+
+/* Its failures show in the run itself. */
+static bt_status warm_up(const options *opt, const bt_bench_load *load)
+{
+    bt_status     st   = BT_OK;
+    bt_bench_load warm = *load;
+    bt_bench_run  run  = {0};
+
+    warm.first_request = WARMUP_FIRST;
+    warm.n_requests    = opt->n_warmup;
+    warm.send_ns       = UINT64_MAX;
+    warm.concurrency   = 1;
+    warm.progress      = NULL;
+    if (opt->n_warmup != 0) BT_TRY(bt_bench_load_run(&warm, &run));
+out:
+    bt_bench_run_fini(&run);
+    return st;
+}
+
+static bt_status report(const options *opt, const bt_bench_about *about, const bt_bench_run *run,
+                        bt_bench_summary *s)
+{
+    bt_status   st        = BT_OK;
+    char        made[]    = "/tmp/baton-bench-XXXXXX";
+    const char *json      = opt->json;
+    bool        temporary = false;
+    int         fd        = -1;
+
+    BT_TRY(bt_bench_summarise(run, s));
+    bt_bench_print(stdout, run, s);
+    fflush(stdout);
+    if (json == NULL && opt->plot != NULL) {
+        fd = mkstemp(made);
+        BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", made, strerror(errno));
+        temporary = true;
+        json      = made;
+    }
+    if (json != NULL) BT_TRY(bt_bench_write_json(json, about, run, s));
+    if (opt->plot != NULL) BT_TRY(bt_bench_plot(json, opt->plot));
+out:
+    if (fd >= 0) close(fd);
+    if (temporary) unlink(made);
+    return st;
+}
+
+static bt_status bench(options *opt, bool *all_well_out)
+{
+    bt_status        st    = BT_OK;
+    bt_client_model  model = {0};
+    bt_bench_run     run   = {0};
+    bt_bench_summary s     = {.slo_ttft_ms = opt->slo_ttft_ms, .slo_itl_ms = opt->slo_itl_ms};
+    bt_bench_load    load  = {.address     = opt->address,
+                              .plan        = &opt->plan,
+                              .n_requests  = opt->n_requests,
+                              .send_ns     = opt->send_ns,
+                              .concurrency = opt->concurrency,
+                              .timeout_ns  = opt->timeout_ns,
+                              .temperature = opt->temperature,
+                              .ignore_eos  = !opt->allow_eos,
+                              .stop        = &g_stop,
+                              .ctx         = &load};
+    bt_bench_about   about = {.address       = opt->address,
+                              .model         = model.served_model_name,
+                              .prompt_tokens = opt->prompt,
+                              .output_tokens = opt->output,
+                              .load          = &load,
+                              .token_times   = opt->token_times};
+
+    if (!opt->quiet && isatty(STDERR_FILENO)) load.progress = show_progress;
+    if (opt->plot != NULL) BT_TRY(bt_bench_plot_check(opt->plot));
+    BT_TRY(ask_model(opt, &model));
+    opt->plan.vocab_size = model.vocab_size;
+    BT_TRY(warm_up(opt, &load));
+    BT_TRY(bt_bench_load_run(&load, &run));
+    if (load.progress != NULL) fputs("\r\033[K", stderr);
+    BT_TRY(report(opt, &about, &run, &s));
+    *all_well_out = run.n != 0 && s.n_codes[0] == run.n;
+out:
+    bt_bench_run_fini(&run);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp      parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
+    const struct sigaction action = {.sa_handler = on_signal};
+    bool                   well   = false;
+    bt_status              st;
+    options                opt = {
+                       .address    = "127.0.0.1:8000",
+                       .prompt     = "128",
+                       .output     = "64",
+                       .plan       = {.n_prefixes = 1, .seed = 1},
+                       .n_warmup   = 1,
+                       .send_ns    = UINT64_MAX,
+                       .timeout_ns = 600 * BT_NS_PER_S
+    };
+
+    bt_lengths_parse(opt.prompt, &opt.plan.prompt);
+    bt_lengths_parse(opt.output, &opt.plan.output);
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    bt_log_init("bench", BT_LOG_WARN);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    st = bench(&opt, &well);
+    if (g_stop != 0) return 130;
+    return st == BT_OK && well ? EXIT_SUCCESS : EXIT_FAILURE;
+}

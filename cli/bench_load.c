@@ -1,0 +1,430 @@
+#include "cli/bench_load.h"
+
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "proto/rpc.h"
+#include "proto/vllm_engine.pb-c.h"
+
+#define VLLM(name) Vllm__Grpc__Engine__##name
+#define GENERATE   "/vllm.grpc.engine.VllmEngine/Generate"
+#define TICK_NS    (100 * BT_NS_PER_MS)
+#define CONNECT_NS (5 * BT_NS_PER_S)
+
+typedef struct driver driver;
+
+/* One call; freed when its last operation has completed. */
+typedef struct bench_call bench_call;
+struct bench_call {
+    driver             *d;
+    bench_call         *next, **link; /* among those under way */
+    size_t              record, last_message;
+    uint64_t            i; /* index in the plan */
+    grpc_call          *call;
+    bt_rpc_tag          sent, arrived, ended;
+    grpc_metadata_array head, trailer;
+    grpc_byte_buffer   *received;
+    grpc_status_code    code;
+    grpc_slice          details;
+    bool                complete, broken;
+    uint32_t            n_open; /* operations that will still complete */
+};
+
+struct driver {
+    const bt_bench_load *load;
+    bt_bench_run        *run;
+    bt_rpc_loop         *loop;
+    grpc_channel        *channel;
+    bench_call          *calls; /* under way */
+    bt_bench_progress    seen;
+    uint64_t             start_ns, tick_ns, due_ns; /* due: of the next request */
+    uint32_t            *prompt;                    /* [the longest] */
+    uint64_t             n_ids;                     /* for request ids */
+    bt_status            st;
+};
+
+const char *bt_bench_code_name(int code)
+{
+    static const char *const NAMES[BT_BENCH_CODES] = {"OK",
+                                                      "CANCELLED",
+                                                      "UNKNOWN",
+                                                      "INVALID_ARGUMENT",
+                                                      "DEADLINE_EXCEEDED",
+                                                      "NOT_FOUND",
+                                                      "ALREADY_EXISTS",
+                                                      "PERMISSION_DENIED",
+                                                      "RESOURCE_EXHAUSTED",
+                                                      "FAILED_PRECONDITION",
+                                                      "ABORTED",
+                                                      "OUT_OF_RANGE",
+                                                      "UNIMPLEMENTED",
+                                                      "INTERNAL",
+                                                      "UNAVAILABLE",
+                                                      "DATA_LOSS",
+                                                      "UNAUTHENTICATED",
+                                                      "broken protocol"};
+
+    return code >= 0 && code < BT_BENCH_CODES ? NAMES[code] : "unfinished";
+}
+
+static uint64_t now_ns(const driver *d) { return bt_now_ns() - d->start_ns; }
+
+/* ---- what comes */
+
+static void broken(bench_call *c, const char *what)
+{
+    char *text = c->d->run->first_error[BT_BENCH_PROTOCOL];
+
+    c->broken = true;
+    if (text[0] == '\0') snprintf(text, sizeof(c->d->run->first_error[0]), "%s", what);
+}
+
+/* Doubles an array; false when memory is short. */
+static bool grow(void **array, size_t *capacity, size_t size)
+{
+    size_t wanted = 2 * *capacity + 256;
+    void  *grown  = bt_realloc(*array, wanted, size);
+
+    if (grown == NULL) return false;
+    *array    = grown;
+    *capacity = wanted;
+    return true;
+}
+
+static void take_tokens(bench_call *c, size_t n)
+{
+    driver          *d   = c->d;
+    bt_bench_run    *run = d->run;
+    bt_bench_record *r   = &run->records[c->record];
+
+    if (n == 0) return;
+    if (run->n_messages == run->message_capacity &&
+        !grow((void **)&run->messages, &run->message_capacity, sizeof(*run->messages))) {
+        d->st = BT_ERR_NO_MEMORY;
+        return;
+    }
+    r->last_ns = now_ns(d);
+    if (r->n_messages++ == 0) {
+        r->first_ns      = r->last_ns;
+        r->first_message = run->n_messages;
+    } else {
+        run->messages[c->last_message].next = run->n_messages;
+    }
+    c->last_message                  = run->n_messages;
+    run->messages[run->n_messages++] = (bt_bench_message){r->last_ns, (uint32_t)n, SIZE_MAX};
+    r->n_tokens += (uint32_t)n;
+    d->seen.n_tokens += n;
+}
+
+static void take_response(bench_call *c, const VLLM(GenerateResponse) * m)
+{
+    bt_bench_record *r = &c->d->run->records[c->record];
+
+    if (c->complete) {
+        broken(c, "a message came after the complete one");
+    } else if (m->response_case == VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK) {
+        take_tokens(c, m->chunk->n_token_ids);
+    } else if (m->response_case == VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_COMPLETE) {
+        c->complete = true;
+        r->n_cached = m->complete->cached_tokens;
+        if (m->complete->completion_tokens != r->n_tokens)
+            broken(c, "the complete message counts other tokens than came");
+    } else {
+        broken(c, "an answer that holds nothing");
+    }
+}
+
+static void start(bench_call *c, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
+{
+    grpc_call_error error = grpc_call_start_batch(c->call, ops, n, tag, NULL);
+
+    BT_ASSERT(error == GRPC_CALL_OK);
+    bt_rpc_loop_begin(c->d->loop);
+    c->n_open++;
+}
+
+static void receive(bench_call *c)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &c->received};
+
+    start(c, &op, 1, &c->arrived);
+}
+
+/* The status is known, and every message has been seen. */
+static void finish(bench_call *c)
+{
+    driver          *d     = c->d;
+    bt_bench_record *r     = &d->run->records[c->record];
+    int              code  = (int)c->code;
+    bool             ended = d->load->stop == NULL || *d->load->stop == 0;
+
+    r->end_ns = now_ns(d);
+    if (code < 0 || code >= BT_BENCH_PROTOCOL) code = GRPC_STATUS_UNKNOWN;
+    if (code == GRPC_STATUS_OK && !c->complete)
+        broken(c, "the stream ended without a complete message");
+    if (c->broken) code = BT_BENCH_PROTOCOL;
+    if (ended || code == GRPC_STATUS_OK) r->code = code;
+    if (r->code > 0) {
+        char *text = d->run->first_error[code];
+
+        if (text[0] == '\0') bt_rpc_slice_text(c->details, text, sizeof(d->run->first_error[0]));
+        d->seen.n_failed++;
+    }
+    d->seen.n_ended++;
+    d->seen.n_running--;
+}
+
+static void release(bench_call *c)
+{
+    if (--c->n_open != 0) return;
+    finish(c);
+    *c->link = c->next;
+    if (c->next != NULL) c->next->link = c->link;
+    grpc_metadata_array_destroy(&c->head);
+    grpc_metadata_array_destroy(&c->trailer);
+    grpc_slice_unref(c->details);
+    grpc_call_unref(c->call);
+    bt_free(c);
+}
+
+static void on_done(bt_rpc_tag *tag, bool ok)
+{
+    (void)ok; /* the status says more */
+    release(tag->ctx);
+}
+
+static void on_arrived(bt_rpc_tag *tag, bool ok)
+{
+    bench_call       *c      = tag->ctx;
+    grpc_byte_buffer *buffer = c->received;
+    ProtobufCMessage *message;
+
+    c->received = NULL;
+    if (ok && buffer != NULL) {
+        message = bt_rpc_unpack(buffer, &vllm__grpc__engine__generate_response__descriptor);
+        grpc_byte_buffer_destroy(buffer);
+        if (message == NULL)
+            broken(c, "bytes that are no GenerateResponse");
+        else
+            take_response(c, (const VLLM(GenerateResponse) *)message);
+        if (message != NULL) protobuf_c_message_free_unpacked(message, NULL);
+        if (c->broken) grpc_call_cancel(c->call, NULL);
+        receive(c);
+    }
+    release(c);
+}
+
+/* ---- what goes */
+
+static grpc_byte_buffer *pack(const bench_call *c, const bt_bench_request *r)
+{
+    const bt_bench_load *load = c->d->load;
+    char                 id[96];
+    VLLM(GenerateRequest) q  = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INIT;
+    VLLM(TokenizedInput) in  = VLLM__GRPC__ENGINE__TOKENIZED_INPUT__INIT;
+    VLLM(SamplingParams) how = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
+
+    snprintf(id, sizeof(id), "bench-%d-%llx-%llu", (int)getpid(),
+             (unsigned long long)c->d->start_ns, (unsigned long long)c->i);
+    bt_bench_plan_prompt(load->plan, c->i, r, c->d->prompt);
+    how._temperature_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE_TEMPERATURE;
+    how.temperature       = load->temperature;
+    how._max_tokens_case  = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___MAX_TOKENS_MAX_TOKENS;
+    how.max_tokens        = r->n_output;
+    how._seed_case        = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___SEED_SEED;
+    how.seed              = (int32_t)(c->i % INT32_MAX);
+    how.ignore_eos        = load->ignore_eos;
+    in.original_text      = (char *)"";
+    in.n_input_ids        = r->n_prompt;
+    in.input_ids          = c->d->prompt;
+    q.request_id          = id;
+    q.input_case          = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TOKENIZED;
+    q.tokenized           = &in;
+    q.sampling_params     = &how;
+    q.stream              = true;
+    return bt_rpc_pack(&q.base);
+}
+
+static void begin_call(bench_call *c, grpc_byte_buffer *bytes)
+{
+    driver    *d      = c->d;
+    grpc_slice path   = grpc_slice_from_static_string(GENERATE);
+    grpc_op    ops[4] = {
+           {.op = GRPC_OP_SEND_INITIAL_METADATA},
+           {.op = GRPC_OP_SEND_MESSAGE,          .data.send_message.send_message = bytes},
+           {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT                                  },
+           {.op = GRPC_OP_RECV_INITIAL_METADATA},
+    };
+    grpc_op end = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
+
+    ops[3].data.recv_initial_metadata.recv_initial_metadata = &c->head;
+    end.data.recv_status_on_client.trailing_metadata        = &c->trailer;
+    end.data.recv_status_on_client.status                   = &c->code;
+    end.data.recv_status_on_client.status_details           = &c->details;
+    c->call = grpc_channel_create_call(d->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                       bt_rpc_loop_cq(d->loop), path, NULL,
+                                       bt_rpc_deadline(bt_now_ns() + d->load->timeout_ns), NULL);
+    start(c, &end, 1, &c->ended);
+    start(c, ops, 4, &c->sent);
+    receive(c);
+    grpc_byte_buffer_destroy(bytes);
+}
+
+static bt_bench_record *add_record(bt_bench_run *run)
+{
+    if (run->n == run->capacity &&
+        !grow((void **)&run->records, &run->capacity, sizeof(*run->records)))
+        return NULL;
+    run->records[run->n] = (bt_bench_record){.code = -1, .first_message = SIZE_MAX};
+    return &run->records[run->n++];
+}
+
+static bt_status send_one(driver *d)
+{
+    bt_status        st      = BT_OK;
+    uint64_t         i       = d->load->first_request + d->seen.n_sent;
+    bt_bench_request request = bt_bench_plan_request(d->load->plan, i);
+    bt_bench_record *r       = add_record(d->run);
+    bench_call      *c       = bt_calloc(1, sizeof(*c));
+
+    BT_REQUIRE(r != NULL && c != NULL, BT_ERR_NO_MEMORY, "request %llu", (unsigned long long)i);
+    c->d       = d;
+    c->i       = i;
+    c->record  = d->run->n - 1;
+    c->sent    = (bt_rpc_tag){on_done, c};
+    c->ended   = (bt_rpc_tag){on_done, c};
+    c->arrived = (bt_rpc_tag){on_arrived, c};
+    c->details = grpc_empty_slice();
+    c->next    = d->calls;
+    c->link    = &d->calls;
+    if (d->calls != NULL) d->calls->link = &c->next;
+    d->calls = c;
+    grpc_metadata_array_init(&c->head);
+    grpc_metadata_array_init(&c->trailer);
+    r->n_prompt = request.n_prompt;
+    r->n_wanted = request.n_output;
+    r->sent_ns  = now_ns(d);
+    r->due_ns   = d->load->concurrency != 0 ? r->sent_ns : d->due_ns;
+    begin_call(c, pack(c, &request));
+    c = NULL;
+    d->seen.n_sent++;
+    d->seen.n_running++;
+out:
+    bt_free(c);
+    return st;
+}
+
+/* ---- the loop */
+
+static bool may_send(const driver *d, uint64_t now)
+{
+    const bt_bench_load *l = d->load;
+
+    return d->seen.n_sent < l->n_requests && now < l->send_ns &&
+           (l->concurrency == 0 || d->seen.n_running < l->concurrency);
+}
+
+static bt_status send_due(driver *d)
+{
+    bt_status            st = BT_OK;
+    const bt_bench_load *l  = d->load;
+
+    while (may_send(d, now_ns(d)) && (l->concurrency != 0 || d->due_ns <= now_ns(d))) {
+        BT_TRY(send_one(d));
+        if (l->concurrency == 0)
+            d->due_ns += bt_bench_plan_gap_ns(l->plan, l->first_request + d->seen.n_sent);
+    }
+out:
+    return st;
+}
+
+static void tell(driver *d)
+{
+    uint64_t now = now_ns(d);
+
+    if (now < d->tick_ns) return;
+    d->tick_ns         = now + TICK_NS;
+    d->seen.elapsed_ns = now;
+    if (d->load->progress != NULL) d->load->progress(d->load->ctx, &d->seen);
+}
+
+static void cancel_all(driver *d)
+{
+    d->run->stopped = true;
+    for (bench_call *c = d->calls; c != NULL; c = c->next)
+        grpc_call_cancel(c->call, NULL);
+    while (d->calls != NULL)
+        bt_rpc_loop_run_once(d->loop, bt_now_ns() + TICK_NS);
+}
+
+/* Opens the connection, so that no request's time holds that; a server that does not answer is
+ * found out by the requests. */
+static void connect_first(driver *d)
+{
+    uint64_t give_up = bt_now_ns() + CONNECT_NS;
+
+    while (grpc_channel_check_connectivity_state(d->channel, 1) != GRPC_CHANNEL_READY &&
+           bt_now_ns() < give_up && (d->load->stop == NULL || *d->load->stop == 0))
+        bt_rpc_loop_run_once(d->loop, bt_now_ns() + BT_NS_PER_MS);
+}
+
+static bt_status drive(driver *d)
+{
+    bt_status            st = BT_OK;
+    const bt_bench_load *l  = d->load;
+    uint64_t             wake;
+
+    connect_first(d);
+    d->start_ns = bt_now_ns();
+    if (l->concurrency == 0) d->due_ns = bt_bench_plan_gap_ns(l->plan, l->first_request);
+    for (;;) {
+        if (l->stop != NULL && *l->stop != 0) break;
+        BT_TRY(send_due(d));
+        tell(d);
+        if (d->calls == NULL && !may_send(d, now_ns(d))) break;
+        wake = bt_now_ns() + TICK_NS;
+        if (l->concurrency == 0 && may_send(d, now_ns(d)) && d->start_ns + d->due_ns < wake)
+            wake = d->start_ns + d->due_ns;
+        bt_rpc_loop_run_once(d->loop, wake);
+        BT_REQUIRE(d->st == BT_OK, d->st, "%zu messages", d->run->n_messages);
+    }
+out:
+    cancel_all(d);
+    d->run->stopped    = l->stop != NULL && *l->stop != 0;
+    d->run->elapsed_ns = now_ns(d);
+    d->tick_ns         = 0;
+    tell(d);
+    return st;
+}
+
+bt_status bt_bench_load_run(const bt_bench_load *load, bt_bench_run *run)
+{
+    bt_status                 st = BT_OK;
+    driver                    d  = {.load = load, .run = run};
+    grpc_channel_credentials *insecure;
+
+    d.prompt = bt_calloc(load->plan->prompt.hi, sizeof(*d.prompt));
+    BT_REQUIRE(d.prompt != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", load->plan->prompt.hi);
+    BT_TRY(bt_rpc_loop_create(&d.loop));
+    insecure  = grpc_insecure_credentials_create();
+    d.channel = grpc_channel_create(load->address, insecure, bt_rpc_client_args());
+    grpc_channel_credentials_release(insecure);
+    BT_TRY(drive(&d));
+out:
+    if (d.channel != NULL) grpc_channel_destroy(d.channel);
+    bt_rpc_loop_destroy(d.loop);
+    bt_free(d.prompt);
+    return st;
+}
+
+void bt_bench_run_fini(bt_bench_run *run)
+{
+    bt_free(run->records);
+    bt_free(run->messages);
+    memset(run, 0, sizeof(*run));
+}

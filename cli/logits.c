@@ -15,6 +15,7 @@
 #include "cli/relay.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/secret.h"
 
 enum { OPT_IDS = 256, OPT_OUT, OPT_PARALLEL, OPT_CONTROL, OPT_STALL };
 enum { TICK_MS = 20, STEP_STALLS = 5 }; /* a whole prompt may be one long step */
@@ -205,6 +206,7 @@ static bt_status start_cell(session *s, const options *opt)
 
     BT_TRY(bt_cell_launch_argv(&opt->cell, "?", &argv));
     /* The child exists before gRPC's threads do, and waits for the address. */
+    BT_TRY(bt_secret_provide()); /* its ranks inherit it */
     BT_TRY(bt_child_spawn(
         &(bt_child_spec){.name = "launch", .argv = argv, .held = true, .own_group = true},
         &s->launch));

@@ -6,7 +6,23 @@
 #include "cli/supervisor.h"
 #include "core/clock.h"
 
-enum { OPT_HOST = 256, OPT_CONTROL, OPT_QUEUE, OPT_STALL, OPT_LOG, OPT_CHAT, OPT_MAX, OPT_DEATH };
+enum {
+    OPT_HOST = 256,
+    OPT_CONTROL,
+    OPT_QUEUE,
+    OPT_STALL,
+    OPT_LOG,
+    OPT_CHAT,
+    OPT_MAX,
+    OPT_DEATH,
+    OPT_HTTP_PORT,
+    OPT_HTTP_HOST,
+    OPT_DRAIN,
+    OPT_NAME,
+    OPT_TLS_CERT,
+    OPT_TLS_KEY,
+    OPT_TLS_CLIENT_CA
+};
 
 static const char DOC[] =
     "Starts a cell - one coordinator, P ranks that compute prompts and D ranks that generate - and "
@@ -16,9 +32,14 @@ static const char DOC[] =
     "The port accepts connections only from then on, and speaks vllm.grpc.engine.VllmEngine over "
     "gRPC: point a gateway, `baton generate` or `baton chat` at it. Everything else goes to "
     "stderr.\n\n"
+    "SIGTERM and SIGINT end open requests with UNAVAILABLE; SIGUSR1 drains instead: new requests "
+    "are refused, running ones finish, then the cell ends. With --drain-s the other two drain as "
+    "well, for that long; a second one ends at once.\n\n"
+    "Coordinator and ranks share a secret, drawn anew at each start unless BATON_SECRET or "
+    "BATON_SECRET_FILE gives one; nobody without it attaches to the control port.\n\n"
     "When a process of the cell dies, every open request ends with UNAVAILABLE and the reason, all "
     "processes end, and this one says which died and how.\n\n"
-    "Exit code: 0 after SIGTERM or SIGINT, 1 when the cell failed, 64 for wrong usage.\n\n"
+    "Exit code: 0 after SIGTERM, SIGINT or SIGUSR1, 1 when the cell failed, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
     "  baton run --model models/demo --both 1 --port 0      (any free port)\n"
@@ -39,7 +60,17 @@ static const struct argp_option OPTIONS[] = {
      "Give up when nothing happens for so long before the cell is ready (default 120)", 0},
     {"log",                                                           OPT_LOG, "LEVEL", 0,
      "Lines of the ranks to show: error, warn, info (default; with --chat warn), debug", 0},
-    {0}
+    {"http-port", OPT_HTTP_PORT, "N", 0,
+     "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 0},
+    {"http-host",                                                                 OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
+    {"drain-s",OPT_DRAIN, "S", 0, "How long SIGTERM lets running requests go on (default 0)", 0},
+    {"served-model-name",                                                                OPT_NAME, "NAME", 0,
+     "What clients call the model (default: the directory's name)", 0},
+    {"tls-cert",                                                                OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
+    {"tls-key",                                                         OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
+    {"tls-client-ca",                                                              OPT_TLS_CLIENT_CA, "FILE", 0,
+     "Only clients with a certificate of these authorities may connect", 0},
+    {0                      }
 };
 
 static bt_log_level log_level(struct argp_state *state, const char *arg)
@@ -57,6 +88,28 @@ typedef struct {
     bt_run_options run;
     bool           log_given, port_given;
 } options;
+
+/* Its place among what the coordinator gets, or NULL. */
+static const char **find_flag(bt_run_options *opt, const char *flag)
+{
+    for (uint32_t i = 0; i < opt->n_coordinator_args; i += 2)
+        if (strcmp(opt->coordinator_args[i], flag) == 0) return &opt->coordinator_args[i];
+    return NULL;
+}
+
+/* The last value of a flag counts. */
+static void pass_on(bt_run_options *opt, const char *flag, const char *arg)
+{
+    const char **at = find_flag(opt, flag);
+
+    if (at == NULL) {
+        BT_ASSERT(opt->n_coordinator_args + 2 <= BT_RUN_COORDINATOR_ARGS);
+        at = &opt->coordinator_args[opt->n_coordinator_args];
+        opt->n_coordinator_args += 2;
+    }
+    at[0] = flag;
+    at[1] = arg;
+}
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -77,7 +130,27 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_QUEUE:
         bt_option_number(state, "--queue-s", arg, 1, 86400);
-        opt->queue_s = arg;
+        pass_on(opt, "--queue-s", arg);
+        return 0;
+    case OPT_HTTP_PORT:
+        bt_option_number(state, "--http-port", arg, 0, 65535);
+        pass_on(opt, "--http-port", arg);
+        return 0;
+    case OPT_HTTP_HOST: pass_on(opt, "--http-host", arg); return 0;
+    case OPT_DRAIN:
+        opt->drains = bt_option_number(state, "--drain-s", arg, 0, 86400) != 0;
+        pass_on(opt, "--drain-s", arg);
+        return 0;
+    case OPT_NAME: pass_on(opt, "--served-model-name", arg); return 0;
+    case OPT_TLS_CERT: pass_on(opt, "--tls-cert", arg); return 0;
+    case OPT_TLS_KEY: pass_on(opt, "--tls-key", arg); return 0;
+    case OPT_TLS_CLIENT_CA: pass_on(opt, "--tls-client-ca", arg); return 0;
+    case ARGP_KEY_END:
+        if (find_flag(opt, "--tls-cert") != NULL && opt->chat != NULL)
+            argp_error(state, "--chat speaks no TLS: leave --tls-cert out");
+        if ((find_flag(opt, "--tls-cert") != NULL) != (find_flag(opt, "--tls-key") != NULL) ||
+            (find_flag(opt, "--tls-client-ca") != NULL && find_flag(opt, "--tls-cert") == NULL))
+            argp_error(state, "--tls-cert and --tls-key go together, --tls-client-ca needs both");
         return 0;
     case OPT_DEATH:
         if (strcmp(arg, "stop") != 0) {

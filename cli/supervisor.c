@@ -15,6 +15,7 @@
 #include "cli/relay.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/secret.h"
 
 /* All in all less than 15 s from a failure to the end of every process. */
 #define LEAVE_NS  (5 * BT_NS_PER_S) /* for what ends by itself when its peer has gone */
@@ -44,6 +45,8 @@ typedef struct {
     uint64_t              start_ns, stop_ns;
     uint64_t              coordinator_term_ns, launch_term_ns; /* while stopping */
     bool                  asked;                               /* the end was asked for */
+    bool                  draining;     /* and the coordinator ends when nothing runs any more */
+    char                  http[128];    /* where its HTTP port is; "" */
     bool                  served;       /* the cell was ready when it stopped */
     char                  failure[700]; /* the first one; "" so far */
 } supervisor;
@@ -84,7 +87,7 @@ static bt_status start_coordinator(supervisor *s)
     bt_status             st  = BT_OK;
     const bt_run_options *opt = s->opt;
     char                  path[PATH_MAX], port[16];
-    char                 *argv[20];
+    char                 *argv[20 + BT_RUN_COORDINATOR_ARGS];
     size_t                n = 0;
 
     BT_TRY(bt_program_path("baton-coordinator", path));
@@ -101,10 +104,8 @@ static bt_status start_coordinator(supervisor *s)
     ADD(opt->control);
     ADD("--on-death");
     ADD("stop");
-    if (opt->queue_s != NULL) {
-        ADD("--queue-s");
-        ADD(opt->queue_s);
-    }
+    for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
+        ADD(opt->coordinator_args[i]);
     ADD("--announce-fd");
     ADD("@report");
     ADD(NULL);
@@ -170,6 +171,9 @@ static void on_ready(supervisor *s, const char *address)
     }
     fprintf(s->opt->chat != NULL ? stderr : stdout, "serving %s at %s (%s; ready after %.1f s)\n",
             cell->model, address, ranks, (double)(bt_now_ns() - s->start_ns) / 1e9);
+    if (s->http[0] != '\0')
+        fprintf(s->opt->chat != NULL ? stderr : stdout, "metrics and status page at http://%s/\n",
+                s->http);
     fflush(stdout);
     if (s->opt->chat == NULL) return;
     fprintf(stderr, "> %s\n", s->opt->chat);
@@ -204,6 +208,8 @@ static void on_announcement(void *ctx, const char *line)
     if (strncmp(line, "control ", 8) == 0 && s->phase == STARTING) {
         s->phase = LOADING;
         if (start_ranks(s, line + 8) != BT_OK) fail(s, "%s", bt_error_text());
+    } else if (strncmp(line, "http ", 5) == 0) {
+        snprintf(s->http, sizeof(s->http), "%s", line + 5);
     } else if (strncmp(line, "progress ", 9) == 0) {
         on_progress(s, line + 9);
     } else if (strncmp(line, "ready ", 6) == 0 && s->phase == LOADING) {
@@ -273,12 +279,26 @@ static void read_all(supervisor *s)
     bt_lines_read(&s->launch.err, on_rank_line, s);
 }
 
+/* Serving, SIGUSR1 drains, and SIGTERM and SIGINT do where the coordinator was told so; while it
+ * drains only another one of those ends it at once. */
+static bool drain(supervisor *s, int number)
+{
+    if (s->phase == STOPPING) return number == SIGUSR1;
+    if (s->phase != SERVING || (number != SIGUSR1 && (!s->opt->drains || s->draining)))
+        return false;
+    if (s->draining) return true;
+    s->draining = true;
+    bt_child_kill(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM);
+    return true;
+}
+
 static void on_signals(supervisor *s)
 {
     struct signalfd_siginfo info;
 
     while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info)) {
         if (info.ssi_signo == SIGCHLD) continue;
+        if (drain(s, (int)info.ssi_signo)) continue;
         if (s->phase == STOPPING) { /* again: no more patience */
             s->coordinator_term_ns = s->launch_term_ns = bt_now_ns();
             continue;
@@ -300,6 +320,11 @@ static void on_client_end(supervisor *s)
     }
 }
 
+static bool ended_well(const bt_child *child)
+{
+    return child->pid == 0 || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0);
+}
+
 static void on_child_end(supervisor *s)
 {
     char text[128];
@@ -311,6 +336,13 @@ static void on_child_end(supervisor *s)
         uint64_t soon = bt_now_ns() + LEAVE_NS;
 
         if (s->coordinator.ended && s->launch_term_ns > soon) s->launch_term_ns = soon;
+        return;
+    }
+    if (s->draining && (s->coordinator.ended || s->launch.ended) &&
+        (!s->coordinator.ended || ended_well(&s->coordinator)) &&
+        (!s->launch.ended || ended_well(&s->launch))) {
+        s->asked = true; /* nothing runs any more: the end that was asked for */
+        begin_stop(s);
         return;
     }
     if (s->launch.ended) {
@@ -376,11 +408,6 @@ static void loop(supervisor *s)
 
 /* ---- the end */
 
-static bool ended_well(const bt_child *child)
-{
-    return child->pid == 0 || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0);
-}
-
 static int verdict(supervisor *s)
 {
     char text[128];
@@ -424,10 +451,12 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGHUP);
+    sigaddset(&signals, SIGUSR1);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     s->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     BT_REQUIRE(s->signal_fd >= 0, BT_ERR_IO, "signalfd: %s", strerror(errno));
     bt_child_adopt();
+    BT_TRY(bt_secret_provide()); /* coordinator and ranks inherit it */
     BT_TRY(start_coordinator(s));
 out:
     return st;

@@ -2,6 +2,8 @@
  *
  *   starting --control port--> loading --every rank ready--> serving --signal, death--> stopping
  *
+ * A signal that drains goes to the coordinator, which ends by itself when its last request has.
+ *
  * Whatever happens, run() returns only when every process of the cell is gone.
  *
  * Threads: the main thread, which has no others. */
@@ -14,11 +16,15 @@
 #include "cli/cell_options.h"
 #include "core/log.h"
 
+enum { BT_RUN_COORDINATOR_ARGS = 32 };
+
 typedef struct {
     bt_cell_options cell;
-    const char     *host;     /* of the public port */
-    const char     *control;  /* HOST:PORT where the ranks attach */
-    const char     *queue_s;  /* passed to the coordinator, or NULL */
+    const char     *host;    /* of the public port */
+    const char     *control; /* HOST:PORT where the ranks attach */
+    const char     *coordinator_args[BT_RUN_COORDINATOR_ARGS]; /* passed on as they are */
+    uint32_t        n_coordinator_args;
+    bool            drains;   /* SIGTERM drains before it ends the cell */
     uint16_t        port;     /* 0: any */
     uint64_t        stall_ns; /* loading without progress for so long is a failure */
     bt_log_level    log;

@@ -14,6 +14,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/control_server.h"
+#include "proto/secret.h"
 
 enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, TEXT_MAX = 512 };
 
@@ -94,10 +95,10 @@ static void send_to_rank(void *ctx, uint32_t rank, bt_down *m)
         bt_down_free(m); /* its loss ends the cell: no answer is waited for */
 }
 
-static void on_token(void *ctx, void *client, const bt_token *token)
+static bt_finish on_token(void *ctx, void *client, const bt_token *token)
 {
     (void)ctx;
-    bt_public_token(client, token);
+    return bt_public_token(client, token);
 }
 
 static void on_end(void *ctx, void *client, const bt_relay_end *end)
@@ -375,6 +376,7 @@ static void serve(coordinator *c)
 {
     while (c->phase != CLOSING) {
         bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
+        if (c->pub != NULL) bt_public_poll(c->pub);
         if (c->relay != NULL) bt_relay_tick(c->relay, bt_now_ns());
         if (c->stuck[0] != 0) fail(c, "%s", c->stuck);
         if (c->phase == OPENING || c->phase == SERVING) check_deadline(c);
@@ -390,9 +392,12 @@ static void close_up(coordinator *c)
     uint64_t flush_ns = bt_now_ns() + FLUSH_MS * BT_NS_PER_MS;
 
     observe(c);
+    if (c->pub != NULL) bt_public_poll(c->pub);
     while (bt_now_ns() < c->deadline_ns &&
-           (c->n_peers > 0 || (c->pub != NULL && bt_public_n_streams(c->pub) > 0)))
+           (c->n_peers > 0 || (c->pub != NULL && bt_public_n_streams(c->pub) > 0))) {
         bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
+        if (c->pub != NULL) bt_public_poll(c->pub);
+    }
     for (uint32_t i = 0; i < c->cell.n_ranks && c->n_peers > 0; i++)
         if (c->peers[i] != NULL) {
             char who[128];
@@ -420,6 +425,25 @@ out:
     return st;
 }
 
+/* Beyond this machine nobody gets in without a secret. */
+static bt_status check_secret(const bt_coordinator_options *opt)
+{
+    bt_status st = BT_OK;
+    char      secret[BT_SECRET_MAX + 1];
+    bool      local = strncmp(opt->control, "127.", 4) == 0 ||
+                 strncmp(opt->control, "localhost:", 10) == 0 ||
+                 strncmp(opt->control, "[::1]:", 6) == 0;
+
+    BT_TRY(bt_secret_read(secret));
+    BT_REQUIRE(local || secret[0] != 0, BT_ERR_INVALID_ARG,
+               "the control address %s is open to other machines and the cell has no secret: set "
+               "BATON_SECRET or give --secret-file here, and the same to the ranks",
+               opt->control);
+    explicit_bzero(secret, sizeof(secret));
+out:
+    return st;
+}
+
 static bt_status start(coordinator *c)
 {
     bt_status         st     = BT_OK;
@@ -432,6 +456,7 @@ static bt_status start(coordinator *c)
         .model = c->opt->model, .served_name = c->opt->served_name, .version = BT_VERSION};
 
     public_address(c->opt, c->opt->port, address, sizeof(address));
+    BT_TRY(check_secret(c->opt));
     BT_TRY(bt_rpc_try_bind(address)); /* better known now than after an hour of loading */
     if (c->opt->tls_cert != NULL)
         BT_TRY(bt_rpc_tls_read(c->opt->tls_cert, c->opt->tls_key, c->opt->tls_client_ca, &c->tls));

@@ -54,7 +54,8 @@ enum {
     OPT_DRAIN_S,
     OPT_TLS_CERT,
     OPT_TLS_KEY,
-    OPT_TLS_CLIENT_CA
+    OPT_TLS_CLIENT_CA,
+    OPT_SECRET_FILE
 };
 
 static const struct argp_option options[] = {
@@ -82,12 +83,14 @@ static const struct argp_option options[] = {
     {"http-host",                                                           OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
     {"drain-s",               OPT_DRAIN_S, "S", 0,
      "seconds that SIGTERM lets running requests go on (0: they end at once)", 3},
-    {"tls-cert",                                                               OPT_TLS_CERT, "FILE", 0,
+    {"secret-file",                                                               OPT_SECRET_FILE, "FILE", 0,
+     "its first line is the secret that ranks must show (BATON_SECRET in the environment wins)", 4},
+    {"tls-cert",OPT_TLS_CERT, "FILE", 0,
      "PEM certificate chain of the public port; needs --tls-key", 4},
-    {"tls-key",OPT_TLS_KEY, "FILE", 0, "its private key", 4},
-    {"tls-client-ca",                                                              OPT_TLS_CLIENT_CA, "FILE", 0,
+    {"tls-key",                                                              OPT_TLS_KEY, "FILE", 0, "its private key", 4},
+    {"tls-client-ca",                                                               OPT_TLS_CLIENT_CA, "FILE", 0,
      "only clients with a certificate of these authorities may connect", 4},
-    {0                                                              },
+    {0                                                     },
 };
 
 static double seconds(struct argp_state *state, const char *name, const char *arg)
@@ -155,6 +158,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         o->drain_s = strcmp(arg, "0") == 0 ? 0 : seconds(state, "drain-s", arg);
         break;
     case OPT_TLS_CERT: o->tls_cert = arg; break;
+    case OPT_SECRET_FILE:
+        if (setenv("BATON_SECRET_FILE", arg, 1) != 0) argp_failure(state, 1, errno, "secret-file");
+        break;
     case OPT_TLS_KEY: o->tls_key = arg; break;
     case OPT_TLS_CLIENT_CA: o->tls_client_ca = arg; break;
     case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); break;

@@ -76,6 +76,9 @@ static void use_bundled(const char *libs)
     setenv("LD_LIBRARY_PATH", text, 1);
 }
 
+/* What ranks on other hosts need of the environment: the cell's secret (proto/secret.h). */
+static const char *const FORWARDED[] = {"BATON_SECRET", "BATON_SECRET_FILE"};
+
 static bt_status find_mpirun(const char *wanted, const char *self, char path_out[PATH_MAX])
 {
     bt_status st = BT_OK;
@@ -183,7 +186,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
     while (options->argv[n_args] != NULL)
         n_args++;
-    argv = bt_calloc(n_args + 12, sizeof(*argv));
+    argv = bt_calloc(n_args + 16, sizeof(*argv));
     BT_REQUIRE(argv != NULL, BT_ERR_NO_MEMORY, "%zu arguments", n_args);
     snprintf(n_ranks, sizeof(n_ranks), "%u", options->n_ranks);
     argv[n++] = mpirun;
@@ -197,6 +200,12 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     if (options->hosts != NULL) {
         argv[n++] = (char *)"--host";
         argv[n++] = (char *)options->hosts;
+    }
+    /* By name alone: values on a command line are everybody's to read. */
+    for (size_t i = 0; i < sizeof(FORWARDED) / sizeof(FORWARDED[0]); i++) {
+        if (getenv(FORWARDED[i]) == NULL) continue;
+        argv[n++] = (char *)"-x";
+        argv[n++] = (char *)FORWARDED[i];
     }
     argv[n++] = exe;
     argv[n++] = (char *)"--as-rank";

@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "proto/control_wire.h"
 #include "proto/rpc.h"
+#include "proto/secret.h"
 
 enum {
     RETRY_MS  = 50,
@@ -24,12 +25,12 @@ enum {
 typedef enum { TAG_HEADERS = 1, TAG_STATUS, TAG_RECV, TAG_SEND, TAG_CLOSE } tag;
 
 struct bt_control_client {
-    char                   address[256];
+    char                   address[256], secret[BT_SECRET_MAX + 1];
     grpc_channel          *channel; /* owned, as all of gRPC's here */
     grpc_completion_queue *cq;
     grpc_call             *call;
     grpc_metadata_array    headers, trailers;
-    grpc_status_code       code;
+    grpc_status_code       code, refusal; /* refusal: of the last attempt to attach */
     grpc_slice             details;
     grpc_byte_buffer      *received; /* of the RECV_MESSAGE in flight */
     pthread_t              reader, writer;
@@ -54,8 +55,12 @@ static void call_begin(bt_control_client *c)
     grpc_op ops[2] = {{.op = GRPC_OP_SEND_INITIAL_METADATA}, {.op = GRPC_OP_RECV_INITIAL_METADATA}};
     grpc_op status = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
     grpc_slice      method = grpc_slice_from_static_string(BT_CONTROL_METHOD);
+    grpc_metadata   secret = {.key   = grpc_slice_from_static_string(BT_SECRET_HEADER),
+                              .value = grpc_slice_from_copied_string(c->secret)};
     grpc_call_error e;
 
+    ops[0].data.send_initial_metadata.count    = c->secret[0] != 0;
+    ops[0].data.send_initial_metadata.metadata = &secret;
     grpc_metadata_array_init(&c->headers);
     grpc_metadata_array_init(&c->trailers);
     c->details  = grpc_empty_slice();
@@ -70,6 +75,7 @@ static void call_begin(bt_control_client *c)
     BT_ASSERT(e == GRPC_CALL_OK);
     e = grpc_call_start_batch(c->call, ops, 2, tag_ptr(TAG_HEADERS), NULL);
     BT_ASSERT(e == GRPC_CALL_OK);
+    grpc_slice_unref(secret.value);
 }
 
 static void call_end(bt_control_client *c)
@@ -116,6 +122,7 @@ static bool attach_once(bt_control_client *c, uint64_t deadline_ns, char *cause,
     bt_rpc_slice_text(c->details, cause, TEXT_MAX);
     if (late) snprintf(cause, TEXT_MAX, "no answer");
     *retry_out = c->code == GRPC_STATUS_UNAVAILABLE || late;
+    c->refusal = c->code;
     call_end(c);
     return false;
 }
@@ -130,6 +137,8 @@ static bt_status attach(bt_control_client *c, uint64_t connect_ns)
     while (!(attached = attach_once(c, deadline, cause, &retry)) && retry &&
            bt_now_ns() + RETRY_MS * BT_NS_PER_MS < deadline)
         bt_sleep_ns(RETRY_MS * BT_NS_PER_MS);
+    BT_REQUIRE(attached || c->refusal != GRPC_STATUS_UNAUTHENTICATED, BT_ERR_PEER,
+               "the coordinator at %s refuses this rank: %s", c->address, cause);
     BT_REQUIRE(attached || retry, BT_ERR_PEER, "at %s there is no Baton coordinator: %s",
                c->address, cause);
     BT_REQUIRE(attached, BT_ERR_PEER, "no coordinator at %s within %.1f s: %s", c->address,
@@ -382,6 +391,7 @@ bt_status bt_control_client_start(const char *address, uint64_t connect_ns,
     pthread_sigmask(SIG_SETMASK, &all, &before);
     grpc_init();
     st = init(c, address);
+    if (st == BT_OK) st = bt_secret_read(c->secret);
     if (st == BT_OK) {
         creds      = grpc_insecure_credentials_create();
         c->cq      = grpc_completion_queue_create_for_next(NULL);

@@ -11,8 +11,9 @@
 
 typedef struct bt_control_client bt_control_client;
 
-/* address: "127.0.0.1:4711".  Connects, retrying until connect_ns have passed, then starts the
- * threads.  PEER names address and cause when nobody answers, or somebody else does. */
+/* address: "127.0.0.1:4711".  Shows the cell's secret (proto/secret.h).  Connects, retrying until
+ * connect_ns have passed, then starts the threads.  PEER names address and cause when nobody
+ * answers, or somebody else does. */
 bt_status bt_control_client_start(const char *address, uint64_t connect_ns,
                                   bt_control_client **client_out);
 /* Sends what is queued (until flush_ns), ends the stream, joins the thread. */

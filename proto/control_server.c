@@ -6,6 +6,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/control_wire.h"
+#include "proto/secret.h"
 #include "proto/text.h"
 
 enum { REASON_MAX = 512, RING_INIT = 16 };
@@ -48,6 +49,7 @@ struct bt_control_server {
     bt_control_peer  *peers;
     bt_rpc_tag        down;
     bool              stopping, is_down;
+    char              secret[BT_SECRET_MAX + 1]; /* "": none is asked for */
 };
 
 static void begin(bt_control_peer *p, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
@@ -193,6 +195,39 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
 
 static void listen_for_peer(bt_control_server *s);
 
+static bool knows_the_secret(const bt_control_peer *p)
+{
+    const char                *secret = p->server->secret;
+    const grpc_metadata_array *all    = &p->request_headers;
+
+    if (secret[0] == 0) return true;
+    for (size_t i = 0; i < all->count; i++) {
+        grpc_slice value = all->metadata[i].value;
+
+        if (grpc_slice_str_cmp(all->metadata[i].key, BT_SECRET_HEADER) == 0)
+            return bt_secret_equal(GRPC_SLICE_START_PTR(value), GRPC_SLICE_LENGTH(value), secret,
+                                   strlen(secret));
+    }
+    return false;
+}
+
+/* A stranger hears nothing but this, not even that it has found a coordinator. */
+static void turn_away(bt_control_peer *p)
+{
+    grpc_slice why = grpc_slice_from_static_string(
+        "it does not show the cell's secret (BATON_SECRET or BATON_SECRET_FILE)");
+    grpc_op ops[3] = {{.op = GRPC_OP_SEND_INITIAL_METADATA},
+                      {.op = GRPC_OP_SEND_STATUS_FROM_SERVER},
+                      {.op = GRPC_OP_RECV_CLOSE_ON_SERVER}};
+
+    BT_WARN("a peer without the cell's secret was turned away");
+    p->ended = p->finishing                            = true;
+    ops[1].data.send_status_from_server.status         = GRPC_STATUS_UNAUTHENTICATED;
+    ops[1].data.send_status_from_server.status_details = &why;
+    ops[2].data.recv_close_on_server.cancelled         = &p->cancelled;
+    begin(p, ops, 3, &p->finished);
+}
+
 static void on_attached(bt_rpc_tag *tag, bool ok)
 {
     bt_control_peer   *p          = tag->ctx;
@@ -204,6 +239,12 @@ static void on_attached(bt_rpc_tag *tag, bool ok)
 
     if (!ok) { /* the server is stopping */
         done(p);
+        return;
+    }
+    if (!knows_the_secret(p)) {
+        turn_away(p);
+        done(p);
+        listen_for_peer(s);
         return;
     }
     open.data.send_initial_metadata.count          = 1;
@@ -319,6 +360,7 @@ bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
     bt_control_server *s  = bt_calloc(1, sizeof(*s));
 
     BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "control server");
+    BT_TRY(bt_secret_read(s->secret));
     s->loop   = loop;
     s->events = *events;
     s->down   = (bt_rpc_tag){on_down, s};
@@ -335,9 +377,11 @@ bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
         s           = NULL; /* handed over */
     }
 out:
-    if (s != NULL) {
+    if (s != NULL && s->server != NULL) {
         bt_control_server_stop(s);
         bt_control_server_destroy(s);
+    } else {
+        bt_free(s);
     }
     return st;
 }
@@ -361,6 +405,7 @@ void bt_control_server_destroy(bt_control_server *server)
         bt_rpc_loop_run_once(server->loop, bt_now_ns() + 10 * BT_NS_PER_MS);
     BT_ASSERT(server->is_down && server->peers == NULL);
     grpc_server_destroy(server->server);
+    explicit_bzero(server->secret, sizeof(server->secret));
     bt_free(server);
 }
 

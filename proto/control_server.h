@@ -22,8 +22,9 @@ typedef struct {
     void *ctx;
 } bt_control_events;
 
-/* Binds address ("127.0.0.1:0": any port); *port_out is what it became.  IO names address and
- * cause. */
+/* Where there is a secret (proto/secret.h), only peers that show it get in; others end with
+ * UNAUTHENTICATED and are never heard of.  Binds address ("127.0.0.1:0": any port); *port_out is
+ * what it became.  IO names address and cause. */
 bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
                                    const bt_control_events *events, bt_control_server **server_out,
                                    uint16_t *port_out);

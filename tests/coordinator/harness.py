@@ -83,7 +83,7 @@ class Rank:
         facts.update(hello)
         self.send(hello=control.Hello(**facts))
         self.channel = grpc.insecure_channel(cell.address, options=[("grpc.enable_http_proxy", 0)])
-        self.call = control_grpc.ControlStub(self.channel).Attach(iter(self.out.get, None))
+        self.call = control_grpc.ControlStub(self.channel).Attach(iter(self.out.get, None), metadata=cell.metadata)
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
 
@@ -127,6 +127,7 @@ class Cell:
         self.more_gate = threading.Event()
         self.aborted = set()
         self.leave_on_shutdown = True
+        self.metadata = None  # headers of the ranks' streams
         self.ranks = []
 
     def attach(self):
@@ -219,12 +220,13 @@ class Cell:
 class Coordinator:
     """The process, its announcements and its log."""
 
-    def __init__(self, *args, port="0"):
+    def __init__(self, *args, port="0", env=None):
         self.read_fd, write_fd = os.pipe()
         self.log = tempfile.TemporaryFile()
         model = os.path.join(SOURCE, "models", "demo")
         self.process = subprocess.Popen([BINARY, "--model", model, "--port", port, "--announce-fd", str(write_fd), *args],
-                                        pass_fds=[write_fd], stderr=self.log)
+                                        pass_fds=[write_fd], stderr=self.log,
+                                        env={**os.environ, **(env or {})})
         os.close(write_fd)
         self.lines = []
         threading.Thread(target=self._read, daemon=True).start()

@@ -14,7 +14,7 @@ import urllib.request
 
 import grpc
 
-from harness import Cell, Coordinator, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
+from harness import Cell, Coordinator, Rank, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -358,6 +358,51 @@ class Tls(unittest.TestCase):
         for cert, key, text in (("missing.pem", "server.key", "missing.pem: No such file"), ("server.key", "server.key", "CERTIFICATE"),
                                 ("server.pem", "server.pem", "PRIVATE KEY")):
             c = Coordinator("--tls-cert", self.path(cert), "--tls-key", self.path(key))
+            self.addCleanup(c.close)
+            self.assertEqual(c.wait(10), 1)
+            self.assertIn(text, c.line("failed"))
+
+
+class Secret(unittest.TestCase):
+    SECRET = "a-secret-of-some-length"
+
+    def test_only_ranks_that_show_it_attach(self):
+        c = Coordinator(env={"BATON_SECRET": self.SECRET})
+        self.addCleanup(c.close)
+        cell = Cell(c.line("control"), prefill=1, decode=1)
+        self.addCleanup(cell.close)
+        for value in (None, self.SECRET + "x", self.SECRET[:-1], "", self.SECRET.upper()):
+            cell.metadata = None if value is None else [("baton-secret", value)]
+            stranger = Rank(cell, 0)
+            wait_for(lambda: stranger.end is not None, "the refusal")
+            self.assertEqual(stranger.end[0], grpc.StatusCode.UNAUTHENTICATED)
+            self.assertEqual(stranger.seen, [])
+            stranger.cut()
+        cell.metadata = [("baton-secret", self.SECRET)]
+        cell.attach().ready()
+        c.line("ready")
+        self.assertNotIn(self.SECRET, c.text())
+        with open(f"/proc/{c.process.pid}/cmdline") as f:
+            self.assertNotIn(self.SECRET, f.read())
+
+    def test_file(self):
+        with tempfile.NamedTemporaryFile("w") as f:
+            f.write(self.SECRET + "\n")
+            f.flush()
+            c = Coordinator("--secret-file", f.name)
+            self.addCleanup(c.close)
+            cell = Cell(c.line("control"), prefill=1, decode=1)
+            self.addCleanup(cell.close)
+            stranger = Rank(cell, 0)
+            wait_for(lambda: stranger.end is not None, "the refusal")
+            cell.metadata = [("baton-secret", self.SECRET)]
+            cell.attach().ready()
+            c.line("ready")
+
+    def test_bad_ones_are_refused_at_start(self):
+        for args, env, text in (((), {"BATON_SECRET": "short"}, "expected 16 to 256"), (("--secret-file", "/nowhere/x"), {}, "No such file"),
+                                (("--control", "0.0.0.0:0"), {}, "has no secret")):
+            c = Coordinator(*args, env=env)
             self.addCleanup(c.close)
             self.assertEqual(c.wait(10), 1)
             self.assertIn(text, c.line("failed"))

@@ -373,7 +373,33 @@ static void client_with_short_memory_fails_cleanly(void)
     host_stop(&h);
 }
 
+/* The server knows one secret; who shows another or none is turned away and never heard of. */
+static void stream_needs_the_secret(void)
+{
+    static const char *const wrong[] = {"", "0123456789abcdeX", "0123456789abcdef0",
+                                        "0123456789abcde!"};
+    host                     h;
+    bt_control_client       *client = NULL;
+
+    setenv("BATON_SECRET", "0123456789abcdef", 1);
+    host_start(&h);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        setenv("BATON_SECRET", wrong[i], 1);
+        EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_ERR_PEER);
+        EXPECT_HAS(bt_error_text(), "refuses this rank: it does not show the cell's secret");
+    }
+    EXPECT_EQ(h.n_hello, 0);
+    setenv("BATON_SECRET", "0123456789abcdef", 1);
+    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    say_hello(client);
+    UNTIL(&h, h.n_hello == 1);
+    bt_control_client_stop(client, BT_NS_PER_S);
+    host_stop(&h);
+    unsetenv("BATON_SECRET");
+}
+
 static const bt_test tests[] = {
+    BT_TEST(stream_needs_the_secret),
     BT_TEST(stream_messages_arrive_whole_and_in_order),
     BT_TEST(stream_big_message_arrives),
     BT_TEST(stream_stop_flushes_what_was_sent),

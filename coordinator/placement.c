@@ -5,7 +5,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { REFUSED_MS = 200, NO_RANK = -1 };
+enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 16 };
 
 uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens)
 {
@@ -57,36 +57,82 @@ static uint32_t free_pages(const bt_rank_state *k)
     return k->taken_pages < k->limits.n_pages ? k->limits.n_pages - k->taken_pages : 0;
 }
 
-/* The decode rank with the fewest tokens reserved, of those that have room. */
-static int choose_decode(const bt_relay *r, uint32_t n_pages, uint64_t now_ns)
+/* Pages of the prompt that the rank probably has; its last token is always computed. */
+static uint32_t prefix_pages(const bt_relay *r, const bt_request *q, uint32_t rank)
 {
-    int best = NO_RANK;
+    uint32_t most = (q->n_prompt - 1) / r->cfg.page_tokens;
+
+    return bt_prefix_index_match(&r->ranks[rank].index, most < q->n_keys ? most : q->n_keys,
+                                 q->keys);
+}
+
+/* Pages for what is known, and for the next token. */
+static uint32_t pages_now(const bt_relay *r, const bt_request *q)
+{
+    return bt_relay_pages(r, (uint64_t)q->n_prompt + q->n_out + 1);
+}
+
+/* The decode rank that would hold the fewest pages, the prefix that it has counted once; of those
+ * that have room for it beside `others` pages. */
+static int choose_decode(const bt_relay *r, const bt_request *q, uint32_t others, uint64_t now_ns)
+{
+    int      best  = NO_RANK;
+    uint32_t need  = pages_now(r, q);
+    int64_t  least = 0;
 
     for (uint32_t i = first_decode(r); i < r->cfg.n_ranks; i++) {
-        const bt_rank_state *k = &r->ranks[i];
+        const bt_rank_state *k    = &r->ranks[i];
+        uint32_t             held = prefix_pages(r, q, i);
+        int64_t              all  = (int64_t)k->taken_pages + need - held;
 
-        if (free_pages(k) < n_pages || k->n_held >= k->limits.max_rows ||
+        if (all + others > k->limits.n_pages || k->n_held >= k->limits.max_rows ||
             k->refused_until_ns > now_ns)
             continue;
-        if (best == NO_RANK || k->taken_pages < r->ranks[best].taken_pages) best = (int)i;
+        if (best == NO_RANK || all < least) {
+            best  = (int)i;
+            least = all;
+        }
     }
     return best;
 }
 
-/* The prefill rank with the fewest prompt tokens to do, of those that have room. */
-static int choose_prefill(const bt_relay *r, uint32_t n_prompt)
+/* A prompt that its prefill rank cannot take in one step. */
+static bool is_long(const bt_relay *r, const bt_request *q, uint32_t rank)
 {
-    uint32_t n_pages = bt_relay_pages(r, n_prompt);
+    return q->n_prompt > r->ranks[rank].limits.max_rows;
+}
+
+/* The prefill rank that would have done the prompt first: fewest tokens to do, those that it need
+ * not compute for its cached prefix taken off; of those that have room.  Prompts of one step and
+ * longer ones have a window each, so that the former never wait for the latter. */
+static int choose_prefill(const bt_relay *r, const bt_request *q)
+{
+    uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     int      best    = NO_RANK;
+    uint64_t least   = 0;
 
     for (uint32_t i = 0; i < end_prefill(r); i++) {
-        const bt_rank_state *k = &r->ranks[i];
+        const bt_rank_state *k    = &r->ranks[i];
+        uint64_t             rest = q->n_prompt - prefix_pages(r, q, i) * r->cfg.page_tokens;
+        uint64_t lane = is_long(r, q, i) ? k->long_tokens : k->prefill_tokens - k->long_tokens;
 
         if (free_pages(k) < n_pages) continue;
-        if (k->prefill_tokens > 0 && k->prefill_tokens + n_prompt > r->cfg.prefill_window) continue;
-        if (best == NO_RANK || k->prefill_tokens < r->ranks[best].prefill_tokens) best = (int)i;
+        if (lane > 0 && lane + rest > r->cfg.prefill_window) continue;
+        if (best == NO_RANK || k->prefill_tokens + rest < least) {
+            best  = (int)i;
+            least = k->prefill_tokens + rest;
+        }
     }
     return best;
+}
+
+/* What travels with an order; NULL for none, or where memory is short. */
+static void *copy_of(const void *from, size_t bytes)
+{
+    void *to = bytes == 0 ? NULL : bt_calloc(1, bytes);
+
+    if (to != NULL) memcpy(to, from, bytes);
+    return to;
 }
 
 /* A rank that had nothing to do has nothing to show: its quiet time begins with the work. */
@@ -102,6 +148,7 @@ void bt_relay_free_decode(bt_relay *relay, bt_request *q)
     if (!q->decode_holds) return;
     q->decode_holds = false;
     k->taken_pages -= q->decode_pages;
+    q->decode_pages = 0;
     k->n_held--;
     k->refused_until_ns = 0; /* there is room again */
 }
@@ -119,9 +166,24 @@ void bt_relay_free_prefill(bt_relay *relay, bt_request *q)
 
 void bt_relay_prefill_done(bt_relay *relay, bt_request *q)
 {
-    if (!q->prefill_counts) return;
-    q->prefill_counts = false;
-    relay->ranks[q->prefill_rank].prefill_tokens -= q->n_prompt;
+    bt_rank_state *k = &relay->ranks[q->prefill_rank];
+
+    k->prefill_tokens -= q->prefill_counts;
+    if (q->is_long) k->long_tokens -= q->prefill_counts;
+    q->prefill_counts = 0;
+}
+
+static void count_decode_pages(bt_relay *r, bt_request *q)
+{
+    uint32_t pages = pages_now(r, q) - q->n_held / r->cfg.page_tokens;
+
+    r->ranks[q->decode_rank].taken_pages += pages - q->decode_pages;
+    q->decode_pages = pages;
+}
+
+void bt_relay_grew(bt_relay *relay, bt_request *q)
+{
+    if (q->decode_holds) count_decode_pages(relay, q);
 }
 
 /* For a decode rank whose choices depend on it. */
@@ -146,23 +208,28 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     bt_list_remove(&r->queue, q);
     r->queued_tokens -= q->n_prompt;
     bt_list_insert(&r->placed, q);
-    q->state        = BT_RESERVING;
-    q->heard_ns     = now_ns;
-    q->decode_rank  = decode;
-    q->prefill_rank = prefill;
-    if (bt_sampling_copy(&q->sampling, &m.u.reserve.sampling) != BT_OK ||
+    q->state                = BT_RESERVING;
+    q->heard_ns             = now_ns;
+    q->decode_rank          = decode;
+    q->prefill_rank         = prefill;
+    m.u.reserve.replay      = copy_of(q->out, q->n_out * sizeof(*q->out));
+    m.u.reserve.prefix_keys = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
+    if ((m.u.reserve.replay == NULL && q->n_out > 0) ||
+        bt_sampling_copy(&q->sampling, &m.u.reserve.sampling) != BT_OK ||
         copy_prompt(q, &m.u.reserve.prompt) != BT_OK) {
-        bt_sampling_free(&m.u.reserve.sampling);
+        bt_down_free(&m);
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
         return;
     }
     q->decode_holds = true;
-    q->decode_pages = bt_relay_pages(r, (uint64_t)q->n_prompt + q->sampling.max_tokens);
-    r->ranks[decode].taken_pages += q->decode_pages;
+    q->n_held       = prefix_pages(r, q, decode) * r->cfg.page_tokens;
+    count_decode_pages(r, q);
     hold(&r->ranks[decode], now_ns);
-    q->prefill_counts = true;
-    r->ranks[prefill].prefill_tokens += q->n_prompt;
+    q->is_long        = is_long(r, q, prefill);
+    q->prefill_counts = q->n_prompt - prefix_pages(r, q, prefill) * r->cfg.page_tokens;
+    r->ranks[prefill].prefill_tokens += q->prefill_counts;
+    if (q->is_long) r->ranks[prefill].long_tokens += q->prefill_counts;
     if (prefill != decode) { /* with both roles it writes into the ticket's pages */
         q->prefill_pages = bt_relay_pages(r, q->n_prompt);
         r->ranks[prefill].taken_pages += q->prefill_pages;
@@ -172,20 +239,30 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     m.u.reserve.epoch        = r->cfg.epoch;
     m.u.reserve.n_prompt     = q->n_prompt;
     m.u.reserve.prefill_rank = prefill;
+    m.u.reserve.arrival      = q->arrival;
+    m.u.reserve.n_replay     = q->n_out;
+    if (m.u.reserve.prefix_keys != NULL)
+        m.u.reserve.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_relay_wake(r, decode);
     r->events.send(r->events.ctx, decode, &m);
 }
 
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 {
-    bt_request *q;
+    bt_request *q            = relay->queue.first, *next;
+    uint32_t    passed_pages = 0, n_passed = 0;
 
-    while ((q = relay->queue.first) != NULL) {
-        uint32_t n_pages = bt_relay_pages(relay, (uint64_t)q->n_prompt + q->sampling.max_tokens);
-        int      decode  = choose_decode(relay, n_pages, now_ns);
-        int      prefill = bt_relay_both(relay) ? decode : choose_prefill(relay, q->n_prompt);
+    for (; q != NULL && n_passed < LOOK_BEHIND; q = next) {
+        int decode  = choose_decode(relay, q, passed_pages, now_ns);
+        int prefill = bt_relay_both(relay) ? decode : choose_prefill(relay, q);
 
-        if (decode == NO_RANK || prefill == NO_RANK) break; /* first come, first served */
+        next = q->next;
+        if (decode == NO_RANK) break; /* first come, first served */
+        if (prefill == NO_RANK) {     /* later ones may pass that leave it its pages */
+            passed_pages += pages_now(relay, q);
+            n_passed++;
+            continue;
+        }
         reserve(relay, q, (uint32_t)decode, (uint32_t)prefill, now_ns);
     }
 }
@@ -213,10 +290,10 @@ static void refused(bt_relay *r, bt_request *q, uint64_t now_ns)
 static bool pages_are_sound(const bt_relay *r, const bt_request *q, const bt_up *m)
 {
     uint32_t n_pages = r->ranks[q->decode_rank].limits.n_pages;
-    /* the last token generated is never read back, so its row need not exist */
-    uint32_t least = bt_relay_pages(r, (uint64_t)q->n_prompt + q->sampling.max_tokens - 1);
+    uint32_t least   = bt_relay_pages(r, q->n_prompt);
 
     if (m->u.ticket.n_pages < least || m->u.ticket.n_pages > n_pages) return false;
+    if (m->u.ticket.held >= q->n_prompt || m->u.ticket.held % r->cfg.page_tokens != 0) return false;
     for (uint32_t i = 0; i < m->u.ticket.n_pages; i++)
         if (m->u.ticket.pages[i].id >= n_pages) return false;
     return true;
@@ -224,18 +301,31 @@ static bool pages_are_sound(const bt_relay *r, const bt_request *q, const bt_up 
 
 static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
 {
-    bt_down m = {.kind = BT_DOWN_PREFILL};
+    bt_down   m      = {.kind = BT_DOWN_PREFILL};
+    uint32_t *prompt = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
+    void     *keys   = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
 
+    if (prompt == NULL || bt_sampling_copy(&q->sampling, &m.u.prefill.sampling) != BT_OK) {
+        bt_free(prompt);
+        bt_free(keys);
+        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                             "the coordinator is out of memory");
+        return;
+    }
     m.u.prefill            = (bt_down_prefill){.request     = q->number,
                                                .epoch       = r->cfg.epoch,
                                                .n_prompt    = q->n_prompt,
-                                               .prompt      = q->prompt,
+                                               .prompt      = prompt,
                                                .decode_rank = q->decode_rank,
-                                               .sampling    = bt_sampling_take(&q->sampling),
+                                               .sampling    = m.u.prefill.sampling,
                                                .n_pages     = ticket->u.ticket.n_pages,
-                                               .pages       = ticket->u.ticket.pages};
-    q->prompt              = NULL; /* all three go with the message */
-    ticket->u.ticket.pages = NULL;
+                                               .pages       = ticket->u.ticket.pages,
+                                               .held        = ticket->u.ticket.held,
+                                               .prefix_keys = keys};
+    ticket->u.ticket.pages = NULL; /* goes with the message */
+    if (keys != NULL) m.u.prefill.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
+    bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);
+    bt_prefix_index_add(&r->ranks[q->decode_rank].index, q->n_keys, q->keys);
 
     q->state    = BT_PREFILL;
     q->heard_ns = now_ns;
@@ -270,7 +360,7 @@ void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
             relay->ranks[rank].limits.n_pages);
         return;
     }
-    relay->ranks[rank].taken_pages += m->u.ticket.n_pages - q->decode_pages;
-    q->decode_pages = m->u.ticket.n_pages;
+    q->n_held = m->u.ticket.held;
+    count_decode_pages(relay, q);
     prefill(relay, q, m, now_ns);
 }

@@ -21,6 +21,7 @@ struct bt_stream {
     char            *name; /* owned */
     uint64_t         number;
     uint32_t         n_prompt, n, n_sent; /* tokens that came, and that chunks have carried */
+    uint32_t         n_cached;            /* prompt tokens that were not computed */
     uint32_t        *ids;                 /* owned [max_tokens]; touched as tokens come */
     float           *logprobs;            /* owned [max_tokens] */
     bool             begun, sending, ended, status_sent, gone;
@@ -83,6 +84,7 @@ static grpc_byte_buffer *make_chunk(bt_stream *s)
     chunk.n_token_ids       = s->n - s->n_sent;
     chunk.token_ids         = s->ids + s->n_sent;
     chunk.prompt_tokens     = s->n_prompt;
+    chunk.cached_tokens     = s->n_cached;
     chunk.completion_tokens = s->n - s->n_sent;
     if (!s->how.logprobs || make_logprobs(s, s->n_sent, &lp, &block)) {
         if (s->how.logprobs) chunk.output_logprobs = &lp;
@@ -109,6 +111,7 @@ static grpc_byte_buffer *make_complete(bt_stream *s)
     done.output_ids        = s->ids;
     done.finish_reason     = s->finish == BT_FINISH_LENGTH ? length : stop;
     done.prompt_tokens     = s->n_prompt;
+    done.cached_tokens     = s->n_cached;
     done.completion_tokens = s->n;
     if (s->finish == BT_FINISH_STOP_TOKEN) {
         done.matched_stop_case =
@@ -216,6 +219,7 @@ void bt_public_token(void *client, const bt_token *token)
     bt_metrics_token(s->call->pub->metrics, &s->clock, token->choice, bt_now_ns());
     s->ids[s->n]      = token->id;
     s->logprobs[s->n] = token->logprob;
+    if (s->n == 0) s->n_cached = token->cached;
     s->n++;
     if (s->how.stream && token->finish == BT_FINISH_NONE) pump(s); /* the last goes with the end */
 }

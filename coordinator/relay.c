@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <xxhash.h>
 
 #include "coordinator/relay_state.h"
@@ -48,6 +49,8 @@ static void request_free(bt_relay *r, bt_request *q)
     bt_table_remove(&r->numbers, q->number);
     bt_free(q->name);
     bt_free(q->prompt);
+    bt_free(q->keys);
+    bt_free(q->out);
     bt_sampling_free(&q->sampling);
     bt_free(q->early);
     bt_free(q);
@@ -124,6 +127,10 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
     BT_REQUIRE(r->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", config->n_ranks);
     for (uint32_t i = 0; i < config->n_ranks; i++)
         r->ranks[i].limits = config->ranks[i];
+    for (uint32_t i = 0; i < config->n_ranks; i++)
+        BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages));
+    if (getrandom(&r->prefix_seed, sizeof(r->prefix_seed), 0) != sizeof(r->prefix_seed))
+        r->prefix_seed = bt_now_ns();
     *relay_out = r;
     r          = NULL; /* handed over */
 out:
@@ -140,6 +147,8 @@ void bt_relay_destroy(bt_relay *relay)
         request_free(relay, relay->placed.first);
     bt_table_fini(&relay->numbers);
     bt_table_fini(&relay->names);
+    for (uint32_t i = 0; relay->ranks != NULL && i < relay->cfg.n_ranks; i++)
+        bt_prefix_index_fini(&relay->ranks[i].index);
     bt_free(relay->ranks);
     bt_free(relay);
 }
@@ -174,6 +183,8 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
     q->name = bt_strdup(request->name);
     BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
+    BT_TRY(bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, request->n_prompt,
+                         request->prompt, &q->keys, &q->n_keys));
     BT_TRY(bt_table_put(&relay->names, key, q));
     q->number   = relay->next_number;
     q->name_key = key;
@@ -183,6 +194,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
         goto out;
     }
     relay->next_number++;
+    q->arrival      = q->number;
     q->client       = client;
     q->n_prompt     = request->n_prompt;
     q->prompt       = request->prompt;
@@ -195,7 +207,10 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     q           = NULL; /* handed over */
     bt_relay_place(relay, now_ns);
 out:
-    if (q != NULL) bt_free(q->name);
+    if (q != NULL) {
+        bt_free(q->name);
+        bt_free(q->keys);
+    }
     bt_free(q);
     return st;
 }
@@ -240,13 +255,30 @@ void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason)
 
 /* ---- tokens */
 
+/* Remembers a token for a replay. */
+static bool keep_out(bt_request *q, uint32_t id)
+{
+    if (q->n_out == q->out_capacity) {
+        uint32_t  capacity = q->out_capacity == 0 ? 64 : 2 * q->out_capacity;
+        uint32_t *grown    = bt_realloc(q->out, capacity, sizeof(*grown));
+
+        if (grown == NULL) return false;
+        q->out          = grown;
+        q->out_capacity = capacity;
+    }
+    q->out[q->n_out++] = id;
+    return true;
+}
+
 static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
 {
-    if (q->n_out++ == 0) {
-        q->first_id = t->id;
-        q->state    = BT_DECODE;
-        bt_relay_prefill_done(r, q);
+    if (!keep_out(q, t->id)) {
+        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                             "the coordinator is out of memory");
+        return;
     }
+    q->first_id = q->out[0];
+    bt_relay_grew(r, q);
     r->tokens_out++;
     r->events.token(r->events.ctx, q->client, t);
     if (t->finish != BT_FINISH_NONE) {
@@ -322,15 +354,21 @@ static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now
                              q->sampling.max_tokens, q->n_out);
         return;
     }
-    if (t->position < q->n_prompt + q->n_out) return; /* the first token, by the other rank */
+    if (q->state == BT_PREFILL) { /* whatever comes first, the prompt is done */
+        q->state = BT_DECODE;
+        bt_relay_prefill_done(r, q);
+    }
+    if (t->position < q->n_prompt + q->n_out)
+        return; /* the first token: by the other rank, or again */
     if (t->position > q->n_prompt + q->n_out) {
         keep_early(r, q, rank, t);
         return;
     }
     do
         accept_token(r, q, &early);
-    while (q->state != BT_ENDED && take_early(q, &early));
-    settle(r, q);
+    while (bt_table_get(&r->numbers, t->request) == q && q->state != BT_ENDED &&
+           take_early(q, &early));
+    if (bt_table_get(&r->numbers, t->request) == q) settle(r, q);
 }
 
 /* ---- the other messages */
@@ -354,6 +392,56 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
     }
     settle(r, q);
 out:
+    bt_relay_place(r, now_ns);
+}
+
+/* The placement has lost its pages: what it still holds stays behind as an ended request, and the
+ * request itself goes back to the queue, to the place of its first arrival. */
+static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
+{
+    bt_request *q = bt_table_get(&r->numbers, m->u.retracted.request);
+    bt_request *again;
+
+    if (q == NULL || q->state == BT_ENDED || m->u.retracted.epoch != r->cfg.epoch) return;
+    if (q->state == BT_QUEUED || rank != q->decode_rank) return;
+    again = bt_calloc(1, sizeof(*again));
+    if (again == NULL || bt_table_put(&r->numbers, r->next_number, again) != BT_OK) {
+        bt_free(again);
+        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                             "the coordinator is out of memory");
+        return;
+    }
+    *again      = *q;
+    again->prev = again->next = NULL;
+    again->number             = r->next_number++;
+    again->state              = BT_QUEUED;
+    again->resumed            = true;
+    again->decode_holds = again->prefill_holds = false;
+    again->prefill_counts = again->decode_pages = again->prefill_pages = 0;
+    again->early                                                       = NULL;
+    again->n_early                                                     = 0;
+    again->heard_ns                                                    = now_ns;
+    bt_table_remove(&r->names, q->name_key);
+    if (bt_table_put(&r->names, q->name_key, again) != BT_OK)
+        BT_WARN("request %llu cannot be found by its name any more",
+                (unsigned long long)again->number);
+    BT_DEBUG("request %llu is retracted after %u tokens and queued again as %llu",
+             (unsigned long long)q->number, q->n_out, (unsigned long long)again->number);
+    r->n_retracted++;
+    bt_list_insert(&r->queue, again);
+    r->queued_tokens += again->n_prompt;
+
+    bt_relay_prefill_done(r, q);
+    if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
+    if (q->prefill_holds) send_abort(r, q, q->prefill_rank);
+    q->name     = NULL; /* these are its successor's */
+    q->prompt   = NULL;
+    q->keys     = NULL;
+    q->out      = NULL;
+    q->client   = NULL;
+    q->sampling = (bt_sampling){0};
+    q->state    = BT_ENDED;
+    settle(r, q);
     bt_relay_place(r, now_ns);
 }
 
@@ -397,6 +485,7 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
         break;
     case BT_UP_FAILED: on_failed(relay, rank, m, now_ns); break;
     case BT_UP_RELEASED: on_released(relay, rank, m, now_ns); break;
+    case BT_UP_RETRACTED: on_retracted(relay, rank, m, now_ns); break;
     case BT_UP_WAKE_REQUEST: on_wake_request(relay, rank, m->u.wake_request.wake); break;
     default:
         BT_WARN("rank %u sends a message of kind %d, which has no meaning here", rank,
@@ -408,13 +497,14 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 
 static void end_waiting(bt_relay *r, uint64_t now_ns)
 {
-    bt_request *q = r->queue.first;
+    bt_request *q = r->queue.first, *next;
 
-    while (q != NULL && now_ns - q->arrived_ns >= r->cfg.queue_ns) { /* oldest first */
+    for (; q != NULL && now_ns - q->arrived_ns >= r->cfg.queue_ns; q = next) { /* oldest first */
+        next = q->next;
+        if (q->resumed) continue; /* its client has been promised an answer */
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "no rank had room for %u + %u tokens within %.1f s", q->n_prompt,
                              q->sampling.max_tokens, (double)r->cfg.queue_ns * 1e-9);
-        q = r->queue.first;
     }
 }
 
@@ -467,7 +557,7 @@ void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
 
 void bt_relay_get_loads(const bt_relay *relay, bt_relay_loads *loads_out)
 {
-    bt_relay_loads l     = {.tokens_out = relay->tokens_out};
+    bt_relay_loads l     = {.tokens_out = relay->tokens_out, .retracted = relay->n_retracted};
     uint32_t       first = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
 
     for (const bt_request *q = relay->queue.first; q != NULL; q = q->next)

@@ -4,12 +4,14 @@
  * messages, and calls back with what is to be sent.  It runs unchanged in a simulation.
  *
  *   queued --Reserve--> reserving --Ticket, Prefill--> prefill --first token--> decode --> ended
- *      ^-------- ticket refused ---'
+ *      ^-------- ticket refused ---'                                                |
+ *      ^-------- retracted: placed again, the tokens sent so far are replayed ------'
  *
  * From every state: abort, a rank's Failed, a deadline, the cell's end.  An ended request has had
  * its one end() and is kept only until each rank that holds something of it has said Released:
  * until then its pages count as taken.  A number is used for one placement; a request that is
- * placed again gets a new one, so that late words about the old placement find nobody.
+ * placed again gets a new one, so that late words about the old placement find nobody.  What a
+ * retracted placement still holds is kept like an ended request.
  *
  * Callbacks are made from inside the calls and must not call the relay. */
 #ifndef BT_COORDINATOR_RELAY_H
@@ -33,7 +35,8 @@ typedef struct {
     uint64_t             queue_ns;     /* how long a request may wait for its ticket */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
     uint64_t stall_ns;      /* a placed request of which nothing was heard so long has failed */
-    uint32_t prefill_window; /* prompt tokens sent ahead to one prefill rank */
+    uint32_t prefill_window; /* prompt tokens sent ahead to one prefill rank; prompts that one step
+                              * can take do not wait for longer ones */
 } bt_relay_config;
 
 typedef struct {
@@ -64,6 +67,7 @@ typedef struct {
     uint32_t n_waiting, n_running, max_running;
     uint64_t used_tokens, total_tokens; /* of KV on the decode ranks */
     uint64_t tokens_out;                /* ever */
+    uint64_t retracted;                 /* placements, ever */
 } bt_relay_loads;
 
 bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *events,

@@ -2,6 +2,7 @@
 #ifndef BT_COORDINATOR_RELAY_STATE_H
 #define BT_COORDINATOR_RELAY_STATE_H
 
+#include "coordinator/prefix_index.h"
 #include "coordinator/relay.h"
 #include "coordinator/table.h"
 
@@ -15,16 +16,24 @@ struct bt_request {
     void            *client;
     bt_request_state state;
     uint32_t         n_prompt;
-    uint32_t        *prompt; /* owned until the Prefill takes it */
+    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
+    bt_block_key    *keys;   /* owned: of the prompt's full pages */
+    uint32_t         n_keys;
+    uint64_t         arrival; /* its first number: the smaller, the older */
+    bool             resumed; /* retracted before: nothing but its own end refuses it */
+    uint32_t         n_held;  /* prompt tokens that its decode rank had, as the ticket says */
+    uint32_t        *out;     /* owned: the ids given to the client, to replay */
+    uint32_t         out_capacity;
     bt_sampling      sampling;
     uint32_t         decode_rank, prefill_rank;
     bool             decode_holds, prefill_holds; /* no Released from them yet */
-    bool             prefill_counts;              /* in its prefill rank's tokens to do */
-    uint32_t         decode_pages, prefill_pages; /* counted as taken there */
-    uint32_t         n_out, first_id;             /* tokens given to the client */
-    bt_token        *early;                       /* owned: tokens that came before their turn */
-    uint32_t         n_early;
-    uint64_t         arrived_ns, heard_ns;
+    uint32_t  prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */
+    bool      is_long;        /* and likewise in its long_tokens */
+    uint32_t  decode_pages, prefill_pages; /* counted as taken there */
+    uint32_t  n_out, first_id;             /* tokens given to the client */
+    bt_token *early;                       /* owned: tokens that came before their turn */
+    uint32_t  n_early;
+    uint64_t  arrived_ns, heard_ns;
 };
 
 typedef struct {
@@ -35,10 +44,13 @@ typedef struct {
     bt_relay_rank limits;
     uint32_t      taken_pages;           /* by placed requests */
     uint32_t      n_held;                /* requests that were sent to it and not Released */
-    uint64_t      prefill_tokens;        /* sent to it, first token not seen */
+    uint64_t      prefill_tokens;        /* to be computed there, first token not seen */
+    uint64_t      long_tokens;           /* of them: of prompts that take several steps */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
     uint64_t      refused_until_ns;
-    bool          stuck;
+
+    bt_prefix_index index; /* what its prefix cache probably holds */
+    bool            stuck;
 } bt_rank_state;
 
 struct bt_relay {
@@ -48,6 +60,7 @@ struct bt_relay {
     bt_request_list  queue, placed;
     bt_table         numbers, names;
     uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
+    uint64_t         prefix_seed, n_retracted;
     uint32_t         wake[2]; /* of the group: prefill (or all), decode */
     grpc_status_code stop_code;
     char             stop_reason[256];
@@ -71,6 +84,8 @@ void bt_relay_free_decode(bt_relay *relay, bt_request *q);
 void bt_relay_free_prefill(bt_relay *relay, bt_request *q);
 /* The prompt is done, or will never be. */
 void bt_relay_prefill_done(bt_relay *relay, bt_request *q);
+/* A token more: the page that it needs counts as taken. */
+void bt_relay_grew(bt_relay *relay, bt_request *q);
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 

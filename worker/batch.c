@@ -81,7 +81,9 @@ static uint32_t token_at(const bt_piece *p, uint32_t position)
     const bt_request *r = p->request;
 
     if (p->role == BT_ROLE_PROMPT) return r->prompt[position];
-    return r->eval ? r->eval_tokens[position - r->n_prompt] : r->next_token;
+    position -= r->n_prompt;
+    if (r->eval) return r->eval_tokens[position];
+    return position < r->n_replay ? r->replay[position] : r->next_token;
 }
 
 /* Rows of the piece whose logits are wanted: all of an evaluation, else the one that a token is

@@ -34,7 +34,8 @@ static bt_status send_ticket(bt_worker *w, uint64_t request, uint32_t epoch, con
     m.u.ticket.request = request;
     m.u.ticket.epoch   = epoch;
     m.u.ticket.refused = r == NULL;
-    m.u.ticket.n_pages = r == NULL ? 0 : r->n_pages;
+    m.u.ticket.held    = r == NULL ? 0 : r->n_held;
+    m.u.ticket.n_pages = r == NULL ? 0 : bt_kv_pages_for(r->n_prompt);
     m.u.ticket.pages   = bt_calloc(m.u.ticket.n_pages, sizeof(*m.u.ticket.pages));
     BT_REQUIRE(m.u.ticket.pages != NULL, BT_ERR_NO_MEMORY, "ticket of %u pages",
                m.u.ticket.n_pages);
@@ -42,6 +43,30 @@ static bt_status send_ticket(bt_worker *w, uint64_t request, uint32_t epoch, con
         m.u.ticket.pages[i] =
             (bt_page_ref){r->pages[i], bt_kv_pool_generation(w->cfg.pool, r->pages[i])};
     st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}
+
+/* Pages for the prompt, for what is replayed and for the next token; the rest as it grows.  Not
+ * when the requests that grow already could not take one page each: they would soon retract this
+ * one. */
+static bt_status take_pages(bt_worker *w, bt_request *r)
+{
+    bt_status st     = BT_OK;
+    bool      whole  = r->eval || w->cfg.form == BT_FORM_BY_COST; /* they are never retracted */
+    uint32_t  others = 0;
+
+    if (w->cfg.form == BT_FORM_BY_COST) r->n_keys = 0; /* forms follow how a prompt was cut */
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        others += bt_worker_may_grow(w->requests.at[i]);
+    BT_TRY(bt_request_take_pages(r, w->cfg.pool,
+                                 whole ? bt_request_n_tokens(r) : r->n_prompt + r->n_replay + 1));
+    if (bt_kv_pool_n_available(w->cfg.pool) < others) {
+        bt_request_release_pages(r, w->cfg.pool);
+        return BT_ERR_NO_PAGES;
+    }
+    w->prefix_asked_tokens += r->n_keys == 0 ? 0 : r->n_prompt;
+    w->prefix_hit_tokens += r->n_held;
 out:
     return st;
 }
@@ -61,15 +86,15 @@ static bt_status on_reserve(bt_worker *w, bt_down_reserve *m)
         goto out;
     }
     BT_TRY(st);
-    st = bt_request_take_pages(r, w->cfg.pool, bt_request_n_tokens(r));
+    st = take_pages(w, r);
     if (st == BT_ERR_NO_PAGES) {
         st = send_ticket(w, m->request, m->epoch, NULL);
         goto out;
     }
     BT_TRY(st);
     if (!bt_rank_has_both(&w->cfg.facts))
-        BT_TRY(bt_handoff_in_init(&r->in, w->cfg.pool, r->n_prompt, w->cfg.facts.model->vocab_size,
-                                  r->pages));
+        BT_TRY(bt_handoff_in_init(&r->in, w->cfg.pool, r->n_prompt, r->n_held,
+                                  w->cfg.facts.model->vocab_size, r->pages));
     BT_TRY(bt_requests_add(&w->requests, r));
     st = send_ticket(w, r->id, r->epoch, r);
     r  = NULL; /* the table has it */
@@ -109,6 +134,7 @@ static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
         goto out;
     }
     BT_TRY(st);
+    if (w->cfg.form == BT_FORM_BY_COST) r->n_keys = 0; /* forms follow how a prompt was cut */
     BT_TRY(bt_requests_add(&w->requests, r));
     r = NULL;
 out:

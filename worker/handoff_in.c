@@ -5,7 +5,7 @@
 _Static_assert(BT_PAGE_TOKENS == 64, "a word of `seen` holds the tokens of one page");
 
 bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t n_prompt,
-                             uint32_t n_vocab, const bt_page_id *pages)
+                             uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages)
 {
     bt_status st      = BT_OK;
     uint32_t  n_pages = bt_kv_pages_for(n_prompt);
@@ -18,6 +18,10 @@ bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t
                "hand-off of %u tokens in %u layers", n_prompt, in->n_layers);
     for (uint32_t i = 0; i < n_pages; i++)
         in->generations[i] = bt_kv_pool_generation(pool, pages[i]);
+    for (uint32_t i = 0; i < in->n_layers; i++)
+        for (uint32_t page = 0; page < n_held / BT_PAGE_TOKENS; page++)
+            in->seen[(size_t)i * n_pages + page] = ~0ull;
+    in->n_rows = (uint64_t)in->n_layers * n_held;
 out:
     if (st != BT_OK) bt_handoff_in_fini(in);
     return st;
@@ -73,6 +77,9 @@ static bt_status check(const bt_handoff_in *in, const bt_kv_pool *pool, const bt
                        BT_ERR_CHECKSUM, "tokens %u to %u of layer %u come twice", m->token0,
                        m->token1, layer);
     }
+    BT_REQUIRE(!m->last || m->cached < in->n_prompt, BT_ERR_CHECKSUM,
+               "the last message says that %u tokens of a prompt of %u were not computed",
+               m->cached, in->n_prompt);
     BT_REQUIRE(!m->last || (!in->last && m->first_finish == 0 && m->first_token < in->n_vocab),
                BT_ERR_CHECKSUM,
                "the last message says token %u with finish %u, expected one below %u that goes on, "
@@ -108,6 +115,7 @@ bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_po
         in->last          = true;
         in->first_token   = m->first_token;
         in->first_logprob = m->first_logprob;
+        in->cached        = m->cached;
     }
 out:
     return st;

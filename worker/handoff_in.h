@@ -17,15 +17,17 @@ typedef struct {
     uint32_t *generations; /* owned: [pages of the prompt], of our pages when they were taken */
     uint64_t *seen;        /* owned: [n_layers][pages of the prompt], bit = token in the page */
     uint64_t  n_rows;      /* bits set */
-    uint64_t  moved_ns;    /* when the last message came */
+    uint64_t  moved_ns;    /* when the last message came; 0: none has */
     bool      last;
     uint32_t  first_token;
     float     first_logprob;
+    uint32_t  cached; /* prompt tokens that the sender did not compute */
 } bt_handoff_in;
 
-/* pages: those of the reservation.  NO_MEMORY. */
+/* pages: those of the reservation; the first n_held tokens (whole pages) are there already.
+ * NO_MEMORY. */
 bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t n_prompt,
-                             uint32_t n_vocab, const bt_page_id *pages);
+                             uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages);
 void      bt_handoff_in_fini(bt_handoff_in *in);
 
 /* Verifies a message (whose checksum is right) and copies its rows to the pages.  CHECKSUM says

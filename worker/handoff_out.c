@@ -2,12 +2,12 @@
 
 #include "core/alloc.h"
 
-bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t n_ticket,
-                              const bt_page_ref *ticket)
+bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
+                              uint32_t n_ticket, const bt_page_ref *ticket)
 {
     bt_status st = BT_OK;
 
-    *out                    = (bt_handoff_out){.n_ticket = n_ticket};
+    *out                    = (bt_handoff_out){.n_ticket = n_ticket, .held = held};
     out->ticket_ids         = bt_calloc(n_ticket, sizeof(*out->ticket_ids));
     out->ticket_generations = bt_calloc(n_ticket, sizeof(*out->ticket_generations));
     out->staged             = bt_calloc(n_layers, sizeof(*out->staged));
@@ -17,6 +17,8 @@ bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t n
         out->ticket_ids[i]         = ticket[i].id;
         out->ticket_generations[i] = ticket[i].generation;
     }
+    for (uint32_t i = 0; i < n_layers; i++)
+        out->staged[i] = held;
 out:
     if (st != BT_OK) bt_handoff_out_fini(out);
     return st;
@@ -70,6 +72,7 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
         .last          = last,
         .first_token   = last ? out->first_token : 0,
         .first_logprob = last ? out->first_logprob : 0,
+        .cached        = last ? out->cached : 0,
         .payload_bytes = bytes,
     };
     return true;

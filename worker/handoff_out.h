@@ -19,7 +19,9 @@
 typedef struct {
     uint32_t  n_ticket;
     uint32_t *ticket_ids, *ticket_generations; /* owned: the decode rank's pages */
-    uint32_t *staged; /* owned: [n_layers] tokens of each layer that are in a message */
+    uint32_t  held;                            /* tokens that the decode rank had already */
+    uint32_t  cached; /* tokens that this rank had; travels with the last message */
+    uint32_t *staged; /* owned: [n_layers] tokens of each layer that need not be sent any more */
     uint32_t  n_in_flight;
     uint64_t  moved_ns; /* when a message was staged or had left */
     bool      first_known, last_staged;
@@ -27,9 +29,9 @@ typedef struct {
     float     first_logprob;
 } bt_handoff_out;
 
-/* Copies the ticket.  NO_MEMORY. */
-bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t n_ticket,
-                              const bt_page_ref *ticket);
+/* Copies the ticket.  held: the prompt's first tokens, which the decode rank has.  NO_MEMORY. */
+bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
+                              uint32_t n_ticket, const bt_page_ref *ticket);
 void      bt_handoff_out_fini(bt_handoff_out *out);
 
 /* What is computed: layers below n_high have rows [0, high), the others [0, low). */

@@ -78,6 +78,8 @@ bt_status bt_worker_admit(bt_worker *w)
         if (st == BT_ERR_NO_PAGES) return BT_OK; /* the next one must not overtake it */
         BT_TRY(st);
         r->state = BT_REQUEST_PREFILL;
+        w->prefix_asked_tokens += r->n_keys == 0 ? 0 : r->n_prompt;
+        w->prefix_hit_tokens += r->n_held;
     }
 out:
     return st;
@@ -130,7 +132,7 @@ static bt_status reap(bt_worker *w)
         bt_request *r = w->requests.at[i];
 
         if (r->state == BT_REQUEST_SENDING && bt_handoff_out_done(&r->out)) {
-            w->handoff_pages += bt_kv_pages_for(r->n_prompt);
+            w->handoff_pages += bt_kv_pages_for(r->n_prompt - r->out.held);
             BT_TRY(bt_worker_end(w, r));
         } else if (r->state == BT_REQUEST_DRAINING) {
             BT_TRY(bt_worker_end(w, r));
@@ -145,7 +147,7 @@ static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
     uint64_t lease = LEASE_TIMEOUTS * w->cfg.timeout_ns;
     char     text[200];
 
-    if (r->state == BT_REQUEST_RESERVED && r->in.n_rows != 0 && now - r->in.moved_ns > lease)
+    if (r->state == BT_REQUEST_RESERVED && r->in.moved_ns != 0 && now - r->in.moved_ns > lease)
         snprintf(text, sizeof(text),
                  "the hand-off from rank %u stands still after %llu of %llu rows", r->peer,
                  (unsigned long long)r->in.n_rows,
@@ -182,18 +184,22 @@ static bt_status beat(bt_worker *w)
 
     if (now - w->beat_ns < BEAT_NS) return BT_OK;
     w->beat_ns = now;
-    m.u.beat   = (bt_up_beat){.progress       = w->progress,
-                              .steps          = w->n_steps,
-                              .handoff_bytes  = w->handoff_bytes,
-                              .handoff_pages  = w->handoff_pages,
-                              .n_requests     = w->requests.n,
-                              .pages_free     = bt_kv_pool_n_free(w->cfg.pool),
-                              .pages_total    = bt_kv_pool_n_pages(w->cfg.pool),
-                              .gather_ns      = w->gather_ns,
-                              .model_ns       = w->model_ns,
-                              .sample_ns      = w->sample_ns,
-                              .prompt_rows    = w->n_rows_done[BT_ROLE_PROMPT],
-                              .generated_rows = w->n_rows_done[BT_ROLE_GENERATED]};
+    m.u.beat   = (bt_up_beat){.progress      = w->progress,
+                              .steps         = w->n_steps,
+                              .handoff_bytes = w->handoff_bytes,
+                              .handoff_pages = w->handoff_pages,
+                              .n_requests    = w->requests.n,
+                              .pages_free    = bt_kv_pool_n_free(w->cfg.pool),
+                              .pages_total   = bt_kv_pool_n_pages(w->cfg.pool),
+                              .pages_cached  = bt_kv_pool_n_cached(w->cfg.pool),
+
+                              .prefix_asked_tokens = w->prefix_asked_tokens,
+                              .prefix_hit_tokens   = w->prefix_hit_tokens,
+                              .gather_ns           = w->gather_ns,
+                              .model_ns            = w->model_ns,
+                              .sample_ns           = w->sample_ns,
+                              .prompt_rows         = w->n_rows_done[BT_ROLE_PROMPT],
+                              .generated_rows      = w->n_rows_done[BT_ROLE_GENERATED]};
     memcpy(m.u.beat.batch_rows, w->batch_rows, sizeof(w->batch_rows));
     memcpy(m.u.beat.step_times, w->step_times, sizeof(w->step_times));
     return up(w, &m);
@@ -250,11 +256,15 @@ static bt_status join(bt_worker *w, bt_request *r)
     r->n_computed = r->step_end = r->n_prompt;
     r->next_token               = r->in.first_token;
     r->next_logprob             = r->in.first_logprob;
+    r->n_cached                 = r->in.cached;
     /* A page message has no room for the alternatives, which only the prefill rank's own has. */
     r->repeat_first = !r->eval && r->sampling.top_logprobs == 0;
+    bt_request_keep_pages(r, w->cfg.pool, r->n_prompt);
     bt_handoff_in_fini(&r->in);
     if (!r->eval && bt_request_note(r, r->next_token) != BT_OK)
         return bt_worker_fail(w, r, BT_RPC_RESOURCE_EXHAUSTED, bt_error_text());
+    if (bt_worker_adopt_replay(r, r->next_token) != BT_OK)
+        return bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text());
     return r->eval && r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
 }
 

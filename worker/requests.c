@@ -17,6 +17,24 @@ out:
     return st;
 }
 
+/* A message's keys of full pages; those beyond the prompt's full pages do not count. */
+static bt_status read_keys(bt_request *r, const void *bytes, size_t n_bytes)
+{
+    bt_status st   = BT_OK;
+    uint32_t  full = r->n_prompt / BT_PAGE_TOKENS;
+
+    BT_REQUIRE(!r->eval || n_bytes == 0, BT_ERR_INVALID_ARG,
+               "an evaluation brings %zu bytes of prefix keys: it computes every row", n_bytes);
+    if (n_bytes / sizeof(*r->keys) < full) full = (uint32_t)(n_bytes / sizeof(*r->keys));
+    if (full == 0) return BT_OK;
+    r->keys = bt_calloc(full, sizeof(*r->keys));
+    BT_REQUIRE(r->keys != NULL, BT_ERR_NO_MEMORY, "keys of %u pages", full);
+    memcpy(r->keys, bytes, full * sizeof(*r->keys));
+    r->n_keys = full;
+out:
+    return st;
+}
+
 static bt_status check_common(const bt_rank_facts *f, uint32_t n_prompt, bool eval,
                               const bt_sampling *s)
 {
@@ -126,17 +144,26 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
                "%llu tokens need %u pages, rank %u has %u in all (--kv-bytes)",
                (unsigned long long)all, bt_kv_pages_for((uint32_t)all), f->rank, f->n_pages);
     BT_TRY(check_ids(f, "continuation", m->eval ? m->n_eval : 0, m->eval_tokens));
+    BT_REQUIRE(m->n_replay == 0 || (!m->eval && m->n_replay < m->sampling.max_tokens),
+               BT_ERR_INVALID_ARG, "%u tokens to replay of a request for %u (evaluation: %d)",
+               m->n_replay, m->sampling.max_tokens, m->eval);
+    BT_TRY(check_ids(f, "replay", m->n_replay, m->replay));
 
     r = bt_calloc(1, sizeof(*r));
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
+    r->n_prompt = m->n_prompt;
+    r->eval     = m->eval;
+    BT_TRY(read_keys(r, m->prefix_keys, m->n_prefix_key_bytes));
     if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
     r->id          = m->request;
     r->epoch       = m->epoch;
     r->state       = BT_REQUEST_RESERVED;
-    r->eval        = m->eval;
-    r->n_prompt    = m->n_prompt;
     r->peer        = m->prefill_rank;
+    r->arrival     = m->arrival;
+    r->n_replay    = m->n_replay;
+    r->replay      = m->replay;
+    m->replay      = NULL;
     r->n_eval      = m->eval ? m->n_eval : 0;
     r->sampling    = bt_sampling_take(&m->sampling);
     r->eval_tokens = m->eval_tokens;
@@ -180,16 +207,20 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     BT_REQUIRE(bt_kv_pages_for(m->n_prompt) <= f->n_pages, BT_ERR_INVALID_ARG,
                "a prompt of %u tokens needs %u pages, rank %u has %u in all (--kv-bytes)",
                m->n_prompt, bt_kv_pages_for(m->n_prompt), f->rank, f->n_pages);
+    BT_REQUIRE(m->held % BT_PAGE_TOKENS == 0 && m->held < m->n_prompt, BT_ERR_INVALID_ARG,
+               "a ticket that holds %u of %u prompt tokens: expected whole pages and fewer",
+               m->held, m->n_prompt);
     r = bt_calloc(1, sizeof(*r));
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
+    r->n_prompt = m->n_prompt;
+    r->eval     = m->eval;
+    BT_TRY(read_keys(r, m->prefix_keys, m->n_prefix_key_bytes));
     if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
-    BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->n_pages, m->pages));
+    BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->held, m->n_pages, m->pages));
     r->id        = m->request;
     r->epoch     = m->epoch;
     r->state     = BT_REQUEST_QUEUED;
-    r->eval      = m->eval;
-    r->n_prompt  = m->n_prompt;
     r->prompt    = m->prompt;
     r->peer      = m->decode_rank;
     r->sampling  = bt_sampling_take(&m->sampling);
@@ -222,31 +253,61 @@ out:
     return st;
 }
 
+/* Room in the list for every page that the request may ever hold: it grows while steps run. */
+static uint32_t list_size(const bt_request *r, uint32_t n_tokens)
+{
+    uint64_t most = (uint64_t)r->n_prompt + (r->eval ? r->n_eval : r->sampling.max_tokens);
+
+    return bt_kv_pages_for(most > n_tokens && most <= UINT32_MAX ? (uint32_t)most : n_tokens);
+}
+
 bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
 {
-    bt_status   st    = BT_OK;
-    uint32_t    n     = bt_kv_pages_for(n_tokens);
-    bt_page_id *pages = NULL;
+    bt_status st = BT_OK;
+    uint32_t  n  = bt_kv_pages_for(n_tokens), most, n_hit;
 
-    if (n > bt_kv_pool_n_free(pool)) return BT_ERR_NO_PAGES;
-    pages = bt_calloc(n, sizeof(*pages));
-    BT_REQUIRE(pages != NULL, BT_ERR_NO_MEMORY, "list of %u pages", n);
-    BT_TRY(bt_kv_pool_acquire(pool, n, pages));
-    r->pages   = pages;
-    r->n_pages = n;
-    pages      = NULL;
+    BT_ASSERT(r->pages == NULL && n_tokens >= r->n_prompt);
+    r->pages = bt_calloc(list_size(r, n_tokens), sizeof(*r->pages));
+    BT_REQUIRE(r->pages != NULL, BT_ERR_NO_MEMORY, "list of %u pages", n);
+    most  = (r->n_prompt - 1) / BT_PAGE_TOKENS; /* the prompt's last token is always computed */
+    most  = r->n_keys < most ? r->n_keys : most;
+    n_hit = r->n_pages = bt_kv_pool_match(pool, most, r->keys, r->pages);
+    st                 = bt_kv_pool_acquire(pool, n - n_hit, r->pages + n_hit);
+    if (st != BT_OK) {
+        bt_request_release_pages(r, pool);
+        goto out;
+    }
+    r->n_pages    = n;
+    r->n_kept     = n_hit;
+    r->n_held     = n_hit * BT_PAGE_TOKENS;
+    r->n_computed = r->step_end = r->n_held;
 out:
-    bt_free(pages);
     return st;
+}
+
+bt_status bt_request_grow(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
+{
+    bt_status st = BT_OK;
+
+    if (bt_kv_pages_for(n_tokens) <= r->n_pages) return BT_OK;
+    BT_ASSERT(n_tokens <= bt_request_n_tokens(r));
+    st = bt_kv_pool_acquire(pool, 1, r->pages + r->n_pages);
+    if (st == BT_OK) r->n_pages++;
+    return st;
+}
+
+void bt_request_keep_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
+{
+    for (; r->n_kept < r->n_keys && (r->n_kept + 1) * BT_PAGE_TOKENS <= n_tokens; r->n_kept++)
+        bt_kv_pool_keep(pool, r->pages[r->n_kept], &r->keys[r->n_kept]);
 }
 
 void bt_request_release_pages(bt_request *r, bt_kv_pool *pool)
 {
-    for (uint32_t i = 0; i < r->n_pages; i++)
-        bt_kv_pool_release(pool, r->pages[i]);
+    while (r->n_pages > 0) /* the end first: what the cache forgets first is what nothing follows */
+        bt_kv_pool_release(pool, r->pages[--r->n_pages]);
     bt_free(r->pages);
-    r->pages   = NULL;
-    r->n_pages = 0;
+    r->pages = NULL;
 }
 
 void bt_request_destroy(bt_request *r)
@@ -260,6 +321,8 @@ void bt_request_destroy(bt_request *r)
     bt_free(r->prompt);
     bt_free(r->eval_tokens);
     bt_free(r->forced);
+    bt_free(r->keys);
+    bt_free(r->replay);
     bt_free(r);
 }
 

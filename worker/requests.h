@@ -1,9 +1,15 @@
-/* worker/requests.h - the requests that one rank holds, in order of arrival.
+/* worker/requests.h - the requests that one rank holds, in the order in which they came here.
  *
  *     prefill rank:  QUEUED -> PREFILL -> SENDING -> gone
  *     decode rank:   RESERVED -> DECODE -> gone
  *     both roles:    RESERVED -> PREFILL -> DECODE -> gone
  *     an abort or a failure, at every state:  DRAINING (while a granted message must leave) -> gone
+ *     no page left for an older one, on the decode rank:  retracted, which ends it here as well
+ *
+ * A prompt's full pages are shared through the pool's prefix cache: those found there are held from
+ * the start, those computed or received are kept there.  A decoding request takes its pages as it
+ * grows.  One that was retracted comes back as a new reservation that replays: the tokens that the
+ * client has are computed again, in the generated role, and neither chosen nor sent.
  *
  * Everything that the coordinator sends is checked here before anything is taken; the errors are
  * sentences for the client.
@@ -61,8 +67,19 @@ typedef struct {
     uint32_t    n_pages;
     bt_page_id *pages; /* owned array; the pages are held from this rank's pool */
 
+    uint64_t       arrival;  /* the smaller, the older */
+    uint32_t       n_keys;   /* 0: does without the prefix cache */
+    bt_prefix_key *keys;     /* owned: of the prompt's full pages */
+    uint32_t       n_held;   /* prompt tokens that were found in the cache */
+    uint32_t       n_cached; /* goes with its first token: what the prefill rank did not compute */
+    uint32_t       n_kept;   /* pages that came from the cache or were offered to it */
+
+    uint32_t  n_replay;
+    uint32_t *replay;  /* owned: tokens at n_prompt and on, known beforehand */
+    uint32_t  n_known; /* while it decodes: tokens after the prompt that are known */
+
     bool     repeat_first; /* the first token goes into the next Tokens message once more */
-    uint32_t next_token;   /* at position n_computed, while it decodes */
+    uint32_t next_token;   /* the last one known, while it decodes */
     float    next_logprob;
 
     uint32_t  n_eval;
@@ -86,9 +103,14 @@ bt_status bt_request_from_prefill(const bt_rank_facts *facts, bt_down_prefill *m
 bt_status bt_request_add_prompt(const bt_rank_facts *facts, bt_request *r, const bt_kv_pool *pool,
                                 bt_down_prefill *m);
 
-/* Takes pages for n_tokens.  NO_PAGES (not logged) takes none. */
+/* Takes pages for n_tokens; the prompt's first ones from the prefix cache, as far as it has them,
+ * which sets n_held and n_computed.  NO_PAGES (not logged) takes none. */
 bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
-void      bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
+/* One more page for n_tokens where they need one.  NO_PAGES (not logged). */
+bt_status bt_request_grow(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
+/* Offers the full pages among its first n_tokens prompt tokens, which are written, to the cache. */
+void bt_request_keep_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
+void bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
 /* Its pages must have been released. */
 void bt_request_destroy(bt_request *r);
 

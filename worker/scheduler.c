@@ -6,24 +6,54 @@ static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t wanted(const bt_scheduler *s, const bt_request *r)
 {
     if (r->state != BT_REQUEST_DECODE) return 0;
-    return r->eval ? least(s->chunk, r->n_prompt + r->n_eval - r->n_computed) : 1;
+    return least(s->chunk, r->n_prompt + (r->eval ? r->n_eval : r->n_known) - r->n_computed);
 }
 
-static uint32_t add_prompts(const bt_scheduler *s, const bt_requests *t, uint32_t budget,
+/* Prompt rows that the request still needs; 0 when it is no prompt. */
+static uint32_t rest_of(const bt_request *r)
+{
+    return r->state == BT_REQUEST_PREFILL ? r->n_prompt - r->n_computed : 0;
+}
+
+/* Prompts that a piece ends (long_ones: those that it does not), first come, first served, as far
+ * as the budget goes. */
+static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
+                         uint32_t n_most, uint32_t *budget, bt_piece *pieces, uint32_t n)
+{
+    for (uint32_t i = 0; i<t->n && * budget> 0 && n_most > 0; i++) {
+        bt_request *r    = t->at[i];
+        uint32_t    rest = rest_of(r), piece = least(s->chunk, rest);
+        bool        in = false;
+
+        if (rest == 0 || (rest > s->chunk) != long_ones) continue;
+        for (uint32_t k = 0; k < n; k++)
+            in = in || pieces[k].request == r;
+        if (in) continue;
+        if (piece > *budget && n > 0) break;
+        piece       = least(piece, *budget);
+        pieces[n++] = (bt_piece){r, BT_ROLE_PROMPT, r->n_computed, piece};
+        *budget -= piece;
+        n_most--;
+    }
+    return n;
+}
+
+/* Short prompts come first, but no two steps in a row pass over a long one that waits. */
+static uint32_t add_prompts(bt_scheduler *s, const bt_requests *t, uint32_t budget,
                             bt_piece *pieces)
 {
-    uint32_t n = 0, piece;
+    uint32_t n     = 0, n_first;
+    bool     waits = false, served = false;
 
-    for (uint32_t i = 0; i < t->n && budget > 0; i++) {
-        bt_request *r = t->at[i];
-
-        if (r->state != BT_REQUEST_PREFILL) continue;
-        piece = least(s->chunk, r->n_prompt - r->n_computed);
-        if (piece > budget && n > 0) break;
-        piece       = least(piece, budget);
-        pieces[n++] = (bt_piece){r, BT_ROLE_PROMPT, r->n_computed, piece};
-        budget -= piece;
-    }
+    if (s->long_turn) n = add_some(s, t, true, 1, &budget, pieces, n);
+    n_first = n;
+    n       = add_some(s, t, false, UINT32_MAX, &budget, pieces, n);
+    n       = add_some(s, t, true, UINT32_MAX, &budget, pieces, n);
+    for (uint32_t i = 0; i < n; i++)
+        served = served || i < n_first || rest_of(pieces[i].request) > s->chunk;
+    for (uint32_t i = 0; i < t->n; i++)
+        waits = waits || rest_of(t->at[i]) > s->chunk;
+    s->long_turn = waits && !served;
     return n;
 }
 

@@ -1,10 +1,13 @@
 /* worker/scheduler.h - which rows this rank brings to the next step.
  *
- * Plain functions of the request table.  Prompts go first come, first served, in pieces of at most
- * `chunk` rows; several share a step.  A prompt that is not the step's first waits for the next
- * step rather than take a piece that is cut short by the budget.  Decoding requests bring one row
- * each (an evaluation its next known tokens, up to `chunk`); where they exceed the budget they take
- * turns. With both roles prompts keep a quarter of the budget while any waits. */
+ * Plain functions of the request table.  Prompts come in pieces of at most `chunk` rows; several
+ * share a step.  Those that one piece ends go before the longer ones, so that a long prompt never
+ * holds them up for more than a piece; but a long one that a step has passed over is the first of
+ * the next.  Among equals: first come, first served.  A prompt that is not the step's first waits
+ * for the next step rather than take a piece that is cut short by the budget.  Decoding requests
+ * bring one row each (an evaluation or a replay its next known tokens, up to `chunk`); where they
+ * exceed the budget they take turns. With both roles prompts keep a quarter of the budget while any
+ * waits. */
 #ifndef BT_WORKER_SCHEDULER_H
 #define BT_WORKER_SCHEDULER_H
 
@@ -20,6 +23,7 @@ typedef struct {
     uint32_t max_rows, chunk; /* 1 <= chunk <= max_rows */
     uint32_t turn;            /* which decoding request comes first when not all fit */
     bool     prompts_turn;    /* with max_rows 1 the roles alternate */
+    bool     long_turn;       /* a prompt of several pieces got nothing in the last step */
 } bt_scheduler;
 
 /* Into pieces_out (room for max_rows), prompts first; returns how many, their rows by role in

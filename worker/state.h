@@ -44,8 +44,9 @@ struct bt_worker {
     bool      deferred;    /* rows wait for a staging slot */
     bt_status background;  /* first error of the background, to be asked for */
     uint64_t  beat_ns, leases_ns;
-    uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
-    uint64_t  n_rows_done[BT_N_ROLES];                        /* of this rank's requests */
+    uint64_t  progress, n_steps, handoff_bytes, handoff_pages, n_retracted;
+    uint64_t  prefix_asked_tokens, prefix_hit_tokens; /* looked up in the cache, and found */
+    uint64_t  n_rows_done[BT_N_ROLES];                /* of this rank's requests */
     uint64_t  gather_from_ns, gather_ns, model_ns, sample_ns; /* phases, for the beat */
     uint64_t  batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
 };
@@ -70,6 +71,23 @@ bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, 
 bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch);
 /* Stages whatever rows a request has to send.  flush: half empty messages too. */
 bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush);
+/* Whether a request takes more pages as it decodes. */
+static inline bool bt_worker_may_grow(const bt_request *r)
+{
+    return !r->eval && (r->state == BT_REQUEST_RESERVED || r->state == BT_REQUEST_PREFILL ||
+                        r->state == BT_REQUEST_DECODE);
+}
+/* growth.c */
+/* Gives each decoding request the page of its next row, the oldest first; where none is left, the
+ * youngest request is retracted. */
+bt_status bt_worker_grow(bt_worker *w);
+/* Prompts that have not begun, or stand at a page's end, skip pages that are in the cache now. */
+void bt_worker_find_prefixes(bt_worker *w);
+/* The prompt is there and `first` follows it: makes known what is replayed.  PROTOCOL when the
+ * client has another token there. */
+bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first);
+
+/* lifecycle.c */
 /* Gives pages to queued prompts, first come, first served. */
 bt_status bt_worker_admit(bt_worker *w);
 /* Ends hand-offs that stand still, and what drains. */

@@ -80,6 +80,8 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
     w->progress++;
     BT_TRY(bt_worker_admit(w));
     BT_TRY(bt_worker_check_leases(w));
+    bt_worker_find_prefixes(w);
+    BT_TRY(bt_worker_grow(w));
     b->n_pieces = bt_schedule(&w->scheduler, &w->requests, b->pieces, b->n_rows);
     if (w->parked && w->wake_seen != w->wake_parked) w->parked = w->asked = false;
     if (w->parked && w->shutdown) {
@@ -133,8 +135,12 @@ static bt_token *emit(bt_worker *w, const bt_request *r, uint32_t position, uint
 {
     bt_token *t = &w->batch.out[w->batch.n_out++];
 
-    *t = (bt_token){
-        .request = r->id, .position = position, .epoch = r->epoch, .id = id, .logprob = logprob};
+    *t = (bt_token){.request  = r->id,
+                    .position = position,
+                    .epoch    = r->epoch,
+                    .id       = id,
+                    .logprob  = logprob,
+                    .cached   = position == r->n_prompt ? r->n_cached : 0};
     return t;
 }
 
@@ -184,12 +190,22 @@ static bt_status choose(bt_worker *w, uint32_t piece, bt_finish *finish_out)
         emit(w, r, r->n_prompt, r->next_token, r->next_logprob);
         r->repeat_first = false;
     }
+    r->next_token = id;
+    if (p->role == BT_ROLE_PROMPT) {
+        r->n_cached = r->n_held;
+        BT_TRY(bt_worker_adopt_replay(r, id));
+        if (r->n_replay != 0) { /* the client has it */
+            *finish_out = BT_FINISH_NONE;
+            goto out;
+        }
+    } else {
+        r->n_known++;
+    }
     t = emit(w, r, position, id, 0);
     if (r->sampling.logprobs)
         t->n_top = bt_logprobs(&w->sampler, logits, id, r->sampling.top_logprobs, &t->logprob,
                                t->top_ids, t->top_logprobs);
     t->finish = *finish_out = bt_request_finish(w->cfg.facts.model, r, position, id);
-    r->next_token           = id;
     r->next_logprob         = t->logprob;
 out:
     return st;
@@ -205,6 +221,7 @@ static void prompt_done(const bt_worker *w, bt_request *r)
     r->out.first_known   = true;
     r->out.first_token   = r->eval ? 0 : r->next_token;
     r->out.first_logprob = r->next_logprob;
+    r->out.cached        = r->n_held;
     r->out.moved_ns      = w->cfg.links.now_ns(w->cfg.links.ctx);
 }
 
@@ -221,7 +238,9 @@ static bt_status choose_all(bt_worker *w)
 
         b->finish[i]  = BT_FINISH_NONE;
         r->n_computed = r->step_end;
-        if (r->eval || (p->role == BT_ROLE_PROMPT && r->n_computed < r->n_prompt)) continue;
+        if (p->role == BT_ROLE_PROMPT) bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
+        if (r->eval || r->n_computed < r->n_prompt + (p->role == BT_ROLE_PROMPT ? 0 : r->n_known))
+            continue; /* there is more that is known */
         bt_log_set_request(r->id);
         st = choose(w, i, &b->finish[i]);
         if (st == BT_OK) continue;
@@ -342,6 +361,8 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
         w->parked      = true;
         w->asked       = false;
         w->wake_parked = plans[0].wake;
+        BT_TRY(w->requests.n == 0 ? bt_kv_pool_check_idle(w->cfg.pool)
+                                  : bt_kv_pool_check(w->cfg.pool));
     }
 out:
     return st;

@@ -26,6 +26,7 @@ typedef struct {
 typedef struct {
     uint64_t number;
     uint32_t n_prompt, max_tokens, n_pages, n_out, stop_at, decode_rank;
+    uint64_t arrival;
     bool     joined, prefilling;
 } sim_work;
 
@@ -43,7 +44,7 @@ typedef struct {
     bt_relay_rank   limits[MAX_RANKS];
     sim_rank       *ranks; /* [MAX_RANKS] */
     uint64_t        now, state;
-    int             n_stuck, refuse_percent, fail_percent;
+    int             n_stuck, refuse_percent, fail_percent, n_retracted;
     uint32_t        stop_at_of[MAX_LIVE]; /* by number: what the prompt says */
     uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
 } sim;
@@ -224,6 +225,8 @@ static inline void sim_tell(sim *s, uint32_t rank, bt_up m)
     bt_up_free(&m);
 }
 
+static inline uint32_t sim_pages(uint32_t n_tokens) { return (n_tokens + SIM_PAGE - 1) / SIM_PAGE; }
+
 static inline sim_work *sim_find(sim_rank *k, uint64_t number)
 {
     for (uint32_t i = 0; i < k->n_work; i++)
@@ -243,9 +246,10 @@ static inline void sim_drop(sim *s, uint32_t rank, sim_work *w)
 static inline void sim_on_reserve(sim *s, uint32_t rank, const bt_down_reserve *m)
 {
     sim_rank *k       = &s->ranks[rank];
-    uint32_t  n_pages = (m->n_prompt + m->sampling.max_tokens + SIM_PAGE - 1) / SIM_PAGE;
+    uint32_t  n_pages = sim_pages(m->n_prompt + m->n_replay + 1);
 
-    EXPECT(n_pages <= k->free_pages); /* the relay knows what each rank has */
+    for (uint32_t i = 0; i < m->n_replay; i++)
+        EXPECT_EQ(m->replay[i], sim_token(m->n_prompt, i));
     if ((int)sim_random(s, 100) < s->refuse_percent || n_pages > k->free_pages) {
         sim_up(s, rank, sim_ticket(m->request, 0));
         return;
@@ -256,6 +260,8 @@ static inline void sim_on_reserve(sim *s, uint32_t rank, const bt_down_reserve *
                                       .max_tokens  = m->sampling.max_tokens,
                                       .stop_at     = (uint32_t)m->sampling.seed,
                                       .n_pages     = n_pages,
+                                      .n_out       = m->n_replay,
+                                      .arrival     = m->arrival,
                                       .decode_rank = rank};
     k->free_pages -= n_pages;
     sim_up(s, rank, sim_ticket(m->request, n_pages));
@@ -329,14 +335,47 @@ static inline bt_finish sim_finish(const sim_work *w, uint32_t i)
     return i + 1 == w->max_tokens ? BT_FINISH_LENGTH : BT_FINISH_NONE;
 }
 
+/* A page for the work's next token; false: it was the youngest, and has been retracted. */
+static inline bool sim_grow(sim *s, uint32_t rank, uint64_t number)
+{
+    sim_rank *k = &s->ranks[rank];
+    sim_work *w = sim_find(k, number);
+
+    while (sim_pages(w->n_prompt + w->n_out + 1) > w->n_pages) {
+        sim_work *young = NULL;
+        uint64_t  gone;
+
+        if (k->free_pages > 0) {
+            k->free_pages--;
+            w->n_pages++;
+            return true;
+        }
+        for (uint32_t i = 0; i < k->n_work; i++)
+            if (!k->work[i].prefilling && (young == NULL || k->work[i].arrival > young->arrival))
+                young = &k->work[i];
+        gone = young->number;
+        s->n_retracted++;
+        sim_up(s, rank,
+               (bt_up){
+                   .kind = BT_UP_RETRACTED, .u.retracted = {gone, EPOCH}
+        });
+        sim_drop(s, rank, young);
+        if (gone == number) return false;
+        w = sim_find(k, number);
+    }
+    return true;
+}
+
 /* One of the rank's requests moves by one token. */
 static inline void sim_step(sim *s, uint32_t rank)
 {
     sim_rank *k = &s->ranks[rank];
     sim_work *w, *there;
+    uint64_t  number;
 
     if (k->n_work == 0) return;
-    w = &k->work[sim_random(s, k->n_work)];
+    w      = &k->work[sim_random(s, k->n_work)];
+    number = w->number;
     if ((int)sim_random(s, 1000) < s->fail_percent && (w->joined || w->prefilling)) {
         sim_up(s, rank, sim_failed(w->number, 13));
         sim_drop(s, rank, w);
@@ -352,6 +391,8 @@ static inline void sim_step(sim *s, uint32_t rank)
     } else if (w->joined) {
         bt_finish finish = sim_finish(w, w->n_out);
 
+        if (!sim_grow(s, rank, w->number)) return;
+        w = sim_find(k, number);
         sim_up(s, rank,
                sim_tokens(w->number, w->n_prompt + w->n_out, sim_token(w->n_prompt, w->n_out),
                           finish));

@@ -62,7 +62,7 @@ static void bring(sim *s, sim_client *c, at state)
     if (state == AT_QUEUE) { /* another one has all the pages */
         static sim_client big;
 
-        EXPECT_EQ(sim_submit(s, &big, "big", 4, 28, 100), BT_OK);
+        EXPECT_EQ(sim_submit(s, &big, "big", 28, 4, 100), BT_OK);
     }
     EXPECT_EQ(sim_submit(s, c, "a", 6, 10, 100), BT_OK);
     if (state >= AT_PREFILL) sim_tell(s, 1, sim_ticket(c->number, 4));
@@ -265,7 +265,7 @@ static void relay_bad_tickets_fail_the_request(void)
     bring(&s, &c, AT_RESERVING);
     sim_tell(&s, 0, sim_ticket(c.number, 4)); /* by the wrong rank: not heard */
     EXPECT_EQ(s.n_down[BT_DOWN_PREFILL], 0);
-    sim_tell(&s, 1, sim_ticket(c.number, 3)); /* 15 rows need 4 pages */
+    sim_tell(&s, 1, sim_ticket(c.number, 1)); /* 6 prompt tokens need 2 pages */
     EXPECT_EQ(c.ends, 1);
     sim_fini(&s);
 
@@ -299,14 +299,14 @@ static void relay_placement_takes_the_least_loaded_ranks(void)
     sim_client c[4];
 
     sim_init(&s, 2, 2, 4, 64);
-    EXPECT_EQ(sim_submit(&s, &c[0], "0", 40, 8, 100), BT_OK);  /* decode 2, prefill 0 */
-    EXPECT_EQ(sim_submit(&s, &c[1], "1", 4, 100, 100), BT_OK); /* decode 3, prefill 1 */
-    EXPECT_EQ(sim_submit(&s, &c[2], "2", 8, 8, 100), BT_OK);   /* decode 2, prefill 1 */
-    EXPECT_EQ(s.ranks[2].n_down, 5);                           /* three wakes, two reserves */
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 40, 8, 100), BT_OK); /* decode 2, prefill 0 */
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 44, 8, 100), BT_OK); /* decode 3, prefill 1 */
+    EXPECT_EQ(sim_submit(&s, &c[2], "2", 8, 8, 100), BT_OK);  /* decode 2, prefill 0 */
+    EXPECT_EQ(s.ranks[2].n_down, 5);                          /* three wakes, two reserves */
     EXPECT_EQ(s.ranks[3].n_down, 4);
     EXPECT_EQ(s.ranks[2].down[1].u.reserve.prefill_rank, 0);
     EXPECT_EQ(s.ranks[3].down[2].u.reserve.prefill_rank, 1);
-    EXPECT_EQ(s.ranks[2].down[4].u.reserve.prefill_rank, 1);
+    EXPECT_EQ(s.ranks[2].down[4].u.reserve.prefill_rank, 0);
     EXPECT_EQ(s.ranks[0].n_down, 0); /* prefill ranks are woken with their work */
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
     sim_fini(&s);
@@ -318,8 +318,8 @@ static void relay_queue_is_first_come_first_served(void)
     sim_client big, small, first;
 
     sim_init(&s, 1, 1, 2, 8);
-    EXPECT_EQ(sim_submit(&s, &first, "first", 4, 20, 100), BT_OK); /* 6 of 8 pages */
-    EXPECT_EQ(sim_submit(&s, &big, "big", 4, 20, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 22, 2, 100), BT_OK); /* 6 of 8 pages */
+    EXPECT_EQ(sim_submit(&s, &big, "big", 22, 2, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &small, "small", 1, 2, 100), BT_OK); /* would fit, but is not first */
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
     EXPECT_EQ(loads(&s).n_waiting, 3);
@@ -361,7 +361,7 @@ static void relay_queue_is_bounded_in_tokens_and_time(void)
                   &s.cfg, &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s},
                   &s.relay),
               BT_OK);
-    EXPECT_EQ(sim_submit(&s, &big, "big", 4, 28, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &big, "big", 28, 4, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 8, 2, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &too_much, "too much", 3, 2, 100), BT_ERR_NO_PAGES);
     EXPECT_EQ(too_much.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
@@ -468,6 +468,130 @@ static void relay_other_epochs_are_not_heard(void)
 }
 
 /* Arrivals, aborts, refusals, failures and every order of messages that streams allow. */
+/* A retracted request is placed again, before younger ones, with what its client has; the client
+ * sees nothing of it. */
+static void relay_retracted_request_replays(void)
+{
+    sim        s;
+    sim_client c, young;
+    uint64_t   first;
+    bt_up      gone = {.kind = BT_UP_RETRACTED};
+
+    for (int prefill_holds = 0; prefill_holds < 2; prefill_holds++) {
+        const bt_down_reserve *again;
+
+        bring(&s, &c, AT_DECODE);
+        first = c.number;
+        sim_tell(&s, 1, sim_tokens(first, 6, sim_token(6, 0), BT_FINISH_NONE));
+        sim_tell(&s, 1, sim_tokens(first, 7, sim_token(6, 1), BT_FINISH_NONE));
+        if (!prefill_holds) sim_tell(&s, 0, sim_released(first));
+        gone.u.retracted.request = first + 7;
+        gone.u.retracted.epoch   = EPOCH;
+        sim_tell(&s, 1, gone); /* nobody of that number */
+        gone.u.retracted.request = first;
+        gone.u.retracted.epoch   = EPOCH - 1;
+        sim_tell(&s, 1, gone); /* of another epoch */
+        gone.u.retracted.epoch = EPOCH;
+        sim_tell(&s, 0, gone); /* the wrong rank */
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+        sim_tell(&s, 1, gone);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+        EXPECT_EQ(s.n_down[BT_DOWN_ABORT], (uint32_t)prefill_holds);
+        again = &s.ranks[1].down[(s.ranks[1].down_at + s.ranks[1].n_down - 1) % FIFO].u.reserve;
+        EXPECT(again->request > first && again->arrival == first);
+        EXPECT(again->n_replay == 2 && again->replay[1] == sim_token(6, 1));
+        EXPECT_EQ(c.ends, 0);
+        EXPECT_EQ(loads(&s).retracted, 1);
+        EXPECT_EQ(sim_submit(&s, &young, "a", 2, 2, 100), BT_ERR_INVALID_ARG); /* its name lives */
+        s.ranks[1].n_work = 0;
+        sim_tell(&s, 1, sim_released(first));
+        if (prefill_holds) sim_tell(&s, 0, sim_released(first));
+        sim_tell(&s, 1, sim_tokens(first, 8, 0, BT_FINISH_NONE)); /* a late word: not heard */
+        EXPECT_EQ(c.n, 2);
+        bt_relay_abort_name(s.relay, "a", "asked");
+        EXPECT_EQ(c.ends, 1);
+        EXPECT_EQ(c.end.code, GRPC_STATUS_CANCELLED);
+        sim_fini(&s);
+    }
+}
+
+/* The clock of the queue does not end what its client has begun to read. */
+static void relay_retracted_request_outwaits_the_queue(void)
+{
+    sim        s;
+    sim_client c;
+    bt_up      gone = {.kind = BT_UP_RETRACTED};
+
+    bring(&s, &c, AT_DECODE);
+    gone.u.retracted.request = c.number;
+    gone.u.retracted.epoch   = EPOCH;
+    sim_tell(&s, 1, gone);
+    sim_tell(&s, 1, sim_ticket(c.number + 1, 0)); /* refused: queued again */
+    s.now += 31 * BT_NS_PER_S;
+    sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    sim_tell(&s, 0, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(c.ends, 0);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    sim_fini(&s);
+}
+
+/* Many growing requests on few pages: everybody ends with every token once. */
+static void relay_retractions_lose_nothing(void)
+{
+    int n_retracted = 0;
+
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        enum { N = 60 };
+        sim         s;
+        sim_client *clients = calloc(N, sizeof(*clients));
+        char        name[24];
+
+        sim_init(&s, seed % 2 == 0 ? 0 : 1, seed % 2 == 0 ? 0 : 2, 3 - (seed % 2 == 0), 16);
+        s.state = seed;
+        for (int n = 0; n < N; n++) {
+            snprintf(name, sizeof(name), "r%d", n);
+            EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 20),
+                                 10 + sim_random(&s, 30), sim_random(&s, 60)),
+                      BT_OK);
+        }
+        for (int i = 0; i < 2000 && loads(&s).n_waiting + loads(&s).n_running > 0; i++) {
+            sim_settle(&s);
+            s.now += 250 * BT_NS_PER_MS;
+            bt_relay_tick(s.relay, s.now);
+        }
+        for (int n = 0; n < N; n++)
+            expect_done(&clients[n]);
+        sim_settle(&s);
+        expect_idle(&s);
+        n_retracted += s.n_retracted;
+        sim_fini(&s);
+        free(clients);
+    }
+    EXPECT(n_retracted > 20);
+}
+
+static void relay_placement_prefers_cached_prefixes(void)
+{
+    sim        s;
+    sim_client c[3];
+
+    sim_init(&s, 2, 2, 4, 64);
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 13, 4, 100), BT_OK); /* decode 2, prefill 0 */
+    sim_settle(&s);
+    expect_done(&c[0]);
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 5, 4, 100), BT_OK); /* shares its first page */
+    EXPECT_EQ(s.ranks[2].n_down, 2);                         /* a wake and the reserve */
+    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.prefill_rank, 0);
+    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prefix_key_bytes, 16);
+    EXPECT_EQ(sim_submit(&s, &c[2], "2", 60, 4, 100), BT_OK); /* 12 cached, but less to do there */
+    sim_settle(&s);
+    expect_done(&c[1]);
+    expect_done(&c[2]);
+    expect_idle(&s);
+    sim_fini(&s);
+}
+
 static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint64_t seed)
 {
     enum { N = 600 };
@@ -584,6 +708,10 @@ static const bt_test tests[] = {
     BT_TEST(relay_quiet_rank_with_work_is_stuck),
     BT_TEST(relay_stalled_request_fails_alone),
     BT_TEST(relay_other_epochs_are_not_heard),
+    BT_TEST(relay_retracted_request_replays),
+    BT_TEST(relay_retracted_request_outwaits_the_queue),
+    BT_TEST(relay_retractions_lose_nothing),
+    BT_TEST(relay_placement_prefers_cached_prefixes),
     BT_TEST(relay_storm_leaves_nothing_behind),
     BT_TEST(relay_short_memory_leaks_nothing),
 };

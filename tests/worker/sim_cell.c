@@ -98,17 +98,17 @@ void sim_logits_of(const uint32_t *tokens, uint32_t n, float *logits_out)
 
 void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, bt_finish *how_out)
 {
-    const bt_cpu_row_kernels *k = bt_cpu_kernels_find("scalar")->rows;
-    static float              logits[SIM_VOCAB];
-    uint32_t                  all[SIM_CONTEXT], n = r->n_prompt, id;
-    float                     logprob;
+    static float logits[SIM_VOCAB];
+    uint32_t     all[SIM_CONTEXT], n = r->n_prompt, id;
+    bt_sampler   sampler;
 
+    if (bt_sampler_init(&sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK) abort();
     memcpy(all, r->prompt, n * sizeof(*all));
     for (*n_out = 0, *how_out = BT_FINISH_NONE; *how_out == BT_FINISH_NONE; n++) {
         bt_sample_how how = {.temperature = r->temperature, .seed = r->seed, .position = n};
 
         sim_logits_of(all, n, logits);
-        if (bt_sample(k, logits, SIM_VOCAB, &how, &id, &logprob) != BT_OK) abort();
+        if (bt_sample(&sampler, logits, &how, &id) != BT_OK) abort();
         all[n]                 = id;
         tokens_out[(*n_out)++] = id;
         if (id == SIM_EOS && !r->ignore_eos)
@@ -118,6 +118,7 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
         else if (*n_out == r->max_tokens)
             *how_out = BT_FINISH_LENGTH;
     }
+    bt_sampler_fini(&sampler);
 }
 
 /* ---- links of a rank */

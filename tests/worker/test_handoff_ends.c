@@ -47,8 +47,8 @@ static void set_up(ends *e, size_t payload_max)
     EXPECT_EQ(bt_kv_pool_acquire(e->dst_pool, e->n_pages, e->dst), BT_OK);
     for (uint32_t i = 0; i < e->n_pages; i++)
         ticket[i] = (bt_page_ref){e->dst[i], bt_kv_pool_generation(e->dst_pool, e->dst[i])};
-    EXPECT_EQ(bt_handoff_out_init(&e->out, LAYERS, e->n_pages, ticket), BT_OK);
-    EXPECT_EQ(bt_handoff_in_init(&e->in, e->dst_pool, PROMPT, VOCAB, e->dst), BT_OK);
+    EXPECT_EQ(bt_handoff_out_init(&e->out, LAYERS, 0, e->n_pages, ticket), BT_OK);
+    EXPECT_EQ(bt_handoff_in_init(&e->in, e->dst_pool, PROMPT, 0, VOCAB, e->dst), BT_OK);
 }
 
 static void tear_down(ends *e)
@@ -280,7 +280,7 @@ static void handoff_refuses_rows_for_an_earlier_owner(void)
     for (uint32_t i = e.n_pages; i-- > 0;)
         bt_kv_pool_release(e.dst_pool, e.dst[i]);
     EXPECT_EQ(bt_kv_pool_acquire(e.dst_pool, e.n_pages, e.dst), BT_OK);
-    EXPECT_EQ(bt_handoff_in_init(&e.in, e.dst_pool, PROMPT, VOCAB, e.dst), BT_OK);
+    EXPECT_EQ(bt_handoff_in_init(&e.in, e.dst_pool, PROMPT, 0, VOCAB, e.dst), BT_OK);
     EXPECT_EQ(accept(&e, 0), BT_ERR_CHECKSUM);
     EXPECT_HAS(bt_error_text(), "tag");
     tear_down(&e);
@@ -301,7 +301,7 @@ static void handoff_ends_unwind_at_every_allocation(void)
         bt_handoff_out out;
 
         bt_alloc_fail_at(++k);
-        st = bt_handoff_out_init(&out, LAYERS, N_PAGES, ticket);
+        st = bt_handoff_out_init(&out, LAYERS, 0, N_PAGES, ticket);
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
         bt_handoff_out_fini(&out);
@@ -313,7 +313,7 @@ static void handoff_ends_unwind_at_every_allocation(void)
         bt_handoff_in in;
 
         bt_alloc_fail_at(++k);
-        st = bt_handoff_in_init(&in, e.dst_pool, PROMPT, VOCAB, e.dst);
+        st = bt_handoff_in_init(&in, e.dst_pool, PROMPT, 0, VOCAB, e.dst);
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
         bt_handoff_in_fini(&in);

@@ -289,11 +289,13 @@ static void rank_without_pages_refuses_the_ticket(void)
     bt_down m;
 
     set_up(&b, 1, 1, 1);
-    m = reserve(1, 100, 60), order(&b, &m); /* 3 of 4 pages */
-    m = reserve(2, 100, 20), order(&b, &m);
-    EXPECT_EQ(b.n_up, 2);
-    EXPECT(!b.up[0].u.ticket.refused && b.up[0].u.ticket.n_pages == 3);
+    m = reserve(1, 100, 60), order(&b, &m); /* 2 of 4 pages; a third when it needs one */
+    m = reserve(2, 100, 20), order(&b, &m); /* would leave none for the first to grow */
+    m = reserve(3, 60, 20), order(&b, &m);
+    EXPECT_EQ(b.n_up, 3);
+    EXPECT(!b.up[0].u.ticket.refused && b.up[0].u.ticket.n_pages == 2);
     EXPECT(b.up[1].u.ticket.refused && b.up[1].u.ticket.n_pages == 0);
+    EXPECT(!b.up[2].u.ticket.refused && b.up[2].u.ticket.n_pages == 1);
     EXPECT_EQ(bt_kv_pool_n_free(b.pool), 1);
     tear_down(&b);
 }

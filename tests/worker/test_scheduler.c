@@ -17,6 +17,7 @@ static bt_request *add(bt_request_state state, uint32_t n_prompt, uint32_t n_com
 
     *r = (bt_request){
         .id = g_table.n + 1, .state = state, .n_prompt = n_prompt, .n_computed = n_computed};
+    if (state == BT_REQUEST_DECODE) r->n_known = n_computed + 1 - n_prompt;
     g_at[g_table.n++] = r;
     return r;
 }
@@ -50,12 +51,63 @@ static void scheduler_cuts_prompts_and_shares_the_step(void)
     clear();
     add(BT_REQUEST_PREFILL, 9, 4);
     add(BT_REQUEST_PREFILL, 3, 0);
-    add(BT_REQUEST_PREFILL, 6, 0); /* its piece of 4 does not fit into the 3 rows that are left */
-    add(BT_REQUEST_PREFILL, 1, 0); /* and nobody overtakes it */
-    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
-    expect_piece(0, 1, BT_ROLE_PROMPT, 4, 4);
-    expect_piece(1, 2, BT_ROLE_PROMPT, 0, 3);
-    EXPECT_EQ(g_rows[BT_ROLE_PROMPT], 7);
+    add(BT_REQUEST_PREFILL, 6, 0); /* its piece of 4 does not fit into the 2 rows that are left */
+    add(BT_REQUEST_PREFILL, 1, 0); /* short ones go first */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 0, 3);
+    expect_piece(1, 4, BT_ROLE_PROMPT, 0, 1);
+    expect_piece(2, 1, BT_ROLE_PROMPT, 4, 4);
+    EXPECT_EQ(g_rows[BT_ROLE_PROMPT], 8);
+}
+
+/* A long prompt is there, and short ones keep coming: each of them waits for one piece at most, and
+ * the long one moves in every second step. */
+static void scheduler_holds_nobody_up_for_more_than_a_piece(void)
+{
+    bt_scheduler s = {.max_rows = 4, .chunk = 4};
+    bt_request  *big, *small = NULL;
+    uint32_t     waited = 0, moved = 0;
+
+    clear();
+    big = add(BT_REQUEST_PREFILL, 60, 0);
+    add(BT_REQUEST_PREFILL, 60, 0);
+    for (uint32_t step = 0; step < 20; step++) {
+        bool served = false;
+
+        if (small == NULL) {
+            small  = add(BT_REQUEST_PREFILL, 3, 0);
+            waited = 0;
+        }
+        EXPECT(bt_schedule(&s, &g_table, g_pieces, g_rows) >= 1);
+        for (uint32_t i = 0; i < 1; i++) {
+            served = g_pieces[i].request == small;
+            g_pieces[i].request->n_computed += g_pieces[i].n_rows;
+        }
+        if (served) {
+            small->state = BT_REQUEST_SENDING;
+            small        = NULL;
+        } else {
+            EXPECT(++waited <= 1);
+            moved++;
+        }
+    }
+    EXPECT_EQ(moved, 10);
+    EXPECT_EQ(big->n_computed, 40); /* the first of two long ones */
+}
+
+static void scheduler_replays_several_known_tokens_a_step(void)
+{
+    bt_scheduler s = {.max_rows = 8, .chunk = 4};
+    bt_request  *r;
+
+    clear();
+    r          = add(BT_REQUEST_DECODE, 3, 3);
+    r->n_known = 6;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 3, 4);
+    r->n_computed = 7;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 7, 2);
 }
 
 static void scheduler_puts_prompts_before_generated_rows(void)
@@ -148,7 +200,10 @@ static void scheduler_serves_everybody_within_the_budget(void)
     for (uint32_t i = 0; i < 24; i++) {
         bt_request *r = add(i % 3 == 0 ? BT_REQUEST_PREFILL : BT_REQUEST_DECODE, 1 + i, 0);
 
-        if (r->state == BT_REQUEST_DECODE) r->n_computed = r->n_prompt;
+        if (r->state == BT_REQUEST_DECODE) {
+            r->n_computed = r->n_prompt;
+            r->n_known    = 1;
+        }
         r->sampling.max_tokens = 5 + i;
         total++;
     }
@@ -160,6 +215,7 @@ static void scheduler_serves_everybody_within_the_budget(void)
 
             EXPECT_EQ(g_pieces[i].start, r->n_computed);
             r->n_computed += g_pieces[i].n_rows;
+            if (r->state != BT_REQUEST_PREFILL || r->n_computed == r->n_prompt) r->n_known++;
             if (r->state == BT_REQUEST_PREFILL && r->n_computed == r->n_prompt)
                 r->state = BT_REQUEST_DECODE;
             if (r->n_computed == r->n_prompt + r->sampling.max_tokens) {
@@ -176,6 +232,8 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(scheduler_without_work_gives_no_rows),
         BT_TEST(scheduler_cuts_prompts_and_shares_the_step),
+        BT_TEST(scheduler_holds_nobody_up_for_more_than_a_piece),
+        BT_TEST(scheduler_replays_several_known_tokens_a_step),
         BT_TEST(scheduler_puts_prompts_before_generated_rows),
         BT_TEST(scheduler_gives_turns_when_decoding_exceeds_the_step),
         BT_TEST(scheduler_keeps_a_quarter_for_prompts),

@@ -1,0 +1,69 @@
+#include "coordinator/prefix_index.h"
+
+#include <xxhash.h>
+
+#include "core/alloc.h"
+
+bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
+                        const uint32_t *prompt, bt_block_key **keys_out, uint32_t *n_out)
+{
+    bt_status     st   = BT_OK;
+    uint32_t      n    = n_prompt / page_tokens;
+    bt_block_key *keys = NULL, before = {seed, ~seed};
+
+    *keys_out = NULL;
+    *n_out    = n;
+    if (n == 0) return BT_OK;
+    keys = bt_calloc(n, sizeof(*keys));
+    BT_REQUIRE(keys != NULL, BT_ERR_NO_MEMORY, "keys of %u pages", n);
+    for (uint32_t i = 0; i < n; i++) {
+        XXH128_hash_t own     = XXH3_128bits_withSeed(prompt + (size_t)i * page_tokens,
+                                                      page_tokens * sizeof(*prompt), seed);
+        uint64_t      link[4] = {before.lo, before.hi, own.low64, own.high64};
+        XXH128_hash_t all     = XXH3_128bits_withSeed(link, sizeof(link), seed);
+
+        before = keys[i] = (bt_block_key){all.low64, all.high64};
+    }
+    *keys_out = keys;
+out:
+    return st;
+}
+
+bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages)
+{
+    bt_status st = BT_OK;
+
+    *index = (bt_prefix_index){.n_slots = 64};
+    while (index->n_slots / 2 < n_pages && index->n_slots < 1u << 30)
+        index->n_slots *= 2;
+    index->slots = bt_calloc(index->n_slots, sizeof(*index->slots));
+    BT_REQUIRE(index->slots != NULL, BT_ERR_NO_MEMORY, "index of %u pages", n_pages);
+out:
+    return st;
+}
+
+void bt_prefix_index_fini(bt_prefix_index *index)
+{
+    bt_free(index->slots);
+    *index = (bt_prefix_index){0};
+}
+
+static uint64_t *slot_of(const bt_prefix_index *index, const bt_block_key *key)
+{
+    return &index->slots[key->lo & (index->n_slots - 1)];
+}
+
+void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_block_key *keys)
+{
+    for (uint32_t i = 0; i < n; i++)
+        *slot_of(index, &keys[i]) = keys[i].hi;
+}
+
+uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_block_key *keys)
+{
+    uint32_t i = 0;
+
+    while (i < n && *slot_of(index, &keys[i]) == keys[i].hi)
+        i++;
+    return i;
+}

@@ -1,0 +1,36 @@
+/* coordinator/prefix_index.h - what a rank's prefix cache probably holds, and the keys it is asked
+ * by.
+ *
+ * A key stands for one full page of a prompt and everything before it: a 128-bit XXH3 of the page's
+ * tokens, chained, from a seed that this process drew.  Workers take keys as they are.
+ *
+ * The index remembers pages that were placed on a rank, in a table of fixed size where new entries
+ * overwrite old ones.  It only guides placement: the rank says what it really holds. */
+#ifndef BT_COORDINATOR_PREFIX_INDEX_H
+#define BT_COORDINATOR_PREFIX_INDEX_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+
+typedef struct {
+    uint64_t lo, hi; /* as 16 bytes on the wire */
+} bt_block_key;
+
+typedef struct {
+    uint64_t *slots; /* owned */
+    uint32_t  n_slots;
+} bt_prefix_index;
+
+/* Keys of the prompt's full pages; *n_out may be 0, then *keys_out is NULL.  The caller frees them.
+ * NO_MEMORY. */
+bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
+                        const uint32_t *prompt, bt_block_key **keys_out, uint32_t *n_out);
+
+bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages); /* NO_MEMORY */
+void      bt_prefix_index_fini(bt_prefix_index *index);
+void      bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_block_key *keys);
+/* How many of the first pages are probably there. */
+uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_block_key *keys);
+
+#endif

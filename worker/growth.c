@@ -1,0 +1,124 @@
+/* worker/growth.c - pages for what is generated, and who gives way when none is left. */
+#include "worker/state.h"
+
+static uint32_t tokens_of(const bt_request *r) { return r->n_prompt + r->n_known; }
+
+static bool needs_page(const bt_request *r)
+{
+    return r->state == BT_REQUEST_DECODE && !r->eval && bt_kv_pages_for(tokens_of(r)) > r->n_pages;
+}
+
+/* Of those that need a page, the one that came first. */
+static bt_request *oldest_in_need(const bt_worker *w)
+{
+    bt_request *found = NULL;
+
+    for (uint32_t i = 0; i < w->requests.n; i++) {
+        bt_request *r = w->requests.at[i];
+
+        if (needs_page(r) && (found == NULL || r->arrival < found->arrival)) found = r;
+    }
+    return found;
+}
+
+/* Reservations count like requests that decode. */
+static bt_request *youngest(const bt_worker *w)
+{
+    bt_request *found = NULL;
+
+    for (uint32_t i = 0; i < w->requests.n; i++) {
+        bt_request *r = w->requests.at[i];
+
+        if (bt_worker_may_grow(r) && (found == NULL || r->arrival >= found->arrival)) found = r;
+    }
+    return found;
+}
+
+static bool is_alone(const bt_worker *w, const bt_request *r)
+{
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        if (w->requests.at[i] != r && bt_worker_may_grow(w->requests.at[i])) return false;
+    return true;
+}
+
+static bt_status retract(bt_worker *w, bt_request *r)
+{
+    bt_status st = BT_OK;
+    bt_up     m  = {
+             .kind = BT_UP_RETRACTED, .u.retracted = {r->id, r->epoch}
+    };
+
+    bt_log_set_request(r->id);
+    BT_DEBUG("retracted with %u pages after %u tokens", r->n_pages, r->n_known);
+    w->n_retracted++;
+    BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
+    BT_TRY(bt_worker_end(w, r));
+out:
+    bt_log_set_request(0);
+    return st;
+}
+
+bt_status bt_worker_grow(bt_worker *w)
+{
+    bt_status   st       = BT_OK;
+    bool        short_of = false;
+    bt_request *r, *victim;
+
+    for (uint32_t i = 0; i < w->requests.n && !short_of; i++) {
+        r = w->requests.at[i];
+        if (needs_page(r)) short_of = bt_request_grow(r, w->cfg.pool, tokens_of(r)) != BT_OK;
+    }
+    while (short_of && (r = oldest_in_need(w)) != NULL) {
+        if (bt_request_grow(r, w->cfg.pool, tokens_of(r)) == BT_OK) continue;
+        victim = youngest(w);
+        if (is_alone(w,
+                     victim)) /* admission has seen that it fits; evaluations may be in its way */
+            BT_TRY(bt_worker_fail(w, victim, BT_RPC_RESOURCE_EXHAUSTED,
+                                  "no page is left, and nobody can give one back"));
+        else
+            BT_TRY(retract(w, victim));
+    }
+out:
+    return st;
+}
+
+/* A page that another request has computed meanwhile need not be computed again. */
+static void find_more(bt_worker *w, bt_request *r)
+{
+    uint32_t   most = (r->n_prompt - 1) / BT_PAGE_TOKENS;
+    bt_page_id page;
+
+    most = r->n_keys < most ? r->n_keys : most;
+    while (r->n_kept < most && r->n_computed == r->n_kept * BT_PAGE_TOKENS &&
+           bt_kv_pool_match(w->cfg.pool, 1, &r->keys[r->n_kept], &page) == 1) {
+        bt_kv_pool_release(w->cfg.pool, r->pages[r->n_kept]);
+        r->pages[r->n_kept++] = page;
+        r->n_held += BT_PAGE_TOKENS;
+        r->n_computed += BT_PAGE_TOKENS;
+        r->step_end = r->n_computed;
+        w->prefix_hit_tokens += BT_PAGE_TOKENS;
+    }
+}
+
+void bt_worker_find_prefixes(bt_worker *w)
+{
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        if (w->requests.at[i]->state == BT_REQUEST_PREFILL) find_more(w, w->requests.at[i]);
+}
+
+bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first)
+{
+    bt_status st = BT_OK;
+
+    r->n_known = r->n_replay != 0 ? r->n_replay : 1;
+    if (r->n_replay == 0) return BT_OK;
+    BT_REQUIRE(r->replay[0] == first, BT_ERR_PROTOCOL,
+               "the replayed prompt is followed by token %u, the client has %u", first,
+               r->replay[0]);
+    for (uint32_t i = 1; i < r->n_replay; i++)
+        BT_TRY(bt_request_note(r, r->replay[i]));
+    r->next_token   = r->replay[r->n_replay - 1];
+    r->repeat_first = false;
+out:
+    return st;
+}

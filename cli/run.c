@@ -5,6 +5,7 @@
 
 #include "cli/supervisor.h"
 #include "core/clock.h"
+#include "core/settings.h"
 
 enum {
     OPT_HOST = 256,
@@ -39,6 +40,9 @@ static const char DOC[] =
     "BATON_SECRET_FILE gives one; nobody without it attaches to the control port.\n\n"
     "When a process of the cell dies, every open request ends with UNAVAILABLE and the reason, all "
     "processes end, and this one says which died and how.\n\n"
+    "Every option may also stand in the file of --config, as \"name = value\", and in the "
+    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
+    "file, that over the default. What came of it is logged at the start.\n\n"
     "Exit code: 0 after SIGTERM, SIGINT or SIGUSR1, 1 when the cell failed, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
@@ -66,6 +70,7 @@ static const struct argp_option OPTIONS[] = {
     {"drain-s",OPT_DRAIN, "S", 0, "How long SIGTERM lets running requests go on (default 0)", 0},
     {"served-model-name",                                                                OPT_NAME, "NAME", 0,
      "What clients call the model (default: the directory's name)", 0},
+    BT_CONFIG_OPTION(0),
     {"tls-cert",                                                                OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
     {"tls-key",                                                         OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
     {"tls-client-ca",                                                              OPT_TLS_CLIENT_CA, "FILE", 0,
@@ -170,10 +175,31 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->log       = log_level(state, arg);
         all->log_given = true;
         return 0;
+    case BT_OPT_CONFIG: return 0; /* has been read */
     case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
+
+static const bt_setting_default DEFAULTS[] = {
+    {"port",       "8000"},
+    {"host",            "127.0.0.1"},
+    {"control","127.0.0.1:0"},
+    {"on-death",    "stop"},
+    {"stall-s",            "120"},
+    {"log",   "info"},
+    {"max-tokens",    "256"},
+    {"http-port",            "none"},
+    {"http-host",    "127.0.0.1"},
+    {"drain-s", "0"},
+    {0           }
+};
+static const bt_setting_conflict CONFLICTS[] = {
+    {"both",    "prefill"},
+    {"both",         "decode"},
+    {"hosts","hostfile"},
+    {0  }
+};
 
 int main(int argc, char **argv)
 {
@@ -181,19 +207,28 @@ int main(int argc, char **argv)
         {&bt_cell_argp, 0, NULL, 0},
         {0        }
     };
-    const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
-    options           opt    = {
-                     .run = {.host       = "127.0.0.1",
-                             .control    = "127.0.0.1:0",
-                             .port       = 8000,
-                             .stall_ns   = 120 * BT_NS_PER_S,
-                             .log        = BT_LOG_INFO,
-                             .max_tokens = "256"}
+    const struct argp parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
+    bt_settings_spec  spec     = {&parser, DEFAULTS, CONFLICTS};
+    bt_settings      *settings = NULL;
+    int               code;
+    options           opt = {
+                  .run = {.host       = "127.0.0.1",
+                          .control    = "127.0.0.1:0",
+                          .port       = 8000,
+                          .stall_ns   = 120 * BT_NS_PER_S,
+                          .log        = BT_LOG_INFO,
+                          .max_tokens = "256"}
     };
 
-    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    bt_log_init("run", BT_LOG_INFO);
+    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
+    argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);
     if (opt.run.chat != NULL && !opt.log_given) opt.run.log = BT_LOG_WARN;
     if (opt.run.chat != NULL && !opt.port_given) opt.run.port = 0;
     bt_log_init("run", opt.run.log);
-    return bt_supervisor_run(&opt.run);
+    bt_settings_log(settings);
+    bt_settings_clear_environment(settings); /* coordinator and ranks get them as flags */
+    code = bt_supervisor_run(&opt.run);
+    bt_settings_destroy(settings);
+    return code;
 }

@@ -11,6 +11,7 @@
 
 #include "coordinator/coordinator.h"
 #include "core/log.h"
+#include "core/settings.h"
 
 const char *argp_program_version = "baton-coordinator " BT_VERSION;
 
@@ -29,6 +30,9 @@ static const char doc[] =
     "same end; with --drain-s the other two do so as well, for that long, and a second signal ends "
     "at once. "
     "A rank that is lost ends the cell with exit code 1.\n\n"
+    "Every option may also stand in the file of --config, as \"name = value\", and in the "
+    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
+    "file, that over the default. What came of it is logged at the start.\n\n"
     "Example:\n"
     "  baton-coordinator --model models/demo --port 50051 --control 127.0.0.1:50052\n"
     "  mpirun -np 2 baton-worker --model models/demo --prefill 1 --decode 1 --coordinator "
@@ -83,6 +87,7 @@ static const struct argp_option options[] = {
     {"http-host",                                                           OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
     {"drain-s",               OPT_DRAIN_S, "S", 0,
      "seconds that SIGTERM lets running requests go on (0: they end at once)", 3},
+    BT_CONFIG_OPTION(5),
     {"secret-file",                                                               OPT_SECRET_FILE, "FILE", 0,
      "its first line is the secret that ranks must show (BATON_SECRET in the environment wins)", 4},
     {"tls-cert",OPT_TLS_CERT, "FILE", 0,
@@ -163,6 +168,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case OPT_TLS_KEY: o->tls_key = arg; break;
     case OPT_TLS_CLIENT_CA: o->tls_client_ca = arg; break;
+    case BT_OPT_CONFIG: break; /* has been read */
     case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); break;
     case ARGP_KEY_END:
         if (o->model == NULL) argp_error(state, "--model DIR is missing");
@@ -179,37 +185,60 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
+static const bt_setting_default DEFAULTS[] = {
+    {"host",           "127.0.0.1"},
+    {"control",                "127.0.0.1:0"},
+    {"on-death","stop"},
+    {"queue-s",       "30"},
+    {"queue-tokens",                "4194304"},
+    {"prefill-window",      "16384"},
+    {"attach-s",   "60"},
+    {"load-s",                "3600"},
+    {"rank-timeout-s",    "30"},
+    {"stall-s",       "600"},
+    {"http-port",                "none"},
+    {"http-host","127.0.0.1"},
+    {"drain-s", "0"},
+    {0               }
+};
+
 int main(int argc, char **argv)
 {
-    bt_coordinator_options o    = {.host           = "127.0.0.1",
-                                   .control        = "127.0.0.1:0",
-                                   .announce_fd    = -1,
-                                   .queue_s        = 30,
-                                   .queue_tokens   = 4194304,
-                                   .prefill_window = 16384,
-                                   .attach_s       = 60,
-                                   .load_s         = 3600,
-                                   .rank_timeout_s = 30,
-                                   .stall_s        = 600,
-                                   .http_host      = "127.0.0.1",
-                                   .http_port      = -1};
-    const struct argp      argp = {options, parse, NULL, doc, NULL, NULL, NULL};
+    bt_coordinator_options o        = {.host           = "127.0.0.1",
+                                       .control        = "127.0.0.1:0",
+                                       .announce_fd    = -1,
+                                       .queue_s        = 30,
+                                       .queue_tokens   = 4194304,
+                                       .prefill_window = 16384,
+                                       .attach_s       = 60,
+                                       .load_s         = 3600,
+                                       .rank_timeout_s = 30,
+                                       .stall_s        = 600,
+                                       .http_host      = "127.0.0.1",
+                                       .http_port      = -1};
+    const struct argp      argp     = {options, parse, NULL, doc, NULL, NULL, NULL};
+    bt_settings_spec       spec     = {&argp, DEFAULTS, NULL};
+    bt_settings           *settings = NULL;
     struct stat            info;
     char                  *path;
     int                    rc;
 
-    argp_parse(&argp, argc, argv, 0, NULL, &o);
     bt_log_init("coordinator", BT_LOG_INFO);
+    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
+    argp_parse(&argp, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &o);
+    bt_settings_log(settings);
     path = realpath(o.model, NULL);
     if (path == NULL || stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
         fprintf(stderr, "baton-coordinator: --model %s: %s\n", o.model,
                 path == NULL ? strerror(errno) : "expected a directory");
         free(path);
+        bt_settings_destroy(settings);
         return 2;
     }
     o.model = path;
     if (o.served_name == NULL) o.served_name = strrchr(path, '/') + 1;
     rc = bt_coordinator_run(&o);
     free(path);
+    bt_settings_destroy(settings);
     return rc;
 }

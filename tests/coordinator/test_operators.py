@@ -408,5 +408,39 @@ class Secret(unittest.TestCase):
             self.assertIn(text, c.line("failed"))
 
 
+class Settings(unittest.TestCase):
+    """flag > environment > file > default; that each place is read right is core.settings' test."""
+
+    def test_one_precedence_and_its_report(self):
+        with tempfile.NamedTemporaryFile("w") as f:
+            f.write("queue-s = 11\nattach-s = 12\nload-s = 13\nserved-model-name = \"from file\"\n")
+            f.flush()
+            c = Coordinator("--config", f.name, "--queue-s", "31", env={"BATON_QUEUE_S": "21", "BATON_ATTACH_S": "22"})
+            self.addCleanup(c.close)
+            c.line("control")
+            log = c.text()
+            for part in ("queue-s=31 (flag)", "attach-s=22 (environment)", "load-s=13 (file)", "served-model-name=from file (file)",
+                         "stall-s=600"):
+                self.assertIn(part, log)
+            cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
+            self.addCleanup(cell.close)
+            with grpc.insecure_channel(c.line("ready"), options=[("grpc.enable_http_proxy", 0)]) as channel:
+                info = vllm_grpc.VllmEngineStub(channel).GetModelInfo(vllm.GetModelInfoRequest(), timeout=5)
+            self.assertEqual(info.served_model_name, "from file")
+
+    def test_wrong_settings_are_named(self):
+        with tempfile.NamedTemporaryFile("w") as f:
+            f.write("queue-s = 11\nqueues = 1\n")
+            f.flush()
+            c = Coordinator("--config", f.name)
+            self.addCleanup(c.close)
+            self.assertEqual(c.wait(10), 64)
+            self.assertIn(f"{f.name}:2: there is no setting \"queues\"", c.text())
+        c = Coordinator(env={"BATON_QUEUE_S": "soon"})
+        self.addCleanup(c.close)
+        self.assertEqual(c.wait(10), 64)
+        self.assertIn("soon", c.text())
+
+
 if __name__ == "__main__":
     main()

@@ -1,0 +1,375 @@
+#include "core/settings.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+
+enum { LINE_BYTES = 4096, NAME_BYTES = 128, OPTIONS_MAX = 256, REPORT_BYTES = 480 };
+
+typedef enum { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG, N_PLACES } place;
+
+static const char *const PLACES[] = {"default", "file", "environment", "flag"};
+
+typedef struct {
+    const char *name;
+    int         key;
+    bool        takes_value;
+    char       *values[N_PLACES]; /* owned; by file and environment, and by flag for the report */
+    bool        dropped;          /* a stronger place set what excludes it */
+} setting;
+
+struct bt_settings {
+    bt_settings_spec   spec;
+    setting            all[OPTIONS_MAX];
+    size_t             n;
+    struct argp_option flat[OPTIONS_MAX + 1];
+    char             **argv;  /* owned, as are the words that are made here */
+    char             **words; /* [n_words] */
+    size_t             n_words;
+    int                argc;
+};
+
+/* ---- the options there are */
+
+static bt_status collect(bt_settings *s, const struct argp *parser)
+{
+    bt_status st = BT_OK;
+
+    for (const struct argp_option *o = parser->options;
+         o != NULL && (o->name != NULL || o->key != 0 || o->doc != NULL); o++) {
+        if (o->name == NULL || o->key == 0) continue;
+        BT_REQUIRE(s->n < OPTIONS_MAX, BT_ERR_INVALID_ARG, "more than %d options", OPTIONS_MAX);
+        s->flat[s->n]  = *o;
+        s->all[s->n++] = (setting){.name = o->name, .key = o->key, .takes_value = o->arg != NULL};
+    }
+    for (const struct argp_child *c = parser->children; c != NULL && c->argp != NULL; c++)
+        BT_TRY(collect(s, c->argp));
+out:
+    return st;
+}
+
+static setting *find_name(bt_settings *s, const char *name)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (strcmp(s->all[i].name, name) == 0) return &s->all[i];
+    return NULL;
+}
+
+static bt_status set(setting *t, place from, const char *value)
+{
+    bt_status st   = BT_OK;
+    char     *copy = bt_strdup(value);
+
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "setting %s", t->name);
+    bt_free(t->values[from]);
+    t->values[from] = copy;
+out:
+    return st;
+}
+
+/* ---- flags: argp itself says which there are, with all its ways of writing them */
+
+static error_t note(int key, char *arg, struct argp_state *state)
+{
+    bt_settings *s = state->input;
+
+    if (key == ARGP_KEY_ARG) return 0;
+    for (size_t i = 0; i < s->n; i++)
+        if (s->all[i].key == key)
+            return set(&s->all[i], FROM_FLAG, arg != NULL ? arg : "true") == BT_OK ? 0 : ENOMEM;
+    return ARGP_ERR_UNKNOWN;
+}
+
+static bt_status read_flags(bt_settings *s, int argc, char **argv)
+{
+    bt_status   st     = BT_OK;
+    char      **copy   = bt_calloc((size_t)argc + 1, sizeof(*copy)); /* argp reorders it */
+    struct argp parser = {s->flat, note, NULL, NULL, NULL, NULL, NULL};
+
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "command line");
+    memcpy(copy, argv, (size_t)argc * sizeof(*copy));
+    /* What is wrong on the command line is said by the program's own parser. */
+    BT_REQUIRE(argp_parse(&parser, argc, copy, ARGP_SILENT, NULL, s) != ENOMEM, BT_ERR_NO_MEMORY,
+               "command line");
+out:
+    bt_free(copy);
+    return st;
+}
+
+/* ---- values of file and environment */
+
+/* Options without an argument are true or false. */
+static bt_status set_checked(setting *t, place from, const char *where, const char *value)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(t->takes_value || strcmp(value, "true") == 0 || strcmp(value, "false") == 0,
+               BT_ERR_INVALID_ARG, "%s: %s is \"%s\", expected true or false", where, t->name,
+               value);
+    BT_TRY(set(t, from, value));
+out:
+    return st;
+}
+
+static char *trim(char *text)
+{
+    char *end = text + strlen(text);
+
+    while (end > text && isspace((unsigned char)end[-1]))
+        *--end = '\0';
+    while (isspace((unsigned char)*text))
+        text++;
+    return text;
+}
+
+/* "name = value", "name = "a # b"", "# comment", "". */
+static bt_status read_line(bt_settings *s, const char *where, char *line)
+{
+    bt_status st    = BT_OK;
+    char     *text  = trim(line), *value, *name, *rest;
+    setting  *found = NULL;
+
+    if (*text == '\0' || *text == '#') return BT_OK;
+    value = strchr(text, '=');
+    BT_REQUIRE(value != NULL, BT_ERR_INVALID_ARG, "%s: expected \"name = value\"", where);
+    *value++ = '\0';
+    name     = trim(text);
+    value    = trim(value);
+    if (*value == '"') {
+        rest = strchr(++value, '"');
+        BT_REQUIRE(rest != NULL, BT_ERR_INVALID_ARG, "%s: the quote does not end", where);
+        *rest = '\0';
+        rest  = trim(rest + 1);
+        BT_REQUIRE(*rest == '\0' || *rest == '#', BT_ERR_INVALID_ARG,
+                   "%s: unexpected text after the quote", where);
+    } else {
+        value[strcspn(value, "#")] = '\0';
+        value                      = trim(value);
+    }
+    found = find_name(s, name);
+    BT_REQUIRE(found != NULL && found->key != BT_OPT_CONFIG, BT_ERR_INVALID_ARG,
+               "%s: there is no setting \"%.60s\"", where, name);
+    BT_REQUIRE(found->values[FROM_FILE] == NULL, BT_ERR_INVALID_ARG, "%s: %s is set twice", where,
+               name);
+    BT_TRY(set_checked(found, FROM_FILE, where, value));
+out:
+    return st;
+}
+
+static bt_status read_file(bt_settings *s, const char *path)
+{
+    bt_status st = BT_OK;
+    FILE     *f  = fopen(path, "re");
+    char      line[LINE_BYTES], where[LINE_BYTES + 32];
+
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "--config %s: %s", path, strerror(errno));
+    for (unsigned n = 1; fgets(line, sizeof(line), f) != NULL; n++) {
+        snprintf(where, sizeof(where), "%s:%u", path, n);
+        BT_REQUIRE(strlen(line) + 1 < sizeof(line) || line[sizeof(line) - 2] == '\n',
+                   BT_ERR_INVALID_ARG, "%s: a line of over %d bytes", where, LINE_BYTES - 2);
+        BT_TRY(read_line(s, where, line));
+    }
+    BT_REQUIRE(!ferror(f), BT_ERR_IO, "--config %s: %s", path, strerror(errno));
+out:
+    if (f != NULL) fclose(f);
+    return st;
+}
+
+static void variable(const setting *t, char name_out[NAME_BYTES])
+{
+    int n = snprintf(name_out, NAME_BYTES, "BATON_%s", t->name);
+
+    for (int i = 0; i < n && i < NAME_BYTES - 1; i++)
+        name_out[i] = name_out[i] == '-' ? '_' : (char)toupper((unsigned char)name_out[i]);
+}
+
+static bt_status read_environment(bt_settings *s)
+{
+    bt_status   st = BT_OK;
+    char        name[NAME_BYTES];
+    const char *value;
+
+    for (size_t i = 0; i < s->n; i++) {
+        variable(&s->all[i], name);
+        value = getenv(name);
+        if (value == NULL || value[0] == '\0') continue;
+        if (strncmp(value, "tcp://", 6) == 0) {
+            /* Kubernetes sets BATON_PORT in every pod beside a service of that name. */
+            BT_WARN("%s is \"%.80s\", the address of a service: not taken as a setting", name,
+                    value);
+            continue;
+        }
+        BT_TRY(set_checked(&s->all[i], FROM_ENVIRONMENT, name, value));
+    }
+out:
+    return st;
+}
+
+/* ---- the outcome */
+
+static place strongest(const setting *t)
+{
+    int p = FROM_FLAG;
+
+    while (p > FROM_DEFAULT && t->values[p] == NULL)
+        p--;
+    return (place)p;
+}
+
+static void settle_conflicts(bt_settings *s)
+{
+    for (const bt_setting_conflict *c = s->spec.conflicts; c != NULL && c->a != NULL; c++) {
+        setting *a = find_name(s, c->a), *b = find_name(s, c->b);
+
+        if (a == NULL || b == NULL) continue;
+        if (strongest(a) > strongest(b) && strongest(a) != FROM_DEFAULT) b->dropped = true;
+        if (strongest(b) > strongest(a) && strongest(b) != FROM_DEFAULT) a->dropped = true;
+    }
+}
+
+/* "--name=value", or "--name". */
+static bt_status add_word(bt_settings *s, const setting *t, place from)
+{
+    bt_status   st    = BT_OK;
+    const char *value = t->values[from];
+    size_t      n;
+    char       *word = NULL;
+
+    if (value == NULL || t->dropped || t->key == BT_OPT_CONFIG) return BT_OK;
+    if (!t->takes_value && strcmp(value, "false") == 0) return BT_OK;
+    n    = strlen(t->name) + strlen(value) + 4;
+    word = bt_calloc(n, 1);
+    BT_REQUIRE(word != NULL, BT_ERR_NO_MEMORY, "setting %s", t->name);
+    snprintf(word, n, t->takes_value ? "--%s=%s" : "--%s", t->name, value);
+    s->words[s->n_words++] = word;
+    s->argv[s->argc++]     = word;
+out:
+    return st;
+}
+
+static bt_status make_command_line(bt_settings *s, int argc, char **argv)
+{
+    bt_status st = BT_OK;
+
+    s->argv  = bt_calloc((size_t)argc + 2 * s->n + 1, sizeof(*s->argv));
+    s->words = bt_calloc(2 * s->n + 1, sizeof(*s->words));
+    BT_REQUIRE(s->argv != NULL && s->words != NULL, BT_ERR_NO_MEMORY, "command line");
+    s->argv[s->argc++] = argv[0];
+    for (int from = FROM_FILE; from <= FROM_ENVIRONMENT; from++)
+        for (size_t i = 0; i < s->n; i++)
+            BT_TRY(add_word(s, &s->all[i], (place)from));
+    for (int i = 1; i < argc; i++)
+        s->argv[s->argc++] = argv[i];
+out:
+    return st;
+}
+
+bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
+                             bt_settings **settings_out)
+{
+    bt_status    st = BT_OK;
+    bt_settings *s  = bt_calloc(1, sizeof(*s));
+    setting     *config;
+
+    BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "settings");
+    s->spec = *spec;
+    BT_TRY(collect(s, spec->parser));
+    BT_TRY(read_flags(s, argc, argv));
+    BT_TRY(read_environment(s));
+    config = find_name(s, "config");
+    if (config != NULL && strongest(config) != FROM_DEFAULT)
+        BT_TRY(read_file(s, config->values[strongest(config)]));
+    settle_conflicts(s);
+    BT_TRY(make_command_line(s, argc, argv));
+    *settings_out = s;
+    s             = NULL; /* handed over */
+out:
+    bt_settings_destroy(s);
+    return st;
+}
+
+void bt_settings_destroy(bt_settings *settings)
+{
+    if (settings == NULL) return;
+    for (size_t i = 0; i < settings->n; i++)
+        for (int from = 0; from < N_PLACES; from++)
+            bt_free(settings->all[i].values[from]);
+    for (size_t i = 0; i < settings->n_words; i++)
+        bt_free(settings->words[i]);
+    bt_free(settings->words);
+    bt_free(settings->argv);
+    bt_free(settings);
+}
+
+int    bt_settings_argc(const bt_settings *settings) { return settings->argc; }
+char **bt_settings_argv(const bt_settings *settings) { return settings->argv; }
+
+static const char *default_of(const bt_settings *s, const char *name)
+{
+    for (const bt_setting_default *d = s->spec.defaults; d != NULL && d->name != NULL; d++)
+        if (strcmp(d->name, name) == 0) return d->value;
+    return NULL;
+}
+
+/* Words of a report, in lines that the log takes whole. */
+typedef struct {
+    const char *title;
+    char        text[REPORT_BYTES];
+    size_t      n;
+} report;
+
+static void flush(report *r)
+{
+    if (r->n > 0) BT_INFO("%s:%s", r->title, r->text);
+    r->n = 0;
+}
+
+__attribute__((format(printf, 2, 3))) static void tell(report *r, const char *fmt, ...)
+{
+    char    word[REPORT_BYTES];
+    va_list ap;
+    int     n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(word, sizeof(word), fmt, ap);
+    va_end(ap);
+    if ((size_t)n >= sizeof(word)) n = (int)sizeof(word) - 1;
+    if (r->n + (size_t)n >= sizeof(r->text)) flush(r);
+    memcpy(r->text + r->n, word, (size_t)n + 1);
+    r->n += (size_t)n;
+}
+
+void bt_settings_log(const bt_settings *settings)
+{
+    report made = {.title = "settings"}, rest = {.title = "by default"};
+
+    for (size_t i = 0; i < settings->n; i++) {
+        const setting *t        = &settings->all[i];
+        place          from     = t->dropped ? FROM_DEFAULT : strongest(t);
+        const char    *fallback = default_of(settings, t->name);
+
+        if (from != FROM_DEFAULT)
+            tell(&made, " %s=%s (%s)", t->name, t->values[from], PLACES[from]);
+        else if (fallback != NULL)
+            tell(&rest, " %s=%s", t->name, fallback);
+    }
+    flush(&made);
+    flush(&rest);
+}
+
+void bt_settings_clear_environment(const bt_settings *settings)
+{
+    char name[NAME_BYTES];
+
+    for (size_t i = 0; i < settings->n; i++) {
+        variable(&settings->all[i], name);
+        unsetenv(name);
+    }
+}

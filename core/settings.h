@@ -1,0 +1,59 @@
+/* core/settings.h - one program's options from four places: flag > environment > file > default.
+ *
+ * Every long option NAME of a program may also stand in its configuration file (--config FILE) as
+ * "name = value", and in the environment as BATON_NAME, capitals and '_' for '-'.  Options without
+ * an argument take true and false there.  This module finds those, and makes one command line of
+ * them all, weakest first, for argp to parse: the last value of an option counts.
+ *
+ * A file: one setting a line, '#' begins a comment, a value may stand in double quotes.
+ *
+ * Threads: main's, before any other.  Memory: the strings live until destroy. */
+#ifndef BT_CORE_SETTINGS_H
+#define BT_CORE_SETTINGS_H
+
+#include <argp.h>
+
+#include "core/status.h"
+
+typedef struct bt_settings bt_settings;
+
+/* What holds when nobody says anything, as text for the report. */
+typedef struct {
+    const char *name, *value;
+} bt_setting_default;
+
+/* Two options that exclude each other: the one that is set in the stronger place stays. */
+typedef struct {
+    const char *a, *b;
+} bt_setting_conflict;
+
+typedef struct {
+    const struct argp         *parser;
+    const bt_setting_default  *defaults;  /* up to a NULL name; may be NULL */
+    const bt_setting_conflict *conflicts; /* the same */
+} bt_settings_spec;
+
+/* The option that every parser's table needs for this: key BT_OPT_CONFIG, nothing to do in its
+ * parse function. */
+enum { BT_OPT_CONFIG = 0x7f00 };
+#define BT_CONFIG_OPTION(group)                                                                 \
+    {                                                                                           \
+        "config", BT_OPT_CONFIG, "FILE", 0,                                                     \
+            "Settings as lines \"name = value\"; a flag or BATON_NAME in the environment wins", \
+            group                                                                               \
+    }
+
+/* INVALID_ARG or IO names file and line, or the variable. */
+bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
+                             bt_settings **settings_out);
+void      bt_settings_destroy(bt_settings *settings);
+/* What argp is to parse; owned by the settings. */
+int    bt_settings_argc(const bt_settings *settings);
+char **bt_settings_argv(const bt_settings *settings);
+/* To the log, one line: every setting that somebody made, with its place, then the defaults. */
+void bt_settings_log(const bt_settings *settings);
+/* Takes this program's variables out of the environment, so that children which know some of the
+ * names get them only as flags. */
+void bt_settings_clear_environment(const bt_settings *settings);
+
+#endif

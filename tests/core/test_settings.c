@@ -1,0 +1,205 @@
+#include "core/settings.h"
+
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "tests/support/test.h"
+
+enum { OPT_PORT = 256, OPT_BOTH, OPT_PREFILL, OPT_FAST };
+
+static const struct argp_option CHILD[] = {
+    {"prefill",  OPT_PREFILL, "N", 0, "child's", 0},
+    {"both",       OPT_BOTH, "N", 0, "", 0},
+    {0}
+};
+static const struct argp       CHILD_ARGP = {CHILD, NULL, NULL, NULL, NULL, NULL, NULL};
+static const struct argp_child CHILDREN[] = {
+    {&CHILD_ARGP, 0, NULL, 0},
+    {0      }
+};
+static const struct argp_option OPTIONS[] = {
+    {NULL,     0, NULL, 0, "Head:", 1},
+    {"queue-s",    'q', "S", 0, "", 0},
+    {"port", OPT_PORT, "N", 0, "", 0},
+    {"fast",        OPT_FAST, NULL, 0, "", 0},
+    BT_CONFIG_OPTION(0),
+    {0 }
+};
+static const struct argp         PARSER      = {OPTIONS, NULL, NULL, NULL, CHILDREN, NULL, NULL};
+static const bt_setting_conflict CONFLICTS[] = {
+    {"both", "prefill"},
+    {0     }
+};
+static const bt_setting_default DEFAULTS[] = {
+    {"port", "8000"},
+    {0     }
+};
+static const bt_settings_spec SPEC = {&PARSER, DEFAULTS, CONFLICTS};
+
+#define PATH "baton.conf" /* in a folder of its own */
+
+static void write_config(const char *text)
+{
+    FILE *f = fopen(PATH, "w");
+
+    fputs(text, f);
+    fclose(f);
+}
+
+/* The words that argp gets, joined; "" and the error's text when there are none. */
+static const char *gather(char **argv)
+{
+    static char  text[2048];
+    bt_settings *s = NULL;
+    int          n = 0;
+
+    while (argv[n] != NULL)
+        n++;
+    text[0] = 0;
+    if (bt_settings_gather(&SPEC, n, argv, &s) != BT_OK) return text;
+    for (int i = 1; i < bt_settings_argc(s); i++) {
+        strcat(text, bt_settings_argv(s)[i]);
+        strcat(text, " ");
+    }
+    EXPECT(bt_settings_argv(s)[bt_settings_argc(s)] == NULL);
+    bt_settings_log(s);
+    bt_settings_destroy(s);
+    return text;
+}
+#define ARGS(...) \
+    (char *[]) { (char *)"program", __VA_ARGS__, NULL }
+#define ARG(text) (char *)(text)
+
+#define EXPECT_WORDS(got, want)                                                                 \
+    do {                                                                                        \
+        const char *got_ = (got);                                                               \
+        if (strcmp(got_, want) != 0) {                                                          \
+            g_failures++;                                                                       \
+            fprintf(stderr, "%s:%d got \"%s\", want \"%s\"\n", __FILE__, __LINE__, got_, want); \
+        }                                                                                       \
+    } while (0)
+
+static void settings_come_weakest_first(void)
+{
+    write_config("# a comment\n\n  port = 1   # why\nqueue-s=\"5 # 6\"  # x\nfast = true\n");
+    setenv("BATON_PORT", "2", 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--config"), ARG(PATH), ARG("--port=3"))),
+                 "--queue-s=5 # 6 --port=1 --fast --port=2 --config baton.conf --port=3 ");
+    setenv("BATON_FAST", "false", 1);
+    setenv("BATON_QUEUE_S", "", 1); /* empty is unset */
+    EXPECT_WORDS(gather(ARGS(ARG("-q7"))), "--port=2 -q7 ");
+    unsetenv("BATON_PORT");
+    unsetenv("BATON_FAST");
+    unsetenv("BATON_QUEUE_S");
+    EXPECT_WORDS(gather(ARGS(ARG("--nonsense"))), "--nonsense "); /* argp's to refuse */
+}
+
+static void settings_file_of_the_environment(void)
+{
+    write_config("port = 9\n");
+    setenv("BATON_CONFIG", PATH, 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--fast"))), "--port=9 --fast ");
+    unsetenv("BATON_CONFIG");
+}
+
+static void settings_that_exclude_each_other_follow_the_stronger(void)
+{
+    write_config("both = 4\n");
+    EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH), ARG("--prefill=2"))),
+                 "--config=baton.conf --prefill=2 ");
+    setenv("BATON_PREFILL", "3", 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--both=1"))), "--both=1 ");
+    setenv("BATON_BOTH", "3", 1); /* of one place: the program says what is wrong */
+    EXPECT_WORDS(gather(ARGS(ARG("--fast"))), "--prefill=3 --both=3 --fast ");
+    unsetenv("BATON_PREFILL");
+    unsetenv("BATON_BOTH");
+}
+
+static void settings_that_are_wrong_name_their_place(void)
+{
+    static const char *const cases[][2] = {
+        {"port 1\n",             "baton.conf:1: expected \"name = value\""   },
+        {"\nprot = 1\n",         "baton.conf:2: there is no setting \"prot\""},
+        {"config = x\n",         "no setting \"config\""                     },
+        {"port = 1\nport = 2\n", "baton.conf:2: port is set twice"           },
+        {"port = \"1\n",         "the quote does not end"                    },
+        {"port = \"1\" 2\n",     "unexpected text after the quote"           },
+        {"fast = yes\n",         "fast is \"yes\", expected true or false"   },
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        write_config(cases[i][0]);
+        EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "");
+        EXPECT_HAS(bt_error_text(), cases[i][1]);
+    }
+    EXPECT_WORDS(gather(ARGS(ARG("--config=missing"))), "");
+    EXPECT_HAS(bt_error_text(), "missing: No such file");
+    setenv("BATON_FAST", "1", 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--port=1"))), "");
+    EXPECT_HAS(bt_error_text(), "BATON_FAST");
+    unsetenv("BATON_FAST");
+}
+
+static void settings_pass_over_service_addresses(void)
+{
+    setenv("BATON_PORT", "tcp://10.0.0.1:8000", 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--fast"))), "--fast ");
+    unsetenv("BATON_PORT");
+}
+
+static void settings_leave_the_environment(void)
+{
+    bt_settings *s      = NULL;
+    char        *argv[] = {ARG("program"), NULL};
+
+    setenv("BATON_PORT", "2", 1);
+    setenv("BATON_ELSE", "2", 1);
+    EXPECT_EQ(bt_settings_gather(&SPEC, 1, argv, &s), BT_OK);
+    bt_settings_clear_environment(s);
+    EXPECT(getenv("BATON_PORT") == NULL && getenv("BATON_ELSE") != NULL);
+    bt_settings_destroy(s);
+    unsetenv("BATON_ELSE");
+}
+
+static void settings_with_short_memory_fail_cleanly(void)
+{
+    char        *argv[] = {ARG("program"), ARG("--port=1"), NULL};
+    long         live   = bt_alloc_live();
+    bt_settings *s      = NULL;
+    bt_status    st     = BT_ERR_NO_MEMORY;
+
+    setenv("BATON_QUEUE_S", "4", 1);
+    for (long k = 0; st != BT_OK; k++) {
+        bt_alloc_fail_at(k);
+        st = bt_settings_gather(&SPEC, 2, argv, &s);
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
+        EXPECT(k < 50);
+        if (st != BT_OK) EXPECT_EQ(bt_alloc_live(), live);
+    }
+    bt_settings_destroy(s);
+    EXPECT_EQ(bt_alloc_live(), live);
+    unsetenv("BATON_QUEUE_S");
+}
+
+static const bt_test tests[] = {
+    BT_TEST(settings_come_weakest_first),
+    BT_TEST(settings_file_of_the_environment),
+    BT_TEST(settings_that_exclude_each_other_follow_the_stronger),
+    BT_TEST(settings_that_are_wrong_name_their_place),
+    BT_TEST(settings_pass_over_service_addresses),
+    BT_TEST(settings_leave_the_environment),
+    BT_TEST(settings_with_short_memory_fail_cleanly),
+};
+
+int main(int argc, char **argv)
+{
+    char folder[] = "/tmp/baton-settings-XXXXXX";
+    int  rc;
+
+    if (mkdtemp(folder) == NULL || chdir(folder) != 0) return EXIT_FAILURE;
+    rc = BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL);
+    unlink(PATH);
+    if (chdir("/") != 0 || rmdir(folder) != 0) return EXIT_FAILURE;
+    return rc;
+}

@@ -1,41 +1,14 @@
 #include "coordinator/intake.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
+#include "coordinator/intake_parts.h"
 #include "core/alloc.h"
 #include "proto/text.h"
 
-enum { STOP_IDS_MAX = 1024 };
-/* Below this a temperature means greedy, as in the engine whose protocol this is. */
-static const float GREEDY = 1e-5f;
-
 typedef Vllm__Grpc__Engine__GenerateRequest request;
 typedef Vllm__Grpc__Engine__SamplingParams  params;
-
-#define REFUSE_UNLESS(cond, ...)                            \
-    do {                                                    \
-        if (!(cond)) {                                      \
-            snprintf(refusal, BT_INTAKE_TEXT, __VA_ARGS__); \
-            return BT_ERR_INVALID_ARG;                      \
-        }                                                   \
-    } while (0)
-
-static const char *constraint_name(const params *p)
-{
-    switch (p->constraint_case) {
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA: return "json_schema";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_REGEX: return "regex";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_GRAMMAR: return "grammar";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG: return "structural_tag";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT:
-        return p->json_object ? "json_object" : NULL;
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE: return "choice";
-    default: return NULL;
-    }
-}
 
 static bool has_control_characters(const char *text)
 {
@@ -73,36 +46,6 @@ static bt_status check_request(const request *pb, char *refusal)
                       pb->data_parallel_rank < 0,
                   "data_parallel_rank is %d, but this server places requests itself",
                   pb->data_parallel_rank);
-    return BT_OK;
-}
-
-/* Sampling parameters that must be neutral. */
-static bt_status check_neutral(const params *p, char *refusal)
-{
-    const char *constraint = constraint_name(p);
-
-    REFUSE_UNLESS(p->top_p == 0.0f || p->top_p == 1.0f, "top_p is %g: only 1 is supported",
-                  (double)p->top_p);
-    REFUSE_UNLESS(p->top_k == 0, "top_k is %u: only 0 is supported", p->top_k);
-    REFUSE_UNLESS(p->min_p == 0.0f, "min_p is %g: only 0 is supported", (double)p->min_p);
-    REFUSE_UNLESS(p->frequency_penalty == 0.0f, "frequency_penalty is %g: only 0 is supported",
-                  (double)p->frequency_penalty);
-    REFUSE_UNLESS(p->presence_penalty == 0.0f, "presence_penalty is %g: only 0 is supported",
-                  (double)p->presence_penalty);
-    REFUSE_UNLESS(p->repetition_penalty == 0.0f || p->repetition_penalty == 1.0f,
-                  "repetition_penalty is %g: only 1 is supported", (double)p->repetition_penalty);
-    REFUSE_UNLESS(p->min_tokens == 0, "min_tokens is %u: only 0 is supported", p->min_tokens);
-    REFUSE_UNLESS(p->n_stop == 0, "stop (strings) is not supported: use stop_token_ids");
-    REFUSE_UNLESS(p->n <= 1, "n is %u: only 1 is supported", p->n);
-    REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
-    REFUSE_UNLESS(!p->grammar_from_first_token, "grammar_from_first_token is not supported");
-    REFUSE_UNLESS(p->_prompt_logprobs_case ==
-                      VLLM__GRPC__ENGINE__SAMPLING_PARAMS___PROMPT_LOGPROBS__NOT_SET,
-                  "prompt_logprobs is not supported");
-    REFUSE_UNLESS(p->n_logit_bias == 0, "logit_bias is not supported");
-    REFUSE_UNLESS(p->_truncate_prompt_tokens_case ==
-                      VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET,
-                  "truncate_prompt_tokens is not supported");
     return BT_OK;
 }
 
@@ -153,50 +96,10 @@ static bt_status take_max_tokens(const params *p, const bt_intake_limits *limits
     return BT_OK;
 }
 
-static bt_status take_stop_ids(const params *p, const bt_intake_limits *limits, bt_relay_request *r,
-                               char *refusal)
+void bt_intake_answer_free(bt_intake_answer *answer)
 {
-    size_t n = p->n_stop_token_ids;
-
-    if (n == 0) return BT_OK;
-    REFUSE_UNLESS(n <= STOP_IDS_MAX, "stop_token_ids has %zu ids, at most %d are allowed", n,
-                  STOP_IDS_MAX);
-    for (size_t i = 0; i < n; i++)
-        REFUSE_UNLESS(p->stop_token_ids[i] < limits->vocab_size,
-                      "stop_token_ids holds %u, but the vocabulary has %u ids",
-                      p->stop_token_ids[i], limits->vocab_size);
-    r->sampling.stop_tokens = bt_calloc(n, sizeof(*r->sampling.stop_tokens));
-    REFUSE_UNLESS(r->sampling.stop_tokens != NULL, "out of memory");
-    memcpy(r->sampling.stop_tokens, p->stop_token_ids, n * sizeof(*r->sampling.stop_tokens));
-    r->sampling.n_stop = (uint32_t)n;
-    return BT_OK;
-}
-
-static bt_status take_sampling(const params *p, bt_relay_request *r, bt_intake_answer *answer,
-                               char *refusal)
-{
-    bt_sampling *s = &r->sampling;
-
-    s->temperature = 1.0f;
-    if (p->_temperature_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE__NOT_SET)
-        s->temperature = p->temperature;
-    REFUSE_UNLESS(isfinite(s->temperature) && s->temperature >= 0.0f,
-                  "temperature is %g, it must be a number from 0 up", (double)s->temperature);
-    if (s->temperature < GREEDY) s->temperature = 0.0f;
-    if (p->_logprobs_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___LOGPROBS__NOT_SET) {
-        REFUSE_UNLESS(p->logprobs == 0 || p->logprobs == 1,
-                      "logprobs is %d: only 0 and 1 (of the chosen token) are supported",
-                      p->logprobs);
-        s->logprobs = answer->logprobs = true;
-        answer->top_logprobs           = p->logprobs == 1 && s->temperature == 0.0f;
-    }
-    if (p->_seed_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___SEED__NOT_SET)
-        s->seed = (uint64_t)(int64_t)p->seed;
-    else
-        REFUSE_UNLESS(getrandom(&s->seed, sizeof(s->seed), 0) == (ssize_t)sizeof(s->seed),
-                      "no random seed could be drawn");
-    s->ignore_eos = p->ignore_eos;
-    return BT_OK;
+    bt_stop_set_destroy(answer->stop);
+    answer->stop = NULL;
 }
 
 bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_intake_limits *limits,
@@ -209,17 +112,20 @@ bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_inta
     bt_intake_answer answer = {.stream = pb->stream};
 
     BT_TRY(check_request(pb, refusal));
-    BT_TRY(check_neutral(p, refusal));
-    BT_TRY(take_sampling(p, &r, &answer, refusal));
+    BT_TRY(bt_intake_sampling(p, limits, &r.sampling, &answer, refusal));
     BT_TRY(take_prompt(pb->tokenized, limits, &r, refusal));
     BT_TRY(take_max_tokens(p, limits, &r, refusal));
-    BT_TRY(take_stop_ids(p, limits, &r, refusal));
-    *request_out           = r;
-    *answer_out            = answer;
-    r.prompt               = NULL; /* handed over */
-    r.sampling.stop_tokens = NULL;
+    REFUSE_UNLESS_OUT(r.sampling.min_tokens <= r.sampling.max_tokens,
+                      "min_tokens is %u, more than max_tokens, which is %u", r.sampling.min_tokens,
+                      r.sampling.max_tokens);
+    *request_out          = r;
+    *answer_out           = answer;
+    r.prompt              = NULL; /* handed over */
+    request_out->sampling = bt_sampling_take(&r.sampling);
+    answer.stop           = NULL;
 out:
     bt_free(r.prompt);
-    bt_free(r.sampling.stop_tokens);
+    bt_sampling_free(&r.sampling);
+    bt_intake_answer_free(&answer);
     return st;
 }

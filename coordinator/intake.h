@@ -6,24 +6,32 @@
 #define BT_COORDINATOR_INTAKE_H
 
 #include "coordinator/relay.h"
+#include "coordinator/stop_strings.h"
 #include "proto/vllm_engine.pb-c.h"
 
 typedef struct {
     uint32_t vocab_size, max_context;
     uint64_t max_tokens,
         max_prompt; /* what one rank's pool can hold: of a request, of its prompt */
+    bool tokenizer; /* there is one, so that stop strings can be found */
 } bt_intake_limits;
 
 /* How the client wants its answer. */
 typedef struct {
-    bool stream, logprobs;
-    bool top_logprobs; /* one alternative: at temperature 0 that is the chosen token */
+    bool         stream, logprobs;
+    uint32_t     n_top, n;     /* alternatives of each token; choices */
+    bt_stop_set *stop;         /* owned; NULL: none */
+    bool         skip_special; /* special tokens are no text, and match nothing */
+    uint32_t     min_tokens;   /* so many come before a stop string counts */
 } bt_intake_answer;
 
-enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
+void bt_intake_answer_free(bt_intake_answer *answer);
 
-/* OK: request_out owns its prompt and stop tokens; its name is borrowed from pb.  INVALID_ARG (not
- * logged: it is the client's affair) writes why into refusal[BT_INTAKE_TEXT]. */
+enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024, BT_CHOICES_MAX = 64 };
+
+/* OK: request_out owns its prompt and the sampling's arrays, answer_out its stop strings; the name
+ * is borrowed from pb.  INVALID_ARG (not logged: it is the client's affair) writes why into
+ * refusal[BT_INTAKE_TEXT]. */
 bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_intake_limits *limits,
                     bt_relay_request *request_out, bt_intake_answer *answer_out, char *refusal);
 

@@ -157,11 +157,16 @@ static void listen_for(bt_public *pub, const bt_method *method, void *registered
  * requests, which would then be refused for what they never asked for. */
 static char *supported_defaults(const char *text)
 {
-    json_t *all = json_loads(text, 0, NULL), *kept = json_object(), *temperature;
-    char   *dump = NULL, *copy = NULL;
+    static const char *const NAMES[] = {"temperature", "top_p", "top_k", "min_p",
+                                        "repetition_penalty"};
+    json_t                  *all = json_loads(text, 0, NULL), *kept = json_object();
+    char                    *dump = NULL, *copy = NULL;
 
-    temperature = json_object_get(all, "temperature");
-    if (json_is_number(temperature)) json_object_set(kept, "temperature", temperature);
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++) {
+        json_t *value = json_object_get(all, NAMES[i]);
+
+        if (json_is_number(value)) json_object_set(kept, NAMES[i], value);
+    }
     if (json_object_size(kept) > 0) dump = json_dumps(kept, JSON_COMPACT | JSON_REAL_PRECISION(6));
     copy = bt_strdup(dump != NULL ? dump : "");
     free(dump);
@@ -189,10 +194,14 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->limits.max_context = config->facts->max_context;
     pub->limits.max_tokens  = bt_relay_max_tokens(pub->relay);
     pub->limits.max_prompt  = bt_relay_max_prompt(pub->relay);
-    pub->model_path         = bt_strdup(config->model_path);
-    pub->served_name        = bt_strdup(config->served_name);
-    pub->version            = bt_strdup(config->version);
-    pub->default_sampling   = supported_defaults(config->facts->default_sampling_json);
+    /* Without one only stop strings cannot be had. */
+    if (bt_tokenizer_open(config->model_path, &pub->tokenizer) != BT_OK)
+        BT_WARN("no stop strings: %s", bt_error_text());
+    pub->limits.tokenizer = pub->tokenizer != NULL;
+    pub->model_path       = bt_strdup(config->model_path);
+    pub->served_name      = bt_strdup(config->served_name);
+    pub->version          = bt_strdup(config->version);
+    pub->default_sampling = supported_defaults(config->facts->default_sampling_json);
     BT_REQUIRE(pub->model_path != NULL && pub->served_name != NULL && pub->version != NULL &&
                    pub->default_sampling != NULL,
                BT_ERR_NO_MEMORY, "facts of the model");
@@ -247,6 +256,7 @@ void bt_public_destroy(bt_public *pub)
         grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
         bt_rpc_loop_begin(pub->loop);
         grpc_server_cancel_all_calls(pub->server);
+        bt_public_poll(pub);
         /* Cancelled operations complete at once; their tags point into what is about to be freed.
          */
         for (int i = 0; i < END_TRIES && (!pub->is_down || pub->n_calls > 0); i++)
@@ -254,6 +264,7 @@ void bt_public_destroy(bt_public *pub)
         BT_ASSERT(pub->is_down && pub->n_calls == 0);
         grpc_server_destroy(pub->server);
     }
+    bt_tokenizer_close(pub->tokenizer);
     bt_free(pub->model_path);
     bt_free(pub->served_name);
     bt_free(pub->version);

@@ -2,10 +2,10 @@
 #ifndef BT_COORDINATOR_PUBLIC_CALL_H
 #define BT_COORDINATOR_PUBLIC_CALL_H
 
+#include "coordinator/choice.h"
 #include "coordinator/public.h"
 
-typedef struct bt_call   bt_call;
-typedef struct bt_stream bt_stream;
+typedef struct bt_call bt_call;
 
 /* A method: unary ones fill an answer, or return another status with bt_call.why. */
 typedef struct {
@@ -51,8 +51,10 @@ struct bt_public {
     bool               is_down, stopping, draining;
     bt_intake_limits   limits;
     const bt_up_hello *facts;
-    bt_metrics        *metrics;  /* borrowed */
-    bt_call           *watchers; /* list of the health Watch calls */
+    bt_metrics        *metrics;   /* borrowed */
+    bt_tokenizer      *tokenizer; /* owned; NULL: the model has none that can be read */
+    bt_stream         *waiting;   /* list of bt_public_poll() */
+    bt_call           *watchers;  /* list of the health Watch calls */
     char              *model_path, *served_name, *version, *default_sampling; /* owned */
     uint64_t           n_calls;   /* not yet freed, waiting ones too */
     uint32_t           n_streams; /* Generate calls not yet freed */
@@ -71,6 +73,8 @@ extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
 void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
 void                   bt_stream_free(bt_stream *stream);
+/* The name by which the relay knows a choice of the request of that name. */
+void bt_stream_choice_name(const char *name, uint32_t index, char *buf, size_t capacity);
 
 /* public_watch.c */
 bool bt_public_has_service(const char *service);

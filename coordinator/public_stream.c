@@ -1,32 +1,36 @@
 /* Generate: a stream from the validated request to its one terminal status.
  *
- * Tokens are kept for the stream's life, since the last message repeats them all.  One message is
- * in flight at a time; what comes meanwhile goes into the next one, so a slow client costs no
- * memory but this and never holds up another.  Headers go with the first message: until then an
- * error is the call's own status. */
+ * Each choice of n is a request of the relay's.  The first goes alone; the others follow when its
+ * first token shows that the prompt is computed, so that they find the prompt's pages in the caches
+ * instead of computing them again.  Nothing may call the relay from inside its callbacks: what is
+ * to be submitted or aborted then waits for bt_public_poll().
+ *
+ * One message is in flight at a time; what comes meanwhile goes into the next one, so a slow client
+ * costs no memory but its tokens and never holds up another.  Headers go with the first message:
+ * until then an error is the call's own status. */
 #include <stdio.h>
 #include <string.h>
 
+#include "coordinator/choice.h"
 #include "coordinator/public_call.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/text.h"
 
-typedef Vllm__Grpc__Engine__OutputLogProbs out_logprobs;
-typedef Vllm__Grpc__Engine__TopLogProbs    top_logprobs;
-
 struct bt_stream {
     bt_call         *call; /* whose part this is */
-    bt_intake_answer how;
+    bt_intake_answer how;  /* owned: its stop strings */
     char            *name; /* owned */
-    uint64_t         number;
-    uint32_t         n_prompt, n, n_sent; /* tokens that came, and that chunks have carried */
-    uint32_t         n_cached;            /* prompt tokens that were not computed */
-    uint32_t        *ids;                 /* owned [max_tokens]; touched as tokens come */
-    float           *logprobs;            /* owned [max_tokens] */
+    uint32_t         n_prompt, n_cached;
+    uint32_t         n_choices, n_completed, turn; /* turn: whose chunk is next */
+    bt_choice       *choices;                      /* owned [n_choices] */
+    bt_relay_request rest;                         /* owned: what the other choices ask for */
+    uint32_t         n_submitted;
+    uint64_t         arrived_ns;
     bool             begun, sending, ended, status_sent, gone;
+    bool             waiting; /* in the list of bt_public_poll() */
+    bt_stream       *next;    /* of it */
     grpc_status_code code;
-    bt_finish        finish;
     char             message[BT_INTAKE_TEXT];
     bt_request_clock clock;
 };
@@ -37,95 +41,14 @@ void bt_stream_free(bt_stream *stream)
 {
     if (stream == NULL) return;
     stream->call->pub->n_streams--;
+    for (uint32_t i = 0; i < stream->n_choices && stream->choices != NULL; i++)
+        bt_choice_fini(&stream->choices[i]);
+    bt_free(stream->choices);
+    bt_free(stream->rest.prompt);
+    bt_sampling_free(&stream->rest.sampling);
+    bt_intake_answer_free(&stream->how);
     bt_free(stream->name);
-    bt_free(stream->ids);
-    bt_free(stream->logprobs);
     bt_free(stream);
-}
-
-/* ---- messages */
-
-/* Logprobs of tokens [from, n): borrows the stream's arrays.  *block_out is memory to be freed. */
-static bool make_logprobs(bt_stream *s, uint32_t from, out_logprobs *lp, void **block_out)
-{
-    size_t         n = s->n - from;
-    top_logprobs **table, *tops;
-
-    vllm__grpc__engine__output_log_probs__init(lp);
-    lp->n_token_logprobs = lp->n_token_ids = n;
-    lp->token_logprobs                     = s->logprobs + from;
-    lp->token_ids                          = s->ids + from;
-    if (!s->how.top_logprobs || n == 0) return true;
-    table = bt_calloc(n, sizeof(*table) + sizeof(*tops));
-    if (table == NULL) return false;
-    tops = (top_logprobs *)(void *)(table + n);
-    for (size_t i = 0; i < n; i++) {
-        vllm__grpc__engine__top_log_probs__init(&tops[i]);
-        tops[i].n_values = tops[i].n_token_ids = 1;
-        tops[i].values                         = lp->token_logprobs + i;
-        tops[i].token_ids                      = lp->token_ids + i;
-        table[i]                               = &tops[i];
-    }
-    lp->n_top_logprobs = n;
-    lp->top_logprobs   = table;
-    *block_out         = table;
-    return true;
-}
-
-/* The tokens that no chunk has carried yet.  NULL: out of memory. */
-static grpc_byte_buffer *make_chunk(bt_stream *s)
-{
-    Vllm__Grpc__Engine__GenerateStreamChunk chunk = VLLM__GRPC__ENGINE__GENERATE_STREAM_CHUNK__INIT;
-    Vllm__Grpc__Engine__GenerateResponse    reply = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__INIT;
-    grpc_byte_buffer                       *buffer = NULL;
-    out_logprobs                            lp;
-    void                                   *block = NULL;
-
-    chunk.n_token_ids       = s->n - s->n_sent;
-    chunk.token_ids         = s->ids + s->n_sent;
-    chunk.prompt_tokens     = s->n_prompt;
-    chunk.cached_tokens     = s->n_cached;
-    chunk.completion_tokens = s->n - s->n_sent;
-    if (!s->how.logprobs || make_logprobs(s, s->n_sent, &lp, &block)) {
-        if (s->how.logprobs) chunk.output_logprobs = &lp;
-        reply.response_case = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK;
-        reply.chunk         = &chunk;
-        buffer              = bt_rpc_pack(&reply.base);
-        s->n_sent           = s->n;
-    }
-    bt_free(block);
-    return buffer;
-}
-
-static grpc_byte_buffer *make_complete(bt_stream *s)
-{
-    Vllm__Grpc__Engine__GenerateComplete done   = VLLM__GRPC__ENGINE__GENERATE_COMPLETE__INIT;
-    Vllm__Grpc__Engine__GenerateResponse reply  = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__INIT;
-    grpc_byte_buffer                    *buffer = NULL;
-    bool                                 with   = s->how.logprobs && !s->how.stream;
-    static char                          stop[] = "stop", length[] = "length";
-    out_logprobs                         lp;
-    void                                *block = NULL;
-
-    done.n_output_ids      = s->n;
-    done.output_ids        = s->ids;
-    done.finish_reason     = s->finish == BT_FINISH_LENGTH ? length : stop;
-    done.prompt_tokens     = s->n_prompt;
-    done.cached_tokens     = s->n_cached;
-    done.completion_tokens = s->n;
-    if (s->finish == BT_FINISH_STOP_TOKEN) {
-        done.matched_stop_case =
-            VLLM__GRPC__ENGINE__GENERATE_COMPLETE__MATCHED_STOP_MATCHED_TOKEN_ID;
-        done.matched_token_id = s->ids[s->n - 1];
-    }
-    if (!with || make_logprobs(s, 0, &lp, &block)) {
-        if (with) done.output_logprobs = &lp; /* a stream's are in its chunks */
-        reply.response_case = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_COMPLETE;
-        reply.complete      = &done;
-        buffer              = bt_rpc_pack(&reply.base);
-    }
-    bt_free(block);
-    return buffer;
 }
 
 /* ---- sending */
@@ -175,26 +98,143 @@ static void give_up(bt_stream *s)
                                  "the coordinator is out of memory", NULL);
 }
 
+/* The next choice with tokens to send, by turns; NULL: none. */
+static bt_choice *next_ready(bt_stream *s)
+{
+    for (uint32_t k = 0; k < s->n_choices; k++) {
+        bt_choice *c = &s->choices[(s->turn + k) % s->n_choices];
+
+        if (c->n_sent == c->n_ready) continue;
+        s->turn = c->index + 1;
+        return c;
+    }
+    return NULL;
+}
+
 /* Sends what can be sent now. */
 static void pump(bt_stream *s)
 {
     grpc_byte_buffer *message;
+    bt_choice        *c;
+    bt_choice_facts   facts  = {s->n_prompt, s->n_cached, s->how.logprobs};
+    bool              status = false;
 
     if (s->sending || s->status_sent || s->gone) return;
     if (s->ended && s->code != GRPC_STATUS_OK) {
         send_parts(s, NULL, true);
-    } else if (s->how.stream && s->n_sent < s->n) {
-        message = make_chunk(s);
-        if (message != NULL)
-            send_parts(s, message, false);
-        else
-            give_up(s);
+        return;
+    }
+    c = s->how.stream ? next_ready(s) : NULL;
+    if (c != NULL) {
+        message = bt_choice_chunk(c, &facts);
     } else if (s->ended) {
-        message = make_complete(s);
-        if (message != NULL)
-            send_parts(s, message, true);
+        facts.logprobs = facts.logprobs && !s->how.stream; /* a stream's are in its chunks */
+        message        = bt_choice_complete(&s->choices[s->n_completed++], &facts);
+        status         = s->n_completed == s->n_choices;
+    } else {
+        return;
+    }
+    if (message != NULL)
+        send_parts(s, message, status);
+    else
+        give_up(s);
+}
+
+/* ---- what waits until the relay can be called */
+
+static void wait_for_poll(bt_stream *s)
+{
+    bt_public *pub = s->call->pub;
+
+    if (s->waiting) return;
+    s->waiting = true;
+    s->next    = pub->waiting;
+    s->call->refs++; /* the list's */
+    pub->waiting = s;
+}
+
+static void abort_choices(bt_stream *s, const char *reason)
+{
+    for (uint32_t i = 0; i < s->n_choices; i++)
+        if (s->choices[i].open)
+            bt_relay_abort_client(s->call->pub->relay, &s->choices[i], s->choices[i].name, reason);
+}
+
+/* The whole call ends with an error; choices that still run are aborted by the next poll. */
+static void fail(bt_stream *s, grpc_status_code code, const char *why)
+{
+    if (s->ended) return;
+    bt_metrics_end(s->call->pub->metrics, &s->clock, code, BT_FINISH_NONE, bt_now_ns());
+    s->ended = true;
+    s->code  = code;
+    bt_text_clean(why, s->message, sizeof(s->message));
+    if (s->n_choices > 1) wait_for_poll(s);
+    pump(s);
+}
+
+/* Gives a choice to the relay. */
+static bool submit(bt_stream *s, uint32_t index, bt_relay_request *r, grpc_status_code *code)
+{
+    bt_choice *c  = &s->choices[index];
+    bt_status  st = BT_OK;
+
+    *code              = GRPC_STATUS_RESOURCE_EXHAUSTED;
+    r->name            = c->name;
+    r->arrived_ns      = s->arrived_ns;
+    r->admitted        = index > 0;
+    r->sampling.choice = index;
+    s->n_submitted++;
+    c->open = true;
+    s->call->refs++; /* the relay's, until end() */
+    st = bt_relay_submit(s->call->pub->relay, r, c, bt_now_ns(), &c->number, code);
+    if (st == BT_OK) return true;
+    c->open = false;
+    s->call->refs--;
+    return false;
+}
+
+static bt_status copy_request(const bt_relay_request *from, bt_relay_request *to_out)
+{
+    bt_status        st = BT_OK;
+    bt_relay_request r  = {.n_prompt = from->n_prompt};
+
+    r.prompt = bt_calloc(from->n_prompt, sizeof(*r.prompt));
+    BT_REQUIRE(r.prompt != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", from->n_prompt);
+    memcpy(r.prompt, from->prompt, from->n_prompt * sizeof(*r.prompt));
+    BT_TRY(bt_sampling_copy(&from->sampling, &r.sampling));
+    *to_out  = r;
+    r.prompt = NULL; /* handed over */
+out:
+    bt_free(r.prompt);
+    return st;
+}
+
+static void submit_rest(bt_stream *s)
+{
+    grpc_status_code code = GRPC_STATUS_RESOURCE_EXHAUSTED;
+
+    while (s->n_submitted < s->n_choices && !s->ended) {
+        bt_relay_request r = {0};
+        bool gone = copy_request(&s->rest, &r) == BT_OK && submit(s, s->n_submitted, &r, &code);
+
+        bt_free(r.prompt); /* what the relay did not take */
+        bt_sampling_free(&r.sampling);
+        if (!gone) fail(s, code, bt_error_text());
+    }
+}
+
+void bt_public_poll(bt_public *pub)
+{
+    while (pub->waiting != NULL) {
+        bt_stream *s = pub->waiting;
+
+        pub->waiting = s->next;
+        s->waiting   = false;
+        if (s->ended || s->gone)
+            abort_choices(s, "another choice of the request has failed");
         else
-            give_up(s);
+            submit_rest(s);
+        bt_call_release(s->call);
     }
 }
 
@@ -206,56 +246,97 @@ static void on_closed(bt_rpc_tag *tag, bool ok)
 
     (void)ok;
     s->gone = true;
-    if (!s->ended) bt_relay_abort_client(call->pub->relay, s, s->name, "the client has gone");
+    if (!s->ended) abort_choices(s, "the client has gone");
     bt_call_release(call);
 }
 
 /* ---- the relay's side */
 
-void bt_public_token(void *client, const bt_token *token)
+bt_finish bt_public_token(void *client, const bt_token *token)
 {
-    bt_stream *s = client;
+    bt_choice *c = client;
+    bt_stream *s = c->stream;
+    bt_finish  finish;
 
-    bt_metrics_token(s->call->pub->metrics, &s->clock, token->choice, bt_now_ns());
-    s->ids[s->n]      = token->id;
-    s->logprobs[s->n] = token->logprob;
-    if (s->n == 0) s->n_cached = token->cached;
-    s->n++;
-    if (s->how.stream && token->finish == BT_FINISH_NONE) pump(s); /* the last goes with the end */
+    if (s->ended) return token->finish;
+    bt_metrics_token(s->call->pub->metrics, &s->clock, c->index, bt_now_ns());
+    if (c->index == 0 && c->n == 0) s->n_cached = token->cached;
+    finish = bt_choice_token(c, token);
+    if (s->n_submitted < s->n_choices) wait_for_poll(s);
+    /* The last one goes with the end. */
+    if (s->how.stream && finish == BT_FINISH_NONE) pump(s);
+    return finish;
+}
+
+static void log_end(const bt_stream *s, const bt_choice *c)
+{
+    bt_log_set_request(c->number);
+    BT_INFO("done: %u prompt tokens, %u tokens, %s", s->n_prompt, c->n,
+            c->finish == BT_FINISH_LENGTH ? "length" : "stop");
+    bt_log_set_request(0);
 }
 
 void bt_public_end(void *client, const bt_relay_end *end)
 {
-    bt_stream *s = client;
+    bt_choice *c    = client;
+    bt_stream *s    = c->stream;
+    bool       all  = s->n_submitted == s->n_choices;
+    bt_call   *call = s->call;
 
-    s->ended  = true;
-    s->code   = end->code;
-    s->finish = end->finish;
-    bt_metrics_end(s->call->pub->metrics, &s->clock, end->code, end->finish, bt_now_ns());
-    bt_text_clean(end->message, s->message, sizeof(s->message));
-    bt_log_set_request(s->number);
-    if (end->code == GRPC_STATUS_OK)
-        BT_INFO("done: %u prompt tokens, %u tokens, %s", s->n_prompt, s->n,
-                end->finish == BT_FINISH_LENGTH ? "length" : "stop");
-    bt_log_set_request(0);
-    pump(s);
-    bt_call_release(s->call);
+    bt_choice_end(c, end->finish);
+    if (end->code != GRPC_STATUS_OK) {
+        fail(s, end->code, end->message);
+    } else if (!s->ended) {
+        log_end(s, c);
+        for (uint32_t i = 0; i < s->n_choices; i++)
+            all = all && s->choices[i].ended;
+        if (all) {
+            bt_metrics_end(call->pub->metrics, &s->clock, end->code, end->finish, bt_now_ns());
+            s->ended = true;
+        }
+        pump(s);
+    }
+    bt_call_release(call);
 }
 
-static bt_stream *stream_create(bt_call *call, const bt_relay_request *r,
-                                const bt_intake_answer *how)
+void bt_stream_choice_name(const char *name, uint32_t index, char *buf, size_t capacity)
+{
+    /* A client's name holds no control characters. */
+    if (index == 0)
+        snprintf(buf, capacity, "%s", name);
+    else
+        snprintf(buf, capacity, "%s\001%u", name, index);
+}
+
+static bt_stream *stream_create(bt_call *call, const bt_relay_request *r, bt_intake_answer *how)
 {
     bt_stream *s = bt_calloc(1, sizeof(*s));
+    char       name[BT_INTAKE_NAME_MAX + 16];
 
     if (s == NULL) return NULL;
     s->call = call;
     call->pub->n_streams++;
     s->how      = *how;
+    how->stop   = NULL; /* ours now */
     s->n_prompt = r->n_prompt;
     s->name     = bt_strdup(r->name);
-    s->ids      = bt_calloc(r->sampling.max_tokens, sizeof(*s->ids));
-    s->logprobs = bt_calloc(r->sampling.max_tokens, sizeof(*s->logprobs));
-    if (s->name != NULL && s->ids != NULL && s->logprobs != NULL) return s;
+    s->choices  = bt_calloc(how->n, sizeof(*s->choices));
+    if (s->name == NULL || s->choices == NULL) goto fail;
+    s->n_choices = how->n;
+    for (uint32_t i = 0; i < how->n; i++) {
+        bt_choice *c = &s->choices[i];
+
+        if (bt_choice_init(c, &s->how, r->sampling.max_tokens, call->pub->tokenizer) != BT_OK)
+            goto fail;
+        bt_stream_choice_name(r->name, i, name, sizeof(name));
+        c->stream = s;
+        c->index  = i;
+        c->name   = bt_strdup(name);
+        if (c->name == NULL) goto fail;
+    }
+    if (how->n > 1 && copy_request(r, &s->rest) != BT_OK) goto fail;
+    return s;
+fail:
     bt_stream_free(s);
     return NULL;
 }
@@ -269,56 +350,47 @@ static void watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok))
     bt_call_begin(call, &op, 1, &call->closed);
 }
 
-/* Gives the stream to the relay. */
-static bool submit(bt_stream *s, bt_relay_request *r, grpc_status_code *code)
+static void start(bt_stream *s, bt_relay_request *r)
 {
-    bt_public *pub        = s->call->pub;
-    uint32_t   max_tokens = r->sampling.max_tokens;
+    uint32_t         max_tokens = r->sampling.max_tokens;
+    grpc_status_code code;
 
-    s->call->refs++; /* the relay's, until end() */
-    if (bt_relay_submit(pub->relay, r, s, bt_now_ns(), &s->number, code) == BT_OK) {
-        bt_log_set_request(s->number);
-        BT_INFO("\"%.200s\": %u prompt tokens, at most %u more", s->name, s->n_prompt, max_tokens);
-        bt_log_set_request(0);
-        return true;
+    s->arrived_ns = bt_now_ns();
+    if (!submit(s, 0, r, &code)) {
+        fail(s, code, bt_error_text());
+        return;
     }
-    s->call->refs--;
-    return false;
-}
-
-static void refuse(bt_stream *s, grpc_status_code code, const char *why)
-{
-    bt_metrics_end(s->call->pub->metrics, &s->clock, code, BT_FINISH_NONE, bt_now_ns());
-    s->ended = true;
-    s->code  = code;
-    bt_text_clean(why, s->message, sizeof(s->message));
-    pump(s);
+    bt_log_set_request(s->choices[0].number);
+    BT_INFO("\"%.200s\": %u prompt tokens, at most %u more, %u choices", s->name, s->n_prompt,
+            max_tokens, s->n_choices);
+    bt_log_set_request(0);
 }
 
 void bt_public_generate(bt_call *call, const ProtobufCMessage *request)
 {
-    static const bt_intake_answer plain = {0};
+    static const bt_intake_answer plain = {.n = 1};
     bt_relay_request              r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
-    bt_intake_answer              how  = plain;
-    grpc_status_code              code = GRPC_STATUS_RESOURCE_EXHAUSTED;
+    bt_intake_answer              how = plain;
     bt_status                     st;
 
     st = bt_intake((const Vllm__Grpc__Engine__GenerateRequest *)request, &call->pub->limits, &r,
                    &how, call->why);
     call->stream = stream_create(call, st == BT_OK ? &r : &nothing, &how);
     if (call->stream == NULL) {
-        grpc_call_cancel_with_status(call->call, code, "the coordinator is out of memory", NULL);
+        grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                     "the coordinator is out of memory", NULL);
     } else {
         bt_metrics_arrived(call->pub->metrics, &call->stream->clock, r.n_prompt, bt_now_ns());
         watch_close(call, on_closed);
         if (call->pub->draining)
-            refuse(call->stream, GRPC_STATUS_UNAVAILABLE,
-                   "draining: this server takes no new requests");
+            fail(call->stream, GRPC_STATUS_UNAVAILABLE,
+                 "draining: this server takes no new requests");
         else if (st != BT_OK)
-            refuse(call->stream, GRPC_STATUS_INVALID_ARGUMENT, call->why);
-        else if (!submit(call->stream, &r, &code))
-            refuse(call->stream, code, bt_error_text());
+            fail(call->stream, GRPC_STATUS_INVALID_ARGUMENT, call->why);
+        else
+            start(call->stream, &r);
     }
     bt_free(r.prompt); /* what the relay did not take */
-    bt_free(r.sampling.stop_tokens);
+    bt_sampling_free(&r.sampling);
+    bt_intake_answer_free(&how);
 }

@@ -172,7 +172,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     REFUSE(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
            GRPC_STATUS_INVALID_ARGUMENT,
            "request_id \"%.200s\" is that of a request that still runs", request->name);
-    REFUSE(relay->queue.first == NULL ||
+    REFUSE(request->admitted || relay->queue.first == NULL ||
                relay->queued_tokens + request->n_prompt <= relay->cfg.queue_tokens,
            BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
            "%llu prompt tokens wait already, and at most %llu may",
@@ -199,7 +199,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     q->n_prompt     = request->n_prompt;
     q->prompt       = request->prompt;
     q->sampling     = bt_sampling_take(&request->sampling);
-    q->arrived_ns   = now_ns;
+    q->arrived_ns   = request->arrived_ns != 0 ? request->arrived_ns : now_ns;
     request->prompt = NULL; /* ours now */
     bt_list_insert(&relay->queue, q);
     relay->queued_tokens += q->n_prompt;
@@ -272,6 +272,8 @@ static bool keep_out(bt_request *q, uint32_t id)
 
 static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
 {
+    bt_finish finish;
+
     if (!keep_out(q, t->id)) {
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
@@ -280,9 +282,9 @@ static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
     q->first_id = q->out[0];
     bt_relay_grew(r, q);
     r->tokens_out++;
-    r->events.token(r->events.ctx, q->client, t);
-    if (t->finish != BT_FINISH_NONE) {
-        bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = t->finish, .message = ""};
+    finish = r->events.token(r->events.ctx, q->client, t);
+    if (finish != BT_FINISH_NONE) {
+        bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = finish, .message = ""};
 
         finish_request(r, q, &end);
     }
@@ -380,7 +382,10 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
     if (q == NULL || m->u.released.epoch != r->cfg.epoch) return;
     if (q->decode_holds && rank == q->decode_rank) {
         bt_relay_free_decode(r, q);
-        if (q->state != BT_ENDED) {
+        /* Only the prefill rank's own first token has its alternatives, so that the decode rank
+         * does not repeat it: then the rest may be here, and the decode rank done, before it comes.
+         */
+        if (q->state != BT_ENDED && !(q->prefill_holds && q->n_out == 0 && q->n_early > 0)) {
             bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
                                  "rank %u dropped the request after %u of up to %u tokens", rank,
                                  q->n_out, q->sampling.max_tokens);
@@ -425,7 +430,7 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
     if (bt_table_put(&r->names, q->name_key, again) != BT_OK)
         BT_WARN("request %llu cannot be found by its name any more",
                 (unsigned long long)again->number);
-    BT_DEBUG("request %llu is retracted after %u tokens and queued again as %llu",
+    BT_INFO("request %llu is retracted after %u tokens and queued again as %llu",
              (unsigned long long)q->number, q->n_out, (unsigned long long)again->number);
     r->n_retracted++;
     bt_list_insert(&r->queue, again);

@@ -47,8 +47,9 @@ typedef struct {
 
 typedef struct {
     void (*send)(void *ctx, uint32_t rank, bt_down *m); /* takes ownership of what m owns */
-    /* Each token of a request once, in order. */
-    void (*token)(void *ctx, void *client, const bt_token *token);
+    /* Each token of a request once, in order.  Returns token->finish, or BT_FINISH_STOP_STRING: the
+     * request ends with this token. */
+    bt_finish (*token)(void *ctx, void *client, const bt_token *token);
     /* Once for each submitted request; the client is not named again. */
     void (*end)(void *ctx, void *client, const bt_relay_end *end);
     void (*stuck)(void *ctx, uint32_t rank, const char *reason);
@@ -59,8 +60,10 @@ typedef struct {
 typedef struct {
     const char *name; /* request_id, borrowed */
     uint32_t    n_prompt;
-    uint32_t   *prompt;   /* owned */
-    bt_sampling sampling; /* owned: its stop tokens */
+    uint32_t   *prompt;     /* owned */
+    bt_sampling sampling;   /* owned: its arrays */
+    uint64_t    arrived_ns; /* 0: now */
+    bool        admitted;   /* part of what runs already: the queue's length does not refuse it */
 } bt_relay_request;
 
 typedef struct {

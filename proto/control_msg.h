@@ -22,6 +22,7 @@ typedef struct {
     float     temperature;
     uint64_t  seed;
     uint32_t  max_tokens, min_tokens;
+    uint32_t  choice; /* of n: which of them this request is */
     bool      ignore_eos, logprobs;
     uint32_t  top_logprobs; /* at most BT_TOP_LOGPROBS_MAX */
     uint32_t  top_k;
@@ -38,7 +39,13 @@ typedef struct {
 
 enum { BT_PREFIX_KEY_BYTES = 16 };
 
-typedef enum { BT_FINISH_NONE, BT_FINISH_EOS, BT_FINISH_STOP_TOKEN, BT_FINISH_LENGTH } bt_finish;
+typedef enum {
+    BT_FINISH_NONE,
+    BT_FINISH_EOS,
+    BT_FINISH_STOP_TOKEN,
+    BT_FINISH_LENGTH,
+    BT_FINISH_STOP_STRING /* by the coordinator's own search: never on this wire */
+} bt_finish;
 
 typedef struct {
     uint64_t  request;

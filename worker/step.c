@@ -152,6 +152,7 @@ static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t po
     bt_sample_how          how   = {
                    .temperature = s->temperature,
                    .seed        = s->seed,
+                   .choice      = s->choice,
                    .position    = position,
                    .top_k       = s->top_k,
                    .top_p       = s->top_p,

@@ -30,8 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     Vllm__Grpc__Engine__GenerateRequest *pb =
         vllm__grpc__engine__generate_request__unpack(NULL, n, data);
-    bt_relay_request r = {0};
-    bt_intake_answer answer;
+    bt_relay_request r                   = {0};
+    bt_intake_answer answer              = {0};
     char             why[BT_INTAKE_TEXT] = "";
     long             live                = bt_alloc_live();
 
@@ -41,7 +41,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     else
         BT_ASSERT(why[0] != 0);
     bt_free(r.prompt);
-    bt_free(r.sampling.stop_tokens);
+    bt_sampling_free(&r.sampling);
+    bt_intake_answer_free(&answer);
     vllm__grpc__engine__generate_request__free_unpacked(pb, NULL);
     BT_ASSERT(bt_alloc_live() == live);
     return 0;

@@ -16,6 +16,7 @@ enum { MAX_RANKS = 4, MAX_LIVE = 4096, FIFO = 8192, EPOCH = 6, SIM_PAGE = 4, SIM
 typedef struct {
     int          ends, n;
     uint32_t     n_prompt, max_tokens, stop_at; /* the end-of-text token comes at index stop_at */
+    uint32_t     cut_at; /* not 0: the client ends it itself with so many tokens */
     uint64_t     number;
     uint32_t     ids[64];
     bt_relay_end end;
@@ -72,7 +73,7 @@ static void sim_send(void *ctx, uint32_t rank, bt_down *m)
     k->down[(k->down_at + k->n_down++) % FIFO] = *m;
 }
 
-static void sim_on_token(void *ctx, void *client, const bt_token *t)
+static bt_finish sim_on_token(void *ctx, void *client, const bt_token *t)
 {
     sim_client *c = client;
 
@@ -81,6 +82,7 @@ static void sim_on_token(void *ctx, void *client, const bt_token *t)
     EXPECT_EQ(t->position, c->n_prompt + (uint32_t)c->n); /* in order, each once */
     if (c->n < 64) c->ids[c->n] = t->id;
     c->n++;
+    return c->cut_at != 0 && (uint32_t)c->n == c->cut_at ? BT_FINISH_STOP_STRING : t->finish;
 }
 
 static void sim_on_end(void *ctx, void *client, const bt_relay_end *end)
@@ -163,7 +165,7 @@ static inline bt_status sim_submit(sim *s, sim_client *c, const char *name, uint
              : bt_relay_submit(s->relay, &r, c, s->now, &c->number, &code);
     if (st != BT_OK) c->end.code = code;
     bt_free(r.prompt);
-    bt_free(r.sampling.stop_tokens);
+    bt_sampling_free(&r.sampling);
     return st;
 }
 

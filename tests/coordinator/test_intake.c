@@ -1,6 +1,8 @@
 /* Validation: limits to the token, and memory.  Fields by name: test_public.py. */
 #include "coordinator/intake.h"
 
+#include <math.h>
+
 #include "core/alloc.h"
 #include "tests/support/test.h"
 
@@ -39,13 +41,14 @@ static void set_max_tokens(sample *s, uint32_t n)
 /* The request's max_tokens, or 0 with the refusal in text. */
 static uint32_t try_intake(const sample *s, const bt_intake_limits *limits, char *text)
 {
-    bt_relay_request r = {0};
-    bt_intake_answer answer;
+    bt_relay_request r      = {0};
+    bt_intake_answer answer = {0};
 
     text[0] = 0;
     if (bt_intake(&s->request, limits, &r, &answer, text) != BT_OK) return 0;
     bt_free(r.prompt);
-    bt_free(r.sampling.stop_tokens);
+    bt_sampling_free(&r.sampling);
+    bt_intake_answer_free(&answer);
     return r.sampling.max_tokens;
 }
 
@@ -114,10 +117,103 @@ static void intake_short_memory_is_refused_without_leak(void)
     bt_alloc_fail_at(-1);
 }
 
+/* Edges of the sampling fields; test_sampling.py has them by name. */
+static void intake_sampling_fields_have_ranges(void)
+{
+    static const struct {
+        float top_p, min_p, frequency, presence, repetition;
+        bool  good;
+    } CASES[] = {
+        {0,     0,     0,     0,     0,      true },
+        {1,     1,     2,     -2,    1000,   true },
+        {1e-9f, 1e-9f, -2,    2,     0.001f, true },
+        {1.01f, 0,     0,     0,     0,      false},
+        {-0.1f, 0,     0,     0,     0,      false},
+        {NAN,   0,     0,     0,     0,      false},
+        {0,     1.01f, 0,     0,     0,      false},
+        {0,     NAN,   0,     0,     0,      false},
+        {0,     0,     2.01f, 0,     0,      false},
+        {0,     0,     NAN,   0,     0,      false},
+        {0,     0,     0,     -2.1f, 0,      false},
+        {0,     0,     0,     NAN,   0,      false},
+        {0,     0,     0,     0,     -1,     false},
+        {0,     0,     0,     0,     1001,   false},
+        {0,     0,     0,     0,     NAN,    false},
+    };
+    char text[BT_INTAKE_TEXT];
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        sample s;
+
+        sample_init(&s, 3);
+        s.params.top_p              = CASES[i].top_p;
+        s.params.min_p              = CASES[i].min_p;
+        s.params.frequency_penalty  = CASES[i].frequency;
+        s.params.presence_penalty   = CASES[i].presence;
+        s.params.repetition_penalty = CASES[i].repetition;
+        EXPECT_EQ(try_intake(&s, &LIMITS, text) != 0, CASES[i].good);
+    }
+}
+
+static void intake_takes_biases_and_stop_strings_whole_or_not_at_all(void)
+{
+    Vllm__Grpc__Engine__SamplingParams__LogitBiasEntry entries[2],
+        *table[2]           = {entries, entries + 1};
+    char            *stop[] = {(char *)"one", (char *)"two"}, text[BT_INTAKE_TEXT];
+    sample           s;
+    long             live = bt_alloc_live(), k;
+    bt_intake_limits with = LIMITS;
+
+    with.tokenizer = true;
+    sample_init(&s, 3);
+    for (int i = 0; i < 2; i++) {
+        vllm__grpc__engine__sampling_params__logit_bias_entry__init(&entries[i]);
+        entries[i].key   = i == 0 ? 99 : 0;
+        entries[i].value = 1e6f;
+    }
+    s.params.n_logit_bias = 2;
+    s.params.logit_bias   = table;
+    s.params.n_stop       = 2;
+    s.params.stop         = stop;
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+    EXPECT_HAS(text, "stop");
+    for (k = 0;; k++) {
+        bt_alloc_fail_at(k);
+        if (try_intake(&s, &with, text) != 0) break;
+        EXPECT_HAS(text, "out of memory");
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    bt_alloc_fail_at(-1);
+    EXPECT_EQ(k, 9);
+    EXPECT_EQ(bt_alloc_live(), live);
+    entries[1].key = 99;
+    EXPECT_EQ(try_intake(&s, &with, text), 0);
+    EXPECT_HAS(text, "twice");
+    entries[1].key = 100;
+    EXPECT_EQ(try_intake(&s, &with, text), 0);
+    EXPECT_HAS(text, "token 100");
+    entries[1].key = -1;
+    EXPECT_EQ(try_intake(&s, &with, text), 0);
+    entries[1].key   = 1;
+    entries[1].value = NAN;
+    EXPECT_EQ(try_intake(&s, &with, text), 0);
+    EXPECT_HAS(text, "logit_bias of token 1");
+    s.params.n_logit_bias = 0;
+    stop[1]               = (char *)"";
+    EXPECT_EQ(try_intake(&s, &with, text), 0);
+    EXPECT_HAS(text, "empty string");
+    stop[1] = (char *)"\xff";
+    EXPECT_EQ(try_intake(&s, &with, text), 0);
+    EXPECT_HAS(text, "UTF-8");
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
 static const bt_test tests[] = {
     BT_TEST(intake_takes_all_that_fits_and_no_token_more),
     BT_TEST(intake_checks_every_id),
     BT_TEST(intake_short_memory_is_refused_without_leak),
+    BT_TEST(intake_sampling_fields_have_ranges),
+    BT_TEST(intake_takes_biases_and_stop_strings_whole_or_not_at_all),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

@@ -102,6 +102,51 @@ static void relay_abort_ends_every_state_and_frees_it(void)
         }
 }
 
+/* With alternatives the decode rank does not repeat the first token, and may be done before it
+ * comes. */
+static void relay_decode_rank_may_be_done_before_the_first_token_comes(void)
+{
+    sim        s;
+    sim_client c;
+    bt_up      gone = {.kind = BT_UP_RELEASED};
+
+    bring(&s, &c, AT_PREFILL);
+    sim_tell(&s, 1, sim_tokens(c.number, 7, sim_token(6, 1), BT_FINISH_NONE));
+    sim_tell(&s, 1, sim_tokens(c.number, 8, sim_token(6, 2), BT_FINISH_EOS));
+    gone.u.released.request = c.number;
+    gone.u.released.epoch   = EPOCH;
+    sim_tell(&s, 1, gone);
+    EXPECT_EQ(c.ends, 0);
+    sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.n, 3);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_OK);
+    sim_fini(&s);
+}
+
+/* What the client ends itself (a stop string) ends well, and every rank that holds it is told. */
+static void relay_client_may_end_a_request_with_any_token(void)
+{
+    for (uint32_t cut = 1; cut <= 3; cut++) {
+        sim        s;
+        sim_client c;
+
+        bring(&s, &c, AT_PREFILL);
+        c.cut_at = cut;
+        for (uint32_t i = 0; i < 5; i++) /* those that come behind it are dropped */
+            sim_tell(&s, i == 0 ? 0 : 1,
+                     sim_tokens(c.number, 6 + i, sim_token(6, i), BT_FINISH_NONE));
+        EXPECT_EQ(c.ends, 1);
+        EXPECT_EQ(c.n, (int)cut);
+        EXPECT_EQ(c.end.code, GRPC_STATUS_OK);
+        EXPECT_EQ(c.end.finish, BT_FINISH_STOP_STRING);
+        EXPECT_EQ(s.n_down[BT_DOWN_ABORT], 2);
+        sim_settle(&s);
+        expect_idle(&s);
+        sim_fini(&s);
+    }
+}
+
 static void relay_failure_of_a_rank_ends_its_request_in_every_state(void)
 {
     for (at state = AT_RESERVING; state < AT_LAST; state++) {
@@ -691,6 +736,8 @@ static void relay_short_memory_leaks_nothing(void)
 static const bt_test tests[] = {
     BT_TEST(relay_request_runs_to_its_end),
     BT_TEST(relay_abort_ends_every_state_and_frees_it),
+    BT_TEST(relay_client_may_end_a_request_with_any_token),
+    BT_TEST(relay_decode_rank_may_be_done_before_the_first_token_comes),
     BT_TEST(relay_failure_of_a_rank_ends_its_request_in_every_state),
     BT_TEST(relay_stop_ends_everything_once),
     BT_TEST(relay_refused_ticket_waits_and_goes_on_with_a_new_number),

@@ -158,7 +158,7 @@ static inline bt_sampling sample_sampling(void)
                          .frequency_penalty  = 1.5f,
                          .presence_penalty   = -1.5f,
                          .repetition_penalty = 1.25f,
-                         .min_tokens         = 2,
+                         .choice = 3, .min_tokens         = 2,
                          .top_logprobs       = 5,
                          .n_bias             = 3,
                          .bias_ids           = sample_ids(3),

@@ -1,0 +1,62 @@
+/* coordinator/choice.h - one choice of a Generate call: its tokens, its stop strings, its messages.
+ *
+ * Tokens are kept until the end, since the last message repeats them.  Those whose bytes may begin
+ * a stop string are not ready to be sent; a match ends the choice with the token in which it is
+ * complete, and the match's own tokens are part of the answer. */
+#ifndef BT_COORDINATOR_CHOICE_H
+#define BT_COORDINATOR_CHOICE_H
+
+#include <grpc/byte_buffer.h>
+
+#include "coordinator/intake.h"
+#include "model/tokenizer.h"
+
+typedef struct bt_stream bt_stream;
+
+typedef struct {
+    bt_stream *stream; /* whose choice it is */
+    uint32_t   index;
+    uint64_t   number; /* of the relay's request */
+    char      *name;   /* owned: the relay's name for it */
+    bool       open;   /* the relay has it */
+    bool       ended;
+    bt_finish  finish; /* of an end without an error */
+
+    uint32_t  n, n_ready, n_sent, capacity; /* tokens: that came, may be sent, were sent */
+    uint32_t *ids;                          /* owned [capacity], touched as tokens come */
+    float    *logprobs;                     /* owned [capacity] */
+    uint32_t  n_top;
+    uint8_t  *tops;         /* owned [capacity]: how many alternatives each token has */
+    uint32_t *top_ids;      /* owned [capacity][n_top] */
+    float    *top_logprobs; /* owned [capacity][n_top] */
+
+    const bt_stop_set  *stop;      /* borrowed, or NULL */
+    const bt_tokenizer *tokenizer; /* borrowed */
+    bool                keep_special;
+    uint32_t            min_tokens, *stop_state; /* owned */
+    uint64_t            n_bytes, *ends; /* owned [capacity]: bytes up to each token's end */
+    int                 matched;        /* the stop string, or BT_STOP_NONE */
+} bt_choice;
+
+/* What a message says beside the choice's tokens. */
+typedef struct {
+    uint32_t n_prompt, n_cached;
+    bool     logprobs;
+} bt_choice_facts;
+
+/* NO_MEMORY (logged).  fini() takes a half-built one and one that is all zero. */
+bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, uint32_t max_tokens,
+                         const bt_tokenizer *tokenizer);
+void      bt_choice_fini(bt_choice *c);
+
+/* One more token.  Returns how it ends the choice: as the rank said, or by a stop string. */
+bt_finish bt_choice_token(bt_choice *c, const bt_token *token);
+/* Nothing more will come: what was held back is ready. */
+void bt_choice_end(bt_choice *c, bt_finish finish);
+
+/* The ready tokens that no chunk has carried yet, or all of them as the last message.  NULL: out of
+ * memory. */
+grpc_byte_buffer *bt_choice_chunk(bt_choice *c, const bt_choice_facts *facts);
+grpc_byte_buffer *bt_choice_complete(const bt_choice *c, const bt_choice_facts *facts);
+
+#endif

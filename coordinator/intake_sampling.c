@@ -1,0 +1,184 @@
+/* SamplingParams: what is asked, in range, or refused by its name. */
+#include <math.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "coordinator/intake_parts.h"
+#include "core/alloc.h"
+#include "proto/text.h"
+
+enum { STOP_IDS_MAX = 1024, BIASES_MAX = 1024 };
+/* Below this a temperature means greedy, as in the engine whose protocol this is. */
+static const float GREEDY = 1e-5f;
+
+typedef Vllm__Grpc__Engine__SamplingParams params;
+
+static const char *constraint_name(const params *p)
+{
+    switch (p->constraint_case) {
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA: return "json_schema";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_REGEX: return "regex";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_GRAMMAR: return "grammar";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG: return "structural_tag";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT:
+        return p->json_object ? "json_object" : NULL;
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE: return "choice";
+    default: return NULL;
+    }
+}
+
+/* What is not supported unless it changes nothing. */
+static bt_status check_neutral(const params *p, char *refusal)
+{
+    const char *constraint = constraint_name(p);
+
+    REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
+    REFUSE_UNLESS(!p->grammar_from_first_token, "grammar_from_first_token is not supported");
+    REFUSE_UNLESS(p->_prompt_logprobs_case ==
+                      VLLM__GRPC__ENGINE__SAMPLING_PARAMS___PROMPT_LOGPROBS__NOT_SET,
+                  "prompt_logprobs is not supported");
+    REFUSE_UNLESS(p->_truncate_prompt_tokens_case ==
+                      VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET,
+                  "truncate_prompt_tokens is not supported");
+    return BT_OK;
+}
+
+/* A comparison with a NaN is false, so that every range refuses it. */
+static bt_status take_filters(const params *p, bt_sampling *s, char *refusal)
+{
+    s->temperature = 1.0f;
+    if (p->_temperature_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE__NOT_SET)
+        s->temperature = p->temperature;
+    REFUSE_UNLESS(isfinite(s->temperature) && s->temperature >= 0.0f,
+                  "temperature is %g, it must be a number from 0 up", (double)s->temperature);
+    if (s->temperature < GREEDY) s->temperature = 0.0f;
+    REFUSE_UNLESS(p->top_p >= 0.0f && p->top_p <= 1.0f,
+                  "top_p is %g, it must lie above 0 and be at most 1", (double)p->top_p);
+    REFUSE_UNLESS(p->min_p >= 0.0f && p->min_p <= 1.0f, "min_p is %g, it must be from 0 to 1",
+                  (double)p->min_p);
+    s->top_p = p->top_p;
+    s->top_k = p->top_k;
+    s->min_p = p->min_p;
+    return BT_OK;
+}
+
+static bt_status take_penalties(const params *p, bt_sampling *s, char *refusal)
+{
+    REFUSE_UNLESS(p->frequency_penalty >= -2.0f && p->frequency_penalty <= 2.0f,
+                  "frequency_penalty is %g, it must be from -2 to 2", (double)p->frequency_penalty);
+    REFUSE_UNLESS(p->presence_penalty >= -2.0f && p->presence_penalty <= 2.0f,
+                  "presence_penalty is %g, it must be from -2 to 2", (double)p->presence_penalty);
+    REFUSE_UNLESS(p->repetition_penalty == 0.0f ||
+                      (p->repetition_penalty >= 0.001f && p->repetition_penalty <= 1000.0f),
+                  "repetition_penalty is %g, it must be from 0.001 to 1000",
+                  (double)p->repetition_penalty);
+    s->frequency_penalty  = p->frequency_penalty;
+    s->presence_penalty   = p->presence_penalty;
+    s->repetition_penalty = p->repetition_penalty;
+    return BT_OK;
+}
+
+static bt_status take_biases(const params *p, const bt_intake_limits *limits, bt_sampling *s,
+                             char *refusal)
+{
+    size_t n = p->n_logit_bias;
+
+    if (n == 0) return BT_OK;
+    REFUSE_UNLESS(n <= BIASES_MAX, "logit_bias has %zu entries, at most %d are allowed", n,
+                  BIASES_MAX);
+    s->bias_ids = bt_calloc(n, sizeof(*s->bias_ids));
+    s->biases   = bt_calloc(n, sizeof(*s->biases));
+    REFUSE_UNLESS(s->bias_ids != NULL && s->biases != NULL, "out of memory");
+    for (size_t i = 0; i < n; i++) {
+        int32_t id   = p->logit_bias[i]->key;
+        float   bias = p->logit_bias[i]->value;
+
+        REFUSE_UNLESS(id >= 0 && (uint32_t)id < limits->vocab_size,
+                      "logit_bias names token %d, but the vocabulary has %u ids", id,
+                      limits->vocab_size);
+        REFUSE_UNLESS(bias >= -1e6f && bias <= 1e6f,
+                      "logit_bias of token %d is %g, it must be from -1e6 to 1e6", id,
+                      (double)bias);
+        for (uint32_t k = 0; k < s->n_bias; k++)
+            REFUSE_UNLESS(s->bias_ids[k] != (uint32_t)id, "logit_bias names token %d twice", id);
+        s->bias_ids[s->n_bias] = (uint32_t)id;
+        s->biases[s->n_bias++] = bias;
+    }
+    return BT_OK;
+}
+
+static bt_status take_stop_ids(const params *p, const bt_intake_limits *limits, bt_sampling *s,
+                               char *refusal)
+{
+    size_t n = p->n_stop_token_ids;
+
+    if (n == 0) return BT_OK;
+    REFUSE_UNLESS(n <= STOP_IDS_MAX, "stop_token_ids has %zu ids, at most %d are allowed", n,
+                  STOP_IDS_MAX);
+    for (size_t i = 0; i < n; i++)
+        REFUSE_UNLESS(p->stop_token_ids[i] < limits->vocab_size,
+                      "stop_token_ids holds %u, but the vocabulary has %u ids",
+                      p->stop_token_ids[i], limits->vocab_size);
+    s->stop_tokens = bt_calloc(n, sizeof(*s->stop_tokens));
+    REFUSE_UNLESS(s->stop_tokens != NULL, "out of memory");
+    memcpy(s->stop_tokens, p->stop_token_ids, n * sizeof(*s->stop_tokens));
+    s->n_stop = (uint32_t)n;
+    return BT_OK;
+}
+
+static bt_status take_stop_strings(const params *p, const bt_intake_limits *limits,
+                                   bt_intake_answer *answer, char *refusal)
+{
+    if (p->n_stop == 0) return BT_OK;
+    REFUSE_UNLESS(limits->tokenizer,
+                  "stop (strings) is not supported: the model has no tokenizer.json here");
+    REFUSE_UNLESS(p->n_stop <= BT_STOP_STRINGS_MAX, "stop has %zu strings, at most %d are allowed",
+                  p->n_stop, BT_STOP_STRINGS_MAX);
+    for (size_t i = 0; i < p->n_stop; i++) {
+        REFUSE_UNLESS(p->stop[i][0] != 0, "stop holds an empty string");
+        REFUSE_UNLESS(strlen(p->stop[i]) <= BT_STOP_STRING_BYTES_MAX,
+                      "stop holds a string of %zu bytes, at most %d are allowed",
+                      strlen(p->stop[i]), BT_STOP_STRING_BYTES_MAX);
+        REFUSE_UNLESS(bt_text_is_utf8(p->stop[i]), "stop holds a string that is not UTF-8");
+    }
+    REFUSE_UNLESS(bt_stop_set_create(p->n_stop, p->stop, &answer->stop) == BT_OK, "out of memory");
+    return BT_OK;
+}
+
+static bt_status take_logprobs(const params *p, bt_sampling *s, bt_intake_answer *answer,
+                               char *refusal)
+{
+    if (p->_logprobs_case == VLLM__GRPC__ENGINE__SAMPLING_PARAMS___LOGPROBS__NOT_SET) return BT_OK;
+    REFUSE_UNLESS(p->logprobs >= 0 && p->logprobs <= BT_TOP_LOGPROBS_MAX,
+                  "logprobs is %d, it must be from 0 to %d", p->logprobs, BT_TOP_LOGPROBS_MAX);
+    s->logprobs = answer->logprobs = true;
+    s->top_logprobs = answer->n_top = (uint32_t)p->logprobs;
+    return BT_OK;
+}
+
+bt_status bt_intake_sampling(const params *p, const bt_intake_limits *limits, bt_sampling *sampling,
+                             bt_intake_answer *answer, char *refusal)
+{
+    bt_status    st = BT_OK;
+    bt_sampling *s  = sampling;
+
+    BT_TRY(check_neutral(p, refusal));
+    BT_TRY(take_filters(p, s, refusal));
+    BT_TRY(take_penalties(p, s, refusal));
+    BT_TRY(take_logprobs(p, s, answer, refusal));
+    if (p->_seed_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___SEED__NOT_SET)
+        s->seed = (uint64_t)(int64_t)p->seed;
+    else
+        REFUSE_UNLESS(getrandom(&s->seed, sizeof(s->seed), 0) == (ssize_t)sizeof(s->seed),
+                      "no random seed could be drawn");
+    REFUSE_UNLESS(p->n <= BT_CHOICES_MAX, "n is %u, at most %d is allowed", p->n, BT_CHOICES_MAX);
+    answer->n            = p->n == 0 ? 1 : p->n;
+    answer->skip_special = p->skip_special_tokens;
+    answer->min_tokens = s->min_tokens = p->min_tokens;
+    s->ignore_eos                      = p->ignore_eos;
+    BT_TRY(take_stop_ids(p, limits, s, refusal));
+    BT_TRY(take_biases(p, limits, s, refusal));
+    BT_TRY(take_stop_strings(p, limits, answer, refusal));
+out:
+    return st;
+}

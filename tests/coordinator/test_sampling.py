@@ -1,0 +1,206 @@
+"""Sampling fields, stop strings and choices, against scripted ranks."""
+import json
+import os
+import threading
+import time
+
+import grpc
+
+from harness import EOS, SOURCE, VOCAB, WAIT_S, Served, control, main, vllm, wait_for
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+with open(os.path.join(SOURCE, "models", "demo", "tokenizer.json"), encoding="utf-8") as f:
+    IDS = json.load(f)["model"]["vocab"]
+
+
+def ids_of(text):
+    """One token for each character."""
+    return [IDS[{" ": "Ġ", "\n": "Ċ"}.get(c, c)] for c in text]
+
+
+class Sampling(Served):
+    def script(self, texts, top=0, until=None, finish=control.LENGTH):
+        """The ranks answer choice k with the characters of texts[k]; before token `until` they wait for self.go."""
+        self.go = threading.Event()
+        self.seen = []
+
+        def run(rank, reserve, m):
+            choice = m.sampling.choice
+            self.seen.append((choice, m.decode_rank))
+            ids = ids_of(texts[choice])
+            for i, token in enumerate(ids):
+                if i == until:
+                    self.go.wait(WAIT_S)
+                if m.request in self.cell.aborted:
+                    return
+                t = control.Token(request=m.request, position=len(m.prompt) + i, epoch=m.epoch, id=token, logprob=-i,
+                                  finish=finish if i + 1 == len(ids) else control.GOES_ON,
+                                  top_ids=range(100, 100 + top), top_logprobs=[-k / 4 for k in range(top)],
+                                  cached_tokens=2 + choice)
+                for r in {rank.rank, m.decode_rank} if i == 0 and top == 0 else [rank.rank if i == 0 else m.decode_rank]:
+                    self.cell.ranks[r].send(tokens=control.Tokens(tokens=[t]))
+            for r in {rank.rank, m.decode_rank}:
+                self.cell.ranks[r].send(released=control.Released(request=m.request, epoch=m.epoch))
+
+        self.cell.on_prefill = run
+
+    def choices(self, messages):
+        """[(ids of the chunks, complete)] by index; completes come last and in order."""
+        kinds = [m.WhichOneof("response") for m in messages]
+        completes = [m.complete for m in messages if m.HasField("complete")]
+        self.assertEqual(kinds[len(kinds) - len(completes):], ["complete"] * len(completes))
+        self.assertEqual([c.index for c in completes], list(range(len(completes))))
+        ids = [[i for m in messages if m.HasField("chunk") and m.chunk.index == k for i in m.chunk.token_ids]
+               for k in range(len(completes))]
+        return list(zip(ids, completes))
+
+    def refused(self, words, **kw):
+        code, details, n = self.error(self.generate(**kw))
+        self.assertEqual((code, n), (INVALID, 0), details)
+        self.assertIn(words, details)
+
+    def test_ranges_are_refused_by_name(self):
+        nan = float("nan")
+        for name, values in dict(top_p=(-0.1, 1.5, nan), min_p=(-0.1, 1.5, nan), frequency_penalty=(-2.5, 2.5, nan),
+                                 presence_penalty=(-2.5, 2.5, nan), repetition_penalty=(-1.0, 1e9, nan),
+                                 logit_bias=({VOCAB: 1.0}, {-1: 1.0}, {3: nan}), logprobs=(21, -1), min_tokens=(21,),
+                                 n=(65,), stop=([""], ["x"] * 65, ["x" * 1025])).items():
+            for value in values:
+                with self.subTest(f"{name} {value}"):
+                    self.refused(name, **{name: value})
+        self.assertEqual(self.cell.seen("reserve"), [])
+
+    def test_fields_travel_to_the_ranks(self):
+        self.script(["ab"])
+        want = dict(top_p=0.5, top_k=7, min_p=0.25, frequency_penalty=-1.5, presence_penalty=1.25, repetition_penalty=1.5,
+                    min_tokens=2)
+        list(self.generate(prompt=[5, 6, 7], logprobs=3, logit_bias={9: -2.5}, **want))
+        for kind in ("reserve", "prefill"):
+            _, m = self.cell.seen(kind)[0]
+            self.assertEqual({k: getattr(m.sampling, k) for k in want}, want)
+            self.assertEqual((m.sampling.logprobs, m.sampling.top_logprobs), (True, 3))
+            self.assertEqual((list(m.sampling.bias_ids), list(m.sampling.biases)), ([9], [-2.5]))
+        self.assertEqual(list(self.cell.seen("reserve")[0][1].prompt_tokens), [5, 6, 7])  # for the repetition penalty
+        list(self.generate(prompt=[5, 6, 7], frequency_penalty=1.0))
+        self.assertEqual(list(self.cell.seen("reserve")[1][1].prompt_tokens), [])
+
+    def test_alternatives_of_each_token(self):
+        self.script(["abc"], top=5)
+        for stream in (False, True):
+            messages = list(self.generate(stream=stream, logprobs=5))
+            lps = [m.chunk.output_logprobs for m in messages[:-1]] if stream else [messages[0].complete.output_logprobs]
+            self.assertEqual([i for p in lps for i in p.token_ids], ids_of("abc"))
+            tops = [(list(t.token_ids), list(t.values)) for p in lps for t in p.top_logprobs]
+            self.assertEqual(tops, [(list(range(100, 105)), [0, -0.25, -0.5, -0.75, -1.0])] * 3)
+
+    def test_stop_string_ends_with_the_token_that_completes_it(self):
+        self.script(["one STOP two"], until=9)  # nothing behind the match is needed
+        for stream in (False, True):
+            for include in (False, True):
+                (ids, done), = self.choices(list(self.generate(stream=stream, stop=["no", "STOP"],
+                                                               include_stop_str_in_output=include)))
+                self.assertEqual(list(done.output_ids), ids_of("one STOP"))
+                self.assertEqual(ids, ids_of("one STOP") if stream else [])
+                self.assertEqual((done.finish_reason, done.matched_stop_str, done.completion_tokens), ("stop", "STOP", 8))
+        wait_for(lambda: len(self.cell.aborted) == 4, "aborts on the ranks")
+        self.go.set()
+        self.all_released()
+
+    def test_what_may_begin_a_stop_string_is_held_back(self):
+        self.script(["ab STO c"], until=6)
+        stream = self.generate(stop=["STOP"])
+        got = []
+        while len(got) < 3:
+            got += next(stream).chunk.token_ids
+        self.assertEqual(got, ids_of("ab "))
+        rest = []
+        threading.Thread(target=lambda: rest.extend(stream), daemon=True).start()
+        time.sleep(0.3)
+        self.assertEqual(rest, [])  # S, T and O have come, but may still become the stop string
+        self.go.set()
+        wait_for(lambda: rest and rest[-1].HasField("complete"), "the end")
+        self.assertEqual([i for m in rest if m.HasField("chunk") for i in m.chunk.token_ids], ids_of("STO c"))
+        self.assertEqual(rest[-1].complete.finish_reason, "length")
+
+    def test_stop_string_waits_for_min_tokens(self):
+        self.script(["xxaxx"])
+        (_, done), = self.choices(list(self.generate(stop=["x"], min_tokens=2)))
+        self.assertEqual(list(done.output_ids), ids_of("xxax"))
+        (_, done), = self.choices(list(self.generate(stop=["x"])))
+        self.assertEqual(list(done.output_ids), ids_of("x"))
+
+    def test_stop_string_completed_by_the_last_token_is_a_stop(self):
+        self.script(["abc"])
+        (_, done), = self.choices(list(self.generate(stop=["bc"], max_tokens=3)))
+        self.assertEqual((done.finish_reason, done.matched_stop_str), ("stop", "bc"))
+
+    def test_choices_come_with_their_index_and_completes_in_order(self):
+        texts = ["one", "fourteen", "b"]
+        for stream in (False, True):
+            self.script(texts)
+            got = self.choices(list(self.generate(stream=stream, n=3, prompt=[5, 6, 7, 8])))
+            self.assertEqual([list(d.output_ids) for _, d in got], [ids_of(t) for t in texts])
+            self.assertEqual([ids for ids, _ in got], [ids_of(t) if stream else [] for t in texts])
+            for _, done in got:
+                # the first choice's: what the others found was computed for this very request
+                self.assertEqual((done.prompt_tokens, done.cached_tokens, done.finish_reason), (4, 2, "length"))
+            self.assertEqual(sorted(c for c, _ in self.seen), [0, 1, 2])
+            self.assertEqual(self.seen[0][0], 0)  # the others wait for its prompt
+        seeds = {m.sampling.seed for _, m in self.cell.seen("reserve")}
+        self.assertEqual(len(seeds), 2)  # one for each request
+        self.all_released()
+
+    def test_choices_wait_for_the_first_ones_prompt(self):
+        self.script(["abc", "de"], until=0)
+        call = self.generate(n=2)
+        wait_for(lambda: self.seen, "the first choice")
+        time.sleep(0.2)
+        self.assertEqual(len(self.seen), 1)
+        self.go.set()
+        self.assertEqual(len(self.choices(list(call))), 2)
+
+    def test_stop_string_ends_one_choice_alone(self):
+        self.script(["xy STOP more", "plain text"])
+        got = self.choices(list(self.generate(n=2, stop=["STOP"])))
+        self.assertEqual([(list(d.output_ids), d.finish_reason, d.matched_stop_str) for _, d in got],
+                         [(ids_of("xy STOP"), "stop", "STOP"), (ids_of("plain text"), "length", "")])
+        self.all_released()
+
+    def test_failure_of_a_choice_ends_all_without_complete(self):
+        self.script(["abcdef", "ghijkl", "mnopqr"], until=2)
+        call = self.generate(n=3, request_id="many")
+        got = [next(call)]
+        wait_for(lambda: len(self.seen) == 3, "all choices")
+        request = next(m.request for _, m in self.cell.seen("prefill") if m.sampling.choice == 1)
+        decode = next(m.decode_rank for _, m in self.cell.seen("prefill") if m.sampling.choice == 1)
+        self.cell.ranks[decode].send(failed=control.Failed(request=request, epoch=self.cell.seen("prefill")[0][1].epoch, code=13,
+                                                           message="as scripted"))
+        with self.assertRaises(grpc.RpcError) as e:
+            got += list(call)
+        self.assertEqual((e.exception.code(), e.exception.details()), (grpc.StatusCode.INTERNAL, "as scripted"))
+        self.assertFalse([m for m in got if m.HasField("complete")])
+        wait_for(lambda: len(self.cell.aborted) == 3, "aborts of all choices")
+        self.go.set()
+        self.all_released()
+
+    def test_abort_and_disconnect_end_every_choice(self):
+        for how in ("abort", "disconnect"):
+            self.cell.aborted.clear()
+            self.script(["abcdef", "ghijkl"], until=2)
+            call = self.generate(n=2, request_id=how)
+            next(call)
+            wait_for(lambda: len(self.seen) == 2, "both choices")
+            if how == "abort":
+                self.stub.Abort(vllm.AbortRequest(request_ids=[how]))
+                code, _, _ = self.error(call)
+                self.assertEqual(code, grpc.StatusCode.CANCELLED)
+            else:
+                call.cancel()
+            wait_for(lambda: len(self.cell.aborted) == 2, f"{how}: aborts of both choices")
+            self.go.set()
+            self.all_released()
+
+
+if __name__ == "__main__":
+    main()

@@ -95,10 +95,10 @@ static void send_to_rank(void *ctx, uint32_t rank, bt_down *m)
         bt_down_free(m); /* its loss ends the cell: no answer is waited for */
 }
 
-static void on_token(void *ctx, void *client, const bt_token *token)
+static bt_finish on_token(void *ctx, void *client, const bt_token *token)
 {
     (void)ctx;
-    bt_public_token(client, token);
+    return bt_public_token(client, token);
 }
 
 static void on_end(void *ctx, void *client, const bt_relay_end *end)
@@ -376,6 +376,7 @@ static void serve(coordinator *c)
 {
     while (c->phase != CLOSING) {
         bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
+        if (c->pub != NULL) bt_public_poll(c->pub);
         if (c->relay != NULL) bt_relay_tick(c->relay, bt_now_ns());
         if (c->stuck[0] != 0) fail(c, "%s", c->stuck);
         if (c->phase == OPENING || c->phase == SERVING) check_deadline(c);
@@ -391,9 +392,12 @@ static void close_up(coordinator *c)
     uint64_t flush_ns = bt_now_ns() + FLUSH_MS * BT_NS_PER_MS;
 
     observe(c);
+    if (c->pub != NULL) bt_public_poll(c->pub);
     while (bt_now_ns() < c->deadline_ns &&
-           (c->n_peers > 0 || (c->pub != NULL && bt_public_n_streams(c->pub) > 0)))
+           (c->n_peers > 0 || (c->pub != NULL && bt_public_n_streams(c->pub) > 0))) {
         bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
+        if (c->pub != NULL) bt_public_poll(c->pub);
+    }
     for (uint32_t i = 0; i < c->cell.n_ranks && c->n_peers > 0; i++)
         if (c->peers[i] != NULL) {
             char who[128];

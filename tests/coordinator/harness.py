@@ -199,7 +199,7 @@ class Cell:
                 return  # the coordinator aborts on the decode rank
         for i, t in enumerate(tokens):
             if self.split_after is not None and i == self.split_after:
-                self.more_gate.wait(WAIT_S)
+                self.more_gate.wait(10 * WAIT_S)
             with self.lock:
                 if m.request not in decode.held:
                     return

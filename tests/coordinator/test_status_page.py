@@ -1,0 +1,133 @@
+"""The status page in a real browser: what it shows, that it has no errors, and how it looks.
+
+The screenshot stays in the folder that BT_SCREENSHOTS names, for people to look at."""
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if BROWSER is None:
+    print("skipped: no Chromium (Debian: apt-get install chromium)")
+    sys.exit(77)
+
+from harness import Served, control, main, wait_for  # noqa: E402
+
+WIDTH, HEIGHT = 1200, 1000
+PREFILL, DECODE = (0x2F, 0x6F, 0xDE), (0xD9, 0x73, 0x0D)
+
+
+def browse(address, *args):
+    """(stdout, stderr) of a headless browser that has been at the page for some (virtual) seconds."""
+    with tempfile.TemporaryDirectory() as profile:
+        run = subprocess.run([BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+                              "--no-first-run", "--disable-background-networking", "--enable-logging=stderr", f"--user-data-dir={profile}",
+                              f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=3500", *args, f"http://{address}/"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=90, check=True)
+    return run.stdout, run.stderr
+
+
+def pixels(path):
+    """(width, height, colours and how often each) of an 8 bit RGB or RGBA PNG."""
+    with open(path, "rb") as f:
+        data = f.read()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, packed, n = 8, b"", 0
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at:at + 8])
+        body = data[at + 8:at + 8 + length]
+        if kind == b"IHDR":
+            width, height, depth, colour = struct.unpack(">IIBB", body[:10])
+            assert depth == 8 and colour in (2, 6), (depth, colour)
+            n = 3 if colour == 2 else 4
+        elif kind == b"IDAT":
+            packed += body
+        at += 12 + length
+    raw, stride, before, colours = zlib.decompress(packed), width * n, bytes(width * n), {}
+    for y in range(height):
+        kind, line = raw[y * (stride + 1)], bytearray(raw[y * (stride + 1) + 1:(y + 1) * (stride + 1)])
+        for i in range(stride if kind else 0):
+            a, b, c = line[i - n] if i >= n else 0, before[i], before[i - n] if i >= n else 0
+            if kind == 4:
+                p = a + b - c
+                pa, pb, pc = abs(p - a), abs(p - b), abs(p - c)
+                predicted = a if pa <= pb and pa <= pc else b if pb <= pc else c
+            else:
+                predicted = (a, b, (a + b) // 2)[kind - 1]
+            line[i] = (line[i] + predicted) & 255
+        before = line
+        for i in range(0, stride, n):
+            colour = (line[i], line[i + 1], line[i + 2])
+            colours[colour] = colours.get(colour, 0) + 1
+    return width, height, colours
+
+
+class Page(Served):
+    ARGS = ("--http-port", "0")
+    def setUp(self):
+        super().setUp()
+        self.http = self.coordinator.line("http")
+
+    def beats(self):
+        """Prefill ranks 95 % busy, decode ranks 30 %."""
+        for i in range(10**6):
+            if self.enough.wait(0.2):
+                return
+            for r in self.cell.ranks:
+                busy = 190_000_000 if r.rank < 2 else 60_000_000
+                r.send(beat=control.Beat(progress=i + 1, n_requests=2, pages_free=20, pages_total=64, pages_cached=16, pages_quarantined=4,
+                                         steps=8 * i, model_ns=busy * i, gather_ns=10**6 * i, sample_ns=10**6 * i, prompt_rows=320 * i,
+                                         generated_rows=16 * i, handoff_bytes=(1 << 20) * i, handoff_pages=14 * i))
+
+    def test_shows_the_cell(self):
+        for i in range(3):
+            list(self.generate())
+        self.cell.split_after = 5
+        call = self.stub.Generate(self.request(request_id="<img src=x onerror=alert(1)>", prompt=[500, 3, 4], max_tokens=40), timeout=200)
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        next(call)
+        self.enough = threading.Event()
+        self.addCleanup(self.enough.set)
+        threading.Thread(target=self.beats, daemon=True).start()
+        time.sleep(6)
+        dom, log = browse(self.http, "--dump-dom")
+        self.assertNotIn("CONSOLE", log)
+        text = dom.split("<main>")[1].split("</main>")[0]
+        for part in (">demo<", ">serving<", f"gRPC at {self.address}", "prefill group of 2, decode group of 2", "Prefill limits",
+                     "P:D is 2:2", "testhost · 1003", "0 prefill", "3 decode", "&lt;img src=x onerror=alert(1)&gt;", "5 / 40", "MiB/s",
+                     "1 open; 3 ended well"):
+            self.assertTrue(part in text, part)
+        self.assertFalse("<img" in text)
+        for plot in ("p1", "p2", "p3", "p4"):
+            drawn = text.split(f'id="{plot}"')[1].split("</svg>")[0]
+            self.assertIn("<path", drawn, plot)
+            self.assertNotIn("NaN", drawn, plot)
+        self.screenshot()
+        self.cell.more_gate.set()
+        self.assertEqual(len(list(call)[-1].complete.output_ids), 40)
+
+    def screenshot(self):
+        folder = os.environ.get("BT_SCREENSHOTS")
+        with tempfile.TemporaryDirectory() as other:
+            path = os.path.join(folder or other, "status_page.png")
+            browse(self.http, f"--screenshot={path}")
+            width, height, colours = pixels(path)
+        self.assertEqual((width, height), (WIDTH, HEIGHT))
+        self.assertGreater(len(colours), 50)
+        for colour in (PREFILL, DECODE):  # bars of ranks and lines of plots
+            self.assertGreater(colours.get(colour, 0), 500)
+        self.assertLess(max(colours.values()), 0.95 * width * height)
+
+    def test_idle_cell(self):
+        page = browse(self.http, "--dump-dom")[0]
+        for part in ("No open request.", "Neither side limits: there is room", "Too little load"):
+            self.assertTrue(part in page, part)
+
+
+if __name__ == "__main__":
+    main()

@@ -140,9 +140,6 @@ void bt_model_destroy(bt_model *model)
 
 size_t bt_model_weight_bytes(const bt_model *model) { return model->w.bytes; }
 
-/* What bt_mla_create() takes for its rows and its table of angles; its scratch per thread is small
- * beside them. */
-
 size_t bt_model_workspace_bytes(const bt_model *model)
 {
     return model->own_workspace_bytes + bt_mla_workspace_bytes(model->mla) +

@@ -45,8 +45,6 @@ void bt_worker_destroy(bt_worker *w)
     bt_free(w);
 }
 
-size_t bt_worker_workspace_bytes(const bt_worker_config *cfg) { return bt_batch_bytes(cfg); }
-
 /* A parked rank with rows asks for a wake number that its whole group gets; it must not enter the
  * all-gather before, since nobody would be there. */
 static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)

@@ -340,7 +340,8 @@ static void check_answers(const char *route)
 
         EXPECT_EQ(a->n, g_asks[i].max_tokens);
         EXPECT_EQ(a->n_repeats, g_n_prefill != 0 && a->n > 1);
-        EXPECT_EQ(a->from[0], a->prefill_rank);
+        /* Two streams carry the first token, and either may be faster. */
+        EXPECT(a->from[0] == a->prefill_rank || a->from[0] == a->decode_rank);
         if (a->n > 1) EXPECT_EQ(a->from[1], a->decode_rank);
         if (g_asks[i].temperature == 0) check_golden(i);
         if (!g_has_first) continue;

@@ -1,0 +1,16 @@
+/* device/cpu/roofs.h - what this machine can do at most, measured now: the yardstick of benchmarks.
+ * Each call works on the calling thread. */
+#ifndef BT_DEVICE_CPU_ROOFS_H
+#define BT_DEVICE_CPU_ROOFS_H
+
+#include <stddef.h>
+
+/* Reads the memory once, in four streams of plain loads. */
+void bt_roof_read(const void *memory, size_t bytes);
+
+/* Does `n` rounds of the widest multiply-add that the family's arithmetic can use, on registers
+ * alone, and returns the floating-point operations done.  kernels: a name from
+ * bt_device_cpu_kernels(); prompt: the role whose arithmetic it is. */
+double bt_roof_multiply(const char *kernels, int prompt, long n);
+
+#endif

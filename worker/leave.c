@@ -10,7 +10,7 @@
 
 #define FLUSH_NS (2 * BT_NS_PER_S)
 
-enum { FINALIZE_S = 10 };
+enum { FINALIZE_S = 10 }; /* then a watchdog ends the process, whatever hangs */
 
 static void say_leaving(bt_rank *r, int code, const char *reason)
 {
@@ -28,6 +28,7 @@ static void say_leaving(bt_rank *r, int code, const char *reason)
 void bt_rank_leave(bt_rank *r, int code, const char *reason)
 {
     if (strcmp(reason, bt_error_text()) != 0) BT_INFO("leaving: %s", reason); /* else logged */
+    alarm(FINALIZE_S);
     say_leaving(r, code, reason);
     bt_world_exit(r->world, code);
 }

@@ -60,6 +60,8 @@ bt_status bt_worker_end(bt_worker *w, bt_request *r)
         r->state = BT_REQUEST_DRAINING;
         return BT_OK;
     }
+    BT_DEBUG("request %llu is gone after %u computed tokens", (unsigned long long)id,
+             r->n_computed);
     bt_requests_remove(&w->requests, r);
     bt_request_destroy(r);
     return bt_worker_send_released(w, id, epoch);
@@ -243,6 +245,7 @@ static bt_status join(bt_worker *w, bt_request *r)
     r->next_token               = r->in.first_token;
     r->next_logprob             = r->in.first_logprob;
     r->repeat_first             = !r->eval;
+    BT_DEBUG("all rows of %u prompt tokens are here: it decodes", r->n_prompt);
     bt_handoff_in_fini(&r->in);
     return r->eval && r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
 }

@@ -23,7 +23,7 @@ static void on_signal(int number)
 static void on_alarm(int number)
 {
     (void)number;
-    _exit(EXIT_FAILURE); /* MPI_Finalize hangs, as it can when a rank has died */
+    _exit(EXIT_FAILURE); /* something hangs at the end: MPI_Finalize can when a rank has died */
 }
 
 static void install_signals(void)

@@ -163,6 +163,7 @@ out:
 
 static void prompt_done(const bt_worker *w, bt_request *r)
 {
+    BT_DEBUG("the prompt's %u tokens are computed", r->n_prompt);
     if (bt_rank_has_both(&w->cfg.facts)) {
         r->state = BT_REQUEST_DECODE;
         return;
@@ -254,6 +255,8 @@ static bt_status run(bt_worker *w)
     bt_batch *b  = &w->batch;
     bt_step   step;
 
+    BT_DEBUG("step %llu: %u prompt and %u generated rows", (unsigned long long)w->n_steps,
+             b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
     bt_batch_fill(b, &w->cfg, &step);
     step.layer_done = layer_done;
     step.ctx        = w;

@@ -19,6 +19,7 @@ static const struct {
     {"logits",      "the logits of given tokens, computed by the ranks that serve"                },
     {"tokenize",    "text to token ids, as the model does it"                                     },
     {"inspect",     "what a model is, how large, and what fits"                                   },
+    {"profile",     "the attention study: what its variants cost on this machine"                 },
     {"coordinator", "the front of a cell alone"                                                   },
     {"worker",      "one rank of a cell (started by launch)"                                      },
     {"launch",      "start the ranks of a cell under mpirun"                                      },

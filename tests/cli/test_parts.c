@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "cli/account.h"
 #include "cli/child.h"
 #include "cli/client.h"
 #include "cli/eval_cases.h"
@@ -73,6 +74,26 @@ static void relay_keeps_the_first_error_of_a_rank(void)
     bt_relay_line(&relay, "11:02:09.001 E rank=2 req=17 worker/x.c:140 out of memory: 3 bytes");
     bt_relay_line(&relay, "11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
     EXPECT(strcmp(relay.first_error, "rank 2: out of memory: 3 bytes") == 0);
+}
+
+static void account_is_read_from_a_ranks_line(void)
+{
+    bt_account accounts[3] = {0};
+
+    bt_account_read(
+        "11:02:09.001 I rank=1 - worker/step.c:302 account: 25 steps; computed 12 prompt "
+        "tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
+        3, accounts);
+    EXPECT(accounts[1].known && !accounts[0].known && !accounts[2].known);
+    EXPECT(accounts[1].steps == 25 && accounts[1].prompt_tokens == 12 &&
+           accounts[1].generated_tokens == 24 && accounts[1].pages == 3 &&
+           accounts[1].bytes == 47040);
+    bt_account_read(
+        "11:02:09.001 I rank=3 - worker/step.c:302 account: 25 steps; computed 12 prompt "
+        "tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
+        3, accounts); /* there is no rank 3 */
+    bt_account_read("11:02:09.001 I rank=2 - worker/step.c:302 account: many steps", 3, accounts);
+    EXPECT(!accounts[2].known);
 }
 
 /* ---- rows */
@@ -269,6 +290,7 @@ static void client_to_nobody_is_refused(void)
 static const bt_test TESTS[] = {
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(relay_keeps_the_first_error_of_a_rank),
+    BT_TEST(account_is_read_from_a_ranks_line),
     BT_TEST(eval_rows_are_checked),
     BT_TEST(eval_dense_model_has_no_experts),
     BT_TEST(eval_cases_read_unwinds_at_every_allocation),

@@ -52,6 +52,7 @@ void bt_rank_leave_together(bt_rank *r)
     bt_free(r->plans);
     alarm(FINALIZE_S);
     bt_world_fini(r->world);
+    alarm(0);
 }
 
 void bt_rank_leave_early(bt_rank *r, bt_status st)

@@ -284,7 +284,7 @@ static bool pages_back(void)
 
 static void stop_ranks(bt_rpc_loop *loop)
 {
-    uint64_t end = bt_now_ns() + 15 * BT_NS_PER_S;
+    uint64_t end = bt_now_ns() + TIMEOUT_S * BT_NS_PER_S;
 
     for (uint32_t r = 0; r < g_n_ranks; r++) {
         bt_down m = {.kind = BT_DOWN_SHUTDOWN};

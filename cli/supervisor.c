@@ -173,22 +173,25 @@ static void on_ready(supervisor *s, const char *address)
 
 static void on_progress(supervisor *s, const char *text)
 {
-    unsigned long long rank, done, total, all_done = 0, all = 0;
+    enum { BAR = 40 };
+    unsigned long long rank, done, total;
+    double             all_done = 0, all = 0;
+    int                n;
 
     if (sscanf(text, "%llu %llu %llu", &rank, &done, &total) != 3 ||
         rank >= bt_cell_n_ranks(&s->opt->cell)) {
         return;
     }
-    s->done[rank]  = done;
+    s->done[rank]  = done < total ? done : total;
     s->total[rank] = total;
     for (uint32_t r = 0; r < bt_cell_n_ranks(&s->opt->cell); r++) {
-        all_done += s->done[r];
-        all += s->total[r];
+        all_done += (double)s->done[r];
+        all += (double)s->total[r];
     }
     if (all == 0 || s->phase != LOADING) return;
-    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%", (int)(all_done * 40 / all),
-                 "########################################", 40 - (int)(all_done * 40 / all),
-                 "........................................", (int)(all_done * 100 / all));
+    n = (int)(all_done / all * BAR);
+    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%", n, "########################################",
+                 BAR - n, "........................................", (int)(all_done / all * 100));
 }
 
 static void on_announcement(void *ctx, const char *line)

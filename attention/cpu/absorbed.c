@@ -10,6 +10,13 @@
 
 #include "attention/cpu/attn_cpu.h"
 
+enum {
+    MIN_TILE_LANES  = 16,
+    PAGE_COST_LANES = 8, /* what a tile does once for a page, in lanes */
+    SQUARE          = 4
+};
+typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
+
 typedef struct {
     bt_attn_cpu        *a;
     const bt_attn_call *call;
@@ -40,6 +47,26 @@ static size_t lane_in_block(const absorbed_job *job, const bt_absorbed_item *ite
     return (size_t)(item->row - job->first_row) * job->a->cfg.n_heads + item->lane0;
 }
 
+/* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
+ * written to is turned too and never read. */
+static void turn_square(const float *from, float *to)
+{
+    vec4 r[SQUARE], low[SQUARE / 2], high[SQUARE / 2];
+
+    for (int i = 0; i < SQUARE; i++)
+        memcpy(&r[i], from + (size_t)i * BT_TILE_LANES, sizeof(r[i]));
+    for (int i = 0; i < 2; i++) {
+        low[i]  = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+        high[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+    }
+    r[0] = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
+    for (int i = 0; i < SQUARE; i++)
+        memcpy(to + (size_t)i * BT_PAGE_TOKENS, &r[i], sizeof(r[i]));
+}
+
 /* The queries become the packed operand and the page's rows the plain one, so that no page is
  * packed for its scores; they come out as [key][lane]. */
 static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows, uint32_t n_keys,
@@ -62,10 +89,10 @@ static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows
     mm.k      = cfg->qk_rope_dim;
     mm.add    = true;
     t->kernels->mm[t->role](&mm);
-    for (uint32_t lane = 0; lane < t->n_lanes; lane++)
-        for (uint32_t key = 0; key < n_keys; key++)
-            m->tile.scores[(size_t)lane * BT_PAGE_TOKENS + key] =
-                m->scores_t[(size_t)key * BT_TILE_LANES + lane];
+    for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE)
+        for (uint32_t key = 0; key < n_keys; key += SQUARE)
+            turn_square(m->scores_t + (size_t)key * BT_TILE_LANES + lane,
+                        m->tile.scores + (size_t)lane * BT_PAGE_TOKENS + key);
 }
 
 /* One item of a wave: its part of the softmax goes to its slot. */
@@ -161,25 +188,37 @@ static uint32_t rows_in_block(const absorbed_job *job, const bt_span *span, uint
 
 static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1; }
 
-/* Tiles are as large as leaves work for every thread: a page is read once per tile. */
+static uint64_t count_items(const absorbed_job *job, uint32_t tile_lanes)
+{
+    uint64_t n_items = 0;
+    uint32_t row;
+
+    for (uint32_t i = 0; i < job->call->n_spans; i++) {
+        const bt_span *span = &job->call->spans[i];
+        uint64_t       n    = rows_in_block(job, span, &row);
+
+        n = (n * job->a->cfg.n_heads + tile_lanes - 1) / tile_lanes;
+        if (n != 0) n_items += n * parts_for(span->start + span->n_rows);
+    }
+    return n_items;
+}
+
+/* Large tiles read, pack and widen a page for more lanes at once; small ones leave work for every
+ * thread.  A thread's share of the items times what one costs, about, decides. */
 static uint32_t choose_tile_lanes(const absorbed_job *job)
 {
-    const bt_attn_call *call  = job->call;
-    uint32_t            lanes = BT_TILE_LANES, row;
+    uint32_t best  = BT_TILE_LANES;
+    uint64_t least = UINT64_MAX, n = job->a->n_members;
 
-    for (; lanes > 16; lanes /= 2) {
-        uint64_t n_items = 0;
+    for (uint32_t lanes = BT_TILE_LANES; lanes >= MIN_TILE_LANES; lanes /= 2) {
+        uint64_t cost = (count_items(job, lanes) + n - 1) / n * (lanes + PAGE_COST_LANES);
 
-        for (uint32_t i = 0; i < call->n_spans; i++) {
-            const bt_span *span = &call->spans[i];
-            uint64_t       n    = rows_in_block(job, span, &row);
-
-            n = (n * job->a->cfg.n_heads + lanes - 1) / lanes;
-            if (n != 0) n_items += n * parts_for(span->start + span->n_rows);
+        if (cost < least) {
+            least = cost;
+            best  = lanes;
         }
-        if (n_items >= 2 * (uint64_t)job->a->n_members) break;
     }
-    return lanes;
+    return best;
 }
 
 static void attend_block(absorbed_job *job)

@@ -22,7 +22,6 @@ void bt_tile_reset(const bt_tile *t, const bt_tile_state *state)
         state->max[i] = -INFINITY;
         state->sum[i] = 0;
     }
-    memset(state->o, 0, (size_t)t->n_lanes * t->v_dim * sizeof(*state->o));
 }
 
 /* e^(x - max) by the kernels' exponential. */
@@ -42,6 +41,12 @@ static uint32_t n_visible(const bt_tile *t, const bt_key_block *block, uint32_t 
     return n < block->n_keys ? n : block->n_keys;
 }
 
+/* The first block of a part finds sums that nothing was written to: it starts them from +0. */
+static bool begins_part(const bt_key_block *block)
+{
+    return block->start % BT_ATTN_SPLIT_TOKENS == 0;
+}
+
 /* Scores to weights: p[lane][key] = e^(scale score - max), +0 for keys that the lane does not see;
  * what was summed under an earlier maximum shrinks. */
 static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t lane,
@@ -55,13 +60,14 @@ static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t la
     float                     shrink, sum;
 
     max    = max > before ? max : before;
-    shrink = exp_of(t, before, max);
+    shrink = max == before && isfinite(before) ? 1.0f : exp_of(t, before, max);
     sum = rows->exp_row(scores, n, block->n_keys, t->scale, max, scratch->p + (size_t)lane * KEYS,
                         NULL);
 
     state->max[lane] = max;
     state->sum[lane] = state->sum[lane] * shrink + sum;
-    if (shrink != 1.0f) rows->scale(state->o + (size_t)lane * t->v_dim, t->v_dim, shrink);
+    if (shrink != 1.0f && !begins_part(block))
+        rows->scale(state->o + (size_t)lane * t->v_dim, t->v_dim, shrink);
 }
 
 static void add_values(const bt_tile *t, const bt_key_block *block, const bt_bf16 *values,
@@ -76,7 +82,7 @@ static void add_values(const bt_tile *t, const bt_key_block *block, const bt_bf1
                     .m      = n_lanes,
                     .n      = t->v_dim,
                     .k      = block->n_keys,
-                    .add    = true};
+                    .add    = !begins_part(block)};
 
     if (n_lanes != 0) t->kernels->mm[t->role](&mm);
 }

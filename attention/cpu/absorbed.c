@@ -95,7 +95,16 @@ static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows
                         m->tile.scores + (size_t)lane * BT_PAGE_TOKENS + key);
 }
 
-/* One item of a wave: its part of the softmax goes to its slot. */
+static void finish(const absorbed_job *job, const bt_absorbed_item *item, const bt_tile *t,
+                   const bt_tile_state *state, const bt_tile_scratch *scratch)
+{
+    uint32_t c = job->a->cfg.kv_lora_rank;
+
+    bt_tile_finish(t, state, scratch, job->a->ol + lane_in_block(job, item) * c, c);
+}
+
+/* One item of a wave: its part of the softmax goes to its slot, or, when it is the tile's only one,
+ * through the member's own buffer, which stays in its cache, to the end. */
 static void item_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const absorbed_job       *job       = ctx;
@@ -105,7 +114,8 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_cpu_row_kernels *rk        = a->kernels->rows;
     const bt_absorbed_item   *item      = &a->items[chunk];
     bt_tile                   t         = tile_of(job, item);
-    bt_tile_state             state     = bt_tile_state_at(a->slot[chunk]);
+    bool                      alone     = item->n_parts == 1;
+    bt_tile_state             state     = bt_tile_state_at(alone ? m->state : a->slot[chunk]);
     uint32_t                  end       = bt_tile_last_pos(&t) + 1;
     uint32_t                  page      = item->part * BT_PART_PAGES;
     uint32_t                  last_page = min_u32(bt_kv_pages_for(end), page + BT_PART_PAGES);
@@ -129,6 +139,7 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
         rk->pack_cols(rows, kv_dim, block.n_keys, cfg->kv_lora_rank, m->latents);
         bt_tile_add(&t, &block, &m->tile, &state);
     }
+    if (alone) finish(job, item, &t, &state, &m->tile);
 }
 
 /* One tile of a wave: its parts, in the slots from the end of the tile before to its own end,
@@ -143,15 +154,14 @@ static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
     bool                goes_on = a->items[first].part != 0;
     bt_tile_state       into    = bt_tile_state_at(a->slot[goes_on ? a->n_slots : first]);
 
+    if (a->items[first].n_parts == 1) return; /* it has finished */
     for (uint32_t i = goes_on ? first : first + 1; i < end; i++) {
         bt_tile_state state = bt_tile_state_at(a->slot[i]);
 
         bt_tile_merge(&t, a->items[i].part * BT_ATTN_SPLIT_TOKENS, &state, &into);
     }
     if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts)
-        bt_tile_finish(&t, &into, &a->members[member].tile,
-                       a->ol + lane_in_block(job, &a->items[first]) * a->cfg.kv_lora_rank,
-                       a->cfg.kv_lora_rank);
+        finish(job, &a->items[first], &t, &into, &a->members[member].tile);
 }
 
 static void run_wave(absorbed_job *job)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "device/cpu/kernels.h"
 #include "tools/profile/files.h"
 #include "tools/profile/report.h"
 #include "tools/profile/text.h"
@@ -70,7 +71,7 @@ static const struct argp_option OPTIONS[] = {
     {"role",                                                                             KEY_ROLE, "ROLE", 0,
      "Products of generated tokens (generated) or those made for many rows (prompt), for all "
      "variants", 3},
-    {"seconds",                                                                         KEY_SECONDS, "S", 0, "Time for the measured points together, about (45)", 3},
+    {"seconds",                                                                         KEY_SECONDS, "S", 0, "Time for the measured points together, about (30)", 3},
     {"out",                                                                                KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
     {"json",                                                                                     KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
     {"csv",KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},
@@ -214,14 +215,9 @@ static bt_status roof_of_machine(const options *opt, bt_roof *roof)
     bt_device            *dev  = NULL;
     bt_device_cpu_options from = {.n_threads = opt->measure.n_threads,
                                   .kernels   = opt->measure.kernels};
-    char                  name[32];
 
-    snprintf(name, sizeof(name), "%.*s",
-             (int)strcspn(
-                 strcmp(from.kernels, "auto") == 0 ? bt_device_cpu_kernels() : from.kernels, ","),
-             strcmp(from.kernels, "auto") == 0 ? bt_device_cpu_kernels() : from.kernels);
     BT_TRY(bt_device_cpu_create(&from, &dev));
-    BT_TRY(bt_roof_measure(dev, name, roof));
+    BT_TRY(bt_roof_measure(dev, bt_device_cpu_table(dev)->name, roof));
 out:
     bt_device_destroy(dev);
     return st;
@@ -300,7 +296,7 @@ int main(int argc, char **argv)
                                       .contexts   = {32, 512, 4096, 32768},
                                       .kernels    = "auto",
                                       .role       = BT_ROLE_GENERATED,
-                                      .seconds    = 45,
+                                      .seconds    = 30,
                                       .progress   = progress},
                      .n_bandwidths = 3,
                      .bandwidths   = {1.25e9, 12.5e9, 50e9}

@@ -168,14 +168,17 @@ static void run_wave(absorbed_job *job)
 {
     bt_attn_cpu *a = job->a;
     uint32_t     last_first;
+    bool         merges = false;
 
     if (job->n_items == 0) return;
     job->n_groups = 0;
-    for (uint32_t i = 0; i < job->n_items; i++)
+    for (uint32_t i = 0; i < job->n_items; i++) {
+        merges = merges || a->items[i].n_parts > 1;
         if (i + 1 == job->n_items || a->items[i + 1].part == 0)
             a->group_ends[job->n_groups++] = i + 1;
+    }
     bt_cpu_pool_run(a->pool, job->n_items, item_task, job);
-    bt_cpu_pool_run(a->pool, job->n_groups, merge_task, job);
+    if (merges) bt_cpu_pool_run(a->pool, job->n_groups, merge_task, job);
 
     last_first = job->n_groups == 1 ? 0 : a->group_ends[job->n_groups - 2];
     if (a->items[last_first].part == 0) { /* else the carry already holds what there is */

@@ -306,8 +306,7 @@ void bt_analysis_explain(const bt_analysis *a, uint32_t q, uint32_t kv, uint32_t
     double at[2];
 
     for (int f = 0; f < 2; f++)
-        at[f] = bt_roof_s(a->roof, f == BT_FORM_NORMAL ? BT_ROLE_PROMPT : BT_ROLE_GENERATED, bytes,
-                          flops[f]);
+        at[f] = bt_roof_s(a->roof, q > 1 ? BT_ROLE_PROMPT : a->role, bytes, flops[f]);
     fprintf(
         to,
         "%s, %u request%s of q = %u new tokens attending to kv = %u (the new ones among them):\n"

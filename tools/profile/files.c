@@ -93,7 +93,9 @@ bt_status bt_files_plot(const char *dir)
         return st;
     }
     snprintf(json, sizeof(json), "%s/profile.json", dir);
-    failed = posix_spawnp(&child, "python3", NULL, NULL, argv, environ);
+    /* The system's own Python first: its packages are where matplotlib is installed. */
+    failed = posix_spawn(&child, "/usr/bin/python3", NULL, NULL, argv, environ);
+    if (failed != 0) failed = posix_spawnp(&child, "python3", NULL, NULL, argv, environ);
     if (failed != 0) {
         fprintf(stderr, "no plots: python3: %s; on Debian: apt install python3-matplotlib\n",
                 strerror(failed));

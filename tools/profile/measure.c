@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "attention/variants/variants.h"
 #include "core/alloc.h"
@@ -12,6 +13,9 @@
 #include "tools/machine.h"
 
 enum { PERIOD = 512, MIN_ROUNDS = 3 };
+
+/* After the stages: their sum, that without append, and CPU time. */
+enum { WHOLE = BT_N_STAGES, BARE, CPU, N_SERIES };
 
 /* Everything of a run.  Variants are opened for a point and closed after it. */
 typedef struct {
@@ -26,7 +30,7 @@ typedef struct {
     uint32_t                  max_batch;
     bool                      merged; /* the study has AM_CC_ME's matrices, and keeps them */
     double                    seconds_each;
-    double                    samples[BT_N_VARIANTS][BT_N_STAGES + 2][BT_PROFILE_MAX_ROUNDS];
+    double                    samples[BT_N_VARIANTS][N_SERIES][BT_PROFILE_MAX_ROUNDS];
 } run;
 
 /* Fused first: it needs nothing of its own, and the others are compared with it. */
@@ -132,6 +136,8 @@ static bt_status open_variant(run *r, bt_variant_kind kind, bt_measured *p)
     at->needs = guess_s(r, kind, p);
     at->state = BT_POINT_TOO_LONG;
     if (at->needs * MIN_ROUNDS > r->seconds_each / 2) return BT_OK;
+    if (3 * bytes / r->m->roof.bytes_per_s > 2 * r->seconds_each && bytes <= free_bytes())
+        return BT_OK; /* to fill its cache would take longer than to measure it */
     at->state = BT_POINT_NO_MEMORY;
     at->needs = bytes;
     if (bytes > free_bytes()) return BT_OK;
@@ -168,20 +174,30 @@ static double distance(const bt_bf16 *a, const bt_bf16 *b, size_t n)
     return sqrt(error / size);
 }
 
+static double cpu_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static bt_status step_once(run *r, bt_variant_kind kind, bt_point *at)
 {
     bt_status st = BT_OK;
     uint64_t  ns[BT_N_STAGES];
-    double    sum                           = 0;
+    double    sum                           = 0, cpu;
     double(*samples)[BT_PROFILE_MAX_ROUNDS] = r->samples[kind];
 
+    cpu = cpu_seconds();
     BT_TRY(bt_variant_step(r->open[kind], r->opt->role, r->x, r->out[kind], ns));
+    samples[CPU][at->n_rounds] = cpu_seconds() - cpu;
     for (int s = 0; s < BT_N_STAGES; s++) {
         samples[s][at->n_rounds] = (double)ns[s] * 1e-9;
         sum += samples[s][at->n_rounds];
     }
-    samples[BT_N_STAGES][at->n_rounds]     = sum;
-    samples[BT_N_STAGES + 1][at->n_rounds] = sum - samples[BT_STAGE_APPEND][at->n_rounds];
+    samples[WHOLE][at->n_rounds] = sum;
+    samples[BARE][at->n_rounds]  = sum - samples[BT_STAGE_APPEND][at->n_rounds];
     at->n_rounds++;
 out:
     return st;
@@ -195,8 +211,11 @@ static bt_status run_rounds(run *r, bt_measured *p)
     double    spent = 0, first = 0;
 
     for (uint32_t round = 0; round <= BT_PROFILE_MAX_ROUNDS; round++) {
-        for (int i = 0; i < BT_N_VARIANTS; i++)
-            if (r->open[ORDER[i]] != NULL) BT_TRY(step_once(r, ORDER[i], &p->of[ORDER[i]]));
+        for (uint32_t i = 0; i < BT_N_VARIANTS; i++) { /* another one begins each round */
+            bt_variant_kind kind = ORDER[(i + round) % BT_N_VARIANTS];
+
+            if (r->open[kind] != NULL) BT_TRY(step_once(r, kind, &p->of[kind]));
+        }
         spent = (double)(bt_now_ns() - start) * 1e-9;
         if (round == 0) {
             first = spent;
@@ -220,9 +239,10 @@ static void conclude(run *r, bt_measured *p)
         if (at->state != BT_POINT_DONE) continue;
         for (int s = 0; s < BT_N_STAGES; s++)
             at->stage_s[s] = median(r->samples[kind][s], at->n_rounds);
-        at->step_s    = median(r->samples[kind][BT_N_STAGES], at->n_rounds);
-        at->bare_s    = median(r->samples[kind][BT_N_STAGES + 1], at->n_rounds);
-        at->fastest_s = r->samples[kind][BT_N_STAGES][0]; /* sorted */
+        at->step_s    = median(r->samples[kind][WHOLE], at->n_rounds);
+        at->bare_s    = median(r->samples[kind][BARE], at->n_rounds);
+        at->cpu_s     = median(r->samples[kind][CPU], at->n_rounds);
+        at->fastest_s = r->samples[kind][WHOLE][0]; /* sorted */
         at->roof_s    = bt_roof_step_s(&r->m->roof, r->opt->role, &a, p->batch, p->n_keys);
         at->distance  = distance(r->out[kind], r->out[BT_VARIANT_FUSED], n);
     }
@@ -353,13 +373,17 @@ out:
     return st;
 }
 
-int bt_measured_best(const bt_measured *p)
+int bt_measured_best(const bt_measured *p, bool by_cpu_time)
 {
-    int best = BT_N_VARIANTS;
+    int    best  = BT_N_VARIANTS;
+    double least = INFINITY;
 
-    for (int i = 0; i < BT_VARIANT_FUSED; i++)
-        if (p->of[i].state == BT_POINT_DONE &&
-            (best == BT_N_VARIANTS || p->of[i].step_s < p->of[best].step_s))
-            best = i;
+    for (int i = 0; i < BT_VARIANT_FUSED; i++) {
+        double s = by_cpu_time ? p->of[i].cpu_s : p->of[i].step_s;
+
+        if (p->of[i].state != BT_POINT_DONE || s >= least) continue;
+        least = s;
+        best  = i;
+    }
     return best;
 }

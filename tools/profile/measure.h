@@ -32,8 +32,9 @@ typedef struct {
     bt_point_state state;
     double         needs; /* bytes for NO_MEMORY, seconds a step for TOO_LONG */
     uint32_t       n_rounds;
-    double         step_s;               /* median */
-    double         fastest_s;            /* least */
+    double         step_s;    /* median */
+    double         fastest_s; /* least */
+    double         cpu_s;     /* median of the process's CPU time: other programs disturb it less */
     double         stage_s[BT_N_STAGES]; /* medians */
     double         bare_s;               /* median without the append stage: what study 001 timed */
     double         roof_s;
@@ -59,7 +60,7 @@ bt_status bt_measure(const bt_profile_model *model, const bt_measure_options *op
                      bt_measurement *m_out);
 
 /* The fastest of the five variants of the study at a point, or BT_N_VARIANTS. */
-int bt_measured_best(const bt_measured *p);
+int bt_measured_best(const bt_measured *p, bool by_cpu_time);
 
 #ifdef __cplusplus
 }

@@ -152,8 +152,6 @@ def plot_bytes(profile, directory):
             label = {"A_CC_ME": "A_CC_ME, fused"}.get(v["name"], v["name"])
             axis.plot(contexts, [y + batch * n * v["moved_bytes"] for n, y in zip(contexts, need)], color=colour,
                       label=label + (", with what it copies" if v["moved_bytes"] else ""))
-        axis.axhline(profile["roof"]["memory_bytes"], color="black", linewidth=1, linestyle="--",
-                     label="memory of " + ("this machine, free" if profile["roof"]["measured"] else profile["roof"]["name"]))
         context_axis(axis, contexts[::2])
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(ticker.FuncFormatter(size_of))
@@ -191,13 +189,13 @@ def plot_crossover(profile, directory):
     axis.set_ylim(1, 4096)
     axis.set_ylabel("q: new tokens")
     axis.grid(False)
-    axis.text(2 ** 13, 6, "absorbed is cheaper", ha="center", va="center")
+    axis.text(2 ** 13, 6, "absorbed is cheaper", ha="center", va="center", color="white")
     axis.text(2 ** 14.3, 1100, "normal is cheaper", ha="center", va="center")
     bar = figure.colorbar(image, ax=axis, ticks=range(-6, 7, 2))
-    bar.ax.set_yticklabels([f"{2.0 ** i:g}x" for i in range(-6, 7, 2)])
+    bar.ax.set_yticklabels([f"{2 ** i}x" if i >= 0 else f"1/{2 ** -i}x" for i in range(-6, 7, 2)])
     bar.set_label("FLOP, normal / absorbed")
     axis.set_title(f"{m['title']}: which form, by FLOP")
-    axis.legend(loc="upper left")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2)
     save(figure, directory, "crossover")
 
 
@@ -215,8 +213,8 @@ def plot_roofline(profile, directory):
         for variant, (colour, marker) in STYLE.items():
             done = [p for p in points if p["variant"] == variant and "step_s" in p]
             axis.scatter([p["flops"] / p["bytes"] for p in done], [p["flops"] / p["step_s"] for p in done], color=colour,
-                         marker=marker, s=[20 + 12 * math.log2(p["batch"] + 1) for p in done], label=variant, alpha=0.85,
-                         zorder=4 if variant == "fused" else 3)
+                         marker=marker, s=[(40 if variant == "fused" else 20) + 14 * math.log2(p["batch"] + 1) for p in done], label=variant, alpha=0.85,
+                         zorder=4 if variant == "fused" else 3, linewidths=0)
     else:
         for v in profile["analysis"]["variants"]:
             colour, marker = STYLE[v["name"]]

@@ -11,6 +11,8 @@
 enum { STOP_IDS_MAX = 1024 };
 /* Below this a temperature means greedy, as in the engine whose protocol this is. */
 static const float GREEDY = 1e-5f;
+/* What a rank takes; above it every token is as likely as any other. */
+static const float HOTTEST = 1e6f;
 
 typedef Vllm__Grpc__Engine__GenerateRequest request;
 typedef Vllm__Grpc__Engine__SamplingParams  params;
@@ -180,8 +182,9 @@ static bt_status take_sampling(const params *p, bt_relay_request *r, bt_intake_a
     s->temperature = 1.0f;
     if (p->_temperature_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE__NOT_SET)
         s->temperature = p->temperature;
-    REFUSE_UNLESS(isfinite(s->temperature) && s->temperature >= 0.0f,
-                  "temperature is %g, it must be a number from 0 up", (double)s->temperature);
+    REFUSE_UNLESS(s->temperature >= 0.0f && s->temperature <= HOTTEST,
+                  "temperature is %g, it must be a number from 0 to %g", (double)s->temperature,
+                  (double)HOTTEST);
     if (s->temperature < GREEDY) s->temperature = 0.0f;
     if (p->_logprobs_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___LOGPROBS__NOT_SET) {
         REFUSE_UNLESS(p->logprobs == 0 || p->logprobs == 1,

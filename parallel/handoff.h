@@ -28,6 +28,10 @@ extern "C" {
 
 typedef struct bt_handoff bt_handoff;
 
+/* Staging slots that a rank takes for payloads on their way to it, beside those for sending: a
+ * stuck sender leaves two. */
+enum { BT_HANDOFF_INBOXES = 3 };
+
 typedef struct {
     /* A message has arrived and its checksum is right; payload is borrowed during the call.
      * from: world rank of the sender. */

@@ -84,7 +84,7 @@ static bt_status draw_account(bt_rank *r)
     m->weights =
         bt_memory_weights(&r->cfg, r->st, r->has_placement ? &r->placement : NULL, r->group_self);
     m->step    = bt_memory_step(&r->cfg, r->group_size, r->opt.max_rows);
-    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + 1) : 0;
+    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages = m->n_pages;
     bt_memory_print(m);

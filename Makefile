@@ -13,7 +13,8 @@ help:
 	@echo 'make install    into PREFIX=$(PREFIX) (the tree may be moved afterwards)'
 	@echo 'make package    a tarball of that tree'
 
-demo: build
+demo: $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target programs
 	@scripts/demo $(BUILD)/bin models/demo
 
 test: build

@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/roofs.h"
 #include "core/clock.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/roofs.h"
 
 enum {
     N_SAMPLES   = 7,

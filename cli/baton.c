@@ -21,6 +21,7 @@ static const struct {
     {"tokenize",    "text to token ids, as the model does it"                                     },
     {"inspect",     "what a model is, how large, and what fits"                                   },
     {"synth",       "a checkpoint with the shape of a known model and random weights"             },
+    {"profile",     "the attention study: what its variants cost on this machine"                 },
     {"coordinator", "the front of a cell alone"                                                   },
     {"worker",      "one rank of a cell (started by launch)"                                      },
     {"launch",      "start the ranks of a cell under mpirun"                                      },

@@ -213,16 +213,18 @@ static bt_status learn_layers(bt_eval_cases *cases, bt_eval_case *c, uint32_t n_
 {
     bt_status st  = BT_OK;
     size_t    one = (size_t)n_rows * cases->top_k * sizeof(int32_t);
+    uint32_t  n_moe;
 
     if (cases->top_k == 0) {
         BT_REQUIRE(bytes == 0, BT_ERR_PROTOCOL,
                    "case %s: %zu bytes of experts from a model that has none", c->name, bytes);
         goto out;
     }
-    if (cases->n_moe == 0) cases->n_moe = (uint32_t)(bytes / one);
-    BT_REQUIRE(cases->n_moe != 0 && bytes == cases->n_moe * one, BT_ERR_PROTOCOL,
+    n_moe = cases->n_moe != 0 ? cases->n_moe : (uint32_t)(bytes / one);
+    BT_REQUIRE(n_moe != 0 && bytes == n_moe * one, BT_ERR_PROTOCOL,
                "case %s: %zu bytes of experts for %u rows, expected %u layers of %zu", c->name,
-               bytes, n_rows, cases->n_moe, one);
+               bytes, n_rows, n_moe, one);
+    cases->n_moe = n_moe;
     if (c->experts == NULL) {
         c->experts = bt_calloc((size_t)cases->n_moe * c->n_tokens, cases->top_k * sizeof(int32_t));
         BT_REQUIRE(c->experts != NULL, BT_ERR_NO_MEMORY, "experts of case %s", c->name);

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/account.h"
 #include "cli/child.h"
 #include "cli/relay.h"
 #include "core/alloc.h"
@@ -26,12 +27,6 @@
 
 typedef enum { STARTING, LOADING, SERVING, STOPPING } phase;
 
-/* What a rank says at its end that it has done. */
-typedef struct {
-    bool               known;
-    unsigned long long steps, prompt_tokens, generated_tokens, pages, bytes;
-} account;
-
 typedef struct {
     const bt_run_options *opt;
     phase                 phase;
@@ -40,7 +35,7 @@ typedef struct {
     int                   signal_fd;
     char                  address[128];
     uint64_t             *done, *total; /* [n_ranks] bytes of weights */
-    account              *accounts;     /* [n_ranks] */
+    bt_account           *accounts;     /* [n_ranks] */
     uint64_t              heard_ns;     /* when anything came */
     uint64_t              start_ns, stop_ns;
     uint64_t              coordinator_term_ns, launch_term_ns; /* while stopping */
@@ -182,22 +177,25 @@ static void on_ready(supervisor *s, const char *address)
 
 static void on_progress(supervisor *s, const char *text)
 {
-    unsigned long long rank, done, total, all_done = 0, all = 0;
+    enum { BAR = 40 };
+    unsigned long long rank, done, total;
+    double             all_done = 0, all = 0;
+    int                n;
 
     if (sscanf(text, "%llu %llu %llu", &rank, &done, &total) != 3 ||
         rank >= bt_cell_n_ranks(&s->opt->cell)) {
         return;
     }
-    s->done[rank]  = done;
+    s->done[rank]  = done < total ? done : total;
     s->total[rank] = total;
     for (uint32_t r = 0; r < bt_cell_n_ranks(&s->opt->cell); r++) {
-        all_done += s->done[r];
-        all += s->total[r];
+        all_done += (double)s->done[r];
+        all += (double)s->total[r];
     }
     if (all == 0 || s->phase != LOADING) return;
-    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%", (int)(all_done * 40 / all),
-                 "########################################", 40 - (int)(all_done * 40 / all),
-                 "........................................", (int)(all_done * 100 / all));
+    n = (int)(all_done / all * BAR);
+    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%", n, "########################################",
+                 BAR - n, "........................................", (int)(all_done / all * 100));
 }
 
 static void on_announcement(void *ctx, const char *line)
@@ -219,54 +217,12 @@ static void on_announcement(void *ctx, const char *line)
     }
 }
 
-/* "... I rank=2 - worker/step.c:302 account: 25 steps; computed ...": see worker/worker.h. */
-static void note_account(supervisor *s, const char *line)
-{
-    const char        *who = strstr(line, " rank="), *text = strstr(line, " account: ");
-    account            a = {.known = true};
-    unsigned long long rank;
-
-    if (who == NULL || text == NULL || sscanf(who, " rank=%llu", &rank) != 1 ||
-        rank >= bt_cell_n_ranks(&s->opt->cell) ||
-        sscanf(text,
-               " account: %llu steps; computed %llu prompt tokens and %llu generated tokens; "
-               "handed over %llu pages, %llu bytes",
-               &a.steps, &a.prompt_tokens, &a.generated_tokens, &a.pages, &a.bytes) != 5) {
-        return;
-    }
-    s->accounts[rank] = a;
-}
-
-static void print_accounts(const supervisor *s)
-{
-    const bt_cell_options *cell = &s->opt->cell;
-
-    for (uint32_t r = 0; r < bt_cell_n_ranks(cell); r++) {
-        const account *a    = &s->accounts[r];
-        const char    *role = cell->n_both != 0     ? "both roles"
-                              : r < cell->n_prefill ? "prefill"
-                                                    : "decode";
-
-        if (!a->known) continue;
-        fprintf(stderr, "rank %u, %s: %llu steps", r, role, a->steps);
-        if (a->prompt_tokens != 0) fprintf(stderr, ", %llu prompt tokens", a->prompt_tokens);
-        if (a->generated_tokens != 0) fprintf(stderr, ", %llu generated", a->generated_tokens);
-        if (a->prompt_tokens == 0 && a->generated_tokens == 0) {
-            fprintf(stderr, ", its experts for the others' tokens");
-        }
-        if (a->pages != 0) {
-            fprintf(stderr, ", %llu KV pages (%llu bytes) handed over", a->pages, a->bytes);
-        }
-        fputc('\n', stderr);
-    }
-}
-
 static void on_rank_line(void *ctx, const char *line)
 {
     supervisor *s = ctx;
 
     s->heard_ns = bt_now_ns();
-    note_account(s, line);
+    bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
     bt_relay_line(&s->relay, line);
 }
 
@@ -471,7 +427,7 @@ int bt_supervisor_run(const bt_run_options *opt)
         loop(&s);
         bt_child_end_all(LAST_NS);
         read_all(&s);
-        if (opt->chat != NULL) print_accounts(&s);
+        if (opt->chat != NULL) bt_account_print(&opt->cell, s.accounts);
         code = verdict(&s);
     }
     bt_relay_clear_bar(&s.relay);

@@ -231,7 +231,12 @@ static void take_token(answer *a, uint32_t id, const float *logprob)
     a->all.text[a->all.n] = '\0';
     if (talk->opt->json) {
         json_array_append_new(a->ids, json_integer(id));
-        if (logprob != NULL) json_array_append_new(a->logprobs, json_real((double)*logprob));
+        if (logprob != NULL) {
+            json_t *value = json_real((double)*logprob);
+
+            json_array_append_new(a->logprobs,
+                                  value != NULL ? value : json_null()); /* not finite */
+        }
     } else if (logprob != NULL) {
         show_token(a, id, *logprob);
     }
@@ -264,13 +269,15 @@ static double ms_per_token(const bt_client_result *r)
     return r->completion_tokens > 1 ? ms(r->last_ns - r->first_ns) / (r->completion_tokens - 1) : 0;
 }
 
-static void print_json(answer *a, const bt_client_result *r)
+static bt_status print_json(answer *a, const bt_client_result *r)
 {
-    json_t *o = json_pack("{s:s#,s:O,s:s,s:i,s:i,s:f,s:f}", "text", a->all.text, (int)a->all.n,
-                          "ids", a->ids, "finish_reason", r->finish_reason, "prompt_tokens",
-                          (int)r->prompt_tokens, "completion_tokens", (int)r->completion_tokens,
-                          "ttft_ms", ms(r->first_ns), "ms_per_token", ms_per_token(r));
+    bt_status st = BT_OK;
+    json_t   *o  = json_pack("{s:s#,s:O,s:s,s:i,s:i,s:f,s:f}", "text", a->all.text, (int)a->all.n,
+                             "ids", a->ids, "finish_reason", r->finish_reason, "prompt_tokens",
+                             (int)r->prompt_tokens, "completion_tokens", (int)r->completion_tokens,
+                             "ttft_ms", ms(r->first_ns), "ms_per_token", ms_per_token(r));
 
+    BT_REQUIRE(o != NULL, BT_ERR_PROTOCOL, "the answer cannot be written as JSON");
     if (a->talk->opt->request.logprobs) json_object_set(o, "logprobs", a->logprobs);
     if (r->has_matched_token) {
         json_object_set_new(o, "matched_token", json_integer(r->matched_token));
@@ -278,7 +285,9 @@ static void print_json(answer *a, const bt_client_result *r)
     json_dumpf(o, stdout, JSON_COMPACT);
     putchar('\n');
     fflush(stdout);
+out:
     json_decref(o);
+    return st;
 }
 
 static void print_account(const bt_talk *talk, const bt_client_result *r)
@@ -305,7 +314,7 @@ bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply
     BT_TRY(bt_client_generate(talk->client, &request, on_tokens, &a, &result));
     finish_text(&a);
     BT_REQUIRE(!a.no_memory, BT_ERR_NO_MEMORY, "an answer of %zu bytes", a.all.n);
-    if (talk->opt->json) print_json(&a, &result);
+    if (talk->opt->json) BT_TRY(print_json(&a, &result));
     print_account(talk, &result);
     if (reply_out != NULL) {
         *reply_out = a.all.text;

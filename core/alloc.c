@@ -5,6 +5,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { LARGE_BYTES = 1 << 20 };
 
 static atomic_long g_fail_at = -1;
 static atomic_long g_live;
@@ -48,6 +52,24 @@ char *bt_strdup(const char *text)
     return copy;
 }
 
+/* Zeroes memory.  Whole pages of a large block are given back to the kernel, which hands out zeroed
+ * ones when they are first touched: a KV pool of gigabytes costs nothing until it is used.  They
+ * are huge pages where the system has them on request. */
+static void zero(char *ptr, size_t bytes)
+{
+    size_t page  = (size_t)sysconf(_SC_PAGESIZE);
+    size_t head  = (page - (uintptr_t)ptr % page) % page;
+    size_t pages = bytes < LARGE_BYTES ? 0 : (bytes - head) / page * page;
+
+    if (pages == 0 || madvise(ptr + head, pages, MADV_DONTNEED) != 0) {
+        memset(ptr, 0, bytes);
+        return;
+    }
+    (void)madvise(ptr + head, pages, MADV_HUGEPAGE);
+    memset(ptr, 0, head);
+    memset(ptr + head + pages, 0, bytes - head - pages);
+}
+
 void *bt_calloc_aligned(size_t n, size_t size)
 {
     size_t bytes;
@@ -56,7 +78,7 @@ void *bt_calloc_aligned(size_t n, size_t size)
     if (must_fail() || (size != 0 && n > (SIZE_MAX - 64) / size)) return NULL;
     bytes = (n * size + 63) & ~(size_t)63;
     ptr   = aligned_alloc(64, bytes == 0 ? 64 : bytes);
-    if (ptr != NULL) memset(ptr, 0, bytes == 0 ? 64 : bytes);
+    if (ptr != NULL) zero(ptr, bytes == 0 ? 64 : bytes);
     return counted(ptr);
 }
 

@@ -140,22 +140,9 @@ void bt_model_destroy(bt_model *model)
 
 size_t bt_model_weight_bytes(const bt_model *model) { return model->w.bytes; }
 
-/* What bt_mla_create() takes for its rows and its table of angles; its scratch per thread is small
- * beside them. */
-static size_t attention_bytes(const bt_model *model)
-{
-    const bt_mla_config *m     = &model->cfg->mla;
-    size_t               q     = (size_t)m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);
-    size_t               heads = (size_t)m->n_heads * m->v_dim;
-    size_t               row   = m->q_lora_rank + q + m->kv_lora_rank + m->qk_rope_dim + heads;
-
-    return row * model->max_rows * sizeof(bt_bf16) +
-           (size_t)m->max_context * m->qk_rope_dim * sizeof(float);
-}
-
 size_t bt_model_workspace_bytes(const bt_model *model)
 {
-    return model->own_workspace_bytes + attention_bytes(model) +
+    return model->own_workspace_bytes + bt_mla_workspace_bytes(model->mla) +
            (model->moe != NULL ? bt_moe_workspace_bytes(model->moe) : 0);
 }
 

@@ -9,9 +9,19 @@
  * counts.  When a rank does not answer until the deadline, the others get TIMEOUT, with an error
  * that names the operation, the layer, the epoch and the ranks still waited for.
  *
+ * After any error the group is broken: later operations fail with PEER at once, and a new group of
+ * a new epoch takes its place.
+ *
+ * Where ranks do not share memory at most one fragment below the eager limit is under way to each
+ * peer (Open MPI can hang otherwise when that peer dies).  BT_TCP_RULE=1 in the environment of any
+ * rank forces that rule for all.
+ *
  * Threads: the step thread only (MPI_THREAD_FUNNELED).
- * Memory:  create() takes what the operations need; counts are bounded by nothing but the caller's
- *          buffers.  Host memory (the CPU back end's device memory is host memory). */
+ * Memory:  create() takes what the operations need (two fragments a peer); counts are bounded by
+ *          nothing but the caller's buffers, which are free again when an operation returns, with
+ *          any status: a late writer only meets the group's staging memory, which outlives the
+ *          group until its requests have completed.  Host memory (the CPU back end's device memory
+ *          is host memory). */
 #ifndef BT_PARALLEL_GROUP_H
 #define BT_PARALLEL_GROUP_H
 

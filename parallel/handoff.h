@@ -11,7 +11,11 @@
  * while a group exchange waits.  Receivers copy out of staging and then verify; no peer ever writes
  * into a page.
  *
- * Threads: the step thread.  Memory: staging is taken in create(). */
+ * Messages to one receiver are sent in the order of bt_handoff_send(), and receivers take turns;
+ * the order of arrival is not promised.
+ *
+ * Threads: the step thread.  Memory: staging is taken in create(): n_slots and 3 more of
+ * slot_bytes; what a late writer may still touch outlives destroy(). */
 #ifndef BT_PARALLEL_HANDOFF_H
 #define BT_PARALLEL_HANDOFF_H
 
@@ -24,15 +28,23 @@ extern "C" {
 
 typedef struct bt_handoff bt_handoff;
 
+/* Staging slots that a rank takes for payloads on their way to it, beside those for sending: a
+ * stuck sender leaves two. */
+enum { BT_HANDOFF_INBOXES = 3 };
+
 typedef struct {
     /* A message has arrived and its checksum is right; payload is borrowed during the call.
      * from: world rank of the sender. */
     void (*deliver)(void *ctx, uint32_t from, const bt_page_message *m, const void *payload);
-    /* A message from a peer was refused: broken header (request 0) or a wrong checksum. */
+    /* A message from a peer was refused: PROTOCOL (broken header or signal: request 0; a payload
+     * that is too long or of the wrong length: its request) or CHECKSUM. */
     void (*reject)(void *ctx, uint32_t from, uint64_t request, bt_status why);
     /* The payload of a message that this rank sent has left; its slot is free again. */
     void (*sent)(void *ctx, const bt_page_message *m);
-    /* A peer let `n` requests to send in a row expire: it may be dead. */
+    /* `to` has given no sign of life for n grant periods: it let a request to send expire (n = 1)
+     * and has not even answered the withdrawal since (n > 1): it may be dead.  Until it answers it
+     * is asked for nothing more and costs the others no time.  A busy peer answers: n is 1 again
+     * at its next expiry. */
     void (*expired)(void *ctx, uint32_t to, uint32_t n);
     void *ctx;
 } bt_handoff_events;
@@ -57,10 +69,12 @@ void  bt_handoff_unstage(bt_handoff *handoff, void *slot);
 /* Queues the message in `slot` for world rank `to`; m->payload_bytes of it count.  Seals it. */
 void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot);
 
-/* Drops the request's messages that are not granted yet.  True when nothing of it is in flight. */
+/* Drops the request's messages that are not granted yet: their slots are free, `sent` is not called
+ * for them.  True when nothing of it is in flight; what is in flight ends with `sent`. */
 bool bt_handoff_cancel(bt_handoff *handoff, uint64_t request);
 
-/* Progress.  True when something moved. */
+/* Progress.  True when something moved.  Events are called from in here and may stage, send and
+ * cancel; a poll from within an event does nothing. */
 bool bt_handoff_poll(bt_handoff *handoff);
 /* Nothing queued, granted or in flight on this rank. */
 bool bt_handoff_idle(const bt_handoff *handoff);

@@ -22,12 +22,11 @@
 #include "parallel/mpi_world.h"
 
 enum {
-    BT_SIGNAL_BYTES    = 32,
-    BT_SIGNAL_OUTBOX   = 8,   /* unfinished signals to one peer */
-    BT_HANDOFF_INBOXES = 3,   /* payloads under way to this rank: a stuck one leaves two */
-    BT_HANDOFF_HEAD    = 128, /* bytes before a staged payload; its last 96 are the header */
-    BT_TAG_SIGNAL      = 1,
-    BT_TAG_PAYLOAD     = 2,
+    BT_SIGNAL_BYTES  = 32,
+    BT_SIGNAL_OUTBOX = 8,   /* unfinished signals to one peer */
+    BT_HANDOFF_HEAD  = 128, /* bytes before a staged payload; its last 96 are the header */
+    BT_TAG_SIGNAL    = 1,
+    BT_TAG_PAYLOAD   = 2,
 };
 #define BT_NO_SLOT UINT32_MAX
 #define BT_NO_PEER UINT32_MAX

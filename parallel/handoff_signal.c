@@ -6,8 +6,7 @@
 
 enum { MAGIC = 0x6c635442, SUM_AT = 24, RECEIVE_BUDGET = 64 }; /* "BTcl" */
 
-/* All ranks of a job run one build on machines of one byte order (config of MPI's homogeneous
- * jobs): native order, guarded by the magic number. */
+/* All ranks of a job run one build: native byte order, guarded by the magic number. */
 void bt_signal_encode(const bt_signal *c, uint8_t wire_out[BT_SIGNAL_BYTES])
 {
     uint32_t head[2] = {MAGIC, c->kind};

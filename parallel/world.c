@@ -1,12 +1,14 @@
 /* parallel/world.c - starts and ends MPI, and learns how its ranks are connected.
  *
  * Everything that blocks inside MPI is in bt_world_init() and bt_world_fini(). */
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
@@ -24,8 +26,6 @@ enum {
     TIMER_SLACK_NS = 1000,
 };
 
-static bool g_starting; /* MPI_Init runs: should it leave the process, say what to do */
-
 const char *bt_mpi_text(int code)
 {
     static _Thread_local char text[MPI_MAX_ERROR_STRING];
@@ -42,28 +42,52 @@ static const char START_HINT[] =
     "--oversubscribe; Open MPI 4 must be installed (Debian: openmpi-bin libopenmpi3) and TMPDIR "
     "and /dev/shm be writable";
 
-/* Open MPI leaves by exit() when it cannot start, whatever the error handler. */
-static void hint_at_exit(void)
+/* Open MPI ends the process inside MPI_Init when it cannot start, past atexit and error handlers.
+ * A child that waits for the end of a pipe then says what to do; one on each machine is enough.
+ * Returns the child, or -1, and the pipe's end that says "started". */
+static pid_t watch_start(int *started_out)
 {
-    if (g_starting)
-        bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PEER),
-                     "MPI did not start (its own message is above): %s", START_HINT);
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    int         ends[2];
+    pid_t       child;
+    char        byte;
+
+    *started_out = -1;
+    if ((local != NULL && strcmp(local, "0") != 0) || pipe2(ends, O_CLOEXEC) != 0) return -1;
+    child = fork();
+    if (child == 0) {
+        signal(SIGTERM, SIG_IGN); /* mpirun ends the ranks with it, before this one has spoken */
+        close(ends[1]);
+        if (read(ends[0], &byte, 1) == 0)
+            bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PEER),
+                         "MPI did not start, or was ended while it did (the reason is above): %s",
+                         START_HINT);
+        _exit(0);
+    }
+    close(ends[0]);
+    *started_out = ends[1];
+    return child;
+}
+
+static void end_watch(pid_t child, int started)
+{
+    if (started >= 0 && write(started, "", 1) < 0) BT_DEBUG("the start's watcher has gone");
+    if (started >= 0) close(started);
+    if (child > 0) waitpid(child, NULL, 0);
 }
 
 static bt_status start_mpi(int *argc, char ***argv)
 {
-    static bool hooked;
-    bt_status   st       = BT_OK;
-    int         provided = 0, started = 0, code;
+    bt_status st       = BT_OK;
+    int       provided = 0, started = 0, watch, code;
+    pid_t     child;
 
     signal(SIGPIPE, SIG_IGN); /* the TCP transport writes to sockets of dead ranks */
     BT_REQUIRE(MPI_Initialized(&started) == MPI_SUCCESS, BT_ERR_PEER, "MPI_Initialized failed");
     if (started) return BT_OK;
-    if (!hooked) atexit(hint_at_exit);
-    hooked     = true;
-    g_starting = true;
-    code       = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    g_starting = false;
+    child = watch_start(&watch);
+    code  = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    end_watch(child, watch);
     BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, "MPI did not start (code %d): %s", code,
                START_HINT);
     BT_REQUIRE(provided >= MPI_THREAD_FUNNELED, BT_ERR_UNSUPPORTED,

@@ -41,7 +41,7 @@ struct bt_control_client {
     bt_up                 *up; /* rings */
     bt_down               *down;
     uint32_t               up_cap, up_at, n_up, down_cap, down_at, n_down;
-    bool                   sending, stopping, no_more, has_status, ended;
+    bool                   sending, stopping, cancelled, no_more, has_status, ended;
     uint64_t               flush_deadline_ns;
     char                   loss[2 * TEXT_MAX];
 };
@@ -195,6 +195,7 @@ static void on_recv(bt_control_client *c)
     bt_down           m      = {0};
     grpc_byte_buffer *buffer = c->received;
     bt_status         st     = BT_OK;
+    bool              cancelled;
 
     c->received = NULL;
     if (buffer == NULL) {
@@ -211,7 +212,11 @@ static void on_recv(bt_control_client *c)
         grpc_call_cancel_with_status(c->call, GRPC_STATUS_INVALID_ARGUMENT,
                                      "the coordinator sent what this rank cannot take", NULL);
     }
-    recv_next(c);
+    pthread_mutex_lock(&c->lock);
+    cancelled = c->cancelled; /* then the queue is about to close */
+    if (cancelled) c->no_more = true;
+    pthread_mutex_unlock(&c->lock);
+    if (!cancelled) recv_next(c);
 }
 
 static void on_status(bt_control_client *c)
@@ -427,7 +432,8 @@ void bt_control_client_stop(bt_control_client *client, uint64_t flush_ns)
     pthread_mutex_lock(&c->lock);
     while (!c->ended && wait_until(c, c->flush_deadline_ns)) {
     }
-    if (!c->ended) grpc_call_cancel(c->call, NULL);
+    c->cancelled = !c->ended;
+    if (c->cancelled) grpc_call_cancel(c->call, NULL);
     pthread_mutex_unlock(&c->lock);
     destroy(c);
 }

@@ -96,6 +96,8 @@ static bt_status on_reserve(bt_worker *w, bt_down_reserve *m)
         BT_TRY(bt_handoff_in_init(&r->in, w->cfg.pool, r->n_prompt, r->n_held,
                                   w->cfg.facts.model->vocab_size, r->pages));
     BT_TRY(bt_requests_add(&w->requests, r));
+    BT_DEBUG("reserved %u pages for %u prompt tokens from rank %u", r->n_pages, r->n_prompt,
+             r->peer);
     st = send_ticket(w, r->id, r->epoch, r);
     r  = NULL; /* the table has it */
 out:
@@ -136,6 +138,7 @@ static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
     BT_TRY(st);
     if (w->cfg.form == BT_FORM_BY_COST) r->n_keys = 0; /* forms follow how a prompt was cut */
     BT_TRY(bt_requests_add(&w->requests, r));
+    BT_DEBUG("queued: %u prompt tokens for rank %u", r->n_prompt, r->peer);
     r = NULL;
 out:
     bt_request_destroy(r);

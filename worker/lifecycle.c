@@ -61,6 +61,8 @@ bt_status bt_worker_end(bt_worker *w, bt_request *r)
         r->state = BT_REQUEST_DRAINING;
         return BT_OK;
     }
+    BT_DEBUG("request %llu is gone after %u computed tokens", (unsigned long long)id,
+             r->n_computed);
     bt_requests_remove(&w->requests, r);
     bt_request_destroy(r);
     return bt_worker_send_released(w, id, epoch);
@@ -260,6 +262,7 @@ static bt_status join(bt_worker *w, bt_request *r)
     /* A page message has no room for the alternatives, which only the prefill rank's own has. */
     r->repeat_first = !r->eval && r->sampling.top_logprobs == 0;
     bt_request_keep_pages(r, w->cfg.pool, r->n_prompt);
+    BT_DEBUG("all rows of %u prompt tokens are here: it decodes", r->n_prompt);
     bt_handoff_in_fini(&r->in);
     if (!r->eval && bt_request_note(r, r->next_token) != BT_OK)
         return bt_worker_fail(w, r, BT_RPC_RESOURCE_EXHAUSTED, bt_error_text());

@@ -7,7 +7,7 @@
 #include "core/clock.h"
 
 #define LOOK_NS  (1 * BT_NS_PER_MS)
-#define GRACE_NS (1 * BT_NS_PER_S) /* for a step to end, once a Shutdown has come */
+#define GRACE_NS (3 * BT_NS_PER_S) /* for a step to end, once a Shutdown has come */
 
 static uint64_t link_now(void *ctx)
 {

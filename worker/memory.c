@@ -89,7 +89,7 @@ uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_
     if (cfg->moe.gate.n_experts != 0)
         row += (uint64_t)group_size * (cfg->moe.gate.top_k + 2) *
                (cfg->hidden + 3ull * cfg->moe.expert_dim);
-    return max_rows * (row * sizeof(bt_bf16) + cfg->vocab_size * sizeof(float));
+    return max_rows * (row * sizeof(bt_bf16) + 2ull * cfg->vocab_size * sizeof(float));
 }
 
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt_memory_account *a)

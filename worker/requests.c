@@ -71,9 +71,9 @@ out:
     return st;
 }
 
-/* i32 [n_moe_layers][positions][top_k] of a message into r->forced.  At least n_least positions. */
+/* i32 [n_moe_layers][positions][top_k] of a message into r->forced.  n_least..n_most positions. */
 static bt_status read_forced(const bt_rank_facts *f, bt_request *r, const void *bytes, size_t n,
-                             uint32_t n_least)
+                             uint32_t n_least, uint32_t n_most)
 {
     bt_status             st   = BT_OK;
     const bt_gate_config *gate = &f->model->moe.gate;
@@ -82,10 +82,11 @@ static bt_status read_forced(const bt_rank_facts *f, bt_request *r, const void *
     int32_t               position[BT_MAX_TOP_K];
 
     if (n == 0) return BT_OK;
-    BT_REQUIRE(each != 0 && n % each == 0 && n / each >= n_least && n / each <= UINT32_MAX,
-               BT_ERR_INVALID_ARG,
-               "forced experts are %zu bytes, expected %zu for each of %u positions", n, each,
-               n_least);
+    BT_REQUIRE(
+        each != 0 && n % each == 0 && n / each >= n_least && n / each <= n_most, BT_ERR_INVALID_ARG,
+        "forced experts are %zu bytes, expected %zu (%zu MoE layers of %u experts) for each of "
+        "%u positions",
+        n, each, rows, gate->top_k, n_least);
     r->n_forced = (uint32_t)(n / each);
     rows *= r->n_forced;
     r->forced = bt_calloc(rows * gate->top_k, sizeof(*r->forced));
@@ -154,7 +155,9 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     r->n_prompt = m->n_prompt;
     r->eval     = m->eval;
     BT_TRY(read_keys(r, m->prefix_keys, m->n_prefix_key_bytes));
-    if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all));
+    if (m->eval)
+        BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all,
+                           (uint32_t)all));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
     r->id          = m->request;
     r->epoch       = m->epoch;
@@ -215,7 +218,8 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     r->n_prompt = m->n_prompt;
     r->eval     = m->eval;
     BT_TRY(read_keys(r, m->prefix_keys, m->n_prefix_key_bytes));
-    if (m->eval) BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt));
+    if (m->eval)
+        BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt, UINT32_MAX));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
     BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->held, m->n_pages, m->pages));
     r->id        = m->request;

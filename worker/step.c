@@ -47,11 +47,6 @@ void bt_worker_destroy(bt_worker *w)
     bt_free(w);
 }
 
-size_t bt_worker_workspace_bytes(const bt_worker_config *cfg)
-{
-    return bt_batch_bytes(cfg) + bt_sampler_bytes(cfg->facts.model->vocab_size);
-}
-
 /* A parked rank with rows asks for a wake number that its whole group gets; it must not enter the
  * all-gather before, since nobody would be there. */
 static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
@@ -214,6 +209,7 @@ out:
 
 static void prompt_done(const bt_worker *w, bt_request *r)
 {
+    BT_DEBUG("the prompt's %u tokens are computed", r->n_prompt);
     if (bt_rank_has_both(&w->cfg.facts)) {
         r->state = BT_REQUEST_DECODE;
         return;
@@ -319,6 +315,8 @@ static bt_status run(bt_worker *w)
     uint64_t  from_ns = w->cfg.links.now_ns(w->cfg.links.ctx), model_ns;
     bt_step   step;
 
+    BT_DEBUG("step %llu: %u prompt and %u generated rows", (unsigned long long)w->n_steps,
+             b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
     bt_batch_fill(b, &w->cfg, &step);
     step.layer_done = layer_done;
     step.ctx        = w;

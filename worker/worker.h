@@ -61,8 +61,7 @@ typedef struct bt_worker bt_worker;
 
 bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out);
 /* Releases what requests are left. */
-void   bt_worker_destroy(bt_worker *w);
-size_t bt_worker_workspace_bytes(const bt_worker_config *cfg);
+void bt_worker_destroy(bt_worker *w);
 
 /* One message of the coordinator.  Errors of a request become Failed messages; a status is returned
  * only when the rank cannot go on. */

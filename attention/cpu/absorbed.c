@@ -10,6 +10,13 @@
 
 #include "attention/cpu/attn_cpu.h"
 
+enum {
+    MIN_TILE_LANES  = 16,
+    PAGE_COST_LANES = 8, /* what a tile does once for a page, in lanes */
+    SQUARE          = 4
+};
+typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
+
 typedef struct {
     bt_attn_cpu        *a;
     const bt_attn_call *call;
@@ -40,6 +47,26 @@ static size_t lane_in_block(const absorbed_job *job, const bt_absorbed_item *ite
     return (size_t)(item->row - job->first_row) * job->a->cfg.n_heads + item->lane0;
 }
 
+/* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
+ * written to is turned too and never read. */
+static void turn_square(const float *from, float *to)
+{
+    vec4 r[SQUARE], low[SQUARE / 2], high[SQUARE / 2];
+
+    for (int i = 0; i < SQUARE; i++)
+        memcpy(&r[i], from + (size_t)i * BT_TILE_LANES, sizeof(r[i]));
+    for (int i = 0; i < 2; i++) {
+        low[i]  = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+        high[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+    }
+    r[0] = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
+    for (int i = 0; i < SQUARE; i++)
+        memcpy(to + (size_t)i * BT_PAGE_TOKENS, &r[i], sizeof(r[i]));
+}
+
 /* The queries become the packed operand and the page's rows the plain one, so that no page is
  * packed for its scores; they come out as [key][lane]. */
 static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows, uint32_t n_keys,
@@ -62,13 +89,22 @@ static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows
     mm.k      = cfg->qk_rope_dim;
     mm.add    = true;
     t->kernels->mm[t->role](&mm);
-    for (uint32_t lane = 0; lane < t->n_lanes; lane++)
-        for (uint32_t key = 0; key < n_keys; key++)
-            m->tile.scores[(size_t)lane * BT_PAGE_TOKENS + key] =
-                m->scores_t[(size_t)key * BT_TILE_LANES + lane];
+    for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE)
+        for (uint32_t key = 0; key < n_keys; key += SQUARE)
+            turn_square(m->scores_t + (size_t)key * BT_TILE_LANES + lane,
+                        m->tile.scores + (size_t)lane * BT_PAGE_TOKENS + key);
 }
 
-/* One item of a wave: its part of the softmax goes to its slot. */
+static void finish(const absorbed_job *job, const bt_absorbed_item *item, const bt_tile *t,
+                   const bt_tile_state *state, const bt_tile_scratch *scratch)
+{
+    uint32_t c = job->a->cfg.kv_lora_rank;
+
+    bt_tile_finish(t, state, scratch, job->a->ol + lane_in_block(job, item) * c, c);
+}
+
+/* One item of a wave: its part of the softmax goes to its slot, or, when it is the tile's only one,
+ * through the member's own buffer, which stays in its cache, to the end. */
 static void item_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const absorbed_job       *job       = ctx;
@@ -78,7 +114,8 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_cpu_row_kernels *rk        = a->kernels->rows;
     const bt_absorbed_item   *item      = &a->items[chunk];
     bt_tile                   t         = tile_of(job, item);
-    bt_tile_state             state     = bt_tile_state_at(a->slot[chunk]);
+    bool                      alone     = item->n_parts == 1;
+    bt_tile_state             state     = bt_tile_state_at(alone ? m->state : a->slot[chunk]);
     uint32_t                  end       = bt_tile_last_pos(&t) + 1;
     uint32_t                  page      = item->part * BT_PART_PAGES;
     uint32_t                  last_page = min_u32(bt_kv_pages_for(end), page + BT_PART_PAGES);
@@ -102,6 +139,7 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
         rk->pack_cols(rows, kv_dim, block.n_keys, cfg->kv_lora_rank, m->latents);
         bt_tile_add(&t, &block, &m->tile, &state);
     }
+    if (alone) finish(job, item, &t, &state, &m->tile);
 }
 
 /* One tile of a wave: its parts, in the slots from the end of the tile before to its own end,
@@ -116,29 +154,31 @@ static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
     bool                goes_on = a->items[first].part != 0;
     bt_tile_state       into    = bt_tile_state_at(a->slot[goes_on ? a->n_slots : first]);
 
+    if (a->items[first].n_parts == 1) return; /* it has finished */
     for (uint32_t i = goes_on ? first : first + 1; i < end; i++) {
         bt_tile_state state = bt_tile_state_at(a->slot[i]);
 
         bt_tile_merge(&t, a->items[i].part * BT_ATTN_SPLIT_TOKENS, &state, &into);
     }
     if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts)
-        bt_tile_finish(&t, &into, &a->members[member].tile,
-                       a->ol + lane_in_block(job, &a->items[first]) * a->cfg.kv_lora_rank,
-                       a->cfg.kv_lora_rank);
+        finish(job, &a->items[first], &t, &into, &a->members[member].tile);
 }
 
 static void run_wave(absorbed_job *job)
 {
     bt_attn_cpu *a = job->a;
     uint32_t     last_first;
+    bool         merges = false;
 
     if (job->n_items == 0) return;
     job->n_groups = 0;
-    for (uint32_t i = 0; i < job->n_items; i++)
+    for (uint32_t i = 0; i < job->n_items; i++) {
+        merges = merges || a->items[i].n_parts > 1;
         if (i + 1 == job->n_items || a->items[i + 1].part == 0)
             a->group_ends[job->n_groups++] = i + 1;
+    }
     bt_cpu_pool_run(a->pool, job->n_items, item_task, job);
-    bt_cpu_pool_run(a->pool, job->n_groups, merge_task, job);
+    if (merges) bt_cpu_pool_run(a->pool, job->n_groups, merge_task, job);
 
     last_first = job->n_groups == 1 ? 0 : a->group_ends[job->n_groups - 2];
     if (a->items[last_first].part == 0) { /* else the carry already holds what there is */
@@ -161,25 +201,37 @@ static uint32_t rows_in_block(const absorbed_job *job, const bt_span *span, uint
 
 static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1; }
 
-/* Tiles are as large as leaves work for every thread: a page is read once per tile. */
+static uint64_t count_items(const absorbed_job *job, uint32_t tile_lanes)
+{
+    uint64_t n_items = 0;
+    uint32_t row;
+
+    for (uint32_t i = 0; i < job->call->n_spans; i++) {
+        const bt_span *span = &job->call->spans[i];
+        uint64_t       n    = rows_in_block(job, span, &row);
+
+        n = (n * job->a->cfg.n_heads + tile_lanes - 1) / tile_lanes;
+        if (n != 0) n_items += n * parts_for(span->start + span->n_rows);
+    }
+    return n_items;
+}
+
+/* Large tiles read, pack and widen a page for more lanes at once; small ones leave work for every
+ * thread.  A thread's share of the items times what one costs, about, decides. */
 static uint32_t choose_tile_lanes(const absorbed_job *job)
 {
-    const bt_attn_call *call  = job->call;
-    uint32_t            lanes = BT_TILE_LANES, row;
+    uint32_t best  = BT_TILE_LANES;
+    uint64_t least = UINT64_MAX, n = job->a->n_members;
 
-    for (; lanes > 16; lanes /= 2) {
-        uint64_t n_items = 0;
+    for (uint32_t lanes = BT_TILE_LANES; lanes >= MIN_TILE_LANES; lanes /= 2) {
+        uint64_t cost = (count_items(job, lanes) + n - 1) / n * (lanes + PAGE_COST_LANES);
 
-        for (uint32_t i = 0; i < call->n_spans; i++) {
-            const bt_span *span = &call->spans[i];
-            uint64_t       n    = rows_in_block(job, span, &row);
-
-            n = (n * job->a->cfg.n_heads + lanes - 1) / lanes;
-            if (n != 0) n_items += n * parts_for(span->start + span->n_rows);
+        if (cost < least) {
+            least = cost;
+            best  = lanes;
         }
-        if (n_items >= 2 * (uint64_t)job->a->n_members) break;
     }
-    return lanes;
+    return best;
 }
 
 static void attend_block(absorbed_job *job)

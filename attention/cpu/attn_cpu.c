@@ -32,7 +32,7 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
     m->tile.p      = lay(mem, &used, pairs, sizeof(bt_bf16));
     m->tile.cut    = lay(mem, &used, bt_packed_values(v_max), sizeof(bt_bf16));
     m->tile.row    = lay(mem, &used, v_max, sizeof(float));
-    m->state       = lay(mem, &used, bt_tile_state_floats(cfg->v_dim), sizeof(float));
+    m->state       = lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
     m->rows_f32    = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
     m->rows_bf16   = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
     m->scores_t    = lay(mem, &used, pairs, sizeof(float));

@@ -17,13 +17,14 @@ enum {
 /* One pool member's buffers. */
 typedef struct {
     bt_tile_scratch tile;
-    float          *state;      /* bt_tile_state_floats(v_dim): a part of the normal form */
-    float          *rows_f32;   /* [BT_PAGE_TOKENS][max(qk_nope_dim, v_dim)] */
-    bt_bf16        *rows_bf16;  /* the same, rounded */
-    float          *scores_t;   /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
-    bt_bf16        *query;      /* packed [lanes, kv_lora_rank] */
-    bt_bf16        *query_rope; /* packed [lanes, qk_rope_dim] */
-    bt_bf16        *latents;    /* packed [keys, kv_lora_rank] as values */
+    float *state; /* bt_tile_state_floats(max(v_dim, kv_lora_rank)): a part of the normal form, or
+                     an absorbed tile with one part */
+    float   *rows_f32;   /* [BT_PAGE_TOKENS][max(qk_nope_dim, v_dim)] */
+    bt_bf16 *rows_bf16;  /* the same, rounded */
+    float   *scores_t;   /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
+    bt_bf16 *query;      /* packed [lanes, kv_lora_rank] */
+    bt_bf16 *query_rope; /* packed [lanes, qk_rope_dim] */
+    bt_bf16 *latents;    /* packed [keys, kv_lora_rank] as values */
 } bt_attn_member;
 
 /* Queries of one tile against one part of the context, in the absorbed form. */

@@ -22,7 +22,6 @@ void bt_tile_reset(const bt_tile *t, const bt_tile_state *state)
         state->max[i] = -INFINITY;
         state->sum[i] = 0;
     }
-    memset(state->o, 0, (size_t)t->n_lanes * t->v_dim * sizeof(*state->o));
 }
 
 /* e^(x - max) by the kernels' exponential. */
@@ -42,26 +41,47 @@ static uint32_t n_visible(const bt_tile *t, const bt_key_block *block, uint32_t 
     return n < block->n_keys ? n : block->n_keys;
 }
 
+/* The first block of a part finds sums that nothing was written to: it starts them from +0. */
+static bool begins_part(const bt_key_block *block)
+{
+    return block->start % BT_ATTN_SPLIT_TOKENS == 0;
+}
+
+/* max[lane] of the lanes from `first` on, with the block's keys counted, and by how much what was
+ * summed under an earlier maximum shrinks. */
+static void raise_max(const bt_tile *t, const bt_key_block *block, uint32_t first,
+                      const bt_tile_scratch *scratch, const bt_tile_state *state,
+                      float shrink[BT_TILE_LANES])
+{
+    const bt_cpu_row_kernels *rows = t->kernels->rows;
+    float                     fell[BT_TILE_LANES];
+    bt_bf16                   rounded[BT_TILE_LANES];
+
+    for (uint32_t lane = first; lane < t->n_lanes; lane++) {
+        const float *scores = scratch->scores + (size_t)lane * KEYS;
+        float        before = state->max[lane];
+        float        max = rows->row_max(scores, n_visible(t, block, lane), -INFINITY) * t->scale;
+
+        state->max[lane] = max > before ? max : before;
+        fell[lane]       = before - state->max[lane];
+    }
+    rows->exp_row(fell + first, t->n_lanes - first, t->n_lanes - first, 1.0f, 0.0f, rounded,
+                  shrink + first);
+}
+
 /* Scores to weights: p[lane][key] = e^(scale score - max), +0 for keys that the lane does not see;
  * what was summed under an earlier maximum shrinks. */
-static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t lane,
+static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t lane, float shrink,
                         const bt_tile_scratch *scratch, const bt_tile_state *state)
 {
-    const bt_cpu_row_kernels *rows   = t->kernels->rows;
-    const float              *scores = scratch->scores + (size_t)lane * KEYS;
-    uint32_t                  n      = n_visible(t, block, lane);
-    float                     before = state->max[lane];
-    float                     max    = rows->row_max(scores, n, -INFINITY) * t->scale;
-    float                     shrink, sum;
+    const bt_cpu_row_kernels *rows = t->kernels->rows;
+    float sum = rows->exp_row(scratch->scores + (size_t)lane * KEYS, n_visible(t, block, lane),
+                              block->n_keys, t->scale, state->max[lane],
+                              scratch->p + (size_t)lane * KEYS, NULL);
 
-    max    = max > before ? max : before;
-    shrink = exp_of(t, before, max);
-    sum = rows->exp_row(scores, n, block->n_keys, t->scale, max, scratch->p + (size_t)lane * KEYS,
-                        NULL);
-
-    state->max[lane] = max;
     state->sum[lane] = state->sum[lane] * shrink + sum;
-    if (shrink != 1.0f) rows->scale(state->o + (size_t)lane * t->v_dim, t->v_dim, shrink);
+    if (shrink != 1.0f && !begins_part(block))
+        rows->scale(state->o + (size_t)lane * t->v_dim, t->v_dim, shrink);
 }
 
 static void add_values(const bt_tile *t, const bt_key_block *block, const bt_bf16 *values,
@@ -76,7 +96,7 @@ static void add_values(const bt_tile *t, const bt_key_block *block, const bt_bf1
                     .m      = n_lanes,
                     .n      = t->v_dim,
                     .k      = block->n_keys,
-                    .add    = true};
+                    .add    = !begins_part(block)};
 
     if (n_lanes != 0) t->kernels->mm[t->role](&mm);
 }
@@ -107,9 +127,11 @@ void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scra
 {
     uint32_t first = bt_tile_first_lane(t, block->start);                     /* sees a key */
     uint32_t full  = bt_tile_first_lane(t, block->start + block->n_keys - 1); /* sees them all */
+    float    shrink[BT_TILE_LANES];
 
+    raise_max(t, block, first, scratch, state, shrink);
     for (uint32_t lane = first; lane < t->n_lanes; lane++)
-        add_softmax(t, block, lane, scratch, state);
+        add_softmax(t, block, lane, shrink[lane], scratch, state);
 
     /* A weight of 0 keeps a finite value away from a lane, but not an inf or a NaN that a later
      * token of the same request has brought. */

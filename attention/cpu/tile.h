@@ -12,10 +12,10 @@
 #ifndef BT_ATTENTION_CPU_TILE_H
 #define BT_ATTENTION_CPU_TILE_H
 
-#include "attention/kv_pool.h"
+#include "attention/mla.h"
 #include "device/cpu/kernels.h"
 
-enum { BT_TILE_LANES = 64 };
+enum { BT_TILE_LANES = 128 };
 
 /* State of up to BT_TILE_LANES lanes: max and sum of the softmax, and the sum of values that are
  * weighted but not yet divided. */
@@ -65,10 +65,12 @@ static inline uint32_t bt_tile_last_pos(const bt_tile *t) { return bt_tile_pos(t
 /* The first lane that sees the key at `pos`; n_lanes when none does. */
 uint32_t bt_tile_first_lane(const bt_tile *t, uint32_t pos);
 
-/* No key seen yet. */
+/* No key seen yet.  o is not written: the part's first block, at a multiple of
+ * BT_ATTN_SPLIT_TOKENS, does that for the lanes that see it. */
 void bt_tile_reset(const bt_tile *t, const bt_tile_state *state);
-/* Adds a block that at least one lane sees.  scratch->scores holds q . k, not yet scaled, for the
- * lanes that see its first key; the others stay untouched. */
+/* Adds a block that at least one lane sees; a part's blocks come ascending from its first.
+ * scratch->scores holds q . k, not yet scaled, for the lanes that see its first key; the others
+ * stay untouched. */
 void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scratch *scratch,
                  const bt_tile_state *state);
 /* dst += src, the state of the part that starts at `part_start`, by log-sum-exp; lanes that see

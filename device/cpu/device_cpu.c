@@ -7,14 +7,13 @@
 
 #include "core/alloc.h"
 #include "device/cpu/linear.h"
-#include "device/cpu/memory.h"
 
 enum { CHUNK_ELEMS = 32768, MAX_CPUS = 8192 };
 
 static bt_status cpu_alloc(bt_device *dev, size_t bytes, void **ptr_out)
 {
     bt_status st  = BT_OK;
-    void     *ptr = bt_cpu_memory_take(bytes);
+    void     *ptr = bt_calloc_aligned(bytes, 1);
 
     (void)dev;
     BT_REQUIRE(ptr != NULL, BT_ERR_NO_MEMORY, "%zu bytes on the CPU device", bytes);
@@ -26,7 +25,7 @@ out:
 static void cpu_free(bt_device *dev, void *ptr)
 {
     (void)dev;
-    bt_cpu_memory_free(ptr);
+    bt_free(ptr);
 }
 
 static bt_status cpu_copy(bt_device *dev, void *dst, const void *src, size_t bytes)

@@ -1,7 +1,6 @@
 #include "device/cpu/linear.h"
 
 #include "core/alloc.h"
-#include "device/cpu/memory.h"
 
 enum { BLOCK_ROWS = 16 };
 
@@ -40,7 +39,7 @@ bt_status bt_cpu_linear_create(bt_cpu_pool *pool, const bt_cpu_row_kernels *rows
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
     linear->n      = n;
     linear->k      = k;
-    linear->packed = bt_cpu_memory_take(bt_linear_bytes(linear));
+    linear->packed = bt_calloc_aligned(bt_linear_bytes(linear), 1);
     BT_REQUIRE(linear->packed != NULL, BT_ERR_NO_MEMORY, "weight matrix of %zu bytes",
                bt_linear_bytes(linear));
     scratch = bt_calloc((size_t)bt_cpu_pool_n_threads(pool) * BLOCK_ROWS * k, sizeof(*scratch));
@@ -58,7 +57,7 @@ out:
 void bt_cpu_linear_destroy(bt_linear *linear)
 {
     if (linear == NULL) return;
-    bt_cpu_memory_free(linear->packed);
+    bt_free(linear->packed);
     bt_free(linear);
 }
 

@@ -157,15 +157,15 @@ static void run_death_of_a_rank_is_named(void)
         {"error_at_start:1", "the fake rank cannot start", "rank 1"        },
         {"die_at_start:0",   "signal 9",                   "rank 0"        },
         {"die_loading:1",    "signal 9",                   "rank 1"        },
-        {"never_ready:0",    "no sign of life for 1 s",    "the ranks load"},
-        {"absent:1",         "no sign of life for 1 s",    "the ranks load"},
+        {"never_ready:0",    "no sign of life for 4 s",    "the ranks load"},
+        {"absent:1",         "no sign of life for 4 s",    "the ranks load"},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         int before = g_failures;
 
         start_run(CASES[i].fake, ARGS((char *)"--prefill", (char *)"1", (char *)"--decode",
-                                      (char *)"1", (char *)"--stall-s", (char *)"1"));
+                                      (char *)"1", (char *)"--stall-s", (char *)"4"));
         expect_over();
         EXPECT_HAS(g_run.output, CASES[i].says);
         EXPECT_HAS(g_run.output, CASES[i].also);

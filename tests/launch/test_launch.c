@@ -191,6 +191,31 @@ static void launch_tmpdir_too_long_is_refused(void)
     EXPECT_HAS(g_command.output, "TMPDIR");
 }
 
+/* A cell of another size than its ranks': the worker says which command line would do. */
+static void launch_too_few_ranks_are_refused(void)
+{
+    char  worker[512];
+    char *argv[] = {(char *)g_launch,
+                    (char *)"-n",
+                    (char *)"1",
+                    (char *)"--",
+                    worker,
+                    (char *)"--model",
+                    (char *)BT_SOURCE_DIR "/models/demo",
+                    (char *)"--prefill",
+                    (char *)"1",
+                    (char *)"--decode",
+                    (char *)"2",
+                    (char *)"--coordinator",
+                    (char *)"127.0.0.1:1",
+                    NULL};
+
+    snprintf(worker, sizeof(worker), "%.*s/baton-worker", (int)(strrchr(g_launch, '/') - g_launch),
+             g_launch);
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 30), 1);
+    EXPECT_HAS(g_command.output, "mpirun -n 3 ");
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(launch_ranks_end_well_returns_0),
     BT_TEST(launch_exit_code_of_a_rank_is_returned),
@@ -203,6 +228,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_bad_command_lines_are_refused),
     BT_TEST(launch_without_mpirun_says_what_to_do),
     BT_TEST(launch_tmpdir_too_long_is_refused),
+    BT_TEST(launch_too_few_ranks_are_refused),
 };
 
 /* usage: test_launch BATON_LAUNCH [test] */

@@ -284,7 +284,7 @@ static bool pages_back(void)
 
 static void stop_ranks(bt_rpc_loop *loop)
 {
-    uint64_t end = bt_now_ns() + 15 * BT_NS_PER_S;
+    uint64_t end = bt_now_ns() + TIMEOUT_S * BT_NS_PER_S;
 
     for (uint32_t r = 0; r < g_n_ranks; r++) {
         bt_down m = {.kind = BT_DOWN_SHUTDOWN};
@@ -340,7 +340,8 @@ static void check_answers(const char *route)
 
         EXPECT_EQ(a->n, g_asks[i].max_tokens);
         EXPECT_EQ(a->n_repeats, g_n_prefill != 0 && a->n > 1);
-        EXPECT_EQ(a->from[0], a->prefill_rank);
+        /* Two streams carry the first token, and either may be faster. */
+        EXPECT(a->from[0] == a->prefill_rank || a->from[0] == a->decode_rank);
         if (a->n > 1) EXPECT_EQ(a->from[1], a->decode_rank);
         if (g_asks[i].temperature == 0) check_golden(i);
         if (!g_has_first) continue;

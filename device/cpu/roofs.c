@@ -1,4 +1,4 @@
-#include "bench/roofs.h"
+#include "device/cpu/roofs.h"
 
 #include <immintrin.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
-/* bench/roofs.h - what this machine can do at most, measured now: the yardstick of the benchmarks.
+/* device/cpu/roofs.h - what this machine can do at most, measured now: the yardstick of benchmarks.
  * Each call works on the calling thread. */
-#ifndef BT_BENCH_ROOFS_H
-#define BT_BENCH_ROOFS_H
+#ifndef BT_DEVICE_CPU_ROOFS_H
+#define BT_DEVICE_CPU_ROOFS_H
 
 #include <stddef.h>
 

@@ -1,0 +1,53 @@
+#include "cli/account.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* "11:02:09.001 I rank=2 - worker/step.c:302 account: 25 steps; computed ..." */
+void bt_account_read(const char *line, uint32_t n_ranks, bt_account *accounts)
+{
+    const char        *who = strstr(line, " rank="), *text = strstr(line, " account: ");
+    bt_account         a = {.known = true};
+    unsigned long long rank;
+
+    if (who == NULL || text == NULL || sscanf(who, " rank=%llu", &rank) != 1 || rank >= n_ranks) {
+        return;
+    }
+    if (sscanf(text,
+               " account: %llu steps; computed %llu prompt tokens and %llu generated tokens; "
+               "handed over %llu pages, %llu bytes",
+               &a.steps, &a.prompt_tokens, &a.generated_tokens, &a.pages, &a.bytes) == 5) {
+        accounts[rank] = a;
+    }
+}
+
+static const char *role_of(const bt_cell_options *cell, uint32_t rank)
+{
+    if (cell->n_both != 0) return "both roles";
+    return rank < cell->n_prefill ? "prefill" : "decode";
+}
+
+static const char *plural(unsigned long long n) { return n == 1 ? "" : "s"; }
+
+void bt_account_print(const bt_cell_options *cell, const bt_account *accounts)
+{
+    for (uint32_t r = 0; r < bt_cell_n_ranks(cell); r++) {
+        const bt_account *a = &accounts[r];
+
+        if (!a->known) continue;
+        fprintf(stderr, "rank %u, %s: %llu step%s", r, role_of(cell, r), a->steps,
+                plural(a->steps));
+        if (a->prompt_tokens != 0) {
+            fprintf(stderr, ", %llu prompt token%s", a->prompt_tokens, plural(a->prompt_tokens));
+        }
+        if (a->generated_tokens != 0) fprintf(stderr, ", %llu generated", a->generated_tokens);
+        if (a->prompt_tokens == 0 && a->generated_tokens == 0) {
+            fprintf(stderr, ", its experts for the others' tokens");
+        }
+        if (a->pages != 0) {
+            fprintf(stderr, ", %llu KV page%s (%llu bytes) handed over", a->pages, plural(a->pages),
+                    a->bytes);
+        }
+        fputc('\n', stderr);
+    }
+}

@@ -1,0 +1,302 @@
+/* The parts of the verbs that can be looked at without processes: lines of a pipe, what is
+ * remembered of a rank's words, rows of an evaluation, and every unwinding when memory is short. */
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "cli/account.h"
+#include "cli/child.h"
+#include "cli/client.h"
+#include "cli/eval_cases.h"
+#include "cli/eval_cell.h"
+#include "cli/relay.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "model/safetensors.h"
+#include "tests/support/test.h"
+
+enum { N = 6, VOCAB = 5, N_MOE = 2, TOP_K = 3 };
+
+/* ---- child, relay */
+
+static char g_lines[8][5000];
+static int  g_n_lines;
+
+static void keep_line(void *ctx, const char *line)
+{
+    (void)ctx;
+    if (g_n_lines < 8) snprintf(g_lines[g_n_lines], sizeof(g_lines[0]), "%s", line);
+    g_n_lines++;
+}
+
+static void lines_come_whole_whatever_the_reads(void)
+{
+    bt_lines lines = {.fd = -1};
+    int      fds[2];
+    char     text[9000];
+
+    EXPECT(pipe2(fds, O_CLOEXEC) == 0);
+    fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    lines.fd  = fds[0];
+    g_n_lines = 0;
+    EXPECT(write(fds[1], "one\ntw", 6) == 6);
+    bt_lines_read(&lines, keep_line, NULL);
+    EXPECT_EQ(g_n_lines, 1);
+    EXPECT(write(fds[1], "o\n\nlast", 7) == 7);
+    bt_lines_read(&lines, keep_line, NULL);
+    EXPECT_EQ(g_n_lines, 3);
+    EXPECT(strcmp(g_lines[0], "one") == 0 && strcmp(g_lines[1], "two") == 0 && g_lines[2][0] == 0);
+    close(fds[1]);
+    bt_lines_read(&lines, keep_line, NULL); /* the end gives up what has no newline */
+    EXPECT_EQ(g_n_lines, 4);
+    EXPECT(strcmp(g_lines[3], "last") == 0 && lines.fd == -1);
+
+    EXPECT(pipe2(fds, O_CLOEXEC) == 0);
+    fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    lines     = (bt_lines){.fd = fds[0]};
+    g_n_lines = 0;
+    memset(text, 'x', sizeof(text));
+    text[sizeof(text) - 1] = '\n';
+    EXPECT(write(fds[1], text, sizeof(text)) == sizeof(text));
+    close(fds[1]);
+    bt_lines_read(&lines, keep_line, NULL); /* too long: in pieces, nothing lost */
+    EXPECT_EQ(g_n_lines, 3);
+    EXPECT_EQ(strlen(g_lines[0]) + strlen(g_lines[1]) + strlen(g_lines[2]), sizeof(text) - 1);
+}
+
+static void relay_keeps_the_first_error_of_a_rank(void)
+{
+    bt_relay relay;
+
+    bt_relay_init(&relay, BT_LOG_ERROR);
+    bt_relay_line(&relay, "11:02:07.153 I rank=1 - worker/main.c:88 ready");
+    bt_relay_line(&relay, "11:02:07.153 E coordinator - a/b.c:1 not of a rank");
+    EXPECT(relay.first_error[0] == '\0');
+    bt_relay_line(&relay, "11:02:09.001 E rank=2 req=17 worker/x.c:140 out of memory: 3 bytes");
+    bt_relay_line(&relay, "11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
+    EXPECT(strcmp(relay.first_error, "rank 2: out of memory: 3 bytes") == 0);
+}
+
+static void account_is_read_from_a_ranks_line(void)
+{
+    bt_account accounts[3] = {0};
+
+    bt_account_read(
+        "11:02:09.001 I rank=1 - worker/step.c:302 account: 25 steps; computed 12 prompt "
+        "tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
+        3, accounts);
+    EXPECT(accounts[1].known && !accounts[0].known && !accounts[2].known);
+    EXPECT(accounts[1].steps == 25 && accounts[1].prompt_tokens == 12 &&
+           accounts[1].generated_tokens == 24 && accounts[1].pages == 3 &&
+           accounts[1].bytes == 47040);
+    bt_account_read(
+        "11:02:09.001 I rank=3 - worker/step.c:302 account: 25 steps; computed 12 prompt "
+        "tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
+        3, accounts); /* there is no rank 3 */
+    bt_account_read("11:02:09.001 I rank=2 - worker/step.c:302 account: many steps", 3, accounts);
+    EXPECT(!accounts[2].known);
+}
+
+/* ---- rows */
+
+static uint32_t g_ids[N] = {4, 3, 2, 1, 0, 4};
+
+static void init_cases(bt_eval_cases *cases)
+{
+    memset(cases, 0, sizeof(*cases));
+    cases->n     = 1;
+    cases->cases = bt_calloc(1, sizeof(*cases->cases));
+    cases->top_k = TOP_K;
+    strcpy(cases->cases[0].name, "one");
+    cases->cases[0].n_tokens = N;
+    cases->cases[0].n_prompt = 2;
+    cases->cases[0].ids      = bt_calloc(N, sizeof(uint32_t));
+    memcpy(cases->cases[0].ids, g_ids, sizeof(g_ids));
+}
+
+static void eval_rows_are_checked(void)
+{
+    bt_eval_cases cases;
+    bt_eval_case *c;
+    float         logits[N * VOCAB];
+    int32_t       experts[N_MOE * N * TOP_K];
+
+    init_cases(&cases);
+    c = &cases.cases[0];
+    for (int i = 0; i < N * VOCAB; i++)
+        logits[i] = (float)i;
+    for (int i = 0; i < N_MOE * N * TOP_K; i++)
+        experts[i] = N_MOE * N * TOP_K - i;
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N - 1), BT_ERR_INVALID_ARG); /* too long */
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB - 1, N), BT_ERR_INVALID_ARG); /* id 4 */
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
+    EXPECT_EQ(bt_eval_case_prepare(&cases, c), BT_OK);
+
+#define ROWS(at, n, logit_rows, expert_bytes)                                                \
+    bt_eval_case_rows(&cases, c, at, n, logits, (logit_rows)*VOCAB * sizeof(float), experts, \
+                      expert_bytes)
+#define WHOLE(n) ((size_t)N_MOE * (n)*TOP_K * sizeof(int32_t))
+    EXPECT_EQ(ROWS(0, 0, 0, 0), BT_ERR_PROTOCOL);
+    EXPECT_EQ(ROWS(N, 1, 1, WHOLE(1)), BT_ERR_PROTOCOL);
+    EXPECT_EQ(ROWS(4, 3, 3, WHOLE(3)), BT_ERR_PROTOCOL);
+    EXPECT_EQ(ROWS(UINT32_MAX, 2, 2, WHOLE(2)), BT_ERR_PROTOCOL);
+    EXPECT_EQ(ROWS(0, 2, 1, WHOLE(2)), BT_ERR_PROTOCOL);
+    EXPECT_EQ(ROWS(0, 2, 2, WHOLE(2) - 4), BT_ERR_PROTOCOL);
+    EXPECT_EQ(c->n_seen, 0);
+    EXPECT_EQ(ROWS(1, 2, 2, WHOLE(2)), BT_OK);
+    EXPECT_EQ(cases.n_moe, N_MOE);
+    EXPECT_EQ(ROWS(2, 1, 1, WHOLE(1)), BT_ERR_PROTOCOL);     /* twice */
+    EXPECT_EQ(ROWS(3, 1, 1, 3 * WHOLE(1)), BT_ERR_PROTOCOL); /* other layers than before */
+    EXPECT_EQ(c->n_seen, 2);
+    EXPECT(c->logits[1 * VOCAB] == 0.0f && c->logits[2 * VOCAB + 4] == 9.0f);
+    /* Layer 1 of row 2: the last three of the message, sorted. */
+    EXPECT_EQ(c->experts[(1 * N + 2) * TOP_K], experts[(1 * 2 + 1) * TOP_K + 2]);
+    EXPECT_EQ(c->experts[(1 * N + 2) * TOP_K + 2], experts[(1 * 2 + 1) * TOP_K]);
+    bt_eval_cases_free(&cases);
+#undef ROWS
+#undef WHOLE
+}
+
+static void eval_dense_model_has_no_experts(void)
+{
+    bt_eval_cases cases;
+    float         logits[VOCAB] = {0};
+    int32_t       one           = 0;
+
+    init_cases(&cases);
+    cases.top_k = 0;
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
+    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
+    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 0, 1, logits, sizeof(logits), NULL, 0),
+              BT_OK);
+    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 1, 1, logits, sizeof(logits), &one, 4),
+              BT_ERR_PROTOCOL);
+    EXPECT(cases.cases[0].experts == NULL);
+    bt_eval_cases_free(&cases);
+}
+
+/* ---- memory */
+
+/* Fails the 1st, then the 2nd, ... allocation until `make` succeeds; what it made is ended by
+ * `end`. */
+static void sweep(bt_status (*make)(void *ctx), void (*end)(void *ctx), void *ctx, long least)
+{
+    long      live = bt_alloc_live(), k = -1;
+    bt_status st;
+
+    do {
+        bt_alloc_fail_at(++k);
+        st = make(ctx);
+        bt_alloc_fail_at(-1);
+        if (st != BT_OK) {
+            EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+            end(ctx); /* also of a half-built thing */
+            EXPECT_EQ(bt_alloc_live(), live);
+        }
+    } while (st != BT_OK && k < 300);
+    EXPECT(st == BT_OK && k >= least);
+    end(ctx);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static char g_path[] = "/tmp/test-parts-XXXXXX";
+
+static bt_status make_cases(void *ctx) { return bt_eval_cases_read(g_path, TOP_K, ctx); }
+static void      end_cases(void *ctx) { bt_eval_cases_free(ctx); }
+
+static void eval_cases_read_unwinds_at_every_allocation(void)
+{
+    static int32_t  ids[N] = {1, 2, 3, 4, 0, 1}, prompt = 2, experts[N_MOE * N * TOP_K];
+    const bt_tensor tensors[] = {
+        {"a.experts", BT_ST_I32, 3, {N_MOE, N, TOP_K}, experts, sizeof(experts)},
+        {"a.ids",     BT_ST_I32, 1, {N},               ids,     sizeof(ids)    },
+        {"a.prompt",  BT_ST_I32, 1, {1},               &prompt, sizeof(prompt) },
+    };
+    bt_eval_cases cases = {0};
+    int           fd    = mkstemp(g_path);
+
+    EXPECT(fd >= 0);
+    EXPECT_EQ(bt_safetensors_write(g_path, 3, tensors), BT_OK);
+    sweep(make_cases, end_cases, &cases, 3);
+    close(fd);
+    unlink(g_path);
+}
+
+typedef struct {
+    bt_rpc_loop  *loop;
+    bt_eval_cell *cell;
+    bt_eval_cases cases;
+} cell_site;
+
+static bt_status make_cell(void *ctx)
+{
+    cell_site            *s   = ctx;
+    const bt_eval_options opt = {
+        .address = "127.0.0.1:0", .n_prefill = 1, .n_decode = 2, .n_ranks = 3, .n_parallel = 1};
+    char address[64];
+
+    return bt_eval_cell_create(s->loop, &opt, &s->cases, &s->cell, address);
+}
+
+static void end_cell(void *ctx)
+{
+    cell_site *s = ctx;
+
+    bt_eval_cell_destroy(s->cell);
+    s->cell = NULL;
+}
+
+static void eval_cell_create_unwinds_at_every_allocation(void)
+{
+    cell_site s = {0};
+
+    init_cases(&s.cases);
+    EXPECT_EQ(bt_rpc_loop_create(&s.loop), BT_OK);
+    sweep(make_cell, end_cell, &s, 3);
+    bt_rpc_loop_destroy(s.loop);
+    bt_eval_cases_free(&s.cases);
+}
+
+static bt_status make_client(void *ctx)
+{
+    return bt_client_open("127.0.0.1:1", BT_NS_PER_S, NULL, ctx);
+}
+
+static void end_client(void *ctx)
+{
+    bt_client **client = ctx;
+
+    bt_client_close(*client);
+    *client = NULL;
+}
+
+static void client_open_unwinds_at_every_allocation(void)
+{
+    bt_client *client = NULL;
+
+    sweep(make_client, end_client, &client, 1);
+}
+
+static void client_to_nobody_is_refused(void)
+{
+    bt_client      *client = NULL;
+    bt_client_model model;
+
+    EXPECT_EQ(bt_client_open("127.0.0.1:1", 5 * BT_NS_PER_S, NULL, &client), BT_OK);
+    EXPECT_EQ(bt_client_model_info(client, &model), BT_ERR_PEER);
+    EXPECT_HAS(bt_error_text(), "127.0.0.1:1: UNAVAILABLE");
+    bt_client_close(client);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(lines_come_whole_whatever_the_reads),
+    BT_TEST(relay_keeps_the_first_error_of_a_rank),
+    BT_TEST(account_is_read_from_a_ranks_line),
+    BT_TEST(eval_rows_are_checked),
+    BT_TEST(eval_dense_model_has_no_experts),
+    BT_TEST(eval_cases_read_unwinds_at_every_allocation),
+    BT_TEST(eval_cell_create_unwinds_at_every_allocation),
+    BT_TEST(client_open_unwinds_at_every_allocation),
+    BT_TEST(client_to_nobody_is_refused),
+};
+
+int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

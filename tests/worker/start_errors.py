@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Starts baton-worker in ways that cannot work: each ends with exit code 1 and a sentence that says what to do.
+
+    start_errors.py WORKER SOURCE"""
+import os
+import subprocess
+import sys
+import tempfile
+
+worker, source = sys.argv[1:3]
+demo = os.path.join(os.path.abspath(source), "models", "demo")
+NOBODY = "127.0.0.1:9"
+
+
+def copy_of_demo(folder, leave_out=()):
+    """The demo model with links instead of files, some left out."""
+    path = tempfile.mkdtemp(dir=folder)
+    for name in os.listdir(demo):
+        if name not in leave_out:
+            os.symlink(os.path.join(demo, name), os.path.join(path, name))
+    return path
+
+
+def cases(folder):
+    truncated = copy_of_demo(folder, ["model.safetensors"])
+    with open(os.path.join(demo, "model.safetensors"), "rb") as f, open(os.path.join(truncated, "model.safetensors"), "wb") as g:
+        g.write(f.read(5 << 20))
+    both = ["--both", "1", "--model", demo, "--coordinator", NOBODY]
+    yield "no arguments", 0, [], ["--model DIR is missing"]
+    yield "no coordinator", 0, ["--both", "1", "--model", demo], ["--coordinator HOST:PORT is missing"]
+    yield "too few ranks", 1, ["--prefill", "1", "--decode", "1", *both[2:]], ["needs 2 ranks, this job has 1", "mpirun -n 2"]
+    yield "too many ranks", 2, both, ["--both 1 needs 1 ranks, this job has 2"]
+    yield "no such model", 1, ["--both", "1", "--model", "/nonexistent", "--coordinator", NOBODY], ["/nonexistent/config.json"]
+    yield "no weights", 1, ["--both", "1", "--model", copy_of_demo(folder, ["model.safetensors"]), "--coordinator", NOBODY], ["safetensors"]
+    yield "truncated weights", 1, ["--both", "1", "--model", truncated, "--coordinator", NOBODY], ["model.safetensors"]
+    yield "pool below a page", 1, [*both, "--kv-bytes", "1K"], ["--kv-bytes 1024 does not hold one page", "294912"]
+    yield "unknown kernels", 1, [*both, "--kernels", "quick"], ['"quick"']
+    yield "chunk of nothing", 0, [*both, "--chunk", "0"], ["--chunk must be"]
+    yield "unknown flag", 0, [*both, "--colour", "red"], ["--colour"]
+
+
+def run(ranks, arguments, timeout):
+    launcher = ["mpirun", "-n", str(ranks)] if ranks else []  # 0: the options alone are wrong, MPI never starts
+    done = subprocess.run([*launcher, worker, *arguments], capture_output=True, text=True, timeout=timeout)
+    return done.returncode, done.stdout + done.stderr
+
+
+def check(what, code, log, wanted):
+    missing = [w for w in wanted if w not in log]
+    if code == 1 and not missing:
+        print(f"{what}: ok", flush=True)
+        return 0
+    print(f"{what}: FAILED: exit code {code}, not said: {missing}\n{log}", flush=True)
+    return 1
+
+
+def main():
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for what, ranks, arguments, wanted in cases(folder):
+            code, log = run(ranks, arguments, 20)
+            failed += check(what, code, log, wanted)
+    done = subprocess.run([worker, "--help"], capture_output=True, text=True, timeout=10)
+    failed += done.returncode != 0 or "mpirun -n 4 baton-worker" not in done.stdout
+    return 1 if failed else 0
+
+
+sys.exit(main())

@@ -1,0 +1,82 @@
+#include "tests/support/test.h"
+#include "worker/memory.h"
+
+enum { GIB = 1 << 30 };
+
+static bt_model_config config(void)
+{
+    bt_model_config cfg = {.n_layers = 4, .max_context = 8192};
+
+    cfg.mla.kv_lora_rank = 512;
+    cfg.mla.qk_rope_dim  = 64;
+    return cfg;
+}
+
+static void pages_of_given_bytes_are_rounded_down(void)
+{
+    bt_model_config   cfg = config();
+    bt_memory_account a   = {.available = GIB, .local_size = 1};
+
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 3 * 294912 + 5, &a), BT_OK);
+    EXPECT_EQ(a.page_bytes, 4 * 64 * 576 * 2);
+    EXPECT_EQ(a.n_pages, 3);
+    EXPECT_EQ(a.pages, 3 * 294912);
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 294911, &a), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "294912");
+}
+
+static void pages_of_the_account_are_shared_and_bounded(void)
+{
+    bt_model_config   cfg = config();
+    bt_memory_account a   = {.available = GIB, .local_size = 4, .weights = 100 << 20};
+
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    EXPECT_EQ(a.n_pages, ((uint64_t)GIB / 100 * 85 / 4 - (100 << 20)) / 294912);
+    a = (bt_memory_account){.available = 64ull * GIB, .local_size = 1};
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    EXPECT_EQ(a.n_pages, 4 * 8192 / 64); /* four full contexts */
+    a = (bt_memory_account){.available = GIB, .local_size = 4, .weights = 300 << 20};
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_ERR_NO_MEMORY);
+    EXPECT_HAS(bt_error_text(), "weights");
+}
+
+/* Two ranks share the experts and nothing else. */
+static void weights_of_ranks_add_up(void)
+{
+    bt_model_config cfg;
+    bt_safetensors *st = NULL;
+    bt_placement    two;
+    uint64_t        all, parts[2], experts;
+
+    EXPECT_EQ(bt_model_config_read(BT_SOURCE_DIR "/models/demo", &cfg), BT_OK);
+    EXPECT_EQ(bt_safetensors_open(BT_SOURCE_DIR "/models/demo", &st), BT_OK);
+    EXPECT_EQ(bt_placement_init(&two, cfg.moe.gate.n_experts, cfg.moe.gate.n_groups, 2, NULL),
+              BT_OK);
+    all = bt_memory_weights(&cfg, st, NULL, 0);
+    for (uint32_t i = 0; i < 2; i++)
+        parts[i] = bt_memory_weights(&cfg, st, &two, i);
+    experts = (uint64_t)bt_model_n_moe_layers(&cfg) * cfg.moe.gate.n_experts * 3 * cfg.hidden *
+              cfg.moe.expert_dim * sizeof(bt_bf16);
+    EXPECT_EQ(parts[0], parts[1]);
+    EXPECT_EQ(all - parts[0], experts / 2);
+    bt_placement_fini(&two);
+    bt_safetensors_close(st);
+}
+
+static void available_memory_is_some(void)
+{
+    EXPECT(bt_memory_available() > 16 << 20);
+    EXPECT(bt_memory_available() < 1ull << 50);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(pages_of_given_bytes_are_rounded_down),
+        BT_TEST(pages_of_the_account_are_shared_and_bounded),
+        BT_TEST(weights_of_ranks_add_up),
+        BT_TEST(available_memory_is_some),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -1,0 +1,308 @@
+/* baton-profile - which way of computing MLA is cheapest, where, and why: the attention study. */
+#include <argp.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "device/cpu/kernels.h"
+#include "tools/profile/files.h"
+#include "tools/profile/report.h"
+#include "tools/profile/text.h"
+
+static const char DOC[] =
+    "Says which way of computing multi-head latent attention is cheapest for a model on this "
+    "machine, "
+    "where, and why.\v"
+    "A layer with random weights runs a decode step in six ways: CD caches each head's keys and "
+    "values; CC caches latents and decompresses all of them each step; A_CC absorbs and makes each "
+    "head's concatenated key; A_CC_ME keeps the rope part as a product of its own; AM_CC_ME "
+    "multiplies the absorbed matrices out beforehand; fused is the kernel that serves. All give "
+    "the "
+    "same result; the table has their times, each beside the floor that this machine's measured "
+    "bandwidth and arithmetic set it, and the ratios between them.\n\n"
+    "How to read it: 1.0x is at the roof. A point that would not fit in memory says what it needs; "
+    "one that would take too long says about how long (give it more with --seconds). Other work on "
+    "the machine disturbs times: trust ratios within a run more than times.\n\n"
+    "--analysis runs no layer: bytes and FLOP of each variant, cache sizes, the crossover between "
+    "the "
+    "normal and the absorbed form, KV per rank under TP, DP and PD, hand-off times, and what laws "
+    "A "
+    "and B of docs/architecture.md cost.\n\n"
+    "Examples:\n"
+    "  baton profile --like v2                      the study's own model, about a minute\n"
+    "  baton profile --like v2-lite --out lite      with profile.json, profile.csv and plots in "
+    "lite/\n"
+    "  baton profile models/demo --analysis         a checkpoint's sizes\n"
+    "  baton profile --like v3 --analysis --gpu H100\n"
+    "  baton profile --like v3 --explain 64,8192,4  which form 64 new tokens of 8192 would take\n\n"
+    "Exit code: 0, 1 when it failed, 64 for wrong usage.";
+
+enum {
+    KEY_LIKE = 256,
+    KEY_ANALYSIS,
+    KEY_EXPLAIN,
+    KEY_BATCH,
+    KEY_CONTEXT,
+    KEY_THREADS,
+    KEY_KERNELS,
+    KEY_ROLE,
+    KEY_SECONDS,
+    KEY_OUT,
+    KEY_JSON,
+    KEY_CSV,
+    KEY_GPU,
+    KEY_BANDWIDTH
+};
+
+static const struct argp_option OPTIONS[] = {
+    {"like",                                                                                KEY_LIKE, "MODEL", 0,
+     "A published model: v2, v2-lite, v3 (r1, v3.1), v3.2, kimi-k2, moonlight, glm-flash, glm-5, "
+     "mistral-large-3, mistral-small-4, longcat-flash, minicpm3 (v2 without this and DIR)", 1},
+    {"analysis",                                                                              KEY_ANALYSIS, NULL, 0, "Formulas only; measures the roof but runs no layer", 2},
+    {"explain", KEY_EXPLAIN, "Q,KV,BATCH", 0,
+     "Which form --form cost takes for Q new tokens that attend to KV, and what the other would "
+     "cost", 2},
+    {"batch",                                                                                     KEY_BATCH, "LIST", 0, "Requests in a step, as 1,8,32 (1,32)", 3},
+    {"context",KEY_CONTEXT, "LIST", 0, "Tokens that each attends to (32,512,4096,32768)", 3},
+    {"threads",                                                                                    KEY_THREADS, "N", 0, "Compute threads (one per core)", 3},
+    {"kernels",                                                                                    KEY_KERNELS, "FAMILY", 0, "Kernel family: auto, or one this CPU has", 3},
+    {"role",                                                                             KEY_ROLE, "ROLE", 0,
+     "Products of generated tokens (generated) or those made for many rows (prompt), for all "
+     "variants", 3},
+    {"seconds",                                                                         KEY_SECONDS, "S", 0, "Time for the measured points together, about (30)", 3},
+    {"out",                                                                                KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
+    {"json",                                                                                     KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
+    {"csv",KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},
+    {"gpu",                                                                                    KEY_GPU, "NAME", 0,
+     "Analysis with a GPU's roof, by its vendor's figures: A100-40GB, A100-80GB, RTX4080, RTX4090, "
+     "L40S, H20, H800, H100, H200, B200", 5},
+    {"bandwidth",                                                                                    KEY_BANDWIDTH, "LIST", 0,
+     "GB/s between prefill and decode ranks, for hand-off times (1.25,12.5,50)", 5},
+    {0                                                                            },
+};
+
+typedef struct {
+    const char        *model;
+    bool               analysis, explain, json, csv;
+    uint32_t           explain_for[3]; /* q, kv, batch */
+    const char        *out, *gpu;
+    bt_measure_options measure;
+    uint32_t           n_bandwidths;
+    double             bandwidths[BT_ANALYSIS_MAX_BANDWIDTHS];
+} options;
+
+/* "1,8,32" into at most max numbers from 1 to limit. */
+static uint32_t parse_list(struct argp_state *state, const char *name, const char *text,
+                           uint32_t max, uint32_t limit, uint32_t *list)
+{
+    uint32_t n = 0;
+
+    for (const char *at = text;; at++) {
+        char *end;
+        long  v = strtol(at, &end, 10);
+
+        if (end == at || (*end != ',' && *end != '\0') || v < 1 || v > (long)limit || n == max)
+            argp_error(state,
+                       "--%s %s: expected at most %u numbers from 1 to %u, separated by commas",
+                       name, text, max, limit);
+        list[n++] = (uint32_t)v;
+        if (*end == '\0') return n;
+        at = end;
+    }
+}
+
+static void parse_bandwidths(struct argp_state *state, const char *text, options *opt)
+{
+    opt->n_bandwidths = 0;
+    for (const char *at = text;; at++) {
+        char  *end;
+        double v = strtod(at, &end);
+
+        if (end == at || (*end != ',' && *end != '\0') || !(v > 0 && v < 1e6) ||
+            opt->n_bandwidths == 4)
+            argp_error(state,
+                       "--bandwidth %s: expected at most 4 numbers of GB/s, separated by commas",
+                       text);
+        opt->bandwidths[opt->n_bandwidths++] = v * 1e9;
+        if (*end == '\0') return;
+        at = end;
+    }
+}
+
+static void parse_explain(struct argp_state *state, const char *text, options *opt)
+{
+    if (parse_list(state, "explain", text, 3, 1u << 24, opt->explain_for) != 3)
+        argp_error(state, "--explain %s: expected Q,KV,BATCH", text);
+    if (opt->explain_for[0] > opt->explain_for[1])
+        argp_error(state, "--explain %s: KV counts the new tokens, so it is at least Q", text);
+    opt->explain = true;
+}
+
+static void parse_model(struct argp_state *state, const char *name, options *opt)
+{
+    if (opt->model != NULL)
+        argp_error(state, "expected one model, found \"%s\" and \"%s\"", opt->model, name);
+    opt->model = name;
+}
+
+static error_t parse_measured(int key, char *arg, struct argp_state *state, options *opt)
+{
+    bt_measure_options *m = &opt->measure;
+    uint32_t            n;
+    char               *end;
+
+    switch (key) {
+    case KEY_BATCH:
+        m->n_batches = parse_list(state, "batch", arg, BT_PROFILE_MAX_LIST, 4096, m->batches);
+        return 0;
+    case KEY_CONTEXT:
+        m->n_contexts =
+            parse_list(state, "context", arg, BT_PROFILE_MAX_LIST, 1u << 20, m->contexts);
+        return 0;
+    case KEY_THREADS:
+        if (parse_list(state, "threads", arg, 1, 1024, &n) == 1) m->n_threads = n;
+        return 0;
+    case KEY_KERNELS: m->kernels = arg; return 0;
+    case KEY_ROLE:
+        if (strcmp(arg, "generated") != 0 && strcmp(arg, "prompt") != 0)
+            argp_error(state, "--role %s: expected generated or prompt", arg);
+        m->role = arg[0] == 'p' ? BT_ROLE_PROMPT : BT_ROLE_GENERATED;
+        return 0;
+    case KEY_SECONDS:
+        m->seconds = strtod(arg, &end);
+        if (*end != '\0' || !(m->seconds > 0 && m->seconds <= 86400))
+            argp_error(state, "--seconds %s: expected a number above 0, at most a day", arg);
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+
+    switch (key) {
+    case KEY_LIKE:
+    case ARGP_KEY_ARG: parse_model(state, arg, opt); return 0;
+    case KEY_ANALYSIS: opt->analysis = true; return 0;
+    case KEY_EXPLAIN: parse_explain(state, arg, opt); return 0;
+    case KEY_OUT: opt->out = arg; return 0;
+    case KEY_JSON: opt->json = true; return 0;
+    case KEY_CSV: opt->csv = true; return 0;
+    case KEY_BANDWIDTH: parse_bandwidths(state, arg, opt); return 0;
+    case KEY_GPU:
+        if (bt_roof_gpu(arg) == NULL)
+            argp_error(state, "--gpu %s: known are %s", arg, bt_roof_gpu_names());
+        opt->gpu = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (opt->json && opt->csv) argp_error(state, "--json and --csv are two ways of one output");
+        if (opt->csv && (opt->analysis || opt->explain || opt->gpu != NULL))
+            argp_error(state, "--csv holds measured points, and nothing is to be measured");
+        return 0;
+    default: return parse_measured(key, arg, state, opt);
+    }
+}
+
+static void progress(const char *text) { fprintf(stderr, "%s...\n", text); }
+
+/* Of this machine, without a layer. */
+static bt_status roof_of_machine(const options *opt, bt_roof *roof)
+{
+    bt_status             st   = BT_OK;
+    bt_device            *dev  = NULL;
+    bt_device_cpu_options from = {.n_threads = opt->measure.n_threads,
+                                  .kernels   = opt->measure.kernels};
+
+    BT_TRY(bt_device_cpu_create(&from, &dev));
+    BT_TRY(bt_roof_measure(dev, bt_device_cpu_table(dev)->name, roof));
+out:
+    bt_device_destroy(dev);
+    return st;
+}
+
+static bt_status output(const options *opt, const bt_analysis *a, const bt_measurement *m)
+{
+    bt_status st   = BT_OK;
+    json_t   *json = bt_report_json(a, m);
+
+    BT_REQUIRE(json != NULL, BT_ERR_NO_MEMORY, "JSON of the profile");
+    if (opt->json) {
+        json_dumpf(json, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+        putchar('\n');
+    } else if (opt->csv) {
+        bt_report_csv(a->model, m, stdout);
+    } else {
+        bt_analysis_print(a, stdout);
+        if (m != NULL) bt_report_print(a->model, m, stdout);
+    }
+    BT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), BT_ERR_IO, "stdout: %s", strerror(errno));
+    if (opt->out != NULL) {
+        BT_TRY(bt_files_write(opt->out, json, a->model, m));
+        BT_TRY(bt_files_plot(opt->out));
+        fprintf(stderr, "written to %s/\n", opt->out);
+    }
+out:
+    json_decref(json);
+    return st;
+}
+
+static bt_status profile(options *opt)
+{
+    bt_status         st       = BT_OK;
+    bt_measurement   *m        = bt_calloc(1, sizeof(*m));
+    bt_profile_model *model    = bt_calloc(1, sizeof(*model));
+    bool              measures = !opt->analysis && !opt->explain && opt->gpu == NULL;
+    bt_roof           roof     = {.measured = false};
+    bt_analysis       a        = {.model        = model,
+                                  .roof         = &roof,
+                                  .role         = opt->measure.role,
+                                  .batch        = opt->measure.batches[opt->measure.n_batches - 1],
+                                  .n_keys       = opt->measure.contexts[opt->measure.n_contexts - 1],
+                                  .n_bandwidths = opt->n_bandwidths};
+
+    memcpy(a.bandwidths, opt->bandwidths, sizeof(a.bandwidths));
+    BT_REQUIRE(m != NULL && model != NULL, BT_ERR_NO_MEMORY, "measurement");
+    BT_TRY(bt_profile_model_find(opt->model != NULL ? opt->model : "v2", model));
+    if (measures) {
+        BT_TRY(bt_measure(model, &opt->measure, m));
+        roof = m->roof;
+    } else if (opt->gpu != NULL) {
+        roof = *bt_roof_gpu(opt->gpu);
+    } else {
+        BT_TRY(roof_of_machine(opt, &roof));
+    }
+    if (opt->explain) {
+        bt_analysis_explain(&a, opt->explain_for[0], opt->explain_for[1], opt->explain_for[2],
+                            stdout);
+        goto out;
+    }
+    BT_TRY(output(opt, &a, measures ? m : NULL));
+out:
+    bt_free(m);
+    bt_free(model);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp parser = {OPTIONS, parse, "[DIR]", DOC, NULL, NULL, NULL};
+    options           opt    = {
+                     .measure      = {.n_batches  = 2,
+                                      .batches    = {1, 32},
+                                      .n_contexts = 4,
+                                      .contexts   = {32, 512, 4096, 32768},
+                                      .kernels    = "auto",
+                                      .role       = BT_ROLE_GENERATED,
+                                      .seconds    = 30,
+                                      .progress   = progress},
+                     .n_bandwidths = 3,
+                     .bandwidths   = {1.25e9, 12.5e9, 50e9}
+    };
+
+    bt_log_init("profile", BT_LOG_INFO);
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    return profile(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}

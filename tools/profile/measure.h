@@ -1,0 +1,68 @@
+/* tools/profile/measure.h - the time of every variant's step over batches and contexts.
+ *
+ * One layer with random weights.  At each point the variants run in turn, round by round, so that
+ * what disturbs the machine disturbs all of them; times are medians over the rounds.  A variant
+ * that would not fit in memory, or whose step would take too long, is left out with the reason. */
+#ifndef BT_TOOLS_PROFILE_MEASURE_H
+#define BT_TOOLS_PROFILE_MEASURE_H
+
+#include "tools/profile/model.h"
+#include "tools/profile/roof.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { BT_PROFILE_MAX_LIST = 32, BT_PROFILE_MAX_ROUNDS = 31 };
+
+typedef struct {
+    uint32_t    n_batches, n_contexts;
+    uint32_t    batches[BT_PROFILE_MAX_LIST], contexts[BT_PROFILE_MAX_LIST];
+    uint32_t    n_threads; /* 0: one per core */
+    const char *kernels;
+    bt_role     role;
+    double      seconds;                /* for all points together, about */
+    void (*progress)(const char *text); /* or NULL */
+} bt_measure_options;
+
+typedef enum { BT_POINT_DONE, BT_POINT_NO_MEMORY, BT_POINT_TOO_LONG } bt_point_state;
+
+/* A variant at a point.  state says whether there are times. */
+typedef struct {
+    bt_point_state state;
+    double         needs; /* bytes for NO_MEMORY, seconds a step for TOO_LONG */
+    uint32_t       n_rounds;
+    double         step_s;    /* median */
+    double         fastest_s; /* least */
+    double         cpu_s;     /* median of the process's CPU time: other programs disturb it less */
+    double         stage_s[BT_N_STAGES]; /* medians */
+    double         bare_s;               /* median without the append stage: what study 001 timed */
+    double         roof_s;
+    double         distance; /* of its output from the fused kernel's, rms over rms */
+} bt_point;
+
+typedef struct {
+    uint32_t batch, n_keys;
+    bt_point of[BT_N_VARIANTS];
+    double prompt_family_s; /* the fused kernel with the products made for many rows; 0: not run */
+} bt_measured;
+
+typedef struct {
+    bt_roof     roof;
+    bt_role     role;
+    char        kernels[32];
+    uint32_t    n_threads, n_points;
+    bt_measured points[BT_PROFILE_MAX_LIST * BT_PROFILE_MAX_LIST];
+    double      wall_s;
+} bt_measurement;
+
+bt_status bt_measure(const bt_profile_model *model, const bt_measure_options *opt,
+                     bt_measurement *m_out);
+
+/* The fastest of the five variants of the study at a point, or BT_N_VARIANTS. */
+int bt_measured_best(const bt_measured *p, bool by_cpu_time);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

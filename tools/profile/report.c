@@ -1,0 +1,274 @@
+#include "tools/profile/report.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tools/profile/study001.h"
+#include "tools/profile/text.h"
+
+enum { BATCH_LOST = 32 }; /* where study 001 found A_CC_ME slower than CD */
+
+/* ---- table ---- */
+
+static void print_cell(const bt_point *p, FILE *to)
+{
+    char text[48];
+
+    switch (p->state) {
+    case BT_POINT_DONE:
+        snprintf(text, sizeof(text), "%s %5.1fx", bt_text_time(p->step_s).text,
+                 p->step_s / p->roof_s);
+        break;
+    case BT_POINT_NO_MEMORY:
+        snprintf(text, sizeof(text), "needs %s", bt_text_bytes(p->needs).text);
+        break;
+    default: snprintf(text, sizeof(text), "~%s a step", bt_text_time(p->needs).text);
+    }
+    fprintf(to, " %17s", text);
+}
+
+static double ratio(const bt_point *above, const bt_point *below)
+{
+    return above->state == BT_POINT_DONE && below->state == BT_POINT_DONE
+               ? above->step_s / below->step_s
+               : NAN;
+}
+
+static void print_ratio(double v, FILE *to)
+{
+    if (isnan(v))
+        fprintf(to, "  %9s", "-");
+    else
+        fprintf(to, "  %8.2fx", v);
+}
+
+static void print_study001(const bt_measured *p, FILE *to)
+{
+    static const char *const GPUS[] = {"A100-40GB", "RTX4080"};
+
+    for (int g = 0; g < 2; g++) {
+        bool any = false;
+
+        for (int k = 0; k <= BT_VARIANT_AM_CC_ME; k++)
+            any = any || bt_study001_us(GPUS[g], p->batch, p->n_keys, (bt_variant_kind)k) > 0;
+        if (!any) continue;
+        fprintf(to, "  %18s", GPUS[g]);
+        for (int k = 0; k <= BT_VARIANT_AM_CC_ME; k++) {
+            double us = bt_study001_us(GPUS[g], p->batch, p->n_keys, (bt_variant_kind)k);
+
+            fprintf(to, " %17s", us > 0 ? bt_text_time(us * 1e-6).text : "-");
+        }
+        fprintf(to, " %17s  (study 001)\n", "");
+    }
+}
+
+static void print_times(const bt_profile_model *model, const bt_measurement *m, FILE *to)
+{
+    fprintf(
+        to,
+        "\nA decode step of one layer, whole: query, compress and append, attend, output.\n"
+        "Median of rounds in which the variants take turns; times its own floor on this machine "
+        "(1.0x = at the roof).\n  %5s %12s",
+        "batch", "context");
+    for (int k = 0; k < BT_N_VARIANTS; k++)
+        fprintf(to, " %17s", bt_variant_name((bt_variant_kind)k));
+    fprintf(to, "  rounds\n");
+    for (uint32_t i = 0; i < m->n_points; i++) {
+        const bt_measured *p = &m->points[i];
+
+        fprintf(to, "  %5u %12u", p->batch, p->n_keys);
+        for (int k = 0; k < BT_N_VARIANTS; k++)
+            print_cell(&p->of[k], to);
+        fprintf(to, "  %u\n", p->of[BT_VARIANT_FUSED].n_rounds);
+        if (bt_study001_fits(&model->mla)) print_study001(p, to);
+    }
+}
+
+/* "A_CC_ME 1.08x" */
+static void print_best(const bt_measured *p, bool by_cpu_time, FILE *to)
+{
+    int             best  = bt_measured_best(p, by_cpu_time);
+    const bt_point *fused = &p->of[BT_VARIANT_FUSED];
+
+    if (best == BT_N_VARIANTS)
+        fprintf(to, "  %18s", "-");
+    else
+        fprintf(to, "  %9s %7.3fx", bt_variant_name((bt_variant_kind)best),
+                by_cpu_time ? p->of[best].cpu_s / fused->cpu_s
+                            : p->of[best].step_s / fused->step_s);
+}
+
+static void print_ratios(const bt_measurement *m, FILE *to)
+{
+    fprintf(to,
+            "\nRatios of this run (above 1: the one named first is slower)\n"
+            "                   best of the five / fused\n"
+            "  %5s %9s  %18s  %18s  %9s  %9s  %9s  %9s\n",
+            "batch", "context", "by time", "by CPU time", "CD/fused", "CD/A_CC_ME", "the same*",
+            "family**");
+    for (uint32_t i = 0; i < m->n_points; i++) {
+        const bt_measured *p     = &m->points[i];
+        const bt_point    *fused = &p->of[BT_VARIANT_FUSED], *cd = &p->of[BT_VARIANT_CD];
+        const bt_point    *me = &p->of[BT_VARIANT_A_CC_ME];
+
+        if (fused->state != BT_POINT_DONE) continue;
+        fprintf(to, "  %5u %9u", p->batch, p->n_keys);
+        print_best(p, false, to);
+        print_best(p, true, to);
+        print_ratio(ratio(cd, fused), to);
+        print_ratio(ratio(cd, me), to);
+        print_ratio(isnan(ratio(cd, me)) ? NAN : cd->bare_s / me->bare_s, to);
+        print_ratio(p->prompt_family_s > 0 ? fused->step_s / p->prompt_family_s : NAN, to);
+        fprintf(to, "%s\n",
+                p->batch == BATCH_LOST ? "   study 001, A100: CD/A_CC_ME 0.54-0.79x" : "");
+    }
+    fprintf(to,
+            "  *  without compressing and appending the new token, as study 001 timed it\n"
+            "  ** the fused kernel with the products for few rows, which law B gives generated "
+            "tokens, over those for many rows\n"
+            "  On a machine that others use too, CPU time says more about a variant than time.\n");
+}
+
+static void print_distances(const bt_measurement *m, FILE *to)
+{
+    double worst = 0;
+
+    for (uint32_t i = 0; i < m->n_points; i++)
+        for (int k = 0; k < BT_N_VARIANTS; k++)
+            if (m->points[i].of[k].state == BT_POINT_DONE &&
+                !(m->points[i].of[k].distance <= worst))
+                worst = m->points[i].of[k].distance;
+    fprintf(to,
+            "\nAll variants gave the fused kernel's result at every point, to %.2g of its rms.\n",
+            worst);
+}
+
+void bt_report_print(const bt_profile_model *model, const bt_measurement *m, FILE *to)
+{
+    print_times(model, m, to);
+    print_ratios(m, to);
+    print_distances(m, to);
+}
+
+/* ---- JSON ---- */
+
+static const char *const STATES[] = {"measured", "not enough memory", "too long"};
+
+static json_t *point_json(const bt_profile_model *model, const bt_measured *p, int k)
+{
+    static const char *const STAGES[] = {"query_s", "append_s", "attend_s", "output_s"};
+    const bt_point          *at       = &p->of[k];
+    bt_variant_account       a        = bt_variant_account_of((bt_variant_kind)k, &model->mla);
+    json_t                  *o =
+        json_pack("{s:s,s:i,s:i,s:s,s:f,s:f,s:f}", "variant", bt_variant_name((bt_variant_kind)k),
+                  "batch", (int)p->batch, "context", (int)p->n_keys, "state", STATES[at->state],
+                  "flops", bt_account_flops(&a, p->batch, p->n_keys), "bytes",
+                  bt_account_bytes(&a, p->batch, p->n_keys), "moved_bytes",
+                  (double)p->batch * p->n_keys * (double)a.moved_bytes);
+
+    json_object_set_new(o, "roof_s", json_real(at->roof_s));
+    if (at->state != BT_POINT_DONE) {
+        json_object_set_new(o, at->state == BT_POINT_NO_MEMORY ? "needs_bytes" : "expected_step_s",
+                            json_real(at->needs));
+        return o;
+    }
+    json_object_set_new(o, "step_s", json_real(at->step_s));
+    json_object_set_new(o, "fastest_s", json_real(at->fastest_s));
+    json_object_set_new(o, "cpu_s", json_real(at->cpu_s));
+    json_object_set_new(o, "without_append_s", json_real(at->bare_s));
+    for (int s = 0; s < BT_N_STAGES; s++)
+        json_object_set_new(o, STAGES[s], json_real(at->stage_s[s]));
+    json_object_set_new(o, "rounds", json_integer(at->n_rounds));
+    json_object_set_new(o, "distance_from_fused", json_real(at->distance));
+    if (k == BT_VARIANT_FUSED && p->prompt_family_s > 0)
+        json_object_set_new(o, "many_row_products_s", json_real(p->prompt_family_s));
+    return o;
+}
+
+static json_t *measurement_json(const bt_profile_model *model, const bt_measurement *m)
+{
+    json_t *points = json_array();
+
+    for (uint32_t i = 0; i < m->n_points; i++)
+        for (int k = 0; k < BT_N_VARIANTS; k++)
+            json_array_append_new(points, point_json(model, &m->points[i], k));
+    return json_pack("{s:s,s:i,s:s,s:f,s:o}", "kernels", m->kernels, "threads", (int)m->n_threads,
+                     "role", m->role == BT_ROLE_PROMPT ? "prompt" : "generated", "wall_s",
+                     m->wall_s, "points", points);
+}
+
+static json_t *study001_json(void)
+{
+    json_t *list = json_array();
+
+    for (int i = 0; i < BT_N_STUDY001; i++)
+        for (uint32_t r = 0; r < BT_STUDY001[i].n_rows; r++)
+            for (int k = 0; k <= BT_VARIANT_AM_CC_ME; k++)
+                if (BT_STUDY001[i].rows[r].us[k] > 0)
+                    json_array_append_new(
+                        list, json_pack("{s:s,s:i,s:i,s:s,s:f}", "gpu", BT_STUDY001[i].gpu, "batch",
+                                        (int)BT_STUDY001[i].batch, "context",
+                                        (int)BT_STUDY001[i].rows[r].n_keys, "variant",
+                                        bt_variant_name((bt_variant_kind)k), "step_s",
+                                        (double)BT_STUDY001[i].rows[r].us[k] * 1e-6));
+    return list;
+}
+
+static json_t *model_json(const bt_profile_model *p)
+{
+    const bt_mla_config *m = &p->mla;
+
+    return json_pack("{s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "name", p->name, "title",
+                     p->title, "layers", (int)p->n_layers, "hidden", (int)m->hidden, "heads",
+                     (int)m->n_heads, "q_lora_rank", (int)m->q_lora_rank, "kv_lora_rank",
+                     (int)m->kv_lora_rank, "qk_nope_dim", (int)m->qk_nope_dim, "qk_rope_dim",
+                     (int)m->qk_rope_dim, "v_dim", (int)m->v_dim);
+}
+
+json_t *bt_report_json(const bt_analysis *a, const bt_measurement *m)
+{
+    json_t *o = json_pack("{s:i,s:o,s:{s:s,s:b,s:f,s:f,s:f,s:f},s:o}", "format", 1, "model",
+                          model_json(a->model), "roof", "name", a->roof->name, "measured",
+                          (int)a->roof->measured, "bytes_per_s", a->roof->bytes_per_s,
+                          "flop_per_s_few_rows", a->roof->flop_per_s[BT_ROLE_GENERATED],
+                          "flop_per_s_many_rows", a->roof->flop_per_s[BT_ROLE_PROMPT],
+                          "memory_bytes", a->roof->memory_bytes, "analysis", bt_analysis_json(a));
+
+    if (m != NULL) json_object_set_new(o, "measurement", measurement_json(a->model, m));
+    if (bt_study001_fits(&a->model->mla)) json_object_set_new(o, "study001", study001_json());
+    return o;
+}
+
+/* ---- CSV ---- */
+
+void bt_report_csv(const bt_profile_model *model, const bt_measurement *m, FILE *to)
+{
+    fprintf(
+        to,
+        "model,variant,batch,context,state,step_us,fastest_us,cpu_us,without_append_us,query_us,"
+        "append_us,attend_us,output_us,rounds,roof_us,step_over_roof,flops,bytes,"
+        "moved_bytes,distance_from_fused\n");
+    for (uint32_t i = 0; i < m->n_points; i++)
+        for (int k = 0; k < BT_N_VARIANTS; k++) {
+            const bt_measured *p     = &m->points[i];
+            const bt_point    *at    = &p->of[k];
+            bt_variant_account a     = bt_variant_account_of((bt_variant_kind)k, &model->mla);
+            double             flops = bt_account_flops(&a, p->batch, p->n_keys);
+            double             bytes = bt_account_bytes(&a, p->batch, p->n_keys);
+            double             moved = (double)p->batch * p->n_keys * (double)a.moved_bytes;
+
+            fprintf(to, "%s,%s,%u,%u,%s,", model->name, bt_variant_name((bt_variant_kind)k),
+                    p->batch, p->n_keys, STATES[at->state]);
+            if (at->state == BT_POINT_DONE)
+                fprintf(
+                    to,
+                    "%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%u,%.1f,%.3f,%.0f,%.0f,%.0f,%.2g\n",
+                    at->step_s * 1e6, at->fastest_s * 1e6, at->cpu_s * 1e6, at->bare_s * 1e6,
+                    at->stage_s[0] * 1e6, at->stage_s[1] * 1e6, at->stage_s[2] * 1e6,
+                    at->stage_s[3] * 1e6, at->n_rounds, at->roof_s * 1e6, at->step_s / at->roof_s,
+                    flops, bytes, moved, at->distance);
+            else
+                fprintf(to, ",,,,,,,,,%.1f,,%.0f,%.0f,%.0f,\n", at->roof_s * 1e6, flops, bytes,
+                        moved);
+        }
+}

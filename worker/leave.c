@@ -1,0 +1,74 @@
+/* worker/leave.c - the three ways in which a rank ends. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "worker/rank.h"
+
+#define FLUSH_NS (2 * BT_NS_PER_S)
+
+enum { FINALIZE_S = 10 }; /* then a watchdog ends the process, whatever hangs */
+
+static void say_leaving(bt_rank *r, int code, const char *reason)
+{
+    bt_up m = {.kind = BT_UP_LEAVING};
+
+    if (r->client == NULL) return;
+    m.u.leaving.code   = (uint32_t)code;
+    m.u.leaving.reason = bt_strdup(reason);
+    if (m.u.leaving.reason != NULL) bt_control_client_send(r->client, &m);
+    bt_control_client_stop(r->client, FLUSH_NS);
+    r->client = NULL;
+}
+
+/* Alone, and without MPI's consent. */
+void bt_rank_leave(bt_rank *r, int code, const char *reason)
+{
+    if (strcmp(reason, bt_error_text()) != 0) BT_INFO("leaving: %s", reason); /* else logged */
+    alarm(FINALIZE_S);
+    say_leaving(r, code, reason);
+    bt_world_exit(r->world, code);
+}
+
+/* Together with every other rank: the clean end. */
+void bt_rank_leave_together(bt_rank *r)
+{
+    bt_worker_log_account(r->worker);
+    bt_worker_destroy(r->worker);
+    if (bt_kv_pool_check(r->pool) != BT_OK)
+        bt_rank_leave(r, EXIT_FAILURE, "the page pool does not add up");
+    say_leaving(r, EXIT_SUCCESS, "told to leave");
+    bt_handoff_destroy(r->handoff);
+    bt_model_destroy(r->model);
+    bt_kv_pool_destroy(r->pool);
+    bt_group_destroy(r->group);
+    if (r->has_placement) bt_placement_fini(&r->placement);
+    bt_safetensors_close(r->st);
+    bt_device_destroy(r->dev);
+    bt_links_fini(&r->links);
+    bt_free(r->plans);
+    alarm(FINALIZE_S);
+    bt_world_fini(r->world);
+    alarm(0);
+}
+
+void bt_rank_leave_early(bt_rank *r, bt_status st)
+{
+    char reason[256];
+
+    if (*r->signal != 0) {
+        snprintf(reason, sizeof(reason), "signal %d (%s)", (int)*r->signal, strsignal(*r->signal));
+        bt_rank_leave(r, EXIT_SUCCESS, reason);
+    }
+    if (r->client != NULL && bt_control_client_lost(r->client)) {
+        bt_control_client_loss(r->client, reason, sizeof(reason));
+        bt_rank_leave(r, EXIT_FAILURE, reason);
+    }
+    if (r->links.shutdown_ns != 0)
+        bt_rank_leave(r, EXIT_SUCCESS, "told to leave, the group no longer steps");
+    bt_rank_leave(r, EXIT_FAILURE,
+                  bt_error_text()[0] != '\0' ? bt_error_text() : bt_status_str(st));
+}

@@ -1,0 +1,50 @@
+/* worker/rank.h - the parts of baton-worker's process, in the order in which they come to life.
+ *
+ * Threads: the step thread, which is the main thread. */
+#ifndef BT_WORKER_RANK_H
+#define BT_WORKER_RANK_H
+
+#include <signal.h>
+
+#include "worker/links.h"
+#include "worker/memory.h"
+#include "worker/options.h"
+
+typedef struct {
+    bt_worker_options  opt;
+    bt_world          *world;
+    bt_rank_facts      facts;
+    bt_model_config    cfg; /* not copied: its rope pointer points into it */
+    bt_safetensors    *st;
+    bt_device         *dev;
+    bt_placement       placement;
+    bool               has_placement;
+    uint32_t           group_size, group_self, group_first;
+    bt_group          *group;
+    bt_memory_account  memory;
+    bt_control_client *client;
+    bt_model          *model;
+    bt_kv_pool        *pool;
+    bt_handoff        *handoff;
+    bt_links           links;
+    bt_worker         *worker;
+    bt_plan           *plans;
+    uint64_t           progress_ns; /* when the last Progress was sent */
+
+    volatile sig_atomic_t *signal; /* borrowed: not 0 asks the rank to leave */
+    volatile sig_atomic_t *tell;   /* borrowed: set once there is somebody to be told why */
+} bt_rank;
+
+/* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->signal and
+ * r->tell are set.  Every rank of the job goes through the same order. */
+bt_status bt_rank_start(bt_rank *r);
+
+/* leave.c.  Alone, at once and without MPI's consent: says Leaving, then ends the process. */
+void bt_rank_leave(bt_rank *r, int code, const char *reason) __attribute__((noreturn));
+/* The same after work() or start() has ended with `st`: by signal, by a lost coordinator, by a
+ * shutdown that the group no longer answers, or by an error. */
+void bt_rank_leave_early(bt_rank *r, bt_status st) __attribute__((noreturn));
+/* Collective over the job: the clean end. */
+void bt_rank_leave_together(bt_rank *r);
+
+#endif

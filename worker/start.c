@@ -1,0 +1,269 @@
+/* worker/start.c - how a rank comes to life:
+ *
+ *     config and checkpoint headers -> device -> memory account -> group -> Hello
+ *     -> load the weights (Progress) -> pages, hand-off -> Ready
+ *
+ * What is collective over the job (the hand-off's creation) comes where no rank can have failed
+ * alone without its process ending. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "worker/rank.h"
+
+#define CONNECT_NS (30 * BT_NS_PER_S)
+#define GRANT_NS   (2 * BT_NS_PER_S)
+
+enum { SLOT_BYTES = 1 << 20, N_SLOTS = 8, EPOCH = 1, PROTOCOL = 1 };
+enum { TAG_PREFILL = 0, TAG_DECODE = 1 };
+
+static void find_place(bt_rank *r)
+{
+    bt_rank_facts *f = &r->facts;
+
+    *f = (bt_rank_facts){.rank      = bt_world_rank(r->world),
+                         .n_ranks   = bt_world_size(r->world),
+                         .n_prefill = r->opt.n_prefill,
+                         .n_decode  = r->opt.n_decode,
+                         .model     = &r->cfg};
+    if (bt_rank_has_both(f)) {
+        r->group_size = f->n_ranks;
+    } else if (bt_rank_prefills(f)) {
+        r->group_size = f->n_prefill;
+    } else {
+        r->group_size  = f->n_decode;
+        r->group_first = f->n_prefill;
+    }
+    r->group_self = f->rank - r->group_first;
+}
+
+static bt_status create_group(bt_rank *r)
+{
+    bt_status st    = BT_OK;
+    uint32_t *ranks = bt_calloc(r->group_size, sizeof(*ranks));
+    bool      late  = r->group_first != 0;
+
+    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "rank list");
+    for (uint32_t i = 0; i < r->group_size; i++)
+        ranks[i] = r->group_first + i;
+    BT_TRY(bt_group_create(r->world, r->group_size, ranks, late ? TAG_DECODE : TAG_PREFILL, EPOCH,
+                           &r->group));
+    r->plans = bt_calloc(r->group_size, sizeof(*r->plans));
+    BT_REQUIRE(r->plans != NULL, BT_ERR_NO_MEMORY, "plans of %u ranks", r->group_size);
+out:
+    bt_free(ranks);
+    return st;
+}
+
+static bt_status read_model(bt_rank *r)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
+    BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
+    if (r->cfg.moe.gate.n_experts != 0) {
+        BT_TRY(bt_placement_init(&r->placement, r->cfg.moe.gate.n_experts, r->cfg.moe.gate.n_groups,
+                                 r->group_size, NULL));
+        r->has_placement = true;
+    }
+out:
+    return st;
+}
+
+static bt_status draw_account(bt_rank *r)
+{
+    bt_status          st      = BT_OK;
+    bt_memory_account *m       = &r->memory;
+    bool               handoff = !bt_rank_has_both(&r->facts);
+
+    m->available  = bt_memory_available();
+    m->local_size = bt_world_local_size(r->world);
+    m->weights =
+        bt_memory_weights(&r->cfg, r->st, r->has_placement ? &r->placement : NULL, r->group_self);
+    m->step    = bt_memory_step(&r->cfg, r->group_size, r->opt.max_rows);
+    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
+    BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
+    r->facts.n_pages = m->n_pages;
+    bt_memory_print(m);
+out:
+    return st;
+}
+
+static char *arithmetic(const bt_rank *r)
+{
+    char text[256];
+
+    snprintf(text, sizeof(text), "%s,form:%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
+             bt_form_policy_name(r->opt.form), r->has_placement ? r->placement.n_blocks : 0,
+             BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
+    return bt_strdup(text);
+}
+
+static bt_status say_hello(bt_rank *r)
+{
+    bt_status    st = BT_OK;
+    bt_up        m  = {.kind = BT_UP_HELLO};
+    bt_up_hello *h  = &m.u.hello;
+    char         host[256];
+
+    if (gethostname(host, sizeof(host)) != 0) snprintf(host, sizeof(host), "unknown");
+    host[sizeof(host) - 1] = '\0';
+
+    *h = (bt_up_hello){.protocol          = PROTOCOL,
+                       .rank              = r->facts.rank,
+                       .n_ranks           = r->facts.n_ranks,
+                       .n_prefill         = r->facts.n_prefill,
+                       .n_decode          = r->facts.n_decode,
+                       .pid               = (uint32_t)getpid(),
+                       .model_fingerprint = bt_model_fingerprint(&r->cfg, r->st),
+                       .n_pages           = r->memory.n_pages,
+                       .page_tokens       = BT_PAGE_TOKENS,
+                       .page_bytes        = r->memory.page_bytes,
+                       .max_rows          = r->opt.max_rows,
+                       .epoch             = EPOCH,
+                       .vocab_size        = r->cfg.vocab_size,
+                       .max_context       = r->cfg.max_context,
+                       .n_eos             = r->cfg.n_eos,
+                       .bos_token         = r->cfg.bos_token,
+                       .pad_token         = r->cfg.pad_token,
+                       .weight_bytes      = r->memory.weights};
+
+    h->host                  = bt_strdup(host);
+    h->arithmetic            = arithmetic(r);
+    h->model_type            = bt_strdup(r->cfg.model_type);
+    h->architecture          = bt_strdup(r->cfg.architecture);
+    h->default_sampling_json = bt_strdup(r->cfg.default_sampling_json);
+    h->eos_tokens            = bt_calloc(r->cfg.n_eos, sizeof(*h->eos_tokens));
+    BT_REQUIRE(h->host != NULL && h->arithmetic != NULL && h->model_type != NULL &&
+                   h->architecture != NULL && h->default_sampling_json != NULL &&
+                   h->eos_tokens != NULL,
+               BT_ERR_NO_MEMORY, "hello");
+    memcpy(h->eos_tokens, r->cfg.eos_tokens, r->cfg.n_eos * sizeof(*h->eos_tokens));
+    st     = bt_control_client_send(r->client, &m);
+    m.kind = BT_UP_READY; /* it owns nothing any more */
+out:
+    bt_up_free(&m);
+    return st;
+}
+
+static bt_status send_ready(bt_rank *r)
+{
+    bt_up m = {.kind = BT_UP_READY};
+
+    return bt_control_client_send(r->client, &m);
+}
+
+/* Weights are read for a long time: say how far, and see whether anybody still wants them. */
+static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    bt_rank *r   = ctx;
+    uint64_t now = bt_now_ns();
+    bt_up    m   = {
+             .kind = BT_UP_PROGRESS, .u.progress = {done_bytes, total_bytes}
+    };
+
+    if (now - r->progress_ns >= 100 * BT_NS_PER_MS || done_bytes == total_bytes) {
+        r->progress_ns = now;
+        bt_control_client_send(r->client, &m); /* a lost stream shows below */
+    }
+    if (!bt_links_must_leave(&r->links) && r->links.shutdown_ns == 0) return;
+    if (bt_control_client_lost(r->client))
+        bt_rank_leave(r, EXIT_FAILURE, "the coordinator was lost");
+    bt_rank_leave(r, EXIT_SUCCESS, "told to leave while loading");
+}
+
+static bt_status load(bt_rank *r)
+{
+    bt_status        st     = BT_OK;
+    bool             both   = bt_rank_has_both(&r->facts);
+    bool             normal = bt_rank_prefills(&r->facts), absorbed = bt_rank_decodes(&r->facts);
+    bt_model_options opt = {.dev            = r->dev,
+                            .group          = r->group,
+                            .placement      = r->has_placement ? &r->placement : NULL,
+                            .max_rows       = r->opt.max_rows,
+                            .max_logit_rows = r->opt.max_rows,
+                            .progress       = on_load,
+                            .progress_ctx   = r};
+
+    switch (r->opt.form) {
+    case BT_FORM_ALL_NORMAL: opt.normal = true; break;
+    case BT_FORM_ALL_ABSORBED: opt.absorbed = true; break;
+    case BT_FORM_BY_COST: opt.normal = opt.absorbed = true; break;
+    default:
+        opt.normal   = both || normal;
+        opt.absorbed = both || absorbed;
+        break;
+    }
+    BT_TRY(bt_model_load(&r->cfg, r->st, &opt, &r->model));
+    BT_INFO("loaded: weights %.1f MiB, workspace %.1f MiB",
+            (double)bt_model_weight_bytes(r->model) / (1 << 20),
+            (double)bt_model_workspace_bytes(r->model) / (1 << 20));
+out:
+    return st;
+}
+
+static bt_status create_worker(bt_rank *r)
+{
+    bt_status         st      = BT_OK;
+    bt_kv_pool_config pool    = {.n_layers = r->cfg.n_layers,
+                                 .n_pages  = r->memory.n_pages,
+                                 .kv_dim   = r->cfg.mla.kv_lora_rank + r->cfg.mla.qk_rope_dim};
+    bt_handoff_config handoff = {
+        .n_slots = N_SLOTS, .grant_ns = GRANT_NS, .slot_bytes = SLOT_BYTES};
+    bt_handoff_events events = bt_links_events(&r->links);
+    bt_worker_config  cfg;
+
+    BT_TRY(bt_kv_pool_create(r->dev, &pool, &r->pool));
+    if (!bt_rank_has_both(&r->facts))
+        BT_TRY(bt_handoff_create(r->world, &handoff, &events, &r->handoff));
+    r->links.handoff = r->handoff;
+    r->links.model   = r->model;
+    r->links.pool    = r->pool;
+    r->links.group   = r->group;
+    cfg              = (bt_worker_config){.facts      = r->facts,
+                                          .form       = r->opt.form,
+                                          .dev        = r->dev,
+                                          .pool       = r->pool,
+                                          .kernels    = bt_device_cpu_table(r->dev),
+                                          .links      = bt_links_table(&r->links),
+                                          .group_size = r->group_size,
+                                          .group_self = r->group_self,
+                                          .epoch      = EPOCH,
+                                          .chunk      = r->opt.chunk,
+                                          .max_rows   = r->opt.max_rows,
+                                          .timeout_ns = r->opt.timeout_ns};
+    BT_TRY(bt_worker_create(&cfg, &r->worker));
+    r->links.worker = r->worker;
+out:
+    return st;
+}
+
+bt_status bt_rank_start(bt_rank *r)
+{
+    bt_status             st  = BT_OK;
+    bt_device_cpu_options cpu = {.n_threads = r->opt.n_threads, .kernels = r->opt.kernels};
+
+    BT_TRY(bt_worker_options_check_ranks(&r->opt, bt_world_size(r->world)));
+    find_place(r);
+    BT_TRY(read_model(r));
+    BT_TRY(bt_device_cpu_create(&cpu, &r->dev));
+    BT_TRY(draw_account(r));
+    BT_TRY(create_group(r));
+    BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, &r->client));
+    r->links.client = r->client;
+    *r->tell        = 1;
+    BT_TRY(say_hello(r));
+    BT_TRY(load(r));
+    BT_TRY(create_worker(r));
+    BT_TRY(send_ready(r));
+    BT_INFO("ready: rank %u of %u, %s, group of %u, arithmetic %s", r->facts.rank, r->facts.n_ranks,
+            bt_rank_has_both(&r->facts) ? "both roles"
+            : r->group_first == 0       ? "prefill"
+                                        : "decode",
+            r->group_size, r->dev->arithmetic);
+out:
+    return st;
+}

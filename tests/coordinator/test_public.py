@@ -149,12 +149,13 @@ class Refusals(Served):
 
     def test_unsupported_fields_are_refused_by_name(self):
         cases = dict(json_schema="{}", regex="a", grammar="a", structural_tag="a",
-                     json_object=True, choice=vllm.ChoiceConstraint(choices=["a"]), prompt_logprobs=0,
+                     json_object=True, choice=vllm.ChoiceConstraint(choices=["a"]),
                      truncate_prompt_tokens=5, grammar_from_first_token=True)
         for name, value in cases.items():
             with self.subTest(name):
                 self.refused(name, **{name: value})
         self.refused("logprobs is 21", logprobs=21)
+        self.refused("prompt_logprobs is 21", prompt_logprobs=21)
         self.refused("logprobs is -1", logprobs=-1)
         for value in (-0.5, float("nan"), float("inf")):
             self.refused("temperature", temperature=value)

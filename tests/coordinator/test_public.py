@@ -262,12 +262,12 @@ class Pool(Served):
 
     def test_requests_wait_for_pages(self):
         self.cell.gate.clear()
-        calls = [self.generate(prompt=[500, i], max_tokens=400) for i in range(4)]
+        calls = [self.generate(prompt=[500 + i] * 320, max_tokens=100) for i in range(4)]  # 6 of 8 pages each
         wait_for(lambda: len(self.cell.seen("reserve")) == 2, "two reservations")
         wait_for(lambda: self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].num_waiting_reqs == 2, "two in the queue")
         self.cell.gate.set()
         for i, call in enumerate(calls):
-            self.assertEqual(parts(list(call))[0], expected([500, i], 400))
+            self.assertEqual(parts(list(call))[0], expected([500 + i] * 320, 100))
         self.all_released()
 
 

@@ -1,9 +1,9 @@
 /* Generate: a stream from the validated request to its one terminal status.
  *
  * Each choice of n is a request of the relay's.  The first goes alone; the others follow when its
- * first token shows that the prompt is computed, so that they find the prompt's pages in the caches
- * instead of computing them again.  Nothing may call the relay from inside its callbacks: what is
- * to be submitted or aborted then waits for bt_public_poll().
+ * second token shows that the decode rank has the prompt, so that they find the prompt's pages in
+ * the caches of both ranks instead of computing and sending them again.  Nothing may call the relay
+ * from inside its callbacks: what is to be submitted or aborted then waits for bt_public_poll().
  *
  * One message is in flight at a time; what comes meanwhile goes into the next one, so a slow client
  * costs no memory but its tokens and never holds up another.  Headers go with the first message:
@@ -272,7 +272,8 @@ bt_finish bt_public_token(void *client, const bt_token *token)
     bt_metrics_token(s->call->pub->metrics, &s->clock, c->index, bt_now_ns());
     if (c->index == 0 && c->n == 0) s->n_cached = token->cached;
     finish = bt_choice_token(c, token);
-    if (s->n_submitted < s->n_choices) wait_for_poll(s);
+    /* By the second token the decode rank has the prompt too. */
+    if (s->n_submitted < s->n_choices && (c->n > 1 || finish != BT_FINISH_NONE)) wait_for_poll(s);
     /* The last one goes with the end. */
     if (s->how.stream && finish == BT_FINISH_NONE) pump(s);
     return finish;

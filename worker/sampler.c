@@ -6,7 +6,7 @@
 #include "core/alloc.h"
 #include "device/cpu/math.h"
 
-enum { DIGIT_BITS = 11, N_DIGITS = 3, LANES = 16 };
+enum { DIGIT_BITS = 11, N_DIGITS = 3 };
 
 bt_status bt_sampler_init(bt_sampler *s, const bt_cpu_row_kernels *k, uint32_t n_vocab)
 {
@@ -298,23 +298,16 @@ static uint32_t count_from(const float *x, uint32_t n, float t)
 }
 
 /* The sum of their e, as an estimate: what is exact is counted when they are in order. */
-static double mass_from(const float *x, const float *e, uint32_t n, float t)
+static double mass_from(const bt_sampler *s, const float *x, const float *e, uint32_t n, float t)
 {
-    float    lanes[LANES] = {0};
-    double   mass         = 0;
-    uint32_t i            = 0;
+    float kept[BT_VOCAB_BLOCK];
 
-    for (; i + LANES <= n; i += LANES)
-        for (uint32_t k = 0; k < LANES; k++) {
-            float v = e[i + k]; /* read in any case, so that nothing branches */
+    for (uint32_t i = 0; i < n; i++) {
+        float v = e[i]; /* read in any case, so that nothing branches */
 
-            lanes[k] += x[i + k] >= t ? v : 0;
-        }
-    for (; i < n; i++)
-        lanes[0] += x[i] >= t ? e[i] : 0;
-    for (uint32_t k = 0; k < LANES; k++)
-        mass += lanes[k];
-    return mass;
+        kept[i] = x[i] >= t ? v : 0;
+    }
+    return (double)s->k->row_sum(kept, n);
 }
 
 /* A logit such that those from it on up are all that is needed, and not many more: blocks without
@@ -336,7 +329,7 @@ static float find_floor(const bt_sampler *s, const bt_sample_how *how, const cha
             if (how->top_k > 0)
                 count += count_from(c->logits + first, len, t);
             else
-                mass += mass_from(c->logits + first, s->e + first, len, t);
+                mass += mass_from(s, c->logits + first, s->e + first, len, t);
         }
         if (how->top_k > 0 ? count >= how->top_k : mass >= need) return t;
     }

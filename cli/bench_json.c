@@ -140,9 +140,9 @@ static json_t *all_json(const bt_bench_about *about, const bt_bench_run *run,
     for (size_t i = 0; i < run->n; i++)
         json_array_append_new(requests, record_json(run, &run->records[i], about->token_times));
     strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-    return json_pack("{s:s, s:o, s:o, s:o, s:o}", "when", when, "about", about_json(about),
-                     "summary", summary_json(run, s), "timeline", timeline_json(run), "requests",
-                     requests);
+    return json_pack("{s:s, s:f, s:o, s:o, s:o, s:o}", "when", when, "start_monotonic_s",
+                     (double)run->start_ns * 1e-9, "about", about_json(about), "summary",
+                     summary_json(run, s), "timeline", timeline_json(run), "requests", requests);
 }
 
 bt_status bt_bench_write_json(const char *path, const bt_bench_about *about,

@@ -396,6 +396,7 @@ static bt_status drive(driver *d)
 out:
     cancel_all(d);
     d->run->stopped    = l->stop != NULL && *l->stop != 0;
+    d->run->start_ns   = d->start_ns;
     d->run->elapsed_ns = now_ns(d);
     d->tick_ns         = 0;
     tell(d);

@@ -32,6 +32,7 @@ typedef struct {
 } bt_bench_message;
 
 typedef struct {
+    uint64_t          start_ns;   /* of the monotonic clock */
     uint64_t          elapsed_ns; /* from the first request to the last status */
     bool              stopped;
     size_t            n, capacity;

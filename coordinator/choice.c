@@ -135,8 +135,9 @@ grpc_byte_buffer *bt_choice_chunk(bt_choice *c, const bt_choice_facts *facts)
     Vllm__Grpc__Engine__GenerateStreamChunk chunk = VLLM__GRPC__ENGINE__GENERATE_STREAM_CHUNK__INIT;
     Vllm__Grpc__Engine__GenerateResponse    reply = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__INIT;
     grpc_byte_buffer                       *buffer = NULL;
+    Vllm__Grpc__Engine__InputLogProbs       input;
     out_logprobs                            lp;
-    void                                   *block = NULL;
+    void                                   *block = NULL, *input_block = NULL;
 
     chunk.n_token_ids       = c->n_ready - c->n_sent;
     chunk.token_ids         = c->ids + c->n_sent;
@@ -144,13 +145,16 @@ grpc_byte_buffer *bt_choice_chunk(bt_choice *c, const bt_choice_facts *facts)
     chunk.completion_tokens = c->n_ready - c->n_sent;
     chunk.cached_tokens     = facts->n_cached;
     chunk.index             = c->index;
-    if (!facts->logprobs || make_logprobs(c, c->n_sent, c->n_ready, &lp, &block)) {
+    if ((!facts->logprobs || make_logprobs(c, c->n_sent, c->n_ready, &lp, &block)) &&
+        (facts->input == NULL || bt_input_logprobs_make(facts->input, &input, &input_block))) {
         if (facts->logprobs) chunk.output_logprobs = &lp;
+        if (facts->input != NULL) chunk.input_logprobs = &input;
         reply.response_case = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK;
         reply.chunk         = &chunk;
         buffer              = bt_rpc_pack(&reply.base);
         c->n_sent           = c->n_ready;
     }
+    bt_free(input_block);
     bt_free(block);
     return buffer;
 }
@@ -161,8 +165,9 @@ grpc_byte_buffer *bt_choice_complete(const bt_choice *c, const bt_choice_facts *
     Vllm__Grpc__Engine__GenerateResponse reply  = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__INIT;
     grpc_byte_buffer                    *buffer = NULL;
     static char                          stop[] = "stop", length[] = "length";
+    Vllm__Grpc__Engine__InputLogProbs    input;
     out_logprobs                         lp;
-    void                                *block = NULL;
+    void                                *block = NULL, *input_block = NULL;
 
     done.n_output_ids      = c->n;
     done.output_ids        = c->ids;
@@ -180,12 +185,15 @@ grpc_byte_buffer *bt_choice_complete(const bt_choice *c, const bt_choice_facts *
             VLLM__GRPC__ENGINE__GENERATE_COMPLETE__MATCHED_STOP_MATCHED_STOP_STR;
         done.matched_stop_str = (char *)bt_stop_set_string(c->stop, c->matched);
     }
-    if (!facts->logprobs || make_logprobs(c, 0, c->n, &lp, &block)) {
+    if ((!facts->logprobs || make_logprobs(c, 0, c->n, &lp, &block)) &&
+        (facts->input == NULL || bt_input_logprobs_make(facts->input, &input, &input_block))) {
         if (facts->logprobs) done.output_logprobs = &lp;
+        if (facts->input != NULL) done.input_logprobs = &input;
         reply.response_case = VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_COMPLETE;
         reply.complete      = &done;
         buffer              = bt_rpc_pack(&reply.base);
     }
+    bt_free(input_block);
     bt_free(block);
     return buffer;
 }

@@ -8,6 +8,7 @@
 
 #include <grpc/byte_buffer.h>
 
+#include "coordinator/input_logprobs.h"
 #include "coordinator/intake.h"
 #include "model/tokenizer.h"
 
@@ -40,8 +41,9 @@ typedef struct {
 
 /* What a message says beside the choice's tokens. */
 typedef struct {
-    uint32_t n_prompt, n_cached;
-    bool     logprobs;
+    uint32_t                 n_prompt, n_cached;
+    bool                     logprobs;
+    const bt_input_logprobs *input; /* NULL: none, or not in this message */
 } bt_choice_facts;
 
 /* NO_MEMORY (logged).  fini() takes a half-built one and one that is all zero. */

@@ -101,6 +101,12 @@ static bt_finish on_token(void *ctx, void *client, const bt_token *token)
     return bt_public_token(client, token);
 }
 
+static void on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *m)
+{
+    (void)ctx;
+    bt_public_prompt(client, m);
+}
+
 static void on_end(void *ctx, void *client, const bt_relay_end *end)
 {
     (void)ctx;
@@ -134,20 +140,24 @@ static bt_status create_relay(coordinator *c)
     bt_status          st     = BT_OK;
     const bt_up_hello *facts  = bt_cell_facts(&c->cell);
     bt_relay_rank     *ranks  = bt_calloc(c->cell.n_ranks, sizeof(*ranks));
-    bt_relay_events    events = {
-           .send = send_to_rank, .token = on_token, .end = on_end, .stuck = on_stuck, .ctx = c};
-    bt_relay_config config = {.n_ranks        = c->cell.n_ranks,
-                              .n_prefill      = facts->n_prefill,
-                              .n_decode       = facts->n_decode,
-                              .ranks          = ranks,
-                              .epoch          = c->cell.max_epoch + 1,
-                              .page_tokens    = facts->page_tokens,
-                              .vocab_size     = facts->vocab_size,
-                              .queue_tokens   = c->opt->queue_tokens,
-                              .queue_ns       = seconds_ns(c->opt->queue_s),
-                              .rank_quiet_ns  = seconds_ns(c->opt->rank_timeout_s),
-                              .stall_ns       = seconds_ns(c->opt->stall_s),
-                              .prefill_window = c->opt->prefill_window};
+    bt_relay_events    events = {.send   = send_to_rank,
+                                 .token  = on_token,
+                                 .end    = on_end,
+                                 .stuck  = on_stuck,
+                                 .ctx    = c,
+                                 .prompt = on_prompt};
+    bt_relay_config    config = {.n_ranks        = c->cell.n_ranks,
+                                 .n_prefill      = facts->n_prefill,
+                                 .n_decode       = facts->n_decode,
+                                 .ranks          = ranks,
+                                 .epoch          = c->cell.max_epoch + 1,
+                                 .page_tokens    = facts->page_tokens,
+                                 .vocab_size     = facts->vocab_size,
+                                 .queue_tokens   = c->opt->queue_tokens,
+                                 .queue_ns       = seconds_ns(c->opt->queue_s),
+                                 .rank_quiet_ns  = seconds_ns(c->opt->rank_timeout_s),
+                                 .stall_ns       = seconds_ns(c->opt->stall_s),
+                                 .prefill_window = c->opt->prefill_window};
 
     BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", c->cell.n_ranks);
     for (uint32_t i = 0; i < c->cell.n_ranks; i++)

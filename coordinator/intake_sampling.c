@@ -34,9 +34,6 @@ static bt_status check_neutral(const params *p, char *refusal)
 
     REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
     REFUSE_UNLESS(!p->grammar_from_first_token, "grammar_from_first_token is not supported");
-    REFUSE_UNLESS(p->_prompt_logprobs_case ==
-                      VLLM__GRPC__ENGINE__SAMPLING_PARAMS___PROMPT_LOGPROBS__NOT_SET,
-                  "prompt_logprobs is not supported");
     REFUSE_UNLESS(p->_truncate_prompt_tokens_case ==
                       VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET,
                   "truncate_prompt_tokens is not supported");
@@ -145,6 +142,17 @@ static bt_status take_stop_strings(const params *p, const bt_intake_limits *limi
     return BT_OK;
 }
 
+static bt_status take_prompt_logprobs(const params *p, bt_sampling *s, char *refusal)
+{
+    if (p->_prompt_logprobs_case == VLLM__GRPC__ENGINE__SAMPLING_PARAMS___PROMPT_LOGPROBS__NOT_SET)
+        return BT_OK;
+    REFUSE_UNLESS(p->prompt_logprobs >= 0 && p->prompt_logprobs <= BT_TOP_LOGPROBS_MAX,
+                  "prompt_logprobs is %d, it must be from 0 to %d", p->prompt_logprobs,
+                  BT_TOP_LOGPROBS_MAX);
+    s->prompt_logprobs = (uint32_t)p->prompt_logprobs + 1;
+    return BT_OK;
+}
+
 static bt_status take_logprobs(const params *p, bt_sampling *s, bt_intake_answer *answer,
                                char *refusal)
 {
@@ -166,6 +174,7 @@ bt_status bt_intake_sampling(const params *p, const bt_intake_limits *limits, bt
     BT_TRY(take_filters(p, s, refusal));
     BT_TRY(take_penalties(p, s, refusal));
     BT_TRY(take_logprobs(p, s, answer, refusal));
+    BT_TRY(take_prompt_logprobs(p, s, refusal));
     if (p->_seed_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___SEED__NOT_SET)
         s->seed = (uint64_t)(int64_t)p->seed;
     else

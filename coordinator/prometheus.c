@@ -97,6 +97,9 @@ static void requests(page *p, const bt_snapshot *s)
     one(p, "vllm:kv_cache_usage_perc", "gauge", "KV tokens in use on decode ranks; 1 is all.",
         s->loads.total_tokens == 0 ? 0
                                    : (double)s->loads.used_tokens / (double)s->loads.total_tokens);
+    one(p, "vllm:num_preemptions_total", "counter",
+        "Requests that a decode rank without pages gave back; they go on later.",
+        (double)s->loads.retracted);
     one(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.",
         (double)m->prompt_tokens);
     one(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",

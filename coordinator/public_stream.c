@@ -1,9 +1,9 @@
 /* Generate: a stream from the validated request to its one terminal status.
  *
  * Each choice of n is a request of the relay's.  The first goes alone; the others follow when its
- * first token shows that the prompt is computed, so that they find the prompt's pages in the caches
- * instead of computing them again.  Nothing may call the relay from inside its callbacks: what is
- * to be submitted or aborted then waits for bt_public_poll().
+ * second token shows that the decode rank has the prompt, so that they find the prompt's pages in
+ * the caches of both ranks instead of computing and sending them again.  Nothing may call the relay
+ * from inside its callbacks: what is to be submitted or aborted then waits for bt_public_poll().
  *
  * One message is in flight at a time; what comes meanwhile goes into the next one, so a slow client
  * costs no memory but its tokens and never holds up another.  Headers go with the first message:
@@ -18,21 +18,23 @@
 #include "proto/text.h"
 
 struct bt_stream {
-    bt_call         *call; /* whose part this is */
-    bt_intake_answer how;  /* owned: its stop strings */
-    char            *name; /* owned */
-    uint32_t         n_prompt, n_cached;
-    uint32_t         n_choices, n_completed, turn; /* turn: whose chunk is next */
-    bt_choice       *choices;                      /* owned [n_choices] */
-    bt_relay_request rest;                         /* owned: what the other choices ask for */
-    uint32_t         n_submitted;
-    uint64_t         arrived_ns;
-    bool             begun, sending, ended, status_sent, gone;
-    bool             waiting; /* in the list of bt_public_poll() */
-    bt_stream       *next;    /* of it */
-    grpc_status_code code;
-    char             message[BT_INTAKE_TEXT];
-    bt_request_clock clock;
+    bt_call          *call; /* whose part this is */
+    bt_intake_answer  how;  /* owned: its stop strings */
+    char             *name; /* owned */
+    uint32_t          n_prompt, n_cached;
+    uint32_t          n_choices, n_completed, turn; /* turn: whose chunk is next */
+    bt_choice        *choices;                      /* owned [n_choices] */
+    bt_input_logprobs input;                        /* owned; of n_prompt 0: not asked for */
+    bool              input_sent;
+    bt_relay_request  rest; /* owned: what the other choices ask for */
+    uint32_t          n_submitted;
+    uint64_t          arrived_ns;
+    bool              begun, sending, ended, status_sent, gone;
+    bool              waiting; /* in the list of bt_public_poll() */
+    bt_stream        *next;    /* of it */
+    grpc_status_code  code;
+    char              message[BT_INTAKE_TEXT];
+    bt_request_clock  clock;
 };
 
 static void pump(bt_stream *s);
@@ -44,6 +46,7 @@ void bt_stream_free(bt_stream *stream)
     for (uint32_t i = 0; i < stream->n_choices && stream->choices != NULL; i++)
         bt_choice_fini(&stream->choices[i]);
     bt_free(stream->choices);
+    bt_input_logprobs_fini(&stream->input);
     bt_free(stream->rest.prompt);
     bt_sampling_free(&stream->rest.sampling);
     bt_intake_answer_free(&stream->how);
@@ -116,8 +119,9 @@ static void pump(bt_stream *s)
 {
     grpc_byte_buffer *message;
     bt_choice        *c;
-    bt_choice_facts   facts  = {s->n_prompt, s->n_cached, s->how.logprobs};
-    bool              status = false;
+    bt_choice_facts   facts = {
+          .n_prompt = s->n_prompt, .n_cached = s->n_cached, .logprobs = s->how.logprobs};
+    bool status = false;
 
     if (s->sending || s->status_sent || s->gone) return;
     if (s->ended && s->code != GRPC_STATUS_OK) {
@@ -125,7 +129,12 @@ static void pump(bt_stream *s)
         return;
     }
     c = s->how.stream ? next_ready(s) : NULL;
-    if (c != NULL) {
+    if (c == NULL && s->ended) c = &s->choices[s->n_completed];
+    if (c != NULL && c->index == 0 && s->input.n_prompt != 0 && !s->input_sent) {
+        facts.input   = &s->input;
+        s->input_sent = true;
+    }
+    if (c != NULL && c->n_sent != c->n_ready && s->how.stream) {
         message = bt_choice_chunk(c, &facts);
     } else if (s->ended) {
         facts.logprobs = facts.logprobs && !s->how.stream; /* a stream's are in its chunks */
@@ -183,6 +192,7 @@ static bool submit(bt_stream *s, uint32_t index, bt_relay_request *r, grpc_statu
     r->arrived_ns      = s->arrived_ns;
     r->admitted        = index > 0;
     r->sampling.choice = index;
+    if (index > 0) r->sampling.prompt_logprobs = 0; /* the first one brings them */
     s->n_submitted++;
     c->open = true;
     s->call->refs++; /* the relay's, until end() */
@@ -262,10 +272,18 @@ bt_finish bt_public_token(void *client, const bt_token *token)
     bt_metrics_token(s->call->pub->metrics, &s->clock, c->index, bt_now_ns());
     if (c->index == 0 && c->n == 0) s->n_cached = token->cached;
     finish = bt_choice_token(c, token);
-    if (s->n_submitted < s->n_choices) wait_for_poll(s);
+    /* By the second token the decode rank has the prompt too. */
+    if (s->n_submitted < s->n_choices && (c->n > 1 || finish != BT_FINISH_NONE)) wait_for_poll(s);
     /* The last one goes with the end. */
     if (s->how.stream && finish == BT_FINISH_NONE) pump(s);
     return finish;
+}
+
+void bt_public_prompt(void *client, const bt_up_prompt_logprobs *m)
+{
+    const bt_choice *c = client;
+
+    if (!c->stream->input_sent) bt_input_logprobs_add(&c->stream->input, m);
 }
 
 static void log_end(const bt_stream *s, const bt_choice *c)
@@ -334,6 +352,10 @@ static bt_stream *stream_create(bt_call *call, const bt_relay_request *r, bt_int
         c->name   = bt_strdup(name);
         if (c->name == NULL) goto fail;
     }
+    if (r->sampling.prompt_logprobs != 0 &&
+        bt_input_logprobs_init(&s->input, r->n_prompt, r->prompt,
+                               r->sampling.prompt_logprobs - 1) != BT_OK)
+        goto fail;
     if (how->n > 1 && copy_request(r, &s->rest) != BT_OK) goto fail;
     return s;
 fail:

@@ -183,8 +183,11 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
     q->name = bt_strdup(request->name);
     BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
-    BT_TRY(bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, request->n_prompt,
-                         request->prompt, &q->keys, &q->n_keys));
+    /* A cached prefix has no logits: who wants the prompt's logprobs neither finds nor leaves one.
+     */
+    if (request->sampling.prompt_logprobs == 0)
+        BT_TRY(bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, request->n_prompt,
+                             request->prompt, &q->keys, &q->n_keys));
     BT_TRY(bt_table_put(&relay->names, key, q));
     q->number   = relay->next_number;
     q->name_key = key;
@@ -431,7 +434,7 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
         BT_WARN("request %llu cannot be found by its name any more",
                 (unsigned long long)again->number);
     BT_INFO("request %llu is retracted after %u tokens and queued again as %llu",
-             (unsigned long long)q->number, q->n_out, (unsigned long long)again->number);
+            (unsigned long long)q->number, q->n_out, (unsigned long long)again->number);
     r->n_retracted++;
     bt_list_insert(&r->queue, again);
     r->queued_tokens += again->n_prompt;
@@ -458,6 +461,27 @@ static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_n
     if (q->state == BT_QUEUED || (rank != q->decode_rank && rank != q->prefill_rank)) return;
     bt_relay_end_request(r, q, (grpc_status_code)m->u.failed.code, "%s", m->u.failed.message);
     bt_relay_place(r, now_ns);
+}
+
+static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_logprobs *m,
+                               uint64_t now_ns)
+{
+    bt_request *q = bt_table_get(&r->numbers, m->request);
+    uint32_t    wanted;
+
+    if (q == NULL || q->state == BT_ENDED || m->epoch != r->cfg.epoch || rank != q->prefill_rank)
+        return;
+    wanted      = q->sampling.prompt_logprobs;
+    q->heard_ns = now_ns;
+    if (wanted == 0 || r->events.prompt == NULL || m->n_top + 1 != wanted ||
+        (uint64_t)m->position + m->n > q->n_prompt) {
+        bt_relay_end_request(
+            r, q, GRPC_STATUS_INTERNAL,
+            "rank %u sent %u logprobs from position %u on for a prompt of %u tokens", rank, m->n,
+            m->position, q->n_prompt);
+        return;
+    }
+    r->events.prompt(r->events.ctx, q->client, m);
 }
 
 static void on_wake_request(bt_relay *r, uint32_t rank, uint32_t wake)
@@ -491,6 +515,9 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     case BT_UP_FAILED: on_failed(relay, rank, m, now_ns); break;
     case BT_UP_RELEASED: on_released(relay, rank, m, now_ns); break;
     case BT_UP_RETRACTED: on_retracted(relay, rank, m, now_ns); break;
+    case BT_UP_PROMPT_LOGPROBS:
+        on_prompt_logprobs(relay, rank, &m->u.prompt_logprobs, now_ns);
+        break;
     case BT_UP_WAKE_REQUEST: on_wake_request(relay, rank, m->u.wake_request.wake); break;
     default:
         BT_WARN("rank %u sends a message of kind %d, which has no meaning here", rank,

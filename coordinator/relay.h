@@ -54,6 +54,9 @@ typedef struct {
     void (*end)(void *ctx, void *client, const bt_relay_end *end);
     void (*stuck)(void *ctx, uint32_t rank, const char *reason);
     void *ctx;
+    /* Logprobs of prompt tokens, all of them before the first token; again after a retraction.
+     * NULL: nobody asks for them. */
+    void (*prompt)(void *ctx, void *client, const bt_up_prompt_logprobs *m);
 } bt_relay_events;
 
 /* A validated request. */

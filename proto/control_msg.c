@@ -147,8 +147,10 @@ static bt_status check_filters(const PB(Sampling) * pb)
                BT_ERR_PROTOCOL, "penalties %g, %g and %g (of repetition)",
                (double)pb->frequency_penalty, (double)pb->presence_penalty,
                (double)pb->repetition_penalty);
-    BT_REQUIRE(pb->top_logprobs <= BT_TOP_LOGPROBS_MAX, BT_ERR_PROTOCOL,
-               "%u top logprobs, expected at most %d", pb->top_logprobs, BT_TOP_LOGPROBS_MAX);
+    BT_REQUIRE(pb->top_logprobs <= BT_TOP_LOGPROBS_MAX &&
+                   pb->prompt_logprobs <= BT_TOP_LOGPROBS_MAX + 1,
+               BT_ERR_PROTOCOL, "%u top logprobs and prompt_logprobs %u, expected at most %d (+ 1)",
+               pb->top_logprobs, pb->prompt_logprobs, BT_TOP_LOGPROBS_MAX);
 out:
     return st;
 }
@@ -171,6 +173,7 @@ bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *s
     s.max_tokens         = pb->max_tokens;
     s.min_tokens         = pb->min_tokens;
     s.choice             = pb->choice;
+    s.prompt_logprobs    = pb->prompt_logprobs;
     s.ignore_eos         = pb->ignore_eos;
     s.logprobs           = pb->logprobs;
     s.top_logprobs       = pb->top_logprobs;
@@ -232,6 +235,7 @@ void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) * pb_out)
     pb_out->max_tokens         = sampling->max_tokens;
     pb_out->min_tokens         = sampling->min_tokens;
     pb_out->choice             = sampling->choice;
+    pb_out->prompt_logprobs    = sampling->prompt_logprobs;
     pb_out->ignore_eos         = sampling->ignore_eos;
     pb_out->logprobs           = sampling->logprobs;
     pb_out->top_logprobs       = sampling->top_logprobs;

@@ -24,7 +24,8 @@ typedef struct {
     uint32_t  max_tokens, min_tokens;
     uint32_t  choice; /* of n: which of them this request is */
     bool      ignore_eos, logprobs;
-    uint32_t  top_logprobs; /* at most BT_TOP_LOGPROBS_MAX */
+    uint32_t  top_logprobs;    /* at most BT_TOP_LOGPROBS_MAX */
+    uint32_t  prompt_logprobs; /* 0: none, else one more than the number of alternatives */
     uint32_t  top_k;
     float     top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
     uint32_t  n_stop, n_bias;
@@ -70,6 +71,7 @@ typedef enum {
     BT_UP_WAKE_REQUEST,
     BT_UP_EVAL_ROWS,
     BT_UP_RETRACTED,
+    BT_UP_PROMPT_LOGPROBS,
     BT_UP_LEAVING
 } bt_up_kind;
 
@@ -105,6 +107,14 @@ typedef struct {
     void    *logits, *experts;
 } bt_up_eval_rows;
 
+typedef struct {
+    uint64_t  request;
+    uint32_t  epoch, position, n, n_top;
+    float    *logprobs;     /* [n] */
+    uint32_t *top_ids;      /* [n][n_top] */
+    float    *top_logprobs; /* [n][n_top] */
+} bt_up_prompt_logprobs;
+
 /* From a worker to the coordinator. */
 typedef struct {
     bt_up_kind kind;
@@ -136,7 +146,8 @@ typedef struct {
         struct {
             uint32_t wake;
         } wake_request;
-        bt_up_eval_rows eval_rows;
+        bt_up_eval_rows       eval_rows;
+        bt_up_prompt_logprobs prompt_logprobs;
         struct {
             uint32_t code;
             char    *reason;

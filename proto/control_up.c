@@ -84,6 +84,7 @@ typedef union {
     PB(EvalRows) eval_rows;
     PB(Leaving) leaving;
     PB(Retracted) retracted;
+    PB(PromptLogprobs) prompt_logprobs;
 } up_body;
 
 /* Packing only reads the histograms. */
@@ -121,6 +122,19 @@ static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
     pb->n_rows   = e->n_rows;
     pb->logits   = (ProtobufCBinaryData){e->n_logit_bytes, e->logits};
     pb->experts  = (ProtobufCBinaryData){e->n_expert_bytes, e->experts};
+}
+
+static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogprobs) * pb)
+{
+    baton__control__v1__prompt_logprobs__init(pb);
+    pb->request    = p->request;
+    pb->epoch      = p->epoch;
+    pb->position   = p->position;
+    pb->n_logprobs = p->n;
+    pb->logprobs   = p->logprobs;
+    pb->n_top_ids = pb->n_top_logprobs = (size_t)p->n * p->n_top;
+    pb->top_ids                        = p->top_ids;
+    pb->top_logprobs                   = p->top_logprobs;
 }
 
 /* Fills the envelope; *table_out is memory that must live until it is packed. */
@@ -195,6 +209,11 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
         b->retracted.epoch   = m->u.retracted.epoch;
         pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_RETRACTED;
         pb->retracted        = &b->retracted;
+        break;
+    case BT_UP_PROMPT_LOGPROBS:
+        make_prompt_logprobs(&m->u.prompt_logprobs, &b->prompt_logprobs);
+        pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS;
+        pb->prompt_logprobs = &b->prompt_logprobs;
         break;
     case BT_UP_WAKE_REQUEST:
         baton__control__v1__wake_request__init(&b->wake_request);
@@ -336,6 +355,42 @@ out:
     return st;
 }
 
+static bt_status copy_floats(const float *from, size_t n, float **to_out)
+{
+    bt_status st = BT_OK;
+    float    *to;
+
+    if (n == 0) goto out;
+    to = bt_calloc(n, sizeof(*to));
+    BT_REQUIRE(to != NULL, BT_ERR_NO_MEMORY, "%zu logprobs", n);
+    memcpy(to, from, n * sizeof(*to));
+    *to_out = to;
+out:
+    return st;
+}
+
+static bt_status take_prompt_logprobs(const PB(PromptLogprobs) * pb, bt_up_prompt_logprobs *p)
+{
+    bt_status st = BT_OK;
+    size_t    n  = pb->n_logprobs;
+    uint32_t  n_tops;
+
+    BT_REQUIRE(n >= 1 && pb->position >= 1 && n <= INT32_MAX && pb->n_top_ids % n == 0 &&
+                   pb->n_top_ids / n <= BT_TOP_LOGPROBS_MAX && pb->n_top_ids == pb->n_top_logprobs,
+               BT_ERR_PROTOCOL, "%zu prompt logprobs at position %u with %zu and %zu alternatives",
+               n, pb->position, pb->n_top_ids, pb->n_top_logprobs);
+    p->request  = pb->request;
+    p->epoch    = pb->epoch;
+    p->position = pb->position;
+    p->n        = (uint32_t)n;
+    p->n_top    = (uint32_t)(pb->n_top_ids / n);
+    BT_TRY(copy_floats(pb->logprobs, n, &p->logprobs));
+    BT_TRY(bt_pb_take_u32s(pb->top_ids, pb->n_top_ids, &p->top_ids, &n_tops));
+    BT_TRY(copy_floats(pb->top_logprobs, pb->n_top_logprobs, &p->top_logprobs));
+out:
+    return st;
+}
+
 static bt_status take_eval_rows(const PB(EvalRows) * pb, bt_up_eval_rows *e)
 {
     bt_status st = BT_OK;
@@ -457,6 +512,9 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
         m->kind                = BT_UP_WAKE_REQUEST;
         m->u.wake_request.wake = pb->wake_request->wake;
         return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS:
+        m->kind = BT_UP_PROMPT_LOGPROBS;
+        return take_prompt_logprobs(pb->prompt_logprobs, &m->u.prompt_logprobs);
     case BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS:
         m->kind = BT_UP_EVAL_ROWS;
         return take_eval_rows(pb->eval_rows, &m->u.eval_rows);
@@ -504,6 +562,11 @@ void bt_up_free(bt_up *m)
     case BT_UP_TICKET: bt_free(m->u.ticket.pages); break;
     case BT_UP_TOKENS: bt_free(m->u.tokens.tokens); break;
     case BT_UP_FAILED: bt_free(m->u.failed.message); break;
+    case BT_UP_PROMPT_LOGPROBS:
+        bt_free(m->u.prompt_logprobs.logprobs);
+        bt_free(m->u.prompt_logprobs.top_ids);
+        bt_free(m->u.prompt_logprobs.top_logprobs);
+        break;
     case BT_UP_EVAL_ROWS:
         bt_free(m->u.eval_rows.logits);
         bt_free(m->u.eval_rows.experts);

@@ -86,12 +86,13 @@ static uint32_t token_at(const bt_piece *p, uint32_t position)
     return position < r->n_replay ? r->replay[position] : r->next_token;
 }
 
-/* Rows of the piece whose logits are wanted: all of an evaluation, else the one that a token is
- * chosen from. */
+/* Rows of the piece whose logits are wanted: all of an evaluation and of a prompt whose own
+ * logprobs are wanted, else the one that a token is chosen from. */
 static uint32_t first_logit_row(const bt_piece *p)
 {
     bool ends = p->role == BT_ROLE_GENERATED || p->start + p->n_rows == p->request->n_prompt;
 
+    if (p->role == BT_ROLE_PROMPT && p->request->sampling.prompt_logprobs != 0) return 0;
     return p->request->eval ? 0 : ends ? p->n_rows - 1 : p->n_rows;
 }
 

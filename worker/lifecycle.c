@@ -259,8 +259,9 @@ static bt_status join(bt_worker *w, bt_request *r)
     r->next_token               = r->in.first_token;
     r->next_logprob             = r->in.first_logprob;
     r->n_cached                 = r->in.cached;
-    /* A page message has no room for the alternatives, which only the prefill rank's own has. */
-    r->repeat_first = !r->eval && r->sampling.top_logprobs == 0;
+    /* A page message has no room for the alternatives, which only the prefill rank's own has;
+     * and it must not overtake the prompt's logprobs. */
+    r->repeat_first = !r->eval && r->sampling.top_logprobs == 0 && r->sampling.prompt_logprobs == 0;
     bt_request_keep_pages(r, w->cfg.pool, r->n_prompt);
     BT_DEBUG("all rows of %u prompt tokens are here: it decodes", r->n_prompt);
     bt_handoff_in_fini(&r->in);

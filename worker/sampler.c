@@ -6,8 +6,7 @@
 #include "core/alloc.h"
 #include "device/cpu/math.h"
 
-/* Candidates are first counted by their distance from the top, in steps of 1/8 (of a nat). */
-enum { N_BUCKETS = 1024, NEAR_BUCKETS = 96, PER_NAT = 8, DIGIT_BITS = 11, N_DIGITS = 3 };
+enum { DIGIT_BITS = 11, N_DIGITS = 3 };
 
 bt_status bt_sampler_init(bt_sampler *s, const bt_cpu_row_kernels *k, uint32_t n_vocab)
 {
@@ -203,12 +202,13 @@ static const float *adjust(const bt_sampler *s, const float *logits, const bt_sa
 
 /* What a draw stands on: e[id] = exp((logit - highest) / temperature), 0 below min_p. */
 typedef struct {
-    const float *logits; /* adjusted */
-    float        scale, top;
-    double       whole; /* of the blocks' sums */
-    float        total; /* likewise, in fp32 */
+    const float *logits;          /* adjusted */
+    float        scale, top, max; /* max: the highest logit */
+    double       whole;           /* of the blocks' sums */
+    float        total;           /* likewise, in fp32 */
     uint32_t     n_blocks;
-    float        sums[BT_MAX_VOCAB / BT_VOCAB_BLOCK]; /* of each block */
+    float        maxes[BT_MAX_VOCAB / BT_VOCAB_BLOCK]; /* of each block */
+    float        sums[BT_MAX_VOCAB / BT_VOCAB_BLOCK];  /* of each block */
 } chances;
 
 static void fill_chances(const bt_sampler *s, const bt_sample_how *how, chances *c)
@@ -223,6 +223,7 @@ static void fill_chances(const bt_sampler *s, const bt_sample_how *how, chances 
                 e[i] = e[i] >= how->min_p ? e[i] : 0;
             sum = s->k->row_sum(e, len);
         }
+        c->maxes[c->n_blocks]  = s->k->row_max(c->logits + first, len, -INFINITY);
         c->sums[c->n_blocks++] = sum;
         c->whole += sum;
         c->total += sum;
@@ -249,14 +250,6 @@ static uint32_t draw_by_id(const bt_sampler *s, const bt_sample_how *how, const 
         if (before > target) break;
     }
     return last;
-}
-
-/* Grows as the logit falls: both steps of it are monotonic. */
-static uint32_t bucket_of(const chances *c, float logit)
-{
-    float d = (c->top - logit * c->scale) * PER_NAT;
-
-    return d < N_BUCKETS - 1 ? (uint32_t)d : N_BUCKETS - 1;
 }
 
 /* Ascending keys are descending logits; all zeros, and what DAZ makes one, are equal. */
@@ -294,51 +287,65 @@ static uint64_t *sort(uint64_t *from, uint64_t *to, uint32_t n)
     return from;
 }
 
-/* The bucket down to which candidates are needed; *enough_out: they will do.  Only the first
- * n_buckets are counted, and blocks without any of these cost one pass for their maximum. */
-static uint32_t last_bucket(const bt_sampler *s, const bt_sample_how *how, const chances *c,
-                            uint32_t n_buckets, bool *enough_out)
+/* How many of x[0..n) are t or higher.  Plain loops, so that compilers make them wide. */
+static uint32_t count_from(const float *x, uint32_t n, float t)
 {
-    uint32_t counts[N_BUCKETS] = {0}, count = 0, bucket = 0;
-    double   mass[N_BUCKETS] = {0}, sum = 0, need = (double)how->top_p * c->total * 1.001;
+    uint32_t count = 0;
 
-    for (uint32_t block = 0; block < c->n_blocks; block++) {
-        uint32_t first = block * BT_VOCAB_BLOCK, len = block_len(s->n_vocab, first);
-
-        if (c->sums[block] == 0 ||
-            bucket_of(c, s->k->row_max(c->logits + first, len, -INFINITY)) >= n_buckets)
-            continue;
-        for (uint32_t id = first; id < first + len; id++) {
-            uint32_t b = s->e[id] == 0 ? N_BUCKETS : bucket_of(c, c->logits[id]);
-
-            if (b >= n_buckets) continue;
-            counts[b]++;
-            mass[b] += s->e[id];
-        }
-    }
-    for (; bucket < n_buckets; bucket++) {
-        count += counts[bucket];
-        sum += mass[bucket];
-        *enough_out = how->top_k > 0 ? count >= how->top_k : sum >= need;
-        if (*enough_out) return bucket;
-    }
-    *enough_out = n_buckets == N_BUCKETS;
-    return n_buckets - 1;
+    for (uint32_t i = 0; i < n; i++)
+        count += x[i] >= t;
+    return count;
 }
 
-static uint64_t *gather(const bt_sampler *s, const chances *c, uint32_t last, uint32_t *n_out)
+/* The sum of their e, as an estimate: what is exact is counted when they are in order. */
+static double mass_from(const bt_sampler *s, const float *x, const float *e, uint32_t n, float t)
+{
+    float kept[BT_VOCAB_BLOCK];
+
+    for (uint32_t i = 0; i < n; i++) {
+        float v = e[i]; /* read in any case, so that nothing branches */
+
+        kept[i] = x[i] >= t ? v : 0;
+    }
+    return (double)s->k->row_sum(kept, n);
+}
+
+/* A logit such that those from it on up are all that is needed, and not many more: blocks without
+ * one cost nothing. */
+static float find_floor(const bt_sampler *s, const bt_sample_how *how, const chances *c)
+{
+    static const float NATS[] = {0.25f, 0.5f, 1, 1.5f, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48};
+    double             need   = (double)how->top_p * (double)c->total * 1.001;
+
+    for (size_t i = 0; i < sizeof(NATS) / sizeof(NATS[0]); i++) {
+        float    t     = c->max - NATS[i] * how->temperature;
+        uint32_t count = 0;
+        double   mass  = 0;
+
+        for (uint32_t block = 0; block < c->n_blocks; block++) {
+            uint32_t first = block * BT_VOCAB_BLOCK, len = block_len(s->n_vocab, first);
+
+            if (c->maxes[block] < t) continue;
+            if (how->top_k > 0)
+                count += count_from(c->logits + first, len, t);
+            else
+                mass += mass_from(s, c->logits + first, s->e + first, len, t);
+        }
+        if (how->top_k > 0 ? count >= how->top_k : mass >= need) return t;
+    }
+    return -INFINITY;
+}
+
+static uint64_t *gather(const bt_sampler *s, const chances *c, float t, uint32_t *n_out)
 {
     uint32_t n = 0;
 
     for (uint32_t block = 0; block < c->n_blocks; block++) {
         uint32_t first = block * BT_VOCAB_BLOCK, len = block_len(s->n_vocab, first);
 
-        if (c->sums[block] == 0 ||
-            bucket_of(c, s->k->row_max(c->logits + first, len, -INFINITY)) > last)
-            continue;
+        if (c->sums[block] == 0 || c->maxes[block] < t) continue;
         for (uint32_t id = first; id < first + len; id++)
-            if (s->e[id] != 0 && bucket_of(c, c->logits[id]) <= last)
-                s->order[n++] = candidate(c->logits[id], id);
+            if (c->logits[id] >= t && s->e[id] != 0) s->order[n++] = candidate(c->logits[id], id);
     }
     *n_out = n;
     return sort(s->order, s->spare, n);
@@ -369,15 +376,14 @@ static bool cut(const bt_sampler *s, const bt_sample_how *how, const chances *c,
 
 static uint32_t draw_by_rank(const bt_sampler *s, const bt_sample_how *how, const chances *c)
 {
-    bool      enough = false;
-    uint32_t  n = 0, at = 0, last = last_bucket(s, how, c, NEAR_BUCKETS, &enough);
+    float     t = find_floor(s, how, c);
+    uint32_t  n = 0, at = 0;
     uint64_t *order;
     double    whole = 0, target, before = 0;
 
-    if (!enough) last = last_bucket(s, how, c, N_BUCKETS, &enough);
-    order = gather(s, c, last, &n);
-    if (!cut(s, how, c, order, &n) && last < N_BUCKETS - 1) { /* by rounding: then from all */
-        order = gather(s, c, N_BUCKETS - 1, &n);
+    order = gather(s, c, t, &n);
+    if (!cut(s, how, c, order, &n)) { /* the estimate was too low: then from all */
+        order = gather(s, c, -INFINITY, &n);
         cut(s, how, c, order, &n);
     }
     for (uint32_t i = 0; i < n; i++)
@@ -407,6 +413,7 @@ bt_status bt_sample(const bt_sampler *s, const float *logits, const bt_sample_ho
         goto out;
     }
     c.scale = 1.0f / how->temperature;
+    c.max   = max;
     c.top   = max * c.scale;
     fill_chances(s, how, &c);
     ranked  = (how->top_k > 0 && how->top_k < s->n_vocab) || (how->top_p > 0 && how->top_p < 1);

@@ -1,4 +1,5 @@
 /* worker/step.c - the step protocol: plan, agree, run, sample; and when to park. */
+#include <math.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -171,13 +172,15 @@ static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t po
  * goes out with the step's message. */
 static bt_status choose(bt_worker *w, uint32_t piece, bt_finish *finish_out)
 {
-    bt_status     st       = BT_OK;
-    bt_piece     *p        = &w->batch.pieces[piece];
-    bt_request   *r        = p->request;
-    uint32_t      position = p->start + p->n_rows, id = 0;
-    uint32_t      n_vocab = w->cfg.facts.model->vocab_size;
-    const float  *logits  = w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab;
-    bt_sample_how how     = how_of(w, r, position);
+    bt_status   st       = BT_OK;
+    bt_piece   *p        = &w->batch.pieces[piece];
+    bt_request *r        = p->request;
+    uint32_t    position = p->start + p->n_rows, id = 0;
+    uint32_t    n_vocab = w->cfg.facts.model->vocab_size;
+    uint32_t    last =
+        p->role == BT_ROLE_PROMPT && r->sampling.prompt_logprobs != 0 ? p->n_rows - 1 : 0;
+    const float  *logits = w->batch.logits + ((size_t)w->batch.first_logit[piece] + last) * n_vocab;
+    bt_sample_how how    = how_of(w, r, position);
     bt_token     *t;
 
     BT_TRY(bt_sample(&w->sampler, logits, &how, &id));
@@ -204,6 +207,46 @@ static bt_status choose(bt_worker *w, uint32_t piece, bt_finish *finish_out)
     t->finish = *finish_out = bt_request_finish(w->cfg.facts.model, r, position, id);
     r->next_logprob         = t->logprob;
 out:
+    return st;
+}
+
+/* What the piece's rows say of the prompt's own next tokens. */
+static bt_status send_prompt_logprobs(bt_worker *w, uint32_t piece)
+{
+    bt_status              st = BT_OK;
+    const bt_piece        *p  = &w->batch.pieces[piece];
+    const bt_request      *r  = p->request;
+    const float           *row;
+    uint32_t               n_vocab = w->cfg.facts.model->vocab_size;
+    bt_up                  m       = {.kind = BT_UP_PROMPT_LOGPROBS};
+    bt_up_prompt_logprobs *u       = &m.u.prompt_logprobs;
+
+    if (r->eval || r->sampling.prompt_logprobs == 0) goto out;
+    u->request  = r->id;
+    u->epoch    = r->epoch;
+    u->position = p->start + 1;
+    u->n        = p->start + p->n_rows < r->n_prompt ? p->n_rows : p->n_rows - 1;
+    u->n_top    = r->sampling.prompt_logprobs - 1;
+    if (u->n == 0) goto out;
+    u->logprobs     = bt_calloc(u->n, sizeof(*u->logprobs));
+    u->top_ids      = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_ids));
+    u->top_logprobs = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_logprobs));
+    BT_REQUIRE(u->logprobs != NULL && u->top_ids != NULL && u->top_logprobs != NULL,
+               BT_ERR_NO_MEMORY, "logprobs of %u prompt tokens", u->n);
+    row = w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab;
+    for (uint32_t i = 0; i < u->n; i++, row += n_vocab) {
+        size_t at = (size_t)i * u->n_top;
+
+        /* Where fewer are finite the rest says id 0 and probability 0. */
+        for (uint32_t k = bt_logprobs(&w->sampler, row, r->prompt[u->position + i], u->n_top,
+                                      &u->logprobs[i], u->top_ids + at, u->top_logprobs + at);
+             k < u->n_top; k++)
+            u->top_logprobs[at + k] = -INFINITY;
+    }
+    st     = w->cfg.links.up(w->cfg.links.ctx, &m);
+    m.kind = BT_UP_READY; /* it owns nothing any more */
+out:
+    bt_up_free(&m);
     return st;
 }
 
@@ -235,6 +278,7 @@ static bt_status choose_all(bt_worker *w)
 
         b->finish[i]  = BT_FINISH_NONE;
         r->n_computed = r->step_end;
+        if (p->role == BT_ROLE_PROMPT) BT_TRY(send_prompt_logprobs(w, i));
         if (p->role == BT_ROLE_PROMPT) bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
         if (r->eval || r->n_computed < r->n_prompt + (p->role == BT_ROLE_PROMPT ? 0 : r->n_known))
             continue; /* there is more that is known */

@@ -89,9 +89,9 @@ static void expect_over(void)
 
 static void run_serves_until_a_signal(void)
 {
-    static const int SIGNALS[] = {SIGTERM, SIGINT, SIGHUP};
+    static const int SIGNALS[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
 
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 4; i++) {
         start_run("", TWO_RANKS);
         if (serving()) stop(SIGNALS[i]);
     }

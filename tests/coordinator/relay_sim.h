@@ -105,7 +105,7 @@ static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
 static inline void sim_init(sim *s, uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks,
                             uint32_t n_pages)
 {
-    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, s};
+    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, s, NULL};
 
     memset(s, 0, sizeof(*s));
     s->ranks = calloc(MAX_RANKS, sizeof(sim_rank));

@@ -197,7 +197,7 @@ class Queue(Served):
 
     def test_waiting_too_long_and_too_many(self):
         self.cell.gate.clear()
-        running = [self.generate(prompt=[500, i], max_tokens=400) for i in range(2)]
+        running = [self.generate(prompt=[700 + i] * 320, max_tokens=100) for i in range(2)]  # 6 of 8 pages each
         wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
         late = self.generate(prompt=[500] * 400, max_tokens=100)
         later = self.generate(prompt=[500] * 400, max_tokens=100)
@@ -211,7 +211,7 @@ class Queue(Served):
             self.assertIn("no rank had room", details)
         self.cell.gate.set()
         for i, call in enumerate(running):
-            self.assertEqual(list(list(call)[-1].complete.output_ids), expected([500, i], 400))
+            self.assertEqual(list(list(call)[-1].complete.output_ids), expected([700 + i] * 320, 100))
         self.all_released()
 
 

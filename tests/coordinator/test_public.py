@@ -149,12 +149,13 @@ class Refusals(Served):
 
     def test_unsupported_fields_are_refused_by_name(self):
         cases = dict(json_schema="{}", regex="a", grammar="a", structural_tag="a",
-                     json_object=True, choice=vllm.ChoiceConstraint(choices=["a"]), prompt_logprobs=0,
+                     json_object=True, choice=vllm.ChoiceConstraint(choices=["a"]),
                      truncate_prompt_tokens=5, grammar_from_first_token=True)
         for name, value in cases.items():
             with self.subTest(name):
                 self.refused(name, **{name: value})
         self.refused("logprobs is 21", logprobs=21)
+        self.refused("prompt_logprobs is 21", prompt_logprobs=21)
         self.refused("logprobs is -1", logprobs=-1)
         for value in (-0.5, float("nan"), float("inf")):
             self.refused("temperature", temperature=value)
@@ -261,12 +262,12 @@ class Pool(Served):
 
     def test_requests_wait_for_pages(self):
         self.cell.gate.clear()
-        calls = [self.generate(prompt=[500, i], max_tokens=400) for i in range(4)]
+        calls = [self.generate(prompt=[500 + i] * 320, max_tokens=100) for i in range(4)]  # 6 of 8 pages each
         wait_for(lambda: len(self.cell.seen("reserve")) == 2, "two reservations")
         wait_for(lambda: self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].num_waiting_reqs == 2, "two in the queue")
         self.cell.gate.set()
         for i, call in enumerate(calls):
-            self.assertEqual(parts(list(call))[0], expected([500, i], 400))
+            self.assertEqual(parts(list(call))[0], expected([500 + i] * 320, 100))
         self.all_released()
 
 

@@ -128,6 +128,16 @@ static inline bt_up sample_up(bt_up_kind kind)
         m.u.retracted.request = 1ull << 61;
         m.u.retracted.epoch   = 2;
         break;
+    case BT_UP_PROMPT_LOGPROBS:
+        m.u.prompt_logprobs = (bt_up_prompt_logprobs){.request      = 9,
+                                                      .epoch        = 2,
+                                                      .position     = 1,
+                                                      .n            = 2,
+                                                      .n_top        = 3,
+                                                      .logprobs     = bt_calloc(2, sizeof(float)),
+                                                      .top_ids      = sample_ids(6),
+                                                      .top_logprobs = bt_calloc(6, sizeof(float))};
+        break;
     case BT_UP_WAKE_REQUEST: m.u.wake_request.wake = 77; break;
     case BT_UP_EVAL_ROWS:
         m.u.eval_rows = (bt_up_eval_rows){.request        = 9,
@@ -152,13 +162,15 @@ static inline bt_sampling sample_sampling(void)
     float *biases = bt_calloc(3, sizeof(*biases));
 
     if (biases != NULL) biases[2] = -7.5f;
-    return (bt_sampling){.top_k              = 4,
+    return (bt_sampling){.prompt_logprobs    = 3,
+                         .top_k              = 4,
                          .top_p              = 0.75f,
                          .min_p              = 0.125f,
                          .frequency_penalty  = 1.5f,
                          .presence_penalty   = -1.5f,
                          .repetition_penalty = 1.25f,
-                         .choice = 3, .min_tokens         = 2,
+                         .choice             = 3,
+                         .min_tokens         = 2,
                          .top_logprobs       = 5,
                          .n_bias             = 3,
                          .bias_ids           = sample_ids(3),

@@ -89,6 +89,7 @@ static void control_msg_fields_keep_their_values(void)
     EXPECT(dback.u.prefill.sampling.repetition_penalty == 1.25f);
     EXPECT_EQ(dback.u.prefill.sampling.min_tokens, 2);
     EXPECT_EQ(dback.u.prefill.sampling.choice, 3);
+    EXPECT_EQ(dback.u.prefill.sampling.prompt_logprobs, 3);
     EXPECT_EQ(dback.u.prefill.sampling.top_logprobs, 5);
     EXPECT_EQ(dback.u.prefill.sampling.bias_ids[2], d.u.prefill.sampling.bias_ids[2]);
     EXPECT(dback.u.prefill.sampling.biases[2] == -7.5f);

@@ -141,6 +141,41 @@ def check_promises(client, source, base):
     assert (stopped[0], stopped[3], stopped[4]) == (plain[:at + 1], "stop", plain[6]), stopped
 
 
+def input_logprobs(client, ids, stream, **sampling):
+    """(values, alternatives) of the prompt's tokens; they come once, in the first message."""
+    q = client.pb.GenerateRequest(request_id=f"p-{random.getrandbits(64):x}", stream=stream,
+                                  tokenized=client.pb.TokenizedInput(input_ids=ids),
+                                  sampling_params=client.pb.SamplingParams(max_tokens=3, temperature=0.0, logprobs=4, **sampling))
+    got = []
+    for i, m in enumerate(client.stub.Generate(q, timeout=LIMIT_S)):
+        c = m.chunk if m.HasField("chunk") else m.complete
+        if c.HasField("input_logprobs"):
+            assert i == 0 and c.index == 0, "input_logprobs belong into the first message"
+            p = c.input_logprobs
+            assert list(p.token_ids) == ids and not p.token_logprobs[0].HasField("value")
+            got.append(([t.value for t in p.token_logprobs[1:]], [(tuple(t.token_ids), tuple(t.values)) for t in p.top_logprobs[1:]]))
+    assert len(got) == 1, f"{len(got)} input_logprobs"
+    return got[0]
+
+
+def check_prompt_logprobs(client, source):
+    """Equal over repetitions, though the prompt is in the caches by then; and the alternatives are those of the same rows."""
+    base = {}
+    for name, ids in prompts(source).items():
+        base[name] = input_logprobs(client, ids, True, prompt_logprobs=4)
+        for stream, n in ((False, 1), (True, 2)):
+            assert input_logprobs(client, ids, stream, n=n, prompt_logprobs=4) == base[name], name
+        assert input_logprobs(client, ids, True, prompt_logprobs=0) == (base[name][0], []), name
+        values, tops = base[name]
+        for token, value, (top_ids, top_values) in zip(ids[1:], values, tops):
+            assert len(top_ids) == 4 and list(top_values) == sorted(top_values, reverse=True)
+            assert value == top_values[top_ids.index(token)] if token in top_ids else value <= top_values[-1]
+        for cut in (3, len(ids) - 1):  # what follows a shorter prompt is chosen from the same row
+            after = client.generate(ids[:cut], temperature=0.0, logprobs=4, max_tokens=1)[0]
+            assert after[2][0] == tops[cut - 1], (name, cut, after[2][0], tops[cut - 1])
+    return base
+
+
 def check_stop_strings(client, a, model):
     """Against the text that baton itself decodes."""
     with open(os.path.join(model, "tokenizer.json"), encoding="utf-8") as f:
@@ -174,7 +209,7 @@ def main():
     model = os.path.join(a.source, "models/demo")
     cases = [(f"{name}/{case}/{i}", ids, sampling) for name, ids in prompts(a.source).items() for i in range(2)
              for case, sampling in fields(100 + i).items()]
-    base = None
+    base = prompt_base = None
     for shape in a.shapes.split(","):
         with cells.Cell(a.bin, model, shape) as cell, cell.channel() as channel:
             client = Client(pb, rpc, channel)
@@ -185,6 +220,9 @@ def main():
                     assert got[name] == want, f"{shape}, {parallel} at once, stream {stream}, {name}: {got[name]} is not {want}"
             check_promises(client, a.source, base)
             check_stop_strings(client, a, model)
+            inputs = check_prompt_logprobs(client, a.source)
+            prompt_base = prompt_base or inputs
+            assert inputs == prompt_base, f"{shape}: logprobs of the prompt differ"
             assert cell.stop() == 0, cell.log()
         print(f"{shape}: {len(cases)} requests equal alone, 12 at once, plain and streamed", flush=True)
     return 0

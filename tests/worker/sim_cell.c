@@ -328,6 +328,21 @@ static void *forced_of(const sim_request *q, size_t *bytes)
     return at;
 }
 
+/* Chained over full pages, as the coordinator's are. */
+static void *keys_of(const sim_request *q, size_t *bytes)
+{
+    uint32_t  n    = q->eval ? 0 : q->n_prompt / BT_PAGE_TOKENS;
+    uint64_t *keys = bt_calloc(2 * (size_t)n, sizeof(*keys)), h = 1;
+
+    for (uint32_t i = 0; i < n * BT_PAGE_TOKENS; i++) {
+        h                                  = mix(h * 31 + q->prompt[i]);
+        keys[2 * (i / BT_PAGE_TOKENS)]     = h;
+        keys[2 * (i / BT_PAGE_TOKENS) + 1] = ~h;
+    }
+    *bytes = 2 * (size_t)n * sizeof(*keys);
+    return keys;
+}
+
 void sim_start(sim_cell *c, sim_request *q)
 {
     bt_down          m = {.kind = BT_DOWN_RESERVE};
@@ -344,6 +359,11 @@ void sim_start(sim_cell *c, sim_request *q)
     o->n_eval       = q->n_eval;
     o->eval_tokens  = bt_calloc(q->n_eval, sizeof(*o->eval_tokens));
     memcpy(o->eval_tokens, q->eval_tokens, q->n_eval * sizeof(*o->eval_tokens));
+    o->arrival  = q->id;
+    o->n_replay = q->n_tokens;
+    o->replay   = bt_calloc(q->n_tokens, sizeof(*o->replay));
+    memcpy(o->replay, q->tokens, q->n_tokens * sizeof(*o->replay));
+    o->prefix_keys = keys_of(q, &o->n_prefix_key_bytes);
     if (q->force) o->eval_experts = forced_of(q, &o->n_eval_expert_bytes);
     give(c, q->decode_rank, &m);
     wake_group(c, c->ranks[q->decode_rank].group);
@@ -380,6 +400,8 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
     o->eval        = q->eval;
     o->prompt      = bt_calloc(q->n_prompt, sizeof(*o->prompt));
     memcpy(o->prompt, q->prompt, q->n_prompt * sizeof(*o->prompt));
+    o->prefix_keys    = keys_of(q, &o->n_prefix_key_bytes);
+    o->held           = u->u.ticket.held;
     o->n_pages        = u->u.ticket.n_pages;
     o->pages          = u->u.ticket.pages;
     u->u.ticket.pages = NULL;
@@ -404,6 +426,7 @@ static void on_token(sim_cell *c, const bt_token *t)
         c->broken = true;
         return;
     }
+    if (q->n_tokens == 0) q->n_cached = t->cached;
     q->tokens[q->n_tokens++] = t->id;
     q->finish                = t->finish;
     if (t->finish != BT_FINISH_NONE) sim_abort(c, q);
@@ -435,6 +458,29 @@ static void on_eval(sim_cell *c, sim_request *q, const bt_up_eval_rows *e)
     }
 }
 
+static void on_retracted(sim_cell *c, sim_request *q)
+{
+    bt_down m = {
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, 1}
+    };
+
+    if (q->aborted) return;
+    q->n_retracted++;
+    q->resume = true;
+    if (q->ticketed && q->prefill_rank != q->decode_rank && !q->released[q->prefill_rank])
+        give(c, q->prefill_rank, &m);
+}
+
+static void resume(sim_cell *c, sim_request *q)
+{
+    if (!q->resume || q->aborted || !q->released[q->decode_rank] ||
+        (q->ticketed && !q->released[q->prefill_rank]))
+        return;
+    q->resume = q->ticketed = false;
+    memset(q->released, 0, sizeof(q->released));
+    sim_start(c, q);
+}
+
 static bt_status sim_up(void *ctx, bt_up *u)
 {
     sim_rank    *r = ctx;
@@ -455,6 +501,7 @@ static bt_status sim_up(void *ctx, bt_up *u)
         if (!q->aborted) sim_abort(c, q);
         break;
     case BT_UP_RELEASED: c->requests[u->u.released.request - 1].released[r->rank] = true; break;
+    case BT_UP_RETRACTED: on_retracted(c, &c->requests[u->u.retracted.request - 1]); break;
     case BT_UP_WAKE_REQUEST:
         if (u->u.wake_request.wake == c->wake[r->group]) wake_group(c, r->group);
         break;
@@ -635,6 +682,7 @@ bool sim_act(sim_cell *c)
         sim_request *q = &c->requests[i]; /* refused: again when somebody has let go */
 
         if (q->refused && !q->reserved && !q->aborted && roll(c, 50) == 0) sim_start(c, q);
+        resume(c, q);
     }
     return !c->broken;
 }
@@ -688,7 +736,7 @@ bool sim_shut_down(sim_cell *c)
 uint32_t sim_n_ranks(const sim_cell *c) { return c->n_ranks; }
 uint32_t sim_free_pages(const sim_cell *c, uint32_t rank)
 {
-    return bt_kv_pool_n_free(c->ranks[rank].pool);
+    return bt_kv_pool_n_available(c->ranks[rank].pool);
 }
 bool sim_pool_is_sound(const sim_cell *c, uint32_t rank)
 {

@@ -35,6 +35,9 @@ typedef struct {
 
     uint32_t  n_tokens, tokens[SIM_CONTEXT]; /* released in order */
     uint32_t  n_repeats;                     /* tokens that came again, equal */
+    uint32_t  n_cached;                      /* prompt tokens that were not computed at first */
+    uint32_t  n_retracted;                   /* times; it is placed again each time */
+    bool      resume;                        /* as soon as both ranks have let go */
     bt_finish finish;
     bool      reserved, ticketed, refused, failed, aborted;
     uint32_t  fail_code;
@@ -68,6 +71,7 @@ bool sim_run(sim_cell *c);
 bool     sim_shut_down(sim_cell *c);
 bool     sim_ended(const sim_request *r);
 uint32_t sim_n_ranks(const sim_cell *c);
+/* Free, or cached and held by nobody. */
 uint32_t sim_free_pages(const sim_cell *c, uint32_t rank);
 bool     sim_pool_is_sound(const sim_cell *c, uint32_t rank);
 uint64_t sim_steps(const sim_cell *c);

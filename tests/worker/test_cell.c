@@ -131,6 +131,98 @@ static void cell_wakes_for_every_wave(void)
     }
 }
 
+/* The same first 200 tokens three times: then the second and third compute and hand over the rest
+ * only, whichever decode rank has them. */
+static void cell_shares_prefixes(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[3];
+
+            for (uint32_t k = 0; k < 3; k++) {
+                q[k] = sim_add(c, k == 0 ? 200 : 191 + k, 5); /* then 192 and 193 tokens */
+                memcpy(q[k]->prompt, q[0]->prompt, (k == 0 ? 200 : 191 + k) * sizeof(uint32_t));
+                q[k]->prefill_rank = q[0]->prefill_rank;
+                if (opt.n_both != 0 || seed % 2 == 0) q[k]->decode_rank = q[0]->decode_rank;
+                sim_start(c, q[k]);
+                EXPECT(sim_run(c));
+                expect_right(q[k]);
+            }
+            EXPECT_EQ(q[0]->n_cached, 0);
+            EXPECT_EQ(q[1]->n_cached, 128); /* the last token is always computed */
+            EXPECT_EQ(q[2]->n_cached, 192);
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+}
+
+/* Together, and aborted now and then: what one has computed the others may use. */
+static void cell_shares_prefixes_under_way(void)
+{
+    for (uint32_t seed = 0; seed < 4 * SEEDS; seed++) {
+        sim_options  opt = cell_of(seed % N_CELLS, seed);
+        sim_cell    *c;
+        sim_request *q[9];
+
+        opt.n_pages = 14;
+        c           = sim_create(&opt);
+        for (uint32_t k = 0; k < 9; k++) {
+            q[k] = sim_add(c, 60 + 17 * k, 1 + k);
+            memcpy(q[k]->prompt, q[k % 2]->prompt, (60 + 17 * (k % 2)) * sizeof(uint32_t));
+            if (k >= 4) memcpy(q[k]->prompt, q[3]->prompt, 111 * sizeof(uint32_t));
+            sim_start(c, q[k]);
+            for (uint32_t w = 0; w < 30 * (seed % 4); w++)
+                sim_act(c);
+            if (k == 5 && seed % 2 == 0) sim_abort(c, q[4]);
+        }
+        EXPECT(sim_run(c));
+        for (uint32_t k = 0; k < 9; k++)
+            if (!q[k]->aborted || q[k]->finish != BT_FINISH_NONE) expect_right(q[k]);
+        expect_all_free(c, opt.n_pages);
+        EXPECT(sim_shut_down(c));
+        sim_destroy(c);
+    }
+}
+
+/* Few pages and long answers: the youngest give way, come back, and nobody's tokens change. */
+static void cell_retracts_the_youngest_and_resumes_it(void)
+{
+    uint32_t n_retracted = 0;
+
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c;
+            sim_request *q[8];
+
+            opt.n_pages = 6;
+            c           = sim_create(&opt);
+            for (uint32_t k = 0; k < 8; k++) {
+                q[k]             = sim_add(c, 1 + 37 * k % 150, 150 + 10 * k);
+                q[k]->ignore_eos = true;
+                if (k % 2 == 1) q[k]->temperature = 1.5f;
+                q[k]->decode_rank = q[0]->decode_rank;
+                if (opt.n_both != 0) q[k]->prefill_rank = q[0]->prefill_rank;
+                sim_start(c, q[k]);
+            }
+            EXPECT(sim_run(c));
+            EXPECT_EQ(q[0]->n_retracted, 0); /* the oldest never */
+            for (uint32_t k = 0; k < 8; k++) {
+                expect_right(q[k]);
+                n_retracted += q[k]->n_retracted;
+            }
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+    EXPECT(n_retracted > 50);
+}
+
 static void cell_without_pages_refuses_and_serves_later(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
@@ -318,6 +410,9 @@ int main(int argc, char **argv)
         BT_TEST(cell_gives_every_request_its_tokens),
         BT_TEST(cell_with_one_request_steps_with_its_idle_ranks),
         BT_TEST(cell_wakes_for_every_wave),
+        BT_TEST(cell_shares_prefixes),
+        BT_TEST(cell_shares_prefixes_under_way),
+        BT_TEST(cell_retracts_the_youngest_and_resumes_it),
         BT_TEST(cell_without_pages_refuses_and_serves_later),
         BT_TEST(cell_frees_everything_of_aborted_requests),
         BT_TEST(cell_fails_only_the_request_with_the_bad_message),

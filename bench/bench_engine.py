@@ -1,0 +1,368 @@
+#!/usr/bin/env python3
+"""The whole engine on the shape of a real model, against this machine's own roofs, measured in the same minute.
+
+    bench_engine.py --build build/release [--model DIR] [--rounds 3] [--out docs/measurements/engine_cpu]
+
+Makes a model with `baton synth` (V2-Lite's shape, 4 layers, seed 1) unless --model names one, starts a cell with one prefill and one
+decode rank, and drives it with `baton bench`: random tokens, nothing shared.  Writes OUT.json and OUT.md.
+
+    prefill n    n / (time to the first token of a lone prompt of n tokens): everything between client and client
+    decode b     b / (median pause between tokens while all b requests decode)
+
+Every case is preceded by a probe of the roofs, cases take turns, and medians over all rounds count.  Two shares are given.  *Wall*: the
+time that the roof would take / the time it took.  *CPU*: the same in CPU seconds of all ranks and of the probe's threads; where others
+use the cores too, wall figures fall for reasons that are not the engine's, and these hold.  Exit code 77: skipped, with its reason."""
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SYNTH = ["--like", "v2-lite", "--layers", "4", "--seed", "1"]
+TICKS = os.sysconf("SC_CLK_TCK")
+CHUNK = 512
+
+
+def skip(why):
+    print("skipped: " + why)
+    sys.exit(77)
+
+
+def run(*command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+# ---- what the work is at least
+
+class Work:
+    """Operations and bytes of a model's steps, from its config.json; weights in bf16."""
+
+    def __init__(self, c):
+        h, n, r = c["hidden_size"], c["num_attention_heads"], c["q_lora_rank"]
+        dn, dr, dv, lat = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"]
+        layers, dense = c["num_hidden_layers"], c["first_k_dense_replace"]
+        q = n * (dn + dr) * h if not r else r * h + n * (dn + dr) * r
+        self.attention = layers * (q + (lat + dr) * h + n * (dn + dv) * lat + n * dv * h)
+        self.dense = dense * 3 * h * c["intermediate_size"]
+        self.n_moe, self.experts, self.top_k = layers - dense, c["n_routed_experts"], c["num_experts_per_tok"]
+        self.expert = 3 * h * c["moe_intermediate_size"]
+        self.shared = self.n_moe * (c["n_shared_experts"] * self.expert + self.experts * h)
+        self.head = c["vocab_size"] * h
+        self.qk_v = layers * n * (dn + dr + dv)
+        self.kv_row = layers * (lat + dr) * 2
+        self.always = self.attention + self.dense + self.shared
+        self.weights = self.always + self.n_moe * self.experts * self.expert + 2 * self.head
+
+    def prefill(self, n):
+        """(operations, bytes) of a prompt: weights once a chunk, attention in the normal form, one row of logits."""
+        token = self.always + self.n_moe * self.top_k * self.expert
+        ops = 2 * n * token + 2 * self.qk_v * n * (n + 1) / 2 + 2 * self.head
+        return ops, 2 * (-(-n // CHUNK) * (self.always + self.n_moe * self.experts * self.expert) + self.head)
+
+    def decode(self, batch, context):
+        """(operations, bytes) of a step: the experts that random tokens choose are read once each."""
+        unique = self.experts * (1 - (1 - self.top_k / self.experts) ** batch)
+        ops = 2 * batch * (self.always + self.n_moe * self.top_k * self.expert + self.head)
+        return ops, 2 * (self.always + self.n_moe * unique * self.expert + self.head) + batch * context * self.kv_row
+
+
+# ---- the machine and its roofs
+
+def read(path):
+    try:
+        with open(path) as f:
+            return f.read()
+    except OSError:
+        return ""
+
+
+def machine():
+    cpu = read("/proc/cpuinfo")
+    flags = set((re.search(r"^flags\s*:\s*(.*)$", cpu, re.M) or [0, ""])[1].split())
+    lscpu = run("lscpu") if shutil.which("lscpu") else ""
+    cache = ", ".join(re.sub(r"\s+", " ", m) for m in re.findall(r"^(L\d\w? cache:\s+.*)$", lscpu, re.M))
+    return {
+        "cpu": (re.search(r"^model name\s*:\s*(.*)$", cpu, re.M) or [0, "unknown"])[1], "cores": len(os.sched_getaffinity(0)),
+        "flags": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in flags], "caches": cache,
+        "hypervisor": (re.search(r"^Hypervisor vendor:\s*(.*)$", lscpu, re.M) or [0, "none"])[1],
+        "memory_gib": round(int(re.search(r"MemTotal:\s*(\d+)", read("/proc/meminfo"))[1]) / 2**20, 1), "kernel": os.uname().release}
+
+
+class Roofs:
+    def __init__(self, program, threads):
+        self.command, self.samples = [program, str(threads)], []
+
+    def probe(self):
+        self.samples.append(json.loads(run(*self.command)))
+        return self.samples[-1]
+
+
+def shortest(work, roofs, role, suffix):
+    """Seconds that the roofs leave, and which one binds."""
+    ops, size = work
+    times = {"arithmetic": ops / (roofs[f"{role}_gflops{suffix}"] * 1e9), "memory": size / (roofs[f"read_gbs{suffix}"] * 1e9)}
+    bound = max(times, key=times.get)
+    return times[bound], bound
+
+
+# ---- the cell
+
+class Clock(threading.Thread):
+    """CPU seconds of some processes over time, and what all others took."""
+
+    def __init__(self, pids):
+        super().__init__(daemon=True)
+        self.pids, self.at, self.own, self.all, self.ended = pids, [], [], [], False
+        self.start()
+
+    @staticmethod
+    def of(pid):
+        fields = read(f"/proc/{pid}/stat").rsplit(")", 1)[-1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS if fields else 0
+
+    def run(self):
+        while not self.ended:
+            busy = [int(x) for x in read("/proc/stat").split("\n", 1)[0].split()[1:9]]
+            self.at.append(time.monotonic())
+            self.own.append(sum(map(self.of, self.pids)))
+            self.all.append((sum(busy) - busy[3] - busy[4]) / TICKS)
+            time.sleep(0.02)
+
+    @staticmethod
+    def value(xs, ys, x):
+        for i in range(1, len(xs)):
+            if xs[i] >= x:
+                return ys[i - 1] + (ys[i] - ys[i - 1]) * min(1, max(0, (x - xs[i - 1]) / (xs[i] - xs[i - 1])))
+        return ys[-1]
+
+    def between(self, a, b):
+        """(own CPU seconds, cores that others used)"""
+        own, total = (self.value(self.at, y, b) - self.value(self.at, y, a) for y in (self.own, self.all))
+        return own, max(0, total - own) / (b - a)
+
+
+class Cell:
+    def __init__(self, bin_dir, model, threads):
+        self.bin = bin_dir
+        self.process = subprocess.Popen([os.path.join(bin_dir, "baton-run"), "--model", model, "--prefill", "1", "--decode", "1", "--port", "0",
+                                         "--threads", str(threads), "--kv-bytes", "1G", "--chunk", str(CHUNK)],
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        start, log = time.monotonic(), []
+        for line in self.process.stdout:
+            log.append(line)
+            found = re.search(r"serving .* at (\S+:\d+)", line)
+            if found:
+                break
+        else:
+            raise SystemExit("the cell did not start:\n" + "".join(log))
+        self.address, self.load_s = found[1], time.monotonic() - start
+        threading.Thread(target=lambda: [None for _ in self.process.stdout], daemon=True).start()
+        self.pids = [int(p) for p in os.listdir("/proc") if p.isdigit() and self.is_ours(int(p))]
+        self.clock = Clock(self.pids)
+
+    def is_ours(self, pid):
+        parent, name = pid, read(f"/proc/{pid}/comm").strip()
+        while name == "baton-worker" and parent > 1 and parent != self.process.pid:
+            parent = int((read(f"/proc/{parent}/stat").rsplit(")", 1)[-1].split() or [0, 0])[1])
+        return name == "baton-worker" and parent == self.process.pid
+
+    def memory_gib(self):
+        """Of each rank, without the mapped files of the model."""
+        kib = [sum(int(n) for n in re.findall(r"Rss(?:Anon|Shmem):\s*(\d+)", read(f"/proc/{p}/status"))) for p in self.pids]
+        return [round(k / 2**20, 2) for k in kib]
+
+    def bench(self, folder, *args):
+        out = os.path.join(folder, "run.json")
+        run(os.path.join(self.bin, "baton-bench"), "--address", self.address, "--warmup", "0", "--json", out, "--token-times", "--quiet",
+            *map(str, args))
+        with open(out) as f:
+            return json.load(f)
+
+    def stop(self):
+        self.clock.ended = True
+        self.process.terminate()
+        self.process.wait(30)
+
+
+# ---- the cases: each sample is (seconds, CPU seconds a core, cores that others used)
+
+def prefill_samples(cell, folder, n, requests, seed):
+    got = cell.bench(folder, "-c", 1, "-n", requests, "--prompt-tokens", n, "--output-tokens", 1, "--seed", seed)
+    for r in got["requests"]:
+        a, b = (got["start_monotonic_s"] + r[k] / 1e3 for k in ("sent_ms", "first_ms"))
+        cpu, others = cell.clock.between(a, b)
+        yield b - a, cpu, others
+
+
+def decode_samples(cell, folder, batch, context, tokens, seed):
+    """One sample: the steps while every request decodes."""
+    while True:
+        got = cell.bench(folder, "-c", batch, "-n", batch, "--prompt-tokens", context, "--output-tokens", tokens, "--seed", seed)
+        a, b = max(r["first_ms"] for r in got["requests"]), min(r["last_ms"] for r in got["requests"])
+        times = [[t for t, _ in r["messages"] if a <= t <= b] for r in got["requests"]]
+        pauses = [(y - x) / 1e3 for t in times for x, y in zip(t, t[1:])]
+        if len(pauses) >= 16 * batch:
+            break
+        tokens *= 2  # the first answers ended before the last prompt was computed
+    cpu, others = cell.clock.between(got["start_monotonic_s"] + a / 1e3, got["start_monotonic_s"] + b / 1e3)
+    steps = statistics.mean(sum(a < t <= b for t in ts) for ts in times)
+    yield statistics.median(pauses), cpu / steps, others
+
+
+class Case:
+    def __init__(self, name, role, work, tokens, sample):
+        self.name, self.role, self.work, self.tokens, self.sample, self.rows = name, role, work, tokens, sample, []
+
+    def take(self, cell, folder, roofs, threads, seed):
+        before = roofs.probe()
+        samples = list(self.sample(cell, folder, seed))
+        after = roofs.probe()
+        here = {k: (before[k] + after[k]) / 2 for k in before if k.endswith(("gbs", "gflops", "_cpu"))}
+        for seconds, cpu, others in samples:
+            wall, bound = shortest(self.work, here, self.role, "")
+            ideal, _ = shortest(self.work, here, self.role, "_cpu")
+            self.rows.append({"seconds": seconds, "cpu_seconds": cpu, "others_cores": others, "bound": bound,
+                              "wall_share": wall / seconds, "cpu_share": ideal * threads / cpu})
+
+    def result(self):
+        mid = {k: statistics.median(r[k] for r in self.rows) for k in ("seconds", "cpu_seconds", "others_cores", "wall_share", "cpu_share")}
+        return {"name": self.name, "role": self.role, "tokens_per_s": self.tokens / mid["seconds"], "bound": statistics.mode(r["bound"] for r in self.rows),
+                "gflop": self.work[0] / 1e9, "gbytes": self.work[1] / 1e9, **mid, "samples": self.rows}
+
+
+def make_cases(work, decode_tokens):
+    def prefill(n, requests):
+        return Case(f"prefill {n}", "prompt", work.prefill(n), n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
+
+    def decode(batch, context):
+        return Case(f"decode batch {batch}, context {context}", "generated", work.decode(batch, context + decode_tokens / 2), batch,
+                    lambda cell, folder, seed: decode_samples(cell, folder, batch, context, decode_tokens, seed))
+
+    return [prefill(512, 3), prefill(2048, 1), decode(1, 16), decode(8, 128), decode(32, 128)]
+
+
+# ---- where time goes
+
+def profile(cell, folder, args, seconds):
+    """The shares of the functions in which the ranks spend their time under a load, by perf; None where it does not work."""
+    if not shutil.which("perf"):
+        return None
+    data = os.path.join(folder, "perf.data")
+    load = threading.Thread(target=cell.bench, args=(folder, *args), daemon=True)
+    load.start()
+    time.sleep(1)
+    subprocess.run(["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "-o", data, "-p", ",".join(map(str, cell.pids)), "--", "sleep", str(seconds)],
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    load.join()
+    text = subprocess.run(["perf", "report", "-i", data, "--stdio", "--no-children", "-s", "symbol"], stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True).stdout
+    found = re.findall(r"^\s*([\d.]+)%\s+\[[.k]\]\s+(\S+)", text, re.M)
+    return [(float(p), name) for p, name in found if float(p) >= 0.8][:14] or None
+
+
+# ---- the report
+
+def markdown(report):
+    m, r = report["machine"], report["roofs"]
+    lines = ["# The engine on this CPU", "", "Made by `bench/bench_engine.py`, which says what each figure means.", "",
+             f"- When: {report['when']}, commit {report['commit']}",
+             f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
+             f"- Caches: {m['caches']}",
+             f"- Model: `baton synth {' '.join(SYNTH)}`, {report['weights_gib']:.2f} GiB of bf16 weights; one prefill and one decode rank, {report['threads']} "
+             f"threads each, chunks of {CHUNK}",
+             f"- Roofs, median of {r['n']} probes between the cases: {r['read_gbs']:.1f} GB/s, {r['prompt_gflops'] / 1e3:.2f} TFLOP/s (`{r['kernels']}`, prompts), "
+             f"{r['generated_gflops']:.0f} GFLOP/s (generated tokens) by the wall's clock; {r['read_gbs_cpu']:.1f} GB/s, {r['prompt_gflops_cpu'] / 1e3:.2f} TFLOP/s, "
+             f"{r['generated_gflops_cpu']:.0f} GFLOP/s by CPU time",
+             f"- Start to serving: {report['load_s']:.1f} s; memory of the ranks: {', '.join(f'{x} GiB' for x in report['memory_gib'])}", "",
+             "| case | tokens/s | bound by | share of roof, wall | share of roof, CPU | of arithmetic, CPU | of memory, CPU | CPU s | others used |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for c in report["cases"]:
+        ops, size = (report["threads"] / c["cpu_seconds"] * x for x in (c["gflop"] / r[c["role"] + "_gflops_cpu"], c["gbytes"] / r["read_gbs_cpu"]))
+        lines.append(f"| {c['name']} | {c['tokens_per_s']:.1f} | {c['bound']} | {c['wall_share']:.2f} | {c['cpu_share']:.2f} | {ops:.2f} | {size:.2f} | "
+                     f"{c['cpu_seconds']:.3f} | {c['others_cores']:.1f} cores |")
+    lines += ["", "CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "
+              "0.1 of that, read the CPU column: the wall's tokens/s are then a lower bound."]
+    for name, rows in report["profiles"].items():
+        lines += ["", f"## Where time goes: {name}", "", "| share | function |", "|---|---|"]
+        lines += [f"| {p:.1f} % | `{f}` |" for p, f in rows]
+    return "\n".join(lines) + "\n"
+
+
+def commit():
+    done = subprocess.run(["git", "-C", HERE, "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def need_room(weights, folder, have_model):
+    available = int(re.search(r"MemAvailable:\s*(\d+)", read("/proc/meminfo"))[1]) * 1024
+    need = 2 * 2.1 * weights + (5 << 30)
+    if available < need:
+        skip(f"two ranks of this model need {need / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are free")
+    if not have_model and shutil.disk_usage(folder).free < 2.2 * weights:
+        skip(f"the model needs {2.2 * weights / 2**30:.1f} GiB of disk in {folder}")
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--build", required=True, help="a build directory, with bin/ and bench/")
+    ap.add_argument("--model", help="a model that `baton synth` made before")
+    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--decode-tokens", type=int, default=64)
+    ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the table)")
+    args = ap.parse_args()
+    bin_dir, threads = os.path.join(args.build, "bin"), len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model or os.path.join(folder, "model")
+        if not args.model:
+            tiny = os.path.join(folder, "shape")  # its config.json, with tiny experts, tells how large the model will be
+            run(os.path.join(bin_dir, "baton-synth"), *SYNTH, "--vocab", "2", "--hidden", "1", "--dense-dim", "1", "--expert-dim", "1", tiny)
+            with open(os.path.join(tiny, "config.json")) as f:
+                shape = dict(json.load(f), vocab_size=102400, hidden_size=2048, intermediate_size=10944, moe_intermediate_size=1408)
+            need_room(Work(shape).weights, folder, False)
+            print(run(os.path.join(bin_dir, "baton-synth"), *SYNTH, model), end="", flush=True)
+        with open(os.path.join(model, "config.json")) as f:
+            work = Work(json.load(f))
+        need_room(work.weights, folder, True)
+        cases, roofs = make_cases(work, args.decode_tokens), Roofs(os.path.join(args.build, "bench", "bench_roofs"), threads)
+        cell = Cell(bin_dir, model, threads)
+        try:
+            cell.bench(folder, "-c", 1, "-n", 2, "--prompt-tokens", 512, "--output-tokens", 4, "--seed", 999)
+            for i in range(args.rounds):
+                for j, case in enumerate(cases):
+                    case.take(cell, folder, roofs, threads, 1000 * i + j + 1)
+                    row = case.rows[-1]
+                    print(f"round {i + 1}: {case.name:32} {case.tokens / row['seconds']:9.1f} tokens/s, share of roof {row['wall_share']:.2f} wall, "
+                          f"{row['cpu_share']:.2f} CPU, others {row['others_cores']:.1f} cores", flush=True)
+            profiles = {"prefill 2048": profile(cell, folder, ("-c", 1, "-n", 6, "--prompt-tokens", 2048, "--output-tokens", 1, "--seed", 77), 4),
+                        "decode batch 1": profile(cell, folder, ("-c", 1, "-n", 1, "--prompt-tokens", 16, "--output-tokens", 192, "--seed", 78), 4),
+                        "decode batch 32": profile(cell, folder, ("-c", 32, "-n", 32, "--prompt-tokens", 16, "--output-tokens", 64, "--seed", 79), 5)}
+            memory = cell.memory_gib()
+        finally:
+            cell.stop()
+    middle = {k: statistics.median(s[k] for s in roofs.samples) for k in roofs.samples[0] if k not in ("threads", "kernels")}
+    report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit(), "machine": machine(), "threads": threads,
+              "weights_gib": 2 * work.weights / 2**30, "load_s": cell.load_s, "memory_gib": memory,
+              "roofs": {"n": len(roofs.samples), "kernels": roofs.samples[0]["kernels"], **middle},
+              "cases": [c.result() for c in cases], "profiles": {k: v for k, v in profiles.items() if v}}
+    text = markdown(report)
+    if args.out:
+        os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
+        with open(args.out + ".json", "w") as f:
+            json.dump(report, f, indent=1)
+        with open(args.out + ".md", "w") as f:
+            f.write(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""An idle cell uses less than 1 % of a core for each process, and wakes within 5 ms.
+
+    idle.py --bin DIR --source DIR
+
+CPU time is what /proc/PID/stat says of every process of the cell.  Waking is what a short request takes longer after a pause than
+right after another one: the lower quartile of many, since other work on the machine disturbs single ones."""
+import argparse
+import os
+import statistics
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cell as cells  # noqa: E402
+import load  # noqa: E402
+
+IDLE_S, SHARE, WAKE_S = 5, 0.01, 0.005
+REQUEST = ("short", [0, 300, 301], 1, dict(temperature=0.0))
+
+
+def quartile(values):
+    return statistics.quantiles(values, n=4)[0]
+
+
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        fields = f.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def processes(cell):
+    found = {}
+    for pid in cells.descendants(cell.process.pid):
+        with open(f"/proc/{pid}/comm") as f:
+            name = f.read().strip()
+        if name.startswith("baton"):
+            found[pid] = name
+    return found
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", required=True)
+    ap.add_argument("--source", required=True)
+    a = ap.parse_args()
+    pb, rpc = cells.stubs(a.source)
+    for shape in ("1+1", "2+2", "both2"):
+        with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape) as cell, cell.channel() as channel:
+            client = load.Client(pb, rpc, channel)
+            for _ in range(5):
+                client.run(*REQUEST)
+            client.wait_drained()
+            time.sleep(0.5)
+            before = {pid: cpu_seconds(pid) for pid in processes(cell)}
+            time.sleep(IDLE_S)
+            used = {f"{name} {pid}": (cpu_seconds(pid) - before[pid]) / IDLE_S for pid, name in processes(cell).items()}
+            assert len(used) >= 3 and max(used.values()) < SHARE, f"{shape}: shares of a core while idle: {used}"
+            busy, paused = [], []
+            for _ in range(25):
+                time.sleep(0.15)
+                paused.append(client.run(*REQUEST)[2])
+                busy.append(min(client.run(*REQUEST)[2] for _ in range(2)))
+            late = quartile(paused) - quartile(busy)
+            assert late < WAKE_S, f"{shape}: {late * 1e3:.2f} ms later after a pause: {paused} and {busy}"
+            assert cell.stop() == 0, cell.log()
+        print(f"{shape}: idle at most {max(used.values()) * 100:.2f} % of a core, first token {quartile(busy) * 1e3:.2f} ms, "
+              f"{late * 1e3:.2f} ms later after a pause", flush=True)
+    return 0
+
+
+sys.exit(main())

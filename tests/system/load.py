@@ -1,0 +1,108 @@
+"""What laws.py and leaks.py share: random requests with shared prefixes, a client, and the size of pools that are too small."""
+import json
+import os
+import random
+import threading
+import time
+
+PAGE_TOKENS = 64
+LIMIT_S = 300
+VOCAB = 2048
+
+
+def page_bytes(model):
+    with open(os.path.join(model, "config.json")) as f:
+        c = json.load(f)
+    return c["num_hidden_layers"] * PAGE_TOKENS * 2 * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
+
+
+def random_ids(rng, n):
+    return [rng.randrange(8, VOCAB) for _ in range(n)]
+
+
+def random_requests(n, seed, longest=60):
+    """(name, ids, max_tokens, sampling) of n requests, most of them behind one of a few common prefixes."""
+    rng, out = random.Random(seed), []
+    prefixes = [random_ids(rng, k) for k in (64, 130, 200, 320)]
+    for i in range(n):
+        head = rng.choice(prefixes + [[]])
+        ids = [0] + head + random_ids(rng, rng.choice([0, 1, 7, 62, 63, 64, 65, 100]))
+        warm = rng.random() < 0.6
+        sampling = dict(temperature=rng.choice([0.5, 0.8, 1.0, 1.3]) if warm else 0.0, seed=rng.randrange(1 << 30), ignore_eos=rng.random() < 0.7)
+        if rng.random() < 0.8:
+            sampling["logprobs"] = rng.choice([0, 1, 4])
+        if warm and rng.random() < 0.5:
+            sampling.update(rng.choice([dict(top_k=rng.randrange(1, 60)), dict(top_p=rng.choice([0.3, 0.8, 0.95])), dict(min_p=0.05)]))
+        if rng.random() < 0.3:
+            sampling.update(rng.choice([dict(repetition_penalty=1.3), dict(frequency_penalty=0.7), dict(presence_penalty=0.9), dict(min_tokens=5)]))
+        most = rng.randrange(1, longest)
+        if i % 3 == 0:  # little at first, and grows: these are retracted where pages are few
+            ids, most, sampling["ignore_eos"] = ids[-20:], rng.randrange(longest, 3 * longest), True
+        out.append((f"r{i}", ids, most, sampling))
+    return out
+
+
+class Client:
+    def __init__(self, pb, rpc, channel):
+        self.pb, self.stub = pb, rpc.VllmEngineStub(channel)
+
+    def call(self, name, ids, max_tokens, sampling, stream=True, timeout=LIMIT_S):
+        q = self.pb.GenerateRequest(request_id=f"{name}-{random.random()}", stream=stream)
+        q.tokenized.input_ids.extend(ids)
+        q.sampling_params.max_tokens = max_tokens
+        for key, value in sampling.items():
+            setattr(q.sampling_params, key, value)
+        return self.stub.Generate(q, timeout=timeout)
+
+    def run(self, name, ids, max_tokens, sampling, stream=True):
+        """((ids, logprobs, alternatives, finish), cached tokens, seconds to the first message)"""
+        start, first = time.monotonic(), None
+        got, logprobs, tops, complete = [], [], [], None
+        for m in self.call(name, ids, max_tokens, sampling, stream):
+            first = first or time.monotonic() - start
+            part = m.chunk if m.HasField("chunk") else m.complete
+            if m.HasField("complete"):
+                assert complete is None, "two completes"
+                complete = m.complete
+                if stream:
+                    continue
+                got = list(part.output_ids)
+            else:
+                assert complete is None, "a chunk after complete"
+                got += part.token_ids
+            logprobs += part.output_logprobs.token_logprobs
+            tops += [(tuple(t.token_ids), tuple(t.values)) for t in part.output_logprobs.top_logprobs]
+        assert complete is not None, f"{name}: no complete"
+        assert complete.prompt_tokens == len(ids) and complete.completion_tokens == len(got), f"{name}: usage does not add up"
+        assert complete.cached_tokens % PAGE_TOKENS == 0 and complete.cached_tokens < len(ids), f"{name}: {complete.cached_tokens} of {len(ids)} cached"
+        return (got, logprobs, tops, complete.finish_reason), complete.cached_tokens, first
+
+    def held(self):
+        loads = self.stub.GetLoads(self.pb.GetLoadsRequest(), timeout=LIMIT_S).loads
+        return [(x.num_running_reqs, x.num_waiting_reqs, x.num_used_tokens) for x in loads]
+
+    def wait_drained(self, seconds=10):
+        """Nothing runs, waits or holds tokens any more."""
+        end = time.monotonic() + seconds
+        while True:
+            held = self.held()
+            if held and all(h == (0, 0, 0) for h in held):
+                return
+            assert time.monotonic() < end, f"still held after {seconds} s: {held}"
+            time.sleep(0.05)
+
+
+def in_threads(n, work):
+    """Runs work() in n threads; the first exception of any of them is raised here."""
+    errors = []
+
+    def guarded():
+        try:
+            work()
+        except BaseException as e:
+            errors.append(e)
+    threads = [threading.Thread(target=guarded) for _ in range(n)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    if errors:
+        raise errors[0]

@@ -222,8 +222,12 @@ static void logits_bad_inputs_are_refused(void)
     /* Wrong in turn: an id past the vocabulary, a prompt longer than the case, of 0 tokens, experts
      * of another length, no prompt, a name that is no part of a case, a context too long. */
     for (int i = 0; i < 6; i++) {
-        static const char *const SAYS[] = {"2048",          ".prompt is 41", ".prompt is 0",
-                                           "case0.experts", "case0.prompt",  "case0.logits"};
+        static const char *const SAYS[] = {"2048",
+                                           ".prompt is 41",
+                                           ".prompt is 0",
+                                           "found i32 [3, 39, 4]",
+                                           "found no such tensor",
+                                           "case0.logits"};
 
         g_input.n = 0;
         add_case(0, 40, i == 1 ? 41 : i == 2 ? 0 : 12);

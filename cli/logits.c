@@ -13,6 +13,7 @@
 #include "cli/child.h"
 #include "cli/eval_cell.h"
 #include "cli/relay.h"
+#include "cli/streams.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 
@@ -263,9 +264,9 @@ int main(int argc, char **argv)
     const struct sigaction note   = {.sa_handler = note_signal};
     options opt = {.control = "127.0.0.1:0", .n_parallel = 8, .stall_ns = 120 * BT_NS_PER_S};
 
+    bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
-    signal(SIGPIPE, SIG_IGN);
     sigaction(SIGTERM, &note, NULL);
     sigaction(SIGINT, &note, NULL);
     sigaction(SIGHUP, &note, NULL);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/streams.h"
 #include "cli/supervisor.h"
 #include "core/clock.h"
 
@@ -118,6 +119,7 @@ int main(int argc, char **argv)
                              .max_tokens = "256"}
     };
 
+    bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     if (opt.run.chat != NULL && !opt.log_given) opt.run.log = BT_LOG_WARN;
     if (opt.run.chat != NULL && !opt.port_given) opt.run.port = 0;

@@ -140,6 +140,47 @@ static void generate_refusals_are_told(void)
     EXPECT_HAS(g_client.output, "UNAVAILABLE"); /* nobody listens any more */
 }
 
+/* SCRIPT with $0: a client and $1.. its arguments, as a shell runs it. */
+static void shell_client(const char *name, const char *script, char *const *more)
+{
+    char  program[256];
+    char *argv[32] = {(char *)"/bin/sh",   (char *)"-c", (char *)script,    program,
+                      (char *)"--address", g_address,    (char *)"--model", g_model};
+
+    snprintf(program, sizeof(program), "%s/%s", g_bin, name);
+    for (int i = 0; more[i] != NULL; i++)
+        argv[8 + i] = more[i];
+    EXPECT_EQ(bt_command_run(&g_client, argv, NULL, 30), 0);
+}
+
+/* Streams that are closed, and a reader who leaves: an error with a sentence, not silence. */
+static void clients_tell_lost_streams(void)
+{
+    static const char *const SCRIPTS[] = {
+        "\"$0\" \"$@\" >&-; echo code $?",
+        "{ sleep 1; \"$0\" \"$@\"; echo code $? >&2; } | :",
+    };
+
+    start_run("", BOTH_1);
+    if (!serving()) return;
+    for (size_t i = 0; i < 2; i++) {
+        shell_client("baton-generate", SCRIPTS[i], ARGS((char *)"--prompt", (char *)"To be"));
+        EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
+        EXPECT_HAS(g_client.output, "code 1\n");
+        shell_client("baton-generate", SCRIPTS[i],
+                     ARGS((char *)"--prompt", (char *)"x", (char *)"--json"));
+        EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
+        EXPECT_HAS(g_client.output, "code 1\n");
+        shell_client("baton-chat", SCRIPTS[i], ARGS((char *)"--message", (char *)"To be"));
+        EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
+        EXPECT_HAS(g_client.output, "code 1\n");
+    }
+    shell_client("baton-generate", "\"$0\" \"$@\" <&-; echo code $?", ARGS(NULL));
+    EXPECT_HAS(g_client.output, "the prompt on stdin cannot be read: it is closed");
+    EXPECT_HAS(g_client.output, "code 1\n");
+    stop(SIGTERM);
+}
+
 static void run_chat_answers_and_ends(void)
 {
     start_run("", ARGS((char *)"--both", (char *)"2", (char *)"--chat", (char *)"Good morrow.",
@@ -263,6 +304,7 @@ static const bt_test TESTS[] = {
     BT_TEST(run_serves_until_a_signal),
     BT_TEST(run_generates_for_a_client),
     BT_TEST(generate_refusals_are_told),
+    BT_TEST(clients_tell_lost_streams),
     BT_TEST(run_chat_answers_and_ends),
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),

@@ -230,9 +230,30 @@ static void run_death_while_serving_ends_requests(void)
 
 static void run_signal_while_loading_ends_cleanly(void)
 {
+    double t;
+
     start_run("never_ready:1", TWO_RANKS);
     bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S);
+    t = bt_command_now();
     stop(SIGTERM);
+    EXPECT(bt_command_now() - t < 5);
+}
+
+/* Impatience is no failure, however early it comes. */
+static void run_second_signal_hurries_the_end(void)
+{
+    static const int WAITS_MS[] = {1, 30, 150};
+
+    for (size_t i = 0; i < sizeof(WAITS_MS) / sizeof(WAITS_MS[0]); i++) {
+        struct timespec wait = {0, WAITS_MS[i] * 1000000L};
+
+        start_run("", TWO_RANKS);
+        if (!serving()) return;
+        kill(g_run.pid, SIGINT);
+        nanosleep(&wait, NULL);
+        stop(SIGINT);
+        EXPECT(strstr(g_run.output, "baton-run: ") == NULL);
+    }
 }
 
 static void run_port_in_use_is_named(void)
@@ -309,6 +330,7 @@ static const bt_test TESTS[] = {
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),
     BT_TEST(run_signal_while_loading_ends_cleanly),
+    BT_TEST(run_second_signal_hurries_the_end),
     BT_TEST(run_port_in_use_is_named),
 };
 

@@ -3,11 +3,13 @@
  * Starts a cell of its own, without a coordinator: this process is the other end of the ranks'
  * control streams. */
 #include <argp.h>
+#include <errno.h>
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli/cell_options.h"
 #include "cli/child.h"
@@ -103,8 +105,14 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
     char         path[PATH_MAX];
     json_error_t error;
     json_t      *config = NULL, *top_k, *experts;
+    struct stat  info;
 
-    snprintf(path, sizeof(path), "%s/config.json", model);
+    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", model) < (int)sizeof(path) &&
+                   stat(path, &info) == 0,
+               BT_ERR_IO, "%s: %s", path, strerror(errno));
+    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_FORMAT,
+               "%s: expected a regular file, found another kind (mode %o)", path,
+               (unsigned)info.st_mode);
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
     experts = json_object_get(config, "n_routed_experts");
@@ -238,6 +246,7 @@ static bt_status evaluate(options *opt)
 
     bt_child_init(&s.launch);
     bt_relay_init(&s.relay, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
+    BT_TRY(bt_eval_cases_check_out(opt->out)); /* before hours of work */
     BT_TRY(read_top_k(opt->cell.model, &top_k));
     BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
     default_chunk(&opt->cell, &s.cases, chunk);

@@ -281,14 +281,16 @@ static void run_bad_command_lines_are_refused(void)
         const char *says;
         int         code;
     } CASES[] = {
-        {{(char *)"--model", (char *)"/nowhere", NULL},                          "/nowhere/config.json", 1 },
-        {{(char *)"--both", (char *)"1", NULL},                                  "--model",              64},
-        {{(char *)"--port", (char *)"70000", NULL},                              "70000",                64},
-        {{(char *)"--prefill", (char *)"0", NULL},                               "--prefill",            64},
-        {{(char *)"--on-death", (char *)"dance", NULL},                          "dance",                64},
-        {{(char *)"--log", (char *)"loud", NULL},                                "loud",                 64},
-        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL}, "--both",               64},
-        {{(char *)"extra", NULL},                                                "extra",                64},
+        {{(char *)"--model", (char *)"/nowhere", NULL},                          "/nowhere/config.json",         1 },
+        {{(char *)"--both", (char *)"1", NULL},                                  "--model",                      64},
+        {{(char *)"--port", (char *)"70000", NULL},                              "70000",                        64},
+        {{(char *)"--prefill", (char *)"0", NULL},                               "--prefill",                    64},
+        {{(char *)"--both", (char *)"4097", NULL},                               "from 1 to 4096, not \"4097\"", 64},
+        {{(char *)"--timeout-s", (char *)"3601", NULL},                          "from 1 to 3600, not \"3601\"", 64},
+        {{(char *)"--on-death", (char *)"dance", NULL},                          "dance",                        64},
+        {{(char *)"--log", (char *)"loud", NULL},                                "loud",                         64},
+        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL}, "--both",                       64},
+        {{(char *)"extra", NULL},                                                "extra",                        64},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {

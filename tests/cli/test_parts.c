@@ -97,6 +97,40 @@ static void account_is_read_from_a_ranks_line(void)
     EXPECT(!accounts[2].known);
 }
 
+/* What bt_account_print() writes to stderr. */
+static const char *printed(const bt_cell_options *cell, const bt_account *accounts)
+{
+    static char text[1024];
+    FILE       *file = tmpfile();
+    int         old  = dup(STDERR_FILENO);
+    size_t      n;
+
+    EXPECT(file != NULL && old >= 0);
+    dup2(fileno(file), STDERR_FILENO);
+    bt_account_print(cell, accounts);
+    dup2(old, STDERR_FILENO);
+    close(old);
+    rewind(file);
+    n       = fread(text, 1, sizeof(text) - 1, file);
+    text[n] = '\0';
+    fclose(file);
+    return text;
+}
+
+static void account_of_an_idle_rank_claims_no_work(void)
+{
+    const bt_cell_options one = {.n_both = 1}, two = {.n_both = 2};
+    bt_account            accounts[2] = {
+                   {.known = true},
+                   { .known = true,   .steps = 3}
+    };
+
+    EXPECT_HAS(printed(&one, accounts), "rank 0, both roles: 0 steps, no tokens\n");
+    EXPECT_HAS(printed(&two, accounts), "rank 1, both roles: 3 steps, no tokens\n");
+    accounts[0] = (bt_account){.known = true, .steps = 3, .prompt_tokens = 2};
+    EXPECT_HAS(printed(&two, accounts), "3 steps, its experts for the others' tokens\n");
+}
+
 /* ---- rows */
 
 static uint32_t g_ids[N] = {4, 3, 2, 1, 0, 4};
@@ -325,6 +359,7 @@ static const bt_test TESTS[] = {
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(relay_keeps_the_first_error_of_a_rank),
     BT_TEST(account_is_read_from_a_ranks_line),
+    BT_TEST(account_of_an_idle_rank_claims_no_work),
     BT_TEST(eval_rows_are_checked),
     BT_TEST(eval_dense_model_has_no_experts),
     BT_TEST(eval_out_may_be_a_pipe),

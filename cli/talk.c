@@ -325,16 +325,16 @@ out:
 
 bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply_out)
 {
-    bt_status         st      = BT_OK;
+    bt_status         called, st = BT_OK;
     answer            a       = {.talk = talk, .ids = json_array(), .logprobs = json_array()};
     bt_client_request request = talk->opt->request;
     bt_client_result  result  = {0};
 
     request.prompt   = ids;
     request.n_prompt = n;
-    st               = bt_client_generate(talk->client, &request, on_tokens, &a, &result);
-    BT_TRY(check_out(&a));
-    BT_TRY(st);
+    called           = bt_client_generate(talk->client, &request, on_tokens, &a, &result);
+    BT_TRY(check_out(&a)); /* the cause, when it has cancelled the call */
+    BT_TRY(called);
     finish_text(&a);
     BT_REQUIRE(!a.no_memory, BT_ERR_NO_MEMORY, "an answer of %zu bytes", a.all.n);
     if (talk->opt->json) BT_TRY(print_json(&a, &result));

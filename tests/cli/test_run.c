@@ -144,12 +144,13 @@ static void generate_refusals_are_told(void)
 static void shell_client(const char *name, const char *script, char *const *more)
 {
     char  program[256];
-    char *argv[32] = {(char *)"/bin/sh",   (char *)"-c", (char *)script,    program,
-                      (char *)"--address", g_address,    (char *)"--model", g_model};
+    char *argv[32] = {(char *)"/bin/sh",      (char *)"-c", (char *)script,    program,
+                      (char *)"--address",    g_address,    (char *)"--model", g_model,
+                      (char *)"--max-tokens", (char *)"5"};
 
     snprintf(program, sizeof(program), "%s/%s", g_bin, name);
     for (int i = 0; more[i] != NULL; i++)
-        argv[8 + i] = more[i];
+        argv[10 + i] = more[i];
     EXPECT_EQ(bt_command_run(&g_client, argv, NULL, 30), 0);
 }
 

@@ -29,6 +29,19 @@ static const char *role_of(const bt_cell_options *cell, uint32_t rank)
 
 static const char *plural(unsigned long long n) { return n == 1 ? "" : "s"; }
 
+/* Of another rank that has computed tokens. */
+static bool others_have_tokens(uint32_t n_ranks, const bt_account *accounts, uint32_t rank)
+{
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        const bt_account *a = &accounts[r];
+
+        if (r != rank && a->known && (a->prompt_tokens != 0 || a->generated_tokens != 0)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void bt_account_print(const bt_cell_options *cell, const bt_account *accounts)
 {
     for (uint32_t r = 0; r < bt_cell_n_ranks(cell); r++) {
@@ -42,7 +55,10 @@ void bt_account_print(const bt_cell_options *cell, const bt_account *accounts)
         }
         if (a->generated_tokens != 0) fprintf(stderr, ", %llu generated", a->generated_tokens);
         if (a->prompt_tokens == 0 && a->generated_tokens == 0) {
-            fprintf(stderr, ", its experts for the others' tokens");
+            fputs(a->steps != 0 && others_have_tokens(bt_cell_n_ranks(cell), accounts, r)
+                      ? ", its experts for the others' tokens"
+                      : ", no tokens",
+                  stderr);
         }
         if (a->pages != 0) {
             fprintf(stderr, ", %llu KV page%s (%llu bytes) handed over", a->pages, plural(a->pages),

@@ -9,7 +9,8 @@
 #include "cli/child.h"
 #include "core/alloc.h"
 
-enum { MAX_RANKS = 65536, MAX_ROWS = 1 << 20 };
+/* The limits and the words of baton-worker. */
+enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, MAX_TIMEOUT_S = 3600, MAX_THREADS = 4096 };
 enum {
     OPT_PREFILL = 512,
     OPT_DECODE,
@@ -55,8 +56,8 @@ long bt_option_number(struct argp_state *state, const char *option, const char *
     errno = 0;
     n     = strtol(arg, &end, 10);
     if (errno != 0 || end == arg || *end != '\0' || n < least || n > most) {
-        argp_error(state, "%s is \"%s\", expected a number from %ld to %ld", option, arg, least,
-                   most);
+        argp_error(state, "%s must be a whole number from %ld to %ld, not \"%s\"", option, least,
+                   most, arg);
     }
     return n;
 }
@@ -83,7 +84,7 @@ static void check_bytes(struct argp_state *state, const char *arg)
     errno = 0;
     if (strtoull(arg, &end, 10) == 0 || errno != 0 || *arg < '0' || *arg > '9' || strlen(end) > 1 ||
         strspn(end, "KMGT") != strlen(end)) {
-        argp_error(state, "--kv-bytes is \"%s\", expected a size such as 512M or 2G", arg);
+        argp_error(state, "--kv-bytes must be a size like 512M or 2G, not \"%s\"", arg);
     }
 }
 
@@ -94,7 +95,7 @@ static void check_form(struct argp_state *state, const char *arg)
     for (size_t i = 0; i < sizeof(FORMS) / sizeof(FORMS[0]); i++) {
         if (strcmp(arg, FORMS[i]) == 0) return;
     }
-    argp_error(state, "--form is \"%s\", expected role, normal, absorbed or cost", arg);
+    argp_error(state, "--form must be role, normal, absorbed or cost, not \"%s\"", arg);
 }
 
 /* Where the flag stands, or the end. */
@@ -143,12 +144,12 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
         pass_on(opt, "--form", arg);
         return 0;
     case OPT_THREADS:
-        bt_option_number(state, "--threads", arg, 1, 4096);
+        bt_option_number(state, "--threads", arg, 0, MAX_THREADS);
         pass_on(opt, "--threads", arg);
         return 0;
     case OPT_KERNELS: pass_on(opt, "--kernels", arg); return 0;
     case OPT_TIMEOUT:
-        bt_option_number(state, "--timeout-s", arg, 1, 86400);
+        bt_option_number(state, "--timeout-s", arg, 1, MAX_TIMEOUT_S);
         pass_on(opt, "--timeout-s", arg);
         return 0;
     default: return ARGP_ERR_UNKNOWN;

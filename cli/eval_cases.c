@@ -1,15 +1,18 @@
 #include "cli/eval_cases.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
 #include "model/safetensors.h"
+#include "model/safetensors_header.h" /* the names of types */
 
-enum { MAX_TOKENS = 1 << 24 };
+enum { MAX_TOKENS = 1 << 24, FOUND_BYTES = 32 + 24 * BT_MAX_TENSOR_DIMS };
 
 /* The suffix after the last dot when it is one of ours, else NULL. */
 static const char *suffix_of(const char *name)
@@ -31,6 +34,23 @@ static const bt_tensor *part(const bt_safetensors *st, const char *name, const c
     return bt_safetensors_find(st, full);
 }
 
+/* "i32 [3, 4]": what the file holds in a tensor's place. */
+static const char *found(const bt_tensor *t, char *buf, size_t capacity)
+{
+    size_t n;
+
+    if (t == NULL) return "no such tensor";
+    n = (size_t)snprintf(buf, capacity, "%s [", bt_st_dtype_name(t->dtype));
+    for (char *p = buf; *p != '\0'; p++)
+        *p = (char)tolower((unsigned char)*p); /* as the expected type is written */
+    for (uint32_t i = 0; i < t->n_dims && n < capacity; i++) {
+        n += (size_t)snprintf(buf + n, capacity - n, "%s%llu", i == 0 ? "" : ", ",
+                              (unsigned long long)t->shape[i]);
+    }
+    if (n < capacity) snprintf(buf + n, capacity - n, "]");
+    return buf;
+}
+
 static int32_t i32_at(const bt_tensor *t, size_t i)
 {
     int32_t v;
@@ -44,17 +64,18 @@ static bt_status read_ids(const bt_safetensors *file, const char *path, bt_eval_
     bt_status        st     = BT_OK;
     const bt_tensor *ids    = part(file, c->name, ".ids");
     const bt_tensor *prompt = part(file, c->name, ".prompt");
+    char             text[FOUND_BYTES];
 
     BT_REQUIRE(ids != NULL, BT_ERR_FORMAT, "%s: %s.ids is missing beside the case's other tensors",
                path, c->name);
     BT_REQUIRE(ids->dtype == BT_ST_I32 && ids->n_dims == 1 && ids->shape[0] >= 1 &&
                    ids->shape[0] <= MAX_TOKENS,
-               BT_ERR_FORMAT, "%s: %s.ids: expected i32 [T] with T from 1 to %d", path, c->name,
-               MAX_TOKENS);
+               BT_ERR_FORMAT, "%s: %s.ids: expected i32 [T] with T from 1 to %d, found %s", path,
+               c->name, MAX_TOKENS, found(ids, text, sizeof(text)));
     BT_REQUIRE(prompt != NULL && prompt->dtype == BT_ST_I32 && prompt->n_dims == 1 &&
                    prompt->shape[0] == 1,
-               BT_ERR_FORMAT, "%s: %s.prompt: expected i32 [1], the length of the prompt", path,
-               c->name);
+               BT_ERR_FORMAT, "%s: %s.prompt: expected i32 [1], the length of the prompt, found %s",
+               path, c->name, found(prompt, text, sizeof(text)));
     c->n_tokens = (uint32_t)ids->shape[0];
     BT_REQUIRE(i32_at(prompt, 0) >= 1 && i32_at(prompt, 0) <= (int32_t)c->n_tokens,
                BT_ERR_INVALID_ARG, "%s: %s.prompt is %d, expected 1 to %u (the tokens of %s.ids)",
@@ -77,6 +98,7 @@ static bt_status read_forced(const bt_safetensors *file, const char *path, bt_ev
 {
     bt_status        st = BT_OK;
     const bt_tensor *t  = part(file, c->name, ".experts");
+    char             text[FOUND_BYTES];
 
     if (t == NULL) goto out;
     BT_REQUIRE(cases->top_k != 0, BT_ERR_INVALID_ARG,
@@ -84,8 +106,8 @@ static bt_status read_forced(const bt_safetensors *file, const char *path, bt_ev
     BT_REQUIRE(t->dtype == BT_ST_I32 && t->n_dims == 3 && t->shape[0] >= 1 &&
                    t->shape[0] <= UINT16_MAX && t->shape[1] == c->n_tokens &&
                    t->shape[2] == cases->top_k,
-               BT_ERR_FORMAT, "%s: %s.experts: expected i32 [MoE layers, %u, %u]", path, c->name,
-               c->n_tokens, cases->top_k);
+               BT_ERR_FORMAT, "%s: %s.experts: expected i32 [MoE layers, %u, %u], found %s", path,
+               c->name, c->n_tokens, cases->top_k, found(t, text, sizeof(text)));
     BT_REQUIRE(cases->n_moe == 0 || cases->n_moe == t->shape[0], BT_ERR_FORMAT,
                "%s: %s.experts has %u layers, another case has %u", path, c->name,
                (unsigned)t->shape[0], cases->n_moe);
@@ -292,25 +314,47 @@ static size_t describe(const bt_eval_cases *cases, const bt_eval_case *c, char (
     return 2;
 }
 
+bt_status bt_eval_cases_check_out(const char *path)
+{
+    bt_status   st    = BT_OK;
+    const char *slash = strrchr(path, '/');
+    char        dir[PATH_MAX];
+    struct stat info;
+
+    BT_REQUIRE(snprintf(dir, sizeof(dir), "%.*s", slash == NULL ? 1 : (int)(slash - path + 1),
+                        slash == NULL ? "." : path) < (int)sizeof(dir),
+               BT_ERR_IO, "the path of --out has %zu bytes, expected less than %d", strlen(path),
+               PATH_MAX);
+    if (stat(path, &info) == 0) {
+        BT_REQUIRE(!S_ISDIR(info.st_mode), BT_ERR_IO,
+                   "--out %s: expected a file, found a directory", path);
+        if (!S_ISREG(info.st_mode)) { /* written in place */
+            BT_REQUIRE(access(path, W_OK) == 0, BT_ERR_IO, "--out %s: %s", path, strerror(errno));
+            goto out;
+        }
+    }
+    BT_REQUIRE(access(dir, W_OK | X_OK) == 0, BT_ERR_IO, "--out %s: directory %s: %s", path, dir,
+               strerror(errno));
+    BT_REQUIRE(path[0] != '\0' && (slash == NULL || slash[1] != '\0'), BT_ERR_IO,
+               "--out \"%s\": expected the name of a file", path);
+out:
+    return st;
+}
+
 bt_status bt_eval_cases_write(const bt_eval_cases *cases, const char *path)
 {
-    bt_status st                = BT_OK;
-    char      partial[PATH_MAX] = "";
-    char(*names)[160]           = bt_calloc(2 * cases->n, sizeof(*names));
-    bt_tensor *tensors          = bt_calloc(2 * cases->n, sizeof(*tensors));
-    size_t     n                = 0;
+    bt_status st       = BT_OK;
+    char(*names)[160]  = bt_calloc(2 * cases->n, sizeof(*names));
+    bt_tensor *tensors = bt_calloc(2 * cases->n, sizeof(*tensors));
+    size_t     n       = 0;
 
     BT_REQUIRE(names != NULL && tensors != NULL, BT_ERR_NO_MEMORY, "the names of %zu tensors",
                2 * cases->n);
     for (size_t i = 0; i < cases->n; i++) {
         n += describe(cases, &cases->cases[i], names + n, tensors + n);
     }
-    BT_REQUIRE(snprintf(partial, sizeof(partial), "%s.part", path) < (int)sizeof(partial),
-               BT_ERR_IO, "the path of --out is too long");
-    BT_TRY(bt_safetensors_write(partial, n, tensors));
-    BT_REQUIRE(rename(partial, path) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
+    BT_TRY(bt_safetensors_write(path, n, tensors)); /* whole, or not at all */
 out:
-    if (st != BT_OK && partial[0] != '\0') unlink(partial);
     bt_free(tensors);
     bt_free(names);
     return st;

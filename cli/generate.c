@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/streams.h"
 #include "cli/talk.h"
 #include "core/alloc.h"
 
@@ -142,6 +143,7 @@ int main(int argc, char **argv)
     const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     options           opt    = {0};
 
+    bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init("generate", BT_LOG_WARN);
     return bt_talk_exit_code(generate(&opt));

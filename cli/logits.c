@@ -3,16 +3,19 @@
  * Starts a cell of its own, without a coordinator: this process is the other end of the ranks'
  * control streams. */
 #include <argp.h>
+#include <errno.h>
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli/cell_options.h"
 #include "cli/child.h"
 #include "cli/eval_cell.h"
 #include "cli/relay.h"
+#include "cli/streams.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/secret.h"
@@ -103,8 +106,14 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
     char         path[PATH_MAX];
     json_error_t error;
     json_t      *config = NULL, *top_k, *experts;
+    struct stat  info;
 
-    snprintf(path, sizeof(path), "%s/config.json", model);
+    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", model) < (int)sizeof(path) &&
+                   stat(path, &info) == 0,
+               BT_ERR_IO, "%s: %s", path, strerror(errno));
+    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_FORMAT,
+               "%s: expected a regular file, found another kind (mode %o)", path,
+               (unsigned)info.st_mode);
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
     experts = json_object_get(config, "n_routed_experts");
@@ -239,6 +248,7 @@ static bt_status evaluate(options *opt)
 
     bt_child_init(&s.launch);
     bt_relay_init(&s.relay, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
+    BT_TRY(bt_eval_cases_check_out(opt->out)); /* before hours of work */
     BT_TRY(read_top_k(opt->cell.model, &top_k));
     BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
     default_chunk(&opt->cell, &s.cases, chunk);
@@ -265,9 +275,9 @@ int main(int argc, char **argv)
     const struct sigaction note   = {.sa_handler = note_signal};
     options opt = {.control = "127.0.0.1:0", .n_parallel = 8, .stall_ns = 120 * BT_NS_PER_S};
 
+    bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
-    signal(SIGPIPE, SIG_IGN);
     sigaction(SIGTERM, &note, NULL);
     sigaction(SIGINT, &note, NULL);
     sigaction(SIGHUP, &note, NULL);

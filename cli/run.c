@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/streams.h"
 #include "cli/supervisor.h"
 #include "core/clock.h"
 #include "core/settings.h"
@@ -220,6 +221,7 @@ int main(int argc, char **argv)
                           .max_tokens = "256"}
     };
 
+    bt_streams_init();
     bt_log_init("run", BT_LOG_INFO);
     if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
     argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);

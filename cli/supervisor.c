@@ -40,9 +40,10 @@ typedef struct {
     uint64_t              start_ns, stop_ns;
     uint64_t              coordinator_term_ns, launch_term_ns; /* while stopping */
     bool                  asked;                               /* the end was asked for */
-    bool                  draining;     /* and the coordinator ends when nothing runs any more */
-    char                  http[128];    /* where its HTTP port is; "" */
-    bool                  served;       /* the cell was ready when it stopped */
+    bool                  draining;  /* and the coordinator ends when nothing runs any more */
+    char                  http[128]; /* where its HTTP port is; "" */
+    bool                  hurried;   /* asked again: the ranks were ended by a signal at our word */
+    bool                  served;    /* the cell was ready when it stopped */
     char                  failure[700]; /* the first one; "" so far */
 } supervisor;
 
@@ -55,7 +56,7 @@ static void begin_stop(supervisor *s)
      * the reason, then itself; where there are none yet, nobody need wait. */
     s->coordinator_term_ns = s->phase == SERVING && !s->asked ? now + LEAVE_NS : now;
     s->launch_term_ns      = now;
-    if (s->phase == SERVING || s->asked) s->launch_term_ns += s->asked ? LAUNCH_NS : LEAVE_NS;
+    if (s->phase == SERVING) s->launch_term_ns += s->asked ? LAUNCH_NS : LEAVE_NS;
     s->served  = s->phase == SERVING;
     s->stop_ns = now;
     s->phase   = STOPPING;
@@ -198,6 +199,13 @@ static void on_progress(supervisor *s, const char *text)
                  BAR - n, "........................................", (int)(all_done / all * 100));
 }
 
+/* Asked to end, we end ranks ourselves that still load or for which nobody waits any more; what
+ * becomes of them, and what the coordinator then says of them, is no failure. */
+static bool ended_ranks(const supervisor *s)
+{
+    return s->asked && s->phase == STOPPING && (!s->served || s->hurried);
+}
+
 static void on_announcement(void *ctx, const char *line)
 {
     supervisor *s = ctx;
@@ -212,7 +220,7 @@ static void on_announcement(void *ctx, const char *line)
         on_progress(s, line + 9);
     } else if (strncmp(line, "ready ", 6) == 0 && s->phase == LOADING) {
         on_ready(s, line + 6);
-    } else if (strncmp(line, "failed ", 7) == 0) {
+    } else if (strncmp(line, "failed ", 7) == 0 && !ended_ranks(s)) {
         fail(s, "coordinator: %s", line + 7);
     }
 }
@@ -255,8 +263,10 @@ static void on_signals(supervisor *s)
     while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info)) {
         if (info.ssi_signo == SIGCHLD) continue;
         if (drain(s, (int)info.ssi_signo)) continue;
-        if (s->phase == STOPPING) { /* again: no more patience */
-            s->coordinator_term_ns = s->launch_term_ns = bt_now_ns();
+        if (s->phase == STOPPING) { /* again: no more patience, for what was not yet told */
+            if (s->coordinator_term_ns != 0) s->coordinator_term_ns = bt_now_ns();
+            if (s->launch_term_ns != 0) s->launch_term_ns = bt_now_ns();
+            s->hurried = true;
             continue;
         }
         s->asked = true;
@@ -368,11 +378,11 @@ static int verdict(supervisor *s)
 {
     char text[128];
 
-    if (s->failure[0] == '\0' && !ended_well(&s->coordinator)) {
+    if (s->failure[0] == '\0' && !ended_well(&s->coordinator) &&
+        (WIFSIGNALED(s->coordinator.status) || !ended_ranks(s))) {
         fail(s, "the coordinator %s", bt_child_ending(&s->coordinator, text, sizeof(text)));
     }
-    /* Ranks that were told to leave while they started may have been ended by a signal. */
-    if (s->failure[0] == '\0' && s->served && !ended_well(&s->launch)) {
+    if (s->failure[0] == '\0' && s->served && !ended_ranks(s) && !ended_well(&s->launch)) {
         fail(s, "at the end baton-launch %s", bt_child_ending(&s->launch, text, sizeof(text)));
     }
     if (s->failure[0] == '\0') return EXIT_SUCCESS;

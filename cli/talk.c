@@ -45,6 +45,7 @@ static const struct argp_option OPTIONS[] = {
     {0                                                                                }
 };
 
+enum { OUTPUT_LOST = -1 }; /* in g_stop, which else holds a signal */
 static volatile int g_stop;
 
 static void on_signal(int sig) { g_stop = sig; }
@@ -126,7 +127,6 @@ bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk)
 
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
     talk->opt = opt;
     if (isatty(STDERR_FILENO)) {
         strcpy(talk->colour[0], "\033[2m");
@@ -166,6 +166,7 @@ typedef struct {
     text_buffer    all;
     json_t        *ids, *logprobs; /* with --json */
     bool           no_memory;
+    int            out_error; /* errno of the first failed write to stdout, or 0 */
 } answer;
 
 /* Room for n more bytes and a terminator. */
@@ -186,14 +187,22 @@ static char *reserve(answer *a, size_t n)
     return b->text + b->n;
 }
 
-static void show(answer *a, const char *text, size_t n)
+/* What was written must arrive: an answer that nobody gets is not computed any further. */
+static void flush_out(answer *a)
 {
-    if (a->talk->opt->json || a->talk->opt->request.logprobs) return;
-    fwrite(text, 1, n, stdout);
-    fflush(stdout);
+    if (a->out_error != 0 || (fflush(stdout) == 0 && !ferror(stdout))) return;
+    a->out_error = errno != 0 ? errno : EIO;
+    if (g_stop == 0) g_stop = OUTPUT_LOST;
 }
 
-static void show_token(const answer *a, uint32_t id, float logprob)
+static void show(answer *a, const char *text, size_t n)
+{
+    if (a->talk->opt->json || a->talk->opt->request.logprobs || a->out_error != 0) return;
+    fwrite(text, 1, n, stdout);
+    flush_out(a);
+}
+
+static void show_token(answer *a, uint32_t id, float logprob)
 {
     size_t      n;
     bool        special;
@@ -212,7 +221,7 @@ static void show_token(const answer *a, uint32_t id, float logprob)
         }
     }
     putchar('\n');
-    fflush(stdout);
+    flush_out(a);
 }
 
 static void take_token(answer *a, uint32_t id, const float *logprob)
@@ -282,9 +291,9 @@ static bt_status print_json(answer *a, const bt_client_result *r)
     if (r->has_matched_token) {
         json_object_set_new(o, "matched_token", json_integer(r->matched_token));
     }
-    json_dumpf(o, stdout, JSON_COMPACT);
+    json_dumpf(o, stdout, JSON_COMPACT); /* a failure stays in stdout's error flag */
     putchar('\n');
-    fflush(stdout);
+    flush_out(a);
 out:
     json_decref(o);
     return st;
@@ -302,19 +311,34 @@ static void print_account(const bt_talk *talk, const bt_client_result *r)
     fprintf(stderr, "%s\n", talk->colour[1]);
 }
 
+static bt_status check_out(const answer *a)
+{
+    bt_status st = BT_OK;
+
+    if (a->out_error == EINTR && g_stop > 0) return BT_ERR_CANCELLED;
+    if (g_stop == OUTPUT_LOST) g_stop = 0;
+    BT_REQUIRE(a->out_error == 0, BT_ERR_IO, "cannot write the answer to stdout: %s",
+               strerror(a->out_error));
+out:
+    return st;
+}
+
 bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply_out)
 {
-    bt_status         st      = BT_OK;
+    bt_status         called, st = BT_OK;
     answer            a       = {.talk = talk, .ids = json_array(), .logprobs = json_array()};
     bt_client_request request = talk->opt->request;
     bt_client_result  result  = {0};
 
     request.prompt   = ids;
     request.n_prompt = n;
-    BT_TRY(bt_client_generate(talk->client, &request, on_tokens, &a, &result));
+    called           = bt_client_generate(talk->client, &request, on_tokens, &a, &result);
+    BT_TRY(check_out(&a)); /* the cause, when it has cancelled the call */
+    BT_TRY(called);
     finish_text(&a);
     BT_REQUIRE(!a.no_memory, BT_ERR_NO_MEMORY, "an answer of %zu bytes", a.all.n);
     if (talk->opt->json) BT_TRY(print_json(&a, &result));
+    BT_TRY(check_out(&a));
     print_account(talk, &result);
     if (reply_out != NULL) {
         *reply_out = a.all.text;
@@ -339,6 +363,7 @@ bt_status bt_talk_read_all(int fd, const char *what, char **text_out, size_t *n_
         ssize_t got = read(fd, text + n, capacity - n);
 
         if (got == 0) break;
+        BT_REQUIRE(got > 0 || errno != EBADF, BT_ERR_IO, "%s cannot be read: it is closed", what);
         BT_REQUIRE(got > 0, g_stop != 0 ? BT_ERR_CANCELLED : BT_ERR_IO, "reading %s: %s", what,
                    strerror(errno));
         n += (size_t)got;

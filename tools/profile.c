@@ -31,12 +31,11 @@ static const char DOC[] =
     "A "
     "and B of docs/architecture.md cost.\n\n"
     "Examples:\n"
-    "  baton profile --like v2                      the study's own model, about a minute\n"
-    "  baton profile --like v2-lite --out lite      with profile.json, profile.csv and plots in "
-    "lite/\n"
-    "  baton profile models/demo --analysis         a checkpoint's sizes\n"
+    "  baton profile --like v2                the study's model, a minute\n"
+    "  baton profile --like v2-lite --out d   files and plots in d/ too\n"
+    "  baton profile models/demo --analysis   a checkpoint's sizes\n"
     "  baton profile --like v3 --analysis --gpu H100\n"
-    "  baton profile --like v3 --explain 64,8192,4  which form 64 new tokens of 8192 would take\n\n"
+    "  baton profile --like v3 --explain 64,8192,4\n\n"
     "Exit code: 0, 1 when it failed, 64 for wrong usage.";
 
 enum {

@@ -8,7 +8,7 @@
 #include "worker/rank.h"
 
 #define IDLE_SLEEP_NS  (100 * BT_NS_PER_MS) /* a message or a signal ends it */
-#define WATCH_SLEEP_NS (1 * BT_NS_PER_MS) /* between looks for pages that are expected */
+#define WATCH_SLEEP_NS (1 * BT_NS_PER_MS)   /* between looks for pages that are expected */
 #define FIRST_SLEEP_NS (20 * BT_NS_PER_US)
 
 static volatile sig_atomic_t g_signal;

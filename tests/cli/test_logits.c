@@ -1,6 +1,7 @@
 /* baton-logits against ranks that compute formulas (fake_worker.c): every row goes to its place,
  * and every way in which ranks or inputs can fail ends with a clear error and nothing left. */
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "model/safetensors.h"
 #include "tests/support/command.h"
@@ -222,8 +223,12 @@ static void logits_bad_inputs_are_refused(void)
     /* Wrong in turn: an id past the vocabulary, a prompt longer than the case, of 0 tokens, experts
      * of another length, no prompt, a name that is no part of a case, a context too long. */
     for (int i = 0; i < 6; i++) {
-        static const char *const SAYS[] = {"2048",          ".prompt is 41", ".prompt is 0",
-                                           "case0.experts", "case0.prompt",  "case0.logits"};
+        static const char *const SAYS[] = {"2048",
+                                           ".prompt is 41",
+                                           ".prompt is 0",
+                                           "found i32 [3, 39, 4]",
+                                           "found no such tensor",
+                                           "case0.logits"};
 
         g_input.n = 0;
         add_case(0, 40, i == 1 ? 41 : i == 2 ? 0 : 12);
@@ -255,6 +260,36 @@ static void logits_bad_command_lines_are_refused(void)
     EXPECT_HAS(g_command.output, "2X");
 }
 
+static void logits_out_that_cannot_be_is_refused_at_once(void)
+{
+    char *const nowhere[]   = {(char *)"--out", (char *)"/nowhere/at/all/out", NULL};
+    char *const directory[] = {(char *)"--out", g_dir, NULL};
+    double      t           = bt_command_now();
+
+    g_input.n = 0;
+    add_case(0, 40, 12);
+    write_input();
+    EXPECT_EQ(logits("never_ready:0", nowhere), 1);
+    EXPECT_HAS(g_command.output, "directory /nowhere/at/all/: No such file");
+    EXPECT_EQ(logits("never_ready:0", directory), 1);
+    EXPECT_HAS(g_command.output, "found a directory");
+    EXPECT(bt_command_now() - t < 10); /* no rank was started */
+}
+
+static void logits_config_that_is_a_pipe_is_refused(void)
+{
+    char        model[64], path[80];
+    char *const args[] = {(char *)"--model", model, NULL};
+
+    snprintf(model, sizeof(model), "%s/model", g_dir);
+    snprintf(path, sizeof(path), "%s/config.json", model);
+    EXPECT(mkdir(model, 0700) == 0 && mkfifo(path, 0600) == 0);
+    EXPECT_EQ(logits("", args), 1);
+    EXPECT_HAS(g_command.output, "config.json: expected a regular file");
+    unlink(path);
+    EXPECT(rmdir(model) == 0);
+}
+
 static void logits_sigterm_ends_it(void)
 {
     char              program[256], model[256];
@@ -276,9 +311,14 @@ static void logits_sigterm_ends_it(void)
 }
 
 static const bt_test TESTS[] = {
-    BT_TEST(logits_rows_of_every_case_come_back),  BT_TEST(logits_refused_ticket_is_asked_again),
-    BT_TEST(logits_failures_of_ranks_are_named),   BT_TEST(logits_bad_inputs_are_refused),
-    BT_TEST(logits_bad_command_lines_are_refused), BT_TEST(logits_sigterm_ends_it),
+    BT_TEST(logits_rows_of_every_case_come_back),
+    BT_TEST(logits_refused_ticket_is_asked_again),
+    BT_TEST(logits_failures_of_ranks_are_named),
+    BT_TEST(logits_bad_inputs_are_refused),
+    BT_TEST(logits_bad_command_lines_are_refused),
+    BT_TEST(logits_sigterm_ends_it),
+    BT_TEST(logits_out_that_cannot_be_is_refused_at_once),
+    BT_TEST(logits_config_that_is_a_pipe_is_refused),
 };
 
 /* usage: test_logits BIN_DIR [test] */

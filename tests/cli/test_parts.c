@@ -1,6 +1,7 @@
 /* The parts of the verbs that can be looked at without processes: lines of a pipe, what is
  * remembered of a rank's words, rows of an evaluation, and every unwinding when memory is short. */
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/account.h"
@@ -96,6 +97,40 @@ static void account_is_read_from_a_ranks_line(void)
     EXPECT(!accounts[2].known);
 }
 
+/* What bt_account_print() writes to stderr. */
+static const char *printed(const bt_cell_options *cell, const bt_account *accounts)
+{
+    static char text[1024];
+    FILE       *file = tmpfile();
+    int         old  = dup(STDERR_FILENO);
+    size_t      n;
+
+    EXPECT(file != NULL && old >= 0);
+    dup2(fileno(file), STDERR_FILENO);
+    bt_account_print(cell, accounts);
+    dup2(old, STDERR_FILENO);
+    close(old);
+    rewind(file);
+    n       = fread(text, 1, sizeof(text) - 1, file);
+    text[n] = '\0';
+    fclose(file);
+    return text;
+}
+
+static void account_of_an_idle_rank_claims_no_work(void)
+{
+    const bt_cell_options one = {.n_both = 1}, two = {.n_both = 2};
+    bt_account            accounts[2] = {
+                   {.known = true},
+                   { .known = true,   .steps = 3}
+    };
+
+    EXPECT_HAS(printed(&one, accounts), "rank 0, both roles: 0 steps, no tokens\n");
+    EXPECT_HAS(printed(&two, accounts), "rank 1, both roles: 3 steps, no tokens\n");
+    accounts[0] = (bt_account){.known = true, .steps = 3, .prompt_tokens = 2};
+    EXPECT_HAS(printed(&two, accounts), "3 steps, its experts for the others' tokens\n");
+}
+
 /* ---- rows */
 
 static uint32_t g_ids[N] = {4, 3, 2, 1, 0, 4};
@@ -171,6 +206,39 @@ static void eval_dense_model_has_no_experts(void)
     EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 1, 1, logits, sizeof(logits), &one, 4),
               BT_ERR_PROTOCOL);
     EXPECT(cases.cases[0].experts == NULL);
+    bt_eval_cases_free(&cases);
+}
+
+/* A pipe stays a pipe, and what lies beside OUT stays as it was. */
+static void eval_out_may_be_a_pipe(void)
+{
+    char          dir[] = "/tmp/test-parts-out-XXXXXX", pipe_path[64], beside[64], got[4096];
+    bt_eval_cases cases;
+    struct stat   info;
+    int           fd, other;
+    ssize_t       n;
+
+    init_cases(&cases);
+    cases.top_k = 0;
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
+    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
+    EXPECT(mkdtemp(dir) != NULL);
+    snprintf(pipe_path, sizeof(pipe_path), "%s/out", dir);
+    snprintf(beside, sizeof(beside), "%s/out.part", dir);
+    EXPECT(mkfifo(pipe_path, 0600) == 0);
+    EXPECT((fd = open(pipe_path, O_RDWR | O_NONBLOCK | O_CLOEXEC)) >= 0);
+    EXPECT((other = open(beside, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)) >= 0);
+    EXPECT(write(other, "mine", 4) == 4);
+    close(other);
+    EXPECT_EQ(bt_eval_cases_write(&cases, pipe_path), BT_OK);
+    EXPECT(stat(pipe_path, &info) == 0 && S_ISFIFO(info.st_mode));
+    EXPECT(stat(beside, &info) == 0 && info.st_size == 4);
+    n = read(fd, got, sizeof(got));
+    EXPECT(n > (ssize_t)(N * VOCAB * sizeof(float)) && memcmp(got + 8, "{\"", 2) == 0);
+    close(fd);
+    unlink(beside);
+    unlink(pipe_path);
+    EXPECT(rmdir(dir) == 0);
     bt_eval_cases_free(&cases);
 }
 
@@ -291,8 +359,10 @@ static const bt_test TESTS[] = {
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(relay_keeps_the_first_error_of_a_rank),
     BT_TEST(account_is_read_from_a_ranks_line),
+    BT_TEST(account_of_an_idle_rank_claims_no_work),
     BT_TEST(eval_rows_are_checked),
     BT_TEST(eval_dense_model_has_no_experts),
+    BT_TEST(eval_out_may_be_a_pipe),
     BT_TEST(eval_cases_read_unwinds_at_every_allocation),
     BT_TEST(eval_cell_create_unwinds_at_every_allocation),
     BT_TEST(client_open_unwinds_at_every_allocation),

@@ -140,6 +140,48 @@ static void generate_refusals_are_told(void)
     EXPECT_HAS(g_client.output, "UNAVAILABLE"); /* nobody listens any more */
 }
 
+/* SCRIPT with $0: a client and $1.. its arguments, as a shell runs it. */
+static void shell_client(const char *name, const char *script, char *const *more)
+{
+    char  program[256];
+    char *argv[32] = {(char *)"/bin/sh",      (char *)"-c", (char *)script,    program,
+                      (char *)"--address",    g_address,    (char *)"--model", g_model,
+                      (char *)"--max-tokens", (char *)"5"};
+
+    snprintf(program, sizeof(program), "%s/%s", g_bin, name);
+    for (int i = 0; more[i] != NULL; i++)
+        argv[10 + i] = more[i];
+    EXPECT_EQ(bt_command_run(&g_client, argv, NULL, 30), 0);
+}
+
+/* Streams that are closed, and a reader who leaves: an error with a sentence, not silence. */
+static void clients_tell_lost_streams(void)
+{
+    static const char *const SCRIPTS[] = {
+        "\"$0\" \"$@\" >&-; echo code $?",
+        "{ sleep 1; \"$0\" \"$@\"; echo code $? >&2; } | :",
+    };
+
+    start_run("", BOTH_1);
+    if (!serving()) return;
+    for (size_t i = 0; i < 2; i++) {
+        shell_client("baton-generate", SCRIPTS[i], ARGS((char *)"--prompt", (char *)"To be"));
+        EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
+        EXPECT_HAS(g_client.output, "code 1\n");
+        shell_client("baton-generate", SCRIPTS[i],
+                     ARGS((char *)"--prompt", (char *)"x", (char *)"--json"));
+        EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
+        EXPECT_HAS(g_client.output, "code 1\n");
+        shell_client("baton-chat", SCRIPTS[i], ARGS((char *)"--message", (char *)"To be"));
+        EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
+        EXPECT_HAS(g_client.output, "code 1\n");
+    }
+    shell_client("baton-generate", "\"$0\" \"$@\" <&-; echo code $?", ARGS(NULL));
+    EXPECT_HAS(g_client.output, "the prompt on stdin cannot be read: it is closed");
+    EXPECT_HAS(g_client.output, "code 1\n");
+    stop(SIGTERM);
+}
+
 static void run_chat_answers_and_ends(void)
 {
     start_run("", ARGS((char *)"--both", (char *)"2", (char *)"--chat", (char *)"Good morrow.",
@@ -189,9 +231,30 @@ static void run_death_while_serving_ends_requests(void)
 
 static void run_signal_while_loading_ends_cleanly(void)
 {
+    double t;
+
     start_run("never_ready:1", TWO_RANKS);
     bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S);
+    t = bt_command_now();
     stop(SIGTERM);
+    EXPECT(bt_command_now() - t < 5);
+}
+
+/* Impatience is no failure, however early it comes. */
+static void run_second_signal_hurries_the_end(void)
+{
+    static const int WAITS_MS[] = {1, 30, 150};
+
+    for (size_t i = 0; i < sizeof(WAITS_MS) / sizeof(WAITS_MS[0]); i++) {
+        struct timespec wait = {0, WAITS_MS[i] * 1000000L};
+
+        start_run("", TWO_RANKS);
+        if (!serving()) return;
+        kill(g_run.pid, SIGINT);
+        nanosleep(&wait, NULL);
+        stop(SIGINT);
+        EXPECT(strstr(g_run.output, "baton-run: ") == NULL);
+    }
 }
 
 static void run_port_in_use_is_named(void)
@@ -219,14 +282,16 @@ static void run_bad_command_lines_are_refused(void)
         const char *says;
         int         code;
     } CASES[] = {
-        {{(char *)"--model", (char *)"/nowhere", NULL},                          "/nowhere/config.json", 1 },
-        {{(char *)"--both", (char *)"1", NULL},                                  "--model",              64},
-        {{(char *)"--port", (char *)"70000", NULL},                              "70000",                64},
-        {{(char *)"--prefill", (char *)"0", NULL},                               "--prefill",            64},
-        {{(char *)"--on-death", (char *)"dance", NULL},                          "dance",                64},
-        {{(char *)"--log", (char *)"loud", NULL},                                "loud",                 64},
-        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL}, "--both",               64},
-        {{(char *)"extra", NULL},                                                "extra",                64},
+        {{(char *)"--model", (char *)"/nowhere", NULL},                          "/nowhere/config.json",         1 },
+        {{(char *)"--both", (char *)"1", NULL},                                  "--model",                      64},
+        {{(char *)"--port", (char *)"70000", NULL},                              "70000",                        64},
+        {{(char *)"--prefill", (char *)"0", NULL},                               "--prefill",                    64},
+        {{(char *)"--both", (char *)"4097", NULL},                               "from 1 to 4096, not \"4097\"", 64},
+        {{(char *)"--timeout-s", (char *)"3601", NULL},                          "from 1 to 3600, not \"3601\"", 64},
+        {{(char *)"--on-death", (char *)"dance", NULL},                          "dance",                        64},
+        {{(char *)"--log", (char *)"loud", NULL},                                "loud",                         64},
+        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL}, "--both",                       64},
+        {{(char *)"extra", NULL},                                                "extra",                        64},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -263,10 +328,12 @@ static const bt_test TESTS[] = {
     BT_TEST(run_serves_until_a_signal),
     BT_TEST(run_generates_for_a_client),
     BT_TEST(generate_refusals_are_told),
+    BT_TEST(clients_tell_lost_streams),
     BT_TEST(run_chat_answers_and_ends),
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),
     BT_TEST(run_signal_while_loading_ends_cleanly),
+    BT_TEST(run_second_signal_hurries_the_end),
     BT_TEST(run_port_in_use_is_named),
 };
 

@@ -85,7 +85,7 @@ bt_status bt_files_plot(const char *dir)
     int       code = 0, failed;
     pid_t     child;
     char      script[PATH_MAX], json[PATH_MAX];
-    char     *argv[] = {(char *)"python3", script, json, (char *)(uintptr_t)dir, NULL};
+    char     *argv[] = {(char *)"/usr/bin/python3", script, json, (char *)(uintptr_t)dir, NULL};
 
     if (!find_script(script)) {
         fprintf(stderr,
@@ -95,6 +95,8 @@ bt_status bt_files_plot(const char *dir)
     snprintf(json, sizeof(json), "%s/profile.json", dir);
     /* The system's own Python first: its packages are where matplotlib is installed. */
     failed = posix_spawn(&child, "/usr/bin/python3", NULL, NULL, argv, environ);
+    argv[0] =
+        failed != 0 ? (char *)"python3" : argv[0]; /* Python finds its packages by this name */
     if (failed != 0) failed = posix_spawnp(&child, "python3", NULL, NULL, argv, environ);
     if (failed != 0) {
         fprintf(stderr, "no plots: python3: %s; on Debian: apt install python3-matplotlib\n",

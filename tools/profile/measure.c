@@ -125,6 +125,11 @@ static double guess_s(const run *r, bt_variant_kind kind, const bt_measured *p)
            p->batch * (double)p->n_keys * (double)a.moved_bytes / r->m->roof.bytes_per_s;
 }
 
+static bool takes_too_long(const run *r, bt_variant_kind kind, const bt_measured *p)
+{
+    return guess_s(r, kind, p) * MIN_ROUNDS > r->seconds_each / 2;
+}
+
 static bt_status open_variant(run *r, bt_variant_kind kind, bt_measured *p)
 {
     bt_status st    = BT_OK;
@@ -135,7 +140,7 @@ static bt_status open_variant(run *r, bt_variant_kind kind, bt_measured *p)
         bytes += (double)bt_study_merge_bytes(&r->model->mla);
     at->needs = guess_s(r, kind, p);
     at->state = BT_POINT_TOO_LONG;
-    if (at->needs * MIN_ROUNDS > r->seconds_each / 2) return BT_OK;
+    if (takes_too_long(r, kind, p)) return BT_OK;
     if (3 * bytes / r->m->roof.bytes_per_s > 2 * r->seconds_each && bytes <= free_bytes())
         return BT_OK; /* to fill its cache would take longer than to measure it */
     at->state = BT_POINT_NO_MEMORY;
@@ -276,6 +281,11 @@ static bt_status run_point(run *r, bt_measured *p)
     for (int i = 0; i < BT_N_VARIANTS; i++)
         p->of[i] = (bt_point){.state = BT_POINT_NO_MEMORY, .needs = pages};
     if (pages > free_bytes()) return BT_OK;
+    if (takes_too_long(r, BT_VARIANT_FUSED, p)) { /* then all of them do: fill no pages */
+        for (int i = 0; i < BT_N_VARIANTS; i++)
+            p->of[i] = (bt_point){BT_POINT_TOO_LONG, .needs = guess_s(r, (bt_variant_kind)i, p)};
+        return BT_OK;
+    }
     BT_TRY(bt_study_set(r->study, p->batch, p->n_keys - 1, PERIOD, r->rows));
     for (int i = 0; i < BT_N_VARIANTS; i++)
         BT_TRY(open_variant(r, ORDER[i], p));

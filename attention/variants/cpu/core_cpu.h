@@ -9,7 +9,7 @@
 #include "attention/variants/core.h"
 #include "device/cpu/kernels.h"
 
-enum { BT_CORE_HEADS = 64 }; /* of an item, at most */
+enum { BT_CORE_HEADS = 128 }; /* of an item, at most */
 
 /* One pool member's buffers; those that a variant has no use for are NULL. */
 typedef struct {

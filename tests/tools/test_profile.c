@@ -1,0 +1,229 @@
+/* The profile: its models against their published sizes, its formulas against the figures of the
+ * reference, and the program as a user runs it. */
+#include <math.h>
+
+#include "tests/support/command.h"
+#include "tests/support/test.h"
+#include "tools/profile/analysis.h"
+#include "tools/profile/measure.h"
+#include "tools/profile/study001.h"
+#include "tools/profile/text.h"
+
+static const char *g_program;
+static bt_command  g_command;
+
+static int run(const char *args)
+{
+    char line[512], *argv[24], *rest = line;
+    int  n = 0;
+
+    snprintf(line, sizeof(line), "%s", args);
+    argv[n++] = (char *)(uintptr_t)g_program;
+    while (n < 23 && (argv[n] = strtok_r(rest, " ", &rest)) != NULL)
+        n++;
+    argv[n] = NULL;
+    return bt_command_run(&g_command, argv, NULL, 100);
+}
+
+/* KV bytes a token over all layers, and the sum of all parameters in millions: models.md C.2. */
+static void profile_knows_the_published_models(void)
+{
+    static const struct {
+        const char *name;
+        uint64_t    kv_bytes;
+        double      total;
+    } WANT[] = {
+        {"v2",              69120, 235741e6},
+        {"v2.5",            69120, 235741e6},
+        {"v2-lite",         31104, 15706e6 },
+        {"v3",              70272, 671026e6},
+        {"r1",              70272, 671026e6},
+        {"v3.2",            70272, 671878e6},
+        {"kimi-k2",         70272, 1026.4e9},
+        {"moonlight",       31104, 15960e6 },
+        {"glm-flash",       54144, 29943e6 },
+        {"glm-5",           89856, 743.9e9 },
+        {"mistral-large-3", 70272, 673.4e9 },
+        {"mistral-small-4", 23040, 118.97e9},
+        {"longcat-flash",   64512, 560.66e9},
+        {"minicpm3",        35712, 4.07e9  },
+    };
+    static bt_profile_model m;
+
+    for (size_t i = 0; i < sizeof(WANT) / sizeof(WANT[0]); i++) {
+        EXPECT_EQ(bt_profile_model_find(WANT[i].name, &m), BT_OK);
+        EXPECT_EQ(bt_profile_latent_bytes(&m), WANT[i].kv_bytes);
+        EXPECT(fabs((double)(m.attention_params + m.expert_params + m.other_params) -
+                    WANT[i].total) < 1e6);
+        /* What attention and experts leave must be embedding, head, dense MLPs and the like. */
+        EXPECT((double)m.other_params > 0);
+        EXPECT(m.n_experts == 0 || (double)m.other_params < 0.3 * WANT[i].total);
+    }
+    EXPECT_EQ(bt_profile_model_find("v3", &m), BT_OK);
+    EXPECT(fabs(m.mla.softmax_scale - 0.1352338) < 1e-7);
+    EXPECT_EQ(bt_profile_model_find("v2", &m), BT_OK);
+    EXPECT(fabs(m.mla.softmax_scale - 0.1147214) < 1e-7);
+    EXPECT_EQ(bt_profile_expanded_bytes(&m), 60 * 81920);
+    EXPECT_EQ(bt_profile_model_find(BT_SOURCE_DIR "/models/demo", &m), BT_OK);
+    EXPECT_EQ(m.n_layers, 4);
+    EXPECT_EQ(bt_profile_model_find("v9", &m), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "kimi-k2");
+}
+
+static void study001_figures_are_those_of_the_reference(void)
+{
+    EXPECT(bt_study001_us("A100-40GB", 1, 131072, BT_VARIANT_A_CC_ME) == 2397.1f);
+    EXPECT(bt_study001_us("A100-40GB", 32, 8192, BT_VARIANT_CD) == 16277.1f);
+    EXPECT(bt_study001_us("RTX4080", 1, 65536, BT_VARIANT_CC) == 41709.1f);
+    EXPECT(bt_study001_us("RTX4080", 32, 512, BT_VARIANT_AM_CC_ME) == 5772.7f);
+    EXPECT(bt_study001_us("RTX4080", 32, 16384, BT_VARIANT_CD) == 0); /* out of memory */
+    EXPECT(bt_study001_us("A100-40GB", 1, 33, BT_VARIANT_CD) == 0);
+    /* At batch 32 on the A100, A_CC_ME lost at every length. */
+    for (uint32_t n = 32; n <= 8192; n *= 2) {
+        double ratio = bt_study001_us("A100-40GB", 32, n, BT_VARIANT_CD) /
+                       bt_study001_us("A100-40GB", 32, n, BT_VARIANT_A_CC_ME);
+
+        EXPECT(ratio > 0.535 && ratio < 0.80);
+    }
+}
+
+/* attention.md A.2, reading 2: the floor of the layer, which leaves out kv_a and norms. */
+static void roof_gives_the_floors_of_the_reference(void)
+{
+    static bt_profile_model m;
+    bt_variant_account      me;
+    const bt_roof          *a100 = bt_roof_gpu("a100-40gb");
+
+    EXPECT_EQ(bt_profile_model_find("v2", &m), BT_OK);
+    me = bt_variant_account_of(BT_VARIANT_A_CC_ME, &m.mla);
+    me.weight_bytes -= 2ull * (5120 * 576 + 1536 + 512);
+    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 1, 32) * 1e6 - 188) < 1);
+    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 1, 131072) * 1e6 - 305) < 1);
+    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 32, 8192) * 1e6 - 422) < 1);
+    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 32, 65536) * 1e6 - 2060) < 1);
+    EXPECT(bt_roof_gpu("A100") == NULL);
+}
+
+static void shares_of_ranks_follow_the_rules(void)
+{
+    static bt_profile_model m;
+    bt_roof                 roof = *bt_roof_gpu("H200");
+    bt_analysis             a    = {.model = &m, .roof = &roof, .batch = 1, .n_keys = 32};
+    bt_analysis_rank        tp, dp, pd;
+
+    EXPECT_EQ(bt_profile_model_find("v3", &m), BT_OK);
+    tp = bt_analysis_share(&a, BT_SHARE_TP, 16);
+    dp = bt_analysis_share(&a, BT_SHARE_DP_EP, 16);
+    pd = bt_analysis_share(&a, BT_SHARE_PD, 32);
+    EXPECT(tp.kv_bytes == 70272); /* every rank has every latent */
+    EXPECT(dp.kv_bytes == 70272 / 16.0);
+    EXPECT(pd.kv_bytes == dp.kv_bytes && pd.weight_bytes == dp.weight_bytes);
+    EXPECT(tp.weight_bytes < dp.weight_bytes && dp.tokens > 3 * tp.tokens);
+    EXPECT(bt_analysis_share(&a, BT_SHARE_TP, 1).tokens == 0); /* 1.3 TB of weights */
+}
+
+static void price_of_the_laws_is_one_where_the_forms_agree(void)
+{
+    static bt_profile_model m;
+
+    EXPECT_EQ(bt_profile_model_find("v2", &m), BT_OK);
+    EXPECT(bt_analysis_chunk_price(&m.mla, 8192, 8192) == 1);
+    EXPECT(bt_analysis_chunk_price(&m.mla, 32768, 512) == 1);
+    EXPECT(bt_analysis_chunk_price(&m.mla, 32768, 64) > 2);
+    for (uint32_t p = 256; p <= 65536; p *= 2) {
+        uint32_t q = bt_study_crossover_causal(&m.mla, p);
+
+        EXPECT(bt_analysis_normal_flops(&m.mla, p, q) <= bt_analysis_absorbed_flops(&m.mla, p, q));
+        EXPECT(bt_analysis_normal_flops(&m.mla, p, q - 1) >
+               bt_analysis_absorbed_flops(&m.mla, p, q - 1));
+    }
+}
+
+static void text_has_few_digits_and_a_unit(void)
+{
+    EXPECT(strcmp(bt_text_bytes(1152).text, "1.152 kB") == 0);
+    EXPECT(strcmp(bt_text_bytes(81920).text, "81.92 kB") == 0);
+    EXPECT(strcmp(bt_text_flops(33636352).text, "33.64 MFLOP") == 0);
+    EXPECT(strcmp(bt_text_bytes(0).text, "0 B") == 0);
+    EXPECT(strcmp(bt_text_time(0.000358).text, "358.0 us") == 0);
+    EXPECT(strcmp(bt_text_time(12.5).text, "12.50 s") == 0);
+    EXPECT(strcmp(bt_text_count(312700).text, "312.7 k") == 0);
+    EXPECT(strcmp(bt_text_time(INFINITY).text, "-") == 0);
+}
+
+static void program_teaches_its_use(void)
+{
+    EXPECT_EQ(run("--help"), 0);
+    EXPECT_HAS(g_command.output, "Examples:");
+    EXPECT_HAS(g_command.output, "--explain=Q,KV,BATCH");
+    EXPECT_HAS(g_command.output, "six ways: CD caches");
+}
+
+static void program_refuses_what_it_cannot_read(void)
+{
+    EXPECT_EQ(run("--like v9"), 1);
+    EXPECT_HAS(g_command.output, "known are v2, v2-lite");
+    EXPECT_EQ(run("--batch 0"), 64);
+    EXPECT_EQ(run("--context 32,x"), 64);
+    EXPECT_EQ(run("--explain 1,2"), 64);
+    EXPECT_EQ(run("--explain 9,8,1"), 64);
+    EXPECT_HAS(g_command.output, "at least Q");
+    EXPECT_EQ(run("--gpu H999"), 64);
+    EXPECT_HAS(g_command.output, "RTX4080");
+    EXPECT_EQ(run("--like v2 --kernels mmx --analysis"), 1);
+    EXPECT_EQ(run("--json --csv"), 64);
+    EXPECT_EQ(run("v2 v3"), 64);
+}
+
+static void program_explains_a_form(void)
+{
+    EXPECT_EQ(run("--like v2 --explain 170,131072,1 --gpu A100-40GB"), 0);
+    EXPECT_HAS(g_command.output, "takes the absorbed form");
+    EXPECT_EQ(run("--like v2 --explain 171,131072,8 --gpu A100-40GB"), 0);
+    EXPECT_HAS(g_command.output, "takes the normal form");
+    EXPECT_HAS(g_command.output, "8 requests");
+    EXPECT_HAS(g_command.output, "q* = 170.44");
+}
+
+static void program_analyses_a_model_on_a_gpu(void)
+{
+    EXPECT_EQ(run("--like v2 --analysis --gpu A100-40GB"), 0);
+    EXPECT_HAS(g_command.output, "81.92 kFLOP");
+    EXPECT_HAS(g_command.output, "33.64 MFLOP");
+    EXPECT_HAS(g_command.output, "278.5 kFLOP");
+    EXPECT_HAS(g_command.output, "1.152 kB");
+    EXPECT_HAS(g_command.output, "98.59 % less");
+    EXPECT_HAS(g_command.output, "170.67");
+    EXPECT_HAS(g_command.output, "6.34x");
+    EXPECT_EQ(run(BT_SOURCE_DIR "/models/demo --analysis --gpu H100"), 0);
+    EXPECT_HAS(g_command.output, "4 layers");
+}
+
+static void program_says_politely_what_does_not_fit(void)
+{
+    EXPECT_EQ(run("--like v2-lite --batch 4096 --context 1048576 --seconds 1"), 0);
+    EXPECT_HAS(g_command.output, "needs 4.9");
+    EXPECT_HAS(g_command.output, "TB");
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(profile_knows_the_published_models),
+        BT_TEST(study001_figures_are_those_of_the_reference),
+        BT_TEST(roof_gives_the_floors_of_the_reference),
+        BT_TEST(shares_of_ranks_follow_the_rules),
+        BT_TEST(price_of_the_laws_is_one_where_the_forms_agree),
+        BT_TEST(text_has_few_digits_and_a_unit),
+        BT_TEST(program_teaches_its_use),
+        BT_TEST(program_refuses_what_it_cannot_read),
+        BT_TEST(program_explains_a_form),
+        BT_TEST(program_analyses_a_model_on_a_gpu),
+        BT_TEST(program_says_politely_what_does_not_fit),
+    };
+
+    bt_log_init("test", BT_LOG_ERROR);
+    if (argc < 2) return EXIT_FAILURE;
+    g_program = argv[1];
+    return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+}

@@ -244,7 +244,8 @@ static void ranks(page *p, const bt_snapshot *s)
         rank_histogram(p, s, i, "baton_batch_rows", s->ranks[i].beat.batch_rows,
                        BT_BEAT_BATCH_BUCKETS, 1,
                        (double)(s->ranks[i].beat.prompt_rows + s->ranks[i].beat.generated_rows));
-    for (uint32_t i = 0; i < s->n_ranks; i++) {
+    /* Computing is what a hit saves, and prefill ranks compute; a decode rank's saves sending. */
+    for (uint32_t i = 0; i < (s->n_decode == 0 ? s->n_ranks : s->n_prefill); i++) {
         asked += s->ranks[i].beat.prefix_asked_tokens;
         hit += s->ranks[i].beat.prefix_hit_tokens;
     }

@@ -15,9 +15,9 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "device/cpu/roofs.h"
 #include "core/clock.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/roofs.h"
 
 enum { N_SAMPLES = 5, MAX_THREADS = 4096, PEAK_ROUNDS = 40000 };
 #define PART_BYTES (16ull << 20)

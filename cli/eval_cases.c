@@ -10,7 +10,6 @@
 
 #include "core/alloc.h"
 #include "model/safetensors.h"
-#include "model/safetensors_header.h" /* the names of types */
 
 enum { MAX_TOKENS = 1 << 24, FOUND_BYTES = 32 + 24 * BT_MAX_TENSOR_DIMS };
 

@@ -37,6 +37,9 @@ typedef struct {
     size_t      bytes;
 } bt_tensor;
 
+/* "BF16": the name in a header; NULL for BT_ST_OTHER. */
+const char *bt_st_dtype_name(bt_st_dtype dtype);
+
 typedef struct bt_safetensors bt_safetensors;
 
 /* Opens a file, or the set in a model directory.  IO or FORMAT, naming file, tensor, expected and

@@ -1,4 +1,4 @@
-/* model/safetensors_header.h - dtypes as the header names them.  Only for safetensors*.c. */
+/* model/safetensors_header.h - what reader and writer share.  Only for safetensors*.c. */
 #ifndef BT_MODEL_SAFETENSORS_HEADER_H
 #define BT_MODEL_SAFETENSORS_HEADER_H
 
@@ -13,9 +13,8 @@ extern "C" {
 /* The format's own limit on the JSON's length. */
 enum { BT_ST_MAX_HEADER_BYTES = 100000000, BT_ST_LENGTH_BYTES = 8 };
 
-/* The name in a header and the size of an element; NULL and 0 for BT_ST_OTHER. */
-const char *bt_st_dtype_name(bt_st_dtype dtype);
-size_t      bt_st_dtype_bytes(bt_st_dtype dtype);
+/* The size of an element; 0 for BT_ST_OTHER. */
+size_t bt_st_dtype_bytes(bt_st_dtype dtype);
 
 /* Elements of a shape; false when the product does not fit. */
 bool bt_st_count_elems(uint32_t n_dims, const uint64_t *shape, uint64_t *n_out);

@@ -357,7 +357,8 @@ class Aborts(Served):
         self.assertEqual(parts(list(self.generate(prompt=[500, 7, 9])))[0], expected([500, 7, 9], 20))
         ids, _ = parts(list(self.generate(prompt=[500, 6, 9])))
         want = expected([500, 6, 9], 20)
-        self.assertEqual(ids, want[:5] + [3] + want[6:])
+        self.assertIn(ids[5], (3, want[5]))  # two ranks sent it: the first to come counts
+        self.assertEqual(ids[:5] + ids[6:], want[:5] + want[6:])
 
     def test_wake_request_wakes_the_whole_group_once(self):
         self.cell.ranks[0].send(wake_request=control.WakeRequest(wake=0))

@@ -403,7 +403,8 @@ static void relay_queue_is_bounded_in_tokens_and_time(void)
     s.cfg.queue_tokens = 10;
     s.cfg.ranks        = s.limits;
     EXPECT_EQ(bt_relay_create(
-                  &s.cfg, &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL},
+                  &s.cfg,
+                  &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL},
                   &s.relay),
               BT_OK);
     EXPECT_EQ(sim_submit(&s, &big, "big", 28, 4, 100), BT_OK);
@@ -716,7 +717,8 @@ static void relay_short_memory_leaks_nothing(void)
         sim_init(&s, 1, 1, 2, 32);
         bt_alloc_fail_at(k);
         if (bt_relay_create(
-                &s.cfg, &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL},
+                &s.cfg,
+                &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL},
                 &relay) == BT_OK)
             bt_relay_destroy(relay);
         bt_alloc_fail_at(k);

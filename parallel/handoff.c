@@ -17,13 +17,14 @@ static bt_status take_arena(bt_handoff *h)
 {
     bt_status st         = BT_OK;
     size_t    n_signals  = (size_t)h->world->size * BT_SIGNAL_OUTBOX;
-    size_t    n_requests = h->n_slots + BT_HANDOFF_INBOXES + n_signals;
+    size_t    n_requests = h->n_slots + BT_HANDOFF_INBOXES + n_signals + 1;
     size_t    stage      = padded(BT_HANDOFF_HEAD + h->payload_max);
     size_t    head       = padded(sizeof(bt_wreck)) + padded(n_requests * sizeof(MPI_Request));
+    size_t    signals    = padded((n_signals + 1) * BT_SIGNAL_BYTES); /* the last: incoming */
     size_t    bytes;
     uint8_t  *at;
 
-    bytes = head + padded(n_signals * BT_SIGNAL_BYTES) + (h->n_slots + BT_HANDOFF_INBOXES) * stage;
+    bytes = head + signals + (h->n_slots + BT_HANDOFF_INBOXES) * stage;
     at    = bt_calloc_aligned(bytes, 1);
     BT_REQUIRE(at != NULL, BT_ERR_NO_MEMORY, "%zu bytes of hand-off staging, %u slots", bytes,
                h->n_slots);
@@ -33,11 +34,13 @@ static bt_status take_arena(bt_handoff *h)
     h->arena->n_requests = (int)n_requests;
     for (size_t i = 0; i < n_requests; i++)
         h->arena->requests[i] = MPI_REQUEST_NULL;
-    h->slot_requests   = h->arena->requests;
-    h->inbox_requests  = h->slot_requests + h->n_slots;
-    h->signal_requests = h->inbox_requests + BT_HANDOFF_INBOXES;
-    h->signal_memory   = at + head;
-    at += head + padded(n_signals * BT_SIGNAL_BYTES);
+    h->slot_requests     = h->arena->requests;
+    h->inbox_requests    = h->slot_requests + h->n_slots;
+    h->signal_requests   = h->inbox_requests + BT_HANDOFF_INBOXES;
+    h->signal_in_request = h->signal_requests + n_signals;
+    h->signal_memory     = at + head;
+    h->signal_in         = h->signal_memory + n_signals * BT_SIGNAL_BYTES;
+    at += head + signals;
     for (uint32_t i = 0; i < h->n_slots; i++, at += stage)
         h->slots[i].memory = at;
     for (int i = 0; i < BT_HANDOFF_INBOXES; i++, at += stage)
@@ -185,5 +188,6 @@ bool bt_handoff_idle(const bt_handoff *handoff)
     for (int i = 0; i < BT_HANDOFF_INBOXES; i++)
         if (handoff->inboxes[i].busy) return false;
     return handoff->ask_serial == 0 && handoff->n_asked == 0 && handoff->grant_to == BT_NO_PEER &&
-           handoff->n_signals_open == 0 && handoff->n_owed == 0;
+           handoff->n_signals_open == 0 && handoff->n_owed == 0 &&
+           *handoff->signal_in_request == MPI_REQUEST_NULL;
 }

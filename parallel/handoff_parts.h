@@ -110,6 +110,9 @@ struct bt_handoff {
     MPI_Request *slot_requests, *inbox_requests, *signal_requests;
     uint8_t     *signal_memory;
     uint32_t     n_signals_open;
+    MPI_Request *signal_in_request; /* the signal being received: one at a time, in order */
+    uint8_t     *signal_in;
+    uint32_t     signal_from;
 };
 
 /* ---- handoff_signal.c */

@@ -104,28 +104,45 @@ static void dispatch(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n
     }
 }
 
+/* Matches the next signal and starts to receive it. False: there is none. */
+static bool match_signal(bt_handoff *h)
+{
+    MPI_Message message;
+    MPI_Status  status;
+    int         found = 0, n_bytes = 0;
+
+    if (MPI_Improbe(MPI_ANY_SOURCE, BT_TAG_SIGNAL, h->world->handoff_comm, &found, &message,
+                    &status) != MPI_SUCCESS ||
+        !found)
+        return false;
+    h->signal_from = (uint32_t)status.MPI_SOURCE;
+    MPI_Get_count(&status, MPI_BYTE, &n_bytes);
+    if (n_bytes != BT_SIGNAL_BYTES) {
+        bt_world_drain(h->world, &message, (size_t)n_bytes);
+        dispatch(h, h->signal_from, h->signal_in, (size_t)n_bytes); /* the length is refused */
+    } else if (MPI_Imrecv(h->signal_in, BT_SIGNAL_BYTES, MPI_BYTE, &message,
+                          h->signal_in_request) != MPI_SUCCESS) {
+        *h->signal_in_request = MPI_REQUEST_NULL;
+    }
+    return true;
+}
+
 bool bt_signal_receive(bt_handoff *h)
 {
     bool moved = false;
 
     for (int i = 0; i < RECEIVE_BUDGET; i++) {
-        uint8_t     wire[BT_SIGNAL_BYTES];
-        MPI_Message message;
-        MPI_Status  status;
-        int         found = 0, n_bytes = 0;
+        int done = 0;
 
-        if (MPI_Improbe(MPI_ANY_SOURCE, BT_TAG_SIGNAL, h->world->handoff_comm, &found, &message,
-                        &status) != MPI_SUCCESS ||
-            !found)
-            break;
-        moved = true;
-        MPI_Get_count(&status, MPI_BYTE, &n_bytes);
-        if (n_bytes != BT_SIGNAL_BYTES) {
-            bt_world_drain(h->world, &message, (size_t)n_bytes);
-            dispatch(h, (uint32_t)status.MPI_SOURCE, wire, (size_t)n_bytes);
-        } else if (MPI_Mrecv(wire, BT_SIGNAL_BYTES, MPI_BYTE, &message, MPI_STATUS_IGNORE) ==
-                   MPI_SUCCESS) /* eager: it is here already */
-            dispatch(h, (uint32_t)status.MPI_SOURCE, wire, BT_SIGNAL_BYTES);
+        if (*h->signal_in_request == MPI_REQUEST_NULL) {
+            if (!match_signal(h)) break;
+            moved = true;
+        }
+        if (*h->signal_in_request == MPI_REQUEST_NULL) continue;
+        if (MPI_Test(h->signal_in_request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) break;
+        *h->signal_in_request = MPI_REQUEST_NULL;
+        moved                 = true;
+        dispatch(h, h->signal_from, h->signal_in, BT_SIGNAL_BYTES);
     }
     return moved;
 }

@@ -6,20 +6,6 @@
 
 enum { FP8_BLOCK = 128, NAME_BYTES = 256, SHAPE_BYTES = 128 };
 
-static const char *dtype_name(bt_st_dtype dtype)
-{
-    switch (dtype) {
-    case BT_ST_BF16: return "BF16";
-    case BT_ST_F32: return "F32";
-    case BT_ST_F16: return "F16";
-    case BT_ST_F8_E4M3: return "F8_E4M3";
-    case BT_ST_I32: return "I32";
-    case BT_ST_I64: return "I64";
-    case BT_ST_OTHER: break;
-    }
-    return "another dtype";
-}
-
 static const char *shape_text(const bt_tensor *t, char text[SHAPE_BYTES])
 {
     size_t at = 0;
@@ -31,19 +17,20 @@ static const char *shape_text(const bt_tensor *t, char text[SHAPE_BYTES])
     return text;
 }
 
-static bt_status check(const bt_tensor *t, const char *name, uint32_t n_dims, uint64_t n,
+static bt_status check(const bt_safetensors *set, const bt_tensor *t, uint32_t n_dims, uint64_t n,
                        uint64_t k)
 {
-    bt_status st = BT_OK;
-    char      found[SHAPE_BYTES];
+    bt_status   st   = BT_OK;
+    const char *file = bt_safetensors_file_of(set, t);
+    char        found[SHAPE_BYTES];
 
     if (n_dims == 1)
         BT_REQUIRE(t->n_dims == 1 && t->shape[0] == n, BT_ERR_FORMAT,
-                   "tensor %s: expected shape [%llu], found [%s]", name, (unsigned long long)n,
-                   shape_text(t, found));
+                   "%s: tensor %s: expected shape [%llu], found [%s]", file, t->name,
+                   (unsigned long long)n, shape_text(t, found));
     else
         BT_REQUIRE(t->n_dims == 2 && t->shape[0] == n && t->shape[1] == k, BT_ERR_FORMAT,
-                   "tensor %s: expected shape [%llu, %llu], found [%s]", name,
+                   "%s: tensor %s: expected shape [%llu, %llu], found [%s]", file, t->name,
                    (unsigned long long)n, (unsigned long long)k, shape_text(t, found));
 out:
     return st;
@@ -57,12 +44,14 @@ static bt_status find_scale(const bt_safetensors *st_set, const char *name, bt_m
 
     snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
     m->scale = bt_safetensors_find(st_set, scale_name);
-    BT_REQUIRE(m->scale != NULL, BT_ERR_FORMAT,
-               "tensor %s is missing: %s is F8_E4M3 and needs scales [%u, %u] F32", scale_name,
-               name, rows, cols);
-    BT_REQUIRE(m->scale->dtype == BT_ST_F32, BT_ERR_FORMAT, "tensor %s: expected F32, found %s",
-               scale_name, dtype_name(m->scale->dtype));
-    BT_TRY(check(m->scale, scale_name, 2, rows, cols));
+    BT_REQUIRE(
+        m->scale != NULL, BT_ERR_FORMAT,
+        "%s: expected tensor %s F32 [%u, %u], the scales of %s, which is F8_E4M3; found none",
+        bt_safetensors_file_of(st_set, m->t), scale_name, rows, cols, name);
+    BT_REQUIRE(
+        m->scale->dtype == BT_ST_F32, BT_ERR_FORMAT, "%s: tensor %s: expected dtype F32, found %s",
+        bt_safetensors_file_of(st_set, m->scale), scale_name, bt_st_dtype_name(m->scale->dtype));
+    BT_TRY(check(st_set, m->scale, 2, rows, cols));
 out:
     return st;
 }
@@ -73,12 +62,12 @@ bt_status bt_matrix_find(const bt_safetensors *st_set, const char *name, uint32_
     bt_matrix m  = {.t = bt_safetensors_find(st_set, name), .scale = NULL, .n = n, .k = k};
     bt_status st = BT_OK;
 
-    BT_REQUIRE(m.t != NULL, BT_ERR_FORMAT, "tensor %s is missing: expected shape [%u, %u]", name, n,
-               k);
+    BT_REQUIRE(m.t != NULL, BT_ERR_FORMAT, "%s: expected tensor %s of shape [%u, %u], found none",
+               bt_safetensors_path(st_set), name, n, k);
     BT_REQUIRE(m.t->dtype == BT_ST_BF16 || m.t->dtype == BT_ST_F32 || m.t->dtype == BT_ST_F8_E4M3,
-               BT_ERR_FORMAT, "tensor %s: expected BF16, F32 or F8_E4M3, found %s", name,
-               dtype_name(m.t->dtype));
-    BT_TRY(check(m.t, name, 2, n, k));
+               BT_ERR_FORMAT, "%s: tensor %s: expected dtype BF16, F32 or F8_E4M3, found %s",
+               bt_safetensors_file_of(st_set, m.t), name, bt_st_dtype_name(m.t->dtype));
+    BT_TRY(check(st_set, m.t, 2, n, k));
     if (m.t->dtype == BT_ST_F8_E4M3) BT_TRY(find_scale(st_set, name, &m));
     *matrix_out = m;
 out:
@@ -91,10 +80,12 @@ bt_status bt_vector_find(const bt_safetensors *st_set, const char *name, uint32_
     bt_matrix v  = {.t = bt_safetensors_find(st_set, name), .scale = NULL, .n = n, .k = 1};
     bt_status st = BT_OK;
 
-    BT_REQUIRE(v.t != NULL, BT_ERR_FORMAT, "tensor %s is missing: expected shape [%u]", name, n);
+    BT_REQUIRE(v.t != NULL, BT_ERR_FORMAT, "%s: expected tensor %s of shape [%u], found none",
+               bt_safetensors_path(st_set), name, n);
     BT_REQUIRE(v.t->dtype == BT_ST_BF16 || v.t->dtype == BT_ST_F32, BT_ERR_FORMAT,
-               "tensor %s: expected BF16 or F32, found %s", name, dtype_name(v.t->dtype));
-    BT_TRY(check(v.t, name, 1, n, 1));
+               "%s: tensor %s: expected dtype BF16 or F32, found %s",
+               bt_safetensors_file_of(st_set, v.t), name, bt_st_dtype_name(v.t->dtype));
+    BT_TRY(check(st_set, v.t, 1, n, 1));
     *vector_out = v;
 out:
     return st;

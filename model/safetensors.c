@@ -24,6 +24,7 @@ typedef struct {
 } shard;
 
 struct bt_safetensors {
+    char      *path;   /* owned */
     shard     *shards; /* owned: [n_shards] */
     size_t     n_shards;
     bt_tensor *tensors; /* owned: [n] sorted by name; each name is owned too */
@@ -129,13 +130,14 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const bt_tensor *)a)->name, ((const bt_tensor *)b)->name);
 }
 
-/* Which shard a tensor came from, for errors. */
-static const char *shard_of(const bt_safetensors *set, const bt_tensor *t)
+const char *bt_safetensors_path(const bt_safetensors *st) { return st->path; }
+
+const char *bt_safetensors_file_of(const bt_safetensors *st, const bt_tensor *t)
 {
     const uint8_t *p = t->data;
 
-    for (size_t i = 0; i < set->n_shards; i++) {
-        const shard *s = &set->shards[i];
+    for (size_t i = 0; i < st->n_shards; i++) {
+        const shard *s = &st->shards[i];
 
         if (p >= s->map && p <= s->map + s->bytes) return s->name;
     }
@@ -153,8 +155,9 @@ static bt_status sort_by_name(bt_safetensors *set)
         const bt_tensor *a = &set->tensors[i - 1], *b = &set->tensors[i];
 
         BT_REQUIRE(strcmp(a->name, b->name) != 0, BT_ERR_FORMAT,
-                   "%s: tensor %s: expected in one shard, found in %s too", shard_of(set, b),
-                   bt_json_printable(b->name, label, sizeof(label)), shard_of(set, a));
+                   "%s: tensor %s: expected in one shard, found in %s too",
+                   bt_safetensors_file_of(set, b), bt_json_printable(b->name, label, sizeof(label)),
+                   bt_safetensors_file_of(set, a));
     }
 out:
     return st;
@@ -210,7 +213,7 @@ static bt_status check_index(const char *index, const char *dir, json_t *map,
     json_object_foreach(map, name, v)
     {
         const bt_tensor *t    = bt_safetensors_find(set, name);
-        const char      *file = t == NULL ? "" : shard_of(set, t) + strlen(dir) + 1;
+        const char      *file = t == NULL ? "" : bt_safetensors_file_of(set, t) + strlen(dir) + 1;
 
         BT_REQUIRE(t != NULL && strcmp(file, json_string_value(v)) == 0, BT_ERR_FORMAT,
                    "%s: field weight_map: tensor %s: expected it in %s, found it %s%s", index,
@@ -221,7 +224,7 @@ static bt_status check_index(const char *index, const char *dir, json_t *map,
         BT_REQUIRE(json_object_get(map, set->tensors[i].name) != NULL, BT_ERR_FORMAT,
                    "%s: field weight_map: expected tensor %s of %s, found nothing", index,
                    bt_json_printable(set->tensors[i].name, label, sizeof(label)),
-                   shard_of(set, &set->tensors[i]));
+                   bt_safetensors_file_of(set, &set->tensors[i]));
 out:
     return st;
 }
@@ -296,6 +299,8 @@ bt_status bt_safetensors_open(const char *path, bt_safetensors **st_out)
     struct stat     info;
 
     BT_REQUIRE(set != NULL, BT_ERR_NO_MEMORY, "%s", path);
+    set->path = bt_strdup(path);
+    BT_REQUIRE(set->path != NULL, BT_ERR_NO_MEMORY, "%s", path);
     BT_REQUIRE(stat(path, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode))
         BT_TRY(open_dir(set, path));
@@ -319,6 +324,7 @@ void bt_safetensors_close(bt_safetensors *st)
     }
     bt_free(st->tensors);
     bt_free(st->shards);
+    bt_free(st->path);
     bt_free(st);
 }
 

@@ -25,7 +25,22 @@ typedef enum {
     BT_ST_F8_E4M3,
     BT_ST_I32,
     BT_ST_I64,
-    BT_ST_OTHER
+    /* read, but no model here has weights of them */
+    BT_ST_F64,
+    BT_ST_C64,
+    BT_ST_U64,
+    BT_ST_U32,
+    BT_ST_U16,
+    BT_ST_I16,
+    BT_ST_U8,
+    BT_ST_I8,
+    BT_ST_BOOL,
+    BT_ST_F8_E5M2,
+    BT_ST_F8_E8M0,
+    BT_ST_F6_E2M3,
+    BT_ST_F6_E3M2,
+    BT_ST_F4,
+    BT_ST_N_DTYPES
 } bt_st_dtype;
 
 typedef struct {
@@ -37,7 +52,7 @@ typedef struct {
     size_t      bytes;
 } bt_tensor;
 
-/* "BF16": the name in a header; NULL for BT_ST_OTHER. */
+/* "BF16": the name in a header; NULL for what is none. */
 const char *bt_st_dtype_name(bt_st_dtype dtype);
 
 typedef struct bt_safetensors bt_safetensors;
@@ -51,6 +66,10 @@ size_t    bt_safetensors_count(const bt_safetensors *st);
 const bt_tensor *bt_safetensors_at(const bt_safetensors *st, size_t i);
 /* NULL when there is none (not logged). */
 const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name);
+
+/* What was opened, and the file of a tensor of the set; for messages. */
+const char *bt_safetensors_path(const bt_safetensors *st);
+const char *bt_safetensors_file_of(const bt_safetensors *st, const bt_tensor *t);
 
 /* The header alone, from memory: what the fuzzer drives.  `file_bytes` is the size of the whole
  * file, `json` the n bytes after the length.  Calls `each` once per tensor; its data field is the

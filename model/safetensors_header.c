@@ -8,6 +8,7 @@
 
 enum { NAME_BYTES = 160, SHOW_BYTES = 96 };
 
+/* In the order of the enumeration. */
 static const struct {
     const char *name;
     uint32_t    bits;
@@ -19,31 +20,32 @@ static const struct {
     {"F8_E4M3", 8,  BT_ST_F8_E4M3},
     {"I32",     32, BT_ST_I32    },
     {"I64",     64, BT_ST_I64    },
-    {"F64",     64, BT_ST_OTHER  },
-    {"C64",     64, BT_ST_OTHER  },
-    {"U64",     64, BT_ST_OTHER  },
-    {"U32",     32, BT_ST_OTHER  },
-    {"U16",     16, BT_ST_OTHER  },
-    {"I16",     16, BT_ST_OTHER  },
-    {"U8",      8,  BT_ST_OTHER  },
-    {"I8",      8,  BT_ST_OTHER  },
-    {"BOOL",    8,  BT_ST_OTHER  },
-    {"F8_E5M2", 8,  BT_ST_OTHER  },
-    {"F8_E8M0", 8,  BT_ST_OTHER  },
-    {"F6_E2M3", 6,  BT_ST_OTHER  },
-    {"F6_E3M2", 6,  BT_ST_OTHER  },
-    {"F4",      4,  BT_ST_OTHER  },
+    {"F64",     64, BT_ST_F64    },
+    {"C64",     64, BT_ST_C64    },
+    {"U64",     64, BT_ST_U64    },
+    {"U32",     32, BT_ST_U32    },
+    {"U16",     16, BT_ST_U16    },
+    {"I16",     16, BT_ST_I16    },
+    {"U8",      8,  BT_ST_U8     },
+    {"I8",      8,  BT_ST_I8     },
+    {"BOOL",    8,  BT_ST_BOOL   },
+    {"F8_E5M2", 8,  BT_ST_F8_E5M2},
+    {"F8_E8M0", 8,  BT_ST_F8_E8M0},
+    {"F6_E2M3", 6,  BT_ST_F6_E2M3},
+    {"F6_E3M2", 6,  BT_ST_F6_E3M2},
+    {"F4",      4,  BT_ST_F4     },
 };
 enum { N_DTYPES = sizeof(DTYPES) / sizeof(DTYPES[0]) };
+_Static_assert((int)N_DTYPES == (int)BT_ST_N_DTYPES, "a name for each dtype");
 
 const char *bt_st_dtype_name(bt_st_dtype dtype)
 {
-    return dtype < BT_ST_OTHER ? DTYPES[dtype].name : NULL;
+    return dtype < BT_ST_N_DTYPES ? DTYPES[dtype].name : NULL;
 }
 
 size_t bt_st_dtype_bytes(bt_st_dtype dtype)
 {
-    return dtype < BT_ST_OTHER ? DTYPES[dtype].bits / 8 : 0;
+    return dtype < BT_ST_N_DTYPES ? DTYPES[dtype].bits / 8 : 0;
 }
 
 bool bt_st_count_elems(uint32_t n_dims, const uint64_t *shape, uint64_t *n_out)

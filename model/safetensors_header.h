@@ -13,7 +13,7 @@ extern "C" {
 /* The format's own limit on the JSON's length. */
 enum { BT_ST_MAX_HEADER_BYTES = 100000000, BT_ST_LENGTH_BYTES = 8 };
 
-/* The size of an element; 0 for BT_ST_OTHER. */
+/* The size of an element; 0 below a byte. */
 size_t bt_st_dtype_bytes(bt_st_dtype dtype);
 
 /* Elements of a shape; false when the product does not fit. */

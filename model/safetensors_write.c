@@ -28,9 +28,9 @@ static bt_status describe(const char *path, const bt_tensor *t, uint64_t begin, 
     json_t   *shape = json_array();
     uint64_t  n     = 0;
 
-    BT_REQUIRE(bt_st_dtype_name(t->dtype) != NULL && t->n_dims <= BT_MAX_TENSOR_DIMS,
+    BT_REQUIRE(bt_st_dtype_bytes(t->dtype) != 0 && t->n_dims <= BT_MAX_TENSOR_DIMS,
                BT_ERR_INVALID_ARG,
-               "%s: tensor %s: expected a dtype with a name and at most %d "
+               "%s: tensor %s: expected a dtype of whole bytes and at most %d "
                "dimensions",
                path, t->name, BT_MAX_TENSOR_DIMS);
     BT_REQUIRE(bt_st_count_elems(t->n_dims, t->shape, &n) && n <= SIZE_MAX / 8 &&

@@ -230,7 +230,8 @@ static void weights_name_each_missing_tensor(void)
         c.n--;
         EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
         EXPECT_HAS(bt_error_text(), gone.name);
-        EXPECT_HAS(bt_error_text(), "missing");
+        EXPECT_HAS(bt_error_text(), "found none");
+        EXPECT_HAS(bt_error_text(), c.file);
         c.n++;
         c.tensors[i]       = gone;
         c.tensors[c.n - 1] = last;
@@ -280,9 +281,38 @@ static void weights_name_a_wrong_dtype(void)
             continue;
         EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
         EXPECT_HAS(bt_error_text(), was.name);
-        EXPECT_HAS(bt_error_text(), was.dtype == BT_ST_BF16 ? "F16" : "I32");
+        EXPECT_HAS(bt_error_text(), was.dtype == BT_ST_BF16 ? "found F16" : "found I32");
+        EXPECT_HAS(bt_error_text(), c.file);
         c.tensors[i] = was;
     }
+    checkpoint_close(&c);
+}
+
+/* One of the format's dtypes that no weight may have: the error says which, and in which file. */
+static void weights_name_a_foreign_dtype_and_its_file(void)
+{
+    checkpoint      c;
+    bt_weights      w;
+    bt_safetensors *set = NULL;
+    char            header[65536], *at;
+    size_t          n;
+    FILE           *f;
+
+    checkpoint_open(&c, "v2-lite");
+    NEED(bt_safetensors_write(c.file, c.n, c.tensors) == BT_OK);
+    f = fopen(c.file, "r+");
+    NEED(f != NULL);
+    NEED(fseek(f, 8, SEEK_SET) == 0);
+    n  = fread(header, 1, sizeof(header) - 1, f);
+    at = memmem(header, n, "\"BF16\"", 6);
+    NEED(at != NULL);
+    NEED(fseek(f, 8 + (at - header), SEEK_SET) == 0 && fwrite("\"I16\" ", 1, 6, f) == 6);
+    fclose(f);
+    NEED(bt_safetensors_open(c.file, &set) == BT_OK);
+    EXPECT_EQ(load(&c, set, &w), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), c.file);
+    EXPECT_HAS(bt_error_text(), "found I16");
+    bt_safetensors_close(set);
     checkpoint_close(&c);
 }
 
@@ -411,6 +441,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_name_each_missing_tensor),
     BT_TEST(weights_name_each_wrong_shape),
     BT_TEST(weights_name_a_wrong_dtype),
+    BT_TEST(weights_name_a_foreign_dtype_and_its_file),
     BT_TEST(weights_read_fp32),
     BT_TEST(weights_report_progress_to_the_end),
     BT_TEST(weights_unwind_at_every_allocation),

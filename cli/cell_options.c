@@ -8,6 +8,7 @@
 
 #include "cli/child.h"
 #include "core/alloc.h"
+#include "core/parse.h"
 
 /* The limits and the words of baton-worker. */
 enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, MAX_TIMEOUT_S = 3600, MAX_THREADS = 4096 };
@@ -79,11 +80,9 @@ double bt_option_real(struct argp_state *state, const char *option, const char *
 
 static void check_bytes(struct argp_state *state, const char *arg)
 {
-    char *end;
+    uint64_t bytes;
 
-    errno = 0;
-    if (strtoull(arg, &end, 10) == 0 || errno != 0 || *arg < '0' || *arg > '9' || strlen(end) > 1 ||
-        strspn(end, "KMGT") != strlen(end)) {
+    if (!bt_parse_bytes(arg, &bytes) || bytes == 0) {
         argp_error(state, "--kv-bytes must be a size like 512M or 2G, not \"%s\"", arg);
     }
 }

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/parse.h"
+
 enum { DEFAULT_CHUNK = 512, MIN_MAX_ROWS = 256, MAX_RANKS = 4096, MAX_ROWS = 1 << 20 };
 enum { MAX_TIMEOUT_S = 3600, DEFAULT_TIMEOUT_S = 10, MAX_THREADS = 4096 };
 
@@ -33,28 +35,6 @@ static const char *const FORMS[] = {
 };
 
 const char *bt_form_policy_name(bt_form_policy form) { return FORMS[form]; }
-
-bool bt_parse_bytes(const char *text, uint64_t *bytes_out)
-{
-    static const char  SUFFIXES[] = "KMGT";
-    char              *end        = NULL;
-    unsigned long long value;
-    const char        *suffix;
-    unsigned           shift = 0;
-
-    if (text[0] < '0' || text[0] > '9') return false; /* strtoull takes signs and blanks */
-    errno = 0;
-    value = strtoull(text, &end, 10);
-    if (errno != 0) return false;
-    if (*end != '\0') {
-        suffix = strchr(SUFFIXES, *end >= 'a' && *end <= 'z' ? *end - 'a' + 'A' : *end);
-        if (suffix == NULL || end[1] != '\0') return false;
-        shift = 10 * (unsigned)(suffix - SUFFIXES + 1);
-    }
-    if (shift != 0 && value >> (64 - shift) != 0) return false;
-    *bytes_out = (uint64_t)value << shift;
-    return true;
-}
 
 /* A whole number in [low, high]. */
 static bt_status parse_count(const char *option, const char *text, uint32_t low, uint32_t high,

@@ -33,9 +33,6 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
  * need. */
 bt_status bt_worker_options_check_ranks(const bt_worker_options *opt, uint32_t n_ranks);
 
-/* "512M", "2G", "65536": bytes, with binary suffixes K, M, G and T.  False: no such number. */
-bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
-
 /* "role", "normal", "absorbed", "cost". */
 const char *bt_form_policy_name(bt_form_policy form);
 

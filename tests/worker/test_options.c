@@ -93,20 +93,6 @@ static void options_wrong_number_of_ranks_names_the_command(void)
     EXPECT_HAS(bt_error_text(), "mpirun -n 2 baton-worker --both 2");
 }
 
-static void bytes_have_binary_suffixes(void)
-{
-    uint64_t n = 0;
-
-    EXPECT(bt_parse_bytes("65536", &n) && n == 65536);
-    EXPECT(bt_parse_bytes("3k", &n) && n == 3072);
-    EXPECT(bt_parse_bytes("512M", &n) && n == 512ull << 20);
-    EXPECT(bt_parse_bytes("1T", &n) && n == 1ull << 40);
-    EXPECT(!bt_parse_bytes("", &n));
-    EXPECT(!bt_parse_bytes("1GB", &n));
-    EXPECT(!bt_parse_bytes(" 1", &n));
-    EXPECT(!bt_parse_bytes("99999999T", &n));
-}
-
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -114,7 +100,6 @@ int main(int argc, char **argv)
         BT_TEST(options_errors_say_what_to_do),
         BT_TEST(options_unknown_flag_is_an_error),
         BT_TEST(options_wrong_number_of_ranks_names_the_command),
-        BT_TEST(bytes_have_binary_suffixes),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

@@ -34,9 +34,9 @@ static const char DOC[] =
     "The port accepts connections only from then on, and speaks vllm.grpc.engine.VllmEngine over "
     "gRPC: point a gateway, `baton generate` or `baton chat` at it. Everything else goes to "
     "stderr.\n\n"
-    "SIGTERM and SIGINT end open requests with UNAVAILABLE; SIGUSR1 drains instead: new requests "
-    "are refused, running ones finish, then the cell ends. With --drain-s the other two drain as "
-    "well, for that long; a second one ends at once.\n\n"
+    "SIGTERM drains: new requests are refused, running ones have --drain-s seconds to finish, then "
+    "what is still open ends with UNAVAILABLE and the cell leaves. SIGUSR1 drains without a limit. "
+    "SIGINT ends the cell at once, and so does SIGTERM while it drains.\n\n"
     "Coordinator and ranks share a secret, drawn anew at each start unless BATON_SECRET or "
     "BATON_SECRET_FILE gives one; nobody without it attaches to the control port.\n\n"
     "When a process of the cell dies, every open request ends with UNAVAILABLE and the reason, all "
@@ -68,7 +68,8 @@ static const struct argp_option OPTIONS[] = {
     {"http-port", OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 0},
     {"http-host",                                                                 OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
-    {"drain-s",OPT_DRAIN, "S", 0, "How long SIGTERM lets running requests go on (default 0)", 0},
+    {"drain-s",OPT_DRAIN, "S", 0,
+     "How long SIGTERM lets running requests go on (default 20; 0: not at all)", 0},
     {"served-model-name",                                                                OPT_NAME, "NAME", 0,
      "What clients call the model (default: the directory's name)", 0},
     BT_CONFIG_OPTION(0),
@@ -192,7 +193,7 @@ static const bt_setting_default DEFAULTS[] = {
     {"max-tokens",    "256"},
     {"http-port",            "none"},
     {"http-host",    "127.0.0.1"},
-    {"drain-s", "0"},
+    {"drain-s", "20"},
     {0           }
 };
 static const bt_setting_conflict CONFLICTS[] = {
@@ -216,6 +217,7 @@ int main(int argc, char **argv)
                   .run = {.host       = "127.0.0.1",
                           .control    = "127.0.0.1:0",
                           .port       = 8000,
+                          .drains     = true,
                           .stall_ns   = 120 * BT_NS_PER_S,
                           .log        = BT_LOG_INFO,
                           .max_tokens = "256"}

@@ -243,13 +243,13 @@ static void read_all(supervisor *s)
     bt_lines_read(&s->launch.err, on_rank_line, s);
 }
 
-/* Serving, SIGUSR1 drains, and SIGTERM and SIGINT do where the coordinator was told so; while it
- * drains only another one of those ends it at once. */
+/* Serving, SIGUSR1 drains, and so does SIGTERM unless it may take no time; while it drains, SIGTERM
+ * ends it at once, as SIGINT always does. */
 static bool drain(supervisor *s, int number)
 {
     if (s->phase == STOPPING) return number == SIGUSR1;
-    if (s->phase != SERVING || (number != SIGUSR1 && (!s->opt->drains || s->draining)))
-        return false;
+    if (s->phase != SERVING) return false;
+    if (number != SIGUSR1 && (number != SIGTERM || !s->opt->drains || s->draining)) return false;
     if (s->draining) return true;
     s->draining = true;
     bt_child_kill(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM);

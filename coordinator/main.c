@@ -25,10 +25,13 @@ static const char doc[] =
     "coordinator and its workers in one command.\n\n"
     "With --announce-fd these lines are written: \"http HOST:PORT\", \"control HOST:PORT\", "
     "\"progress RANK DONE TOTAL\", \"ready HOST:PORT\", \"draining\", \"failed REASON\".\n\n"
-    "SIGTERM and SIGINT end every open request with UNAVAILABLE, tell the ranks to leave, and exit "
-    "0. SIGUSR1 drains: new requests are refused with UNAVAILABLE, running ones finish, then the "
-    "same end; with --drain-s the other two do so as well, for that long, and a second signal ends "
-    "at once. "
+    "SIGTERM drains: new requests are refused with UNAVAILABLE, running ones have --drain-s "
+    "seconds "
+    "to finish, then what is still open ends with UNAVAILABLE, the ranks are told to leave, and "
+    "the "
+    "exit code is 0. SIGUSR1 drains without a limit. SIGINT ends at once, and so does SIGTERM "
+    "while "
+    "it drains. "
     "A rank that is lost ends the cell with exit code 1.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
     "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
@@ -86,7 +89,7 @@ static const struct argp_option options[] = {
      "port of /metrics, /health, /ready and the status page (none); 0 takes any free one", 3},
     {"http-host",                                                           OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
     {"drain-s",               OPT_DRAIN_S, "S", 0,
-     "seconds that SIGTERM lets running requests go on (0: they end at once)", 3},
+     "seconds that SIGTERM lets running requests go on (20; 0: they end at once)", 3},
     BT_CONFIG_OPTION(5),
     {"secret-file",                                                               OPT_SECRET_FILE, "FILE", 0,
      "its first line is the secret that ranks must show (BATON_SECRET in the environment wins)", 4},
@@ -198,7 +201,7 @@ static const bt_setting_default DEFAULTS[] = {
     {"stall-s",       "600"},
     {"http-port",                "none"},
     {"http-host","127.0.0.1"},
-    {"drain-s", "0"},
+    {"drain-s", "20"},
     {0               }
 };
 
@@ -214,6 +217,7 @@ int main(int argc, char **argv)
                                        .load_s         = 3600,
                                        .rank_timeout_s = 30,
                                        .stall_s        = 600,
+                                       .drain_s        = 20,
                                        .http_host      = "127.0.0.1",
                                        .http_port      = -1};
     const struct argp      argp     = {options, parse, NULL, doc, NULL, NULL, NULL};

@@ -130,13 +130,13 @@ class Start(unittest.TestCase):
 
 
 class Stop(Served):
-    def test_sigterm_ends_everything_cleanly(self):
+    def test_sigint_ends_everything_cleanly(self):
         self.cell.split_after = 3
         calls = [self.generate(), self.generate(stream=False)]
         next(calls[0])
         wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
         begin = time.monotonic()
-        self.coordinator.process.send_signal(signal.SIGTERM)
+        self.coordinator.process.send_signal(signal.SIGINT)
         for call in calls:
             code, details, _ = self.error(call)
             self.assertEqual((code, details), (UNAVAILABLE, "the server is shutting down"))

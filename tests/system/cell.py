@@ -78,7 +78,7 @@ class Cell:
                 found[int(env[b"OMPI_COMM_WORLD_RANK"])] = pid
         return found
 
-    def stop(self, timeout=15):
+    def stop(self, timeout=35):
         """SIGTERM; returns baton-run's exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -178,11 +178,15 @@ def run_killed(a, pb, rpc):
 
 
 def stopped_while_serving(a, pb, rpc):
-    """SIGTERM and SIGINT: open requests end with UNAVAILABLE, exit code 0, nothing left."""
+    """SIGINT, and SIGTERM twice: open requests end with UNAVAILABLE, exit code 0, nothing left."""
     for sig in (signal.SIGTERM, signal.SIGINT):
         fault = ready(a, "2+2")
         fault.open_requests(pb, rpc, 4, 40, 4000, wait_first=True)
         fault.cell.process.send_signal(sig)
+        if sig == signal.SIGTERM:  # the first one lets them finish
+            time.sleep(0.3)
+            assert fault.cell.process.poll() is None, "SIGTERM did not wait for the open requests"
+            fault.cell.process.send_signal(sig)
         assert fault.cell.wait_gone(GONE_S) == 0, fault.cell.log()
         for t in fault.threads:
             t.join(5)

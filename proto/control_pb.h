@@ -30,6 +30,11 @@ bt_status bt_pb_take_pages(PB(Page) * *pages, size_t n, bt_page_ref **pages_out,
 /* Page messages for n refs: one block of memory with the pointer table in front (bt_free it). */
 bt_status bt_pb_make_pages(const bt_page_ref *refs, size_t n, PB(Page) * **pages_out);
 
+/* A Tokens message as our own packer writes it; false: anything else, for the general way. */
+bool bt_pb_tokens(const uint8_t *bytes, size_t n, bt_up *m_out);
+/* The general way; bt_up_unpack() is either. */
+bt_status bt_pb_up(const uint8_t *bytes, size_t n, bt_up *m_out);
+
 /* eval: a request that is not sampled may leave the message out. */
 bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *sampling_out);
 void      bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) * pb_out);

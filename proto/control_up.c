@@ -532,6 +532,11 @@ out:
 
 bt_status bt_up_unpack(const uint8_t *bytes, size_t n, bt_up *m_out)
 {
+    return bt_pb_tokens(bytes, n, m_out) ? BT_OK : bt_pb_up(bytes, n, m_out);
+}
+
+bt_status bt_pb_up(const uint8_t *bytes, size_t n, bt_up *m_out)
+{
     bt_status st       = BT_OK;
     bt_up     m        = {0};
     PB(FromWorker) *pb = NULL;

@@ -1,9 +1,10 @@
-/* libFuzzer: any bytes are refused, or are a message that packs and unpacks to itself. */
+/* libFuzzer: any bytes are refused, or are a message that packs and unpacks to itself; what the
+ * quick reader of tokens takes, the general one takes as the same. */
 #include <stdint.h>
 #include <string.h>
 
 #include "core/alloc.h"
-#include "proto/control_msg.h"
+#include "proto/control_pb.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -22,6 +23,19 @@ static void try_up(const uint8_t *data, size_t n)
     bt_up_free(&back);
     bt_free(bytes);
     bt_free(again);
+}
+
+static void try_tokens(const uint8_t *data, size_t n)
+{
+    bt_up quick = {0}, plain = {0};
+
+    if (!bt_pb_tokens(data, n, &quick)) return;
+    BT_ASSERT(bt_pb_up(data, n, &plain) == BT_OK);
+    BT_ASSERT(plain.kind == BT_UP_TOKENS && plain.u.tokens.n == quick.u.tokens.n);
+    BT_ASSERT(memcmp(plain.u.tokens.tokens, quick.u.tokens.tokens,
+                     quick.u.tokens.n * sizeof(bt_token)) == 0);
+    bt_up_free(&quick);
+    bt_up_free(&plain);
 }
 
 static void try_down(const uint8_t *data, size_t n)
@@ -46,6 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     long live = bt_alloc_live();
 
     try_up(data, n);
+    try_tokens(data, n);
     try_down(data, n);
     BT_ASSERT(bt_alloc_live() == live);
     return 0;

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "proto/control.pb-c.h"
+#include "proto/control_pb.h"
 #include "tests/proto/control_samples.h"
 #include "tests/support/test.h"
 
@@ -98,6 +98,42 @@ static void control_msg_fields_keep_their_values(void)
     bt_up_free(&back);
     bt_down_free(&d);
     bt_down_free(&dback);
+}
+
+/* The quick reader takes what our packer writes, and reads in it what the general one does. */
+static void control_msg_tokens_are_read_alike_both_ways(void)
+{
+    bt_up    m = sample_up(BT_UP_TOKENS), quick = {0}, plain = {0};
+    uint8_t *bytes = NULL;
+    size_t   n     = 0;
+
+    EXPECT_EQ(bt_up_pack(&m, &bytes, &n), BT_OK);
+    EXPECT(bt_pb_tokens(bytes, n, &quick));
+    EXPECT_EQ(bt_pb_up(bytes, n, &plain), BT_OK);
+    EXPECT_EQ(quick.u.tokens.n, plain.u.tokens.n);
+    EXPECT(memcmp(quick.u.tokens.tokens, plain.u.tokens.tokens,
+                  plain.u.tokens.n * sizeof(bt_token)) == 0);
+    bt_up_free(&quick);
+    for (size_t cut = 0; cut < n; cut++)
+        EXPECT(!bt_pb_tokens(bytes, cut, &quick));
+    for (size_t at = 0; at < n; at++)
+        for (int bit = 0; bit < 8; bit++) { /* whatever it still takes, both take alike */
+            bytes[at] ^= (uint8_t)(1 << bit);
+            if (bt_pb_tokens(bytes, n, &quick)) {
+                bt_up other = {0};
+
+                EXPECT_EQ(bt_pb_up(bytes, n, &other), BT_OK);
+                EXPECT_EQ(other.u.tokens.n, quick.u.tokens.n);
+                EXPECT(memcmp(quick.u.tokens.tokens, other.u.tokens.tokens,
+                              quick.u.tokens.n * sizeof(bt_token)) == 0);
+                bt_up_free(&other);
+                bt_up_free(&quick);
+            }
+            bytes[at] ^= (uint8_t)(1 << bit);
+        }
+    bt_free(bytes);
+    bt_up_free(&m);
+    bt_up_free(&plain);
 }
 
 /* splitmix64: the same bytes on every machine. */
@@ -282,6 +318,7 @@ static void control_msg_short_memory_is_an_error_and_no_leak(void)
 static const bt_test tests[] = {
     BT_TEST(control_msg_every_kind_comes_back),
     BT_TEST(control_msg_fields_keep_their_values),
+    BT_TEST(control_msg_tokens_are_read_alike_both_ways),
     BT_TEST(control_msg_garbage_is_refused_or_understood),
     BT_TEST(control_msg_damaged_is_refused_or_understood),
     BT_TEST(control_msg_out_of_range_is_refused),

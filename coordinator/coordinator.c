@@ -345,8 +345,8 @@ static void check_drained(coordinator *c)
     }
 }
 
-/* SIGUSR1 drains without a limit; SIGTERM and SIGINT end at once, or drain first when --drain-s
- * says so; the second one ends at once. */
+/* SIGUSR1 drains without a limit, SIGTERM for --drain-s; SIGINT, and SIGTERM while it drains, end
+ * at once. */
 static void check_signals(coordinator *c)
 {
     int number = g_signal;
@@ -360,7 +360,7 @@ static void check_signals(coordinator *c)
     }
     if (number == 0 || c->phase == CLOSING) return;
     g_signal = 0;
-    if (c->phase == SERVING && c->opt->drain_s > 0) {
+    if (number == SIGTERM && c->phase == SERVING && c->opt->drain_s > 0) {
         drain(c, c->opt->drain_s);
         return;
     }
@@ -415,8 +415,10 @@ static void close_up(coordinator *c)
             bt_cell_rank_text(&c->cell, i, who, sizeof(who));
             BT_WARN("%s has not left within %d s", who, CLOSE_S);
         }
-    while (bt_now_ns() < flush_ns) /* what is said last should reach the wire */
+    while (bt_now_ns() < flush_ns) { /* what is said last should reach the wire */
         bt_rpc_loop_run_once(c->loop, flush_ns);
+        if (c->pub != NULL) bt_public_poll(c->pub);
+    }
 }
 
 static bt_status open_http(coordinator *c)

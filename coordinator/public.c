@@ -256,11 +256,12 @@ void bt_public_destroy(bt_public *pub)
         grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
         bt_rpc_loop_begin(pub->loop);
         grpc_server_cancel_all_calls(pub->server);
-        bt_public_poll(pub);
         /* Cancelled operations complete at once; their tags point into what is about to be freed.
          */
-        for (int i = 0; i < END_TRIES && (!pub->is_down || pub->n_calls > 0); i++)
+        for (int i = 0; i < END_TRIES && (!pub->is_down || pub->n_calls > 0); i++) {
+            bt_public_poll(pub);
             bt_rpc_loop_run_once(pub->loop, bt_now_ns() + 10 * BT_NS_PER_MS);
+        }
         BT_ASSERT(pub->is_down && pub->n_calls == 0);
         grpc_server_destroy(pub->server);
     }

@@ -29,8 +29,8 @@ uint32_t bt_public_n_streams(const bt_public *pub);
 /* Cuts what is left and frees everything, driving the loop. */
 void bt_public_destroy(bt_public *pub);
 
-/* Submits and aborts what could not be while the relay was calling back; call it whenever the loop
- * has run. */
+/* Sends what has come for clients, and submits and aborts what could not be while the relay was
+ * calling back; call it whenever the loop has run. */
 void bt_public_poll(bt_public *pub);
 
 /* The relay's events: client is the choice of bt_relay_submit(). */

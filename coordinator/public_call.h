@@ -51,10 +51,11 @@ struct bt_public {
     bool               is_down, stopping, draining;
     bt_intake_limits   limits;
     const bt_up_hello *facts;
-    bt_metrics        *metrics;   /* borrowed */
-    bt_tokenizer      *tokenizer; /* owned; NULL: the model has none that can be read */
-    bt_stream         *waiting;   /* list of bt_public_poll() */
-    bt_call           *watchers;  /* list of the health Watch calls */
+    bt_metrics        *metrics;            /* borrowed */
+    bt_tokenizer      *tokenizer;          /* owned; NULL: the model has none that can be read */
+    bt_stream         *waiting;            /* list of bt_public_poll() */
+    bt_stream         *fresh, *fresh_last; /* streams with something to send, first come first */
+    bt_call           *watchers;           /* list of the health Watch calls */
     char              *model_path, *served_name, *version, *default_sampling; /* owned */
     uint64_t           n_calls;   /* not yet freed, waiting ones too */
     uint32_t           n_streams; /* Generate calls not yet freed */

@@ -5,9 +5,10 @@
  * the caches of both ranks instead of computing and sending them again.  Nothing may call the relay
  * from inside its callbacks: what is to be submitted or aborted then waits for bt_public_poll().
  *
- * One message is in flight at a time; what comes meanwhile goes into the next one, so a slow client
- * costs no memory but its tokens and never holds up another.  Headers go with the first message:
- * until then an error is the call's own status. */
+ * Tokens are sent by bt_public_poll() too, after all that has come from the ranks by then: under
+ * load a message carries several.  One message is in flight at a time; what comes meanwhile goes
+ * into the next one, so a slow client costs no memory but its tokens and never holds up another.
+ * Headers go with the first message: until then an error is the call's own status. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,14 +31,14 @@ struct bt_stream {
     uint32_t          n_submitted;
     uint64_t          arrived_ns;
     bool              begun, sending, ended, status_sent, gone;
-    bool              waiting; /* in the list of bt_public_poll() */
-    bt_stream        *next;    /* of it */
+    bool              waiting, fresh; /* in the lists of bt_public_poll() */
+    bt_stream        *next, *next_fresh;
     grpc_status_code  code;
     char              message[BT_INTAKE_TEXT];
     bt_request_clock  clock;
 };
 
-static void pump(bt_stream *s);
+static void send_soon(bt_stream *s);
 
 void bt_stream_free(bt_stream *stream)
 {
@@ -63,7 +64,7 @@ static void on_sent(bt_rpc_tag *tag, bool ok)
 
     (void)ok; /* a send that fails is followed by the close */
     s->sending = false;
-    pump(s);
+    send_soon(s);
     bt_call_release(call);
 }
 
@@ -71,7 +72,7 @@ static void on_sent(bt_rpc_tag *tag, bool ok)
 static void send_parts(bt_stream *s, grpc_byte_buffer *message, bool status)
 {
     grpc_op    ops[3]  = {0};
-    grpc_slice details = grpc_slice_from_copied_string(s->message);
+    grpc_slice details = grpc_empty_slice();
     size_t     n       = 0;
 
     if (!s->begun) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
@@ -81,8 +82,9 @@ static void send_parts(bt_stream *s, grpc_byte_buffer *message, bool status)
         ops[n++].data.send_message.send_message = message;
     }
     if (status) {
-        ops[n].op                                            = GRPC_OP_SEND_STATUS_FROM_SERVER;
-        ops[n].data.send_status_from_server.status           = s->code;
+        details                                    = grpc_slice_from_copied_string(s->message);
+        ops[n].op                                  = GRPC_OP_SEND_STATUS_FROM_SERVER;
+        ops[n].data.send_status_from_server.status = s->code;
         ops[n++].data.send_status_from_server.status_details = &details;
         s->status_sent                                       = true;
     }
@@ -149,6 +151,31 @@ static void pump(bt_stream *s)
         give_up(s);
 }
 
+/* Something may have come to be sent. */
+static void send_soon(bt_stream *s)
+{
+    bt_public *pub = s->call->pub;
+
+    if (s->fresh || s->sending || s->status_sent || s->gone) return;
+    s->fresh      = true;
+    s->next_fresh = NULL;
+    s->call->refs++; /* the list's */
+    *(pub->fresh != NULL ? &pub->fresh_last->next_fresh : &pub->fresh) = s;
+    pub->fresh_last                                                    = s;
+}
+
+static void send_all(bt_public *pub)
+{
+    while (pub->fresh != NULL) {
+        bt_stream *s = pub->fresh;
+
+        pub->fresh = s->next_fresh;
+        s->fresh   = false;
+        pump(s);
+        bt_call_release(s->call);
+    }
+}
+
 /* ---- what waits until the relay can be called */
 
 static void wait_for_poll(bt_stream *s)
@@ -178,7 +205,7 @@ static void fail(bt_stream *s, grpc_status_code code, const char *why)
     s->code  = code;
     bt_text_clean(why, s->message, sizeof(s->message));
     if (s->n_choices > 1) wait_for_poll(s);
-    pump(s);
+    send_soon(s);
 }
 
 /* Gives a choice to the relay. */
@@ -246,6 +273,7 @@ void bt_public_poll(bt_public *pub)
             submit_rest(s);
         bt_call_release(s->call);
     }
+    send_all(pub);
 }
 
 /* The client has gone, or everything has been sent. */
@@ -275,7 +303,7 @@ bt_finish bt_public_token(void *client, const bt_token *token)
     /* By the second token the decode rank has the prompt too. */
     if (s->n_submitted < s->n_choices && (c->n > 1 || finish != BT_FINISH_NONE)) wait_for_poll(s);
     /* The last one goes with the end. */
-    if (s->how.stream && finish == BT_FINISH_NONE) pump(s);
+    if (s->how.stream && finish == BT_FINISH_NONE) send_soon(s);
     return finish;
 }
 
@@ -312,7 +340,7 @@ void bt_public_end(void *client, const bt_relay_end *end)
             bt_metrics_end(call->pub->metrics, &s->clock, end->code, end->finish, bt_now_ns());
             s->ended = true;
         }
-        pump(s);
+        send_soon(s);
     }
     bt_call_release(call);
 }

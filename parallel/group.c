@@ -15,6 +15,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/watchdog.h"
 #include "parallel/backoff.h"
 #include "parallel/mpi_world.h"
 
@@ -340,6 +341,11 @@ static const char *list_ranks(const bt_group *group, bool receiving, char text[R
     return text[0] != '\0' ? text : "none";
 }
 
+static const char *name_of(const bt_wait *wait)
+{
+    return wait->what != NULL ? wait->what : "an exchange";
+}
+
 static bt_status fail_timeout(const bt_group *group, const bt_wait *wait)
 {
     bt_status st = BT_OK;
@@ -349,9 +355,8 @@ static bt_status fail_timeout(const bt_group *group, const bt_wait *wait)
     BT_REQUIRE(false, BT_ERR_TIMEOUT,
                "%s%s in epoch %u (operation %" PRIu64
                "): after %.3f s nothing came from ranks: %s; not taken by ranks: %s",
-               wait->what != NULL ? wait->what : "an exchange", layer, group->epoch,
-               group->sequence, (double)wait->timeout_ns / 1e9, list_ranks(group, true, from),
-               list_ranks(group, false, to));
+               name_of(wait), layer, group->epoch, group->sequence, (double)wait->timeout_ns / 1e9,
+               list_ranks(group, true, from), list_ranks(group, false, to));
 out:
     return st;
 }
@@ -366,7 +371,10 @@ static bt_status wait_all(bt_group *group, const bt_wait *wait)
     bt_backoff_init(&backoff, group->world->spin_ns);
     for (;;) {
         now_ns = bt_now_ns(); /* before the poll: a process that was stopped looks once more */
-        BT_TRY(progress(group, &moved, &done));
+        bt_watchdog_enter(name_of(wait), wait->layer);
+        st = progress(group, &moved, &done);
+        bt_watchdog_leave();
+        BT_TRY(st);
         if (done) break;
         if (wait->stop != NULL && wait->stop(wait->ctx)) {
             st = BT_ERR_CANCELLED;
@@ -390,14 +398,17 @@ static bt_status run(bt_group *group, const bt_wait *wait)
     lane     *l  = &group->lanes[group->self];
 
     BT_REQUIRE(!group->broken, BT_ERR_PEER,
-               "%s: the group of epoch %u failed before and must be made anew",
-               wait->what != NULL ? wait->what : "an exchange", group->epoch);
+               "%s: the group of epoch %u failed before and must be made anew", name_of(wait),
+               group->epoch);
     if (l->recv_bytes > 0 && l->recv != l->send) memcpy(l->recv, l->send, l->recv_bytes);
     if (group->n == 1) return BT_OK;
     group->broken = true; /* until the end */
     group->tag = bt_tag_make(group->world->tags, group->tag_space, group->epoch, group->sequence);
-    for (uint32_t i = 0; i < group->n; i++)
-        if (i != group->self) BT_TRY(feed_lane(group, i));
+    bt_watchdog_enter(name_of(wait), wait->layer);
+    for (uint32_t i = 0; i < group->n && st == BT_OK; i++)
+        if (i != group->self) st = feed_lane(group, i);
+    bt_watchdog_leave();
+    BT_TRY(st);
     BT_TRY(wait_all(group, wait));
     group->sequence++;
     group->broken = false;

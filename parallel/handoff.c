@@ -6,6 +6,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/watchdog.h"
 #include "parallel/handoff_parts.h"
 
 enum { ALIGN = 64, POLL_PASSES = 8 };
@@ -165,6 +166,7 @@ bool bt_handoff_poll(bt_handoff *handoff)
 
     if (handoff->polling) return false; /* called from one of its own events */
     handoff->polling = true;
+    bt_watchdog_enter("hand-off of pages", -1);
     for (int pass = 0; pass < POLL_PASSES; pass++) {
         uint64_t now_ns = bt_now_ns();
         bool     moved  = bt_signal_test(handoff);
@@ -177,6 +179,7 @@ bool bt_handoff_poll(bt_handoff *handoff)
         if (!moved) break;
         any = true;
     }
+    bt_watchdog_leave();
     handoff->polling = false;
     return any;
 }

@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/watchdog.h"
 #include "parallel/mpi_world.h"
 
 enum {
@@ -86,7 +87,9 @@ static bt_status start_mpi(int *argc, char ***argv)
     BT_REQUIRE(MPI_Initialized(&started) == MPI_SUCCESS, BT_ERR_PEER, "MPI_Initialized failed");
     if (started) return BT_OK;
     child = watch_start(&watch);
-    code  = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    bt_watchdog_enter("start of MPI (MPI_Init)", -1);
+    code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    bt_watchdog_leave();
     end_watch(child, watch);
     BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, "MPI did not start (code %d): %s", code,
                START_HINT);
@@ -226,6 +229,21 @@ out:
     return st;
 }
 
+/* Collective over the job: all that blocks in MPI once it has started. */
+static bt_status meet(bt_world *world)
+{
+    bt_status st = BT_OK;
+
+    bt_watchdog_enter("the first exchange of all ranks", -1);
+    BT_TRY(find_nodes(world));
+    BT_TRY(agree_on_transport(world));
+    BT_TRY(dup_comm(&world->group_comm));
+    BT_TRY(dup_comm(&world->handoff_comm));
+out:
+    bt_watchdog_leave();
+    return st;
+}
+
 static void free_world(bt_world *world)
 {
     if (world == NULL) return;
@@ -254,10 +272,7 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
     world->tags        = bt_tag_layout_of(has_ub ? *ub : 32767);
     world->next_serial = 1;
     read_transport(world);
-    BT_TRY(find_nodes(world));
-    BT_TRY(agree_on_transport(world));
-    BT_TRY(dup_comm(&world->group_comm));
-    BT_TRY(dup_comm(&world->handoff_comm));
+    BT_TRY(meet(world));
     if (sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
         (uint32_t)CPU_COUNT(&cores) > world->local_size)
         world->spin_ns = SPIN_NS;
@@ -331,9 +346,11 @@ void bt_world_fini(bt_world *world)
     if (world == NULL) return;
     bt_world_sweep(world);
     if (world->wrecks != NULL) cancel_wrecks(world);
+    bt_watchdog_enter("end of MPI (MPI_Finalize)", -1);
     MPI_Comm_free(&world->group_comm);
     MPI_Comm_free(&world->handoff_comm);
     MPI_Finalize();
+    bt_watchdog_leave();
     while (world->wrecks != NULL) { /* MPI has ended: nothing writes any more */
         bt_wreck *next = world->wrecks->next;
 

@@ -6,11 +6,12 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/watchdog.h"
 #include "worker/rank.h"
 
 #define FLUSH_NS (2 * BT_NS_PER_S)
 
-enum { FINALIZE_S = 10 }; /* then a watchdog ends the process, whatever hangs */
+enum { GOODBYE_S = 10 }; /* then an alarm ends the process, whatever hangs */
 
 static void say_leaving(bt_rank *r, int code, const char *reason)
 {
@@ -28,7 +29,7 @@ static void say_leaving(bt_rank *r, int code, const char *reason)
 void bt_rank_leave(bt_rank *r, int code, const char *reason)
 {
     if (strcmp(reason, bt_error_text()) != 0) BT_INFO("leaving: %s", reason); /* else logged */
-    alarm(FINALIZE_S);
+    alarm(GOODBYE_S);
     say_leaving(r, code, reason);
     bt_world_exit(r->world, code);
 }
@@ -50,9 +51,8 @@ void bt_rank_leave_together(bt_rank *r)
     bt_device_destroy(r->dev);
     bt_links_fini(&r->links);
     bt_free(r->plans);
-    alarm(FINALIZE_S);
+    bt_watchdog_set_limit(GOODBYE_S * BT_NS_PER_S); /* MPI_Finalize can hang when a rank has died */
     bt_world_fini(r->world);
-    alarm(0);
 }
 
 void bt_rank_leave_early(bt_rank *r, bt_status st)

@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/watchdog.h"
 #include "worker/rank.h"
 
 #define IDLE_SLEEP_NS  (100 * BT_NS_PER_MS) /* a message or a signal ends it */
 #define WATCH_SLEEP_NS (1 * BT_NS_PER_MS)   /* between looks for pages that are expected */
 #define FIRST_SLEEP_NS (20 * BT_NS_PER_US)
+#define MPI_START_NS   (300 * BT_NS_PER_S) /* ranks of a large job start one after the other */
 
 static volatile sig_atomic_t g_signal;
 static volatile sig_atomic_t g_tell; /* somebody is there to be told why this rank leaves */
@@ -22,8 +24,21 @@ static void on_signal(int number)
 
 static void on_alarm(int number)
 {
+    static const char why[] = "baton-worker: saying good-bye to the coordinator hangs: ended\n";
+
     (void)number;
-    _exit(EXIT_FAILURE); /* something hangs at the end: MPI_Finalize can when a rank has died */
+    if (write(STDERR_FILENO, why, sizeof(why) - 1) < 0) _exit(EXIT_FAILURE);
+    _exit(EXIT_FAILURE);
+}
+
+/* On the watchdog's thread, while the step thread hangs inside MPI. */
+static void on_stuck(void *ctx, const char *where, uint64_t quiet_ns)
+{
+    bt_rank *r = ctx;
+
+    bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_TIMEOUT),
+                 "MPI has not come back from the %s for %.1f s", where, (double)quiet_ns / 1e9);
+    bt_rank_leave(r, EXIT_FAILURE, bt_error_text());
 }
 
 static void install_signals(void)
@@ -106,7 +121,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "baton-worker --help says more\n");
         return EXIT_FAILURE;
     }
+    if (bt_watchdog_start(MPI_START_NS, on_stuck, &r) != BT_OK) return EXIT_FAILURE;
     if (bt_world_init(&argc, &argv, &r.world) != BT_OK) return EXIT_FAILURE;
+    bt_watchdog_set_limit(r.opt.timeout_ns);
     install_signals(); /* MPI may have put its own */
     snprintf(who, sizeof(who), "rank=%u", bt_world_rank(r.world));
     bt_log_init(who, r.opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);

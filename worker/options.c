@@ -153,7 +153,8 @@ static const struct argp_option OPTIONS[] = {
     {"form",                                         KEY_FORM, "FORM", 0,
      "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
      "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",                                     KEY_TIMEOUT, "S", 0, "Deadline of each wait for another rank (default 10)", 0},
+    {"timeout-s",                                     KEY_TIMEOUT, "S", 0,
+     "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
     {"on-death",                                       KEY_ON_DEATH, "stop", 0, "When a rank dies: stop the cell", 0},
     {"verbose", KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     {0                                         },

@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -152,6 +153,27 @@ def hangs(a, pb, rpc):
         fault.check(f"{role} rank {victim} stopped", [f"rank {victim}"], HANG_DEADLINE_S)
 
 
+def stuck_in_mpi(a, pb, rpc):
+    """A call into MPI that never returns: the rank's own watchdog ends it, before the others' patience does."""
+    with tempfile.TemporaryDirectory() as folder:
+        switch = os.path.join(folder, "stuck")
+        for victim, role in ((2, "decode"), (0, "prefill")):
+            os.environ.update(LD_PRELOAD=a.stuck_mpi, BT_STUCK_RANK=str(victim), BT_STUCK_FILE=switch)
+            try:
+                fault = ready(a, "2+2", "--timeout-s", str(HANG_DEADLINE_S))
+            finally:
+                del os.environ["LD_PRELOAD"]
+            fault.open_requests(pb, rpc, 4, 40, 4000, wait_first=True)
+            if role == "prefill":
+                fault.open_requests(pb, rpc, 2, 4000, 8, wait_first=False)
+            open(switch, "w").close()
+            if role == "prefill":  # all of its group may be parked by now: another prompt makes it step
+                fault.open_requests(pb, rpc, 2, 400, 8, wait_first=False)
+            fault.check(f"{role} rank {victim} stuck in MPI", [f"rank={victim} - worker/main.c"], HANG_DEADLINE_S)
+            assert "MPI has not come back from" in fault.cell.log(), fault.cell.log()
+            os.unlink(switch)
+
+
 def coordinator(a, pb, rpc):
     fault = ready(a, "1+1")
     fault.open_requests(pb, rpc, 2, 40, 4000, wait_first=True)
@@ -196,13 +218,14 @@ def stopped_while_serving(a, pb, rpc):
         print(f"{sig.name} while serving: ended cleanly", flush=True)
 
 
-FAULTS = [at_start, in_prefill, in_decode, both_roles, hangs, coordinator, launcher, run_killed, stopped_while_serving]
+FAULTS = [at_start, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, coordinator, launcher, run_killed, stopped_while_serving]
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--bin", required=True)
     ap.add_argument("--source", required=True)
+    ap.add_argument("--stuck-mpi", metavar="FILE", help="tests/support/stuck_mpi.c as a library, for stuck_in_mpi")
     ap.add_argument("--only", choices=[f.__name__ for f in FAULTS])
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)

@@ -1,0 +1,162 @@
+/* A process has one watchdog, so each case is a child of its own; how it ended is the verdict. */
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "core/watchdog.h"
+#include "tests/support/test.h"
+
+#define LIMIT_NS (100 * BT_NS_PER_MS)
+enum { BITES = 42, TEXT = 256 };
+
+static int         g_say;    /* where a child writes what the watchdog said */
+static atomic_bool g_bitten; /* it has said it */
+
+static void bite(void *ctx, const char *where, uint64_t quiet_ns)
+{
+    char text[TEXT];
+    int  n = snprintf(text, sizeof(text), "%s%s%s", (const char *)ctx, where,
+                     quiet_ns >= LIMIT_NS && quiet_ns < 2 * LIMIT_NS ? "" : " at a wrong time");
+
+    if (write(g_say, text, (size_t)n) != n) _exit(1);
+    atomic_store(&g_bitten, true);
+    bt_sleep_ns(LIMIT_NS / 2); /* time for the watched thread to come back */
+    _exit(BITES);
+}
+
+/* Runs it in a child; returns the exit code, and what was said. */
+static int run(void (*body)(void), bool stop_it, char said[TEXT])
+{
+    int     ends[2], status = 0;
+    ssize_t n;
+    pid_t   child;
+
+    EXPECT(pipe(ends) == 0);
+    child = fork();
+    if (child == 0) {
+        g_say = ends[1];
+        body();
+        _exit(0);
+    }
+    close(ends[1]);
+    if (stop_it) {
+        EXPECT(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+        bt_sleep_ns(3 * LIMIT_NS);
+        kill(child, SIGCONT);
+    }
+    n       = read(ends[0], said, TEXT - 1);
+    said[n] = '\0';
+    close(ends[0]);
+    EXPECT(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void start(void)
+{
+    static char dog[] = "stuck in ";
+
+    if (bt_watchdog_start(LIMIT_NS, bite, dog) != BT_OK) _exit(1);
+}
+
+static void hang_in_a_layer(void)
+{
+    start();
+    bt_watchdog_enter("step plan", -1);
+    bt_watchdog_leave();
+    bt_watchdog_enter("experts", 3);
+    for (;;)
+        pause();
+}
+
+static void come_back_too_late(void)
+{
+    start();
+    bt_watchdog_enter("MPI_Finalize", -1);
+    while (!atomic_load(&g_bitten))
+        bt_sleep_ns(BT_NS_PER_MS);
+    bt_watchdog_leave(); /* must not return: the process ends by the watchdog's word */
+    _exit(1);
+}
+
+/* Many short calls, and long times outside of any. */
+static void behave(void)
+{
+    start();
+    bt_watchdog_set_limit(5 * LIMIT_NS);
+    for (int i = 0; i < 20; i++) {
+        bt_watchdog_enter("step plan", -1);
+        bt_sleep_ns(LIMIT_NS / 3);
+        bt_watchdog_leave();
+    }
+    bt_sleep_ns(6 * LIMIT_NS);
+}
+
+static void be_stopped(void)
+{
+    start();
+    bt_watchdog_enter("step plan", -1);
+    raise(SIGSTOP);
+    bt_watchdog_leave();
+}
+
+static void get_more_time(void)
+{
+    start();
+    bt_watchdog_set_limit(20 * LIMIT_NS);
+    bt_watchdog_enter("MPI_Init", -1);
+    bt_sleep_ns(2 * LIMIT_NS);
+    bt_watchdog_leave();
+}
+
+static void have_no_dog(void)
+{
+    bt_watchdog_enter("step plan", -1);
+    bt_watchdog_leave();
+}
+
+static void call_that_hangs_is_named(void)
+{
+    char said[TEXT];
+
+    EXPECT_EQ(run(hang_in_a_layer, false, said), BITES);
+    EXPECT(strcmp(said, "stuck in experts of layer 3") == 0);
+}
+
+static void call_that_ends_too_late_never_goes_on(void)
+{
+    char said[TEXT];
+
+    EXPECT_EQ(run(come_back_too_late, false, said), BITES);
+    EXPECT(strcmp(said, "stuck in MPI_Finalize") == 0);
+}
+
+static void calls_that_end_in_time_are_left_alone(void)
+{
+    char said[TEXT];
+
+    EXPECT_EQ(run(behave, false, said), 0);
+    EXPECT_EQ(run(get_more_time, false, said), 0);
+    EXPECT_EQ(run(have_no_dog, false, said), 0);
+}
+
+static void time_while_stopped_does_not_count(void)
+{
+    char said[TEXT];
+
+    EXPECT_EQ(run(be_stopped, true, said), 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(call_that_hangs_is_named),
+        BT_TEST(call_that_ends_too_late_never_goes_on),
+        BT_TEST(calls_that_end_in_time_are_left_alone),
+        BT_TEST(time_while_stopped_does_not_count),
+    };
+
+    return bt_run_tests(TESTS, sizeof(TESTS) / sizeof(TESTS[0]), argc > 1 ? argv[1] : NULL);
+}

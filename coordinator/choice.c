@@ -42,7 +42,6 @@ out:
 
 void bt_choice_fini(bt_choice *c)
 {
-    bt_free(c->name);
     bt_free(c->ids);
     bt_free(c->logprobs);
     bt_free(c->tops);
@@ -94,8 +93,6 @@ bt_finish bt_choice_token(bt_choice *c, const bt_token *token)
 
 void bt_choice_end(bt_choice *c, bt_finish finish)
 {
-    c->open    = false;
-    c->ended   = true;
     c->finish  = finish;
     c->n_ready = c->n;
 }

@@ -12,16 +12,9 @@
 #include "coordinator/intake.h"
 #include "model/tokenizer.h"
 
-typedef struct bt_stream bt_stream;
-
 typedef struct {
-    bt_stream *stream; /* whose choice it is */
-    uint32_t   index;
-    uint64_t   number; /* of the relay's request */
-    char      *name;   /* owned: the relay's name for it */
-    bool       open;   /* the relay has it */
-    bool       ended;
-    bt_finish  finish; /* of an end without an error */
+    uint32_t  index;
+    bt_finish finish; /* NONE: it goes on */
 
     uint32_t  n, n_ready, n_sent, capacity; /* tokens: that came, may be sent, were sent */
     uint32_t *ids;                          /* owned [capacity], touched as tokens come */

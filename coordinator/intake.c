@@ -74,24 +74,39 @@ static bt_status take_prompt(const Vllm__Grpc__Engine__TokenizedInput *input,
     return BT_OK;
 }
 
-static bt_status take_max_tokens(const params *p, const bt_intake_limits *limits,
+/* Tokens that each of n choices may add: the prompt's full pages are shared. */
+static uint64_t room_of(const bt_intake_limits *limits, uint64_t n_prompt, uint32_t n)
+{
+    uint64_t pages = limits->max_tokens / limits->page_tokens,
+             full  = n_prompt / limits->page_tokens;
+    uint64_t all   = full > pages ? 0 : ((pages - full) / n + full) * limits->page_tokens;
+
+    return all > n_prompt ? all - n_prompt : 0;
+}
+
+static bt_status take_max_tokens(const params *p, const bt_intake_limits *limits, uint32_t n,
                                  bt_relay_request *r, char *refusal)
 {
     uint64_t n_prompt = r->n_prompt, room = limits->max_context - n_prompt;
+    uint64_t pool = room_of(limits, n_prompt, n);
 
     if (p->_max_tokens_case == VLLM__GRPC__ENGINE__SAMPLING_PARAMS___MAX_TOKENS__NOT_SET) {
-        if (room > limits->max_tokens - n_prompt) room = limits->max_tokens - n_prompt;
-        r->sampling.max_tokens = (uint32_t)room;
+        REFUSE_UNLESS(
+            pool >= 1,
+            "%u choices of %llu prompt tokens are more than a rank's KV pages hold (%llu)", n,
+            (unsigned long long)n_prompt, (unsigned long long)limits->max_tokens);
+        r->sampling.max_tokens = (uint32_t)(room < pool ? room : pool);
         return BT_OK;
     }
     REFUSE_UNLESS(p->max_tokens >= 1, "max_tokens is 0");
     REFUSE_UNLESS(p->max_tokens <= room,
                   "%llu prompt tokens and max_tokens %u are more than the context of %u",
                   (unsigned long long)n_prompt, p->max_tokens, limits->max_context);
-    REFUSE_UNLESS(
-        p->max_tokens <= limits->max_tokens - n_prompt,
-        "%llu prompt tokens and max_tokens %u are more than a rank's KV pages hold (%llu)",
-        (unsigned long long)n_prompt, p->max_tokens, (unsigned long long)limits->max_tokens);
+    REFUSE_UNLESS(p->max_tokens <= pool,
+                  "%llu prompt tokens and max_tokens %u of %u choices are more than a rank's KV "
+                  "pages hold (%llu)",
+                  (unsigned long long)n_prompt, p->max_tokens, n,
+                  (unsigned long long)limits->max_tokens);
     r->sampling.max_tokens = p->max_tokens;
     return BT_OK;
 }
@@ -114,7 +129,7 @@ bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_inta
     BT_TRY(check_request(pb, refusal));
     BT_TRY(bt_intake_sampling(p, limits, &r.sampling, &answer, refusal));
     BT_TRY(take_prompt(pb->tokenized, limits, &r, refusal));
-    BT_TRY(take_max_tokens(p, limits, &r, refusal));
+    BT_TRY(take_max_tokens(p, limits, answer.n, &r, refusal));
     REFUSE_UNLESS_OUT(r.sampling.min_tokens <= r.sampling.max_tokens,
                       "min_tokens is %u, more than max_tokens, which is %u", r.sampling.min_tokens,
                       r.sampling.max_tokens);

@@ -10,7 +10,7 @@
 #include "proto/vllm_engine.pb-c.h"
 
 typedef struct {
-    uint32_t vocab_size, max_context;
+    uint32_t vocab_size, max_context, page_tokens;
     uint64_t max_tokens,
         max_prompt; /* what one rank's pool can hold: of a request, of its prompt */
     bool tokenizer; /* there is one, so that stop strings can be found */
@@ -27,7 +27,7 @@ typedef struct {
 
 void bt_intake_answer_free(bt_intake_answer *answer);
 
-enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024, BT_CHOICES_MAX = 64 };
+enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
 
 /* OK: request_out owns its prompt and the sampling's arrays, answer_out its stop strings; the name
  * is borrowed from pb.  INVALID_ARG (not logged: it is the client's affair) writes why into

@@ -66,10 +66,16 @@ static uint32_t prefix_pages(const bt_relay *r, const bt_request *q, uint32_t ra
                                  q->keys);
 }
 
-/* Pages for what is known, and for the next token. */
+/* Pages for what is known, and for the next token of each open choice; the prompt's full pages
+ * once. */
 static uint32_t pages_now(const bt_relay *r, const bt_request *q)
 {
-    return bt_relay_pages(r, (uint64_t)q->n_prompt + q->n_out + 1);
+    uint32_t full = q->n_prompt / r->cfg.page_tokens, pages = full;
+
+    for (uint32_t i = 0; i < q->n_choices; i++)
+        if (!q->choices[i].ended)
+            pages += bt_relay_pages(r, (uint64_t)q->n_prompt + q->choices[i].n_out + 1) - full;
+    return pages;
 }
 
 /* The decode rank that would hold the fewest pages, the prefix that it has counted once; of those
@@ -85,9 +91,8 @@ static int choose_decode(const bt_relay *r, const bt_request *q, uint32_t others
         uint32_t             held = prefix_pages(r, q, i);
         int64_t              all  = (int64_t)k->taken_pages + need - held;
 
-        if (all + others > k->limits.n_pages || k->n_held >= k->limits.max_rows ||
-            k->refused_until_ns > now_ns)
-            continue;
+        if (all + others > k->limits.n_pages || k->refused_until_ns > now_ns) continue;
+        if (k->n_choices > 0 && k->n_choices + q->n_open > k->limits.max_rows) continue;
         if (best == NO_RANK || all < least) {
             best  = (int)i;
             least = all;
@@ -149,6 +154,7 @@ void bt_relay_free_decode(bt_relay *relay, bt_request *q)
     q->decode_holds = false;
     k->taken_pages -= q->decode_pages;
     q->decode_pages = 0;
+    k->n_choices -= q->decode_choices;
     k->n_held--;
     k->refused_until_ns = 0; /* there is room again */
 }
@@ -201,6 +207,47 @@ out:
     return st;
 }
 
+/* The open choices; none for a request of one. */
+static bt_status copy_choices(const bt_request *q, uint32_t **choices_out, uint32_t *n_out)
+{
+    bt_status st = BT_OK;
+    uint32_t *choices, n = 0;
+
+    if (q->n_choices == 1) goto out;
+    choices = bt_calloc(q->n_open, sizeof(*choices));
+    BT_REQUIRE(choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_open);
+    for (uint32_t i = 0; i < q->n_choices; i++)
+        if (!q->choices[i].ended) choices[n++] = i;
+    *choices_out = choices;
+    *n_out       = n;
+out:
+    return st;
+}
+
+/* What the client has of the open choices. */
+static bt_status copy_replay(const bt_request *q, bt_down_reserve *m)
+{
+    bt_status st = BT_OK;
+    uint32_t  n = 0, k = 0;
+
+    if (q->n_out == 0) goto out;
+    m->replay         = bt_calloc(q->n_out, sizeof(*m->replay));
+    m->replay_lengths = m->n_choices == 0 ? NULL : bt_calloc(m->n_choices, sizeof(uint32_t));
+    BT_REQUIRE(m->replay != NULL && (m->replay_lengths != NULL || m->n_choices == 0),
+               BT_ERR_NO_MEMORY, "%u tokens to replay", q->n_out);
+    for (uint32_t i = 0; i < q->n_choices; i++) {
+        const bt_request_choice *c = &q->choices[i];
+
+        if (c->ended) continue;
+        if (c->n_out > 0) memcpy(m->replay + n, c->out, c->n_out * sizeof(*c->out));
+        if (m->replay_lengths != NULL) m->replay_lengths[k++] = c->n_out;
+        n += c->n_out;
+    }
+    m->n_replay = n;
+out:
+    return st;
+}
+
 static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefill, uint64_t now_ns)
 {
     bt_down m = {.kind = BT_DOWN_RESERVE};
@@ -212,9 +259,9 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     q->heard_ns             = now_ns;
     q->decode_rank          = decode;
     q->prefill_rank         = prefill;
-    m.u.reserve.replay      = copy_of(q->out, q->n_out * sizeof(*q->out));
     m.u.reserve.prefix_keys = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
-    if ((m.u.reserve.replay == NULL && q->n_out > 0) ||
+    if (copy_choices(q, &m.u.reserve.choices, &m.u.reserve.n_choices) != BT_OK ||
+        copy_replay(q, &m.u.reserve) != BT_OK ||
         bt_sampling_copy(&q->sampling, &m.u.reserve.sampling) != BT_OK ||
         copy_prompt(q, &m.u.reserve.prompt) != BT_OK) {
         bt_down_free(&m);
@@ -222,8 +269,10 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
                              "the coordinator is out of memory");
         return;
     }
-    q->decode_holds = true;
-    q->n_held       = prefix_pages(r, q, decode) * r->cfg.page_tokens;
+    q->decode_holds   = true;
+    q->decode_choices = q->n_open;
+    r->ranks[decode].n_choices += q->n_open;
+    q->n_held = prefix_pages(r, q, decode) * r->cfg.page_tokens;
     count_decode_pages(r, q);
     hold(&r->ranks[decode], now_ns);
     q->is_long        = is_long(r, q, prefill);
@@ -240,7 +289,6 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     m.u.reserve.n_prompt     = q->n_prompt;
     m.u.reserve.prefill_rank = prefill;
     m.u.reserve.arrival      = q->arrival;
-    m.u.reserve.n_replay     = q->n_out;
     if (m.u.reserve.prefix_keys != NULL)
         m.u.reserve.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_relay_wake(r, decode);
@@ -301,13 +349,16 @@ static bool pages_are_sound(const bt_relay *r, const bt_request *q, const bt_up 
 
 static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
 {
-    bt_down   m      = {.kind = BT_DOWN_PREFILL};
-    uint32_t *prompt = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
-    void     *keys   = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
+    bt_down   m       = {.kind = BT_DOWN_PREFILL};
+    uint32_t *prompt  = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
+    void     *keys    = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
+    uint32_t *choices = NULL, n_choices = 0;
 
-    if (prompt == NULL || bt_sampling_copy(&q->sampling, &m.u.prefill.sampling) != BT_OK) {
+    if (prompt == NULL || bt_sampling_copy(&q->sampling, &m.u.prefill.sampling) != BT_OK ||
+        copy_choices(q, &choices, &n_choices) != BT_OK) {
         bt_free(prompt);
         bt_free(keys);
+        bt_sampling_free(&m.u.prefill.sampling);
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
         return;
@@ -321,7 +372,9 @@ static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
                                                .n_pages     = ticket->u.ticket.n_pages,
                                                .pages       = ticket->u.ticket.pages,
                                                .held        = ticket->u.ticket.held,
-                                               .prefix_keys = keys};
+                                               .prefix_keys = keys,
+                                               .n_choices   = n_choices,
+                                               .choices     = choices};
     ticket->u.ticket.pages = NULL; /* goes with the message */
     if (keys != NULL) m.u.prefill.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);

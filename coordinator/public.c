@@ -194,6 +194,7 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->limits.max_context = config->facts->max_context;
     pub->limits.max_tokens  = bt_relay_max_tokens(pub->relay);
     pub->limits.max_prompt  = bt_relay_max_prompt(pub->relay);
+    pub->limits.page_tokens = pub->facts->page_tokens;
     /* Without one only stop strings cannot be had. */
     if (bt_tokenizer_open(config->model_path, &pub->tokenizer) != BT_OK)
         BT_WARN("no stop strings: %s", bt_error_text());

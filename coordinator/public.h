@@ -29,11 +29,10 @@ uint32_t bt_public_n_streams(const bt_public *pub);
 /* Cuts what is left and frees everything, driving the loop. */
 void bt_public_destroy(bt_public *pub);
 
-/* Sends what has come for clients, and submits and aborts what could not be while the relay was
- * calling back; call it whenever the loop has run. */
+/* Sends what has come for clients; call it whenever the loop has run. */
 void bt_public_poll(bt_public *pub);
 
-/* The relay's events: client is the choice of bt_relay_submit(). */
+/* The relay's events: client is the stream of bt_relay_submit(). */
 bt_finish bt_public_token(void *client, const bt_token *token);
 void      bt_public_prompt(void *client, const bt_up_prompt_logprobs *m);
 void      bt_public_end(void *client, const bt_relay_end *end);

@@ -5,7 +5,8 @@
 #include "coordinator/choice.h"
 #include "coordinator/public.h"
 
-typedef struct bt_call bt_call;
+typedef struct bt_call   bt_call;
+typedef struct bt_stream bt_stream;
 
 /* A method: unary ones fill an answer, or return another status with bt_call.why. */
 typedef struct {
@@ -53,7 +54,6 @@ struct bt_public {
     const bt_up_hello *facts;
     bt_metrics        *metrics;            /* borrowed */
     bt_tokenizer      *tokenizer;          /* owned; NULL: the model has none that can be read */
-    bt_stream         *waiting;            /* list of bt_public_poll() */
     bt_stream         *fresh, *fresh_last; /* streams with something to send, first come first */
     bt_call           *watchers;           /* list of the health Watch calls */
     char              *model_path, *served_name, *version, *default_sampling; /* owned */
@@ -74,8 +74,6 @@ extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
 void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
 void                   bt_stream_free(bt_stream *stream);
-/* The name by which the relay knows a choice of the request of that name. */
-void bt_stream_choice_name(const char *name, uint32_t index, char *buf, size_t capacity);
 
 /* public_watch.c */
 bool bt_public_has_service(const char *service);

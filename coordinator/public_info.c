@@ -152,24 +152,13 @@ static grpc_byte_buffer *loads(bt_call *call, const ProtobufCMessage *request)
     return bt_rpc_pack(&reply.base);
 }
 
-static void abort_name(bt_relay *relay, const char *name)
-{
-    char buf[BT_INTAKE_NAME_MAX + 16];
-
-    if (strlen(name) > BT_INTAKE_NAME_MAX) return; /* no request has it */
-    for (uint32_t i = 0; i < BT_CHOICES_MAX; i++) {
-        bt_stream_choice_name(name, i, buf, sizeof(buf));
-        bt_relay_abort_name(relay, buf, "aborted by the client");
-    }
-}
-
 static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *request)
 {
     const Vllm__Grpc__Engine__AbortRequest *pb = (const Vllm__Grpc__Engine__AbortRequest *)request;
     Vllm__Grpc__Engine__AbortResponse       reply = VLLM__GRPC__ENGINE__ABORT_RESPONSE__INIT;
 
     for (size_t i = 0; i < pb->n_request_ids; i++) /* unknown and ended ones are fine */
-        abort_name(call->pub->relay, pb->request_ids[i]);
+        bt_relay_abort_name(call->pub->relay, pb->request_ids[i], "aborted by the client");
     return bt_rpc_pack(&reply.base);
 }
 

@@ -1,14 +1,9 @@
 /* Generate: a stream from the validated request to its one terminal status.
  *
- * Each choice of n is a request of the relay's.  The first goes alone; the others follow when its
- * second token shows that the decode rank has the prompt, so that they find the prompt's pages in
- * the caches of both ranks instead of computing and sending them again.  Nothing may call the relay
- * from inside its callbacks: what is to be submitted or aborted then waits for bt_public_poll().
- *
- * Tokens are sent by bt_public_poll() too, after all that has come from the ranks by then: under
- * load a message carries several.  One message is in flight at a time; what comes meanwhile goes
- * into the next one, so a slow client costs no memory but its tokens and never holds up another.
- * Headers go with the first message: until then an error is the call's own status. */
+ * Tokens are sent by bt_public_poll(), after all that has come from the ranks by then: under load a
+ * message carries several.  One message is in flight at a time; what comes meanwhile goes into the
+ * next one, so a slow client costs no memory but its tokens and never holds up another.  Headers go
+ * with the first message: until then an error is the call's own status. */
 #include <stdio.h>
 #include <string.h>
 
@@ -27,12 +22,11 @@ struct bt_stream {
     bt_choice        *choices;                      /* owned [n_choices] */
     bt_input_logprobs input;                        /* owned; of n_prompt 0: not asked for */
     bool              input_sent;
-    bt_relay_request  rest; /* owned: what the other choices ask for */
-    uint32_t          n_submitted;
-    uint64_t          arrived_ns;
+    uint64_t          number; /* of the relay's request */
+    bool              open;   /* the relay has it */
     bool              begun, sending, ended, status_sent, gone;
-    bool              waiting, fresh; /* in the lists of bt_public_poll() */
-    bt_stream        *next, *next_fresh;
+    bool              fresh; /* in the list of bt_public_poll() */
+    bt_stream        *next_fresh;
     grpc_status_code  code;
     char              message[BT_INTAKE_TEXT];
     bt_request_clock  clock;
@@ -48,8 +42,6 @@ void bt_stream_free(bt_stream *stream)
         bt_choice_fini(&stream->choices[i]);
     bt_free(stream->choices);
     bt_input_logprobs_fini(&stream->input);
-    bt_free(stream->rest.prompt);
-    bt_sampling_free(&stream->rest.sampling);
     bt_intake_answer_free(&stream->how);
     bt_free(stream->name);
     bt_free(stream);
@@ -164,7 +156,7 @@ static void send_soon(bt_stream *s)
     pub->fresh_last                                                    = s;
 }
 
-static void send_all(bt_public *pub)
+void bt_public_poll(bt_public *pub)
 {
     while (pub->fresh != NULL) {
         bt_stream *s = pub->fresh;
@@ -176,27 +168,9 @@ static void send_all(bt_public *pub)
     }
 }
 
-/* ---- what waits until the relay can be called */
+/* ---- the end */
 
-static void wait_for_poll(bt_stream *s)
-{
-    bt_public *pub = s->call->pub;
-
-    if (s->waiting) return;
-    s->waiting = true;
-    s->next    = pub->waiting;
-    s->call->refs++; /* the list's */
-    pub->waiting = s;
-}
-
-static void abort_choices(bt_stream *s, const char *reason)
-{
-    for (uint32_t i = 0; i < s->n_choices; i++)
-        if (s->choices[i].open)
-            bt_relay_abort_client(s->call->pub->relay, &s->choices[i], s->choices[i].name, reason);
-}
-
-/* The whole call ends with an error; choices that still run are aborted by the next poll. */
+/* The whole call ends with an error. */
 static void fail(bt_stream *s, grpc_status_code code, const char *why)
 {
     if (s->ended) return;
@@ -204,76 +178,7 @@ static void fail(bt_stream *s, grpc_status_code code, const char *why)
     s->ended = true;
     s->code  = code;
     bt_text_clean(why, s->message, sizeof(s->message));
-    if (s->n_choices > 1) wait_for_poll(s);
     send_soon(s);
-}
-
-/* Gives a choice to the relay. */
-static bool submit(bt_stream *s, uint32_t index, bt_relay_request *r, grpc_status_code *code)
-{
-    bt_choice *c  = &s->choices[index];
-    bt_status  st = BT_OK;
-
-    *code              = GRPC_STATUS_RESOURCE_EXHAUSTED;
-    r->name            = c->name;
-    r->arrived_ns      = s->arrived_ns;
-    r->admitted        = index > 0;
-    r->sampling.choice = index;
-    if (index > 0) r->sampling.prompt_logprobs = 0; /* the first one brings them */
-    s->n_submitted++;
-    c->open = true;
-    s->call->refs++; /* the relay's, until end() */
-    st = bt_relay_submit(s->call->pub->relay, r, c, bt_now_ns(), &c->number, code);
-    if (st == BT_OK) return true;
-    c->open = false;
-    s->call->refs--;
-    return false;
-}
-
-static bt_status copy_request(const bt_relay_request *from, bt_relay_request *to_out)
-{
-    bt_status        st = BT_OK;
-    bt_relay_request r  = {.n_prompt = from->n_prompt};
-
-    r.prompt = bt_calloc(from->n_prompt, sizeof(*r.prompt));
-    BT_REQUIRE(r.prompt != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", from->n_prompt);
-    memcpy(r.prompt, from->prompt, from->n_prompt * sizeof(*r.prompt));
-    BT_TRY(bt_sampling_copy(&from->sampling, &r.sampling));
-    *to_out  = r;
-    r.prompt = NULL; /* handed over */
-out:
-    bt_free(r.prompt);
-    return st;
-}
-
-static void submit_rest(bt_stream *s)
-{
-    grpc_status_code code = GRPC_STATUS_RESOURCE_EXHAUSTED;
-
-    while (s->n_submitted < s->n_choices && !s->ended) {
-        bt_relay_request r = {0};
-        bool gone = copy_request(&s->rest, &r) == BT_OK && submit(s, s->n_submitted, &r, &code);
-
-        bt_free(r.prompt); /* what the relay did not take */
-        bt_sampling_free(&r.sampling);
-        if (!gone) fail(s, code, bt_error_text());
-    }
-}
-
-void bt_public_poll(bt_public *pub)
-{
-    while (pub->waiting != NULL) {
-        bt_stream *s = pub->waiting;
-
-        pub->waiting = s->next;
-        s->waiting   = false;
-        if (s->ended || s->gone)
-            abort_choices(s, "another choice of the request has failed");
-        else
-            submit_rest(s);
-        bt_call_release(s->call);
-    }
-    send_all(pub);
 }
 
 /* The client has gone, or everything has been sent. */
@@ -284,80 +189,65 @@ static void on_closed(bt_rpc_tag *tag, bool ok)
 
     (void)ok;
     s->gone = true;
-    if (!s->ended) abort_choices(s, "the client has gone");
+    if (s->open) bt_relay_abort_client(call->pub->relay, s, s->name, "the client has gone");
     bt_call_release(call);
 }
 
 /* ---- the relay's side */
 
+static void log_end(const bt_stream *s, const bt_choice *c)
+{
+    bt_log_set_request(s->number);
+    BT_INFO("choice %u is done: %u prompt tokens, %u tokens, %s", c->index, s->n_prompt, c->n,
+            c->finish == BT_FINISH_LENGTH ? "length" : "stop");
+    bt_log_set_request(0);
+}
+
 bt_finish bt_public_token(void *client, const bt_token *token)
 {
-    bt_choice *c = client;
-    bt_stream *s = c->stream;
+    bt_stream *s = client;
+    bt_choice *c = &s->choices[token->choice];
     bt_finish  finish;
 
     if (s->ended) return token->finish;
     bt_metrics_token(s->call->pub->metrics, &s->clock, c->index, bt_now_ns());
-    if (c->index == 0 && c->n == 0) s->n_cached = token->cached;
+    if (c->n == 0) s->n_cached = token->cached;
     finish = bt_choice_token(c, token);
-    /* By the second token the decode rank has the prompt too. */
-    if (s->n_submitted < s->n_choices && (c->n > 1 || finish != BT_FINISH_NONE)) wait_for_poll(s);
-    /* The last one goes with the end. */
-    if (s->how.stream && finish == BT_FINISH_NONE) send_soon(s);
+    if (finish != BT_FINISH_NONE) {
+        bt_choice_end(c, finish);
+        log_end(s, c);
+    }
+    /* The last one of a single choice goes with the end. */
+    if (s->how.stream && (finish == BT_FINISH_NONE || s->n_choices > 1)) send_soon(s);
     return finish;
 }
 
 void bt_public_prompt(void *client, const bt_up_prompt_logprobs *m)
 {
-    const bt_choice *c = client;
+    bt_stream *s = client;
 
-    if (!c->stream->input_sent) bt_input_logprobs_add(&c->stream->input, m);
-}
-
-static void log_end(const bt_stream *s, const bt_choice *c)
-{
-    bt_log_set_request(c->number);
-    BT_INFO("done: %u prompt tokens, %u tokens, %s", s->n_prompt, c->n,
-            c->finish == BT_FINISH_LENGTH ? "length" : "stop");
-    bt_log_set_request(0);
+    if (!s->input_sent) bt_input_logprobs_add(&s->input, m);
 }
 
 void bt_public_end(void *client, const bt_relay_end *end)
 {
-    bt_choice *c    = client;
-    bt_stream *s    = c->stream;
-    bool       all  = s->n_submitted == s->n_choices;
+    bt_stream *s    = client;
     bt_call   *call = s->call;
 
-    bt_choice_end(c, end->finish);
+    s->open = false;
     if (end->code != GRPC_STATUS_OK) {
         fail(s, end->code, end->message);
     } else if (!s->ended) {
-        log_end(s, c);
-        for (uint32_t i = 0; i < s->n_choices; i++)
-            all = all && s->choices[i].ended;
-        if (all) {
-            bt_metrics_end(call->pub->metrics, &s->clock, end->code, end->finish, bt_now_ns());
-            s->ended = true;
-        }
+        bt_metrics_end(call->pub->metrics, &s->clock, end->code, end->finish, bt_now_ns());
+        s->ended = true;
         send_soon(s);
     }
     bt_call_release(call);
 }
 
-void bt_stream_choice_name(const char *name, uint32_t index, char *buf, size_t capacity)
-{
-    /* A client's name holds no control characters. */
-    if (index == 0)
-        snprintf(buf, capacity, "%s", name);
-    else
-        snprintf(buf, capacity, "%s\001%u", name, index);
-}
-
 static bt_stream *stream_create(bt_call *call, const bt_relay_request *r, bt_intake_answer *how)
 {
     bt_stream *s = bt_calloc(1, sizeof(*s));
-    char       name[BT_INTAKE_NAME_MAX + 16];
 
     if (s == NULL) return NULL;
     s->call = call;
@@ -374,17 +264,12 @@ static bt_stream *stream_create(bt_call *call, const bt_relay_request *r, bt_int
 
         if (bt_choice_init(c, &s->how, r->sampling.max_tokens, call->pub->tokenizer) != BT_OK)
             goto fail;
-        bt_stream_choice_name(r->name, i, name, sizeof(name));
-        c->stream = s;
-        c->index  = i;
-        c->name   = bt_strdup(name);
-        if (c->name == NULL) goto fail;
+        c->index = i;
     }
     if (r->sampling.prompt_logprobs != 0 &&
         bt_input_logprobs_init(&s->input, r->n_prompt, r->prompt,
                                r->sampling.prompt_logprobs - 1) != BT_OK)
         goto fail;
-    if (how->n > 1 && copy_request(r, &s->rest) != BT_OK) goto fail;
     return s;
 fail:
     bt_stream_free(s);
@@ -400,17 +285,22 @@ static void watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok))
     bt_call_begin(call, &op, 1, &call->closed);
 }
 
+/* Gives the request to the relay. */
 static void start(bt_stream *s, bt_relay_request *r)
 {
     uint32_t         max_tokens = r->sampling.max_tokens;
-    grpc_status_code code;
+    grpc_status_code code       = GRPC_STATUS_OK;
 
-    s->arrived_ns = bt_now_ns();
-    if (!submit(s, 0, r, &code)) {
+    r->n_choices = s->n_choices;
+    s->open      = true;
+    s->call->refs++; /* the relay's, until end() */
+    if (bt_relay_submit(s->call->pub->relay, r, s, bt_now_ns(), &s->number, &code) != BT_OK) {
+        s->open = false;
+        s->call->refs--;
         fail(s, code, bt_error_text());
         return;
     }
-    bt_log_set_request(s->choices[0].number);
+    bt_log_set_request(s->number);
     BT_INFO("\"%.200s\": %u prompt tokens, at most %u more, %u choices", s->name, s->n_prompt,
             max_tokens, s->n_choices);
     bt_log_set_request(0);

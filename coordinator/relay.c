@@ -43,25 +43,35 @@ static uint64_t name_key(const char *name)
     return key != 0 ? key : 1;
 }
 
+/* What it owns, wherever it stands. */
+static void request_fini(bt_request *q)
+{
+    for (uint32_t i = 0; q->choices != NULL && i < q->n_choices; i++) {
+        bt_free(q->choices[i].out);
+        bt_free(q->choices[i].early);
+    }
+    bt_free(q->choices);
+    bt_free(q->name);
+    bt_free(q->prompt);
+    bt_free(q->keys);
+    bt_sampling_free(&q->sampling);
+    bt_free(q);
+}
+
 static void request_free(bt_relay *r, bt_request *q)
 {
     bt_list_remove(q->state == BT_QUEUED ? &r->queue : &r->placed, q);
     bt_table_remove(&r->numbers, q->number);
-    bt_free(q->name);
-    bt_free(q->prompt);
-    bt_free(q->keys);
-    bt_free(q->out);
-    bt_sampling_free(&q->sampling);
-    bt_free(q->early);
-    bt_free(q);
+    request_fini(q);
 }
 
 /* ---- the end of a request */
 
-static void send_abort(bt_relay *r, const bt_request *q, uint32_t rank)
+/* only_choice: 0 for all of it, else 1 + the choice. */
+static void send_abort(bt_relay *r, const bt_request *q, uint32_t rank, uint32_t only_choice)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->number, r->cfg.epoch}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->number, r->cfg.epoch, only_choice}
     };
 
     r->events.send(r->events.ctx, rank, &m);
@@ -88,8 +98,8 @@ static void finish_request(bt_relay *r, bt_request *q, const bt_relay_end *end)
     r->events.end(r->events.ctx, q->client, end);
     q->client = NULL;
     if (!r->stopped) { /* else the ranks are told to leave altogether */
-        if (q->decode_holds) send_abort(r, q, q->decode_rank);
-        if (q->prefill_holds) send_abort(r, q, q->prefill_rank);
+        if (q->decode_holds) send_abort(r, q, q->decode_rank, 0);
+        if (q->prefill_holds) send_abort(r, q, q->prefill_rank, 0);
     }
 }
 
@@ -172,7 +182,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     REFUSE(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
            GRPC_STATUS_INVALID_ARGUMENT,
            "request_id \"%.200s\" is that of a request that still runs", request->name);
-    REFUSE(request->admitted || relay->queue.first == NULL ||
+    REFUSE(relay->queue.first == NULL ||
                relay->queued_tokens + request->n_prompt <= relay->cfg.queue_tokens,
            BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
            "%llu prompt tokens wait already, and at most %llu may",
@@ -183,6 +193,9 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
     q->name = bt_strdup(request->name);
     BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
+    q->n_choices = q->n_open = request->n_choices == 0 ? 1 : request->n_choices;
+    q->choices               = bt_calloc(q->n_choices, sizeof(*q->choices));
+    BT_REQUIRE(q->choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_choices);
     /* A cached prefix has no logits: who wants the prompt's logprobs neither finds nor leaves one.
      */
     if (request->sampling.prompt_logprobs == 0)
@@ -202,7 +215,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     q->n_prompt     = request->n_prompt;
     q->prompt       = request->prompt;
     q->sampling     = bt_sampling_take(&request->sampling);
-    q->arrived_ns   = request->arrived_ns != 0 ? request->arrived_ns : now_ns;
+    q->arrived_ns   = now_ns;
     request->prompt = NULL; /* ours now */
     bt_list_insert(&relay->queue, q);
     relay->queued_tokens += q->n_prompt;
@@ -210,11 +223,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     q           = NULL; /* handed over */
     bt_relay_place(relay, now_ns);
 out:
-    if (q != NULL) {
-        bt_free(q->name);
-        bt_free(q->keys);
-    }
-    bt_free(q);
+    if (q != NULL) request_fini(q);
     return st;
 }
 
@@ -259,70 +268,80 @@ void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason)
 /* ---- tokens */
 
 /* Remembers a token for a replay. */
-static bool keep_out(bt_request *q, uint32_t id)
+static bool keep_out(bt_request_choice *c, uint32_t id)
 {
-    if (q->n_out == q->out_capacity) {
-        uint32_t  capacity = q->out_capacity == 0 ? 64 : 2 * q->out_capacity;
-        uint32_t *grown    = bt_realloc(q->out, capacity, sizeof(*grown));
+    if (c->n_out == c->out_capacity) {
+        uint32_t  capacity = c->out_capacity == 0 ? 64 : 2 * c->out_capacity;
+        uint32_t *grown    = bt_realloc(c->out, capacity, sizeof(*grown));
 
         if (grown == NULL) return false;
-        q->out          = grown;
-        q->out_capacity = capacity;
+        c->out          = grown;
+        c->out_capacity = capacity;
     }
-    q->out[q->n_out++] = id;
+    c->out[c->n_out++] = id;
     return true;
+}
+
+/* A choice has had its last token; with the last choice the request ends. */
+static void end_choice(bt_relay *r, bt_request *q, const bt_token *t, bt_finish finish)
+{
+    bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = finish, .message = ""};
+
+    q->choices[t->choice].ended = true;
+    q->n_open--;
+    if (q->n_open == 0)
+        finish_request(r, q, &end);
+    else if (finish != t->finish && q->decode_holds) /* the rank does not know */
+        send_abort(r, q, q->decode_rank, 1 + t->choice);
 }
 
 static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
 {
     bt_finish finish;
 
-    if (!keep_out(q, t->id)) {
+    if (!keep_out(&q->choices[t->choice], t->id)) {
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
         return;
     }
-    q->first_id = q->out[0];
-    bt_relay_grew(r, q);
+    q->n_out++;
     r->tokens_out++;
     finish = r->events.token(r->events.ctx, q->client, t);
-    if (finish != BT_FINISH_NONE) {
-        bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = finish, .message = ""};
-
-        finish_request(r, q, &end);
-    }
+    if (finish != BT_FINISH_NONE) end_choice(r, q, t, finish);
+    bt_relay_grew(r, q);
 }
 
 /* A token before its turn, since two ranks may speak of one request: kept until its turn. */
 static void keep_early(bt_relay *r, bt_request *q, uint32_t rank, const bt_token *t)
 {
-    bt_token *grown;
+    bt_request_choice *c = &q->choices[t->choice];
+    bt_token          *grown;
 
-    for (uint32_t i = 0; i < q->n_early; i++)
-        if (q->early[i].position == t->position) return;
-    if (q->n_early == EARLY_MAX) {
+    for (uint32_t i = 0; i < c->n_early; i++)
+        if (c->early[i].position == t->position) return;
+    if (c->n_early == EARLY_MAX) {
         bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
-                             "token %u is missing, but rank %u goes on with token %u",
-                             q->n_prompt + q->n_out, rank, t->position);
+                             "token %u of choice %u is missing, but rank %u goes on with token %u",
+                             q->n_prompt + c->n_out, t->choice, rank, t->position);
         return;
     }
-    grown = bt_realloc(q->early, q->n_early + 1, sizeof(*grown));
+    grown = bt_realloc(c->early, c->n_early + 1, sizeof(*grown));
     if (grown == NULL) {
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
         return;
     }
-    q->early               = grown;
-    q->early[q->n_early++] = *t;
+    c->early               = grown;
+    c->early[c->n_early++] = *t;
 }
 
 /* The kept token whose turn has come. */
-static bool take_early(bt_request *q, bt_token *t_out)
+static bool take_early(const bt_request *q, bt_request_choice *c, bt_token *t_out)
 {
-    for (uint32_t i = 0; i < q->n_early; i++)
-        if (q->early[i].position == q->n_prompt + q->n_out) {
-            *t_out      = q->early[i];
-            q->early[i] = q->early[--q->n_early];
+    for (uint32_t i = 0; i < c->n_early; i++)
+        if (c->early[i].position == q->n_prompt + c->n_out) {
+            *t_out      = c->early[i];
+            c->early[i] = c->early[--c->n_early];
             return true;
         }
     return false;
@@ -330,18 +349,30 @@ static bool take_early(bt_request *q, bt_token *t_out)
 
 static bool token_is_sound(const bt_relay *r, const bt_request *q, const bt_token *t)
 {
-    uint32_t n = t->position - q->n_prompt; /* wraps when it lies before */
+    uint32_t                 n = t->position - q->n_prompt; /* wraps when it lies before */
+    const bt_request_choice *c = &q->choices[t->choice < q->n_choices ? t->choice : 0];
 
-    return t->choice == 0 && t->position >= q->n_prompt && n < q->sampling.max_tokens &&
+    return t->choice < q->n_choices && t->position >= q->n_prompt && n < q->sampling.max_tokens &&
            t->id < r->cfg.vocab_size &&
            (t->finish != BT_FINISH_NONE || n + 1 < q->sampling.max_tokens) &&
-           !(n == 0 && q->n_out > 0 && t->id != q->first_id);
+           !(n == 0 && c->n_out > 0 && t->id != c->out[0]);
+}
+
+/* Gives the client the token, and those after it that are here already. */
+static void accept_from(bt_relay *r, bt_request *q, const bt_token *t)
+{
+    bt_request_choice *c    = &q->choices[t->choice];
+    bt_token           next = *t;
+
+    do
+        accept_token(r, q, &next);
+    while (q->state != BT_ENDED && !c->ended && take_early(q, c, &next));
 }
 
 static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_ns)
 {
-    bt_request *q     = bt_table_get(&r->numbers, t->request);
-    bt_token    early = *t;
+    bt_request        *q = bt_table_get(&r->numbers, t->request);
+    bt_request_choice *c;
 
     if (q == NULL || q->state == BT_ENDED || t->epoch != r->cfg.epoch) return;
     if ((q->state != BT_PREFILL && q->state != BT_DECODE) ||
@@ -354,29 +385,37 @@ static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now
     if (!token_is_sound(r, q, t)) {
         bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
                              "rank %u sent token %u of choice %u at position %u (finish %d) for a "
-                             "request of %u + %u tokens that has %u",
-                             rank, t->id, t->choice, t->position, (int)t->finish, q->n_prompt,
-                             q->sampling.max_tokens, q->n_out);
+                             "request of %u choices and %u + %u tokens that has %u",
+                             rank, t->id, t->choice, t->position, (int)t->finish, q->n_choices,
+                             q->n_prompt, q->sampling.max_tokens, q->n_out);
         return;
     }
     if (q->state == BT_PREFILL) { /* whatever comes first, the prompt is done */
         q->state = BT_DECODE;
         bt_relay_prefill_done(r, q);
     }
-    if (t->position < q->n_prompt + q->n_out)
-        return; /* the first token: by the other rank, or again */
-    if (t->position > q->n_prompt + q->n_out) {
+    c = &q->choices[t->choice];
+    if (c->ended || t->position < q->n_prompt + c->n_out)
+        return; /* the first token by the other rank or again; or past its end */
+    if (t->position > q->n_prompt + c->n_out) {
         keep_early(r, q, rank, t);
         return;
     }
-    do
-        accept_token(r, q, &early);
-    while (bt_table_get(&r->numbers, t->request) == q && q->state != BT_ENDED &&
-           take_early(q, &early));
+    accept_from(r, q, t);
     if (bt_table_get(&r->numbers, t->request) == q) settle(r, q);
 }
 
 /* ---- the other messages */
+
+/* Only the prefill rank's own first tokens have their alternatives, so that the decode rank does
+ * not repeat them: then the rest may be here, and the decode rank done, before they come. */
+static bool waits_for_firsts(const bt_request *q)
+{
+    if (!q->prefill_holds) return false;
+    for (uint32_t i = 0; i < q->n_choices; i++)
+        if (!q->choices[i].ended && q->choices[i].n_out > 0) return false;
+    return true;
+}
 
 static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
 {
@@ -385,21 +424,17 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
     if (q == NULL || m->u.released.epoch != r->cfg.epoch) return;
     if (q->decode_holds && rank == q->decode_rank) {
         bt_relay_free_decode(r, q);
-        /* Only the prefill rank's own first token has its alternatives, so that the decode rank
-         * does not repeat it: then the rest may be here, and the decode rank done, before it comes.
-         */
-        if (q->state != BT_ENDED && !(q->prefill_holds && q->n_out == 0 && q->n_early > 0)) {
-            bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
-                                 "rank %u dropped the request after %u of up to %u tokens", rank,
-                                 q->n_out, q->sampling.max_tokens);
-            goto out;
-        }
     } else if (q->prefill_holds && rank == q->prefill_rank) {
         bt_relay_free_prefill(r, q);
         bt_relay_prefill_done(r, q);
     }
-    settle(r, q);
-out:
+    if (q->state != BT_ENDED && q->state != BT_QUEUED && !q->decode_holds && !waits_for_firsts(q))
+        bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
+                             "rank %u dropped the request after %u of up to %u tokens of %u "
+                             "choices",
+                             rank, q->n_out, q->sampling.max_tokens, q->n_choices);
+    else
+        settle(r, q);
     bt_relay_place(r, now_ns);
 }
 
@@ -426,9 +461,9 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
     again->resumed            = true;
     again->decode_holds = again->prefill_holds = false;
     again->prefill_counts = again->decode_pages = again->prefill_pages = 0;
-    again->early                                                       = NULL;
-    again->n_early                                                     = 0;
-    again->heard_ns                                                    = now_ns;
+    for (uint32_t i = 0; i < again->n_choices; i++)
+        again->choices[i].n_early = 0; /* it will say them again */
+    again->heard_ns = now_ns;
     bt_table_remove(&r->names, q->name_key);
     if (bt_table_put(&r->names, q->name_key, again) != BT_OK)
         BT_WARN("request %llu cannot be found by its name any more",
@@ -441,11 +476,11 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
 
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
-    if (q->prefill_holds) send_abort(r, q, q->prefill_rank);
+    if (q->prefill_holds) send_abort(r, q, q->prefill_rank, 0);
     q->name     = NULL; /* these are its successor's */
     q->prompt   = NULL;
     q->keys     = NULL;
-    q->out      = NULL;
+    q->choices  = NULL;
     q->client   = NULL;
     q->sampling = (bt_sampling){0};
     q->state    = BT_ENDED;
@@ -535,8 +570,9 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
         next = q->next;
         if (q->resumed) continue; /* its client has been promised an answer */
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "no rank had room for %u + %u tokens within %.1f s", q->n_prompt,
-                             q->sampling.max_tokens, (double)r->cfg.queue_ns * 1e-9);
+                             "no rank had room for %u + %u tokens (%u choices) within %.1f s",
+                             q->n_prompt, q->sampling.max_tokens, q->n_choices,
+                             (double)r->cfg.queue_ns * 1e-9);
     }
 }
 

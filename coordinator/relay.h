@@ -13,6 +13,9 @@
  * placed again gets a new one, so that late words about the old placement find nobody.  What a
  * retracted placement still holds is kept like an ended request.
  *
+ * A request has n choices, which share its prompt, its placement and its end; each has tokens of
+ * its own, and ends by itself before the request does.
+ *
  * Callbacks are made from inside the calls and must not call the relay. */
 #ifndef BT_COORDINATOR_RELAY_H
 #define BT_COORDINATOR_RELAY_H
@@ -40,15 +43,15 @@ typedef struct {
 } bt_relay_config;
 
 typedef struct {
-    grpc_status_code code; /* OK: finish says how */
-    bt_finish        finish;
+    grpc_status_code code;    /* OK: every choice has had its last token */
+    bt_finish        finish;  /* of the choice that ended last */
     const char      *message; /* borrowed during the call */
 } bt_relay_end;
 
 typedef struct {
     void (*send)(void *ctx, uint32_t rank, bt_down *m); /* takes ownership of what m owns */
-    /* Each token of a request once, in order.  Returns token->finish, or BT_FINISH_STOP_STRING: the
-     * request ends with this token. */
+    /* Each token of a choice once, in order.  Returns token->finish, or BT_FINISH_STOP_STRING: the
+     * choice ends with this token. */
     bt_finish (*token)(void *ctx, void *client, const bt_token *token);
     /* Once for each submitted request; the client is not named again. */
     void (*end)(void *ctx, void *client, const bt_relay_end *end);
@@ -63,10 +66,9 @@ typedef struct {
 typedef struct {
     const char *name; /* request_id, borrowed */
     uint32_t    n_prompt;
-    uint32_t   *prompt;     /* owned */
-    bt_sampling sampling;   /* owned: its arrays */
-    uint64_t    arrived_ns; /* 0: now */
-    bool        admitted;   /* part of what runs already: the queue's length does not refuse it */
+    uint32_t   *prompt;    /* owned */
+    bt_sampling sampling;  /* owned: its arrays */
+    uint32_t    n_choices; /* at most BT_CHOICES_MAX; 0 and 1: one */
 } bt_relay_request;
 
 typedef struct {

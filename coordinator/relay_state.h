@@ -8,32 +8,40 @@
 
 typedef enum { BT_QUEUED, BT_RESERVING, BT_PREFILL, BT_DECODE, BT_ENDED } bt_request_state;
 
+/* One of n. */
+typedef struct {
+    uint32_t *out; /* owned: the ids given to the client, to replay */
+    uint32_t  n_out, out_capacity;
+    bt_token *early; /* owned: tokens that came before their turn */
+    uint32_t  n_early;
+    bool      ended;
+} bt_request_choice;
+
 typedef struct bt_request bt_request;
 struct bt_request {
-    bt_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
-    uint64_t         number, name_key;
-    char            *name; /* owned */
-    void            *client;
-    bt_request_state state;
-    uint32_t         n_prompt;
-    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_block_key    *keys;   /* owned: of the prompt's full pages */
-    uint32_t         n_keys;
-    uint64_t         arrival; /* its first number: the smaller, the older */
-    bool             resumed; /* retracted before: nothing but its own end refuses it */
-    uint32_t         n_held;  /* prompt tokens that its decode rank had, as the ticket says */
-    uint32_t        *out;     /* owned: the ids given to the client, to replay */
-    uint32_t         out_capacity;
-    bt_sampling      sampling;
-    uint32_t         decode_rank, prefill_rank;
-    bool             decode_holds, prefill_holds; /* no Released from them yet */
-    uint32_t  prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */
-    bool      is_long;        /* and likewise in its long_tokens */
-    uint32_t  decode_pages, prefill_pages; /* counted as taken there */
-    uint32_t  n_out, first_id;             /* tokens given to the client */
-    bt_token *early;                       /* owned: tokens that came before their turn */
-    uint32_t  n_early;
-    uint64_t  arrived_ns, heard_ns;
+    bt_request        *prev, *next; /* list of the relay: the queue, or the placed ones */
+    uint64_t           number, name_key;
+    char              *name; /* owned */
+    void              *client;
+    bt_request_state   state;
+    uint32_t           n_prompt;
+    uint32_t          *prompt; /* owned: copied into each Prefill, since it may be placed again */
+    bt_block_key      *keys;   /* owned: of the prompt's full pages */
+    uint32_t           n_keys;
+    uint64_t           arrival; /* its first number: the smaller, the older */
+    bool               resumed; /* retracted before: nothing but its own end refuses it */
+    uint32_t           n_held;  /* prompt tokens that its decode rank had, as the ticket says */
+    bt_sampling        sampling;
+    uint32_t           n_choices, n_open; /* all, and those that have not ended */
+    bt_request_choice *choices;           /* owned [n_choices] */
+    uint32_t           decode_rank, prefill_rank;
+    bool               decode_holds, prefill_holds; /* no Released from them yet */
+    uint32_t prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */
+    bool     is_long;        /* and likewise in its long_tokens */
+    uint32_t decode_pages, prefill_pages; /* counted as taken there */
+    uint32_t decode_choices;              /* and likewise in its rank's n_choices */
+    uint32_t n_out;                       /* tokens given to the client, of all choices */
+    uint64_t arrived_ns, heard_ns;
 };
 
 typedef struct {
@@ -44,6 +52,7 @@ typedef struct {
     bt_relay_rank limits;
     uint32_t      taken_pages;           /* by placed requests */
     uint32_t      n_held;                /* requests that were sent to it and not Released */
+    uint32_t      n_choices;             /* of those that decode there */
     uint64_t      prefill_tokens;        /* to be computed there, first token not seen */
     uint64_t      long_tokens;           /* of them: of prompts that take several steps */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */

@@ -1,9 +1,9 @@
 /* parallel/page_message.c - the wire form, little endian:
  *
  *      0 magic      4 version    8 request   16 epoch      20 token0    24 token1
- *     28 layer0    32 layer1    36 kv_dim    40 pages_tag  48 flags     52 first_token
- *     56 first_logprob (bits)   60 first_finish            64 payload_bytes
- *     72 cached    76 zero, 12 bytes         88 checksum
+ *     28 layer0    32 layer1    36 kv_dim    40 pages_tag  48 flags     52 tail_bytes
+ *     56 zero, 8 bytes          64 payload_bytes           72 cached    76 zero, 12 bytes
+ *     88 checksum
  *
  * The checksum is XXH3 of bytes 0..88 with XXH3 of the payload as its seed. */
 #include "parallel/page_message.h"
@@ -14,7 +14,7 @@
 
 enum {
     MAGIC       = 0x67705442, /* "BTpg" */
-    VERSION     = 2,
+    VERSION     = 3,
     FLAG_LAST   = 1,
     ZERO_AT     = 76,
     CHECKSUM_AT = 88,
@@ -54,7 +54,7 @@ uint64_t bt_pages_tag(uint32_t n, const uint32_t *ids, const uint32_t *generatio
     return tag;
 }
 
-/* rows * layers * kv_dim * 2; 0 when a factor is out of range. */
+/* rows * layers * kv_dim * 2 and the tail; 0 when a factor is out of range. */
 static uint64_t payload_bytes_of(const bt_page_message *m)
 {
     uint64_t rows, bytes;
@@ -64,14 +64,11 @@ static uint64_t payload_bytes_of(const bt_page_message *m)
     if (rows > PAYLOAD_MAX) return 0;
     if (rows > PAYLOAD_MAX / BF16_BYTES / m->kv_dim) return 0;
     bytes = rows * m->kv_dim * BF16_BYTES;
-    return bytes;
+    return bytes + m->tail_bytes;
 }
 
 static void encode(const bt_page_message *m, uint8_t wire[BT_PAGE_MESSAGE_BYTES])
 {
-    uint32_t logprob;
-
-    memcpy(&logprob, &m->first_logprob, sizeof(logprob));
     memset(wire, 0, BT_PAGE_MESSAGE_BYTES);
     put32(wire + 0, MAGIC);
     put32(wire + 4, VERSION);
@@ -84,9 +81,7 @@ static void encode(const bt_page_message *m, uint8_t wire[BT_PAGE_MESSAGE_BYTES]
     put32(wire + 36, m->kv_dim);
     put64(wire + 40, m->pages_tag);
     put32(wire + 48, m->last ? FLAG_LAST : 0);
-    put32(wire + 52, m->first_token);
-    put32(wire + 56, logprob);
-    put32(wire + 60, m->first_finish);
+    put32(wire + 52, m->tail_bytes);
     put64(wire + 64, m->payload_bytes);
     put32(wire + 72, m->cached);
     put64(wire + CHECKSUM_AT, m->checksum);
@@ -109,8 +104,6 @@ void bt_page_message_seal(bt_page_message *m, const void *payload,
 
 static void decode(const uint8_t *wire, bt_page_message *m)
 {
-    uint32_t logprob = get32(wire + 56);
-
     *m = (bt_page_message){
         .request       = get64(wire + 8),
         .epoch         = get32(wire + 16),
@@ -121,13 +114,11 @@ static void decode(const uint8_t *wire, bt_page_message *m)
         .kv_dim        = get32(wire + 36),
         .pages_tag     = get64(wire + 40),
         .last          = (get32(wire + 48) & FLAG_LAST) != 0,
-        .first_token   = get32(wire + 52),
-        .first_finish  = get32(wire + 60),
+        .tail_bytes    = get32(wire + 52),
         .payload_bytes = get64(wire + 64),
         .cached        = get32(wire + 72),
         .checksum      = get64(wire + CHECKSUM_AT),
     };
-    memcpy(&m->first_logprob, &logprob, sizeof(logprob));
 }
 
 bt_status bt_page_message_parse(const uint8_t *wire, size_t n_bytes, bt_page_message *m_out)
@@ -142,12 +133,15 @@ bt_status bt_page_message_parse(const uint8_t *wire, size_t n_bytes, bt_page_mes
     BT_REQUIRE(get32(wire + 4) == VERSION, BT_ERR_PROTOCOL,
                "a page message has version %u, want %d: all ranks must run the same build",
                get32(wire + 4), VERSION);
-    BT_REQUIRE((get32(wire + 48) & ~(uint32_t)FLAG_LAST) == 0 && get32(wire + ZERO_AT) == 0 &&
-                   get64(wire + ZERO_AT + 4) == 0,
+    BT_REQUIRE((get32(wire + 48) & ~(uint32_t)FLAG_LAST) == 0 && get64(wire + 56) == 0 &&
+                   get32(wire + ZERO_AT) == 0 && get64(wire + ZERO_AT + 4) == 0,
                BT_ERR_PROTOCOL, "a page message has unknown flags %08x or fields",
                get32(wire + 48));
     decode(wire, &m);
     BT_REQUIRE(m.request != 0, BT_ERR_PROTOCOL, "a page message names request 0");
+    BT_REQUIRE(m.last || m.tail_bytes == 0, BT_ERR_PROTOCOL,
+               "a page message of request %" PRIu64 " has a tail of %u bytes and is not the last",
+               m.request, m.tail_bytes);
     BT_REQUIRE(payload_bytes_of(&m) > 0, BT_ERR_PROTOCOL,
                "a page message of request %" PRIu64
                " has tokens [%u, %u), layers [%u, %u), kv_dim %u: empty or absurd",

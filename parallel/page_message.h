@@ -1,7 +1,8 @@
 /* parallel/page_message.h - the header that travels before each run of latent rows.
  *
  * A message carries rows [token0, token1) of layers [layer0, layer1) of one request, layer-major:
- *     payload[layer1 - layer0][token1 - token0][kv_dim]  bf16
+ *     payload[layer1 - layer0][token1 - token0][kv_dim]  bf16, then tail_bytes bytes
+ * The tail belongs to the prompt's last message: what the two ends tell each other beside the rows.
  * Everything a receiver needs to decide whether the rows are its own is in the header; the
  * checksum (XXH3, 64 bit) covers the header's other fields and the payload.  Little endian. */
 #ifndef BT_PARALLEL_PAGE_MESSAGE_H
@@ -26,12 +27,10 @@ typedef struct {
     uint32_t layer0, layer1; /* layer0 < layer1 */
     uint32_t kv_dim;
     uint64_t pages_tag; /* bt_pages_tag() of the pages that the rows touch */
-    bool     last;      /* the prompt's last message: the four fields below count */
-    uint32_t first_token;
-    float    first_logprob;
-    uint32_t first_finish; /* bt_finish of the first token, 0 = goes on */
-    uint32_t cached;       /* prompt tokens that the sender had and did not compute */
-    uint64_t payload_bytes;
+    bool     last;      /* the prompt's last message: the two fields below count */
+    uint32_t tail_bytes;
+    uint32_t cached;        /* prompt tokens that the sender had and did not compute */
+    uint64_t payload_bytes; /* rows and tail */
     uint64_t checksum;
 } bt_page_message;
 

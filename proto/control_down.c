@@ -17,21 +17,25 @@ static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(R
 {
     baton__control__v1__reserve__init(pb);
     bt_pb_make_sampling(&r->sampling, sampling);
-    pb->request         = r->request;
-    pb->epoch           = r->epoch;
-    pb->n_prompt        = r->n_prompt;
-    pb->sampling        = sampling;
-    pb->prefill_rank    = r->prefill_rank;
-    pb->n_prompt_tokens = r->prompt != NULL ? r->n_prompt : 0;
-    pb->prompt_tokens   = r->prompt;
-    pb->eval            = r->eval;
-    pb->n_eval_tokens   = r->n_eval;
-    pb->eval_tokens     = r->eval_tokens;
-    pb->eval_experts    = (ProtobufCBinaryData){r->n_eval_expert_bytes, r->eval_experts};
-    pb->prefix_keys     = (ProtobufCBinaryData){r->n_prefix_key_bytes, r->prefix_keys};
-    pb->arrival         = r->arrival;
-    pb->n_replay        = r->n_replay;
-    pb->replay          = r->replay;
+    pb->request          = r->request;
+    pb->epoch            = r->epoch;
+    pb->n_prompt         = r->n_prompt;
+    pb->sampling         = sampling;
+    pb->prefill_rank     = r->prefill_rank;
+    pb->n_prompt_tokens  = r->prompt != NULL ? r->n_prompt : 0;
+    pb->prompt_tokens    = r->prompt;
+    pb->eval             = r->eval;
+    pb->n_eval_tokens    = r->n_eval;
+    pb->eval_tokens      = r->eval_tokens;
+    pb->eval_experts     = (ProtobufCBinaryData){r->n_eval_expert_bytes, r->eval_experts};
+    pb->prefix_keys      = (ProtobufCBinaryData){r->n_prefix_key_bytes, r->prefix_keys};
+    pb->arrival          = r->arrival;
+    pb->n_choices        = r->n_choices;
+    pb->choices          = r->choices;
+    pb->n_replay         = r->n_replay;
+    pb->replay           = r->replay;
+    pb->n_replay_lengths = r->replay_lengths != NULL ? r->n_choices : 0;
+    pb->replay_lengths   = r->replay_lengths;
 }
 
 static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling, PB(Prefill) * pb)
@@ -49,6 +53,8 @@ static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling,
     pb->eval_experts = (ProtobufCBinaryData){p->n_eval_expert_bytes, p->eval_experts};
     pb->prefix_keys  = (ProtobufCBinaryData){p->n_prefix_key_bytes, p->prefix_keys};
     pb->held_tokens  = p->held;
+    pb->n_choices    = p->n_choices;
+    pb->choices      = p->choices;
     return bt_pb_make_pages(p->pages, p->n_pages, &pb->pages);
 }
 
@@ -80,10 +86,11 @@ static bt_status make_down(const bt_down *m, down_body *b, PB(Sampling) * sampli
         break;
     case BT_DOWN_ABORT:
         baton__control__v1__abort__init(&b->abort);
-        b->abort.request = m->u.abort.request;
-        b->abort.epoch   = m->u.abort.epoch;
-        pb->body_case    = BATON__CONTROL__V1__TO_WORKER__BODY_ABORT;
-        pb->abort        = &b->abort;
+        b->abort.request     = m->u.abort.request;
+        b->abort.epoch       = m->u.abort.epoch;
+        b->abort.only_choice = m->u.abort.only_choice;
+        pb->body_case        = BATON__CONTROL__V1__TO_WORKER__BODY_ABORT;
+        pb->abort            = &b->abort;
         break;
     case BT_DOWN_WAKE:
         baton__control__v1__wake__init(&b->wake);
@@ -129,6 +136,45 @@ out:
     return st;
 }
 
+/* The open choices, ascending. */
+static bt_status take_choices(const uint32_t *choices, size_t n, uint32_t **choices_out,
+                              uint32_t *n_out)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(n <= BT_CHOICES_MAX, BT_ERR_PROTOCOL, "%zu choices, expected at most %d", n,
+               BT_CHOICES_MAX);
+    for (size_t i = 0; i < n; i++)
+        BT_REQUIRE(choices[i] < BT_CHOICES_MAX && (i == 0 || choices[i] > choices[i - 1]),
+                   BT_ERR_PROTOCOL, "choice %u at place %zu, expected them ascending and below %d",
+                   choices[i], i, BT_CHOICES_MAX);
+    BT_TRY(bt_pb_take_u32s(choices, n, choices_out, n_out));
+out:
+    return st;
+}
+
+/* What each choice replays; the lengths add up to all of it. */
+static bt_status take_replay(const PB(Reserve) * pb, bt_down_reserve *r)
+{
+    bt_status st       = BT_OK;
+    size_t    n_listed = pb->n_replay_lengths;
+    uint64_t  n        = 0;
+    uint32_t  n_taken;
+
+    BT_REQUIRE(n_listed == 0 ? pb->n_choices <= 1 || pb->n_replay == 0 : n_listed == pb->n_choices,
+               BT_ERR_PROTOCOL, "%zu tokens to replay of %zu choices, with %zu lengths",
+               pb->n_replay, pb->n_choices, n_listed);
+    for (size_t i = 0; i < n_listed; i++)
+        n += pb->replay_lengths[i];
+    BT_REQUIRE(n_listed == 0 || n == pb->n_replay, BT_ERR_PROTOCOL,
+               "%zu tokens to replay, the choices' lengths say %llu", pb->n_replay,
+               (unsigned long long)n);
+    BT_TRY(bt_pb_take_u32s(pb->replay, pb->n_replay, &r->replay, &r->n_replay));
+    BT_TRY(bt_pb_take_u32s(pb->replay_lengths, n_listed, &r->replay_lengths, &n_taken));
+out:
+    return st;
+}
+
 static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
 {
     bt_status st = BT_OK;
@@ -154,7 +200,8 @@ static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
                             &r->n_eval_expert_bytes));
     r->arrival = pb->arrival;
     BT_TRY(take_keys(&pb->prefix_keys, &r->prefix_keys, &r->n_prefix_key_bytes));
-    BT_TRY(bt_pb_take_u32s(pb->replay, pb->n_replay, &r->replay, &r->n_replay));
+    BT_TRY(take_choices(pb->choices, pb->n_choices, &r->choices, &r->n_choices));
+    BT_TRY(take_replay(pb, r));
 out:
     return st;
 }
@@ -180,6 +227,7 @@ static bt_status take_prefill(const PB(Prefill) * pb, bt_down_prefill *p)
                             &p->n_eval_expert_bytes));
     p->held = pb->held_tokens;
     BT_TRY(take_keys(&pb->prefix_keys, &p->prefix_keys, &p->n_prefix_key_bytes));
+    BT_TRY(take_choices(pb->choices, pb->n_choices, &p->choices, &p->n_choices));
 out:
     return st;
 }
@@ -200,9 +248,10 @@ static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
         m->kind = BT_DOWN_PREFILL;
         return take_prefill(pb->prefill, &m->u.prefill);
     case BATON__CONTROL__V1__TO_WORKER__BODY_ABORT:
-        m->kind            = BT_DOWN_ABORT;
-        m->u.abort.request = pb->abort->request;
-        m->u.abort.epoch   = pb->abort->epoch;
+        m->kind                = BT_DOWN_ABORT;
+        m->u.abort.request     = pb->abort->request;
+        m->u.abort.epoch       = pb->abort->epoch;
+        m->u.abort.only_choice = pb->abort->only_choice;
         return BT_OK;
     case BATON__CONTROL__V1__TO_WORKER__BODY_WAKE:
         m->kind        = BT_DOWN_WAKE;
@@ -246,7 +295,9 @@ void bt_down_free(bt_down *m)
         bt_free(m->u.reserve.eval_tokens);
         bt_free(m->u.reserve.eval_experts);
         bt_free(m->u.reserve.prefix_keys);
+        bt_free(m->u.reserve.choices);
         bt_free(m->u.reserve.replay);
+        bt_free(m->u.reserve.replay_lengths);
         break;
     case BT_DOWN_PREFILL:
         bt_free(m->u.prefill.prompt);
@@ -254,6 +305,7 @@ void bt_down_free(bt_down *m)
         bt_free(m->u.prefill.pages);
         bt_free(m->u.prefill.eval_experts);
         bt_free(m->u.prefill.prefix_keys);
+        bt_free(m->u.prefill.choices);
         break;
     case BT_DOWN_SHUTDOWN: bt_free(m->u.shutdown.reason); break;
     case BT_DOWN_WELCOME:

@@ -172,7 +172,6 @@ bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *s
     s.seed               = pb->seed;
     s.max_tokens         = pb->max_tokens;
     s.min_tokens         = pb->min_tokens;
-    s.choice             = pb->choice;
     s.prompt_logprobs    = pb->prompt_logprobs;
     s.ignore_eos         = pb->ignore_eos;
     s.logprobs           = pb->logprobs;
@@ -234,7 +233,6 @@ void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) * pb_out)
     pb_out->seed               = sampling->seed;
     pb_out->max_tokens         = sampling->max_tokens;
     pb_out->min_tokens         = sampling->min_tokens;
-    pb_out->choice             = sampling->choice;
     pb_out->prompt_logprobs    = sampling->prompt_logprobs;
     pb_out->ignore_eos         = sampling->ignore_eos;
     pb_out->logprobs           = sampling->logprobs;

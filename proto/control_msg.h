@@ -16,13 +16,13 @@
 extern "C" {
 #endif
 
-enum { BT_TOP_LOGPROBS_MAX = 20 };
+enum { BT_TOP_LOGPROBS_MAX = 20, BT_CHOICES_MAX = 64 };
 
 typedef struct {
     float     temperature;
     uint64_t  seed;
     uint32_t  max_tokens, min_tokens;
-    uint32_t  choice; /* of n: which of them this request is */
+    uint32_t  choice; /* of n: another stream of random numbers; set by the rank */
     bool      ignore_eos, logprobs;
     uint32_t  top_logprobs;    /* at most BT_TOP_LOGPROBS_MAX */
     uint32_t  prompt_logprobs; /* 0: none, else one more than the number of alternatives */
@@ -176,8 +176,11 @@ typedef struct {
     size_t      n_prefix_key_bytes;
     void       *prefix_keys;
     uint64_t    arrival;
+    uint32_t    n_choices;
+    uint32_t   *choices; /* [n_choices] ascending; none: choice 0 */
     uint32_t    n_replay;
-    uint32_t   *replay;
+    uint32_t   *replay;         /* of all choices */
+    uint32_t   *replay_lengths; /* [n_choices], or NULL: one choice has all of it */
 } bt_down_reserve;
 
 typedef struct {
@@ -192,6 +195,8 @@ typedef struct {
     size_t       n_prefix_key_bytes;
     void        *prefix_keys;
     uint32_t     held;
+    uint32_t     n_choices;
+    uint32_t    *choices; /* as in bt_down_reserve */
 } bt_down_prefill;
 
 /* From the coordinator to a worker. */
@@ -205,7 +210,7 @@ typedef struct {
         bt_down_prefill prefill;
         struct {
             uint64_t request;
-            uint32_t epoch;
+            uint32_t epoch, only_choice; /* 0: all of it, else 1 + the choice */
         } abort;
         struct {
             uint32_t wake;

@@ -26,18 +26,19 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     bt_status st   = BT_OK;
     size_t    rows = cfg->max_rows;
 
-    *b             = (bt_batch){0};
-    b->pieces      = bt_calloc(rows, sizeof(*b->pieces));
-    b->spans       = bt_calloc(rows, sizeof(*b->spans));
-    b->tokens      = bt_calloc(rows, sizeof(*b->tokens));
-    b->logit_rows  = bt_calloc(rows, sizeof(*b->logit_rows));
-    b->first_logit = bt_calloc(rows, sizeof(*b->first_logit));
-    b->logits      = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
-    b->forced      = bt_calloc(experts_elems(cfg), sizeof(*b->forced));
-    b->chosen      = bt_calloc(experts_elems(cfg), sizeof(*b->chosen));
-    b->group_rows  = bt_calloc(cfg->group_size, sizeof(*b->group_rows));
-    b->finish      = bt_calloc(rows, sizeof(*b->finish));
-    b->out         = bt_calloc(2 * rows, sizeof(*b->out));
+    *b              = (bt_batch){0};
+    b->pieces       = bt_calloc(rows, sizeof(*b->pieces));
+    b->spans        = bt_calloc(rows, sizeof(*b->spans));
+    b->tokens       = bt_calloc(rows, sizeof(*b->tokens));
+    b->logit_rows   = bt_calloc(rows, sizeof(*b->logit_rows));
+    b->first_logit  = bt_calloc(rows, sizeof(*b->first_logit));
+    b->logits       = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
+    b->forced       = bt_calloc(experts_elems(cfg), sizeof(*b->forced));
+    b->chosen       = bt_calloc(experts_elems(cfg), sizeof(*b->chosen));
+    b->group_rows   = bt_calloc(cfg->group_size, sizeof(*b->group_rows));
+    b->finish       = bt_calloc(rows, sizeof(*b->finish));
+    b->out          = bt_calloc(2 * rows, sizeof(*b->out));
+    b->out_capacity = 2 * cfg->max_rows;
     BT_REQUIRE(b->pieces != NULL && b->spans != NULL && b->tokens != NULL &&
                    b->logit_rows != NULL && b->first_logit != NULL && b->logits != NULL &&
                    b->forced != NULL && b->chosen != NULL && b->group_rows != NULL &&

@@ -47,34 +47,31 @@ out:
     return st;
 }
 
-/* Pages for the prompt, for what is replayed and for the next token; the rest as it grows.  Not
- * when the requests that grow already could not take one page each: they would soon retract this
- * one. */
+/* Pages for the prompt, for what is replayed and for the next token; the rest as it grows. */
 static bt_status take_pages(bt_worker *w, bt_request *r)
 {
-    bt_status st     = BT_OK;
-    bool      whole  = r->eval || w->cfg.form == BT_FORM_BY_COST; /* they are never retracted */
-    uint32_t  others = 0;
+    bool whole = r->eval || w->cfg.form == BT_FORM_BY_COST; /* they are never retracted */
 
     if (w->cfg.form == BT_FORM_BY_COST) r->n_keys = 0; /* forms follow how a prompt was cut */
+    return bt_request_take_pages(r, w->cfg.pool,
+                                 whole ? bt_request_n_tokens(r) : r->n_prompt + r->n_replay + 1);
+}
+
+/* NO_PAGES (not logged) when the requests that grow already could not take one page each: they
+ * would soon retract this one. */
+static bt_status leave_some(const bt_worker *w, uint64_t id)
+{
+    uint32_t others = 0;
+
     for (uint32_t i = 0; i < w->requests.n; i++)
-        others += bt_worker_may_grow(w->requests.at[i]);
-    BT_TRY(bt_request_take_pages(r, w->cfg.pool,
-                                 whole ? bt_request_n_tokens(r) : r->n_prompt + r->n_replay + 1));
-    if (bt_kv_pool_n_available(w->cfg.pool) < others) {
-        bt_request_release_pages(r, w->cfg.pool);
-        return BT_ERR_NO_PAGES;
-    }
-    w->prefix_asked_tokens += r->n_keys == 0 ? 0 : r->n_prompt;
-    w->prefix_hit_tokens += r->n_held;
-out:
-    return st;
+        others += w->requests.at[i]->id != id && bt_worker_may_grow(w->requests.at[i]);
+    return bt_kv_pool_n_available(w->cfg.pool) < others ? BT_ERR_NO_PAGES : BT_OK;
 }
 
 static bt_status on_reserve(bt_worker *w, bt_down_reserve *m)
 {
     bt_status   st    = BT_OK;
-    bt_request *r     = NULL;
+    bt_request *r     = NULL, *first;
     bool        go_on = false;
 
     BT_TRY(make_way(w, m->request, m->epoch, &go_on));
@@ -94,12 +91,24 @@ static bt_status on_reserve(bt_worker *w, bt_down_reserve *m)
     BT_TRY(st);
     if (!bt_rank_has_both(&w->cfg.facts))
         BT_TRY(bt_handoff_in_init(&r->in, w->cfg.pool, r->n_prompt, r->n_held,
-                                  w->cfg.facts.model->vocab_size, r->pages));
+                                  w->cfg.facts.model->vocab_size, r->pages, r->n_choices,
+                                  r->firsts));
     BT_TRY(bt_requests_add(&w->requests, r));
-    BT_DEBUG("reserved %u pages for %u prompt tokens from rank %u", r->n_pages, r->n_prompt,
-             r->peer);
-    st = send_ticket(w, r->id, r->epoch, r);
-    r  = NULL; /* the table has it */
+    first = r;
+    r     = NULL; /* the table has it */
+    st    = bt_worker_add_choices(w, first, m);
+    if (st == BT_OK) st = leave_some(w, first->id);
+    if (st == BT_ERR_NO_PAGES) {
+        bt_worker_forget(w, first->id);
+        st = send_ticket(w, m->request, m->epoch, NULL);
+        goto out;
+    }
+    BT_TRY(st);
+    w->prefix_asked_tokens += first->n_keys == 0 ? 0 : first->n_prompt;
+    w->prefix_hit_tokens += first->n_held;
+    BT_DEBUG("reserved %u pages for %u prompt tokens from rank %u, and %u choices", first->n_pages,
+             first->n_prompt, first->peer, first->n_choices);
+    st = send_ticket(w, first->id, first->epoch, first);
 out:
     if (r != NULL) bt_request_release_pages(r, w->cfg.pool);
     bt_request_destroy(r);
@@ -145,10 +154,11 @@ out:
     return st;
 }
 
-static bt_status on_abort(bt_worker *w, uint64_t request, uint32_t epoch)
+static bt_status on_abort(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t only_choice)
 {
     bt_request *r = bt_requests_find(&w->requests, request);
 
+    if (only_choice != 0) return bt_worker_drop_choice(w, request, epoch, only_choice - 1);
     if (r != NULL && r->epoch == epoch) return bt_worker_end(w, r);
     return bt_worker_send_released(w, request, epoch);
 }
@@ -169,7 +179,7 @@ bt_status bt_worker_control(bt_worker *w, bt_down *m)
         break;
     case BT_DOWN_ABORT:
         bt_log_set_request(m->u.abort.request);
-        BT_TRY(on_abort(w, m->u.abort.request, m->u.abort.epoch));
+        BT_TRY(on_abort(w, m->u.abort.request, m->u.abort.epoch, m->u.abort.only_choice));
         break;
     case BT_DOWN_WAKE:
         /* After Shutdown a number would not reach ranks that have left already. */

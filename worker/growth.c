@@ -37,7 +37,7 @@ static bt_request *youngest(const bt_worker *w)
 static bool is_alone(const bt_worker *w, const bt_request *r)
 {
     for (uint32_t i = 0; i < w->requests.n; i++)
-        if (w->requests.at[i] != r && bt_worker_may_grow(w->requests.at[i])) return false;
+        if (w->requests.at[i]->id != r->id && bt_worker_may_grow(w->requests.at[i])) return false;
     return true;
 }
 

@@ -1,17 +1,23 @@
 #include "worker/handoff_in.h"
 
+#include <string.h>
+
 #include "core/alloc.h"
 
 _Static_assert(BT_PAGE_TOKENS == 64, "a word of `seen` holds the tokens of one page");
 
 bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t n_prompt,
-                             uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages)
+                             uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages,
+                             uint32_t n_firsts, bt_first_token *firsts)
 {
     bt_status st      = BT_OK;
     uint32_t  n_pages = bt_kv_pages_for(n_prompt);
 
-    *in = (bt_handoff_in){
-        .n_layers = bt_kv_pool_n_layers(pool), .n_prompt = n_prompt, .n_vocab = n_vocab};
+    *in             = (bt_handoff_in){.n_layers = bt_kv_pool_n_layers(pool),
+                                      .n_prompt = n_prompt,
+                                      .n_vocab  = n_vocab,
+                                      .n_firsts = n_firsts,
+                                      .firsts   = firsts};
     in->generations = bt_calloc(n_pages, sizeof(*in->generations));
     in->seen        = bt_calloc((size_t)in->n_layers * n_pages, sizeof(*in->seen));
     BT_REQUIRE(in->generations != NULL && in->seen != NULL, BT_ERR_NO_MEMORY,
@@ -48,8 +54,34 @@ static uint64_t *seen_word(const bt_handoff_in *in, uint32_t layer, uint32_t pag
     return &in->seen[(size_t)layer * bt_kv_pages_for(in->n_prompt) + page];
 }
 
+/* The last message's tail: a token for each choice. */
+static bt_status check_tail(const bt_handoff_in *in, const bt_page_message *m, const uint8_t *tail)
+{
+    bt_status      st   = BT_OK;
+    size_t         want = m->last ? in->n_firsts * sizeof(*in->firsts) : 0;
+    bt_first_token first;
+
+    BT_REQUIRE(m->tail_bytes == want, BT_ERR_CHECKSUM,
+               "a message with a tail of %u bytes, expected %zu for %u choices", m->tail_bytes,
+               want, in->n_firsts);
+    if (!m->last) goto out;
+    BT_REQUIRE(m->cached < in->n_prompt && !in->last, BT_ERR_CHECKSUM,
+               "the last message (once: %d) says that %u tokens of a prompt of %u were not "
+               "computed",
+               !in->last, m->cached, in->n_prompt);
+    for (uint32_t i = 0; i < in->n_firsts; i++) {
+        memcpy(&first, tail + i * sizeof(first), sizeof(first));
+        BT_REQUIRE(first.finish <= BT_FINISH_LENGTH && first.id < in->n_vocab, BT_ERR_CHECKSUM,
+                   "the last message says token %u with finish %u, expected one below %u and at "
+                   "most %d",
+                   first.id, first.finish, in->n_vocab, (int)BT_FINISH_LENGTH);
+    }
+out:
+    return st;
+}
+
 static bt_status check(const bt_handoff_in *in, const bt_kv_pool *pool, const bt_page_id *pages,
-                       const bt_page_message *m)
+                       const bt_page_message *m, const uint8_t *payload)
 {
     bt_status st    = BT_OK;
     uint32_t  page0 = m->token0 / BT_PAGE_TOKENS, page1 = bt_kv_pages_for(m->token1);
@@ -63,6 +95,7 @@ static bt_status check(const bt_handoff_in *in, const bt_kv_pool *pool, const bt
                "the model %u layers",
                m->token0, m->token1, m->layer0, m->layer1, in->n_prompt, in->n_layers);
     bytes = (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0) * kv_dim * sizeof(bt_bf16);
+    bytes += m->tail_bytes;
     BT_REQUIRE(m->kv_dim == kv_dim && m->payload_bytes == bytes, BT_ERR_CHECKSUM,
                "a message of %llu bytes with rows of %u elements, expected %llu bytes and %u "
                "elements",
@@ -77,14 +110,7 @@ static bt_status check(const bt_handoff_in *in, const bt_kv_pool *pool, const bt
                        BT_ERR_CHECKSUM, "tokens %u to %u of layer %u come twice", m->token0,
                        m->token1, layer);
     }
-    BT_REQUIRE(!m->last || m->cached < in->n_prompt, BT_ERR_CHECKSUM,
-               "the last message says that %u tokens of a prompt of %u were not computed",
-               m->cached, in->n_prompt);
-    BT_REQUIRE(!m->last || (!in->last && m->first_finish == 0 && m->first_token < in->n_vocab),
-               BT_ERR_CHECKSUM,
-               "the last message says token %u with finish %u, expected one below %u that goes on, "
-               "once",
-               m->first_token, m->first_finish, in->n_vocab);
+    BT_TRY(check_tail(in, m, payload + bytes - m->tail_bytes));
 out:
     return st;
 }
@@ -97,7 +123,7 @@ bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_po
     size_t         row_bytes = m->kv_dim * sizeof(bt_bf16);
     const uint8_t *from      = payload;
 
-    BT_TRY(check(in, pool, pages, m));
+    BT_TRY(check(in, pool, pages, m, payload));
     for (uint32_t layer = m->layer0; layer < m->layer1; layer++) {
         for (uint32_t t = m->token0, n; t < m->token1; t += n) {
             uint32_t page = t / BT_PAGE_TOKENS, row = t % BT_PAGE_TOKENS;
@@ -112,10 +138,9 @@ bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_po
     }
     in->n_rows += (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0);
     if (m->last) {
-        in->last          = true;
-        in->first_token   = m->first_token;
-        in->first_logprob = m->first_logprob;
-        in->cached        = m->cached;
+        in->last   = true;
+        in->cached = m->cached;
+        memcpy(in->firsts, from, m->tail_bytes);
     }
 out:
     return st;

@@ -3,7 +3,7 @@
  * Every message is held against the reservation before a byte of it reaches a page: kv_dim, ranges,
  * payload size, the tag of the pages that it was made for, and one bit per layer and token, so that
  * no row comes twice.  The request joins when each bit is set and the last message, with the first
- * token, is there.  Messages may come in any order.
+ * token of each choice, is there.  Messages may come in any order.
  *
  * Threads: the step thread.  Memory: init() takes it all. */
 #ifndef BT_WORKER_HANDOFF_IN_H
@@ -11,6 +11,15 @@
 
 #include "attention/kv_pool.h"
 #include "parallel/page_message.h"
+#include "proto/control_msg.h"
+
+/* What follows a prompt in one choice; as it travels. */
+typedef struct {
+    uint32_t id;
+    float    logprob;
+    uint32_t finish; /* bt_finish */
+} bt_first_token;
+_Static_assert(sizeof(bt_first_token) == 12, "part of the wire form");
 
 typedef struct {
     uint32_t  n_layers, n_prompt, n_vocab;
@@ -19,15 +28,17 @@ typedef struct {
     uint64_t  n_rows;      /* bits set */
     uint64_t  moved_ns;    /* when the last message came; 0: none has */
     bool      last;
-    uint32_t  first_token;
-    float     first_logprob;
     uint32_t  cached; /* prompt tokens that the sender did not compute */
+
+    uint32_t        n_firsts;
+    bt_first_token *firsts; /* borrowed: written by the last message */
 } bt_handoff_in;
 
 /* pages: those of the reservation; the first n_held tokens (whole pages) are there already.
- * NO_MEMORY. */
+ * firsts: [n_firsts], one for each choice, borrowed until fini().  NO_MEMORY. */
 bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t n_prompt,
-                             uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages);
+                             uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages,
+                             uint32_t n_firsts, bt_first_token *firsts);
 void      bt_handoff_in_fini(bt_handoff_in *in);
 
 /* Verifies a message (whose checksum is right) and copies its rows to the pages.  CHECKSUM says
@@ -36,7 +47,7 @@ bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_po
                                const bt_page_id *pages, const bt_page_message *m,
                                const void *payload);
 
-/* Every row of every layer, and the first token, are there. */
+/* Every row of every layer, and the first tokens, are there. */
 bool bt_handoff_in_complete(const bt_handoff_in *in);
 
 #endif

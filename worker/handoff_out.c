@@ -1,13 +1,17 @@
 #include "worker/handoff_out.h"
 
+#include <string.h>
+
 #include "core/alloc.h"
 
 bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
-                              uint32_t n_ticket, const bt_page_ref *ticket)
+                              uint32_t n_ticket, const bt_page_ref *ticket, uint32_t n_firsts,
+                              const bt_first_token *firsts)
 {
     bt_status st = BT_OK;
 
-    *out                    = (bt_handoff_out){.n_ticket = n_ticket, .held = held};
+    *out = (bt_handoff_out){
+        .n_ticket = n_ticket, .held = held, .n_firsts = n_firsts, .firsts = firsts};
     out->ticket_ids         = bt_calloc(n_ticket, sizeof(*out->ticket_ids));
     out->ticket_generations = bt_calloc(n_ticket, sizeof(*out->ticket_generations));
     out->staged             = bt_calloc(n_layers, sizeof(*out->staged));
@@ -41,10 +45,12 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
                          bt_page_message *m_out)
 {
     size_t   row_bytes = v->kv_dim * sizeof(bt_bf16), bytes;
-    uint32_t fit = (uint32_t)(v->payload_max / row_bytes), l0 = 0, l1, t0, t1, page0;
+    uint32_t tail      = out->n_firsts * (uint32_t)sizeof(*out->firsts);
+    size_t   room      = v->payload_max - tail; /* any message may become the last */
+    uint32_t fit = (uint32_t)(room / row_bytes), l0 = 0, l1, t0, t1, page0;
     bool     last, full;
 
-    BT_ASSERT(fit > 0);
+    BT_ASSERT(v->payload_max >= tail && fit > 0);
     while (l0 < v->n_layers && out->staged[l0] >= computed(v, l0))
         l0++;
     if (l0 == v->n_layers) return false;
@@ -52,12 +58,11 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
     t1    = computed(v, l0) - t0 > fit ? t0 + fit : computed(v, l0);
     bytes = (t1 - t0) * row_bytes;
     for (l1 = l0 + 1; l1 < v->n_layers; l1++) {
-        if (out->staged[l1] != t0 || computed(v, l1) < t1 || bytes * (l1 - l0 + 1) > v->payload_max)
-            break;
+        if (out->staged[l1] != t0 || computed(v, l1) < t1 || bytes * (l1 - l0 + 1) > room) break;
     }
     bytes *= l1 - l0;
     last = l1 == v->n_layers && t1 == v->n_prompt;
-    full = 2 * bytes > v->payload_max || t1 - t0 == fit;
+    full = 2 * bytes > room || t1 - t0 == fit;
     if (last ? !out->first_known : !full && !v->flush) return false;
 
     page0  = t0 / BT_PAGE_TOKENS;
@@ -70,10 +75,9 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
         .pages_tag     = bt_pages_tag(bt_kv_pages_for(t1) - page0, out->ticket_ids + page0,
                                       out->ticket_generations + page0),
         .last          = last,
-        .first_token   = last ? out->first_token : 0,
-        .first_logprob = last ? out->first_logprob : 0,
+        .tail_bytes    = last ? tail : 0,
         .cached        = last ? out->cached : 0,
-        .payload_bytes = bytes,
+        .payload_bytes = bytes + (last ? tail : 0),
     };
     return true;
 }
@@ -97,6 +101,7 @@ bt_status bt_handoff_out_pack(bt_handoff_out *out, bt_device *dev, const bt_kv_p
         }
         out->staged[layer] = m->token1;
     }
+    if (m->last) memcpy(to, out->firsts, m->tail_bytes);
     out->n_in_flight++;
     out->last_staged = out->last_staged || m->last;
 out:

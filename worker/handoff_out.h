@@ -6,15 +6,14 @@
  * least half full; at the end of the step everything leaves.  A full staging area defers the rest:
  * the cursor per layer remembers where, and later messages may then cover several chunks.
  *
- * The very last message waits for the first token, which it carries.
+ * The very last message waits for the first tokens, one for each choice, which are its tail:
+ *     bt_first_token[n_firsts]
  *
  * Threads: the step thread.  Memory: init() takes it all. */
 #ifndef BT_WORKER_HANDOFF_OUT_H
 #define BT_WORKER_HANDOFF_OUT_H
 
-#include "attention/kv_pool.h"
-#include "parallel/page_message.h"
-#include "proto/control_msg.h"
+#include "worker/handoff_in.h"
 
 typedef struct {
     uint32_t  n_ticket;
@@ -25,13 +24,16 @@ typedef struct {
     uint32_t  n_in_flight;
     uint64_t  moved_ns; /* when a message was staged or had left */
     bool      first_known, last_staged;
-    uint32_t  first_token;
-    float     first_logprob;
+
+    uint32_t              n_firsts;
+    const bt_first_token *firsts; /* borrowed from the request; good once first_known is set */
 } bt_handoff_out;
 
-/* Copies the ticket.  held: the prompt's first tokens, which the decode rank has.  NO_MEMORY. */
+/* Copies the ticket, borrows firsts.  held: the prompt's first tokens, which the decode rank has.
+ * NO_MEMORY. */
 bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
-                              uint32_t n_ticket, const bt_page_ref *ticket);
+                              uint32_t n_ticket, const bt_page_ref *ticket, uint32_t n_firsts,
+                              const bt_first_token *firsts);
 void      bt_handoff_out_fini(bt_handoff_out *out);
 
 /* What is computed: layers below n_high have rows [0, high), the others [0, low). */
@@ -43,12 +45,13 @@ typedef struct {
 } bt_handoff_out_view;
 
 /* The next message's ranges into *m_out (token0, token1, layer0, layer1, kv_dim, pages_tag,
- * payload_bytes, last and the first token; not request and epoch).  False: nothing to send now. */
+ * payload_bytes, last and its tail_bytes; not request and epoch).  False: nothing to send now.
+ * payload_max has room for a row and the tail. */
 bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *view,
                          bt_page_message *m_out);
 
-/* Copies the message's rows from this rank's pages to `slot` (host, payload_bytes), and counts them
- * as staged. */
+/* Copies the message's rows from this rank's pages to `slot` (host, payload_bytes) and its tail
+ * behind them, and counts them as staged. */
 bt_status bt_handoff_out_pack(bt_handoff_out *out, bt_device *dev, const bt_kv_pool *pool,
                               const bt_page_id *pages, const bt_page_message *m, void *slot);
 

@@ -56,16 +56,26 @@ bt_status bt_worker_end(bt_worker *w, bt_request *r)
     uint64_t               id    = r->id;
     uint32_t               epoch = r->epoch;
 
-    bt_request_release_pages(r, w->cfg.pool); /* what is staged is a copy */
     if (r->out.ticket_ids != NULL && !links->cancel(links->ctx, id)) {
+        bt_request_release_pages(r, w->cfg.pool); /* what is staged is a copy */
         r->state = BT_REQUEST_DRAINING;
         return BT_OK;
     }
     BT_DEBUG("request %llu is gone after %u computed tokens", (unsigned long long)id,
              r->n_computed);
-    bt_requests_remove(&w->requests, r);
-    bt_request_destroy(r);
+    bt_worker_forget(w, id);
     return bt_worker_send_released(w, id, epoch);
+}
+
+void bt_worker_forget(bt_worker *w, uint64_t id)
+{
+    bt_request *r;
+
+    while ((r = bt_requests_find(&w->requests, id)) != NULL) {
+        bt_request_release_pages(r, w->cfg.pool);
+        bt_requests_remove(&w->requests, r);
+        bt_request_destroy(r);
+    }
 }
 
 bt_status bt_worker_admit(bt_worker *w)
@@ -254,22 +264,18 @@ bool bt_worker_expects_pages(const bt_worker *w)
 /* The request joins the decode batch: its rows are complete. */
 static bt_status join(bt_worker *w, bt_request *r)
 {
-    r->state      = BT_REQUEST_DECODE;
-    r->n_computed = r->step_end = r->n_prompt;
-    r->next_token               = r->in.first_token;
-    r->next_logprob             = r->in.first_logprob;
-    r->n_cached                 = r->in.cached;
     /* A page message has no room for the alternatives, which only the prefill rank's own has;
      * and it must not overtake the prompt's logprobs. */
-    r->repeat_first = !r->eval && r->sampling.top_logprobs == 0 && r->sampling.prompt_logprobs == 0;
+    bool repeat = r->sampling.top_logprobs == 0 && r->sampling.prompt_logprobs == 0;
+
+    r->n_cached = r->in.cached;
     bt_request_keep_pages(r, w->cfg.pool, r->n_prompt);
     BT_DEBUG("all rows of %u prompt tokens are here: it decodes", r->n_prompt);
     bt_handoff_in_fini(&r->in);
-    if (!r->eval && bt_request_note(r, r->next_token) != BT_OK)
-        return bt_worker_fail(w, r, BT_RPC_RESOURCE_EXHAUSTED, bt_error_text());
-    if (bt_worker_adopt_replay(r, r->next_token) != BT_OK)
-        return bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text());
-    return r->eval && r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
+    if (!r->eval) return bt_worker_begin_decode(w, r, repeat);
+    r->state      = BT_REQUEST_DECODE;
+    r->n_computed = r->step_end = r->n_prompt;
+    return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
 }
 
 void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m, const void *payload)

@@ -122,13 +122,48 @@ bt_status bt_request_note(bt_request *r, uint32_t id)
     return bt_sampling_counts_tokens(&r->sampling) ? bt_history_add(&r->history, id, false) : BT_OK;
 }
 
+/* The open choices, and room for their first tokens; takes *choices. */
+static bt_status read_choices(bt_request *r, uint32_t n, uint32_t **choices)
+{
+    bt_status st = BT_OK;
+
+    r->n_choices = n == 0 ? 1 : n;
+    r->choices   = *choices;
+    *choices     = NULL;
+    if (n == 0) r->choices = bt_calloc(1, sizeof(*r->choices));
+    r->firsts = bt_calloc(r->n_choices, sizeof(*r->firsts));
+    BT_REQUIRE(r->choices != NULL && r->firsts != NULL, BT_ERR_NO_MEMORY, "%u choices",
+               r->n_choices);
+out:
+    return st;
+}
+
+static bt_status check_replay(const bt_rank_facts *f, const bt_down_reserve *m)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(!m->eval || (m->n_choices <= 1 && m->n_replay == 0), BT_ERR_INVALID_ARG,
+               "an evaluation of %u choices with %u tokens to replay", m->n_choices, m->n_replay);
+    for (uint32_t i = 0; i < (m->n_choices == 0 ? 1 : m->n_choices); i++) {
+        uint32_t n = m->replay_lengths != NULL ? m->replay_lengths[i] : m->n_replay;
+
+        BT_REQUIRE(n == 0 || n < m->sampling.max_tokens, BT_ERR_INVALID_ARG,
+                   "%u tokens to replay of a request for %u", n, m->sampling.max_tokens);
+    }
+    BT_TRY(check_ids(f, "replay", m->n_replay, m->replay));
+out:
+    return st;
+}
+
 bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
                                   bt_request **request_out)
 {
-    bt_status   st  = BT_OK;
-    bt_request *r   = NULL;
-    uint64_t    all = (uint64_t)m->n_prompt + (m->eval ? m->n_eval : m->sampling.max_tokens);
-    uint32_t    end = bt_rank_has_both(f) ? f->n_ranks : f->n_prefill;
+    bt_status   st        = BT_OK;
+    bt_request *r         = NULL;
+    uint32_t    n_more    = m->eval ? m->n_eval : m->sampling.max_tokens;
+    uint64_t    all       = (uint64_t)m->n_prompt + n_more, pages;
+    uint32_t    n_choices = m->n_choices == 0 ? 1 : m->n_choices;
+    uint32_t    end       = bt_rank_has_both(f) ? f->n_ranks : f->n_prefill;
 
     BT_REQUIRE(m->request != 0 && bt_rank_decodes(f), BT_ERR_INVALID_ARG,
                "rank %u of %u prefill and %u decode ranks is asked to reserve for request %llu",
@@ -141,14 +176,12 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     BT_REQUIRE(all <= f->model->max_context, BT_ERR_INVALID_ARG,
                "%u prompt tokens and %llu more exceed the model's context of %u", m->n_prompt,
                (unsigned long long)(all - m->n_prompt), f->model->max_context);
-    BT_REQUIRE(bt_kv_pages_for((uint32_t)all) <= f->n_pages, BT_ERR_INVALID_ARG,
-               "%llu tokens need %u pages, rank %u has %u in all (--kv-bytes)",
-               (unsigned long long)all, bt_kv_pages_for((uint32_t)all), f->rank, f->n_pages);
+    pages = bt_request_pages(m->n_prompt, n_more, n_choices);
+    BT_REQUIRE(pages <= f->n_pages, BT_ERR_INVALID_ARG,
+               "%u choices of %llu tokens need %llu pages, rank %u has %u in all (--kv-bytes)",
+               n_choices, (unsigned long long)all, (unsigned long long)pages, f->rank, f->n_pages);
     BT_TRY(check_ids(f, "continuation", m->eval ? m->n_eval : 0, m->eval_tokens));
-    BT_REQUIRE(m->n_replay == 0 || (!m->eval && m->n_replay < m->sampling.max_tokens),
-               BT_ERR_INVALID_ARG, "%u tokens to replay of a request for %u (evaluation: %d)",
-               m->n_replay, m->sampling.max_tokens, m->eval);
-    BT_TRY(check_ids(f, "replay", m->n_replay, m->replay));
+    BT_TRY(check_replay(f, m));
 
     r = bt_calloc(1, sizeof(*r));
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
@@ -159,20 +192,22 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
         BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all,
                            (uint32_t)all));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
-    r->id          = m->request;
-    r->epoch       = m->epoch;
-    r->state       = BT_REQUEST_RESERVED;
-    r->peer        = m->prefill_rank;
-    r->arrival     = m->arrival;
-    r->n_replay    = m->n_replay;
-    r->replay      = m->replay;
-    m->replay      = NULL;
-    r->n_eval      = m->eval ? m->n_eval : 0;
-    r->sampling    = bt_sampling_take(&m->sampling);
-    r->eval_tokens = m->eval_tokens;
-    m->eval_tokens = NULL;
-    *request_out   = r;
-    r              = NULL;
+    BT_TRY(read_choices(r, m->n_choices, &m->choices));
+    r->id              = m->request;
+    r->epoch           = m->epoch;
+    r->state           = BT_REQUEST_RESERVED;
+    r->peer            = m->prefill_rank;
+    r->arrival         = m->arrival;
+    r->n_replay        = m->replay_lengths != NULL ? m->replay_lengths[0] : m->n_replay;
+    r->replay          = m->replay; /* the others copy theirs from behind its own */
+    m->replay          = NULL;
+    r->n_eval          = m->eval ? m->n_eval : 0;
+    r->sampling        = bt_sampling_take(&m->sampling);
+    r->eval_tokens     = m->eval_tokens;
+    m->eval_tokens     = NULL;
+    r->sampling.choice = r->choices[0];
+    *request_out       = r;
+    r                  = NULL;
 out:
     bt_request_destroy(r);
     return st;
@@ -221,7 +256,9 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     if (m->eval)
         BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt, UINT32_MAX));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
-    BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->held, m->n_pages, m->pages));
+    BT_TRY(read_choices(r, m->n_choices, &m->choices));
+    BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->held, m->n_pages, m->pages,
+                               r->n_choices, r->firsts));
     r->id        = m->request;
     r->epoch     = m->epoch;
     r->state     = BT_REQUEST_QUEUED;
@@ -229,6 +266,35 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     r->peer      = m->decode_rank;
     r->sampling  = bt_sampling_take(&m->sampling);
     m->prompt    = NULL;
+    *request_out = r;
+    r            = NULL;
+out:
+    bt_request_destroy(r);
+    return st;
+}
+
+bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32_t n_replay,
+                                const uint32_t *replay, bt_request **request_out)
+{
+    bt_status   st = BT_OK;
+    bt_request *r  = bt_calloc(1, sizeof(*r));
+
+    BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "choice %u", choice);
+    r->id       = first->id;
+    r->epoch    = first->epoch;
+    r->state    = BT_REQUEST_WAITING;
+    r->n_prompt = first->n_prompt;
+    r->peer     = first->peer;
+    r->arrival  = first->arrival;
+    BT_TRY(bt_sampling_copy(&first->sampling, &r->sampling));
+    r->sampling.choice = choice;
+    BT_TRY(bt_history_copy(&first->history, &r->history));
+    if (n_replay > 0) {
+        r->replay = bt_calloc(n_replay, sizeof(*r->replay));
+        BT_REQUIRE(r->replay != NULL, BT_ERR_NO_MEMORY, "%u tokens to replay", n_replay);
+        memcpy(r->replay, replay, n_replay * sizeof(*r->replay));
+        r->n_replay = n_replay;
+    }
     *request_out = r;
     r            = NULL;
 out:
@@ -289,6 +355,44 @@ out:
     return st;
 }
 
+bt_status bt_request_take_own_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
+{
+    bt_status st = BT_OK;
+    uint32_t  n  = bt_kv_pages_for(n_tokens) - r->n_prompt / BT_PAGE_TOKENS;
+
+    BT_ASSERT(r->pages == NULL && n_tokens > r->n_prompt);
+    r->pages = bt_calloc(list_size(r, n_tokens), sizeof(*r->pages));
+    BT_REQUIRE(r->pages != NULL, BT_ERR_NO_MEMORY, "list of %u pages", n);
+    st = bt_kv_pool_acquire(pool, n, r->pages);
+    if (st == BT_OK) r->n_pages = n;
+out:
+    if (st != BT_OK) bt_request_release_pages(r, pool);
+    return st;
+}
+
+bt_status bt_request_share_prompt(bt_request *r, const bt_request *first, bt_device *dev,
+                                  bt_kv_pool *pool)
+{
+    bt_status st     = BT_OK;
+    uint32_t  n_full = r->n_prompt / BT_PAGE_TOKENS, n_rows = r->n_prompt % BT_PAGE_TOKENS;
+    uint32_t  same[BT_PAGE_TOKENS];
+
+    memmove(r->pages + n_full, r->pages, r->n_pages * sizeof(*r->pages));
+    r->n_pages += n_full;
+    for (uint32_t i = 0; i < n_full; i++) {
+        bt_kv_pool_retain(pool, first->pages[i]);
+        r->pages[i] = first->pages[i];
+    }
+    for (uint32_t i = 0; i < n_rows; i++)
+        same[i] = i;
+    for (uint32_t layer = 0; layer < bt_kv_pool_n_layers(pool) && n_rows > 0; layer++)
+        BT_TRY(bt_device_gather_rows(dev, n_rows, bt_kv_pool_kv_dim(pool),
+                                     bt_kv_pool_rows(pool, first->pages[n_full], layer), same,
+                                     bt_kv_pool_rows(pool, r->pages[n_full], layer)));
+out:
+    return st;
+}
+
 bt_status bt_request_grow(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
 {
     bt_status st = BT_OK;
@@ -327,6 +431,8 @@ void bt_request_destroy(bt_request *r)
     bt_free(r->forced);
     bt_free(r->keys);
     bt_free(r->replay);
+    bt_free(r->choices);
+    bt_free(r->firsts);
     bt_free(r);
 }
 
@@ -370,6 +476,15 @@ bt_request *bt_requests_find(const bt_requests *t, uint64_t id)
     for (uint32_t i = 0; i < t->n; i++)
         if (t->at[i]->id == id) return t->at[i];
     return NULL;
+}
+
+uint32_t bt_requests_count(const bt_requests *t, uint64_t id)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < t->n; i++)
+        n += t->at[i]->id == id;
+    return n;
 }
 
 void bt_requests_remove(bt_requests *t, bt_request *r)

@@ -3,8 +3,12 @@
  *     prefill rank:  QUEUED -> PREFILL -> SENDING -> gone
  *     decode rank:   RESERVED -> DECODE -> gone
  *     both roles:    RESERVED -> PREFILL -> DECODE -> gone
+ *     other choices of n:  WAITING (for the first one's prompt) -> DECODE -> gone
  *     an abort or a failure, at every state:  DRAINING (while a granted message must leave) -> gone
  *     no page left for an older one, on the decode rank:  retracted, which ends it here as well
+ *
+ * Choices of n > 1 are entries of one id on the rank that decodes, one after another: the first has
+ * the prompt.  They end together or one by one; only the end of the last one ends the request.
  *
  * A prompt's full pages are shared through the pool's prefix cache: those found there are held from
  * the start, those computed or received are kept there.  A decoding request takes its pages as it
@@ -47,6 +51,7 @@ typedef enum {
     BT_REQUEST_RESERVED, /* its pages wait for rows */
     BT_REQUEST_PREFILL,
     BT_REQUEST_SENDING, /* the prompt is computed, messages are under way */
+    BT_REQUEST_WAITING, /* another choice: its own pages wait for the prompt */
     BT_REQUEST_DECODE,
     BT_REQUEST_DRAINING
 } bt_request_state;
@@ -78,6 +83,11 @@ typedef struct {
     uint32_t *replay;  /* owned: tokens at n_prompt and on, known beforehand */
     uint32_t  n_known; /* while it decodes: tokens after the prompt that are known */
 
+    uint32_t        n_choices; /* that its prompt is for; 0 on the others of them */
+    uint32_t       *choices;   /* owned [n_choices] */
+    bt_first_token *firsts;    /* owned [n_choices]: what follows the prompt in each */
+    bool            dropped;   /* this choice has ended before its prompt was there */
+
     bool     repeat_first; /* the first token goes into the next Tokens message once more */
     uint32_t next_token;   /* the last one known, while it decodes */
     float    next_logprob;
@@ -103,9 +113,29 @@ bt_status bt_request_from_prefill(const bt_rank_facts *facts, bt_down_prefill *m
 bt_status bt_request_add_prompt(const bt_rank_facts *facts, bt_request *r, const bt_kv_pool *pool,
                                 bt_down_prefill *m);
 
+/* Another choice of the reserved request: what it replays, an equal history, no page.  NO_MEMORY.
+ */
+bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32_t n_replay,
+                                const uint32_t *replay, bt_request **request_out);
+
+/* Pages that n choices of n_prompt and n_more tokens each hold, those of the prompt's full pages
+ * counted once. */
+static inline uint64_t bt_request_pages(uint32_t n_prompt, uint32_t n_more, uint32_t n)
+{
+    uint64_t full = n_prompt / BT_PAGE_TOKENS;
+
+    return full + n * (bt_kv_pages_for(n_prompt + n_more) - full);
+}
+
 /* Takes pages for n_tokens; the prompt's first ones from the prefix cache, as far as it has them,
  * which sets n_held and n_computed.  NO_PAGES (not logged) takes none. */
 bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
+/* The same for a choice that waits: pages for n_tokens but for the prompt's full ones. */
+bt_status bt_request_take_own_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
+/* The prompt is in `first`'s pages: the waiting choice shares the full ones and copies the rows of
+ * the partial one. */
+bt_status bt_request_share_prompt(bt_request *r, const bt_request *first, bt_device *dev,
+                                  bt_kv_pool *pool);
 /* One more page for n_tokens where they need one.  NO_PAGES (not logged). */
 bt_status bt_request_grow(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
 /* Offers the full pages among its first n_tokens prompt tokens, which are written, to the cache. */
@@ -136,8 +166,11 @@ typedef struct {
 
 void bt_requests_fini(bt_requests *t); /* the table must be empty */
 /* Takes ownership on success.  NO_MEMORY. */
-bt_status   bt_requests_add(bt_requests *t, bt_request *r);
+bt_status bt_requests_add(bt_requests *t, bt_request *r);
+/* The first of that id. */
 bt_request *bt_requests_find(const bt_requests *t, uint64_t id);
+/* How many of that id. */
+uint32_t bt_requests_count(const bt_requests *t, uint64_t id);
 /* Takes it out of the table; the caller owns it again. */
 void bt_requests_remove(bt_requests *t, bt_request *r);
 

@@ -19,6 +19,9 @@ typedef struct {
     uint32_t    start, n_rows; /* absolute position of the first row */
 } bt_piece;
 
+/* Whether the piece is of its request's prompt; no piece has rows of both sides. */
+static inline bool bt_piece_is_prompt(const bt_piece *p) { return p->start < p->request->n_prompt; }
+
 typedef struct {
     uint32_t max_rows, chunk; /* 1 <= chunk <= max_rows */
     uint32_t turn;            /* which decoding request comes first when not all fit */

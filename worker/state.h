@@ -25,8 +25,8 @@ typedef struct {
     uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
     bool       any_eval, any_forced;
     bt_finish *finish; /* [max_rows] of each piece's new token */
-    bt_token  *out;    /* tokens of the step: [2 max_rows] */
-    uint32_t   n_out;
+    bt_token  *out;    /* tokens of the step: [out_capacity], which grows */
+    uint32_t   n_out, out_capacity;
 } bt_batch;
 
 struct bt_worker {
@@ -63,9 +63,11 @@ bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, con
 /* lifecycle.c */
 /* Sends Failed with the sentence of the last error, then ends it as an abort does. */
 bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why);
-/* Ends a request in whatever state it is: pages back, messages withdrawn, Released sent, at once or
- * as soon as a granted message has left.  r may be gone afterwards. */
+/* Ends a request with all its choices in whatever state it is: pages back, messages withdrawn,
+ * Released sent, at once or as soon as a granted message has left.  r may be gone afterwards. */
 bt_status bt_worker_end(bt_worker *w, bt_request *r);
+/* Takes all entries of that id out of the table, pages back, without a word. */
+void      bt_worker_forget(bt_worker *w, uint64_t id);
 bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
                                 const char *why);
 bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch);
@@ -74,9 +76,21 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush);
 /* Whether a request takes more pages as it decodes. */
 static inline bool bt_worker_may_grow(const bt_request *r)
 {
-    return !r->eval && (r->state == BT_REQUEST_RESERVED || r->state == BT_REQUEST_PREFILL ||
-                        r->state == BT_REQUEST_DECODE);
+    return !r->eval && (r->state == BT_REQUEST_RESERVED || r->state == BT_REQUEST_WAITING ||
+                        r->state == BT_REQUEST_PREFILL || r->state == BT_REQUEST_DECODE);
 }
+/* choices.c */
+/* The other choices of the order behind `first`, which is in the table, with pages of their own.
+ * NO_PAGES (not logged) adds none. */
+bt_status bt_worker_add_choices(bt_worker *w, bt_request *first, const bt_down_reserve *m);
+/* The prompt is in first's pages, and its first tokens are known: all choices decode, or end.
+ * repeat: this rank says the first tokens again.  `first` may be gone afterwards. */
+bt_status bt_worker_begin_decode(bt_worker *w, bt_request *first, bool repeat);
+/* Ends one choice; with the last one the request. */
+bt_status bt_worker_end_choice(bt_worker *w, bt_request *r);
+/* The client needs no more of one choice. */
+bt_status bt_worker_drop_choice(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t choice);
+
 /* growth.c */
 /* Gives each decoding request the page of its next row, the oldest first; where none is left, the
  * youngest request is retracted. */

@@ -126,29 +126,34 @@ out:
     return st;
 }
 
-static bt_token *emit(bt_worker *w, const bt_request *r, uint32_t position, uint32_t id,
-                      float logprob)
+/* One more token of the step's message. */
+static bt_status emit(bt_worker *w, const bt_token *token)
 {
-    bt_token *t = &w->batch.out[w->batch.n_out++];
+    bt_status st = BT_OK;
+    bt_batch *b  = &w->batch;
 
-    *t = (bt_token){.request  = r->id,
-                    .position = position,
-                    .epoch    = r->epoch,
-                    .id       = id,
-                    .logprob  = logprob,
-                    .cached   = position == r->n_prompt ? r->n_cached : 0};
-    return t;
+    if (b->n_out == b->out_capacity) { /* first tokens of many choices */
+        bt_token *grown = bt_realloc(b->out, 2 * b->out_capacity, sizeof(*grown));
+
+        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
+        b->out = grown;
+        b->out_capacity *= 2;
+    }
+    b->out[b->n_out++] = *token;
+out:
+    return st;
 }
 
 /* How the token at `position` is chosen. */
-static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t position)
+static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t choice,
+                            uint32_t position)
 {
     const bt_sampling     *s     = &r->sampling;
     const bt_model_config *model = w->cfg.facts.model;
     bt_sample_how          how   = {
                    .temperature = s->temperature,
                    .seed        = s->seed,
-                   .choice      = s->choice,
+                   .choice      = choice,
                    .position    = position,
                    .top_k       = s->top_k,
                    .top_p       = s->top_p,
@@ -168,44 +173,69 @@ static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t po
     return how;
 }
 
-/* Chooses the token after the piece's last row, and says what becomes of the request.  The token
- * goes out with the step's message. */
-static bt_status choose(bt_worker *w, uint32_t piece, bt_finish *finish_out)
+/* Chooses a choice's token at `position` from a row of logits, and puts it into the message. */
+static bt_status choose(bt_worker *w, const bt_request *r, uint32_t choice, uint32_t position,
+                        const float *logits, bt_token *token_out)
 {
-    bt_status   st       = BT_OK;
-    bt_piece   *p        = &w->batch.pieces[piece];
-    bt_request *r        = p->request;
-    uint32_t    position = p->start + p->n_rows, id = 0;
-    uint32_t    n_vocab = w->cfg.facts.model->vocab_size;
-    uint32_t    last =
-        p->role == BT_ROLE_PROMPT && r->sampling.prompt_logprobs != 0 ? p->n_rows - 1 : 0;
-    const float  *logits = w->batch.logits + ((size_t)w->batch.first_logit[piece] + last) * n_vocab;
-    bt_sample_how how    = how_of(w, r, position);
-    bt_token     *t;
+    bt_status     st  = BT_OK;
+    bt_sample_how how = how_of(w, r, choice, position);
+    bt_token      t   = {.request  = r->id,
+                         .choice   = choice,
+                         .position = position,
+                         .epoch    = r->epoch,
+                         .cached   = position == r->n_prompt ? r->n_held : 0};
 
-    BT_TRY(bt_sample(&w->sampler, logits, &how, &id));
-    BT_TRY(bt_request_note(r, id));
-    if (r->repeat_first) { /* in case the prefill rank died before its own got through */
-        emit(w, r, r->n_prompt, r->next_token, r->next_logprob);
-        r->repeat_first = false;
-    }
-    r->next_token = id;
-    if (p->role == BT_ROLE_PROMPT) {
-        r->n_cached = r->n_held;
-        BT_TRY(bt_worker_adopt_replay(r, id));
-        if (r->n_replay != 0) { /* the client has it */
-            *finish_out = BT_FINISH_NONE;
-            goto out;
-        }
-    } else {
-        r->n_known++;
-    }
-    t = emit(w, r, position, id, 0);
+    BT_TRY(bt_sample(&w->sampler, logits, &how, &t.id));
     if (r->sampling.logprobs)
-        t->n_top = bt_logprobs(&w->sampler, logits, id, r->sampling.top_logprobs, &t->logprob,
-                               t->top_ids, t->top_logprobs);
-    t->finish = *finish_out = bt_request_finish(w->cfg.facts.model, r, position, id);
-    r->next_logprob         = t->logprob;
+        t.n_top = bt_logprobs(&w->sampler, logits, t.id, r->sampling.top_logprobs, &t.logprob,
+                              t.top_ids, t.top_logprobs);
+    t.finish = bt_request_finish(w->cfg.facts.model, r, position, t.id);
+    BT_TRY(emit(w, &t));
+    *token_out = t;
+out:
+    return st;
+}
+
+/* The first token of every choice, from the prompt's last row. */
+static bt_status choose_firsts(bt_worker *w, bt_request *r, const float *logits,
+                               bt_finish *finish_out)
+{
+    bt_status st     = BT_OK;
+    uint32_t  n_open = 0;
+    bt_token  t      = {0};
+
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        BT_TRY(choose(w, r, r->choices[i], r->n_prompt, logits, &t));
+        r->firsts[i] = (bt_first_token){t.id, t.logprob, t.finish};
+        n_open += t.finish == BT_FINISH_NONE;
+    }
+    r->n_cached = r->n_held;
+    *finish_out = n_open > 0 ? BT_FINISH_NONE : t.finish;
+out:
+    return st;
+}
+
+/* The token after the piece's last row. */
+static bt_status choose_next(bt_worker *w, bt_request *r, const float *logits,
+                             bt_finish *finish_out)
+{
+    bt_status st    = BT_OK;
+    bt_token  t     = {0};
+    bt_token  again = {.request  = r->id,
+                       .choice   = r->sampling.choice,
+                       .position = r->n_prompt,
+                       .epoch    = r->epoch,
+                       .id       = r->next_token,
+                       .logprob  = r->next_logprob,
+                       .cached   = r->n_cached};
+
+    if (r->repeat_first) BT_TRY(emit(w, &again)); /* should the prefill rank have died */
+    r->repeat_first = false;
+    BT_TRY(choose(w, r, r->sampling.choice, r->n_prompt + r->n_known, logits, &t));
+    BT_TRY(bt_request_note(r, t.id));
+    r->n_known++;
+    r->next_token = t.id;
+    *finish_out   = t.finish;
 out:
     return st;
 }
@@ -250,19 +280,42 @@ out:
     return st;
 }
 
-static void prompt_done(const bt_worker *w, bt_request *r)
+/* The prompt's last row is computed. */
+static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
 {
     BT_DEBUG("the prompt's %u tokens are computed", r->n_prompt);
-    if (bt_rank_has_both(&w->cfg.facts)) {
-        r->state = BT_REQUEST_DECODE;
-        return;
+    if (finish != BT_FINISH_NONE) return bt_worker_end(w, r);
+    if (!bt_rank_has_both(&w->cfg.facts)) {
+        r->state           = BT_REQUEST_SENDING;
+        r->out.first_known = true;
+        r->out.cached      = r->n_held;
+        r->out.moved_ns    = w->cfg.links.now_ns(w->cfg.links.ctx);
+        return bt_worker_pump(w, r, true);
     }
-    r->state             = BT_REQUEST_SENDING;
-    r->out.first_known   = true;
-    r->out.first_token   = r->eval ? 0 : r->next_token;
-    r->out.first_logprob = r->next_logprob;
-    r->out.cached        = r->n_held;
-    r->out.moved_ns      = w->cfg.links.now_ns(w->cfg.links.ctx);
+    if (!r->eval) return bt_worker_begin_decode(w, r, false);
+    r->state = BT_REQUEST_DECODE;
+    return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
+}
+
+/* No piece names the request any more. */
+static void forget_pieces(bt_batch *b, uint64_t id)
+{
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        if (b->pieces[i].request != NULL && b->pieces[i].request->id == id)
+            b->pieces[i].request = NULL;
+}
+
+/* Chooses what follows the piece; *finish_out says what becomes of its request. */
+static bt_status choose_after(bt_worker *w, uint32_t piece, bt_finish *finish_out)
+{
+    bt_piece   *p = &w->batch.pieces[piece];
+    bt_request *r = p->request;
+    uint32_t last = bt_piece_is_prompt(p) && r->sampling.prompt_logprobs != 0 ? p->n_rows - 1 : 0;
+    const float *logits = w->batch.logits + (size_t)(w->batch.first_logit[piece] + last) *
+                                                w->cfg.facts.model->vocab_size;
+
+    return bt_piece_is_prompt(p) ? choose_firsts(w, r, logits, finish_out)
+                                 : choose_next(w, r, logits, finish_out);
 }
 
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
@@ -273,19 +326,21 @@ static bt_status choose_all(bt_worker *w)
 
     b->n_out = 0;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
-        bt_piece   *p = &b->pieces[i];
-        bt_request *r = p->request;
+        bt_piece   *p      = &b->pieces[i];
+        bt_request *r      = p->request;
+        bool        prompt = r != NULL && bt_piece_is_prompt(p);
 
-        b->finish[i]  = BT_FINISH_NONE;
+        b->finish[i] = BT_FINISH_NONE;
+        if (r == NULL) continue;
         r->n_computed = r->step_end;
-        if (p->role == BT_ROLE_PROMPT) BT_TRY(send_prompt_logprobs(w, i));
-        if (p->role == BT_ROLE_PROMPT) bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
-        if (r->eval || r->n_computed < r->n_prompt + (p->role == BT_ROLE_PROMPT ? 0 : r->n_known))
+        if (prompt) BT_TRY(send_prompt_logprobs(w, i));
+        if (prompt) bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
+        if (r->eval || r->n_computed < r->n_prompt + (prompt ? 0 : r->n_known))
             continue; /* there is more that is known */
         bt_log_set_request(r->id);
-        st = choose(w, i, &b->finish[i]);
+        st = choose_after(w, i, &b->finish[i]);
         if (st == BT_OK) continue;
-        p->request = NULL;
+        forget_pieces(b, r->id);
         BT_TRY(bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text()));
     }
 out:
@@ -303,10 +358,10 @@ static bt_status conclude(bt_worker *w, const bt_step *step, uint32_t piece)
     if (r == NULL) return BT_OK;
     bt_log_set_request(r->id);
     if (r->eval) BT_TRY(bt_batch_send_eval(&w->batch, &w->cfg, step, piece));
-    if (p->role == BT_ROLE_PROMPT && r->n_computed == r->n_prompt) prompt_done(w, r);
-    if (w->batch.finish[piece] != BT_FINISH_NONE ||
-        (r->state == BT_REQUEST_DECODE && r->eval && r->n_computed == r->n_prompt + r->n_eval))
-        return bt_worker_end(w, r);
+    if (bt_piece_is_prompt(p) && r->n_computed == r->n_prompt)
+        return prompt_done(w, r, w->batch.finish[piece]);
+    if (w->batch.finish[piece] != BT_FINISH_NONE) return bt_worker_end_choice(w, r);
+    if (r->eval && r->n_computed == r->n_prompt + r->n_eval) return bt_worker_end(w, r);
     BT_TRY(bt_worker_pump(w, r, true));
 out:
     return st;

@@ -126,6 +126,7 @@ class Cell:
         self.split_after = None  # tokens after which decoding waits for more_gate
         self.more_gate = threading.Event()
         self.aborted = set()
+        self.dropped = set()  # (request, choice) that the client needs no more
         self.leave_on_shutdown = True
         self.metadata = None  # headers of the ranks' streams
         self.ranks = []
@@ -147,6 +148,8 @@ class Cell:
             elif kind == "prefill":
                 reserve = self.ranks[m.decode_rank].held.get(m.request)
                 threading.Thread(target=self.on_prefill or self.generate, args=(rank, reserve, m), daemon=True).start()
+            elif kind == "abort" and m.only_choice:
+                self.dropped.add((m.request, m.only_choice - 1))
             elif kind == "abort":
                 self.aborted.add(m.request)
                 rank.held.pop(m.request, None)

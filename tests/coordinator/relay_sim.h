@@ -16,7 +16,8 @@ enum { MAX_RANKS = 4, MAX_LIVE = 4096, FIFO = 8192, EPOCH = 6, SIM_PAGE = 4, SIM
 typedef struct {
     int          ends, n;
     uint32_t     n_prompt, max_tokens, stop_at; /* the end-of-text token comes at index stop_at */
-    uint32_t     cut_at; /* not 0: the client ends it itself with so many tokens */
+    uint32_t     cut_at; /* not 0: the client ends it (of choices: choice 1) with so many tokens */
+    uint32_t     n_choices, n_of[4];
     uint64_t     number;
     uint32_t     ids[64];
     bt_relay_end end;
@@ -79,6 +80,11 @@ static bt_finish sim_on_token(void *ctx, void *client, const bt_token *t)
 
     (void)ctx;
     EXPECT_EQ(c->ends, 0);
+    if (c->n_choices > 1) { /* these count their tokens by themselves */
+        EXPECT(t->choice < c->n_choices && t->position == c->n_prompt + c->n_of[t->choice]);
+        return ++c->n_of[t->choice] == c->cut_at && t->choice == 1 ? BT_FINISH_STOP_STRING
+                                                                   : t->finish;
+    }
     EXPECT_EQ(t->position, c->n_prompt + (uint32_t)c->n); /* in order, each once */
     if (c->n < 64) c->ids[c->n] = t->id;
     c->n++;
@@ -145,19 +151,22 @@ static inline void sim_fini(sim *s)
 }
 
 /* stop_at >= max_tokens: it ends by length.  It travels as the seed. */
-static inline bt_status sim_submit(sim *s, sim_client *c, const char *name, uint32_t n_prompt,
-                                   uint32_t max_tokens, uint32_t stop_at)
+static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *name,
+                                           uint32_t n_prompt, uint32_t max_tokens, uint32_t stop_at,
+                                           uint32_t n_choices)
 {
     grpc_status_code code = GRPC_STATUS_OK;
     bt_relay_request r    = {
-           .name     = name,
-           .n_prompt = n_prompt,
-           .prompt   = bt_calloc(n_prompt, sizeof(uint32_t)),
-           .sampling = {.max_tokens = max_tokens, .seed = stop_at, .n_stop = 1}
+           .name      = name,
+           .n_prompt  = n_prompt,
+           .prompt    = bt_calloc(n_prompt, sizeof(uint32_t)),
+           .sampling  = {.max_tokens = max_tokens, .seed = stop_at, .n_stop = 1},
+           .n_choices = n_choices,
     };
     bt_status st;
 
-    *c = (sim_client){.n_prompt = n_prompt, .max_tokens = max_tokens, .stop_at = stop_at};
+    *c = (sim_client){
+        .n_prompt = n_prompt, .max_tokens = max_tokens, .stop_at = stop_at, .n_choices = n_choices};
     r.sampling.stop_tokens = bt_calloc(1, sizeof(uint32_t));
     snprintf(c->name, sizeof(c->name), "%s", name);
     st = r.prompt == NULL || r.sampling.stop_tokens == NULL
@@ -167,6 +176,12 @@ static inline bt_status sim_submit(sim *s, sim_client *c, const char *name, uint
     bt_free(r.prompt);
     bt_sampling_free(&r.sampling);
     return st;
+}
+
+static inline bt_status sim_submit(sim *s, sim_client *c, const char *name, uint32_t n_prompt,
+                                   uint32_t max_tokens, uint32_t stop_at)
+{
+    return sim_submit_choices(s, c, name, n_prompt, max_tokens, stop_at, 1);
 }
 
 /* ---- ranks */
@@ -199,6 +214,15 @@ static inline bt_up sim_tokens(uint64_t number, uint32_t position, uint32_t id, 
     m.u.tokens.tokens    = bt_calloc(1, sizeof(bt_token));
     m.u.tokens.tokens[0] = (bt_token){
         .request = number, .position = position, .epoch = EPOCH, .id = id, .finish = finish};
+    return m;
+}
+
+static inline bt_up sim_choice_token(uint64_t number, uint32_t choice, uint32_t position,
+                                     uint32_t id, bt_finish finish)
+{
+    bt_up m = sim_tokens(number, position, id, finish);
+
+    m.u.tokens.tokens[0].choice = choice;
     return m;
 }
 

@@ -7,7 +7,7 @@
 #include "tests/support/test.h"
 
 static const bt_intake_limits LIMITS = {
-    .vocab_size = 100, .max_context = 64, .max_tokens = 48, .max_prompt = 40};
+    .vocab_size = 100, .max_context = 64, .page_tokens = 8, .max_tokens = 48, .max_prompt = 40};
 
 typedef struct {
     Vllm__Grpc__Engine__GenerateRequest request;

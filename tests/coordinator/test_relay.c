@@ -297,7 +297,7 @@ static void relay_endless_gap_fails_the_request(void)
     for (uint32_t i = 0; i < 300 && c.ends == 0; i++)
         sim_tell(&s, 1, sim_tokens(c.number, 8 + i, 1, BT_FINISH_NONE));
     EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
-    EXPECT_HAS(c.message, "token 6 is missing");
+    EXPECT_HAS(c.message, "token 6 of choice 0 is missing");
     sim_fini(&s);
 }
 
@@ -582,6 +582,101 @@ static void relay_retracted_request_outwaits_the_queue(void)
     sim_fini(&s);
 }
 
+/* 6 prompt tokens are a full page and two rows: three choices take 1 + 3 of its 4 tokens' pages. */
+static void bring_choices(sim *s, sim_client *c)
+{
+    sim_init(s, 1, 1, 2, 16);
+    EXPECT_EQ(sim_submit_choices(s, c, "a", 6, 10, 100, 3), BT_OK);
+    EXPECT_EQ(loads(s).used_tokens, (1 + 3) * SIM_PAGE);
+    sim_tell(s, 1, sim_ticket(c->number, 2));
+    for (uint32_t i = 0; i < 3; i++)
+        sim_tell(s, 0, sim_choice_token(c->number, i, 6, i, BT_FINISH_NONE));
+}
+
+static const bt_down *last_down(const sim *s, uint32_t rank)
+{
+    const sim_rank *k = &s->ranks[rank];
+
+    return &k->down[(k->down_at + k->n_down - 1) % FIFO];
+}
+
+/* Each choice ends by itself; the request with the last of them. */
+static void relay_choices_end_one_by_one(void)
+{
+    sim        s;
+    sim_client c;
+
+    bring_choices(&s, &c);
+    c.cut_at = 2;
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    EXPECT_EQ(last_down(&s, 0)->u.prefill.n_choices, 3);
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 8, 1, BT_FINISH_NONE)); /* before its turn */
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 6, 2, BT_FINISH_NONE)); /* once more */
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 5, BT_FINISH_EOS));
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 8, 5, BT_FINISH_NONE)); /* past its end */
+    EXPECT(c.n_of[0] == 2 && c.n_of[1] == 1 && c.n_of[2] == 1);
+    EXPECT_EQ(s.n_down[BT_DOWN_ABORT], 0);
+    sim_tell(&s, 1, sim_choice_token(c.number, 1, 7, 5, BT_FINISH_NONE)); /* the client's own end */
+    EXPECT_EQ(s.n_down[BT_DOWN_ABORT], 1);
+    EXPECT_EQ(last_down(&s, 1)->u.abort.only_choice, 2);
+    EXPECT_EQ(c.ends, 0);
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 7, 5, BT_FINISH_NONE));
+    EXPECT_EQ(c.n_of[2], 3);
+    EXPECT_EQ(sim_submit(&s, &(sim_client){0}, "a", 2, 2, 100), BT_ERR_INVALID_ARG);
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 9, 5, BT_FINISH_EOS));
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_OK);
+    sim_tell(&s, 1, sim_released(c.number));
+    sim_tell(&s, 0, sim_released(c.number));
+    EXPECT_EQ(loads(&s).used_tokens, 0);
+    sim_fini(&s);
+}
+
+/* A choice that has ended is not asked for again; of the others it is said what the client has. */
+static void relay_retracted_choices_replay(void)
+{
+    sim                    s;
+    sim_client             c;
+    const bt_down_reserve *again;
+    bt_up                  gone = {.kind = BT_UP_RETRACTED};
+
+    bring_choices(&s, &c);
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 40, BT_FINISH_NONE));
+    sim_tell(&s, 1, sim_choice_token(c.number, 1, 7, 41, BT_FINISH_EOS));
+    gone.u.retracted.request = c.number;
+    gone.u.retracted.epoch   = EPOCH;
+    sim_tell(&s, 0, sim_released(c.number));
+    sim_tell(&s, 1, gone);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    again = &last_down(&s, 1)->u.reserve;
+    EXPECT(again->n_choices == 2 && again->choices[0] == 0 && again->choices[1] == 2);
+    EXPECT(again->n_replay == 3 && again->replay_lengths[0] == 2 && again->replay_lengths[1] == 1);
+    EXPECT(again->replay[0] == 0 && again->replay[1] == 40 && again->replay[2] == 2);
+    sim_tell(&s, 1, sim_released(c.number));
+    bt_relay_abort_name(s.relay, "a", "asked");
+    EXPECT_EQ(c.ends, 1);
+    sim_fini(&s);
+}
+
+static void relay_absurd_choices_end_their_request(void)
+{
+    sim        s;
+    sim_client c;
+
+    bring_choices(&s, &c);
+    sim_tell(&s, 1, sim_choice_token(c.number, 3, 6, 1, BT_FINISH_NONE));
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+    EXPECT_HAS(c.message, "choice 3");
+    sim_fini(&s);
+    bring_choices(&s, &c);
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 1, BT_FINISH_EOS));
+    sim_tell(&s, 1, sim_released(c.number)); /* two choices are still open */
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+    sim_fini(&s);
+}
+
 /* Many growing requests on few pages: everybody ends with every token once. */
 static void relay_retractions_lose_nothing(void)
 {
@@ -759,6 +854,9 @@ static const bt_test tests[] = {
     BT_TEST(relay_other_epochs_are_not_heard),
     BT_TEST(relay_retracted_request_replays),
     BT_TEST(relay_retracted_request_outwaits_the_queue),
+    BT_TEST(relay_choices_end_one_by_one),
+    BT_TEST(relay_retracted_choices_replay),
+    BT_TEST(relay_absurd_choices_end_their_request),
     BT_TEST(relay_retractions_lose_nothing),
     BT_TEST(relay_placement_prefers_cached_prefixes),
     BT_TEST(relay_storm_leaves_nothing_behind),

@@ -25,21 +25,26 @@ class Sampling(Served):
         self.go = threading.Event()
         self.seen = []
 
-        def run(rank, reserve, m):
-            choice = m.sampling.choice
-            self.seen.append((choice, m.decode_rank))
+        def token(m, choice, i):
             ids = ids_of(texts[choice])
-            for i, token in enumerate(ids):
+            return control.Token(request=m.request, choice=choice, position=len(m.prompt) + i, epoch=m.epoch, id=ids[i], logprob=-i,
+                                 finish=finish if i + 1 == len(ids) else control.GOES_ON,
+                                 top_ids=range(100, 100 + top), top_logprobs=[-k / 4 for k in range(top)],
+                                 cached_tokens=2)
+
+        def run(rank, reserve, m):
+            choices = list(m.choices) or [0]
+            self.seen += [(k, m.decode_rank) for k in choices]
+            for i in range(max(len(texts[k]) for k in choices)):
                 if i == until:
                     self.go.wait(WAIT_S)
                 if m.request in self.cell.aborted:
                     return
-                t = control.Token(request=m.request, position=len(m.prompt) + i, epoch=m.epoch, id=token, logprob=-i,
-                                  finish=finish if i + 1 == len(ids) else control.GOES_ON,
-                                  top_ids=range(100, 100 + top), top_logprobs=[-k / 4 for k in range(top)],
-                                  cached_tokens=2 + choice)
+                now = [token(m, k, i) for k in choices
+                       if i < len(texts[k]) and (m.request, k) not in self.cell.dropped]
                 for r in {rank.rank, m.decode_rank} if i == 0 and top == 0 else [rank.rank if i == 0 else m.decode_rank]:
-                    self.cell.ranks[r].send(tokens=control.Tokens(tokens=[t]))
+                    if now:
+                        self.cell.ranks[r].send(tokens=control.Tokens(tokens=now))
             for r in {rank.rank, m.decode_rank}:
                 self.cell.ranks[r].send(released=control.Released(request=m.request, epoch=m.epoch))
 
@@ -143,22 +148,33 @@ class Sampling(Served):
             self.assertEqual([list(d.output_ids) for _, d in got], [ids_of(t) for t in texts])
             self.assertEqual([ids for ids, _ in got], [ids_of(t) if stream else [] for t in texts])
             for _, done in got:
-                # the first choice's: what the others found was computed for this very request
                 self.assertEqual((done.prompt_tokens, done.cached_tokens, done.finish_reason), (4, 2, "length"))
             self.assertEqual(sorted(c for c, _ in self.seen), [0, 1, 2])
-            self.assertEqual(self.seen[0][0], 0)  # the others wait for its prompt
+        self.assertEqual([list(m.choices) for _, m in self.cell.seen("reserve")], [[0, 1, 2]] * 2)  # one placement for all
         seeds = {m.sampling.seed for _, m in self.cell.seen("reserve")}
         self.assertEqual(len(seeds), 2)  # one for each request
         self.all_released()
 
-    def test_choices_wait_for_the_first_ones_prompt(self):
-        self.script(["abc", "de"], until=0)
-        call = self.generate(n=2)
-        wait_for(lambda: self.seen, "the first choice")
-        time.sleep(0.2)
-        self.assertEqual(len(self.seen), 1)
+    def test_choices_beyond_a_pool_are_refused(self):
+        pages = self.cell.pages  # a prompt of 65 tokens is a full page, shared, and a row of another
+        self.script(["a"] * 64, until=0)
+        self.refused("KV pages", prompt=[5] * 65, n=pages, max_tokens=2)
+        call = self.generate(prompt=[5] * 65, n=pages - 1, max_tokens=2)
+        wait_for(lambda: self.cell.seen("reserve"), "the reservation")
+        call.cancel()
         self.go.set()
-        self.assertEqual(len(self.choices(list(call))), 2)
+        self.all_released()
+
+    def test_name_is_taken_until_the_last_choice_ends(self):
+        self.script(["a", "bcde"], until=3)
+        call = self.generate(n=2, request_id="same")
+        got = [next(call) for _ in range(3)]  # choice 0 has ended by then
+        self.assertIn(0, [m.chunk.index for m in got])
+        code, details, _ = self.error(self.generate(request_id="same"))
+        self.assertEqual(code, INVALID)
+        self.assertIn("still runs", details)
+        self.go.set()
+        list(call)
 
     def test_stop_string_ends_one_choice_alone(self):
         self.script(["xy STOP more", "plain text"])
@@ -172,15 +188,14 @@ class Sampling(Served):
         call = self.generate(n=3, request_id="many")
         got = [next(call)]
         wait_for(lambda: len(self.seen) == 3, "all choices")
-        request = next(m.request for _, m in self.cell.seen("prefill") if m.sampling.choice == 1)
-        decode = next(m.decode_rank for _, m in self.cell.seen("prefill") if m.sampling.choice == 1)
+        request, decode = self.cell.seen("prefill")[0][1].request, self.cell.seen("prefill")[0][1].decode_rank
         self.cell.ranks[decode].send(failed=control.Failed(request=request, epoch=self.cell.seen("prefill")[0][1].epoch, code=13,
                                                            message="as scripted"))
         with self.assertRaises(grpc.RpcError) as e:
             got += list(call)
         self.assertEqual((e.exception.code(), e.exception.details()), (grpc.StatusCode.INTERNAL, "as scripted"))
         self.assertFalse([m for m in got if m.HasField("complete")])
-        wait_for(lambda: len(self.cell.aborted) == 3, "aborts of all choices")
+        wait_for(lambda: len(self.cell.aborted) == 1, "the abort of all choices")
         self.go.set()
         self.all_released()
 
@@ -197,7 +212,7 @@ class Sampling(Served):
                 self.assertEqual(code, grpc.StatusCode.CANCELLED)
             else:
                 call.cancel()
-            wait_for(lambda: len(self.cell.aborted) == 2, f"{how}: aborts of both choices")
+            wait_for(lambda: len(self.cell.aborted) == 1, f"{how}: the abort of both choices")
             self.go.set()
             self.all_released()
 

@@ -3,23 +3,21 @@
 #include "parallel/page_message.h"
 #include "tests/support/test.h"
 
-enum { KV_DIM = 24, PAYLOAD = 2 * 3 * KV_DIM * 2 };
+enum { KV_DIM = 24, TAIL = 12, PAYLOAD = 2 * 3 * KV_DIM * 2 + TAIL };
 
 static bt_page_message example(void)
 {
-    return (bt_page_message){.request       = 0x1122334455667788ull,
-                             .epoch         = 9,
-                             .token0        = 62,
-                             .token1        = 65,
-                             .layer0        = 1,
-                             .layer1        = 3,
-                             .kv_dim        = KV_DIM,
-                             .pages_tag     = 0xfedcba9876543210ull,
-                             .last          = true,
-                             .first_token   = 12345,
-                             .first_logprob = -0.25f,
-                             .first_finish  = 2,
-                             .cached        = 192};
+    return (bt_page_message){.request    = 0x1122334455667788ull,
+                             .epoch      = 9,
+                             .token0     = 62,
+                             .token1     = 65,
+                             .layer0     = 1,
+                             .layer1     = 3,
+                             .kv_dim     = KV_DIM,
+                             .pages_tag  = 0xfedcba9876543210ull,
+                             .last       = true,
+                             .tail_bytes = TAIL,
+                             .cached     = 192};
 }
 
 static void fill(uint8_t *payload)
@@ -52,9 +50,7 @@ static void message_sealed_then_parsed_is_the_same(void)
     EXPECT_EQ(back.kv_dim, m.kv_dim);
     EXPECT_EQ(back.pages_tag, m.pages_tag);
     EXPECT_EQ(back.last, true);
-    EXPECT_EQ(back.first_token, m.first_token);
-    EXPECT(back.first_logprob == -0.25f);
-    EXPECT_EQ(back.first_finish, 2);
+    EXPECT_EQ(back.tail_bytes, TAIL);
     EXPECT_EQ(back.cached, 192);
     EXPECT_EQ(back.payload_bytes, PAYLOAD);
     EXPECT_EQ(back.checksum, m.checksum);
@@ -108,17 +104,21 @@ static void lying_ranges_are_refused_by_name(void)
         const char *says;
     } LIES[] = {
         {0,  4, 0,           "begins with"                       },
-        {4,  4, 3,           "version 3, want 2"                 },
+        {4,  4, 2,           "version 2, want 3"                 },
         {8,  8, 0,           "request 0"                         },
         {24, 4, 62,          "tokens [62, 62)"                   },
         {24, 4, 1,           "tokens [62, 1)"                    },
         {32, 4, 1,           "layers [1, 1)"                     },
         {32, 4, 0,           "layers [1, 0)"                     },
         {36, 4, 0,           "kv_dim 0"                          },
-        {36, 4, 0xffffffff,  "claims 288 payload bytes"          },
-        {24, 4, 0xffffffff,  "claims 288 payload bytes"          },
-        {64, 8, PAYLOAD + 1, "claims 289 payload bytes, want 288"},
-        {64, 8, UINT64_MAX,  "want 288"                          },
+        {36, 4, 0xffffffff,  "claims 300 payload bytes"          },
+        {24, 4, 0xffffffff,  "claims 300 payload bytes"          },
+        {52, 4, 0xffffffff,  "claims 300 payload bytes"          },
+        {48, 4, 0,           "a tail of 12 bytes"                },
+        {64, 8, PAYLOAD + 1, "claims 301 payload bytes, want 300"},
+        {64, 8, UINT64_MAX,  "want 300"                          },
+        {56, 4, 1,           "unknown flags"                     },
+        {60, 4, 1,           "unknown flags"                     },
         {48, 4, 3,           "unknown flags 00000003"            },
         {76, 1, 1,           "unknown flags"                     },
         {87, 1, 1,           "unknown flags"                     },

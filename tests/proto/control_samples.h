@@ -157,6 +157,14 @@ static inline bt_up sample_up(bt_up_kind kind)
     return m;
 }
 
+static inline uint32_t *sample_pair(uint32_t first, uint32_t second)
+{
+    uint32_t *pair = bt_calloc(2, sizeof(*pair));
+
+    if (pair != NULL) pair[0] = first, pair[1] = second;
+    return pair;
+}
+
 static inline bt_sampling sample_sampling(void)
 {
     float *biases = bt_calloc(3, sizeof(*biases));
@@ -169,7 +177,6 @@ static inline bt_sampling sample_sampling(void)
                          .frequency_penalty  = 1.5f,
                          .presence_penalty   = -1.5f,
                          .repetition_penalty = 1.25f,
-                         .choice             = 3,
                          .min_tokens         = 2,
                          .top_logprobs       = 5,
                          .n_bias             = 3,
@@ -205,6 +212,9 @@ static inline bt_down sample_down(bt_down_kind kind)
                                         .n_prefix_key_bytes  = 32,
                                         .prefix_keys         = bt_calloc(32, 1),
                                         .arrival             = 1ull << 62,
+                                        .n_choices           = 2,
+                                        .choices             = sample_pair(1, 4),
+                                        .replay_lengths      = sample_pair(3, 1),
                                         .n_replay            = 4,
                                         .replay              = sample_ids(4)};
         break;
@@ -222,11 +232,14 @@ static inline bt_down sample_down(bt_down_kind kind)
                                         .eval_experts        = bt_calloc(20, 1),
                                         .n_prefix_key_bytes  = 16,
                                         .prefix_keys         = bt_calloc(16, 1),
+                                        .n_choices           = 2,
+                                        .choices             = sample_pair(0, 5),
                                         .held                = 64};
         break;
     case BT_DOWN_ABORT:
-        m.u.abort.request = 9;
-        m.u.abort.epoch   = 2;
+        m.u.abort.request     = 9;
+        m.u.abort.epoch       = 2;
+        m.u.abort.only_choice = 3;
         break;
     case BT_DOWN_WAKE: m.u.wake.wake = 8; break;
     case BT_DOWN_SHUTDOWN: m.u.shutdown.reason = bt_strdup("enough"); break;

@@ -88,7 +88,7 @@ static void control_msg_fields_keep_their_values(void)
     EXPECT(dback.u.prefill.sampling.presence_penalty == -1.5f);
     EXPECT(dback.u.prefill.sampling.repetition_penalty == 1.25f);
     EXPECT_EQ(dback.u.prefill.sampling.min_tokens, 2);
-    EXPECT_EQ(dback.u.prefill.sampling.choice, 3);
+    EXPECT(dback.u.prefill.n_choices == 2 && dback.u.prefill.choices[1] == 5);
     EXPECT_EQ(dback.u.prefill.sampling.prompt_logprobs, 3);
     EXPECT_EQ(dback.u.prefill.sampling.top_logprobs, 5);
     EXPECT_EQ(dback.u.prefill.sampling.bias_ids[2], d.u.prefill.sampling.bias_ids[2]);

@@ -105,7 +105,8 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
     if (bt_sampler_init(&sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK) abort();
     memcpy(all, r->prompt, n * sizeof(*all));
     for (*n_out = 0, *how_out = BT_FINISH_NONE; *how_out == BT_FINISH_NONE; n++) {
-        bt_sample_how how = {.temperature = r->temperature, .seed = r->seed, .position = n};
+        bt_sample_how how = {
+            .temperature = r->temperature, .seed = r->seed, .choice = r->choice, .position = n};
 
         sim_logits_of(all, n, logits);
         if (bt_sample(&sampler, logits, &how, &id) != BT_OK) abort();
@@ -117,6 +118,8 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
             *how_out = BT_FINISH_STOP_TOKEN;
         else if (*n_out == r->max_tokens)
             *how_out = BT_FINISH_LENGTH;
+        else if (*n_out == r->cut_at)
+            *how_out = BT_FINISH_STOP_STRING;
     }
     bt_sampler_fini(&sampler);
 }
@@ -343,6 +346,51 @@ static void *keys_of(const sim_request *q, size_t *bytes)
     return keys;
 }
 
+sim_request *sim_choice(sim_cell *c, const sim_request *q, uint32_t choice)
+{
+    return &c->requests[choice == 0 ? q->first_id - 1 : q->others_at + choice - 1];
+}
+
+void sim_split(sim_cell *c, sim_request *q, uint32_t n)
+{
+    q->n_choices = n;
+    q->others_at = c->n_requests;
+    for (uint32_t k = 1; k < n; k++) {
+        sim_request *more = &c->requests[c->n_requests++];
+
+        if (c->n_requests > SIM_MAX) abort();
+        *more           = *q;
+        more->id        = c->n_requests;
+        more->choice    = k;
+        more->n_choices = 0;
+    }
+}
+
+/* Choices that have not ended, in *n_out; all tokens that the client has of them one after the
+ * other. */
+static uint32_t *open_choices(sim_cell *c, const sim_request *q, uint32_t *n_out,
+                              uint32_t **replay_out, uint32_t *n_replay_out, uint32_t **lengths_out)
+{
+    uint32_t *choices = bt_calloc(q->n_choices, sizeof(*choices)), n = 0, total = 0;
+    uint32_t *lengths = bt_calloc(q->n_choices, sizeof(*lengths));
+    uint32_t *replay  = bt_calloc((size_t)q->n_choices * SIM_CONTEXT, sizeof(*replay));
+
+    for (uint32_t k = 0; k < q->n_choices; k++) {
+        const sim_request *one = sim_choice(c, q, k);
+
+        if (one->finish != BT_FINISH_NONE) continue;
+        choices[n]   = k;
+        lengths[n++] = one->n_tokens;
+        memcpy(replay + total, one->tokens, one->n_tokens * sizeof(*replay));
+        total += one->n_tokens;
+    }
+    *n_out        = n;
+    *replay_out   = replay;
+    *n_replay_out = total;
+    *lengths_out  = lengths;
+    return choices;
+}
+
 void sim_start(sim_cell *c, sim_request *q)
 {
     bt_down          m = {.kind = BT_DOWN_RESERVE};
@@ -359,10 +407,8 @@ void sim_start(sim_cell *c, sim_request *q)
     o->n_eval       = q->n_eval;
     o->eval_tokens  = bt_calloc(q->n_eval, sizeof(*o->eval_tokens));
     memcpy(o->eval_tokens, q->eval_tokens, q->n_eval * sizeof(*o->eval_tokens));
-    o->arrival  = q->id;
-    o->n_replay = q->n_tokens;
-    o->replay   = bt_calloc(q->n_tokens, sizeof(*o->replay));
-    memcpy(o->replay, q->tokens, q->n_tokens * sizeof(*o->replay));
+    o->arrival = q->id;
+    o->choices = open_choices(c, q, &o->n_choices, &o->replay, &o->n_replay, &o->replay_lengths);
     o->prefix_keys = keys_of(q, &o->n_prefix_key_bytes);
     if (q->force) o->eval_experts = forced_of(q, &o->n_eval_expert_bytes);
     give(c, q->decode_rank, &m);
@@ -385,6 +431,7 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
 {
     bt_down          m = {.kind = BT_DOWN_PREFILL};
     bt_down_prefill *o = &m.u.prefill;
+    uint32_t        *replay, *lengths, n_replay;
 
     if (u->u.ticket.refused || q->aborted) {
         q->refused  = true;
@@ -406,20 +453,25 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
     o->pages          = u->u.ticket.pages;
     u->u.ticket.pages = NULL;
     if (q->force) o->eval_experts = forced_of(q, &o->n_eval_expert_bytes);
+    o->choices = open_choices(c, q, &o->n_choices, &replay, &n_replay, &lengths);
+    bt_free(replay);
+    bt_free(lengths);
     give(c, q->prefill_rank, &m);
     if (roll(c, 2) == 0) wake_group(c, c->ranks[q->prefill_rank].group); /* or the rank asks */
 }
 
 static void on_token(sim_cell *c, const bt_token *t)
 {
-    sim_request *q = &c->requests[t->request - 1];
-    uint32_t     k = t->position - q->n_prompt;
+    sim_request *first = &c->requests[t->request - 1], *q = sim_choice(c, first, t->choice);
+    uint32_t     k   = t->position - q->n_prompt;
+    bool         all = true;
 
     if (k < q->n_tokens) {
         q->n_repeats++;
         c->broken = c->broken || q->tokens[k] != t->id;
         return;
     }
+    if (q->finish == BT_FINISH_STOP_STRING) return; /* on their way when it was cut */
     if (k > q->n_tokens || q->finish != BT_FINISH_NONE || !(t->logprob <= 0)) {
         fprintf(stderr, "request %u: token at %u, had %u, finish %d\n", (unsigned)q->id, k,
                 q->n_tokens, (int)q->finish);
@@ -429,7 +481,17 @@ static void on_token(sim_cell *c, const bt_token *t)
     if (q->n_tokens == 0) q->n_cached = t->cached;
     q->tokens[q->n_tokens++] = t->id;
     q->finish                = t->finish;
-    if (t->finish != BT_FINISH_NONE) sim_abort(c, q);
+    if (q->n_tokens == q->cut_at && q->finish == BT_FINISH_NONE) {
+        bt_down m = {
+            .kind = BT_DOWN_ABORT, .u.abort = {first->id, 1, 1 + q->choice}
+        };
+
+        q->finish = BT_FINISH_STOP_STRING;
+        give(c, first->decode_rank, &m);
+    }
+    for (uint32_t i = 0; i < first->n_choices; i++)
+        all = all && sim_choice(c, first, i)->finish != BT_FINISH_NONE;
+    if (all) sim_abort(c, first);
 }
 
 static void on_eval(sim_cell *c, sim_request *q, const bt_up_eval_rows *e)
@@ -610,10 +672,11 @@ sim_request *sim_add(sim_cell *c, uint32_t n_prompt, uint32_t max_tokens)
     sim_request *q = &c->requests[c->n_requests++];
 
     if (c->n_requests > SIM_MAX) abort();
-    q->id         = c->n_requests;
-    q->n_prompt   = n_prompt;
-    q->max_tokens = max_tokens;
-    q->stop_token = SIM_VOCAB;
+    q->id = q->first_id = c->n_requests;
+    q->n_choices        = 1;
+    q->n_prompt         = n_prompt;
+    q->max_tokens       = max_tokens;
+    q->stop_token       = SIM_VOCAB;
     for (uint32_t i = 0; i < n_prompt; i++)
         q->prompt[i] = (uint32_t)(mix(q->id * 1000 + i) % SIM_VOCAB);
     q->prefill_rank = (uint32_t)q->id % c->group_size[0];
@@ -681,7 +744,8 @@ bool sim_act(sim_cell *c)
     for (uint32_t i = 0; i < c->n_requests; i++) {
         sim_request *q = &c->requests[i]; /* refused: again when somebody has let go */
 
-        if (q->refused && !q->reserved && !q->aborted && roll(c, 50) == 0) sim_start(c, q);
+        if (q->n_choices > 0 && q->refused && !q->reserved && !q->aborted && roll(c, 50) == 0)
+            sim_start(c, q);
         resume(c, q);
     }
     return !c->broken;
@@ -691,6 +755,7 @@ bool sim_ended(const sim_request *q)
 {
     uint32_t seen = 0;
 
+    if (q->n_choices == 0) return true; /* ends with the first */
     for (uint32_t i = 0; q->eval && i < q->n_prompt + q->n_eval; i++)
         seen += q->rows_seen[i];
     if (!q->aborted && !q->failed && !(q->eval && seen == q->n_prompt + q->n_eval)) return false;

@@ -23,6 +23,10 @@ typedef enum {
 /* What a request asked for, and what became of it. */
 typedef struct {
     uint64_t id;
+    uint32_t choice, n_choices; /* n_choices: of the request, itself counted; 0 on the others */
+    uint64_t first_id;          /* whose choice it is; its own without choices */
+    uint32_t others_at;         /* where choice 1 and on stand in the table */
+    uint32_t cut_at;            /* not 0: the client ends this choice with so many tokens */
     uint32_t n_prompt, prompt[SIM_CONTEXT];
     uint32_t max_tokens;
     bool     ignore_eos, eval;
@@ -60,6 +64,9 @@ sim_cell *sim_create(const sim_options *opt);
 void      sim_destroy(sim_cell *c);
 /* Queues a request; ranks are chosen by its number unless they are set. */
 sim_request *sim_add(sim_cell *c, uint32_t n_prompt, uint32_t max_tokens);
+/* Makes n choices of it, each with its own tokens; returns choice k by sim_choice(). */
+void         sim_split(sim_cell *c, sim_request *r, uint32_t n);
+sim_request *sim_choice(sim_cell *c, const sim_request *r, uint32_t choice);
 void         sim_start(sim_cell *c, sim_request *r);
 void         sim_abort(sim_cell *c, sim_request *r);
 /* A few random actions.  False when nothing has anything to do any more: all parked, nothing under

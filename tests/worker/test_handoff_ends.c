@@ -5,7 +5,7 @@
 #include "worker/handoff_out.h"
 
 enum { LAYERS = 3, DIM = 8, PROMPT = 150, N_PAGES = 16, VOCAB = 100, MAX_MESSAGES = 600 };
-enum { ROW_BYTES = DIM * 2, FIRST = 42 };
+enum { ROW_BYTES = DIM * 2, FIRST = 42, CHOICES = 3, TAIL = CHOICES * 12 };
 
 static bt_device *g_dev;
 
@@ -16,6 +16,7 @@ typedef struct {
     bt_handoff_out  out;
     bt_handoff_in   in;
     size_t          payload_max;
+    bt_first_token  firsts_out[CHOICES], firsts_in[CHOICES];
     uint32_t        n;
     bt_page_message messages[MAX_MESSAGES];
     uint8_t        *payloads[MAX_MESSAGES];
@@ -38,7 +39,7 @@ static void set_up(ends *e, size_t payload_max)
 
     memset(e, 0, sizeof(*e));
     e->n_pages     = bt_kv_pages_for(PROMPT + 20);
-    e->payload_max = payload_max;
+    e->payload_max = payload_max + TAIL;
     EXPECT_EQ(bt_kv_pool_create(g_dev, &cfg, &e->src_pool), BT_OK);
     EXPECT_EQ(bt_kv_pool_create(g_dev, &cfg, &e->dst_pool), BT_OK);
     EXPECT_EQ(bt_kv_pool_acquire(e->dst_pool, 2, e->dst), BT_OK); /* so that page numbers differ */
@@ -47,8 +48,11 @@ static void set_up(ends *e, size_t payload_max)
     EXPECT_EQ(bt_kv_pool_acquire(e->dst_pool, e->n_pages, e->dst), BT_OK);
     for (uint32_t i = 0; i < e->n_pages; i++)
         ticket[i] = (bt_page_ref){e->dst[i], bt_kv_pool_generation(e->dst_pool, e->dst[i])};
-    EXPECT_EQ(bt_handoff_out_init(&e->out, LAYERS, 0, e->n_pages, ticket), BT_OK);
-    EXPECT_EQ(bt_handoff_in_init(&e->in, e->dst_pool, PROMPT, 0, VOCAB, e->dst), BT_OK);
+    EXPECT_EQ(bt_handoff_out_init(&e->out, LAYERS, 0, e->n_pages, ticket, CHOICES, e->firsts_out),
+              BT_OK);
+    EXPECT_EQ(
+        bt_handoff_in_init(&e->in, e->dst_pool, PROMPT, 0, VOCAB, e->dst, CHOICES, e->firsts_in),
+        BT_OK);
 }
 
 static void tear_down(ends *e)
@@ -102,9 +106,9 @@ static void run_prompt(ends *e, uint32_t chunk, uint32_t slots)
             pump(e, low, high, layer + 1, false, slots);
         }
         if (high == PROMPT) {
-            e->out.first_known   = true;
-            e->out.first_token   = FIRST;
-            e->out.first_logprob = -0.5f;
+            e->out.first_known = true;
+            for (uint32_t i = 0; i < CHOICES; i++)
+                e->firsts_out[i] = (bt_first_token){FIRST + i, -0.5f, i % 2};
         }
         pump(e, high, high, LAYERS, true, slots);
     }
@@ -149,8 +153,7 @@ static void handoff_of_any_chunk_and_size_gives_equal_pages(void)
                     EXPECT_EQ(e.messages[i].last, i == e.n - 1);
                 }
                 EXPECT(bt_handoff_in_complete(&e.in));
-                EXPECT_EQ(e.in.first_token, FIRST);
-                EXPECT(e.in.first_logprob == -0.5f);
+                EXPECT(memcmp(e.firsts_in, e.firsts_out, sizeof(e.firsts_in)) == 0);
                 EXPECT_EQ(e.out.n_in_flight, e.n);
                 expect_equal_pages(&e);
                 tear_down(&e);
@@ -229,16 +232,18 @@ static void handoff_without_its_first_token_holds_the_last_message(void)
 static void handoff_refuses_what_does_not_fit_and_writes_nothing(void)
 {
     static const char *const SAYS[] = {
-        "tokens 0 to 151", "of layers 0 to 4", "tokens 40 to 40", "elements", "bytes", "tag",
-        "finish",          "token 100"};
-    for (int fault = 0; fault < 8; fault++) {
+        "tokens 0 to 151", "of layers 0 to 4", "tokens 40 to 40", "elements",    "bytes", "tag",
+        "finish",          "token 100",        "prompt of 150",   "a tail of 12"};
+    for (int fault = 0; fault < 10; fault++) {
         ends             e;
         bt_page_message *m;
+        bt_first_token  *tail;
 
         set_up(&e, 1 << 20);
         run_prompt(&e, PROMPT, 1000);
         EXPECT_EQ(e.n, 1);
-        m = &e.messages[0];
+        m    = &e.messages[0];
+        tail = (bt_first_token *)(void *)(e.payloads[0] + m->payload_bytes - TAIL);
         switch (fault) {
         case 0: m->token1 = PROMPT + 1; break;
         case 1: m->layer1 = LAYERS + 1; break;
@@ -246,8 +251,10 @@ static void handoff_refuses_what_does_not_fit_and_writes_nothing(void)
         case 3: m->kv_dim = DIM / 2; break;
         case 4: m->payload_bytes--; break;
         case 5: m->pages_tag ^= 1; break;
-        case 6: m->first_finish = 1; break;
-        default: m->first_token = VOCAB; break;
+        case 6: tail[1].finish = BT_FINISH_STOP_STRING; break;
+        case 7: tail[2].id = VOCAB; break;
+        case 8: m->cached = PROMPT; break;
+        default: m->tail_bytes = 12, m->payload_bytes -= 24; break;
         }
         EXPECT_EQ(accept(&e, 0), BT_ERR_CHECKSUM);
         EXPECT_HAS(bt_error_text(), SAYS[fault]);
@@ -280,7 +287,8 @@ static void handoff_refuses_rows_for_an_earlier_owner(void)
     for (uint32_t i = e.n_pages; i-- > 0;)
         bt_kv_pool_release(e.dst_pool, e.dst[i]);
     EXPECT_EQ(bt_kv_pool_acquire(e.dst_pool, e.n_pages, e.dst), BT_OK);
-    EXPECT_EQ(bt_handoff_in_init(&e.in, e.dst_pool, PROMPT, 0, VOCAB, e.dst), BT_OK);
+    EXPECT_EQ(bt_handoff_in_init(&e.in, e.dst_pool, PROMPT, 0, VOCAB, e.dst, CHOICES, e.firsts_in),
+              BT_OK);
     EXPECT_EQ(accept(&e, 0), BT_ERR_CHECKSUM);
     EXPECT_HAS(bt_error_text(), "tag");
     tear_down(&e);
@@ -301,7 +309,7 @@ static void handoff_ends_unwind_at_every_allocation(void)
         bt_handoff_out out;
 
         bt_alloc_fail_at(++k);
-        st = bt_handoff_out_init(&out, LAYERS, 0, N_PAGES, ticket);
+        st = bt_handoff_out_init(&out, LAYERS, 0, N_PAGES, ticket, CHOICES, e.firsts_out);
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
         bt_handoff_out_fini(&out);
@@ -313,7 +321,7 @@ static void handoff_ends_unwind_at_every_allocation(void)
         bt_handoff_in in;
 
         bt_alloc_fail_at(++k);
-        st = bt_handoff_in_init(&in, e.dst_pool, PROMPT, 0, VOCAB, e.dst);
+        st = bt_handoff_in_init(&in, e.dst_pool, PROMPT, 0, VOCAB, e.dst, CHOICES, e.firsts_in);
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
         bt_handoff_in_fini(&in);

@@ -323,7 +323,7 @@ void bt_worker_sent(bt_worker *w, const bt_page_message *m)
 {
     bt_request *r = bt_requests_find(&w->requests, m->request);
 
-    w->handoff_bytes += m->payload_bytes;
+    w->handoff_bytes += m->payload_bytes - m->tail_bytes;
     if (r == NULL || r->epoch != m->epoch || r->out.n_in_flight == 0) return;
     r->out.n_in_flight--;
     r->out.moved_ns = now_ns(w);

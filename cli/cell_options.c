@@ -235,6 +235,8 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
         ADD("--hostfile");
         ADD(opt->hostfile);
     }
+    ADD("--on-death");
+    ADD(opt->replace ? "replace" : "stop");
     ADD("--");
     ADD(c->worker);
     ADD("--model");
@@ -245,6 +247,8 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
         ADD("--decode");
         ADD(c->n_second);
     }
+    ADD("--on-death");
+    ADD(opt->replace ? "replace" : "stop");
     for (uint32_t i = 0; i < opt->n_worker_args; i++)
         ADD(opt->worker_args[i]);
     ADD("--coordinator");

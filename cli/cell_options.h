@@ -3,6 +3,7 @@
 #define BT_CLI_CELL_OPTIONS_H
 
 #include <argp.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/status.h"
@@ -13,6 +14,7 @@ typedef struct {
     const char *model;               /* a directory; strings are borrowed from argv */
     uint32_t    n_prefill, n_decode; /* 0 and 0 with n_both */
     uint32_t    n_both;
+    bool        replace;                          /* a lost rank: the others go on */
     const char *hostfile, *hosts;                 /* NULL: this machine */
     const char *worker_args[BT_CELL_WORKER_ARGS]; /* flags that every rank gets as they are */
     uint32_t    n_worker_args;

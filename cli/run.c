@@ -17,6 +17,8 @@ enum {
     OPT_CHAT,
     OPT_MAX,
     OPT_DEATH,
+    OPT_REJOIN,
+    OPT_RANK_TIMEOUT,
     OPT_HTTP_PORT,
     OPT_HTTP_HOST,
     OPT_DRAIN,
@@ -40,7 +42,8 @@ static const char DOC[] =
     "Coordinator and ranks share a secret, drawn anew at each start unless BATON_SECRET or "
     "BATON_SECRET_FILE gives one; nobody without it attaches to the control port.\n\n"
     "When a process of the cell dies, every open request ends with UNAVAILABLE and the reason, all "
-    "processes end, and this one says which died and how.\n\n"
+    "processes end, and this one says which died and how. With --on-death=replace the other ranks "
+    "go on when one dies or hangs, and clients see a pause.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
     "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
     "file, that over the default. What came of it is logged at the start.\n\n"
@@ -58,26 +61,32 @@ static const struct argp_option OPTIONS[] = {
      0},
     {"max-tokens",                                                                 OPT_MAX, "N", 0, "Of that answer (default 256)", 0},
     {"queue-s",OPT_QUEUE, "S", 0, "How long a request may wait for its turn", 0},
-    {"on-death",                                                                OPT_DEATH, "WHAT", 0, "When a rank dies: stop (the only way yet)", 0},
-    {"control",                                                                OPT_CONTROL, "HOST:PORT", 0,
+    {"on-death",                                                                OPT_DEATH, "WHAT", 0,
+     "When a rank dies: stop (default), or replace: the others go on, and what it had is computed "
+     "again", 0},
+    {"rejoin-s",                                                                OPT_REJOIN, "S", 0,
+     "replace: how long a role without any rank is waited for (default 30)", 0},
+    {"rank-timeout-s",                                                            OPT_RANK_TIMEOUT, "S", 0,
+     "A rank that has requests and makes no progress so long is lost (default 30)", 0},
+    {"control",                                                           OPT_CONTROL, "HOST:PORT", 0,
      "Where the ranks attach (default 127.0.0.1:0; with several hosts an address they reach)", 0},
-    {"stall-s",                                                            OPT_STALL, "S", 0,
+    {"stall-s", OPT_STALL, "S", 0,
      "Give up when nothing happens for so long before the cell is ready (default 120)", 0},
-    {"log",                                                           OPT_LOG, "LEVEL", 0,
+    {"log",                                                                 OPT_LOG, "LEVEL", 0,
      "Lines of the ranks to show: error, warn, info (default; with --chat warn), debug", 0},
-    {"http-port", OPT_HTTP_PORT, "N", 0,
+    {"http-port",OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 0},
-    {"http-host",                                                                 OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
-    {"drain-s",OPT_DRAIN, "S", 0,
+    {"http-host",                                                                OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
+    {"drain-s",                                                                OPT_DRAIN, "S", 0,
      "How long SIGTERM lets running requests go on (default 20; 0: not at all)", 0},
-    {"served-model-name",                                                                OPT_NAME, "NAME", 0,
+    {"served-model-name",                                                         OPT_NAME, "NAME", 0,
      "What clients call the model (default: the directory's name)", 0},
     BT_CONFIG_OPTION(0),
-    {"tls-cert",                                                                OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
-    {"tls-key",                                                         OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
-    {"tls-client-ca",                                                              OPT_TLS_CLIENT_CA, "FILE", 0,
+    {"tls-cert",                                                              OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
+    {"tls-key",                       OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
+    {"tls-client-ca",                                                                 OPT_TLS_CLIENT_CA, "FILE", 0,
      "Only clients with a certificate of these authorities may connect", 0},
-    {0                      }
+    {0}
 };
 
 static bt_log_level log_level(struct argp_state *state, const char *arg)
@@ -160,9 +169,18 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--tls-cert and --tls-key go together, --tls-client-ca needs both");
         return 0;
     case OPT_DEATH:
-        if (strcmp(arg, "stop") != 0) {
-            argp_error(state, "--on-death is \"%s\", expected stop", arg);
+        opt->cell.replace = strcmp(arg, "replace") == 0;
+        if (!opt->cell.replace && strcmp(arg, "stop") != 0) {
+            argp_error(state, "--on-death is \"%s\", expected stop or replace", arg);
         }
+        return 0;
+    case OPT_REJOIN:
+        bt_option_real(state, "--rejoin-s", arg, 0.001, 86400);
+        pass_on(opt, "--rejoin-s", arg);
+        return 0;
+    case OPT_RANK_TIMEOUT:
+        bt_option_real(state, "--rank-timeout-s", arg, 0.001, 86400);
+        pass_on(opt, "--rank-timeout-s", arg);
         return 0;
     case OPT_CONTROL:
         if (strrchr(arg, ':') == NULL) {

@@ -99,7 +99,7 @@ static bt_status start_coordinator(supervisor *s)
     ADD("--control");
     ADD(opt->control);
     ADD("--on-death");
-    ADD("stop");
+    ADD(opt->cell.replace ? "replace" : "stop");
     for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
         ADD(opt->coordinator_args[i]);
     ADD("--announce-fd");

@@ -15,6 +15,7 @@ typedef enum {
     BT_PHASE_STARTING, /* not every rank has attached */
     BT_PHASE_LOADING,
     BT_PHASE_SERVING,
+    BT_PHASE_WAITING, /* a group has no rank left: requests wait for one */
     BT_PHASE_DRAINING,
     BT_PHASE_CLOSING
 } bt_phase;
@@ -33,7 +34,7 @@ typedef struct {
     char               host[BT_HOST_TEXT];
     uint32_t           pid, n_pages;
     uint64_t           weight_bytes, page_bytes, done_bytes, total_bytes;
-    bool               attached, ready;
+    bool               attached, ready, lost;
     bt_up_beat         beat;
     bt_relay_rank_view relay;
     /* Of the last seconds, smoothed. */

@@ -7,8 +7,8 @@
 #include "coordinator/relay.h"
 
 typedef struct {
-    bt_up_hello hello; /* owned */
-    bool        attached, ready, left;
+    bt_up_hello hello;                       /* owned */
+    bool        attached, ready, left, lost; /* lost: it will not come back */
     uint64_t    done_bytes, total_bytes;
     bt_up_beat  beat;
     char       *leave_reason; /* owned: why it said it would go */

@@ -16,7 +16,7 @@
 #include "proto/control_server.h"
 #include "proto/secret.h"
 
-enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, TEXT_MAX = 512 };
+enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, VERDICT_MS = 250, TEXT_MAX = 512 };
 
 /* Draining: running requests go on, new ones are refused. */
 typedef enum { OPENING, SERVING, DRAINING, CLOSING } phase;
@@ -36,6 +36,7 @@ typedef struct {
     phase                         phase;
     uint64_t                      deadline_ns; /* of the phase; UINT64_MAX: none */
     int                           exit_code;
+    uint64_t                      short_since_ns;    /* a group has no rank left; 0: none has */
     char                          stuck[TEXT_MAX];   /* by the relay, acted upon after it returns */
     char                          refusal[TEXT_MAX]; /* the last rank that was refused, and why */
 } coordinator;
@@ -92,7 +93,8 @@ static void send_to_rank(void *ctx, uint32_t rank, bt_down *m)
     if (c->peers[rank] != NULL)
         bt_control_send(c->peers[rank], m);
     else
-        bt_down_free(m); /* its loss ends the cell: no answer is waited for */
+        bt_down_free(
+            m); /* the relay hears of its loss, or the cell ends: no answer is waited for */
 }
 
 static bt_finish on_token(void *ctx, void *client, const bt_token *token)
@@ -113,13 +115,32 @@ static void on_end(void *ctx, void *client, const bt_relay_end *end)
     bt_public_end(client, end);
 }
 
+/* Whoever it is, this cell does without it: it hears that, if it can, and nothing of it is heard.
+ */
+static void shut_out(coordinator *c, uint32_t rank, const char *reason)
+{
+    bt_control_peer *peer = c->peers[rank];
+
+    c->cell.ranks[rank].lost = true;
+    if (peer == NULL) return;
+    c->peers[rank] = NULL;
+    c->n_peers--;
+    bt_control_refuse(peer, reason);
+}
+
 static void on_stuck(void *ctx, uint32_t rank, const char *reason)
 {
     coordinator *c = ctx;
-    char         who[128];
+    char         who[128], text[TEXT_MAX];
 
     bt_cell_rank_text(&c->cell, rank, who, sizeof(who));
-    snprintf(c->stuck, sizeof(c->stuck), "%s is stuck: %s", who, reason);
+    if (!c->opt->replace) {
+        snprintf(c->stuck, sizeof(c->stuck), "%s is stuck: %s", who, reason);
+        return;
+    }
+    snprintf(text, sizeof(text), "%s is removed from the cell: %s", who, reason);
+    BT_WARN("%s", text);
+    shut_out(c, rank, text);
 }
 
 /* ---- from attached ranks to an open port */
@@ -150,7 +171,11 @@ static bt_status create_relay(coordinator *c)
                                  .n_prefill      = facts->n_prefill,
                                  .n_decode       = facts->n_decode,
                                  .ranks          = ranks,
+                                 .n_spares       = facts->n_spares,
                                  .epoch          = c->cell.max_epoch + 1,
+                                 .group_epoch    = c->cell.max_epoch,
+                                 .replace        = c->opt->replace,
+                                 .verdict_ns     = VERDICT_MS * BT_NS_PER_MS,
                                  .page_tokens    = facts->page_tokens,
                                  .vocab_size     = facts->vocab_size,
                                  .queue_tokens   = c->opt->queue_tokens,
@@ -278,6 +303,7 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
         return;
     }
     rank = (uint32_t)((bt_control_peer **)bt_control_peer_data(peer) - c->peers);
+    if (c->peers[rank] != peer) return; /* it has been shut out */
     switch (m->kind) {
     case BT_UP_PROGRESS: on_progress(c, rank, m); break;
     case BT_UP_READY: on_ready(c, rank); break;
@@ -296,10 +322,17 @@ static void on_lost(void *ctx, bt_control_peer *peer)
     const char       *why  = c->cell.ranks[rank].leave_reason;
     char              who[128];
 
+    if (*slot != peer) return; /* it has been shut out */
     *slot = NULL;
     c->n_peers--;
     if (c->phase == CLOSING) return;
     bt_cell_rank_text(&c->cell, rank, who, sizeof(who));
+    if (c->opt->replace && c->phase != OPENING) {
+        c->cell.ranks[rank].lost = true;
+        BT_WARN("%s was lost: %s", who, why != NULL ? why : "its control stream ended");
+        bt_relay_lose(c->relay, rank, bt_now_ns());
+        return;
+    }
     fail(c, "%s was lost%s: %s%s%s", who, c->phase == OPENING ? " while the cell was starting" : "",
          why != NULL ? why : "its control stream ended",
          c->refusal[0] != 0 && c->phase == OPENING ? "; a rank was refused before: " : "",
@@ -314,7 +347,7 @@ static void observe(coordinator *c)
 
     switch (c->phase) {
     case OPENING: shown = bt_cell_complete(&c->cell) ? BT_PHASE_LOADING : shown; break;
-    case SERVING: shown = BT_PHASE_SERVING; break;
+    case SERVING: shown = c->short_since_ns != 0 ? BT_PHASE_WAITING : BT_PHASE_SERVING; break;
     case DRAINING: shown = BT_PHASE_DRAINING; break;
     case CLOSING: shown = BT_PHASE_CLOSING; break;
     }
@@ -382,6 +415,27 @@ static void check_deadline(coordinator *c)
              c->opt->load_s);
 }
 
+/* A group that has lost its last rank is waited for; requests wait meanwhile. */
+static void check_seats(coordinator *c)
+{
+    uint64_t    now = bt_now_ns();
+    uint32_t    taken[2];
+    const char *missing;
+
+    bt_relay_count_seats(c->relay, taken);
+    missing = bt_cell_facts(&c->cell)->n_decode == 0 ? "" : taken[0] == 0 ? "prefill " : "decode ";
+    if (taken[0] > 0 && (taken[1] > 0 || bt_cell_facts(&c->cell)->n_decode == 0)) {
+        if (c->short_since_ns != 0) BT_INFO("the cell has ranks for every role again");
+        c->short_since_ns = 0;
+    } else if (c->short_since_ns == 0) {
+        c->short_since_ns = now;
+        BT_WARN("no %srank is left: requests wait, for %.0f s at most, until one joins", missing,
+                c->opt->rejoin_s);
+    } else if (now - c->short_since_ns >= seconds_ns(c->opt->rejoin_s)) {
+        fail(c, "no %srank was left, and none has joined within %.0f s", missing, c->opt->rejoin_s);
+    }
+}
+
 static void serve(coordinator *c)
 {
     while (c->phase != CLOSING) {
@@ -389,6 +443,7 @@ static void serve(coordinator *c)
         if (c->pub != NULL) bt_public_poll(c->pub);
         if (c->relay != NULL) bt_relay_tick(c->relay, bt_now_ns());
         if (c->stuck[0] != 0) fail(c, "%s", c->stuck);
+        if (c->phase == SERVING || c->phase == DRAINING) check_seats(c);
         if (c->phase == OPENING || c->phase == SERVING) check_deadline(c);
         if (c->phase == DRAINING) check_drained(c);
         check_signals(c);

@@ -75,6 +75,9 @@ static enum MHD_Result health(struct MHD_Connection *connection, const bt_snapsh
                            "the coordinator has shown nothing for %.0f s\n", (double)age_ns * 1e-9);
     if (s->phase == BT_PHASE_CLOSING)
         return answer_line(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "closing\n");
+    if (s->phase == BT_PHASE_WAITING)
+        return answer_line(connection, MHD_HTTP_OK,
+                           "ok, but a group has no rank left: requests wait for one to join\n");
     return answer_line(connection, MHD_HTTP_OK, "ok\n");
 }
 

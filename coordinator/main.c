@@ -32,7 +32,7 @@ static const char doc[] =
     "exit code is 0. SIGUSR1 drains without a limit. SIGINT ends at once, and so does SIGTERM "
     "while "
     "it drains. "
-    "A rank that is lost ends the cell with exit code 1.\n\n"
+    "With --on-death=stop a rank that is lost ends the cell with exit code 1.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
     "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
     "file, that over the default. What came of it is logged at the start.\n\n"
@@ -48,6 +48,7 @@ enum {
     OPT_CONTROL,
     OPT_ANNOUNCE,
     OPT_ON_DEATH,
+    OPT_REJOIN_S,
     OPT_NAME,
     OPT_QUEUE_S,
     OPT_QUEUE_TOKENS,
@@ -74,31 +75,35 @@ static const struct argp_option options[] = {
     {"announce-fd",OPT_ANNOUNCE, "FD", 0, "write what happens as lines to this descriptor", 0},
     {"served-model-name",                                                              OPT_NAME, "NAME", 0, "what clients call the model (the directory's name)",
      0},
-    {"on-death",                                                              OPT_ON_DEATH, "stop", 0, "when a rank is lost: stop", 0},
-    {"queue-s",                                                          OPT_QUEUE_S, "S", 0, "seconds that a request may wait for room (30)", 1},
-    {"queue-tokens",                                                         OPT_QUEUE_TOKENS, "N", 0, "prompt tokens that may wait (4194304)", 1},
-    {"prefill-window",                       OPT_WINDOW, "N", 0, "prompt tokens sent ahead to one prefill rank (16384)",
+    {"on-death",                                                              OPT_ON_DEATH, "WHAT", 0,
+     "when a rank is lost: stop (default), or replace: the other ranks go on, and what it had is "
+     "computed again", 0},
+    {"rejoin-s",                                                          OPT_REJOIN_S, "S", 0,
+     "replace: how long a group without any rank is waited for before the cell ends (30)", 0},
+    {"queue-s",                                                         OPT_QUEUE_S, "S", 0, "seconds that a request may wait for room (30)", 1},
+    {"queue-tokens",                       OPT_QUEUE_TOKENS, "N", 0, "prompt tokens that may wait (4194304)", 1},
+    {"prefill-window",                                                               OPT_WINDOW, "N", 0, "prompt tokens sent ahead to one prefill rank (16384)",
      1},
-    {"attach-s",                                                               OPT_ATTACH_S, "S", 0, "seconds from the first rank to the last (60)", 2},
-    {"load-s",OPT_LOAD_S, "S", 0, "seconds that loading may take (3600)", 2},
+    {"attach-s",OPT_ATTACH_S, "S", 0, "seconds from the first rank to the last (60)", 2},
+    {"load-s",                                                              OPT_LOAD_S, "S", 0, "seconds that loading may take (3600)", 2},
     {"rank-timeout-s",                                                              OPT_RANK_S, "S", 0,
      "a rank that has requests and makes no progress so long is lost (30)", 2},
-    {"stall-s",                                                              OPT_STALL_S, "S", 0,
+    {"stall-s",                                                   OPT_STALL_S, "S", 0,
      "a placed request of which nothing is heard so long fails (600)", 2},
-    {"http-port",                                                   OPT_HTTP_PORT, "N", 0,
+    {"http-port",                                                           OPT_HTTP_PORT, "N", 0,
      "port of /metrics, /health, /ready and the status page (none); 0 takes any free one", 3},
-    {"http-host",                                                           OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
-    {"drain-s",               OPT_DRAIN_S, "S", 0,
+    {"http-host",               OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
+    {"drain-s",                                                               OPT_DRAIN_S, "S", 0,
      "seconds that SIGTERM lets running requests go on (20; 0: they end at once)", 3},
     BT_CONFIG_OPTION(5),
-    {"secret-file",                                                               OPT_SECRET_FILE, "FILE", 0,
+    {"secret-file",OPT_SECRET_FILE, "FILE", 0,
      "its first line is the secret that ranks must show (BATON_SECRET in the environment wins)", 4},
-    {"tls-cert",OPT_TLS_CERT, "FILE", 0,
+    {"tls-cert",                                                              OPT_TLS_CERT, "FILE", 0,
      "PEM certificate chain of the public port; needs --tls-key", 4},
-    {"tls-key",                                                              OPT_TLS_KEY, "FILE", 0, "its private key", 4},
-    {"tls-client-ca",                                                               OPT_TLS_CLIENT_CA, "FILE", 0,
+    {"tls-key",                                                               OPT_TLS_KEY, "FILE", 0, "its private key", 4},
+    {"tls-client-ca",                                                      OPT_TLS_CLIENT_CA, "FILE", 0,
      "only clients with a certificate of these authorities may connect", 4},
-    {0                                                     },
+    {0                                                        },
 };
 
 static double seconds(struct argp_state *state, const char *name, const char *arg)
@@ -146,9 +151,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_ANNOUNCE: o->announce_fd = (int)number(state, "announce-fd", arg, 0, INT_MAX); break;
     case OPT_NAME: o->served_name = arg; break;
     case OPT_ON_DEATH:
-        if (strcmp(arg, "stop") != 0)
-            argp_error(state, "--on-death knows only \"stop\", not \"%s\"", arg);
+        o->replace = strcmp(arg, "replace") == 0;
+        if (!o->replace && strcmp(arg, "stop") != 0)
+            argp_error(state, "--on-death is stop or replace, not \"%s\"", arg);
         break;
+    case OPT_REJOIN_S: o->rejoin_s = seconds(state, "rejoin-s", arg); break;
     case OPT_QUEUE_S: o->queue_s = seconds(state, "queue-s", arg); break;
     case OPT_QUEUE_TOKENS:
         o->queue_tokens = number(state, "queue-tokens", arg, 1, 1ull << 40);
@@ -192,17 +199,18 @@ static const bt_setting_default DEFAULTS[] = {
     {"host",           "127.0.0.1"},
     {"control",                "127.0.0.1:0"},
     {"on-death","stop"},
-    {"queue-s",       "30"},
-    {"queue-tokens",                "4194304"},
-    {"prefill-window",      "16384"},
-    {"attach-s",   "60"},
-    {"load-s",                "3600"},
-    {"rank-timeout-s",    "30"},
-    {"stall-s",       "600"},
-    {"http-port",                "none"},
-    {"http-host","127.0.0.1"},
-    {"drain-s", "20"},
-    {0               }
+    {"rejoin-s",       "30"},
+    {"queue-s",                "30"},
+    {"queue-tokens",      "4194304"},
+    {"prefill-window",        "16384"},
+    {"attach-s",                "60"},
+    {"load-s",  "3600"},
+    {"rank-timeout-s", "30"},
+    {"stall-s",                "600"},
+    {"http-port","none"},
+    {"http-host",         "127.0.0.1"},
+    {"drain-s",                "20"},
+    {0           }
 };
 
 int main(int argc, char **argv)
@@ -218,6 +226,7 @@ int main(int argc, char **argv)
                                        .rank_timeout_s = 30,
                                        .stall_s        = 600,
                                        .drain_s        = 20,
+                                       .rejoin_s       = 30,
                                        .http_host      = "127.0.0.1",
                                        .http_port      = -1};
     const struct argp      argp     = {options, parse, NULL, doc, NULL, NULL, NULL};

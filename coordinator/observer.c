@@ -173,6 +173,7 @@ static void show_rank(const bt_observer *o, const bt_cell *cell, const bt_relay 
                         .total_bytes    = k->total_bytes,
                         .attached       = k->attached,
                         .ready          = k->ready,
+                        .lost           = k->lost,
                         .beat           = k->beat,
                         .busy           = r->busy,
                         .gather         = r->gather,

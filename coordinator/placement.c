@@ -14,41 +14,44 @@ uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens)
     return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;
 }
 
-static uint32_t first_decode(const bt_relay *r) { return bt_relay_both(r) ? 0 : r->cfg.n_prefill; }
-static uint32_t end_prefill(const bt_relay *r)
+/* Of the ranks that have the role; where none is left, of those that had a seat once, since another
+ * one will come. */
+static uint64_t most_pages(const bt_relay *r, bool (*has_role)(const bt_relay *, uint32_t))
 {
-    return bt_relay_both(r) ? r->cfg.n_ranks : r->cfg.n_prefill;
+    uint64_t left = 0, ever = 0;
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        uint64_t n = r->ranks[i].limits.n_pages;
+
+        if (n > ever) ever = n;
+        if (has_role(r, i) && n > left) left = n;
+    }
+    return left != 0 ? left : ever;
 }
 
 uint64_t bt_relay_max_tokens(const bt_relay *relay)
 {
-    uint64_t pages = 0;
-
-    for (uint32_t i = first_decode(relay); i < relay->cfg.n_ranks; i++)
-        if (relay->ranks[i].limits.n_pages > pages) pages = relay->ranks[i].limits.n_pages;
-    return pages * relay->cfg.page_tokens;
+    return most_pages(relay, bt_relay_decodes) * relay->cfg.page_tokens;
 }
 
 uint64_t bt_relay_max_prompt(const bt_relay *relay)
 {
-    uint64_t pages = 0;
-
-    for (uint32_t i = 0; i < end_prefill(relay); i++)
-        if (relay->ranks[i].limits.n_pages > pages) pages = relay->ranks[i].limits.n_pages;
-    return pages * relay->cfg.page_tokens;
+    return most_pages(relay, bt_relay_prefills) * relay->cfg.page_tokens;
 }
 
 void bt_relay_wake(bt_relay *relay, uint32_t rank)
 {
-    bool     decode = !bt_relay_both(relay) && rank >= relay->cfg.n_prefill;
-    uint32_t begin  = decode ? relay->cfg.n_prefill : 0;
-    uint32_t end    = decode ? relay->cfg.n_ranks : end_prefill(relay);
+    uint32_t        group = relay->ranks[rank].group;
+    const bt_seats *seats;
 
-    relay->wake[decode]++;
-    for (uint32_t i = begin; i < end; i++) {
-        bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {relay->wake[decode]}};
+    if (group == BT_UNSEATED) return;
+    seats = &relay->seats[group];
+    relay->wake[group]++;
+    for (uint32_t i = 0; i < seats->n; i++) {
+        bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {relay->wake[group]}};
 
-        relay->events.send(relay->events.ctx, i, &m);
+        if (seats->ranks[i] != BT_NO_RANK)
+            relay->events.send(relay->events.ctx, seats->ranks[i], &m);
     }
 }
 
@@ -86,11 +89,14 @@ static int choose_decode(const bt_relay *r, const bt_request *q, uint32_t others
     uint32_t need  = pages_now(r, q);
     int64_t  least = 0;
 
-    for (uint32_t i = first_decode(r); i < r->cfg.n_ranks; i++) {
-        const bt_rank_state *k    = &r->ranks[i];
-        uint32_t             held = prefix_pages(r, q, i);
-        int64_t              all  = (int64_t)k->taken_pages + need - held;
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        const bt_rank_state *k = &r->ranks[i];
+        uint32_t             held;
+        int64_t              all;
 
+        if (!bt_relay_decodes(r, i)) continue;
+        held = prefix_pages(r, q, i);
+        all  = (int64_t)k->taken_pages + need - held;
         if (all + others > k->limits.n_pages || k->refused_until_ns > now_ns) continue;
         if (k->n_choices > 0 && k->n_choices + q->n_open > k->limits.max_rows) continue;
         if (best == NO_RANK || all < least) {
@@ -116,11 +122,13 @@ static int choose_prefill(const bt_relay *r, const bt_request *q)
     int      best    = NO_RANK;
     uint64_t least   = 0;
 
-    for (uint32_t i = 0; i < end_prefill(r); i++) {
-        const bt_rank_state *k    = &r->ranks[i];
-        uint64_t             rest = q->n_prompt - prefix_pages(r, q, i) * r->cfg.page_tokens;
-        uint64_t lane = is_long(r, q, i) ? k->long_tokens : k->prefill_tokens - k->long_tokens;
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        const bt_rank_state *k = &r->ranks[i];
+        uint64_t             rest, lane;
 
+        if (!bt_relay_prefills(r, i)) continue;
+        rest = q->n_prompt - prefix_pages(r, q, i) * r->cfg.page_tokens;
+        lane = is_long(r, q, i) ? k->long_tokens : k->prefill_tokens - k->long_tokens;
         if (free_pages(k) < n_pages) continue;
         if (lane > 0 && lane + rest > r->cfg.prefill_window) continue;
         if (best == NO_RANK || k->prefill_tokens + rest < least) {
@@ -256,6 +264,7 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     r->queued_tokens -= q->n_prompt;
     bt_list_insert(&r->placed, q);
     q->state                = BT_RESERVING;
+    q->epoch                = r->epoch;
     q->heard_ns             = now_ns;
     q->decode_rank          = decode;
     q->prefill_rank         = prefill;
@@ -285,7 +294,7 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     }
 
     m.u.reserve.request      = q->number;
-    m.u.reserve.epoch        = r->cfg.epoch;
+    m.u.reserve.epoch        = q->epoch;
     m.u.reserve.n_prompt     = q->n_prompt;
     m.u.reserve.prefill_rank = prefill;
     m.u.reserve.arrival      = q->arrival;
@@ -364,7 +373,7 @@ static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
         return;
     }
     m.u.prefill            = (bt_down_prefill){.request     = q->number,
-                                               .epoch       = r->cfg.epoch,
+                                               .epoch       = q->epoch,
                                                .n_prompt    = q->n_prompt,
                                                .prompt      = prompt,
                                                .decode_rank = q->decode_rank,
@@ -395,7 +404,7 @@ void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     bt_request *q = bt_table_get(&relay->numbers, m->u.ticket.request);
 
     /* An ended request's Abort is on its way already; a Released will follow. */
-    if (q == NULL || q->state == BT_ENDED || m->u.ticket.epoch != relay->cfg.epoch) return;
+    if (q == NULL || q->state == BT_ENDED || m->u.ticket.epoch != q->epoch) return;
     if (q->state != BT_RESERVING || rank != q->decode_rank) {
         BT_WARN("rank %u sends a ticket for request %llu that it was not asked for", rank,
                 (unsigned long long)q->number);

@@ -71,16 +71,15 @@ static void request_free(bt_relay *r, bt_request *q)
 static void send_abort(bt_relay *r, const bt_request *q, uint32_t rank, uint32_t only_choice)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->number, r->cfg.epoch, only_choice}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->number, q->epoch, only_choice}
     };
 
     r->events.send(r->events.ctx, rank, &m);
 }
 
-/* Everything that an ended request still has; frees it once no rank holds anything. */
-static void settle(bt_relay *r, bt_request *q)
+void bt_relay_settle(bt_relay *relay, bt_request *q)
 {
-    if (q->state == BT_ENDED && !q->decode_holds && !q->prefill_holds) request_free(r, q);
+    if (q->state == BT_ENDED && !q->decode_holds && !q->prefill_holds) request_free(relay, q);
 }
 
 static void finish_request(bt_relay *r, bt_request *q, const bt_relay_end *end)
@@ -117,7 +116,7 @@ void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code,
     BT_INFO("ends with status %d: %s", (int)code, message);
     bt_log_set_request(0);
     finish_request(relay, q, &end);
-    settle(relay, q);
+    bt_relay_settle(relay, q);
 }
 
 /* ---- creation */
@@ -137,6 +136,7 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
     BT_REQUIRE(r->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", config->n_ranks);
     for (uint32_t i = 0; i < config->n_ranks; i++)
         r->ranks[i].limits = config->ranks[i];
+    BT_TRY(bt_relay_seat_ranks(r));
     for (uint32_t i = 0; i < config->n_ranks; i++)
         BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages));
     if (getrandom(&r->prefix_seed, sizeof(r->prefix_seed), 0) != sizeof(r->prefix_seed))
@@ -159,6 +159,8 @@ void bt_relay_destroy(bt_relay *relay)
     bt_table_fini(&relay->names);
     for (uint32_t i = 0; relay->ranks != NULL && i < relay->cfg.n_ranks; i++)
         bt_prefix_index_fini(&relay->ranks[i].index);
+    bt_free(relay->seats[0].ranks);
+    bt_free(relay->seats[1].ranks);
     bt_free(relay->ranks);
     bt_free(relay);
 }
@@ -374,7 +376,7 @@ static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now
     bt_request        *q = bt_table_get(&r->numbers, t->request);
     bt_request_choice *c;
 
-    if (q == NULL || q->state == BT_ENDED || t->epoch != r->cfg.epoch) return;
+    if (q == NULL || q->state == BT_ENDED || t->epoch != q->epoch) return;
     if ((q->state != BT_PREFILL && q->state != BT_DECODE) ||
         (rank != q->decode_rank && rank != q->prefill_rank)) {
         BT_WARN("rank %u sends a token of request %llu, which it does not have", rank,
@@ -402,7 +404,7 @@ static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now
         return;
     }
     accept_from(r, q, t);
-    if (bt_table_get(&r->numbers, t->request) == q) settle(r, q);
+    if (bt_table_get(&r->numbers, t->request) == q) bt_relay_settle(r, q);
 }
 
 /* ---- the other messages */
@@ -421,7 +423,7 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
 {
     bt_request *q = bt_table_get(&r->numbers, m->u.released.request);
 
-    if (q == NULL || m->u.released.epoch != r->cfg.epoch) return;
+    if (q == NULL || m->u.released.epoch != q->epoch) return;
     if (q->decode_holds && rank == q->decode_rank) {
         bt_relay_free_decode(r, q);
     } else if (q->prefill_holds && rank == q->prefill_rank) {
@@ -434,20 +436,14 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
                              "choices",
                              rank, q->n_out, q->sampling.max_tokens, q->n_choices);
     else
-        settle(r, q);
+        bt_relay_settle(r, q);
     bt_relay_place(r, now_ns);
 }
 
-/* The placement has lost its pages: what it still holds stays behind as an ended request, and the
- * request itself goes back to the queue, to the place of its first arrival. */
-static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
+void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t now_ns)
 {
-    bt_request *q = bt_table_get(&r->numbers, m->u.retracted.request);
-    bt_request *again;
+    bt_request *again = bt_calloc(1, sizeof(*again));
 
-    if (q == NULL || q->state == BT_ENDED || m->u.retracted.epoch != r->cfg.epoch) return;
-    if (q->state == BT_QUEUED || rank != q->decode_rank) return;
-    again = bt_calloc(1, sizeof(*again));
     if (again == NULL || bt_table_put(&r->numbers, r->next_number, again) != BT_OK) {
         bt_free(again);
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
@@ -468,15 +464,15 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
     if (bt_table_put(&r->names, q->name_key, again) != BT_OK)
         BT_WARN("request %llu cannot be found by its name any more",
                 (unsigned long long)again->number);
-    BT_INFO("request %llu is retracted after %u tokens and queued again as %llu",
-            (unsigned long long)q->number, q->n_out, (unsigned long long)again->number);
-    r->n_retracted++;
+    BT_INFO("request %llu is queued again as %llu after %u tokens", (unsigned long long)q->number,
+            (unsigned long long)again->number, q->n_out);
     bt_list_insert(&r->queue, again);
     r->queued_tokens += again->n_prompt;
 
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
     if (q->prefill_holds) send_abort(r, q, q->prefill_rank, 0);
+    if (abort_decode && q->decode_holds) send_abort(r, q, q->decode_rank, 0);
     q->name     = NULL; /* these are its successor's */
     q->prompt   = NULL;
     q->keys     = NULL;
@@ -484,7 +480,17 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
     q->client   = NULL;
     q->sampling = (bt_sampling){0};
     q->state    = BT_ENDED;
-    settle(r, q);
+    bt_relay_settle(r, q);
+}
+
+static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
+{
+    bt_request *q = bt_table_get(&r->numbers, m->u.retracted.request);
+
+    if (q == NULL || q->state == BT_ENDED || m->u.retracted.epoch != q->epoch) return;
+    if (q->state == BT_QUEUED || rank != q->decode_rank) return;
+    r->n_retracted++;
+    bt_relay_requeue(r, q, false, now_ns);
     bt_relay_place(r, now_ns);
 }
 
@@ -492,7 +498,7 @@ static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_n
 {
     bt_request *q = bt_table_get(&r->numbers, m->u.failed.request);
 
-    if (q == NULL || q->state == BT_ENDED || m->u.failed.epoch != r->cfg.epoch) return;
+    if (q == NULL || q->state == BT_ENDED || m->u.failed.epoch != q->epoch) return;
     if (q->state == BT_QUEUED || (rank != q->decode_rank && rank != q->prefill_rank)) return;
     bt_relay_end_request(r, q, (grpc_status_code)m->u.failed.code, "%s", m->u.failed.message);
     bt_relay_place(r, now_ns);
@@ -504,7 +510,7 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
     bt_request *q = bt_table_get(&r->numbers, m->request);
     uint32_t    wanted;
 
-    if (q == NULL || q->state == BT_ENDED || m->epoch != r->cfg.epoch || rank != q->prefill_rank)
+    if (q == NULL || q->state == BT_ENDED || m->epoch != q->epoch || rank != q->prefill_rank)
         return;
     wanted      = q->sampling.prompt_logprobs;
     q->heard_ns = now_ns;
@@ -521,10 +527,11 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
 
 static void on_wake_request(bt_relay *r, uint32_t rank, uint32_t wake)
 {
-    bool decode = !bt_relay_both(r) && rank >= r->cfg.n_prefill;
+    uint32_t group = r->ranks[rank].group;
 
-    if (wake < r->wake[decode]) return; /* it asked before the last one reached it */
-    r->wake[decode] = wake;
+    if (group == BT_UNSEATED) return;
+    if (wake < r->wake[group]) return; /* it asked before the last one reached it */
+    r->wake[group] = wake;
     bt_relay_wake(r, rank);
 }
 
@@ -533,7 +540,8 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     bt_rank_state *k = &relay->ranks[rank];
 
     BT_ASSERT(rank < relay->cfg.n_ranks);
-    if (relay->stopped) return;
+    if (relay->stopped || k->lost) return;
+    k->heard_ns = now_ns;
     /* A beat shows life only when its counter moves; any other message is work. */
     if (m->kind != BT_UP_BEAT || m->u.beat.progress != k->progress) k->progress_ns = now_ns;
     switch (m->kind) {
@@ -553,6 +561,7 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     case BT_UP_PROMPT_LOGPROBS:
         on_prompt_logprobs(relay, rank, &m->u.prompt_logprobs, now_ns);
         break;
+    case BT_UP_EXPIRED: bt_relay_expired(relay, rank, m, now_ns); break;
     case BT_UP_WAKE_REQUEST: on_wake_request(relay, rank, m->u.wake_request.wake); break;
     default:
         BT_WARN("rank %u sends a message of kind %d, which has no meaning here", rank,
@@ -565,14 +574,24 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 static void end_waiting(bt_relay *r, uint64_t now_ns)
 {
     bt_request *q = r->queue.first, *next;
+    const char *short_of;
+    uint32_t    taken[2];
 
+    bt_relay_count_seats(r, taken);
+    short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
     for (; q != NULL && now_ns - q->arrived_ns >= r->cfg.queue_ns; q = next) { /* oldest first */
         next = q->next;
-        if (q->resumed) continue; /* its client has been promised an answer */
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "no rank had room for %u + %u tokens (%u choices) within %.1f s",
-                             q->n_prompt, q->sampling.max_tokens, q->n_choices,
-                             (double)r->cfg.queue_ns * 1e-9);
+        if (q->resumed && now_ns - q->heard_ns < r->cfg.stall_ns)
+            continue; /* its client has been promised an answer */
+        if (short_of != NULL)
+            bt_relay_end_request(r, q, GRPC_STATUS_UNAVAILABLE,
+                                 "no %s rank is left; the request waited %.1f s for one", short_of,
+                                 (double)(now_ns - q->arrived_ns) * 1e-9);
+        else
+            bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                 "no rank had room for %u + %u tokens (%u choices) within %.1f s",
+                                 q->n_prompt, q->sampling.max_tokens, q->n_choices,
+                                 (double)(now_ns - q->arrived_ns) * 1e-9);
     }
 }
 
@@ -598,26 +617,13 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
     }
 }
 
-static void find_stuck(bt_relay *r, uint64_t now_ns)
-{
-    char why[128];
-
-    for (uint32_t i = 0; i < r->cfg.n_ranks && !r->stopped; i++) {
-        bt_rank_state *k = &r->ranks[i];
-
-        if (k->stuck || k->n_held == 0 || now_ns - k->progress_ns < r->cfg.rank_quiet_ns) continue;
-        k->stuck = true;
-        snprintf(why, sizeof(why), "rank %u has made no progress for %.1f s with %u requests", i,
-                 (double)(now_ns - k->progress_ns) * 1e-9, k->n_held);
-        r->events.stuck(r->events.ctx, i, why);
-    }
-}
-
 void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
 {
-    if (relay->stopped || now_ns < relay->next_scan_ns) return;
+    if (relay->stopped) return;
+    bt_relay_decide(relay, now_ns);
+    if (now_ns < relay->next_scan_ns) return;
     relay->next_scan_ns = now_ns + SCAN_MS * BT_NS_PER_MS;
-    find_stuck(relay, now_ns);
+    bt_relay_find_stuck(relay, now_ns);
     end_waiting(relay, now_ns);
     end_stalled(relay, now_ns);
     bt_relay_place(relay, now_ns);
@@ -625,8 +631,7 @@ void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
 
 void bt_relay_get_loads(const bt_relay *relay, bt_relay_loads *loads_out)
 {
-    bt_relay_loads l     = {.tokens_out = relay->tokens_out, .retracted = relay->n_retracted};
-    uint32_t       first = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
+    bt_relay_loads l = {.tokens_out = relay->tokens_out, .retracted = relay->n_retracted};
 
     for (const bt_request *q = relay->queue.first; q != NULL; q = q->next)
         l.n_waiting++;
@@ -635,9 +640,10 @@ void bt_relay_get_loads(const bt_relay *relay, bt_relay_loads *loads_out)
             l.n_waiting++;
         else if (q->state != BT_ENDED)
             l.n_running++;
-    for (uint32_t i = first; i < relay->cfg.n_ranks; i++) {
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
         const bt_rank_state *k = &relay->ranks[i];
 
+        if (!bt_relay_decodes(relay, i)) continue;
         l.max_running += k->limits.max_rows;
         l.used_tokens += (uint64_t)k->taken_pages * relay->cfg.page_tokens;
         l.total_tokens += (uint64_t)k->limits.n_pages * relay->cfg.page_tokens;

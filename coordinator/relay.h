@@ -5,7 +5,7 @@
  *
  *   queued --Reserve--> reserving --Ticket, Prefill--> prefill --first token--> decode --> ended
  *      ^-------- ticket refused ---'                                                |
- *      ^-------- retracted: placed again, the tokens sent so far are replayed ------'
+ *      ^--- retracted, or a rank of it lost: placed again, the tokens sent so far are replayed -'
  *
  * From every state: abort, a rank's Failed, a deadline, the cell's end.  An ended request has had
  * its one end() and is kept only until each rank that holds something of it has said Released:
@@ -32,8 +32,12 @@ typedef struct {
 
 typedef struct {
     uint32_t             n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
+    uint32_t             n_spares;                     /* the last of n_ranks */
     const bt_relay_rank *ranks;                        /* [n_ranks], copied */
     uint32_t             epoch, page_tokens, vocab_size;
+    uint32_t             group_epoch; /* that the ranks' groups were formed in, below epoch */
+    bool                 replace;     /* a rank that is stuck is removed, and the others go on */
+    uint64_t             verdict_ns;  /* from the first report of an expired wait to the decision */
     uint64_t             queue_tokens; /* prompt tokens that may wait */
     uint64_t             queue_ns;     /* how long a request may wait for its ticket */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
@@ -55,6 +59,7 @@ typedef struct {
     bt_finish (*token)(void *ctx, void *client, const bt_token *token);
     /* Once for each submitted request; the client is not named again. */
     void (*end)(void *ctx, void *client, const bt_relay_end *end);
+    /* The rank is stuck.  With `replace` it has been removed: it is to be shut out. */
     void (*stuck)(void *ctx, uint32_t rank, const char *reason);
     void *ctx;
     /* Logprobs of prompt tokens, all of them before the first token; again after a retraction.
@@ -101,6 +106,12 @@ void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason);
 /* Any message of an attached rank after the cell is complete; m is borrowed, its arrays may be
  * taken. */
 void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
+/* The rank has died, or its stream has: the others hear of the new epoch, what it had is placed
+ * again.  With `replace` only; once. */
+void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns);
+/* Ranks that sit in the prefill group (or the one of both roles), and in the decode group; where
+ * one has nobody, requests wait. */
+void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2]);
 /* Deadlines and placement; call it several times a second. */
 void bt_relay_tick(bt_relay *relay, uint64_t now_ns);
 

@@ -21,7 +21,8 @@ typedef struct bt_request bt_request;
 struct bt_request {
     bt_request        *prev, *next; /* list of the relay: the queue, or the placed ones */
     uint64_t           number, name_key;
-    char              *name; /* owned */
+    uint32_t           epoch; /* of its placement */
+    char              *name;  /* owned */
     void              *client;
     bt_request_state   state;
     uint32_t           n_prompt;
@@ -48,6 +49,8 @@ typedef struct {
     bt_request *first, *last;
 } bt_request_list;
 
+enum { BT_SEATED_PREFILL, BT_SEATED_DECODE, BT_UNSEATED }; /* with both roles: the first */
+
 typedef struct {
     bt_relay_rank limits;
     uint32_t      taken_pages;           /* by placed requests */
@@ -60,6 +63,11 @@ typedef struct {
 
     bt_prefix_index index; /* what its prefix cache probably holds */
     bool            stuck;
+    bool            lost;
+    uint32_t        group;    /* where it sits: BT_SEATED_*, or BT_UNSEATED */
+    uint64_t        heard_ns; /* when anything came */
+    bool            reported; /* in this epoch of its group: for whom it waits */
+    uint32_t        n_blamed; /* how many of its group wait for it */
 } bt_rank_state;
 
 struct bt_relay {
@@ -70,13 +78,24 @@ struct bt_relay {
     bt_table         numbers, names;
     uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
     uint64_t         prefix_seed, n_retracted;
-    uint32_t         wake[2]; /* of the group: prefill (or all), decode */
+    uint32_t         wake[2];       /* of the group: prefill (or all), decode */
+    uint32_t         epoch;         /* of the cell: what is placed now */
+    bt_seats         seats[2];      /* owned: of the groups */
+    uint64_t         verdict_ns[2]; /* when it is decided whom a group waits for; 0: nothing to */
     grpc_status_code stop_code;
     char             stop_reason[256];
     bool             stopped;
 };
 
 static inline bool bt_relay_both(const bt_relay *r) { return r->cfg.n_decode == 0; }
+static inline bool bt_relay_prefills(const bt_relay *r, uint32_t rank)
+{
+    return r->ranks[rank].group == BT_SEATED_PREFILL;
+}
+static inline bool bt_relay_decodes(const bt_relay *r, uint32_t rank)
+{
+    return r->ranks[rank].group == (bt_relay_both(r) ? BT_SEATED_PREFILL : BT_SEATED_DECODE);
+}
 
 void bt_list_remove(bt_request_list *list, bt_request *q);
 /* Behind the last one that arrived no later. */
@@ -95,6 +114,21 @@ void bt_relay_free_prefill(bt_relay *relay, bt_request *q);
 void bt_relay_prefill_done(bt_relay *relay, bt_request *q);
 /* A token more: the page that it needs counts as taken. */
 void bt_relay_grew(bt_relay *relay, bt_request *q);
+/* What an ended request still has is freed once no rank holds anything of it. */
+void bt_relay_settle(bt_relay *relay, bt_request *q);
+/* The placement is over: what it still holds stays behind as an ended request, and the request goes
+ * back to the queue, to the place of its first arrival.  abort_decode: the decode rank does not
+ * know. */
+void bt_relay_requeue(bt_relay *relay, bt_request *q, bool abort_decode, uint64_t now_ns);
+
+/* relay_ranks.c */
+bt_status bt_relay_seat_ranks(bt_relay *relay); /* as launched; NO_MEMORY */
+/* A rank's report of an expired wait. */
+void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t now_ns);
+/* Ranks from which too little is heard, and groups that have reported. */
+void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns);
+void bt_relay_decide(bt_relay *relay, uint64_t now_ns);
+
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 

@@ -7,7 +7,8 @@
 
 const char *bt_phase_name(bt_phase phase)
 {
-    static const char *const names[] = {"starting", "loading", "serving", "draining", "closing"};
+    static const char *const names[] = {"starting", "loading",  "serving",
+                                        "waiting",  "draining", "closing"};
 
     return names[phase];
 }
@@ -72,7 +73,11 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
         json_string(s->n_decode == 0   ? "both"
                     : i < s->n_prefill ? "prefill"
                                        : "decode"));
-    put(o, "state", json_string(r->ready ? "ready" : r->attached ? "loading" : "missing"));
+    put(o, "state",
+        json_string(r->lost       ? "lost"
+                    : r->ready    ? "ready"
+                    : r->attached ? "loading"
+                                  : "missing"));
     put(o, "host", json_string(r->host));
     put_int(o, "pid", r->pid);
     put_int(o, "done_bytes", r->done_bytes);

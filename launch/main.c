@@ -16,7 +16,7 @@
 #include "launch/rank.h"
 #include "launch/scratch.h"
 
-enum { OPT_HOST = 256, OPT_MPIRUN, OPT_AS_RANK };
+enum { OPT_HOST = 256, OPT_MPIRUN, OPT_ON_DEATH, OPT_AS_RANK };
 enum { MAX_RANKS = 65536 };
 /* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
 #define STOP_NS (6 * BT_NS_PER_S)
@@ -29,7 +29,8 @@ typedef struct {
 static const char DOC[] =
     "Starts RANKS copies of PROGRAM as one MPI job on this machine, or on the hosts that --host or "
     "--hostfile name, and stays until all have ended.\v"
-    "When one rank fails, all are ended. SIGTERM and SIGINT end the job within 10 seconds; SIGUSR1 "
+    "When one rank fails, all are ended; with --on-death=replace the others go on, and the job has "
+    "ended when the last one has. SIGTERM and SIGINT end the job within 10 seconds; SIGUSR1 "
     "and SIGUSR2 go to every rank. When this program is killed, the ranks on this machine die with "
     "it. Open MPI's session files and shared memory lie in private directories (below TMPDIR and "
     "/dev/shm) that are removed at the end.\n\n"
@@ -46,7 +47,9 @@ static const struct argp_option OPTIONS[] = {
     {"host", OPT_HOST, "LIST", 0, "Hosts and slots: node1:8,node2:8", 0},
     {"mpirun",                 OPT_MPIRUN, "PATH", 0,
      "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)", 0},
-    {"as-rank", OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
+    {"on-death", OPT_ON_DEATH, "WHAT", 0,
+     "When a rank dies: stop (default): end all; replace: the others go on", 0},
+    {"as-rank",                OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
     {0               }
 };
 
@@ -68,6 +71,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case 'f': opt->mpirun.hostfile = arg; return 0;
     case OPT_HOST: opt->mpirun.hosts = arg; return 0;
     case OPT_MPIRUN: opt->mpirun.mpirun = arg; return 0;
+    case OPT_ON_DEATH:
+        opt->mpirun.survive = strcmp(arg, "replace") == 0;
+        if (!opt->mpirun.survive && strcmp(arg, "stop") != 0)
+            argp_error(state, "--on-death is \"%s\", expected stop or replace", arg);
+        return 0;
     case OPT_AS_RANK: opt->as_rank = true; return 0;
     case ARGP_KEY_ARG: /* the program: the rest is its own */
         opt->mpirun.argv = state->argv + state->next - 1;

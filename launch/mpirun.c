@@ -147,6 +147,8 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
     for (size_t i = 0; i < sizeof(ALWAYS) / sizeof(ALWAYS[0]); i++) {
         setenv(ALWAYS[i][0], ALWAYS[i][1], 0);
     }
+    /* Else mpirun ends every rank about a second after the first death. */
+    if (options->survive) setenv("OMPI_MCA_orte_enable_recovery", "1", 0);
     if (!cross_memory_works()) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
     if (options->hostfile != NULL || options->hosts != NULL) return;
     for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {

@@ -2,6 +2,7 @@
 #ifndef BT_LAUNCH_MPIRUN_H
 #define BT_LAUNCH_MPIRUN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -13,6 +14,7 @@ typedef struct {
     const char *mpirun;   /* NULL: search */
     const char *hostfile; /* NULL: this machine only */
     const char *hosts;    /* "n1:2,n2:2", or NULL */
+    bool        survive;  /* the other ranks go on when one dies */
     char      **argv;     /* the program and its arguments, NULL-terminated */
 } bt_mpirun_options;
 

@@ -122,6 +122,27 @@ out:
     return st;
 }
 
+bt_status bt_model_regroup(bt_model *model, const bt_safetensors *set, const bt_model_options *opt)
+{
+    bt_status          st    = BT_OK;
+    bool              *own   = NULL;
+    bt_weights_options w_opt = {
+        .dev = opt->dev, .progress = opt->progress, .progress_ctx = opt->progress_ctx};
+
+    BT_TRY(own_experts(model->cfg, opt, &own));
+    model->group = opt->group;
+    if (own == NULL) goto out;
+    w_opt.own_experts = own;
+    bt_moe_destroy(model->moe);
+    model->moe = NULL;
+    BT_TRY(bt_weights_move_experts(model->cfg, set, &w_opt, &model->w));
+    BT_TRY(bt_moe_create(opt->dev, opt->group, opt->placement, &model->cfg->moe, model->max_rows,
+                         &model->moe));
+out:
+    bt_free(own);
+    return st;
+}
+
 void bt_model_destroy(bt_model *model)
 {
     if (model == NULL) return;

@@ -34,6 +34,10 @@ typedef struct {
  * embedding).  FORMAT names the first tensor that is missing or has another shape or dtype. */
 bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *st,
                         const bt_model_options *opt, bt_model **model_out);
+/* Goes on in another group: of opt, dev, group, placement and progress count.  Loads the experts
+ * that this rank has by the new placement and had not, frees those that it had; the rest stays.
+ * Local: no other rank is waited for.  After an error the model is only good for destroy(). */
+bt_status bt_model_regroup(bt_model *model, const bt_safetensors *st, const bt_model_options *opt);
 void      bt_model_destroy(bt_model *model);
 size_t    bt_model_weight_bytes(const bt_model *model);
 size_t    bt_model_workspace_bytes(const bt_model *model);

@@ -337,6 +337,52 @@ out:
     return st;
 }
 
+/* ---- other experts ---- */
+
+static void drop_expert(const bt_weights_options *opt, bt_weights *w, bt_linear **linear)
+{
+    w->bytes -= bt_linear_bytes(*linear);
+    bt_device_linear_destroy(opt->dev, *linear);
+    *linear = NULL;
+}
+
+/* In a dry walk: checks and counts what is to come; else moves. */
+static bt_status move_layer(loader *l, uint32_t layer)
+{
+    bt_moe_weights *w   = &l->w->layers[layer].moe;
+    uint32_t        dim = l->cfg->moe.expert_dim;
+    bt_status       st  = BT_OK;
+
+    for (uint32_t e = 0; e < l->cfg->moe.gate.n_experts; e++) {
+        bool here = w->gate_up[e] != NULL;
+
+        if (here && !l->opt->own_experts[e] && !l->dry) {
+            drop_expert(l->opt, l->w, &w->gate_up[e]);
+            drop_expert(l->opt, l->w, &w->down[e]);
+        } else if (!here && l->opt->own_experts[e]) {
+            BT_TRY(load_mlp(l, dim, name_of(l, "model.layers.%u.mlp.experts.%u", layer, e),
+                            &w->gate_up[e], &w->down[e]));
+        }
+    }
+out:
+    return st;
+}
+
+bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetensors *set,
+                                  const bt_weights_options *opt, bt_weights *w)
+{
+    loader    l  = {.cfg = cfg, .st = set, .opt = opt, .w = w};
+    bt_status st = BT_OK;
+
+    for (int pass = 0; pass < 2; pass++) {
+        l.dry = pass == 0;
+        for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
+            if (bt_model_layer_is_moe(cfg, layer)) BT_TRY(move_layer(&l, layer));
+    }
+out:
+    return st;
+}
+
 /* ---- giving back ---- */
 
 static void destroy_list(bt_device *dev, bt_linear **list, uint32_t n)

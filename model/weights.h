@@ -40,6 +40,10 @@ typedef struct {
  * borrowed during the call.  *w_out is written on success only. */
 bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *st,
                           const bt_weights_options *opt, bt_weights *w_out);
+/* Loads the experts of opt->own_experts that are not here, frees those that are and are not own;
+ * counts their bytes to opt->progress.  After an error w is only good for fini(). */
+bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetensors *st,
+                                  const bt_weights_options *opt, bt_weights *w);
 void      bt_weights_fini(bt_weights *w);
 
 #endif

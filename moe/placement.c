@@ -63,6 +63,41 @@ out:
     return st;
 }
 
+/* The taken seats before `seat`: the index in the rank list of who sits there. */
+static uint32_t index_of(const bool *taken, uint32_t seat)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < seat; i++)
+        n += taken[i];
+    return n;
+}
+
+bt_status bt_placement_of_seats(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
+                                uint32_t n_seats, const bool *taken)
+{
+    bt_status    st      = BT_OK;
+    uint32_t     n_taken = index_of(taken, n_seats), n_lost = 0, at = 0;
+    bt_placement built = {0};
+
+    BT_REQUIRE(n_taken >= 1, BT_ERR_INVALID_ARG, "placement: none of %u seats is taken", n_seats);
+    BT_TRY(bt_placement_init(&built, n_experts, n_groups, n_seats, NULL));
+    for (uint32_t e = 0; e < n_experts; e++)
+        n_lost += !taken[built.owner[e]];
+    for (uint32_t e = 0; e < n_experts; e++) {
+        uint32_t seat = built.owner[e];
+
+        built.owner[e] =
+            (uint16_t)(taken[seat] ? index_of(taken, seat) : (uint64_t)at++ * n_taken / n_lost);
+    }
+    built.n_ranks = n_taken;
+    *p            = built;
+    built.owner   = NULL; /* handed over */
+out:
+    bt_free(built.owner);
+    return st;
+}
+
 void bt_placement_fini(bt_placement *p)
 {
     if (p == NULL) return;

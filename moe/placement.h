@@ -30,6 +30,13 @@ uint32_t bt_sum_blocks(uint32_t n_experts, uint32_t n_groups);
  * groups that do not divide them.  *p is written on success only. */
 bt_status bt_placement_init(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
                             uint32_t n_ranks, const uint16_t *owner_or_null);
+/* The table of a group of n_seats places, of which taken[i] (borrowed, [n_seats], one at least)
+ * says whether somebody sits there; the group's rank list is the taken seats in order.  Experts
+ * whose default place is taken stay; those of empty seats go, in ascending runs of even length, to
+ * the others.  A function of its arguments alone: every rank draws up the same table, whatever the
+ * order of losses, and a seat that is taken again has its old experts back.  Errors as above. */
+bt_status bt_placement_of_seats(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
+                                uint32_t n_seats, const bool *taken);
 void      bt_placement_fini(bt_placement *p);
 
 static inline uint32_t bt_block_size(const bt_placement *p) { return p->n_experts / p->n_blocks; }

@@ -456,3 +456,51 @@ bt_status bt_group_barrier(bt_group *group, const bt_wait *wait)
         load_lane(&group->lanes[i], &word, BARRIER_BYTES, heard, BARRIER_BYTES);
     return run(group, wait);
 }
+
+bool bt_group_is_broken(const bt_group *group) { return group->broken; }
+
+uint32_t bt_group_missing(const bt_group *group, uint32_t *ranks_out)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; group->broken && i < group->n; i++) {
+        const lane *l = &group->lanes[i];
+
+        if (i != group->self && (l->n_received < l->n_recv || l->n_sent < l->n_send))
+            ranks_out[n++] = l->peer;
+    }
+    return n;
+}
+
+/* ---- what came before */
+
+/* Messages of one rank come in the order in which they were sent: the first one that is not of an
+ * older group ends them. */
+static void drain_lane(bt_group *group, const lane *l)
+{
+    bt_world *world = group->world;
+
+    for (;;) {
+        MPI_Message message;
+        MPI_Status  status;
+        int         found = 0, n_bytes = 0;
+
+        if (MPI_Iprobe((int)l->peer, MPI_ANY_TAG, world->group_comm, &found, &status) !=
+                MPI_SUCCESS ||
+            !found || bt_tag_is_recent(world->tags, status.MPI_TAG, group->tag_space, group->epoch))
+            return;
+        if (MPI_Improbe((int)l->peer, status.MPI_TAG, world->group_comm, &found, &message,
+                        &status) != MPI_SUCCESS ||
+            !found)
+            return;
+        MPI_Get_count(&status, MPI_BYTE, &n_bytes);
+        bt_world_drain(world, &message, (size_t)n_bytes);
+    }
+}
+
+void bt_group_drain(bt_group *group)
+{
+    for (uint32_t i = 0; i < group->n; i++)
+        if (i != group->self) drain_lane(group, &group->lanes[i]);
+    bt_world_sweep(group->world);
+}

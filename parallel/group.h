@@ -82,6 +82,15 @@ bt_status bt_group_exchange(bt_group *group, const void *send, const size_t *sen
                             const size_t *send_bytes, void *recv, const size_t *recv_at,
                             const size_t *recv_bytes, const bt_wait *wait);
 
+/* An operation failed: no other one is possible. */
+bool bt_group_is_broken(const bt_group *group);
+/* After a TIMEOUT or PEER: the world ranks whose part of the operation is missing, at most the
+ * group's size of them.  Returns how many. */
+uint32_t bt_group_missing(const bt_group *group, uint32_t *ranks_out);
+/* Throws away what this group's members have sent to groups of its tag space that came before it,
+ * as far as it is there.  For a group that has taken another one's place; never blocks. */
+void bt_group_drain(bt_group *group);
+
 /* Collective over the group.  Nobody leaves before all have come. */
 bt_status bt_group_barrier(bt_group *group, const bt_wait *wait);
 

@@ -13,13 +13,18 @@ enum { ALIGN = 64, POLL_PASSES = 8 };
 
 static size_t padded(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
+size_t bt_handoff_stage_bytes(const bt_handoff *h)
+{
+    return padded(BT_HANDOFF_HEAD + h->payload_max);
+}
+
 /* One block: wreck, requests, signals, send slots, inboxes. */
 static bt_status take_arena(bt_handoff *h)
 {
     bt_status st         = BT_OK;
     size_t    n_signals  = (size_t)h->world->size * BT_SIGNAL_OUTBOX;
     size_t    n_requests = h->n_slots + BT_HANDOFF_INBOXES + n_signals + 1;
-    size_t    stage      = padded(BT_HANDOFF_HEAD + h->payload_max);
+    size_t    stage      = bt_handoff_stage_bytes(h);
     size_t    head       = padded(sizeof(bt_wreck)) + padded(n_requests * sizeof(MPI_Request));
     size_t    signals    = padded((n_signals + 1) * BT_SIGNAL_BYTES); /* the last: incoming */
     size_t    bytes;
@@ -35,17 +40,19 @@ static bt_status take_arena(bt_handoff *h)
     h->arena->n_requests = (int)n_requests;
     for (size_t i = 0; i < n_requests; i++)
         h->arena->requests[i] = MPI_REQUEST_NULL;
-    h->slot_requests     = h->arena->requests;
-    h->inbox_requests    = h->slot_requests + h->n_slots;
-    h->signal_requests   = h->inbox_requests + BT_HANDOFF_INBOXES;
+    h->signal_requests   = h->arena->requests + h->n_slots + BT_HANDOFF_INBOXES;
     h->signal_in_request = h->signal_requests + n_signals;
     h->signal_memory     = at + head;
     h->signal_in         = h->signal_memory + n_signals * BT_SIGNAL_BYTES;
     at += head + signals;
-    for (uint32_t i = 0; i < h->n_slots; i++, at += stage)
-        h->slots[i].memory = at;
-    for (int i = 0; i < BT_HANDOFF_INBOXES; i++, at += stage)
-        h->inboxes[i].memory = at;
+    for (uint32_t i = 0; i < h->n_slots; i++, at += stage) {
+        h->slots[i].memory  = at;
+        h->slots[i].request = h->arena->requests + i;
+    }
+    for (uint32_t i = 0; i < BT_HANDOFF_INBOXES; i++, at += stage) {
+        h->inboxes[i].memory  = at;
+        h->inboxes[i].request = h->arena->requests + h->n_slots + i;
+    }
 out:
     return st;
 }
@@ -92,6 +99,12 @@ out:
 void bt_handoff_destroy(bt_handoff *handoff)
 {
     if (handoff == NULL) return;
+    while (handoff->extra != NULL) {
+        bt_wreck *wreck = handoff->extra;
+
+        handoff->extra = wreck->next;
+        bt_world_abandon(handoff->world, wreck);
+    }
     if (handoff->arena != NULL) {
         bt_world_abandon(handoff->world, handoff->arena);
         bt_world_sweep(handoff->world); /* frees it at once unless a request is still open */

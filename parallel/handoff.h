@@ -73,6 +73,12 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
  * for them.  True when nothing of it is in flight; what is in flight ends with `sent`. */
 bool bt_handoff_cancel(bt_handoff *handoff, uint64_t request);
 
+/* Does without world rank `rank` from now on, which is dead or was removed from the cell: its
+ * messages are dropped, whenever they come; those for it are gone, as if they had been cancelled,
+ * and bt_handoff_cancel() finds nothing in flight to it.  Memory that it may still touch is given
+ * up for new.  NO_MEMORY when there is none. */
+bt_status bt_handoff_exclude(bt_handoff *handoff, uint32_t rank);
+
 /* Progress.  True when something moved.  Events are called from in here and may stage, send and
  * cancel; a poll from within an event does nothing. */
 bool bt_handoff_poll(bt_handoff *handoff);

@@ -14,7 +14,8 @@
  * handoff.c          create, staging, cancel, the poll
  * handoff_signal.c  signals in and out
  * handoff_send.c     asking and sending
- * handoff_recv.c     granting, receiving, delivering */
+ * handoff_recv.c     granting, receiving, delivering
+ * handoff_exclude.c  doing without a peer for good */
 #ifndef BT_PARALLEL_HANDOFF_PARTS_H
 #define BT_PARALLEL_HANDOFF_PARTS_H
 
@@ -56,17 +57,20 @@ typedef struct {
     uint32_t        to;
     uint64_t        order; /* of bt_handoff_send(); a receiver's messages leave in this order */
     bt_page_message message;
-    uint8_t        *memory; /* BT_HANDOFF_HEAD, then the payload */
+    uint8_t        *memory;  /* BT_HANDOFF_HEAD, then the payload */
+    MPI_Request    *request; /* in the block that memory is in */
 } bt_slot;
 
 typedef struct {
-    bool     busy;
-    uint32_t from;
-    size_t   n_bytes;
-    uint8_t *memory;
+    bool         busy;
+    uint32_t     from;
+    size_t       n_bytes;
+    uint8_t     *memory; /* as a slot's */
+    MPI_Request *request;
 } bt_inbox;
 
 typedef struct {
+    bool excluded; /* nothing goes to it, and nothing of it is taken */
     /* this rank sends to the peer */
     uint64_t withdrawn_serial; /* awaits WITHDRAWN, 0: none */
     uint64_t silent_since_ns;  /* the last count of n_expired, or the WITHDRAW */
@@ -107,13 +111,18 @@ struct bt_handoff {
 
     /* the arena: staging, signals and their requests, in one block */
     bt_wreck    *arena;
-    MPI_Request *slot_requests, *inbox_requests, *signal_requests;
+    bt_wreck    *extra; /* blocks in place of those that excluded peers may still touch */
+    MPI_Request *signal_requests;
     uint8_t     *signal_memory;
     uint32_t     n_signals_open;
     MPI_Request *signal_in_request; /* the signal being received: one at a time, in order */
     uint8_t     *signal_in;
     uint32_t     signal_from;
 };
+
+/* ---- handoff.c */
+/* Bytes of the staging memory of one slot or inbox, aligned. */
+size_t bt_handoff_stage_bytes(const bt_handoff *h);
 
 /* ---- handoff_signal.c */
 void      bt_signal_encode(const bt_signal *c, uint8_t wire_out[BT_SIGNAL_BYTES]);

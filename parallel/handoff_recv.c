@@ -83,10 +83,10 @@ static bool finish_inboxes(bt_handoff *h)
         int       done = 0, code;
 
         if (!in->busy) continue;
-        code = MPI_Test(&h->inbox_requests[i], &done, MPI_STATUS_IGNORE);
+        code = MPI_Test(in->request, &done, MPI_STATUS_IGNORE);
         if (code == MPI_SUCCESS && !done) continue;
-        h->inbox_requests[i] = MPI_REQUEST_NULL;
-        moved                = true;
+        *in->request = MPI_REQUEST_NULL;
+        moved        = true;
         if (code == MPI_SUCCESS) {
             bt_handoff_accept(h, in->from, in->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES,
                               in->n_bytes);
@@ -151,6 +151,10 @@ static bool receive_payload(bt_handoff *h)
         !found)
         return false;
     MPI_Get_count(&status, MPI_BYTE, &n_bytes);
+    if (h->peers[status.MPI_SOURCE].excluded) {
+        bt_world_drain(h->world, &message, (size_t)n_bytes);
+        return true;
+    }
     note_payload(h, (uint32_t)status.MPI_SOURCE);
     if ((size_t)n_bytes > inbox_bytes(h)) {
         refuse_long(h, (uint32_t)status.MPI_SOURCE, &message, (size_t)n_bytes);
@@ -161,9 +165,9 @@ static bool receive_payload(bt_handoff *h)
     in->n_bytes = (size_t)n_bytes;
     in->busy    = true;
     if (MPI_Imrecv(in->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)inbox_bytes(h),
-                   MPI_BYTE, &message, &h->inbox_requests[i]) != MPI_SUCCESS) {
-        h->inbox_requests[i] = MPI_REQUEST_NULL;
-        in->busy             = false;
+                   MPI_BYTE, &message, in->request) != MPI_SUCCESS) {
+        *in->request = MPI_REQUEST_NULL;
+        in->busy     = false;
         h->events.reject(h->events.ctx, in->from, 0, BT_ERR_PEER);
     }
     return true;

@@ -21,7 +21,7 @@ static void withdraw(bt_handoff *h, uint64_t now_ns)
 static void start_payload(bt_handoff *h, uint32_t i)
 {
     bt_slot     *s       = &h->slots[i];
-    MPI_Request *request = &h->slot_requests[i];
+    MPI_Request *request = s->request;
     size_t       bytes   = BT_PAGE_MESSAGE_BYTES + s->message.payload_bytes;
 
     s->state = BT_SLOT_SENDING;
@@ -67,9 +67,8 @@ static bool test_payloads(bt_handoff *h)
         int             done = 0;
 
         if (s->state != BT_SLOT_SENDING) continue;
-        if (MPI_Test(&h->slot_requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)
-            continue;
-        h->slot_requests[i] = MPI_REQUEST_NULL;
+        if (MPI_Test(s->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) continue;
+        *s->request = MPI_REQUEST_NULL;
         free_slot(s);
         h->events.sent(h->events.ctx, &m);
         moved = true;

@@ -77,7 +77,8 @@ bool bt_signal_test(bt_handoff *h)
     for (size_t i = 0; i < n && h->n_signals_open > 0; i++) {
         int done = 0;
 
-        if (h->signal_requests[i] == MPI_REQUEST_NULL) continue;
+        if (h->signal_requests[i] == MPI_REQUEST_NULL || h->peers[i / BT_SIGNAL_OUTBOX].excluded)
+            continue;
         if (MPI_Test(&h->signal_requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)
             continue;
         h->signal_requests[i] = MPI_REQUEST_NULL;
@@ -90,8 +91,10 @@ bool bt_signal_test(bt_handoff *h)
 static void dispatch(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n_bytes)
 {
     bt_signal c;
-    bt_status st = bt_signal_parse(wire, n_bytes, &c);
+    bt_status st;
 
+    if (h->peers[from].excluded) return;
+    st = bt_signal_parse(wire, n_bytes, &c);
     if (st != BT_OK) {
         h->events.reject(h->events.ctx, from, 0, st);
         return;

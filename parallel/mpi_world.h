@@ -47,6 +47,9 @@ bool bt_world_all_shared(const bt_world *world);
 /* The layout for an MPI_TAG_UB, and the tag of one operation in it. */
 bt_tag_layout bt_tag_layout_of(int tag_ub);
 int           bt_tag_make(bt_tag_layout layout, uint32_t space, uint32_t epoch, uint64_t sequence);
+/* Whether the tag is not one of an older group in this tag space: it is of that epoch, or of
+ * another space. */
+bool bt_tag_is_recent(bt_tag_layout layout, int tag, uint32_t space, uint32_t epoch);
 
 /* Whether MPI's parameters `btl` and `pml` let ranks of one machine use shared memory. */
 bool bt_transport_is_shared(const char *btl, const char *pml);

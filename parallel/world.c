@@ -407,3 +407,13 @@ int bt_tag_make(bt_tag_layout layout, uint32_t space, uint32_t epoch, uint64_t s
 
     return (int)((space << layout.epoch_bits | e) << layout.sequence_bits | s);
 }
+
+/* Epochs are compared modulo what the tag holds: of the two halves of the circle the one before
+ * `epoch` is older. */
+bool bt_tag_is_recent(bt_tag_layout layout, int tag, uint32_t space, uint32_t epoch)
+{
+    uint32_t mask = (1u << layout.epoch_bits) - 1u;
+    uint32_t head = (uint32_t)tag >> layout.sequence_bits, age = (epoch - head) & mask;
+
+    return head >> layout.epoch_bits != space || age == 0 || age > mask / 2;
+}

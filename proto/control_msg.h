@@ -72,6 +72,7 @@ typedef enum {
     BT_UP_EVAL_ROWS,
     BT_UP_RETRACTED,
     BT_UP_PROMPT_LOGPROBS,
+    BT_UP_EXPIRED,
     BT_UP_LEAVING
 } bt_up_kind;
 
@@ -88,6 +89,7 @@ typedef struct {
     int64_t   bos_token, pad_token;
     char     *model_type, *architecture, *default_sampling_json;
     uint64_t  weight_bytes;
+    uint32_t  n_spares;
 } bt_up_hello;
 
 enum { BT_BEAT_BATCH_BUCKETS = 13, BT_BEAT_TIME_BUCKETS = 16, BT_BEAT_TIME_NS = 125000 };
@@ -146,6 +148,11 @@ typedef struct {
         struct {
             uint32_t wake;
         } wake_request;
+        struct {
+            uint32_t  epoch, n;
+            uint32_t *ranks; /* [n] */
+            char     *what;
+        } expired;
         bt_up_eval_rows       eval_rows;
         bt_up_prompt_logprobs prompt_logprobs;
         struct {
@@ -161,6 +168,7 @@ typedef enum {
     BT_DOWN_PREFILL,
     BT_DOWN_ABORT,
     BT_DOWN_WAKE,
+    BT_DOWN_REGROUP,
     BT_DOWN_SHUTDOWN
 } bt_down_kind;
 
@@ -199,6 +207,19 @@ typedef struct {
     uint32_t    *choices; /* as in bt_down_reserve */
 } bt_down_prefill;
 
+/* A group's seats: the world rank in each, or BT_NO_RANK. */
+#define BT_NO_RANK UINT32_MAX
+typedef struct {
+    uint32_t  epoch, n;
+    uint32_t *ranks; /* [n] */
+} bt_seats;
+
+typedef struct {
+    uint32_t epoch;
+    bt_seats groups[2]; /* prefill (or all, with both roles), decode */
+    bool     prepare;
+} bt_down_regroup;
+
 /* From the coordinator to a worker. */
 typedef struct {
     bt_down_kind kind;
@@ -215,6 +236,7 @@ typedef struct {
         struct {
             uint32_t wake;
         } wake;
+        bt_down_regroup regroup;
         struct {
             char *reason;
         } shutdown;

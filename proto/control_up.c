@@ -39,6 +39,7 @@ static void make_hello(const bt_up_hello *h, PB(Hello) * pb)
     pb->architecture          = text(h->architecture);
     pb->default_sampling_json = text(h->default_sampling_json);
     pb->weight_bytes          = h->weight_bytes;
+    pb->n_spares              = h->n_spares;
 }
 
 /* Token messages for n tokens: one block with the pointer table in front (bt_free it). */
@@ -85,6 +86,7 @@ typedef union {
     PB(Leaving) leaving;
     PB(Retracted) retracted;
     PB(PromptLogprobs) prompt_logprobs;
+    PB(Expired) expired;
 } up_body;
 
 /* Packing only reads the histograms. */
@@ -221,6 +223,15 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
         pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_WAKE_REQUEST;
         pb->wake_request     = &b->wake_request;
         break;
+    case BT_UP_EXPIRED:
+        baton__control__v1__expired__init(&b->expired);
+        b->expired.epoch   = m->u.expired.epoch;
+        b->expired.n_ranks = m->u.expired.n;
+        b->expired.ranks   = m->u.expired.ranks;
+        b->expired.what    = text(m->u.expired.what);
+        pb->body_case      = BATON__CONTROL__V1__FROM_WORKER__BODY_EXPIRED;
+        pb->expired        = &b->expired;
+        break;
     case BT_UP_EVAL_ROWS:
         make_eval_rows(&m->u.eval_rows, &b->eval_rows);
         pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS;
@@ -262,11 +273,11 @@ static bt_status check_hello(const PB(Hello) * pb)
                BT_CONTROL_PROTOCOL);
     BT_REQUIRE(pb->n_ranks >= 1 && pb->rank < pb->n_ranks, BT_ERR_PROTOCOL,
                "hello of rank %u of %u", pb->rank, pb->n_ranks);
-    BT_REQUIRE((pb->n_prefill == 0 && pb->n_decode == 0) ||
+    BT_REQUIRE((pb->n_prefill == 0 && pb->n_decode == 0 && pb->n_spares < pb->n_ranks) ||
                    (pb->n_prefill >= 1 && pb->n_decode >= 1 &&
-                    (uint64_t)pb->n_prefill + pb->n_decode == pb->n_ranks),
-               BT_ERR_PROTOCOL, "rank %u says %u prefill and %u decode ranks of %u", pb->rank,
-               pb->n_prefill, pb->n_decode, pb->n_ranks);
+                    (uint64_t)pb->n_prefill + pb->n_decode + pb->n_spares == pb->n_ranks),
+               BT_ERR_PROTOCOL, "rank %u says %u prefill and %u decode ranks and %u spares of %u",
+               pb->rank, pb->n_prefill, pb->n_decode, pb->n_spares, pb->n_ranks);
     BT_REQUIRE(pb->page_tokens >= 1 && pb->page_tokens <= 65536 && pb->n_pages >= 1 &&
                    pb->max_rows >= 1,
                BT_ERR_PROTOCOL, "rank %u has %u pages of %u tokens, %u rows a step", pb->rank,
@@ -309,6 +320,7 @@ static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
     h->bos_token         = pb->bos_token;
     h->pad_token         = pb->pad_token;
     h->weight_bytes      = pb->weight_bytes;
+    h->n_spares          = pb->n_spares;
     BT_TRY(bt_pb_take_string(pb->host, "host", &h->host));
     BT_TRY(bt_pb_take_string(pb->arithmetic, "arithmetic", &h->arithmetic));
     BT_TRY(bt_pb_take_string(pb->model_type, "model_type", &h->model_type));
@@ -472,6 +484,20 @@ out:
     return st;
 }
 
+static bt_status take_expired(const PB(Expired) * pb, bt_up *m)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->n_ranks <= BT_CONTROL_RANKS_MAX, BT_ERR_PROTOCOL,
+               "a rank waits for %zu others, expected at most %d", pb->n_ranks,
+               BT_CONTROL_RANKS_MAX);
+    m->u.expired.epoch = pb->epoch;
+    BT_TRY(bt_pb_take_u32s(pb->ranks, pb->n_ranks, &m->u.expired.ranks, &m->u.expired.n));
+    BT_TRY(bt_pb_take_string(pb->what, "expired.what", &m->u.expired.what));
+out:
+    return st;
+}
+
 static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
 {
     bt_status st = BT_OK;
@@ -512,6 +538,9 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
         m->kind                = BT_UP_WAKE_REQUEST;
         m->u.wake_request.wake = pb->wake_request->wake;
         return BT_OK;
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_EXPIRED:
+        m->kind = BT_UP_EXPIRED;
+        return take_expired(pb->expired, m);
     case BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS:
         m->kind = BT_UP_PROMPT_LOGPROBS;
         return take_prompt_logprobs(pb->prompt_logprobs, &m->u.prompt_logprobs);
@@ -575,6 +604,10 @@ void bt_up_free(bt_up *m)
     case BT_UP_EVAL_ROWS:
         bt_free(m->u.eval_rows.logits);
         bt_free(m->u.eval_rows.experts);
+        break;
+    case BT_UP_EXPIRED:
+        bt_free(m->u.expired.ranks);
+        bt_free(m->u.expired.what);
         break;
     case BT_UP_LEAVING: bt_free(m->u.leaving.reason); break;
     case BT_UP_PROGRESS:

@@ -35,7 +35,7 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->logits       = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
     b->forced       = bt_calloc(experts_elems(cfg), sizeof(*b->forced));
     b->chosen       = bt_calloc(experts_elems(cfg), sizeof(*b->chosen));
-    b->group_rows   = bt_calloc(cfg->group_size, sizeof(*b->group_rows));
+    b->group_rows   = bt_calloc(cfg->facts.n_ranks, sizeof(*b->group_rows));
     b->finish       = bt_calloc(rows, sizeof(*b->finish));
     b->out          = bt_calloc(2 * rows, sizeof(*b->out));
     b->out_capacity = 2 * cfg->max_rows;

@@ -41,7 +41,7 @@ static bool is_alone(const bt_worker *w, const bt_request *r)
     return true;
 }
 
-static bt_status retract(bt_worker *w, bt_request *r)
+bt_status bt_worker_retract(bt_worker *w, bt_request *r)
 {
     bt_status st = BT_OK;
     bt_up     m  = {
@@ -76,7 +76,7 @@ bt_status bt_worker_grow(bt_worker *w)
             BT_TRY(bt_worker_fail(w, victim, BT_RPC_RESOURCE_EXHAUSTED,
                                   "no page is left, and nobody can give one back"));
         else
-            BT_TRY(retract(w, victim));
+            BT_TRY(bt_worker_retract(w, victim));
     }
 out:
     return st;

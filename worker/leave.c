@@ -46,11 +46,14 @@ void bt_rank_leave_together(bt_rank *r)
     bt_model_destroy(r->model);
     bt_kv_pool_destroy(r->pool);
     bt_group_destroy(r->group);
-    if (r->has_placement) bt_placement_fini(&r->placement);
+    bt_placement_fini(&r->placement);
+    bt_free(r->seats[0].ranks);
+    bt_free(r->seats[1].ranks);
     bt_safetensors_close(r->st);
     bt_device_destroy(r->dev);
     bt_links_fini(&r->links);
     bt_free(r->plans);
+    if (r->shrunk) bt_world_exit(r->world, EXIT_SUCCESS);
     bt_watchdog_set_limit(GOODBYE_S * BT_NS_PER_S); /* MPI_Finalize can hang when a rank has died */
     bt_world_fini(r->world);
 }

@@ -66,6 +66,16 @@ static bool link_poll(void *ctx)
 
 /* ---- waiting */
 
+/* The coordinator has made another group of this rank's. */
+static bool changes_group(const bt_links *l, const bt_down_regroup *m)
+{
+    for (uint32_t g = 0; g < 2; g++)
+        for (uint32_t i = 0; i < m->groups[g].n; i++)
+            if (m->groups[g].ranks[i] == l->rank)
+                return l->group != NULL && m->groups[g].epoch != bt_group_epoch(l->group);
+    return true; /* it has no seat any more */
+}
+
 static bool keep_message(bt_links *l, const bt_down *m)
 {
     if (l->n_inbox == l->inbox_capacity) {
@@ -90,6 +100,7 @@ bool bt_links_must_leave(bt_links *l)
         l->looked_ns = now;
         while (bt_control_client_poll(l->client, &m)) {
             if (m.kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = now;
+            if (m.kind == BT_DOWN_REGROUP && changes_group(l, &m.u.regroup)) l->regroup_due = true;
             if (!keep_message(l, &m)) {
                 bt_down_free(&m);
                 l->broken = true;
@@ -101,7 +112,12 @@ bool bt_links_must_leave(bt_links *l)
            (l->shutdown_ns != 0 && now - l->shutdown_ns > GRACE_NS);
 }
 
-static bool wait_stop(void *ctx) { return bt_links_must_leave(ctx); }
+static bool wait_stop(void *ctx)
+{
+    bt_links *l = ctx;
+
+    return bt_links_must_leave(l) || l->regroup_due;
+}
 
 static void wait_idle(void *ctx)
 {

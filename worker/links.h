@@ -18,6 +18,7 @@ typedef struct {
     bt_model              *model;
     bt_kv_pool            *pool;
     bt_group              *group;
+    uint32_t               rank; /* this one's, in the world */
     uint64_t               timeout_ns;
     volatile sig_atomic_t *signal; /* not 0: leave at once */
 
@@ -25,6 +26,7 @@ typedef struct {
     uint32_t inbox_at, n_inbox, inbox_capacity;
     uint64_t looked_ns, shutdown_ns; /* when stop() last looked; when a Shutdown was met, or 0 */
     bool     broken;                 /* the inbox could not grow */
+    bool     regroup_due;            /* the inbox says that this rank's group has changed */
 } bt_links;
 
 /* The table for bt_worker_config; ctx is `links`. */
@@ -34,7 +36,8 @@ void              bt_links_fini(bt_links *links);
 
 /* The next message of the coordinator, those of the inbox first. */
 bool bt_links_receive(bt_links *links, bt_down *m_out);
-/* Collective over the group: everybody's plans.  CANCELLED when the rank must leave meanwhile. */
+/* Collective over the group: everybody's plans.  CANCELLED when the rank must leave meanwhile, or
+ * when its group has changed. */
 bt_status bt_links_gather(bt_links *links, const bt_plan *plan, bt_plan *plans_out);
 /* The rank must leave without regard to the others: a signal, a lost stream, or a shutdown that the
  * others no longer answer. */

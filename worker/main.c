@@ -57,7 +57,7 @@ static bt_status take_messages(bt_rank *r)
     bt_down   m;
 
     while (bt_links_receive(&r->links, &m)) {
-        st = bt_worker_control(r->worker, &m);
+        st = m.kind == BT_DOWN_REGROUP ? bt_rank_regroup(r, &m) : bt_worker_control(r->worker, &m);
         bt_down_free(&m);
         BT_TRY(st);
     }
@@ -81,6 +81,19 @@ static void rest(bt_rank *r, uint64_t *sleep_ns)
     bt_links_sleep(&r->links, *sleep_ns);
 }
 
+/* One step with the group.  When the group has changed meanwhile, or an exchange fails and the
+ * coordinator changes the group, the step has come to nothing, and its rows come again. */
+static bt_status step(bt_rank *r, const bt_plan *plan, bool *together_out)
+{
+    bt_status st = bt_links_gather(&r->links, plan, r->plans);
+
+    if (st == BT_OK) st = bt_worker_finish(r->worker, r->plans, together_out);
+    if (st == BT_OK || !r->opt.replace) return st;
+    if (st == BT_ERR_CANCELLED) return r->links.regroup_due ? BT_OK : st;
+    if (bt_group_is_broken(r->group)) return bt_rank_await_regroup(r);
+    return st;
+}
+
 /* Until the group leaves together (BT_OK), or this rank must leave alone (CANCELLED), or fails. */
 static bt_status work(bt_rank *r)
 {
@@ -101,8 +114,7 @@ static bt_status work(bt_rank *r)
             continue;
         }
         sleep_ns = 0;
-        BT_TRY(bt_links_gather(&r->links, &plan, r->plans));
-        BT_TRY(bt_worker_finish(r->worker, r->plans, &together));
+        BT_TRY(step(r, &plan, &together));
         bt_worker_background(r->worker);
     }
 out:

@@ -101,9 +101,9 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
         opt->timeout_ns = (uint64_t)seconds * 1000000000u;
         break;
     case KEY_ON_DEATH:
-        BT_REQUIRE(strcmp(text, "stop") == 0, BT_ERR_INVALID_ARG,
-                   "--on-death must be stop, the only remedy that this version has, not \"%s\"",
-                   text);
+        opt->replace = strcmp(text, "replace") == 0;
+        BT_REQUIRE(opt->replace || strcmp(text, "stop") == 0, BT_ERR_INVALID_ARG,
+                   "--on-death must be stop or replace, not \"%s\"", text);
         break;
     default: break;
     }
@@ -155,7 +155,8 @@ static const struct argp_option OPTIONS[] = {
      "or cost (the cheaper; results then depend on chunking)", 0},
     {"timeout-s",                                     KEY_TIMEOUT, "S", 0,
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"on-death",                                       KEY_ON_DEATH, "stop", 0, "When a rank dies: stop the cell", 0},
+    {"on-death",                                       KEY_ON_DEATH, "WHAT", 0,
+     "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
     {"verbose", KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     {0                                         },
 };

@@ -22,6 +22,7 @@ typedef struct {
     bt_form_policy form;
     uint32_t       n_threads; /* 0: one per core allowed to this process */
     uint64_t       timeout_ns;
+    bool           replace; /* a lost rank: the others go on; else the cell stops */
     bool           verbose;
 } bt_worker_options;
 

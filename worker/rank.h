@@ -10,6 +10,8 @@
 #include "worker/memory.h"
 #include "worker/options.h"
 
+enum { BT_FIRST_EPOCH = 1 }; /* of the groups as launched */
+
 typedef struct {
     bt_worker_options  opt;
     bt_world          *world;
@@ -19,7 +21,9 @@ typedef struct {
     bt_device         *dev;
     bt_placement       placement;
     bool               has_placement;
-    uint32_t           group_size, group_self, group_first;
+    bt_seats           seats[2]; /* owned: who sits where by now */
+    bool               shrunk;   /* somebody has lost their seat: MPI_Finalize could hang */
+    uint32_t           group_index, group_size, group_self;
     bt_group          *group;
     bt_memory_account  memory;
     bt_control_client *client;
@@ -38,6 +42,16 @@ typedef struct {
 /* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->signal and
  * r->tell are set.  Every rank of the job goes through the same order. */
 bt_status bt_rank_start(bt_rank *r);
+
+/* seats.c.  The cell as it is launched: r->facts, r->seats and this rank's place in its group. */
+bt_status bt_rank_find_place(bt_rank *r);
+/* Group, placement and plans for the seats; also the first time.  Local. */
+bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2]);
+/* The coordinator's Regroup: the transport, the model and then the requests follow it. */
+bt_status bt_rank_regroup(bt_rank *r, bt_down *m);
+/* An exchange has failed.  Says for whom this rank waits, and waits for the coordinator's word,
+ * which lies in the inbox then.  CANCELLED when it must leave, TIMEOUT when no word comes. */
+bt_status bt_rank_await_regroup(bt_rank *r);
 
 /* leave.c.  Alone, at once and without MPI's consent: says Leaving, then ends the process. */
 void bt_rank_leave(bt_rank *r, int code, const char *reason) __attribute__((noreturn));

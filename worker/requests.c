@@ -163,13 +163,12 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     uint32_t    n_more    = m->eval ? m->n_eval : m->sampling.max_tokens;
     uint64_t    all       = (uint64_t)m->n_prompt + n_more, pages;
     uint32_t    n_choices = m->n_choices == 0 ? 1 : m->n_choices;
-    uint32_t    end       = bt_rank_has_both(f) ? f->n_ranks : f->n_prefill;
 
     BT_REQUIRE(m->request != 0 && bt_rank_decodes(f), BT_ERR_INVALID_ARG,
                "rank %u of %u prefill and %u decode ranks is asked to reserve for request %llu",
                f->rank, f->n_prefill, f->n_decode, (unsigned long long)m->request);
-    BT_REQUIRE(m->prefill_rank < end, BT_ERR_INVALID_ARG, "rank %u does not prefill",
-               m->prefill_rank);
+    BT_REQUIRE(bt_rank_sits(f, BT_GROUP_PREFILL, m->prefill_rank), BT_ERR_INVALID_ARG,
+               "rank %u does not prefill", m->prefill_rank);
     BT_TRY(check_common(f, m->n_prompt, m->eval, &m->sampling));
     BT_REQUIRE(m->eval || m->sampling.max_tokens >= 1, BT_ERR_INVALID_ARG,
                "max_tokens is 0, expected at least 1");
@@ -221,7 +220,7 @@ static bt_status check_prefill(const bt_rank_facts *f, const bt_down_prefill *m)
                "rank %u of %u prefill and %u decode ranks is asked to prefill request %llu",
                f->rank, f->n_prefill, f->n_decode, (unsigned long long)m->request);
     BT_REQUIRE(bt_rank_has_both(f) ? m->decode_rank == f->rank
-                                   : m->decode_rank >= f->n_prefill && m->decode_rank < f->n_ranks,
+                                   : bt_rank_sits(f, BT_GROUP_DECODE, m->decode_rank),
                BT_ERR_INVALID_ARG, "rank %u cannot decode what rank %u prefills", m->decode_rank,
                f->rank);
     BT_TRY(check_common(f, m->n_prompt, m->eval, &m->sampling));

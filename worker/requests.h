@@ -5,7 +5,8 @@
  *     both roles:    RESERVED -> PREFILL -> DECODE -> gone
  *     other choices of n:  WAITING (for the first one's prompt) -> DECODE -> gone
  *     an abort or a failure, at every state:  DRAINING (while a granted message must leave) -> gone
- *     no page left for an older one, on the decode rank:  retracted, which ends it here as well
+ *     no page left for an older one, or the rank that prefills it is lost, on the decode rank:
+ *                    retracted, which ends it here as well
  *
  * Choices of n > 1 are entries of one id on the rank that decodes, one after another: the first has
  * the prompt.  They end together or one by one; only the end of the last one ends the request.
@@ -34,16 +35,37 @@ typedef struct {
     uint32_t               n_prefill, n_decode; /* 0 and 0: every rank has both roles */
     const bt_model_config *model;               /* borrowed */
     uint32_t               n_pages;
+    const bt_seats        *seats; /* borrowed: [2] of its cell by now, or NULL: as launched */
 } bt_rank_facts;
 
 static inline bool bt_rank_has_both(const bt_rank_facts *f) { return f->n_prefill == 0; }
+
+/* A cell's groups; with both roles there is the first one only. */
+enum { BT_GROUP_PREFILL, BT_GROUP_DECODE };
+
+/* Whether world rank `rank` sits in the group. */
+static inline bool bt_rank_sits(const bt_rank_facts *f, uint32_t group, uint32_t rank)
+{
+    if (f->seats != NULL) {
+        for (uint32_t i = 0; i < f->seats[group].n; i++)
+            if (f->seats[group].ranks[i] == rank) return true;
+        return false;
+    }
+    if (bt_rank_has_both(f)) return group == BT_GROUP_PREFILL && rank < f->n_ranks;
+    return group == BT_GROUP_PREFILL ? rank < f->n_prefill
+                                     : rank >= f->n_prefill && rank < f->n_ranks;
+}
+static inline uint32_t bt_rank_decode_group(const bt_rank_facts *f)
+{
+    return bt_rank_has_both(f) ? BT_GROUP_PREFILL : BT_GROUP_DECODE;
+}
 static inline bool bt_rank_prefills(const bt_rank_facts *f)
 {
-    return bt_rank_has_both(f) || f->rank < f->n_prefill;
+    return bt_rank_sits(f, BT_GROUP_PREFILL, f->rank);
 }
 static inline bool bt_rank_decodes(const bt_rank_facts *f)
 {
-    return bt_rank_has_both(f) || f->rank >= f->n_prefill;
+    return bt_rank_sits(f, bt_rank_decode_group(f), f->rank);
 }
 
 typedef enum {

@@ -17,46 +17,7 @@
 #define CONNECT_NS (30 * BT_NS_PER_S)
 #define GRANT_NS   (2 * BT_NS_PER_S)
 
-enum { SLOT_BYTES = 1 << 20, N_SLOTS = 8, EPOCH = 1, PROTOCOL = 1 };
-enum { TAG_PREFILL = 0, TAG_DECODE = 1 };
-
-static void find_place(bt_rank *r)
-{
-    bt_rank_facts *f = &r->facts;
-
-    *f = (bt_rank_facts){.rank      = bt_world_rank(r->world),
-                         .n_ranks   = bt_world_size(r->world),
-                         .n_prefill = r->opt.n_prefill,
-                         .n_decode  = r->opt.n_decode,
-                         .model     = &r->cfg};
-    if (bt_rank_has_both(f)) {
-        r->group_size = f->n_ranks;
-    } else if (bt_rank_prefills(f)) {
-        r->group_size = f->n_prefill;
-    } else {
-        r->group_size  = f->n_decode;
-        r->group_first = f->n_prefill;
-    }
-    r->group_self = f->rank - r->group_first;
-}
-
-static bt_status create_group(bt_rank *r)
-{
-    bt_status st    = BT_OK;
-    uint32_t *ranks = bt_calloc(r->group_size, sizeof(*ranks));
-    bool      late  = r->group_first != 0;
-
-    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "rank list");
-    for (uint32_t i = 0; i < r->group_size; i++)
-        ranks[i] = r->group_first + i;
-    BT_TRY(bt_group_create(r->world, r->group_size, ranks, late ? TAG_DECODE : TAG_PREFILL, EPOCH,
-                           &r->group));
-    r->plans = bt_calloc(r->group_size, sizeof(*r->plans));
-    BT_REQUIRE(r->plans != NULL, BT_ERR_NO_MEMORY, "plans of %u ranks", r->group_size);
-out:
-    bt_free(ranks);
-    return st;
-}
+enum { SLOT_BYTES = 1 << 20, N_SLOTS = 8, PROTOCOL = 1 };
 
 static bt_status read_model(bt_rank *r)
 {
@@ -64,11 +25,6 @@ static bt_status read_model(bt_rank *r)
 
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
-    if (r->cfg.moe.gate.n_experts != 0) {
-        BT_TRY(bt_placement_init(&r->placement, r->cfg.moe.gate.n_experts, r->cfg.moe.gate.n_groups,
-                                 r->group_size, NULL));
-        r->has_placement = true;
-    }
 out:
     return st;
 }
@@ -123,7 +79,7 @@ static bt_status say_hello(bt_rank *r)
                        .page_tokens       = BT_PAGE_TOKENS,
                        .page_bytes        = r->memory.page_bytes,
                        .max_rows          = r->opt.max_rows,
-                       .epoch             = EPOCH,
+                       .epoch             = BT_FIRST_EPOCH,
                        .vocab_size        = r->cfg.vocab_size,
                        .max_context       = r->cfg.max_context,
                        .n_eos             = r->cfg.n_eos,
@@ -231,7 +187,7 @@ static bt_status create_worker(bt_rank *r)
                                           .links      = bt_links_table(&r->links),
                                           .group_size = r->group_size,
                                           .group_self = r->group_self,
-                                          .epoch      = EPOCH,
+                                          .epoch      = BT_FIRST_EPOCH,
                                           .chunk      = r->opt.chunk,
                                           .max_rows   = r->opt.max_rows,
                                           .timeout_ns = r->opt.timeout_ns};
@@ -247,11 +203,11 @@ bt_status bt_rank_start(bt_rank *r)
     bt_device_cpu_options cpu = {.n_threads = r->opt.n_threads, .kernels = r->opt.kernels};
 
     BT_TRY(bt_worker_options_check_ranks(&r->opt, bt_world_size(r->world)));
-    find_place(r);
+    BT_TRY(bt_rank_find_place(r));
     BT_TRY(read_model(r));
     BT_TRY(bt_device_cpu_create(&cpu, &r->dev));
+    BT_TRY(bt_rank_form_group(r, r->seats));
     BT_TRY(draw_account(r));
-    BT_TRY(create_group(r));
     BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, &r->client));
     r->links.client = r->client;
     *r->tell        = 1;
@@ -260,9 +216,9 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(create_worker(r));
     BT_TRY(send_ready(r));
     BT_INFO("ready: rank %u of %u, %s, group of %u, arithmetic %s", r->facts.rank, r->facts.n_ranks,
-            bt_rank_has_both(&r->facts) ? "both roles"
-            : r->group_first == 0       ? "prefill"
-                                        : "decode",
+            bt_rank_has_both(&r->facts)          ? "both roles"
+            : r->group_index == BT_GROUP_PREFILL ? "prefill"
+                                                 : "decode",
             r->group_size, r->dev->arithmetic);
 out:
     return st;

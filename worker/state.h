@@ -36,6 +36,7 @@ struct bt_worker {
     bt_batch         batch;
     bt_sampler       sampler;
 
+    bt_seats seats[2]; /* owned, once they have changed */
     bool     parked, asked, shutdown;
     uint32_t wake_seen, wake_parked;
     uint64_t asked_ns;
@@ -95,6 +96,8 @@ bt_status bt_worker_drop_choice(bt_worker *w, uint64_t request, uint32_t epoch, 
 /* Gives each decoding request the page of its next row, the oldest first; where none is left, the
  * youngest request is retracted. */
 bt_status bt_worker_grow(bt_worker *w);
+/* Says that the request goes back to the coordinator's queue, and ends it here. */
+bt_status bt_worker_retract(bt_worker *w, bt_request *r);
 /* Prompts that have not begun, or stand at a page's end, skip pages that are in the cache now. */
 void bt_worker_find_prefixes(bt_worker *w);
 /* The prompt is there and `first` follows it: makes known what is replayed.  PROTOCOL when the

@@ -43,6 +43,8 @@ void bt_worker_destroy(bt_worker *w)
         bt_request_destroy(r);
     }
     bt_requests_fini(&w->requests);
+    bt_free(w->seats[0].ranks);
+    bt_free(w->seats[1].ranks);
     bt_batch_fini(&w->batch);
     bt_sampler_fini(&w->sampler);
     bt_free(w);
@@ -60,7 +62,7 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
         BT_REQUIRE(now - w->asked_ns <= w->cfg.timeout_ns, BT_ERR_TIMEOUT,
                    "the coordinator has not answered a wake request (number %u) for %llu ms",
                    w->wake_seen, (unsigned long long)((now - w->asked_ns) / 1000000));
-    if (w->asked || n_rows == 0) goto out;
+    if (w->asked || n_rows == 0 || w->cfg.group_size == 0) goto out;
     w->asked    = true;
     w->asked_ns = now;
     BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
@@ -407,6 +409,13 @@ static void count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t unit)
     buckets[i]++;
 }
 
+/* The step came to nothing. */
+static void roll_back(bt_worker *w)
+{
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        w->requests.at[i]->step_end = w->requests.at[i]->n_computed;
+}
+
 static bt_status run(bt_worker *w)
 {
     bt_status st      = BT_OK;
@@ -426,7 +435,10 @@ static bt_status run(bt_worker *w)
     w->n_steps++;
     w->model_ns += model_ns;
     w->layers_done = 0;
-    BT_TRY(st);
+    if (st != BT_OK) {
+        roll_back(w);
+        goto out;
+    }
     count(w->batch_rows, BT_BEAT_BATCH_BUCKETS,
           b->n_rows[BT_ROLE_PROMPT] + b->n_rows[BT_ROLE_GENERATED], 1);
     count(w->step_times, BT_BEAT_TIME_BUCKETS, model_ns, BT_BEAT_TIME_NS);

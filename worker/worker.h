@@ -9,6 +9,10 @@
  *     all-gather of the plans
  *     bt_worker_finish()    runs the step, samples, sends tokens and page messages
  *
+ * When a rank of the cell is lost the coordinator says who is left: bt_worker_regroup().  The step
+ * that ran is abandoned: what it wrote lies behind what is committed, and will be computed again
+ * with the same bits.
+ *
  * Threads: the step thread.  Memory: create() takes what steps need. */
 #ifndef BT_WORKER_WORKER_H
 #define BT_WORKER_WORKER_H
@@ -51,8 +55,8 @@ typedef struct {
     bt_kv_pool           *pool;
     const bt_cpu_kernels *kernels;
     bt_worker_links       links;
-    uint32_t              group_size, group_self;
-    uint32_t              epoch; /* of the group */
+    uint32_t              group_size, group_self; /* size 0: a spare, which has no group yet */
+    uint32_t              epoch;                  /* of the group */
     uint32_t              chunk, max_rows;
     uint64_t              timeout_ns;
 } bt_worker_config;
@@ -77,7 +81,15 @@ typedef enum {
  * after every wake-up.  TIMEOUT: the coordinator does not answer a wake request. */
 bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out);
 
-/* plans[group_size], in the group's order.  *leave_out: some rank has been told to leave. */
+/* The cell's seats from now on.  Requests whose hand-off has lost its other end go: those that this
+ * rank was to decode as retracted, the others as aborted.  When the epoch of this rank's own group
+ * is a new one, the rank is not parked any more, whatever it was: all its members gather plans in
+ * that epoch.  Between steps only (also between begin() and finish()).  PROTOCOL when this rank had
+ * a seat and has none any more. */
+bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m);
+
+/* plans[group_size], in the group's order.  *leave_out: some rank has been told to leave.  After an
+ * error of the step link every request is as it was before the step. */
 bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out);
 
 /* Hand-off progress and a beat when one is due: while parked, while a group exchange waits, and at

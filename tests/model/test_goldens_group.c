@@ -124,6 +124,59 @@ static void group_bits_do_not_depend_on_ranks_or_placement(void)
         sequence_free(&alone[i]);
 }
 
+/* The engine goes on among the taken seats, which are the ranks of their numbers. */
+static void sit_down(engine *e, const bool *taken, uint32_t epoch)
+{
+    const bt_gate_config *gate = &g_goldens.cfg.moe.gate;
+    bt_model_options      opt  = {.dev = e->dev, .placement = &e->placement};
+    uint32_t              ranks[MAX_RANKS];
+
+    bt_placement_fini(&e->placement);
+    bt_group_destroy(e->group);
+    e->n_ranks = 0;
+    for (uint32_t r = 0; r < g_n_ranks; r++)
+        if (taken[r]) ranks[e->n_ranks++] = r;
+    NEED(bt_group_create(g_world, e->n_ranks, ranks, TAG_GROUP, epoch, &e->group) == BT_OK);
+    NEED(bt_placement_of_seats(&e->placement, gate->n_experts, gate->n_groups, g_n_ranks, taken) ==
+         BT_OK);
+    e->self   = bt_group_self(e->group);
+    opt.group = e->group;
+    NEED(bt_model_regroup(e->model, g_goldens.weights, &opt) == BT_OK);
+}
+
+/* Each rank is lost once, and comes back: survivors and then all again compute the same bits, and
+ * in the end everybody has as many weights as at first. */
+static void group_bits_survive_losses(void)
+{
+    sequence alone[MAX_GOLDEN_CASES];
+    engine   e;
+    size_t   bytes;
+    bool     taken[MAX_RANKS];
+    uint32_t epoch = 2;
+
+    run_alone(alone);
+    group_open(&e, NULL);
+    bytes = bt_model_weight_bytes(e.model);
+    for (uint32_t lost = 0; lost < g_n_ranks && g_n_ranks > 1; lost++) {
+        for (int back = 0; back < 2; back++, epoch++) {
+            sequence one = {.c = &g_goldens.cases[lost % 2], .chunk = 50, .rows_per_step = 2};
+
+            for (uint32_t r = 0; r < g_n_ranks; r++)
+                taken[r] = back || r != lost;
+            if (!taken[g_rank]) continue;
+            sit_down(&e, taken, epoch);
+            one.rank = e.n_ranks - 1;
+            engine_run(&e, 1, &one);
+            if (e.self == one.rank) expect_same(&one, &alone[lost % 2], "after a loss");
+            sequence_free(&one);
+        }
+    }
+    EXPECT_EQ(bt_model_weight_bytes(e.model), bytes);
+    engine_close(&e);
+    for (uint32_t i = 0; i < n_short_cases(); i++)
+        sequence_free(&alone[i]);
+}
+
 /* Every rank runs a case with the goldens' routing: within the error that bf16 explains. */
 static void group_holds_goldens(void)
 {
@@ -155,6 +208,7 @@ static void group_holds_goldens(void)
 static const bt_test TESTS[] = {
     BT_TEST(group_holds_goldens),
     BT_TEST(group_bits_do_not_depend_on_ranks_or_placement),
+    BT_TEST(group_bits_survive_losses),
 };
 
 /* usage: mpiexec -n N test_goldens_group MODEL [test]; any rank's failure fails the job. */

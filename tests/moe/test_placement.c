@@ -46,6 +46,50 @@ static void placement_default_is_even_and_consecutive(void)
     }
 }
 
+/* Of every set of taken seats: who is there keeps what it had, and the others' is spread evenly. */
+static void placement_of_seats_moves_only_what_is_lost(void)
+{
+    enum { SEATS = 5, N = 64 };
+
+    for (uint32_t set = 1; set < 1u << SEATS; set++) {
+        bt_placement all, p;
+        bool         taken[SEATS];
+        uint32_t     n_taken = 0, n[SEATS] = {0}, rank_of[SEATS], n_before[SEATS] = {0};
+
+        for (uint32_t i = 0; i < SEATS; i++) {
+            taken[i]   = set >> i & 1;
+            rank_of[i] = n_taken;
+            n_taken += taken[i];
+        }
+        EXPECT_EQ(bt_placement_init(&all, N, 8, SEATS, NULL), BT_OK);
+        EXPECT_EQ(bt_placement_of_seats(&p, N, 8, SEATS, taken), BT_OK);
+        EXPECT(p.n_ranks == n_taken && p.n_blocks == 8);
+        for (uint32_t e = 0; e < N; e++) {
+            EXPECT(p.owner[e] < n_taken);
+            if (taken[all.owner[e]]) {
+                EXPECT_EQ(p.owner[e], rank_of[all.owner[e]]);
+                n_before[p.owner[e]]++;
+            }
+            n[p.owner[e]]++;
+        }
+        for (uint32_t a = 0; a < n_taken; a++)
+            for (uint32_t b = 0; b < n_taken; b++)
+                EXPECT(n[a] - n_before[a] <= n[b] - n_before[b] + 1);
+        bt_placement_fini(&p);
+        bt_placement_fini(&all);
+    }
+    {
+        bool         taken[2] = {false, false};
+        bt_placement p;
+
+        EXPECT_EQ(bt_placement_of_seats(&p, 8, 1, 2, taken), BT_ERR_INVALID_ARG);
+        taken[1] = true;
+        bt_alloc_fail_at(0);
+        EXPECT_EQ(bt_placement_of_seats(&p, 8, 1, 2, taken), BT_ERR_NO_MEMORY);
+        bt_alloc_fail_at(-1);
+    }
+}
+
 static void placement_knows_whole_and_split_blocks(void)
 {
     static const uint16_t owner[8] = {0, 0, 1, 0, 2, 2, 1, 2};
@@ -97,6 +141,7 @@ static void placement_unwinds_at_every_allocation(void)
 static const bt_test TESTS[] = {
     BT_TEST(placement_blocks_follow_groups_then_divisors),
     BT_TEST(placement_default_is_even_and_consecutive),
+    BT_TEST(placement_of_seats_moves_only_what_is_lost),
     BT_TEST(placement_knows_whole_and_split_blocks),
     BT_TEST(placement_refuses_what_does_not_fit),
     BT_TEST(placement_unwinds_at_every_allocation),

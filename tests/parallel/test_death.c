@@ -10,14 +10,17 @@ static site g_site;
 
 static void check_group(bt_group *group)
 {
-    bt_wait wait = wait_s(0.5);
-    uint8_t one  = 1, all[MAX_RANKS];
-    char    want[64];
+    bt_wait  wait = wait_s(0.5);
+    uint8_t  one  = 1, all[MAX_RANKS];
+    uint32_t missing[MAX_RANKS];
+    char     want[64];
 
     wait.what = "step plan";
     snprintf(want, sizeof(want), "nothing came from ranks: %u;", g_ranks - 1);
     EXPECT_EQ(bt_group_all_gather(group, &one, 1, all, &wait), BT_ERR_TIMEOUT);
     EXPECT_HAS(bt_error_text(), want);
+    EXPECT_EQ(bt_group_missing(group, missing), 1);
+    EXPECT_EQ(missing[0], g_ranks - 1);
     bt_group_destroy(group);
 }
 
@@ -47,14 +50,43 @@ static void check_handoff(bt_group *group)
     }
     EXPECT(poll_until(&g_site, &g_site.n_delivered, 20));
     EXPECT(poll_until(&g_site, &g_site.max_expired, 2));
+    EXPECT_EQ(bt_handoff_exclude(g_site.h, g_ranks - 1), BT_OK);
     for (uint32_t i = 0; i < 2; i++)
         EXPECT(bt_handoff_cancel(g_site.h, request_of(g_rank, g_ranks - 1, i)));
+    for (uint32_t i = 0; i < 4; i++) /* every slot is free */
+        EXPECT(site_send(&g_site, to, 200 + i, 20) != NULL);
+    EXPECT(poll_until(&g_site, &g_site.n_sent, 24));
+    EXPECT(poll_until(&g_site, &g_site.n_delivered, 24));
     wait.idle = site_poll;
     wait.ctx  = &g_site;
     EXPECT_EQ(bt_group_barrier(group, &wait), BT_OK);
-    EXPECT_EQ(g_site.n_sent, 20);
+    EXPECT_EQ(g_site.n_sent, 24);
     EXPECT_EQ(g_site.n_wrong + g_site.n_rejected, 0);
     bt_handoff_destroy(g_site.h);
+}
+
+/* What rank 0 sends in vain to an older group does not stay in MPI's queue. */
+static void check_drain(void)
+{
+    enum { BYTES = 100000 };
+    bt_group  *older = survivors(), *newer = survivors();
+    uint8_t   *send = calloc(1, BYTES), *recv = malloc((size_t)BYTES * g_ranks);
+    bt_wait    wait = wait_s(20), brief = wait_s(0.1);
+    int        found = 0;
+    MPI_Status status;
+
+    if (g_rank == 0)
+        EXPECT_EQ(bt_group_all_gather(older, send, BYTES, recv, &brief), BT_ERR_TIMEOUT);
+    EXPECT_EQ(bt_group_barrier(newer, &wait), BT_OK); /* behind that message */
+    bt_group_drain(newer);
+    MPI_Iprobe(0, MPI_ANY_TAG, g_world->group_comm, &found, &status);
+    EXPECT(!found || /* rank 0 may be a barrier ahead */
+           bt_tag_is_recent(g_world->tags, status.MPI_TAG, 0, bt_group_epoch(newer)));
+    EXPECT_EQ(bt_group_barrier(newer, &wait), BT_OK);
+    bt_group_destroy(older);
+    bt_group_destroy(newer);
+    free(send);
+    free(recv);
 }
 
 static void check_exchange(bt_group *group)
@@ -104,6 +136,7 @@ int main(int argc, char **argv)
     group = survivors();
     check_handoff(group);
     check_exchange(group);
+    check_drain();
     mine = (uint64_t)g_failures;
     if (bt_group_all_gather(group, &mine, sizeof(mine), failures, &wait) != BT_OK)
         bt_world_exit(g_world, EXIT_FAILURE);

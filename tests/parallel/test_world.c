@@ -75,6 +75,11 @@ static void tags_fit_every_upper_bound(void)
         EXPECT(bt_tag_make(t, 1, 5, 9) != bt_tag_make(t, 1, 6, 9));
         EXPECT(bt_tag_make(t, 1, 5, 9) != bt_tag_make(t, 1, 5, 10));
         EXPECT_EQ(bt_tag_make(t, 0, 0, 1u << t.sequence_bits), 0); /* wraps inside its field */
+        EXPECT(bt_tag_is_recent(t, bt_tag_make(t, 1, 5, 9), 1, 5));
+        EXPECT(bt_tag_is_recent(t, bt_tag_make(t, 1, 6, 0), 1, 5));
+        EXPECT(!bt_tag_is_recent(t, bt_tag_make(t, 1, 4, 9), 1, 5));
+        EXPECT(!bt_tag_is_recent(t, bt_tag_make(t, 1, UINT32_MAX, 9), 1, 2));
+        EXPECT(bt_tag_is_recent(t, bt_tag_make(t, 2, 4, 9), 1, 5)); /* somebody else's */
     }
 }
 

@@ -48,7 +48,8 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .model_type            = bt_strdup("deepseek_v3"),
                               .architecture          = bt_strdup("DeepseekV3ForCausalLM"),
                               .default_sampling_json = bt_strdup("{}"),
-                              .weight_bytes          = 1ull << 40};
+                              .weight_bytes          = 1ull << 40,
+                              .n_spares              = n_ranks / 2};
     return m;
 }
 
@@ -149,6 +150,12 @@ static inline bt_up sample_up(bt_up_kind kind)
                                           .n_expert_bytes = 16,
                                           .experts        = bt_calloc(16, 1)};
         break;
+    case BT_UP_EXPIRED:
+        m.u.expired.epoch = 6;
+        m.u.expired.n     = 3;
+        m.u.expired.ranks = sample_ids(3);
+        m.u.expired.what  = bt_strdup("experts of layer 3");
+        break;
     case BT_UP_LEAVING:
         m.u.leaving.code   = 1;
         m.u.leaving.reason = bt_strdup("why");
@@ -242,6 +249,15 @@ static inline bt_down sample_down(bt_down_kind kind)
         m.u.abort.only_choice = 3;
         break;
     case BT_DOWN_WAKE: m.u.wake.wake = 8; break;
+    case BT_DOWN_REGROUP:
+        m.u.regroup = (bt_down_regroup){
+            .epoch   = 7,
+            .groups  = {{5, 2, sample_ids(2)}, {7, 3, bt_calloc(3, sizeof(uint32_t))}},
+            .prepare = true
+        };
+        if (m.u.regroup.groups[1].ranks == NULL) break;
+        m.u.regroup.groups[1].ranks[0] = m.u.regroup.groups[1].ranks[2] = BT_NO_RANK;
+        break;
     case BT_DOWN_SHUTDOWN: m.u.shutdown.reason = bt_strdup("enough"); break;
     }
     return m;

@@ -136,6 +136,34 @@ static void control_msg_tokens_are_read_alike_both_ways(void)
     bt_up_free(&plain);
 }
 
+static void control_msg_regroup_keeps_its_seats(void)
+{
+    bt_down  m = sample_down(BT_DOWN_REGROUP), back = {0};
+    bt_up    up = sample_up(BT_UP_EXPIRED), up_back = {0};
+    uint8_t *bytes = NULL;
+    size_t   n     = 0;
+
+    EXPECT_EQ(bt_down_pack(&m, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_down_unpack(bytes, n, &back), BT_OK);
+    EXPECT(back.u.regroup.epoch == 7 && back.u.regroup.prepare);
+    EXPECT(back.u.regroup.groups[0].epoch == 5 && back.u.regroup.groups[0].n == 2);
+    EXPECT(back.u.regroup.groups[1].epoch == 7 && back.u.regroup.groups[1].n == 3);
+    EXPECT_EQ(back.u.regroup.groups[0].ranks[1], 1007);
+    EXPECT_EQ(back.u.regroup.groups[1].ranks[0], BT_NO_RANK);
+    EXPECT_EQ(back.u.regroup.groups[1].ranks[1], 0);
+    bt_free(bytes);
+    EXPECT_EQ(bt_up_pack(&up, &bytes, &n), BT_OK);
+    EXPECT_EQ(bt_up_unpack(bytes, n, &up_back), BT_OK);
+    EXPECT(up_back.u.expired.epoch == 6 && up_back.u.expired.n == 3);
+    EXPECT_EQ(up_back.u.expired.ranks[2], 1014);
+    EXPECT_HAS(up_back.u.expired.what, "experts of layer 3");
+    bt_free(bytes);
+    bt_down_free(&m);
+    bt_down_free(&back);
+    bt_up_free(&up);
+    bt_up_free(&up_back);
+}
+
 /* splitmix64: the same bytes on every machine. */
 static uint64_t next_random(uint64_t *state)
 {
@@ -279,6 +307,12 @@ static void control_msg_out_of_range_is_refused(void)
     down                               = sample_down(BT_DOWN_PREFILL);
     down.u.prefill.n_eval_expert_bytes = 7;
     refused_down(down, "multiple of 4");
+    down                              = sample_down(BT_DOWN_REGROUP);
+    down.u.regroup.groups[1].ranks[1] = down.u.regroup.groups[0].ranks[1];
+    refused_down(down, "rank 1007 has two seats");
+    down                       = sample_down(BT_DOWN_REGROUP);
+    down.u.regroup.groups[0].n = 0;
+    refused_down(down, "without groups");
     EXPECT_EQ(bt_alloc_live(), live);
 }
 
@@ -319,6 +353,7 @@ static const bt_test tests[] = {
     BT_TEST(control_msg_every_kind_comes_back),
     BT_TEST(control_msg_fields_keep_their_values),
     BT_TEST(control_msg_tokens_are_read_alike_both_ways),
+    BT_TEST(control_msg_regroup_keeps_its_seats),
     BT_TEST(control_msg_garbage_is_refused_or_understood),
     BT_TEST(control_msg_damaged_is_refused_or_understood),
     BT_TEST(control_msg_out_of_range_is_refused),

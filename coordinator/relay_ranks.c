@@ -1,0 +1,239 @@
+/* Who sits where, who is lost, and who is to blame: the relay's ranks.
+ *
+ * Every change raises the epoch and goes to all ranks that are left, before anything is placed in
+ * it.  A rank that waits in vain says for whom (Expired); its group is then decided upon: whom most
+ * wait for is removed, of several the highest rank, and when nobody is named the same ranks form
+ * the group anew. */
+#include <stdio.h>
+#include <string.h>
+
+#include "coordinator/relay_state.h"
+#include "core/alloc.h"
+
+static bt_status number_seats(bt_relay *r, uint32_t group, uint32_t n, uint32_t first)
+{
+    bt_status st    = BT_OK;
+    bt_seats *seats = &r->seats[group];
+
+    seats->ranks = bt_calloc(n, sizeof(*seats->ranks));
+    BT_REQUIRE(seats->ranks != NULL, BT_ERR_NO_MEMORY, "%u seats", n);
+    seats->n     = n;
+    seats->epoch = r->cfg.group_epoch;
+    for (uint32_t i = 0; i < n; i++) {
+        seats->ranks[i]           = first + i;
+        r->ranks[first + i].group = group;
+    }
+out:
+    return st;
+}
+
+bt_status bt_relay_seat_ranks(bt_relay *relay)
+{
+    bt_status st = BT_OK;
+    uint32_t  first =
+        bt_relay_both(relay) ? relay->cfg.n_ranks - relay->cfg.n_spares : relay->cfg.n_prefill;
+
+    relay->epoch = relay->cfg.epoch;
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
+        relay->ranks[i].group = BT_UNSEATED;
+    BT_TRY(number_seats(relay, BT_SEATED_PREFILL, first, 0));
+    BT_TRY(number_seats(relay, BT_SEATED_DECODE, relay->cfg.n_decode, first));
+out:
+    return st;
+}
+
+void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2])
+{
+    for (uint32_t g = 0; g < 2; g++) {
+        taken_out[g] = 0;
+        for (uint32_t i = 0; i < relay->seats[g].n; i++)
+            taken_out[g] += relay->seats[g].ranks[i] != BT_NO_RANK;
+    }
+}
+
+/* ---- a new epoch */
+
+static bool copy_seats(const bt_seats *from, bt_seats *to)
+{
+    *to       = *from;
+    to->ranks = bt_calloc(from->n, sizeof(*to->ranks));
+    if (to->ranks == NULL) return false;
+    if (from->n > 0) memcpy(to->ranks, from->ranks, from->n * sizeof(*to->ranks));
+    return true;
+}
+
+static void tell(bt_relay *r, uint32_t rank)
+{
+    bt_down m = {.kind = BT_DOWN_REGROUP};
+
+    m.u.regroup.epoch = r->epoch;
+    if (copy_seats(&r->seats[0], &m.u.regroup.groups[0]) &&
+        copy_seats(&r->seats[1], &m.u.regroup.groups[1])) {
+        r->events.send(r->events.ctx, rank, &m);
+        return;
+    }
+    bt_down_free(&m); /* the rank will be the next one that its group waits for */
+    BT_WARN("no memory to tell rank %u of epoch %u", rank, r->epoch);
+}
+
+/* The group's ranks have changed, or shall begin anew. */
+static void raise_epoch(bt_relay *r, uint32_t group, uint64_t now_ns)
+{
+    r->seats[group].epoch = ++r->epoch;
+    r->verdict_ns[group]  = 0;
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        bt_rank_state *k = &r->ranks[i];
+
+        if (k->lost) continue;
+        if (k->group == group) {
+            k->reported = false;
+            k->n_blamed = 0;
+        }
+        k->progress_ns = k->heard_ns = now_ns; /* they waited, and not through their own fault */
+        tell(r, i);
+    }
+}
+
+/* ---- a rank is lost */
+
+/* A choice has not begun, so that its first token may have been lost with the prefill rank. */
+static bool lacks_first(const bt_request *q)
+{
+    for (uint32_t i = 0; i < q->n_choices; i++)
+        if (!q->choices[i].ended && q->choices[i].n_out == 0) return true;
+    return false;
+}
+
+/* What the lost rank had of the placement.  q may be gone afterwards. */
+static void lose_placement(bt_relay *r, bt_request *q, uint32_t rank, uint64_t now_ns)
+{
+    bool decoded = q->decode_rank == rank, prefilled = q->prefill_rank == rank;
+
+    if (!decoded && !prefilled) return;
+    if (decoded) bt_relay_free_decode(r, q);
+    if (prefilled) {
+        bt_relay_free_prefill(r, q);
+        bt_relay_prefill_done(r, q);
+    }
+    if (q->state == BT_ENDED)
+        bt_relay_settle(r, q);
+    else if (decoded || q->state != BT_DECODE || lacks_first(q))
+        bt_relay_requeue(r, q, true, now_ns);
+    /* else the decode rank knows whether all pages have come: it goes on, or retracts it */
+}
+
+void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
+{
+    bt_rank_state *k     = &relay->ranks[rank];
+    uint32_t       group = k->group;
+    bt_request    *q, *next;
+
+    if (k->lost || relay->stopped) return;
+    k->lost  = true;
+    k->group = BT_UNSEATED;
+    if (group != BT_UNSEATED) {
+        for (uint32_t i = 0; i < relay->seats[group].n; i++)
+            if (relay->seats[group].ranks[i] == rank) relay->seats[group].ranks[i] = BT_NO_RANK;
+        raise_epoch(relay, group, now_ns);
+    }
+    for (q = relay->placed.first; q != NULL; q = next) {
+        next = q->next;
+        lose_placement(relay, q, rank, now_ns);
+    }
+    bt_relay_place(relay, now_ns);
+}
+
+/* ---- who is to blame */
+
+static void remove_rank(bt_relay *r, uint32_t rank, const char *why, uint64_t now_ns)
+{
+    r->ranks[rank].stuck = true;
+    if (r->cfg.replace) bt_relay_lose(r, rank, now_ns);
+    r->events.stuck(r->events.ctx, rank, why);
+}
+
+void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t now_ns)
+{
+    bt_rank_state *k = &relay->ranks[rank];
+
+    if (!relay->cfg.replace || k->group == BT_UNSEATED || k->reported ||
+        m->u.expired.epoch != relay->seats[k->group].epoch)
+        return; /* it has been decided meanwhile */
+    k->reported = true;
+    BT_WARN("rank %u waits in vain: %s", rank, m->u.expired.what);
+    for (uint32_t i = 0; i < m->u.expired.n; i++) {
+        uint32_t named = m->u.expired.ranks[i];
+
+        if (named < relay->cfg.n_ranks && named != rank && relay->ranks[named].group == k->group)
+            relay->ranks[named].n_blamed++;
+    }
+    if (relay->verdict_ns[k->group] == 0)
+        relay->verdict_ns[k->group] = now_ns + relay->cfg.verdict_ns;
+}
+
+/* Whom most of the group wait for; BT_NO_RANK when nobody is named. */
+static uint32_t most_blamed(const bt_relay *r, uint32_t group)
+{
+    uint32_t found = BT_NO_RANK, most = 0;
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        const bt_rank_state *k = &r->ranks[i];
+
+        if (k->group != group || k->n_blamed == 0 || k->n_blamed < most) continue;
+        found = i;
+        most  = k->n_blamed;
+    }
+    return found;
+}
+
+/* Nobody is left who could still report. */
+static bool all_have_spoken(const bt_relay *r, uint32_t group)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        const bt_rank_state *k = &r->ranks[i];
+
+        if (k->group == group && !k->reported && k->n_blamed == 0) return false;
+    }
+    return true;
+}
+
+void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
+{
+    for (uint32_t g = 0; g < 2; g++) {
+        uint32_t rank;
+        char     why[128];
+
+        if (relay->verdict_ns[g] == 0) continue;
+        if (now_ns < relay->verdict_ns[g] && !all_have_spoken(relay, g)) continue;
+        rank = most_blamed(relay, g);
+        if (rank == BT_NO_RANK) {
+            raise_epoch(relay, g, now_ns);
+            continue;
+        }
+        snprintf(why, sizeof(why), "%u of its group waited for it in vain",
+                 relay->ranks[rank].n_blamed);
+        remove_rank(relay, rank, why, now_ns);
+    }
+}
+
+/* Of the ranks that have work and show no progress, the one that has been silent for longest: those
+ * that only wait for it beat. */
+void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns)
+{
+    uint32_t       found = BT_NO_RANK;
+    char           why[128];
+    bt_rank_state *k;
+
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
+        k = &relay->ranks[i];
+        if (k->stuck || k->lost || k->n_held == 0 ||
+            now_ns - k->progress_ns < relay->cfg.rank_quiet_ns)
+            continue;
+        if (found == BT_NO_RANK || k->heard_ns < relay->ranks[found].heard_ns) found = i;
+    }
+    if (found == BT_NO_RANK) return;
+    k = &relay->ranks[found];
+    snprintf(why, sizeof(why), "rank %u has made no progress for %.1f s with %u requests", found,
+             (double)(now_ns - k->progress_ns) * 1e-9, k->n_held);
+    remove_rank(relay, found, why, now_ns);
+}

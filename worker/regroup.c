@@ -1,0 +1,96 @@
+/* worker/regroup.c - the cell's seats have changed: what becomes of this rank's requests. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "worker/state.h"
+
+static bt_status copy_seats(const bt_seats *from, bt_seats *to)
+{
+    bt_status st    = BT_OK;
+    uint32_t *ranks = bt_calloc(from->n, sizeof(*ranks));
+
+    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "%u seats", from->n);
+    if (from->n > 0) memcpy(ranks, from->ranks, from->n * sizeof(*ranks));
+    bt_free(to->ranks);
+    *to = (bt_seats){.epoch = from->epoch, .n = from->n, .ranks = ranks};
+out:
+    return st;
+}
+
+/* The group in which this rank sits, and its index among the taken seats; false: in none. */
+static bool find_seat(const bt_seats seats[2], uint32_t rank, uint32_t *group_out,
+                      uint32_t *self_out, uint32_t *size_out)
+{
+    bool found = false;
+
+    for (uint32_t g = 0; g < 2 && !found; g++) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < seats[g].n; i++) {
+            if (seats[g].ranks[i] == BT_NO_RANK) continue;
+            if (seats[g].ranks[i] == rank) {
+                found      = true;
+                *group_out = g;
+                *self_out  = n;
+            }
+            n++;
+        }
+        *size_out = n;
+    }
+    return found;
+}
+
+/* Its hand-off is not complete, and its other end has no seat any more. */
+static bool lost_its_peer(const bt_worker *w, const bt_request *r)
+{
+    const bt_rank_facts *f = &w->cfg.facts;
+
+    if (bt_rank_has_both(f) || r->peer == f->rank || r->state == BT_REQUEST_DECODE) return false;
+    return !bt_rank_sits(f, BT_GROUP_PREFILL, r->peer) &&
+           !bt_rank_sits(f, BT_GROUP_DECODE, r->peer);
+}
+
+static bt_request *next_to_go(const bt_worker *w)
+{
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        if (lost_its_peer(w, w->requests.at[i])) return w->requests.at[i];
+    return NULL;
+}
+
+/* Each goes with all its choices; nothing is in flight to a peer that is excluded. */
+static bt_status let_go(bt_worker *w)
+{
+    bt_status   st = BT_OK;
+    bt_request *r;
+
+    while ((r = next_to_go(w)) != NULL) {
+        if (r->state == BT_REQUEST_RESERVED)
+            BT_TRY(bt_worker_retract(w, r));
+        else
+            BT_TRY(bt_worker_end(w, r));
+    }
+out:
+    return st;
+}
+
+bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m)
+{
+    bt_status st    = BT_OK;
+    uint32_t  group = 0, self = 0, size = 0;
+    bool      seated;
+
+    BT_TRY(copy_seats(&m->groups[0], &w->seats[0]));
+    BT_TRY(copy_seats(&m->groups[1], &w->seats[1]));
+    w->cfg.facts.seats = w->seats;
+    seated             = find_seat(w->seats, w->cfg.facts.rank, &group, &self, &size);
+    BT_REQUIRE(seated || w->cfg.group_size == 0, BT_ERR_PROTOCOL,
+               "rank %u has no seat in epoch %u any more", w->cfg.facts.rank, m->epoch);
+    BT_TRY(let_go(w));
+    if (!seated || w->seats[group].epoch == w->cfg.epoch) goto out;
+    w->cfg.epoch      = w->seats[group].epoch;
+    w->cfg.group_size = size;
+    w->cfg.group_self = self;
+    w->parked = w->asked = false;
+out:
+    return st;
+}

@@ -1,0 +1,238 @@
+/* worker/seats.c - who sits where in the cell, and what follows from it for this rank: its group,
+ * where experts live, whom it takes pages from. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "worker/rank.h"
+
+#define BEAT_NS  (50 * BT_NS_PER_MS)
+#define SLEEP_NS (1 * BT_NS_PER_MS)
+
+enum { DECISION_TIMEOUTS = 3 }; /* of waits: how long the coordinator may take to decide */
+
+/* ---- as launched */
+
+static bt_status number_seats(bt_seats *seats, uint32_t n, uint32_t first)
+{
+    bt_status st = BT_OK;
+
+    seats->ranks = bt_calloc(n, sizeof(*seats->ranks));
+    BT_REQUIRE(seats->ranks != NULL, BT_ERR_NO_MEMORY, "%u seats", n);
+    seats->n     = n;
+    seats->epoch = BT_FIRST_EPOCH;
+    for (uint32_t i = 0; i < n; i++)
+        seats->ranks[i] = first + i;
+out:
+    return st;
+}
+
+bt_status bt_rank_find_place(bt_rank *r)
+{
+    bt_status st    = BT_OK;
+    uint32_t  first = r->opt.n_both != 0 ? r->opt.n_both : r->opt.n_prefill;
+
+    r->facts = (bt_rank_facts){.rank      = bt_world_rank(r->world),
+                               .n_ranks   = bt_world_size(r->world),
+                               .n_prefill = r->opt.n_prefill,
+                               .n_decode  = r->opt.n_decode,
+                               .model     = &r->cfg,
+                               .seats     = r->seats};
+    BT_TRY(number_seats(&r->seats[BT_GROUP_PREFILL], first, 0));
+    BT_TRY(number_seats(&r->seats[BT_GROUP_DECODE], r->opt.n_decode, first));
+    r->links.rank = r->facts.rank;
+out:
+    return st;
+}
+
+/* ---- a group */
+
+/* The group in which `rank` sits; 2: none. */
+static uint32_t group_of(const bt_seats seats[2], uint32_t rank)
+{
+    uint32_t g = 0;
+
+    for (; g < 2; g++)
+        for (uint32_t i = 0; i < seats[g].n; i++)
+            if (seats[g].ranks[i] == rank) return g;
+    return g;
+}
+
+static bt_status place_experts(bt_rank *r, const bool *taken, uint32_t n_seats,
+                               bt_placement *placement_out)
+{
+    const bt_gate_config *gate = &r->cfg.moe.gate;
+
+    if (gate->n_experts == 0) return BT_OK;
+    return bt_placement_of_seats(placement_out, gate->n_experts, gate->n_groups, n_seats, taken);
+}
+
+bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
+{
+    bt_status       st    = BT_OK;
+    uint32_t        index = group_of(seats, r->facts.rank), n = 0;
+    const bt_seats *own       = &seats[index];
+    uint32_t       *ranks     = bt_calloc(own->n, sizeof(*ranks));
+    bool           *taken     = bt_calloc(own->n, sizeof(*taken));
+    bt_plan        *plans     = bt_calloc(own->n, sizeof(*plans));
+    bt_placement    placement = {0};
+    bt_group       *group     = NULL;
+
+    BT_REQUIRE(ranks != NULL && taken != NULL && plans != NULL, BT_ERR_NO_MEMORY,
+               "a group of %u seats", own->n);
+    for (uint32_t i = 0; i < own->n; i++) {
+        taken[i] = own->ranks[i] != BT_NO_RANK;
+        if (taken[i]) ranks[n++] = own->ranks[i];
+    }
+    BT_TRY(place_experts(r, taken, own->n, &placement));
+    BT_TRY(bt_group_create(r->world, n, ranks, index, own->epoch, &group));
+    bt_group_destroy(r->group);
+    bt_placement_fini(&r->placement);
+    bt_free(r->plans);
+    r->plans         = plans;
+    r->placement     = placement;
+    r->has_placement = r->cfg.moe.gate.n_experts != 0;
+    r->group = r->links.group = group;
+    r->group_index            = index;
+    r->group_size             = n;
+    r->group_self             = bt_group_self(group);
+    plans                     = NULL; /* handed over, as are the next two */
+    placement                 = (bt_placement){0};
+out:
+    bt_placement_fini(&placement);
+    bt_free(plans);
+    bt_free(taken);
+    bt_free(ranks);
+    return st;
+}
+
+/* ---- a change */
+
+static bt_status check(const bt_rank *r, const bt_down_regroup *m)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t g = 0; g < 2; g++) {
+        BT_REQUIRE(m->groups[g].n == r->seats[g].n, BT_ERR_PROTOCOL,
+                   "epoch %u has %u seats in group %u, this cell has %u", m->epoch, m->groups[g].n,
+                   g, r->seats[g].n);
+        for (uint32_t i = 0; i < m->groups[g].n; i++)
+            BT_REQUIRE(m->groups[g].ranks[i] < r->facts.n_ranks ||
+                           m->groups[g].ranks[i] == BT_NO_RANK,
+                       BT_ERR_PROTOCOL, "epoch %u gives a seat to rank %u of %u", m->epoch,
+                       m->groups[g].ranks[i], r->facts.n_ranks);
+    }
+    BT_REQUIRE(group_of(m->groups, r->facts.rank) < 2 || r->group == NULL, BT_ERR_PROTOCOL,
+               "rank %u has lost its seat in epoch %u", r->facts.rank, m->epoch);
+out:
+    return st;
+}
+
+/* Who had a seat and has none any more: nothing is taken from them or sent to them. */
+static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t g = 0; g < 2; g++)
+        for (uint32_t i = 0; i < r->seats[g].n; i++) {
+            uint32_t rank = r->seats[g].ranks[i];
+
+            if (rank == BT_NO_RANK || group_of(m->groups, rank) < 2) continue;
+            BT_WARN("rank %u has lost its seat %u of group %u: epoch %u", rank, i, g, m->epoch);
+            r->shrunk = true;
+            if (r->handoff != NULL) BT_TRY(bt_handoff_exclude(r->handoff, rank));
+        }
+out:
+    return st;
+}
+
+/* Experts are read and packed: a sign of life from time to time. */
+static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    bt_rank *r   = ctx;
+    uint64_t now = bt_now_ns();
+
+    (void)done_bytes, (void)total_bytes;
+    if (now - r->progress_ns < BEAT_NS) return;
+    r->progress_ns = now;
+    bt_worker_background(r->worker);
+}
+
+static bt_status follow(bt_rank *r, const bt_seats seats[2])
+{
+    bt_status        st  = BT_OK;
+    uint64_t         now = bt_now_ns();
+    bt_model_options opt = {.dev = r->dev, .progress = on_load, .progress_ctx = r};
+
+    BT_TRY(bt_rank_form_group(r, seats));
+    opt.group     = r->group;
+    opt.placement = r->has_placement ? &r->placement : NULL;
+    BT_TRY(bt_model_regroup(r->model, r->st, &opt));
+    bt_group_drain(r->group);
+    BT_INFO("regrouped in epoch %u: %u ranks, this one is number %u; %.1f MiB of weights after "
+            "%.1f ms",
+            bt_group_epoch(r->group), r->group_size, r->group_self,
+            (double)bt_model_weight_bytes(r->model) / (1 << 20),
+            (double)(bt_now_ns() - now) / BT_NS_PER_MS);
+out:
+    return st;
+}
+
+bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
+{
+    bt_status        st = BT_OK;
+    bt_down_regroup *g  = &m->u.regroup;
+    uint32_t         own;
+
+    BT_TRY(check(r, g));
+    BT_TRY(exclude_lost(r, g));
+    own                  = group_of(g->groups, r->facts.rank);
+    r->links.regroup_due = false; /* a later one that waits in the inbox is taken before any step */
+    if (own < 2 && (r->group == NULL || g->groups[own].epoch != bt_group_epoch(r->group)))
+        BT_TRY(follow(r, g->groups));
+    BT_TRY(bt_worker_control(r->worker, m));
+    for (uint32_t i = 0; i < 2; i++) {
+        bt_free(r->seats[i].ranks);
+        r->seats[i]        = g->groups[i];
+        g->groups[i].ranks = NULL; /* ours now */
+    }
+out:
+    return st;
+}
+
+static bt_status say_expired(bt_rank *r)
+{
+    bt_status st = BT_OK;
+    bt_up     m  = {.kind = BT_UP_EXPIRED};
+
+    m.u.expired.epoch = bt_group_epoch(r->group);
+    m.u.expired.ranks = bt_calloc(r->group_size, sizeof(*m.u.expired.ranks));
+    m.u.expired.what  = bt_strdup(bt_error_text());
+    BT_REQUIRE(m.u.expired.ranks != NULL && m.u.expired.what != NULL, BT_ERR_NO_MEMORY,
+               "the report of an expired wait");
+    m.u.expired.n = bt_group_missing(r->group, m.u.expired.ranks);
+    st            = bt_control_client_send(r->client, &m);
+    m.kind        = BT_UP_READY; /* it owns nothing any more */
+out:
+    bt_up_free(&m);
+    return st;
+}
+
+bt_status bt_rank_await_regroup(bt_rank *r)
+{
+    bt_status st       = BT_OK;
+    uint64_t  start_ns = bt_now_ns(), limit_ns = DECISION_TIMEOUTS * r->opt.timeout_ns;
+
+    BT_TRY(say_expired(r));
+    while (!r->links.regroup_due) {
+        if (bt_links_must_leave(&r->links)) return BT_ERR_CANCELLED;
+        BT_REQUIRE(bt_now_ns() - start_ns < limit_ns, BT_ERR_TIMEOUT,
+                   "the coordinator has not said within %.1f s how the group of epoch %u goes on",
+                   (double)limit_ns / BT_NS_PER_S, bt_group_epoch(r->group));
+        bt_worker_background(r->worker);
+        bt_links_sleep(&r->links, SLEEP_NS);
+    }
+out:
+    return st;
+}

@@ -40,12 +40,14 @@ static bool find_seat(const bt_seats seats[2], uint32_t rank, uint32_t *group_ou
     return found;
 }
 
-/* Its hand-off is not complete, and its other end has no seat any more. */
+/* Its hand-off is not complete, and its other end has no seat any more.  (Choices that wait for the
+ * prompt go with the one that it is handed over for.) */
 static bool lost_its_peer(const bt_worker *w, const bt_request *r)
 {
     const bt_rank_facts *f = &w->cfg.facts;
 
-    if (bt_rank_has_both(f) || r->peer == f->rank || r->state == BT_REQUEST_DECODE) return false;
+    if (bt_rank_has_both(f) || r->peer == f->rank) return false;
+    if (r->state == BT_REQUEST_DECODE || r->state == BT_REQUEST_WAITING) return false;
     return !bt_rank_sits(f, BT_GROUP_PREFILL, r->peer) &&
            !bt_rank_sits(f, BT_GROUP_DECODE, r->peer);
 }

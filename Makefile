@@ -1,7 +1,8 @@
 # A thin door to scripts/setup, CMake and the programs. `make demo` and `make test` are all that a fresh clone needs.
 BUILD  = build/release
 PREFIX = /usr/local
-CTEST  = ctest --test-dir $(BUILD) --output-on-failure --output-junit $(CURDIR)/build/test-results.xml -j $$(nproc)
+# Two tests a core: most wait for processes and timers more than they compute.
+CTEST  = ctest --test-dir $(BUILD) --output-on-failure --output-junit $(CURDIR)/build/test-results.xml -j $$((2 * $$(nproc)))
 
 .PHONY: help demo test test-slow build install package clean
 

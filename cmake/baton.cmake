@@ -61,16 +61,24 @@ function(bt_program name)
   install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endfunction()
 
-# bt_test(folder.thing SOURCE file [ARGS a...] [NP n] [LABELS l...] [LIBS ...] [TIMEOUT s] [ENV VAR=VALUE...]):
-# exit code 77 = skipped.  With NP the same binary runs as n MPI ranks.  Several tests may share a SOURCE.
+# bt_test(folder.thing SOURCE file [ARGS a...] [NP n] [ONE_THREAD] [LABELS l...] [LIBS ...] [TIMEOUT s] [ENV VAR=VALUE...]):
+# exit code 77 = skipped.  With NP the same binary runs as n MPI ranks.  ONE_THREAD: it starts no thread, which is
+# held (a thread ends it), so that ThreadSanitizer need not look.  Several tests may share a SOURCE.
 function(bt_test name)
-  cmake_parse_arguments(T "" "SOURCE;NP;TIMEOUT" "ARGS;LABELS;LIBS;ENV" ${ARGN})
+  cmake_parse_arguments(T "ONE_THREAD" "SOURCE;NP;TIMEOUT" "ARGS;LABELS;LIBS;ENV" ${ARGN})
   get_filename_component(exe ${T_SOURCE} NAME_WE)
   if(NOT TARGET ${exe})
     add_executable(${exe} ${T_SOURCE})
     target_link_libraries(${exe} PRIVATE ${T_LIBS})
     bt_sanitized_executable(${exe})
     target_compile_definitions(${exe} PRIVATE BT_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+    if(T_ONE_THREAD)
+      target_sources(${exe} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/one_thread.c)
+      target_link_options(${exe} PRIVATE LINKER:--wrap=pthread_create)
+    endif()
+  endif()
+  if(T_ONE_THREAD)
+    list(APPEND T_LABELS one_thread)
   endif()
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 60)

@@ -216,6 +216,22 @@ class Sampling(Served):
             self.go.set()
             self.all_released()
 
+    def test_an_id_is_taken_until_every_choice_has_ended(self):
+        self.script(["STOP and never more", "plain text"], until=4)
+        call = self.generate(n=2, stop=["STOP"], request_id="both")  # choice 0 ends with its fourth token
+        for m in call:
+            if m.HasField("chunk") and m.chunk.index == 1:
+                break
+        wait_for(lambda: self.cell.dropped, "the end of choice 0")
+        code, details, _ = self.error(self.generate(request_id="both"))
+        self.assertEqual(code, grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertIn("both", details)
+        self.stub.Abort(vllm.AbortRequest(request_ids=["both"]))  # finds choice 1, though choice 0 has ended
+        self.assertEqual(self.error(call)[:2], (grpc.StatusCode.CANCELLED, "aborted by the client"))
+        self.go.set()
+        self.choices(list(self.generate(n=2, stop=["STOP"], request_id="both")))
+        self.all_released()
+
 
 if __name__ == "__main__":
     main()

@@ -251,6 +251,7 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
     ADD(opt->replace ? "replace" : "stop");
     for (uint32_t i = 0; i < opt->n_worker_args; i++)
         ADD(opt->worker_args[i]);
+    if (opt->verbose) ADD("--verbose");
     ADD("--coordinator");
     ADD(coordinator);
 #undef ADD

@@ -278,6 +278,7 @@ int main(int argc, char **argv)
     bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
+    opt.cell.verbose = opt.verbose;
     sigaction(SIGTERM, &note, NULL);
     sigaction(SIGINT, &note, NULL);
     sigaction(SIGHUP, &note, NULL);

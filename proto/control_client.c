@@ -189,6 +189,15 @@ out:
     return st;
 }
 
+/* Before the step thread can act on it, so that a log shows how many steps lie between. */
+static void log_order(const bt_down *m)
+{
+    if (m->kind == BT_DOWN_ABORT)
+        BT_DEBUG("an abort of request %llu has come", (unsigned long long)m->u.abort.request);
+    else if (m->kind == BT_DOWN_PREFILL)
+        BT_DEBUG("the prompt of request %llu has come", (unsigned long long)m->u.prefill.request);
+}
+
 /* A message has come, or the stream has none any more. */
 static void on_recv(bt_control_client *c)
 {
@@ -206,7 +215,10 @@ static void on_recv(bt_control_client *c)
     }
     st = bt_control_read_down(buffer, &m);
     grpc_byte_buffer_destroy(buffer);
-    if (st == BT_OK) st = push_down(c, &m);
+    if (st == BT_OK) {
+        log_order(&m);
+        st = push_down(c, &m);
+    }
     if (st != BT_OK) {
         bt_down_free(&m);
         grpc_call_cancel_with_status(c->call, GRPC_STATUS_INVALID_ARGUMENT,

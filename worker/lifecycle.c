@@ -58,6 +58,9 @@ bt_status bt_worker_end(bt_worker *w, bt_request *r)
 
     if (r->out.ticket_ids != NULL && !links->cancel(links->ctx, id)) {
         bt_request_release_pages(r, w->cfg.pool); /* what is staged is a copy */
+        if (r->state != BT_REQUEST_DRAINING)
+            BT_DEBUG("request %llu has no pages any more; a granted message is still leaving",
+                     (unsigned long long)id);
         r->state = BT_REQUEST_DRAINING;
         return BT_OK;
     }

@@ -32,7 +32,7 @@ class Cell:
     def __init__(self, bin_dir, model, ranks, *more):
         flags = ["--both", ranks[4:]] if ranks.startswith("both") else ["--prefill", ranks.split("+")[0], "--decode", ranks.split("+")[1]]
         self.command = [os.path.join(bin_dir, "baton-run"), "--model", model, *flags, "--port", "0", *more]
-        self.lines, self.address, self.scratch = [], None, set()
+        self.lines, self.address, self.http, self.scratch = [], None, None, set()
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -40,6 +40,8 @@ class Cell:
     def _read(self):
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
+            page = re.search(r"status page on http://(127\.0\.0\.1:\d+)", line)
+            self.http = page.group(1) if page else self.http
             found = re.search(r"(?:ready|listening|serving) .*?(127\.0\.0\.1:\d+)", line)
             if found and self.address is None:
                 self.address = found.group(1)

@@ -96,7 +96,8 @@ def main():
     each = a.requests // len(SHAPES)
     for shape in SHAPES:
         requests = load.random_requests(each, 3, longest=100)
-        with cells.Cell(a.bin, model, shape, "--kv-bytes", str(PAGES * load.page_bytes(model))) as cell, cell.channel() as channel:
+        with cells.Cell(a.bin, model, shape, "--http-port", "0", "--kv-bytes",
+                        str(PAGES * load.page_bytes(model))) as cell, cell.channel() as channel:
             client = load.Client(pb, rpc, channel)
             probe = requests[0]
             want = client.run(*probe)[0]
@@ -107,6 +108,7 @@ def main():
             client.wait_drained()
             time.sleep(0.5)  # the ranks park, and look at their pools
             after = rss_kib(cell)
+            load.expect_free(load.metrics(cell), shape)
             assert client.run(*probe)[0] == want, "the answer has changed"
             client.wait_drained()
             retracted = sum("is retracted after" in line for line in cell.lines)

@@ -1,9 +1,11 @@
-"""What laws.py and leaks.py share: random requests with shared prefixes, a client, and the size of pools that are too small."""
+"""What the system tests share: random requests with common prefixes, a client, the metrics, and the size of pools that are too small."""
 import json
 import os
 import random
+import re
 import threading
 import time
+import urllib.request
 
 PAGE_TOKENS = 64
 LIMIT_S = 300
@@ -14,6 +16,26 @@ def page_bytes(model):
     with open(os.path.join(model, "config.json")) as f:
         c = json.load(f)
     return c["num_hidden_layers"] * PAGE_TOKENS * 2 * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
+
+
+def metrics(cell):
+    """Sums over the ranks of a cell that has an HTTP port, by name and by kind, state or status, once all ranks have had their say."""
+    time.sleep(0.6)
+    text = urllib.request.urlopen(f"http://{cell.http}/metrics", timeout=10).read().decode()
+    sums = {}
+    for name, labels, value in re.findall(r"^([a-z_:]+)\{([^}]*)\} ([0-9.e+-]+)$", text, re.M):
+        kind = re.search(r'(?:kind|state|status)="(\w+)"', labels)
+        key = name + (":" + kind.group(1) if kind else "")
+        sums[key] = sums.get(key, 0) + float(value)
+    return sums
+
+
+def expect_free(m, what=""):
+    """Every page of every rank is free or cached."""
+    pages = {k.split(":")[1]: v for k, v in m.items() if k.startswith("baton_rank_pages:")}
+    assert pages["owned"] == 0 and pages["quarantined"] == 0, f"{what}: {pages}"
+    assert pages["free"] + pages["cached"] == m["baton_rank_pages_total"] > 0, f"{what}: {pages} of {m['baton_rank_pages_total']}"
+    return pages
 
 
 def random_ids(rng, n):

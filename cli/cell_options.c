@@ -24,28 +24,30 @@ enum {
     OPT_FORM,
     OPT_THREADS,
     OPT_KERNELS,
-    OPT_TIMEOUT
+    OPT_TIMEOUT,
+    OPT_CELL
 };
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                      0, NULL, 0, "The cell:", 1},
-    {"model",                                     'm', "DIR", 0, "Model directory: config.json, tokenizer.json, *.safetensors", 1},
-    {"prefill",                              OPT_PREFILL, "P", 0, "Ranks that compute prompts (default 1)", 1},
-    {"decode",                                         OPT_DECODE, "D", 0, "Ranks that generate (default 1)", 1},
+    {NULL,                                        0, NULL, 0, "The cell:", 1},
+    {"model",                                       'm', "DIR", 0, "Model directory: config.json, tokenizer.json, *.safetensors", 1},
+    {"prefill",                                OPT_PREFILL, "P", 0, "Ranks that compute prompts (default 1)", 1},
+    {"decode",                                           OPT_DECODE, "D", 0, "Ranks that generate (default 1)", 1},
     {"both",  OPT_BOTH, "N", 0, "Instead of the two: N ranks that do both", 1},
-    {"hosts",                                        OPT_HOSTS, "LIST", 0, "Hosts and slots for mpirun: node1:8,node2:8", 1},
-    {"hostfile",                                        OPT_HOSTFILE, "FILE", 0, "Open MPI host file", 1},
-    {NULL,                                 0, NULL, 0, "Each rank:", 2},
-    {"kv-bytes",                                      OPT_KV_BYTES, "BYTES", 0,
+    {"hosts",                                          OPT_HOSTS, "LIST", 0, "Hosts and slots for mpirun: node1:8,node2:8", 1},
+    {"hostfile",                                          OPT_HOSTFILE, "FILE", 0, "Open MPI host file", 1},
+    {"cell",                                   OPT_CELL, "NAME", 0, "Its name, where a coordinator has several", 1},
+    {NULL,                                        0, NULL, 0, "Each rank:", 2},
+    {"kv-bytes",   OPT_KV_BYTES, "BYTES", 0,
      "Memory for KV pages: 512M, 2G (default: what the printed account leaves)", 2},
-    {"chunk", OPT_CHUNK, "ROWS", 0, "Rows of one prompt in a step at most", 2},
-    {"max-rows",                                         OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
-    {"form",OPT_FORM, "FORM", 0,
+    {"chunk",                                           OPT_CHUNK, "ROWS", 0, "Rows of one prompt in a step at most", 2},
+    {"max-rows",OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
+    {"form",                                          OPT_FORM, "FORM", 0,
      "Attention: role (prompts normal, generated tokens absorbed), normal, absorbed, cost", 2},
-    {"threads",                                        OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
-    {"kernels",                                        OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
-    {"timeout-s",                                    OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
-    {0                                     }
+    {"threads",                                          OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
+    {"kernels",                                      OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
+    {"timeout-s",                                        OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
+    {0}
 };
 
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
@@ -192,6 +194,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_BOTH:
         opt->n_both = (uint32_t)bt_option_number(state, "--both", arg, 1, MAX_RANKS);
+        return 0;
+    case OPT_CELL:
+        opt->name = arg;
+        pass_on(opt, "--cell", arg);
         return 0;
     case OPT_HOSTS: opt->hosts = arg; return 0;
     case OPT_HOSTFILE: opt->hostfile = arg; return 0;

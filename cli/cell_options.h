@@ -15,6 +15,7 @@ typedef struct {
     uint32_t    n_prefill, n_decode; /* 0 and 0 with n_both */
     uint32_t    n_both;
     bool        replace;                          /* a lost rank: the others go on */
+    const char *name;                             /* among the coordinator's cells, or NULL */
     const char *hostfile, *hosts;                 /* NULL: this machine */
     const char *worker_args[BT_CELL_WORKER_ARGS]; /* flags that every rank gets as they are */
     uint32_t    n_worker_args;

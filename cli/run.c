@@ -19,6 +19,8 @@ enum {
     OPT_DEATH,
     OPT_REJOIN,
     OPT_RANK_TIMEOUT,
+    OPT_RESTARTS,
+    OPT_JOIN,
     OPT_HTTP_PORT,
     OPT_HTTP_HOST,
     OPT_DRAIN,
@@ -42,8 +44,18 @@ static const char DOC[] =
     "Coordinator and ranks share a secret, drawn anew at each start unless BATON_SECRET or "
     "BATON_SECRET_FILE gives one; nobody without it attaches to the control port.\n\n"
     "When a process of the cell dies, every open request ends with UNAVAILABLE and the reason, all "
-    "processes end, and this one says which died and how. With --on-death=replace the other ranks "
-    "go on when one dies or hangs, and clients see a pause.\n\n"
+    "processes end, and this one says which died and how. With --on-death restart it is started "
+    "again: ranks under the same coordinator, which goes on with their requests where they were "
+    "(the "
+    "clients see a pause); or the coordinator with new ranks (the clients get UNAVAILABLE). The "
+    "wait "
+    "before grows from 0.2 s to 30 s; after --restarts in a row within a minute each it gives "
+    "up.\n\n"
+    "With --on-death replace the other ranks go on when one dies or hangs, and clients see a "
+    "pause; "
+    "with --restarts besides, a cell that has too few left is started again.\n\n"
+    "With --coordinator the ranks join a coordinator that runs elsewhere, beside its other cells; "
+    "SIGUSR1 then drains this cell alone, and BATON_SECRET must be the coordinator's.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
     "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
     "file, that over the default. What came of it is logged at the start.\n\n"
@@ -62,31 +74,34 @@ static const struct argp_option OPTIONS[] = {
     {"max-tokens",                                                                 OPT_MAX, "N", 0, "Of that answer (default 256)", 0},
     {"queue-s",OPT_QUEUE, "S", 0, "How long a request may wait for its turn", 0},
     {"on-death",                                                                OPT_DEATH, "WHAT", 0,
-     "When a rank dies: stop (default), or replace: the others go on, and what it had is computed "
-     "again", 0},
+     "When a process of the cell dies: stop (default), restart what died, or replace: the other "
+     "ranks go on, and what the lost one had is computed again", 0},
     {"rejoin-s",                                                                OPT_REJOIN, "S", 0,
      "replace: how long a role without any rank is waited for (default 30)", 0},
     {"rank-timeout-s",                                                            OPT_RANK_TIMEOUT, "S", 0,
      "A rank that has requests and makes no progress so long is lost (default 30)", 0},
-    {"control",                                                           OPT_CONTROL, "HOST:PORT", 0,
+    {"restarts",                                                           OPT_RESTARTS, "N", 0, "So many in a row at most, then give up (default 5)", 0},
+    {"coordinator", OPT_JOIN, "HOST:PORT", 0,
+     "Start ranks only, for the coordinator with this control port; needs --cell", 0},
+    {"control",                                                                 OPT_CONTROL, "HOST:PORT", 0,
      "Where the ranks attach (default 127.0.0.1:0; with several hosts an address they reach)", 0},
-    {"stall-s", OPT_STALL, "S", 0,
+    {"stall-s",OPT_STALL, "S", 0,
      "Give up when nothing happens for so long before the cell is ready (default 120)", 0},
-    {"log",                                                                 OPT_LOG, "LEVEL", 0,
+    {"log",                                                                OPT_LOG, "LEVEL", 0,
      "Lines of the ranks to show: error, warn, info (default; with --chat warn), debug", 0},
-    {"http-port",OPT_HTTP_PORT, "N", 0,
+    {"http-port",                                                                OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 0},
-    {"http-host",                                                                OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
-    {"drain-s",                                                                OPT_DRAIN, "S", 0,
+    {"http-host",                                                         OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
+    {"drain-s",                                                              OPT_DRAIN, "S", 0,
      "How long SIGTERM lets running requests go on (default 20; 0: not at all)", 0},
-    {"served-model-name",                                                         OPT_NAME, "NAME", 0,
+    {"served-model-name",                       OPT_NAME, "NAME", 0,
      "What clients call the model (default: the directory's name)", 0},
     BT_CONFIG_OPTION(0),
-    {"tls-cert",                                                              OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
-    {"tls-key",                       OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
-    {"tls-client-ca",                                                                 OPT_TLS_CLIENT_CA, "FILE", 0,
+    {"tls-cert",                                                                 OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
+    {"tls-key",OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
+    {"tls-client-ca",                                                                OPT_TLS_CLIENT_CA, "FILE", 0,
      "Only clients with a certificate of these authorities may connect", 0},
-    {0}
+    {0                                                               }
 };
 
 static bt_log_level log_level(struct argp_state *state, const char *arg)
@@ -102,7 +117,7 @@ static bt_log_level log_level(struct argp_state *state, const char *arg)
 
 typedef struct {
     bt_run_options run;
-    bool           log_given, port_given;
+    bool           log_given, port_given, restart, restarts_given;
 } options;
 
 /* Its place among what the coordinator gets, or NULL. */
@@ -154,7 +169,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_HTTP_HOST: pass_on(opt, "--http-host", arg); return 0;
     case OPT_DRAIN:
-        opt->drains = bt_option_number(state, "--drain-s", arg, 0, 86400) != 0;
+        opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
         pass_on(opt, "--drain-s", arg);
         return 0;
     case OPT_NAME: pass_on(opt, "--served-model-name", arg); return 0;
@@ -162,6 +177,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_TLS_KEY: pass_on(opt, "--tls-key", arg); return 0;
     case OPT_TLS_CLIENT_CA: pass_on(opt, "--tls-client-ca", arg); return 0;
     case ARGP_KEY_END:
+        if (opt->chat != NULL || (!all->restart && !(opt->cell.replace && all->restarts_given)))
+            opt->restarts = 0;
+        if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
+            argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
         if (find_flag(opt, "--tls-cert") != NULL && opt->chat != NULL)
             argp_error(state, "--chat speaks no TLS: leave --tls-cert out");
         if ((find_flag(opt, "--tls-cert") != NULL) != (find_flag(opt, "--tls-key") != NULL) ||
@@ -170,9 +189,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_DEATH:
         opt->cell.replace = strcmp(arg, "replace") == 0;
-        if (!opt->cell.replace && strcmp(arg, "stop") != 0) {
-            argp_error(state, "--on-death is \"%s\", expected stop or replace", arg);
-        }
+        all->restart      = strcmp(arg, "restart") == 0;
+        if (!opt->cell.replace && !all->restart && strcmp(arg, "stop") != 0)
+            argp_error(state, "--on-death is \"%s\", expected stop, restart or replace", arg);
         return 0;
     case OPT_REJOIN:
         bt_option_real(state, "--rejoin-s", arg, 0.001, 86400);
@@ -181,6 +200,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_RANK_TIMEOUT:
         bt_option_real(state, "--rank-timeout-s", arg, 0.001, 86400);
         pass_on(opt, "--rank-timeout-s", arg);
+        return 0;
+    case OPT_RESTARTS:
+        all->restarts_given = true;
+        opt->restarts       = (uint32_t)bt_option_number(state, "--restarts", arg, 1, 1000000);
+        return 0;
+    case OPT_JOIN:
+        if (strrchr(arg, ':') == NULL)
+            argp_error(state, "--coordinator is \"%s\", expected HOST:PORT", arg);
+        opt->join = arg;
         return 0;
     case OPT_CONTROL:
         if (strrchr(arg, ':') == NULL) {
@@ -206,13 +234,14 @@ static const bt_setting_default DEFAULTS[] = {
     {"host",            "127.0.0.1"},
     {"control","127.0.0.1:0"},
     {"on-death",    "stop"},
-    {"stall-s",            "120"},
+    {"restarts",            "5"},
+    {"stall-s",   "120"},
     {"log",   "info"},
-    {"max-tokens",    "256"},
-    {"http-port",            "none"},
-    {"http-host",    "127.0.0.1"},
-    {"drain-s", "20"},
-    {0           }
+    {"max-tokens",            "256"},
+    {"http-port",     "none"},
+    {"http-host",        "127.0.0.1"},
+    {"drain-s",            "20"},
+    {0}
 };
 static const bt_setting_conflict CONFLICTS[] = {
     {"both",    "prefill"},
@@ -235,7 +264,8 @@ int main(int argc, char **argv)
                   .run = {.host       = "127.0.0.1",
                           .control    = "127.0.0.1:0",
                           .port       = 8000,
-                          .drains     = true,
+                          .drain_ns   = 20 * BT_NS_PER_S,
+                          .restarts   = 5,
                           .stall_ns   = 120 * BT_NS_PER_S,
                           .log        = BT_LOG_INFO,
                           .max_tokens = "256"}

@@ -11,9 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cli/account.h"
-#include "cli/child.h"
-#include "cli/relay.h"
+#include "cli/supervisor_state.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/secret.h"
@@ -23,29 +21,8 @@
 #define LAUNCH_NS (8 * BT_NS_PER_S) /* then the ranks are told by a signal */
 #define KILL_NS   (13 * BT_NS_PER_S)
 #define LAST_NS   (3 * BT_NS_PER_S)
+#define TELL_NS   (5 * BT_NS_PER_S) /* between lines on how far the loading is */
 #define TICK_MS   100
-
-typedef enum { STARTING, LOADING, SERVING, STOPPING } phase;
-
-typedef struct {
-    const bt_run_options *opt;
-    phase                 phase;
-    bt_relay              relay;
-    bt_child              coordinator, launch, client;
-    int                   signal_fd;
-    char                  address[128];
-    uint64_t             *done, *total; /* [n_ranks] bytes of weights */
-    bt_account           *accounts;     /* [n_ranks] */
-    uint64_t              heard_ns;     /* when anything came */
-    uint64_t              start_ns, stop_ns;
-    uint64_t              coordinator_term_ns, launch_term_ns; /* while stopping */
-    bool                  asked;                               /* the end was asked for */
-    bool                  draining;  /* and the coordinator ends when nothing runs any more */
-    char                  http[128]; /* where its HTTP port is; "" */
-    bool                  hurried;   /* asked again: the ranks were ended by a signal at our word */
-    bool                  served;    /* the cell was ready when it stopped */
-    char                  failure[700]; /* the first one; "" so far */
-} supervisor;
 
 static void begin_stop(supervisor *s)
 {
@@ -76,127 +53,84 @@ BT_PRINTF(2, 3) static void fail(supervisor *s, const char *fmt, ...)
     begin_stop(s);
 }
 
-/* ---- children */
-
-static bt_status start_coordinator(supervisor *s)
-{
-    bt_status             st  = BT_OK;
-    const bt_run_options *opt = s->opt;
-    char                  path[PATH_MAX], port[16];
-    char                 *argv[20 + BT_RUN_COORDINATOR_ARGS];
-    size_t                n = 0;
-
-    BT_TRY(bt_program_path("baton-coordinator", path));
-    snprintf(port, sizeof(port), "%u", opt->port);
-#define ADD(text) argv[n++] = (char *)(text)
-    ADD(path);
-    ADD("--model");
-    ADD(opt->cell.model);
-    ADD("--host");
-    ADD(opt->host);
-    ADD("--port");
-    ADD(port);
-    ADD("--control");
-    ADD(opt->control);
-    ADD("--on-death");
-    ADD(opt->cell.replace ? "replace" : "stop");
-    for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
-        ADD(opt->coordinator_args[i]);
-    ADD("--announce-fd");
-    ADD("@report");
-    ADD(NULL);
-#undef ADD
-    st = bt_child_spawn(
-        &(bt_child_spec){.name = "coordinator", .argv = argv, .reports = true, .own_group = true},
-        &s->coordinator);
-out:
-    return st;
-}
-
-static bt_status start_ranks(supervisor *s, const char *control)
-{
-    bt_status st   = BT_OK;
-    char    **argv = NULL;
-
-    BT_TRY(bt_cell_launch_argv(&s->opt->cell, control, &argv));
-    st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv, .own_group = true},
-                        &s->launch);
-out:
-    bt_free(argv);
-    return st;
-}
-
-/* The client shares our terminal: its output is the user's. */
-static bt_status start_client(supervisor *s)
-{
-    bt_status st = BT_OK;
-    char      path[PATH_MAX];
-    char     *argv[] = {path,
-                        (char *)"--address",
-                        s->address,
-                        (char *)"--model",
-                        (char *)s->opt->cell.model,
-                        (char *)"--max-tokens",
-                        (char *)s->opt->max_tokens,
-                        (char *)"--message",
-                        (char *)s->opt->chat,
-                        NULL};
-
-    BT_TRY(bt_program_path("baton-chat", path));
-    st = bt_child_spawn(&(bt_child_spec){.name = "chat", .argv = argv, .own_stderr = true},
-                        &s->client);
-out:
-    return st;
-}
-
 /* ---- what the coordinator announces */
+
+static void describe_ranks(const bt_cell_options *cell, char *buf, size_t capacity)
+{
+    if (cell->n_both != 0)
+        snprintf(buf, capacity, "%u ranks with both roles", cell->n_both);
+    else
+        snprintf(buf, capacity, "%u prefill and %u decode ranks", cell->n_prefill, cell->n_decode);
+}
+
+/* The cell serves, for the first time or again. */
+static void on_serving(supervisor *s)
+{
+    uint64_t now = bt_now_ns();
+
+    s->phase      = SERVING;
+    s->serving_ns = now;
+    bt_relay_clear_bar(&s->relay);
+    if (s->died_ns != 0)
+        BT_WARN("serving again, %.1f s after the end; restart %u",
+                (double)(now - s->died_ns) * 1e-9, s->n_restarts);
+    s->died_ns    = 0;
+    s->has_served = true;
+}
 
 static void on_ready(supervisor *s, const char *address)
 {
-    const bt_cell_options *cell = &s->opt->cell;
-    char                   ranks[64];
+    FILE       *to    = s->opt->chat != NULL ? stderr : stdout;
+    const char *colon = strrchr(address, ':');
+    bool        again = s->has_served;
+    char        ranks[64];
 
-    s->phase = SERVING;
-    bt_relay_clear_bar(&s->relay);
+    on_serving(s);
     snprintf(s->address, sizeof(s->address), "%s", address);
-    if (cell->n_both != 0) {
-        snprintf(ranks, sizeof(ranks), "%u ranks with both roles", cell->n_both);
-    } else {
-        snprintf(ranks, sizeof(ranks), "%u prefill and %u decode ranks", cell->n_prefill,
-                 cell->n_decode);
-    }
-    fprintf(s->opt->chat != NULL ? stderr : stdout, "serving %s at %s (%s; ready after %.1f s)\n",
-            cell->model, address, ranks, (double)(bt_now_ns() - s->start_ns) / 1e9);
-    if (s->http[0] != '\0')
-        fprintf(s->opt->chat != NULL ? stderr : stdout, "metrics and status page at http://%s/\n",
-                s->http);
+    if (colon != NULL) s->port = (uint16_t)strtoul(colon + 1, NULL, 10); /* for a restart */
+    if (again) return;
+    describe_ranks(&s->opt->cell, ranks, sizeof(ranks));
+    fprintf(to, "serving %s at %s (%s; ready after %.1f s)\n", s->opt->cell.model, address, ranks,
+            (double)(s->serving_ns - s->start_ns) / 1e9);
+    if (s->http[0] != '\0') fprintf(to, "metrics and status page at http://%s/\n", s->http);
     fflush(stdout);
     if (s->opt->chat == NULL) return;
     fprintf(stderr, "> %s\n", s->opt->chat);
-    if (start_client(s) != BT_OK) fail(s, "%s", bt_error_text());
+    if (bt_supervisor_start_client(s) != BT_OK) fail(s, "%s", bt_error_text());
+}
+
+/* Of a cell under somebody else's coordinator. */
+static void on_joined(supervisor *s)
+{
+    bool again = s->has_served;
+    char ranks[64];
+
+    on_serving(s);
+    if (again) return;
+    describe_ranks(&s->opt->cell, ranks, sizeof(ranks));
+    printf("cell %s serves %s under %s (%s; ready after %.1f s)\n", s->opt->cell.name,
+           s->opt->cell.model, s->control, ranks, (double)(s->serving_ns - s->start_ns) / 1e9);
+    fflush(stdout);
 }
 
 static void on_progress(supervisor *s, const char *text)
 {
     enum { BAR = 40 };
-    unsigned long long rank, done, total;
-    double             all_done = 0, all = 0;
-    int                n;
+    uint64_t now = bt_now_ns();
+    double   part;
+    int      n;
+    char     last[96];
 
-    if (sscanf(text, "%llu %llu %llu", &rank, &done, &total) != 3 ||
-        rank >= bt_cell_n_ranks(&s->opt->cell)) {
-        return;
-    }
-    s->done[rank]  = done < total ? done : total;
-    s->total[rank] = total;
-    for (uint32_t r = 0; r < bt_cell_n_ranks(&s->opt->cell); r++) {
-        all_done += (double)s->done[r];
-        all += (double)s->total[r];
-    }
-    if (all == 0 || s->phase != LOADING) return;
-    n = (int)(all_done / all * BAR);
-    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%", n, "########################################",
-                 BAR - n, "........................................", (int)(all_done / all * 100));
+    if (!bt_progress_take(&s->progress, text, now) || s->phase != LOADING) return;
+    part = bt_progress_part(&s->progress);
+    n    = (int)(part * BAR);
+    bt_progress_last_rank(&s->progress, now, last, sizeof(last));
+    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%, %s", n,
+                 "########################################", BAR - n,
+                 "........................................", (int)(part * 100), last);
+    if (s->relay.terminal || now - s->told_ns < TELL_NS) return;
+    if (s->told_ns != 0) BT_INFO("loading: %d%%, the last is %s", (int)(part * 100), last);
+    s->told_ns = now;
 }
 
 /* Asked to end, we end ranks ourselves that still load or for which nobody waits any more; what
@@ -206,21 +140,34 @@ static bool ended_ranks(const supervisor *s)
     return s->asked && s->phase == STOPPING && (!s->served || s->hurried);
 }
 
+/* What never worked is not started again. */
+static bool may_restart(const supervisor *s)
+{
+    return s->opt->restarts != 0 && s->has_served && !s->draining && s->phase != STOPPING;
+}
+
 static void on_announcement(void *ctx, const char *line)
 {
-    supervisor *s = ctx;
+    supervisor *s   = ctx;
+    uint64_t    now = bt_now_ns();
 
-    s->heard_ns = bt_now_ns();
+    s->heard_ns = now;
     if (strncmp(line, "control ", 8) == 0 && s->phase == STARTING) {
-        s->phase = LOADING;
-        if (start_ranks(s, line + 8) != BT_OK) fail(s, "%s", bt_error_text());
+        s->phase        = LOADING;
+        s->launch_at_ns = now;
+        snprintf(s->control, sizeof(s->control), "%s", line + 8);
     } else if (strncmp(line, "http ", 5) == 0) {
         snprintf(s->http, sizeof(s->http), "%s", line + 5);
     } else if (strncmp(line, "progress ", 9) == 0) {
         on_progress(s, line + 9);
     } else if (strncmp(line, "ready ", 6) == 0 && s->phase == LOADING) {
         on_ready(s, line + 6);
-    } else if (strncmp(line, "failed ", 7) == 0 && !ended_ranks(s)) {
+    } else if (strncmp(line, "serving", 7) == 0 && s->phase == LOADING && s->has_served) {
+        on_serving(s);
+    } else if (strncmp(line, "lost ", 5) == 0 && may_restart(s)) {
+        if (s->died_ns == 0) s->died_ns = now;
+        s->launch_term_ns = now + LEAVE_NS; /* its ranks have been told to leave */
+    } else if (strncmp(line, "failed ", 7) == 0 && !ended_ranks(s) && !may_restart(s)) {
         fail(s, "coordinator: %s", line + 7);
     }
 }
@@ -232,6 +179,9 @@ static void on_rank_line(void *ctx, const char *line)
     s->heard_ns = bt_now_ns();
     bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
     bt_relay_line(&s->relay, line);
+    if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
+        ++s->n_ready == bt_cell_n_ranks(&s->opt->cell))
+        on_joined(s);
 }
 
 /* ---- the loop */
@@ -249,10 +199,16 @@ static bool drain(supervisor *s, int number)
 {
     if (s->phase == STOPPING) return number == SIGUSR1;
     if (s->phase != SERVING) return false;
-    if (number != SIGUSR1 && (number != SIGTERM || !s->opt->drains || s->draining)) return false;
+    if (number != SIGUSR1 && (number != SIGTERM || s->opt->drain_ns == 0 || s->draining))
+        return false;
     if (s->draining) return true;
     s->draining = true;
-    bt_child_kill(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM);
+    if (s->opt->join != NULL) { /* its ranks tell the coordinator, which lets them go */
+        bt_child_kill(&s->launch, SIGUSR1);
+        if (number == SIGTERM) s->launch_term_ns = bt_now_ns() + s->opt->drain_ns;
+    } else {
+        bt_child_kill(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM);
+    }
     return true;
 }
 
@@ -291,10 +247,98 @@ static bool ended_well(const bt_child *child)
     return child->pid == 0 || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0);
 }
 
-static void on_child_end(supervisor *s)
+/* ---- starting again */
+
+/* It can be started anew. */
+static void forget(bt_child *child)
+{
+    bt_child_close(child);
+    bt_child_init(child);
+}
+
+__attribute__((format(printf, 3, 4))) static void start_again(supervisor *s, uint64_t *at_ns,
+                                                              const char *fmt, ...)
+{
+    uint64_t now = bt_now_ns(), wait_ns;
+    char     why[400];
+    va_list  ap;
+
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof(why), fmt, ap);
+    va_end(ap);
+    bt_relay_clear_bar(&s->relay);
+    if (!bt_backoff_next(&s->backoff, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
+        fail(s, "%s; given up after %u restarts in a row", why, s->opt->restarts);
+        return;
+    }
+    BT_WARN("%s; starting again in %.1f s, the %u. of at most %u times in a row", why,
+            (double)wait_ns * 1e-9, s->backoff.n, s->opt->restarts);
+    if (s->died_ns == 0) s->died_ns = now;
+    s->serving_ns = 0;
+    s->heard_ns   = now;
+    s->n_restarts++;
+    *at_ns = now + wait_ns;
+}
+
+static void on_ranks_end(supervisor *s)
+{
+    bool told = s->opt->join != NULL && ended_well(&s->launch); /* as its coordinator wanted it */
+    char text[128];
+
+    bt_child_ending(&s->launch, text, sizeof(text));
+    if (told) {
+        s->asked = true;
+        begin_stop(s);
+    } else if (!may_restart(s)) {
+        fail(s, "the ranks have ended: baton-launch %s", text);
+    } else {
+        forget(&s->launch);
+        bt_progress_reset(&s->progress);
+        s->n_ready        = 0;
+        s->launch_term_ns = 0;
+        if (s->opt->join == NULL && !bt_child_running(&s->coordinator)) return; /* it comes first */
+        s->phase = LOADING;
+        start_again(s, &s->launch_at_ns, "the ranks have ended: baton-launch %s", text);
+    }
+}
+
+static void on_coordinator_end(supervisor *s)
 {
     char text[128];
 
+    bt_child_ending(&s->coordinator, text, sizeof(text));
+    if (!may_restart(s)) {
+        fail(s, "the coordinator %s", text);
+        return;
+    }
+    forget(&s->coordinator);
+    s->phase          = STARTING;
+    s->launch_at_ns   = 0;
+    s->launch_term_ns = bt_now_ns() + LEAVE_NS; /* its ranks leave by themselves */
+    start_again(s, &s->coordinator_at_ns, "the coordinator %s", text);
+}
+
+/* True when the time has come. */
+static bool is_due(uint64_t *at_ns, const bt_child *child, uint64_t now)
+{
+    if (*at_ns == 0 || now < *at_ns || bt_child_running(child)) return false;
+    *at_ns = 0;
+    return true;
+}
+
+static void start_what_is_due(supervisor *s, uint64_t now)
+{
+    bt_status st = BT_OK;
+
+    if (s->phase == STARTING && is_due(&s->coordinator_at_ns, &s->coordinator, now))
+        st = bt_supervisor_start_coordinator(s);
+    if (s->phase == LOADING && is_due(&s->launch_at_ns, &s->launch, now))
+        st = bt_supervisor_start_ranks(s);
+    if (st != BT_OK) fail(s, "%s", bt_error_text());
+}
+
+static void on_child_end(supervisor *s)
+{
     read_all(s); /* what they said last */
     if (s->client.ended && s->phase == SERVING) on_client_end(s);
     if (s->phase == STOPPING) {
@@ -311,13 +355,8 @@ static void on_child_end(supervisor *s)
         begin_stop(s);
         return;
     }
-    if (s->launch.ended) {
-        fail(s, "the ranks have ended: baton-launch %s",
-             bt_child_ending(&s->launch, text, sizeof(text)));
-    }
-    if (s->coordinator.ended) {
-        fail(s, "the coordinator %s", bt_child_ending(&s->coordinator, text, sizeof(text)));
-    }
+    if (s->launch.ended) on_ranks_end(s);
+    if (s->coordinator.ended && s->phase != STOPPING) on_coordinator_end(s);
 }
 
 static void kill_at(bt_child *child, int sig, uint64_t *at_ns, uint64_t now)
@@ -332,14 +371,18 @@ static void on_tick(supervisor *s)
     uint64_t now = bt_now_ns();
 
     if (s->phase == STOPPING) {
-        kill_at(&s->coordinator, SIGTERM, &s->coordinator_term_ns, now);
+        kill_at(&s->coordinator, SIGINT, &s->coordinator_term_ns, now); /* SIGTERM would drain */
         kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
         if (now - s->stop_ns > KILL_NS) {
             bt_child_kill(&s->coordinator, SIGKILL);
             bt_child_kill(&s->launch, SIGKILL);
             bt_child_kill(&s->client, SIGKILL);
         }
-    } else if (s->phase != SERVING && now - s->heard_ns > s->opt->stall_ns) {
+        return;
+    }
+    if (bt_child_running(&s->launch)) kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
+    start_what_is_due(s, now);
+    if (s->phase != SERVING && s->phase != STOPPING && now - s->heard_ns > s->opt->stall_ns) {
         fail(s, "not ready: no sign of life for %llu s while %s",
              (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S),
              s->phase == STARTING ? "the coordinator starts" : "the ranks load");
@@ -406,11 +449,10 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     bt_child_init(&s->client);
     bt_relay_init(&s->relay, opt->log);
     s->heard_ns = s->start_ns = bt_now_ns();
-    s->done                   = bt_calloc(bt_cell_n_ranks(&opt->cell), sizeof(*s->done));
-    s->total                  = bt_calloc(bt_cell_n_ranks(&opt->cell), sizeof(*s->total));
-    s->accounts               = bt_calloc(bt_cell_n_ranks(&opt->cell), sizeof(*s->accounts));
-    BT_REQUIRE(s->done != NULL && s->total != NULL && s->accounts != NULL, BT_ERR_NO_MEMORY,
-               "%u ranks", bt_cell_n_ranks(&opt->cell));
+    s->port                   = opt->port;
+    BT_TRY(bt_progress_init(&s->progress, bt_cell_n_ranks(&opt->cell)));
+    s->accounts = bt_calloc(bt_cell_n_ranks(&opt->cell), sizeof(*s->accounts));
+    BT_REQUIRE(s->accounts != NULL, BT_ERR_NO_MEMORY, "%u ranks", bt_cell_n_ranks(&opt->cell));
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&signals);
     sigaddset(&signals, SIGCHLD);
@@ -423,7 +465,13 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     BT_REQUIRE(s->signal_fd >= 0, BT_ERR_IO, "signalfd: %s", strerror(errno));
     bt_child_adopt();
     BT_TRY(bt_secret_provide()); /* coordinator and ranks inherit it */
-    BT_TRY(start_coordinator(s));
+    if (opt->join != NULL) {
+        s->phase        = LOADING;
+        s->launch_at_ns = s->start_ns;
+        snprintf(s->control, sizeof(s->control), "%s", opt->join);
+    } else {
+        BT_TRY(bt_supervisor_start_coordinator(s));
+    }
 out:
     return st;
 }
@@ -445,8 +493,7 @@ int bt_supervisor_run(const bt_run_options *opt)
     bt_child_close(&s.launch);
     bt_child_close(&s.client);
     if (s.signal_fd >= 0) close(s.signal_fd);
-    bt_free(s.done);
-    bt_free(s.total);
+    bt_progress_fini(&s.progress);
     bt_free(s.accounts);
     return code;
 }

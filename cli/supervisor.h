@@ -2,6 +2,10 @@
  *
  *   starting --control port--> loading --every rank ready--> serving --signal, death--> stopping
  *
+ * With restarts, what dies after it has served is started again, with a growing wait (backoff.h):
+ * ranks under the same coordinator, which replays their requests; or the coordinator, and then its
+ * ranks.  With `join` there are only ranks, for a coordinator elsewhere.
+ *
  * A signal that drains goes to the coordinator, which ends by itself when its last request has.
  *
  * Whatever happens, run() returns only when every process of the cell is gone.
@@ -20,11 +24,13 @@ enum { BT_RUN_COORDINATOR_ARGS = 32 };
 
 typedef struct {
     bt_cell_options cell;
-    const char     *host;    /* of the public port */
-    const char     *control; /* HOST:PORT where the ranks attach */
+    const char     *host;     /* of the public port */
+    const char     *control;  /* HOST:PORT where the ranks attach */
+    const char     *join;     /* HOST:PORT of another coordinator's control port; NULL: start one */
+    uint32_t        restarts; /* so many in a row at most; 0: what dies ends the cell */
     const char     *coordinator_args[BT_RUN_COORDINATOR_ARGS]; /* passed on as they are */
     uint32_t        n_coordinator_args;
-    bool            drains;   /* SIGTERM drains before it ends the cell */
+    uint64_t        drain_ns; /* how long SIGTERM lets running requests go on; 0: not at all */
     uint16_t        port;     /* 0: any */
     uint64_t        stall_ns; /* loading without progress for so long is a failure */
     bt_log_level    log;

@@ -5,17 +5,17 @@
 #ifndef BT_COORDINATOR_BOARD_H
 #define BT_COORDINATOR_BOARD_H
 
-#include "coordinator/cell.h"
+#include "coordinator/fleet.h"
 #include "coordinator/metrics.h"
 #include "coordinator/relay_view.h"
 
-enum { BT_HISTORY_S = 600, BT_VIEW_REQUESTS = 64, BT_HOST_TEXT = 64 };
+enum { BT_HISTORY_S = 600, BT_VIEW_REQUESTS = 64, BT_HOST_TEXT = 64, BT_VIEW_CELLS = 64 };
 
 typedef enum {
     BT_PHASE_STARTING, /* not every rank has attached */
     BT_PHASE_LOADING,
     BT_PHASE_SERVING,
-    BT_PHASE_WAITING, /* a group has no rank left: requests wait for one */
+    BT_PHASE_WAITING, /* requests are taken, and wait for a rank or a cell */
     BT_PHASE_DRAINING,
     BT_PHASE_CLOSING
 } bt_phase;
@@ -31,8 +31,8 @@ typedef struct {
 } bt_second;
 
 typedef struct {
-    char               host[BT_HOST_TEXT];
-    uint32_t           pid, n_pages;
+    char               host[BT_HOST_TEXT], cell[BT_HOST_TEXT];
+    uint32_t           rank, pid, n_pages; /* rank: in its cell */
     uint64_t           weight_bytes, page_bytes, done_bytes, total_bytes;
     bool               attached, ready, lost;
     bt_up_beat         beat;
@@ -41,6 +41,12 @@ typedef struct {
     double busy, gather, sample; /* fractions of the time */
     double step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
 } bt_rank_view;
+
+typedef struct {
+    char          name[BT_HOST_TEXT];
+    bt_cell_state state;
+    uint32_t      n_ranks, n_prefill, n_decode;
+} bt_cell_view;
 
 typedef struct {
     bt_phase        phase;
@@ -56,8 +62,11 @@ typedef struct {
     uint32_t        n_history, history_at; /* how many, and where the oldest is */
     uint32_t        n_requests;
     bt_request_view requests[BT_VIEW_REQUESTS];
-    bt_rank_view   *ranks; /* owned [rank_cap], n_ranks of them are valid */
-    uint32_t        rank_cap;
+    uint32_t        n_cells;
+    bt_cell_view    cells[BT_VIEW_CELLS];
+    bt_rank_view   *ranks; /* owned [rank_cap], n_ranks of them are valid: those that prefill come
+                            * first, of all cells */
+    uint32_t rank_cap;
 } bt_snapshot;
 
 typedef struct bt_board bt_board;

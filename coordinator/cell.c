@@ -7,7 +7,7 @@
 
 enum { RANKS_MAX = 65536 };
 
-static void hello_free(bt_up_hello *hello)
+void bt_cell_hello_free(bt_up_hello *hello)
 {
     bt_up m = {.kind = BT_UP_HELLO, .u.hello = *hello};
 
@@ -18,7 +18,7 @@ static void hello_free(bt_up_hello *hello)
 void bt_cell_fini(bt_cell *cell)
 {
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
-        hello_free(&cell->ranks[i].hello);
+        bt_cell_hello_free(&cell->ranks[i].hello);
         bt_free(cell->ranks[i].leave_reason);
     }
     bt_free(cell->ranks);
@@ -34,14 +34,14 @@ void bt_cell_fini(bt_cell *cell)
                "rank %u on %s says " #field " \"%.80s\", but rank %u on %s says \"%.80s\"", \
                b->rank, b->host, b->field, a->rank, a->host, a->field)
 
-/* Is b of the same cell as a? */
-static bt_status agree(const bt_up_hello *a, const bt_up_hello *b)
+bt_status bt_cell_agree(const bt_up_hello *a, const bt_up_hello *b)
 {
     bt_status st = BT_OK;
 
-    AGREE_U64(n_ranks, "%u");
-    AGREE_U64(n_prefill, "%u");
-    AGREE_U64(n_decode, "%u");
+    BT_REQUIRE((a->n_decode == 0) == (b->n_decode == 0), BT_ERR_INVALID_ARG,
+               "rank %u on %s %s both roles, but rank %u on %s %s", b->rank, b->host,
+               b->n_decode == 0 ? "has" : "has not", a->rank, a->host,
+               a->n_decode == 0 ? "has" : "has not");
     BT_REQUIRE(a->model_fingerprint == b->model_fingerprint, BT_ERR_INVALID_ARG,
                "rank %u on %s has another model (fingerprint %016llx) than rank %u on %s (%016llx)",
                b->rank, b->host, (unsigned long long)b->model_fingerprint, a->rank, a->host,
@@ -61,6 +61,43 @@ out:
     return st;
 }
 
+/* Is b of the same cell as a? */
+static bt_status same_cell(const bt_up_hello *a, const bt_up_hello *b)
+{
+    bt_status st = BT_OK;
+
+    AGREE_U64(n_ranks, "%u");
+    AGREE_U64(n_prefill, "%u");
+    AGREE_U64(n_decode, "%u");
+    BT_TRY(bt_cell_agree(a, b));
+out:
+    return st;
+}
+
+bt_status bt_cell_hello_copy(const bt_up_hello *from, bt_up_hello *to_out)
+{
+    bt_status   st = BT_OK;
+    bt_up_hello to = *from;
+
+    to.host                  = bt_strdup(from->host);
+    to.cell                  = bt_strdup(from->cell);
+    to.arithmetic            = bt_strdup(from->arithmetic);
+    to.model_type            = bt_strdup(from->model_type);
+    to.architecture          = bt_strdup(from->architecture);
+    to.default_sampling_json = bt_strdup(from->default_sampling_json);
+    to.eos_tokens            = bt_calloc(from->n_eos + 1, sizeof(*to.eos_tokens));
+    BT_REQUIRE(to.host != NULL && to.cell != NULL && to.arithmetic != NULL &&
+                   to.model_type != NULL && to.architecture != NULL &&
+                   to.default_sampling_json != NULL && to.eos_tokens != NULL,
+               BT_ERR_NO_MEMORY, "the facts of a cell");
+    if (from->n_eos != 0)
+        memcpy(to.eos_tokens, from->eos_tokens, from->n_eos * sizeof(*to.eos_tokens));
+    *to_out = to;
+out:
+    if (st != BT_OK) bt_cell_hello_free(&to);
+    return st;
+}
+
 bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
 {
     bt_status st = BT_OK;
@@ -74,7 +111,7 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
         cell->n_ranks = hello->n_ranks;
         cell->first   = hello->rank;
     } else {
-        BT_TRY(agree(&cell->ranks[cell->first].hello, hello));
+        BT_TRY(same_cell(&cell->ranks[cell->first].hello, hello));
     }
     BT_REQUIRE(!cell->ranks[hello->rank].attached, BT_ERR_INVALID_ARG,
                "rank %u (pid %u on %s) is here already: pid %u on %s", hello->rank, hello->pid,
@@ -82,6 +119,7 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
                cell->ranks[hello->rank].hello.host);
     cell->ranks[hello->rank].hello    = *hello;
     cell->ranks[hello->rank].attached = true;
+    cell->name                        = cell->ranks[cell->first].hello.cell;
     cell->n_attached++;
     if (hello->epoch > cell->max_epoch) cell->max_epoch = hello->epoch;
     memset(hello, 0, sizeof(*hello)); /* ours now */
@@ -117,7 +155,8 @@ void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t cap
     const bt_up_hello *h    = &cell->ranks[rank].hello;
     const char        *role = h->n_decode == 0 ? "" : rank < h->n_prefill ? "prefill " : "decode ";
 
-    snprintf(buf, capacity, "%srank %u (pid %u on %.64s)", role, rank, h->pid, h->host);
+    snprintf(buf, capacity, "%srank %u%s%.64s (pid %u on %.64s)", role, rank,
+             cell->name[0] != 0 ? " of cell " : "", cell->name, h->pid, h->host);
 }
 
 const bt_up_hello *bt_cell_facts(const bt_cell *cell) { return &cell->ranks[cell->first].hello; }

@@ -6,20 +6,34 @@
 
 #include "coordinator/relay.h"
 
+/* How fast a rank goes, of the last seconds, smoothed; and its beat a second ago. */
 typedef struct {
-    bt_up_hello hello;                       /* owned */
-    bool        attached, ready, left, lost; /* lost: it will not come back */
-    uint64_t    done_bytes, total_bytes;
-    bt_up_beat  beat;
-    char       *leave_reason; /* owned: why it said it would go */
+    bt_up_beat beat;
+    double     busy, gather, sample; /* fractions of the time */
+    double     step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
+} bt_rank_rates;
+
+typedef struct {
+    bt_up_hello   hello;                       /* owned */
+    bool          attached, ready, left, lost; /* lost: it will not come back */
+    uint64_t      done_bytes, total_bytes;
+    bt_up_beat    beat;
+    bt_rank_rates rates;        /* the observer's */
+    char         *leave_reason; /* owned: why it said it would go */
 } bt_cell_rank;
 
 typedef struct {
+    const char   *name;                         /* the first rank's; "" unless it names its cell */
     uint32_t      n_ranks, n_attached, n_ready; /* n_ranks: 0 before the first hello */
     bt_cell_rank *ranks;                        /* owned [n_ranks] */
     uint32_t      first;                        /* the rank that the others must agree with */
     uint32_t      max_epoch;
 } bt_cell;
+
+/* Whether a rank computes the same bits as another one, of any cell: INVALID_ARG names both. */
+bt_status bt_cell_agree(const bt_up_hello *a, const bt_up_hello *b);
+bt_status bt_cell_hello_copy(const bt_up_hello *from, bt_up_hello *to_out);
+void      bt_cell_hello_free(bt_up_hello *hello); /* accepts zeroes */
 
 void bt_cell_fini(bt_cell *cell); /* a cell of zeroes is an empty one */
 /* Takes what the hello owns.  INVALID_ARG names the rank, the field and both values when it does
@@ -29,7 +43,7 @@ bool      bt_cell_complete(const bt_cell *cell); /* every rank has attached */
 bool      bt_cell_ready(const bt_cell *cell);    /* every rank is ready */
 /* "ranks 1, 3, 4": those not attached, or, when all are, those not ready. */
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);
-/* "decode rank 3 (pid 4711 on node2)". */
+/* "decode rank 3 (pid 4711 on node2)", with the cell where it has a name. */
 void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity);
 /* Hello's facts of the cell, the same for every rank. */
 const bt_up_hello *bt_cell_facts(const bt_cell *cell);

@@ -1,9 +1,9 @@
 /* coordinator/coordinator.h - the life of the process: bind, wait for the ranks, serve, end.
  *
- * One thread and one completion queue.  With --on-death=stop a cell whose rank is lost ends: every
- * open request gets its status, the other ranks are told to leave, and the process exits 1.  With
- * --on-death=replace the others go on once all have been ready; where a group has lost its last
- * rank, requests wait for one, and after rejoin_s the cell ends all the same. */
+ * One thread and one completion queue.  A cell whose rank is lost ends, and its requests go on in
+ * another one (fleet.h); with --on-death=replace its other ranks go on once all have been ready,
+ * and it ends when a group has been without any rank for rejoin_s.  When no cell is left requests
+ * wait for one, for cell_wait_s, or, where that is 0, get their status, and the process exits 1. */
 #ifndef BT_COORDINATOR_COORDINATOR_H
 #define BT_COORDINATOR_COORDINATOR_H
 
@@ -15,6 +15,7 @@ typedef struct {
     uint32_t    port;
     int         announce_fd;
     double      queue_s, rank_timeout_s, stall_s, attach_s, load_s;
+    double      cell_wait_s; /* how long requests wait for a cell when none is left; 0: the end */
     uint64_t    queue_tokens;
     uint32_t    prefill_window;
     const char *http_host;

@@ -24,15 +24,18 @@ static const char doc[] =
     "public port opens when all ranks of the cell have loaded the model.  `baton run` starts a "
     "coordinator and its workers in one command.\n\n"
     "With --announce-fd these lines are written: \"http HOST:PORT\", \"control HOST:PORT\", "
-    "\"progress RANK DONE TOTAL\", \"ready HOST:PORT\", \"draining\", \"failed REASON\".\n\n"
+    "\"progress RANK DONE TOTAL [CELL]\", \"ready HOST:PORT\", \"draining\", \"lost REASON\" (a "
+    "cell), \"left CELL\", \"failed REASON\".\n\n"
     "SIGTERM drains: new requests are refused with UNAVAILABLE, running ones have --drain-s "
-    "seconds "
-    "to finish, then what is still open ends with UNAVAILABLE, the ranks are told to leave, and "
-    "the "
-    "exit code is 0. SIGUSR1 drains without a limit. SIGINT ends at once, and so does SIGTERM "
-    "while "
-    "it drains. "
-    "With --on-death=stop a rank that is lost ends the cell with exit code 1.\n\n"
+    "seconds to finish, then what is still open ends with UNAVAILABLE, the ranks are told to "
+    "leave, "
+    "and the exit code is 0. SIGUSR1 drains without a limit. SIGINT ends at once, and so does "
+    "SIGTERM while it drains.\n\n"
+    "A lost rank ends its cell; the cell's requests go on in another one that is equal, with the "
+    "tokens that their clients have. Without another one the coordinator ends with exit code 1, "
+    "or, "
+    "with --on-death restart, waits for one. Several cells tell themselves apart by `baton-worker "
+    "--cell NAME`; SIGUSR1 to a rank drains its cell.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
     "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
     "file, that over the default. What came of it is logged at the start.\n\n"
@@ -63,7 +66,8 @@ enum {
     OPT_TLS_CERT,
     OPT_TLS_KEY,
     OPT_TLS_CLIENT_CA,
-    OPT_SECRET_FILE
+    OPT_SECRET_FILE,
+    OPT_CELL_WAIT_S
 };
 
 static const struct argp_option options[] = {
@@ -76,8 +80,10 @@ static const struct argp_option options[] = {
     {"served-model-name",                                                              OPT_NAME, "NAME", 0, "what clients call the model (the directory's name)",
      0},
     {"on-death",                                                              OPT_ON_DEATH, "WHAT", 0,
-     "when a rank is lost: stop (default), or replace: the other ranks go on, and what it had is "
-     "computed again", 0},
+     "when a rank is lost: stop (default); restart: its cell ends, requests go on in another one "
+     "or "
+     "wait for it to come again; or replace: the other ranks go on, and what it had is computed "
+     "again", 0},
     {"rejoin-s",                                                          OPT_REJOIN_S, "S", 0,
      "replace: how long a group without any rank is waited for before the cell ends (30)", 0},
     {"queue-s",                                                         OPT_QUEUE_S, "S", 0, "seconds that a request may wait for room (30)", 1},
@@ -88,20 +94,22 @@ static const struct argp_option options[] = {
     {"load-s",                                                              OPT_LOAD_S, "S", 0, "seconds that loading may take (3600)", 2},
     {"rank-timeout-s",                                                              OPT_RANK_S, "S", 0,
      "a rank that has requests and makes no progress so long is lost (30)", 2},
-    {"stall-s",                                                   OPT_STALL_S, "S", 0,
+    {"cell-wait-s",                                                   OPT_CELL_WAIT_S, "S", 0,
+     "how long requests wait for a cell when none is left; restart: 120; else not at all", 2},
+    {"stall-s",                                                           OPT_STALL_S, "S", 0,
      "a placed request of which nothing is heard so long fails (600)", 2},
-    {"http-port",                                                           OPT_HTTP_PORT, "N", 0,
+    {"http-port",               OPT_HTTP_PORT, "N", 0,
      "port of /metrics, /health, /ready and the status page (none); 0 takes any free one", 3},
-    {"http-host",               OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
-    {"drain-s",                                                               OPT_DRAIN_S, "S", 0,
+    {"http-host",                                                               OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
+    {"drain-s",OPT_DRAIN_S, "S", 0,
      "seconds that SIGTERM lets running requests go on (20; 0: they end at once)", 3},
     BT_CONFIG_OPTION(5),
-    {"secret-file",OPT_SECRET_FILE, "FILE", 0,
+    {"secret-file",                                                              OPT_SECRET_FILE, "FILE", 0,
      "its first line is the secret that ranks must show (BATON_SECRET in the environment wins)", 4},
-    {"tls-cert",                                                              OPT_TLS_CERT, "FILE", 0,
+    {"tls-cert",                                                               OPT_TLS_CERT, "FILE", 0,
      "PEM certificate chain of the public port; needs --tls-key", 4},
-    {"tls-key",                                                               OPT_TLS_KEY, "FILE", 0, "its private key", 4},
-    {"tls-client-ca",                                                      OPT_TLS_CLIENT_CA, "FILE", 0,
+    {"tls-key",                                                      OPT_TLS_KEY, "FILE", 0, "its private key", 4},
+    {"tls-client-ca",                                                         OPT_TLS_CLIENT_CA, "FILE", 0,
      "only clients with a certificate of these authorities may connect", 4},
     {0                                                        },
 };
@@ -130,7 +138,9 @@ static uint64_t number(struct argp_state *state, const char *name, const char *a
     return value;
 }
 
-static bool g_has_port;
+enum { CELL_WAIT_S = 120 };
+
+static bool g_has_port, g_restarts;
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -152,10 +162,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_NAME: o->served_name = arg; break;
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
-        if (!o->replace && strcmp(arg, "stop") != 0)
-            argp_error(state, "--on-death is stop or replace, not \"%s\"", arg);
+        g_restarts = strcmp(arg, "restart") == 0;
+        if (!o->replace && !g_restarts && strcmp(arg, "stop") != 0)
+            argp_error(state, "--on-death is stop, restart or replace, not \"%s\"", arg);
         break;
     case OPT_REJOIN_S: o->rejoin_s = seconds(state, "rejoin-s", arg); break;
+    case OPT_CELL_WAIT_S: o->cell_wait_s = seconds(state, "cell-wait-s", arg); break;
     case OPT_QUEUE_S: o->queue_s = seconds(state, "queue-s", arg); break;
     case OPT_QUEUE_TOKENS:
         o->queue_tokens = number(state, "queue-tokens", arg, 1, 1ull << 40);
@@ -183,6 +195,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (o->model == NULL) argp_error(state, "--model DIR is missing");
         if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
+        if (g_restarts && o->cell_wait_s == 0) o->cell_wait_s = CELL_WAIT_S;
         if (strlen(o->host) > 250 || strlen(o->http_host) > 250)
             argp_error(state, "--host or --http-host is too long");
         if ((o->tls_cert == NULL) != (o->tls_key == NULL))
@@ -199,18 +212,18 @@ static const bt_setting_default DEFAULTS[] = {
     {"host",           "127.0.0.1"},
     {"control",                "127.0.0.1:0"},
     {"on-death","stop"},
+    {"queue-s",       "30"},
+    {"queue-tokens",                "4194304"},
+    {"prefill-window",      "16384"},
+    {"attach-s",   "60"},
+    {"load-s",                "3600"},
+    {"rank-timeout-s",    "30"},
     {"rejoin-s",       "30"},
-    {"queue-s",                "30"},
-    {"queue-tokens",      "4194304"},
-    {"prefill-window",        "16384"},
-    {"attach-s",                "60"},
-    {"load-s",  "3600"},
-    {"rank-timeout-s", "30"},
     {"stall-s",                "600"},
     {"http-port","none"},
-    {"http-host",         "127.0.0.1"},
+    {"http-host", "127.0.0.1"},
     {"drain-s",                "20"},
-    {0           }
+    {0     }
 };
 
 int main(int argc, char **argv)

@@ -11,20 +11,11 @@ enum { PUBLISH_MS = 100 };
 
 #define SMOOTH 0.3 /* weight of the newest second */
 
-/* What a rank had done a second ago, and how fast it goes. */
-typedef struct {
-    bt_up_beat beat;
-    double     busy, gather, sample, step_s, rows_per_step, prompt_rate, generated_rate;
-    double     handoff_rate;
-} rank_rates;
-
 struct bt_observer {
     bt_observer_config config;
     bt_metrics         metrics;
     bt_board          *board; /* owned */
     char               address[128];
-    rank_rates        *rates; /* owned [n_rates] */
-    uint32_t           n_rates;
     bt_second          history[BT_HISTORY_S];
     uint32_t           n_history, history_at;
     uint64_t           started_ns, second_ns, published_ns;
@@ -52,7 +43,6 @@ void bt_observer_destroy(bt_observer *observer)
 {
     if (observer == NULL) return;
     bt_board_destroy(observer->board);
-    bt_free(observer->rates);
     bt_free(observer);
 }
 
@@ -73,7 +63,7 @@ static double delta(uint64_t newest, uint64_t before)
     return newest >= before ? (double)(newest - before) : 0;
 }
 
-static void rank_second(rank_rates *r, const bt_up_beat *b, double s)
+static void rank_second(bt_rank_rates *r, const bt_up_beat *b, double s)
 {
     double steps = delta(b->steps, r->beat.steps);
     double rows  = delta(b->prompt_rows, r->beat.prompt_rows) +
@@ -92,40 +82,46 @@ static void rank_second(rank_rates *r, const bt_up_beat *b, double s)
     r->beat = *b;
 }
 
-static bool decodes(const bt_cell *cell, uint32_t rank)
-{
-    return bt_cell_facts(cell)->n_decode == 0 || rank >= bt_cell_facts(cell)->n_prefill;
-}
-
 static bool prefills(const bt_cell *cell, uint32_t rank)
 {
     return bt_cell_facts(cell)->n_decode == 0 || rank < bt_cell_facts(cell)->n_prefill;
 }
 
-static void ranks_second(bt_observer *o, const bt_cell *cell, double s, bt_second *out)
+static bool decodes(const bt_cell *cell, uint32_t rank)
 {
-    uint32_t n[2] = {0};
+    return bt_cell_facts(cell)->n_decode == 0 || !prefills(cell, rank);
+}
 
-    for (uint32_t i = 0; i < o->n_rates; i++) {
-        rank_rates *r = &o->rates[i];
+static void cell_second(bt_cell *cell, double s, bt_second *sum, uint32_t n[2])
+{
+    for (uint32_t i = 0; i < cell->n_ranks; i++) {
+        bt_rank_rates *r = &cell->ranks[i].rates;
 
         rank_second(r, &cell->ranks[i].beat, s);
         if (prefills(cell, i)) {
-            out->busy_prefill += (float)r->busy;
+            sum->busy_prefill += (float)r->busy;
             n[0]++;
         }
         if (decodes(cell, i)) {
-            out->busy_decode += (float)r->busy;
+            sum->busy_decode += (float)r->busy;
             n[1]++;
         }
-        out->handoff_bytes += (float)r->handoff_rate;
+        sum->handoff_bytes += (float)r->handoff_rate;
     }
+}
+
+static void ranks_second(bt_fleet *fleet, double s, bt_second *out)
+{
+    uint32_t n[2] = {0};
+
+    for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++)
+        cell_second(bt_fleet_cell(fleet, i), s, out, n);
     if (n[0] > 0) out->busy_prefill /= (float)n[0];
     if (n[1] > 0) out->busy_decode /= (float)n[1];
 }
 
 /* Ends the second: one entry of the history, and the windows begin anew. */
-static void end_second(bt_observer *o, const bt_cell *cell, const bt_relay_loads *loads,
+static void end_second(bt_observer *o, bt_fleet *fleet, const bt_relay_loads *loads,
                        uint64_t now_ns)
 {
     bt_metrics *m = &o->metrics;
@@ -142,7 +138,7 @@ static void end_second(bt_observer *o, const bt_cell *cell, const bt_relay_loads
                                        ? 0
                                        : (float)loads->used_tokens / (float)loads->total_tokens};
 
-    ranks_second(o, cell, s, &e);
+    ranks_second(fleet, s, &e);
     at             = (o->history_at + o->n_history) % BT_HISTORY_S;
     o->history[at] = e;
     if (o->n_history < BT_HISTORY_S)
@@ -159,13 +155,13 @@ static void end_second(bt_observer *o, const bt_cell *cell, const bt_relay_loads
 
 /* ---- snapshots */
 
-static void show_rank(const bt_observer *o, const bt_cell *cell, const bt_relay *relay, uint32_t i,
-                      bt_rank_view *v)
+static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, bt_rank_view *v)
 {
-    const bt_cell_rank *k = &cell->ranks[i];
-    const rank_rates   *r = &o->rates[i];
+    const bt_cell_rank  *k = &cell->ranks[i];
+    const bt_rank_rates *r = &k->rates;
 
-    *v = (bt_rank_view){.pid            = k->hello.pid,
+    *v = (bt_rank_view){.rank           = i,
+                        .pid            = k->hello.pid,
                         .n_pages        = k->hello.n_pages,
                         .weight_bytes   = k->hello.weight_bytes,
                         .page_bytes     = k->hello.page_bytes,
@@ -183,14 +179,61 @@ static void show_rank(const bt_observer *o, const bt_cell *cell, const bt_relay 
                         .prompt_rate    = r->prompt_rate,
                         .generated_rate = r->generated_rate,
                         .handoff_rate   = r->handoff_rate};
+    snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
 }
 
-static void publish(bt_observer *o, const bt_cell *cell, const bt_relay *relay,
-                    const bt_relay_loads *loads, uint64_t now_ns)
+static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)
 {
-    bt_snapshot    *s = bt_board_begin(o->board, cell->n_ranks);
+    const bt_cell     *cell = bt_fleet_cell(fleet, i);
+    const bt_up_hello *h    = bt_cell_facts(cell);
+
+    *v = (bt_cell_view){.state     = bt_fleet_state(fleet, i),
+                        .n_ranks   = cell->n_ranks,
+                        .n_prefill = h->n_prefill,
+                        .n_decode  = h->n_decode};
+    snprintf(v->name, sizeof(v->name), "%s", cell->name);
+}
+
+/* Those that prefill, of all cells, then those that only decode. */
+static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
+{
+    uint32_t at = 0;
+
+    for (int pass = 0; pass < 2; pass++)
+        for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
+            const bt_cell *cell = bt_fleet_cell(fleet, i);
+
+            for (uint32_t k = 0; k < cell->n_ranks; k++)
+                if (prefills(cell, k) == (pass == 0))
+                    show_rank(cell, bt_fleet_relay(fleet, i), k, &s->ranks[at++]);
+        }
+}
+
+static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
+{
+    s->n_cells = s->n_prefill = s->n_decode = s->page_tokens = s->n_requests = 0;
+    for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
+        const bt_up_hello *h     = bt_cell_facts(bt_fleet_cell(fleet, i));
+        const bt_relay    *relay = bt_fleet_relay(fleet, i);
+
+        s->n_prefill += h->n_prefill;
+        s->n_decode += h->n_decode;
+        s->page_tokens = h->page_tokens;
+        if (i < BT_VIEW_CELLS) show_cell(fleet, s->n_cells++, &s->cells[i]);
+        if (relay != NULL)
+            s->n_requests += bt_relay_view_requests(relay, now_ns, &s->requests[s->n_requests],
+                                                    BT_VIEW_REQUESTS - s->n_requests);
+    }
+    s->queued_tokens = bt_fleet_queued_tokens(fleet);
+    show_ranks(fleet, s);
+}
+
+static void publish(bt_observer *o, bt_fleet *fleet, uint32_t n_ranks, const bt_relay_loads *loads,
+                    uint64_t now_ns)
+{
+    bt_snapshot    *s = bt_board_begin(o->board, n_ranks);
     struct timespec t;
 
     if (s == NULL) return; /* the last one stays, and grows old */
@@ -204,42 +247,27 @@ static void publish(bt_observer *o, const bt_cell *cell, const bt_relay *relay,
     s->version     = o->config.version;
     s->metrics     = o->metrics;
     s->loads       = *loads;
-    s->n_ranks     = cell->n_ranks;
-    s->n_prefill = s->n_decode = s->page_tokens = s->n_requests = 0;
-    s->queued_tokens                                            = 0;
-    if (cell->n_ranks != 0) {
-        s->n_prefill   = bt_cell_facts(cell)->n_prefill;
-        s->n_decode    = bt_cell_facts(cell)->n_decode;
-        s->page_tokens = bt_cell_facts(cell)->page_tokens;
-    }
+    s->n_ranks     = n_ranks;
     memcpy(s->public_address, o->address, sizeof(s->public_address));
     memcpy(s->history, o->history, sizeof(s->history));
     s->n_history  = o->n_history;
     s->history_at = o->history_at;
-    for (uint32_t i = 0; i < cell->n_ranks; i++)
-        show_rank(o, cell, relay, i, &s->ranks[i]);
-    if (relay != NULL) {
-        s->n_requests    = bt_relay_view_requests(relay, now_ns, s->requests, BT_VIEW_REQUESTS);
-        s->queued_tokens = bt_relay_queued_tokens(relay);
-    }
+    show_cells(fleet, now_ns, s);
     bt_board_publish(o->board);
 }
 
-void bt_observer_tick(bt_observer *observer, bt_phase phase, const bt_cell *cell,
-                      const bt_relay *relay, uint64_t now_ns)
+void bt_observer_tick(bt_observer *observer, bt_phase phase, bt_fleet *fleet, uint64_t now_ns)
 {
-    bt_relay_loads loads = {0};
+    bt_relay_loads loads;
+    uint32_t       n_ranks = 0;
 
     if (observer->phase == phase && now_ns - observer->published_ns < PUBLISH_MS * BT_NS_PER_MS)
         return;
-    if (observer->n_rates < cell->n_ranks) { /* once: a cell does not grow */
-        observer->rates = bt_calloc(cell->n_ranks, sizeof(*observer->rates));
-        if (observer->rates == NULL) return;
-        observer->n_rates = cell->n_ranks;
-    }
+    for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++)
+        n_ranks += bt_fleet_cell(fleet, i)->n_ranks;
     observer->phase        = phase;
     observer->published_ns = now_ns;
-    if (relay != NULL) bt_relay_get_loads(relay, &loads);
-    if (now_ns - observer->second_ns >= BT_NS_PER_S) end_second(observer, cell, &loads, now_ns);
-    publish(observer, cell, relay, &loads, now_ns);
+    bt_fleet_get_loads(fleet, &loads);
+    if (now_ns - observer->second_ns >= BT_NS_PER_S) end_second(observer, fleet, &loads, now_ns);
+    publish(observer, fleet, n_ranks, &loads, now_ns);
 }

@@ -19,9 +19,7 @@ bt_metrics *bt_observer_metrics(bt_observer *observer);
 /* For the HTTP thread, as long as the observer lives. */
 bt_board *bt_observer_board(bt_observer *observer);
 void      bt_observer_set_address(bt_observer *observer, const char *public_address);
-/* Publishes a snapshot when one is due, at once when the phase is new.  relay: NULL before there is
- * one. */
-void bt_observer_tick(bt_observer *observer, bt_phase phase, const bt_cell *cell,
-                      const bt_relay *relay, uint64_t now_ns);
+/* Publishes a snapshot when one is due, at once when the phase is new.  */
+void bt_observer_tick(bt_observer *observer, bt_phase phase, bt_fleet *fleet, uint64_t now_ns);
 
 #endif

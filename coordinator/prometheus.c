@@ -132,8 +132,12 @@ static const char *role(const bt_snapshot *s, uint32_t rank)
 
 static void labels(page *p, const bt_snapshot *s, const char *name, uint32_t i, const char *more)
 {
-    fprintf(p->f, "%s{model_name=\"%s\",rank=\"%u\",role=\"%s\"%s} ", name, p->model, i, role(s, i),
-            more);
+    const bt_rank_view *r = &s->ranks[i];
+
+    fprintf(p->f, "%s{model_name=\"%s\",rank=\"%u\",role=\"%s\"", name, p->model, r->rank,
+            role(s, i));
+    if (r->cell[0] != 0) fprintf(p->f, ",cell=\"%s\"", r->cell);
+    fprintf(p->f, "%s} ", more);
 }
 
 /* A metric with one value a rank. */

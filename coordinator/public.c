@@ -192,8 +192,8 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->metrics            = config->metrics;
     pub->limits.vocab_size  = config->facts->vocab_size;
     pub->limits.max_context = config->facts->max_context;
-    pub->limits.max_tokens  = bt_relay_max_tokens(pub->relay);
-    pub->limits.max_prompt  = bt_relay_max_prompt(pub->relay);
+    pub->limits.max_tokens  = bt_fleet_max_tokens(pub->fleet);
+    pub->limits.max_prompt  = bt_fleet_max_prompt(pub->fleet);
     pub->limits.page_tokens = pub->facts->page_tokens;
     /* Without one only stop strings cannot be had. */
     if (bt_tokenizer_open(config->model_path, &pub->tokenizer) != BT_OK)
@@ -211,7 +211,7 @@ out:
 }
 
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
-                           bt_relay *relay, bt_public **public_out, uint16_t *port_out)
+                           bt_fleet *fleet, bt_public **public_out, uint16_t *port_out)
 {
     bt_status  st  = BT_OK;
     bt_public *pub = bt_calloc(1, sizeof(*pub));
@@ -220,7 +220,7 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     BT_REQUIRE(pub != NULL, BT_ERR_NO_MEMORY, "public port");
     BT_ASSERT(bt_public_n_methods <= sizeof(registered) / sizeof(registered[0]));
     pub->loop  = loop;
-    pub->relay = relay;
+    pub->fleet = fleet;
     pub->down  = (bt_rpc_tag){on_down, pub};
     BT_TRY(init(pub, config));
     pub->server = grpc_server_create(bt_rpc_server_args(), NULL);

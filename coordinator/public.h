@@ -5,6 +5,7 @@
 #ifndef BT_COORDINATOR_PUBLIC_H
 #define BT_COORDINATOR_PUBLIC_H
 
+#include "coordinator/fleet.h"
 #include "coordinator/intake.h"
 #include "coordinator/metrics.h"
 #include "proto/rpc.h"
@@ -20,7 +21,7 @@ typedef struct {
 
 /* Listens and serves from now on. */
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
-                           bt_relay *relay, bt_public **public_out, uint16_t *port_out);
+                           bt_fleet *fleet, bt_public **public_out, uint16_t *port_out);
 /* From now on health says that nothing is served here, and new requests are refused with
  * UNAVAILABLE; streams go on until they have ended. */
 void bt_public_drain(bt_public *pub);
@@ -32,7 +33,7 @@ void bt_public_destroy(bt_public *pub);
 /* Sends what has come for clients; call it whenever the loop has run. */
 void bt_public_poll(bt_public *pub);
 
-/* The relay's events: client is the stream of bt_relay_submit(). */
+/* The fleet's events: client is the stream of bt_fleet_submit(). */
 bt_finish bt_public_token(void *client, const bt_token *token);
 void      bt_public_prompt(void *client, const bt_up_prompt_logprobs *m);
 void      bt_public_end(void *client, const bt_relay_end *end);

@@ -46,7 +46,7 @@ struct bt_call {
 
 struct bt_public {
     bt_rpc_loop       *loop;  /* borrowed */
-    bt_relay          *relay; /* borrowed */
+    bt_fleet          *fleet; /* borrowed */
     grpc_server       *server;
     bt_rpc_tag         down;
     bool               is_down, stopping, draining;

@@ -93,7 +93,7 @@ static grpc_byte_buffer *server_info(bt_call *call, const ProtobufCMessage *requ
     static char    type[] = "baton";
 
     (void)request;
-    bt_relay_get_loads(call->pub->relay, &loads);
+    bt_fleet_get_loads(call->pub->fleet, &loads);
     reply.active_requests        = loads.n_waiting + loads.n_running;
     reply.last_receive_timestamp = call->pub->last_receive;
     reply.uptime_seconds         = (double)(bt_now_ns() - call->pub->started_ns) * 1e-9;
@@ -132,7 +132,7 @@ static grpc_byte_buffer *loads(bt_call *call, const ProtobufCMessage *request)
     char                                 stamp[32];
 
     (void)request; /* one load whatever rank and sections are asked for */
-    bt_relay_get_loads(call->pub->relay, &l);
+    bt_fleet_get_loads(call->pub->fleet, &l);
     gmtime_r(&now, &tm);
     strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%SZ", &tm);
     load.num_running_reqs     = clamp(l.n_running);
@@ -140,9 +140,9 @@ static grpc_byte_buffer *loads(bt_call *call, const ProtobufCMessage *request)
     load.num_total_reqs       = clamp((uint64_t)l.n_running + l.n_waiting);
     load.num_used_tokens      = clamp(l.used_tokens);
     load.max_total_num_tokens = clamp(l.total_tokens);
-    load.token_usage          = (double)l.used_tokens / (double)l.total_tokens;
-    load.utilization          = load.token_usage;
-    load.gen_throughput       = throughput(call->pub, l.tokens_out);
+    load.token_usage    = l.total_tokens == 0 ? 1 : (double)l.used_tokens / (double)l.total_tokens;
+    load.utilization    = load.token_usage;
+    load.gen_throughput = throughput(call->pub, l.tokens_out);
     load.max_running_requests = clamp(l.max_running);
     reply.timestamp           = stamp;
     reply.version             = call->pub->version;
@@ -158,7 +158,7 @@ static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *r
     Vllm__Grpc__Engine__AbortResponse       reply = VLLM__GRPC__ENGINE__ABORT_RESPONSE__INIT;
 
     for (size_t i = 0; i < pb->n_request_ids; i++) /* unknown and ended ones are fine */
-        bt_relay_abort_name(call->pub->relay, pb->request_ids[i], "aborted by the client");
+        bt_fleet_abort_name(call->pub->fleet, pb->request_ids[i], "aborted by the client");
     return bt_rpc_pack(&reply.base);
 }
 

@@ -189,7 +189,7 @@ static void on_closed(bt_rpc_tag *tag, bool ok)
 
     (void)ok;
     s->gone = true;
-    if (s->open) bt_relay_abort_client(call->pub->relay, s, s->name, "the client has gone");
+    if (s->open) bt_fleet_abort_client(call->pub->fleet, s, s->name, "the client has gone");
     bt_call_release(call);
 }
 
@@ -294,7 +294,7 @@ static void start(bt_stream *s, bt_relay_request *r)
     r->n_choices = s->n_choices;
     s->open      = true;
     s->call->refs++; /* the relay's, until end() */
-    if (bt_relay_submit(s->call->pub->relay, r, s, bt_now_ns(), &s->number, &code) != BT_OK) {
+    if (bt_fleet_submit(s->call->pub->fleet, r, s, bt_now_ns(), &s->number, &code) != BT_OK) {
         s->open = false;
         s->call->refs--;
         fail(s, code, bt_error_text());

@@ -36,15 +36,14 @@ void bt_list_insert(bt_request_list *list, bt_request *q)
 
 /* Two names with one key would count as duplicates: with 64 bits that does not happen by chance,
  * and who makes it happen gets a refusal. */
-static uint64_t name_key(const char *name)
+uint64_t bt_relay_name_key(const char *name)
 {
     uint64_t key = XXH3_64bits(name, strlen(name));
 
     return key != 0 ? key : 1;
 }
 
-/* What it owns, wherever it stands. */
-static void request_fini(bt_request *q)
+void bt_request_free(bt_request *q)
 {
     for (uint32_t i = 0; q->choices != NULL && i < q->n_choices; i++) {
         bt_free(q->choices[i].out);
@@ -62,7 +61,7 @@ static void request_free(bt_relay *r, bt_request *q)
 {
     bt_list_remove(q->state == BT_QUEUED ? &r->queue : &r->placed, q);
     bt_table_remove(&r->numbers, q->number);
-    request_fini(q);
+    bt_request_free(q);
 }
 
 /* ---- the end of a request */
@@ -178,7 +177,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
 {
     bt_status   st  = BT_OK;
     bt_request *q   = NULL;
-    uint64_t    key = name_key(request->name);
+    uint64_t    key = bt_relay_name_key(request->name);
 
     REFUSE(!relay->stopped, BT_ERR_PEER, relay->stop_code, "%s", relay->stop_reason);
     REFUSE(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
@@ -191,48 +190,20 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
            (unsigned long long)relay->queued_tokens, (unsigned long long)relay->cfg.queue_tokens);
 
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
-    q         = bt_calloc(1, sizeof(*q));
-    BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
-    q->name = bt_strdup(request->name);
-    BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
-    q->n_choices = q->n_open = request->n_choices == 0 ? 1 : request->n_choices;
-    q->choices               = bt_calloc(q->n_choices, sizeof(*q->choices));
-    BT_REQUIRE(q->choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_choices);
-    /* A cached prefix has no logits: who wants the prompt's logprobs neither finds nor leaves one.
-     */
-    if (request->sampling.prompt_logprobs == 0)
-        BT_TRY(bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, request->n_prompt,
-                             request->prompt, &q->keys, &q->n_keys));
-    BT_TRY(bt_table_put(&relay->names, key, q));
-    q->number   = relay->next_number;
-    q->name_key = key;
-    st          = bt_table_put(&relay->numbers, q->number, q);
-    if (st != BT_OK) {
-        bt_table_remove(&relay->names, key);
-        goto out;
-    }
-    relay->next_number++;
-    q->arrival      = q->number;
-    q->client       = client;
-    q->n_prompt     = request->n_prompt;
-    q->prompt       = request->prompt;
-    q->sampling     = bt_sampling_take(&request->sampling);
-    q->arrived_ns   = now_ns;
-    request->prompt = NULL; /* ours now */
-    bt_list_insert(&relay->queue, q);
-    relay->queued_tokens += q->n_prompt;
+    BT_TRY(bt_request_create(request, client, now_ns, &q));
+    BT_TRY(bt_relay_enter(relay, q));
     *number_out = q->number;
     q           = NULL; /* handed over */
     bt_relay_place(relay, now_ns);
 out:
-    if (q != NULL) request_fini(q);
+    if (q != NULL) bt_request_return(q, request);
     return st;
 }
 
 void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name,
                            const char *reason)
 {
-    bt_request *q = bt_table_get(&relay->names, name_key(name));
+    bt_request *q = bt_table_get(&relay->names, bt_relay_name_key(name));
 
     if (q != NULL && q->client == client)
         bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
@@ -240,7 +211,7 @@ void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name
 
 void bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason)
 {
-    bt_request *q = bt_table_get(&relay->names, name_key(name));
+    bt_request *q = bt_table_get(&relay->names, bt_relay_name_key(name));
 
     if (q != NULL && strcmp(q->name, name) == 0)
         bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);

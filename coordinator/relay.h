@@ -24,7 +24,8 @@
 
 #include "proto/control_msg.h"
 
-typedef struct bt_relay bt_relay;
+typedef struct bt_relay   bt_relay;
+typedef struct bt_request bt_request;
 
 typedef struct {
     uint32_t n_pages, max_rows;
@@ -74,6 +75,7 @@ typedef struct {
     uint32_t   *prompt;    /* owned */
     bt_sampling sampling;  /* owned: its arrays */
     uint32_t    n_choices; /* at most BT_CHOICES_MAX; 0 and 1: one */
+    uint64_t    arrival;   /* order among several relays; 0: by this relay's numbers */
 } bt_relay_request;
 
 typedef struct {
@@ -112,6 +114,35 @@ void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns);
 /* Ranks that sit in the prefill group (or the one of both roles), and in the decode group; where
  * one has nobody, requests wait. */
 void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2]);
+/* Requests change relays when a cell drains, is lost, or another one has room (relay_move.c).  What
+ * is taken out is owned by the caller until another relay adopts it or bt_request_end() ends it; it
+ * keeps its client, its arrival and the tokens that its client has.  NULL: there is none left.
+ *
+ * take_queued: the one that came first of those that wait.  take_open: any open one, as if the
+ * ranks of the relay had gone: they are not told. */
+bt_request *bt_relay_take_queued(bt_relay *relay);
+bt_request *bt_relay_take_open(bt_relay *relay);
+/* Takes ownership, unless out of memory. */
+bt_status bt_relay_adopt(bt_relay *relay, bt_request *q, uint64_t now_ns);
+bool      bt_relay_has_name(const bt_relay *relay, const char *name);
+/* The request that waits longest; NULL: none. */
+const bt_request *bt_relay_first_queued(const bt_relay *relay);
+/* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
+double bt_relay_pressure(const bt_relay *relay);
+/* A request that no relay has had yet; takes what request owns, unless out of memory. */
+bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
+                            bt_request **q_out);
+/* Undoes create(). */
+void bt_request_return(bt_request *q, bt_relay_request *request);
+/* Of a request that no relay has. */
+void        bt_request_end(bt_request *q, const bt_relay_events *events, const bt_relay_end *end);
+const char *bt_request_name(const bt_request *q);
+const void *bt_request_client(const bt_request *q);
+uint32_t    bt_request_prompt_tokens(const bt_request *q);
+uint64_t    bt_request_tokens(const bt_request *q); /* the prompt's, and all that may follow */
+uint64_t    bt_request_arrived_ns(const bt_request *q);
+bool        bt_request_resumed(const bt_request *q);
+
 /* Deadlines and placement; call it several times a second. */
 void bt_relay_tick(bt_relay *relay, uint64_t now_ns);
 

@@ -17,7 +17,6 @@ typedef struct {
     bool      ended;
 } bt_request_choice;
 
-typedef struct bt_request bt_request;
 struct bt_request {
     bt_request        *prev, *next; /* list of the relay: the queue, or the placed ones */
     uint64_t           number, name_key;
@@ -30,7 +29,7 @@ struct bt_request {
     bt_block_key      *keys;   /* owned: of the prompt's full pages */
     uint32_t           n_keys;
     uint64_t           arrival; /* its first number: the smaller, the older */
-    bool               resumed; /* retracted before: nothing but its own end refuses it */
+    bool               resumed; /* placed before: nothing but its own end refuses it */
     uint32_t           n_held;  /* prompt tokens that its decode rank had, as the ticket says */
     bt_sampling        sampling;
     uint32_t           n_choices, n_open; /* all, and those that have not ended */
@@ -96,6 +95,13 @@ static inline bool bt_relay_decodes(const bt_relay *r, uint32_t rank)
 {
     return r->ranks[rank].group == (bt_relay_both(r) ? BT_SEATED_PREFILL : BT_SEATED_DECODE);
 }
+
+uint64_t bt_relay_name_key(const char *name); /* never 0 */
+
+/* A request without a relay, with all that it owns. */
+void bt_request_free(bt_request *q);
+/* Its name, number, prefix keys and place in the queue; on an error nothing has changed. */
+bt_status bt_relay_enter(bt_relay *relay, bt_request *q);
 
 void bt_list_remove(bt_request_list *list, bt_request *q);
 /* Behind the last one that arrived no later. */

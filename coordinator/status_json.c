@@ -68,7 +68,8 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
     const bt_up_beat   *b = &r->beat;
     json_t             *o = json_object();
 
-    put_int(o, "rank", i);
+    put_int(o, "rank", r->rank);
+    put(o, "cell", json_string(r->cell));
     put(o, "role",
         json_string(s->n_decode == 0   ? "both"
                     : i < s->n_prefill ? "prefill"
@@ -101,6 +102,18 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
     put_int(o, "handoff_bytes", b->handoff_bytes);
     put_int(o, "handoff_pages", b->handoff_pages);
     put_real(o, "handoff_rate", r->handoff_rate);
+    return o;
+}
+
+static json_t *cell_json(const bt_cell_view *v)
+{
+    json_t *o = json_object();
+
+    put(o, "name", json_string(v->name));
+    put(o, "state", json_string(bt_cell_state_name(v->state)));
+    put_int(o, "n_ranks", v->n_ranks);
+    put_int(o, "n_prefill", v->n_prefill);
+    put_int(o, "n_decode", v->n_decode);
     return o;
 }
 
@@ -181,6 +194,7 @@ static json_t *balance_json(const bt_snapshot *s)
 char *bt_exposition_json(const bt_snapshot *s)
 {
     json_t *o = json_object(), *ranks = json_array(), *requests = json_array();
+    json_t *cells = json_array();
     char   *text;
 
     put(o, "phase", json_string(bt_phase_name(s->phase)));
@@ -205,6 +219,9 @@ char *bt_exposition_json(const bt_snapshot *s)
         json_array_append_new(ranks, rank_json(s, i));
     for (uint32_t i = 0; i < s->n_requests; i++)
         json_array_append_new(requests, request_json(&s->requests[i]));
+    for (uint32_t i = 0; i < s->n_cells; i++)
+        json_array_append_new(cells, cell_json(&s->cells[i]));
+    put(o, "cells", cells);
     put(o, "ranks", ranks);
     put(o, "open_requests", requests);
     put(o, "history", history_json(s));

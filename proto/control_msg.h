@@ -38,7 +38,7 @@ typedef struct {
     uint32_t id, generation;
 } bt_page_ref;
 
-enum { BT_PREFIX_KEY_BYTES = 16 };
+enum { BT_PREFIX_KEY_BYTES = 16, BT_CELL_NAME_MAX = 63 };
 
 typedef enum {
     BT_FINISH_NONE,
@@ -73,12 +73,13 @@ typedef enum {
     BT_UP_RETRACTED,
     BT_UP_PROMPT_LOGPROBS,
     BT_UP_EXPIRED,
+    BT_UP_DRAIN,
     BT_UP_LEAVING
 } bt_up_kind;
 
 typedef struct {
     uint32_t  protocol, rank, n_ranks, n_prefill, n_decode;
-    char     *host;
+    char     *host, *cell;
     uint32_t  pid;
     uint64_t  model_fingerprint;
     char     *arithmetic;

@@ -40,6 +40,7 @@ static void make_hello(const bt_up_hello *h, PB(Hello) * pb)
     pb->default_sampling_json = text(h->default_sampling_json);
     pb->weight_bytes          = h->weight_bytes;
     pb->n_spares              = h->n_spares;
+    pb->cell                  = text(h->cell);
 }
 
 /* Token messages for n tokens: one block with the pointer table in front (bt_free it). */
@@ -87,6 +88,7 @@ typedef union {
     PB(Retracted) retracted;
     PB(PromptLogprobs) prompt_logprobs;
     PB(Expired) expired;
+    PB(Drain) drain;
 } up_body;
 
 /* Packing only reads the histograms. */
@@ -237,6 +239,11 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
         pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS;
         pb->eval_rows = &b->eval_rows;
         break;
+    case BT_UP_DRAIN:
+        baton__control__v1__drain__init(&b->drain);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_DRAIN;
+        pb->drain     = &b->drain;
+        break;
     case BT_UP_LEAVING:
         baton__control__v1__leaving__init(&b->leaving);
         b->leaving.code   = m->u.leaving.code;
@@ -264,6 +271,15 @@ out:
     return st;
 }
 
+/* It stands in logs, labels and lines: a word. */
+static bool is_name(const char *name)
+{
+    size_t n = strlen(name);
+
+    return n <= BT_CELL_NAME_MAX &&
+           n == strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+}
+
 static bt_status check_hello(const PB(Hello) * pb)
 {
     bt_status st = BT_OK;
@@ -271,6 +287,10 @@ static bt_status check_hello(const PB(Hello) * pb)
     BT_REQUIRE(pb->protocol == BT_CONTROL_PROTOCOL, BT_ERR_PROTOCOL,
                "rank %u speaks control protocol %u, expected %d", pb->rank, pb->protocol,
                BT_CONTROL_PROTOCOL);
+    BT_REQUIRE(is_name(pb->cell), BT_ERR_PROTOCOL,
+               "rank %u names its cell with %zu bytes, expected at most %d letters, digits, '.', "
+               "'_' and '-'",
+               pb->rank, strlen(pb->cell), BT_CELL_NAME_MAX);
     BT_REQUIRE(pb->n_ranks >= 1 && pb->rank < pb->n_ranks, BT_ERR_PROTOCOL,
                "hello of rank %u of %u", pb->rank, pb->n_ranks);
     BT_REQUIRE((pb->n_prefill == 0 && pb->n_decode == 0 && pb->n_spares < pb->n_ranks) ||
@@ -322,6 +342,7 @@ static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
     h->weight_bytes      = pb->weight_bytes;
     h->n_spares          = pb->n_spares;
     BT_TRY(bt_pb_take_string(pb->host, "host", &h->host));
+    BT_TRY(bt_pb_take_string(pb->cell, "cell", &h->cell));
     BT_TRY(bt_pb_take_string(pb->arithmetic, "arithmetic", &h->arithmetic));
     BT_TRY(bt_pb_take_string(pb->model_type, "model_type", &h->model_type));
     BT_TRY(bt_pb_take_string(pb->architecture, "architecture", &h->architecture));
@@ -547,6 +568,7 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
     case BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS:
         m->kind = BT_UP_EVAL_ROWS;
         return take_eval_rows(pb->eval_rows, &m->u.eval_rows);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_DRAIN: m->kind = BT_UP_DRAIN; return BT_OK;
     case BATON__CONTROL__V1__FROM_WORKER__BODY_LEAVING:
         m->kind           = BT_UP_LEAVING;
         m->u.leaving.code = pb->leaving->code;
@@ -587,6 +609,7 @@ void bt_up_free(bt_up *m)
     switch (m->kind) {
     case BT_UP_HELLO:
         bt_free(m->u.hello.host);
+        bt_free(m->u.hello.cell);
         bt_free(m->u.hello.arithmetic);
         bt_free(m->u.hello.eos_tokens);
         bt_free(m->u.hello.model_type);
@@ -615,6 +638,7 @@ void bt_up_free(bt_up *m)
     case BT_UP_BEAT:
     case BT_UP_RELEASED:
     case BT_UP_RETRACTED:
+    case BT_UP_DRAIN:
     case BT_UP_WAKE_REQUEST: break;
     }
     memset(&m->u, 0, sizeof(m->u)); /* freeing twice is harmless */

@@ -34,6 +34,15 @@ void bt_rank_leave(bt_rank *r, int code, const char *reason)
     bt_world_exit(r->world, code);
 }
 
+void bt_rank_pass_on_drain(bt_rank *r)
+{
+    bt_up m = {.kind = BT_UP_DRAIN};
+
+    if (*r->drain == 0 || r->client == NULL) return;
+    *r->drain = 0;
+    bt_control_client_send(r->client, &m); /* a lost stream shows by itself */
+}
+
 /* Together with every other rank: the clean end. */
 void bt_rank_leave_together(bt_rank *r)
 {

@@ -14,12 +14,20 @@
 #define MPI_START_NS   (300 * BT_NS_PER_S) /* ranks of a large job start one after the other */
 
 static volatile sig_atomic_t g_signal;
+static volatile sig_atomic_t g_drain;
 static volatile sig_atomic_t g_tell; /* somebody is there to be told why this rank leaves */
 
 static void on_signal(int number)
 {
     if (!g_tell) _exit(EXIT_SUCCESS);
     g_signal = number;
+}
+
+static void on_drain(int number)
+{
+    (void)number;
+    if (!g_tell) _exit(EXIT_SUCCESS);
+    g_drain = 1;
 }
 
 static void on_alarm(int number)
@@ -44,9 +52,11 @@ static void on_stuck(void *ctx, const char *where, uint64_t quiet_ns)
 static void install_signals(void)
 {
     struct sigaction leave = {.sa_handler = on_signal}, late = {.sa_handler = on_alarm};
+    struct sigaction drain = {.sa_handler = on_drain};
 
     sigaction(SIGTERM, &leave, NULL);
     sigaction(SIGINT, &leave, NULL);
+    sigaction(SIGUSR1, &drain, NULL);
     sigaction(SIGALRM, &late, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
@@ -105,6 +115,7 @@ static bt_status work(bt_rank *r)
 
     while (!together) {
         if (bt_links_must_leave(&r->links)) return BT_ERR_CANCELLED;
+        bt_rank_pass_on_drain(r);
         BT_TRY(take_messages(r));
         BT_TRY(bt_worker_background_status(r->worker));
         BT_TRY(bt_worker_begin(r->worker, &plan, &next));
@@ -142,6 +153,7 @@ int main(int argc, char **argv)
     r.links.timeout_ns = r.opt.timeout_ns;
     r.links.signal     = &g_signal;
     r.signal           = &g_signal;
+    r.drain            = &g_drain;
     r.tell             = &g_tell;
 
     st = bt_rank_start(&r);

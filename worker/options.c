@@ -24,6 +24,7 @@ enum {
     KEY_KERNELS,
     KEY_TIMEOUT,
     KEY_ON_DEATH,
+    KEY_CELL,
     KEY_VERBOSE
 };
 
@@ -86,6 +87,7 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     switch (key) {
     case KEY_MODEL: opt->model = text; break;
     case KEY_COORDINATOR: opt->coordinator = text; break;
+    case KEY_CELL: opt->cell = text; break;
     case KEY_KERNELS: opt->kernels = text; break;
     case KEY_VERBOSE: opt->verbose = true; break;
     case KEY_PREFILL: return parse_count("--prefill", text, 1, MAX_RANKS, &opt->n_prefill);
@@ -139,26 +141,27 @@ static const struct argp_option OPTIONS[] = {
     {"decode",                                          KEY_DECODE, "D", 0, "World ranks P..P+D-1 generate", 0},
     {"both",KEY_BOTH, "N", 0, "Instead of the two: all N ranks do both", 0},
     {"coordinator",                                         KEY_COORDINATOR, "HOST:PORT", 0, "Its control port", 0},
-    {NULL,                                         0, NULL, 0, "Memory and speed:", 2},
-    {"kv-bytes",                                  KEY_KV_BYTES, "SIZE", 0,
+    {"cell",                                         KEY_CELL, "NAME", 0, "This cell's name, where the coordinator has several", 0},
+    {NULL,                                  0, NULL, 0, "Memory and speed:", 2},
+    {"kv-bytes",                                       KEY_KV_BYTES, "SIZE", 0,
      "Latent pages of this rank, as 512M or 2G (default: from the memory account)", 0},
-    {"chunk",                                       KEY_CHUNK, "N", 0, "Rows of one prompt in a step at most (default 512)", 0},
-    {"max-rows",          KEY_MAX_ROWS, "N", 0,
+    {"chunk",          KEY_CHUNK, "N", 0, "Rows of one prompt in a step at most (default 512)", 0},
+    {"max-rows",                                          KEY_MAX_ROWS, "N", 0,
      "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
-    {"threads",                                          KEY_THREADS, "N", 0,
+    {"threads",KEY_THREADS, "N", 0,
      "Compute threads; 0 (default): one per core that this process may use.  Ranks that share a "
      "machine may all have one per core: idle ones leave theirs to the others", 0},
-    {"kernels",KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
+    {"kernels",                                         KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
     {NULL,                                         0, NULL, 0, "Behaviour:", 3},
-    {"form",                                         KEY_FORM, "FORM", 0,
+    {"form",                                     KEY_FORM, "FORM", 0,
      "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
      "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",                                     KEY_TIMEOUT, "S", 0,
+    {"timeout-s",                                       KEY_TIMEOUT, "S", 0,
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"on-death",                                       KEY_ON_DEATH, "WHAT", 0,
+    {"on-death", KEY_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
-    {"verbose", KEY_VERBOSE, NULL, 0, "Log steps too", 0},
-    {0                                         },
+    {"verbose",                                          KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    {0},
 };
 
 static const char DOC[] =
@@ -196,6 +199,7 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
 
     bt_status         st   = BT_OK;
     bt_worker_options opt  = {.kernels    = "auto",
+                              .cell       = "",
                               .chunk      = DEFAULT_CHUNK,
                               .timeout_ns = (uint64_t)DEFAULT_TIMEOUT_S * 1000000000u};
     parse_state       p    = {&opt, BT_OK};

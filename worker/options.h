@@ -13,6 +13,7 @@
 typedef struct {
     const char    *model;       /* a directory; borrowed from argv, as are the other strings */
     const char    *coordinator; /* "HOST:PORT" of its control port */
+    const char    *cell;        /* its name among the coordinator's cells; "" */
     const char    *kernels;     /* "auto" or a family of bt_device_cpu_kernels() */
     uint32_t       n_prefill, n_decode; /* 0 and 0 with n_both */
     uint32_t       n_both;              /* ranks that have both roles; 0 with the other two */

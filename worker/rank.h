@@ -36,6 +36,7 @@ typedef struct {
     uint64_t           progress_ns; /* when the last Progress was sent */
 
     volatile sig_atomic_t *signal; /* borrowed: not 0 asks the rank to leave */
+    volatile sig_atomic_t *drain;  /* borrowed: not 0 until the coordinator has been told */
     volatile sig_atomic_t *tell;   /* borrowed: set once there is somebody to be told why */
 } bt_rank;
 
@@ -54,6 +55,9 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m);
 bt_status bt_rank_await_regroup(bt_rank *r);
 
 /* leave.c.  Alone, at once and without MPI's consent: says Leaving, then ends the process. */
+/* leave.c.  Tells the coordinator that somebody wants this cell to drain, once for each signal. */
+void bt_rank_pass_on_drain(bt_rank *r);
+/* Alone, at once and without MPI's consent: says Leaving, then ends the process. */
 void bt_rank_leave(bt_rank *r, int code, const char *reason) __attribute__((noreturn));
 /* The same after work() or start() has ended with `st`: by signal, by a lost coordinator, by a
  * shutdown that the group no longer answers, or by an error. */

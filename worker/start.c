@@ -88,14 +88,15 @@ static bt_status say_hello(bt_rank *r)
                        .weight_bytes      = r->memory.weights};
 
     h->host                  = bt_strdup(host);
+    h->cell                  = bt_strdup(r->opt.cell);
     h->arithmetic            = arithmetic(r);
     h->model_type            = bt_strdup(r->cfg.model_type);
     h->architecture          = bt_strdup(r->cfg.architecture);
     h->default_sampling_json = bt_strdup(r->cfg.default_sampling_json);
     h->eos_tokens            = bt_calloc(r->cfg.n_eos, sizeof(*h->eos_tokens));
-    BT_REQUIRE(h->host != NULL && h->arithmetic != NULL && h->model_type != NULL &&
-                   h->architecture != NULL && h->default_sampling_json != NULL &&
-                   h->eos_tokens != NULL,
+    BT_REQUIRE(h->host != NULL && h->cell != NULL && h->arithmetic != NULL &&
+                   h->model_type != NULL && h->architecture != NULL &&
+                   h->default_sampling_json != NULL && h->eos_tokens != NULL,
                BT_ERR_NO_MEMORY, "hello");
     memcpy(h->eos_tokens, r->cfg.eos_tokens, r->cfg.n_eos * sizeof(*h->eos_tokens));
     st     = bt_control_client_send(r->client, &m);
@@ -125,6 +126,7 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
         r->progress_ns = now;
         bt_control_client_send(r->client, &m); /* a lost stream shows below */
     }
+    bt_rank_pass_on_drain(r);
     if (!bt_links_must_leave(&r->links) && r->links.shutdown_ns == 0) return;
     if (bt_control_client_lost(r->client))
         bt_rank_leave(r, EXIT_FAILURE, "the coordinator was lost");

@@ -68,13 +68,13 @@ def wait_for(condition, what, seconds=WAIT_S):
 class Rank:
     """One rank: a thread reads its stream; replies go through a queue."""
 
-    def __init__(self, cell, rank, **hello):
+    def __init__(self, cell, rank, name="", **hello):
         self.cell, self.rank = cell, rank
         self.out = queue.Queue()
         self.seen = []  # every message, in order
         self.held = {}  # request -> Reserve
         self.end = None  # the status that ended the stream
-        facts = dict(protocol=1, rank=rank, n_ranks=cell.n, n_prefill=cell.prefill, n_decode=cell.decode,
+        facts = dict(protocol=1, cell=name, rank=rank, n_ranks=cell.n, n_prefill=cell.prefill, n_decode=cell.decode,
                      host="testhost", pid=1000 + rank, model_fingerprint=77, arithmetic="test", n_pages=cell.pages,
                      page_tokens=PAGE_TOKENS, page_bytes=4096, max_rows=cell.max_rows, epoch=4, vocab_size=VOCAB,
                      max_context=CONTEXT, eos_tokens=[EOS], bos_token=0, pad_token=-1, model_type="deepseek_v3",

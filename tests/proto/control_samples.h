@@ -31,6 +31,7 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .rank                  = rank,
                               .n_ranks               = n_ranks,
                               .host                  = bt_strdup("host"),
+                              .cell                  = bt_strdup("c-1"),
                               .pid                   = 17,
                               .model_fingerprint     = 0xfedcba9876543210u,
                               .arithmetic            = bt_strdup("dp2"),
@@ -139,6 +140,7 @@ static inline bt_up sample_up(bt_up_kind kind)
                                                       .top_ids      = sample_ids(6),
                                                       .top_logprobs = bt_calloc(6, sizeof(float))};
         break;
+    case BT_UP_DRAIN: break;
     case BT_UP_WAKE_REQUEST: m.u.wake_request.wake = 77; break;
     case BT_UP_EVAL_ROWS:
         m.u.eval_rows = (bt_up_eval_rows){.request        = 9,

@@ -1,0 +1,80 @@
+/* The processes that the supervisor starts, and their command lines. */
+#include <stdio.h>
+
+#include "cli/supervisor_state.h"
+#include "core/alloc.h"
+
+bt_status bt_supervisor_start_coordinator(supervisor *s)
+{
+    bt_status             st  = BT_OK;
+    const bt_run_options *opt = s->opt;
+    char                  path[PATH_MAX], port[16];
+    char                 *argv[24 + BT_RUN_COORDINATOR_ARGS];
+    size_t                n = 0;
+
+    BT_TRY(bt_program_path("baton-coordinator", path));
+    snprintf(port, sizeof(port), "%u", s->port);
+#define ADD(text) argv[n++] = (char *)(text)
+    ADD(path);
+    ADD("--model");
+    ADD(opt->cell.model);
+    ADD("--host");
+    ADD(opt->host);
+    ADD("--port");
+    ADD(port);
+    ADD("--control");
+    ADD(opt->control);
+    ADD("--on-death");
+    ADD(opt->cell.replace ? "replace" : opt->restarts != 0 ? "restart" : "stop");
+    if (opt->cell.replace && opt->restarts != 0) { /* a cell with too few ranks comes again */
+        ADD("--cell-wait-s");
+        ADD("120");
+    }
+    for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
+        ADD(opt->coordinator_args[i]);
+    ADD("--announce-fd");
+    ADD("@report");
+    ADD(NULL);
+#undef ADD
+    st = bt_child_spawn(
+        &(bt_child_spec){.name = "coordinator", .argv = argv, .reports = true, .own_group = true},
+        &s->coordinator);
+out:
+    return st;
+}
+
+bt_status bt_supervisor_start_ranks(supervisor *s)
+{
+    bt_status st   = BT_OK;
+    char    **argv = NULL;
+
+    BT_TRY(bt_cell_launch_argv(&s->opt->cell, s->control, &argv));
+    st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv, .own_group = true},
+                        &s->launch);
+out:
+    bt_free(argv);
+    return st;
+}
+
+/* The client shares our terminal: its output is the user's. */
+bt_status bt_supervisor_start_client(supervisor *s)
+{
+    bt_status st = BT_OK;
+    char      path[PATH_MAX];
+    char     *argv[] = {path,
+                        (char *)"--address",
+                        s->address,
+                        (char *)"--model",
+                        (char *)s->opt->cell.model,
+                        (char *)"--max-tokens",
+                        (char *)s->opt->max_tokens,
+                        (char *)"--message",
+                        (char *)s->opt->chat,
+                        NULL};
+
+    BT_TRY(bt_program_path("baton-chat", path));
+    st = bt_child_spawn(&(bt_child_spec){.name = "chat", .argv = argv, .own_stderr = true},
+                        &s->client);
+out:
+    return st;
+}

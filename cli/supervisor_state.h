@@ -1,0 +1,48 @@
+/* cli/supervisor_state.h - inside the supervisor only. */
+#ifndef BT_CLI_SUPERVISOR_STATE_H
+#define BT_CLI_SUPERVISOR_STATE_H
+
+#include "cli/account.h"
+#include "cli/backoff.h"
+#include "cli/child.h"
+#include "cli/progress.h"
+#include "cli/relay.h"
+#include "cli/supervisor.h"
+
+typedef enum { STARTING, LOADING, SERVING, STOPPING } phase;
+
+typedef struct supervisor {
+    const bt_run_options *opt;
+    phase                 phase;
+    bt_relay              relay;
+    bt_child              coordinator, launch, client;
+    int                   signal_fd;
+    char                  address[128];
+    char                  control[300]; /* where ranks attach, once known */
+    uint16_t              port;         /* of the public port: what came of 0 the first time */
+    bt_backoff            backoff;
+    uint64_t    coordinator_at_ns, launch_at_ns; /* when to start it; 0: not to be started */
+    uint64_t    died_ns;             /* since when it does not serve any more; 0: it does */
+    uint32_t    n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
+    bool        has_served;
+    bt_progress progress;
+    uint64_t    told_ns;  /* when progress was last logged */
+    bt_account *accounts; /* [n_ranks] */
+    uint64_t    heard_ns; /* when anything came */
+    uint64_t    start_ns, stop_ns;
+    uint64_t    serving_ns;                          /* since when; 0: not */
+    uint64_t    coordinator_term_ns, launch_term_ns; /* while stopping */
+    bool        asked;                               /* the end was asked for */
+    bool        draining;     /* and the coordinator ends when nothing runs any more */
+    char        http[128];    /* where its HTTP port is; "" */
+    bool        hurried;      /* asked again: the ranks were ended by a signal at our word */
+    bool        served;       /* the cell was ready when it stopped */
+    char        failure[700]; /* the first one; "" so far */
+} supervisor;
+
+/* supervisor_start.c */
+bt_status bt_supervisor_start_coordinator(supervisor *s);
+bt_status bt_supervisor_start_ranks(supervisor *s);
+bt_status bt_supervisor_start_client(supervisor *s);
+
+#endif

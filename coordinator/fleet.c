@@ -1,0 +1,558 @@
+/* The cells: how they come, and how they go. */
+#include "coordinator/fleet.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "coordinator/announce.h"
+#include "coordinator/fleet_state.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+
+enum { LEAVE_S = 4 };
+
+const char *bt_cell_state_name(bt_cell_state state)
+{
+    static const char *const names[] = {"attaching", "loading", "serving", "draining", "leaving"};
+
+    return names[state];
+}
+
+/* ---- creation */
+
+bt_status bt_fleet_create(const bt_fleet_config *config, const bt_fleet_events *events,
+                          bt_fleet **fleet_out)
+{
+    bt_status st    = BT_OK;
+    bt_fleet *fleet = bt_calloc(1, sizeof(*fleet));
+
+    BT_REQUIRE(fleet != NULL, BT_ERR_NO_MEMORY, "the table of cells");
+    fleet->cfg    = *config;
+    fleet->events = *events;
+    *fleet_out    = fleet;
+out:
+    return st;
+}
+
+static void member_free(bt_member *m)
+{
+    if (m == NULL) return;
+    bt_relay_destroy(m->relay);
+    bt_cell_fini(&m->cell);
+    bt_free(m->seats);
+    bt_free(m);
+}
+
+void bt_fleet_destroy(bt_fleet *fleet)
+{
+    if (fleet == NULL) return;
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        member_free(fleet->members[i]);
+    BT_ASSERT(fleet->n_lobby == 0); /* stop() has ended what was there */
+    bt_free(fleet->lobby);
+    bt_cell_hello_free(&fleet->facts);
+    bt_free(fleet);
+}
+
+static void remove_member(bt_fleet *fleet, bt_member *m)
+{
+    uint32_t i = 0;
+
+    while (fleet->members[i] != m)
+        i++;
+    fleet->n_members--;
+    memmove(&fleet->members[i], &fleet->members[i + 1],
+            (fleet->n_members - i) * sizeof(fleet->members[0]));
+    member_free(m);
+}
+
+/* ---- the end of a cell */
+
+static void tell_ranks_to_leave(bt_member *m, const char *reason)
+{
+    for (uint32_t i = 0; i < m->cell.n_ranks; i++) {
+        bt_down down = {.kind = BT_DOWN_SHUTDOWN};
+
+        if (m->seats[i].peer == NULL) continue;
+        down.u.shutdown.reason = bt_strdup(reason);
+        bt_control_send(m->seats[i].peer, &down);
+    }
+}
+
+/* No request is there any more; the ranks go. */
+static void dismiss(bt_member *m, const char *reason)
+{
+    bt_relay_loads loads;
+
+    if (m->relay != NULL) {
+        bt_relay_get_loads(m->relay, &loads);
+        m->fleet->tokens_before += loads.tokens_out;
+        m->fleet->retracted_before += loads.retracted;
+        bt_relay_destroy(m->relay);
+        m->relay = NULL;
+    }
+    m->state       = BT_CELL_LEAVING;
+    m->deadline_ns = bt_now_ns() + LEAVE_S * BT_NS_PER_S;
+    tell_ranks_to_leave(m, reason);
+}
+
+/* Some cell serves, or is about to. */
+static bool any_left(const bt_fleet *fleet)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (fleet->members[i]->state != BT_CELL_LEAVING) return true;
+    return false;
+}
+
+static void over_if_last(bt_fleet *fleet, bool well, const char *reason)
+{
+    if (!any_left(fleet) && fleet->cfg.wait_ns == 0 && !fleet->stopped)
+        fleet->events.over(fleet->events.ctx, well, reason);
+}
+
+__attribute__((format(printf, 2, 3))) static void lose(bt_member *m, const char *fmt, ...)
+{
+    bt_fleet *fleet = m->fleet;
+    char      reason[BT_FLEET_TEXT];
+    va_list   ap;
+
+    if (m->state == BT_CELL_LEAVING) return;
+    va_start(ap, fmt);
+    vsnprintf(reason, sizeof(reason), fmt, ap);
+    va_end(ap);
+    bt_log_error(__FILE__, __LINE__, "the cell has failed", "%s", reason);
+    bt_announce(fleet->cfg.announce_fd, true, "lost %s", reason);
+    m->state = BT_CELL_LEAVING; /* so that nothing goes there */
+    bt_fleet_move_all(fleet, m, bt_now_ns());
+    dismiss(m, reason);
+    over_if_last(fleet, false, reason);
+}
+
+/* ---- from attached ranks to a serving cell */
+
+static void send_to_rank(void *ctx, uint32_t rank, bt_down *down)
+{
+    bt_member *m = ctx;
+
+    if (m->seats[rank].peer != NULL)
+        bt_control_send(m->seats[rank].peer, down);
+    else
+        bt_down_free(down); /* its loss is known, or will be: no answer is waited for */
+}
+
+static bt_finish on_token(void *ctx, void *client, const bt_token *token)
+{
+    const bt_fleet_events *e = &((bt_member *)ctx)->fleet->events;
+
+    return e->token(e->ctx, client, token);
+}
+
+static void on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *up)
+{
+    const bt_fleet_events *e = &((bt_member *)ctx)->fleet->events;
+
+    e->prompt(e->ctx, client, up);
+}
+
+static void on_end(void *ctx, void *client, const bt_relay_end *end)
+{
+    const bt_fleet_events *e = &((bt_member *)ctx)->fleet->events;
+
+    e->end(e->ctx, client, end);
+}
+
+/* The cell does without it from now on: it hears that, if it can, and nothing of it is heard. */
+static void shut_out(bt_member *m, uint32_t rank, const char *reason)
+{
+    bt_control_peer *peer = m->seats[rank].peer;
+
+    m->cell.ranks[rank].lost = true;
+    if (peer == NULL) return;
+    m->seats[rank].peer = NULL;
+    m->n_peers--;
+    bt_control_refuse(peer, reason);
+}
+
+static void on_stuck(void *ctx, uint32_t rank, const char *reason)
+{
+    bt_member *m = ctx;
+    char       who[192], text[BT_FLEET_TEXT];
+
+    bt_cell_rank_text(&m->cell, rank, who, sizeof(who));
+    if (!m->fleet->cfg.relay.replace) {
+        snprintf(m->stuck, sizeof(m->stuck), "%s is stuck: %s", who, reason);
+        return;
+    }
+    snprintf(text, sizeof(text), "%s is removed from the cell: %s", who, reason);
+    BT_WARN("%s", text);
+    shut_out(m, rank, text);
+}
+
+static bt_status create_relay(bt_member *m)
+{
+    bt_status          st     = BT_OK;
+    const bt_up_hello *facts  = bt_cell_facts(&m->cell);
+    bt_relay_rank     *ranks  = bt_calloc(m->cell.n_ranks, sizeof(*ranks));
+    bt_relay_config    config = m->fleet->cfg.relay;
+    bt_relay_events    events = {.send   = send_to_rank,
+                                 .token  = on_token,
+                                 .end    = on_end,
+                                 .stuck  = on_stuck,
+                                 .ctx    = m,
+                                 .prompt = on_prompt};
+
+    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", m->cell.n_ranks);
+    for (uint32_t i = 0; i < m->cell.n_ranks; i++)
+        ranks[i] = (bt_relay_rank){.n_pages  = m->cell.ranks[i].hello.n_pages,
+                                   .max_rows = m->cell.ranks[i].hello.max_rows};
+    config.n_ranks     = m->cell.n_ranks;
+    config.n_prefill   = facts->n_prefill;
+    config.n_decode    = facts->n_decode;
+    config.ranks       = ranks;
+    config.n_spares    = facts->n_spares;
+    config.epoch       = m->cell.max_epoch + 1;
+    config.group_epoch = m->cell.max_epoch;
+    config.page_tokens = facts->page_tokens;
+    config.vocab_size  = facts->vocab_size;
+    BT_TRY(bt_relay_create(&config, &events, &m->relay));
+out:
+    bt_free(ranks);
+    return st;
+}
+
+static void serve(bt_member *m)
+{
+    bt_status st    = BT_OK;
+    bt_fleet *fleet = m->fleet;
+
+    BT_TRY(create_relay(m));
+    if (!fleet->has_facts) BT_TRY(bt_cell_hello_copy(bt_cell_facts(&m->cell), &fleet->facts));
+    fleet->has_facts = true;
+    m->state         = BT_CELL_SERVING;
+    m->deadline_ns   = UINT64_MAX;
+    BT_INFO("cell \"%s\" serves with %u ranks", m->cell.name, m->cell.n_ranks);
+    fleet->events.serving(fleet->events.ctx);
+    bt_announce(fleet->cfg.announce_fd, true, "serving %s", m->cell.name);
+    bt_fleet_balance(fleet, bt_now_ns());
+out:
+    if (st != BT_OK) {
+        char why[BT_FLEET_TEXT];
+
+        snprintf(why, sizeof(why), "%s", bt_error_text());
+        lose(m, "%s", why);
+    }
+}
+
+/* Everybody is here: the epoch lies above all that any rank has seen. */
+static void welcome_all(bt_member *m)
+{
+    for (uint32_t i = 0; i < m->cell.n_ranks; i++) {
+        bt_down down = {.kind = BT_DOWN_WELCOME, .u.welcome = {m->cell.max_epoch + 1}};
+
+        if (m->seats[i].peer != NULL) bt_control_send(m->seats[i].peer, &down);
+    }
+    m->state       = BT_CELL_LOADING;
+    m->deadline_ns = bt_now_ns() + m->fleet->cfg.load_ns;
+    BT_INFO("all %u ranks have attached", m->cell.n_ranks);
+}
+
+static bt_member *find_member(const bt_fleet *fleet, const char *name)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (strcmp(fleet->members[i]->cell.name, name) == 0) return fleet->members[i];
+    return NULL;
+}
+
+/* The member that the hello belongs to, made when it is the first of its cell. */
+static bt_status find_place(bt_fleet *fleet, const bt_up_hello *hello, bt_member **member_out)
+{
+    bt_status          st = BT_OK;
+    bt_member         *m = find_member(fleet, hello->cell), *fresh = NULL;
+    const bt_up_hello *facts = fleet->has_facts ? &fleet->facts : NULL;
+
+    BT_REQUIRE(!fleet->stopped, BT_ERR_PEER, "the coordinator is shutting down");
+    BT_REQUIRE(m == NULL || m->state != BT_CELL_LEAVING, BT_ERR_PEER,
+               "rank %u comes too early: the cell \"%s\" before it has not left yet", hello->rank,
+               hello->cell);
+    if (facts == NULL && m == NULL && fleet->n_members > 0)
+        facts = bt_cell_facts(&fleet->members[0]->cell);
+    if (facts != NULL && m == NULL) BT_TRY(bt_cell_agree(facts, hello));
+    if (m == NULL) {
+        BT_REQUIRE(fleet->n_members < BT_FLEET_CELLS, BT_ERR_INVALID_ARG,
+                   "there are %d cells already", BT_FLEET_CELLS);
+        fresh = bt_calloc(1, sizeof(*fresh));
+        BT_REQUIRE(fresh != NULL, BT_ERR_NO_MEMORY, "a cell");
+        fresh->fleet                       = fleet;
+        fresh->deadline_ns                 = bt_now_ns() + fleet->cfg.attach_ns;
+        fleet->members[fleet->n_members++] = fresh;
+        m                                  = fresh;
+    }
+    *member_out = m;
+out:
+    return st;
+}
+
+static bt_status attach(bt_member *m, bt_control_peer *peer, bt_up_hello *hello)
+{
+    bt_status st   = BT_OK;
+    uint32_t  rank = hello->rank, n_ranks = hello->n_ranks;
+
+    BT_TRY(bt_cell_attach(&m->cell, hello));
+    if (m->seats == NULL) m->seats = bt_calloc(n_ranks, sizeof(*m->seats));
+    BT_REQUIRE(m->seats != NULL, BT_ERR_NO_MEMORY, "a table of %u ranks", n_ranks);
+    m->seats[rank] = (bt_seat){.member = m, .rank = rank, .peer = peer};
+    m->n_peers++;
+    bt_control_peer_set_data(peer, &m->seats[rank]);
+    if (bt_cell_complete(&m->cell)) welcome_all(m);
+out:
+    return st;
+}
+
+static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
+{
+    bt_member *m = NULL;
+
+    if (find_place(fleet, hello, &m) == BT_OK && attach(m, peer, hello) == BT_OK) return;
+    snprintf(fleet->refusal, sizeof(fleet->refusal), "%s", bt_error_text());
+    if (m != NULL && m->n_peers == 0) remove_member(fleet, m); /* it never was */
+    bt_control_refuse(peer, fleet->refusal);
+}
+
+/* ---- messages of ranks */
+
+static void on_progress(bt_member *m, uint32_t rank, const bt_up *up)
+{
+    bt_cell_rank *k    = &m->cell.ranks[rank];
+    const char   *name = m->cell.name;
+
+    k->done_bytes  = up->u.progress.done_bytes;
+    k->total_bytes = up->u.progress.total_bytes;
+    bt_announce(m->fleet->cfg.announce_fd, false, "progress %u %llu %llu%s%s", rank,
+                (unsigned long long)k->done_bytes, (unsigned long long)k->total_bytes,
+                name[0] != 0 ? " " : "", name);
+}
+
+static void on_ready(bt_member *m, uint32_t rank)
+{
+    bt_cell_rank *k = &m->cell.ranks[rank];
+
+    if (k->ready) return;
+    k->ready = true;
+    m->cell.n_ready++;
+    if (bt_cell_ready(&m->cell) && m->state == BT_CELL_LOADING) serve(m);
+}
+
+static void on_leaving(bt_member *m, uint32_t rank, bt_up *up)
+{
+    bt_cell_rank *k = &m->cell.ranks[rank];
+
+    k->left = true;
+    bt_free(k->leave_reason);
+    k->leave_reason      = up->u.leaving.reason;
+    up->u.leaving.reason = NULL; /* ours now */
+}
+
+/* Asked for by somebody who could signal a rank: what runs goes on, what waits goes elsewhere. */
+static void on_drain(bt_member *m)
+{
+    if (m->state == BT_CELL_ATTACHING || m->state == BT_CELL_LOADING) {
+        dismiss(m, "drained before it served");
+        over_if_last(m->fleet, true, "the last cell has drained");
+    } else if (m->state == BT_CELL_SERVING) {
+        BT_INFO("cell \"%s\" drains", m->cell.name);
+        m->state = BT_CELL_DRAINING;
+        bt_fleet_move_queue(m->fleet, m, bt_now_ns());
+    }
+}
+
+void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
+{
+    bt_seat *seat = bt_control_peer_data(peer);
+
+    if (up->kind == BT_UP_HELLO) {
+        on_hello(ctx, peer, &up->u.hello);
+        return;
+    }
+    if (seat->peer != peer) return; /* it has been shut out */
+    switch (up->kind) {
+    case BT_UP_PROGRESS: on_progress(seat->member, seat->rank, up); break;
+    case BT_UP_READY: on_ready(seat->member, seat->rank); break;
+    case BT_UP_LEAVING: on_leaving(seat->member, seat->rank, up); break;
+    case BT_UP_DRAIN: on_drain(seat->member); break;
+    case BT_UP_BEAT: seat->member->cell.ranks[seat->rank].beat = up->u.beat; /* fall through */
+    default:
+        if (seat->member->relay != NULL)
+            bt_relay_message(seat->member->relay, seat->rank, up, bt_now_ns());
+    }
+}
+
+void bt_fleet_lost(void *ctx, bt_control_peer *peer)
+{
+    bt_fleet   *fleet   = ctx;
+    bt_seat    *seat    = bt_control_peer_data(peer);
+    bt_member  *m       = seat->member;
+    const char *why     = m->cell.ranks[seat->rank].leave_reason;
+    bool        opening = m->state == BT_CELL_ATTACHING || m->state == BT_CELL_LOADING;
+    char        who[192];
+
+    if (seat->peer != peer) return; /* it has been shut out */
+    seat->peer = NULL;
+    m->n_peers--;
+    if (fleet->stopped || m->state == BT_CELL_LEAVING) return;
+    bt_cell_rank_text(&m->cell, seat->rank, who, sizeof(who));
+    if (fleet->cfg.relay.replace && m->relay != NULL) {
+        m->cell.ranks[seat->rank].lost = true;
+        BT_WARN("%s was lost: %s", who, why != NULL ? why : "its control stream ended");
+        bt_relay_lose(m->relay, seat->rank, bt_now_ns());
+        return;
+    }
+    lose(m, "%s was lost%s: %s%s%s", who, opening ? " while the cell was starting" : "",
+         why != NULL ? why : "its control stream ended",
+         fleet->refusal[0] != 0 && opening ? "; a rank was refused before: " : "",
+         opening ? fleet->refusal : "");
+}
+
+/* ---- time */
+
+static void check_deadline(bt_member *m, uint64_t now_ns)
+{
+    bt_fleet *fleet = m->fleet;
+    char      who[256];
+
+    if (now_ns < m->deadline_ns) return;
+    bt_cell_missing(&m->cell, who, sizeof(who));
+    if (m->state == BT_CELL_ATTACHING)
+        lose(m, "%s of %u have not attached within %.0f s of the first%s%s", who, m->cell.n_ranks,
+             (double)fleet->cfg.attach_ns * 1e-9,
+             fleet->refusal[0] != 0 ? "; a rank was refused: " : "", fleet->refusal);
+    else if (m->state == BT_CELL_LOADING)
+        lose(m, "%s of %u are not ready after %.0f s of loading", who, m->cell.n_ranks,
+             (double)fleet->cfg.load_ns * 1e-9);
+}
+
+/* A group that has lost its last rank is waited for; the cell's requests wait meanwhile. */
+static void check_seats(bt_member *m, uint64_t now_ns)
+{
+    uint64_t    rejoin_ns = m->fleet->cfg.rejoin_ns;
+    bool        both      = bt_cell_facts(&m->cell)->n_decode == 0;
+    uint32_t    taken[2];
+    const char *missing;
+
+    bt_relay_count_seats(m->relay, taken);
+    missing = both ? "" : taken[0] == 0 ? "prefill " : "decode ";
+    if (taken[0] > 0 && (taken[1] > 0 || both)) {
+        if (m->short_since_ns != 0) BT_INFO("the cell has ranks for every role again");
+        m->short_since_ns = 0;
+    } else if (m->short_since_ns == 0) {
+        m->short_since_ns = now_ns;
+        BT_WARN("no %srank is left: requests wait, for %.0f s at most, until one joins", missing,
+                (double)rejoin_ns * 1e-9);
+    } else if (now_ns - m->short_since_ns >= rejoin_ns) {
+        lose(m, "no %srank was left, and none has joined within %.0f s", missing,
+             (double)rejoin_ns * 1e-9);
+    }
+}
+
+static void check_drained(bt_member *m)
+{
+    bt_relay_loads loads;
+
+    bt_relay_get_loads(m->relay, &loads);
+    if (loads.n_running + loads.n_waiting > 0) return;
+    BT_INFO("cell \"%s\" has drained", m->cell.name);
+    dismiss(m, "the cell has drained");
+    over_if_last(m->fleet, true, "the last cell has drained");
+}
+
+/* True when the member has gone. */
+static bool bury(bt_member *m, uint64_t now_ns)
+{
+    if (m->state != BT_CELL_LEAVING || (m->n_peers > 0 && now_ns < m->deadline_ns)) return false;
+    for (uint32_t i = 0; i < m->cell.n_ranks; i++) {
+        char who[192];
+
+        if (m->seats[i].peer == NULL) continue;
+        bt_cell_rank_text(&m->cell, i, who, sizeof(who));
+        BT_WARN("%s has not left within %d s", who, LEAVE_S);
+        bt_control_refuse(m->seats[i].peer, "this cell is no longer served");
+    }
+    bt_announce(m->fleet->cfg.announce_fd, true, "left %s", m->cell.name);
+    remove_member(m->fleet, m);
+    return true;
+}
+
+void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < fleet->n_members && !fleet->stopped;) {
+        bt_member *m = fleet->members[i];
+
+        if (m->relay != NULL) bt_relay_tick(m->relay, now_ns);
+        if (m->stuck[0] != 0) lose(m, "%s", m->stuck);
+        if (m->relay != NULL) check_seats(m, now_ns);
+        check_deadline(m, now_ns);
+        if (m->state == BT_CELL_DRAINING) {
+            bt_fleet_move_queue(fleet, m, now_ns); /* what was retracted meanwhile */
+            check_drained(m);
+        }
+        if (fleet->stopped || !bury(m, now_ns)) i++;
+    }
+    if (!fleet->stopped) bt_fleet_balance(fleet, now_ns);
+}
+
+/* ---- the end of all */
+
+void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason)
+{
+    if (fleet->stopped) return;
+    fleet->stopped   = true;
+    fleet->stop_code = code;
+    snprintf(fleet->stop_reason, sizeof(fleet->stop_reason), "%s", reason);
+    for (uint32_t i = 0; i < fleet->n_members; i++) {
+        bt_member *m = fleet->members[i];
+
+        if (m->relay != NULL) bt_relay_stop(m->relay, code, reason);
+        if (m->state != BT_CELL_LEAVING) tell_ranks_to_leave(m, reason);
+    }
+    bt_fleet_empty_lobby(fleet, code, reason);
+}
+
+uint32_t bt_fleet_n_peers(const bt_fleet *fleet)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        n += fleet->members[i]->n_peers;
+    return n;
+}
+
+void bt_fleet_name_stragglers(const bt_fleet *fleet, uint32_t after_s)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        for (uint32_t k = 0; k < fleet->members[i]->cell.n_ranks; k++) {
+            char who[192];
+
+            if (fleet->members[i]->seats[k].peer == NULL) continue;
+            bt_cell_rank_text(&fleet->members[i]->cell, k, who, sizeof(who));
+            BT_WARN("%s has not left within %u s", who, after_s);
+        }
+}
+
+/* ---- what is shown */
+
+const bt_up_hello *bt_fleet_facts(const bt_fleet *fleet)
+{
+    return fleet->has_facts ? &fleet->facts : NULL;
+}
+
+uint32_t bt_fleet_n_cells(const bt_fleet *fleet) { return fleet->n_members; }
+bt_cell *bt_fleet_cell(const bt_fleet *fleet, uint32_t i) { return &fleet->members[i]->cell; }
+const bt_relay *bt_fleet_relay(const bt_fleet *fleet, uint32_t i)
+{
+    return fleet->members[i]->relay;
+}
+bool bt_fleet_is_short(const bt_fleet *fleet, uint32_t i)
+{
+    return fleet->members[i]->short_since_ns != 0;
+}
+bt_cell_state bt_fleet_state(const bt_fleet *fleet, uint32_t i) { return fleet->members[i]->state; }

@@ -1,0 +1,99 @@
+/* coordinator/fleet.h - the cells of this coordinator, and which of them a request goes to.
+ *
+ * A rank names its cell when it attaches.  Every cell lives by itself:
+ *
+ *     attaching --all ranks are here--> loading --all are ready--> serving --Drain--> draining --.
+ *         '---------- a rank is lost, or a deadline passes ----------+-------------------------->
+ * leaving
+ *
+ * (With relay.replace a serving cell goes on without the rank, as long as both its groups have
+ * one.)
+ *
+ * From serving on it has a relay of its own.  Cells may have other numbers of ranks, but compute
+ * the same bits: model, arithmetic, sum blocks and split sizes are equal, or the rank is refused. A
+ * request goes to the serving cell with the least to do; where one has requests that wait and
+ * another has room, the oldest change over.  Open requests of a lost cell go on in another one with
+ * the tokens that their clients have.  Where none serves they wait in the lobby.
+ *
+ * The loop's thread.  Events are made from inside the calls and must not call the fleet. */
+#ifndef BT_COORDINATOR_FLEET_H
+#define BT_COORDINATOR_FLEET_H
+
+#include "coordinator/cell.h"
+#include "proto/control_server.h"
+
+enum { BT_FLEET_CELLS = 256, BT_FLEET_TEXT = 512 };
+
+typedef struct bt_fleet bt_fleet;
+
+typedef enum {
+    BT_CELL_ATTACHING,
+    BT_CELL_LOADING,
+    BT_CELL_SERVING,
+    BT_CELL_DRAINING, /* what runs goes on, nothing new comes */
+    BT_CELL_LEAVING
+} bt_cell_state;
+
+typedef struct {
+    bt_relay_config
+             relay; /* limits and times; what is a cell's own (ranks, shape, epoch) is not set */
+    uint64_t attach_ns, load_ns;
+    uint64_t rejoin_ns; /* relay.replace: how long a group without a rank is waited for */
+    uint64_t wait_ns;   /* how long requests wait for a cell, where none is left; 0: the fleet has
+                         * failed then */
+    int announce_fd;
+} bt_fleet_config;
+
+typedef struct {
+    bt_finish (*token)(void *ctx, void *client, const bt_token *token);      /* as the relay's */
+    void (*prompt)(void *ctx, void *client, const bt_up_prompt_logprobs *m); /* as the relay's */
+    void (*end)(void *ctx, void *client, const bt_relay_end *end);           /* as the relay's */
+    void (*serving)(void *ctx); /* a cell has become ready: may call the fleet */
+    /* No cell is left, and none is waited for; well: because it has drained.  May call
+     * bt_fleet_stop(). */
+    void (*over)(void *ctx, bool well, const char *reason);
+    void *ctx;
+} bt_fleet_events;
+
+bt_status bt_fleet_create(const bt_fleet_config *config, const bt_fleet_events *events,
+                          bt_fleet **fleet_out);
+/* After the control server's end: no stream is told anything. */
+void bt_fleet_destroy(bt_fleet *fleet);
+
+/* bt_control_events, with the fleet as their ctx. */
+void bt_fleet_message(void *fleet, bt_control_peer *peer, bt_up *m);
+void bt_fleet_lost(void *fleet, bt_control_peer *peer);
+/* Deadlines, changes between cells, the lobby; call it several times a second. */
+void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns);
+
+/* As bt_relay_submit() and those that follow it, over all cells. */
+bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *client, uint64_t now_ns,
+                          uint64_t *number_out, grpc_status_code *code_out);
+void      bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name,
+                                const char *reason);
+void      bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason);
+void      bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out);
+uint64_t  bt_fleet_max_tokens(const bt_fleet *fleet);
+uint64_t  bt_fleet_max_prompt(const bt_fleet *fleet);
+uint64_t  bt_fleet_queued_tokens(const bt_fleet *fleet);
+uint32_t  bt_fleet_n_lobby(const bt_fleet *fleet);
+
+/* Ends every request with this code and reason, tells all ranks to leave, refuses what comes. */
+void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason);
+/* Attached ranks. */
+uint32_t bt_fleet_n_peers(const bt_fleet *fleet);
+/* Warns of each rank that is still attached. */
+void bt_fleet_name_stragglers(const bt_fleet *fleet, uint32_t after_s);
+
+/* What all cells agree upon, from the first one that served; NULL before. */
+const bt_up_hello *bt_fleet_facts(const bt_fleet *fleet);
+
+/* For those who show it. */
+uint32_t        bt_fleet_n_cells(const bt_fleet *fleet);
+bt_cell        *bt_fleet_cell(const bt_fleet *fleet, uint32_t i);
+const bt_relay *bt_fleet_relay(const bt_fleet *fleet, uint32_t i); /* NULL: not serving */
+bt_cell_state   bt_fleet_state(const bt_fleet *fleet, uint32_t i);
+bool            bt_fleet_is_short(const bt_fleet *fleet, uint32_t i); /* a group has no rank left */
+const char     *bt_cell_state_name(bt_cell_state state);
+
+#endif

@@ -1,0 +1,314 @@
+/* Which cell a request goes to, now and later. */
+#include <stdio.h>
+#include <string.h>
+
+#include "coordinator/fleet_state.h"
+#include "coordinator/relay_view.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+
+enum { MOVES_MAX = 64, SHORT = 1000000 }; /* a tick, so that the loop goes on */
+
+/* ---- the choice */
+
+/* The serving cell with the least to do that could ever hold so many tokens; NULL: none. */
+static bt_member *choose(const bt_fleet *fleet, uint64_t n_prompt, uint64_t n_tokens,
+                         const bt_member *but)
+{
+    bt_member *best  = NULL;
+    double     least = 0;
+
+    for (uint32_t i = 0; i < fleet->n_members; i++) {
+        bt_member *m = fleet->members[i];
+        double     pressure;
+
+        if (m->state != BT_CELL_SERVING || m == but) continue;
+        if (n_tokens > bt_relay_max_tokens(m->relay) || n_prompt > bt_relay_max_prompt(m->relay))
+            continue;
+        pressure = bt_relay_pressure(m->relay);
+        if (m->short_since_ns != 0) pressure += SHORT; /* only when there is no other */
+        if (best == NULL || pressure < least) {
+            best  = m;
+            least = pressure;
+        }
+    }
+    return best;
+}
+
+static bt_member *choose_for(const bt_fleet *fleet, const bt_request *q, const bt_member *but)
+{
+    return choose(fleet, bt_request_prompt_tokens(q), bt_request_tokens(q), but);
+}
+
+/* ---- the lobby */
+
+void bt_fleet_end_request(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why)
+{
+    bt_relay_events events = {.end = fleet->events.end, .ctx = fleet->events.ctx};
+    bt_relay_end    end    = {.code = code, .message = why};
+
+    BT_INFO("request \"%.200s\" ends with status %d: %s", bt_request_name(q), (int)code, why);
+    bt_request_end(q, &events, &end);
+}
+
+static bt_request *leave_lobby(bt_fleet *fleet, uint32_t i)
+{
+    bt_request *q = fleet->lobby[i];
+
+    fleet->lobby_tokens -= bt_request_prompt_tokens(q);
+    fleet->n_lobby--;
+    memmove(&fleet->lobby[i], &fleet->lobby[i + 1], (fleet->n_lobby - i) * sizeof(fleet->lobby[0]));
+    return q;
+}
+
+static bt_status enter_lobby(bt_fleet *fleet, bt_request *q)
+{
+    bt_status st = BT_OK;
+    uint32_t  at;
+
+    if (fleet->n_lobby == fleet->lobby_capacity) {
+        uint32_t     capacity = fleet->lobby_capacity == 0 ? 64 : 2 * fleet->lobby_capacity;
+        bt_request **grown    = bt_realloc(fleet->lobby, capacity, sizeof(bt_request *));
+
+        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "%u requests that wait for a cell", capacity);
+        fleet->lobby          = grown;
+        fleet->lobby_capacity = capacity;
+    }
+    for (at = fleet->n_lobby; at > 0; at--) {
+        if (bt_request_arrived_ns(fleet->lobby[at - 1]) <= bt_request_arrived_ns(q)) break;
+        fleet->lobby[at] = fleet->lobby[at - 1];
+    }
+    fleet->lobby[at] = q;
+    fleet->n_lobby++;
+    fleet->lobby_tokens += bt_request_prompt_tokens(q);
+out:
+    return st;
+}
+
+void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *why)
+{
+    while (fleet->n_lobby > 0)
+        bt_fleet_end_request(fleet, leave_lobby(fleet, 0), code, why);
+}
+
+/* ---- moving */
+
+/* To the cell, or where that is NULL, to the lobby. */
+static void move(bt_fleet *fleet, bt_request *q, bt_member *to, uint64_t now_ns)
+{
+    bt_status st = to != NULL ? bt_relay_adopt(to->relay, q, now_ns) : enter_lobby(fleet, q);
+
+    if (st != BT_OK)
+        bt_fleet_end_request(fleet, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                             "the coordinator is out of memory");
+}
+
+void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
+{
+    bt_request *q;
+
+    while (from->relay != NULL && (q = bt_relay_take_open(from->relay)) != NULL)
+        move(fleet, q, choose_for(fleet, q, from), now_ns);
+}
+
+void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
+{
+    bt_request *q;
+
+    while ((q = bt_relay_take_queued(from->relay)) != NULL)
+        move(fleet, q, choose_for(fleet, q, from), now_ns);
+}
+
+/* The oldest of a cell in which requests wait, to one in which none waits. */
+static void even_out(bt_fleet *fleet, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++) {
+        bt_member *from = fleet->members[i], *to;
+
+        if (from->state != BT_CELL_SERVING) continue;
+        for (int n = 0; n < MOVES_MAX; n++) {
+            const bt_request *q = bt_relay_first_queued(from->relay);
+
+            if (q == NULL || (to = choose_for(fleet, q, from)) == NULL ||
+                bt_relay_first_queued(to->relay) != NULL || bt_relay_pressure(to->relay) >= 1)
+                break;
+            move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
+        }
+    }
+}
+
+static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < fleet->n_lobby;) {
+        bt_member *to = choose_for(fleet, fleet->lobby[i], NULL);
+
+        if (to == NULL)
+            i++;
+        else
+            move(fleet, leave_lobby(fleet, i), to, now_ns);
+    }
+}
+
+/* Requests that never had a place wait as long as in a queue; the others, whose clients have been
+ * promised an answer, as long as a cell may take to come back. */
+static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < fleet->n_lobby;) {
+        bt_request *q     = fleet->lobby[i];
+        bool        again = bt_request_resumed(q);
+        uint64_t    from  = again ? fleet->lobby_from_ns : bt_request_arrived_ns(q);
+        uint64_t    limit = again ? fleet->cfg.wait_ns : fleet->cfg.relay.queue_ns;
+        char        why[BT_FLEET_TEXT];
+
+        if (now_ns < from || now_ns - from < limit) {
+            i++;
+            continue;
+        }
+        snprintf(why, sizeof(why), "no cell that could go on with it came within %.1f s",
+                 (double)limit * 1e-9);
+        bt_fleet_end_request(fleet, leave_lobby(fleet, i), GRPC_STATUS_UNAVAILABLE, why);
+    }
+}
+
+static bool any_serves(const bt_fleet *fleet)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (fleet->members[i]->state == BT_CELL_SERVING) return true;
+    return false;
+}
+
+void bt_fleet_balance(bt_fleet *fleet, uint64_t now_ns)
+{
+    if (any_serves(fleet) || fleet->lobby_from_ns == 0) fleet->lobby_from_ns = now_ns;
+    if (fleet->n_lobby > 0) serve_lobby(fleet, now_ns);
+    if (fleet->n_lobby > 0) end_waiting(fleet, now_ns);
+    if (fleet->n_members > 1) even_out(fleet, now_ns);
+}
+
+/* ---- clients */
+
+static bool has_name(const bt_fleet *fleet, const char *name)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (fleet->members[i]->relay != NULL && bt_relay_has_name(fleet->members[i]->relay, name))
+            return true;
+    for (uint32_t i = 0; i < fleet->n_lobby; i++)
+        if (strcmp(bt_request_name(fleet->lobby[i]), name) == 0) return true;
+    return false;
+}
+
+#define REFUSE(cond, status, why, ...)         \
+    do {                                       \
+        if (!(cond)) *code_out = (why);        \
+        BT_REQUIRE(cond, status, __VA_ARGS__); \
+    } while (0)
+
+bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *client, uint64_t now_ns,
+                          uint64_t *number_out, grpc_status_code *code_out)
+{
+    bt_status   st = BT_OK;
+    bt_request *q  = NULL;
+    bt_member  *m  = choose(fleet, request->n_prompt,
+                            (uint64_t)request->n_prompt + request->sampling.max_tokens, NULL);
+
+    REFUSE(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
+    REFUSE(!has_name(fleet, request->name), BT_ERR_INVALID_ARG, GRPC_STATUS_INVALID_ARGUMENT,
+           "request_id \"%.200s\" is that of a request that still runs", request->name);
+    request->arrival = ++fleet->arrivals;
+    if (m != NULL) return bt_relay_submit(m->relay, request, client, now_ns, number_out, code_out);
+    REFUSE(fleet->n_lobby == 0 ||
+               fleet->lobby_tokens + request->n_prompt <= fleet->cfg.relay.queue_tokens,
+           BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
+           "%llu prompt tokens wait for a cell already, and at most %llu may",
+           (unsigned long long)fleet->lobby_tokens,
+           (unsigned long long)fleet->cfg.relay.queue_tokens);
+    *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
+    BT_TRY(bt_request_create(request, client, now_ns, &q));
+    st = enter_lobby(fleet, q);
+    if (st != BT_OK) bt_request_return(q, request);
+    *number_out = 0; /* it gets one with its place */
+out:
+    return st;
+}
+
+void bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name,
+                           const char *reason)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (fleet->members[i]->relay != NULL)
+            bt_relay_abort_client(fleet->members[i]->relay, client, name, reason);
+    for (uint32_t i = 0; i < fleet->n_lobby; i++) {
+        if (bt_request_client(fleet->lobby[i]) != client) continue;
+        bt_fleet_end_request(fleet, leave_lobby(fleet, i), GRPC_STATUS_CANCELLED, reason);
+        return;
+    }
+}
+
+void bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
+{
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (fleet->members[i]->relay != NULL)
+            bt_relay_abort_name(fleet->members[i]->relay, name, reason);
+    for (uint32_t i = 0; i < fleet->n_lobby; i++) {
+        if (strcmp(bt_request_name(fleet->lobby[i]), name) != 0) continue;
+        bt_fleet_end_request(fleet, leave_lobby(fleet, i), GRPC_STATUS_CANCELLED, reason);
+        return;
+    }
+}
+
+void bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out)
+{
+    bt_relay_loads all = {.n_waiting  = fleet->n_lobby,
+                          .tokens_out = fleet->tokens_before,
+                          .retracted  = fleet->retracted_before};
+
+    for (uint32_t i = 0; i < fleet->n_members; i++) {
+        bt_relay_loads l;
+
+        if (fleet->members[i]->relay == NULL) continue;
+        bt_relay_get_loads(fleet->members[i]->relay, &l);
+        all.n_waiting += l.n_waiting;
+        all.n_running += l.n_running;
+        all.max_running += l.max_running;
+        all.used_tokens += l.used_tokens;
+        all.total_tokens += l.total_tokens;
+        all.tokens_out += l.tokens_out;
+        all.retracted += l.retracted;
+    }
+    *loads_out = all;
+}
+
+uint64_t bt_fleet_max_tokens(const bt_fleet *fleet)
+{
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < fleet->n_members; i++) {
+        const bt_relay *relay = fleet->members[i]->relay;
+
+        if (relay != NULL && bt_relay_max_tokens(relay) > most) most = bt_relay_max_tokens(relay);
+    }
+    return most;
+}
+
+uint64_t bt_fleet_max_prompt(const bt_fleet *fleet)
+{
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < fleet->n_members; i++) {
+        const bt_relay *relay = fleet->members[i]->relay;
+
+        if (relay != NULL && bt_relay_max_prompt(relay) > most) most = bt_relay_max_prompt(relay);
+    }
+    return most;
+}
+
+uint64_t bt_fleet_queued_tokens(const bt_fleet *fleet)
+{
+    uint64_t n = fleet->lobby_tokens;
+
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (fleet->members[i]->relay != NULL) n += bt_relay_queued_tokens(fleet->members[i]->relay);
+    return n;
+}
+
+uint32_t bt_fleet_n_lobby(const bt_fleet *fleet) { return fleet->n_lobby; }

@@ -1,0 +1,56 @@
+/* coordinator/fleet_state.h - inside the fleet only: what fleet.c and fleet_place.c share. */
+#ifndef BT_COORDINATOR_FLEET_STATE_H
+#define BT_COORDINATOR_FLEET_STATE_H
+
+#include "coordinator/fleet.h"
+
+typedef struct bt_member bt_member;
+
+/* A rank's place, which its stream points at. */
+typedef struct {
+    bt_member       *member;
+    uint32_t         rank;
+    bt_control_peer *peer; /* NULL: not here */
+} bt_seat;
+
+/* A cell of the fleet. */
+struct bt_member {
+    bt_fleet     *fleet;
+    bt_cell       cell;
+    bt_cell_state state;
+    bt_seat      *seats; /* owned [cell.n_ranks] */
+    uint32_t      n_peers;
+    bt_relay     *relay;                /* owned; NULL unless serving or draining */
+    uint64_t      deadline_ns;          /* of the state; UINT64_MAX: none */
+    uint64_t      short_since_ns;       /* a group has no rank left; 0: none has */
+    char          stuck[BT_FLEET_TEXT]; /* by the relay, acted upon after it returns */
+};
+
+struct bt_fleet {
+    bt_fleet_config  cfg;
+    bt_fleet_events  events;
+    bt_member       *members[BT_FLEET_CELLS]; /* owned [n_members] */
+    uint32_t         n_members;
+    bt_up_hello      facts; /* owned */
+    bool             has_facts, stopped;
+    char             refusal[BT_FLEET_TEXT]; /* the last rank that was refused, and why */
+    uint64_t         arrivals;
+    bt_request     **lobby; /* owned [n_lobby], oldest first */
+    uint32_t         n_lobby, lobby_capacity;
+    uint64_t         lobby_tokens, lobby_from_ns;     /* since when no cell serves */
+    uint64_t         tokens_before, retracted_before; /* of cells that have gone */
+    grpc_status_code stop_code;
+    char             stop_reason[BT_FLEET_TEXT];
+};
+
+/* fleet_place.c */
+/* The relay's end(), for a request that no relay has. */
+void bt_fleet_end_request(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why);
+/* All open requests of a lost cell, or those of a draining one that wait, go to others. */
+void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns);
+void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns);
+/* From the lobby and from full cells to those with room; ends what has waited too long. */
+void bt_fleet_balance(bt_fleet *fleet, uint64_t now_ns);
+void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *why);
+
+#endif

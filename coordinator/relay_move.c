@@ -1,0 +1,152 @@
+/* How requests come into a relay, and how they leave it for another one. */
+#include "coordinator/relay_state.h"
+#include "core/alloc.h"
+
+bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
+                            bt_request **q_out)
+{
+    bt_status   st = BT_OK;
+    bt_request *q  = bt_calloc(1, sizeof(*q));
+
+    BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
+    q->name = bt_strdup(request->name);
+    BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
+    q->n_choices = q->n_open = request->n_choices == 0 ? 1 : request->n_choices;
+    q->choices               = bt_calloc(q->n_choices, sizeof(*q->choices));
+    BT_REQUIRE(q->choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_choices);
+    q->name_key     = bt_relay_name_key(request->name);
+    q->client       = client;
+    q->arrival      = request->arrival;
+    q->n_prompt     = request->n_prompt;
+    q->prompt       = request->prompt;
+    q->sampling     = bt_sampling_take(&request->sampling);
+    q->arrived_ns   = now_ns;
+    request->prompt = NULL; /* ours now */
+    *q_out          = q;
+    q               = NULL; /* handed over */
+out:
+    if (q != NULL) bt_request_free(q);
+    return st;
+}
+
+bt_status bt_relay_enter(bt_relay *relay, bt_request *q)
+{
+    bt_status st     = BT_OK;
+    bool      named  = false;
+    uint64_t  number = relay->next_number;
+
+    /* A cached prefix has no logits: who wants the prompt's logprobs neither finds nor leaves one.
+     */
+    if (q->sampling.prompt_logprobs == 0)
+        BT_TRY(bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
+                             &q->keys, &q->n_keys));
+    BT_TRY(bt_table_put(&relay->names, q->name_key, q));
+    named = true;
+    BT_TRY(bt_table_put(&relay->numbers, number, q));
+    relay->next_number++;
+    q->number = number;
+    if (q->arrival == 0) q->arrival = number;
+    bt_list_insert(&relay->queue, q);
+    relay->queued_tokens += q->n_prompt;
+out:
+    if (st != BT_OK) {
+        if (named) bt_table_remove(&relay->names, q->name_key);
+        bt_free(q->keys);
+        q->keys   = NULL;
+        q->n_keys = 0;
+    }
+    return st;
+}
+
+bt_status bt_relay_adopt(bt_relay *relay, bt_request *q, uint64_t now_ns)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_relay_enter(relay, q));
+    q->heard_ns = now_ns;
+    BT_INFO("request \"%.200s\" is queued again as %llu, after %u tokens", q->name,
+            (unsigned long long)q->number, q->n_out);
+    bt_relay_place(relay, now_ns);
+out:
+    return st;
+}
+
+/* What it was to this relay is forgotten; what it is to its client stays. */
+static bt_request *take(bt_relay *r, bt_request_list *list, bt_request *q)
+{
+    bt_list_remove(list, q);
+    bt_table_remove(&r->numbers, q->number);
+    bt_table_remove(&r->names, q->name_key);
+    if (list == &r->queue) r->queued_tokens -= q->n_prompt;
+    bt_free(q->keys);
+    q->keys   = NULL;
+    q->n_keys = 0;
+    q->n_held = 0;
+    for (uint32_t i = 0; i < q->n_choices; i++)
+        q->choices[i].n_early = 0; /* they will be said again */
+    q->resumed = q->resumed || q->state != BT_QUEUED;
+    q->state   = BT_QUEUED;
+
+    q->decode_holds = q->prefill_holds = q->is_long = false;
+    q->prefill_counts = q->decode_pages = q->prefill_pages = q->decode_choices = 0;
+    return q;
+}
+
+bt_request *bt_relay_take_queued(bt_relay *relay)
+{
+    return relay->queue.first == NULL ? NULL : take(relay, &relay->queue, relay->queue.first);
+}
+
+bt_request *bt_relay_take_open(bt_relay *relay)
+{
+    for (bt_request *q = relay->placed.first; q != NULL; q = q->next)
+        if (q->state != BT_ENDED) return take(relay, &relay->placed, q);
+    return bt_relay_take_queued(relay);
+}
+
+bool bt_relay_has_name(const bt_relay *relay, const char *name)
+{
+    return bt_table_get(&relay->names, bt_relay_name_key(name)) != NULL;
+}
+
+const bt_request *bt_relay_first_queued(const bt_relay *relay) { return relay->queue.first; }
+
+/* Pages of the fullest side and prompt tokens to do, each as part of what the cell can take. */
+double bt_relay_pressure(const bt_relay *relay)
+{
+    uint32_t first   = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
+    uint32_t n_first = bt_relay_both(relay) ? relay->cfg.n_ranks : relay->cfg.n_prefill;
+    double   pages = 0, taken = 0, tokens = (double)relay->queued_tokens;
+
+    for (uint32_t i = first; i < relay->cfg.n_ranks; i++) {
+        pages += relay->ranks[i].limits.n_pages;
+        taken += relay->ranks[i].taken_pages;
+    }
+    for (uint32_t i = 0; i < n_first; i++)
+        tokens += (double)relay->ranks[i].prefill_tokens;
+    return taken / pages + tokens / ((double)n_first * relay->cfg.prefill_window);
+}
+
+void bt_request_return(bt_request *q, bt_relay_request *request)
+{
+    request->prompt   = q->prompt;
+    request->sampling = bt_sampling_take(&q->sampling);
+    q->prompt         = NULL;
+    bt_request_free(q);
+}
+
+void bt_request_end(bt_request *q, const bt_relay_events *events, const bt_relay_end *end)
+{
+    events->end(events->ctx, q->client, end);
+    bt_request_free(q);
+}
+
+const char *bt_request_name(const bt_request *q) { return q->name; }
+const void *bt_request_client(const bt_request *q) { return q->client; }
+uint32_t    bt_request_prompt_tokens(const bt_request *q) { return q->n_prompt; }
+uint64_t    bt_request_tokens(const bt_request *q)
+{
+    return (uint64_t)q->n_prompt + q->sampling.max_tokens;
+}
+uint64_t bt_request_arrived_ns(const bt_request *q) { return q->arrived_ns; }
+bool     bt_request_resumed(const bt_request *q) { return q->resumed; }

@@ -1,0 +1,341 @@
+/* attention/cuda/decode.cu - the absorbed form: one pass over a part's pages (scores, online
+ * softmax, weighted sum of latents), and the merge of parts.  See attn_kernels.h.
+ *
+ * A block holds WARPS_M * 16 lanes and all C latent columns of their sums in registers: warps stand
+ * WARPS_M high over lanes and 8 / WARPS_M wide over keys, then over columns.  Pages pass through
+ * STAGES tiles in shared memory.  Which tile height runs changes no bit: a page's sum of weights
+ * adds the 8 blocks of 8 keys ascending, whichever warps hold them. */
+#include "attention/cuda/softmax.cuh"
+
+enum { THREADS = 256, N_WARPS = THREADS / GPU_WARP, PAGE = BT_CUDA_PAGE, KEY_BLOCKS = PAGE / 8 };
+
+/* What a block works on. */
+typedef struct {
+    bt_cuda_span span;
+    size_t       lane0;               /* of the step's (row, head) pairs */
+    uint32_t     n_lanes;             /* in this tile */
+    uint32_t     head0;               /* the first lane's head */
+    uint32_t     first_pos, last_pos; /* of its lanes */
+    uint32_t     first_page, end_page;
+} work;
+
+static __device__ __forceinline__ uint32_t lane_pos(const work &w, uint32_t n_heads, uint32_t lane)
+{
+    return w.first_pos + (w.head0 + lane) / n_heads;
+}
+
+/* false: nothing to do. */
+static __device__ bool find_work(const bt_cuda_decode &d, uint32_t bm, work *w)
+{
+    size_t   total, lane = (size_t)blockIdx.y * bm;
+    uint32_t n_heads = d.dims.n_heads, pages;
+
+    w->span = d.spans[blockIdx.z];
+    total   = (size_t)w->span.n_rows * n_heads;
+    if (lane >= total) return false;
+    w->lane0      = (size_t)w->span.first_row * n_heads + lane;
+    w->n_lanes    = total - lane < bm ? (uint32_t)(total - lane) : bm;
+    w->head0      = (uint32_t)(lane % n_heads);
+    w->first_pos  = w->span.start + (uint32_t)(lane / n_heads);
+    w->last_pos   = lane_pos(*w, n_heads, w->n_lanes - 1);
+    w->first_page = blockIdx.x * d.split_pages;
+    pages         = w->last_pos / PAGE + 1;
+    w->end_page   = pages < w->first_page + d.split_pages ? pages : w->first_page + d.split_pages;
+    return w->first_page < pages;
+}
+
+/* Queries: C columns of the latent part, then the rope part, zeros around them. */
+template <int C, int BM>
+static __device__ void fill_queries(const bt_cuda_decode &d, const work &w, bt_bf16 *tile,
+                                    bool wide)
+{
+    uint32_t    head_dim = d.dims.nope + d.dims.rope;
+    tile_source src      = {d.ql + w.lane0 * d.dims.kv_lora,
+                            d.q + w.lane0 * head_dim + d.dims.nope,
+                            d.dims.kv_lora,
+                            head_dim,
+                            (int)d.dims.kv_lora,
+                            (int)d.dims.rope};
+
+    fill_tile<C, C + BT_CUDA_MAX_ROPE, BM>(tile, src, w.n_lanes, wide);
+}
+
+/* A page, rows beyond the last position as zeros: what lies there may be anything. */
+template <int C>
+static __device__ void fill_page(const bt_cuda_decode &d, const work &w, uint32_t page,
+                                 bt_bf16 *tile, bool wide)
+{
+    const bt_bf16 *rows   = d.pages.base + d.pages.ids[w.span.page_at + page] * d.pages.page_stride;
+    size_t         kv_dim = d.dims.kv_lora + d.dims.rope;
+    tile_source    src    = {rows,   rows + d.dims.kv_lora, kv_dim,
+                             kv_dim, (int)d.dims.kv_lora,   (int)d.dims.rope};
+
+    fill_tile<C, C + BT_CUDA_MAX_ROPE, PAGE>(tile, src, w.last_pos + 1 - page * PAGE, wide);
+    copy_async_commit();
+}
+
+/* Scores of a warp's 16 lanes with NT blocks of 8 keys from key0 on. */
+template <int COLS, int NT>
+static __device__ __forceinline__ void score(float s[NT][4], bt_bf16 *queries, bt_bf16 *page,
+                                             uint32_t row0, uint32_t key0)
+{
+    uint32_t lane = threadIdx.x % GPU_WARP;
+
+    GPU_UNROLL
+    for (int i = 0; i < 4 * NT; i++)
+        s[i / 4][i % 4] = 0;
+    for (uint32_t k32 = 0; k32 < COLS / 32; k32++) {
+        uint32_t a[2][4], b[4];
+
+        load_a<COLS>(a[0], queries, row0, 2 * k32);
+        load_a<COLS>(a[1], queries, row0, 2 * k32 + 1);
+        GPU_UNROLL
+        for (int n = 0; n < NT; n++) {
+            /* 8 keys, 32 columns */
+            load_matrix(b, tile_chunk<COLS>(page, key0 + n * 8 + lane % 8, k32 * 4 + lane / 8));
+            mma_bf16(s[n], a[0], b);
+            mma_bf16(s[n], a[1], b + 2);
+        }
+    }
+}
+
+/* Where warps exchange what they know of a page. */
+typedef struct {
+    float   *maxima;  /* [BM][KEY_BLOCKS], of which each warp fills one */
+    float   *sums;    /* [BM][KEY_BLOCKS] */
+    bt_bf16 *weights; /* tile [BM][PAGE] */
+} exchange;
+
+/* Scores to weights, in the exchange; the state of the warp's upper and lower row and by how much
+ * their sums shrink. */
+template <int NT>
+static __device__ __forceinline__ void
+softmax(float s[NT][4], const exchange &x, float scale, uint32_t page_start, uint32_t row0,
+        uint32_t key0, const uint32_t pos[2], row_state state[2], float shrink[2])
+{
+    enum { WARPS_N = KEY_BLOCKS / NT };
+    uint32_t lane = threadIdx.x % GPU_WARP, quad = lane % 4, warp_n = key0 / (8 * NT);
+
+    GPU_UNROLL
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = row0 + half * 8 + lane / 4;
+        float    max = NO_KEY;
+
+        GPU_UNROLL
+        for (int i = 0; i < 2 * NT; i++) {
+            float   *v   = &s[i / 2][2 * half + i % 2];
+            uint32_t key = page_start + key0 + i / 2 * 8 + quad * 2 + i % 2;
+
+            *v = *v * scale;
+            if (key <= pos[half]) max = gpu_max(*v, max);
+        }
+        max = quad_max(max);
+        if (quad == 0) x.maxima[row * KEY_BLOCKS + warp_n] = max;
+    }
+    __syncthreads();
+    GPU_UNROLL
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = row0 + half * 8 + lane / 4;
+        float    max = NO_KEY;
+
+        GPU_UNROLL
+        for (int w = 0; w < WARPS_N; w++)
+            max = gpu_max(x.maxima[row * KEY_BLOCKS + w], max);
+        shrink[half] = raise_max(&state[half], max);
+        GPU_UNROLL
+        for (int n = 0; n < NT; n++) {
+            uint32_t key = page_start + key0 + n * 8 + quad * 2;
+            float    a   = weight_of(key <= pos[half], s[n][2 * half], state[half]);
+            float    b   = weight_of(key + 1 <= pos[half], s[n][2 * half + 1], state[half]);
+            float    sum = quad_sum(a + b);
+
+            if (quad == 0) x.sums[row * KEY_BLOCKS + key0 / 8 + n] = sum;
+            *(uint32_t *)(tile_chunk<PAGE>(x.weights, row, key0 / 8 + n) + quad * 2) =
+                bf16x2_of(a, b);
+        }
+    }
+    __syncthreads();
+    GPU_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const float *sums = x.sums + (row0 + half * 8 + lane / 4) * KEY_BLOCKS;
+        float        sum  = sums[0];
+
+        GPU_UNROLL
+        for (int b = 1; b < KEY_BLOCKS; b++)
+            sum = sum + sums[b];
+        state[half].sum = state[half].sum * shrink[half] + sum;
+    }
+}
+
+/* A lane whose context is one part is done; others leave their part for the merge. */
+template <int NT>
+static __device__ void put_out(const bt_cuda_decode &d, const work &w, uint32_t row0, uint32_t col0,
+                               const uint32_t pos[2], const row_state state[2], float acc[NT][4])
+{
+    uint32_t lane = threadIdx.x % GPU_WARP, c = d.dims.kv_lora, split = d.split_pages * PAGE;
+
+    GPU_UNROLL
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = row0 + half * 8 + lane / 4;
+        size_t   at = w.lane0 + row, part = at * d.max_parts + blockIdx.x;
+        bool     only    = pos[half] < split;
+        float    inverse = 1.0f / state[half].sum;
+
+        if (row >= w.n_lanes || pos[half] < w.first_page * PAGE) continue;
+        if (!only && col0 == 0 && lane % 4 == 0) {
+            d.part_ms[2 * part]     = state[half].max;
+            d.part_ms[2 * part + 1] = state[half].sum;
+        }
+        GPU_UNROLL
+        for (int i = 0; i < 2 * NT; i++) {
+            uint32_t col = col0 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+            float    v   = acc[i / 2][2 * half + i % 2];
+
+            if (col >= c) continue;
+            if (only) /* + 0: the sign of a zero would tell of keys that the lane does not see */
+                d.out[at * c + col] = bf16_of(v * inverse + 0.0f);
+            else
+                d.part_o[part * c + col] = v;
+        }
+    }
+}
+
+template <int C, int WARPS_M, int STAGES>
+static __global__ void __launch_bounds__(THREADS, 1)
+    decode_kernel(const GPU_CONSTANT bt_cuda_decode d, bool wide)
+{
+    enum {
+        COLS    = C + BT_CUDA_MAX_ROPE,
+        BM      = WARPS_M * 16,
+        WARPS_N = N_WARPS / WARPS_M,
+        NT_S    = KEY_BLOCKS / WARPS_N,
+        NT_O    = C / WARPS_N / 8
+    };
+    GPU_DYNAMIC_SHARED(bt_bf16, queries);
+    bt_bf16  *ring = queries + BM * COLS;
+    exchange  x    = {(float *)(ring + STAGES * PAGE * COLS + BM * PAGE),
+                      (float *)(ring + STAGES * PAGE * COLS + BM * PAGE) + BM * KEY_BLOCKS,
+                      ring + STAGES * PAGE * COLS};
+    uint32_t  warp = threadIdx.x / GPU_WARP, lane = threadIdx.x % GPU_WARP;
+    uint32_t  row0 = warp / WARPS_N * 16, key0 = warp % WARPS_N * NT_S * 8;
+    uint32_t  col0     = warp % WARPS_N * NT_O * 8, pos[2];
+    row_state state[2] = {
+        {NO_KEY, 0},
+        {NO_KEY, 0}
+    };
+    float acc[NT_O][4] = {};
+    work  w;
+
+    if (!find_work(d, BM, &w)) return;
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = row0 + half * 8 + lane / 4;
+
+        pos[half] = lane_pos(w, d.dims.n_heads, row < w.n_lanes ? row : w.n_lanes - 1);
+    }
+    fill_queries<C, BM>(d, w, queries, wide);
+    fill_page<C>(d, w, w.first_page, ring, wide); /* one group with the queries */
+    for (uint32_t page = w.first_page; page < w.end_page; page++) {
+        uint32_t start = page * PAGE, i = page - w.first_page;
+        bt_bf16 *tile = ring + i % STAGES * PAGE * COLS;
+        float    s[NT_S][4], shrink[2];
+        auto     p = [=](uint32_t k16, uint32_t a[4]) { load_a<PAGE>(a, x.weights, row0, k16); };
+
+        copy_async_wait<0>();
+        __syncthreads();
+        if (STAGES > 1 && page + 1 < w.end_page)
+            fill_page<C>(d, w, page + 1, ring + (i + 1) % STAGES * PAGE * COLS, wide);
+        score<COLS, NT_S>(s, queries, tile, row0, key0);
+        softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos, state, shrink);
+        GPU_UNROLL
+        for (int n = 0; n < NT_O; n++) {
+            acc[n][0] *= shrink[0];
+            acc[n][1] *= shrink[0];
+            acc[n][2] *= shrink[1];
+            acc[n][3] *= shrink[1];
+        }
+        if (w.first_pos < w.last_pos && w.first_pos < start + PAGE - 1 &&
+            any_not_finite<COLS, C>(tile))
+            take_not_finite<COLS, C, NT_O>(acc, x.weights, tile, row0, col0, start, pos);
+        add_values<COLS, NT_O>(acc, p, tile, col0 / 16);
+        if (STAGES == 1 && page + 1 < w.end_page) {
+            __syncthreads();
+            fill_page<C>(d, w, page + 1, ring, wide);
+        }
+    }
+    put_out<NT_O>(d, w, row0, col0, pos, state, acc);
+}
+
+/* Parts ascending into the first, by log-sum-exp.  One block a lane. */
+static __global__ void __launch_bounds__(THREADS) merge_kernel(const GPU_CONSTANT bt_cuda_decode d)
+{
+    bt_cuda_span span    = d.spans[blockIdx.y];
+    uint32_t     n_heads = d.dims.n_heads, c = d.dims.kv_lora, n_parts;
+    size_t       lane = (size_t)span.first_row * n_heads + blockIdx.x, at = lane * d.max_parts;
+
+    if (blockIdx.x >= (size_t)span.n_rows * n_heads) return;
+    n_parts = (span.start + blockIdx.x / n_heads) / (d.split_pages * PAGE) + 1;
+    if (n_parts == 1) return;
+    for (uint32_t col = threadIdx.x; col < c; col += THREADS) {
+        float max = d.part_ms[2 * at], sum = d.part_ms[2 * at + 1], o = d.part_o[at * c + col];
+
+        for (size_t part = at + 1; part < at + n_parts; part++) {
+            float m = d.part_ms[2 * part], top = gpu_max(m, max);
+            float a = bt_expf(max - top), b = bt_expf(m - top);
+
+            max = top;
+            sum = sum * a + d.part_ms[2 * part + 1] * b;
+            o   = o * a + d.part_o[part * c + col] * b;
+        }
+        d.out[lane * c + col] = bf16_of(o * (1.0f / sum) + 0.0f);
+    }
+}
+
+template <int C, int WARPS_M, int STAGES>
+static int run(void *stream, const bt_cuda_decode *d, bool wide)
+{
+    enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16 };
+    uint32_t lanes  = d->max_rows * d->dims.n_heads;
+    size_t   shared = sizeof(bt_bf16) * ((size_t)(BM + STAGES * PAGE) * COLS + BM * PAGE) +
+                    sizeof(float) * 2 * BM * KEY_BLOCKS;
+
+    return gpu_launch(decode_kernel<C, WARPS_M, STAGES>,
+                      dim3(d->max_parts, gpu_blocks(lanes, BM), d->n_spans), dim3(THREADS), shared,
+                      stream, *d, wide);
+}
+
+/* Two pages in shared memory where the device has room for them. */
+template <int C, int WARPS_M>
+static int run_staged(void *stream, const bt_cuda_decode *d, bool wide)
+{
+    enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16 };
+    size_t two = sizeof(bt_bf16) * ((size_t)(BM + 2 * PAGE) * COLS + BM * PAGE) +
+                 sizeof(float) * 2 * BM * KEY_BLOCKS;
+
+    return two <= gpu_max_shared() ? run<C, WARPS_M, 2>(stream, d, wide)
+                                   : run<C, WARPS_M, 1>(stream, d, wide);
+}
+
+template <int C> static int run_tiled(void *stream, const bt_cuda_decode *d, bool wide)
+{
+    uint32_t lanes = d->max_rows * d->dims.n_heads;
+
+    if (lanes <= 16) return run_staged<C, 1>(stream, d, wide);
+    if (lanes <= 32) return run_staged<C, 2>(stream, d, wide);
+    return run_staged<C, 4>(stream, d, wide);
+}
+
+int bt_cuda_decode_run(void *stream, const bt_cuda_decode *d)
+{
+    const bt_cuda_dims *m  = &d->dims;
+    uintptr_t           at = (uintptr_t)d->ql | (uintptr_t)d->q | (uintptr_t)d->pages.base;
+    uint32_t elems         = m->kv_lora | m->rope | m->nope | (uint32_t)(d->pages.page_stride % 8);
+    int      err;
+
+    if (d->n_spans == 0 || d->max_rows == 0) return 0;
+    if (m->kv_lora > BT_CUDA_MAX_LATENT || m->rope > BT_CUDA_MAX_ROPE) return BT_CUDA_BAD_SHAPE;
+    err = m->kv_lora <= 128 ? run_tiled<128>(stream, d, at % 16 == 0 && elems % 8 == 0)
+                            : run_tiled<512>(stream, d, at % 16 == 0 && elems % 8 == 0);
+    if (err != 0 || d->max_parts == 1) return err;
+    return gpu_launch(merge_kernel, dim3(d->max_rows * m->n_heads, d->n_spans), dim3(THREADS), 0,
+                      stream, *d);
+}

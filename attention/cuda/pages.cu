@@ -1,0 +1,134 @@
+/* attention/cuda/pages.cu - what goes into pages and out of them: new tokens, latents to expand,
+ * and the messages of the hand-off.  See attn_kernels.h. */
+#include "attention/cuda/attn_kernels.h"
+#include "device/cuda/gpu.cuh"
+
+enum { THREADS = 128, PAGE = BT_CUDA_PAGE, CHUNK = 8 };
+
+/* (x0, x1) turn by each pair's angle, in fp32, rounded once. */
+static __device__ __forceinline__ void turn_pair(const float *cos_sin, const bt_bf16 *x, bt_bf16 *y)
+{
+    float c = cos_sin[0], s = cos_sin[1], x0 = f32_of(x[0]), x1 = f32_of(x[1]);
+
+    y[0] = bf16_of(x0 * c - x1 * s);
+    y[1] = bf16_of(x0 * s + x1 * c);
+}
+
+/* dst = latent, or bf16(norm * bf16(latent / sqrt(mean(latent^2) + eps))) as rms_norm has it. */
+static __device__ void put_latent(const bt_cuda_append &a, const bt_bf16 *latent, bt_bf16 *dst,
+                                  float *part)
+{
+    uint32_t c   = a.dims.kv_lora;
+    float    sum = 0;
+
+    if (a.norm == NULL) {
+        for (uint32_t i = threadIdx.x; i < c; i += THREADS)
+            dst[i] = latent[i];
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < c; i += THREADS)
+        sum = fmaf(f32_of(latent[i]), f32_of(latent[i]), sum);
+    sum = 1.0f / sqrtf(block_sum(sum, part) / (float)c + a.eps);
+    for (uint32_t i = threadIdx.x; i < c; i += THREADS)
+        dst[i] = bf16_of(f32_of(bf16_of(f32_of(latent[i]) * sum)) * f32_of(a.norm[i]));
+}
+
+/* Blocks: [spans][rows of the longest]. */
+static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTANT bt_cuda_append a)
+{
+    GPU_SHARED(float, part, GPU_WARP);
+    bt_cuda_span   span = a.spans[blockIdx.y];
+    uint32_t       pos = span.start + blockIdx.x, pairs = a.dims.rope / 2;
+    uint32_t       head_dim = a.dims.nope + a.dims.rope, kv_dim = a.dims.kv_lora + a.dims.rope;
+    size_t         row     = (size_t)span.first_row + blockIdx.x;
+    const float   *cos_sin = a.cos_sin + (size_t)pos * a.dims.rope;
+    const bt_bf16 *kv      = a.kv + row * kv_dim;
+    bt_bf16       *q       = a.q + row * a.dims.n_heads * head_dim + a.dims.nope, *dst;
+
+    if (blockIdx.x >= span.n_rows) return;
+    dst = a.pages.base + a.pages.ids[span.page_at + pos / PAGE] * a.pages.page_stride +
+          (size_t)(pos % PAGE) * kv_dim;
+    put_latent(a, kv, dst, part);
+    for (uint32_t i = threadIdx.x; i < pairs; i += THREADS)
+        turn_pair(cos_sin + 2 * i, kv + a.dims.kv_lora + 2 * i, dst + a.dims.kv_lora + 2 * i);
+    for (uint32_t i = threadIdx.x; i < a.dims.n_heads * pairs; i += THREADS) {
+        bt_bf16 *x = q + (size_t)(i / pairs) * head_dim + 2 * (i % pairs);
+
+        turn_pair(cos_sin + 2 * (i % pairs), x, x);
+    }
+}
+
+int bt_cuda_append_run(void *stream, const bt_cuda_append *a)
+{
+    if (a->n_spans == 0 || a->max_rows == 0) return 0;
+    return gpu_launch(append_kernel, dim3(a->max_rows, a->n_spans), dim3(THREADS), 0, stream, *a);
+}
+
+/* Rows of elements that move together: 16 bytes at a time where everything is aligned. */
+static __device__ __forceinline__ void move_row(bt_bf16 *dst, const bt_bf16 *src, uint32_t n,
+                                                bool wide)
+{
+    if (wide)
+        for (uint32_t i = threadIdx.x * CHUNK; i < n; i += THREADS * CHUNK)
+            *(gpu_vec16 *)(dst + i) = *(const gpu_vec16 *)(src + i);
+    else
+        for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+            dst[i] = src[i];
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    latents_kernel(uint32_t kv_lora, uint32_t kv_dim, bt_cuda_pages pages, uint32_t first,
+                   bt_bf16 *dst, bool wide)
+{
+    uint32_t token = first + blockIdx.x;
+
+    move_row(dst + (size_t)blockIdx.x * kv_lora,
+             pages.base + pages.ids[token / PAGE] * pages.page_stride +
+                 (size_t)(token % PAGE) * kv_dim,
+             kv_lora, wide);
+}
+
+int bt_cuda_latents_run(void *stream, const bt_cuda_dims *dims, const bt_cuda_pages *pages,
+                        uint32_t first, uint32_t n_tokens, bt_bf16 *dst)
+{
+    uint32_t kv_dim = dims->kv_lora + dims->rope;
+    bool wide = ((uintptr_t)pages->base | (uintptr_t)dst) % 16 == 0 && dims->kv_lora % CHUNK == 0 &&
+                kv_dim % CHUNK == 0 && pages->page_stride % CHUNK == 0;
+
+    if (n_tokens == 0) return 0;
+    return gpu_launch(latents_kernel, dim3(n_tokens), dim3(THREADS), 0, stream, dims->kv_lora,
+                      kv_dim, *pages, first, dst, wide);
+}
+
+/* Blocks: [layers][tokens]. */
+static __global__ void __launch_bounds__(THREADS)
+    message_kernel(const GPU_CONSTANT bt_cuda_page_rows r, bool to_pages, bool wide)
+{
+    uint32_t token   = r.first + blockIdx.x;
+    bt_bf16 *in_page = r.pages.base + r.pages.ids[token / PAGE] * r.pages.page_stride +
+                       blockIdx.y * r.layer_stride + (size_t)(token % PAGE) * r.kv_dim;
+    bt_bf16 *in_message = r.message + ((size_t)blockIdx.y * r.n_tokens + blockIdx.x) * r.kv_dim;
+
+    move_row(to_pages ? in_page : in_message, to_pages ? in_message : in_page, r.kv_dim, wide);
+}
+
+static int move_pages(void *stream, const bt_cuda_page_rows *r, bool to_pages)
+{
+    bool wide = ((uintptr_t)r->pages.base | (uintptr_t)r->message) % 16 == 0 &&
+                r->kv_dim % CHUNK == 0 && r->layer_stride % CHUNK == 0 &&
+                r->pages.page_stride % CHUNK == 0;
+
+    if (r->n_tokens == 0 || r->n_layers == 0) return 0;
+    return gpu_launch(message_kernel, dim3(r->n_tokens, r->n_layers), dim3(THREADS), 0, stream, *r,
+                      to_pages, wide);
+}
+
+int bt_cuda_pack_pages(void *stream, const bt_cuda_page_rows *r)
+{
+    return move_pages(stream, r, false);
+}
+
+int bt_cuda_scatter_pages(void *stream, const bt_cuda_page_rows *r)
+{
+    return move_pages(stream, r, true);
+}

@@ -1,0 +1,260 @@
+/* device/cuda/rows.cu - see rows.h.  A thread takes 8 consecutive elements at a time, as one
+ * 16-byte access where everything is aligned; which thread takes which is the same either way. */
+#include "device/cuda/rows.h"
+
+#include "device/cpu/math.h"
+#include "device/cuda/fp8.cuh"
+#include "device/cuda/gpu.cuh"
+
+enum { THREADS = 256, CHUNK = 8 };
+
+/* x[0 .. n), n <= 8; the others are 0. */
+static __device__ __forceinline__ void load8(const bt_bf16 *x, uint32_t n, bool wide, float v[8])
+{
+    if (wide && n >= CHUNK) {
+        gpu_vec16 w    = *(const gpu_vec16 *)x;
+        uint32_t  u[4] = {w.x, w.y, w.z, w.w};
+
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++) {
+            v[2 * i]     = __uint_as_float(u[i] << 16);
+            v[2 * i + 1] = __uint_as_float(u[i] & 0xffff0000u);
+        }
+        return;
+    }
+    GPU_UNROLL
+    for (int i = 0; i < CHUNK; i++)
+        v[i] = (uint32_t)i < n ? f32_of(x[i]) : 0.0f;
+}
+
+static __device__ __forceinline__ void store8(bt_bf16 *y, uint32_t n, bool wide, const float v[8])
+{
+    if (wide && n >= CHUNK) {
+        *(gpu_vec16 *)y = gpu_vec16{bf16x2_of(v[0], v[1]), bf16x2_of(v[2], v[3]),
+                                    bf16x2_of(v[4], v[5]), bf16x2_of(v[6], v[7])};
+        return;
+    }
+    GPU_UNROLL
+    for (int i = 0; i < CHUNK; i++)
+        if ((uint32_t)i < n) y[i] = bf16_of(v[i]);
+}
+
+static bool aligned(const void *p, size_t ld) { return (uintptr_t)p % 16 == 0 && ld % CHUNK == 0; }
+
+static uint32_t blocks_for(size_t n_chunks)
+{
+    size_t n = (n_chunks + THREADS - 1) / THREADS;
+
+    return n < 1u << 20 ? (uint32_t)n : 1u << 20;
+}
+
+/* The chunks of a launch, each taken by one thread. */
+#define FOR_CHUNKS(c, n_chunks)                                                 \
+    for (size_t c = (size_t)blockIdx.x * THREADS + threadIdx.x; c < (n_chunks); \
+         c += (size_t)gridDim.x * THREADS)
+
+/* One block a row. */
+static __global__ void __launch_bounds__(THREADS)
+    rms_norm_kernel(uint32_t dim, const bt_bf16 *x, size_t ld_x, const bt_bf16 *weight, float eps,
+                    bt_bf16 *y, size_t ld_y, bool wide)
+{
+    GPU_SHARED(float, part, GPU_WARP);
+    float sum = 0, v[CHUNK], w[CHUNK];
+
+    x += blockIdx.x * ld_x;
+    y += blockIdx.x * ld_y;
+    for (uint32_t i = threadIdx.x * CHUNK; i < dim; i += THREADS * CHUNK) {
+        load8(x + i, dim - i, wide, v);
+        GPU_UNROLL
+        for (int j = 0; j < CHUNK; j++)
+            sum = fmaf(v[j], v[j], sum);
+    }
+    sum = 1.0f / sqrtf(block_sum(sum, part) / (float)dim + eps);
+    for (uint32_t i = threadIdx.x * CHUNK; i < dim; i += THREADS * CHUNK) {
+        load8(x + i, dim - i, wide, v);
+        load8(weight + i, dim - i, wide, w);
+        GPU_UNROLL
+        for (int j = 0; j < CHUNK; j++)
+            v[j] = f32_of(bf16_of(v[j] * sum)) * w[j];
+        store8(y + i, dim - i, wide, v);
+    }
+}
+
+int bt_cuda_rms_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x,
+                     const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y)
+{
+    bool wide = aligned(x, ld_x) && aligned(y, ld_y) && aligned(weight, 0);
+
+    if (rows == 0 || dim == 0) return 0;
+    return gpu_launch(rms_norm_kernel, rows, THREADS, 0, stream, dim, x, ld_x, weight, eps, y, ld_y,
+                      wide);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    add_kernel(size_t n, const bt_bf16 *x, bt_bf16 *y, bool wide)
+{
+    FOR_CHUNKS(c, (n + CHUNK - 1) / CHUNK)
+    {
+        size_t   at   = c * CHUNK;
+        uint32_t left = n - at < CHUNK ? (uint32_t)(n - at) : (uint32_t)CHUNK;
+        float    a[CHUNK], b[CHUNK];
+
+        load8(x + at, left, wide, a);
+        load8(y + at, left, wide, b);
+        GPU_UNROLL
+        for (int j = 0; j < CHUNK; j++)
+            b[j] = b[j] + a[j];
+        store8(y + at, left, wide, b);
+    }
+}
+
+int bt_cuda_add(void *stream, size_t n_elems, const bt_bf16 *x, bt_bf16 *y)
+{
+    if (n_elems == 0) return 0;
+    return gpu_launch(add_kernel, blocks_for((n_elems + CHUNK - 1) / CHUNK), THREADS, 0, stream,
+                      n_elems, x, y, aligned(x, 0) && aligned(y, 0));
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    swiglu_kernel(uint32_t rows, uint32_t dim, const bt_bf16 *gate_up, bt_bf16 *y, bool wide)
+{
+    uint32_t per_row = (dim + CHUNK - 1) / CHUNK;
+
+    FOR_CHUNKS(c, (size_t)rows * per_row)
+    {
+        size_t         row = c / per_row;
+        uint32_t       at = (uint32_t)(c % per_row) * CHUNK, left = dim - at;
+        const bt_bf16 *gate = gate_up + row * 2 * dim + at;
+        float          g[CHUNK], u[CHUNK];
+
+        load8(gate, left, wide, g);
+        load8(gate + dim, left, wide, u);
+        GPU_UNROLL
+        for (int j = 0; j < CHUNK; j++)
+            g[j] = g[j] / (bt_expf(-g[j]) + 1.0f) * u[j];
+        store8(y + row * dim + at, left, wide, g);
+    }
+}
+
+int bt_cuda_swiglu(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up, bt_bf16 *y)
+{
+    size_t chunks = (size_t)rows * ((dim + CHUNK - 1) / CHUNK);
+
+    if (chunks == 0) return 0;
+    return gpu_launch(swiglu_kernel, blocks_for(chunks), THREADS, 0, stream, rows, dim, gate_up, y,
+                      aligned(gate_up, dim) && aligned(y, dim));
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    gather_kernel(uint32_t rows, uint32_t dim, const bt_bf16 *table, const uint32_t *index,
+                  bt_bf16 *y, bool wide)
+{
+    uint32_t per_row = (dim + CHUNK - 1) / CHUNK;
+
+    FOR_CHUNKS(c, (size_t)rows * per_row)
+    {
+        size_t         row = c / per_row;
+        uint32_t       at = (uint32_t)(c % per_row) * CHUNK, left = dim - at;
+        const bt_bf16 *src = table + (size_t)index[row] * dim + at;
+        bt_bf16       *dst = y + row * dim + at;
+
+        if (wide && left >= CHUNK)
+            *(gpu_vec16 *)dst = *(const gpu_vec16 *)src;
+        else
+            for (uint32_t j = 0; j < CHUNK && j < left; j++)
+                dst[j] = src[j];
+    }
+}
+
+int bt_cuda_gather_rows(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *table,
+                        const uint32_t *index, bt_bf16 *y)
+{
+    size_t chunks = (size_t)rows * ((dim + CHUNK - 1) / CHUNK);
+
+    if (chunks == 0) return 0;
+    return gpu_launch(gather_kernel, blocks_for(chunks), THREADS, 0, stream, rows, dim, table,
+                      index, y, aligned(table, dim) && aligned(y, dim));
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    to_bf16_kernel(size_t n, const float *x, bt_bf16 *y)
+{
+    FOR_CHUNKS(i, n) y[i] = bf16_of(x[i]);
+}
+
+int bt_cuda_to_bf16(void *stream, size_t n_elems, const float *x, bt_bf16 *y)
+{
+    if (n_elems == 0) return 0;
+    return gpu_launch(to_bf16_kernel, blocks_for(n_elems), THREADS, 0, stream, n_elems, x, y);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    to_f32_kernel(size_t n, const bt_bf16 *x, float *y)
+{
+    FOR_CHUNKS(i, n) y[i] = f32_of(x[i]);
+}
+
+int bt_cuda_to_f32(void *stream, size_t n_elems, const bt_bf16 *x, float *y)
+{
+    if (n_elems == 0) return 0;
+    return gpu_launch(to_f32_kernel, blocks_for(n_elems), THREADS, 0, stream, n_elems, x, y);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    fp8_dequant_kernel(uint32_t n, uint32_t k, const uint8_t *x, const float *scale, bt_bf16 *y)
+{
+    uint32_t ld_scale = (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
+
+    FOR_CHUNKS(i, (size_t)n * k)
+    {
+        size_t row = i / k, col = i % k;
+
+        y[i] =
+            bf16_of(f32_of_e4m3(x[i]) * scale[row / BT_FP8_BLOCK * ld_scale + col / BT_FP8_BLOCK]);
+    }
+}
+
+int bt_cuda_fp8_dequant(void *stream, uint32_t n, uint32_t k, const uint8_t *x, const float *scale,
+                        bt_bf16 *y)
+{
+    if (n == 0 || k == 0) return 0;
+    return gpu_launch(fp8_dequant_kernel, blocks_for((size_t)n * k), THREADS, 0, stream, n, k, x,
+                      scale, y);
+}
+
+/* One warp for 128 elements of a row; a block has rows of warps. */
+static __global__ void __launch_bounds__(THREADS)
+    fp8_quant_kernel(uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x, uint8_t *q,
+                     float *scale)
+{
+    enum { PER_LANE = BT_FP8_BLOCK / GPU_WARP };
+    uint32_t lane = threadIdx.x % GPU_WARP, n_groups = (dim + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
+    size_t   id  = (size_t)blockIdx.x * (THREADS / GPU_WARP) + threadIdx.x / GPU_WARP;
+    size_t   row = id / n_groups, group = id % n_groups;
+    float    v[PER_LANE], largest       = 1e-4f;
+
+    if (row >= rows) return;
+    for (int j = 0; j < PER_LANE; j++) {
+        size_t at = group * BT_FP8_BLOCK + (size_t)j * GPU_WARP + lane;
+
+        v[j]    = at < dim ? f32_of(x[row * ld_x + at]) : 0.0f;
+        largest = gpu_max(fabsf(v[j]), largest);
+    }
+    largest = warp_max(largest) / 448.0f;
+    for (int j = 0; j < PER_LANE; j++) {
+        size_t at = group * BT_FP8_BLOCK + (size_t)j * GPU_WARP + lane;
+
+        if (at < dim) q[row * dim + at] = e4m3_of(v[j] / largest);
+    }
+    if (lane == 0) scale[row * n_groups + group] = largest;
+}
+
+int bt_cuda_fp8_quant(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x,
+                      uint8_t *q, float *scale)
+{
+    size_t warps = (size_t)rows * ((dim + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK);
+
+    if (warps == 0) return 0;
+    return gpu_launch(fp8_quant_kernel, gpu_blocks(warps, THREADS / GPU_WARP), THREADS, 0, stream,
+                      rows, dim, x, ld_x, q, scale);
+}

@@ -1,0 +1,46 @@
+/* device/cuda/rows.h - operations on rows as kernels: norms, activations, residuals, embedding,
+ * conversions, FP8.
+ *
+ * Each function enqueues on `stream` (a cudaStream_t) and returns a cudaError_t, 0 for success; no
+ * rows, no launch.  Every pointer is device memory.  A row's bits are a function of its shape and
+ * values only.  add, swiglu and the conversions give the bits of the CPU back end; rms_norm adds in
+ * an order of its own. */
+#ifndef BT_DEVICE_CUDA_ROWS_H
+#define BT_DEVICE_CUDA_ROWS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/bf16.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* y = bf16(weight * bf16(x / sqrt(mean(x^2) + eps))), [rows, dim]; y may be x. */
+int bt_cuda_rms_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x,
+                     const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y);
+/* y += x in fp32, rounded. */
+int bt_cuda_add(void *stream, size_t n_elems, const bt_bf16 *x, bt_bf16 *y);
+/* y[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, dim + i]). */
+int bt_cuda_swiglu(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up, bt_bf16 *y);
+/* y[r, :] = table[index[r], :] */
+int bt_cuda_gather_rows(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *table,
+                        const uint32_t *index, bt_bf16 *y);
+int bt_cuda_to_bf16(void *stream, size_t n_elems, const float *x, bt_bf16 *y);
+int bt_cuda_to_f32(void *stream, size_t n_elems, const bt_bf16 *x, float *y);
+
+/* FP8 (e4m3: 4 exponent bits, 3 of mantissa, no infinity, largest 448). */
+enum { BT_FP8_BLOCK = 128 };
+/* y[n, k] = bf16(x * scale[n / 128, k / 128]); scale is [ceil(n / 128), ceil(k / 128)]. */
+int bt_cuda_fp8_dequant(void *stream, uint32_t n, uint32_t k, const uint8_t *x, const float *scale,
+                        bt_bf16 *y);
+/* For each row and 128 elements: scale = max(|x|, 1e-4) / 448, q = e4m3(x / scale), to nearest
+ * even; scale is [rows, ceil(dim / 128)]. */
+int bt_cuda_fp8_quant(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x,
+                      uint8_t *q, float *scale);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,94 @@
+/* device/cuda/tile.cuh - bf16 tiles in shared memory and their matrix fragments.
+ *
+ * A tile is [rows][COLS], COLS a multiple of 64.  Chunk c (8 elements, 16 bytes) of row r lies at
+ * chunk c ^ (r & 7), so that 8 rows of a column of chunks fill all banks once. */
+#ifndef BT_DEVICE_CUDA_TILE_CUH
+#define BT_DEVICE_CUDA_TILE_CUH
+
+#include "device/cuda/gpu.cuh"
+
+enum { TILE_CHUNK = 8 };
+
+template <int COLS>
+static __device__ __forceinline__ bt_bf16 *tile_chunk(bt_bf16 *tile, uint32_t row, uint32_t chunk)
+{
+    return tile + (size_t)row * COLS + (chunk ^ (row & 7)) * TILE_CHUNK;
+}
+
+/* A[16][16]: rows row0.., columns 16 k16... */
+template <int COLS>
+static __device__ __forceinline__ void load_a(uint32_t a[4], bt_bf16 *tile, uint32_t row0,
+                                              uint32_t k16)
+{
+    uint32_t lane = threadIdx.x % GPU_WARP;
+
+    load_matrix(a, tile_chunk<COLS>(tile, row0 + lane % 16, k16 * 2 + lane / 16));
+}
+
+/* Two B[16][8] from a tile whose rows are B's columns (weights, keys): b[0..1] columns row0 ..
+ * row0 + 7, b[2..3] the next 8. */
+template <int COLS>
+static __device__ __forceinline__ void load_b(uint32_t b[4], bt_bf16 *tile, uint32_t row0,
+                                              uint32_t k16)
+{
+    uint32_t lane = threadIdx.x % GPU_WARP;
+
+    load_matrix(b, tile_chunk<COLS>(tile, row0 + lane % 8 + lane / 16 * 8, k16 * 2 + lane / 8 % 2));
+}
+
+/* The same from a tile whose rows are B's rows (values): rows 16 k16 .., columns 16 n16 .. . */
+template <int COLS>
+static __device__ __forceinline__ void load_b_rows(uint32_t b[4], bt_bf16 *tile, uint32_t k16,
+                                                   uint32_t n16)
+{
+    uint32_t lane = threadIdx.x % GPU_WARP;
+
+    load_matrix_turned(b, tile_chunk<COLS>(tile, k16 * 16 + lane % 16, n16 * 2 + lane / 16));
+}
+
+/* One chunk of a tile from src[0 .. n), the rest zeros; asynchronous where `wide` says that src is
+ * aligned to 16 bytes and n is not between 0 and 8. */
+static __device__ __forceinline__ void fill_chunk(bt_bf16 *dst, const bt_bf16 *src, int n,
+                                                  bool wide)
+{
+    if (wide) {
+        copy_async16(dst, n > 0 ? src : dst, n > 0);
+        return;
+    }
+    for (int i = 0; i < TILE_CHUNK; i++)
+        dst[i] = i < n ? src[i] : 0;
+}
+
+/* Some rows of two matrices side by side. */
+typedef struct {
+    const bt_bf16 *left, *right;
+    size_t         ld_left, ld_right;
+    int            n_left, n_right; /* columns */
+} tile_source;
+
+/* A tile of N_ROWS rows: n_rows of the source, its left columns from column 0 on, its right ones
+ * from column C on, zeros elsewhere.  By the whole block, a warp a row. */
+template <int C, int COLS, int N_ROWS>
+static __device__ __forceinline__ void fill_tile(bt_bf16 *tile, const tile_source &src,
+                                                 uint32_t n_rows, bool wide)
+{
+    uint32_t lane = threadIdx.x % GPU_WARP, n_warps = blockDim.x / GPU_WARP;
+
+    GPU_ONE_AT_A_TIME
+    for (uint32_t row = threadIdx.x / GPU_WARP; row < N_ROWS; row += n_warps) {
+        GPU_UNROLL
+        for (uint32_t c = 0; c < (COLS / TILE_CHUNK + GPU_WARP - 1) / GPU_WARP; c++) {
+            uint32_t       chunk = c * GPU_WARP + lane;
+            int            col   = (int)chunk * TILE_CHUNK;
+            bool           right = col >= C;
+            const bt_bf16 *from  = right ? src.right + row * src.ld_right + (col - C)
+                                         : src.left + row * src.ld_left + col;
+            int            n     = right ? src.n_right - (col - C) : src.n_left - col;
+
+            if (chunk < COLS / TILE_CHUNK)
+                fill_chunk(tile_chunk<COLS>(tile, row, chunk), from, row < n_rows ? n : 0, wide);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,507 @@
+/* tests/cuda/simt.cpp - fibers, meetings and shared memory of simt.h. */
+#include "tests/cuda/simt.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SIMT_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SIMT_ASAN 1
+#endif
+#endif
+#ifdef SIMT_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+/* Saves the callee-saved registers and the stack pointer at *from; goes on at `to`. */
+extern "C" void simt_switch(void **from, void *to);
+__asm__(".text\n"
+        ".globl simt_switch\n"
+        ".type simt_switch, @function\n"
+        "simt_switch:\n"
+        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+        "  movq %rsp, (%rdi)\n"
+        "  movq %rsi, %rsp\n"
+        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+        "  ret\n"
+        ".size simt_switch, .-simt_switch\n");
+
+namespace simt
+{
+
+enum { STACK_BYTES = 256 << 10, WARP = 32, MAX_THREADS = 1024 };
+enum state { READY, AT_WARP, AT_BLOCK, ENDED };
+
+struct give_back {
+    void operator()(char *p) const { free(p); }
+};
+typedef std::unique_ptr<char, give_back> memory; /* aligned to 128 bytes, ends where it ends */
+
+enum { COPY_BYTES = 16 };
+struct copy {
+    void *dst;
+    char  bytes[COPY_BYTES];
+};
+struct fiber {
+    std::unique_ptr<char[]> stack;
+    void                   *sp         = nullptr;
+    void                   *fake_stack = nullptr;
+    state                   st         = ENDED;
+    dim3                    index;
+    place                   at       = {"", 0};
+    uint32_t                mask     = 0;
+    warp_fn                 on_warp  = nullptr;
+    block_fn                on_block = nullptr;
+    void                   *arg      = nullptr;
+    std::vector<copy>       copies;     /* under way, oldest first */
+    std::vector<size_t>     group_ends; /* in copies, of those committed */
+};
+struct array {
+    const void *site;
+    size_t      bytes;
+    memory      mem;
+};
+
+static std::vector<fiber> g_fibers;
+static std::vector<array> g_arrays;
+static memory             g_dynamic;
+static size_t             g_dynamic_bytes, g_static_bytes;
+static dim3               g_block, g_block_dim, g_grid;
+static unsigned           g_n, g_self;
+static void              *g_main_sp;
+#ifdef SIMT_ASAN
+static void       *g_main_fake;
+static const void *g_main_bottom;
+static size_t      g_main_bytes;
+#endif
+static body_fn  g_body;
+static void    *g_closure;
+static uint64_t g_random     = 1, g_launches, g_blocks;
+static uint32_t g_max_shared = 232448;
+
+void die(place at, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    fprintf(stderr, "simt: %s:%d (block %u,%u,%u): ", at.file, at.line, g_block.x, g_block.y,
+            g_block.z);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    abort();
+}
+
+const dim3 &thread_index(void) { return g_fibers[g_self].index; }
+const dim3 &block_index(void) { return g_block; }
+const dim3 &block_dim(void) { return g_block_dim; }
+const dim3 &grid_dim(void) { return g_grid; }
+unsigned    lane(void) { return g_self % WARP; }
+
+static uint64_t random_below(uint64_t n)
+{
+    g_random = g_random * 6364136223846793005u + 1442695040888963407u;
+    return (g_random >> 33) % n;
+}
+
+/* ---- switching */
+
+static void enter(unsigned i)
+{
+    g_self = i;
+#ifdef SIMT_ASAN
+    __sanitizer_start_switch_fiber(&g_main_fake, g_fibers[i].stack.get(), STACK_BYTES);
+#endif
+    simt_switch(&g_main_sp, g_fibers[i].sp);
+#ifdef SIMT_ASAN
+    __sanitizer_finish_switch_fiber(g_main_fake, nullptr, nullptr);
+#endif
+}
+
+static void leave(state st)
+{
+    fiber &f = g_fibers[g_self];
+
+    f.st = st;
+#ifdef SIMT_ASAN
+    __sanitizer_start_switch_fiber(st == ENDED ? nullptr : &f.fake_stack, g_main_bottom,
+                                   g_main_bytes);
+#endif
+    simt_switch(&f.sp, g_main_sp);
+#ifdef SIMT_ASAN
+    __sanitizer_finish_switch_fiber(f.fake_stack, &g_main_bottom, &g_main_bytes);
+#endif
+}
+
+static void fiber_main(void)
+{
+#ifdef SIMT_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &g_main_bottom, &g_main_bytes);
+#endif
+    g_body(g_closure);
+    if (!g_fibers[g_self].copies.empty())
+        die(g_fibers[g_self].at, "ends with copies that nobody waited for");
+    leave(ENDED);
+    abort();
+}
+
+static void prepare(fiber &f)
+{
+    if (!f.stack) f.stack.reset(new char[STACK_BYTES]);
+    void **top = (void **)(((uintptr_t)f.stack.get() + STACK_BYTES) & ~(uintptr_t)15);
+
+    *--top = nullptr; /* the return address of fiber_main, which never returns */
+    *--top = (void *)fiber_main;
+    for (int i = 0; i < 6; i++)
+        *--top = nullptr;
+    f.sp = top;
+    f.st = READY;
+    f.at = {"start", 0};
+    f.copies.clear();
+    f.group_ends.clear();
+}
+
+/* ---- meetings */
+
+void warp_meet(uint32_t mask, warp_fn fn, void *arg, place at)
+{
+    fiber &f = g_fibers[g_self];
+
+    if (!(mask >> lane() & 1)) die(at, "lane %u is not in its own mask %08x", lane(), mask);
+    f.mask    = mask;
+    f.on_warp = fn;
+    f.arg     = arg;
+    f.at      = at;
+    leave(AT_WARP);
+}
+
+void block_meet(block_fn fn, void *arg, place at)
+{
+    fiber &f = g_fibers[g_self];
+
+    f.on_block = fn;
+    f.arg      = arg;
+    f.at       = at;
+    leave(AT_BLOCK);
+}
+
+/* Lets the lanes of one complete mask go on. */
+static bool release_warp(unsigned first, unsigned n_lanes)
+{
+    bool any = false;
+
+    for (unsigned i = first; i < first + n_lanes; i++) {
+        fiber   &f        = g_fibers[i];
+        void    *args[32] = {};
+        uint32_t here     = 0;
+
+        if (f.st != AT_WARP) continue;
+        for (unsigned j = first; j < first + n_lanes; j++) {
+            fiber &g = g_fibers[j];
+
+            if (!(f.mask >> (j - first) & 1)) continue;
+            if (g.st == ENDED) die(f.at, "waits for lane %u, which has ended", j - first);
+            if (g.st != AT_WARP) break;
+            if (g.on_warp != f.on_warp || g.at.line != f.at.line || g.mask != f.mask)
+                die(f.at, "meets lane %u at %s:%d with mask %08x, its own is %08x", j - first,
+                    g.at.file, g.at.line, g.mask, f.mask);
+            here |= 1u << (j - first);
+            args[j - first] = g.arg;
+        }
+        if (here != (f.mask & (n_lanes == 32 ? ~0u : (1u << n_lanes) - 1))) continue;
+        if (n_lanes != 32 && f.mask == ~0u) die(f.at, "full mask in a warp of %u threads", n_lanes);
+        if (f.on_warp != nullptr) f.on_warp(args);
+        for (unsigned l = 0; l < n_lanes; l++)
+            if (here >> l & 1) g_fibers[first + l].st = READY;
+        any = true;
+    }
+    return any;
+}
+
+static bool release_block(void)
+{
+    static void *args[MAX_THREADS];
+
+    for (unsigned i = 0; i < g_n; i++) {
+        const fiber &f = g_fibers[i], &first = g_fibers[0];
+
+        if (f.st != AT_BLOCK) return false;
+        if (f.at.line != first.at.line || strcmp(f.at.file, first.at.file) != 0)
+            die(f.at, "meets thread 0 at another barrier, %s:%d", first.at.file, first.at.line);
+        args[i] = f.arg;
+    }
+    if (g_fibers[0].on_block != nullptr) g_fibers[0].on_block(args, g_n);
+    for (unsigned i = 0; i < g_n; i++)
+        g_fibers[i].st = READY;
+    return true;
+}
+
+static void run_block(void)
+{
+    static unsigned order[MAX_THREADS];
+    unsigned        n_ended;
+
+    for (unsigned i = 0; i < g_n; i++) {
+        order[i]          = i;
+        g_fibers[i].index = dim3(i % g_block_dim.x, i / g_block_dim.x % g_block_dim.y,
+                                 i / (g_block_dim.x * g_block_dim.y));
+        prepare(g_fibers[i]);
+    }
+    do {
+        bool moved = false;
+
+        for (unsigned i = g_n - 1; i > 0; i--)
+            std::swap(order[i], order[random_below(i + 1)]);
+        n_ended = 0;
+        for (unsigned i = 0; i < g_n; i++) {
+            if (g_fibers[order[i]].st == READY) {
+                enter(order[i]);
+                moved = true;
+            }
+            n_ended += g_fibers[order[i]].st == ENDED;
+        }
+        for (unsigned w = 0; w < g_n; w += WARP)
+            moved = release_warp(w, std::min(g_n - w, (unsigned)WARP)) || moved;
+        moved = release_block() || moved;
+        if (moved || n_ended == g_n) continue;
+        for (unsigned i = 0; i < g_n; i++)
+            if (g_fibers[i].st == AT_BLOCK)
+                die(g_fibers[i].at, "barrier that %u of %u threads never reach", n_ended, g_n);
+        for (unsigned i = 0; i < g_n; i++)
+            if (g_fibers[i].st == AT_WARP)
+                die(g_fibers[i].at, "collective that some lanes of its mask never reach");
+    } while (n_ended < g_n);
+}
+
+/* ---- memory */
+
+static memory poisoned(size_t bytes)
+{
+    void *mem = nullptr;
+
+    if (posix_memalign(&mem, 128, bytes) != 0) die({"shared", 0}, "no memory");
+    memset(mem, 0xff, bytes);
+    return memory((char *)mem);
+}
+
+void *dynamic_shared(void) { return g_dynamic.get(); }
+
+void *shared_array(const void *site, size_t bytes)
+{
+    for (const array &a : g_arrays)
+        if (a.site == site) return a.mem.get();
+    g_arrays.push_back({site, bytes, poisoned(bytes)});
+    g_static_bytes += bytes;
+    if (g_static_bytes > 48 << 10)
+        die({"shared", 0}, "%zu bytes of static shared memory", g_static_bytes);
+    return g_arrays.back().mem.get();
+}
+
+bool in_shared(const void *p, size_t bytes)
+{
+    const char *at = (const char *)p;
+
+    if (at >= g_dynamic.get() && at + bytes <= g_dynamic.get() + g_dynamic_bytes) return true;
+    for (const array &a : g_arrays)
+        if (at >= a.mem.get() && at + bytes <= a.mem.get() + a.bytes) return true;
+    return false;
+}
+
+void copy_async(void *dst, const void *src, bool valid)
+{
+    copy c = {dst, {}};
+
+    if (((uintptr_t)dst | (valid ? (uintptr_t)src : 0)) % COPY_BYTES != 0)
+        die({"copy", 0}, "%p to %p is not aligned", src, dst);
+    if (!in_shared(dst, COPY_BYTES)) die({"copy", 0}, "the target is not shared memory");
+    if (valid) memcpy(c.bytes, src, COPY_BYTES);
+    memset(dst, 0xff, COPY_BYTES);
+    g_fibers[g_self].copies.push_back(c);
+}
+
+void copy_commit(void) { g_fibers[g_self].group_ends.push_back(g_fibers[g_self].copies.size()); }
+
+void copy_wait(unsigned n_left)
+{
+    fiber &f      = g_fibers[g_self];
+    size_t n      = f.group_ends.size() > n_left ? f.group_ends.size() - n_left : 0;
+    size_t landed = n == 0 ? 0 : f.group_ends[n - 1];
+
+    for (size_t i = 0; i < landed; i++)
+        memcpy(f.copies[i].dst, f.copies[i].bytes, COPY_BYTES);
+    f.copies.erase(f.copies.begin(), f.copies.begin() + (ptrdiff_t)landed);
+    f.group_ends.erase(f.group_ends.begin(), f.group_ends.begin() + (ptrdiff_t)n);
+    for (size_t &end : f.group_ends)
+        end -= landed;
+}
+
+/* ---- collectives */
+
+static void count_votes(void *const arg[32])
+{
+    uint32_t votes = 0;
+
+    for (int i = 0; i < 32; i++)
+        if (arg[i] != nullptr && ((one_value<uint32_t> *)arg[i])->in) votes |= 1u << i;
+    for (int i = 0; i < 32; i++)
+        if (arg[i] != nullptr) ((one_value<uint32_t> *)arg[i])->out = votes;
+}
+
+uint32_t vote(uint32_t mask, bool yes, place at)
+{
+    one_value<uint32_t> v = {yes, 0, 0};
+
+    warp_meet(mask, count_votes, &v, at);
+    return v.out;
+}
+
+static void any_of_block(void *const *args, unsigned n)
+{
+    int any = 0;
+
+    for (unsigned i = 0; i < n; i++)
+        any |= *(int *)args[i];
+    for (unsigned i = 0; i < n; i++)
+        *(int *)args[i] = any;
+}
+
+int block_or(int yes, place at)
+{
+    int v = yes != 0;
+
+    block_meet(any_of_block, &v, at);
+    return v;
+}
+
+struct mma_arg {
+    float          *d;
+    const uint32_t *a, *b;
+};
+
+static float low_of(uint32_t v) { return bt_bf16_to_f32((bt_bf16)v); }
+static float high_of(uint32_t v) { return bt_bf16_to_f32((bt_bf16)(v >> 16)); }
+
+/* D[16][8] += A[16][16] B[16][8].  A product of two bf16 is exact in fp32, so each step is a fused
+ * multiply-add; k ascends. */
+static void multiply(void *const arg[32])
+{
+    float a[16][16], b[16][8], d[16][8];
+
+    for (int l = 0; l < 32; l++) {
+        const mma_arg *m = (const mma_arg *)arg[l];
+        int            g = l / 4, t = l % 4;
+
+        for (int q = 0; q < 4; q++) {
+            int row = g + q % 2 * 8, col = 2 * t + q / 2 * 8;
+
+            a[row][col]     = low_of(m->a[q]);
+            a[row][col + 1] = high_of(m->a[q]);
+        }
+        for (int q = 0; q < 2; q++) {
+            b[2 * t + 8 * q][g]     = low_of(m->b[q]);
+            b[2 * t + 8 * q + 1][g] = high_of(m->b[q]);
+        }
+        for (int q = 0; q < 4; q++)
+            d[g + q / 2 * 8][2 * t + q % 2] = m->d[q];
+    }
+    for (int row = 0; row < 16; row++)
+        for (int k = 0; k < 16; k++)
+            for (int col = 0; col < 8; col++)
+                d[row][col] += a[row][k] * b[k][col];
+    for (int l = 0; l < 32; l++)
+        for (int q = 0; q < 4; q++)
+            ((const mma_arg *)arg[l])->d[q] = d[l / 4 + q / 2 * 8][2 * (l % 4) + q % 2];
+}
+
+void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], place at)
+{
+    mma_arg arg = {d, a, b};
+
+    warp_meet(~0u, multiply, &arg, at);
+}
+
+struct matrix_arg {
+    uint32_t   *r;
+    const void *row;
+    bool        turned;
+};
+
+/* Four 8x8 matrices; lanes 8 m .. 8 m + 7 point at the rows of matrix m. */
+static void load_matrices(void *const arg[32])
+{
+    for (int l = 0; l < 32; l++) {
+        const matrix_arg *mine = (const matrix_arg *)arg[l];
+
+        for (int m = 0; m < 4; m++) {
+            uint16_t low, high;
+            int      g = l / 4, t = l % 4;
+
+            if (mine->turned) {
+                low  = ((const uint16_t *)((const matrix_arg *)arg[8 * m + 2 * t])->row)[g];
+                high = ((const uint16_t *)((const matrix_arg *)arg[8 * m + 2 * t + 1])->row)[g];
+            } else {
+                const uint16_t *row = (const uint16_t *)((const matrix_arg *)arg[8 * m + g])->row;
+
+                low  = row[2 * t];
+                high = row[2 * t + 1];
+            }
+            mine->r[m] = (uint32_t)high << 16 | low;
+        }
+    }
+}
+
+void warp_load_matrix(uint32_t r[4], const void *row, bool turned, place at)
+{
+    matrix_arg arg = {r, row, turned};
+
+    if ((uintptr_t)row % 16 != 0) die(at, "a matrix row at %p is not aligned to 16 bytes", row);
+    if (!in_shared(row, 16)) die(at, "a matrix row outside shared memory");
+    warp_meet(~0u, load_matrices, &arg, at);
+}
+
+/* ---- launches */
+
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *closure)
+{
+    g_n = block.x * block.y * block.z;
+    if (g_n == 0 || g_n > MAX_THREADS) die({"launch", 0}, "%u threads in a block", g_n);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 ||
+        grid.z > 65535)
+        die({"launch", 0}, "a grid of %u x %u x %u", grid.x, grid.y, grid.z);
+    if (shared_bytes > g_max_shared) die({"launch", 0}, "%zu bytes of shared memory", shared_bytes);
+    if (g_fibers.size() < g_n) g_fibers.resize(g_n);
+    g_body          = body;
+    g_closure       = closure;
+    g_grid          = grid;
+    g_block_dim     = block;
+    g_dynamic       = poisoned(shared_bytes);
+    g_dynamic_bytes = shared_bytes;
+    g_launches++;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                g_block = dim3(x, y, z);
+                memset(g_dynamic.get(), 0xff, shared_bytes);
+                g_arrays.clear();
+                g_static_bytes = 0;
+                g_blocks++;
+                run_block();
+            }
+    g_dynamic.reset();
+    g_arrays.clear();
+}
+
+} // namespace simt
+
+void     simt_seed(uint64_t seed) { simt::g_random = seed * 2654435769u + 1; }
+void     simt_limit_shared(uint32_t bytes) { simt::g_max_shared = bytes; }
+uint32_t simt_max_shared(void) { return simt::g_max_shared; }
+uint64_t simt_n_launches(void) { return simt::g_launches; }
+uint64_t simt_n_blocks(void) { return simt::g_blocks; }

@@ -1,0 +1,189 @@
+/* tests/cuda/simt.h - runs CUDA kernels on the CPU: what nvcc and the GPU are to a .cu file, for
+ * tests.
+ *
+ * A .cu file of this project touches the GPU through device/cuda/gpu.cuh only, which leaves
+ * everything to this header when there is no nvcc (the build force-includes it).  A launch runs its
+ * blocks one after the other; each thread of a block is a fiber, which runs until it meets a
+ * barrier or a warp collective, or ends.  After each such meeting the fibers go on in a new random
+ * order, so that what relies on an order by luck shows; a run is a function of its seed.
+ *
+ * What is strict on purpose: shared memory is poisoned (all ones: NaN, and an index that is out of
+ * bounds) before each block and each array ends where it ends, for AddressSanitizer; an
+ * asynchronous copy poisons its target at once and lands at the wait, not before; a barrier or
+ * collective that some threads miss, or reach at another place of the code, ends the process with
+ * both places.
+ *
+ * Threads: one at a time.  x86-64 only. */
+#ifndef BT_TESTS_CUDA_SIMT_H
+#define BT_TESTS_CUDA_SIMT_H
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/bf16.h"
+#include "tests/cuda/simt_control.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(...)
+#define __forceinline__ inline
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+namespace simt
+{
+
+struct place {
+    const char *file;
+    int         line;
+};
+
+/* A warp's meeting: runs once, with the arguments of the lanes in the mask (others NULL). */
+typedef void (*warp_fn)(void *const lane_arg[32]);
+/* A block's meeting: likewise with all threads. */
+typedef void (*block_fn)(void *const *thread_arg, unsigned n_threads);
+
+const dim3 &thread_index(void);
+const dim3 &block_index(void);
+const dim3 &block_dim(void);
+const dim3 &grid_dim(void);
+unsigned    lane(void);
+
+void  warp_meet(uint32_t mask, warp_fn fn, void *arg, place at);
+void  block_meet(block_fn fn, void *arg, place at);
+void *dynamic_shared(void);
+/* The array of this block that `site` stands for; made at its first use. */
+void             *shared_array(const void *site, size_t bytes);
+void              copy_async(void *dst, const void *src, bool valid); /* 16 bytes */
+void              copy_commit(void);
+void              copy_wait(unsigned n_left);
+bool              in_shared(const void *p, size_t bytes);
+[[noreturn]] void die(place at, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+typedef void (*body_fn)(void *closure);
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *closure);
+
+template <typename T> struct one_value {
+    T   in, out;
+    int lane;
+};
+template <typename T> void exchange(void *const arg[32])
+{
+    for (int i = 0; i < 32; i++) {
+        one_value<T> *mine = (one_value<T> *)arg[i];
+
+        if (mine == nullptr) continue;
+        if (arg[mine->lane & 31] == nullptr) die({"shfl", i}, "reads a lane that takes no part");
+        mine->out = ((one_value<T> *)arg[mine->lane & 31])->in;
+    }
+}
+template <typename T> T shuffle(uint32_t mask, T value, unsigned from, place at)
+{
+    one_value<T> v = {value, value, (int)from};
+
+    warp_meet(mask, exchange<T>, &v, at);
+    return v.out;
+}
+uint32_t vote(uint32_t mask, bool yes, place at); /* the mask of the lanes that say yes */
+int      block_or(int yes, place at);
+
+/* Matrix fragments, as the PTX ISA lays them out (m16n8k16, ldmatrix). */
+void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], place at);
+void warp_load_matrix(uint32_t r[4], const void *row, bool turned, place at);
+
+} // namespace simt
+
+#define SIMT_HERE \
+    simt::place { __FILE__, __LINE__ }
+#define threadIdx simt::thread_index()
+#define blockIdx  simt::block_index()
+#define blockDim  simt::block_dim()
+#define gridDim   simt::grid_dim()
+
+#define __syncthreads()             simt::block_meet(nullptr, nullptr, SIMT_HERE)
+#define __syncthreads_or(yes)       simt::block_or((yes), SIMT_HERE)
+#define __syncwarp()                simt::warp_meet(~0u, nullptr, nullptr, SIMT_HERE)
+#define __shfl_sync(mask, v, from)  simt::shuffle(mask, v, (unsigned)(from), SIMT_HERE)
+#define __shfl_xor_sync(mask, v, x) simt::shuffle(mask, v, simt::lane() ^ (unsigned)(x), SIMT_HERE)
+#define __shfl_up_sync(mask, v, by)                                                            \
+    simt::shuffle(mask, v, simt::lane() < (unsigned)(by) ? simt::lane() : simt::lane() - (by), \
+                  SIMT_HERE)
+#define __ballot_sync(mask, yes) simt::vote(mask, (yes) != 0, SIMT_HERE)
+#define __any_sync(mask, yes)    (simt::vote(mask, (yes) != 0, SIMT_HERE) != 0)
+
+static inline int      __popc(uint32_t v) { return __builtin_popcount(v); }
+static inline int      __ffs(uint32_t v) { return __builtin_ffs((int)v); }
+static inline uint32_t __float_as_uint(float f)
+{
+    uint32_t u;
+
+    memcpy(&u, &f, sizeof(u));
+    return u;
+}
+static inline float __uint_as_float(uint32_t u)
+{
+    float f;
+
+    memcpy(&f, &u, sizeof(f));
+    return f;
+}
+template <typename T> T atomicAdd(T *at, T v)
+{
+    T was = *at;
+
+    *at = was + v;
+    return was;
+}
+
+/* ---- the half of device/cuda/gpu.cuh that is not the same on both sides */
+
+#define GPU_SHARED(T, name, n) \
+    static char name##_site;   \
+    T *const    name = (T *)simt::shared_array(&name##_site, sizeof(T) * (n))
+#define GPU_DYNAMIC_SHARED(T, name) T *const name = (T *)simt::dynamic_shared()
+#define GPU_UNROLL
+#define GPU_ONE_AT_A_TIME
+#define GPU_CONSTANT
+
+struct alignas(16) gpu_vec16 {
+    uint32_t x, y, z, w;
+};
+
+#define mma_bf16(d, a, b)          simt::warp_mma(d, a, b, SIMT_HERE)
+#define load_matrix(r, row)        simt::warp_load_matrix(r, row, false, SIMT_HERE)
+#define load_matrix_turned(r, row) simt::warp_load_matrix(r, row, true, SIMT_HERE)
+static inline void copy_async16(void *dst, const void *src, bool valid)
+{
+    simt::copy_async(dst, src, valid);
+}
+static inline void                copy_async_commit(void) { simt::copy_commit(); }
+template <int N_LEFT> inline void copy_async_wait(void) { simt::copy_wait(N_LEFT); }
+static inline bt_bf16             bf16_of(float f) { return bt_bf16_from_f32(f); }
+static inline float               f32_of(bt_bf16 v) { return bt_bf16_to_f32(v); }
+static inline uint32_t            bf16x2_of(float low, float high)
+{
+    return (uint32_t)bt_bf16_from_f32(high) << 16 | bt_bf16_from_f32(low);
+}
+
+/* ---- launches */
+
+static inline uint32_t gpu_max_shared(void) { return simt_max_shared(); }
+
+template <typename K, typename... A>
+int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream, A... args)
+{
+    auto body = [=]() { kernel(args...); };
+    auto run  = [](void *closure) { (*(decltype(body) *)closure)(); };
+
+    (void)stream;
+    simt::run_grid(grid, block, shared_bytes, run, &body);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,22 @@
+/* tests/cuda/simt_control.h - what a test may set about the CPU runs of kernels (simt.h). */
+#ifndef BT_TESTS_CUDA_SIMT_CONTROL_H
+#define BT_TESTS_CUDA_SIMT_CONTROL_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The order in which fibers run follows from it; each launch draws a new order. */
+void simt_seed(uint64_t seed);
+/* Bytes of shared memory that a block may ask for: 232448 (a Hopper) unless set. */
+void     simt_limit_shared(uint32_t bytes);
+uint32_t simt_max_shared(void);
+uint64_t simt_n_launches(void);
+uint64_t simt_n_blocks(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,282 @@
+/* The grouped product on the CPU, against sums in double. */
+#include "core/bf16.h"
+#include "device/cpu/device_cpu.h"
+#include "device/cpu/math.h"
+#include "device/cuda/gemm.h"
+#include "tests/cuda/numbers.h"
+
+typedef struct {
+    uint32_t    n, k, n_groups, rows[8]; /* rows of each group */
+    bt_cuda_out out;
+    bool        fp8, gathered, ragged; /* ragged: strides that no vector access fits */
+} shape;
+
+typedef struct {
+    bt_cuda_gemm g;
+    uint32_t     total, w_rows, k_blocks;
+    uint32_t    *row_at, *x_row;
+    void        *x, *w[8];
+    float       *x_scale, *w_scale[8];
+    void        *y;
+    size_t       y_bytes;
+} problem;
+
+static float e4m3(uint8_t v)
+{
+    int   e = v >> 3 & 15, m = v & 7;
+    float f = e ? ldexpf(1 + (float)m / 8, e - 7) : ldexpf((float)m / 8, -6);
+
+    return v & 0x80 ? -f : f;
+}
+
+static void *random_operand(bool fp8, size_t n, uint64_t *rng)
+{
+    uint8_t *v;
+
+    if (!fp8) return random_bf16(n, 1, rng);
+    v = ARRAY(uint8_t, n);
+    for (size_t i = 0; i < n; i++)
+        v[i] = (uint8_t)(random_bits(rng) % 0x50 | (random_bits(rng) & 0x80));
+    return v;
+}
+
+static problem make(const shape *s, uint64_t *rng)
+{
+    problem p = {.k_blocks = (s->k + 127) / 128};
+
+    p.w_rows    = s->out == BT_CUDA_OUT_SWIGLU ? 2 * s->n : s->n;
+    p.row_at    = ARRAY(uint32_t, s->n_groups + 1);
+    p.row_at[0] = 0;
+    for (uint32_t i = 0; i < s->n_groups; i++)
+        p.row_at[i + 1] = p.row_at[i] + s->rows[i];
+    p.total = p.row_at[s->n_groups];
+    p.g     = (bt_cuda_gemm){.n        = s->n,
+                             .k        = s->k,
+                             .n_groups = s->n_groups,
+                             .out      = s->out,
+                             .max_rows = p.total,
+                             .row_at   = p.row_at,
+                             .ld_x     = s->k + (s->ragged ? 1 : 0),
+                             .ld_y     = s->n + (s->ragged ? 3 : 0)};
+    p.x     = random_operand(s->fp8, (p.total + 1) * p.g.ld_x, rng);
+    p.g.x   = p.x;
+    if (s->gathered) {
+        p.x_row = ARRAY(uint32_t, p.total);
+        for (uint32_t r = 0; r < p.total; r++)
+            p.x_row[r] = (r * 7 + 3) % (p.total + 1);
+        p.g.x_row = p.x_row;
+    }
+    for (uint32_t i = 0; i < s->n_groups; i++) {
+        p.g.w[i] = p.w[i] = random_operand(s->fp8, (size_t)p.w_rows * s->k, rng);
+        if (!s->fp8) continue;
+        p.w_scale[i]   = random_f32((size_t)2 * ((s->n + 127) / 128) * p.k_blocks, 1, rng);
+        p.g.w_scale[i] = p.w_scale[i];
+    }
+    if (s->fp8) p.g.x_scale = p.x_scale = random_f32((size_t)(p.total + 1) * p.k_blocks, 1, rng);
+    p.y_bytes = p.total * p.g.ld_y * (s->out == BT_CUDA_OUT_F32 ? 4 : 2);
+    p.g.y = p.y = poisoned(p.y_bytes, 1);
+    return p;
+}
+
+static void drop(problem *p)
+{
+    for (int i = 0; i < 8; i++)
+        free(p->w[i]), free(p->w_scale[i]);
+    free(p->row_at), free(p->x_row), free(p->x), free(p->x_scale), free(p->y);
+}
+
+static double at(const shape *s, const void *mem, size_t i)
+{
+    return s->fp8 ? (double)e4m3(((const uint8_t *)mem)[i])
+                  : (double)bt_bf16_to_f32(((const bt_bf16 *)mem)[i]);
+}
+
+/* Row r (of y) times weight row c of group g. */
+static double dot(const shape *s, const problem *p, uint32_t g, uint32_t r, uint32_t c)
+{
+    uint32_t xr  = s->gathered ? p->x_row[r] : r;
+    double   sum = 0;
+
+    for (uint32_t k = 0; k < s->k; k++) {
+        double v = at(s, p->x, xr * p->g.ld_x + k) * at(s, p->w[g], (size_t)c * s->k + k);
+
+        if (s->fp8) {
+            uint32_t up = c >= s->n, block = (c - up * s->n) / 128 + up * ((s->n + 127) / 128);
+
+            v *= (double)p->x_scale[xr * p->k_blocks + k / 128] *
+                 (double)p->w_scale[g][block * p->k_blocks + k / 128];
+        }
+        sum += v;
+    }
+    return sum;
+}
+
+static double silu(double z) { return z / (1 + exp(-z)); }
+
+static double got_at(const shape *s, const problem *p, uint32_t r, uint32_t c)
+{
+    size_t i = r * p->g.ld_y + c;
+
+    return s->out == BT_CUDA_OUT_F32 ? (double)((float *)p->y)[i]
+                                     : (double)bt_bf16_to_f32(((bt_bf16 *)p->y)[i]);
+}
+
+static void check(const shape *s)
+{
+    uint64_t   rng  = s->n * 31 + s->k;
+    problem    p    = make(s, &rng);
+    difference e    = {0, 0};
+    double     size = sqrt(s->k) * (s->fp8 ? 0.5 : 1);
+
+    EXPECT_EQ(bt_cuda_gemm_run(NULL, &p.g), 0);
+    for (uint32_t g = 0; g < s->n_groups; g++)
+        for (uint32_t r = p.row_at[g]; r < p.row_at[g + 1]; r++)
+            for (uint32_t c = 0; c < s->n; c++) {
+                double want = dot(s, &p, g, r, c);
+
+                if (s->out == BT_CUDA_OUT_SWIGLU) want = silu(want) * dot(s, &p, g, r, c + s->n);
+                differ(&e, got_at(s, &p, r, c), want, size, r * s->n + c);
+            }
+    EXPECT_CLOSE(e, s->out == BT_CUDA_OUT_F32 ? 1e-6 : 0.012);
+    drop(&p);
+}
+
+static void products_of_odd_shapes_are_right(void)
+{
+    static const shape SHAPES[] = {
+        {1,   1,   1, {1},   BT_CUDA_OUT_F32,  false, false, false},
+        {128, 64,  1, {16},  BT_CUDA_OUT_F32,  false, false, false},
+        {129, 65,  1, {17},  BT_CUDA_OUT_F32,  false, false, false},
+        {127, 72,  1, {65},  BT_CUDA_OUT_BF16, false, false, true },
+        {40,  200, 1, {129}, BT_CUDA_OUT_F32,  false, false, false},
+        {136, 584, 1, {3},   BT_CUDA_OUT_BF16, false, false, false},
+    };
+
+    for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
+        check(&SHAPES[i]);
+}
+
+static void groups_with_and_without_rows_are_right(void)
+{
+    static const shape SHAPES[] = {
+        {24, 64,  8, {0, 3, 0, 0, 17, 1, 16, 0}, BT_CUDA_OUT_F32,    false, true,  false},
+        {66, 96,  5, {70, 0, 1, 64, 65},         BT_CUDA_OUT_SWIGLU, false, true,  false},
+        {65, 40,  3, {0, 200, 0},                BT_CUDA_OUT_SWIGLU, false, false, true },
+        {70, 129, 2, {300, 2},                   BT_CUDA_OUT_BF16,   false, true,  true },
+    };
+
+    for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
+        check(&SHAPES[i]);
+}
+
+static void fp8_products_are_right(void)
+{
+    static const shape SHAPES[] = {
+        {130, 256, 2, {5, 9},      BT_CUDA_OUT_F32,    true, false, false},
+        {66,  136, 3, {20, 0, 33}, BT_CUDA_OUT_SWIGLU, true, true,  false},
+        {130, 131, 1, {70},        BT_CUDA_OUT_BF16,   true, false, true },
+    };
+
+    for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
+        check(&SHAPES[i]);
+}
+
+/* Laws A and B: a row alone has the bits that it has among 15, 63 and 200, whatever the tile. */
+static void a_rows_bits_do_not_depend_on_its_neighbours(void)
+{
+    static const uint32_t COUNTS[] = {2, 15, 16, 17, 64, 65, 200};
+    shape                 s        = {40, 328, 1, {200}, BT_CUDA_OUT_F32, false, false, false};
+
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        uint64_t rng = 77;
+        problem  p;
+        float   *alone;
+
+        s.fp8 = fp8;
+        p     = make(&s, &rng);
+        alone = ARRAY(float, 200 * s.n);
+        for (uint32_t r = 0; r < 200; r++) {
+            bt_cuda_gemm one = p.g;
+
+            simt_seed(r);
+            one.row_at   = NULL;
+            one.max_rows = 1;
+            one.x        = (char *)p.x + r * p.g.ld_x * (fp8 ? 1 : 2);
+            one.x_scale  = fp8 ? p.x_scale + r * p.k_blocks : NULL;
+            one.y        = alone + r * s.n;
+            EXPECT_EQ(bt_cuda_gemm_run(NULL, &one), 0);
+        }
+        for (size_t i = 0; i < sizeof(COUNTS) / sizeof(COUNTS[0]); i++) {
+            bt_cuda_gemm some = p.g;
+
+            memset(p.y, 0xff, p.y_bytes);
+            some.row_at   = NULL;
+            some.max_rows = COUNTS[i];
+            EXPECT_EQ(bt_cuda_gemm_run(NULL, &some), 0);
+            EXPECT_EQ(n_different(p.y, alone, COUNTS[i] * s.n * sizeof(float)), 0);
+        }
+        free(alone);
+        drop(&p);
+    }
+}
+
+/* The heads of a layer: one x and one y with a stride between the groups. */
+static void strided_groups_are_heads(void)
+{
+    enum { HEADS = 3, ROWS = 5, N = 24, K = 16 };
+    uint64_t rng = 9;
+    bt_bf16 *x = random_bf16(ROWS * HEADS * K, 1, &rng), *w = random_bf16(HEADS * N * K, 1, &rng);
+    float   *y     = ARRAY(float, ROWS *HEADS *N);
+    bt_cuda_gemm g = {.n        = N,
+                      .k        = K,
+                      .n_groups = HEADS,
+                      .out      = BT_CUDA_OUT_F32,
+                      .max_rows = ROWS,
+                      .x_group  = K,
+                      .y_group  = N,
+                      .x        = x,
+                      .ld_x     = HEADS * K,
+                      .y        = y,
+                      .ld_y     = HEADS * N};
+    difference   e = {0, 0};
+
+    for (int h = 0; h < HEADS; h++)
+        g.w[h] = w + h * N * K;
+    EXPECT_EQ(bt_cuda_gemm_run(NULL, &g), 0);
+    for (int r = 0; r < ROWS; r++)
+        for (int h = 0; h < HEADS; h++)
+            for (int c = 0; c < N; c++) {
+                double want = 0;
+
+                for (int k = 0; k < K; k++)
+                    want += (double)bt_bf16_to_f32(x[(r * HEADS + h) * K + k]) *
+                            (double)bt_bf16_to_f32(w[(h * N + c) * K + k]);
+                differ(&e, y[(r * HEADS + h) * N + c], want, 4, r);
+            }
+    EXPECT_CLOSE(e, 1e-6);
+    free(x), free(w), free(y);
+}
+
+static void no_rows_launch_nothing(void)
+{
+    bt_cuda_gemm g      = {.n = 8, .k = 8, .n_groups = 1};
+    uint64_t     before = simt_n_launches();
+
+    EXPECT_EQ(bt_cuda_gemm_run(NULL, &g), 0);
+    EXPECT_EQ(simt_n_launches() - before, 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(products_of_odd_shapes_are_right),
+        BT_TEST(groups_with_and_without_rows_are_right),
+        BT_TEST(fp8_products_are_right),
+        BT_TEST(a_rows_bits_do_not_depend_on_its_neighbours),
+        BT_TEST(strided_groups_are_heads),
+        BT_TEST(no_rows_launch_nothing),
+    };
+
+    bt_cpu_flush_denormals();
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -1,0 +1,187 @@
+/* Row kernels on the CPU, against the CPU back end's tables and plain formulas. */
+#include "device/cpu/device_cpu.h"
+#include "device/cpu/kernels.h"
+#include "device/cuda/rows.h"
+#include "tests/cuda/numbers.h"
+
+static const uint32_t DIMS[] = {1, 7, 8, 9, 127, 128, 129, 2048, 2049, 2056};
+enum { N_DIMS = sizeof(DIMS) / sizeof(DIMS[0]) };
+
+static const bt_cpu_row_kernels *cpu(void) { return bt_cpu_kernels_find("scalar")->rows; }
+
+static void rms_norm_of_any_width_is_the_formula(void)
+{
+    uint64_t rng = 1;
+
+    for (int d = 0; d < N_DIMS; d++) {
+        uint32_t   dim = DIMS[d], rows = 3, ld_x = dim + (d % 2 ? 8 : 0), ld_y = dim + 3 * (d % 3);
+        bt_bf16   *x = random_bf16((size_t)rows * ld_x, 3, &rng), *w = random_bf16(dim, 2, &rng);
+        bt_bf16   *y = ARRAY(bt_bf16, rows * ld_y), *want = ARRAY(bt_bf16, dim);
+        difference e = {0, 0};
+
+        EXPECT_EQ(bt_cuda_rms_norm(NULL, rows, dim, x, ld_x, w, 1e-6f, y, ld_y), 0);
+        for (uint32_t r = 0; r < rows; r++) {
+            cpu()->rms_norm_row(x + r * ld_x, w, dim, 1e-6f, want);
+            for (uint32_t i = 0; i < dim; i++)
+                differ(&e, bt_bf16_to_f32(y[r * ld_y + i]), bt_bf16_to_f32(want[i]), 1e-6, i);
+        }
+        EXPECT_CLOSE(e, 0.0105); /* the sum's last bits may turn two roundings to bf16 */
+        free(x), free(w), free(y), free(want);
+    }
+}
+
+static void rms_norm_of_a_row_ignores_its_neighbours(void)
+{
+    uint64_t rng = 2;
+    uint32_t dim = 2049;
+    bt_bf16 *x = random_bf16(5 * dim, 1, &rng), *w = random_bf16(dim, 1, &rng);
+    bt_bf16 *all = ARRAY(bt_bf16, 5 * dim), *one = ARRAY(bt_bf16, dim);
+
+    for (int i = 0; i < 9; i++)
+        x[3 * dim + i] = 0x7fc0; /* NaN */
+    bt_cuda_rms_norm(NULL, 5, dim, x, dim, w, 1e-6f, all, dim);
+    for (uint32_t r = 0; r < 5; r++) {
+        simt_seed(r);
+        bt_cuda_rms_norm(NULL, 1, dim, x + r * dim, dim, w, 1e-6f, one, dim);
+        EXPECT_EQ(n_different(one, all + r * dim, dim * sizeof(*one)), 0);
+    }
+    /* in place */
+    bt_cuda_rms_norm(NULL, 5, dim, x, dim, w, 1e-6f, x, dim);
+    EXPECT_EQ(n_different(x, all, 5 * dim * sizeof(*x)), 0);
+    free(x), free(w), free(all), free(one);
+}
+
+static void add_and_swiglu_give_the_bits_of_the_cpu(void)
+{
+    uint64_t rng = 3;
+
+    for (int d = 0; d < N_DIMS; d++) {
+        uint32_t dim = DIMS[d], rows = 3;
+        bt_bf16 *x = random_bf16(rows * 2 * dim, 4, &rng),
+                *y = random_bf16(rows * 2 * dim, 4, &rng);
+        bt_bf16 *a = ARRAY(bt_bf16, rows * dim), *b = ARRAY(bt_bf16, dim);
+
+        x[0] = 0x7f80, y[0] = 0xff80, x[dim] = 0x8000; /* inf - inf, -0 */
+        EXPECT_EQ(bt_cuda_swiglu(NULL, rows, dim, x, a), 0);
+        for (uint32_t r = 0; r < rows; r++) {
+            cpu()->swiglu_row(x + 2 * r * dim, x + (2 * r + 1) * dim, dim, b);
+            EXPECT_EQ(n_different(a + r * dim, b, dim * sizeof(*b)), 0);
+        }
+        memcpy(a, y, rows * dim * sizeof(*a));
+        EXPECT_EQ(bt_cuda_add(NULL, rows * dim, x, a), 0);
+        cpu()->add_row(x, rows * dim, y);
+        for (uint32_t i = 0; i < rows * dim; i++)
+            EXPECT(a[i] == y[i] || (bt_bf16_to_f32(a[i]) != bt_bf16_to_f32(a[i]) &&
+                                    bt_bf16_to_f32(y[i]) != bt_bf16_to_f32(y[i])));
+        free(x), free(y), free(a), free(b);
+    }
+}
+
+static void rows_are_gathered_and_converted(void)
+{
+    uint64_t rng = 4;
+
+    for (int d = 0; d < N_DIMS; d++) {
+        uint32_t dim = DIMS[d], *index = ARRAY(uint32_t, 5);
+        bt_bf16 *table = random_bf16(9 * dim, 1, &rng), *y = ARRAY(bt_bf16, 5 * dim);
+        float   *f = random_f32(5 * dim, 1, &rng), *g = ARRAY(float, 5 * dim);
+
+        for (int i = 0; i < 5; i++)
+            index[i] = (uint32_t)(i * 5 % 9);
+        EXPECT_EQ(bt_cuda_gather_rows(NULL, 5, dim, table, index, y), 0);
+        for (int i = 0; i < 5; i++)
+            EXPECT_EQ(n_different(y + i * dim, table + index[i] * dim, dim * sizeof(*y)), 0);
+        EXPECT_EQ(bt_cuda_to_bf16(NULL, 5 * dim, f, y), 0);
+        EXPECT_EQ(bt_cuda_to_f32(NULL, 5 * dim, y, g), 0);
+        for (uint32_t i = 0; i < 5 * dim; i++)
+            EXPECT(y[i] == bt_bf16_from_f32(f[i]) && g[i] == bt_bf16_to_f32(y[i]));
+        free(index), free(table), free(y), free(f), free(g);
+    }
+}
+
+/* From the definition: sign, exponent of bias 7, 3 bits. */
+static float e4m3(uint8_t v)
+{
+    int   e = v >> 3 & 15, m = v & 7;
+    float f = e ? ldexpf(1 + (float)m / 8, e - 7) : ldexpf((float)m / 8, -6);
+
+    return (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
+}
+
+static void every_fp8_value_dequantises(void)
+{
+    uint32_t n = 130, k = 257; /* partial blocks at both ends */
+    uint8_t *x     = ARRAY(uint8_t, n * k);
+    float   *scale = ARRAY(float, 2 * 3);
+    bt_bf16 *y     = ARRAY(bt_bf16, n * k);
+
+    for (uint32_t i = 0; i < n * k; i++)
+        x[i] = (uint8_t)(i * 7);
+    for (int i = 0; i < 6; i++)
+        scale[i] = 0.37f + (float)i;
+    EXPECT_EQ(bt_cuda_fp8_dequant(NULL, n, k, x, scale, y), 0);
+    for (uint32_t r = 0; r < n; r++)
+        for (uint32_t c = 0; c < k; c++) {
+            float want = e4m3(x[r * k + c]) * scale[r / 128 * 3 + c / 128];
+
+            EXPECT(isnan(want) ? isnan(bt_bf16_to_f32(y[r * k + c]))
+                               : y[r * k + c] == bt_bf16_from_f32(want));
+        }
+    free(x), free(scale), free(y);
+}
+
+static void quantised_activations_are_the_nearest_fp8(void)
+{
+    uint64_t rng  = 5;
+    uint32_t rows = 3, dim = 300, ld = 304;
+    bt_bf16 *x     = random_bf16(rows * ld, 50, &rng);
+    uint8_t *q     = ARRAY(uint8_t, rows * dim);
+    float   *scale = ARRAY(float, rows * 3);
+
+    for (uint32_t i = 0; i < 128; i++)
+        x[ld + i] = 0;                 /* a group of zeros */
+    for (uint32_t i = 0; i < 128; i++) /* one large: the others fall to subnormals and zero */
+        x[2 * ld + i] = bt_bf16_from_f32(i == 5 ? -300.0f : 0.02f * (float)i);
+    EXPECT_EQ(bt_cuda_fp8_quant(NULL, rows, dim, x, ld, q, scale), 0);
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t c = 0; c < dim; c++) {
+            float s = scale[r * 3 + c / 128], v = bt_bf16_to_f32(x[r * ld + c]) / s;
+            float got = e4m3(q[r * dim + c]), best = INFINITY;
+
+            for (int b = 0; b < 256; b++)
+                if (fabsf(e4m3((uint8_t)b) - v) < best) best = fabsf(e4m3((uint8_t)b) - v);
+            EXPECT(fabsf(got - v) == best);
+        }
+    for (uint32_t c = 0; c < 128; c++)
+        EXPECT(q[dim + c] == 0);
+    EXPECT(scale[3] == 1e-4f / 448.0f && scale[6] == 300.0f / 448.0f);
+    free(x), free(q), free(scale);
+}
+
+static void nothing_to_do_launches_nothing(void)
+{
+    uint64_t before = simt_n_launches();
+
+    EXPECT_EQ(bt_cuda_rms_norm(NULL, 0, 64, NULL, 64, NULL, 1e-6f, NULL, 64), 0);
+    EXPECT_EQ(bt_cuda_add(NULL, 0, NULL, NULL), 0);
+    EXPECT_EQ(bt_cuda_swiglu(NULL, 0, 64, NULL, NULL), 0);
+    EXPECT_EQ(bt_cuda_gather_rows(NULL, 0, 64, NULL, NULL, NULL), 0);
+    EXPECT_EQ(bt_cuda_fp8_quant(NULL, 0, 64, NULL, 64, NULL, NULL), 0);
+    EXPECT_EQ(simt_n_launches() - before, 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(rms_norm_of_any_width_is_the_formula),
+        BT_TEST(rms_norm_of_a_row_ignores_its_neighbours),
+        BT_TEST(add_and_swiglu_give_the_bits_of_the_cpu),
+        BT_TEST(rows_are_gathered_and_converted),
+        BT_TEST(every_fp8_value_dequantises),
+        BT_TEST(quantised_activations_are_the_nearest_fp8),
+        BT_TEST(nothing_to_do_launches_nothing),
+    };
+
+    bt_cpu_flush_denormals();
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -1,0 +1,328 @@
+/* The harness itself: kernels that are wrong in one way each, and what tells. */
+#include "tests/cuda/simt.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "device/cuda/gpu.cuh"
+#include "tests/support/test.h"
+
+/* Runs fn in a child whose stderr goes to text; whether it ended by abort(). */
+static bool aborts(void (*fn)(void), char *text, size_t size)
+{
+    int     fd[2], status = 0;
+    ssize_t n = 0, got;
+    pid_t   child;
+
+    if (pipe(fd) != 0 || (child = fork()) < 0) abort();
+    if (child == 0) {
+        dup2(fd[1], 2);
+        close(fd[0]);
+        fn();
+        _exit(0);
+    }
+    close(fd[1]);
+    while ((got = read(fd[0], text + n, size - 1 - (size_t)n)) > 0)
+        n += got;
+    text[n] = 0;
+    close(fd[0]);
+    waitpid(child, &status, 0);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+#define EXPECT_ABORT(fn, part)                    \
+    do {                                          \
+        char said_[4096] = "";                    \
+        EXPECT(aborts(fn, said_, sizeof(said_))); \
+        EXPECT_HAS(said_, part);                  \
+    } while (0)
+
+/* ---- order */
+
+static void turn_kernel(const int *in, int *out, bool barrier)
+{
+    GPU_SHARED(int, mem, 64);
+
+    mem[threadIdx.x] = in[threadIdx.x];
+    if (barrier) __syncthreads();
+    out[threadIdx.x] = mem[63 - threadIdx.x];
+}
+
+static int wrong_turns(bool barrier)
+{
+    int in[64], out[64], wrong = 0;
+
+    for (int i = 0; i < 64; i++)
+        in[i] = i;
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        simt_seed(seed);
+        gpu_launch(turn_kernel, 1, 64, 0, nullptr, (const int *)in, (int *)out, barrier);
+        for (int i = 0; i < 64; i++)
+            wrong += out[i] != 63 - i;
+    }
+    return wrong;
+}
+
+static void a_missing_barrier_shows(void)
+{
+    EXPECT_EQ(wrong_turns(true), 0);
+    EXPECT(wrong_turns(false) > 100);
+}
+
+static void order_kernel(int *log, int *n) { log[(*n)++] = (int)threadIdx.x; }
+
+static void the_order_follows_the_seed(void)
+{
+    int log[3][32], n;
+
+    for (int i = 0; i < 3; i++) {
+        n = 0;
+        simt_seed(i == 2 ? 8 : 7);
+        gpu_launch(order_kernel, 1, 32, 0, nullptr, (int *)log[i], &n);
+    }
+    EXPECT(memcmp(log[0], log[1], sizeof(log[0])) == 0);
+    EXPECT(memcmp(log[0], log[2], sizeof(log[0])) != 0);
+}
+
+/* ---- meetings */
+
+static void missed_kernel(void)
+{
+    if (threadIdx.x < 32) __syncthreads();
+}
+static void split_kernel(void)
+{
+    if (threadIdx.x < 32)
+        __syncthreads();
+    else
+        __syncthreads();
+}
+static void absent_kernel(int *out)
+{
+    if (threadIdx.x != 5) out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 1);
+}
+static void mixed_kernel(int *out)
+{
+    if (threadIdx.x < 16)
+        out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 1);
+    else
+        out[threadIdx.x] = (int)__ballot_sync(~0u, 1);
+}
+
+static void launch_missed(void) { gpu_launch(missed_kernel, 1, 64, 0, nullptr); }
+static void launch_split(void) { gpu_launch(split_kernel, 1, 64, 0, nullptr); }
+static void launch_absent(void)
+{
+    int out[32];
+
+    gpu_launch(absent_kernel, 1, 32, 0, nullptr, (int *)out);
+}
+static void launch_mixed(void)
+{
+    int out[32];
+
+    gpu_launch(mixed_kernel, 1, 32, 0, nullptr, (int *)out);
+}
+
+static void meetings_that_some_miss_end_the_process(void)
+{
+    EXPECT_ABORT(launch_missed, "never reach");
+    EXPECT_ABORT(launch_split, "another barrier");
+    EXPECT_ABORT(launch_absent, "lane 5, which has ended");
+    EXPECT_ABORT(launch_mixed, "meets lane");
+}
+
+/* ---- memory */
+
+static void unset_kernel(float *out)
+{
+    GPU_SHARED(float, mem, 32);
+
+    out[threadIdx.x] = mem[threadIdx.x];
+}
+
+static void shared_memory_begins_as_nan_in_every_block(void)
+{
+    float out[32];
+
+    for (int i = 0; i < 2; i++) {
+        gpu_launch(unset_kernel, 2, 32, 0, nullptr, (float *)out);
+        for (int t = 0; t < 32; t++)
+            EXPECT(std::isnan(out[t]));
+    }
+}
+
+struct alignas(16) four {
+    uint32_t v[4];
+};
+
+static void copy_kernel(const four *in, uint32_t *out, bool wait, bool valid)
+{
+    GPU_DYNAMIC_SHARED(four, mem);
+
+    copy_async16(&mem[threadIdx.x], &in[threadIdx.x], valid);
+    copy_async_commit();
+    if (wait) copy_async_wait<0>();
+    out[threadIdx.x] = mem[threadIdx.x].v[1];
+    copy_async_wait<0>();
+}
+
+static void a_copy_lands_at_its_wait_and_not_before(void)
+{
+    four     in[32];
+    uint32_t out[32];
+
+    for (uint32_t i = 0; i < 32; i++)
+        in[i].v[1] = i + 1;
+    gpu_launch(copy_kernel, 1, 32, sizeof(in), nullptr, (const four *)in, (uint32_t *)out, true,
+               true);
+    EXPECT_EQ(out[31], 32);
+    gpu_launch(copy_kernel, 1, 32, sizeof(in), nullptr, (const four *)in, (uint32_t *)out, true,
+               false);
+    EXPECT_EQ(out[31], 0);
+    gpu_launch(copy_kernel, 1, 32, sizeof(in), nullptr, (const four *)in, (uint32_t *)out, false,
+               true);
+    EXPECT_EQ(out[31], UINT32_MAX);
+}
+
+static void two_groups_kernel(const four *in, uint32_t *out)
+{
+    GPU_DYNAMIC_SHARED(four, mem);
+
+    for (int i = 0; i < 2; i++) {
+        copy_async16(&mem[i], &in[i], true);
+        copy_async_commit();
+    }
+    copy_async_wait<1>();
+    out[0] = mem[0].v[0];
+    out[1] = mem[1].v[0];
+    copy_async_wait<0>();
+    out[2] = mem[1].v[0];
+}
+
+static void a_wait_leaves_the_groups_that_it_says(void)
+{
+    four     in[2] = {{{5, 5, 5, 5}}, {{6, 6, 6, 6}}};
+    uint32_t out[3];
+
+    gpu_launch(two_groups_kernel, 1, 1, sizeof(in), nullptr, (const four *)in, (uint32_t *)out);
+    EXPECT_EQ(out[0], 5);
+    EXPECT_EQ(out[1], UINT32_MAX);
+    EXPECT_EQ(out[2], 6);
+}
+
+static void forgotten_kernel(const four *in)
+{
+    GPU_DYNAMIC_SHARED(four, mem);
+
+    copy_async16(mem, in, true);
+    copy_async_commit();
+}
+static void launch_forgotten(void)
+{
+    static four in;
+
+    gpu_launch(forgotten_kernel, 1, 1, sizeof(in), nullptr, (const four *)&in);
+}
+static void launch_too_large(void) { gpu_launch(missed_kernel, 1, 32, 300 << 10, nullptr); }
+static void launch_nothing(void) { gpu_launch(missed_kernel, 0, 32, 0, nullptr); }
+
+static void what_a_gpu_would_refuse_ends_the_process(void)
+{
+    EXPECT_ABORT(launch_forgotten, "nobody waited for");
+    EXPECT_ABORT(launch_too_large, "shared memory");
+    EXPECT_ABORT(launch_nothing, "grid of 0");
+}
+
+/* ---- matrix fragments: D = A B + D with A and B through shared memory, as a kernel loads them */
+
+static void mma_kernel(const bt_bf16 *a, const bt_bf16 *b_columns, const bt_bf16 *b_rows, float *d)
+{
+    GPU_SHARED(bt_bf16, tile, 3 * 256);
+    uint32_t lane      = threadIdx.x, fa[4], fb[4], fr[4];
+    float    sum[2][4] = {}, rows[2][4] = {};
+
+    for (uint32_t i = lane; i < 256; i += 32) {
+        tile[i]       = a[i];
+        tile[256 + i] = b_columns[i];
+        tile[512 + i] = b_rows[i];
+    }
+    __syncthreads();
+    load_matrix(fa, tile + lane % 16 * 16 + lane / 16 * 8);
+    load_matrix(fb, tile + 256 + (lane % 8 + lane / 16 * 8) * 16 + lane / 8 % 2 * 8);
+    load_matrix_turned(fr, tile + 512 + lane % 16 * 16 + lane / 16 * 8);
+    for (int n = 0; n < 2; n++) {
+        mma_bf16(sum[n], fa, fb + 2 * n);
+        mma_bf16(rows[n], fa, fr + 2 * n);
+        for (int i = 0; i < 4; i++) {
+            uint32_t at = (lane / 4 + i / 2 * 8) * 16 + n * 8 + lane % 4 * 2 + i % 2;
+
+            d[at]       = sum[n][i];
+            d[256 + at] = rows[n][i];
+        }
+    }
+}
+
+static void matrix_fragments_are_those_of_the_isa(void)
+{
+    bt_bf16  a[256], columns[256], rows[256];
+    float    d[512];
+    uint64_t x = 3;
+
+    for (int i = 0; i < 256; i++) { /* small integers: every sum is exact */
+        a[i]    = bt_bf16_from_f32((float)((x = x * 25214903917u + 11) >> 20 & 15));
+        rows[i] = bt_bf16_from_f32((float)((x = x * 25214903917u + 11) >> 20 & 15));
+    }
+    for (int k = 0; k < 16; k++)
+        for (int n = 0; n < 16; n++)
+            columns[n * 16 + k] = rows[k * 16 + n];
+    gpu_launch(mma_kernel, 1, 32, 0, nullptr, (const bt_bf16 *)a, (const bt_bf16 *)columns,
+               (const bt_bf16 *)rows, (float *)d);
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 16; n++) {
+            float want = 0;
+
+            for (int k = 0; k < 16; k++)
+                want += bt_bf16_to_f32(a[m * 16 + k]) * bt_bf16_to_f32(rows[k * 16 + n]);
+            EXPECT(d[m * 16 + n] == want && d[256 + m * 16 + n] == want);
+        }
+}
+
+static void sum_kernel(const float *in, float *out, unsigned *votes)
+{
+    GPU_SHARED(float, part, GPU_WARP);
+
+    out[threadIdx.x]   = block_sum(in[threadIdx.x], part);
+    votes[threadIdx.x] = __ballot_sync(~0u, threadIdx.x % 3 == 0);
+    if (__syncthreads_or(threadIdx.x == 70) == 0) out[0] = -1;
+}
+
+static void sums_and_votes_reach_every_thread(void)
+{
+    float    in[96], out[96];
+    unsigned votes[96];
+
+    for (int i = 0; i < 96; i++)
+        in[i] = (float)i;
+    gpu_launch(sum_kernel, 1, 96, 0, nullptr, (const float *)in, (float *)out, (unsigned *)votes);
+    for (int i = 0; i < 96; i++) {
+        EXPECT(out[i] == 95 * 48);
+        EXPECT((votes[i] >> (i % 32) & 1) == (i % 3 == 0));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(a_missing_barrier_shows),
+        BT_TEST(the_order_follows_the_seed),
+        BT_TEST(meetings_that_some_miss_end_the_process),
+        BT_TEST(shared_memory_begins_as_nan_in_every_block),
+        BT_TEST(a_copy_lands_at_its_wait_and_not_before),
+        BT_TEST(a_wait_leaves_the_groups_that_it_says),
+        BT_TEST(what_a_gpu_would_refuse_ends_the_process),
+        BT_TEST(matrix_fragments_are_those_of_the_isa),
+        BT_TEST(sums_and_votes_reach_every_thread),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

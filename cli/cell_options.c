@@ -211,7 +211,7 @@ const struct argp bt_cell_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};
 /* Argument strings that are made here live behind the pointers, in the same block. */
 typedef struct {
     char *argv[BT_CELL_WORKER_ARGS + 24];
-    char  n_ranks[16], n_first[16], n_second[16];
+    char  n_ranks[16], n_first[16], n_second[16], n_spares[16];
     char  launch[PATH_MAX], worker[PATH_MAX];
 } launch_command;
 
@@ -255,6 +255,11 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
     }
     ADD("--on-death");
     ADD(opt->replace ? "replace" : "stop");
+    if (opt->n_spares != 0) {
+        snprintf(c->n_spares, sizeof(c->n_spares), "%u", opt->n_spares);
+        ADD("--spares");
+        ADD(c->n_spares);
+    }
     for (uint32_t i = 0; i < opt->n_worker_args; i++)
         ADD(opt->worker_args[i]);
     if (opt->verbose) ADD("--verbose");

@@ -13,7 +13,7 @@ enum { BT_CELL_WORKER_ARGS = 32 };
 typedef struct {
     const char *model;               /* a directory; strings are borrowed from argv */
     uint32_t    n_prefill, n_decode; /* 0 and 0 with n_both */
-    uint32_t    n_both;
+    uint32_t    n_both, n_spares;
     bool        replace;                          /* a lost rank: the others go on */
     const char *name;                             /* among the coordinator's cells, or NULL */
     const char *hostfile, *hosts;                 /* NULL: this machine */
@@ -28,7 +28,7 @@ extern const struct argp bt_cell_argp;
 
 static inline uint32_t bt_cell_n_ranks(const bt_cell_options *opt)
 {
-    return opt->n_both != 0 ? opt->n_both : opt->n_prefill + opt->n_decode;
+    return (opt->n_both != 0 ? opt->n_both : opt->n_prefill + opt->n_decode) + opt->n_spares;
 }
 
 /* The command that starts the ranks, NULL-terminated, owned by the caller (bt_free); its strings

@@ -18,6 +18,7 @@ enum {
     OPT_MAX,
     OPT_DEATH,
     OPT_REJOIN,
+    OPT_SPARES,
     OPT_RANK_TIMEOUT,
     OPT_RESTARTS,
     OPT_JOIN,
@@ -76,32 +77,34 @@ static const struct argp_option OPTIONS[] = {
     {"on-death",                                                                OPT_DEATH, "WHAT", 0,
      "When a process of the cell dies: stop (default), restart what died, or replace: the other "
      "ranks go on, and what the lost one had is computed again", 0},
-    {"rejoin-s",                                                                OPT_REJOIN, "S", 0,
+    {"spares",                                                                OPT_SPARES, "N", 0,
+     "So many more ranks, which wait until one is lost and take its place (default 0)", 0},
+    {"rejoin-s",                                                            OPT_REJOIN, "S", 0,
      "replace: how long a role without any rank is waited for (default 30)", 0},
-    {"rank-timeout-s",                                                            OPT_RANK_TIMEOUT, "S", 0,
+    {"rank-timeout-s",                                                           OPT_RANK_TIMEOUT, "S", 0,
      "A rank that has requests and makes no progress so long is lost (default 30)", 0},
-    {"restarts",                                                           OPT_RESTARTS, "N", 0, "So many in a row at most, then give up (default 5)", 0},
-    {"coordinator", OPT_JOIN, "HOST:PORT", 0,
+    {"restarts", OPT_RESTARTS, "N", 0, "So many in a row at most, then give up (default 5)", 0},
+    {"coordinator",                                                                 OPT_JOIN, "HOST:PORT", 0,
      "Start ranks only, for the coordinator with this control port; needs --cell", 0},
-    {"control",                                                                 OPT_CONTROL, "HOST:PORT", 0,
+    {"control",OPT_CONTROL, "HOST:PORT", 0,
      "Where the ranks attach (default 127.0.0.1:0; with several hosts an address they reach)", 0},
-    {"stall-s",OPT_STALL, "S", 0,
+    {"stall-s",                                                                OPT_STALL, "S", 0,
      "Give up when nothing happens for so long before the cell is ready (default 120)", 0},
     {"log",                                                                OPT_LOG, "LEVEL", 0,
      "Lines of the ranks to show: error, warn, info (default; with --chat warn), debug", 0},
-    {"http-port",                                                                OPT_HTTP_PORT, "N", 0,
+    {"http-port",                                                         OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 0},
-    {"http-host",                                                         OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
-    {"drain-s",                                                              OPT_DRAIN, "S", 0,
+    {"http-host",                                                              OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
+    {"drain-s",                       OPT_DRAIN, "S", 0,
      "How long SIGTERM lets running requests go on (default 20; 0: not at all)", 0},
-    {"served-model-name",                       OPT_NAME, "NAME", 0,
+    {"served-model-name",                                                                 OPT_NAME, "NAME", 0,
      "What clients call the model (default: the directory's name)", 0},
     BT_CONFIG_OPTION(0),
-    {"tls-cert",                                                                 OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
-    {"tls-key",OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
+    {"tls-cert",OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
+    {"tls-key",                                                                OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
     {"tls-client-ca",                                                                OPT_TLS_CLIENT_CA, "FILE", 0,
      "Only clients with a certificate of these authorities may connect", 0},
-    {0                                                               }
+    {0                                                         }
 };
 
 static bt_log_level log_level(struct argp_state *state, const char *arg)
@@ -177,6 +180,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_TLS_KEY: pass_on(opt, "--tls-key", arg); return 0;
     case OPT_TLS_CLIENT_CA: pass_on(opt, "--tls-client-ca", arg); return 0;
     case ARGP_KEY_END:
+        if (opt->cell.n_spares != 0 && !opt->cell.replace)
+            argp_error(state, "--spares needs --on-death=replace");
         if (opt->chat != NULL || (!all->restart && !(opt->cell.replace && all->restarts_given)))
             opt->restarts = 0;
         if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
@@ -192,6 +197,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         all->restart      = strcmp(arg, "restart") == 0;
         if (!opt->cell.replace && !all->restart && strcmp(arg, "stop") != 0)
             argp_error(state, "--on-death is \"%s\", expected stop, restart or replace", arg);
+        return 0;
+    case OPT_SPARES:
+        opt->cell.n_spares = (uint32_t)bt_option_number(state, "--spares", arg, 0, 4096);
         return 0;
     case OPT_REJOIN:
         bt_option_real(state, "--rejoin-s", arg, 0.001, 86400);

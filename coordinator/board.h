@@ -37,6 +37,7 @@ typedef struct {
     bool               attached, ready, lost;
     bt_up_beat         beat;
     bt_relay_rank_view relay;
+    uint32_t           group; /* 0 prefill (or both roles), 1 decode, 2 none: a spare, or lost */
     /* Of the last seconds, smoothed. */
     double busy, gather, sample; /* fractions of the time */
     double step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
@@ -73,6 +74,16 @@ typedef struct bt_board bt_board;
 
 bt_status bt_board_create(bt_board **board_out);
 void      bt_board_destroy(bt_board *board);
+
+/* Static: what a rank does by now. */
+static inline const char *bt_role_of(const bt_snapshot *s, uint32_t rank)
+{
+    const bt_rank_view *r = &s->ranks[rank];
+
+    if (r->lost) return "lost";
+    if (r->group == 2) return "spare";
+    return s->n_decode == 0 ? "both" : r->group == 0 ? "prefill" : "decode";
+}
 
 /* The writer's own snapshot, of unknown content, with room for n_ranks; NULL: no memory. */
 bt_snapshot *bt_board_begin(bt_board *board, uint32_t n_ranks);

@@ -69,6 +69,7 @@ static bt_status same_cell(const bt_up_hello *a, const bt_up_hello *b)
     AGREE_U64(n_ranks, "%u");
     AGREE_U64(n_prefill, "%u");
     AGREE_U64(n_decode, "%u");
+    AGREE_U64(n_spares, "%u");
     BT_TRY(bt_cell_agree(a, b));
 out:
     return st;
@@ -150,10 +151,19 @@ void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity)
     }
 }
 
+uint32_t bt_cell_group_of(const bt_cell *cell, uint32_t rank)
+{
+    const bt_up_hello *h = bt_cell_facts(cell);
+
+    if (rank >= h->n_ranks - h->n_spares) return 2;
+    return h->n_decode != 0 && rank >= h->n_prefill;
+}
+
 void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity)
 {
-    const bt_up_hello *h    = &cell->ranks[rank].hello;
-    const char        *role = h->n_decode == 0 ? "" : rank < h->n_prefill ? "prefill " : "decode ";
+    const bt_up_hello *h = &cell->ranks[rank].hello;
+    uint32_t           g = bt_cell_group_of(cell, rank);
+    const char *role = g == 2 ? "spare " : h->n_decode == 0 ? "" : g == 0 ? "prefill " : "decode ";
 
     snprintf(buf, capacity, "%srank %u%s%.64s (pid %u on %.64s)", role, rank,
              cell->name[0] != 0 ? " of cell " : "", cell->name, h->pid, h->host);

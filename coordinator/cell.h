@@ -43,6 +43,8 @@ bool      bt_cell_complete(const bt_cell *cell); /* every rank has attached */
 bool      bt_cell_ready(const bt_cell *cell);    /* every rank is ready */
 /* "ranks 1, 3, 4": those not attached, or, when all are, those not ready. */
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);
+/* As launched: 0 prefill (or both roles), 1 decode, 2 spare. */
+uint32_t bt_cell_group_of(const bt_cell *cell, uint32_t rank);
 /* "decode rank 3 (pid 4711 on node2)", with the cell where it has a name. */
 void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity);
 /* Hello's facts of the cell, the same for every rank. */

@@ -216,6 +216,8 @@ static bt_status create_relay(bt_member *m)
     config.page_tokens = facts->page_tokens;
     config.vocab_size  = facts->vocab_size;
     BT_TRY(bt_relay_create(&config, &events, &m->relay));
+    for (uint32_t i = 0; i < m->cell.n_ranks; i++) /* all are, or the cell would not serve */
+        bt_relay_ready(m->relay, i, bt_now_ns());
 out:
     bt_free(ranks);
     return st;
@@ -337,6 +339,7 @@ static void on_ready(bt_member *m, uint32_t rank)
 {
     bt_cell_rank *k = &m->cell.ranks[rank];
 
+    if (m->relay != NULL) bt_relay_ready(m->relay, rank, bt_now_ns());
     if (k->ready) return;
     k->ready = true;
     m->cell.n_ready++;

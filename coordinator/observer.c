@@ -82,27 +82,29 @@ static void rank_second(bt_rank_rates *r, const bt_up_beat *b, double s)
     r->beat = *b;
 }
 
-static bool prefills(const bt_cell *cell, uint32_t rank)
+/* As it is by now, or as it was launched. */
+static uint32_t group_of(const bt_cell *cell, const bt_relay *relay, uint32_t rank)
 {
-    return bt_cell_facts(cell)->n_decode == 0 || rank < bt_cell_facts(cell)->n_prefill;
+    bt_relay_rank_view v;
+
+    if (relay == NULL) return bt_cell_group_of(cell, rank);
+    bt_relay_view_rank(relay, rank, &v);
+    return v.group;
 }
 
-static bool decodes(const bt_cell *cell, uint32_t rank)
-{
-    return bt_cell_facts(cell)->n_decode == 0 || !prefills(cell, rank);
-}
-
-static void cell_second(bt_cell *cell, double s, bt_second *sum, uint32_t n[2])
+static void cell_second(bt_cell *cell, const bt_relay *relay, double s, bt_second *sum,
+                        uint32_t n[2])
 {
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
-        bt_rank_rates *r = &cell->ranks[i].rates;
+        bt_rank_rates *r     = &cell->ranks[i].rates;
+        uint32_t       group = group_of(cell, relay, i);
 
         rank_second(r, &cell->ranks[i].beat, s);
-        if (prefills(cell, i)) {
+        if (group == 0) {
             sum->busy_prefill += (float)r->busy;
             n[0]++;
         }
-        if (decodes(cell, i)) {
+        if (group == 1 || (group == 0 && bt_cell_facts(cell)->n_decode == 0)) {
             sum->busy_decode += (float)r->busy;
             n[1]++;
         }
@@ -115,7 +117,7 @@ static void ranks_second(bt_fleet *fleet, double s, bt_second *out)
     uint32_t n[2] = {0};
 
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++)
-        cell_second(bt_fleet_cell(fleet, i), s, out, n);
+        cell_second(bt_fleet_cell(fleet, i), bt_fleet_relay(fleet, i), s, out, n);
     if (n[0] > 0) out->busy_prefill /= (float)n[0];
     if (n[1] > 0) out->busy_decode /= (float)n[1];
 }
@@ -182,6 +184,7 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, bt
     snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
+    v->group = group_of(cell, relay, i);
 }
 
 static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)
@@ -196,7 +199,7 @@ static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)
     snprintf(v->name, sizeof(v->name), "%s", cell->name);
 }
 
-/* Those that prefill, of all cells, then those that only decode. */
+/* Those that prefill, of all cells, then the others. */
 static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 {
     uint32_t at = 0;
@@ -206,7 +209,7 @@ static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
             const bt_cell *cell = bt_fleet_cell(fleet, i);
 
             for (uint32_t k = 0; k < cell->n_ranks; k++)
-                if (prefills(cell, k) == (pass == 0))
+                if ((group_of(cell, bt_fleet_relay(fleet, i), k) == 0) == (pass == 0))
                     show_rank(cell, bt_fleet_relay(fleet, i), k, &s->ranks[at++]);
         }
 }

@@ -125,17 +125,12 @@ static void requests(page *p, const bt_snapshot *s)
 
 /* ---- ranks */
 
-static const char *role(const bt_snapshot *s, uint32_t rank)
-{
-    return s->n_decode == 0 ? "both" : rank < s->n_prefill ? "prefill" : "decode";
-}
-
 static void labels(page *p, const bt_snapshot *s, const char *name, uint32_t i, const char *more)
 {
     const bt_rank_view *r = &s->ranks[i];
 
     fprintf(p->f, "%s{model_name=\"%s\",rank=\"%u\",role=\"%s\"", name, p->model, r->rank,
-            role(s, i));
+            bt_role_of(s, i));
     if (r->cell[0] != 0) fprintf(p->f, ",cell=\"%s\"", r->cell);
     fprintf(p->f, "%s} ", more);
 }
@@ -249,7 +244,8 @@ static void ranks(page *p, const bt_snapshot *s)
                        BT_BEAT_BATCH_BUCKETS, 1,
                        (double)(s->ranks[i].beat.prompt_rows + s->ranks[i].beat.generated_rows));
     /* Computing is what a hit saves, and prefill ranks compute; a decode rank's saves sending. */
-    for (uint32_t i = 0; i < (s->n_decode == 0 ? s->n_ranks : s->n_prefill); i++) {
+    for (uint32_t i = 0; i < s->n_ranks; i++) {
+        if (s->ranks[i].group != 0) continue;
         asked += s->ranks[i].beat.prefix_asked_tokens;
         hit += s->ranks[i].beat.prefix_hit_tokens;
     }

@@ -111,6 +111,8 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 /* The rank has died, or its stream has: the others hear of the new epoch, what it had is placed
  * again.  With `replace` only; once. */
 void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns);
+/* A spare has loaded: at first, or for the seat that it was told to prepare for. */
+void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns);
 /* Ranks that sit in the prefill group (or the one of both roles), and in the decode group; where
  * one has nobody, requests wait. */
 void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2]);

@@ -62,13 +62,17 @@ static bool copy_seats(const bt_seats *from, bt_seats *to)
     return true;
 }
 
-static void tell(bt_relay *r, uint32_t rank)
+/* prepare: as if it had its seat already. */
+static void tell(bt_relay *r, uint32_t rank, bool prepare)
 {
-    bt_down m = {.kind = BT_DOWN_REGROUP};
+    bt_rank_state *k = &r->ranks[rank];
+    bt_down        m = {.kind = BT_DOWN_REGROUP};
 
-    m.u.regroup.epoch = r->epoch;
+    m.u.regroup.epoch   = r->epoch;
+    m.u.regroup.prepare = prepare;
     if (copy_seats(&r->seats[0], &m.u.regroup.groups[0]) &&
         copy_seats(&r->seats[1], &m.u.regroup.groups[1])) {
+        if (prepare) m.u.regroup.groups[k->next_group].ranks[k->next_seat] = rank;
         r->events.send(r->events.ctx, rank, &m);
         return;
     }
@@ -90,8 +94,72 @@ static void raise_epoch(bt_relay *r, uint32_t group, uint64_t now_ns)
             k->n_blamed = 0;
         }
         k->progress_ns = k->heard_ns = now_ns; /* they waited, and not through their own fault */
-        tell(r, i);
+        tell(r, i, false);
     }
+}
+
+/* ---- spares */
+
+static bool somebody_prepares(const bt_relay *r, uint32_t group, uint32_t seat)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+        if (r->ranks[i].prepares && r->ranks[i].next_group == group &&
+            r->ranks[i].next_seat == seat)
+            return true;
+    return false;
+}
+
+/* A seat that nobody has and nobody prepares for, in the group that is shortest of ranks. */
+static bool find_empty_seat(const bt_relay *r, uint32_t *group_out, uint32_t *seat_out)
+{
+    uint32_t taken[2], least = UINT32_MAX;
+
+    bt_relay_count_seats(r, taken);
+    for (uint32_t g = 0; g < 2; g++) {
+        for (uint32_t i = 0; i < r->seats[g].n; i++) {
+            if (r->seats[g].ranks[i] != BT_NO_RANK || somebody_prepares(r, g, i) ||
+                taken[g] >= least)
+                continue;
+            least      = taken[g];
+            *group_out = g;
+            *seat_out  = i;
+        }
+    }
+    return least != UINT32_MAX;
+}
+
+/* Spares that are ready prepare for the empty seats. */
+static void recruit(bt_relay *r)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        bt_rank_state *k = &r->ranks[i];
+
+        if (k->lost || !k->ready || k->prepares || k->group != BT_UNSEATED) continue;
+        if (!find_empty_seat(r, &k->next_group, &k->next_seat)) return;
+        k->prepares = true;
+        BT_INFO("spare rank %u prepares for seat %u of the %s group", i, k->next_seat,
+                k->next_group == BT_SEATED_PREFILL ? "first" : "decode");
+        tell(r, i, true);
+    }
+}
+
+void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
+{
+    bt_rank_state *k = &relay->ranks[rank];
+
+    if (relay->stopped || k->lost || k->group != BT_UNSEATED) return;
+    k->ready = true;
+    if (k->prepares) {
+        k->prepares = false;
+        k->group    = k->next_group;
+
+        relay->seats[k->group].ranks[k->next_seat] = rank;
+        raise_epoch(relay, k->group, now_ns);
+        BT_INFO("rank %u has taken seat %u of the %s group in epoch %u", rank, k->next_seat,
+                k->group == BT_SEATED_PREFILL ? "first" : "decode", relay->epoch);
+        bt_relay_place(relay, now_ns);
+    }
+    recruit(relay);
 }
 
 /* ---- a rank is lost */
@@ -129,8 +197,9 @@ void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
     bt_request    *q, *next;
 
     if (k->lost || relay->stopped) return;
-    k->lost  = true;
-    k->group = BT_UNSEATED;
+    k->lost     = true;
+    k->prepares = false;
+    k->group    = BT_UNSEATED;
     if (group != BT_UNSEATED) {
         for (uint32_t i = 0; i < relay->seats[group].n; i++)
             if (relay->seats[group].ranks[i] == rank) relay->seats[group].ranks[i] = BT_NO_RANK;
@@ -140,6 +209,7 @@ void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
         next = q->next;
         lose_placement(relay, q, rank, now_ns);
     }
+    recruit(relay);
     bt_relay_place(relay, now_ns);
 }
 

@@ -63,6 +63,9 @@ typedef struct {
     bt_prefix_index index; /* what its prefix cache probably holds */
     bool            stuck;
     bool            lost;
+    bool            ready;    /* a spare: it has loaded what it can */
+    bool            prepares; /* for a seat: */
+    uint32_t        next_group, next_seat;
     uint32_t        group;    /* where it sits: BT_SEATED_*, or BT_UNSEATED */
     uint64_t        heard_ns; /* when anything came */
     bool            reported; /* in this epoch of its group: for whom it waits */

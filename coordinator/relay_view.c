@@ -40,6 +40,7 @@ void bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view
     *view_out = (bt_relay_rank_view){.n_held         = k->n_held,
                                      .taken_pages    = k->taken_pages,
                                      .max_rows       = k->limits.max_rows,
+                                     .group          = k->group,
                                      .prefill_tokens = k->prefill_tokens};
 }
 

@@ -17,6 +17,7 @@ typedef struct {
 typedef struct {
     uint32_t n_held, taken_pages, max_rows;
     uint64_t prefill_tokens; /* sent to it and not done */
+    uint32_t group;          /* by now: 0 prefill (or both roles), 1 decode, 2 none */
 } bt_relay_rank_view;
 
 /* Open requests: the placed ones, then the queue, both oldest first, at most n_max. */

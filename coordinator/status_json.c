@@ -20,8 +20,7 @@ static double largest(double a, double b) { return a > b ? a : b; }
 void bt_balance_of(const bt_snapshot *s, bt_balance *balance_out)
 {
     bt_balance b     = {.limit = "none"};
-    double     total = s->n_ranks, load[2];
-    uint32_t   first = s->n_decode == 0 ? 0 : s->n_prefill;
+    double     total = 0, load[2], n[2] = {0};
 
     for (uint32_t i = 0; i < s->n_ranks; i++) {
         const bt_rank_view *r = &s->ranks[i];
@@ -29,13 +28,21 @@ void bt_balance_of(const bt_snapshot *s, bt_balance *balance_out)
             r->relay.max_rows == 0 ? 0 : r->busy * r->rows_per_step / (double)r->relay.max_rows;
         double pages = r->n_pages == 0 ? 0 : (double)r->relay.taken_pages / (double)r->n_pages;
 
-        if (i < s->n_prefill || s->n_decode == 0) b.prefill += r->busy;
-        if (i >= first) b.decode += largest(rows, pages);
+        if (r->group == 2) continue;
+        total++;
+        if (r->group == 0) {
+            b.prefill += r->busy;
+            n[0]++;
+        }
+        if (r->group == 1 || s->n_decode == 0) {
+            b.decode += largest(rows, pages);
+            n[1]++;
+        }
     }
     load[0] = b.prefill;
     load[1] = b.decode;
-    b.prefill /= largest(1, s->n_decode == 0 ? total : s->n_prefill);
-    b.decode /= largest(1, total - first);
+    b.prefill /= largest(1, n[0]);
+    b.decode /= largest(1, n[1]);
     if (s->n_decode == 0 || load[0] + load[1] < 0.02 * total) {
         if (s->loads.n_waiting > 0) b.limit = b.decode > b.prefill ? "decode" : "prefill";
         *balance_out = b;
@@ -45,8 +52,8 @@ void bt_balance_of(const bt_snapshot *s, bt_balance *balance_out)
         b.limit = b.prefill >= b.decode ? "prefill" : "decode";
     b.best_prefill = (uint32_t)(total * load[0] / (load[0] + load[1]) + 0.5);
     if (b.best_prefill < 1) b.best_prefill = 1;
-    if (b.best_prefill > s->n_ranks - 1) b.best_prefill = s->n_ranks - 1;
-    b.best_decode = s->n_ranks - b.best_prefill;
+    if (b.best_prefill > (uint32_t)total - 1) b.best_prefill = (uint32_t)total - 1;
+    b.best_decode = (uint32_t)total - b.best_prefill;
     *balance_out  = b;
 }
 
@@ -70,10 +77,7 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
 
     put_int(o, "rank", r->rank);
     put(o, "cell", json_string(r->cell));
-    put(o, "role",
-        json_string(s->n_decode == 0   ? "both"
-                    : i < s->n_prefill ? "prefill"
-                                       : "decode"));
+    put(o, "role", json_string(bt_role_of(s, i)));
     put(o, "state",
         json_string(r->lost       ? "lost"
                     : r->ready    ? "ready"

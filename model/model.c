@@ -68,13 +68,13 @@ static bt_status own_experts(const bt_model_config *cfg, const bt_model_options 
     bt_status st  = BT_OK;
 
     if (n == 0) goto out;
-    BT_REQUIRE(opt->placement != NULL && opt->placement->n_experts == n, BT_ERR_INVALID_ARG,
-               "model of %u experts with a placement of %u", n,
+    BT_REQUIRE(opt->group == NULL || (opt->placement != NULL && opt->placement->n_experts == n),
+               BT_ERR_INVALID_ARG, "model of %u experts with a placement of %u", n,
                opt->placement != NULL ? opt->placement->n_experts : 0);
     own = bt_calloc(n, sizeof(*own));
     BT_REQUIRE(own != NULL, BT_ERR_NO_MEMORY, "list of %u experts", n);
     for (uint32_t e = 0; e < n; e++)
-        own[e] = opt->placement->owner[e] == bt_group_self(opt->group);
+        own[e] = opt->group != NULL && opt->placement->owner[e] == bt_group_self(opt->group);
     *own_out = own;
 out:
     return st;
@@ -105,12 +105,13 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
 
     BT_TRY(own_experts(cfg, opt, &own));
     w_opt.own_experts = own;
-    if (cfg->n_mtp_layers != 0 && bt_group_self(opt->group) == 0) /* one line a group */
+    if (cfg->n_mtp_layers != 0 && opt->group != NULL &&
+        bt_group_self(opt->group) == 0) /* one line a group */
         BT_INFO("%u multi-token-prediction layer(s) in the checkpoint are not loaded",
                 cfg->n_mtp_layers);
     BT_TRY(take_workspace(model));
     BT_TRY(bt_mla_create(opt->dev, &cfg->mla, opt->max_rows, &model->mla));
-    if (own != NULL)
+    if (own != NULL && opt->group != NULL)
         BT_TRY(bt_moe_create(opt->dev, opt->group, opt->placement, &cfg->moe, opt->max_rows,
                              &model->moe));
     BT_TRY(bt_weights_load(cfg, set, &w_opt, &model->w));

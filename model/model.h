@@ -19,9 +19,9 @@ extern "C" {
 typedef struct bt_model bt_model;
 
 typedef struct {
-    bt_device          *dev;       /* borrowed */
-    bt_group           *group;     /* borrowed */
-    const bt_placement *placement; /* borrowed; NULL when the model has no experts */
+    bt_device          *dev;   /* borrowed */
+    bt_group           *group; /* borrowed; NULL: no experts yet, regroup() comes before a step */
+    const bt_placement *placement; /* borrowed; NULL when the model has no experts, or no group */
     uint32_t            max_rows;  /* rows of this rank in one step, >= 1 */
     uint32_t            max_logit_rows;
     bool                normal, absorbed; /* forms that this rank will run */

@@ -100,7 +100,8 @@ bool bt_links_must_leave(bt_links *l)
         l->looked_ns = now;
         while (bt_control_client_poll(l->client, &m)) {
             if (m.kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = now;
-            if (m.kind == BT_DOWN_REGROUP && changes_group(l, &m.u.regroup)) l->regroup_due = true;
+            if (m.kind == BT_DOWN_REGROUP && !m.u.regroup.prepare && changes_group(l, &m.u.regroup))
+                l->regroup_due = true;
             if (!keep_message(l, &m)) {
                 bt_down_free(&m);
                 l->broken = true;

@@ -17,6 +17,7 @@ typedef struct {
     const char    *kernels;     /* "auto" or a family of bt_device_cpu_kernels() */
     uint32_t       n_prefill, n_decode; /* 0 and 0 with n_both */
     uint32_t       n_both;              /* ranks that have both roles; 0 with the other two */
+    uint32_t       n_spares;            /* the last ranks, without a role until one is lost */
     uint64_t       kv_bytes;            /* 0: what the memory account leaves */
     uint32_t       chunk;               /* rows of one prompt in a step at most */
     uint32_t       max_rows;            /* rows of this rank in a step */

@@ -72,13 +72,14 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
 {
     bt_status       st    = BT_OK;
     uint32_t        index = group_of(seats, r->facts.rank), n = 0;
-    const bt_seats *own       = &seats[index];
+    const bt_seats *own       = &seats[index % 2];
     uint32_t       *ranks     = bt_calloc(own->n, sizeof(*ranks));
     bool           *taken     = bt_calloc(own->n, sizeof(*taken));
     bt_plan        *plans     = bt_calloc(own->n, sizeof(*plans));
     bt_placement    placement = {0};
     bt_group       *group     = NULL;
 
+    if (index == 2) goto out; /* a spare */
     BT_REQUIRE(ranks != NULL && taken != NULL && plans != NULL, BT_ERR_NO_MEMORY,
                "a group of %u seats", own->n);
     for (uint32_t i = 0; i < own->n; i++) {
@@ -123,8 +124,8 @@ static bt_status check(const bt_rank *r, const bt_down_regroup *m)
                        BT_ERR_PROTOCOL, "epoch %u gives a seat to rank %u of %u", m->epoch,
                        m->groups[g].ranks[i], r->facts.n_ranks);
     }
-    BT_REQUIRE(group_of(m->groups, r->facts.rank) < 2 || r->group == NULL, BT_ERR_PROTOCOL,
-               "rank %u has lost its seat in epoch %u", r->facts.rank, m->epoch);
+    BT_REQUIRE(group_of(m->groups, r->facts.rank) < 2 || group_of(r->seats, r->facts.rank) == 2,
+               BT_ERR_PROTOCOL, "rank %u has lost its seat in epoch %u", r->facts.rank, m->epoch);
 out:
     return st;
 }
@@ -179,6 +180,22 @@ out:
     return st;
 }
 
+/* A spare gets ready for a seat: the group that it forms is not used, since that seat will be taken
+ * in a later epoch. */
+static bt_status prepare(bt_rank *r, const bt_down_regroup *m)
+{
+    bt_status st = BT_OK;
+    bt_up     up = {.kind = BT_UP_READY};
+
+    BT_REQUIRE(group_of(r->seats, r->facts.rank) == 2 && group_of(m->groups, r->facts.rank) < 2,
+               BT_ERR_PROTOCOL, "rank %u is to prepare for a seat that it %s", r->facts.rank,
+               group_of(r->seats, r->facts.rank) == 2 ? "is not given" : "has");
+    BT_TRY(follow(r, m->groups));
+    BT_TRY(bt_control_client_send(r->client, &up));
+out:
+    return st;
+}
+
 bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
 {
     bt_status        st = BT_OK;
@@ -186,6 +203,7 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     uint32_t         own;
 
     BT_TRY(check(r, g));
+    if (g->prepare) return prepare(r, g);
     BT_TRY(exclude_lost(r, g));
     own                  = group_of(g->groups, r->facts.rank);
     r->links.regroup_due = false; /* a later one that waits in the inbox is taken before any step */

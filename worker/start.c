@@ -29,18 +29,39 @@ out:
     return st;
 }
 
+/* A spare reckons with the seat that needs most: in the smaller group. */
+static bt_status count_weights(bt_rank *r, uint64_t *bytes_out)
+{
+    bt_status             st        = BT_OK;
+    const bt_gate_config *gate      = &r->cfg.moe.gate;
+    uint32_t              n         = r->seats[BT_GROUP_PREFILL].n;
+    bt_placement          placement = {0};
+
+    if (r->group != NULL || gate->n_experts == 0) {
+        *bytes_out = bt_memory_weights(&r->cfg, r->st, r->has_placement ? &r->placement : NULL,
+                                       r->group_self);
+        return BT_OK;
+    }
+    if (r->facts.n_decode != 0 && r->facts.n_decode < n) n = r->facts.n_decode;
+    BT_TRY(bt_placement_init(&placement, gate->n_experts, gate->n_groups, n, NULL));
+    *bytes_out = bt_memory_weights(&r->cfg, r->st, &placement, n - 1);
+out:
+    bt_placement_fini(&placement);
+    return st;
+}
+
 static bt_status draw_account(bt_rank *r)
 {
     bt_status          st      = BT_OK;
     bt_memory_account *m       = &r->memory;
     bool               handoff = !bt_rank_has_both(&r->facts);
+    uint32_t           group   = r->group != NULL ? r->group_size : r->facts.n_ranks;
 
+    BT_TRY(count_weights(r, &m->weights));
     m->available  = bt_memory_available();
     m->local_size = bt_world_local_size(r->world);
-    m->weights =
-        bt_memory_weights(&r->cfg, r->st, r->has_placement ? &r->placement : NULL, r->group_self);
-    m->step    = bt_memory_step(&r->cfg, r->group_size, r->opt.max_rows);
-    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
+    m->step       = bt_memory_step(&r->cfg, group, r->opt.max_rows);
+    m->staging    = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages = m->n_pages;
     bt_memory_print(m);
@@ -50,11 +71,12 @@ out:
 
 static char *arithmetic(const bt_rank *r)
 {
-    char text[256];
+    const bt_gate_config *gate = &r->cfg.moe.gate;
+    uint32_t n_blocks = gate->n_experts == 0 ? 0 : bt_sum_blocks(gate->n_experts, gate->n_groups);
+    char     text[256];
 
     snprintf(text, sizeof(text), "%s,form:%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
-             bt_form_policy_name(r->opt.form), r->has_placement ? r->placement.n_blocks : 0,
-             BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
+             bt_form_policy_name(r->opt.form), n_blocks, BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
     return bt_strdup(text);
 }
 
@@ -73,6 +95,7 @@ static bt_status say_hello(bt_rank *r)
                        .n_ranks           = r->facts.n_ranks,
                        .n_prefill         = r->facts.n_prefill,
                        .n_decode          = r->facts.n_decode,
+                       .n_spares          = r->opt.n_spares,
                        .pid               = (uint32_t)getpid(),
                        .model_fingerprint = bt_model_fingerprint(&r->cfg, r->st),
                        .n_pages           = r->memory.n_pages,
@@ -151,8 +174,8 @@ static bt_status load(bt_rank *r)
     case BT_FORM_ALL_ABSORBED: opt.absorbed = true; break;
     case BT_FORM_BY_COST: opt.normal = opt.absorbed = true; break;
     default:
-        opt.normal   = both || normal;
-        opt.absorbed = both || absorbed;
+        opt.normal   = both || normal || r->group == NULL; /* a spare may become either */
+        opt.absorbed = both || absorbed || r->group == NULL;
         break;
     }
     BT_TRY(bt_model_load(&r->cfg, r->st, &opt, &r->model));
@@ -218,7 +241,8 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(create_worker(r));
     BT_TRY(send_ready(r));
     BT_INFO("ready: rank %u of %u, %s, group of %u, arithmetic %s", r->facts.rank, r->facts.n_ranks,
-            bt_rank_has_both(&r->facts)          ? "both roles"
+            r->group == NULL                     ? "spare"
+            : bt_rank_has_both(&r->facts)        ? "both roles"
             : r->group_index == BT_GROUP_PREFILL ? "prefill"
                                                  : "decode",
             r->group_size, r->dev->arithmetic);

@@ -128,22 +128,25 @@ static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, ui
         s->limits[i]           = (bt_relay_rank){n_pages, 16};
         s->ranks[i].free_pages = n_pages;
     }
-    s->cfg         = (bt_relay_config){.n_ranks        = n_ranks,
-                                       .n_prefill      = n_prefill,
-                                       .n_decode       = n_decode,
-                                       .ranks          = s->limits,
-                                       .epoch          = EPOCH,
-                                       .group_epoch    = EPOCH - 1,
-                                       .verdict_ns     = 100 * BT_NS_PER_MS,
-                                       .page_tokens    = SIM_PAGE,
-                                       .vocab_size     = SIM_VOCAB,
-                                       .queue_tokens   = 100000,
-                                       .queue_ns       = 30 * BT_NS_PER_S,
-                                       .rank_quiet_ns  = 20 * BT_NS_PER_S,
-                                       .stall_ns       = 60 * BT_NS_PER_S,
-                                       .prefill_window = 64};
-    s->cfg.replace = replace;
+    s->cfg          = (bt_relay_config){.n_ranks        = n_ranks,
+                                        .n_prefill      = n_prefill,
+                                        .n_decode       = n_decode,
+                                        .ranks          = s->limits,
+                                        .epoch          = EPOCH,
+                                        .group_epoch    = EPOCH - 1,
+                                        .verdict_ns     = 100 * BT_NS_PER_MS,
+                                        .page_tokens    = SIM_PAGE,
+                                        .vocab_size     = SIM_VOCAB,
+                                        .queue_tokens   = 100000,
+                                        .queue_ns       = 30 * BT_NS_PER_S,
+                                        .rank_quiet_ns  = 20 * BT_NS_PER_S,
+                                        .stall_ns       = 60 * BT_NS_PER_S,
+                                        .prefill_window = 64};
+    s->cfg.replace  = replace;
+    s->cfg.n_spares = n_decode == 0 ? 0 : n_ranks - n_prefill - n_decode;
     EXPECT_EQ(bt_relay_create(&s->cfg, &events, &s->relay), BT_OK);
+    for (uint32_t i = 0; i < n_ranks && s->relay != NULL; i++)
+        bt_relay_ready(s->relay, i, s->now);
 }
 
 static inline void sim_init(sim *s, uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks,
@@ -369,7 +372,12 @@ static inline void sim_on_regroup(sim *s, uint32_t rank, const bt_down_regroup *
 {
     sim_rank *k = &s->ranks[rank];
 
-    EXPECT(sim_sits(m, rank));
+    if (m->prepare) {
+        EXPECT(sim_sits(m, rank));
+        sim_up(s, rank, (bt_up){.kind = BT_UP_READY});
+        return;
+    }
+    EXPECT(sim_sits(m, rank) || k->n_work == 0);
     EXPECT(m->groups[0].epoch >= k->epoch[0] && m->groups[1].epoch >= k->epoch[1]);
     EXPECT(m->epoch >= m->groups[0].epoch && m->epoch >= m->groups[1].epoch);
     k->epoch[0] = m->groups[0].epoch;
@@ -436,7 +444,10 @@ static inline void sim_take_up(sim *s, uint32_t rank)
     m        = k->up[k->up_at];
     k->up_at = (k->up_at + 1) % FIFO;
     k->n_up--;
-    bt_relay_message(s->relay, rank, &m, s->now);
+    if (m.kind == BT_UP_READY)
+        bt_relay_ready(s->relay, rank, s->now);
+    else
+        bt_relay_message(s->relay, rank, &m, s->now);
     bt_up_free(&m);
 }
 

@@ -842,6 +842,53 @@ static void relay_lost_ranks_lose_nothing(void)
     }
 }
 
+/* Two of each role and two spares: as long as the spares last any rank may go, also the last one of
+ * a role, a spare, and one that has just been told to prepare. */
+static void relay_spares_take_the_places_of_the_lost(void)
+{
+    enum { N = 60 };
+
+    for (uint32_t seed = 1; seed <= 60; seed++) {
+        sim        s;
+        sim_client clients[N];
+        uint32_t   n = 0, n_lost = 0, taken[2];
+        long       live = bt_alloc_live();
+
+        sim_init(&s, 2, 2, 6, 40);
+        s.state += 7 * seed;
+        for (uint32_t turn = 0; turn < 6000 && (n < N || n_lost < 2); turn++) {
+            uint32_t rank = sim_random(&s, 6);
+
+            if (n < N && sim_random(&s, 12) == 0) {
+                char name[24];
+
+                snprintf(name, sizeof(name), "c%u", n);
+                EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 20),
+                                     1 + sim_random(&s, 12), sim_random(&s, 14)),
+                          BT_OK);
+                n++;
+            }
+            if (sim_random(&s, 100) == 0 && !s.ranks[rank].dead && n_lost < 2) {
+                n_lost++;
+                sim_lose(&s, rank);
+            }
+            if (!s.ranks[rank].dead) sim_once(&s);
+        }
+        for (int k = 0; k < 10; k++) {
+            sim_settle(&s);
+            s.now += 300 * BT_NS_PER_MS;
+            bt_relay_tick(s.relay, s.now);
+        }
+        for (uint32_t i = 0; i < n; i++)
+            expect_done(&clients[i]);
+        expect_idle(&s);
+        bt_relay_count_seats(s.relay, taken);
+        EXPECT(taken[0] == 2 && taken[1] == 2); /* every seat is taken again */
+        sim_fini(&s);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+}
+
 /* Without a decode rank requests wait; limits stay those of the ranks that were, and the end says
  * for what was waited. */
 static void relay_waits_for_ranks_until_the_deadline(void)
@@ -997,6 +1044,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_retractions_lose_nothing),
     BT_TEST(relay_placement_prefers_cached_prefixes),
     BT_TEST(relay_lost_ranks_lose_nothing),
+    BT_TEST(relay_spares_take_the_places_of_the_lost),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_storm_leaves_nothing_behind),

@@ -2,6 +2,7 @@
 
 #include <argp.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ enum {
     KEY_KERNELS,
     KEY_TIMEOUT,
     KEY_ON_DEATH,
+    KEY_SPARES,
     KEY_CELL,
     KEY_VERBOSE
 };
@@ -93,6 +95,7 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_PREFILL: return parse_count("--prefill", text, 1, MAX_RANKS, &opt->n_prefill);
     case KEY_DECODE: return parse_count("--decode", text, 1, MAX_RANKS, &opt->n_decode);
     case KEY_BOTH: return parse_count("--both", text, 1, MAX_RANKS, &opt->n_both);
+    case KEY_SPARES: return parse_count("--spares", text, 0, MAX_RANKS, &opt->n_spares);
     case KEY_KV_BYTES: return parse_bytes(text, &opt->kv_bytes);
     case KEY_CHUNK: return parse_count("--chunk", text, 1, MAX_ROWS, &opt->chunk);
     case KEY_MAX_ROWS: return parse_count("--max-rows", text, 1, MAX_ROWS, &opt->max_rows);
@@ -160,8 +163,10 @@ static const struct argp_option OPTIONS[] = {
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
     {"on-death", KEY_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
-    {"verbose",                                          KEY_VERBOSE, NULL, 0, "Log steps too", 0},
-    {0},
+    {"spares",                                          KEY_SPARES, "N", 0,
+     "So many more ranks, the last ones, that wait until one is lost (needs --on-death=replace)", 0},
+    {"verbose",KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    {0                                        },
 };
 
 static const char DOC[] =
@@ -186,6 +191,8 @@ static bt_status check(bt_worker_options *opt)
                opt->n_both);
     BT_REQUIRE(split || opt->n_both != 0, BT_ERR_INVALID_ARG,
                "roles are missing: give --prefill P and --decode D, or --both N");
+    BT_REQUIRE(opt->n_spares == 0 || opt->replace, BT_ERR_INVALID_ARG,
+               "--spares %u wait for nothing without --on-death=replace", opt->n_spares);
     if (opt->max_rows == 0) opt->max_rows = opt->chunk > MIN_MAX_ROWS ? opt->chunk : MIN_MAX_ROWS;
     BT_REQUIRE(opt->chunk <= opt->max_rows, BT_ERR_INVALID_ARG,
                "--chunk %u does not fit into a step of --max-rows %u", opt->chunk, opt->max_rows);
@@ -218,18 +225,23 @@ out:
 
 bt_status bt_worker_options_check_ranks(const bt_worker_options *opt, uint32_t n_ranks)
 {
-    bt_status st = BT_OK;
+    bt_status st       = BT_OK;
+    uint32_t  seats    = opt->n_both != 0 ? opt->n_both : opt->n_prefill + opt->n_decode;
+    uint32_t  all      = seats + opt->n_spares;
+    char      more[32] = "";
 
+    if (opt->n_spares != 0) snprintf(more, sizeof(more), " --spares %u", opt->n_spares);
     if (opt->n_both != 0)
-        BT_REQUIRE(n_ranks == opt->n_both, BT_ERR_INVALID_ARG,
-                   "--both %u needs %u ranks, this job has %u: mpirun -n %u baton-worker --both %u",
-                   opt->n_both, opt->n_both, n_ranks, opt->n_both, opt->n_both);
+        BT_REQUIRE(n_ranks == all, BT_ERR_INVALID_ARG,
+                   "--both %u%s needs %u ranks, this job has %u: mpirun -n %u baton-worker --both "
+                   "%u%s",
+                   opt->n_both, more, all, n_ranks, all, opt->n_both, more);
     else
-        BT_REQUIRE(n_ranks == opt->n_prefill + opt->n_decode, BT_ERR_INVALID_ARG,
-                   "--prefill %u --decode %u needs %u ranks, this job has %u: mpirun -n %u "
-                   "baton-worker --prefill %u --decode %u",
-                   opt->n_prefill, opt->n_decode, opt->n_prefill + opt->n_decode, n_ranks,
-                   opt->n_prefill + opt->n_decode, opt->n_prefill, opt->n_decode);
+        BT_REQUIRE(n_ranks == all, BT_ERR_INVALID_ARG,
+                   "--prefill %u --decode %u%s needs %u ranks, this job has %u: mpirun -n %u "
+                   "baton-worker --prefill %u --decode %u%s",
+                   opt->n_prefill, opt->n_decode, more, all, n_ranks, all, opt->n_prefill,
+                   opt->n_decode, more);
 out:
     return st;
 }

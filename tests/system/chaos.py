@@ -34,6 +34,8 @@ def requests_of(seed, n):
     """load.random_requests, and some of several choices."""
     rng, out = random.Random(seed + 1), []
     for name, ids, most, sampling in load.random_requests(n, seed):
+        if sampling.get("min_tokens", 0) > most:
+            del sampling["min_tokens"]
         if rng.random() < 0.2 and sampling["temperature"] > 0:
             sampling = dict(sampling, n=rng.choice([2, 3]))
         out.append((name, ids, most, sampling))

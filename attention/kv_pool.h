@@ -62,20 +62,28 @@ void bt_kv_pool_release(bt_kv_pool *pool, bt_page_id page);
  * caller holds a reference to the page. */
 bt_bf16 *bt_kv_pool_rows(const bt_kv_pool *pool, bt_page_id page, uint32_t layer);
 
-/* The prefix cache.  A key names the tokens of a full page and of all pages before it; whoever
- * makes the keys must make equal ones for equal tokens only.  A page in the cache is never written.
- */
+/* The prefix cache.  A key names the tokens of a full page and of all pages before it, and how the
+ * latter were computed; whoever makes the keys must make equal ones for equal tokens only.  A page
+ * in the cache is never written. */
 typedef struct {
     uint64_t lo, hi;
 } bt_prefix_key;
 
-/* The pages of keys[0..n) until the first that is not cached, one more reference each; returns how
- * many. */
-uint32_t bt_kv_pool_match(bt_kv_pool *pool, uint32_t n_keys, const bt_prefix_key *keys,
-                          bt_page_id *pages_out);
+/* How the tokens of a page were computed, which its bits depend on: bit t set for a token t that
+ * ran through the kernels made for generated rows, and for one that attended in the absorbed form.
+ * All zero: prompt tokens in the form of their role. */
+typedef struct {
+    uint64_t generated, absorbed;
+} bt_page_map;
+
+/* A page of that key, one more reference, and its map.  want: of that map; NULL: whatever it has.
+ * False: none is cached. */
+bool bt_kv_pool_match(bt_kv_pool *pool, const bt_prefix_key *key, const bt_page_map *want,
+                      bt_page_id *page_out, bt_page_map *map_out);
 /* The cache shall know the page, which the caller holds and nobody will write again.  False: it
- * knows one of that key already, and this one stays as it is. */
-bool bt_kv_pool_keep(bt_kv_pool *pool, bt_page_id page, const bt_prefix_key *key);
+ * knows one of that key and map already, and this one stays as it is. */
+bool bt_kv_pool_keep(bt_kv_pool *pool, bt_page_id page, const bt_prefix_key *key,
+                     const bt_page_map *map);
 
 uint32_t bt_kv_pool_generation(const bt_kv_pool *pool, bt_page_id page);
 uint32_t bt_kv_pool_n_pages(const bt_kv_pool *pool);

@@ -9,6 +9,7 @@
 /* A page of the prefix cache: its key, its chain in the table, its place among the idle ones. */
 typedef struct {
     bt_prefix_key key;
+    bt_page_map   map;
     bt_page_id    chain;        /* next page of the same bucket */
     bt_page_id    older, newer; /* while idle */
     bool          known;        /* the table holds it */

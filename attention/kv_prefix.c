@@ -35,12 +35,18 @@ static bt_page_id *bucket_of(const bt_kv_pool *pool, const bt_prefix_key *key)
     return &pool->buckets[(key->lo ^ key->hi >> 32) & (pool->n_buckets - 1)];
 }
 
-static bt_page_id find(const bt_kv_pool *pool, const bt_prefix_key *key)
+static bool fits(const bt_kv_entry *e, const bt_prefix_key *key, const bt_page_map *want)
+{
+    return e->key.lo == key->lo && e->key.hi == key->hi &&
+           (want == NULL ||
+            (e->map.generated == want->generated && e->map.absorbed == want->absorbed));
+}
+
+static bt_page_id find(const bt_kv_pool *pool, const bt_prefix_key *key, const bt_page_map *want)
 {
     bt_page_id page = *bucket_of(pool, key);
 
-    while (page != BT_NO_PAGE &&
-           (pool->entries[page].key.lo != key->lo || pool->entries[page].key.hi != key->hi))
+    while (page != BT_NO_PAGE && !fits(&pool->entries[page], key, want))
         page = pool->entries[page].chain;
     return page;
 }
@@ -83,31 +89,30 @@ bt_page_id bt_kv_prefix_evict(bt_kv_pool *pool)
     return page;
 }
 
-uint32_t bt_kv_pool_match(bt_kv_pool *pool, uint32_t n_keys, const bt_prefix_key *keys,
-                          bt_page_id *pages_out)
+bool bt_kv_pool_match(bt_kv_pool *pool, const bt_prefix_key *key, const bt_page_map *want,
+                      bt_page_id *page_out, bt_page_map *map_out)
 {
-    uint32_t n = 0;
+    bt_page_id page = find(pool, key, want);
 
-    for (; n < n_keys; n++) {
-        bt_page_id page = find(pool, &keys[n]);
-
-        if (page == BT_NO_PAGE) break;
-        if (pool->refs[page] == 0) leave_idle(pool, page);
-        pool->refs[page]++;
-        pages_out[n] = page;
-    }
-    return n;
+    if (page == BT_NO_PAGE) return false;
+    if (pool->refs[page] == 0) leave_idle(pool, page);
+    pool->refs[page]++;
+    *page_out = page;
+    *map_out  = pool->entries[page].map;
+    return true;
 }
 
-bool bt_kv_pool_keep(bt_kv_pool *pool, bt_page_id page, const bt_prefix_key *key)
+bool bt_kv_pool_keep(bt_kv_pool *pool, bt_page_id page, const bt_prefix_key *key,
+                     const bt_page_map *map)
 {
     bt_kv_entry *e = &pool->entries[page];
     bt_page_id  *bucket;
 
     BT_ASSERT(page < pool->cfg.n_pages && pool->refs[page] != 0);
-    if (e->known || find(pool, key) != BT_NO_PAGE) return false;
+    if (e->known || find(pool, key, map) != BT_NO_PAGE) return false;
     bucket   = bucket_of(pool, key);
     e->key   = *key;
+    e->map   = *map;
     e->chain = *bucket;
     e->known = true;
     *bucket  = page;
@@ -132,7 +137,7 @@ bt_status bt_kv_prefix_check(const bt_kv_pool *pool)
                    BT_ERR_PROTOCOL,
                    "kv pool: idle page %u is known %d, has %u references, and is free %d", page,
                    e->known, pool->refs[page], pool->seen[page]);
-        BT_REQUIRE(find(pool, &e->key) == page, BT_ERR_PROTOCOL,
+        BT_REQUIRE(find(pool, &e->key, &e->map) == page, BT_ERR_PROTOCOL,
                    "kv pool: idle page %u is not found under its key", page);
         pool->seen[page] = 1;
         older            = page;

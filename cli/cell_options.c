@@ -22,6 +22,7 @@ enum {
     OPT_CHUNK,
     OPT_MAX_ROWS,
     OPT_FORM,
+    OPT_SHARE,
     OPT_THREADS,
     OPT_KERNELS,
     OPT_TIMEOUT,
@@ -44,10 +45,12 @@ static const struct argp_option OPTIONS[] = {
     {"max-rows",OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
     {"form",                                          OPT_FORM, "FORM", 0,
      "Attention: role (prompts normal, generated tokens absorbed), normal, absorbed, cost", 2},
-    {"threads",                                          OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
-    {"kernels",                                      OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
-    {"timeout-s",                                        OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
-    {0}
+    {"share-generated",                                          OPT_SHARE, NULL, 0,
+     "Full pages of replies enter the prefix cache too; then tokens depend on what was cached", 2},
+    {"threads",                                      OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
+    {"kernels",                                        OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
+    {"timeout-s", OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
+    {0                                          }
 };
 
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
@@ -105,7 +108,7 @@ static uint32_t find_flag(const bt_cell_options *opt, const char *flag)
     uint32_t i = 0;
 
     while (i < opt->n_worker_args && strcmp(opt->worker_args[i], flag) != 0)
-        i += 2;
+        i++; /* no value looks like a flag */
     return i;
 }
 
@@ -118,6 +121,12 @@ static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
     opt->worker_args[i]     = flag;
     opt->worker_args[i + 1] = arg;
     if (i == opt->n_worker_args) opt->n_worker_args += 2;
+}
+
+static void pass_flag(bt_cell_options *opt, const char *flag)
+{
+    BT_ASSERT(opt->n_worker_args < BT_CELL_WORKER_ARGS);
+    if (find_flag(opt, flag) == opt->n_worker_args) opt->worker_args[opt->n_worker_args++] = flag;
 }
 
 void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value)
@@ -144,6 +153,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
         check_form(state, arg);
         pass_on(opt, "--form", arg);
         return 0;
+    case OPT_SHARE: pass_flag(opt, "--share-generated"); return 0;
     case OPT_THREADS:
         bt_option_number(state, "--threads", arg, 0, MAX_THREADS);
         pass_on(opt, "--threads", arg);

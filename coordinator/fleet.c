@@ -206,15 +206,16 @@ static bt_status create_relay(bt_member *m)
     for (uint32_t i = 0; i < m->cell.n_ranks; i++)
         ranks[i] = (bt_relay_rank){.n_pages  = m->cell.ranks[i].hello.n_pages,
                                    .max_rows = m->cell.ranks[i].hello.max_rows};
-    config.n_ranks     = m->cell.n_ranks;
-    config.n_prefill   = facts->n_prefill;
-    config.n_decode    = facts->n_decode;
-    config.ranks       = ranks;
-    config.n_spares    = facts->n_spares;
-    config.epoch       = m->cell.max_epoch + 1;
-    config.group_epoch = m->cell.max_epoch;
-    config.page_tokens = facts->page_tokens;
-    config.vocab_size  = facts->vocab_size;
+    config.n_ranks         = m->cell.n_ranks;
+    config.n_prefill       = facts->n_prefill;
+    config.n_decode        = facts->n_decode;
+    config.ranks           = ranks;
+    config.n_spares        = facts->n_spares;
+    config.epoch           = m->cell.max_epoch + 1;
+    config.group_epoch     = m->cell.max_epoch;
+    config.page_tokens     = facts->page_tokens;
+    config.vocab_size      = facts->vocab_size;
+    config.share_generated = facts->share_generated;
     BT_TRY(bt_relay_create(&config, &events, &m->relay));
     for (uint32_t i = 0; i < m->cell.n_ranks; i++) /* all are, or the cell would not serve */
         bt_relay_ready(m->relay, i, bt_now_ns());

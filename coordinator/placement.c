@@ -200,17 +200,50 @@ void bt_relay_grew(bt_relay *relay, bt_request *q)
     if (q->decode_holds) count_decode_pages(relay, q);
 }
 
-/* For a decode rank whose choices depend on it. */
-static bt_status copy_prompt(const bt_request *q, uint32_t **prompt_out)
+void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice)
+{
+    const bt_request_choice *c    = &q->choices[choice];
+    uint32_t                *all  = NULL;
+    bt_block_key            *keys = NULL;
+    uint32_t                 n    = 0;
+
+    if (!relay->cfg.share_generated || c->n_out == 0) return;
+    all = bt_calloc((size_t)q->n_prompt + c->n_out, sizeof(*all));
+    if (all == NULL) return; /* only a guess is lost */
+    memcpy(all, q->prompt, q->n_prompt * sizeof(*all));
+    memcpy(all + q->n_prompt, c->out, c->n_out * sizeof(*all));
+    /* The last token's row is not computed. */
+    if (bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt + c->n_out - 1, all,
+                      &keys, &n) == BT_OK)
+        bt_prefix_index_add(&relay->ranks[q->decode_rank].index, n, keys);
+    bt_free(keys);
+    bt_free(all);
+}
+
+/* For a decode rank whose choices, or whose cache, depend on it. */
+static bt_status copy_prompt(const bt_relay *r, const bt_request *q, uint32_t **prompt_out)
 {
     bt_status st = BT_OK;
     uint32_t *prompt;
 
-    if (!bt_sampling_needs_prompt(&q->sampling)) goto out;
+    if (!bt_sampling_needs_prompt(&q->sampling) && !r->cfg.share_generated) goto out;
     prompt = bt_calloc(q->n_prompt, sizeof(*prompt));
     BT_REQUIRE(prompt != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", q->n_prompt);
     memcpy(prompt, q->prompt, q->n_prompt * sizeof(*prompt));
     *prompt_out = prompt;
+out:
+    return st;
+}
+
+/* How the prompt was computed before, if it was. */
+static bt_status copy_map(const bt_request *q, void **map_out, size_t *n_out)
+{
+    bt_status st = BT_OK;
+
+    if (q->form_map == NULL || q->n_out == 0) goto out;
+    *map_out = copy_of(q->form_map, q->n_form_map_bytes);
+    BT_REQUIRE(*map_out != NULL, BT_ERR_NO_MEMORY, "form map");
+    *n_out = q->n_form_map_bytes;
 out:
     return st;
 }
@@ -272,7 +305,8 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     if (copy_choices(q, &m.u.reserve.choices, &m.u.reserve.n_choices) != BT_OK ||
         copy_replay(q, &m.u.reserve) != BT_OK ||
         bt_sampling_copy(&q->sampling, &m.u.reserve.sampling) != BT_OK ||
-        copy_prompt(q, &m.u.reserve.prompt) != BT_OK) {
+        copy_prompt(r, q, &m.u.reserve.prompt) != BT_OK ||
+        copy_map(q, &m.u.reserve.form_map, &m.u.reserve.n_form_map_bytes) != BT_OK) {
         bt_down_free(&m);
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
@@ -298,6 +332,7 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     m.u.reserve.n_prompt     = q->n_prompt;
     m.u.reserve.prefill_rank = prefill;
     m.u.reserve.arrival      = q->arrival;
+    m.u.reserve.prefix_seed  = r->cfg.share_generated ? r->prefix_seed : 0;
     if (m.u.reserve.prefix_keys != NULL)
         m.u.reserve.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_relay_wake(r, decode);
@@ -362,29 +397,39 @@ static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
     uint32_t *prompt  = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
     void     *keys    = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
     uint32_t *choices = NULL, n_choices = 0;
+    void     *map   = NULL;
+    size_t    n_map = 0;
 
     if (prompt == NULL || bt_sampling_copy(&q->sampling, &m.u.prefill.sampling) != BT_OK ||
-        copy_choices(q, &choices, &n_choices) != BT_OK) {
+        copy_choices(q, &choices, &n_choices) != BT_OK || copy_map(q, &map, &n_map) != BT_OK) {
         bt_free(prompt);
         bt_free(keys);
+        bt_free(choices);
         bt_sampling_free(&m.u.prefill.sampling);
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
         return;
     }
-    m.u.prefill            = (bt_down_prefill){.request     = q->number,
-                                               .epoch       = q->epoch,
-                                               .n_prompt    = q->n_prompt,
-                                               .prompt      = prompt,
-                                               .decode_rank = q->decode_rank,
-                                               .sampling    = m.u.prefill.sampling,
-                                               .n_pages     = ticket->u.ticket.n_pages,
-                                               .pages       = ticket->u.ticket.pages,
-                                               .held        = ticket->u.ticket.held,
-                                               .prefix_keys = keys,
-                                               .n_choices   = n_choices,
-                                               .choices     = choices};
+    m.u.prefill            = (bt_down_prefill){.request          = q->number,
+                                               .epoch            = q->epoch,
+                                               .n_prompt         = q->n_prompt,
+                                               .prompt           = prompt,
+                                               .decode_rank      = q->decode_rank,
+                                               .sampling         = m.u.prefill.sampling,
+                                               .n_pages          = ticket->u.ticket.n_pages,
+                                               .pages            = ticket->u.ticket.pages,
+                                               .held             = ticket->u.ticket.held,
+                                               .prefix_keys      = keys,
+                                               .n_choices        = n_choices,
+                                               .choices          = choices,
+                                               .n_form_map_bytes = n_map,
+                                               .form_map         = map};
     ticket->u.ticket.pages = NULL; /* goes with the message */
+    if (map == NULL) {             /* what the decode rank holds binds the prefill rank */
+        m.u.prefill.form_map         = ticket->u.ticket.form_map;
+        m.u.prefill.n_form_map_bytes = ticket->u.ticket.n_form_map_bytes;
+        ticket->u.ticket.form_map    = NULL;
+    }
     if (keys != NULL) m.u.prefill.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);
     bt_prefix_index_add(&r->ranks[q->decode_rank].index, q->n_keys, q->keys);

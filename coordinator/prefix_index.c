@@ -1,28 +1,25 @@
 #include "coordinator/prefix_index.h"
 
-#include <xxhash.h>
-
 #include "core/alloc.h"
+#include "proto/prefix_key.h"
 
 bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
                         const uint32_t *prompt, bt_block_key **keys_out, uint32_t *n_out)
 {
     bt_status     st   = BT_OK;
     uint32_t      n    = n_prompt / page_tokens;
-    bt_block_key *keys = NULL, before = {seed, ~seed};
+    bt_block_key *keys = NULL;
+    uint64_t      key[2];
 
     *keys_out = NULL;
     *n_out    = n;
     if (n == 0) return BT_OK;
     keys = bt_calloc(n, sizeof(*keys));
     BT_REQUIRE(keys != NULL, BT_ERR_NO_MEMORY, "keys of %u pages", n);
+    bt_prefix_key_begin(seed, key);
     for (uint32_t i = 0; i < n; i++) {
-        XXH128_hash_t own     = XXH3_128bits_withSeed(prompt + (size_t)i * page_tokens,
-                                                      page_tokens * sizeof(*prompt), seed);
-        uint64_t      link[4] = {before.lo, before.hi, own.low64, own.high64};
-        XXH128_hash_t all     = XXH3_128bits_withSeed(link, sizeof(link), seed);
-
-        before = keys[i] = (bt_block_key){all.low64, all.high64};
+        bt_prefix_key_next(seed, page_tokens, prompt + (size_t)i * page_tokens, key);
+        keys[i] = (bt_block_key){key[0], key[1]};
     }
     *keys_out = keys;
 out:

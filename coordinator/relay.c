@@ -53,6 +53,7 @@ void bt_request_free(bt_request *q)
     bt_free(q->name);
     bt_free(q->prompt);
     bt_free(q->keys);
+    bt_free(q->form_map);
     bt_sampling_free(&q->sampling);
     bt_free(q);
 }
@@ -260,6 +261,7 @@ static void end_choice(bt_relay *r, bt_request *q, const bt_token *t, bt_finish 
 {
     bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = finish, .message = ""};
 
+    bt_relay_learn(r, q, t->choice);
     q->choices[t->choice].ended = true;
     q->n_open--;
     if (q->n_open == 0)
@@ -447,6 +449,7 @@ void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t no
     q->name     = NULL; /* these are its successor's */
     q->prompt   = NULL;
     q->keys     = NULL;
+    q->form_map = NULL;
     q->choices  = NULL;
     q->client   = NULL;
     q->sampling = (bt_sampling){0};
@@ -496,6 +499,30 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
     r->events.prompt(r->events.ctx, q->client, m);
 }
 
+/* Kept for replays, which must not differ from it once the client has a token. */
+static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
+{
+    bt_request *q    = bt_table_get(&r->numbers, m->u.form_map.request);
+    size_t      n    = m->u.form_map.n_form_map_bytes;
+    size_t      want = q == NULL ? 0 : bt_relay_pages(r, q->n_prompt) * (size_t)BT_PAGE_MAP_BYTES;
+
+    if (q == NULL || q->state == BT_ENDED || m->u.form_map.epoch != q->epoch ||
+        rank != q->prefill_rank)
+        return;
+    if (n != want || (q->n_out > 0 && q->form_map != NULL &&
+                      memcmp(q->form_map, m->u.form_map.form_map, n) != 0)) {
+        bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
+                             "rank %u computed the prompt of %u tokens in other forms than those "
+                             "that it had (a map of %zu bytes, expected %zu)",
+                             rank, q->n_prompt, n, want);
+        return;
+    }
+    bt_free(q->form_map);
+    q->form_map            = m->u.form_map.form_map;
+    q->n_form_map_bytes    = n;
+    m->u.form_map.form_map = NULL; /* ours now */
+}
+
 static void on_wake_request(bt_relay *r, uint32_t rank, uint32_t wake)
 {
     uint32_t group = r->ranks[rank].group;
@@ -529,6 +556,7 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     case BT_UP_FAILED: on_failed(relay, rank, m, now_ns); break;
     case BT_UP_RELEASED: on_released(relay, rank, m, now_ns); break;
     case BT_UP_RETRACTED: on_retracted(relay, rank, m, now_ns); break;
+    case BT_UP_FORM_MAP: on_form_map(relay, rank, m); break;
     case BT_UP_PROMPT_LOGPROBS:
         on_prompt_logprobs(relay, rank, &m->u.prompt_logprobs, now_ns);
         break;

@@ -41,6 +41,7 @@ typedef struct {
     uint64_t             verdict_ns;  /* from the first report of an expired wait to the decision */
     uint64_t             queue_tokens; /* prompt tokens that may wait */
     uint64_t             queue_ns;     /* how long a request may wait for its ticket */
+    bool     share_generated;          /* ranks cache pages of replies: they get what names them */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
     uint64_t stall_ns;      /* a placed request of which nothing was heard so long has failed */
     uint32_t prefill_window; /* prompt tokens sent ahead to one prefill rank; prompts that one step

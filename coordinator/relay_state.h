@@ -18,22 +18,24 @@ typedef struct {
 } bt_request_choice;
 
 struct bt_request {
-    bt_request        *prev, *next; /* list of the relay: the queue, or the placed ones */
-    uint64_t           number, name_key;
-    uint32_t           epoch; /* of its placement */
-    char              *name;  /* owned */
-    void              *client;
-    bt_request_state   state;
-    uint32_t           n_prompt;
-    uint32_t          *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_block_key      *keys;   /* owned: of the prompt's full pages */
-    uint32_t           n_keys;
-    uint64_t           arrival; /* its first number: the smaller, the older */
-    bool               resumed; /* placed before: nothing but its own end refuses it */
-    uint32_t           n_held;  /* prompt tokens that its decode rank had, as the ticket says */
-    bt_sampling        sampling;
-    uint32_t           n_choices, n_open; /* all, and those that have not ended */
-    bt_request_choice *choices;           /* owned [n_choices] */
+    bt_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
+    uint64_t         number, name_key;
+    uint32_t         epoch; /* of its placement */
+    char            *name;  /* owned */
+    void            *client;
+    bt_request_state state;
+    uint32_t         n_prompt;
+    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
+    bt_block_key    *keys;   /* owned: of the prompt's full pages */
+    uint32_t         n_keys;
+    void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
+    size_t      n_form_map_bytes;
+    uint64_t    arrival; /* its first number: the smaller, the older */
+    bool        resumed; /* placed before: nothing but its own end refuses it */
+    uint32_t    n_held;  /* prompt tokens that its decode rank had, as the ticket says */
+    bt_sampling sampling;
+    uint32_t    n_choices, n_open; /* all, and those that have not ended */
+    bt_request_choice *choices;    /* owned [n_choices] */
     uint32_t           decode_rank, prefill_rank;
     bool               decode_holds, prefill_holds; /* no Released from them yet */
     uint32_t prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */
@@ -138,6 +140,8 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t n
 void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns);
 void bt_relay_decide(bt_relay *relay, uint64_t now_ns);
 
+/* Pages of the choice's reply that its decode rank probably caches. */
+void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice);
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 

@@ -37,6 +37,8 @@ static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(R
     pb->replay           = r->replay;
     pb->n_replay_lengths = r->replay_lengths != NULL ? r->n_choices : 0;
     pb->replay_lengths   = r->replay_lengths;
+    pb->form_map         = (ProtobufCBinaryData){r->n_form_map_bytes, r->form_map};
+    pb->prefix_seed      = r->prefix_seed;
 }
 
 static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling, PB(Prefill) * pb)
@@ -56,6 +58,7 @@ static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling,
     pb->held_tokens  = p->held;
     pb->n_choices    = p->n_choices;
     pb->choices      = p->choices;
+    pb->form_map     = (ProtobufCBinaryData){p->n_form_map_bytes, p->form_map};
     return bt_pb_make_pages(p->pages, p->n_pages, &pb->pages);
 }
 
@@ -229,6 +232,8 @@ static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
     BT_TRY(take_keys(&pb->prefix_keys, &r->prefix_keys, &r->n_prefix_key_bytes));
     BT_TRY(take_choices(pb->choices, pb->n_choices, &r->choices, &r->n_choices));
     BT_TRY(take_replay(pb, r));
+    r->prefix_seed = pb->prefix_seed;
+    BT_TRY(bt_pb_take_map(&pb->form_map, &r->form_map, &r->n_form_map_bytes));
 out:
     return st;
 }
@@ -255,6 +260,7 @@ static bt_status take_prefill(const PB(Prefill) * pb, bt_down_prefill *p)
     p->held = pb->held_tokens;
     BT_TRY(take_keys(&pb->prefix_keys, &p->prefix_keys, &p->n_prefix_key_bytes));
     BT_TRY(take_choices(pb->choices, pb->n_choices, &p->choices, &p->n_choices));
+    BT_TRY(bt_pb_take_map(&pb->form_map, &p->form_map, &p->n_form_map_bytes));
 out:
     return st;
 }
@@ -369,6 +375,7 @@ void bt_down_free(bt_down *m)
         bt_free(m->u.reserve.choices);
         bt_free(m->u.reserve.replay);
         bt_free(m->u.reserve.replay_lengths);
+        bt_free(m->u.reserve.form_map);
         break;
     case BT_DOWN_PREFILL:
         bt_free(m->u.prefill.prompt);
@@ -377,6 +384,7 @@ void bt_down_free(bt_down *m)
         bt_free(m->u.prefill.eval_experts);
         bt_free(m->u.prefill.prefix_keys);
         bt_free(m->u.prefill.choices);
+        bt_free(m->u.prefill.form_map);
         break;
     case BT_DOWN_REGROUP:
         bt_free(m->u.regroup.groups[0].ranks);

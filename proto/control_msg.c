@@ -66,6 +66,17 @@ out:
     return st;
 }
 
+bt_status bt_pb_take_map(const ProtobufCBinaryData *data, void **bytes_out, size_t *n_out)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(data->len % BT_PAGE_MAP_BYTES == 0, BT_ERR_PROTOCOL,
+               "a form map of %zu bytes, expected a multiple of %d", data->len, BT_PAGE_MAP_BYTES);
+    BT_TRY(bt_pb_take_bytes(data, "form_map", bytes_out, n_out));
+out:
+    return st;
+}
+
 bt_status bt_pb_take_u32s(const uint32_t *values, size_t n, uint32_t **values_out, uint32_t *n_out)
 {
     bt_status st = BT_OK;

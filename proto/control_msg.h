@@ -38,7 +38,7 @@ typedef struct {
     uint32_t id, generation;
 } bt_page_ref;
 
-enum { BT_PREFIX_KEY_BYTES = 16, BT_CELL_NAME_MAX = 63 };
+enum { BT_PREFIX_KEY_BYTES = 16, BT_PAGE_MAP_BYTES = 16, BT_CELL_NAME_MAX = 63 };
 
 typedef enum {
     BT_FINISH_NONE,
@@ -74,6 +74,7 @@ typedef enum {
     BT_UP_PROMPT_LOGPROBS,
     BT_UP_EXPIRED,
     BT_UP_DRAIN,
+    BT_UP_FORM_MAP,
     BT_UP_LEAVING
 } bt_up_kind;
 
@@ -91,6 +92,7 @@ typedef struct {
     char     *model_type, *architecture, *default_sampling_json;
     uint64_t  weight_bytes;
     uint32_t  n_spares;
+    bool      share_generated;
 } bt_up_hello;
 
 enum { BT_BEAT_BATCH_BUCKETS = 13, BT_BEAT_TIME_BUCKETS = 16, BT_BEAT_TIME_NS = 125000 };
@@ -132,7 +134,15 @@ typedef struct {
             uint32_t     epoch, n_pages, held;
             bt_page_ref *pages;
             bool         refused;
+            size_t       n_form_map_bytes;
+            void        *form_map;
         } ticket;
+        struct {
+            uint64_t request;
+            uint32_t epoch;
+            size_t   n_form_map_bytes;
+            void    *form_map;
+        } form_map;
         struct {
             uint32_t  n;
             bt_token *tokens;
@@ -190,6 +200,9 @@ typedef struct {
     uint32_t    n_replay;
     uint32_t   *replay;         /* of all choices */
     uint32_t   *replay_lengths; /* [n_choices], or NULL: one choice has all of it */
+    size_t      n_form_map_bytes;
+    void       *form_map;
+    uint64_t    prefix_seed;
 } bt_down_reserve;
 
 typedef struct {
@@ -206,6 +219,8 @@ typedef struct {
     uint32_t     held;
     uint32_t     n_choices;
     uint32_t    *choices; /* as in bt_down_reserve */
+    size_t       n_form_map_bytes;
+    void        *form_map;
 } bt_down_prefill;
 
 /* A group's seats: the world rank in each, or BT_NO_RANK. */

@@ -25,6 +25,8 @@ bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_o
 bt_status bt_pb_take_string(const char *text, const char *field, char **text_out);
 bt_status bt_pb_take_bytes(const ProtobufCBinaryData *data, const char *field, void **bytes_out,
                            size_t *n_out);
+/* A form map: whole pages of it. */
+bt_status bt_pb_take_map(const ProtobufCBinaryData *data, void **bytes_out, size_t *n_out);
 bt_status bt_pb_take_u32s(const uint32_t *values, size_t n, uint32_t **values_out, uint32_t *n_out);
 bt_status bt_pb_take_pages(PB(Page) * *pages, size_t n, bt_page_ref **pages_out, uint32_t *n_out);
 

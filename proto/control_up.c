@@ -38,6 +38,7 @@ static void make_hello(const bt_up_hello *h, PB(Hello) * pb)
     pb->model_type            = text(h->model_type);
     pb->architecture          = text(h->architecture);
     pb->default_sampling_json = text(h->default_sampling_json);
+    pb->share_generated       = h->share_generated;
     pb->weight_bytes          = h->weight_bytes;
     pb->n_spares              = h->n_spares;
     pb->cell                  = text(h->cell);
@@ -89,6 +90,7 @@ typedef union {
     PB(PromptLogprobs) prompt_logprobs;
     PB(Expired) expired;
     PB(Drain) drain;
+    PB(FormMap) form_map;
 } up_body;
 
 /* Packing only reads the histograms. */
@@ -178,6 +180,8 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
         b->ticket.n_pages = m->u.ticket.n_pages;
 
         b->ticket.held_tokens = m->u.ticket.held;
+        b->ticket.form_map =
+            (ProtobufCBinaryData){m->u.ticket.n_form_map_bytes, m->u.ticket.form_map};
         BT_TRY(bt_pb_make_pages(m->u.ticket.pages, m->u.ticket.n_pages, &b->ticket.pages));
         *table_out    = b->ticket.pages;
         pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TICKET;
@@ -218,6 +222,15 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
         make_prompt_logprobs(&m->u.prompt_logprobs, &b->prompt_logprobs);
         pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS;
         pb->prompt_logprobs = &b->prompt_logprobs;
+        break;
+    case BT_UP_FORM_MAP:
+        baton__control__v1__form_map__init(&b->form_map);
+        b->form_map.request = m->u.form_map.request;
+        b->form_map.epoch   = m->u.form_map.epoch;
+        b->form_map.form_map =
+            (ProtobufCBinaryData){m->u.form_map.n_form_map_bytes, m->u.form_map.form_map};
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_FORM_MAP;
+        pb->form_map  = &b->form_map;
         break;
     case BT_UP_WAKE_REQUEST:
         baton__control__v1__wake_request__init(&b->wake_request);
@@ -341,6 +354,7 @@ static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
     h->pad_token         = pb->pad_token;
     h->weight_bytes      = pb->weight_bytes;
     h->n_spares          = pb->n_spares;
+    h->share_generated   = pb->share_generated;
     BT_TRY(bt_pb_take_string(pb->host, "host", &h->host));
     BT_TRY(bt_pb_take_string(pb->cell, "cell", &h->cell));
     BT_TRY(bt_pb_take_string(pb->arithmetic, "arithmetic", &h->arithmetic));
@@ -485,6 +499,7 @@ static bt_status take_ticket(const PB(Ticket) * pb, bt_up *m)
     m->u.ticket.epoch   = pb->epoch;
     m->u.ticket.refused = pb->refused;
     m->u.ticket.held    = pb->held_tokens;
+    BT_TRY(bt_pb_take_map(&pb->form_map, &m->u.ticket.form_map, &m->u.ticket.n_form_map_bytes));
     BT_TRY(bt_pb_take_pages(pb->pages, pb->n_pages, &m->u.ticket.pages, &m->u.ticket.n_pages));
 out:
     return st;
@@ -565,6 +580,12 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
     case BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS:
         m->kind = BT_UP_PROMPT_LOGPROBS;
         return take_prompt_logprobs(pb->prompt_logprobs, &m->u.prompt_logprobs);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_FORM_MAP:
+        m->kind               = BT_UP_FORM_MAP;
+        m->u.form_map.request = pb->form_map->request;
+        m->u.form_map.epoch   = pb->form_map->epoch;
+        return bt_pb_take_map(&pb->form_map->form_map, &m->u.form_map.form_map,
+                              &m->u.form_map.n_form_map_bytes);
     case BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS:
         m->kind = BT_UP_EVAL_ROWS;
         return take_eval_rows(pb->eval_rows, &m->u.eval_rows);
@@ -616,7 +637,11 @@ void bt_up_free(bt_up *m)
         bt_free(m->u.hello.architecture);
         bt_free(m->u.hello.default_sampling_json);
         break;
-    case BT_UP_TICKET: bt_free(m->u.ticket.pages); break;
+    case BT_UP_TICKET:
+        bt_free(m->u.ticket.pages);
+        bt_free(m->u.ticket.form_map);
+        break;
+    case BT_UP_FORM_MAP: bt_free(m->u.form_map.form_map); break;
     case BT_UP_TOKENS: bt_free(m->u.tokens.tokens); break;
     case BT_UP_FAILED: bt_free(m->u.failed.message); break;
     case BT_UP_PROMPT_LOGPROBS:

@@ -68,10 +68,13 @@ void bt_batch_fini(bt_batch *b)
 
 static bt_attn_form form_of(const bt_worker_config *cfg, const bt_piece *p)
 {
+    if (bt_piece_is_prompt(p) && bt_form_map_fixes(&p->request->map, p->start))
+        return bt_form_map_form(&p->request->map, p->start);
     switch (cfg->form) {
     case BT_FORM_ALL_NORMAL: return BT_FORM_NORMAL;
     case BT_FORM_ALL_ABSORBED: return BT_FORM_ABSORBED;
-    case BT_FORM_BY_COST:
+    case BT_FORM_BY_COST: /* for one row there is nothing to choose */
+        if (p->role == BT_ROLE_GENERATED) return BT_FORM_ABSORBED;
         return bt_mla_cheaper_form(&cfg->facts.model->mla, p->n_rows, p->start + p->n_rows);
     default: return p->role == BT_ROLE_PROMPT ? BT_FORM_NORMAL : BT_FORM_ABSORBED;
     }
@@ -81,7 +84,7 @@ static uint32_t token_at(const bt_piece *p, uint32_t position)
 {
     const bt_request *r = p->request;
 
-    if (p->role == BT_ROLE_PROMPT) return r->prompt[position];
+    if (bt_piece_is_prompt(p)) return r->prompt[position];
     position -= r->n_prompt;
     if (r->eval) return r->eval_tokens[position];
     return position < r->n_replay ? r->replay[position] : r->next_token;
@@ -91,9 +94,9 @@ static uint32_t token_at(const bt_piece *p, uint32_t position)
  * logprobs are wanted, else the one that a token is chosen from. */
 static uint32_t first_logit_row(const bt_piece *p)
 {
-    bool ends = p->role == BT_ROLE_GENERATED || p->start + p->n_rows == p->request->n_prompt;
+    bool ends = !bt_piece_is_prompt(p) || p->start + p->n_rows == p->request->n_prompt;
 
-    if (p->role == BT_ROLE_PROMPT && p->request->sampling.prompt_logprobs != 0) return 0;
+    if (bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0) return 0;
     return p->request->eval ? 0 : ends ? p->n_rows - 1 : p->n_rows;
 }
 

@@ -1,4 +1,6 @@
 /* worker/control.c - what the coordinator orders. */
+#include <string.h>
+
 #include "core/alloc.h"
 #include "worker/state.h"
 
@@ -42,19 +44,25 @@ static bt_status send_ticket(bt_worker *w, uint64_t request, uint32_t epoch, con
     for (uint32_t i = 0; i < m.u.ticket.n_pages; i++)
         m.u.ticket.pages[i] =
             (bt_page_ref){r->pages[i], bt_kv_pool_generation(w->cfg.pool, r->pages[i])};
-    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+    if (r != NULL && r->map.pages != NULL && r->n_held > 0) {
+        m.u.ticket.n_form_map_bytes = r->n_held / BT_PAGE_TOKENS * sizeof(*r->map.pages);
+        m.u.ticket.form_map         = bt_calloc(1, m.u.ticket.n_form_map_bytes);
+        BT_REQUIRE(m.u.ticket.form_map != NULL, BT_ERR_NO_MEMORY, "form map of a ticket");
+        memcpy(m.u.ticket.form_map, r->map.pages, m.u.ticket.n_form_map_bytes);
+    }
+    st     = w->cfg.links.up(w->cfg.links.ctx, &m);
+    m.kind = BT_UP_READY; /* it owns nothing any more */
 out:
+    bt_up_free(&m);
     return st;
 }
 
-/* Pages for the prompt, for what is replayed and for the next token; the rest as it grows. */
+/* Pages for the prompt, for what is replayed and for the next token; the rest as it grows.  An
+ * evaluation, which is never retracted, has all of its own at once. */
 static bt_status take_pages(bt_worker *w, bt_request *r)
 {
-    bool whole = r->eval || w->cfg.form == BT_FORM_BY_COST; /* they are never retracted */
-
-    if (w->cfg.form == BT_FORM_BY_COST) r->n_keys = 0; /* forms follow how a prompt was cut */
     return bt_request_take_pages(r, w->cfg.pool,
-                                 whole ? bt_request_n_tokens(r) : r->n_prompt + r->n_replay + 1);
+                                 r->eval ? bt_request_n_tokens(r) : r->n_prompt + r->n_replay + 1);
 }
 
 /* NO_PAGES (not logged) when the requests that grow already could not take one page each: they
@@ -90,9 +98,10 @@ static bt_status on_reserve(bt_worker *w, bt_down_reserve *m)
     }
     BT_TRY(st);
     if (!bt_rank_has_both(&w->cfg.facts))
-        BT_TRY(bt_handoff_in_init(&r->in, w->cfg.pool, r->n_prompt, r->n_held,
-                                  w->cfg.facts.model->vocab_size, r->pages, r->n_choices,
-                                  r->firsts));
+        BT_TRY(bt_handoff_in_init(
+            &r->in, w->cfg.pool, r->n_prompt, r->n_held, w->cfg.facts.model->vocab_size, r->pages,
+            &(bt_handoff_tail){r->n_choices, r->firsts, r->map.pages, bt_form_map_bytes(&r->map),
+                               bt_form_map_fixed_bytes(&r->map)}));
     BT_TRY(bt_requests_add(&w->requests, r));
     first = r;
     r     = NULL; /* the table has it */
@@ -129,6 +138,13 @@ static bt_status on_prompt(bt_worker *w, bt_down_prefill *m)
                                     : st;
 }
 
+/* A message must have room for a row beside its tail. */
+static bool tail_fits(const bt_worker *w, const bt_request *r)
+{
+    return w->cfg.links.payload_max(w->cfg.links.ctx) >=
+           bt_handoff_tail_bytes(&r->out.tail) + bt_kv_pool_kv_dim(w->cfg.pool) * sizeof(bt_bf16);
+}
+
 static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
 {
     bt_status   st    = BT_OK;
@@ -145,7 +161,11 @@ static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
         goto out;
     }
     BT_TRY(st);
-    if (w->cfg.form == BT_FORM_BY_COST) r->n_keys = 0; /* forms follow how a prompt was cut */
+    if (!tail_fits(w, r)) {
+        st = bt_worker_send_failed(w, m->request, m->epoch, BT_RPC_INVALID_ARGUMENT,
+                                   "its first tokens and form map do not fit a page message");
+        goto out;
+    }
     BT_TRY(bt_requests_add(&w->requests, r));
     BT_DEBUG("queued: %u prompt tokens for rank %u", r->n_prompt, r->peer);
     r = NULL;

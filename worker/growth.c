@@ -83,27 +83,12 @@ out:
 }
 
 /* A page that another request has computed meanwhile need not be computed again. */
-static void find_more(bt_worker *w, bt_request *r)
-{
-    uint32_t   most = (r->n_prompt - 1) / BT_PAGE_TOKENS;
-    bt_page_id page;
-
-    most = r->n_keys < most ? r->n_keys : most;
-    while (r->n_kept < most && r->n_computed == r->n_kept * BT_PAGE_TOKENS &&
-           bt_kv_pool_match(w->cfg.pool, 1, &r->keys[r->n_kept], &page) == 1) {
-        bt_kv_pool_release(w->cfg.pool, r->pages[r->n_kept]);
-        r->pages[r->n_kept++] = page;
-        r->n_held += BT_PAGE_TOKENS;
-        r->n_computed += BT_PAGE_TOKENS;
-        r->step_end = r->n_computed;
-        w->prefix_hit_tokens += BT_PAGE_TOKENS;
-    }
-}
-
 void bt_worker_find_prefixes(bt_worker *w)
 {
     for (uint32_t i = 0; i < w->requests.n; i++)
-        if (w->requests.at[i]->state == BT_REQUEST_PREFILL) find_more(w, w->requests.at[i]);
+        while (w->requests.at[i]->state == BT_REQUEST_PREFILL &&
+               bt_request_find_more(w->requests.at[i], w->cfg.pool))
+            w->prefix_hit_tokens += BT_PAGE_TOKENS;
 }
 
 bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first)

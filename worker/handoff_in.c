@@ -8,7 +8,7 @@ _Static_assert(BT_PAGE_TOKENS == 64, "a word of `seen` holds the tokens of one p
 
 bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t n_prompt,
                              uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages,
-                             uint32_t n_firsts, bt_first_token *firsts)
+                             const bt_handoff_tail *tail)
 {
     bt_status st      = BT_OK;
     uint32_t  n_pages = bt_kv_pages_for(n_prompt);
@@ -16,8 +16,7 @@ bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t
     *in             = (bt_handoff_in){.n_layers = bt_kv_pool_n_layers(pool),
                                       .n_prompt = n_prompt,
                                       .n_vocab  = n_vocab,
-                                      .n_firsts = n_firsts,
-                                      .firsts   = firsts};
+                                      .tail     = *tail};
     in->generations = bt_calloc(n_pages, sizeof(*in->generations));
     in->seen        = bt_calloc((size_t)in->n_layers * n_pages, sizeof(*in->seen));
     BT_REQUIRE(in->generations != NULL && in->seen != NULL, BT_ERR_NO_MEMORY,
@@ -54,28 +53,31 @@ static uint64_t *seen_word(const bt_handoff_in *in, uint32_t layer, uint32_t pag
     return &in->seen[(size_t)layer * bt_kv_pages_for(in->n_prompt) + page];
 }
 
-/* The last message's tail: a token for each choice. */
+/* The last message's tail: a token for each choice, and the map. */
 static bt_status check_tail(const bt_handoff_in *in, const bt_page_message *m, const uint8_t *tail)
 {
     bt_status      st   = BT_OK;
-    size_t         want = m->last ? in->n_firsts * sizeof(*in->firsts) : 0;
+    size_t         want = m->last ? bt_handoff_tail_bytes(&in->tail) : 0;
     bt_first_token first;
 
     BT_REQUIRE(m->tail_bytes == want, BT_ERR_CHECKSUM,
                "a message with a tail of %u bytes, expected %zu for %u choices", m->tail_bytes,
-               want, in->n_firsts);
+               want, in->tail.n_firsts);
     if (!m->last) goto out;
     BT_REQUIRE(m->cached < in->n_prompt && !in->last, BT_ERR_CHECKSUM,
                "the last message (once: %d) says that %u tokens of a prompt of %u were not "
                "computed",
                !in->last, m->cached, in->n_prompt);
-    for (uint32_t i = 0; i < in->n_firsts; i++) {
+    for (uint32_t i = 0; i < in->tail.n_firsts; i++) {
         memcpy(&first, tail + i * sizeof(first), sizeof(first));
         BT_REQUIRE(first.finish <= BT_FINISH_LENGTH && first.id < in->n_vocab, BT_ERR_CHECKSUM,
                    "the last message says token %u with finish %u, expected one below %u and at "
                    "most %d",
                    first.id, first.finish, in->n_vocab, (int)BT_FINISH_LENGTH);
     }
+    BT_REQUIRE(in->tail.fixed_bytes == 0 || memcmp(tail + in->tail.n_firsts * sizeof(first),
+                                                   in->tail.map, in->tail.fixed_bytes) == 0,
+               BT_ERR_CHECKSUM, "the prompt was computed in other forms than the reservation says");
 out:
     return st;
 }
@@ -140,7 +142,9 @@ bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_po
     if (m->last) {
         in->last   = true;
         in->cached = m->cached;
-        memcpy(in->firsts, from, m->tail_bytes);
+        memcpy(in->tail.firsts, from, m->tail_bytes - in->tail.map_bytes);
+        if (in->tail.map_bytes > 0)
+            memcpy(in->tail.map, from + m->tail_bytes - in->tail.map_bytes, in->tail.map_bytes);
     }
 out:
     return st;

@@ -21,6 +21,22 @@ typedef struct {
 } bt_first_token;
 _Static_assert(sizeof(bt_first_token) == 12, "part of the wire form");
 
+/* The tail of the prompt's last message: bt_first_token[n_firsts], then the prompt's form map,
+ * where one is kept.  Both ends borrow the arrays from their request; the receiving one fills them.
+ */
+typedef struct {
+    uint32_t        n_firsts;
+    bt_first_token *firsts;
+    void           *map;
+    size_t          map_bytes;
+    size_t fixed_bytes; /* of the map: the receiver has these already, and they must agree */
+} bt_handoff_tail;
+
+static inline size_t bt_handoff_tail_bytes(const bt_handoff_tail *t)
+{
+    return t->n_firsts * sizeof(*t->firsts) + t->map_bytes;
+}
+
 typedef struct {
     uint32_t  n_layers, n_prompt, n_vocab;
     uint32_t *generations; /* owned: [pages of the prompt], of our pages when they were taken */
@@ -30,15 +46,14 @@ typedef struct {
     bool      last;
     uint32_t  cached; /* prompt tokens that the sender did not compute */
 
-    uint32_t        n_firsts;
-    bt_first_token *firsts; /* borrowed: written by the last message */
+    bt_handoff_tail tail; /* written by the last message */
 } bt_handoff_in;
 
 /* pages: those of the reservation; the first n_held tokens (whole pages) are there already.
- * firsts: [n_firsts], one for each choice, borrowed until fini().  NO_MEMORY. */
+ * NO_MEMORY. */
 bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t n_prompt,
                              uint32_t n_held, uint32_t n_vocab, const bt_page_id *pages,
-                             uint32_t n_firsts, bt_first_token *firsts);
+                             const bt_handoff_tail *tail);
 void      bt_handoff_in_fini(bt_handoff_in *in);
 
 /* Verifies a message (whose checksum is right) and copies its rows to the pages.  CHECKSUM says

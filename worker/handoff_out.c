@@ -5,13 +5,12 @@
 #include "core/alloc.h"
 
 bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
-                              uint32_t n_ticket, const bt_page_ref *ticket, uint32_t n_firsts,
-                              const bt_first_token *firsts)
+                              uint32_t n_ticket, const bt_page_ref *ticket,
+                              const bt_handoff_tail *tail)
 {
     bt_status st = BT_OK;
 
-    *out = (bt_handoff_out){
-        .n_ticket = n_ticket, .held = held, .n_firsts = n_firsts, .firsts = firsts};
+    *out                    = (bt_handoff_out){.n_ticket = n_ticket, .held = held, .tail = *tail};
     out->ticket_ids         = bt_calloc(n_ticket, sizeof(*out->ticket_ids));
     out->ticket_generations = bt_calloc(n_ticket, sizeof(*out->ticket_generations));
     out->staged             = bt_calloc(n_layers, sizeof(*out->staged));
@@ -45,7 +44,7 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
                          bt_page_message *m_out)
 {
     size_t   row_bytes = v->kv_dim * sizeof(bt_bf16), bytes;
-    uint32_t tail      = out->n_firsts * (uint32_t)sizeof(*out->firsts);
+    uint32_t tail      = (uint32_t)bt_handoff_tail_bytes(&out->tail);
     size_t   room      = v->payload_max - tail; /* any message may become the last */
     uint32_t fit = (uint32_t)(room / row_bytes), l0 = 0, l1, t0, t1, page0;
     bool     last, full;
@@ -101,7 +100,9 @@ bt_status bt_handoff_out_pack(bt_handoff_out *out, bt_device *dev, const bt_kv_p
         }
         out->staged[layer] = m->token1;
     }
-    if (m->last) memcpy(to, out->firsts, m->tail_bytes);
+    if (m->last) memcpy(to, out->tail.firsts, m->tail_bytes - out->tail.map_bytes);
+    if (m->last && out->tail.map_bytes > 0)
+        memcpy(to + m->tail_bytes - out->tail.map_bytes, out->tail.map, out->tail.map_bytes);
     out->n_in_flight++;
     out->last_staged = out->last_staged || m->last;
 out:

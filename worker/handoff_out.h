@@ -6,8 +6,7 @@
  * least half full; at the end of the step everything leaves.  A full staging area defers the rest:
  * the cursor per layer remembers where, and later messages may then cover several chunks.
  *
- * The very last message waits for the first tokens, one for each choice, which are its tail:
- *     bt_first_token[n_firsts]
+ * The very last message waits for the first tokens, which are part of its tail.
  *
  * Threads: the step thread.  Memory: init() takes it all. */
 #ifndef BT_WORKER_HANDOFF_OUT_H
@@ -25,15 +24,14 @@ typedef struct {
     uint64_t  moved_ns; /* when a message was staged or had left */
     bool      first_known, last_staged;
 
-    uint32_t              n_firsts;
-    const bt_first_token *firsts; /* borrowed from the request; good once first_known is set */
+    bt_handoff_tail tail; /* good once first_known is set */
 } bt_handoff_out;
 
-/* Copies the ticket, borrows firsts.  held: the prompt's first tokens, which the decode rank has.
+/* Copies the ticket.  held: the prompt's first tokens, which the decode rank has.
  * NO_MEMORY. */
 bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
-                              uint32_t n_ticket, const bt_page_ref *ticket, uint32_t n_firsts,
-                              const bt_first_token *firsts);
+                              uint32_t n_ticket, const bt_page_ref *ticket,
+                              const bt_handoff_tail *tail);
 void      bt_handoff_out_fini(bt_handoff_out *out);
 
 /* What is computed: layers below n_high have rows [0, high), the others [0, low). */

@@ -27,6 +27,7 @@ enum {
     KEY_ON_DEATH,
     KEY_SPARES,
     KEY_CELL,
+    KEY_SHARE,
     KEY_VERBOSE
 };
 
@@ -92,6 +93,7 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_CELL: opt->cell = text; break;
     case KEY_KERNELS: opt->kernels = text; break;
     case KEY_VERBOSE: opt->verbose = true; break;
+    case KEY_SHARE: opt->share_generated = true; break;
     case KEY_PREFILL: return parse_count("--prefill", text, 1, MAX_RANKS, &opt->n_prefill);
     case KEY_DECODE: return parse_count("--decode", text, 1, MAX_RANKS, &opt->n_decode);
     case KEY_BOTH: return parse_count("--both", text, 1, MAX_RANKS, &opt->n_both);
@@ -165,7 +167,10 @@ static const struct argp_option OPTIONS[] = {
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
     {"spares",                                          KEY_SPARES, "N", 0,
      "So many more ranks, the last ones, that wait until one is lost (needs --on-death=replace)", 0},
-    {"verbose",KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    {"share-generated",KEY_SHARE, NULL, 0,
+     "Full pages of generated tokens enter the prefix cache too: a later prompt that holds a reply "
+     "finds it, and its tokens then depend on what was cached", 0},
+    {"verbose",                                         KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     {0                                        },
 };
 

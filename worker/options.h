@@ -22,6 +22,7 @@ typedef struct {
     uint32_t       chunk;               /* rows of one prompt in a step at most */
     uint32_t       max_rows;            /* rows of this rank in a step */
     bt_form_policy form;
+    bool           share_generated;
     uint32_t       n_threads; /* 0: one per core allowed to this process */
     uint64_t       timeout_ns;
     bool           replace; /* a lost rank: the others go on; else the cell stops */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "proto/prefix_key.h"
 
 static bt_status check_ids(const bt_rank_facts *f, const char *what, uint32_t n,
                            const uint32_t *ids)
@@ -122,6 +123,39 @@ bt_status bt_request_note(bt_request *r, uint32_t id)
     return bt_sampling_counts_tokens(&r->sampling) ? bt_history_add(&r->history, id, false) : BT_OK;
 }
 
+/* What the order says of how its tokens were, or are to be, computed. */
+static bt_status read_map(const bt_rank_facts *f, bt_request *r, const void *bytes, size_t n_bytes)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(n_bytes == 0 || (f->keeps_maps && !r->eval), BT_ERR_INVALID_ARG,
+               "a form map of %zu bytes, this rank keeps none (--form cost, --share-generated)",
+               n_bytes);
+    if (f->keeps_maps && !r->eval) BT_TRY(bt_form_map_init(&r->map, r->n_prompt, bytes, n_bytes));
+out:
+    return st;
+}
+
+/* What it takes to name pages of generated tokens: the beginning of the page that is theirs. */
+static bt_status read_tail(const bt_rank_facts *f, const bt_down_reserve *m, bt_request *r)
+{
+    bt_status st    = BT_OK;
+    uint32_t  first = m->n_prompt / BT_PAGE_TOKENS * BT_PAGE_TOKENS;
+    uint64_t  key[2];
+
+    if (!f->share_generated || m->eval || m->prefix_seed == 0) goto out;
+    BT_REQUIRE(m->prompt != NULL, BT_ERR_INVALID_ARG,
+               "generated pages are to be shared, but the prompt's tokens are not here");
+    BT_TRY(check_ids(f, "prompt", m->n_prompt, m->prompt));
+    bt_prefix_key_begin(m->prefix_seed, key);
+    r->last_key    = (bt_prefix_key){key[0], key[1]};
+    r->prefix_seed = m->prefix_seed;
+    for (uint32_t t = first; t < m->n_prompt; t++)
+        r->tail[t - first] = m->prompt[t];
+out:
+    return st;
+}
+
 /* The open choices, and room for their first tokens; takes *choices. */
 static bt_status read_choices(bt_request *r, uint32_t n, uint32_t **choices)
 {
@@ -191,6 +225,8 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
         BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all,
                            (uint32_t)all));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
+    BT_TRY(read_map(f, r, m->form_map, m->n_form_map_bytes));
+    BT_TRY(read_tail(f, m, r));
     BT_TRY(read_choices(r, m->n_choices, &m->choices));
     r->id              = m->request;
     r->epoch           = m->epoch;
@@ -255,9 +291,11 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     if (m->eval)
         BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt, UINT32_MAX));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
+    BT_TRY(read_map(f, r, m->form_map, m->n_form_map_bytes));
     BT_TRY(read_choices(r, m->n_choices, &m->choices));
-    BT_TRY(bt_handoff_out_init(&r->out, f->model->n_layers, m->held, m->n_pages, m->pages,
-                               r->n_choices, r->firsts));
+    BT_TRY(bt_handoff_out_init(
+        &r->out, f->model->n_layers, m->held, m->n_pages, m->pages,
+        &(bt_handoff_tail){r->n_choices, r->firsts, r->map.pages, bt_form_map_bytes(&r->map), 0}));
     r->id        = m->request;
     r->epoch     = m->epoch;
     r->state     = BT_REQUEST_QUEUED;
@@ -279,12 +317,13 @@ bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32
     bt_request *r  = bt_calloc(1, sizeof(*r));
 
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "choice %u", choice);
-    r->id       = first->id;
-    r->epoch    = first->epoch;
-    r->state    = BT_REQUEST_WAITING;
-    r->n_prompt = first->n_prompt;
-    r->peer     = first->peer;
-    r->arrival  = first->arrival;
+    r->id          = first->id;
+    r->epoch       = first->epoch;
+    r->state       = BT_REQUEST_WAITING;
+    r->n_prompt    = first->n_prompt;
+    r->peer        = first->peer;
+    r->arrival     = first->arrival;
+    r->prefix_seed = first->prefix_seed;
     BT_TRY(bt_sampling_copy(&first->sampling, &r->sampling));
     r->sampling.choice = choice;
     BT_TRY(bt_history_copy(&first->history, &r->history));
@@ -322,101 +361,6 @@ out:
     return st;
 }
 
-/* Room in the list for every page that the request may ever hold: it grows while steps run. */
-static uint32_t list_size(const bt_request *r, uint32_t n_tokens)
-{
-    uint64_t most = (uint64_t)r->n_prompt + (r->eval ? r->n_eval : r->sampling.max_tokens);
-
-    return bt_kv_pages_for(most > n_tokens && most <= UINT32_MAX ? (uint32_t)most : n_tokens);
-}
-
-bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
-{
-    bt_status st = BT_OK;
-    uint32_t  n  = bt_kv_pages_for(n_tokens), most, n_hit;
-
-    BT_ASSERT(r->pages == NULL && n_tokens >= r->n_prompt);
-    r->pages = bt_calloc(list_size(r, n_tokens), sizeof(*r->pages));
-    BT_REQUIRE(r->pages != NULL, BT_ERR_NO_MEMORY, "list of %u pages", n);
-    most  = (r->n_prompt - 1) / BT_PAGE_TOKENS; /* the prompt's last token is always computed */
-    most  = r->n_keys < most ? r->n_keys : most;
-    n_hit = r->n_pages = bt_kv_pool_match(pool, most, r->keys, r->pages);
-    st                 = bt_kv_pool_acquire(pool, n - n_hit, r->pages + n_hit);
-    if (st != BT_OK) {
-        bt_request_release_pages(r, pool);
-        goto out;
-    }
-    r->n_pages    = n;
-    r->n_kept     = n_hit;
-    r->n_held     = n_hit * BT_PAGE_TOKENS;
-    r->n_computed = r->step_end = r->n_held;
-out:
-    return st;
-}
-
-bt_status bt_request_take_own_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
-{
-    bt_status st = BT_OK;
-    uint32_t  n  = bt_kv_pages_for(n_tokens) - r->n_prompt / BT_PAGE_TOKENS;
-
-    BT_ASSERT(r->pages == NULL && n_tokens > r->n_prompt);
-    r->pages = bt_calloc(list_size(r, n_tokens), sizeof(*r->pages));
-    BT_REQUIRE(r->pages != NULL, BT_ERR_NO_MEMORY, "list of %u pages", n);
-    st = bt_kv_pool_acquire(pool, n, r->pages);
-    if (st == BT_OK) r->n_pages = n;
-out:
-    if (st != BT_OK) bt_request_release_pages(r, pool);
-    return st;
-}
-
-bt_status bt_request_share_prompt(bt_request *r, const bt_request *first, bt_device *dev,
-                                  bt_kv_pool *pool)
-{
-    bt_status st     = BT_OK;
-    uint32_t  n_full = r->n_prompt / BT_PAGE_TOKENS, n_rows = r->n_prompt % BT_PAGE_TOKENS;
-    uint32_t  same[BT_PAGE_TOKENS];
-
-    memmove(r->pages + n_full, r->pages, r->n_pages * sizeof(*r->pages));
-    r->n_pages += n_full;
-    for (uint32_t i = 0; i < n_full; i++) {
-        bt_kv_pool_retain(pool, first->pages[i]);
-        r->pages[i] = first->pages[i];
-    }
-    for (uint32_t i = 0; i < n_rows; i++)
-        same[i] = i;
-    for (uint32_t layer = 0; layer < bt_kv_pool_n_layers(pool) && n_rows > 0; layer++)
-        BT_TRY(bt_device_gather_rows(dev, n_rows, bt_kv_pool_kv_dim(pool),
-                                     bt_kv_pool_rows(pool, first->pages[n_full], layer), same,
-                                     bt_kv_pool_rows(pool, r->pages[n_full], layer)));
-out:
-    return st;
-}
-
-bt_status bt_request_grow(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
-{
-    bt_status st = BT_OK;
-
-    if (bt_kv_pages_for(n_tokens) <= r->n_pages) return BT_OK;
-    BT_ASSERT(n_tokens <= bt_request_n_tokens(r));
-    st = bt_kv_pool_acquire(pool, 1, r->pages + r->n_pages);
-    if (st == BT_OK) r->n_pages++;
-    return st;
-}
-
-void bt_request_keep_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
-{
-    for (; r->n_kept < r->n_keys && (r->n_kept + 1) * BT_PAGE_TOKENS <= n_tokens; r->n_kept++)
-        bt_kv_pool_keep(pool, r->pages[r->n_kept], &r->keys[r->n_kept]);
-}
-
-void bt_request_release_pages(bt_request *r, bt_kv_pool *pool)
-{
-    while (r->n_pages > 0) /* the end first: what the cache forgets first is what nothing follows */
-        bt_kv_pool_release(pool, r->pages[--r->n_pages]);
-    bt_free(r->pages);
-    r->pages = NULL;
-}
-
 void bt_request_destroy(bt_request *r)
 {
     if (r == NULL) return;
@@ -425,6 +369,7 @@ void bt_request_destroy(bt_request *r)
     bt_handoff_in_fini(&r->in);
     bt_sampling_free(&r->sampling);
     bt_history_fini(&r->history);
+    bt_form_map_fini(&r->map);
     bt_free(r->prompt);
     bt_free(r->eval_tokens);
     bt_free(r->forced);

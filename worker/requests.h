@@ -25,6 +25,7 @@
 
 #include "model/config.h"
 #include "proto/control_msg.h"
+#include "worker/form_map.h"
 #include "worker/handoff_in.h"
 #include "worker/handoff_out.h"
 #include "worker/history.h"
@@ -36,6 +37,8 @@ typedef struct {
     const bt_model_config *model;               /* borrowed */
     uint32_t               n_pages;
     const bt_seats        *seats; /* borrowed: [2] of its cell by now, or NULL: as launched */
+    bool share_generated;         /* full pages of generated tokens enter the prefix cache too */
+    bool keeps_maps;              /* that, or forms by cost: requests carry form maps */
 } bt_rank_facts;
 
 static inline bool bt_rank_has_both(const bt_rank_facts *f) { return f->n_prefill == 0; }
@@ -101,6 +104,12 @@ typedef struct {
     uint32_t       n_cached; /* goes with its first token: what the prefill rank did not compute */
     uint32_t       n_kept;   /* pages that came from the cache or were offered to it */
 
+    bt_form_map   map;                  /* owned; where the rank keeps maps */
+    bt_prefix_key before;               /* the maps of the n_kept pages, for the next one's key */
+    uint64_t      prefix_seed;          /* not 0: its generated pages are kept too */
+    bt_prefix_key last_key;             /* of the tokens of the n_kept pages */
+    uint32_t      tail[BT_PAGE_TOKENS]; /* of the page that is being written, as far as it is */
+
     uint32_t  n_replay;
     uint32_t *replay;  /* owned: tokens at n_prompt and on, known beforehand */
     uint32_t  n_known; /* while it decodes: tokens after the prompt that are known */
@@ -160,8 +169,13 @@ bt_status bt_request_share_prompt(bt_request *r, const bt_request *first, bt_dev
                                   bt_kv_pool *pool);
 /* One more page for n_tokens where they need one.  NO_PAGES (not logged). */
 bt_status bt_request_grow(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
+/* The prompt's next page, which is not begun, where the cache has it by now. */
+bool bt_request_find_more(bt_request *r, bt_kv_pool *pool);
 /* Offers the full pages among its first n_tokens prompt tokens, which are written, to the cache. */
 void bt_request_keep_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
+/* Rows [start, start + n) of these generated tokens are written: offers what is a full page now. */
+void bt_request_keep_generated(bt_request *r, bt_kv_pool *pool, uint32_t start, uint32_t n,
+                               const uint32_t *tokens, bt_attn_form form);
 void bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
 /* Its pages must have been released. */
 void bt_request_destroy(bt_request *r);

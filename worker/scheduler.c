@@ -1,5 +1,7 @@
 #include "worker/scheduler.h"
 
+#include <string.h>
+
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* Rows that a decoding request would bring. */
@@ -13,6 +15,13 @@ static uint32_t wanted(const bt_scheduler *s, const bt_request *r)
 static uint32_t rest_of(const bt_request *r)
 {
     return r->state == BT_REQUEST_PREFILL ? r->n_prompt - r->n_computed : 0;
+}
+
+/* That of its next prompt row. */
+static bt_role prompt_role(const bt_request *r)
+{
+    return bt_form_map_fixes(&r->map, r->n_computed) ? bt_form_map_role(&r->map, r->n_computed)
+                                                     : BT_ROLE_PROMPT;
 }
 
 /* Prompts that a piece ends (long_ones: those that it does not), first come, first served, as far
@@ -30,8 +39,8 @@ static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_
             in = in || pieces[k].request == r;
         if (in) continue;
         if (piece > *budget && n > 0) break;
-        piece       = least(piece, *budget);
-        pieces[n++] = (bt_piece){r, BT_ROLE_PROMPT, r->n_computed, piece};
+        piece       = bt_form_map_run(&r->map, r->n_computed, least(piece, *budget));
+        pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece};
         *budget -= piece;
         n_most--;
     }
@@ -75,6 +84,21 @@ static uint32_t add_generated(bt_scheduler *s, const bt_requests *t, uint32_t bu
     return n;
 }
 
+/* Rows of role prompt first, the order kept otherwise: a prompt that hit pages of generated tokens
+ * may have rows of the other role. */
+static void sort_roles(bt_piece *pieces, uint32_t n)
+{
+    uint32_t n_prompt = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        bt_piece p = pieces[i];
+
+        if (p.role != BT_ROLE_PROMPT) continue;
+        memmove(pieces + n_prompt + 1, pieces + n_prompt, (i - n_prompt) * sizeof(p));
+        pieces[n_prompt++] = p;
+    }
+}
+
 uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out,
                      uint32_t rows_out[BT_N_ROLES])
 {
@@ -94,6 +118,7 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
 
     n = add_prompts(s, t, s->max_rows - generated, pieces_out);
     n += add_generated(s, t, generated, pieces_out + n);
+    sort_roles(pieces_out, n);
     rows_out[BT_ROLE_PROMPT] = rows_out[BT_ROLE_GENERATED] = 0;
     for (uint32_t i = 0; i < n; i++)
         rows_out[pieces_out[i].role] += pieces_out[i].n_rows;

@@ -29,8 +29,8 @@ typedef struct {
     bool     long_turn;       /* a prompt of several pieces got nothing in the last step */
 } bt_scheduler;
 
-/* Into pieces_out (room for max_rows), prompts first; returns how many, their rows by role in
- * rows_out. */
+/* Into pieces_out (room for max_rows), those of role prompt first; returns how many, their rows by
+ * role in rows_out. */
 uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out,
                      uint32_t rows_out[BT_N_ROLES]);
 

@@ -63,7 +63,9 @@ static bt_status draw_account(bt_rank *r)
     m->step       = bt_memory_step(&r->cfg, group, r->opt.max_rows);
     m->staging    = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
-    r->facts.n_pages = m->n_pages;
+    r->facts.n_pages         = m->n_pages;
+    r->facts.share_generated = r->opt.share_generated;
+    r->facts.keeps_maps      = r->opt.share_generated || r->opt.form == BT_FORM_BY_COST;
     bt_memory_print(m);
 out:
     return st;
@@ -75,8 +77,9 @@ static char *arithmetic(const bt_rank *r)
     uint32_t n_blocks = gate->n_experts == 0 ? 0 : bt_sum_blocks(gate->n_experts, gate->n_groups);
     char     text[256];
 
-    snprintf(text, sizeof(text), "%s,form:%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
-             bt_form_policy_name(r->opt.form), n_blocks, BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
+    snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
+             bt_form_policy_name(r->opt.form), r->opt.share_generated ? ",share-generated" : "",
+             n_blocks, BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
     return bt_strdup(text);
 }
 
@@ -108,7 +111,8 @@ static bt_status say_hello(bt_rank *r)
                        .n_eos             = r->cfg.n_eos,
                        .bos_token         = r->cfg.bos_token,
                        .pad_token         = r->cfg.pad_token,
-                       .weight_bytes      = r->memory.weights};
+                       .weight_bytes      = r->memory.weights,
+                       .share_generated   = r->opt.share_generated};
 
     h->host                  = bt_strdup(host);
     h->cell                  = bt_strdup(r->opt.cell);
@@ -173,9 +177,9 @@ static bt_status load(bt_rank *r)
     case BT_FORM_ALL_NORMAL: opt.normal = true; break;
     case BT_FORM_ALL_ABSORBED: opt.absorbed = true; break;
     case BT_FORM_BY_COST: opt.normal = opt.absorbed = true; break;
-    default:
+    default: /* a prompt may have to be computed again as it was generated */
         opt.normal   = both || normal || r->group == NULL; /* a spare may become either */
-        opt.absorbed = both || absorbed || r->group == NULL;
+        opt.absorbed = both || absorbed || r->opt.share_generated || r->group == NULL;
         break;
     }
     BT_TRY(bt_model_load(&r->cfg, r->st, &opt, &r->model));

@@ -198,6 +198,24 @@ out:
     return st;
 }
 
+/* Where it is not by role alone how the prompt was computed, a replay must know. */
+static bt_status send_form_map(bt_worker *w, const bt_request *r)
+{
+    bt_status st = BT_OK;
+    bt_up     m  = {.kind = BT_UP_FORM_MAP};
+
+    if (r->map.pages == NULL) return BT_OK;
+    m.u.form_map.request          = r->id;
+    m.u.form_map.epoch            = r->epoch;
+    m.u.form_map.n_form_map_bytes = bt_form_map_bytes(&r->map);
+    m.u.form_map.form_map         = bt_calloc(1, m.u.form_map.n_form_map_bytes);
+    BT_REQUIRE(m.u.form_map.form_map != NULL, BT_ERR_NO_MEMORY, "form map");
+    memcpy(m.u.form_map.form_map, r->map.pages, m.u.form_map.n_form_map_bytes);
+    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}
+
 /* The first token of every choice, from the prompt's last row. */
 static bt_status choose_firsts(bt_worker *w, bt_request *r, const float *logits,
                                bt_finish *finish_out)
@@ -206,6 +224,7 @@ static bt_status choose_firsts(bt_worker *w, bt_request *r, const float *logits,
     uint32_t  n_open = 0;
     bt_token  t      = {0};
 
+    BT_TRY(send_form_map(w, r));
     for (uint32_t i = 0; i < r->n_choices; i++) {
         BT_TRY(choose(w, r, r->choices[i], r->n_prompt, logits, &t));
         r->firsts[i] = (bt_first_token){t.id, t.logprob, t.finish};
@@ -320,6 +339,22 @@ static bt_status choose_after(bt_worker *w, uint32_t piece, bt_finish *finish_ou
                                  : choose_next(w, r, logits, finish_out);
 }
 
+/* Offers what the piece has filled to the prefix cache. */
+static void keep_pages(bt_worker *w, uint32_t piece)
+{
+    const bt_piece *p    = &w->batch.pieces[piece];
+    const bt_span  *span = &w->batch.spans[piece];
+    bt_request     *r    = p->request;
+
+    if (bt_piece_is_prompt(p)) {
+        bt_form_map_fix(&r->map, r->n_computed, p->role, span->form);
+        bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
+    } else {
+        bt_request_keep_generated(r, w->cfg.pool, p->start, p->n_rows,
+                                  w->batch.tokens + span->first_row, span->form);
+    }
+}
+
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
 static bt_status choose_all(bt_worker *w)
 {
@@ -336,7 +371,7 @@ static bt_status choose_all(bt_worker *w)
         if (r == NULL) continue;
         r->n_computed = r->step_end;
         if (prompt) BT_TRY(send_prompt_logprobs(w, i));
-        if (prompt) bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
+        keep_pages(w, i);
         if (r->eval || r->n_computed < r->n_prompt + (prompt ? 0 : r->n_known))
             continue; /* there is more that is known */
         bt_log_set_request(r->id);

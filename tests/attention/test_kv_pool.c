@@ -182,6 +182,24 @@ static void kv_pool_create_rejects_zero_and_overflow(void)
 
 static bt_prefix_key key_of(uint64_t i) { return (bt_prefix_key){i * 8, i}; }
 
+static const bt_page_map PLAIN = {0, 0};
+
+static bool keep(bt_kv_pool *pool, bt_page_id page, const bt_prefix_key *key)
+{
+    return bt_kv_pool_keep(pool, page, key, &PLAIN);
+}
+
+/* The pages of keys until the first that is not cached. */
+static uint32_t match(bt_kv_pool *pool, uint32_t n, const bt_prefix_key *keys, bt_page_id *out)
+{
+    bt_page_map map;
+    uint32_t    i = 0;
+
+    while (i < n && bt_kv_pool_match(pool, &keys[i], NULL, &out[i], &map))
+        i++;
+    return i;
+}
+
 static void kv_prefix_finds_what_was_kept(void)
 {
     bt_kv_pool   *pool = create();
@@ -190,11 +208,11 @@ static void kv_prefix_finds_what_was_kept(void)
     uint32_t      generation;
 
     EXPECT_EQ(bt_kv_pool_acquire(pool, 2, pages), BT_OK);
-    EXPECT(bt_kv_pool_keep(pool, pages[0], &keys[0]));
-    EXPECT(bt_kv_pool_keep(pool, pages[1], &keys[1]));
-    EXPECT(!bt_kv_pool_keep(pool, pages[1], &keys[2])); /* a page has one key */
-    EXPECT_EQ(bt_kv_pool_match(pool, 1, &wrong, found), 0);
-    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[1], found), 1);
+    EXPECT(keep(pool, pages[0], &keys[0]));
+    EXPECT(keep(pool, pages[1], &keys[1]));
+    EXPECT(!keep(pool, pages[1], &keys[2])); /* a page has one key */
+    EXPECT_EQ(match(pool, 1, &wrong, found), 0);
+    EXPECT_EQ(match(pool, 1, &keys[1], found), 1);
     EXPECT_EQ(found[0], pages[1]);
     bt_kv_pool_release(pool, found[0]);
     generation = bt_kv_pool_generation(pool, pages[0]);
@@ -203,7 +221,7 @@ static void kv_prefix_finds_what_was_kept(void)
     EXPECT_EQ(bt_kv_pool_n_free(pool), 2);
     EXPECT_EQ(bt_kv_pool_n_cached(pool), 2);
     EXPECT_EQ(bt_kv_pool_check_idle(pool), BT_OK);
-    EXPECT_EQ(bt_kv_pool_match(pool, 3, keys, found), 2);
+    EXPECT_EQ(match(pool, 3, keys, found), 2);
     EXPECT(found[0] == pages[0] && found[1] == pages[1]);
     EXPECT_EQ(bt_kv_pool_generation(pool, pages[0]), generation); /* the same rows */
     EXPECT_EQ(bt_kv_pool_n_cached(pool), 0);
@@ -222,12 +240,46 @@ static void kv_prefix_one_page_of_a_key(void)
     bt_prefix_key key = key_of(7);
 
     EXPECT_EQ(bt_kv_pool_acquire(pool, 2, pages), BT_OK);
-    EXPECT(bt_kv_pool_keep(pool, pages[0], &key));
-    EXPECT(!bt_kv_pool_keep(pool, pages[1], &key));
+    EXPECT(keep(pool, pages[0], &key));
+    EXPECT(!keep(pool, pages[1], &key));
     bt_kv_pool_release(pool, pages[1]);
     EXPECT_EQ(bt_kv_pool_n_free(pool), 3);
     bt_kv_pool_release(pool, pages[0]);
     EXPECT_EQ(bt_kv_pool_n_cached(pool), 1);
+    bt_kv_pool_destroy(pool);
+}
+
+/* Pages of equal tokens that were computed differently stand beside each other. */
+static void kv_prefix_tells_maps_apart(void)
+{
+    bt_kv_pool       *pool = create();
+    bt_page_id        pages[3], found[3];
+    bt_prefix_key     key     = key_of(7);
+    const bt_page_map MAPS[3] = {
+        PLAIN, {1, 1    },
+         {0, ~0ull}
+    };
+    bt_page_map map;
+
+    EXPECT_EQ(bt_kv_pool_acquire(pool, 3, pages), BT_OK);
+    EXPECT(!bt_kv_pool_match(pool, &key, NULL, found, &map));
+    EXPECT(bt_kv_pool_keep(pool, pages[0], &key, &MAPS[0]));
+    EXPECT(bt_kv_pool_keep(pool, pages[1], &key, &MAPS[1]));
+    EXPECT(!bt_kv_pool_keep(pool, pages[2], &key, &MAPS[1])); /* it has one of that kind */
+    for (int i = 0; i < 2; i++) {
+        EXPECT(bt_kv_pool_match(pool, &key, &MAPS[i], &found[i], &map));
+        EXPECT_EQ(found[i], pages[i]);
+        EXPECT(map.generated == MAPS[i].generated && map.absorbed == MAPS[i].absorbed);
+    }
+    EXPECT(!bt_kv_pool_match(pool, &key, &MAPS[2], &found[2], &map));
+    EXPECT(bt_kv_pool_match(pool, &key, NULL, &found[2], &map)); /* any of them */
+    bt_kv_pool_release(pool, found[2]);
+    for (int i = 0; i < 2; i++)
+        bt_kv_pool_release(pool, found[i]);
+    for (int i = 0; i < 3; i++)
+        bt_kv_pool_release(pool, pages[i]);
+    EXPECT_EQ(bt_kv_pool_n_cached(pool), 2);
+    EXPECT_EQ(bt_kv_pool_check_idle(pool), BT_OK);
     bt_kv_pool_destroy(pool);
 }
 
@@ -240,16 +292,16 @@ static void kv_prefix_evicts_what_was_used_longest_ago(void)
     EXPECT_EQ(bt_kv_pool_acquire(pool, 4, pages), BT_OK);
     for (uint32_t i = 0; i < 4; i++) {
         keys[i] = key_of(i + 1);
-        EXPECT(bt_kv_pool_keep(pool, pages[i], &keys[i]));
+        EXPECT(keep(pool, pages[i], &keys[i]));
         bt_kv_pool_release(pool, pages[i]);
     }
-    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[0], found), 1); /* used again */
+    EXPECT_EQ(match(pool, 1, &keys[0], found), 1); /* used again */
     EXPECT_EQ(bt_kv_pool_acquire(pool, 4, more), BT_ERR_NO_PAGES);
     EXPECT_EQ(bt_kv_pool_n_cached(pool), 3);
     EXPECT_EQ(bt_kv_pool_acquire(pool, 2, more), BT_OK);
     EXPECT(more[0] == pages[1] && more[1] == pages[2]);
-    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[1], found + 1), 0);
-    EXPECT_EQ(bt_kv_pool_match(pool, 1, &keys[3], found + 1), 1);
+    EXPECT_EQ(match(pool, 1, &keys[1], found + 1), 0);
+    EXPECT_EQ(match(pool, 1, &keys[3], found + 1), 1);
     EXPECT_EQ(bt_kv_pool_acquire(pool, 1, more + 2), BT_ERR_NO_PAGES);
     EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
     bt_kv_pool_release(pool, found[0]);
@@ -284,7 +336,7 @@ static void kv_prefix_random_chains_keep_the_account(void)
         }
         for (uint32_t k = 0; k < LENGTH; k++)
             keys[k] = key_of(chain * 100 + k + 1);
-        n = bt_kv_pool_match(pool, LENGTH, keys, held[slot]);
+        n = match(pool, LENGTH, keys, held[slot]);
         hits += n;
         for (uint32_t k = 0; k < n; k++)
             EXPECT_EQ(content[held[slot][k]], keys[k].hi);
@@ -292,7 +344,7 @@ static void kv_prefix_random_chains_keep_the_account(void)
         if (bt_kv_pool_acquire(pool, LENGTH - n, held[slot] + n) != BT_OK) continue;
         for (; n < LENGTH; n++) {
             content[held[slot][n]] = keys[n].hi;
-            bt_kv_pool_keep(pool, held[slot][n], &keys[n]);
+            keep(pool, held[slot][n], &keys[n]);
         }
         n_held[slot] = LENGTH;
         if (i % 50 == 0) EXPECT_EQ(bt_kv_pool_check(pool), BT_OK);
@@ -314,6 +366,7 @@ static const bt_test TESTS[] = {
     BT_TEST(kv_pool_random_traffic_keeps_the_account),
     BT_TEST(kv_prefix_finds_what_was_kept),
     BT_TEST(kv_prefix_one_page_of_a_key),
+    BT_TEST(kv_prefix_tells_maps_apart),
     BT_TEST(kv_prefix_evicts_what_was_used_longest_ago),
     BT_TEST(kv_prefix_random_chains_keep_the_account),
     BT_TEST(kv_pool_create_unwinds_at_every_allocation),

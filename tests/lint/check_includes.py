@@ -34,7 +34,7 @@ OWNERS = {  # third-party headers and the only folders that may name them
     r"<protobuf-c/.*>": ["proto", "coordinator", "cli"],
     r"<pcre2\.h>": ["model"],
     r"<microhttpd\.h>": ["coordinator"],
-    r"<xxhash\.h>": ["parallel", "model", "coordinator"],
+    r"<xxhash\.h>": ["parallel", "model", "proto", "worker", "coordinator"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|(<[^>]+>))')
 SOURCES = (".c", ".h", ".cu", ".cuh")

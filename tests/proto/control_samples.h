@@ -88,11 +88,13 @@ static inline bt_up sample_up(bt_up_kind kind)
         };
         break;
     case BT_UP_TICKET:
-        m.u.ticket.request = 9;
-        m.u.ticket.epoch   = 2;
-        m.u.ticket.n_pages = 3;
-        m.u.ticket.pages   = sample_pages(3);
-        m.u.ticket.held    = 128;
+        m.u.ticket.request          = 9;
+        m.u.ticket.epoch            = 2;
+        m.u.ticket.n_pages          = 3;
+        m.u.ticket.pages            = sample_pages(3);
+        m.u.ticket.held             = 128;
+        m.u.ticket.n_form_map_bytes = 32;
+        m.u.ticket.form_map         = bt_calloc(32, 1);
         break;
     case BT_UP_TOKENS:
         m.u.tokens.n      = 2;
@@ -141,6 +143,12 @@ static inline bt_up sample_up(bt_up_kind kind)
                                                       .top_logprobs = bt_calloc(6, sizeof(float))};
         break;
     case BT_UP_DRAIN: break;
+    case BT_UP_FORM_MAP:
+        m.u.form_map.request          = 9;
+        m.u.form_map.epoch            = 2;
+        m.u.form_map.n_form_map_bytes = 48;
+        m.u.form_map.form_map         = bt_calloc(48, 1);
+        break;
     case BT_UP_WAKE_REQUEST: m.u.wake_request.wake = 77; break;
     case BT_UP_EVAL_ROWS:
         m.u.eval_rows = (bt_up_eval_rows){.request        = 9,
@@ -224,6 +232,9 @@ static inline bt_down sample_down(bt_down_kind kind)
                                         .n_choices           = 2,
                                         .choices             = sample_pair(1, 4),
                                         .replay_lengths      = sample_pair(3, 1),
+                                        .n_form_map_bytes    = 16,
+                                        .form_map            = bt_calloc(16, 1),
+                                        .prefix_seed         = 1ull << 61,
                                         .n_replay            = 4,
                                         .replay              = sample_ids(4)};
         break;
@@ -243,6 +254,8 @@ static inline bt_down sample_down(bt_down_kind kind)
                                         .prefix_keys         = bt_calloc(16, 1),
                                         .n_choices           = 2,
                                         .choices             = sample_pair(0, 5),
+                                        .n_form_map_bytes    = 16,
+                                        .form_map            = bt_calloc(16, 1),
                                         .held                = 64};
         break;
     case BT_DOWN_ABORT:

@@ -7,8 +7,9 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/prefix_key.h"
 
-enum { MAX_FLIGHT = 4096, STEP_LIMIT = 400000 };
+enum { MAX_FLIGHT = 4096, STEP_LIMIT = 400000, PREFIX_SEED = 77 };
 
 typedef struct {
     bt_page_message m;
@@ -60,9 +61,11 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 33;
 }
 
-static void latent(uint32_t token, uint32_t position, uint32_t layer, bt_bf16 row[SIM_DIM])
+/* how: 0, or what it was computed with beside its role's own. */
+static void latent(uint32_t token, uint32_t position, uint32_t layer, uint32_t how,
+                   bt_bf16 row[SIM_DIM])
 {
-    uint64_t h = mix(token * 1000003ull + position * 8191ull + layer + 1);
+    uint64_t h = mix(token * 1000003ull + position * 8191ull + layer + 1 + how * 77777777777ull);
 
     for (uint32_t i = 0; i < SIM_DIM; i++)
         row[i] = (bt_bf16)(h >> 16 * i);
@@ -89,11 +92,33 @@ void sim_logits_of(const uint32_t *tokens, uint32_t n, float *logits_out)
 
     for (uint32_t t = 0; t < n; t++) {
         for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
-            latent(tokens[t], t, layer, row);
+            latent(tokens[t], t, layer, 0, row);
             h = add_row(h, row);
         }
     }
     fill_logits(h, logits_out);
+}
+
+static uint32_t how_of(bool generated, bool absorbed) { return 1 + generated + 2 * absorbed; }
+
+/* The same, with the prompt as its map says and the rest as generated. */
+static void logits_by_map(const sim_request *q, const uint32_t *tokens, uint32_t n, float *logits)
+{
+    uint64_t h = 0;
+    bt_bf16  row[SIM_DIM];
+
+    for (uint32_t t = 0; t < n; t++) {
+        const bt_page_map *map = &q->map[t / BT_PAGE_TOKENS];
+        uint64_t           one = 1ull << t % BT_PAGE_TOKENS;
+        uint32_t           how = t < q->n_prompt ? how_of(map->generated & one, map->absorbed & one)
+                                                 : how_of(true, true);
+
+        for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
+            latent(tokens[t], t, layer, how, row);
+            h = add_row(h, row);
+        }
+    }
+    fill_logits(h, logits);
 }
 
 void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, bt_finish *how_out)
@@ -108,7 +133,10 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
         bt_sample_how how = {
             .temperature = r->temperature, .seed = r->seed, .choice = r->choice, .position = n};
 
-        sim_logits_of(all, n, logits);
+        if (r->n_map_bytes != 0)
+            logits_by_map(r, all, n, logits);
+        else
+            sim_logits_of(all, n, logits);
         if (bt_sample(&sampler, logits, &how, &id) != BT_OK) abort();
         all[n]                 = id;
         tokens_out[(*n_out)++] = id;
@@ -233,6 +261,8 @@ static bool sim_poll(void *ctx)
     return false;
 }
 
+static bool keeps_maps(const sim_cell *c) { return c->opt.by_cost || c->opt.share; }
+
 static bt_status sim_step(void *ctx, bt_step *step)
 {
     sim_rank *r = ctx;
@@ -246,6 +276,9 @@ static bt_status sim_step(void *ctx, bt_step *step)
                 uint32_t at = span->start + i;
 
                 latent(step->tokens[span->first_row + i], at, layer,
+                       keeps_maps(c)
+                           ? how_of(span->role == BT_ROLE_GENERATED, span->form == BT_FORM_ABSORBED)
+                           : 0,
                        bt_kv_pool_rows(r->pool, span->pages[at / BT_PAGE_TOKENS], layer) +
                            (size_t)(at % BT_PAGE_TOKENS) * SIM_DIM);
             }
@@ -335,12 +368,12 @@ static void *forced_of(const sim_request *q, size_t *bytes)
 static void *keys_of(const sim_request *q, size_t *bytes)
 {
     uint32_t  n    = q->eval ? 0 : q->n_prompt / BT_PAGE_TOKENS;
-    uint64_t *keys = bt_calloc(2 * (size_t)n, sizeof(*keys)), h = 1;
+    uint64_t *keys = bt_calloc(2 * (size_t)n, sizeof(*keys)), key[2];
 
-    for (uint32_t i = 0; i < n * BT_PAGE_TOKENS; i++) {
-        h                                  = mix(h * 31 + q->prompt[i]);
-        keys[2 * (i / BT_PAGE_TOKENS)]     = h;
-        keys[2 * (i / BT_PAGE_TOKENS) + 1] = ~h;
+    bt_prefix_key_begin(PREFIX_SEED, key);
+    for (uint32_t i = 0; i < n; i++) {
+        bt_prefix_key_next(PREFIX_SEED, BT_PAGE_TOKENS, q->prompt + i * BT_PAGE_TOKENS, key);
+        memcpy(keys + 2 * i, key, sizeof(key));
     }
     *bytes = 2 * (size_t)n * sizeof(*keys);
     return keys;
@@ -364,6 +397,18 @@ void sim_split(sim_cell *c, sim_request *q, uint32_t n)
         more->choice    = k;
         more->n_choices = 0;
     }
+}
+
+/* What the client's tokens came from, or else what the ticket says. */
+static void *map_of(const sim_request *q, void *ticket, size_t n_ticket, size_t *n_out)
+{
+    bool  fixed = q->n_tokens > 0 && q->n_map_bytes > 0;
+    void *map;
+
+    *n_out = fixed ? q->n_map_bytes : n_ticket;
+    map    = bt_calloc(1, *n_out + 1);
+    if (*n_out > 0) memcpy(map, fixed ? q->map : ticket, *n_out);
+    return map;
 }
 
 /* Choices that have not ended, in *n_out; all tokens that the client has of them one after the
@@ -410,6 +455,12 @@ void sim_start(sim_cell *c, sim_request *q)
     o->arrival = q->id;
     o->choices = open_choices(c, q, &o->n_choices, &o->replay, &o->n_replay, &o->replay_lengths);
     o->prefix_keys = keys_of(q, &o->n_prefix_key_bytes);
+    o->form_map    = map_of(q, NULL, 0, &o->n_form_map_bytes);
+    o->prefix_seed = c->opt.share ? PREFIX_SEED : 0;
+    if (c->opt.share) {
+        o->prompt = bt_calloc(q->n_prompt, sizeof(*o->prompt));
+        memcpy(o->prompt, q->prompt, q->n_prompt * sizeof(*o->prompt));
+    }
     if (q->force) o->eval_experts = forced_of(q, &o->n_eval_expert_bytes);
     give(c, q->decode_rank, &m);
     wake_group(c, c->ranks[q->decode_rank].group);
@@ -452,6 +503,8 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
     o->n_pages        = u->u.ticket.n_pages;
     o->pages          = u->u.ticket.pages;
     u->u.ticket.pages = NULL;
+    o->form_map =
+        map_of(q, u->u.ticket.form_map, u->u.ticket.n_form_map_bytes, &o->n_form_map_bytes);
     if (q->force) o->eval_experts = forced_of(q, &o->n_eval_expert_bytes);
     o->choices = open_choices(c, q, &o->n_choices, &replay, &n_replay, &lengths);
     bt_free(replay);
@@ -533,6 +586,22 @@ static void on_retracted(sim_cell *c, sim_request *q)
         give(c, q->prefill_rank, &m);
 }
 
+static void on_form_map(sim_cell *c, sim_request *q, const bt_up *u)
+{
+    size_t n = u->u.form_map.n_form_map_bytes;
+
+    if (n != bt_kv_pages_for(q->n_prompt) * sizeof(*q->map) ||
+        (q->n_tokens > 0 && memcmp(q->map, u->u.form_map.form_map, n) != 0)) {
+        fprintf(stderr, "request %u: another form map than before\n", (unsigned)q->id);
+        c->broken = true;
+        return;
+    }
+    for (uint32_t k = 0; k < q->n_choices; k++) {
+        memcpy(sim_choice(c, q, k)->map, u->u.form_map.form_map, n);
+        sim_choice(c, q, k)->n_map_bytes = n;
+    }
+}
+
 static void resume(sim_cell *c, sim_request *q)
 {
     if (!q->resume || q->aborted || !q->released[q->decode_rank] ||
@@ -564,6 +633,7 @@ static bt_status sim_up(void *ctx, bt_up *u)
         break;
     case BT_UP_RELEASED: c->requests[u->u.released.request - 1].released[r->rank] = true; break;
     case BT_UP_RETRACTED: on_retracted(c, &c->requests[u->u.retracted.request - 1]); break;
+    case BT_UP_FORM_MAP: on_form_map(c, &c->requests[u->u.form_map.request - 1], u); break;
     case BT_UP_WAKE_REQUEST:
         if (u->u.wake_request.wake == c->wake[r->group]) wake_group(c, r->group);
         break;
@@ -591,6 +661,7 @@ static void set_model(bt_model_config *m)
                                               .eos_tokens      = {SIM_EOS}};
     m->moe.gate.n_experts = SIM_EXPERTS;
     m->moe.gate.top_k     = SIM_TOP_K;
+    m->mla = (bt_mla_config){.kv_lora_rank = 16, .qk_nope_dim = 8, .qk_rope_dim = 4, .v_dim = 8};
 }
 
 static void create_rank(sim_cell *c, uint32_t rank)
@@ -619,12 +690,15 @@ static void create_rank(sim_cell *c, uint32_t rank)
     r->rank        = rank;
     r->group       = c->opt.n_both == 0 && rank >= c->opt.n_prefill;
     r->self        = rank - c->group_first[r->group];
-    cfg.facts      = (bt_rank_facts){.rank      = rank,
-                                     .n_ranks   = c->n_ranks,
-                                     .n_prefill = c->opt.n_prefill,
-                                     .n_decode  = c->opt.n_decode,
-                                     .model     = &c->model,
-                                     .n_pages   = c->opt.n_pages};
+    cfg.facts      = (bt_rank_facts){.rank            = rank,
+                                     .n_ranks         = c->n_ranks,
+                                     .n_prefill       = c->opt.n_prefill,
+                                     .n_decode        = c->opt.n_decode,
+                                     .model           = &c->model,
+                                     .n_pages         = c->opt.n_pages,
+                                     .share_generated = c->opt.share,
+                                     .keeps_maps      = keeps_maps(c)};
+    cfg.form       = c->opt.by_cost ? BT_FORM_BY_COST : BT_FORM_BY_ROLE;
     cfg.group_size = c->group_size[r->group];
     cfg.group_self = r->self;
     if (bt_kv_pool_create(c->dev, &pool, &r->pool) != BT_OK) abort();

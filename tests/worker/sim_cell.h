@@ -3,7 +3,9 @@
  *
  * The model is a hash: a row's latent is a function of (token, position, layer), and its logits of
  * every latent that the pages hold up to its position.  So a token is right exactly when each row
- * of each layer arrived where it belongs. */
+ * of each layer arrived where it belongs.  With forms by cost or shared replies the hash takes in
+ * how a row was computed, and the tokens must follow from the form map that the request was given.
+ */
 #ifndef BT_TESTS_WORKER_SIM_CELL_H
 #define BT_TESTS_WORKER_SIM_CELL_H
 
@@ -48,6 +50,9 @@ typedef struct {
     char      why[256];
     bool      released[SIM_MAX_RANKS];
     uint32_t  rows_seen[SIM_CONTEXT];
+
+    size_t      n_map_bytes; /* of the prompt's form map, once it is known */
+    bt_page_map map[SIM_CONTEXT / BT_PAGE_TOKENS + 1];
 } sim_request;
 
 typedef struct sim_cell sim_cell;
@@ -58,6 +63,7 @@ typedef struct {
     size_t    payload_max;
     uint32_t  seed;
     sim_fault fault; /* of the request that comes first */
+    bool      by_cost, share;
 } sim_options;
 
 sim_cell *sim_create(const sim_options *opt);

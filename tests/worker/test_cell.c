@@ -369,6 +369,98 @@ static void cell_frees_everything_of_aborted_choices(void)
     }
 }
 
+static sim_options waiving(uint32_t i, uint32_t seed, bool by_cost, bool share)
+{
+    sim_options opt = cell_of(i, seed);
+
+    opt.by_cost = by_cost;
+    opt.share   = share;
+    opt.payload_max += sizeof(((sim_request *)0)->map);
+    return opt;
+}
+
+/* A reply is part of the next prompt: its full pages are found where it was generated, and what
+ * they were computed with goes into the next request's map. */
+static void cell_shares_generated_pages(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < SEEDS; seed++) {
+            sim_options  opt = waiving(i, seed, seed % 2 == 1, true);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[3];
+
+            for (uint32_t k = 0; k < 3; k++) {
+                q[k]               = sim_add(c, 70 + 100 * k, 90);
+                q[k]->ignore_eos   = true;
+                q[k]->prefill_rank = q[0]->prefill_rank;
+                q[k]->decode_rank  = q[0]->decode_rank;
+                if (k > 0) {
+                    memcpy(q[k]->prompt, q[k - 1]->prompt, q[k - 1]->n_prompt * sizeof(uint32_t));
+                    memcpy(q[k]->prompt + q[k - 1]->n_prompt, q[k - 1]->tokens,
+                           q[k - 1]->n_tokens * sizeof(uint32_t));
+                }
+                sim_start(c, q[k]);
+                EXPECT(sim_run(c));
+                expect_right(q[k]);
+            }
+            /* 70 + 90 tokens: two full pages, the second with generated rows */
+            EXPECT(q[1]->map[0].generated == 0 && q[1]->map[1].generated == ~0ull << 6);
+            EXPECT(q[1]->map[1].absorbed >> 6 == ~0ull >> 6);
+            EXPECT_EQ(q[1]->n_cached, opt.n_both != 0 ? 128 : 64);
+            EXPECT_EQ(q[2]->n_cached, opt.n_both != 0 ? 256 : 128);
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+}
+
+/* Law A where law B is waived: conversations on few pages, cut, cached and retracted in every way;
+ * each token follows from the one map that its request was given. */
+static void cell_replays_by_the_form_map(void)
+{
+    uint32_t n_retracted[3] = {0};
+
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < 3 * SEEDS; seed++) {
+            uint32_t     kind = seed % 3;
+            sim_options  opt  = waiving(i, seed, kind != 1, kind != 0);
+            sim_cell    *c;
+            sim_request *q[12];
+
+            opt.n_pages = 7;
+            c           = sim_create(&opt);
+            for (uint32_t k = 0; k < 12; k++) {
+                if (k == 6) EXPECT(sim_run(c));
+                q[k]              = sim_add(c, k < 6 ? 1 + 37 * k % 120 : 130 + 11 * k, 100);
+                q[k]->ignore_eos  = true;
+                q[k]->decode_rank = q[0]->decode_rank;
+                if (opt.n_both != 0) q[k]->prefill_rank = q[0]->prefill_rank;
+                if (k >= 9) { /* the same at once: cut in different ways */
+                    q[k]->n_prompt = 140 + k;
+                    memcpy(q[k]->prompt, q[9]->prompt, 140 * sizeof(uint32_t));
+                } else if (k >= 6) { /* goes on with an earlier one */
+                    memcpy(q[k]->prompt, q[k - 6]->prompt, q[k - 6]->n_prompt * sizeof(uint32_t));
+                    memcpy(q[k]->prompt + q[k - 6]->n_prompt, q[k - 6]->tokens,
+                           q[k - 6]->n_tokens * sizeof(uint32_t));
+                    q[k]->n_prompt = q[k - 6]->n_prompt + q[k - 6]->n_tokens + k;
+                }
+                sim_start(c, q[k]);
+            }
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 12; k++) {
+                expect_right(q[k]);
+                n_retracted[kind] += q[k]->n_retracted;
+            }
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+    for (uint32_t kind = 0; kind < 3; kind++)
+        EXPECT(n_retracted[kind] > 30);
+}
+
 static void cell_without_pages_refuses_and_serves_later(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
@@ -564,6 +656,8 @@ int main(int argc, char **argv)
         BT_TEST(cell_refuses_choices_beyond_the_pool),
         BT_TEST(cell_retracts_a_request_with_all_its_choices),
         BT_TEST(cell_frees_everything_of_aborted_choices),
+        BT_TEST(cell_shares_generated_pages),
+        BT_TEST(cell_replays_by_the_form_map),
         BT_TEST(cell_without_pages_refuses_and_serves_later),
         BT_TEST(cell_frees_everything_of_aborted_requests),
         BT_TEST(cell_fails_only_the_request_with_the_bad_message),

@@ -5,7 +5,7 @@
 #include "worker/handoff_out.h"
 
 enum { LAYERS = 3, DIM = 8, PROMPT = 150, N_PAGES = 16, VOCAB = 100, MAX_MESSAGES = 600 };
-enum { ROW_BYTES = DIM * 2, FIRST = 42, CHOICES = 3, TAIL = CHOICES * 12 };
+enum { ROW_BYTES = DIM * 2, FIRST = 42, CHOICES = 3, MAP = 48, TAIL = CHOICES * 12 + MAP };
 
 static bt_device *g_dev;
 
@@ -17,6 +17,7 @@ typedef struct {
     bt_handoff_in   in;
     size_t          payload_max;
     bt_first_token  firsts_out[CHOICES], firsts_in[CHOICES];
+    uint8_t         map_out[MAP], map_in[MAP];
     uint32_t        n;
     bt_page_message messages[MAX_MESSAGES];
     uint8_t        *payloads[MAX_MESSAGES];
@@ -48,11 +49,12 @@ static void set_up(ends *e, size_t payload_max)
     EXPECT_EQ(bt_kv_pool_acquire(e->dst_pool, e->n_pages, e->dst), BT_OK);
     for (uint32_t i = 0; i < e->n_pages; i++)
         ticket[i] = (bt_page_ref){e->dst[i], bt_kv_pool_generation(e->dst_pool, e->dst[i])};
-    EXPECT_EQ(bt_handoff_out_init(&e->out, LAYERS, 0, e->n_pages, ticket, CHOICES, e->firsts_out),
+    EXPECT_EQ(bt_handoff_out_init(&e->out, LAYERS, 0, e->n_pages, ticket,
+                                  &(bt_handoff_tail){CHOICES, e->firsts_out, e->map_out, MAP, 0}),
               BT_OK);
-    EXPECT_EQ(
-        bt_handoff_in_init(&e->in, e->dst_pool, PROMPT, 0, VOCAB, e->dst, CHOICES, e->firsts_in),
-        BT_OK);
+    EXPECT_EQ(bt_handoff_in_init(&e->in, e->dst_pool, PROMPT, 0, VOCAB, e->dst,
+                                 &(bt_handoff_tail){CHOICES, e->firsts_in, e->map_in, MAP, 16}),
+              BT_OK);
 }
 
 static void tear_down(ends *e)
@@ -107,6 +109,7 @@ static void run_prompt(ends *e, uint32_t chunk, uint32_t slots)
         }
         if (high == PROMPT) {
             e->out.first_known = true;
+            memset(e->map_out + 16, 0x5a, MAP - 16);
             for (uint32_t i = 0; i < CHOICES; i++)
                 e->firsts_out[i] = (bt_first_token){FIRST + i, -0.5f, i % 2};
         }
@@ -154,6 +157,7 @@ static void handoff_of_any_chunk_and_size_gives_equal_pages(void)
                 }
                 EXPECT(bt_handoff_in_complete(&e.in));
                 EXPECT(memcmp(e.firsts_in, e.firsts_out, sizeof(e.firsts_in)) == 0);
+                EXPECT(memcmp(e.map_in, e.map_out, MAP) == 0);
                 EXPECT_EQ(e.out.n_in_flight, e.n);
                 expect_equal_pages(&e);
                 tear_down(&e);
@@ -231,10 +235,13 @@ static void handoff_without_its_first_token_holds_the_last_message(void)
 /* One field at a time is changed in a message that would be right. */
 static void handoff_refuses_what_does_not_fit_and_writes_nothing(void)
 {
-    static const char *const SAYS[] = {
-        "tokens 0 to 151", "of layers 0 to 4", "tokens 40 to 40", "elements",    "bytes", "tag",
-        "finish",          "token 100",        "prompt of 150",   "a tail of 12"};
-    for (int fault = 0; fault < 10; fault++) {
+    static const char *const SAYS[] = {"tokens 0 to 151", "of layers 0 to 4",
+                                       "tokens 40 to 40", "elements",
+                                       "bytes",           "tag",
+                                       "finish",          "token 100",
+                                       "prompt of 150",   "other forms",
+                                       "a tail of 12"};
+    for (int fault = 0; fault < 11; fault++) {
         ends             e;
         bt_page_message *m;
         bt_first_token  *tail;
@@ -254,7 +261,8 @@ static void handoff_refuses_what_does_not_fit_and_writes_nothing(void)
         case 6: tail[1].finish = BT_FINISH_STOP_STRING; break;
         case 7: tail[2].id = VOCAB; break;
         case 8: m->cached = PROMPT; break;
-        default: m->tail_bytes = 12, m->payload_bytes -= 24; break;
+        case 9: e.payloads[0][m->payload_bytes - MAP] = 1; break; /* of what is fixed */
+        default: m->tail_bytes = 12, m->payload_bytes -= TAIL - 12; break;
         }
         EXPECT_EQ(accept(&e, 0), BT_ERR_CHECKSUM);
         EXPECT_HAS(bt_error_text(), SAYS[fault]);
@@ -287,7 +295,8 @@ static void handoff_refuses_rows_for_an_earlier_owner(void)
     for (uint32_t i = e.n_pages; i-- > 0;)
         bt_kv_pool_release(e.dst_pool, e.dst[i]);
     EXPECT_EQ(bt_kv_pool_acquire(e.dst_pool, e.n_pages, e.dst), BT_OK);
-    EXPECT_EQ(bt_handoff_in_init(&e.in, e.dst_pool, PROMPT, 0, VOCAB, e.dst, CHOICES, e.firsts_in),
+    EXPECT_EQ(bt_handoff_in_init(&e.in, e.dst_pool, PROMPT, 0, VOCAB, e.dst,
+                                 &(bt_handoff_tail){CHOICES, e.firsts_in, e.map_in, MAP, 16}),
               BT_OK);
     EXPECT_EQ(accept(&e, 0), BT_ERR_CHECKSUM);
     EXPECT_HAS(bt_error_text(), "tag");
@@ -309,7 +318,8 @@ static void handoff_ends_unwind_at_every_allocation(void)
         bt_handoff_out out;
 
         bt_alloc_fail_at(++k);
-        st = bt_handoff_out_init(&out, LAYERS, 0, N_PAGES, ticket, CHOICES, e.firsts_out);
+        st = bt_handoff_out_init(&out, LAYERS, 0, N_PAGES, ticket,
+                                 &(bt_handoff_tail){CHOICES, e.firsts_out, e.map_out, MAP, 0});
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
         bt_handoff_out_fini(&out);
@@ -321,7 +331,8 @@ static void handoff_ends_unwind_at_every_allocation(void)
         bt_handoff_in in;
 
         bt_alloc_fail_at(++k);
-        st = bt_handoff_in_init(&in, e.dst_pool, PROMPT, 0, VOCAB, e.dst, CHOICES, e.firsts_in);
+        st = bt_handoff_in_init(&in, e.dst_pool, PROMPT, 0, VOCAB, e.dst,
+                                &(bt_handoff_tail){CHOICES, e.firsts_in, e.map_in, MAP, 16});
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
         bt_handoff_in_fini(&in);

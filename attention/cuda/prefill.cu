@@ -92,7 +92,7 @@ static __device__ __forceinline__ void score(float s[8][4], bt_bf16 *queries, bt
     GPU_UNROLL
     for (int i = 0; i < 32; i++)
         s[i / 4][i % 4] = 0;
-    GPU_UNROLL
+    GPU_ONE_AT_A_TIME
     for (uint32_t k16 = 0; k16 < COLS / 16; k16++) {
         uint32_t a[4], b[4];
 
@@ -218,9 +218,9 @@ static __global__ void __launch_bounds__(WARPS *GPU_WARP, 1)
     fill_keys<DN>(p, w, page, keys, wide); /* one group with the queries */
     fill_values<DV>(p, w, page, values, wide);
     for (; page < w.end_page; page++) {
-        uint32_t start   = page * PAGE;
-        bool     works   = row0 < w.n_rows && start <= w.first_pos + row0 + 15; /* this warp */
-        float    s[8][4] = {}, shrink[2];
+        uint32_t start = page * PAGE;
+        bool     works = row0 < w.n_rows && start <= w.first_pos + row0 + 15; /* this warp */
+        float    s[8][4], shrink[2];
         auto     weights = [&](uint32_t k16, uint32_t a[4]) {
             a[0] = bf16x2_of(s[2 * k16][0], s[2 * k16][1]);
             a[1] = bf16x2_of(s[2 * k16][2], s[2 * k16][3]);
@@ -245,7 +245,7 @@ static __global__ void __launch_bounds__(WARPS *GPU_WARP, 1)
         copy_async_wait<1>(); /* the values */
         __syncthreads();
         if (w.first_pos < start + PAGE - 1 && any_not_finite<DV, DV>(values)) {
-            put_weights(s, spare, row0);
+            if (works) put_weights(s, spare, row0);
             take_not_finite<DV, DV, NT>(acc, spare, values, row0, 0, start, pos);
         }
         if (works) add_values<DV, NT>(acc, weights, values, 0);

@@ -3,7 +3,7 @@
  * Under nvcc this page gives the instructions; without it, a header that the build includes before
  * this one gives twins of them that run on the CPU, for tests.  A kernel that keeps to these names,
  * to threadIdx and its kin, __syncthreads(), __syncthreads_or(), __syncwarp(), __shfl_*_sync(),
- * __ballot_sync(), __any_sync() and atomicAdd() on integers runs on both.
+ * __ballot_sync(), __any_sync(), and atomicAdd() and atomicMin() on integers runs on both.
  *
  * bf16 travels as bt_bf16 (16 bits).  The build turns contraction off: a fused multiply-add is
  * written fmaf(). */

@@ -141,6 +141,14 @@ template <typename T> T atomicAdd(T *at, T v)
     return was;
 }
 
+template <typename T> T atomicMin(T *at, T v)
+{
+    T was = *at;
+
+    *at = v < was ? v : was;
+    return was;
+}
+
 /* ---- the half of device/cuda/gpu.cuh that is not the same on both sides */
 
 #define GPU_SHARED(T, name, n) \

@@ -1,0 +1,177 @@
+/* moe/cuda/items.cu - rows to experts and back: the permutation, the sums of items, and the
+ * combination of blocks.  See moe_kernels.h. */
+#include "device/cuda/gpu.cuh"
+#include "moe/cuda/moe_kernels.h"
+
+enum { THREADS = 256, N_WARPS = THREADS / GPU_WARP };
+
+/* ---- permutation: one block an expert; it scans all entries, so that its terms ascend by row */
+
+static __device__ bool row_ok(const bt_cuda_permute &p, const uint16_t *experts)
+{
+    bool ok = true;
+
+    for (uint32_t j = 0; j < p.top_k; j++)
+        ok = ok && experts[j] < p.n_experts && (j == 0 || experts[j] > experts[j - 1]);
+    return ok;
+}
+
+/* Whether entry i (of n_rows top_k) asks for this block's expert. */
+static __device__ bool asks(const bt_cuda_permute &p, size_t i)
+{
+    const uint16_t *experts;
+
+    if (i >= (size_t)p.n_rows * p.top_k) return false;
+    experts = (const uint16_t *)p.wire + i / p.top_k * p.n_wire + p.hidden;
+    return row_ok(p, experts) && p.local_of[experts[i % p.top_k]] == blockIdx.x;
+}
+
+static __global__ void __launch_bounds__(THREADS) count_kernel(const GPU_CONSTANT bt_cuda_permute p)
+{
+    GPU_SHARED(uint32_t, total, 1);
+    uint32_t n = 0;
+
+    if (threadIdx.x == 0) total[0] = 0;
+    __syncthreads();
+    for (size_t i = threadIdx.x; i < (size_t)p.n_rows * p.top_k; i += THREADS)
+        n += asks(p, i);
+    if (n != 0) atomicAdd(total, n);
+    __syncthreads();
+    if (threadIdx.x == 0) p.count[blockIdx.x] = total[0];
+    if (blockIdx.x == 0 && threadIdx.x == 0) p.bad_row[0] = UINT32_MAX;
+}
+
+/* Entries that are nobody's here, and rows that say nonsense. */
+static __global__ void __launch_bounds__(THREADS) check_kernel(const GPU_CONSTANT bt_cuda_permute p)
+{
+    uint32_t        row = blockIdx.x * THREADS + threadIdx.x;
+    const uint16_t *experts;
+    bool            ok;
+
+    if (row >= p.n_rows) return;
+    experts = (const uint16_t *)p.wire + (size_t)row * p.n_wire + p.hidden;
+    ok      = row_ok(p, experts);
+    if (!ok) atomicMin(p.bad_row, row);
+    for (uint32_t j = 0; j < p.top_k; j++)
+        if (!ok || p.local_of[experts[j]] >= p.n_local)
+            p.term_of[(size_t)row * p.top_k + j] = UINT32_MAX;
+}
+
+static __global__ void __launch_bounds__(THREADS) fill_kernel(const GPU_CONSTANT bt_cuda_permute p)
+{
+    GPU_SHARED(uint32_t, in_warp, N_WARPS);
+    uint32_t lane = threadIdx.x % GPU_WARP, warp = threadIdx.x / GPU_WARP, at = 0;
+
+    for (uint32_t e = 0; e < blockIdx.x; e++)
+        at += p.count[e];
+    if (threadIdx.x == 0) {
+        p.row_at[blockIdx.x] = at;
+        if (blockIdx.x + 1 == p.n_local) p.row_at[p.n_local] = at + p.count[blockIdx.x];
+    }
+    for (size_t i0 = 0; i0 < (size_t)p.n_rows * p.top_k; i0 += THREADS) {
+        size_t   i = i0 + threadIdx.x, row = i / p.top_k;
+        bool     mine = asks(p, i);
+        uint32_t mask = __ballot_sync(~0u, mine), before = 0, total = 0;
+
+        if (lane == 0) in_warp[warp] = __popc(mask);
+        __syncthreads();
+        for (uint32_t w = 0; w < N_WARPS; w++) {
+            before += w < warp ? in_warp[w] : 0;
+            total += in_warp[w];
+        }
+        if (mine) {
+            uint32_t        term = at + before + __popc(mask & ((1u << lane) - 1));
+            const uint16_t *w =
+                (const uint16_t *)p.wire + row * p.n_wire + p.hidden + p.top_k + 2 * (i % p.top_k);
+
+            p.term_row[term]    = (uint32_t)row;
+            p.term_weight[term] = __uint_as_float((uint32_t)w[1] << 16 | w[0]);
+            p.term_of[i]        = term;
+        }
+        at += total;
+        __syncthreads();
+    }
+}
+
+int bt_cuda_permute_run(void *stream, const bt_cuda_permute *p)
+{
+    int err;
+
+    if (p->n_local == 0) return 0; /* without rows the offsets are still written */
+    err = gpu_launch(count_kernel, dim3(p->n_local), dim3(THREADS), 0, stream, *p);
+    if (err == 0 && p->n_rows != 0)
+        err = gpu_launch(check_kernel, dim3(gpu_blocks(p->n_rows, THREADS)), dim3(THREADS), 0,
+                         stream, *p);
+    if (err == 0) err = gpu_launch(fill_kernel, dim3(p->n_local), dim3(THREADS), 0, stream, *p);
+    return err;
+}
+
+/* ---- sums */
+
+/* One block an item. */
+static __global__ void __launch_bounds__(THREADS) sums_kernel(const GPU_CONSTANT bt_cuda_sums s)
+{
+    uint32_t first = s.term_at[blockIdx.x], end = s.term_at[blockIdx.x + 1];
+    bt_bf16 *item = s.items + (size_t)s.dst[blockIdx.x] * s.hidden;
+
+    for (uint32_t i = threadIdx.x; i < s.hidden; i += THREADS) {
+        bt_bf16 one = 0;
+        float   sum = 0;
+
+        for (uint32_t t = first; t < end; t++) {
+            one = bf16_of(s.y[(size_t)s.y_row[t] * s.hidden + i] * s.weight[t]);
+            sum = sum + f32_of(one);
+        }
+        item[i] = end - first == 1 ? one : bf16_of(sum);
+    }
+}
+
+int bt_cuda_sums_run(void *stream, const bt_cuda_sums *s)
+{
+    if (s->n_items == 0) return 0;
+    return gpu_launch(sums_kernel, dim3(s->n_items), dim3(THREADS), 0, stream, *s);
+}
+
+/* ---- combination */
+
+/* Column i of what came for the block whose entries are [first, end), from +0. */
+static __device__ __forceinline__ float block_part(const bt_bf16 *const *items, uint32_t first,
+                                                   uint32_t end, uint32_t i)
+{
+    float part = 0;
+
+    for (uint32_t j = first; j < end && items[j] != NULL; j++)
+        part = part + f32_of(items[j][i]);
+    if (end - first <= 1 || items[first + 1] == NULL) return part;
+    return f32_of(bf16_of(part)) + 0.0f; /* -0 becomes +0, as for a sum that travelled */
+}
+
+/* One block a row. */
+static __global__ void __launch_bounds__(THREADS)
+    combine_kernel(const GPU_CONSTANT bt_cuda_combine c)
+{
+    size_t                row     = blockIdx.x;
+    const uint16_t       *experts = c.experts + row * c.top_k;
+    const bt_bf16 *const *items   = c.items + row * c.top_k;
+
+    for (uint32_t i = threadIdx.x; i < c.hidden; i += THREADS) {
+        float    sum = 0;
+        uint32_t j   = 0;
+
+        for (uint32_t b = 0; b < c.n_blocks; b++) {
+            uint32_t first = j;
+
+            while (j < c.top_k && experts[j] / c.block_size == b)
+                j++;
+            sum = sum + block_part(items, first, j, i);
+        }
+        if (c.shared != NULL) sum = sum + c.shared[row * c.hidden + i];
+        c.y[row * c.hidden + i] = bf16_of(sum);
+    }
+}
+
+int bt_cuda_combine_run(void *stream, const bt_cuda_combine *c)
+{
+    if (c->n_rows == 0) return 0;
+    return gpu_launch(combine_kernel, dim3(c->n_rows), dim3(THREADS), 0, stream, *c);
+}

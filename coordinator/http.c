@@ -1,6 +1,5 @@
 #include "coordinator/http.h"
 
-#include <microhttpd.h>
 #include <netdb.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -9,16 +8,12 @@
 #include <string.h>
 
 #include "coordinator/exposition.h"
+#include "coordinator/http_parts.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/rpc.h"
 
 enum { CONNECTIONS = 64, TIMEOUT_S = 10, STALE_S = 10 };
-
-struct bt_http {
-    struct MHD_Daemon *daemon; /* owned */
-    bt_board          *board;  /* borrowed */
-};
 
 /* The page, made from status.html at build time. */
 extern const unsigned char bt_status_page[];
@@ -115,9 +110,9 @@ static enum MHD_Result serve(struct MHD_Connection *connection, const char *path
                        "here are /, /status.json, /metrics, /health and /ready\n");
 }
 
-static enum MHD_Result handle(void *ctx, struct MHD_Connection *connection, const char *path,
-                              const char *method, const char *version, const char *upload,
-                              size_t *upload_bytes, void **state)
+enum MHD_Result bt_http_handle(void *ctx, struct MHD_Connection *connection, const char *path,
+                               const char *method, const char *version, const char *upload,
+                               size_t *upload_bytes, void **state)
 {
     static int seen;
 
@@ -151,7 +146,7 @@ static struct MHD_Daemon *start(bt_http *http, const struct addrinfo *a)
     unsigned flags = MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_ERROR_LOG;
 
     if (a->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-    return MHD_start_daemon(flags, 0, NULL, NULL, handle, http, MHD_OPTION_EXTERNAL_LOGGER,
+    return MHD_start_daemon(flags, 0, NULL, NULL, bt_http_handle, http, MHD_OPTION_EXTERNAL_LOGGER,
                             log_line, NULL, MHD_OPTION_SOCK_ADDR, a->ai_addr,
                             MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
                             MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_END);

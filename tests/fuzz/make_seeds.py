@@ -73,5 +73,69 @@ def page_message():
     write("page_message", "small", header + bytes(range(16)))
 
 
-for make in (safetensors, tokenizer, tokenizer_json, config, page_message):
+def varint(v):
+    out = b""
+    while v > 127:
+        out, v = out + bytes([v & 127 | 128]), v >> 7
+    return out + bytes([v])
+
+
+def pb(*fields):
+    """A protobuf message of (number, value): int, float, bytes or str, or a list of int (packed)."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += varint(number << 3) + varint(value & (1 << 64) - 1)
+        elif isinstance(value, float):
+            out += varint(number << 3 | 5) + struct.pack("<f", value)
+        else:
+            body = b"".join(map(varint, value)) if isinstance(value, list) else value.encode() if isinstance(value, str) else value
+            out += varint(number << 3 | 2) + varint(len(body)) + body
+    return out
+
+
+def intake():
+    """proto/vllm_engine.proto, GenerateRequest"""
+    ids = pb((1, "To be"), (2, [5, 7, 99, 1]))
+    plain = [(1, 0.5), (2, 0.9), (3, 40), (4, 0.1), (5, 0.5), (6, -0.5), (7, 1.1), (8, 16), (9, 2), (14, 1), (22, 2), (24, 7)]
+    for name, params in {"greedy": [(1, 0.0), (8, 4)], "all": plain, "stops": [(8, 8), (10, "ab"), (10, "\n\n"), (11, [3, 4]), (25, 1)],
+                         "bias": [(8, 4), (26, pb((1, 5), (2, -1.5))), (26, pb((1, 6), (2, 2.5)))], "choices": [(8, 4), (15, 3)],
+                         "prompt": [(8, 1), (23, 3)], "regex": [(8, 4), (17, "a*")]}.items():
+        write("intake", name, pb((1, "r1"), (2, ids), (4, pb(*params)), (5, 1)))
+    write("intake", "text", pb((1, "r2"), (3, "hello")))
+    write("intake", "kv", pb((1, "r3"), (2, ids), (6, pb((1, "host"), (2, 80))), (9, 0)))
+
+
+def control():
+    """proto/control.proto, FromWorker and ToWorker"""
+    sampling = pb((1, 0.5), (2, 9), (3, 8), (5, [3, 4]), (6, 1), (7, 2), (8, 0.9), (15, [4, 5]), (16, struct.pack("<2f", 1, -1)))
+    token = [(1, 9), (3, 12), (4, 2), (5, 31999), (6, -0.25), (8, [3, 4]), (9, struct.pack("<2f", -1, -2)), (15, 64)]
+    page = pb((1, 3), (2, 101))
+    hello = pb((1, 1), (2, 1), (3, 4), (4, 2), (5, 2), (6, "host"), (7, 17), (8, 77), (9, "dp2"), (10, 64), (11, 64), (12, 4096), (13, 256),
+               (15, 32000), (16, 4096), (17, [1, 2]), (20, "deepseek_v3"), (22, "{}"))
+    up = {1: hello, 2: pb((1, 5), (2, 10)), 3: b"", 4: pb((1, 5), (2, 1), (5, 3), (13, [0] * 13), (14, [1] * 16)),
+          5: pb((1, 9), (2, 2), (3, page), (3, page), (5, 64)), 6: pb((1, pb(*token)), (1, pb(*token[:5], (7, 3)))),
+          7: pb((1, 9), (2, 2), (3, 13), (4, "why")), 8: pb((1, 9), (2, 2)), 9: pb((1, 4)),
+          10: pb((1, 9), (4, 1), (5, bytes(8)), (6, bytes(8))), 11: pb((1, 1), (2, "bye")), 12: pb((1, 9), (2, 2)),
+          13: pb((1, 9), (2, 2), (3, 1), (4, struct.pack("<2f", -1, -2)), (5, [1, 2]), (6, struct.pack("<2f", -1, -2)))}
+    for number, body in up.items():
+        write("control", f"up-{number}", pb((number, body)))
+    down = {1: pb((1, 3)), 2: pb((1, 9), (2, 2), (3, 4), (4, sampling), (5, 1), (9, [1, 2, 3, 4]), (20, bytes(16)), (21, 5), (22, [7])),
+            3: pb((1, 9), (2, 2), (3, [1, 2, 3, 4]), (4, sampling), (5, 2), (6, page), (20, bytes(16))), 4: pb((1, 9), (2, 2)), 5: pb((1, 4)),
+            6: pb((1, "bye"))}
+    for number, body in down.items():
+        write("control", f"down-{number}", pb((number, body)))
+
+
+def http():
+    for i, path in enumerate(["/", "/status.json", "/metrics", "/health", "/ready", "/nothing?a=%41&b"]):
+        write("http", f"get-{i}", bytes([8 * i]) + f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    write("http", "head", b"\x04HEAD /metrics HTTP/1.0\r\n\r\n")
+    write("http", "two", b"\xffGET /ready HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    write("http", "post", b"\x40POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody")
+    write("http", "chunked", b"\x40PUT /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+    write("http", "range", b"\x10GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-5\r\nAccept-Encoding: gzip\r\nCookie: a=b; c\r\nExpect: 100-continue\r\n\r\n")
+
+
+for make in (safetensors, tokenizer, tokenizer_json, config, page_message, intake, control, http):
     make()

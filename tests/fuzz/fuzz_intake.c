@@ -10,8 +10,12 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static const bt_intake_limits LIMITS = {
-    .vocab_size = 100, .max_context = 64, .page_tokens = 8, .max_tokens = 48, .max_prompt = 40};
+static const bt_intake_limits LIMITS = {.vocab_size  = 100,
+                                        .max_context = 64,
+                                        .page_tokens = 8,
+                                        .max_tokens  = 48,
+                                        .max_prompt  = 40,
+                                        .tokenizer   = true};
 
 static void check(const bt_relay_request *r)
 {

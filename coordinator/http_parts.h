@@ -1,0 +1,20 @@
+/* coordinator/http_parts.h - inside the HTTP port only: what http.c and its fuzz target share. */
+#ifndef BT_COORDINATOR_HTTP_PARTS_H
+#define BT_COORDINATOR_HTTP_PARTS_H
+
+#include <microhttpd.h>
+
+#include "coordinator/board.h"
+#include "coordinator/http.h"
+
+struct bt_http {
+    struct MHD_Daemon *daemon; /* owned */
+    bt_board          *board;  /* borrowed */
+};
+
+/* Answers one request: an MHD_AccessHandlerCallback; ctx is the bt_http. */
+enum MHD_Result bt_http_handle(void *ctx, struct MHD_Connection *connection, const char *path,
+                               const char *method, const char *version, const char *upload,
+                               size_t *upload_bytes, void **state);
+
+#endif

@@ -41,6 +41,7 @@ typedef struct {
     /* Of the last seconds, smoothed. */
     double busy, gather, sample; /* fractions of the time */
     double step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
+    double prompt_share; /* of prompt_rate in that of its cell's busiest rank, 0 to 1 */
 } bt_rank_view;
 
 typedef struct {
@@ -50,14 +51,17 @@ typedef struct {
 } bt_cell_view;
 
 typedef struct {
-    bt_phase        phase;
-    uint64_t        at_ns, started_ns;
-    double          unix_s;
-    const char     *model, *served_name, *version; /* of the process's life */
-    char            public_address[128];
-    uint32_t        n_ranks, n_prefill, n_decode, page_tokens;
-    bt_relay_loads  loads;
-    uint64_t        queued_tokens;
+    bt_phase       phase;
+    uint64_t       at_ns, started_ns;
+    double         unix_s;
+    const char    *model, *served_name, *version; /* of the process's life */
+    char           public_address[128];
+    uint32_t       n_ranks, n_prefill, n_decode, page_tokens;
+    bt_relay_loads loads;
+    uint64_t       queued_tokens;
+    double         blocked_prefill, blocked_decode; /* part of the last second or so, and of the
+                                                     * cells, in which the oldest request waited
+                                                     * for that side */
     bt_metrics      metrics;
     bt_second       history[BT_HISTORY_S]; /* a ring */
     uint32_t        n_history, history_at; /* how many, and where the oldest is */

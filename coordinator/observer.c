@@ -1,5 +1,6 @@
 #include "coordinator/observer.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -9,7 +10,8 @@
 
 enum { PUBLISH_MS = 100 };
 
-#define SMOOTH 0.3 /* weight of the newest second */
+#define SMOOTH         0.3 /* weight of the newest second */
+#define SMOOTH_BLOCKED 0.1 /* and of the newest look at the queues */
 
 struct bt_observer {
     bt_observer_config config;
@@ -20,6 +22,7 @@ struct bt_observer {
     uint32_t           n_history, history_at;
     uint64_t           started_ns, second_ns, published_ns;
     uint64_t           last_generated, last_prompt;
+    double             blocked[2]; /* prefill, decode: part of the last second or so */
     bt_phase           phase;
 };
 
@@ -56,29 +59,48 @@ void bt_observer_set_address(bt_observer *observer, const char *public_address)
 
 /* ---- rates */
 
-static void smooth(double *value, double newest) { *value += SMOOTH * (newest - *value); }
+/* The newest value stands for s seconds. */
+static void smooth(double *value, double newest, double s)
+{
+    *value += (1 - pow(1 - SMOOTH, s)) * (newest - *value);
+}
 
 static double delta(uint64_t newest, uint64_t before)
 {
     return newest >= before ? (double)(newest - before) : 0;
 }
 
-static void rank_second(bt_rank_rates *r, const bt_up_beat *b, double s)
+static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
 {
     double steps = delta(b->steps, r->beat.steps);
     double rows  = delta(b->prompt_rows, r->beat.prompt_rows) +
                   delta(b->generated_rows, r->beat.generated_rows);
 
-    smooth(&r->busy, delta(b->model_ns, r->beat.model_ns) * 1e-9 / s);
-    smooth(&r->gather, delta(b->gather_ns, r->beat.gather_ns) * 1e-9 / s);
-    smooth(&r->sample, delta(b->sample_ns, r->beat.sample_ns) * 1e-9 / s);
-    smooth(&r->prompt_rate, delta(b->prompt_rows, r->beat.prompt_rows) / s);
-    smooth(&r->generated_rate, delta(b->generated_rows, r->beat.generated_rows) / s);
-    smooth(&r->handoff_rate, delta(b->handoff_bytes, r->beat.handoff_bytes) / s);
+    smooth(&r->busy, delta(b->model_ns, r->beat.model_ns) * 1e-9 / s, s);
+    smooth(&r->gather, delta(b->gather_ns, r->beat.gather_ns) * 1e-9 / s, s);
+    smooth(&r->sample, delta(b->sample_ns, r->beat.sample_ns) * 1e-9 / s, s);
+    smooth(&r->prompt_rate, delta(b->prompt_rows, r->beat.prompt_rows) / s, s);
+    smooth(&r->generated_rate, delta(b->generated_rows, r->beat.generated_rows) / s, s);
+    smooth(&r->handoff_rate, delta(b->handoff_bytes, r->beat.handoff_bytes) / s, s);
     if (steps > 0) { /* of the last steps that were */
         r->step_s        = delta(b->model_ns, r->beat.model_ns) * 1e-9 / steps;
         r->rows_per_step = rows / steps;
     }
+}
+
+/* A rank beats between its steps: what it says is about the time between two beats, by its own
+ * clock, which may be shorter or much longer than a second of ours. */
+static void rank_second(bt_rank_rates *r, const bt_up_beat *b)
+{
+    uint64_t before_ns = r->beat.at_ns;
+
+    if (b->at_ns == before_ns) { /* in a long step, or gone; or silent with nothing to do */
+        if (b->n_requests == 0) add_rates(r, b, 1);
+        return;
+    }
+    /* The first one is about the time since the rank's start. */
+    if (before_ns != 0 && b->at_ns > before_ns)
+        add_rates(r, b, (double)(b->at_ns - before_ns) * 1e-9);
     r->beat = *b;
 }
 
@@ -92,14 +114,13 @@ static uint32_t group_of(const bt_cell *cell, const bt_relay *relay, uint32_t ra
     return v.group;
 }
 
-static void cell_second(bt_cell *cell, const bt_relay *relay, double s, bt_second *sum,
-                        uint32_t n[2])
+static void cell_second(bt_cell *cell, const bt_relay *relay, bt_second *sum, uint32_t n[2])
 {
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
         bt_rank_rates *r     = &cell->ranks[i].rates;
         uint32_t       group = group_of(cell, relay, i);
 
-        rank_second(r, &cell->ranks[i].beat, s);
+        rank_second(r, &cell->ranks[i].beat);
         if (group == 0) {
             sum->busy_prefill += (float)r->busy;
             n[0]++;
@@ -112,12 +133,12 @@ static void cell_second(bt_cell *cell, const bt_relay *relay, double s, bt_secon
     }
 }
 
-static void ranks_second(bt_fleet *fleet, double s, bt_second *out)
+static void ranks_second(bt_fleet *fleet, bt_second *out)
 {
     uint32_t n[2] = {0};
 
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++)
-        cell_second(bt_fleet_cell(fleet, i), bt_fleet_relay(fleet, i), s, out, n);
+        cell_second(bt_fleet_cell(fleet, i), bt_fleet_relay(fleet, i), out, n);
     if (n[0] > 0) out->busy_prefill /= (float)n[0];
     if (n[1] > 0) out->busy_decode /= (float)n[1];
 }
@@ -140,7 +161,7 @@ static void end_second(bt_observer *o, bt_fleet *fleet, const bt_relay_loads *lo
                                        ? 0
                                        : (float)loads->used_tokens / (float)loads->total_tokens};
 
-    ranks_second(fleet, s, &e);
+    ranks_second(fleet, &e);
     at             = (o->history_at + o->n_history) % BT_HISTORY_S;
     o->history[at] = e;
     if (o->n_history < BT_HISTORY_S)
@@ -157,7 +178,8 @@ static void end_second(bt_observer *o, bt_fleet *fleet, const bt_relay_loads *lo
 
 /* ---- snapshots */
 
-static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, bt_rank_view *v)
+static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, double top,
+                      bt_rank_view *v)
 {
     const bt_cell_rank  *k = &cell->ranks[i];
     const bt_rank_rates *r = &k->rates;
@@ -180,7 +202,8 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, bt
                         .rows_per_step  = r->rows_per_step,
                         .prompt_rate    = r->prompt_rate,
                         .generated_rate = r->generated_rate,
-                        .handoff_rate   = r->handoff_rate};
+                        .handoff_rate   = r->handoff_rate,
+                        .prompt_share   = top > 0 ? r->prompt_rate / top : 0};
     snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
@@ -199,6 +222,15 @@ static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)
     snprintf(v->name, sizeof(v->name), "%s", cell->name);
 }
 
+static double top_rate(const bt_cell *cell)
+{
+    double top = 0;
+
+    for (uint32_t i = 0; i < cell->n_ranks; i++)
+        if (cell->ranks[i].rates.prompt_rate > top) top = cell->ranks[i].rates.prompt_rate;
+    return top;
+}
+
 /* Those that prefill, of all cells, then the others. */
 static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 {
@@ -206,11 +238,13 @@ static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
-            const bt_cell *cell = bt_fleet_cell(fleet, i);
+            const bt_cell  *cell  = bt_fleet_cell(fleet, i);
+            const bt_relay *relay = bt_fleet_relay(fleet, i);
+            double          top   = top_rate(cell);
 
             for (uint32_t k = 0; k < cell->n_ranks; k++)
-                if ((group_of(cell, bt_fleet_relay(fleet, i), k) == 0) == (pass == 0))
-                    show_rank(cell, bt_fleet_relay(fleet, i), k, &s->ranks[at++]);
+                if ((group_of(cell, relay, k) == 0) == (pass == 0))
+                    show_rank(cell, relay, k, top, &s->ranks[at++]);
         }
 }
 
@@ -255,8 +289,28 @@ static void publish(bt_observer *o, bt_fleet *fleet, uint32_t n_ranks, const bt_
     memcpy(s->history, o->history, sizeof(s->history));
     s->n_history  = o->n_history;
     s->history_at = o->history_at;
+
+    s->blocked_prefill = o->blocked[0];
+    s->blocked_decode  = o->blocked[1];
     show_cells(fleet, now_ns, s);
     bt_board_publish(o->board);
+}
+
+static void look_at_queues(bt_observer *o, const bt_fleet *fleet)
+{
+    double n[3] = {0}, all = 0;
+
+    for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
+        const bt_relay *relay = bt_fleet_relay(fleet, i);
+
+        if (relay == NULL) continue;
+        n[bt_relay_blocked(relay)]++;
+        all++;
+    }
+    for (int k = 0; k < 2; k++)
+        o->blocked[k] += SMOOTH_BLOCKED *
+                         ((all > 0 ? n[k == 0 ? BT_BLOCKED_PREFILL : BT_BLOCKED_DECODE] / all : 0) -
+                          o->blocked[k]);
 }
 
 void bt_observer_tick(bt_observer *observer, bt_phase phase, bt_fleet *fleet, uint64_t now_ns)
@@ -271,6 +325,7 @@ void bt_observer_tick(bt_observer *observer, bt_phase phase, bt_fleet *fleet, ui
     observer->phase        = phase;
     observer->published_ns = now_ns;
     bt_fleet_get_loads(fleet, &loads);
+    look_at_queues(observer, fleet);
     if (now_ns - observer->second_ns >= BT_NS_PER_S) end_second(observer, fleet, &loads, now_ns);
     publish(observer, fleet, n_ranks, &loads, now_ns);
 }

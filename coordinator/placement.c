@@ -344,11 +344,14 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     bt_request *q            = relay->queue.first, *next;
     uint32_t    passed_pages = 0, n_passed = 0;
 
+    relay->blocked = BT_BLOCKED_NOT;
     for (; q != NULL && n_passed < LOOK_BEHIND; q = next) {
         int decode  = choose_decode(relay, q, passed_pages, now_ns);
         int prefill = bt_relay_both(relay) ? decode : choose_prefill(relay, q);
 
         next = q->next;
+        if ((decode == NO_RANK || prefill == NO_RANK) && relay->blocked == BT_BLOCKED_NOT)
+            relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
         if (decode == NO_RANK) break; /* first come, first served */
         if (prefill == NO_RANK) {     /* later ones may pass that leave it its pages */
             passed_pages += pages_now(relay, q);

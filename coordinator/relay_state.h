@@ -4,6 +4,7 @@
 
 #include "coordinator/prefix_index.h"
 #include "coordinator/relay.h"
+#include "coordinator/relay_view.h"
 #include "coordinator/table.h"
 
 typedef enum { BT_QUEUED, BT_RESERVING, BT_PREFILL, BT_DECODE, BT_ENDED } bt_request_state;
@@ -82,6 +83,7 @@ struct bt_relay {
     bt_table         numbers, names;
     uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
     uint64_t         prefix_seed, n_retracted;
+    bt_relay_block   blocked;       /* of the queue's first request, when it was last looked at */
     uint32_t         wake[2];       /* of the group: prefill (or all), decode */
     uint32_t         epoch;         /* of the cell: what is placed now */
     bt_seats         seats[2];      /* owned: of the groups */

@@ -44,4 +44,9 @@ void bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view
                                      .prefill_tokens = k->prefill_tokens};
 }
 
+bt_relay_block bt_relay_blocked(const bt_relay *relay)
+{
+    return relay->queue.first == NULL ? BT_BLOCKED_NOT : relay->blocked;
+}
+
 uint64_t bt_relay_queued_tokens(const bt_relay *relay) { return relay->queued_tokens; }

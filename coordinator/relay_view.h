@@ -20,10 +20,14 @@ typedef struct {
     uint32_t group;          /* by now: 0 prefill (or both roles), 1 decode, 2 none */
 } bt_relay_rank_view;
 
+typedef enum { BT_BLOCKED_NOT, BT_BLOCKED_PREFILL, BT_BLOCKED_DECODE } bt_relay_block;
+
 /* Open requests: the placed ones, then the queue, both oldest first, at most n_max. */
 uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_request_view *out,
                                 uint32_t n_max);
 void     bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view *view_out);
+/* For which side the oldest request that waits could not be placed. */
+bt_relay_block bt_relay_blocked(const bt_relay *relay);
 /* Prompt tokens that wait. */
 uint64_t bt_relay_queued_tokens(const bt_relay *relay);
 

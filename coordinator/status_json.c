@@ -13,50 +13,6 @@ const char *bt_phase_name(bt_phase phase)
     return names[phase];
 }
 
-/* ---- the balance of prefill and decode */
-
-static double largest(double a, double b) { return a > b ? a : b; }
-
-void bt_balance_of(const bt_snapshot *s, bt_balance *balance_out)
-{
-    bt_balance b     = {.limit = "none"};
-    double     total = 0, load[2], n[2] = {0};
-
-    for (uint32_t i = 0; i < s->n_ranks; i++) {
-        const bt_rank_view *r = &s->ranks[i];
-        double              rows =
-            r->relay.max_rows == 0 ? 0 : r->busy * r->rows_per_step / (double)r->relay.max_rows;
-        double pages = r->n_pages == 0 ? 0 : (double)r->relay.taken_pages / (double)r->n_pages;
-
-        if (r->group == 2) continue;
-        total++;
-        if (r->group == 0) {
-            b.prefill += r->busy;
-            n[0]++;
-        }
-        if (r->group == 1 || s->n_decode == 0) {
-            b.decode += largest(rows, pages);
-            n[1]++;
-        }
-    }
-    load[0] = b.prefill;
-    load[1] = b.decode;
-    b.prefill /= largest(1, n[0]);
-    b.decode /= largest(1, n[1]);
-    if (s->n_decode == 0 || load[0] + load[1] < 0.02 * total) {
-        if (s->loads.n_waiting > 0) b.limit = b.decode > b.prefill ? "decode" : "prefill";
-        *balance_out = b;
-        return;
-    }
-    if (s->loads.n_waiting > 0 || b.prefill > 0.7 || b.decode > 0.7)
-        b.limit = b.prefill >= b.decode ? "prefill" : "decode";
-    b.best_prefill = (uint32_t)(total * load[0] / (load[0] + load[1]) + 0.5);
-    if (b.best_prefill < 1) b.best_prefill = 1;
-    if (b.best_prefill > (uint32_t)total - 1) b.best_prefill = (uint32_t)total - 1;
-    b.best_decode = (uint32_t)total - b.best_prefill;
-    *balance_out  = b;
-}
-
 /* ---- JSON */
 
 static void put(json_t *o, const char *key, json_t *value) { json_object_set_new(o, key, value); }

@@ -117,6 +117,7 @@ static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
     pb->pages_quarantined   = b->pages_quarantined;
     pb->prefix_asked_tokens = b->prefix_asked_tokens;
     pb->prefix_hit_tokens   = b->prefix_hit_tokens;
+    pb->at_ns               = b->at_ns;
 }
 
 static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
@@ -480,7 +481,8 @@ static bt_status take_beat(const PB(Beat) * pb, bt_up_beat *b)
                       .pages_cached        = pb->pages_cached,
                       .pages_quarantined   = pb->pages_quarantined,
                       .prefix_asked_tokens = pb->prefix_asked_tokens,
-                      .prefix_hit_tokens   = pb->prefix_hit_tokens};
+                      .prefix_hit_tokens   = pb->prefix_hit_tokens,
+                      .at_ns               = pb->at_ns};
     for (size_t i = 0; i < pb->n_batch_rows; i++)
         b->batch_rows[i] = pb->batch_rows[i];
     for (size_t i = 0; i < pb->n_step_times; i++)

@@ -111,7 +111,7 @@ class Http(Served):
     def test_status_lists_ranks_and_requests(self):
         self.cell.gate.clear()
         call = self.generate(request_id='<b>"x"</b>')
-        wait_for(lambda: json.loads(get(self.http, "/status.json")[1])["open_requests"], "the request")
+        wait_for(lambda: [q["state"] for q in json.loads(get(self.http, "/status.json")[1])["open_requests"]] == ["prefill"], "the request")
         s = json.loads(get(self.http, "/status.json")[1])
         self.assertEqual([r["role"] for r in s["ranks"]], ["prefill", "prefill", "decode", "decode"])
         self.assertEqual((s["phase"], s["address"], s["name"]), ("serving", self.address, "demo"))

@@ -370,6 +370,7 @@ class Aborts(Served):
         time.sleep(0.1)
         self.assertEqual(sorted((r, m.wake) for r, m in self.cell.seen("wake")), [(0, 1), (1, 1), (2, 1), (3, 1)])
         list(self.generate())
+        wait_for(lambda: len(self.cell.seen("wake")) == 8, "wakes")
         for rank in range(4):  # placement: wake before work, on every rank of the group
             kinds = [k for k, _ in self.cell.ranks[rank].seen]
             self.assertEqual([m.wake for k, m in self.cell.ranks[rank].seen if k == "wake"], [1, 2])

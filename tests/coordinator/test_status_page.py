@@ -1,14 +1,17 @@
 """The status page in a real browser: what it shows, that it has no errors, and how it looks.
 
 The screenshot stays in the folder that BT_SCREENSHOTS names, for people to look at."""
+import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 import zlib
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -74,15 +77,32 @@ class Page(Served):
         self.http = self.coordinator.line("http")
 
     def beats(self):
-        """Prefill ranks 95 % busy, decode ranks 30 %."""
-        for i in range(10**6):
-            if self.enough.wait(0.2):
-                return
+        """Prefill ranks 95 % busy, decode ranks 30 %; now and then a step takes long, and no beat comes."""
+        begin, i = time.monotonic(), 0
+        while not self.enough.wait(1.5 if i % 20 == 19 else 0.2):
+            i, s = i + 1, time.monotonic() - begin
             for r in self.cell.ranks:
-                busy = 190_000_000 if r.rank < 2 else 60_000_000
-                r.send(beat=control.Beat(progress=i + 1, n_requests=2, pages_free=20, pages_total=64, pages_cached=16, pages_quarantined=4,
-                                         steps=8 * i, model_ns=busy * i, gather_ns=10**6 * i, sample_ns=10**6 * i, prompt_rows=320 * i,
-                                         generated_rows=16 * i, handoff_bytes=(1 << 20) * i, handoff_pages=14 * i))
+                busy = 0.95 if r.rank < 2 else 0.3
+                r.send(beat=control.Beat(progress=i, at_ns=int(1e9 * (s + 1)), n_requests=2, pages_free=20, pages_total=64, pages_cached=16, pages_quarantined=4,
+                                         steps=int(40 * s), model_ns=int(busy * 1e9 * s), gather_ns=int(5e6 * s), sample_ns=int(5e6 * s),
+                                         prompt_rows=int(1600 * s), generated_rows=int(80 * s), handoff_bytes=int(5e6 * s),
+                                         handoff_pages=int(70 * s)))
+
+    def status(self):
+        with urllib.request.urlopen(f"http://{self.http}/status.json", timeout=10) as reply:
+            return json.load(reply)
+
+    def screenshot(self, name):
+        """Of the page as it is; its colours."""
+        folder = os.environ.get("BT_SCREENSHOTS")
+        with tempfile.TemporaryDirectory() as other:
+            path = os.path.join(folder or other, f"status_page_{name}.png")
+            browse(self.http, f"--screenshot={path}")
+            width, height, colours = pixels(path)
+        self.assertEqual((width, height), (WIDTH, HEIGHT))
+        self.assertGreater(len(colours), 50)
+        self.assertLess(max(colours.values()), 0.95 * width * height)
+        return colours
 
     def test_shows_the_cell(self):
         for i in range(3):
@@ -94,7 +114,10 @@ class Page(Served):
         self.enough = threading.Event()
         self.addCleanup(self.enough.set)
         threading.Thread(target=self.beats, daemon=True).start()
-        time.sleep(6)
+        wait_for(lambda: self.status()["balance"]["limit"] == "prefill", "the verdict")
+        time.sleep(4)  # the busy share stays where it is, long steps or not
+        busy = [r["busy"] for r in self.status()["ranks"]]
+        self.assertTrue(all(0.9 < b < 0.97 for b in busy[:2]) and all(0.27 < b < 0.31 for b in busy[2:]), busy)
         dom, log = browse(self.http, "--dump-dom")
         self.assertNotIn("CONSOLE", log)
         text = dom.split("<main>")[1].split("</main>")[0]
@@ -107,24 +130,32 @@ class Page(Served):
             drawn = text.split(f'id="{plot}"')[1].split("</svg>")[0]
             self.assertIn("<path", drawn, plot)
             self.assertNotIn("NaN", drawn, plot)
-        self.screenshot()
+        colours = self.screenshot("loaded")
+        for colour in (PREFILL, DECODE):  # bars of ranks and lines of plots
+            self.assertGreater(colours.get(colour, 0), 500)
         self.cell.more_gate.set()
         self.assertEqual(len(list(call)[-1].complete.output_ids), 40)
 
-    def screenshot(self):
-        folder = os.environ.get("BT_SCREENSHOTS")
-        with tempfile.TemporaryDirectory() as other:
-            path = os.path.join(folder or other, "status_page.png")
-            browse(self.http, f"--screenshot={path}")
-            width, height, colours = pixels(path)
-        self.assertEqual((width, height), (WIDTH, HEIGHT))
-        self.assertGreater(len(colours), 50)
-        for colour in (PREFILL, DECODE):  # bars of ranks and lines of plots
-            self.assertGreater(colours.get(colour, 0), 500)
-        self.assertLess(max(colours.values()), 0.95 * width * height)
+    def test_waiting_requests_say_which_side_limits(self):
+        """Two requests take all decode pages (64 of 64 tokens each rank): more of them wait, whatever the ranks' times say."""
+        self.cell.split_after = 1
+        calls = [self.stub.Generate(self.request(prompt=[500] * 1900, max_tokens=148), timeout=200) for _ in range(6)]
+        wait_for(lambda: self.status()["balance"]["limit"] == "decode" and self.status()["waiting"] > 0, "the verdict")
+        dom = browse(self.http, "--dump-dom")[0]
+        self.assertIn("Decode limits", dom)
+        self.screenshot("waiting")
+        self.coordinator.process.send_signal(signal.SIGUSR1)
+        self.coordinator.line("draining")
+        dom = browse(self.http, "--dump-dom")[0]
+        self.assertIn(">draining<", dom)
+        self.screenshot("draining")
+        self.cell.more_gate.set()
+        for call in calls:
+            list(call)
 
     def test_idle_cell(self):
         page = browse(self.http, "--dump-dom")[0]
+        self.screenshot("idle")
         for part in ("No open request.", "Neither side limits: there is room", "Too little load"):
             self.assertTrue(part in page, part)
 

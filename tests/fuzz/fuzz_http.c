@@ -41,6 +41,8 @@ static bt_board *make_board(void)
     s->n_requests                          = 1;
     snprintf(s->requests[0].name, sizeof(s->requests[0].name), "</script>\"\\\xc3\xa9");
     s->requests[0].state = "decode";
+    for (uint32_t i = 0; i < 3; i++)
+        s->ranks[i].group = i != 0;
     bt_board_publish(board);
     return board;
 }

@@ -78,6 +78,7 @@ static inline bt_up sample_up(bt_up_kind kind)
             .generated_rows      = 12,
             .prefix_asked_tokens = 13,
             .prefix_hit_tokens   = 14,
+            .at_ns               = 20,
             .batch_rows          = {15, 16},
             .step_times          = {[BT_BEAT_TIME_BUCKETS - 1] = 17 },
             .n_requests          = 5,

@@ -228,12 +228,13 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     for (size_t i = 0; i < bt_public_n_methods; i++)
         registered[i] = grpc_server_register_method(pub->server, bt_public_methods[i].path, NULL,
                                                     GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
-    st = bt_rpc_listen(pub->server, address, config->tls, port_out);
+    st = bt_rpc_listen(pub->server, address, config->tls, &pub->port);
     grpc_server_start(pub->server); /* also one that never listened must start to be shut down */
     if (st != BT_OK) goto out;
     for (size_t i = 0; i < bt_public_n_methods; i++)
         listen_for(pub, &bt_public_methods[i], registered[i]);
     listen_for(pub, NULL, NULL);
+    *port_out   = pub->port;
     *public_out = pub;
     pub         = NULL; /* handed over */
 out:
@@ -254,6 +255,7 @@ void bt_public_destroy(bt_public *pub)
     if (pub == NULL) return;
     if (pub->server != NULL) {
         pub->stopping = true;
+        bt_rpc_hang_up(pub->port);
         grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
         bt_rpc_loop_begin(pub->loop);
         grpc_server_cancel_all_calls(pub->server);

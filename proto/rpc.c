@@ -1,12 +1,15 @@
 #include "proto/rpc.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/slice.h>
 #include <grpc/support/log.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -226,6 +229,31 @@ bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_t
     *port_out = (uint16_t)port;
 out:
     return st;
+}
+
+/* The port that the socket is bound to; -1: no TCP socket. */
+static int local_port(int fd)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t               n = sizeof(a);
+
+    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return -1;
+    if (a.ss_family == AF_INET) return ntohs(((struct sockaddr_in *)&a)->sin_port);
+    if (a.ss_family == AF_INET6) return ntohs(((struct sockaddr_in6 *)&a)->sin6_port);
+    return -1;
+}
+
+void bt_rpc_hang_up(uint16_t port)
+{
+    DIR           *all = port != 0 ? opendir("/proc/self/fd") : NULL;
+    struct dirent *entry;
+
+    while (all != NULL && (entry = readdir(all)) != NULL) {
+        int fd = atoi(entry->d_name); /* "." is 0, which no server has its socket on */
+
+        if (fd > 0 && local_port(fd) == port) shutdown(fd, SHUT_RDWR); /* gRPC closes it */
+    }
+    if (all != NULL) closedir(all);
 }
 
 void bt_rpc_slice_text(grpc_slice slice, char *buf, size_t capacity)

@@ -57,6 +57,11 @@ void      bt_rpc_tls_free(bt_rpc_tls *tls); /* overwrites the key first */
  * address and cause. */
 bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,
                         uint16_t *port_out);
+/* Closes the server's sockets on this port, connections and listener, as the end of the process
+ * would; to be called right before grpc_server_shutdown_and_notify, once all answers are on the
+ * wire.  gRPC's own way says GOAWAY, and a C-core client (1.51 to 1.85 seen) whose call was on its
+ * way then tries it again by itself, finds nobody, and never ends that call.  Port 0: nothing. */
+void bt_rpc_hang_up(uint16_t port);
 /* Could a server bind the address now?  IO names address and cause. */
 bt_status bt_rpc_try_bind(const char *address);
 /* A slice as text, cut to the capacity, always terminated and UTF-8. */

@@ -108,10 +108,11 @@ def main():
             client.wait_drained()
             time.sleep(0.5)  # the ranks park, and look at their pools
             after = rss_kib(cell)
-            load.expect_free(load.metrics(cell), shape)
+            m = load.metrics(cell)
+            load.expect_free(m, shape)
             assert client.run(*probe)[0] == want, "the answer has changed"
             client.wait_drained()
-            retracted = sum("is retracted after" in line for line in cell.lines)
+            retracted = int(m["vllm:num_preemptions_total"])
             ranks = len(cell.ranks())
             code = cell.stop()
             assert code == 0, f"{shape}: exit code {code}\n{cell.log()}"

@@ -55,9 +55,9 @@ def random_requests(n, seed, longest=60):
             sampling["logprobs"] = rng.choice([0, 1, 4])
         if warm and rng.random() < 0.5:
             sampling.update(rng.choice([dict(top_k=rng.randrange(1, 60)), dict(top_p=rng.choice([0.3, 0.8, 0.95])), dict(min_p=0.05)]))
-        if rng.random() < 0.3:
-            sampling.update(rng.choice([dict(repetition_penalty=1.3), dict(frequency_penalty=0.7), dict(presence_penalty=0.9), dict(min_tokens=5)]))
         most = rng.randrange(1, longest)
+        if rng.random() < 0.3:
+            sampling.update(rng.choice([dict(repetition_penalty=1.3), dict(frequency_penalty=0.7), dict(presence_penalty=0.9), dict(min_tokens=min(5, most))]))
         if i % 3 == 0:  # little at first, and grows: these are retracted where pages are few
             ids, most, sampling["ignore_eos"] = ids[-20:], rng.randrange(longest, 3 * longest), True
         out.append((f"r{i}", ids, most, sampling))

@@ -1,6 +1,7 @@
 #include "attention/mla.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "attention/ops.h"
@@ -173,16 +174,21 @@ out:
     return st;
 }
 
+static bt_gemm product_of(const bt_linear *w, const bt_bf16 *x, bt_bf16 *y, uint32_t m)
+{
+    return (bt_gemm){.w       = w,
+                     .x       = x,
+                     .ld_x    = bt_linear_k(w),
+                     .y       = y,
+                     .ld_y    = bt_linear_n(w),
+                     .m       = m,
+                     .y_dtype = BT_BF16};
+}
+
 static bt_status product(const bt_mla *mla, bt_role role, const bt_linear *w, const bt_bf16 *x,
                          bt_bf16 *y, uint32_t m)
 {
-    bt_gemm gemm = {.w       = w,
-                    .x       = x,
-                    .ld_x    = bt_linear_k(w),
-                    .y       = y,
-                    .ld_y    = bt_linear_n(w),
-                    .m       = m,
-                    .y_dtype = BT_BF16};
+    bt_gemm gemm = product_of(w, x, y, m);
 
     return bt_device_gemm(mla->dev, role, 1, &gemm);
 }
@@ -196,18 +202,17 @@ static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uin
     const bt_bf16       *rows = x + (size_t)first * cfg->hidden;
     bt_bf16             *q    = mla->q + (size_t)first * mla->q_dim;
     bt_bf16             *kv   = mla->kv + (size_t)first * mla->kv_dim;
+    bt_bf16             *q_a  = mla->q_a + (size_t)first * cfg->q_lora_rank;
+    bool                 low  = cfg->q_lora_rank != 0;
+    bt_gemm of_x[] = {low ? product_of(w->q_a, rows, q_a, m) : product_of(w->q, rows, q, m),
+                      product_of(w->kv_a, rows, kv, m)};
 
-    if (cfg->q_lora_rank != 0) {
-        bt_bf16 *q_a = mla->q_a + (size_t)first * cfg->q_lora_rank;
-
-        BT_TRY(product(mla, role, w->q_a, rows, q_a, m));
+    BT_TRY(bt_device_gemm(mla->dev, role, 2, of_x));
+    if (low) {
         BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->q_lora_rank, q_a, cfg->q_lora_rank, w->q_a_norm,
                                   cfg->latent_eps, q_a, cfg->q_lora_rank));
         BT_TRY(product(mla, role, w->q_b, q_a, q, m));
-    } else {
-        BT_TRY(product(mla, role, w->q, rows, q, m));
     }
-    BT_TRY(product(mla, role, w->kv_a, rows, kv, m));
     BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->kv_lora_rank, kv, mla->kv_dim, w->kv_a_norm,
                               cfg->latent_eps, kv, mla->kv_dim));
 out:

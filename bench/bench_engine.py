@@ -107,10 +107,10 @@ class Roofs:
         return self.samples[-1]
 
 
-def shortest(work, roofs, role, suffix):
+def shortest(work, roofs, suffix):
     """Seconds that the roofs leave, and which one binds."""
     ops, size = work
-    times = {"arithmetic": ops / (roofs[f"{role}_gflops{suffix}"] * 1e9), "memory": size / (roofs[f"read_gbs{suffix}"] * 1e9)}
+    times = {"arithmetic": ops / (roofs[f"gflops{suffix}"] * 1e9), "memory": size / (roofs[f"read_gbs{suffix}"] * 1e9)}
     bound = max(times, key=times.get)
     return times[bound], bound
 
@@ -220,32 +220,32 @@ def decode_samples(cell, folder, batch, context, tokens, seed):
 
 
 class Case:
-    def __init__(self, name, role, work, tokens, sample):
-        self.name, self.role, self.work, self.tokens, self.sample, self.rows = name, role, work, tokens, sample, []
+    def __init__(self, name, work, tokens, sample):
+        self.name, self.work, self.tokens, self.sample, self.rows = name, work, tokens, sample, []
 
     def take(self, cell, folder, roofs, threads, seed):
         before = roofs.probe()
         samples = list(self.sample(cell, folder, seed))
         after = roofs.probe()
-        here = {k: (before[k] + after[k]) / 2 for k in before if k.endswith(("gbs", "gflops", "_cpu"))}
+        here = {k: (before[k] + after[k]) / 2 for k in before if k.startswith(("read_gbs", "gflops"))}
         for seconds, cpu, others in samples:
-            wall, bound = shortest(self.work, here, self.role, "")
-            ideal, _ = shortest(self.work, here, self.role, "_cpu")
+            wall, bound = shortest(self.work, here, "")
+            ideal, _ = shortest(self.work, here, "_cpu")
             self.rows.append({"seconds": seconds, "cpu_seconds": cpu, "others_cores": others, "bound": bound,
                               "wall_share": wall / seconds, "cpu_share": ideal * threads / cpu})
 
     def result(self):
         mid = {k: statistics.median(r[k] for r in self.rows) for k in ("seconds", "cpu_seconds", "others_cores", "wall_share", "cpu_share")}
-        return {"name": self.name, "role": self.role, "tokens_per_s": self.tokens / mid["seconds"], "bound": statistics.mode(r["bound"] for r in self.rows),
+        return {"name": self.name, "tokens_per_s": self.tokens / mid["seconds"], "bound": statistics.mode(r["bound"] for r in self.rows),
                 "gflop": self.work[0] / 1e9, "gbytes": self.work[1] / 1e9, **mid, "samples": self.rows}
 
 
 def make_cases(work, decode_tokens):
     def prefill(n, requests):
-        return Case(f"prefill {n}", "prompt", work.prefill(n), n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
+        return Case(f"prefill {n}", work.prefill(n), n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
 
     def decode(batch, context):
-        return Case(f"decode batch {batch}, context {context}", "generated", work.decode(batch, context + decode_tokens / 2), batch,
+        return Case(f"decode batch {batch}, context {context}", work.decode(batch, context + decode_tokens / 2), batch,
                     lambda cell, folder, seed: decode_samples(cell, folder, batch, context, decode_tokens, seed))
 
     return [prefill(512, 3), prefill(2048, 1), decode(1, 16), decode(8, 128), decode(32, 128)]
@@ -280,14 +280,13 @@ def markdown(report):
              f"- Caches: {m['caches']}",
              f"- Model: `baton synth {' '.join(SYNTH)}`, {report['weights_gib']:.2f} GiB of bf16 weights; one prefill and one decode rank, {report['threads']} "
              f"threads each, chunks of {CHUNK}",
-             f"- Roofs, median of {r['n']} probes between the cases: {r['read_gbs']:.1f} GB/s, {r['prompt_gflops'] / 1e3:.2f} TFLOP/s (`{r['kernels']}`, prompts), "
-             f"{r['generated_gflops']:.0f} GFLOP/s (generated tokens) by the wall's clock; {r['read_gbs_cpu']:.1f} GB/s, {r['prompt_gflops_cpu'] / 1e3:.2f} TFLOP/s, "
-             f"{r['generated_gflops_cpu']:.0f} GFLOP/s by CPU time",
+             f"- Roofs, median of {r['n']} probes between the cases: {r['read_gbs']:.1f} GB/s, {r['gflops'] / 1e3:.2f} TFLOP/s (`{r['kernels']}`) by the "
+             f"wall's clock; {r['read_gbs_cpu']:.1f} GB/s, {r['gflops_cpu'] / 1e3:.2f} TFLOP/s by CPU time",
              f"- Start to serving: {report['load_s']:.1f} s; memory of the ranks: {', '.join(f'{x} GiB' for x in report['memory_gib'])}", "",
              "| case | tokens/s | bound by | share of roof, wall | share of roof, CPU | of arithmetic, CPU | of memory, CPU | CPU s | others used |",
              "|---|---|---|---|---|---|---|---|---|"]
     for c in report["cases"]:
-        ops, size = (report["threads"] / c["cpu_seconds"] * x for x in (c["gflop"] / r[c["role"] + "_gflops_cpu"], c["gbytes"] / r["read_gbs_cpu"]))
+        ops, size = (report["threads"] / c["cpu_seconds"] * x for x in (c["gflop"] / r["gflops_cpu"], c["gbytes"] / r["read_gbs_cpu"]))
         lines.append(f"| {c['name']} | {c['tokens_per_s']:.1f} | {c['bound']} | {c['wall_share']:.2f} | {c['cpu_share']:.2f} | {ops:.2f} | {size:.2f} | "
                      f"{c['cpu_seconds']:.3f} | {c['others_cores']:.1f} cores |")
     lines += ["", "CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "

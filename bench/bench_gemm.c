@@ -115,7 +115,7 @@ static void multiply_share(void *ctx, uint32_t chunk, uint32_t member)
 
     (void)chunk;
     (void)member;
-    bt_roof_multiply(b->kernels, b->role == BT_ROLE_PROMPT, PEAK_ROUNDS);
+    bt_roof_multiply(b->kernels, PEAK_ROUNDS);
 }
 static void multiply_all(bench *b)
 {
@@ -155,8 +155,8 @@ static void run_shape(bench *b, const uint32_t *shape, uint32_t n_threads)
     read_gbs = weights * b->n_linears / median_ns(read_all, b);
     for (int role = 0; role < BT_N_ROLES; role++) {
         b->role = (bt_role)role;
-        peak = bt_roof_multiply(b->kernels, role == BT_ROLE_PROMPT, 1) * PEAK_ROUNDS * n_threads /
-               median_ns(multiply_all, b);
+        peak =
+            bt_roof_multiply(b->kernels, 1) * PEAK_ROUNDS * n_threads / median_ns(multiply_all, b);
         ns      = median_ns(one_gemm, b);
         roof_ns = weights / read_gbs > ops / peak ? weights / read_gbs : ops / peak;
         printf("%-10s %-9s t=%u m=%-3u n=%u k=%u %9.1f us %6.1f GB/s %7.1f GFLOP/s | roofs %5.1f "

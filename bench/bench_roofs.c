@@ -3,7 +3,7 @@
  *     bench_roofs [threads [kernels]]        default: every core, the machine's best family
  *
  * read_gbs: plain loads over memory far larger than the caches, each thread its own part.
- * prompt_gflops, generated_gflops: multiply-adds on registers in the arithmetic of each role.
+ * gflops: multiply-adds on registers, the widest that the family's arithmetic can use.
  * The same with _cpu counts the threads' own time instead of the wall's: what the cores do while
  * they are ours, of use when others have them too.
  * Medians of short samples: on a shared machine a roof holds for the seconds in which it was taken.
@@ -26,7 +26,6 @@ enum { N_SAMPLES = 5, MAX_THREADS = 4096, PEAK_ROUNDS = 40000 };
 typedef struct {
     bt_cpu_pool *pool;
     const char  *kernels, *memory;
-    int          prompt;
 } probe;
 
 static int by_value(const void *a, const void *b)
@@ -50,7 +49,7 @@ static void multiply_part(void *ctx, uint32_t chunk, uint32_t member)
 
     (void)chunk;
     (void)member;
-    bt_roof_multiply(p->kernels, p->prompt, PEAK_ROUNDS);
+    bt_roof_multiply(p->kernels, PEAK_ROUNDS);
 }
 
 /* Of a task over n_chunks chunks: by the wall's clock, and had every thread a core of its own. */
@@ -95,13 +94,12 @@ static void print_rates(const char *name, double amount, cost c)
 }
 
 /* Sixteen pieces a thread, so that an uneven core does not hold up the sum. */
-static void print_peak(probe *p, const char *name, int prompt)
+static void print_peak(probe *p)
 {
     uint32_t n_chunks = 16 * bt_cpu_pool_n_threads(p->pool);
-    double   ops      = bt_roof_multiply(p->kernels, prompt, 1) * PEAK_ROUNDS * n_chunks;
+    double   ops      = bt_roof_multiply(p->kernels, 1) * PEAK_ROUNDS * n_chunks;
 
-    p->prompt = prompt;
-    print_rates(name, ops, measure(p, n_chunks, multiply_part));
+    print_rates("gflops", ops, measure(p, n_chunks, multiply_part));
 }
 
 static uint32_t count_cores(void)
@@ -131,8 +129,7 @@ int main(int argc, char **argv)
     printf("{\"threads\": %u, \"kernels\": \"%s\"", n_threads, kernels);
     print_rates("read_gbs", (double)ALL_BYTES,
                 measure(&p, (uint32_t)(ALL_BYTES / PART_BYTES), read_part));
-    print_peak(&p, "prompt_gflops", 1);
-    print_peak(&p, "generated_gflops", 0);
+    print_peak(&p);
     puts("}");
     bt_cpu_pool_destroy(p.pool);
     munmap(memory, ALL_BYTES);

@@ -342,3 +342,12 @@ const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name)
 
     return st->n == 0 ? NULL : bsearch(&key, st->tensors, st->n, sizeof(key), by_name);
 }
+
+void bt_safetensors_release(const bt_tensor *t)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)t->data;
+    uintptr_t first = (at + page - 1) / page * page, end = (at + t->bytes) / page * page;
+
+    /* A private mapping that nobody writes to: nothing is lost. */
+    if (end > first) (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}

@@ -66,6 +66,8 @@ size_t    bt_safetensors_count(const bt_safetensors *st);
 const bt_tensor *bt_safetensors_at(const bt_safetensors *st, size_t i);
 /* NULL when there is none (not logged). */
 const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name);
+/* The tensor's pages leave this process's memory; reading them again brings them back. */
+void bt_safetensors_release(const bt_tensor *t);
 
 /* What was opened, and the file of a tensor of the set; for messages. */
 const char *bt_safetensors_path(const bt_safetensors *st);

@@ -60,6 +60,7 @@ static void count(loader *l, const bt_matrix *m)
         return;
     }
     l->done_bytes += m->t->bytes;
+    bt_safetensors_release(m->t); /* else the model is in memory twice */
     if (l->opt->progress != NULL)
         l->opt->progress(l->opt->progress_ctx, l->done_bytes, l->total_bytes);
 }

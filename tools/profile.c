@@ -46,7 +46,6 @@ enum {
     KEY_CONTEXT,
     KEY_THREADS,
     KEY_KERNELS,
-    KEY_ROLE,
     KEY_SECONDS,
     KEY_OUT,
     KEY_JSON,
@@ -67,19 +66,16 @@ static const struct argp_option OPTIONS[] = {
     {"context",KEY_CONTEXT, "LIST", 0, "Tokens that each attends to (32,512,4096,32768)", 3},
     {"threads",                                                                                    KEY_THREADS, "N", 0, "Compute threads (one per core)", 3},
     {"kernels",                                                                                    KEY_KERNELS, "FAMILY", 0, "Kernel family: auto, or one this CPU has", 3},
-    {"role",                                                                             KEY_ROLE, "ROLE", 0,
-     "Products of generated tokens (generated) or those made for many rows (prompt), for all "
-     "variants", 3},
-    {"seconds",                                                                         KEY_SECONDS, "S", 0, "Time for the measured points together, about (30)", 3},
-    {"out",                                                                                KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
-    {"json",                                                                                     KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
-    {"csv",KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},
-    {"gpu",                                                                                    KEY_GPU, "NAME", 0,
+    {"seconds",                                                                             KEY_SECONDS, "S", 0, "Time for the measured points together, about (30)", 3},
+    {"out",                                                                         KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
+    {"json",                                                                                KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
+    {"csv",                                                                                     KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},
+    {"gpu",KEY_GPU, "NAME", 0,
      "Analysis with a GPU's roof, by its vendor's figures: A100-40GB, A100-80GB, RTX4080, RTX4090, "
      "L40S, H20, H800, H100, H200, B200", 5},
     {"bandwidth",                                                                                    KEY_BANDWIDTH, "LIST", 0,
      "GB/s between prefill and decode ranks, for hand-off times (1.25,12.5,50)", 5},
-    {0                                                                            },
+    {0                                                                                   },
 };
 
 typedef struct {
@@ -164,11 +160,6 @@ static error_t parse_measured(int key, char *arg, struct argp_state *state, opti
         if (parse_list(state, "threads", arg, 1, 1024, &n) == 1) m->n_threads = n;
         return 0;
     case KEY_KERNELS: m->kernels = arg; return 0;
-    case KEY_ROLE:
-        if (strcmp(arg, "generated") != 0 && strcmp(arg, "prompt") != 0)
-            argp_error(state, "--role %s: expected generated or prompt", arg);
-        m->role = arg[0] == 'p' ? BT_ROLE_PROMPT : BT_ROLE_GENERATED;
-        return 0;
     case KEY_SECONDS:
         m->seconds = strtod(arg, &end);
         if (*end != '\0' || !(m->seconds > 0 && m->seconds <= 86400))
@@ -257,7 +248,6 @@ static bt_status profile(options *opt)
     bt_roof           roof     = {.measured = false};
     bt_analysis       a        = {.model        = model,
                                   .roof         = &roof,
-                                  .role         = opt->measure.role,
                                   .batch        = opt->measure.batches[opt->measure.n_batches - 1],
                                   .n_keys       = opt->measure.contexts[opt->measure.n_contexts - 1],
                                   .n_bandwidths = opt->n_bandwidths};
@@ -294,11 +284,10 @@ int main(int argc, char **argv)
                                       .n_contexts = 4,
                                       .contexts   = {32, 512, 4096, 32768},
                                       .kernels    = "auto",
-                                      .role       = BT_ROLE_GENERATED,
                                       .seconds    = 30,
                                       .progress   = progress},
                      .n_bandwidths = 3,
-                     .bandwidths   = {1.25e9, 12.5e9, 50e9}
+                     .bandwidths   = {1.25e9, 12.5e9,      50e9}
     };
 
     bt_log_init("profile", BT_LOG_INFO);

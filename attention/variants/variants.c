@@ -52,16 +52,21 @@ void bt_variant_close(bt_variant *v)
 
 /* ---- a step ---- */
 
+static bt_gemm product_of(const bt_study *s, const bt_linear *w, const bt_bf16 *x, bt_bf16 *y)
+{
+    return (bt_gemm){.w       = w,
+                     .x       = x,
+                     .ld_x    = bt_linear_k(w),
+                     .y       = y,
+                     .ld_y    = bt_linear_n(w),
+                     .m       = s->batch,
+                     .y_dtype = BT_BF16};
+}
+
 static bt_status product(const bt_study *s, bt_role role, const bt_linear *w, const bt_bf16 *x,
                          bt_bf16 *y)
 {
-    bt_gemm gemm = {.w       = w,
-                    .x       = x,
-                    .ld_x    = bt_linear_k(w),
-                    .y       = y,
-                    .ld_y    = bt_linear_n(w),
-                    .m       = s->batch,
-                    .y_dtype = BT_BF16};
+    bt_gemm gemm = product_of(s, w, x, y);
 
     return bt_device_gemm(s->dev, role, 1, &gemm);
 }
@@ -84,20 +89,28 @@ static bt_status product_of_heads(bt_study *s, bt_role role, bt_linear *const *w
 
 static bt_status queries(bt_variant *v, bt_role role, const bt_bf16 *x)
 {
-    bt_status            st    = BT_OK;
-    bt_study            *s     = v->study;
-    const bt_mla_config *cfg   = &s->cfg;
-    const bt_bf16       *in    = x;
-    size_t               width = cfg->qk_nope_dim + cfg->qk_rope_dim;
+    bt_status            st     = BT_OK;
+    bt_study            *s      = v->study;
+    const bt_mla_config *cfg    = &s->cfg;
+    const bt_bf16       *in     = x;
+    size_t               width  = cfg->qk_nope_dim + cfg->qk_rope_dim;
+    bool                 low    = cfg->q_lora_rank != 0;
+    bt_gemm              of_x[] = {product_of(s, low ? s->w.q_a : s->w.q, x, low ? s->q_a : s->q),
+                                   product_of(s, s->w.kv_a, x, s->kv)};
 
-    if (cfg->q_lora_rank != 0) {
-        BT_TRY(product(s, role, s->w.q_a, x, s->q_a));
+    /* What serves takes both products of x at once (attention/mla.c). */
+    if (v->kind == BT_VARIANT_FUSED)
+        BT_TRY(bt_device_gemm(s->dev, role, 2, of_x));
+    else if (low)
+        BT_TRY(bt_device_gemm(s->dev, role, 1, of_x));
+    if (low) {
         BT_TRY(bt_device_rms_norm(s->dev, s->batch, s->q_in, s->q_a, s->q_in, s->w.q_a_norm,
                                   cfg->latent_eps, s->q_a, s->q_in));
         in = s->q_a;
     }
     if (v->kind != BT_VARIANT_AM_CC_ME) {
-        BT_TRY(product(s, role, cfg->q_lora_rank != 0 ? s->w.q_b : s->w.q, in, s->q));
+        if (low || v->kind != BT_VARIANT_FUSED)
+            BT_TRY(product(s, role, low ? s->w.q_b : s->w.q, in, s->q));
     } else {
         BT_TRY(product(s, role, s->merged.q, in, s->ql));
         BT_TRY(product_of_heads(s, role, s->merged.rope, in, s->q_in, 0, s->q + cfg->qk_nope_dim,
@@ -120,7 +133,7 @@ static bt_status append(bt_variant *v, bt_role role, const bt_bf16 *x)
                          .n_spans = s->batch,
                          .spans   = s->spans};
 
-    BT_TRY(product(s, role, s->w.kv_a, x, s->kv));
+    if (v->kind != BT_VARIANT_FUSED) BT_TRY(product(s, role, s->w.kv_a, x, s->kv));
     BT_TRY(bt_device_rms_norm(s->dev, s->batch, s->cfg.kv_lora_rank, s->kv, s->kv_dim,
                               s->w.kv_a_norm, s->cfg.latent_eps, s->kv, s->kv_dim));
     BT_TRY(s->attn->ops->append(s->attn, &call));

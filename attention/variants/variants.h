@@ -2,14 +2,17 @@
  *
  * The question that Baton grew from is which way of computing MLA is cheapest, where, and why.
  * Each way is a variant; all of them are the same mathematics (attention/mla.h) on the same
- * weights: CD        caches each head's keys and values, decompressed CC        caches the latents,
- * decompresses all of them at each step A_CC      absorbed: caches the latents, makes each head's
- * concatenated key [latent | rope] A_CC_ME   absorbed, the rope part as a product of its own:
- * nothing concatenated or broadcast AM_CC_ME  the same with the absorbed matrices multiplied out
- * beforehand fused     Baton's kernel: absorbed, one pass over the pages The first five are built
- * as the study built them, from whole-matrix steps (all scores, then all weights of the softmax,
- * then all sums), on the same products as the kernel, so that what differs is the form.  Those with
- * the latent cache share the study's pages.
+ * weights:
+ *     CD        caches each head's keys and values, decompressed
+ *     CC        caches the latents, decompresses all of them at each step
+ *     A_CC      absorbed: caches the latents, makes each head's key [latent | rope]
+ *     A_CC_ME   absorbed, the rope part as a product of its own: nothing concatenated
+ *     AM_CC_ME  the same with the absorbed matrices multiplied out beforehand
+ *     fused     what serves: absorbed, one pass over the pages, products of one input together
+ *
+ * The first five are built as the study built them, from whole-matrix steps (all scores, then all
+ * weights of the softmax, then all sums), on the same products as the kernel, so that what differs
+ * is the form.  Those with the latent cache share the study's pages.
  *
  * A study is one layer on a device and some requests, each with a prefix in the cache; a step takes
  * each of them one token further, always the same one.  Two parts are behind a table by device

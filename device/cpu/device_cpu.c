@@ -195,6 +195,7 @@ static void cpu_destroy(bt_device *dev)
     bt_cpu_pool_destroy(cpu->pool);
     bt_free(cpu->members);
     bt_free(cpu->scratch);
+    bt_free(cpu->tiles);
     bt_free(cpu);
 }
 
@@ -237,6 +238,10 @@ static bt_status create_members(bt_device_cpu *cpu)
     cpu->scratch = bt_calloc_aligned(cpu->n_threads * floats, sizeof(*cpu->scratch));
     BT_REQUIRE(cpu->members != NULL && cpu->scratch != NULL, BT_ERR_NO_MEMORY,
                "scratch of %u compute threads", cpu->n_threads);
+    if (cpu->kernels->tiles) {
+        cpu->tiles = bt_calloc_aligned(BT_CPU_TILE_ELEMS, sizeof(*cpu->tiles));
+        BT_REQUIRE(cpu->tiles != NULL, BT_ERR_NO_MEMORY, "tiles of rows");
+    }
     for (uint32_t t = 0; t < cpu->n_threads; t++)
         cpu->members[t].scratch = cpu->scratch + t * floats;
 out:

@@ -6,11 +6,15 @@
 
 /* A chunk of a product, at most: its fp32 result waits in scratch to be rounded. */
 enum { BT_CPU_CHUNK_ROWS = 512, BT_CPU_CHUNK_COLS = 256 };
+/* Elements of x that are tiles at a time, a multiple of any product's 16 rows. */
+enum { BT_CPU_TILE_ELEMS = 16 << 20 };
 
 /* Of one pool member, on its own cache lines. */
 typedef struct {
     _Alignas(64) uint32_t gemm; /* where the last chunk was, since chunks come ascending */
-    uint32_t first_chunk;       /* of that gemm */
+    uint32_t first_chunk;       /* of that gemm, */
+    size_t   tiles;             /* where its tiles begin, */
+    uint32_t chunk;             /* and which of its chunks it was */
     float   *scratch;           /* [BT_CPU_CHUNK_ROWS][BT_CPU_CHUNK_COLS] */
 } bt_cpu_member;
 
@@ -21,6 +25,7 @@ typedef struct {
     uint32_t              n_threads;
     bt_cpu_member        *members; /* [n_threads] */
     float                *scratch; /* of all members */
+    bt_bf16              *tiles;   /* [BT_CPU_TILE_ELEMS], or NULL for a table without tiles */
     char                  arithmetic[64];
 } bt_device_cpu;
 

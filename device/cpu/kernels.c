@@ -21,9 +21,10 @@ typedef struct {
 static const family FAMILIES[] = {
     {BT_CPU_AMX,
      {.name       = "amx",
-      .arithmetic = {[BT_ROLE_PROMPT] = BT_CPU_TILE32, [BT_ROLE_GENERATED] = BT_CPU_DP2},
-      .mm   = {[BT_ROLE_PROMPT] = bt_cpu_mm_tile32_amx, [BT_ROLE_GENERATED] = bt_cpu_mm_dp2_avx512},
-      .rows = &bt_cpu_rows_avx512}      },
+      .arithmetic = BOTH_ROLES(BT_CPU_TILE32),
+      .mm         = BOTH_ROLES(bt_cpu_mm_tile32_amx),
+      .tiles      = true,
+      .rows       = &bt_cpu_rows_avx512}},
     {BT_CPU_AVX512BF16,
      {.name       = "avx512bf16",
       .arithmetic = BOTH_ROLES(BT_CPU_DP2),

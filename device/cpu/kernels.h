@@ -34,7 +34,9 @@ typedef enum { BT_CPU_DP2, BT_CPU_TILE32 } bt_cpu_arithmetic;
 /* y[m, n] f32 = x[m, k] * B (+ y).  m, n, k >= 1; nothing outside these bounds is read or written,
  * except that all of the padded `packed` is read. */
 typedef struct {
-    const bt_bf16 *x; /* [m, k], row stride ld_x elements */
+    const bt_bf16 *x; /* [m, k], row stride ld_x elements; or, for a table that has tiles, in tiles
+                         of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k */
+    bool           tiled;
     size_t         ld_x;
     const bt_bf16 *packed;
     float         *y; /* [m, n], row stride ld_y elements */
@@ -76,6 +78,7 @@ typedef struct {
     const char       *name;                   /* "amx", ... */
     bt_cpu_arithmetic arithmetic[BT_N_ROLES]; /* of mm[role] */
     void (*mm[BT_N_ROLES])(const bt_cpu_mm *mm);
+    bool                      tiles; /* mm takes x in tiles, and is faster with many rows then */
     const bt_cpu_row_kernels *rows;
 } bt_cpu_kernels;
 

@@ -2,14 +2,16 @@
 
 #include "core/alloc.h"
 
-enum { BLOCK_ROWS = 16 };
+/* Rows of scratch lie a line further apart than their length, which is often a power of two: they
+ * would compete for one set of the cache. */
+enum { BLOCK_ROWS = 16, GAP = 32 };
 
 typedef struct {
     const bt_cpu_row_kernels *kernels;
     bt_linear                *linear;
     bt_linear_row_fn          rows;
     void                     *ctx;
-    bt_bf16                  *scratch; /* [n_threads][BLOCK_ROWS][k] */
+    bt_bf16                  *scratch; /* [n_threads][BLOCK_ROWS][k + GAP] */
 } pack_job;
 
 static void pack_block(void *ctx, uint32_t chunk, uint32_t member)
@@ -17,11 +19,12 @@ static void pack_block(void *ctx, uint32_t chunk, uint32_t member)
     const pack_job *job = ctx;
     uint32_t        k = job->linear->k, n0 = chunk * BLOCK_ROWS;
     uint32_t        left = job->linear->n - n0, n = left < BLOCK_ROWS ? left : BLOCK_ROWS;
-    bt_bf16        *block = job->scratch + (size_t)member * BLOCK_ROWS * k;
+    size_t          ld    = k + GAP;
+    bt_bf16        *block = job->scratch + member * BLOCK_ROWS * ld;
 
     for (uint32_t j = 0; j < n; j++)
-        job->rows(job->ctx, n0 + j, block + (size_t)j * k);
-    job->kernels->pack_rows(block, k, n, k, job->linear->packed + bt_cpu_packed_elems(n0, k));
+        job->rows(job->ctx, n0 + j, block + j * ld);
+    job->kernels->pack_rows(block, ld, n, k, job->linear->packed + bt_cpu_packed_elems(n0, k));
 }
 
 bt_status bt_cpu_linear_create(bt_cpu_pool *pool, const bt_cpu_row_kernels *rows_kernels,
@@ -42,7 +45,8 @@ bt_status bt_cpu_linear_create(bt_cpu_pool *pool, const bt_cpu_row_kernels *rows
     linear->packed = bt_calloc_aligned(bt_linear_bytes(linear), 1);
     BT_REQUIRE(linear->packed != NULL, BT_ERR_NO_MEMORY, "weight matrix of %zu bytes",
                bt_linear_bytes(linear));
-    scratch = bt_calloc((size_t)bt_cpu_pool_n_threads(pool) * BLOCK_ROWS * k, sizeof(*scratch));
+    scratch =
+        bt_calloc((size_t)bt_cpu_pool_n_threads(pool) * BLOCK_ROWS * (k + GAP), sizeof(*scratch));
     BT_REQUIRE(scratch != NULL, BT_ERR_NO_MEMORY, "rows of a weight matrix with k = %u", k);
     job = (pack_job){rows_kernels, linear, rows, ctx, scratch};
     bt_cpu_pool_run(pool, bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS, pack_block, &job);

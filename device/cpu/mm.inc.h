@@ -1,11 +1,12 @@
-/* device/cpu/mm.inc.h - the loops of dp2 around a register tile that the including file defines:
+/* device/cpu/mm.inc.h - the loops around a register tile that the including file defines, for
+ * arithmetics that go through k from one end to the other:
  *     x_elem                     an element of x as the tile wants it: float, or bt_bf16 as it is
  *     MAX_ROWS                   rows of the largest tile
  *     tile_blocks(rows)          column blocks of 16 in a tile of so many rows (a power of two)
  *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
- *     MM_DP2                     the function's name
- * k goes in pieces whose x fits the first-level cache; between pieces the accumulators wait in y,
- * which is exact, so the pieces change no bit. */
+ *     MM                         the function's name
+ * k goes in pieces, multiples of 32, whose x fits the first-level cache; between pieces the
+ * accumulators wait in y, which is exact, so the pieces change no bit. */
 #include <string.h>
 
 #include "device/cpu/families.h"
@@ -88,7 +89,7 @@ static uint32_t tile_rows(uint32_t left)
     return rows;
 }
 
-void MM_DP2(const bt_cpu_mm *mm)
+void MM(const bt_cpu_mm *mm)
 {
     _Alignas(64) x_elem staged[STAGE_ELEMS];
     uint32_t            k_pad = bt_cpu_pad(mm->k, 32);

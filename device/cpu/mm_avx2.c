@@ -5,7 +5,7 @@
 
 typedef float x_elem;
 #define STAGE(v) bt_bf16_to_f32(v)
-#define MM_DP2   bt_cpu_mm_dp2_avx2
+#define MM       bt_cpu_mm_dp2_avx2
 /* clang-format off */
 #define TILE_CASES                                                  \
     TILE_CASE(4, 1) TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) \

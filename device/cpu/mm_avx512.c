@@ -6,7 +6,7 @@
 
 typedef float x_elem;
 #define STAGE(v) bt_bf16_to_f32(v)
-#define MM_DP2   bt_cpu_mm_dp2_avx512
+#define MM       bt_cpu_mm_dp2_avx512
 /* clang-format off */
 #define TILE_CASES                                                    \
     TILE_CASE(12, 2) TILE_CASE(12, 1) TILE_CASE(8, 2) TILE_CASE(8, 1) \

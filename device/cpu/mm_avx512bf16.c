@@ -5,7 +5,7 @@
 
 typedef bt_bf16 x_elem;
 #define STAGE(v) (v)
-#define MM_DP2   bt_cpu_mm_dp2_avx512bf16
+#define MM       bt_cpu_mm_dp2_avx512bf16
 /* clang-format off */
 #define TILE_CASES                                                    \
     TILE_CASE(12, 2) TILE_CASE(12, 1) TILE_CASE(8, 2) TILE_CASE(8, 1) \

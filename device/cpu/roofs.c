@@ -117,9 +117,9 @@ TARGET("amx-tile,amx-bf16") static double tiles(long n)
     return (double)n * 4 * 16 * 16 * 32 * 2;
 }
 
-double bt_roof_multiply(const char *kernels, int prompt, long n)
+double bt_roof_multiply(const char *kernels, long n)
 {
-    if (strcmp(kernels, "amx") == 0) return prompt ? tiles(n) : fma512(n);
+    if (strcmp(kernels, "amx") == 0) return tiles(n);
     if (strcmp(kernels, "avx512bf16") == 0) return dpbf16(n);
     if (strcmp(kernels, "avx512") == 0) return fma512(n);
     if (strcmp(kernels, "avx2") == 0) return fma256(n);

@@ -10,7 +10,7 @@ void bt_roof_read(const void *memory, size_t bytes);
 
 /* Does `n` rounds of the widest multiply-add that the family's arithmetic can use, on registers
  * alone, and returns the floating-point operations done.  kernels: a name from
- * bt_device_cpu_kernels(); prompt: the role whose arithmetic it is. */
-double bt_roof_multiply(const char *kernels, int prompt, long n);
+ * bt_device_cpu_kernels(). */
+double bt_roof_multiply(const char *kernels, long n);
 
 #endif

@@ -87,17 +87,43 @@ typedef struct {
     vf part[PARTS];
 } lanes;
 
-/* Lane i adds lane i+8, i+4, i+2, i+1. */
+/* Sixteen lanes fold to one: lane i with lane i+8, i+4, i+2, i+1. */
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16)));
+
 INLINE float sum_lanes(const lanes *sum)
 {
-    float a[LANES];
+    v8 low, high;
+    v4 a, b;
 
-    for (int q = 0; q < PARTS; q++)
-        store(a + q * WIDTH, sum->part[q]);
-    for (int width = LANES / 2; width >= 1; width /= 2)
-        for (int i = 0; i < width; i++)
-            a[i] = a[i] + a[i + width];
-    return a[0];
+    memcpy(&low, sum, sizeof(low));
+    memcpy(&high, (const char *)sum + sizeof(low), sizeof(high));
+    low = low + high;
+    a   = __builtin_shufflevector(low, low, 0, 1, 2, 3);
+    b   = __builtin_shufflevector(low, low, 4, 5, 6, 7);
+    a   = a + b;
+    a   = a + __builtin_shufflevector(a, a, 2, 3, 2, 3);
+    return a[0] + a[1];
+}
+
+INLINE v8 greater8(v8 a, v8 b)
+{
+    typedef int32_t mask8 __attribute__((vector_size(32)));
+    mask8           more = a > b;
+
+    return (v8)((more & (mask8)a) | (~more & (mask8)b));
+}
+
+INLINE float max_lanes(const lanes *best)
+{
+    v8 low, high;
+
+    memcpy(&low, best, sizeof(low));
+    memcpy(&high, (const char *)best + sizeof(low), sizeof(high));
+    low = greater8(high, low);
+    low = greater8(__builtin_shufflevector(low, low, 4, 5, 6, 7, 4, 5, 6, 7), low);
+    low = greater8(__builtin_shufflevector(low, low, 2, 3, 2, 3, 2, 3, 2, 3), low);
+    return low[1] > low[0] ? low[1] : low[0];
 }
 
 /* The steps of bt_expf. */
@@ -167,7 +193,6 @@ INLINE vf greater(vf v, vf best) { return select(v > best, v, best); }
 static float row_max(const float *x, size_t n, float start)
 {
     lanes  best;
-    float  a[LANES], max;
     size_t i = 0, left;
 
     for (int q = 0; q < PARTS; q++)
@@ -179,12 +204,7 @@ static float row_max(const float *x, size_t n, float start)
         left         = n - i < WIDTH ? n - i : WIDTH;
         best.part[q] = greater(load_part(x + i, left, start), best.part[q]);
     }
-    for (int q = 0; q < PARTS; q++)
-        store(a + q * WIDTH, best.part[q]);
-    max = a[0];
-    for (int l = 1; l < LANES; l++)
-        max = a[l] > max ? a[l] : max;
-    return max;
+    return max_lanes(&best);
 }
 
 static float row_sum(const float *x, size_t n)
@@ -300,22 +320,50 @@ static void swiglu_row(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16
     }
 }
 
-/* One block of 16 columns: rows of src become columns, two k at a time. */
+/* Four pairs of k of four rows, [row][pair] to [pair][row]. */
+INLINE void turn_pairs(const bt_bf16 *src, size_t ld, bt_bf16 *out)
+{
+    typedef uint32_t quad __attribute__((vector_size(16)));
+    quad             r[4], low[2], high[2];
+
+    for (int i = 0; i < 4; i++)
+        memcpy(&r[i], src + (size_t)i * ld, sizeof(r[i]));
+    for (int i = 0; i < 2; i++) {
+        low[i]  = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+        high[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+    }
+    r[0] = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
+    for (int i = 0; i < 4; i++)
+        memcpy(out + (size_t)i * 2 * LANES, &r[i], sizeof(r[i]));
+}
+
+/* One row's pairs of k from `from` on: a column of a block. */
+INLINE void pack_column(const bt_bf16 *row, uint32_t from, uint32_t k, bt_bf16 *column)
+{
+    for (uint32_t p = from; p < k / 2; p++)
+        memcpy(column + (size_t)p * 2 * LANES, row + 2 * p, 2 * sizeof(*row));
+    if (k % 2 != 0) column[(size_t)(k / 2) * 2 * LANES] = row[k - 1];
+}
+
+/* Block by block of 16 columns: rows of src become columns, two k at a time. */
 static void pack_rows(const bt_bf16 *src, size_t ld, uint32_t n, uint32_t k, bt_bf16 *packed)
 {
-    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2;
+    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2, squares = k / 8 * 4; /* pairs in whole squares */
 
     for (uint32_t n0 = 0; n0 < n; n0 += LANES, packed += (size_t)n_pairs * 2 * LANES) {
-        uint32_t cols = n - n0 < LANES ? n - n0 : LANES;
+        uint32_t       cols = n - n0 < LANES ? n - n0 : LANES, j = 0;
+        const bt_bf16 *rows = src + n0 * ld;
 
         if (cols < LANES || k % 32 != 0)
             memset(packed, 0, (size_t)n_pairs * 2 * LANES * sizeof(*packed));
-        for (uint32_t p = 0; p < k / 2; p++)
-            for (uint32_t j = 0; j < cols; j++)
-                memcpy(packed + (size_t)p * 2 * LANES + 2 * j, src + (n0 + j) * ld + 2 * p,
-                       2 * sizeof(*src));
-        for (uint32_t j = 0; k % 2 != 0 && j < cols; j++)
-            packed[(size_t)(k / 2) * 2 * LANES + 2 * j] = src[(n0 + j) * ld + k - 1];
+        for (uint32_t p = 0; p < squares; p += 4)
+            for (j = 0; j + 4 <= cols; j += 4)
+                turn_pairs(rows + j * ld + 2 * p, ld, packed + (size_t)p * 2 * LANES + 2 * j);
+        for (j = 0; j < cols; j++)
+            pack_column(rows + j * ld, j < cols / 4 * 4 ? squares : 0, k, packed + 2 * (size_t)j);
     }
 }
 

@@ -1,7 +1,7 @@
 /* Both forms of the CPU back end against the scalar twin, bit by bit.  W_UK and W_UV are identities
  * and RoPE turns by nothing, so that keys, values and absorbed queries are what the test put in,
  * and the two forms have to give the same bits: positions, pages, parts and their merge are what is
- * left. */
+ * left.  argv[1]: the kernel family. */
 #include <stdbool.h>
 
 #include "attention/ops.h"
@@ -20,6 +20,7 @@ enum {
     PAGES   = 163
 };
 
+static const char   *g_family;
 static bt_device    *g_dev;
 static bt_attn      *g_attn;
 static bt_kv_pool   *g_pool;
@@ -150,7 +151,7 @@ static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
 {
     enum { FIRST = LONG - 60 };
     static bt_bf16        want[LONG - FIRST][HEADS][DIM];
-    bt_device_cpu_options opt = {.n_threads = 1, .kernels = "auto"};
+    bt_device_cpu_options opt = {.n_threads = 1, .kernels = g_family};
     bt_device            *dev = NULL;
     bt_attn              *one = NULL;
 
@@ -180,10 +181,16 @@ static const bt_test TESTS[] = {
 
 int main(int argc, char **argv)
 {
-    bt_device_cpu_options opt = {.n_threads = 2, .kernels = "auto"};
     bt_kv_pool_config     cfg = {.n_layers = 1, .n_pages = PAGES, .kv_dim = KV};
+    bt_device_cpu_options opt = {.n_threads = 2};
     int                   rc  = EXIT_FAILURE;
 
+    opt.kernels = g_family = argc > 1 ? argv[1] : "auto";
+    if (bt_cpu_kernels_find(g_family) == NULL) {
+        printf("skipped: this CPU has no %s, only %s\n", g_family, bt_device_cpu_kernels());
+        return BT_TEST_SKIP;
+    }
+    g_twin_arithmetic = bt_cpu_kernels_find(g_family)->arithmetic[BT_ROLE_GENERATED];
     for (uint32_t i = 0; i < LONG * ROPE; i += 2)
         g_rope[i] = 1; /* cos 0, sin 0 */
     if (bt_device_cpu_create(&opt, &g_dev) != BT_OK ||
@@ -193,7 +200,7 @@ int main(int argc, char **argv)
         bt_device_linear_create(g_dev, DIM, DIM, identity_row, NULL, &g_identity[0]) != BT_OK)
         return EXIT_FAILURE;
     g_identity[1] = g_identity[2] = g_identity[0];
-    rc                            = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    rc                            = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
     bt_device_linear_destroy(g_dev, g_identity[0]);
     g_attn->ops->destroy(g_attn);
     bt_kv_pool_destroy(g_pool);

@@ -1,4 +1,5 @@
-/* The running softmax of a tile has the bits of the scalar twin, whatever stands beside a lane. */
+/* The running softmax of a tile has the bits of the scalar twin, whatever stands beside a lane.
+ * argv[1]: the kernel family. */
 #include <math.h>
 #include <stdbool.h>
 
@@ -170,20 +171,24 @@ static const bt_test TESTS[] = {
 
 int main(int argc, char **argv)
 {
-    int rc;
+    bt_device_cpu_options opt = {.n_threads = 1, .kernels = argc > 1 ? argv[1] : "auto"};
+    int                   rc;
 
-    if (bt_device_cpu_create(&(bt_device_cpu_options){.n_threads = 1, .kernels = "auto"}, &g_dev) !=
-        BT_OK)
-        return EXIT_FAILURE;
-    g_kernels        = bt_device_cpu_table(g_dev);
-    g_scratch.scores = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(float));
-    g_scratch.p      = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(bt_bf16));
-    g_scratch.cut    = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
-    g_scratch.row    = bt_calloc_aligned(V_DIM, sizeof(float));
-    g_packed         = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
-    g_state[0]       = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
-    g_state[1]       = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
-    rc               = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    if (bt_cpu_kernels_find(opt.kernels) == NULL) {
+        printf("skipped: this CPU has no %s, only %s\n", opt.kernels, bt_device_cpu_kernels());
+        return BT_TEST_SKIP;
+    }
+    if (bt_device_cpu_create(&opt, &g_dev) != BT_OK) return EXIT_FAILURE;
+    g_kernels         = bt_device_cpu_table(g_dev);
+    g_twin_arithmetic = g_kernels->arithmetic[BT_ROLE_GENERATED];
+    g_scratch.scores  = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(float));
+    g_scratch.p       = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(bt_bf16));
+    g_scratch.cut     = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
+    g_scratch.row     = bt_calloc_aligned(V_DIM, sizeof(float));
+    g_packed          = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
+    g_state[0]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
+    g_state[1]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
+    rc                = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
     bt_free(g_scratch.scores);
     bt_free(g_scratch.p);
     bt_free(g_scratch.cut);

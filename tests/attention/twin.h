@@ -1,6 +1,6 @@
 /* tests/attention/twin.h - the softmax of attention in scalar code: one lane, the keys that it sees
- * and nothing else, in the order of operations that attention/mla.h and device/cpu/kernels.h name
- * (arithmetic dp2).  The thread must have DAZ and FTZ set. */
+ * and nothing else, in the order of operations that attention/mla.h and device/cpu/kernels.h name.
+ * The thread must have DAZ and FTZ set. */
 #ifndef BT_TESTS_ATTENTION_TWIN_H
 #define BT_TESTS_ATTENTION_TWIN_H
 
@@ -9,6 +9,7 @@
 
 #include "attention/mla.h"
 #include "core/bf16.h"
+#include "device/cpu/kernels.h"
 #include "device/cpu/math.h"
 
 enum { TWIN_MAX_DIM = 64 };
@@ -17,14 +18,33 @@ typedef struct {
     float max, sum, o[TWIN_MAX_DIM];
 } twin_state;
 
-/* acc + x . y in dp2. */
-static inline float twin_dot(const bt_bf16 *x, const bt_bf16 *y, uint32_t n, float acc)
+static bt_cpu_arithmetic g_twin_arithmetic; /* of the kernels under test */
+
+static inline float twin_dp2(const bt_bf16 *x, const bt_bf16 *y, uint32_t n, float acc)
 {
     for (uint32_t i = 0; i < n; i += 2) {
         if (i + 1 < n) acc = fmaf(bt_bf16_to_f32(x[i + 1]), bt_bf16_to_f32(y[i + 1]), acc);
         acc = fmaf(bt_bf16_to_f32(x[i]), bt_bf16_to_f32(y[i]), acc);
     }
     return acc;
+}
+
+static inline float twin_tile32(const bt_bf16 *x, const bt_bf16 *y, uint32_t n, float acc)
+{
+    for (uint32_t i = 0; i < n; i += 32) {
+        float sum[2] = {0, 0}; /* of even and of odd elements */
+
+        for (uint32_t j = i; j < n && j < i + 32; j++)
+            sum[j % 2] = fmaf(bt_bf16_to_f32(x[j]), bt_bf16_to_f32(y[j]), sum[j % 2]);
+        acc = acc + (sum[0] + sum[1]);
+    }
+    return acc;
+}
+
+/* acc + x . y */
+static inline float twin_dot(const bt_bf16 *x, const bt_bf16 *y, uint32_t n, float acc)
+{
+    return g_twin_arithmetic == BT_CPU_TILE32 ? twin_tile32(x, y, n, acc) : twin_dp2(x, y, n, acc);
 }
 
 static inline float twin_sum(const float lanes[16])

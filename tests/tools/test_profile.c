@@ -97,10 +97,10 @@ static void roof_gives_the_floors_of_the_reference(void)
     EXPECT_EQ(bt_profile_model_find("v2", &m), BT_OK);
     me = bt_variant_account_of(BT_VARIANT_A_CC_ME, &m.mla);
     me.weight_bytes -= 2ull * (5120 * 576 + 1536 + 512);
-    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 1, 32) * 1e6 - 188) < 1);
-    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 1, 131072) * 1e6 - 305) < 1);
-    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 32, 8192) * 1e6 - 422) < 1);
-    EXPECT(fabs(bt_roof_step_s(a100, BT_ROLE_GENERATED, &me, 32, 65536) * 1e6 - 2060) < 1);
+    EXPECT(fabs(bt_roof_step_s(a100, &me, 1, 32) * 1e6 - 188) < 1);
+    EXPECT(fabs(bt_roof_step_s(a100, &me, 1, 131072) * 1e6 - 305) < 1);
+    EXPECT(fabs(bt_roof_step_s(a100, &me, 32, 8192) * 1e6 - 422) < 1);
+    EXPECT(fabs(bt_roof_step_s(a100, &me, 32, 65536) * 1e6 - 2060) < 1);
     EXPECT(bt_roof_gpu("A100") == NULL);
 }
 

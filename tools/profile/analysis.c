@@ -93,7 +93,7 @@ static void print_variants(const bt_analysis *a, FILE *to)
             bt_text_flops((double)v.key_flops).text, bt_text_flops((double)v.row_flops).text,
             bt_text_bytes((double)v.cache_bytes).text, bt_text_bytes((double)v.moved_bytes).text,
             bt_text_bytes((double)v.weight_bytes).text, (double)v.key_flops / (double)v.cache_bytes,
-            bt_text_time(bt_roof_step_s(a->roof, a->role, &v, a->batch, a->n_keys)).text);
+            bt_text_time(bt_roof_step_s(a->roof, &v, a->batch, a->n_keys)).text);
     }
     for (int k = 0; k < BT_N_VARIANTS; k++)
         fprintf(to, "  %-9s %s\n", bt_variant_name((bt_variant_kind)k),
@@ -272,13 +272,9 @@ void bt_analysis_print(const bt_analysis *a, FILE *to)
     if (p->note != NULL) fprintf(to, "  note: %s\n", p->note);
     fprintf(to, "Roof: %s, %s: reads %s/s, multiplies %s/s", a->roof->name,
             a->roof->measured ? "measured" : "vendor's figures",
-            bt_text_bytes(a->roof->bytes_per_s).text,
-            bt_text_flops(a->roof->flop_per_s[BT_ROLE_GENERATED]).text);
-    if (a->roof->flop_per_s[BT_ROLE_PROMPT] != a->roof->flop_per_s[BT_ROLE_GENERATED])
-        fprintf(to, " (for many rows %s/s)",
-                bt_text_flops(a->roof->flop_per_s[BT_ROLE_PROMPT]).text);
+            bt_text_bytes(a->roof->bytes_per_s).text, bt_text_flops(a->roof->flop_per_s).text);
     fprintf(to, ", turns from bytes to FLOP at %.1f FLOP/B\n",
-            a->roof->flop_per_s[a->role] / a->roof->bytes_per_s);
+            a->roof->flop_per_s / a->roof->bytes_per_s);
     print_variants(a, to);
     print_cache(a, to);
     print_crossover(a, to);
@@ -306,7 +302,7 @@ void bt_analysis_explain(const bt_analysis *a, uint32_t q, uint32_t kv, uint32_t
     double at[2];
 
     for (int f = 0; f < 2; f++)
-        at[f] = bt_roof_s(a->roof, q > 1 ? BT_ROLE_PROMPT : a->role, bytes, flops[f]);
+        at[f] = bt_roof_s(a->roof, bytes, flops[f]);
     fprintf(
         to,
         "%s, %u request%s of q = %u new tokens attending to kv = %u (the new ones among them):\n"
@@ -340,7 +336,7 @@ static json_t *variants_json(const bt_analysis *a)
                             (json_int_t)v.key_flops, "row_flops", (json_int_t)v.row_flops,
                             "weight_bytes", (json_int_t)v.weight_bytes, "cache_bytes",
                             (json_int_t)v.cache_bytes, "moved_bytes", (json_int_t)v.moved_bytes,
-                            "floor_s", bt_roof_step_s(a->roof, a->role, &v, a->batch, a->n_keys)));
+                            "floor_s", bt_roof_step_s(a->roof, &v, a->batch, a->n_keys)));
     }
     return list;
 }

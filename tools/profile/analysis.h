@@ -13,7 +13,6 @@ enum { BT_ANALYSIS_MAX_BANDWIDTHS = 8 };
 typedef struct {
     const bt_profile_model *model;
     const bt_roof          *roof;
-    bt_role                 role;
     uint32_t                batch, n_keys; /* of the examples */
     uint32_t                n_bandwidths;
     double                  bandwidths[BT_ANALYSIS_MAX_BANDWIDTHS]; /* bytes/s between ranks */

@@ -121,7 +121,7 @@ static double guess_s(const run *r, bt_variant_kind kind, const bt_measured *p)
 {
     bt_variant_account a = bt_variant_account_of(kind, &r->model->mla);
 
-    return 2.5 * bt_roof_step_s(&r->m->roof, r->opt->role, &a, p->batch, p->n_keys) +
+    return 2.5 * bt_roof_step_s(&r->m->roof, &a, p->batch, p->n_keys) +
            p->batch * (double)p->n_keys * (double)a.moved_bytes / r->m->roof.bytes_per_s;
 }
 
@@ -195,7 +195,7 @@ static bt_status step_once(run *r, bt_variant_kind kind, bt_point *at)
     double(*samples)[BT_PROFILE_MAX_ROUNDS] = r->samples[kind];
 
     cpu = cpu_seconds();
-    BT_TRY(bt_variant_step(r->open[kind], r->opt->role, r->x, r->out[kind], ns));
+    BT_TRY(bt_variant_step(r->open[kind], BT_ROLE_GENERATED, r->x, r->out[kind], ns));
     samples[CPU][at->n_rounds] = cpu_seconds() - cpu;
     for (int s = 0; s < BT_N_STAGES; s++) {
         samples[s][at->n_rounds] = (double)ns[s] * 1e-9;
@@ -248,29 +248,9 @@ static void conclude(run *r, bt_measured *p)
         at->bare_s    = median(r->samples[kind][BARE], at->n_rounds);
         at->cpu_s     = median(r->samples[kind][CPU], at->n_rounds);
         at->fastest_s = r->samples[kind][WHOLE][0]; /* sorted */
-        at->roof_s    = bt_roof_step_s(&r->m->roof, r->opt->role, &a, p->batch, p->n_keys);
+        at->roof_s    = bt_roof_step_s(&r->m->roof, &a, p->batch, p->n_keys);
         at->distance  = distance(r->out[kind], r->out[BT_VARIANT_FUSED], n);
     }
-}
-
-/* What it costs that generated rows do not use the products made for many rows (law B). */
-static bt_status run_other_family(run *r, bt_measured *p)
-{
-    bt_status st = BT_OK;
-    uint64_t  ns[BT_N_STAGES];
-    double    v[MIN_ROUNDS];
-
-    if (r->open[BT_VARIANT_FUSED] == NULL || r->opt->role == BT_ROLE_PROMPT) return st;
-    for (int i = 0; i < MIN_ROUNDS; i++) {
-        v[i] = 0;
-        BT_TRY(bt_variant_step(r->open[BT_VARIANT_FUSED], BT_ROLE_PROMPT, r->x,
-                               r->out[BT_VARIANT_FUSED], ns));
-        for (int s = 0; s < BT_N_STAGES; s++)
-            v[i] += (double)ns[s] * 1e-9;
-    }
-    p->prompt_family_s = median(v, MIN_ROUNDS);
-out:
-    return st;
 }
 
 static bt_status run_point(run *r, bt_measured *p)
@@ -291,7 +271,6 @@ static bt_status run_point(run *r, bt_measured *p)
         BT_TRY(open_variant(r, ORDER[i], p));
     BT_TRY(run_rounds(r, p));
     conclude(r, p);
-    BT_TRY(run_other_family(r, p));
 out:
     for (int i = 0; i < BT_N_VARIANTS; i++) {
         bt_variant_close(r->open[i]);
@@ -350,7 +329,6 @@ bt_status bt_measure(const bt_profile_model *model, const bt_measure_options *op
     char      text[96];
 
     memset(m, 0, sizeof(*m));
-    m->role = opt->role;
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "measurement");
     r->model        = model;
     r->opt          = opt;
@@ -374,7 +352,7 @@ bt_status bt_measure(const bt_profile_model *model, const bt_measure_options *op
             bt_variant_account a = bt_variant_account_of((bt_variant_kind)kind, &model->mla);
 
             m->points[i].of[kind].roof_s =
-                bt_roof_step_s(&m->roof, m->role, &a, m->points[i].batch, m->points[i].n_keys);
+                bt_roof_step_s(&m->roof, &a, m->points[i].batch, m->points[i].n_keys);
         }
     m->wall_s = (double)(bt_now_ns() - start) * 1e-9;
 out:

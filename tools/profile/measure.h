@@ -20,7 +20,6 @@ typedef struct {
     uint32_t    batches[BT_PROFILE_MAX_LIST], contexts[BT_PROFILE_MAX_LIST];
     uint32_t    n_threads; /* 0: one per core */
     const char *kernels;
-    bt_role     role;
     double      seconds;                /* for all points together, about */
     void (*progress)(const char *text); /* or NULL */
 } bt_measure_options;
@@ -44,12 +43,10 @@ typedef struct {
 typedef struct {
     uint32_t batch, n_keys;
     bt_point of[BT_N_VARIANTS];
-    double prompt_family_s; /* the fused kernel with the products made for many rows; 0: not run */
 } bt_measured;
 
 typedef struct {
     bt_roof     roof;
-    bt_role     role;
     char        kernels[32];
     uint32_t    n_threads, n_points;
     bt_measured points[BT_PROFILE_MAX_LIST * BT_PROFILE_MAX_LIST];

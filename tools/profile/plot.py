@@ -202,8 +202,7 @@ def plot_crossover(profile, directory):
 def plot_roofline(profile, directory):
     roof = profile["roof"]
     points = profile.get("measurement", {}).get("points", [])
-    many = profile.get("measurement", {}).get("role") == "prompt"
-    peak = roof["flop_per_s_many_rows" if many else "flop_per_s_few_rows"]
+    peak = roof["flop_per_s"]
     figure, axis = plt.subplots(figsize=(7.6, 5.2))
     ridge = peak / roof["bytes_per_s"]
     ends = (0.25, max(4096, 4 * ridge))

@@ -103,9 +103,8 @@ static void print_ratios(const bt_measurement *m, FILE *to)
     fprintf(to,
             "\nRatios of this run (above 1: the one named first is slower)\n"
             "                   best of the five / fused\n"
-            "  %5s %9s  %18s  %18s  %9s  %9s  %9s  %9s\n",
-            "batch", "context", "by time", "by CPU time", "CD/fused", "CD/A_CC_ME", "the same*",
-            "family**");
+            "  %5s %9s  %18s  %18s  %9s  %9s  %9s\n",
+            "batch", "context", "by time", "by CPU time", "CD/fused", "CD/A_CC_ME", "the same*");
     for (uint32_t i = 0; i < m->n_points; i++) {
         const bt_measured *p     = &m->points[i];
         const bt_point    *fused = &p->of[BT_VARIANT_FUSED], *cd = &p->of[BT_VARIANT_CD];
@@ -118,14 +117,11 @@ static void print_ratios(const bt_measurement *m, FILE *to)
         print_ratio(ratio(cd, fused), to);
         print_ratio(ratio(cd, me), to);
         print_ratio(isnan(ratio(cd, me)) ? NAN : cd->bare_s / me->bare_s, to);
-        print_ratio(p->prompt_family_s > 0 ? fused->step_s / p->prompt_family_s : NAN, to);
         fprintf(to, "%s\n",
                 p->batch == BATCH_LOST ? "   study 001, A100: CD/A_CC_ME 0.54-0.79x" : "");
     }
     fprintf(to,
             "  *  without compressing and appending the new token, as study 001 timed it\n"
-            "  ** the fused kernel with the products for few rows, which law B gives generated "
-            "tokens, over those for many rows\n"
             "  On a machine that others use too, CPU time says more about a variant than time.\n");
 }
 
@@ -180,8 +176,6 @@ static json_t *point_json(const bt_profile_model *model, const bt_measured *p, i
         json_object_set_new(o, STAGES[s], json_real(at->stage_s[s]));
     json_object_set_new(o, "rounds", json_integer(at->n_rounds));
     json_object_set_new(o, "distance_from_fused", json_real(at->distance));
-    if (k == BT_VARIANT_FUSED && p->prompt_family_s > 0)
-        json_object_set_new(o, "many_row_products_s", json_real(p->prompt_family_s));
     return o;
 }
 
@@ -192,9 +186,8 @@ static json_t *measurement_json(const bt_profile_model *model, const bt_measurem
     for (uint32_t i = 0; i < m->n_points; i++)
         for (int k = 0; k < BT_N_VARIANTS; k++)
             json_array_append_new(points, point_json(model, &m->points[i], k));
-    return json_pack("{s:s,s:i,s:s,s:f,s:o}", "kernels", m->kernels, "threads", (int)m->n_threads,
-                     "role", m->role == BT_ROLE_PROMPT ? "prompt" : "generated", "wall_s",
-                     m->wall_s, "points", points);
+    return json_pack("{s:s,s:i,s:f,s:o}", "kernels", m->kernels, "threads", (int)m->n_threads,
+                     "wall_s", m->wall_s, "points", points);
 }
 
 static json_t *study001_json(void)
@@ -227,12 +220,11 @@ static json_t *model_json(const bt_profile_model *p)
 
 json_t *bt_report_json(const bt_analysis *a, const bt_measurement *m)
 {
-    json_t *o = json_pack("{s:i,s:o,s:{s:s,s:b,s:f,s:f,s:f,s:f},s:o}", "format", 1, "model",
+    json_t *o = json_pack("{s:i,s:o,s:{s:s,s:b,s:f,s:f,s:f},s:o}", "format", 1, "model",
                           model_json(a->model), "roof", "name", a->roof->name, "measured",
-                          (int)a->roof->measured, "bytes_per_s", a->roof->bytes_per_s,
-                          "flop_per_s_few_rows", a->roof->flop_per_s[BT_ROLE_GENERATED],
-                          "flop_per_s_many_rows", a->roof->flop_per_s[BT_ROLE_PROMPT],
-                          "memory_bytes", a->roof->memory_bytes, "analysis", bt_analysis_json(a));
+                          (int)a->roof->measured, "bytes_per_s", a->roof->bytes_per_s, "flop_per_s",
+                          a->roof->flop_per_s, "memory_bytes", a->roof->memory_bytes, "analysis",
+                          bt_analysis_json(a));
 
     if (m != NULL) json_object_set_new(o, "measurement", measurement_json(a->model, m));
     if (bt_study001_fits(&a->model->mla)) json_object_set_new(o, "study001", study001_json());

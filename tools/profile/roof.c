@@ -17,10 +17,10 @@ enum {
     ROUNDS      = 20000
 };
 
-#define GPU(gpu, gbs, tflops, gb)                                                            \
-    {                                                                                        \
-        .name = gpu, .bytes_per_s = (gbs)*1e9, .flop_per_s = {(tflops)*1e12, (tflops)*1e12}, \
-        .memory_bytes = (gb)*1e9                                                             \
+#define GPU(gpu, gbs, tflops, gb)                                           \
+    {                                                                       \
+        .name = gpu, .bytes_per_s = (gbs)*1e9, .flop_per_s = (tflops)*1e12, \
+        .memory_bytes = (gb)*1e9                                            \
     }
 static const bt_roof GPUS[] = {
     GPU("A100-40GB", 1555, 312, 40), GPU("A100-80GB", 2039, 312, 80),
@@ -53,7 +53,6 @@ const char *bt_roof_gpu_names(void)
 typedef struct {
     const char *kernels;
     const char *memory;
-    int         prompt;
     double     *done; /* [n_threads] */
 } sample;
 
@@ -70,7 +69,7 @@ static void multiply_chunk(void *ctx, uint32_t chunk, uint32_t member)
     const sample *s = ctx;
 
     (void)member;
-    s->done[chunk] = bt_roof_multiply(s->kernels, s->prompt, ROUNDS);
+    s->done[chunk] = bt_roof_multiply(s->kernels, ROUNDS);
 }
 
 static void raise_to(double *best, double work, uint64_t ns)
@@ -99,19 +98,16 @@ bt_status bt_roof_measure(bt_device *dev, const char *kernels, bt_roof *roof)
     s.memory = memory;
     for (int i = 0; i < N_SAMPLES; i++) {
         uint64_t start = bt_now_ns();
+        double   flops;
 
         bt_cpu_pool_run(pool, (uint32_t)(bytes / CHUNK_BYTES), read_chunk, &s);
         raise_to(&roof->bytes_per_s, (double)bytes, bt_now_ns() - start);
-        for (int role = 0; role < BT_N_ROLES; role++) {
-            double flops = 0;
-
-            s.prompt = role == BT_ROLE_PROMPT;
-            start    = bt_now_ns();
-            bt_cpu_pool_run(pool, n, multiply_chunk, &s);
-            for (uint32_t t = 0; t < n; t++)
-                flops += s.done[t];
-            raise_to(&roof->flop_per_s[role], flops, bt_now_ns() - start);
-        }
+        flops = 0;
+        start = bt_now_ns();
+        bt_cpu_pool_run(pool, n, multiply_chunk, &s);
+        for (uint32_t t = 0; t < n; t++)
+            flops += s.done[t];
+        raise_to(&roof->flop_per_s, flops, bt_now_ns() - start);
     }
     snprintf(roof->name, sizeof(roof->name), "this machine (%u threads, %s kernels)", n, kernels);
     roof->measured     = true;
@@ -122,10 +118,9 @@ out:
     return st;
 }
 
-double bt_roof_step_s(const bt_roof *roof, bt_role role, const bt_variant_account *a, double batch,
-                      double n_keys)
+double bt_roof_step_s(const bt_roof *roof, const bt_variant_account *a, double batch, double n_keys)
 {
-    return bt_roof_s(roof, role, (double)a->weight_bytes, batch * (double)a->row_flops) +
-           bt_roof_s(roof, role, batch * n_keys * (double)a->cache_bytes,
+    return bt_roof_s(roof, (double)a->weight_bytes, batch * (double)a->row_flops) +
+           bt_roof_s(roof, batch * n_keys * (double)a->cache_bytes,
                      batch * n_keys * (double)a->key_flops);
 }

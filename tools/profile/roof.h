@@ -14,9 +14,9 @@ extern "C" {
 typedef struct {
     char   name[96];
     bool   measured;
-    double bytes_per_s;            /* reading memory */
-    double flop_per_s[BT_N_ROLES]; /* of the products of each role */
-    double memory_bytes;           /* that a process could take now, or the GPU's own */
+    double bytes_per_s; /* reading memory */
+    double flop_per_s;
+    double memory_bytes; /* that a process could take now, or the GPU's own */
 } bt_roof;
 
 /* Vendor figures: memory bandwidth, dense bf16.  NULL when there is none of that name. */
@@ -30,12 +30,12 @@ bt_status bt_roof_measure(bt_device *dev, const char *kernels, bt_roof *roof);
 
 /* Seconds below which no implementation of the variant's step can get:
  *     max(weights read, their products) + max(cache read, products with it) */
-double bt_roof_step_s(const bt_roof *roof, bt_role role, const bt_variant_account *a, double batch,
+double bt_roof_step_s(const bt_roof *roof, const bt_variant_account *a, double batch,
                       double n_keys);
 /* A part of the step: bytes or FLOP, whichever takes longer. */
-static inline double bt_roof_s(const bt_roof *roof, bt_role role, double bytes, double flops)
+static inline double bt_roof_s(const bt_roof *roof, double bytes, double flops)
 {
-    double read = bytes / roof->bytes_per_s, multiply = flops / roof->flop_per_s[role];
+    double read = bytes / roof->bytes_per_s, multiply = flops / roof->flop_per_s;
 
     return read > multiply ? read : multiply;
 }

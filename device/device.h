@@ -76,7 +76,7 @@ typedef struct {
 struct bt_device {
     const bt_device_ops *ops;
     const char          *arithmetic; /* names the order of additions of both roles, as
-                                        "prompt:tile32,generated:dp2"; ranks of a cell must agree */
+                                        "prompt:tile32,generated:tile32"; ranks of a cell must agree */
 };                                   /* first member of each implementation */
 
 typedef struct {

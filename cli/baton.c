@@ -59,7 +59,7 @@ static void help(FILE *to)
 int main(int argc, char **argv)
 {
     const char *verb = argc > 1 ? argv[1] : NULL;
-    char        path[PATH_MAX];
+    char        path[PATH_MAX], name[64];
 
     if (verb == NULL) {
         help(stderr);
@@ -84,6 +84,8 @@ int main(int argc, char **argv)
         help(stderr);
         return EX_USAGE;
     }
+    snprintf(name, sizeof(name), "baton %s", verb); /* what --help and usage errors call it */
+    argv[1] = name;
     execv(path, argv + 1);
     fprintf(stderr, "baton: %s: %s\n", path, strerror(errno));
     return EXIT_FAILURE;

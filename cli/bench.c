@@ -15,6 +15,7 @@
 #include "cli/cell_options.h"
 #include "cli/client.h"
 #include "core/clock.h"
+#include "core/parse.h"
 
 enum {
     OPT_RATE = 256,
@@ -164,7 +165,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case 'a':
-        if (strrchr(arg, ':') == NULL)
+        if (!bt_parse_address(arg))
             argp_error(state, "--address is \"%s\", expected HOST:PORT", arg);
         opt->address = arg;
         return 0;

@@ -171,7 +171,8 @@ static void check_model(struct argp_state *state, const char *dir)
 {
     char path[PATH_MAX];
 
-    if (dir == NULL) argp_error(state, "--model is missing: the directory of a model");
+    if (dir == NULL || dir[0] == '\0')
+        argp_error(state, "--model is missing: the directory of a model");
     if (snprintf(path, sizeof(path), "%s/config.json", dir) >= (int)sizeof(path) ||
         access(path, R_OK) != 0) {
         argp_failure(state, EXIT_FAILURE, errno, "--model %s is no model directory: %s", dir, path);

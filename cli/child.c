@@ -13,6 +13,7 @@
 #include "core/clock.h"
 
 enum { ARGUMENT_MAX = 512 };
+#define GUARD_NS (3 * BT_NS_PER_S) /* to remove what a killed launcher left */
 
 void bt_lines_read(bt_lines *lines, bt_line_fn fn, void *ctx)
 {
@@ -85,12 +86,15 @@ static void replace_report(char **argv, int fd)
 static BT_NORETURN void run_child(const bt_child_spec *spec, pid_t parent, int go_fd, int err_fd,
                                   int report_fd)
 {
-    sigset_t none;
-    int      null;
+    static const int OURS[] = {SIGTERM, SIGINT, SIGUSR1};
+    sigset_t         none;
+    int              null;
 
     if (spec->own_group) setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(128 + SIGTERM);
+    for (size_t i = 0; spec->own_group && i < sizeof(OURS) / sizeof(OURS[0]); i++)
+        signal(OURS[i], SIG_DFL); /* an ignored one would be lost until the program has its own */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (spec->own_group && (null = open("/dev/null", O_RDONLY)) >= 0) dup2(null, STDIN_FILENO);
@@ -215,6 +219,20 @@ void bt_child_close(bt_child *child)
 
 void bt_child_adopt(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
+/* The launcher's guard, which removes the private directories of a launcher that was killed. */
+static bool is_guard(long pid)
+{
+    char  path[64], name[32] = "";
+    FILE *comm;
+
+    snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+    comm = fopen(path, "re");
+    if (comm == NULL) return false;
+    if (fgets(name, sizeof(name), comm) == NULL) name[0] = '\0';
+    fclose(comm);
+    return strcmp(name, "baton-guard\n") == 0;
+}
+
 void bt_child_end_all(uint64_t wait_ns)
 {
     uint64_t kill_at_ns = bt_now_ns() + wait_ns;
@@ -230,7 +248,8 @@ void bt_child_end_all(uint64_t wait_ns)
         if (got < 0) return; /* no child is left */
         if (bt_now_ns() > kill_at_ns && (list = fopen(path, "re")) != NULL) {
             while (fscanf(list, "%ld", &pid) == 1)
-                kill((pid_t)pid, SIGKILL);
+                if (!is_guard(pid) || bt_now_ns() > kill_at_ns + GUARD_NS)
+                    kill((pid_t)pid, SIGKILL);
             fclose(list);
         }
         bt_sleep_ns(10 * BT_NS_PER_MS);

@@ -18,6 +18,7 @@
 #include "cli/streams.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "proto/secret.h"
 
 enum { OPT_IDS = 256, OPT_OUT, OPT_PARALLEL, OPT_CONTROL, OPT_STALL };
@@ -78,7 +79,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_IDS: opt->in = arg; return 0;
     case OPT_OUT: opt->out = arg; return 0;
     case OPT_CONTROL:
-        if (strrchr(arg, ':') == NULL || strlen(arg) > 50) {
+        if (!bt_parse_address(arg) || strlen(arg) > 50) {
             argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
         }
         opt->control = arg;

@@ -6,6 +6,7 @@
 #include "cli/streams.h"
 #include "cli/supervisor.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "core/settings.h"
 
 enum {
@@ -156,8 +157,14 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->port       = (uint16_t)bt_option_number(state, "--port", arg, 0, 65535);
         all->port_given = true;
         return 0;
-    case OPT_HOST: opt->host = arg; return 0;
-    case OPT_CHAT: opt->chat = arg; return 0;
+    case OPT_HOST:
+        if (arg[0] == '\0') argp_error(state, "--host is empty: 127.0.0.1, or 0.0.0.0 for all");
+        opt->host = arg;
+        return 0;
+    case OPT_CHAT:
+        if (arg[0] == '\0') argp_error(state, "--chat is empty");
+        opt->chat = arg;
+        return 0;
     case OPT_MAX:
         bt_option_number(state, "--max-tokens", arg, 1, INT32_MAX);
         opt->max_tokens = arg;
@@ -214,12 +221,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->restarts       = (uint32_t)bt_option_number(state, "--restarts", arg, 1, 1000000);
         return 0;
     case OPT_JOIN:
-        if (strrchr(arg, ':') == NULL)
+        if (!bt_parse_address(arg))
             argp_error(state, "--coordinator is \"%s\", expected HOST:PORT", arg);
         opt->join = arg;
         return 0;
     case OPT_CONTROL:
-        if (strrchr(arg, ':') == NULL) {
+        if (!bt_parse_address(arg)) {
             argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
         }
         opt->control = arg;

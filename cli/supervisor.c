@@ -242,6 +242,13 @@ static void on_client_end(supervisor *s)
     }
 }
 
+/* By our own signal, before it could say how it wants to end. */
+static bool ended_as_asked(const supervisor *s, const bt_child *child)
+{
+    return s->asked && WIFSIGNALED(child->status) &&
+           (WTERMSIG(child->status) == SIGTERM || WTERMSIG(child->status) == SIGINT);
+}
+
 static bool ended_well(const bt_child *child)
 {
     return child->pid == 0 || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0);
@@ -422,6 +429,7 @@ static int verdict(supervisor *s)
     char text[128];
 
     if (s->failure[0] == '\0' && !ended_well(&s->coordinator) &&
+        !ended_as_asked(s, &s->coordinator) &&
         (WIFSIGNALED(s->coordinator.status) || !ended_ranks(s))) {
         fail(s, "the coordinator %s", bt_child_ending(&s->coordinator, text, sizeof(text)));
     }
@@ -440,8 +448,9 @@ static int verdict(supervisor *s)
 
 static bt_status prepare(supervisor *s, const bt_run_options *opt)
 {
-    bt_status st = BT_OK;
-    sigset_t  signals;
+    bt_status        st = BT_OK;
+    sigset_t         signals;
+    struct sigaction hangup;
 
     s->opt = opt;
     bt_child_init(&s->coordinator);
@@ -458,7 +467,8 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     sigaddset(&signals, SIGCHLD);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) /* not under nohup */
+        sigaddset(&signals, SIGHUP);
     sigaddset(&signals, SIGUSR1);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     s->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);

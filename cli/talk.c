@@ -12,6 +12,7 @@
 #include "cli/cell_options.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 
 enum {
     OPT_MAX_TOKENS = 512,
@@ -100,7 +101,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->request.stream = true;
         return 0;
     case 'a':
-        if (strrchr(arg, ':') == NULL) {
+        if (!bt_parse_address(arg)) {
             argp_error(state, "--address is \"%s\", expected HOST:PORT", arg);
         }
         opt->address = arg;

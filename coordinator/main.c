@@ -11,6 +11,7 @@
 
 #include "coordinator/coordinator.h"
 #include "core/log.h"
+#include "core/parse.h"
 #include "core/settings.h"
 
 const char *argp_program_version = "baton-coordinator " BT_VERSION;
@@ -152,9 +153,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         o->port    = (uint32_t)number(state, "port", arg, 0, 65535);
         g_has_port = true;
         break;
-    case OPT_HOST: o->host = arg; break;
+    case OPT_HOST:
+        if (arg[0] == '\0') argp_error(state, "--host is empty: 127.0.0.1, or 0.0.0.0 for all");
+        o->host = arg;
+        break;
     case OPT_CONTROL:
-        if (strrchr(arg, ':') == NULL || strlen(arg) > 250)
+        if (!bt_parse_address(arg) || strlen(arg) > 250)
             argp_error(state, "--control takes HOST:PORT, not \"%s\"", arg);
         o->control = arg;
         break;

@@ -25,3 +25,20 @@ bool bt_parse_bytes(const char *text, uint64_t *bytes_out)
     *bytes_out = (uint64_t)value << shift;
     return true;
 }
+
+bool bt_parse_address(const char *text)
+{
+    const char *colon  = strrchr(text, ':'), *end;
+    size_t      n_host = colon == NULL ? 0 : (size_t)(colon - text), n_digits;
+    bool        bare   = memchr(text, ':', n_host) == NULL; /* no IPv6 address */
+    unsigned    port   = 0;
+
+    if (n_host == 0 || strpbrk(text, " \t\r\n/") != NULL) return false;
+    if (!bare && (text[0] != '[' || colon[-1] != ']')) return false;
+    n_digits = strspn(colon + 1, "0123456789");
+    end      = colon + 1 + n_digits;
+    if (n_digits == 0 || n_digits > 5 || *end != '\0') return false;
+    for (const char *p = colon + 1; p < end; p++)
+        port = 10 * port + (unsigned)(*p - '0');
+    return port <= UINT16_MAX;
+}

@@ -9,4 +9,7 @@
  * number, or above 64 bits. */
 bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
 
+/* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000. */
+bool bt_parse_address(const char *text);
+
 #endif

@@ -9,11 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
+
+enum { FILES = 48, FILES_A_RANK = 8 };
 
 #ifndef BT_MPIEXEC
 #define BT_MPIEXEC "mpirun"
@@ -125,6 +128,24 @@ static bool cross_memory_works(void)
     return works;
 }
 
+/* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
+ * sockets and plugins. */
+static bt_status allow_files(uint32_t n_ranks)
+{
+    bt_status     st = BT_OK;
+    struct rlimit limit;
+    rlim_t        need = FILES + FILES_A_RANK * (rlim_t)n_ranks;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need) return BT_OK;
+    limit.rlim_cur = need < limit.rlim_max ? need : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    BT_REQUIRE(limit.rlim_cur >= need, BT_ERR_IO,
+               "mpirun may open %llu files, and needs up to %llu for %u ranks: raise `ulimit -n`",
+               (unsigned long long)limit.rlim_cur, (unsigned long long)need, n_ranks);
+out:
+    return st;
+}
+
 static void set_environment(const bt_mpirun_options *options, const bt_scratch *scratch)
 {
     static const char *const ALWAYS[][2] = {
@@ -186,6 +207,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
 
     BT_TRY(own_path(exe));
     BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
+    BT_TRY(allow_files(options->hostfile != NULL || options->hosts != NULL ? 0 : options->n_ranks));
     while (options->argv[n_args] != NULL)
         n_args++;
     argv = bt_calloc(n_args + 16, sizeof(*argv));

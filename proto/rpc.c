@@ -144,7 +144,7 @@ const grpc_channel_args *bt_rpc_client_args(void)
     return &all;
 }
 
-/* "host:port", "[::1]:80" or ":80" into its parts. */
+/* "host:port" or "[::1]:80" into its parts. */
 static bool split(const char *address, char *host, size_t capacity, char *service, size_t n_service)
 {
     const char *colon = strrchr(address, ':');
@@ -187,9 +187,9 @@ bt_status bt_rpc_try_bind(const char *address)
     struct addrinfo *info  = NULL;
     int              rc;
 
-    BT_REQUIRE(split(address, host, sizeof(host), service, sizeof(service)), BT_ERR_IO,
-               "cannot listen on %s: expected HOST:PORT", address);
-    rc = getaddrinfo(host[0] != 0 ? host : NULL, service, &hints, &info);
+    BT_REQUIRE(split(address, host, sizeof(host), service, sizeof(service)) && host[0] != '\0',
+               BT_ERR_IO, "cannot listen on %s: expected HOST:PORT", address);
+    rc = getaddrinfo(host, service, &hints, &info);
     BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
     for (const struct addrinfo *a = info; a != NULL; a = a->ai_next)
         BT_REQUIRE(try_one(a) == 0, BT_ERR_IO, "cannot listen on %s: %s", address, strerror(errno));

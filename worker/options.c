@@ -190,6 +190,8 @@ static bt_status check(bt_worker_options *opt)
     BT_REQUIRE(opt->model != NULL, BT_ERR_INVALID_ARG, "--model DIR is missing");
     BT_REQUIRE(opt->coordinator != NULL, BT_ERR_INVALID_ARG,
                "--coordinator HOST:PORT is missing: the control port of baton-coordinator");
+    BT_REQUIRE(bt_parse_address(opt->coordinator), BT_ERR_INVALID_ARG,
+               "--coordinator must be HOST:PORT, not \"%s\"", opt->coordinator);
     BT_REQUIRE(opt->n_both == 0 || (opt->n_prefill == 0 && opt->n_decode == 0), BT_ERR_INVALID_ARG,
                "--both %u excludes --prefill and --decode: in a cell all ranks have both roles, or "
                "none has",

@@ -1,7 +1,9 @@
 /* The parts of the verbs that can be looked at without processes: lines of a pipe, what is
  * remembered of a rank's words, rows of an evaluation, and every unwinding when memory is short. */
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cli/account.h"
@@ -355,7 +357,48 @@ static void client_to_nobody_is_refused(void)
     bt_client_close(client);
 }
 
+/* ---- the end of all children */
+
+/* A launcher that must be killed, and its guard, which takes a while to remove the folder. */
+static BT_NORETURN void be_launcher(const char *folder)
+{
+    int alive[2];
+
+    if (pipe(alive) == 0 && fork() == 0) {
+        char byte;
+
+        close(alive[1]);
+        prctl(PR_SET_NAME, "baton-guard");
+        if (read(alive[0], &byte, 1) < 0) _exit(1);
+        bt_sleep_ns(300 * BT_NS_PER_MS);
+        rmdir(folder);
+        _exit(0);
+    }
+    close(alive[0]);
+    for (;;)
+        pause();
+}
+
+static void guard_of_a_killed_launcher_may_finish(void)
+{
+    char  folder[] = "/tmp/baton-test-XXXXXX";
+    pid_t child;
+
+    EXPECT(mkdtemp(folder) != NULL);
+    child = fork();
+    if (child == 0) { /* of which all children are ended */
+        bt_child_adopt();
+        if (fork() == 0) be_launcher(folder);
+        bt_child_end_all(200 * BT_NS_PER_MS);
+        _exit(0);
+    }
+    EXPECT(waitpid(child, NULL, 0) == child);
+    EXPECT(access(folder, F_OK) != 0);
+    rmdir(folder);
+}
+
 static const bt_test TESTS[] = {
+    BT_TEST(guard_of_a_killed_launcher_may_finish),
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(relay_keeps_the_first_error_of_a_rank),
     BT_TEST(account_is_read_from_a_ranks_line),

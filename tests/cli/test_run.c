@@ -240,6 +240,42 @@ static void run_signal_while_loading_ends_cleanly(void)
     EXPECT(bt_command_now() - t < 5);
 }
 
+/* As early as there is anything to end: the coordinator has not even become itself. */
+static void run_signal_at_once_ends_cleanly(void)
+{
+    char path[64], children[64];
+
+    start_run("", TWO_RANKS);
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)g_run.pid, (int)g_run.pid);
+    for (double end = bt_command_now() + START_S; bt_command_now() < end;) {
+        int     fd = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t n  = fd < 0 ? 0 : read(fd, children, sizeof(children));
+
+        if (fd >= 0) close(fd);
+        if (n > 0) break;
+    }
+    stop(SIGTERM);
+    EXPECT(strstr(g_run.output, "baton-run: ") == NULL);
+}
+
+/* A shell's background job ignores SIGINT, one under nohup SIGHUP too: the first is no reason to be
+ * deaf to the coordinator's end, the second is to be left alone. */
+static void run_with_ignored_signals_ends_when_asked(void)
+{
+    sighandler_t interrupt = signal(SIGINT, SIG_IGN), hangup = signal(SIGHUP, SIG_IGN);
+
+    run_signal_at_once_ends_cleanly();
+    start_run("", TWO_RANKS);
+    signal(SIGINT, interrupt);
+    signal(SIGHUP, hangup);
+    if (!serving()) return;
+    kill(g_run.pid, SIGHUP);
+    EXPECT_EQ(client("baton-generate",
+                     ARGS((char *)"--prompt", (char *)"x", (char *)"--max-tokens", (char *)"2")),
+              0);
+    stop(SIGTERM);
+}
+
 /* Impatience is no failure, however early it comes. */
 static void run_second_signal_hurries_the_end(void)
 {
@@ -291,6 +327,10 @@ static void run_bad_command_lines_are_refused(void)
         {{(char *)"--on-death", (char *)"dance", NULL},                          "dance",                        64},
         {{(char *)"--log", (char *)"loud", NULL},                                "loud",                         64},
         {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL}, "--both",                       64},
+        {{(char *)"--model", (char *)"", NULL},                                  "--model is missing",           64},
+        {{(char *)"--host", (char *)"", NULL},                                   "--host is empty",              64},
+        {{(char *)"--chat", (char *)"", NULL},                                   "--chat is empty",              64},
+        {{(char *)"--control", (char *)"127.0.0.1:99999", NULL},                 "expected HOST:PORT",           64},
         {{(char *)"extra", NULL},                                                "extra",                        64},
     };
 
@@ -315,6 +355,7 @@ static void baton_verbs_are_found_and_listed(void)
     build_argv(program, sizeof(program), "baton", ARGS((char *)"help", (char *)"run"), argv);
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 0);
     EXPECT_HAS(g_run.output, "--prefill");
+    EXPECT_HAS(g_run.output, "Usage: baton run [OPTION...]");
     build_argv(program, sizeof(program), "baton", ARGS((char *)"juggle"), argv);
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 64);
     EXPECT_HAS(g_run.output, "no verb \"juggle\"");
@@ -332,6 +373,8 @@ static const bt_test TESTS[] = {
     BT_TEST(run_chat_answers_and_ends),
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),
+    BT_TEST(run_signal_at_once_ends_cleanly),
+    BT_TEST(run_with_ignored_signals_ends_when_asked),
     BT_TEST(run_signal_while_loading_ends_cleanly),
     BT_TEST(run_second_signal_hurries_the_end),
     BT_TEST(run_port_in_use_is_named),

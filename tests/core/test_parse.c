@@ -20,10 +20,30 @@ static void bytes_have_binary_suffixes(void)
     EXPECT(!bt_parse_bytes("99999999T", &n));
 }
 
+static void addresses_have_a_host_and_a_port(void)
+{
+    EXPECT(bt_parse_address("127.0.0.1:8000"));
+    EXPECT(bt_parse_address("node1.cluster:0"));
+    EXPECT(bt_parse_address("[::1]:65535"));
+    EXPECT(!bt_parse_address("127.0.0.1:65536")); /* gRPC would take it modulo 65536 */
+    EXPECT(!bt_parse_address("127.0.0.1:99999999999999999999"));
+    EXPECT(!bt_parse_address("127.0.0.1:-1"));
+    EXPECT(!bt_parse_address("127.0.0.1:"));
+    EXPECT(!bt_parse_address("127.0.0.1:80x"));
+    EXPECT(!bt_parse_address("localhost"));
+    EXPECT(!bt_parse_address(":8000"));
+    EXPECT(!bt_parse_address("::1:8000"));
+    EXPECT(!bt_parse_address("::1"));
+    EXPECT(!bt_parse_address("http://host:80"));
+    EXPECT(!bt_parse_address("a b:80"));
+    EXPECT(!bt_parse_address(""));
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(bytes_have_binary_suffixes),
+        BT_TEST(addresses_have_a_host_and_a_port),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

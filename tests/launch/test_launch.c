@@ -191,6 +191,21 @@ static void launch_tmpdir_too_long_is_refused(void)
     EXPECT_HAS(g_command.output, "TMPDIR");
 }
 
+/* mpirun itself would hang. */
+static void launch_with_few_files_is_refused(void)
+{
+    char *argv[] = {(char *)"/bin/sh", (char *)"-c",
+                    (char *)"ulimit -n 32; exec \"$0\" --ranks 2 -- /bin/true", (char *)g_launch,
+                    NULL};
+
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 20), 1);
+    EXPECT_HAS(g_command.output, "needs up to 64 for 2 ranks");
+    EXPECT_HAS(g_command.output, "ulimit -n");
+    /* A soft limit below the hard one is no obstacle. */
+    argv[2] = (char *)"ulimit -Sn 32; exec \"$0\" --ranks 2 -- /bin/true";
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 20), 0);
+}
+
 /* A cell of another size than its ranks': the worker says which command line would do. */
 static void launch_too_few_ranks_are_refused(void)
 {
@@ -228,6 +243,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_bad_command_lines_are_refused),
     BT_TEST(launch_without_mpirun_says_what_to_do),
     BT_TEST(launch_tmpdir_too_long_is_refused),
+    BT_TEST(launch_with_few_files_is_refused),
     BT_TEST(launch_too_few_ranks_are_refused),
 };
 

@@ -33,6 +33,7 @@ static bool find_page(bt_request *r, bt_kv_pool *pool, bt_page_id *page_out)
     bool          fixed = r->map.n_fixed >= end;
 
     if (at >= r->n_keys || end >= r->n_prompt) return false;
+    if (!fixed && r->map.n_fixed > end - BT_PAGE_TOKENS) return false; /* a step that broke off */
     key = bt_form_map_key(&r->keys[at], &r->before);
     if (!bt_kv_pool_match(pool, &key, fixed ? map_of(r, at) : NULL, page_out, &map)) return false;
     if (!fixed) bt_form_map_fix_page(&r->map, &map);

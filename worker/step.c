@@ -444,11 +444,18 @@ static void count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t unit)
     buckets[i]++;
 }
 
-/* The step came to nothing. */
+/* The step came to nothing.  Rows of it may have been handed over: computed again they must have
+ * the same form, however the prompt is cut then. */
 static void roll_back(bt_worker *w)
 {
-    for (uint32_t i = 0; i < w->requests.n; i++)
-        w->requests.at[i]->step_end = w->requests.at[i]->n_computed;
+    for (uint32_t i = 0; i < w->batch.n_pieces; i++) {
+        const bt_piece *p = &w->batch.pieces[i];
+        bt_request     *r = p->request;
+
+        if (bt_piece_is_prompt(p))
+            bt_form_map_fix(&r->map, r->step_end, p->role, w->batch.spans[i].form);
+        r->step_end = r->n_computed;
+    }
 }
 
 static bt_status run(bt_worker *w)

@@ -28,6 +28,9 @@ struct sim_rank {
     uint32_t    inbox_at, n_inbox;
     uint32_t    n_slots_used;
     bool        waiting, left; /* waiting: in the all-gather */
+    bool        dead;
+    uint32_t    epoch;  /* of its group, as it has heard */
+    uint32_t    cut_at; /* not 0: its next step comes to nothing in that layer (from 1) */
     bt_plan     plan;
 };
 
@@ -37,6 +40,8 @@ struct sim_cell {
     bt_device      *dev;
     uint32_t        n_ranks, group_size[2], group_first[2];
     uint32_t        wake[2];
+    uint32_t        epoch, group_epoch[2];
+    uint32_t        doomed; /* 1 + the rank that dies in its group's next step; 0: none */
     sim_rank        ranks[SIM_MAX_RANKS];
     sim_request     requests[SIM_MAX];
     uint32_t        n_requests;
@@ -283,6 +288,7 @@ static bt_status sim_step(void *ctx, bt_step *step)
                            (size_t)(at % BT_PAGE_TOKENS) * SIM_DIM);
             }
         }
+        if (r->cut_at == layer + 1) return BT_ERR_CANCELLED;
         step->layer_done(step->ctx, layer);
     }
     for (uint32_t k = 0, s = 0; k < step->n_logit_rows; k++) {
@@ -315,6 +321,12 @@ static void give(sim_cell *c, uint32_t rank, const bt_down *m)
 {
     sim_rank *r = &c->ranks[rank];
 
+    if (r->dead) {
+        bt_down gone = *m;
+
+        bt_down_free(&gone);
+        return;
+    }
     if (r->n_inbox == 1024) {
         memmove(r->inbox, r->inbox + r->inbox_at, (r->n_inbox - r->inbox_at) * sizeof(*r->inbox));
         r->n_inbox -= r->inbox_at;
@@ -436,15 +448,28 @@ static uint32_t *open_choices(sim_cell *c, const sim_request *q, uint32_t *n_out
     return choices;
 }
 
+/* The rank, or the next one of its group that lives. */
+static uint32_t living(const sim_cell *c, uint32_t rank)
+{
+    uint32_t g = c->ranks[rank].group, first = c->group_first[g];
+
+    while (c->ranks[rank].dead)
+        rank = first + (rank - first + 1) % c->group_size[g];
+    return rank;
+}
+
 void sim_start(sim_cell *c, sim_request *q)
 {
     bt_down          m = {.kind = BT_DOWN_RESERVE};
     bt_down_reserve *o = &m.u.reserve;
 
+    q->decode_rank  = living(c, q->decode_rank);
+    q->prefill_rank = c->opt.n_both != 0 ? q->decode_rank : living(c, q->prefill_rank);
+    q->epoch        = c->epoch;
     q->reserved     = true;
     q->refused      = false;
     o->request      = q->id;
-    o->epoch        = 1;
+    o->epoch        = q->epoch;
     o->n_prompt     = q->n_prompt;
     o->prefill_rank = q->prefill_rank;
     o->sampling     = sampling_of(q);
@@ -469,7 +494,7 @@ void sim_start(sim_cell *c, sim_request *q)
 void sim_abort(sim_cell *c, sim_request *q)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, 1}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch}
     };
 
     q->aborted = true;
@@ -484,6 +509,7 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
     bt_down_prefill *o = &m.u.prefill;
     uint32_t        *replay, *lengths, n_replay;
 
+    if (u->u.ticket.epoch != q->epoch || q->resume) return; /* of a placement that is over */
     if (u->u.ticket.refused || q->aborted) {
         q->refused  = true;
         q->reserved = !u->u.ticket.refused;
@@ -491,7 +517,7 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
     }
     q->ticketed    = true;
     o->request     = q->id;
-    o->epoch       = 1;
+    o->epoch       = q->epoch;
     o->n_prompt    = q->n_prompt;
     o->decode_rank = q->decode_rank;
     o->sampling    = sampling_of(q);
@@ -519,6 +545,7 @@ static void on_token(sim_cell *c, const bt_token *t)
     uint32_t     k   = t->position - q->n_prompt;
     bool         all = true;
 
+    if (t->epoch != first->epoch || first->resume) return; /* of a placement that is over */
     if (k < q->n_tokens) {
         q->n_repeats++;
         c->broken = c->broken || q->tokens[k] != t->id;
@@ -536,7 +563,7 @@ static void on_token(sim_cell *c, const bt_token *t)
     q->finish                = t->finish;
     if (q->n_tokens == q->cut_at && q->finish == BT_FINISH_NONE) {
         bt_down m = {
-            .kind = BT_DOWN_ABORT, .u.abort = {first->id, 1, 1 + q->choice}
+            .kind = BT_DOWN_ABORT, .u.abort = {first->id, first->epoch, 1 + q->choice}
         };
 
         q->finish = BT_FINISH_STOP_STRING;
@@ -576,10 +603,10 @@ static void on_eval(sim_cell *c, sim_request *q, const bt_up_eval_rows *e)
 static void on_retracted(sim_cell *c, sim_request *q)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, 1}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch}
     };
 
-    if (q->aborted) return;
+    if (q->aborted || q->resume) return;
     q->n_retracted++;
     q->resume = true;
     if (q->ticketed && q->prefill_rank != q->decode_rank && !q->released[q->prefill_rank])
@@ -607,7 +634,7 @@ static void resume(sim_cell *c, sim_request *q)
     if (!q->resume || q->aborted || !q->released[q->decode_rank] ||
         (q->ticketed && !q->released[q->prefill_rank]))
         return;
-    q->resume = q->ticketed = false;
+    q->resume = q->ticketed = q->reserved = false;
     memset(q->released, 0, sizeof(q->released));
     sim_start(c, q);
 }
@@ -631,9 +658,18 @@ static bt_status sim_up(void *ctx, bt_up *u)
         snprintf(q->why, sizeof(q->why), "%s", u->u.failed.message);
         if (!q->aborted) sim_abort(c, q);
         break;
-    case BT_UP_RELEASED: c->requests[u->u.released.request - 1].released[r->rank] = true; break;
-    case BT_UP_RETRACTED: on_retracted(c, &c->requests[u->u.retracted.request - 1]); break;
-    case BT_UP_FORM_MAP: on_form_map(c, &c->requests[u->u.form_map.request - 1], u); break;
+    case BT_UP_RELEASED:
+        q = &c->requests[u->u.released.request - 1];
+        if (q->epoch == u->u.released.epoch) q->released[r->rank] = true;
+        break;
+    case BT_UP_RETRACTED:
+        q = &c->requests[u->u.retracted.request - 1];
+        if (q->epoch == u->u.retracted.epoch) on_retracted(c, q);
+        break;
+    case BT_UP_FORM_MAP:
+        q = &c->requests[u->u.form_map.request - 1];
+        if (q->epoch == u->u.form_map.epoch && !q->resume) on_form_map(c, q, u);
+        break;
     case BT_UP_WAKE_REQUEST:
         if (u->u.wake_request.wake == c->wake[r->group]) wake_group(c, r->group);
         break;
@@ -690,6 +726,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
     r->rank        = rank;
     r->group       = c->opt.n_both == 0 && rank >= c->opt.n_prefill;
     r->self        = rank - c->group_first[r->group];
+    r->epoch       = c->group_epoch[r->group];
     cfg.facts      = (bt_rank_facts){.rank            = rank,
                                      .n_ranks         = c->n_ranks,
                                      .n_prefill       = c->opt.n_prefill,
@@ -718,6 +755,7 @@ sim_cell *sim_create(const sim_options *opt)
     c->group_size[0]  = opt->n_both + opt->n_prefill;
     c->group_size[1]  = opt->n_decode;
     c->group_first[1] = opt->n_prefill;
+    c->epoch = c->group_epoch[0] = c->group_epoch[1] = 1;
     set_model(&c->model);
     if (bt_device_cpu_create(&cpu, &c->dev) != BT_OK) abort();
     for (uint32_t i = 0; i < c->n_ranks; i++)
@@ -766,22 +804,135 @@ static void check(sim_cell *c, bt_status st)
     c->broken = true;
 }
 
+/* ---- death */
+
+static bt_seats seats_of(const sim_cell *c, uint32_t group)
+{
+    bt_seats seats = {.epoch = c->group_epoch[group], .n = c->group_size[group]};
+
+    seats.ranks = bt_calloc(seats.n, sizeof(*seats.ranks));
+    for (uint32_t i = 0; i < seats.n; i++) {
+        uint32_t rank = c->group_first[group] + i;
+
+        seats.ranks[i] = c->ranks[rank].dead ? BT_NO_RANK : rank;
+    }
+    return seats;
+}
+
+/* Some choice has not begun: its first token may have died with the prefill rank. */
+static bool lacks_first(sim_cell *c, sim_request *q)
+{
+    for (uint32_t i = 0; i < q->n_choices; i++)
+        if (sim_choice(c, q, i)->n_tokens == 0 && sim_choice(c, q, i)->finish == BT_FINISH_NONE)
+            return true;
+    return false;
+}
+
+/* As the coordinator does. */
+static void lose_placement(sim_cell *c, sim_request *q, uint32_t rank)
+{
+    bt_down m = {
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch}
+    };
+
+    if (q->n_choices == 0 || !q->reserved) return;
+    q->released[rank] = true;
+    if (q->aborted || q->resume) return;
+    if (q->decode_rank == rank) {
+        q->resume = true;
+        if (q->ticketed && !q->released[q->prefill_rank]) give(c, q->prefill_rank, &m);
+    } else if (q->prefill_rank == rank && lacks_first(c, q)) {
+        q->resume = true;
+        give(c, q->decode_rank, &m);
+    }
+}
+
+static void die(sim_cell *c, uint32_t rank)
+{
+    sim_rank *r = &c->ranks[rank];
+
+    r->dead    = true;
+    r->waiting = false;
+    while (r->inbox_at < r->n_inbox)
+        bt_down_free(&r->inbox[r->inbox_at++]);
+    for (uint32_t i = c->n_flights; i-- > 0;)
+        if (c->flights[i].from == rank) drop_flight(c, i);
+    c->group_epoch[r->group] = ++c->epoch;
+    for (uint32_t i = 0; i < c->n_ranks; i++) {
+        bt_down m = {.kind = BT_DOWN_REGROUP};
+
+        if (c->ranks[i].dead) continue;
+        m.u.regroup.epoch     = c->epoch;
+        m.u.regroup.groups[0] = seats_of(c, 0);
+        m.u.regroup.groups[1] = seats_of(c, 1);
+        give(c, i, &m);
+    }
+    for (uint32_t i = 0; i < c->n_requests; i++)
+        lose_placement(c, &c->requests[i], rank);
+}
+
+void sim_kill(sim_cell *c, uint32_t rank, bool in_a_step)
+{
+    if (in_a_step)
+        c->doomed = 1 + rank;
+    else
+        die(c, rank);
+}
+
+bool sim_is_dead(const sim_cell *c, uint32_t rank) { return c->ranks[rank].dead; }
+bool sim_is_doomed(const sim_cell *c) { return c->doomed != 0; }
+
+/* ---- steps */
+
+/* One of the group dies under way: each of the others has got what it needed before, or not. */
+static void break_step(sim_cell *c, uint32_t group, const bt_plan *plans)
+{
+    for (uint32_t i = 0; i < c->group_size[group]; i++) {
+        sim_rank *r = &c->ranks[c->group_first[group] + i];
+        bt_status st;
+
+        if (r->dead) continue;
+        r->waiting = false;
+        r->cut_at  = roll(c, 2) == 0 ? 0 : 1 + roll(c, SIM_LAYERS);
+        st         = bt_worker_finish(r->worker, plans, &r->left);
+        if (st != BT_ERR_CANCELLED || r->cut_at == 0) check(c, st);
+        r->cut_at = 0;
+    }
+    die(c, c->doomed - 1);
+    c->doomed = 0;
+}
+
 static void finish_group(sim_cell *c, uint32_t group)
 {
-    bt_plan plans[SIM_MAX_RANKS];
+    bt_plan  plans[SIM_MAX_RANKS];
+    uint32_t n = 0;
 
     for (uint32_t i = 0; i < c->group_size[group]; i++) {
         sim_rank *r = &c->ranks[c->group_first[group] + i];
 
-        if (!r->waiting) return;
-        plans[i] = r->plan;
+        if (r->dead) continue;
+        if (!r->waiting || r->epoch != c->group_epoch[group]) return;
+        plans[n++] = r->plan;
+    }
+    if (c->doomed != 0 && c->ranks[c->doomed - 1].group == group) {
+        break_step(c, group, plans);
+        return;
     }
     for (uint32_t i = 0; i < c->group_size[group]; i++) {
         sim_rank *r = &c->ranks[c->group_first[group] + i];
 
+        if (r->dead) continue;
         r->waiting = false;
         check(c, bt_worker_finish(r->worker, plans, &r->left));
     }
+}
+
+/* What the transport does before: messages for the dead are gone. */
+static void follow(sim_cell *c, sim_rank *r, const bt_down_regroup *m)
+{
+    r->epoch = m->groups[r->group].epoch;
+    for (uint32_t i = c->n_flights; i-- > 0;)
+        if (c->flights[i].from == r->rank && c->ranks[c->flights[i].to].dead) drop_flight(c, i);
 }
 
 static void take_message(sim_cell *c, sim_rank *r)
@@ -789,15 +940,31 @@ static void take_message(sim_cell *c, sim_rank *r)
     bt_down m = r->inbox[r->inbox_at++];
 
     if (r->inbox_at == r->n_inbox) r->inbox_at = r->n_inbox = 0;
+    if (m.kind == BT_DOWN_REGROUP) follow(c, r, &m.u.regroup);
     check(c, bt_worker_control(r->worker, &m));
     bt_down_free(&m);
+}
+
+/* The exchange that it waits in will never end: it has heard of another epoch. */
+static bool hears_of_change(const sim_rank *r)
+{
+    for (uint32_t i = r->inbox_at; i < r->n_inbox; i++)
+        if (r->inbox[i].kind == BT_DOWN_REGROUP &&
+            r->inbox[i].u.regroup.groups[r->group].epoch != r->epoch)
+            return true;
+    return false;
 }
 
 static void act(sim_cell *c, sim_rank *r)
 {
     bt_next next = BT_NEXT_PARK;
 
-    if (r->left) return;
+    if (r->left || r->dead) return;
+    if (r->waiting && hears_of_change(r)) {
+        r->waiting = false;
+        while (r->inbox_at < r->n_inbox) /* all of it, before the next step */
+            take_message(c, r);
+    }
     if (r->waiting || roll(c, 3) == 0) {
         bt_worker_background(r->worker);
         check(c, bt_worker_background_status(r->worker));
@@ -867,7 +1034,7 @@ bool sim_shut_down(sim_cell *c)
         if (!sim_act(c)) return false;
         all = true;
         for (uint32_t i = 0; i < c->n_ranks; i++)
-            all = all && c->ranks[i].left;
+            all = all && (c->ranks[i].left || c->ranks[i].dead);
     }
     return all;
 }

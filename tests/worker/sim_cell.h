@@ -36,8 +36,8 @@ typedef struct {
     bool     force; /* experts */
     float    temperature;
     uint64_t seed;
-    uint32_t stop_token; /* SIM_VOCAB: none */
-    uint32_t prefill_rank, decode_rank;
+    uint32_t stop_token;                       /* SIM_VOCAB: none */
+    uint32_t prefill_rank, decode_rank, epoch; /* epoch: of its placement */
 
     uint32_t  n_tokens, tokens[SIM_CONTEXT]; /* released in order */
     uint32_t  n_repeats;                     /* tokens that came again, equal */
@@ -80,6 +80,10 @@ void         sim_abort(sim_cell *c, sim_request *r);
 bool sim_act(sim_cell *c);
 /* Until everything has ended (true), or too long. */
 bool sim_run(sim_cell *c);
+/* The rank dies, now or in the middle of its group's next step; the others hear of it. */
+void sim_kill(sim_cell *c, uint32_t rank, bool in_a_step);
+bool sim_is_dead(const sim_cell *c, uint32_t rank);
+bool sim_is_doomed(const sim_cell *c); /* somebody dies in the next step */
 /* Tells every rank to leave and runs until all have. */
 bool     sim_shut_down(sim_cell *c);
 bool     sim_ended(const sim_request *r);

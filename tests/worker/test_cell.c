@@ -44,6 +44,7 @@ static void expect_right(const sim_request *q)
 static void expect_all_free(sim_cell *c, uint32_t n_pages)
 {
     for (uint32_t rank = 0; rank < sim_n_ranks(c); rank++) {
+        if (sim_is_dead(c, rank)) continue;
         EXPECT_EQ(sim_free_pages(c, rank), n_pages);
         EXPECT(sim_pool_is_sound(c, rank));
     }
@@ -461,6 +462,53 @@ static void cell_replays_by_the_form_map(void)
         EXPECT(n_retracted[kind] > 10);
 }
 
+/* Ranks die at any moment, between steps and in them, down to one of each role: nobody's tokens
+ * change, nobody is forgotten, and the pools of those that are left add up. */
+static void cell_survives_the_loss_of_ranks(void)
+{
+    static const sim_options SHAPES[] = {
+        {.n_prefill = 2,   .n_decode = 3, .chunk = 7,    .max_rows = 16},
+        {.n_prefill = 3,                .n_decode = 2,                .chunk = 64, .max_rows = 100},
+        {.n_both = 3, .chunk = 30,              .max_rows = 40                },
+    };
+
+    for (uint32_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++) {
+        for (uint32_t seed = 0; seed < 4 * SEEDS; seed++) {
+            sim_options  opt = SHAPES[i];
+            uint32_t     n = opt.n_both + opt.n_prefill + opt.n_decode, at = 0;
+            sim_cell    *c;
+            sim_request *q[12];
+
+            opt.seed        = seed;
+            opt.n_pages     = seed % 4 == 3 ? 12 : 64;
+            opt.n_slots     = 1 + seed % 3;
+            opt.payload_max = waiving(0, seed, false, false).payload_max;
+            opt.by_cost     = seed % 6 >= 4; /* law A holds where law B is waived */
+            opt.share       = seed % 6 == 5;
+            c               = sim_create(&opt);
+            add_mix(c, q, 12);
+            for (uint32_t turn = 0; turn < 4000; turn++) {
+                uint32_t rank = (turn * 7 + seed) % n, alive = 0;
+                bool     prefill = opt.n_both != 0 || rank < opt.n_prefill;
+
+                if (at < 12 && turn % 40 == 0) sim_start(c, q[at++]);
+                if (!sim_act(c)) break;
+                if (turn % (150 + 13 * (seed % 5)) != 60 || sim_is_doomed(c)) continue;
+                for (uint32_t k = 0; k < n; k++)
+                    alive +=
+                        !sim_is_dead(c, k) && (opt.n_both != 0 || (k < opt.n_prefill) == prefill);
+                if (alive > 1 && !sim_is_dead(c, rank)) sim_kill(c, rank, turn % 2 == seed % 2);
+            }
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 12; k++)
+                expect_right(q[k]);
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+}
+
 static void cell_without_pages_refuses_and_serves_later(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
@@ -658,6 +706,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_frees_everything_of_aborted_choices),
         BT_TEST(cell_shares_generated_pages),
         BT_TEST(cell_replays_by_the_form_map),
+        BT_TEST(cell_survives_the_loss_of_ranks),
         BT_TEST(cell_without_pages_refuses_and_serves_later),
         BT_TEST(cell_frees_everything_of_aborted_requests),
         BT_TEST(cell_fails_only_the_request_with_the_bad_message),

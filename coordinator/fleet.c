@@ -435,7 +435,8 @@ static void check_deadline(bt_member *m, uint64_t now_ns)
              (double)fleet->cfg.load_ns * 1e-9);
 }
 
-/* A group that has lost its last rank is waited for; the cell's requests wait meanwhile. */
+/* A group that has lost its last rank is waited for, as long as there is a spare that could come;
+ * the cell's requests wait meanwhile. */
 static void check_seats(bt_member *m, uint64_t now_ns)
 {
     uint64_t    rejoin_ns = m->fleet->cfg.rejoin_ns;
@@ -448,6 +449,8 @@ static void check_seats(bt_member *m, uint64_t now_ns)
     if (taken[0] > 0 && (taken[1] > 0 || both)) {
         if (m->short_since_ns != 0) BT_INFO("the cell has ranks for every role again");
         m->short_since_ns = 0;
+    } else if (bt_relay_n_spares(m->relay) == 0) {
+        lose(m, "no %srank is left, and no spare", missing);
     } else if (m->short_since_ns == 0) {
         m->short_since_ns = now_ns;
         BT_WARN("no %srank is left: requests wait, for %.0f s at most, until one joins", missing,

@@ -146,6 +146,8 @@ uint64_t    bt_request_tokens(const bt_request *q); /* the prompt's, and all tha
 uint64_t    bt_request_arrived_ns(const bt_request *q);
 bool        bt_request_resumed(const bt_request *q);
 
+/* Spares that could take a seat. */
+uint32_t bt_relay_n_spares(const bt_relay *relay);
 /* Deadlines and placement; call it several times a second. */
 void bt_relay_tick(bt_relay *relay, uint64_t now_ns);
 

@@ -51,6 +51,15 @@ void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2])
     }
 }
 
+uint32_t bt_relay_n_spares(const bt_relay *relay)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
+        n += !relay->ranks[i].lost && relay->ranks[i].group == BT_UNSEATED;
+    return n;
+}
+
 /* ---- a new epoch */
 
 static bool copy_seats(const bt_seats *from, bt_seats *to)

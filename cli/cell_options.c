@@ -9,6 +9,7 @@
 #include "cli/child.h"
 #include "core/alloc.h"
 #include "core/parse.h"
+#include "core/rank_map.h"
 
 /* The limits and the words of baton-worker. */
 enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, MAX_TIMEOUT_S = 3600, MAX_THREADS = 4096 };
@@ -26,7 +27,9 @@ enum {
     OPT_THREADS,
     OPT_KERNELS,
     OPT_TIMEOUT,
-    OPT_CELL
+    OPT_CELL,
+    OPT_RANK_MAP,
+    OPT_SLURM
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -37,20 +40,23 @@ static const struct argp_option OPTIONS[] = {
     {"both",  OPT_BOTH, "N", 0, "Instead of the two: N ranks that do both", 1},
     {"hosts",                                          OPT_HOSTS, "LIST", 0, "Hosts and slots for mpirun: node1:8,node2:8", 1},
     {"hostfile",                                          OPT_HOSTFILE, "FILE", 0, "Open MPI host file", 1},
-    {"cell",                                   OPT_CELL, "NAME", 0, "Its name, where a coordinator has several", 1},
-    {NULL,                                        0, NULL, 0, "Each rank:", 2},
-    {"kv-bytes",   OPT_KV_BYTES, "BYTES", 0,
+    {"rank-map",                                   OPT_RANK_MAP, "FILE", 0,
+     "Instead of these: where each rank runs, with its role, cores and device", 1},
+    {"slurm",                                        OPT_SLURM, NULL, 0, "Ranks on all nodes of the Slurm job that this runs in", 1},
+    {"cell",   OPT_CELL, "NAME", 0, "Its name, where a coordinator has several", 1},
+    {NULL,                                           0, NULL, 0, "Each rank:", 2},
+    {"kv-bytes",OPT_KV_BYTES, "BYTES", 0,
      "Memory for KV pages: 512M, 2G (default: what the printed account leaves)", 2},
-    {"chunk",                                           OPT_CHUNK, "ROWS", 0, "Rows of one prompt in a step at most", 2},
-    {"max-rows",OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
-    {"form",                                          OPT_FORM, "FORM", 0,
+    {"chunk",                                          OPT_CHUNK, "ROWS", 0, "Rows of one prompt in a step at most", 2},
+    {"max-rows",                                          OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
+    {"form",                                      OPT_FORM, "FORM", 0,
      "Attention: role (prompts normal, generated tokens absorbed), normal, absorbed, cost", 2},
-    {"share-generated",                                          OPT_SHARE, NULL, 0,
+    {"share-generated",                                        OPT_SHARE, NULL, 0,
      "Full pages of replies enter the prefix cache too; then tokens depend on what was cached", 2},
-    {"threads",                                      OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
-    {"kernels",                                        OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
-    {"timeout-s", OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
-    {0                                          }
+    {"threads", OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
+    {"kernels",                                           OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
+    {"timeout-s",OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
+    {0                                         }
 };
 
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
@@ -179,8 +185,25 @@ static void check_model(struct argp_state *state, const char *dir)
     }
 }
 
+static void take_map(struct argp_state *state, bt_cell_options *opt)
+{
+    bt_rank_map map;
+
+    if (opt->n_both != 0 || opt->n_prefill != 0 || opt->n_decode != 0 || opt->hosts != NULL ||
+        opt->hostfile != NULL || opt->slurm)
+        argp_error(state, "--rank-map says how many ranks there are and where: it goes without "
+                          "--prefill, --decode, --both, --hosts, --hostfile and --slurm");
+    if (bt_rank_map_read(opt->rank_map, &map) != BT_OK) exit(64);
+    opt->n_both    = map.n_both;
+    opt->n_prefill = map.n_prefill;
+    opt->n_decode  = map.n_decode;
+    opt->n_spares  = map.n_spares;
+    bt_rank_map_fini(&map);
+}
+
 static void check(struct argp_state *state, bt_cell_options *opt)
 {
+    if (opt->rank_map != NULL) take_map(state, opt);
     if (opt->n_both != 0 && (opt->n_prefill != 0 || opt->n_decode != 0)) {
         argp_error(state, "--both goes without --prefill and --decode");
     }
@@ -206,6 +229,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_BOTH:
         opt->n_both = (uint32_t)bt_option_number(state, "--both", arg, 1, MAX_RANKS);
         return 0;
+    case OPT_RANK_MAP: opt->rank_map = arg; return 0;
+    case OPT_SLURM: opt->slurm = true; return 0;
     case OPT_CELL:
         opt->name = arg;
         pass_on(opt, "--cell", arg);
@@ -242,8 +267,14 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
     argv = c->argv;
 #define ADD(text) argv[n++] = (char *)(text)
     ADD(c->launch);
-    ADD("--ranks");
-    ADD(c->n_ranks);
+    if (opt->rank_map != NULL) {
+        ADD("--rank-map");
+        ADD(opt->rank_map);
+    } else {
+        ADD("--ranks");
+        ADD(c->n_ranks);
+    }
+    if (opt->slurm) ADD("--slurm");
     if (opt->hosts != NULL) {
         ADD("--host");
         ADD(opt->hosts);

@@ -14,9 +14,11 @@ typedef struct {
     const char *model;               /* a directory; strings are borrowed from argv */
     uint32_t    n_prefill, n_decode; /* 0 and 0 with n_both */
     uint32_t    n_both, n_spares;
-    bool        replace;                          /* a lost rank: the others go on */
-    const char *name;                             /* among the coordinator's cells, or NULL */
-    const char *hostfile, *hosts;                 /* NULL: this machine */
+    bool        replace;          /* a lost rank: the others go on */
+    const char *name;             /* among the coordinator's cells, or NULL */
+    const char *rank_map;         /* a file that says all that, and where; or NULL */
+    bool        slurm;            /* on the nodes of this Slurm job */
+    const char *hostfile, *hosts; /* NULL: this machine */
     const char *worker_args[BT_CELL_WORKER_ARGS]; /* flags that every rank gets as they are */
     uint32_t    n_worker_args;
     bool        verbose; /* ranks log each step too; not from argv */

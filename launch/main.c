@@ -16,19 +16,30 @@
 #include "launch/rank.h"
 #include "launch/scratch.h"
 
-enum { OPT_HOST = 256, OPT_MPIRUN, OPT_ON_DEATH, OPT_AS_RANK };
-enum { MAX_RANKS = 65536 };
+enum {
+    OPT_HOST = 256,
+    OPT_MAP,
+    OPT_SLURM,
+    OPT_MPIRUN,
+    OPT_ON_DEATH,
+    OPT_AS_RANK,
+    OPT_SHM,
+    OPT_BIND
+};
+enum { MAX_RANKS = 65536, EX_USAGE = 64 };
 /* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
 #define STOP_NS (6 * BT_NS_PER_S)
 
 typedef struct {
     bt_mpirun_options mpirun;
+    bt_rank_map       map;  /* owned */
+    bt_rank_options   rank; /* with as_rank */
     bool              as_rank;
 } options;
 
 static const char DOC[] =
-    "Starts RANKS copies of PROGRAM as one MPI job on this machine, or on the hosts that --host or "
-    "--hostfile name, and stays until all have ended.\v"
+    "Starts RANKS copies of PROGRAM as one MPI job on this machine, or on the hosts that --host, "
+    "--hostfile or --rank-map name, or on those of a Slurm job, and stays until all have ended.\v"
     "When one rank fails, all are ended; with --on-death=replace the others go on, and the job has "
     "ended when the last one has. SIGTERM and SIGINT end the job within 10 seconds; SIGUSR1 "
     "and SIGUSR2 go to every rank. When this program is killed, the ranks on this machine die with "
@@ -42,15 +53,21 @@ static const char DOC[] =
     "--coordinator 127.0.0.1:4711";
 
 static const struct argp_option OPTIONS[] = {
-    {"ranks",           'n', "N", 0, "How many ranks", 0},
-    {"hostfile",              'f', "FILE", 0, "Open MPI host file: lines like \"node1 slots=8\"", 0},
-    {"host", OPT_HOST, "LIST", 0, "Hosts and slots: node1:8,node2:8", 0},
-    {"mpirun",                 OPT_MPIRUN, "PATH", 0,
+    {"ranks",                             'n', "N", 0, "How many ranks", 0},
+    {"hostfile",                                'f', "FILE", 0, "Open MPI host file: lines like \"node1 slots=8\"", 0},
+    {"host",                   OPT_HOST, "LIST", 0, "Hosts and slots: node1:8,node2:8", 0},
+    {"rank-map",                                   OPT_MAP, "FILE", 0,
+     "Where each rank runs: lines like \"prefill node1 ranks=2 cores=0-15 device=0,1\"; roles are "
+     "prefill, decode, both, spare. Says how many ranks there are", 0},
+    {"slurm", OPT_SLURM, NULL, 0, "On the nodes of the Slurm job that this runs in", 0},
+    {"shm",                                  OPT_SHM, "DIR", OPTION_HIDDEN, "As rank: the job's folder for shared memory", 0},
+    {"bind",                                  OPT_BIND, "TEXT", OPTION_HIDDEN, "As rank: cores and devices of all ranks", 0},
+    {"mpirun",                              OPT_MPIRUN, "PATH", 0,
      "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)", 0},
-    {"on-death", OPT_ON_DEATH, "WHAT", 0,
+    {"on-death",                             OPT_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop (default): end all; replace: the others go on", 0},
-    {"as-rank",                OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
-    {0               }
+    {"as-rank", OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
+    {0                                  }
 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -68,6 +85,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         }
         opt->mpirun.n_ranks = (uint32_t)n;
         return 0;
+    case OPT_MAP:
+        bt_rank_map_fini(&opt->map);
+        if (bt_rank_map_read(arg, &opt->map) != BT_OK) exit(EX_USAGE);
+        opt->mpirun.map     = &opt->map;
+        opt->mpirun.n_ranks = opt->map.n_ranks;
+        return 0;
+    case OPT_SLURM: opt->mpirun.slurm = true; return 0;
+    case OPT_SHM: opt->rank.shm = arg; return 0;
+    case OPT_BIND: opt->rank.bind = arg; return 0;
     case 'f': opt->mpirun.hostfile = arg; return 0;
     case OPT_HOST: opt->mpirun.hosts = arg; return 0;
     case OPT_MPIRUN: opt->mpirun.mpirun = arg; return 0;
@@ -84,6 +110,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_NO_ARGS: argp_error(state, "no program to start; put it after --"); return 0;
     case ARGP_KEY_END:
         if (!opt->as_rank && opt->mpirun.n_ranks == 0) argp_error(state, "--ranks is missing");
+        if ((opt->mpirun.hosts != NULL) + (opt->mpirun.hostfile != NULL) +
+                (opt->mpirun.map != NULL) + opt->mpirun.slurm >
+            1)
+            argp_error(state, "--host, --hostfile, --rank-map and --slurm exclude each other");
+        if (opt->mpirun.slurm && getenv("SLURM_JOB_ID") == NULL)
+            argp_error(state, "--slurm works inside a Slurm job only: SLURM_JOB_ID is not set");
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -145,7 +177,7 @@ int main(int argc, char **argv)
     bt_status         st;
 
     argp_parse(&parser, argc, argv, ARGP_IN_ORDER, NULL, &opt);
-    if (opt.as_rank) return bt_rank_run(opt.mpirun.argv);
+    if (opt.as_rank) return bt_rank_run(opt.mpirun.argv, &opt.rank);
 
     bt_log_init("launch", BT_LOG_INFO);
     sigemptyset(&signals);
@@ -156,5 +188,6 @@ int main(int argc, char **argv)
     if (st == BT_OK) st = bt_mpirun_start(&opt.mpirun, &scratch, &mpirun);
     if (st == BT_OK) status = wait_for(mpirun, &signals, scratch.guard);
     bt_scratch_close(&scratch);
+    bt_rank_map_fini(&opt.map);
     return st == BT_OK ? exit_code(status) : EXIT_FAILURE;
 }

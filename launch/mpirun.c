@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "launch/bind.h"
 
 enum { FILES = 48, FILES_A_RANK = 8 };
 
@@ -79,8 +80,9 @@ static void use_bundled(const char *libs)
     setenv("LD_LIBRARY_PATH", text, 1);
 }
 
-/* What ranks on other hosts need of the environment: the cell's secret (proto/secret.h). */
-static const char *const FORWARDED[] = {"BATON_SECRET", "BATON_SECRET_FILE"};
+/* What ranks on other hosts need of the environment: the cell's secret (proto/secret.h), and where
+ * libraries lie.  Open MPI's own variables go along by themselves. */
+static const char *const FORWARDED[] = {"BATON_SECRET", "BATON_SECRET_FILE", "LD_LIBRARY_PATH"};
 
 static bt_status find_mpirun(const char *wanted, const char *self, char path_out[PATH_MAX])
 {
@@ -146,6 +148,12 @@ out:
     return st;
 }
 
+static bool is_far(const bt_mpirun_options *options)
+{
+    return options->hostfile != NULL || options->hosts != NULL || options->map != NULL ||
+           options->slurm;
+}
+
 static void set_environment(const bt_mpirun_options *options, const bt_scratch *scratch)
 {
     static const char *const ALWAYS[][2] = {
@@ -171,7 +179,10 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
     /* Else mpirun ends every rank about a second after the first death. */
     if (options->survive) setenv("OMPI_MCA_orte_enable_recovery", "1", 0);
     if (!cross_memory_works()) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
-    if (options->hostfile != NULL || options->hosts != NULL) return;
+    /* Inside an allocation several jobs share the nodes: their daemons do not wait for each other.
+     */
+    if (getenv("SLURM_JOB_ID") != NULL) setenv("OMPI_MCA_plm_slurm_args", "--overlap", 0);
+    if (is_far(options)) return;
     for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {
         setenv(LOCAL[i][0], LOCAL[i][1], 0);
     }
@@ -196,6 +207,26 @@ static BT_NORETURN void exec_mpirun(char **argv, pid_t parent)
     _exit(127);
 }
 
+/* One line a rank, in their order: what mpirun's sequential mapper reads. */
+static bt_status write_places(const bt_rank_map *map, const bt_scratch *scratch,
+                              char path_out[PATH_MAX])
+{
+    bt_status st        = BT_OK;
+    char      self[256] = "";
+    FILE     *f;
+
+    snprintf(path_out, PATH_MAX, "%s/hosts", scratch->session);
+    f = fopen(path_out, "we");
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
+    if (gethostname(self, sizeof(self) - 1) != 0) snprintf(self, sizeof(self), "localhost");
+    for (uint32_t i = 0; i < map->n_ranks; i++) /* the mapper does not know that name */
+        fprintf(f, "%s\n",
+                strcmp(map->ranks[i].host, "localhost") == 0 ? self : map->ranks[i].host);
+    BT_REQUIRE(fclose(f) == 0, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
+out:
+    return st;
+}
+
 bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
                           pid_t *pid_out)
 {
@@ -203,14 +234,14 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     char    **argv   = NULL;
     size_t    n_args = 0, n = 0;
     pid_t     self = getpid(), pid;
-    char      exe[PATH_MAX], mpirun[PATH_MAX], n_ranks[16];
+    char      exe[PATH_MAX], mpirun[PATH_MAX], places[PATH_MAX], n_ranks[16], *bind = NULL;
 
     BT_TRY(own_path(exe));
     BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
-    BT_TRY(allow_files(options->hostfile != NULL || options->hosts != NULL ? 0 : options->n_ranks));
+    BT_TRY(allow_files(is_far(options) ? 0 : options->n_ranks));
     while (options->argv[n_args] != NULL)
         n_args++;
-    argv = bt_calloc(n_args + 16, sizeof(*argv));
+    argv = bt_calloc(n_args + 24, sizeof(*argv));
     BT_REQUIRE(argv != NULL, BT_ERR_NO_MEMORY, "%zu arguments", n_args);
     snprintf(n_ranks, sizeof(n_ranks), "%u", options->n_ranks);
     argv[n++] = mpirun;
@@ -225,6 +256,14 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
         argv[n++] = (char *)"--host";
         argv[n++] = (char *)options->hosts;
     }
+    if (options->map != NULL) {
+        BT_TRY(write_places(options->map, scratch, places));
+        BT_TRY(bt_bind_text(options->map, &bind));
+        argv[n++] = (char *)"--hostfile";
+        argv[n++] = places;
+        argv[n++] = (char *)"--map-by";
+        argv[n++] = (char *)"seq";
+    }
     /* By name alone: values on a command line are everybody's to read. */
     for (size_t i = 0; i < sizeof(FORWARDED) / sizeof(FORWARDED[0]); i++) {
         if (getenv(FORWARDED[i]) == NULL) continue;
@@ -233,6 +272,14 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     }
     argv[n++] = exe;
     argv[n++] = (char *)"--as-rank";
+    if (is_far(options)) {
+        argv[n++] = (char *)"--shm";
+        argv[n++] = (char *)scratch->shm;
+    }
+    if (bind != NULL) {
+        argv[n++] = (char *)"--bind";
+        argv[n++] = bind;
+    }
     argv[n++] = (char *)"--";
     memcpy(argv + n, options->argv, n_args * sizeof(*argv));
 
@@ -246,6 +293,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     *pid_out = pid;
 out:
     bt_free(argv);
+    bt_free(bind);
     return st;
 }
 

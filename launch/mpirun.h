@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "core/status.h"
+#include "core/rank_map.h"
 #include "launch/scratch.h"
 
 typedef struct {
@@ -14,8 +14,11 @@ typedef struct {
     const char *mpirun;   /* NULL: search */
     const char *hostfile; /* NULL: this machine only */
     const char *hosts;    /* "n1:2,n2:2", or NULL */
-    bool        survive;  /* the other ranks go on when one dies */
-    char      **argv;     /* the program and its arguments, NULL-terminated */
+    const bt_rank_map
+          *map;     /* where each rank runs, borrowed; NULL: mpirun fills the hosts' slots */
+    bool   slurm;   /* the nodes of the Slurm job that this runs in */
+    bool   survive; /* the other ranks go on when one dies */
+    char **argv;    /* the program and its arguments, NULL-terminated */
 } bt_mpirun_options;
 
 /* Starts mpirun in a process group of its own; it dies with this process.  Every rank runs

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "core/log.h"
+#include "launch/bind.h"
+#include "launch/leftovers.h"
 
 /* The child's side: the worker dies when this process does. */
 static BT_NORETURN void exec_worker(char **argv, pid_t parent, const sigset_t *old_mask)
@@ -45,27 +47,47 @@ static int report(pid_t pid, const char *program, int status)
     return 128 + sig;
 }
 
-int bt_rank_run(char **argv)
+static int wait_for(pid_t pid, const sigset_t *signals, int *status_out)
+{
+    for (;;) {
+        int sig;
+
+        if (waitpid(pid, status_out, WNOHANG) == pid) return 0;
+        sig = sigwaitinfo(signals, NULL);
+        if (sig == SIGHUP) kill(pid, SIGKILL); /* mpirun, or the daemon here, has died */
+        if (sig < 0 && errno != EINTR) return -1;
+    }
+}
+
+int bt_rank_run(char **argv, const bt_rank_options *options)
 {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    pid_t       self = getpid(), pid;
-    sigset_t    all, old_mask;
+    pid_t       self = getpid(), pid, parent = getppid();
+    sigset_t    all, old_mask, waited;
     int         status;
     char        who[32];
 
     snprintf(who, sizeof(who), "rank=%s", rank != NULL ? rank : "?");
     bt_log_init(who, BT_LOG_INFO);
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* of mpirun, or of the daemon on another host */
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, &old_mask); /* the worker decides what a signal means */
+    prctl(PR_SET_PDEATHSIG, SIGHUP);         /* of mpirun, or of the daemon on another host */
+    if (getppid() != parent) return 128 + SIGHUP;
+    if (options->bind != NULL &&
+        bt_bind_apply(options->bind, rank != NULL ? (uint32_t)strtoul(rank, NULL, 10) : 0) != BT_OK)
+        return EXIT_FAILURE;
+    if (options->shm != NULL && rank != NULL && bt_leftovers_watch(options->shm, rank) != BT_OK)
+        return EXIT_FAILURE;
     pid = fork();
     if (pid == 0) exec_worker(argv, self, &old_mask);
     if (pid < 0) {
         bt_log_error(__FILE__, __LINE__, "cannot start the worker", "fork: %s", strerror(errno));
         return 127;
     }
-    while (waitpid(pid, &status, 0) < 0) {
-        if (errno == EINTR) continue;
+    sigemptyset(&waited);
+    sigaddset(&waited, SIGCHLD);
+    sigaddset(&waited, SIGHUP);
+    if (wait_for(pid, &waited, &status) != 0) {
         bt_log_error(__FILE__, __LINE__, "cannot wait for the worker", "%s", strerror(errno));
         return 127;
     }

@@ -5,9 +5,15 @@
 #ifndef BT_LAUNCH_RANK_H
 #define BT_LAUNCH_RANK_H
 
+typedef struct {
+    const char *shm; /* of a job over several hosts: the folder for its shared memory (leftovers.h);
+                      * NULL: somebody else removes that */
+    const char *bind; /* launch/bind.h; NULL: to nothing */
+} bt_rank_options;
+
 /* Runs argv and returns the exit code that tells how it ended: its own, or 128 + signal; 127 when
  * it cannot be executed.  Signals that mpirun sends go to the whole process group, so the worker
  * has them by itself. */
-int bt_rank_run(char **argv);
+int bt_rank_run(char **argv, const bt_rank_options *options);
 
 #endif

@@ -150,17 +150,50 @@ static void launch_sigusr1_reaches_every_rank(void)
     EXPECT_HAS(g_command.output, "drained 1");
 }
 
+/* Ranks in the order of their roles, each on its own cores and device. */
+static void launch_rank_map_binds_each_rank(void)
+{
+    char  path[] = "/tmp/baton-map-XXXXXX";
+    int   fd     = mkstemp(path);
+    char *argv[] = {
+        (char *)g_launch,
+        (char *)"--rank-map",
+        path,
+        (char *)"--",
+        (char *)"/bin/sh",
+        (char *)"-c",
+        (char *)"echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE cores $(taskset -cp $$ | "
+                "sed 's/.*: //') device ${CUDA_VISIBLE_DEVICES-none}; echo shm "
+                "$OMPI_MCA_btl_vader_backing_directory",
+        NULL};
+
+    EXPECT(fd >= 0 && dprintf(fd, "decode localhost cores=0 device=3\n"
+                                  "prefill localhost ranks=2 device=1,0\n") > 0);
+    close(fd);
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 30), 0);
+    EXPECT_HAS(g_command.output, "rank 2 of 3 cores 0 device 3");
+    EXPECT_HAS(g_command.output, "rank 0 of 3 cores ");
+    EXPECT(strstr(g_command.output, "rank 0 of 3 cores 0 device") == NULL ||
+           sysconf(_SC_NPROCESSORS_ONLN) == 1);
+    EXPECT_HAS(g_command.output, " device 1\n");
+    EXPECT_HAS(g_command.output, " device 0\n");
+    expect_removed("shm ");
+    unlink(path);
+}
+
 static void launch_bad_command_lines_are_refused(void)
 {
     static const struct {
-        const char *argv[6];
+        const char *argv[7];
         const char *says;
     } CASES[] = {
-        {{"-n", "2", NULL},                     "no program"  },
-        {{"--", "/bin/true", NULL},             "--ranks"     },
-        {{"-n", "0", "--", "/bin/true", NULL},  "from 1 to"   },
-        {{"-n", "2x", "--", "/bin/true", NULL}, "\"2x\""      },
-        {{"--nonsense", NULL},                  "unrecognized"},
+        {{"-n", "2", NULL},                                       "no program"  },
+        {{"--", "/bin/true", NULL},                               "--ranks"     },
+        {{"-n", "0", "--", "/bin/true", NULL},                    "from 1 to"   },
+        {{"-n", "2x", "--", "/bin/true", NULL},                   "\"2x\""      },
+        {{"--nonsense", NULL},                                    "unrecognized"},
+        {{"-n", "1", "--slurm", "--", "/bin/true", NULL},         "SLURM_JOB_ID"},
+        {{"--rank-map", "/nowhere.map", "--", "/bin/true", NULL}, "/nowhere.map"},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -240,6 +273,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_killed_takes_its_ranks_along),
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_sigusr1_reaches_every_rank),
+    BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_bad_command_lines_are_refused),
     BT_TEST(launch_without_mpirun_says_what_to_do),
     BT_TEST(launch_tmpdir_too_long_is_refused),

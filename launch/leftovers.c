@@ -1,0 +1,96 @@
+#include "launch/leftovers.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "core/log.h"
+
+#define WORKER_NS (200 * BT_NS_PER_MS) /* for the kernel to end the worker after its parent */
+#define DAEMON_NS (20 * BT_NS_PER_S)
+
+/* Open MPI names a rank's segments so: "vader_segment.HOST.UID.JOB.RANK". */
+static void remove_segments(const char *dir, const char *rank)
+{
+    DIR           *d = opendir(dir);
+    struct dirent *e;
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        const char *dot = strrchr(e->d_name, '.');
+
+        if (dot != NULL && strcmp(dot + 1, rank) == 0) unlinkat(dirfd(d), e->d_name, 0);
+    }
+    if (d != NULL) closedir(d);
+}
+
+static bool is_daemon(pid_t pid)
+{
+    char  path[64], name[32] = "";
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+    f = fopen(path, "re");
+    if (f == NULL) return false;
+    if (fscanf(f, "%31s", name) != 1) name[0] = '\0';
+    fclose(f);
+    return strcmp(name, "orted") == 0;
+}
+
+static void end_daemon(pid_t pid)
+{
+    uint64_t end_ns = bt_now_ns() + DAEMON_NS;
+
+    while (is_daemon(pid) && bt_now_ns() < end_ns)
+        bt_sleep_ns(50 * BT_NS_PER_MS);
+    if (is_daemon(pid)) kill(pid, SIGKILL);
+}
+
+static BT_NORETURN void guard(const char *dir, const char *rank, pid_t daemon, int alive_fd)
+{
+    int  null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    char byte;
+
+    setsid(); /* out of the group that Open MPI kills */
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    prctl(PR_SET_NAME, "baton-guard");
+    dup2(alive_fd, STDIN_FILENO);
+    dup2(null, STDOUT_FILENO); /* whoever reads a rank's output must not wait for us */
+    dup2(null, STDERR_FILENO);
+    close_range(STDERR_FILENO + 1, ~0u, 0);
+    while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
+        continue;
+    bt_sleep_ns(WORKER_NS);
+    remove_segments(dir, rank);
+    if (rmdir(dir) == 0 && is_daemon(daemon)) end_daemon(daemon);
+    _exit(0);
+}
+
+bt_status bt_leftovers_watch(const char *dir, const char *rank)
+{
+    bt_status st     = BT_OK;
+    pid_t     daemon = getppid(), pid;
+    int       ends[2];
+
+    if (mkdir(dir, 0700) == 0 || errno == EEXIST)
+        setenv("OMPI_MCA_btl_vader_backing_directory", dir, 0);
+    BT_REQUIRE(pipe2(ends, O_CLOEXEC) == 0 && (pid = fork()) >= 0, BT_ERR_IO,
+               "cannot start the guard of rank %s: %s", rank, strerror(errno));
+    if (pid == 0) {
+        close(ends[1]);
+        guard(dir, rank, daemon, ends[0]);
+    }
+    close(ends[0]); /* the other end closes with this process */
+out:
+    return st;
+}

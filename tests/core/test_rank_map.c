@@ -1,0 +1,131 @@
+/* Rank maps: what they mean, and what is wrong with them, by line. */
+#include "core/rank_map.h"
+
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "tests/support/test.h"
+
+#define PATH "ranks.map" /* in a folder of its own */
+
+static bt_status read_text(const char *text, bt_rank_map *map)
+{
+    FILE *f = fopen(PATH, "we");
+
+    EXPECT(f != NULL);
+    if (f == NULL) return BT_ERR_IO;
+    fputs(text, f);
+    fclose(f);
+    return bt_rank_map_read(PATH, map);
+}
+
+static void map_lines_become_ranks_by_role(void)
+{
+    bt_rank_map map = {0};
+
+    EXPECT_EQ(read_text("# a cell\n"
+                        "decode n2 ranks=2 cores=0-3 device=1,0\n"
+                        "  prefill\tn1   # the first\n"
+                        "\n"
+                        "spare n3 cores=7\n"
+                        "prefill n2",
+                        &map),
+              BT_OK);
+    EXPECT_EQ(map.n_ranks, 5);
+    EXPECT_EQ(map.n_prefill, 2);
+    EXPECT_EQ(map.n_decode, 2);
+    EXPECT_EQ(map.n_both, 0);
+    EXPECT_EQ(map.n_spares, 1);
+    if (map.n_ranks == 5) {
+        EXPECT(strcmp(map.ranks[0].host, "n1") == 0);
+        EXPECT(strcmp(map.ranks[1].host, "n2") == 0);
+        EXPECT_EQ(map.ranks[1].kind, BT_RANK_PREFILL);
+        EXPECT(strcmp(map.ranks[1].cores, "") == 0);
+        EXPECT(strcmp(map.ranks[2].cores, "0,1") == 0);
+        EXPECT(strcmp(map.ranks[2].devices, "1") == 0);
+        EXPECT(strcmp(map.ranks[3].cores, "2,3") == 0);
+        EXPECT(strcmp(map.ranks[3].devices, "0") == 0);
+        EXPECT_EQ(map.ranks[4].kind, BT_RANK_SPARE);
+        EXPECT(strcmp(map.ranks[4].cores, "7") == 0);
+    }
+    bt_rank_map_fini(&map);
+
+    EXPECT_EQ(read_text("both n1 ranks=3\n", &map), BT_OK);
+    EXPECT_EQ(map.n_both, 3);
+    EXPECT_EQ(map.n_prefill + map.n_decode + map.n_spares, 0);
+    bt_rank_map_fini(&map);
+}
+
+static void map_errors_name_the_line(void)
+{
+    static const struct {
+        const char *text, *says;
+    } CASES[] = {
+        {"",                                                     "needs a prefill and a decode rank"},
+        {"prefill n1\n",                                         "needs a prefill and a decode rank"},
+        {"prefill n1\nmaster n2\n",                              ":2: \"master\" is no role"        },
+        {"prefill n1\nboth n2\n",                                ":2: in a cell all ranks"          },
+        {"prefill\ndecode n1\n",                                 ":1: expected ROLE HOST"           },
+        {"prefill ranks=2\ndecode n1\n",                         ":1: expected ROLE HOST"           },
+        {"prefill n1 ranks=0\n",                                 ":1: \"ranks=0\""                  },
+        {"prefill n1 ranks=5000\n",                              ":1: \"ranks=5000\""               },
+        {"prefill n1 ranks=-1\n",                                ":1: \"ranks=-1\""                 },
+        {"prefill n1 cores=3-1\n",                               ":1: \"cores=3-1\""                },
+        {"prefill n1 cores=1,1\n",                               ":1: \"cores=1,1\""                },
+        {"prefill n1 cores=99999\n",                             ":1: \"cores=99999\""              },
+        {"prefill n1 cores=0-4095\n",                            ":1: \"cores=0-4095\""             },
+        {"prefill n1 cores=\n",                                  ":1: \"cores=\""                   },
+        {"prefill n1 ranks=2 cores=0-2\ndecode n1\n",            "cannot be dealt out evenly"       },
+        {"prefill n1 colour=red\n",                              ":1: \"colour=red\""               },
+        {"prefill n1 ranks=1 ranks=1 ranks=1 ranks=1 ranks=1\n", "too many words"                   },
+        {"prefill n1 ranks=4000\ndecode n1 ranks=97\n",          ":2: more than 4096 ranks"         },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bt_rank_map map = {0};
+
+        EXPECT(read_text(CASES[i].text, &map) == BT_ERR_INVALID_ARG);
+        EXPECT_HAS(bt_error_text(), CASES[i].says);
+        bt_rank_map_fini(&map);
+    }
+    bt_rank_map map = {0};
+    EXPECT_EQ(bt_rank_map_read("nowhere.map", &map), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), "nowhere.map");
+}
+
+static void map_memory_that_fails_leaves_nothing(void)
+{
+    for (long k = 0; k < 1000; k++) {
+        bt_rank_map map = {0};
+        bt_status   st;
+
+        bt_alloc_fail_at(k);
+        st = read_text("both n1 ranks=3 cores=0-5\n", &map);
+        bt_alloc_fail_at(-1);
+        bt_rank_map_fini(&map);
+        if (st == BT_OK) {
+            EXPECT(k > 3);
+            return;
+        }
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+    }
+    EXPECT(false);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(map_lines_become_ranks_by_role),
+    BT_TEST(map_errors_name_the_line),
+    BT_TEST(map_memory_that_fails_leaves_nothing),
+};
+
+int main(int argc, char **argv)
+{
+    char folder[] = "/tmp/baton-map-XXXXXX";
+    int  code;
+
+    if (mkdtemp(folder) == NULL || chdir(folder) != 0) return EXIT_FAILURE;
+    code = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    unlink(PATH);
+    if (chdir("/") == 0) rmdir(folder);
+    return code;
+}

@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""A cell over three hosts (network namespaces): mpirun with a rank map and an agent in place of ssh, ranks over TCP.
+
+    three_hosts.py --bin DIR --source DIR [--only NAME]
+
+first_token: one command starts it, the same tokens come as from one machine, nothing is left on any host.
+node_killed: a host loses power under load; the cell is started again once the host is back, and every stream goes on where it was.
+link_cut_3s: nothing is lost and nobody is removed.
+link_cut_for_good: the side without the coordinator stops by itself; the open requests wait, and go on when the host is back."""
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
+import hosts as net  # noqa: E402
+
+net.enter()
+
+import cell as cells  # noqa: E402
+import grpc  # noqa: E402
+
+START_S, GONE_S = 60, 40
+MAP = "prefill n1\ndecode n2\ndecode n3\n"
+
+
+class Spread(cells.Cell):
+    """baton-run over the hosts, with a rank map."""
+
+    def __init__(self, a, hosts, *more):
+        path = os.path.join(hosts.scratch, "ranks.map")
+        with open(path, "w") as f:
+            f.write(MAP)
+        self.command = [os.path.join(a.bin, "baton-run"), "--model", os.path.join(a.source, "models/demo"), "--rank-map", path,
+                        "--control", f"{net.NET}.1:0", "--port", "0", *more]
+        self.lines, self.address, self.http, self.scratch = [], None, None, set()
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=hosts.environment())
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def wait_line(self, text, seconds=START_S, after=0):
+        end = time.monotonic() + seconds
+        while not any(text in line for line in self.lines[after:]):
+            assert self.process.poll() is None and time.monotonic() < end, f"no line with \"{text}\":\n{self.log()}"
+            time.sleep(0.02)
+
+
+class Load:
+    """Requests with known answers: each stream is compared with the undisturbed one, and ends once."""
+
+    def __init__(self, pb, rpc, cell):
+        self.pb, self.stub = pb, rpc.VllmEngineStub(cell.channel())
+        self.want, self.errors, self.threads = {}, [], []
+
+    def ask(self, i, n, on_token=None):
+        q = self.pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
+        q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(30 + 7 * i)])
+        q.sampling_params.max_tokens, q.sampling_params.ignore_eos = n, True
+        q.sampling_params.temperature, q.sampling_params.seed = 0.8, 100 + i
+        out, ends = [], 0
+        for m in self.stub.Generate(q, timeout=300):
+            if m.HasField("chunk"):
+                out += m.chunk.token_ids
+                if on_token:
+                    on_token(len(out))
+            else:
+                ends += 1
+        assert ends == 1, f"{ends} ends"
+        return out
+
+    def learn(self, n, n_tokens):
+        self.n_tokens = n_tokens
+        for i in range(n):
+            self.want[i] = self.ask(i, n_tokens)
+
+    def start(self):
+        """All of them at once; returns when each has some tokens."""
+        started = threading.Semaphore(0)
+
+        def one(i):
+            def on_token(n):
+                if n >= 3 and i not in seen:
+                    seen.add(i)
+                    started.release()
+            try:
+                got = self.ask(i, self.n_tokens, on_token)
+                if got != self.want[i]:
+                    self.errors.append(f"stream {i} differs")
+            except (grpc.RpcError, AssertionError) as e:
+                self.errors.append(f"stream {i}: {e}")
+            started.release()
+        seen = set()
+        self.threads = [threading.Thread(target=one, args=(i,)) for i in self.want]
+        for t in self.threads:
+            t.start()
+        for _ in self.threads:
+            started.acquire()
+
+    def finish(self, cell, seconds=120):
+        end = time.monotonic() + seconds
+        for t in self.threads:
+            t.join(max(0, end - time.monotonic()))
+            assert not t.is_alive(), f"a request never ended\n{cell.log()}"
+        assert not self.errors, f"{self.errors}\n{cell.log()}"
+
+
+def nothing_left(h, seconds=GONE_S):
+    end = time.monotonic() + seconds
+    while h.processes("baton", "orted") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not h.processes("baton", "orted"), f"left on {h.name}: {h.processes('baton', 'orted')}"
+    while h.shell("ls /dev/shm") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert h.shell("ls /dev/shm") == "", f"left in {h.name}'s /dev/shm: {h.shell('ls /dev/shm')}"
+
+
+def stop(cell, hosts):
+    cell.process.send_signal(signal.SIGINT)
+    assert cell.wait_gone(GONE_S) == 0, cell.log()
+    for h in hosts.list:
+        nothing_left(h)
+
+
+def first_token(a, pb, rpc, hosts):
+    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "1+1") as alone:
+        alone.wait_ready()
+        want = Load(pb, rpc, alone).ask(3, 24)
+    cell = Spread(a, hosts)
+    cell.wait_ready()
+    for i, name in enumerate(("n1", "n2", "n3")):
+        assert len(hosts[i].processes("baton-worker")) == 1, f"{name}: {hosts[i].processes('baton')}"
+    assert Load(pb, rpc, cell).ask(3, 24) == want, "three hosts compute other tokens than one"
+    stop(cell, hosts)
+    print("three hosts: the tokens of one machine, nothing left", flush=True)
+
+
+def node_killed(a, pb, rpc, hosts):
+    cell = Spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--stall-s", "20")
+    cell.wait_ready()
+    load = Load(pb, rpc, cell)
+    load.learn(4, 300)
+    load.start()
+    begin = time.monotonic()
+    hosts[2].power_off()
+    cell.wait_line("starting again", 30)
+    hosts.power_on(2)
+    cell.wait_line("serving again", 60)
+    print(f"n3 killed and powered on again: serving again after {time.monotonic() - begin:.1f} s", flush=True)
+    load.finish(cell)
+    stop(cell, hosts)
+
+
+def link_cut_3s(a, pb, rpc, hosts):
+    cell = Spread(a, hosts)
+    cell.wait_ready()
+    load = Load(pb, rpc, cell)
+    load.learn(4, 300)
+    load.start()
+    hosts[1].cut()
+    time.sleep(3)
+    hosts[1].mend()
+    load.finish(cell)
+    assert not any("removed" in line or "was lost" in line for line in cell.lines), cell.log()
+    stop(cell, hosts)
+    print("a link cut for 3 s: nothing lost", flush=True)
+
+
+def link_cut_for_good(a, pb, rpc, hosts):
+    cell = Spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--timeout-s", "3", "--rank-timeout-s", "4")
+    cell.wait_ready()
+    load = Load(pb, rpc, cell)
+    load.learn(3, 300)
+    load.start()
+    begin = time.monotonic()
+    hosts[2].cut()
+    cell.wait_line("starting again", 40)
+    found = time.monotonic() - begin
+    end = time.monotonic() + GONE_S
+    while hosts[2].processes("baton-worker") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not hosts[2].processes("baton-worker"), "the cut side goes on by itself"
+    nothing_left(hosts[2], 60)
+    hosts[2].mend()
+    cell.wait_line("serving again", 90)
+    load.finish(cell)
+    stop(cell, hosts)
+    print(f"a link cut for good: found after {found:.1f} s, the cut side stopped, the streams went on", flush=True)
+
+
+CASES = [first_token, node_killed, link_cut_3s, link_cut_for_good]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", required=True)
+    ap.add_argument("--source", required=True)
+    ap.add_argument("--only", choices=[c.__name__ for c in CASES])
+    a = ap.parse_args()
+    a.bin, a.source = os.path.abspath(a.bin), os.path.abspath(a.source)
+    scratch = tempfile.mkdtemp(prefix="bh")
+    pb, rpc = cells.stubs(a.source)
+    try:
+        for case in CASES:
+            if a.only in (None, case.__name__):
+                hosts = net.Hosts(3, scratch)
+                try:
+                    case(a, pb, rpc, hosts)
+                finally:
+                    hosts.close()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+sys.exit(main())

@@ -21,9 +21,11 @@ def enter():
         print("skipped: slurmd and slurmctld of a test run as root")
         sys.exit(77)
     if os.environ.get("BT_TEST_IN_NAMESPACE"):
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        # Slurm asks for addresses of families that some interface beside loopback has.
+        for command in ("link set lo up", "link add name b0 type bridge", "addr add 10.77.1.1/24 dev b0", "link set b0 up"):
+            subprocess.run(["ip", *command.split()], check=True)
         return
-    probe = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount-proc", "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+    probe = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount-proc", "ip", "link", "add", "name", "b0", "type", "bridge"], capture_output=True, text=True)
     if probe.returncode != 0:
         print(f"skipped: namespaces are refused here: {probe.stderr.strip()}")
         sys.exit(77)

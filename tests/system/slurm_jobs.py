@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Cells as Slurm jobs, on a real slurmctld and three slurmd of the test's own (one machine, loopback).
+
+    slurm_jobs.py --bin DIR --source DIR [--only NAME]
+
+one_cell: sbatch to first token; scancel leaves nothing. node_killed: a node dies under load; the supervisor starts the cell again and
+every stream goes on. several_cells: a coordinator job and two cell jobs; one is drained under load by scancel, and a new one takes over."""
+import argparse
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
+import slurm  # noqa: E402
+
+slurm.enter()
+
+import cell as cells  # noqa: E402
+import grpc  # noqa: E402
+
+START_S = 60
+
+
+class Jobs:
+    def __init__(self, a, cluster):
+        self.a, self.cluster, self.logs = a, cluster, {}
+        cluster.env.update(BATON_BIN=a.bin, BATON_DIR=cluster.folder, OMPI_MCA_btl="tcp,self", BATON_REQUEUE="0",
+                           OMPI_MCA_orte_keep_fqdn_hostnames="1")
+
+    def submit(self, script, *args, nodes=3):
+        log = os.path.join(self.cluster.folder, f"job-{len(self.logs)}.log")
+        out = self.cluster.run("sbatch", "-N", str(nodes), "-o", log, os.path.join(self.a.source, "launch/slurm", script), *args)
+        job = int(out.split()[-1])
+        self.logs[job] = log
+        return job
+
+    def log(self, job):
+        try:
+            with open(self.logs[job], errors="replace") as f:
+                return f.read()
+        except OSError:
+            return ""
+
+    def wait_log(self, job, pattern, seconds=START_S, after=0):
+        end = time.monotonic() + seconds
+        while True:
+            found = re.search(pattern, self.log(job)[after:])
+            if found:
+                return found
+            assert time.monotonic() < end, f"job {job} does not say \"{pattern}\" ({self.cluster.job_state(job)}):\n{self.log(job)[-4000:]}"
+            time.sleep(0.05)
+
+    def gone(self, job, seconds=45):
+        end = time.monotonic() + seconds
+        while self.cluster.job_state(job) not in ("CANCELLED", "COMPLETED", "FAILED", "GONE") or self.cluster.processes():
+            assert time.monotonic() < end, f"job {job} is {self.cluster.job_state(job)}, left: {self.cluster.processes()}\n{self.log(job)[-3000:]}"
+            time.sleep(0.1)
+
+
+def ask(pb, stub, i, n, on_token=None):
+    q = pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
+    q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(30 + 7 * i)])
+    q.sampling_params.max_tokens, q.sampling_params.ignore_eos, q.sampling_params.temperature, q.sampling_params.seed = n, True, 0.8, 7 + i
+    out, ends = [], 0
+    for m in stub.Generate(q, timeout=200):
+        if m.HasField("chunk"):
+            out += m.chunk.token_ids
+            if on_token:
+                on_token(len(out))
+        else:
+            ends += 1
+    assert ends == 1, f"{ends} ends"
+    return out
+
+
+class Streams(threading.Thread):
+    """One request after another, each compared with the undisturbed stream."""
+
+    def __init__(self, pb, stub, i, n, want):
+        super().__init__(daemon=True)
+        self.args, self.want, self.error, self.done, self.tokens = (pb, stub, i, n), want, None, 0, 0
+        self.stopped = threading.Event()
+
+    def run(self):
+        try:
+            while not self.stopped.is_set():
+                pb, stub, i, n = self.args
+                got = ask(pb, stub, i, n, lambda k: setattr(self, "tokens", self.tokens + 1))
+                assert got == self.want, f"stream {i} differs from token {[x == y for x, y in zip(got, self.want)].index(False)} on"
+                self.done += 1
+        except (grpc.RpcError, AssertionError) as e:
+            self.error = e
+
+
+def start_load(pb, stub, n, n_tokens):
+    want = {i: ask(pb, stub, i, n_tokens) for i in range(n)}
+    load = [Streams(pb, stub, i, n_tokens, want[i]) for i in range(n)]
+    for s in load:
+        s.start()
+    end = time.monotonic() + 30
+    while any(s.tokens < 3 for s in load):
+        assert time.monotonic() < end and not any(s.error for s in load), [s.error for s in load]
+        time.sleep(0.01)
+    return load
+
+
+def end_load(load, seconds=150):
+    for s in load:
+        s.stopped.set()
+    for s in load:
+        s.join(seconds)
+        assert not s.is_alive() and s.error is None, s.error
+
+
+def first_stub(jobs, rpc, job):
+    address = jobs.wait_log(job, r"serving \S+ at (127\.0\.0\.1:\d+)").group(1)
+    return rpc.VllmEngineStub(grpc.insecure_channel(address))
+
+
+def one_cell(a, pb, rpc, jobs):
+    begin = time.monotonic()
+    job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--port", "0",
+                      "--drain-s", "2")
+    stub = first_stub(jobs, rpc, job)
+    times = []
+    ask(pb, stub, 0, 8, lambda k: times.append(time.monotonic() - begin))
+    nodes = {node for node in slurm.Cluster.NODES if any(c == "baton-worker" for c in jobs.cluster.processes(node).values())}
+    assert nodes == set(slurm.Cluster.NODES), f"ranks on {nodes}"
+    jobs.cluster.run("scancel", str(job))
+    jobs.gone(job)
+    print(f"sbatch to first token {times[0]:.1f} s on three nodes; scancel left nothing", flush=True)
+
+
+def node_killed(a, pb, rpc, jobs):
+    job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--port", "0",
+                      "--restarts", "20", "--drain-s", "2")
+    stub = first_stub(jobs, rpc, job)
+    load = start_load(pb, stub, 3, 300)
+    begin = time.monotonic()
+    jobs.cluster.kill_node("node3")
+    jobs.wait_log(job, "starting again")
+    jobs.cluster.start_node("node3")
+    jobs.wait_log(job, "serving again", 90)
+    back = time.monotonic() - begin
+    end_load(load)
+    jobs.cluster.run("scancel", str(job))
+    jobs.gone(job)
+    print(f"node3 killed under load: serving again after {back:.1f} s, every stream exact", flush=True)
+
+
+def several_cells(a, pb, rpc, jobs):
+    front = jobs.submit("baton-coordinator.sbatch", "--model", os.path.join(a.source, "models/demo"), "--port", "0", nodes=1)
+    model = ("--model", os.path.join(a.source, "models/demo"), "--both", "1")
+    one = jobs.submit("baton-cell.sbatch", *model, "--cell", "one", nodes=1)
+    address = jobs.wait_log(front, r"ready: \S+ serves \S+ on (127\.0\.0\.1:\d+)").group(1)
+    stub = rpc.VllmEngineStub(grpc.insecure_channel(address))
+    load = start_load(pb, stub, 3, 200)
+    two = jobs.submit("baton-cell.sbatch", *model, "--cell", "two", nodes=1)
+    jobs.wait_log(front, 'cell "two" serves')
+    jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(one))
+    jobs.wait_log(front, 'cell "one" has drained')
+    end = time.monotonic() + 60
+    while jobs.cluster.job_state(one) != "COMPLETED":
+        assert time.monotonic() < end, f"{jobs.cluster.job_state(one)}\n{jobs.log(one)[-2000:]}"
+        time.sleep(0.1)
+    n = [s.done for s in load]
+    while not all(s.done > k for s, k in zip(load, n)):
+        assert time.monotonic() < end + 60 and not any(s.error for s in load), [s.error for s in load]
+        time.sleep(0.05)
+    end_load(load)
+    jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(front))
+    jobs.gone(front)
+    jobs.gone(two)
+    print("two cells behind one coordinator: one drained under load, the other went on", flush=True)
+
+
+CASES = [one_cell, node_killed, several_cells]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", required=True)
+    ap.add_argument("--source", required=True)
+    ap.add_argument("--only", choices=[c.__name__ for c in CASES])
+    a = ap.parse_args()
+    a.bin, a.source = os.path.abspath(a.bin), os.path.abspath(a.source)
+    folder = tempfile.mkdtemp(prefix="bs")
+    pb, rpc = cells.stubs(a.source)
+    try:
+        cluster = slurm.Cluster(folder)
+        for case in CASES:
+            if a.only in (None, case.__name__):
+                case(a, pb, rpc, Jobs(a, cluster))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+sys.exit(main())

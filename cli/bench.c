@@ -14,6 +14,7 @@
 #include "cli/bench_report.h"
 #include "cli/cell_options.h"
 #include "cli/client.h"
+#include "cli/tls_options.h"
 #include "core/clock.h"
 #include "core/parse.h"
 
@@ -85,13 +86,14 @@ static const struct argp_option OPTIONS[] = {
 };
 
 typedef struct {
-    const char   *address, *prompt, *output, *json, *plot;
-    bt_bench_plan plan;
-    uint32_t      concurrency, n_warmup;
-    uint64_t      n_requests, send_ns, timeout_ns;
-    double        slo_ttft_ms, slo_itl_ms;
-    float         temperature;
-    bool          allow_eos, token_times, quiet;
+    const char       *address, *prompt, *output, *json, *plot;
+    bt_rpc_client_tls tls;
+    bt_bench_plan     plan;
+    uint32_t          concurrency, n_warmup;
+    uint64_t          n_requests, send_ns, timeout_ns;
+    double            slo_ttft_ms, slo_itl_ms;
+    float             temperature;
+    bool              allow_eos, token_times, quiet;
 } options;
 
 static volatile int g_stop;
@@ -164,6 +166,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     options *opt = state->input;
 
     switch (key) {
+    case ARGP_KEY_INIT: state->child_inputs[0] = &opt->tls; return 0;
     case 'a':
         if (!bt_parse_address(arg))
             argp_error(state, "--address is \"%s\", expected HOST:PORT", arg);
@@ -215,7 +218,7 @@ static bt_status ask_model(const options *opt, bt_client_model *model)
     bt_client *client  = NULL;
     uint64_t   longest = (uint64_t)opt->plan.prompt.hi + opt->plan.output.hi;
 
-    BT_TRY(bt_client_open(opt->address, INFO_LIMIT_NS, &g_stop, &client));
+    BT_TRY(bt_client_open(opt->address, &opt->tls, INFO_LIMIT_NS, &g_stop, &client));
     BT_TRY(bt_client_model_info(client, model));
     BT_REQUIRE(model->vocab_size != 0, BT_ERR_PROTOCOL, "%s names no vocab_size", opt->address);
     BT_REQUIRE(model->max_context == 0 || longest <= model->max_context, BT_ERR_INVALID_ARG,
@@ -277,6 +280,7 @@ static bt_status bench(options *opt, bool *all_well_out)
     bt_bench_run     run   = {0};
     bt_bench_summary s     = {.slo_ttft_ms = opt->slo_ttft_ms, .slo_itl_ms = opt->slo_itl_ms};
     bt_bench_load    load  = {.address     = opt->address,
+                              .tls         = opt->tls,
                               .plan        = &opt->plan,
                               .n_requests  = opt->n_requests,
                               .send_ns     = opt->send_ns,
@@ -309,7 +313,11 @@ out:
 
 int main(int argc, char **argv)
 {
-    const struct argp      parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
+    const struct argp_child children[] = {
+        {&bt_tls_argp, 0, NULL, 0},
+        {0       }
+    };
+    const struct argp      parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     const struct sigaction action = {.sa_handler = on_signal};
     bool                   well   = false;
     bt_status              st;

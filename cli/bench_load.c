@@ -405,16 +405,13 @@ out:
 
 bt_status bt_bench_load_run(const bt_bench_load *load, bt_bench_run *run)
 {
-    bt_status                 st = BT_OK;
-    driver                    d  = {.load = load, .run = run};
-    grpc_channel_credentials *insecure;
+    bt_status st = BT_OK;
+    driver    d  = {.load = load, .run = run};
 
     d.prompt = bt_calloc(load->plan->prompt.hi, sizeof(*d.prompt));
     BT_REQUIRE(d.prompt != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", load->plan->prompt.hi);
     BT_TRY(bt_rpc_loop_create(&d.loop));
-    insecure  = grpc_insecure_credentials_create();
-    d.channel = grpc_channel_create(load->address, insecure, bt_rpc_client_args());
-    grpc_channel_credentials_release(insecure);
+    BT_TRY(bt_rpc_channel_create(load->address, &load->tls, &d.channel));
     BT_TRY(drive(&d));
 out:
     if (d.channel != NULL) grpc_channel_destroy(d.channel);

@@ -9,6 +9,7 @@
 
 #include "cli/bench_plan.h"
 #include "core/status.h"
+#include "proto/rpc.h"
 
 enum {
     BT_BENCH_CODES    = 18, /* the 17 of gRPC, and */
@@ -49,6 +50,7 @@ typedef struct {
 
 typedef struct {
     const char          *address;
+    bt_rpc_client_tls    tls;
     const bt_bench_plan *plan;
     uint64_t             first_request; /* index in the plan */
     uint64_t             n_requests;    /* at most */

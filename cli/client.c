@@ -1,37 +1,21 @@
-#include "cli/client.h"
+#include "cli/client_call.h"
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
-#include "proto/rpc.h"
-#include "proto/vllm_engine.pb-c.h"
 
-#define VLLM(name) Vllm__Grpc__Engine__##name
-#define SERVICE    "/vllm.grpc.engine.VllmEngine/"
-#define TICK_NS    (50 * BT_NS_PER_MS)
-
-struct bt_client {
-    bt_rpc_loop        *loop;
-    grpc_channel       *channel;
-    const volatile int *stop; /* may be NULL */
-    uint64_t            limit_ns;
-    uint32_t            n_requests;
-    char                address[128];
-};
-
-typedef bt_status (*message_fn)(void *ctx, ProtobufCMessage *message);
+#define TICK_NS (50 * BT_NS_PER_MS)
 
 /* One call: unary or server-streaming, which is the same from here. */
 typedef struct {
     bt_client                        *client;
     grpc_call                        *call;
     const ProtobufCMessageDescriptor *answer;
-    message_fn                        on_message;
+    bt_client_message_fn              on_message;
     void                             *ctx;
     bt_rpc_tag                        sent, arrived, ended;
     grpc_metadata_array               head, trailer;
@@ -165,9 +149,9 @@ static bt_status wait_call(call *c)
     return st;
 }
 
-static bt_status run_call(bt_client *client, const char *method, const ProtobufCMessage *request,
-                          const ProtobufCMessageDescriptor *answer, message_fn on_message,
-                          void *ctx)
+bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCMessage *request,
+                         const ProtobufCMessageDescriptor *answer, bt_client_message_fn on_message,
+                         void *ctx)
 {
     bt_status st = BT_OK;
     call      c  = {.client     = client,
@@ -197,12 +181,11 @@ out:
     return st;
 }
 
-bt_status bt_client_open(const char *address, uint64_t limit_ns, const volatile int *stop,
-                         bt_client **client_out)
+bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint64_t limit_ns,
+                         const volatile int *stop, bt_client **client_out)
 {
-    bt_status                 st     = BT_OK;
-    bt_client                *client = bt_calloc(1, sizeof(*client));
-    grpc_channel_credentials *insecure;
+    bt_status  st     = BT_OK;
+    bt_client *client = bt_calloc(1, sizeof(*client));
 
     BT_REQUIRE(client != NULL, BT_ERR_NO_MEMORY, "client");
     BT_REQUIRE(snprintf(client->address, sizeof(client->address), "%s", address) <
@@ -211,9 +194,7 @@ bt_status bt_client_open(const char *address, uint64_t limit_ns, const volatile 
     client->limit_ns = limit_ns;
     client->stop     = stop;
     BT_TRY(bt_rpc_loop_create(&client->loop));
-    insecure        = grpc_insecure_credentials_create();
-    client->channel = grpc_channel_create(address, insecure, bt_rpc_client_args());
-    grpc_channel_credentials_release(insecure);
+    BT_TRY(bt_rpc_channel_create(address, tls, &client->channel));
     *client_out = client;
     client      = NULL;
 out:
@@ -248,133 +229,10 @@ bt_status bt_client_model_info(bt_client *client, bt_client_model *model_out)
 {
     VLLM(GetModelInfoRequest) request = VLLM__GRPC__ENGINE__GET_MODEL_INFO_REQUEST__INIT;
     bt_client_model model             = {0};
-    bt_status       st =
-        run_call(client, SERVICE "GetModelInfo", &request.base,
-                 &vllm__grpc__engine__get_model_info_response__descriptor, on_model_info, &model);
+    bt_status       st = bt_client_call(client, BT_VLLM_SERVICE "GetModelInfo", &request.base,
+                                        &vllm__grpc__engine__get_model_info_response__descriptor,
+                                        on_model_info, &model);
 
     if (st == BT_OK) *model_out = model;
-    return st;
-}
-
-/* ---- Generate */
-
-typedef struct {
-    const bt_client_request *request;
-    bt_client_tokens_fn      on_tokens;
-    void                    *ctx;
-    bt_client_result         result;
-    uint64_t                 start_ns;
-    size_t                   n_tokens;
-    bool                     complete;
-} generation;
-
-static bt_status take_tokens(generation *g, size_t n, const uint32_t *ids,
-                             const VLLM(OutputLogProbs) * logprobs)
-{
-    bt_status st  = BT_OK;
-    uint64_t  now = bt_now_ns() - g->start_ns;
-
-    BT_REQUIRE(!g->request->logprobs || (logprobs != NULL && logprobs->n_token_logprobs == n),
-               BT_ERR_PROTOCOL, "%zu tokens came with %zu logprobs", n,
-               logprobs != NULL ? logprobs->n_token_logprobs : 0);
-    if (n == 0) goto out;
-    if (g->n_tokens == 0) g->result.first_ns = now;
-    g->result.last_ns = now;
-    g->n_tokens += n;
-    g->on_tokens(g->ctx, n, ids, g->request->logprobs ? logprobs->token_logprobs : NULL);
-out:
-    return st;
-}
-
-static bt_status take_complete(generation *g, const VLLM(GenerateComplete) * m)
-{
-    bt_status st = BT_OK;
-
-    g->complete = true;
-    if (!g->request->stream)
-        BT_TRY(take_tokens(g, m->n_output_ids, m->output_ids, m->output_logprobs));
-    snprintf(g->result.finish_reason, sizeof(g->result.finish_reason), "%s", m->finish_reason);
-    g->result.prompt_tokens     = m->prompt_tokens;
-    g->result.completion_tokens = m->completion_tokens;
-    g->result.has_matched_token =
-        m->matched_stop_case ==
-        VLLM__GRPC__ENGINE__GENERATE_COMPLETE__MATCHED_STOP_MATCHED_TOKEN_ID;
-    if (g->result.has_matched_token) g->result.matched_token = m->matched_token_id;
-    BT_REQUIRE(m->completion_tokens == g->n_tokens, BT_ERR_PROTOCOL,
-               "%zu tokens came, the server counts %u", g->n_tokens, m->completion_tokens);
-out:
-    return st;
-}
-
-static bt_status on_response(void *ctx, ProtobufCMessage *message)
-{
-    generation *g                   = ctx;
-    const VLLM(GenerateResponse) *m = (const VLLM(GenerateResponse) *)message;
-    bt_status st                    = BT_OK;
-
-    BT_REQUIRE(!g->complete, BT_ERR_PROTOCOL, "a message after the complete one");
-    switch (m->response_case) {
-    case VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK:
-        BT_TRY(
-            take_tokens(g, m->chunk->n_token_ids, m->chunk->token_ids, m->chunk->output_logprobs));
-        break;
-    case VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_COMPLETE:
-        BT_TRY(take_complete(g, m->complete));
-        break;
-    default: BT_REQUIRE(false, BT_ERR_PROTOCOL, "an answer that holds nothing");
-    }
-out:
-    return st;
-}
-
-static void fill_sampling(const bt_client_request *r, VLLM(SamplingParams) * s)
-{
-    s->_temperature_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE_TEMPERATURE;
-    s->temperature       = r->temperature;
-    if (r->has_max_tokens) {
-        s->_max_tokens_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___MAX_TOKENS_MAX_TOKENS;
-        s->max_tokens       = r->max_tokens;
-    }
-    if (r->has_seed) {
-        s->_seed_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___SEED_SEED;
-        s->seed       = r->seed;
-    }
-    if (r->logprobs) {
-        s->_logprobs_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___LOGPROBS_LOGPROBS;
-        s->logprobs       = 1;
-    }
-    s->ignore_eos       = r->ignore_eos;
-    s->n_stop_token_ids = r->n_stop_tokens;
-    s->stop_token_ids   = (uint32_t *)r->stop_tokens;
-}
-
-bt_status bt_client_generate(bt_client *client, const bt_client_request *request,
-                             bt_client_tokens_fn on_tokens, void *ctx, bt_client_result *result_out)
-{
-    bt_status  st = BT_OK;
-    generation g  = {.request = request, .on_tokens = on_tokens, .ctx = ctx};
-    char       id[64];
-    VLLM(GenerateRequest) q  = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INIT;
-    VLLM(TokenizedInput) in  = VLLM__GRPC__ENGINE__TOKENIZED_INPUT__INIT;
-    VLLM(SamplingParams) how = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
-
-    g.start_ns = bt_now_ns();
-    snprintf(id, sizeof(id), "baton-%d-%llx-%u", (int)getpid(), (unsigned long long)g.start_ns,
-             client->n_requests++);
-    fill_sampling(request, &how);
-    in.original_text  = (char *)"";
-    in.n_input_ids    = request->n_prompt;
-    in.input_ids      = (uint32_t *)request->prompt;
-    q.request_id      = id;
-    q.input_case      = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TOKENIZED;
-    q.tokenized       = &in;
-    q.sampling_params = &how;
-    q.stream          = request->stream;
-    BT_TRY(run_call(client, SERVICE "Generate", &q.base,
-                    &vllm__grpc__engine__generate_response__descriptor, on_response, &g));
-    BT_REQUIRE(g.complete, BT_ERR_PROTOCOL, "%s ended the stream without a complete message",
-               client->address);
-    *result_out = g.result;
-out:
     return st;
 }

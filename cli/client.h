@@ -10,13 +10,16 @@
 #include <stdint.h>
 
 #include "core/status.h"
+#include "proto/rpc.h"
+
+enum { BT_CLIENT_CHOICES = 64, BT_CLIENT_STOP_BYTES = 1024 };
 
 typedef struct bt_client bt_client;
 
 /* address: "127.0.0.1:8000".  Nothing is connected yet.  *stop, when it is given, is looked at
  * while a call waits: nonzero cancels it. */
-bt_status bt_client_open(const char *address, uint64_t limit_ns, const volatile int *stop,
-                         bt_client **client_out);
+bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint64_t limit_ns,
+                         const volatile int *stop, bt_client **client_out);
 void      bt_client_close(bt_client *client);
 
 typedef struct {
@@ -26,30 +29,58 @@ typedef struct {
 /* PEER names address, status and reason. */
 bt_status bt_client_model_info(bt_client *client, bt_client_model *model_out);
 
+/* As the protocol's fields of these names; zeroes are greedy, one choice, and what the server does
+ * by itself. */
 typedef struct {
     const uint32_t *prompt; /* [n_prompt] */
     size_t          n_prompt;
     const uint32_t *stop_tokens; /* [n_stop_tokens] */
     size_t          n_stop_tokens;
-    float           temperature; /* 0: greedy */
-    bool            has_seed, has_max_tokens, ignore_eos, logprobs, stream;
-    int32_t         seed;
-    uint32_t        max_tokens;
+    char          **stop; /* [n_stop] */
+    size_t          n_stop;
+    const int32_t  *bias_ids; /* [n_biases] */
+    const float    *biases;
+    size_t          n_biases;
+    float    temperature, top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
+    bool     has_seed, has_max_tokens, ignore_eos, keep_special, include_stop, stream;
+    bool     logprobs, prompt_logprobs;
+    int32_t  seed, top_logprobs, top_prompt_logprobs;
+    uint32_t max_tokens, min_tokens, top_k, n_choices;
 } bt_client_request;
 
+/* Alternatives of one token, best first. */
 typedef struct {
-    char     finish_reason[32]; /* "stop", "length" */
-    bool     has_matched_token;
-    uint32_t matched_token, prompt_tokens, completion_tokens;
-    uint64_t first_ns, last_ns; /* from the call to the first and to the last token */
+    size_t          n;
+    const uint32_t *ids;
+    const float    *logprobs;
+} bt_client_top;
+
+/* Tokens of one message. */
+typedef struct {
+    uint32_t             choice;
+    bool                 prompt; /* not an answer's: the prompt, which comes once and first */
+    size_t               n;
+    const uint32_t      *ids;
+    const float         *logprobs; /* NULL unless asked for; NAN: has none (the first token) */
+    const bt_client_top *tops;     /* [n]; NULL unless asked for */
+} bt_client_tokens;
+typedef void (*bt_client_tokens_fn)(void *ctx, const bt_client_tokens *tokens);
+
+typedef struct {
+    char     finish_reason[32];                      /* "stop", "length" */
+    char     matched_stop[BT_CLIENT_STOP_BYTES + 1]; /* the stop string that ended it; "" */
+    bool     has_matched_token, complete;
+    uint32_t matched_token, completion_tokens;
+} bt_client_choice;
+
+typedef struct {
+    uint32_t         n_choices, prompt_tokens, cached_tokens, completion_tokens;
+    uint64_t         first_ns, last_ns; /* from the call to the first and to the last token */
+    bt_client_choice choices[BT_CLIENT_CHOICES];
 } bt_client_result;
 
-/* Called for the tokens of each message, in order; logprobs is NULL unless asked for. */
-typedef void (*bt_client_tokens_fn)(void *ctx, size_t n, const uint32_t *ids,
-                                    const float *logprobs);
-
-/* CANCELLED after *stop; PEER for the server's refusals and failures; PROTOCOL when an answer does
- * not follow the protocol. */
+/* Calls on_tokens for the tokens of each message, in order.  CANCELLED after *stop; PEER for the
+ * server's refusals and failures; PROTOCOL when an answer does not follow the protocol. */
 bt_status bt_client_generate(bt_client *client, const bt_client_request *request,
                              bt_client_tokens_fn on_tokens, void *ctx,
                              bt_client_result *result_out);

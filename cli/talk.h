@@ -8,16 +8,15 @@
 #include <stdint.h>
 
 #include "cli/client.h"
+#include "cli/request_options.h"
 #include "model/tokenizer.h"
 
-enum { BT_TALK_STOPS = 64 };
-
 typedef struct {
-    const char       *address, *model; /* model NULL: where the server says its tokenizer lies */
-    bt_client_request request;         /* all but the prompt */
-    uint32_t          stop_tokens[BT_TALK_STOPS];
-    bool              json, quiet;
-    uint64_t          limit_ns;
+    const char        *address, *model; /* model NULL: where the server says its tokenizer lies */
+    bt_rpc_client_tls  tls;
+    bt_request_options request;
+    bool               json, quiet;
+    uint64_t           limit_ns;
 } bt_talk_options;
 
 /* A child parser; its input is the options, which it initialises. */

@@ -53,6 +53,18 @@ typedef struct {
 bt_status bt_rpc_tls_read(const char *cert, const char *key, const char *client_ca,
                           bt_rpc_tls *tls_out);
 void      bt_rpc_tls_free(bt_rpc_tls *tls); /* overwrites the key first */
+/* How a client speaks to a server; paths are borrowed, a struct of zeroes is plain text. */
+typedef struct {
+    bool        on;
+    const char *ca;          /* authorities of the server's certificate; NULL: the system's */
+    const char *cert, *key;  /* the client's own; NULL and NULL: none */
+    const char *server_name; /* in the server's certificate; NULL: the address's host */
+} bt_rpc_client_tls;
+
+/* A channel to "host:port" with bt_rpc_client_args(), not yet connected.  IO names file and cause.
+ */
+bt_status bt_rpc_channel_create(const char *address, const bt_rpc_client_tls *tls,
+                                grpc_channel **channel_out);
 /* Binds the server, before it starts, to "host:port" (port 0: any); tls NULL: plain text.  IO names
  * address and cause. */
 bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,

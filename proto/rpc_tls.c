@@ -1,4 +1,4 @@
-/* TLS files of a server. */
+/* TLS files of servers and clients. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,4 +57,51 @@ void bt_rpc_tls_free(bt_rpc_tls *tls)
     bt_free(tls->key);
     bt_free(tls->client_ca);
     *tls = (bt_rpc_tls){0};
+}
+
+/* ---- clients */
+
+static bt_status client_credentials(const bt_rpc_client_tls *tls, grpc_channel_credentials **out)
+{
+    bt_status                  st  = BT_OK;
+    char                      *ca  = NULL;
+    bt_rpc_tls                 own = {0};
+    grpc_ssl_pem_key_cert_pair pair;
+
+    if (!tls->on) {
+        *out = grpc_insecure_credentials_create();
+        return BT_OK;
+    }
+    if (tls->ca != NULL) BT_TRY(read_pem(tls->ca, "CERTIFICATE-----", &ca));
+    if (tls->cert != NULL) BT_TRY(bt_rpc_tls_read(tls->cert, tls->key, NULL, &own));
+    pair = (grpc_ssl_pem_key_cert_pair){own.key, own.cert};
+    *out = grpc_ssl_credentials_create(ca, tls->cert != NULL ? &pair : NULL, NULL, NULL);
+    BT_REQUIRE(*out != NULL, BT_ERR_IO, "the TLS files make no credentials");
+out:
+    bt_rpc_tls_free(&own);
+    bt_free(ca);
+    return st;
+}
+
+bt_status bt_rpc_channel_create(const char *address, const bt_rpc_client_tls *tls,
+                                grpc_channel **channel_out)
+{
+    enum { MAX_ARGS = 16 };
+    bt_status                 st    = BT_OK;
+    const grpc_channel_args  *usual = bt_rpc_client_args();
+    grpc_arg                  args[MAX_ARGS];
+    grpc_channel_args         all   = {usual->num_args, args};
+    grpc_channel_credentials *creds = NULL;
+
+    BT_ASSERT(usual->num_args < MAX_ARGS);
+    memcpy(args, usual->args, usual->num_args * sizeof(*args));
+    if (tls->server_name != NULL)
+        args[all.num_args++] = (grpc_arg){.type         = GRPC_ARG_STRING,
+                                          .key          = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+                                          .value.string = (char *)tls->server_name};
+    BT_TRY(client_credentials(tls, &creds));
+    *channel_out = grpc_channel_create(address, creds, &all);
+out:
+    if (creds != NULL) grpc_channel_credentials_release(creds);
+    return st;
 }

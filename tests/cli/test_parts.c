@@ -326,9 +326,11 @@ static void eval_cell_create_unwinds_at_every_allocation(void)
     bt_eval_cases_free(&s.cases);
 }
 
+static const bt_rpc_client_tls PLAIN;
+
 static bt_status make_client(void *ctx)
 {
-    return bt_client_open("127.0.0.1:1", BT_NS_PER_S, NULL, ctx);
+    return bt_client_open("127.0.0.1:1", &PLAIN, BT_NS_PER_S, NULL, ctx);
 }
 
 static void end_client(void *ctx)
@@ -351,7 +353,7 @@ static void client_to_nobody_is_refused(void)
     bt_client      *client = NULL;
     bt_client_model model;
 
-    EXPECT_EQ(bt_client_open("127.0.0.1:1", 5 * BT_NS_PER_S, NULL, &client), BT_OK);
+    EXPECT_EQ(bt_client_open("127.0.0.1:1", &PLAIN, 5 * BT_NS_PER_S, NULL, &client), BT_OK);
     EXPECT_EQ(bt_client_model_info(client, &model), BT_ERR_PEER);
     EXPECT_HAS(bt_error_text(), "127.0.0.1:1: UNAVAILABLE");
     bt_client_close(client);

@@ -1,0 +1,30 @@
+/* cli/client_call.h - inside the client only: one call, and what it runs on. */
+#ifndef BT_CLI_CLIENT_CALL_H
+#define BT_CLI_CLIENT_CALL_H
+
+#include <grpc/grpc.h>
+
+#include "cli/client.h"
+#include "proto/vllm_engine.pb-c.h"
+
+#define VLLM(name)      Vllm__Grpc__Engine__##name
+#define BT_VLLM_SERVICE "/vllm.grpc.engine.VllmEngine/"
+
+struct bt_client {
+    bt_rpc_loop        *loop;
+    grpc_channel       *channel;
+    const volatile int *stop; /* may be NULL */
+    uint64_t            limit_ns;
+    uint32_t            n_requests;
+    char                address[128];
+};
+
+/* Borrows the message; an error cancels the call. */
+typedef bt_status (*bt_client_message_fn)(void *ctx, ProtobufCMessage *message);
+
+/* Sends the request and calls on_message for each answer, up to the call's status. */
+bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCMessage *request,
+                         const ProtobufCMessageDescriptor *answer, bt_client_message_fn on_message,
+                         void *ctx);
+
+#endif

@@ -1,0 +1,204 @@
+#include "cli/request_options.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cell_options.h"
+
+enum {
+    OPT_MAX_TOKENS = 0x5000,
+    OPT_MIN_TOKENS,
+    OPT_TEMPERATURE,
+    OPT_TOP_K,
+    OPT_TOP_P,
+    OPT_MIN_P,
+    OPT_FREQUENCY,
+    OPT_PRESENCE,
+    OPT_REPETITION,
+    OPT_BIAS,
+    OPT_SEED,
+    OPT_IGNORE_EOS,
+    OPT_STOP,
+    OPT_STOP_TOKEN,
+    OPT_INCLUDE_STOP,
+    OPT_KEEP_SPECIAL,
+    OPT_LOGPROBS,
+    OPT_PROMPT_LOGPROBS,
+    OPT_NO_STREAM
+};
+enum { MAX_TOP = 20 };
+
+static const struct argp_option OPTIONS[] = {
+    {NULL,                                          0, NULL, 0, "Where the answer ends:", 2},
+    {"max-tokens",                                         OPT_MAX_TOKENS, "N", 0, "After N tokens (default: at the context's end)", 2},
+    {"min-tokens",                     OPT_MIN_TOKENS, "N", 0, "Not before N tokens, whatever else says so", 2},
+    {"stop",                                             OPT_STOP, "TEXT", 0,
+     "Where this text begins; may be repeated. \\n, \\t and \\\\ mean what they mean in C", 2},
+    {"include-stop",OPT_INCLUDE_STOP, NULL, 0, "Show the text that ended it too", 2},
+    {"stop-token",                                            OPT_STOP_TOKEN, "ID", 0, "At this token; may be repeated", 2},
+    {"ignore-eos",                                            OPT_IGNORE_EOS, NULL, 0, "Not at the model's end-of-text token", 2},
+    {NULL,                                  0, NULL, 0, "How tokens are chosen:", 3},
+    {"temperature",                                          OPT_TEMPERATURE, "T", 0,
+     "0 takes the likeliest token; higher is more varied (default 0)", 3},
+    {"top-k", OPT_TOP_K, "K", 0, "Only among the K likeliest (default: all)", 3},
+    {"top-p",                                             OPT_TOP_P, "P", 0,
+     "Only among the likeliest that together have probability P (default 1: all)", 3},
+    {"min-p",OPT_MIN_P, "P", 0,
+     "Only those at least P times as likely as the likeliest (default 0: all)", 3},
+    {"frequency-penalty",                                            OPT_FREQUENCY, "X", 0,
+     "Less likely by X for each time that the answer has it, -2 to 2 (default 0)", 3},
+    {"presence-penalty",                                            OPT_PRESENCE, "X", 0,
+     "Less likely by X once the answer has it, -2 to 2 (default 0)", 3},
+    {"repetition-penalty",                                OPT_REPETITION, "X", 0,
+     "Logits of tokens in prompt or answer are divided by X if positive, else multiplied (default "
+     "1)", 3},
+    {"logit-bias",                                         OPT_BIAS, "ID=X", 0, "Add X to this token's logit; may be repeated", 3},
+    {"seed",            OPT_SEED, "N", 0, "Same seed, same answer (default: the server draws one)", 3},
+    {NULL,                                             0, NULL, 0, "What is shown:", 4},
+    {"choices",'n', "N", 0, "N answers to the one prompt, at most 64 (default 1)", 4},
+    {"logprobs",                                            OPT_LOGPROBS, "TOP", OPTION_ARG_OPTIONAL,
+     "One line per token: logprob, id, text; with =TOP also the TOP likeliest, at most 20", 4},
+    {"prompt-logprobs",                                            OPT_PROMPT_LOGPROBS, "TOP", OPTION_ARG_OPTIONAL,
+     "The same of the prompt's tokens, before the answer", 4},
+    {"keep-special",                                  OPT_KEEP_SPECIAL, NULL, 0,
+     "Stop texts may match special tokens, and the answer shows them", 4},
+    {"no-stream",                                         OPT_NO_STREAM, NULL, 0, "Ask for the whole answer in one message", 4},
+    {0      }
+};
+
+static void add_stop_token(bt_request_options *o, struct argp_state *state, const char *arg)
+{
+    size_t n = o->request.n_stop_tokens;
+
+    if (n == BT_REQUEST_STOPS) argp_error(state, "more than %d of --stop-token", BT_REQUEST_STOPS);
+    o->stop_tokens[n]        = (uint32_t)bt_option_number(state, "--stop-token", arg, 0, INT_MAX);
+    o->request.stop_tokens   = o->stop_tokens;
+    o->request.n_stop_tokens = n + 1;
+}
+
+/* In place: the result is never longer. */
+static void unescape(char *text)
+{
+    char *to = text;
+
+    for (const char *p = text; *p != 0; p++) {
+        if (*p == '\\' && (p[1] == 'n' || p[1] == 't' || p[1] == '\\')) {
+            p++;
+            *to++ = *p == 'n' ? '\n' : *p == 't' ? '\t' : '\\';
+        } else {
+            *to++ = *p;
+        }
+    }
+    *to = 0;
+}
+
+static void add_stop(bt_request_options *o, struct argp_state *state, char *arg)
+{
+    size_t n = o->request.n_stop;
+
+    if (n == BT_REQUEST_STOPS) argp_error(state, "more than %d of --stop", BT_REQUEST_STOPS);
+    unescape(arg);
+    if (arg[0] == 0 || strlen(arg) > BT_CLIENT_STOP_BYTES)
+        argp_error(state, "--stop has %zu bytes, expected 1 to %d", strlen(arg),
+                   BT_CLIENT_STOP_BYTES);
+    o->stop[n]        = arg;
+    o->request.stop   = o->stop;
+    o->request.n_stop = n + 1;
+}
+
+static void add_bias(bt_request_options *o, struct argp_state *state, const char *arg)
+{
+    size_t n  = o->request.n_biases;
+    char  *at = NULL;
+    long   id = strtol(arg, &at, 10);
+
+    if (n == BT_REQUEST_BIASES)
+        argp_error(state, "more than %d of --logit-bias", BT_REQUEST_BIASES);
+    if (at == arg || (*at != '=' && *at != ':') || id < 0 || id > INT_MAX)
+        argp_error(state, "--logit-bias is \"%s\", expected ID=X like 17=-2.5", arg);
+    o->bias_ids[n]      = (int32_t)id;
+    o->biases[n]        = (float)bt_option_real(state, "--logit-bias", at + 1, -1e6, 1e6);
+    o->request.bias_ids = o->bias_ids;
+    o->request.biases   = o->biases;
+    o->request.n_biases = n + 1;
+}
+
+static int32_t top_of(struct argp_state *state, const char *name, const char *arg)
+{
+    return arg == NULL ? 0 : (int32_t)bt_option_number(state, name, arg, 0, MAX_TOP);
+}
+
+static error_t parse_shown(int key, char *arg, struct argp_state *state, bt_client_request *r)
+{
+    switch (key) {
+    case 'n':
+        r->n_choices = (uint32_t)bt_option_number(state, "--choices", arg, 1, BT_CLIENT_CHOICES);
+        return 0;
+    case OPT_LOGPROBS:
+        r->logprobs     = true;
+        r->top_logprobs = top_of(state, "--logprobs", arg);
+        return 0;
+    case OPT_PROMPT_LOGPROBS:
+        r->prompt_logprobs     = true;
+        r->top_prompt_logprobs = top_of(state, "--prompt-logprobs", arg);
+        return 0;
+    case OPT_KEEP_SPECIAL: r->keep_special = true; return 0;
+    case OPT_NO_STREAM: r->stream = false; return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse_choice(int key, char *arg, struct argp_state *state, bt_client_request *r)
+{
+    switch (key) {
+    case OPT_TEMPERATURE:
+        r->temperature = (float)bt_option_real(state, "--temperature", arg, 0, 1000);
+        return 0;
+    case OPT_TOP_K:
+        r->top_k = (uint32_t)bt_option_number(state, "--top-k", arg, 0, INT_MAX);
+        return 0;
+    case OPT_TOP_P: r->top_p = (float)bt_option_real(state, "--top-p", arg, 0, 1); return 0;
+    case OPT_MIN_P: r->min_p = (float)bt_option_real(state, "--min-p", arg, 0, 1); return 0;
+    case OPT_FREQUENCY:
+        r->frequency_penalty = (float)bt_option_real(state, "--frequency-penalty", arg, -2, 2);
+        return 0;
+    case OPT_PRESENCE:
+        r->presence_penalty = (float)bt_option_real(state, "--presence-penalty", arg, -2, 2);
+        return 0;
+    case OPT_REPETITION:
+        r->repetition_penalty =
+            (float)bt_option_real(state, "--repetition-penalty", arg, 0.001, 1000);
+        return 0;
+    case OPT_SEED:
+        r->seed     = (int32_t)bt_option_number(state, "--seed", arg, INT_MIN, INT_MAX);
+        r->has_seed = true;
+        return 0;
+    default: return parse_shown(key, arg, state, r);
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    bt_request_options *o = state->input;
+    bt_client_request  *r = &o->request;
+
+    switch (key) {
+    case ARGP_KEY_INIT: r->stream = true; return 0;
+    case OPT_MAX_TOKENS:
+        r->max_tokens     = (uint32_t)bt_option_number(state, "--max-tokens", arg, 1, INT_MAX);
+        r->has_max_tokens = true;
+        return 0;
+    case OPT_MIN_TOKENS:
+        r->min_tokens = (uint32_t)bt_option_number(state, "--min-tokens", arg, 0, INT_MAX);
+        return 0;
+    case OPT_IGNORE_EOS: r->ignore_eos = true; return 0;
+    case OPT_INCLUDE_STOP: r->include_stop = true; return 0;
+    case OPT_STOP: add_stop(o, state, arg); return 0;
+    case OPT_STOP_TOKEN: add_stop_token(o, state, arg); return 0;
+    case OPT_BIAS: add_bias(o, state, arg); return 0;
+    default: return parse_choice(key, arg, state, r);
+    }
+}
+
+const struct argp bt_request_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};

@@ -1,0 +1,44 @@
+#include "cli/tls_options.h"
+
+enum { OPT_TLS = 0x6000, OPT_CA, OPT_CERT, OPT_KEY, OPT_NAME };
+
+static const struct argp_option OPTIONS[] = {
+    {NULL,                                           0, NULL, 0, "A server with TLS (`baton run --tls-cert`):", 8},
+    {"tls",                                          OPT_TLS, NULL, 0, "Speak TLS, and trust the system's authorities", 8},
+    {"tls-ca", OPT_CA, "FILE", 0, "Speak TLS, and trust the authorities in this PEM file", 8},
+    {"tls-cert",                                              OPT_CERT, "FILE", 0,
+     "This client's PEM certificate, for servers with --tls-client-ca; needs --tls-key", 8},
+    {"tls-key",OPT_KEY, "FILE", 0, "Its private key", 8},
+    {"tls-server-name",                                             OPT_NAME, "NAME", 0,
+     "Name in the server's certificate, where it is not the host of --address", 8},
+    {0                                            }
+};
+
+static void check(struct argp_state *state, const bt_rpc_client_tls *tls)
+{
+    if ((tls->cert == NULL) != (tls->key == NULL))
+        argp_error(state, "--tls-cert and --tls-key go together");
+    if (!tls->on && (tls->cert != NULL || tls->server_name != NULL))
+        argp_error(state, "%s goes with --tls-ca FILE or --tls",
+                   tls->cert != NULL ? "--tls-cert" : "--tls-server-name");
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    bt_rpc_client_tls *tls = state->input;
+
+    switch (key) {
+    case OPT_TLS: tls->on = true; return 0;
+    case OPT_CA:
+        tls->on = true;
+        tls->ca = arg;
+        return 0;
+    case OPT_CERT: tls->cert = arg; return 0;
+    case OPT_KEY: tls->key = arg; return 0;
+    case OPT_NAME: tls->server_name = arg; return 0;
+    case ARGP_KEY_END: check(state, tls); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const struct argp bt_tls_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};

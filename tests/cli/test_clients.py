@@ -1,0 +1,149 @@
+"""baton-generate and baton-bench against the real coordinator and scripted ranks: every sampling flag reaches the rank, stop texts
+are cut off, choices and logprobs are shown, TLS and mutual TLS work, and what is wrong is told.
+
+    BT_COORDINATOR=... test_clients.py BIN_DIR"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "coordinator"))
+from harness import Cell, Coordinator, SOURCE, Served, control  # noqa: E402
+from certificates import certificates  # noqa: E402
+
+BIN = sys.argv.pop(1)
+MODEL = os.path.join(SOURCE, "models", "demo")
+
+
+def run(program, *args, stdin=""):
+    """(exit code, stdout, stderr)"""
+    done = subprocess.run([os.path.join(BIN, program), *args], input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Flags(Served):
+    def generate(self, *args, prompt="To be"):
+        code, out, err = run("baton-generate", "-a", self.address, "--model", MODEL, "--prompt", prompt, "--no-bos", *args)
+        self.assertEqual(code, 0, err)
+        return out, err
+
+    def answer(self, *args):
+        return json.loads(self.generate("--json", *args)[0])
+
+    def sampling(self):
+        return self.cell.seen("reserve")[-1][1].sampling
+
+    def test_every_field_reaches_the_rank(self):
+        self.answer("--max-tokens", "9", "--min-tokens", "2", "--temperature", "0.5", "--top-k", "40", "--top-p", "0.75", "--min-p", "0.125",
+                    "--frequency-penalty", "1.5", "--presence-penalty", "-1.5", "--repetition-penalty", "1.25", "--seed", "-7",
+                    "--logit-bias", "17=-2.5", "--logit-bias", "18:100", "--stop-token", "31", "--stop-token", "32", "--ignore-eos")
+        s = self.sampling()
+        self.assertEqual((s.max_tokens, s.min_tokens, s.temperature, s.top_k, s.top_p, s.min_p), (9, 2, 0.5, 40, 0.75, 0.125))
+        self.assertEqual((s.frequency_penalty, s.presence_penalty, s.repetition_penalty), (1.5, -1.5, 1.25))
+        self.assertEqual((dict(zip(s.bias_ids, s.biases)), list(s.stop_token_ids), s.ignore_eos), ({17: -2.5, 18: 100}, [31, 32], True))
+        seed = s.seed
+        self.answer("--max-tokens", "2", "--seed", "-7")
+        self.assertEqual(self.sampling().seed, seed)
+        self.assertEqual((self.sampling().temperature, self.sampling().min_tokens), (0, 0))
+
+    def test_a_stop_text_is_cut_off(self):
+        whole = self.answer("--max-tokens", "12")
+        text = whole["text"]
+        stop = text[6:9]  # across tokens; the answer's tokens are those of the scripted ranks
+        at = text.find(stop)
+        for more in ([], ["--no-stream"]):
+            a = self.answer("--max-tokens", "12", "--stop", stop, *more)
+            self.assertEqual((a["text"], a["finish_reason"], a["matched_stop"]), (text[:at], "stop", stop))
+            self.assertEqual(self.generate("--max-tokens", "12", "--stop", stop, "--stop", "never", *more)[0], text[:at] + "\n")
+        a = self.answer("--max-tokens", "12", "--stop", stop, "--include-stop")
+        self.assertTrue(a["text"].startswith(text[:at] + stop), a)
+        self.assertEqual(a["ids"], whole["ids"][:len(a["ids"])])
+
+    def both_choices(self, rank, reserve, m):
+        """Ranks that answer choice k with the ids 300 + 10 k + i."""
+        decode, n = self.cell.ranks[m.decode_rank], m.sampling.max_tokens
+        rank.send(released=control.Released(request=m.request, epoch=m.epoch))
+        for i in range(n):
+            decode.send(tokens=control.Tokens(tokens=[
+                control.Token(request=m.request, choice=k, position=len(m.prompt) + i, epoch=m.epoch, id=300 + 10 * k + i, logprob=-1,
+                              finish=control.LENGTH if i + 1 == n else control.GOES_ON) for k in m.choices]))
+        decode.send(released=control.Released(request=m.request, epoch=m.epoch))
+
+    def test_choices(self):
+        self.cell.on_prefill = self.both_choices
+        for more in ([], ["--no-stream"]):
+            a = self.answer("-n", "2", "--max-tokens", "3", *more)
+            self.assertEqual([c["ids"] for c in a["choices"]], [[300, 301, 302], [310, 311, 312]])
+            self.assertEqual((a["completion_tokens"], a["choices"][1]["finish_reason"]), (6, "length"))
+        out, _ = self.generate("-n", "2", "--max-tokens", "3")
+        self.assertIn("--- choice 0 (length)\n", out)
+        self.assertIn("--- choice 1 (length)\n", out)
+
+    def test_logprobs(self):
+        out, _ = self.generate("--max-tokens", "3", "--logprobs")
+        self.assertEqual([float(line.split()[0]) for line in out.splitlines()], [-0.125, -0.25, -0.375])
+        a = self.answer("--max-tokens", "3", "--logprobs")
+        self.assertEqual(a["logprobs"], [-0.125, -0.25, -0.375])
+
+    def test_wrong_usage_names_the_flag(self):
+        for args, words in ((["--top-p", "1.5"], "--top-p is \"1.5\""), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"),
+                            (["--choices", "65"], "--choices must be"), (["--logprobs=21"], "--logprobs must be"), (["--tls-cert", "a"], "--tls-key go together"),
+                            (["--tls-server-name", "a"], "goes with --tls-ca")):
+            code, _, err = run("baton-generate", *args, "--prompt", "x")
+            self.assertEqual(code, 64, args)
+            self.assertIn(words, err)
+
+
+class Tls(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        if certificates(cls.folder.name) is None:
+            raise unittest.SkipTest("no openssl program to make certificates with")
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def serve(self, *args):
+        c = Coordinator("--tls-cert", self.path("server.pem"), "--tls-key", self.path("server.key"), *args)
+        self.addCleanup(c.close)
+        cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
+        self.addCleanup(cell.close)
+        return c.line("ready")
+
+    def ask(self, address, *args):
+        return run("baton-generate", "-a", address, "--model", MODEL, "--prompt", "To be", "--no-bos", "--max-tokens", "4", "--json", *args)
+
+    def test_tls(self):
+        address = self.serve()
+        code, out, err = self.ask(address, "--tls-ca", self.path("ca.pem"))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(json.loads(out)["ids"]), 4)
+        for args in ([], ["--tls"], ["--tls-ca", self.path("other.pem")]):
+            code, _, err = self.ask(address, *args)
+            self.assertEqual(code, 1, args)
+            self.assertIn("UNAVAILABLE", err)
+        code, out, err = run("baton-bench", "-a", address, "-n", "2", "-c", "1", "--prompt-tokens", "8", "--output-tokens", "4", "--warmup", "0", "--tls-ca",
+                             self.path("ca.pem"))
+        self.assertEqual(code, 0, err + out)
+
+    def test_mutual_tls(self):
+        address = self.serve("--tls-client-ca", self.path("ca.pem"))
+        ca = ["--tls-ca", self.path("ca.pem")]
+        code, out, err = self.ask(address, *ca, "--tls-cert", self.path("client.pem"), "--tls-key", self.path("client.key"))
+        self.assertEqual(code, 0, err)
+        self.assertEqual(self.ask(address, *ca)[0], 1)
+        self.assertEqual(self.ask(address, *ca, "--tls-cert", self.path("stranger.pem"), "--tls-key", self.path("stranger.key"))[0], 1)
+
+    def test_bad_files_are_named(self):
+        for args, words in ((["--tls-ca", "/nowhere.pem"], "/nowhere.pem: No such file"), (["--tls-ca", self.path("server.key")], "with a CERTIFICATE")):
+            code, _, err = self.ask("127.0.0.1:1", *args)
+            self.assertEqual(code, 1)
+            self.assertIn(words, err)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if unittest.main(exit=False, verbosity=2).result.wasSuccessful() else 1)

@@ -53,10 +53,11 @@ def run_together(client, requests, seed):
 
 
 def expect_equal(what, got, want):
-    for name, w in want.items():
-        g = got[name]
-        at = next((i for i, (x, y) in enumerate(zip(g[0], w[0])) if x != y), min(len(g[0]), len(w[0])))
-        assert g == w, f"{what}, {name}: differs from the request alone, ids from token {at} of {len(w[0])}: {g} is not {w}"
+    for name, choices in want.items():
+        for k, (g, w) in enumerate(zip(got[name], choices)):
+            at = next((i for i, (x, y) in enumerate(zip(g[0], w[0])) if x != y), min(len(g[0]), len(w[0])))
+            assert g == w, f"{what}, {name}, choice {k}: differs from the request alone, ids from token {at} of {len(w[0])}: {g} is not {w}"
+        assert got[name] == choices
 
 
 def main():
@@ -76,7 +77,7 @@ def main():
     with cells.Cell(a.bin, model, "1+1", "--kv-bytes", str(ALONE_PAGES * size)) as cell, cell.channel() as channel:
         alone = run_alone(load.Client(pb, rpc, channel), requests, cold=True)
         assert cell.stop() == 0, cell.log()
-    print(f"1+1: {len(requests)} requests alone, {sum(len(x[0]) for x in alone.values())} tokens", flush=True)
+    print(f"1+1: {len(requests)} requests alone, {sum(len(c[0]) for x in alone.values() for c in x)} tokens", flush=True)
     for shape in a.shapes:
         with cells.Cell(a.bin, model, shape, "--http-port", "0", "--kv-bytes", str(CROWDED_PAGES * size)) as cell, cell.channel() as channel:
             client = load.Client(pb, rpc, channel)

@@ -58,6 +58,12 @@ def random_requests(n, seed, longest=60):
         most = rng.randrange(1, longest)
         if rng.random() < 0.3:
             sampling.update(rng.choice([dict(repetition_penalty=1.3), dict(frequency_penalty=0.7), dict(presence_penalty=0.9), dict(min_tokens=min(5, most))]))
+        if rng.random() < 0.2:
+            sampling["logit_bias"] = {rng.randrange(8, VOCAB): rng.choice([-8.0, 3.0]) for _ in range(4)}
+        if i % 3 != 0 and rng.random() < 0.2:
+            sampling["stop"] = rng.choice([["the"], ["s of", "\n\n"], ["e", "zz"]])
+        if i % 3 != 0 and rng.random() < 0.2:
+            sampling["n"] = 2
         if i % 3 == 0:  # little at first, and grows: these are retracted where pages are few
             ids, most, sampling["ignore_eos"] = ids[-20:], rng.randrange(longest, 3 * longest), True
         out.append((f"r{i}", ids, most, sampling))
@@ -73,31 +79,36 @@ class Client:
         q.tokenized.input_ids.extend(ids)
         q.sampling_params.max_tokens = max_tokens
         for key, value in sampling.items():
-            setattr(q.sampling_params, key, value)
+            field = getattr(q.sampling_params, key)
+            if isinstance(value, list):
+                field.extend(value)
+            elif isinstance(value, dict):
+                field.update(value)
+            else:
+                setattr(q.sampling_params, key, value)
         return self.stub.Generate(q, timeout=timeout)
 
     def run(self, name, ids, max_tokens, sampling, stream=True):
-        """((ids, logprobs, alternatives, finish), cached tokens, seconds to the first message)"""
+        """([(ids, logprobs, alternatives, finish) of each choice], cached tokens, seconds to the first message)"""
         start, first = time.monotonic(), None
-        got, logprobs, tops, complete = [], [], [], None
+        parts, done, cached = {}, [], None
         for m in self.call(name, ids, max_tokens, sampling, stream):
             first = first or time.monotonic() - start
             part = m.chunk if m.HasField("chunk") else m.complete
+            if m.HasField("chunk") or not stream:
+                assert len(done) <= part.index, f"{name}: a chunk after complete"
+                got = parts.setdefault(part.index, ([], [], []))
+                got[0].extend(part.token_ids if m.HasField("chunk") else part.output_ids)
+                got[1].extend(part.output_logprobs.token_logprobs)
+                got[2].extend((tuple(t.token_ids), tuple(t.values)) for t in part.output_logprobs.top_logprobs)
             if m.HasField("complete"):
-                assert complete is None, "two completes"
-                complete = m.complete
-                if stream:
-                    continue
-                got = list(part.output_ids)
-            else:
-                assert complete is None, "a chunk after complete"
-                got += part.token_ids
-            logprobs += part.output_logprobs.token_logprobs
-            tops += [(tuple(t.token_ids), tuple(t.values)) for t in part.output_logprobs.top_logprobs]
-        assert complete is not None, f"{name}: no complete"
-        assert complete.prompt_tokens == len(ids) and complete.completion_tokens == len(got), f"{name}: usage does not add up"
-        assert complete.cached_tokens % PAGE_TOKENS == 0 and complete.cached_tokens < len(ids), f"{name}: {complete.cached_tokens} of {len(ids)} cached"
-        return (got, logprobs, tops, complete.finish_reason), complete.cached_tokens, first
+                assert part.index == len(done), f"{name}: complete {part.index} after {len(done)} others"
+                assert part.prompt_tokens == len(ids) and part.completion_tokens == len(parts[part.index][0]), f"{name}: usage does not add up"
+                cached = part.cached_tokens
+                assert cached % PAGE_TOKENS == 0 and cached < len(ids), f"{name}: {cached} of {len(ids)} cached"
+                done.append((*parts[part.index], part.finish_reason))
+        assert len(done) == sampling.get("n", 1), f"{name}: {len(done)} completes"
+        return done, cached, first
 
     def held(self):
         loads = self.stub.GetLoads(self.pb.GetLoadsRequest(), timeout=LIMIT_S).loads

@@ -193,5 +193,5 @@ class Engine:
 
     def text(self, prompt, max_tokens):
         """The greedy answer: (text without special tokens, all ids)."""
-        (ids, self.logprobs, _, _), _, _ = self.client.run("engine", self.encode(prompt), max_tokens, dict(temperature=0.0, logprobs=1))
+        [(ids, self.logprobs, _, _)], _, _ = self.client.run("engine", self.encode(prompt), max_tokens, dict(temperature=0.0, logprobs=1))
         return re.sub("<｜[^｜]*｜>", "", self.tokenize(ids, "--decode")), ids

@@ -21,8 +21,8 @@ import cell as cells  # noqa: E402
 import load  # noqa: E402
 
 MOST, WAIT_S = 2, 60
-LONG, N_LONG, N_SHORT, N_THREADS, N_STREAMS = 7000, 4, 10, 4, 4
-ENDINGS = 120
+LONG, N_LONG, N_SHORT, N_THREADS, N_STREAMS = 6000, 3, 8, 4, 4
+ENDINGS = 90
 CUT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 STEP = re.compile(r" rank=(\d+) .*?step \d+: (\d+) prompt and (\d+) generated rows")

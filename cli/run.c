@@ -45,17 +45,17 @@ static const char DOC[] =
     "SIGINT ends the cell at once, and so does SIGTERM while it drains.\n\n"
     "Coordinator and ranks share a secret, drawn anew at each start unless BATON_SECRET or "
     "BATON_SECRET_FILE gives one; nobody without it attaches to the control port.\n\n"
-    "When a process of the cell dies, every open request ends with UNAVAILABLE and the reason, all "
-    "processes end, and this one says which died and how. With --on-death restart it is started "
-    "again: ranks under the same coordinator, which goes on with their requests where they were "
+    "When a rank dies or hangs the others go on without it, or with a spare, and clients see a "
+    "pause (--on-death replace). When a role has nobody left, or the coordinator dies, every open "
+    "request ends with UNAVAILABLE and the reason, all processes end, and this one says which died "
+    "and how. With --on-death stop that is so for every rank. With --on-death restart, or with "
+    "replace and --restarts, what died is started again: ranks under the same coordinator, which "
+    "goes on with their requests where they were "
     "(the "
     "clients see a pause); or the coordinator with new ranks (the clients get UNAVAILABLE). The "
     "wait "
     "before grows from 0.2 s to 30 s; after --restarts in a row within a minute each it gives "
     "up.\n\n"
-    "With --on-death replace the other ranks go on when one dies or hangs, and clients see a "
-    "pause; "
-    "with --restarts besides, a cell that has too few left is started again.\n\n"
     "With --coordinator the ranks join a coordinator that runs elsewhere, beside its other cells; "
     "SIGUSR1 then drains this cell alone, and BATON_SECRET must be the coordinator's.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
@@ -76,8 +76,8 @@ static const struct argp_option OPTIONS[] = {
     {"max-tokens",                                                                 OPT_MAX, "N", 0, "Of that answer (default 256)", 0},
     {"queue-s",OPT_QUEUE, "S", 0, "How long a request may wait for its turn", 0},
     {"on-death",                                                                OPT_DEATH, "WHAT", 0,
-     "When a process of the cell dies: stop (default), restart what died, or replace: the other "
-     "ranks go on, and what the lost one had is computed again", 0},
+     "When a process of the cell dies: replace (default): the other ranks go on, and what the lost "
+     "one had is computed again; restart what died; or stop", 0},
     {"spares",                                                                OPT_SPARES, "N", 0,
      "So many more ranks, which wait until one is lost and take its place (default 0)", 0},
     {"rejoin-s",                                                            OPT_REJOIN, "S", 0,
@@ -248,12 +248,12 @@ static const bt_setting_default DEFAULTS[] = {
     {"port",       "8000"},
     {"host",            "127.0.0.1"},
     {"control","127.0.0.1:0"},
-    {"on-death",    "stop"},
+    {"on-death",    "replace"},
     {"restarts",            "5"},
-    {"stall-s",   "120"},
+    {"stall-s","120"},
     {"log",   "info"},
     {"max-tokens",            "256"},
-    {"http-port",     "none"},
+    {"http-port",        "none"},
     {"http-host",        "127.0.0.1"},
     {"drain-s",            "20"},
     {0}
@@ -276,7 +276,8 @@ int main(int argc, char **argv)
     bt_settings      *settings = NULL;
     int               code;
     options           opt = {
-                  .run = {.host       = "127.0.0.1",
+                  .run = {.cell       = {.replace = true},
+                          .host       = "127.0.0.1",
                           .control    = "127.0.0.1:0",
                           .port       = 8000,
                           .drain_ns   = 20 * BT_NS_PER_S,

@@ -35,7 +35,7 @@ class Fault:
     """A cell, what ran in it, and the checks after something was killed."""
 
     def __init__(self, a, ranks, *more):
-        self.cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), ranks, *more)
+        self.cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), ranks, "--on-death", "stop", *more)
         self.endings, self.threads, self.started = [], [], threading.Semaphore(0)
         self.seen = set()
 

@@ -19,6 +19,7 @@ static const struct {
     {"bench",       "load on a running cell, and how long its answers take"                       },
     {"logits",      "the logits of given tokens, computed by the ranks that serve"                },
     {"tokenize",    "text to token ids, as the model does it"                                     },
+    {"check",       "look at every node of a cell before anything is started there"               },
     {"inspect",     "what a model is, how large, and what fits"                                   },
     {"synth",       "a checkpoint with the shape of a known model and random weights"             },
     {"profile",     "the attention study: what its variants cost on this machine"                 },

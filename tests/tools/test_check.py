@@ -1,0 +1,82 @@
+"""baton check against nodes that are in order, and against each thing that can be wrong with one."""
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+
+BIN, SOURCE = sys.argv[1], sys.argv[2]
+CHECK = os.path.join(BIN, "baton-check")
+MODEL = os.path.join(SOURCE, "models/demo")
+WRONGS = {  # host: what the agent does to the answer of a good node
+    "good": "cat",
+    "model": "sed 's/^model ................/model 0123456789abcdef/'",
+    "bits": "sed 's/^arithmetic .*/arithmetic prompt:dp2,generated:dp2/'",
+    "old": "sed 's/^version .*/version 0.0.9/'",
+    "mpi": "sed 's/^mpi .*/mpi mpirun (Open MPI) 5.0.1/'",
+    "late": "awk '/^clock / {printf \"clock %.3f\\n\", $2 - 90; next} {print}'",
+    "shm": "sed 's/^shm .*/shm 1000000/'",
+    "lib": "sh -c 'echo \"baton-check: error while loading shared libraries: libjansson.so.4: cannot open shared object file\"'",
+    "dead": "sh -c 'echo \"ssh: connect to host dead port 22: No route to host\"'",
+}
+
+
+def check(*args, code=None, env=None):
+    done = subprocess.run([CHECK, "--model", MODEL, *args], capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})})
+    if code is not None:
+        assert done.returncode == code, f"{args}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def has(text, *parts):
+    for part in parts:
+        assert part in text, f"\"{part}\" is not in:\n{text}"
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        agent = os.path.join(folder, "agent")
+        with open(agent, "w") as f:
+            f.write("#!/bin/sh\nhost=$1; shift\ncase $host in\n" +
+                    "".join(f"{host}) sh -c \"$*\" | {filter} ;;\n" for host, filter in WRONGS.items()) + "esac\n")
+        os.chmod(agent, 0o755)
+
+        out = check(code=0)
+        has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank: 0.3 s to detect")
+        has(check("--hosts", "good:8,localhost", "--agent", agent, code=0), "good         ok", "localhost    ok")
+        for host, words in (("model", "its model is another one (0123456789abcdef) than on localhost"),
+                            ("bits", "it computes other bits (prompt:dp2,generated:dp2) than localhost"),
+                            ("old", "it has Baton 0.0.9, localhost has "), ("mpi", "it has mpirun (Open MPI) 5.0.1, localhost has "),
+                            ("late", "its clock is -90.0 s off"), ("shm", "/dev/shm has 1 MiB left"),
+                            ("lib", "it does not answer: baton-check: error while loading shared libraries: libjansson.so.4"),
+                            ("dead", "it does not answer: ssh: connect to host dead port 22: No route to host")):
+            out = check("--hosts", f"localhost,{host}", "--agent", agent, code=1)
+            has(out, f"{host:12} WRONG  {words}", "localhost    ok", "1 found wrong")
+        has(check("--hosts", "mpi", "--agent", agent, code=0), "replace needs Open MPI 4 on every node")
+        has(check("--hosts", "good", env={"OMPI_MCA_plm_rsh_agent": agent}, code=0), "good         ok")
+
+        rank_map = os.path.join(folder, "ranks.map")
+        with open(rank_map, "w") as f:
+            f.write("prefill localhost ranks=2\ndecode good ranks=4\n")
+        has(check("--rank-map", rank_map, "--agent", agent, "--tokens", "5000", "--prefill-rate", "100", code=0), "good         ok",
+            "each of 1 ranks", "50.0 s to replay (5000 tokens at 100 a second)")
+
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            has(check("--control", f"127.0.0.1:{port}", code=1), f"the control address 127.0.0.1:{port} cannot be taken: Address already in use")
+        has(check("--control", f"127.0.0.1:{port}", code=0), "localhost    ok")
+
+        broken = os.path.join(folder, "model")
+        os.mkdir(broken)
+        done = subprocess.run([CHECK, "--model", broken], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        has(done.stdout, "localhost    WRONG  the model: ", "config.json")
+        has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
+        has(check("--control", "nowhere", code=64), "expected HOST:PORT")
+        has(check("--tokens", "-1", code=64), "--tokens is \"-1\"")
+    print("every wrong node is named with what is wrong")
+
+
+main()

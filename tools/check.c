@@ -1,0 +1,366 @@
+/* baton-check - looks at every node of a cell before anything is started there. */
+#include <argp.h>
+#include <errno.h>
+#include <math.h>
+#include <netdb.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/parse.h"
+#include "core/rank_map.h"
+#include "tools/check_node.h"
+
+enum {
+    NODES_MAX = 1024,
+    EX_USAGE  = 64,
+    OPT_MAP   = 256,
+    OPT_HOSTS,
+    OPT_CONTROL,
+    OPT_AGENT,
+    OPT_NODE,
+    OPT_RANKS,
+    OPT_TOKENS,
+    OPT_RATE,
+    OPT_HANG
+};
+
+static const double CLOCK_S = 1, SHM_BYTES = 64 << 20;
+
+static const char DOC[] =
+    "Looks at every node of a cell before anything is loaded: do the programs start, is the same "
+    "model there, do the processors compute the same bits, is there memory and shared memory, are "
+    "the clocks together, can the control port be reached; which remedies of a lost rank the MPI "
+    "that was found supports, and what a pause would cost.\v"
+    "Each node is asked by `AGENT HOST baton-check --node ...`, where AGENT is ssh, or what "
+    "OMPI_MCA_plm_rsh_agent says, or inside a Slurm job srun. This program must lie at the same "
+    "path "
+    "everywhere.\n\n"
+    "Exit code: 0 when a cell can start, 1 when it cannot, 64 for wrong usage.\n\n"
+    "Examples:\n"
+    "  baton check --model models/demo\n"
+    "  baton check --model /data/v3 --hosts node1,node2,node3 --control node1:50052\n"
+    "  baton check --model /data/v3 --rank-map ranks.map --control node1:50052";
+
+typedef struct {
+    const char *model, *control, *agent, *map;
+    char       *names[NODES_MAX]; /* owned */
+    uint32_t    n_nodes, n_group; /* n_group: ranks of the smaller group */
+    double      n_tokens, rate, hang_s;
+    bool        node;
+} options;
+
+static const struct argp_option OPTIONS[] = {
+    {"model",                                                       'm', "DIR", 0, "The model's directory, as the ranks will find it", 0},
+    {"rank-map",                                                        OPT_MAP, "FILE", 0, "The cell's rank map: its hosts are asked", 0},
+    {"hosts",           OPT_HOSTS, "LIST", 0, "Hosts to ask: node1,node2; slots (node1:8) are passed over",
+     0},
+    {"control",                                                             OPT_CONTROL, "HOST:PORT", 0,
+     "Where the coordinator will wait for ranks: an address of this machine that is free", 0},
+    {"agent",OPT_AGENT, "COMMAND", 0, "How to run a command on a host (default ssh)", 0},
+    {"group",                                                            OPT_RANKS, "N", 0,
+     "Ranks of the smaller group, for the cost of a pause (default: of the map, or 2)", 1},
+    {"tokens",                                                            OPT_TOKENS, "N", 0,
+     "Tokens that a lost rank holds, to be computed again (default 100000)", 1},
+    {"prefill-rate",                                                       OPT_RATE, "N", 0,
+     "Tokens a second of one prefill rank (status page; default 1000)", 1},
+    {"rank-timeout-s",                                                       OPT_HANG, "S", 0, "As the coordinator's (default 30)", 1},
+    {"node", OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks", 0},
+    {0                                                            }
+};
+
+static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)
+{
+    for (uint32_t i = 0; i < opt->n_nodes; i++)
+        if (strlen(opt->names[i]) == n && strncmp(opt->names[i], name, n) == 0) return;
+    if (opt->n_nodes == NODES_MAX) argp_error(state, "more than %d hosts", NODES_MAX);
+    opt->names[opt->n_nodes] = strndup(name, n);
+    if (opt->names[opt->n_nodes] == NULL) argp_failure(state, 1, ENOMEM, "hosts");
+    opt->n_nodes++;
+}
+
+static void take_map(struct argp_state *state, options *opt)
+{
+    bt_rank_map map;
+
+    if (bt_rank_map_read(opt->map, &map) != BT_OK) exit(EX_USAGE);
+    for (uint32_t i = 0; i < map.n_ranks; i++)
+        add_node(state, opt, map.ranks[i].host, strlen(map.ranks[i].host));
+    if (opt->n_group == 0)
+        opt->n_group = map.n_both != 0                ? map.n_both
+                       : map.n_prefill < map.n_decode ? map.n_prefill
+                                                      : map.n_decode;
+    bt_rank_map_fini(&map);
+}
+
+static double number(struct argp_state *state, const char *name, const char *arg)
+{
+    char  *end;
+    double x = strtod(arg, &end);
+
+    if (end == arg || *end != '\0' || !(x > 0 && x < 1e15))
+        argp_error(state, "%s is \"%s\", expected a number above 0", name, arg);
+    return x;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    options *opt = state->input;
+
+    switch (key) {
+    case 'm': opt->model = arg; return 0;
+    case OPT_MAP: opt->map = arg; return 0;
+    case OPT_HOSTS:
+        for (char *at = arg; *at != '\0'; at += strcspn(at, ","), at += *at == ',')
+            add_node(state, opt, at, strcspn(at, ":,"));
+        return 0;
+    case OPT_CONTROL:
+        if (!bt_parse_address(arg))
+            argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
+        opt->control = arg;
+        return 0;
+    case OPT_AGENT: opt->agent = arg; return 0;
+    case OPT_NODE: opt->node = true; return 0;
+    case OPT_RANKS: opt->n_group = (uint32_t)number(state, "--group", arg); return 0;
+    case OPT_TOKENS: opt->n_tokens = number(state, "--tokens", arg); return 0;
+    case OPT_RATE: opt->rate = number(state, "--prefill-rate", arg); return 0;
+    case OPT_HANG: opt->hang_s = number(state, "--rank-timeout-s", arg); return 0;
+    case ARGP_KEY_END:
+        if (opt->model == NULL) argp_error(state, "--model is missing: the directory of a model");
+        if (opt->map != NULL) take_map(state, opt);
+        if (opt->n_nodes == 0) add_node(state, opt, "localhost", strlen("localhost"));
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- asking */
+
+typedef struct {
+    bt_node_facts facts;
+    double        skew_s; /* of its clock against ours, give or take half the answer's time */
+    char          last[BT_CHECK_TEXT]; /* what it said instead of an answer */
+} node;
+
+/* 'it'\''s' for the shells on the way. */
+static void quote(const char *text, char *buf, size_t capacity)
+{
+    size_t at = 0;
+
+    buf[at++] = '\'';
+    for (; *text != '\0' && at + 6 < capacity; text++)
+        if (*text == '\'')
+            at += (size_t)snprintf(buf + at, capacity - at, "'\\''");
+        else
+            buf[at++] = *text;
+    buf[at++] = '\'';
+    buf[at]   = '\0';
+}
+
+static void make_command(const options *opt, const char *host, char *buf, size_t capacity)
+{
+    char        self[1024] = "", model[2048], probe[4096], quoted[8192];
+    const char *agent      = opt->agent;
+
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
+        snprintf(self, sizeof(self), "baton-check");
+    quote(opt->model, model, sizeof(model));
+    snprintf(probe, sizeof(probe), "%s --node --model %s%s%s", self, model,
+             opt->control != NULL ? " --control " : "", opt->control != NULL ? opt->control : "");
+    if (agent == NULL) agent = getenv("OMPI_MCA_plm_rsh_agent");
+    if (strcmp(host, "localhost") == 0) {
+        snprintf(buf, capacity, "%s 2>&1", probe);
+    } else if (agent == NULL && getenv("SLURM_JOB_ID") != NULL) {
+        snprintf(buf, capacity, "srun --overlap -N1 -n1 -w '%s' %s 2>&1", host, probe);
+    } else {
+        quote(probe, quoted, sizeof(quoted));
+        snprintf(buf, capacity, "%s '%s' %s 2>&1 </dev/null",
+                 agent != NULL ? agent : "ssh -o BatchMode=yes -o ConnectTimeout=10", host, quoted);
+    }
+}
+
+static double unix_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void ask(const options *opt, const char *host, node *n)
+{
+    char  command[12000], line[512];
+    FILE *p;
+
+    make_command(opt, host, command, sizeof(command));
+    p = popen(command, "re");
+    while (p != NULL && fgets(line, sizeof(line), p) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        if (!n->facts.answered) snprintf(n->last, sizeof(n->last), "%.*s", BT_CHECK_TEXT - 1, line);
+        bt_check_node_hear(&n->facts, line);
+        if (n->facts.answered) n->skew_s = n->facts.unix_s - unix_now();
+    }
+    if (p != NULL) pclose(p);
+}
+
+/* ---- the verdict */
+
+static uint32_t g_wrong;
+
+__attribute__((format(printf, 2, 3))) static void wrong(const char *host, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    printf("%-12s WRONG  ", host);
+    vprintf(fmt, ap);
+    putchar('\n');
+    va_end(ap);
+    g_wrong++;
+}
+
+static double gib(uint64_t bytes) { return (double)bytes / (1u << 30); }
+
+static void judge_alone(const char *host, const node *n)
+{
+    const bt_node_facts *f      = &n->facts;
+    uint32_t             before = g_wrong;
+
+    if (!f->answered) {
+        wrong(host, "it does not answer: %s", n->last[0] != '\0' ? n->last : "nothing came");
+        return;
+    }
+    for (uint32_t i = 0; i < f->n_trouble; i++)
+        wrong(host, "%s", f->trouble[i]);
+    if (fabs(n->skew_s) > CLOCK_S)
+        wrong(host, "its clock is %.1f s off: logs of several nodes could not be read together",
+              n->skew_s);
+    if (f->shm_bytes != 0 && (double)f->shm_bytes < SHM_BYTES)
+        wrong(host, "/dev/shm has %.0f MiB left, expected at least 64",
+              (double)f->shm_bytes / (1 << 20));
+    if (g_wrong == before)
+        printf(
+            "%-12s ok     %u cores, %.1f GiB of memory, model %016llx of %.2f GiB, %.2f GB/s from "
+            "its files, %s, %s\n",
+            host, f->n_cores, gib(f->memory_bytes), (unsigned long long)f->fingerprint,
+            gib(f->weight_bytes), f->read_rate * 1e-9, f->arithmetic, f->mpi);
+}
+
+static void judge_together(const options *opt, const node *nodes)
+{
+    const node *first = NULL;
+
+    for (uint32_t i = 0; i < opt->n_nodes; i++) {
+        const bt_node_facts *f = &nodes[i].facts, *g;
+        const char          *a, *b = opt->names[i];
+
+        if (!f->answered) continue;
+        if (first == NULL) first = &nodes[i];
+        g = &first->facts;
+        a = opt->names[first - nodes];
+        if (strcmp(f->version, g->version) != 0)
+            wrong(b, "it has Baton %s, %s has %s", f->version, a, g->version);
+        if (f->fingerprint != 0 && g->fingerprint != 0 && f->fingerprint != g->fingerprint)
+            wrong(b, "its model is another one (%016llx) than on %s (%016llx)",
+                  (unsigned long long)f->fingerprint, a, (unsigned long long)g->fingerprint);
+        if (strcmp(f->arithmetic, g->arithmetic) != 0)
+            wrong(b,
+                  "it computes other bits (%s) than %s (%s): give --kernels a family that all have",
+                  f->arithmetic, a, g->arithmetic);
+        if (f->mpi[0] != '\0' && g->mpi[0] != '\0' && strcmp(f->mpi, g->mpi) != 0)
+            wrong(b, "it has %s, %s has %s", f->mpi, a, g->mpi);
+    }
+}
+
+/* The coordinator's port, held open while the nodes try to reach it. */
+static int hold_port(const char *address)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
+    const char     *port = strrchr(address, ':');
+    char            host[256];
+    int             fd = -1, one = 1, code;
+
+    snprintf(host, sizeof(host), "%.*s", (int)(port - address), address);
+    code = getaddrinfo(host, port + 1, &hints, &list);
+    if (code != 0) {
+        wrong("here", "the control address %s: %s", address, gai_strerror(code));
+        return -1;
+    }
+    fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || listen(fd, NODES_MAX) != 0)
+        wrong("here", "the control address %s cannot be taken: %s", address, strerror(errno));
+    freeaddrinfo(list);
+    return fd;
+}
+
+static void tell_remedies(const node *nodes, uint32_t n)
+{
+    bool four = true;
+
+    for (uint32_t i = 0; i < n; i++)
+        four = four && strstr(nodes[i].facts.mpi, "Open MPI) 4") != NULL;
+    printf("%-12s %s\n", "remedies",
+           four ? "stop, restart, replace (Open MPI 4 goes on when a rank has died)"
+                : "stop, restart; replace needs Open MPI 4 on every node");
+}
+
+static void tell_pause(const options *opt, const node *nodes)
+{
+    uint64_t bytes   = nodes[0].facts.weight_bytes;
+    double   slowest = 0, reload, replay = opt->n_tokens / opt->rate;
+    double   n_group = opt->n_group > 0 ? opt->n_group : 2;
+
+    for (uint32_t i = 0; i < opt->n_nodes; i++)
+        if (nodes[i].facts.read_rate > 0 && (slowest == 0 || nodes[i].facts.read_rate < slowest))
+            slowest = nodes[i].facts.read_rate;
+    if (slowest == 0 || bytes == 0) return;
+    /* The lost rank's share of the experts, which are nearly all of the weights, split among the
+     * others of its group, who read at the same time. */
+    reload =
+        n_group > 1 ? (double)bytes / n_group / (n_group - 1) / slowest : (double)bytes / slowest;
+    printf("%-12s a killed rank: 0.3 s to detect + %.1f s to reload (%.2f GiB for each of %.0f "
+           "ranks at "
+           "%.2f GB/s) + %.1f s to replay (%.0f tokens at %.0f a second) = %.1f s; one that hangs: "
+           "%.0f s "
+           "more; a restarted cell reloads for %.1f s\n",
+           "pause", reload, (double)bytes / n_group / fmax(n_group - 1, 1) / (1u << 30),
+           fmax(n_group - 1, 1), slowest * 1e-9, replay, opt->n_tokens, opt->rate,
+           0.3 + reload + replay, opt->hang_s, (double)bytes / n_group / slowest);
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
+    static options    opt    = {.n_tokens = 100000, .rate = 1000, .hang_s = 30};
+    node             *nodes;
+    int               port = -1;
+
+    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    bt_log_init("check", opt.node ? BT_LOG_ERROR : BT_LOG_INFO);
+    if (opt.node) {
+        bt_check_node_tell(opt.model, opt.control);
+        return EXIT_SUCCESS;
+    }
+    nodes = bt_calloc(opt.n_nodes, sizeof(*nodes));
+    if (nodes == NULL) return EXIT_FAILURE;
+    if (opt.control != NULL) port = hold_port(opt.control);
+    for (uint32_t i = 0; i < opt.n_nodes; i++) {
+        ask(&opt, opt.names[i], &nodes[i]);
+        judge_alone(opt.names[i], &nodes[i]);
+    }
+    judge_together(&opt, nodes);
+    tell_remedies(nodes, opt.n_nodes);
+    tell_pause(&opt, nodes);
+    if (g_wrong != 0)
+        printf("%u found wrong: a cell would not start, or not serve\n", g_wrong);
+    if (port >= 0) close(port);
+    bt_free(nodes);
+    return g_wrong == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,224 @@
+#include "tools/check_node.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "device/cpu/device_cpu.h"
+#include "model/model.h"
+#include "tools/machine.h"
+
+enum { CONNECT_MS = 3000, READ_BYTES = 64 << 20, BLOCK = 1 << 20 };
+
+__attribute__((format(printf, 1, 2))) static void trouble(const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    fputs("trouble ", stdout);
+    vprintf(fmt, ap);
+    putchar('\n');
+    va_end(ap);
+}
+
+/* ---- programs */
+
+/* The first line that the command writes, and whether it ended with 0. */
+static bool first_line(const char *command, char *buf, size_t capacity)
+{
+    FILE *p = popen(command, "re");
+    char  rest[512];
+
+    buf[0] = '\0';
+    if (p == NULL) return false;
+    if (fgets(buf, (int)capacity, p) == NULL) buf[0] = '\0';
+    buf[strcspn(buf, "\n")] = '\0';
+    while (fgets(rest, sizeof(rest), p) != NULL)
+        continue;
+    return pclose(p) == 0;
+}
+
+/* A program of ours that cannot start says why: a library that is not there, above all. */
+static void look_at_program(const char *name)
+{
+    char self[512], command[700], line[BT_CHECK_TEXT];
+    long n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+    if (n <= 0) return;
+    self[n]             = '\0';
+    *strrchr(self, '/') = '\0';
+    snprintf(command, sizeof(command), "'%s/%s' --help 2>&1 >/dev/null", self, name);
+    if (!first_line(command, line, sizeof(line))) trouble("%s does not start: %s", name, line);
+}
+
+static void look_at_mpi(void)
+{
+    const char *mpirun = getenv("BATON_MPIRUN");
+    char        command[600], line[BT_CHECK_TEXT];
+
+    snprintf(command, sizeof(command), "'%s' --version 2>&1", mpirun != NULL ? mpirun : "mpirun");
+    if (first_line(command, line, sizeof(line)))
+        printf("mpi %s\n", line);
+    else
+        trouble("no mpirun: %s; install Open MPI 4 (Debian: apt-get install openmpi-bin) or set "
+                "BATON_MPIRUN",
+                line[0] != '\0' ? line : "not in PATH");
+}
+
+/* ---- the model */
+
+/* How fast the checkpoint's largest tensor comes from its file, past the page cache. */
+static double read_rate(const bt_safetensors *st)
+{
+    const bt_tensor *most = NULL;
+    char            *block;
+    uint64_t         begin, n = 0;
+    int              fd;
+
+    for (size_t i = 0; i < bt_safetensors_count(st); i++)
+        if (most == NULL || bt_safetensors_at(st, i)->bytes > most->bytes)
+            most = bt_safetensors_at(st, i);
+    if (most == NULL) return 0;
+    fd    = open(bt_safetensors_file_of(st, most), O_RDONLY | O_CLOEXEC);
+    block = malloc(BLOCK);
+    if (fd < 0 || block == NULL) goto out;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    begin = bt_now_ns();
+    while (n < READ_BYTES) {
+        ssize_t got = read(fd, block, BLOCK);
+
+        if (got <= 0) break;
+        n += (uint64_t)got;
+    }
+    free(block);
+    close(fd);
+    return (double)n / ((double)(bt_now_ns() - begin) * 1e-9);
+out:
+    free(block);
+    if (fd >= 0) close(fd);
+    return 0;
+}
+
+static void look_at_model(const char *dir)
+{
+    bt_model_config cfg;
+    bt_safetensors *st    = NULL;
+    uint64_t        bytes = 0;
+
+    if (bt_model_config_read(dir, &cfg) != BT_OK || bt_safetensors_open(dir, &st) != BT_OK) {
+        trouble("the model: %s", bt_error_text());
+        return;
+    }
+    for (size_t i = 0; i < bt_safetensors_count(st); i++)
+        bytes += bt_safetensors_at(st, i)->bytes;
+    printf("model %016llx %llu %.0f\n", (unsigned long long)bt_model_fingerprint(&cfg, st),
+           (unsigned long long)bytes, read_rate(st));
+    bt_safetensors_close(st);
+}
+
+/* ---- the machine */
+
+static void look_at_machine(void)
+{
+    bt_device_cpu_options options = {.n_threads = 1, .kernels = "auto"};
+    bt_device            *dev     = NULL;
+    bt_machine            machine;
+    struct statvfs        shm;
+
+    bt_machine_look(&machine);
+    printf("machine %llu %u\n", (unsigned long long)machine.free_bytes, machine.n_cores);
+    if (bt_device_cpu_create(&options, &dev) == BT_OK)
+        printf("arithmetic %s\n", dev->arithmetic);
+    else
+        trouble("the processor: %s", bt_error_text());
+    bt_device_destroy(dev);
+    if (statvfs("/dev/shm", &shm) != 0 || access("/dev/shm", W_OK | X_OK) != 0)
+        trouble("/dev/shm cannot be written: %s; ranks of a node then exchange through files",
+                strerror(errno));
+    else
+        printf("shm %llu\n", (unsigned long long)shm.f_bavail * shm.f_frsize);
+}
+
+/* ---- the network */
+
+static bool connects(const struct addrinfo *a)
+{
+    int           fd    = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    struct pollfd p     = {.fd = fd, .events = POLLOUT};
+    int           error = 0;
+    socklen_t     n     = sizeof(error);
+
+    if (fd < 0) return false;
+    if (connect(fd, a->ai_addr, a->ai_addrlen) != 0 &&
+        (errno != EINPROGRESS || poll(&p, 1, CONNECT_MS) != 1 ||
+         getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0 || error != 0)) {
+        errno = error != 0 ? error : errno == EINPROGRESS ? ETIMEDOUT : errno;
+        close(fd);
+        return false;
+    }
+    close(fd);
+    return true;
+}
+
+static void look_at_control(const char *address)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    char            host[BT_CHECK_TEXT];
+    const char     *port = strrchr(address, ':');
+    int             code;
+
+    snprintf(host, sizeof(host), "%.*s", (int)(port - address), address);
+    code = getaddrinfo(host, port + 1, &hints, &list);
+    if (code != 0)
+        trouble("the control address %s: %s", address, gai_strerror(code));
+    else if (!connects(list))
+        trouble("the control address %s cannot be reached from here: %s", address, strerror(errno));
+    if (code == 0) freeaddrinfo(list);
+}
+
+void bt_check_node_tell(const char *model, const char *control)
+{
+    char            host[BT_CHECK_TEXT] = "unknown";
+    struct timespec now;
+
+    gethostname(host, sizeof(host) - 1);
+    printf("version %s\nhost %s\n", BT_VERSION, host);
+    look_at_program("baton-worker");
+    look_at_program("baton-launch");
+    look_at_mpi();
+    look_at_machine();
+    look_at_model(model);
+    if (control != NULL) look_at_control(control);
+    clock_gettime(CLOCK_REALTIME, &now);
+    printf("clock %.6f\n", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+}
+
+void bt_check_node_hear(bt_node_facts *f, const char *line)
+{
+    unsigned long long a, b;
+
+    if (sscanf(line, "version %255[^\n]", f->version) == 1) return;
+    if (sscanf(line, "host %255[^\n]", f->host) == 1) return;
+    if (sscanf(line, "mpi %255[^\n]", f->mpi) == 1) return;
+    if (sscanf(line, "arithmetic %255[^\n]", f->arithmetic) == 1) return;
+    if (sscanf(line, "machine %llu %u", &a, &f->n_cores) == 2) f->memory_bytes = a;
+    if (sscanf(line, "shm %llu", &a) == 1) f->shm_bytes = a;
+    if (sscanf(line, "model %llx %llu %lf", &a, &b, &f->read_rate) == 3) {
+        f->fingerprint  = a;
+        f->weight_bytes = b;
+    }
+    if (sscanf(line, "clock %lf", &f->unix_s) == 1) f->answered = true;
+    if (f->n_trouble < sizeof(f->trouble) / sizeof(f->trouble[0]) &&
+        sscanf(line, "trouble %255[^\n]", f->trouble[f->n_trouble]) == 1)
+        f->n_trouble++;
+}

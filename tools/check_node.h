@@ -1,0 +1,25 @@
+/* tools/check_node.h - what one node has and can do, found there and told as lines "KEY TEXT". */
+#ifndef BT_TOOLS_CHECK_NODE_H
+#define BT_TOOLS_CHECK_NODE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { BT_CHECK_TEXT = 256 };
+
+typedef struct {
+    bool     answered; /* the last line came */
+    char     version[BT_CHECK_TEXT], host[BT_CHECK_TEXT], mpi[BT_CHECK_TEXT];
+    char     arithmetic[BT_CHECK_TEXT];
+    char     trouble[8][BT_CHECK_TEXT]; /* each a sentence */
+    uint32_t n_trouble, n_cores;
+    uint64_t fingerprint, weight_bytes, memory_bytes, shm_bytes;
+    double   unix_s, read_rate; /* bytes a second of the checkpoint's files, from disk */
+} bt_node_facts;
+
+/* On the node: looks, and writes to stdout.  control: HOST:PORT to connect to, or NULL. */
+void bt_check_node_tell(const char *model, const char *control);
+/* Elsewhere: takes one line; unknown ones are passed over. */
+void bt_check_node_hear(bt_node_facts *facts, const char *line);
+
+#endif

@@ -25,12 +25,15 @@ struct bt_mla {
 };
 
 static const bt_attn_ops *const BACK_ENDS[] = {&bt_attn_cpu_ops};
+static const bt_attn_ops       *g_more; /* from a module */
+
+void bt_attn_register(const bt_attn_ops *ops) { g_more = ops; }
 
 static const bt_attn_ops *find_back_end(const bt_device *dev)
 {
     for (size_t i = 0; i < sizeof(BACK_ENDS) / sizeof(BACK_ENDS[0]); i++)
         if (strcmp(BACK_ENDS[i]->device, dev->ops->name) == 0) return BACK_ENDS[i];
-    return NULL;
+    return g_more != NULL && strcmp(g_more->device, dev->ops->name) == 0 ? g_more : NULL;
 }
 
 static bt_status alloc_rows(bt_mla *mla, size_t width, bt_bf16 **rows_out)

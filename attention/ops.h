@@ -49,6 +49,9 @@ struct bt_attn {
 };                            /* first member of each implementation */
 
 extern const bt_attn_ops bt_attn_cpu_ops;
+/* A back end that is not built in: for devices of its name from now on.  Static storage.  Before
+ * other threads use attention. */
+void bt_attn_register(const bt_attn_ops *ops);
 
 #ifdef __cplusplus
 }

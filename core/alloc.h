@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 
+#pragma GCC visibility push(default) /* for libbaton_cuda.so, which takes these from the program */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -29,4 +30,5 @@ long bt_alloc_live(void);
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

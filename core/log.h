@@ -12,6 +12,7 @@
 
 #include <stdint.h>
 
+#pragma GCC visibility push(default) /* for libbaton_cuda.so, which takes these from the program */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -55,4 +56,5 @@ BT_NORETURN void bt_assert_failed(const char *file, int line, const char *cond);
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

@@ -8,6 +8,7 @@
 
 #include "core/log.h"
 
+#pragma GCC visibility push(default) /* for libbaton_cuda.so, which takes these from the program */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -61,4 +62,5 @@ bt_scope    bt_status_scope(bt_status st);
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

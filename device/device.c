@@ -1,5 +1,7 @@
 #include "device/device.h"
 
+#include "device/linear.h"
+
 size_t bt_dtype_bytes(bt_dtype dtype)
 {
     switch (dtype) {
@@ -10,3 +12,7 @@ size_t bt_dtype_bytes(bt_dtype dtype)
     }
     return 0;
 }
+
+uint32_t bt_linear_n(const bt_linear *linear) { return linear->n; }
+uint32_t bt_linear_k(const bt_linear *linear) { return linear->k; }
+size_t   bt_linear_bytes(const bt_linear *linear) { return linear->bytes; }

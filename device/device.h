@@ -16,6 +16,7 @@
 #ifndef BT_DEVICE_DEVICE_H
 #define BT_DEVICE_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -90,6 +91,14 @@ bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev
 /* Comma-separated kernel families that this CPU can run, best first: "amx,avx512bf16,avx512,avx2,
  * scalar".  Static storage. */
 const char *bt_device_cpu_kernels(void);
+
+/* The CUDA back end lies in libbaton_cuda.so, which is opened at the first call, from the program's
+ * folder, ../lib/baton beside it, or the loader's path; or from `library` when that is not NULL.
+ * Whether GPU `device` can be used; else a sentence in text, and nothing is logged. */
+bool bt_device_cuda_usable(const char *library, uint32_t device, char *text, size_t text_bytes);
+/* UNSUPPORTED: no such library or not of this version, no driver or one too old, no such GPU or one
+ * that the kernels are not compiled for. */
+bt_status bt_device_cuda_create(const char *library, uint32_t device, bt_device **dev_out);
 
 /* [n, k] weights, packed for the kernels.  Owned by the caller. */
 static inline bt_status bt_device_linear_create(bt_device *dev, uint32_t n, uint32_t k,

@@ -42,6 +42,7 @@ bt_status bt_cpu_linear_create(bt_cpu_pool *pool, const bt_cpu_row_kernels *rows
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
     linear->n      = n;
     linear->k      = k;
+    linear->bytes  = bt_cpu_packed_elems(n, k) * sizeof(*linear->packed);
     linear->packed = bt_calloc_aligned(bt_linear_bytes(linear), 1);
     BT_REQUIRE(linear->packed != NULL, BT_ERR_NO_MEMORY, "weight matrix of %zu bytes",
                bt_linear_bytes(linear));
@@ -65,11 +66,4 @@ void bt_cpu_linear_destroy(bt_linear *linear)
     bt_free(linear);
 }
 
-uint32_t       bt_linear_n(const bt_linear *linear) { return linear->n; }
-uint32_t       bt_linear_k(const bt_linear *linear) { return linear->k; }
 const bt_bf16 *bt_linear_packed(const bt_linear *linear) { return linear->packed; }
-
-size_t bt_linear_bytes(const bt_linear *linear)
-{
-    return bt_cpu_packed_elems(linear->n, linear->k) * sizeof(*linear->packed);
-}

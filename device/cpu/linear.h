@@ -3,11 +3,7 @@
 #define BT_DEVICE_CPU_LINEAR_H
 
 #include "device/cpu/kernels.h"
-
-struct bt_linear {
-    uint32_t n, k;
-    bt_bf16 *packed; /* owned */
-};
+#include "device/linear.h"
 
 /* Packs on the pool; see bt_device_linear_create(). */
 bt_status bt_cpu_linear_create(bt_cpu_pool *pool, const bt_cpu_row_kernels *rows_kernels,

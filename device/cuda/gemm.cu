@@ -201,7 +201,7 @@ static __device__ __forceinline__ void add_scaled(const bt_cuda_gemm &g, const r
 }
 
 template <int BM, int WARPS_M, int STAGES, bool FP8>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, FP8 || BM < 128 ? 1 : 2)
     gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g, bool wide)
 {
     enum {

@@ -134,20 +134,34 @@ typedef struct {
 
 static inline bt_bf16 *upload_bf16(bt_device *dev, const matrix *m)
 {
-    void *mem = NULL;
+    void    *mem   = NULL;
+    size_t   elems = (size_t)m->n * m->k;
+    bt_bf16 *host  = bt_calloc(elems, sizeof(*host));
 
-    EXPECT_EQ(bt_device_alloc(dev, (size_t)m->n * m->k * sizeof(bt_bf16), &mem), BT_OK);
-    for (uint32_t i = 0; i < m->n * m->k; i++)
-        ((bt_bf16 *)mem)[i] = bt_bf16_from_f32(m->data[i]);
+    for (size_t i = 0; i < elems; i++)
+        host[i] = bt_bf16_from_f32(m->data[i]);
+    EXPECT_EQ(bt_device_alloc(dev, elems * sizeof(*host), &mem), BT_OK);
+    EXPECT_EQ(bt_device_upload(dev, mem, host, elems * sizeof(*host)), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    bt_free(host);
     return mem;
 }
 
 static inline void layer_poison(const layer *l)
 {
+    size_t bytes = bt_kv_page_bytes(LAYERS, bt_kv_pool_kv_dim(l->pool));
+    char  *nan   = bt_calloc(1, bytes);
+
+    memset(nan, 0xff, bytes);
     for (bt_page_id p = 0; p < bt_kv_pool_n_pages(l->pool); p++)
-        memset(bt_kv_pool_rows(l->pool, p, 0), 0xff,
-               bt_kv_page_bytes(LAYERS, bt_kv_pool_kv_dim(l->pool)));
+        EXPECT_EQ(bt_device_upload(l->dev, bt_kv_pool_rows(l->pool, p, 0), nan, bytes), BT_OK);
+    bt_free(nan);
 }
+
+/* A test of another back end says how it is made. */
+#ifndef LAYER_DEVICE
+#define LAYER_DEVICE(opt, dev_out) bt_device_cpu_create((opt), (dev_out))
+#endif
 
 static inline layer layer_new(const layer_data *d, const char *kernels, uint32_t n_threads,
                               uint32_t max_rows)
@@ -157,7 +171,7 @@ static inline layer layer_new(const layer_data *d, const char *kernels, uint32_t
     const bt_mla_config  *cfg = &l.cfg;
     size_t                c = cfg->kv_lora_rank, dn = cfg->qk_nope_dim, dv = cfg->v_dim;
 
-    EXPECT_EQ(bt_device_cpu_create(&opt, &l.dev), BT_OK);
+    EXPECT_EQ(LAYER_DEVICE(&opt, &l.dev), BT_OK);
     if (cfg->q_lora_rank != 0) {
         l.w.q_a      = linear_of(l.dev, d->q_a.data, d->q_a.k, d->q_a.n, d->q_a.k, false);
         l.w.q_b      = linear_of(l.dev, d->q_b.data, d->q_b.k, d->q_b.n, d->q_b.k, false);
@@ -250,17 +264,20 @@ typedef struct {
 /* One step of these pieces. */
 static inline bt_status layer_step(const layer *l, uint32_t n_pieces, const piece *pieces)
 {
-    size_t    width = l->cfg.hidden;
-    bt_bf16  *x     = bt_calloc_aligned(l->max_rows, width * sizeof(bt_bf16));
-    bt_bf16  *out   = bt_calloc_aligned(l->max_rows, width * sizeof(bt_bf16));
+    size_t    width = l->cfg.hidden * sizeof(bt_bf16); /* of a row, in bytes */
+    void     *x = NULL, *out = NULL;
     bt_span  *spans = bt_calloc(n_pieces + 1, sizeof(*spans));
     uint32_t  row   = 0;
     bt_status st;
 
+    EXPECT_EQ(bt_device_alloc(l->dev, l->max_rows * width, &x), BT_OK);
+    EXPECT_EQ(bt_device_alloc(l->dev, l->max_rows * width, &out), BT_OK);
     for (uint32_t i = 0; i < n_pieces; i++) {
         const piece *p = &pieces[i];
 
-        memcpy(x + row * width, p->r->x + p->start * width, p->n * width * sizeof(*x));
+        EXPECT_EQ(bt_device_upload(l->dev, (char *)x + row * width,
+                                   p->r->x + (size_t)p->start * l->cfg.hidden, p->n * width),
+                  BT_OK);
         spans[i] = (bt_span){p->r->pages, row, p->n, p->start, p->role, p->form};
         row += p->n;
     }
@@ -269,13 +286,17 @@ static inline bt_status layer_step(const layer *l, uint32_t n_pieces, const piec
     bt_alloc_fail_at(-1);
     row = 0;
     for (uint32_t i = 0; i < n_pieces; i++) {
-        memcpy(pieces[i].r->out + pieces[i].start * width, out + row * width,
-               pieces[i].n * width * sizeof(*out));
-        row += pieces[i].n;
+        const piece *p = &pieces[i];
+
+        EXPECT_EQ(bt_device_download(l->dev, p->r->out + (size_t)p->start * l->cfg.hidden,
+                                     (char *)out + row * width, p->n * width),
+                  BT_OK);
+        row += p->n;
     }
+    EXPECT_EQ(bt_device_sync(l->dev), BT_OK);
+    bt_device_free(l->dev, x);
+    bt_device_free(l->dev, out);
     bt_free(spans);
-    bt_free(out);
-    bt_free(x);
     return st;
 }
 

@@ -113,6 +113,8 @@ static uint64_t random_below(uint64_t n)
 
 /* ---- switching */
 
+static void (*g_before)(void), (*g_after)(void);
+
 static void enter(unsigned i)
 {
     g_self = i;
@@ -484,6 +486,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *cl
     g_dynamic       = poisoned(shared_bytes);
     g_dynamic_bytes = shared_bytes;
     g_launches++;
+    if (g_before != nullptr) g_before();
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
@@ -496,6 +499,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *cl
             }
     g_dynamic.reset();
     g_arrays.clear();
+    if (g_after != nullptr) g_after();
 }
 
 } // namespace simt
@@ -503,5 +507,10 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *cl
 void     simt_seed(uint64_t seed) { simt::g_random = seed * 2654435769u + 1; }
 void     simt_limit_shared(uint32_t bytes) { simt::g_max_shared = bytes; }
 uint32_t simt_max_shared(void) { return simt::g_max_shared; }
+void     simt_around_launches(void (*before)(void), void (*after)(void))
+{
+    simt::g_before = before;
+    simt::g_after  = after;
+}
 uint64_t simt_n_launches(void) { return simt::g_launches; }
 uint64_t simt_n_blocks(void) { return simt::g_blocks; }

@@ -15,6 +15,8 @@ void     simt_limit_shared(uint32_t bytes);
 uint32_t simt_max_shared(void);
 uint64_t simt_n_launches(void);
 uint64_t simt_n_blocks(void);
+/* Called before and after each launch from now on. */
+void simt_around_launches(void (*before)(void), void (*after)(void));
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,238 @@
+/* attention/cuda/attn_cuda.c - the CUDA back end of attention: workspaces, batches, and the tokens
+ * that a step appends. */
+#include "attention/cuda/attn_cuda.h"
+
+#include "core/alloc.h"
+#include "device/cuda/launch.h"
+
+enum {
+    MAX_SPANS      = 4096,
+    MAX_IDS        = 1 << 18,
+    ABSORBED_ROWS  = 512,
+    NORMAL_ROWS    = 2048,
+    KV_TOKENS      = 2 * BT_ATTN_SPLIT_TOKENS,
+    PART_MEGABYTES = 256
+};
+
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+bt_cuda_dims bt_attn_cuda_dims(const bt_attn_cuda *a)
+{
+    return (bt_cuda_dims){.n_heads = a->cfg.n_heads,
+                          .kv_lora = a->cfg.kv_lora_rank,
+                          .nope    = a->cfg.qk_nope_dim,
+                          .rope    = a->cfg.qk_rope_dim,
+                          .v_dim   = a->cfg.v_dim,
+                          .scale   = a->cfg.softmax_scale};
+}
+
+bt_cuda_pages bt_attn_cuda_pages(const bt_attn_cuda *a, const bt_attn_call *call)
+{
+    size_t layer = (size_t)BT_PAGE_TOKENS * bt_kv_pool_kv_dim(call->pool);
+
+    return (bt_cuda_pages){.base        = bt_kv_pool_rows(call->pool, 0, call->layer),
+                           .page_stride = bt_kv_pool_n_layers(call->pool) * layer,
+                           .ids         = a->ids_dev};
+}
+
+static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1; }
+
+/* How many of the span's `left` rows from position `start` on still fit the batch; with one part no
+ * part is kept. */
+static uint32_t rows_that_fit(const bt_attn_batch *b, uint32_t start, uint32_t left,
+                              uint32_t max_rows, uint32_t part_rows)
+{
+    uint32_t n = min_u32(left, max_rows - b->n_rows);
+
+    if (n == 0 || part_rows == 0) return n;
+    for (;;) {
+        uint32_t parts = parts_for(max_u32(b->max_end, start + n));
+        uint32_t room  = part_rows / parts;
+
+        if (parts == 1 || b->n_rows + n <= room) return n;
+        if (room <= b->n_rows) return 0;
+        n = room - b->n_rows; /* fewer rows may mean fewer parts, never more */
+    }
+}
+
+bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t max_rows,
+                            uint32_t part_rows, bt_attn_cursor *at, bt_attn_batch *batch_out)
+{
+    bt_status     st    = BT_OK;
+    bt_attn_batch b     = {0};
+    uint32_t      n_ids = 0;
+
+    for (; at->span < call->n_spans && b.n_spans < a->max_spans; at->span++, at->row = 0) {
+        const bt_span *s     = &call->spans[at->span];
+        uint32_t       start = s->start + at->row, left = s->n_rows - at->row;
+        uint32_t       n     = rows_that_fit(&b, start, left, max_rows, part_rows);
+        uint32_t       pages = bt_kv_pages_for(start + n);
+
+        if (left == 0) continue;
+        if (n == 0 || pages > a->max_ids - n_ids) break;
+        if (b.n_rows == 0) b.first_row = s->first_row + at->row;
+        for (uint32_t i = 0; i < pages; i++)
+            a->ids[n_ids + i] = s->pages[i];
+        a->spans[b.n_spans++] = (bt_cuda_span){b.n_rows, n, start, n_ids};
+        n_ids += pages;
+        b.n_rows += n;
+        b.max_rows = max_u32(b.max_rows, n);
+        b.max_end  = max_u32(b.max_end, start + n);
+        if (n < left) {
+            at->row += n;
+            break;
+        }
+    }
+    BT_TRY(bt_device_upload(a->dev, a->ids_dev, a->ids, n_ids * sizeof(*a->ids)));
+    BT_TRY(bt_device_upload(a->dev, a->spans_dev, a->spans, b.n_spans * sizeof(*a->spans)));
+    *batch_out = b;
+out:
+    return st;
+}
+
+static bt_status append(bt_attn *attn, const bt_attn_call *call)
+{
+    bt_status      st       = BT_OK;
+    bt_attn_cuda  *a        = (bt_attn_cuda *)attn;
+    size_t         head_dim = a->cfg.qk_nope_dim + a->cfg.qk_rope_dim;
+    size_t         kv_dim   = a->cfg.kv_lora_rank + a->cfg.qk_rope_dim;
+    bt_attn_cursor at       = {0, 0};
+    bt_attn_batch  b        = {0};
+
+    for (;;) {
+        BT_TRY(bt_attn_cuda_next(a, call, UINT32_MAX, 0, &at, &b));
+        if (b.n_rows == 0) break;
+        BT_TRY(CUDA(bt_cuda_append_run(
+            bt_cuda_stream(a->dev),
+            &(bt_cuda_append){.dims     = bt_attn_cuda_dims(a),
+                              .pages    = bt_attn_cuda_pages(a, call),
+                              .spans    = a->spans_dev,
+                              .n_spans  = b.n_spans,
+                              .max_rows = b.max_rows,
+                              .q        = call->q + b.first_row * a->cfg.n_heads * head_dim,
+                              .kv       = call->kv + b.first_row * kv_dim,
+                              .cos_sin  = a->rope})));
+    }
+out:
+    return st;
+}
+
+/* ---- life */
+
+static void destroy(bt_attn *attn)
+{
+    bt_attn_cuda *a = (bt_attn_cuda *)attn;
+
+    if (a == NULL) return;
+    bt_device_free(a->dev, a->run_ms);
+    bt_device_free(a->dev, a->run_o);
+    bt_device_free(a->dev, a->values);
+    bt_device_free(a->dev, a->keys);
+    bt_device_free(a->dev, a->latents);
+    bt_device_free(a->dev, a->part_ms);
+    bt_device_free(a->dev, a->part_o);
+    bt_device_free(a->dev, a->ol);
+    bt_device_free(a->dev, a->ql);
+    bt_device_free(a->dev, a->ids_dev);
+    bt_device_free(a->dev, a->items_dev);
+    bt_device_free(a->dev, a->spans_dev);
+    bt_free(a->gemms);
+    bt_free(a->ids);
+    bt_free(a->items);
+    bt_free(a->spans);
+    bt_free(a);
+}
+
+static bt_status take(bt_attn_cuda *a, size_t n, size_t bytes_each, void *ptr_out)
+{
+    void     *mem = NULL;
+    bt_status st  = bt_device_alloc(a->dev, n * bytes_each, &mem);
+
+    a->base.bytes += n * bytes_each;
+    if (st == BT_OK) *(void **)ptr_out = mem;
+    return st;
+}
+
+static bt_status take_all(bt_attn_cuda *a)
+{
+    const bt_mla_config *c     = &a->cfg;
+    bt_status            st    = BT_OK;
+    size_t               heads = c->n_heads, lanes = (size_t)a->part_rows * heads;
+
+    BT_TRY(take(a, a->max_spans, sizeof(*a->spans), &a->spans_dev));
+    BT_TRY(take(a, a->max_spans, sizeof(*a->items), &a->items_dev));
+    BT_TRY(take(a, a->max_ids, sizeof(*a->ids), &a->ids_dev));
+    BT_TRY(take(a, a->absorbed_rows * heads * c->kv_lora_rank, sizeof(bt_bf16), &a->ql));
+    BT_TRY(take(a, a->absorbed_rows * heads * c->kv_lora_rank, sizeof(bt_bf16), &a->ol));
+    BT_TRY(take(a, lanes * c->kv_lora_rank, sizeof(float), &a->part_o));
+    BT_TRY(take(a, lanes * 2, sizeof(float), &a->part_ms));
+    BT_TRY(take(a, (size_t)a->kv_tokens * c->kv_lora_rank, sizeof(bt_bf16), &a->latents));
+    BT_TRY(take(a, a->kv_tokens * heads * c->qk_nope_dim, sizeof(bt_bf16), &a->keys));
+    BT_TRY(take(a, a->kv_tokens * heads * c->v_dim, sizeof(bt_bf16), &a->values));
+    BT_TRY(take(a, a->normal_rows * heads * c->v_dim, sizeof(float), &a->run_o));
+    BT_TRY(take(a, a->normal_rows * heads * 2, sizeof(float), &a->run_ms));
+out:
+    return st;
+}
+
+/* Workspaces follow the shapes; a part's rows also a bound in bytes. */
+static void choose_sizes(bt_attn_cuda *a, uint32_t max_rows)
+{
+    uint32_t max_parts  = parts_for(a->cfg.max_context);
+    size_t   part_bytes = (size_t)a->cfg.n_heads * a->cfg.kv_lora_rank * sizeof(float);
+    size_t   fit        = ((size_t)PART_MEGABYTES << 20) / part_bytes;
+
+    a->max_spans     = min_u32(max_rows, MAX_SPANS);
+    a->max_ids       = max_u32(MAX_IDS, bt_kv_pages_for(a->cfg.max_context));
+    a->absorbed_rows = min_u32(max_rows, ABSORBED_ROWS);
+    a->normal_rows   = min_u32(max_rows, NORMAL_ROWS);
+    a->kv_tokens     = min_u32(KV_TOKENS, bt_kv_pages_for(a->cfg.max_context) * BT_PAGE_TOKENS);
+    a->kv_tokens     = max_u32(a->kv_tokens, a->normal_rows);
+    a->part_rows =
+        min_u32(a->absorbed_rows * max_parts, fit < UINT32_MAX ? (uint32_t)fit : UINT32_MAX);
+    a->part_rows = max_u32(a->part_rows, max_parts); /* one row always fits */
+}
+
+static bt_status create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
+                        const float *rope, bt_attn **attn_out)
+{
+    bt_status     st = BT_OK;
+    bt_attn_cuda *a  = NULL;
+
+    BT_REQUIRE(cfg->kv_lora_rank <= BT_CUDA_MAX_LATENT && cfg->qk_rope_dim <= BT_CUDA_MAX_ROPE &&
+                   cfg->qk_nope_dim <= BT_CUDA_MAX_HEAD && cfg->v_dim <= BT_CUDA_MAX_HEAD,
+               BT_ERR_UNSUPPORTED,
+               "attention on a GPU takes kv_lora_rank to %d, qk_rope_dim to %d, qk_nope_dim and "
+               "v_dim to %d: found %u, %u, %u and %u",
+               BT_CUDA_MAX_LATENT, BT_CUDA_MAX_ROPE, BT_CUDA_MAX_HEAD, cfg->kv_lora_rank,
+               cfg->qk_rope_dim, cfg->qk_nope_dim, cfg->v_dim);
+    a = bt_calloc(1, sizeof(*a));
+    BT_REQUIRE(a != NULL, BT_ERR_NO_MEMORY, "attention header");
+    a->base.ops = &bt_attn_cuda_ops;
+    a->dev      = dev;
+    a->cfg      = *cfg;
+    a->rope     = rope;
+    choose_sizes(a, max_rows);
+    a->spans = bt_calloc(a->max_spans, sizeof(*a->spans));
+    a->items = bt_calloc(a->max_spans, sizeof(*a->items));
+    a->ids   = bt_calloc(a->max_ids, sizeof(*a->ids));
+    a->gemms = bt_calloc(cfg->n_heads, sizeof(*a->gemms));
+    BT_REQUIRE(a->spans != NULL && a->items != NULL && a->ids != NULL && a->gemms != NULL,
+               BT_ERR_NO_MEMORY, "attention lists of %u spans and %u pages", a->max_spans,
+               a->max_ids);
+    BT_TRY(take_all(a));
+    *attn_out = &a->base;
+    a         = NULL; /* handed over */
+out:
+    destroy(a == NULL ? NULL : &a->base);
+    return st;
+}
+
+const bt_attn_ops bt_attn_cuda_ops = {
+    .device  = "cuda",
+    .create  = create,
+    .append  = append,
+    .attend  = {[BT_FORM_NORMAL] = bt_attn_cuda_normal, [BT_FORM_ABSORBED] = bt_attn_cuda_absorbed},
+    .destroy = destroy,
+};

@@ -1,0 +1,30 @@
+/* device/cuda/module.h - what libbaton_cuda.so shows to the programs that open it.
+ *
+ * The module holds the kernels and the CUDA runtime, and takes the log and memory of the program
+ * that opens it.  Programs know nothing of CUDA: without the module, or a driver, they run the CPU
+ * back end. */
+#ifndef BT_DEVICE_CUDA_MODULE_H
+#define BT_DEVICE_CUDA_MODULE_H
+
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Grows with every change of bt_device_ops or of this table: program and module must agree. */
+enum { BT_CUDA_MODULE_VERSION = 1 };
+#define BT_CUDA_MODULE_SYMBOL "bt_cuda_module"
+
+typedef struct {
+    uint32_t version;
+    /* Whether GPU `device` can be used; else a sentence in text, nothing is logged. */
+    bool (*usable)(uint32_t device, char *text, size_t text_bytes);
+    /* As bt_device_cuda_create(). */
+    bt_status (*create)(uint32_t device, bt_device **dev_out);
+} bt_cuda_module_table;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

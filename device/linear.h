@@ -1,0 +1,20 @@
+/* device/linear.h - a weight matrix as back ends hold it.  Internal to device/. */
+#ifndef BT_DEVICE_LINEAR_H
+#define BT_DEVICE_LINEAR_H
+
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct bt_linear {
+    uint32_t n, k;
+    size_t   bytes;  /* of packed */
+    bt_bf16 *packed; /* owned, device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k] */
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,60 @@
+/* tests/cuda/fake/cuda_runtime_api.h - the part of the CUDA runtime that the back end uses, for
+ * tests of the back end's own code.  Its GPU is host memory that only kernels (tests/cuda/simt.h)
+ * and copies may touch: other code that follows a device pointer gets a segmentation fault.  Every
+ * call is complete when it returns. */
+#ifndef BT_TESTS_CUDA_FAKE_CUDA_RUNTIME_API_H
+#define BT_TESTS_CUDA_FAKE_CUDA_RUNTIME_API_H
+
+#include <stddef.h>
+
+#define CUDART_VERSION 13000
+
+typedef enum {
+    cudaSuccess                 = 0,
+    cudaErrorInvalidValue       = 1,
+    cudaErrorMemoryAllocation   = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice           = 100
+} cudaError_t;
+typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 } cudaMemcpyKind;
+typedef enum {
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76
+} cudaDeviceAttr;
+typedef struct fake_stream *cudaStream_t;
+typedef struct fake_event  *cudaEvent_t;
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+
+/* What the machine is: for tests to set. */
+typedef struct {
+    int    n_devices, driver, major, minor;
+    size_t bytes;   /* of the GPU */
+    long   fail_at; /* the call from now that fails with cudaErrorInvalidValue; -1: none */
+    size_t taken;   /* of the GPU */
+    long   live;    /* memory, streams and events not yet given back */
+} fake_gpu;
+extern fake_gpu g_fake_gpu;
+
+cudaError_t cudaGetDeviceCount(int *n);
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaGetLastError(void);
+const char *cudaGetErrorString(cudaError_t err);
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaMalloc(void **ptr, size_t bytes);
+cudaError_t cudaFree(void *ptr);
+cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void *ptr);
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all);
+cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+
+#endif

@@ -1,0 +1,190 @@
+/* tests/cuda/fake/cudart.c - see cuda_runtime_api.h beside it. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cuda_runtime_api.h"
+#include "tests/cuda/simt_control.h"
+
+fake_gpu g_fake_gpu = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0};
+
+/* The GPU's memory: nobody may touch it but kernels and copies.  Pieces are taken from its free
+ * end; it starts anew when all have come back. */
+enum { ALIGN = 256 };
+static const size_t ARENA_BYTES = (size_t)4 << 30;
+static char        *g_arena;
+static size_t       g_used;
+
+typedef struct {
+    size_t bytes;
+    char   pad[ALIGN - sizeof(size_t)];
+} head;
+
+static void close_arena(void) { mprotect(g_arena, g_used, PROT_NONE); }
+static void open_arena(void) { mprotect(g_arena, g_used, PROT_READ | PROT_WRITE); }
+
+static head *take_piece(size_t bytes)
+{
+    size_t need = (sizeof(head) + bytes + ALIGN - 1) / ALIGN * ALIGN;
+    head  *h;
+
+    if (g_arena == NULL) {
+        g_arena =
+            mmap(NULL, ARENA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (g_arena == MAP_FAILED) abort();
+        simt_around_launches(open_arena, close_arena);
+    }
+    if (g_fake_gpu.taken == 0) g_used = 0;
+    if (need > ARENA_BYTES - g_used) abort();
+    h = (head *)(void *)(g_arena + g_used);
+    g_used += need;
+    open_arena();
+    h->bytes = bytes;
+    memset(h + 1, 0xff, bytes);
+    close_arena();
+    return h;
+}
+
+static cudaError_t step(void)
+{
+    if (g_fake_gpu.fail_at >= 0 && g_fake_gpu.fail_at-- == 0) return cudaErrorInvalidValue;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    if (g_fake_gpu.driver < CUDART_VERSION) return cudaErrorInsufficientDriver;
+    if (g_fake_gpu.n_devices == 0) return cudaErrorNoDevice;
+    *n = g_fake_gpu.n_devices;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = g_fake_gpu.driver;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+
+const char *cudaGetErrorString(cudaError_t err)
+{
+    return err == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "invalid argument";
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
+{
+    (void)device;
+    *value = attr == cudaDevAttrComputeCapabilityMajor ? g_fake_gpu.major : g_fake_gpu.minor;
+    return step();
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    (void)device;
+    return step();
+}
+
+cudaError_t cudaMalloc(void **ptr, size_t bytes)
+{
+    head *h;
+
+    if (step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (bytes > g_fake_gpu.bytes - g_fake_gpu.taken) return cudaErrorMemoryAllocation;
+    h = take_piece(bytes);
+    g_fake_gpu.taken += bytes;
+    g_fake_gpu.live++;
+    *ptr = h + 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *ptr)
+{
+    if (ptr == NULL) return cudaSuccess;
+    open_arena();
+    g_fake_gpu.taken -= ((head *)ptr - 1)->bytes;
+    close_arena();
+    g_fake_gpu.live--;
+    return cudaSuccess;
+}
+
+static cudaError_t give(void **ptr, size_t bytes)
+{
+    if (step() != cudaSuccess) return cudaErrorInvalidValue;
+    *ptr = malloc(bytes);
+    g_fake_gpu.live++;
+    return cudaSuccess;
+}
+
+static cudaError_t take(void *ptr)
+{
+    free(ptr);
+    g_fake_gpu.live--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    return give(ptr, bytes);
+}
+cudaError_t cudaFreeHost(void *ptr) { return take(ptr); }
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
+{
+    *left = g_fake_gpu.bytes - g_fake_gpu.taken;
+    *all  = g_fake_gpu.bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
+{
+    (void)stream;
+    if (step() != cudaSuccess) return cudaErrorInvalidValue;
+    open_arena();
+    memset(ptr, value, bytes);
+    close_arena();
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    (void)kind;
+    (void)stream;
+    if (step() != cudaSuccess) return cudaErrorInvalidValue;
+    open_arena();
+    memcpy(dst, src, bytes);
+    close_arena();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+    (void)flags;
+    return give((void **)stream, 1);
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    (void)stream;
+    return step();
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return take(stream); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
+{
+    (void)flags;
+    return give((void **)event, 1);
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    (void)event;
+    (void)stream;
+    return step();
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    (void)event;
+    return step();
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return take(event); }

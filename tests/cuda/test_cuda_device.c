@@ -1,0 +1,268 @@
+/* The CUDA back end on a GPU that is host memory: its own code, with the kernels on the CPU. */
+#include <cuda_runtime_api.h>
+
+#include "device/cpu/device_cpu.h"
+#include "device/cuda/module.h"
+#include "tests/cuda/numbers.h"
+
+extern const bt_cuda_module_table bt_cuda_module;
+
+static const fake_gpu HOPPER = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0};
+
+static bt_device *make(void)
+{
+    bt_device *dev = NULL;
+
+    g_fake_gpu = HOPPER;
+    EXPECT_EQ(bt_cuda_module.create(0, &dev), BT_OK);
+    return dev;
+}
+
+static void drop(bt_device *dev)
+{
+    bt_device_destroy(dev);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+    EXPECT_EQ(g_fake_gpu.taken, 0);
+}
+
+static void row_of(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const bt_bf16 *w = ctx;
+    uint32_t       k = w[0]; /* the first element says how long a row is */
+
+    memcpy(row, w + 1 + (size_t)n * k, k * sizeof(*row));
+}
+
+static bt_linear *weights(bt_device *dev, uint32_t n, uint32_t k, uint64_t seed, bt_bf16 **host_out)
+{
+    bt_linear *linear = NULL;
+
+    *host_out      = random_bf16((size_t)n * k + 1, 1, &seed);
+    (*host_out)[0] = (bt_bf16)k;
+    EXPECT_EQ(bt_device_linear_create(dev, n, k, row_of, *host_out, &linear), BT_OK);
+    return linear;
+}
+
+static void memory_is_zeroed_and_moved(void)
+{
+    bt_device *dev  = make();
+    void      *mem  = NULL;
+    char       in[] = "latents", out[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+    EXPECT_EQ(bt_device_alloc(dev, sizeof(in), &mem), BT_OK);
+    EXPECT_EQ(bt_device_download(dev, out, mem, sizeof(out)), BT_OK);
+    EXPECT_EQ(n_different(out, "\0\0\0\0\0\0\0\0", 8), 0);
+    EXPECT_EQ(bt_device_upload(dev, mem, in, sizeof(in)), BT_OK);
+    EXPECT_EQ(bt_device_download(dev, out, mem, sizeof(out)), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    EXPECT_EQ(n_different(out, in, 8), 0);
+    bt_device_free(dev, mem);
+    drop(dev);
+}
+
+/* Two uploads' worth of rows, so that both staging buffers are used again. */
+static void weights_of_many_buffers_arrive_whole(void)
+{
+    bt_device *dev = make();
+    uint32_t   n = 1300, k = 32768;
+    bt_bf16   *host   = NULL, *back;
+    bt_linear *linear = weights(dev, n, k, 1, &host);
+
+    EXPECT_EQ(bt_linear_n(linear), n);
+    EXPECT_EQ(bt_linear_k(linear), k);
+    EXPECT_EQ(bt_linear_bytes(linear), (size_t)n * k * 2);
+    back = ARRAY(bt_bf16, (size_t)n * k);
+    EXPECT_EQ(bt_device_download(dev, back, bt_linear_packed(linear), (size_t)n * k * 2), BT_OK);
+    EXPECT_EQ(n_different(back, host + 1, (size_t)n * k * 2), 0);
+    free(back);
+    bt_device_linear_destroy(dev, linear);
+    free(host);
+    drop(dev);
+}
+
+/* A product, three heads, and experts with 0, 3 and 2 rows: right, and in as few launches. */
+static void products_are_grouped_and_right(void)
+{
+    enum { N = 9, K = 24, ROWS = 5, HEADS = 3 };
+    bt_device *dev = make();
+    uint64_t   rng = 3, launches = simt_n_launches();
+    bt_bf16   *host[HEADS], *x   = random_bf16(ROWS * HEADS * K, 1, &rng);
+    float     *y = ARRAY(float, 3 * ROWS * HEADS * N);
+    bt_gemm    g[1 + HEADS + 3];
+    bt_linear *w[HEADS];
+    difference e = {0, 0};
+
+    for (int i = 0; i < HEADS; i++)
+        w[i] = weights(dev, N, K, (uint64_t)i + 10, &host[i]);
+    for (int i = 0; i < 1 + HEADS + 3; i++) {
+        static const uint32_t AT[] = {0, 0, 3}, M[] = {0, 3, 2};
+        int                   h = i - 1, x_at = i - 1 - HEADS;
+
+        if (i == 0)
+            g[i] = (bt_gemm){w[0], x, K, y, N, ROWS, BT_F32};
+        else if (h < HEADS)
+            g[i] = (bt_gemm){w[h],      x + h * K, HEADS * K, y + ROWS * HEADS * N + h * N,
+                             HEADS * N, ROWS,      BT_F32};
+        else
+            g[i] =
+                (bt_gemm){w[x_at], x + AT[x_at] * K, K,     y + (2 * ROWS * HEADS + AT[x_at]) * N,
+                          N,       M[x_at],          BT_F32};
+    }
+    EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1 + HEADS + 3, g), BT_OK);
+    EXPECT(simt_n_launches() - launches <= 4);
+    for (int i = 0; i < 1 + HEADS + 3; i++)
+        for (uint32_t r = 0; r < g[i].m; r++)
+            for (uint32_t c = 0; c < N; c++) {
+                const bt_bf16 *weight = host[i == 0 ? 0 : (i - 1) % HEADS] + 1 + c * K;
+                double         want   = 0;
+
+                for (uint32_t k = 0; k < K; k++)
+                    want += (double)bt_bf16_to_f32(g[i].x[r * g[i].ld_x + k]) *
+                            (double)bt_bf16_to_f32(weight[k]);
+                differ(&e, ((float *)g[i].y)[r * g[i].ld_y + c], want, 5, (size_t)i);
+            }
+    EXPECT_CLOSE(e, 1e-6);
+    g[0].y_dtype = BT_I32;
+    EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, g), BT_ERR_INVALID_ARG);
+    for (int i = 0; i < HEADS; i++)
+        bt_device_linear_destroy(dev, w[i]), free(host[i]);
+    free(x), free(y);
+    drop(dev);
+}
+
+/* The rest of the table against the CPU's. */
+static void row_operations_are_those_of_the_cpu(void)
+{
+    enum { ROWS = 3, DIM = 40 };
+    bt_device *dev = make(), *cpu = NULL;
+    uint64_t   rng = 4;
+    bt_bf16   *x = random_bf16(ROWS * 2 * DIM, 1, &rng), *w = random_bf16(DIM, 1, &rng);
+    bt_bf16   *got = ARRAY(bt_bf16, ROWS * DIM), *want = ARRAY(bt_bf16, ROWS * DIM);
+    uint32_t   index[ROWS] = {2, 0, 1};
+    difference e           = {0, 0};
+
+    EXPECT_EQ(bt_device_cpu_create(&(bt_device_cpu_options){1, "scalar"}, &cpu), BT_OK);
+    EXPECT_EQ(bt_device_swiglu(dev, ROWS, DIM, x, got), BT_OK);
+    EXPECT_EQ(bt_device_swiglu(cpu, ROWS, DIM, x, want), BT_OK);
+    EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
+    EXPECT_EQ(bt_device_add(dev, ROWS * DIM, x, got), BT_OK);
+    EXPECT_EQ(bt_device_add(cpu, ROWS * DIM, x, want), BT_OK);
+    EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
+    EXPECT_EQ(bt_device_gather_rows(dev, ROWS, DIM, x, index, got), BT_OK);
+    EXPECT_EQ(bt_device_gather_rows(cpu, ROWS, DIM, x, index, want), BT_OK);
+    EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
+    EXPECT_EQ(bt_device_rms_norm(dev, ROWS, DIM, x, DIM, w, 1e-6f, got, DIM), BT_OK);
+    EXPECT_EQ(bt_device_rms_norm(cpu, ROWS, DIM, x, DIM, w, 1e-6f, want, DIM), BT_OK);
+    for (uint32_t i = 0; i < ROWS * DIM; i++)
+        differ(&e, bt_bf16_to_f32(got[i]), bt_bf16_to_f32(want[i]), 1e-6, i);
+    EXPECT_CLOSE(e, 0.0105);
+    bt_device_destroy(cpu);
+    free(x), free(w), free(got), free(want);
+    drop(dev);
+}
+
+static void expect_unusable(fake_gpu gpu, uint32_t device, const char *why)
+{
+    bt_device *dev = NULL;
+    char       text[256];
+
+    g_fake_gpu = gpu;
+    EXPECT(!bt_cuda_module.usable(device, text, sizeof(text)));
+    EXPECT_HAS(text, why);
+    EXPECT_EQ(bt_cuda_module.create(device, &dev), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), why);
+}
+
+static void machines_that_cannot_are_told_why(void)
+{
+    fake_gpu gpu = HOPPER;
+
+    gpu.driver = 0;
+    expect_unusable(gpu, 0, "no NVIDIA driver");
+    gpu.driver = 12040;
+    expect_unusable(gpu, 0, "too old: it knows CUDA 12.4, expected 13.0");
+    gpu           = HOPPER;
+    gpu.n_devices = 0;
+    expect_unusable(gpu, 0, "no CUDA-capable device");
+    gpu.n_devices = 2;
+    expect_unusable(gpu, 2, "GPU 2 is not there: this machine has 2");
+    gpu.major = 7;
+    gpu.minor = 5;
+    expect_unusable(gpu, 1, "compute capability 7.5: expected 8.x, 9.0 or 10.x");
+}
+
+static void a_full_gpu_says_how_much_is_left(void)
+{
+    bt_device *dev = make();
+    void      *a = NULL, *b = NULL;
+    char       left[64];
+
+    EXPECT_EQ(bt_device_alloc(dev, 900 << 20, &a), BT_OK);
+    EXPECT_EQ(bt_device_alloc(dev, 200 << 20, &b), BT_ERR_NO_MEMORY);
+    snprintf(left, sizeof(left), "209715200 bytes on GPU 0: %zu of its 1073741824",
+             g_fake_gpu.bytes - g_fake_gpu.taken);
+    EXPECT_HAS(bt_error_text(), left);
+    bt_device_free(dev, a);
+    drop(dev);
+}
+
+/* Whichever call of the runtime fails, or allocation: an error, and nothing is left behind. */
+static void every_failure_of_creation_leaves_nothing(void)
+{
+    bt_bf16 *host = NULL;
+    uint64_t rng  = 5;
+    long     k    = 0;
+
+    host    = random_bf16(4 * 8 + 1, 1, &rng);
+    host[0] = 8;
+    for (bool done = false; !done; k++) {
+        bt_device *dev    = NULL;
+        bt_linear *linear = NULL;
+        bt_status  st;
+
+        g_fake_gpu         = HOPPER;
+        g_fake_gpu.fail_at = k;
+        st                 = bt_cuda_module.create(0, &dev);
+        if (st == BT_OK) st = bt_device_linear_create(dev, 4, 8, row_of, host, &linear);
+        done               = g_fake_gpu.fail_at >= 0;
+        g_fake_gpu.fail_at = -1;
+        EXPECT(done ? st == BT_OK : st != BT_OK);
+        if (dev != NULL) bt_device_linear_destroy(dev, linear);
+        bt_device_destroy(dev);
+        EXPECT_EQ(g_fake_gpu.live, 0);
+    }
+    EXPECT(k > 15);
+    for (long fail = 0; fail < 2; fail++) {
+        bt_device *dev  = NULL;
+        long       live = bt_alloc_live();
+
+        g_fake_gpu = HOPPER;
+        bt_alloc_fail_at(fail);
+        if (bt_cuda_module.create(0, &dev) == BT_OK) {
+            bt_linear *linear = NULL;
+
+            EXPECT_EQ(bt_device_linear_create(dev, 4, 8, row_of, host, &linear), BT_ERR_NO_MEMORY);
+        }
+        bt_alloc_fail_at(-1);
+        bt_device_destroy(dev);
+        EXPECT_EQ(g_fake_gpu.live, 0);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    free(host);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(memory_is_zeroed_and_moved),
+        BT_TEST(weights_of_many_buffers_arrive_whole),
+        BT_TEST(products_are_grouped_and_right),
+        BT_TEST(row_operations_are_those_of_the_cpu),
+        BT_TEST(machines_that_cannot_are_told_why),
+        BT_TEST(a_full_gpu_says_how_much_is_left),
+        BT_TEST(every_failure_of_creation_leaves_nothing),
+    };
+
+    bt_cpu_flush_denormals();
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

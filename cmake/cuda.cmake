@@ -58,5 +58,6 @@ set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED
 set_target_properties(baton_cuda PROPERTIES LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 target_include_directories(baton_cuda SYSTEM PRIVATE ${cuda_root}/include)
 # The log and the memory are the program's: undefined here, found when it opens the module.
+target_link_options(baton_cuda PRIVATE -static-libstdc++ -static-libgcc)
 target_link_libraries(baton_cuda PRIVATE ${BT_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)
 install(TARGETS baton_cuda LIBRARY DESTINATION lib/baton)

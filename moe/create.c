@@ -75,7 +75,13 @@ static bt_status take_device(bt_moe *moe, size_t all_rows, uint32_t own_items, u
 {
     const bt_moe_config *c     = &moe->cfg;
     size_t               terms = moe->tile_terms, rows = moe->max_rows;
-    bt_status            st = BT_OK;
+    bt_moe_sizes         sizes = {.max_rows  = moe->max_rows,
+                                  .all_rows  = (uint32_t)all_rows,
+                                  .max_terms = moe->tile_terms,
+                                  .hidden    = c->hidden,
+                                  .top_k     = c->gate.top_k,
+                                  .n_experts = c->gate.n_experts};
+    bt_status            st    = BT_OK;
 
     BT_TRY(take(moe, rows * c->gate.n_experts, sizeof(float), &moe->logits));
     BT_TRY(take(moe, all_rows * moe->wire_elems, sizeof(bt_bf16), &moe->wire));
@@ -88,7 +94,7 @@ static bt_status take_device(bt_moe *moe, size_t all_rows, uint32_t own_items, u
     BT_TRY(take(moe, rows * 2 * c->shared_dim, sizeof(bt_bf16), &moe->shared_h));
     BT_TRY(take(moe, rows * c->shared_dim, sizeof(bt_bf16), &moe->shared_a));
     if (c->shared_dim != 0) BT_TRY(take(moe, rows * c->hidden, sizeof(float), &moe->shared_y));
-    BT_TRY(take(moe, moe->ops->scratch_bytes(moe->dev, c->hidden), 1, &moe->scratch));
+    BT_TRY(take(moe, moe->ops->scratch_bytes(moe->dev, &sizes), 1, &moe->scratch));
 out:
     return st;
 }
@@ -102,6 +108,7 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
     moe->row_at      = bt_calloc(ranks + 1, sizeof(*moe->row_at));
     moe->first_item  = bt_calloc(all_rows + 1, sizeof(*moe->first_item));
     moe->n_came      = bt_calloc(ranks, sizeof(*moe->n_came));
+    moe->entries     = bt_calloc(all_rows * 3 * k, sizeof(*moe->entries));
     moe->experts     = bt_calloc(rows * k, sizeof(*moe->experts));
     moe->items       = bt_calloc(rows * k, sizeof(*moe->items));
     moe->send_at     = bt_calloc(ranks, sizeof(*moe->send_at));
@@ -118,9 +125,9 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
     moe->term_weight = bt_calloc(terms, sizeof(*moe->term_weight));
     moe->local_at    = bt_calloc((size_t)moe->n_local + 1, sizeof(*moe->local_at));
     BT_REQUIRE(moe->row_at != NULL && moe->first_item != NULL && moe->n_came != NULL &&
-                   moe->experts != NULL && moe->items != NULL && moe->send_at != NULL &&
-                   moe->send_bytes != NULL && moe->recv_at != NULL && moe->recv_bytes != NULL &&
-                   moe->gemms != NULL,
+                   moe->entries != NULL && moe->experts != NULL && moe->items != NULL &&
+                   moe->send_at != NULL && moe->send_bytes != NULL && moe->recv_at != NULL &&
+                   moe->recv_bytes != NULL && moe->gemms != NULL,
                BT_ERR_NO_MEMORY, "moe tables of %zu rows", all_rows);
     BT_REQUIRE(moe->item_dst != NULL && moe->term_at != NULL && moe->term_row != NULL &&
                    moe->term_y != NULL && moe->gather != NULL && moe->term_local != NULL &&
@@ -130,23 +137,38 @@ out:
     return st;
 }
 
+static const bt_moe_ops *g_more; /* from a module */
+
+void bt_moe_register(const bt_moe_ops *ops) { g_more = ops; }
+
+static const bt_moe_ops *find_back_end(const bt_device *dev)
+{
+    if (strcmp(bt_moe_cpu_ops.device, dev->ops->name) == 0) return &bt_moe_cpu_ops;
+    return g_more != NULL && strcmp(g_more->device, dev->ops->name) == 0 ? g_more : NULL;
+}
+
 bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *placement,
                         const bt_moe_config *cfg, uint32_t max_rows, bt_moe **moe_out)
 {
-    bt_status st  = BT_OK;
-    bt_moe   *moe = NULL;
-    uint32_t  own_items, all_items, per_row;
-    size_t    all_rows, terms;
+    bt_status         st  = BT_OK;
+    bt_moe           *moe = NULL;
+    const bt_moe_ops *ops = find_back_end(dev);
+    uint32_t          own_items, all_items, per_row;
+    size_t            all_rows, terms;
 
-    BT_REQUIRE(strcmp(dev->ops->name, "cpu") == 0, BT_ERR_UNSUPPORTED,
-               "moe: no implementation for device \"%s\"", dev->ops->name);
+    BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "moe: no implementation for device \"%s\"",
+               dev->ops->name);
+    BT_REQUIRE(ops == &bt_moe_cpu_ops || bt_group_size(group) == 1, BT_ERR_UNSUPPORTED,
+               "moe: %u ranks on device \"%s\": its memory does not travel by MPI, so that a group "
+               "has one rank",
+               bt_group_size(group), dev->ops->name);
     BT_TRY(check_config(cfg, group, placement, max_rows));
     moe = bt_calloc(1, sizeof(*moe));
     BT_REQUIRE(moe != NULL, BT_ERR_NO_MEMORY, "moe");
     moe->dev        = dev;
     moe->group      = group;
     moe->placement  = placement;
-    moe->ops        = &bt_moe_cpu_ops;
+    moe->ops        = ops;
     moe->cfg        = *cfg;
     moe->n_ranks    = bt_group_size(group);
     moe->self       = bt_group_self(group);
@@ -176,10 +198,10 @@ void bt_moe_destroy(bt_moe *moe)
                       moe->shared_h, moe->shared_a, moe->shared_y, moe->scratch};
     void *host[]   = {moe->local_expert, moe->local_index, moe->whole,      moe->row_at,
                       moe->first_item,   moe->n_came,      moe->experts,    (void *)moe->items,
-                      moe->send_at,      moe->send_bytes,  moe->recv_at,    moe->recv_bytes,
-                      moe->gemms,        moe->item_dst,    moe->term_at,    moe->term_row,
-                      moe->term_y,       moe->gather,      moe->term_local, moe->term_weight,
-                      moe->local_at};
+                      moe->entries,      moe->send_at,     moe->send_bytes, moe->recv_at,
+                      moe->recv_bytes,   moe->gemms,       moe->item_dst,   moe->term_at,
+                      moe->term_row,     moe->term_y,      moe->gather,     moe->term_local,
+                      moe->term_weight,  moe->local_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(moe->dev, device[i]);

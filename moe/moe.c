@@ -29,15 +29,15 @@ static bt_status route(bt_moe *moe, const bt_moe_weights *w, const uint32_t n_ro
     const bt_moe_config *c      = &moe->cfg;
     size_t               at     = 0;
     bt_status            st     = BT_OK;
-    bt_moe_route         params = {.gate   = &c->gate,
-                                   .n_rows = moe->row_at[moe->self + 1] - moe->row_at[moe->self],
-                                   .hidden = c->hidden,
-                                   .x      = x,
-                                   .logits = moe->logits,
-                                   .bias   = w->router_bias,
-                                   .forced = forced,
-                                   .wire   = bt_moe_wire_row(moe, moe->row_at[moe->self]),
-                                   .chosen = moe->experts};
+    bt_moe_route         params = {.gate    = &c->gate,
+                                   .n_rows  = moe->row_at[moe->self + 1] - moe->row_at[moe->self],
+                                   .hidden  = c->hidden,
+                                   .x       = x,
+                                   .logits  = moe->logits,
+                                   .bias    = w->router_bias,
+                                   .forced  = forced,
+                                   .wire    = bt_moe_wire_row(moe, moe->row_at[moe->self]),
+                                   .scratch = moe->scratch};
 
     for (int role = 0; role < BT_N_ROLES; role++) {
         bt_gemm gemm = {.w       = w->router,
@@ -51,7 +51,7 @@ static bt_status route(bt_moe *moe, const bt_moe_weights *w, const uint32_t n_ro
         BT_TRY(bt_device_gemm(moe->dev, (bt_role)role, 1, &gemm));
         at += n_rows[role];
     }
-    moe->ops->route(moe->dev, &params);
+    BT_TRY(moe->ops->route(moe->dev, &params));
 out:
     return st;
 }
@@ -80,12 +80,22 @@ static bt_status dispatch(bt_moe *moe, const bt_wait *wait)
 static bt_status number_items(bt_moe *moe)
 {
     const bt_gate_config *gate = &moe->cfg.gate;
-    uint32_t              n    = 0;
-    bt_status             st   = BT_OK;
+    uint32_t              n = 0, own = moe->row_at[moe->self];
+    bt_status             st = BT_OK;
+
+    BT_TRY(moe->ops->read(moe->dev, &(bt_moe_read){.n_rows  = moe->row_at[moe->n_ranks],
+                                                   .hidden  = moe->cfg.hidden,
+                                                   .top_k   = gate->top_k,
+                                                   .wire    = moe->wire,
+                                                   .entries = moe->entries,
+                                                   .scratch = moe->scratch}));
+    for (uint32_t r = own; r < moe->row_at[moe->self + 1]; r++)
+        memcpy(moe->experts + (size_t)(r - own) * gate->top_k, bt_moe_entries(moe, r),
+               gate->top_k * sizeof(*moe->experts));
 
     for (uint32_t q = 0; q < moe->n_ranks; q++) {
         for (uint32_t r = moe->row_at[q]; r < moe->row_at[q + 1]; r++) {
-            const uint16_t *experts = bt_wire_experts(bt_moe_wire_row(moe, r), moe->cfg.hidden);
+            const uint16_t *experts = bt_moe_entries(moe, r);
 
             BT_REQUIRE(bt_gate_forced_ok(gate, experts), BT_ERR_PROTOCOL,
                        "moe dispatch: row %u of rank %u (world rank %u) names experts that are not "
@@ -168,7 +178,7 @@ static bt_status run_tile(bt_moe *moe, const bt_moe_weights *w, bt_role role)
     BT_TRY(bt_device_swiglu(moe->dev, moe->n_terms, c->expert_dim, moe->tile_h, moe->tile_a));
     fill_gemms(moe, w->down, moe->tile_a, c->expert_dim, moe->tile_y, c->hidden, BT_F32, &n);
     BT_TRY(bt_device_gemm(moe->dev, role, n, moe->gemms));
-    moe->ops->sum(moe->dev, &params);
+    BT_TRY(moe->ops->sum(moe->dev, &params));
     moe->n_terms = moe->n_items = 0;
 out:
     return st;
@@ -187,10 +197,9 @@ static void add_to_tile(bt_moe *moe, uint32_t row, const uint16_t *experts)
             moe->term_at[moe->n_items]    = t;
             moe->item_dst[moe->n_items++] = item++;
         }
-        moe->term_row[t]   = row;
-        moe->term_local[t] = moe->local_index[experts[j]];
-        moe->term_weight[t] =
-            bt_wire_weight(bt_moe_wire_row(moe, row), c->hidden, c->gate.top_k, j);
+        moe->term_row[t]    = row;
+        moe->term_local[t]  = moe->local_index[experts[j]];
+        moe->term_weight[t] = bt_entry_weight(experts, c->gate.top_k, j);
         moe->n_terms++;
     }
 }
@@ -211,7 +220,7 @@ static bt_status run_experts(bt_moe *moe, const bt_moe_weights *w, const bt_step
             for (uint32_t r = first; r < first + rows->n_rows[q][role]; r++) {
                 if (moe->n_terms + per_row > moe->tile_terms)
                     BT_TRY(run_tile(moe, w, (bt_role)role));
-                add_to_tile(moe, r, bt_wire_experts(bt_moe_wire_row(moe, r), moe->cfg.hidden));
+                add_to_tile(moe, r, bt_moe_entries(moe, r));
             }
         }
         BT_TRY(run_tile(moe, w, (bt_role)role));
@@ -314,7 +323,7 @@ bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_row
     BT_TRY(run_experts(moe, w, rows));
     BT_TRY(run_shared(moe, w, rows->n_rows[moe->self], x));
     BT_TRY(collect(moe, wait));
-    moe->ops->combine(moe->dev, &params);
+    BT_TRY(moe->ops->combine(moe->dev, &params));
     if (chosen_out != NULL)
         memcpy(chosen_out, moe->experts,
                (size_t)params.n_rows * c->gate.top_k * sizeof(*chosen_out));

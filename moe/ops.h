@@ -18,12 +18,12 @@ static inline uint32_t bt_wire_elems(uint32_t hidden, uint32_t top_k)
 {
     return (hidden + 3 * top_k + 31) / 32 * 32;
 }
-static inline uint16_t *bt_wire_experts(bt_bf16 *row, uint32_t hidden) { return row + hidden; }
-static inline float bt_wire_weight(const bt_bf16 *row, uint32_t hidden, uint32_t top_k, uint32_t j)
+/* The weight of expert j of a row's entries, [top_k] experts and their weights. */
+static inline float bt_entry_weight(const uint16_t *entries, uint32_t top_k, uint32_t j)
 {
     float w;
 
-    memcpy(&w, row + hidden + top_k + 2 * (size_t)j, sizeof(w)); /* not always aligned */
+    memcpy(&w, entries + top_k + 2 * (size_t)j, sizeof(w)); /* not always aligned */
     return w;
 }
 
@@ -36,7 +36,7 @@ typedef struct {
     const float          *bias;   /* host [n_experts], or NULL */
     const uint16_t       *forced; /* host [n_rows, top_k], or NULL */
     bt_bf16              *wire;   /* out [n_rows, bt_wire_elems()] */
-    uint16_t             *chosen; /* out, host [n_rows, top_k], or NULL */
+    void                 *scratch;
 } bt_moe_route;
 
 /* items[dst[i]] = bf16(sum of bf16(weight[t] y[y_row[t]])) over the terms t of item i, ascending,
@@ -50,7 +50,7 @@ typedef struct {
     const float    *weight;  /* host [n_terms] */
     float          *y;       /* [n_terms, hidden] */
     bt_bf16        *items;   /* out [.., hidden] */
-    float          *scratch;
+    void           *scratch;
 } bt_moe_sums;
 
 /* y[r] = bf16(sum over all blocks b ascending of (+0 + part_b), fp32 from +0, then + shared[r]).
@@ -63,17 +63,36 @@ typedef struct {
                                       the entry before holds it too */
     const float *shared;           /* [n_rows, hidden], or NULL */
     bt_bf16     *y;                /* out [n_rows, hidden] */
-    float       *scratch;
+    void        *scratch;
 } bt_moe_combine;
 
+/* What wire rows say of experts and weights, on the host. */
 typedef struct {
-    const char *name;
-    size_t (*scratch_bytes)(bt_device *dev, uint32_t hidden);
-    void (*route)(bt_device *dev, const bt_moe_route *r);
-    void (*sum)(bt_device *dev, const bt_moe_sums *s);
-    void (*combine)(bt_device *dev, const bt_moe_combine *c);
+    uint32_t       n_rows, hidden, top_k;
+    const bt_bf16 *wire;
+    uint16_t      *entries; /* out, host: [n_rows][3 top_k], as a wire row has them */
+    void          *scratch;
+} bt_moe_read;
+
+/* The largest call of each kind, for the scratch. */
+typedef struct {
+    uint32_t max_rows, all_rows, max_terms; /* of this rank; of the group; of a tile */
+    uint32_t hidden, top_k, n_experts;
+} bt_moe_sizes;
+
+/* Lists in host memory are free again when a call returns.  `scratch` is that of scratch_bytes().
+ */
+typedef struct {
+    const char *device; /* the name of the device back end that it belongs to */
+    size_t (*scratch_bytes)(bt_device *dev, const bt_moe_sizes *sizes);
+    bt_status (*route)(bt_device *dev, const bt_moe_route *r);
+    bt_status (*read)(bt_device *dev, const bt_moe_read *r); /* complete when it returns */
+    bt_status (*sum)(bt_device *dev, const bt_moe_sums *s);
+    bt_status (*combine)(bt_device *dev, const bt_moe_combine *c);
 } bt_moe_ops;
 
 extern const bt_moe_ops bt_moe_cpu_ops;
+/* A back end that is not built in: for devices of its name from now on.  Static storage. */
+void bt_moe_register(const bt_moe_ops *ops);
 
 #endif

@@ -30,13 +30,14 @@ struct bt_moe {
     bt_bf16 *came;   /* items that other ranks made for this rank's rows */
     bt_bf16 *shared_h, *shared_a;
     float   *shared_y; /* [max_rows, hidden] */
-    float   *scratch;
+    void    *scratch;
     size_t   bytes; /* of all of these */
 
     /* Host memory, owned. */
     uint32_t       *row_at;     /* [n_ranks + 1] first wire row of each rank */
     uint32_t       *first_item; /* [n_ranks max_rows + 1] first item of each wire row */
     uint32_t       *n_came;     /* [n_ranks] items seen from each rank */
+    uint16_t       *entries;    /* [n_ranks max_rows][3 top_k] of every rank's wire rows */
     uint16_t       *experts;    /* [max_rows, top_k] of this rank's rows */
     const bt_bf16 **items;      /* [max_rows, top_k] what came for each expert */
     size_t         *send_at, *send_bytes, *recv_at, *recv_bytes; /* [n_ranks] */
@@ -64,6 +65,12 @@ static inline bool bt_moe_begins_item(const bt_moe *moe, const uint16_t *experts
     uint32_t block = bt_moe_block_of(moe, experts[j]);
 
     return j == 0 || !moe->whole[block] || bt_moe_block_of(moe, experts[j - 1]) != block;
+}
+
+/* A wire row's experts, and its weights behind them. */
+static inline const uint16_t *bt_moe_entries(const bt_moe *moe, uint32_t row)
+{
+    return moe->entries + (size_t)row * 3 * moe->cfg.gate.top_k;
 }
 
 static inline bt_bf16 *bt_moe_wire_row(const bt_moe *moe, uint32_t row)

@@ -32,10 +32,10 @@ static uint32_t chunk_end(const row_task *t, uint32_t chunk)
     return end < t->n_rows ? end : t->n_rows;
 }
 
-static size_t scratch_bytes(bt_device *dev, uint32_t hidden)
+static size_t scratch_bytes(bt_device *dev, const bt_moe_sizes *sizes)
 {
-    return (size_t)bt_cpu_pool_n_threads(bt_device_cpu_pool(dev)) * ROWS_OF_SCRATCH * hidden *
-           sizeof(float);
+    return (size_t)bt_cpu_pool_n_threads(bt_device_cpu_pool(dev)) * ROWS_OF_SCRATCH *
+           sizes->hidden * sizeof(float);
 }
 
 static float *scratch_of(float *scratch, uint32_t member, uint32_t hidden)
@@ -53,7 +53,7 @@ static void route_rows(void *ctx, uint32_t chunk, uint32_t member)
     (void)member;
     for (uint32_t i = chunk * t->rows_per_chunk; i < chunk_end(t, chunk); i++) {
         bt_bf16        *row     = r->wire + (size_t)i * n_wire;
-        uint16_t       *experts = bt_wire_experts(row, r->hidden);
+        uint16_t       *experts = row + r->hidden;
         const uint16_t *forced  = NULL;
         float           weights[BT_MAX_TOP_K];
 
@@ -63,14 +63,24 @@ static void route_rows(void *ctx, uint32_t chunk, uint32_t member)
         bt_gate_select(r->gate, r->logits + (size_t)i * r->gate->n_experts, r->bias, forced,
                        experts, weights);
         memcpy(experts + top_k, weights, top_k * sizeof(*weights));
-        if (r->chosen != NULL)
-            memcpy(r->chosen + (size_t)i * top_k, experts, top_k * sizeof(*experts));
     }
 }
 
-static void route(bt_device *dev, const bt_moe_route *r)
+static bt_status route(bt_device *dev, const bt_moe_route *r)
 {
     run_rows(dev, r->n_rows, r->hidden + r->gate->n_experts * r->gate->top_k, route_rows, r);
+    return BT_OK;
+}
+
+static bt_status read(bt_device *dev, const bt_moe_read *r)
+{
+    uint32_t n_wire = bt_wire_elems(r->hidden, r->top_k), n = 3 * r->top_k;
+
+    (void)dev;
+    for (uint32_t i = 0; i < r->n_rows; i++)
+        memcpy(r->entries + (size_t)i * n, r->wire + (size_t)i * n_wire + r->hidden,
+               n * sizeof(*r->entries));
+    return BT_OK;
 }
 
 static void sum_items(void *ctx, uint32_t chunk, uint32_t member)
@@ -99,9 +109,10 @@ static void sum_items(void *ctx, uint32_t chunk, uint32_t member)
     }
 }
 
-static void sum(bt_device *dev, const bt_moe_sums *s)
+static bt_status sum(bt_device *dev, const bt_moe_sums *s)
 {
     run_rows(dev, s->n_items, s->hidden, sum_items, s);
+    return BT_OK;
 }
 
 /* part = +0 + what came for the block whose entries are [first, end). */
@@ -153,15 +164,17 @@ static void combine_rows(void *ctx, uint32_t chunk, uint32_t member)
     }
 }
 
-static void combine(bt_device *dev, const bt_moe_combine *c)
+static bt_status combine(bt_device *dev, const bt_moe_combine *c)
 {
     run_rows(dev, c->n_rows, c->hidden * c->n_blocks, combine_rows, c);
+    return BT_OK;
 }
 
 const bt_moe_ops bt_moe_cpu_ops = {
-    .name          = "cpu",
+    .device        = "cpu",
     .scratch_bytes = scratch_bytes,
     .route         = route,
+    .read          = read,
     .sum           = sum,
     .combine       = combine,
 };

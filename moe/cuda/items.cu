@@ -106,6 +106,24 @@ int bt_cuda_permute_run(void *stream, const bt_cuda_permute *p)
     return err;
 }
 
+static __global__ void __launch_bounds__(THREADS)
+    entries_kernel(uint32_t n_rows, uint32_t hidden, uint32_t n_wire, uint32_t n,
+                   const bt_bf16 *wire, uint16_t *out)
+{
+    size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+
+    if (i < (size_t)n_rows * n) out[i] = wire[i / n * n_wire + hidden + i % n];
+}
+
+int bt_cuda_entries_run(void *stream, uint32_t n_rows, uint32_t hidden, uint32_t top_k,
+                        const bt_bf16 *wire, uint16_t *out)
+{
+    if (n_rows == 0) return 0;
+    return gpu_launch(entries_kernel, dim3(gpu_blocks((uint64_t)n_rows * 3 * top_k, THREADS)),
+                      dim3(THREADS), 0, stream, n_rows, hidden, bt_wire_elems(hidden, top_k),
+                      3 * top_k, wire, out);
+}
+
 /* ---- sums */
 
 /* One block an item. */

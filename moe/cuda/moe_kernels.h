@@ -44,6 +44,10 @@ typedef struct {
 } bt_cuda_permute;
 int bt_cuda_permute_run(void *stream, const bt_cuda_permute *p);
 
+/* What wire rows say of experts and weights, side by side: out is [n_rows][3 top_k]. */
+int bt_cuda_entries_run(void *stream, uint32_t n_rows, uint32_t hidden, uint32_t top_k,
+                        const bt_bf16 *wire, uint16_t *out);
+
 /* As bt_moe_sums, with its lists on the device; y is left as it is. */
 typedef struct {
     uint32_t        n_items, hidden;

@@ -1,6 +1,7 @@
 /* libbaton_cuda.so as programs open it: found or not, with a GPU or without.
  *
  *     test_cuda_module PATH       the module, or "-" where this build has none */
+#include "core/alloc.h"
 #include "device/device.h"
 #include "tests/support/test.h"
 
@@ -34,6 +35,7 @@ static void the_module_opens_and_knows_the_machine(void)
     EXPECT_EQ(bt_device_cuda_create(g_path, 0, &dev), BT_OK);
     EXPECT_EQ(bt_device_sync(dev), BT_OK);
     bt_device_destroy(dev);
+    EXPECT_EQ(bt_alloc_live(), 0);
 }
 
 int main(int argc, char **argv)

@@ -72,7 +72,7 @@ static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts,
     uint64_t  rng    = seed;
     uint32_t  n_wire = bt_wire_elems(HIDDEN, top_k), n_local = 0, n_entries = rows * top_k, at = 0;
     bt_bf16  *wire     = random_bf16((size_t)rows * n_wire + 1, 1, &rng);
-    uint16_t *local_of = ARRAY(uint16_t, n_experts);
+    uint16_t *local_of = ARRAY(uint16_t, n_experts), *entries = ARRAY(uint16_t, n_entries * 3 + 1);
     uint32_t *count, *row_at, *term_row = ARRAY(uint32_t, n_entries + 1);
     uint32_t *term_of = ARRAY(uint32_t, n_entries + 1), *bad_row = ARRAY(uint32_t, 1);
     float    *weight = ARRAY(float, n_entries + 1);
@@ -106,6 +106,9 @@ static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts,
                                                            .bad_row     = bad_row}),
               0);
     EXPECT_EQ(bad_row[0], bad < rows ? bad : UINT32_MAX);
+    EXPECT_EQ(bt_cuda_entries_run(NULL, rows, HIDDEN, top_k, wire, entries), 0);
+    for (uint32_t r = 0; r < rows; r++)
+        EXPECT_EQ(n_different(entries + r * 3 * top_k, wire + r * n_wire + HIDDEN, 6 * top_k), 0);
     for (uint32_t e = 0; e < n_experts; e++) {
         if (local_of[e] == UINT16_MAX) continue;
         EXPECT_EQ(row_at[local_of[e]], at);
@@ -129,7 +132,7 @@ static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts,
         if (e >= n_experts || local_of[e] == UINT16_MAX) EXPECT_EQ(term_of[i], UINT32_MAX);
     }
     free(wire), free(local_of), free(count), free(row_at), free(term_row), free(term_of);
-    free(bad_row), free(weight);
+    free(bad_row), free(weight), free(entries);
 }
 
 static void terms_stand_by_expert_then_row(void)
@@ -159,6 +162,11 @@ static bt_device *cpu_device(void)
     return dev;
 }
 
+static float *scratch_of(bt_device *dev, uint32_t hidden)
+{
+    return ARRAY(float, bt_moe_cpu_ops.scratch_bytes(dev, &(bt_moe_sizes){.hidden = hidden}) / 4);
+}
+
 static void items_are_those_of_the_cpu(void)
 {
     enum { ITEMS = 4, TERMS = 7 };
@@ -170,14 +178,14 @@ static void items_are_those_of_the_cpu(void)
         uint64_t    rng = hidden;
         float      *y = random_f32(TERMS * hidden, 3, &rng), *w = random_f32(TERMS, 1, &rng);
         bt_bf16    *got = ARRAY(bt_bf16, ITEMS * hidden), *want = ARRAY(bt_bf16, ITEMS * hidden);
-        float      *scratch = ARRAY(float, bt_moe_cpu_ops.scratch_bytes(dev, hidden) / 4);
+        float      *scratch = scratch_of(dev, hidden);
         bt_moe_sums s       = {ITEMS, hidden, DST, TERM_AT, Y_ROW, w, y, want, scratch};
 
         w[6] = -0.0f;
         EXPECT_EQ(
             bt_cuda_sums_run(NULL, &(bt_cuda_sums){ITEMS, hidden, DST, TERM_AT, Y_ROW, w, y, got}),
             0);
-        bt_moe_cpu_ops.sum(dev, &s); /* destroys y */
+        EXPECT_EQ(bt_moe_cpu_ops.sum(dev, &s), BT_OK); /* destroys y */
         EXPECT_EQ(n_different(got, want, ITEMS * hidden * sizeof(*got)), 0);
         free(y), free(w), free(got), free(want), free(scratch);
     }
@@ -198,7 +206,7 @@ static void combined_rows_are_those_of_the_cpu(void)
             bt_bf16 *from = random_bf16(ROWS * TOP_K * hidden, 1, &rng);
             float   *own  = random_f32(ROWS * hidden, 1, &rng);
             bt_bf16 *got = ARRAY(bt_bf16, ROWS * hidden), *want = ARRAY(bt_bf16, ROWS * hidden);
-            float   *scratch = ARRAY(float, bt_moe_cpu_ops.scratch_bytes(dev, hidden) / 4);
+            float   *scratch = scratch_of(dev, hidden);
             const bt_bf16  *items[ROWS * TOP_K];
             bt_moe_combine  c = {ROWS,    hidden, TOP_K, BLOCKS, BLOCK,
                                  EXPERTS, items,  NULL,  want,   scratch};
@@ -209,7 +217,7 @@ static void combined_rows_are_those_of_the_cpu(void)
                 items[i] = COMES[i] ? from + i * hidden : NULL;
             c.shared = k.shared = shared ? own : NULL;
             EXPECT_EQ(bt_cuda_combine_run(NULL, &k), 0);
-            bt_moe_cpu_ops.combine(dev, &c);
+            EXPECT_EQ(bt_moe_cpu_ops.combine(dev, &c), BT_OK);
             EXPECT_EQ(n_different(got, want, ROWS * hidden * sizeof(*got)), 0);
             free(from), free(own), free(got), free(want), free(scratch);
         }

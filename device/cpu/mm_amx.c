@@ -21,12 +21,13 @@ enum {
     TILE        = 16,
     STEP        = 32,
     TILE_ELEMS  = TILE * STEP,
-    LINE        = 32,       /* elements */
-    FEW_ROWS    = 2,        /* a register tile does better */
-    FEW_COLUMNS = 128,      /* x is not worth copying */
-    K_PIECE     = 512,      /* of what is copied */
-    GROUP       = 128,      /* rows */
-    GROUP_ELEMS = 384 << 10 /* of tiles, which stay in the second-level cache */
+    LINE        = 32,   /* elements */
+    FEW_ROWS    = 2,    /* a register tile does better */
+    FEW_COLUMNS = 128,  /* x is not worth copying */
+    K_PIECE     = 512,  /* of what is copied, */
+    GROUP       = 128,  /* rows */
+    TILED_PIECE = 1024, /* of k, where x lies in tiles, */
+    TILED_GROUP = 256   /* rows */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -57,16 +58,14 @@ static void configure(uint32_t rows)
 }
 
 typedef struct {
-    const bt_bf16 *x;      /* at the piece's first k */
-    size_t         ld_x;   /* elements from row to row, */
-    size_t         step_x; /* from one step of 32 k to the next, */
-    size_t         low_x;  /* and to the row 16 further down */
-    const bt_bf16 *b;      /* at the piece's first k, two column blocks */
-    size_t         block;  /* elements from one column block to the next; 0: there is only one */
-    const bt_bf16 *next;   /* what B goes on with, to be fetched ahead: `n_next` lines a step of */
-    uint32_t       n_next; /* each of two column blocks */
-    const bt_bf16 *next_x; /* and the same of x, */
-    uint32_t       n_next_x;
+    const bt_bf16 *x;       /* at the piece's first k */
+    size_t         ld_x;    /* elements from row to row, */
+    size_t         step_x;  /* from one step of 32 k to the next, */
+    size_t         low_x;   /* and to the row 16 further down */
+    const bt_bf16 *b;       /* at the piece's first k, two column blocks */
+    size_t         block;   /* elements from one column block to the next; 0: there is only one */
+    const bt_bf16 *next;    /* what B goes on with, to be fetched ahead: `n_next` lines a step of */
+    uint32_t       n_next;  /* each of two column blocks */
     uint32_t       n_steps; /* in this piece */
     float         *y;
     size_t         ld_y;
@@ -76,14 +75,11 @@ typedef struct {
 INLINE void fetch(const tile_args *a, uint32_t s)
 {
     const bt_bf16 *b = a->next + (size_t)s * a->n_next * LINE;
-    const bt_bf16 *x = a->next_x + (size_t)s * a->n_next_x * LINE;
 
     for (uint32_t i = 0; i < a->n_next; i++, b += LINE) {
         _mm_prefetch((const char *)b, _MM_HINT_T2);
         _mm_prefetch((const char *)(b + a->block), _MM_HINT_T2);
     }
-    for (uint32_t i = 0; i < a->n_next_x; i++, x += LINE)
-        _mm_prefetch((const char *)x, _MM_HINT_T2);
 }
 
 /* 2 x 2 tiles. */
@@ -241,7 +237,6 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
             a->y = mm->y + (m0 + r) * mm->ld_y + n0;
             run_tiles(min_u32(rows - r, 2 * TILE), min_u32(mm->n - n0, 2 * TILE), a);
             a->next += (size_t)a->n_steps * a->n_next * LINE;
-            a->next_x += (size_t)a->n_steps * a->n_next_x * LINE;
         }
     }
 }
@@ -253,23 +248,23 @@ static uint32_t group_rows(uint32_t left, uint32_t most)
     return left > TILE ? left / TILE * TILE : left;
 }
 
-/* x lies in tiles. */
+/* x lies in tiles: pieces of k so long that the columns' part of B and a group of rows stay in the
+ * second-level cache together. */
 static void multiply_tiles(const bt_cpu_mm *mm)
 {
-    size_t   tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
-    uint32_t fit      = (uint32_t)(GROUP_ELEMS / tile_row) / 2 * 2 * TILE;
-    uint32_t most     = fit < 2 * TILE ? 2 * TILE : fit;
+    size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
 
-    for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
-        tile_args a = {.x      = mm->x + m0 / TILE * tile_row,
-                       .ld_x   = STEP,
-                       .step_x = TILE_ELEMS,
-                       .low_x  = tile_row};
+    for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
+        k1 = min_u32(mm->k, k0 + TILED_PIECE);
+        for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
+            tile_args a = {.x      = mm->x + m0 / TILE * tile_row + (size_t)k0 * TILE,
+                           .ld_x   = STEP,
+                           .step_x = TILE_ELEMS,
+                           .low_x  = tile_row};
 
-        rows     = group_rows(mm->m - m0, most);
-        a.next_x = m0 + rows < mm->m ? a.x + rows / TILE * tile_row : mm->x;
-        if (rows < mm->m && rows >= TILE) a.n_next_x = (TILE * TILE * 4 + mm->n - 1) / mm->n;
-        run_group(mm, m0, rows, 0, mm->k, &a);
+            rows = group_rows(mm->m - m0, TILED_GROUP);
+            run_group(mm, m0, rows, k0, k1, &a);
+        }
     }
 }
 
@@ -281,7 +276,6 @@ static void multiply_rows(const bt_cpu_mm *mm)
         k1 = min_u32(mm->k, k0 + K_PIECE);
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
             tile_args a = {.x      = mm->x + m0 * mm->ld_x + k0,
-                           .next_x = mm->x,
                            .ld_x   = mm->ld_x,
                            .step_x = STEP,
                            .low_x  = TILE * mm->ld_x};

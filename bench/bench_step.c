@@ -1,0 +1,399 @@
+/* bench/bench_step.c - steps of a whole model in one process, against this machine's own roofs.
+ *
+ *     bench_step DIR [threads [rounds [case]]]      DIR: `baton synth --like v2-lite --layers 4
+ * OUT`
+ *
+ * Cases: prompts in chunks, and decode steps of a batch at a context; random tokens, so that rows
+ * choose their experts apart.  For each: milliseconds by the wall's clock and in CPU time a thread,
+ * the least bytes (weights that the step needs, each once, by the experts that were chosen; latents
+ * in context) and operations of the work, and the share of the roof,
+ *     max(bytes / read bandwidth, operations / multiply rate) / time,
+ * both ways; the roofs are measured before each case, on the same threads.  Cases take turns, and
+ * medians count.  The time and the peak memory of loading are printed first. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "device/cpu/kernels.h"
+#include "device/cpu/roofs.h"
+#include "model/model.h"
+
+enum {
+    MAX_ROWS   = 2048,
+    MAX_BATCH  = 32,
+    MAX_LOGITS = MAX_BATCH,
+    MAX_ROUNDS = 31,
+    CONTEXT    = 1024,
+    READ_BYTES = 512 << 20,
+    PART_BYTES = 4 << 20,
+    PEAK_TURNS = 20000,
+    STEPS      = 4 /* of a decode sample */
+};
+
+typedef struct {
+    const char *name;
+    uint32_t    n_tokens, chunk; /* a prompt; or */
+    uint32_t    batch, context;  /* decode */
+} bench_case;
+
+static const bench_case CASES[] = {
+    {"prefill 512, chunk 512",        512,  512,  0,  0      },
+    {"prefill 2048, chunk 512",       2048, 512,  0,  0      },
+    {"prefill 2048, chunk 2048",      2048, 2048, 0,  0      },
+    {"decode batch 1, context 16",    0,    0,    1,  16     },
+    {"decode batch 1, context 1024",  0,    0,    1,  CONTEXT},
+    {"decode batch 8, context 1024",  0,    0,    8,  CONTEXT},
+    {"decode batch 32, context 1024", 0,    0,    32, CONTEXT},
+};
+enum { N_CASES = sizeof(CASES) / sizeof(CASES[0]) };
+
+typedef struct {
+    bt_model_config cfg;
+    bt_device      *dev;
+    bt_kv_pool     *pool;
+    bt_model       *model;
+    bt_group       *group;
+    uint32_t        n_threads, n_pages, n_moe;
+    bt_page_id     *pages;
+    uint32_t        tokens[MAX_ROWS];
+    uint16_t       *chosen;
+    float          *logits;
+    char           *memory; /* for the read roof */
+    double          bytes, ops;
+} bench;
+
+typedef struct {
+    double wall, cpu; /* seconds; CPU: a thread's share */
+} cost;
+
+static void need(bool ok, const char *what)
+{
+    if (ok) return;
+    fprintf(stderr, "bench_step: %s\n", what);
+    exit(EXIT_FAILURE);
+}
+
+static cost now(const bench *b)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (cost){(double)bt_now_ns() * 1e-9,
+                  ((double)t.tv_sec + (double)t.tv_nsec * 1e-9) / b->n_threads};
+}
+static cost since(const bench *b, cost from)
+{
+    cost t = now(b);
+
+    return (cost){t.wall - from.wall, t.cpu - from.cpu};
+}
+
+/* ---- roofs ---- */
+
+static void read_part(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const bench *b = ctx;
+
+    (void)member;
+    bt_roof_read(b->memory + (size_t)chunk * PART_BYTES, PART_BYTES);
+}
+static void multiply_part(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const bench *b = ctx;
+
+    (void)chunk;
+    (void)member;
+    bt_roof_multiply(bt_device_cpu_table(b->dev)->name, PEAK_TURNS);
+}
+
+typedef struct {
+    cost read, multiply; /* of a byte, of an operation */
+} roofs;
+
+static roofs measure_roofs(bench *b)
+{
+    bt_cpu_pool *pool  = bt_device_cpu_pool(b->dev);
+    const char  *name  = bt_device_cpu_table(b->dev)->name;
+    uint32_t     parts = 4 * b->n_threads;
+    double       ops   = bt_roof_multiply(name, 1) * PEAK_TURNS * parts;
+    cost         from  = now(b), t;
+    roofs        r;
+
+    bt_cpu_pool_run(pool, READ_BYTES / PART_BYTES, read_part, b);
+    t      = since(b, from);
+    r.read = (cost){t.wall / READ_BYTES, t.cpu / READ_BYTES};
+    from   = now(b);
+    bt_cpu_pool_run(pool, parts, multiply_part, b);
+    t          = since(b, from);
+    r.multiply = (cost){t.wall / ops, t.cpu / ops};
+    return r;
+}
+
+/* ---- what the work is at least ---- */
+
+/* Weight elements that every row of a layer's attention meets. */
+static double attention_weights(const bt_mla_config *m)
+{
+    double h = m->hidden, n = m->n_heads, width = m->qk_nope_dim + m->qk_rope_dim;
+    double q = m->q_lora_rank != 0 ? m->q_lora_rank * (h + n * width) : n * width * h;
+
+    return q + (m->kv_lora_rank + m->qk_rope_dim) * h +
+           n * (m->qk_nope_dim + m->v_dim) * m->kv_lora_rank + n * m->v_dim * h;
+}
+
+static uint32_t unique_experts(const bench *b, uint32_t layer, uint32_t n_rows)
+{
+    uint32_t k = b->cfg.moe.gate.top_k, n = 0;
+    bool     seen[1024] = {false};
+
+    for (size_t i = 0; i < (size_t)n_rows * k; i++) {
+        uint16_t e = b->chosen[(size_t)layer * n_rows * k + i];
+
+        n += !seen[e];
+        seen[e] = true;
+    }
+    return n;
+}
+
+/* Counts a step: `pairs` of a row and a key that it attends to, `context` latents read. */
+static void count_step(bench *b, uint32_t n_rows, double pairs, double context, bool normal)
+{
+    const bt_mla_config *m = &b->cfg.mla;
+    double               h = b->cfg.hidden, rows = n_rows;
+    double               expert = 3.0 * h * b->cfg.moe.expert_dim;
+    double               width  = normal ? m->qk_nope_dim + m->qk_rope_dim + m->v_dim
+                                         : 2.0 * m->kv_lora_rank + m->qk_rope_dim;
+    uint32_t             moe    = 0;
+
+    for (uint32_t layer = 0; layer < b->cfg.n_layers; layer++) {
+        double fixed = attention_weights(m), read = fixed;
+
+        if (bt_model_layer_is_moe(&b->cfg, layer)) {
+            fixed += 3.0 * h * b->cfg.moe.shared_dim + h * b->cfg.moe.gate.n_experts;
+            read = fixed + unique_experts(b, moe++, n_rows) * expert;
+            b->ops += 2 * rows * b->cfg.moe.gate.top_k * expert;
+        } else {
+            fixed += 3.0 * h * b->cfg.dense_dim;
+            read = fixed;
+        }
+        b->ops += 2 * rows * fixed + 2 * pairs * m->n_heads * width;
+        b->bytes += 2 * read + 2 * context * (m->kv_lora_rank + m->qk_rope_dim);
+    }
+}
+
+static void count_head(bench *b, uint32_t n_rows)
+{
+    b->bytes += 2.0 * b->cfg.vocab_size * b->cfg.hidden;
+    b->ops += 2.0 * n_rows * b->cfg.vocab_size * b->cfg.hidden;
+}
+
+/* ---- steps ---- */
+
+static void run_step(bench *b, uint32_t n_rows, uint32_t n_spans, const bt_span *spans,
+                     uint32_t n_logits, const uint32_t *logit_rows)
+{
+    bool           prompt              = spans[0].role == BT_ROLE_PROMPT;
+    const uint32_t rows[1][BT_N_ROLES] = {
+        {prompt ? n_rows : 0, prompt ? 0 : n_rows}
+    };
+    bt_step step = {
+        .n_rows       = n_rows,
+        .tokens       = b->tokens,
+        .n_spans      = n_spans,
+        .spans        = spans,
+        .group_rows   = {.n_ranks = 1,                   .n_rows = rows },
+        .n_logit_rows = n_logits,
+        .logit_rows   = logit_rows,
+        .logits       = b->logits,
+        .chosen       = b->chosen,
+        .wait         = {.timeout_ns = 30 * BT_NS_PER_S, .what = "bench"}
+    };
+
+    for (uint32_t i = 0; i < n_rows; i++)
+        b->tokens[i] = (uint32_t)rand() % b->cfg.vocab_size;
+    need(bt_model_step(b->model, b->pool, &step) == BT_OK, "a step failed");
+}
+
+static void run_prompt(bench *b, const bench_case *c)
+{
+    for (uint32_t start = 0; start < c->n_tokens; start += c->chunk) {
+        bt_span  span = {.pages = b->pages, .n_rows = c->chunk, .start = start};
+        bool     last = start + c->chunk == c->n_tokens;
+        uint32_t row  = c->chunk - 1;
+
+        span.role = BT_ROLE_PROMPT;
+        span.form = BT_FORM_NORMAL;
+        run_step(b, c->chunk, 1, &span, last, &row);
+        count_step(b, c->chunk, c->chunk * (start + (c->chunk + 1) / 2.0), start + c->chunk, true);
+        if (last) count_head(b, 1);
+    }
+}
+
+static void run_batch(bench *b, const bench_case *c)
+{
+    bt_span  spans[MAX_BATCH];
+    uint32_t rows[MAX_BATCH], each = bt_kv_pages_for(CONTEXT + 1);
+
+    for (uint32_t i = 0; i < c->batch; i++) {
+        rows[i]  = i;
+        spans[i] = (bt_span){.pages     = b->pages + (size_t)i * each,
+                             .first_row = i,
+                             .n_rows    = 1,
+                             .start     = c->context,
+                             .role      = BT_ROLE_GENERATED,
+                             .form      = BT_FORM_ABSORBED};
+    }
+    for (int i = 0; i < STEPS; i++) {
+        run_step(b, c->batch, c->batch, spans, c->batch, rows);
+        count_step(b, c->batch, (double)c->batch * (c->context + 1),
+                   (double)c->batch * (c->context + 1), false);
+        count_head(b, c->batch);
+    }
+}
+
+typedef struct {
+    double ms, cpu_ms, share, cpu_share, gbytes, gflop, gbs, tflops;
+} sample;
+
+static double max_of(double a, double b) { return a > b ? a : b; }
+
+static sample take(bench *b, const bench_case *c)
+{
+    roofs  r = measure_roofs(b);
+    cost   from, t;
+    double parts = c->batch != 0 ? STEPS : 1;
+
+    b->bytes = b->ops = 0;
+    from              = now(b);
+    if (c->batch != 0)
+        run_batch(b, c);
+    else
+        run_prompt(b, c);
+    t = since(b, from);
+    return (sample){.ms        = t.wall / parts * 1e3,
+                    .cpu_ms    = t.cpu / parts * 1e3,
+                    .share     = max_of(b->bytes * r.read.wall, b->ops * r.multiply.wall) / t.wall,
+                    .cpu_share = max_of(b->bytes * r.read.cpu, b->ops * r.multiply.cpu) / t.cpu,
+                    .gbytes    = b->bytes / parts * 1e-9,
+                    .gflop     = b->ops / parts * 1e-9,
+                    .gbs       = 1e-9 / r.read.cpu,
+                    .tflops    = 1e-12 / r.multiply.cpu};
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static double middle(const sample *samples, uint32_t n, size_t field)
+{
+    double v[MAX_ROUNDS];
+
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(&v[i], (const char *)&samples[i] + field, sizeof(v[i]));
+    qsort(v, n, sizeof(v[0]), by_value);
+    return n % 2 != 0 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static void print_case(const bench_case *c, const sample *s, uint32_t n)
+{
+#define MIDDLE(field) middle(s, n, offsetof(sample, field))
+    double tokens = c->batch != 0 ? c->batch : c->n_tokens;
+
+    printf("%-30s %8.1f ms %8.1f tokens/s, CPU %8.1f ms a thread; %6.2f GB %7.1f GFLOP; share of "
+           "roof %.2f, by CPU time %.2f (%.1f GB/s, %.2f TFLOP/s)\n",
+           c->name, MIDDLE(ms), tokens / MIDDLE(ms) * 1e3, MIDDLE(cpu_ms), MIDDLE(gbytes),
+           MIDDLE(gflop), MIDDLE(share), MIDDLE(cpu_share), MIDDLE(gbs), MIDDLE(tflops));
+    fflush(stdout);
+#undef MIDDLE
+}
+
+/* ---- start ---- */
+
+static void load(bench *b, const char *dir, bt_world *world)
+{
+    static const uint32_t SELF[1]   = {0};
+    bt_safetensors       *set       = NULL;
+    bt_placement          placement = {0};
+    bt_model_options      opt       = {
+                   .max_rows = MAX_ROWS, .max_logit_rows = MAX_LOGITS, .normal = true, .absorbed = true};
+    cost          from = now(b), t;
+    struct rusage used;
+    double        files = 0;
+
+    need(bt_model_config_read(dir, &b->cfg) == BT_OK && bt_safetensors_open(dir, &set) == BT_OK,
+         "no model");
+    need(b->cfg.moe.gate.n_experts != 0, "expected a model with experts");
+    b->n_moe = bt_model_n_moe_layers(&b->cfg);
+    need(bt_group_create(world, 1, SELF, 0, 1, &b->group) == BT_OK &&
+             bt_placement_init(&placement, b->cfg.moe.gate.n_experts, b->cfg.moe.gate.n_groups, 1,
+                               NULL) == BT_OK,
+         "no group");
+    opt.dev       = b->dev;
+    opt.group     = b->group;
+    opt.placement = &placement;
+    need(bt_model_load(&b->cfg, set, &opt, &b->model) == BT_OK, "the model does not load");
+    for (size_t i = 0; i < bt_safetensors_count(set); i++)
+        files += (double)bt_safetensors_at(set, i)->bytes;
+    t = since(b, from);
+    getrusage(RUSAGE_SELF, &used);
+    printf(
+        "load: %.2f GB of tensors in %.1f s (CPU %.1f s a thread), peak memory %.2f GB with %.2f "
+        "GB of workspace\n",
+        files * 1e-9, t.wall, t.cpu, (double)used.ru_maxrss * 1024e-9,
+        (double)bt_model_workspace_bytes(b->model) * 1e-9);
+    fflush(stdout);
+}
+
+static void take_memory(bench *b)
+{
+    bt_kv_pool_config pool = {.n_layers = b->cfg.n_layers,
+                              .kv_dim   = b->cfg.mla.kv_lora_rank + b->cfg.mla.qk_rope_dim};
+
+    b->n_pages = pool.n_pages = MAX_BATCH * bt_kv_pages_for(CONTEXT + 1);
+    b->pages                  = bt_calloc(b->n_pages, sizeof(*b->pages));
+    b->chosen = bt_calloc((size_t)b->n_moe * MAX_ROWS, b->cfg.moe.gate.top_k * sizeof(*b->chosen));
+    b->logits = bt_calloc((size_t)MAX_LOGITS * b->cfg.vocab_size, sizeof(*b->logits));
+    b->memory = bt_calloc_aligned(READ_BYTES, 1);
+    need(b->pages != NULL && b->chosen != NULL && b->logits != NULL && b->memory != NULL &&
+             bt_kv_pool_create(b->dev, &pool, &b->pool) == BT_OK &&
+             bt_kv_pool_acquire(b->pool, b->n_pages, b->pages) == BT_OK,
+         "no memory");
+    memset(b->memory, 1, READ_BYTES);
+}
+
+int main(int argc, char **argv)
+{
+    static bench          b;
+    static sample         samples[N_CASES][MAX_ROUNDS];
+    bt_world             *world = NULL;
+    bt_device_cpu_options dev   = {.kernels = "auto"};
+    uint32_t              n_rounds, only = N_CASES;
+
+    need(bt_world_init(&argc, &argv, &world) == BT_OK, "no MPI");
+    if (argc < 2) {
+        fputs("usage: bench_step DIR [threads [rounds [case]]]\n", stderr);
+        return 64;
+    }
+    if (argc > 2) dev.n_threads = (uint32_t)strtoul(argv[2], NULL, 10);
+    n_rounds = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 3;
+    if (argc > 4) only = (uint32_t)strtoul(argv[4], NULL, 10);
+    need(n_rounds >= 1 && n_rounds <= MAX_ROUNDS, "1 to 31 rounds");
+    need(bt_device_cpu_create(&dev, &b.dev) == BT_OK, "no device");
+    b.n_threads = bt_cpu_pool_n_threads(bt_device_cpu_pool(b.dev));
+    load(&b, argv[1], world);
+    take_memory(&b);
+    for (uint32_t round = 0; round < n_rounds + 1; round++) /* the first one warms up */
+        for (uint32_t i = 0; i < N_CASES; i++)
+            if (only >= N_CASES || only == i)
+                samples[i][round == 0 ? 0 : round - 1] = take(&b, &CASES[i]);
+    for (uint32_t i = 0; i < N_CASES; i++)
+        if (only >= N_CASES || only == i) print_case(&CASES[i], samples[i], n_rounds);
+    return EXIT_SUCCESS;
+}

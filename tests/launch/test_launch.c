@@ -115,6 +115,25 @@ static void launch_sigterm_ends_ranks_that_ignore_it(void)
     expect_nothing_left();
 }
 
+/* While mpirun starts, Open MPI would hang or crash when told to stop. */
+static void launch_sigterm_at_any_moment_of_the_start(void)
+{
+    char *argv[] = {
+        (char *)g_launch, (char *)"--ranks",       (char *)"2", (char *)"--", (char *)"/bin/sh",
+        (char *)"-c",     (char *)"exec sleep 60", NULL};
+
+    for (int ms = 0; ms <= 480; ms += 80) {
+        struct timespec wait = {0, ms * 1000000L};
+        int             code;
+
+        bt_command_start(&g_command, argv, NULL);
+        nanosleep(&wait, NULL);
+        kill(g_command.pid, SIGTERM);
+        code = bt_command_finish(&g_command, END_S);
+        EXPECT(code == 128 + SIGTERM || code == 1); /* 1: mpirun's own, of ranks that it ended */
+    }
+}
+
 static void launch_killed_takes_its_ranks_along(void)
 {
     start(SAY "echo up $OMPI_COMM_WORLD_RANK; sleep 60");
@@ -270,6 +289,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_signal_of_a_rank_is_named),
     BT_TEST(launch_program_that_is_missing_is_named),
     BT_TEST(launch_sigterm_ends_ranks_that_ignore_it),
+    BT_TEST(launch_sigterm_at_any_moment_of_the_start),
     BT_TEST(launch_killed_takes_its_ranks_along),
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_sigusr1_reaches_every_rank),

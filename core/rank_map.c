@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 
 enum { RANKS_MAX = 4096, CORES_MAX = 8192, WORDS_MAX = 6, TEXT_MAX = 12 * BT_RANK_LIST_MAX };
 
@@ -213,9 +214,10 @@ bt_status bt_rank_map_read(const char *path, bt_rank_map *map_out)
     reader      r        = {.path = path, .map = &map};
     char       *text     = NULL;
     size_t      capacity = 0;
-    FILE       *f        = fopen(path, "re");
+    const char *why;
+    FILE       *f = bt_open_regular(path, &why);
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "rank map %s: %s", path, strerror(errno));
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "rank map %s: %s", path, why);
     while (getline(&text, &capacity, f) >= 0) {
         r.number++;
         BT_TRY(take_line(&r, text));

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "core/log.h"
 
 enum { LINE_BYTES = 4096, NAME_BYTES = 128, OPTIONS_MAX = 256, REPORT_BYTES = 480 };
@@ -165,11 +166,12 @@ out:
 
 static bt_status read_file(bt_settings *s, const char *path)
 {
-    bt_status st = BT_OK;
-    FILE     *f  = fopen(path, "re");
-    char      line[LINE_BYTES], where[LINE_BYTES + 32];
+    bt_status   st = BT_OK;
+    const char *why;
+    FILE       *f = bt_open_regular(path, &why);
+    char        line[LINE_BYTES], where[LINE_BYTES + 32];
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "--config %s: %s", path, strerror(errno));
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "--config %s: %s", path, why);
     for (unsigned n = 1; fgets(line, sizeof(line), f) != NULL; n++) {
         snprintf(where, sizeof(where), "%s:%u", path, n);
         BT_REQUIRE(strlen(line) + 1 < sizeof(line) || line[sizeof(line) - 2] == '\n',

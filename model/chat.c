@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "model/json.h"
 #include "model/tokenizer_parts.h"
 
@@ -296,12 +297,13 @@ out:
 /* Newer checkpoints keep the template in a file of its own. */
 static bt_status read_template_file(const char *path, char **text_out)
 {
-    bt_status st   = BT_OK;
-    FILE     *f    = fopen(path, "rb");
-    char     *text = NULL;
-    size_t    n;
+    bt_status   st = BT_OK;
+    const char *why;
+    FILE       *f    = bt_open_regular(path, &why);
+    char       *text = NULL;
+    size_t      n;
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: cannot be opened", path);
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
     text = bt_calloc(MAX_TEMPLATE_BYTES + 1, 1);
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s", path);
     n = fread(text, 1, MAX_TEMPLATE_BYTES + 1, f);

@@ -5,19 +5,21 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "proto/rpc.h"
 
 enum { PEM_MAX = 1 << 20 };
 
 static bt_status read_pem(const char *path, const char *marker, char **text_out)
 {
-    bt_status st   = BT_OK;
-    char     *text = bt_calloc(1, PEM_MAX + 1);
-    FILE     *f    = fopen(path, "re");
-    size_t    n    = 0;
+    bt_status   st   = BT_OK;
+    char       *text = bt_calloc(1, PEM_MAX + 1);
+    const char *why;
+    FILE       *f = bt_open_regular(path, &why);
+    size_t      n = 0;
 
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "the file %s", path);
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, strerror(errno));
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
     n = fread(text, 1, PEM_MAX + 1, f);
     BT_REQUIRE(ferror(f) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_REQUIRE(n <= PEM_MAX, BT_ERR_IO, "%s: over %d bytes, expected a PEM file", path, PEM_MAX);

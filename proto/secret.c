@@ -8,6 +8,8 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
+#include "core/file.h"
+
 enum { RANDOM_BYTES = 32 };
 
 static bt_status check(const char *where, const char *text, size_t n)
@@ -29,10 +31,11 @@ static bt_status read_file(const char *path, char *secret_out)
 {
     bt_status   st                      = BT_OK;
     char        line[BT_SECRET_MAX + 3] = ""; /* one more than is allowed, and the newline */
-    FILE       *f                       = fopen(path, "re");
+    const char *why;
+    FILE       *f = bt_open_regular(path, &why);
     struct stat info;
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s %s: %s", BT_SECRET_FILE_ENV, path, strerror(errno));
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s %s: %s", BT_SECRET_FILE_ENV, path, why);
     BT_REQUIRE(fgets(line, sizeof(line), f) != NULL, BT_ERR_IO, "%s %s: %s", BT_SECRET_FILE_ENV,
                path, ferror(f) ? strerror(errno) : "the file is empty");
     if (fstat(fileno(f), &info) == 0 && (info.st_mode & (S_IRWXG | S_IRWXO)) != 0)

@@ -1,5 +1,6 @@
 #include "core/settings.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
@@ -134,6 +135,10 @@ static void settings_that_are_wrong_name_their_place(void)
     }
     EXPECT_WORDS(gather(ARGS(ARG("--config=missing"))), "");
     EXPECT_HAS(bt_error_text(), "missing: No such file");
+    EXPECT(mkfifo("fifo", 0600) == 0); /* nobody will ever write to it */
+    EXPECT_WORDS(gather(ARGS(ARG("--config=fifo"))), "");
+    EXPECT_HAS(bt_error_text(), "fifo: expected a regular file");
+    unlink("fifo");
     setenv("BATON_FAST", "1", 1);
     EXPECT_WORDS(gather(ARGS(ARG("--port=1"))), "");
     EXPECT_HAS(bt_error_text(), "BATON_FAST");

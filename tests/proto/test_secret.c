@@ -1,5 +1,6 @@
 #include "proto/secret.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/test.h"
@@ -34,6 +35,10 @@ static void secret_of_environment_and_file(void)
     unlink(path);
     EXPECT_EQ(bt_secret_read(secret), BT_ERR_IO);
     EXPECT_HAS(bt_error_text(), path);
+    EXPECT(mkfifo(path, 0600) == 0); /* nobody will ever write to it */
+    EXPECT_EQ(bt_secret_read(secret), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), "expected a regular file");
+    unlink(path);
     unsetenv(BT_SECRET_FILE_ENV);
 }
 

@@ -45,6 +45,11 @@ typedef struct {
     bt_page_id *pages;
 } sequence;
 
+/* A test of another back end says how it is made. */
+#ifndef ENGINE_DEVICE
+#define ENGINE_DEVICE(opt, dev_out) bt_device_cpu_create((opt), (dev_out))
+#endif
+
 static inline void engine_open(engine *e, const goldens *g, bt_world *world, uint32_t n_ranks,
                                const uint32_t *ranks, const engine_options *opt)
 {
@@ -64,7 +69,7 @@ static inline void engine_open(engine *e, const goldens *g, bt_world *world, uin
     e->g        = g;
     e->n_ranks  = n_ranks;
     e->max_rows = opt->max_rows;
-    NEED(bt_device_cpu_create(&dev_opt, &e->dev) == BT_OK);
+    NEED(ENGINE_DEVICE(&dev_opt, &e->dev) == BT_OK);
     NEED(bt_group_create(world, n_ranks, ranks, opt->tag_space, 1, &e->group) == BT_OK);
     e->self = bt_group_self(e->group);
     NEED(bt_placement_init(&e->placement, gate->n_experts, gate->n_groups, n_ranks, opt->owner) ==

@@ -1,10 +1,9 @@
 /* The bf16 engine in one process against the golden outputs, by the rules of
  * tests/fixtures/README.md, over attention forms and chunk sizes; and against itself: a chunk size,
  * a thread count, a neighbour or a kernel family of the same arithmetic changes no bit. */
-#include "tests/model/engine.h"
+#include "tests/model/golden_checks.h"
 
 static bt_world *g_world;
-static goldens   g_goldens;
 
 static const uint32_t SELF[1] = {0};
 
@@ -13,119 +12,6 @@ enum { SHORT_PROMPT = 256, MAX_ROWS = 2700 };
 static engine_options options(void)
 {
     return (engine_options){.n_threads = 2, .max_rows = MAX_ROWS, .n_pages = 64};
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-/* Whether position p saw another expert than the golden run in some layer. */
-static bool rerouted(const sequence *s, uint32_t p)
-{
-    size_t k = g_goldens.cfg.moe.gate.top_k;
-
-    for (uint32_t layer = 0; layer < g_goldens.n_moe; layer++) {
-        size_t at = ((size_t)layer * s->c->n_tokens + p) * k;
-
-        if (memcmp(s->experts + at, s->c->experts + at, k * sizeof(uint16_t)) != 0) return true;
-    }
-    return false;
-}
-
-/* The greedy token wherever the golden gap is wider than four times the row's error, save in rows
- * that saw another expert: what that moves is no rounding, and may all lie in the best tokens.
- * Returns how many rows were held to it. */
-static uint32_t expect_greedy(const sequence *s, const char *route)
-{
-    uint32_t vocab = g_goldens.cfg.vocab_size, n_held = 0;
-
-    for (uint32_t r = 0; r < s->c->n_rows; r++) {
-        const float *want = s->c->logits + (size_t)r * vocab, *got = s->logits + (size_t)r * vocab;
-        uint32_t     best = argmax(want, vocab), mine = argmax(got, vocab);
-        double       error  = rms_difference(got, want, vocab);
-        float        second = -INFINITY;
-
-        for (uint32_t i = 0; i < vocab; i++)
-            if (i != best && want[i] > second) second = want[i];
-        if (!((double)(want[best] - second) > 4 * error)) continue;
-        if (rerouted(s, s->c->first_position + r)) continue;
-        n_held++;
-        if (mine == best) continue;
-        g_failures++;
-        fprintf(stderr, "%s %s: position %u takes token %u (%.4f), want %u (%.4f); error %.4f\n",
-                s->c->name, route, s->c->first_position + r, mine, (double)got[mine], best,
-                (double)got[best], error);
-    }
-    EXPECT(n_held > s->c->n_rows / 2);
-    return n_held;
-}
-
-/* Forced routing: rounding alone. */
-static void expect_forced(const sequence *s, const char *route)
-{
-    const golden_case *c     = s->c;
-    size_t             n     = (size_t)c->n_rows * g_goldens.cfg.vocab_size;
-    double             error = rms_difference(s->logits, c->logits, n);
-
-    printf("  %-6s %-14s forced: rms error %.4f, %.2f of bf16's; %u of %u greedy tokens held\n",
-           c->name, route, error, error / c->forced_rms_error, expect_greedy(s, route), c->n_rows);
-    for (uint32_t p = 0; p < c->n_tokens; p++)
-        EXPECT(!rerouted(s, p));
-    if (!(error <= 1.5 * c->forced_rms_error)) {
-        g_failures++;
-        fprintf(stderr, "%s %s: rms error %.5f with forced routing, at most 1.5 x %.5f\n", c->name,
-                route, error, c->forced_rms_error);
-    }
-}
-
-/* Free routing: the median row, and how many rows were routed elsewhere. */
-static void expect_free(const sequence *s, const char *route)
-{
-    const golden_case *c     = s->c;
-    uint32_t           vocab = g_goldens.cfg.vocab_size, n_moved = 0;
-    uint32_t           most_moved = 2 * c->rows_rerouted > 3 ? 2 * c->rows_rerouted : 3;
-    double            *errors     = malloc(c->n_rows * sizeof(*errors)), median;
-
-    NEED(errors != NULL);
-    for (uint32_t r = 0; r < c->n_rows; r++) {
-        errors[r] =
-            rms_difference(s->logits + (size_t)r * vocab, c->logits + (size_t)r * vocab, vocab);
-        n_moved += rerouted(s, c->first_position + r);
-    }
-    qsort(errors, c->n_rows, sizeof(*errors), compare_doubles);
-    median = (errors[(c->n_rows - 1) / 2] + errors[c->n_rows / 2]) / 2;
-    printf("  %-6s %-14s free: median row %.4f, %.2f of bf16's; %u rows rerouted, at most %u; "
-           "%u of %u greedy tokens held\n",
-           c->name, route, median, median / c->median_row_error, n_moved, most_moved,
-           expect_greedy(s, route), c->n_rows);
-    EXPECT(n_moved <= most_moved);
-    if (!(median <= 1.5 * c->median_row_error)) {
-        g_failures++;
-        fprintf(stderr, "%s %s: median row error %.5f, at most 1.5 x %.5f\n", c->name, route,
-                median, c->median_row_error);
-    }
-    free(errors);
-}
-
-/* Runs a case twice, forced and free, checks both; *kept_out (or NULL) gets the free run. */
-static void check_case(engine *e, const golden_case *c, bt_form_policy form, uint32_t chunk,
-                       const char *route, sequence *kept_out)
-{
-    sequence s = {.c = c, .chunk = chunk, .rows_per_step = 1, .form = form, .forced = true};
-
-    engine_run(e, 1, &s);
-    expect_forced(&s, route);
-    sequence_free(&s);
-    s.forced = false;
-    engine_run(e, 1, &s);
-    expect_free(&s, route);
-    if (kept_out != NULL)
-        *kept_out = s;
-    else
-        sequence_free(&s);
 }
 
 static void engine_holds_goldens_in_every_form(void)

@@ -11,7 +11,7 @@ fake_gpu g_fake_gpu = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0};
 
 /* The GPU's memory: nobody may touch it but kernels and copies.  Pieces are taken from its free
  * end; it starts anew when all have come back. */
-enum { ALIGN = 256 };
+enum { ALIGN = 256, HUGE = 2 << 20 };
 static const size_t ARENA_BYTES = (size_t)4 << 30;
 static char        *g_arena;
 static size_t       g_used;
@@ -21,8 +21,10 @@ typedef struct {
     char   pad[ALIGN - sizeof(size_t)];
 } head;
 
-static void close_arena(void) { mprotect(g_arena, g_used, PROT_NONE); }
-static void open_arena(void) { mprotect(g_arena, g_used, PROT_READ | PROT_WRITE); }
+/* In whole huge pages, so that a change of protection is a change of few entries. */
+static size_t protected_bytes(void) { return (g_used + HUGE - 1) / HUGE * HUGE; }
+static void   close_arena(void) { mprotect(g_arena, protected_bytes(), PROT_NONE); }
+static void   open_arena(void) { mprotect(g_arena, protected_bytes(), PROT_READ | PROT_WRITE); }
 
 static head *take_piece(size_t bytes)
 {
@@ -30,9 +32,11 @@ static head *take_piece(size_t bytes)
     head  *h;
 
     if (g_arena == NULL) {
-        g_arena =
-            mmap(NULL, ARENA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        g_arena = mmap(NULL, ARENA_BYTES + HUGE, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (g_arena == MAP_FAILED) abort();
+        g_arena += HUGE - (uintptr_t)g_arena % HUGE;
+        (void)madvise(g_arena, ARENA_BYTES, MADV_HUGEPAGE); /* where the system has them */
         simt_around_launches(open_arena, close_arena);
     }
     if (g_fake_gpu.taken == 0) g_used = 0;

@@ -361,8 +361,9 @@ static void client_to_nobody_is_refused(void)
 
 /* ---- the end of all children */
 
-/* A launcher that must be killed, and its guard, which takes a while to remove the folder. */
-static BT_NORETURN void be_launcher(const char *folder)
+/* A launcher that must be killed, and its guard, which takes a while to remove the folder and says
+ * on ready_fd that it stands. */
+static BT_NORETURN void be_launcher(const char *folder, int ready_fd)
 {
     int alive[2];
 
@@ -371,7 +372,7 @@ static BT_NORETURN void be_launcher(const char *folder)
 
         close(alive[1]);
         prctl(PR_SET_NAME, "baton-guard");
-        if (read(alive[0], &byte, 1) < 0) _exit(1);
+        if (write(ready_fd, "g", 1) != 1 || read(alive[0], &byte, 1) < 0) _exit(1);
         bt_sleep_ns(300 * BT_NS_PER_MS);
         rmdir(folder);
         _exit(0);
@@ -384,17 +385,22 @@ static BT_NORETURN void be_launcher(const char *folder)
 static void guard_of_a_killed_launcher_may_finish(void)
 {
     char  folder[] = "/tmp/baton-test-XXXXXX";
+    char  byte;
+    int   ready[2];
     pid_t child;
 
-    EXPECT(mkdtemp(folder) != NULL);
+    EXPECT(mkdtemp(folder) != NULL && pipe(ready) == 0);
     child = fork();
     if (child == 0) { /* of which all children are ended */
         bt_child_adopt();
-        if (fork() == 0) be_launcher(folder);
+        if (fork() == 0) be_launcher(folder, ready[1]);
+        if (read(ready[0], &byte, 1) != 1) _exit(1);
         bt_child_end_all(200 * BT_NS_PER_MS);
         _exit(0);
     }
     EXPECT(waitpid(child, NULL, 0) == child);
+    close(ready[0]);
+    close(ready[1]);
     EXPECT(access(folder, F_OK) != 0);
     rmdir(folder);
 }

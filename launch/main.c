@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "launch/endings.h"
 #include "launch/mpirun.h"
 #include "launch/rank.h"
 #include "launch/scratch.h"
@@ -46,7 +47,8 @@ static const char DOC[] =
     "it. Open MPI's session files and shared memory lie in private directories (below TMPDIR and "
     "/dev/shm) that are removed at the end.\n\n"
     "Exit code: 0 when every rank ended with 0; else that of the first rank that failed, 128 + the "
-    "signal that ended it, or 1.\n\n"
+    "signal that ended it, or 1. With --on-death=replace 0 when any rank ended with 0 (on several "
+    "hosts: always).\n\n"
     "Variables OMPI_MCA_* that you set win over those that this program would set.\n\n"
     "Example, what `baton run` does:\n"
     "  baton-launch --ranks 4 -- baton-worker --model models/demo --prefill 2 --decode 2 "
@@ -182,6 +184,7 @@ static int wait_for(pid_t mpirun, const sigset_t *signals, pid_t guard)
     bt_mpirun_reap(guard);
     /* As it was asked to: how mpirun itself died on the way is its own affair. */
     if (stop_at_ns != 0 && WIFSIGNALED(status)) status = SIGTERM;
+    if (stop_at_ns == 0 && status == 0) status = W_EXITCODE(bt_endings_code(), 0);
     return status;
 }
 

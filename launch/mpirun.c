@@ -16,6 +16,7 @@
 
 #include "core/alloc.h"
 #include "launch/bind.h"
+#include "launch/endings.h"
 
 enum { FILES = 48, FILES_A_RANK = 8 };
 
@@ -182,6 +183,7 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
     /* Inside an allocation several jobs share the nodes: their daemons do not wait for each other.
      */
     if (getenv("SLURM_JOB_ID") != NULL) setenv("OMPI_MCA_plm_slurm_args", "--overlap", 0);
+    bt_endings_provide(is_far(options) ? NULL : scratch->session);
     if (is_far(options)) return;
     for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {
         setenv(LOCAL[i][0], LOCAL[i][1], 0);

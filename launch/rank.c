@@ -11,6 +11,7 @@
 
 #include "core/log.h"
 #include "launch/bind.h"
+#include "launch/endings.h"
 #include "launch/leftovers.h"
 
 /* The child's side: the worker dies when this process does. */
@@ -91,5 +92,7 @@ int bt_rank_run(char **argv, const bt_rank_options *options)
         bt_log_error(__FILE__, __LINE__, "cannot wait for the worker", "%s", strerror(errno));
         return 127;
     }
-    return report(pid, argv[0], status);
+    status = report(pid, argv[0], status);
+    bt_endings_note(status);
+    return status;
 }

@@ -94,6 +94,26 @@ static void launch_signal_of_a_rank_is_named(void)
     expect_nothing_left();
 }
 
+/* Where ranks may be lost, what counts is whether any of them ended well. */
+static void launch_that_survives_deaths_tells_when_none_was_survived(void)
+{
+    char *argv[] = {(char *)g_launch,
+                    (char *)"--on-death=replace",
+                    (char *)"-n",
+                    (char *)"2",
+                    (char *)"--",
+                    (char *)"/bin/sh",
+                    (char *)"-c",
+                    (char *)"exit 3",
+                    NULL};
+
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 30), 3);
+    argv[7] = (char *)"kill -9 $$";
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 30), 128 + 9);
+    argv[7] = (char *)"[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 3";
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 30), 0);
+}
+
 static void launch_program_that_is_missing_is_named(void)
 {
     char *argv[] = {(char *)g_launch,          (char *)"-n", (char *)"1", (char *)"--",
@@ -287,6 +307,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_ranks_end_well_returns_0),
     BT_TEST(launch_exit_code_of_a_rank_is_returned),
     BT_TEST(launch_signal_of_a_rank_is_named),
+    BT_TEST(launch_that_survives_deaths_tells_when_none_was_survived),
     BT_TEST(launch_program_that_is_missing_is_named),
     BT_TEST(launch_sigterm_ends_ranks_that_ignore_it),
     BT_TEST(launch_sigterm_at_any_moment_of_the_start),

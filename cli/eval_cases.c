@@ -156,8 +156,15 @@ bt_status bt_eval_cases_read(const char *path, uint32_t top_k, bt_eval_cases *ca
 {
     bt_status       st   = BT_OK;
     bt_safetensors *file = NULL;
+    struct stat     info;
 
     cases->top_k = top_k;
+    BT_REQUIRE(stat(path, &info) == 0, BT_ERR_IO, "--ids %s: %s", path, strerror(errno));
+    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO,
+               "--ids %s: expected a safetensors file with the cases, found %s", path,
+               S_ISDIR(info.st_mode)    ? "a directory"
+               : S_ISFIFO(info.st_mode) ? "a pipe, which cannot be mapped"
+                                        : "what is no regular file");
     BT_TRY(bt_safetensors_open(path, &file));
     BT_TRY(collect_names(file, path, cases));
     for (size_t i = 0; i < cases->n; i++) {

@@ -19,6 +19,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
+#include "core/settings.h"
 #include "proto/secret.h"
 
 enum { OPT_IDS = 256, OPT_OUT, OPT_PARALLEL, OPT_CONTROL, OPT_STALL };
@@ -39,6 +40,9 @@ static const char DOC[] =
     "Prompt positions come from the prefill path; the others are teacher-forced through the decode "
     "path after the hand-off, in the same ranks that serve. --form changes attention only: the "
     "GEMM family stays by role.\n\n"
+    "Every option may also stand in the file of --config, as \"name = value\", and in the "
+    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
+    "file, that over the default.\n\n"
     "Exit code: 0 when OUT holds every case; 1 on any failure (OUT is then not written); 64 for "
     "wrong usage.\n\n"
     "Example:\n"
@@ -55,6 +59,7 @@ static const struct argp_option OPTIONS[] = {
      "Give up when no rank reports progress for so long while loading, or for 5 times as long "
      "while computing (default 120)", 0},
     {"verbose",                         'v', NULL, 0, "Show everything that the ranks say", 0},
+    BT_CONFIG_OPTION(0),
     {0                        }
 };
 
@@ -91,6 +96,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->stall_ns = (uint64_t)bt_option_number(state, "--stall-s", arg, 1, 86400) * BT_NS_PER_S;
         return 0;
     case 'v': opt->verbose = true; return 0;
+    case BT_OPT_CONFIG: return 0; /* has been read */
     case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); return 0;
     case ARGP_KEY_END:
         if (opt->in == NULL) argp_error(state, "--ids is missing: the cases to compute");
@@ -266,22 +272,44 @@ out:
     return st;
 }
 
+static const bt_setting_default DEFAULTS[] = {
+    {"control", "127.0.0.1:0"},
+    {"parallel",         "8"},
+    {"stall-s","120"},
+    {0}
+};
+static const bt_setting_conflict CONFLICTS[] = {
+    {"both",    "prefill"},
+    {"both",         "decode"},
+    {"hosts","hostfile"},
+    {0  }
+};
+
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
         {&bt_cell_argp, 0, NULL, 0},
         {0        }
     };
-    const struct argp      parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
-    const struct sigaction note   = {.sa_handler = note_signal};
+    const struct argp      parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
+    const struct sigaction note     = {.sa_handler = note_signal};
+    bt_settings_spec       spec     = {&parser, DEFAULTS, CONFLICTS};
+    bt_settings           *settings = NULL;
+    int                    code;
     options opt = {.control = "127.0.0.1:0", .n_parallel = 8, .stall_ns = 120 * BT_NS_PER_S};
 
     bt_streams_init();
-    argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    bt_log_init("logits", BT_LOG_INFO);
+    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
+    argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);
     bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
+    bt_settings_log(settings);
+    bt_settings_clear_environment(settings); /* the ranks get them as flags */
     opt.cell.verbose = opt.verbose;
     sigaction(SIGTERM, &note, NULL);
     sigaction(SIGINT, &note, NULL);
     sigaction(SIGHUP, &note, NULL);
-    return evaluate(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+    code = evaluate(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+    bt_settings_destroy(settings);
+    return code;
 }

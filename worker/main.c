@@ -134,13 +134,16 @@ out:
 
 int main(int argc, char **argv)
 {
-    static bt_rank r; /* large, and borrowed from by everything */
+    static bt_rank r;               /* large, and borrowed from by everything */
+    bt_settings   *settings = NULL; /* as is this, to the end */
     char           who[32];
     bt_status      st;
 
     install_signals();
     bt_log_init("worker", BT_LOG_INFO);
-    if (bt_worker_options_parse(argc, argv, true, &r.opt) != BT_OK) {
+    if (bt_settings_gather(&bt_worker_settings, argc, argv, &settings) != BT_OK ||
+        bt_worker_options_parse(bt_settings_argc(settings), bt_settings_argv(settings), true,
+                                &r.opt) != BT_OK) {
         fprintf(stderr, "baton-worker --help says more\n");
         return EXIT_FAILURE;
     }
@@ -150,6 +153,7 @@ int main(int argc, char **argv)
     install_signals(); /* MPI may have put its own */
     snprintf(who, sizeof(who), "rank=%u", bt_world_rank(r.world));
     bt_log_init(who, r.opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
+    if (bt_world_rank(r.world) == 0) bt_settings_log(settings);
     r.links.timeout_ns = r.opt.timeout_ns;
     r.links.signal     = &g_signal;
     r.signal           = &g_signal;
@@ -160,5 +164,6 @@ int main(int argc, char **argv)
     if (st == BT_OK) st = work(&r);
     if (st != BT_OK) bt_rank_leave_early(&r, st);
     bt_rank_leave_together(&r);
+    bt_settings_destroy(settings);
     return EXIT_SUCCESS;
 }

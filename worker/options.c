@@ -134,6 +134,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         p->st = BT_ERR_INVALID_ARG;
         return EINVAL;
     }
+    if (key == BT_OPT_CONFIG) return 0; /* has been read */
     if (key < KEY_MODEL || key > KEY_VERBOSE) return ARGP_ERR_UNKNOWN;
     p->st = take(p->opt, key, arg);
     return p->st == BT_OK ? 0 : EINVAL;
@@ -171,6 +172,7 @@ static const struct argp_option OPTIONS[] = {
      "Full pages of generated tokens enter the prefix cache too: a later prompt that holds a reply "
      "finds it, and its tokens then depend on what was cached", 0},
     {"verbose",                                         KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    BT_CONFIG_OPTION(4),
     {0                                        },
 };
 
@@ -180,7 +182,10 @@ static const char DOC[] =
     "is 4711:\n\n"
     "  mpirun -n 4 baton-worker --model DIR --prefill 2 --decode 2 --coordinator 127.0.0.1:4711\n\n"
     "The rank loads its share of the weights, reports ready, works until the coordinator says "
-    "Shutdown, and exits with 0.  Any error that concerns more than one request ends it with 1.";
+    "Shutdown, and exits with 0.  Any error that concerns more than one request ends it with 1.\n\n"
+    "Every option may also stand in the file of --config, as \"name = value\", and in the "
+    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
+    "file, that over the default. Rank 0 logs at the start what came of it.";
 
 static bt_status check(bt_worker_options *opt)
 {
@@ -207,10 +212,25 @@ out:
     return st;
 }
 
+static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
+static const bt_setting_default DEFAULTS[] = {
+    {"chunk",     "512"},
+    {"threads",           "0"},
+    {"kernels","auto"},
+    {"form",   "role"},
+    {"timeout-s",           "10"},
+    {"on-death",   "stop"},
+    {0}
+};
+static const bt_setting_conflict CONFLICTS[] = {
+    {"both",    "prefill"},
+    {"both",         "decode"},
+    {0}
+};
+const bt_settings_spec bt_worker_settings = {&ARGP, DEFAULTS, CONFLICTS};
+
 bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worker_options *opt_out)
 {
-    static const struct argp ARGP = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
-
     bt_status         st   = BT_OK;
     bt_worker_options opt  = {.kernels    = "auto",
                               .cell       = "",

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "attention/mla.h"
+#include "core/settings.h"
 #include "core/status.h"
 
 typedef struct {
@@ -32,6 +33,9 @@ typedef struct {
 /* Reads and checks argv.  `--help` and `--version` print and exit when `may_exit`.
  * INVALID_ARG names the option, what it may be and what was found. */
 bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worker_options *opt_out);
+
+/* For bt_settings_gather(): the options may also stand in a file and in the environment. */
+extern const bt_settings_spec bt_worker_settings;
 
 /* INVALID_ARG, with the mpirun line that would do, unless the job has as many ranks as the roles
  * need. */

@@ -96,6 +96,41 @@ class Flags(Served):
             self.assertIn(words, err)
 
 
+class Logits(unittest.TestCase):
+    """What is wrong with the cases or the settings is said before a cell starts."""
+
+    def ask(self, *args, env=None):
+        done = subprocess.run([os.path.join(BIN, "baton-logits"), "--model", MODEL, "--out", "/dev/null", *args], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=60, env={**os.environ, **(env or {})})
+        return done.returncode, done.stdout
+
+    def test_cases_that_are_no_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkfifo(os.path.join(folder, "pipe"))
+            for name, words in (("", "found a directory"), ("pipe", "found a pipe"), ("nothing", "No such file")):
+                code, out = self.ask("--ids", os.path.join(folder, name))
+                self.assertEqual(code, 1, out)
+                self.assertIn(f"--ids {os.path.join(folder, name)}: ", out)
+                self.assertIn(words, out)
+
+    def test_settings_from_a_file_and_the_environment(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".conf") as f:
+            f.write("ids = /from/the/file\nparallel = 2\n")
+            f.flush()
+            code, out = self.ask("--config", f.name)
+            self.assertEqual(code, 1, out)
+            self.assertIn("--ids /from/the/file: ", out)
+            code, out = self.ask("--config", f.name, env={"BATON_IDS": "/from/the/environment"})
+            self.assertIn("--ids /from/the/environment: ", out)
+            self.assertIn(" ids=/from/the/environment (environment) ", out)
+            self.assertIn(" parallel=2 (file) ", out)
+            f.write("nonsense = 1\n")
+            f.flush()
+            code, out = self.ask("--config", f.name)
+            self.assertEqual(code, 64, out)
+            self.assertIn(f"{f.name}:3: there is no setting", out)
+
+
 class Tls(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -1,3 +1,7 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
 #include "tests/support/test.h"
 #include "worker/options.h"
 
@@ -95,6 +99,38 @@ static void options_wrong_number_of_ranks_names_the_command(void)
     EXPECT_HAS(bt_error_text(), "mpirun -n 2 baton-worker --both 2");
 }
 
+/* A flag wins over the environment, that over the file; --both in a stronger place drives out roles
+ * of a weaker one. */
+static void options_come_from_four_places(void)
+{
+    char  path[] = "/tmp/baton-worker-XXXXXX";
+    char *argv[] = {(char *)"baton-worker", (char *)"--config", path, (char *)"--timeout-s=7",
+                    NULL};
+    bt_settings      *s = NULL;
+    bt_worker_options opt;
+    int               fd = mkstemp(path);
+
+    EXPECT(fd >= 0);
+    dprintf(fd, "# a cell\nmodel = m\ncoordinator = 127.0.0.1:1\nprefill = 2\ndecode = 2\n"
+                "chunk = 64\nkv-bytes = 2g\ntimeout-s = 3\n");
+    close(fd);
+    setenv("BATON_CHUNK", "128", 1);
+    setenv("BATON_TIMEOUT_S", "5", 1);
+    setenv("BATON_BOTH", "3", 1);
+    EXPECT_EQ(bt_settings_gather(&bt_worker_settings, 4, argv, &s), BT_OK);
+    EXPECT_EQ(bt_worker_options_parse(bt_settings_argc(s), bt_settings_argv(s), false, &opt),
+              BT_OK);
+    EXPECT_EQ(opt.chunk, 128);
+    EXPECT_EQ(opt.kv_bytes, 2ull << 30);
+    EXPECT(opt.timeout_ns == 7000000000u);
+    EXPECT(opt.n_both == 3 && opt.n_prefill == 0 && opt.n_decode == 0);
+    bt_settings_destroy(s);
+    unsetenv("BATON_CHUNK");
+    unsetenv("BATON_TIMEOUT_S");
+    unsetenv("BATON_BOTH");
+    unlink(path);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -102,6 +138,7 @@ int main(int argc, char **argv)
         BT_TEST(options_errors_say_what_to_do),
         BT_TEST(options_unknown_flag_is_an_error),
         BT_TEST(options_wrong_number_of_ranks_names_the_command),
+        BT_TEST(options_come_from_four_places),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

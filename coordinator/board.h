@@ -42,6 +42,7 @@ typedef struct {
     double busy, gather, sample; /* fractions of the time */
     double step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
     double prompt_share; /* of prompt_rate in that of its cell's busiest rank, 0 to 1 */
+    double handoff_s; /* of the last second with one: from the prompt's end to the last message */
 } bt_rank_view;
 
 typedef struct {
@@ -69,6 +70,8 @@ typedef struct {
     bt_request_view requests[BT_VIEW_REQUESTS];
     uint32_t        n_cells;
     bt_cell_view    cells[BT_VIEW_CELLS];
+    uint32_t        n_experts;
+    uint64_t        expert_rows[2][BT_EXPERT_LOAD_MAX]; /* of prefill (or all) and decode ranks */
     bt_rank_view   *ranks; /* owned [rank_cap], n_ranks of them are valid: those that prefill come
                             * first, of all cells */
     uint32_t rank_cap;

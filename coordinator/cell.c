@@ -20,6 +20,7 @@ void bt_cell_fini(bt_cell *cell)
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
         bt_cell_hello_free(&cell->ranks[i].hello);
         bt_free(cell->ranks[i].leave_reason);
+        bt_free(cell->ranks[i].expert_rows);
     }
     bt_free(cell->ranks);
     memset(cell, 0, sizeof(*cell));

@@ -9,6 +9,7 @@
 /* How fast a rank goes, of the last seconds, smoothed; and its beat a second ago. */
 typedef struct {
     bt_up_beat beat;
+    double     handoff_s;
     double     busy, gather, sample; /* fractions of the time */
     double     step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
 } bt_rank_rates;
@@ -18,6 +19,8 @@ typedef struct {
     bool          attached, ready, left, lost; /* lost: it will not come back */
     uint64_t      done_bytes, total_bytes;
     bt_up_beat    beat;
+    uint32_t      n_experts;
+    uint64_t     *expert_rows;  /* owned [n_experts]: of its ExpertLoad */
     bt_rank_rates rates;        /* the observer's */
     char         *leave_reason; /* owned: why it said it would go */
 } bt_cell_rank;

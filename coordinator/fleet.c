@@ -370,6 +370,14 @@ static void on_drain(bt_member *m)
     }
 }
 
+static void on_load(bt_cell_rank *k, bt_up *up)
+{
+    bt_free(k->expert_rows);
+    k->expert_rows         = up->u.expert_load.rows;
+    k->n_experts           = up->u.expert_load.n;
+    up->u.expert_load.rows = NULL; /* ours now */
+}
+
 void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
 {
     bt_seat *seat = bt_control_peer_data(peer);
@@ -384,6 +392,7 @@ void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
     case BT_UP_READY: on_ready(seat->member, seat->rank); break;
     case BT_UP_LEAVING: on_leaving(seat->member, seat->rank, up); break;
     case BT_UP_DRAIN: on_drain(seat->member); break;
+    case BT_UP_EXPERT_LOAD: on_load(&seat->member->cell.ranks[seat->rank], up); break;
     case BT_UP_BEAT: seat->member->cell.ranks[seat->rank].beat = up->u.beat; /* fall through */
     default:
         if (seat->member->relay != NULL)

@@ -70,11 +70,21 @@ static double delta(uint64_t newest, uint64_t before)
     return newest >= before ? (double)(newest - before) : 0;
 }
 
+static double sum_of(const uint64_t buckets[BT_BEAT_TIME_BUCKETS])
+{
+    double n = 0;
+
+    for (int i = 0; i < BT_BEAT_TIME_BUCKETS; i++)
+        n += (double)buckets[i];
+    return n;
+}
+
 static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
 {
     double steps = delta(b->steps, r->beat.steps);
     double rows  = delta(b->prompt_rows, r->beat.prompt_rows) +
                   delta(b->generated_rows, r->beat.generated_rows);
+    double n_handoffs;
 
     smooth(&r->busy, delta(b->model_ns, r->beat.model_ns) * 1e-9 / s, s);
     smooth(&r->gather, delta(b->gather_ns, r->beat.gather_ns) * 1e-9 / s, s);
@@ -86,6 +96,8 @@ static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
         r->step_s        = delta(b->model_ns, r->beat.model_ns) * 1e-9 / steps;
         r->rows_per_step = rows / steps;
     }
+    n_handoffs = sum_of(b->handoff_times) - sum_of(r->beat.handoff_times);
+    if (n_handoffs > 0) r->handoff_s = delta(b->handoff_ns, r->beat.handoff_ns) * 1e-9 / n_handoffs;
 }
 
 /* A rank beats between its steps: what it says is about the time between two beats, by its own
@@ -203,7 +215,9 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
                         .prompt_rate    = r->prompt_rate,
                         .generated_rate = r->generated_rate,
                         .handoff_rate   = r->handoff_rate,
-                        .prompt_share   = top > 0 ? r->prompt_rate / top : 0};
+                        .prompt_share   = top > 0 ? r->prompt_rate / top : 0,
+
+                        .handoff_s = r->handoff_s};
     snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
@@ -229,6 +243,26 @@ static double top_rate(const bt_cell *cell)
     for (uint32_t i = 0; i < cell->n_ranks; i++)
         if (cell->ranks[i].rates.prompt_rate > top) top = cell->ranks[i].rates.prompt_rate;
     return top;
+}
+
+/* Rows by expert, over the ranks of either group: a rank counts its own experts only. */
+static void show_experts(const bt_fleet *fleet, bt_snapshot *s)
+{
+    s->n_experts = 0;
+    memset(s->expert_rows, 0, sizeof(s->expert_rows));
+    for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
+        const bt_cell *cell = bt_fleet_cell(fleet, i);
+
+        for (uint32_t k = 0; k < cell->n_ranks; k++) {
+            const bt_cell_rank *r     = &cell->ranks[k];
+            uint32_t            group = group_of(cell, bt_fleet_relay(fleet, i), k);
+
+            if (group >= 2) continue;
+            if (r->n_experts > s->n_experts) s->n_experts = r->n_experts;
+            for (uint32_t e = 0; e < r->n_experts; e++)
+                s->expert_rows[group][e] += r->expert_rows[e];
+        }
+    }
 }
 
 /* Those that prefill, of all cells, then the others. */
@@ -264,6 +298,7 @@ static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
                                                     BT_VIEW_REQUESTS - s->n_requests);
     }
     s->queued_tokens = bt_fleet_queued_tokens(fleet);
+    show_experts(fleet, s);
     show_ranks(fleet, s);
 }
 

@@ -149,9 +149,8 @@ VALUE(v_weights, r->weight_bytes)
 VALUE(v_requests, r->beat.n_requests)
 VALUE(v_free, r->beat.pages_free)
 VALUE(v_cached, r->beat.pages_cached)
-VALUE(v_quarantined, r->beat.pages_quarantined)
-VALUE(v_owned, (double)r->beat.pages_total - r->beat.pages_free - r->beat.pages_cached -
-                   r->beat.pages_quarantined)
+VALUE(v_quarantined, r->beat.slots_quarantined)
+VALUE(v_owned, (double)r->beat.pages_total - r->beat.pages_free - r->beat.pages_cached)
 VALUE(v_total, r->n_pages)
 VALUE(v_reserved, r->relay.taken_pages)
 VALUE(v_sent_bytes, r->beat.handoff_bytes)
@@ -167,33 +166,34 @@ VALUE(v_hit, r->beat.prefix_hit_tokens)
 
 /* Rows with the same name follow each other. */
 static const rank_metric RANK_METRICS[] = {
-    {"baton_rank_ready",                     "gauge",   "1: the rank has loaded and takes part.",    "",                       v_up            },
-    {"baton_rank_loaded_bytes",              "gauge",   "Weights read so far.",                      "",                       v_loaded        },
-    {"baton_rank_weight_bytes",              "gauge",   "Weights that this rank holds.",             "",                       v_weights       },
-    {"baton_rank_requests",                  "gauge",   "Requests that the rank knows.",             "",                       v_requests      },
+    {"baton_rank_ready",                     "gauge",   "1: the rank has loaded and takes part.",    "",                    v_up            },
+    {"baton_rank_loaded_bytes",              "gauge",   "Weights read so far.",                      "",                    v_loaded        },
+    {"baton_rank_weight_bytes",              "gauge",   "Weights that this rank holds.",             "",                    v_weights       },
+    {"baton_rank_requests",                  "gauge",   "Requests that the rank knows.",             "",                    v_requests      },
     {"baton_rank_pages",                     "gauge",   "KV pages by state; owned: of requests.",    ",state=\"free\"",
-     v_free                                                                                                                                    },
-    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"cached\"",      v_cached        },
-    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"owned\"",       v_owned         },
-    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"quarantined\"", v_quarantined   },
-    {"baton_rank_pages_total",               "gauge",   "KV pages of the rank's pool.",              "",                       v_total         },
-    {"baton_rank_pages_reserved",            "gauge",   "Pages that placed requests may need.",      "",                       v_reserved      },
+     v_free                                                                                                                                 },
+    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"cached\"",   v_cached        },
+    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"owned\"",    v_owned         },
+    {"baton_rank_pages_total",               "gauge",   "KV pages of the rank's pool.",              "",                    v_total         },
+    {"baton_rank_pages_reserved",            "gauge",   "Pages that placed requests may need.",      "",                    v_reserved      },
+    {"baton_handoff_slots_quarantined",      "gauge",
+     "Staging slots that a transfer of an ended request still reads.",                               "",                    v_quarantined   },
     {"baton_handoff_sent_bytes_total",       "counter", "Bytes of pages handed to decode ranks.",    "",
-     v_sent_bytes                                                                                                                              },
+     v_sent_bytes                                                                                                                           },
     {"baton_handoff_sent_pages_total",       "counter", "Pages handed to decode ranks.",             "",
-     v_sent_pages                                                                                                                              },
-    {"baton_rank_steps_total",               "counter", "Steps with rows.",                          "",                       v_steps         },
+     v_sent_pages                                                                                                                           },
+    {"baton_rank_steps_total",               "counter", "Steps with rows.",                          "",                    v_steps         },
     {"baton_rank_phase_seconds_total",       "counter", "Time of the step thread by phase.",
-     ",phase=\"gather\"",                                                                                                      v_gather        },
-    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"model\"",       v_model         },
-    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"sample\"",      v_sample        },
+     ",phase=\"gather\"",                                                                                                   v_gather        },
+    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"model\"",    v_model         },
+    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"sample\"",   v_sample        },
     {"baton_rank_rows_total",                "counter", "Rows computed of the rank's own requests.",
-     ",kind=\"prompt\"",                                                                                                       v_prompt_rows   },
-    {"baton_rank_rows_total",                "counter", "",                                          ",kind=\"generated\"",    v_generated_rows},
+     ",kind=\"prompt\"",                                                                                                    v_prompt_rows   },
+    {"baton_rank_rows_total",                "counter", "",                                          ",kind=\"generated\"", v_generated_rows},
     {"baton_rank_prefix_asked_tokens_total", "counter",
-     "Prompt tokens looked up in the prefix cache.",                                                 "",                       v_asked         },
+     "Prompt tokens looked up in the prefix cache.",                                                 "",                    v_asked         },
     {"baton_rank_prefix_hit_tokens_total",   "counter", "Prompt tokens found in the prefix cache.",
-     "",                                                                                                                       v_hit           },
+     "",                                                                                                                    v_hit           },
 };
 
 static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char *name,
@@ -220,6 +220,21 @@ static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char
     fprintf(p->f, "%llu\n", (unsigned long long)seen);
 }
 
+/* One series for each expert and group: as many as the model has, however many ranks there are. */
+static void experts(page *p, const bt_snapshot *s)
+{
+    family(p, "baton_expert_rows_total", "counter", "Rows that an expert ran, over all layers.");
+    for (uint32_t group = 0; group < (s->n_decode == 0 ? 1u : 2u); group++)
+        for (uint32_t e = 0; e < s->n_experts; e++)
+            fprintf(p->f,
+                    "baton_expert_rows_total{model_name=\"%s\",role=\"%s\",expert=\"%u\"} %llu\n",
+                    p->model,
+                    s->n_decode == 0 ? "both"
+                    : group == 0     ? "prefill"
+                                     : "decode",
+                    e, (unsigned long long)s->expert_rows[group][e]);
+}
+
 static void ranks(page *p, const bt_snapshot *s)
 {
     uint64_t asked = 0, hit = 0;
@@ -238,6 +253,12 @@ static void ranks(page *p, const bt_snapshot *s)
         rank_histogram(p, s, i, "baton_step_seconds", s->ranks[i].beat.step_times,
                        BT_BEAT_TIME_BUCKETS, BT_BEAT_TIME_NS * 1e-9,
                        (double)s->ranks[i].beat.model_ns * 1e-9);
+    family(p, "baton_handoff_seconds", "histogram",
+           "From a prompt's last row to the leaving of its last page message.");
+    for (uint32_t i = 0; i < s->n_ranks; i++)
+        rank_histogram(p, s, i, "baton_handoff_seconds", s->ranks[i].beat.handoff_times,
+                       BT_BEAT_TIME_BUCKETS, BT_BEAT_TIME_NS * 1e-9,
+                       (double)s->ranks[i].beat.handoff_ns * 1e-9);
     family(p, "baton_batch_rows", "histogram", "Rows of a rank's own requests in a step.");
     for (uint32_t i = 0; i < s->n_ranks; i++)
         rank_histogram(p, s, i, "baton_batch_rows", s->ranks[i].beat.batch_rows,
@@ -270,6 +291,7 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
         (double)(s->at_ns - s->started_ns) * 1e-9);
     requests(&p, s);
     ranks(&p, s);
+    experts(&p, s);
     if (fclose(p.f) != 0) {
         free(text);
         return NULL;

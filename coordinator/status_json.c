@@ -48,7 +48,7 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
     put_int(o, "pages_total", r->n_pages);
     put_int(o, "pages_free", b->pages_total == 0 ? r->n_pages : b->pages_free);
     put_int(o, "pages_cached", b->pages_cached);
-    put_int(o, "pages_quarantined", b->pages_quarantined);
+    put_int(o, "slots_quarantined", b->slots_quarantined);
     put_int(o, "pages_reserved", r->relay.taken_pages);
     put_int(o, "prefill_tokens", r->relay.prefill_tokens);
     put_int(o, "steps", b->steps);
@@ -62,6 +62,25 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
     put_int(o, "handoff_bytes", b->handoff_bytes);
     put_int(o, "handoff_pages", b->handoff_pages);
     put_real(o, "handoff_rate", r->handoff_rate);
+    put_real(o, "handoff_s", r->handoff_s);
+    return o;
+}
+
+/* Of each group: rows by expert, and how far the busiest one is above the mean. */
+static json_t *experts_json(const bt_snapshot *s, uint32_t group)
+{
+    json_t  *o = json_object(), *rows = json_array();
+    uint64_t sum = 0, most = 0;
+
+    for (uint32_t e = 0; e < s->n_experts; e++) {
+        uint64_t n = s->expert_rows[group][e];
+
+        json_array_append_new(rows, json_integer((json_int_t)n));
+        sum += n;
+        if (n > most) most = n;
+    }
+    put(o, "rows", rows);
+    put_real(o, "imbalance", sum == 0 ? 1 : (double)most * s->n_experts / (double)sum);
     return o;
 }
 
@@ -184,6 +203,8 @@ char *bt_exposition_json(const bt_snapshot *s)
     put(o, "cells", cells);
     put(o, "ranks", ranks);
     put(o, "open_requests", requests);
+    put(o, "experts_prefill", experts_json(s, 0));
+    if (s->n_decode != 0) put(o, "experts_decode", experts_json(s, 1));
     put(o, "history", history_json(s));
     text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(5));
     json_decref(o);

@@ -168,6 +168,11 @@ size_t bt_model_workspace_bytes(const bt_model *model)
            (model->moe != NULL ? bt_moe_workspace_bytes(model->moe) : 0);
 }
 
+const uint64_t *bt_model_expert_rows(const bt_model *model)
+{
+    return model->moe != NULL ? bt_moe_expert_rows(model->moe) : NULL;
+}
+
 /* ---- step ---- */
 
 static bt_status check_step(const bt_model *model, const bt_step *step,

@@ -49,7 +49,9 @@ static bt_status map_experts(bt_moe *moe, uint32_t *own_items_out, uint32_t *all
     moe->local_expert = bt_calloc(p->n_experts, sizeof(*moe->local_expert));
     moe->local_index  = bt_calloc(p->n_experts, sizeof(*moe->local_index));
     moe->whole        = bt_calloc(p->n_blocks, sizeof(*moe->whole));
-    BT_REQUIRE(moe->local_expert != NULL && moe->local_index != NULL && moe->whole != NULL,
+    moe->expert_rows  = bt_calloc(p->n_experts, sizeof(*moe->expert_rows));
+    BT_REQUIRE(moe->local_expert != NULL && moe->local_index != NULL && moe->whole != NULL &&
+                   moe->expert_rows != NULL,
                BT_ERR_NO_MEMORY, "moe map of %u experts", p->n_experts);
     *own_items_out = *all_items_out = 0;
     for (uint32_t b = 0; b < p->n_blocks; b++) {
@@ -196,12 +198,12 @@ void bt_moe_destroy(bt_moe *moe)
     void *device[] = {moe->logits,   moe->wire,     moe->tile_x,   moe->tile_h,
                       moe->tile_a,   moe->tile_y,   moe->sent,     moe->came,
                       moe->shared_h, moe->shared_a, moe->shared_y, moe->scratch};
-    void *host[]   = {moe->local_expert, moe->local_index, moe->whole,      moe->row_at,
-                      moe->first_item,   moe->n_came,      moe->experts,    (void *)moe->items,
-                      moe->entries,      moe->send_at,     moe->send_bytes, moe->recv_at,
-                      moe->recv_bytes,   moe->gemms,       moe->item_dst,   moe->term_at,
-                      moe->term_row,     moe->term_y,      moe->gather,     moe->term_local,
-                      moe->term_weight,  moe->local_at};
+    void *host[]   = {moe->local_expert,  moe->local_index, moe->whole,   moe->row_at,
+                      moe->expert_rows,   moe->first_item,  moe->n_came,  moe->experts,
+                      (void *)moe->items, moe->entries,     moe->send_at, moe->send_bytes,
+                      moe->recv_at,       moe->recv_bytes,  moe->gemms,   moe->item_dst,
+                      moe->term_at,       moe->term_row,    moe->term_y,  moe->gather,
+                      moe->term_local,    moe->term_weight, moe->local_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(moe->dev, device[i]);

@@ -2,6 +2,8 @@
 
 #include "moe/state.h"
 
+const uint64_t *bt_moe_expert_rows(const bt_moe *moe) { return moe->expert_rows; }
+
 static bt_status count_rows(bt_moe *moe, const bt_step_rows *rows)
 {
     bt_status st = BT_OK;
@@ -150,6 +152,8 @@ static void sort_tile(bt_moe *moe)
     }
     memmove(moe->local_at + 1, moe->local_at, moe->n_local * sizeof(*moe->local_at));
     moe->local_at[0] = 0;
+    for (uint32_t i = 0; i < moe->n_local; i++)
+        moe->expert_rows[moe->local_expert[i]] += moe->local_at[i + 1] - moe->local_at[i];
 }
 
 static bt_status run_tile(bt_moe *moe, const bt_moe_weights *w, bt_role role)

@@ -53,6 +53,9 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
                         const bt_moe_config *cfg, uint32_t max_rows, bt_moe **moe_out);
 void      bt_moe_destroy(bt_moe *moe);
 size_t    bt_moe_workspace_bytes(const bt_moe *moe); /* device memory taken by create() */
+/* Rows that this rank's experts have run in all calls, [n_experts]; borrowed, grows with each call.
+ */
+const uint64_t *bt_moe_expert_rows(const bt_moe *moe);
 
 /* Collective over the group.  y[r] = moe(x[r]) for this rank's rows, [rows, hidden] bf16, distinct.
  * forced: host [rows][top_k], a row starting with UINT16_MAX is free; or NULL.

@@ -18,6 +18,7 @@ struct bt_moe {
     uint16_t *local_expert; /* owned: [n_local] ids ascending */
     uint16_t *local_index;  /* owned: [n_experts], of this rank's experts */
     bool     *whole;        /* owned: [n_blocks] one rank holds the whole block */
+    uint64_t *expert_rows;  /* owned: [n_experts] rows that this rank's have run */
 
     /* Device memory, owned. */
     float   *logits; /* [max_rows, n_experts] */

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-enum { BT_TOP_LOGPROBS_MAX = 20, BT_CHOICES_MAX = 64 };
+enum { BT_TOP_LOGPROBS_MAX = 20, BT_CHOICES_MAX = 64, BT_EXPERT_LOAD_MAX = 1024 };
 
 typedef struct {
     float     temperature;
@@ -75,6 +75,7 @@ typedef enum {
     BT_UP_EXPIRED,
     BT_UP_DRAIN,
     BT_UP_FORM_MAP,
+    BT_UP_EXPERT_LOAD,
     BT_UP_LEAVING
 } bt_up_kind;
 
@@ -102,7 +103,8 @@ typedef struct {
     uint64_t gather_ns, model_ns, sample_ns, prompt_rows, generated_rows;
     uint64_t prefix_asked_tokens, prefix_hit_tokens, at_ns;
     uint64_t batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
-    uint32_t n_requests, pages_free, pages_total, pages_cached, pages_quarantined;
+    uint64_t handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
+    uint32_t n_requests, pages_free, pages_total, pages_cached, slots_quarantined;
 } bt_up_beat;
 
 typedef struct {
@@ -143,6 +145,10 @@ typedef struct {
             size_t   n_form_map_bytes;
             void    *form_map;
         } form_map;
+        struct {
+            uint32_t  n;
+            uint64_t *rows; /* [n] by expert */
+        } expert_load;
         struct {
             uint32_t  n;
             bt_token *tokens;

@@ -91,6 +91,7 @@ typedef union {
     PB(Expired) expired;
     PB(Drain) drain;
     PB(FormMap) form_map;
+    PB(ExpertLoad) expert_load;
 } up_body;
 
 /* Packing only reads the histograms. */
@@ -114,7 +115,10 @@ static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
     pb->n_step_times        = BT_BEAT_TIME_BUCKETS;
     pb->step_times          = (uint64_t *)b->step_times;
     pb->pages_cached        = b->pages_cached;
-    pb->pages_quarantined   = b->pages_quarantined;
+    pb->slots_quarantined   = b->slots_quarantined;
+    pb->handoff_ns          = b->handoff_ns;
+    pb->n_handoff_times     = BT_BEAT_TIME_BUCKETS;
+    pb->handoff_times       = (uint64_t *)b->handoff_times;
     pb->prefix_asked_tokens = b->prefix_asked_tokens;
     pb->prefix_hit_tokens   = b->prefix_hit_tokens;
     pb->at_ns               = b->at_ns;
@@ -232,6 +236,13 @@ static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void *
             (ProtobufCBinaryData){m->u.form_map.n_form_map_bytes, m->u.form_map.form_map};
         pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_FORM_MAP;
         pb->form_map  = &b->form_map;
+        break;
+    case BT_UP_EXPERT_LOAD:
+        baton__control__v1__expert_load__init(&b->expert_load);
+        b->expert_load.n_rows = m->u.expert_load.n;
+        b->expert_load.rows   = m->u.expert_load.rows;
+        pb->body_case         = BATON__CONTROL__V1__FROM_WORKER__BODY_EXPERT_LOAD;
+        pb->expert_load       = &b->expert_load;
         break;
     case BT_UP_WAKE_REQUEST:
         baton__control__v1__wake_request__init(&b->wake_request);
@@ -463,9 +474,12 @@ static bt_status take_beat(const PB(Beat) * pb, bt_up_beat *b)
     bt_status st = BT_OK;
 
     BT_REQUIRE((pb->n_batch_rows == 0 || pb->n_batch_rows == BT_BEAT_BATCH_BUCKETS) &&
-                   (pb->n_step_times == 0 || pb->n_step_times == BT_BEAT_TIME_BUCKETS),
-               BT_ERR_PROTOCOL, "a beat with histograms of %zu and %zu entries, expected %d and %d",
-               pb->n_batch_rows, pb->n_step_times, BT_BEAT_BATCH_BUCKETS, BT_BEAT_TIME_BUCKETS);
+                   (pb->n_step_times == 0 || pb->n_step_times == BT_BEAT_TIME_BUCKETS) &&
+                   (pb->n_handoff_times == 0 || pb->n_handoff_times == BT_BEAT_TIME_BUCKETS),
+               BT_ERR_PROTOCOL,
+               "a beat with histograms of %zu, %zu and %zu entries, expected %d, %d and %d",
+               pb->n_batch_rows, pb->n_step_times, pb->n_handoff_times, BT_BEAT_BATCH_BUCKETS,
+               BT_BEAT_TIME_BUCKETS, BT_BEAT_TIME_BUCKETS);
     *b = (bt_up_beat){.progress            = pb->progress,
                       .n_requests          = pb->n_requests,
                       .pages_free          = pb->pages_free,
@@ -479,7 +493,8 @@ static bt_status take_beat(const PB(Beat) * pb, bt_up_beat *b)
                       .prompt_rows         = pb->prompt_rows,
                       .generated_rows      = pb->generated_rows,
                       .pages_cached        = pb->pages_cached,
-                      .pages_quarantined   = pb->pages_quarantined,
+                      .slots_quarantined   = pb->slots_quarantined,
+                      .handoff_ns          = pb->handoff_ns,
                       .prefix_asked_tokens = pb->prefix_asked_tokens,
                       .prefix_hit_tokens   = pb->prefix_hit_tokens,
                       .at_ns               = pb->at_ns};
@@ -487,6 +502,22 @@ static bt_status take_beat(const PB(Beat) * pb, bt_up_beat *b)
         b->batch_rows[i] = pb->batch_rows[i];
     for (size_t i = 0; i < pb->n_step_times; i++)
         b->step_times[i] = pb->step_times[i];
+    for (size_t i = 0; i < pb->n_handoff_times; i++)
+        b->handoff_times[i] = pb->handoff_times[i];
+out:
+    return st;
+}
+
+static bt_status take_expert_load(const PB(ExpertLoad) * pb, bt_up *m)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(pb->n_rows >= 1 && pb->n_rows <= BT_EXPERT_LOAD_MAX, BT_ERR_PROTOCOL,
+               "the load of %zu experts, expected 1 to %d", pb->n_rows, BT_EXPERT_LOAD_MAX);
+    m->u.expert_load.rows = bt_calloc(pb->n_rows, sizeof(*pb->rows));
+    BT_REQUIRE(m->u.expert_load.rows != NULL, BT_ERR_NO_MEMORY, "load of %zu experts", pb->n_rows);
+    memcpy(m->u.expert_load.rows, pb->rows, pb->n_rows * sizeof(*pb->rows));
+    m->u.expert_load.n = (uint32_t)pb->n_rows;
 out:
     return st;
 }
@@ -588,6 +619,9 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
         m->u.form_map.epoch   = pb->form_map->epoch;
         return bt_pb_take_map(&pb->form_map->form_map, &m->u.form_map.form_map,
                               &m->u.form_map.n_form_map_bytes);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_EXPERT_LOAD:
+        m->kind = BT_UP_EXPERT_LOAD;
+        return take_expert_load(pb->expert_load, m);
     case BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS:
         m->kind = BT_UP_EVAL_ROWS;
         return take_eval_rows(pb->eval_rows, &m->u.eval_rows);
@@ -644,6 +678,7 @@ void bt_up_free(bt_up *m)
         bt_free(m->u.ticket.form_map);
         break;
     case BT_UP_FORM_MAP: bt_free(m->u.form_map.form_map); break;
+    case BT_UP_EXPERT_LOAD: bt_free(m->u.expert_load.rows); break;
     case BT_UP_TOKENS: bt_free(m->u.tokens.tokens); break;
     case BT_UP_FAILED: bt_free(m->u.failed.message); break;
     case BT_UP_PROMPT_LOGPROBS:

@@ -21,7 +21,8 @@ typedef struct {
     uint32_t  cached; /* tokens that this rank had; travels with the last message */
     uint32_t *staged; /* owned: [n_layers] tokens of each layer that need not be sent any more */
     uint32_t  n_in_flight;
-    uint64_t  moved_ns; /* when a message was staged or had left */
+    uint64_t  moved_ns;    /* when a message was staged or had left */
+    uint64_t  computed_ns; /* when the prompt was done */
     bool      first_known, last_staged;
 
     bt_handoff_tail tail; /* good once first_known is set */

@@ -8,7 +8,6 @@
 
 enum { LEASE_TIMEOUTS = 6 }; /* a hand-off may stand still for so many deadlines */
 
-#define BEAT_NS   (200 * BT_NS_PER_MS)
 #define LEASES_NS (100 * BT_NS_PER_MS)
 
 static uint64_t now_ns(const bt_worker *w) { return w->cfg.links.now_ns(w->cfg.links.ctx); }
@@ -138,6 +137,15 @@ out:
     return st;
 }
 
+static void note_handoff(bt_worker *w, const bt_request *r)
+{
+    uint64_t took_ns = r->out.moved_ns - r->out.computed_ns;
+
+    w->handoff_pages += bt_kv_pages_for(r->n_prompt - r->out.held);
+    w->handoff_ns += took_ns;
+    bt_worker_count(w->handoff_times, BT_BEAT_TIME_BUCKETS, took_ns, BT_BEAT_TIME_NS);
+}
+
 /* Ends what has been sent in full, and what only waited for a granted message to leave. */
 static bt_status reap(bt_worker *w)
 {
@@ -147,7 +155,7 @@ static bt_status reap(bt_worker *w)
         bt_request *r = w->requests.at[i];
 
         if (r->state == BT_REQUEST_SENDING && bt_handoff_out_done(&r->out)) {
-            w->handoff_pages += bt_kv_pages_for(r->n_prompt - r->out.held);
+            note_handoff(w, r);
             BT_TRY(bt_worker_end(w, r));
         } else if (r->state == BT_REQUEST_DRAINING) {
             BT_TRY(bt_worker_end(w, r));
@@ -192,35 +200,6 @@ out:
     return st;
 }
 
-static bt_status beat(bt_worker *w)
-{
-    uint64_t now = now_ns(w);
-    bt_up    m   = {.kind = BT_UP_BEAT};
-
-    if (now - w->beat_ns < BEAT_NS) return BT_OK;
-    w->beat_ns = now;
-    m.u.beat   = (bt_up_beat){.progress      = w->progress,
-                              .at_ns         = now,
-                              .steps         = w->n_steps,
-                              .handoff_bytes = w->handoff_bytes,
-                              .handoff_pages = w->handoff_pages,
-                              .n_requests    = w->requests.n,
-                              .pages_free    = bt_kv_pool_n_free(w->cfg.pool),
-                              .pages_total   = bt_kv_pool_n_pages(w->cfg.pool),
-                              .pages_cached  = bt_kv_pool_n_cached(w->cfg.pool),
-
-                              .prefix_asked_tokens = w->prefix_asked_tokens,
-                              .prefix_hit_tokens   = w->prefix_hit_tokens,
-                              .gather_ns           = w->gather_ns,
-                              .model_ns            = w->model_ns,
-                              .sample_ns           = w->sample_ns,
-                              .prompt_rows         = w->n_rows_done[BT_ROLE_PROMPT],
-                              .generated_rows      = w->n_rows_done[BT_ROLE_GENERATED]};
-    memcpy(m.u.beat.batch_rows, w->batch_rows, sizeof(w->batch_rows));
-    memcpy(m.u.beat.step_times, w->step_times, sizeof(w->step_times));
-    return up(w, &m);
-}
-
 /* Keeps the first error of the background, where no status can be returned. */
 static void keep(bt_worker *w, bt_status st)
 {
@@ -241,7 +220,7 @@ bool bt_worker_background(bt_worker *w)
         }
         keep(w, reap(w));
     }
-    keep(w, beat(w));
+    keep(w, bt_worker_beat(w));
     return moved;
 }
 

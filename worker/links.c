@@ -145,6 +145,13 @@ static bt_status link_step(void *ctx, bt_step *step)
     return bt_model_step(l->model, l->pool, step);
 }
 
+static const uint64_t *link_expert_rows(void *ctx)
+{
+    bt_links *l = ctx;
+
+    return bt_model_expert_rows(l->model);
+}
+
 bt_status bt_links_gather(bt_links *l, const bt_plan *plan, bt_plan *plans_out)
 {
     bt_wait wait = wait_for(l, "step plan");
@@ -165,6 +172,7 @@ bt_worker_links bt_links_table(bt_links *l)
                              .send        = link_send,
                              .cancel      = link_cancel,
                              .poll        = link_poll,
+                             .expert_rows = link_expert_rows,
                              .step        = link_step};
 }
 

@@ -45,11 +45,13 @@ struct bt_worker {
     bool      deferred;    /* rows wait for a staging slot */
     bt_status background;  /* first error of the background, to be asked for */
     uint64_t  beat_ns, leases_ns;
+    uint64_t  load_ns, load_steps; /* when ExpertLoad was last sent, and after how many steps */
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages, n_retracted;
     uint64_t  prefix_asked_tokens, prefix_hit_tokens; /* looked up in the cache, and found */
     uint64_t  n_rows_done[BT_N_ROLES];                /* of this rank's requests */
     uint64_t  gather_from_ns, gather_ns, model_ns, sample_ns; /* phases, for the beat */
     uint64_t  batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
+    uint64_t  handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
 };
 
 /* batch.c: the rows of the pieces, written out for the model; and the memory for that. */
@@ -60,6 +62,12 @@ void      bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_
 /* An evaluated piece's rows, as EvalRows messages. */
 bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, const bt_step *step,
                              uint32_t piece);
+
+/* beat.c */
+/* Counts a value into the first bucket whose limit, unit * 2^i, is not below it. */
+void bt_worker_count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t unit);
+/* Tells the coordinator how the rank is, when that is due. */
+bt_status bt_worker_beat(bt_worker *w);
 
 /* lifecycle.c */
 /* Sends Failed with the sentence of the last error, then ends it as an abort does. */

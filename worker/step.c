@@ -310,7 +310,7 @@ static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
         r->state           = BT_REQUEST_SENDING;
         r->out.first_known = true;
         r->out.cached      = r->n_held;
-        r->out.moved_ns    = w->cfg.links.now_ns(w->cfg.links.ctx);
+        r->out.moved_ns = r->out.computed_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
         return bt_worker_pump(w, r, true);
     }
     if (!r->eval) return bt_worker_begin_decode(w, r, false);
@@ -434,16 +434,6 @@ static void layer_done(void *ctx, uint32_t layer)
     bt_worker_background(w);
 }
 
-/* The first bucket whose limit, unit * 2^i, is not below the value. */
-static void count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t unit)
-{
-    uint32_t i = 0;
-
-    while (i + 1 < n && value > unit << i)
-        i++;
-    buckets[i]++;
-}
-
 /* The step came to nothing.  Rows of it may have been handed over: computed again they must have
  * the same form, however the prompt is cut then. */
 static void roll_back(bt_worker *w)
@@ -481,9 +471,9 @@ static bt_status run(bt_worker *w)
         roll_back(w);
         goto out;
     }
-    count(w->batch_rows, BT_BEAT_BATCH_BUCKETS,
-          b->n_rows[BT_ROLE_PROMPT] + b->n_rows[BT_ROLE_GENERATED], 1);
-    count(w->step_times, BT_BEAT_TIME_BUCKETS, model_ns, BT_BEAT_TIME_NS);
+    bt_worker_count(w->batch_rows, BT_BEAT_BATCH_BUCKETS,
+                    b->n_rows[BT_ROLE_PROMPT] + b->n_rows[BT_ROLE_GENERATED], 1);
+    bt_worker_count(w->step_times, BT_BEAT_TIME_BUCKETS, model_ns, BT_BEAT_TIME_NS);
     for (int role = 0; role < BT_N_ROLES; role++)
         w->n_rows_done[role] += b->n_rows[role];
 

@@ -46,6 +46,8 @@ typedef struct {
     /* bt_model_step() with group_rows, spans and rows as the worker filled them; the link adds how
      * to wait. */
     bt_status (*step)(void *ctx, bt_step *step);
+    /* bt_model_expert_rows(). */
+    const uint64_t *(*expert_rows)(void *ctx);
 } bt_worker_links;
 
 typedef struct {

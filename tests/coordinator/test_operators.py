@@ -90,15 +90,17 @@ class Http(Served):
             self.assertEqual(buckets[-1], v[f"vllm:{name}_seconds_count", model])
 
     def test_shows_what_ranks_say(self):
-        beat = control.Beat(progress=1, n_requests=3, pages_free=40, pages_total=64, pages_cached=9, pages_quarantined=2, steps=5,
+        beat = control.Beat(progress=1, n_requests=3, pages_free=40, pages_total=64, pages_cached=9, slots_quarantined=2, steps=5,
                             handoff_bytes=4096, handoff_pages=2, gather_ns=10**9, model_ns=2 * 10**9, sample_ns=5 * 10**8,
                             prompt_rows=30, generated_rows=12, batch_rows=[1, 2, 3] + [0] * 9 + [4],
-                            step_times=[5] + [0] * 14 + [1], prefix_asked_tokens=128, prefix_hit_tokens=64)
+                            step_times=[5] + [0] * 14 + [1], handoff_ns=3 * 10**9, handoff_times=[0, 2] + [0] * 14, prefix_asked_tokens=128, prefix_hit_tokens=64)
         self.cell.ranks[1].send(beat=beat)
         rank = ',rank="1",role="prefill"'
         wait_for(lambda: self.metric("baton_rank_requests", rank) == 3, "the beat")
         for name, labels, value in (("baton_rank_pages", ',state="free"', 40), ("baton_rank_pages", ',state="cached"', 9),
-                                    ("baton_rank_pages", ',state="quarantined"', 2), ("baton_rank_pages", ',state="owned"', 13),
+                                    ("baton_handoff_slots_quarantined", "", 2), ("baton_rank_pages", ',state="owned"', 15),
+                                    ("baton_handoff_seconds_sum", "", 3), ("baton_handoff_seconds_count", "", 2),
+                                    ("baton_handoff_seconds_bucket", ',le="0.00025"', 2),
                                     ("baton_rank_pages_total", "", 64), ("baton_handoff_sent_bytes_total", "", 4096),
                                     ("baton_rank_steps_total", "", 5), ("baton_rank_phase_seconds_total", ',phase="model"', 2),
                                     ("baton_rank_phase_seconds_total", ',phase="gather"', 1),
@@ -108,6 +110,18 @@ class Http(Served):
             self.assertEqual(self.metric(name, rank + labels), value, name + labels)
         self.assertEqual(self.metric("vllm:prefix_cache_hits_total"), 64)
         self.assertEqual(self.metric("baton_rank_requests", ',rank="2",role="decode"'), 0)
+
+    def test_shows_the_load_of_experts(self):
+        self.cell.ranks[0].send(expert_load=control.ExpertLoad(rows=[5, 0, 7]))
+        self.cell.ranks[1].send(expert_load=control.ExpertLoad(rows=[0, 2, 0]))
+        self.cell.ranks[3].send(expert_load=control.ExpertLoad(rows=[0, 0, 3]))
+        def rows(role):
+            values = parse(get(self.http, "/metrics")[1])
+            return [values.get(("baton_expert_rows_total", f'model_name="demo",role="{role}",expert="{i}"')) for i in range(3)]
+        wait_for(lambda: (rows("prefill"), rows("decode")) == ([5, 2, 7], [0, 0, 3]), "the load")
+        s = json.loads(get(self.http, "/status.json")[1])
+        self.assertEqual((s["experts_prefill"]["rows"], s["experts_decode"]["rows"]), ([5, 2, 7], [0, 0, 3]))
+        self.assertEqual((s["experts_prefill"]["imbalance"], s["experts_decode"]["imbalance"]), (1.5, 3))
 
     def test_status_lists_ranks_and_requests(self):
         self.cell.gate.clear()

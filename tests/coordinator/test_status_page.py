@@ -84,7 +84,7 @@ class Page(Served):
             i, s = i + 1, time.monotonic() - begin
             for r in self.cell.ranks:
                 busy = 0.95 if r.rank < 2 else 0.3
-                r.send(beat=control.Beat(progress=i, at_ns=int(1e9 * (s + 1)), n_requests=2, pages_free=20, pages_total=64, pages_cached=16, pages_quarantined=4,
+                r.send(beat=control.Beat(progress=i, at_ns=int(1e9 * (s + 1)), n_requests=2, pages_free=20, pages_total=64, pages_cached=16, slots_quarantined=4,
                                          steps=int(40 * s), model_ns=int(busy * 1e9 * s), gather_ns=int(5e6 * s), sample_ns=int(5e6 * s),
                                          prompt_rows=int(1600 * s), generated_rows=int(80 * s), handoff_bytes=int(5e6 * s),
                                          handoff_pages=int(70 * s)))

@@ -85,7 +85,9 @@ static inline bt_up sample_up(bt_up_kind kind)
             .pages_free          = 6,
             .pages_total         = 7,
             .pages_cached        = 18,
-            .pages_quarantined   = 19
+            .slots_quarantined   = 19,
+            .handoff_ns          = 20,
+            .handoff_times       = {[BT_BEAT_TIME_BUCKETS - 1] = 21}
         };
         break;
     case BT_UP_TICKET:
@@ -144,6 +146,11 @@ static inline bt_up sample_up(bt_up_kind kind)
                                                       .top_logprobs = bt_calloc(6, sizeof(float))};
         break;
     case BT_UP_DRAIN: break;
+    case BT_UP_EXPERT_LOAD:
+        m.u.expert_load.n    = 3;
+        m.u.expert_load.rows = bt_calloc(3, sizeof(uint64_t));
+        if (m.u.expert_load.rows != NULL) m.u.expert_load.rows[2] = 1ull << 40;
+        break;
     case BT_UP_FORM_MAP:
         m.u.form_map.request          = 9;
         m.u.form_map.epoch            = 2;

@@ -33,9 +33,22 @@ def metrics(cell):
 def expect_free(m, what=""):
     """Every page of every rank is free or cached."""
     pages = {k.split(":")[1]: v for k, v in m.items() if k.startswith("baton_rank_pages:")}
-    assert pages["owned"] == 0 and pages["quarantined"] == 0, f"{what}: {pages}"
+    assert pages["owned"] == 0 and m["baton_handoff_slots_quarantined"] == 0, f"{what}: {pages}"
     assert pages["free"] + pages["cached"] == m["baton_rank_pages_total"] > 0, f"{what}: {pages} of {m['baton_rank_pages_total']}"
     return pages
+
+
+def expect_expert_rows(cell, model):
+    """Every computed row has run through its experts in every layer that has them; ranks say so once a second."""
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as f:
+        c = json.load(f)
+    each = c["num_experts_per_tok"] * (c["num_hidden_layers"] - c["first_k_dense_replace"])
+    for _ in range(10):
+        m = metrics(cell)
+        want = each * (m["baton_rank_rows_total:prompt"] + m["baton_rank_rows_total:generated"])
+        if m["baton_expert_rows_total"] == want > 0:
+            return
+    raise AssertionError(f"experts ran {m['baton_expert_rows_total']} rows, expected {want}")
 
 
 def random_ids(rng, n):

@@ -46,6 +46,7 @@ def check(a, pb, rpc, shape):
             m1 = m2
         assert min(times) < 0.6 * cold_s, f"{shape}: first token after {times} s, {cold_s} s without the cache"
         assert load.expect_free(m2, shape)["cached"] >= PAGES
+        load.expect_expert_rows(cell, model)
         assert cell.stop() == 0, cell.log()
     print(f"{shape}: {rest} of {SHARED + TAIL} tokens computed, {sent} bytes handed over; first token after {min(times) * 1e3:.1f} ms, "
           f"{cold_s * 1e3:.1f} ms without the cache", flush=True)

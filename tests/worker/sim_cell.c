@@ -266,6 +266,12 @@ static bool sim_poll(void *ctx)
     return false;
 }
 
+static const uint64_t *sim_expert_rows(void *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
 static bool keeps_maps(const sim_cell *c) { return c->opt.by_cost || c->opt.share; }
 
 static bt_status sim_step(void *ctx, bt_step *step)
@@ -713,6 +719,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                .send        = sim_send,
                                .cancel      = sim_cancel,
                                .poll        = sim_poll,
+                               .expert_rows = sim_expert_rows,
                                .step        = sim_step};
     bt_worker_config  cfg   = {.dev        = c->dev,
                                .kernels    = bt_cpu_kernels_find("scalar"),

@@ -72,6 +72,12 @@ static bt_status bench_step(void *ctx, bt_step *step)
     return b->step_status;
 }
 
+static const uint64_t *bench_expert_rows(void *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
 static bt_worker_config config(bench *b, uint32_t rank, uint32_t n_prefill, uint32_t n_decode)
 {
     bt_worker_links links = {.ctx         = b,
@@ -83,6 +89,7 @@ static bt_worker_config config(bench *b, uint32_t rank, uint32_t n_prefill, uint
                              .send        = bench_send,
                              .cancel      = bench_cancel,
                              .poll        = bench_poll,
+                             .expert_rows = bench_expert_rows,
                              .step        = bench_step};
 
     return (bt_worker_config){

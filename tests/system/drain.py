@@ -53,7 +53,7 @@ class Client:
 
 def drain(a, pb, rpc, i):
     rng = random.Random(i)
-    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), rng.choice(["1+1", "both1"])) as cell:
+    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), rng.choice(["1+1", "both1"]), "--queue-s", "600") as cell:
         channels = [cell.channel() for _ in range(rng.choice([1, 4]))]
         clients = [Client(pb, rpc.VllmEngineStub(channels[k % len(channels)]), k) for k in range(CLIENTS)]
         time.sleep(rng.uniform(0.3, 1.0))

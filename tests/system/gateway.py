@@ -20,7 +20,7 @@ import smg  # noqa: E402
 
 MODEL = "demo"
 WORDS = "the king and queen of night shall see a fool speak truth to love war crown blood heart sweet lord my thy".split()
-CROWD, STREAMS, CLIENTS = 16, 64, 200
+CROWD, STREAMS, CLIENTS = 16, 64, 150
 FREE_S = 10
 
 

@@ -19,6 +19,7 @@ import load  # noqa: E402
 
 ALONE_PAGES, CROWDED_PAGES, PARALLEL = 12, 14, 16
 SHAPES = ["2+2", "1+3", "both2"]
+QUEUE_S = "600"  # a slow machine refuses nobody
 
 
 def run_alone(client, requests, cold):
@@ -79,7 +80,8 @@ def main():
         assert cell.stop() == 0, cell.log()
     print(f"1+1: {len(requests)} requests alone, {sum(len(c[0]) for x in alone.values() for c in x)} tokens", flush=True)
     for shape in a.shapes:
-        with cells.Cell(a.bin, model, shape, "--http-port", "0", "--kv-bytes", str(CROWDED_PAGES * size)) as cell, cell.channel() as channel:
+        with cells.Cell(a.bin, model, shape, "--http-port", "0", "--queue-s", QUEUE_S, "--kv-bytes",
+                        str(CROWDED_PAGES * size)) as cell, cell.channel() as channel:
             client = load.Client(pb, rpc, channel)
             got, hits = run_together(client, requests, a.seed)
             expect_equal(f"{shape} crowded", got, alone)

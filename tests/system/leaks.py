@@ -22,6 +22,7 @@ import load  # noqa: E402
 
 SHAPES = ["2+2", "both2"]
 PAGES, PARALLEL = 11, 20
+QUEUE_S = "600"  # a slow machine refuses nobody
 CUT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED)
 GROWTH_KIB = 4096  # of any process, after the first half
 
@@ -96,7 +97,7 @@ def main():
     each = a.requests // len(SHAPES)
     for shape in SHAPES:
         requests = load.random_requests(each, 3, longest=100)
-        with cells.Cell(a.bin, model, shape, "--http-port", "0", "--kv-bytes",
+        with cells.Cell(a.bin, model, shape, "--http-port", "0", "--queue-s", QUEUE_S, "--kv-bytes",
                         str(PAGES * load.page_bytes(model))) as cell, cell.channel() as channel:
             client = load.Client(pb, rpc, channel)
             probe = requests[0]

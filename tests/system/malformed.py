@@ -247,8 +247,8 @@ def main():
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)
     good = load.random_requests(GOOD, 9, longest=20)
-    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "2+2", "--http-port", "0") as cell, cell.channel() as channel, \
-            cell.channel() as other:
+    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "2+2", "--http-port", "0", "--queue-s", "600") as cell, \
+            cell.channel() as channel, cell.channel() as other:
         client = load.Client(pb, rpc, channel)
         alone = {r[0]: client.run(*r)[0] for r in good}
         client.wait_drained()

@@ -23,6 +23,7 @@ import load  # noqa: E402
 MOST, WAIT_S = 2, 60
 LONG, N_LONG, N_SHORT, N_THREADS, N_STREAMS = 6000, 3, 8, 4, 4
 ENDINGS = 90
+PATIENT = ["--queue-s", "600"]  # a slow machine refuses nobody
 CUT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 STEP = re.compile(r" rank=(\d+) .*?step \d+: (\d+) prompt and (\d+) generated rows")
@@ -96,7 +97,7 @@ def in_background(work):
 def fairness(a, pb, rpc, shape):
     rng = random.Random(5)
     greedy = dict(temperature=0.0, ignore_eos=True)
-    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug") as cell, cell.channel() as channel:
+    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug", *PATIENT) as cell, cell.channel() as channel:
         client = load.Client(pb, rpc, channel)
         over = threading.Event()
 
@@ -165,7 +166,7 @@ def cut_off(client, rng, i):
 
 
 def endings(a, pb, rpc, shape):
-    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug") as cell, cell.channel() as channel:
+    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug", *PATIENT) as cell, cell.channel() as channel:
         client, todo, lock = load.Client(pb, rpc, channel), list(range(ENDINGS)), threading.Lock()
 
         def work():

@@ -157,7 +157,8 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
     bt_rank_state *k = &relay->ranks[rank];
 
     if (relay->stopped || k->lost || k->group != BT_UNSEATED) return;
-    k->ready = true;
+    k->ready    = true;
+    k->heard_ns = now_ns;
     if (k->prepares) {
         k->prepares = false;
         k->group    = k->next_group;
@@ -295,6 +296,13 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
     }
 }
 
+/* A spare that says nothing would not come when it is needed. */
+static bool is_silent_spare(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
+{
+    return r->cfg.replace && k->ready && k->group == BT_UNSEATED &&
+           now_ns - k->heard_ns >= r->cfg.rank_quiet_ns;
+}
+
 /* Of the ranks that have work and show no progress, the one that has been silent for longest: those
  * that only wait for it beat. */
 void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns)
@@ -305,14 +313,19 @@ void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns)
 
     for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
         k = &relay->ranks[i];
-        if (k->stuck || k->lost || k->n_held == 0 ||
-            now_ns - k->progress_ns < relay->cfg.rank_quiet_ns)
+        if (k->stuck || k->lost) continue;
+        if (!is_silent_spare(relay, k, now_ns) &&
+            (k->n_held == 0 || now_ns - k->progress_ns < relay->cfg.rank_quiet_ns))
             continue;
         if (found == BT_NO_RANK || k->heard_ns < relay->ranks[found].heard_ns) found = i;
     }
     if (found == BT_NO_RANK) return;
     k = &relay->ranks[found];
-    snprintf(why, sizeof(why), "rank %u has made no progress for %.1f s with %u requests", found,
-             (double)(now_ns - k->progress_ns) * 1e-9, k->n_held);
+    if (k->n_held == 0)
+        snprintf(why, sizeof(why), "nothing was heard of the spare for %.1f s",
+                 (double)(now_ns - k->heard_ns) * 1e-9);
+    else
+        snprintf(why, sizeof(why), "rank %u has made no progress for %.1f s with %u requests",
+                 found, (double)(now_ns - k->progress_ns) * 1e-9, k->n_held);
     remove_rank(relay, found, why, now_ns);
 }

@@ -107,6 +107,8 @@ class Blame(Replace):
 
 
 class Spares(Replace):
+    ARGS = ("--on-death", "replace", "--rank-timeout-s", "3")
+
     def setUp(self):
         """Two of each role and rank 4, which waits."""
         made, Rank.__init__ = Rank.__init__, None
@@ -140,6 +142,13 @@ class Spares(Replace):
         for i, call in enumerate(calls):
             self.assertEqual(list(list(call)[-1].complete.output_ids), expected([5, 200, 400 + i], 20))
         self.all_released()
+
+    def test_silent_spare_is_shut_out(self):
+        wait_for(lambda: self.cell.ranks[4].end is not None, "the end of the spare's stream")
+        self.assertIn("nothing was heard of the spare", self.cell.ranks[4].end[1])
+        self.cell.ranks[1].cut()
+        self.assertEqual(self.seats(self.wait_regroup(0)), ([0, NOBODY], [2, 3]))
+        self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     chaos.py --bin DIR --source DIR [--faults 30] [--ranks 2+3] [--spares N] [--seed N] [--limit-p50 S] [--limit-p99 S]
              [--json FILE] [--plot FILE]
 
-Cells are made anew as they wear out.  After each: every stream equals its undisturbed run bit by bit (ids, logprobs, alternatives, finish
+A cell that has lost a role is started again under the same coordinator, twice; then a new one is made.  After each: every stream equals its undisturbed run bit by bit (ids, logprobs, alternatives, finish
 reason, for every choice), with exactly one terminal message; every rank that was left has found its page pool sound and left with 0; no
 process, no zombie, and nothing in /dev/shm or /tmp is left.  A rank that was stopped and wakes after its removal leaves by itself.
 
@@ -25,9 +25,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
 
-CLIENTS, WAIT_S, RANK_S = 6, 1.0, 1.5
+CLIENTS, RANK_S, RESTARTS = 6, 1.5, 2
 SETTLE_S = 20    # for a fault's streams to go on
-EXPECTED = re.compile(r"a wait passed its deadline|the worker died|lost: another rank|has lost its seat|gone or|the job has lost|PMIX ERROR")
+EXPECTED = re.compile(r"a wait passed its deadline|the cell has failed: no (prefill|decode) rank is left|the worker died|lost: another rank|has lost its seat|gone or|the job has lost|PMIX ERROR")
 
 
 def requests_of(seed, n):
@@ -118,11 +118,11 @@ class Chaos:
                 self.want[request[0]] = stream.result
 
     def new_cell(self):
-        more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", "1", "--rank-timeout-s", str(RANK_S), "--rejoin-s", "5"]
+        more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", "1", "--rank-timeout-s", str(RANK_S), "--rejoin-s", "5", "--restarts", "5"]
         if self.a.spares:
             more += ["--spares", str(self.a.spares)]
         self.cell_number += 1
-        self.dead, self.stopped = set(), {}
+        self.dead, self.stopped, self.n_restarts = set(), {}, 0
         self.cell = cells.Cell(self.a.bin, os.path.join(self.a.source, "models/demo"), self.a.ranks, *more).wait_ready()
         self.pids = self.cell.ranks()
         self.seen = set(cells.descendants(self.cell.process.pid)) | {self.cell.process.pid}
@@ -141,6 +141,28 @@ class Chaos:
             alive = [role for rank, role in self.roles.items() if rank not in self.dead and rank != without]
             return alive.count("spare") >= sum(role not in alive for role in ("prefill", "decode"))
         return [rank for rank, role in self.roles.items() if role != "lost" and rank not in self.dead and serves(rank)]
+
+    def wear_out(self):
+        """The last ranks of a role die, and the spares: the cell is started again under the same coordinator, and the streams go on there."""
+        self.wake_stopped(all_of_them=True)
+        role = self.rng.choice(["prefill", "decode"])
+        alive = [rank for rank, its in self.roles.items() if its in ("spare", role) and rank not in self.dead]
+        at, n_served = time.monotonic(), sum("serving again" in x for x in self.cell.lines)
+        for rank in alive:
+            os.kill(self.pids[rank], signal.SIGKILL)
+        fault = dict(cell=self.cell_number, rank=alive[-1], kind="SIGKILL", at=at, back=None, twin=False, restart=True)
+        self.faults.append(fault)
+        self.settle([fault])
+        end = time.monotonic() + SETTLE_S
+        while sum("serving again" in x for x in self.cell.lines) == n_served:
+            assert time.monotonic() < end, f"the cell has not been started again\n{self.cell.log()}"
+            time.sleep(0.02)
+        self.dead, self.n_restarts = set(), self.n_restarts + 1
+        self.pids = self.cell.ranks()
+        self.seen |= set(cells.descendants(self.cell.process.pid))
+        time.sleep(0.3)
+        fault["pauses"] = sorted(s for s in (x.silence(at, at + 1.0) for x in self.load.streams) if s is not None)
+        self.learn_roles()
 
     def strike(self, quick):
         """One fault.  A stop may end before anybody gives the rank up, or long after."""
@@ -186,7 +208,12 @@ class Chaos:
 
     def run_cell(self):
         self.new_cell()
-        while len(self.faults) < self.a.faults and self.victims():
+        while len(self.faults) < self.a.faults:
+            if not self.victims() or self.rng.random() < 0.05:
+                if self.n_restarts == RESTARTS:
+                    break
+                self.wear_out()
+                continue
             if self.rng.random() < 0.1:
                 self.load.stop()    # a fault while nothing runs
                 self.check_streams()
@@ -226,6 +253,10 @@ class Chaos:
         assert not bad, "errors that no fault explains:\n" + "\n".join(bad)
 
 
+KINDS = [("killed", lambda f: f["kind"] != "SIGSTOP" and not f.get("restart")), ("stopped for 0.2 s", lambda f: f["back"] == 0.2),
+         ("stopped, removed", lambda f: f["back"] == 3.0), ("cell restarted", lambda f: f.get("restart"))]
+
+
 def percentile(values, q):
     return sorted(values)[min(len(values) - 1, int(q * len(values)))] if values else float("nan")
 
@@ -233,8 +264,7 @@ def percentile(values, q):
 def table(faults):
     """[(kind, faults, pauses, p50, p99, longest)]"""
     rows = []
-    for kind, pick in (("killed", lambda f: f["kind"] != "SIGSTOP"), ("stopped for 0.2 s", lambda f: f["back"] == 0.2),
-                       ("stopped, removed", lambda f: f["back"] == 3.0)):
+    for kind, pick in KINDS:
         some = [f for f in faults if pick(f)]
         pauses = [p for f in some for p in f.get("pauses", [])]
         rows.append((kind, len(some), len(pauses), percentile(pauses, 0.5), percentile(pauses, 0.99), max(pauses, default=float("nan"))))
@@ -246,8 +276,7 @@ def plot(faults, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     fig, ax = plt.subplots(figsize=(7, 4))
-    for kind, pick, color in (("killed", lambda f: f["kind"] != "SIGSTOP", "#b23a3a"), ("stopped for 0.2 s", lambda f: f["back"] == 0.2, "#3c8d5a"),
-                              ("stopped for good", lambda f: f["back"] == 3.0, "#2f6db3")):
+    for (kind, pick), color in zip(KINDS, ("#b23a3a", "#3c8d5a", "#2f6db3", "#c8781e")):
         pauses = sorted(p for f in faults if pick(f) for p in f.get("pauses", []))
         if pauses:
             ax.step(pauses, [(i + 1) / len(pauses) for i in range(len(pauses))], where="post", label=f"{kind} ({len(pauses)} streams)", color=color)
@@ -266,7 +295,7 @@ def report(chaos, a):
     print(f"{'':20}{'faults':>8}{'streams':>9}{'p50 s':>8}{'p99 s':>8}{'longest s':>11}")
     for kind, n, m, p50, p99, longest in table(chaos.faults):
         print(f"{kind:20}{n:8}{m:9}{p50:8.3f}{p99:8.3f}{longest:11.3f}")
-    worst = max((f for f in chaos.faults if f.get("pauses") and f["kind"] != "SIGSTOP"), key=lambda f: f["pauses"][-1], default=None)
+    worst = max((f for f in chaos.faults if f.get("pauses") and f["kind"] != "SIGSTOP" and not f.get("restart")), key=lambda f: f["pauses"][-1], default=None)
     if worst:
         print(f"longest of a kill: rank {worst['rank']} by {worst['kind']}{', while another one was lost' if worst['twin'] else ''} in cell {worst['cell']}")
     if a.json:

@@ -500,7 +500,7 @@ void sim_start(sim_cell *c, sim_request *q)
 void sim_abort(sim_cell *c, sim_request *q)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch, 0}
     };
 
     q->aborted = true;
@@ -609,7 +609,7 @@ static void on_eval(sim_cell *c, sim_request *q, const bt_up_eval_rows *e)
 static void on_retracted(sim_cell *c, sim_request *q)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch, 0}
     };
 
     if (q->aborted || q->resume) return;
@@ -839,7 +839,7 @@ static bool lacks_first(sim_cell *c, sim_request *q)
 static void lose_placement(sim_cell *c, sim_request *q, uint32_t rank)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch, 0}
     };
 
     if (q->n_choices == 0 || !q->reserved) return;

@@ -25,7 +25,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
 
-CLIENTS, RANK_S, RESTARTS = 6, 1.5, 2
+CLIENTS, RESTARTS = 6, 2
+TIMEOUT_S, RANK_S = 2, 3     # deadlines of ranks that wait for one another, and of the coordinator for a silent one
+SHORT_S, LONG_S = 0.2, 5.0    # stops that nobody and that everybody notices
 SETTLE_S = 20    # for a fault's streams to go on
 EXPECTED = re.compile(r"a wait passed its deadline|the cell has failed: no (prefill|decode) rank is left|the worker died|lost: another rank|has lost its seat|gone or|the job has lost|PMIX ERROR")
 
@@ -118,7 +120,7 @@ class Chaos:
                 self.want[request[0]] = stream.result
 
     def new_cell(self):
-        more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", "1", "--rank-timeout-s", str(RANK_S), "--rejoin-s", "5", "--restarts", "5"]
+        more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", str(TIMEOUT_S), "--rank-timeout-s", str(RANK_S), "--rejoin-s", "5", "--restarts", "5"]
         if self.a.spares:
             more += ["--spares", str(self.a.spares)]
         self.cell_number += 1
@@ -168,14 +170,14 @@ class Chaos:
         """One fault.  A stop may end before anybody gives the rank up, or long after."""
         victim = self.rng.choice(self.victims())
         kind = self.rng.choice(["SIGKILL", "SIGKILL", "SIGABRT", "SIGSTOP"])
-        back = self.rng.choice([0.2, 3.0]) if kind == "SIGSTOP" else None
+        back = self.rng.choice([SHORT_S, LONG_S]) if kind == "SIGSTOP" else None
         if not quick:
             time.sleep(self.rng.uniform(0.05, 1.2))
         at = time.monotonic()
         os.kill(self.pids[victim], getattr(signal, kind))
         fault = dict(cell=self.cell_number, rank=victim, kind=kind, at=at, back=back, twin=quick)
         self.faults.append(fault)
-        if back == 0.2:
+        if back == SHORT_S:
             time.sleep(back)
             os.kill(self.pids[victim], signal.SIGCONT)
         else:
@@ -188,7 +190,12 @@ class Chaos:
         for rank, when in list(self.stopped.items()):
             if time.monotonic() < when and not all_of_them:
                 continue
+            self.learn_roles()
             os.kill(self.pids[rank], signal.SIGCONT)
+            if self.roles[rank] != "lost":    # nobody needed it meanwhile
+                self.dead.discard(rank)
+                del self.stopped[rank]
+                continue
             end = time.monotonic() + 10
             while os.path.exists(f"/proc/{self.pids[rank]}"):
                 assert time.monotonic() < end, f"rank {rank} was removed while it was stopped, woke up, and is still there"
@@ -253,8 +260,8 @@ class Chaos:
         assert not bad, "errors that no fault explains:\n" + "\n".join(bad)
 
 
-KINDS = [("killed", lambda f: f["kind"] != "SIGSTOP" and not f.get("restart")), ("stopped for 0.2 s", lambda f: f["back"] == 0.2),
-         ("stopped, removed", lambda f: f["back"] == 3.0), ("cell restarted", lambda f: f.get("restart"))]
+KINDS = [("killed", lambda f: f["kind"] != "SIGSTOP" and not f.get("restart")), ("stopped for 0.2 s", lambda f: f["back"] == SHORT_S),
+         ("stopped, removed", lambda f: f["back"] == LONG_S), ("cell restarted", lambda f: f.get("restart"))]
 
 
 def percentile(values, q):

@@ -3,9 +3,10 @@
  *
  * Rows are taken in blocks of BT_ABSORBED_ROWS.  Lanes of a span are (row, head) pairs, cut into
  * tiles; a tile against one part of the context is an item, the unit of work: one fused pass over
- * the part's pages (scores, softmax, weighted sum).  Items run in waves of n_slots, tile by tile
- * and parts ascending; after a wave each tile's parts merge ascending, and the tile that goes on in
- * the next wave is carried over.  Neither tiles nor waves change a bit. */
+ * the part's pages (scores, softmax, weighted sum).  Items run in waves, tile by tile and parts
+ * ascending, as many as there are slots for the parts of tiles that have several; after a wave each
+ * tile's parts merge ascending, and the tile that goes on in the next wave is carried over. Neither
+ * tiles nor waves change a bit. */
 #include <string.h>
 
 #include "attention/cpu/attn_cpu.h"
@@ -22,7 +23,7 @@ typedef struct {
     const bt_attn_call *call;
     uint32_t            first_row, n_rows; /* of the row block, in the step */
     uint32_t            tile_lanes;
-    uint32_t            n_items, n_groups; /* of the wave */
+    uint32_t            n_items, n_groups, n_used; /* of the wave; n_used: slots */
 } absorbed_job;
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -49,12 +50,12 @@ static size_t lane_in_block(const absorbed_job *job, const bt_absorbed_item *ite
 
 /* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
  * written to is turned too and never read. */
-static void turn_square(const float *from, float *to)
+static void turn_square(const float *from, size_t ld, float *to)
 {
     vec4 r[SQUARE], low[SQUARE / 2], high[SQUARE / 2];
 
-    for (int i = 0; i < SQUARE; i++)
-        memcpy(&r[i], from + (size_t)i * BT_TILE_LANES, sizeof(r[i]));
+    for (size_t i = 0; i < SQUARE; i++)
+        memcpy(&r[i], from + i * ld, sizeof(r[i]));
     for (int i = 0; i < 2; i++) {
         low[i]  = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
         high[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
@@ -74,11 +75,12 @@ static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows
 {
     const bt_mla_config *cfg    = &job->a->cfg;
     size_t               kv_dim = bt_kv_pool_kv_dim(job->call->pool);
+    size_t               ld     = bt_cpu_pad(t->n_lanes, SQUARE);
     bt_cpu_mm            mm     = {.x      = rows,
                                    .ld_x   = kv_dim,
                                    .packed = m->query,
                                    .y      = m->scores_t,
-                                   .ld_y   = BT_TILE_LANES,
+                                   .ld_y   = ld,
                                    .m      = n_keys,
                                    .n      = t->n_lanes,
                                    .k      = cfg->kv_lora_rank};
@@ -91,16 +93,16 @@ static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows
     t->kernels->mm[t->role](&mm);
     for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE)
         for (uint32_t key = 0; key < n_keys; key += SQUARE)
-            turn_square(m->scores_t + (size_t)key * BT_TILE_LANES + lane,
+            turn_square(m->scores_t + key * ld + lane, ld,
                         m->tile.scores + (size_t)lane * BT_PAGE_TOKENS + key);
 }
 
 static void finish(const absorbed_job *job, const bt_absorbed_item *item, const bt_tile *t,
-                   const bt_tile_state *state, const bt_tile_scratch *scratch)
+                   const bt_tile_state *state)
 {
     uint32_t c = job->a->cfg.kv_lora_rank;
 
-    bt_tile_finish(t, state, scratch, job->a->ol + lane_in_block(job, item) * c, c);
+    bt_tile_finish(t, state, job->a->ol + lane_in_block(job, item) * c, c);
 }
 
 /* One item of a wave: its part of the softmax goes to its slot, or, when it is the tile's only one,
@@ -115,7 +117,7 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_absorbed_item   *item      = &a->items[chunk];
     bt_tile                   t         = tile_of(job, item);
     bool                      alone     = item->n_parts == 1;
-    bt_tile_state             state     = bt_tile_state_at(alone ? m->state : a->slot[chunk]);
+    bt_tile_state             state     = bt_tile_state_at(alone ? m->state : a->slot[item->slot]);
     uint32_t                  end       = bt_tile_last_pos(&t) + 1;
     uint32_t                  page      = item->part * BT_PART_PAGES;
     uint32_t                  last_page = min_u32(bt_kv_pages_for(end), page + BT_PART_PAGES);
@@ -139,7 +141,7 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
         rk->pack_cols(rows, kv_dim, block.n_keys, cfg->kv_lora_rank, m->latents);
         bt_tile_add(&t, &block, &m->tile, &state);
     }
-    if (alone) finish(job, item, &t, &state, &m->tile);
+    if (alone) finish(job, item, &t, &state);
 }
 
 /* One tile of a wave: its parts, in the slots from the end of the tile before to its own end,
@@ -152,16 +154,17 @@ static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
     uint32_t            end     = a->group_ends[chunk];
     bt_tile             t       = tile_of(job, &a->items[first]);
     bool                goes_on = a->items[first].part != 0;
-    bt_tile_state       into    = bt_tile_state_at(a->slot[goes_on ? a->n_slots : first]);
+    bt_tile_state into = bt_tile_state_at(a->slot[goes_on ? a->n_slots : a->items[first].slot]);
 
+    (void)member;
     if (a->items[first].n_parts == 1) return; /* it has finished */
     for (uint32_t i = goes_on ? first : first + 1; i < end; i++) {
-        bt_tile_state state = bt_tile_state_at(a->slot[i]);
+        bt_tile_state state = bt_tile_state_at(a->slot[a->items[i].slot]);
 
         bt_tile_merge(&t, a->items[i].part * BT_ATTN_SPLIT_TOKENS, &state, &into);
     }
     if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts)
-        finish(job, &a->items[first], &t, &into, &a->members[member].tile);
+        finish(job, &a->items[first], &t, &into);
 }
 
 static void run_wave(absorbed_job *job)
@@ -181,12 +184,14 @@ static void run_wave(absorbed_job *job)
     if (merges) bt_cpu_pool_run(a->pool, job->n_groups, merge_task, job);
 
     last_first = job->n_groups == 1 ? 0 : a->group_ends[job->n_groups - 2];
-    if (a->items[last_first].part == 0) { /* else the carry already holds what there is */
-        float *carry        = a->slot[a->n_slots];
-        a->slot[a->n_slots] = a->slot[last_first];
-        a->slot[last_first] = carry;
+    /* The last tile may go on; with an earlier part here the carry already holds what there is. */
+    if (a->items[last_first].n_parts > 1 && a->items[last_first].part == 0) {
+        uint32_t slot       = a->items[last_first].slot;
+        float   *carry      = a->slot[a->n_slots];
+        a->slot[a->n_slots] = a->slot[slot];
+        a->slot[slot]       = carry;
     }
-    job->n_items = 0;
+    job->n_items = job->n_used = 0;
 }
 
 /* The span's rows that lie in the row block. */
@@ -239,6 +244,7 @@ static void attend_block(absorbed_job *job)
     bt_attn_cpu *a = job->a;
 
     job->n_items    = 0;
+    job->n_used     = 0;
     job->tile_lanes = choose_tile_lanes(job);
     for (uint32_t i = 0; i < job->call->n_spans; i++) {
         const bt_span *span    = &job->call->spans[i];
@@ -255,8 +261,9 @@ static void attend_block(absorbed_job *job)
 
             item.n_parts = parts_for(bt_tile_last_pos(&t) + 1);
             for (; item.part < item.n_parts; item.part++) {
+                if (item.n_parts > 1) item.slot = job->n_used++;
                 a->items[job->n_items++] = item;
-                if (job->n_items == a->n_slots) run_wave(job);
+                if (job->n_items == a->max_items || job->n_used == a->n_slots) run_wave(job);
             }
         }
     }

@@ -8,6 +8,7 @@
 enum {
     EXPANDED_BYTES   = 16 << 20, /* keys and values of a head group, about */
     SLOTS_PER_MEMBER = 4,
+    ITEMS_PER_MEMBER = 64,
     APPEND_ROWS      = 4
 };
 
@@ -31,7 +32,6 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
     m->tile.scores = lay(mem, &used, pairs, sizeof(float));
     m->tile.p      = lay(mem, &used, pairs, sizeof(bt_bf16));
     m->tile.cut    = lay(mem, &used, bt_packed_values(v_max), sizeof(bt_bf16));
-    m->tile.row    = lay(mem, &used, v_max, sizeof(float));
     m->state       = lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
     m->rows_f32    = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
     m->rows_bf16   = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
@@ -103,6 +103,7 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
 
     a->absorbed_rows = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
     a->n_slots       = SLOTS_PER_MEMBER * a->n_members;
+    a->max_items     = ITEMS_PER_MEMBER * a->n_members;
     a->ql =
         take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ql));
     a->ol =
@@ -110,8 +111,8 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
     a->gemms      = take_zeroed(a, cfg->n_heads, sizeof(*a->gemms));
     a->slots      = take_zeroed(a, (size_t)a->n_slots + 1, floats * sizeof(*a->slots));
     a->slot       = take_zeroed(a, (size_t)a->n_slots + 1, sizeof(*a->slot));
-    a->items      = take_zeroed(a, a->n_slots, sizeof(*a->items));
-    a->group_ends = take_zeroed(a, a->n_slots, sizeof(*a->group_ends));
+    a->items      = take_zeroed(a, a->max_items, sizeof(*a->items));
+    a->group_ends = take_zeroed(a, a->max_items, sizeof(*a->group_ends));
     BT_REQUIRE(a->ql != NULL && a->ol != NULL && a->gemms != NULL && a->slots != NULL &&
                    a->slot != NULL && a->items != NULL && a->group_ends != NULL,
                BT_ERR_NO_MEMORY, "absorbed attention of %u rows, %u heads, %u slots",

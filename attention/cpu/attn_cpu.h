@@ -34,6 +34,7 @@ typedef struct {
     uint32_t       pos0;           /* ... and that row's position */
     uint32_t       lane0, n_lanes; /* counted from there, n_heads lanes a row */
     uint32_t       part, n_parts;
+    uint32_t       slot; /* for the part's state, where there are several */
 } bt_absorbed_item;
 
 typedef struct {
@@ -62,8 +63,9 @@ typedef struct {
     uint32_t          n_slots;
     float            *slots;      /* owned: [n_slots + 1] states */
     float           **slot;       /* owned: [n_slots + 1], the last is the carry */
-    bt_absorbed_item *items;      /* owned: [n_slots] */
-    uint32_t         *group_ends; /* owned: [n_slots] */
+    uint32_t          max_items;  /* of a wave */
+    bt_absorbed_item *items;      /* owned: [max_items] */
+    uint32_t         *group_ends; /* owned: [max_items] */
 } bt_attn_cpu;
 
 /* Elements of one packed page of keys of `dim`, and of one of values. */

@@ -131,8 +131,7 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
     }
     if (job->part != 0) bt_tile_merge(&t, part_start, &state, &running);
     if (last < (job->part + 1) * BT_ATTN_SPLIT_TOKENS)
-        bt_tile_finish(&t, &running, &m->tile,
-                       job->call->out + (q_row * cfg->n_heads + h) * cfg->v_dim,
+        bt_tile_finish(&t, &running, job->call->out + (q_row * cfg->n_heads + h) * cfg->v_dim,
                        (size_t)cfg->n_heads * cfg->v_dim);
 }
 

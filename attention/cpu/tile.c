@@ -163,16 +163,10 @@ void bt_tile_merge(const bt_tile *t, uint32_t part_start, const bt_tile_state *s
     }
 }
 
-void bt_tile_finish(const bt_tile *t, const bt_tile_state *state, const bt_tile_scratch *scratch,
-                    bt_bf16 *out, size_t ld)
+void bt_tile_finish(const bt_tile *t, const bt_tile_state *state, bt_bf16 *out, size_t ld)
 {
-    const bt_cpu_row_kernels *rows = t->kernels->rows;
-
-    for (uint32_t i = 0; i < t->n_lanes; i++) {
-        /* Added to +0, so that the sign of a zero, which depends on keys that the lane does not
-         * see, is gone. */
-        memset(scratch->row, 0, t->v_dim * sizeof(*scratch->row));
-        rows->axpy(1.0f / state->sum[i], state->o + (size_t)i * t->v_dim, t->v_dim, scratch->row);
-        rows->to_bf16(scratch->row, t->v_dim, out + i * ld);
-    }
+    /* The sign of a zero depends on keys that the lane does not see: there is only +0. */
+    for (uint32_t i = 0; i < t->n_lanes; i++)
+        t->kernels->rows->scale_bf16(state->o + (size_t)i * t->v_dim, t->v_dim,
+                                     1.0f / state->sum[i], out + i * ld);
 }

@@ -54,7 +54,6 @@ typedef struct {
     float   *scores; /* [lanes][BT_PAGE_TOKENS]: given to bt_tile_add, not kept */
     bt_bf16 *p;      /* [lanes][BT_PAGE_TOKENS] */
     bt_bf16 *cut;    /* packed values */
-    float   *row;    /* [v_dim] */
 } bt_tile_scratch;
 
 static inline uint32_t bt_tile_pos(const bt_tile *t, uint32_t lane)
@@ -78,7 +77,6 @@ void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scra
 void bt_tile_merge(const bt_tile *t, uint32_t part_start, const bt_tile_state *src,
                    const bt_tile_state *dst);
 /* out[lane] = o / sum, rounded; row stride ld elements. */
-void bt_tile_finish(const bt_tile *t, const bt_tile_state *state, const bt_tile_scratch *scratch,
-                    bt_bf16 *out, size_t ld);
+void bt_tile_finish(const bt_tile *t, const bt_tile_state *state, bt_bf16 *out, size_t ld);
 
 #endif

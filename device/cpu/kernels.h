@@ -57,6 +57,8 @@ typedef struct {
     void (*to_f32)(const bt_bf16 *x, size_t n, float *y);
     /* x[i] *= a */
     void (*scale)(float *x, size_t n, float a);
+    /* y[i] = bf16(a * x[i] + 0), so that no zero is negative */
+    void (*scale_bf16)(const float *x, size_t n, float a, bt_bf16 *y);
     /* y[i] += a * x[i], two roundings */
     void (*axpy)(float a, const float *x, size_t n, float *y);
     /* max(start, x[0..n)); a NaN in x is passed over.  Zeros and subnormals are

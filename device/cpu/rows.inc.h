@@ -179,6 +179,14 @@ static void scale(float *x, size_t n, float a)
         x[i] = x[i] * a;
 }
 
+static void scale_bf16(const float *x, size_t n, float a, bt_bf16 *y)
+{
+    size_t i = 0;
+
+    FOR_VECTORS(i, n) store_bf16(y + i, load(x + i) * a + 0.0f);
+    if (i < n) store_bf16_part(y + i, load_part(x + i, n - i, 0) * a + 0.0f, n - i);
+}
+
 static void axpy(float a, const float *x, size_t n, float *y)
 {
     size_t i = 0;
@@ -410,6 +418,7 @@ const bt_cpu_row_kernels ROWS_TABLE = {
     .to_bf16      = to_bf16,
     .to_f32       = to_f32,
     .scale        = scale,
+    .scale_bf16   = scale_bf16,
     .axpy         = axpy,
     .row_max      = row_max,
     .row_sum      = row_sum,

@@ -75,7 +75,7 @@ static void run_tile(const lane_case *c, const bt_tile *t, uint32_t n_written, b
         }
         if (p != 0) bt_tile_merge(t, p, &part, &all);
     }
-    bt_tile_finish(t, &all, &g_scratch, out, V_DIM);
+    bt_tile_finish(t, &all, out, V_DIM);
 }
 
 static void expect_twin(const lane_case *c, const bt_tile *t, uint32_t n_written)
@@ -184,7 +184,6 @@ int main(int argc, char **argv)
     g_scratch.scores  = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(float));
     g_scratch.p       = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(bt_bf16));
     g_scratch.cut     = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
-    g_scratch.row     = bt_calloc_aligned(V_DIM, sizeof(float));
     g_packed          = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
     g_state[0]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
     g_state[1]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
@@ -192,7 +191,6 @@ int main(int argc, char **argv)
     bt_free(g_scratch.scores);
     bt_free(g_scratch.p);
     bt_free(g_scratch.cut);
-    bt_free(g_scratch.row);
     bt_free(g_packed);
     bt_free(g_state[0]);
     bt_free(g_state[1]);

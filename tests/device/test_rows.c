@@ -90,7 +90,8 @@ static void conversions_equal_the_plain_ones(void)
 
 static void scale_axpy_max_and_sum_equal_their_twins(void)
 {
-    static float x[MAX_N], y[MAX_N + 1], want[MAX_N];
+    static float   x[MAX_N], y[MAX_N + 1], want[MAX_N];
+    static bt_bf16 y_bf16[MAX_N + 1], want_bf16[MAX_N];
 
     for (int kind = 0; kind < TWIN_N_KINDS; kind++) {
         for (uint32_t i = 0; i < N_NS; i++) {
@@ -108,6 +109,11 @@ static void scale_axpy_max_and_sum_equal_their_twins(void)
             g_rows->scale(y, n, 1.7f);
             expect_row_f32("axpy and scale", y, want, n);
             EXPECT(g_rows->row_max(x, n, -3.0f) == max); /* of equal zeros, any */
+            for (uint32_t j = 0; j < n; j++)
+                want_bf16[j] = bt_bf16_from_f32(x[j] * 0.3f + 0.0f);
+            memset(y_bf16, GUARD, sizeof(y_bf16));
+            g_rows->scale_bf16(x, n, 0.3f, y_bf16);
+            expect_row("scale_bf16", y_bf16, want_bf16, n);
             EXPECT(twin_same(g_rows->row_sum(x, n), lanes_sum(x, n)));
         }
     }

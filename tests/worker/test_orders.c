@@ -17,7 +17,9 @@ typedef struct {
     uint32_t        n_up;
     uint64_t        now;
     bt_status       step_status;
-    float           logit; /* of every id */
+    float           logit;         /* of every id */
+    bool            granted;       /* a message is under way and cannot be withdrawn */
+    uint32_t        n_quarantined; /* as the last beat says */
 } bench;
 
 static uint64_t  bench_now(void *ctx) { return ((bench *)ctx)->now; }
@@ -25,6 +27,7 @@ static bt_status bench_up(void *ctx, bt_up *m)
 {
     bench *b = ctx;
 
+    if (m->kind == BT_UP_BEAT) b->n_quarantined = m->u.beat.slots_quarantined;
     if (m->kind == BT_UP_BEAT || b->n_up == MAX_UP)
         bt_up_free(m);
     else
@@ -55,8 +58,7 @@ static void bench_send(void *ctx, uint32_t to, const bt_page_message *m, void *s
 }
 static bool bench_cancel(void *ctx, uint64_t request)
 {
-    (void)ctx;
-    return request != 0;
+    return request != 0 && !((bench *)ctx)->granted;
 }
 static bool bench_poll(void *ctx)
 {
@@ -335,6 +337,42 @@ static void abort_of_an_unknown_request_is_answered(void)
     tear_down(&b);
 }
 
+/* Pages are free before the next step, whatever is under way: that is a copy, whose slot stays
+ * until it has left; and only then does the rank say that it holds nothing. */
+static void abort_frees_pages_at_once_and_quarantines_the_slot(void)
+{
+    bench   b;
+    bt_plan plan;
+    bt_next next;
+    bt_down m;
+
+    set_up(&b, 0, 1, 1);
+    m = prefill(1, 100, 2, 1), order(&b, &m);
+    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(bt_kv_pool_n_free(b.pool), N_PAGES - 2);
+    forget(&b);
+    b.granted = true;
+    m         = (bt_down){
+                .kind = BT_DOWN_ABORT, .u.abort = {1, 3}
+    };
+    order(&b, &m);
+    EXPECT_EQ(bt_kv_pool_n_free(b.pool), N_PAGES);
+    b.now += 300 * BT_NS_PER_MS;
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.n_quarantined, 1);
+    EXPECT_EQ(b.n_up, 0);
+    b.granted = false; /* it has left */
+    b.now += 300 * BT_NS_PER_MS;
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(b.n_up, 1);
+    EXPECT_EQ(b.up[0].kind, BT_UP_RELEASED);
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.n_quarantined, 0);
+    tear_down(&b);
+}
+
 static void newer_placement_takes_the_place_of_an_older_one(void)
 {
     bench   b;
@@ -503,6 +541,7 @@ int main(int argc, char **argv)
         BT_TEST(rank_with_both_roles_needs_its_own_ticket),
         BT_TEST(rank_without_pages_refuses_the_ticket),
         BT_TEST(abort_of_an_unknown_request_is_answered),
+        BT_TEST(abort_frees_pages_at_once_and_quarantines_the_slot),
         BT_TEST(newer_placement_takes_the_place_of_an_older_one),
         BT_TEST(rank_that_is_not_woken_in_time_says_who_failed),
         BT_TEST(plans_that_do_not_agree_stop_the_rank),

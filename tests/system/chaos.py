@@ -231,6 +231,9 @@ class Chaos:
                 if self.rng.random() < 0.2 and self.victims() and len(self.faults) < self.a.faults:
                     time.sleep(self.rng.uniform(0, 0.03))    # while the others regroup
                     faults.append(self.strike(True))
+            if self.stopped:    # then the pause may be that of the stop, which nobody may have noticed yet
+                for f in faults:
+                    f["beside"] = "SIGSTOP"
             self.settle(faults)
             self.wake_stopped()
             time.sleep(0.2)
@@ -260,7 +263,7 @@ class Chaos:
         assert not bad, "errors that no fault explains:\n" + "\n".join(bad)
 
 
-KINDS = [("killed", lambda f: f["kind"] != "SIGSTOP" and not f.get("restart")), ("stopped for 0.2 s", lambda f: f["back"] == SHORT_S),
+KINDS = [("killed", lambda f: f["kind"] != "SIGSTOP" and not f.get("restart") and "beside" not in f), ("stopped for 0.2 s", lambda f: f["back"] == SHORT_S),
          ("stopped, removed", lambda f: f["back"] == LONG_S), ("cell restarted", lambda f: f.get("restart"))]
 
 
@@ -302,7 +305,7 @@ def report(chaos, a):
     print(f"{'':20}{'faults':>8}{'streams':>9}{'p50 s':>8}{'p99 s':>8}{'longest s':>11}")
     for kind, n, m, p50, p99, longest in table(chaos.faults):
         print(f"{kind:20}{n:8}{m:9}{p50:8.3f}{p99:8.3f}{longest:11.3f}")
-    worst = max((f for f in chaos.faults if f.get("pauses") and f["kind"] != "SIGSTOP" and not f.get("restart")), key=lambda f: f["pauses"][-1], default=None)
+    worst = max((f for f in chaos.faults if f.get("pauses") and KINDS[0][1](f)), key=lambda f: f["pauses"][-1], default=None)
     if worst:
         print(f"longest of a kill: rank {worst['rank']} by {worst['kind']}{', while another one was lost' if worst['twin'] else ''} in cell {worst['cell']}")
     if a.json:

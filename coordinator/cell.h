@@ -11,6 +11,9 @@ typedef struct {
     bt_up_beat beat;
     double     handoff_s;
     double     busy, gather, sample; /* fractions of the time */
+    double     own;                  /* likewise: computing, not waiting for others */
+    double     slowness; /* own, by that of the others of its group; 0: nothing to tell */
+    uint32_t   n_slow;   /* seconds in a row that it has held its group up */
     double     step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
 } bt_rank_rates;
 

@@ -5,10 +5,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "coordinator/slow.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { PUBLISH_MS = 100 };
+enum { PUBLISH_MS = 100, SLOW_RANKS = 512 };
 
 #define SMOOTH         0.3 /* weight of the newest second */
 #define SMOOTH_BLOCKED 0.1 /* and of the newest look at the queues */
@@ -88,6 +89,11 @@ static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
 
     smooth(&r->busy, delta(b->model_ns, r->beat.model_ns) * 1e-9 / s, s);
     smooth(&r->gather, delta(b->gather_ns, r->beat.gather_ns) * 1e-9 / s, s);
+    smooth(&r->own,
+           (delta(b->gather_ns, r->beat.gather_ns) + delta(b->model_ns, r->beat.model_ns) +
+            delta(b->sample_ns, r->beat.sample_ns) - delta(b->waited_ns, r->beat.waited_ns)) *
+               1e-9 / s,
+           s);
     smooth(&r->sample, delta(b->sample_ns, r->beat.sample_ns) * 1e-9 / s, s);
     smooth(&r->prompt_rate, delta(b->prompt_rows, r->beat.prompt_rows) / s, s);
     smooth(&r->generated_rate, delta(b->generated_rows, r->beat.generated_rows) / s, s);
@@ -126,6 +132,44 @@ static uint32_t group_of(const bt_cell *cell, const bt_relay *relay, uint32_t ra
     return v.group;
 }
 
+/* A rank that holds its group up is named, once, and again when it keeps pace. */
+static void note_slow(bt_cell *cell, uint32_t rank, double slowness)
+{
+    bt_rank_rates *r = &cell->ranks[rank].rates;
+    char           who[192];
+
+    bt_cell_rank_text(cell, rank, who, sizeof(who));
+    if (bt_slowness_is_much(slowness)) {
+        r->slowness = slowness;
+        if (++r->n_slow == BT_SLOW_SECONDS)
+            BT_WARN("%s is slow: it computes %.1f times as long as the others of its group, which "
+                    "wait for it",
+                    who, slowness);
+        return;
+    }
+    if (r->n_slow >= BT_SLOW_SECONDS) BT_INFO("%s keeps pace again", who);
+    r->n_slow   = 0;
+    r->slowness = 0;
+}
+
+static void find_slow(bt_cell *cell, const bt_relay *relay)
+{
+    double   own[SLOW_RANKS];
+    uint32_t ranks[SLOW_RANKS];
+
+    for (uint32_t group = 0; group < 2; group++) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < cell->n_ranks && n < SLOW_RANKS; i++) {
+            if (group_of(cell, relay, i) != group || cell->ranks[i].lost) continue;
+            ranks[n] = i;
+            own[n++] = cell->ranks[i].rates.own;
+        }
+        for (uint32_t k = 0; k < n; k++)
+            note_slow(cell, ranks[k], bt_slowness(own, n, k));
+    }
+}
+
 static void cell_second(bt_cell *cell, const bt_relay *relay, bt_second *sum, uint32_t n[2])
 {
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
@@ -143,6 +187,7 @@ static void cell_second(bt_cell *cell, const bt_relay *relay, bt_second *sum, ui
         }
         sum->handoff_bytes += (float)r->handoff_rate;
     }
+    find_slow(cell, relay);
 }
 
 static void ranks_second(bt_fleet *fleet, bt_second *out)
@@ -208,6 +253,7 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
                         .lost           = k->lost,
                         .beat           = k->beat,
                         .busy           = r->busy,
+                        .slowness       = r->n_slow >= BT_SLOW_SECONDS ? r->slowness : 0,
                         .gather         = r->gather,
                         .sample         = r->sample,
                         .step_s         = r->step_s,

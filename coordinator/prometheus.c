@@ -144,6 +144,7 @@ typedef struct {
 #define VALUE(name, expression) \
     static double name(const bt_rank_view *r) { return (double)(expression); }
 VALUE(v_up, r->ready)
+VALUE(v_slow, r->slowness)
 VALUE(v_loaded, r->done_bytes)
 VALUE(v_weights, r->weight_bytes)
 VALUE(v_requests, r->beat.n_requests)
@@ -167,6 +168,9 @@ VALUE(v_hit, r->beat.prefix_hit_tokens)
 /* Rows with the same name follow each other. */
 static const rank_metric RANK_METRICS[] = {
     {"baton_rank_ready",                     "gauge",   "1: the rank has loaded and takes part.",    "",                    v_up            },
+    {"baton_rank_slowness",                  "gauge",
+     "How many times as long it computes as the others of its group, which wait for it; 0: it "
+     "keeps pace.",                                                                                  "",                    v_slow          },
     {"baton_rank_loaded_bytes",              "gauge",   "Weights read so far.",                      "",                    v_loaded        },
     {"baton_rank_weight_bytes",              "gauge",   "Weights that this rank holds.",             "",                    v_weights       },
     {"baton_rank_requests",                  "gauge",   "Requests that the rank knows.",             "",                    v_requests      },

@@ -53,6 +53,7 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
     put_int(o, "prefill_tokens", r->relay.prefill_tokens);
     put_int(o, "steps", b->steps);
     put_real(o, "busy", r->busy);
+    put_real(o, "slowness", r->slowness);
     put_real(o, "gather", r->gather);
     put_real(o, "sample", r->sample);
     put_real(o, "step_s", r->step_s);

@@ -388,6 +388,7 @@ static bt_status wait_all(bt_group *group, const bt_wait *wait)
             bt_backoff_wait(&backoff, now_ns);
     }
 out:
+    group->world->waited_ns += bt_now_ns() - start_ns;
     return st;
 }
 

@@ -51,6 +51,8 @@ uint32_t bt_world_size(const bt_world *world);
 /* Ranks of this job on this machine, and this rank's number among them (from MPI's launcher). */
 uint32_t bt_world_local_size(const bt_world *world);
 uint32_t bt_world_local_rank(const bt_world *world);
+/* Time that this rank has spent in exchanges of groups, waiting for others. */
+uint64_t bt_world_waited_ns(const bt_world *world);
 
 /* How to wait: all fields may be zero except timeout_ns. */
 typedef struct {

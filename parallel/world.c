@@ -372,6 +372,7 @@ uint32_t bt_world_rank(const bt_world *world) { return world->rank; }
 uint32_t bt_world_size(const bt_world *world) { return world->size; }
 uint32_t bt_world_local_size(const bt_world *world) { return world->local_size; }
 uint32_t bt_world_local_rank(const bt_world *world) { return world->local_rank; }
+uint64_t bt_world_waited_ns(const bt_world *world) { return world->waited_ns; }
 
 bool bt_world_tcp_rule(const bt_world *world, uint32_t peer)
 {

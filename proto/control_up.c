@@ -108,6 +108,7 @@ static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
     pb->gather_ns           = b->gather_ns;
     pb->model_ns            = b->model_ns;
     pb->sample_ns           = b->sample_ns;
+    pb->waited_ns           = b->waited_ns;
     pb->prompt_rows         = b->prompt_rows;
     pb->generated_rows      = b->generated_rows;
     pb->n_batch_rows        = BT_BEAT_BATCH_BUCKETS;
@@ -490,6 +491,7 @@ static bt_status take_beat(const PB(Beat) * pb, bt_up_beat *b)
                       .gather_ns           = pb->gather_ns,
                       .model_ns            = pb->model_ns,
                       .sample_ns           = pb->sample_ns,
+                      .waited_ns           = pb->waited_ns,
                       .prompt_rows         = pb->prompt_rows,
                       .generated_rows      = pb->generated_rows,
                       .pages_cached        = pb->pages_cached,

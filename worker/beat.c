@@ -70,6 +70,7 @@ bt_status bt_worker_beat(bt_worker *w)
                               .gather_ns           = w->gather_ns,
                               .model_ns            = w->model_ns,
                               .sample_ns           = w->sample_ns,
+                              .waited_ns           = w->cfg.links.waited_ns(w->cfg.links.ctx),
                               .prompt_rows         = w->n_rows_done[BT_ROLE_PROMPT],
                               .generated_rows      = w->n_rows_done[BT_ROLE_GENERATED]};
     memcpy(m.u.beat.batch_rows, w->batch_rows, sizeof(w->batch_rows));

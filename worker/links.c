@@ -137,6 +137,13 @@ static bt_wait wait_for(bt_links *l, const char *what)
                      .stop       = wait_stop};
 }
 
+static uint64_t link_waited(void *ctx)
+{
+    const bt_links *l = ctx;
+
+    return bt_world_waited_ns(l->world);
+}
+
 static bt_status link_step(void *ctx, bt_step *step)
 {
     bt_links *l = ctx;
@@ -173,6 +180,7 @@ bt_worker_links bt_links_table(bt_links *l)
                              .cancel      = link_cancel,
                              .poll        = link_poll,
                              .expert_rows = link_expert_rows,
+                             .waited_ns   = link_waited,
                              .step        = link_step};
 }
 

@@ -18,6 +18,7 @@ typedef struct {
     bt_model              *model;
     bt_kv_pool            *pool;
     bt_group              *group;
+    const bt_world        *world;
     uint32_t               rank; /* this one's, in the world */
     uint64_t               timeout_ns;
     volatile sig_atomic_t *signal; /* not 0: leave at once */

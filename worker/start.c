@@ -206,6 +206,7 @@ static bt_status create_worker(bt_rank *r)
         BT_TRY(bt_handoff_create(r->world, &handoff, &events, &r->handoff));
     r->links.handoff = r->handoff;
     r->links.model   = r->model;
+    r->links.world   = r->world;
     r->links.pool    = r->pool;
     r->links.group   = r->group;
     cfg              = (bt_worker_config){.facts      = r->facts,

@@ -43,6 +43,8 @@ typedef struct {
     void (*send)(void *ctx, uint32_t to, const bt_page_message *m, void *slot);
     bool (*cancel)(void *ctx, uint64_t request);
     bool (*poll)(void *ctx); /* calls back bt_worker_delivered() and the others below */
+    /* Time spent waiting for other ranks in exchanges, ever. */
+    uint64_t (*waited_ns)(void *ctx);
     /* bt_model_step() with group_rows, spans and rows as the worker filled them; the link adds how
      * to wait. */
     bt_status (*step)(void *ctx, bt_step *step);

@@ -71,6 +71,7 @@ static inline bt_up sample_up(bt_up_kind kind)
             .steps               = 2,
             .handoff_bytes       = 3,
             .handoff_pages       = 4,
+            .waited_ns           = 88,
             .gather_ns           = 8,
             .model_ns            = 9,
             .sample_ns           = 10,

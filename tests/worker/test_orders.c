@@ -80,6 +80,12 @@ static const uint64_t *bench_expert_rows(void *ctx)
     return NULL;
 }
 
+static uint64_t never_waited(void *ctx)
+{
+    (void)ctx;
+    return 0;
+}
+
 static bt_worker_config config(bench *b, uint32_t rank, uint32_t n_prefill, uint32_t n_decode)
 {
     bt_worker_links links = {.ctx         = b,
@@ -92,6 +98,7 @@ static bt_worker_config config(bench *b, uint32_t rank, uint32_t n_prefill, uint
                              .cancel      = bench_cancel,
                              .poll        = bench_poll,
                              .expert_rows = bench_expert_rows,
+                             .waited_ns   = never_waited,
                              .step        = bench_step};
 
     return (bt_worker_config){

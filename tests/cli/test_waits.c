@@ -1,0 +1,66 @@
+/* How long a supervisor waits before it starts something again, and how long a load will take. */
+#include <string.h>
+
+#include "cli/backoff.h"
+#include "cli/progress.h"
+#include "core/clock.h"
+#include "tests/support/test.h"
+
+#define S BT_NS_PER_S
+
+static void backoff_doubles_and_gives_up(void)
+{
+    static const double WAITS[] = {0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30};
+
+    bt_backoff b = {0};
+    uint64_t   wait;
+
+    for (int i = 0; i < 10; i++) {
+        EXPECT(bt_backoff_next(&b, 10, 100 * S, 101 * S, &wait));
+        EXPECT_EQ(wait, (uint64_t)(WAITS[i] * 1e9 + 0.5));
+    }
+    EXPECT(!bt_backoff_next(&b, 10, 100 * S, 101 * S, &wait));
+    EXPECT(!bt_backoff_next(&b, 10, 0, 999 * S, &wait)); /* what never served has not worked */
+}
+
+static void backoff_begins_anew_after_a_good_minute(void)
+{
+    bt_backoff b = {0};
+    uint64_t   wait;
+
+    for (int i = 0; i < 5; i++)
+        EXPECT(bt_backoff_next(&b, 5, 0, S, &wait));
+    EXPECT(bt_backoff_next(&b, 5, 100 * S, 160 * S, &wait));
+    EXPECT_EQ(wait, 200 * BT_NS_PER_MS);
+}
+
+static void progress_names_the_rank_that_will_be_last(void)
+{
+    bt_progress p;
+    char        text[128];
+
+    EXPECT_EQ(bt_progress_init(&p, 2), BT_OK);
+    EXPECT(!bt_progress_take(&p, "2 1 2", S) && !bt_progress_take(&p, "x", S));
+    EXPECT(bt_progress_take(&p, "0 0 1073741824", S));
+    EXPECT(bt_progress_left_s(&p, S) < 0); /* nobody can tell */
+    EXPECT(bt_progress_take(&p, "1 0 1073741824", S));
+    EXPECT(bt_progress_take(&p, "0 536870912 1073741824", 3 * S));
+    EXPECT(bt_progress_take(&p, "1 268435456 1073741824", 3 * S));
+    EXPECT(bt_progress_part(&p) == 0.375);
+    EXPECT(bt_progress_left_s(&p, 3 * S) == 6);
+    bt_progress_last_rank(&p, 3 * S, text, sizeof(text));
+    EXPECT(strcmp(text, "rank 1: 0.25 of 1.00 GiB, 6 s left") == 0);
+    EXPECT(bt_progress_take(&p, "1 1073741824 1073741824", 4 * S));
+    EXPECT(bt_progress_left_s(&p, 4 * S) == 3); /* now rank 0 is the last */
+    bt_progress_reset(&p);
+    EXPECT(bt_progress_part(&p) == 0);
+    bt_progress_fini(&p);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(backoff_doubles_and_gives_up),
+    BT_TEST(backoff_begins_anew_after_a_good_minute),
+    BT_TEST(progress_names_the_rank_that_will_be_last),
+};
+
+int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

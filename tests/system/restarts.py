@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""baton run --on-death restart: what dies is started again; a crash loop ends; a start is quick.
+
+    restarts.py --bin DIR --source DIR [--only NAME]
+
+ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
+the same port serves again. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+
+import grpc
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cell as cells  # noqa: E402
+
+BACK_S, GONE_S, START_S = 30, 25, 2.0
+
+
+def request(pb, i, n):
+    q = pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
+    q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(20 + 50 * i)])
+    q.sampling_params.max_tokens, q.sampling_params.ignore_eos, q.sampling_params.temperature, q.sampling_params.seed = n, True, 0.7, 3 + i
+    return q
+
+
+def ask(pb, rpc, cell, i, n, pauses=None):
+    out, ends, last = [], 0, time.monotonic()
+    with cell.channel() as channel:
+        for m in rpc.VllmEngineStub(channel).Generate(request(pb, i, n), timeout=120):
+            now = time.monotonic()
+            if pauses is not None:
+                pauses.append(now - last)
+            last = now
+            if m.HasField("chunk"):
+                out += m.chunk.token_ids
+            else:
+                ends += 1
+    assert ends == 1
+    return out
+
+
+def wait_for(cell, text, n, seconds=BACK_S):
+    end = time.monotonic() + seconds
+    while sum(text in line for line in cell.lines) < n:
+        assert time.monotonic() < end and cell.process.poll() is None, f"no line \"{text}\" number {n}\n{cell.log()}"
+        time.sleep(0.02)
+
+
+def start(a, ranks, *more):
+    cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), ranks, "--on-death", "restart", *more)
+    cell.wait_ready()
+    return cell
+
+
+def ranks(a, pb, rpc):
+    cell = start(a, "1+2")
+    want = {i: ask(pb, rpc, cell, i, 250) for i in range(4)}
+    for k, victim in enumerate((2, 0, 1)):
+        errors, pauses = [], []
+
+        def one(i):
+            try:
+                if ask(pb, rpc, cell, i, 250, pauses) != want[i]:
+                    errors.append(f"stream {i} differs")
+            except (grpc.RpcError, AssertionError) as e:
+                errors.append(f"stream {i}: {e}")
+        threads = [threading.Thread(target=one, args=(i,)) for i in want]
+        for t in threads:
+            t.start()
+        time.sleep(0.4)
+        os.kill(cell.ranks()[victim], (signal.SIGKILL, signal.SIGABRT, signal.SIGKILL)[k])
+        wait_for(cell, "serving again", k + 1)
+        for t in threads:
+            t.join(90)
+            assert not t.is_alive(), cell.log()
+        assert not errors, f"{errors}\n{cell.log()}"
+        print(f"rank {victim} killed: every stream exact, longest pause {max(pauses):.1f} s", flush=True)
+    assert cell.stop() == 0, cell.log()
+    assert not cell.leftovers(), cell.leftovers()
+
+
+def coordinator(a, pb, rpc):
+    cell = start(a, "1+1")
+    address, endings = cell.address, []
+    want = ask(pb, rpc, cell, 1, 30)
+
+    def one():
+        try:
+            ask(pb, rpc, cell, 0, 3000)
+            endings.append("OK")
+        except grpc.RpcError as e:
+            endings.append(e.code())
+    t = threading.Thread(target=one)
+    t.start()
+    time.sleep(0.5)
+    pid = next(p for p in cells.descendants(cell.process.pid) if open(f"/proc/{p}/comm").read().startswith("baton-coordina"))
+    os.kill(pid, signal.SIGKILL)
+    wait_for(cell, "serving again", 1)
+    t.join(20)
+    assert endings == [grpc.StatusCode.UNAVAILABLE], endings
+    assert cell.address == address and ask(pb, rpc, cell, 1, 30) == want
+    assert cell.stop() == 0, cell.log()
+    print("coordinator killed: UNAVAILABLE, then the same port and the same tokens", flush=True)
+
+
+def crash_loop(a, pb, rpc):
+    cell = start(a, "1+1", "--restarts", "3")
+    begin = time.monotonic()
+    while cell.process.poll() is None:
+        assert time.monotonic() < begin + 90, f"still started again and again\n{cell.log()}"
+        for pid in cell.ranks().values():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.1)
+    assert cell.wait_gone(GONE_S) == 1, cell.log()
+    assert any("given up after 3 restarts in a row" in line for line in cell.lines), cell.log()
+    assert not cell.leftovers(), cell.leftovers()
+    print(f"a crash loop is given up after {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def start_up(a, pb, rpc):
+    times = []
+    for _ in range(3):
+        begin = time.monotonic()
+        cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "2+2").wait_ready()
+        ask(pb, rpc, cell, 1, 1)
+        times.append(time.monotonic() - begin)
+        cell.stop()
+    print(f"start to first token on 4 ranks: {', '.join(f'{t:.2f}' for t in times)} s", flush=True)
+    if a.strict:
+        assert min(times) < START_S, f"expected below {START_S} s"
+
+
+CASES = [ranks, coordinator, crash_loop, start_up]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", required=True)
+    ap.add_argument("--source", required=True)
+    ap.add_argument("--only", choices=[c.__name__ for c in CASES])
+    ap.add_argument("--strict", action="store_true", help="hold the time of a start, on a machine that does nothing else")
+    a = ap.parse_args()
+    pb, rpc = cells.stubs(a.source)
+    for case in CASES:
+        if a.only in (None, case.__name__):
+            case(a, pb, rpc)
+    return 0
+
+
+sys.exit(main())

@@ -50,26 +50,9 @@ struct driver {
 
 const char *bt_bench_code_name(int code)
 {
-    static const char *const NAMES[BT_BENCH_CODES] = {"OK",
-                                                      "CANCELLED",
-                                                      "UNKNOWN",
-                                                      "INVALID_ARGUMENT",
-                                                      "DEADLINE_EXCEEDED",
-                                                      "NOT_FOUND",
-                                                      "ALREADY_EXISTS",
-                                                      "PERMISSION_DENIED",
-                                                      "RESOURCE_EXHAUSTED",
-                                                      "FAILED_PRECONDITION",
-                                                      "ABORTED",
-                                                      "OUT_OF_RANGE",
-                                                      "UNIMPLEMENTED",
-                                                      "INTERNAL",
-                                                      "UNAVAILABLE",
-                                                      "DATA_LOSS",
-                                                      "UNAUTHENTICATED",
-                                                      "broken protocol"};
-
-    return code >= 0 && code < BT_BENCH_CODES ? NAMES[code] : "unfinished";
+    if (code == BT_BENCH_CODES - 1) return "broken protocol";
+    return code >= 0 && code < BT_BENCH_CODES ? bt_rpc_code_name((grpc_status_code)code)
+                                              : "unfinished";
 }
 
 static uint64_t now_ns(const driver *d) { return bt_now_ns() - d->start_ns; }

@@ -100,29 +100,6 @@ static void begin_call(call *c, const char *method, const ProtobufCMessage *requ
     grpc_slice_unref(path);
 }
 
-static const char *code_name(grpc_status_code code)
-{
-    static const char *const NAMES[] = {"OK",
-                                        "CANCELLED",
-                                        "UNKNOWN",
-                                        "INVALID_ARGUMENT",
-                                        "DEADLINE_EXCEEDED",
-                                        "NOT_FOUND",
-                                        "ALREADY_EXISTS",
-                                        "PERMISSION_DENIED",
-                                        "RESOURCE_EXHAUSTED",
-                                        "FAILED_PRECONDITION",
-                                        "ABORTED",
-                                        "OUT_OF_RANGE",
-                                        "UNIMPLEMENTED",
-                                        "INTERNAL",
-                                        "UNAVAILABLE",
-                                        "DATA_LOSS",
-                                        "UNAUTHENTICATED"};
-
-    return (size_t)code < sizeof(NAMES) / sizeof(NAMES[0]) ? NAMES[code] : "an unknown status";
-}
-
 /* Drives the loop until every operation of the call has completed. */
 static bt_status wait_call(call *c)
 {
@@ -172,7 +149,7 @@ bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCM
     BT_TRY(c.st);
     bt_rpc_slice_text(c.details, reason, sizeof(reason));
     BT_REQUIRE(c.code == GRPC_STATUS_OK, BT_ERR_PEER, "%s: %s: %s", client->address,
-               code_name(c.code), reason);
+               bt_rpc_code_name(c.code), reason);
 out:
     grpc_metadata_array_destroy(&c.head);
     grpc_metadata_array_destroy(&c.trailer);

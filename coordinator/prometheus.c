@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "coordinator/exposition.h"
+#include "proto/rpc.h"
 
 typedef struct {
     FILE *f;
@@ -69,24 +70,7 @@ static void sizes(page *p, const char *name, const char *help, const bt_size_his
 
 static void requests(page *p, const bt_snapshot *s)
 {
-    static const char *const codes[BT_N_STATUS] = {"OK",
-                                                   "CANCELLED",
-                                                   "UNKNOWN",
-                                                   "INVALID_ARGUMENT",
-                                                   "DEADLINE_EXCEEDED",
-                                                   "NOT_FOUND",
-                                                   "ALREADY_EXISTS",
-                                                   "PERMISSION_DENIED",
-                                                   "RESOURCE_EXHAUSTED",
-                                                   "FAILED_PRECONDITION",
-                                                   "ABORTED",
-                                                   "OUT_OF_RANGE",
-                                                   "UNIMPLEMENTED",
-                                                   "INTERNAL",
-                                                   "UNAVAILABLE",
-                                                   "DATA_LOSS",
-                                                   "UNAUTHENTICATED"};
-    const bt_metrics        *m                  = &s->metrics;
+    const bt_metrics *m = &s->metrics;
 
     one(p, "vllm:num_requests_running", "gauge", "Requests that a rank works on.",
         s->loads.n_running);
@@ -114,7 +98,7 @@ static void requests(page *p, const bt_snapshot *s)
     family(p, "baton_requests_total", "counter", "Requests that ended, by gRPC status.");
     for (uint32_t i = 0; i < BT_N_STATUS; i++)
         fprintf(p->f, "baton_requests_total{model_name=\"%s\",status=\"%s\"} %llu\n", p->model,
-                codes[i], (unsigned long long)m->n_status[i]);
+                bt_rpc_code_name((grpc_status_code)i), (unsigned long long)m->n_status[i]);
     times(p, "vllm:time_to_first_token_seconds", "From arrival to the first token.", &m->ttft);
     times(p, "vllm:inter_token_latency_seconds", "From a token to the next one.", &m->itl);
     times(p, "vllm:e2e_request_latency_seconds", "From arrival to the end, of those that end well.",

@@ -256,6 +256,29 @@ void bt_rpc_hang_up(uint16_t port)
     if (all != NULL) closedir(all);
 }
 
+const char *bt_rpc_code_name(grpc_status_code code)
+{
+    static const char *const NAMES[] = {"OK",
+                                        "CANCELLED",
+                                        "UNKNOWN",
+                                        "INVALID_ARGUMENT",
+                                        "DEADLINE_EXCEEDED",
+                                        "NOT_FOUND",
+                                        "ALREADY_EXISTS",
+                                        "PERMISSION_DENIED",
+                                        "RESOURCE_EXHAUSTED",
+                                        "FAILED_PRECONDITION",
+                                        "ABORTED",
+                                        "OUT_OF_RANGE",
+                                        "UNIMPLEMENTED",
+                                        "INTERNAL",
+                                        "UNAVAILABLE",
+                                        "DATA_LOSS",
+                                        "UNAUTHENTICATED"};
+
+    return (size_t)code < sizeof(NAMES) / sizeof(NAMES[0]) ? NAMES[code] : "an unknown status";
+}
+
 void bt_rpc_slice_text(grpc_slice slice, char *buf, size_t capacity)
 {
     char   raw[1024];

@@ -76,6 +76,8 @@ bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_t
 void bt_rpc_hang_up(uint16_t port);
 /* Could a server bind the address now?  IO names address and cause. */
 bt_status bt_rpc_try_bind(const char *address);
+/* "OK", "CANCELLED" ... as google.rpc.Code has them; of any number. */
+const char *bt_rpc_code_name(grpc_status_code code);
 /* A slice as text, cut to the capacity, always terminated and UTF-8. */
 void bt_rpc_slice_text(grpc_slice slice, char *buf, size_t capacity);
 

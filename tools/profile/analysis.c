@@ -247,14 +247,11 @@ static void print_laws(const bt_analysis *a, FILE *to)
         for (int i = 0; i < 4; i++)
             fprintf(to, "%10.2fx ", bt_analysis_chunk_price(m, LAW_PROMPT[p], LAW_CHUNK[i]));
     }
-    fprintf(
-        to,
-        "\n  generated tokens stay absorbed: 1.00x for one new token of each request, the "
-        "cheapest form above one key\n"
-        "  the softmax restarts every %d tokens: %.4f %% more operations\n"
-        "  the products made for few rows, where those made for many would be faster: measured, "
-        "see below or run without --analysis\n",
-        (int)BT_ATTN_SPLIT_TOKENS, 100 * restart_price(m));
+    fprintf(to,
+            "\n  generated tokens stay absorbed: 1.00x for one new token of each request, the "
+            "cheapest form above one key\n"
+            "  the softmax restarts every %d tokens: %.4f %% more operations\n",
+            (int)BT_ATTN_SPLIT_TOKENS, 100 * restart_price(m));
 }
 
 void bt_analysis_print(const bt_analysis *a, FILE *to)

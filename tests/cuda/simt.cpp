@@ -17,6 +17,7 @@
 #endif
 #endif
 #ifdef SIMT_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -36,7 +37,7 @@ __asm__(".text\n"
 namespace simt
 {
 
-enum { STACK_BYTES = 256 << 10, WARP = 32, MAX_THREADS = 1024 };
+enum { STACK_BYTES = 256 << 10, OUTER_BYTES = 2048, WARP = 32, MAX_THREADS = 1024, MAX_STEPS = 64 };
 enum state { READY, AT_WARP, AT_BLOCK, ENDED };
 
 struct give_back {
@@ -159,6 +160,9 @@ static void prepare(fiber &f)
     if (!f.stack) f.stack.reset(new char[STACK_BYTES]);
     void **top = (void **)(((uintptr_t)f.stack.get() + STACK_BYTES) & ~(uintptr_t)15);
 
+#ifdef SIMT_ASAN /* the outermost frames of the thread that ended here never returned */
+    __asan_unpoison_memory_region((char *)top - OUTER_BYTES, OUTER_BYTES);
+#endif
     *--top = nullptr; /* the return address of fiber_main, which never returns */
     *--top = (void *)fiber_main;
     for (int i = 0; i < 6; i++)
@@ -245,41 +249,66 @@ static bool release_block(void)
     return true;
 }
 
+static bool warp_is_ready(unsigned first, unsigned n_lanes)
+{
+    for (unsigned i = first; i < first + n_lanes; i++)
+        if (g_fibers[i].st == READY) return true;
+    return false;
+}
+
+/* The warp's ready threads, in a random order, each to its next meeting; then the meeting. */
+static void step_warp(unsigned first, unsigned n_lanes)
+{
+    unsigned order[WARP];
+
+    for (unsigned i = 0; i < n_lanes; i++)
+        order[i] = first + i;
+    for (unsigned i = n_lanes - 1; i > 0; i--)
+        std::swap(order[i], order[random_below(i + 1)]);
+    for (unsigned i = 0; i < n_lanes; i++)
+        if (g_fibers[order[i]].st == READY) enter(order[i]);
+    release_warp(first, n_lanes);
+}
+
+[[noreturn]] static void die_stuck(void)
+{
+    unsigned n_ended = 0;
+
+    for (unsigned i = 0; i < g_n; i++)
+        n_ended += g_fibers[i].st == ENDED;
+    for (unsigned i = 0; i < g_n; i++)
+        if (g_fibers[i].st == AT_BLOCK)
+            die(g_fibers[i].at, "barrier that %u of %u threads never reach", n_ended, g_n);
+    die(g_fibers[0].at, "collective that some lanes of its mask never reach");
+}
+
+/* One warp at a time, for a random number of steps: warps drift apart as far as barriers let them.
+ */
 static void run_block(void)
 {
-    static unsigned order[MAX_THREADS];
-    unsigned        n_ended;
-
     for (unsigned i = 0; i < g_n; i++) {
-        order[i]          = i;
         g_fibers[i].index = dim3(i % g_block_dim.x, i / g_block_dim.x % g_block_dim.y,
                                  i / (g_block_dim.x * g_block_dim.y));
         prepare(g_fibers[i]);
     }
-    do {
-        bool moved = false;
+    for (;;) {
+        unsigned ready[MAX_THREADS / WARP], n_ready = 0, n_ended = 0;
 
-        for (unsigned i = g_n - 1; i > 0; i--)
-            std::swap(order[i], order[random_below(i + 1)]);
-        n_ended = 0;
-        for (unsigned i = 0; i < g_n; i++) {
-            if (g_fibers[order[i]].st == READY) {
-                enter(order[i]);
-                moved = true;
-            }
-            n_ended += g_fibers[order[i]].st == ENDED;
-        }
         for (unsigned w = 0; w < g_n; w += WARP)
-            moved = release_warp(w, std::min(g_n - w, (unsigned)WARP)) || moved;
-        moved = release_block() || moved;
-        if (moved || n_ended == g_n) continue;
+            if (warp_is_ready(w, std::min(g_n - w, (unsigned)WARP))) ready[n_ready++] = w;
+        if (n_ready != 0) {
+            unsigned w = ready[random_below(n_ready)], n_lanes = std::min(g_n - w, (unsigned)WARP);
+
+            for (uint64_t steps = 1 + random_below(MAX_STEPS);
+                 steps > 0 && warp_is_ready(w, n_lanes); steps--)
+                step_warp(w, n_lanes);
+            continue;
+        }
         for (unsigned i = 0; i < g_n; i++)
-            if (g_fibers[i].st == AT_BLOCK)
-                die(g_fibers[i].at, "barrier that %u of %u threads never reach", n_ended, g_n);
-        for (unsigned i = 0; i < g_n; i++)
-            if (g_fibers[i].st == AT_WARP)
-                die(g_fibers[i].at, "collective that some lanes of its mask never reach");
-    } while (n_ended < g_n);
+            n_ended += g_fibers[i].st == ENDED;
+        if (n_ended == g_n) return;
+        if (!release_block()) die_stuck();
+    }
 }
 
 /* ---- memory */

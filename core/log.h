@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-#pragma GCC visibility push(default) /* for libbaton_cuda.so, which takes these from the program */
+#pragma GCC visibility push(default) /* libbaton_cuda.so takes these from the program */
 #ifdef __cplusplus
 extern "C" {
 #endif

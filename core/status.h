@@ -8,7 +8,7 @@
 
 #include "core/log.h"
 
-#pragma GCC visibility push(default) /* for libbaton_cuda.so, which takes these from the program */
+#pragma GCC visibility push(default) /* libbaton_cuda.so takes these from the program */
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -137,7 +137,8 @@ static void on_progress(supervisor *s, const char *text)
  * becomes of them, and what the coordinator then says of them, is no failure. */
 static bool ended_ranks(const supervisor *s)
 {
-    return s->asked && s->phase == STOPPING && (!s->served || s->hurried);
+    return s->asked && s->phase == STOPPING &&
+           (!s->served || s->hurried || s->opt->join != NULL); /* nobody else tells them */
 }
 
 /* What never worked is not started again. */

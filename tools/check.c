@@ -358,8 +358,7 @@ int main(int argc, char **argv)
     judge_together(&opt, nodes);
     tell_remedies(nodes, opt.n_nodes);
     tell_pause(&opt, nodes);
-    if (g_wrong != 0)
-        printf("%u found wrong: a cell would not start, or not serve\n", g_wrong);
+    if (g_wrong != 0) printf("%u found wrong: a cell would not start, or not serve\n", g_wrong);
     if (port >= 0) close(port);
     bt_free(nodes);
     return g_wrong == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

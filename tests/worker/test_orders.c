@@ -320,7 +320,7 @@ static void abort_of_an_unknown_request_is_answered(void)
 {
     bench   b;
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {77, 3}
+        .kind = BT_DOWN_ABORT, .u.abort = {.request = 77, .epoch = 3}
     };
 
     set_up(&b, 1, 1, 1);
@@ -332,12 +332,12 @@ static void abort_of_an_unknown_request_is_answered(void)
 
     m = reserve(5, 10, 5), order(&b, &m);
     m = (bt_down){
-        .kind = BT_DOWN_ABORT, .u.abort = {5, 2}
+        .kind = BT_DOWN_ABORT, .u.abort = {.request = 5, .epoch = 2}
     }; /* of an earlier placement */
     order(&b, &m);
     EXPECT_EQ(bt_kv_pool_n_free(b.pool), N_PAGES - 1);
     m = (bt_down){
-        .kind = BT_DOWN_ABORT, .u.abort = {5, 3}
+        .kind = BT_DOWN_ABORT, .u.abort = {.request = 5, .epoch = 3}
     };
     order(&b, &m);
     EXPECT_EQ(bt_kv_pool_n_free(b.pool), N_PAGES);
@@ -362,7 +362,7 @@ static void abort_frees_pages_at_once_and_quarantines_the_slot(void)
     forget(&b);
     b.granted = true;
     m         = (bt_down){
-                .kind = BT_DOWN_ABORT, .u.abort = {1, 3}
+                .kind = BT_DOWN_ABORT, .u.abort = {.request = 1, .epoch = 3}
     };
     order(&b, &m);
     EXPECT_EQ(bt_kv_pool_n_free(b.pool), N_PAGES);

@@ -208,7 +208,7 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
     for (uint32_t i = 0; i < g_n_asks; i++) {
         answer *a     = &g_answers[i];
         bt_down abort = {
-            .kind = BT_DOWN_ABORT, .u.abort = {i + 1, 1}
+            .kind = BT_DOWN_ABORT, .u.abort = {.request = i + 1, .epoch = 1}
         };
 
         if (!a->complete || a->n != 1 || !a->prefilled) continue;

@@ -791,6 +791,28 @@ static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint6
     free(clients);
 }
 
+static void submit_random(sim *s, sim_client *client, uint32_t serial)
+{
+    char name[24];
+
+    snprintf(name, sizeof(name), "c%u", serial);
+    EXPECT_EQ(sim_submit(s, client, name, 1 + sim_random(s, 20), 1 + sim_random(s, 12),
+                         sim_random(s, 14)),
+              BT_OK);
+}
+
+static void expect_all_done(sim *s, const sim_client *clients, uint32_t n)
+{
+    for (int k = 0; k < 10; k++) { /* a refused reservation is tried again after a while */
+        sim_settle(s);
+        s->now += 300 * BT_NS_PER_MS;
+        bt_relay_tick(s->relay, s->now);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        expect_done(&clients[i]);
+    expect_idle(s);
+}
+
 /* Ranks are lost at any moment, down to one of each role: every client has each token once and a
  * clean end, and nothing is left. */
 static void relay_lost_ranks_lose_nothing(void)
@@ -813,12 +835,7 @@ static void relay_lost_ranks_lose_nothing(void)
             uint32_t group = !both && rank >= 3;
 
             if (n < N && sim_random(&s, 12) == 0) {
-                char name[24];
-
-                snprintf(name, sizeof(name), "c%u", n);
-                EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 20),
-                                     1 + sim_random(&s, 12), sim_random(&s, 14)),
-                          BT_OK);
+                submit_random(&s, &clients[n], n);
                 n++;
             }
             if (sim_random(&s, 150) == 0 && !s.ranks[rank].dead &&
@@ -829,14 +846,7 @@ static void relay_lost_ranks_lose_nothing(void)
             }
             if (!s.ranks[rank].dead) sim_once(&s);
         }
-        for (int k = 0; k < 10; k++) { /* a refused reservation is tried again after a while */
-            sim_settle(&s);
-            s.now += 300 * BT_NS_PER_MS;
-            bt_relay_tick(s.relay, s.now);
-        }
-        for (uint32_t i = 0; i < n; i++)
-            expect_done(&clients[i]);
-        expect_idle(&s);
+        expect_all_done(&s, clients, n);
         sim_fini(&s);
         EXPECT_EQ(bt_alloc_live(), live);
     }
@@ -860,12 +870,7 @@ static void relay_spares_take_the_places_of_the_lost(void)
             uint32_t rank = sim_random(&s, 6);
 
             if (n < N && sim_random(&s, 12) == 0) {
-                char name[24];
-
-                snprintf(name, sizeof(name), "c%u", n);
-                EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 20),
-                                     1 + sim_random(&s, 12), sim_random(&s, 14)),
-                          BT_OK);
+                submit_random(&s, &clients[n], n);
                 n++;
             }
             if (sim_random(&s, 100) == 0 && !s.ranks[rank].dead && n_lost < 2) {
@@ -874,14 +879,7 @@ static void relay_spares_take_the_places_of_the_lost(void)
             }
             if (!s.ranks[rank].dead) sim_once(&s);
         }
-        for (int k = 0; k < 10; k++) {
-            sim_settle(&s);
-            s.now += 300 * BT_NS_PER_MS;
-            bt_relay_tick(s.relay, s.now);
-        }
-        for (uint32_t i = 0; i < n; i++)
-            expect_done(&clients[i]);
-        expect_idle(&s);
+        expect_all_done(&s, clients, n);
         bt_relay_count_seats(s.relay, taken);
         EXPECT(taken[0] == 2 && taken[1] == 2); /* every seat is taken again */
         sim_fini(&s);

@@ -1,4 +1,5 @@
 """Starts a cell with baton-run for a test, and speaks the public protocol to it."""
+import argparse
 import os
 import re
 import signal
@@ -12,6 +13,19 @@ import grpc
 from grpc_tools import protoc
 
 START_S = 60
+
+
+def case_arguments(doc, cases):
+    """The parser of a script that is a list of cases: --bin, --source and --only NAME."""
+    ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", required=True)
+    ap.add_argument("--source", required=True)
+    ap.add_argument("--only", choices=[c.__name__ for c in cases])
+    return ap
+
+
+def chosen(a, cases):
+    return [c for c in cases if a.only in (None, c.__name__)]
 
 
 def stubs(source):

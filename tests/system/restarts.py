@@ -5,7 +5,6 @@
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
 the same port serves again. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
-import argparse
 import os
 import signal
 import sys
@@ -141,16 +140,12 @@ CASES = [ranks, coordinator, crash_loop, start_up]
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
-    ap.add_argument("--only", choices=[c.__name__ for c in CASES])
+    ap = cells.case_arguments(__doc__, CASES)
     ap.add_argument("--strict", action="store_true", help="hold the time of a start, on a machine that does nothing else")
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)
-    for case in CASES:
-        if a.only in (None, case.__name__):
-            case(a, pb, rpc)
+    for case in cells.chosen(a, CASES):
+        case(a, pb, rpc)
     return 0
 
 

@@ -5,7 +5,6 @@
 
 one_cell: sbatch to first token; scancel leaves nothing. node_killed: a node dies under load; the supervisor starts the cell again and
 every stream goes on. several_cells: a coordinator job and two cell jobs; one is drained under load by scancel, and a new one takes over."""
-import argparse
 import os
 import re
 import shutil
@@ -184,19 +183,14 @@ CASES = [one_cell, node_killed, several_cells]
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
-    ap.add_argument("--only", choices=[c.__name__ for c in CASES])
-    a = ap.parse_args()
+    a = cells.case_arguments(__doc__, CASES).parse_args()
     a.bin, a.source = os.path.abspath(a.bin), os.path.abspath(a.source)
     folder = tempfile.mkdtemp(prefix="bs")
     pb, rpc = cells.stubs(a.source)
     try:
         cluster = slurm.Cluster(folder)
-        for case in CASES:
-            if a.only in (None, case.__name__):
-                case(a, pb, rpc, Jobs(a, cluster))
+        for case in cells.chosen(a, CASES):
+            case(a, pb, rpc, Jobs(a, cluster))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -7,7 +7,6 @@ first_token: one command starts it, the same tokens come as from one machine, no
 node_killed: a host loses power under load; the cell is started again once the host is back, and every stream goes on where it was.
 link_cut_3s: nothing is lost and nobody is removed.
 link_cut_for_good: the side without the coordinator stops by itself; the open requests wait, and go on when the host is back."""
-import argparse
 import os
 import shutil
 import signal
@@ -197,22 +196,17 @@ CASES = [first_token, node_killed, link_cut_3s, link_cut_for_good]
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
-    ap.add_argument("--only", choices=[c.__name__ for c in CASES])
-    a = ap.parse_args()
+    a = cells.case_arguments(__doc__, CASES).parse_args()
     a.bin, a.source = os.path.abspath(a.bin), os.path.abspath(a.source)
     scratch = tempfile.mkdtemp(prefix="bh")
     pb, rpc = cells.stubs(a.source)
     try:
-        for case in CASES:
-            if a.only in (None, case.__name__):
-                hosts = net.Hosts(3, scratch)
-                try:
-                    case(a, pb, rpc, hosts)
-                finally:
-                    hosts.close()
+        for case in cells.chosen(a, CASES):
+            hosts = net.Hosts(3, scratch)
+            try:
+                case(a, pb, rpc, hosts)
+            finally:
+                hosts.close()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return 0

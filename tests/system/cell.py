@@ -15,11 +15,17 @@ from grpc_tools import protoc
 START_S = 60
 
 
-def case_arguments(doc, cases):
-    """The parser of a script that is a list of cases: --bin, --source and --only NAME."""
+def arguments(doc):
+    """The parser that every script here begins with."""
     ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap.add_argument("--bin", required=True, help="folder of the programs")
+    ap.add_argument("--source", required=True, help="the source tree, for models and fixtures")
+    return ap
+
+
+def case_arguments(doc, cases):
+    """The parser of a script that is a list of cases: --only NAME runs one."""
+    ap = arguments(doc)
     ap.add_argument("--only", choices=[c.__name__ for c in cases])
     return ap
 

@@ -10,7 +10,6 @@ process, no zombie, and nothing in /dev/shm or /tmp is left.  A rank that was st
 
 A pause is the longest silence of a stream that was being answered when the fault came.  What a hang (SIGSTOP) costs is its detection
 deadline more."""
-import argparse
 import json
 import os
 import random
@@ -316,9 +315,7 @@ def report(chaos, a):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--faults", type=int, default=30)
     ap.add_argument("--ranks", default="2+3")
     ap.add_argument("--spares", type=int, default=0)

@@ -3,7 +3,6 @@
 none that was on its way when the server left.
 
     drain.py --bin DIR --source DIR [--rounds N]"""
-import argparse
 import os
 import random
 import signal
@@ -73,9 +72,7 @@ def drain(a, pb, rpc, i):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--rounds", type=int, default=8)
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)

@@ -6,7 +6,6 @@
 After each fault: every open request has exactly one terminal status, an error that says why; baton-run has ended with a code other than 0 and a
 line that names what died; no process of the cell is left within 15 seconds (plus the deadline, for a rank that hangs); nothing is left in /dev/shm
 or /tmp."""
-import argparse
 import os
 import signal
 import sys
@@ -222,9 +221,7 @@ FAULTS = [at_start, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, coor
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--stuck-mpi", metavar="FILE", help="tests/support/stuck_mpi.c as a library, for stuck_in_mpi")
     ap.add_argument("--only", choices=[f.__name__ for f in FAULTS])
     a = ap.parse_args()

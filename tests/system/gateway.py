@@ -6,7 +6,6 @@
 Installs that version with pip into a virtual environment below --cache and drives it over HTTP with its default flags, retries and
 circuit breaker on.  The texts must be those that the engine gives for the same tokens without a gateway.  Skips (77), with the reason,
 where pip cannot install it."""
-import argparse
 import concurrent.futures
 import os
 import random
@@ -226,9 +225,7 @@ def overload(g, engine):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--cache", required=True)
     ap.add_argument("--version", required=True)
     a = ap.parse_args()

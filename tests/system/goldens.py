@@ -10,7 +10,6 @@ twice: with the goldens' routing forced, and free.  On each route:
   - laws A and B: logits and experts equal, bit by bit, those of every other route of the same form.
 Without --full the routes are a pairwise cover of ranks, forms and chunks; with it, their whole product.  Chunks of
 1 and 7 take prompts of up to 256 tokens only."""
-import argparse
 import itertools
 import json
 import os
@@ -21,6 +20,7 @@ import tempfile
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+import cell as cells  # noqa: E402
 import tensors  # noqa: E402
 
 RANKS = ["1+1", "2+2", "1+3", "3+1", "both1", "both2"]
@@ -144,9 +144,7 @@ def check_neighbours(v, a, model, folder):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True, help="folder of the programs")
-    ap.add_argument("--source", required=True, help="the source tree, for models and fixtures")
+    ap = cells.arguments(__doc__)
     ap.add_argument("--model", required=True)
     ap.add_argument("--full", action="store_true", help="the whole product of routes")
     ap.add_argument("--only", help="one route, as 2+2/role/7 (chunk 0: whole)")

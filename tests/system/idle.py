@@ -5,7 +5,6 @@
 
 CPU time is what /proc/PID/stat says of every process of the cell.  Waking is what a short request takes longer after a pause than
 right after another one: the lower quartile of many, since other work on the machine disturbs single ones."""
-import argparse
 import contextlib
 import os
 import statistics
@@ -60,9 +59,7 @@ def waking(client):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)
     with contextlib.ExitStack() as stack:

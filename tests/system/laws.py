@@ -6,7 +6,6 @@
 First each request runs alone on a 1+1 cell whose cache is emptied before it.  Then all of them arrive at random times on cells of
 other shapes, with warm caches and pools so small that requests are retracted and resumed; then once more alone, with what is cached.
 Ids, logprobs, alternatives and finish reasons must be equal to the bit, and every kind of event must have happened."""
-import argparse
 import os
 import random
 import sys
@@ -62,9 +61,7 @@ def expect_equal(what, got, want):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--requests", type=int, default=40)
     ap.add_argument("--seed", type=int, default=7)
     ap.add_argument("--shapes", nargs="*", default=SHAPES)

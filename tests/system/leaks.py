@@ -6,7 +6,6 @@ are retracted.  Afterwards nothing is held and no process has grown, and a rank 
 
 Each rank checks its pool whenever it falls idle, and leaves with an error when a page is lost: so the cell must still be there, answer,
 and end with code 0."""
-import argparse
 import os
 import random
 import re
@@ -102,9 +101,7 @@ def flat(cell, client, requests, shape):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--requests", type=int, default=240)
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)

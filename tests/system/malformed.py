@@ -5,7 +5,6 @@
 
 The doors: the public port (bytes that are no HTTP/2, HTTP/2 that is no gRPC, gRPC that is no protobuf, protobuf with absurd fields), the
 HTTP port, the control port (no secret, a wrong one, garbage).  What can be answered must be refused; nothing may stay behind."""
-import argparse
 import concurrent.futures
 import itertools
 import os
@@ -239,9 +238,7 @@ def attack(doors, n, seed, enough):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--requests", type=int, default=1000)
     ap.add_argument("--seed", type=int, default=1)
     a = ap.parse_args()

@@ -5,7 +5,6 @@
 
 A block is marked by a comment: run (it ends with 0), serve (it says that it serves, and is stopped at the end), drain and cancel (of what
 was started before under that name), job (sbatch). A block without a mark must be no command."""
-import argparse
 import os
 import re
 import shutil
@@ -25,6 +24,8 @@ if SETTING in ("hosts", "local"):
 elif SETTING == "slurm":
     import slurm
     slurm.enter()
+
+import cell as cells  # noqa: E402
 
 WAIT_S = 90
 MARK = re.compile(r"(?:<!-- (\w+): (\S+)(?: (\S+))? -->\n)?```(\w*)\n(.*?)```", re.S)
@@ -118,9 +119,7 @@ class Page:
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     ap.add_argument("--setting", required=True, choices=["local", "hosts", "slurm"])
     a = ap.parse_args()
     a.bin, a.source = os.path.abspath(a.bin), os.path.abspath(a.source)

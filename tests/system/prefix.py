@@ -3,7 +3,6 @@
 hands over only what the decode rank lacks: in the metrics, in the usage and in the time to the first token.
 
     prefix.py --bin DIR --source DIR"""
-import argparse
 import os
 import random
 import sys
@@ -53,9 +52,7 @@ def check(a, pb, rpc, shape):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)
     for shape in ("1+1", "1+3", "2+2", "both2"):

@@ -6,7 +6,6 @@
 The same requests (filters, penalties, bias, min_tokens, stop strings, choices, alternatives, each with its seed) go to every cell, one by
 one and 12 at once: ids, logprobs and alternatives must be equal to the bit everywhere.  Then what each field promises is read off the
 answers themselves."""
-import argparse
 import json
 import os
 import random
@@ -200,9 +199,7 @@ def check_stop_strings(client, a, model):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", required=True)
-    parser.add_argument("--source", required=True)
+    parser = cells.arguments(__doc__)
     parser.add_argument("--shapes", default="1+1,2+2,1+3,both2")
     a = parser.parse_args()
     pb, rpc = cells.stubs(a.source)

@@ -6,7 +6,6 @@
 The same requests (greedy and seeded temperature, with logprobs) go to every cell, one by one and 16 at once, streamed and not:
 ids and logprobs must be equal to the bit everywhere.  On one cell: shapes of the messages, refusals, aborts, clients that leave,
 and the accounts afterwards."""
-import argparse
 import os
 import random
 import sys
@@ -222,9 +221,7 @@ def one_cell(a, pb, rpc, requests, base):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)
     requests = request_set(a.source)

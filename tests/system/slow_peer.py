@@ -2,7 +2,6 @@
 """One decode rank made ten times slower (stopped for nine tenths of the time): the log and the status page name it, and nobody removes it.
 
     slow_peer.py --bin DIR --source DIR"""
-import argparse
 import json
 import os
 import signal
@@ -18,9 +17,7 @@ VICTIM, SEEN_S = 3, 45
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)
     with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "1+3", "--http-port", "0") as cell:

@@ -6,7 +6,6 @@
 Fairness: a short prompt that comes while long ones are computed is done two steps later at most (a long one's turn, then its own), and
 streams go on with every step.  Endings: two steps after the word that a request was aborted, that its client has gone or that its
 deadline has passed has reached a rank, none of the rank's pages is the request's."""
-import argparse
 import os
 import random
 import re
@@ -190,9 +189,7 @@ def endings(a, pb, rpc, shape):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
+    ap = cells.arguments(__doc__)
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)
     for shape in ("1+1", "both1"):

@@ -60,6 +60,7 @@ typedef struct {
     bt_status (*upload)(bt_device *dev, void *dst, const void *host_src, size_t bytes);
     bt_status (*download)(bt_device *dev, void *host_dst, const void *src, size_t bytes);
     bt_status (*sync)(bt_device *dev);
+    void *(*stream)(bt_device *dev);
     bt_status (*linear_create)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
                                void *ctx, bt_linear **linear_out);
     void (*linear_destroy)(bt_device *dev, bt_linear *linear);
@@ -134,6 +135,9 @@ static inline bt_status bt_device_download(bt_device *dev, void *host_dst, const
     return dev->ops->download(dev, host_dst, src, bytes);
 }
 static inline bt_status bt_device_sync(bt_device *dev) { return dev->ops->sync(dev); }
+/* Where the device enqueues its work: a cudaStream_t, borrowed for the device's life; NULL on the
+ * CPU back end, which enqueues nothing. */
+static inline void *bt_device_stream(bt_device *dev) { return dev->ops->stream(dev); }
 
 /* n independent products in one call: the experts of a layer, the heads of an absorbed query, or
  * just one.  The list is host memory, borrowed during the call. */

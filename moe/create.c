@@ -2,6 +2,7 @@
  * nothing. */
 #include "core/alloc.h"
 #include "moe/state.h"
+#include "parallel/carrier.h"
 
 /* Terms (row, expert) that one grouped product takes, about: larger steps are cut into tiles of
  * rows, which bounds the workspace and changes no bit. */
@@ -160,10 +161,11 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "moe: no implementation for device \"%s\"",
                dev->ops->name);
-    BT_REQUIRE(ops == &bt_moe_cpu_ops || bt_group_size(group) == 1, BT_ERR_UNSUPPORTED,
-               "moe: %u ranks on device \"%s\": its memory does not travel by MPI, so that a group "
-               "has one rank",
-               bt_group_size(group), dev->ops->name);
+    BT_REQUIRE(
+        bt_group_carries(group, dev), BT_ERR_UNSUPPORTED,
+        "moe: %u ranks on device \"%s\": its memory does not travel by MPI, and the group has "
+        "no carrier",
+        bt_group_size(group), dev->ops->name);
     BT_TRY(check_config(cfg, group, placement, max_rows));
     moe = bt_calloc(1, sizeof(*moe));
     BT_REQUIRE(moe != NULL, BT_ERR_NO_MEMORY, "moe");

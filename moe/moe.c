@@ -1,6 +1,7 @@
 #include "moe/moe.h"
 
 #include "moe/state.h"
+#include "parallel/carrier.h"
 
 const uint64_t *bt_moe_expert_rows(const bt_moe *moe) { return moe->expert_rows; }
 
@@ -61,10 +62,11 @@ out:
 /* Every rank's rows to every rank. */
 static bt_status dispatch(bt_moe *moe, const bt_wait *wait)
 {
-    bt_wait w         = *wait;
-    size_t  row_bytes = moe->wire_elems * sizeof(bt_bf16);
-    size_t  own_at    = moe->row_at[moe->self] * row_bytes;
-    size_t  own_bytes = moe->row_at[moe->self + 1] * row_bytes - own_at;
+    bt_status st        = BT_OK;
+    bt_wait   w         = *wait;
+    size_t    row_bytes = moe->wire_elems * sizeof(bt_bf16);
+    size_t    own_at    = moe->row_at[moe->self] * row_bytes;
+    size_t    own_bytes = moe->row_at[moe->self + 1] * row_bytes - own_at;
 
     for (uint32_t q = 0; q < moe->n_ranks; q++) {
         bool other         = q != moe->self;
@@ -74,8 +76,17 @@ static bt_status dispatch(bt_moe *moe, const bt_wait *wait)
         moe->recv_bytes[q] = other ? moe->row_at[q + 1] * row_bytes - moe->recv_at[q] : 0;
     }
     w.what = "moe dispatch";
-    return bt_group_exchange(moe->group, moe->wire, moe->send_at, moe->send_bytes, moe->wire,
-                             moe->recv_at, moe->recv_bytes, &w);
+    BT_TRY(bt_group_exchange_device(moe->group,
+                                    &(bt_exchange){.send       = moe->wire,
+                                                   .send_at    = moe->send_at,
+                                                   .send_bytes = moe->send_bytes,
+                                                   .recv       = moe->wire,
+                                                   .recv_at    = moe->recv_at,
+                                                   .recv_bytes = moe->recv_bytes},
+                                    &w));
+    BT_TRY(bt_group_settle(moe->group, &w)); /* the host looks at the rows next */
+out:
+    return st;
 }
 
 /* Numbers the items that this rank owes, row after row, after checking what peers sent. */
@@ -299,8 +310,14 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
                         (size_t)moe->n_came[q]++ * moe->cfg.hidden;
     }
     w.what = "moe combine";
-    return bt_group_exchange(moe->group, moe->sent, moe->send_at, moe->send_bytes, moe->came,
-                             moe->recv_at, moe->recv_bytes, &w);
+    return bt_group_exchange_device(moe->group,
+                                    &(bt_exchange){.send       = moe->sent,
+                                                   .send_at    = moe->send_at,
+                                                   .send_bytes = moe->send_bytes,
+                                                   .recv       = moe->came,
+                                                   .recv_at    = moe->recv_at,
+                                                   .recv_bytes = moe->recv_bytes},
+                                    &w);
 }
 
 bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
@@ -328,6 +345,7 @@ bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_row
     BT_TRY(run_shared(moe, w, rows->n_rows[moe->self], x));
     BT_TRY(collect(moe, wait));
     BT_TRY(moe->ops->combine(moe->dev, &params));
+    BT_TRY(bt_group_settle(moe->group, wait)); /* the next wait for the device may be any one */
     if (chosen_out != NULL)
         memcpy(chosen_out, moe->experts,
                (size_t)params.n_rows * c->gate.top_k * sizeof(*chosen_out));

@@ -17,6 +17,7 @@
 #include "core/clock.h"
 #include "core/watchdog.h"
 #include "parallel/backoff.h"
+#include "parallel/group_parts.h"
 #include "parallel/mpi_world.h"
 
 enum {
@@ -54,6 +55,7 @@ struct bt_group {
     MPI_Status  *statuses;
     int         *indices;
     lane        *lanes;
+    bt_carrier  *carrier; /* owned; NULL: none */
 };
 
 static size_t padded(size_t bytes)
@@ -163,6 +165,7 @@ out:
 void bt_group_destroy(bt_group *group)
 {
     if (group == NULL) return;
+    if (group->carrier != NULL) group->carrier->ops->destroy(group->carrier);
     if (group->arena != NULL) {
         bt_world_abandon(group->world, group->arena);
         bt_world_sweep(group->world); /* frees it at once unless a request is still open */
@@ -392,15 +395,24 @@ out:
     return st;
 }
 
+bt_status bt_group_check(const bt_group *group, const bt_wait *wait)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(!group->broken, BT_ERR_PEER,
+               "%s: the group of epoch %u failed before and must be made anew", name_of(wait),
+               group->epoch);
+out:
+    return st;
+}
+
 /* Runs the loaded lanes.  Afterwards a failed group stays broken. */
 static bt_status run(bt_group *group, const bt_wait *wait)
 {
     bt_status st = BT_OK;
     lane     *l  = &group->lanes[group->self];
 
-    BT_REQUIRE(!group->broken, BT_ERR_PEER,
-               "%s: the group of epoch %u failed before and must be made anew", name_of(wait),
-               group->epoch);
+    BT_TRY(bt_group_check(group, wait));
     if (l->recv_bytes > 0 && l->recv != l->send) memcpy(l->recv, l->send, l->recv_bytes);
     if (group->n == 1) return BT_OK;
     group->broken = true; /* until the end */
@@ -459,6 +471,15 @@ bt_status bt_group_barrier(bt_group *group, const bt_wait *wait)
 }
 
 bool bt_group_is_broken(const bt_group *group) { return group->broken; }
+void bt_group_break(bt_group *group) { group->broken = true; }
+
+void bt_group_attach(bt_group *group, bt_carrier *carrier)
+{
+    BT_ASSERT(group->carrier == NULL);
+    group->carrier = carrier;
+}
+
+bt_carrier *bt_group_carrier(const bt_group *group) { return group->carrier; }
 
 uint32_t bt_group_missing(const bt_group *group, uint32_t *ranks_out)
 {

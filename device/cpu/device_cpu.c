@@ -41,6 +41,12 @@ static bt_status cpu_sync(bt_device *dev)
     return BT_OK;
 }
 
+static void *cpu_stream(bt_device *dev)
+{
+    (void)dev;
+    return NULL;
+}
+
 static bt_status cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
                                    void *ctx, bt_linear **linear_out)
 {
@@ -206,6 +212,7 @@ static const bt_device_ops CPU_OPS = {
     .upload         = cpu_copy,
     .download       = cpu_copy,
     .sync           = cpu_sync,
+    .stream         = cpu_stream,
     .linear_create  = cpu_linear_create,
     .linear_destroy = cpu_linear_destroy,
     .gemm           = bt_cpu_gemm,

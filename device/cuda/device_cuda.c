@@ -295,6 +295,7 @@ static const bt_device_ops CUDA_OPS = {
     .upload         = cuda_upload,
     .download       = cuda_download,
     .sync           = cuda_sync,
+    .stream         = bt_cuda_stream,
     .linear_create  = cuda_linear_create,
     .linear_destroy = cuda_linear_destroy,
     .gemm           = cuda_gemm,

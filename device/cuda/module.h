@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 /* Grows with every change of bt_device_ops or of this table: program and module must agree. */
-enum { BT_CUDA_MODULE_VERSION = 1 };
+enum { BT_CUDA_MODULE_VERSION = 2 };
 #define BT_CUDA_MODULE_SYMBOL "bt_cuda_module"
 
 typedef struct {

@@ -1,0 +1,61 @@
+/* parallel/carrier.c - the operations on device memory: by the group's carrier, or as host memory.
+ */
+#include "parallel/carrier.h"
+
+#include <string.h>
+
+#include "parallel/group_parts.h"
+
+bool bt_group_carries(const bt_group *group, const bt_device *dev)
+{
+    return bt_group_size(group) == 1 || bt_group_carrier(group) != NULL ||
+           strcmp(dev->ops->name, "cpu") == 0;
+}
+
+/* The group's later operations fail at once when this one has failed. */
+static bt_status ended(bt_group *group, bt_status st)
+{
+    if (st != BT_OK) bt_group_break(group);
+    return st;
+}
+
+bt_status bt_group_all_gather_device(bt_group *group, const void *send, size_t bytes, void *recv,
+                                     const bt_wait *wait)
+{
+    bt_carrier *c  = bt_group_carrier(group);
+    bt_status   st = BT_OK;
+
+    if (c == NULL) return bt_group_all_gather(group, send, bytes, recv, wait);
+    BT_TRY(bt_group_check(group, wait));
+    st = ended(group, c->ops->all_gather(c, group, send, bytes, recv, wait));
+out:
+    return st;
+}
+
+bt_status bt_group_exchange_device(bt_group *group, const bt_exchange *x, const bt_wait *wait)
+{
+    bt_carrier *c    = bt_group_carrier(group);
+    uint32_t    self = bt_group_self(group);
+    bt_status   st   = BT_OK;
+
+    BT_ASSERT(x->send_bytes[self] == 0 && x->recv_bytes[self] == 0);
+    if (c == NULL)
+        return bt_group_exchange(group, x->send, x->send_at, x->send_bytes, x->recv, x->recv_at,
+                                 x->recv_bytes, wait);
+    BT_TRY(bt_group_check(group, wait));
+    st = ended(group, c->ops->exchange(c, group, x, wait));
+out:
+    return st;
+}
+
+bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
+{
+    bt_carrier *c  = bt_group_carrier(group);
+    bt_status   st = BT_OK;
+
+    if (c == NULL) return BT_OK;
+    BT_TRY(bt_group_check(group, wait));
+    st = ended(group, c->ops->settle(c, group, wait));
+out:
+    return st;
+}

@@ -1,0 +1,76 @@
+/* parallel/carrier.h - exchanges of device memory among the ranks of a group.
+ *
+ * A group's own operations (parallel/group.h) move host memory.  A carrier moves what lies on a
+ * device; it is attached to the group and leaves with it.  Without one the device's memory must be
+ * host memory, as the CPU back end's is.
+ *
+ * An operation here is enqueued behind the device's earlier work, and later work of the device sees
+ * what it brought.  It may still be under way when the call returns: before the host waits for the
+ * device (bt_device_sync()) it calls bt_group_settle(), the wait with a deadline.  Host memory and
+ * the staged carrier are complete at once, and settling costs nothing.
+ *
+ * Threads, deadlines and errors: as the group's.  After an error what was to be received is
+ * undefined, and the device may still write there until the group is destroyed. */
+#ifndef BT_PARALLEL_CARRIER_H
+#define BT_PARALLEL_CARRIER_H
+
+#include "device/device.h"
+#include "parallel/group.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* To rank i of the group go send[send_at[i] .. + send_bytes[i]), from rank i come
+ * recv[recv_at[i] .. + recv_bytes[i]).  Lists are host memory, [group size], borrowed during the
+ * call.  Both sides know the counts; 0 is allowed: no message.  The parts of a rank to itself must
+ * be empty. */
+typedef struct {
+    const void   *send;
+    const size_t *send_at, *send_bytes;
+    void         *recv;
+    const size_t *recv_at, *recv_bytes;
+} bt_exchange;
+
+typedef struct bt_carrier bt_carrier;
+
+/* A slot is never NULL.  `group` is the one that the carrier is attached to. */
+typedef struct {
+    const char *name; /* "staged", "nccl" */
+    bt_status (*all_gather)(bt_carrier *c, bt_group *group, const void *send, size_t bytes,
+                            void *recv, const bt_wait *wait);
+    bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
+                          const bt_wait *wait);
+    bt_status (*settle)(bt_carrier *c, bt_group *group, const bt_wait *wait);
+    void (*destroy)(bt_carrier *c);
+} bt_carrier_ops;
+
+struct bt_carrier {
+    const bt_carrier_ops *ops;
+}; /* first member of each implementation */
+
+/* Takes ownership; the group has none yet. */
+void bt_group_attach(bt_group *group, bt_carrier *carrier);
+/* What the group's device memory travels by; NULL: none is attached. */
+bt_carrier *bt_group_carrier(const bt_group *group);
+/* Whether memory of `dev` can travel in this group. */
+bool bt_group_carries(const bt_group *group, const bt_device *dev);
+
+/* Collective over the group.  recv[i * bytes ..] = rank i's send[0..bytes), device memory; send may
+ * be this rank's place in recv. */
+bt_status bt_group_all_gather_device(bt_group *group, const void *send, size_t bytes, void *recv,
+                                     const bt_wait *wait);
+/* Collective over the group.  Device memory. */
+bt_status bt_group_exchange_device(bt_group *group, const bt_exchange *x, const bt_wait *wait);
+/* All that was enqueued by the operations above, and by the device before, is done.  Each rank for
+ * itself. */
+bt_status bt_group_settle(bt_group *group, const bt_wait *wait);
+
+/* By way of host memory and the group's own exchange.  `dev` is borrowed.  Host memory grows with
+ * the largest operation. */
+bt_status bt_carrier_staged_create(bt_device *dev, bt_carrier **carrier_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

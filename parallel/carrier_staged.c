@@ -1,0 +1,132 @@
+/* parallel/carrier_staged.c - device memory by way of host memory: down, the group's own exchange,
+ * up.  Complete when a call returns, as far as the host can tell. */
+#include "core/alloc.h"
+#include "parallel/carrier.h"
+
+typedef struct {
+    bt_carrier super;
+    bt_device *dev;                 /* borrowed */
+    uint8_t   *out, *in;            /* owned */
+    size_t     out_bytes, in_bytes; /* of them */
+} staged;
+
+static bt_status grow(uint8_t **memory, size_t *has, size_t bytes)
+{
+    bt_status st = BT_OK;
+    uint8_t  *more;
+
+    if (bytes <= *has) goto out;
+    more = bt_realloc(*memory, bytes, 1);
+    BT_REQUIRE(more != NULL, BT_ERR_NO_MEMORY, "%zu bytes of host memory for an exchange", bytes);
+    *memory = more;
+    *has    = bytes;
+out:
+    return st;
+}
+
+static bt_status down(staged *s, const void *send, size_t bytes)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(grow(&s->out, &s->out_bytes, bytes));
+    BT_TRY(bt_device_download(s->dev, s->out, send, bytes));
+    BT_TRY(bt_device_sync(s->dev));
+out:
+    return st;
+}
+
+static bt_status staged_all_gather(bt_carrier *c, bt_group *group, const void *send, size_t bytes,
+                                   void *recv, const bt_wait *wait)
+{
+    bt_status st  = BT_OK;
+    staged   *s   = (staged *)c;
+    size_t    all = bytes * bt_group_size(group);
+
+    BT_TRY(down(s, send, bytes));
+    BT_TRY(grow(&s->in, &s->in_bytes, all));
+    BT_TRY(bt_group_all_gather(group, s->out, bytes, s->in, wait));
+    BT_TRY(bt_device_upload(s->dev, recv, s->in, all));
+    BT_TRY(bt_device_sync(s->dev)); /* the next operation writes there again */
+out:
+    return st;
+}
+
+/* The end of the last part. */
+static size_t end_of(uint32_t n, const size_t *at, const size_t *bytes)
+{
+    size_t end = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (bytes[i] > 0 && at[i] + bytes[i] > end) end = at[i] + bytes[i];
+    return end;
+}
+
+static size_t start_of(uint32_t n, const size_t *at, const size_t *bytes)
+{
+    size_t start = SIZE_MAX;
+
+    for (uint32_t i = 0; i < n; i++)
+        if (bytes[i] > 0 && at[i] < start) start = at[i];
+    return start;
+}
+
+static bt_status staged_exchange(bt_carrier *c, bt_group *group, const bt_exchange *x,
+                                 const bt_wait *wait)
+{
+    bt_status st    = BT_OK;
+    staged   *s     = (staged *)c;
+    uint32_t  n     = bt_group_size(group);
+    size_t    end   = end_of(n, x->send_at, x->send_bytes);
+    size_t    start = end == 0 ? 0 : start_of(n, x->send_at, x->send_bytes);
+
+    /* Everybody gets the same rows in a dispatch: they come down once. */
+    BT_TRY(grow(&s->out, &s->out_bytes, end));
+    BT_TRY(grow(&s->in, &s->in_bytes, end_of(n, x->recv_at, x->recv_bytes)));
+    if (end > start) {
+        BT_TRY(bt_device_download(s->dev, s->out + start, (const uint8_t *)x->send + start,
+                                  end - start));
+        BT_TRY(bt_device_sync(s->dev));
+    }
+    BT_TRY(bt_group_exchange(group, s->out, x->send_at, x->send_bytes, s->in, x->recv_at,
+                             x->recv_bytes, wait));
+    for (uint32_t i = 0; i < n; i++)
+        BT_TRY(bt_device_upload(s->dev, (uint8_t *)x->recv + x->recv_at[i], s->in + x->recv_at[i],
+                                x->recv_bytes[i]));
+    BT_TRY(bt_device_sync(s->dev));
+out:
+    return st;
+}
+
+static bt_status staged_settle(bt_carrier *c, bt_group *group, const bt_wait *wait)
+{
+    (void)c, (void)group, (void)wait;
+    return BT_OK;
+}
+
+static void staged_destroy(bt_carrier *c)
+{
+    staged *s = (staged *)c;
+
+    bt_free(s->out);
+    bt_free(s->in);
+    bt_free(s);
+}
+
+static const bt_carrier_ops STAGED_OPS = {.name       = "staged",
+                                          .all_gather = staged_all_gather,
+                                          .exchange   = staged_exchange,
+                                          .settle     = staged_settle,
+                                          .destroy    = staged_destroy};
+
+bt_status bt_carrier_staged_create(bt_device *dev, bt_carrier **carrier_out)
+{
+    bt_status st = BT_OK;
+    staged   *s  = bt_calloc(1, sizeof(*s));
+
+    BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "a carrier");
+    s->super.ops = &STAGED_OPS;
+    s->dev       = dev;
+    *carrier_out = &s->super;
+out:
+    return st;
+}

@@ -1,0 +1,308 @@
+/* Exchanges of device memory as n ranks, by each carrier: contents, counts, orders, and what
+ * happens when a rank is late or stays away.  The GPU is host memory that nobody but kernels and
+ * copies may touch, save for "host", where there is none.
+ *
+ * usage: mpiexec -n N test_carrier host|staged [test] */
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+#include "device/cuda/module.h"
+#include "parallel/carrier.h"
+#include "tests/parallel/mpi_test.h"
+
+extern const bt_cuda_module_table bt_cuda_module;
+
+static bt_device  *g_dev;
+static const char *g_carrier;
+
+/* ---- device memory with known content */
+
+static uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
+{
+    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
+}
+
+/* Each test has a device of its own, from the first call to close_device(). */
+static void *take(size_t bytes)
+{
+    bt_device_cpu_options cpu = {.n_threads = 1, .kernels = "auto"};
+    void                 *p   = NULL;
+
+    if (g_dev == NULL)
+        EXPECT_EQ(strcmp(g_carrier, "host") == 0 ? bt_device_cpu_create(&cpu, &g_dev)
+                                                 : bt_cuda_module.create(0, &g_dev),
+                  BT_OK);
+    if (g_dev == NULL || bt_device_alloc(g_dev, bytes, &p) != BT_OK)
+        bt_world_exit(g_world, EXIT_FAILURE);
+    return p;
+}
+
+static void put(void *device, size_t n, uint64_t seed, uint32_t from, uint32_t to)
+{
+    uint8_t *host = malloc(n + 1);
+
+    for (size_t i = 0; i < n; i++)
+        host[i] = byte_of(seed, from, to, i);
+    EXPECT_EQ(bt_device_upload(g_dev, device, host, n), BT_OK);
+    EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
+    free(host);
+}
+
+static size_t wrong_bytes(const void *device, size_t n, uint64_t seed, uint32_t from, uint32_t to)
+{
+    uint8_t *host  = malloc(n + 1);
+    size_t   wrong = 0;
+
+    EXPECT_EQ(bt_device_download(g_dev, host, device, n), BT_OK);
+    EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
+    for (size_t i = 0; i < n; i++)
+        wrong += host[i] != byte_of(seed, from, to, i);
+    free(host);
+    return wrong;
+}
+
+static void close_device(void)
+{
+    bt_device_destroy(g_dev);
+    g_dev = NULL;
+    EXPECT_EQ(g_fake_gpu.live, 0);
+    meet();
+}
+
+static bt_group *carried_group(void)
+{
+    bt_group   *group   = group_of_all();
+    bt_carrier *carrier = NULL;
+
+    if (strcmp(g_carrier, "host") == 0) return group;
+    EXPECT(!bt_group_carries(group, g_dev) || g_ranks == 1);
+    EXPECT_EQ(bt_carrier_staged_create(g_dev, &carrier), BT_OK);
+    if (carrier == NULL) bt_world_exit(g_world, EXIT_FAILURE);
+    bt_group_attach(group, carrier);
+    EXPECT(bt_group_carries(group, g_dev));
+    return group;
+}
+
+/* ---- contents */
+
+static void all_gather_brings_everyones_bytes_in_place_or_not(void)
+{
+    static const size_t SIZES[] = {0, 1, 7, 4096, 61441, 262145, 1000003};
+    uint8_t            *send = take(1000003), *recv = take((size_t)g_ranks * 1000003);
+    bt_group           *group = carried_group();
+    bt_wait             wait  = wait_s(30);
+
+    for (size_t k = 0; k < 2 * sizeof(SIZES) / sizeof(SIZES[0]); k++) {
+        size_t bytes = SIZES[k / 2];
+        void  *from  = k % 2 ? recv + g_rank * bytes : send;
+
+        put(recv, g_ranks * bytes, 99, 0, 0);
+        put(from, bytes, k, g_rank, 0);
+        EXPECT_EQ(bt_group_all_gather_device(group, from, bytes, recv, &wait), BT_OK);
+        EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+        for (uint32_t i = 0; i < g_ranks; i++)
+            EXPECT_EQ(wrong_bytes(recv + i * bytes, bytes, k, i, 0), 0);
+    }
+    bt_group_destroy(group);
+    bt_device_free(g_dev, send);
+    bt_device_free(g_dev, recv);
+    close_device();
+}
+
+/* Bytes from one rank to another in round k; every rank computes the same. */
+static size_t count_of(uint64_t k, uint32_t from, uint32_t to)
+{
+    uint64_t x = mix3(k, from, to + 77);
+
+    if (from == to) return 0;
+    switch (x % 8) {
+    case 0:
+    case 1:
+    case 2: return 0;
+    case 3: return x / 8 % 200000;
+    default: return x / 8 % 2000;
+    }
+}
+
+static void exchange_with_random_counts_brings_what_was_sent(void)
+{
+    enum { ROUNDS = 60, MAX_BYTES = 200000 };
+    uint8_t  *send = take((size_t)g_ranks * MAX_BYTES), *recv = take((size_t)g_ranks * MAX_BYTES);
+    bt_group *group = carried_group();
+    bt_wait   wait  = wait_s(30);
+    size_t    wrong = 0;
+
+    for (uint64_t k = 0; k < ROUNDS; k++) {
+        size_t at[2][MAX_RANKS], bytes[2][MAX_RANKS], used[2] = {0, 0};
+
+        for (uint32_t i = 0; i < g_ranks; i++) {
+            at[0][i]    = used[0];
+            at[1][i]    = used[1];
+            bytes[0][i] = count_of(k, g_rank, i);
+            bytes[1][i] = count_of(k, i, g_rank);
+            put(send + at[0][i], bytes[0][i], k, g_rank, i);
+            used[0] += bytes[0][i];
+            used[1] += bytes[1][i];
+        }
+        EXPECT_EQ(bt_group_exchange_device(
+                      group, &(bt_exchange){send, at[0], bytes[0], recv, at[1], bytes[1]}, &wait),
+                  BT_OK);
+        EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+        for (uint32_t i = 0; i < g_ranks; i++)
+            wrong += wrong_bytes(recv + at[1][i], bytes[1][i], k, i, g_rank);
+    }
+    EXPECT_EQ(wrong, 0);
+    bt_group_destroy(group);
+    bt_device_free(g_dev, send);
+    bt_device_free(g_dev, recv);
+    close_device();
+}
+
+/* As the experts' dispatch: own rows lie among all rows already, and go to everybody; they must
+ * stay.  Several operations are enqueued before one wait. */
+static void rows_that_go_to_everyone_keep_their_own_place(void)
+{
+    enum { STEPS = 20, ROWS = 7000 };
+    uint8_t  *rows  = take((size_t)STEPS * g_ranks * ROWS);
+    bt_group *group = carried_group();
+    bt_wait   wait  = wait_s(30);
+
+    for (uint64_t k = 0; k < STEPS; k++) {
+        size_t   to_at[MAX_RANKS], from_at[MAX_RANKS], to[MAX_RANKS], from[MAX_RANKS];
+        size_t   own  = mix3(k, g_rank, 3) % ROWS;
+        uint8_t *step = rows + k * g_ranks * ROWS;
+
+        for (uint32_t i = 0; i < g_ranks; i++) {
+            to_at[i]   = (size_t)g_rank * ROWS;
+            to[i]      = i == g_rank ? 0 : own;
+            from_at[i] = (size_t)i * ROWS;
+            from[i]    = i == g_rank ? 0 : mix3(k, i, 3) % ROWS;
+        }
+        put(step + (size_t)g_rank * ROWS, own, k, g_rank, 0);
+        EXPECT_EQ(bt_group_exchange_device(
+                      group, &(bt_exchange){step, to_at, to, step, from_at, from}, &wait),
+                  BT_OK);
+    }
+    EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+    for (uint64_t k = 0; k < STEPS; k++)
+        for (uint32_t i = 0; i < g_ranks; i++)
+            EXPECT_EQ(wrong_bytes(rows + (k * g_ranks + i) * ROWS, mix3(k, i, 3) % ROWS, k, i, 0),
+                      0);
+    bt_group_destroy(group);
+    bt_device_free(g_dev, rows);
+    close_device();
+}
+
+/* ---- waiting */
+
+static bt_status gather_and_settle(bt_group *group, void *memory, size_t bytes, const bt_wait *wait)
+{
+    bt_status st =
+        bt_group_all_gather_device(group, (uint8_t *)memory + g_rank * bytes, bytes, memory, wait);
+
+    return st == BT_OK ? bt_group_settle(group, wait) : st;
+}
+
+static void count_idle(void *ctx) { ++*(int *)ctx; }
+
+static void late_rank_is_waited_for_while_idle_is_polled(void)
+{
+    void     *memory = take(MAX_RANKS * 64);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(30);
+    int       idle   = 0;
+
+    wait.idle = count_idle;
+    wait.ctx  = &idle;
+    EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_OK); /* all are connected */
+    idle = 0;
+    if (g_rank == g_ranks - 1) bt_sleep_ns(300 * BT_NS_PER_MS);
+    EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_OK);
+    if (g_rank != g_ranks - 1) EXPECT(idle > 3);
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+static bool stop_soon(void *ctx) { return ++*(int *)ctx > 3; }
+
+static void stop_callback_cancels_the_wait(void)
+{
+    void     *memory = take(MAX_RANKS * 64);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(30);
+    int       polls  = 0;
+
+    wait.stop = stop_soon;
+    wait.ctx  = &polls;
+    if (g_rank != 0) {
+        EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_ERR_CANCELLED);
+        EXPECT(bt_group_is_broken(group));
+        EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_ERR_PEER);
+        EXPECT_HAS(bt_error_text(), "made anew");
+    }
+    meet();
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+/* The last rank stays away, from the first operation or from one of a group that is connected; the
+ * others' error names it, operation, layer and epoch.  A new epoch is not disturbed by what was
+ * left behind. */
+static void absent_rank_is_named_at_the_deadline(void)
+{
+    void *memory = take(MAX_RANKS * 1000);
+
+    for (int connected = 0; connected < 2; connected++) {
+        bt_group *group    = carried_group();
+        bt_wait   wait     = wait_s(30);
+        uint64_t  start_ns = bt_now_ns();
+        uint32_t  missing[MAX_RANKS];
+        char      want[64];
+
+        if (connected) EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
+        wait       = wait_s(0.2);
+        wait.what  = "moe dispatch";
+        wait.layer = 3;
+        snprintf(want, sizeof(want), "nothing came from ranks: %u;", g_ranks - 1);
+        if (g_rank != g_ranks - 1) {
+            EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_ERR_TIMEOUT);
+            EXPECT_HAS(bt_error_text(), "moe dispatch");
+            EXPECT_HAS(bt_error_text(), "of layer 3 in epoch");
+            EXPECT_HAS(bt_error_text(), want);
+            EXPECT_EQ(bt_group_missing(group, missing), 1);
+            EXPECT_EQ(missing[0], g_ranks - 1);
+            EXPECT(bt_now_ns() - start_ns < 10 * BT_NS_PER_S);
+        }
+        meet();
+        bt_group_destroy(group);
+        group = carried_group();
+        wait  = wait_s(30);
+        put((uint8_t *)memory + (size_t)g_rank * 1000, 1000, 7, g_rank, 0);
+        EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
+        for (uint32_t i = 0; i < g_ranks; i++)
+            EXPECT_EQ(wrong_bytes((uint8_t *)memory + (size_t)i * 1000, 1000, 7, i, 0), 0);
+        bt_group_destroy(group);
+    }
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(all_gather_brings_everyones_bytes_in_place_or_not),
+    BT_TEST(exchange_with_random_counts_brings_what_was_sent),
+    BT_TEST(rows_that_go_to_everyone_keep_their_own_place),
+    BT_TEST(late_rank_is_waited_for_while_idle_is_polled),
+    BT_TEST(stop_callback_cancels_the_wait),
+    BT_TEST(absent_rank_is_named_at_the_deadline),
+};
+
+/* usage above: the first argument is taken away. */
+int main(int argc, char **argv)
+{
+    if (argc < 2) return EXIT_FAILURE;
+    g_carrier = argv[1];
+    argv[1]   = argv[0];
+    return mpi_test_main(argc - 1, argv + 1, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
+}

@@ -42,6 +42,7 @@ bt_status bt_group_exchange_device(bt_group *group, const bt_exchange *x, const 
     if (c == NULL)
         return bt_group_exchange(group, x->send, x->send_at, x->send_bytes, x->recv, x->recv_at,
                                  x->recv_bytes, wait);
+    if (bt_group_size(group) == 1) return BT_OK;
     BT_TRY(bt_group_check(group, wait));
     st = ended(group, c->ops->exchange(c, group, x, wait));
 out:

@@ -103,6 +103,13 @@ static bt_status staged_settle(bt_carrier *c, bt_group *group, const bt_wait *wa
     return BT_OK;
 }
 
+/* The group's own exchange knows. */
+static uint32_t staged_missing(const bt_carrier *c, uint32_t *ranks_out)
+{
+    (void)c, (void)ranks_out;
+    return 0;
+}
+
 static void staged_destroy(bt_carrier *c)
 {
     staged *s = (staged *)c;
@@ -116,6 +123,7 @@ static const bt_carrier_ops STAGED_OPS = {.name       = "staged",
                                           .all_gather = staged_all_gather,
                                           .exchange   = staged_exchange,
                                           .settle     = staged_settle,
+                                          .missing    = staged_missing,
                                           .destroy    = staged_destroy};
 
 bt_status bt_carrier_staged_create(bt_device *dev, bt_carrier **carrier_out)

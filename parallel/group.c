@@ -344,7 +344,7 @@ static const char *list_ranks(const bt_group *group, bool receiving, char text[R
     return text[0] != '\0' ? text : "none";
 }
 
-static const char *name_of(const bt_wait *wait)
+const char *bt_wait_name(const bt_wait *wait)
 {
     return wait->what != NULL ? wait->what : "an exchange";
 }
@@ -358,8 +358,9 @@ static bt_status fail_timeout(const bt_group *group, const bt_wait *wait)
     BT_REQUIRE(false, BT_ERR_TIMEOUT,
                "%s%s in epoch %u (operation %" PRIu64
                "): after %.3f s nothing came from ranks: %s; not taken by ranks: %s",
-               name_of(wait), layer, group->epoch, group->sequence, (double)wait->timeout_ns / 1e9,
-               list_ranks(group, true, from), list_ranks(group, false, to));
+               bt_wait_name(wait), layer, group->epoch, group->sequence,
+               (double)wait->timeout_ns / 1e9, list_ranks(group, true, from),
+               list_ranks(group, false, to));
 out:
     return st;
 }
@@ -374,7 +375,7 @@ static bt_status wait_all(bt_group *group, const bt_wait *wait)
     bt_backoff_init(&backoff, group->world->spin_ns);
     for (;;) {
         now_ns = bt_now_ns(); /* before the poll: a process that was stopped looks once more */
-        bt_watchdog_enter(name_of(wait), wait->layer);
+        bt_watchdog_enter(bt_wait_name(wait), wait->layer);
         st = progress(group, &moved, &done);
         bt_watchdog_leave();
         BT_TRY(st);
@@ -400,7 +401,7 @@ bt_status bt_group_check(const bt_group *group, const bt_wait *wait)
     bt_status st = BT_OK;
 
     BT_REQUIRE(!group->broken, BT_ERR_PEER,
-               "%s: the group of epoch %u failed before and must be made anew", name_of(wait),
+               "%s: the group of epoch %u failed before and must be made anew", bt_wait_name(wait),
                group->epoch);
 out:
     return st;
@@ -417,7 +418,7 @@ static bt_status run(bt_group *group, const bt_wait *wait)
     if (group->n == 1) return BT_OK;
     group->broken = true; /* until the end */
     group->tag = bt_tag_make(group->world->tags, group->tag_space, group->epoch, group->sequence);
-    bt_watchdog_enter(name_of(wait), wait->layer);
+    bt_watchdog_enter(bt_wait_name(wait), wait->layer);
     for (uint32_t i = 0; i < group->n && st == BT_OK; i++)
         if (i != group->self) st = feed_lane(group, i);
     bt_watchdog_leave();
@@ -473,6 +474,16 @@ bt_status bt_group_barrier(bt_group *group, const bt_wait *wait)
 bool bt_group_is_broken(const bt_group *group) { return group->broken; }
 void bt_group_break(bt_group *group) { group->broken = true; }
 
+bool bt_group_is_called(const bt_group *group)
+{
+    int tag   = bt_tag_make(group->world->tags, group->tag_space, group->epoch, group->sequence);
+    int found = 0;
+
+    return MPI_Iprobe(MPI_ANY_SOURCE, tag, group->world->group_comm, &found, MPI_STATUS_IGNORE) ==
+               MPI_SUCCESS &&
+           found;
+}
+
 void bt_group_attach(bt_group *group, bt_carrier *carrier)
 {
     BT_ASSERT(group->carrier == NULL);
@@ -485,6 +496,9 @@ uint32_t bt_group_missing(const bt_group *group, uint32_t *ranks_out)
 {
     uint32_t n = 0;
 
+    if (group->broken && group->carrier != NULL)
+        n = group->carrier->ops->missing(group->carrier, ranks_out);
+    if (n > 0) return n;
     for (uint32_t i = 0; group->broken && i < group->n; i++) {
         const lane *l = &group->lanes[i];
 

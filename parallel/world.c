@@ -14,6 +14,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/watchdog.h"
+#include "parallel/group_parts.h"
 #include "parallel/mpi_world.h"
 
 enum {
@@ -373,6 +374,8 @@ uint32_t bt_world_size(const bt_world *world) { return world->size; }
 uint32_t bt_world_local_size(const bt_world *world) { return world->local_size; }
 uint32_t bt_world_local_rank(const bt_world *world) { return world->local_rank; }
 uint64_t bt_world_waited_ns(const bt_world *world) { return world->waited_ns; }
+uint64_t bt_world_spin_ns(const bt_world *world) { return world->spin_ns; }
+void     bt_world_count_wait(bt_world *world, uint64_t ns) { world->waited_ns += ns; }
 
 bool bt_world_tcp_rule(const bt_world *world, uint32_t peer)
 {

@@ -5,6 +5,9 @@
 #ifndef BT_TESTS_PARALLEL_MPI_TEST_H
 #define BT_TESTS_PARALLEL_MPI_TEST_H
 
+#include <glob.h>
+#include <unistd.h>
+
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "parallel/group.h"
@@ -99,6 +102,22 @@ static inline int mpi_test_main(int argc, char **argv, const bt_test *tests, siz
     {                                                                                \
         return mpi_test_main(argc, argv, tests, sizeof(tests) / sizeof((tests)[0])); \
     }
+
+/* Shared memory files of ranks that leave without MPI_Finalize stay: this job's lie in a directory
+ * of their own. */
+static inline void remove_backing_files(void)
+{
+    const char *directory = getenv("OMPI_MCA_btl_vader_backing_directory");
+    char        pattern[512];
+    glob_t      found;
+
+    if (directory == NULL) return;
+    snprintf(pattern, sizeof(pattern), "%s/vader_segment.*", directory);
+    if (glob(pattern, 0, NULL, &found) != 0) return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        unlink(found.gl_pathv[i]);
+    globfree(&found);
+}
 
 /* A reproducible stream of numbers, for content and for choices. */
 static inline uint64_t mix(uint64_t x)

@@ -1,87 +1,8 @@
 /* Exchanges of device memory as n ranks, by each carrier: contents, counts, orders, and what
- * happens when a rank is late or stays away.  The GPU is host memory that nobody but kernels and
- * copies may touch, save for "host", where there is none.
+ * happens when a rank is late or stays away.
  *
- * usage: mpiexec -n N test_carrier host|staged [test] */
-#include <cuda_runtime_api.h>
-#include <unistd.h>
-
-#include "device/cuda/module.h"
-#include "parallel/carrier.h"
-#include "tests/parallel/mpi_test.h"
-
-extern const bt_cuda_module_table bt_cuda_module;
-
-static bt_device  *g_dev;
-static const char *g_carrier;
-
-/* ---- device memory with known content */
-
-static uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
-{
-    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
-}
-
-/* Each test has a device of its own, from the first call to close_device(). */
-static void *take(size_t bytes)
-{
-    bt_device_cpu_options cpu = {.n_threads = 1, .kernels = "auto"};
-    void                 *p   = NULL;
-
-    if (g_dev == NULL)
-        EXPECT_EQ(strcmp(g_carrier, "host") == 0 ? bt_device_cpu_create(&cpu, &g_dev)
-                                                 : bt_cuda_module.create(0, &g_dev),
-                  BT_OK);
-    if (g_dev == NULL || bt_device_alloc(g_dev, bytes, &p) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
-    return p;
-}
-
-static void put(void *device, size_t n, uint64_t seed, uint32_t from, uint32_t to)
-{
-    uint8_t *host = malloc(n + 1);
-
-    for (size_t i = 0; i < n; i++)
-        host[i] = byte_of(seed, from, to, i);
-    EXPECT_EQ(bt_device_upload(g_dev, device, host, n), BT_OK);
-    EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
-    free(host);
-}
-
-static size_t wrong_bytes(const void *device, size_t n, uint64_t seed, uint32_t from, uint32_t to)
-{
-    uint8_t *host  = malloc(n + 1);
-    size_t   wrong = 0;
-
-    EXPECT_EQ(bt_device_download(g_dev, host, device, n), BT_OK);
-    EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
-    for (size_t i = 0; i < n; i++)
-        wrong += host[i] != byte_of(seed, from, to, i);
-    free(host);
-    return wrong;
-}
-
-static void close_device(void)
-{
-    bt_device_destroy(g_dev);
-    g_dev = NULL;
-    EXPECT_EQ(g_fake_gpu.live, 0);
-    meet();
-}
-
-static bt_group *carried_group(void)
-{
-    bt_group   *group   = group_of_all();
-    bt_carrier *carrier = NULL;
-
-    if (strcmp(g_carrier, "host") == 0) return group;
-    EXPECT(!bt_group_carries(group, g_dev) || g_ranks == 1);
-    EXPECT_EQ(bt_carrier_staged_create(g_dev, &carrier), BT_OK);
-    if (carrier == NULL) bt_world_exit(g_world, EXIT_FAILURE);
-    bt_group_attach(group, carrier);
-    EXPECT(bt_group_carries(group, g_dev));
-    return group;
-}
+ * usage: mpiexec -n N test_carrier host|staged|nccl [test] */
+#include "tests/parallel/carrier_site.h"
 
 /* ---- contents */
 
@@ -194,14 +115,6 @@ static void rows_that_go_to_everyone_keep_their_own_place(void)
 }
 
 /* ---- waiting */
-
-static bt_status gather_and_settle(bt_group *group, void *memory, size_t bytes, const bt_wait *wait)
-{
-    bt_status st =
-        bt_group_all_gather_device(group, (uint8_t *)memory + g_rank * bytes, bytes, memory, wait);
-
-    return st == BT_OK ? bt_group_settle(group, wait) : st;
-}
 
 static void count_idle(void *ctx) { ++*(int *)ctx; }
 

@@ -1,7 +1,6 @@
 /* A rank's process dies: the others are told who is missing, regroup, and go on; a hand-off to the
  * dead one does not hold up the rest.  Needs a launcher that lets survivors live; since it then
  * hides exit codes, the verdict is the line "all survivors: ok". */
-#include <glob.h>
 #include <unistd.h>
 
 #include "tests/parallel/handoff_site.h"
@@ -103,22 +102,6 @@ static void check_exchange(bt_group *group)
     }
     free(send);
     free(recv);
-}
-
-/* Shared memory files of ranks that leave without MPI_Finalize stay: this job's lie in a directory
- * of their own. */
-static void remove_backing_files(void)
-{
-    const char *directory = getenv("OMPI_MCA_btl_vader_backing_directory");
-    char        pattern[512];
-    glob_t      found;
-
-    if (directory == NULL) return;
-    snprintf(pattern, sizeof(pattern), "%s/vader_segment.*", directory);
-    if (glob(pattern, 0, NULL, &found) != 0) return;
-    for (size_t i = 0; i < found.gl_pathc; i++)
-        unlink(found.gl_pathv[i]);
-    globfree(&found);
 }
 
 int main(int argc, char **argv)

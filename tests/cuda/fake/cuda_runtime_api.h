@@ -1,7 +1,8 @@
 /* tests/cuda/fake/cuda_runtime_api.h - the part of the CUDA runtime that the back end uses, for
  * tests of the back end's own code.  Its GPU is host memory that only kernels (tests/cuda/simt.h)
  * and copies may touch: other code that follows a device pointer gets a segmentation fault.  Every
- * call is complete when it returns. */
+ * call is complete when it returns, save for what another library (fake/nccl.h) gives a stream to
+ * do: that makes progress in queries, and later work on the stream waits for it. */
 #ifndef BT_TESTS_CUDA_FAKE_CUDA_RUNTIME_API_H
 #define BT_TESTS_CUDA_FAKE_CUDA_RUNTIME_API_H
 
@@ -14,7 +15,8 @@ typedef enum {
     cudaErrorInvalidValue       = 1,
     cudaErrorMemoryAllocation   = 2,
     cudaErrorInsufficientDriver = 35,
-    cudaErrorNoDevice           = 100
+    cudaErrorNoDevice           = 100,
+    cudaErrorNotReady           = 600
 } cudaError_t;
 typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 } cudaMemcpyKind;
 typedef enum {
@@ -23,6 +25,14 @@ typedef enum {
 } cudaDeviceAttr;
 typedef struct fake_stream *cudaStream_t;
 typedef struct fake_event  *cudaEvent_t;
+/* What other libraries have given the stream to do, and what of it is done, in order.  What they
+ * give it next waits for `after`. */
+struct fake_stream {
+    unsigned long n_given, n_done;
+    cudaStream_t  after;
+    unsigned long after_given;
+    int           priority;
+};
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
 
 /* What the machine is: for tests to set. */
@@ -34,6 +44,11 @@ typedef struct {
     long   live;    /* memory, streams and events not yet given back */
 } fake_gpu;
 extern fake_gpu g_fake_gpu;
+/* Moves what other libraries have under way; NULL: there is none. */
+extern void (*g_fake_progress)(void);
+/* The GPU's memory may be touched from open to close. */
+void fake_gpu_open(void);
+void fake_gpu_close(void);
 
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaDriverGetVersion(int *version);
@@ -50,10 +65,14 @@ cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t str
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 

@@ -1,8 +1,10 @@
 /* tests/cuda/fake/cudart.c - see cuda_runtime_api.h beside it. */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "cuda_runtime_api.h"
 #include "tests/cuda/simt_control.h"
@@ -25,6 +27,53 @@ typedef struct {
 static size_t protected_bytes(void) { return (g_used + HUGE - 1) / HUGE * HUGE; }
 static void   close_arena(void) { mprotect(g_arena, protected_bytes(), PROT_NONE); }
 static void   open_arena(void) { mprotect(g_arena, protected_bytes(), PROT_READ | PROT_WRITE); }
+void          fake_gpu_open(void) { open_arena(); }
+void          fake_gpu_close(void) { close_arena(); }
+
+/* ---- work that others have given to streams */
+
+enum { MAX_STREAMS = 16, WAIT_S = 60 };
+struct fake_event {
+    cudaStream_t  stream;
+    unsigned long given;
+};
+void (*g_fake_progress)(void);
+static cudaStream_t g_streams[MAX_STREAMS];
+
+static void progress(void)
+{
+    if (g_fake_progress != NULL) g_fake_progress();
+}
+
+/* Waits as a stream does; work that never ends is the test's mistake. */
+static void wait_for(cudaStream_t stream, unsigned long given)
+{
+    struct timespec nap = {0, 20000};
+    time_t          end = time(NULL) + WAIT_S;
+
+    while (stream != NULL && stream->n_done < given) {
+        progress();
+        if (stream->n_done >= given) break;
+        if (time(NULL) > end) {
+            fprintf(stderr, "the fake GPU's stream has stood still for %d s\n", WAIT_S);
+            abort();
+        }
+        nanosleep(&nap, NULL);
+    }
+}
+
+static void finish(cudaStream_t stream)
+{
+    if (stream != NULL) wait_for(stream, stream->n_given);
+}
+
+/* A launch does not say its stream here: it waits for those of normal priority. */
+static void before_launch(void)
+{
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (g_streams[i] != NULL && g_streams[i]->priority == 0) finish(g_streams[i]);
+    open_arena();
+}
 
 static head *take_piece(size_t bytes)
 {
@@ -37,7 +86,7 @@ static head *take_piece(size_t bytes)
         if (g_arena == MAP_FAILED) abort();
         g_arena += HUGE - (uintptr_t)g_arena % HUGE;
         (void)madvise(g_arena, ARENA_BYTES, MADV_HUGEPAGE); /* where the system has them */
-        simt_around_launches(open_arena, close_arena);
+        simt_around_launches(before_launch, close_arena);
     }
     if (g_fake_gpu.taken == 0) g_used = 0;
     if (need > ARENA_BYTES - g_used) abort();
@@ -144,7 +193,7 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
 
 cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
 {
-    (void)stream;
+    finish(stream);
     if (step() != cudaSuccess) return cudaErrorInvalidValue;
     open_arena();
     memset(ptr, value, bytes);
@@ -156,7 +205,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
                             cudaStream_t stream)
 {
     (void)kind;
-    (void)stream;
+    finish(stream);
     if (step() != cudaSuccess) return cudaErrorInvalidValue;
     open_arena();
     memcpy(dst, src, bytes);
@@ -164,31 +213,72 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least    = 0;
+    *greatest = -5;
+    return step();
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+{
+    int i = 0;
+
+    (void)flags;
+    while (i < MAX_STREAMS && g_streams[i] != NULL)
+        i++;
+    if (i == MAX_STREAMS) abort();
+    if (give((void **)stream, sizeof(**stream)) != cudaSuccess) return cudaErrorInvalidValue;
+    **stream     = (struct fake_stream){.priority = priority};
+    g_streams[i] = *stream;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 {
-    (void)flags;
-    return give((void **)stream, 1);
+    return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    (void)stream;
+    finish(stream);
     return step();
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return take(stream); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    (void)flags;
+    stream->after       = event->stream;
+    stream->after_given = event->given;
+    return step();
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    for (int i = 0; i < MAX_STREAMS; i++) {
+        if (g_streams[i] == stream) g_streams[i] = NULL;
+        if (g_streams[i] != NULL && g_streams[i]->after == stream) g_streams[i]->after = NULL;
+    }
+    return take(stream);
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     (void)flags;
-    return give((void **)event, 1);
+    if (give((void **)event, sizeof(**event)) != cudaSuccess) return cudaErrorInvalidValue;
+    **event = (struct fake_event){.stream = NULL};
+    return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    (void)event;
-    (void)stream;
+    event->stream = stream;
+    event->given  = stream != NULL ? stream->n_given : 0;
+    return step();
+}
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    progress();
+    if (event->stream != NULL && event->stream->n_done < event->given) return cudaErrorNotReady;
     return step();
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    (void)event;
+    wait_for(event->stream, event->given);
     return step();
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return take(event); }

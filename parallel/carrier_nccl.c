@@ -1,0 +1,271 @@
+/* parallel/carrier_nccl.c - device memory by NCCL: the communicator's life, and every wait for it.
+ *
+ * NCCL tells nobody who died, and a communicator that waits for a dead rank waits for ever.  So a
+ * wait that passes its deadline, or that NCCL says has failed, ends the communicator, and its rank
+ * calls the roll: a barrier of a group of its own over MPI.  Who still waits hears the call and
+ * joins at once; who does not answer is named. */
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "core/watchdog.h"
+#include "parallel/backoff.h"
+#include "parallel/group_parts.h"
+#include "parallel/nccl/module.h"
+
+enum { TEXT_BYTES = 96, ROLL_PART = 8 };
+#define ROLL_MIN_NS  (100 * BT_NS_PER_MS)
+#define DRAIN_MAX_NS (2 * BT_NS_PER_S)
+
+typedef struct {
+    bt_carrier            super;
+    const bt_nccl_module *nccl;  /* borrowed */
+    bt_device            *dev;   /* borrowed */
+    bt_world             *world; /* borrowed */
+    uint32_t              tag_space;
+    bt_nccl_comm         *comm; /* owned; NULL: before the first operation, or after an error */
+    bt_group             *roll; /* owned; made with the communicator */
+} carrier;
+
+typedef struct {
+    uint8_t present; /* rank 0 has an id to give */
+    uint8_t id[BT_NCCL_ID_BYTES];
+} id_message;
+
+/* ---- the end of a communicator */
+
+/* Kernels leave the stream once they have seen the abort; until then they may write. */
+static void stop(carrier *c)
+{
+    uint64_t end_ns = bt_now_ns() + DRAIN_MAX_NS;
+    bool     done   = false;
+
+    if (c->comm == NULL) return;
+    bt_watchdog_enter("end of an NCCL communicator", -1);
+    c->nccl->abort(c->comm);
+    if (c->nccl->mark(c->comm, 0) != BT_OK) done = true; /* the stream itself is in error */
+    while (!done && bt_now_ns() < end_ns && c->nccl->reached(c->comm, 0, &done) == BT_OK && !done)
+        bt_sleep_ns(BT_NS_PER_MS / 10);
+    if (!done) BT_WARN("the GPU's work has not ended with its communicator");
+    c->nccl->destroy(c->comm);
+    c->comm = NULL;
+    bt_watchdog_leave();
+}
+
+/* Why nothing came: names who does not answer.  Returns st, or TIMEOUT when somebody is missing. */
+static bt_status call_roll(carrier *c, const bt_wait *wait, bt_status st)
+{
+    bt_wait   roll = *wait;
+    char      what[TEXT_BYTES];
+    bt_status heard;
+
+    snprintf(what, sizeof(what), "%s by NCCL, call of the roll", bt_wait_name(wait));
+    roll.what       = what;
+    roll.timeout_ns = wait->timeout_ns / ROLL_PART;
+    if (roll.timeout_ns < ROLL_MIN_NS) roll.timeout_ns = ROLL_MIN_NS;
+    heard = bt_group_barrier(c->roll, &roll);
+    if (heard != BT_OK) return heard;
+    bt_log_error(__FILE__, __LINE__, bt_status_str(st),
+                 "%s of layer %d in epoch %u: NCCL has not done it within %.3f s, though all %u "
+                 "ranks answer",
+                 bt_wait_name(wait), (int)wait->layer, bt_group_epoch(c->roll),
+                 (double)wait->timeout_ns / 1e9, bt_group_size(c->roll));
+    return st;
+}
+
+/* The error's code, after all that it takes. */
+static bt_status give_up(carrier *c, const bt_wait *wait, bt_status st)
+{
+    stop(c);
+    return st == BT_ERR_CANCELLED || st == BT_ERR_NO_MEMORY ? st : call_roll(c, wait, st);
+}
+
+/* ---- waiting */
+
+/* What is waited for: that NCCL has taken the operation (mark false), or that the stream has come
+ * to mark 0. */
+static bt_status look(carrier *c, bool mark, const bt_wait *wait, bool *done_out)
+{
+    bt_status st   = BT_OK;
+    bool      busy = true;
+
+    bt_watchdog_enter(bt_wait_name(wait), wait->layer);
+    st = c->nccl->poll(c->comm, &busy);
+    if (st == BT_OK && mark && !busy)
+        st = c->nccl->reached(c->comm, 0, done_out);
+    else
+        *done_out = !busy;
+    bt_watchdog_leave();
+    return st;
+}
+
+static bt_status await(carrier *c, bool mark, uint64_t start_ns, const bt_wait *wait)
+{
+    bt_status  st   = BT_OK;
+    bool       done = false;
+    uint64_t   now_ns;
+    bt_backoff backoff;
+
+    bt_backoff_init(&backoff, bt_world_spin_ns(c->world));
+    for (;;) {
+        now_ns = bt_now_ns(); /* before the look: a process that was stopped looks once more */
+        st     = look(c, mark, wait, &done);
+        if (st != BT_OK || done) break;
+        if (wait->stop != NULL && wait->stop(wait->ctx)) st = BT_ERR_CANCELLED;
+        if (now_ns - start_ns >= wait->timeout_ns || bt_group_is_called(c->roll))
+            st = BT_ERR_TIMEOUT;
+        if (st != BT_OK) break;
+        if (wait->idle != NULL) wait->idle(wait->ctx);
+        bt_backoff_wait(&backoff, now_ns);
+    }
+    bt_world_count_wait(c->world, bt_now_ns() - start_ns);
+    return st == BT_OK ? BT_OK : give_up(c, wait, st);
+}
+
+/* ---- the communicator */
+
+static bt_status share_id(carrier *c, bt_group *group, uint8_t id_out[BT_NCCL_ID_BYTES],
+                          const bt_wait *wait)
+{
+    bt_status   st   = BT_OK;
+    uint32_t    n    = bt_group_size(group);
+    id_message  mine = {.present = 0};
+    id_message *all  = bt_calloc(n, sizeof(*all));
+
+    BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "ids of %u ranks", n);
+    if (bt_group_self(group) == 0) mine.present = c->nccl->new_id(mine.id) == BT_OK;
+    BT_TRY(bt_group_all_gather(group, &mine, sizeof(mine), all, wait));
+    BT_REQUIRE(all[0].present, BT_ERR_PEER,
+               "rank %u has no NCCL id to give to the group of epoch %u (its own error says why)",
+               bt_group_world_rank(group, 0), bt_group_epoch(group));
+    memcpy(id_out, all[0].id, BT_NCCL_ID_BYTES);
+out:
+    bt_free(all);
+    return st;
+}
+
+static bt_status make_roll(carrier *c, const bt_group *group)
+{
+    bt_status st    = BT_OK;
+    uint32_t  n     = bt_group_size(group);
+    uint32_t *ranks = bt_calloc(n, sizeof(*ranks));
+
+    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "the roll of %u ranks", n);
+    for (uint32_t i = 0; i < n; i++)
+        ranks[i] = bt_group_world_rank(group, i);
+    BT_TRY(bt_group_create(c->world, n, ranks, c->tag_space, bt_group_epoch(group), &c->roll));
+out:
+    bt_free(ranks);
+    return st;
+}
+
+/* At the group's first operation. */
+static bt_status connect(carrier *c, bt_group *group, uint64_t start_ns, const bt_wait *wait)
+{
+    bt_status      st = BT_OK;
+    uint8_t        id[BT_NCCL_ID_BYTES];
+    char           name[TEXT_BYTES];
+    bt_nccl_config cfg = {.n       = bt_group_size(group),
+                          .self    = bt_group_self(group),
+                          .id      = id,
+                          .name    = name,
+                          .stream  = bt_device_stream(c->dev),
+                          .n_marks = 1};
+
+    if (c->comm != NULL) goto out;
+    snprintf(name, sizeof(name), "NCCL, group of %u ranks, epoch %u", cfg.n, bt_group_epoch(group));
+    BT_TRY(make_roll(c, group));
+    BT_TRY(share_id(c, group, id, wait));
+    st = c->nccl->start(&cfg, &c->comm);
+    if (st != BT_OK) st = give_up(c, wait, st);
+    if (st == BT_OK) st = await(c, false, start_ns, wait);
+out:
+    return st;
+}
+
+/* ---- operations */
+
+static bt_status nccl_all_gather(bt_carrier *super, bt_group *group, const void *send, size_t bytes,
+                                 void *recv, const bt_wait *wait)
+{
+    bt_status st       = BT_OK;
+    carrier  *c        = (carrier *)super;
+    uint64_t  start_ns = bt_now_ns();
+
+    BT_TRY(connect(c, group, start_ns, wait));
+    st = c->nccl->all_gather(c->comm, send, bytes, recv);
+    if (st != BT_OK) st = give_up(c, wait, st);
+    if (st == BT_OK) st = await(c, false, start_ns, wait);
+out:
+    return st;
+}
+
+static bt_status nccl_exchange(bt_carrier *super, bt_group *group, const bt_exchange *x,
+                               const bt_wait *wait)
+{
+    bt_status st       = BT_OK;
+    carrier  *c        = (carrier *)super;
+    uint64_t  start_ns = bt_now_ns();
+
+    BT_TRY(connect(c, group, start_ns, wait));
+    st = c->nccl->exchange(c->comm, x);
+    if (st != BT_OK) st = give_up(c, wait, st);
+    if (st == BT_OK) st = await(c, false, start_ns, wait);
+out:
+    return st;
+}
+
+static bt_status nccl_settle(bt_carrier *super, bt_group *group, const bt_wait *wait)
+{
+    bt_status st       = BT_OK;
+    carrier  *c        = (carrier *)super;
+    uint64_t  start_ns = bt_now_ns();
+
+    (void)group;
+    if (c->comm == NULL) goto out; /* nothing was enqueued */
+    st = c->nccl->mark(c->comm, 0);
+    if (st != BT_OK) st = give_up(c, wait, st);
+    if (st == BT_OK) st = await(c, true, start_ns, wait);
+out:
+    return st;
+}
+
+static uint32_t nccl_missing(const bt_carrier *super, uint32_t *ranks_out)
+{
+    const carrier *c = (const carrier *)super;
+
+    return c->roll != NULL ? bt_group_missing(c->roll, ranks_out) : 0;
+}
+
+static void nccl_destroy(bt_carrier *super)
+{
+    carrier *c = (carrier *)super;
+
+    stop(c);
+    bt_group_destroy(c->roll);
+    bt_free(c);
+}
+
+static const bt_carrier_ops NCCL_OPS = {.name       = "nccl",
+                                        .all_gather = nccl_all_gather,
+                                        .exchange   = nccl_exchange,
+                                        .settle     = nccl_settle,
+                                        .missing    = nccl_missing,
+                                        .destroy    = nccl_destroy};
+
+bt_status bt_carrier_nccl_create(const bt_nccl_module *nccl, bt_device *dev, bt_world *world,
+                                 uint32_t tag_space, bt_carrier **carrier_out)
+{
+    bt_status st = BT_OK;
+    carrier  *c  = bt_calloc(1, sizeof(*c));
+
+    BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a carrier");
+    c->super.ops = &NCCL_OPS;
+    c->nccl      = nccl;
+    c->dev       = dev;
+    c->world     = world;
+    c->tag_space = tag_space;
+    *carrier_out = &c->super;
+out:
+    return st;
+}

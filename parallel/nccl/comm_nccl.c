@@ -1,0 +1,260 @@
+/* parallel/nccl/comm_nccl.c - the module's table over NCCL and the CUDA runtime.
+ *
+ * Communicators are non-blocking and share nothing (splitShare off), so that the end of one leaves
+ * the others alone.  Buffers are never registered with NCCL: peers write into its own buffers, and
+ * only kernels of this rank into ours, so that nothing comes late into memory of a new use. */
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "parallel/nccl/module.h"
+
+#if NCCL_VERSION_CODE < 22700
+#error "NCCL 2.27 or newer is needed (communicators with names)"
+#endif
+_Static_assert(BT_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "ids travel as bytes");
+
+enum { NAME_BYTES = 64 };
+
+struct bt_nccl_comm {
+    ncclComm_t   comm;
+    uint32_t     n, self;
+    char         name[NAME_BYTES];
+    cudaStream_t stream;
+    bool         own_stream;
+    cudaEvent_t  after; /* owned: the other stream's end */
+    uint32_t     n_marks;
+    cudaEvent_t *marks; /* owned, [n_marks] */
+};
+
+static bt_status cuda_status(cudaError_t err, const bt_nccl_comm *c, const char *what, int line)
+{
+    if (err == cudaSuccess) return BT_OK;
+    (void)cudaGetLastError();
+    bt_log_error(__FILE__, line, bt_status_str(BT_ERR_DEVICE), "%s: %s: %s", c->name, what,
+                 cudaGetErrorString(err));
+    return BT_ERR_DEVICE;
+}
+#define CUDA(c, call) cuda_status((call), (c), #call, __LINE__)
+
+/* "In progress" is no error: poll() tells how it ends. */
+static bt_status nccl_status(ncclResult_t err, const bt_nccl_comm *c, const char *what, int line)
+{
+    bt_status   st = err == ncclRemoteError || err == ncclSystemError ? BT_ERR_PEER : BT_ERR_DEVICE;
+    const char *more;
+
+    if (err == ncclSuccess || err == ncclInProgress) return BT_OK;
+    more = ncclGetLastError(NULL);
+    bt_log_error(__FILE__, line, bt_status_str(st), "%s: %s: %s%s%s", c->name, what,
+                 ncclGetErrorString(err), more != NULL && more[0] != 0 ? ": " : "",
+                 more != NULL ? more : "");
+    return st;
+}
+#define NCCL(c, call) nccl_status((call), (c), #call, __LINE__)
+
+static bool nccl_usable(char *text, size_t text_bytes)
+{
+    int version = 0, n = 0;
+
+    (void)setenv("NCCL_GRAPH_REGISTER", "0", 1); /* read by NCCL at its first communicator */
+    (void)setenv("NCCL_LOCAL_REGISTER", "0", 1);
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_CODE)
+        snprintf(text, text_bytes, "NCCL here is of version %d: expected %d or newer", version,
+                 NCCL_VERSION_CODE);
+    else if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0)
+        snprintf(text, text_bytes, "NCCL needs a GPU, and the CUDA runtime finds none");
+    else
+        return true;
+    (void)cudaGetLastError();
+    return false;
+}
+
+static bt_status nccl_new_id(uint8_t id_out[BT_NCCL_ID_BYTES])
+{
+    bt_nccl_comm nobody = {.name = "a new communicator"};
+    ncclUniqueId id;
+    bt_status    st = NCCL(&nobody, ncclGetUniqueId(&id));
+
+    if (st == BT_OK) memcpy(id_out, id.internal, BT_NCCL_ID_BYTES);
+    return st;
+}
+
+static void nccl_abort(bt_nccl_comm *comm)
+{
+    if (comm->comm != NULL) (void)NCCL(comm, ncclCommAbort(comm->comm));
+    comm->comm = NULL;
+}
+
+static void nccl_destroy(bt_nccl_comm *comm)
+{
+    if (comm == NULL) return;
+    nccl_abort(comm);
+    if (comm->after != NULL) (void)cudaEventDestroy(comm->after);
+    for (uint32_t i = 0; comm->marks != NULL && i < comm->n_marks; i++)
+        if (comm->marks[i] != NULL) (void)cudaEventDestroy(comm->marks[i]);
+    if (comm->own_stream) (void)cudaStreamDestroy(comm->stream);
+    bt_free(comm->marks);
+    bt_free(comm);
+}
+
+static bt_status take_stream(bt_nccl_comm *c, const bt_nccl_config *cfg)
+{
+    bt_status st    = BT_OK;
+    int       least = 0, greatest = 0;
+
+    c->stream = cfg->stream;
+    if (cfg->stream == NULL) {
+        BT_TRY(CUDA(c, cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+        BT_TRY(CUDA(c, cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, least)));
+        c->own_stream = true;
+    }
+    BT_TRY(CUDA(c, cudaEventCreateWithFlags(&c->after, cudaEventDisableTiming)));
+    for (uint32_t i = 0; i < c->n_marks; i++)
+        BT_TRY(CUDA(c, cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming)));
+out:
+    return st;
+}
+
+static bt_status init_comm(bt_nccl_comm *c, const bt_nccl_config *cfg)
+{
+    bt_status    st     = BT_OK;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+
+    memcpy(id.internal, cfg->id, BT_NCCL_ID_BYTES);
+    config.blocking   = 0;
+    config.splitShare = 0;
+    config.commName   = c->name;
+    if (cfg->max_ctas != 0) {
+        config.minCTAs = 1;
+        config.maxCTAs = (int)cfg->max_ctas;
+    }
+    BT_TRY(NCCL(c, ncclCommInitRankConfig(&c->comm, (int)c->n, id, (int)c->self, &config)));
+out:
+    return st;
+}
+
+static bt_status nccl_start(const bt_nccl_config *cfg, bt_nccl_comm **comm_out)
+{
+    bt_status     st = BT_OK;
+    bt_nccl_comm *c  = NULL;
+
+    BT_ASSERT(cfg->n >= 1 && cfg->self < cfg->n && cfg->n_marks >= 1);
+    c = bt_calloc(1, sizeof(*c));
+    BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a communicator of %u ranks", cfg->n);
+    c->n       = cfg->n;
+    c->self    = cfg->self;
+    c->n_marks = cfg->n_marks;
+    snprintf(c->name, sizeof(c->name), "%s", cfg->name);
+    c->marks = bt_calloc(c->n_marks, sizeof(*c->marks));
+    BT_REQUIRE(c->marks != NULL, BT_ERR_NO_MEMORY, "the marks of a communicator");
+    BT_TRY(take_stream(c, cfg));
+    BT_TRY(init_comm(c, cfg));
+    *comm_out = c;
+    c         = NULL;
+out:
+    nccl_destroy(c);
+    return st;
+}
+
+static bt_status nccl_poll(bt_nccl_comm *comm, bool *busy_out)
+{
+    bt_status    st    = BT_OK;
+    ncclResult_t state = ncclSuccess;
+
+    BT_TRY(NCCL(comm, ncclCommGetAsyncError(comm->comm, &state)));
+    BT_TRY(nccl_status(state, comm, "working on what was asked for", __LINE__));
+    *busy_out = state == ncclInProgress;
+out:
+    return st;
+}
+
+static bt_status nccl_all_gather(bt_nccl_comm *comm, const void *send, size_t bytes, void *recv)
+{
+    return NCCL(comm, ncclAllGather(send, recv, bytes, ncclChar, comm->comm, comm->stream));
+}
+
+/* One message to and from each peer, all in one group: they go side by side. */
+static bt_status nccl_exchange(bt_nccl_comm *comm, const bt_exchange *x)
+{
+    bt_status st = BT_OK, ended;
+
+    BT_TRY(NCCL(comm, ncclGroupStart()));
+    for (uint32_t i = 0; i < comm->n && st == BT_OK; i++) {
+        if (x->send_bytes[i] > 0)
+            st = NCCL(comm, ncclSend((const char *)x->send + x->send_at[i], x->send_bytes[i],
+                                     ncclChar, (int)i, comm->comm, comm->stream));
+        if (st == BT_OK && x->recv_bytes[i] > 0)
+            st = NCCL(comm, ncclRecv((char *)x->recv + x->recv_at[i], x->recv_bytes[i], ncclChar,
+                                     (int)i, comm->comm, comm->stream));
+    }
+    ended = NCCL(comm, ncclGroupEnd()); /* a group that was begun is always ended */
+    if (st == BT_OK) st = ended;
+out:
+    return st;
+}
+
+static bt_status follow(bt_nccl_comm *comm, void *after)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(CUDA(comm, cudaEventRecord(comm->after, after)));
+    BT_TRY(CUDA(comm, cudaStreamWaitEvent(comm->stream, comm->after, 0)));
+out:
+    return st;
+}
+
+static bt_status nccl_send(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to,
+                           void *after)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(follow(comm, after));
+    BT_TRY(NCCL(comm, ncclSend(from, bytes, ncclChar, (int)to, comm->comm, comm->stream)));
+out:
+    return st;
+}
+
+static bt_status nccl_recv(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from, void *after)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(follow(comm, after));
+    BT_TRY(NCCL(comm, ncclRecv(to, bytes, ncclChar, (int)from, comm->comm, comm->stream)));
+out:
+    return st;
+}
+
+static bt_status nccl_mark(bt_nccl_comm *comm, uint32_t i)
+{
+    BT_ASSERT(i < comm->n_marks);
+    return CUDA(comm, cudaEventRecord(comm->marks[i], comm->stream));
+}
+
+static bt_status nccl_reached(bt_nccl_comm *comm, uint32_t i, bool *reached_out)
+{
+    cudaError_t err = cudaEventQuery(comm->marks[i]);
+
+    if (err == cudaErrorNotReady) (void)cudaGetLastError();
+    *reached_out = err == cudaSuccess;
+    return err == cudaErrorNotReady ? BT_OK : CUDA(comm, err);
+}
+
+__attribute__((visibility("default"))) const bt_nccl_module bt_nccl_module_table = {
+    .version    = BT_NCCL_MODULE_VERSION,
+    .usable     = nccl_usable,
+    .new_id     = nccl_new_id,
+    .start      = nccl_start,
+    .poll       = nccl_poll,
+    .all_gather = nccl_all_gather,
+    .exchange   = nccl_exchange,
+    .send       = nccl_send,
+    .recv       = nccl_recv,
+    .mark       = nccl_mark,
+    .reached    = nccl_reached,
+    .abort      = nccl_abort,
+    .destroy    = nccl_destroy,
+};

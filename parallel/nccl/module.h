@@ -1,0 +1,75 @@
+/* parallel/nccl/module.h - what libbaton_nccl.so shows to the programs that open it: one
+ * communicator at a time, each call back at once.
+ *
+ * The module holds the calls into NCCL and the CUDA runtime; deadlines, and who talks to whom when,
+ * are the program's (parallel/carrier_nccl.c, parallel/handoff_nccl.c).  A machine without NCCL
+ * goes without the module.
+ *
+ * NCCL works beside the caller: after start() and after each operation a communicator is busy until
+ * poll() says otherwise.  Only then the operation stands in the stream, and the next call is
+ * allowed.  In a captured stream this holds too.
+ *
+ * Threads: one, the step thread.  Memory: start() takes what a communicator needs. */
+#ifndef BT_PARALLEL_NCCL_MODULE_H
+#define BT_PARALLEL_NCCL_MODULE_H
+
+#include "parallel/carrier.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Grows with every change of the table: program and module must agree. */
+enum { BT_NCCL_MODULE_VERSION = 1, BT_NCCL_ID_BYTES = 128 };
+#define BT_NCCL_MODULE_SYMBOL "bt_nccl_module_table"
+
+typedef struct bt_nccl_comm bt_nccl_comm;
+
+typedef struct {
+    uint32_t       n, self;
+    const uint8_t *id;     /* [BT_NCCL_ID_BYTES], borrowed during the call */
+    const char    *name;   /* for errors and NCCL's own log: "decode group, epoch 5"; copied */
+    void          *stream; /* cudaStream_t for the operations, borrowed; NULL: one of its own, of
+                              the lowest priority */
+    uint32_t n_marks;      /* >= 1 */
+    uint32_t max_ctas;     /* multiprocessors that an operation may hold; 0: NCCL's choice */
+} bt_nccl_config;
+
+/* Statuses: PEER when NCCL blames the network or a peer, DEVICE for the rest; logged, with the
+ * communicator's name. */
+struct bt_nccl_module {
+    uint32_t version;
+    /* Whether NCCL can be used; else a sentence in text, nothing is logged.  Before the process has
+     * threads: it sets NCCL's variables in the environment. */
+    bool (*usable)(char *text, size_t text_bytes);
+    /* A new communicator's name among all, for all its ranks.  This rank takes part in it. */
+    bt_status (*new_id)(uint8_t id_out[BT_NCCL_ID_BYTES]);
+    /* Collective over the communicator's ranks, and complete when poll() says so on each. */
+    bt_status (*start)(const bt_nccl_config *cfg, bt_nccl_comm **comm_out);
+    bt_status (*poll)(bt_nccl_comm *comm, bool *busy_out);
+
+    /* Collective over the communicator's ranks; enqueued.  As bt_group_all_gather_device() and
+     * bt_group_exchange_device(). */
+    bt_status (*all_gather)(bt_nccl_comm *comm, const void *send, size_t bytes, void *recv);
+    bt_status (*exchange)(bt_nccl_comm *comm, const bt_exchange *x);
+    /* One message; enqueued behind what `after` (a cudaStream_t) has been given so far.  Sends of
+     * one rank to another are received in their order, each by a call for as many bytes. */
+    bt_status (*send)(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to, void *after);
+    bt_status (*recv)(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from, void *after);
+
+    /* Notes the end of all that stands in the stream now as mark i. */
+    bt_status (*mark)(bt_nccl_comm *comm, uint32_t i);
+    bt_status (*reached)(bt_nccl_comm *comm, uint32_t i, bool *reached_out);
+
+    /* Stops it, whatever it is doing: operations under way come to nothing, and their kernels leave
+     * the stream soon (a mark behind them tells).  Only mark(), reached() and destroy() may follow.
+     */
+    void (*abort)(bt_nccl_comm *comm);
+    /* NULL is allowed. */
+    void (*destroy)(bt_nccl_comm *comm);
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

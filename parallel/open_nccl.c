@@ -1,0 +1,31 @@
+/* parallel/open_nccl.c - finds libbaton_nccl.so.  No NCCL in here. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/module.h"
+#include "parallel/nccl/module.h"
+
+/* NCCL refuses two ranks on one GPU, which it takes for a mistake, unless they seem to be on
+ * different machines. */
+static void hide_neighbours(uint32_t rank)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "baton-rank-%u", rank);
+    (void)setenv("NCCL_HOSTID", name, 0);
+}
+
+const bt_nccl_module *bt_nccl_open(const char *library, uint32_t rank, bool shares_gpu, char *text,
+                                   size_t text_bytes)
+{
+    char                  why[512];
+    const bt_nccl_module *nccl = bt_module_open(library, "libbaton_nccl.so", BT_NCCL_MODULE_SYMBOL,
+                                                BT_NCCL_MODULE_VERSION, why, sizeof(why));
+
+    if (nccl == NULL) {
+        snprintf(text, text_bytes, "the NCCL transport cannot be opened: %s", why);
+        return NULL;
+    }
+    if (shares_gpu) hide_neighbours(rank);
+    return nccl->usable(text, text_bytes) ? nccl : NULL;
+}

@@ -1,0 +1,371 @@
+/* tests/cuda/fake/nccl.c - see nccl.h beside it.
+ *
+ * A communicator is a file in memory that its ranks map: who has joined, and a ring of bytes for
+ * each pair.  A message is its length and its bytes.  Nothing runs beside the caller: what is under
+ * way moves in ncclCommGetAsyncError() and in the fake runtime's queries and waits. */
+#include "nccl.h"
+
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MAX_RANKS = 8, RING_BYTES = 1 << 16, BUSY_POLLS = 3, MAX_PARTS = 2 * MAX_RANKS };
+
+fake_nccl g_fake_nccl = {NCCL_VERSION_CODE, -1, -1, 0, 0, 0};
+
+typedef struct {
+    _Atomic uint64_t written, read;
+    uint8_t          bytes[RING_BYTES];
+} ring;
+
+typedef struct {
+    atomic_int joined[MAX_RANKS];
+    ring       rings[MAX_RANKS][MAX_RANKS]; /* from, to */
+} shared;
+
+typedef struct {
+    int      sends, peer;
+    uint8_t *memory;
+    uint64_t length, done; /* done counts the 8 bytes of the length before the message's */
+} part;
+
+typedef struct op {
+    struct op   *next;
+    ncclComm_t   comm;
+    cudaStream_t stream, after;
+    uint64_t     after_given;
+    int          n_parts;
+    part         parts[MAX_PARTS];
+} op;
+
+struct ncclComm {
+    int          n, self, joined, busy, fd;
+    ncclResult_t error;
+    shared      *s;
+    op          *waiting; /* to be launched when it is busy no more */
+};
+
+typedef struct {
+    int pid, fd;
+} id_content;
+
+static op *g_under_way;        /* in the order of their launch */
+static op *g_group;            /* of the group call that is open */
+static int g_depth, g_spoiled; /* a call of the open group was refused: all of it is */
+
+static ncclResult_t refused(void)
+{
+    if (g_fake_nccl.refuse_at >= 0 && g_fake_nccl.refuse_at-- == 0) return ncclSystemError;
+    return ncclSuccess;
+}
+
+/* ---- what is under way */
+
+/* As much as the ring takes or has; true when something moved. */
+static int move_part(ncclComm_t c, part *p)
+{
+    ring    *r     = p->sends ? &c->s->rings[c->self][p->peer] : &c->s->rings[p->peer][c->self];
+    uint64_t total = sizeof(p->length) + p->length, before = p->done, length;
+
+    while (p->done < total) {
+        uint64_t w = atomic_load(&r->written), at = p->done;
+        uint64_t d = atomic_load(&r->read);
+        uint8_t *ours;
+
+        if (p->sends ? w - d == RING_BYTES : w == d) break;
+        if (at < sizeof(p->length)) { /* the length, byte by byte */
+            ours = (uint8_t *)&length + at;
+            if (p->sends) length = p->length;
+        } else {
+            ours = p->memory + (at - sizeof(p->length));
+        }
+        if (p->sends) {
+            uint64_t n = at < sizeof(p->length) ? 1 : total - at, end = RING_BYTES - w % RING_BYTES;
+
+            if (n > RING_BYTES - (w - d)) n = RING_BYTES - (w - d);
+            if (n > end) n = end;
+            memcpy(r->bytes + w % RING_BYTES, ours, n);
+            atomic_store(&r->written, w + n);
+            p->done += n;
+        } else {
+            uint64_t n = at < sizeof(p->length) ? 1 : total - at, end = RING_BYTES - d % RING_BYTES;
+
+            if (n > w - d) n = w - d;
+            if (n > end) n = end;
+            if (at < sizeof(p->length)) {
+                uint8_t want = (uint8_t)(p->length >> (8 * at));
+
+                if (r->bytes[d % RING_BYTES] != want) {
+                    fprintf(stderr,
+                            "fake NCCL: rank %d awaits %llu bytes of rank %d, which sends "
+                            "another number\n",
+                            c->self, (unsigned long long)p->length, p->peer);
+                    c->error = ncclInvalidUsage;
+                    return 1;
+                }
+            } else {
+                memcpy(ours, r->bytes + d % RING_BYTES, n);
+            }
+            atomic_store(&r->read, d + n);
+            p->done += n;
+        }
+    }
+    return p->done != before;
+}
+
+static int move_op(op *o)
+{
+    int open = 0;
+
+    for (int i = 0; i < o->n_parts && o->comm->error == ncclSuccess; i++) {
+        move_part(o->comm, &o->parts[i]);
+        open += o->parts[i].done < sizeof(o->parts[i].length) + o->parts[i].length;
+    }
+    return open == 0 && o->comm->error == ncclSuccess;
+}
+
+static int is_first(const op *o)
+{
+    if (o->after != NULL && o->after->n_done < o->after_given) return 0;
+    for (const op *before = g_under_way; before != o; before = before->next)
+        if (before->stream == o->stream || before->comm == o->comm) return 0;
+    return 1;
+}
+
+static void progress(void)
+{
+    op **at = &g_under_way;
+
+    if (g_under_way == NULL || g_fake_nccl.stalled) return;
+    fake_gpu_open();
+    while (*at != NULL) {
+        op *o = *at;
+
+        if (is_first(o) && move_op(o)) {
+            *at = o->next;
+            o->stream->n_done++;
+            free(o);
+        } else {
+            at = &o->next;
+        }
+    }
+    fake_gpu_close();
+}
+
+static void launch(ncclComm_t c)
+{
+    op *o = c->waiting, **at = &g_under_way;
+
+    c->waiting = NULL;
+    if (o == NULL) return;
+    if (g_fake_nccl.fail_at >= 0 && g_fake_nccl.fail_at-- == 0) c->error = ncclRemoteError;
+    g_fake_nccl.n_launched++;
+    o->stream->n_given++;
+    o->after         = o->stream->after;
+    o->after_given   = o->stream->after_given;
+    o->stream->after = NULL;
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = o;
+}
+
+/* ---- communicators */
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = g_fake_nccl.version;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    id_content content = {(int)getpid(), memfd_create("fake nccl", MFD_CLOEXEC)};
+
+    if (refused() != ncclSuccess) return ncclSystemError;
+    if (content.fd < 0 || ftruncate(content.fd, sizeof(shared)) != 0) return ncclSystemError;
+    memset(id, 0, sizeof(*id));
+    memcpy(id->internal, &content, sizeof(content));
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config)
+{
+    id_content content;
+    ncclComm_t c = calloc(1, sizeof(*c));
+    char       path[64];
+
+    if (config->blocking != 0 || config->splitShare != 0 || config->commName == NULL ||
+        n > MAX_RANKS)
+        abort(); /* this project's communicators are never otherwise */
+    memcpy(&content, id.internal, sizeof(content));
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", content.pid, content.fd);
+    c->fd = content.pid == (int)getpid() ? content.fd : open(path, O_RDWR | O_CLOEXEC);
+    c->s  = c->fd < 0 || refused() != ncclSuccess
+                ? MAP_FAILED
+                : mmap(NULL, sizeof(shared), PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
+    if (c->s == MAP_FAILED) {
+        free(c);
+        return ncclSystemError;
+    }
+    c->n            = n;
+    c->self         = rank;
+    c->busy         = BUSY_POLLS;
+    g_fake_progress = progress;
+    g_fake_nccl.live++;
+    *comm = c;
+    return ncclInProgress;
+}
+
+static void drop(op **at, ncclComm_t c)
+{
+    while (*at != NULL) {
+        op *o = *at;
+
+        if (o->comm != c) {
+            at = &o->next;
+            continue;
+        }
+        *at = o->next;
+        o->stream->n_done++;
+        free(o);
+    }
+}
+
+/* Peers hear nothing of it. */
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    drop(&g_under_way, comm);
+    free(comm->waiting);
+    munmap(comm->s, sizeof(*comm->s));
+    close(comm->fd);
+    free(comm);
+    g_fake_nccl.live--;
+    return ncclSuccess;
+}
+
+static int all_joined(ncclComm_t c)
+{
+    if (g_fake_nccl.stalled) return 0;
+    atomic_store(&c->s->joined[c->self], 1);
+    for (int i = 0; i < c->n; i++)
+        if (!atomic_load(&c->s->joined[i])) return 0;
+    return 1;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
+{
+    progress();
+    if (comm->busy > 0 && (comm->joined || (comm->joined = all_joined(comm)))) {
+        comm->busy--;
+        if (comm->busy == 0) launch(comm);
+    }
+    *state = comm->error != ncclSuccess ? comm->error
+             : comm->busy > 0           ? ncclInProgress
+                                        : ncclSuccess;
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t err)
+{
+    return err == ncclRemoteError ? "remote process exited or there was a network error"
+                                  : "an error of the fake NCCL";
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+    (void)comm;
+    return "";
+}
+
+/* ---- operations: all of a group become one */
+
+ncclResult_t ncclGroupStart(void)
+{
+    g_depth++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    op *o = g_group;
+
+    if (--g_depth > 0 || o == NULL) return ncclSuccess;
+    g_group = NULL;
+    if (g_spoiled) {
+        g_spoiled = 0;
+        free(o);
+        return ncclSystemError;
+    }
+    o->comm->waiting = o;
+    o->comm->busy    = BUSY_POLLS;
+    return ncclInProgress;
+}
+
+static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, int sends, int peer,
+                        const void *memory, size_t n)
+{
+    if (comm->busy > 0 || comm->waiting != NULL) {
+        fprintf(stderr, "fake NCCL: a call while the communicator works on another one\n");
+        return ncclInvalidArgument;
+    }
+    if (comm->error != ncclSuccess) return comm->error;
+    if (g_group == NULL) {
+        g_group         = calloc(1, sizeof(*g_group));
+        g_group->comm   = comm;
+        g_group->stream = stream;
+    }
+    if (refused() != ncclSuccess) {
+        g_spoiled = 1;
+        return ncclSystemError;
+    }
+    if (g_group->comm != comm || g_group->stream != stream || g_group->n_parts == MAX_PARTS)
+        abort(); /* not needed here */
+    g_group->parts[g_group->n_parts++] =
+        (part){.sends = sends, .peer = peer, .memory = (uint8_t *)(uintptr_t)memory, .length = n};
+    return ncclSuccess;
+}
+
+ncclResult_t ncclSend(const void *from, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream)
+{
+    ncclResult_t err, ended;
+
+    (void)type;
+    ncclGroupStart();
+    err   = add(comm, stream, 1, peer, from, n);
+    ended = ncclGroupEnd();
+    return err != ncclSuccess ? err : ended;
+}
+
+ncclResult_t ncclRecv(void *to, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream)
+{
+    ncclResult_t err, ended;
+
+    (void)type;
+    ncclGroupStart();
+    err   = add(comm, stream, 0, peer, to, n);
+    ended = ncclGroupEnd();
+    return err != ncclSuccess ? err : ended;
+}
+
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t n, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream)
+{
+    ncclResult_t err = ncclSuccess, ended;
+
+    (void)type;
+    ncclGroupStart();
+    for (int i = 0; i < comm->n && err == ncclSuccess; i++) {
+        err = add(comm, stream, 1, i, send, n); /* to itself too, by way of a ring */
+        if (err == ncclSuccess) err = add(comm, stream, 0, i, (uint8_t *)recv + (size_t)i * n, n);
+    }
+    ended = ncclGroupEnd();
+    return err != ncclSuccess ? err : ended;
+}

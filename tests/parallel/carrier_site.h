@@ -1,0 +1,107 @@
+/* tests/parallel/carrier_site.h - one rank's device memory and the carrier that moves it.
+ *
+ * The GPU is host memory that nobody but kernels and copies may touch, save for "host", where there
+ * is none; NCCL is the one of tests/cuda/fake. */
+#ifndef BT_TESTS_PARALLEL_CARRIER_SITE_H
+#define BT_TESTS_PARALLEL_CARRIER_SITE_H
+
+#include <nccl.h>
+
+#include "device/cuda/module.h"
+#include "parallel/nccl/module.h"
+#include "tests/parallel/mpi_test.h"
+
+extern const bt_cuda_module_table bt_cuda_module;
+extern const bt_nccl_module       bt_nccl_module_table;
+
+enum { ROLL_SPACE = 4 };
+
+static bt_device  *g_dev;
+static const char *g_carrier;
+
+/* ---- device memory with known content */
+
+static inline uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
+{
+    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
+}
+
+/* Each test has a device of its own, from the first call to close_device(). */
+static inline void *take(size_t bytes)
+{
+    bt_device_cpu_options cpu = {.n_threads = 1, .kernels = "auto"};
+    void                 *p   = NULL;
+
+    if (g_dev == NULL)
+        EXPECT_EQ(strcmp(g_carrier, "host") == 0 ? bt_device_cpu_create(&cpu, &g_dev)
+                                                 : bt_cuda_module.create(0, &g_dev),
+                  BT_OK);
+    if (g_dev == NULL || bt_device_alloc(g_dev, bytes, &p) != BT_OK)
+        bt_world_exit(g_world, EXIT_FAILURE);
+    return p;
+}
+
+static inline void put(void *device, size_t n, uint64_t seed, uint32_t from, uint32_t to)
+{
+    uint8_t *host = malloc(n + 1);
+
+    for (size_t i = 0; i < n; i++)
+        host[i] = byte_of(seed, from, to, i);
+    EXPECT_EQ(bt_device_upload(g_dev, device, host, n), BT_OK);
+    EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
+    free(host);
+}
+
+static inline size_t wrong_bytes(const void *device, size_t n, uint64_t seed, uint32_t from,
+                                 uint32_t to)
+{
+    uint8_t *host  = malloc(n + 1);
+    size_t   wrong = 0;
+
+    EXPECT_EQ(bt_device_download(g_dev, host, device, n), BT_OK);
+    EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
+    for (size_t i = 0; i < n; i++)
+        wrong += host[i] != byte_of(seed, from, to, i);
+    free(host);
+    return wrong;
+}
+
+static inline bool is_nccl(void) { return strcmp(g_carrier, "nccl") == 0; }
+
+static inline void close_device(void)
+{
+    EXPECT_EQ(g_fake_nccl.live, 0);
+    bt_device_destroy(g_dev);
+    g_dev = NULL;
+    EXPECT_EQ(g_fake_gpu.live, 0);
+    meet();
+}
+
+static inline bt_group *carried_group(void)
+{
+    bt_group   *group   = group_of_all();
+    bt_carrier *carrier = NULL;
+
+    if (strcmp(g_carrier, "host") == 0) return group;
+    EXPECT(!bt_group_carries(group, g_dev) || g_ranks == 1);
+    EXPECT_EQ(is_nccl() ? bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE,
+                                                 &carrier)
+                        : bt_carrier_staged_create(g_dev, &carrier),
+              BT_OK);
+    if (carrier == NULL) bt_world_exit(g_world, EXIT_FAILURE);
+    bt_group_attach(group, carrier);
+    EXPECT(bt_group_carries(group, g_dev));
+    return group;
+}
+
+/* Each rank `bytes` at its place. */
+static inline bt_status gather_and_settle(bt_group *group, void *memory, size_t bytes,
+                                          const bt_wait *wait)
+{
+    bt_status st =
+        bt_group_all_gather_device(group, (uint8_t *)memory + g_rank * bytes, bytes, memory, wait);
+
+    return st == BT_OK ? bt_group_settle(group, wait) : st;
+}
+
+#endif

@@ -1,0 +1,142 @@
+/* What only NCCL does: calls that it refuses, operations that fail or stand still on their way,
+ * communicators side by side. */
+#include "tests/parallel/carrier_site.h"
+
+/* A call of rank 0 is refused, or its operation fails: it says so at once, and the others, who hear
+ * it call the roll, do not sit out their deadline. */
+static void failure_of_one_rank_is_heard_by_all(void)
+{
+    void *memory = take(MAX_RANKS * 1000);
+
+    for (int on_its_way = 0; on_its_way < 2; on_its_way++) {
+        bt_group *group = carried_group();
+        bt_wait   wait  = wait_s(30);
+        uint32_t  missing[MAX_RANKS];
+        uint64_t  start_ns;
+
+        EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
+        wait.what  = "moe combine";
+        wait.layer = 7;
+        if (g_rank == 0 && on_its_way) g_fake_nccl.fail_at = 0;
+        if (g_rank == 0 && !on_its_way) g_fake_nccl.refuse_at = 0;
+        start_ns = bt_now_ns();
+        EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait),
+                  g_rank == 0 ? BT_ERR_PEER : BT_ERR_TIMEOUT);
+        EXPECT(bt_now_ns() - start_ns < 5 * BT_NS_PER_S);
+        EXPECT_HAS(bt_error_text(), "moe combine of layer 7 in epoch");
+        EXPECT_HAS(bt_error_text(), "ranks answer");
+        EXPECT_EQ(bt_group_missing(group, missing), 0);
+        EXPECT_EQ(g_fake_nccl.live, 0); /* ended with the error, not with the group */
+        meet();
+        bt_group_destroy(group);
+    }
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+/* NCCL does not get on though every rank is there. */
+static void operation_that_stands_still_ends_at_the_deadline(void)
+{
+    bt_wait   wait   = wait_s(0.3);
+    void     *memory = take(MAX_RANKS * 1000);
+    bt_group *group;
+    uint64_t  start_ns;
+
+    for (int connected = 0; connected < 2; connected++) {
+        group = carried_group();
+        if (connected) EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
+        g_fake_nccl.stalled = 1;
+        start_ns            = bt_now_ns();
+        EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_ERR_TIMEOUT);
+        EXPECT_HAS(bt_error_text(), "NCCL has not done it");
+        EXPECT(bt_now_ns() - start_ns < 5 * BT_NS_PER_S);
+        g_fake_nccl.stalled = 0;
+        meet();
+        bt_group_destroy(group);
+    }
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+/* All ranks in one group, the first two in another: that one ends with an error, on half way, and
+ * the first goes on. */
+static void end_of_one_communicator_leaves_the_other_alone(void)
+{
+    enum { BYTES = 300000 };
+    static const uint32_t PAIR[] = {0, 1};
+    uint8_t              *memory = take(2 * (size_t)MAX_RANKS * BYTES),
+            *other               = memory + (size_t)MAX_RANKS * BYTES;
+    bt_group   *all = carried_group(), *pair = NULL;
+    bt_carrier *carrier = NULL;
+    bt_wait     wait = wait_s(30), brief = wait_s(0.2);
+    uint32_t    epoch = next_epoch();
+
+    if (g_rank < 2) {
+        EXPECT_EQ(bt_group_create(g_world, 2, PAIR, 1, epoch, &pair), BT_OK);
+        EXPECT_EQ(
+            bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE + 1, &carrier),
+            BT_OK);
+        bt_group_attach(pair, carrier);
+        EXPECT_EQ(gather_and_settle(pair, other, BYTES, &wait), BT_OK);
+    }
+    for (uint64_t k = 0; k < 6; k++) {
+        if (k == 3 && g_rank == 0)
+            EXPECT_EQ(gather_and_settle(pair, other, BYTES, &brief), BT_ERR_TIMEOUT);
+        put(memory + (size_t)g_rank * BYTES, BYTES, k, g_rank, 0);
+        EXPECT_EQ(gather_and_settle(all, memory, BYTES, &wait), BT_OK);
+        for (uint32_t i = 0; i < g_ranks; i++)
+            EXPECT_EQ(wrong_bytes(memory + (size_t)i * BYTES, BYTES, k, i, 0), 0);
+    }
+    bt_group_destroy(pair);
+    bt_group_destroy(all);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+/* Each call into NCCL and the runtime, and each allocation, fails once on rank 0: an error, nothing
+ * that stays, and the next group works. */
+static void every_failing_call_is_survived(void)
+{
+    enum { KINDS = 3, MOST = 60 };
+    void   *memory = take(MAX_RANKS * 1000);
+    bt_wait wait   = wait_s(5);
+
+    for (int kind = 0; kind < KINDS; kind++) {
+        uint64_t k = 0, failed = 1;
+
+        for (; k < MOST && failed; k++) {
+            bt_group *group = carried_group();
+            long      live  = g_fake_gpu.live;
+            bt_status st;
+
+            if (g_rank == 0 && kind == 0) g_fake_nccl.refuse_at = (long)k;
+            if (g_rank == 0 && kind == 1) g_fake_gpu.fail_at = (long)k;
+            if (g_rank == 0 && kind == 2) bt_alloc_fail_at((long)k);
+            wait.timeout_ns       = kind == 2 ? BT_NS_PER_S / 5 : 5 * BT_NS_PER_S;
+            st                    = gather_and_settle(group, memory, 1000, &wait);
+            g_fake_nccl.refuse_at = g_fake_gpu.fail_at = -1;
+            bt_alloc_fail_at(-1);
+            if (st != BT_OK && g_rank == 0) EXPECT(bt_group_is_broken(group));
+            failed = max_over_ranks(st != BT_OK);
+            bt_group_destroy(group);
+            EXPECT_EQ(g_fake_nccl.live, 0);
+            EXPECT_EQ(g_fake_gpu.live, live);
+        }
+        EXPECT(k > 3 && k < MOST);
+    }
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(failure_of_one_rank_is_heard_by_all),
+    BT_TEST(operation_that_stands_still_ends_at_the_deadline),
+    BT_TEST(end_of_one_communicator_leaves_the_other_alone),
+    BT_TEST(every_failing_call_is_survived),
+};
+
+int main(int argc, char **argv)
+{
+    g_carrier = "nccl";
+    return mpi_test_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
+}

@@ -56,8 +56,7 @@ static long index_after(const char *name, const char *part)
     return at == NULL ? -1 : strtol(at + strlen(part), NULL, 10);
 }
 
-uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
-                           const bt_placement *placement, uint32_t self)
+uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own)
 {
     uint64_t bytes = 0;
 
@@ -68,8 +67,7 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
         uint64_t         elems  = 1;
 
         if (layer >= (long)cfg->n_layers || strstr(t->name, "_scale_inv") != NULL) continue;
-        if (expert >= 0 && placement != NULL && expert < (long)placement->n_experts &&
-            placement->owner[expert] != self)
+        if (expert >= 0 && own != NULL && expert < (long)cfg->moe.gate.n_experts && !own[expert])
             continue;
         for (uint32_t d = 0; d < t->n_dims; d++)
             elems *= t->shape[d];
@@ -96,8 +94,9 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
 {
     bt_status st    = BT_OK;
     uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
-    uint64_t  share = a->available / 100 * SHARE_PERCENT / a->local_size;
-    uint64_t  other = a->weights + a->step + a->staging, most, n;
+    uint64_t  all   = a->available / 100 * SHARE_PERCENT;
+    uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size;
+    uint64_t  other = (a->shared != 0 ? 0 : a->weights) + a->step + a->staging, most, n;
 
     a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
     a->given      = kv_bytes != 0;
@@ -110,11 +109,11 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
         n = kv_bytes / a->page_bytes;
     } else {
         BT_REQUIRE(share >= other + a->page_bytes, BT_ERR_NO_MEMORY,
-                   "each of the %u ranks here may use %" PRIu64
-                   " MiB; weights and steps need %" PRIu64 " MiB and one page %" PRIu64
-                   " KiB: use fewer ranks, a smaller --max-rows, or "
-                   "more machines",
-                   a->local_size, share >> 20, other >> 20, a->page_bytes >> 10);
+                   "each of the %u ranks here may use %" PRIu64 " MiB beside %" PRIu64
+                   " MiB of shared weights; own weights and steps need "
+                   "%" PRIu64 " MiB and one page %" PRIu64
+                   " KiB: use fewer ranks, a smaller --max-rows, or more machines",
+                   a->local_size, share >> 20, a->shared >> 20, other >> 20, a->page_bytes >> 10);
         n = (share - other) / a->page_bytes;
         n = n > most ? most : n;
     }
@@ -128,10 +127,11 @@ static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
 void bt_memory_print(const bt_memory_account *a)
 {
-    BT_INFO("memory: weights %.1f MiB, steps %.1f MiB, staging %.1f MiB, %u pages of %.1f KiB = "
+    BT_INFO("memory: weights %.1f MiB (%.1f MiB for all ranks here together), steps %.1f MiB, "
+            "staging %.1f MiB, %u pages of %.1f KiB = "
             "%.1f MiB for %llu tokens%s; %.1f MiB available to %u ranks here",
-            mib(a->weights), mib(a->step), mib(a->staging), a->n_pages,
-            (double)a->page_bytes / 1024, mib(a->pages),
+            mib(a->weights), mib(a->shared != 0 ? a->shared : a->local_size * a->weights),
+            mib(a->step), mib(a->staging), a->n_pages, (double)a->page_bytes / 1024, mib(a->pages),
             (unsigned long long)a->n_pages * BT_PAGE_TOKENS, a->given ? " (--kv-bytes)" : "",
             mib(a->available), a->local_size);
 }

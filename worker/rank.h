@@ -27,6 +27,7 @@ typedef struct {
     bt_group          *group;
     bt_memory_account  memory;
     bt_control_client *client;
+    bt_store          *store; /* what this machine's ranks share, or NULL */
     bt_model          *model;
     bt_kv_pool        *pool;
     bt_handoff        *handoff;

@@ -47,14 +47,6 @@ static void *cpu_stream(bt_device *dev)
     return NULL;
 }
 
-static bt_status cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
-                                   void *ctx, bt_linear **linear_out)
-{
-    bt_device_cpu *cpu = (bt_device_cpu *)dev;
-
-    return bt_cpu_linear_create(cpu->pool, cpu->kernels->rows, n, k, rows, ctx, linear_out);
-}
-
 static void cpu_linear_destroy(bt_device *dev, bt_linear *linear)
 {
     (void)dev;
@@ -213,7 +205,7 @@ static const bt_device_ops CPU_OPS = {
     .download       = cpu_copy,
     .sync           = cpu_sync,
     .stream         = cpu_stream,
-    .linear_create  = cpu_linear_create,
+    .linear_create  = bt_cpu_linear_create,
     .linear_destroy = cpu_linear_destroy,
     .gemm           = bt_cpu_gemm,
     .rms_norm       = cpu_rms_norm,

@@ -10,8 +10,9 @@ extern "C" {
 
 struct bt_linear {
     uint32_t n, k;
-    size_t   bytes;  /* of packed */
-    bt_bf16 *packed; /* owned, device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k] */
+    size_t   bytes;    /* of packed */
+    bt_bf16 *packed;   /* device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k] */
+    bool     borrowed; /* packed is another's, and only read; else owned */
 };
 
 #ifdef __cplusplus

@@ -7,6 +7,8 @@
 
 /* Bytes of a tensor that are read: this many slices, evenly spread, first and last included. */
 enum { N_SLICES = 16, SLICE_BYTES = 64 };
+/* Of the layout in device/cpu/kernels.h, which all kernel families share. */
+enum { PACKING_VERSION = 1 };
 
 static void add_tensor(XXH3_state_t *hash, const bt_tensor *t)
 {
@@ -62,4 +64,20 @@ uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *
     digest = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     return digest;
+}
+
+/* A matrix packed is hardly larger than its tensor, FP8 and what is there in two forms aside; a
+ * small one has padding. */
+void bt_model_store_options(const bt_model_config *cfg, const bt_safetensors *st,
+                            bt_store_options *opt_out)
+{
+    enum { MOST_TIMES = 4, PADDING_BYTES = 64 << 10 };
+    uint64_t key[2] = {bt_model_fingerprint(cfg, st), PACKING_VERSION}, bytes = 0;
+    size_t   n = bt_safetensors_count(st) + 3ul * cfg->n_layers * cfg->mla.n_heads;
+
+    for (size_t i = 0; i < bt_safetensors_count(st); i++)
+        bytes += bt_safetensors_at(st, i)->bytes;
+    opt_out->key     = XXH3_64bits(key, sizeof(key));
+    opt_out->n_slots = (uint32_t)(2 * n);
+    opt_out->bytes   = MOST_TIMES * bytes + n * PADDING_BYTES;
 }

@@ -89,6 +89,7 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
     bt_weights_options w_opt = {.dev          = opt->dev,
                                 .normal       = opt->normal,
                                 .absorbed     = opt->absorbed,
+                                .store        = opt->store,
                                 .progress     = opt->progress,
                                 .progress_ctx = opt->progress_ctx};
 
@@ -161,6 +162,8 @@ void bt_model_destroy(bt_model *model)
 }
 
 size_t bt_model_weight_bytes(const bt_model *model) { return model->w.bytes; }
+
+size_t bt_model_shared_bytes(const bt_model *model) { return model->w.shared_bytes; }
 
 size_t bt_model_workspace_bytes(const bt_model *model)
 {

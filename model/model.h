@@ -11,6 +11,7 @@
 #include "attention/kv_pool.h"
 #include "model/config.h"
 #include "model/safetensors.h"
+#include "model/store.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +26,8 @@ typedef struct {
     uint32_t            max_rows;  /* rows of this rank in one step, >= 1 */
     uint32_t            max_logit_rows;
     bool                normal, absorbed; /* forms that this rank will run */
+    bt_store *store; /* of this machine's ranks, for load(); borrowed for the model's life;
+                        NULL: none */
     /* Called from time to time while loading.  NULL: never. */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_ctx;
@@ -40,6 +43,7 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *st,
 bt_status bt_model_regroup(bt_model *model, const bt_safetensors *st, const bt_model_options *opt);
 void      bt_model_destroy(bt_model *model);
 size_t    bt_model_weight_bytes(const bt_model *model);
+size_t    bt_model_shared_bytes(const bt_model *model); /* of these, in the store */
 size_t    bt_model_workspace_bytes(const bt_model *model);
 /* Rows that this rank's experts have run, over all layers, [n_experts]; borrowed until the next
  * step or regroup.  NULL: no experts. */
@@ -47,6 +51,10 @@ const uint64_t *bt_model_expert_rows(const bt_model *model);
 /* XXH3 over the config and every tensor's name, dtype, shape and a sample of its bytes: ranks of a
  * cell must agree. */
 uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *st);
+
+/* What a store for this model is opened with, memory and members aside. */
+void bt_model_store_options(const bt_model_config *cfg, const bt_safetensors *st,
+                            bt_store_options *opt_out);
 
 /* One step of this rank.  All pointers are host memory, borrowed during the call. */
 typedef struct {

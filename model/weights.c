@@ -5,15 +5,18 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "device/cpu/linear.h"
 #include "model/rows.h"
 
-/* The same walk over the tensors runs twice: dry, to check and to count bytes, then to load. */
+/* The same walk over the tensors runs up to three times: dry, to check and to count bytes; then to
+ * load; and again, to wait for what other ranks packed into the store meanwhile. */
 typedef struct {
     const bt_model_config    *cfg;
     const bt_safetensors     *st;
     const bt_weights_options *opt;
     bt_weights               *w;
-    bool                      dry;
+    bool                      dry, again; /* again: only what another rank was packing */
+    uint32_t                  n_busy;     /* left out, since another rank packs it */
     uint64_t                  total_bytes, done_bytes;
     char                      name[128];
 } loader;
@@ -53,24 +56,60 @@ static const char *name_of(loader *l, const char *format, ...)
     return l->name;
 }
 
+static void say_progress(void *ctx)
+{
+    const loader *l = ctx;
+
+    if (l->opt->progress != NULL)
+        l->opt->progress(l->opt->progress_ctx, l->done_bytes, l->total_bytes);
+}
+
 static void count(loader *l, const bt_matrix *m)
 {
     if (l->dry) {
         l->total_bytes += m->t->bytes;
         return;
     }
-    l->done_bytes += m->t->bytes;
+    if (!l->again) l->done_bytes += m->t->bytes;
     bt_safetensors_release(m->t); /* else the model is in memory twice */
-    if (l->opt->progress != NULL)
-        l->opt->progress(l->opt->progress_ctx, l->done_bytes, l->total_bytes);
+    say_progress(l);
 }
 
-static bt_status pack(loader *l, uint32_t n, uint32_t k, bt_linear_row_fn rows, row_source *source,
-                      bt_linear **linear_out)
+/* A part of the store; FULL where there is none, or it has no room: the rank then has its own. */
+static bt_store_claim take_shared(loader *l, const char *name, size_t bytes, bt_store_entry *entry)
 {
-    bt_status st = BT_OK;
+    bt_store      *store = l->w->store;
+    bt_store_claim got   = BT_STORE_FULL;
 
-    BT_TRY(bt_device_linear_create(l->opt->dev, n, k, rows, source, linear_out));
+    if (store == NULL) return got;
+    got = l->again ? bt_store_await(store, name, bytes, say_progress, l, entry)
+                   : bt_store_take(store, name, bytes, entry);
+    if (got == BT_STORE_BUSY) l->n_busy++;
+    return got;
+}
+
+/* The matrix `what` of the tensor that was named last. */
+static bt_status pack(loader *l, const char *what, uint32_t n, uint32_t k, bt_linear_row_fn rows,
+                      row_source *source, bt_linear **linear_out)
+{
+    bt_status      st    = BT_OK;
+    size_t         bytes = bt_cpu_packed_elems(n, k) * sizeof(bt_bf16);
+    bt_store_entry entry = {0};
+    bt_store_claim got;
+
+    if (*linear_out != NULL) goto out; /* of the walk before */
+    got = take_shared(l, what, bytes, &entry);
+    if (got == BT_STORE_BUSY) goto out;
+    if (got == BT_STORE_FULL) {
+        BT_TRY(bt_device_linear_create(l->opt->dev, n, k, rows, source, linear_out));
+    } else {
+        if (got == BT_STORE_MINE) {
+            BT_TRY(bt_cpu_linear_pack(l->opt->dev, n, k, rows, source, entry.fill));
+            bt_store_commit(l->w->store, &entry);
+        }
+        BT_TRY(bt_cpu_linear_over(n, k, entry.data, linear_out));
+        l->w->shared_bytes += bytes;
+    }
     l->w->bytes += bt_linear_bytes(*linear_out);
 out:
     return st;
@@ -83,7 +122,7 @@ static bt_status load_matrix(loader *l, uint32_t n, uint32_t k, const char *name
     bt_status  st     = BT_OK;
 
     BT_TRY(bt_matrix_find(l->st, name, n, k, &source.part[0]));
-    if (!l->dry) BT_TRY(pack(l, n, k, source_row, &source, linear_out));
+    if (!l->dry) BT_TRY(pack(l, name, n, k, source_row, &source, linear_out));
     count(l, &source.part[0]);
 out:
     return st;
@@ -102,7 +141,7 @@ static bt_status load_mlp(loader *l, uint32_t dim, const char *prefix, bt_linear
     BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[0]));
     snprintf(name, sizeof(name), "%s.up_proj.weight", prefix);
     BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[1]));
-    if (!l->dry) BT_TRY(pack(l, 2 * dim, hidden, source_row, &source, gate_up_out));
+    if (!l->dry) BT_TRY(pack(l, name, 2 * dim, hidden, source_row, &source, gate_up_out));
     count(l, &source.part[0]);
     count(l, &source.part[1]);
     snprintf(name, sizeof(name), "%s.down_proj.weight", prefix);
@@ -132,7 +171,7 @@ static bt_status load_vector(loader *l, uint32_t n, const char *name, bt_bf16 **
     bt_matrix v;
 
     BT_TRY(bt_vector_find(l->st, name, n, &v));
-    if (!l->dry) {
+    if (!l->dry && !l->again) {
         host = bt_calloc(n, sizeof(*host));
         BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "%s", name);
         for (uint32_t i = 0; i < n; i++)
@@ -149,28 +188,54 @@ out:
 
 /* ---- parts of the model ---- */
 
-static bt_status load_embedding(loader *l)
+static bt_status upload_embedding(loader *l, const bt_matrix *m)
 {
     const bt_model_config *cfg = l->cfg;
-    bt_bf16               *row = NULL;
+    bt_bf16               *row = bt_calloc(cfg->hidden, sizeof(*row));
     bt_status              st  = BT_OK;
+
+    BT_REQUIRE(row != NULL, BT_ERR_NO_MEMORY, "a row of the embedding");
+    BT_TRY(take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(*row), &l->w->own_embedding));
+    l->w->embedding = l->w->own_embedding;
+    for (uint32_t n = 0; n < cfg->vocab_size; n++) {
+        bt_matrix_row(m, n, row);
+        BT_TRY(bt_device_upload(l->opt->dev, l->w->own_embedding + (size_t)n * cfg->hidden, row,
+                                cfg->hidden * sizeof(*row)));
+        BT_TRY(bt_device_sync(l->opt->dev));
+    }
+out:
+    bt_free(row);
+    return st;
+}
+
+static bt_status load_embedding(loader *l)
+{
+    const bt_model_config *cfg   = l->cfg;
+    bt_status              st    = BT_OK;
+    size_t                 bytes = (size_t)cfg->vocab_size * cfg->hidden * sizeof(bt_bf16);
+    bt_store_entry         entry;
+    bt_store_claim         got;
     bt_matrix              m;
 
     BT_TRY(bt_matrix_find(l->st, "model.embed_tokens.weight", cfg->vocab_size, cfg->hidden, &m));
-    if (!l->dry) {
-        row = bt_calloc(cfg->hidden, sizeof(*row));
-        BT_REQUIRE(row != NULL, BT_ERR_NO_MEMORY, "a row of the embedding");
-        BT_TRY(take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(*row), &l->w->embedding));
-        for (uint32_t n = 0; n < cfg->vocab_size; n++) {
-            bt_matrix_row(&m, n, row);
-            BT_TRY(bt_device_upload(l->opt->dev, l->w->embedding + (size_t)n * cfg->hidden, row,
-                                    cfg->hidden * sizeof(*row)));
-            BT_TRY(bt_device_sync(l->opt->dev));
-        }
+    if (l->dry || l->w->embedding != NULL) goto counted;
+    got = take_shared(l, "the embedding", bytes, &entry); /* no tensor has this name */
+    if (got == BT_STORE_BUSY) goto counted;
+    if (got == BT_STORE_FULL) {
+        BT_TRY(upload_embedding(l, &m));
+        goto counted;
     }
+    if (got == BT_STORE_MINE) {
+        for (uint32_t n = 0; n < cfg->vocab_size; n++)
+            bt_matrix_row(&m, n, (bt_bf16 *)entry.fill + (size_t)n * cfg->hidden);
+        bt_store_commit(l->w->store, &entry);
+    }
+    l->w->embedding = entry.data;
+    l->w->bytes += bytes;
+    l->w->shared_bytes += bytes;
+counted:
     count(l, &m);
 out:
-    bt_free(row);
     return st;
 }
 
@@ -186,9 +251,9 @@ static bt_status load_heads(loader *l, uint32_t layer, bt_mla_weights *w)
     BT_TRY(bt_matrix_find(l->st, name_of(l, "model.layers.%u.self_attn.kv_b_proj.weight", layer),
                           m->n_heads * both, rank, &kv_b));
     if (!l->dry) {
-        w->uv = bt_calloc(m->n_heads, sizeof(bt_linear *));
-        if (l->opt->normal) w->uk = bt_calloc(m->n_heads, sizeof(bt_linear *));
-        if (l->opt->absorbed) w->ukt = bt_calloc(m->n_heads, sizeof(bt_linear *));
+        if (w->uv == NULL) w->uv = bt_calloc(m->n_heads, sizeof(bt_linear *));
+        if (l->opt->normal && w->uk == NULL) w->uk = bt_calloc(m->n_heads, sizeof(bt_linear *));
+        if (l->opt->absorbed && w->ukt == NULL) w->ukt = bt_calloc(m->n_heads, sizeof(bt_linear *));
         BT_REQUIRE(w->uv != NULL && (w->uk != NULL || !l->opt->normal) &&
                        (w->ukt != NULL || !l->opt->absorbed),
                    BT_ERR_NO_MEMORY, "heads of layer %u", layer);
@@ -196,10 +261,14 @@ static bt_status load_heads(loader *l, uint32_t layer, bt_mla_weights *w)
             row_source k = {.part = {kv_b}, .first = h * both, .n = m->qk_nope_dim};
             row_source v = {.part = {kv_b}, .first = k.first + k.n, .n = m->v_dim};
 
-            BT_TRY(pack(l, m->v_dim, rank, source_row, &v, &w->uv[h]));
-            if (w->uk != NULL) BT_TRY(pack(l, m->qk_nope_dim, rank, source_row, &k, &w->uk[h]));
+            BT_TRY(pack(l, name_of(l, "%u.uv.%u", layer, h), m->v_dim, rank, source_row, &v,
+                        &w->uv[h]));
+            if (w->uk != NULL)
+                BT_TRY(pack(l, name_of(l, "%u.uk.%u", layer, h), m->qk_nope_dim, rank, source_row,
+                            &k, &w->uk[h]));
             if (w->ukt != NULL)
-                BT_TRY(pack(l, rank, m->qk_nope_dim, source_column, &k, &w->ukt[h]));
+                BT_TRY(pack(l, name_of(l, "%u.ukt.%u", layer, h), rank, m->qk_nope_dim,
+                            source_column, &k, &w->ukt[h]));
         }
     }
     count(l, &kv_b);
@@ -241,7 +310,7 @@ static bt_status load_bias(loader *l, uint32_t layer, float **bias_out)
 
     BT_TRY(bt_vector_find(
         l->st, name_of(l, "model.layers.%u.mlp.gate.e_score_correction_bias", layer), n, &v));
-    if (!l->dry) {
+    if (!l->dry && !l->again) {
         bias = bt_calloc(n, sizeof(*bias));
         BT_REQUIRE(bias != NULL, BT_ERR_NO_MEMORY, "gate of layer %u", layer);
         for (uint32_t e = 0; e < n; e++)
@@ -265,7 +334,7 @@ static bt_status load_experts(loader *l, uint32_t layer, bt_moe_weights *w)
     if (c->shared_dim != 0)
         BT_TRY(load_mlp(l, c->shared_dim, name_of(l, "model.layers.%u.mlp.shared_experts", layer),
                         &w->shared_gate_up, &w->shared_down));
-    if (!l->dry) {
+    if (!l->dry && !l->again) {
         w->gate_up = bt_calloc(n, sizeof(bt_linear *));
         w->down    = bt_calloc(n, sizeof(bt_linear *));
         BT_REQUIRE(w->gate_up != NULL && w->down != NULL, BT_ERR_NO_MEMORY, "experts of layer %u",
@@ -322,7 +391,8 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
     bt_weights w  = {.dev       = opt->dev,
                      .n_layers  = cfg->n_layers,
                      .n_heads   = cfg->mla.n_heads,
-                     .n_experts = cfg->moe.gate.n_experts};
+                     .n_experts = cfg->moe.gate.n_experts,
+                     .store     = opt->store};
     loader     l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w, .dry = true};
     bt_status  st = BT_OK;
 
@@ -331,6 +401,9 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
     BT_TRY(walk(&l));
     l.dry = false;
     BT_TRY(walk(&l));
+    l.again = l.n_busy != 0;
+    if (l.again) BT_TRY(walk(&l));
+    if (w.store != NULL) bt_store_seal(w.store);
     *w_out = w;
     memset(&w, 0, sizeof(w)); /* handed over */
 out:
@@ -340,11 +413,24 @@ out:
 
 /* ---- other experts ---- */
 
-static void drop_expert(const bt_weights_options *opt, bt_weights *w, bt_linear **linear)
+static void drop_matrix(loader *l, bt_linear **linear, const char *name)
 {
+    bt_weights *w      = l->w;
+    bool        shared = (*linear)->borrowed;
+
     w->bytes -= bt_linear_bytes(*linear);
-    bt_device_linear_destroy(opt->dev, *linear);
+    if (shared) w->shared_bytes -= bt_linear_bytes(*linear);
+    bt_device_linear_destroy(l->opt->dev, *linear);
     *linear = NULL;
+    if (shared) bt_store_drop(w->store, name);
+}
+
+static void drop_expert(loader *l, uint32_t layer, uint32_t e, bt_moe_weights *w)
+{
+    drop_matrix(l, &w->gate_up[e],
+                name_of(l, "model.layers.%u.mlp.experts.%u.up_proj.weight", layer, e));
+    drop_matrix(l, &w->down[e],
+                name_of(l, "model.layers.%u.mlp.experts.%u.down_proj.weight", layer, e));
 }
 
 /* In a dry walk: checks and counts what is to come; else moves. */
@@ -358,9 +444,8 @@ static bt_status move_layer(loader *l, uint32_t layer)
         bool here = w->gate_up[e] != NULL;
 
         if (here && !l->opt->own_experts[e] && !l->dry) {
-            drop_expert(l->opt, l->w, &w->gate_up[e]);
-            drop_expert(l->opt, l->w, &w->down[e]);
-        } else if (!here && l->opt->own_experts[e]) {
+            drop_expert(l, layer, e, w);
+        } else if ((!here || w->down[e] == NULL) && l->opt->own_experts[e]) {
             BT_TRY(load_mlp(l, dim, name_of(l, "model.layers.%u.mlp.experts.%u", layer, e),
                             &w->gate_up[e], &w->down[e]));
         }
@@ -375,11 +460,13 @@ bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetenso
     loader    l  = {.cfg = cfg, .st = set, .opt = opt, .w = w};
     bt_status st = BT_OK;
 
-    for (int pass = 0; pass < 2; pass++) {
-        l.dry = pass == 0;
+    for (int pass = 0; pass < 2 + (l.n_busy != 0); pass++) {
+        l.dry   = pass == 0;
+        l.again = pass == 2;
         for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
             if (bt_model_layer_is_moe(cfg, layer)) BT_TRY(move_layer(&l, layer));
     }
+    if (w->store != NULL) bt_store_seal(w->store);
 out:
     return st;
 }
@@ -419,7 +506,7 @@ void bt_weights_fini(bt_weights *w)
     if (w->layers == NULL) return;
     for (uint32_t i = 0; i < w->n_layers; i++)
         fini_layer(w, &w->layers[i]);
-    bt_device_free(w->dev, w->embedding);
+    bt_device_free(w->dev, w->own_embedding);
     bt_device_free(w->dev, w->norm);
     bt_device_linear_destroy(w->dev, w->lm_head);
     bt_free(w->layers);

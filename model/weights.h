@@ -8,6 +8,7 @@
 
 #include "model/config.h"
 #include "model/safetensors.h"
+#include "model/store.h"
 
 typedef struct {
     bt_bf16       *input_norm, *post_norm; /* device, [hidden] */
@@ -19,11 +20,14 @@ typedef struct {
 typedef struct {
     bt_device        *dev; /* borrowed */
     uint32_t          n_layers, n_heads, n_experts;
-    bt_bf16          *embedding; /* device, [vocab_size, hidden] */
-    bt_bf16          *norm;      /* device, [hidden] */
-    bt_linear        *lm_head;   /* [vocab_size, hidden] */
-    bt_layer_weights *layers;    /* [n_layers] */
-    size_t            bytes;     /* device memory of all of these */
+    const bt_bf16    *embedding; /* device, [vocab_size, hidden]; in the store, or own */
+    bt_bf16          *own_embedding;
+    bt_bf16          *norm;         /* device, [hidden] */
+    bt_linear        *lm_head;      /* [vocab_size, hidden] */
+    bt_layer_weights *layers;       /* [n_layers] */
+    size_t            bytes;        /* device memory of all of these, */
+    size_t            shared_bytes; /* and how many of them lie in the store */
+    bt_store         *store;        /* borrowed: holds matrices and embedding; or NULL */
 } bt_weights;
 
 typedef struct {
@@ -31,6 +35,8 @@ typedef struct {
     /* [n_experts]: true for this rank's; NULL when the model has none. */
     const bool *own_experts;
     bool        normal, absorbed; /* forms that this rank will run */
+    bt_store   *store; /* where this machine's ranks share packed weights, for the CPU back end
+                          only; borrowed for the weights' life.  NULL: this rank has its own */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* or NULL */
     void *progress_ctx;
 } bt_weights_options;

@@ -51,6 +51,11 @@ uint32_t bt_world_size(const bt_world *world);
 /* Ranks of this job on this machine, and this rank's number among them (from MPI's launcher). */
 uint32_t bt_world_local_size(const bt_world *world);
 uint32_t bt_world_local_rank(const bt_world *world);
+bool     bt_world_same_machine(const bt_world *world, uint32_t rank);
+/* A file without a name in memory, empty at first and never made smaller, that the ranks of this
+ * machine have open; -1 where they cannot share one (a rank alone, or process ids that differ).
+ * Owned by the world. */
+int bt_world_shared_fd(const bt_world *world);
 /* Time that this rank has spent in exchanges of groups, waiting for others. */
 uint64_t bt_world_waited_ns(const bt_world *world);
 

@@ -29,6 +29,7 @@ struct bt_world {
     MPI_Comm      group_comm, handoff_comm;
     uint32_t      rank, size, local_rank, local_size;
     uint32_t     *node_of;        /* [size]: the lowest world rank on that rank's machine */
+    int           shared_fd;      /* memory of this machine's ranks, or -1 */
     bool          shared_memory;  /* ranks of one machine talk through shared memory */
     size_t        fragment_bytes; /* largest message where the TCP rule holds */
     bt_tag_layout tags;

@@ -1,13 +1,16 @@
 /* parallel/world.c - starts and ends MPI, and learns how its ranks are connected.
  *
  * Everything that blocks inside MPI is in bt_world_init() and bt_world_fini(). */
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -178,6 +181,59 @@ static void read_transport(bt_world *world)
     if (world->fragment_bytes < FRAGMENT_MIN) world->fragment_bytes = FRAGMENT_MIN;
 }
 
+/* How a machine's other ranks find the file that its first one has made. */
+typedef struct {
+    uint64_t pid, fd, device, inode; /* fd: UINT64_MAX where there is none */
+} file_address;
+
+static file_address make_shared_file(bt_world *world)
+{
+    file_address a = {.fd = UINT64_MAX};
+    struct stat  file;
+
+    world->shared_fd = memfd_create("baton-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (world->shared_fd < 0 || fstat(world->shared_fd, &file) != 0 ||
+        fcntl(world->shared_fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+        BT_WARN("no memory to share with this machine's other ranks: %s", strerror(errno));
+        return a;
+    }
+    return (file_address){(uint64_t)getpid(), (uint64_t)world->shared_fd, file.st_dev, file.st_ino};
+}
+
+/* The number may mean another process here, and another file. */
+static void open_shared_file(bt_world *world, const file_address *a)
+{
+    char        path[64];
+    struct stat file;
+
+    if (a->fd == UINT64_MAX) return;
+    snprintf(path, sizeof(path), "/proc/%llu/fd/%llu", (unsigned long long)a->pid,
+             (unsigned long long)a->fd);
+    world->shared_fd = open(path, O_RDWR | O_CLOEXEC);
+    if (world->shared_fd >= 0 && fstat(world->shared_fd, &file) == 0 && file.st_dev == a->device &&
+        file.st_ino == a->inode)
+        return;
+    BT_WARN("%s is not the memory that this machine's first rank shares: %s", path,
+            world->shared_fd < 0 ? strerror(errno) : "another file");
+    if (world->shared_fd >= 0) close(world->shared_fd);
+    world->shared_fd = -1;
+}
+
+/* Collective over the machine's ranks. */
+static bt_status share_file(bt_world *world, MPI_Comm node)
+{
+    bt_status    st = BT_OK;
+    file_address a  = {0};
+
+    if (world->local_size == 1) return BT_OK;
+    if (world->local_rank == 0) a = make_shared_file(world);
+    BT_REQUIRE(MPI_Bcast(&a, sizeof(a), MPI_BYTE, 0, node) == MPI_SUCCESS, BT_ERR_PEER,
+               "the first rank of this machine cannot be heard");
+    if (world->local_rank != 0) open_shared_file(world, &a);
+out:
+    return st;
+}
+
 /* Collective over the job: who shares a machine with whom. */
 static bt_status find_nodes(bt_world *world)
 {
@@ -193,6 +249,7 @@ static bt_status find_nodes(bt_world *world)
     MPI_Comm_size(node, &size);
     world->local_rank = (uint32_t)rank;
     world->local_size = (uint32_t)size;
+    BT_TRY(share_file(world, node)); /* it stays open at the first rank until all have come here: */
     BT_REQUIRE(MPI_Bcast(&leader, 1, MPI_UINT32_T, 0, node) == MPI_SUCCESS &&
                    MPI_Allgather(&leader, 1, MPI_UINT32_T, world->node_of, 1, MPI_UINT32_T,
                                  MPI_COMM_WORLD) == MPI_SUCCESS,
@@ -248,6 +305,7 @@ out:
 static void free_world(bt_world *world)
 {
     if (world == NULL) return;
+    if (world->shared_fd >= 0) close(world->shared_fd);
     bt_free(world->node_of);
     bt_free(world);
 }
@@ -264,6 +322,7 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     world = bt_calloc(1, sizeof(*world));
     BT_REQUIRE(world != NULL, BT_ERR_NO_MEMORY, "the world of %d ranks", size);
+    world->shared_fd  = -1;
     world->group_comm = world->handoff_comm = MPI_COMM_NULL;
     world->rank                             = (uint32_t)rank;
     world->size                             = (uint32_t)size;
@@ -373,6 +432,11 @@ uint32_t bt_world_rank(const bt_world *world) { return world->rank; }
 uint32_t bt_world_size(const bt_world *world) { return world->size; }
 uint32_t bt_world_local_size(const bt_world *world) { return world->local_size; }
 uint32_t bt_world_local_rank(const bt_world *world) { return world->local_rank; }
+int      bt_world_shared_fd(const bt_world *world) { return world->shared_fd; }
+bool     bt_world_same_machine(const bt_world *world, uint32_t rank)
+{
+    return world->node_of[rank] == world->node_of[world->rank];
+}
 uint64_t bt_world_waited_ns(const bt_world *world) { return world->waited_ns; }
 uint64_t bt_world_spin_ns(const bt_world *world) { return world->spin_ns; }
 void     bt_world_count_wait(bt_world *world, uint64_t ns) { world->waited_ns += ns; }

@@ -53,6 +53,7 @@ void bt_rank_leave_together(bt_rank *r)
     say_leaving(r, EXIT_SUCCESS, "told to leave");
     bt_handoff_destroy(r->handoff);
     bt_model_destroy(r->model);
+    bt_store_close(r->store);
     bt_kv_pool_destroy(r->pool);
     bt_group_destroy(r->group);
     bt_placement_fini(&r->placement);

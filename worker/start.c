@@ -29,43 +29,80 @@ out:
     return st;
 }
 
-/* A spare reckons with the seat that needs most: in the smaller group. */
-static bt_status count_weights(bt_rank *r, uint64_t *bytes_out)
+/* Marks the experts of seat `self` of a group of n in own[n_experts]. */
+static bt_status mark_experts(const bt_rank *r, uint32_t n, uint32_t self, bool *own)
 {
     bt_status             st        = BT_OK;
     const bt_gate_config *gate      = &r->cfg.moe.gate;
-    uint32_t              n         = r->seats[BT_GROUP_PREFILL].n;
     bt_placement          placement = {0};
 
-    if (r->group != NULL || gate->n_experts == 0) {
-        *bytes_out = bt_memory_weights(&r->cfg, r->st, r->has_placement ? &r->placement : NULL,
-                                       r->group_self);
-        return BT_OK;
-    }
-    if (r->facts.n_decode != 0 && r->facts.n_decode < n) n = r->facts.n_decode;
     BT_TRY(bt_placement_init(&placement, gate->n_experts, gate->n_groups, n, NULL));
-    *bytes_out = bt_memory_weights(&r->cfg, r->st, &placement, n - 1);
+    for (uint32_t e = 0; e < gate->n_experts; e++)
+        if (placement.owner[e] == self) own[e] = true;
 out:
     bt_placement_fini(&placement);
     return st;
 }
 
+/* The experts of world rank `rank` once it has a seat.  A spare reckons with the seat that needs
+ * most: in the smaller group. */
+static bt_status mark_rank(const bt_rank *r, uint32_t rank, bool *own)
+{
+    uint32_t n_first = r->seats[BT_GROUP_PREFILL].n, n_second = r->seats[BT_GROUP_DECODE].n;
+
+    if (rank < n_first) return mark_experts(r, n_first, rank, own);
+    if (rank < n_first + n_second) return mark_experts(r, n_second, rank - n_first, own);
+    if (n_second != 0 && n_second < n_first) n_first = n_second;
+    return mark_experts(r, n_first, n_first - 1, own);
+}
+
+/* What this rank loads, and what all ranks of this machine load together. */
+static bt_status count_weights(bt_rank *r, uint64_t *own_out, uint64_t *all_out)
+{
+    bt_status st  = BT_OK;
+    uint32_t  n   = r->cfg.moe.gate.n_experts;
+    bool     *own = bt_calloc(n, sizeof(*own)), *all = bt_calloc(n, sizeof(*all));
+
+    BT_REQUIRE(own != NULL && all != NULL, BT_ERR_NO_MEMORY, "lists of %u experts", n);
+    if (n != 0) BT_TRY(mark_rank(r, r->facts.rank, own));
+    for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++)
+        if (bt_world_same_machine(r->world, rank)) BT_TRY(mark_rank(r, rank, all));
+    *own_out = bt_memory_weights(&r->cfg, r->st, own);
+    *all_out = bt_memory_weights(&r->cfg, r->st, all);
+out:
+    bt_free(own);
+    bt_free(all);
+    return st;
+}
+
+/* Where the ranks of this machine share what they pack.  Without it each has its own: more memory,
+ * no other difference. */
+static void open_store(bt_rank *r)
+{
+    bt_store_options opt = {.fd         = bt_world_shared_fd(r->world),
+                            .member     = bt_world_local_rank(r->world),
+                            .rank       = r->facts.rank,
+                            .timeout_ns = r->opt.timeout_ns};
+
+    if (opt.fd < 0) return;
+    bt_model_store_options(&r->cfg, r->st, &opt);
+    if (bt_store_open(&opt, &r->store) != BT_OK) BT_WARN("this rank packs weights of its own");
+}
+
 static bt_status draw_account(bt_rank *r)
 {
     bt_status          st      = BT_OK;
+    uint64_t           all     = 0;
     bt_memory_account *m       = &r->memory;
     bool               handoff = !bt_rank_has_both(&r->facts);
     uint32_t           group   = r->group != NULL ? r->group_size : r->facts.n_ranks;
 
-    BT_TRY(count_weights(r, &m->weights));
-    m->on_gpu     = !r->dev->host_memory;
-    m->local_size = m->on_gpu ? r->gpu_sharers : bt_world_local_size(r->world);
+    BT_TRY(count_weights(r, &m->weights, &all));
+    m->shared     = r->store != NULL ? all : 0;
     m->available  = bt_memory_available();
-    if (m->on_gpu) BT_TRY(bt_memory_available_on(r->dev, r->gpu_sharers, &m->available));
-    m->max_rows = r->opt.max_rows;
-    m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
-              bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows);
-    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
+    m->local_size = bt_world_local_size(r->world);
+    m->step       = bt_memory_step(&r->cfg, group, r->opt.max_rows);
+    m->staging    = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
@@ -166,14 +203,16 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 
 static bt_status load(bt_rank *r)
 {
-    bt_status        st     = BT_OK;
-    bool             both   = bt_rank_has_both(&r->facts);
+    bt_status        st       = BT_OK;
+    uint64_t         start_ns = bt_now_ns();
+    bool             both     = bt_rank_has_both(&r->facts);
     bool             normal = bt_rank_prefills(&r->facts), absorbed = bt_rank_decodes(&r->facts);
     bt_model_options opt = {.dev            = r->dev,
                             .group          = r->group,
                             .placement      = r->has_placement ? &r->placement : NULL,
                             .max_rows       = r->opt.max_rows,
                             .max_logit_rows = r->opt.max_rows,
+                            .store          = r->store,
                             .progress       = on_load,
                             .progress_ctx   = r};
 
@@ -187,9 +226,12 @@ static bt_status load(bt_rank *r)
         break;
     }
     BT_TRY(bt_model_load(&r->cfg, r->st, &opt, &r->model));
-    BT_INFO("loaded: weights %.1f MiB, workspace %.1f MiB",
-            (double)bt_model_weight_bytes(r->model) / (1 << 20),
-            (double)bt_model_workspace_bytes(r->model) / (1 << 20));
+    BT_INFO(
+        "loaded in %.2f s: weights %.1f MiB, of them %.1f MiB shared with this machine's ranks, "
+        "workspace %.1f MiB",
+        (double)(bt_now_ns() - start_ns) / 1e9, (double)bt_model_weight_bytes(r->model) / (1 << 20),
+        (double)bt_model_shared_bytes(r->model) / (1 << 20),
+        (double)bt_model_workspace_bytes(r->model) / (1 << 20));
 out:
     return st;
 }
@@ -217,7 +259,7 @@ static bt_status create_worker(bt_rank *r)
                                           .form       = r->opt.form,
                                           .dev        = r->dev,
                                           .pool       = r->pool,
-                                          .kernels    = r->kernels,
+                                          .kernels    = bt_device_cpu_table(r->dev),
                                           .links      = bt_links_table(&r->links),
                                           .group_size = r->group_size,
                                           .group_self = r->group_self,
@@ -233,13 +275,15 @@ out:
 
 bt_status bt_rank_start(bt_rank *r)
 {
-    bt_status st = BT_OK;
+    bt_status             st  = BT_OK;
+    bt_device_cpu_options cpu = {.n_threads = r->opt.n_threads, .kernels = r->opt.kernels};
 
     BT_TRY(bt_worker_options_check_ranks(&r->opt, bt_world_size(r->world)));
     BT_TRY(bt_rank_find_place(r));
     BT_TRY(read_model(r));
-    BT_TRY(bt_rank_open_device(r));
+    BT_TRY(bt_device_cpu_create(&cpu, &r->dev));
     BT_TRY(bt_rank_form_group(r, r->seats));
+    open_store(r);
     BT_TRY(draw_account(r));
     BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, &r->client));
     r->links.client = r->client;

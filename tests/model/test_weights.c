@@ -3,9 +3,11 @@
 #include "model/weights.h"
 
 #include <stdio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "device/cpu/kernels.h"
 #include "model/model.h"
 #include "model/reference_parts.h"
 #include "tests/model/goldens.h"
@@ -15,6 +17,7 @@ enum { MAX_TENSORS = 512, MAX_EXPERTS = 64 };
 static const char *const MODELS[] = {"v3-fp8", "v2-lite", "glm-flash",
                                      "v2",     "kimi-k2", "moonlight"};
 static bt_device        *g_dev;
+static bt_store         *g_store; /* where load() shares what it packs, or NULL */
 
 /* A model's config, its tensors as a list that a test may change, and a file to write it to. */
 typedef struct {
@@ -55,7 +58,7 @@ static void checkpoint_close(checkpoint *c)
 static bt_status load(const checkpoint *c, const bt_safetensors *set, bt_weights *w)
 {
     bt_weights_options opt = {
-        .dev = g_dev, .own_experts = c->own, .normal = true, .absorbed = true};
+        .dev = g_dev, .own_experts = c->own, .normal = true, .absorbed = true, .store = g_store};
 
     return bt_weights_load(&c->cfg, set, &opt, w);
 }
@@ -148,34 +151,132 @@ static void expect_heads(const checkpoint *c, const bt_mla_weights *w, const cha
     bt_free(want);
 }
 
+static void expect_weights(const checkpoint *c, const bt_weights *w)
+{
+    const bt_layer_weights *dense = &w->layers[0], *moe = &w->layers[2];
+    size_t                  n = (size_t)c->cfg.vocab_size * c->cfg.hidden, same = 0;
+    float *want = read_plain(c, "model.embed_tokens.weight", c->cfg.vocab_size, c->cfg.hidden);
+
+    while (same < n && bt_bf16_to_f32(w->embedding[same]) == want[same])
+        same++;
+    EXPECT_EQ(same, n);
+    bt_free(want);
+    expect_matrix(c, w->lm_head, "lm_head.weight");
+    expect_gate_up(c, dense->gate_up, "model.layers.0.mlp");
+    expect_matrix(c, dense->down, "model.layers.0.mlp.down_proj.weight");
+    if (dense->mla.q != NULL)
+        expect_matrix(c, dense->mla.q, "model.layers.0.self_attn.q_proj.weight");
+    else
+        expect_matrix(c, dense->mla.q_b, "model.layers.0.self_attn.q_b_proj.weight");
+    expect_matrix(c, moe->mla.kv_a, "model.layers.2.self_attn.kv_a_proj_with_mqa.weight");
+    expect_heads(c, &moe->mla, "model.layers.2.self_attn.kv_b_proj.weight");
+    expect_matrix(c, moe->mla.o, "model.layers.2.self_attn.o_proj.weight");
+    expect_matrix(c, moe->moe.router, "model.layers.2.mlp.gate.weight");
+    expect_gate_up(c, moe->moe.gate_up[1], "model.layers.2.mlp.experts.1");
+    expect_matrix(c, moe->moe.down[1], "model.layers.2.mlp.experts.1.down_proj.weight");
+    expect_gate_up(c, moe->moe.shared_gate_up, "model.layers.2.mlp.shared_experts");
+}
+
 static void weights_are_what_the_file_holds(void)
 {
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
-        checkpoint        c;
-        bt_weights        w;
-        bt_layer_weights *dense, *moe;
+        checkpoint c;
+        bt_weights w;
 
         checkpoint_open(&c, MODELS[i]);
         EXPECT_EQ(load(&c, c.set, &w), BT_OK);
-        dense = &w.layers[0];
-        moe   = &w.layers[2];
-        expect_matrix(&c, w.lm_head, "lm_head.weight");
-        expect_gate_up(&c, dense->gate_up, "model.layers.0.mlp");
-        expect_matrix(&c, dense->down, "model.layers.0.mlp.down_proj.weight");
-        if (dense->mla.q != NULL)
-            expect_matrix(&c, dense->mla.q, "model.layers.0.self_attn.q_proj.weight");
-        else
-            expect_matrix(&c, dense->mla.q_b, "model.layers.0.self_attn.q_b_proj.weight");
-        expect_matrix(&c, moe->mla.kv_a, "model.layers.2.self_attn.kv_a_proj_with_mqa.weight");
-        expect_heads(&c, &moe->mla, "model.layers.2.self_attn.kv_b_proj.weight");
-        expect_matrix(&c, moe->mla.o, "model.layers.2.self_attn.o_proj.weight");
-        expect_matrix(&c, moe->moe.router, "model.layers.2.mlp.gate.weight");
-        expect_gate_up(&c, moe->moe.gate_up[1], "model.layers.2.mlp.experts.1");
-        expect_matrix(&c, moe->moe.down[1], "model.layers.2.mlp.experts.1.down_proj.weight");
-        expect_gate_up(&c, moe->moe.shared_gate_up, "model.layers.2.mlp.shared_experts");
+        EXPECT_EQ(w.shared_bytes, 0);
+        expect_weights(&c, &w);
         bt_weights_fini(&w);
         checkpoint_close(&c);
     }
+}
+
+static bt_store *open_store(const checkpoint *c, int fd, uint32_t member)
+{
+    bt_store_options opt   = {.fd = fd, .member = member, .rank = member, .timeout_ns = 1};
+    bt_store        *store = NULL;
+
+    bt_model_store_options(&c->cfg, c->set, &opt);
+    NEED(bt_store_open(&opt, &store) == BT_OK);
+    return store;
+}
+
+/* The first of two ranks packs, the second reads the same memory; where a third has left an entry
+ * unfinished, the one that needs it packs it. */
+static void weights_are_packed_once_for_ranks_that_share(void)
+{
+    for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
+        int            fd = memfd_create("test-weights", MFD_CLOEXEC);
+        checkpoint     c;
+        bt_store      *store[3];
+        bt_store_entry left;
+        bt_weights     w[2];
+        uint64_t       packed;
+
+        checkpoint_open(&c, MODELS[i]);
+        for (uint32_t m = 0; m < 3; m++)
+            store[m] = open_store(&c, fd, m);
+        packed = bt_cpu_packed_elems(c.cfg.hidden, c.cfg.moe.expert_dim) * sizeof(bt_bf16);
+        EXPECT_EQ(
+            bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight", packed, &left),
+            BT_STORE_MINE);
+        g_store = store[0];
+        EXPECT_EQ(load(&c, c.set, &w[0]), BT_OK);
+        packed  = bt_store_bytes(store[0]);
+        g_store = store[1];
+        EXPECT_EQ(load(&c, c.set, &w[1]), BT_OK);
+        g_store = NULL;
+        EXPECT_EQ(bt_store_bytes(store[0]), packed);
+        for (int r = 0; r < 2; r++) {
+            EXPECT_EQ(w[r].shared_bytes, packed);
+            EXPECT(w[r].bytes >= packed);
+            expect_weights(&c, &w[r]);
+            bt_weights_fini(&w[r]);
+        }
+        for (uint32_t m = 0; m < 3; m++)
+            bt_store_close(store[m]);
+        close(fd);
+        checkpoint_close(&c);
+    }
+}
+
+/* Experts that move at a regroup: memory goes with the last rank that has them. */
+static void shared_experts_move(void)
+{
+    int                fd  = memfd_create("test-weights", MFD_CLOEXEC);
+    bt_weights_options opt = {.dev = g_dev};
+    checkpoint         c;
+    bt_store          *store[2];
+    bt_weights         w[2];
+    uint64_t           all;
+
+    checkpoint_open(&c, "v2-lite");
+    opt.own_experts = c.own;
+    for (uint32_t m = 0; m < 2; m++) {
+        g_store = store[m] = open_store(&c, fd, m);
+        EXPECT_EQ(load(&c, c.set, &w[m]), BT_OK);
+    }
+    g_store  = NULL;
+    all      = bt_store_bytes(store[0]);
+    c.own[1] = false;
+    EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
+    EXPECT(w[0].layers[2].moe.down[1] == NULL && w[0].shared_bytes < all);
+    EXPECT_EQ(bt_store_bytes(store[0]), all); /* the other has it */
+    EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
+    EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes);
+    c.own[1] = true;
+    EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
+    EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
+    EXPECT_EQ(bt_store_bytes(store[0]), all);
+    for (uint32_t m = 0; m < 2; m++) {
+        EXPECT_EQ(w[m].shared_bytes, all);
+        expect_weights(&c, &w[m]);
+        bt_weights_fini(&w[m]);
+        bt_store_close(store[m]);
+    }
+    close(fd);
+    checkpoint_close(&c);
 }
 
 static void weights_take_only_their_own_experts(void)
@@ -436,6 +537,8 @@ static void fingerprint_tells_models_apart(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(weights_are_what_the_file_holds),
+    BT_TEST(weights_are_packed_once_for_ranks_that_share),
+    BT_TEST(shared_experts_move),
     BT_TEST(weights_take_only_their_own_experts),
     BT_TEST(weights_leave_out_the_form_that_is_not_run),
     BT_TEST(weights_name_each_missing_tensor),

@@ -35,6 +35,12 @@ static void pages_of_the_account_are_shared_and_bounded(void)
     a = (bt_memory_account){.available = 64ull * GIB, .local_size = 1};
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
     EXPECT_EQ(a.n_pages, 4 * 8192 / 64); /* four full contexts */
+    a = (bt_memory_account){
+        .available = GIB, .local_size = 4, .weights = 100 << 20, .shared = 700 << 20};
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK); /* shared weights are taken off once */
+    EXPECT_EQ(a.n_pages, ((uint64_t)GIB / 100 * 85 - (700 << 20)) / 4 / 294912);
+    a = (bt_memory_account){.available = GIB, .local_size = 4, .shared = 3 << 28};
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
     a = (bt_memory_account){.available = GIB, .local_size = 4, .weights = 300 << 20};
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_ERR_NO_MEMORY);
     EXPECT_HAS(bt_error_text(), "weights");
@@ -45,21 +51,21 @@ static void weights_of_ranks_add_up(void)
 {
     bt_model_config cfg;
     bt_safetensors *st = NULL;
-    bt_placement    two;
     uint64_t        all, parts[2], experts;
+    bool            own[256];
 
     EXPECT_EQ(bt_model_config_read(BT_SOURCE_DIR "/models/demo", &cfg), BT_OK);
     EXPECT_EQ(bt_safetensors_open(BT_SOURCE_DIR "/models/demo", &st), BT_OK);
-    EXPECT_EQ(bt_placement_init(&two, cfg.moe.gate.n_experts, cfg.moe.gate.n_groups, 2, NULL),
-              BT_OK);
-    all = bt_memory_weights(&cfg, st, NULL, 0);
-    for (uint32_t i = 0; i < 2; i++)
-        parts[i] = bt_memory_weights(&cfg, st, &two, i);
+    all = bt_memory_weights(&cfg, st, NULL);
+    for (uint32_t i = 0; i < 2; i++) {
+        for (uint32_t e = 0; e < cfg.moe.gate.n_experts; e++)
+            own[e] = e % 2 == i;
+        parts[i] = bt_memory_weights(&cfg, st, own);
+    }
     experts = (uint64_t)bt_model_n_moe_layers(&cfg) * cfg.moe.gate.n_experts * 3 * cfg.hidden *
               cfg.moe.expert_dim * sizeof(bt_bf16);
     EXPECT_EQ(parts[0], parts[1]);
     EXPECT_EQ(all - parts[0], experts / 2);
-    bt_placement_fini(&two);
     bt_safetensors_close(st);
 }
 

@@ -1,0 +1,81 @@
+/* model/store.h - packed weights that the ranks of one machine share, each packed by one of them.
+ *
+ * A store is a file without a name in memory, which every rank of the machine holds open: it is
+ * gone with the last of their processes, however that ends.  It has a head, a table of slots and
+ * room for data:
+ *     head | slots[n_slots] | data        each begins at a page; data is sparse
+ * A slot is found by a key for the entry's name, and keeps its place in the data for ever.  Its
+ * state says whether it is empty, whole, or being filled, and by whom.  Who finds it empty fills
+ * it; who finds it being filled goes on with other work first, and waits for it last.
+ *
+ * What an entry holds is a function of its name and of the store's key, the same bytes whoever
+ * makes them.  So an entry whose filler has died, or stands still, is simply filled again by one
+ * who waits for it, and a filler that wakes up late changes nothing.
+ *
+ * Threads: the step thread of each process; the processes meet in atomic words.
+ * Memory:  data is read through a read-only mapping; a writable one exists while a rank loads. */
+#ifndef BT_MODEL_STORE_H
+#define BT_MODEL_STORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bt_store bt_store;
+
+enum { BT_STORE_MEMBERS = 64 }; /* ranks of a machine that can share, at most */
+
+typedef struct {
+    int      fd;     /* the file that all members have open; borrowed until close() */
+    uint32_t member; /* this rank's number among those of the machine */
+    uint32_t rank;   /* its number in the job, for messages */
+    uint64_t key;    /* of model, arithmetic and packing */
+    uint32_t n_slots;
+    uint64_t bytes;      /* room for data; costs nothing until it is used */
+    uint64_t timeout_ns; /* how long an entry may be filled by another, with no end in sight */
+} bt_store_options;
+
+/* The first member writes the head.  UNSUPPORTED: more members than a store has, or the head is of
+ * another version or key, found and expected named.  TIMEOUT names the rank that should have
+ * written the head. */
+bt_status bt_store_open(const bt_store_options *opt, bt_store **store_out);
+void      bt_store_close(bt_store *store); /* this member uses no entry any more */
+
+typedef struct {
+    const void *data; /* read-only; valid until close() or drop() */
+    void       *fill; /* the same bytes to write; NULL: the entry is whole */
+    uint32_t    slot;
+} bt_store_entry;
+
+typedef enum {
+    BT_STORE_WHOLE, /* data may be read */
+    BT_STORE_MINE,  /* fill must be filled now, zero before, then commit() */
+    BT_STORE_BUSY,  /* another member fills it */
+    BT_STORE_FULL   /* no room, or no memory to map: it has no place here */
+} bt_store_claim;
+
+/* Takes part in the entry `name` of so many bytes. */
+bt_store_claim bt_store_take(bt_store *store, const char *name, size_t bytes,
+                             bt_store_entry *entry_out);
+/* The same for one that is BUSY: waits until it is whole, or MINE since whoever filled it is gone
+ * or has passed the deadline (a warning names that rank).  idle is called while it waits. */
+bt_store_claim bt_store_await(bt_store *store, const char *name, size_t bytes,
+                              void (*idle)(void *ctx), void *ctx, bt_store_entry *entry_out);
+void           bt_store_commit(bt_store *store, const bt_store_entry *entry);
+/* This member no longer reads the entry; without any reader its memory goes back. */
+void bt_store_drop(bt_store *store, const char *name);
+/* Loading is over: nothing can be written until the next take(). */
+void bt_store_seal(bt_store *store);
+
+/* Bytes of whole entries in the store, all members'. */
+uint64_t bt_store_bytes(const bt_store *store);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

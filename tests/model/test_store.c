@@ -1,0 +1,306 @@
+/* Weights that ranks share: who fills what, who waits for whom, and what is left when one dies. */
+#include "model/store.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "tests/support/test.h"
+
+#define NEED(cond) ((cond) ? (void)0 : (perror(#cond), exit(EXIT_FAILURE)))
+
+enum { BYTES = 10000, PAGES = 3 * 4096, ROOM = 1 << 20 };
+
+static bt_store_options options(int fd, uint32_t member)
+{
+    return (bt_store_options){.fd         = fd,
+                              .member     = member,
+                              .rank       = member + 10,
+                              .key        = 7,
+                              .n_slots    = 32,
+                              .bytes      = ROOM,
+                              .timeout_ns = 100 * BT_NS_PER_MS};
+}
+
+static int new_file(void)
+{
+    int fd = memfd_create("test-store", MFD_CLOEXEC);
+
+    NEED(fd >= 0);
+    return fd;
+}
+
+static bt_store *open_store(int fd, uint32_t member)
+{
+    bt_store_options opt   = options(fd, member);
+    bt_store        *store = NULL;
+
+    NEED(bt_store_open(&opt, &store) == BT_OK);
+    return store;
+}
+
+static long blocks(int fd)
+{
+    struct stat file;
+
+    NEED(fstat(fd, &file) == 0);
+    return (long)file.st_blocks * 512;
+}
+
+static void fill(bt_store *s, const bt_store_entry *e, int with)
+{
+    memset(e->fill, with, BYTES);
+    bt_store_commit(s, e);
+}
+
+static void entry_is_filled_once_and_read_by_all(void)
+{
+    int            fd = new_file();
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1);
+    bt_store_entry x, y;
+
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_take(b, "x", BYTES, &y), BT_STORE_BUSY);
+    EXPECT_EQ(bt_store_take(b, "y", BYTES, &y), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_bytes(b), 0);
+    fill(a, &x, 1);
+    fill(b, &y, 2);
+    EXPECT_EQ(bt_store_bytes(a), 2 * BYTES);
+    bt_store_seal(a);
+    EXPECT_EQ(bt_store_await(b, "x", BYTES, NULL, NULL, &x), BT_STORE_WHOLE);
+    EXPECT_EQ(bt_store_take(a, "y", BYTES, &y), BT_STORE_WHOLE);
+    EXPECT(x.fill == NULL && y.fill == NULL);
+    EXPECT_EQ(((const char *)x.data)[BYTES - 1], 1);
+    EXPECT_EQ(((const char *)y.data)[0], 2);
+    bt_store_close(a);
+    bt_store_close(b);
+    close(fd);
+}
+
+/* A write through the mapping that readers have ends the process. */
+static void entry_cannot_be_written_by_readers(void)
+{
+    int            fd = new_file(), status = 0;
+    bt_store      *a = open_store(fd, 0);
+    bt_store_entry x;
+    pid_t          child;
+
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE);
+    fill(a, &x, 1);
+    child = fork();
+    NEED(child >= 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        *(volatile char *)(uintptr_t)x.data = 0;
+        _exit(0);
+    }
+    NEED(waitpid(child, &status, 0) == child);
+    EXPECT(!WIFEXITED(status) || WEXITSTATUS(status) != 0);
+    EXPECT_EQ(((const char *)x.data)[0], 1);
+    bt_store_close(a);
+    close(fd);
+}
+
+/* A child takes the entry, writes half of it, and is killed. */
+static void entry_of_a_dead_rank_is_filled_again(void)
+{
+    int            fd = new_file(), status = 0, pipes[2];
+    bt_store      *a = open_store(fd, 0);
+    bt_store_entry x;
+    uint64_t       start_ns;
+    pid_t          child;
+    char           byte;
+
+    NEED(pipe(pipes) == 0);
+    child = fork();
+    NEED(child >= 0);
+    if (child == 0) {
+        bt_store *b = open_store(fd, 1);
+
+        if (bt_store_take(b, "x", BYTES, &x) != BT_STORE_MINE) _exit(1);
+        memset(x.fill, 5, BYTES / 2);
+        if (write(pipes[1], "", 1) != 1) _exit(1);
+        pause();
+        _exit(1);
+    }
+    NEED(read(pipes[0], &byte, 1) == 1);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_BUSY);
+    kill(child, SIGKILL);
+    NEED(waitpid(child, &status, 0) == child);
+    start_ns = bt_now_ns();
+    EXPECT_EQ(bt_store_await(a, "x", BYTES, NULL, NULL, &x), BT_STORE_MINE);
+    EXPECT(bt_now_ns() - start_ns < 90 * BT_NS_PER_MS); /* no deadline had to pass */
+    fill(a, &x, 5);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_WHOLE);
+    /* It was the other reader, and counts no more. */
+    EXPECT(blocks(fd) >= PAGES + 4096);
+    bt_store_drop(a, "x");
+    EXPECT(blocks(fd) < PAGES + 4096);
+    close(pipes[0]);
+    close(pipes[1]);
+    bt_store_close(a);
+    close(fd);
+}
+
+static void count_idle(void *ctx) { ++*(int *)ctx; }
+
+static void entry_of_a_rank_that_stands_still_is_filled_again(void)
+{
+    int            fd = new_file(), n_idle = 0;
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1);
+    bt_store_entry x, late;
+    uint64_t       start_ns = bt_now_ns();
+
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &late), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_await(b, "x", BYTES, count_idle, &n_idle, &x), BT_STORE_MINE);
+    EXPECT(bt_now_ns() - start_ns >= 100 * BT_NS_PER_MS && n_idle > 0);
+    fill(a, &late, 3); /* wakes up: not its entry any more, and the same bytes */
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &late), BT_STORE_BUSY);
+    fill(b, &x, 3);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &late), BT_STORE_WHOLE);
+    EXPECT_EQ(bt_store_bytes(a), BYTES);
+    bt_store_close(a);
+    bt_store_close(b);
+    close(fd);
+}
+
+static void memory_goes_back_with_the_last_reader(void)
+{
+    int            fd = new_file();
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1);
+    bt_store_entry x;
+    const void    *at;
+
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE);
+    at = x.data;
+    fill(a, &x, 4);
+    EXPECT_EQ(bt_store_take(b, "x", BYTES, &x), BT_STORE_WHOLE);
+    bt_store_drop(a, "x");
+    EXPECT_EQ(((const char *)x.data)[BYTES - 1], 4);
+    EXPECT(blocks(fd) >= PAGES);
+    bt_store_drop(b, "x");
+    EXPECT(blocks(fd) < PAGES + 4096); /* head and slots are two pages */
+    EXPECT_EQ(bt_store_bytes(a), 0);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE); /* in its old place, zero again */
+    EXPECT(x.data == at && ((char *)x.fill)[0] == 0 && ((char *)x.fill)[BYTES - 1] == 0);
+    bt_store_close(a);
+    bt_store_close(b);
+    close(fd);
+}
+
+static void entries_beyond_the_room_have_no_place(void)
+{
+    int            fd = new_file();
+    bt_store      *a  = open_store(fd, 0);
+    bt_store_entry x;
+    char           name[16];
+
+    EXPECT_EQ(bt_store_take(a, "large", ROOM + 1, &x), BT_STORE_FULL);
+    EXPECT_EQ(bt_store_take(a, "x", ROOM - 4096, &x), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_take(a, "y", BYTES, &x), BT_STORE_FULL);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_FULL); /* of another size */
+    for (int i = 0; i < 64; i++) {
+        snprintf(name, sizeof(name), "slot %d", i);
+        EXPECT_EQ(bt_store_take(a, name, BYTES, &x), BT_STORE_FULL);
+    }
+    bt_store_close(a);
+    close(fd);
+}
+
+static void expect_refused(const bt_store_options *opt, bt_status want, const char *part)
+{
+    bt_store *store = NULL;
+
+    EXPECT_EQ(bt_store_open(opt, &store), want);
+    EXPECT(store == NULL);
+    EXPECT_HAS(bt_error_text(), part);
+}
+
+static void foreign_memory_is_refused(void)
+{
+    int              fd  = new_file();
+    bt_store        *a   = open_store(fd, 0);
+    bt_store_options opt = options(fd, 1);
+    uint32_t         word;
+
+    opt.key = 8;
+    expect_refused(&opt, BT_ERR_UNSUPPORTED, "0000000000000007");
+    EXPECT_HAS(bt_error_text(), "0000000000000008");
+    opt = options(fd, BT_STORE_MEMBERS);
+    expect_refused(&opt, BT_ERR_UNSUPPORTED, "64 can share");
+    opt = options(fd, 1);
+    NEED(ftruncate(fd, 3 * 4096) == 0);
+    expect_refused(&opt, BT_ERR_FORMAT, "end after 12288 bytes");
+    word = 99; /* version */
+    NEED(pwrite(fd, &word, 4, 4) == 4);
+    expect_refused(&opt, BT_ERR_UNSUPPORTED, "version 99");
+    word = 12345; /* the head's state */
+    NEED(pwrite(fd, &word, 4, 0) == 4);
+    expect_refused(&opt, BT_ERR_FORMAT, "12345");
+    bt_store_close(a);
+    close(fd);
+}
+
+/* Another rank has begun to write the head and stands still. */
+static void unfinished_head_names_its_rank(void)
+{
+    int              fd    = new_file();
+    bt_store_options opt   = options(fd, 1);
+    uint32_t         word  = 2 + 3; /* member 3 writes it */
+    uint64_t         who   = UINT64_C(42) << 32 | (uint32_t)getpid();
+    bt_store        *store = NULL;
+
+    NEED(ftruncate(fd, 4096) == 0 && pwrite(fd, &word, 4, 0) == 4);
+    NEED(pwrite(fd, &who, 8, 56 + 3 * 8) == 8);
+    expect_refused(&opt, BT_ERR_TIMEOUT, "rank 42");
+    who = UINT64_C(42) << 32 | 0x7fffffff; /* no such process: it has died */
+    NEED(pwrite(fd, &who, 8, 56 + 3 * 8) == 8);
+    EXPECT_EQ(bt_store_open(&opt, &store), BT_OK);
+    bt_store_close(store);
+    close(fd);
+}
+
+static void open_survives_every_failing_allocation(void)
+{
+    int              fd  = new_file();
+    bt_store_options opt = options(fd, 0);
+    bt_store        *store;
+    long             live = bt_alloc_live();
+
+    for (long k = 0;; k++) {
+        bt_status st;
+
+        store = NULL;
+        bt_alloc_fail_at(k);
+        st = bt_store_open(&opt, &store);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(store == NULL);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    bt_store_close(store);
+    EXPECT_EQ(bt_alloc_live(), live);
+    close(fd);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(entry_is_filled_once_and_read_by_all),
+        BT_TEST(entry_cannot_be_written_by_readers),
+        BT_TEST(entry_of_a_dead_rank_is_filled_again),
+        BT_TEST(entry_of_a_rank_that_stands_still_is_filled_again),
+        BT_TEST(memory_goes_back_with_the_last_reader),
+        BT_TEST(entries_beyond_the_room_have_no_place),
+        BT_TEST(foreign_memory_is_refused),
+        BT_TEST(unfinished_head_names_its_rank),
+        BT_TEST(open_survives_every_failing_allocation),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Ranks of one machine have their packed weights in memory once, read-only, and none is left when they are killed.
+
+    shared_weights.py --bin DIR --source DIR
+
+The weights lie in a file without a name, whose memory is what fstat says; /proc/PID/maps tells how a rank has mapped it."""
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cell as cells  # noqa: E402
+
+NAME = "/memfd:baton-weights"
+HUGE_MIB = 4  # head, slots, and what huge pages round up
+
+
+def store_of(pid):
+    """(inode, bytes of memory) of the file that the process has open, and the permissions of its mappings in order of size."""
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        if os.readlink(path).startswith(NAME):
+            break
+    else:
+        raise AssertionError(f"process {pid} has no shared weights")
+    with open(f"/proc/{pid}/maps") as f:
+        found = [(int(m[2], 16) - int(m[1], 16), m[3]) for m in re.finditer(rf"(?m)^(\w+)-(\w+) (\S+) .*{NAME}", f.read())]
+    return os.stat(path).st_ino, os.stat(path).st_blocks * 512, [mode for _, mode in sorted(found)]
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", required=True)
+    ap.add_argument("--source", required=True)
+    a = ap.parse_args()
+    for shape, n in (("1+1", 2), ("2+2", 4)):
+        with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape) as cell:
+            ranks = cell.ranks()
+            assert len(ranks) == n, ranks
+            loaded = re.findall(r"weights ([\d.]+) MiB, of them ([\d.]+) MiB shared", "\n".join(cell.lines))
+            assert len(loaded) == n, cell.log()
+            for weights, shared in loaded:
+                assert float(shared) > 0.95 * float(weights), loaded
+            stores = [store_of(pid) for pid in ranks.values()]
+            assert len({inode for inode, _, _ in stores}) == 1, f"not one file for all ranks: {stores}"
+            assert all(modes[-1] == "r--s" for _, _, modes in stores), f"the weights are not mapped for reading only: {stores}"
+            mapped, memory = sum(float(shared) for _, shared in loaded), stores[0][1] / 2**20
+            print(f"{shape}: {mapped:.1f} MiB of packed weights in {n} ranks, {memory:.1f} MiB of memory")
+            # Attention and head are everybody's; each group has every expert once.
+            assert memory < mapped / 2 + HUGE_MIB, f"{shape}: {mapped} MiB in {n} ranks take {memory} MiB"
+            pids = list(ranks.values())
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            end = time.monotonic() + 10
+            while any(os.path.exists(f"/proc/{pid}/exe") for pid in pids) and time.monotonic() < end:
+                time.sleep(0.02)
+            left = [fd for fd in (f"/proc/{p}/fd" for p in cells.descendants(cell.process.pid)) if os.path.isdir(fd)
+                    for fd in [os.path.join(fd, x) for x in os.listdir(fd)] if NAME in os.readlink(fd)]
+            assert not left, f"killed ranks' weights are still held by {left}"
+            cell.wait_gone(30)
+        assert not [x for x in os.listdir("/dev/shm") if "weights" in x]
+
+
+if __name__ == "__main__":
+    main()

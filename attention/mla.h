@@ -90,6 +90,10 @@ void      bt_mla_destroy(bt_mla *mla);
 /* Bytes that create() took, for the memory account. */
 size_t bt_mla_workspace_bytes(const bt_mla *mla);
 
+/* Bytes of the device that create() will take for what is no row of the step: keys and values of a
+ * prefix, parts of long contexts.  For the account, before there is anything. */
+size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows);
+
 /* out[r] = attention(x[r]) for the rows of all spans, after writing their latents and rope keys to
  * `layer` of their pages.  x and out: [n_rows, hidden] bf16, distinct.  Spans cover rows ascending
  * without a gap; those with role prompt come first. */

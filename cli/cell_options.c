@@ -26,6 +26,7 @@ enum {
     OPT_SHARE,
     OPT_THREADS,
     OPT_KERNELS,
+    OPT_DEVICE,
     OPT_TIMEOUT,
     OPT_CELL,
     OPT_RANK_MAP,
@@ -55,7 +56,9 @@ static const struct argp_option OPTIONS[] = {
      "Full pages of replies enter the prefix cache too; then tokens depend on what was cached", 2},
     {"threads", OPT_THREADS, "N", 0, "Compute threads (default: its share of the cores)", 2},
     {"kernels",                                           OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
-    {"timeout-s",OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
+    {"device",OPT_DEVICE, "WHERE", 0,
+     "auto (default): a GPU where one can be used; cpu; cuda; cuda:N", 2},
+    {"timeout-s",                                          OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
     {0                                         }
 };
 
@@ -165,6 +168,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
         pass_on(opt, "--threads", arg);
         return 0;
     case OPT_KERNELS: pass_on(opt, "--kernels", arg); return 0;
+    case OPT_DEVICE: pass_on(opt, "--device", arg); return 0;
     case OPT_TIMEOUT:
         bt_option_number(state, "--timeout-s", arg, 1, MAX_TIMEOUT_S);
         pass_on(opt, "--timeout-s", arg);

@@ -6,6 +6,7 @@
 #include "model/safetensors.h"
 
 typedef struct {
+    bool     on_gpu;     /* of the GPU's memory, in which no staging lies */
     uint64_t available;  /* to this process now: the machine's, or its control group's if less */
     uint32_t local_size; /* ranks that share it */
     uint64_t weights;    /* of this rank once loaded, as bf16 */
@@ -15,11 +16,15 @@ typedef struct {
     uint64_t page_bytes; /* of one page */
     uint64_t pages;      /* all of them: n_pages * page_bytes */
     uint32_t n_pages;
-    bool     given; /* by --kv-bytes */
+    uint32_t max_rows; /* that step was reckoned for */
+    bool     given;    /* by --kv-bytes */
 } bt_memory_account;
 
 /* Bytes that MemAvailable of /proc/meminfo and the control group leave. */
 uint64_t bt_memory_available(void);
+
+/* Of a GPU, which n_sharers ranks of this machine share. */
+bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out);
 
 /* What a rank will load: everything but the experts that are not its own, MTP layers and FP8
  * scales.  own: [n_experts], or NULL: all. */

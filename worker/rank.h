@@ -13,28 +13,30 @@
 enum { BT_FIRST_EPOCH = 1 }; /* of the groups as launched */
 
 typedef struct {
-    bt_worker_options  opt;
-    bt_world          *world;
-    bt_rank_facts      facts;
-    bt_model_config    cfg; /* not copied: its rope pointer points into it */
-    bt_safetensors    *st;
-    bt_device         *dev;
-    bt_placement       placement;
-    bool               has_placement;
-    bt_seats           seats[2]; /* owned: who sits where by now */
-    bool               shrunk;   /* somebody has lost their seat: MPI_Finalize could hang */
-    uint32_t           group_index, group_size, group_self;
-    bt_group          *group;
-    bt_memory_account  memory;
-    bt_control_client *client;
-    bt_store          *store; /* what this machine's ranks share, or NULL */
-    bt_model          *model;
-    bt_kv_pool        *pool;
-    bt_handoff        *handoff;
-    bt_links           links;
-    bt_worker         *worker;
-    bt_plan           *plans;
-    uint64_t           progress_ns; /* when the last Progress was sent */
+    bt_worker_options     opt;
+    bt_world             *world;
+    bt_rank_facts         facts;
+    bt_model_config       cfg; /* not copied: its rope pointer points into it */
+    bt_safetensors       *st;
+    bt_device            *dev;
+    const bt_cpu_kernels *kernels;     /* of what the CPU does itself */
+    uint32_t              gpu_sharers; /* ranks of this machine on dev's GPU, this one too */
+    bt_placement          placement;
+    bool                  has_placement;
+    bt_seats              seats[2]; /* owned: who sits where by now */
+    bool                  shrunk;   /* somebody has lost their seat: MPI_Finalize could hang */
+    uint32_t              group_index, group_size, group_self;
+    bt_group             *group;
+    bt_memory_account     memory;
+    bt_control_client    *client;
+    bt_store             *store; /* what this machine's ranks share, or NULL */
+    bt_model             *model;
+    bt_kv_pool           *pool;
+    bt_handoff           *handoff;
+    bt_links              links;
+    bt_worker            *worker;
+    bt_plan              *plans;
+    uint64_t              progress_ns; /* when the last Progress was sent */
 
     volatile sig_atomic_t *signal; /* borrowed: not 0 asks the rank to leave */
     volatile sig_atomic_t *drain;  /* borrowed: not 0 until the coordinator has been told */
@@ -44,6 +46,10 @@ typedef struct {
 /* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->signal and
  * r->tell are set.  Every rank of the job goes through the same order. */
 bt_status bt_rank_start(bt_rank *r);
+
+/* open_device.c.  r->dev, r->kernels and r->gpu_sharers, as --device says.  UNSUPPORTED names the
+ * rank and says why there is no GPU for it. */
+bt_status bt_rank_open_device(bt_rank *r);
 
 /* seats.c.  The cell as it is launched: r->facts, r->seats and this rank's place in its group. */
 bt_status bt_rank_find_place(bt_rank *r);
@@ -55,7 +61,6 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m);
  * which lies in the inbox then.  CANCELLED when it must leave, TIMEOUT when no word comes. */
 bt_status bt_rank_await_regroup(bt_rank *r);
 
-/* leave.c.  Alone, at once and without MPI's consent: says Leaving, then ends the process. */
 /* leave.c.  Tells the coordinator that somebody wants this cell to drain, once for each signal. */
 void bt_rank_pass_on_drain(bt_rank *r);
 /* Alone, at once and without MPI's consent: says Leaving, then ends the process. */

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "parallel/carrier.h"
 #include "worker/rank.h"
 
 #define BEAT_NS  (50 * BT_NS_PER_MS)
@@ -78,6 +79,7 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     bt_plan        *plans     = bt_calloc(own->n, sizeof(*plans));
     bt_placement    placement = {0};
     bt_group       *group     = NULL;
+    bt_carrier     *carrier   = NULL;
 
     if (index == 2) goto out; /* a spare */
     BT_REQUIRE(ranks != NULL && taken != NULL && plans != NULL, BT_ERR_NO_MEMORY,
@@ -88,6 +90,10 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     }
     BT_TRY(place_experts(r, taken, own->n, &placement));
     BT_TRY(bt_group_create(r->world, n, ranks, index, own->epoch, &group));
+    if (!r->dev->host_memory && n > 1) {
+        BT_TRY(bt_carrier_staged_create(r->dev, &carrier));
+        bt_group_attach(group, carrier);
+    }
     bt_group_destroy(r->group);
     bt_placement_fini(&r->placement);
     bt_free(r->plans);
@@ -100,7 +106,9 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     r->group_self             = bt_group_self(group);
     plans                     = NULL; /* handed over, as are the next two */
     placement                 = (bt_placement){0};
+    group                     = NULL;
 out:
+    bt_group_destroy(group);
     bt_placement_fini(&placement);
     bt_free(plans);
     bt_free(taken);

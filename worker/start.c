@@ -84,7 +84,7 @@ static void open_store(bt_rank *r)
                             .rank       = r->facts.rank,
                             .timeout_ns = r->opt.timeout_ns};
 
-    if (opt.fd < 0) return;
+    if (opt.fd < 0 || !r->dev->host_memory) return;
     bt_model_store_options(&r->cfg, r->st, &opt);
     if (bt_store_open(&opt, &r->store) != BT_OK) BT_WARN("this rank packs weights of its own");
 }
@@ -99,10 +99,14 @@ static bt_status draw_account(bt_rank *r)
 
     BT_TRY(count_weights(r, &m->weights, &all));
     m->shared     = r->store != NULL ? all : 0;
+    m->on_gpu     = !r->dev->host_memory;
+    m->local_size = m->on_gpu ? r->gpu_sharers : bt_world_local_size(r->world);
     m->available  = bt_memory_available();
-    m->local_size = bt_world_local_size(r->world);
-    m->step       = bt_memory_step(&r->cfg, group, r->opt.max_rows);
-    m->staging    = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
+    if (m->on_gpu) BT_TRY(bt_memory_available_on(r->dev, r->gpu_sharers, &m->available));
+    m->max_rows = r->opt.max_rows;
+    m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
+              bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows);
+    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
@@ -259,7 +263,7 @@ static bt_status create_worker(bt_rank *r)
                                           .form       = r->opt.form,
                                           .dev        = r->dev,
                                           .pool       = r->pool,
-                                          .kernels    = bt_device_cpu_table(r->dev),
+                                          .kernels    = r->kernels,
                                           .links      = bt_links_table(&r->links),
                                           .group_size = r->group_size,
                                           .group_self = r->group_self,
@@ -275,13 +279,12 @@ out:
 
 bt_status bt_rank_start(bt_rank *r)
 {
-    bt_status             st  = BT_OK;
-    bt_device_cpu_options cpu = {.n_threads = r->opt.n_threads, .kernels = r->opt.kernels};
+    bt_status st = BT_OK;
 
     BT_TRY(bt_worker_options_check_ranks(&r->opt, bt_world_size(r->world)));
     BT_TRY(bt_rank_find_place(r));
     BT_TRY(read_model(r));
-    BT_TRY(bt_device_cpu_create(&cpu, &r->dev));
+    BT_TRY(bt_rank_open_device(r));
     BT_TRY(bt_rank_form_group(r, r->seats));
     open_store(r);
     BT_TRY(draw_account(r));

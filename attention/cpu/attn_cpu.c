@@ -232,10 +232,18 @@ static bt_status attn_cpu_append(bt_attn *attn, const bt_attn_call *call)
     return BT_OK;
 }
 
+/* Little, in the caches: the account's margin holds it. */
+static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)
+{
+    (void)cfg, (void)max_rows;
+    return 0;
+}
+
 const bt_attn_ops bt_attn_cpu_ops = {
-    .device  = "cpu",
-    .create  = attn_cpu_create,
-    .append  = attn_cpu_append,
+    .device      = "cpu",
+    .large_bytes = large_bytes,
+    .create      = attn_cpu_create,
+    .append      = attn_cpu_append,
     .attend  = {[BT_FORM_NORMAL] = bt_attn_cpu_normal, [BT_FORM_ABSORBED] = bt_attn_cpu_absorbed},
     .destroy = attn_cpu_destroy,
 };

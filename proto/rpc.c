@@ -165,6 +165,10 @@ const grpc_channel_args *bt_rpc_client_args(void)
         INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
         INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
+        /* A server whose machine cannot be reached is noticed, also by who has nothing to say. */
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 5000),
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
+        INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
     };

@@ -28,9 +28,10 @@ bt_status bt_fleet_create(const bt_fleet_config *config, const bt_fleet_events *
     bt_fleet *fleet = bt_calloc(1, sizeof(*fleet));
 
     BT_REQUIRE(fleet != NULL, BT_ERR_NO_MEMORY, "the table of cells");
-    fleet->cfg    = *config;
-    fleet->events = *events;
-    *fleet_out    = fleet;
+    fleet->cfg         = *config;
+    fleet->events      = *events;
+    fleet->prefix_seed = bt_prefix_seed();
+    *fleet_out         = fleet;
 out:
     return st;
 }
@@ -216,6 +217,7 @@ static bt_status create_relay(bt_member *m)
     config.page_tokens     = facts->page_tokens;
     config.vocab_size      = facts->vocab_size;
     config.share_generated = facts->share_generated;
+    config.prefix_seed     = m->fleet->prefix_seed;
     BT_TRY(bt_relay_create(&config, &events, &m->relay));
     for (uint32_t i = 0; i < m->cell.n_ranks; i++) /* all are, or the cell would not serve */
         bt_relay_ready(m->relay, i, bt_now_ns());

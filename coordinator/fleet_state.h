@@ -34,8 +34,8 @@ struct bt_fleet {
     bt_up_hello      facts; /* owned */
     bool             has_facts, stopped;
     char             refusal[BT_FLEET_TEXT]; /* the last rank that was refused, and why */
-    uint64_t         arrivals;
-    bt_request     **lobby; /* owned [n_lobby], oldest first */
+    uint64_t         arrivals, prefix_seed;  /* of all cells, so that one list of keys serves */
+    bt_request     **lobby;                  /* owned [n_lobby], oldest first */
     uint32_t         n_lobby, lobby_capacity;
     uint64_t         lobby_tokens, lobby_from_ns;     /* since when no cell serves */
     uint64_t         tokens_before, retracted_before; /* of cells that have gone */

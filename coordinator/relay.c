@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <xxhash.h>
 
 #include "coordinator/relay_state.h"
@@ -139,10 +138,9 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
     BT_TRY(bt_relay_seat_ranks(r));
     for (uint32_t i = 0; i < config->n_ranks; i++)
         BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages));
-    if (getrandom(&r->prefix_seed, sizeof(r->prefix_seed), 0) != sizeof(r->prefix_seed))
-        r->prefix_seed = bt_now_ns();
-    *relay_out = r;
-    r          = NULL; /* handed over */
+    r->prefix_seed = config->prefix_seed != 0 ? config->prefix_seed : bt_prefix_seed();
+    *relay_out     = r;
+    r              = NULL; /* handed over */
 out:
     bt_relay_destroy(r);
     return st;

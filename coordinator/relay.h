@@ -22,6 +22,7 @@
 
 #include <grpc/status.h>
 
+#include "coordinator/prefix_index.h"
 #include "proto/control_msg.h"
 
 typedef struct bt_relay   bt_relay;
@@ -44,6 +45,7 @@ typedef struct {
     bool     share_generated;          /* ranks cache pages of replies: they get what names them */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
     uint64_t stall_ns;      /* a placed request of which nothing was heard so long has failed */
+    uint64_t prefix_seed;   /* of the keys of cached prefixes; 0: one of its own */
     uint32_t prefill_window; /* prompt tokens sent ahead to one prefill rank; prompts that one step
                               * can take do not wait for longer ones */
 } bt_relay_config;
@@ -132,6 +134,9 @@ bool      bt_relay_has_name(const bt_relay *relay, const char *name);
 const bt_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
+/* What a prompt with these keys would add to that: less where a rank probably has its prefix. */
+double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
+                            const bt_block_key *keys);
 /* A request that no relay has had yet; takes what request owns, unless out of memory. */
 bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
                             bt_request **q_out);
@@ -142,9 +147,11 @@ void        bt_request_end(bt_request *q, const bt_relay_events *events, const b
 const char *bt_request_name(const bt_request *q);
 const void *bt_request_client(const bt_request *q);
 uint32_t    bt_request_prompt_tokens(const bt_request *q);
-uint64_t    bt_request_tokens(const bt_request *q); /* the prompt's, and all that may follow */
-uint64_t    bt_request_arrived_ns(const bt_request *q);
-bool        bt_request_resumed(const bt_request *q);
+/* Borrowed; NULL: it uses no cached prefix. */
+const uint32_t *bt_request_prompt(const bt_request *q);
+uint64_t        bt_request_tokens(const bt_request *q); /* the prompt's, and all that may follow */
+uint64_t        bt_request_arrived_ns(const bt_request *q);
+bool            bt_request_resumed(const bt_request *q);
 
 /* Spares that could take a seat. */
 uint32_t bt_relay_n_spares(const bt_relay *relay);

@@ -39,7 +39,7 @@ class Loss(Replace):
         again = [m for r, m in self.cell.seen("reserve") if r == 3][2:]
         for m in again:
             self.assertEqual(m.epoch, 6)
-            self.assertEqual(len(m.replay), 3)
+            self.assertIn(len(m.replay), (1, 2, 3))  # what came before the stream was cut
         self.cell.split_after = None
         self.cell.more_gate.set()
         for i, call in enumerate(calls):

@@ -101,6 +101,30 @@ uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_
     return max_rows * (row * sizeof(bt_bf16) + 2ull * cfg->vocab_size * sizeof(float));
 }
 
+uint32_t bt_memory_adopted(uint32_t n_experts, uint32_t n_ranks)
+{
+    uint32_t lost = n_ranks == 0 ? 0 : (n_experts + n_ranks - 1) / n_ranks;
+
+    return n_ranks < 2 ? 0 : (lost + n_ranks - 2) / (n_ranks - 1);
+}
+
+bt_status bt_memory_check_room(const bt_memory_account *a, uint32_t n_more, uint32_t n_at_once,
+                               uint64_t available)
+{
+    bt_status st   = BT_OK;
+    uint64_t  need = n_more * a->expert * n_at_once;
+
+    BT_REQUIRE(
+        need <= available, BT_ERR_NO_MEMORY,
+        "%u more experts are to be held here after a loss, by %u ranks at a time: that needs "
+        "%" PRIu64 " MiB, and %" PRIu64
+        " MiB are left; leave more room with --kv-bytes, or start with more ranks or "
+        "--spares",
+        n_more, n_at_once, need >> 20, available >> 20);
+out:
+    return st;
+}
+
 /* The rows of a step that fit beside the weights and a page, of those that were asked for. */
 static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share)
 {
@@ -136,8 +160,9 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
     uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
     uint64_t  all   = a->available / 100 * SHARE_PERCENT;
     uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size;
-    uint64_t  other = (a->shared != 0 ? 0 : a->weights) + a->step + (a->on_gpu ? 0 : a->staging);
-    uint64_t  most, n;
+    uint64_t  other =
+        (a->shared != 0 ? 0 : a->weights) + a->step + (a->on_gpu ? 0 : a->staging) + a->adopt;
+    uint64_t most, n;
 
     a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
     a->given      = kv_bytes != 0;
@@ -148,7 +173,19 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
                    "needs %" PRIu64,
                    kv_bytes, BT_PAGE_TOKENS, cfg->n_layers, a->page_bytes);
         n = kv_bytes / a->page_bytes;
+        if (a->adopt != 0 && other + kv_bytes > share)
+            BT_WARN("--kv-bytes leaves no room for the experts of a lost rank: %" PRIu64
+                    " MiB are missing; the cell ends, or starts again, when it loses one",
+                    (other + kv_bytes - share) >> 20);
     } else {
+        if (a->adopt != 0 && share < other + a->page_bytes * bt_kv_pages_for(cfg->max_context)) {
+            BT_WARN("there is no room for the experts of a lost rank (%" PRIu64
+                    " MiB): when one is "
+                    "lost the cell ends, or starts again",
+                    a->adopt >> 20);
+            other -= a->adopt;
+            a->adopt = 0;
+        }
         if (share < other + a->page_bytes) BT_TRY(fail_small(a, share, other));
         n = (share - other) / a->page_bytes;
         n = n > most ? most : n;
@@ -163,11 +200,13 @@ static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
 void bt_memory_print(const bt_memory_account *a)
 {
-    BT_INFO("memory: weights %.1f MiB (%.1f MiB for all ranks here together), steps %.1f MiB, "
+    BT_INFO("memory: weights %.1f MiB (%.1f MiB for all ranks here together), experts of a lost "
+            "rank %.1f MiB, steps %.1f MiB, "
             "staging %.1f MiB, %u pages of %.1f KiB = "
             "%.1f MiB for %llu tokens%s; %.1f MiB available to %u ranks on this %s",
             mib(a->weights), mib(a->shared != 0 ? a->shared : a->local_size * a->weights),
-            mib(a->step), mib(a->staging), a->n_pages, (double)a->page_bytes / 1024, mib(a->pages),
-            (unsigned long long)a->n_pages * BT_PAGE_TOKENS, a->given ? " (--kv-bytes)" : "",
-            mib(a->available), a->local_size, a->on_gpu ? "GPU" : "machine");
+            mib(a->adopt), mib(a->step), mib(a->staging), a->n_pages, (double)a->page_bytes / 1024,
+            mib(a->pages), (unsigned long long)a->n_pages * BT_PAGE_TOKENS,
+            a->given ? " (--kv-bytes)" : "", mib(a->available), a->local_size,
+            a->on_gpu ? "GPU" : "machine");
 }

@@ -168,13 +168,39 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
     bt_worker_background(r->worker);
 }
 
+static uint32_t count_experts(const bt_rank *r)
+{
+    uint32_t n = 0;
+
+    if (r->group == NULL || !r->has_placement) return 0;
+    for (uint32_t e = 0; e < r->placement.n_experts; e++)
+        n += r->placement.owner[e] == r->group_self;
+    return n;
+}
+
+/* Before experts are read: others of this machine may adopt some at the same time. */
+static bt_status check_room(const bt_rank *r, uint32_t n_before)
+{
+    bt_status st = BT_OK;
+    uint32_t  n = count_experts(r), n_at_once = n_before == 0 ? 1 : r->memory.local_size;
+    uint64_t  left = bt_memory_available();
+
+    if (n <= n_before) return BT_OK;
+    if (r->memory.on_gpu) BT_TRY(bt_memory_available_on(r->dev, 1, &left));
+    BT_TRY(bt_memory_check_room(&r->memory, n - n_before, n_at_once, left));
+out:
+    return st;
+}
+
 static bt_status follow(bt_rank *r, const bt_seats seats[2])
 {
-    bt_status        st  = BT_OK;
-    uint64_t         now = bt_now_ns();
-    bt_model_options opt = {.dev = r->dev, .progress = on_load, .progress_ctx = r};
+    bt_status        st       = BT_OK;
+    uint64_t         now      = bt_now_ns();
+    uint32_t         n_before = count_experts(r);
+    bt_model_options opt      = {.dev = r->dev, .progress = on_load, .progress_ctx = r};
 
     BT_TRY(bt_rank_form_group(r, seats));
+    BT_TRY(check_room(r, n_before));
     opt.group     = r->group;
     opt.placement = r->has_placement ? &r->placement : NULL;
     BT_TRY(bt_model_regroup(r->model, r->st, &opt));

@@ -56,19 +56,38 @@ static bt_status mark_rank(const bt_rank *r, uint32_t rank, bool *own)
     return mark_experts(r, n_first, n_first - 1, own);
 }
 
-/* What this rank loads, and what all ranks of this machine load together. */
-static bt_status count_weights(bt_rank *r, uint64_t *own_out, uint64_t *all_out)
+/* What a lost rank's experts may add here.  Where the ranks of a machine share what they pack, they
+ * cannot need more than the whole model. */
+static void count_adopted(bt_rank *r, uint32_t group, uint64_t none, uint64_t all)
 {
-    bt_status st  = BT_OK;
-    uint32_t  n   = r->cfg.moe.gate.n_experts;
+    bt_memory_account *m     = &r->memory;
+    uint32_t           n     = r->cfg.moe.gate.n_experts;
+    uint64_t           whole = bt_memory_weights(&r->cfg, r->st, NULL), most;
+
+    if (n == 0) return;
+    m->expert = (whole - none) / n;
+    if (!r->opt.replace) return;
+    m->adopt = bt_memory_adopted(n, group) * m->expert;
+    most     = (whole - all) / bt_world_local_size(r->world);
+    if (r->store != NULL && m->adopt > most) m->adopt = most;
+}
+
+/* What this rank loads, and what all ranks of this machine load together. */
+static bt_status count_weights(bt_rank *r, uint32_t group, uint64_t *own_out, uint64_t *all_out)
+{
+    bt_status st = BT_OK;
+    uint32_t  n  = r->cfg.moe.gate.n_experts;
+    uint64_t  none;
     bool     *own = bt_calloc(n, sizeof(*own)), *all = bt_calloc(n, sizeof(*all));
 
     BT_REQUIRE(own != NULL && all != NULL, BT_ERR_NO_MEMORY, "lists of %u experts", n);
+    none = bt_memory_weights(&r->cfg, r->st, own);
     if (n != 0) BT_TRY(mark_rank(r, r->facts.rank, own));
     for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++)
         if (bt_world_same_machine(r->world, rank)) BT_TRY(mark_rank(r, rank, all));
     *own_out = bt_memory_weights(&r->cfg, r->st, own);
     *all_out = bt_memory_weights(&r->cfg, r->st, all);
+    count_adopted(r, group, none, *all_out);
 out:
     bt_free(own);
     bt_free(all);
@@ -97,7 +116,7 @@ static bt_status draw_account(bt_rank *r)
     bool               handoff = !bt_rank_has_both(&r->facts);
     uint32_t           group   = r->group != NULL ? r->group_size : r->facts.n_ranks;
 
-    BT_TRY(count_weights(r, &m->weights, &all));
+    BT_TRY(count_weights(r, group, &m->weights, &all));
     m->shared     = r->store != NULL ? all : 0;
     m->on_gpu     = !r->dev->host_memory;
     m->local_size = m->on_gpu ? r->gpu_sharers : bt_world_local_size(r->world);

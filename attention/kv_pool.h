@@ -20,6 +20,7 @@
 #include "core/status.h"
 #include "device/device.h"
 
+#pragma GCC visibility push(default) /* libbaton_cuda.so takes these from the program */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -103,4 +104,5 @@ bt_status bt_kv_pool_check_idle(const bt_kv_pool *pool);
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

@@ -24,16 +24,10 @@ struct bt_mla {
     bt_bf16      *heads;         /* owned, device: [max_rows, n_heads v_dim] */
 };
 
-static const bt_attn_ops *const BACK_ENDS[] = {&bt_attn_cpu_ops};
-static const bt_attn_ops       *g_more; /* from a module */
-
-void bt_attn_register(const bt_attn_ops *ops) { g_more = ops; }
-
 static const bt_attn_ops *find_back_end(const bt_device *dev)
 {
-    for (size_t i = 0; i < sizeof(BACK_ENDS) / sizeof(BACK_ENDS[0]); i++)
-        if (strcmp(BACK_ENDS[i]->device, dev->ops->name) == 0) return BACK_ENDS[i];
-    return g_more != NULL && strcmp(g_more->device, dev->ops->name) == 0 ? g_more : NULL;
+    if (strcmp(bt_attn_cpu_ops.device, dev->ops->name) == 0) return &bt_attn_cpu_ops;
+    return bt_device_symbol(dev, BT_ATTN_MODULE_SYMBOL);
 }
 
 static bt_status alloc_rows(bt_mla *mla, size_t width, bt_bf16 **rows_out)
@@ -142,6 +136,13 @@ void bt_mla_destroy(bt_mla *mla)
 }
 
 size_t bt_mla_workspace_bytes(const bt_mla *mla) { return mla->bytes + mla->attn->bytes; }
+
+size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows)
+{
+    const bt_attn_ops *ops = find_back_end(dev);
+
+    return ops != NULL ? ops->large_bytes(cfg, max_rows) : 0;
+}
 
 /* Rows of each role, and that the step fits what was created. */
 static bt_status check_step(const bt_mla *mla, const bt_mla_weights *w, const bt_kv_pool *pool,

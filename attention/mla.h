@@ -10,7 +10,8 @@
  *                s_hj = scale (ql_h . c_j + qp_h . kp_j)
  *                o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
  *
- * Laws A and B: key blocks are the pages (64 tokens, absolute), visited ascending; the softmax
+ * Laws A and B: key blocks are the pages (64 tokens, absolute; four of them in the absorbed form on
+ * the CPU), visited ascending; the softmax
  * restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS and the parts merge ascending by
  * log-sum-exp; a block without a visible key leaves a row's state unchanged; a token attends to
  * itself through the rounded latent in the page.
@@ -89,6 +90,10 @@ bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_r
 void      bt_mla_destroy(bt_mla *mla);
 /* Bytes that create() took, for the memory account. */
 size_t bt_mla_workspace_bytes(const bt_mla *mla);
+
+/* Bytes of the device that create() will take for what is no row of the step: keys and values of a
+ * prefix, parts of long contexts.  For the account, before there is anything. */
+size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows);
 
 /* out[r] = attention(x[r]) for the rows of all spans, after writing their latents and rope keys to
  * `layer` of their pages.  x and out: [n_rows, hidden] bf16, distinct.  Spans cover rows ascending

@@ -33,6 +33,8 @@ typedef struct {
 /* A slot is never NULL. */
 typedef struct {
     const char *device; /* the name of the device back end that it belongs to */
+    /* Of bt_mla_large_bytes(). */
+    size_t (*large_bytes)(const bt_mla_config *cfg, uint32_t max_rows);
     /* rope is [max_context][qk_rope_dim / 2][2] = {cos, sin}, borrowed. */
     bt_status (*create)(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         const float *rope, bt_attn **attn_out);
@@ -49,9 +51,8 @@ struct bt_attn {
 };                            /* first member of each implementation */
 
 extern const bt_attn_ops bt_attn_cpu_ops;
-/* A back end that is not built in: for devices of its name from now on.  Static storage.  Before
- * other threads use attention. */
-void bt_attn_register(const bt_attn_ops *ops);
+/* The name under which the module of another back end shows its table. */
+#define BT_ATTN_MODULE_SYMBOL "bt_attn_cuda_ops"
 
 #ifdef __cplusplus
 }

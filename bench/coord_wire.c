@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,11 +23,15 @@
 enum {
     FLOWS        = 64,
     ASIDE        = 256,
-    PACKET_BYTES = 1 << 17,
-    SOCKET_BYTES = 64 << 20,
-    PREFACE      = 24, /* "PRI * HTTP/2.0...", by the side that connects */
+    BLOCK_BYTES  = 1 << 20,
+    BLOCKS       = 64,
+    FRAME_BYTES  = 2048, /* of no meaning to this kind of ring, but checked */
+    RETIRE_MS    = 20,   /* a block that is not full is handed over after so long */
+    PREFACE      = 24,   /* "PRI * HTTP/2.0...", by the side that connects */
     FRAME_HEADER = 9
 };
+
+#define RING_BYTES ((size_t)BLOCKS * BLOCK_BYTES)
 
 /* One direction of a connection: the bytes that come in order, cut into frames. */
 typedef struct {
@@ -57,7 +62,8 @@ struct bench_wire {
     uint64_t        *samples; /* owned [capacity] */
     size_t           n, capacity;
     bool             broken;
-    uint8_t         *packet; /* owned */
+    uint8_t         *ring; /* mapped */
+    uint32_t         at;   /* the block whose turn is next */
     aside            aside[ASIDE];
     uint32_t         n_aside;
     pthread_t        thread;
@@ -180,9 +186,9 @@ static void take_segment(bench_wire *w, const struct tcphdr *tcp, const uint8_t 
     }
 }
 
-static void take_packet(bench_wire *w, size_t n, uint64_t at)
+static void take_packet(bench_wire *w, const uint8_t *packet, size_t n, uint64_t at)
 {
-    const struct iphdr  *ip = (const void *)w->packet;
+    const struct iphdr  *ip = (const void *)packet;
     const struct tcphdr *tcp;
     size_t               head, total;
 
@@ -191,68 +197,97 @@ static void take_packet(bench_wire *w, size_t n, uint64_t at)
     total = ntohs(ip->tot_len);
     if (total == 0 || total > n) total = n;
     if (total < head + sizeof(*tcp)) return;
-    tcp = (const void *)(w->packet + head);
+    tcp = (const void *)(packet + head);
     head += tcp->doff * 4u;
     if (head > total) return;
-    take_segment(w, tcp, w->packet + head, total - head, at);
+    take_segment(w, tcp, packet + head, total - head, at);
 }
 
-static uint64_t time_of(struct msghdr *m)
+static void take_block(bench_wire *w, const struct tpacket_block_desc *block)
 {
-    struct timespec t = {0};
+    const uint8_t *at = (const uint8_t *)block + block->hdr.bh1.offset_to_first_pkt;
 
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c != NULL; c = CMSG_NXTHDR(m, c))
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPNS)
-            memcpy(&t, CMSG_DATA(c), sizeof(t));
-    return (uint64_t)t.tv_sec * BT_NS_PER_S + (uint64_t)t.tv_nsec;
+    for (uint32_t i = 0; i < block->hdr.bh1.num_pkts; i++) {
+        const struct tpacket3_hdr *p = (const void *)at;
+
+        take_packet(w, at + p->tp_net, p->tp_snaplen, p->tp_sec * BT_NS_PER_S + p->tp_nsec);
+        at += p->tp_next_offset;
+    }
+}
+
+/* The blocks that the kernel has filled, and those that it gave up for their time. */
+static void take_blocks(bench_wire *w)
+{
+    for (;;) {
+        struct tpacket_block_desc *block  = (void *)(w->ring + (size_t)w->at * BLOCK_BYTES);
+        uint32_t                  *status = &block->hdr.bh1.block_status;
+
+        if ((__atomic_load_n(status, __ATOMIC_ACQUIRE) & TP_STATUS_USER) == 0) return;
+        take_block(w, block);
+        __atomic_store_n(status, TP_STATUS_KERNEL, __ATOMIC_RELEASE);
+        w->at = (w->at + 1) % BLOCKS;
+    }
 }
 
 static void *run(void *arg)
 {
     bench_wire *w = arg;
-    char        control[128];
 
     while (!atomic_load(&w->stopping)) {
-        struct iovec  part = {w->packet, PACKET_BYTES};
-        struct msghdr m    = {.msg_iov        = &part,
-                              .msg_iovlen     = 1,
-                              .msg_control    = control,
-                              .msg_controllen = sizeof(control)};
-        struct pollfd p    = {w->fd, POLLIN, 0};
-        ssize_t       n;
+        struct pollfd p = {w->fd, POLLIN, 0};
 
-        if (poll(&p, 1, 20) <= 0) continue;
-        n = recvmsg(w->fd, &m, 0);
-        if (n > 0) take_packet(w, (size_t)n, time_of(&m));
+        if (poll(&p, 1, RETIRE_MS) > 0) take_blocks(w);
     }
+    bt_sleep_ns(2 * RETIRE_MS * BT_NS_PER_MS); /* what has come by now is in a block by then */
+    take_blocks(w);
     return NULL;
+}
+
+/* A ring in shared memory: nobody is woken for a packet, which would take a core from those that
+ * are measured. */
+static bt_status open_ring(bench_wire *w)
+{
+    bt_status           st      = BT_OK;
+    int                 version = TPACKET_V3, one = 1;
+    struct tpacket_req3 ring = {.tp_block_size     = BLOCK_BYTES,
+                                .tp_block_nr       = BLOCKS,
+                                .tp_frame_size     = FRAME_BYTES,
+                                .tp_frame_nr       = BLOCK_BYTES / FRAME_BYTES * BLOCKS,
+                                .tp_retire_blk_tov = RETIRE_MS};
+    struct sockaddr_ll  lo   = {.sll_family   = AF_PACKET,
+                                .sll_protocol = htons(ETH_P_IP),
+                                .sll_ifindex  = (int)if_nametoindex("lo")};
+
+    w->fd = socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    BT_REQUIRE(w->fd >= 0, BT_ERR_IO, "packets of the loopback: %s", strerror(errno));
+    BT_REQUIRE(setsockopt(w->fd, SOL_PACKET, PACKET_VERSION, &version, sizeof(version)) == 0 &&
+                   setsockopt(w->fd, SOL_PACKET, PACKET_IGNORE_OUTGOING, &one, sizeof(one)) == 0 &&
+                   setsockopt(w->fd, SOL_PACKET, PACKET_RX_RING, &ring, sizeof(ring)) == 0,
+               BT_ERR_IO, "a ring for the loopback's packets: %s", strerror(errno));
+    w->ring = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, w->fd, 0);
+    BT_REQUIRE(w->ring != MAP_FAILED, BT_ERR_IO, "a ring for the loopback's packets: %s",
+               strerror(errno));
+    BT_REQUIRE(bind(w->fd, (const struct sockaddr *)&lo, sizeof(lo)) == 0, BT_ERR_IO,
+               "packets of the loopback: %s", strerror(errno));
+out:
+    return st;
 }
 
 bt_status bench_wire_start(uint16_t control_port, uint32_t min_tokens_bytes, size_t capacity,
                            bench_wire **wire_out)
 {
-    bt_status          st    = BT_OK;
-    bench_wire        *w     = bt_calloc(1, sizeof(*w));
-    int                bytes = SOCKET_BYTES, one = 1;
-    struct sockaddr_ll lo = {.sll_family   = AF_PACKET,
-                             .sll_protocol = htons(ETH_P_IP),
-                             .sll_ifindex  = (int)if_nametoindex("lo")};
+    bt_status   st = BT_OK;
+    bench_wire *w  = bt_calloc(1, sizeof(*w));
 
     BT_REQUIRE(w != NULL, BT_ERR_NO_MEMORY, "wire");
     w->control_port = control_port;
     w->min_bytes    = min_tokens_bytes;
     w->capacity     = capacity;
     w->samples      = bt_calloc(capacity, sizeof(*w->samples));
-    w->packet       = bt_calloc(PACKET_BYTES, 1);
     w->fd           = -1;
-    BT_REQUIRE(w->samples != NULL && w->packet != NULL, BT_ERR_NO_MEMORY, "%zu samples", capacity);
-    w->fd = socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC, htons(ETH_P_IP));
-    BT_REQUIRE(w->fd >= 0, BT_ERR_IO, "packets of the loopback: %s", strerror(errno));
-    if (setsockopt(w->fd, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof(bytes)) != 0)
-        setsockopt(w->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
-    BT_REQUIRE(setsockopt(w->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof(one)) == 0 &&
-                   bind(w->fd, (const struct sockaddr *)&lo, sizeof(lo)) == 0,
-               BT_ERR_IO, "packets of the loopback: %s", strerror(errno));
+    w->ring         = MAP_FAILED;
+    BT_REQUIRE(w->samples != NULL, BT_ERR_NO_MEMORY, "%zu samples", capacity);
+    BT_TRY(open_ring(w));
     BT_REQUIRE(pthread_create(&w->thread, NULL, run, w) == 0, BT_ERR_NO_MEMORY, "a thread");
     w->has_thread = true;
     *wire_out     = w;
@@ -273,9 +308,9 @@ static void join(bench_wire *w)
 
 bt_status bench_wire_stop(bench_wire *wire, const uint64_t **samples_out, size_t *n_out)
 {
-    bt_status            st = BT_OK;
-    struct tpacket_stats lost;
-    socklen_t            n = sizeof(lost);
+    bt_status               st = BT_OK;
+    struct tpacket_stats_v3 lost;
+    socklen_t               n = sizeof(lost);
 
     join(wire);
     BT_REQUIRE(getsockopt(wire->fd, SOL_PACKET, PACKET_STATISTICS, &lost, &n) == 0, BT_ERR_IO,
@@ -292,10 +327,10 @@ void bench_wire_destroy(bench_wire *wire)
 {
     if (wire == NULL) return;
     join(wire);
+    if (wire->ring != MAP_FAILED) munmap(wire->ring, RING_BYTES);
     if (wire->fd >= 0) close(wire->fd);
     for (uint32_t i = 0; i < wire->n_aside; i++)
         bt_free(wire->aside[i].data);
     bt_free(wire->samples);
-    bt_free(wire->packet);
     bt_free(wire);
 }

@@ -154,8 +154,8 @@ static void on_announcement(void *ctx, const char *line)
 
     s->heard_ns = now;
     if (strncmp(line, "control ", 8) == 0 && s->phase == STARTING) {
-        s->phase = LOADING;
-        if (!bt_child_running(&s->launch)) s->launch_at_ns = now; /* else they attach again */
+        s->phase        = LOADING;
+        s->launch_at_ns = now;
         snprintf(s->control, sizeof(s->control), "%s", line + 8);
     } else if (strncmp(line, "http ", 5) == 0) {
         snprintf(s->http, sizeof(s->http), "%s", line + 5);
@@ -167,7 +167,8 @@ static void on_announcement(void *ctx, const char *line)
         on_serving(s);
     } else if (strncmp(line, "lost ", 5) == 0 && may_restart(s)) {
         if (s->died_ns == 0) s->died_ns = now;
-        s->launch_term_ns = now + LEAVE_NS; /* its ranks have been told to leave */
+        if (bt_child_running(&s->launch) && s->launch_term_ns == 0)
+            s->launch_term_ns = now + LEAVE_NS; /* its ranks have been told to leave */
     } else if (strncmp(line, "failed ", 7) == 0 && !ended_ranks(s) && !may_restart(s)) {
         fail(s, "coordinator: %s", line + 7);
     }
@@ -180,6 +181,11 @@ static void on_rank_line(void *ctx, const char *line)
     s->heard_ns = bt_now_ns();
     bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
     bt_relay_line(&s->relay, line);
+    /* One that dies while MPI starts leaves the others waiting, where they survive deaths. */
+    if (s->opt->cell.replace && s->phase == LOADING && s->launch_term_ns == 0 &&
+        strstr(line, "launch/rank.c:") != NULL &&
+        (strstr(line, "was ended by signal") != NULL || strstr(line, "with exit code") != NULL))
+        s->launch_term_ns = s->heard_ns;
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
         ++s->n_ready == bt_cell_n_ranks(&s->opt->cell))
         on_joined(s);
@@ -315,13 +321,14 @@ static void on_coordinator_end(supervisor *s)
     char text[128];
 
     bt_child_ending(&s->coordinator, text, sizeof(text));
-    if (!may_restart(s) && !(s->phase == LOADING && s->opt->restarts != 0)) {
+    if (!may_restart(s)) {
         fail(s, "the coordinator %s", text);
         return;
     }
     forget(&s->coordinator);
-    s->phase        = STARTING;
-    s->launch_at_ns = 0; /* its ranks wait for the next one, at the same address */
+    s->phase          = STARTING;
+    s->launch_at_ns   = 0;
+    s->launch_term_ns = bt_now_ns() + LEAVE_NS; /* its ranks leave by themselves */
     start_again(s, &s->coordinator_at_ns, "the coordinator %s", text);
 }
 
@@ -373,6 +380,25 @@ static void kill_at(bt_child *child, int sig, uint64_t *at_ns, uint64_t now)
     *at_ns = 0; /* once: a second SIGTERM would cut their own clean-up short */
 }
 
+/* Nothing has come for too long before the cell was ready. */
+static void on_stall(supervisor *s, uint64_t now)
+{
+    char text[256], last[96];
+
+    bt_progress_last_rank(&s->progress, now, last, sizeof(last));
+    snprintf(text, sizeof(text), "no sign of life for %llu s while %s%s",
+             (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S),
+             s->phase == STARTING ? "the coordinator starts" : "the ranks load; the last is ",
+             s->phase == STARTING ? "" : last);
+    if (!may_restart(s) || !bt_child_running(&s->launch)) {
+        fail(s, "not ready: %s", text);
+        return;
+    }
+    BT_WARN("%s: ending them", text);
+    s->heard_ns       = now;
+    s->launch_term_ns = now;
+}
+
 static void on_tick(supervisor *s)
 {
     uint64_t now = bt_now_ns();
@@ -389,11 +415,7 @@ static void on_tick(supervisor *s)
     }
     if (bt_child_running(&s->launch)) kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
     start_what_is_due(s, now);
-    if (s->phase != SERVING && s->phase != STOPPING && now - s->heard_ns > s->opt->stall_ns) {
-        fail(s, "not ready: no sign of life for %llu s while %s",
-             (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S),
-             s->phase == STARTING ? "the coordinator starts" : "the ranks load");
-    }
+    if (s->phase != SERVING && now - s->heard_ns > s->opt->stall_ns) on_stall(s, now);
 }
 
 static bool all_ended(const supervisor *s)

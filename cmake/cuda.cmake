@@ -4,6 +4,8 @@ option(BT_CUDA "Build libbaton_cuda.so where nvcc is found" ON)
 
 set(BT_CUDA_KERNELS device/cuda/rows.cu device/cuda/gemm.cu device/cuda/vocab.cu attention/cuda/decode.cu attention/cuda/prefill.cu
     attention/cuda/pages.cu moe/cuda/gate.cu moe/cuda/items.cu)
+# The back ends around them, in C.
+set(BT_CUDA_SOURCES device/cuda/device_cuda.c device/device.c attention/cuda/attn_cuda.c attention/cuda/forms_cuda.c moe/cuda/moe_cuda.c)
 set(BT_CUDA_ARCHS 90a 80 100)
 
 set(BT_CUDA_BUILT FALSE)
@@ -53,7 +55,7 @@ endforeach()
 
 enable_language(CXX)
 find_library(BT_CUDART_STATIC cudart_static HINTS ${cuda_root}/lib64 ${cuda_root}/targets/x86_64-linux/lib REQUIRED)
-add_library(baton_cuda MODULE device/cuda/device_cuda.c ${objects})
+add_library(baton_cuda MODULE ${BT_CUDA_SOURCES} ${objects})
 set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 set_target_properties(baton_cuda PROPERTIES LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 target_include_directories(baton_cuda SYSTEM PRIVATE ${cuda_root}/include)

@@ -11,33 +11,57 @@ enum { MOVES_MAX = 64, SHORT = 1000000 }; /* a tick, so that the loop goes on */
 
 /* ---- the choice */
 
-/* The serving cell with the least to do that could ever hold so many tokens; NULL: none. */
-static bt_member *choose(const bt_fleet *fleet, uint64_t n_prompt, uint64_t n_tokens,
-                         const bt_member *but)
+/* What is to be placed. */
+typedef struct {
+    uint32_t        n_prompt, n_keys;
+    uint64_t        n_tokens; /* the prompt's, and all that may follow */
+    const uint32_t *prompt;   /* NULL: it uses no cached prefix */
+    bt_block_key   *keys;     /* owned while choosing */
+} wish;
+
+/* The serving cell that could ever hold so many tokens and would have the least to do with it: a
+ * prefix that a rank has cached counts as work done.  NULL: none. */
+static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
 {
-    bt_member *best  = NULL;
+    bt_member *best  = NULL, *found[BT_FLEET_CELLS];
     double     least = 0;
+    uint32_t   n     = 0;
 
     for (uint32_t i = 0; i < fleet->n_members; i++) {
         bt_member *m = fleet->members[i];
-        double     pressure;
 
-        if (m->state != BT_CELL_SERVING || m == but) continue;
-        if (n_tokens > bt_relay_max_tokens(m->relay) || n_prompt > bt_relay_max_prompt(m->relay))
-            continue;
-        pressure = bt_relay_pressure(m->relay);
-        if (m->short_since_ns != 0) pressure += SHORT; /* only when there is no other */
+        if (m->state == BT_CELL_SERVING && m != but &&
+            w->n_tokens <= bt_relay_max_tokens(m->relay) &&
+            w->n_prompt <= bt_relay_max_prompt(m->relay))
+            found[n++] = m;
+    }
+    if (n < 2) return n == 0 ? NULL : found[0];
+    /* Where memory is short it is placed by load alone. */
+    if (w->prompt != NULL)
+        bt_block_keys(fleet->prefix_seed, bt_cell_facts(&found[0]->cell)->page_tokens, w->n_prompt,
+                      w->prompt, &w->keys, &w->n_keys);
+    for (uint32_t i = 0; i < n; i++) {
+        double pressure = bt_relay_pressure(found[i]->relay) +
+                          bt_relay_pressure_of(found[i]->relay, w->n_prompt, w->n_keys, w->keys);
+
+        if (found[i]->short_since_ns != 0) pressure += SHORT; /* only when there is no other */
         if (best == NULL || pressure < least) {
-            best  = m;
+            best  = found[i];
             least = pressure;
         }
     }
+    bt_free(w->keys);
+    w->keys = NULL;
     return best;
 }
 
 static bt_member *choose_for(const bt_fleet *fleet, const bt_request *q, const bt_member *but)
 {
-    return choose(fleet, bt_request_prompt_tokens(q), bt_request_tokens(q), but);
+    wish w = {.n_prompt = bt_request_prompt_tokens(q),
+              .n_tokens = bt_request_tokens(q),
+              .prompt   = bt_request_prompt(q)};
+
+    return choose(fleet, &w, but);
 }
 
 /* ---- the lobby */
@@ -208,8 +232,10 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *clie
 {
     bt_status   st = BT_OK;
     bt_request *q  = NULL;
-    bt_member  *m  = choose(fleet, request->n_prompt,
-                            (uint64_t)request->n_prompt + request->sampling.max_tokens, NULL);
+    wish        w  = {.n_prompt = request->n_prompt,
+                      .n_tokens = (uint64_t)request->n_prompt + request->sampling.max_tokens,
+                      .prompt   = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
+    bt_member  *m  = choose(fleet, &w, NULL);
 
     REFUSE(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
     REFUSE(!has_name(fleet, request->name), BT_ERR_INVALID_ARG, GRPC_STATUS_INVALID_ARGUMENT,

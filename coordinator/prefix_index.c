@@ -1,7 +1,18 @@
 #include "coordinator/prefix_index.h"
 
+#include <sys/random.h>
+
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "proto/prefix_key.h"
+
+uint64_t bt_prefix_seed(void)
+{
+    uint64_t seed;
+
+    if (getrandom(&seed, sizeof(seed), 0) != sizeof(seed)) seed = bt_now_ns();
+    return seed != 0 ? seed : 1;
+}
 
 bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
                         const uint32_t *prompt, bt_block_key **keys_out, uint32_t *n_out)

@@ -22,6 +22,8 @@ typedef struct {
     uint32_t  n_slots;
 } bt_prefix_index;
 
+/* A new one, drawn at random; never 0. */
+uint64_t bt_prefix_seed(void);
 /* Keys of the prompt's full pages; *n_out may be 0, then *keys_out is NULL.  The caller frees them.
  * NO_MEMORY. */
 bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,

@@ -234,9 +234,9 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     for (size_t i = 0; i < bt_public_n_methods; i++)
         listen_for(pub, &bt_public_methods[i], registered[i]);
     listen_for(pub, NULL, NULL);
-    *port_out   = pub->port;
-    *public_out = pub;
-    pub         = NULL; /* handed over */
+    pub->corks.port = *port_out = pub->port;
+    *public_out                 = pub;
+    pub                         = NULL; /* handed over */
 out:
     bt_public_destroy(pub);
     return st;
@@ -268,6 +268,7 @@ void bt_public_destroy(bt_public *pub)
         BT_ASSERT(pub->is_down && pub->n_calls == 0);
         grpc_server_destroy(pub->server);
     }
+    bt_cork_fini(&pub->corks);
     bt_tokenizer_close(pub->tokenizer);
     bt_free(pub->model_path);
     bt_free(pub->served_name);

@@ -3,6 +3,7 @@
 #define BT_COORDINATOR_PUBLIC_CALL_H
 
 #include "coordinator/choice.h"
+#include "coordinator/cork.h"
 #include "coordinator/public.h"
 
 typedef struct bt_call   bt_call;
@@ -51,6 +52,7 @@ struct bt_public {
     uint16_t           port; /* 0: it does not listen */
     bt_rpc_tag         down;
     bool               is_down, stopping, draining;
+    bt_corks           corks;
     bt_intake_limits   limits;
     const bt_up_hello *facts;
     bt_metrics        *metrics;            /* borrowed */

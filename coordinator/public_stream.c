@@ -14,9 +14,10 @@
 #include "proto/text.h"
 
 struct bt_stream {
-    bt_call          *call; /* whose part this is */
-    bt_intake_answer  how;  /* owned: its stop strings */
-    char             *name; /* owned */
+    bt_call          *call;       /* whose part this is */
+    bt_connection    *connection; /* counted */
+    bt_intake_answer  how;        /* owned: its stop strings */
+    char             *name;       /* owned */
     uint32_t          n_prompt, n_cached;
     uint32_t          n_choices, n_completed, turn; /* turn: whose chunk is next */
     bt_choice        *choices;                      /* owned [n_choices] */
@@ -38,6 +39,7 @@ void bt_stream_free(bt_stream *stream)
 {
     if (stream == NULL) return;
     stream->call->pub->n_streams--;
+    bt_cork_leave(&stream->call->pub->corks, stream->connection);
     for (uint32_t i = 0; i < stream->n_choices && stream->choices != NULL; i++)
         bt_choice_fini(&stream->choices[i]);
     bt_free(stream->choices);
@@ -82,6 +84,7 @@ static void send_parts(bt_stream *s, grpc_byte_buffer *message, bool status)
     }
     s->sending    = true;
     s->call->sent = (bt_rpc_tag){on_sent, s->call};
+    bt_cork_hold(&s->call->pub->corks, s->connection);
     bt_call_begin(s->call, ops, n, &s->call->sent);
     if (message != NULL) grpc_byte_buffer_destroy(message);
     grpc_slice_unref(details);
@@ -166,6 +169,7 @@ void bt_public_poll(bt_public *pub)
         pump(s);
         bt_call_release(s->call);
     }
+    bt_cork_release(&pub->corks);
 }
 
 /* ---- the end */
@@ -252,11 +256,12 @@ static bt_stream *stream_create(bt_call *call, const bt_relay_request *r, bt_int
     if (s == NULL) return NULL;
     s->call = call;
     call->pub->n_streams++;
-    s->how      = *how;
-    how->stop   = NULL; /* ours now */
-    s->n_prompt = r->n_prompt;
-    s->name     = bt_strdup(r->name);
-    s->choices  = bt_calloc(how->n, sizeof(*s->choices));
+    s->connection = bt_cork_join(&call->pub->corks, call->call);
+    s->how        = *how;
+    how->stop     = NULL; /* ours now */
+    s->n_prompt   = r->n_prompt;
+    s->name       = bt_strdup(r->name);
+    s->choices    = bt_calloc(how->n, sizeof(*s->choices));
     if (s->name == NULL || s->choices == NULL) goto fail;
     s->n_choices = how->n;
     for (uint32_t i = 0; i < how->n; i++) {

@@ -22,6 +22,7 @@
 
 #include <grpc/status.h>
 
+#include "coordinator/prefix_index.h"
 #include "proto/control_msg.h"
 
 typedef struct bt_relay   bt_relay;
@@ -29,25 +30,22 @@ typedef struct bt_request bt_request;
 
 typedef struct {
     uint32_t n_pages, max_rows;
-    bool     lost; /* it has not come back with its cell */
 } bt_relay_rank;
 
 typedef struct {
-    uint32_t               n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
-    uint32_t               n_spares;                     /* the last of n_ranks */
-    const bt_relay_rank   *ranks;                        /* [n_ranks], copied */
-    uint32_t               epoch, page_tokens, vocab_size;
-    uint32_t               group_epoch; /* that the ranks' groups were formed in, below epoch */
-    const bt_down_regroup *seats; /* who sits where, borrowed by create(); NULL: as launched */
-    uint64_t               first_number; /* of requests: above those of the coordinator before */
-    uint64_t               prefix_seed;  /* what prefix keys begin with; 0: a new one */
-    bool                   replace;      /* a rank that is stuck is removed, and the others go on */
-    uint64_t verdict_ns;      /* from the first report of an expired wait to the decision */
-    uint64_t queue_tokens;    /* prompt tokens that may wait */
-    uint64_t queue_ns;        /* how long a request may wait for its ticket */
-    bool     share_generated; /* ranks cache pages of replies: they get what names them */
+    uint32_t             n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
+    uint32_t             n_spares;                     /* the last of n_ranks */
+    const bt_relay_rank *ranks;                        /* [n_ranks], copied */
+    uint32_t             epoch, page_tokens, vocab_size;
+    uint32_t             group_epoch; /* that the ranks' groups were formed in, below epoch */
+    bool                 replace;     /* a rank that is stuck is removed, and the others go on */
+    uint64_t             verdict_ns;  /* from the first report of an expired wait to the decision */
+    uint64_t             queue_tokens; /* prompt tokens that may wait */
+    uint64_t             queue_ns;     /* how long a request may wait for its ticket */
+    bool     share_generated;          /* ranks cache pages of replies: they get what names them */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
     uint64_t stall_ns;      /* a placed request of which nothing was heard so long has failed */
+    uint64_t prefix_seed;   /* of the keys of cached prefixes; 0: one of its own */
     uint32_t prefill_window; /* prompt tokens sent ahead to one prefill rank; prompts that one step
                               * can take do not wait for longer ones */
 } bt_relay_config;
@@ -116,9 +114,6 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 /* The rank has died, or its stream has: the others hear of the new epoch, what it had is placed
  * again.  With `replace` only; once. */
 void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns);
-/* The ranks come from another coordinator, and hold nothing any more: both groups begin anew in
- * epochs above all that it can have spoken of. */
-void bt_relay_begin_anew(bt_relay *relay, uint64_t now_ns);
 /* A spare has loaded: at first, or for the seat that it was told to prepare for. */
 void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns);
 /* Ranks that sit in the prefill group (or the one of both roles), and in the decode group; where
@@ -139,6 +134,9 @@ bool      bt_relay_has_name(const bt_relay *relay, const char *name);
 const bt_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
+/* What a prompt with these keys would add to that: less where a rank probably has its prefix. */
+double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
+                            const bt_block_key *keys);
 /* A request that no relay has had yet; takes what request owns, unless out of memory. */
 bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
                             bt_request **q_out);
@@ -149,9 +147,11 @@ void        bt_request_end(bt_request *q, const bt_relay_events *events, const b
 const char *bt_request_name(const bt_request *q);
 const void *bt_request_client(const bt_request *q);
 uint32_t    bt_request_prompt_tokens(const bt_request *q);
-uint64_t    bt_request_tokens(const bt_request *q); /* the prompt's, and all that may follow */
-uint64_t    bt_request_arrived_ns(const bt_request *q);
-bool        bt_request_resumed(const bt_request *q);
+/* Borrowed; NULL: it uses no cached prefix. */
+const uint32_t *bt_request_prompt(const bt_request *q);
+uint64_t        bt_request_tokens(const bt_request *q); /* the prompt's, and all that may follow */
+uint64_t        bt_request_arrived_ns(const bt_request *q);
+bool            bt_request_resumed(const bt_request *q);
 
 /* Spares that could take a seat. */
 uint32_t bt_relay_n_spares(const bt_relay *relay);

@@ -111,20 +111,46 @@ bool bt_relay_has_name(const bt_relay *relay, const char *name)
 
 const bt_request *bt_relay_first_queued(const bt_relay *relay) { return relay->queue.first; }
 
-/* Pages of the fullest side and prompt tokens to do, each as part of what the cell can take. */
+/* Prompt tokens and pages as parts of what the cell can take. */
+static double part(const bt_relay *relay, double tokens, double pages)
+{
+    uint32_t first   = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
+    uint32_t n_first = bt_relay_both(relay) ? relay->cfg.n_ranks : relay->cfg.n_prefill;
+    double   all     = 0;
+
+    for (uint32_t i = first; i < relay->cfg.n_ranks; i++)
+        all += relay->ranks[i].limits.n_pages;
+    return pages / all + tokens / ((double)n_first * relay->cfg.prefill_window);
+}
+
+/* Pages of the fullest side and prompt tokens to do. */
 double bt_relay_pressure(const bt_relay *relay)
 {
     uint32_t first   = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
     uint32_t n_first = bt_relay_both(relay) ? relay->cfg.n_ranks : relay->cfg.n_prefill;
-    double   pages = 0, taken = 0, tokens = (double)relay->queued_tokens;
+    double   taken = 0, tokens = (double)relay->queued_tokens;
 
-    for (uint32_t i = first; i < relay->cfg.n_ranks; i++) {
-        pages += relay->ranks[i].limits.n_pages;
+    for (uint32_t i = first; i < relay->cfg.n_ranks; i++)
         taken += relay->ranks[i].taken_pages;
-    }
     for (uint32_t i = 0; i < n_first; i++)
         tokens += (double)relay->ranks[i].prefill_tokens;
-    return taken / pages + tokens / ((double)n_first * relay->cfg.prefill_window);
+    return part(relay, tokens, taken);
+}
+
+double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
+                            const bt_block_key *keys)
+{
+    uint32_t most = (n_prompt - 1) / relay->cfg.page_tokens, held[2] = {0, 0};
+
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
+        uint32_t n =
+            bt_prefix_index_match(&relay->ranks[i].index, most < n_keys ? most : n_keys, keys);
+
+        if (bt_relay_prefills(relay, i) && n > held[0]) held[0] = n;
+        if (bt_relay_decodes(relay, i) && n > held[1]) held[1] = n;
+    }
+    return part(relay, (double)n_prompt - (double)held[0] * relay->cfg.page_tokens,
+                (double)bt_relay_pages(relay, n_prompt) - held[1]);
 }
 
 void bt_request_return(bt_request *q, bt_relay_request *request)
@@ -141,10 +167,14 @@ void bt_request_end(bt_request *q, const bt_relay_events *events, const bt_relay
     bt_request_free(q);
 }
 
-const char *bt_request_name(const bt_request *q) { return q->name; }
-const void *bt_request_client(const bt_request *q) { return q->client; }
-uint32_t    bt_request_prompt_tokens(const bt_request *q) { return q->n_prompt; }
-uint64_t    bt_request_tokens(const bt_request *q)
+const char     *bt_request_name(const bt_request *q) { return q->name; }
+const void     *bt_request_client(const bt_request *q) { return q->client; }
+uint32_t        bt_request_prompt_tokens(const bt_request *q) { return q->n_prompt; }
+const uint32_t *bt_request_prompt(const bt_request *q)
+{
+    return q->sampling.prompt_logprobs == 0 ? q->prompt : NULL;
+}
+uint64_t bt_request_tokens(const bt_request *q)
 {
     return (uint64_t)q->n_prompt + q->sampling.max_tokens;
 }

@@ -61,3 +61,17 @@ const void *bt_module_open(const char *library, const char *file, const char *sy
     }
     return table;
 }
+
+const void *bt_module_symbol(const void *part, const char *symbol)
+{
+    Dl_info     info;
+    void       *handle;
+    const void *found;
+
+    if (dladdr(part, &info) == 0) return NULL;
+    handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle == NULL) return dlsym(RTLD_DEFAULT, symbol); /* the program itself */
+    found = dlsym(handle, symbol);
+    dlclose(handle);
+    return found;
+}

@@ -17,6 +17,10 @@ extern "C" {
 const void *bt_module_open(const char *library, const char *file, const char *symbol,
                            uint32_t version, char *text, size_t text_bytes);
 
+/* What the shared object, or program, that `part` lies in shows under another name; NULL: nothing.
+ */
+const void *bt_module_symbol(const void *part, const char *symbol);
+
 #ifdef __cplusplus
 }
 #endif

@@ -57,6 +57,9 @@ typedef struct {
     const char *name; /* "cpu", "cuda": in logs and in test names */
     bt_status (*alloc)(bt_device *dev, size_t bytes, void **ptr_out);
     void (*free)(bt_device *dev, void *ptr);
+    bt_status (*alloc_host)(bt_device *dev, size_t bytes, void **ptr_out);
+    void (*free_host)(bt_device *dev, void *ptr);
+    bt_status (*memory)(bt_device *dev, uint64_t *free_out, uint64_t *all_out);
     bt_status (*upload)(bt_device *dev, void *dst, const void *host_src, size_t bytes);
     bt_status (*download)(bt_device *dev, void *host_dst, const void *src, size_t bytes);
     bt_status (*sync)(bt_device *dev);
@@ -79,6 +82,7 @@ struct bt_device {
     const bt_device_ops *ops;
     const char          *arithmetic; /* names the order of additions of both roles, as
                                         "prompt:tile32,generated:tile32"; ranks of a cell must agree */
+    bool host_memory;                /* its memory is the host's: anybody may follow its pointers */
 };                                   /* first member of each implementation */
 
 typedef struct {
@@ -97,9 +101,14 @@ const char *bt_device_cpu_kernels(void);
  * folder, ../lib/baton beside it, or the loader's path; or from `library` when that is not NULL.
  * Whether GPU `device` can be used; else a sentence in text, and nothing is logged. */
 bool bt_device_cuda_usable(const char *library, uint32_t device, char *text, size_t text_bytes);
+/* GPUs of this machine, 0 with a sentence in text when there is none or no such library. */
+uint32_t bt_device_cuda_count(const char *library, char *text, size_t text_bytes);
 /* UNSUPPORTED: no such library or not of this version, no driver or one too old, no such GPU or one
  * that the kernels are not compiled for. */
 bt_status bt_device_cuda_create(const char *library, uint32_t device, bt_device **dev_out);
+/* What the library that the device came from shows under this name: the tables of other folders'
+ * back ends.  NULL: it has none of that name. */
+const void *bt_device_symbol(const bt_device *dev, const char *name);
 
 /* [n, k] weights, packed for the kernels.  Owned by the caller. */
 static inline bt_status bt_device_linear_create(bt_device *dev, uint32_t n, uint32_t k,
@@ -123,6 +132,21 @@ static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr
 static inline void bt_device_free(bt_device *dev, void *ptr)
 {
     if (ptr != NULL) dev->ops->free(dev, ptr);
+}
+/* Host memory that copies to and from the device run from at full speed and in the background: it
+ * must stay as it is until bt_device_sync(). */
+static inline bt_status bt_device_alloc_host(bt_device *dev, size_t bytes, void **ptr_out)
+{
+    return dev->ops->alloc_host(dev, bytes, ptr_out);
+}
+static inline void bt_device_free_host(bt_device *dev, void *ptr)
+{
+    if (ptr != NULL) dev->ops->free_host(dev, ptr);
+}
+/* Bytes of the device's own memory, free now and in all; 0 and 0 where it is the host's. */
+static inline bt_status bt_device_memory(bt_device *dev, uint64_t *free_out, uint64_t *all_out)
+{
+    return dev->ops->memory(dev, free_out, all_out);
 }
 static inline bt_status bt_device_upload(bt_device *dev, void *dst, const void *host_src,
                                          size_t bytes)

@@ -21,6 +21,13 @@ bool bt_device_cuda_usable(const char *library, uint32_t device, char *text, siz
     return table != NULL && table->usable(device, text, text_bytes);
 }
 
+uint32_t bt_device_cuda_count(const char *library, char *text, size_t text_bytes)
+{
+    const bt_cuda_module_table *table = open_module(library, text, text_bytes);
+
+    return table != NULL ? table->count(text, text_bytes) : 0;
+}
+
 bt_status bt_device_cuda_create(const char *library, uint32_t device, bt_device **dev_out)
 {
     bt_status                   st = BT_OK;
@@ -31,4 +38,9 @@ bt_status bt_device_cuda_create(const char *library, uint32_t device, bt_device 
     BT_TRY(table->create(device, dev_out));
 out:
     return st;
+}
+
+const void *bt_device_symbol(const bt_device *dev, const char *name)
+{
+    return bt_module_symbol(dev->ops, name);
 }

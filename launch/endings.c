@@ -1,13 +1,24 @@
 #include "launch/endings.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static const char VARIABLE[] = "BT_RANK_ENDINGS";
+static const char LINE[]     = "baton-launch: a rank has ended with ";
+
+static struct {
+    int      fd; /* of the lines; 0: there is a file, or nothing */
+    size_t   n;
+    char     buf[4096]; /* a line that is not complete */
+    uint32_t count;
+    int      code; /* as bt_endings_code() */
+    bool     well;
+} heard;
 
 void bt_endings_provide(const char *directory)
 {
@@ -19,29 +30,85 @@ void bt_endings_provide(const char *directory)
     setenv(VARIABLE, path, 1);
 }
 
-void bt_endings_note(int code)
+int bt_endings_listen(void)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC) != 0) return -1;
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    heard.fd = ends[0];
+    return ends[1];
+}
+
+static void take(int code)
+{
+    if (heard.count++ == 0 || code == 0) heard.code = code;
+    heard.well = heard.well || code == 0;
+}
+
+static void take_line(const char *line, size_t n)
+{
+    if (n > sizeof(LINE) && strncmp(line, LINE, sizeof(LINE) - 1) == 0)
+        take(atoi(line + sizeof(LINE) - 1));
+    else
+        fwrite(line, 1, n, stdout);
+}
+
+void bt_endings_hear(void)
+{
+    ssize_t got;
+
+    if (heard.fd <= 0) return;
+    while ((got = read(heard.fd, heard.buf + heard.n, sizeof(heard.buf) - heard.n)) > 0 ||
+           (got < 0 && errno == EINTR)) {
+        char *begin = heard.buf, *end;
+
+        if (got < 0) continue;
+        heard.n += (size_t)got;
+        while ((end = memchr(begin, '\n', heard.n - (size_t)(begin - heard.buf))) != NULL) {
+            take_line(begin, (size_t)(end + 1 - begin));
+            begin = end + 1;
+        }
+        heard.n -= (size_t)(begin - heard.buf);
+        memmove(heard.buf, begin, heard.n);
+        if (heard.n < sizeof(heard.buf)) continue;
+        fwrite(heard.buf, 1, heard.n, stdout); /* a longer line goes in pieces */
+        heard.n = 0;
+    }
+    fflush(stdout);
+}
+
+void bt_endings_note(int code, bool by_line)
 {
     const char *path = getenv(VARIABLE);
-    int fd = path == NULL ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    int         fd;
 
+    if (by_line) {
+        printf("%s%d\n", LINE, code);
+        fflush(stdout);
+        return;
+    }
+    fd = path == NULL ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd < 0) return;
     dprintf(fd, "%d\n", code); /* where that fails the launcher takes the rank for lost */
     close(fd);
+}
+
+uint32_t bt_endings_count(bool *well_out)
+{
+    *well_out = heard.well;
+    return heard.count;
 }
 
 int bt_endings_code(void)
 {
     const char *path = getenv(VARIABLE);
     FILE       *f    = path == NULL ? NULL : fopen(path, "re");
-    int         code, first = 1;
-    bool        any = false;
+    int         code;
 
-    if (path == NULL) return 0;
-    while (f != NULL && fscanf(f, "%d", &code) == 1) {
-        if (!any || code == 0) first = code;
-        any = true;
-        if (code == 0) break;
-    }
+    if (path == NULL && heard.fd == 0) return 0;
+    while (f != NULL && fscanf(f, "%d", &code) == 1)
+        take(code);
     if (f != NULL) fclose(f);
-    return first;
+    return heard.count == 0 ? 1 : heard.code;
 }

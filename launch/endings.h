@@ -1,17 +1,31 @@
-/* launch/endings.h - how the ranks of a job on this machine ended, for its launcher.
+/* launch/endings.h - how the ranks of a job ended, for its launcher.
  *
- * Where the others go on after a rank's death, mpirun ends with 0 whatever became of them.  So each
- * rank's parent appends the rank's exit code to a file in the job's private directory. */
+ * Where the others go on after a rank's death, mpirun ends with 0 whatever became of them; over
+ * several hosts it does not end at all then.  So each rank's parent tells the rank's exit code: on
+ * this machine it appends it to a file in the job's private directory, from other ones it comes as
+ * a line of mpirun's output. */
 #ifndef BT_LAUNCH_ENDINGS_H
 #define BT_LAUNCH_ENDINGS_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 /* In the launcher, before the ranks start.  directory: the job's own; NULL where ranks on other
- * machines could not write to it, and then nothing is noted. */
+ * machines could not write to it, and then nothing is noted there. */
 void bt_endings_provide(const char *directory);
-/* In a rank's parent. */
-void bt_endings_note(int code);
-/* In the launcher, after the ranks: 0 when one of them ended with 0 or nothing was to be noted,
- * else the exit code of the first that ended; 1 when none could tell. */
+/* In the launcher, instead: returns the descriptor that is to be mpirun's stdout, -1 on an error;
+ * the caller closes it once mpirun has started. */
+int bt_endings_listen(void);
+/* Takes the lines that have come by now, and passes on to stdout what is the ranks' own. */
+void bt_endings_hear(void);
+
+/* In a rank's parent. by_line: not to the file. */
+void bt_endings_note(int code, bool by_line);
+
+/* In the launcher: how many have been told of, and whether one ended with 0. */
+uint32_t bt_endings_count(bool *well_out);
+/* After the ranks: 0 when one of them ended with 0 or nothing was to be told, else the exit code of
+ * the first that ended; 1 when none could tell. */
 int bt_endings_code(void);
 
 #endif

@@ -25,11 +25,14 @@ enum {
     OPT_ON_DEATH,
     OPT_AS_RANK,
     OPT_SHM,
-    OPT_BIND
+    OPT_BIND,
+    OPT_TELL
 };
 enum { MAX_RANKS = 65536, EX_USAGE = 64 };
 /* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
 #define STOP_NS (6 * BT_NS_PER_S)
+/* For the other ranks, after the first one has ended well: they were all told to leave. */
+#define LEAVE_NS (2 * BT_NS_PER_S)
 
 typedef struct {
     bt_mpirun_options mpirun;
@@ -47,8 +50,7 @@ static const char DOC[] =
     "it. Open MPI's session files and shared memory lie in private directories (below TMPDIR and "
     "/dev/shm) that are removed at the end.\n\n"
     "Exit code: 0 when every rank ended with 0; else that of the first rank that failed, 128 + the "
-    "signal that ended it, or 1. With --on-death=replace 0 when any rank ended with 0 (on several "
-    "hosts: always).\n\n"
+    "signal that ended it, or 1. With --on-death=replace 0 when any rank ended with 0.\n\n"
     "Variables OMPI_MCA_* that you set win over those that this program would set.\n\n"
     "Example, what `baton run` does:\n"
     "  baton-launch --ranks 4 -- baton-worker --model models/demo --prefill 2 --decode 2 "
@@ -64,12 +66,13 @@ static const struct argp_option OPTIONS[] = {
     {"slurm", OPT_SLURM, NULL, 0, "On the nodes of the Slurm job that this runs in", 0},
     {"shm",                                  OPT_SHM, "DIR", OPTION_HIDDEN, "As rank: the job's folder for shared memory", 0},
     {"bind",                                  OPT_BIND, "TEXT", OPTION_HIDDEN, "As rank: cores and devices of all ranks", 0},
-    {"mpirun",                              OPT_MPIRUN, "PATH", 0,
+    {"tell-end",                              OPT_TELL, NULL, OPTION_HIDDEN, "As rank: say how it ended", 0},
+    {"mpirun",                             OPT_MPIRUN, "PATH", 0,
      "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)", 0},
-    {"on-death",                             OPT_ON_DEATH, "WHAT", 0,
+    {"on-death", OPT_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop (default): end all; replace: the others go on", 0},
-    {"as-rank", OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
-    {0                                  }
+    {"as-rank",                                   OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
+    {0}
 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -96,6 +99,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_SLURM: opt->mpirun.slurm = true; return 0;
     case OPT_SHM: opt->rank.shm = arg; return 0;
     case OPT_BIND: opt->rank.bind = arg; return 0;
+    case OPT_TELL: opt->rank.tell = true; return 0;
     case 'f': opt->mpirun.hostfile = arg; return 0;
     case OPT_HOST: opt->mpirun.hosts = arg; return 0;
     case OPT_MPIRUN: opt->mpirun.mpirun = arg; return 0;
@@ -163,17 +167,38 @@ static void handle_signal(int sig, pid_t mpirun, uint64_t *stop_at_ns)
     }
 }
 
-/* Returns mpirun's wait status; all its processes on this machine are gone by then. */
-static int wait_for(pid_t mpirun, const sigset_t *signals, pid_t guard)
+/* Over several hosts mpirun does not end once a rank has been lost, even when all have ended.
+ * True when it is time to end it. */
+static bool ranks_have_ended(const bt_mpirun_options *opt, uint64_t *first_ns)
 {
-    uint64_t stop_at_ns = 0;
-    int      status     = 0;
+    uint64_t now = bt_now_ns();
+    uint32_t n;
+    bool     well;
+
+    if (!bt_mpirun_survives_far(opt)) return false;
+    bt_endings_hear();
+    n = bt_endings_count(&well);
+    if (*first_ns == 0 && well) *first_ns = now;
+    return n >= opt->n_ranks || (*first_ns != 0 && now - *first_ns >= LEAVE_NS);
+}
+
+/* Returns mpirun's wait status; all its processes on this machine are gone by then. */
+static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *signals,
+                    pid_t guard)
+{
+    uint64_t stop_at_ns = 0, first_ns = 0;
+    bool     ended  = false;
+    int      status = 0;
 
     while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
         struct timespec tick = {0, 200 * BT_NS_PER_MS};
         int             sig  = sigtimedwait(signals, NULL, &tick);
 
         if (sig > 0) handle_signal(sig, mpirun, &stop_at_ns);
+        if (stop_at_ns == 0 && ranks_have_ended(opt, &first_ns)) {
+            ended = true;
+            handle_signal(SIGTERM, mpirun, &stop_at_ns);
+        }
         if (stop_at_ns != 0 && bt_now_ns() > stop_at_ns) {
             BT_WARN("mpirun has not ended its ranks within %d s: killing it",
                     (int)(STOP_NS / BT_NS_PER_S));
@@ -182,9 +207,10 @@ static int wait_for(pid_t mpirun, const sigset_t *signals, pid_t guard)
         }
     }
     bt_mpirun_reap(guard);
+    bt_endings_hear();
     /* As it was asked to: how mpirun itself died on the way is its own affair. */
     if (stop_at_ns != 0 && WIFSIGNALED(status)) status = SIGTERM;
-    if (stop_at_ns == 0 && status == 0) status = W_EXITCODE(bt_endings_code(), 0);
+    if (ended || (stop_at_ns == 0 && status == 0)) status = W_EXITCODE(bt_endings_code(), 0);
     return status;
 }
 
@@ -209,7 +235,7 @@ int main(int argc, char **argv)
     sigprocmask(SIG_BLOCK, &signals, NULL);
     st = bt_scratch_open(&scratch);
     if (st == BT_OK) st = bt_mpirun_start(&opt.mpirun, &scratch, &mpirun);
-    if (st == BT_OK) status = wait_for(mpirun, &signals, scratch.guard);
+    if (st == BT_OK) status = wait_for(&opt.mpirun, mpirun, &signals, scratch.guard);
     bt_scratch_close(&scratch);
     bt_rank_map_fini(&opt.map);
     return st == BT_OK ? exit_code(status) : EXIT_FAILURE;

@@ -155,6 +155,11 @@ static bool is_far(const bt_mpirun_options *options)
            options->slurm;
 }
 
+bool bt_mpirun_survives_far(const bt_mpirun_options *options)
+{
+    return options->survive && is_far(options);
+}
+
 static void set_environment(const bt_mpirun_options *options, const bt_scratch *scratch)
 {
     static const char *const ALWAYS[][2] = {
@@ -177,12 +182,19 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
     for (size_t i = 0; i < sizeof(ALWAYS) / sizeof(ALWAYS[0]); i++) {
         setenv(ALWAYS[i][0], ALWAYS[i][1], 0);
     }
-    /* Else mpirun ends every rank about a second after the first death. */
-    if (options->survive) setenv("OMPI_MCA_orte_enable_recovery", "1", 0);
+    /* Else mpirun ends every rank about a second after the first death; and, where daemons start
+     * one another or pass on each other's messages, after the loss of a node that did so. */
+    if (options->survive) {
+        setenv("OMPI_MCA_orte_enable_recovery", "1", 0);
+        setenv("OMPI_MCA_plm_rsh_no_tree_spawn", "1", 0);
+        setenv("OMPI_MCA_routed_radix", "1024", 0);
+    }
     if (!cross_memory_works()) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
     /* Inside an allocation several jobs share the nodes: their daemons do not wait for each other.
      */
-    if (getenv("SLURM_JOB_ID") != NULL) setenv("OMPI_MCA_plm_slurm_args", "--overlap", 0);
+    if (getenv("SLURM_JOB_ID") != NULL)
+        setenv("OMPI_MCA_plm_slurm_args", options->survive ? "--overlap --no-kill" : "--overlap",
+               0);
     bt_endings_provide(is_far(options) ? NULL : scratch->session);
     if (is_far(options)) return;
     for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {
@@ -193,7 +205,7 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
     setenv("OMPI_MCA_btl_vader_backing_directory", scratch->shm, 1);
 }
 
-static BT_NORETURN void exec_mpirun(char **argv, pid_t parent)
+static BT_NORETURN void exec_mpirun(char **argv, pid_t parent, int out)
 {
     sigset_t none;
     int      null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -204,6 +216,7 @@ static BT_NORETURN void exec_mpirun(char **argv, pid_t parent)
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (null >= 0) dup2(null, STDIN_FILENO);
+    if (out >= 0) dup2(out, STDOUT_FILENO);
     execv(argv[0], argv);
     bt_log_error(__FILE__, __LINE__, "cannot start mpirun", "%s: %s", argv[0], strerror(errno));
     _exit(127);
@@ -236,6 +249,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     char    **argv   = NULL;
     size_t    n_args = 0, n = 0;
     pid_t     self = getpid(), pid;
+    int       out  = -1;
     char      exe[PATH_MAX], mpirun[PATH_MAX], places[PATH_MAX], n_ranks[16], *bind = NULL;
 
     BT_TRY(own_path(exe));
@@ -282,6 +296,11 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
         argv[n++] = (char *)"--bind";
         argv[n++] = bind;
     }
+    if (bt_mpirun_survives_far(options)) {
+        argv[n++] = (char *)"--tell-end";
+        out       = bt_endings_listen();
+        BT_REQUIRE(out >= 0, BT_ERR_IO, "pipe: %s", strerror(errno));
+    }
     argv[n++] = (char *)"--";
     memcpy(argv + n, options->argv, n_args * sizeof(*argv));
 
@@ -289,11 +308,12 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     BT_REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, BT_ERR_IO, "PR_SET_CHILD_SUBREAPER: %s",
                strerror(errno));
     pid = fork();
-    if (pid == 0) exec_mpirun(argv, self);
+    if (pid == 0) exec_mpirun(argv, self, out);
     BT_REQUIRE(pid > 0, BT_ERR_IO, "fork: %s", strerror(errno));
     setpgid(pid, pid); /* on both sides, so that nobody can be too early */
     *pid_out = pid;
 out:
+    if (out >= 0) close(out);
     bt_free(argv);
     bt_free(bind);
     return st;

@@ -21,6 +21,9 @@ typedef struct {
     char **argv;    /* the program and its arguments, NULL-terminated */
 } bt_mpirun_options;
 
+/* The ranks run on several hosts and go on when one dies: endings come by lines (endings.h). */
+bool bt_mpirun_survives_far(const bt_mpirun_options *options);
+
 /* Starts mpirun in a process group of its own; it dies with this process.  Every rank runs
  * `baton-launch --as-rank -- argv`.  Variables of Open MPI that the user has set stay as they are.
  */

@@ -93,6 +93,6 @@ int bt_rank_run(char **argv, const bt_rank_options *options)
         return 127;
     }
     status = report(pid, argv[0], status);
-    bt_endings_note(status);
+    bt_endings_note(status, options->tell);
     return status;
 }

@@ -5,10 +5,13 @@
 #ifndef BT_LAUNCH_RANK_H
 #define BT_LAUNCH_RANK_H
 
+#include <stdbool.h>
+
 typedef struct {
     const char *shm; /* of a job over several hosts: the folder for its shared memory (leftovers.h);
                       * NULL: somebody else removes that */
     const char *bind; /* launch/bind.h; NULL: to nothing */
+    bool        tell; /* by a line how it ended (endings.h) */
 } bt_rank_options;
 
 /* Runs argv and returns the exit code that tells how it ended: its own, or 128 + signal; 127 when

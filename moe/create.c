@@ -140,14 +140,10 @@ out:
     return st;
 }
 
-static const bt_moe_ops *g_more; /* from a module */
-
-void bt_moe_register(const bt_moe_ops *ops) { g_more = ops; }
-
 static const bt_moe_ops *find_back_end(const bt_device *dev)
 {
     if (strcmp(bt_moe_cpu_ops.device, dev->ops->name) == 0) return &bt_moe_cpu_ops;
-    return g_more != NULL && strcmp(g_more->device, dev->ops->name) == 0 ? g_more : NULL;
+    return bt_device_symbol(dev, BT_MOE_MODULE_SYMBOL);
 }
 
 bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *placement,

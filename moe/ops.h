@@ -92,7 +92,7 @@ typedef struct {
 } bt_moe_ops;
 
 extern const bt_moe_ops bt_moe_cpu_ops;
-/* A back end that is not built in: for devices of its name from now on.  Static storage. */
-void bt_moe_register(const bt_moe_ops *ops);
+/* The name under which the module of another back end shows its table. */
+#define BT_MOE_MODULE_SYMBOL "bt_moe_cuda_ops"
 
 #endif

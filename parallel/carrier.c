@@ -2,14 +2,11 @@
  */
 #include "parallel/carrier.h"
 
-#include <string.h>
-
 #include "parallel/group_parts.h"
 
 bool bt_group_carries(const bt_group *group, const bt_device *dev)
 {
-    return bt_group_size(group) == 1 || bt_group_carrier(group) != NULL ||
-           strcmp(dev->ops->name, "cpu") == 0;
+    return bt_group_size(group) == 1 || bt_group_carrier(group) != NULL || dev->host_memory;
 }
 
 /* The group's later operations fail at once when this one has failed. */

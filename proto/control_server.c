@@ -22,6 +22,7 @@ struct bt_control_peer {
     grpc_byte_buffer   *received;
     int                 cancelled;
     bt_rpc_tag          attached, opened, arrived, sent, closed, finished;
+    bt_rpc_later        again;
     uint32_t            n_ops; /* in flight */
     grpc_byte_buffer  **queue; /* ring of messages to send */
     uint32_t            queue_cap, queue_at, n_queued;
@@ -188,9 +189,16 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
     } else {
         if (!p->ended) handle(p, buffer);
         grpc_byte_buffer_destroy(buffer);
-        recv_next(p);
+        bt_rpc_loop_defer(p->server->loop, &p->again); /* tokens go to their clients first */
+        p->n_ops++;
     }
     done(p);
+}
+
+static void on_again(void *ctx)
+{
+    recv_next(ctx);
+    done(ctx);
 }
 
 static void listen_for_peer(bt_control_server *s);
@@ -270,6 +278,7 @@ static void listen_for_peer(bt_control_server *s)
     p->attached = (bt_rpc_tag){on_attached, p};
     p->opened   = (bt_rpc_tag){on_simple, p};
     p->arrived  = (bt_rpc_tag){on_arrived, p};
+    p->again    = (bt_rpc_later){.fn = on_again, .ctx = p};
     p->sent     = (bt_rpc_tag){on_sent, p};
     p->closed   = (bt_rpc_tag){on_closed, p};
     p->finished = (bt_rpc_tag){on_simple, p};
@@ -450,7 +459,7 @@ void bt_control_send(bt_control_peer *peer, bt_down *m)
 void  bt_control_peer_set_data(bt_control_peer *peer, void *data) { peer->data = data; }
 void *bt_control_peer_data(const bt_control_peer *peer) { return peer->data; }
 
-void bt_control_refuse(bt_control_peer *peer, grpc_status_code code, const char *reason)
+void bt_control_refuse(bt_control_peer *peer, const char *reason)
 {
-    end(peer, code, reason, false);
+    end(peer, GRPC_STATUS_FAILED_PRECONDITION, reason, false);
 }

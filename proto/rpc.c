@@ -18,11 +18,12 @@
 #include "core/clock.h"
 #include "proto/text.h"
 
-enum { BATCH = 64, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20 };
+enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20 };
 
 struct bt_rpc_loop {
     grpc_completion_queue *cq; /* owned */
     uint64_t               n_in_flight;
+    bt_rpc_later          *deferred; /* list */
 };
 
 /* gRPC's own lines: of interest when something between processes is looked into, else noise beside
@@ -80,17 +81,42 @@ void bt_rpc_loop_destroy(bt_rpc_loop *loop)
 
 grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop) { return loop->cq; }
 
+static void run_deferred(bt_rpc_loop *loop)
+{
+    while (loop->deferred != NULL) {
+        bt_rpc_later *later = loop->deferred;
+
+        loop->deferred = later->next;
+        loop->n_in_flight--;
+        later->fn(later->ctx);
+    }
+}
+
 uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns)
 {
     grpc_completion_type type;
     gpr_timespec         deadline = bt_rpc_deadline(deadline_ns);
+    gpr_timespec         now      = gpr_time_0(GPR_CLOCK_MONOTONIC); /* without waiting */
     uint32_t             n        = 0;
 
-    while (n < BATCH && next(loop, deadline, &type)) {
-        deadline = gpr_time_0(GPR_CLOCK_MONOTONIC); /* what is there already, without waiting */
-        n++;
+    uint64_t begun_ns;
+
+    run_deferred(loop);
+    begun_ns = bt_now_ns();
+    if (!next(loop, deadline, &type)) return 0;
+    if (bt_now_ns() - begun_ns >= WAITED_US * BT_NS_PER_US) return 1;
+    for (n = 1; n < BATCH; n++) {
+        run_deferred(loop);
+        if (!next(loop, now, &type)) break;
     }
     return n;
+}
+
+void bt_rpc_loop_defer(bt_rpc_loop *loop, bt_rpc_later *later)
+{
+    later->next    = loop->deferred;
+    loop->deferred = later;
+    loop->n_in_flight++;
 }
 
 void bt_rpc_loop_begin(bt_rpc_loop *loop) { loop->n_in_flight++; }
@@ -104,20 +130,28 @@ gpr_timespec bt_rpc_deadline(uint64_t deadline_ns)
                           .clock_type = GPR_CLOCK_MONOTONIC};
 }
 
+#define INT_ARG(name, number)                                                      \
+    {                                                                              \
+        .type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (number) \
+    }
+
 const grpc_channel_args *bt_rpc_server_args(void)
 {
     static grpc_arg args[] = {
-        BT_RPC_INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), /* else two servers share a port in silence */
-        BT_RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
-        BT_RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
+        INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), /* else two servers share a port in silence */
+        INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
+        INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
         /* Gateways ping idle connections every 30 s; the defaults answer the fourth ping with
          * GOAWAY too_many_pings. */
-        BT_RPC_INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000),
-        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
-        BT_RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
+        INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000),
+        INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        INT_ARG(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
         /* A client whose machine has gone is noticed, and its requests end. */
-        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
-        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 30000),
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 30000),
+        /* What nobody asks for costs time at every message. */
+        INT_ARG(GRPC_ARG_ENABLE_CHANNELZ, 0),
+        INT_ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
     };
     static const grpc_channel_args all = {sizeof(args) / sizeof(args[0]), args};
 
@@ -127,12 +161,16 @@ const grpc_channel_args *bt_rpc_server_args(void)
 const grpc_channel_args *bt_rpc_client_args(void)
 {
     static grpc_arg args[] = {
-        BT_RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
-        BT_RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
-        BT_RPC_INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
-        BT_RPC_INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
-        BT_RPC_INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
-        BT_RPC_INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
+        INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
+        INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
+        INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+        INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
+        /* A server whose machine cannot be reached is noticed, also by who has nothing to say. */
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 5000),
+        INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
+        INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
+        INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
     };
     static const grpc_channel_args all = {sizeof(args) / sizeof(args[0]), args};
 
@@ -238,7 +276,7 @@ static int local_port(int fd)
     return -1;
 }
 
-void bt_rpc_hang_up(uint16_t port)
+void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx)
 {
     DIR           *all = port != 0 ? opendir("/proc/self/fd") : NULL;
     struct dirent *entry;
@@ -246,10 +284,18 @@ void bt_rpc_hang_up(uint16_t port)
     while (all != NULL && (entry = readdir(all)) != NULL) {
         int fd = atoi(entry->d_name); /* "." is 0, which no server has its socket on */
 
-        if (fd > 0 && local_port(fd) == port) shutdown(fd, SHUT_RDWR); /* gRPC closes it */
+        if (fd > 0 && local_port(fd) == port) fn(ctx, fd);
     }
     if (all != NULL) closedir(all);
 }
+
+static void hang_up(void *ctx, int fd)
+{
+    (void)ctx;
+    shutdown(fd, SHUT_RDWR); /* gRPC closes it */
+}
+
+void bt_rpc_hang_up(uint16_t port) { bt_rpc_each_socket(port, hang_up, NULL); }
 
 const char *bt_rpc_code_name(grpc_status_code code)
 {

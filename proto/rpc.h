@@ -23,21 +23,29 @@ struct bt_rpc_tag {
     void *ctx;
 };
 
+/* Something to be done later; alive until fn is called. */
+typedef struct bt_rpc_later bt_rpc_later;
+struct bt_rpc_later {
+    void (*fn)(void *ctx);
+    void         *ctx;
+    bt_rpc_later *next; /* the loop's */
+};
+
 bt_status              bt_rpc_loop_create(bt_rpc_loop **loop_out); /* calls grpc_init */
 void                   bt_rpc_loop_destroy(bt_rpc_loop *loop);     /* drains; calls grpc_shutdown */
 grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop);
-/* Handles completions until deadline_ns (bt_now_ns clock) or after at most a batch of them; returns
- * how many. */
+/* Handles the completions that are there, at most a batch of them; when there is none, waits until
+ * deadline_ns (bt_now_ns clock) for one, and returns with it, so that what it brings is acted upon
+ * before anything else.  Returns how many. */
 uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns);
 /* Operations in flight that will still complete; every starter counts with begin(), each completion
  * ends one. */
 void bt_rpc_loop_begin(bt_rpc_loop *loop);
 bool bt_rpc_loop_idle(const bt_rpc_loop *loop);
+/* Calls fn before the loop looks for its next completion: for what can wait until the caller of
+ * run_once() has acted on the one that ended a wait. */
+void bt_rpc_loop_defer(bt_rpc_loop *loop, bt_rpc_later *later);
 
-#define BT_RPC_INT_ARG(name, number)                                               \
-    {                                                                              \
-        .type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (number) \
-    }
 /* Server arguments that every Baton server uses: no port sharing, 256 MiB messages, pings as often
  * as gateways send them.  Static storage. */
 const grpc_channel_args *bt_rpc_server_args(void);
@@ -73,6 +81,9 @@ bt_status bt_rpc_channel_create(const char *address, const bt_rpc_client_tls *tl
  * address and cause. */
 bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,
                         uint16_t *port_out);
+/* Calls fn for every socket of this process that is bound to the port: listeners and connections.
+ */
+void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx);
 /* Closes the server's sockets on this port, connections and listener, as the end of the process
  * would; to be called right before grpc_server_shutdown_and_notify, once all answers are on the
  * wire.  gRPC's own way says GOAWAY, and a C-core client (1.51 to 1.85 seen) whose call was on its

@@ -8,19 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/parse.h"
 #include "core/rank_map.h"
-#include "tools/check_node.h"
+#include "tools/check_ask.h"
 
 enum {
-    NODES_MAX = 1024,
-    EX_USAGE  = 64,
-    OPT_MAP   = 256,
+    NODES_MAX   = 1024,
+    COMMAND_MAX = 12000,
+    EX_USAGE    = 64,
+    OPT_MAP     = 256,
     OPT_HOSTS,
     OPT_CONTROL,
     OPT_AGENT,
@@ -28,7 +28,8 @@ enum {
     OPT_RANKS,
     OPT_TOKENS,
     OPT_RATE,
-    OPT_HANG
+    OPT_HANG,
+    OPT_NODE_TIMEOUT
 };
 
 static const double CLOCK_S = 1, SHM_BYTES = 64 << 20;
@@ -52,7 +53,7 @@ typedef struct {
     const char *model, *control, *agent, *map;
     char       *names[NODES_MAX]; /* owned */
     uint32_t    n_nodes, n_group; /* n_group: ranks of the smaller group */
-    double      n_tokens, rate, hang_s;
+    double      n_tokens, rate, hang_s, node_s;
     bool        node;
 } options;
 
@@ -64,15 +65,17 @@ static const struct argp_option OPTIONS[] = {
     {"control",                                                             OPT_CONTROL, "HOST:PORT", 0,
      "Where the coordinator will wait for ranks: an address of this machine that is free", 0},
     {"agent",OPT_AGENT, "COMMAND", 0, "How to run a command on a host (default ssh)", 0},
+    {"node-timeout-s",                                                            OPT_NODE_TIMEOUT, "S", 0,
+     "How long each node may take to answer; all are asked at once (default 60)", 0},
     {"group",                                                            OPT_RANKS, "N", 0,
      "Ranks of the smaller group, for the cost of a pause (default: of the map, or 2)", 1},
-    {"tokens",                                                            OPT_TOKENS, "N", 0,
+    {"tokens",                                                       OPT_TOKENS, "N", 0,
      "Tokens that a lost rank holds, to be computed again (default 100000)", 1},
     {"prefill-rate",                                                       OPT_RATE, "N", 0,
      "Tokens a second of one prefill rank (status page; default 1000)", 1},
-    {"rank-timeout-s",                                                       OPT_HANG, "S", 0, "As the coordinator's (default 30)", 1},
-    {"node", OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks", 0},
-    {0                                                            }
+    {"rank-timeout-s", OPT_HANG, "S", 0, "As the coordinator's (default 30)", 1},
+    {"node",                                                             OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks", 0},
+    {0}
 };
 
 static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)
@@ -130,6 +133,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_RANKS: opt->n_group = (uint32_t)number(state, "--group", arg); return 0;
     case OPT_TOKENS: opt->n_tokens = number(state, "--tokens", arg); return 0;
     case OPT_RATE: opt->rate = number(state, "--prefill-rate", arg); return 0;
+    case OPT_NODE_TIMEOUT: opt->node_s = number(state, "--node-timeout-s", arg); return 0;
     case OPT_HANG: opt->hang_s = number(state, "--rank-timeout-s", arg); return 0;
     case ARGP_KEY_END:
         if (opt->model == NULL) argp_error(state, "--model is missing: the directory of a model");
@@ -141,12 +145,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 /* ---- asking */
-
-typedef struct {
-    bt_node_facts facts;
-    double        skew_s; /* of its clock against ours, give or take half the answer's time */
-    char          last[BT_CHECK_TEXT]; /* what it said instead of an answer */
-} node;
 
 /* 'it'\''s' for the shells on the way. */
 static void quote(const char *text, char *buf, size_t capacity)
@@ -185,28 +183,21 @@ static void make_command(const options *opt, const char *host, char *buf, size_t
     }
 }
 
-static double unix_now(void)
+static bt_status ask_all(const options *opt, bt_asked_node *nodes)
 {
-    struct timespec t;
+    bt_status st = BT_OK;
 
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void ask(const options *opt, const char *host, node *n)
-{
-    char  command[12000], line[512];
-    FILE *p;
-
-    make_command(opt, host, command, sizeof(command));
-    p = popen(command, "re");
-    while (p != NULL && fgets(line, sizeof(line), p) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        if (!n->facts.answered) snprintf(n->last, sizeof(n->last), "%.*s", BT_CHECK_TEXT - 1, line);
-        bt_check_node_hear(&n->facts, line);
-        if (n->facts.answered) n->skew_s = n->facts.unix_s - unix_now();
+    for (uint32_t i = 0; i < opt->n_nodes; i++) {
+        nodes[i].host    = opt->names[i];
+        nodes[i].command = bt_calloc(1, COMMAND_MAX);
+        BT_REQUIRE(nodes[i].command != NULL, BT_ERR_NO_MEMORY, "%u commands", opt->n_nodes);
+        make_command(opt, opt->names[i], nodes[i].command, COMMAND_MAX);
     }
-    if (p != NULL) pclose(p);
+    BT_TRY(bt_check_ask(nodes, opt->n_nodes, (uint64_t)(opt->node_s * BT_NS_PER_S)));
+out:
+    for (uint32_t i = 0; i < opt->n_nodes; i++)
+        bt_free(nodes[i].command);
+    return st;
 }
 
 /* ---- the verdict */
@@ -227,13 +218,19 @@ __attribute__((format(printf, 2, 3))) static void wrong(const char *host, const 
 
 static double gib(uint64_t bytes) { return (double)bytes / (1u << 30); }
 
-static void judge_alone(const char *host, const node *n)
+static void judge_alone(const options *opt, const bt_asked_node *n)
 {
     const bt_node_facts *f      = &n->facts;
+    const char          *host   = n->host;
     uint32_t             before = g_wrong;
 
     if (!f->answered) {
-        wrong(host, "it does not answer: %s", n->last[0] != '\0' ? n->last : "nothing came");
+        const char *last = n->last[0] != '\0' ? n->last : "nothing came";
+
+        if (n->late)
+            wrong(host, "it has not answered within %.1f s: %s", opt->node_s, last);
+        else
+            wrong(host, "it does not answer: %s", last);
         return;
     }
     for (uint32_t i = 0; i < f->n_trouble; i++)
@@ -252,9 +249,9 @@ static void judge_alone(const char *host, const node *n)
             gib(f->weight_bytes), f->read_rate * 1e-9, f->arithmetic, f->mpi);
 }
 
-static void judge_together(const options *opt, const node *nodes)
+static void judge_together(const options *opt, const bt_asked_node *nodes)
 {
-    const node *first = NULL;
+    const bt_asked_node *first = NULL;
 
     for (uint32_t i = 0; i < opt->n_nodes; i++) {
         const bt_node_facts *f = &nodes[i].facts, *g;
@@ -300,7 +297,7 @@ static int hold_port(const char *address)
     return fd;
 }
 
-static void tell_remedies(const node *nodes, uint32_t n)
+static void tell_remedies(const bt_asked_node *nodes, uint32_t n)
 {
     bool four = true;
 
@@ -311,7 +308,7 @@ static void tell_remedies(const node *nodes, uint32_t n)
                 : "stop, restart; replace needs Open MPI 4 on every node");
 }
 
-static void tell_pause(const options *opt, const node *nodes)
+static void tell_pause(const options *opt, const bt_asked_node *nodes)
 {
     uint64_t bytes   = nodes[0].facts.weight_bytes;
     double   slowest = 0, reload, replay = opt->n_tokens / opt->rate;
@@ -338,8 +335,8 @@ static void tell_pause(const options *opt, const node *nodes)
 int main(int argc, char **argv)
 {
     const struct argp parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
-    static options    opt    = {.n_tokens = 100000, .rate = 1000, .hang_s = 30};
-    node             *nodes;
+    static options    opt    = {.n_tokens = 100000, .rate = 1000, .hang_s = 30, .node_s = 60};
+    bt_asked_node    *nodes;
     int               port = -1;
 
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
@@ -351,10 +348,9 @@ int main(int argc, char **argv)
     nodes = bt_calloc(opt.n_nodes, sizeof(*nodes));
     if (nodes == NULL) return EXIT_FAILURE;
     if (opt.control != NULL) port = hold_port(opt.control);
-    for (uint32_t i = 0; i < opt.n_nodes; i++) {
-        ask(&opt, opt.names[i], &nodes[i]);
-        judge_alone(opt.names[i], &nodes[i]);
-    }
+    if (ask_all(&opt, nodes) != BT_OK) return EXIT_FAILURE;
+    for (uint32_t i = 0; i < opt.n_nodes; i++)
+        judge_alone(&opt, &nodes[i]);
     judge_together(&opt, nodes);
     tell_remedies(nodes, opt.n_nodes);
     tell_pause(&opt, nodes);

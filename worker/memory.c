@@ -48,6 +48,17 @@ uint64_t bt_memory_available(void)
     return left < least ? left : least;
 }
 
+bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out)
+{
+    bt_status st   = BT_OK;
+    uint64_t  left = 0, all = 0;
+
+    BT_TRY(bt_device_memory(dev, &left, &all)); /* others of the sharers may have taken theirs */
+    *available_out = left * n_sharers < all ? left * n_sharers : all;
+out:
+    return st;
+}
+
 /* The number after `part` in a tensor's name, or -1. */
 static long index_after(const char *name, const char *part)
 {
@@ -90,13 +101,68 @@ uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_
     return max_rows * (row * sizeof(bt_bf16) + 2ull * cfg->vocab_size * sizeof(float));
 }
 
+uint32_t bt_memory_adopted(uint32_t n_experts, uint32_t n_ranks)
+{
+    uint32_t lost = n_ranks == 0 ? 0 : (n_experts + n_ranks - 1) / n_ranks;
+
+    return n_ranks < 2 ? 0 : (lost + n_ranks - 2) / (n_ranks - 1);
+}
+
+bt_status bt_memory_check_room(const bt_memory_account *a, uint32_t n_more, uint32_t n_at_once,
+                               uint64_t available)
+{
+    bt_status st   = BT_OK;
+    uint64_t  need = n_more * a->expert * n_at_once;
+
+    BT_REQUIRE(
+        need <= available, BT_ERR_NO_MEMORY,
+        "%u more experts are to be held here after a loss, by %u ranks at a time: that needs "
+        "%" PRIu64 " MiB, and %" PRIu64
+        " MiB are left; leave more room with --kv-bytes, or start with more ranks or "
+        "--spares",
+        n_more, n_at_once, need >> 20, available >> 20);
+out:
+    return st;
+}
+
+/* The rows of a step that fit beside the weights and a page, of those that were asked for. */
+static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share)
+{
+    uint64_t fixed = (a->shared != 0 ? 0 : a->weights) + a->page_bytes;
+
+    if (share <= fixed || a->step == 0) return 0;
+    return (uint32_t)((share - fixed) * a->max_rows / a->step);
+}
+
+static bt_status fail_small(const bt_memory_account *a, uint64_t share, uint64_t other)
+{
+    bt_status st   = BT_OK;
+    uint32_t  rows = rows_that_fit(a, share);
+    char      fits[64];
+
+    if (rows > 0)
+        snprintf(fits, sizeof(fits), "--max-rows %u and --chunk to that would fit", rows);
+    else
+        snprintf(fits, sizeof(fits), "no --max-rows would fit");
+    BT_REQUIRE(false, BT_ERR_NO_MEMORY,
+               "each of the %u ranks on this %s may use %" PRIu64 " MiB beside %" PRIu64
+               " MiB of shared weights; own weights and steps need %" PRIu64
+               " MiB and one page %" PRIu64 " KiB: %s; or use fewer ranks here, or more %s",
+               a->local_size, a->on_gpu ? "GPU" : "machine", share >> 20, a->shared >> 20,
+               other >> 20, a->page_bytes >> 10, fits, a->on_gpu ? "GPUs" : "machines");
+out:
+    return st;
+}
+
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt_memory_account *a)
 {
     bt_status st    = BT_OK;
     uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
     uint64_t  all   = a->available / 100 * SHARE_PERCENT;
     uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size;
-    uint64_t  other = (a->shared != 0 ? 0 : a->weights) + a->step + a->staging, most, n;
+    uint64_t  other =
+        (a->shared != 0 ? 0 : a->weights) + a->step + (a->on_gpu ? 0 : a->staging) + a->adopt;
+    uint64_t most, n;
 
     a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
     a->given      = kv_bytes != 0;
@@ -107,13 +173,20 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
                    "needs %" PRIu64,
                    kv_bytes, BT_PAGE_TOKENS, cfg->n_layers, a->page_bytes);
         n = kv_bytes / a->page_bytes;
+        if (a->adopt != 0 && other + kv_bytes > share)
+            BT_WARN("--kv-bytes leaves no room for the experts of a lost rank: %" PRIu64
+                    " MiB are missing; the cell ends, or starts again, when it loses one",
+                    (other + kv_bytes - share) >> 20);
     } else {
-        BT_REQUIRE(share >= other + a->page_bytes, BT_ERR_NO_MEMORY,
-                   "each of the %u ranks here may use %" PRIu64 " MiB beside %" PRIu64
-                   " MiB of shared weights; own weights and steps need "
-                   "%" PRIu64 " MiB and one page %" PRIu64
-                   " KiB: use fewer ranks, a smaller --max-rows, or more machines",
-                   a->local_size, share >> 20, a->shared >> 20, other >> 20, a->page_bytes >> 10);
+        if (a->adopt != 0 && share < other + a->page_bytes * bt_kv_pages_for(cfg->max_context)) {
+            BT_WARN("there is no room for the experts of a lost rank (%" PRIu64
+                    " MiB): when one is "
+                    "lost the cell ends, or starts again",
+                    a->adopt >> 20);
+            other -= a->adopt;
+            a->adopt = 0;
+        }
+        if (share < other + a->page_bytes) BT_TRY(fail_small(a, share, other));
         n = (share - other) / a->page_bytes;
         n = n > most ? most : n;
     }
@@ -127,11 +200,13 @@ static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
 void bt_memory_print(const bt_memory_account *a)
 {
-    BT_INFO("memory: weights %.1f MiB (%.1f MiB for all ranks here together), steps %.1f MiB, "
+    BT_INFO("memory: weights %.1f MiB (%.1f MiB for all ranks here together), experts of a lost "
+            "rank %.1f MiB, steps %.1f MiB, "
             "staging %.1f MiB, %u pages of %.1f KiB = "
-            "%.1f MiB for %llu tokens%s; %.1f MiB available to %u ranks here",
+            "%.1f MiB for %llu tokens%s; %.1f MiB available to %u ranks on this %s",
             mib(a->weights), mib(a->shared != 0 ? a->shared : a->local_size * a->weights),
-            mib(a->step), mib(a->staging), a->n_pages, (double)a->page_bytes / 1024, mib(a->pages),
-            (unsigned long long)a->n_pages * BT_PAGE_TOKENS, a->given ? " (--kv-bytes)" : "",
-            mib(a->available), a->local_size);
+            mib(a->adopt), mib(a->step), mib(a->staging), a->n_pages, (double)a->page_bytes / 1024,
+            mib(a->pages), (unsigned long long)a->n_pages * BT_PAGE_TOKENS,
+            a->given ? " (--kv-bytes)" : "", mib(a->available), a->local_size,
+            a->on_gpu ? "GPU" : "machine");
 }

@@ -6,20 +6,27 @@
 #include "model/safetensors.h"
 
 typedef struct {
+    bool     on_gpu;     /* of the GPU's memory, in which no staging lies */
     uint64_t available;  /* to this process now: the machine's, or its control group's if less */
     uint32_t local_size; /* ranks that share it */
     uint64_t weights;    /* of this rank once loaded, as bf16 */
     uint64_t shared;     /* of all local ranks together, where they share them; 0: they do not */
+    uint64_t expert;     /* of one routed expert, all its layers */
+    uint64_t adopt;      /* what this rank takes over when one of its group is lost, at most */
     uint64_t step;       /* activations, logits and exchange buffers of a step, estimated */
     uint64_t staging;    /* of the hand-off */
     uint64_t page_bytes; /* of one page */
     uint64_t pages;      /* all of them: n_pages * page_bytes */
     uint32_t n_pages;
-    bool     given; /* by --kv-bytes */
+    uint32_t max_rows; /* that step was reckoned for */
+    bool     given;    /* by --kv-bytes */
 } bt_memory_account;
 
 /* Bytes that MemAvailable of /proc/meminfo and the control group leave. */
 uint64_t bt_memory_available(void);
+
+/* Of a GPU, which n_sharers ranks of this machine share. */
+bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out);
 
 /* What a rank will load: everything but the experts that are not its own, MTP layers and FP8
  * scales.  own: [n_experts], or NULL: all. */
@@ -27,9 +34,18 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
 /* A generous estimate of what a step of max_rows rows takes in a group of group_size ranks. */
 uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows);
 
+/* Experts that one of n_ranks has more after the loss of another one, at most
+ * (moe/placement.h). */
+uint32_t bt_memory_adopted(uint32_t n_experts, uint32_t n_ranks);
+/* So many more experts are to be read by n_at_once ranks of this machine each, where `available` is
+ * left: NO_MEMORY says that it does not suffice, which is better than to be killed for it. */
+bt_status bt_memory_check_room(const bt_memory_account *account, uint32_t n_more,
+                               uint32_t n_at_once, uint64_t available);
+
 /* Fills pages and n_pages: kv_bytes where it is not 0; else an even share of 85 % of what is
  * available, shared weights taken off first, less the other entries, up to POOL_CONTEXTS full
- * contexts.  NO_MEMORY or INVALID_ARG says how much one page needs. */
+ * contexts.  NO_MEMORY or INVALID_ARG says how much one page needs.  Where kv_bytes, or
+ * pages for one full context, leave no room for the experts of a lost rank, it warns. */
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes,
                                bt_memory_account *account);
 

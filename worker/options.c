@@ -9,9 +9,7 @@
 #include "core/parse.h"
 
 enum { DEFAULT_CHUNK = 512, MIN_MAX_ROWS = 256, MAX_RANKS = 4096, MAX_ROWS = 1 << 20 };
-enum { MAX_TIMEOUT_S = 3600, DEFAULT_TIMEOUT_S = 10, MAX_THREADS = 4096 };
-enum { DEFAULT_QUIET_S = 20, DEFAULT_ORPHAN_S = 60, MAX_ORPHAN_S = 86400 };
-#define S_NS 1000000000ull
+enum { MAX_TIMEOUT_S = 3600, DEFAULT_TIMEOUT_S = 10, MAX_THREADS = 4096, MAX_GPUS = 64 };
 
 enum {
     KEY_MODEL = 256,
@@ -25,9 +23,9 @@ enum {
     KEY_FORM,
     KEY_THREADS,
     KEY_KERNELS,
+    KEY_DEVICE,
+    KEY_CUDA_LIBRARY,
     KEY_TIMEOUT,
-    KEY_QUIET,
-    KEY_ORPHAN,
     KEY_ON_DEATH,
     KEY_SPARES,
     KEY_CELL,
@@ -76,6 +74,24 @@ out:
     return st;
 }
 
+static bt_status parse_device(const char *text, bt_worker_options *opt)
+{
+    bt_status st     = BT_OK;
+    uint32_t  number = 0;
+
+    opt->gpu    = BT_GPU_BY_LOCAL_RANK;
+    opt->device = strcmp(text, "auto") == 0  ? BT_ON_ANY
+                  : strcmp(text, "cpu") == 0 ? BT_ON_CPU
+                                             : BT_ON_GPU;
+    if (opt->device != BT_ON_GPU || strcmp(text, "cuda") == 0) goto out;
+    BT_REQUIRE(strncmp(text, "cuda:", 5) == 0, BT_ERR_INVALID_ARG,
+               "--device must be auto, cpu, cuda or cuda:N, not \"%s\"", text);
+    BT_TRY(parse_count("--device cuda:N", text + 5, 0, MAX_GPUS - 1, &number));
+    opt->gpu = (int32_t)number;
+out:
+    return st;
+}
+
 static bt_status parse_bytes(const char *text, uint64_t *bytes_out)
 {
     bt_status st = BT_OK;
@@ -96,6 +112,8 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_COORDINATOR: opt->coordinator = text; break;
     case KEY_CELL: opt->cell = text; break;
     case KEY_KERNELS: opt->kernels = text; break;
+    case KEY_CUDA_LIBRARY: opt->cuda_library = text; break;
+    case KEY_DEVICE: return parse_device(text, opt);
     case KEY_VERBOSE: opt->verbose = true; break;
     case KEY_SHARE: opt->share_generated = true; break;
     case KEY_PREFILL: return parse_count("--prefill", text, 1, MAX_RANKS, &opt->n_prefill);
@@ -109,15 +127,7 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_THREADS: return parse_count("--threads", text, 0, MAX_THREADS, &opt->n_threads);
     case KEY_TIMEOUT:
         BT_TRY(parse_count("--timeout-s", text, 1, MAX_TIMEOUT_S, &seconds));
-        opt->timeout_ns = seconds * S_NS;
-        break;
-    case KEY_QUIET:
-        BT_TRY(parse_count("--coordinator-timeout-s", text, 1, MAX_TIMEOUT_S, &seconds));
-        opt->quiet_ns = seconds * S_NS;
-        break;
-    case KEY_ORPHAN:
-        BT_TRY(parse_count("--orphan-s", text, 0, MAX_ORPHAN_S, &seconds));
-        opt->orphan_ns = seconds * S_NS;
+        opt->timeout_ns = (uint64_t)seconds * 1000000000u;
         break;
     case KEY_ON_DEATH:
         opt->replace = strcmp(text, "replace") == 0;
@@ -170,17 +180,17 @@ static const struct argp_option OPTIONS[] = {
      "Compute threads; 0 (default): one per core that this process may use.  Ranks that share a "
      "machine may all have one per core: idle ones leave theirs to the others", 0},
     {"kernels",                                         KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
-    {NULL,                                         0, NULL, 0, "Behaviour:", 3},
-    {"form",                                     KEY_FORM, "FORM", 0,
+    {"device",                                         KEY_DEVICE, "WHERE", 0,
+     "auto (default): a GPU where one can be used, else the CPU; cpu; cuda: a GPU, ranks of a "
+     "machine take turns; cuda:N: GPU N", 0},
+    {"cuda-library",                                     KEY_CUDA_LIBRARY, "FILE", 0,
+     "The CUDA back end (default: libbaton_cuda.so of this installation)", 0},
+    {NULL,                                       0, NULL, 0, "Behaviour:", 3},
+    {"form", KEY_FORM, "FORM", 0,
      "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
      "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",                                       KEY_TIMEOUT, "S", 0,
+    {"timeout-s",                                          KEY_TIMEOUT, "S", 0,
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"coordinator-timeout-s", KEY_QUIET, "S", 0,
-     "A coordinator that answers nothing for so long is lost (default 20)", 0},
-    {"orphan-s",                                          KEY_ORPHAN, "S", 0,
-     "When the coordinator is lost: drop what it had, and look for another one at its address for "
-     "so long, then leave (default 60; 0: leave at once)", 0},
     {"on-death",KEY_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
     {"spares",                                         KEY_SPARES, "N", 0,
@@ -231,15 +241,14 @@ out:
 
 static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
 static const bt_setting_default DEFAULTS[] = {
-    {"chunk",     "512"},
-    {"threads",           "0"},
+    {"chunk",   "512"},
+    {"threads",         "0"},
     {"kernels","auto"},
-    {"form",   "role"},
-    {"timeout-s",           "10"},
-    {"coordinator-timeout-s",   "20"},
-    {"orphan-s", "60"},
-    {"on-death",           "stop"},
-    {0    }
+    {"device", "auto"},
+    {"form",         "role"},
+    {"timeout-s",   "10"},
+    {"on-death",    "stop"},
+    {0        }
 };
 static const bt_setting_conflict CONFLICTS[] = {
     {"both",    "prefill"},
@@ -252,11 +261,10 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
 {
     bt_status         st   = BT_OK;
     bt_worker_options opt  = {.kernels    = "auto",
+                              .gpu        = BT_GPU_BY_LOCAL_RANK,
                               .cell       = "",
                               .chunk      = DEFAULT_CHUNK,
-                              .timeout_ns = DEFAULT_TIMEOUT_S * S_NS,
-                              .quiet_ns   = DEFAULT_QUIET_S * S_NS,
-                              .orphan_ns  = DEFAULT_ORPHAN_S * S_NS};
+                              .timeout_ns = (uint64_t)DEFAULT_TIMEOUT_S * 1000000000u};
     parse_state       p    = {&opt, BT_OK};
     error_t           code = 0;
 

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "parallel/carrier.h"
 #include "worker/rank.h"
 
 #define BEAT_NS  (50 * BT_NS_PER_MS)
@@ -41,8 +42,7 @@ bt_status bt_rank_find_place(bt_rank *r)
                                .seats     = r->seats};
     BT_TRY(number_seats(&r->seats[BT_GROUP_PREFILL], first, 0));
     BT_TRY(number_seats(&r->seats[BT_GROUP_DECODE], r->opt.n_decode, first));
-    r->links.rank  = r->facts.rank;
-    r->seats_epoch = r->epoch = BT_FIRST_EPOCH;
+    r->links.rank = r->facts.rank;
 out:
     return st;
 }
@@ -79,6 +79,7 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     bt_plan        *plans     = bt_calloc(own->n, sizeof(*plans));
     bt_placement    placement = {0};
     bt_group       *group     = NULL;
+    bt_carrier     *carrier   = NULL;
 
     if (index == 2) goto out; /* a spare */
     BT_REQUIRE(ranks != NULL && taken != NULL && plans != NULL, BT_ERR_NO_MEMORY,
@@ -89,6 +90,10 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     }
     BT_TRY(place_experts(r, taken, own->n, &placement));
     BT_TRY(bt_group_create(r->world, n, ranks, index, own->epoch, &group));
+    if (!r->dev->host_memory && n > 1) {
+        BT_TRY(bt_carrier_staged_create(r->dev, &carrier));
+        bt_group_attach(group, carrier);
+    }
     bt_group_destroy(r->group);
     bt_placement_fini(&r->placement);
     bt_free(r->plans);
@@ -101,7 +106,9 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     r->group_self             = bt_group_self(group);
     plans                     = NULL; /* handed over, as are the next two */
     placement                 = (bt_placement){0};
+    group                     = NULL;
 out:
+    bt_group_destroy(group);
     bt_placement_fini(&placement);
     bt_free(plans);
     bt_free(taken);
@@ -161,13 +168,39 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
     bt_worker_background(r->worker);
 }
 
+static uint32_t count_experts(const bt_rank *r)
+{
+    uint32_t n = 0;
+
+    if (r->group == NULL || !r->has_placement) return 0;
+    for (uint32_t e = 0; e < r->placement.n_experts; e++)
+        n += r->placement.owner[e] == r->group_self;
+    return n;
+}
+
+/* Before experts are read: others of this machine may adopt some at the same time. */
+static bt_status check_room(const bt_rank *r, uint32_t n_before)
+{
+    bt_status st = BT_OK;
+    uint32_t  n = count_experts(r), n_at_once = n_before == 0 ? 1 : r->memory.local_size;
+    uint64_t  left = bt_memory_available();
+
+    if (n <= n_before) return BT_OK;
+    if (r->memory.on_gpu) BT_TRY(bt_memory_available_on(r->dev, 1, &left));
+    BT_TRY(bt_memory_check_room(&r->memory, n - n_before, n_at_once, left));
+out:
+    return st;
+}
+
 static bt_status follow(bt_rank *r, const bt_seats seats[2])
 {
-    bt_status        st  = BT_OK;
-    uint64_t         now = bt_now_ns();
-    bt_model_options opt = {.dev = r->dev, .progress = on_load, .progress_ctx = r};
+    bt_status        st       = BT_OK;
+    uint64_t         now      = bt_now_ns();
+    uint32_t         n_before = count_experts(r);
+    bt_model_options opt      = {.dev = r->dev, .progress = on_load, .progress_ctx = r};
 
     BT_TRY(bt_rank_form_group(r, seats));
+    BT_TRY(check_room(r, n_before));
     opt.group     = r->group;
     opt.placement = r->has_placement ? &r->placement : NULL;
     BT_TRY(bt_model_regroup(r->model, r->st, &opt));
@@ -192,7 +225,7 @@ static bt_status prepare(bt_rank *r, const bt_down_regroup *m)
                BT_ERR_PROTOCOL, "rank %u is to prepare for a seat that it %s", r->facts.rank,
                group_of(r->seats, r->facts.rank) == 2 ? "is not given" : "has");
     BT_TRY(follow(r, m->groups));
-    BT_TRY(bt_links_send(&r->links, &up));
+    BT_TRY(bt_control_client_send(r->client, &up));
 out:
     return st;
 }
@@ -216,13 +249,6 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
         r->seats[i]        = g->groups[i];
         g->groups[i].ranks = NULL; /* ours now */
     }
-    bt_free(r->gone);
-    r->gone        = g->gone;
-    r->n_gone      = g->n_gone;
-    g->gone        = NULL; /* ours now */
-    r->seats_epoch = g->epoch;
-    if (g->epoch > r->epoch) r->epoch = g->epoch;
-    bt_rank_adopted(r);
 out:
     return st;
 }
@@ -238,7 +264,7 @@ static bt_status say_expired(bt_rank *r)
     BT_REQUIRE(m.u.expired.ranks != NULL && m.u.expired.what != NULL, BT_ERR_NO_MEMORY,
                "the report of an expired wait");
     m.u.expired.n = bt_group_missing(r->group, m.u.expired.ranks);
-    st            = bt_links_send(&r->links, &m);
+    st            = bt_control_client_send(r->client, &m);
     m.kind        = BT_UP_READY; /* it owns nothing any more */
 out:
     bt_up_free(&m);
@@ -253,8 +279,6 @@ bt_status bt_rank_await_regroup(bt_rank *r)
     BT_TRY(say_expired(r));
     while (!r->links.regroup_due) {
         if (bt_links_must_leave(&r->links)) return BT_ERR_CANCELLED;
-        if (bt_now_ns() - start_ns >= limit_ns) bt_links_forsake(&r->links);
-        if (bt_links_orphaned(&r->links)) return BT_OK;
         BT_REQUIRE(bt_now_ns() - start_ns < limit_ns, BT_ERR_TIMEOUT,
                    "the coordinator has not said within %.1f s how the group of epoch %u goes on",
                    (double)limit_ns / BT_NS_PER_S, bt_group_epoch(r->group));

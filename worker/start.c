@@ -7,16 +7,17 @@
  * alone without its process ending. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
-#include "proto/config_hash.h"
 #include "worker/rank.h"
 
 #define CONNECT_NS (30 * BT_NS_PER_S)
 #define GRANT_NS   (2 * BT_NS_PER_S)
 
-enum { SLOT_BYTES = 1 << 20, N_SLOTS = 8 };
+enum { SLOT_BYTES = 1 << 20, N_SLOTS = 8, PROTOCOL = 1 };
 
 static bt_status read_model(bt_rank *r)
 {
@@ -24,8 +25,6 @@ static bt_status read_model(bt_rank *r)
 
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
-    r->fingerprint = bt_model_fingerprint(&r->cfg, r->st);
-    r->config_hash = bt_config_hash(r->opt.model);
 out:
     return st;
 }
@@ -57,19 +56,38 @@ static bt_status mark_rank(const bt_rank *r, uint32_t rank, bool *own)
     return mark_experts(r, n_first, n_first - 1, own);
 }
 
-/* What this rank loads, and what all ranks of this machine load together. */
-static bt_status count_weights(bt_rank *r, uint64_t *own_out, uint64_t *all_out)
+/* What a lost rank's experts may add here.  Where the ranks of a machine share what they pack, they
+ * cannot need more than the whole model. */
+static void count_adopted(bt_rank *r, uint32_t group, uint64_t none, uint64_t all)
 {
-    bt_status st  = BT_OK;
-    uint32_t  n   = r->cfg.moe.gate.n_experts;
+    bt_memory_account *m     = &r->memory;
+    uint32_t           n     = r->cfg.moe.gate.n_experts;
+    uint64_t           whole = bt_memory_weights(&r->cfg, r->st, NULL), most;
+
+    if (n == 0) return;
+    m->expert = (whole - none) / n;
+    if (!r->opt.replace) return;
+    m->adopt = bt_memory_adopted(n, group) * m->expert;
+    most     = (whole - all) / bt_world_local_size(r->world);
+    if (r->store != NULL && m->adopt > most) m->adopt = most;
+}
+
+/* What this rank loads, and what all ranks of this machine load together. */
+static bt_status count_weights(bt_rank *r, uint32_t group, uint64_t *own_out, uint64_t *all_out)
+{
+    bt_status st = BT_OK;
+    uint32_t  n  = r->cfg.moe.gate.n_experts;
+    uint64_t  none;
     bool     *own = bt_calloc(n, sizeof(*own)), *all = bt_calloc(n, sizeof(*all));
 
     BT_REQUIRE(own != NULL && all != NULL, BT_ERR_NO_MEMORY, "lists of %u experts", n);
+    none = bt_memory_weights(&r->cfg, r->st, own);
     if (n != 0) BT_TRY(mark_rank(r, r->facts.rank, own));
     for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++)
         if (bt_world_same_machine(r->world, rank)) BT_TRY(mark_rank(r, rank, all));
     *own_out = bt_memory_weights(&r->cfg, r->st, own);
     *all_out = bt_memory_weights(&r->cfg, r->st, all);
+    count_adopted(r, group, none, *all_out);
 out:
     bt_free(own);
     bt_free(all);
@@ -85,7 +103,7 @@ static void open_store(bt_rank *r)
                             .rank       = r->facts.rank,
                             .timeout_ns = r->opt.timeout_ns};
 
-    if (opt.fd < 0) return;
+    if (opt.fd < 0 || !r->dev->host_memory) return;
     bt_model_store_options(&r->cfg, r->st, &opt);
     if (bt_store_open(&opt, &r->store) != BT_OK) BT_WARN("this rank packs weights of its own");
 }
@@ -98,12 +116,16 @@ static bt_status draw_account(bt_rank *r)
     bool               handoff = !bt_rank_has_both(&r->facts);
     uint32_t           group   = r->group != NULL ? r->group_size : r->facts.n_ranks;
 
-    BT_TRY(count_weights(r, &m->weights, &all));
+    BT_TRY(count_weights(r, group, &m->weights, &all));
     m->shared     = r->store != NULL ? all : 0;
+    m->on_gpu     = !r->dev->host_memory;
+    m->local_size = m->on_gpu ? r->gpu_sharers : bt_world_local_size(r->world);
     m->available  = bt_memory_available();
-    m->local_size = bt_world_local_size(r->world);
-    m->step       = bt_memory_step(&r->cfg, group, r->opt.max_rows);
-    m->staging    = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
+    if (m->on_gpu) BT_TRY(bt_memory_available_on(r->dev, r->gpu_sharers, &m->available));
+    m->max_rows = r->opt.max_rows;
+    m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
+              bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows);
+    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
@@ -111,6 +133,75 @@ static bt_status draw_account(bt_rank *r)
     bt_memory_print(m);
 out:
     return st;
+}
+
+static char *arithmetic(const bt_rank *r)
+{
+    const bt_gate_config *gate = &r->cfg.moe.gate;
+    uint32_t n_blocks = gate->n_experts == 0 ? 0 : bt_sum_blocks(gate->n_experts, gate->n_groups);
+    char     text[256];
+
+    snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
+             bt_form_policy_name(r->opt.form), r->opt.share_generated ? ",share-generated" : "",
+             n_blocks, BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
+    return bt_strdup(text);
+}
+
+static bt_status say_hello(bt_rank *r)
+{
+    bt_status    st = BT_OK;
+    bt_up        m  = {.kind = BT_UP_HELLO};
+    bt_up_hello *h  = &m.u.hello;
+    char         host[256];
+
+    if (gethostname(host, sizeof(host)) != 0) snprintf(host, sizeof(host), "unknown");
+    host[sizeof(host) - 1] = '\0';
+
+    *h = (bt_up_hello){.protocol          = PROTOCOL,
+                       .rank              = r->facts.rank,
+                       .n_ranks           = r->facts.n_ranks,
+                       .n_prefill         = r->facts.n_prefill,
+                       .n_decode          = r->facts.n_decode,
+                       .n_spares          = r->opt.n_spares,
+                       .pid               = (uint32_t)getpid(),
+                       .model_fingerprint = bt_model_fingerprint(&r->cfg, r->st),
+                       .n_pages           = r->memory.n_pages,
+                       .page_tokens       = BT_PAGE_TOKENS,
+                       .page_bytes        = r->memory.page_bytes,
+                       .max_rows          = r->opt.max_rows,
+                       .epoch             = BT_FIRST_EPOCH,
+                       .vocab_size        = r->cfg.vocab_size,
+                       .max_context       = r->cfg.max_context,
+                       .n_eos             = r->cfg.n_eos,
+                       .bos_token         = r->cfg.bos_token,
+                       .pad_token         = r->cfg.pad_token,
+                       .weight_bytes      = r->memory.weights,
+                       .share_generated   = r->opt.share_generated};
+
+    h->host                  = bt_strdup(host);
+    h->cell                  = bt_strdup(r->opt.cell);
+    h->arithmetic            = arithmetic(r);
+    h->model_type            = bt_strdup(r->cfg.model_type);
+    h->architecture          = bt_strdup(r->cfg.architecture);
+    h->default_sampling_json = bt_strdup(r->cfg.default_sampling_json);
+    h->eos_tokens            = bt_calloc(r->cfg.n_eos, sizeof(*h->eos_tokens));
+    BT_REQUIRE(h->host != NULL && h->cell != NULL && h->arithmetic != NULL &&
+                   h->model_type != NULL && h->architecture != NULL &&
+                   h->default_sampling_json != NULL && h->eos_tokens != NULL,
+               BT_ERR_NO_MEMORY, "hello");
+    memcpy(h->eos_tokens, r->cfg.eos_tokens, r->cfg.n_eos * sizeof(*h->eos_tokens));
+    st     = bt_control_client_send(r->client, &m);
+    m.kind = BT_UP_READY; /* it owns nothing any more */
+out:
+    bt_up_free(&m);
+    return st;
+}
+
+static bt_status send_ready(bt_rank *r)
+{
+    bt_up m = {.kind = BT_UP_READY};
+
+    return bt_control_client_send(r->client, &m);
 }
 
 /* Weights are read for a long time: say how far, and see whether anybody still wants them. */
@@ -124,14 +215,12 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 
     if (now - r->progress_ns >= 100 * BT_NS_PER_MS || done_bytes == total_bytes) {
         r->progress_ns = now;
-        bt_links_send(&r->links, &m); /* a lost stream shows below */
+        bt_control_client_send(r->client, &m); /* a lost stream shows below */
     }
     bt_rank_pass_on_drain(r);
-    if (!bt_links_must_leave(&r->links) && r->links.shutdown_ns == 0) {
-        if (bt_rank_tend_coordinator(r) == BT_OK) return;
-        bt_rank_leave(r, EXIT_FAILURE, bt_error_text());
-    }
-    if (r->links.lost) bt_rank_leave(r, EXIT_FAILURE, "the coordinator was lost");
+    if (!bt_links_must_leave(&r->links) && r->links.shutdown_ns == 0) return;
+    if (bt_control_client_lost(r->client))
+        bt_rank_leave(r, EXIT_FAILURE, "the coordinator was lost");
     bt_rank_leave(r, EXIT_SUCCESS, "told to leave while loading");
 }
 
@@ -193,7 +282,7 @@ static bt_status create_worker(bt_rank *r)
                                           .form       = r->opt.form,
                                           .dev        = r->dev,
                                           .pool       = r->pool,
-                                          .kernels    = bt_device_cpu_table(r->dev),
+                                          .kernels    = r->kernels,
                                           .links      = bt_links_table(&r->links),
                                           .group_size = r->group_size,
                                           .group_self = r->group_self,
@@ -209,23 +298,22 @@ out:
 
 bt_status bt_rank_start(bt_rank *r)
 {
-    bt_status             st  = BT_OK;
-    bt_device_cpu_options cpu = {.n_threads = r->opt.n_threads, .kernels = r->opt.kernels};
+    bt_status st = BT_OK;
 
     BT_TRY(bt_worker_options_check_ranks(&r->opt, bt_world_size(r->world)));
     BT_TRY(bt_rank_find_place(r));
     BT_TRY(read_model(r));
-    BT_TRY(bt_device_cpu_create(&cpu, &r->dev));
+    BT_TRY(bt_rank_open_device(r));
     BT_TRY(bt_rank_form_group(r, r->seats));
     open_store(r);
     BT_TRY(draw_account(r));
-    BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, r->opt.quiet_ns, &r->client));
-    bt_links_set_client(&r->links, r->client);
-    *r->tell = 1;
-    BT_TRY(bt_rank_say_hello(r));
+    BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, &r->client));
+    r->links.client = r->client;
+    *r->tell        = 1;
+    BT_TRY(say_hello(r));
     BT_TRY(load(r));
     BT_TRY(create_worker(r));
-    BT_TRY(bt_rank_say_ready(r));
+    BT_TRY(send_ready(r));
     BT_INFO("ready: rank %u of %u, %s, group of %u, arithmetic %s", r->facts.rank, r->facts.n_ranks,
             r->group == NULL                     ? "spare"
             : bt_rank_has_both(&r->facts)        ? "both roles"

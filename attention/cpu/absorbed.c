@@ -12,9 +12,12 @@
 #include "attention/cpu/attn_cpu.h"
 
 enum {
-    MIN_TILE_LANES  = 16,
-    PAGE_COST_LANES = 8, /* what a tile does once for a page, in lanes */
-    SQUARE          = 4
+    MIN_TILE_LANES    = 16,
+    PAGE_COST_LANES   = 8, /* what a tile does once for a page, in lanes */
+    SQUARE            = 4,
+    MIN_COLS          = 64, /* of a head's product; a multiple of 32 */
+    CHUNKS_PER_MEMBER = 8,
+    LINE              = 32 /* elements of a cache line */
 };
 typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
 
@@ -26,6 +29,7 @@ typedef struct {
     uint32_t            n_items, n_groups, n_used; /* of the wave; n_used: slots */
 } absorbed_job;
 
+static uint32_t cuts_of(uint32_t n, uint32_t cols) { return (n + cols - 1) / cols; }
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static bt_tile tile_of(const absorbed_job *job, const bt_absorbed_item *item)
@@ -36,6 +40,7 @@ static bt_tile tile_of(const absorbed_job *job, const bt_absorbed_item *item)
                      .role          = item->span->role,
                      .scale         = cfg->softmax_scale,
                      .v_dim         = cfg->kv_lora_rank,
+                     .block_keys    = BT_BLOCK_TOKENS,
                      .n_lanes       = item->n_lanes,
                      .lane0         = item->lane0,
                      .lanes_per_pos = cfg->n_heads,
@@ -65,36 +70,59 @@ static void turn_square(const float *from, size_t ld, float *to)
     r[2] = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
     r[3] = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
     for (int i = 0; i < SQUARE; i++)
-        memcpy(to + (size_t)i * BT_PAGE_TOKENS, &r[i], sizeof(r[i]));
+        memcpy(to + (size_t)i * BT_BLOCK_TOKENS, &r[i], sizeof(r[i]));
 }
 
-/* The queries become the packed operand and the page's rows the plain one, so that no page is
- * packed for its scores; they come out as [key][lane]. */
-static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows, uint32_t n_keys,
-                  const bt_attn_member *m)
+/* The queries [latent | rope] of the item's lanes, as the packed operand of the scores. */
+static void pack_queries(const absorbed_job *job, const bt_absorbed_item *item,
+                         const bt_attn_member *m)
 {
-    const bt_mla_config *cfg    = &job->a->cfg;
-    size_t               kv_dim = bt_kv_pool_kv_dim(job->call->pool);
-    size_t               ld     = bt_cpu_pad(t->n_lanes, SQUARE);
-    bt_cpu_mm            mm     = {.x      = rows,
-                                   .ld_x   = kv_dim,
-                                   .packed = m->query,
-                                   .y      = m->scores_t,
-                                   .ld_y   = ld,
-                                   .m      = n_keys,
-                                   .n      = t->n_lanes,
-                                   .k      = cfg->kv_lora_rank};
+    const bt_mla_config *cfg      = &job->a->cfg;
+    size_t               head_dim = cfg->qk_nope_dim + cfg->qk_rope_dim;
+    uint32_t             c = cfg->kv_lora_rank, kv_dim = c + cfg->qk_rope_dim;
+    const bt_bf16       *latent = job->a->ql + lane_in_block(job, item) * c;
+    const bt_bf16       *rope   = job->call->q + cfg->qk_nope_dim +
+                          ((size_t)item->row * cfg->n_heads + item->lane0) * head_dim;
+
+    for (uint32_t lane0 = 0; lane0 < item->n_lanes; lane0 += BT_QUERY_LANES) {
+        uint32_t n = min_u32(item->n_lanes - lane0, BT_QUERY_LANES);
+
+        for (size_t i = 0; i < n; i++) {
+            memcpy(m->queries + i * kv_dim, latent + (lane0 + i) * c, c * sizeof(*latent));
+            memcpy(m->queries + i * kv_dim + c, rope + (lane0 + i) * head_dim,
+                   cfg->qk_rope_dim * sizeof(*rope));
+        }
+        job->a->kernels->rows->pack_rows(m->queries, kv_dim, n, kv_dim,
+                                         m->query + bt_cpu_packed_elems(lane0, kv_dim));
+    }
+}
+
+/* The queries are the packed operand and the page's rows the plain one, so that no page is packed
+ * for its scores; they come out as [key][lane].  While they are turned, a later page is fetched. */
+static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows, uint32_t n_keys,
+                  const bt_bf16 *later, const bt_attn_member *m, float *scores)
+{
+    uint32_t kv_dim = bt_kv_pool_kv_dim(job->call->pool);
+    size_t   ld = bt_cpu_pad(t->n_lanes, SQUARE), fetched = 0;
+    size_t step  = (size_t)kv_dim * BT_PAGE_TOKENS * SQUARE / ld; /* of `later`, for SQUARE lanes */
+    bt_cpu_mm mm = {.x      = rows,
+                    .ld_x   = kv_dim,
+                    .packed = m->query,
+                    .y      = m->scores_t,
+                    .ld_y   = ld,
+                    .m      = n_keys,
+                    .n      = t->n_lanes,
+                    .k      = kv_dim,
+                    .cached = true};
 
     t->kernels->mm[t->role](&mm);
-    mm.x      = rows + cfg->kv_lora_rank;
-    mm.packed = m->query_rope;
-    mm.k      = cfg->qk_rope_dim;
-    mm.add    = true;
-    t->kernels->mm[t->role](&mm);
-    for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE)
+    for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE) {
         for (uint32_t key = 0; key < n_keys; key += SQUARE)
             turn_square(m->scores_t + key * ld + lane, ld,
-                        m->tile.scores + (size_t)lane * BT_PAGE_TOKENS + key);
+                        scores + (size_t)lane * BT_BLOCK_TOKENS + key);
+        for (size_t end = fetched + step; later != NULL && fetched < end; fetched += LINE)
+            __builtin_prefetch(later + fetched, 0, 2);
+    }
 }
 
 static void finish(const absorbed_job *job, const bt_absorbed_item *item, const bt_tile *t,
@@ -105,40 +133,50 @@ static void finish(const absorbed_job *job, const bt_absorbed_item *item, const 
     bt_tile_finish(t, state, job->a->ol + lane_in_block(job, item) * c, c);
 }
 
+static const bt_bf16 *page_rows(const absorbed_job *job, const bt_span *span, uint32_t pos)
+{
+    return bt_kv_pool_rows(job->call->pool, span->pages[pos / BT_PAGE_TOKENS], job->call->layer);
+}
+
+/* Scores and packed latents of a block, page by page; the item goes on to `end`. */
+static void fill_block(const absorbed_job *job, const bt_tile *t, const bt_span *span,
+                       const bt_key_block *block, uint32_t end, const bt_attn_member *m)
+{
+    uint32_t c = job->a->cfg.kv_lora_rank, kv_dim = bt_kv_pool_kv_dim(job->call->pool);
+
+    for (uint32_t at = 0; at < block->n_keys; at += BT_PAGE_TOKENS) {
+        uint32_t       n_keys = min_u32(block->n_keys - at, BT_PAGE_TOKENS);
+        uint32_t       pos = block->start + at, later = pos + BT_BLOCK_TOKENS;
+        const bt_bf16 *rows = page_rows(job, span, pos);
+
+        score(job, t, rows, n_keys, later < end ? page_rows(job, span, later) : NULL, m,
+              m->tile.scores + at);
+        t->kernels->rows->pack_cols(rows, kv_dim, n_keys, c, bt_cpu_pad(block->n_keys, 32),
+                                    m->latents + (size_t)at * 16);
+    }
+}
+
 /* One item of a wave: its part of the softmax goes to its slot, or, when it is the tile's only one,
  * through the member's own buffer, which stays in its cache, to the end. */
 static void item_task(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const absorbed_job       *job       = ctx;
-    const bt_attn_cpu        *a         = job->a;
-    const bt_mla_config      *cfg       = &a->cfg;
-    const bt_attn_member     *m         = &a->members[member];
-    const bt_cpu_row_kernels *rk        = a->kernels->rows;
-    const bt_absorbed_item   *item      = &a->items[chunk];
-    bt_tile                   t         = tile_of(job, item);
-    bool                      alone     = item->n_parts == 1;
-    bt_tile_state             state     = bt_tile_state_at(alone ? m->state : a->slot[item->slot]);
-    uint32_t                  end       = bt_tile_last_pos(&t) + 1;
-    uint32_t                  page      = item->part * BT_PART_PAGES;
-    uint32_t                  last_page = min_u32(bt_kv_pages_for(end), page + BT_PART_PAGES);
-    size_t                    head_dim  = cfg->qk_nope_dim + cfg->qk_rope_dim,
-           kv_dim                       = bt_kv_pool_kv_dim(job->call->pool);
+    const absorbed_job     *job   = ctx;
+    const bt_attn_cpu      *a     = job->a;
+    const bt_attn_member   *m     = &a->members[member];
+    const bt_absorbed_item *item  = &a->items[chunk];
+    bt_tile                 t     = tile_of(job, item);
+    bool                    alone = item->n_parts == 1;
+    bt_tile_state           state = bt_tile_state_at(alone ? m->state : a->slot[item->slot]);
+    uint32_t                start = item->part * BT_ATTN_SPLIT_TOKENS;
+    uint32_t                end   = min_u32(bt_tile_last_pos(&t) + 1, start + BT_ATTN_SPLIT_TOKENS);
 
-    rk->pack_rows(a->ql + lane_in_block(job, item) * cfg->kv_lora_rank, cfg->kv_lora_rank,
-                  t.n_lanes, cfg->kv_lora_rank, m->query);
-    rk->pack_rows(job->call->q + ((size_t)item->row * cfg->n_heads + item->lane0) * head_dim +
-                      cfg->qk_nope_dim,
-                  head_dim, t.n_lanes, cfg->qk_rope_dim, m->query_rope);
+    pack_queries(job, item, m);
     bt_tile_reset(&t, &state);
-    for (; page < last_page; page++) {
-        bt_key_block   block = {.start  = page * BT_PAGE_TOKENS,
-                                .n_keys = min_u32(end - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS),
-                                .values = m->latents};
-        const bt_bf16 *rows =
-            bt_kv_pool_rows(job->call->pool, item->span->pages[page], job->call->layer);
+    for (; start < end; start += BT_BLOCK_TOKENS) {
+        bt_key_block block = {
+            .start = start, .n_keys = min_u32(end - start, BT_BLOCK_TOKENS), .values = m->latents};
 
-        score(job, &t, rows, block.n_keys, m);
-        rk->pack_cols(rows, kv_dim, block.n_keys, cfg->kv_lora_rank, m->latents);
+        fill_block(job, &t, item->span, &block, end, m);
         bt_tile_add(&t, &block, &m->tile, &state);
     }
     if (alone) finish(job, item, &t, &state);
@@ -270,44 +308,92 @@ static void attend_block(absorbed_job *job)
     run_wave(job);
 }
 
-/* ql_h = W_UK_h^T qn_h, or out_h = W_UV_h ol_h, for the rows of a block. */
-static bt_status query_to_latent(const absorbed_job *job)
+/* y_h = W_h x_h of every head, for the rows of a block. */
+typedef struct {
+    const absorbed_job *job;
+    bt_linear *const   *w;
+    const bt_bf16      *x;
+    bt_bf16            *y;
+    size_t              ld_x, step_x, ld_y, step_y; /* from row to row, and from head to head */
+    uint32_t            cols;                       /* of a chunk */
+} heads_job;
+
+static const bt_bf16 *columns(const heads_job *heads, uint32_t chunk, uint32_t cuts,
+                              uint32_t *col_out)
+{
+    const bt_linear *w = heads->w[chunk / cuts];
+
+    *col_out = chunk % cuts * heads->cols;
+    return bt_linear_packed(w) + bt_cpu_packed_elems(*col_out, bt_linear_k(w));
+}
+
+static void head_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const heads_job      *heads = ctx;
+    const bt_attn_cpu    *a     = heads->job->a;
+    const bt_attn_member *m     = &a->members[member];
+    uint32_t              n = bt_linear_n(heads->w[0]), cuts = cuts_of(n, heads->cols);
+    uint32_t              head = chunk / cuts, later = chunk + a->n_members, col, unused;
+    bt_role               role = heads->job->call->spans[0].role;
+    bt_cpu_mm             mm   = {.x      = heads->x + head * heads->step_x,
+                                  .ld_x   = heads->ld_x,
+                                  .packed = columns(heads, chunk, cuts, &col),
+                                  .y      = m->state,
+                                  .m      = heads->job->n_rows,
+                                  .k      = bt_linear_k(heads->w[0])};
+
+    mm.n = mm.ld_y = min_u32(n - col, heads->cols);
+    if (later < a->cfg.n_heads * cuts) mm.after = columns(heads, later, cuts, &unused);
+    a->kernels->mm[role](&mm);
+    for (size_t r = 0; r < mm.m; r++)
+        a->kernels->rows->to_bf16(mm.y + r * mm.ld_y, mm.n,
+                                  heads->y + r * heads->ld_y + head * heads->step_y + col);
+}
+
+/* Columns are cut until there are enough chunks for the threads to end together. */
+static void run_heads(const absorbed_job *job, heads_job *heads)
+{
+    uint32_t n = bt_linear_n(heads->w[0]), n_heads = job->a->cfg.n_heads;
+
+    heads->job  = job;
+    heads->cols = bt_cpu_pad(n, MIN_COLS);
+    while (n_heads * cuts_of(n, heads->cols) < CHUNKS_PER_MEMBER * job->a->n_members &&
+           heads->cols > MIN_COLS)
+        heads->cols = bt_cpu_pad(heads->cols / 2, MIN_COLS);
+    bt_cpu_pool_run(job->a->pool, n_heads * cuts_of(n, heads->cols), head_task, heads);
+}
+
+static void query_to_latent(const absorbed_job *job)
 {
     const bt_attn_cpu   *a   = job->a;
     const bt_mla_config *cfg = &a->cfg;
 
-    for (size_t h = 0; h < cfg->n_heads; h++)
-        a->gemms[h] = (bt_gemm){.w = job->call->w->ukt[h],
-                                .x = job->call->q + job->first_row * bt_attn_q_dim(cfg) +
-                                     h * (cfg->qk_nope_dim + cfg->qk_rope_dim),
-                                .ld_x    = bt_attn_q_dim(cfg),
-                                .y       = a->ql + h * cfg->kv_lora_rank,
-                                .ld_y    = (size_t)cfg->n_heads * cfg->kv_lora_rank,
-                                .m       = job->n_rows,
-                                .y_dtype = BT_BF16};
-    return bt_device_gemm(a->dev, job->call->spans[0].role, cfg->n_heads, a->gemms);
+    run_heads(job, &(heads_job){.w      = job->call->w->ukt,
+                                .x      = job->call->q + job->first_row * bt_attn_q_dim(cfg),
+                                .ld_x   = bt_attn_q_dim(cfg),
+                                .step_x = cfg->qk_nope_dim + cfg->qk_rope_dim,
+                                .y      = a->ql,
+                                .ld_y   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                .step_y = cfg->kv_lora_rank});
 }
 
-static bt_status latent_to_value(const absorbed_job *job)
+static void latent_to_value(const absorbed_job *job)
 {
     const bt_attn_cpu   *a   = job->a;
     const bt_mla_config *cfg = &a->cfg;
     size_t               ld  = (size_t)cfg->n_heads * cfg->v_dim;
 
-    for (size_t h = 0; h < cfg->n_heads; h++)
-        a->gemms[h] = (bt_gemm){.w       = job->call->w->uv[h],
-                                .x       = a->ol + h * cfg->kv_lora_rank,
-                                .ld_x    = (size_t)cfg->n_heads * cfg->kv_lora_rank,
-                                .y       = job->call->out + job->first_row * ld + h * cfg->v_dim,
-                                .ld_y    = ld,
-                                .m       = job->n_rows,
-                                .y_dtype = BT_BF16};
-    return bt_device_gemm(a->dev, job->call->spans[0].role, cfg->n_heads, a->gemms);
+    run_heads(job, &(heads_job){.w      = job->call->w->uv,
+                                .x      = a->ol,
+                                .ld_x   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                .step_x = cfg->kv_lora_rank,
+                                .y      = job->call->out + job->first_row * ld,
+                                .ld_y   = ld,
+                                .step_y = cfg->v_dim});
 }
 
 bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
 {
-    bt_status      st   = BT_OK;
     bt_attn_cpu   *a    = (bt_attn_cpu *)attn;
     const bt_span *last = &call->spans[call->n_spans - 1];
     uint32_t       end  = last->first_row + last->n_rows;
@@ -315,10 +401,9 @@ bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
 
     for (; job.first_row < end; job.first_row += job.n_rows) {
         job.n_rows = min_u32(end - job.first_row, a->absorbed_rows);
-        BT_TRY(query_to_latent(&job));
+        query_to_latent(&job);
         attend_block(&job);
-        BT_TRY(latent_to_value(&job));
+        latent_to_value(&job);
     }
-out:
-    return st;
+    return BT_OK;
 }

@@ -24,23 +24,23 @@ static void *lay(char *mem, size_t *used, size_t n_elems, size_t elem_bytes)
 /* Lays one member's buffers into mem and returns their bytes. */
 static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
 {
-    size_t   used  = 0;
-    uint32_t wide  = cfg->qk_nope_dim > cfg->v_dim ? cfg->qk_nope_dim : cfg->v_dim;
-    uint32_t v_max = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
-    size_t   pairs = (size_t)BT_TILE_LANES * BT_PAGE_TOKENS;
+    size_t   used   = 0;
+    uint32_t kv_dim = cfg->kv_lora_rank + cfg->qk_rope_dim;
+    uint32_t wide   = cfg->qk_nope_dim > cfg->v_dim ? cfg->qk_nope_dim : cfg->v_dim;
+    uint32_t v_max  = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
+    size_t   pairs  = (size_t)BT_TILE_LANES * BT_BLOCK_TOKENS;
 
     m->tile.scores = lay(mem, &used, pairs, sizeof(float));
     m->tile.p      = lay(mem, &used, pairs, sizeof(bt_bf16));
-    m->tile.cut    = lay(mem, &used, bt_packed_values(v_max), sizeof(bt_bf16));
+    m->tile.cut    = lay(mem, &used, bt_cpu_packed_elems(v_max, BT_BLOCK_TOKENS), sizeof(bt_bf16));
     m->state       = lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
     m->rows_f32    = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
     m->rows_bf16   = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
-    m->scores_t    = lay(mem, &used, pairs, sizeof(float));
-    m->query =
-        lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->kv_lora_rank), sizeof(bt_bf16));
-    m->query_rope =
-        lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, cfg->qk_rope_dim), sizeof(bt_bf16));
-    m->latents = lay(mem, &used, bt_packed_values(cfg->kv_lora_rank), sizeof(bt_bf16));
+    m->scores_t    = lay(mem, &used, (size_t)BT_TILE_LANES * BT_PAGE_TOKENS, sizeof(float));
+    m->queries     = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
+    m->query       = lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
+    m->latents =
+        lay(mem, &used, bt_cpu_packed_elems(cfg->kv_lora_rank, BT_BLOCK_TOKENS), sizeof(bt_bf16));
     return used;
 }
 
@@ -108,13 +108,12 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
         take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ql));
     a->ol =
         take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ol));
-    a->gemms      = take_zeroed(a, cfg->n_heads, sizeof(*a->gemms));
     a->slots      = take_zeroed(a, (size_t)a->n_slots + 1, floats * sizeof(*a->slots));
     a->slot       = take_zeroed(a, (size_t)a->n_slots + 1, sizeof(*a->slot));
     a->items      = take_zeroed(a, a->max_items, sizeof(*a->items));
     a->group_ends = take_zeroed(a, a->max_items, sizeof(*a->group_ends));
-    BT_REQUIRE(a->ql != NULL && a->ol != NULL && a->gemms != NULL && a->slots != NULL &&
-                   a->slot != NULL && a->items != NULL && a->group_ends != NULL,
+    BT_REQUIRE(a->ql != NULL && a->ol != NULL && a->slots != NULL && a->slot != NULL &&
+                   a->items != NULL && a->group_ends != NULL,
                BT_ERR_NO_MEMORY, "absorbed attention of %u rows, %u heads, %u slots",
                a->absorbed_rows, cfg->n_heads, a->n_slots);
     for (uint32_t i = 0; i <= a->n_slots; i++)
@@ -132,7 +131,6 @@ static void attn_cpu_destroy(bt_attn *attn)
     bt_free(a->items);
     bt_free(a->slot);
     bt_free(a->slots);
-    bt_free(a->gemms);
     bt_free(a->ol);
     bt_free(a->ql);
     bt_free(a->running);
@@ -232,10 +230,18 @@ static bt_status attn_cpu_append(bt_attn *attn, const bt_attn_call *call)
     return BT_OK;
 }
 
+/* Little, in the caches: the account's margin holds it. */
+static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)
+{
+    (void)cfg, (void)max_rows;
+    return 0;
+}
+
 const bt_attn_ops bt_attn_cpu_ops = {
-    .device  = "cpu",
-    .create  = attn_cpu_create,
-    .append  = attn_cpu_append,
+    .device      = "cpu",
+    .large_bytes = large_bytes,
+    .create      = attn_cpu_create,
+    .append      = attn_cpu_append,
     .attend  = {[BT_FORM_NORMAL] = bt_attn_cpu_normal, [BT_FORM_ABSORBED] = bt_attn_cpu_absorbed},
     .destroy = attn_cpu_destroy,
 };

@@ -11,7 +11,10 @@
 
 enum {
     BT_PART_PAGES    = BT_ATTN_SPLIT_TOKENS / BT_PAGE_TOKENS,
-    BT_ABSORBED_ROWS = 128 /* rows whose absorbed queries are held at once */
+    BT_ABSORBED_ROWS = 128, /* rows whose absorbed queries are held at once */
+    BT_QUERY_LANES   = 16,  /* whose queries are packed together */
+    BT_BLOCK_PAGES   = 4,   /* of a softmax block in the absorbed form */
+    BT_BLOCK_TOKENS  = BT_BLOCK_PAGES * BT_PAGE_TOKENS
 };
 
 /* One pool member's buffers. */
@@ -19,12 +22,12 @@ typedef struct {
     bt_tile_scratch tile;
     float *state; /* bt_tile_state_floats(max(v_dim, kv_lora_rank)): a part of the normal form, or
                      an absorbed tile with one part */
-    float   *rows_f32;   /* [BT_PAGE_TOKENS][max(qk_nope_dim, v_dim)] */
-    bt_bf16 *rows_bf16;  /* the same, rounded */
-    float   *scores_t;   /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
-    bt_bf16 *query;      /* packed [lanes, kv_lora_rank] */
-    bt_bf16 *query_rope; /* packed [lanes, qk_rope_dim] */
-    bt_bf16 *latents;    /* packed [keys, kv_lora_rank] as values */
+    float   *rows_f32;  /* [BT_PAGE_TOKENS][max(qk_nope_dim, v_dim)] */
+    bt_bf16 *rows_bf16; /* the same, rounded */
+    float   *scores_t;  /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
+    bt_bf16 *queries;   /* [BT_QUERY_LANES][kv_lora_rank + qk_rope_dim]: absorbed, with rope part */
+    bt_bf16 *query;     /* the same of all lanes, packed */
+    bt_bf16 *latents;   /* a block's, packed [BT_BLOCK_TOKENS, kv_lora_rank] as values */
 } bt_attn_member;
 
 /* Queries of one tile against one part of the context, in the absorbed form. */
@@ -59,7 +62,6 @@ typedef struct {
     /* Absorbed form: one block of rows. */
     uint32_t          absorbed_rows; /* <= BT_ABSORBED_ROWS */
     bt_bf16          *ql, *ol;       /* owned: [absorbed_rows, n_heads, kv_lora_rank] */
-    bt_gemm          *gemms;         /* owned: [n_heads] */
     uint32_t          n_slots;
     float            *slots;      /* owned: [n_slots + 1] states */
     float           **slot;       /* owned: [n_slots + 1], the last is the carry */

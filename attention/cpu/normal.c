@@ -65,6 +65,7 @@ static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
                                 a->keys + at * bt_packed_keys(cfg->qk_nope_dim));
     expand(job, job->call->w->uv[job->head0 + head], cfg->v_dim, rows, n_keys, m);
     a->kernels->rows->pack_cols(m->rows_bf16, cfg->v_dim, n_keys, cfg->v_dim,
+                                bt_cpu_pad(n_keys, 32),
                                 a->values + at * bt_packed_values(cfg->v_dim));
 }
 
@@ -103,6 +104,7 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
                                  .role          = job->span->role,
                                  .scale         = cfg->softmax_scale,
                                  .v_dim         = cfg->v_dim,
+                                 .block_keys    = BT_PAGE_TOKENS,
                                  .n_lanes       = min_u32(job->span->n_rows - row, BT_TILE_LANES),
                                  .lanes_per_pos = 1,
                                  .pos0          = job->span->start + row};

@@ -4,8 +4,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { KEYS = BT_PAGE_TOKENS };
-
 uint32_t bt_tile_first_lane(const bt_tile *t, uint32_t pos)
 {
     uint64_t lane;
@@ -58,7 +56,7 @@ static void raise_max(const bt_tile *t, const bt_key_block *block, uint32_t firs
     bt_bf16                   rounded[BT_TILE_LANES];
 
     for (uint32_t lane = first; lane < t->n_lanes; lane++) {
-        const float *scores = scratch->scores + (size_t)lane * KEYS;
+        const float *scores = scratch->scores + (size_t)lane * t->block_keys;
         float        before = state->max[lane];
         float        max = rows->row_max(scores, n_visible(t, block, lane), -INFINITY) * t->scale;
 
@@ -75,9 +73,9 @@ static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t la
                         const bt_tile_scratch *scratch, const bt_tile_state *state)
 {
     const bt_cpu_row_kernels *rows = t->kernels->rows;
-    float sum = rows->exp_row(scratch->scores + (size_t)lane * KEYS, n_visible(t, block, lane),
-                              block->n_keys, t->scale, state->max[lane],
-                              scratch->p + (size_t)lane * KEYS, NULL);
+    float                     sum  = rows->exp_row(scratch->scores + (size_t)lane * t->block_keys,
+                                                   n_visible(t, block, lane), block->n_keys, t->scale, state->max[lane],
+                                                   scratch->p + (size_t)lane * t->block_keys, NULL);
 
     state->sum[lane] = state->sum[lane] * shrink + sum;
     if (shrink != 1.0f && !begins_part(block))
@@ -88,15 +86,16 @@ static void add_values(const bt_tile *t, const bt_key_block *block, const bt_bf1
                        uint32_t lane, uint32_t n_lanes, const bt_tile_scratch *scratch,
                        const bt_tile_state *state)
 {
-    bt_cpu_mm mm = {.x      = scratch->p + (size_t)lane * KEYS,
-                    .ld_x   = KEYS,
+    bt_cpu_mm mm = {.x      = scratch->p + (size_t)lane * t->block_keys,
+                    .ld_x   = t->block_keys,
                     .packed = values,
                     .y      = state->o + (size_t)lane * t->v_dim,
                     .ld_y   = t->v_dim,
                     .m      = n_lanes,
                     .n      = t->v_dim,
                     .k      = block->n_keys,
-                    .add    = !begins_part(block)};
+                    .add    = !begins_part(block),
+                    .cached = true};
 
     if (n_lanes != 0) t->kernels->mm[t->role](&mm);
 }

@@ -3,10 +3,11 @@
  * A lane is one query of one head.  Lanes of a tile stand at ascending positions:
  *     normal:    consecutive rows of a span, one head       (one lane a position)
  *     absorbed:  (row, head) pairs of a span, row-major     (n_heads lanes a position)
- * Blocks of 64 keys are added ascending within a part of BT_ATTN_SPLIT_TOKENS positions; parts are
- * merged ascending.  A lane sees the keys up to its own position and nothing else: scores of later
- * keys are passed over, and a value that is not finite is kept away from lanes before it.  So a
- * lane's bits depend on its query, its position and the keys up to it, never on the tile.
+ * Blocks of 64 keys (normal) or 256 (absorbed) are added ascending within a part of
+ * BT_ATTN_SPLIT_TOKENS positions; parts are merged ascending.  A lane sees the keys up to its own
+ * position and nothing else: scores of later keys are passed over, and a value that is not finite
+ * is kept away from lanes before it.  So a lane's bits depend on its query, its position and the
+ * keys up to it, never on the tile.
  *
  * Threads: any, each with its own scratch and slots.  Memory: never allocates. */
 #ifndef BT_ATTENTION_CPU_TILE_H
@@ -37,13 +38,14 @@ static inline bt_tile_state bt_tile_state_at(float *mem)
 typedef struct {
     const bt_cpu_kernels *kernels;
     bt_role               role;
-    float                 scale; /* of the scores, above 0 */
-    uint32_t              v_dim; /* elements of a value */
+    float                 scale;      /* of the scores, above 0 */
+    uint32_t              v_dim;      /* elements of a value */
+    uint32_t              block_keys; /* of a block, and of a row of the scratch */
     uint32_t              n_lanes;
     uint32_t lane0, lanes_per_pos, pos0; /* lane i: position pos0 + (lane0 + i) / lanes_per_pos */
 } bt_tile;
 
-/* Up to 64 consecutive keys from absolute position `start`, a multiple of 64. */
+/* Up to block_keys consecutive keys from absolute position `start`, a multiple of block_keys. */
 typedef struct {
     uint32_t       start, n_keys;
     const bt_bf16 *values; /* packed, k = n_keys, n = v_dim */
@@ -51,9 +53,9 @@ typedef struct {
 
 /* Per thread. */
 typedef struct {
-    float   *scores; /* [lanes][BT_PAGE_TOKENS]: given to bt_tile_add, not kept */
-    bt_bf16 *p;      /* [lanes][BT_PAGE_TOKENS] */
-    bt_bf16 *cut;    /* packed values */
+    float   *scores; /* [lanes][block_keys]: given to bt_tile_add, not kept */
+    bt_bf16 *p;      /* [lanes][block_keys] */
+    bt_bf16 *cut;    /* packed values of a block */
 } bt_tile_scratch;
 
 static inline uint32_t bt_tile_pos(const bt_tile *t, uint32_t lane)

@@ -4,6 +4,7 @@
 
 #include "core/alloc.h"
 #include "device/cuda/launch.h"
+#include "device/cuda/module.h"
 
 enum {
     MAX_SPANS      = 4096,
@@ -194,6 +195,20 @@ static void choose_sizes(bt_attn_cuda *a, uint32_t max_rows)
     a->part_rows = max_u32(a->part_rows, max_parts); /* one row always fits */
 }
 
+static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)
+{
+    bt_attn_cuda a     = {.cfg = *cfg};
+    size_t       heads = cfg->n_heads;
+
+    choose_sizes(&a, max_rows);
+    return a.part_rows * heads * (cfg->kv_lora_rank + 2) * sizeof(float) +
+           a.kv_tokens * (cfg->kv_lora_rank + heads * (cfg->qk_nope_dim + cfg->v_dim)) *
+               sizeof(bt_bf16) +
+           a.normal_rows * heads * (cfg->v_dim + 2) * sizeof(float) +
+           2 * a.absorbed_rows * heads * cfg->kv_lora_rank * sizeof(bt_bf16) +
+           a.max_ids * sizeof(*a.ids) + a.max_spans * (sizeof(*a.spans) + sizeof(*a.items));
+}
+
 static bt_status create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         const float *rope, bt_attn **attn_out)
 {
@@ -229,10 +244,11 @@ out:
     return st;
 }
 
-const bt_attn_ops bt_attn_cuda_ops = {
-    .device  = "cuda",
-    .create  = create,
-    .append  = append,
+BT_CUDA_EXPORT const bt_attn_ops bt_attn_cuda_ops = {
+    .device      = "cuda",
+    .large_bytes = large_bytes,
+    .create      = create,
+    .append      = append,
     .attend  = {[BT_FORM_NORMAL] = bt_attn_cuda_normal, [BT_FORM_ABSORBED] = bt_attn_cuda_absorbed},
     .destroy = destroy,
 };

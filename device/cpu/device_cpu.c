@@ -28,6 +28,13 @@ static void cpu_free(bt_device *dev, void *ptr)
     bt_free(ptr);
 }
 
+static bt_status cpu_memory(bt_device *dev, uint64_t *free_out, uint64_t *all_out)
+{
+    (void)dev;
+    *free_out = *all_out = 0;
+    return BT_OK;
+}
+
 static bt_status cpu_copy(bt_device *dev, void *dst, const void *src, size_t bytes)
 {
     (void)dev;
@@ -201,6 +208,9 @@ static const bt_device_ops CPU_OPS = {
     .name           = "cpu",
     .alloc          = cpu_alloc,
     .free           = cpu_free,
+    .alloc_host     = cpu_alloc,
+    .free_host      = cpu_free,
+    .memory         = cpu_memory,
     .upload         = cpu_copy,
     .download       = cpu_copy,
     .sync           = cpu_sync,
@@ -256,9 +266,10 @@ bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev
     bt_cpu_flush_denormals();
     cpu = bt_calloc(1, sizeof(*cpu));
     BT_REQUIRE(cpu != NULL, BT_ERR_NO_MEMORY, "CPU device");
-    cpu->super.ops = &CPU_OPS;
-    cpu->n_threads = opt->n_threads != 0 ? opt->n_threads : allowed_cores();
-    cpu->kernels   = bt_cpu_kernels_find(opt->kernels);
+    cpu->super.ops         = &CPU_OPS;
+    cpu->super.host_memory = true;
+    cpu->n_threads         = opt->n_threads != 0 ? opt->n_threads : allowed_cores();
+    cpu->kernels           = bt_cpu_kernels_find(opt->kernels);
     BT_REQUIRE(cpu->kernels != NULL, BT_ERR_UNSUPPORTED, "kernels \"%s\": this CPU has auto,%s",
                opt->kernels, bt_device_cpu_kernels());
     snprintf(cpu->arithmetic, sizeof(cpu->arithmetic), "prompt:%s,generated:%s",

@@ -42,7 +42,9 @@ typedef struct {
     float         *y; /* [m, n], row stride ld_y elements */
     size_t         ld_y;
     uint32_t       m, n, k;
-    bool           add; /* start from y instead of +0 */
+    bool           add;    /* start from y instead of +0 */
+    bool           cached; /* B is in a near cache: fetching it ahead is of no use */
+    const bt_bf16 *after;  /* or NULL: B of the same k to be read next; its beginning is fetched */
 } bt_cpu_mm;
 
 /* Packing, and work on one row at a time. */
@@ -50,8 +52,11 @@ typedef struct {
     /* Packs src[n][k] (row stride ld elements): column n of B is row n of src.  Weights; keys for
      * q * K^T. */
     void (*pack_rows)(const bt_bf16 *src, size_t ld, uint32_t n, uint32_t k, bt_bf16 *packed);
-    /* Packs src[k][n]: B is src.  Values, with key as k, for p * V. */
-    void (*pack_cols)(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, bt_bf16 *packed);
+    /* Packs src[k][n]: B is src.  Values, with key as k, for p * V.  These k may be some of an
+     * operand's, from an even one on: from one block of 16 columns to the next are k_packed rows,
+     * a multiple of 32. */
+    void (*pack_cols)(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, uint32_t k_packed,
+                      bt_bf16 *packed);
 
     void (*to_bf16)(const float *x, size_t n, bt_bf16 *y);
     void (*to_f32)(const bt_bf16 *x, size_t n, float *y);

@@ -25,6 +25,7 @@ typedef struct {
     const x_elem  *x;       /* [rows][STAGE_LD(rows)], padded with 0 to the end of the piece */
     const bt_bf16 *b;       /* this piece of the first column block */
     size_t         block;   /* elements from one column block to the next */
+    const bt_bf16 *next;    /* this piece of what is read after these columns, or what lies there */
     uint32_t       n_pairs; /* in this piece */
     float         *y;
     size_t         ld_y;
@@ -59,13 +60,14 @@ static void run_edge(uint32_t rows, uint32_t cols, const tile_args *a)
         memcpy(a->y + r * a->ld_y, edge[r], cols * sizeof(float));
 }
 
-static void run_columns(uint32_t rows, uint32_t n, tile_args *a)
+static void run_columns(uint32_t rows, uint32_t n, const bt_bf16 *after, tile_args *a)
 {
     uint32_t wide = tile_blocks(rows), blocks;
 
     for (; n >= LANES; n -= blocks * LANES) {
         for (blocks = wide; blocks * LANES > n;)
             blocks /= 2;
+        a->next = n > blocks * LANES || after == NULL ? a->b + blocks * a->block : after;
         run_tile(rows, blocks, a);
         a->b += blocks * a->block;
         a->y += blocks * LANES;
@@ -110,7 +112,7 @@ void MM(const bt_cpu_mm *mm)
             for (uint32_t r = 0; r < rows; r++)
                 stage_row(mm->x + (m0 + r) * mm->ld_x + k0, mm->k - k0 < n_k ? mm->k - k0 : n_k,
                           n_k, staged + r * STAGE_LD(rows));
-            run_columns(rows, mm->n, &a);
+            run_columns(rows, mm->n, mm->after == NULL ? NULL : mm->after + (size_t)k0 * LANES, &a);
         }
     }
 }

@@ -163,16 +163,12 @@ static void copy_rows(float *dst, size_t ld_dst, const float *src, size_t ld_src
         memcpy(dst + r * ld_dst, src + r * ld_src, cols * sizeof(*dst));
 }
 
-/* At most 32 rows and 32 columns; fewer columns go through a buffer. */
-static void run_tiles(uint32_t rows, uint32_t cols, const tile_args *a)
+/* At most 32 rows, fewer than 32 columns: through a buffer. */
+static void run_edge(uint32_t rows, uint32_t cols, const tile_args *a)
 {
     _Alignas(64) float edge[2 * TILE][2 * TILE];
     tile_args          inner = *a;
 
-    if (cols == 2 * TILE) {
-        run_whole(rows > TILE, a);
-        return;
-    }
     inner.y    = edge[0];
     inner.ld_y = 2 * TILE;
     if (cols <= TILE) inner.block = 0;
@@ -206,12 +202,12 @@ static void stage(const bt_bf16 *x, size_t ld_x, uint32_t rows, uint32_t n_k, bt
 }
 
 /* Where B goes on after the columns from n0 of the piece from k0 on to k1: the next columns, or the
- * first ones of the next piece; NULL at the end. */
+ * first ones of the next piece, or what comes after. */
 static const bt_bf16 *b_after(const bt_cpu_mm *mm, size_t block, uint32_t n0, uint32_t k0,
                               uint32_t k1)
 {
     if (n0 + 2 * TILE < mm->n) return mm->packed + (n0 / TILE + 2) * block + (size_t)k0 * TILE;
-    return k1 < mm->k ? mm->packed + (size_t)k1 * TILE : NULL;
+    return k1 < mm->k ? mm->packed + (size_t)k1 * TILE : mm->after;
 }
 
 /* Rows m0 .. m0+rows, whole tiles or fewer rows than one, of the piece from k0 to k1, whose tiles
@@ -228,14 +224,17 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
     a->ld_y      = mm->ld_y;
     a->from_zero = k0 == 0 && !mm->add;
     for (uint32_t n0 = 0; n0 < mm->n; n0 += 2 * TILE) {
-        next      = m0 == 0 ? b_after(mm, a->block, n0, k0, k1) : NULL;
+        next      = m0 == 0 && !mm->cached ? b_after(mm, a->block, n0, k0, k1) : NULL;
         a->b      = mm->packed + n0 / TILE * a->block + (size_t)k0 * TILE;
         a->next   = next != NULL ? next : a->b;
         a->n_next = next != NULL ? (TILE + n_passes - 1) / n_passes : 0;
         for (uint32_t r = 0; r < rows; r += 2 * TILE) {
             a->x = x + r / TILE * a->low_x;
             a->y = mm->y + (m0 + r) * mm->ld_y + n0;
-            run_tiles(min_u32(rows - r, 2 * TILE), min_u32(mm->n - n0, 2 * TILE), a);
+            if (mm->n - n0 >= 2 * TILE)
+                run_whole(rows - r > TILE, a);
+            else
+                run_edge(min_u32(rows - r, 2 * TILE), mm->n - n0, a);
             a->next += (size_t)a->n_steps * a->n_next * LINE;
         }
     }

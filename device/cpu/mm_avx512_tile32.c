@@ -13,7 +13,7 @@ typedef float x_elem;
     TILE_CASE(2, 4) TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) \
     TILE_CASE(1, 2) TILE_CASE(1, 1)
 /* clang-format on */
-enum { MAX_ROWS = 2, MAX_BLOCKS = 4, STEP_PAIRS = 16 };
+enum { MAX_ROWS = 2, MAX_BLOCKS = 4, STEP_PAIRS = 16, AHEAD_PAIRS = 32 };
 #include "device/cpu/mm.inc.h"
 
 INLINE uint32_t tile_blocks(uint32_t rows)
@@ -33,12 +33,16 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
             acc[r][c] = a->from_zero ? _mm512_setzero_ps()
                                      : _mm512_loadu_ps(a->y + (size_t)r * a->ld_y + c * LANES);
     for (uint32_t p0 = 0; p0 < a->n_pairs; p0 += STEP_PAIRS) {
+        const bt_bf16 *later = p0 + AHEAD_PAIRS < a->n_pairs
+                                   ? b + (size_t)AHEAD_PAIRS * 2 * LANES
+                                   : a->next + (size_t)(p0 + AHEAD_PAIRS - a->n_pairs) * 2 * LANES;
+
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < blocks; c++)
                 even[r][c] = odd[r][c] = _mm512_setzero_ps();
-        for (uint32_t p = p0; p < p0 + STEP_PAIRS; p++, b += 2 * LANES) {
+        for (uint32_t p = p0; p < p0 + STEP_PAIRS; p++, b += 2 * LANES, later += 2 * LANES) {
             for (int c = 0; c < blocks; c++)
-                _mm_prefetch((const char *)(b + (size_t)c * a->block + AHEAD), _MM_HINT_T0);
+                _mm_prefetch((const char *)(later + (size_t)c * a->block), _MM_HINT_T0);
             for (int c = 0; c < blocks; c++) {
                 __m512i pair = _mm512_load_si512(b + (size_t)c * a->block);
                 __m512  high = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));

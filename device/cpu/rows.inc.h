@@ -1,6 +1,6 @@
 /* device/cpu/rows.inc.h - every kernel but the products, written once on compiler vectors and
- * compiled once per instruction set: rows_sse2.c, rows_avx2.c and rows_avx512.c define ROWS_TABLE
- * and WIDTH, the floats in a register, and include it.  Only plain additions, multiplications,
+ * compiled once per instruction set: each rows_<isa>.c defines ROWS_TABLE
+ * and WIDTH, the floats in a register, and includes it.  Only plain additions, multiplications,
  * divisions and square roots, and sums in LANES lanes whatever the width, so that all of them give
  * the same bits. */
 #include <math.h>
@@ -57,7 +57,7 @@ INLINE vf load_bf16_part(const bt_bf16 *p, size_t n)
     memcpy(&h, p, n * sizeof(*p));
     return widen(h);
 }
-INLINE vf select(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
 /* As bt_bf16_from_f32. */
 INLINE vh round_bf16(vf v)
@@ -69,15 +69,25 @@ INLINE vh round_bf16(vf v)
 
     return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), vh);
 }
+/* The same for what an addition or a multiplication gave, which is no subnormal: the instruction
+ * flushes those. */
+INLINE vh round_result(vf v)
+{
+#ifdef __AVX512BF16__
+    return (vh)_mm512_cvtneps_pbh((__m512)v);
+#else
+    return round_bf16(v);
+#endif
+}
 INLINE void store_bf16(bt_bf16 *p, vf v)
 {
-    vh h = round_bf16(v);
+    vh h = round_result(v);
 
     memcpy(p, &h, sizeof(h));
 }
 INLINE void store_bf16_part(bt_bf16 *p, vf v, size_t n)
 {
-    vh h = round_bf16(v);
+    vh h = round_result(v);
 
     memcpy(p, &h, n * sizeof(*p));
 }
@@ -126,29 +136,38 @@ INLINE float max_lanes(const lanes *best)
     return low[1] > low[0] ? low[1] : low[0];
 }
 
+/* y 2^n, n whole, as bt_expf makes it of two factors: only the second one can overflow, or give a
+ * subnormal, which is flushed. */
+INLINE vf scale_exponent(vf y, vf n)
+{
+#if WIDTH == 16
+    return (vf)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
+    vi k    = (vi)((vu)(n + BT_ROUND_F32) - 0x4b400000u);
+    vi half = k >> 1;
+
+    y = y * (vf)((vu)(half + 127) << 23);
+    return y * (vf)((vu)(k - half + 127) << 23);
+#endif
+}
+
 /* The steps of bt_expf. */
 INLINE vf exp_lanes(vf x)
 {
-    vf t, n, r, y;
-    vi k, half;
+    vf n, r, y;
 
-    x    = select(x < -110.0f, splat(-110.0f), x);
-    x    = select(x > 89.0f, splat(89.0f), x);
-    t    = x * BT_LOG2_E_F32 + BT_ROUND_F32;
-    n    = t - BT_ROUND_F32;
-    r    = x - n * BT_LN2_HI_F32;
-    r    = r - n * BT_LN2_LO_F32;
-    y    = 1.0f / 5040 * r + 1.0f / 720;
-    y    = y * r + 1.0f / 120;
-    y    = y * r + 1.0f / 24;
-    y    = y * r + 1.0f / 6;
-    y    = y * r + 0.5f;
-    y    = y * r * r + r;
-    y    = y + 1.0f;
-    k    = (vi)((vu)t - 0x4b400000u);
-    half = k >> 1;
-    y    = y * (vf)((vu)(half + 127) << 23);
-    return y * (vf)((vu)(k - half + 127) << 23);
+    x = choose(x < -110.0f, splat(-110.0f), x);
+    x = choose(x > 89.0f, splat(89.0f), x);
+    n = x * BT_LOG2_E_F32 + BT_ROUND_F32 - BT_ROUND_F32;
+    r = x - n * BT_LN2_HI_F32;
+    r = r - n * BT_LN2_LO_F32;
+    y = 1.0f / 5040 * r + 1.0f / 720;
+    y = y * r + 1.0f / 120;
+    y = y * r + 1.0f / 24;
+    y = y * r + 1.0f / 6;
+    y = y * r + 0.5f;
+    y = y * r * r + r;
+    return scale_exponent(y + 1.0f, n);
 }
 
 /* Steps i over whole vectors; n % WIDTH elements are left at i. */
@@ -158,8 +177,16 @@ static void to_bf16(const float *x, size_t n, bt_bf16 *y)
 {
     size_t i = 0;
 
-    FOR_VECTORS(i, n) store_bf16(y + i, load(x + i));
-    if (i < n) store_bf16_part(y + i, load_part(x + i, n - i, 0), n - i);
+    vh h;
+
+    FOR_VECTORS(i, n)
+    {
+        h = round_bf16(load(x + i));
+        memcpy(y + i, &h, sizeof(h));
+    }
+    if (i == n) return;
+    h = round_bf16(load_part(x + i, n - i, 0));
+    memcpy(y + i, &h, (n - i) * sizeof(*y));
 }
 
 static void to_f32(const bt_bf16 *x, size_t n, float *y)
@@ -196,7 +223,7 @@ static void axpy(float a, const float *x, size_t n, float *y)
         y[i] = y[i] + x[i] * a;
 }
 
-INLINE vf greater(vf v, vf best) { return select(v > best, v, best); }
+INLINE vf greater(vf v, vf best) { return choose(v > best, v, best); }
 
 static float row_max(const float *x, size_t n, float start)
 {
@@ -296,11 +323,11 @@ static void rms_norm_row(const bt_bf16 *x, const bt_bf16 *weight, size_t n, floa
 
     FOR_VECTORS(i, n)
     {
-        v = widen(round_bf16(load_bf16(x + i) * factor));
+        v = widen(round_result(load_bf16(x + i) * factor));
         store_bf16(y + i, v * load_bf16(weight + i));
     }
     if (i < n) {
-        v = widen(round_bf16(load_bf16_part(x + i, n - i) * factor));
+        v = widen(round_result(load_bf16_part(x + i, n - i) * factor));
         store_bf16_part(y + i, v * load_bf16_part(weight + i, n - i), n - i);
     }
 }
@@ -375,40 +402,62 @@ static void pack_rows(const bt_bf16 *src, size_t ld, uint32_t n, uint32_t k, bt_
     }
 }
 
-/* LANES columns of two rows: column j of both becomes one 32-bit element. */
-INLINE void interleave(const bt_bf16 *even, const bt_bf16 *odd, bt_bf16 *out)
+/* WIDTH columns of two rows: column j of both becomes one 32-bit element. */
+INLINE void interleave(vh even, vh odd, bt_bf16 *out)
 {
-    for (int q = 0; q < LANES; q += WIDTH) {
-        vu low  = __builtin_convertvector(load_half(even + q), vu);
-        vu high = __builtin_convertvector(load_half(odd + q), vu);
-        vu pair = low | high << 16;
-
-        memcpy(out + (size_t)2 * q, &pair, sizeof(pair));
-    }
+    typedef uint16_t pairs __attribute__((vector_size(4 * WIDTH)));
+#if WIDTH == 16
+    pairs both =
+        __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif WIDTH == 8
+    pairs both =
+        __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    pairs both = __builtin_shufflevector(even, odd, 0, 4, 1, 5, 2, 6, 3, 7);
+#endif
+    memcpy(out, &both, sizeof(both));
 }
 
-static void pack_cols(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, bt_bf16 *packed)
+/* A block of LANES columns, and with `both` the next one, which shares the lines of src. */
+INLINE void pack_blocks(const bt_bf16 *src, size_t ld, uint32_t n_pairs, bool both, size_t block,
+                        bt_bf16 *out)
 {
-    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2, used = (k + 1) / 2;
-
-    for (uint32_t n0 = 0; n0 < n; n0 += LANES, packed += (size_t)n_pairs * 2 * LANES) {
-        uint32_t cols = n - n0 < LANES ? n - n0 : LANES;
-
-        for (uint32_t p = 0; p < used; p++) {
-            const bt_bf16 *even = src + (size_t)2 * p * ld + n0, *odd = even + ld;
-            bt_bf16       *out            = packed + (size_t)p * 2 * LANES;
-            bt_bf16        edge[2][LANES] = {{0}};
-
-            if (cols < LANES || 2 * p + 1 == k) {
-                memcpy(edge[0], even, cols * sizeof(*even));
-                if (2 * p + 1 < k) memcpy(edge[1], odd, cols * sizeof(*odd));
-                even = edge[0];
-                odd  = edge[1];
-            }
-            interleave(even, odd, out);
+    for (uint32_t p = 0; p < n_pairs; p++, src += 2 * ld, out += 2 * LANES)
+        for (int q = 0; q < LANES; q += WIDTH) {
+            interleave(load_half(src + q), load_half(src + ld + q), out + 2 * q);
+            if (both)
+                interleave(load_half(src + LANES + q), load_half(src + ld + LANES + q),
+                           out + block + 2 * q);
         }
-        memset(packed + (size_t)used * 2 * LANES, 0,
-               (size_t)(n_pairs - used) * 2 * LANES * sizeof(*packed));
+}
+
+static void pack_cols(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, uint32_t k_packed,
+                      bt_bf16 *packed)
+{
+    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2, whole = k / 2;
+    size_t   block = (size_t)k_packed * LANES;
+
+    for (uint32_t n0 = 0, cols; n0 < n; n0 += LANES, packed += block) {
+        bt_bf16  edge[2][LANES] = {{0}};
+        bt_bf16 *tail           = packed + (size_t)whole * 2 * LANES;
+
+        cols = n - n0 < LANES ? n - n0 : LANES;
+        if (cols < LANES) {
+            for (uint32_t p = 0; p < whole; p++) {
+                memcpy(edge[0], src + (size_t)2 * p * ld + n0, cols * sizeof(*src));
+                memcpy(edge[1], src + (size_t)(2 * p + 1) * ld + n0, cols * sizeof(*src));
+                pack_blocks(edge[0], LANES, 1, false, 0, packed + (size_t)p * 2 * LANES);
+            }
+        } else if (n0 / LANES % 2 == 0) {
+            if (n - n0 >= 2 * LANES)
+                pack_blocks(src + n0, ld, whole, true, block, packed);
+            else
+                pack_blocks(src + n0, ld, whole, false, block, packed);
+        }
+        memset(tail, 0, (size_t)(n_pairs - whole) * 2 * LANES * sizeof(*tail));
+        for (uint32_t j = 0; k % 2 != 0 && j < cols; j++)
+            tail[2 * j] = src[(size_t)(k - 1) * ld + n0 + j];
     }
 }
 

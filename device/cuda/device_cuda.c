@@ -62,6 +62,38 @@ static void cuda_free(bt_device *dev, void *ptr)
     (void)CUDA(cudaFree(ptr));
 }
 
+static bt_status cuda_alloc_host(bt_device *dev, size_t bytes, void **ptr_out)
+{
+    bt_status st  = BT_OK;
+    void     *ptr = NULL;
+
+    (void)dev;
+    BT_TRY(CUDA(cudaHostAlloc(&ptr, bytes == 0 ? 1 : bytes, cudaHostAllocDefault)));
+    memset(ptr, 0, bytes);
+    *ptr_out = ptr;
+out:
+    return st;
+}
+
+static void cuda_free_host(bt_device *dev, void *ptr)
+{
+    (void)dev;
+    (void)CUDA(cudaFreeHost(ptr));
+}
+
+static bt_status cuda_memory(bt_device *dev, uint64_t *free_out, uint64_t *all_out)
+{
+    bt_status st   = BT_OK;
+    size_t    left = 0, all = 0;
+
+    (void)dev;
+    BT_TRY(CUDA(cudaMemGetInfo(&left, &all)));
+    *free_out = left;
+    *all_out  = all;
+out:
+    return st;
+}
+
 static bt_status cuda_upload(bt_device *dev, void *dst, const void *host_src, size_t bytes)
 {
     if (bytes == 0) return BT_OK;
@@ -292,6 +324,9 @@ static const bt_device_ops CUDA_OPS = {
     .name           = "cuda",
     .alloc          = cuda_alloc,
     .free           = cuda_free,
+    .alloc_host     = cuda_alloc_host,
+    .free_host      = cuda_free_host,
+    .memory         = cuda_memory,
     .upload         = cuda_upload,
     .download       = cuda_download,
     .sync           = cuda_sync,
@@ -313,9 +348,9 @@ static bool has_kernels(int major, int minor)
     return major == 8 || (major == 9 && minor == 0) || major == 10;
 }
 
-static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
+static uint32_t cuda_count(char *text, size_t text_bytes)
 {
-    int         n = 0, driver = 0, major = 0, minor = 0;
+    int         n = 0, driver = 0;
     cudaError_t err = cudaGetDeviceCount(&n);
 
     (void)cudaGetLastError();
@@ -329,8 +364,21 @@ static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
                  CUDART_VERSION % 1000 / 10);
     else if (err != cudaSuccess)
         snprintf(text, text_bytes, "no GPU can be used: %s", cudaGetErrorString(err));
-    else if (device >= (uint32_t)n)
-        snprintf(text, text_bytes, "GPU %u is not there: this machine has %d", device, n);
+    else if (n <= 0)
+        snprintf(text, text_bytes, "this machine has no GPU");
+    else
+        return (uint32_t)n;
+    return 0;
+}
+
+static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
+{
+    int      major = 0, minor = 0;
+    uint32_t n = cuda_count(text, text_bytes);
+
+    if (n == 0) return false;
+    if (device >= n)
+        snprintf(text, text_bytes, "GPU %u is not there: this machine has %u", device, n);
     else if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, (int)device) !=
                  cudaSuccess ||
              cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, (int)device) !=
@@ -375,8 +423,9 @@ out:
     return st;
 }
 
-__attribute__((visibility("default"))) const bt_cuda_module_table bt_cuda_module = {
+BT_CUDA_EXPORT const bt_cuda_module_table bt_cuda_module = {
     .version = BT_CUDA_MODULE_VERSION,
     .usable  = cuda_usable,
+    .count   = cuda_count,
     .create  = cuda_create,
 };

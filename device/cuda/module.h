@@ -12,14 +12,18 @@
 extern "C" {
 #endif
 
-/* Grows with every change of bt_device_ops or of this table: program and module must agree. */
-enum { BT_CUDA_MODULE_VERSION = 2 };
+/* Grows with every change of this table, of bt_device_ops, bt_attn_ops or bt_moe_ops: program and
+ * module must agree. */
+enum { BT_CUDA_MODULE_VERSION = 3 };
 #define BT_CUDA_MODULE_SYMBOL "bt_cuda_module"
+#define BT_CUDA_EXPORT        __attribute__((visibility("default"))) /* shown to programs */
 
 typedef struct {
     uint32_t version;
     /* Whether GPU `device` can be used; else a sentence in text, nothing is logged. */
     bool (*usable)(uint32_t device, char *text, size_t text_bytes);
+    /* How many GPUs there are; else 0 and a sentence in text. */
+    uint32_t (*count)(char *text, size_t text_bytes);
     /* As bt_device_cuda_create(). */
     bt_status (*create)(uint32_t device, bt_device **dev_out);
 } bt_cuda_module_table;

@@ -1,6 +1,7 @@
 /* moe/cuda/moe_cuda.c - the CUDA back end of the expert layer: lists go up, kernels run, and what
  * the host must know of wire rows comes down. */
 #include "device/cuda/launch.h"
+#include "device/cuda/module.h"
 #include "moe/cuda/moe_kernels.h"
 
 /* The scratch as a row of lists, each aligned for every type. */
@@ -129,7 +130,8 @@ out:
     return st;
 }
 
-const bt_moe_ops bt_moe_cuda_ops = {
+extern const bt_moe_ops         bt_moe_cuda_ops;
+BT_CUDA_EXPORT const bt_moe_ops bt_moe_cuda_ops = {
     .device        = "cuda",
     .scratch_bytes = scratch_bytes,
     .route         = route,

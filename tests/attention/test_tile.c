@@ -9,14 +9,14 @@
 #include "tests/attention/twin.h"
 #include "tests/support/test.h"
 
-enum { KEYS = BT_PAGE_TOKENS, LANES = BT_TILE_LANES, V_DIM = 40, CONTEXT = 2048 + 200 };
+enum { MAX_KEYS = TWIN_MAX_BLOCK, LANES = BT_TILE_LANES, V_DIM = 40, CONTEXT = 2048 + 200 };
 
 static bt_device            *g_dev;
 static const bt_cpu_kernels *g_kernels;
 static bt_tile_scratch       g_scratch;
 static bt_bf16              *g_packed;
 static float                *g_state[2];
-static uint32_t              g_seed = 1;
+static uint32_t              g_seed = 1, g_keys; /* of a block */
 
 static float uniform(void) /* -1 .. 1 */
 {
@@ -49,6 +49,7 @@ static bt_tile tile_at(uint32_t pos0, uint32_t lane0, uint32_t n_lanes, uint32_t
                      .role          = BT_ROLE_GENERATED,
                      .scale         = 0.3f,
                      .v_dim         = V_DIM,
+                     .block_keys    = g_keys,
                      .n_lanes       = n_lanes,
                      .lane0         = lane0,
                      .lanes_per_pos = lanes_per_pos,
@@ -64,12 +65,13 @@ static void run_tile(const lane_case *c, const bt_tile *t, uint32_t n_written, b
         bt_tile_state *s = p == 0 ? &all : &part;
 
         bt_tile_reset(t, s);
-        for (uint32_t b = p; b < end && b < p + BT_ATTN_SPLIT_TOKENS; b += KEYS) {
-            bt_key_block block = {b, n_written - b < KEYS ? n_written - b : KEYS, g_packed};
+        for (uint32_t b = p; b < end && b < p + BT_ATTN_SPLIT_TOKENS; b += g_keys) {
+            bt_key_block block = {b, n_written - b < g_keys ? n_written - b : g_keys, g_packed};
 
-            g_kernels->rows->pack_cols(c->values[b], V_DIM, block.n_keys, V_DIM, g_packed);
+            g_kernels->rows->pack_cols(c->values[b], V_DIM, block.n_keys, V_DIM,
+                                       bt_cpu_pad(block.n_keys, 32), g_packed);
             for (uint32_t l = bt_tile_first_lane(t, b); l < t->n_lanes; l++)
-                memcpy(g_scratch.scores + (size_t)l * KEYS, &c->scores[l][b],
+                memcpy(g_scratch.scores + (size_t)l * g_keys, &c->scores[l][b],
                        block.n_keys * sizeof(float));
             bt_tile_add(t, &block, &g_scratch, s);
         }
@@ -85,8 +87,8 @@ static void expect_twin(const lane_case *c, const bt_tile *t, uint32_t n_written
 
     run_tile(c, t, n_written, got[0]);
     for (uint32_t l = 0; l < t->n_lanes; l++) {
-        twin_attend(c->scores[l], c->values[0], V_DIM, bt_tile_pos(t, l) + 1, t->scale, V_DIM,
-                    want);
+        twin_attend(c->scores[l], c->values[0], V_DIM, bt_tile_pos(t, l) + 1, g_keys, t->scale,
+                    V_DIM, want);
         n_differ += memcmp(got[l], want, sizeof(want)) != 0;
     }
     EXPECT_EQ(n_differ, 0);
@@ -181,13 +183,16 @@ int main(int argc, char **argv)
     if (bt_device_cpu_create(&opt, &g_dev) != BT_OK) return EXIT_FAILURE;
     g_kernels         = bt_device_cpu_table(g_dev);
     g_twin_arithmetic = g_kernels->arithmetic[BT_ROLE_GENERATED];
-    g_scratch.scores  = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(float));
-    g_scratch.p       = bt_calloc_aligned((size_t)LANES * KEYS, sizeof(bt_bf16));
-    g_scratch.cut     = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
-    g_packed          = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, KEYS), sizeof(bt_bf16));
+    g_scratch.scores  = bt_calloc_aligned((size_t)LANES * MAX_KEYS, sizeof(float));
+    g_scratch.p       = bt_calloc_aligned((size_t)LANES * MAX_KEYS, sizeof(bt_bf16));
+    g_scratch.cut     = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, MAX_KEYS), sizeof(bt_bf16));
+    g_packed          = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, MAX_KEYS), sizeof(bt_bf16));
     g_state[0]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
     g_state[1]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
+    g_keys            = BT_PAGE_TOKENS;
     rc                = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    g_keys            = MAX_KEYS;
+    if (rc == 0) rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
     bt_free(g_scratch.scores);
     bt_free(g_scratch.p);
     bt_free(g_scratch.cut);

@@ -12,7 +12,7 @@
 #include "device/cpu/kernels.h"
 #include "device/cpu/math.h"
 
-enum { TWIN_MAX_DIM = 64 };
+enum { TWIN_MAX_DIM = 64, TWIN_MAX_BLOCK = 256 };
 
 typedef struct {
     float max, sum, o[TWIN_MAX_DIM];
@@ -62,7 +62,7 @@ static inline void twin_block(const float *scores, const bt_bf16 *values, size_t
                               float scale, uint32_t v_dim, twin_state *s)
 {
     float   before = s->max, sums[16] = {0}, shrink;
-    bt_bf16 p[BT_PAGE_TOKENS], column[BT_PAGE_TOKENS];
+    bt_bf16 p[TWIN_MAX_BLOCK], column[TWIN_MAX_BLOCK];
 
     for (uint32_t j = 0; j < n; j++)
         if (scores[j] * scale > s->max) s->max = scores[j] * scale;
@@ -81,17 +81,19 @@ static inline void twin_block(const float *scores, const bt_bf16 *values, size_t
     }
 }
 
-/* out[v_dim] of a lane with these n scores, not yet scaled, and values [n][ld]. */
+/* out[v_dim] of a lane with these n scores, not yet scaled, and values [n][ld], in blocks of so
+ * many keys. */
 static inline void twin_attend(const float *scores, const bt_bf16 *values, size_t ld, uint32_t n,
-                               float scale, uint32_t v_dim, bt_bf16 *out)
+                               uint32_t block, float scale, uint32_t v_dim, bt_bf16 *out)
 {
     twin_state all = {-INFINITY, 0, {0}};
 
     for (uint32_t part = 0; part < n; part += 2048) {
         twin_state s = {-INFINITY, 0, {0}};
 
-        for (uint32_t b = part; b < n && b < part + 2048; b += 64)
-            twin_block(scores + b, values + b * ld, ld, n - b < 64 ? n - b : 64, scale, v_dim, &s);
+        for (uint32_t b = part; b < n && b < part + 2048; b += block)
+            twin_block(scores + b, values + b * ld, ld, n - b < block ? n - b : block, scale, v_dim,
+                       &s);
         if (part == 0) {
             all = s;
         } else {

@@ -109,6 +109,28 @@ class Placement(Cells):
             self.check(call, p)
         self.end()
 
+    def test_a_cached_prefix_counts_as_work_done(self):
+        a, b = self.start("a"), self.start("b")
+        self.open()
+        prefix, other = list(range(100, 740)), list(range(200, 840))
+        a.gate.clear()
+        busy = self.send(other)
+        wait_for(lambda: len(a.seen("reserve")) == 1, "the first one in a")
+        self.check(self.send([*prefix, 1]), [*prefix, 1])    # so that this one goes to b
+        self.assertEqual(len(b.seen("reserve")), 1)
+        a.gate.set()
+        self.check(busy, other)
+        for i in range(2, 5):    # both have nothing to do, and a comes first
+            self.check(self.send([*prefix, i]), [*prefix, i])
+            self.assertEqual(len(b.seen("reserve")), i)
+        b.gate.clear()
+        calls = [self.send([*prefix, 10 + i]) for i in range(24)]    # more work waits in b than the prefix would save: a helps
+        wait_for(lambda: len(a.seen("reserve")) + len(b.seen("reserve")) > 6 and len(a.seen("reserve")) > 1, "one more in a")
+        b.gate.set()
+        for i, call in enumerate(calls):
+            self.check(call, [*prefix, 10 + i])
+        self.end()
+
     def test_what_waits_in_a_full_cell_goes_to_one_with_room(self):
         a = self.start("a", prefill=1, decode=1, pages=2, max_rows=1)
         self.open()

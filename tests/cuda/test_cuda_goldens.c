@@ -8,8 +8,6 @@
 #include "moe/ops.h"
 
 extern const bt_cuda_module_table bt_cuda_module;
-extern const bt_attn_ops          bt_attn_cuda_ops;
-extern const bt_moe_ops           bt_moe_cuda_ops;
 
 #define ENGINE_DEVICE(opt, dev_out) bt_cuda_module.create((opt)->n_threads - 1, (dev_out))
 #include "tests/model/golden_checks.h"
@@ -73,8 +71,6 @@ int main(int argc, char **argv)
     bt_cpu_flush_denormals();
     bt_log_init("test", BT_LOG_WARN);
     NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK && argc >= 2);
-    bt_attn_register(&bt_attn_cuda_ops);
-    bt_moe_register(&bt_moe_cuda_ops);
     goldens_open(&g_goldens, argv[1]);
     rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
     goldens_close(&g_goldens);

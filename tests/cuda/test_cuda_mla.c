@@ -9,7 +9,6 @@
 #include "device/cuda/module.h"
 
 extern const bt_cuda_module_table bt_cuda_module;
-extern const bt_attn_ops          bt_attn_cuda_ops;
 
 static bt_status create(const bt_device_cpu_options *opt, bt_device **dev_out)
 {
@@ -208,6 +207,5 @@ int main(int argc, char **argv)
     };
 
     bt_cpu_flush_denormals();
-    bt_attn_register(&bt_attn_cuda_ops);
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
 }

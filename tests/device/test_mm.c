@@ -149,7 +149,7 @@ static void pack_cols_equals_pack_rows_of_the_transpose(void)
         memset(g_packed, GUARD, bytes + 64);
         memset(other, GUARD, bytes + 64);
         g_kernels->rows->pack_rows(g_w, k, n, k, g_packed);
-        g_kernels->rows->pack_cols(g_x, n + 2, k, n, other);
+        g_kernels->rows->pack_cols(g_x, n + 2, k, n, bt_cpu_pad(k, 32), other);
         EXPECT(memcmp(g_packed, other, bytes + 64) == 0);
         for (uint32_t i = 0; i < bt_cpu_pad(n, 16); i++)
             for (uint32_t j = 0; j < bt_cpu_pad(k, 32); j++)

@@ -77,6 +77,16 @@ class Host:
                 found[int(pid)] = comm
         return found
 
+    def nothing_left(self, seconds):
+        """Neither processes of a cell nor shared memory, at the latest then."""
+        end = time.monotonic() + seconds
+        while self.processes("baton", "orted") and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not self.processes("baton", "orted"), f"left on {self.name}: {self.processes('baton', 'orted')}"
+        while self.shell("ls /dev/shm") and time.monotonic() < end:
+            time.sleep(0.1)
+        assert self.shell("ls /dev/shm") == "", f"left in {self.name}'s /dev/shm: {self.shell('ls /dev/shm')}"
+
     def cut(self):
         run("ip", "link", "set", self.link, "down")
 

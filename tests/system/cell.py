@@ -47,13 +47,18 @@ def stubs(source):
 
 
 class Cell:
-    """baton-run in a session of its own; `with Cell(...) as cell:` ends it."""
+    """baton-run as a process of its own; `with Cell(...) as cell:` ends it.  ranks: "2+3", "both4", or "hosts" where `more` says which.
+    hosts: those of tests/support/hosts.py, in whose namespace every process is the test's."""
 
-    def __init__(self, bin_dir, model, ranks, *more):
-        flags = ["--both", ranks[4:]] if ranks.startswith("both") else ["--prefill", ranks.split("+")[0], "--decode", ranks.split("+")[1]]
+    def __init__(self, bin_dir, model, ranks, *more, hosts=None):
+        if ranks == "hosts":
+            flags = []
+        else:
+            flags = ["--both", ranks[4:]] if ranks.startswith("both") else ["--prefill", ranks.split("+")[0], "--decode", ranks.split("+")[1]]
         self.command = [os.path.join(bin_dir, "baton-run"), "--model", model, *flags, "--port", "0", *more]
-        self.lines, self.address, self.http, self.scratch = [], None, None, set()
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines, self.address, self.http, self.scratch, self.hosts = [], None, None, set(), hosts
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                        env=hosts.environment() if hosts else None)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -75,8 +80,24 @@ class Cell:
         self.note_scratch()
         return self
 
+    def wait_line(self, text, seconds=START_S, after=0):
+        """Until one of the lines from number `after` on has the text; returns the number of the next one."""
+        end, at = time.monotonic() + seconds, after
+        while True:
+            n = len(self.lines)
+            for i in range(at, n):
+                if text in self.lines[i]:
+                    return i + 1
+            at = n
+            assert self.process.poll() is None and time.monotonic() < end, f"no line with \"{text}\" within {seconds} s:\n{self.log()}"
+            time.sleep(0.001)
+
     def note_scratch(self):
         self.scratch |= scratch(descendants(self.process.pid))
+
+    def processes(self):
+        """Those of the cell."""
+        return [int(e) for e in os.listdir("/proc") if e.isdigit()] if self.hosts else descendants(self.process.pid)
 
     def leftovers(self):
         """What of its private folders is still there."""
@@ -86,19 +107,20 @@ class Cell:
         return "\n".join(self.lines[-60:])
 
     def ranks(self):
-        """pid of each worker process below baton-run, by rank."""
-        found = {}
-        for pid in descendants(self.process.pid):
+        """pid of each worker process, by rank."""
+        found, parents = {}, {}
+        for pid in self.processes():
             try:
                 with open(f"/proc/{pid}/environ", "rb") as f:
                     env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
-                with open(f"/proc/{pid}/comm") as f:
-                    name = f.read().strip()
+                with open(f"/proc/{pid}/stat") as f:
+                    name, rest = re.match(r"\d+ \((.*)\) (.*)", f.read()).groups()
             except OSError:
                 continue
             if name == "baton-worker" and b"OMPI_COMM_WORLD_RANK" in env:
-                found[int(env[b"OMPI_COMM_WORLD_RANK"])] = pid
-        return found
+                parents[pid] = int(rest.split()[1])
+                found[pid] = int(env[b"OMPI_COMM_WORLD_RANK"])
+        return {rank: pid for pid, rank in found.items() if parents[pid] not in found}    # while MPI starts it has a child
 
     def stop(self, timeout=35):
         """SIGTERM; returns baton-run's exit code."""

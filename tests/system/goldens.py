@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds the distributed engine against the goldens and against itself, on every route.
 
-    goldens.py --bin DIR --source DIR --model NAME [--full] [--only ROUTE]
+    goldens.py --bin DIR --source DIR --model NAME [--full] [--only ROUTE...]
 
 A route is (ranks, attention form, chunk).  `baton-logits` runs every case of the model in the ranks that serve,
 twice: with the goldens' routing forced, and free.  On each route:
@@ -147,12 +147,11 @@ def main():
     ap = cells.arguments(__doc__)
     ap.add_argument("--model", required=True)
     ap.add_argument("--full", action="store_true", help="the whole product of routes")
-    ap.add_argument("--only", help="one route, as 2+2/role/7 (chunk 0: whole)")
+    ap.add_argument("--only", nargs="+", help="these routes, as 2+2/role/7 (chunk 0: whole)")
     a = ap.parse_args()
     routes = list(itertools.product(RANKS, FORMS, CHUNKS)) if a.full else list(pairwise())
     if a.only:
-        ranks, form, chunk = a.only.split("/")
-        routes = [(ranks, form, int(chunk))]
+        routes = [(ranks, form, int(chunk)) for ranks, form, chunk in (route.split("/") for route in a.only)]
     model, v, base = Model(a.source, a.model), Verdict(), {}
     with tempfile.TemporaryDirectory() as folder:
         for route in routes:

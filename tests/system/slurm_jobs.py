@@ -4,7 +4,7 @@
     slurm_jobs.py --bin DIR --source DIR [--only NAME]
 
 one_cell: sbatch to first token; scancel leaves nothing. node_killed: a node dies under load; the supervisor starts the cell again and
-every stream goes on. several_cells: a coordinator job and two cell jobs; one is drained under load by scancel, and a new one takes over."""
+every stream goes on. node_replaced: with --on-death replace the job survives it too, and goes on without the node. several_cells: a coordinator job and two cell jobs; one is drained under load by scancel, and a new one takes over."""
 import os
 import re
 import shutil
@@ -153,6 +153,28 @@ def node_killed(a, pb, rpc, jobs):
     print(f"node3 killed under load: serving again after {back:.1f} s, every stream exact", flush=True)
 
 
+def node_replaced(a, pb, rpc, jobs):
+    job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--spares", "1", "--port", "0",
+                      "--on-death", "replace", "--restarts", "20", "--drain-s", "2")
+    stub = first_stub(jobs, rpc, job)
+    load = start_load(pb, stub, 3, 300)
+    jobs.cluster.kill_node("node2")    # of four ranks on three nodes the first has two, the last the spare
+    jobs.wait_log(job, "has taken seat", 30)
+    jobs.cluster.wait(lambda: "down" in " ".join(jobs.cluster.states()), "a node that is down", 60)
+    time.sleep(3)    # and what Slurm does to the job's steps then
+    n = [s.done for s in load]
+    end = time.monotonic() + 60
+    while not all(s.done > k for s, k in zip(load, n)):
+        assert time.monotonic() < end and not any(s.error for s in load), [s.error for s in load]
+        time.sleep(0.05)
+    end_load(load)
+    assert jobs.cluster.job_state(job) == "RUNNING" and "starting again" not in jobs.log(job), f"{jobs.cluster.job_state(job)}\n{jobs.log(job)[-3000:]}"
+    jobs.cluster.run("scancel", str(job))
+    jobs.gone(job)
+    jobs.cluster.start_node("node2")
+    print("node2 killed under load: a spare has joined, the job and every stream went on after Slurm had given the node up", flush=True)
+
+
 def several_cells(a, pb, rpc, jobs):
     front = jobs.submit("baton-coordinator.sbatch", "--model", os.path.join(a.source, "models/demo"), "--port", "0", nodes=1)
     model = ("--model", os.path.join(a.source, "models/demo"), "--both", "1")
@@ -179,7 +201,7 @@ def several_cells(a, pb, rpc, jobs):
     print("two cells behind one coordinator: one drained under load, the other went on", flush=True)
 
 
-CASES = [one_cell, node_killed, several_cells]
+CASES = [one_cell, node_killed, node_replaced, several_cells]
 
 
 def main():

@@ -5,12 +5,12 @@
 
 first_token: one command starts it, the same tokens come as from one machine, nothing is left on any host.
 node_killed: a host loses power under load; the cell is started again once the host is back, and every stream goes on where it was.
+node_replaced: with a hostfile and --on-death=replace the ranks that are left go on without a restart, and a spare on another host joins.
 link_cut_3s: nothing is lost and nobody is removed.
 link_cut_for_good: the side without the coordinator stops by itself; the open requests wait, and go on when the host is back."""
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,29 +25,16 @@ net.enter()
 import cell as cells  # noqa: E402
 import grpc  # noqa: E402
 
-START_S, GONE_S = 60, 40
+GONE_S = 40
 MAP = "prefill n1\ndecode n2\ndecode n3\n"
 
 
-class Spread(cells.Cell):
+def spread(a, hosts, *more, rank_map=MAP):
     """baton-run over the hosts, with a rank map."""
-
-    def __init__(self, a, hosts, *more):
-        path = os.path.join(hosts.scratch, "ranks.map")
-        with open(path, "w") as f:
-            f.write(MAP)
-        self.command = [os.path.join(a.bin, "baton-run"), "--model", os.path.join(a.source, "models/demo"), "--rank-map", path,
-                        "--control", f"{net.NET}.1:0", "--port", "0", *more]
-        self.lines, self.address, self.http, self.scratch = [], None, None, set()
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=hosts.environment())
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def wait_line(self, text, seconds=START_S, after=0):
-        end = time.monotonic() + seconds
-        while not any(text in line for line in self.lines[after:]):
-            assert self.process.poll() is None and time.monotonic() < end, f"no line with \"{text}\":\n{self.log()}"
-            time.sleep(0.02)
+    path = os.path.join(hosts.scratch, "ranks.map")
+    with open(path, "w") as f:
+        f.write(rank_map)
+    return cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "hosts", "--rank-map", path, "--control", f"{net.NET}.1:0", *more, hosts=hosts)
 
 
 class Load:
@@ -109,28 +96,18 @@ class Load:
         assert not self.errors, f"{self.errors}\n{cell.log()}"
 
 
-def nothing_left(h, seconds=GONE_S):
-    end = time.monotonic() + seconds
-    while h.processes("baton", "orted") and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not h.processes("baton", "orted"), f"left on {h.name}: {h.processes('baton', 'orted')}"
-    while h.shell("ls /dev/shm") and time.monotonic() < end:
-        time.sleep(0.1)
-    assert h.shell("ls /dev/shm") == "", f"left in {h.name}'s /dev/shm: {h.shell('ls /dev/shm')}"
-
-
 def stop(cell, hosts):
     cell.process.send_signal(signal.SIGINT)
     assert cell.wait_gone(GONE_S) == 0, cell.log()
     for h in hosts.list:
-        nothing_left(h)
+        h.nothing_left(GONE_S)
 
 
 def first_token(a, pb, rpc, hosts):
     with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "1+1") as alone:
         alone.wait_ready()
         want = Load(pb, rpc, alone).ask(3, 24)
-    cell = Spread(a, hosts)
+    cell = spread(a, hosts)
     cell.wait_ready()
     for i, name in enumerate(("n1", "n2", "n3")):
         assert len(hosts[i].processes("baton-worker")) == 1, f"{name}: {hosts[i].processes('baton')}"
@@ -140,7 +117,7 @@ def first_token(a, pb, rpc, hosts):
 
 
 def node_killed(a, pb, rpc, hosts):
-    cell = Spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--stall-s", "20")
+    cell = spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--stall-s", "20")
     cell.wait_ready()
     load = Load(pb, rpc, cell)
     load.learn(4, 300)
@@ -155,8 +132,35 @@ def node_killed(a, pb, rpc, hosts):
     stop(cell, hosts)
 
 
+def node_replaced(a, pb, rpc, hosts):
+    path = os.path.join(hosts.scratch, "hostfile")
+    with open(path, "w") as f:
+        f.write("n1 slots=2\nn2 slots=2\nn3 slots=2\n")
+    cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "hosts", "--hostfile", path, "--prefill", "1", "--decode", "4", "--spares", "1",
+                      "--control", f"{net.NET}.1:0", "--restarts", "5", hosts=hosts)
+    cell.wait_ready()
+    load = Load(pb, rpc, cell)
+    load.learn(6, 300)
+    load.start()
+    begin = time.monotonic()
+    hosts[1].power_off()
+    cell.wait_line("has taken seat", 30)
+    joined = time.monotonic() - begin
+    load.finish(cell)
+    lost = sum("was lost" in line and "on n2" in line for line in cell.lines)
+    assert lost == 2 and not any("starting again" in line for line in cell.lines), cell.log()
+    time.sleep(max(0, begin + 4 - time.monotonic()))    # what mpirun does about a lost daemon it does within a second
+    load.start()
+    load.finish(cell)
+    cell.process.send_signal(signal.SIGINT)
+    assert cell.wait_gone(GONE_S) == 0, cell.log()
+    for h in (hosts[0], hosts[2]):
+        h.nothing_left(GONE_S)
+    print(f"n2 killed: a spare on n3 has joined after {joined:.2f} s, every stream exact", flush=True)
+
+
 def link_cut_3s(a, pb, rpc, hosts):
-    cell = Spread(a, hosts)
+    cell = spread(a, hosts)
     cell.wait_ready()
     load = Load(pb, rpc, cell)
     load.learn(4, 300)
@@ -171,7 +175,7 @@ def link_cut_3s(a, pb, rpc, hosts):
 
 
 def link_cut_for_good(a, pb, rpc, hosts):
-    cell = Spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--timeout-s", "3", "--rank-timeout-s", "4")
+    cell = spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--timeout-s", "3", "--rank-timeout-s", "4")
     cell.wait_ready()
     load = Load(pb, rpc, cell)
     load.learn(3, 300)
@@ -184,7 +188,7 @@ def link_cut_for_good(a, pb, rpc, hosts):
     while hosts[2].processes("baton-worker") and time.monotonic() < end:
         time.sleep(0.1)
     assert not hosts[2].processes("baton-worker"), "the cut side goes on by itself"
-    nothing_left(hosts[2], 60)
+    hosts[2].nothing_left(60)
     hosts[2].mend()
     cell.wait_line("serving again", 90)
     load.finish(cell)
@@ -192,7 +196,7 @@ def link_cut_for_good(a, pb, rpc, hosts):
     print(f"a link cut for good: found after {found:.1f} s, the cut side stopped, the streams went on", flush=True)
 
 
-CASES = [first_token, node_killed, link_cut_3s, link_cut_for_good]
+CASES = [first_token, node_killed, node_replaced, link_cut_3s, link_cut_for_good]
 
 
 def main():

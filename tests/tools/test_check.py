@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 BIN, SOURCE = sys.argv[1], sys.argv[2]
 CHECK = os.path.join(BIN, "baton-check")
@@ -17,6 +18,8 @@ WRONGS = {  # host: what the agent does to the answer of a good node
     "late": "awk '/^clock / {printf \"clock %.3f\\n\", $2 - 90; next} {print}'",
     "shm": "sed 's/^shm .*/shm 1000000/'",
     "lib": "sh -c 'echo \"baton-check: error while loading shared libraries: libjansson.so.4: cannot open shared object file\"'",
+    **{f"slow{i}": "sh -c 'sleep 600'" for i in (1, 2)},
+    "slow": "sh -c 'echo \"ssh: asking for a password\"; sleep 600'",
     "dead": "sh -c 'echo \"ssh: connect to host dead port 22: No route to host\"'",
 }
 
@@ -54,6 +57,12 @@ def main():
             has(out, f"{host:12} WRONG  {words}", "localhost    ok", "1 found wrong")
         has(check("--hosts", "mpi", "--agent", agent, code=0), "replace needs Open MPI 4 on every node")
         has(check("--hosts", "good", env={"OMPI_MCA_plm_rsh_agent": agent}, code=0), "good         ok")
+
+        begin = time.monotonic()    # together, with a deadline each, and nothing of the agents is left
+        out = check("--hosts", "slow,localhost,slow1,slow2", "--node-timeout-s", "3", "--agent", agent, code=1)
+        has(out, "slow         WRONG  it has not answered within 3.0 s: ssh: asking for a password", "slow2        WRONG  it has not", "localhost    ok")
+        assert 3 <= time.monotonic() - begin < 9, f"three slow nodes took {time.monotonic() - begin:.1f} s"
+        assert subprocess.run(["pgrep", "-f", f"{agent} slow"], capture_output=True).returncode == 1, "an agent is left"
 
         rank_map = os.path.join(folder, "ranks.map")
         with open(rank_map, "w") as f:

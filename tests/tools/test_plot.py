@@ -26,6 +26,9 @@ def main():
             assert 0 < point["fastest_s"] <= point["step_s"] and point["cpu_s"] > 0 and point["roof_s"] > 0, point
             assert abs(point["step_s"] * 1e6 - float(row["step_us"])) < 0.06, (point, row)
             assert point["distance_from_fused"] < 0.02, point
+            assert (point["over_fused"] == 1 and point["cpu_over_fused"] == 1) if point["variant"] == "fused" else \
+                0 < point["over_fused"] < 100, point
+            assert abs(point["over_fused"] - float(row["over_fused"])) < 0.0006, (point, row)
         if "no plots" in run.stderr:
             assert "python3-matplotlib" in run.stderr, run.stderr
             print("skipped: no matplotlib here; the tool says so and goes on")

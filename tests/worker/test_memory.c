@@ -69,6 +69,55 @@ static void weights_of_ranks_add_up(void)
     bt_safetensors_close(st);
 }
 
+/* What bt_placement_of_seats() gives a survivor more, whoever is lost. */
+static void adopted_experts_are_counted(void)
+{
+    for (uint32_t n = 2; n <= 9; n++)
+        for (uint32_t n_experts = 1; n_experts <= 64; n_experts += 9) {
+            uint32_t most = 0;
+
+            for (uint32_t lost = 0; lost < n; lost++) {
+                bool         taken[9] = {false};
+                uint32_t     count[9] = {0};
+                bt_placement before, after;
+
+                for (uint32_t i = 0; i < n; i++)
+                    taken[i] = i != lost;
+                EXPECT_EQ(bt_placement_init(&before, n_experts, 1, n, NULL), BT_OK);
+                EXPECT_EQ(bt_placement_of_seats(&after, n_experts, 1, n, taken), BT_OK);
+                for (uint32_t e = 0; e < n_experts; e++)
+                    if (before.owner[e] == lost && ++count[after.owner[e]] > most)
+                        most = count[after.owner[e]];
+                bt_placement_fini(&before);
+                bt_placement_fini(&after);
+            }
+            EXPECT_EQ(bt_memory_adopted(n_experts, n), most);
+        }
+    EXPECT_EQ(bt_memory_adopted(64, 1), 0);
+}
+
+static void experts_of_a_lost_rank_have_room(void)
+{
+    bt_model_config   cfg = config();
+    bt_memory_account a   = {
+          .available = GIB, .local_size = 4, .weights = 100 << 20, .expert = 10 << 20};
+    uint32_t with, without;
+
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    without = a.n_pages;
+    a.adopt = 60 << 20;
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    with = a.n_pages;
+    EXPECT(without - with >= (60 << 20) / 294912 && without - with <= (60 << 20) / 294912 + 1);
+    a.adopt = 100 << 20; /* that leaves less than a full context: it serves without */
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    EXPECT_EQ(a.adopt, 0);
+    EXPECT_EQ(a.n_pages, without);
+    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, 120 << 20), BT_OK);
+    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, (120 << 20) - 1), BT_ERR_NO_MEMORY);
+    EXPECT_HAS(bt_error_text(), "needs 120 MiB, and 119 MiB are left");
+}
+
 static void available_memory_is_some(void)
 {
     EXPECT(bt_memory_available() > 16 << 20);
@@ -81,6 +130,8 @@ int main(int argc, char **argv)
         BT_TEST(pages_of_given_bytes_are_rounded_down),
         BT_TEST(pages_of_the_account_are_shared_and_bounded),
         BT_TEST(weights_of_ranks_add_up),
+        BT_TEST(adopted_experts_are_counted),
+        BT_TEST(experts_of_a_lost_rank_have_room),
         BT_TEST(available_memory_is_some),
     };
 

@@ -45,6 +45,23 @@ static void options_defaults_follow_the_chunk(void)
     EXPECT_EQ(opt.kv_bytes, 2ull << 30);
 }
 
+static void options_name_the_device(void)
+{
+    bt_worker_options opt;
+
+    EXPECT_EQ(parse(BASE "--both 1", &opt), BT_OK);
+    EXPECT_EQ(opt.device, BT_ON_ANY);
+    EXPECT_EQ(opt.gpu, BT_GPU_BY_LOCAL_RANK);
+    EXPECT_EQ(parse(BASE "--both 1 --device cpu", &opt), BT_OK);
+    EXPECT_EQ(opt.device, BT_ON_CPU);
+    EXPECT_EQ(parse(BASE "--both 1 --device cuda", &opt), BT_OK);
+    EXPECT_EQ(opt.device, BT_ON_GPU);
+    EXPECT_EQ(opt.gpu, BT_GPU_BY_LOCAL_RANK);
+    EXPECT_EQ(parse(BASE "--both 1 --device cuda:3", &opt), BT_OK);
+    EXPECT_EQ(opt.device, BT_ON_GPU);
+    EXPECT_EQ(opt.gpu, 3);
+}
+
 static void options_errors_say_what_to_do(void)
 {
     static const struct {
@@ -61,6 +78,8 @@ static void options_errors_say_what_to_do(void)
         {BASE "--both 1 --kv-bytes 2X",                   "--kv-bytes must be"                },
         {BASE "--both 1 --kv-bytes 0",                    "--kv-bytes must be"                },
         {BASE "--both 1 --kv-bytes -1",                   "--kv-bytes must be"                },
+        {BASE "--both 1 --device gpu",                    "auto, cpu, cuda or cuda:N"         },
+        {BASE "--both 1 --device cuda:x",                 "whole number"                      },
         {BASE "--both 1 --form fast",                     "role, normal"                      },
         {BASE "--both 1 --on-death dance",                "--on-death must be stop or replace"},
         {BASE "--both 1 --spares 2",                      "--spares 2 wait for nothing"       },
@@ -135,6 +154,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(options_defaults_follow_the_chunk),
+        BT_TEST(options_name_the_device),
         BT_TEST(options_errors_say_what_to_do),
         BT_TEST(options_unknown_flag_is_an_error),
         BT_TEST(options_wrong_number_of_ranks_names_the_command),

@@ -5,14 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "attention/variants/variants.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "device/cpu/kernels.h"
+#include "device/cpu/roofs.h"
 #include "tools/machine.h"
 
-enum { PERIOD = 512, MIN_ROUNDS = 3 };
+enum {
+    PERIOD      = 512,
+    MIN_ROUNDS  = 3,
+    FAR_BEHIND  = 3, /* times the fused kernel's step: no more rounds than MIN_ROUNDS */
+    SWEEP_CHUNK = 1 << 20,
+    CACHE_BYTES = 64 << 20 /* where the system does not say */
+};
 
 /* After the stages: their sum, that without append, and CPU time. */
 enum { WHOLE = BT_N_STAGES, BARE, CPU, N_SERIES };
@@ -26,6 +34,8 @@ typedef struct {
     bt_study                 *study;
     bt_study_weights          w; /* owned */
     bt_bf16                  *rows, *x, *out[BT_N_VARIANTS];
+    char                     *other;    /* owned: what fills the caches before a step */
+    uint32_t                  n_sweeps; /* chunks of it */
     bt_variant               *open[BT_N_VARIANTS];
     uint32_t                  max_batch;
     bool                      merged; /* the study has AM_CC_ME's matrices, and keeps them */
@@ -100,6 +110,7 @@ static void free_all(run *r)
 
     bt_study_destroy(r->study);
     bt_device_destroy(r->dev);
+    bt_free(r->other);
     for (size_t i = 0; i < sizeof(mem) / sizeof(mem[0]); i++)
         bt_free((void *)(uintptr_t)mem[i]);
     for (int i = 0; i < BT_N_VARIANTS; i++)
@@ -179,6 +190,33 @@ static double distance(const bt_bf16 *a, const bt_bf16 *b, size_t n)
     return sqrt(error / size);
 }
 
+/* As much as the caches hold, but no more than the model's weights. */
+static bt_status create_sweep(run *r)
+{
+    bt_status               st = BT_OK;
+    const bt_profile_model *m  = r->model;
+    long     l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    uint64_t caches  = l3 > 0 ? (uint64_t)l3 + (l2 > 0 ? r->m->n_threads * (uint64_t)l2 : 0) : 0;
+    uint64_t weights = 2 * (m->attention_params + m->expert_params + m->other_params);
+    uint64_t bytes   = caches > 0 ? caches : CACHE_BYTES;
+
+    if (weights < bytes) bytes = weights;
+    r->n_sweeps = (uint32_t)(bytes / SWEEP_CHUNK);
+    r->other    = bt_calloc_aligned((size_t)r->n_sweeps + 1, SWEEP_CHUNK);
+    BT_REQUIRE(r->other != NULL, BT_ERR_NO_MEMORY, "%u MiB to fill the caches with", r->n_sweeps);
+    memset(r->other, 1, (size_t)r->n_sweeps * SWEEP_CHUNK); /* else it might be one page of zeros */
+out:
+    return st;
+}
+
+static void sweep_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const run *r = ctx;
+
+    (void)member;
+    bt_roof_read(r->other + (size_t)chunk * SWEEP_CHUNK, SWEEP_CHUNK);
+}
+
 static double cpu_seconds(void)
 {
     struct timespec t;
@@ -194,6 +232,7 @@ static bt_status step_once(run *r, bt_variant_kind kind, bt_point *at)
     double    sum                           = 0, cpu;
     double(*samples)[BT_PROFILE_MAX_ROUNDS] = r->samples[kind];
 
+    bt_cpu_pool_run(bt_device_cpu_pool(r->dev), r->n_sweeps, sweep_task, r);
     cpu = cpu_seconds();
     BT_TRY(bt_variant_step(r->open[kind], BT_ROLE_GENERATED, r->x, r->out[kind], ns));
     samples[CPU][at->n_rounds] = cpu_seconds() - cpu;
@@ -208,35 +247,61 @@ out:
     return st;
 }
 
+static bool far_behind(const run *r, bt_variant_kind kind, const bt_measured *p)
+{
+    uint32_t n = p->of[kind].n_rounds;
+
+    return n >= MIN_ROUNDS &&
+           r->samples[kind][WHOLE][n - 1] > FAR_BEHIND * r->samples[BT_VARIANT_FUSED][WHOLE][n - 1];
+}
+
 /* The first round warms up and is not kept, where there is time for another. */
 static bt_status run_rounds(run *r, bt_measured *p)
 {
     bt_status st    = BT_OK;
     uint64_t  start = bt_now_ns();
-    double    spent = 0, first = 0;
+    double    spent = 0, last = 0;
 
     for (uint32_t round = 0; round <= BT_PROFILE_MAX_ROUNDS; round++) {
         for (uint32_t i = 0; i < BT_N_VARIANTS; i++) { /* another one begins each round */
             bt_variant_kind kind = ORDER[(i + round) % BT_N_VARIANTS];
 
-            if (r->open[kind] != NULL) BT_TRY(step_once(r, kind, &p->of[kind]));
+            if (r->open[kind] != NULL && !far_behind(r, kind, p))
+                BT_TRY(step_once(r, kind, &p->of[kind]));
         }
-        spent = (double)(bt_now_ns() - start) * 1e-9;
+        last  = (double)(bt_now_ns() - start) * 1e-9 - spent;
+        spent = spent + last;
         if (round == 0) {
-            first = spent;
             for (int i = 0; i < BT_N_VARIANTS; i++)
                 p->of[i].n_rounds = 0;
         }
-        if (round >= MIN_ROUNDS && spent + first > r->seconds_each) break;
+        if (round >= MIN_ROUNDS && spent + last > r->seconds_each) break;
     }
 out:
     return st;
+}
+
+/* Medians sort: this one goes first. */
+static double over_fused(const run *r, int kind, int series, uint32_t n)
+{
+    double ratios[BT_PROFILE_MAX_ROUNDS];
+
+    for (uint32_t i = 0; i < n; i++)
+        ratios[i] = r->samples[kind][series][i] / r->samples[BT_VARIANT_FUSED][series][i];
+    return median(ratios, n);
 }
 
 static void conclude(run *r, bt_measured *p)
 {
     size_t n = (size_t)p->batch * r->model->mla.hidden;
 
+    for (int kind = 0; kind < BT_N_VARIANTS; kind++) {
+        bt_point *at = &p->of[kind];
+
+        if (at->state != BT_POINT_DONE) continue;
+        at->over_fused     = over_fused(r, kind, WHOLE, at->n_rounds);
+        at->cpu_over_fused = over_fused(r, kind, CPU, at->n_rounds);
+    }
     for (int kind = 0; kind < BT_N_VARIANTS; kind++) {
         bt_point          *at = &p->of[kind];
         bt_variant_account a  = bt_variant_account_of((bt_variant_kind)kind, &r->model->mla);
@@ -315,6 +380,7 @@ static bt_status prepare(run *r)
                r->model->name, weights_bytes(&cfg) / 1e9, free_bytes() / 1e9);
     if (r->opt->progress != NULL) r->opt->progress("making a layer with random weights");
     BT_TRY(create_weights(r));
+    BT_TRY(create_sweep(r));
     BT_TRY(bt_study_create(r->dev, &cfg, &r->w, r->max_batch, &r->study));
 out:
     return st;
@@ -367,7 +433,7 @@ int bt_measured_best(const bt_measured *p, bool by_cpu_time)
     double least = INFINITY;
 
     for (int i = 0; i < BT_VARIANT_FUSED; i++) {
-        double s = by_cpu_time ? p->of[i].cpu_s : p->of[i].step_s;
+        double s = by_cpu_time ? p->of[i].cpu_over_fused : p->of[i].over_fused;
 
         if (p->of[i].state != BT_POINT_DONE || s >= least) continue;
         least = s;

@@ -1,8 +1,12 @@
 /* tools/profile/measure.h - the time of every variant's step over batches and contexts.
  *
  * One layer with random weights.  At each point the variants run in turn, round by round, so that
- * what disturbs the machine disturbs all of them; times are medians over the rounds.  A variant
- * that would not fit in memory, or whose step would take too long, is left out with the reason. */
+ * what disturbs the machine disturbs all of them; times are medians over the rounds, ratios medians
+ * of the rounds' ratios.  Before each step the caches are filled with other memory, as much as the
+ * model's other layers have for that, so that every step finds what it would find in the model.
+ * A variant that would not fit in memory, or whose step would take too long, is left out with the
+ * reason; one that takes several times as long as the fused kernel runs in the first rounds only.
+ */
 #ifndef BT_TOOLS_PROFILE_MEASURE_H
 #define BT_TOOLS_PROFILE_MEASURE_H
 
@@ -36,6 +40,8 @@ typedef struct {
     double         cpu_s;     /* median of the process's CPU time: other programs disturb it less */
     double         stage_s[BT_N_STAGES]; /* medians */
     double         bare_s;               /* median without the append stage: what study 001 timed */
+    double         over_fused; /* median of a round's step over the fused kernel's in that round */
+    double         cpu_over_fused; /* the same of CPU time */
     double         roof_s;
     double         distance; /* of its output from the fused kernel's, rms over rms */
 } bt_point;
@@ -56,7 +62,8 @@ typedef struct {
 bt_status bt_measure(const bt_profile_model *model, const bt_measure_options *opt,
                      bt_measurement *m_out);
 
-/* The fastest of the five variants of the study at a point, or BT_N_VARIANTS. */
+/* The fastest of the five variants of the study at a point, by its ratio to the fused kernel, or
+ * BT_N_VARIANTS. */
 int bt_measured_best(const bt_measured *p, bool by_cpu_time);
 
 #ifdef __cplusplus

@@ -27,10 +27,11 @@ static void print_cell(const bt_point *p, FILE *to)
     fprintf(to, " %17s", text);
 }
 
+/* Both by their rounds' ratios to the fused kernel. */
 static double ratio(const bt_point *above, const bt_point *below)
 {
     return above->state == BT_POINT_DONE && below->state == BT_POINT_DONE
-               ? above->step_s / below->step_s
+               ? above->over_fused / below->over_fused
                : NAN;
 }
 
@@ -87,21 +88,19 @@ static void print_times(const bt_profile_model *model, const bt_measurement *m, 
 /* "A_CC_ME 1.08x" */
 static void print_best(const bt_measured *p, bool by_cpu_time, FILE *to)
 {
-    int             best  = bt_measured_best(p, by_cpu_time);
-    const bt_point *fused = &p->of[BT_VARIANT_FUSED];
+    int best = bt_measured_best(p, by_cpu_time);
 
     if (best == BT_N_VARIANTS)
         fprintf(to, "  %18s", "-");
     else
         fprintf(to, "  %9s %7.3fx", bt_variant_name((bt_variant_kind)best),
-                by_cpu_time ? p->of[best].cpu_s / fused->cpu_s
-                            : p->of[best].step_s / fused->step_s);
+                by_cpu_time ? p->of[best].cpu_over_fused : p->of[best].over_fused);
 }
 
 static void print_ratios(const bt_measurement *m, FILE *to)
 {
     fprintf(to,
-            "\nRatios of this run (above 1: the one named first is slower)\n"
+            "\nMedian ratios of this run's rounds (above 1: the one named first is slower)\n"
             "                   best of the five / fused\n"
             "  %5s %9s  %18s  %18s  %9s  %9s  %9s\n",
             "batch", "context", "by time", "by CPU time", "CD/fused", "CD/A_CC_ME", "the same*");
@@ -171,6 +170,8 @@ static json_t *point_json(const bt_profile_model *model, const bt_measured *p, i
     json_object_set_new(o, "step_s", json_real(at->step_s));
     json_object_set_new(o, "fastest_s", json_real(at->fastest_s));
     json_object_set_new(o, "cpu_s", json_real(at->cpu_s));
+    json_object_set_new(o, "over_fused", json_real(at->over_fused));
+    json_object_set_new(o, "cpu_over_fused", json_real(at->cpu_over_fused));
     json_object_set_new(o, "without_append_s", json_real(at->bare_s));
     for (int s = 0; s < BT_N_STAGES; s++)
         json_object_set_new(o, STAGES[s], json_real(at->stage_s[s]));
@@ -239,7 +240,7 @@ void bt_report_csv(const bt_profile_model *model, const bt_measurement *m, FILE 
         to,
         "model,variant,batch,context,state,step_us,fastest_us,cpu_us,without_append_us,query_us,"
         "append_us,attend_us,output_us,rounds,roof_us,step_over_roof,flops,bytes,"
-        "moved_bytes,distance_from_fused\n");
+        "moved_bytes,distance_from_fused,over_fused,cpu_over_fused\n");
     for (uint32_t i = 0; i < m->n_points; i++)
         for (int k = 0; k < BT_N_VARIANTS; k++) {
             const bt_measured *p     = &m->points[i];
@@ -252,15 +253,16 @@ void bt_report_csv(const bt_profile_model *model, const bt_measurement *m, FILE 
             fprintf(to, "%s,%s,%u,%u,%s,", model->name, bt_variant_name((bt_variant_kind)k),
                     p->batch, p->n_keys, STATES[at->state]);
             if (at->state == BT_POINT_DONE)
-                fprintf(
-                    to,
-                    "%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%u,%.1f,%.3f,%.0f,%.0f,%.0f,%.2g\n",
-                    at->step_s * 1e6, at->fastest_s * 1e6, at->cpu_s * 1e6, at->bare_s * 1e6,
-                    at->stage_s[0] * 1e6, at->stage_s[1] * 1e6, at->stage_s[2] * 1e6,
-                    at->stage_s[3] * 1e6, at->n_rounds, at->roof_s * 1e6, at->step_s / at->roof_s,
-                    flops, bytes, moved, at->distance);
+                fprintf(to,
+                        "%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%u,%.1f,%.3f,%.0f,%.0f,%.0f,%.2g,%"
+                        ".3f,%.3f\n",
+                        at->step_s * 1e6, at->fastest_s * 1e6, at->cpu_s * 1e6, at->bare_s * 1e6,
+                        at->stage_s[0] * 1e6, at->stage_s[1] * 1e6, at->stage_s[2] * 1e6,
+                        at->stage_s[3] * 1e6, at->n_rounds, at->roof_s * 1e6,
+                        at->step_s / at->roof_s, flops, bytes, moved, at->distance, at->over_fused,
+                        at->cpu_over_fused);
             else
-                fprintf(to, ",,,,,,,,,%.1f,,%.0f,%.0f,%.0f,\n", at->roof_s * 1e6, flops, bytes,
+                fprintf(to, ",,,,,,,,,%.1f,,%.0f,%.0f,%.0f,,,\n", at->roof_s * 1e6, flops, bytes,
                         moved);
         }
 }

@@ -56,7 +56,7 @@ void bt_core_expand_page(const bt_core_cpu *k, uint32_t head, const bt_bf16 *row
     expand(k, k->s->w.uv[head], rows, n, dv, m);
     memset(m->rows_bf16 + (size_t)n * dv, 0,
            (size_t)(BT_PAGE_TOKENS - n) * dv * sizeof(*m->rows_bf16));
-    k->kernels->rows->pack_cols(m->rows_bf16, dv, BT_PAGE_TOKENS, dv, values);
+    k->kernels->rows->pack_cols(m->rows_bf16, dv, BT_PAGE_TOKENS, dv, BT_PAGE_TOKENS, values);
 }
 
 /* ---- the cache of CD ---- */

@@ -121,7 +121,8 @@ static void weigh(const bt_core_cpu *k, const bt_core_member *m, const item *it)
                         .k      = page_keys(k, page),
                         .add    = page != 0};
 
-        k->kernels->rows->pack_cols(page_rows(k, it, page), k->s->kv_dim, mm.k, c, m->latents);
+        k->kernels->rows->pack_cols(page_rows(k, it, page), k->s->kv_dim, mm.k, c,
+                                    bt_cpu_pad(mm.k, 32), m->latents);
         k->kernels->mm[k->role](&mm);
     }
 }

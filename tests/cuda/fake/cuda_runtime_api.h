@@ -35,7 +35,8 @@ struct fake_stream {
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
 
-/* What the machine is: for tests to set. */
+/* What the machine is: for tests to set, or the environment: BT_FAKE_GPU="devices=2 driver=12040
+ * major=7 minor=5 mib=64", of which any may be left out. */
 typedef struct {
     int    n_devices, driver, major, minor;
     size_t bytes;   /* of the GPU */

@@ -11,6 +11,25 @@
 
 fake_gpu g_fake_gpu = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0};
 
+static int number_of(const char *text, const char *name, int otherwise)
+{
+    const char *at = strstr(text, name);
+
+    return at == NULL ? otherwise : atoi(at + strlen(name));
+}
+
+__attribute__((constructor)) static void read_environment(void)
+{
+    const char *text = getenv("BT_FAKE_GPU");
+
+    if (text == NULL) return;
+    g_fake_gpu.n_devices = number_of(text, "devices=", g_fake_gpu.n_devices);
+    g_fake_gpu.driver    = number_of(text, "driver=", g_fake_gpu.driver);
+    g_fake_gpu.major     = number_of(text, "major=", g_fake_gpu.major);
+    g_fake_gpu.minor     = number_of(text, "minor=", g_fake_gpu.minor);
+    g_fake_gpu.bytes     = (size_t)number_of(text, "mib=", 1024) << 20;
+}
+
 /* The GPU's memory: nobody may touch it but kernels and copies.  Pieces are taken from its free
  * end; it starts anew when all have come back. */
 enum { ALIGN = 256, HUGE = 2 << 20 };

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Starts baton-worker on machines whose GPU cannot be used: each rank that was told to use one ends with exit code 1 and a sentence.
+
+    cell_errors.py WORKER SOURCE TWIN"""
+import os
+import subprocess
+import sys
+
+worker, source, twin = sys.argv[1:4]
+demo = os.path.join(os.path.abspath(source), "models", "demo")
+BASE = ["--model", demo, "--coordinator", "127.0.0.1:9"]
+PAST, TOO_SMALL = ["--kv-bytes", "1K"], "--kv-bytes 1024 does not hold one page"  # what a rank with a device says next
+
+
+def cases():
+    """What, how many ranks, the machine, the arguments, and what must be said."""
+    yield "no driver", 2, "driver=0", ["--device", "cuda"], ["rank 0 finds no GPU", "rank 1 finds no GPU", "this machine has no NVIDIA driver"]
+    yield "an old driver", 1, "driver=12040", ["--device", "cuda"], ["rank 0 finds no GPU", "too old: it knows CUDA 12.4"]
+    yield "another architecture", 1, "major=7 minor=5", ["--device", "cuda:0"], ["rank 0 finds no GPU", "compute capability 7.5: expected 8.x"]
+    yield "no such GPU", 1, "devices=2", ["--device", "cuda:2"], ["rank 0 finds no GPU", "GPU 2 is not there: this machine has 2"]
+    yield "a full GPU", 1, "mib=72", ["--device", "cuda"], ["rank=0", "each of the 1 ranks on this GPU may use 60 MiB", "would fit", "--max-rows"]
+    yield "no room at all", 1, "mib=16", ["--device", "cuda"], ["rank=0", "no --max-rows would fit", "more GPUs"]
+    yield "two GPUs", 2, "devices=2", ["--device", "auto", *PAST], ["rank 0 computes on GPU 0, with 0 more", "rank 1 computes on GPU 1, with 0 more", TOO_SMALL]
+    yield "no GPU is needed", 1, "driver=0", ["--device", "auto", *PAST], ["ranks compute on the CPU: this machine has no NVIDIA driver", TOO_SMALL]
+    yield "none is wanted", 1, "", ["--device", "cpu", *PAST], [TOO_SMALL]
+
+
+def run(ranks, machine, arguments, library=twin):
+    env = dict(os.environ, BT_FAKE_GPU=machine, BATON_CUDA_LIBRARY=library)
+    done = subprocess.run(["mpirun", "-n", str(ranks), worker, "--both", str(ranks), *BASE, *arguments], env=env, capture_output=True, text=True, timeout=50)
+    return done.returncode, done.stdout + done.stderr
+
+
+def main():
+    failed = 0
+    results = [(what, wanted, *run(*how)) for what, *how, wanted in cases()]
+    results.append(("no library", ["rank 0 finds no GPU", "cannot be opened: /nowhere.so"], *run(1, "", ["--device", "cuda"], "/nowhere.so")))
+    for what, wanted, code, log in results:
+        missing = [w for w in wanted if w not in log]
+        failed += code != 1 or bool(missing)
+        print(f"{what}: " + ("ok" if code == 1 and not missing else f"FAILED: exit code {code}, not said: {missing}\n{log}"), flush=True)
+    return 1 if failed else 0
+
+
+sys.exit(main())

@@ -1,0 +1,95 @@
+"""What the kill test found: faults by moment and kind, pauses by kind, a plot."""
+import json
+
+
+
+def absorbed(f, *kinds):
+    return f["kind"] in kinds and not f["restart"]
+
+
+KINDS = ["SIGKILL", "SIGABRT", "stop 0.2 s", "stop 5 s", "cut 0.5 s", "cut", "power off"]
+PAUSES = [("killed, absorbed", lambda f: absorbed(f, "SIGKILL", "SIGABRT") and not f["beside"]),
+          ("killed beside a stopped rank", lambda f: absorbed(f, "SIGKILL", "SIGABRT") and f["beside"]),
+          ("stopped for 0.2 s", lambda f: absorbed(f, "stop 0.2 s")),
+          ("stopped, removed", lambda f: absorbed(f, "stop 5 s")),
+          ("link cut for 0.5 s", lambda f: absorbed(f, "cut 0.5 s")),
+          ("link cut for good", lambda f: absorbed(f, "cut")),
+          ("node killed", lambda f: absorbed(f, "power off")),
+          ("cell restarted", lambda f: f["restart"] and not f["again_loading"]),
+          ("cell restarted, struck again while it loads", lambda f: f["restart"] and f["again_loading"] and f["moment"] != "loading")]
+COLORS = ("#b23a3a", "#d98a8a", "#3c8d5a", "#2f6db3", "#7a9f35", "#8053a0", "#444444", "#c8781e", "#c9a227")
+
+
+def percentile(values, q):
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))] if values else float("nan")
+
+
+def pauses_of(faults):
+    return [p for f in faults for p in f["pauses"]]
+
+
+def rows(faults):
+    """[(kind, faults, pauses, p50, p99, longest)], of kinds that occurred."""
+    out = []
+    for name, pick in PAUSES:
+        some = [f for f in faults if pick(f)]
+        pauses = pauses_of(some)
+        if some:
+            out.append((name, len(some), len(pauses), percentile(pauses, 0.5), percentile(pauses, 0.99), max(pauses, default=float("nan"))))
+    return out
+
+
+def longest(faults, pick):
+    """The fault with the longest pause, in words."""
+    f = max((f for f in faults if pick(f) and f["pauses"]), key=lambda f: f["pauses"][-1], default=None)
+    return f and f"{f['pauses'][-1]:.3f} s: {f['victim']} of cell {f['cell']} by {f['kind']} at the moment \"{f['moment']}\", {f['again']} requests placed again"
+
+
+def tables(run):
+    """Lines of Markdown."""
+    faults = run["faults"]
+    kinds = [k for k in KINDS if any(f["kind"] == k for f in faults)]
+    moments = list(dict.fromkeys([*run["moments"], *(f["moment"] for f in faults)]))
+    out = ["| struck while | " + " | ".join(kinds) + " | requests placed again |", "|---" * (len(kinds) + 2) + "|"]
+    for m in moments:
+        here = [f for f in faults if f["moment"] == m]
+        out.append(f"| {m} | " + " | ".join(str(sum(f["kind"] == k for f in here)) for k in kinds) + f" | {sum(f['again'] for f in here)} |")
+    out += ["", "| fault | faults | streams | p50 s | p99 s | longest s |", "|---|---|---|---|---|---|"]
+    out += [f"| {name} | {n} | {m} | {p50:.3f} | {p99:.3f} | {most:.3f} |" for name, n, m, p50, p99, most in rows(faults)]
+    return out
+
+
+def summary(run):
+    faults, out = run["faults"], []
+    out.append(f"{len(faults)} faults in {run['cells']} cells, {run['restarts']} restarts of a cell, {run['streams']} streams: each as undisturbed, bit by bit, with one end; "
+               f"{run['fenced']} ranks woke up after their removal, and left.")
+    for what, (_, pick) in (("a kill", PAUSES[0]), ("a cell restarted", PAUSES[-2])):
+        text = longest(faults, pick)
+        if text:
+            out.append(f"The longest pause of {what}: {text}.")
+    return out
+
+
+def plot(run, path):
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    matplotlib.rcParams["svg.hashsalt"] = "baton"
+    fig, ax = plt.subplots(figsize=(7, 4))
+    for (name, pick), color in zip(PAUSES, COLORS):
+        pauses = sorted(pauses_of(f for f in run["faults"] if pick(f)))
+        if pauses:
+            ax.step(pauses, [(i + 1) / len(pauses) for i in range(len(pauses))], where="post", label=f"{name} ({len(pauses)} streams)", color=color)
+    ax.set_xscale("log")
+    ax.set_xlabel("longest silence of a stream around a fault, seconds")
+    ax.set_ylabel("part of the streams")
+    ax.set_ylim(0, 1.02)
+    ax.grid(True, color="#d8d8d8", linewidth=0.6)
+    ax.legend(fontsize="small")
+    fig.tight_layout()
+    fig.savefig(path, metadata={"Date": None})
+
+
+def write(run, path):
+    with open(path, "w") as f:
+        json.dump(run, f, indent=1)

@@ -1,0 +1,134 @@
+#include "tools/check_ask.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+
+enum { AT_ONCE = 128 };
+
+/* One whose command runs. */
+typedef struct {
+    bt_asked_node *node;
+    pid_t          pid;
+    uint64_t       end_ns;
+    size_t         n;
+    char           line[2 * BT_CHECK_TEXT];
+} asked;
+
+static double unix_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Its output's descriptor, or -1, which the node's last words then explain. */
+static int begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
+{
+    int ends[2] = {-1, -1};
+
+    *a = (asked){.node = node, .pid = -1, .end_ns = bt_now_ns() + limit_ns};
+    if (pipe2(ends, O_CLOEXEC) == 0) a->pid = fork();
+    if (a->pid == 0) {
+        setpgid(0, 0);
+        dup2(ends[1], STDOUT_FILENO);
+        execl("/bin/sh", "sh", "-c", node->command, (char *)NULL);
+        _exit(127);
+    }
+    if (ends[1] >= 0) close(ends[1]);
+    if (a->pid > 0) {
+        setpgid(a->pid, a->pid); /* on both sides, so that nobody can be too early */
+        return ends[0];
+    }
+    snprintf(node->last, sizeof(node->last), "its command cannot be started: %s", strerror(errno));
+    if (ends[0] >= 0) close(ends[0]);
+    return -1;
+}
+
+static void finish(asked *a, int fd)
+{
+    kill(-a->pid, SIGKILL); /* agents may leave something behind */
+    while (waitpid(a->pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
+    close(fd);
+}
+
+static void take_line(bt_asked_node *node, const char *line)
+{
+    bool had = node->facts.answered;
+
+    if (!had && line[0] != '\0')
+        snprintf(node->last, sizeof(node->last), "%.*s", BT_CHECK_TEXT - 1, line);
+    bt_check_node_hear(&node->facts, line);
+    if (!had && node->facts.answered) node->skew_s = node->facts.unix_s - unix_now();
+}
+
+/* False at the end of its output. */
+static bool hear(asked *a, int fd)
+{
+    ssize_t got = read(fd, a->line + a->n, sizeof(a->line) - 1 - a->n);
+    char   *at  = a->line, *end;
+
+    if (got < 0 && errno == EINTR) return true;
+    if (got > 0) a->n += (size_t)got;
+    a->line[a->n] = '\0';
+    while ((end = strchr(at, '\n')) != NULL) {
+        *end = '\0';
+        take_line(a->node, at);
+        at = end + 1;
+    }
+    a->n = strlen(at);
+    memmove(a->line, at, a->n + 1);
+    if (a->n > 0 && (got <= 0 || a->n == sizeof(a->line) - 1)) {
+        take_line(a->node, a->line); /* without an end, or longer than any of ours */
+        a->n = 0;
+    }
+    return got > 0;
+}
+
+bt_status bt_check_ask(bt_asked_node *nodes, uint32_t n_nodes, uint64_t limit_ns)
+{
+    bt_status      st      = BT_OK;
+    uint32_t       n_begun = 0, n = 0;
+    asked         *running = bt_calloc(AT_ONCE, sizeof(*running));
+    struct pollfd *fds     = bt_calloc(AT_ONCE, sizeof(*fds));
+
+    BT_REQUIRE(running != NULL && fds != NULL, BT_ERR_NO_MEMORY, "%d nodes at a time", AT_ONCE);
+    while (n > 0 || n_begun < n_nodes) {
+        uint64_t now;
+
+        while (n < AT_ONCE && n_begun < n_nodes) {
+            fds[n] = (struct pollfd){.events = POLLIN};
+            if ((fds[n].fd = begin(&running[n], &nodes[n_begun++], limit_ns)) >= 0) n++;
+        }
+        poll(fds, n, 100);
+        now = bt_now_ns();
+        for (uint32_t i = 0; i < n;) {
+            bool goes_on = fds[i].revents == 0 || hear(&running[i], fds[i].fd);
+
+            if (goes_on && now >= running[i].end_ns) running[i].node->late = true;
+            if (goes_on && !running[i].node->late) {
+                i++;
+                continue;
+            }
+            finish(&running[i], fds[i].fd);
+            n--;
+            running[i] = running[n];
+            fds[i]     = fds[n];
+        }
+    }
+out:
+    bt_free(running);
+    bt_free(fds);
+    return st;
+}

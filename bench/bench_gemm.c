@@ -7,7 +7,8 @@
  * roof is measured over the same memory, before each family.  Medians of short samples: on a shared
  * machine compare only figures of one run.
  *
- *     bench_gemm [family]    all families of this CPU when none is named */
+ *     bench_gemm [family [threads]]    all families of this CPU, 1 and 2 threads, when none is
+ * named */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,18 +22,28 @@ enum {
     SAMPLE_NS   = 12000000,
     SET_BYTES   = 128 << 20,
     MAX_LINEARS = 1024,
-    MAX_M       = 512
+    MAX_X       = 2048 * 10944,
+    MAX_Y       = 2048 * 21888
 };
 
 static const uint32_t SHAPES[][3] = {
   /* m, n, k */
-    {1,   2048, 2048},
-    {4,   2048, 2048},
-    {16,  2048, 2048},
-    {64,  2048, 2048},
-    {512, 2048, 2048},
-    {1,   256,  256 },
-    {512, 1408, 2048}
+    {1,    2048,  2048 },
+    {4,    2048,  2048 },
+    {16,   2048,  2048 },
+    {64,   2048,  2048 },
+    {512,  2048,  2048 },
+    {1,    256,   256  },
+ /* of V2-Lite: experts at 512 and 2,048 tokens; queries, the shared and the dense layer */
+    {48,   2816,  2048 },
+    {48,   2048,  1408 },
+    {192,  2816,  2048 },
+    {192,  2048,  1408 },
+    {2048, 3072,  2048 },
+    {2048, 5632,  2048 },
+    {2048, 2048,  2816 },
+    {2048, 21888, 2048 },
+    {2048, 2048,  10944}
 };
 
 typedef struct {
@@ -174,29 +185,33 @@ static void run_family(const char *kernels, uint32_t n_threads, bt_bf16 *x, bt_b
 {
     bt_device_cpu_options opt = {.n_threads = n_threads, .kernels = kernels};
     static bench          b;
-    bool                  slow = strcmp(kernels, "scalar") == 0;
+    uint32_t              most_rows;
 
     b = (bench){.x = x, .y = y, .kernels = kernels};
     if (bt_device_cpu_create(&opt, &b.dev) != BT_OK) exit(EXIT_FAILURE);
+    most_rows = bt_device_cpu_table(b.dev)->mm_tiles != NULL ? UINT32_MAX
+                : strcmp(kernels, "scalar") == 0             ? 16
+                                                             : 512;
     printf("%-10s t=%u a run of 64 empty chunks: %.2f us\n", kernels, n_threads,
            median_ns(empty_run, &b) * 1e-3);
     for (size_t s = 0; s < sizeof(SHAPES) / sizeof(SHAPES[0]); s++)
-        if (!slow || SHAPES[s][0] <= 16) run_shape(&b, SHAPES[s], n_threads);
+        if (SHAPES[s][0] <= most_rows) run_shape(&b, SHAPES[s], n_threads);
     bt_device_destroy(b.dev);
 }
 
 int main(int argc, char **argv)
 {
     char     names[64], *rest = names, *name;
-    size_t   elems = (size_t)MAX_M * 2048;
-    bt_bf16 *x = aligned_alloc(64, elems * sizeof(*x)), *y = aligned_alloc(64, elems * sizeof(*y));
+    uint32_t first = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
+    uint32_t last  = argc > 2 ? first : 2;
+    bt_bf16 *x = aligned_alloc(64, MAX_X * sizeof(*x)), *y = aligned_alloc(64, MAX_Y * sizeof(*y));
 
     if (x == NULL || y == NULL) return EXIT_FAILURE;
-    for (size_t i = 0; i < elems; i++)
+    for (size_t i = 0; i < MAX_X; i++)
         x[i] = (bt_bf16)(0x3f00u + i % 128);
     snprintf(names, sizeof(names), "%s", argc > 1 ? argv[1] : bt_device_cpu_kernels());
     while ((name = strtok_r(rest, ",", &rest)) != NULL)
-        for (uint32_t n_threads = 1; n_threads <= 2; n_threads++)
+        for (uint32_t n_threads = first; n_threads <= last; n_threads++)
             run_family(name, n_threads, x, y);
     free(x);
     free(y);

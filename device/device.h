@@ -52,6 +52,18 @@ typedef struct {
     bt_dtype         y_dtype; /* BT_BF16 or BT_F32 */
 } bt_gemm;
 
+/* y[m, n] = down(act), act = bf16(silu(g) * u), [g, u] = bf16(gate_up(x)): a feed-forward block. */
+typedef struct {
+    const bt_linear *gate_up; /* [2 dim, hidden]: gate, then up */
+    const bt_linear *down;    /* [n, dim] */
+    const bt_bf16   *x;       /* [m, hidden], row stride ld_x elements */
+    size_t           ld_x;
+    void            *y; /* [m, n] of y_dtype, row stride ld_y elements */
+    size_t           ld_y;
+    uint32_t         m; /* 0 is allowed and costs nothing */
+    bt_dtype         y_dtype;
+} bt_ffn;
+
 /* A slot is never NULL. */
 typedef struct {
     const char *name; /* "cpu", "cuda": in logs and in test names */
@@ -68,6 +80,8 @@ typedef struct {
                                void *ctx, bt_linear **linear_out);
     void (*linear_destroy)(bt_device *dev, bt_linear *linear);
     bt_status (*gemm)(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms);
+    bt_status (*ffn)(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
+                     bt_bf16 *act);
     bt_status (*rms_norm)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
                           size_t ld_x, const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y);
     bt_status (*add)(bt_device *dev, size_t n_elems, const bt_bf16 *x, bt_bf16 *y);
@@ -170,6 +184,18 @@ static inline bt_status bt_device_gemm(bt_device *dev, bt_role role, uint32_t n_
 {
     return dev->ops->gemm(dev, role, n_gemms, gemms);
 }
+/* n blocks of one width in one call: the experts of a layer, or just one.  The list is host memory,
+ * borrowed during the call; h [sum of all m, 2 dim] and act [sum of all m, dim] are workspace.  The
+ * bits are those of the products and SwiGLU one after the other.  INVALID_ARG: shapes that do not
+ * go together. */
+bt_status bt_device_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
+                        bt_bf16 *h, bt_bf16 *act);
+/* For back ends: just that, one after the other; and the two products of rows m0 .. m0+m of a
+ * block, whose workspace begins at h and act. */
+bt_status bt_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
+                          bt_bf16 *h, bt_bf16 *act);
+void      bt_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf16 *act,
+                          bt_gemm *up_out, bt_gemm *down_out);
 /* y = bf16(weight * bf16(x / sqrt(mean(x^2) + eps))), fp32 inside: the order of Hugging Face's
  * DeepseekV3RMSNorm.  [rows, dim]; y may be x. */
 static inline bt_status bt_device_rms_norm(bt_device *dev, uint32_t rows, uint32_t dim,

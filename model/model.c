@@ -214,29 +214,20 @@ out:
 static bt_status dense(bt_model *model, const bt_layer_weights *w,
                        const uint32_t n_rows[BT_N_ROLES])
 {
-    size_t    hidden = model->cfg->hidden, dim = model->cfg->dense_dim, at = 0;
+    size_t    hidden = model->cfg->hidden, at = 0;
     bt_status st = BT_OK;
 
     for (int role = 0; role < BT_N_ROLES; role++) {
-        bt_gemm up   = {.w       = w->gate_up,
-                        .x       = model->normed + at * hidden,
-                        .ld_x    = hidden,
-                        .y       = model->gate_up,
-                        .ld_y    = 2 * dim,
-                        .m       = n_rows[role],
-                        .y_dtype = BT_BF16};
-        bt_gemm down = {.w       = w->down,
-                        .x       = model->act,
-                        .ld_x    = dim,
-                        .y       = model->out + at * hidden,
-                        .ld_y    = hidden,
-                        .m       = n_rows[role],
-                        .y_dtype = BT_BF16};
+        bt_ffn ffn = {.gate_up = w->gate_up,
+                      .down    = w->down,
+                      .x       = model->normed + at * hidden,
+                      .ld_x    = hidden,
+                      .y       = model->out + at * hidden,
+                      .ld_y    = hidden,
+                      .m       = n_rows[role],
+                      .y_dtype = BT_BF16};
 
-        BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &up));
-        BT_TRY(
-            bt_device_swiglu(model->dev, n_rows[role], (uint32_t)dim, model->gate_up, model->act));
-        BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &down));
+        BT_TRY(bt_device_ffn(model->dev, (bt_role)role, 1, &ffn, model->gate_up, model->act));
         at += n_rows[role];
     }
 out:

@@ -4,9 +4,10 @@
 #include "moe/state.h"
 #include "parallel/carrier.h"
 
-/* Terms (row, expert) that one grouped product takes, about: larger steps are cut into tiles of
- * rows, which bounds the workspace and changes no bit. */
-enum { TILE_TERMS = 4096 };
+/* Terms (row, expert) that go through the experts together, at least, and bytes of their fp32
+ * results: larger steps are cut into tiles of rows, which bounds the workspace and changes no bit,
+ * but each of them reads the experts' weights. */
+enum { TILE_TERMS = 4096, TILE_BYTES = 128 << 20 };
 
 static bt_status check_config(const bt_moe_config *cfg, const bt_group *group,
                               const bt_placement *placement, uint32_t max_rows)
@@ -118,7 +119,7 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
     moe->send_bytes  = bt_calloc(ranks, sizeof(*moe->send_bytes));
     moe->recv_at     = bt_calloc(ranks, sizeof(*moe->recv_at));
     moe->recv_bytes  = bt_calloc(ranks, sizeof(*moe->recv_bytes));
-    moe->gemms       = bt_calloc(moe->n_local, sizeof(*moe->gemms));
+    moe->ffns        = bt_calloc(moe->n_local, sizeof(*moe->ffns));
     moe->item_dst    = bt_calloc(terms, sizeof(*moe->item_dst));
     moe->term_at     = bt_calloc(terms + 1, sizeof(*moe->term_at));
     moe->term_row    = bt_calloc(terms, sizeof(*moe->term_row));
@@ -130,7 +131,7 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
     BT_REQUIRE(moe->row_at != NULL && moe->first_item != NULL && moe->n_came != NULL &&
                    moe->entries != NULL && moe->experts != NULL && moe->items != NULL &&
                    moe->send_at != NULL && moe->send_bytes != NULL && moe->recv_at != NULL &&
-                   moe->recv_bytes != NULL && moe->gemms != NULL,
+                   moe->recv_bytes != NULL && moe->ffns != NULL,
                BT_ERR_NO_MEMORY, "moe tables of %zu rows", all_rows);
     BT_REQUIRE(moe->item_dst != NULL && moe->term_at != NULL && moe->term_row != NULL &&
                    moe->term_y != NULL && moe->gather != NULL && moe->term_local != NULL &&
@@ -152,7 +153,7 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     bt_status         st  = BT_OK;
     bt_moe           *moe = NULL;
     const bt_moe_ops *ops = find_back_end(dev);
-    uint32_t          own_items, all_items, per_row;
+    uint32_t          own_items, all_items, per_row, most;
     size_t            all_rows, terms;
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "moe: no implementation for device \"%s\"",
@@ -178,9 +179,11 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     BT_REQUIRE(all_rows < UINT32_MAX / BT_MAX_TOP_K, BT_ERR_INVALID_ARG,
                "moe: %u ranks of %u rows are too many", moe->n_ranks, max_rows);
     BT_TRY(map_experts(moe, &own_items, &all_items));
-    per_row         = bt_min_u32(cfg->gate.top_k, moe->n_local);
-    terms           = all_rows * per_row;
-    moe->tile_terms = terms < TILE_TERMS ? (uint32_t)terms : TILE_TERMS;
+    per_row = bt_min_u32(cfg->gate.top_k, moe->n_local);
+    terms   = all_rows * per_row;
+    most    = TILE_BYTES / sizeof(float) / cfg->hidden;
+    if (most < TILE_TERMS) most = TILE_TERMS;
+    moe->tile_terms = terms < most ? (uint32_t)terms : most;
     BT_TRY(take_device(moe, all_rows, own_items, all_items));
     BT_TRY(take_host(moe, all_rows));
     *moe_out = moe;
@@ -199,7 +202,7 @@ void bt_moe_destroy(bt_moe *moe)
     void *host[]   = {moe->local_expert,  moe->local_index, moe->whole,   moe->row_at,
                       moe->expert_rows,   moe->first_item,  moe->n_came,  moe->experts,
                       (void *)moe->items, moe->entries,     moe->send_at, moe->send_bytes,
-                      moe->recv_at,       moe->recv_bytes,  moe->gemms,   moe->item_dst,
+                      moe->recv_at,       moe->recv_bytes,  moe->ffns,    moe->item_dst,
                       moe->term_at,       moe->term_row,    moe->term_y,  moe->gather,
                       moe->term_local,    moe->term_weight, moe->local_at};
 

@@ -126,24 +126,25 @@ out:
     return st;
 }
 
-static void fill_gemms(bt_moe *moe, bt_linear *const *weights, const bt_bf16 *x, size_t ld_x,
-                       void *y, size_t ld_y, bt_dtype y_dtype, uint32_t *n_out)
+/* The blocks of the experts that have rows in the tile; returns how many. */
+static uint32_t fill_ffns(bt_moe *moe, const bt_moe_weights *w)
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < moe->n_local; i++) {
-        size_t first = moe->local_at[i];
+        size_t first = moe->local_at[i], hidden = moe->cfg.hidden;
 
         if (moe->local_at[i + 1] == first) continue;
-        moe->gemms[n++] = (bt_gemm){.w       = weights[moe->local_expert[i]],
-                                    .x       = x + first * ld_x,
-                                    .ld_x    = ld_x,
-                                    .y       = (char *)y + first * ld_y * bt_dtype_bytes(y_dtype),
-                                    .ld_y    = ld_y,
-                                    .m       = moe->local_at[i + 1] - (uint32_t)first,
-                                    .y_dtype = y_dtype};
+        moe->ffns[n++] = (bt_ffn){.gate_up = w->gate_up[moe->local_expert[i]],
+                                  .down    = w->down[moe->local_expert[i]],
+                                  .x       = moe->tile_x + first * moe->wire_elems,
+                                  .ld_x    = moe->wire_elems,
+                                  .y       = moe->tile_y + first * hidden,
+                                  .ld_y    = hidden,
+                                  .m       = moe->local_at[i + 1] - (uint32_t)first,
+                                  .y_dtype = BT_F32};
     }
-    *n_out = n;
+    return n;
 }
 
 /* Sorts the tile's terms by expert: gather[] says which wire row stands where, term_y[] where each
@@ -171,7 +172,6 @@ static bt_status run_tile(bt_moe *moe, const bt_moe_weights *w, bt_role role)
 {
     const bt_moe_config *c      = &moe->cfg;
     bt_status            st     = BT_OK;
-    uint32_t             n      = 0;
     bt_moe_sums          params = {.n_items = moe->n_items,
                                    .hidden  = c->hidden,
                                    .dst     = moe->item_dst,
@@ -187,12 +187,7 @@ static bt_status run_tile(bt_moe *moe, const bt_moe_weights *w, bt_role role)
     sort_tile(moe);
     BT_TRY(bt_device_gather_rows(moe->dev, moe->n_terms, moe->wire_elems, moe->wire, moe->gather,
                                  moe->tile_x));
-    fill_gemms(moe, w->gate_up, moe->tile_x, moe->wire_elems, moe->tile_h,
-               2 * (size_t)c->expert_dim, BT_BF16, &n);
-    BT_TRY(bt_device_gemm(moe->dev, role, n, moe->gemms));
-    BT_TRY(bt_device_swiglu(moe->dev, moe->n_terms, c->expert_dim, moe->tile_h, moe->tile_a));
-    fill_gemms(moe, w->down, moe->tile_a, c->expert_dim, moe->tile_y, c->hidden, BT_F32, &n);
-    BT_TRY(bt_device_gemm(moe->dev, role, n, moe->gemms));
+    BT_TRY(bt_device_ffn(moe->dev, role, fill_ffns(moe, w), moe->ffns, moe->tile_h, moe->tile_a));
     BT_TRY(moe->ops->sum(moe->dev, &params));
     moe->n_terms = moe->n_items = 0;
 out:
@@ -248,29 +243,20 @@ static bt_status run_shared(bt_moe *moe, const bt_moe_weights *w, const uint32_t
                             const bt_bf16 *x)
 {
     const bt_moe_config *c  = &moe->cfg;
-    size_t               at = 0, dim = c->shared_dim;
+    size_t               at = 0;
     bt_status            st = BT_OK;
 
-    for (int role = 0; role < BT_N_ROLES && dim != 0; role++) {
-        bt_gemm up   = {.w       = w->shared_gate_up,
-                        .x       = x + at * c->hidden,
-                        .ld_x    = c->hidden,
-                        .y       = moe->shared_h,
-                        .ld_y    = 2 * dim,
-                        .m       = n_rows[role],
-                        .y_dtype = BT_BF16};
-        bt_gemm down = {.w       = w->shared_down,
-                        .x       = moe->shared_a,
-                        .ld_x    = dim,
-                        .y       = moe->shared_y + at * c->hidden,
-                        .ld_y    = c->hidden,
-                        .m       = n_rows[role],
-                        .y_dtype = BT_F32};
+    for (int role = 0; role < BT_N_ROLES && c->shared_dim != 0; role++) {
+        bt_ffn ffn = {.gate_up = w->shared_gate_up,
+                      .down    = w->shared_down,
+                      .x       = x + at * c->hidden,
+                      .ld_x    = c->hidden,
+                      .y       = moe->shared_y + at * c->hidden,
+                      .ld_y    = c->hidden,
+                      .m       = n_rows[role],
+                      .y_dtype = BT_F32};
 
-        BT_TRY(bt_device_gemm(moe->dev, (bt_role)role, 1, &up));
-        BT_TRY(
-            bt_device_swiglu(moe->dev, n_rows[role], c->shared_dim, moe->shared_h, moe->shared_a));
-        BT_TRY(bt_device_gemm(moe->dev, (bt_role)role, 1, &down));
+        BT_TRY(bt_device_ffn(moe->dev, (bt_role)role, 1, &ffn, moe->shared_h, moe->shared_a));
         at += n_rows[role];
     }
 out:

@@ -42,7 +42,7 @@ struct bt_moe {
     uint16_t       *experts;    /* [max_rows, top_k] of this rank's rows */
     const bt_bf16 **items;      /* [max_rows, top_k] what came for each expert */
     size_t         *send_at, *send_bytes, *recv_at, *recv_bytes; /* [n_ranks] */
-    bt_gemm        *gemms;                                       /* [n_local] */
+    bt_ffn         *ffns;                                        /* [n_local] */
 
     /* The tile that is being filled, host, owned. */
     uint32_t  tile_terms, n_terms, n_items;

@@ -218,6 +218,7 @@ static const bt_device_ops CPU_OPS = {
     .linear_create  = bt_cpu_linear_create,
     .linear_destroy = cpu_linear_destroy,
     .gemm           = bt_cpu_gemm,
+    .ffn            = bt_cpu_ffn,
     .rms_norm       = cpu_rms_norm,
     .add            = cpu_add,
     .swiglu         = cpu_swiglu,
@@ -247,7 +248,7 @@ static bt_status create_members(bt_device_cpu *cpu)
     cpu->scratch = bt_calloc_aligned(cpu->n_threads * floats, sizeof(*cpu->scratch));
     BT_REQUIRE(cpu->members != NULL && cpu->scratch != NULL, BT_ERR_NO_MEMORY,
                "scratch of %u compute threads", cpu->n_threads);
-    if (cpu->kernels->tiles) {
+    if (cpu->kernels->mm_tiles != NULL) {
         cpu->tiles = bt_calloc_aligned(BT_CPU_TILE_ELEMS, sizeof(*cpu->tiles));
         BT_REQUIRE(cpu->tiles != NULL, BT_ERR_NO_MEMORY, "tiles of rows");
     }

@@ -4,8 +4,8 @@
 
 #include "device/cpu/kernels.h"
 
-/* A chunk of a product, at most: its fp32 result waits in scratch to be rounded. */
-enum { BT_CPU_CHUNK_ROWS = 512, BT_CPU_CHUNK_COLS = 256 };
+/* A chunk of a product, at most: its fp32 sums wait in scratch to be rounded. */
+enum { BT_CPU_CHUNK_ROWS = 256, BT_CPU_CHUNK_COLS = 256 };
 /* Elements of x that are tiles at a time, a multiple of any product's 16 rows. */
 enum { BT_CPU_TILE_ELEMS = 16 << 20 };
 
@@ -13,7 +13,7 @@ enum { BT_CPU_TILE_ELEMS = 16 << 20 };
 typedef struct {
     _Alignas(64) uint32_t gemm; /* where the last chunk was, since chunks come ascending */
     uint32_t first_chunk;       /* of that gemm, */
-    size_t   tiles;             /* where its tiles begin, */
+    size_t   tiles, act;        /* where its tiles and those of its result begin, */
     uint32_t chunk;             /* and which of its chunks it was */
     float   *scratch;           /* [BT_CPU_CHUNK_ROWS][BT_CPU_CHUNK_COLS] */
 } bt_cpu_member;
@@ -30,5 +30,7 @@ typedef struct {
 } bt_device_cpu;
 
 bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms);
+bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
+                     bt_bf16 *act);
 
 #endif

@@ -1,11 +1,13 @@
-/* device/cpu/gemm.c - a list of products as one list of chunks for the pool.
+/* device/cpu/gemm.c - a list of products as one list of chunks for the pool, and lists of
+ * feed-forward blocks.
  *
  * A chunk is some rows times some columns of one product, over all of its k, so how the work is cut
  * changes no bit.  Cuts follow the shapes: enough weight bytes to be worth a hand to the pool, few
  * enough that the chunk's weights stay in the second-level cache while its rows pass.
  *
  * For a table with tiles, x of many rows becomes tiles first, once for all columns; as many
- * products of a list as there is room for go together. */
+ * products of a list as there is room for go together.  What a feed-forward block's first product
+ * gives goes through SwiGLU as it leaves the sums, and to the second one in tiles. */
 #include <string.h>
 
 #include "device/cpu/device_cpu.h"
@@ -14,6 +16,7 @@
 enum {
     CHUNK_WEIGHT_BYTES = 64 << 10,
     MIN_COLS           = 32,
+    MIN_ROWS           = 32,
     CHUNKS_PER_THREAD  = 8,     /* so that a slow thread does not hold up the others */
     SMALL_NS           = 30000, /* not worth waking another thread */
     FEW_ROWS           = 16,    /* x is not worth making into tiles */
@@ -30,16 +33,43 @@ typedef struct {
     const bt_device_cpu *dev;
     bt_role              role;
     uint32_t             n_gemms, finer; /* how often the widths of chunks are halved */
+    uint32_t             n_chunks;       /* of all products, once `finer` is known */
     const bt_gemm       *gemms;
+    bool                 all_tiles; /* also x of few rows */
+    bt_bf16             *tiles;     /* where they are */
+    bt_bf16             *act;       /* tiles for the results of gate and up; NULL: plain products */
 } gemm_job;
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
+/* Elements of [m, k] as tiles. */
+static size_t tiled_elems(uint32_t m, uint32_t k)
+{
+    return bt_cpu_pad(m, TILE_ROWS) * (size_t)bt_cpu_pad(k, TILE_COLS);
+}
+
+/* Elements of x as tiles; 0 where x is read as it lies. */
+static size_t tile_elems(const gemm_job *job, const bt_gemm *g)
+{
+    if (job->all_tiles) return tiled_elems(g->m, g->w->k);
+    if (job->dev->kernels->mm_tiles == NULL || g->m <= FEW_ROWS ||
+        tiled_elems(TILE_ROWS, g->w->k) > BT_CPU_TILE_ELEMS)
+        return 0;
+    return tiled_elems(g->m, g->w->k);
+}
+
+/* Columns that are cut: of gate and up only those of gate. */
+static uint32_t n_cols(const gemm_job *job, const bt_gemm *g)
+{
+    return job->act != NULL ? g->w->n / 2 : g->w->n;
+}
+
 /* Many rows want many columns, since each reads the other's bytes; with few rows the bytes of the
  * weights are the work. */
-static uint32_t widest_cols(const bt_gemm *g)
+static uint32_t widest_cols(const gemm_job *job, const bt_gemm *g)
 {
-    if (g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS;
+    if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
+    if (job->all_tiles || g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS;
     if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
     return min_u32(CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
                    BT_CPU_CHUNK_COLS);
@@ -48,23 +78,14 @@ static uint32_t widest_cols(const bt_gemm *g)
 static cut cut_of(const gemm_job *job, const bt_gemm *g)
 {
     cut      c;
-    uint32_t cols = widest_cols(g) >> job->finer;
+    uint32_t cols = widest_cols(job, g) >> job->finer;
 
     c.cols       = cols < MIN_COLS ? MIN_COLS : cols / MIN_COLS * MIN_COLS;
+    c.n_row_cuts = bt_cpu_pad(g->m, BT_CPU_CHUNK_ROWS) / BT_CPU_CHUNK_ROWS;
+    c.n_col_cuts = bt_cpu_pad(n_cols(job, g), c.cols) / c.cols;
     c.rows       = BT_CPU_CHUNK_ROWS;
-    c.n_row_cuts = bt_cpu_pad(g->m, c.rows) / c.rows;
-    c.n_col_cuts = bt_cpu_pad(g->w->n, c.cols) / c.cols;
+    if (c.n_row_cuts != 0) c.rows = bt_cpu_pad((g->m + c.n_row_cuts - 1) / c.n_row_cuts, MIN_ROWS);
     return c;
-}
-
-/* Elements of x as tiles; 0 where x is read as it lies. */
-static size_t tile_elems(const gemm_job *job, const bt_gemm *g)
-{
-    size_t k = bt_cpu_pad(g->w->k, TILE_COLS);
-
-    if (!job->dev->kernels->tiles || g->m <= FEW_ROWS || k > BT_CPU_TILE_ELEMS / TILE_ROWS)
-        return 0;
-    return bt_cpu_pad(g->m, TILE_ROWS) * k;
 }
 
 static uint32_t product_chunks(const gemm_job *job, const bt_gemm *g)
@@ -79,7 +100,8 @@ static uint32_t tiling_chunks(const gemm_job *job, const bt_gemm *g)
 }
 
 /* Finds the product that the chunk belongs to, whose own chunk `at->chunk` it is, and whose tiles
- * begin at `at->tiles`; chunks of a member ascend, so the search goes on where the last one ended.
+ * begin at `at->tiles` and `at->act`; chunks of a member ascend, so the search goes on where the
+ * last one ended.
  */
 static const bt_gemm *find(const gemm_job *job, bt_cpu_member *at, uint32_t chunk,
                            uint32_t (*n_chunks)(const gemm_job *job, const bt_gemm *g))
@@ -92,6 +114,7 @@ static const bt_gemm *find(const gemm_job *job, bt_cpu_member *at, uint32_t chun
         if (at->chunk < n) return g;
         at->first_chunk += n;
         at->tiles += tile_elems(job, g);
+        if (job->act != NULL) at->act += tiled_elems(g->m, n_cols(job, g));
     }
 }
 
@@ -102,7 +125,7 @@ static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
     bt_cpu_member  *self = &job->dev->members[member];
     const bt_gemm  *g    = find(job, self, chunk, tiling_chunks);
     uint32_t        k = g->w->k, k_pad = bt_cpu_pad(k, TILE_COLS), m0 = self->chunk * TILE_ROWS;
-    bt_bf16        *tiles = job->dev->tiles + self->tiles + (size_t)m0 * k_pad;
+    bt_bf16        *tiles = job->tiles + self->tiles + (size_t)m0 * k_pad;
 
     for (uint32_t r = 0; r < TILE_ROWS; r++, tiles += TILE_COLS) {
         const bt_bf16 *row  = g->x + (m0 + r) * g->ld_x;
@@ -122,38 +145,79 @@ static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
     }
 }
 
+/* The weights from the chunk's first column on. */
+static const bt_bf16 *chunk_weights(const gemm_job *job, const bt_gemm *g, uint32_t chunk)
+{
+    cut c = cut_of(job, g);
+
+    return g->w->packed + bt_cpu_packed_elems(chunk % c.n_col_cuts * c.cols, g->w->k);
+}
+
+/* Those of the chunk that this thread will probably take next, when all are equally fast. */
+static const bt_bf16 *next_weights(const gemm_job *job, const bt_cpu_member *self, uint32_t chunk)
+{
+    bt_cpu_member  at = *self;
+    const bt_gemm *g;
+
+    if (job->n_chunks - chunk <= job->dev->n_threads) return NULL;
+    g = find(job, &at, chunk + job->dev->n_threads, product_chunks);
+    return chunk_weights(job, g, at.chunk);
+}
+
+/* A chunk whose x is in tiles; m0 and n0 are its first row and column. */
+static void multiply_tiles(const gemm_job *job, const bt_gemm *g, const bt_cpu_member *self,
+                           uint32_t m0, uint32_t n0, bt_cpu_mm_tiles *mm)
+{
+    mm->x       = job->tiles + self->tiles + m0 * (size_t)bt_cpu_pad(mm->k, TILE_COLS);
+    mm->sums    = self->scratch;
+    mm->y       = (char *)g->y + (m0 * g->ld_y + n0) * bt_dtype_bytes(g->y_dtype);
+    mm->ld_y    = g->ld_y;
+    mm->y_dtype = g->y_dtype;
+    if (job->act != NULL) {
+        mm->up   = bt_cpu_packed_elems(n_cols(job, g), mm->k);
+        mm->ld_y = tiled_elems(TILE_ROWS, n_cols(job, g));
+        mm->y    = job->act + self->act + m0 / TILE_ROWS * mm->ld_y + (size_t)n0 * TILE_ROWS;
+    }
+    job->dev->kernels->mm_tiles(mm);
+}
+
+static void multiply_rows(const gemm_job *job, const bt_gemm *g, const bt_cpu_member *self,
+                          uint32_t m0, uint32_t n0, bt_cpu_mm *mm)
+{
+    const bt_cpu_kernels *kern = job->dev->kernels;
+    size_t                to   = m0 * g->ld_y + n0;
+
+    mm->x    = g->x + m0 * g->ld_x;
+    mm->ld_x = g->ld_x;
+    mm->y    = g->y_dtype == BT_F32 ? (float *)g->y + to : self->scratch;
+    mm->ld_y = g->y_dtype == BT_F32 ? g->ld_y : BT_CPU_CHUNK_COLS;
+    kern->mm[job->role](mm);
+    for (uint32_t r = 0; g->y_dtype == BT_BF16 && r < mm->m; r++)
+        kern->rows->to_bf16(mm->y + r * mm->ld_y, mm->n, (bt_bf16 *)g->y + to + r * g->ld_y);
+}
+
 static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const gemm_job       *job  = ctx;
-    bt_cpu_member        *self = &job->dev->members[member];
-    const bt_cpu_kernels *kern = job->dev->kernels;
-    const bt_gemm        *g    = find(job, self, chunk, product_chunks);
-    cut                   c    = cut_of(job, g);
-    /* Row cuts of the same columns follow each other: the weights are in cache then. */
-    uint32_t  n0 = self->chunk / c.n_row_cuts * c.cols, m0 = self->chunk % c.n_row_cuts * c.rows;
-    size_t    to = m0 * g->ld_y + n0;
-    bt_cpu_mm mm = {.x      = g->x + m0 * g->ld_x,
-                    .ld_x   = g->ld_x,
-                    .packed = g->w->packed + bt_cpu_packed_elems(n0, g->w->k),
-                    .m      = min_u32(g->m - m0, c.rows),
-                    .n      = min_u32(g->w->n - n0, c.cols),
-                    .k      = g->w->k};
+    const gemm_job *job  = ctx;
+    bt_cpu_member  *self = &job->dev->members[member];
+    const bt_gemm  *g    = find(job, self, chunk, product_chunks);
+    cut             c    = cut_of(job, g);
+    /* Column cuts of the same rows follow each other: the rows are in cache then. */
+    uint32_t m0 = self->chunk / c.n_col_cuts * c.rows, n0 = self->chunk % c.n_col_cuts * c.cols;
+    uint32_t m = min_u32(g->m - m0, c.rows), n = min_u32(n_cols(job, g) - n0, c.cols);
 
-    if (tile_elems(job, g) != 0) {
-        mm.tiled = true;
-        mm.x     = job->dev->tiles + self->tiles + (size_t)m0 * bt_cpu_pad(g->w->k, TILE_COLS);
-    }
-    if (g->y_dtype == BT_F32) {
-        mm.y    = (float *)g->y + to;
-        mm.ld_y = g->ld_y;
-        kern->mm[job->role](&mm);
-        return;
-    }
-    mm.y    = self->scratch;
-    mm.ld_y = c.cols;
-    kern->mm[job->role](&mm);
-    for (uint32_t r = 0; r < mm.m; r++)
-        kern->rows->to_bf16(mm.y + r * mm.ld_y, mm.n, (bt_bf16 *)g->y + to + r * g->ld_y);
+    if (tile_elems(job, g) != 0)
+        multiply_tiles(job, g, self, m0, n0,
+                       &(bt_cpu_mm_tiles){.packed = chunk_weights(job, g, self->chunk),
+                                          .next   = next_weights(job, self, chunk),
+                                          .m      = m,
+                                          .n      = n,
+                                          .k      = g->w->k});
+    else
+        multiply_rows(
+            job, g, self, m0, n0,
+            &(bt_cpu_mm){
+                .packed = chunk_weights(job, g, self->chunk), .m = m, .n = n, .k = g->w->k});
 }
 
 /* A guess at the time on one thread. */
@@ -198,32 +262,43 @@ static void run(gemm_job *job, uint32_t n_chunks, bt_cpu_task task, bool alone)
 
     for (uint32_t t = 0; t < cpu->n_threads; t++) {
         cpu->members[t].gemm = cpu->members[t].first_chunk = 0;
-        cpu->members[t].tiles                              = 0;
+        cpu->members[t].tiles = cpu->members[t].act = 0;
     }
     for (uint32_t c = 0; alone && c < n_chunks; c++)
         task(job, c, 0);
     if (!alone) bt_cpu_pool_run(cpu->pool, n_chunks, task, job);
 }
 
-/* Products whose tiles fit together. */
-static void run_list(gemm_job *job)
+static bool worth_one_thread(const gemm_job *job)
 {
-    const bt_device_cpu *cpu = job->dev;
-    uint32_t             n_chunks, n_tilings = count(job, tiling_chunks);
-    uint64_t             ns = 0;
-    bool                 alone;
+    uint64_t ns = 0;
 
     for (uint32_t i = 0; i < job->n_gemms; i++)
         ns += guess_ns(&job->gemms[i]);
-    alone = cpu->n_threads == 1 || ns <= SMALL_NS;
-    if (n_tilings != 0) run(job, n_tilings, tile_chunk, alone);
-    n_chunks = count(job, product_chunks);
-    while (!alone && n_chunks < CHUNKS_PER_THREAD * cpu->n_threads &&
+    return job->dev->n_threads == 1 || ns <= SMALL_NS;
+}
+
+static void make_tiles(gemm_job *job)
+{
+    uint32_t n_tilings = count(job, tiling_chunks);
+
+    if (n_tilings != 0) run(job, n_tilings, tile_chunk, worth_one_thread(job));
+}
+
+/* Products whose tiles, where they want some, are there. */
+static void run_products(gemm_job *job)
+{
+    const bt_device_cpu *cpu   = job->dev;
+    bool                 alone = worth_one_thread(job);
+
+    job->finer    = 0;
+    job->n_chunks = count(job, product_chunks);
+    while (!alone && job->n_chunks < CHUNKS_PER_THREAD * cpu->n_threads &&
            BT_CPU_CHUNK_COLS >> job->finer > MIN_COLS) {
         job->finer++;
-        n_chunks = count(job, product_chunks);
+        job->n_chunks = count(job, product_chunks);
     }
-    run(job, n_chunks, run_chunk, alone);
+    run(job, job->n_chunks, run_chunk, alone);
 }
 
 /* A product of more rows than tiles fit of, some rows at a time. */
@@ -241,27 +316,29 @@ static void run_sliced(const gemm_job *job)
         slice.y    = (char *)g->y + m0 * g->ld_y * y;
         slice.m    = min_u32(g->m - m0, rows);
         part.gemms = &slice;
-        run_list(&part);
+        make_tiles(&part);
+        run_products(&part);
     }
 }
 
 bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms)
 {
-    bt_status st  = BT_OK;
-    gemm_job  job = {.dev = (bt_device_cpu *)dev, .role = role};
+    bt_status      st  = BT_OK;
+    bt_device_cpu *cpu = (bt_device_cpu *)dev;
+    gemm_job       job = {.dev = cpu, .role = role, .tiles = cpu->tiles};
 
     BT_TRY(check(n_gemms, gemms));
     for (uint32_t first = 0; first < n_gemms; first += job.n_gemms) {
         size_t elems = 0;
 
         job.gemms = gemms + first;
-        job.finer = 0;
         for (job.n_gemms = 0; first + job.n_gemms < n_gemms; job.n_gemms++) {
             elems += tile_elems(&job, &gemms[first + job.n_gemms]);
             if (elems > BT_CPU_TILE_ELEMS) break;
         }
         if (job.n_gemms != 0) {
-            run_list(&job);
+            make_tiles(&job);
+            run_products(&job);
         } else {
             job.n_gemms = 1;
             run_sliced(&job);
@@ -269,4 +346,91 @@ bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_g
     }
 out:
     return st;
+}
+
+/* ---- feed-forward blocks ---- */
+
+enum { LIST = 64 }; /* blocks that go together at most */
+
+/* Rows of a block whose x and activation fit into the tiles, whole chunks where that is possible.
+ */
+static uint32_t rows_that_fit(const bt_ffn *f, size_t elems)
+{
+    size_t row  = tiled_elems(TILE_ROWS, f->gate_up->k) + tiled_elems(TILE_ROWS, f->down->k);
+    size_t rows = elems / row * TILE_ROWS;
+
+    if (rows > BT_CPU_CHUNK_ROWS) rows = rows / BT_CPU_CHUNK_ROWS * BT_CPU_CHUNK_ROWS;
+    return rows < f->m ? (uint32_t)rows : f->m;
+}
+
+/* Blocks in tiles, from one to the next; `up` and `down` are the first and the second products. */
+static void run_blocks(bt_device_cpu *cpu, bt_role role, uint32_t n, const bt_gemm *up,
+                       const bt_gemm *down)
+{
+    gemm_job first = {.dev       = cpu,
+                      .role      = role,
+                      .n_gemms   = n,
+                      .gemms     = up,
+                      .all_tiles = true,
+                      .tiles     = cpu->tiles,
+                      .act       = cpu->tiles};
+    gemm_job second;
+
+    for (uint32_t i = 0; i < n; i++)
+        first.act += tiled_elems(up[i].m, up[i].w->k);
+    second       = first;
+    second.gemms = down;
+    second.tiles = first.act;
+    second.act   = NULL;
+    make_tiles(&first);
+    run_products(&first);
+    run_products(&second);
+}
+
+/* Whether blocks go faster in tiles: not when most of a tile would be empty. */
+static bool want_tiles(const bt_device_cpu *cpu, uint32_t n_ffns, const bt_ffn *ffns)
+{
+    uint64_t rows = 0;
+
+    if (cpu->kernels->mm_tiles == NULL) return false;
+    for (uint32_t i = 0; i < n_ffns; i++) {
+        if (ffns[i].down->k % TILE_COLS != 0 ||
+            rows_that_fit(&ffns[i], BT_CPU_TILE_ELEMS) < min_u32(ffns[i].m, TILE_ROWS))
+            return false;
+        rows += ffns[i].m;
+    }
+    return rows > (uint64_t)n_ffns * FEW_ROWS;
+}
+
+bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
+                     bt_bf16 *act)
+{
+    bt_device_cpu *cpu = (bt_device_cpu *)dev;
+    bt_gemm        up[LIST], down[LIST];
+    uint32_t       i = 0, m0 = 0;
+
+    if (!want_tiles(cpu, n_ffns, ffns)) return bt_ffn_by_parts(dev, role, n_ffns, ffns, h, act);
+    while (i < n_ffns) {
+        size_t   left = BT_CPU_TILE_ELEMS;
+        uint32_t n    = 0;
+
+        while (i < n_ffns && n < LIST) {
+            const bt_ffn *f    = &ffns[i];
+            bt_ffn        rest = *f;
+            uint32_t      rows;
+
+            rest.m -= m0;
+            rows = rows_that_fit(&rest, left);
+            if (rows < rest.m && n != 0) break;
+            bt_ffn_products(f, m0, rows, NULL, NULL, &up[n], &down[n]);
+            left -= tiled_elems(rows, f->gate_up->k) + tiled_elems(rows, f->down->k);
+            n++;
+            m0 += rows;
+            if (m0 < f->m) break;
+            m0 = 0;
+            i++;
+        }
+        run_blocks(cpu, role, n, up, down);
+    }
+    return BT_OK;
 }

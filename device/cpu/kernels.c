@@ -23,7 +23,7 @@ static const family FAMILIES[] = {
      {.name       = "amx",
       .arithmetic = BOTH_ROLES(BT_CPU_TILE32),
       .mm         = BOTH_ROLES(bt_cpu_mm_tile32_amx),
-      .tiles      = true,
+      .mm_tiles   = bt_cpu_mm_tile32_amx_tiles,
       .rows       = &bt_cpu_rows_avx512bf16}},
     {BT_CPU_AVX512BF16,
      {.name       = "avx512bf16",

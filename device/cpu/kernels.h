@@ -34,9 +34,7 @@ typedef enum { BT_CPU_DP2, BT_CPU_TILE32 } bt_cpu_arithmetic;
 /* y[m, n] f32 = x[m, k] * B (+ y).  m, n, k >= 1; nothing outside these bounds is read or written,
  * except that all of the padded `packed` is read. */
 typedef struct {
-    const bt_bf16 *x; /* [m, k], row stride ld_x elements; or, for a table that has tiles, in tiles
-                         of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k */
-    bool           tiled;
+    const bt_bf16 *x; /* [m, k], row stride ld_x elements */
     size_t         ld_x;
     const bt_bf16 *packed;
     float         *y; /* [m, n], row stride ld_y elements */
@@ -46,6 +44,23 @@ typedef struct {
     bool           cached; /* B is in a near cache: fetching it ahead is of no use */
     const bt_bf16 *after;  /* or NULL: B of the same k to be read next; its beginning is fetched */
 } bt_cpu_mm;
+
+/* y[m, n] = x[m, k] * B, for many rows.  m, n, k >= 1; nothing outside these bounds is written.
+ * With `up`, B is gate, and `up` elements behind it lies a B of the same shape; y is then
+ * bf16(silu(g) * u) of the rounded products (device.h: swiglu), n a multiple of 16, in tiles. */
+typedef struct {
+    const bt_bf16 *x; /* tiles of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k; rows
+                         beyond m are read, and change no other */
+    const bt_bf16 *packed;
+    size_t         up;   /* or 0 */
+    const bt_bf16 *next; /* where this thread probably goes on: columns of the same k, to be
+                            fetched towards the caches meanwhile; or NULL */
+    void    *y;          /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
+    size_t   ld_y;       /* elements from row to row, or from tile row to tile row */
+    bt_dtype y_dtype;    /* BT_F32, or BT_BF16: rounded */
+    float   *sums;       /* scratch, [n32/32 (with `up` n/16)][m16][32], on a cache line */
+    uint32_t m, n, k;
+} bt_cpu_mm_tiles;
 
 /* Packing, and work on one row at a time. */
 typedef struct {
@@ -85,7 +100,7 @@ typedef struct {
     const char       *name;                   /* "amx", ... */
     bt_cpu_arithmetic arithmetic[BT_N_ROLES]; /* of mm[role] */
     void (*mm[BT_N_ROLES])(const bt_cpu_mm *mm);
-    bool                      tiles; /* mm takes x in tiles, and is faster with many rows then */
+    void (*mm_tiles)(const bt_cpu_mm_tiles *mm); /* both roles, with many rows; or NULL */
     const bt_cpu_row_kernels *rows;
 } bt_cpu_kernels;
 

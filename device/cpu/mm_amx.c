@@ -1,10 +1,10 @@
 /* device/cpu/mm_amx.c - tile32 as tdpbf16ps, which is where its order of additions is from.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B.  A step of 32 k is 2 x 2 tiles (32 rows, 32
- * columns) or 1 x 2.  The last rows that fill no tile are a group of their own.  Tiles of x that
- * the caller has made are read one after the other; else x is copied into tiles, some rows and a
- * piece of k at a time, unless there are few columns; between pieces the accumulators wait in y,
- * which is exact.
+ * columns) or 1 x 2.  The last rows that fill no tile are a group of their own.  x is copied into
+ * tiles, some rows and a piece of k at a time, unless there are few columns; between pieces the
+ * accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has
+ * made into tiles.)
  *
  * While a pair of column blocks meets its first rows, the next pair is fetched into the
  * second-level cache: weights come from memory once a product, and a tile load waits for all of its
@@ -21,13 +21,11 @@ enum {
     TILE        = 16,
     STEP        = 32,
     TILE_ELEMS  = TILE * STEP,
-    LINE        = 32,   /* elements */
-    FEW_ROWS    = 2,    /* a register tile does better */
-    FEW_COLUMNS = 128,  /* x is not worth copying */
-    K_PIECE     = 512,  /* of what is copied, */
-    GROUP       = 128,  /* rows */
-    TILED_PIECE = 1024, /* of k, where x lies in tiles, */
-    TILED_GROUP = 256   /* rows */
+    LINE        = 32,  /* elements */
+    FEW_ROWS    = 2,   /* a register tile does better */
+    FEW_COLUMNS = 128, /* x is not worth copying */
+    K_PIECE     = 512, /* of what is copied, */
+    GROUP       = 128  /* rows */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -247,26 +245,6 @@ static uint32_t group_rows(uint32_t left, uint32_t most)
     return left > TILE ? left / TILE * TILE : left;
 }
 
-/* x lies in tiles: pieces of k so long that the columns' part of B and a group of rows stay in the
- * second-level cache together. */
-static void multiply_tiles(const bt_cpu_mm *mm)
-{
-    size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
-
-    for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
-        k1 = min_u32(mm->k, k0 + TILED_PIECE);
-        for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
-            tile_args a = {.x      = mm->x + m0 / TILE * tile_row + (size_t)k0 * TILE,
-                           .ld_x   = STEP,
-                           .step_x = TILE_ELEMS,
-                           .low_x  = tile_row};
-
-            rows = group_rows(mm->m - m0, TILED_GROUP);
-            run_group(mm, m0, rows, k0, k1, &a);
-        }
-    }
-}
-
 static void multiply_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
@@ -294,13 +272,10 @@ static void multiply_rows(const bt_cpu_mm *mm)
 
 void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
 {
-    if (mm->m <= FEW_ROWS && !mm->tiled) {
+    if (mm->m <= FEW_ROWS) {
         bt_cpu_mm_tile32_avx512(mm);
         return;
     }
-    if (mm->tiled)
-        multiply_tiles(mm);
-    else
-        multiply_rows(mm);
+    multiply_rows(mm);
     _tile_release();
 }

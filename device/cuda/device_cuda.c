@@ -334,6 +334,7 @@ static const bt_device_ops CUDA_OPS = {
     .linear_create  = cuda_linear_create,
     .linear_destroy = cuda_linear_destroy,
     .gemm           = cuda_gemm,
+    .ffn            = bt_ffn_by_parts,
     .rms_norm       = cuda_rms_norm,
     .add            = cuda_add,
     .swiglu         = cuda_swiglu,

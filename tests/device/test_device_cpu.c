@@ -16,7 +16,7 @@ static const uint32_t SHAPES[N_GEMMS][3] = {
     {64,  64,   0  },
     {1,   1,    1  },
     {300, 2112, 3  },
-    {100, 48,   129}
+    {100, 48,   256}
 };
 
 typedef struct {
@@ -163,6 +163,91 @@ static void gemm_row_depends_on_nothing_beside_it(void)
     bt_free(x.values);
 }
 
+/* ---- feed-forward blocks ---- */
+
+enum { MAX_FFNS = 5 };
+
+/* Blocks of [hidden, dim, n] with ms[i] rows each: in one call as in parts, in both dtypes. */
+static void check_ffn(bt_device *dev, uint32_t hidden, uint32_t dim, uint32_t n, uint32_t n_ffns,
+                      const uint32_t *ms, bt_dtype dtype)
+{
+    matrix     x[MAX_FFNS], up[MAX_FFNS], down[MAX_FFNS];
+    bt_linear *linear[2][MAX_FFNS] = {{NULL}};
+    bt_ffn     ffns[MAX_FFNS], parts[MAX_FFNS];
+    size_t     rows = 0, bytes = bt_dtype_bytes(dtype);
+    bt_bf16   *h, *act;
+
+    for (uint32_t i = 0; i < n_ffns; i++) {
+        x[i]    = random_matrix(ms[i], hidden, i + 1);
+        up[i]   = random_matrix(2 * dim, hidden, i + 20);
+        down[i] = random_matrix(n, dim, i + 40);
+        EXPECT_EQ(bt_device_linear_create(dev, 2 * dim, hidden, copy_row, &up[i], &linear[0][i]),
+                  BT_OK);
+        EXPECT_EQ(bt_device_linear_create(dev, n, dim, copy_row, &down[i], &linear[1][i]), BT_OK);
+        ffns[i]    = (bt_ffn){.gate_up = linear[0][i],
+                              .down    = linear[1][i],
+                              .x       = x[i].values,
+                              .ld_x    = hidden,
+                              .y       = bt_calloc((size_t)ms[i] * n + 1, bytes),
+                              .ld_y    = n,
+                              .m       = ms[i],
+                              .y_dtype = dtype};
+        parts[i]   = ffns[i];
+        parts[i].y = bt_calloc((size_t)ms[i] * n + 1, bytes);
+        rows += ms[i];
+    }
+    h   = bt_calloc(rows * 2 * dim, sizeof(*h));
+    act = bt_calloc(rows * dim, sizeof(*act));
+    EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, n_ffns, ffns, h, act), BT_OK);
+    EXPECT_EQ(bt_ffn_by_parts(dev, BT_ROLE_PROMPT, n_ffns, parts, h, act), BT_OK);
+    for (uint32_t i = 0; i < n_ffns; i++) {
+        EXPECT(memcmp(ffns[i].y, parts[i].y, ((size_t)ms[i] * n + 1) * bytes) == 0);
+        bt_free(ffns[i].y);
+        bt_free(parts[i].y);
+        bt_device_linear_destroy(dev, linear[0][i]);
+        bt_device_linear_destroy(dev, linear[1][i]);
+        bt_free(x[i].values);
+        bt_free(up[i].values);
+        bt_free(down[i].values);
+    }
+    bt_free(h);
+    bt_free(act);
+}
+
+static void ffn_of_a_list_equals_its_parts(void)
+{
+    static const uint32_t MANY[MAX_FFNS] = {300, 0, 1, 48, 17}, FEW[MAX_FFNS] = {1, 0, 3, 2, 9};
+    static const uint32_t LONG[1] = {2100}; /* more than tiles fit of */
+
+    for (uint32_t threads = 1; threads <= 3; threads += 2) {
+        bt_device *dev = device("auto", threads);
+
+        check_ffn(dev, 96, 160, 80, MAX_FFNS, MANY, BT_F32);
+        check_ffn(dev, 600, 352, 64, MAX_FFNS, MANY, BT_BF16);
+        check_ffn(dev, 64, 48, 64, MAX_FFNS, MANY, BT_BF16); /* of no whole tiles */
+        check_ffn(dev, 96, 64, 64, MAX_FFNS, FEW, BT_BF16);
+        if (bt_device_cpu_table(dev)->mm_tiles != NULL && threads != 1)
+            check_ffn(dev, 8192, 32, 33, 1, LONG, BT_F32);
+        bt_device_destroy(dev);
+    }
+}
+
+static void ffn_of_shapes_that_do_not_fit_is_refused(void)
+{
+    bt_device *dev    = device("auto", 1);
+    matrix     w      = random_matrix(64, 64, 1);
+    bt_linear *linear = NULL;
+    bt_ffn     f;
+
+    EXPECT_EQ(bt_device_linear_create(dev, 64, 64, copy_row, &w, &linear), BT_OK);
+    f = (bt_ffn){.gate_up = linear, .down = linear, .m = 1, .y_dtype = BT_F32};
+    EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, 1, &f, NULL, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "expected 64, 128");
+    bt_device_linear_destroy(dev, linear);
+    bt_device_destroy(dev);
+    bt_free(w.values);
+}
+
 static void gemm_with_a_wrong_description_is_refused(void)
 {
     bt_device *dev    = device("auto", 1);
@@ -293,7 +378,7 @@ static void create_without_memory_leaves_nothing(void)
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || (st == BT_ERR_NO_MEMORY && bt_alloc_live() == before));
     }
-    EXPECT(st == BT_OK && k == (bt_device_cpu_table(dev)->tiles ? 7 : 6));
+    EXPECT(st == BT_OK && k == (bt_device_cpu_table(dev)->mm_tiles != NULL ? 7 : 6));
 
     w      = random_matrix(40, 50, 1);
     before = bt_alloc_live();
@@ -318,6 +403,8 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(gemm_of_a_list_equals_the_twin_in_every_family),
         BT_TEST(gemm_row_depends_on_nothing_beside_it),
+        BT_TEST(ffn_of_a_list_equals_its_parts),
+        BT_TEST(ffn_of_shapes_that_do_not_fit_is_refused),
         BT_TEST(gemm_with_a_wrong_description_is_refused),
         BT_TEST(row_operations_equal_row_kernels),
         BT_TEST(memory_goes_there_and_back),

@@ -123,6 +123,93 @@ static void mm_of_special_numbers_equals_its_twin(void)
 }
 static void mm_of_any_bits_equals_its_twin(void) { SWEEP_K(TWIN_BITS, 1, 2, 3, 4, 7, 16, 32); }
 
+/* ---- many rows ---- */
+
+static void make_tiles(uint32_t m, uint32_t k, bt_bf16 *tiles)
+{
+    uint32_t k_pad = bt_cpu_pad(k, 32);
+
+    memset(tiles, 0, (size_t)bt_cpu_pad(m, 16) * k_pad * sizeof(*tiles));
+    for (uint32_t r = 0; r < m; r++)
+        for (uint32_t i = 0; i < k; i++)
+            tiles[(size_t)r / 16 * 16 * k_pad + (size_t)i / 32 * 512 + r % 16 * 32 + i % 32] =
+                g_x[(size_t)r * k + i];
+}
+
+static void check_tiles(uint32_t m, uint32_t n, uint32_t k, bt_dtype dtype, const bt_bf16 *tiles,
+                        float *sums)
+{
+    /* Rows on cache lines go past the caches, others do not. */
+    size_t          ld = n % 2 == 0 ? bt_cpu_pad(n + 3, 32) : n + 3, wrong = 0, strays = 0;
+    size_t          bytes = bt_dtype_bytes(dtype);
+    bt_cpu_mm_tiles mm    = {.x       = tiles,
+                             .packed  = g_packed,
+                             .next    = m % 2 == 0 ? g_packed : NULL,
+                             .y       = g_y,
+                             .ld_y    = ld,
+                             .y_dtype = dtype,
+                             .sums    = sums,
+                             .m       = m,
+                             .n       = n,
+                             .k       = k};
+
+    memset(g_y, GUARD, (m + 1) * ld * bytes);
+    g_kernels->mm_tiles(&mm);
+    for (uint32_t r = 0; r < m + 1; r++) {
+        for (uint32_t c = 0; c < ld; c++) {
+            size_t at = r * ld + c;
+
+            if (r == m || c >= n)
+                strays += ((unsigned char *)g_y)[at * bytes] != GUARD;
+            else if (dtype == BT_F32)
+                wrong += !twin_same(g_y[at], g_want[r * MAX_N + c]);
+            else
+                wrong += !twin_same(bt_bf16_to_f32(((bt_bf16 *)g_y)[at]),
+                                    bt_bf16_to_f32(bt_bf16_from_f32(g_want[r * MAX_N + c])));
+        }
+    }
+    if (wrong + strays != 0) fprintf(stderr, "m %u n %u k %u dtype %d\n", m, n, k, (int)dtype);
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(strays, 0);
+}
+
+static void mm_of_tiles_equals_its_twin(void)
+{
+    static const uint32_t SHAPES[][2] = {
+        {1,   64  },
+        {16,  33  },
+        {17,  512 },
+        {48,  545 },
+        {179, 1100},
+        {129, 4130}
+    };
+    static const twin_kind KINDS[] = {TWIN_ORDINARY, TWIN_TINY, TWIN_SPARSE, TWIN_BITS};
+    float                 *sums;
+    bt_bf16               *tiles;
+
+    if (g_kernels->mm_tiles == NULL) return;
+    sums  = bt_calloc_aligned(bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
+    tiles = bt_calloc_aligned((size_t)bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_K, 32), 2);
+    for (size_t s = 0; s < sizeof(SHAPES) / sizeof(*SHAPES); s++) {
+        for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++) {
+            uint32_t m = SHAPES[s][0], k = SHAPES[s][1];
+
+            if (k > 600 && KINDS[i] != TWIN_ORDINARY) continue;
+            if (KINDS[i] == TWIN_BITS) k = 32;
+            fill(KINDS[i], k, s);
+            g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
+            want(g_kernels->arithmetic[BT_ROLE_PROMPT], m, k, false);
+            make_tiles(m, k, tiles);
+            for (uint32_t n = MAX_N; n > 0; n = n * 2 / 3) {
+                check_tiles(m, n, k, BT_F32, tiles, sums);
+                check_tiles(m, n, k, BT_BF16, tiles, sums);
+            }
+        }
+    }
+    bt_free(tiles);
+    bt_free(sums);
+}
+
 /* A B made from columns is the B made from the transposed rows. */
 static void pack_cols_equals_pack_rows_of_the_transpose(void)
 {
@@ -168,6 +255,7 @@ int main(int argc, char **argv)
         BT_TEST(mm_of_tiny_numbers_flushes_like_its_twin),
         BT_TEST(mm_of_special_numbers_equals_its_twin),
         BT_TEST(mm_of_any_bits_equals_its_twin),
+        BT_TEST(mm_of_tiles_equals_its_twin),
         BT_TEST(pack_cols_equals_pack_rows_of_the_transpose),
     };
 
@@ -182,6 +270,6 @@ int main(int argc, char **argv)
     g_packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), sizeof(*g_packed));
     g_want   = bt_calloc_aligned(MAX_M * MAX_N, sizeof(*g_want));
     g_start  = bt_calloc_aligned(MAX_M * MAX_N, sizeof(*g_start));
-    g_y      = bt_calloc_aligned((MAX_M + 1) * (MAX_N + 3), sizeof(*g_y));
+    g_y      = bt_calloc_aligned((MAX_M + 1) * bt_cpu_pad(MAX_N + 3, 32), sizeof(*g_y));
     return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
 }

@@ -6,7 +6,7 @@
 #include "core/alloc.h"
 
 enum {
-    EXPANDED_BYTES   = 16 << 20, /* keys and values of a head group, about */
+    EXPANDED_BYTES   = 24 << 20, /* keys and values of a head group, about */
     SLOTS_PER_MEMBER = 4,
     ITEMS_PER_MEMBER = 64,
     APPEND_ROWS      = 4
@@ -26,7 +26,8 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
 {
     size_t   used   = 0;
     uint32_t kv_dim = cfg->kv_lora_rank + cfg->qk_rope_dim;
-    uint32_t wide   = cfg->qk_nope_dim > cfg->v_dim ? cfg->qk_nope_dim : cfg->v_dim;
+    uint32_t joined = bt_joined_dim(cfg);
+    uint32_t wide   = joined > cfg->v_dim ? joined : cfg->v_dim;
     uint32_t v_max  = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
     size_t   pairs  = (size_t)BT_TILE_LANES * BT_BLOCK_TOKENS;
 
@@ -37,6 +38,7 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
     m->rows_f32    = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
     m->rows_bf16   = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
     m->scores_t    = lay(mem, &used, (size_t)BT_TILE_LANES * BT_PAGE_TOKENS, sizeof(float));
+    m->joined      = lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
     m->queries     = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
     m->query       = lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
     m->latents =
@@ -72,7 +74,7 @@ static bt_status create_normal(bt_attn_cpu *a, uint32_t max_rows)
     bt_status            st      = BT_OK;
     const bt_mla_config *cfg     = &a->cfg;
     uint32_t             n_pages = bt_kv_pages_for(cfg->max_context);
-    size_t               key     = bt_packed_keys(cfg->qk_nope_dim);
+    size_t               key     = bt_packed_keys(bt_joined_dim(cfg));
     size_t               value   = bt_packed_values(cfg->v_dim);
     size_t               per_head;
 
@@ -82,15 +84,13 @@ static bt_status create_normal(bt_attn_cpu *a, uint32_t max_rows)
     a->head_group     = EXPANDED_BYTES / per_head == 0 ? 1 : (uint32_t)(EXPANDED_BYTES / per_head);
     if (a->head_group > cfg->n_heads) a->head_group = cfg->n_heads;
 
-    a->keys   = take_zeroed(a, (size_t)a->head_group * a->part_pages, key * sizeof(*a->keys));
-    a->values = take_zeroed(a, (size_t)a->head_group * a->part_pages, value * sizeof(*a->values));
-    a->rope_keys =
-        take_zeroed(a, a->part_pages, bt_packed_keys(cfg->qk_rope_dim) * sizeof(*a->rope_keys));
+    a->keys    = take_zeroed(a, (size_t)a->head_group * a->part_pages, key * sizeof(*a->keys));
+    a->values  = take_zeroed(a, (size_t)a->head_group * a->part_pages, value * sizeof(*a->values));
     a->running = take_zeroed(a, (size_t)a->head_group * a->tiles_per_head,
                              bt_tile_state_floats(cfg->v_dim) * sizeof(*a->running));
-    BT_REQUIRE(a->keys != NULL && a->values != NULL && a->rope_keys != NULL && a->running != NULL,
-               BT_ERR_NO_MEMORY, "attention buffers of %u heads over %u pages, %u rows",
-               a->head_group, a->part_pages, max_rows);
+    BT_REQUIRE(a->keys != NULL && a->values != NULL && a->running != NULL, BT_ERR_NO_MEMORY,
+               "attention buffers of %u heads over %u pages, %u rows", a->head_group, a->part_pages,
+               max_rows);
 out:
     return st;
 }
@@ -134,7 +134,6 @@ static void attn_cpu_destroy(bt_attn *attn)
     bt_free(a->ol);
     bt_free(a->ql);
     bt_free(a->running);
-    bt_free(a->rope_keys);
     bt_free(a->values);
     bt_free(a->keys);
     bt_free(a->scratch);

@@ -22,8 +22,9 @@ typedef struct {
     bt_tile_scratch tile;
     float *state; /* bt_tile_state_floats(max(v_dim, kv_lora_rank)): a part of the normal form, or
                      an absorbed tile with one part */
-    float   *rows_f32;  /* [BT_PAGE_TOKENS][max(qk_nope_dim, v_dim)] */
+    float   *rows_f32;  /* [BT_PAGE_TOKENS][max(joined, v_dim)] */
     bt_bf16 *rows_bf16; /* the same, rounded */
+    bt_bf16 *joined;    /* [BT_TILE_LANES][bt_joined_dim]: a head's queries */
     float   *scores_t;  /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
     bt_bf16 *queries;   /* [BT_QUERY_LANES][kv_lora_rank + qk_rope_dim]: absorbed, with rope part */
     bt_bf16 *query;     /* the same of all lanes, packed */
@@ -54,10 +55,9 @@ typedef struct {
     /* Normal form: keys and values of `head_group` heads over one part, packed page by page. */
     uint32_t head_group, part_pages;
     uint32_t tiles_per_head;
-    bt_bf16 *keys;      /* owned: [head_group][part_pages] packed [keys, qk_nope_dim] */
-    bt_bf16 *values;    /* owned: [head_group][part_pages] packed values */
-    bt_bf16 *rope_keys; /* owned: [part_pages] packed [keys, qk_rope_dim] */
-    float   *running;   /* owned: [head_group][tiles_per_head] states */
+    bt_bf16 *keys;    /* owned: [head_group][part_pages] packed [keys, bt_joined_dim] */
+    bt_bf16 *values;  /* owned: [head_group][part_pages] packed values */
+    float   *running; /* owned: [head_group][tiles_per_head] states */
 
     /* Absorbed form: one block of rows. */
     uint32_t          absorbed_rows; /* <= BT_ABSORBED_ROWS */
@@ -78,6 +78,11 @@ static inline size_t bt_packed_keys(uint32_t dim)
 static inline size_t bt_packed_values(uint32_t dim)
 {
     return bt_cpu_packed_elems(dim, BT_PAGE_TOKENS);
+}
+/* Elements of a query or a key with both parts: nope, padded to whole steps of 32 k, and rope. */
+static inline uint32_t bt_joined_dim(const bt_mla_config *cfg)
+{
+    return bt_cpu_pad(cfg->qk_nope_dim, 32) + cfg->qk_rope_dim;
 }
 /* Elements of one row of the step's query matrix. */
 static inline size_t bt_attn_q_dim(const bt_mla_config *cfg)

@@ -4,6 +4,8 @@
  * the part's pages (one chunk a head and page: k = W_UK c, v = W_UV c, rounded, packed), then runs
  * the query tiles (one chunk a head and tile).  A tile's first part goes straight to its running
  * state, later ones are merged into it. */
+#include <string.h>
+
 #include "attention/cpu/attn_cpu.h"
 
 typedef struct {
@@ -23,7 +25,7 @@ static uint32_t keys_of(const normal_job *job, uint32_t page)
     return min_u32(job->end - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS);
 }
 
-/* rows_bf16[key] = W latent[key] for the keys of a page. */
+/* rows_f32[key] = W latent[key] for the keys of a page, n elements each. */
 static void expand(const normal_job *job, const bt_linear *w, uint32_t n, const bt_bf16 *rows,
                    uint32_t n_keys, const bt_attn_member *m)
 {
@@ -38,10 +40,19 @@ static void expand(const normal_job *job, const bt_linear *w, uint32_t n, const 
                              .k      = a->cfg.kv_lora_rank};
 
     a->kernels->mm[job->span->role](&mm);
-    a->kernels->rows->to_bf16(m->rows_f32, (size_t)n_keys * n, m->rows_bf16);
 }
 
-/* Chunks: [n_heads][n_pages], then the rope keys of [n_pages]. */
+/* A query or a key as one row: the nope part, padded with +0 to a step of the products, then the
+ * rope part, so that one product adds what two would, in the same order. */
+static void join(const bt_mla_config *cfg, const bt_bf16 *rope, bt_bf16 *row)
+{
+    uint32_t nope = bt_cpu_pad(cfg->qk_nope_dim, 32);
+
+    memset(row + cfg->qk_nope_dim, 0, (nope - cfg->qk_nope_dim) * sizeof(*row));
+    memcpy(row + nope, rope, cfg->qk_rope_dim * sizeof(*row));
+}
+
+/* Chunks: [n_heads][n_pages]. */
 static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const normal_job     *job  = ctx;
@@ -50,44 +61,53 @@ static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_attn_member *m    = &a->members[member];
     uint32_t              head = chunk / job->n_pages, i = chunk % job->n_pages;
     uint32_t              page = job->first_page + i, n_keys = keys_of(job, page);
+    uint32_t              width = bt_joined_dim(cfg), kv_dim = bt_kv_pool_kv_dim(job->call->pool);
     size_t                at = (size_t)head * a->part_pages + i;
     const bt_bf16        *rows =
         bt_kv_pool_rows(job->call->pool, job->span->pages[page], job->call->layer);
 
-    if (head == job->n_heads) {
-        a->kernels->rows->pack_rows(rows + cfg->kv_lora_rank, bt_kv_pool_kv_dim(job->call->pool),
-                                    n_keys, cfg->qk_rope_dim,
-                                    a->rope_keys + i * bt_packed_keys(cfg->qk_rope_dim));
-        return;
-    }
     expand(job, job->call->w->uk[job->head0 + head], cfg->qk_nope_dim, rows, n_keys, m);
-    a->kernels->rows->pack_rows(m->rows_bf16, cfg->qk_nope_dim, n_keys, cfg->qk_nope_dim,
-                                a->keys + at * bt_packed_keys(cfg->qk_nope_dim));
+    for (uint32_t key = 0; key < n_keys; key++) {
+        bt_bf16 *row = m->rows_bf16 + (size_t)key * width;
+
+        a->kernels->rows->to_bf16(m->rows_f32 + (size_t)key * cfg->qk_nope_dim, cfg->qk_nope_dim,
+                                  row);
+        join(cfg, rows + (size_t)key * kv_dim + cfg->kv_lora_rank, row);
+    }
+    a->kernels->rows->pack_rows(m->rows_bf16, width, n_keys, width,
+                                a->keys + at * bt_packed_keys(width));
     expand(job, job->call->w->uv[job->head0 + head], cfg->v_dim, rows, n_keys, m);
+    a->kernels->rows->to_bf16(m->rows_f32, (size_t)n_keys * cfg->v_dim, m->rows_bf16);
     a->kernels->rows->pack_cols(m->rows_bf16, cfg->v_dim, n_keys, cfg->v_dim,
                                 bt_cpu_pad(n_keys, 32),
                                 a->values + at * bt_packed_values(cfg->v_dim));
 }
 
-/* scores[lane][key] = qn . k + qp . kp from the lane `first` on. */
-static void score(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t first,
-                  const bt_bf16 *keys, const bt_bf16 *rope_keys, uint32_t n_keys, float *scores)
+/* The tile's queries next to each other: as they lie, rows of a tile share few sets of a cache. */
+static void gather_queries(const bt_mla_config *cfg, const bt_bf16 *q, uint32_t n_lanes,
+                           bt_bf16 *out)
 {
-    const bt_mla_config *cfg = &job->a->cfg;
-    bt_cpu_mm            mm  = {.x      = q + first * bt_attn_q_dim(cfg),
-                                .ld_x   = bt_attn_q_dim(cfg),
-                                .packed = keys,
-                                .y      = scores + (size_t)first * BT_PAGE_TOKENS,
-                                .ld_y   = BT_PAGE_TOKENS,
-                                .m      = t->n_lanes - first,
-                                .n      = n_keys,
-                                .k      = cfg->qk_nope_dim};
+    for (uint32_t i = 0; i < n_lanes; i++, q += bt_attn_q_dim(cfg), out += bt_joined_dim(cfg)) {
+        memcpy(out, q, cfg->qk_nope_dim * sizeof(*out));
+        join(cfg, q + cfg->qk_nope_dim, out);
+    }
+}
 
-    t->kernels->mm[t->role](&mm);
-    mm.x      = mm.x + cfg->qk_nope_dim;
-    mm.packed = rope_keys;
-    mm.k      = cfg->qk_rope_dim;
-    mm.add    = true;
+/* scores[lane][key] = q . k from the lane `first` on. */
+static void score(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t first,
+                  const bt_bf16 *keys, uint32_t n_keys, float *scores)
+{
+    uint32_t  width = bt_joined_dim(&job->a->cfg);
+    bt_cpu_mm mm    = {.x      = q + (size_t)first * width,
+                       .ld_x   = width,
+                       .packed = keys,
+                       .y      = scores + (size_t)first * BT_PAGE_TOKENS,
+                       .ld_y   = BT_PAGE_TOKENS,
+                       .m      = t->n_lanes - first,
+                       .n      = n_keys,
+                       .k      = width,
+                       .cached = true};
+
     t->kernels->mm[t->role](&mm);
 }
 
@@ -117,6 +137,7 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
     bt_tile_state state   = job->part == 0 ? running : bt_tile_state_at(m->state);
 
     if (last < part_start) return; /* finished with an earlier part */
+    gather_queries(cfg, q, t.n_lanes, m->queries);
     bt_tile_reset(&t, &state);
     for (uint32_t i = 0; i < job->n_pages; i++) {
         size_t       at    = (size_t)head * a->part_pages + i;
@@ -126,9 +147,8 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
                               .values = a->values + at * bt_packed_values(cfg->v_dim)};
 
         if (block.start > last) break;
-        score(job, &t, q, bt_tile_first_lane(&t, block.start),
-              a->keys + at * bt_packed_keys(cfg->qk_nope_dim),
-              a->rope_keys + i * bt_packed_keys(cfg->qk_rope_dim), block.n_keys, m->tile.scores);
+        score(job, &t, m->queries, bt_tile_first_lane(&t, block.start),
+              a->keys + at * bt_packed_keys(bt_joined_dim(cfg)), block.n_keys, m->tile.scores);
         bt_tile_add(&t, &block, &m->tile, &state);
     }
     if (job->part != 0) bt_tile_merge(&t, part_start, &state, &running);
@@ -151,7 +171,7 @@ static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span 
         for (job.part = 0; job.part * BT_PART_PAGES < n_pages; job.part++) {
             job.first_page = job.part * BT_PART_PAGES;
             job.n_pages    = min_u32(n_pages - job.first_page, BT_PART_PAGES);
-            bt_cpu_pool_run(a->pool, (job.n_heads + 1) * job.n_pages, expand_task, &job);
+            bt_cpu_pool_run(a->pool, job.n_heads * job.n_pages, expand_task, &job);
             bt_cpu_pool_run(a->pool, job.n_heads * job.n_tiles, attend_task, &job);
         }
     }

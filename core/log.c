@@ -1,10 +1,15 @@
-#define _POSIX_C_SOURCE 200809L
 #include "core/log.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,6 +17,9 @@ enum { LINE_BYTES = 1024, TEXT_BYTES = 640 };
 
 static char                   g_who[32]   = "-";
 static bt_log_level           g_max_level = BT_LOG_INFO;
+static int                    g_fd        = STDERR_FILENO;
+static bool                   g_is_socket; /* that must not block */
+static atomic_ullong          g_n_dropped;
 static _Thread_local uint64_t t_request;
 static _Thread_local char     t_error[TEXT_BYTES];
 
@@ -19,6 +27,19 @@ void bt_log_init(const char *who, bt_log_level max_level)
 {
     snprintf(g_who, sizeof(g_who), "%s", who);
     g_max_level = max_level;
+}
+
+/* The pipe or terminal is opened anew: O_NONBLOCK belongs to what others have open as well. */
+void bt_log_never_block(void)
+{
+    struct stat info;
+    int         fd = -1;
+
+    if (fstat(STDERR_FILENO, &info) != 0) return;
+    g_is_socket = S_ISSOCK(info.st_mode);
+    if (S_ISFIFO(info.st_mode) || isatty(STDERR_FILENO))
+        fd = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd >= 0) g_fd = fd;
 }
 
 void bt_log_set_request(uint64_t request) { t_request = request; }
@@ -36,7 +57,16 @@ static const char *short_path(const char *file)
     return p;
 }
 
-static void write_line(bt_log_level level, const char *file, int line, const char *text)
+/* False when it would have to wait; who else does not read is not to be told. */
+static bool put(const char *buf, size_t n)
+{
+    ssize_t done =
+        g_is_socket ? send(g_fd, buf, n, MSG_DONTWAIT | MSG_NOSIGNAL) : write(g_fd, buf, n);
+
+    return done >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+}
+
+static void make_line(bt_log_level level, const char *file, int line, const char *text)
 {
     char            buf[LINE_BYTES], req[32] = "-";
     struct timespec now;
@@ -53,7 +83,19 @@ static void write_line(bt_log_level level, const char *file, int line, const cha
         n          = (int)sizeof(buf);
         buf[n - 1] = '\n';
     }
-    if (write(STDERR_FILENO, buf, (size_t)n) < 0) return; /* nobody is left to be told */
+    if (!put(buf, (size_t)n)) atomic_fetch_add(&g_n_dropped, 1);
+}
+
+static void write_line(bt_log_level level, const char *file, int line, const char *text)
+{
+    unsigned long long before = atomic_load(&g_n_dropped), n;
+    char               lost[96];
+
+    make_line(level, file, line, text);
+    if (before == 0 || atomic_load(&g_n_dropped) != before) return;
+    n = atomic_exchange(&g_n_dropped, 0);
+    snprintf(lost, sizeof(lost), "%llu lines before the last were lost: nobody read them", n);
+    if (n > 0) make_line(BT_LOG_WARN, __FILE__, __LINE__, lost);
 }
 
 void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...)

@@ -141,6 +141,7 @@ int main(int argc, char **argv)
 
     install_signals();
     bt_log_init("worker", BT_LOG_INFO);
+    bt_log_never_block();
     if (bt_settings_gather(&bt_worker_settings, argc, argv, &settings) != BT_OK ||
         bt_worker_options_parse(bt_settings_argc(settings), bt_settings_argv(settings), true,
                                 &r.opt) != BT_OK) {

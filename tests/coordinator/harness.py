@@ -223,12 +223,12 @@ class Cell:
 class Coordinator:
     """The process, its announcements and its log."""
 
-    def __init__(self, *args, port="0", env=None):
+    def __init__(self, *args, port="0", env=None, stderr=None):
         self.read_fd, write_fd = os.pipe()
         self.log = tempfile.TemporaryFile()
         model = os.path.join(SOURCE, "models", "demo")
         self.process = subprocess.Popen([BINARY, "--model", model, "--port", port, "--announce-fd", str(write_fd), *args],
-                                        pass_fds=[write_fd], stderr=self.log,
+                                        pass_fds=[write_fd], stderr=stderr or self.log,
                                         env={**os.environ, **(env or {})})
         os.close(write_fd)
         self.lines = []
@@ -265,10 +265,10 @@ class Coordinator:
 class Served(unittest.TestCase):
     """A ready cell for each test."""
 
-    CELL, ARGS = {}, ()
+    CELL, ARGS, STDERR = {}, (), None
 
     def setUp(self):
-        self.coordinator = Coordinator(*self.ARGS)
+        self.coordinator = Coordinator(*self.ARGS, stderr=self.STDERR)
         self.addCleanup(self.coordinator.close)
         self.cell = Cell(self.coordinator.line("control"), **self.CELL).attach().ready()
         self.addCleanup(self.cell.close)

@@ -1,4 +1,5 @@
 """Starting, stopping and losing ranks."""
+import os
 import signal
 import socket
 import time
@@ -257,6 +258,23 @@ class Stall(Served):
         self.cell.on_prefill = None
         self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
         self.all_released()
+
+
+class UnreadLog(Served):
+    REQUESTS, FULL = 60, 60000  # each has two lines of the log and more; a pipe holds 64 KiB
+
+    def setUp(self):
+        self.read_end, self.STDERR = os.pipe()
+        self.addCleanup(os.close, self.read_end)
+        os.write(self.STDERR, b"." * (self.FULL - 1))
+        super().setUp()
+        os.close(self.STDERR)
+
+    def test_nobody_reads_the_log(self):
+        for _ in range(self.REQUESTS // 20):
+            for call in [self.generate(stream=False, max_tokens=2) for _ in range(20)]:
+                self.assertEqual(list(next(call).complete.output_ids), expected([5, 200, 300], 2))
+        self.assertGreater(len(os.read(self.read_end, 1 << 20)), self.FULL, "the pipe was not full")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+/* Nobody reads what is logged: the process goes on.  Each case logs in a child whose stderr is
+ * full. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/log.h"
+#include "tests/support/test.h"
+
+enum { LINES = 5000, WAIT_S = 20 };
+
+/* Logs far more than fits while nobody reads, then one line more when told that there is room. */
+static void log_much(int err, int go)
+{
+    char byte;
+
+    dup2(err, STDERR_FILENO);
+    bt_log_init("test", BT_LOG_INFO);
+    bt_log_never_block();
+    for (int i = 0; i < LINES; i++)
+        BT_INFO("line %d of many, which together are more than any pipe holds", i);
+    if (write(go, "x", 1) != 1 || read(go, &byte, 1) != 1) _exit(1);
+    BT_INFO("the last line");
+    _exit(0);
+}
+
+static bool comes(int fd)
+{
+    struct pollfd p = {fd, POLLIN, 0};
+
+    return poll(&p, 1, WAIT_S * 1000) == 1;
+}
+
+/* What stands in text up to the end of the child's writing, and how many of the lines. */
+static uint32_t count_lines(const char *text)
+{
+    uint32_t n = 0;
+
+    for (const char *at = text; (at = strstr(at, " of many")) != NULL; at++)
+        n++;
+    return n;
+}
+
+static void read_all(int fd, char *text, size_t capacity)
+{
+    size_t  n = strlen(text);
+    ssize_t some;
+
+    while (n + 1 < capacity && (some = read(fd, text + n, capacity - 1 - n)) > 0)
+        n += (size_t)some;
+    text[n] = '\0';
+}
+
+static void never_waits(int ours, int theirs)
+{
+    static char text[1 << 21];
+    int         go[2], status = -1;
+    pid_t       child;
+    char        byte, *lost;
+    bool        done;
+
+    text[0] = '\0';
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, go) == 0);
+    child = fork();
+    if (child == 0) log_much(theirs, go[1]);
+    close(theirs);
+    done = comes(go[0]); /* it has not waited for a reader */
+    EXPECT(done);
+    if (!done) kill(child, SIGKILL);
+    EXPECT(!done || read(go[0], &byte, 1) == 1);
+    fcntl(ours, F_SETFL, O_NONBLOCK);
+    read_all(ours, text, sizeof(text));
+    fcntl(ours, F_SETFL, 0);
+    EXPECT(!done || write(go[0], "x", 1) == 1);
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    read_all(ours, text, sizeof(text));
+    EXPECT_HAS(text, "line 0 of many");
+    EXPECT_HAS(text, "the last line");
+    lost = strstr(text, " lines before the last were lost");
+    EXPECT(lost != NULL);
+    while (lost != NULL && lost[-1] >= '0' && lost[-1] <= '9')
+        lost--;
+    if (lost != NULL) EXPECT_EQ((uint32_t)strtoul(lost, NULL, 10) + count_lines(text), LINES);
+    close(ours);
+    close(go[0]);
+    close(go[1]);
+}
+
+static void full_pipe_loses_lines_and_says_how_many(void)
+{
+    int ends[2];
+
+    EXPECT(pipe(ends) == 0);
+    never_waits(ends[0], ends[1]);
+}
+
+static void full_socket_loses_lines_and_says_how_many(void)
+{
+    int ends[2];
+
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    never_waits(ends[0], ends[1]);
+}
+
+static void others_of_the_pipe_still_wait(void)
+{
+    int   ends[2], status = -1;
+    pid_t child;
+
+    EXPECT(pipe(ends) == 0);
+    child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        bt_log_never_block();
+        _exit(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK ? 1 : 0);
+    }
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    EXPECT((fcntl(ends[1], F_GETFL) & O_NONBLOCK) == 0);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void file_keeps_every_line(void)
+{
+    static char text[1 << 21];
+    char        path[] = "/tmp/bt-log-XXXXXX";
+    int         fd = mkstemp(path), go[2], status = -1;
+    pid_t       child;
+    char        byte;
+
+    text[0] = '\0';
+    EXPECT(fd >= 0 && unlink(path) == 0);
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, go) == 0);
+    child = fork();
+    if (child == 0) log_much(fd, go[1]);
+    EXPECT(read(go[0], &byte, 1) == 1 && write(go[0], "x", 1) == 1);
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    lseek(fd, 0, SEEK_SET);
+    read_all(fd, text, sizeof(text));
+    EXPECT_EQ(count_lines(text), LINES);
+    EXPECT(strstr(text, "were lost") == NULL);
+    close(fd);
+    close(go[0]);
+    close(go[1]);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(full_pipe_loses_lines_and_says_how_many),
+        BT_TEST(full_socket_loses_lines_and_says_how_many),
+        BT_TEST(others_of_the_pipe_still_wait),
+        BT_TEST(file_keeps_every_line),
+    };
+
+    return bt_run_tests(TESTS, sizeof(TESTS) / sizeof(TESTS[0]), argc > 1 ? argv[1] : NULL);
+}

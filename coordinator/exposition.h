@@ -11,7 +11,7 @@
 
 /* Owned by the caller, free(); NULL: no memory. */
 char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out);
-char *bt_exposition_json(const bt_snapshot *s);
+char *bt_exposition_json(const bt_snapshot *s, size_t *n_out);
 
 const char *bt_phase_name(bt_phase phase);
 

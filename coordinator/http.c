@@ -19,18 +19,23 @@ enum { CONNECTIONS = 64, TIMEOUT_S = 10, STALE_S = 10 };
 extern const unsigned char bt_status_page[];
 extern const size_t        bt_status_page_bytes;
 
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type,
-                              struct MHD_Response *response)
+static void dress(struct MHD_Response *response, const char *type)
 {
-    enum MHD_Result rc;
-
-    if (response == NULL) return MHD_NO; /* no memory: the connection closes */
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
     MHD_add_response_header(response, "Content-Security-Policy",
                             "default-src 'none'; style-src 'unsafe-inline'; "
                             "script-src 'unsafe-inline'; connect-src 'self'; img-src data:");
+}
+
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type,
+                              struct MHD_Response *response)
+{
+    enum MHD_Result rc;
+
+    if (response == NULL) return MHD_NO; /* no memory: the connection closes */
+    dress(response, type);
     if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
         MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
     rc = MHD_queue_response(connection, code, response);
@@ -38,13 +43,33 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, 
     return rc;
 }
 
-/* text is ours: it is freed with the response. */
-static enum MHD_Result answer_text(struct MHD_Connection *connection, unsigned code,
-                                   const char *type, char *text, size_t n)
+static void page_free(bt_http_page *page)
 {
-    if (text == NULL) return MHD_NO;
-    return answer(connection, code, type,
-                  MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE));
+    if (page->response != NULL) MHD_destroy_response(page->response); /* counted */
+    *page = (bt_http_page){0};
+}
+
+/* make: the snapshot as text, to be freed; NULL: no memory. */
+static enum MHD_Result answer_page(struct MHD_Connection *connection, bt_http_page *page,
+                                   const bt_snapshot *s, const char *type,
+                                   char *(*make)(const bt_snapshot *s, size_t *n_out))
+{
+    size_t n = 0;
+    char  *text;
+
+    if (page->response == NULL || page->at_ns != s->at_ns) {
+        page_free(page);
+        text = make(s, &n);
+        if (text == NULL) return MHD_NO;
+        page->response = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
+        if (page->response == NULL) {
+            free(text);
+            return MHD_NO;
+        }
+        page->at_ns = s->at_ns;
+        dress(page->response, type);
+    }
+    return MHD_queue_response(connection, MHD_HTTP_OK, page->response);
 }
 
 __attribute__((format(printf, 3, 4))) static enum MHD_Result
@@ -86,21 +111,14 @@ static enum MHD_Result ready(struct MHD_Connection *connection, const bt_snapsho
 static enum MHD_Result serve(struct MHD_Connection *connection, const char *path, bt_http *http)
 {
     const bt_snapshot *s = bt_board_read(http->board);
-    char              *text;
-    size_t             n = 0;
 
     if (strcmp(path, "/health") == 0) return health(connection, s);
     if (strcmp(path, "/ready") == 0) return ready(connection, s);
-    if (strcmp(path, "/metrics") == 0) {
-        text = bt_exposition_prometheus(s, &n);
-        return answer_text(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8",
-                           text, n);
-    }
-    if (strcmp(path, "/status.json") == 0) {
-        text = bt_exposition_json(s);
-        return answer_text(connection, MHD_HTTP_OK, "application/json", text,
-                           text != NULL ? strlen(text) : 0);
-    }
+    if (strcmp(path, "/metrics") == 0)
+        return answer_page(connection, &http->metrics, s,
+                           "text/plain; version=0.0.4; charset=utf-8", bt_exposition_prometheus);
+    if (strcmp(path, "/status.json") == 0)
+        return answer_page(connection, &http->status, s, "application/json", bt_exposition_json);
     if (strcmp(path, "/") == 0)
         return answer(connection, MHD_HTTP_OK, "text/html; charset=utf-8",
                       MHD_create_response_from_buffer(bt_status_page_bytes,
@@ -188,5 +206,7 @@ void bt_http_stop(bt_http *http)
 {
     if (http == NULL) return;
     if (http->daemon != NULL) MHD_stop_daemon(http->daemon);
+    page_free(&http->metrics);
+    page_free(&http->status);
     bt_free(http);
 }

@@ -7,9 +7,16 @@
 #include "coordinator/board.h"
 #include "coordinator/http.h"
 
+/* What is made of a snapshot, once, whoever asks how often. */
+typedef struct {
+    struct MHD_Response *response; /* owned; NULL: none yet */
+    uint64_t             at_ns;    /* the snapshot's */
+} bt_http_page;
+
 struct bt_http {
     struct MHD_Daemon *daemon; /* owned */
     bt_board          *board;  /* borrowed */
+    bt_http_page       metrics, status;
 };
 
 /* Answers one request: an MHD_AccessHandlerCallback; ctx is the bt_http. */

@@ -171,7 +171,7 @@ static json_t *balance_json(const bt_snapshot *s)
     return o;
 }
 
-char *bt_exposition_json(const bt_snapshot *s)
+char *bt_exposition_json(const bt_snapshot *s, size_t *n_out)
 {
     json_t *o = json_object(), *ranks = json_array(), *requests = json_array();
     json_t *cells = json_array();
@@ -209,5 +209,6 @@ char *bt_exposition_json(const bt_snapshot *s)
     put(o, "history", history_json(s));
     text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(5));
     json_decref(o);
+    if (text != NULL) *n_out = strlen(text);
     return text;
 }

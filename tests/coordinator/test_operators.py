@@ -1,4 +1,5 @@
 """The operators' side: HTTP port, metrics, health Watch, draining, TLS, the cell's secret."""
+import http.client
 import json
 import os
 import re
@@ -29,6 +30,7 @@ def get(address, path, method="GET"):
         return e.code, e.read().decode()
 
 
+READS = 1000
 LINE = re.compile(r'^([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\} (\S+)$')
 
 
@@ -158,6 +160,30 @@ class Http(Served):
                     pass
         self.assertEqual(get(self.http, "/health"), (200, "ok\n"))
         self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
+
+    def test_many_readers_cost_little(self):
+        """However often they ask, a snapshot is written out once: most of what an answer takes is its sending."""
+        for rank in self.cell.ranks:
+            rank.send(expert_load=control.ExpertLoad(rows=range(10**9, 10**9 + 1024)))
+        wait_for(lambda: len(json.loads(get(self.http, "/status.json")[1])["experts_decode"]["rows"]) == 1024, "the load")
+
+        def cpu_s(path):
+            connection = http.client.HTTPConnection(self.http, timeout=10)
+            before = self.cpu_s()
+            for _ in range(READS):
+                connection.request("GET", path)
+                self.assertGreater(len(connection.getresponse().read()), 0)
+            connection.close()
+            return self.cpu_s() - before
+
+        short = cpu_s("/health")
+        for path in ("/status.json", "/metrics"):
+            self.assertLess(cpu_s(path), 3 * short + 0.15, f"{path}, against {short} s of /health")
+
+    def cpu_s(self):
+        with open(f"/proc/{self.coordinator.process.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def test_slow_readers_do_not_hold_the_port(self):
         host, port = self.http.rsplit(":", 1)

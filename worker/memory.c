@@ -172,6 +172,9 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
                    "--kv-bytes %" PRIu64 " does not hold one page: a page (%d tokens in %u layers) "
                    "needs %" PRIu64,
                    kv_bytes, BT_PAGE_TOKENS, cfg->n_layers, a->page_bytes);
+        BT_REQUIRE(kv_bytes <= a->available, BT_ERR_INVALID_ARG,
+                   "--kv-bytes %" PRIu64 " is more than this %s has: %" PRIu64 " are available",
+                   kv_bytes, a->on_gpu ? "GPU" : "machine", a->available);
         n = kv_bytes / a->page_bytes;
         if (a->adopt != 0 && other + kv_bytes > share)
             BT_WARN("--kv-bytes leaves no room for the experts of a lost rank: %" PRIu64

@@ -34,6 +34,7 @@ def cases(folder):
     yield "no weights", 1, ["--both", "1", "--model", copy_of_demo(folder, ["model.safetensors"]), "--coordinator", NOBODY], ["safetensors"]
     yield "truncated weights", 1, ["--both", "1", "--model", truncated, "--coordinator", NOBODY], ["model.safetensors"]
     yield "pool below a page", 1, [*both, "--kv-bytes", "1K"], ["--kv-bytes 1024 does not hold one page", "294912"]
+    yield "pool beyond the machine", 1, [*both, "--kv-bytes", "999T"], ["--kv-bytes 1098412116148224 is more than this machine has", "are available"]
     yield "unknown kernels", 1, [*both, "--kernels", "quick"], ['"quick"']
     yield "chunk of nothing", 0, [*both, "--chunk", "0"], ["--chunk must be"]
     yield "unknown flag", 0, [*both, "--colour", "red"], ["--colour"]

@@ -23,6 +23,9 @@ static void pages_of_given_bytes_are_rounded_down(void)
     EXPECT_EQ(a.pages, 3 * 294912);
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 294911, &a), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "294912");
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, GIB, &a), BT_OK);
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, (uint64_t)GIB + 1, &a), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "--kv-bytes 1073741825 is more than this machine has");
 }
 
 static void pages_of_the_account_are_shared_and_bounded(void)

@@ -64,7 +64,7 @@ static uint32_t add_child(bt_added_tokens *set, uint32_t at, uint8_t byte)
     return c;
 }
 
-void bt_added_tokens_add(bt_added_tokens *set, const char *text, size_t n, uint32_t id)
+uint32_t bt_added_tokens_add(bt_added_tokens *set, const char *text, size_t n, uint32_t id)
 {
     uint32_t at = 0;
 
@@ -74,6 +74,7 @@ void bt_added_tokens_add(bt_added_tokens *set, const char *text, size_t n, uint3
         at = c != 0 ? c : add_child(set, at, (uint8_t)text[i]);
     }
     if (set->nodes[at].id == UINT32_MAX) set->nodes[at].id = id;
+    return set->nodes[at].id;
 }
 
 static size_t longest_at(const bt_added_tokens *set, const char *text, size_t n, uint32_t *id_out)

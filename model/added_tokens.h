@@ -19,8 +19,8 @@ typedef struct bt_added_tokens bt_added_tokens;
 /* Room for tokens of n_bytes in all. */
 bt_status bt_added_tokens_create(size_t n_bytes, bt_added_tokens **set_out);
 void      bt_added_tokens_destroy(bt_added_tokens *set);
-/* A token of n > 0 bytes; one that is there already keeps its first id. */
-void bt_added_tokens_add(bt_added_tokens *set, const char *text, size_t n, uint32_t id);
+/* A token of n > 0 bytes; one that is there already keeps its first id.  Returns the id it has. */
+uint32_t bt_added_tokens_add(bt_added_tokens *set, const char *text, size_t n, uint32_t id);
 
 /* The first match in text[0..n): its start, and its length (0: none; then start is n). */
 size_t bt_added_tokens_find(const bt_added_tokens *set, const char *text, size_t n,

@@ -6,7 +6,12 @@
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
 
-enum { MAX_FILE_BYTES = 256 << 20, MAX_ID = (1 << 24) - 1, MAX_MERGED = 1 << 14, SHOW_BYTES = 96 };
+enum {
+    MAX_FILE_BYTES = 256 << 20,
+    MAX_UNUSED     = 1 << 16, /* ids, beyond as many as there are tokens */
+    MAX_MERGED     = 1 << 14,
+    SHOW_BYTES     = 96
+};
 
 /* What the parts of tokenizer.json are read with. */
 typedef struct {
@@ -14,6 +19,7 @@ typedef struct {
     const char   *path;
     json_t       *model, *vocab, *merges, *added;
     size_t        arena_at;
+    uint32_t      max_id; /* ids that nobody has cost memory all the same */
 } loading;
 
 static bt_status id_of(const loading *l, const char *what, const json_t *v, uint32_t *id_out)
@@ -21,9 +27,10 @@ static bt_status id_of(const loading *l, const char *what, const json_t *v, uint
     bt_status st = BT_OK;
     char      name[SHOW_BYTES], found[SHOW_BYTES];
 
-    BT_REQUIRE(json_is_integer(v) && json_integer_value(v) >= 0 && json_integer_value(v) <= MAX_ID,
-               BT_ERR_FORMAT, "%s: token \"%s\": expected an id from 0 to %d, found %s", l->path,
-               bt_json_printable(what, name, sizeof(name)), MAX_ID,
+    BT_REQUIRE(json_is_integer(v) && json_integer_value(v) >= 0 &&
+                   json_integer_value(v) <= l->max_id,
+               BT_ERR_FORMAT, "%s: token \"%s\": expected an id from 0 to %u, found %s", l->path,
+               bt_json_printable(what, name, sizeof(name)), l->max_id,
                bt_json_show(v, found, sizeof(found)));
     *id_out = (uint32_t)json_integer_value(v);
 out:
@@ -246,7 +253,7 @@ static bt_status add_added(loading *l, size_t i)
 {
     bt_status   st = BT_OK;
     bt_json_at  at = {l->path, "added_tokens", json_array_get(l->added, i)};
-    uint32_t    id = 0, in_vocab = 0;
+    uint32_t    id = 0, in_vocab = 0, first;
     const char *text = NULL;
     json_t     *v;
     bool        normalized = false;
@@ -270,7 +277,10 @@ static bt_status add_added(loading *l, size_t i)
         l->tok->tokens[id].mapped = false;
     }
     l->tok->tokens[id].special = json_is_true(json_object_get(at.obj, "special"));
-    bt_added_tokens_add(l->tok->added[normalized], text, strlen(text), id);
+    first = bt_added_tokens_add(l->tok->added[normalized], text, strlen(text), id);
+    BT_REQUIRE(first == id, BT_ERR_FORMAT,
+               "%s: added token \"%s\": expected one id, found %u and %u", l->path,
+               bt_json_printable(text, name, sizeof(name)), first, id);
 out:
     return st;
 }
@@ -358,6 +368,7 @@ static bt_status check_frame(loading *l, const json_t *json)
                "%s: field added_tokens: expected a list, found %s", l->path,
                bt_json_show(l->added, found, sizeof(found)));
     BT_TRY(check_model(l));
+    l->max_id = (uint32_t)(json_object_size(l->vocab) + json_array_size(l->added)) + MAX_UNUSED;
 out:
     return st;
 }

@@ -375,6 +375,14 @@ static const bad_case BAD[] = {
     {AB_VOCAB, "{}", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges: expected a list", "found {}"}},
     {", \"x y\": -1", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"x y\": expected an id", "found -1"}},
     {", \"xy\": 99999999999", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found 99999999999"}},
+    {", \"xy\": 16777215", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id from 0 to 65793", "found 16777215"}},
+    {", \"xy\": 300.0", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found 300.0"}},
+    {", \"xy\": 1e400", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"", "real number overflow"}},
+    {", \"xy\": {\"id\": 300}", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found {"}},
+    {", \"\": 300", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"expected a text and an id of its own", "no text for id 300"}},
+    {", \"\\u0000\": 300", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"", "u0000"}},
+    {AB_VOCAB, "[\" b\"]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected a token \"\"", "found none"}},
+    {AB_VOCAB, "[[\"a\", \"\"]]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected a token \"\"", "found none"}},
     {", \"xy\": \"7\"", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found \"7\""}},
     {", \"xy\": 7", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"expected a text and an id of its own", "7"}},
     {", \"a\": 301", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"duplicate", ""}},
@@ -400,6 +408,9 @@ static const bad_case BAD[] = {
     {"", "[]", "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": false}", "", BT_ERR_UNSUPPORTED, {"ByteLevel: expected add_prefix_space and use_regex false", "found true"}},
     {"", "[]", "{\"type\": \"ByteLevel\"}", "", BT_ERR_FORMAT, {"add_prefix_space: expected true or false", "found nothing"}},
     {"", "[]", BYTE_LEVEL, ", \"normalizer\": {\"type\": \"NFC\"}", BT_ERR_UNSUPPORTED, {"field normalizer: expected none", "NFC"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 70000, \"content\": \"x\"}]", BT_ERR_FORMAT, {"token \"x\": expected an id from 0 to 65793", "found 70000"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"xy\"}, {\"id\": 400, \"content\": \"xz\"}]", BT_ERR_FORMAT, {"added token \"xz\": expected an id of its own", "found 400"}},
+    {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"xy\"}, {\"id\": 401, \"content\": \"xy\"}]", BT_ERR_FORMAT, {"added token \"xy\": expected one id", "found 400 and 401"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": 3", BT_ERR_FORMAT, {"field added_tokens: expected a list", "found 3"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"content\": \"x\"}]", BT_ERR_FORMAT, {"token \"x\": expected an id", "found nothing"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400}]", BT_ERR_FORMAT, {"field added_tokens.content", "found nothing"}},
@@ -460,6 +471,47 @@ static void tokenizer_other_bad_files_are_refused(void)
     EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_IO);
     EXPECT_HAS(bt_error_text(), "tokenizer.json");
     EXPECT(tok == NULL);
+}
+
+/* text, n times an opening bracket or its like, and nothing that closes them. */
+static void write_deep(const char *before, const char *one, uint32_t n)
+{
+    size_t n_before = strlen(before), n_one = strlen(one);
+    char  *text = calloc(n_before + n * n_one + 1, 1);
+
+    memcpy(text, before, n_before);
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(text + n_before + i * n_one, one, n_one);
+    scratch_clear();
+    scratch_write("tokenizer.json", text, n_before + n * n_one);
+    free(text);
+}
+
+static void tokenizer_deep_files_are_refused(void)
+{
+    static const char *const DEEP[][2] = {
+        {"",                                             "["                                            },
+        {"{\"model\": ",                                 "{\"model\": "                                 },
+        {"{\"model\": {\"type\": \"BPE\", \"merges\": ", "["                                            },
+        {"{\"pre_tokenizer\": ",                         "{\"type\": \"Sequence\", \"pretokenizers\": ["}
+    };
+    bt_tokenizer *tok = NULL;
+
+    for (size_t i = 0; i < sizeof(DEEP) / sizeof(DEEP[0]); i++) {
+        write_deep(DEEP[i][0], DEEP[i][1], 100000);
+        EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_FORMAT);
+        EXPECT_HAS(bt_error_text(), "tokenizer.json");
+        EXPECT_HAS(bt_error_text(), "depth");
+    }
+}
+
+/* Merges whose ranks form a circle, and one given twice (the last counts): each makes a token
+ * longer, so that encoding ends. */
+static void tokenizer_merges_in_circles_end(void)
+{
+    write_small(", \"aa\": 300, \"aaaa\": 301, \"aaa\": 302",
+                "[\"aa aa\", \"a aaa\", \"aaa a\", \"a a\", \"aa a\", \"a a\"]", BYTE_LEVEL, "");
+    expect_ids("aaaaaaaa", 2, (uint32_t[]){301, 301});
 }
 
 typedef struct {
@@ -581,6 +633,8 @@ static const bt_test TESTS[] = {
     BT_TEST(tokenizer_added_tokens_match_longest_first),
     BT_TEST(tokenizer_bad_files_are_refused_by_name),
     BT_TEST(tokenizer_other_bad_files_are_refused),
+    BT_TEST(tokenizer_deep_files_are_refused),
+    BT_TEST(tokenizer_merges_in_circles_end),
     BT_TEST(tokenizer_serves_several_threads),
     BT_TEST(tokenizer_open_unwinds_at_every_allocation),
     BT_TEST(tokenizer_encode_unwinds_at_every_allocation),

@@ -29,7 +29,12 @@ enum {
     OPT_NAME,
     OPT_TLS_CERT,
     OPT_TLS_KEY,
-    OPT_TLS_CLIENT_CA
+    OPT_TLS_CLIENT_CA,
+    OPT_QUEUE_TOKENS,
+    OPT_CHAT_TLS_CA,
+    OPT_CHAT_TLS_NAME,
+    OPT_CHAT_TLS_CERT,
+    OPT_CHAT_TLS_KEY
 };
 
 static const char DOC[] =
@@ -75,37 +80,46 @@ static const struct argp_option OPTIONS[] = {
      0},
     {"max-tokens",                                                                 OPT_MAX, "N", 0, "Of that answer (default 256)", 0},
     {"queue-s",OPT_QUEUE, "S", 0, "How long a request may wait for its turn", 0},
+    {"queue-tokens",                                                                OPT_QUEUE_TOKENS, "N", 0,
+     "Prompt tokens that may wait, before requests are refused", 0},
     {"on-death",                                                                OPT_DEATH, "WHAT", 0,
      "When a process of the cell dies: replace (default): the other ranks go on, and what the lost "
      "one had is computed again; restart what died; or stop", 0},
-    {"spares",                                                                OPT_SPARES, "N", 0,
+    {"spares",                                                            OPT_SPARES, "N", 0,
      "So many more ranks, which wait until one is lost and take its place (default 0)", 0},
-    {"rejoin-s",                                                            OPT_REJOIN, "S", 0,
+    {"rejoin-s",                                                           OPT_REJOIN, "S", 0,
      "replace: how long a role without any rank is waited for (default 30)", 0},
-    {"rank-timeout-s",                                                           OPT_RANK_TIMEOUT, "S", 0,
+    {"rank-timeout-s", OPT_RANK_TIMEOUT, "S", 0,
      "A rank that has requests and makes no progress so long is lost (default 30)", 0},
-    {"restarts", OPT_RESTARTS, "N", 0, "So many in a row at most, then give up (default 5)", 0},
-    {"coordinator",                                                                 OPT_JOIN, "HOST:PORT", 0,
+    {"restarts",                                                                 OPT_RESTARTS, "N", 0, "So many in a row at most, then give up (default 5)", 0},
+    {"coordinator",OPT_JOIN, "HOST:PORT", 0,
      "Start ranks only, for the coordinator with this control port; needs --cell", 0},
-    {"control",OPT_CONTROL, "HOST:PORT", 0,
+    {"control",                                                                OPT_CONTROL, "HOST:PORT", 0,
      "Where the ranks attach (default 127.0.0.1:0; with several hosts an address they reach)", 0},
     {"stall-s",                                                                OPT_STALL, "S", 0,
      "Give up when nothing happens for so long before the cell is ready (default 120)", 0},
-    {"log",                                                                OPT_LOG, "LEVEL", 0,
+    {"log",                                                         OPT_LOG, "LEVEL", 0,
      "Lines of the ranks to show: error, warn, info (default; with --chat warn), debug", 0},
-    {"http-port",                                                         OPT_HTTP_PORT, "N", 0,
+    {"http-port",                                                              OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 0},
-    {"http-host",                                                              OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
-    {"drain-s",                       OPT_DRAIN, "S", 0,
+    {"http-host",                       OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
+    {"drain-s",                                                                 OPT_DRAIN, "S", 0,
      "How long SIGTERM lets running requests go on (default 20; 0: not at all)", 0},
-    {"served-model-name",                                                                 OPT_NAME, "NAME", 0,
+    {"served-model-name",OPT_NAME, "NAME", 0,
      "What clients call the model (default: the directory's name)", 0},
     BT_CONFIG_OPTION(0),
-    {"tls-cert",OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
+    {"tls-cert",                                                                OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 0},
     {"tls-key",                                                                OPT_TLS_KEY, "FILE", 0, "Its private key", 0},
-    {"tls-client-ca",                                                                OPT_TLS_CLIENT_CA, "FILE", 0,
+    {"tls-client-ca",                                                        OPT_TLS_CLIENT_CA, "FILE", 0,
      "Only clients with a certificate of these authorities may connect", 0},
-    {0                                                         }
+    {"chat-tls-ca",                                                           OPT_CHAT_TLS_CA, "FILE", 0,
+     "--chat: authorities of the certificate (default: the certificate itself)", 0},
+    {"chat-tls-server-name",           OPT_CHAT_TLS_NAME, "NAME", 0,
+     "--chat: name in the certificate, where it is not the address", 0},
+    {"chat-tls-cert",                                                                 OPT_CHAT_TLS_CERT, "FILE", 0,
+     "--chat: the client's certificate, with --tls-client-ca", 0},
+    {"chat-tls-key",OPT_CHAT_TLS_KEY, "FILE", 0, "--chat: its private key", 0},
+    {0                                                               }
 };
 
 static bt_log_level log_level(struct argp_state *state, const char *arg)
@@ -146,6 +160,42 @@ static void pass_on(bt_run_options *opt, const char *flag, const char *arg)
     at[1] = arg;
 }
 
+/* The value of an argument of --chat's client, or NULL. */
+static const char *chat_value(const bt_run_options *opt, const char *flag)
+{
+    const char *value = NULL;
+
+    for (uint32_t i = 0; i < opt->n_chat_args; i += 2)
+        if (strcmp(opt->chat_args[i], flag) == 0) value = opt->chat_args[i + 1];
+    return value;
+}
+
+static void pass_to_chat(struct argp_state *state, bt_run_options *opt, const char *flag,
+                         const char *arg)
+{
+    if (chat_value(opt, flag) != NULL) argp_error(state, "--chat%s is given twice", flag + 1);
+    BT_ASSERT(opt->n_chat_args + 2 <= BT_RUN_CHAT_ARGS);
+    opt->chat_args[opt->n_chat_args++] = flag;
+    opt->chat_args[opt->n_chat_args++] = arg;
+}
+
+static void check_tls(struct argp_state *state, bt_run_options *opt)
+{
+    const char **cert = find_flag(opt, "--tls-cert");
+    bool         asks = find_flag(opt, "--tls-client-ca") != NULL;
+
+    if ((cert != NULL) != (find_flag(opt, "--tls-key") != NULL) || (asks && cert == NULL))
+        argp_error(state, "--tls-cert and --tls-key go together, --tls-client-ca needs both");
+    if (opt->n_chat_args > 0 && (opt->chat == NULL || cert == NULL))
+        argp_error(state, "--chat%s goes with --chat and --tls-cert", opt->chat_args[0] + 1);
+    if ((chat_value(opt, "--tls-cert") != NULL) != (chat_value(opt, "--tls-key") != NULL))
+        argp_error(state, "--chat-tls-cert and --chat-tls-key go together");
+    if (opt->chat == NULL || cert == NULL) return;
+    if (asks && chat_value(opt, "--tls-cert") == NULL)
+        argp_error(state, "--chat with --tls-client-ca needs --chat-tls-cert and --chat-tls-key");
+    if (chat_value(opt, "--tls-ca") == NULL) pass_to_chat(state, opt, "--tls-ca", cert[1]);
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options        *all = state->input;
@@ -173,6 +223,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         bt_option_number(state, "--queue-s", arg, 1, 86400);
         pass_on(opt, "--queue-s", arg);
         return 0;
+    case OPT_QUEUE_TOKENS:
+        bt_option_number(state, "--queue-tokens", arg, 1, 1l << 40);
+        pass_on(opt, "--queue-tokens", arg);
+        return 0;
     case OPT_HTTP_PORT:
         bt_option_number(state, "--http-port", arg, 0, 65535);
         pass_on(opt, "--http-port", arg);
@@ -186,6 +240,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_TLS_CERT: pass_on(opt, "--tls-cert", arg); return 0;
     case OPT_TLS_KEY: pass_on(opt, "--tls-key", arg); return 0;
     case OPT_TLS_CLIENT_CA: pass_on(opt, "--tls-client-ca", arg); return 0;
+    case OPT_CHAT_TLS_CA: pass_to_chat(state, opt, "--tls-ca", arg); return 0;
+    case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", arg); return 0;
+    case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", arg); return 0;
+    case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", arg); return 0;
     case ARGP_KEY_END:
         if (opt->cell.n_spares != 0 && !opt->cell.replace)
             argp_error(state, "--spares needs --on-death=replace");
@@ -193,11 +251,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             opt->restarts = 0;
         if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
             argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
-        if (find_flag(opt, "--tls-cert") != NULL && opt->chat != NULL)
-            argp_error(state, "--chat speaks no TLS: leave --tls-cert out");
-        if ((find_flag(opt, "--tls-cert") != NULL) != (find_flag(opt, "--tls-key") != NULL) ||
-            (find_flag(opt, "--tls-client-ca") != NULL && find_flag(opt, "--tls-cert") == NULL))
-            argp_error(state, "--tls-cert and --tls-key go together, --tls-client-ca needs both");
+        check_tls(state, opt);
         return 0;
     case OPT_DEATH:
         opt->cell.replace = strcmp(arg, "replace") == 0;

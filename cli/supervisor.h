@@ -20,7 +20,7 @@
 #include "cli/cell_options.h"
 #include "core/log.h"
 
-enum { BT_RUN_COORDINATOR_ARGS = 32 };
+enum { BT_RUN_COORDINATOR_ARGS = 32, BT_RUN_CHAT_ARGS = 8 };
 
 typedef struct {
     bt_cell_options cell;
@@ -36,6 +36,8 @@ typedef struct {
     bt_log_level    log;
     const char     *chat;       /* ask this, then stop; NULL: serve until a signal */
     const char     *max_tokens; /* of that answer */
+    const char     *chat_args[BT_RUN_CHAT_ARGS]; /* passed on to the client that asks */
+    uint32_t        n_chat_args;
 } bt_run_options;
 
 /* Returns the exit code: 0 after a clean end that was asked for, 1 after any failure, which has

@@ -4,6 +4,8 @@
 #include "cli/supervisor_state.h"
 #include "core/alloc.h"
 
+enum { N_CLIENT_ARGS = 9 };
+
 bt_status bt_supervisor_start_coordinator(supervisor *s)
 {
     bt_status             st  = BT_OK;
@@ -61,17 +63,18 @@ bt_status bt_supervisor_start_client(supervisor *s)
 {
     bt_status st = BT_OK;
     char      path[PATH_MAX];
-    char     *argv[] = {path,
-                        (char *)"--address",
-                        s->address,
-                        (char *)"--model",
-                        (char *)s->opt->cell.model,
-                        (char *)"--max-tokens",
-                        (char *)s->opt->max_tokens,
-                        (char *)"--message",
-                        (char *)s->opt->chat,
-                        NULL};
+    char     *argv[N_CLIENT_ARGS + BT_RUN_CHAT_ARGS + 1] = {path,
+                                                            (char *)"--address",
+                                                            s->address,
+                                                            (char *)"--model",
+                                                            (char *)s->opt->cell.model,
+                                                            (char *)"--max-tokens",
+                                                            (char *)s->opt->max_tokens,
+                                                            (char *)"--message",
+                                                            (char *)s->opt->chat};
 
+    for (uint32_t i = 0; i < s->opt->n_chat_args; i++)
+        argv[N_CLIENT_ARGS + i] = (char *)s->opt->chat_args[i];
     BT_TRY(bt_program_path("baton-chat", path));
     st = bt_child_spawn(&(bt_child_spec){.name = "chat", .argv = argv, .own_stderr = true},
                         &s->client);

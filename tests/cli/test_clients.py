@@ -173,6 +173,23 @@ class Tls(unittest.TestCase):
         self.assertEqual(self.ask(address, *ca)[0], 1)
         self.assertEqual(self.ask(address, *ca, "--tls-cert", self.path("stranger.pem"), "--tls-key", self.path("stranger.key"))[0], 1)
 
+    def test_run_chat(self):
+        def chat(*args):
+            return run("baton-run", "--model", MODEL, "--both", "1", "--chat", "To be", "--max-tokens", "4", "--tls-cert", self.path("server.pem"),
+                       "--tls-key", self.path("server.key"), *args)
+        client = ["--chat-tls-cert", self.path("client.pem"), "--chat-tls-key", self.path("client.key")]
+        for args in ([], ["--chat-tls-ca", self.path("ca.pem")], ["--tls-client-ca", self.path("ca.pem"), *client]):
+            code, out, err = chat(*args)
+            self.assertEqual(code, 0, err)
+            self.assertNotEqual(out.strip(), "")
+        code, _, err = chat("--chat-tls-ca", self.path("other.pem"))
+        self.assertEqual(code, 1, err)
+        self.assertIn("UNAVAILABLE", err)
+        for args, words in ((["--tls-client-ca", self.path("ca.pem")], "needs --chat-tls-cert"), (client[:2], "--chat-tls-key go together")):
+            code, _, err = chat(*args)
+            self.assertEqual(code, 64, err)
+            self.assertIn(words, err)
+
     def test_bad_files_are_named(self):
         for args, words in ((["--tls-ca", "/nowhere.pem"], "/nowhere.pem: No such file"), (["--tls-ca", self.path("server.key")], "with a CERTIFICATE")):
             code, _, err = self.ask("127.0.0.1:1", *args)

@@ -20,6 +20,7 @@ import smg  # noqa: E402
 MODEL = "demo"
 WORDS = "the king and queen of night shall see a fool speak truth to love war crown blood heart sweet lord my thy".split()
 CROWD, STREAMS, CLIENTS = 16, 64, 150
+POOL_PAGES, HELD_PAGES = 40, 38
 FREE_S = 10
 
 
@@ -224,6 +225,28 @@ def overload(g, engine):
     return int(m["vllm:num_preemptions_total"] - retracted)
 
 
+def refusal(g, engine):
+    """A full queue refuses one user, after the gateway's own retries; nobody else notices, and with room everybody is served again."""
+    rng = random.Random(5)
+    hog = g.stream("/v1/completions", {**text_body(some_words(rng, 100), max_tokens=2000, ignore_eos=True), "stream": True})
+    next(hog)
+    long, short = some_words(rng, HELD_PAGES * 64), some_words(rng, 20)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(lambda: texts(plain(g, "/v1/completions", text_body(long, temperature=0))))
+        end = time.monotonic() + FREE_S
+        while load.metrics(engine.cell)["vllm:num_requests_waiting"] != 1:
+            assert time.monotonic() < end, "the request that does not fit is not waiting"
+        status, reply = g.post("/v1/completions", text_body(short, temperature=0))
+        assert status == 429 and "prompt tokens wait already" in str(reply), f"{status} {reply}"
+        assert not waits.done() and next(hog), "somebody else was touched"
+        hog.close()
+        assert waits.result() == [engine.text(long, 32)[0]], "the one that waited has another text"
+    assert texts(plain(g, "/v1/completions", text_body(short, temperature=0))) == [engine.text(short, 32)[0]]
+    refused = wait_free(engine, "after the refusal")["baton_requests_total:RESOURCE_EXHAUSTED"]
+    assert 1 <= refused <= 5, f"{refused} refusals for one user"
+    return int(refused)
+
+
 def main():
     ap = cells.arguments(__doc__)
     ap.add_argument("--cache", required=True)
@@ -247,6 +270,14 @@ def main():
         start = time.monotonic()
         n = overload(g, engine)
         print(f"smg {version}: overload, {CLIENTS} users at once, {n} retractions, {time.monotonic() - start:.1f} s", flush=True)
+        assert cell.stop() == 0, cell.log()
+    with cells.Cell(a.bin, model, "1+1", "--http-port", "0", "--queue-tokens", "1000", "--kv-bytes",
+                    str(POOL_PAGES * load.page_bytes(model))) as cell, smg.Gateway(program, cell.address) as g:
+        engine = smg.Engine(a.bin, model, pb, rpc, cell)
+        g.wait_served(chat_body("Hello."))
+        start = time.monotonic()
+        n = refusal(g, engine)
+        print(f"smg {version}: refusal, {n} of the gateway's attempts, {time.monotonic() - start:.1f} s", flush=True)
         assert cell.stop() == 0, cell.log()
     return 0
 

@@ -119,9 +119,12 @@ class Page(Served):
         next(call)
         self.begin_beats()
         wait_for(lambda: self.status()["balance"]["limit"] == "prefill", "the verdict")
-        time.sleep(4)  # the busy share stays where it is, long steps or not
+        def right(busy):
+            return all(0.9 < b < 0.97 for b in busy[:2]) and all(0.27 < b < 0.31 for b in busy[2:])
+        wait_for(lambda: right([r["busy"] for r in self.status()["ranks"]]), "the busy shares")
+        time.sleep(4)  # they stay where they are, long steps or not
         busy = [r["busy"] for r in self.status()["ranks"]]
-        self.assertTrue(all(0.9 < b < 0.97 for b in busy[:2]) and all(0.27 < b < 0.31 for b in busy[2:]), busy)
+        self.assertTrue(right(busy), busy)
         dom, log = browse(self.http, "--dump-dom")
         self.assertNotIn("CONSOLE", log)
         text = dom.split("<main>")[1].split("</main>")[0]

@@ -27,7 +27,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 SYNTH = ["--like", "v2-lite", "--layers", "4", "--seed", "1"]
 TICKS = os.sysconf("SC_CLK_TCK")
-CHUNK = 512
+CHUNK = 2048
 
 
 def skip(why):

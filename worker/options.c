@@ -8,7 +8,13 @@
 
 #include "core/parse.h"
 
-enum { DEFAULT_CHUNK = 512, MIN_MAX_ROWS = 256, MAX_RANKS = 4096, MAX_ROWS = 1 << 20 };
+enum {
+    CHUNK_ALONE  = 2048,
+    CHUNK_BOTH   = 512,
+    MIN_MAX_ROWS = 256,
+    MAX_RANKS    = 4096,
+    MAX_ROWS     = 1 << 20
+};
 enum { MAX_TIMEOUT_S = 3600, DEFAULT_TIMEOUT_S = 10, MAX_THREADS = 4096, MAX_GPUS = 64 };
 
 enum {
@@ -173,7 +179,9 @@ static const struct argp_option OPTIONS[] = {
     {NULL,                                  0, NULL, 0, "Memory and speed:", 2},
     {"kv-bytes",                                       KEY_KV_BYTES, "SIZE", 0,
      "Latent pages of this rank, as 512M or 2G (default: from the memory account)", 0},
-    {"chunk",          KEY_CHUNK, "N", 0, "Rows of one prompt in a step at most (default 512)", 0},
+    {"chunk",          KEY_CHUNK, "N", 0,
+     "Rows of one prompt in a step at most (default 2048; with --both, where generated tokens wait "
+     "for the step, 512)", 0},
     {"max-rows",                                          KEY_MAX_ROWS, "N", 0,
      "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
     {"threads",KEY_THREADS, "N", 0,
@@ -232,6 +240,7 @@ static bt_status check(bt_worker_options *opt)
                "roles are missing: give --prefill P and --decode D, or --both N");
     BT_REQUIRE(opt->n_spares == 0 || opt->replace, BT_ERR_INVALID_ARG,
                "--spares %u wait for nothing without --on-death=replace", opt->n_spares);
+    if (opt->chunk == 0) opt->chunk = opt->n_both != 0 ? CHUNK_BOTH : CHUNK_ALONE;
     if (opt->max_rows == 0) opt->max_rows = opt->chunk > MIN_MAX_ROWS ? opt->chunk : MIN_MAX_ROWS;
     BT_REQUIRE(opt->chunk <= opt->max_rows, BT_ERR_INVALID_ARG,
                "--chunk %u does not fit into a step of --max-rows %u", opt->chunk, opt->max_rows);
@@ -241,7 +250,7 @@ out:
 
 static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
 static const bt_setting_default DEFAULTS[] = {
-    {"chunk",   "512"},
+    {"chunk",   "2048, with --both 512"},
     {"threads",         "0"},
     {"kernels","auto"},
     {"device", "auto"},
@@ -263,7 +272,6 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
     bt_worker_options opt  = {.kernels    = "auto",
                               .gpu        = BT_GPU_BY_LOCAL_RANK,
                               .cell       = "",
-                              .chunk      = DEFAULT_CHUNK,
                               .timeout_ns = (uint64_t)DEFAULT_TIMEOUT_S * 1000000000u};
     parse_state       p    = {&opt, BT_OK};
     error_t           code = 0;

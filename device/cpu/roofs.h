@@ -9,7 +9,8 @@
 void bt_roof_read(const void *memory, size_t bytes);
 
 /* Does `n` rounds of the widest multiply-add that the family's arithmetic can use, on registers
- * alone, and returns the floating-point operations done.  kernels: a name from
+ * alone, those of AMX with a tile load for each from the first-level cache, since no product does
+ * without; returns the floating-point operations done.  kernels: a name from
  * bt_device_cpu_kernels(). */
 double bt_roof_multiply(const char *kernels, long n);
 

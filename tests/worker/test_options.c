@@ -30,11 +30,13 @@ static void options_defaults_follow_the_chunk(void)
     EXPECT_EQ(parse(BASE "--prefill 2 --decode 3", &opt), BT_OK);
     EXPECT_EQ(opt.n_prefill, 2);
     EXPECT_EQ(opt.n_decode, 3);
-    EXPECT_EQ(opt.chunk, 512);
-    EXPECT_EQ(opt.max_rows, 512);
+    EXPECT_EQ(opt.chunk, 2048);
+    EXPECT_EQ(opt.max_rows, 2048);
     EXPECT_EQ(opt.form, BT_FORM_BY_ROLE);
     EXPECT_EQ(opt.timeout_ns, 10000000000ull);
     EXPECT_EQ(opt.kv_bytes, 0);
+    EXPECT_EQ(parse(BASE "--both 2", &opt), BT_OK);
+    EXPECT_EQ(opt.chunk, 512);
     EXPECT_EQ(parse(BASE "--both 2 --chunk 7", &opt), BT_OK);
     EXPECT_EQ(opt.n_both, 2);
     EXPECT_EQ(opt.max_rows, 256);

@@ -152,12 +152,13 @@ class Clock(threading.Thread):
 
 
 class Cell:
-    def __init__(self, bin_dir, model, threads):
+    def __init__(self, bin_dir, model, threads, prefill=1, decode=1):
         self.bin = bin_dir
-        self.process = subprocess.Popen([os.path.join(bin_dir, "baton-run"), "--model", model, "--prefill", "1", "--decode", "1", "--port", "0",
-                                         "--threads", str(threads), "--kv-bytes", "1G", "--chunk", str(CHUNK)],
+        self.process = subprocess.Popen([os.path.join(bin_dir, "baton-run"), "--model", model, "--prefill", str(prefill), "--decode", str(decode),
+                                         "--port", "0", "--threads", str(threads), "--kv-bytes", "1G", "--chunk", str(CHUNK)],
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         start, log = time.monotonic(), []
+        self.log = log
         for line in self.process.stdout:
             log.append(line)
             found = re.search(r"serving .* at (\S+:\d+)", line)
@@ -177,8 +178,8 @@ class Cell:
         return name == "baton-worker" and parent == self.process.pid
 
     def memory_gib(self):
-        """Of each rank, without the mapped files of the model."""
-        kib = [sum(int(n) for n in re.findall(r"Rss(?:Anon|Shmem):\s*(\d+)", read(f"/proc/{p}/status"))) for p in self.pids]
+        """Of each rank, its part of what it shares with the others, without the mapped files of the model."""
+        kib = [sum(int(n) for n in re.findall(r"Pss_(?:Anon|Shmem):\s*(\d+)", read(f"/proc/{p}/smaps_rollup"))) for p in self.pids]
         return [round(k / 2**20, 2) for k in kib]
 
     def bench(self, folder, *args):
@@ -304,7 +305,7 @@ def commit():
 
 def need_room(weights, folder, have_model):
     available = int(re.search(r"MemAvailable:\s*(\d+)", read("/proc/meminfo"))[1]) * 1024
-    need = 2 * 2.1 * weights + (5 << 30)
+    need = 2.1 * weights + (5 << 30)  # packed once for both ranks
     if available < need:
         skip(f"two ranks of this model need {need / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are free")
     if not have_model and shutil.disk_usage(folder).free < 2.2 * weights:

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""What the ranks of one machine share: the memory of their weights, and its cores.
+
+    bench_node.py --build build/release --model DIR [--out docs/measurements/node_cpu]
+
+Memory: cells of 1+1 and 2+2 ranks.  *Each its own* is the sum of what the ranks' logs say their weights take; *in memory* is the sum of
+their proportional set sizes (smaps_rollup: anonymous and shared memory) after all have worked: weights, workspaces and pages.
+
+Cores: one prefill and one decode rank, with as many threads each as there are cores, and with half of them.  While one rank is alone at
+work it should have all cores; while both work, more threads than cores must not cost.  Three loads: prompts of 1,024 tokens one after
+the other; one stream; and 8 clients with prompts of 512 tokens and replies of 32."""
+import argparse
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import bench_engine  # noqa: E402
+
+MIX = ("-c", 8, "-n", 20, "--prompt-tokens", 512, "--output-tokens", 32)
+
+
+def memory(args, folder, prefill, decode):
+    cell = bench_engine.Cell(os.path.join(args.build, "bin"), args.model, args.cores, prefill, decode)
+    try:
+        cell.bench(folder, "-c", 8, "-n", 8, "--prompt-tokens", 128, "--output-tokens", 8, "--seed", 5)
+        log = "".join(cell.log)
+        weights = [float(x) / 1024 for x in re.findall(r"loaded in [\d.]+ s: weights ([\d.]+) MiB", log)]
+        loads = [float(x) for x in re.findall(r"loaded in ([\d.]+) s", log)]
+        return {"ranks": f"{prefill}+{decode}", "own_gib": sum(weights), "memory_gib": sum(cell.memory_gib()), "load_s": max(loads), "start_s": cell.load_s}
+    finally:
+        cell.stop()
+
+
+def cores(args, folder, threads):
+    cell = bench_engine.Cell(os.path.join(args.build, "bin"), args.model, threads)
+    try:
+        cell.bench(folder, "-c", 1, "-n", 1, "--prompt-tokens", 512, "--output-tokens", 4, "--seed", 999)
+        prompt = statistics.median(s for s, _, _ in bench_engine.prefill_samples(cell, folder, 1024, 3, 1))
+        pause = next(bench_engine.decode_samples(cell, folder, 1, 16, 40, 2))[0]
+        mixed = cell.bench(folder, *MIX, "--seed", 3)["requests"]
+        seconds = (max(r["last_ms"] for r in mixed) - min(r["sent_ms"] for r in mixed)) / 1e3
+        return {"threads": threads, "prompt_tokens_per_s": 1024 / prompt, "stream_tokens_per_s": 1 / pause, "mixed_requests_per_s": len(mixed) / seconds}
+    finally:
+        cell.stop()
+
+
+def markdown(r):
+    m = r["machine"]
+    lines = ["# Ranks that share a machine", "", "Made by `bench/bench_node.py`, which says what each figure means.", "",
+             f"- When: {r['when']}, commit {r['commit']}",
+             f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
+             f"- Model: `baton synth {' '.join(bench_engine.SYNTH)}`", "",
+             "| prefill + decode ranks | weights, each its own | all in memory | slowest rank's load | start to serving |", "|---|---|---|---|---|"]
+    lines += [f"| {x['ranks']} | {x['own_gib']:.2f} GiB | {x['memory_gib']:.2f} GiB | {x['load_s']:.1f} s | {x['start_s']:.1f} s |" for x in r["memory"]]
+    lines += ["", "| threads a rank | prompts alone | one stream alone | both roles at work |", "|---|---|---|---|"]
+    lines += [f"| {x['threads']} | {x['prompt_tokens_per_s']:.0f} tokens/s | {x['stream_tokens_per_s']:.1f} tokens/s | {x['mixed_requests_per_s']:.2f} requests/s |"
+              for x in r["cores"]]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--build", required=True, help="a build directory, with bin/")
+    ap.add_argument("--model", required=True, help="a model that `baton synth` made before")
+    ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the tables)")
+    args = ap.parse_args()
+    args.cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": bench_engine.commit(), "machine": bench_engine.machine(),
+                  "memory": [memory(args, folder, *shape) for shape in ((1, 1), (2, 2))],
+                  "cores": [cores(args, folder, n) for n in sorted({args.cores, max(1, args.cores // 2)}, reverse=True)]}
+    if args.out:
+        for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", markdown(report))):
+            with open(args.out + suffix, "w") as f:
+                f.write(content)
+    print(markdown(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bench_engine  # noqa: E402
 
-MIX = ("-c", 8, "-n", 20, "--prompt-tokens", 512, "--output-tokens", 32)
+MIX = ("-c", 8, "-n", 12, "--prompt-tokens", 512, "--output-tokens", 32)
 
 
 def memory(args, folder, prefill, decode):

@@ -3,12 +3,12 @@
 
     bench_node.py --build build/release --model DIR [--out docs/measurements/node_cpu]
 
-Memory: cells of 1+1 and 2+2 ranks.  *Each its own* is the sum of what the ranks' logs say their weights take; *in memory* is the sum of
-their proportional set sizes (smaps_rollup: anonymous and shared memory) after all have worked: weights, workspaces and pages.
+Memory: cells of 1+1 and 2+2 ranks.  *Each its own* is the sum of what the ranks' logs say their weights take; *in memory* is what
+the file without a name takes in which they lie (fstat).
 
 Cores: one prefill and one decode rank, with as many threads each as there are cores, and with half of them.  While one rank is alone at
 work it should have all cores; while both work, more threads than cores must not cost.  Three loads: prompts of 1,024 tokens one after
-the other; one stream; and 8 clients with prompts of 512 tokens and replies of 32."""
+the other; one stream; and 8 clients with prompts of 512 tokens and replies of 32.  Both cells come in turns, --rounds times; medians."""
 import argparse
 import json
 import os
@@ -21,7 +21,18 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bench_engine  # noqa: E402
 
-MIX = ("-c", 8, "-n", 12, "--prompt-tokens", 512, "--output-tokens", 32)
+MIX = ("-c", 8, "-n", 8, "--prompt-tokens", 512, "--output-tokens", 32)
+
+
+def store_gib(pids):
+    """Of the shared weights of these processes, each file once."""
+    found = {}
+    for pid in pids:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{fd}"
+            if os.readlink(path).startswith("/memfd:baton-weights"):
+                found[os.stat(path).st_ino] = os.stat(path).st_blocks * 512 / 2**30
+    return sum(found.values())
 
 
 def memory(args, folder, prefill, decode):
@@ -31,7 +42,7 @@ def memory(args, folder, prefill, decode):
         log = "".join(cell.log)
         weights = [float(x) / 1024 for x in re.findall(r"loaded in [\d.]+ s: weights ([\d.]+) MiB", log)]
         loads = [float(x) for x in re.findall(r"loaded in ([\d.]+) s", log)]
-        return {"ranks": f"{prefill}+{decode}", "own_gib": sum(weights), "memory_gib": sum(cell.memory_gib()), "load_s": max(loads), "start_s": cell.load_s}
+        return {"ranks": f"{prefill}+{decode}", "own_gib": sum(weights), "memory_gib": store_gib(cell.pids), "load_s": max(loads), "start_s": cell.load_s}
     finally:
         cell.stop()
 
@@ -49,17 +60,23 @@ def cores(args, folder, threads):
         cell.stop()
 
 
+def medians(runs):
+    for n in sorted({x["threads"] for x in runs}, reverse=True):
+        mine = [x for x in runs if x["threads"] == n]
+        yield {k: statistics.median(x[k] for x in mine) for k in mine[0]}
+
+
 def markdown(r):
     m = r["machine"]
     lines = ["# Ranks that share a machine", "", "Made by `bench/bench_node.py`, which says what each figure means.", "",
              f"- When: {r['when']}, commit {r['commit']}",
              f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
              f"- Model: `baton synth {' '.join(bench_engine.SYNTH)}`", "",
-             "| prefill + decode ranks | weights, each its own | all in memory | slowest rank's load | start to serving |", "|---|---|---|---|---|"]
+             "| prefill + decode ranks | weights, each its own | in memory | slowest rank's load | start to serving |", "|---|---|---|---|---|"]
     lines += [f"| {x['ranks']} | {x['own_gib']:.2f} GiB | {x['memory_gib']:.2f} GiB | {x['load_s']:.1f} s | {x['start_s']:.1f} s |" for x in r["memory"]]
     lines += ["", "| threads a rank | prompts alone | one stream alone | both roles at work |", "|---|---|---|---|"]
     lines += [f"| {x['threads']} | {x['prompt_tokens_per_s']:.0f} tokens/s | {x['stream_tokens_per_s']:.1f} tokens/s | {x['mixed_requests_per_s']:.2f} requests/s |"
-              for x in r["cores"]]
+              for x in medians(r["runs"])]
     return "\n".join(lines) + "\n"
 
 
@@ -67,13 +84,14 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--build", required=True, help="a build directory, with bin/")
     ap.add_argument("--model", required=True, help="a model that `baton synth` made before")
+    ap.add_argument("--rounds", type=int, default=2)
     ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the tables)")
     args = ap.parse_args()
     args.cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": bench_engine.commit(), "machine": bench_engine.machine(),
                   "memory": [memory(args, folder, *shape) for shape in ((1, 1), (2, 2))],
-                  "cores": [cores(args, folder, n) for n in sorted({args.cores, max(1, args.cores // 2)}, reverse=True)]}
+                  "runs": [cores(args, folder, n) for _ in range(args.rounds) for n in sorted({args.cores, max(1, args.cores // 2)}, reverse=True)]}
     if args.out:
         for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", markdown(report))):
             with open(args.out + suffix, "w") as f:

@@ -12,8 +12,8 @@
 #include "attention/cpu/attn_cpu.h"
 
 enum {
-    MIN_TILE_LANES    = 16,
-    PAGE_COST_LANES   = 8, /* what a tile does once for a page, in lanes */
+    MIN_TILE_LANES    = 8,
+    PAGE_COST_LANES   = 32, /* what a tile does once for a page, in lanes */
     SQUARE            = 4,
     MIN_COLS          = 64, /* of a head's product; a multiple of 32 */
     CHUNKS_PER_MEMBER = 8,
@@ -138,21 +138,17 @@ static const bt_bf16 *page_rows(const absorbed_job *job, const bt_span *span, ui
     return bt_kv_pool_rows(job->call->pool, span->pages[pos / BT_PAGE_TOKENS], job->call->layer);
 }
 
-/* Scores and packed latents of a block, page by page; the item goes on to `end`. */
-static void fill_block(const absorbed_job *job, const bt_tile *t, const bt_span *span,
-                       const bt_key_block *block, uint32_t end, const bt_attn_member *m)
+/* Scores of a block, page by page, whose rows go to `pages`; the item goes on to `end`. */
+static void score_block(const absorbed_job *job, const bt_tile *t, const bt_span *span,
+                        const bt_key_block *block, uint32_t end, const bt_attn_member *m,
+                        const bt_bf16 *pages[BT_BLOCK_PAGES])
 {
-    uint32_t c = job->a->cfg.kv_lora_rank, kv_dim = bt_kv_pool_kv_dim(job->call->pool);
-
     for (uint32_t at = 0; at < block->n_keys; at += BT_PAGE_TOKENS) {
-        uint32_t       n_keys = min_u32(block->n_keys - at, BT_PAGE_TOKENS);
-        uint32_t       pos = block->start + at, later = pos + BT_BLOCK_TOKENS;
-        const bt_bf16 *rows = page_rows(job, span, pos);
+        uint32_t pos = block->start + at, later = pos + BT_BLOCK_TOKENS;
 
-        score(job, t, rows, n_keys, later < end ? page_rows(job, span, later) : NULL, m,
-              m->tile.scores + at);
-        t->kernels->rows->pack_cols(rows, kv_dim, n_keys, c, bt_cpu_pad(block->n_keys, 32),
-                                    m->latents + (size_t)at * 16);
+        pages[at / BT_PAGE_TOKENS] = page_rows(job, span, pos);
+        score(job, t, pages[at / BT_PAGE_TOKENS], min_u32(block->n_keys - at, BT_PAGE_TOKENS),
+              later < end ? page_rows(job, span, later) : NULL, m, m->tile.scores + at);
     }
 }
 
@@ -173,10 +169,13 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
     pack_queries(job, item, m);
     bt_tile_reset(&t, &state);
     for (; start < end; start += BT_BLOCK_TOKENS) {
-        bt_key_block block = {
-            .start = start, .n_keys = min_u32(end - start, BT_BLOCK_TOKENS), .values = m->latents};
+        const bt_bf16 *pages[BT_BLOCK_PAGES];
+        bt_key_block   block = {.start  = start,
+                                .n_keys = min_u32(end - start, BT_BLOCK_TOKENS),
+                                .pages  = pages,
+                                .ld     = bt_kv_pool_kv_dim(job->call->pool)};
 
-        fill_block(job, &t, item->span, &block, end, m);
+        score_block(job, &t, item->span, &block, end, m, pages);
         bt_tile_add(&t, &block, &m->tile, &state);
     }
     if (alone) finish(job, item, &t, &state);

@@ -30,10 +30,13 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
     uint32_t wide   = joined > cfg->v_dim ? joined : cfg->v_dim;
     uint32_t v_max  = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
     size_t   pairs  = (size_t)BT_TILE_LANES * BT_BLOCK_TOKENS;
+    size_t   slab   = bt_cpu_packed_elems(BT_TILE_SLAB, BT_BLOCK_TOKENS);
+    size_t   values = bt_packed_values(cfg->v_dim);
 
     m->tile.scores = lay(mem, &used, pairs, sizeof(float));
     m->tile.p      = lay(mem, &used, pairs, sizeof(bt_bf16));
-    m->tile.cut    = lay(mem, &used, bt_cpu_packed_elems(v_max, BT_BLOCK_TOKENS), sizeof(bt_bf16));
+    m->tile.slab   = lay(mem, &used, slab, sizeof(bt_bf16));
+    m->tile.cut    = lay(mem, &used, values > slab ? values : slab, sizeof(bt_bf16));
     m->state       = lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
     m->rows_f32    = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
     m->rows_bf16   = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
@@ -41,8 +44,6 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
     m->joined      = lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
     m->queries     = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
     m->query       = lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
-    m->latents =
-        lay(mem, &used, bt_cpu_packed_elems(cfg->kv_lora_rank, BT_BLOCK_TOKENS), sizeof(bt_bf16));
     return used;
 }
 

@@ -28,7 +28,6 @@ typedef struct {
     float   *scores_t;  /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
     bt_bf16 *queries;   /* [BT_QUERY_LANES][kv_lora_rank + qk_rope_dim]: absorbed, with rope part */
     bt_bf16 *query;     /* the same of all lanes, packed */
-    bt_bf16 *latents;   /* a block's, packed [BT_BLOCK_TOKENS, kv_lora_rank] as values */
 } bt_attn_member;
 
 /* Queries of one tile against one part of the context, in the absorbed form. */

@@ -82,17 +82,23 @@ static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t la
         rows->scale(state->o + (size_t)lane * t->v_dim, t->v_dim, shrink);
 }
 
-static void add_values(const bt_tile *t, const bt_key_block *block, const bt_bf16 *values,
+/* Some columns of the values. */
+typedef struct {
+    const bt_bf16 *packed;
+    uint32_t       first, n;
+} columns;
+
+static void add_values(const bt_tile *t, const bt_key_block *block, const columns *cols,
                        uint32_t lane, uint32_t n_lanes, const bt_tile_scratch *scratch,
                        const bt_tile_state *state)
 {
     bt_cpu_mm mm = {.x      = scratch->p + (size_t)lane * t->block_keys,
                     .ld_x   = t->block_keys,
-                    .packed = values,
-                    .y      = state->o + (size_t)lane * t->v_dim,
+                    .packed = cols->packed,
+                    .y      = state->o + (size_t)lane * t->v_dim + cols->first,
                     .ld_y   = t->v_dim,
                     .m      = n_lanes,
-                    .n      = t->v_dim,
+                    .n      = cols->n,
                     .k      = block->n_keys,
                     .add    = !begins_part(block),
                     .cached = true};
@@ -121,28 +127,61 @@ static void cut_packed(const bt_bf16 *packed, uint32_t k, uint32_t n, uint32_t k
                 dst[(size_t)(key / 2) * 32 + col * 2 + key % 2] = 0;
 }
 
+/* For the lanes from `first` on; those from `full` on see all of the block's keys. */
+static void add_columns(const bt_tile *t, const bt_key_block *block, const columns *cols,
+                        uint32_t first, uint32_t full, const bt_tile_scratch *scratch,
+                        const bt_tile_state *state)
+{
+    /* A weight of 0 keeps a finite value away from a lane, but not an inf or a NaN that a later
+     * token of the same request has brought. */
+    if (first < full && !all_finite(cols->packed, bt_cpu_packed_elems(cols->n, block->n_keys))) {
+        columns cut = {scratch->cut, cols->first, cols->n};
+
+        for (; first < full; first++) {
+            cut_packed(cols->packed, block->n_keys, cols->n, n_visible(t, block, first),
+                       scratch->cut);
+            add_values(t, block, &cut, first, 1, scratch, state);
+        }
+    }
+    add_values(t, block, cols, first, t->n_lanes - first, scratch, state);
+}
+
+static void pack_slab(const bt_tile *t, const bt_key_block *block, const columns *cols,
+                      bt_bf16 *slab)
+{
+    for (uint32_t at = 0; at < block->n_keys; at += BT_PAGE_TOKENS) {
+        uint32_t left = block->n_keys - at;
+
+        t->kernels->rows->pack_cols(block->pages[at / BT_PAGE_TOKENS] + cols->first, block->ld,
+                                    left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, cols->n,
+                                    bt_cpu_pad(block->n_keys, 32),
+                                    slab + bt_cpu_packed_elems(1, at));
+    }
+}
+
 void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scratch *scratch,
                  const bt_tile_state *state)
 {
     uint32_t first = bt_tile_first_lane(t, block->start);                     /* sees a key */
     uint32_t full  = bt_tile_first_lane(t, block->start + block->n_keys - 1); /* sees them all */
+    columns  cols  = {block->values, 0, t->v_dim};
     float    shrink[BT_TILE_LANES];
 
     raise_max(t, block, first, scratch, state, shrink);
     for (uint32_t lane = first; lane < t->n_lanes; lane++)
         add_softmax(t, block, lane, shrink[lane], scratch, state);
-
-    /* A weight of 0 keeps a finite value away from a lane, but not an inf or a NaN that a later
-     * token of the same request has brought. */
-    if (first < full && !all_finite(block->values, bt_cpu_packed_elems(t->v_dim, block->n_keys))) {
-        for (uint32_t lane = first; lane < full; lane++) {
-            cut_packed(block->values, block->n_keys, t->v_dim, n_visible(t, block, lane),
-                       scratch->cut);
-            add_values(t, block, scratch->cut, lane, 1, scratch, state);
-        }
-        first = full;
+    if (block->values != NULL) {
+        add_columns(t, block, &cols, first, full, scratch, state);
+        return;
     }
-    add_values(t, block, block->values, first, t->n_lanes - first, scratch, state);
+    for (; cols.first < t->v_dim; cols.first += cols.n) {
+        uint32_t left = t->v_dim - cols.first;
+
+        cols.n      = left < BT_TILE_SLAB ? left : BT_TILE_SLAB;
+        cols.packed = scratch->slab;
+        pack_slab(t, block, &cols, scratch->slab);
+        add_columns(t, block, &cols, first, full, scratch, state);
+    }
 }
 
 void bt_tile_merge(const bt_tile *t, uint32_t part_start, const bt_tile_state *src,

@@ -16,7 +16,10 @@
 #include "attention/mla.h"
 #include "device/cpu/kernels.h"
 
-enum { BT_TILE_LANES = 128 };
+enum {
+    BT_TILE_LANES = 128,
+    BT_TILE_SLAB  = 64 /* columns of 256 keys that stay in the first-level cache */
+};
 
 /* State of up to BT_TILE_LANES lanes: max and sum of the softmax, and the sum of values that are
  * weighted but not yet divided. */
@@ -47,15 +50,18 @@ typedef struct {
 
 /* Up to block_keys consecutive keys from absolute position `start`, a multiple of block_keys. */
 typedef struct {
-    uint32_t       start, n_keys;
-    const bt_bf16 *values; /* packed, k = n_keys, n = v_dim */
+    uint32_t              start, n_keys;
+    const bt_bf16        *values; /* packed, k = n_keys, n = v_dim; or NULL: */
+    const bt_bf16 *const *pages;  /* the values lie in rows of these pages, */
+    size_t                ld;     /* so far apart, and are packed as they are needed */
 } bt_key_block;
 
 /* Per thread. */
 typedef struct {
     float   *scores; /* [lanes][block_keys]: given to bt_tile_add, not kept */
     bt_bf16 *p;      /* [lanes][block_keys] */
-    bt_bf16 *cut;    /* packed values of a block */
+    bt_bf16 *slab;   /* packed [block_keys, BT_TILE_SLAB]: some columns of the values */
+    bt_bf16 *cut;    /* packed values of a block, or of a slab */
 } bt_tile_scratch;
 
 static inline uint32_t bt_tile_pos(const bt_tile *t, uint32_t lane)

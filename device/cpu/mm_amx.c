@@ -1,10 +1,10 @@
 /* device/cpu/mm_amx.c - tile32 as tdpbf16ps, which is where its order of additions is from.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B.  A step of 32 k is 2 x 2 tiles (32 rows, 32
- * columns) or 1 x 2.  The last rows that fill no tile are a group of their own.  x is copied into
- * tiles, some rows and a piece of k at a time, unless there are few columns; between pieces the
- * accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has
- * made into tiles.)
+ * columns), 1 x 2 or 2 x 1.  The last rows that fill no tile are a group of their own.  x is copied
+ * into tiles, some rows and a piece of k at a time, unless there are few columns; between pieces the
+ * accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has made
+ * into tiles.)
  *
  * While a pair of column blocks meets its first rows, the next pair is fetched into the
  * second-level cache: weights come from memory once a product, and a tile load waits for all of its
@@ -144,6 +144,34 @@ static void tiles_12(const tile_args *a)
     _tile_stored(1, a->y + TILE, ld_y);
 }
 
+/* 2 x 1 tiles. */
+static void tiles_21(const tile_args *a)
+{
+    const bt_bf16 *x = a->x, *b = a->b;
+    size_t         ld = a->ld_x * sizeof(*x), ld_y = a->ld_y * sizeof(*a->y);
+    float         *low = a->y + TILE * a->ld_y;
+
+    if (a->from_zero) {
+        _tile_zero(0);
+        _tile_zero(2);
+    } else {
+        _tile_loadd(0, a->y, ld_y);
+        _tile_loadd(2, low, ld_y);
+    }
+    for (uint32_t s = 0; s < a->n_steps; s++) {
+        fetch(a, s);
+        _tile_loadd(4, x, ld);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, x + a->low_x, ld);
+        _tile_dpbf16ps(2, 5, 6);
+        x += a->step_x;
+        b += TILE_ELEMS;
+    }
+    _tile_stored(0, a->y, ld_y);
+    _tile_stored(2, low, ld_y);
+}
+
 static void run_whole(bool lower, const tile_args *a)
 {
     if (lower)
@@ -231,6 +259,8 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
             a->y = mm->y + (m0 + r) * mm->ld_y + n0;
             if (mm->n - n0 >= 2 * TILE)
                 run_whole(rows - r > TILE, a);
+            else if (mm->n - n0 == TILE && rows - r > TILE)
+                tiles_21(a);
             else
                 run_edge(min_u32(rows - r, 2 * TILE), mm->n - n0, a);
             a->next += (size_t)a->n_steps * a->n_next * LINE;

@@ -9,7 +9,7 @@
 #include "tests/attention/twin.h"
 #include "tests/support/test.h"
 
-enum { MAX_KEYS = TWIN_MAX_BLOCK, LANES = BT_TILE_LANES, V_DIM = 40, CONTEXT = 2048 + 200 };
+enum { MAX_KEYS = TWIN_MAX_BLOCK, LANES = BT_TILE_LANES, V_DIM = 104, CONTEXT = 2048 + 200 };
 
 static bt_device            *g_dev;
 static const bt_cpu_kernels *g_kernels;
@@ -66,10 +66,16 @@ static void run_tile(const lane_case *c, const bt_tile *t, uint32_t n_written, b
 
         bt_tile_reset(t, s);
         for (uint32_t b = p; b < end && b < p + BT_ATTN_SPLIT_TOKENS; b += g_keys) {
-            bt_key_block block = {b, n_written - b < g_keys ? n_written - b : g_keys, g_packed};
+            uint32_t       n_keys = n_written - b < g_keys ? n_written - b : g_keys;
+            const bt_bf16 *pages[MAX_KEYS / BT_PAGE_TOKENS];
+            bt_key_block   block = {b, n_keys, g_packed, pages, V_DIM};
 
-            g_kernels->rows->pack_cols(c->values[b], V_DIM, block.n_keys, V_DIM,
-                                       bt_cpu_pad(block.n_keys, 32), g_packed);
+            /* Packed before, and, in the larger blocks, from pages. */
+            g_kernels->rows->pack_cols(c->values[b], V_DIM, n_keys, V_DIM, bt_cpu_pad(n_keys, 32),
+                                       g_packed);
+            for (uint32_t i = 0; i * BT_PAGE_TOKENS < n_keys; i++)
+                pages[i] = c->values[b + i * BT_PAGE_TOKENS];
+            if (g_keys > BT_PAGE_TOKENS) block.values = NULL;
             for (uint32_t l = bt_tile_first_lane(t, b); l < t->n_lanes; l++)
                 memcpy(g_scratch.scores + (size_t)l * g_keys, &c->scores[l][b],
                        block.n_keys * sizeof(float));
@@ -185,16 +191,19 @@ int main(int argc, char **argv)
     g_twin_arithmetic = g_kernels->arithmetic[BT_ROLE_GENERATED];
     g_scratch.scores  = bt_calloc_aligned((size_t)LANES * MAX_KEYS, sizeof(float));
     g_scratch.p       = bt_calloc_aligned((size_t)LANES * MAX_KEYS, sizeof(bt_bf16));
-    g_scratch.cut     = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, MAX_KEYS), sizeof(bt_bf16));
-    g_packed          = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, MAX_KEYS), sizeof(bt_bf16));
-    g_state[0]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
-    g_state[1]        = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
-    g_keys            = BT_PAGE_TOKENS;
-    rc                = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
-    g_keys            = MAX_KEYS;
+    g_scratch.slab =
+        bt_calloc_aligned(bt_cpu_packed_elems(BT_TILE_SLAB, MAX_KEYS), sizeof(bt_bf16));
+    g_scratch.cut = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, MAX_KEYS), sizeof(bt_bf16));
+    g_packed      = bt_calloc_aligned(bt_cpu_packed_elems(V_DIM, MAX_KEYS), sizeof(bt_bf16));
+    g_state[0]    = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
+    g_state[1]    = bt_calloc_aligned(bt_tile_state_floats(V_DIM), sizeof(float));
+    g_keys        = BT_PAGE_TOKENS;
+    rc            = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    g_keys        = MAX_KEYS;
     if (rc == 0) rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
     bt_free(g_scratch.scores);
     bt_free(g_scratch.p);
+    bt_free(g_scratch.slab);
     bt_free(g_scratch.cut);
     bt_free(g_packed);
     bt_free(g_state[0]);

@@ -12,7 +12,7 @@
 #include "device/cpu/kernels.h"
 #include "device/cpu/math.h"
 
-enum { TWIN_MAX_DIM = 64, TWIN_MAX_BLOCK = 256 };
+enum { TWIN_MAX_DIM = 128, TWIN_MAX_BLOCK = 256 };
 
 typedef struct {
     float max, sum, o[TWIN_MAX_DIM];

@@ -67,15 +67,16 @@ static void raise_max(const bt_tile *t, const bt_key_block *block, uint32_t firs
                   shrink + first);
 }
 
-/* Scores to weights: p[lane][key] = e^(scale score - max), +0 for keys that the lane does not see;
- * what was summed under an earlier maximum shrinks. */
+/* Scores to weights: p[lane][key] = e^(scale score - max), +0 for keys that the lane does not see,
+ * to whole tiles; what was summed under an earlier maximum shrinks. */
 static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t lane, float shrink,
                         const bt_tile_scratch *scratch, const bt_tile_state *state)
 {
     const bt_cpu_row_kernels *rows = t->kernels->rows;
-    float                     sum  = rows->exp_row(scratch->scores + (size_t)lane * t->block_keys,
-                                                   n_visible(t, block, lane), block->n_keys, t->scale, state->max[lane],
-                                                   scratch->p + (size_t)lane * t->block_keys, NULL);
+    size_t                    at   = (size_t)lane * t->block_keys;
+    float                     sum  = rows->exp_row(scratch->scores + at, n_visible(t, block, lane),
+                                                   bt_cpu_pad(block->n_keys, 32), t->scale, state->max[lane],
+                                                   scratch->p + at, NULL);
 
     state->sum[lane] = state->sum[lane] * shrink + sum;
     if (shrink != 1.0f && !begins_part(block))
@@ -99,7 +100,7 @@ static void add_values(const bt_tile *t, const bt_key_block *block, const column
                     .ld_y   = t->v_dim,
                     .m      = n_lanes,
                     .n      = cols->n,
-                    .k      = block->n_keys,
+                    .k      = bt_cpu_pad(block->n_keys, 32),
                     .add    = !begins_part(block),
                     .cached = true};
 

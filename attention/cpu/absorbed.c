@@ -17,7 +17,8 @@ enum {
     SQUARE            = 4,
     MIN_COLS          = 64, /* of a head's product; a multiple of 32 */
     CHUNKS_PER_MEMBER = 8,
-    LINE              = 32 /* elements of a cache line */
+    FEW_ROWS          = 16, /* not worth making into tiles */
+    LINE              = 32  /* elements of a cache line */
 };
 typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
 
@@ -349,10 +350,28 @@ static void head_task(void *ctx, uint32_t chunk, uint32_t member)
                                   heads->y + r * heads->ld_y + head * heads->step_y + col);
 }
 
+/* As the device multiplies many rows: all heads' rows become tiles first. */
+static bt_status multiply_many(const absorbed_job *job, const heads_job *heads)
+{
+    const bt_attn_cpu *a = job->a;
+
+    for (size_t h = 0; h < a->cfg.n_heads; h++)
+        a->gemms[h] = (bt_gemm){.w       = heads->w[h],
+                                .x       = heads->x + h * heads->step_x,
+                                .ld_x    = heads->ld_x,
+                                .y       = heads->y + h * heads->step_y,
+                                .ld_y    = heads->ld_y,
+                                .m       = job->n_rows,
+                                .y_dtype = BT_BF16};
+    return bt_device_gemm(a->dev, job->call->spans[0].role, a->cfg.n_heads, a->gemms);
+}
+
 /* Columns are cut until there are enough chunks for the threads to end together. */
-static void run_heads(const absorbed_job *job, heads_job *heads)
+static bt_status run_heads(const absorbed_job *job, heads_job *heads)
 {
     uint32_t n = bt_linear_n(heads->w[0]), n_heads = job->a->cfg.n_heads;
+
+    if (job->n_rows > FEW_ROWS) return multiply_many(job, heads);
 
     heads->job  = job;
     heads->cols = bt_cpu_pad(n, MIN_COLS);
@@ -360,39 +379,41 @@ static void run_heads(const absorbed_job *job, heads_job *heads)
            heads->cols > MIN_COLS)
         heads->cols = bt_cpu_pad(heads->cols / 2, MIN_COLS);
     bt_cpu_pool_run(job->a->pool, n_heads * cuts_of(n, heads->cols), head_task, heads);
+    return BT_OK;
 }
 
-static void query_to_latent(const absorbed_job *job)
+static bt_status query_to_latent(const absorbed_job *job)
 {
     const bt_attn_cpu   *a   = job->a;
     const bt_mla_config *cfg = &a->cfg;
 
-    run_heads(job, &(heads_job){.w      = job->call->w->ukt,
-                                .x      = job->call->q + job->first_row * bt_attn_q_dim(cfg),
-                                .ld_x   = bt_attn_q_dim(cfg),
-                                .step_x = cfg->qk_nope_dim + cfg->qk_rope_dim,
-                                .y      = a->ql,
-                                .ld_y   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
-                                .step_y = cfg->kv_lora_rank});
+    return run_heads(job, &(heads_job){.w      = job->call->w->ukt,
+                                       .x      = job->call->q + job->first_row * bt_attn_q_dim(cfg),
+                                       .ld_x   = bt_attn_q_dim(cfg),
+                                       .step_x = cfg->qk_nope_dim + cfg->qk_rope_dim,
+                                       .y      = a->ql,
+                                       .ld_y   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                       .step_y = cfg->kv_lora_rank});
 }
 
-static void latent_to_value(const absorbed_job *job)
+static bt_status latent_to_value(const absorbed_job *job)
 {
     const bt_attn_cpu   *a   = job->a;
     const bt_mla_config *cfg = &a->cfg;
     size_t               ld  = (size_t)cfg->n_heads * cfg->v_dim;
 
-    run_heads(job, &(heads_job){.w      = job->call->w->uv,
-                                .x      = a->ol,
-                                .ld_x   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
-                                .step_x = cfg->kv_lora_rank,
-                                .y      = job->call->out + job->first_row * ld,
-                                .ld_y   = ld,
-                                .step_y = cfg->v_dim});
+    return run_heads(job, &(heads_job){.w      = job->call->w->uv,
+                                       .x      = a->ol,
+                                       .ld_x   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                       .step_x = cfg->kv_lora_rank,
+                                       .y      = job->call->out + job->first_row * ld,
+                                       .ld_y   = ld,
+                                       .step_y = cfg->v_dim});
 }
 
 bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
 {
+    bt_status      st   = BT_OK;
     bt_attn_cpu   *a    = (bt_attn_cpu *)attn;
     const bt_span *last = &call->spans[call->n_spans - 1];
     uint32_t       end  = last->first_row + last->n_rows;
@@ -400,9 +421,10 @@ bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
 
     for (; job.first_row < end; job.first_row += job.n_rows) {
         job.n_rows = min_u32(end - job.first_row, a->absorbed_rows);
-        query_to_latent(&job);
+        BT_TRY(query_to_latent(&job));
         attend_block(&job);
-        latent_to_value(&job);
+        BT_TRY(latent_to_value(&job));
     }
-    return BT_OK;
+out:
+    return st;
 }

@@ -109,12 +109,13 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
         take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ql));
     a->ol =
         take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ol));
+    a->gemms      = take_zeroed(a, cfg->n_heads, sizeof(*a->gemms));
     a->slots      = take_zeroed(a, (size_t)a->n_slots + 1, floats * sizeof(*a->slots));
     a->slot       = take_zeroed(a, (size_t)a->n_slots + 1, sizeof(*a->slot));
     a->items      = take_zeroed(a, a->max_items, sizeof(*a->items));
     a->group_ends = take_zeroed(a, a->max_items, sizeof(*a->group_ends));
-    BT_REQUIRE(a->ql != NULL && a->ol != NULL && a->slots != NULL && a->slot != NULL &&
-                   a->items != NULL && a->group_ends != NULL,
+    BT_REQUIRE(a->ql != NULL && a->ol != NULL && a->gemms != NULL && a->slots != NULL &&
+                   a->slot != NULL && a->items != NULL && a->group_ends != NULL,
                BT_ERR_NO_MEMORY, "absorbed attention of %u rows, %u heads, %u slots",
                a->absorbed_rows, cfg->n_heads, a->n_slots);
     for (uint32_t i = 0; i <= a->n_slots; i++)
@@ -132,6 +133,7 @@ static void attn_cpu_destroy(bt_attn *attn)
     bt_free(a->items);
     bt_free(a->slot);
     bt_free(a->slots);
+    bt_free(a->gemms);
     bt_free(a->ol);
     bt_free(a->ql);
     bt_free(a->running);

@@ -61,6 +61,7 @@ typedef struct {
     /* Absorbed form: one block of rows. */
     uint32_t          absorbed_rows; /* <= BT_ABSORBED_ROWS */
     bt_bf16          *ql, *ol;       /* owned: [absorbed_rows, n_heads, kv_lora_rank] */
+    bt_gemm          *gemms;         /* owned: [n_heads] */
     uint32_t          n_slots;
     float            *slots;      /* owned: [n_slots + 1] states */
     float           **slot;       /* owned: [n_slots + 1], the last is the carry */

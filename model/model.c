@@ -171,7 +171,7 @@ size_t bt_model_workspace_bytes(const bt_model *model)
            (model->moe != NULL ? bt_moe_workspace_bytes(model->moe) : 0);
 }
 
-const uint64_t *bt_model_expert_rows(const bt_model *model)
+const uint64_t *bt_model_expert_rows(bt_model *model)
 {
     return model->moe != NULL ? bt_moe_expert_rows(model->moe) : NULL;
 }
@@ -317,6 +317,7 @@ bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step)
         moe_layer += bt_model_layer_is_moe(model->cfg, layer);
     }
     BT_TRY(run_head(model, step, n_rows[BT_ROLE_PROMPT]));
+    if (model->moe != NULL) BT_TRY(bt_moe_check(model->moe));
 out:
     return st;
 }

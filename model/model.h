@@ -47,7 +47,7 @@ size_t    bt_model_shared_bytes(const bt_model *model); /* of these, in the stor
 size_t    bt_model_workspace_bytes(const bt_model *model);
 /* Rows that this rank's experts have run, over all layers, [n_experts]; borrowed until the next
  * step or regroup.  NULL: no experts. */
-const uint64_t *bt_model_expert_rows(const bt_model *model);
+const uint64_t *bt_model_expert_rows(bt_model *model);
 /* XXH3 over the config and every tensor's name, dtype, shape and a sample of its bytes: ranks of a
  * cell must agree. */
 uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *st);

@@ -41,9 +41,8 @@ out:
     return st;
 }
 
-/* Which experts are here, which blocks are whole; returns what one row can ask of this rank, and
- * of all ranks together, in items. */
-static bt_status map_experts(bt_moe *moe, uint32_t *own_items_out, uint32_t *all_items_out)
+/* Which experts are here, which blocks are whole. */
+static bt_status map_experts(bt_moe *moe)
 {
     const bt_placement *p  = moe->placement;
     bt_status           st = BT_OK;
@@ -55,33 +54,47 @@ static bt_status map_experts(bt_moe *moe, uint32_t *own_items_out, uint32_t *all
     BT_REQUIRE(moe->local_expert != NULL && moe->local_index != NULL && moe->whole != NULL &&
                    moe->expert_rows != NULL,
                BT_ERR_NO_MEMORY, "moe map of %u experts", p->n_experts);
-    *own_items_out = *all_items_out = 0;
-    for (uint32_t b = 0; b < p->n_blocks; b++) {
-        int owner = bt_placement_block_owner(p, b);
-
-        moe->whole[b] = owner >= 0;
-        *all_items_out += owner >= 0 ? 1 : bt_block_size(p);
-        if (owner == (int)moe->self) *own_items_out += 1;
-    }
+    for (uint32_t b = 0; b < p->n_blocks; b++)
+        moe->whole[b] = bt_placement_block_owner(p, b) >= 0;
     for (uint32_t e = 0; e < p->n_experts; e++) {
+        moe->local_index[e] = UINT16_MAX;
         if (p->owner[e] != moe->self) continue;
         moe->local_index[e]               = (uint16_t)moe->n_local;
         moe->local_expert[moe->n_local++] = (uint16_t)e;
-        if (!moe->whole[bt_moe_block_of(moe, e)]) *own_items_out += 1;
     }
-    *own_items_out = bt_min_u32(*own_items_out, moe->cfg.gate.top_k);
-    *all_items_out = bt_min_u32(*all_items_out, moe->cfg.gate.top_k);
 out:
     return st;
 }
 
-static bt_status take_device(bt_moe *moe, size_t all_rows, uint32_t own_items, uint32_t all_items)
+/* How many items a row can ask of a rank, at most. */
+static uint32_t items_of(const bt_moe *moe, uint32_t rank)
+{
+    const bt_placement *p = moe->placement;
+    uint32_t            n = 0;
+
+    for (uint32_t b = 0; b < p->n_blocks; b++)
+        n += bt_placement_block_owner(p, b) == (int)rank;
+    for (uint32_t e = 0; e < p->n_experts; e++)
+        n += p->owner[e] == rank && !moe->whole[bt_moe_block_of(moe, e)];
+    return bt_min_u32(n, moe->cfg.gate.top_k);
+}
+
+/* What a row gets from all others: where only what was asked for travels, no more than top_k. */
+static uint32_t items_that_come(const bt_moe *moe)
+{
+    uint32_t n = 0;
+
+    for (uint32_t q = 0; q < moe->n_ranks; q++)
+        if (q != moe->self) n += items_of(moe, q);
+    return moe->ops->listed != NULL ? bt_min_u32(n, moe->cfg.gate.top_k) : n;
+}
+
+static bt_status take_device(bt_moe *moe, size_t all_rows)
 {
     const bt_moe_config *c     = &moe->cfg;
-    size_t               terms = moe->tile_terms, rows = moe->max_rows;
+    size_t               terms = moe->tile_terms, rows = moe->max_rows; /* no terms where routed */
     bt_moe_sizes         sizes = {.max_rows  = moe->max_rows,
                                   .all_rows  = (uint32_t)all_rows,
-                                  .max_terms = moe->tile_terms,
                                   .hidden    = c->hidden,
                                   .top_k     = c->gate.top_k,
                                   .n_experts = c->gate.n_experts};
@@ -93,8 +106,8 @@ static bt_status take_device(bt_moe *moe, size_t all_rows, uint32_t own_items, u
     BT_TRY(take(moe, terms * 2 * c->expert_dim, sizeof(bt_bf16), &moe->tile_h));
     BT_TRY(take(moe, terms * c->expert_dim, sizeof(bt_bf16), &moe->tile_a));
     BT_TRY(take(moe, terms * c->hidden, sizeof(float), &moe->tile_y));
-    BT_TRY(take(moe, all_rows * own_items * c->hidden, sizeof(bt_bf16), &moe->sent));
-    BT_TRY(take(moe, rows * all_items * c->hidden, sizeof(bt_bf16), &moe->came));
+    BT_TRY(take(moe, all_rows * items_of(moe, moe->self) * c->hidden, sizeof(bt_bf16), &moe->sent));
+    BT_TRY(take(moe, rows * items_that_come(moe) * c->hidden, sizeof(bt_bf16), &moe->came));
     BT_TRY(take(moe, rows * 2 * c->shared_dim, sizeof(bt_bf16), &moe->shared_h));
     BT_TRY(take(moe, rows * c->shared_dim, sizeof(bt_bf16), &moe->shared_a));
     if (c->shared_dim != 0) BT_TRY(take(moe, rows * c->hidden, sizeof(float), &moe->shared_y));
@@ -141,6 +154,25 @@ out:
     return st;
 }
 
+/* What the routed path knows of every rank. */
+static bt_status take_routed(bt_moe *moe)
+{
+    bt_status st = BT_OK;
+
+    moe->items_of   = bt_calloc(moe->n_ranks, sizeof(*moe->items_of));
+    moe->local_rows = bt_calloc(moe->n_local, sizeof(*moe->local_rows));
+    moe->gate_up    = bt_calloc(moe->n_local, sizeof(bt_linear *));
+    moe->down       = bt_calloc(moe->n_local, sizeof(bt_linear *));
+    BT_REQUIRE(moe->items_of != NULL && moe->local_rows != NULL && moe->gate_up != NULL &&
+                   moe->down != NULL,
+               BT_ERR_NO_MEMORY, "moe lists of %u experts", moe->n_local);
+    for (uint32_t q = 0; q < moe->n_ranks; q++)
+        moe->items_of[q] = items_of(moe, q);
+    BT_TRY(bt_moe_routed_create(moe));
+out:
+    return st;
+}
+
 static const bt_moe_ops *find_back_end(const bt_device *dev)
 {
     if (strcmp(bt_moe_cpu_ops.device, dev->ops->name) == 0) return &bt_moe_cpu_ops;
@@ -153,7 +185,7 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     bt_status         st  = BT_OK;
     bt_moe           *moe = NULL;
     const bt_moe_ops *ops = find_back_end(dev);
-    uint32_t          own_items, all_items, per_row, most;
+    uint32_t          per_row, most;
     size_t            all_rows, terms;
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "moe: no implementation for device \"%s\"",
@@ -178,14 +210,17 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     all_rows        = (size_t)moe->n_ranks * max_rows;
     BT_REQUIRE(all_rows < UINT32_MAX / BT_MAX_TOP_K, BT_ERR_INVALID_ARG,
                "moe: %u ranks of %u rows are too many", moe->n_ranks, max_rows);
-    BT_TRY(map_experts(moe, &own_items, &all_items));
+    BT_TRY(map_experts(moe));
     per_row = bt_min_u32(cfg->gate.top_k, moe->n_local);
     terms   = all_rows * per_row;
     most    = TILE_BYTES / sizeof(float) / cfg->hidden;
     if (most < TILE_TERMS) most = TILE_TERMS;
+    moe->tile_rows  = bt_min_u32((uint32_t)all_rows, most / (per_row == 0 ? 1 : per_row));
     moe->tile_terms = terms < most ? (uint32_t)terms : most;
-    BT_TRY(take_device(moe, all_rows, own_items, all_items));
+    if (ops->routed != NULL) moe->tile_terms = 0; /* the back end has its own */
+    BT_TRY(take_device(moe, all_rows));
     BT_TRY(take_host(moe, all_rows));
+    if (ops->routed != NULL) BT_TRY(take_routed(moe));
     *moe_out = moe;
     moe      = NULL; /* handed over */
 out:
@@ -196,15 +231,17 @@ out:
 void bt_moe_destroy(bt_moe *moe)
 {
     if (moe == NULL) return;
+    if (moe->routed != NULL) moe->ops->routed->destroy(moe->routed);
     void *device[] = {moe->logits,   moe->wire,     moe->tile_x,   moe->tile_h,
                       moe->tile_a,   moe->tile_y,   moe->sent,     moe->came,
                       moe->shared_h, moe->shared_a, moe->shared_y, moe->scratch};
-    void *host[]   = {moe->local_expert,  moe->local_index, moe->whole,   moe->row_at,
-                      moe->expert_rows,   moe->first_item,  moe->n_came,  moe->experts,
-                      (void *)moe->items, moe->entries,     moe->send_at, moe->send_bytes,
-                      moe->recv_at,       moe->recv_bytes,  moe->ffns,    moe->item_dst,
-                      moe->term_at,       moe->term_row,    moe->term_y,  moe->gather,
-                      moe->term_local,    moe->term_weight, moe->local_at};
+    void *host[]   = {moe->local_expert,  moe->local_index,     moe->whole,       moe->row_at,
+                      moe->expert_rows,   moe->first_item,      moe->n_came,      moe->experts,
+                      (void *)moe->items, moe->entries,         moe->send_at,     moe->send_bytes,
+                      moe->recv_at,       moe->recv_bytes,      moe->ffns,        moe->item_dst,
+                      moe->term_at,       moe->term_row,        moe->term_y,      moe->gather,
+                      moe->term_local,    moe->term_weight,     moe->local_at,    moe->items_of,
+                      moe->local_rows,    (void *)moe->gate_up, (void *)moe->down};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(moe->dev, device[i]);

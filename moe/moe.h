@@ -55,7 +55,10 @@ void      bt_moe_destroy(bt_moe *moe);
 size_t    bt_moe_workspace_bytes(const bt_moe *moe); /* device memory taken by create() */
 /* Rows that this rank's experts have run in all calls, [n_experts]; borrowed, grows with each call.
  */
-const uint64_t *bt_moe_expert_rows(const bt_moe *moe);
+const uint64_t *bt_moe_expert_rows(bt_moe *moe);
+/* After the layers of a step: waits for the device.  PROTOCOL when a row that came in any of them
+ * since the last call named experts that are not top_k ascending ids. */
+bt_status bt_moe_check(bt_moe *moe);
 
 /* Collective over the group.  y[r] = moe(x[r]) for this rank's rows, [rows, hidden] bf16, distinct.
  * forced: host [rows][top_k], a row starting with UINT16_MAX is free; or NULL.

@@ -76,19 +76,58 @@ typedef struct {
 
 /* The largest call of each kind, for the scratch. */
 typedef struct {
-    uint32_t max_rows, all_rows, max_terms; /* of this rank; of the group; of a tile */
+    uint32_t max_rows, all_rows; /* of this rank; of the group */
     uint32_t hidden, top_k, n_experts;
 } bt_moe_sizes;
 
+/* Lists that the host makes of the routes; they are free again when a call returns. */
+typedef struct {
+    bt_status (*sum)(bt_device *dev, const bt_moe_sums *s);
+    bt_status (*combine)(bt_device *dev, const bt_moe_combine *c);
+} bt_moe_listed_ops;
+
+/* What routes are worked out from, on the device.  Lists are host memory, borrowed during
+ * create(). */
+typedef struct {
+    uint32_t        hidden, expert_dim, top_k, n_experts, n_blocks, block_size;
+    uint32_t        n_ranks, self, n_local, tile_rows; /* tile_rows: of one call of experts() */
+    const uint16_t *owner;                             /* [n_experts] */
+    const uint16_t *local_index; /* [n_experts], of this rank's; UINT16_MAX: another's */
+    const bool     *whole;       /* [n_blocks]: one rank has the whole block */
+    const uint32_t *items_of;    /* [n_ranks]: items that a row may ask of each rank */
+} bt_moe_layout;
+
+typedef struct bt_moe_routed bt_moe_routed;
+
+/* Items of a row, by rank that makes them: [items_of[rank], hidden], in the order of the row's
+ * experts; what a row does not ask for is left as it was. */
+typedef struct {
+    bt_status (*create)(bt_device *dev, const bt_moe_layout *layout, bt_moe_routed **routed_out);
+    void (*destroy)(bt_moe_routed *r);       /* NULL is allowed */
+    size_t (*bytes)(const bt_moe_routed *r); /* of the device that create() took */
+    /* gate_up, down: [n_local], host.  wire: n_rows of the group's rows, of which the first is its
+     * row first_row; items: out, [n_rows, items_of[self], hidden]. */
+    bt_status (*experts)(bt_moe_routed *r, bt_linear *const *gate_up, bt_linear *const *down,
+                         uint32_t first_row, uint32_t n_rows, const bt_bf16 *wire, bt_bf16 *items);
+    /* As bt_moe_combine, of this rank's n_rows.  own: its items for them; came: those of each other
+     * rank, one rank after the other, [n_rows, items_of[rank], hidden]. */
+    bt_status (*join)(bt_moe_routed *r, uint32_t n_rows, const bt_bf16 *wire, const bt_bf16 *own,
+                      const bt_bf16 *came, const float *shared, bt_bf16 *y);
+    /* Complete when they return.  The first row since the last call that named nonsense, or
+     * UINT32_MAX; the rows that each of this rank's experts has run, [n_local]. */
+    bt_status (*bad_row)(bt_moe_routed *r, uint32_t *row_out);
+    bt_status (*rows)(bt_moe_routed *r, uint64_t *rows_out);
+} bt_moe_routed_ops;
+
 /* Lists in host memory are free again when a call returns.  `scratch` is that of scratch_bytes().
- */
+ * Of listed and routed one is there, the other NULL. */
 typedef struct {
     const char *device; /* the name of the device back end that it belongs to */
     size_t (*scratch_bytes)(bt_device *dev, const bt_moe_sizes *sizes);
     bt_status (*route)(bt_device *dev, const bt_moe_route *r);
     bt_status (*read)(bt_device *dev, const bt_moe_read *r); /* complete when it returns */
-    bt_status (*sum)(bt_device *dev, const bt_moe_sums *s);
-    bt_status (*combine)(bt_device *dev, const bt_moe_combine *c);
+    const bt_moe_listed_ops *listed;
+    const bt_moe_routed_ops *routed;
 } bt_moe_ops;
 
 extern const bt_moe_ops bt_moe_cpu_ops;

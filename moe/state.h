@@ -34,6 +34,13 @@ struct bt_moe {
     void    *scratch;
     size_t   bytes; /* of all of these */
 
+    /* Of a back end that keeps routes on the device, owned. */
+    bt_moe_routed *routed;
+    uint32_t       tile_rows;
+    uint32_t      *items_of;        /* [n_ranks] items that a row may ask of each rank */
+    uint64_t      *local_rows;      /* [n_local] */
+    bt_linear    **gate_up, **down; /* [n_local] of the layer that runs */
+
     /* Host memory, owned. */
     uint32_t       *row_at;     /* [n_ranks + 1] first wire row of each rank */
     uint32_t       *first_item; /* [n_ranks max_rows + 1] first item of each wire row */
@@ -78,5 +85,19 @@ static inline bt_bf16 *bt_moe_wire_row(const bt_moe *moe, uint32_t row)
 {
     return moe->wire + (size_t)row * moe->wire_elems;
 }
+
+/* listed.c: this rank's experts on the rows of all ranks, which have come; sums back to their
+ * owners, and the rows' results.  Collective over the group. */
+bt_status bt_moe_listed_experts(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
+                                const bt_wait *wait);
+bt_status bt_moe_listed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,
+                                const bt_wait *wait);
+/* routed.c: the same without a route on the host. */
+bt_status bt_moe_routed_create(bt_moe *moe);
+bt_status bt_moe_routed_experts(bt_moe *moe, const bt_moe_weights *w);
+bt_status bt_moe_routed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,
+                                const bt_wait *wait);
+bt_status bt_moe_routed_check(bt_moe *moe);
+void      bt_moe_routed_rows(bt_moe *moe);
 
 #endif

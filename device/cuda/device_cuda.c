@@ -31,6 +31,8 @@ static bt_device_cuda *self_of(bt_device *dev) { return (bt_device_cuda *)dev; }
 
 void *bt_cuda_stream(bt_device *dev) { return self_of(dev)->stream; }
 
+const void *bt_cuda_weights(const bt_linear *linear) { return linear->packed; }
+
 /* ---- memory */
 
 static bt_status cuda_alloc(bt_device *dev, size_t bytes, void **ptr_out)

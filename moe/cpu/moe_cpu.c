@@ -170,11 +170,12 @@ static bt_status combine(bt_device *dev, const bt_moe_combine *c)
     return BT_OK;
 }
 
+static const bt_moe_listed_ops LISTED = {.sum = sum, .combine = combine};
+
 const bt_moe_ops bt_moe_cpu_ops = {
     .device        = "cpu",
     .scratch_bytes = scratch_bytes,
     .route         = route,
     .read          = read,
-    .sum           = sum,
-    .combine       = combine,
+    .listed        = &LISTED,
 };

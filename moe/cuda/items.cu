@@ -1,4 +1,4 @@
-/* moe/cuda/items.cu - rows to experts and back: the permutation, the sums of items, and the
+/* moe/cuda/items.cu - rows to experts and back: the permutation, the items of a row, and the
  * combination of blocks.  See moe_kernels.h. */
 #include "device/cuda/gpu.cuh"
 #include "moe/cuda/moe_kernels.h"
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(THREADS) count_kernel(const GPU_CONSTAN
     if (n != 0) atomicAdd(total, n);
     __syncthreads();
     if (threadIdx.x == 0) p.count[blockIdx.x] = total[0];
-    if (blockIdx.x == 0 && threadIdx.x == 0) p.bad_row[0] = UINT32_MAX;
+    if (threadIdx.x == 0) p.rows_run[blockIdx.x] += total[0];
 }
 
 /* Entries that are nobody's here, and rows that say nonsense. */
@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(THREADS) check_kernel(const GPU_CONSTAN
     if (row >= p.n_rows) return;
     experts = (const uint16_t *)p.wire + (size_t)row * p.n_wire + p.hidden;
     ok      = row_ok(p, experts);
-    if (!ok) atomicMin(p.bad_row, row);
+    if (!ok) atomicMin(p.bad_row, p.first_row + row);
     for (uint32_t j = 0; j < p.top_k; j++)
         if (!ok || p.local_of[experts[j]] >= p.n_local)
             p.term_of[(size_t)row * p.top_k + j] = UINT32_MAX;
@@ -124,33 +124,64 @@ int bt_cuda_entries_run(void *stream, uint32_t n_rows, uint32_t hidden, uint32_t
                       3 * top_k, wire, out);
 }
 
-/* ---- sums */
+/* ---- items: what this rank's experts made of a row, one block a row */
 
-/* One block an item. */
-static __global__ void __launch_bounds__(THREADS) sums_kernel(const GPU_CONSTANT bt_cuda_sums s)
+static __global__ void __launch_bounds__(THREADS) items_kernel(const GPU_CONSTANT bt_cuda_items p)
 {
-    uint32_t first = s.term_at[blockIdx.x], end = s.term_at[blockIdx.x + 1];
-    bt_bf16 *item = s.items + (size_t)s.dst[blockIdx.x] * s.hidden;
+    size_t          row     = blockIdx.x;
+    const uint16_t *experts = (const uint16_t *)p.wire + row * p.n_wire + p.hidden;
+    const uint32_t *term    = p.term_of + row * p.top_k;
+    bt_bf16        *item    = p.items + row * p.items_per_row * p.hidden;
 
-    for (uint32_t i = threadIdx.x; i < s.hidden; i += THREADS) {
-        bt_bf16 one = 0;
-        float   sum = 0;
+    for (uint32_t j = 0, end; j < p.top_k; j = end) {
+        end = j + 1;
+        if (term[j] == UINT32_MAX) continue;
+        while (p.whole[experts[j] / p.block_size] != 0 && end < p.top_k &&
+               experts[end] / p.block_size == experts[j] / p.block_size)
+            end++;
+        for (uint32_t i = threadIdx.x; i < p.hidden; i += THREADS) {
+            bt_bf16 one = 0;
+            float   sum = 0;
 
-        for (uint32_t t = first; t < end; t++) {
-            one = bf16_of(s.y[(size_t)s.y_row[t] * s.hidden + i] * s.weight[t]);
-            sum = sum + f32_of(one);
+            for (uint32_t t = j; t < end; t++) {
+                one = bf16_of(p.y[(size_t)term[t] * p.hidden + i] * p.term_weight[term[t]]);
+                sum = sum + f32_of(one);
+            }
+            item[i] = end - j == 1 ? one : bf16_of(sum);
         }
-        item[i] = end - first == 1 ? one : bf16_of(sum);
+        item += p.hidden;
     }
 }
 
-int bt_cuda_sums_run(void *stream, const bt_cuda_sums *s)
+int bt_cuda_items_run(void *stream, const bt_cuda_items *p)
 {
-    if (s->n_items == 0) return 0;
-    return gpu_launch(sums_kernel, dim3(s->n_items), dim3(THREADS), 0, stream, *s);
+    if (p->n_rows == 0) return 0;
+    return gpu_launch(items_kernel, dim3(p->n_rows), dim3(THREADS), 0, stream, *p);
 }
 
-/* ---- combination */
+/* ---- combination, one block a row */
+
+/* Whether entry j begins an item: a whole block's outputs share one, a split block's are single. */
+static __device__ bool begins(const bt_cuda_join &c, const uint16_t *experts, uint32_t j)
+{
+    uint32_t block = experts[j] / c.block_size;
+
+    return j == 0 || c.whole[block] == 0 || experts[j - 1] / c.block_size != block;
+}
+
+/* Where the item that entry j begins lies; NULL: the entry before has it. */
+static __device__ const bt_bf16 *find_item(const bt_cuda_join &c, size_t row,
+                                           const uint16_t *experts, uint32_t j)
+{
+    uint32_t rank = c.owner[experts[j]], slot = 0;
+
+    if (!begins(c, experts, j)) return NULL;
+    for (uint32_t i = 0; i < j; i++)
+        slot += c.owner[experts[i]] == rank && begins(c, experts, i);
+    if (rank == c.self) return c.own + (row * c.items_of[rank] + slot) * c.hidden;
+    return c.came +
+           ((size_t)c.n_rows * c.items_before[rank] + row * c.items_of[rank] + slot) * c.hidden;
+}
 
 /* Column i of what came for the block whose entries are [first, end), from +0. */
 static __device__ __forceinline__ float block_part(const bt_bf16 *const *items, uint32_t first,
@@ -164,14 +195,14 @@ static __device__ __forceinline__ float block_part(const bt_bf16 *const *items, 
     return f32_of(bf16_of(part)) + 0.0f; /* -0 becomes +0, as for a sum that travelled */
 }
 
-/* One block a row. */
-static __global__ void __launch_bounds__(THREADS)
-    combine_kernel(const GPU_CONSTANT bt_cuda_combine c)
+static __global__ void __launch_bounds__(THREADS) join_kernel(const GPU_CONSTANT bt_cuda_join c)
 {
-    size_t                row     = blockIdx.x;
-    const uint16_t       *experts = c.experts + row * c.top_k;
-    const bt_bf16 *const *items   = c.items + row * c.top_k;
+    GPU_SHARED(const bt_bf16 *, items, BT_MAX_TOP_K);
+    size_t          row     = blockIdx.x;
+    const uint16_t *experts = (const uint16_t *)c.wire + row * c.n_wire + c.hidden;
 
+    if (threadIdx.x < c.top_k) items[threadIdx.x] = find_item(c, row, experts, threadIdx.x);
+    __syncthreads();
     for (uint32_t i = threadIdx.x; i < c.hidden; i += THREADS) {
         float    sum = 0;
         uint32_t j   = 0;
@@ -188,8 +219,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-int bt_cuda_combine_run(void *stream, const bt_cuda_combine *c)
+int bt_cuda_join_run(void *stream, const bt_cuda_join *c)
 {
     if (c->n_rows == 0) return 0;
-    return gpu_launch(combine_kernel, dim3(c->n_rows), dim3(THREADS), 0, stream, *c);
+    return gpu_launch(join_kernel, dim3(c->n_rows), dim3(THREADS), 0, stream, *c);
 }

@@ -1,5 +1,6 @@
 /* moe/cuda/moe_cuda.c - the CUDA back end of the expert layer: lists go up, kernels run, and what
  * the host must know of wire rows comes down. */
+#include "moe/cuda/moe_cuda.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/module.h"
 #include "moe/cuda/moe_kernels.h"
@@ -19,14 +20,12 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static size_t scratch_bytes(bt_device *dev, const bt_moe_sizes *s)
 {
-    size_t entries = (size_t)s->max_rows * s->top_k, terms = s->max_terms;
+    size_t entries = (size_t)s->max_rows * s->top_k;
     size_t route   = rounded(s->n_experts, sizeof(float)) + rounded(entries, sizeof(uint16_t));
     size_t read    = rounded((size_t)s->all_rows * s->top_k, 3 * sizeof(uint16_t));
-    size_t sum     = rounded(terms + 1, sizeof(uint32_t)) * 3 + rounded(terms, sizeof(float));
-    size_t combine = rounded(entries, sizeof(uint16_t)) + rounded(entries, sizeof(void *));
 
     (void)dev;
-    return larger(larger(route, read), larger(sum, combine));
+    return larger(route, read);
 }
 
 /* A host list's place in the scratch, filled; NULL for NULL. */
@@ -82,60 +81,11 @@ out:
     return st;
 }
 
-static bt_status sum(bt_device *dev, const bt_moe_sums *s)
-{
-    bt_status   st = BT_OK;
-    char       *at = s->scratch;
-    const void *dst, *term_at, *y_row, *weight;
-    uint32_t    n_terms = s->n_items == 0 ? 0 : s->term_at[s->n_items];
-
-    if (s->n_items == 0) return BT_OK;
-    BT_TRY(up(dev, &at, s->dst, s->n_items, sizeof(*s->dst), &dst));
-    BT_TRY(up(dev, &at, s->term_at, (size_t)s->n_items + 1, sizeof(*s->term_at), &term_at));
-    BT_TRY(up(dev, &at, s->y_row, n_terms, sizeof(*s->y_row), &y_row));
-    BT_TRY(up(dev, &at, s->weight, n_terms, sizeof(*s->weight), &weight));
-    BT_TRY(CUDA(bt_cuda_sums_run(bt_cuda_stream(dev), &(bt_cuda_sums){.n_items = s->n_items,
-                                                                      .hidden  = s->hidden,
-                                                                      .dst     = dst,
-                                                                      .term_at = term_at,
-                                                                      .y_row   = y_row,
-                                                                      .weight  = weight,
-                                                                      .y       = s->y,
-                                                                      .items   = s->items})));
-out:
-    return st;
-}
-
-static bt_status combine(bt_device *dev, const bt_moe_combine *c)
-{
-    bt_status   st = BT_OK;
-    char       *at = c->scratch;
-    size_t      n  = (size_t)c->n_rows * c->top_k;
-    const void *experts, *items;
-
-    if (c->n_rows == 0) return BT_OK;
-    BT_TRY(up(dev, &at, c->experts, n, sizeof(*c->experts), &experts));
-    BT_TRY(up(dev, &at, (const void *)c->items, n, sizeof(*c->items), &items));
-    BT_TRY(CUDA(
-        bt_cuda_combine_run(bt_cuda_stream(dev), &(bt_cuda_combine){.n_rows     = c->n_rows,
-                                                                    .hidden     = c->hidden,
-                                                                    .top_k      = c->top_k,
-                                                                    .n_blocks   = c->n_blocks,
-                                                                    .block_size = c->block_size,
-                                                                    .experts    = experts,
-                                                                    .items      = items,
-                                                                    .shared     = c->shared,
-                                                                    .y          = c->y})));
-out:
-    return st;
-}
-
 extern const bt_moe_ops         bt_moe_cuda_ops;
 BT_CUDA_EXPORT const bt_moe_ops bt_moe_cuda_ops = {
     .device        = "cuda",
     .scratch_bytes = scratch_bytes,
     .route         = route,
     .read          = read,
-    .sum           = sum,
-    .combine       = combine,
+    .routed        = &bt_moe_cuda_routed_ops,
 };

@@ -40,7 +40,9 @@ typedef struct {
     uint32_t *term_row;    /* out [n_rows top_k]: wire row of each term */
     float    *term_weight; /* out [n_rows top_k] */
     uint32_t *term_of;     /* out [n_rows, top_k]: the term of each entry, UINT32_MAX: elsewhere */
-    uint32_t *bad_row;     /* out [1]: UINT32_MAX: none */
+    uint32_t  first_row;   /* number of the first row, for bad_row */
+    uint32_t *bad_row;     /* [1] falls to the first such row; UINT32_MAX at first */
+    uint64_t *rows_run;    /* [n_local] grows by each expert's terms */
 } bt_cuda_permute;
 int bt_cuda_permute_run(void *stream, const bt_cuda_permute *p);
 
@@ -48,27 +50,34 @@ int bt_cuda_permute_run(void *stream, const bt_cuda_permute *p);
 int bt_cuda_entries_run(void *stream, uint32_t n_rows, uint32_t hidden, uint32_t top_k,
                         const bt_bf16 *wire, uint16_t *out);
 
-/* As bt_moe_sums, with its lists on the device; y is left as it is. */
+/* What this rank's experts made of each row: outputs of a whole block in one item, which adds
+ * ascending from +0 in fp32, those of a split block singly; each output rounds to bf16 after its
+ * weight. An item of one output is that output.  Items stand in the order of the row's experts. */
 typedef struct {
-    uint32_t        n_items, hidden;
-    const uint32_t *dst;     /* [n_items] */
-    const uint32_t *term_at; /* [n_items + 1] */
-    const uint32_t *y_row;   /* [n_terms] */
-    const float    *weight;  /* [n_terms] */
-    const float    *y;       /* [n_terms, hidden] */
-    bt_bf16        *items;   /* out [.., hidden] */
-} bt_cuda_sums;
-int bt_cuda_sums_run(void *stream, const bt_cuda_sums *s);
+    uint32_t        n_rows, n_wire, hidden, top_k, block_size, items_per_row;
+    const bt_bf16  *wire;
+    const uint8_t  *whole;       /* [n_blocks] 1: one rank has the whole block */
+    const uint32_t *term_of;     /* [n_rows, top_k], as permute left it */
+    const float    *term_weight; /* [terms] */
+    const float    *y;           /* [terms, hidden] */
+    bt_bf16        *items;       /* out [n_rows, items_per_row, hidden] */
+} bt_cuda_items;
+int bt_cuda_items_run(void *stream, const bt_cuda_items *p);
 
-/* As bt_moe_combine, with its lists on the device. */
+/* As bt_moe_combine, for rows of this rank, whose items lie by rank: own, and came. */
 typedef struct {
-    uint32_t              n_rows, hidden, top_k, n_blocks, block_size;
-    const uint16_t       *experts; /* [n_rows, top_k] */
-    const bt_bf16 *const *items;   /* [n_rows, top_k] */
-    const float          *shared;  /* [n_rows, hidden], or NULL */
-    bt_bf16              *y;       /* out [n_rows, hidden] */
-} bt_cuda_combine;
-int bt_cuda_combine_run(void *stream, const bt_cuda_combine *c);
+    uint32_t        n_rows, n_wire, hidden, top_k, n_blocks, block_size, self;
+    const bt_bf16  *wire;         /* [n_rows, n_wire] */
+    const uint16_t *owner;        /* [n_experts] */
+    const uint8_t  *whole;        /* [n_blocks] */
+    const uint32_t *items_of;     /* [n_ranks] items of a row, by rank */
+    const uint32_t *items_before; /* [n_ranks] those of the ranks before it, self's not counted */
+    const bt_bf16  *own;          /* [n_rows, items_of[self], hidden] */
+    const bt_bf16  *came;         /* rank after rank: [n_rows, items_of[rank], hidden] */
+    const float    *shared;       /* [n_rows, hidden], or NULL */
+    bt_bf16        *y;            /* out [n_rows, hidden] */
+} bt_cuda_join;
+int bt_cuda_join_run(void *stream, const bt_cuda_join *c);
 
 #ifdef __cplusplus
 }

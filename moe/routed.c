@@ -1,0 +1,136 @@
+/* moe/routed.c - experts and combination where routes stay on the device: the host knows only how
+ * many rows each rank brings, so every rank sends each row as many items as it could ask for. */
+#include "core/alloc.h"
+#include "moe/state.h"
+#include "parallel/carrier.h"
+
+bt_status bt_moe_routed_create(bt_moe *moe)
+{
+    const bt_moe_config *c      = &moe->cfg;
+    bt_moe_layout        layout = {.hidden      = c->hidden,
+                                   .expert_dim  = c->expert_dim,
+                                   .top_k       = c->gate.top_k,
+                                   .n_experts   = c->gate.n_experts,
+                                   .n_blocks    = moe->placement->n_blocks,
+                                   .block_size  = bt_block_size(moe->placement),
+                                   .n_ranks     = moe->n_ranks,
+                                   .self        = moe->self,
+                                   .n_local     = moe->n_local,
+                                   .tile_rows   = moe->tile_rows,
+                                   .owner       = moe->placement->owner,
+                                   .local_index = moe->local_index,
+                                   .whole       = moe->whole,
+                                   .items_of    = moe->items_of};
+    bt_status            st     = BT_OK;
+
+    BT_TRY(moe->ops->routed->create(moe->dev, &layout, &moe->routed));
+    moe->bytes += moe->ops->routed->bytes(moe->routed);
+out:
+    return st;
+}
+
+bt_status bt_moe_routed_experts(bt_moe *moe, const bt_moe_weights *w)
+{
+    uint32_t  all = moe->row_at[moe->n_ranks];
+    size_t    row = (size_t)moe->items_of[moe->self] * moe->cfg.hidden;
+    bt_status st  = BT_OK;
+
+    if (moe->n_local == 0) goto out;
+    for (uint32_t i = 0; i < moe->n_local; i++) {
+        moe->gate_up[i] = w->gate_up[moe->local_expert[i]];
+        moe->down[i]    = w->down[moe->local_expert[i]];
+    }
+    for (uint32_t r = 0, n; r < all; r += n) {
+        n = bt_min_u32(all - r, moe->tile_rows);
+        BT_TRY(moe->ops->routed->experts(moe->routed, moe->gate_up, moe->down, r, n,
+                                         bt_moe_wire_row(moe, r), moe->sent + r * row));
+    }
+out:
+    return st;
+}
+
+static bt_status exchange(bt_moe *moe, uint32_t n_rows, const bt_wait *wait)
+{
+    size_t  item = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
+    bt_wait w = *wait;
+
+    for (uint32_t q = 0; q < moe->n_ranks; q++) {
+        size_t own   = moe->items_of[moe->self] * item;
+        bool   other = q != moe->self;
+
+        moe->send_at[q]    = moe->row_at[q] * own;
+        moe->send_bytes[q] = other ? (moe->row_at[q + 1] - moe->row_at[q]) * own : 0;
+        moe->recv_at[q]    = at;
+        moe->recv_bytes[q] = other ? n_rows * moe->items_of[q] * item : 0;
+        at += moe->recv_bytes[q];
+    }
+    w.what = "moe combine";
+    return bt_group_exchange_device(moe->group,
+                                    &(bt_exchange){.send       = moe->sent,
+                                                   .send_at    = moe->send_at,
+                                                   .send_bytes = moe->send_bytes,
+                                                   .recv       = moe->came,
+                                                   .recv_at    = moe->recv_at,
+                                                   .recv_bytes = moe->recv_bytes},
+                                    &w);
+}
+
+/* Which experts each of this rank's rows chose: for those who ask. */
+static bt_status read_chosen(bt_moe *moe, uint32_t n_rows, const bt_bf16 *wire,
+                             uint16_t *chosen_out)
+{
+    uint32_t  top_k = moe->cfg.gate.top_k;
+    bt_status st    = BT_OK;
+
+    BT_TRY(moe->ops->read(moe->dev, &(bt_moe_read){.n_rows  = n_rows,
+                                                   .hidden  = moe->cfg.hidden,
+                                                   .top_k   = top_k,
+                                                   .wire    = wire,
+                                                   .entries = moe->entries,
+                                                   .scratch = moe->scratch}));
+    for (uint32_t r = 0; r < n_rows; r++)
+        memcpy(chosen_out + (size_t)r * top_k, bt_moe_entries(moe, r), top_k * sizeof(*chosen_out));
+out:
+    return st;
+}
+
+bt_status bt_moe_routed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,
+                                const bt_wait *wait)
+{
+    uint32_t       first = moe->row_at[moe->self], n_rows = moe->row_at[moe->self + 1] - first;
+    const bt_bf16 *wire = bt_moe_wire_row(moe, first);
+    const bt_bf16 *own  = moe->sent + (size_t)first * moe->items_of[moe->self] * moe->cfg.hidden;
+    bt_status      st   = BT_OK;
+
+    BT_TRY(exchange(moe, n_rows, wait));
+    BT_TRY(moe->ops->routed->join(moe->routed, n_rows, wire, own, moe->came, shared, y));
+    if (chosen_out == NULL) goto out;
+    BT_TRY(bt_group_settle(moe->group, wait)); /* before the host waits for the device */
+    BT_TRY(read_chosen(moe, n_rows, wire, chosen_out));
+out:
+    return st;
+}
+
+bt_status bt_moe_routed_check(bt_moe *moe)
+{
+    bt_status st  = BT_OK;
+    uint32_t  row = UINT32_MAX, q = 0;
+
+    BT_TRY(moe->ops->routed->bad_row(moe->routed, &row));
+    while (q + 1 < moe->n_ranks && row >= moe->row_at[q + 1])
+        q++;
+    BT_REQUIRE(row == UINT32_MAX, BT_ERR_PROTOCOL,
+               "moe dispatch: row %u of rank %u (world rank %u) names experts that are not "
+               "%u ascending ids below %u",
+               row - moe->row_at[q], q, bt_group_world_rank(moe->group, q), moe->cfg.gate.top_k,
+               moe->cfg.gate.n_experts);
+out:
+    return st;
+}
+
+void bt_moe_routed_rows(bt_moe *moe)
+{
+    if (moe->ops->routed->rows(moe->routed, moe->local_rows) != BT_OK) return; /* logged */
+    for (uint32_t i = 0; i < moe->n_local; i++)
+        moe->expert_rows[moe->local_expert[i]] = moe->local_rows[i];
+}

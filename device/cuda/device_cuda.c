@@ -269,6 +269,42 @@ out:
     return st;
 }
 
+/* SwiGLU within the first product, so that h is not needed. */
+static bt_status cuda_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
+                          bt_bf16 *h, bt_bf16 *act)
+{
+    bt_status st = BT_OK;
+
+    (void)h;
+    for (uint32_t i = 0; i < n_ffns; i++) {
+        const bt_ffn *f    = &ffns[i];
+        uint32_t      dim  = f->down->k;
+        bt_cuda_gemm  up   = {.n        = dim,
+                              .k        = f->gate_up->k,
+                              .n_groups = 1,
+                              .out      = BT_CUDA_OUT_SWIGLU,
+                              .max_rows = f->m,
+                              .x        = f->x,
+                              .ld_x     = f->ld_x,
+                              .y        = act,
+                              .ld_y     = dim,
+                              .w        = {f->gate_up->packed}};
+        bt_gemm       down = {.w       = f->down,
+                              .x       = act,
+                              .ld_x    = dim,
+                              .y       = f->y,
+                              .ld_y    = f->ld_y,
+                              .m       = f->m,
+                              .y_dtype = f->y_dtype};
+
+        BT_TRY(CUDA(bt_cuda_gemm_run(self_of(dev)->stream, &up)));
+        BT_TRY(cuda_gemm(dev, role, 1, &down));
+        act += (size_t)f->m * dim;
+    }
+out:
+    return st;
+}
+
 /* ---- rows */
 
 static bt_status cuda_rms_norm(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
@@ -336,7 +372,7 @@ static const bt_device_ops CUDA_OPS = {
     .linear_create  = cuda_linear_create,
     .linear_destroy = cuda_linear_destroy,
     .gemm           = cuda_gemm,
-    .ffn            = bt_ffn_by_parts,
+    .ffn            = cuda_ffn,
     .rms_norm       = cuda_rms_norm,
     .add            = cuda_add,
     .swiglu         = cuda_swiglu,

@@ -161,6 +161,36 @@ static void row_operations_are_those_of_the_cpu(void)
     drop(dev);
 }
 
+/* SwiGLU within the product, against the product and SwiGLU one after the other. */
+static void a_block_has_the_bits_of_its_parts(void)
+{
+    enum { DIM = 19, HIDDEN = 40, ROWS = 5 };
+    bt_device *dev = make();
+    uint64_t   rng = 7;
+    bt_bf16 *host[2], *x = random_bf16(ROWS * HIDDEN, 1, &rng), *h = ARRAY(bt_bf16, ROWS * 2 * DIM);
+    bt_bf16 *act[2] = {ARRAY(bt_bf16, ROWS * DIM), ARRAY(bt_bf16, ROWS * DIM)};
+    float   *y[2]   = {ARRAY(float, ROWS *HIDDEN), ARRAY(float, ROWS *HIDDEN)};
+    bt_linear *w[]  = {weights(dev, 2 * DIM, HIDDEN, 1, &host[0]),
+                       weights(dev, HIDDEN, DIM, 2, &host[1])};
+    bt_ffn     f[2] = {
+            {w[0], w[1], x,              HIDDEN, y[0],              HIDDEN, 2,        BT_F32},
+            {w[0], w[1], x + 2 * HIDDEN, HIDDEN, y[0] + 2 * HIDDEN, HIDDEN, ROWS - 2, BT_F32}
+    };
+
+    EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, 2, f, NULL, act[0]), BT_OK);
+    f[0].y = y[1];
+    f[1].y = y[1] + 2 * HIDDEN;
+    EXPECT_EQ(bt_ffn_by_parts(dev, BT_ROLE_PROMPT, 2, f, h, act[1]), BT_OK);
+    EXPECT_EQ(n_different(act[0], act[1], ROWS * DIM * sizeof(bt_bf16)), 0);
+    EXPECT_EQ(n_different(y[0], y[1], ROWS * HIDDEN * sizeof(float)), 0);
+    for (int i = 0; i < 2; i++) {
+        bt_device_linear_destroy(dev, w[i]);
+        free(host[i]), free(act[i]), free(y[i]);
+    }
+    free(x), free(h);
+    drop(dev);
+}
+
 static void expect_unusable(fake_gpu gpu, uint32_t device, const char *why)
 {
     bt_device *dev = NULL;
@@ -258,6 +288,7 @@ int main(int argc, char **argv)
         BT_TEST(weights_of_many_buffers_arrive_whole),
         BT_TEST(products_are_grouped_and_right),
         BT_TEST(row_operations_are_those_of_the_cpu),
+        BT_TEST(a_block_has_the_bits_of_its_parts),
         BT_TEST(machines_that_cannot_are_told_why),
         BT_TEST(a_full_gpu_says_how_much_is_left),
         BT_TEST(every_failure_of_creation_leaves_nothing),

@@ -167,7 +167,7 @@ class Cell:
         else:
             raise SystemExit("the cell did not start:\n" + "".join(log))
         self.address, self.load_s = found[1], time.monotonic() - start
-        threading.Thread(target=lambda: [None for _ in self.process.stdout], daemon=True).start()
+        threading.Thread(target=lambda: log.extend(self.process.stdout), daemon=True).start()
         self.pids = [int(p) for p in os.listdir("/proc") if p.isdigit() and self.is_ours(int(p))]
         self.clock = Clock(self.pids)
 

@@ -2,9 +2,9 @@
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B.  A step of 32 k is 2 x 2 tiles (32 rows, 32
  * columns), 1 x 2 or 2 x 1.  The last rows that fill no tile are a group of their own.  x is copied
- * into tiles, some rows and a piece of k at a time, unless there are few columns; between pieces the
- * accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has made
- * into tiles.)
+ * into tiles, some rows and a piece of k at a time, unless there are few columns; between pieces
+ * the accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has
+ * made into tiles.)
  *
  * While a pair of column blocks meets its first rows, the next pair is fetched into the
  * second-level cache: weights come from memory once a product, and a tile load waits for all of its

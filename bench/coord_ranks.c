@@ -224,7 +224,7 @@ bt_status bench_ranks_start(const char *control, bench_shared *shared, bench_ran
     for (uint32_t i = 0; i < shared->load.n_ranks; i++) {
         b->ranks[i].rows = bt_calloc(shared->load.n_streams, sizeof(row));
         BT_REQUIRE(b->ranks[i].rows != NULL, BT_ERR_NO_MEMORY, "%u rows", shared->load.n_streams);
-        BT_TRY(bt_control_client_start(control, CONNECT_S * BT_NS_PER_S, &b->ranks[i].client));
+        BT_TRY(bt_control_client_start(control, CONNECT_S * BT_NS_PER_S, 0, &b->ranks[i].client));
         say_hello(b, i);
     }
     BT_REQUIRE(pthread_create(&b->thread, NULL, run, b) == 0, BT_ERR_NO_MEMORY, "a thread");

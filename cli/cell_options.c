@@ -13,6 +13,7 @@
 
 /* The limits and the words of baton-worker. */
 enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, MAX_TIMEOUT_S = 3600, MAX_THREADS = 4096 };
+enum { MAX_ORPHAN_S = 86400 };
 enum {
     OPT_PREFILL = 512,
     OPT_DECODE,
@@ -28,6 +29,8 @@ enum {
     OPT_KERNELS,
     OPT_DEVICE,
     OPT_TIMEOUT,
+    OPT_QUIET,
+    OPT_ORPHAN,
     OPT_CELL,
     OPT_RANK_MAP,
     OPT_SLURM
@@ -60,7 +63,12 @@ static const struct argp_option OPTIONS[] = {
     {"device",OPT_DEVICE, "WHERE", 0,
      "auto (default): a GPU where one can be used; cpu; cuda; cuda:N", 2},
     {"timeout-s",                                          OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
-    {0                                         }
+    {"coordinator-timeout-s",                                          OPT_QUIET, "S", 0,
+     "A coordinator that answers nothing for so long is lost (default 20)", 2},
+    {"orphan-s",                                  OPT_ORPHAN, "S", 0,
+     "How long ranks that have lost their coordinator look for another one (default 60 where one "
+     "may come, else 0)", 2},
+    {0                                    }
 };
 
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
@@ -173,6 +181,14 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
     case OPT_TIMEOUT:
         bt_option_number(state, "--timeout-s", arg, 1, MAX_TIMEOUT_S);
         pass_on(opt, "--timeout-s", arg);
+        return 0;
+    case OPT_QUIET:
+        bt_option_number(state, "--coordinator-timeout-s", arg, 1, MAX_TIMEOUT_S);
+        pass_on(opt, "--coordinator-timeout-s", arg);
+        return 0;
+    case OPT_ORPHAN:
+        bt_option_number(state, "--orphan-s", arg, 0, MAX_ORPHAN_S);
+        pass_on(opt, "--orphan-s", arg);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

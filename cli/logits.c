@@ -259,6 +259,7 @@ static bt_status evaluate(options *opt)
     BT_TRY(read_top_k(opt->cell.model, &top_k));
     BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
     default_chunk(&opt->cell, &s.cases, chunk);
+    bt_cell_default(&opt->cell, "--orphan-s", "0"); /* nobody else takes its ranks */
     bt_child_adopt();
     st = start_cell(&s, opt);
     if (st == BT_OK) st = run_cases(&s, opt->stall_ns);

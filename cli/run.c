@@ -249,6 +249,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--spares needs --on-death=replace");
         if (opt->chat != NULL || (!all->restart && !(opt->cell.replace && all->restarts_given)))
             opt->restarts = 0;
+        if (opt->restarts == 0 && opt->join == NULL)
+            bt_cell_default(&opt->cell, "--orphan-s", "0"); /* no other coordinator will come */
         if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
             argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
         check_tls(state, opt);

@@ -154,8 +154,8 @@ static void on_announcement(void *ctx, const char *line)
 
     s->heard_ns = now;
     if (strncmp(line, "control ", 8) == 0 && s->phase == STARTING) {
-        s->phase        = LOADING;
-        s->launch_at_ns = now;
+        s->phase = LOADING;
+        if (!bt_child_running(&s->launch)) s->launch_at_ns = now; /* else they attach again */
         snprintf(s->control, sizeof(s->control), "%s", line + 8);
     } else if (strncmp(line, "http ", 5) == 0) {
         snprintf(s->http, sizeof(s->http), "%s", line + 5);
@@ -321,14 +321,13 @@ static void on_coordinator_end(supervisor *s)
     char text[128];
 
     bt_child_ending(&s->coordinator, text, sizeof(text));
-    if (!may_restart(s)) {
+    if (!may_restart(s) && !(s->phase == LOADING && s->opt->restarts != 0)) {
         fail(s, "the coordinator %s", text);
         return;
     }
     forget(&s->coordinator);
-    s->phase          = STARTING;
-    s->launch_at_ns   = 0;
-    s->launch_term_ns = bt_now_ns() + LEAVE_NS; /* its ranks leave by themselves */
+    s->phase        = STARTING;
+    s->launch_at_ns = 0; /* its ranks wait for the next one, at the same address */
     start_again(s, &s->coordinator_at_ns, "the coordinator %s", text);
 }
 

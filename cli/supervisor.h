@@ -3,8 +3,9 @@
  *   starting --control port--> loading --every rank ready--> serving --signal, death--> stopping
  *
  * With restarts, what dies after it has served is started again, with a growing wait (backoff.h):
- * ranks under the same coordinator, which replays their requests; or the coordinator, and then its
- * ranks.  With `join` there are only ranks, for a coordinator elsewhere.
+ * ranks under the same coordinator, which replays their requests; or the coordinator, also while
+ * ranks load, at the same addresses: the ranks attach to it again.  With `join` there are only
+ * ranks, for a coordinator elsewhere.
  *
  * A signal that drains goes to the coordinator, which ends by itself when its last request has.
  *

@@ -25,7 +25,7 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
     ADD("--port");
     ADD(port);
     ADD("--control");
-    ADD(opt->control);
+    ADD(s->control[0] != '\0' ? s->control : opt->control); /* ranks look for it where it was */
     ADD("--on-death");
     ADD(opt->cell.replace ? "replace" : opt->restarts != 0 ? "restart" : "stop");
     if (opt->cell.replace && opt->restarts != 0) { /* a cell with too few ranks comes again */

@@ -83,6 +83,7 @@ bt_status bt_cell_hello_copy(const bt_up_hello *from, bt_up_hello *to_out)
 
     to.host                  = bt_strdup(from->host);
     to.cell                  = bt_strdup(from->cell);
+    to.seats                 = (bt_down_regroup){0}; /* one rank's own */
     to.arithmetic            = bt_strdup(from->arithmetic);
     to.model_type            = bt_strdup(from->model_type);
     to.architecture          = bt_strdup(from->architecture);
@@ -100,43 +101,101 @@ out:
     return st;
 }
 
+/* What the rank has heard of its cell must be about one of this shape. */
+static bt_status check_seats(const bt_up_hello *h)
+{
+    bt_status              st      = BT_OK;
+    const bt_down_regroup *s       = &h->seats;
+    uint32_t               n_first = h->n_decode != 0 ? h->n_prefill : h->n_ranks - h->n_spares;
+
+    if (h->incarnation == 0) goto out;
+    BT_REQUIRE(s->groups[0].n == n_first && s->groups[1].n == h->n_decode, BT_ERR_INVALID_ARG,
+               "rank %u speaks of %u and %u seats, its cell has %u and %u", h->rank, s->groups[0].n,
+               s->groups[1].n, n_first, h->n_decode);
+    for (uint32_t g = 0; g < 2; g++)
+        for (uint32_t i = 0; i < s->groups[g].n; i++)
+            BT_REQUIRE(s->groups[g].ranks[i] < h->n_ranks || s->groups[g].ranks[i] == BT_NO_RANK,
+                       BT_ERR_INVALID_ARG, "rank %u says that rank %u of %u has a seat", h->rank,
+                       s->groups[g].ranks[i], h->n_ranks);
+    for (uint32_t i = 0; i < s->n_gone; i++)
+        BT_REQUIRE(s->gone[i] < h->n_ranks && s->gone[i] != h->rank, BT_ERR_INVALID_ARG,
+                   "rank %u says that rank %u of %u is gone", h->rank, s->gone[i], h->n_ranks);
+out:
+    return st;
+}
+
+/* The rank has come from another coordinator: does it know more than those before? */
+static void hear(bt_cell *cell, uint32_t rank)
+{
+    const bt_up_hello *h = &cell->ranks[rank].hello, *said = bt_cell_memory(cell);
+
+    if (h->incarnation == 0) return;
+    if (h->incarnation > cell->incarnation) cell->incarnation = h->incarnation;
+    if (said != h && said->incarnation != 0 && said->seats.epoch >= h->seats.epoch) return;
+    cell->speaker = rank;
+    for (uint32_t i = 0; i < cell->n_ranks; i++)
+        cell->ranks[i].lost = false;
+    for (uint32_t i = 0; i < h->seats.n_gone; i++)
+        cell->ranks[h->seats.gone[i]].lost = true;
+}
+
 bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
 {
-    bt_status st = BT_OK;
+    bt_status st   = BT_OK;
+    uint32_t  rank = hello->rank;
 
     BT_REQUIRE(hello->n_ranks <= RANKS_MAX, BT_ERR_INVALID_ARG,
-               "rank %u says it is one of %u, at most %d are supported", hello->rank,
-               hello->n_ranks, RANKS_MAX);
+               "rank %u says it is one of %u, at most %d are supported", rank, hello->n_ranks,
+               RANKS_MAX);
+    BT_TRY(check_seats(hello));
     if (cell->n_ranks == 0) {
         cell->ranks = bt_calloc(hello->n_ranks, sizeof(*cell->ranks));
         BT_REQUIRE(cell->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", hello->n_ranks);
         cell->n_ranks = hello->n_ranks;
-        cell->first   = hello->rank;
+        cell->first = cell->speaker = rank;
     } else {
         BT_TRY(same_cell(&cell->ranks[cell->first].hello, hello));
     }
-    BT_REQUIRE(!cell->ranks[hello->rank].attached, BT_ERR_INVALID_ARG,
-               "rank %u (pid %u on %s) is here already: pid %u on %s", hello->rank, hello->pid,
-               hello->host, cell->ranks[hello->rank].hello.pid,
-               cell->ranks[hello->rank].hello.host);
-    cell->ranks[hello->rank].hello    = *hello;
-    cell->ranks[hello->rank].attached = true;
-    cell->name                        = cell->ranks[cell->first].hello.cell;
+    BT_REQUIRE(!cell->ranks[rank].attached, BT_ERR_INVALID_ARG,
+               "rank %u (pid %u on %s) is here already: pid %u on %s", rank, hello->pid,
+               hello->host, cell->ranks[rank].hello.pid, cell->ranks[rank].hello.host);
+    BT_REQUIRE(!cell->ranks[rank].lost, BT_ERR_INVALID_ARG,
+               "rank %u (pid %u on %s) has been removed from its cell, which goes on without it",
+               rank, hello->pid, hello->host);
+    cell->ranks[rank].hello    = *hello;
+    cell->ranks[rank].attached = true;
+    cell->name                 = cell->ranks[cell->first].hello.cell;
     cell->n_attached++;
     if (hello->epoch > cell->max_epoch) cell->max_epoch = hello->epoch;
     memset(hello, 0, sizeof(*hello)); /* ours now */
+    hear(cell, rank);
 out:
     return st;
 }
 
 bool bt_cell_complete(const bt_cell *cell)
 {
-    return cell->n_ranks != 0 && cell->n_attached == cell->n_ranks;
+    for (uint32_t i = 0; i < cell->n_ranks; i++)
+        if (!cell->ranks[i].attached && !cell->ranks[i].lost) return false;
+    return cell->n_ranks != 0;
 }
 
 bool bt_cell_ready(const bt_cell *cell)
 {
-    return bt_cell_complete(cell) && cell->n_ready == cell->n_ranks;
+    for (uint32_t i = 0; i < cell->n_ranks; i++)
+        if (!cell->ranks[i].ready && !cell->ranks[i].lost) return false;
+    return cell->n_ranks != 0;
+}
+
+bool bt_cell_has_most(const bt_cell *cell)
+{
+    uint32_t here = 0, all = 0;
+
+    for (uint32_t i = 0; i < cell->n_ranks; i++) {
+        all += !cell->ranks[i].lost;
+        here += cell->ranks[i].attached && !cell->ranks[i].lost;
+    }
+    return 2 * here > all;
 }
 
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity)
@@ -147,7 +206,7 @@ void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity)
     for (uint32_t i = 0; i < cell->n_ranks && at < capacity; i++) {
         const bt_cell_rank *k = &cell->ranks[i];
 
-        if (complete ? k->ready : k->attached) continue;
+        if (k->lost || (complete ? k->ready : k->attached)) continue;
         at += (size_t)snprintf(buf + at, capacity - at, "%s %u", at > 5 ? "," : "", i);
     }
 }
@@ -162,12 +221,17 @@ uint32_t bt_cell_group_of(const bt_cell *cell, uint32_t rank)
 
 void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity)
 {
-    const bt_up_hello *h = &cell->ranks[rank].hello;
-    uint32_t           g = bt_cell_group_of(cell, rank);
-    const char *role = g == 2 ? "spare " : h->n_decode == 0 ? "" : g == 0 ? "prefill " : "decode ";
+    const bt_up_hello *h    = &cell->ranks[rank].hello;
+    uint32_t           g    = bt_cell_group_of(cell, rank);
+    bool               both = bt_cell_facts(cell)->n_decode == 0;
+    const char        *role = g == 2 ? "spare " : both ? "" : g == 0 ? "prefill " : "decode ";
 
-    snprintf(buf, capacity, "%srank %u%s%.64s (pid %u on %.64s)", role, rank,
-             cell->name[0] != 0 ? " of cell " : "", cell->name, h->pid, h->host);
+    if (h->host == NULL) /* of a cell that came back without it */
+        snprintf(buf, capacity, "%srank %u%s%.64s", role, rank,
+                 cell->name[0] != 0 ? " of cell " : "", cell->name);
+    else
+        snprintf(buf, capacity, "%srank %u%s%.64s (pid %u on %.64s)", role, rank,
+                 cell->name[0] != 0 ? " of cell " : "", cell->name, h->pid, h->host);
 }
 
 const bt_up_hello *bt_cell_facts(const bt_cell *cell) { return &cell->ranks[cell->first].hello; }

@@ -29,12 +29,20 @@ typedef struct {
 } bt_cell_rank;
 
 typedef struct {
-    const char   *name;                         /* the first rank's; "" unless it names its cell */
-    uint32_t      n_ranks, n_attached, n_ready; /* n_ranks: 0 before the first hello */
-    bt_cell_rank *ranks;                        /* owned [n_ranks] */
-    uint32_t      first;                        /* the rank that the others must agree with */
+    const char   *name;                /* the first rank's; "" unless it names its cell */
+    uint32_t      n_ranks, n_attached; /* n_ranks: 0 before the first hello */
+    bt_cell_rank *ranks;               /* owned [n_ranks] */
+    uint32_t      first;               /* the rank that the others must agree with */
     uint32_t      max_epoch;
+    uint64_t      incarnation; /* the highest that any rank has followed; 0: a cell as launched */
+    uint32_t      speaker;     /* then: the rank that has heard last who sits where */
 } bt_cell;
+
+/* What a cell that comes back says of itself: who sits where, and the seed of its prefix caches. */
+static inline const bt_up_hello *bt_cell_memory(const bt_cell *cell)
+{
+    return &cell->ranks[cell->speaker].hello;
+}
 
 /* Whether a rank computes the same bits as another one, of any cell: INVALID_ARG names both. */
 bt_status bt_cell_agree(const bt_up_hello *a, const bt_up_hello *b);
@@ -43,10 +51,14 @@ void      bt_cell_hello_free(bt_up_hello *hello); /* accepts zeroes */
 
 void bt_cell_fini(bt_cell *cell); /* a cell of zeroes is an empty one */
 /* Takes what the hello owns.  INVALID_ARG names the rank, the field and both values when it does
- * not agree with the ranks that are there, or is there already. */
+ * not agree with the ranks that are there, or is there already.  Of ranks that come back from
+ * another coordinator, the one that has heard last says which others are lost. */
 bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello);
-bool      bt_cell_complete(const bt_cell *cell); /* every rank has attached */
-bool      bt_cell_ready(const bt_cell *cell);    /* every rank is ready */
+bool      bt_cell_complete(const bt_cell *cell); /* every rank has attached that is not lost */
+bool      bt_cell_ready(const bt_cell *cell);    /* and is ready */
+/* Of a cell that comes back: more than half of those that were there are here again, so that no
+ * other coordinator can have as many. */
+bool bt_cell_has_most(const bt_cell *cell);
 /* "ranks 1, 3, 4": those not attached, or, when all are, those not ready. */
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);
 /* As launched: 0 prefill (or both roles), 1 decode, 2 spare. */

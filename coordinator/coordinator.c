@@ -13,6 +13,7 @@
 #include "coordinator/public.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/config_hash.h"
 #include "proto/secret.h"
 
 enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, VERDICT_MS = 250, TEXT_MAX = 512 };
@@ -154,6 +155,7 @@ static bt_status create_fleet(coordinator *c)
                       .load_ns     = seconds_ns(o->load_s),
                       .rejoin_ns   = seconds_ns(o->rejoin_s),
                       .wait_ns     = seconds_ns(o->cell_wait_s),
+                      .config_hash = bt_config_hash(o->model),
                       .announce_fd = o->announce_fd
     };
     bt_fleet_events events = {.token   = on_token,

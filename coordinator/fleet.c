@@ -11,6 +11,7 @@
 #include "core/clock.h"
 
 enum { LEAVE_S = 4 };
+#define NUMBERS 1000000000ull /* of requests in a life of a coordinator */
 
 const char *bt_cell_state_name(bt_cell_state state)
 {
@@ -30,6 +31,7 @@ bt_status bt_fleet_create(const bt_fleet_config *config, const bt_fleet_events *
     BT_REQUIRE(fleet != NULL, BT_ERR_NO_MEMORY, "the table of cells");
     fleet->cfg         = *config;
     fleet->events      = *events;
+    fleet->life        = bt_fleet_draw_life();
     fleet->prefix_seed = bt_prefix_seed();
     *fleet_out         = fleet;
 out:
@@ -112,7 +114,7 @@ static void over_if_last(bt_fleet *fleet, bool well, const char *reason)
         fleet->events.over(fleet->events.ctx, well, reason);
 }
 
-__attribute__((format(printf, 2, 3))) static void lose(bt_member *m, const char *fmt, ...)
+void bt_fleet_lose(bt_member *m, const char *fmt, ...)
 {
     bt_fleet *fleet = m->fleet;
     char      reason[BT_FLEET_TEXT];
@@ -163,8 +165,7 @@ static void on_end(void *ctx, void *client, const bt_relay_end *end)
     e->end(e->ctx, client, end);
 }
 
-/* The cell does without it from now on: it hears that, if it can, and nothing of it is heard. */
-static void shut_out(bt_member *m, uint32_t rank, const char *reason)
+void bt_fleet_shut_out(bt_member *m, uint32_t rank, const char *reason)
 {
     bt_control_peer *peer = m->seats[rank].peer;
 
@@ -172,7 +173,7 @@ static void shut_out(bt_member *m, uint32_t rank, const char *reason)
     if (peer == NULL) return;
     m->seats[rank].peer = NULL;
     m->n_peers--;
-    bt_control_refuse(peer, reason);
+    bt_control_refuse(peer, GRPC_STATUS_FAILED_PRECONDITION, reason);
 }
 
 static void on_stuck(void *ctx, uint32_t rank, const char *reason)
@@ -187,7 +188,7 @@ static void on_stuck(void *ctx, uint32_t rank, const char *reason)
     }
     snprintf(text, sizeof(text), "%s is removed from the cell: %s", who, reason);
     BT_WARN("%s", text);
-    shut_out(m, rank, text);
+    bt_fleet_shut_out(m, rank, text);
 }
 
 static bt_status create_relay(bt_member *m)
@@ -195,6 +196,7 @@ static bt_status create_relay(bt_member *m)
     bt_status          st     = BT_OK;
     const bt_up_hello *facts  = bt_cell_facts(&m->cell);
     bt_relay_rank     *ranks  = bt_calloc(m->cell.n_ranks, sizeof(*ranks));
+    bool               back   = m->cell.incarnation != 0; /* from another coordinator */
     bt_relay_config    config = m->fleet->cfg.relay;
     bt_relay_events    events = {.send   = send_to_rank,
                                  .token  = on_token,
@@ -206,7 +208,8 @@ static bt_status create_relay(bt_member *m)
     BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", m->cell.n_ranks);
     for (uint32_t i = 0; i < m->cell.n_ranks; i++)
         ranks[i] = (bt_relay_rank){.n_pages  = m->cell.ranks[i].hello.n_pages,
-                                   .max_rows = m->cell.ranks[i].hello.max_rows};
+                                   .max_rows = m->cell.ranks[i].hello.max_rows,
+                                   .lost     = m->cell.ranks[i].lost};
     config.n_ranks         = m->cell.n_ranks;
     config.n_prefill       = facts->n_prefill;
     config.n_decode        = facts->n_decode;
@@ -218,7 +221,10 @@ static bt_status create_relay(bt_member *m)
     config.vocab_size      = facts->vocab_size;
     config.share_generated = facts->share_generated;
     config.prefix_seed     = m->fleet->prefix_seed;
+    config.seats           = back ? &bt_cell_memory(&m->cell)->seats : NULL;
+    config.first_number    = 1 + ((m->incarnation >> 32) - 1) * NUMBERS;
     BT_TRY(bt_relay_create(&config, &events, &m->relay));
+    if (back) bt_relay_begin_anew(m->relay, bt_now_ns());
     for (uint32_t i = 0; i < m->cell.n_ranks; i++) /* all are, or the cell would not serve */
         bt_relay_ready(m->relay, i, bt_now_ns());
 out:
@@ -236,7 +242,7 @@ static void serve(bt_member *m)
     fleet->has_facts = true;
     m->state         = BT_CELL_SERVING;
     m->deadline_ns   = UINT64_MAX;
-    BT_INFO("cell \"%s\" serves with %u ranks", m->cell.name, m->cell.n_ranks);
+    BT_INFO("cell \"%s\" serves with %u ranks", m->cell.name, m->n_peers);
     fleet->events.serving(fleet->events.ctx);
     bt_announce(fleet->cfg.announce_fd, true, "serving %s", m->cell.name);
     bt_fleet_balance(fleet, bt_now_ns());
@@ -245,35 +251,41 @@ out:
         char why[BT_FLEET_TEXT];
 
         snprintf(why, sizeof(why), "%s", bt_error_text());
-        lose(m, "%s", why);
+        bt_fleet_lose(m, "%s", why);
     }
 }
 
-/* Everybody is here: the epoch lies above all that any rank has seen. */
-static void welcome_all(bt_member *m)
+/* As far as it gets with those who have attached and are ready. */
+static void advance(bt_member *m)
 {
-    for (uint32_t i = 0; i < m->cell.n_ranks; i++) {
-        bt_down down = {.kind = BT_DOWN_WELCOME, .u.welcome = {m->cell.max_epoch + 1}};
-
-        if (m->seats[i].peer != NULL) bt_control_send(m->seats[i].peer, &down);
+    if (m->state == BT_CELL_ATTACHING && bt_cell_complete(&m->cell)) {
+        bt_fleet_welcome(m);
+        m->state       = BT_CELL_LOADING;
+        m->deadline_ns = bt_now_ns() + m->fleet->cfg.load_ns;
     }
-    m->state       = BT_CELL_LOADING;
-    m->deadline_ns = bt_now_ns() + m->fleet->cfg.load_ns;
-    BT_INFO("all %u ranks have attached", m->cell.n_ranks);
+    if (m->state == BT_CELL_LOADING && bt_cell_ready(&m->cell)) serve(m);
 }
 
-static bt_member *find_member(const bt_fleet *fleet, const char *name)
+bt_member *bt_fleet_find(const bt_fleet *fleet, const char *name)
 {
     for (uint32_t i = 0; i < fleet->n_members; i++)
         if (strcmp(fleet->members[i]->cell.name, name) == 0) return fleet->members[i];
     return NULL;
 }
 
+/* How long the first of a cell waits for the last: ranks that come back are all there already. */
+static uint64_t wait_for(const bt_fleet *fleet, const bt_up_hello *hello)
+{
+    uint64_t quiet_ns = fleet->cfg.relay.rank_quiet_ns, attach_ns = fleet->cfg.attach_ns;
+
+    return hello->incarnation != 0 && quiet_ns < attach_ns ? quiet_ns : attach_ns;
+}
+
 /* The member that the hello belongs to, made when it is the first of its cell. */
 static bt_status find_place(bt_fleet *fleet, const bt_up_hello *hello, bt_member **member_out)
 {
     bt_status          st = BT_OK;
-    bt_member         *m = find_member(fleet, hello->cell), *fresh = NULL;
+    bt_member         *m = bt_fleet_find(fleet, hello->cell), *fresh = NULL;
     const bt_up_hello *facts = fleet->has_facts ? &fleet->facts : NULL;
 
     BT_REQUIRE(!fleet->stopped, BT_ERR_PEER, "the coordinator is shutting down");
@@ -289,7 +301,7 @@ static bt_status find_place(bt_fleet *fleet, const bt_up_hello *hello, bt_member
         fresh = bt_calloc(1, sizeof(*fresh));
         BT_REQUIRE(fresh != NULL, BT_ERR_NO_MEMORY, "a cell");
         fresh->fleet                       = fleet;
-        fresh->deadline_ns                 = bt_now_ns() + fleet->cfg.attach_ns;
+        fresh->deadline_ns                 = bt_now_ns() + wait_for(fleet, hello);
         fleet->members[fleet->n_members++] = fresh;
         m                                  = fresh;
     }
@@ -309,19 +321,25 @@ static bt_status attach(bt_member *m, bt_control_peer *peer, bt_up_hello *hello)
     m->seats[rank] = (bt_seat){.member = m, .rank = rank, .peer = peer};
     m->n_peers++;
     bt_control_peer_set_data(peer, &m->seats[rank]);
-    if (bt_cell_complete(&m->cell)) welcome_all(m);
+    advance(m);
 out:
     return st;
 }
 
 static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
 {
-    bt_member *m = NULL;
+    bt_member *m     = NULL;
+    bool       again = hello->incarnation != 0;
 
-    if (find_place(fleet, hello, &m) == BT_OK && attach(m, peer, hello) == BT_OK) return;
+    if (bt_fleet_check_origin(fleet, hello, &again) == BT_OK &&
+        find_place(fleet, hello, &m) == BT_OK && attach(m, peer, hello) == BT_OK)
+        return;
     snprintf(fleet->refusal, sizeof(fleet->refusal), "%s", bt_error_text());
+    if (m != NULL && hello->rank < m->cell.n_ranks && m->cell.ranks[hello->rank].lost)
+        again = false;
     if (m != NULL && m->n_peers == 0) remove_member(fleet, m); /* it never was */
-    bt_control_refuse(peer, fleet->refusal);
+    bt_control_refuse(peer, again ? GRPC_STATUS_UNAVAILABLE : GRPC_STATUS_FAILED_PRECONDITION,
+                      fleet->refusal);
 }
 
 /* ---- messages of ranks */
@@ -345,8 +363,7 @@ static void on_ready(bt_member *m, uint32_t rank)
     if (m->relay != NULL) bt_relay_ready(m->relay, rank, bt_now_ns());
     if (k->ready) return;
     k->ready = true;
-    m->cell.n_ready++;
-    if (bt_cell_ready(&m->cell) && m->state == BT_CELL_LOADING) serve(m);
+    advance(m);
 }
 
 static void on_leaving(bt_member *m, uint32_t rank, bt_up *up)
@@ -422,10 +439,14 @@ void bt_fleet_lost(void *ctx, bt_control_peer *peer)
         bt_relay_lose(m->relay, seat->rank, bt_now_ns());
         return;
     }
-    lose(m, "%s was lost%s: %s%s%s", who, opening ? " while the cell was starting" : "",
-         why != NULL ? why : "its control stream ended",
-         fleet->refusal[0] != 0 && opening ? "; a rank was refused before: " : "",
-         opening ? fleet->refusal : "");
+    if (opening && bt_fleet_go_without_rank(m, seat->rank)) {
+        advance(m);
+        return;
+    }
+    bt_fleet_lose(m, "%s was lost%s: %s%s%s", who, opening ? " while the cell was starting" : "",
+                  why != NULL ? why : "its control stream ended",
+                  fleet->refusal[0] != 0 && opening ? "; a rank was refused before: " : "",
+                  opening ? fleet->refusal : "");
 }
 
 /* ---- time */
@@ -437,13 +458,18 @@ static void check_deadline(bt_member *m, uint64_t now_ns)
 
     if (now_ns < m->deadline_ns) return;
     bt_cell_missing(&m->cell, who, sizeof(who));
-    if (m->state == BT_CELL_ATTACHING)
-        lose(m, "%s of %u have not attached within %.0f s of the first%s%s", who, m->cell.n_ranks,
-             (double)fleet->cfg.attach_ns * 1e-9,
-             fleet->refusal[0] != 0 ? "; a rank was refused: " : "", fleet->refusal);
+    if (m->state == BT_CELL_ATTACHING && bt_fleet_go_without(m))
+        advance(m);
+    else if (m->state == BT_CELL_ATTACHING)
+        bt_fleet_lose(m, "%s of %u have not attached within %.0f s of the first%s%s", who,
+                      m->cell.n_ranks,
+                      (double)(m->cell.incarnation != 0 ? fleet->cfg.relay.rank_quiet_ns
+                                                        : fleet->cfg.attach_ns) *
+                          1e-9,
+                      fleet->refusal[0] != 0 ? "; a rank was refused: " : "", fleet->refusal);
     else if (m->state == BT_CELL_LOADING)
-        lose(m, "%s of %u are not ready after %.0f s of loading", who, m->cell.n_ranks,
-             (double)fleet->cfg.load_ns * 1e-9);
+        bt_fleet_lose(m, "%s of %u are not ready after %.0f s of loading", who, m->cell.n_ranks,
+                      (double)fleet->cfg.load_ns * 1e-9);
 }
 
 /* A group that has lost its last rank is waited for, as long as there is a spare that could come;
@@ -461,14 +487,14 @@ static void check_seats(bt_member *m, uint64_t now_ns)
         if (m->short_since_ns != 0) BT_INFO("the cell has ranks for every role again");
         m->short_since_ns = 0;
     } else if (bt_relay_n_spares(m->relay) == 0) {
-        lose(m, "no %srank is left, and no spare", missing);
+        bt_fleet_lose(m, "no %srank is left, and no spare", missing);
     } else if (m->short_since_ns == 0) {
         m->short_since_ns = now_ns;
         BT_WARN("no %srank is left: requests wait, for %.0f s at most, until one joins", missing,
                 (double)rejoin_ns * 1e-9);
     } else if (now_ns - m->short_since_ns >= rejoin_ns) {
-        lose(m, "no %srank was left, and none has joined within %.0f s", missing,
-             (double)rejoin_ns * 1e-9);
+        bt_fleet_lose(m, "no %srank was left, and none has joined within %.0f s", missing,
+                      (double)rejoin_ns * 1e-9);
     }
 }
 
@@ -493,7 +519,8 @@ static bool bury(bt_member *m, uint64_t now_ns)
         if (m->seats[i].peer == NULL) continue;
         bt_cell_rank_text(&m->cell, i, who, sizeof(who));
         BT_WARN("%s has not left within %d s", who, LEAVE_S);
-        bt_control_refuse(m->seats[i].peer, "this cell is no longer served");
+        bt_control_refuse(m->seats[i].peer, GRPC_STATUS_FAILED_PRECONDITION,
+                          "this cell is no longer served");
     }
     bt_announce(m->fleet->cfg.announce_fd, true, "left %s", m->cell.name);
     remove_member(m->fleet, m);
@@ -506,7 +533,7 @@ void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
         bt_member *m = fleet->members[i];
 
         if (m->relay != NULL) bt_relay_tick(m->relay, now_ns);
-        if (m->stuck[0] != 0) lose(m, "%s", m->stuck);
+        if (m->stuck[0] != 0) bt_fleet_lose(m, "%s", m->stuck);
         if (m->relay != NULL) check_seats(m, now_ns);
         check_deadline(m, now_ns);
         if (m->state == BT_CELL_DRAINING) {

@@ -9,6 +9,9 @@
  * (With relay.replace a serving cell goes on without the rank, as long as both its groups have
  * one.)
  *
+ * A cell whose coordinator was lost attaches with what it knows (fleet_return.c): it goes on as it
+ * was, without requests.  With relay.replace it need not be whole.
+ *
  * From serving on it has a relay of its own.  Cells may have other numbers of ranks, but compute
  * the same bits: model, arithmetic, sum blocks and split sizes are equal, or the rank is refused. A
  * request goes to the serving cell with the least to do; where one has requests that wait and
@@ -38,9 +41,10 @@ typedef struct {
     bt_relay_config
              relay; /* limits and times; what is a cell's own (ranks, shape, epoch) is not set */
     uint64_t attach_ns, load_ns;
-    uint64_t rejoin_ns; /* relay.replace: how long a group without a rank is waited for */
-    uint64_t wait_ns;   /* how long requests wait for a cell, where none is left; 0: the fleet has
-                         * failed then */
+    uint64_t rejoin_ns;   /* relay.replace: how long a group without a rank is waited for */
+    uint64_t config_hash; /* of the model's config.json, which ranks must have too; 0: any */
+    uint64_t wait_ns;     /* how long requests wait for a cell, where none is left; 0: the fleet has
+                           * failed then */
     int announce_fd;
 } bt_fleet_config;
 

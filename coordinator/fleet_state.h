@@ -20,6 +20,7 @@ struct bt_member {
     bt_cell_state state;
     bt_seat      *seats; /* owned [cell.n_ranks] */
     uint32_t      n_peers;
+    uint64_t      incarnation;          /* as its ranks were welcomed; 0: not yet */
     bt_relay     *relay;                /* owned; NULL unless serving or draining */
     uint64_t      deadline_ns;          /* of the state; UINT64_MAX: none */
     uint64_t      short_since_ns;       /* a group has no rank left; 0: none has */
@@ -33,6 +34,7 @@ struct bt_fleet {
     uint32_t         n_members;
     bt_up_hello      facts; /* owned */
     bool             has_facts, stopped;
+    uint32_t         life;                   /* this process's own part of incarnations: never 0 */
     char             refusal[BT_FLEET_TEXT]; /* the last rank that was refused, and why */
     uint64_t         arrivals, prefix_seed;  /* of all cells, so that one list of keys serves */
     bt_request     **lobby;                  /* owned [n_lobby], oldest first */
@@ -42,6 +44,26 @@ struct bt_fleet {
     grpc_status_code stop_code;
     char             stop_reason[BT_FLEET_TEXT];
 };
+
+/* fleet.c */
+bt_member *bt_fleet_find(const bt_fleet *fleet, const char *name); /* NULL: no such cell */
+/* The cell does without it from now on: it hears that, if it can, and nothing of it is heard. */
+void bt_fleet_shut_out(bt_member *m, uint32_t rank, const char *reason);
+/* The cell has failed: its requests go elsewhere, its ranks are told to leave. */
+__attribute__((format(printf, 2, 3))) void bt_fleet_lose(bt_member *m, const char *fmt, ...);
+
+/* fleet_return.c */
+uint32_t bt_fleet_draw_life(void);
+/* May the rank attach at all, as far as its hello says where it comes from?  INVALID_ARG says why
+ * not; *again_out: it may try again, since what is wrong is not the rank. */
+bt_status bt_fleet_check_origin(bt_fleet *fleet, const bt_up_hello *hello, bool *again_out);
+/* Everybody is here who is waited for.  Shuts out whom the others know as lost; says Welcome. */
+void bt_fleet_welcome(bt_member *m);
+/* The rest is not waited for any longer; false: too few are here, or the cell is not of that kind.
+ */
+bool bt_fleet_go_without(bt_member *m);
+/* bt_fleet_go_without(), for one that has died. */
+bool bt_fleet_go_without_rank(bt_member *m, uint32_t rank);
 
 /* fleet_place.c */
 /* The relay's end(), for a request that no relay has. */

@@ -129,13 +129,16 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request table");
     r->cfg         = *config;
     r->cfg.ranks   = NULL;
+    r->cfg.seats   = NULL;
     r->events      = *events;
-    r->next_number = 1;
+    r->next_number = config->first_number != 0 ? config->first_number : 1;
     r->ranks       = bt_calloc(config->n_ranks, sizeof(*r->ranks));
-    BT_REQUIRE(r->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", config->n_ranks);
+    r->gone        = bt_calloc(config->n_ranks, sizeof(*r->gone));
+    BT_REQUIRE(r->ranks != NULL && r->gone != NULL, BT_ERR_NO_MEMORY, "table of %u ranks",
+               config->n_ranks);
     for (uint32_t i = 0; i < config->n_ranks; i++)
         r->ranks[i].limits = config->ranks[i];
-    BT_TRY(bt_relay_seat_ranks(r));
+    BT_TRY(bt_relay_seat_ranks(r, config->seats));
     for (uint32_t i = 0; i < config->n_ranks; i++)
         BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages));
     r->prefix_seed = config->prefix_seed != 0 ? config->prefix_seed : bt_prefix_seed();
@@ -160,6 +163,7 @@ void bt_relay_destroy(bt_relay *relay)
     bt_free(relay->seats[0].ranks);
     bt_free(relay->seats[1].ranks);
     bt_free(relay->ranks);
+    bt_free(relay->gone);
     bt_free(relay);
 }
 

@@ -30,19 +30,22 @@ typedef struct bt_request bt_request;
 
 typedef struct {
     uint32_t n_pages, max_rows;
+    bool     lost; /* it has not come back with its cell */
 } bt_relay_rank;
 
 typedef struct {
-    uint32_t             n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
-    uint32_t             n_spares;                     /* the last of n_ranks */
-    const bt_relay_rank *ranks;                        /* [n_ranks], copied */
-    uint32_t             epoch, page_tokens, vocab_size;
-    uint32_t             group_epoch; /* that the ranks' groups were formed in, below epoch */
-    bool                 replace;     /* a rank that is stuck is removed, and the others go on */
-    uint64_t             verdict_ns;  /* from the first report of an expired wait to the decision */
-    uint64_t             queue_tokens; /* prompt tokens that may wait */
-    uint64_t             queue_ns;     /* how long a request may wait for its ticket */
-    bool     share_generated;          /* ranks cache pages of replies: they get what names them */
+    uint32_t               n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
+    uint32_t               n_spares;                     /* the last of n_ranks */
+    const bt_relay_rank   *ranks;                        /* [n_ranks], copied */
+    uint32_t               epoch, page_tokens, vocab_size;
+    uint32_t               group_epoch; /* that the ranks' groups were formed in, below epoch */
+    const bt_down_regroup *seats; /* who sits where, borrowed by create(); NULL: as launched */
+    uint64_t               first_number; /* of requests: above those of the coordinator before */
+    bool                   replace;      /* a rank that is stuck is removed, and the others go on */
+    uint64_t verdict_ns;      /* from the first report of an expired wait to the decision */
+    uint64_t queue_tokens;    /* prompt tokens that may wait */
+    uint64_t queue_ns;        /* how long a request may wait for its ticket */
+    bool     share_generated; /* ranks cache pages of replies: they get what names them */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
     uint64_t stall_ns;      /* a placed request of which nothing was heard so long has failed */
     uint64_t prefix_seed;   /* of the keys of cached prefixes; 0: one of its own */
@@ -114,6 +117,9 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 /* The rank has died, or its stream has: the others hear of the new epoch, what it had is placed
  * again.  With `replace` only; once. */
 void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns);
+/* The ranks come from another coordinator, and hold nothing any more: both groups begin anew in
+ * epochs above all that it can have spoken of. */
+void bt_relay_begin_anew(bt_relay *relay, uint64_t now_ns);
 /* A spare has loaded: at first, or for the seat that it was told to prepare for. */
 void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns);
 /* Ranks that sit in the prefill group (or the one of both roles), and in the decode group; where

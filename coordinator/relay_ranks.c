@@ -19,25 +19,58 @@ static bt_status number_seats(bt_relay *r, uint32_t group, uint32_t n, uint32_t 
     BT_REQUIRE(seats->ranks != NULL, BT_ERR_NO_MEMORY, "%u seats", n);
     seats->n     = n;
     seats->epoch = r->cfg.group_epoch;
-    for (uint32_t i = 0; i < n; i++) {
-        seats->ranks[i]           = first + i;
+    for (uint32_t i = 0; i < n; i++)
+        seats->ranks[i] = first + i;
+out:
+    return st;
+}
+
+static bt_status launch_seats(bt_relay *r, uint32_t group, uint32_t n, uint32_t first)
+{
+    for (uint32_t i = 0; i < n; i++)
         r->ranks[first + i].group = group;
+    return number_seats(r, group, n, first);
+}
+
+/* As it was before; those that have not come back lose their seats. */
+static bt_status take_seats(bt_relay *r, uint32_t group, const bt_seats *from)
+{
+    bt_status st = BT_OK;
+    bt_seats *to = &r->seats[group];
+
+    BT_TRY(number_seats(r, group, from->n, 0));
+    for (uint32_t i = 0; i < from->n; i++) {
+        uint32_t rank = from->ranks[i];
+        bool     here = rank != BT_NO_RANK && !r->ranks[rank].lost;
+
+        to->ranks[i] = here ? rank : BT_NO_RANK;
+        if (here) r->ranks[rank].group = group;
     }
 out:
     return st;
 }
 
-bt_status bt_relay_seat_ranks(bt_relay *relay)
+bt_status bt_relay_seat_ranks(bt_relay *relay, const bt_down_regroup *seats)
 {
     bt_status st = BT_OK;
     uint32_t  first =
         bt_relay_both(relay) ? relay->cfg.n_ranks - relay->cfg.n_spares : relay->cfg.n_prefill;
 
     relay->epoch = relay->cfg.epoch;
-    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
-        relay->ranks[i].group = BT_UNSEATED;
-    BT_TRY(number_seats(relay, BT_SEATED_PREFILL, first, 0));
-    BT_TRY(number_seats(relay, BT_SEATED_DECODE, relay->cfg.n_decode, first));
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
+        bt_rank_state *k = &relay->ranks[i];
+
+        k->group = BT_UNSEATED;
+        k->lost  = k->limits.lost;
+        if (k->lost) relay->gone[relay->n_gone++] = i;
+    }
+    if (seats != NULL) {
+        BT_TRY(take_seats(relay, BT_SEATED_PREFILL, &seats->groups[0]));
+        BT_TRY(take_seats(relay, BT_SEATED_DECODE, &seats->groups[1]));
+        goto out;
+    }
+    BT_TRY(launch_seats(relay, BT_SEATED_PREFILL, first, 0));
+    BT_TRY(launch_seats(relay, BT_SEATED_DECODE, relay->cfg.n_decode, first));
 out:
     return st;
 }
@@ -62,49 +95,58 @@ uint32_t bt_relay_n_spares(const bt_relay *relay)
 
 /* ---- a new epoch */
 
-static bool copy_seats(const bt_seats *from, bt_seats *to)
-{
-    *to       = *from;
-    to->ranks = bt_calloc(from->n, sizeof(*to->ranks));
-    if (to->ranks == NULL) return false;
-    if (from->n > 0) memcpy(to->ranks, from->ranks, from->n * sizeof(*to->ranks));
-    return true;
-}
-
 /* prepare: as if it had its seat already. */
 static void tell(bt_relay *r, uint32_t rank, bool prepare)
 {
-    bt_rank_state *k = &r->ranks[rank];
-    bt_down        m = {.kind = BT_DOWN_REGROUP};
+    bt_rank_state  *k   = &r->ranks[rank];
+    bt_down         m   = {.kind = BT_DOWN_REGROUP};
+    bt_down_regroup now = {
+        .epoch   = r->epoch,
+        .groups  = {r->seats[0], r->seats[1]},
+        .prepare = prepare,
+        .n_gone  = r->n_gone,
+        .gone    = r->gone
+    };
 
-    m.u.regroup.epoch   = r->epoch;
-    m.u.regroup.prepare = prepare;
-    if (copy_seats(&r->seats[0], &m.u.regroup.groups[0]) &&
-        copy_seats(&r->seats[1], &m.u.regroup.groups[1])) {
-        if (prepare) m.u.regroup.groups[k->next_group].ranks[k->next_seat] = rank;
-        r->events.send(r->events.ctx, rank, &m);
+    if (bt_regroup_copy(&now, &m.u.regroup) != BT_OK) {
+        /* the rank will be the next one that its group waits for */
+        BT_WARN("no memory to tell rank %u of epoch %u", rank, r->epoch);
         return;
     }
-    bt_down_free(&m); /* the rank will be the next one that its group waits for */
-    BT_WARN("no memory to tell rank %u of epoch %u", rank, r->epoch);
+    if (prepare) m.u.regroup.groups[k->next_group].ranks[k->next_seat] = rank;
+    r->events.send(r->events.ctx, rank, &m);
+}
+
+static void tell_all(bt_relay *r, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        bt_rank_state *k = &r->ranks[i];
+
+        if (k->lost) continue;
+        k->progress_ns = k->heard_ns = now_ns; /* they waited, and not through their own fault */
+        tell(r, i, false);
+    }
 }
 
 /* The group's ranks have changed, or shall begin anew. */
-static void raise_epoch(bt_relay *r, uint32_t group, uint64_t now_ns)
+static void raise_epoch(bt_relay *r, uint32_t group)
 {
     r->seats[group].epoch = ++r->epoch;
     r->verdict_ns[group]  = 0;
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         bt_rank_state *k = &r->ranks[i];
 
-        if (k->lost) continue;
-        if (k->group == group) {
-            k->reported = false;
-            k->n_blamed = 0;
-        }
-        k->progress_ns = k->heard_ns = now_ns; /* they waited, and not through their own fault */
-        tell(r, i, false);
+        if (k->group != group) continue;
+        k->reported = false;
+        k->n_blamed = 0;
     }
+}
+
+void bt_relay_begin_anew(bt_relay *relay, uint64_t now_ns)
+{
+    raise_epoch(relay, BT_SEATED_PREFILL);
+    if (!bt_relay_both(relay)) raise_epoch(relay, BT_SEATED_DECODE);
+    tell_all(relay, now_ns);
 }
 
 /* ---- spares */
@@ -164,7 +206,8 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
         k->group    = k->next_group;
 
         relay->seats[k->group].ranks[k->next_seat] = rank;
-        raise_epoch(relay, k->group, now_ns);
+        raise_epoch(relay, k->group);
+        tell_all(relay, now_ns);
         BT_INFO("rank %u has taken seat %u of the %s group in epoch %u", rank, k->next_seat,
                 k->group == BT_SEATED_PREFILL ? "first" : "decode", relay->epoch);
         bt_relay_place(relay, now_ns);
@@ -210,10 +253,13 @@ void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
     k->lost     = true;
     k->prepares = false;
     k->group    = BT_UNSEATED;
+
+    relay->gone[relay->n_gone++] = rank;
     if (group != BT_UNSEATED) {
         for (uint32_t i = 0; i < relay->seats[group].n; i++)
             if (relay->seats[group].ranks[i] == rank) relay->seats[group].ranks[i] = BT_NO_RANK;
-        raise_epoch(relay, group, now_ns);
+        raise_epoch(relay, group);
+        tell_all(relay, now_ns);
     }
     for (q = relay->placed.first; q != NULL; q = next) {
         next = q->next;
@@ -287,7 +333,8 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
         if (now_ns < relay->verdict_ns[g] && !all_have_spoken(relay, g)) continue;
         rank = most_blamed(relay, g);
         if (rank == BT_NO_RANK) {
-            raise_epoch(relay, g, now_ns);
+            raise_epoch(relay, g);
+            tell_all(relay, now_ns);
             continue;
         }
         snprintf(why, sizeof(why), "%u of its group waited for it in vain",

@@ -79,6 +79,8 @@ struct bt_relay {
     bt_relay_config  cfg;
     bt_relay_events  events;
     bt_rank_state   *ranks; /* owned [n_ranks] */
+    uint32_t        *gone;  /* owned [n_gone], room for all: the lost ones */
+    uint32_t         n_gone;
     bt_request_list  queue, placed;
     bt_table         numbers, names;
     uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
@@ -135,7 +137,8 @@ void bt_relay_settle(bt_relay *relay, bt_request *q);
 void bt_relay_requeue(bt_relay *relay, bt_request *q, bool abort_decode, uint64_t now_ns);
 
 /* relay_ranks.c */
-bt_status bt_relay_seat_ranks(bt_relay *relay); /* as launched; NO_MEMORY */
+/* seats NULL: as launched.  NO_MEMORY. */
+bt_status bt_relay_seat_ranks(bt_relay *relay, const bt_down_regroup *seats);
 /* A rank's report of an expired wait. */
 void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t now_ns);
 /* Ranks from which too little is heard, and groups that have reported. */

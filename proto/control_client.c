@@ -16,7 +16,9 @@
 #include "proto/secret.h"
 
 enum {
-    RETRY_MS  = 50,
+    RETRY_MS  = 50,    /* between attempts at first; it doubles */
+    SLOW_MS   = 400,   /* up to this */
+    TRY_MS    = 5000,  /* an attempt may take: who listens there may be stopped */
     CANCEL_S  = 10,    /* a cancelled call completes at once; more means a bug in gRPC */
     UP_MAX    = 65536, /* messages waiting for a coordinator that does not read */
     TEXT_MAX  = 512,
@@ -35,6 +37,7 @@ struct bt_control_client {
     grpc_byte_buffer      *received; /* of the RECV_MESSAGE in flight */
     pthread_t              reader, writer;
     bool                   has_call, has_reader, has_writer;
+    uint64_t               quiet_ns;
     int                    fd;
     pthread_mutex_t        lock; /* of everything below */
     pthread_cond_t         changed;
@@ -49,6 +52,34 @@ struct bt_control_client {
 static void *tag_ptr(tag t) { return (void *)(uintptr_t)t; }
 
 /* ---- the stream's start, on the caller's thread */
+
+/* A channel of its own for each attempt: none waits because of what an earlier one has met. */
+static void open_channel(bt_control_client *c)
+{
+    const grpc_channel_args  *usual   = bt_rpc_client_args();
+    grpc_channel_credentials *creds   = grpc_insecure_credentials_create();
+    int                       half_ms = (int)(c->quiet_ns / (2 * BT_NS_PER_MS));
+    grpc_arg                  args[16];
+    grpc_channel_args         all = {0, args};
+
+    BT_ASSERT(usual->num_args < sizeof(args) / sizeof(args[0]));
+    for (size_t i = 0; i < usual->num_args; i++) {
+        args[i] = usual->args[i];
+        if (c->quiet_ns != 0 && (strcmp(args[i].key, GRPC_ARG_KEEPALIVE_TIME_MS) == 0 ||
+                                 strcmp(args[i].key, GRPC_ARG_KEEPALIVE_TIMEOUT_MS) == 0))
+            args[i].value.integer = half_ms;
+    }
+    all.num_args          = usual->num_args + 1;
+    args[usual->num_args] = (grpc_arg)BT_RPC_INT_ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    c->channel            = grpc_channel_create(c->address, creds, &all);
+    grpc_channel_credentials_release(creds);
+}
+
+static void close_channel(bt_control_client *c)
+{
+    if (c->channel != NULL) grpc_channel_destroy(c->channel);
+    c->channel = NULL;
+}
 
 static void call_begin(bt_control_client *c)
 {
@@ -102,6 +133,7 @@ static bool attach_once(bt_control_client *c, uint64_t deadline_ns, char *cause,
     bool       has_headers = false, has_status = false, late = false;
     grpc_event ev;
 
+    open_channel(c);
     call_begin(c);
     while (!has_headers || !has_status) {
         ev = grpc_completion_queue_next(c->cq, bt_rpc_deadline(deadline_ns), NULL);
@@ -124,19 +156,25 @@ static bool attach_once(bt_control_client *c, uint64_t deadline_ns, char *cause,
     *retry_out = c->code == GRPC_STATUS_UNAVAILABLE || late;
     c->refusal = c->code;
     call_end(c);
+    close_channel(c);
     return false;
 }
 
 static bt_status attach(bt_control_client *c, uint64_t connect_ns)
 {
     bt_status st    = BT_OK;
-    uint64_t  begin = bt_now_ns(), deadline = begin + connect_ns;
+    uint64_t  begin = bt_now_ns(), deadline = begin + connect_ns, wait_ns = RETRY_MS * BT_NS_PER_MS;
+    uint64_t  end_ns;
     bool      attached = false, retry = true;
     char      cause[TEXT_MAX] = "no attempt was made";
 
-    while (!(attached = attach_once(c, deadline, cause, &retry)) && retry &&
-           bt_now_ns() + RETRY_MS * BT_NS_PER_MS < deadline)
-        bt_sleep_ns(RETRY_MS * BT_NS_PER_MS);
+    for (;;) {
+        end_ns   = bt_now_ns() + TRY_MS * BT_NS_PER_MS;
+        attached = attach_once(c, end_ns < deadline ? end_ns : deadline, cause, &retry);
+        if (attached || !retry || bt_now_ns() + wait_ns >= deadline) break;
+        bt_sleep_ns(wait_ns);
+        if (wait_ns < SLOW_MS * BT_NS_PER_MS) wait_ns *= 2;
+    }
     BT_REQUIRE(attached || c->refusal != GRPC_STATUS_UNAUTHENTICATED, BT_ERR_PEER,
                "the coordinator at %s refuses this rank: %s", c->address, cause);
     BT_REQUIRE(attached || retry, BT_ERR_PEER, "at %s there is no Baton coordinator: %s",
@@ -369,7 +407,7 @@ static void destroy(bt_control_client *c)
     call_end(c);
     if (c->received != NULL) grpc_byte_buffer_destroy(c->received);
     if (c->cq != NULL) grpc_completion_queue_destroy(c->cq);
-    if (c->channel != NULL) grpc_channel_destroy(c->channel);
+    close_channel(c);
     while (c->n_up > 0)
         bt_up_free(&c->up[(c->up_at + --c->n_up) % c->up_cap]);
     while (c->n_down > 0)
@@ -395,13 +433,12 @@ out:
     return st;
 }
 
-bt_status bt_control_client_start(const char *address, uint64_t connect_ns,
+bt_status bt_control_client_start(const char *address, uint64_t connect_ns, uint64_t quiet_ns,
                                   bt_control_client **client_out)
 {
-    bt_status                 st = BT_OK;
-    bt_control_client        *c  = bt_calloc(1, sizeof(*c));
-    grpc_channel_credentials *creds;
-    sigset_t                  all, before;
+    bt_status          st = BT_OK;
+    bt_control_client *c  = bt_calloc(1, sizeof(*c));
+    sigset_t           all, before;
 
     BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "control client");
     sigfillset(&all); /* threads made here, gRPC's too, leave the process's signals to its main */
@@ -410,11 +447,9 @@ bt_status bt_control_client_start(const char *address, uint64_t connect_ns,
     st = init(c, address);
     if (st == BT_OK) st = bt_secret_read(c->secret);
     if (st == BT_OK) {
-        creds      = grpc_insecure_credentials_create();
-        c->cq      = grpc_completion_queue_create_for_next(NULL);
-        c->channel = grpc_channel_create(c->address, creds, bt_rpc_client_args());
-        grpc_channel_credentials_release(creds);
-        st = attach(c, connect_ns);
+        c->quiet_ns = quiet_ns;
+        c->cq       = grpc_completion_queue_create_for_next(NULL);
+        st          = attach(c, connect_ns);
     }
     if (st == BT_OK) {
         recv_next(c);
@@ -457,7 +492,7 @@ static bt_status push_up(bt_control_client *c, const bt_up *m)
     bt_status st = BT_OK;
 
     if (c->ended || c->stopping) return BT_ERR_PEER;
-    BT_REQUIRE(c->n_up < UP_MAX, BT_ERR_PEER,
+    BT_REQUIRE(c->n_up < UP_MAX, BT_ERR_TIMEOUT,
                "the coordinator at %s reads nothing: %u messages wait", c->address, c->n_up);
     if (c->n_up == c->up_cap) {
         uint32_t cap   = c->up_cap * 2;
@@ -518,6 +553,16 @@ bool bt_control_client_lost(bt_control_client *client)
     lost = client->ended && client->n_down == 0;
     pthread_mutex_unlock(&client->lock);
     return lost;
+}
+
+bool bt_control_client_orphaned(bt_control_client *client)
+{
+    bool orphaned;
+
+    pthread_mutex_lock(&client->lock);
+    orphaned = client->ended && client->n_down == 0 && client->code == GRPC_STATUS_UNAVAILABLE;
+    pthread_mutex_unlock(&client->lock);
+    return orphaned;
 }
 
 void bt_control_client_loss(bt_control_client *client, char *buf, size_t capacity)

@@ -62,21 +62,6 @@ static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling,
     return bt_pb_make_pages(p->pages, p->n_pages, &pb->pages);
 }
 
-static void make_regroup(const bt_down_regroup *r, PB(Seats) seats[2], PB(Regroup) * pb)
-{
-    baton__control__v1__regroup__init(pb);
-    for (int i = 0; i < 2; i++) {
-        baton__control__v1__seats__init(&seats[i]);
-        seats[i].epoch   = r->groups[i].epoch;
-        seats[i].n_ranks = r->groups[i].n;
-        seats[i].ranks   = r->groups[i].ranks;
-    }
-    pb->epoch   = r->epoch;
-    pb->prefill = &seats[0];
-    pb->decode  = &seats[1];
-    pb->prepare = r->prepare;
-}
-
 /* What an envelope points to beside its body. */
 typedef struct {
     PB(Sampling) sampling;
@@ -94,9 +79,11 @@ static bt_status make_down(const bt_down *m, down_body *b, down_parts *parts, PB
     switch (m->kind) {
     case BT_DOWN_WELCOME:
         baton__control__v1__welcome__init(&b->welcome);
-        b->welcome.epoch = m->u.welcome.epoch;
-        pb->body_case    = BATON__CONTROL__V1__TO_WORKER__BODY_WELCOME;
-        pb->welcome      = &b->welcome;
+        b->welcome.epoch       = m->u.welcome.epoch;
+        b->welcome.incarnation = m->u.welcome.incarnation;
+        b->welcome.prefix_seed = m->u.welcome.prefix_seed;
+        pb->body_case          = BATON__CONTROL__V1__TO_WORKER__BODY_WELCOME;
+        pb->welcome            = &b->welcome;
         break;
     case BT_DOWN_RESERVE:
         make_reserve(&m->u.reserve, &parts->sampling, &b->reserve);
@@ -124,7 +111,7 @@ static bt_status make_down(const bt_down *m, down_body *b, down_parts *parts, PB
         pb->wake      = &b->wake;
         break;
     case BT_DOWN_REGROUP:
-        make_regroup(&m->u.regroup, parts->seats, &b->regroup);
+        bt_pb_make_regroup(&m->u.regroup, parts->seats, &b->regroup);
         pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_REGROUP;
         pb->regroup   = &b->regroup;
         break;
@@ -265,55 +252,16 @@ out:
     return st;
 }
 
-static uint32_t seat_of(const bt_seats groups[2], uint32_t i)
-{
-    return i < groups[0].n ? groups[0].ranks[i] : groups[1].ranks[i - groups[0].n];
-}
-
-static bt_status check_seats(const bt_seats groups[2])
-{
-    bt_status st = BT_OK;
-
-    for (uint32_t i = 0; i < groups[0].n + groups[1].n; i++) {
-        uint32_t rank = seat_of(groups, i);
-
-        for (uint32_t k = 0; k < i && rank != BT_NO_RANK; k++)
-            BT_REQUIRE(seat_of(groups, k) != rank, BT_ERR_PROTOCOL, "rank %u has two seats", rank);
-    }
-out:
-    return st;
-}
-
-static bt_status take_regroup(const PB(Regroup) * pb, bt_down_regroup *r)
-{
-    bt_status st = BT_OK;
-
-    BT_REQUIRE(pb->prefill != NULL && pb->decode != NULL && pb->prefill->n_ranks >= 1 &&
-                   pb->prefill->n_ranks <= BT_CONTROL_RANKS_MAX &&
-                   pb->decode->n_ranks <= BT_CONTROL_RANKS_MAX,
-               BT_ERR_PROTOCOL, "a regroup without groups, or with more than %d seats in one",
-               BT_CONTROL_RANKS_MAX);
-    r->epoch           = pb->epoch;
-    r->prepare         = pb->prepare;
-    r->groups[0].epoch = pb->prefill->epoch;
-    r->groups[1].epoch = pb->decode->epoch;
-    BT_TRY(bt_pb_take_u32s(pb->prefill->ranks, pb->prefill->n_ranks, &r->groups[0].ranks,
-                           &r->groups[0].n));
-    BT_TRY(bt_pb_take_u32s(pb->decode->ranks, pb->decode->n_ranks, &r->groups[1].ranks,
-                           &r->groups[1].n));
-    BT_TRY(check_seats(r->groups));
-out:
-    return st;
-}
-
 static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
 {
     bt_status st = BT_OK;
 
     switch (pb->body_case) {
     case BATON__CONTROL__V1__TO_WORKER__BODY_WELCOME:
-        m->kind            = BT_DOWN_WELCOME;
-        m->u.welcome.epoch = pb->welcome->epoch;
+        m->kind                  = BT_DOWN_WELCOME;
+        m->u.welcome.epoch       = pb->welcome->epoch;
+        m->u.welcome.incarnation = pb->welcome->incarnation;
+        m->u.welcome.prefix_seed = pb->welcome->prefix_seed;
         return BT_OK;
     case BATON__CONTROL__V1__TO_WORKER__BODY_RESERVE:
         m->kind = BT_DOWN_RESERVE;
@@ -333,7 +281,7 @@ static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
         return BT_OK;
     case BATON__CONTROL__V1__TO_WORKER__BODY_REGROUP:
         m->kind = BT_DOWN_REGROUP;
-        return take_regroup(pb->regroup, &m->u.regroup);
+        return bt_pb_take_regroup(pb->regroup, &m->u.regroup);
     case BATON__CONTROL__V1__TO_WORKER__BODY_SHUTDOWN:
         m->kind = BT_DOWN_SHUTDOWN;
         return bt_pb_take_string(pb->shutdown->reason, "shutdown.reason", &m->u.shutdown.reason);
@@ -386,10 +334,7 @@ void bt_down_free(bt_down *m)
         bt_free(m->u.prefill.choices);
         bt_free(m->u.prefill.form_map);
         break;
-    case BT_DOWN_REGROUP:
-        bt_free(m->u.regroup.groups[0].ranks);
-        bt_free(m->u.regroup.groups[1].ranks);
-        break;
+    case BT_DOWN_REGROUP: bt_regroup_free(&m->u.regroup); break;
     case BT_DOWN_SHUTDOWN: bt_free(m->u.shutdown.reason); break;
     case BT_DOWN_WELCOME:
     case BT_DOWN_ABORT:

@@ -79,6 +79,21 @@ typedef enum {
     BT_UP_LEAVING
 } bt_up_kind;
 
+/* A group's seats: the world rank in each, or BT_NO_RANK. */
+#define BT_NO_RANK UINT32_MAX
+typedef struct {
+    uint32_t  epoch, n;
+    uint32_t *ranks; /* [n] */
+} bt_seats;
+
+typedef struct {
+    uint32_t  epoch;
+    bt_seats  groups[2]; /* prefill (or all, with both roles), decode */
+    bool      prepare;
+    uint32_t  n_gone;
+    uint32_t *gone; /* [n_gone] ranks that are not there any more */
+} bt_down_regroup;
+
 typedef struct {
     uint32_t  protocol, rank, n_ranks, n_prefill, n_decode;
     char     *host, *cell;
@@ -94,6 +109,10 @@ typedef struct {
     uint64_t  weight_bytes;
     uint32_t  n_spares;
     bool      share_generated;
+    uint64_t  config_hash;
+    /* Of a rank that has been welcomed before; else zeroes. */
+    uint64_t        incarnation, prefix_seed;
+    bt_down_regroup seats;
 } bt_up_hello;
 
 enum { BT_BEAT_BATCH_BUCKETS = 13, BT_BEAT_TIME_BUCKETS = 16, BT_BEAT_TIME_NS = 125000 };
@@ -229,25 +248,13 @@ typedef struct {
     void        *form_map;
 } bt_down_prefill;
 
-/* A group's seats: the world rank in each, or BT_NO_RANK. */
-#define BT_NO_RANK UINT32_MAX
-typedef struct {
-    uint32_t  epoch, n;
-    uint32_t *ranks; /* [n] */
-} bt_seats;
-
-typedef struct {
-    uint32_t epoch;
-    bt_seats groups[2]; /* prefill (or all, with both roles), decode */
-    bool     prepare;
-} bt_down_regroup;
-
 /* From the coordinator to a worker. */
 typedef struct {
     bt_down_kind kind;
     union {
         struct {
             uint32_t epoch;
+            uint64_t incarnation, prefix_seed;
         } welcome;
         bt_down_reserve reserve;
         bt_down_prefill prefill;
@@ -265,6 +272,9 @@ typedef struct {
     } u;
 } bt_down;
 
+/* Copies its arrays / frees them and leaves it without. */
+bt_status bt_regroup_copy(const bt_down_regroup *from, bt_down_regroup *to_out);
+void      bt_regroup_free(bt_down_regroup *regroup);
 /* Copies its arrays. */
 bt_status bt_sampling_copy(const bt_sampling *from, bt_sampling *to_out);
 /* Moves what it owns: `from` keeps its numbers and owns nothing. */

@@ -33,6 +33,10 @@ bt_status bt_pb_take_pages(PB(Page) * *pages, size_t n, bt_page_ref **pages_out,
 /* Page messages for n refs: one block of memory with the pointer table in front (bt_free it). */
 bt_status bt_pb_make_pages(const bt_page_ref *refs, size_t n, PB(Page) * **pages_out);
 
+/* control_seats.c.  seats: what pb points to. */
+void      bt_pb_make_regroup(const bt_down_regroup *r, PB(Seats) seats[2], PB(Regroup) * pb);
+bt_status bt_pb_take_regroup(const PB(Regroup) * pb, bt_down_regroup *r);
+
 /* A Tokens message as our own packer writes it; false: anything else, for the general way. */
 bool bt_pb_tokens(const uint8_t *bytes, size_t n, bt_up *m_out);
 /* The general way; bt_up_unpack() is either. */

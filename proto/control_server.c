@@ -459,7 +459,7 @@ void bt_control_send(bt_control_peer *peer, bt_down *m)
 void  bt_control_peer_set_data(bt_control_peer *peer, void *data) { peer->data = data; }
 void *bt_control_peer_data(const bt_control_peer *peer) { return peer->data; }
 
-void bt_control_refuse(bt_control_peer *peer, const char *reason)
+void bt_control_refuse(bt_control_peer *peer, grpc_status_code code, const char *reason)
 {
-    end(peer, GRPC_STATUS_FAILED_PRECONDITION, reason, false);
+    end(peer, code, reason, false);
 }

@@ -37,7 +37,8 @@ void bt_control_send(bt_control_peer *peer, bt_down *m);
 /* Free for the owner's use: which rank this is to it. */
 void  bt_control_peer_set_data(bt_control_peer *peer, void *data);
 void *bt_control_peer_data(const bt_control_peer *peer);
-/* Ends the stream with a status that the worker logs. */
-void bt_control_refuse(bt_control_peer *peer, const char *reason);
+/* Ends the stream with a status that the worker logs.  FAILED_PRECONDITION: it leaves; UNAVAILABLE:
+ * it may try again. */
+void bt_control_refuse(bt_control_peer *peer, grpc_status_code code, const char *reason);
 
 #endif

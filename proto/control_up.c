@@ -12,7 +12,13 @@ static char *text(char *s)
     return s != NULL ? s : empty;
 }
 
-static void make_hello(const bt_up_hello *h, PB(Hello) * pb)
+/* Hello's own seats, where it has some. */
+typedef struct {
+    PB(Regroup) regroup;
+    PB(Seats) seats[2];
+} hello_parts;
+
+static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) * pb)
 {
     baton__control__v1__hello__init(pb);
     pb->protocol              = h->protocol;
@@ -42,6 +48,12 @@ static void make_hello(const bt_up_hello *h, PB(Hello) * pb)
     pb->weight_bytes          = h->weight_bytes;
     pb->n_spares              = h->n_spares;
     pb->cell                  = text(h->cell);
+    pb->config_hash           = h->config_hash;
+    pb->incarnation           = h->incarnation;
+    pb->prefix_seed           = h->prefix_seed;
+    if (h->incarnation == 0) return;
+    bt_pb_make_regroup(&h->seats, parts->seats, &parts->regroup);
+    pb->seats = &parts->regroup;
 }
 
 /* Token messages for n tokens: one block with the pointer table in front (bt_free it). */
@@ -150,14 +162,15 @@ static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogpro
 }
 
 /* Fills the envelope; *table_out is memory that must live until it is packed. */
-static bt_status make_up(const bt_up *m, up_body *b, PB(FromWorker) * pb, void **table_out)
+static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(FromWorker) * pb,
+                         void **table_out)
 {
     bt_status st = BT_OK;
 
     baton__control__v1__from_worker__init(pb);
     switch (m->kind) {
     case BT_UP_HELLO:
-        make_hello(&m->u.hello, &b->hello);
+        make_hello(&m->u.hello, parts, &b->hello);
         pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_HELLO;
         pb->hello     = &b->hello;
         break;
@@ -288,9 +301,10 @@ bt_status bt_up_pack(const bt_up *m, uint8_t **bytes_out, size_t *n_out)
     bt_status st = BT_OK;
     up_body   body;
     PB(FromWorker) pb;
-    void *table = NULL;
+    hello_parts parts;
+    void       *table = NULL;
 
-    BT_TRY(make_up(m, &body, &pb, &table));
+    BT_TRY(make_up(m, &body, &parts, &pb, &table));
     BT_TRY(bt_pb_pack(&pb.base, bytes_out, n_out));
 out:
     bt_free(table);
@@ -336,6 +350,8 @@ static bt_status check_hello(const PB(Hello) * pb)
                    pb->pad_token < pb->vocab_size,
                BT_ERR_PROTOCOL, "rank %u: bos %lld, pad %lld with a vocabulary of %u", pb->rank,
                (long long)pb->bos_token, (long long)pb->pad_token, pb->vocab_size);
+    BT_REQUIRE(pb->incarnation == 0 || pb->seats != NULL, BT_ERR_PROTOCOL,
+               "rank %u has followed a coordinator and does not say who sits where", pb->rank);
     for (size_t i = 0; i < pb->n_eos_tokens; i++)
         BT_REQUIRE(pb->eos_tokens[i] < pb->vocab_size, BT_ERR_PROTOCOL,
                    "rank %u: end-of-text token %u with a vocabulary of %u", pb->rank,
@@ -368,6 +384,10 @@ static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
     h->weight_bytes      = pb->weight_bytes;
     h->n_spares          = pb->n_spares;
     h->share_generated   = pb->share_generated;
+    h->config_hash       = pb->config_hash;
+    h->incarnation       = pb->incarnation;
+    h->prefix_seed       = pb->prefix_seed;
+    if (pb->incarnation != 0) BT_TRY(bt_pb_take_regroup(pb->seats, &h->seats));
     BT_TRY(bt_pb_take_string(pb->host, "host", &h->host));
     BT_TRY(bt_pb_take_string(pb->cell, "cell", &h->cell));
     BT_TRY(bt_pb_take_string(pb->arithmetic, "arithmetic", &h->arithmetic));
@@ -674,6 +694,7 @@ void bt_up_free(bt_up *m)
         bt_free(m->u.hello.model_type);
         bt_free(m->u.hello.architecture);
         bt_free(m->u.hello.default_sampling_json);
+        bt_regroup_free(&m->u.hello.seats);
         break;
     case BT_UP_TICKET:
         bt_free(m->u.ticket.pages);

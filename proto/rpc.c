@@ -130,28 +130,23 @@ gpr_timespec bt_rpc_deadline(uint64_t deadline_ns)
                           .clock_type = GPR_CLOCK_MONOTONIC};
 }
 
-#define INT_ARG(name, number)                                                      \
-    {                                                                              \
-        .type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (number) \
-    }
-
 const grpc_channel_args *bt_rpc_server_args(void)
 {
     static grpc_arg args[] = {
-        INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), /* else two servers share a port in silence */
-        INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
-        INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
+        BT_RPC_INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), /* else two servers share a port in silence */
+        BT_RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
+        BT_RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
         /* Gateways ping idle connections every 30 s; the defaults answer the fourth ping with
          * GOAWAY too_many_pings. */
-        INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000),
-        INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
-        INT_ARG(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
+        BT_RPC_INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000),
+        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        BT_RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
         /* A client whose machine has gone is noticed, and its requests end. */
-        INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
-        INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 30000),
+        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
+        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 30000),
         /* What nobody asks for costs time at every message. */
-        INT_ARG(GRPC_ARG_ENABLE_CHANNELZ, 0),
-        INT_ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
+        BT_RPC_INT_ARG(GRPC_ARG_ENABLE_CHANNELZ, 0),
+        BT_RPC_INT_ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
     };
     static const grpc_channel_args all = {sizeof(args) / sizeof(args[0]), args};
 
@@ -161,16 +156,16 @@ const grpc_channel_args *bt_rpc_server_args(void)
 const grpc_channel_args *bt_rpc_client_args(void)
 {
     static grpc_arg args[] = {
-        INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
-        INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
-        INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
-        INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
+        BT_RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
+        BT_RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
+        BT_RPC_INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+        BT_RPC_INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
         /* A server whose machine cannot be reached is noticed, also by who has nothing to say. */
-        INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 5000),
-        INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
-        INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
-        INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
-        INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
+        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 5000),
+        BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
+        BT_RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        BT_RPC_INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
+        BT_RPC_INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
     };
     static const grpc_channel_args all = {sizeof(args) / sizeof(args[0]), args};
 

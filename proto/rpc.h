@@ -46,6 +46,10 @@ bool bt_rpc_loop_idle(const bt_rpc_loop *loop);
  * run_once() has acted on the one that ended a wait. */
 void bt_rpc_loop_defer(bt_rpc_loop *loop, bt_rpc_later *later);
 
+#define BT_RPC_INT_ARG(name, number)                                               \
+    {                                                                              \
+        .type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (number) \
+    }
 /* Server arguments that every Baton server uses: no port sharing, 256 MiB messages, pings as often
  * as gateways send them.  Static storage. */
 const grpc_channel_args *bt_rpc_server_args(void);

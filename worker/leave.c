@@ -38,9 +38,10 @@ void bt_rank_pass_on_drain(bt_rank *r)
 {
     bt_up m = {.kind = BT_UP_DRAIN};
 
-    if (*r->drain == 0 || r->client == NULL) return;
+    /* Without a coordinator it stays due: the next one hears of it. */
+    if (*r->drain == 0 || r->client == NULL || bt_links_orphaned(&r->links)) return;
     *r->drain = 0;
-    bt_control_client_send(r->client, &m); /* a lost stream shows by itself */
+    bt_links_send(&r->links, &m); /* a lost stream shows by itself */
 }
 
 /* Together with every other rank: the clean end. */
@@ -59,6 +60,7 @@ void bt_rank_leave_together(bt_rank *r)
     bt_placement_fini(&r->placement);
     bt_free(r->seats[0].ranks);
     bt_free(r->seats[1].ranks);
+    bt_free(r->gone);
     bt_safetensors_close(r->st);
     bt_device_destroy(r->dev);
     bt_links_fini(&r->links);

@@ -15,12 +15,20 @@ static uint64_t link_now(void *ctx)
     return bt_now_ns();
 }
 
-static bt_status link_up(void *ctx, bt_up *m)
+bt_status bt_links_send(bt_links *l, bt_up *m)
 {
-    bt_links *l = ctx;
+    bt_status st = BT_ERR_PEER;
 
-    return bt_control_client_send(l->client, m);
+    if (l->client != NULL)
+        st = bt_control_client_send(l->client, m);
+    else
+        bt_up_free(m);
+    if (st == BT_ERR_PEER && l->orphan_ns != 0) return BT_OK; /* the loss shows by itself */
+    if (st == BT_ERR_TIMEOUT && bt_links_forsake(l)) return BT_OK;
+    return st;
 }
+
+static bt_status link_up(void *ctx, bt_up *m) { return bt_links_send(ctx, m); }
 
 static size_t link_payload_max(void *ctx)
 {
@@ -96,7 +104,7 @@ bool bt_links_must_leave(bt_links *l)
     bt_down  m;
 
     if (*l->signal != 0 || l->broken) return true;
-    if (now - l->looked_ns >= LOOK_NS) {
+    if (l->client != NULL && now - l->looked_ns >= LOOK_NS) {
         l->looked_ns = now;
         while (bt_control_client_poll(l->client, &m)) {
             if (m.kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = now;
@@ -108,16 +116,39 @@ bool bt_links_must_leave(bt_links *l)
                 return true;
             }
         }
+        l->lost = bt_control_client_lost(l->client);
+        if (l->lost && bt_control_client_orphaned(l->client)) bt_links_forsake(l);
     }
-    return bt_control_client_lost(l->client) ||
-           (l->shutdown_ns != 0 && now - l->shutdown_ns > GRACE_NS);
+    return (l->lost && !l->orphaned) || (l->shutdown_ns != 0 && now - l->shutdown_ns > GRACE_NS);
+}
+
+bool bt_links_forsake(bt_links *l)
+{
+    l->orphaned = l->orphaned || (l->orphan_ns != 0 && l->shutdown_ns == 0);
+    return l->orphaned;
+}
+
+static void empty_inbox(bt_links *l)
+{
+    while (l->inbox_at < l->n_inbox)
+        bt_down_free(&l->inbox[l->inbox_at++]);
+    l->inbox_at = l->n_inbox = 0;
+}
+
+void bt_links_set_client(bt_links *l, bt_control_client *client)
+{
+    empty_inbox(l);
+    l->client      = client;
+    l->looked_ns   = 0;
+    l->regroup_due = l->lost = false;
+    l->orphaned              = client == NULL;
 }
 
 static bool wait_stop(void *ctx)
 {
     bt_links *l = ctx;
 
-    return bt_links_must_leave(l) || l->regroup_due;
+    return bt_links_must_leave(l) || l->regroup_due || l->orphaned;
 }
 
 static void wait_idle(void *ctx)
@@ -223,8 +254,7 @@ bt_handoff_events bt_links_events(bt_links *l)
 
 void bt_links_fini(bt_links *l)
 {
-    while (l->inbox_at < l->n_inbox)
-        bt_down_free(&l->inbox[l->inbox_at++]);
+    empty_inbox(l);
     bt_free(l->inbox);
     l->inbox = NULL;
 }
@@ -236,16 +266,17 @@ bool bt_links_receive(bt_links *l, bt_down *m_out)
         return true;
     }
     l->inbox_at = l->n_inbox = 0;
-    if (!bt_control_client_poll(l->client, m_out)) return false;
+    if (l->client == NULL || !bt_control_client_poll(l->client, m_out)) return false;
     if (m_out->kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = bt_now_ns();
     return true;
 }
 
 void bt_links_sleep(bt_links *l, uint64_t max_ns)
 {
-    struct pollfd   fd = {.fd = bt_control_client_fd(l->client), .events = POLLIN};
-    struct timespec t  = {.tv_sec  = (time_t)(max_ns / BT_NS_PER_S),
-                          .tv_nsec = (long)(max_ns % BT_NS_PER_S)};
+    int             wake = l->client == NULL ? -1 : bt_control_client_fd(l->client);
+    struct pollfd   fd   = {.fd = wake, .events = POLLIN};
+    struct timespec t    = {.tv_sec  = (time_t)(max_ns / BT_NS_PER_S),
+                            .tv_nsec = (long)(max_ns % BT_NS_PER_S)};
 
     ppoll(&fd, 1, &t, NULL);
 }

@@ -21,13 +21,15 @@ typedef struct {
     const bt_world        *world;
     uint32_t               rank; /* this one's, in the world */
     uint64_t               timeout_ns;
-    volatile sig_atomic_t *signal; /* not 0: leave at once */
+    uint64_t               orphan_ns; /* 0: a lost stream is the end */
+    volatile sig_atomic_t *signal;    /* not 0: leave at once */
 
     bt_down *inbox; /* owned: messages met while an exchange waited */
     uint32_t inbox_at, n_inbox, inbox_capacity;
     uint64_t looked_ns, shutdown_ns; /* when stop() last looked; when a Shutdown was met, or 0 */
     bool     broken;                 /* the inbox could not grow */
     bool     regroup_due;            /* the inbox says that this rank's group has changed */
+    bool     lost, orphaned;         /* the stream, when it was last looked at; see below */
 } bt_links;
 
 /* The table for bt_worker_config; ctx is `links`. */
@@ -40,6 +42,15 @@ bool bt_links_receive(bt_links *links, bt_down *m_out);
 /* Collective over the group: everybody's plans.  CANCELLED when the rank must leave meanwhile, or
  * when its group has changed. */
 bt_status bt_links_gather(bt_links *links, const bt_plan *plan, bt_plan *plans_out);
+/* As the table's up(): where another coordinator may come, what is said to nobody is dropped. */
+bt_status bt_links_send(bt_links *links, bt_up *m);
+/* The coordinator is lost, and another one may come: exchanges end with CANCELLED, and no step
+ * begins. */
+static inline bool bt_links_orphaned(const bt_links *links) { return links->orphaned; }
+/* It does not do what it must: from now on it is lost.  False when no other one may come. */
+bool bt_links_forsake(bt_links *links);
+/* NULL: none.  All that the one before has said is forgotten. */
+void bt_links_set_client(bt_links *links, bt_control_client *client);
 /* The rank must leave without regard to the others: a signal, a lost stream, or a shutdown that the
  * others no longer answer. */
 bool bt_links_must_leave(bt_links *links);

@@ -67,7 +67,11 @@ static bt_status take_messages(bt_rank *r)
     bt_down   m;
 
     while (bt_links_receive(&r->links, &m)) {
-        st = m.kind == BT_DOWN_REGROUP ? bt_rank_regroup(r, &m) : bt_worker_control(r->worker, &m);
+        switch (m.kind) {
+        case BT_DOWN_WELCOME: st = bt_rank_welcome(r, &m); break;
+        case BT_DOWN_REGROUP: st = bt_rank_regroup(r, &m); break;
+        default: st = bt_worker_control(r->worker, &m);
+        }
         bt_down_free(&m);
         BT_TRY(st);
     }
@@ -92,15 +96,17 @@ static void rest(bt_rank *r, uint64_t *sleep_ns)
 }
 
 /* One step with the group.  When the group has changed meanwhile, or an exchange fails and the
- * coordinator changes the group, the step has come to nothing, and its rows come again. */
+ * coordinator changes the group, the step has come to nothing, and its rows come again; when the
+ * coordinator is lost nobody wants them any more. */
 static bt_status step(bt_rank *r, const bt_plan *plan, bool *together_out)
 {
     bt_status st = bt_links_gather(&r->links, plan, r->plans);
 
     if (st == BT_OK) st = bt_worker_finish(r->worker, r->plans, together_out);
-    if (st == BT_OK || !r->opt.replace) return st;
-    if (st == BT_ERR_CANCELLED) return r->links.regroup_due ? BT_OK : st;
-    if (bt_group_is_broken(r->group)) return bt_rank_await_regroup(r);
+    if (st == BT_OK) return st;
+    if (st == BT_ERR_CANCELLED)
+        return r->links.regroup_due || bt_links_orphaned(&r->links) ? BT_OK : st;
+    if (r->opt.replace && bt_group_is_broken(r->group)) return bt_rank_await_regroup(r);
     return st;
 }
 
@@ -116,9 +122,17 @@ static bt_status work(bt_rank *r)
     while (!together) {
         if (bt_links_must_leave(&r->links)) return BT_ERR_CANCELLED;
         bt_rank_pass_on_drain(r);
+        BT_TRY(bt_rank_tend_coordinator(r));
         BT_TRY(take_messages(r));
         BT_TRY(bt_worker_background_status(r->worker));
-        BT_TRY(bt_worker_begin(r->worker, &plan, &next));
+        if (r->orphan_ns != 0) {
+            bt_worker_background(r->worker);
+            bt_links_sleep(&r->links, WATCH_SLEEP_NS);
+            continue;
+        }
+        st = bt_worker_begin(r->worker, &plan, &next);
+        if (st == BT_ERR_TIMEOUT && bt_links_forsake(&r->links)) continue; /* it sends no Wake */
+        BT_TRY(st);
         if (next == BT_NEXT_LEAVE) return BT_OK;
         if (next == BT_NEXT_PARK) {
             rest(r, &sleep_ns);
@@ -156,6 +170,7 @@ int main(int argc, char **argv)
     bt_log_init(who, r.opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
     if (bt_world_rank(r.world) == 0) bt_settings_log(settings);
     r.links.timeout_ns = r.opt.timeout_ns;
+    r.links.orphan_ns  = r.opt.orphan_ns;
     r.links.signal     = &g_signal;
     r.signal           = &g_signal;
     r.drain            = &g_drain;

@@ -16,6 +16,8 @@ enum {
     MAX_ROWS     = 1 << 20
 };
 enum { MAX_TIMEOUT_S = 3600, DEFAULT_TIMEOUT_S = 10, MAX_THREADS = 4096, MAX_GPUS = 64 };
+enum { DEFAULT_QUIET_S = 20, DEFAULT_ORPHAN_S = 60, MAX_ORPHAN_S = 86400 };
+#define S_NS 1000000000ull
 
 enum {
     KEY_MODEL = 256,
@@ -32,6 +34,8 @@ enum {
     KEY_DEVICE,
     KEY_CUDA_LIBRARY,
     KEY_TIMEOUT,
+    KEY_QUIET,
+    KEY_ORPHAN,
     KEY_ON_DEATH,
     KEY_SPARES,
     KEY_CELL,
@@ -133,7 +137,15 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_THREADS: return parse_count("--threads", text, 0, MAX_THREADS, &opt->n_threads);
     case KEY_TIMEOUT:
         BT_TRY(parse_count("--timeout-s", text, 1, MAX_TIMEOUT_S, &seconds));
-        opt->timeout_ns = (uint64_t)seconds * 1000000000u;
+        opt->timeout_ns = seconds * S_NS;
+        break;
+    case KEY_QUIET:
+        BT_TRY(parse_count("--coordinator-timeout-s", text, 1, MAX_TIMEOUT_S, &seconds));
+        opt->quiet_ns = seconds * S_NS;
+        break;
+    case KEY_ORPHAN:
+        BT_TRY(parse_count("--orphan-s", text, 0, MAX_ORPHAN_S, &seconds));
+        opt->orphan_ns = seconds * S_NS;
         break;
     case KEY_ON_DEATH:
         opt->replace = strcmp(text, "replace") == 0;
@@ -169,46 +181,51 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                       0, NULL, 0, "What to run:", 1},
-    {"model",                                      KEY_MODEL, "DIR", 0, "Model directory (config.json, safetensors)", 0},
-    {"prefill",                            KEY_PREFILL, "P", 0, "World ranks 0..P-1 run prompts", 0},
-    {"decode",                                          KEY_DECODE, "D", 0, "World ranks P..P+D-1 generate", 0},
+    {NULL,                                                   0, NULL, 0, "What to run:", 1},
+    {"model",                                                  KEY_MODEL, "DIR", 0, "Model directory (config.json, safetensors)", 0},
+    {"prefill",                                        KEY_PREFILL, "P", 0, "World ranks 0..P-1 run prompts", 0},
+    {"decode",                                                      KEY_DECODE, "D", 0, "World ranks P..P+D-1 generate", 0},
     {"both",KEY_BOTH, "N", 0, "Instead of the two: all N ranks do both", 0},
-    {"coordinator",                                         KEY_COORDINATOR, "HOST:PORT", 0, "Its control port", 0},
-    {"cell",                                         KEY_CELL, "NAME", 0, "This cell's name, where the coordinator has several", 0},
-    {NULL,                                  0, NULL, 0, "Memory and speed:", 2},
-    {"kv-bytes",                                       KEY_KV_BYTES, "SIZE", 0,
+    {"coordinator",                                                     KEY_COORDINATOR, "HOST:PORT", 0, "Its control port", 0},
+    {"cell",                                                     KEY_CELL, "NAME", 0, "This cell's name, where the coordinator has several", 0},
+    {NULL,                                              0, NULL, 0, "Memory and speed:", 2},
+    {"kv-bytes",                                                   KEY_KV_BYTES, "SIZE", 0,
      "Latent pages of this rank, as 512M or 2G (default: from the memory account)", 0},
-    {"chunk",          KEY_CHUNK, "N", 0,
+    {"chunk",                      KEY_CHUNK, "N", 0,
      "Rows of one prompt in a step at most (default 2048; with --both, where generated tokens wait "
      "for the step, 512)", 0},
-    {"max-rows",                                          KEY_MAX_ROWS, "N", 0,
+    {"max-rows",                                                      KEY_MAX_ROWS, "N", 0,
      "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
     {"threads",KEY_THREADS, "N", 0,
      "Compute threads; 0 (default): one per core that this process may use.  Ranks that share a "
      "machine may all have one per core: idle ones leave theirs to the others", 0},
-    {"kernels",                                         KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
-    {"device",                                         KEY_DEVICE, "WHERE", 0,
+    {"kernels",                                                     KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
+    {"device",                                                     KEY_DEVICE, "WHERE", 0,
      "auto (default): a GPU where one can be used, else the CPU; cpu; cuda: a GPU, ranks of a "
      "machine take turns; cuda:N: GPU N", 0},
-    {"cuda-library",                                     KEY_CUDA_LIBRARY, "FILE", 0,
+    {"cuda-library",                                                 KEY_CUDA_LIBRARY, "FILE", 0,
      "The CUDA back end (default: libbaton_cuda.so of this installation)", 0},
-    {NULL,                                       0, NULL, 0, "Behaviour:", 3},
-    {"form", KEY_FORM, "FORM", 0,
+    {NULL,                                                   0, NULL, 0, "Behaviour:", 3},
+    {"form",             KEY_FORM, "FORM", 0,
      "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
      "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",                                          KEY_TIMEOUT, "S", 0,
+    {"timeout-s",                                                      KEY_TIMEOUT, "S", 0,
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"on-death",KEY_ON_DEATH, "WHAT", 0,
+    {"coordinator-timeout-s",KEY_QUIET, "S", 0,
+     "A coordinator that answers nothing for so long is lost (default 20)", 0},
+    {"orphan-s",                                                     KEY_ORPHAN, "S", 0,
+     "When the coordinator is lost: drop what it had, and look for another one at its address for "
+     "so long, then leave (default 60; 0: leave at once)", 0},
+    {"on-death",                                                     KEY_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
-    {"spares",                                         KEY_SPARES, "N", 0,
+    {"spares",                                                 KEY_SPARES, "N", 0,
      "So many more ranks, the last ones, that wait until one is lost (needs --on-death=replace)", 0},
-    {"share-generated",                                         KEY_SHARE, NULL, 0,
+    {"share-generated",                                                KEY_SHARE, NULL, 0,
      "Full pages of generated tokens enter the prefix cache too: a later prompt that holds a reply "
      "finds it, and its tokens then depend on what was cached", 0},
-    {"verbose",                                     KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    {"verbose", KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     BT_CONFIG_OPTION(4),
-    {0                                   },
+    {0                                                     },
 };
 
 static const char DOC[] =
@@ -250,14 +267,16 @@ out:
 
 static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
 static const bt_setting_default DEFAULTS[] = {
-    {"chunk",   "2048, with --both 512"},
-    {"threads",         "0"},
+    {"chunk",                 "2048, with --both 512"},
+    {"threads",                       "0"},
     {"kernels","auto"},
-    {"device", "auto"},
-    {"form",         "role"},
+    {"device",               "auto"},
+    {"form",                       "role"},
     {"timeout-s",   "10"},
-    {"on-death",    "stop"},
-    {0        }
+    {"coordinator-timeout-s",                  "20"},
+    {"orphan-s",                       "60"},
+    {"on-death",                 "stop"},
+    {0}
 };
 static const bt_setting_conflict CONFLICTS[] = {
     {"both",    "prefill"},
@@ -272,7 +291,9 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
     bt_worker_options opt  = {.kernels    = "auto",
                               .gpu        = BT_GPU_BY_LOCAL_RANK,
                               .cell       = "",
-                              .timeout_ns = (uint64_t)DEFAULT_TIMEOUT_S * 1000000000u};
+                              .timeout_ns = DEFAULT_TIMEOUT_S * S_NS,
+                              .quiet_ns   = DEFAULT_QUIET_S * S_NS,
+                              .orphan_ns  = DEFAULT_ORPHAN_S * S_NS};
     parse_state       p    = {&opt, BT_OK};
     error_t           code = 0;
 

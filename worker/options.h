@@ -32,7 +32,9 @@ typedef struct {
     bool             share_generated;
     uint32_t         n_threads; /* 0: one per core allowed to this process */
     uint64_t         timeout_ns;
-    bool             replace; /* a lost rank: the others go on; else the cell stops */
+    uint64_t         quiet_ns;  /* a coordinator that answers nothing for so long is lost */
+    uint64_t         orphan_ns; /* how long another one is looked for; 0: not at all */
+    bool             replace;   /* a lost rank: the others go on; else the cell stops */
     bool             verbose;
 } bt_worker_options;
 

@@ -6,6 +6,7 @@
 
 #include <signal.h>
 
+#include "proto/control_attach.h"
 #include "worker/links.h"
 #include "worker/memory.h"
 #include "worker/options.h"
@@ -23,20 +24,31 @@ typedef struct {
     uint32_t              gpu_sharers; /* ranks of this machine on dev's GPU, this one too */
     bt_placement          placement;
     bool                  has_placement;
-    bt_seats              seats[2]; /* owned: who sits where by now */
-    bool                  shrunk;   /* somebody has lost their seat: MPI_Finalize could hang */
-    uint32_t              group_index, group_size, group_self;
-    bt_group             *group;
-    bt_memory_account     memory;
-    bt_control_client    *client;
-    bt_store             *store; /* what this machine's ranks share, or NULL */
-    bt_model             *model;
-    bt_kv_pool           *pool;
-    bt_handoff           *handoff;
-    bt_links              links;
-    bt_worker            *worker;
-    bt_plan              *plans;
-    uint64_t              progress_ns; /* when the last Progress was sent */
+    bt_seats              seats[2];    /* owned: who sits where by now */
+    uint32_t              seats_epoch; /* of the cell, when that was said */
+    uint32_t             *gone;        /* owned [n_gone]: ranks that have been lost or removed */
+    uint32_t              n_gone;
+    uint32_t              epoch;        /* the highest that it has heard of */
+    uint64_t  incarnation, prefix_seed; /* of the coordinator that it follows; 0: none yet */
+    bool      shrunk;                   /* somebody has lost their seat: MPI_Finalize could hang */
+    uint32_t  group_index, group_size, group_self;
+    bt_group *group;
+    bt_memory_account  memory;
+    bt_control_client *client;
+    bt_store          *store; /* what this machine's ranks share, or NULL */
+    bt_model          *model;
+    bt_kv_pool        *pool;
+    bt_handoff        *handoff;
+    bt_links           links;
+    bt_worker         *worker;
+    bt_plan           *plans;
+    uint64_t           progress_ns;              /* when the last Progress was sent */
+    uint64_t           fingerprint, config_hash; /* of the model, and of its config.json */
+
+    uint64_t           orphan_ns;    /* since when no coordinator drives it; 0: one does */
+    bt_control_attach *search;       /* for the next one; NULL: none under way */
+    uint64_t           search_ns;    /* when to begin the next search */
+    char               refusal[512]; /* why the last one has not taken it */
 
     volatile sig_atomic_t *signal; /* borrowed: not 0 asks the rank to leave */
     volatile sig_atomic_t *drain;  /* borrowed: not 0 until the coordinator has been told */
@@ -50,6 +62,18 @@ bt_status bt_rank_start(bt_rank *r);
 /* open_device.c.  r->dev, r->kernels and r->gpu_sharers, as --device says.  UNSUPPORTED names the
  * rank and says why there is no GPU for it. */
 bt_status bt_rank_open_device(bt_rank *r);
+/* hello.c.  What this rank is, to a coordinator that it has just attached to. */
+bt_status bt_rank_say_hello(bt_rank *r);
+bt_status bt_rank_say_ready(bt_rank *r);
+
+/* orphan.c.  While a coordinator drives this rank: nothing.  When it is lost: drops what it has
+ * ordered, looks for the next one, says hello to it, until --orphan-s have passed: then PEER. Never
+ * waits. */
+bt_status bt_rank_tend_coordinator(bt_rank *r);
+/* The coordinator has taken this rank.  PROTOCOL when it is one that has been replaced. */
+bt_status bt_rank_welcome(bt_rank *r, const bt_down *m);
+/* It has said how the groups go on: steps may begin. */
+void bt_rank_adopted(bt_rank *r);
 
 /* seats.c.  The cell as it is launched: r->facts, r->seats and this rank's place in its group. */
 bt_status bt_rank_find_place(bt_rank *r);

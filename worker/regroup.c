@@ -96,3 +96,25 @@ bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m)
 out:
     return st;
 }
+
+/* One that does not only wait for a granted message to leave. */
+static bt_request *first_alive(const bt_worker *w)
+{
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        if (w->requests.at[i]->state != BT_REQUEST_DRAINING) return w->requests.at[i];
+    return NULL;
+}
+
+bt_status bt_worker_drop_all(bt_worker *w)
+{
+    bt_status   st = BT_OK;
+    bt_request *r;
+
+    while ((r = first_alive(w)) != NULL)
+        BT_TRY(bt_worker_end(w, r));
+    w->wake_seen = w->wake_parked = 0;
+    w->parked                     = true;
+    w->asked                      = false;
+out:
+    return st;
+}

@@ -42,7 +42,8 @@ bt_status bt_rank_find_place(bt_rank *r)
                                .seats     = r->seats};
     BT_TRY(number_seats(&r->seats[BT_GROUP_PREFILL], first, 0));
     BT_TRY(number_seats(&r->seats[BT_GROUP_DECODE], r->opt.n_decode, first));
-    r->links.rank = r->facts.rank;
+    r->links.rank  = r->facts.rank;
+    r->seats_epoch = r->epoch = BT_FIRST_EPOCH;
 out:
     return st;
 }
@@ -225,7 +226,7 @@ static bt_status prepare(bt_rank *r, const bt_down_regroup *m)
                BT_ERR_PROTOCOL, "rank %u is to prepare for a seat that it %s", r->facts.rank,
                group_of(r->seats, r->facts.rank) == 2 ? "is not given" : "has");
     BT_TRY(follow(r, m->groups));
-    BT_TRY(bt_control_client_send(r->client, &up));
+    BT_TRY(bt_links_send(&r->links, &up));
 out:
     return st;
 }
@@ -249,6 +250,13 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
         r->seats[i]        = g->groups[i];
         g->groups[i].ranks = NULL; /* ours now */
     }
+    bt_free(r->gone);
+    r->gone        = g->gone;
+    r->n_gone      = g->n_gone;
+    g->gone        = NULL; /* ours now */
+    r->seats_epoch = g->epoch;
+    if (g->epoch > r->epoch) r->epoch = g->epoch;
+    bt_rank_adopted(r);
 out:
     return st;
 }
@@ -264,7 +272,7 @@ static bt_status say_expired(bt_rank *r)
     BT_REQUIRE(m.u.expired.ranks != NULL && m.u.expired.what != NULL, BT_ERR_NO_MEMORY,
                "the report of an expired wait");
     m.u.expired.n = bt_group_missing(r->group, m.u.expired.ranks);
-    st            = bt_control_client_send(r->client, &m);
+    st            = bt_links_send(&r->links, &m);
     m.kind        = BT_UP_READY; /* it owns nothing any more */
 out:
     bt_up_free(&m);
@@ -279,6 +287,8 @@ bt_status bt_rank_await_regroup(bt_rank *r)
     BT_TRY(say_expired(r));
     while (!r->links.regroup_due) {
         if (bt_links_must_leave(&r->links)) return BT_ERR_CANCELLED;
+        if (bt_now_ns() - start_ns >= limit_ns) bt_links_forsake(&r->links);
+        if (bt_links_orphaned(&r->links)) return BT_OK;
         BT_REQUIRE(bt_now_ns() - start_ns < limit_ns, BT_ERR_TIMEOUT,
                    "the coordinator has not said within %.1f s how the group of epoch %u goes on",
                    (double)limit_ns / BT_NS_PER_S, bt_group_epoch(r->group));

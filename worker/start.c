@@ -7,17 +7,16 @@
  * alone without its process ending. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/config_hash.h"
 #include "worker/rank.h"
 
 #define CONNECT_NS (30 * BT_NS_PER_S)
 #define GRANT_NS   (2 * BT_NS_PER_S)
 
-enum { SLOT_BYTES = 1 << 20, N_SLOTS = 8, PROTOCOL = 1 };
+enum { SLOT_BYTES = 1 << 20, N_SLOTS = 8 };
 
 static bt_status read_model(bt_rank *r)
 {
@@ -25,6 +24,8 @@ static bt_status read_model(bt_rank *r)
 
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
+    r->fingerprint = bt_model_fingerprint(&r->cfg, r->st);
+    r->config_hash = bt_config_hash(r->opt.model);
 out:
     return st;
 }
@@ -135,75 +136,6 @@ out:
     return st;
 }
 
-static char *arithmetic(const bt_rank *r)
-{
-    const bt_gate_config *gate = &r->cfg.moe.gate;
-    uint32_t n_blocks = gate->n_experts == 0 ? 0 : bt_sum_blocks(gate->n_experts, gate->n_groups);
-    char     text[256];
-
-    snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
-             bt_form_policy_name(r->opt.form), r->opt.share_generated ? ",share-generated" : "",
-             n_blocks, BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
-    return bt_strdup(text);
-}
-
-static bt_status say_hello(bt_rank *r)
-{
-    bt_status    st = BT_OK;
-    bt_up        m  = {.kind = BT_UP_HELLO};
-    bt_up_hello *h  = &m.u.hello;
-    char         host[256];
-
-    if (gethostname(host, sizeof(host)) != 0) snprintf(host, sizeof(host), "unknown");
-    host[sizeof(host) - 1] = '\0';
-
-    *h = (bt_up_hello){.protocol          = PROTOCOL,
-                       .rank              = r->facts.rank,
-                       .n_ranks           = r->facts.n_ranks,
-                       .n_prefill         = r->facts.n_prefill,
-                       .n_decode          = r->facts.n_decode,
-                       .n_spares          = r->opt.n_spares,
-                       .pid               = (uint32_t)getpid(),
-                       .model_fingerprint = bt_model_fingerprint(&r->cfg, r->st),
-                       .n_pages           = r->memory.n_pages,
-                       .page_tokens       = BT_PAGE_TOKENS,
-                       .page_bytes        = r->memory.page_bytes,
-                       .max_rows          = r->opt.max_rows,
-                       .epoch             = BT_FIRST_EPOCH,
-                       .vocab_size        = r->cfg.vocab_size,
-                       .max_context       = r->cfg.max_context,
-                       .n_eos             = r->cfg.n_eos,
-                       .bos_token         = r->cfg.bos_token,
-                       .pad_token         = r->cfg.pad_token,
-                       .weight_bytes      = r->memory.weights,
-                       .share_generated   = r->opt.share_generated};
-
-    h->host                  = bt_strdup(host);
-    h->cell                  = bt_strdup(r->opt.cell);
-    h->arithmetic            = arithmetic(r);
-    h->model_type            = bt_strdup(r->cfg.model_type);
-    h->architecture          = bt_strdup(r->cfg.architecture);
-    h->default_sampling_json = bt_strdup(r->cfg.default_sampling_json);
-    h->eos_tokens            = bt_calloc(r->cfg.n_eos, sizeof(*h->eos_tokens));
-    BT_REQUIRE(h->host != NULL && h->cell != NULL && h->arithmetic != NULL &&
-                   h->model_type != NULL && h->architecture != NULL &&
-                   h->default_sampling_json != NULL && h->eos_tokens != NULL,
-               BT_ERR_NO_MEMORY, "hello");
-    memcpy(h->eos_tokens, r->cfg.eos_tokens, r->cfg.n_eos * sizeof(*h->eos_tokens));
-    st     = bt_control_client_send(r->client, &m);
-    m.kind = BT_UP_READY; /* it owns nothing any more */
-out:
-    bt_up_free(&m);
-    return st;
-}
-
-static bt_status send_ready(bt_rank *r)
-{
-    bt_up m = {.kind = BT_UP_READY};
-
-    return bt_control_client_send(r->client, &m);
-}
-
 /* Weights are read for a long time: say how far, and see whether anybody still wants them. */
 static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
@@ -215,12 +147,14 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 
     if (now - r->progress_ns >= 100 * BT_NS_PER_MS || done_bytes == total_bytes) {
         r->progress_ns = now;
-        bt_control_client_send(r->client, &m); /* a lost stream shows below */
+        bt_links_send(&r->links, &m); /* a lost stream shows below */
     }
     bt_rank_pass_on_drain(r);
-    if (!bt_links_must_leave(&r->links) && r->links.shutdown_ns == 0) return;
-    if (bt_control_client_lost(r->client))
-        bt_rank_leave(r, EXIT_FAILURE, "the coordinator was lost");
+    if (!bt_links_must_leave(&r->links) && r->links.shutdown_ns == 0) {
+        if (bt_rank_tend_coordinator(r) == BT_OK) return;
+        bt_rank_leave(r, EXIT_FAILURE, bt_error_text());
+    }
+    if (r->links.lost) bt_rank_leave(r, EXIT_FAILURE, "the coordinator was lost");
     bt_rank_leave(r, EXIT_SUCCESS, "told to leave while loading");
 }
 
@@ -307,13 +241,13 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(bt_rank_form_group(r, r->seats));
     open_store(r);
     BT_TRY(draw_account(r));
-    BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, &r->client));
-    r->links.client = r->client;
-    *r->tell        = 1;
-    BT_TRY(say_hello(r));
+    BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, r->opt.quiet_ns, &r->client));
+    bt_links_set_client(&r->links, r->client);
+    *r->tell = 1;
+    BT_TRY(bt_rank_say_hello(r));
     BT_TRY(load(r));
     BT_TRY(create_worker(r));
-    BT_TRY(send_ready(r));
+    BT_TRY(bt_rank_say_ready(r));
     BT_INFO("ready: rank %u of %u, %s, group of %u, arithmetic %s", r->facts.rank, r->facts.n_ranks,
             r->group == NULL                     ? "spare"
             : bt_rank_has_both(&r->facts)        ? "both roles"

@@ -92,6 +92,11 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out);
  * a seat and has none any more. */
 bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m);
 
+/* The coordinator is lost, and so is all that it has ordered: every request goes, their pages come
+ * back, and wake numbers begin anew.  What the prefix cache holds stays.  Between steps only; the
+ * next one that counts is after a bt_worker_regroup(). */
+bt_status bt_worker_drop_all(bt_worker *w);
+
 /* plans[group_size], in the group's order.  *leave_out: some rank has been told to leave.  After an
  * error of the step link every request is as it was before the step. */
 bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out);

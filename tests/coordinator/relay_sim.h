@@ -125,7 +125,7 @@ static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, ui
     s->now   = 1000 * BT_NS_PER_S;
     s->state = 99;
     for (uint32_t i = 0; i < MAX_RANKS; i++) {
-        s->limits[i]           = (bt_relay_rank){n_pages, 16};
+        s->limits[i]           = (bt_relay_rank){.n_pages = n_pages, .max_rows = 16};
         s->ranks[i].free_pages = n_pages;
     }
     s->cfg          = (bt_relay_config){.n_ranks        = n_ranks,

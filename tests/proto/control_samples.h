@@ -50,8 +50,23 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .architecture          = bt_strdup("DeepseekV3ForCausalLM"),
                               .default_sampling_json = bt_strdup("{}"),
                               .weight_bytes          = 1ull << 40,
+                              .config_hash           = 0xabcdef0123456789u,
                               .n_spares              = n_ranks / 2};
     return m;
+}
+
+static inline bt_down_regroup sample_seats(void)
+{
+    bt_down_regroup seats = {
+        .epoch  = 7,
+        .groups = {{5, 2, sample_ids(2)}, {7, 3, bt_calloc(3, sizeof(uint32_t))}},
+        .n_gone = 2,
+        .gone   = sample_ids(2)
+    };
+
+    if (seats.groups[1].ranks != NULL)
+        seats.groups[1].ranks[0] = seats.groups[1].ranks[2] = BT_NO_RANK;
+    return seats;
 }
 
 static inline bt_up sample_up(bt_up_kind kind)
@@ -59,7 +74,12 @@ static inline bt_up sample_up(bt_up_kind kind)
     bt_up m = {.kind = kind};
 
     switch (kind) {
-    case BT_UP_HELLO: return sample_hello(1, 4);
+    case BT_UP_HELLO:
+        m                     = sample_hello(1, 4);
+        m.u.hello.incarnation = 3ull << 32 | 5;
+        m.u.hello.prefix_seed = 1ull << 63;
+        m.u.hello.seats       = sample_seats();
+        break;
     case BT_UP_PROGRESS:
         m.u.progress.done_bytes  = 5;
         m.u.progress.total_bytes = 1ull << 33;
@@ -222,7 +242,11 @@ static inline bt_down sample_down(bt_down_kind kind)
     bt_down m = {.kind = kind};
 
     switch (kind) {
-    case BT_DOWN_WELCOME: m.u.welcome.epoch = 4; break;
+    case BT_DOWN_WELCOME:
+        m.u.welcome.epoch       = 4;
+        m.u.welcome.incarnation = 1ull << 32 | 9;
+        m.u.welcome.prefix_seed = 77;
+        break;
     case BT_DOWN_RESERVE:
         m.u.reserve = (bt_down_reserve){.request             = 9,
                                         .epoch               = 2,
@@ -274,13 +298,8 @@ static inline bt_down sample_down(bt_down_kind kind)
         break;
     case BT_DOWN_WAKE: m.u.wake.wake = 8; break;
     case BT_DOWN_REGROUP:
-        m.u.regroup = (bt_down_regroup){
-            .epoch   = 7,
-            .groups  = {{5, 2, sample_ids(2)}, {7, 3, bt_calloc(3, sizeof(uint32_t))}},
-            .prepare = true
-        };
-        if (m.u.regroup.groups[1].ranks == NULL) break;
-        m.u.regroup.groups[1].ranks[0] = m.u.regroup.groups[1].ranks[2] = BT_NO_RANK;
+        m.u.regroup         = sample_seats();
+        m.u.regroup.prepare = true;
         break;
     case BT_DOWN_SHUTDOWN: m.u.shutdown.reason = bt_strdup("enough"); break;
     }

@@ -286,6 +286,12 @@ static void control_msg_out_of_range_is_refused(void)
     up                   = sample_hello(0, 4);
     up.u.hello.bos_token = -2;
     refused_up(up, "bos -2");
+    up                           = sample_up(BT_UP_HELLO);
+    up.u.hello.seats.groups[0].n = 0;
+    refused_up(up, "a regroup without groups");
+    up                                  = sample_up(BT_UP_HELLO);
+    up.u.hello.seats.groups[0].ranks[0] = up.u.hello.seats.groups[0].ranks[1];
+    refused_up(up, "rank 1007 has two seats");
     up                 = sample_hello(0, 4);
     up.u.hello.n_pages = 0;
     refused_up(up, "0 pages");

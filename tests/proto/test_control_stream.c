@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
-#include "proto/control_client.h"
+#include "proto/control_attach.h"
 #include "proto/control_server.h"
 #include "tests/proto/control_samples.h"
 #include "tests/support/test.h"
@@ -21,8 +21,9 @@ typedef struct {
     bt_control_peer   *peer; /* the last that said hello */
     uint16_t           port;
     char               address[64];
-    int                n_hello, n_up, n_lost, refuse;
-    uint64_t           next; /* progress messages count up: order */
+    int                n_hello, n_up, n_lost;
+    grpc_status_code   refuse; /* OK: not */
+    uint64_t           next;   /* progress messages count up: order */
     bool               in_order;
     uint32_t           code; /* of a leaving */
 } host;
@@ -36,7 +37,8 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
     if (m->kind == BT_UP_HELLO) {
         h->n_hello++;
         bt_control_peer_set_data(peer, h);
-        if (h->refuse) bt_control_refuse(peer, "rank 1 has another model");
+        if (h->refuse != GRPC_STATUS_OK)
+            bt_control_refuse(peer, h->refuse, "rank 1 has another model");
     } else {
         EXPECT(bt_control_peer_data(peer) == h);
     }
@@ -52,17 +54,18 @@ static void on_lost(void *ctx, bt_control_peer *peer)
     if (h->peer == peer) h->peer = NULL;
 }
 
-static void host_start(host *h)
+static void host_start_at(host *h, const char *address)
 {
     bt_control_events events = {.message = on_message, .lost = on_lost, .ctx = h};
 
     memset(h, 0, sizeof(*h));
     h->in_order = true;
     EXPECT_EQ(bt_rpc_loop_create(&h->loop), BT_OK);
-    EXPECT_EQ(bt_control_server_create(h->loop, "127.0.0.1:0", &events, &h->server, &h->port),
-              BT_OK);
+    EXPECT_EQ(bt_control_server_create(h->loop, address, &events, &h->server, &h->port), BT_OK);
     snprintf(h->address, sizeof(h->address), "127.0.0.1:%u", h->port);
 }
+
+static void host_start(host *h) { host_start_at(h, "127.0.0.1:0"); }
 
 static void host_stop(host *h)
 {
@@ -103,7 +106,7 @@ static bt_status attach(host *h, uint64_t connect_ns, bt_control_client **client
     bt_status st;
 
     pthread_create(&thread, NULL, drive, &d);
-    st = bt_control_client_start(h->address, connect_ns, client_out);
+    st = bt_control_client_start(h->address, connect_ns, 0, client_out);
     atomic_store(&d.stop, true);
     pthread_join(thread, NULL);
     return st;
@@ -217,7 +220,8 @@ static void stream_stop_flushes_what_was_sent(void)
     host_stop(&h);
 }
 
-static void stream_refusal_reaches_the_rank(void)
+/* orphaned: it may try again. */
+static void check_refusal(grpc_status_code code, bool orphaned)
 {
     host               h;
     bt_control_client *client = NULL;
@@ -225,16 +229,63 @@ static void stream_refusal_reaches_the_rank(void)
     char               why[512];
 
     host_start(&h);
-    h.refuse = 1;
+    h.refuse = code;
     EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     EXPECT(!take(&h, client, &m));
     EXPECT(bt_control_client_lost(client) && readable(client));
     bt_control_client_loss(client, why, sizeof(why));
     EXPECT_HAS(why, "rank 1 has another model");
+    EXPECT_EQ(bt_control_client_orphaned(client), orphaned);
     EXPECT_EQ(h.n_lost, 0); /* who refuses knows */
     bt_control_client_stop(client, 0);
     host_stop(&h);
+}
+
+static void stream_refusal_reaches_the_rank(void)
+{
+    check_refusal(GRPC_STATUS_FAILED_PRECONDITION, false);
+    check_refusal(GRPC_STATUS_UNAVAILABLE, true);
+}
+
+static void attach_finds_the_next_host_at_the_address(void)
+{
+    host               h;
+    bt_control_attach *search = NULL;
+    bt_control_client *client = NULL;
+    char               address[64], why[512];
+    bool               over = false;
+    long               live = bt_alloc_live();
+    uint64_t           end;
+
+    host_start(&h);
+    memcpy(address, h.address, sizeof(address));
+    host_stop(&h);
+    EXPECT_EQ(bt_control_attach_start(address, WAIT_S * BT_NS_PER_S, 0, &search), BT_OK);
+    bt_sleep_ns(300 * BT_NS_PER_MS);
+    EXPECT(!bt_control_attach_poll(search, &client, why, sizeof(why)));
+    host_start_at(&h, address);
+    for (end = bt_now_ns() + WAIT_S * BT_NS_PER_S; !over && bt_now_ns() < end;) {
+        bt_rpc_loop_run_once(h.loop, bt_now_ns() + BT_NS_PER_MS);
+        over = bt_control_attach_poll(search, &client, why, sizeof(why));
+    }
+    EXPECT(over && client != NULL);
+    say_hello(client);
+    UNTIL(&h, h.n_hello == 1);
+    EXPECT(bt_control_client_orphaned(client) == false);
+    host_stop(&h);
+    end = bt_now_ns() + WAIT_S * BT_NS_PER_S;
+    while (!bt_control_client_lost(client) && bt_now_ns() < end)
+        bt_sleep_ns(BT_NS_PER_MS);
+    EXPECT(bt_control_client_lost(client));
+    bt_control_client_stop(client, 0);
+
+    EXPECT_EQ(bt_control_attach_start(address, 100 * BT_NS_PER_MS, 0, &search), BT_OK);
+    for (over = false, end = bt_now_ns() + WAIT_S * BT_NS_PER_S; !over && bt_now_ns() < end;)
+        over = bt_control_attach_poll(search, &client, why, sizeof(why));
+    EXPECT(over && client == NULL);
+    EXPECT_HAS(why, address);
+    EXPECT_EQ(bt_alloc_live(), live);
 }
 
 static void stream_first_message_must_be_a_hello(void)
@@ -313,7 +364,7 @@ static void stream_to_a_closed_port_names_address_and_cause(void)
     bt_control_client *client = NULL;
     uint64_t           begin  = bt_now_ns();
 
-    EXPECT_EQ(bt_control_client_start("127.0.0.1:1", 400 * BT_NS_PER_MS, &client), BT_ERR_PEER);
+    EXPECT_EQ(bt_control_client_start("127.0.0.1:1", 400 * BT_NS_PER_MS, 0, &client), BT_ERR_PEER);
     EXPECT(bt_now_ns() - begin < 5 * BT_NS_PER_S);
     EXPECT_HAS(bt_error_text(), "127.0.0.1:1");
     EXPECT_HAS(bt_error_text(), "refused");
@@ -334,7 +385,7 @@ static void stream_to_a_mute_port_ends_at_its_deadline(void)
     EXPECT_EQ(listen(fd, 8), 0);
     EXPECT_EQ(getsockname(fd, (struct sockaddr *)&a, &n), 0);
     snprintf(address, sizeof(address), "127.0.0.1:%u", ntohs(a.sin_port));
-    EXPECT_EQ(bt_control_client_start(address, 400 * BT_NS_PER_MS, &client), BT_ERR_PEER);
+    EXPECT_EQ(bt_control_client_start(address, 400 * BT_NS_PER_MS, 0, &client), BT_ERR_PEER);
     EXPECT(bt_now_ns() - begin < 5 * BT_NS_PER_S);
     EXPECT_HAS(bt_error_text(), "no answer");
     close(fd);
@@ -366,7 +417,7 @@ static void client_with_short_memory_fails_cleanly(void)
         bt_control_client *client = NULL;
 
         bt_alloc_fail_at(k);
-        EXPECT_EQ(bt_control_client_start(h.address, BT_NS_PER_S, &client), BT_ERR_NO_MEMORY);
+        EXPECT_EQ(bt_control_client_start(h.address, BT_NS_PER_S, 0, &client), BT_ERR_NO_MEMORY);
         EXPECT_EQ(bt_alloc_live(), live);
     }
     bt_alloc_fail_at(-1);
@@ -404,6 +455,7 @@ static const bt_test tests[] = {
     BT_TEST(stream_big_message_arrives),
     BT_TEST(stream_stop_flushes_what_was_sent),
     BT_TEST(stream_refusal_reaches_the_rank),
+    BT_TEST(attach_finds_the_next_host_at_the_address),
     BT_TEST(stream_first_message_must_be_a_hello),
     BT_TEST(stream_message_out_of_range_ends_it),
     BT_TEST(stream_server_gone_is_reported_after_its_last_message),

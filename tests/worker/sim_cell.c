@@ -41,7 +41,8 @@ struct sim_cell {
     uint32_t        n_ranks, group_size[2], group_first[2];
     uint32_t        wake[2];
     uint32_t        epoch, group_epoch[2];
-    uint32_t        doomed; /* 1 + the rank that dies in its group's next step; 0: none */
+    bool            forsaken; /* the coordinator dies in the next step */
+    uint32_t        doomed;   /* 1 + the rank that dies in its group's next step; 0: none */
     sim_rank        ranks[SIM_MAX_RANKS];
     sim_request     requests[SIM_MAX];
     uint32_t        n_requests;
@@ -322,6 +323,19 @@ static bt_status sim_step(void *ctx, bt_step *step)
 }
 
 /* ---- the coordinator's end */
+
+static uint64_t request_of(const bt_up *u)
+{
+    switch (u->kind) {
+    case BT_UP_TICKET: return u->u.ticket.request;
+    case BT_UP_TOKENS: return u->u.tokens.tokens[0].request;
+    case BT_UP_FAILED: return u->u.failed.request;
+    case BT_UP_RETRACTED: return u->u.retracted.request;
+    case BT_UP_FORM_MAP: return u->u.form_map.request;
+    case BT_UP_EVAL_ROWS: return u->u.eval_rows.request;
+    default: return 0; /* a Released may come late: a granted message had to leave first */
+    }
+}
 
 static void give(sim_cell *c, uint32_t rank, const bt_down *m)
 {
@@ -651,6 +665,11 @@ static bt_status sim_up(void *ctx, bt_up *u)
     sim_cell    *c = r->cell;
     sim_request *q;
 
+    if (request_of(u) != 0 && c->requests[request_of(u) - 1].lost) {
+        fprintf(stderr, "rank %u speaks of request %u, which its coordinator has taken along\n",
+                r->rank, (unsigned)request_of(u));
+        c->broken = true;
+    }
     switch (u->kind) {
     case BT_UP_TICKET: on_ticket(c, &c->requests[u->u.ticket.request - 1], u); break;
     case BT_UP_TOKENS:
@@ -861,17 +880,15 @@ static void lose_placement(sim_cell *c, sim_request *q, uint32_t rank)
     }
 }
 
-static void die(sim_cell *c, uint32_t rank)
+static void empty_inbox(sim_rank *r)
 {
-    sim_rank *r = &c->ranks[rank];
-
-    r->dead    = true;
-    r->waiting = false;
     while (r->inbox_at < r->n_inbox)
         bt_down_free(&r->inbox[r->inbox_at++]);
-    for (uint32_t i = c->n_flights; i-- > 0;)
-        if (c->flights[i].from == rank) drop_flight(c, i);
-    c->group_epoch[r->group] = ++c->epoch;
+    r->inbox_at = r->n_inbox = 0;
+}
+
+static void tell_seats(sim_cell *c)
+{
     for (uint32_t i = 0; i < c->n_ranks; i++) {
         bt_down m = {.kind = BT_DOWN_REGROUP};
 
@@ -881,6 +898,49 @@ static void die(sim_cell *c, uint32_t rank)
         m.u.regroup.groups[1] = seats_of(c, 1);
         give(c, i, &m);
     }
+}
+
+static void lose_coordinator(sim_cell *c)
+{
+    c->forsaken = false;
+    for (uint32_t i = 0; i < c->n_requests; i++) {
+        sim_request *q = &c->requests[i];
+
+        if (q->epoch != 0 && !sim_ended(q)) q->lost = true;
+    }
+    for (uint32_t i = 0; i < c->n_ranks; i++) {
+        sim_rank *r = &c->ranks[i];
+
+        if (r->dead) continue;
+        r->waiting = false;
+        empty_inbox(r);
+        check(c, bt_worker_drop_all(r->worker));
+    }
+    c->wake[0] = c->wake[1] = 0;
+    c->group_epoch[0]       = ++c->epoch;
+    if (c->opt.n_both == 0) c->group_epoch[1] = ++c->epoch;
+    tell_seats(c);
+}
+
+void sim_lose_coordinator(sim_cell *c, bool in_a_step)
+{
+    if (in_a_step)
+        c->forsaken = true;
+    else
+        lose_coordinator(c);
+}
+
+static void die(sim_cell *c, uint32_t rank)
+{
+    sim_rank *r = &c->ranks[rank];
+
+    r->dead    = true;
+    r->waiting = false;
+    empty_inbox(r);
+    for (uint32_t i = c->n_flights; i-- > 0;)
+        if (c->flights[i].from == rank) drop_flight(c, i);
+    c->group_epoch[r->group] = ++c->epoch;
+    tell_seats(c);
     for (uint32_t i = 0; i < c->n_requests; i++)
         lose_placement(c, &c->requests[i], rank);
 }
@@ -894,11 +954,12 @@ void sim_kill(sim_cell *c, uint32_t rank, bool in_a_step)
 }
 
 bool sim_is_dead(const sim_cell *c, uint32_t rank) { return c->ranks[rank].dead; }
-bool sim_is_doomed(const sim_cell *c) { return c->doomed != 0; }
+bool sim_is_doomed(const sim_cell *c) { return c->doomed != 0 || c->forsaken; }
 
 /* ---- steps */
 
-/* One of the group dies under way: each of the others has got what it needed before, or not. */
+/* Somebody dies under way, one of the group or the coordinator: each of the others has got what it
+ * needed before, or not. */
 static void break_step(sim_cell *c, uint32_t group, const bt_plan *plans)
 {
     for (uint32_t i = 0; i < c->group_size[group]; i++) {
@@ -911,6 +972,10 @@ static void break_step(sim_cell *c, uint32_t group, const bt_plan *plans)
         st         = bt_worker_finish(r->worker, plans, &r->left);
         if (st != BT_ERR_CANCELLED || r->cut_at == 0) check(c, st);
         r->cut_at = 0;
+    }
+    if (c->forsaken) {
+        lose_coordinator(c);
+        return;
     }
     die(c, c->doomed - 1);
     c->doomed = 0;
@@ -928,7 +993,7 @@ static void finish_group(sim_cell *c, uint32_t group)
         if (!r->waiting || r->epoch != c->group_epoch[group]) return;
         plans[n++] = r->plan;
     }
-    if (c->doomed != 0 && c->ranks[c->doomed - 1].group == group) {
+    if (c->forsaken || (c->doomed != 0 && c->ranks[c->doomed - 1].group == group)) {
         break_step(c, group, plans);
         return;
     }
@@ -999,6 +1064,7 @@ bool sim_act(sim_cell *c)
     for (uint32_t i = 0; i < c->n_requests; i++) {
         sim_request *q = &c->requests[i]; /* refused: again when somebody has let go */
 
+        if (q->lost) continue;
         if (q->n_choices > 0 && q->refused && !q->reserved && !q->aborted && roll(c, 50) == 0)
             sim_start(c, q);
         resume(c, q);
@@ -1010,7 +1076,7 @@ bool sim_ended(const sim_request *q)
 {
     uint32_t seen = 0;
 
-    if (q->n_choices == 0) return true; /* ends with the first */
+    if (q->n_choices == 0 || q->lost) return true; /* ends with the first */
     for (uint32_t i = 0; q->eval && i < q->n_prompt + q->n_eval; i++)
         seen += q->rows_seen[i];
     if (!q->aborted && !q->failed && !(q->eval && seen == q->n_prompt + q->n_eval)) return false;

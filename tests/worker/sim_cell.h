@@ -49,6 +49,7 @@ typedef struct {
     uint32_t  fail_code;
     char      why[256];
     bool      released[SIM_MAX_RANKS];
+    bool      lost; /* with its coordinator: nothing may come of it any more */
     uint32_t  rows_seen[SIM_CONTEXT];
 
     size_t      n_map_bytes; /* of the prompt's form map, once it is known */
@@ -82,8 +83,11 @@ bool sim_act(sim_cell *c);
 bool sim_run(sim_cell *c);
 /* The rank dies, now or in the middle of its group's next step; the others hear of it. */
 void sim_kill(sim_cell *c, uint32_t rank, bool in_a_step);
+/* The coordinator dies, now or in the middle of the next step, and with it all its requests;
+ * another one takes the ranks. */
+void sim_lose_coordinator(sim_cell *c, bool in_a_step);
 bool sim_is_dead(const sim_cell *c, uint32_t rank);
-bool sim_is_doomed(const sim_cell *c); /* somebody dies in the next step */
+bool sim_is_doomed(const sim_cell *c); /* somebody is to die in the next step */
 /* Tells every rank to leave and runs until all have. */
 bool     sim_shut_down(sim_cell *c);
 bool     sim_ended(const sim_request *r);

@@ -509,6 +509,63 @@ static void cell_survives_the_loss_of_ranks(void)
     }
 }
 
+/* At any moment the coordinator dies with all its requests; what the next one orders has its own
+ * tokens, and the ranks are as if the others had never been, but for their caches. */
+static void cell_outlives_its_coordinators(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < 2 * SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[10];
+
+            for (uint32_t life = 0; life < 4; life++) {
+                bool last = life == 3;
+
+                add_mix(c, q, last ? 10 : 8);
+                if (life == 1) sim_split(c, q[7], 3);
+                for (uint32_t k = 0; k < (last ? 10 : 8); k++)
+                    sim_start(c, q[k]);
+                if (last) break;
+                for (uint32_t w = 0; w < 37 * seed + 100 * life; w++)
+                    EXPECT(sim_act(c));
+                sim_lose_coordinator(c, (seed + life) % 2 == 0);
+                for (uint32_t w = 0; w < 3000 && sim_is_doomed(c); w++)
+                    EXPECT(sim_act(c));
+                if (sim_is_doomed(c)) sim_lose_coordinator(c, false); /* no step has come */
+            }
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 10; k++)
+                expect_right(q[k]);
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+}
+
+static void cell_keeps_its_prefix_caches_without_a_coordinator(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        sim_options  opt = cell_of(i, 3);
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *a   = sim_add(c, 200, 5), *b;
+
+        sim_start(c, a);
+        EXPECT(sim_run(c));
+        sim_lose_coordinator(c, false);
+        b               = sim_add(c, 200, 5);
+        b->prefill_rank = a->prefill_rank;
+        b->decode_rank  = a->decode_rank;
+        memcpy(b->prompt, a->prompt, sizeof(b->prompt));
+        sim_start(c, b);
+        EXPECT(sim_run(c));
+        expect_right(b);
+        EXPECT_EQ(b->n_cached, 192);
+        sim_destroy(c);
+    }
+}
+
 static void cell_without_pages_refuses_and_serves_later(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
@@ -707,6 +764,8 @@ int main(int argc, char **argv)
         BT_TEST(cell_shares_generated_pages),
         BT_TEST(cell_replays_by_the_form_map),
         BT_TEST(cell_survives_the_loss_of_ranks),
+        BT_TEST(cell_outlives_its_coordinators),
+        BT_TEST(cell_keeps_its_prefix_caches_without_a_coordinator),
         BT_TEST(cell_without_pages_refuses_and_serves_later),
         BT_TEST(cell_frees_everything_of_aborted_requests),
         BT_TEST(cell_fails_only_the_request_with_the_bad_message),

@@ -1,0 +1,134 @@
+/* Cells whose coordinator was lost, and which coordinator may drive a cell.
+ *
+ * A rank says in its hello which incarnation of a coordinator it has followed, and who sat where.
+ * The next coordinator takes a higher incarnation and goes on with what the rank says that has
+ * heard most; everything else of the old one is gone.  A coordinator that was only stopped, and
+ * meets a rank that has followed a higher one since, gives the cell up.  Two that were started for
+ * one cell cannot both have it: each waits for all of its ranks, or for more than half. */
+#include <stdio.h>
+#include <sys/random.h>
+
+#include "coordinator/fleet_state.h"
+#include "core/clock.h"
+
+uint32_t bt_fleet_draw_life(void)
+{
+    uint32_t life = 0;
+
+    if (getrandom(&life, sizeof(life), 0) != sizeof(life) || life == 0)
+        life = (uint32_t)bt_now_ns() | 1;
+    return life;
+}
+
+static uint32_t life_of(uint64_t incarnation) { return (uint32_t)incarnation; }
+static uint32_t count_of(uint64_t incarnation) { return (uint32_t)(incarnation >> 32); }
+
+bt_status bt_fleet_check_origin(bt_fleet *fleet, const bt_up_hello *hello, bool *again_out)
+{
+    bt_status  st = BT_OK;
+    bt_member *m  = bt_fleet_find(fleet, hello->cell);
+
+    *again_out = hello->incarnation != 0;
+    BT_REQUIRE(fleet->cfg.config_hash == 0 || hello->config_hash == 0 ||
+                   hello->config_hash == fleet->cfg.config_hash,
+               BT_ERR_INVALID_ARG,
+               "rank %u on %s has another config.json (hash %016llx) than this coordinator's model "
+               "(%016llx)",
+               hello->rank, hello->host, (unsigned long long)hello->config_hash,
+               (unsigned long long)fleet->cfg.config_hash);
+    BT_REQUIRE(count_of(hello->incarnation) < UINT32_MAX, BT_ERR_INVALID_ARG,
+               "rank %u on %s says that it has followed incarnation %016llx, which none can follow",
+               hello->rank, hello->host, (unsigned long long)hello->incarnation);
+    if (hello->incarnation == 0) goto out;
+    if (life_of(hello->incarnation) == fleet->life) {
+        *again_out = false;
+        BT_REQUIRE(false, BT_ERR_INVALID_ARG,
+                   "rank %u on %s was lost to this coordinator, which goes on without it",
+                   hello->rank, hello->host);
+    }
+    if (m == NULL || m->incarnation == 0 || m->state == BT_CELL_LEAVING) goto out;
+    if (hello->incarnation > m->incarnation)
+        bt_fleet_lose(m,
+                      "another coordinator (incarnation %016llx) has taken cell \"%s\" from this "
+                      "one (%016llx)",
+                      (unsigned long long)hello->incarnation, hello->cell,
+                      (unsigned long long)m->incarnation);
+    BT_REQUIRE(
+        hello->incarnation < m->incarnation, BT_ERR_INVALID_ARG,
+        "rank %u on %s has followed another coordinator (incarnation %016llx) since this one "
+        "had its cell",
+        hello->rank, hello->host, (unsigned long long)hello->incarnation);
+out:
+    return st;
+}
+
+/* The first cell's caches stay of use; there is one seed for all. */
+static void take_seed(bt_member *m)
+{
+    bt_fleet *fleet = m->fleet;
+    uint64_t  seed  = bt_cell_memory(&m->cell)->prefix_seed;
+
+    for (uint32_t i = 0; i < fleet->n_members; i++)
+        if (fleet->members[i]->incarnation != 0) return;
+    if (seed != 0 && !fleet->has_facts) fleet->prefix_seed = seed;
+}
+
+void bt_fleet_welcome(bt_member *m)
+{
+    bt_cell *cell = &m->cell;
+    char     who[192], why[BT_FLEET_TEXT];
+
+    for (uint32_t i = 0; i < cell->n_ranks; i++) {
+        if (!cell->ranks[i].lost || m->seats[i].peer == NULL) continue;
+        bt_cell_rank_text(cell, i, who, sizeof(who));
+        snprintf(why, sizeof(why), "%s has been removed from its cell, which goes on without it",
+                 who);
+        BT_WARN("%s", why);
+        bt_fleet_shut_out(m, i, why);
+    }
+    take_seed(m);
+    m->incarnation = (uint64_t)(count_of(cell->incarnation) + 1) << 32 | m->fleet->life;
+    for (uint32_t i = 0; i < cell->n_ranks; i++) {
+        bt_down down = {
+            .kind      = BT_DOWN_WELCOME,
+            .u.welcome = {cell->max_epoch + 1, m->incarnation, m->fleet->prefix_seed}
+        };
+
+        if (m->seats[i].peer != NULL) bt_control_send(m->seats[i].peer, &down);
+    }
+    if (cell->incarnation != 0)
+        BT_INFO("cell \"%s\" has come back with %u of %u ranks: incarnation %u", cell->name,
+                m->n_peers, cell->n_ranks, count_of(m->incarnation));
+    else
+        BT_INFO("all %u ranks have attached", cell->n_ranks);
+}
+
+static bool may_lack_ranks(const bt_member *m)
+{
+    return m->fleet->cfg.relay.replace && m->cell.incarnation != 0;
+}
+
+static void give_up(bt_member *m, uint32_t rank, const char *why)
+{
+    char who[192];
+
+    bt_cell_rank_text(&m->cell, rank, who, sizeof(who));
+    BT_WARN("%s %s: the cell goes on without it", who, why);
+    m->cell.ranks[rank].lost = true;
+}
+
+bool bt_fleet_go_without(bt_member *m)
+{
+    if (!may_lack_ranks(m) || !bt_cell_has_most(&m->cell)) return false;
+    for (uint32_t i = 0; i < m->cell.n_ranks; i++)
+        if (!m->cell.ranks[i].attached && !m->cell.ranks[i].lost)
+            give_up(m, i, "has not come back");
+    return true;
+}
+
+bool bt_fleet_go_without_rank(bt_member *m, uint32_t rank)
+{
+    if (!may_lack_ranks(m)) return false;
+    give_up(m, rank, "was lost on its way back");
+    return true;
+}

@@ -1,0 +1,10 @@
+/* proto/config_hash.h - whether two processes work from the same model directory. */
+#ifndef BT_PROTO_CONFIG_HASH_H
+#define BT_PROTO_CONFIG_HASH_H
+
+#include <stdint.h>
+
+/* XXH3-64 of the bytes of DIR/config.json, never 0; 0 when it cannot be read (said in the log). */
+uint64_t bt_config_hash(const char *dir);
+
+#endif

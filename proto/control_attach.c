@@ -1,0 +1,62 @@
+#include "proto/control_attach.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "core/alloc.h"
+
+struct bt_control_attach {
+    char               address[256];
+    uint64_t           connect_ns, quiet_ns;
+    pthread_t          thread;
+    atomic_bool        over; /* client and why are the owner's then */
+    bt_control_client *client;
+    char               why[512];
+};
+
+static void *attach_main(void *arg)
+{
+    bt_control_attach *a = arg;
+
+    if (bt_control_client_start(a->address, a->connect_ns, a->quiet_ns, &a->client) != BT_OK)
+        snprintf(a->why, sizeof(a->why), "%s", bt_error_text());
+    atomic_store(&a->over, true);
+    return NULL;
+}
+
+bt_status bt_control_attach_start(const char *address, uint64_t connect_ns, uint64_t quiet_ns,
+                                  bt_control_attach **attach_out)
+{
+    bt_status          st = BT_OK;
+    bt_control_attach *a  = bt_calloc(1, sizeof(*a));
+    sigset_t           all, before;
+    int                rc;
+
+    BT_REQUIRE(a != NULL, BT_ERR_NO_MEMORY, "the search for a coordinator");
+    snprintf(a->address, sizeof(a->address), "%s", address);
+    a->connect_ns = connect_ns;
+    a->quiet_ns   = quiet_ns;
+    sigfillset(&all); /* signals are for the process's main thread */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&a->thread, NULL, attach_main, a);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    BT_REQUIRE(rc == 0, BT_ERR_NO_MEMORY, "the thread that looks for a coordinator");
+    *attach_out = a;
+    a           = NULL; /* handed over */
+out:
+    bt_free(a);
+    return st;
+}
+
+bool bt_control_attach_poll(bt_control_attach *attach, bt_control_client **client_out, char *why,
+                            size_t capacity)
+{
+    if (!atomic_load(&attach->over)) return false;
+    pthread_join(attach->thread, NULL);
+    *client_out = attach->client;
+    snprintf(why, capacity, "%s", attach->why);
+    bt_free(attach);
+    return true;
+}

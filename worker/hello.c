@@ -1,0 +1,88 @@
+/* worker/hello.c - what a rank says of itself to each coordinator that it attaches to. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "worker/rank.h"
+
+enum { PROTOCOL = 1 };
+
+static char *arithmetic(const bt_rank *r)
+{
+    const bt_gate_config *gate = &r->cfg.moe.gate;
+    uint32_t n_blocks = gate->n_experts == 0 ? 0 : bt_sum_blocks(gate->n_experts, gate->n_groups);
+    char     text[256];
+
+    snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
+             bt_form_policy_name(r->opt.form), r->opt.share_generated ? ",share-generated" : "",
+             n_blocks, BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
+    return bt_strdup(text);
+}
+
+bt_status bt_rank_say_hello(bt_rank *r)
+{
+    bt_status       st = BT_OK;
+    bt_up           m  = {.kind = BT_UP_HELLO};
+    bt_up_hello    *h  = &m.u.hello;
+    char            host[256];
+    bt_down_regroup seats = {
+        .epoch  = r->seats_epoch,
+        .groups = {r->seats[0], r->seats[1]},
+        .n_gone = r->n_gone,
+        .gone   = r->gone
+    };
+
+    if (gethostname(host, sizeof(host)) != 0) snprintf(host, sizeof(host), "unknown");
+    host[sizeof(host) - 1] = '\0';
+
+    *h = (bt_up_hello){.protocol          = PROTOCOL,
+                       .rank              = r->facts.rank,
+                       .n_ranks           = r->facts.n_ranks,
+                       .n_prefill         = r->facts.n_prefill,
+                       .n_decode          = r->facts.n_decode,
+                       .n_spares          = r->opt.n_spares,
+                       .pid               = (uint32_t)getpid(),
+                       .model_fingerprint = r->fingerprint,
+                       .n_pages           = r->memory.n_pages,
+                       .page_tokens       = BT_PAGE_TOKENS,
+                       .page_bytes        = r->memory.page_bytes,
+                       .max_rows          = r->opt.max_rows,
+                       .epoch             = r->epoch,
+                       .vocab_size        = r->cfg.vocab_size,
+                       .max_context       = r->cfg.max_context,
+                       .n_eos             = r->cfg.n_eos,
+                       .bos_token         = r->cfg.bos_token,
+                       .pad_token         = r->cfg.pad_token,
+                       .weight_bytes      = r->memory.weights,
+                       .share_generated   = r->opt.share_generated,
+                       .config_hash       = r->config_hash,
+                       .incarnation       = r->incarnation,
+                       .prefix_seed       = r->prefix_seed};
+
+    if (r->incarnation != 0) BT_TRY(bt_regroup_copy(&seats, &h->seats));
+    h->host                  = bt_strdup(host);
+    h->cell                  = bt_strdup(r->opt.cell);
+    h->arithmetic            = arithmetic(r);
+    h->model_type            = bt_strdup(r->cfg.model_type);
+    h->architecture          = bt_strdup(r->cfg.architecture);
+    h->default_sampling_json = bt_strdup(r->cfg.default_sampling_json);
+    h->eos_tokens            = bt_calloc(r->cfg.n_eos, sizeof(*h->eos_tokens));
+    BT_REQUIRE(h->host != NULL && h->cell != NULL && h->arithmetic != NULL &&
+                   h->model_type != NULL && h->architecture != NULL &&
+                   h->default_sampling_json != NULL && h->eos_tokens != NULL,
+               BT_ERR_NO_MEMORY, "hello");
+    memcpy(h->eos_tokens, r->cfg.eos_tokens, r->cfg.n_eos * sizeof(*h->eos_tokens));
+    st     = bt_links_send(&r->links, &m);
+    m.kind = BT_UP_READY; /* it owns nothing any more */
+out:
+    bt_up_free(&m);
+    return st;
+}
+
+bt_status bt_rank_say_ready(bt_rank *r)
+{
+    bt_up m = {.kind = BT_UP_READY};
+
+    return bt_links_send(&r->links, &m);
+}

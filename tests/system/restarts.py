@@ -4,7 +4,7 @@
     restarts.py --bin DIR --source DIR [--only NAME]
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
-the same port serves again. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
+the same port and ranks serve again. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
 import os
 import signal
 import sys
@@ -84,7 +84,7 @@ def ranks(a, pb, rpc):
 
 def coordinator(a, pb, rpc):
     cell = start(a, "1+1")
-    address, endings = cell.address, []
+    address, endings, before = cell.address, [], cell.ranks()
     want = ask(pb, rpc, cell, 1, 30)
 
     def one():
@@ -102,8 +102,9 @@ def coordinator(a, pb, rpc):
     t.join(20)
     assert endings == [grpc.StatusCode.UNAVAILABLE], endings
     assert cell.address == address and ask(pb, rpc, cell, 1, 30) == want
+    assert cell.ranks() == before, "the ranks were started again too"
     assert cell.stop() == 0, cell.log()
-    print("coordinator killed: UNAVAILABLE, then the same port and the same tokens", flush=True)
+    print("coordinator killed: UNAVAILABLE, then the same port, the same ranks and the same tokens", flush=True)
 
 
 def crash_loop(a, pb, rpc):

@@ -2,7 +2,7 @@
 # one.  Built where nvcc >= 12.8 is found, and then always; BT_CUDA=OFF leaves it out.
 option(BT_CUDA "Build libbaton_cuda.so where nvcc is found" ON)
 
-set(BT_CUDA_KERNELS device/cuda/rows.cu device/cuda/gemm.cu device/cuda/vocab.cu attention/cuda/decode.cu attention/cuda/prefill.cu
+set(BT_CUDA_KERNELS device/cuda/checksum.cu device/cuda/rows.cu device/cuda/gemm.cu device/cuda/vocab.cu attention/cuda/decode.cu attention/cuda/prefill.cu
     attention/cuda/pages.cu moe/cuda/gate.cu moe/cuda/items.cu)
 # The back ends around them, in C.
 set(BT_CUDA_SOURCES device/cuda/device_cuda.c device/device.c attention/cuda/attn_cuda.c attention/cuda/forms_cuda.c moe/cuda/moe_cuda.c moe/cuda/routed_cuda.c)

@@ -76,6 +76,8 @@ typedef struct {
     bt_status (*download)(bt_device *dev, void *host_dst, const void *src, size_t bytes);
     bt_status (*sync)(bt_device *dev);
     void *(*stream)(bt_device *dev);
+    bt_status (*checksum)(bt_device *dev, void *stream, const void *data, size_t bytes,
+                          uint64_t seed, uint64_t *sum);
     bt_status (*linear_create)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
                                void *ctx, bt_linear **linear_out);
     void (*linear_destroy)(bt_device *dev, bt_linear *linear);
@@ -176,6 +178,16 @@ static inline bt_status bt_device_sync(bt_device *dev) { return dev->ops->sync(d
 /* Where the device enqueues its work: a cudaStream_t, borrowed for the device's life; NULL on the
  * CPU back end, which enqueues nothing. */
 static inline void *bt_device_stream(bt_device *dev) { return dev->ops->stream(dev); }
+/* *sum = bt_checksum(data, bytes, seed), device memory, both aligned to 8.  `stream`: where it is
+ * enqueued, of the kind of bt_device_stream(). */
+static inline bt_status bt_device_checksum(bt_device *dev, void *stream, const void *data,
+                                           size_t bytes, uint64_t seed, uint64_t *sum)
+{
+    return dev->ops->checksum(dev, stream, data, bytes, seed, sum);
+}
+/* The same of host memory: the sum of a mix of each little-endian word of 8 bytes (the last one
+ * filled up with zeros) and its index, and of the seed and the length, modulo 2^64. */
+uint64_t bt_checksum(const void *data, size_t bytes, uint64_t seed);
 
 /* n independent products in one call: the experts of a layer, the heads of an absorbed query, or
  * just one.  The list is host memory, borrowed during the call. */

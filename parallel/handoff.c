@@ -15,7 +15,7 @@ static size_t padded(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 
 size_t bt_handoff_stage_bytes(const bt_handoff *h)
 {
-    return padded(BT_HANDOFF_HEAD + h->payload_max);
+    return padded(BT_HANDOFF_HEAD + (h->by_line ? BT_LINE_TAIL_MAX : h->payload_max));
 }
 
 /* One block: wreck, requests, signals, send slots, inboxes. */
@@ -81,7 +81,8 @@ bt_status bt_handoff_create(bt_world *world, const bt_handoff_config *cfg,
     h->n_slots     = cfg->n_slots;
     h->grant_to    = BT_NO_PEER;
     h->last_asked  = world->rank;
-    if (!bt_world_all_shared(world) &&
+    h->by_line     = cfg->nccl != NULL;
+    if (!h->by_line && !bt_world_all_shared(world) &&
         h->payload_max > world->fragment_bytes - BT_PAGE_MESSAGE_BYTES)
         h->payload_max = world->fragment_bytes - BT_PAGE_MESSAGE_BYTES;
     h->slots = bt_calloc(h->n_slots, sizeof(*h->slots));
@@ -89,6 +90,7 @@ bt_status bt_handoff_create(bt_world *world, const bt_handoff_config *cfg,
     BT_REQUIRE(h->slots != NULL && h->peers != NULL, BT_ERR_NO_MEMORY,
                "a hand-off of %u slots among %u ranks", h->n_slots, world->size);
     BT_TRY(take_arena(h));
+    if (h->by_line) BT_TRY(bt_line_create(h, cfg->nccl, cfg->dev, h->payload_max, &h->line));
     *handoff_out = h;
     h            = NULL;
 out:
@@ -99,6 +101,7 @@ out:
 void bt_handoff_destroy(bt_handoff *handoff)
 {
     if (handoff == NULL) return;
+    bt_line_destroy(handoff->world, handoff->line);
     while (handoff->extra != NULL) {
         bt_wreck *wreck = handoff->extra;
 
@@ -137,6 +140,23 @@ static bt_slot *staged_slot(bt_handoff *h, const void *memory)
     return NULL;
 }
 
+void *bt_handoff_slot_rows(bt_handoff *handoff, void *slot)
+{
+    if (handoff->line == NULL) return slot;
+    return bt_line_rows(handoff->line, (uint32_t)(staged_slot(handoff, slot) - handoff->slots));
+}
+
+void *bt_handoff_slot_tail(bt_handoff *handoff, void *slot, size_t rows_bytes)
+{
+    return handoff->line == NULL ? (uint8_t *)slot + rows_bytes : slot;
+}
+
+bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, const uint32_t *ranks)
+{
+    BT_ASSERT(!handoff->polling);
+    return handoff->line == NULL ? BT_OK : bt_line_join(handoff, epoch, n, ranks);
+}
+
 void bt_handoff_unstage(bt_handoff *handoff, void *slot)
 {
     staged_slot(handoff, slot)->state = BT_SLOT_FREE;
@@ -144,15 +164,28 @@ void bt_handoff_unstage(bt_handoff *handoff, void *slot)
 
 void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot)
 {
-    bt_slot *s = staged_slot(handoff, slot);
+    bt_slot *s    = staged_slot(handoff, slot);
+    uint8_t *wire = s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES;
 
     BT_ASSERT(to < handoff->world->size);
+    BT_ASSERT(handoff->line == NULL ||
+              (to != handoff->world->rank && m->tail_bytes <= BT_LINE_TAIL_MAX));
     s->message = *m;
-    bt_page_message_seal(&s->message, slot, s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES);
+    if (handoff->line != NULL)
+        bt_page_message_seal_tail(&s->message, slot, wire);
+    else
+        bt_page_message_seal(&s->message, slot, wire);
     BT_ASSERT(s->message.payload_bytes <= handoff->payload_max);
-    s->to    = to;
-    s->order = handoff->next_order++;
-    s->state = BT_SLOT_QUEUED;
+    s->to             = to;
+    s->carry          = BT_CARRY_NONE;
+    s->order          = handoff->next_order++;
+    handoff->has_sent = true;
+    s->state          = BT_SLOT_QUEUED;
+}
+
+bool bt_handoff_is_ready(const bt_handoff *handoff)
+{
+    return handoff->line == NULL || handoff->line->state == BT_LINE_READY;
 }
 
 bool bt_handoff_cancel(bt_handoff *handoff, uint64_t request)
@@ -189,6 +222,7 @@ bool bt_handoff_poll(bt_handoff *handoff)
         moved |= bt_signal_receive(handoff);
         moved |= bt_handoff_recv_progress(handoff, now_ns);
         moved |= bt_handoff_send_progress(handoff, now_ns);
+        if (handoff->line != NULL) moved |= bt_line_poll(handoff, now_ns);
         if (!moved) break;
         any = true;
     }

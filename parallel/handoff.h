@@ -19,7 +19,7 @@
 #ifndef BT_PARALLEL_HANDOFF_H
 #define BT_PARALLEL_HANDOFF_H
 
-#include "parallel/group.h"
+#include "parallel/carrier.h"
 #include "parallel/page_message.h"
 
 #ifdef __cplusplus
@@ -33,9 +33,12 @@ typedef struct bt_handoff bt_handoff;
 enum { BT_HANDOFF_INBOXES = 3 };
 
 typedef struct {
-    /* A message has arrived and its checksum is right; payload is borrowed during the call.
-     * from: world rank of the sender. */
-    void (*deliver)(void *ctx, uint32_t from, const bt_page_message *m, const void *payload);
+    /* A message has arrived and its checksum is right.  rows: device memory where they go by NCCL,
+     * may be read by work that the device is given during the call; else host memory, borrowed
+     * during the call, with the tail right behind.  tail: host memory, borrowed likewise.  from:
+     * world rank of the sender. */
+    void (*deliver)(void *ctx, uint32_t from, const bt_page_message *m, const void *rows,
+                    const void *tail);
     /* A message from a peer was refused: PROTOCOL (broken header or signal: request 0; a payload
      * that is too long or of the wrong length: its request) or CHECKSUM. */
     void (*reject)(void *ctx, uint32_t from, uint64_t request, bt_status why);
@@ -53,6 +56,11 @@ typedef struct {
     uint32_t n_slots;    /* staging slots for sending, >= 1 */
     uint64_t grant_ns;   /* a request to send expires after this */
     size_t   slot_bytes; /* wanted payload bytes; bt_handoff_payload_max() says what it became */
+
+    /* By NCCL: rows are memory of `dev`, and go straight from there (handoff_line.h); a rank then
+     * sends or receives, never both.  Both borrowed.  NULL: rows are host memory and go by MPI. */
+    const bt_nccl_module *nccl;
+    bt_device            *dev;
 } bt_handoff_config;
 
 /* `world` is borrowed.  Every rank of the job creates one. */
@@ -66,8 +74,21 @@ size_t bt_handoff_payload_max(const bt_handoff *handoff);
  * the chunk.  Ends with bt_handoff_send() or bt_handoff_unstage(). */
 void *bt_handoff_stage(bt_handoff *handoff);
 void  bt_handoff_unstage(bt_handoff *handoff, void *slot);
+/* Where the slot's rows go: the slot itself, or by NCCL device memory, read when the device's work
+ * so far is done.  And its tail, rows_bytes of rows being there: host memory, by NCCL for at most
+ * 56 KiB. */
+void *bt_handoff_slot_rows(bt_handoff *handoff, void *slot);
+void *bt_handoff_slot_tail(bt_handoff *handoff, void *slot, size_t rows_bytes);
 /* Queues the message in `slot` for world rank `to`; m->payload_bytes of it count.  Seals it. */
 void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot);
+
+/* Who hands over from now on, this rank among them or not: at start, and whenever the cell's epoch
+ * has changed, after the exclusions.  Alike on all of them; local, and not waited for.  What was
+ * under way is sent again where it had not come.  By MPI nothing is done.  INVALID_ARG: more ranks
+ * than the job has, or an epoch before the present one. */
+bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, const uint32_t *ranks);
+/* Messages can go: by NCCL all who hand over have come. */
+bool bt_handoff_is_ready(const bt_handoff *handoff);
 
 /* Drops the request's messages that are not granted yet: their slots are free, `sent` is not called
  * for them.  True when nothing of it is in flight; what is in flight ends with `sent`. */

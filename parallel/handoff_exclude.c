@@ -66,6 +66,7 @@ bt_status bt_handoff_exclude(bt_handoff *handoff, uint32_t rank)
 
     BT_ASSERT(rank < handoff->world->size && rank != handoff->world->rank && !handoff->polling);
     if (peer->excluded) goto out;
+    if (handoff->line != NULL) bt_line_exclude(handoff, rank);
     BT_TRY(drop_messages(handoff, rank));
     forget_signals(handoff, rank);
     if (handoff->ask_serial != 0 && handoff->ask_to == rank) handoff->ask_serial = 0;

@@ -9,17 +9,23 @@
  *
  * Until WITHDRAWN comes the sender asks that receiver for nothing: the answer is the sign of life
  * of a peer that let a request expire, so a stuck peer costs one grant period, not one a round.
+ * By a line (handoff_line.h) one more, since what NCCL has sent has not yet come:
+ *
+ *     receiver -> sender   TAKEN(n)           messages of an order below n have come
+ *
  * A GRANT that crosses a WITHDRAW is ignored; the receiver frees it on the WITHDRAW.
  *
  * handoff.c          create, staging, cancel, the poll
  * handoff_signal.c  signals in and out
  * handoff_send.c     asking and sending
  * handoff_recv.c     granting, receiving, delivering
+ * handoff_line.c, handoff_line_note.c   rows by NCCL
  * handoff_exclude.c  doing without a peer for good */
 #ifndef BT_PARALLEL_HANDOFF_PARTS_H
 #define BT_PARALLEL_HANDOFF_PARTS_H
 
 #include "parallel/handoff.h"
+#include "parallel/handoff_line.h"
 #include "parallel/mpi_world.h"
 
 enum {
@@ -28,6 +34,7 @@ enum {
     BT_HANDOFF_HEAD  = 128, /* bytes before a staged payload; its last 96 are the header */
     BT_TAG_SIGNAL    = 1,
     BT_TAG_PAYLOAD   = 2,
+    BT_TAG_LINE      = 3,
 };
 #define BT_NO_SLOT UINT32_MAX
 #define BT_NO_PEER UINT32_MAX
@@ -36,7 +43,8 @@ typedef enum {
     BT_SIGNAL_ASK = 1,
     BT_SIGNAL_GRANT,
     BT_SIGNAL_WITHDRAW,
-    BT_SIGNAL_WITHDRAWN
+    BT_SIGNAL_WITHDRAWN,
+    BT_SIGNAL_TAKEN
 } bt_signal_kind;
 
 typedef struct {
@@ -52,9 +60,20 @@ typedef enum {
     BT_SLOT_SENDING /* granted */
 } bt_slot_state;
 
+/* How far a granted slot's rows are on their line; NONE where they go by MPI. */
+typedef enum {
+    BT_CARRY_NONE,
+    BT_CARRY_DUE,
+    BT_CARRY_LAUNCHED,
+    BT_CARRY_GONE,
+    BT_CARRY_AGAIN /* the line has ended: queued again when its header has left */
+} bt_carry;
+
 typedef struct {
     bt_slot_state   state;
     uint32_t        to;
+    bt_carry        carry;
+    bool            taken; /* the receiver says so */
     uint64_t        order; /* of bt_handoff_send(); a receiver's messages leave in this order */
     bt_page_message message;
     uint8_t        *memory;  /* BT_HANDOFF_HEAD, then the payload */
@@ -82,6 +101,8 @@ typedef struct {
     uint64_t asked_request, granted_request; /* as the ASK named them: only for messages */
     uint32_t n_granted;                      /* payloads that may still come */
     uint64_t owed_serial;                    /* a WITHDRAWN to send, 0: none */
+    uint64_t n_ordered;                      /* by a line: above the order of the latest message */
+    bool     owes_taken;
 } bt_peer;
 
 struct bt_handoff {
@@ -89,6 +110,9 @@ struct bt_handoff {
     bt_handoff_events events;
     uint64_t          grant_ns;
     size_t            payload_max;
+    bool              by_line;
+    bt_line          *line; /* owned; NULL: rows are host memory and go by MPI */
+    bool              has_sent;
     bool              polling;
     uint64_t          next_order;
 
@@ -134,8 +158,16 @@ bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t se
 bool bt_signal_test(bt_handoff *h);
 bool bt_signal_receive(bt_handoff *h);
 
+/* Where a message begins in a slot's or an inbox's memory. */
+static inline uint8_t *bt_handoff_wire(const bt_handoff *h, uint8_t *memory)
+{
+    return memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES -
+           (h->line != NULL ? BT_LINE_PREFIX : 0);
+}
+
 /* ---- handoff_send.c */
 void bt_handoff_on_grant(bt_handoff *h, uint32_t from, uint64_t serial);
+void bt_handoff_on_taken(bt_handoff *h, uint32_t from, uint64_t n_ordered);
 void bt_handoff_on_withdrawn(bt_handoff *h, uint32_t from, uint64_t serial);
 bool bt_handoff_send_progress(bt_handoff *h, uint64_t now_ns);
 

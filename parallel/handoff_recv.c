@@ -11,6 +11,12 @@ void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_signal *c)
 {
     bt_peer *peer = &h->peers[from];
 
+    if (h->line != NULL && h->has_sent) {
+        bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PROTOCOL),
+                     "rank %u asks to send rows by NCCL to a rank that sends", from);
+        h->events.reject(h->events.ctx, from, c->request, BT_ERR_PROTOCOL);
+        return;
+    }
     if (peer->asked_serial != 0) {
         bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PROTOCOL),
                      "rank %u asks to send %" PRIu64 " while %" PRIu64 " is not answered", from,
@@ -66,13 +72,18 @@ void bt_handoff_accept(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t
                "rank %u sent %zu payload bytes for request %" PRIu64 ", want %" PRIu64, from,
                n_bytes - BT_PAGE_MESSAGE_BYTES, m.request, m.payload_bytes);
     BT_TRY(bt_page_message_verify(&m, wire + BT_PAGE_MESSAGE_BYTES));
-    h->events.deliver(h->events.ctx, from, &m, wire + BT_PAGE_MESSAGE_BYTES);
+    h->events.deliver(h->events.ctx, from, &m, wire + BT_PAGE_MESSAGE_BYTES,
+                      wire + n_bytes - m.tail_bytes);
 out:
     if (st != BT_OK) h->events.reject(h->events.ctx, from, m.request, st);
 }
 
 /* Room for the header and the largest payload. */
-static size_t inbox_bytes(const bt_handoff *h) { return BT_PAGE_MESSAGE_BYTES + h->payload_max; }
+static size_t inbox_bytes(const bt_handoff *h)
+{
+    if (h->line != NULL) return BT_LINE_PREFIX + BT_PAGE_MESSAGE_BYTES + BT_LINE_TAIL_MAX;
+    return BT_PAGE_MESSAGE_BYTES + h->payload_max;
+}
 
 static bool finish_inboxes(bt_handoff *h)
 {
@@ -82,11 +93,15 @@ static bool finish_inboxes(bt_handoff *h)
         bt_inbox *in   = &h->inboxes[i];
         int       done = 0, code;
 
-        if (!in->busy) continue;
+        if (!in->busy || (h->line != NULL && *in->request == MPI_REQUEST_NULL)) continue;
         code = MPI_Test(in->request, &done, MPI_STATUS_IGNORE);
         if (code == MPI_SUCCESS && !done) continue;
         *in->request = MPI_REQUEST_NULL;
         moved        = true;
+        if (code == MPI_SUCCESS && h->line != NULL) {
+            in->busy = bt_line_receive(h, (uint32_t)i);
+            continue;
+        }
         if (code == MPI_SUCCESS) {
             bt_handoff_accept(h, in->from, in->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES,
                               in->n_bytes);
@@ -130,8 +145,10 @@ static void refuse_long(bt_handoff *h, uint32_t from, MPI_Message *message, size
     h->events.reject(h->events.ctx, from, request, BT_ERR_PROTOCOL);
 }
 
+/* By a line one message comes at a time. */
 static int free_inbox(const bt_handoff *h)
 {
+    if (h->line != NULL && (!bt_line_is_free(h->line) || h->inboxes[0].busy)) return -1;
     for (int i = 0; i < BT_HANDOFF_INBOXES; i++)
         if (!h->inboxes[i].busy) return i;
     return -1;
@@ -164,8 +181,8 @@ static bool receive_payload(bt_handoff *h)
     in->from    = (uint32_t)status.MPI_SOURCE;
     in->n_bytes = (size_t)n_bytes;
     in->busy    = true;
-    if (MPI_Imrecv(in->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)inbox_bytes(h),
-                   MPI_BYTE, &message, in->request) != MPI_SUCCESS) {
+    if (MPI_Imrecv(bt_handoff_wire(h, in->memory), (int)inbox_bytes(h), MPI_BYTE, &message,
+                   in->request) != MPI_SUCCESS) {
         *in->request = MPI_REQUEST_NULL;
         in->busy     = false;
         h->events.reject(h->events.ctx, in->from, 0, BT_ERR_PEER);

@@ -17,6 +17,19 @@ static void withdraw(bt_handoff *h, uint64_t now_ns)
     h->n_withdrawing++;
 }
 
+/* The oldest message for the receiver that granted, which need not be the one that it was asked
+ * for: by a line one that was under way when that ended may have come back. */
+static uint32_t oldest_for(const bt_handoff *h, uint32_t i)
+{
+    uint32_t best = i;
+
+    for (uint32_t k = 0; k < h->n_slots; k++)
+        if (h->slots[k].state == BT_SLOT_QUEUED && h->slots[k].to == h->slots[i].to &&
+            h->slots[k].order < h->slots[best].order)
+            best = k;
+    return best;
+}
+
 /* The granted payload leaves.  Open MPI may give a request that is inactive at once. */
 static void start_payload(bt_handoff *h, uint32_t i)
 {
@@ -24,6 +37,14 @@ static void start_payload(bt_handoff *h, uint32_t i)
     MPI_Request *request = s->request;
     size_t       bytes   = BT_PAGE_MESSAGE_BYTES + s->message.payload_bytes;
 
+    if (h->line != NULL) {
+        uint32_t oldest = oldest_for(h, i);
+
+        s->state               = BT_SLOT_QUEUED;
+        h->slots[oldest].state = BT_SLOT_SENDING;
+        bt_line_send(h, oldest);
+        return;
+    }
     s->state = BT_SLOT_SENDING;
     if (MPI_Isend(s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)bytes, MPI_BYTE,
                   (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, request) != MPI_SUCCESS) {
@@ -57,6 +78,24 @@ void bt_handoff_on_withdrawn(bt_handoff *h, uint32_t from, uint64_t serial)
     h->n_withdrawing--;
 }
 
+/* Those that wait for it leave with the next look at payloads. */
+void bt_handoff_on_taken(bt_handoff *h, uint32_t from, uint64_t n_ordered)
+{
+    for (uint32_t i = 0; i < h->n_slots; i++) {
+        bt_slot *s = &h->slots[i];
+
+        if (s->state == BT_SLOT_SENDING && s->to == from && s->carry > BT_CARRY_DUE &&
+            s->order < n_ordered)
+            s->taken = true;
+    }
+}
+
+/* Its memory is free of NCCL, and where its rows go by a line the receiver has them. */
+static bool has_left(const bt_slot *s)
+{
+    return s->carry == BT_CARRY_NONE || (s->carry >= BT_CARRY_GONE && s->taken);
+}
+
 static bool test_payloads(bt_handoff *h)
 {
     bool moved = false;
@@ -69,6 +108,10 @@ static bool test_payloads(bt_handoff *h)
         if (s->state != BT_SLOT_SENDING) continue;
         if (MPI_Test(s->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) continue;
         *s->request = MPI_REQUEST_NULL;
+        if (!has_left(s)) {
+            if (s->carry == BT_CARRY_AGAIN) s->state = BT_SLOT_QUEUED;
+            continue;
+        }
         free_slot(s);
         h->events.sent(h->events.ctx, &m);
         moved = true;
@@ -151,7 +194,7 @@ static bool ask_next(bt_handoff *h, uint64_t now_ns)
     uint32_t i;
     bt_slot *s;
 
-    if (h->ask_serial != 0) return false;
+    if (h->ask_serial != 0 || !bt_handoff_is_ready(h)) return false;
     i = pick_slot(h);
     if (i == BT_NO_SLOT) return false;
     s             = &h->slots[i];

@@ -35,7 +35,7 @@ bt_status bt_signal_parse(const uint8_t *wire, size_t n_bytes, bt_signal *c_out)
     BT_REQUIRE(head[0] == MAGIC && sum == XXH3_64bits(wire, SUM_AT), BT_ERR_PROTOCOL,
                "a hand-off signal begins with %08x, want %08x, or its checksum is wrong", head[0],
                MAGIC);
-    BT_REQUIRE(head[1] >= BT_SIGNAL_ASK && head[1] <= BT_SIGNAL_WITHDRAWN && c.serial != 0,
+    BT_REQUIRE(head[1] >= BT_SIGNAL_ASK && head[1] <= BT_SIGNAL_TAKEN && c.serial != 0,
                BT_ERR_PROTOCOL, "a hand-off signal of kind %u with serial %llu", head[1],
                (unsigned long long)c.serial);
     c.kind = (bt_signal_kind)head[1];
@@ -104,6 +104,7 @@ static void dispatch(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n
     case BT_SIGNAL_GRANT: bt_handoff_on_grant(h, from, c.serial); break;
     case BT_SIGNAL_WITHDRAW: bt_handoff_on_withdraw(h, from, c.serial); break;
     case BT_SIGNAL_WITHDRAWN: bt_handoff_on_withdrawn(h, from, c.serial); break;
+    case BT_SIGNAL_TAKEN: bt_handoff_on_taken(h, from, c.serial); break;
     }
 }
 

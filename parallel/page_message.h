@@ -45,6 +45,10 @@ void bt_page_message_seal(bt_page_message *m, const void *payload,
 bt_status bt_page_message_parse(const uint8_t *wire, size_t n_bytes, bt_page_message *m_out);
 /* CHECKSUM when payload and header do not belong together. */
 bt_status bt_page_message_verify(const bt_page_message *m, const void *payload);
+/* The same where the rows travel apart from header and tail: they are not covered. */
+void      bt_page_message_seal_tail(bt_page_message *m, const void *tail,
+                                    uint8_t wire_out[BT_PAGE_MESSAGE_BYTES]);
+bt_status bt_page_message_verify_tail(const bt_page_message *m, const void *tail);
 
 #ifdef __cplusplus
 }

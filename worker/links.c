@@ -215,11 +215,13 @@ bt_worker_links bt_links_table(bt_links *l)
                              .step        = link_step};
 }
 
-static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *payload)
+static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *rows,
+                       const void *tail)
 {
     bt_links *l = ctx;
 
-    bt_worker_delivered(l->worker, from, m, payload);
+    (void)tail; /* behind the rows: they come by MPI */
+    bt_worker_delivered(l->worker, from, m, rows);
 }
 
 static void on_reject(void *ctx, uint32_t from, uint64_t request, bt_status why)

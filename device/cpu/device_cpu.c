@@ -54,6 +54,14 @@ static void *cpu_stream(bt_device *dev)
     return NULL;
 }
 
+static bt_status cpu_checksum(bt_device *dev, void *stream, const void *data, size_t bytes,
+                              uint64_t seed, uint64_t *sum)
+{
+    (void)dev, (void)stream;
+    *sum = bt_checksum(data, bytes, seed);
+    return BT_OK;
+}
+
 static void cpu_linear_destroy(bt_device *dev, bt_linear *linear)
 {
     (void)dev;
@@ -215,6 +223,7 @@ static const bt_device_ops CPU_OPS = {
     .download       = cpu_copy,
     .sync           = cpu_sync,
     .stream         = cpu_stream,
+    .checksum       = cpu_checksum,
     .linear_create  = bt_cpu_linear_create,
     .linear_destroy = cpu_linear_destroy,
     .gemm           = bt_cpu_gemm,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "device/cuda/checksum.h"
 #include "device/cuda/gemm.h"
 #include "device/cuda/module.h"
 #include "device/cuda/rows.h"
@@ -113,6 +114,13 @@ static bt_status cuda_download(bt_device *dev, void *host_dst, const void *src, 
 static bt_status cuda_sync(bt_device *dev)
 {
     return CUDA(cudaStreamSynchronize(self_of(dev)->stream));
+}
+
+static bt_status cuda_checksum(bt_device *dev, void *stream, const void *data, size_t bytes,
+                               uint64_t seed, uint64_t *sum)
+{
+    (void)dev;
+    return CUDA(bt_cuda_checksum(stream, data, bytes, seed, sum));
 }
 
 /* ---- weights: rows fill one pinned buffer while the other one is on its way */
@@ -369,6 +377,7 @@ static const bt_device_ops CUDA_OPS = {
     .download       = cuda_download,
     .sync           = cuda_sync,
     .stream         = bt_cuda_stream,
+    .checksum       = cuda_checksum,
     .linear_create  = cuda_linear_create,
     .linear_destroy = cuda_linear_destroy,
     .gemm           = cuda_gemm,

@@ -25,7 +25,8 @@ struct bt_nccl_comm {
     char         name[NAME_BYTES];
     cudaStream_t stream;
     bool         own_stream;
-    cudaEvent_t  after; /* owned: the other stream's end */
+    cudaEvent_t  after;   /* owned: the other stream's end */
+    void        *fetched; /* owned, pinned host memory, BT_NCCL_FETCH_BYTES */
     uint32_t     n_marks;
     cudaEvent_t *marks; /* owned, [n_marks] */
 };
@@ -95,6 +96,7 @@ static void nccl_destroy(bt_nccl_comm *comm)
     if (comm->after != NULL) (void)cudaEventDestroy(comm->after);
     for (uint32_t i = 0; comm->marks != NULL && i < comm->n_marks; i++)
         if (comm->marks[i] != NULL) (void)cudaEventDestroy(comm->marks[i]);
+    if (comm->fetched != NULL) (void)cudaFreeHost(comm->fetched);
     if (comm->own_stream) (void)cudaStreamDestroy(comm->stream);
     bt_free(comm->marks);
     bt_free(comm);
@@ -111,6 +113,7 @@ static bt_status take_stream(bt_nccl_comm *c, const bt_nccl_config *cfg)
         BT_TRY(CUDA(c, cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, least)));
         c->own_stream = true;
     }
+    BT_TRY(CUDA(c, cudaHostAlloc(&c->fetched, BT_NCCL_FETCH_BYTES, cudaHostAllocDefault)));
     BT_TRY(CUDA(c, cudaEventCreateWithFlags(&c->after, cudaEventDisableTiming)));
     for (uint32_t i = 0; i < c->n_marks; i++)
         BT_TRY(CUDA(c, cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming)));
@@ -228,6 +231,16 @@ out:
     return st;
 }
 
+static void *nccl_stream(bt_nccl_comm *comm) { return comm->stream; }
+
+static bt_status nccl_fetch(bt_nccl_comm *comm, const void *from)
+{
+    return CUDA(comm, cudaMemcpyAsync(comm->fetched, from, BT_NCCL_FETCH_BYTES,
+                                      cudaMemcpyDeviceToHost, comm->stream));
+}
+
+static const void *nccl_fetched(const bt_nccl_comm *comm) { return comm->fetched; }
+
 static bt_status nccl_mark(bt_nccl_comm *comm, uint32_t i)
 {
     BT_ASSERT(i < comm->n_marks);
@@ -253,6 +266,9 @@ __attribute__((visibility("default"))) const bt_nccl_module bt_nccl_module_table
     .exchange   = nccl_exchange,
     .send       = nccl_send,
     .recv       = nccl_recv,
+    .stream     = nccl_stream,
+    .fetch      = nccl_fetch,
+    .fetched    = nccl_fetched,
     .mark       = nccl_mark,
     .reached    = nccl_reached,
     .abort      = nccl_abort,

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change of the table: program and module must agree. */
-enum { BT_NCCL_MODULE_VERSION = 1, BT_NCCL_ID_BYTES = 128 };
+enum { BT_NCCL_MODULE_VERSION = 1, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
 #define BT_NCCL_MODULE_SYMBOL "bt_nccl_module_table"
 
 typedef struct bt_nccl_comm bt_nccl_comm;
@@ -57,6 +57,12 @@ struct bt_nccl_module {
     bt_status (*send)(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to, void *after);
     bt_status (*recv)(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from, void *after);
 
+    /* The stream of the operations, a cudaStream_t.  Borrowed until destroy(). */
+    void *(*stream)(bt_nccl_comm *comm);
+    /* BT_NCCL_FETCH_BYTES of device memory to the host, enqueued; there when a mark behind says so.
+     */
+    bt_status (*fetch)(bt_nccl_comm *comm, const void *from);
+    const void *(*fetched)(const bt_nccl_comm *comm);
     /* Notes the end of all that stands in the stream now as mark i. */
     bt_status (*mark)(bt_nccl_comm *comm, uint32_t i);
     bt_status (*reached)(bt_nccl_comm *comm, uint32_t i, bool *reached_out);

@@ -130,6 +130,36 @@ static void products_are_grouped_and_right(void)
     drop(dev);
 }
 
+/* Against the plain twin, at every length around a word and around a turn of the block. */
+static void checksum_is_that_of_host_memory(void)
+{
+    enum { MOST = 9000 };
+    static const size_t SIZES[] = {0, 1, 7, 8, 9, 511, 4095, 4096, 4097, 4105, MOST};
+    bt_device          *dev     = make();
+    uint8_t            *host    = malloc(MOST);
+    void               *data = NULL, *sum = NULL;
+    uint64_t            got;
+
+    for (size_t i = 0; i < MOST; i++)
+        host[i] = (uint8_t)(i * i + i / 251);
+    EXPECT_EQ(bt_device_alloc(dev, MOST, &data), BT_OK);
+    EXPECT_EQ(bt_device_alloc(dev, sizeof(uint64_t), &sum), BT_OK);
+    EXPECT_EQ(bt_device_upload(dev, data, host, MOST), BT_OK);
+    for (size_t i = 0; i < sizeof(SIZES) / sizeof(SIZES[0]); i++) {
+        EXPECT_EQ(bt_device_checksum(dev, bt_device_stream(dev), data, SIZES[i], i, sum), BT_OK);
+        EXPECT_EQ(bt_device_download(dev, &got, sum, sizeof(got)), BT_OK);
+        EXPECT_EQ(bt_device_sync(dev), BT_OK);
+        EXPECT(got == bt_checksum(host, SIZES[i], i));
+        EXPECT(got != bt_checksum(host, SIZES[i], i + 1));
+    }
+    host[5] ^= 1, host[13] ^= 1;
+    EXPECT(bt_checksum(host, MOST, 10) != got);
+    bt_device_free(dev, data);
+    bt_device_free(dev, sum);
+    free(host);
+    drop(dev);
+}
+
 /* The rest of the table against the CPU's. */
 static void row_operations_are_those_of_the_cpu(void)
 {
@@ -287,6 +317,7 @@ int main(int argc, char **argv)
         BT_TEST(memory_is_zeroed_and_moved),
         BT_TEST(weights_of_many_buffers_arrive_whole),
         BT_TEST(products_are_grouped_and_right),
+        BT_TEST(checksum_is_that_of_host_memory),
         BT_TEST(row_operations_are_those_of_the_cpu),
         BT_TEST(a_block_has_the_bits_of_its_parts),
         BT_TEST(machines_that_cannot_are_told_why),

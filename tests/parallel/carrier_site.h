@@ -17,7 +17,7 @@ extern const bt_nccl_module       bt_nccl_module_table;
 enum { ROLL_SPACE = 4 };
 
 static bt_device  *g_dev;
-static const char *g_carrier;
+static const char *g_carrier = "nccl";
 
 /* ---- device memory with known content */
 

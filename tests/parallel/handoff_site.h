@@ -1,9 +1,18 @@
-/* tests/parallel/handoff_site.h - one rank's hand-off with events that check and count. */
+/* tests/parallel/handoff_site.h - one rank's hand-off with events that check and count.
+ *
+ * With SITE_NCCL defined rows lie on the fake GPU and go by the fake NCCL (tests/cuda/fake), and
+ * ranks have roles: the lower half sends to the others. */
 #ifndef BT_TESTS_PARALLEL_HANDOFF_SITE_H
 #define BT_TESTS_PARALLEL_HANDOFF_SITE_H
 
 #include "parallel/handoff_parts.h"
 #include "tests/parallel/mpi_test.h"
+
+#ifdef SITE_NCCL
+#include "tests/parallel/carrier_site.h"
+#else
+static bt_device *const g_dev = NULL;
+#endif
 
 enum { KV_DIM = 16, SITE_SEEN = 1 << 14 };
 
@@ -35,6 +44,23 @@ static inline void fill_rows(uint64_t request, uint8_t *p, size_t n)
     }
 }
 
+/* The rows are memory of the device. */
+static inline void put_rows(void *to, const void *rows, size_t n)
+{
+    if (g_dev == NULL)
+        memcpy(to, rows, n);
+    else
+        EXPECT(bt_device_upload(g_dev, to, rows, n) == BT_OK && bt_device_sync(g_dev) == BT_OK);
+}
+
+static inline void get_rows(void *rows, const void *from, size_t n)
+{
+    if (g_dev == NULL)
+        memcpy(rows, from, n);
+    else
+        EXPECT(bt_device_download(g_dev, rows, from, n) == BT_OK && bt_device_sync(g_dev) == BT_OK);
+}
+
 static inline bool rows_are(uint64_t request, const uint8_t *p, size_t n)
 {
     for (size_t i = 0; i < n; i += 8) {
@@ -45,17 +71,23 @@ static inline bool rows_are(uint64_t request, const uint8_t *p, size_t n)
     return true;
 }
 
-static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *payload)
+static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *rows,
+                         const void *tail)
 {
-    site *s = ctx;
+    site    *s    = ctx;
+    size_t   n    = m->payload_bytes - m->tail_bytes;
+    uint8_t *copy = malloc(n + m->tail_bytes);
 
     s->n_delivered++;
     s->last_from    = from;
     s->last_request = m->request;
     s->seen[m->request % SITE_SEEN]++;
+    get_rows(copy, rows, n);
+    memcpy(copy + n, tail, m->tail_bytes);
     if (m->request >> 32 != from + 1 || (m->request >> 24 & 0xff) != g_rank ||
-        !rows_are(m->request, payload, m->payload_bytes))
+        !rows_are(m->request, copy, n + m->tail_bytes))
         s->n_wrong++;
+    free(copy);
 }
 
 static void site_reject(void *ctx, uint32_t from, uint64_t request, bt_status why)
@@ -85,6 +117,36 @@ static void site_expired(void *ctx, uint32_t to, uint32_t n)
     if (n > s->max_expired) s->max_expired = n;
 }
 
+/* The first n ranks hand over, in an epoch of their own. */
+static inline void site_join(site *s, uint32_t n)
+{
+    uint32_t ranks[MAX_RANKS];
+
+    for (uint32_t i = 0; i < n; i++)
+        ranks[i] = i;
+    EXPECT_EQ(bt_handoff_join(s->h, next_epoch(), n, ranks), BT_OK);
+}
+
+static inline void site_wait_ready(site *s)
+{
+    uint64_t end_ns = bt_now_ns() + 20 * BT_NS_PER_S;
+
+    while (!bt_handoff_is_ready(s->h) && bt_now_ns() < end_ns)
+        if (!bt_handoff_poll(s->h)) bt_sleep_ns(20000);
+    EXPECT(bt_handoff_is_ready(s->h));
+}
+
+static inline void site_close(site *s)
+{
+    bt_handoff_destroy(s->h);
+#ifdef SITE_NCCL
+    bt_device_destroy(g_dev);
+    g_dev = NULL;
+    EXPECT_EQ(g_fake_gpu.live, 0);
+    EXPECT_EQ(g_fake_nccl.live, 0);
+#endif
+}
+
 static inline void site_init(site *s, uint32_t n_slots, size_t slot_bytes, double grant_s)
 {
     bt_handoff_config cfg = {
@@ -96,8 +158,15 @@ static inline void site_init(site *s, uint32_t n_slots, size_t slot_bytes, doubl
                                 .ctx     = s};
 
     memset(s, 0, sizeof(*s));
+#ifdef SITE_NCCL
+    if (bt_cuda_module.create(0, &g_dev) != BT_OK) bt_world_exit(g_world, EXIT_FAILURE);
+    cfg.nccl = &bt_nccl_module_table;
+    cfg.dev  = g_dev;
+#endif
     if (bt_handoff_create(g_world, &cfg, &events, &s->h) != BT_OK)
         bt_world_exit(g_world, EXIT_FAILURE);
+    site_join(s, g_ranks);
+    site_wait_ready(s);
     meet(); /* nobody asks before all can answer */
 }
 
@@ -111,10 +180,18 @@ static inline void *site_send(site *s, uint32_t to, uint32_t sequence, uint32_t 
 {
     bt_page_message m = {
         .request = request_of(g_rank, to, sequence), .token1 = rows, .layer1 = 1, .kv_dim = KV_DIM};
-    void *slot = bt_handoff_stage(s->h);
+    size_t   tail = sequence % 4 == 3 ? 32 : 0, n = row_bytes(rows);
+    uint8_t *slot = bt_handoff_stage(s->h), *copy;
 
     if (slot == NULL) return NULL;
-    fill_rows(m.request, slot, row_bytes(rows));
+    if (n + tail > bt_handoff_payload_max(s->h)) tail = 0;
+    copy = malloc(n + tail);
+    fill_rows(m.request, copy, n + tail);
+    put_rows(bt_handoff_slot_rows(s->h, slot), copy, n);
+    memcpy(bt_handoff_slot_tail(s->h, slot, n), copy + n, tail);
+    free(copy);
+    m.last       = tail > 0;
+    m.tail_bytes = (uint32_t)tail;
     bt_handoff_send(s->h, to, &m, slot);
     return slot;
 }
@@ -160,7 +237,7 @@ static inline void site_fini(site *s)
     EXPECT_EQ(s->n_wrong, 0);
     for (uint32_t r = 0; r < g_ranks; r++)
         EXPECT_EQ(s->h->peers[r].n_granted, 0);
-    bt_handoff_destroy(s->h);
+    site_close(s);
     meet();
 }
 

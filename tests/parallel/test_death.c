@@ -61,7 +61,7 @@ static void check_handoff(bt_group *group)
     EXPECT_EQ(bt_group_barrier(group, &wait), BT_OK);
     EXPECT_EQ(g_site.n_sent, 24);
     EXPECT_EQ(g_site.n_wrong + g_site.n_rejected, 0);
-    bt_handoff_destroy(g_site.h);
+    site_close(&g_site);
 }
 
 /* What rank 0 sends in vain to an older group does not stay in MPI's queue. */

@@ -16,6 +16,25 @@ static uint32_t open_grants(const bt_handoff *h)
     return n;
 }
 
+#ifdef SITE_NCCL
+enum { TRAFFIC = 300, LARGE = 20, CANCELS = 500 };
+static uint32_t first_receiver(void) { return g_ranks / 2; }
+static bool     sends(void) { return g_rank < first_receiver(); }
+static uint32_t random_rank(uint32_t k)
+{
+    return first_receiver() + (uint32_t)(mix3(g_rank, k, 1) % (g_ranks - first_receiver()));
+}
+static uint32_t next_rank(uint32_t k)
+{
+    return first_receiver() + k % (g_ranks - first_receiver());
+}
+#else
+enum { TRAFFIC = 2500, LARGE = 100, CANCELS = 1500 };
+static bool     sends(void) { return true; }
+static uint32_t random_rank(uint32_t k) { return (uint32_t)(mix3(g_rank, k, 1) % g_ranks); }
+static uint32_t next_rank(uint32_t k) { return (void)k, (g_rank + 1) % g_ranks; }
+#endif
+
 /* Sends `n` messages to receivers that `to_of` names, polls, and meets; all must arrive once. */
 static void run_traffic(uint32_t n, uint32_t (*to_of)(uint32_t k), uint32_t max_rows)
 {
@@ -23,6 +42,7 @@ static void run_traffic(uint32_t n, uint32_t (*to_of)(uint32_t k), uint32_t max_
     bt_wait  wait   = wait_s(60);
     uint64_t end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
 
+    if (!sends()) n = 0;
     for (uint32_t i = 0; i < n; i++)
         sent_to[to_of(i)]++;
     EXPECT_EQ(bt_group_all_gather(g_all, sent_to, g_ranks * sizeof(uint32_t), all, &wait), BT_OK);
@@ -40,20 +60,17 @@ static void run_traffic(uint32_t n, uint32_t (*to_of)(uint32_t k), uint32_t max_
     EXPECT_EQ(g_site.n_rejected, 0);
     for (uint32_t i = 0; i < SITE_SEEN; i++)
         once += g_site.seen[i] > 0;
-    EXPECT(once > 0 && once <= expect);
+    EXPECT((once > 0 || expect == 0) && once <= expect);
 }
-
-static uint32_t random_rank(uint32_t k) { return (uint32_t)(mix3(g_rank, k, 1) % g_ranks); }
-static uint32_t next_rank(uint32_t k) { return (void)k, (g_rank + 1) % g_ranks; }
 
 static void random_traffic_between_all_pairs_arrives_whole(void)
 {
     uint64_t start_ns = bt_now_ns();
 
     site_init(&g_site, 6, 40000, 20);
-    run_traffic(2500, random_rank, 200);
-    printf("  %u messages a rank: %.1f us each\n", 2500,
-           (double)(bt_now_ns() - start_ns) / 2500 / 1e3);
+    run_traffic(TRAFFIC, random_rank, 200);
+    printf("  %d messages a rank: %.1f us each\n", TRAFFIC,
+           (double)(bt_now_ns() - start_ns) / TRAFFIC / 1e3);
     site_fini(&g_site);
 }
 
@@ -67,9 +84,9 @@ static void cycle_of_large_payloads_does_not_lock(void)
     site_init(&g_site, 4, 1 << 20, 20);
     max = bt_handoff_payload_max(g_site.h);
     EXPECT(max == 1 << 20 || max < 64 * 1024 - BT_PAGE_MESSAGE_BYTES);
-    run_traffic(100, next_rank, (uint32_t)(max / row_bytes(1)));
-    printf("  100 payloads up to %zu bytes: %.0f us each\n", max,
-           (double)(bt_now_ns() - start_ns) / 100 / 1e3);
+    run_traffic(LARGE, next_rank, (uint32_t)(max / row_bytes(1)));
+    printf("  %d payloads up to %zu bytes: %.0f us each\n", LARGE, max,
+           (double)(bt_now_ns() - start_ns) / LARGE / 1e3);
     site_fini(&g_site);
 }
 
@@ -87,13 +104,13 @@ static void traffic_flows_while_a_group_exchange_waits(void)
     for (uint64_t step = 0; step < 2000; step++) {
         uint64_t mine = mix3(step, g_rank, 4);
 
-        if (k < 500 && site_send(&g_site, random_rank(k), k, 100) != NULL) k++;
+        if (k < 500 && sends() && site_send(&g_site, random_rank(k), k, 100) != NULL) k++;
         EXPECT_EQ(bt_group_all_gather(group, &mine, sizeof(mine), all, &wait), BT_OK);
         for (uint32_t i = 0; i < g_ranks; i++)
             wrong += all[i] != mix3(step, i, 4);
     }
     EXPECT_EQ(wrong, 0);
-    EXPECT(k > 50);
+    EXPECT(k > 50 || !sends());
     poll_until(&g_site, &g_site.n_sent, k);
     EXPECT_EQ(g_site.n_sent, k);
     site_fini(&g_site);
@@ -207,12 +224,14 @@ static void staging_runs_out_and_comes_back(void)
     EXPECT(bt_handoff_stage(g_site.h) == a);
     bt_handoff_unstage(g_site.h, a);
     bt_handoff_unstage(g_site.h, b);
+#ifndef SITE_NCCL
     EXPECT(site_send(&g_site, g_rank, 4, 3) != NULL); /* to itself */
     EXPECT(!bt_handoff_idle(g_site.h));
     bt_handoff_poll(g_site.h);
     EXPECT_EQ(g_site.n_delivered, 1);
     EXPECT_EQ(g_site.n_sent, 1);
     EXPECT(bt_handoff_idle(g_site.h));
+#endif
     site_fini(&g_site);
 }
 
@@ -326,7 +345,7 @@ static void random_cancelling_loses_only_what_was_cancelled(void)
     bt_wait  wait = wait_s(60);
 
     site_init(&g_site, 4, 20000, 0.002); /* expiries too */
-    while (k < 1500) {
+    while (k < CANCELS && sends()) {
         uint64_t x = mix3(g_rank, k, 6);
 
         if (site_send(&g_site, random_rank(k), k, 1 + (uint32_t)(x % 600)) != NULL) {
@@ -340,7 +359,7 @@ static void random_cancelling_loses_only_what_was_cancelled(void)
         }
         bt_handoff_poll(g_site.h);
     }
-    EXPECT(cancelled > 100);
+    EXPECT(cancelled > CANCELS / 15 || !sends());
     site_fini(&g_site);
     mine = g_site.n_sent;
     EXPECT_EQ(bt_group_all_gather(g_all, &mine, sizeof(mine), delivered, &wait), BT_OK);
@@ -352,7 +371,7 @@ static void random_cancelling_loses_only_what_was_cancelled(void)
         arrived += delivered[i];
     EXPECT_EQ(arrived, sent); /* what left has come, and nothing else */
     EXPECT_EQ(g_site.n_rejected, 0);
-    EXPECT(g_site.n_sent >= 1500 - cancelled);
+    EXPECT(g_site.n_sent >= k - cancelled);
 }
 
 static const bt_test TESTS[] = {

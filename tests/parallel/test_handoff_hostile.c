@@ -213,11 +213,11 @@ static void absurd_configurations_are_refused(void)
 {
     bt_handoff_events events = {site_deliver, site_reject, site_sent, site_expired, &g_site};
     bt_handoff_config bad[]  = {
-         {0,    1, 1       },
-         {1,    0, 1       },
-         {1,    1, 0       },
-         {5000, 1, 1       },
-         {1,    1, SIZE_MAX}
+         {.n_slots = 0,    .grant_ns = 1, .slot_bytes = 1       },
+         {.n_slots = 1,    .grant_ns = 0, .slot_bytes = 1       },
+         {.n_slots = 1,    .grant_ns = 1, .slot_bytes = 0       },
+         {.n_slots = 5000, .grant_ns = 1, .slot_bytes = 1       },
+         {.n_slots = 1,    .grant_ns = 1, .slot_bytes = SIZE_MAX},
     };
     bt_handoff *h = NULL;
 

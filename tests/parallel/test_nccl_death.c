@@ -65,7 +65,6 @@ int main(int argc, char **argv)
     bt_group *group;
     uint8_t  *memory;
 
-    g_carrier = "nccl";
     mpi_test_start(&argc, &argv);
     memory = take((size_t)MAX_RANKS * BYTES);
     group  = carried_group();

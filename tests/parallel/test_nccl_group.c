@@ -135,8 +135,4 @@ static const bt_test TESTS[] = {
     BT_TEST(every_failing_call_is_survived),
 };
 
-int main(int argc, char **argv)
-{
-    g_carrier = "nccl";
-    return mpi_test_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
-}
+MPI_TEST_MAIN(TESTS)

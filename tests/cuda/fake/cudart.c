@@ -234,7 +234,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
-    *least    = 0;
+    *least    = 1; /* 0 on a GPU: told apart here from streams of normal priority */
     *greatest = -5;
     return step();
 }

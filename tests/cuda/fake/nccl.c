@@ -16,7 +16,7 @@
 
 enum { MAX_RANKS = 8, RING_BYTES = 1 << 16, BUSY_POLLS = 3, MAX_PARTS = 2 * MAX_RANKS };
 
-fake_nccl g_fake_nccl = {NCCL_VERSION_CODE, -1, -1, 0, 0, 0};
+fake_nccl g_fake_nccl = {NCCL_VERSION_CODE, -1, -1, -1, 0, 0, 0};
 
 typedef struct {
     _Atomic uint64_t written, read;
@@ -147,6 +147,8 @@ static void progress(void)
         op *o = *at;
 
         if (is_first(o) && move_op(o)) {
+            if (!o->parts[0].sends && g_fake_nccl.corrupt_at >= 0 && g_fake_nccl.corrupt_at-- == 0)
+                o->parts[0].memory[0] ^= 1;
             *at = o->next;
             o->stream->n_done++;
             free(o);

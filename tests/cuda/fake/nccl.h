@@ -43,6 +43,7 @@ typedef struct {
     int  version;
     long refuse_at;  /* the call from now that is refused at once (ncclSystemError); -1: none */
     long fail_at;    /* the operation from now that fails on its way (ncclRemoteError); -1: none */
+    long corrupt_at; /* the receiving operation from now whose first byte changes; -1: none */
     int  stalled;    /* operations stand still, and so do new communicators */
     long live;       /* communicators not yet given back */
     long n_launched; /* operations that stood in a stream */

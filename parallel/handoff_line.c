@@ -1,0 +1,461 @@
+/* parallel/handoff_line.c - the life of a line, and its one operation. */
+#include "parallel/handoff_line.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "parallel/handoff_parts.h"
+
+enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4, MAX_CTAS = 2, NAME_BYTES = 64 };
+#define DRAIN_MAX_NS (2 * BT_NS_PER_S)
+
+static size_t words_of(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+static uint8_t *rows_at(const bt_line *l, uint32_t i) { return l->rows + i * l->stride; }
+
+void *bt_line_rows(const bt_line *line, uint32_t i) { return rows_at(line, i); }
+
+/* Rows that come in lie behind those of all slots. */
+static uint8_t *rows_in(const bt_handoff *h) { return rows_at(h->line, h->n_slots); }
+
+static size_t rows_bytes(const bt_page_message *m)
+{
+    return (size_t)(m->payload_bytes - m->tail_bytes);
+}
+
+bool bt_line_is_free(const bt_line *line)
+{
+    return line->state == BT_LINE_READY && line->phase == BT_LINE_IDLE && !line->pending;
+}
+
+bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *dev, size_t rows_max,
+                         bt_line **line_out)
+{
+    bt_status st   = BT_OK;
+    bt_line  *l    = bt_calloc(1, sizeof(*l));
+    void     *rows = NULL;
+
+    BT_REQUIRE(l != NULL, BT_ERR_NO_MEMORY, "the hand-off by NCCL");
+    l->nccl     = nccl;
+    l->dev      = dev;
+    l->rows_max = rows_max;
+    l->stride   = (words_of(rows_max) + 2 * sizeof(uint64_t) + ALIGN - 1) / ALIGN * ALIGN;
+    l->ranks    = bt_calloc(h->world->size, sizeof(*l->ranks));
+    BT_REQUIRE(l->ranks != NULL, BT_ERR_NO_MEMORY, "the ranks of a hand-off by NCCL");
+    BT_TRY(bt_line_take_note_memory(l));
+    BT_TRY(bt_device_alloc(dev, (h->n_slots + 1) * l->stride, &rows));
+    l->rows   = rows;
+    *line_out = l;
+    l         = NULL;
+out:
+    if (l != NULL) bt_line_destroy(h->world, l);
+    return st;
+}
+
+void bt_line_destroy(bt_world *world, bt_line *line)
+{
+    if (line == NULL) return;
+    if (line->note != NULL) bt_world_abandon(world, line->note);
+    if (line->comm != NULL) line->nccl->destroy(line->comm);
+    bt_device_free(line->dev, line->rows); /* waits for the device's work */
+    bt_free(line->ranks);
+    bt_free(line);
+}
+
+/* ---- ends */
+
+static void forget_operation(bt_handoff *h)
+{
+    bt_line *l = h->line;
+
+    for (uint32_t i = 0; i < h->n_slots; i++)
+        if (h->slots[i].carry == BT_CARRY_LAUNCHED || h->slots[i].carry == BT_CARRY_GONE)
+            h->slots[i].carry = BT_CARRY_AGAIN;
+    if (l->pending || (l->phase != BT_LINE_IDLE && !l->sends)) h->inboxes[l->index].busy = false;
+    l->phase   = BT_LINE_IDLE;
+    l->pending = false;
+}
+
+void bt_line_end(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l = h->line;
+
+    if (l->state != BT_LINE_CONNECTING && l->state != BT_LINE_READY) return;
+    l->nccl->abort(l->comm);
+    l->marked   = l->nccl->mark(l->comm, 0) == BT_OK;
+    l->state    = BT_LINE_ENDING;
+    l->since_ns = now_ns;
+    forget_operation(h);
+}
+
+static bool finish_end(bt_line *l, uint64_t now_ns)
+{
+    bool done = !l->marked;
+
+    if (l->marked && l->nccl->reached(l->comm, 0, &done) != BT_OK) done = true;
+    if (!done && now_ns - l->since_ns < DRAIN_MAX_NS) return false;
+    if (!done) BT_WARN("the GPU's hand-off has not ended with its communicator");
+    l->nccl->destroy(l->comm);
+    l->comm  = NULL;
+    l->state = BT_LINE_NONE;
+    return true;
+}
+
+void bt_line_fail(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l = h->line;
+
+    bt_line_end(h, now_ns);
+    if (l->self != 0) {
+        bt_line_complain(h);
+    } else if (!l->try_again) {
+        l->try_again = true;
+        l->try_ns    = now_ns + h->grant_ns / RETRY_PART;
+    }
+}
+
+static void fail_late(bt_handoff *h, const char *what, uint64_t now_ns)
+{
+    bt_line *l = h->line;
+
+    bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_TIMEOUT),
+                 "hand-off by NCCL in epoch %u (attempt %u of %u ranks): %s rank %u has not come "
+                 "about within %.3f s",
+                 l->epoch, (uint32_t)l->number, l->n, what, l->peer,
+                 (double)(OP_GRANTS * h->grant_ns) / 1e9);
+    bt_line_fail(h, now_ns);
+}
+
+/* ---- begins */
+
+bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, const uint32_t *ranks)
+{
+    bt_status st  = BT_OK;
+    bt_line  *l   = h->line;
+    uint64_t  now = bt_now_ns();
+
+    BT_REQUIRE(n <= h->world->size && epoch >= l->epoch, BT_ERR_INVALID_ARG,
+               "%u of %u ranks are to hand over in epoch %u, after epoch %u", n, h->world->size,
+               epoch, l->epoch);
+    bt_line_end(h, now);
+    l->epoch = epoch;
+    l->n = l->self = n;
+    memcpy(l->ranks, ranks, n * sizeof(*ranks));
+    for (uint32_t i = 0; i < n; i++)
+        if (ranks[i] == h->world->rank) l->self = i;
+    l->try_again = l->self == 0 && n > 0;
+    l->try_ns    = now;
+out:
+    return st;
+}
+
+static bool begin(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line       *l = h->line;
+    char           name[NAME_BYTES];
+    bt_nccl_config cfg = {.n        = l->n,
+                          .self     = l->self,
+                          .id       = l->due_id,
+                          .name     = name,
+                          .n_marks  = 1,
+                          .max_ctas = MAX_CTAS};
+
+    if (l->due_number >> 32 != l->epoch || l->due_number <= l->number || l->self == l->n ||
+        l->due_from != l->ranks[0])
+        return false;
+    l->number = l->due_number;
+    snprintf(name, sizeof(name), "NCCL, hand-off of epoch %u", l->epoch);
+    if (l->nccl->start(&cfg, &l->comm) != BT_OK) {
+        bt_line_fail(h, now_ns);
+        return true;
+    }
+    l->state    = BT_LINE_CONNECTING;
+    l->since_ns = now_ns;
+    return true;
+}
+
+static bool connect(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l    = h->line;
+    bool     busy = true;
+
+    if (l->nccl->poll(l->comm, &busy) != BT_OK) {
+        bt_line_fail(h, now_ns);
+        return true;
+    }
+    if (!busy) {
+        BT_INFO("hand-off by NCCL in epoch %u: all %u ranks after %.1f ms", l->epoch, l->n,
+                (double)(now_ns - l->since_ns) / BT_NS_PER_MS);
+        l->state = BT_LINE_READY;
+        return true;
+    }
+    l->peer = l->ranks[0];
+    if (now_ns - l->since_ns >= OP_GRANTS * h->grant_ns)
+        fail_late(h, "the communicator of", now_ns);
+    return l->state == BT_LINE_ENDING;
+}
+
+/* ---- the operation */
+
+static uint32_t index_of(const bt_line *l, uint32_t rank)
+{
+    uint32_t i = 0;
+
+    while (i < l->n && l->ranks[i] != rank)
+        i++;
+    return i;
+}
+
+static void take(bt_handoff *h, bool sends, uint32_t index, uint32_t peer, uint64_t now_ns)
+{
+    bt_line *l = h->line;
+
+    l->phase   = BT_LINE_TAKING;
+    l->pending = false;
+    l->sends   = sends;
+    l->index   = index;
+    l->peer    = peer;
+    l->op_ns   = now_ns;
+}
+
+static uint8_t *prefix_of(uint8_t *memory)
+{
+    return memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES - BT_LINE_PREFIX;
+}
+
+/* Header and tail by MPI, then the rows. */
+static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
+{
+    bt_status st      = BT_OK;
+    bt_line  *l       = h->line;
+    bt_slot  *s       = &h->slots[i];
+    uint64_t  head[2] = {l->number, s->order};
+    size_t    n = rows_bytes(&s->message), wire = BT_LINE_PREFIX + BT_PAGE_MESSAGE_BYTES;
+    uint8_t  *rows = rows_at(l, i);
+    uint32_t  to   = index_of(l, s->to);
+    int       code;
+
+    take(h, true, i, s->to, now_ns);
+    s->carry = BT_CARRY_LAUNCHED;
+    BT_REQUIRE(to < l->n, BT_ERR_PEER, "rank %u has no part in the hand-off of epoch %u", s->to,
+               l->epoch);
+    memcpy(prefix_of(s->memory), head, sizeof(head));
+    code = MPI_Isend(prefix_of(s->memory), (int)(wire + s->message.tail_bytes), MPI_BYTE,
+                     (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, s->request);
+    if (code != MPI_SUCCESS) *s->request = MPI_REQUEST_NULL;
+    BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, "sending a header to rank %u: %s", s->to,
+               bt_mpi_text(code));
+    BT_TRY(bt_device_checksum(l->dev, bt_device_stream(l->dev), rows, n, s->message.checksum,
+                              (uint64_t *)(void *)(rows + words_of(n))));
+    BT_TRY(
+        l->nccl->send(l->comm, rows, words_of(n) + sizeof(uint64_t), to, bt_device_stream(l->dev)));
+out:
+    return st;
+}
+
+static bt_status launch_recv(bt_handoff *h, uint64_t now_ns)
+{
+    bt_status st = BT_OK;
+    bt_line  *l  = h->line;
+    size_t    n  = words_of(rows_bytes(&l->message)) + sizeof(uint64_t);
+
+    take(h, false, l->index, h->inboxes[l->index].from, now_ns);
+    BT_TRY(l->nccl->recv(l->comm, rows_in(h), n, index_of(l, l->peer), bt_device_stream(l->dev)));
+out:
+    return st;
+}
+
+/* Of the granted slots the one whose message came first. */
+static uint32_t next_due(const bt_handoff *h)
+{
+    uint32_t best = BT_NO_SLOT;
+
+    for (uint32_t i = 0; i < h->n_slots; i++) {
+        const bt_slot *s = &h->slots[i];
+
+        if (s->state == BT_SLOT_SENDING && s->carry == BT_CARRY_DUE &&
+            (best == BT_NO_SLOT || s->order < h->slots[best].order))
+            best = i;
+    }
+    return best;
+}
+
+static bool launch(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line  *l = h->line;
+    uint32_t  i = l->pending ? BT_NO_SLOT : next_due(h);
+    bt_status st;
+
+    if (!l->pending && i == BT_NO_SLOT) return false;
+    st = l->pending ? launch_recv(h, now_ns) : launch_send(h, i, now_ns);
+    if (st != BT_OK) bt_line_fail(h, now_ns);
+    return true;
+}
+
+/* What came and what should have come lie side by side behind the rows. */
+static bt_status start_check(bt_handoff *h)
+{
+    bt_status st   = BT_OK;
+    bt_line  *l    = h->line;
+    size_t    n    = rows_bytes(&l->message);
+    uint8_t  *rows = rows_in(h), *sums = rows + words_of(n);
+
+    BT_TRY(bt_device_checksum(l->dev, l->nccl->stream(l->comm), rows, n, l->message.checksum,
+                              (uint64_t *)(void *)sums + 1));
+    BT_TRY(l->nccl->fetch(l->comm, sums));
+    BT_TRY(l->nccl->mark(l->comm, 0));
+    l->phase = BT_LINE_CHECKING;
+out:
+    return st;
+}
+
+static void deliver(bt_handoff *h)
+{
+    bt_line               *l    = h->line;
+    bt_inbox              *in   = &h->inboxes[l->index];
+    bt_peer               *peer = &h->peers[in->from];
+    const bt_page_message *m    = &l->message;
+    uint64_t               sums[2], order;
+    bool                   again;
+
+    memcpy(sums, l->nccl->fetched(l->comm), sizeof(sums));
+    memcpy(&order, prefix_of(in->memory) + 8, sizeof(order));
+    again    = order < peer->n_ordered; /* its sender had not seen that it had come */
+    l->phase = BT_LINE_IDLE;
+    if (!again) peer->n_ordered = order + 1;
+    peer->owes_taken = true;
+    if (!again && sums[0] == sums[1]) {
+        h->events.deliver(h->events.ctx, in->from, m, rows_in(h), in->memory + BT_HANDOFF_HEAD);
+    } else if (!again) {
+        bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_CHECKSUM),
+                     "tokens [%u, %u), layers [%u, %u) of request %" PRIu64
+                     " from rank %u: checksum %016" PRIx64 ", want %016" PRIx64,
+                     m->token0, m->token1, m->layer0, m->layer1, m->request, in->from, sums[1],
+                     sums[0]);
+        h->events.reject(h->events.ctx, in->from, m->request, BT_ERR_CHECKSUM);
+    }
+    in->busy = false;
+}
+
+/* One look at the operation under way. */
+static bt_status look(bt_handoff *h, bool *moved_out)
+{
+    bt_status st   = BT_OK;
+    bt_line  *l    = h->line;
+    bool      busy = true, reached = false;
+
+    BT_TRY(l->nccl->poll(l->comm, &busy));
+    if (busy) goto out;
+    *moved_out = true;
+    if (l->phase == BT_LINE_TAKING) {
+        BT_TRY(l->nccl->mark(l->comm, 0));
+        l->phase = BT_LINE_UNDER_WAY;
+        goto out;
+    }
+    BT_TRY(l->nccl->reached(l->comm, 0, &reached));
+    *moved_out = reached;
+    if (!reached) goto out;
+    if (l->phase == BT_LINE_CHECKING) {
+        deliver(h);
+    } else if (l->sends) {
+        h->slots[l->index].carry = BT_CARRY_GONE;
+        l->phase                 = BT_LINE_IDLE;
+    } else {
+        BT_TRY(start_check(h));
+    }
+out:
+    return st;
+}
+
+static bool work(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l     = h->line;
+    bool     moved = false;
+
+    if (l->phase == BT_LINE_IDLE) return launch(h, now_ns);
+    if (look(h, &moved) != BT_OK) {
+        bt_line_fail(h, now_ns);
+        return true;
+    }
+    if (!moved && now_ns - l->op_ns >= OP_GRANTS * h->grant_ns)
+        fail_late(h, l->sends ? "a message to" : "a message from", now_ns);
+    return moved;
+}
+
+/* ---- for the hand-off's other files */
+
+void bt_line_send(bt_handoff *h, uint32_t i)
+{
+    h->slots[i].carry = BT_CARRY_DUE;
+    h->slots[i].taken = false;
+}
+
+bool bt_line_receive(bt_handoff *h, uint32_t i)
+{
+    bt_status       st   = BT_OK;
+    bt_line        *l    = h->line;
+    bt_inbox       *in   = &h->inboxes[i];
+    uint8_t        *wire = prefix_of(in->memory);
+    bt_page_message m    = {.request = 0};
+    size_t          head = BT_LINE_PREFIX + BT_PAGE_MESSAGE_BYTES;
+    uint64_t        number;
+
+    BT_REQUIRE(in->n_bytes >= head, BT_ERR_PROTOCOL, "rank %u sent a header of %zu bytes, want %zu",
+               in->from, in->n_bytes, head);
+    memcpy(&number, wire, sizeof(number));
+    BT_TRY(bt_page_message_parse(wire + BT_LINE_PREFIX, in->n_bytes - BT_LINE_PREFIX, &m));
+    BT_REQUIRE(m.tail_bytes == in->n_bytes - head && rows_bytes(&m) <= l->rows_max, BT_ERR_PROTOCOL,
+               "rank %u sent %zu bytes of tail and %zu of rows for request %" PRIu64
+               ", want %u and at most %zu: all ranks must stage alike",
+               in->from, in->n_bytes - head, rows_bytes(&m), m.request, m.tail_bytes, l->rows_max);
+    BT_TRY(bt_page_message_verify_tail(&m, in->memory + BT_HANDOFF_HEAD));
+    if (number < l->number || l->state == BT_LINE_ENDING || l->state == BT_LINE_NONE) return false;
+    BT_REQUIRE(number == l->number && index_of(l, in->from) < l->n, BT_ERR_PROTOCOL,
+               "rank %u sends rows for request %" PRIu64 " by line %016" PRIx64
+               ", this rank's is %016" PRIx64,
+               in->from, m.request, number, l->number);
+    l->message = m;
+    l->index   = i;
+    l->pending = true;
+out:
+    if (st == BT_OK) return true;
+    h->events.reject(h->events.ctx, in->from, m.request, st);
+    bt_line_fail(h, bt_now_ns()); /* its rows will never be received */
+    return false;
+}
+
+void bt_line_exclude(bt_handoff *h, uint32_t rank)
+{
+    bt_line *l       = h->line;
+    bool     its_own = l->phase != BT_LINE_IDLE && l->peer == rank;
+
+    if (its_own || (l->pending && h->inboxes[l->index].from == rank)) bt_line_end(h, bt_now_ns());
+}
+
+static void pay_taken(bt_handoff *h)
+{
+    for (uint32_t r = 0; r < h->world->size; r++)
+        if (h->peers[r].owes_taken)
+            h->peers[r].owes_taken =
+                !bt_signal_send(h, r, BT_SIGNAL_TAKEN, h->peers[r].n_ordered, 0);
+}
+
+bool bt_line_poll(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l     = h->line;
+    bool     moved = bt_line_receive_notes(h, now_ns);
+
+    pay_taken(h);
+    if (l->try_again && now_ns >= l->try_ns) bt_line_propose(h, now_ns);
+    if (l->due_number > l->number && l->due_number >> 32 == l->epoch) bt_line_end(h, now_ns);
+    switch (l->state) {
+    case BT_LINE_NONE: return begin(h, now_ns) || moved;
+    case BT_LINE_CONNECTING: return connect(h, now_ns) || moved;
+    case BT_LINE_READY: return work(h, now_ns) || moved;
+    case BT_LINE_ENDING: return finish_end(l, now_ns) || moved;
+    }
+    return moved;
+}

@@ -1,0 +1,108 @@
+/* parallel/handoff_line.h - rows by NCCL from prefill to decode ranks; inside parallel/ only.
+ *
+ * Signals and headers stay messages of MPI.  A granted message goes as a header, with the prompt's
+ * tail, by MPI, and its rows as one send and one receive of a communicator of all ranks that hand
+ * over, on a stream of their own:
+ *
+ *     device memory   rows, filled up to 8 bytes | their checksum, seeded with the header's
+ *
+ * A rank has one operation under way at a time, sends or receives but never both, and grants
+ * nothing more before what was granted has come: an operation waits for its peer alone, so no cycle
+ * forms.
+ *
+ * The line, as the communicator with its number is called here, has one origin, the first of its
+ * ranks, which gives each a number and an id.  Numbers grow: epoch << 32 | attempt.  A rank whose
+ * line fails (an error, a deadline) ends it and says so to the origin, which gives a new one.  What
+ * was under way is queued again; a message that had come all the same is known by its order. */
+#ifndef BT_PARALLEL_HANDOFF_LINE_H
+#define BT_PARALLEL_HANDOFF_LINE_H
+
+#include "parallel/mpi_world.h"
+#include "parallel/nccl/module.h"
+#include "parallel/page_message.h"
+
+typedef struct bt_handoff bt_handoff;
+typedef struct bt_line    bt_line;
+
+typedef enum {
+    BT_LINE_NONE,       /* waits for a number and an id of its epoch */
+    BT_LINE_CONNECTING, /* until all its ranks have come */
+    BT_LINE_READY,
+    BT_LINE_ENDING /* its kernels may still be on their way out */
+} bt_line_state;
+
+typedef enum {
+    BT_LINE_IDLE,
+    BT_LINE_TAKING,    /* NCCL is busy with the operation */
+    BT_LINE_UNDER_WAY, /* it stands in the stream */
+    BT_LINE_CHECKING   /* received; the checksum stands in the stream */
+} bt_line_phase;
+
+struct bt_line {
+    const bt_nccl_module *nccl; /* borrowed */
+    bt_device            *dev;  /* borrowed */
+    size_t                rows_max;
+    uint8_t              *rows; /* owned, device: [n_slots][stride], then the one that comes in */
+    size_t                stride;
+
+    uint32_t  epoch, n, self; /* of those who hand over; self == n: not this rank */
+    uint32_t *ranks; /* owned, [world size]: world ranks of the n; the first is the origin */
+
+    bt_line_state state;
+    uint64_t      number, since_ns;
+    bt_nccl_comm *comm; /* owned */
+    bool          marked;
+    /* what the origin wants next: begun when the line before has ended */
+    uint64_t due_number; /* 0: nothing */
+    uint32_t due_from;
+    uint8_t  due_id[BT_NCCL_ID_BYTES];
+    bool     try_again; /* the origin's */
+    uint64_t try_ns;
+
+    /* the one operation */
+    bt_line_phase   phase;
+    bool            sends, pending; /* pending: the header of inbox `index` has come */
+    uint32_t        index, peer;
+    uint64_t        op_ns;
+    bt_page_message message; /* being received */
+
+    /* the note being received: in memory that a late writer may keep */
+    bt_wreck *note;
+    uint32_t  note_from;
+};
+
+enum { BT_LINE_PREFIX = 16, BT_LINE_TAIL_MAX = 56 << 10 }; /* before a header: number, order */
+
+bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *dev, size_t rows_max,
+                         bt_line **line_out);
+void      bt_line_destroy(bt_world *world, bt_line *line);
+
+/* Device memory of send slot i. */
+void *bt_line_rows(const bt_line *line, uint32_t i);
+/* See bt_handoff_join(). */
+bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, const uint32_t *ranks);
+/* Ends what is under way with a rank that is excluded. */
+void bt_line_exclude(bt_handoff *h, uint32_t rank);
+/* There is a line, and nothing is under way on it. */
+bool bt_line_is_free(const bt_line *line);
+
+/* Slot i is granted and waits for its turn. */
+void bt_line_send(bt_handoff *h, uint32_t i);
+/* The header of an inbox has come: false when it is refused, and the inbox is free again. */
+bool bt_line_receive(bt_handoff *h, uint32_t i);
+/* ---- handoff_line_note.c: what origin and ranks tell each other. */
+bt_status bt_line_take_note_memory(bt_line *line);
+/* As the origin: a new number and id, to all. */
+void bt_line_propose(bt_handoff *h, uint64_t now_ns);
+/* To the origin: the line has failed here. */
+void bt_line_complain(bt_handoff *h);
+bool bt_line_receive_notes(bt_handoff *h, uint64_t now_ns);
+/* ---- handoff_line.c */
+/* Stops the communicator; what was under way is queued again. */
+void bt_line_end(bt_handoff *h, uint64_t now_ns);
+/* Ends it because it has failed (logged by the caller), and sees to a new one. */
+void bt_line_fail(bt_handoff *h, uint64_t now_ns);
+/* Progress.  True when something moved. */
+bool bt_line_poll(bt_handoff *h, uint64_t now_ns);
+
+#endif

@@ -1,0 +1,155 @@
+/* parallel/handoff_line_note.c - how the ranks of a line learn its number and id, and how the
+ * origin learns that it has failed.  Notes are rare: each leaves in a block of its own, which the
+ * world frees when it has gone. */
+#include <inttypes.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "core/alloc.h"
+#include "parallel/handoff_line.h"
+#include "parallel/handoff_parts.h"
+
+enum { MAGIC = 0x6e6c5442, NOTE_LINE = 1, NOTE_FAILED = 2 }; /* "BTln" */
+
+/* All ranks of a job run one build: native byte order, guarded by the magic number. */
+typedef struct {
+    uint32_t magic, kind;
+    uint64_t number;
+    uint8_t  id[BT_NCCL_ID_BYTES];
+    uint64_t sum; /* XXH3 of all before */
+} note;
+
+typedef struct {
+    bt_wreck    wreck;
+    MPI_Request request;
+    note        note;
+} note_block;
+
+static note_block *new_block(void)
+{
+    note_block *b = bt_calloc_aligned(1, sizeof(*b));
+
+    if (b == NULL) return NULL;
+    b->wreck.memory     = b;
+    b->wreck.requests   = &b->request;
+    b->wreck.n_requests = 1;
+    b->request          = MPI_REQUEST_NULL;
+    return b;
+}
+
+bt_status bt_line_take_note_memory(bt_line *line)
+{
+    bt_status   st = BT_OK;
+    note_block *b  = new_block();
+
+    BT_REQUIRE(b != NULL, BT_ERR_NO_MEMORY, "a note of the hand-off");
+    line->note = &b->wreck;
+out:
+    return st;
+}
+
+/* A note that cannot leave is as one that is lost: a deadline sees to another one. */
+static void send_note(bt_handoff *h, uint32_t to, uint32_t kind, uint64_t number, const uint8_t *id)
+{
+    note_block *b = new_block();
+
+    if (b == NULL) {
+        BT_WARN("no memory for a note to rank %u", to);
+        return;
+    }
+    b->note = (note){.magic = MAGIC, .kind = kind, .number = number};
+    if (id != NULL) memcpy(b->note.id, id, BT_NCCL_ID_BYTES);
+    b->note.sum = XXH3_64bits(&b->note, offsetof(note, sum));
+    if (MPI_Isend(&b->note, (int)sizeof(b->note), MPI_BYTE, (int)to, BT_TAG_LINE,
+                  h->world->handoff_comm, &b->request) != MPI_SUCCESS)
+        b->request = MPI_REQUEST_NULL;
+    bt_world_abandon(h->world, &b->wreck);
+}
+
+void bt_line_propose(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l      = h->line;
+    uint64_t number = (uint64_t)l->epoch << 32;
+
+    l->try_ns = now_ns + h->grant_ns;
+    if (l->number > number) number = l->number;
+    if (l->due_number > number && l->due_number >> 32 == l->epoch) number = l->due_number;
+    if (l->nccl->new_id(l->due_id) != BT_OK) return; /* and again later */
+    l->try_again  = false;
+    l->due_number = number + 1;
+    l->due_from   = h->world->rank;
+    for (uint32_t i = 1; i < l->n; i++)
+        send_note(h, l->ranks[i], NOTE_LINE, l->due_number, l->due_id);
+}
+
+void bt_line_complain(bt_handoff *h)
+{
+    bt_line *l = h->line;
+
+    if (l->self < l->n) send_note(h, l->ranks[0], NOTE_FAILED, l->number, NULL);
+}
+
+static bt_status parse(const note *n, size_t n_bytes)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(n_bytes == sizeof(*n), BT_ERR_PROTOCOL,
+               "a note of the hand-off of %zu bytes, want %zu", n_bytes, sizeof(*n));
+    BT_REQUIRE(n->magic == MAGIC && n->sum == XXH3_64bits(n, offsetof(note, sum)) &&
+                   (n->kind == NOTE_LINE || n->kind == NOTE_FAILED),
+               BT_ERR_PROTOCOL,
+               "a note of the hand-off begins with %08x, want %08x, is of kind %u, "
+               "or its checksum is wrong",
+               n->magic, MAGIC, n->kind);
+out:
+    return st;
+}
+
+static void take_note(bt_handoff *h, uint32_t from, const note *n, size_t n_bytes, uint64_t now_ns)
+{
+    bt_line *l = h->line;
+
+    if (h->peers[from].excluded) return;
+    if (parse(n, n_bytes) != BT_OK) {
+        h->events.reject(h->events.ctx, from, 0, BT_ERR_PROTOCOL);
+        return;
+    }
+    if (n->kind == NOTE_LINE && n->number > l->due_number) { /* perhaps of an epoch to come */
+        l->due_number = n->number;
+        l->due_from   = from;
+        memcpy(l->due_id, n->id, BT_NCCL_ID_BYTES);
+    }
+    if (n->kind == NOTE_FAILED && l->self == 0 && n->number == l->number) {
+        BT_WARN("hand-off by NCCL in epoch %u: rank %u says that attempt %u has failed", l->epoch,
+                from, (uint32_t)l->number);
+        bt_line_fail(h, now_ns);
+    }
+}
+
+bool bt_line_receive_notes(bt_handoff *h, uint64_t now_ns)
+{
+    note_block *b = (note_block *)(void *)h->line->note;
+    MPI_Message message;
+    MPI_Status  status;
+    int         found = 0, n_bytes = 0, done = 0;
+
+    if (b->request != MPI_REQUEST_NULL) {
+        if (MPI_Test(&b->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) return false;
+        b->request = MPI_REQUEST_NULL;
+        take_note(h, h->line->note_from, &b->note, sizeof(b->note), now_ns);
+        return true;
+    }
+    if (MPI_Improbe(MPI_ANY_SOURCE, BT_TAG_LINE, h->world->handoff_comm, &found, &message,
+                    &status) != MPI_SUCCESS ||
+        !found)
+        return false;
+    MPI_Get_count(&status, MPI_BYTE, &n_bytes);
+    h->line->note_from = (uint32_t)status.MPI_SOURCE;
+    if (n_bytes != (int)sizeof(b->note)) {
+        bt_world_drain(h->world, &message, (size_t)n_bytes);
+        take_note(h, h->line->note_from, &b->note, (size_t)n_bytes, now_ns);
+    } else if (MPI_Imrecv(&b->note, n_bytes, MPI_BYTE, &message, &b->request) != MPI_SUCCESS) {
+        b->request = MPI_REQUEST_NULL;
+    }
+    return true;
+}

@@ -1,0 +1,275 @@
+/* The hand-off by NCCL when something goes wrong: lines that fail, stand still or end with an
+ * epoch, rows that change on the way, peers that go, headers and notes that make no sense. */
+#define SITE_NCCL
+#include "tests/parallel/handoff_site.h"
+
+static site g_site;
+
+static uint32_t n_senders(void) { return g_ranks / 2; }
+static bool     sends(void) { return g_rank < n_senders(); }
+
+/* Sends n messages in turn to the receivers below `end`; returns when they have been taken, or on
+ * a receiver when all that are meant for it have come. */
+static void run_traffic(uint32_t n, uint32_t end, void (*disturb)(uint32_t k))
+{
+    uint32_t n_receivers = end - n_senders(), k = 0, want = 0;
+    uint32_t sent = g_site.n_sent, came = g_site.n_delivered, seen = came;
+    uint64_t end_ns = bt_now_ns() + 30 * BT_NS_PER_S;
+
+    for (uint32_t i = 0; i < n; i++)
+        want += n_senders() + i % n_receivers == g_rank;
+    want *= n_senders();
+    while (bt_now_ns() < end_ns) {
+        if (sends() && k < n &&
+            site_send(&g_site, n_senders() + k % n_receivers, sent + k, 40) != NULL) {
+            if (disturb != NULL) disturb(k);
+            k++;
+        }
+        if (!bt_handoff_poll(g_site.h)) bt_sleep_ns(20000);
+        if (sends() ? g_site.n_sent == sent + n : g_site.n_delivered == came + want) break;
+        if (!sends() && disturb != NULL && g_site.n_delivered != seen) disturb(seen);
+        seen = g_site.n_delivered;
+    }
+    EXPECT_EQ(sends() ? g_site.n_sent - sent : g_site.n_delivered - came, sends() ? n : want);
+}
+
+/* All ranks meet, and their hand-offs go on meanwhile. */
+static void meet_polling(void)
+{
+    bt_wait wait = wait_s(30);
+
+    wait.idle = site_poll;
+    wait.ctx  = &g_site;
+    EXPECT_EQ(bt_group_barrier(g_all, &wait), BT_OK);
+}
+
+/* Every message comes, and once. */
+static void expect_each_once(void)
+{
+    for (uint32_t i = 0; i < SITE_SEEN; i++)
+        EXPECT(g_site.seen[i] <= n_senders());
+    EXPECT_EQ(g_site.n_rejected, 0);
+}
+
+static void fail_now_and_then(uint32_t k)
+{
+    if (k % 25 == 7 + g_rank && g_fake_nccl.fail_at < 0) g_fake_nccl.fail_at = 1;
+    if (k % 25 == 19 + g_rank && g_fake_nccl.refuse_at < 0) g_fake_nccl.refuse_at = 2;
+}
+
+static void line_that_fails_is_made_anew_and_nothing_is_lost(void)
+{
+    uint64_t number;
+
+    site_init(&g_site, 4, 4000, 0.5);
+    number = g_site.h->line->number;
+    run_traffic(100, g_ranks, fail_now_and_then);
+    meet_polling();
+    g_fake_nccl.fail_at = g_fake_nccl.refuse_at = -1;
+    EXPECT(g_site.h->line->number > number + 2);
+    EXPECT_EQ(g_site.h->line->number >> 32, number >> 32); /* in the same epoch */
+    expect_each_once();
+    site_fini(&g_site);
+}
+
+/* Rank 0's and the first receiver's NCCL stands still: both name the other at the deadline. */
+static void line_that_stands_still_ends_at_its_deadline(void)
+{
+    uint32_t receiver = n_senders();
+    char     want[64];
+    uint64_t number, end_ns = bt_now_ns() + 20 * BT_NS_PER_S;
+
+    site_init(&g_site, 2, 4000, 0.1);
+    number = g_site.h->line->number;
+    if (g_rank == 0) {
+        g_fake_nccl.stalled = 1;
+        EXPECT(site_send(&g_site, receiver, 1, 10) != NULL);
+    }
+    while (g_rank == 0 && g_site.h->line->state == BT_LINE_READY && bt_now_ns() < end_ns)
+        if (!bt_handoff_poll(g_site.h)) bt_sleep_ns(20000);
+    if (g_rank == 0) {
+        snprintf(want, sizeof(want), "a message to rank %u has not come", receiver);
+        EXPECT_HAS(bt_error_text(), want);
+        EXPECT_HAS(bt_error_text(), "in epoch");
+        g_fake_nccl.stalled = 0;
+        EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    }
+    if (g_rank == receiver) EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
+    meet_polling();
+    EXPECT(g_site.h->line->number > number);
+    site_fini(&g_site);
+    EXPECT_EQ(g_site.n_delivered, g_rank == receiver);
+}
+
+static void changed_rows_are_rejected_by_their_checksum(void)
+{
+    uint32_t receiver = n_senders();
+
+    site_init(&g_site, 3, 4000, 5);
+    if (g_rank == receiver) g_fake_nccl.corrupt_at = 1; /* of the second message */
+    for (uint32_t i = 0; i < 3 && g_rank == 0; i++)
+        EXPECT(site_send(&g_site, receiver, i, 10) != NULL);
+    if (g_rank == 0) EXPECT(poll_until(&g_site, &g_site.n_sent, 3));
+    if (g_rank == receiver) {
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, 2));
+        EXPECT_EQ(g_site.n_rejected, 1);
+        EXPECT_EQ(g_site.rejected_request, request_of(0, receiver, 1));
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_CHECKSUM);
+    }
+    site_fini(&g_site);
+}
+
+/* Garbage and lies in place of headers and notes; then all goes on. */
+static void nonsense_is_refused_and_the_line_goes_on(void)
+{
+    uint8_t     junk[300] = {1, 2, 3};
+    uint32_t    receiver = n_senders(), n = 0;
+    MPI_Request request;
+
+    site_init(&g_site, 3, 4000, 0.2);
+    for (int i = 0; i < 4; i++) {
+        static const int SIZES[] = {0, 50, 150, 300};
+
+        for (int tag = BT_TAG_PAYLOAD; tag <= BT_TAG_LINE; tag++, n++) {
+            if (g_rank != 0) continue;
+            MPI_Isend(junk, SIZES[i], MPI_BYTE, (int)receiver, tag, g_world->handoff_comm,
+                      &request);
+            MPI_Request_free(&request);
+        }
+    }
+    if (g_rank == receiver) {
+        EXPECT(poll_until(&g_site, &g_site.n_rejected, n + 4)); /* without a grant, too */
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_PROTOCOL);
+    } else {
+        poll_for(&g_site, 0.05);
+    }
+    g_site.n_rejected = 0;
+    meet_polling();
+    run_traffic(9, g_ranks, NULL);
+    meet_polling();
+    site_fini(&g_site);
+}
+
+/* The last receiver is lost in the middle of a message: an epoch without it follows, in which those
+ * for the others go on, once each, and those for it are gone.  It wakes later and disturbs nobody.
+ */
+static void lost_receiver_ends_with_its_epoch(void)
+{
+    uint32_t last = g_ranks - 1, n = 0;
+    bool     lost = g_rank == last;
+
+    site_init(&g_site, 4, 60000, 0.5);
+    if (!lost) run_traffic(12, last, NULL);
+    meet_polling();
+    if (g_rank == 0) {
+        EXPECT(site_send(&g_site, last, 1000, 1500) != NULL);
+        while (g_site.h->slots[0].carry != BT_CARRY_LAUNCHED && n++ < 100000) {
+            bt_handoff_poll(g_site.h); /* the last one grants, and then falls silent */
+            bt_sleep_ns(20000);
+        }
+    } else if (lost) {
+        while (g_site.h->grant_to != 0 && n++ < 100000) {
+            bt_handoff_poll(g_site.h);
+            bt_sleep_ns(20000);
+        }
+    }
+    meet();
+    if (!lost) {
+        EXPECT_EQ(bt_handoff_exclude(g_site.h, last), BT_OK);
+        if (g_rank == 1) bt_sleep_ns(50 * BT_NS_PER_MS); /* its origin is ahead of it */
+        site_join(&g_site, last);
+        if (g_rank == 0) EXPECT(bt_handoff_cancel(g_site.h, request_of(0, last, 1000)));
+        run_traffic(12, last, NULL);
+    } else {
+        next_epoch();
+    }
+    if (!lost) meet_polling();
+    if (lost) meet();
+    if (lost) poll_for(&g_site, 0.05);
+    if (!lost) run_traffic(12, last, NULL);
+    meet_polling();
+    EXPECT_EQ(g_site.n_wrong + g_site.n_rejected, 0);
+    EXPECT_EQ(lost ? g_site.n_delivered : 0, 0);
+    if (!lost) expect_each_once();
+    meet();
+    site_close(&g_site);
+    meet();
+}
+
+/* Prefill and decode groups gather by NCCL all the while; their communicators live. */
+static void other_communicators_are_left_alone(void)
+{
+    enum { BYTES = 5000 };
+    uint32_t  first = sends() ? 0 : n_senders(), n = sends() ? n_senders() : g_ranks - n_senders();
+    uint32_t  ranks[MAX_RANKS], epoch              = next_epoch();
+    bt_group *group     = NULL;
+    bt_carrier *carrier = NULL;
+    bt_wait     wait    = wait_s(20);
+    uint8_t    *memory;
+
+    site_init(&g_site, 4, 4000, 0.5);
+    memory    = take((size_t)MAX_RANKS * BYTES);
+    wait.idle = site_poll;
+    wait.ctx  = &g_site;
+    for (uint32_t i = 0; i < n; i++)
+        ranks[i] = first + i;
+    EXPECT_EQ(bt_group_create(g_world, n, ranks, sends(), epoch, &group), BT_OK);
+    EXPECT_EQ(bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE + sends(),
+                                     &carrier),
+              BT_OK);
+    bt_group_attach(group, carrier);
+    for (uint64_t k = 0; k < 30; k++) {
+        if (sends()) site_send(&g_site, n_senders() + (uint32_t)k % (g_ranks - n), (uint32_t)k, 20);
+        put(memory + (g_rank - first) * BYTES, BYTES, k, g_rank, 0);
+        EXPECT_EQ(bt_group_all_gather_device(group, memory + (g_rank - first) * BYTES, BYTES,
+                                             memory, &wait),
+                  BT_OK);
+        EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+        for (uint32_t i = 0; i < n; i++)
+            EXPECT_EQ(wrong_bytes(memory + (size_t)i * BYTES, BYTES, k, first + i, 0), 0);
+        if (k % 10 == 9) bt_line_fail(g_site.h, bt_now_ns());
+    }
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    site_fini(&g_site);
+    expect_each_once();
+}
+
+static void every_failing_call_of_create_is_survived(void)
+{
+    bt_handoff_events events = {site_deliver, site_reject, site_sent, site_expired, &g_site};
+    bt_handoff_config cfg    = {
+           .n_slots = 3, .grant_ns = 1000, .slot_bytes = 1000, .nccl = &bt_nccl_module_table};
+    bt_handoff *h = NULL;
+    long        live, gpu_live, k = 0;
+
+    if (bt_cuda_module.create(0, &g_dev) != BT_OK) bt_world_exit(g_world, EXIT_FAILURE);
+    cfg.dev  = g_dev;
+    live     = bt_alloc_live();
+    gpu_live = g_fake_gpu.live;
+    for (bt_status st = BT_ERR_NO_MEMORY; st != BT_OK; k++) {
+        bt_alloc_fail_at(k);
+        st = bt_handoff_create(g_world, &cfg, &events, &h);
+        bt_alloc_fail_at(-1);
+        EXPECT_EQ(st == BT_OK, h != NULL);
+    }
+    EXPECT(k > 6);
+    bt_handoff_destroy(h);
+    g_fake_gpu.fail_at = 0;
+    EXPECT_EQ(bt_handoff_create(g_world, &cfg, &events, &h), BT_ERR_DEVICE);
+    g_fake_gpu.fail_at = -1;
+    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT_EQ(g_fake_gpu.live, gpu_live);
+    close_device();
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(line_that_fails_is_made_anew_and_nothing_is_lost),
+    BT_TEST(line_that_stands_still_ends_at_its_deadline),
+    BT_TEST(changed_rows_are_rejected_by_their_checksum),
+    BT_TEST(nonsense_is_refused_and_the_line_goes_on),
+    BT_TEST(lost_receiver_ends_with_its_epoch),
+    BT_TEST(other_communicators_are_left_alone),
+    BT_TEST(every_failing_call_of_create_is_survived),
+};
+MPI_TEST_MAIN(TESTS)

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@ typedef struct {
 } ring;
 
 typedef struct {
+    uint64_t   nonce; /* of the id */
     atomic_int joined[MAX_RANKS];
     ring       rings[MAX_RANKS][MAX_RANKS]; /* from, to */
 } shared;
@@ -51,7 +53,8 @@ struct ncclComm {
 };
 
 typedef struct {
-    int pid, fd;
+    int      pid, fd;
+    uint64_t nonce; /* descriptors are used again */
 } id_content;
 
 static op *g_under_way;        /* in the order of their launch */
@@ -118,6 +121,24 @@ static int move_part(ncclComm_t c, part *p)
     return p->done != before;
 }
 
+/* Nothing is touched, or opened, for an operation that waits for its peers. */
+static int may_move(const op *o)
+{
+    int open = 0;
+
+    for (int i = 0; i < o->n_parts; i++) {
+        const part *p = &o->parts[i];
+        const ring *r = p->sends ? &o->comm->s->rings[o->comm->self][p->peer]
+                                 : &o->comm->s->rings[p->peer][o->comm->self];
+        uint64_t    n = atomic_load(&r->written) - atomic_load(&r->read);
+
+        if (p->done == sizeof(p->length) + p->length) continue;
+        if (p->sends ? n < RING_BYTES : n > 0) return 1;
+        open++;
+    }
+    return open == 0;
+}
+
 static int move_op(op *o)
 {
     int open = 0;
@@ -139,14 +160,17 @@ static int is_first(const op *o)
 
 static void progress(void)
 {
-    op **at = &g_under_way;
+    op **at   = &g_under_way;
+    int  open = 0;
 
-    if (g_under_way == NULL || g_fake_nccl.stalled) return;
-    fake_gpu_open();
+    if (g_fake_nccl.stalled) return;
     while (*at != NULL) {
-        op *o = *at;
+        op *o     = *at;
+        int moves = is_first(o) && may_move(o);
 
-        if (is_first(o) && move_op(o)) {
+        if (moves && !open) fake_gpu_open();
+        open |= moves;
+        if (moves && move_op(o)) {
             if (!o->parts[0].sends && g_fake_nccl.corrupt_at >= 0 && g_fake_nccl.corrupt_at-- == 0)
                 o->parts[0].memory[0] ^= 1;
             *at = o->next;
@@ -156,7 +180,7 @@ static void progress(void)
             at = &o->next;
         }
     }
-    fake_gpu_close();
+    if (open) fake_gpu_close();
 }
 
 static void launch(ncclComm_t c)
@@ -186,10 +210,15 @@ ncclResult_t ncclGetVersion(int *version)
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    id_content content = {(int)getpid(), memfd_create("fake nccl", MFD_CLOEXEC)};
+    static uint64_t n_ids;
+    id_content      content = {.pid = (int)getpid(), .nonce = ++n_ids};
 
     if (refused() != ncclSuccess) return ncclSystemError;
-    if (content.fd < 0 || ftruncate(content.fd, sizeof(shared)) != 0) return ncclSystemError;
+    content.fd = memfd_create("fake nccl", MFD_CLOEXEC);
+    if (content.fd < 0 || ftruncate(content.fd, sizeof(shared)) != 0 ||
+        pwrite(content.fd, &content.nonce, sizeof(content.nonce), offsetof(shared, nonce)) !=
+            sizeof(content.nonce))
+        return ncclSystemError;
     memset(id, 0, sizeof(*id));
     memcpy(id->internal, &content, sizeof(content));
     return ncclSuccess;
@@ -201,6 +230,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, in
     id_content content;
     ncclComm_t c = calloc(1, sizeof(*c));
     char       path[64];
+    uint64_t   nonce = 0;
 
     if (config->blocking != 0 || config->splitShare != 0 || config->commName == NULL ||
         n > MAX_RANKS)
@@ -208,10 +238,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, in
     memcpy(&content, id.internal, sizeof(content));
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", content.pid, content.fd);
     c->fd = content.pid == (int)getpid() ? content.fd : open(path, O_RDWR | O_CLOEXEC);
-    c->s  = c->fd < 0 || refused() != ncclSuccess
+    c->s  = c->fd < 0 || refused() != ncclSuccess ||
+                   pread(c->fd, &nonce, sizeof(nonce), offsetof(shared, nonce)) != sizeof(nonce) ||
+                   nonce != content.nonce
                 ? MAP_FAILED
                 : mmap(NULL, sizeof(shared), PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
     if (c->s == MAP_FAILED) {
+        if (c->fd >= 0 && content.pid != (int)getpid()) close(c->fd);
         free(c);
         return ncclSystemError;
     }

@@ -11,6 +11,13 @@
 
 enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4, MAX_CTAS = 2, NAME_BYTES = 64 };
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
+#define OP_MIN_NS    (2 * BT_NS_PER_S)
+
+/* How long an operation, or the making of a line, may take. */
+static uint64_t limit_ns(const bt_handoff *h)
+{
+    return OP_GRANTS * h->grant_ns > OP_MIN_NS ? OP_GRANTS * h->grant_ns : OP_MIN_NS;
+}
 
 static size_t words_of(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -124,8 +131,7 @@ static void fail_late(bt_handoff *h, const char *what, uint64_t now_ns)
     bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_TIMEOUT),
                  "hand-off by NCCL in epoch %u (attempt %u of %u ranks): %s rank %u has not come "
                  "about within %.3f s",
-                 l->epoch, (uint32_t)l->number, l->n, what, l->peer,
-                 (double)(OP_GRANTS * h->grant_ns) / 1e9);
+                 l->epoch, (uint32_t)l->number, l->n, what, l->peer, (double)(limit_ns(h)) / 1e9);
     bt_line_fail(h, now_ns);
 }
 
@@ -193,8 +199,7 @@ static bool connect(bt_handoff *h, uint64_t now_ns)
         return true;
     }
     l->peer = l->ranks[0];
-    if (now_ns - l->since_ns >= OP_GRANTS * h->grant_ns)
-        fail_late(h, "the communicator of", now_ns);
+    if (now_ns - l->since_ns >= limit_ns(h)) fail_late(h, "the communicator of", now_ns);
     return l->state == BT_LINE_ENDING;
 }
 
@@ -380,7 +385,7 @@ static bool work(bt_handoff *h, uint64_t now_ns)
         bt_line_fail(h, now_ns);
         return true;
     }
-    if (!moved && now_ns - l->op_ns >= OP_GRANTS * h->grant_ns)
+    if (!moved && now_ns - l->op_ns >= limit_ns(h))
         fail_late(h, l->sends ? "a message to" : "a message from", now_ns);
     return moved;
 }

@@ -62,7 +62,7 @@ static void operation_that_stands_still_ends_at_the_deadline(void)
  * the first goes on. */
 static void end_of_one_communicator_leaves_the_other_alone(void)
 {
-    enum { BYTES = 300000 };
+    enum { BYTES = 400000 };
     static const uint32_t PAIR[] = {0, 1};
     uint8_t              *memory = take(2 * (size_t)MAX_RANKS * BYTES),
             *other               = memory + (size_t)MAX_RANKS * BYTES;

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 8, RING_BYTES = 1 << 16, BUSY_POLLS = 3, MAX_PARTS = 2 * MAX_RANKS };
+enum { MAX_RANKS = 8, RING_BYTES = 1 << 18, BUSY_POLLS = 3, MAX_PARTS = 2 * MAX_RANKS };
 
 fake_nccl g_fake_nccl = {NCCL_VERSION_CODE, -1, -1, -1, 0, 0, 0};
 

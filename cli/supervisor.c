@@ -147,12 +147,18 @@ static bool may_restart(const supervisor *s)
     return s->opt->restarts != 0 && s->has_served && !s->draining && s->phase != STOPPING;
 }
 
+/* A sign of life; what is only to be started has time until then. */
+static void hear(supervisor *s, uint64_t now)
+{
+    if (now > s->heard_ns) s->heard_ns = now;
+}
+
 static void on_announcement(void *ctx, const char *line)
 {
     supervisor *s   = ctx;
     uint64_t    now = bt_now_ns();
 
-    s->heard_ns = now;
+    hear(s, now);
     if (strncmp(line, "control ", 8) == 0 && s->phase == STARTING) {
         s->phase = LOADING;
         if (!bt_child_running(&s->launch)) s->launch_at_ns = now; /* else they attach again */
@@ -178,14 +184,14 @@ static void on_rank_line(void *ctx, const char *line)
 {
     supervisor *s = ctx;
 
-    s->heard_ns = bt_now_ns();
+    hear(s, bt_now_ns());
     bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
     bt_relay_line(&s->relay, line);
     /* One that dies while MPI starts leaves the others waiting, where they survive deaths. */
     if (s->opt->cell.replace && s->phase == LOADING && s->launch_term_ns == 0 &&
         strstr(line, "launch/rank.c:") != NULL &&
         (strstr(line, "was ended by signal") != NULL || strstr(line, "with exit code") != NULL))
-        s->launch_term_ns = s->heard_ns;
+        s->launch_term_ns = bt_now_ns();
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
         ++s->n_ready == bt_cell_n_ranks(&s->opt->cell))
         on_joined(s);
@@ -289,9 +295,8 @@ __attribute__((format(printf, 3, 4))) static void start_again(supervisor *s, uin
             (double)wait_ns * 1e-9, s->backoff.n, s->opt->restarts);
     if (s->died_ns == 0) s->died_ns = now;
     s->serving_ns = 0;
-    s->heard_ns   = now;
     s->n_restarts++;
-    *at_ns = now + wait_ns;
+    s->heard_ns = *at_ns = now + wait_ns; /* nothing is to be heard before */
 }
 
 static void on_ranks_end(supervisor *s)
@@ -414,7 +419,7 @@ static void on_tick(supervisor *s)
     }
     if (bt_child_running(&s->launch)) kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
     start_what_is_due(s, now);
-    if (s->phase != SERVING && now - s->heard_ns > s->opt->stall_ns) on_stall(s, now);
+    if (s->phase != SERVING && now > s->heard_ns + s->opt->stall_ns) on_stall(s, now);
 }
 
 static bool all_ended(const supervisor *s)

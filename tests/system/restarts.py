@@ -108,7 +108,7 @@ def coordinator(a, pb, rpc):
 
 
 def crash_loop(a, pb, rpc):
-    cell = start(a, "1+1", "--restarts", "3")
+    cell = start(a, "1+1", "--restarts", "6", "--stall-s", "5")    # the last pause is longer than what counts as a stall
     begin = time.monotonic()
     while cell.process.poll() is None:
         assert time.monotonic() < begin + 90, f"still started again and again\n{cell.log()}"
@@ -119,7 +119,7 @@ def crash_loop(a, pb, rpc):
                 pass
         time.sleep(0.1)
     assert cell.wait_gone(GONE_S) == 1, cell.log()
-    assert any("given up after 3 restarts in a row" in line for line in cell.lines), cell.log()
+    assert any("given up after 6 restarts in a row" in line for line in cell.lines), cell.log()
     assert not cell.leftovers(), cell.leftovers()
     print(f"a crash loop is given up after {time.monotonic() - begin:.1f} s", flush=True)
 

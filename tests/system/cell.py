@@ -151,6 +151,14 @@ class Cell:
         return grpc.insecure_channel(self.address)
 
 
+def state_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return None
+
+
 def descendants(pid):
     """All processes below pid, nearest first."""
     parents = {}

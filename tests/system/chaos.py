@@ -55,6 +55,7 @@ class Chaos:
         self.a, self.pb, self.rpc, self.hosts = a, pb, rpc, hosts
         self.rng, self.requests = random.Random(a.seed), requests_of(a.seed, 40)
         self.faults, self.deck, self.cell_number, self.n_streams, self.n_fenced, self.n_all_restarts = [], [], 0, 0, 0, 0
+        self.when, self.begin = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), time.monotonic()
         self.want, self.model = {}, os.path.join(a.source, "models/demo")
         with cells.Cell(a.bin, self.model, "1+1") as cell:
             client = load.Client(pb, rpc, cell.channel())
@@ -103,7 +104,7 @@ class Chaos:
         self.check_pools()
         self.revive_hosts()
         self.cell.note_scratch()
-        zombies = [p for p in cells.descendants(self.cell.process.pid) if state_of(p) == "Z"]
+        zombies = [p for p in cells.descendants(self.cell.process.pid) if cells.state_of(p) == "Z"]
         assert not zombies, f"zombies: {zombies}\n{self.cell.log()}"
         code = self.cell.stop(30)
         assert code == 0, f"baton-run ended with {code}\n{self.cell.log()}"
@@ -174,10 +175,10 @@ class Chaos:
             self.deck = [(m, k) for m in MOMENTS for k in (SIGNALS if not self.hosts or m == "loading" else [*LINKS, "SIGKILL", "stop 5 s"])]
             self.rng.shuffle(self.deck)
         found = [c for c in self.deck if self.possible(c)]
-        rare = [c for c in found if c[0] == "joining"]    # while there are spares
-        if not found or (found[0][0] == "loading" and len(self.alive("prefill", "decode", "spare")) > 5 and len(found) > 1):
+        if len(self.alive("prefill", "decode", "spare")) > 5:    # a cell is not started again before it is worn
             found = [c for c in found if c[0] != "loading"] or found
-        card = (self.rng.choice(rare) if rare and self.rng.random() < 0.5 else found[0]) if found else None
+        joining = [c for c in found if c[0] == "joining"]    # possible while there are spares
+        card = self.rng.choice(joining) if joining and self.rng.random() < 0.5 else found[0] if found else None
         if card:
             self.deck.remove(card)
         return card
@@ -214,7 +215,7 @@ class Chaos:
     def note(self, moment, kind, victim, **more):
         name = f"rank {victim}" if kind not in LINKS else f"host n{victim + 1}"
         fault = dict(cell=self.cell_number, moment=moment, kind=kind, victim=name, at=time.monotonic(), clock=time.time(), line=len(self.cell.lines), restart=False,
-                     again_loading=False, beside=bool(self.stopped), pauses=[], again=0, **more)
+                     again_loading=False, beside=bool(self.stopped), load=os.getloadavg()[0], pauses=[], again=0, **more)
         self.faults.append(fault)
         return fault
 
@@ -268,7 +269,7 @@ class Chaos:
                 self.dead.discard(rank)
                 continue
             end = time.monotonic() + 10
-            while state_of(self.pids[rank]) not in (None, "Z"):
+            while cells.state_of(self.pids[rank]) not in (None, "Z"):
                 assert time.monotonic() < end, f"rank {rank} was removed while it was stopped, woke up, and is still there\n{self.cell.log()}"
                 time.sleep(0.02)
             self.n_fenced += 1
@@ -297,6 +298,7 @@ class Chaos:
                 second = joiner
         time.sleep(self.rng.uniform(0, 0.002 if moment == "joining" else 0.012))
         faults.append(self.strike(moment, kind, second))
+        faults[0]["beside"] = faults[0]["beside"] or kind not in ("SIGKILL", "SIGABRT")    # the pause may be the other one's
         return faults
 
     def await_joiner(self, line):
@@ -311,7 +313,7 @@ class Chaos:
         """What it was to disturb was over before it: then the deck has the card again."""
         lines = self.cell.lines[fault["line"] - 200 if fault["line"] > 200 else 0:]
         before = [x for x in lines if "regrouped in epoch" in x or "has taken seat" in x or "prepares for seat" in x]
-        before = [x for x in before if abs(clock_of(x) - fault["clock"]) < 0.5 and clock_of(x) < fault["clock"]]
+        before = [x for x in before if abs(chaos_report.clock_of(x) - fault["clock"]) < 0.5 and chaos_report.clock_of(x) < fault["clock"]]
         if fault["moment"] == "joining":
             return not before or "has taken seat" in [x for x in before if "seat" in x][-1]
         counts = {}
@@ -407,7 +409,7 @@ class Chaos:
         self.end_cell()
 
     def run(self):
-        """What chaos_report takes."""
+        """Returns what chaos_report takes."""
         try:
             while not self.enough():
                 self.run_cell()
@@ -415,16 +417,23 @@ class Chaos:
             print(f"after {len(self.faults)} faults with seed {self.a.seed}; the last ones: {self.faults[-4:]}", file=sys.stderr)
             self.give_up()
             raise
-        return dict(setting=self.a.setting, seed=self.a.seed, moments=MOMENTS, streams=self.n_streams, cells=self.cell_number, restarts=self.n_all_restarts,
-                    fenced=self.n_fenced, faults=[{k: v for k, v in f.items() if k not in ("at", "line", "clock")} for f in self.faults])
+        return self.found()
+
+    def found(self):
+        loads = sorted(f["load"] for f in self.faults) or [0]
+        return dict(setting=self.a.setting, seed=self.a.seed, asked=self.a.faults, stall_s=self.a.stall_s, when=self.when, seconds=round(time.monotonic() - self.begin),
+                    commit=chaos_report.commit_of(self.a.source), machine=chaos_report.machine(), load=f"{loads[len(loads) // 2]:.1f} in the middle, {loads[-1]:.1f} at most",
+                    moments=MOMENTS, streams=self.n_streams, cells=self.cell_number, restarts=self.n_all_restarts, fenced=self.n_fenced,
+                    faults=[{k: v for k, v in f.items() if k not in ("at", "line", "clock")} for f in self.faults])
 
     def give_up(self):
         cell = getattr(self, "cell", None)
-        if cell is None or cell.process.poll() is not None:
-            return
-        if self.a.keep_log:
+        if cell is not None and self.a.keep_log:
             with open(self.a.keep_log, "w") as f:
                 f.write("\n".join(cell.lines))
+            chaos_report.write(self.found(), self.a.keep_log + ".json")
+        if cell is None or cell.process.poll() is not None:
+            return
         for pid in cell.ranks().values():    # those that a fault has stopped do not end otherwise
             try:
                 os.kill(pid, signal.SIGCONT)
@@ -432,24 +441,6 @@ class Chaos:
                 pass
         self.load.stopping = True
         cell.stop(30)
-
-
-def clock_of(line):
-    """Of a log line, as time.time(); they carry the time of the day, UTC."""
-    m = re.match(r"(\d\d):(\d\d):(\d\d\.\d+) ", line)
-    if not m:
-        return 0
-    seconds = int(m.group(1)) * 3600 + int(m.group(2)) * 60 + float(m.group(3))
-    today = time.time() - time.time() % 86400
-    return today + seconds - (86400 if today + seconds > time.time() + 3600 else 0)
-
-
-def state_of(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return None
 
 
 def arguments(doc):

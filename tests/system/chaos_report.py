@@ -1,5 +1,9 @@
-"""What the kill test found: faults by moment and kind, pauses by kind, a plot."""
+"""What the kill test found: faults by moment and kind, pauses by kind, a plot; and where it ran."""
 import json
+import os
+import re
+import subprocess
+import time
 
 
 
@@ -9,7 +13,7 @@ def absorbed(f, *kinds):
 
 KINDS = ["SIGKILL", "SIGABRT", "stop 0.2 s", "stop 5 s", "cut 0.5 s", "cut", "power off"]
 PAUSES = [("killed, absorbed", lambda f: absorbed(f, "SIGKILL", "SIGABRT") and not f["beside"]),
-          ("killed beside a stopped rank", lambda f: absorbed(f, "SIGKILL", "SIGABRT") and f["beside"]),
+          ("killed beside a stop or a cut", lambda f: absorbed(f, "SIGKILL", "SIGABRT") and f["beside"]),
           ("stopped for 0.2 s", lambda f: absorbed(f, "stop 0.2 s")),
           ("stopped, removed", lambda f: absorbed(f, "stop 5 s")),
           ("link cut for 0.5 s", lambda f: absorbed(f, "cut 0.5 s")),
@@ -90,6 +94,35 @@ def plot(run, path):
     fig.savefig(path, metadata={"Date": None})
 
 
+def text(run):
+    """JSON, a line for each fault."""
+    head = {k: v for k, v in run.items() if k != "faults"}
+    lines = [json.dumps(dict(f, pauses=[round(p, 4) for p in f["pauses"]])) for f in run["faults"]]
+    return json.dumps(head, indent=1)[:-2] + ',\n "faults": [\n  ' + ",\n  ".join(lines) + "\n ]\n}"
+
+
 def write(run, path):
     with open(path, "w") as f:
-        json.dump(run, f, indent=1)
+        f.write(text(run) + "\n")
+
+
+def clock_of(line):
+    """Of a log line, as time.time(); they carry the time of the day, UTC."""
+    m = re.match(r"(\d\d):(\d\d):(\d\d\.\d+) ", line)
+    if not m:
+        return 0
+    seconds = int(m.group(1)) * 3600 + int(m.group(2)) * 60 + float(m.group(3))
+    today = time.time() - time.time() % 86400
+    return today + seconds - (86400 if today + seconds > time.time() + 3600 else 0)
+
+
+def commit_of(source):
+    done = subprocess.run(["git", "-C", source, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def machine():
+    with open("/proc/cpuinfo") as f:
+        name = re.search(r"model name\s*: (.*)", f.read())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{name.group(1) if name else os.uname().machine}, {os.cpu_count()} cores, {memory:.1f} GiB, {os.uname().sysname} {os.uname().release}"

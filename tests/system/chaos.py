@@ -394,6 +394,8 @@ class Chaos:
     def enough(self):
         """As many as were asked for, and every moment among them where that can be."""
         struck = {f["moment"] for f in self.faults}
+        if self.a.minutes and time.monotonic() - self.begin > 60 * self.a.minutes:
+            return True
         return len(self.faults) >= self.a.faults and (self.a.faults < 30 or struck >= set(MOMENTS) or len(self.faults) >= 2 * self.a.faults)
 
     def run_cell(self):
@@ -447,6 +449,7 @@ def arguments(doc):
     ap = cells.arguments(doc)
     ap.add_argument("--setting", choices=["local", "hosts"], default="local")
     ap.add_argument("--faults", type=int, default=30)
+    ap.add_argument("--minutes", type=float, help="no new fault after so long")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--stall-s", type=int, default=15, help="how long ranks that load may say nothing; below 5 some starts are given up")
     ap.add_argument("--limit-p50", type=float, help="of the pauses after kills, seconds")

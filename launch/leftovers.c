@@ -19,8 +19,8 @@
 #define WORKER_NS (200 * BT_NS_PER_MS) /* for the kernel to end the worker after its parent */
 #define DAEMON_NS (20 * BT_NS_PER_S)
 
-/* Open MPI names a rank's segments so: "vader_segment.HOST.UID.JOB.RANK". */
-static void remove_segments(const char *dir, const char *rank)
+/* Open MPI names a rank's segments so: "vader_segment.HOST.UID.JOB.LOCAL_RANK". */
+static void remove_segments(const char *dir, const char *local_rank)
 {
     DIR           *d = opendir(dir);
     struct dirent *e;
@@ -28,7 +28,7 @@ static void remove_segments(const char *dir, const char *rank)
     while (d != NULL && (e = readdir(d)) != NULL) {
         const char *dot = strrchr(e->d_name, '.');
 
-        if (dot != NULL && strcmp(dot + 1, rank) == 0) unlinkat(dirfd(d), e->d_name, 0);
+        if (dot != NULL && strcmp(dot + 1, local_rank) == 0) unlinkat(dirfd(d), e->d_name, 0);
     }
     if (d != NULL) closedir(d);
 }
@@ -46,16 +46,33 @@ static bool is_daemon(pid_t pid)
     return strcmp(name, "orted") == 0;
 }
 
+/* Ranks of the job live here: where others go on, the daemon is needed. */
+static bool has_ranks(pid_t daemon)
+{
+    char  path[64];
+    FILE *f;
+    long  child;
+    bool  any;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon, (int)daemon);
+    f = fopen(path, "re");
+    if (f == NULL) return false;
+    any = fscanf(f, "%ld", &child) == 1;
+    fclose(f);
+    return any;
+}
+
+/* The last rank's guard ends a daemon that stays: one whose mpirun cannot be reached does. */
 static void end_daemon(pid_t pid)
 {
     uint64_t end_ns = bt_now_ns() + DAEMON_NS;
 
-    while (is_daemon(pid) && bt_now_ns() < end_ns)
+    while (is_daemon(pid) && !has_ranks(pid) && bt_now_ns() < end_ns)
         bt_sleep_ns(50 * BT_NS_PER_MS);
-    if (is_daemon(pid)) kill(pid, SIGKILL);
+    if (is_daemon(pid) && !has_ranks(pid)) kill(pid, SIGKILL);
 }
 
-static BT_NORETURN void guard(const char *dir, const char *rank, pid_t daemon, int alive_fd)
+static BT_NORETURN void guard(const char *dir, const char *local_rank, pid_t daemon, int alive_fd)
 {
     int  null = open("/dev/null", O_RDWR | O_CLOEXEC);
     char byte;
@@ -71,12 +88,12 @@ static BT_NORETURN void guard(const char *dir, const char *rank, pid_t daemon, i
     while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
         continue;
     bt_sleep_ns(WORKER_NS);
-    remove_segments(dir, rank);
-    if (rmdir(dir) == 0 && is_daemon(daemon)) end_daemon(daemon);
+    remove_segments(dir, local_rank);
+    if (rmdir(dir) == 0 || errno == ENOENT) end_daemon(daemon);
     _exit(0);
 }
 
-bt_status bt_leftovers_watch(const char *dir, const char *rank)
+bt_status bt_leftovers_watch(const char *dir, const char *local_rank)
 {
     bt_status st     = BT_OK;
     pid_t     daemon = getppid(), pid;
@@ -85,10 +102,10 @@ bt_status bt_leftovers_watch(const char *dir, const char *rank)
     if (mkdir(dir, 0700) == 0 || errno == EEXIST)
         setenv("OMPI_MCA_btl_vader_backing_directory", dir, 0);
     BT_REQUIRE(pipe2(ends, O_CLOEXEC) == 0 && (pid = fork()) >= 0, BT_ERR_IO,
-               "cannot start the guard of rank %s: %s", rank, strerror(errno));
+               "cannot start the guard of local rank %s: %s", local_rank, strerror(errno));
     if (pid == 0) {
         close(ends[1]);
-        guard(dir, rank, daemon, ends[0]);
+        guard(dir, local_rank, daemon, ends[0]);
     }
     close(ends[0]); /* the other end closes with this process */
 out:

@@ -11,6 +11,6 @@
 
 /* Makes dir, tells Open MPI to use it, starts the guard, which acts when this process has ended.
  * Where dir cannot be made, Open MPI looks for a place itself, and the guard has less to do. */
-bt_status bt_leftovers_watch(const char *dir, const char *rank);
+bt_status bt_leftovers_watch(const char *dir, const char *local_rank);
 
 #endif

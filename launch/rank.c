@@ -62,11 +62,12 @@ static int wait_for(pid_t pid, const sigset_t *signals, int *status_out)
 
 int bt_rank_run(char **argv, const bt_rank_options *options)
 {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    pid_t       self = getpid(), pid, parent = getppid();
-    sigset_t    all, old_mask, waited;
-    int         status;
-    char        who[32];
+    const char *rank  = getenv("OMPI_COMM_WORLD_RANK"),
+               *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    pid_t    self = getpid(), pid, parent = getppid();
+    sigset_t all, old_mask, waited;
+    int      status;
+    char     who[32];
 
     snprintf(who, sizeof(who), "rank=%s", rank != NULL ? rank : "?");
     bt_log_init(who, BT_LOG_INFO);
@@ -77,7 +78,7 @@ int bt_rank_run(char **argv, const bt_rank_options *options)
     if (options->bind != NULL &&
         bt_bind_apply(options->bind, rank != NULL ? (uint32_t)strtoul(rank, NULL, 10) : 0) != BT_OK)
         return EXIT_FAILURE;
-    if (options->shm != NULL && rank != NULL && bt_leftovers_watch(options->shm, rank) != BT_OK)
+    if (options->shm != NULL && local != NULL && bt_leftovers_watch(options->shm, local) != BT_OK)
         return EXIT_FAILURE;
     pid = fork();
     if (pid == 0) exec_worker(argv, self, &old_mask);

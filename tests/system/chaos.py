@@ -83,7 +83,7 @@ class Chaos:
 
     def begin_generation(self):
         """All ranks are there, for the first time or again."""
-        self.dead, self.stopped, self.pids = set(), {}, self.cell.ranks()
+        self.dead, self.stopped, self.pids, self.first_line = set(), {}, self.cell.ranks(), len(self.cell.lines)
         self.seen |= set(cells.descendants(self.cell.process.pid)) | {self.cell.process.pid}
         self.learn_roles()
 
@@ -93,8 +93,11 @@ class Chaos:
             return json.load(f)
 
     def learn_roles(self):
-        """What each rank does by now."""
+        """What each rank does by now; a spare that prepares has its role already."""
         self.roles = {r["rank"]: r["role"] for r in self.status()["ranks"]}
+        for m in map(re.compile(r"spare rank (\d+) prepares for seat \d+ of the (\w+) group").search, self.cell.lines[self.first_line:]):
+            if m and self.roles[int(m.group(1))] == "spare":
+                self.roles[int(m.group(1))] = "prefill" if m.group(2) == "first" else "decode"
 
     def end_cell(self):
         self.load.stop()
@@ -342,8 +345,10 @@ class Chaos:
         loading: what strikes one of the ranks that are started."""
         self.wake_stopped(all_of_them=True)
         self.revive_hosts()
+        time.sleep(0.3)    # spares that woke up take their seats
         self.learn_roles()
         victims = self.alive("spare", self.rng.choice(["prefill", "decode"]))
+        assert victims, f"a role has nobody left, which no fault explains: {self.roles}\n{self.cell.log()}"
         n_served, old, line = self.n_served(), set(self.pids.values()), len(self.cell.lines)
         faults = [self.note("last of a role", "SIGKILL", victims[-1])]
         for rank in victims:

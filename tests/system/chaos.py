@@ -250,7 +250,8 @@ class Chaos:
         self.lost_hosts[host] = kind
         self.dead |= self.ranks_on(host)
         for rank in self.ranks_on(host):
-            self.stopped.pop(rank, None)
+            if self.stopped.pop(rank, None) and kind == "cut":
+                os.kill(self.pids[rank], signal.SIGCONT)    # it has to end by itself
 
     def revive_hosts(self):
         for host, kind in self.lost_hosts.items():

@@ -68,7 +68,7 @@ class Chaos:
 
     def new_cell(self):
         more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", str(TIMEOUT_S), "--rank-timeout-s", str(RANK_S), "--rejoin-s", "5",
-                "--restarts", "20", "--stall-s", str(self.a.stall_s), "--kv-bytes", str(POOL_PAGES * load.page_bytes(self.model))]
+                "--restarts", "20", "--orphan-s", "5", "--stall-s", str(self.a.stall_s), "--kv-bytes", str(POOL_PAGES * load.page_bytes(self.model))]
         if self.hosts:
             path = os.path.join(self.hosts.scratch, "ranks.map")
             with open(path, "w") as f:

@@ -54,7 +54,8 @@ char *bt_strdup(const char *text)
 
 /* Zeroes memory.  Whole pages of a large block are given back to the kernel, which hands out zeroed
  * ones when they are first touched: a KV pool of gigabytes costs nothing until it is used.  They
- * are huge pages where the system has them on request. */
+ * are huge pages where the system has them on request, and stay out of core files: weights would
+ * make those endless, and users' tokens have no place there. */
 static void zero(char *ptr, size_t bytes)
 {
     size_t page  = (size_t)sysconf(_SC_PAGESIZE);
@@ -66,6 +67,7 @@ static void zero(char *ptr, size_t bytes)
         return;
     }
     (void)madvise(ptr + head, pages, MADV_HUGEPAGE);
+    (void)madvise(ptr + head, pages, MADV_DONTDUMP);
     memset(ptr, 0, head);
     memset(ptr + head + pages, 0, bytes - head - pages);
 }

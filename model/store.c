@@ -71,7 +71,7 @@ static bool is_gone(const head *h, uint32_t member)
 
 /* ---- open and close */
 
-/* Maps [offset, offset + bytes) of the file, huge pages possible. */
+/* Maps [offset, offset + bytes) of the file: huge pages possible, in no core file. */
 static void *map(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
     uint8_t *room = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE,
@@ -89,6 +89,7 @@ static void *map(int fd, uint64_t offset, uint64_t bytes, int protection)
         return NULL;
     }
     (void)madvise(at, bytes, MADV_HUGEPAGE);
+    (void)madvise(at, bytes, MADV_DONTDUMP);
     return at;
 }
 

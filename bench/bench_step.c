@@ -46,7 +46,7 @@ static const bench_case CASES[] = {
     {"prefill 2048, chunk 2048",      2048, 2048, 0,  0      },
     {"decode batch 1, context 16",    0,    0,    1,  16     },
     {"decode batch 1, context 1024",  0,    0,    1,  CONTEXT},
-    {"decode batch 1, context 8192",  0,    0,    1,  8192   },
+    {"decode batch 1, context 8191",  0,    0,    1,  8191   },
     {"decode batch 8, context 1024",  0,    0,    8,  CONTEXT},
     {"decode batch 32, context 1024", 0,    0,    32, CONTEXT},
 };

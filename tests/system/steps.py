@@ -96,7 +96,8 @@ def in_background(work):
 def fairness(a, pb, rpc, shape):
     rng = random.Random(5)
     greedy = dict(temperature=0.0, ignore_eos=True)
-    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug", *PATIENT) as cell, cell.channel() as channel:
+    with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug", "--chunk", "512",
+                    *PATIENT) as cell, cell.channel() as channel:
         client = load.Client(pb, rpc, channel)
         over = threading.Event()
 

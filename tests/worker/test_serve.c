@@ -172,7 +172,7 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
 {
     rank    *r  = bt_control_peer_data(peer);
     uint32_t me = r == NULL ? 0 : (uint32_t)(r - g_ranks), n_ready = 0;
-    bt_down  welcome = {.kind = BT_DOWN_WELCOME, .u.welcome = {1}};
+    bt_down  welcome = {.kind = BT_DOWN_WELCOME, .u.welcome = {.epoch = 1}};
 
     (void)ctx;
     switch (m->kind) {

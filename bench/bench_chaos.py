@@ -26,7 +26,7 @@ def page(runs, name):
            "answered when the fault came. Ranks wait 2 s for one another before they say so: that is the pause of a hang.", ""]
     for setting, run in runs.items():
         out += [f"## {setting}: {SETTINGS[setting]}", "", f"- When: {run['when']}, {run['seconds'] / 60:.0f} minutes; commit {run['commit']}", f"- Machine: {run['machine']}; load average {run['load']}",
-                f"- Command: `bench/bench_chaos.py --bin build/release/bin --source . --setting {setting} --faults {run['asked']} --seed {run['seed']} --stall-s {run['stall_s']} --minutes {max(1, run['seconds'] // 60)} --out docs/measurements/chaos`", ""]
+                f"- Command: `python3 bench/bench_chaos.py --bin build/release/bin --source . --setting {setting} --faults {run['asked']} --seed {run['seed']} --stall-s {run['stall_s']} --minutes {max(1, run['seconds'] // 60)} --out docs/measurements/chaos`", ""]
         out += [x + "\n" for x in chaos_report.summary(run)]
         out += [*chaos_report.tables(run), "", f"![pauses, {setting}]({name}-{setting}.svg)", ""]
     return "\n".join(out)

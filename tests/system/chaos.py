@@ -421,6 +421,8 @@ class Chaos:
         try:
             while not self.enough():
                 self.run_cell()
+                print(f"{time.monotonic() - self.begin:.0f} s: {len(self.faults)} of {self.a.faults} faults, {self.n_streams} streams, cell {self.cell_number} has ended",
+                      file=sys.stderr, flush=True)
         except BaseException:
             print(f"after {len(self.faults)} faults with seed {self.a.seed}; the last ones: {self.faults[-4:]}", file=sys.stderr)
             self.give_up()

@@ -89,9 +89,8 @@ def plot(run, path):
     ax.set_ylabel("part of the streams")
     ax.set_ylim(0, 1.02)
     ax.grid(True, color="#d8d8d8", linewidth=0.6)
-    ax.legend(fontsize="small")
-    fig.tight_layout()
-    fig.savefig(path, metadata={"Date": None})
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.18), ncol=2)  # below: curves fill the plot
+    fig.savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 def text(run):

@@ -141,6 +141,13 @@ static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
     if (i == opt->n_worker_args) opt->n_worker_args += 2;
 }
 
+static void pass_number(struct argp_state *state, bt_cell_options *opt, const char *flag,
+                        const char *arg, long least, long most)
+{
+    bt_option_number(state, flag, arg, least, most);
+    pass_on(opt, flag, arg);
+}
+
 static void pass_flag(bt_cell_options *opt, const char *flag)
 {
     BT_ASSERT(opt->n_worker_args < BT_CELL_WORKER_ARGS);
@@ -159,37 +166,21 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
         check_bytes(state, arg);
         pass_on(opt, "--kv-bytes", arg);
         return 0;
-    case OPT_CHUNK:
-        bt_option_number(state, "--chunk", arg, 1, MAX_ROWS);
-        pass_on(opt, "--chunk", arg);
-        return 0;
-    case OPT_MAX_ROWS:
-        bt_option_number(state, "--max-rows", arg, 1, MAX_ROWS);
-        pass_on(opt, "--max-rows", arg);
-        return 0;
+    case OPT_CHUNK: pass_number(state, opt, "--chunk", arg, 1, MAX_ROWS); return 0;
+    case OPT_MAX_ROWS: pass_number(state, opt, "--max-rows", arg, 1, MAX_ROWS); return 0;
     case OPT_FORM:
         check_form(state, arg);
         pass_on(opt, "--form", arg);
         return 0;
     case OPT_SHARE: pass_flag(opt, "--share-generated"); return 0;
-    case OPT_THREADS:
-        bt_option_number(state, "--threads", arg, 0, MAX_THREADS);
-        pass_on(opt, "--threads", arg);
-        return 0;
+    case OPT_THREADS: pass_number(state, opt, "--threads", arg, 0, MAX_THREADS); return 0;
     case OPT_KERNELS: pass_on(opt, "--kernels", arg); return 0;
     case OPT_DEVICE: pass_on(opt, "--device", arg); return 0;
-    case OPT_TIMEOUT:
-        bt_option_number(state, "--timeout-s", arg, 1, MAX_TIMEOUT_S);
-        pass_on(opt, "--timeout-s", arg);
-        return 0;
+    case OPT_TIMEOUT: pass_number(state, opt, "--timeout-s", arg, 1, MAX_TIMEOUT_S); return 0;
     case OPT_QUIET:
-        bt_option_number(state, "--coordinator-timeout-s", arg, 1, MAX_TIMEOUT_S);
-        pass_on(opt, "--coordinator-timeout-s", arg);
+        pass_number(state, opt, "--coordinator-timeout-s", arg, 1, MAX_TIMEOUT_S);
         return 0;
-    case OPT_ORPHAN:
-        bt_option_number(state, "--orphan-s", arg, 0, MAX_ORPHAN_S);
-        pass_on(opt, "--orphan-s", arg);
-        return 0;
+    case OPT_ORPHAN: pass_number(state, opt, "--orphan-s", arg, 0, MAX_ORPHAN_S); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }

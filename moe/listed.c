@@ -162,7 +162,6 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
     size_t   item_bytes = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
     uint32_t top_k = moe->cfg.gate.top_k, self = moe->self;
     uint32_t n_entries = (moe->row_at[self + 1] - moe->row_at[self]) * top_k;
-    bt_wait  w         = *wait;
 
     memset(moe->n_came, 0, moe->n_ranks * sizeof(*moe->n_came));
     for (uint32_t i = 0; i < n_entries; i++)
@@ -188,15 +187,7 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
                                    : moe->came + moe->recv_at[q] / sizeof(bt_bf16)) +
                         (size_t)moe->n_came[q]++ * moe->cfg.hidden;
     }
-    w.what = "moe combine";
-    return bt_group_exchange_device(moe->group,
-                                    &(bt_exchange){.send       = moe->sent,
-                                                   .send_at    = moe->send_at,
-                                                   .send_bytes = moe->send_bytes,
-                                                   .recv       = moe->came,
-                                                   .recv_at    = moe->recv_at,
-                                                   .recv_bytes = moe->recv_bytes},
-                                    &w);
+    return bt_moe_exchange(moe, "moe combine", moe->sent, moe->came, wait);
 }
 
 bt_status bt_moe_listed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,

@@ -68,13 +68,23 @@ out:
     return st;
 }
 
+bt_status bt_moe_exchange(bt_moe *moe, const char *what, const bt_bf16 *send, bt_bf16 *recv,
+                          const bt_wait *wait)
+{
+    bt_exchange exchange = {send, moe->send_at, moe->send_bytes,
+                            recv, moe->recv_at, moe->recv_bytes};
+    bt_wait     w        = *wait;
+
+    w.what = what;
+    return bt_group_exchange_device(moe->group, &exchange, &w);
+}
+
 /* Every rank's rows to every rank. */
 static bt_status dispatch(bt_moe *moe, const bt_wait *wait)
 {
-    bt_wait w         = *wait;
-    size_t  row_bytes = moe->wire_elems * sizeof(bt_bf16);
-    size_t  own_at    = moe->row_at[moe->self] * row_bytes;
-    size_t  own_bytes = moe->row_at[moe->self + 1] * row_bytes - own_at;
+    size_t row_bytes = moe->wire_elems * sizeof(bt_bf16);
+    size_t own_at    = moe->row_at[moe->self] * row_bytes;
+    size_t own_bytes = moe->row_at[moe->self + 1] * row_bytes - own_at;
 
     for (uint32_t q = 0; q < moe->n_ranks; q++) {
         bool other         = q != moe->self;
@@ -83,15 +93,7 @@ static bt_status dispatch(bt_moe *moe, const bt_wait *wait)
         moe->recv_at[q]    = moe->row_at[q] * row_bytes;
         moe->recv_bytes[q] = other ? moe->row_at[q + 1] * row_bytes - moe->recv_at[q] : 0;
     }
-    w.what = "moe dispatch";
-    return bt_group_exchange_device(moe->group,
-                                    &(bt_exchange){.send       = moe->wire,
-                                                   .send_at    = moe->send_at,
-                                                   .send_bytes = moe->send_bytes,
-                                                   .recv       = moe->wire,
-                                                   .recv_at    = moe->recv_at,
-                                                   .recv_bytes = moe->recv_bytes},
-                                    &w);
+    return bt_moe_exchange(moe, "moe dispatch", moe->wire, moe->wire, wait);
 }
 
 static bt_status run_shared(bt_moe *moe, const bt_moe_weights *w, const uint32_t n_rows[BT_N_ROLES],

@@ -51,8 +51,7 @@ out:
 
 static bt_status exchange(bt_moe *moe, uint32_t n_rows, const bt_wait *wait)
 {
-    size_t  item = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
-    bt_wait w = *wait;
+    size_t item = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
 
     for (uint32_t q = 0; q < moe->n_ranks; q++) {
         size_t own   = moe->items_of[moe->self] * item;
@@ -64,15 +63,7 @@ static bt_status exchange(bt_moe *moe, uint32_t n_rows, const bt_wait *wait)
         moe->recv_bytes[q] = other ? n_rows * moe->items_of[q] * item : 0;
         at += moe->recv_bytes[q];
     }
-    w.what = "moe combine";
-    return bt_group_exchange_device(moe->group,
-                                    &(bt_exchange){.send       = moe->sent,
-                                                   .send_at    = moe->send_at,
-                                                   .send_bytes = moe->send_bytes,
-                                                   .recv       = moe->came,
-                                                   .recv_at    = moe->recv_at,
-                                                   .recv_bytes = moe->recv_bytes},
-                                    &w);
+    return bt_moe_exchange(moe, "moe combine", moe->sent, moe->came, wait);
 }
 
 /* Which experts each of this rank's rows chose: for those who ask. */

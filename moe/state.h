@@ -86,6 +86,10 @@ static inline bt_bf16 *bt_moe_wire_row(const bt_moe *moe, uint32_t row)
     return moe->wire + (size_t)row * moe->wire_elems;
 }
 
+/* moe.c: sends and receives what send_at, send_bytes, recv_at and recv_bytes say; `what` names it
+ * in errors. */
+bt_status bt_moe_exchange(bt_moe *moe, const char *what, const bt_bf16 *send, bt_bf16 *recv,
+                          const bt_wait *wait);
 /* listed.c: this rank's experts on the rows of all ranks, which have come; sums back to their
  * owners, and the rows' results.  Collective over the group. */
 bt_status bt_moe_listed_experts(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,

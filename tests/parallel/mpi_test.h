@@ -119,6 +119,20 @@ static inline void remove_backing_files(void)
     globfree(&found);
 }
 
+/* The end of a test whose last rank has died: all failures count, and nobody calls MPI_Finalize. */
+static inline void survivors_end(bt_group *group, const bt_wait *wait)
+{
+    uint64_t failures[MAX_RANKS], mine = (uint64_t)g_failures, sum = 0;
+
+    if (bt_group_all_gather(group, &mine, sizeof(mine), failures, wait) != BT_OK)
+        bt_world_exit(g_world, EXIT_FAILURE);
+    for (uint32_t i = 0; i < g_ranks - 1; i++)
+        sum += failures[i];
+    if (g_rank == 0) remove_backing_files();
+    if (sum == 0) printf("all survivors: ok\n");
+    bt_world_exit(g_world, sum == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
 /* A reproducible stream of numbers, for content and for choices. */
 static inline uint64_t mix(uint64_t x)
 {

@@ -108,7 +108,6 @@ int main(int argc, char **argv)
 {
     bt_group *group;
     bt_wait   wait = wait_s(20);
-    uint64_t  failures[MAX_RANKS], mine, sum = 0;
 
     mpi_test_start(&argc, &argv);
     site_init(&g_site, 4, 4000, 0.1);
@@ -120,12 +119,5 @@ int main(int argc, char **argv)
     check_handoff(group);
     check_exchange(group);
     check_drain();
-    mine = (uint64_t)g_failures;
-    if (bt_group_all_gather(group, &mine, sizeof(mine), failures, &wait) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
-    for (uint32_t i = 0; i < g_ranks - 1; i++)
-        sum += failures[i];
-    if (g_rank == 0) remove_backing_files();
-    if (sum == 0) printf("all survivors: ok\n");
-    bt_world_exit(g_world, sum == 0 ? EXIT_SUCCESS : EXIT_FAILURE); /* never MPI_Finalize now */
+    survivors_end(group, &wait);
 }

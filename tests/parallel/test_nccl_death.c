@@ -61,7 +61,6 @@ static void await_the_dead(bt_group *group, void *memory)
 int main(int argc, char **argv)
 {
     bt_wait   wait = wait_s(20);
-    uint64_t  failures[MAX_RANKS], mine, sum = 0;
     bt_group *group;
     uint8_t  *memory;
 
@@ -77,12 +76,5 @@ int main(int argc, char **argv)
     EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_OK);
     for (uint32_t i = 0; i < g_ranks - 1; i++)
         EXPECT_EQ(wrong_bytes(memory + (size_t)i * BYTES, BYTES, 5, i, 0), 0);
-    mine = (uint64_t)g_failures;
-    if (bt_group_all_gather(group, &mine, sizeof(mine), failures, &wait) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
-    for (uint32_t i = 0; i < g_ranks - 1; i++)
-        sum += failures[i];
-    if (g_rank == 0) remove_backing_files();
-    if (sum == 0) printf("all survivors: ok\n");
-    bt_world_exit(g_world, sum == 0 ? EXIT_SUCCESS : EXIT_FAILURE); /* never MPI_Finalize now */
+    survivors_end(group, &wait);
 }

@@ -194,6 +194,16 @@ static void recruit(bt_relay *r)
     }
 }
 
+/* The other group has lost its last rank meanwhile: a spare is wanted there more than where it has
+ * prepared for.  Whoever prepares for that group already may be a rank that hangs. */
+static bool other_group_is_empty(const bt_relay *r, const bt_rank_state *k)
+{
+    uint32_t taken[2], group, seat;
+
+    bt_relay_count_seats(r, taken);
+    return taken[k->next_group] > 0 && find_empty_seat(r, &group, &seat) && taken[group] == 0;
+}
+
 void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
 {
     bt_rank_state *k = &relay->ranks[rank];
@@ -201,7 +211,9 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
     if (relay->stopped || k->lost || k->group != BT_UNSEATED) return;
     k->ready    = true;
     k->heard_ns = now_ns;
-    if (k->prepares) {
+    if (k->prepares && other_group_is_empty(relay, k)) {
+        k->prepares = false; /* to be recruited for that group */
+    } else if (k->prepares) {
         k->prepares = false;
         k->group    = k->next_group;
 

@@ -887,6 +887,29 @@ static void relay_spares_take_the_places_of_the_lost(void)
     }
 }
 
+/* One spare prepares for a prefill seat and hangs; the other one, which prepares for a decode seat
+ * when the last prefill rank dies, goes where nobody is. */
+static void relay_a_spare_goes_where_nobody_is(void)
+{
+    sim      s;
+    uint32_t taken[2];
+
+    sim_init(&s, 2, 2, 6, 40);
+    sim_lose(&s, 0);
+    sim_lose(&s, 2);
+    sim_lose(&s, 1);
+    bt_relay_ready(s.relay, 5, s.now); /* for the seat of rank 2 */
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 0 && taken[1] == 1);
+    bt_relay_ready(s.relay, 5, s.now); /* for that of rank 1 */
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 1 && taken[1] == 1);
+    bt_relay_ready(s.relay, 4, s.now); /* rank 4 has been slow only */
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 2 && taken[1] == 1);
+    sim_fini(&s);
+}
+
 /* Without a decode rank requests wait; limits stay those of the ranks that were, and the end says
  * for what was waited. */
 static void relay_waits_for_ranks_until_the_deadline(void)
@@ -1043,6 +1066,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_placement_prefers_cached_prefixes),
     BT_TEST(relay_lost_ranks_lose_nothing),
     BT_TEST(relay_spares_take_the_places_of_the_lost),
+    BT_TEST(relay_a_spare_goes_where_nobody_is),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_storm_leaves_nothing_behind),

@@ -431,7 +431,7 @@ class Chaos:
 
     def found(self):
         loads = sorted(f["load"] for f in self.faults) or [0]
-        return dict(setting=self.a.setting, seed=self.a.seed, asked=self.a.faults, stall_s=self.a.stall_s, when=self.when, seconds=round(time.monotonic() - self.begin),
+        return dict(setting=self.a.setting, seed=self.a.seed, asked=self.a.faults, minutes=self.a.minutes, stall_s=self.a.stall_s, when=self.when, seconds=round(time.monotonic() - self.begin),
                     commit=chaos_report.commit_of(self.a.source), machine=chaos_report.machine(), load=f"{loads[len(loads) // 2]:.1f} in the middle, {loads[-1]:.1f} at most",
                     moments=MOMENTS, streams=self.n_streams, cells=self.cell_number, restarts=self.n_all_restarts, fenced=self.n_fenced,
                     faults=[{k: v for k, v in f.items() if k not in ("at", "line", "clock")} for f in self.faults])

@@ -552,4 +552,36 @@ static inline void sim_settle(sim *s)
     }
 }
 
+/* ---- what must be true */
+
+static inline bt_relay_loads sim_loads(const sim *s)
+{
+    bt_relay_loads l;
+
+    bt_relay_get_loads(s->relay, &l);
+    return l;
+}
+
+/* Nothing is left: no request, no page. */
+static inline void sim_expect_idle(const sim *s)
+{
+    EXPECT_EQ(sim_loads(s).n_waiting, 0);
+    EXPECT_EQ(sim_loads(s).n_running, 0);
+    EXPECT_EQ(sim_loads(s).used_tokens, 0);
+    for (uint32_t i = 0; i < s->cfg.n_ranks; i++)
+        EXPECT_EQ(s->ranks[i].free_pages, s->limits[i].n_pages);
+}
+
+static inline void sim_expect_done(const sim_client *c)
+{
+    uint32_t n = c->stop_at < c->max_tokens ? c->stop_at + 1 : c->max_tokens;
+
+    EXPECT_EQ(c->ends, 1);
+    EXPECT_EQ(c->end.code, GRPC_STATUS_OK);
+    EXPECT_EQ(c->end.finish, c->stop_at < c->max_tokens ? BT_FINISH_EOS : BT_FINISH_LENGTH);
+    EXPECT_EQ(c->n, n);
+    for (uint32_t i = 0; i < n && i < 64; i++)
+        EXPECT_EQ(c->ids[i], sim_token(c->n_prompt, i));
+}
+
 #endif

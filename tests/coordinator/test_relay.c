@@ -3,36 +3,6 @@
 
 #include "tests/coordinator/relay_sim.h"
 
-static bt_relay_loads loads(const sim *s)
-{
-    bt_relay_loads l;
-
-    bt_relay_get_loads(s->relay, &l);
-    return l;
-}
-
-/* Nothing is left: no request, no page. */
-static void expect_idle(const sim *s)
-{
-    EXPECT_EQ(loads(s).n_waiting, 0);
-    EXPECT_EQ(loads(s).n_running, 0);
-    EXPECT_EQ(loads(s).used_tokens, 0);
-    for (uint32_t i = 0; i < s->cfg.n_ranks; i++)
-        EXPECT_EQ(s->ranks[i].free_pages, s->limits[i].n_pages);
-}
-
-static void expect_done(const sim_client *c)
-{
-    uint32_t n = c->stop_at < c->max_tokens ? c->stop_at + 1 : c->max_tokens;
-
-    EXPECT_EQ(c->ends, 1);
-    EXPECT_EQ(c->end.code, GRPC_STATUS_OK);
-    EXPECT_EQ(c->end.finish, c->stop_at < c->max_tokens ? BT_FINISH_EOS : BT_FINISH_LENGTH);
-    EXPECT_EQ(c->n, n);
-    for (uint32_t i = 0; i < n && i < 64; i++)
-        EXPECT_EQ(c->ids[i], sim_token(c->n_prompt, i));
-}
-
 static void relay_request_runs_to_its_end(void)
 {
     static const uint32_t stops[] = {0, 1, 5, 9, 100};
@@ -46,8 +16,8 @@ static void relay_request_runs_to_its_end(void)
             sim_init(&s, both ? 0 : 1, both ? 0 : 1, both ? 1 : 2, 32);
             EXPECT_EQ(sim_submit(&s, &c, "a", 7, 10, stops[i]), BT_OK);
             sim_settle(&s);
-            expect_done(&c);
-            expect_idle(&s);
+            sim_expect_done(&c);
+            sim_expect_idle(&s);
             sim_fini(&s);
             EXPECT_EQ(bt_alloc_live(), live);
         }
@@ -96,7 +66,7 @@ static void relay_abort_ends_every_state_and_frees_it(void)
             bt_relay_abort_client(s.relay, &c, "a", "again");
             EXPECT_EQ(c.ends, 1);
             sim_settle(&s);
-            expect_idle(&s);
+            sim_expect_idle(&s);
             EXPECT_EQ(c.ends, 1);
             sim_fini(&s);
         }
@@ -142,7 +112,7 @@ static void relay_client_may_end_a_request_with_any_token(void)
         EXPECT_EQ(c.end.finish, BT_FINISH_STOP_STRING);
         EXPECT_EQ(s.n_down[BT_DOWN_ABORT], 2);
         sim_settle(&s);
-        expect_idle(&s);
+        sim_expect_idle(&s);
         sim_fini(&s);
     }
 }
@@ -159,7 +129,7 @@ static void relay_failure_of_a_rank_ends_its_request_in_every_state(void)
         EXPECT_EQ(c.end.code, GRPC_STATUS_UNAVAILABLE);
         EXPECT_HAS(c.message, "broken");
         sim_settle(&s);
-        expect_idle(&s);
+        sim_expect_idle(&s);
         sim_fini(&s);
     }
 }
@@ -194,8 +164,8 @@ static void relay_refused_ticket_waits_and_goes_on_with_a_new_number(void)
     bring(&s, &c, AT_RESERVING);
     sim_tell(&s, 1, sim_ticket(c.number, 0));
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
-    EXPECT_EQ(loads(&s).n_waiting, 1);
-    EXPECT_EQ(loads(&s).used_tokens, 0);
+    EXPECT_EQ(sim_loads(&s).n_waiting, 1);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
     s.now += 100 * BT_NS_PER_MS;
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1); /* not at once */
@@ -210,7 +180,7 @@ static void relay_refused_ticket_waits_and_goes_on_with_a_new_number(void)
     bt_relay_abort_name(s.relay, "a", "enough");
     sim_tell(&s, 1, sim_released(c.number + 1));
     sim_tell(&s, 0, sim_released(c.number + 1));
-    EXPECT_EQ(loads(&s).used_tokens, 0);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
     sim_fini(&s);
 }
 
@@ -334,7 +304,7 @@ static void relay_rank_that_drops_a_live_request_fails_it(void)
     sim_tell(&s, 1, sim_released(c.number));
     EXPECT_EQ(c.ends, 1);
     EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
-    EXPECT_EQ(loads(&s).used_tokens, 0);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
     sim_fini(&s);
 }
 
@@ -367,12 +337,12 @@ static void relay_queue_is_first_come_first_served(void)
     EXPECT_EQ(sim_submit(&s, &big, "big", 22, 2, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &small, "small", 1, 2, 100), BT_OK); /* would fit, but is not first */
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
-    EXPECT_EQ(loads(&s).n_waiting, 3);
+    EXPECT_EQ(sim_loads(&s).n_waiting, 3);
     sim_settle(&s);
-    expect_done(&first);
-    expect_done(&big);
-    expect_done(&small);
-    expect_idle(&s);
+    sim_expect_done(&first);
+    sim_expect_done(&big);
+    sim_expect_done(&small);
+    sim_expect_idle(&s);
     sim_fini(&s);
 }
 
@@ -388,8 +358,8 @@ static void relay_prefill_window_holds_work_back(void)
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
     sim_settle(&s);
     for (int i = 0; i < 3; i++)
-        expect_done(&c[i]);
-    expect_idle(&s);
+        sim_expect_done(&c[i]);
+    sim_expect_idle(&s);
     sim_fini(&s);
 }
 
@@ -435,10 +405,10 @@ static void relay_duplicate_name_is_refused_until_the_end(void)
     EXPECT_EQ(sim_submit(&s, &twin, "same", 4, 4, 100), BT_ERR_INVALID_ARG);
     EXPECT_EQ(twin.end.code, GRPC_STATUS_INVALID_ARGUMENT);
     sim_settle(&s);
-    expect_done(&a);
+    sim_expect_done(&a);
     EXPECT_EQ(sim_submit(&s, &twin, "same", 4, 4, 100), BT_OK);
     sim_settle(&s);
-    expect_done(&twin);
+    sim_expect_done(&twin);
     sim_fini(&s);
 }
 
@@ -509,7 +479,7 @@ static void relay_other_epochs_are_not_heard(void)
     m.u.released.epoch = EPOCH - 1;
     sim_tell(&s, 1, m);
     EXPECT_EQ(c.ends, 0);
-    EXPECT(loads(&s).used_tokens > 0);
+    EXPECT(sim_loads(&s).used_tokens > 0);
     sim_fini(&s);
 }
 
@@ -547,7 +517,7 @@ static void relay_retracted_request_replays(void)
         EXPECT(again->request > first && again->arrival == first);
         EXPECT(again->n_replay == 2 && again->replay[1] == sim_token(6, 1));
         EXPECT_EQ(c.ends, 0);
-        EXPECT_EQ(loads(&s).retracted, 1);
+        EXPECT_EQ(sim_loads(&s).retracted, 1);
         EXPECT_EQ(sim_submit(&s, &young, "a", 2, 2, 100), BT_ERR_INVALID_ARG); /* its name lives */
         s.ranks[1].n_work = 0;
         sim_tell(&s, 1, sim_released(first));
@@ -587,7 +557,7 @@ static void bring_choices(sim *s, sim_client *c)
 {
     sim_init(s, 1, 1, 2, 16);
     EXPECT_EQ(sim_submit_choices(s, c, "a", 6, 10, 100, 3), BT_OK);
-    EXPECT_EQ(loads(s).used_tokens, (1 + 3) * SIM_PAGE);
+    EXPECT_EQ(sim_loads(s).used_tokens, (1 + 3) * SIM_PAGE);
     sim_tell(s, 1, sim_ticket(c->number, 2));
     for (uint32_t i = 0; i < 3; i++)
         sim_tell(s, 0, sim_choice_token(c->number, i, 6, i, BT_FINISH_NONE));
@@ -628,7 +598,7 @@ static void relay_choices_end_one_by_one(void)
     EXPECT_EQ(c.end.code, GRPC_STATUS_OK);
     sim_tell(&s, 1, sim_released(c.number));
     sim_tell(&s, 0, sim_released(c.number));
-    EXPECT_EQ(loads(&s).used_tokens, 0);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
     sim_fini(&s);
 }
 
@@ -696,15 +666,15 @@ static void relay_retractions_lose_nothing(void)
                                  10 + sim_random(&s, 30), sim_random(&s, 60)),
                       BT_OK);
         }
-        for (int i = 0; i < 2000 && loads(&s).n_waiting + loads(&s).n_running > 0; i++) {
+        for (int i = 0; i < 2000 && sim_loads(&s).n_waiting + sim_loads(&s).n_running > 0; i++) {
             sim_settle(&s);
             s.now += 250 * BT_NS_PER_MS;
             bt_relay_tick(s.relay, s.now);
         }
         for (int n = 0; n < N; n++)
-            expect_done(&clients[n]);
+            sim_expect_done(&clients[n]);
         sim_settle(&s);
-        expect_idle(&s);
+        sim_expect_idle(&s);
         n_retracted += s.n_retracted;
         sim_fini(&s);
         free(clients);
@@ -720,16 +690,16 @@ static void relay_placement_prefers_cached_prefixes(void)
     sim_init(&s, 2, 2, 4, 64);
     EXPECT_EQ(sim_submit(&s, &c[0], "0", 13, 4, 100), BT_OK); /* decode 2, prefill 0 */
     sim_settle(&s);
-    expect_done(&c[0]);
+    sim_expect_done(&c[0]);
     EXPECT_EQ(sim_submit(&s, &c[1], "1", 5, 4, 100), BT_OK); /* shares its first page */
     EXPECT_EQ(s.ranks[2].n_down, 2);                         /* a wake and the reserve */
     EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.prefill_rank, 0);
     EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prefix_key_bytes, 16);
     EXPECT_EQ(sim_submit(&s, &c[2], "2", 60, 4, 100), BT_OK); /* 12 cached, but less to do there */
     sim_settle(&s);
-    expect_done(&c[1]);
-    expect_done(&c[2]);
-    expect_idle(&s);
+    sim_expect_done(&c[1]);
+    sim_expect_done(&c[2]);
+    sim_expect_idle(&s);
     sim_fini(&s);
 }
 
@@ -765,7 +735,7 @@ static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint6
             bt_relay_tick(s.relay, s.now);
         }
     }
-    for (int i = 0; i < 2000 && loads(&s).n_waiting + loads(&s).n_running > 0; i++) {
+    for (int i = 0; i < 2000 && sim_loads(&s).n_waiting + sim_loads(&s).n_running > 0; i++) {
         sim_settle(&s);
         s.now += 250 * BT_NS_PER_MS;
         bt_relay_tick(s.relay, s.now);
@@ -777,7 +747,7 @@ static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint6
         EXPECT_EQ(c->ends, 1);
         for (int k = 0; k < c->n && k < 64; k++)
             EXPECT_EQ(c->ids[k], sim_token(c->n_prompt, (uint32_t)k));
-        if (c->end.code == GRPC_STATUS_OK) expect_done(c);
+        if (c->end.code == GRPC_STATUS_OK) sim_expect_done(c);
         ok += c->end.code == GRPC_STATUS_OK;
         cancelled += c->end.code == GRPC_STATUS_CANCELLED;
         failed += c->end.code == GRPC_STATUS_INTERNAL;
@@ -785,215 +755,10 @@ static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint6
     EXPECT(ok > N / 2 && cancelled > 0 && failed > 0);
     EXPECT_EQ(ok + cancelled + failed, N);
     EXPECT_EQ(s.n_stuck, 0);
-    expect_idle(&s);
+    sim_expect_idle(&s);
     sim_fini(&s);
     EXPECT_EQ(bt_alloc_live(), live);
     free(clients);
-}
-
-static void submit_random(sim *s, sim_client *client, uint32_t serial)
-{
-    char name[24];
-
-    snprintf(name, sizeof(name), "c%u", serial);
-    EXPECT_EQ(sim_submit(s, client, name, 1 + sim_random(s, 20), 1 + sim_random(s, 12),
-                         sim_random(s, 14)),
-              BT_OK);
-}
-
-static void expect_all_done(sim *s, const sim_client *clients, uint32_t n)
-{
-    for (int k = 0; k < 10; k++) { /* a refused reservation is tried again after a while */
-        sim_settle(s);
-        s->now += 300 * BT_NS_PER_MS;
-        bt_relay_tick(s->relay, s->now);
-    }
-    for (uint32_t i = 0; i < n; i++)
-        expect_done(&clients[i]);
-    expect_idle(s);
-}
-
-/* Ranks are lost at any moment, down to one of each role: every client has each token once and a
- * clean end, and nothing is left. */
-static void relay_lost_ranks_lose_nothing(void)
-{
-    enum { N = 60 };
-
-    for (uint32_t seed = 1; seed <= 60; seed++) {
-        bool       both = seed % 3 == 0;
-        sim        s;
-        sim_client clients[N];
-        uint32_t   n = 0, n_lost[2] = {0, 0};
-        long       live = bt_alloc_live();
-
-        sim_init(&s, both ? 0 : 3, both ? 0 : 3, 6, 40);
-        s.state += seed;
-        s.refuse_percent = seed % 2 == 0 ? 10 : 0;
-        for (uint32_t turn = 0; turn < 6000 && (n < N || n_lost[0] + n_lost[1] < (both ? 5u : 4u));
-             turn++) {
-            uint32_t rank  = sim_random(&s, 6);
-            uint32_t group = !both && rank >= 3;
-
-            if (n < N && sim_random(&s, 12) == 0) {
-                submit_random(&s, &clients[n], n);
-                n++;
-            }
-            if (sim_random(&s, 150) == 0 && !s.ranks[rank].dead &&
-                n_lost[group] < (both ? 5u : 2u)) {
-                n_lost[group]++;
-                sim_lose(&s, rank);
-                bt_relay_lose(s.relay, rank, s.now); /* twice is once */
-            }
-            if (!s.ranks[rank].dead) sim_once(&s);
-        }
-        expect_all_done(&s, clients, n);
-        sim_fini(&s);
-        EXPECT_EQ(bt_alloc_live(), live);
-    }
-}
-
-/* Two of each role and two spares: as long as the spares last any rank may go, also the last one of
- * a role, a spare, and one that has just been told to prepare. */
-static void relay_spares_take_the_places_of_the_lost(void)
-{
-    enum { N = 60 };
-
-    for (uint32_t seed = 1; seed <= 60; seed++) {
-        sim        s;
-        sim_client clients[N];
-        uint32_t   n = 0, n_lost = 0, taken[2];
-        long       live = bt_alloc_live();
-
-        sim_init(&s, 2, 2, 6, 40);
-        s.state += 7 * seed;
-        for (uint32_t turn = 0; turn < 6000 && (n < N || n_lost < 2); turn++) {
-            uint32_t rank = sim_random(&s, 6);
-
-            if (n < N && sim_random(&s, 12) == 0) {
-                submit_random(&s, &clients[n], n);
-                n++;
-            }
-            if (sim_random(&s, 100) == 0 && !s.ranks[rank].dead && n_lost < 2) {
-                n_lost++;
-                sim_lose(&s, rank);
-            }
-            if (!s.ranks[rank].dead) sim_once(&s);
-        }
-        expect_all_done(&s, clients, n);
-        bt_relay_count_seats(s.relay, taken);
-        EXPECT(taken[0] == 2 && taken[1] == 2); /* every seat is taken again */
-        sim_fini(&s);
-        EXPECT_EQ(bt_alloc_live(), live);
-    }
-}
-
-/* One spare prepares for a prefill seat and hangs; the other one, which prepares for a decode seat
- * when the last prefill rank dies, goes where nobody is. */
-static void relay_a_spare_goes_where_nobody_is(void)
-{
-    sim      s;
-    uint32_t taken[2];
-
-    sim_init(&s, 2, 2, 6, 40);
-    sim_lose(&s, 0);
-    sim_lose(&s, 2);
-    sim_lose(&s, 1);
-    bt_relay_ready(s.relay, 5, s.now); /* for the seat of rank 2 */
-    bt_relay_count_seats(s.relay, taken);
-    EXPECT(taken[0] == 0 && taken[1] == 1);
-    bt_relay_ready(s.relay, 5, s.now); /* for that of rank 1 */
-    bt_relay_count_seats(s.relay, taken);
-    EXPECT(taken[0] == 1 && taken[1] == 1);
-    bt_relay_ready(s.relay, 4, s.now); /* rank 4 has been slow only */
-    bt_relay_count_seats(s.relay, taken);
-    EXPECT(taken[0] == 2 && taken[1] == 1);
-    sim_fini(&s);
-}
-
-/* Without a decode rank requests wait; limits stay those of the ranks that were, and the end says
- * for what was waited. */
-static void relay_waits_for_ranks_until_the_deadline(void)
-{
-    sim        s;
-    sim_client first, later;
-    uint32_t   taken[2];
-    uint64_t   tokens;
-
-    sim_init(&s, 1, 1, 2, 32);
-    tokens = bt_relay_max_tokens(s.relay);
-    EXPECT_EQ(sim_submit(&s, &first, "a", 6, 10, 100), BT_OK);
-    sim_tell(&s, 1, sim_ticket(first.number, 4));
-    sim_tell(&s, 0, sim_tokens(first.number, 6, sim_token(6, 0), BT_FINISH_NONE));
-    sim_lose(&s, 1);
-    bt_relay_count_seats(s.relay, taken);
-    EXPECT(taken[0] == 1 && taken[1] == 0);
-    EXPECT_EQ(bt_relay_max_tokens(s.relay), tokens);
-    EXPECT_EQ(sim_submit(&s, &later, "b", 6, 10, 100), BT_OK);
-    EXPECT_EQ(loads(&s).n_waiting, 2);
-    s.now += 31 * BT_NS_PER_S;
-    bt_relay_tick(s.relay, s.now);
-    EXPECT_EQ(first.ends, 0); /* it has begun: it waits longer */
-    EXPECT_EQ(later.ends, 1);
-    EXPECT_EQ(later.end.code, GRPC_STATUS_UNAVAILABLE);
-    EXPECT_HAS(later.message, "no decode rank is left");
-    s.now += 31 * BT_NS_PER_S;
-    bt_relay_tick(s.relay, s.now);
-    EXPECT_EQ(first.end.code, GRPC_STATUS_UNAVAILABLE);
-    sim_fini(&s);
-}
-
-static bt_up expired(uint32_t epoch, uint32_t n, uint32_t a, uint32_t b)
-{
-    bt_up m = {.kind = BT_UP_EXPIRED};
-
-    m.u.expired.epoch    = epoch;
-    m.u.expired.n        = n;
-    m.u.expired.ranks    = bt_calloc(2, sizeof(uint32_t));
-    m.u.expired.ranks[0] = a;
-    m.u.expired.ranks[1] = b;
-    m.u.expired.what     = bt_strdup("experts");
-    return m;
-}
-
-/* Ranks 2..5 decode.  Who is removed, and when. */
-static void relay_expired_waits_remove_whom_most_wait_for(void)
-{
-    static const struct {
-        uint32_t n, waiter[3], named[3][2], n_named[3];
-        uint32_t lost; /* 6: nobody */
-        bool     at_once;
-    } cases[] = {
-        {3, {2, 3, 5}, {{4, 0}, {4, 0}, {4, 0}}, {1, 1, 1}, 4, true },
-        {2, {2, 3},    {{4, 0}, {4, 5}},         {1, 2},    4, true },
-        {2, {2, 3},    {{4, 5}, {4, 5}},         {2, 2},    5, true }, /* a tie: the higher one */
-        {1, {2},       {{3, 0}},                 {1},       3, false}, /* the others say nothing */
-        {3, {2, 3, 4}, {{0, 9}, {3, 1}, {4, 4}}, {2, 2, 2}, 6, false}, /* nobody of the group */
-    };
-
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        sim      s;
-        uint32_t lost = cases[i].lost, taken[2];
-
-        sim_init_as(&s, 2, 4, 6, 32, true);
-        sim_tell(&s, 2, expired(EPOCH, 1, 3, 0)); /* of another epoch: not heard */
-        for (uint32_t k = 0; k < cases[i].n; k++)
-            sim_tell(&s, cases[i].waiter[k],
-                     expired(EPOCH - 1, cases[i].n_named[k], cases[i].named[k][0],
-                             cases[i].named[k][1]));
-        bt_relay_tick(s.relay, s.now);
-        EXPECT_EQ(s.n_stuck, cases[i].at_once ? 1 : 0);
-        s.now += 101 * BT_NS_PER_MS;
-        bt_relay_tick(s.relay, s.now);
-        EXPECT_EQ(s.n_stuck, lost < 6);
-        if (lost < 6) EXPECT_EQ(s.last_stuck, lost);
-        bt_relay_count_seats(s.relay, taken);
-        EXPECT(taken[0] == 2 && taken[1] == (lost < 6 ? 3u : 4u));
-        EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], lost < 6 ? 5u : 6u); /* all that are left */
-        s.now += BT_NS_PER_S;
-        bt_relay_tick(s.relay, s.now); /* decided once */
-        EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], lost < 6 ? 5u : 6u);
-        sim_fini(&s);
-    }
 }
 
 static void relay_storm_leaves_nothing_behind(void)
@@ -1028,8 +793,8 @@ static void relay_short_memory_leaks_nothing(void)
         EXPECT(st == BT_OK || c.ends == 0);
         if (c.ends > 0) EXPECT_EQ(c.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
         sim_settle(&s);
-        if (st == BT_OK && c.end.code == GRPC_STATUS_OK) expect_done(&c);
-        expect_idle(&s);
+        if (st == BT_OK && c.end.code == GRPC_STATUS_OK) sim_expect_done(&c);
+        sim_expect_idle(&s);
         sim_fini(&s);
         EXPECT_EQ(bt_alloc_live(), live);
     }
@@ -1064,11 +829,6 @@ static const bt_test tests[] = {
     BT_TEST(relay_absurd_choices_end_their_request),
     BT_TEST(relay_retractions_lose_nothing),
     BT_TEST(relay_placement_prefers_cached_prefixes),
-    BT_TEST(relay_lost_ranks_lose_nothing),
-    BT_TEST(relay_spares_take_the_places_of_the_lost),
-    BT_TEST(relay_a_spare_goes_where_nobody_is),
-    BT_TEST(relay_waits_for_ranks_until_the_deadline),
-    BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_storm_leaves_nothing_behind),
     BT_TEST(relay_short_memory_leaks_nothing),
 };

@@ -1,0 +1,310 @@
+/* bt_up, what a worker says to the coordinator, into bytes. */
+#include "core/alloc.h"
+#include "proto/control_pb.h"
+
+/* A NULL string of a plain struct travels as "". */
+static char *text(char *s)
+{
+    static char empty[1];
+
+    return s != NULL ? s : empty;
+}
+
+/* Hello's own seats, where it has some. */
+typedef struct {
+    PB(Regroup) regroup;
+    PB(Seats) seats[2];
+} hello_parts;
+
+static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) * pb)
+{
+    baton__control__v1__hello__init(pb);
+    pb->protocol              = h->protocol;
+    pb->rank                  = h->rank;
+    pb->n_ranks               = h->n_ranks;
+    pb->n_prefill             = h->n_prefill;
+    pb->n_decode              = h->n_decode;
+    pb->host                  = text(h->host);
+    pb->pid                   = h->pid;
+    pb->model_fingerprint     = h->model_fingerprint;
+    pb->arithmetic            = text(h->arithmetic);
+    pb->n_pages               = h->n_pages;
+    pb->page_tokens           = h->page_tokens;
+    pb->page_bytes            = h->page_bytes;
+    pb->max_rows              = h->max_rows;
+    pb->epoch                 = h->epoch;
+    pb->vocab_size            = h->vocab_size;
+    pb->max_context           = h->max_context;
+    pb->n_eos_tokens          = h->n_eos;
+    pb->eos_tokens            = h->eos_tokens;
+    pb->bos_token             = h->bos_token;
+    pb->pad_token             = h->pad_token;
+    pb->model_type            = text(h->model_type);
+    pb->architecture          = text(h->architecture);
+    pb->default_sampling_json = text(h->default_sampling_json);
+    pb->share_generated       = h->share_generated;
+    pb->weight_bytes          = h->weight_bytes;
+    pb->n_spares              = h->n_spares;
+    pb->cell                  = text(h->cell);
+    pb->config_hash           = h->config_hash;
+    pb->incarnation           = h->incarnation;
+    pb->prefix_seed           = h->prefix_seed;
+    if (h->incarnation == 0) return;
+    bt_pb_make_regroup(&h->seats, parts->seats, &parts->regroup);
+    pb->seats = &parts->regroup;
+}
+
+/* Token messages for n tokens: one block with the pointer table in front (bt_free it). */
+static bt_status make_tokens(const bt_token *tokens, size_t n, PB(Token) * **tokens_out)
+{
+    bt_status st = BT_OK;
+    PB(Token) * *table, *pb;
+
+    table = bt_calloc(n, sizeof(*table) + sizeof(*pb));
+    BT_REQUIRE(table != NULL, BT_ERR_NO_MEMORY, "message of %zu tokens", n);
+    pb = (PB(Token) *)(void *)(table + n);
+    for (size_t i = 0; i < n; i++) {
+        baton__control__v1__token__init(&pb[i]);
+        pb[i].request   = tokens[i].request;
+        pb[i].choice    = tokens[i].choice;
+        pb[i].position  = tokens[i].position;
+        pb[i].epoch     = tokens[i].epoch;
+        pb[i].id        = tokens[i].id;
+        pb[i].logprob   = tokens[i].logprob;
+        pb[i].finish    = (PB(Finish))tokens[i].finish;
+        pb[i].n_top_ids = pb[i].n_top_logprobs = tokens[i].n_top;
+        pb[i].top_ids                          = (uint32_t *)tokens[i].top_ids;
+        pb[i].top_logprobs                     = (float *)tokens[i].top_logprobs;
+
+        pb[i].cached_tokens = tokens[i].cached;
+        table[i]            = &pb[i];
+    }
+    *tokens_out = table;
+out:
+    return st;
+}
+
+typedef union {
+    PB(Hello) hello;
+    PB(Progress) progress;
+    PB(Ready) ready;
+    PB(Beat) beat;
+    PB(Ticket) ticket;
+    PB(Tokens) tokens;
+    PB(Failed) failed;
+    PB(Released) released;
+    PB(WakeRequest) wake_request;
+    PB(EvalRows) eval_rows;
+    PB(Leaving) leaving;
+    PB(Retracted) retracted;
+    PB(PromptLogprobs) prompt_logprobs;
+    PB(Expired) expired;
+    PB(Drain) drain;
+    PB(FormMap) form_map;
+    PB(ExpertLoad) expert_load;
+} up_body;
+
+/* Packing only reads the histograms. */
+static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
+{
+    baton__control__v1__beat__init(pb);
+    pb->progress            = b->progress;
+    pb->n_requests          = b->n_requests;
+    pb->pages_free          = b->pages_free;
+    pb->pages_total         = b->pages_total;
+    pb->steps               = b->steps;
+    pb->handoff_bytes       = b->handoff_bytes;
+    pb->handoff_pages       = b->handoff_pages;
+    pb->gather_ns           = b->gather_ns;
+    pb->model_ns            = b->model_ns;
+    pb->sample_ns           = b->sample_ns;
+    pb->waited_ns           = b->waited_ns;
+    pb->prompt_rows         = b->prompt_rows;
+    pb->generated_rows      = b->generated_rows;
+    pb->n_batch_rows        = BT_BEAT_BATCH_BUCKETS;
+    pb->batch_rows          = (uint64_t *)b->batch_rows;
+    pb->n_step_times        = BT_BEAT_TIME_BUCKETS;
+    pb->step_times          = (uint64_t *)b->step_times;
+    pb->pages_cached        = b->pages_cached;
+    pb->slots_quarantined   = b->slots_quarantined;
+    pb->handoff_ns          = b->handoff_ns;
+    pb->n_handoff_times     = BT_BEAT_TIME_BUCKETS;
+    pb->handoff_times       = (uint64_t *)b->handoff_times;
+    pb->prefix_asked_tokens = b->prefix_asked_tokens;
+    pb->prefix_hit_tokens   = b->prefix_hit_tokens;
+    pb->at_ns               = b->at_ns;
+}
+
+static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
+{
+    baton__control__v1__eval_rows__init(pb);
+    pb->request  = e->request;
+    pb->epoch    = e->epoch;
+    pb->position = e->position;
+    pb->n_rows   = e->n_rows;
+    pb->logits   = (ProtobufCBinaryData){e->n_logit_bytes, e->logits};
+    pb->experts  = (ProtobufCBinaryData){e->n_expert_bytes, e->experts};
+}
+
+static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogprobs) * pb)
+{
+    baton__control__v1__prompt_logprobs__init(pb);
+    pb->request    = p->request;
+    pb->epoch      = p->epoch;
+    pb->position   = p->position;
+    pb->n_logprobs = p->n;
+    pb->logprobs   = p->logprobs;
+    pb->n_top_ids = pb->n_top_logprobs = (size_t)p->n * p->n_top;
+    pb->top_ids                        = p->top_ids;
+    pb->top_logprobs                   = p->top_logprobs;
+}
+
+/* Fills the envelope; *table_out is memory that must live until it is packed. */
+static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(FromWorker) * pb,
+                         void **table_out)
+{
+    bt_status st = BT_OK;
+
+    baton__control__v1__from_worker__init(pb);
+    switch (m->kind) {
+    case BT_UP_HELLO:
+        make_hello(&m->u.hello, parts, &b->hello);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_HELLO;
+        pb->hello     = &b->hello;
+        break;
+    case BT_UP_PROGRESS:
+        baton__control__v1__progress__init(&b->progress);
+        b->progress.done_bytes  = m->u.progress.done_bytes;
+        b->progress.total_bytes = m->u.progress.total_bytes;
+        pb->body_case           = BATON__CONTROL__V1__FROM_WORKER__BODY_PROGRESS;
+        pb->progress            = &b->progress;
+        break;
+    case BT_UP_READY:
+        baton__control__v1__ready__init(&b->ready);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_READY;
+        pb->ready     = &b->ready;
+        break;
+    case BT_UP_BEAT:
+        make_beat(&m->u.beat, &b->beat);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_BEAT;
+        pb->beat      = &b->beat;
+        break;
+    case BT_UP_TICKET:
+        baton__control__v1__ticket__init(&b->ticket);
+        b->ticket.request = m->u.ticket.request;
+        b->ticket.epoch   = m->u.ticket.epoch;
+        b->ticket.refused = m->u.ticket.refused;
+        b->ticket.n_pages = m->u.ticket.n_pages;
+
+        b->ticket.held_tokens = m->u.ticket.held;
+        b->ticket.form_map =
+            (ProtobufCBinaryData){m->u.ticket.n_form_map_bytes, m->u.ticket.form_map};
+        BT_TRY(bt_pb_make_pages(m->u.ticket.pages, m->u.ticket.n_pages, &b->ticket.pages));
+        *table_out    = b->ticket.pages;
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TICKET;
+        pb->ticket    = &b->ticket;
+        break;
+    case BT_UP_TOKENS:
+        baton__control__v1__tokens__init(&b->tokens);
+        b->tokens.n_tokens = m->u.tokens.n;
+        BT_TRY(make_tokens(m->u.tokens.tokens, m->u.tokens.n, &b->tokens.tokens));
+        *table_out    = b->tokens.tokens;
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TOKENS;
+        pb->tokens    = &b->tokens;
+        break;
+    case BT_UP_FAILED:
+        baton__control__v1__failed__init(&b->failed);
+        b->failed.request = m->u.failed.request;
+        b->failed.epoch   = m->u.failed.epoch;
+        b->failed.code    = m->u.failed.code;
+        b->failed.message = text(m->u.failed.message);
+        pb->body_case     = BATON__CONTROL__V1__FROM_WORKER__BODY_FAILED;
+        pb->failed        = &b->failed;
+        break;
+    case BT_UP_RELEASED:
+        baton__control__v1__released__init(&b->released);
+        b->released.request = m->u.released.request;
+        b->released.epoch   = m->u.released.epoch;
+        pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_RELEASED;
+        pb->released        = &b->released;
+        break;
+    case BT_UP_RETRACTED:
+        baton__control__v1__retracted__init(&b->retracted);
+        b->retracted.request = m->u.retracted.request;
+        b->retracted.epoch   = m->u.retracted.epoch;
+        pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_RETRACTED;
+        pb->retracted        = &b->retracted;
+        break;
+    case BT_UP_PROMPT_LOGPROBS:
+        make_prompt_logprobs(&m->u.prompt_logprobs, &b->prompt_logprobs);
+        pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS;
+        pb->prompt_logprobs = &b->prompt_logprobs;
+        break;
+    case BT_UP_FORM_MAP:
+        baton__control__v1__form_map__init(&b->form_map);
+        b->form_map.request = m->u.form_map.request;
+        b->form_map.epoch   = m->u.form_map.epoch;
+        b->form_map.form_map =
+            (ProtobufCBinaryData){m->u.form_map.n_form_map_bytes, m->u.form_map.form_map};
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_FORM_MAP;
+        pb->form_map  = &b->form_map;
+        break;
+    case BT_UP_EXPERT_LOAD:
+        baton__control__v1__expert_load__init(&b->expert_load);
+        b->expert_load.n_rows = m->u.expert_load.n;
+        b->expert_load.rows   = m->u.expert_load.rows;
+        pb->body_case         = BATON__CONTROL__V1__FROM_WORKER__BODY_EXPERT_LOAD;
+        pb->expert_load       = &b->expert_load;
+        break;
+    case BT_UP_WAKE_REQUEST:
+        baton__control__v1__wake_request__init(&b->wake_request);
+        b->wake_request.wake = m->u.wake_request.wake;
+        pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_WAKE_REQUEST;
+        pb->wake_request     = &b->wake_request;
+        break;
+    case BT_UP_EXPIRED:
+        baton__control__v1__expired__init(&b->expired);
+        b->expired.epoch   = m->u.expired.epoch;
+        b->expired.n_ranks = m->u.expired.n;
+        b->expired.ranks   = m->u.expired.ranks;
+        b->expired.what    = text(m->u.expired.what);
+        pb->body_case      = BATON__CONTROL__V1__FROM_WORKER__BODY_EXPIRED;
+        pb->expired        = &b->expired;
+        break;
+    case BT_UP_EVAL_ROWS:
+        make_eval_rows(&m->u.eval_rows, &b->eval_rows);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS;
+        pb->eval_rows = &b->eval_rows;
+        break;
+    case BT_UP_DRAIN:
+        baton__control__v1__drain__init(&b->drain);
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_DRAIN;
+        pb->drain     = &b->drain;
+        break;
+    case BT_UP_LEAVING:
+        baton__control__v1__leaving__init(&b->leaving);
+        b->leaving.code   = m->u.leaving.code;
+        b->leaving.reason = text(m->u.leaving.reason);
+        pb->body_case     = BATON__CONTROL__V1__FROM_WORKER__BODY_LEAVING;
+        pb->leaving       = &b->leaving;
+        break;
+    }
+    BT_ASSERT(pb->body_case != BATON__CONTROL__V1__FROM_WORKER__BODY__NOT_SET);
+out:
+    return st;
+}
+
+bt_status bt_up_pack(const bt_up *m, uint8_t **bytes_out, size_t *n_out)
+{
+    bt_status st = BT_OK;
+    up_body   body;
+    PB(FromWorker) pb;
+    hello_parts parts;
+    void       *table = NULL;
+
+    BT_TRY(make_up(m, &body, &parts, &pb, &table));
+    BT_TRY(bt_pb_pack(&pb.base, bytes_out, n_out));
+out:
+    bt_free(table);
+    return st;
+}

@@ -1,0 +1,223 @@
+/* Ranks are lost, hang and come: what the relay does with their requests and their seats. */
+#include "coordinator/relay.h"
+
+#include "tests/coordinator/relay_sim.h"
+
+static void submit_random(sim *s, sim_client *client, uint32_t serial)
+{
+    char name[24];
+
+    snprintf(name, sizeof(name), "c%u", serial);
+    EXPECT_EQ(sim_submit(s, client, name, 1 + sim_random(s, 20), 1 + sim_random(s, 12),
+                         sim_random(s, 14)),
+              BT_OK);
+}
+
+static void expect_all_done(sim *s, const sim_client *clients, uint32_t n)
+{
+    for (int k = 0; k < 10; k++) { /* a refused reservation is tried again after a while */
+        sim_settle(s);
+        s->now += 300 * BT_NS_PER_MS;
+        bt_relay_tick(s->relay, s->now);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        sim_expect_done(&clients[i]);
+    sim_expect_idle(s);
+}
+
+/* Ranks are lost at any moment, down to one of each role: every client has each token once and a
+ * clean end, and nothing is left. */
+static void relay_lost_ranks_lose_nothing(void)
+{
+    enum { N = 60 };
+
+    for (uint32_t seed = 1; seed <= 60; seed++) {
+        bool       both = seed % 3 == 0;
+        sim        s;
+        sim_client clients[N];
+        uint32_t   n = 0, n_lost[2] = {0, 0};
+        long       live = bt_alloc_live();
+
+        sim_init(&s, both ? 0 : 3, both ? 0 : 3, 6, 40);
+        s.state += seed;
+        s.refuse_percent = seed % 2 == 0 ? 10 : 0;
+        for (uint32_t turn = 0; turn < 6000 && (n < N || n_lost[0] + n_lost[1] < (both ? 5u : 4u));
+             turn++) {
+            uint32_t rank  = sim_random(&s, 6);
+            uint32_t group = !both && rank >= 3;
+
+            if (n < N && sim_random(&s, 12) == 0) {
+                submit_random(&s, &clients[n], n);
+                n++;
+            }
+            if (sim_random(&s, 150) == 0 && !s.ranks[rank].dead &&
+                n_lost[group] < (both ? 5u : 2u)) {
+                n_lost[group]++;
+                sim_lose(&s, rank);
+                bt_relay_lose(s.relay, rank, s.now); /* twice is once */
+            }
+            if (!s.ranks[rank].dead) sim_once(&s);
+        }
+        expect_all_done(&s, clients, n);
+        sim_fini(&s);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+}
+
+/* Two of each role and two spares: as long as the spares last any rank may go, also the last one of
+ * a role, a spare, and one that has just been told to prepare. */
+static void relay_spares_take_the_places_of_the_lost(void)
+{
+    enum { N = 60 };
+
+    for (uint32_t seed = 1; seed <= 60; seed++) {
+        sim        s;
+        sim_client clients[N];
+        uint32_t   n = 0, n_lost = 0, taken[2];
+        long       live = bt_alloc_live();
+
+        sim_init(&s, 2, 2, 6, 40);
+        s.state += 7 * seed;
+        for (uint32_t turn = 0; turn < 6000 && (n < N || n_lost < 2); turn++) {
+            uint32_t rank = sim_random(&s, 6);
+
+            if (n < N && sim_random(&s, 12) == 0) {
+                submit_random(&s, &clients[n], n);
+                n++;
+            }
+            if (sim_random(&s, 100) == 0 && !s.ranks[rank].dead && n_lost < 2) {
+                n_lost++;
+                sim_lose(&s, rank);
+            }
+            if (!s.ranks[rank].dead) sim_once(&s);
+        }
+        expect_all_done(&s, clients, n);
+        bt_relay_count_seats(s.relay, taken);
+        EXPECT(taken[0] == 2 && taken[1] == 2); /* every seat is taken again */
+        sim_fini(&s);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+}
+
+/* One spare prepares for a prefill seat and hangs; the other one, which prepares for a decode seat
+ * when the last prefill rank dies, goes where nobody is. */
+static void relay_a_spare_goes_where_nobody_is(void)
+{
+    sim      s;
+    uint32_t taken[2];
+
+    sim_init(&s, 2, 2, 6, 40);
+    sim_lose(&s, 0);
+    sim_lose(&s, 2);
+    sim_lose(&s, 1);
+    bt_relay_ready(s.relay, 5, s.now); /* for the seat of rank 2 */
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 0 && taken[1] == 1);
+    bt_relay_ready(s.relay, 5, s.now); /* for that of rank 1 */
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 1 && taken[1] == 1);
+    bt_relay_ready(s.relay, 4, s.now); /* rank 4 has been slow only */
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 2 && taken[1] == 1);
+    sim_fini(&s);
+}
+
+/* Without a decode rank requests wait; limits stay those of the ranks that were, and the end says
+ * for what was waited. */
+static void relay_waits_for_ranks_until_the_deadline(void)
+{
+    sim        s;
+    sim_client first, later;
+    uint32_t   taken[2];
+    uint64_t   tokens;
+
+    sim_init(&s, 1, 1, 2, 32);
+    tokens = bt_relay_max_tokens(s.relay);
+    EXPECT_EQ(sim_submit(&s, &first, "a", 6, 10, 100), BT_OK);
+    sim_tell(&s, 1, sim_ticket(first.number, 4));
+    sim_tell(&s, 0, sim_tokens(first.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    sim_lose(&s, 1);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 1 && taken[1] == 0);
+    EXPECT_EQ(bt_relay_max_tokens(s.relay), tokens);
+    EXPECT_EQ(sim_submit(&s, &later, "b", 6, 10, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).n_waiting, 2);
+    s.now += 31 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(first.ends, 0); /* it has begun: it waits longer */
+    EXPECT_EQ(later.ends, 1);
+    EXPECT_EQ(later.end.code, GRPC_STATUS_UNAVAILABLE);
+    EXPECT_HAS(later.message, "no decode rank is left");
+    s.now += 31 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(first.end.code, GRPC_STATUS_UNAVAILABLE);
+    sim_fini(&s);
+}
+
+static bt_up expired(uint32_t epoch, uint32_t n, uint32_t a, uint32_t b)
+{
+    bt_up m = {.kind = BT_UP_EXPIRED};
+
+    m.u.expired.epoch    = epoch;
+    m.u.expired.n        = n;
+    m.u.expired.ranks    = bt_calloc(2, sizeof(uint32_t));
+    m.u.expired.ranks[0] = a;
+    m.u.expired.ranks[1] = b;
+    m.u.expired.what     = bt_strdup("experts");
+    return m;
+}
+
+/* Ranks 2..5 decode.  Who is removed, and when. */
+static void relay_expired_waits_remove_whom_most_wait_for(void)
+{
+    static const struct {
+        uint32_t n, waiter[3], named[3][2], n_named[3];
+        uint32_t lost; /* 6: nobody */
+        bool     at_once;
+    } cases[] = {
+        {3, {2, 3, 5}, {{4, 0}, {4, 0}, {4, 0}}, {1, 1, 1}, 4, true },
+        {2, {2, 3},    {{4, 0}, {4, 5}},         {1, 2},    4, true },
+        {2, {2, 3},    {{4, 5}, {4, 5}},         {2, 2},    5, true }, /* a tie: the higher one */
+        {1, {2},       {{3, 0}},                 {1},       3, false}, /* the others say nothing */
+        {3, {2, 3, 4}, {{0, 9}, {3, 1}, {4, 4}}, {2, 2, 2}, 6, false}, /* nobody of the group */
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        sim      s;
+        uint32_t lost = cases[i].lost, taken[2];
+
+        sim_init_as(&s, 2, 4, 6, 32, true);
+        sim_tell(&s, 2, expired(EPOCH, 1, 3, 0)); /* of another epoch: not heard */
+        for (uint32_t k = 0; k < cases[i].n; k++)
+            sim_tell(&s, cases[i].waiter[k],
+                     expired(EPOCH - 1, cases[i].n_named[k], cases[i].named[k][0],
+                             cases[i].named[k][1]));
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, cases[i].at_once ? 1 : 0);
+        s.now += 101 * BT_NS_PER_MS;
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, lost < 6);
+        if (lost < 6) EXPECT_EQ(s.last_stuck, lost);
+        bt_relay_count_seats(s.relay, taken);
+        EXPECT(taken[0] == 2 && taken[1] == (lost < 6 ? 3u : 4u));
+        EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], lost < 6 ? 5u : 6u); /* all that are left */
+        s.now += BT_NS_PER_S;
+        bt_relay_tick(s.relay, s.now); /* decided once */
+        EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], lost < 6 ? 5u : 6u);
+        sim_fini(&s);
+    }
+}
+
+static const bt_test tests[] = {
+    BT_TEST(relay_lost_ranks_lose_nothing),
+    BT_TEST(relay_spares_take_the_places_of_the_lost),
+    BT_TEST(relay_a_spare_goes_where_nobody_is),
+    BT_TEST(relay_waits_for_ranks_until_the_deadline),
+    BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
+};
+
+int main(int argc, char **argv)
+{
+    bt_log_init("test", BT_LOG_WARN);
+    return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL);
+}

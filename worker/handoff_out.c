@@ -100,6 +100,7 @@ bt_status bt_handoff_out_pack(bt_handoff_out *out, bt_device *dev, const bt_kv_p
         }
         out->staged[layer] = m->token1;
     }
+    BT_TRY(bt_device_sync(dev)); /* the checksum is made of what has come */
     if (m->last) memcpy(to, out->tail.firsts, m->tail_bytes - out->tail.map_bytes);
     if (m->last && out->tail.map_bytes > 0)
         memcpy(to + m->tail_bytes - out->tail.map_bytes, out->tail.map, out->tail.map_bytes);

@@ -114,7 +114,7 @@ static uint64_t random_below(uint64_t n)
 
 /* ---- switching */
 
-static void (*g_before)(void), (*g_after)(void);
+static void (*g_take)(simt_job *job, void *stream);
 
 static void enter(unsigned i)
 {
@@ -499,28 +499,33 @@ void warp_load_matrix(uint32_t r[4], const void *row, bool turned, place at)
 
 /* ---- launches */
 
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *closure)
+static void check(const simt_job &j)
 {
-    g_n = block.x * block.y * block.z;
-    if (g_n == 0 || g_n > MAX_THREADS) die({"launch", 0}, "%u threads in a block", g_n);
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 ||
-        grid.z > 65535)
-        die({"launch", 0}, "a grid of %u x %u x %u", grid.x, grid.y, grid.z);
-    if (shared_bytes > g_max_shared) die({"launch", 0}, "%zu bytes of shared memory", shared_bytes);
+    unsigned n = j.block.x * j.block.y * j.block.z;
+
+    if (n == 0 || n > MAX_THREADS) die({"launch", 0}, "%u threads in a block", n);
+    if (j.grid.x == 0 || j.grid.y == 0 || j.grid.z == 0 || j.grid.x > 0x7fffffffu ||
+        j.grid.y > 65535 || j.grid.z > 65535)
+        die({"launch", 0}, "a grid of %u x %u x %u", j.grid.x, j.grid.y, j.grid.z);
+    if (j.shared_bytes > g_max_shared)
+        die({"launch", 0}, "%zu bytes of shared memory", j.shared_bytes);
+}
+
+static void run_grid(const simt_job &j)
+{
+    g_n = j.block.x * j.block.y * j.block.z;
     if (g_fibers.size() < g_n) g_fibers.resize(g_n);
-    g_body          = body;
-    g_closure       = closure;
-    g_grid          = grid;
-    g_block_dim     = block;
-    g_dynamic       = poisoned(shared_bytes);
-    g_dynamic_bytes = shared_bytes;
-    g_launches++;
-    if (g_before != nullptr) g_before();
-    for (unsigned z = 0; z < grid.z; z++)
-        for (unsigned y = 0; y < grid.y; y++)
-            for (unsigned x = 0; x < grid.x; x++) {
+    g_body          = j.run;
+    g_closure       = j.closure;
+    g_grid          = j.grid;
+    g_block_dim     = j.block;
+    g_dynamic       = poisoned(j.shared_bytes);
+    g_dynamic_bytes = j.shared_bytes;
+    for (unsigned z = 0; z < j.grid.z; z++)
+        for (unsigned y = 0; y < j.grid.y; y++)
+            for (unsigned x = 0; x < j.grid.x; x++) {
                 g_block = dim3(x, y, z);
-                memset(g_dynamic.get(), 0xff, shared_bytes);
+                memset(g_dynamic.get(), 0xff, j.shared_bytes);
                 g_arrays.clear();
                 g_static_bytes = 0;
                 g_blocks++;
@@ -528,7 +533,15 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *cl
             }
     g_dynamic.reset();
     g_arrays.clear();
-    if (g_after != nullptr) g_after();
+}
+
+void launch(simt_job *job, void *stream)
+{
+    check(*job);
+    g_launches++;
+    if (g_take != nullptr) return g_take(job, stream);
+    run_grid(*job);
+    simt_job_free(job);
 }
 
 } // namespace simt
@@ -536,10 +549,12 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *cl
 void     simt_seed(uint64_t seed) { simt::g_random = seed * 2654435769u + 1; }
 void     simt_limit_shared(uint32_t bytes) { simt::g_max_shared = bytes; }
 uint32_t simt_max_shared(void) { return simt::g_max_shared; }
-void     simt_around_launches(void (*before)(void), void (*after)(void))
+void     simt_take_launches(void (*take)(simt_job *job, void *stream)) { simt::g_take = take; }
+void     simt_job_run(simt_job *job) { simt::run_grid(*job); }
+void     simt_job_free(simt_job *job)
 {
-    simt::g_before = before;
-    simt::g_after  = after;
+    job->drop(job->closure);
+    delete job;
 }
 uint64_t simt_n_launches(void) { return simt::g_launches; }
 uint64_t simt_n_blocks(void) { return simt::g_blocks; }

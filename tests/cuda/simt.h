@@ -68,7 +68,7 @@ bool              in_shared(const void *p, size_t bytes);
 [[noreturn]] void die(place at, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 typedef void (*body_fn)(void *closure);
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, body_fn body, void *closure);
+void launch(simt_job *job, void *stream); /* takes ownership */
 
 template <typename T> struct one_value {
     T   in, out;
@@ -99,6 +99,14 @@ void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], place at);
 void warp_load_matrix(uint32_t r[4], const void *row, bool turned, place at);
 
 } // namespace simt
+
+/* A launch with its arguments as they were. */
+struct simt_job {
+    dim3          grid, block;
+    size_t        shared_bytes;
+    simt::body_fn run, drop;
+    void         *closure; /* owned */
+};
 
 #define SIMT_HERE \
     simt::place { __FILE__, __LINE__ }
@@ -187,11 +195,12 @@ static inline uint32_t gpu_max_shared(void) { return simt_max_shared(); }
 template <typename K, typename... A>
 int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream, A... args)
 {
-    auto body = [=]() { kernel(args...); };
-    auto run  = [](void *closure) { (*(decltype(body) *)closure)(); };
+    auto                   body = [=]() { kernel(args...); };
+    typedef decltype(body) closure;
+    auto                   run  = [](void *c) { (*(closure *)c)(); };
+    auto                   drop = [](void *c) { delete (closure *)c; };
 
-    (void)stream;
-    simt::run_grid(grid, block, shared_bytes, run, &body);
+    simt::launch(new simt_job{grid, block, shared_bytes, run, drop, new closure(body)}, stream);
     return 0;
 }
 

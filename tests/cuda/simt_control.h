@@ -15,8 +15,12 @@ void     simt_limit_shared(uint32_t bytes);
 uint32_t simt_max_shared(void);
 uint64_t simt_n_launches(void);
 uint64_t simt_n_blocks(void);
-/* Called before and after each launch from now on. */
-void simt_around_launches(void (*before)(void), void (*after)(void));
+/* A launch with its arguments as they were.  It may run any number of times, or never. */
+typedef struct simt_job simt_job;
+/* Launches from now on do not run at once: `take` gets them, and owns them. */
+void simt_take_launches(void (*take)(simt_job *job, void *stream));
+void simt_job_run(simt_job *job);
+void simt_job_free(simt_job *job);
 
 #ifdef __cplusplus
 }

@@ -51,6 +51,7 @@ static void memory_is_zeroed_and_moved(void)
 
     EXPECT_EQ(bt_device_alloc(dev, sizeof(in), &mem), BT_OK);
     EXPECT_EQ(bt_device_download(dev, out, mem, sizeof(out)), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(n_different(out, "\0\0\0\0\0\0\0\0", 8), 0);
     EXPECT_EQ(bt_device_upload(dev, mem, in, sizeof(in)), BT_OK);
     EXPECT_EQ(bt_device_download(dev, out, mem, sizeof(out)), BT_OK);
@@ -73,6 +74,7 @@ static void weights_of_many_buffers_arrive_whole(void)
     EXPECT_EQ(bt_linear_bytes(linear), (size_t)n * k * 2);
     back = ARRAY(bt_bf16, (size_t)n * k);
     EXPECT_EQ(bt_device_download(dev, back, bt_linear_packed(linear), (size_t)n * k * 2), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(n_different(back, host + 1, (size_t)n * k * 2), 0);
     free(back);
     bt_device_linear_destroy(dev, linear);
@@ -110,6 +112,7 @@ static void products_are_grouped_and_right(void)
     }
     EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1 + HEADS + 3, g), BT_OK);
     EXPECT(simt_n_launches() - launches <= 4);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     for (int i = 0; i < 1 + HEADS + 3; i++)
         for (uint32_t r = 0; r < g[i].m; r++)
             for (uint32_t c = 0; c < N; c++) {
@@ -173,15 +176,19 @@ static void row_operations_are_those_of_the_cpu(void)
 
     EXPECT_EQ(bt_device_cpu_create(&(bt_device_cpu_options){1, "scalar"}, &cpu), BT_OK);
     EXPECT_EQ(bt_device_swiglu(dev, ROWS, DIM, x, got), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(bt_device_swiglu(cpu, ROWS, DIM, x, want), BT_OK);
     EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
     EXPECT_EQ(bt_device_add(dev, ROWS * DIM, x, got), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(bt_device_add(cpu, ROWS * DIM, x, want), BT_OK);
     EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
     EXPECT_EQ(bt_device_gather_rows(dev, ROWS, DIM, x, index, got), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(bt_device_gather_rows(cpu, ROWS, DIM, x, index, want), BT_OK);
     EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
     EXPECT_EQ(bt_device_rms_norm(dev, ROWS, DIM, x, DIM, w, 1e-6f, got, DIM), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(bt_device_rms_norm(cpu, ROWS, DIM, x, DIM, w, 1e-6f, want, DIM), BT_OK);
     for (uint32_t i = 0; i < ROWS * DIM; i++)
         differ(&e, bt_bf16_to_f32(got[i]), bt_bf16_to_f32(want[i]), 1e-6, i);
@@ -211,6 +218,7 @@ static void a_block_has_the_bits_of_its_parts(void)
     f[0].y = y[1];
     f[1].y = y[1] + 2 * HIDDEN;
     EXPECT_EQ(bt_ffn_by_parts(dev, BT_ROLE_PROMPT, 2, f, h, act[1]), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(n_different(act[0], act[1], ROWS * DIM * sizeof(bt_bf16)), 0);
     EXPECT_EQ(n_different(y[0], y[1], ROWS * HIDDEN * sizeof(float)), 0);
     for (int i = 0; i < 2; i++) {

@@ -1,8 +1,8 @@
 /* tests/cuda/fake/cuda_runtime_api.h - the part of the CUDA runtime that the back end uses, for
  * tests of the back end's own code.  Its GPU is host memory that only kernels (tests/cuda/simt.h)
- * and copies may touch: other code that follows a device pointer gets a segmentation fault.  Every
- * call is complete when it returns, save for what another library (fake/nccl.h) gives a stream to
- * do: that makes progress in queries, and later work on the stream waits for it. */
+ * and copies may touch: other code that follows a device pointer gets a segmentation fault.  What a
+ * stream is given waits there until the host waits or asks for something: what belongs to one
+ * stream runs in order, streams among each other as their events and a seed have it. */
 #ifndef BT_TESTS_CUDA_FAKE_CUDA_RUNTIME_API_H
 #define BT_TESTS_CUDA_FAKE_CUDA_RUNTIME_API_H
 
@@ -25,18 +25,18 @@ typedef enum {
 } cudaDeviceAttr;
 typedef struct fake_stream *cudaStream_t;
 typedef struct fake_event  *cudaEvent_t;
-/* What other libraries have given the stream to do, and what of it is done, in order.  What they
- * give it next waits for `after`. */
+typedef struct fake_op      fake_op;
+/* Work of the runtime's own, and what other libraries (fake/nccl.h) give the stream to do, each
+ * counted; an own piece waits for what they had given before. */
 struct fake_stream {
+    unsigned long n_put, n_ran;
     unsigned long n_given, n_done;
-    cudaStream_t  after;
-    unsigned long after_given;
-    int           priority;
+    fake_op      *first, **end;
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
 
 /* What the machine is: for tests to set, or the environment: BT_FAKE_GPU="devices=2 driver=12040
- * major=7 minor=5 mib=64", of which any may be left out. */
+ * major=7 minor=5 mib=64 seed=3", of which any may be left out. */
 typedef struct {
     int    n_devices, driver, major, minor;
     size_t bytes;   /* of the GPU */
@@ -47,6 +47,10 @@ typedef struct {
 extern fake_gpu g_fake_gpu;
 /* Moves what other libraries have under way; NULL: there is none. */
 extern void (*g_fake_progress)(void);
+/* A little of what can run, and that. */
+void fake_gpu_progress(void);
+/* The order among streams follows from it. */
+void fake_gpu_seed(unsigned long seed);
 /* The GPU's memory may be touched from open to close. */
 void fake_gpu_open(void);
 void fake_gpu_close(void);

@@ -1,13 +1,10 @@
-/* tests/cuda/fake/cudart.c - see cuda_runtime_api.h beside it. */
+/* tests/cuda/fake/cudart.c - the fake GPU and its memory: see cuda_runtime_api.h beside it. */
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
-#include "cuda_runtime_api.h"
-#include "tests/cuda/simt_control.h"
+#include "tests/cuda/fake/inside.h"
 
 fake_gpu g_fake_gpu = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0};
 
@@ -28,6 +25,7 @@ __attribute__((constructor)) static void read_environment(void)
     g_fake_gpu.major     = number_of(text, "major=", g_fake_gpu.major);
     g_fake_gpu.minor     = number_of(text, "minor=", g_fake_gpu.minor);
     g_fake_gpu.bytes     = (size_t)number_of(text, "mib=", 1024) << 20;
+    fake_gpu_seed((unsigned long)number_of(text, "seed=", 0));
 }
 
 /* The GPU's memory: nobody may touch it but kernels and copies.  Pieces are taken from its free
@@ -44,55 +42,8 @@ typedef struct {
 
 /* In whole huge pages, so that a change of protection is a change of few entries. */
 static size_t protected_bytes(void) { return (g_used + HUGE - 1) / HUGE * HUGE; }
-static void   close_arena(void) { mprotect(g_arena, protected_bytes(), PROT_NONE); }
-static void   open_arena(void) { mprotect(g_arena, protected_bytes(), PROT_READ | PROT_WRITE); }
-void          fake_gpu_open(void) { open_arena(); }
-void          fake_gpu_close(void) { close_arena(); }
-
-/* ---- work that others have given to streams */
-
-enum { MAX_STREAMS = 16, WAIT_S = 60 };
-struct fake_event {
-    cudaStream_t  stream;
-    unsigned long given;
-};
-void (*g_fake_progress)(void);
-static cudaStream_t g_streams[MAX_STREAMS];
-
-static void progress(void)
-{
-    if (g_fake_progress != NULL) g_fake_progress();
-}
-
-/* Waits as a stream does; work that never ends is the test's mistake. */
-static void wait_for(cudaStream_t stream, unsigned long given)
-{
-    struct timespec nap = {0, 20000};
-    time_t          end = time(NULL) + WAIT_S;
-
-    while (stream != NULL && stream->n_done < given) {
-        progress();
-        if (stream->n_done >= given) break;
-        if (time(NULL) > end) {
-            fprintf(stderr, "the fake GPU's stream has stood still for %d s\n", WAIT_S);
-            abort();
-        }
-        nanosleep(&nap, NULL);
-    }
-}
-
-static void finish(cudaStream_t stream)
-{
-    if (stream != NULL) wait_for(stream, stream->n_given);
-}
-
-/* A launch does not say its stream here: it waits for those of normal priority. */
-static void before_launch(void)
-{
-    for (int i = 0; i < MAX_STREAMS; i++)
-        if (g_streams[i] != NULL && g_streams[i]->priority == 0) finish(g_streams[i]);
-    open_arena();
-}
+void          fake_gpu_close(void) { mprotect(g_arena, protected_bytes(), PROT_NONE); }
+void          fake_gpu_open(void) { mprotect(g_arena, protected_bytes(), PROT_READ | PROT_WRITE); }
 
 static head *take_piece(size_t bytes)
 {
@@ -105,20 +56,19 @@ static head *take_piece(size_t bytes)
         if (g_arena == MAP_FAILED) abort();
         g_arena += HUGE - (uintptr_t)g_arena % HUGE;
         (void)madvise(g_arena, ARENA_BYTES, MADV_HUGEPAGE); /* where the system has them */
-        simt_around_launches(before_launch, close_arena);
     }
     if (g_fake_gpu.taken == 0) g_used = 0;
     if (need > ARENA_BYTES - g_used) abort();
     h = (head *)(void *)(g_arena + g_used);
     g_used += need;
-    open_arena();
+    fake_gpu_open();
     h->bytes = bytes;
     memset(h + 1, 0xff, bytes);
-    close_arena();
+    fake_gpu_close();
     return h;
 }
 
-static cudaError_t step(void)
+cudaError_t fake_gpu_step(void)
 {
     if (g_fake_gpu.fail_at >= 0 && g_fake_gpu.fail_at-- == 0) return cudaErrorInvalidValue;
     return cudaSuccess;
@@ -149,20 +99,20 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 {
     (void)device;
     *value = attr == cudaDevAttrComputeCapabilityMajor ? g_fake_gpu.major : g_fake_gpu.minor;
-    return step();
+    return fake_gpu_step();
 }
 
 cudaError_t cudaSetDevice(int device)
 {
     (void)device;
-    return step();
+    return fake_gpu_step();
 }
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes)
 {
     head *h;
 
-    if (step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     if (bytes > g_fake_gpu.bytes - g_fake_gpu.taken) return cudaErrorMemoryAllocation;
     h = take_piece(bytes);
     g_fake_gpu.taken += bytes;
@@ -174,34 +124,59 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
 cudaError_t cudaFree(void *ptr)
 {
     if (ptr == NULL) return cudaSuccess;
-    open_arena();
+    fake_gpu_run_all();
+    fake_gpu_open();
     g_fake_gpu.taken -= ((head *)ptr - 1)->bytes;
-    close_arena();
+    fake_gpu_close();
     g_fake_gpu.live--;
     return cudaSuccess;
 }
 
-static cudaError_t give(void **ptr, size_t bytes)
-{
-    if (step() != cudaSuccess) return cudaErrorInvalidValue;
-    *ptr = malloc(bytes);
-    g_fake_gpu.live++;
-    return cudaSuccess;
-}
+typedef struct pinned {
+    struct pinned *next;
+    char          *ptr;
+    size_t         bytes;
+} pinned;
+static pinned *g_pinned;
 
-static cudaError_t take(void *ptr)
+int fake_gpu_is_pinned(const void *ptr, size_t bytes)
 {
-    free(ptr);
-    g_fake_gpu.live--;
-    return cudaSuccess;
+    const char *at = ptr;
+
+    for (const pinned *p = g_pinned; p != NULL; p = p->next)
+        if (at >= p->ptr && at + bytes <= p->ptr + p->bytes) return 1;
+    return 0;
 }
 
 cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
 {
+    pinned *p;
+
     (void)flags;
-    return give(ptr, bytes);
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    p        = malloc(sizeof(*p));
+    *p       = (pinned){g_pinned, malloc(bytes), bytes};
+    g_pinned = p;
+    *ptr     = p->ptr;
+    g_fake_gpu.live++;
+    return cudaSuccess;
 }
-cudaError_t cudaFreeHost(void *ptr) { return take(ptr); }
+
+cudaError_t cudaFreeHost(void *ptr)
+{
+    fake_gpu_run_all();
+    for (pinned **at = &g_pinned; *at != NULL; at = &(*at)->next) {
+        pinned *p = *at;
+
+        if (p->ptr != ptr) continue;
+        *at = p->next;
+        free(p);
+        break;
+    }
+    free(ptr);
+    g_fake_gpu.live--;
+    return cudaSuccess;
+}
 
 cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
 {
@@ -209,95 +184,3 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
     *all  = g_fake_gpu.bytes;
     return cudaSuccess;
 }
-
-cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
-{
-    finish(stream);
-    if (step() != cudaSuccess) return cudaErrorInvalidValue;
-    open_arena();
-    memset(ptr, value, bytes);
-    close_arena();
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t stream)
-{
-    (void)kind;
-    finish(stream);
-    if (step() != cudaSuccess) return cudaErrorInvalidValue;
-    open_arena();
-    memcpy(dst, src, bytes);
-    close_arena();
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-    *least    = 1; /* 0 on a GPU: told apart here from streams of normal priority */
-    *greatest = -5;
-    return step();
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
-{
-    int i = 0;
-
-    (void)flags;
-    while (i < MAX_STREAMS && g_streams[i] != NULL)
-        i++;
-    if (i == MAX_STREAMS) abort();
-    if (give((void **)stream, sizeof(**stream)) != cudaSuccess) return cudaErrorInvalidValue;
-    **stream     = (struct fake_stream){.priority = priority};
-    g_streams[i] = *stream;
-    return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
-{
-    return cudaStreamCreateWithPriority(stream, flags, 0);
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
-    finish(stream);
-    return step();
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
-{
-    (void)flags;
-    stream->after       = event->stream;
-    stream->after_given = event->given;
-    return step();
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-    for (int i = 0; i < MAX_STREAMS; i++) {
-        if (g_streams[i] == stream) g_streams[i] = NULL;
-        if (g_streams[i] != NULL && g_streams[i]->after == stream) g_streams[i]->after = NULL;
-    }
-    return take(stream);
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
-{
-    (void)flags;
-    if (give((void **)event, sizeof(**event)) != cudaSuccess) return cudaErrorInvalidValue;
-    **event = (struct fake_event){.stream = NULL};
-    return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    event->stream = stream;
-    event->given  = stream != NULL ? stream->n_given : 0;
-    return step();
-}
-cudaError_t cudaEventQuery(cudaEvent_t event)
-{
-    progress();
-    if (event->stream != NULL && event->stream->n_done < event->given) return cudaErrorNotReady;
-    return step();
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    wait_for(event->stream, event->given);
-    return step();
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return take(event); }

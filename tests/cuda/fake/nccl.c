@@ -39,8 +39,8 @@ typedef struct {
 typedef struct op {
     struct op   *next;
     ncclComm_t   comm;
-    cudaStream_t stream, after;
-    uint64_t     after_given;
+    cudaStream_t stream;
+    uint64_t     put; /* pieces of work that the stream had before */
     int          n_parts;
     part         parts[MAX_PARTS];
 } op;
@@ -152,7 +152,7 @@ static int move_op(op *o)
 
 static int is_first(const op *o)
 {
-    if (o->after != NULL && o->after->n_done < o->after_given) return 0;
+    if (o->stream->n_ran < o->put) return 0;
     for (const op *before = g_under_way; before != o; before = before->next)
         if (before->stream == o->stream || before->comm == o->comm) return 0;
     return 1;
@@ -192,9 +192,7 @@ static void launch(ncclComm_t c)
     if (g_fake_nccl.fail_at >= 0 && g_fake_nccl.fail_at-- == 0) c->error = ncclRemoteError;
     g_fake_nccl.n_launched++;
     o->stream->n_given++;
-    o->after         = o->stream->after;
-    o->after_given   = o->stream->after_given;
-    o->stream->after = NULL;
+    o->put = o->stream->n_put;
     while (*at != NULL)
         at = &(*at)->next;
     *at = o;
@@ -295,7 +293,7 @@ static int all_joined(ncclComm_t c)
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
 {
-    progress();
+    fake_gpu_progress();
     if (comm->busy > 0 && (comm->joined || (comm->joined = all_joined(comm)))) {
         comm->busy--;
         if (comm->busy == 0) launch(comm);

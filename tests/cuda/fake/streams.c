@@ -1,0 +1,304 @@
+/* tests/cuda/fake/streams.c - streams and events of the fake GPU: see cuda_runtime_api.h.
+ *
+ * What is given to a stream waits in it.  Work runs when the host waits or asks: that of one stream
+ * in order, that of several in an order that follows from the seed, so that a wait or an event that
+ * is missing shows. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/cuda/fake/inside.h"
+
+enum { MAX_STREAMS = 16, WAIT_S = 60, MOST_AT_ONCE = 8 };
+
+struct fake_event {
+    unsigned long n_recorded, n_done;
+    unsigned      holders; /* the program, and what waits in streams */
+};
+
+typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT } op_kind;
+struct fake_op {
+    fake_op      *next;
+    op_kind       kind;
+    unsigned long given; /* of what other libraries had given the stream before it */
+    void         *dst;
+    const void   *src;
+    void         *kept; /* owned: what pageable memory held */
+    size_t        bytes;
+    int           value;
+    simt_job     *job; /* owned */
+    cudaEvent_t   event;
+    unsigned long number; /* of the event's record */
+};
+
+void (*g_fake_progress)(void);
+static cudaStream_t  g_streams[MAX_STREAMS];
+static unsigned long g_random = 1;
+
+void fake_gpu_seed(unsigned long seed) { g_random = seed * 2654435769u + 1; }
+
+static unsigned random_below(unsigned n)
+{
+    g_random = g_random * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(g_random >> 33) % n;
+}
+
+/* ---- what waits in streams */
+
+static void release(cudaEvent_t event)
+{
+    if (event != NULL && --event->holders == 0) free(event);
+}
+
+static void drop(fake_op *op)
+{
+    if (op->job != NULL) simt_job_free(op->job);
+    release(op->event);
+    free(op->kept);
+    free(op);
+}
+
+static void put(cudaStream_t stream, fake_op from)
+{
+    fake_op *op = malloc(sizeof(*op));
+
+    *op       = from;
+    op->next  = NULL;
+    op->given = stream->n_given;
+    if (op->event != NULL) op->event->holders++;
+    *stream->end = op;
+    stream->end  = &op->next;
+    stream->n_put++;
+}
+
+static void run(const fake_op *op)
+{
+    switch (op->kind) {
+    case COPY: memcpy(op->dst, op->kept != NULL ? op->kept : op->src, op->bytes); break;
+    case SET: memset(op->dst, op->value, op->bytes); break;
+    case LAUNCH: simt_job_run(op->job); break;
+    case RECORD: op->event->n_done = op->number; break;
+    case AWAIT: break;
+    }
+}
+
+static int is_ready(const struct fake_stream *s)
+{
+    const fake_op *op = s->first;
+
+    return op != NULL && s->n_done >= op->given &&
+           (op->kind != AWAIT || op->event->n_done >= op->number);
+}
+
+static void run_first(cudaStream_t s)
+{
+    fake_op *op = s->first;
+
+    run(op);
+    s->first = op->next;
+    if (s->first == NULL) s->end = &s->first;
+    s->n_ran++;
+    drop(op);
+}
+
+/* At most n pieces of work, each from a stream by chance; or from `only` while it can. */
+static unsigned run_some(unsigned n, cudaStream_t only)
+{
+    unsigned done = 0;
+
+    fake_gpu_open();
+    for (; done < n; done++) {
+        cudaStream_t ready[MAX_STREAMS];
+        unsigned     n_ready = 0;
+
+        for (int i = 0; i < MAX_STREAMS; i++)
+            if (g_streams[i] != NULL && is_ready(g_streams[i])) ready[n_ready++] = g_streams[i];
+        if (n_ready == 0) break;
+        run_first(only != NULL && is_ready(only) ? only : ready[random_below(n_ready)]);
+    }
+    fake_gpu_close();
+    return done;
+}
+
+void fake_gpu_run_all(void)
+{
+    while (run_some(MOST_AT_ONCE, NULL) > 0)
+        ;
+}
+
+void fake_gpu_progress(void)
+{
+    run_some(random_below(MOST_AT_ONCE), NULL);
+    if (g_fake_progress != NULL) g_fake_progress();
+}
+
+/* Waits as the host does; work that never ends is the test's mistake. */
+static void wait_until(int (*is_done)(const void *of), const void *of, cudaStream_t stream)
+{
+    struct timespec nap  = {0, 20000};
+    time_t          end  = time(NULL) + WAIT_S;
+    cudaStream_t    only = random_below(2) == 0 ? stream : NULL;
+
+    while (!is_done(of)) {
+        unsigned n = run_some(1 + random_below(MOST_AT_ONCE), only);
+
+        if (g_fake_progress != NULL) g_fake_progress();
+        if (n > 0 || is_done(of)) continue;
+        if (g_fake_progress == NULL || time(NULL) > end) {
+            fprintf(stderr, "the fake GPU waits for what nobody gives it to do\n");
+            abort();
+        }
+        nanosleep(&nap, NULL);
+    }
+}
+
+static void take_launch(simt_job *job, void *stream)
+{
+    if (stream != NULL) {
+        put(stream, (fake_op){.kind = LAUNCH, .job = job});
+        return;
+    }
+    fake_gpu_open();
+    simt_job_run(job);
+    fake_gpu_close();
+    simt_job_free(job);
+}
+
+/* ---- streams */
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least    = 0;
+    *greatest = -5;
+    return fake_gpu_step();
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+{
+    int i = 0;
+
+    (void)flags, (void)priority;
+    while (i < MAX_STREAMS && g_streams[i] != NULL)
+        i++;
+    if (i == MAX_STREAMS) abort();
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    simt_take_launches(take_launch);
+    *stream        = calloc(1, sizeof(**stream));
+    (*stream)->end = &(*stream)->first;
+    g_streams[i]   = *stream;
+    g_fake_gpu.live++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+static int stream_is_done(const void *of)
+{
+    const struct fake_stream *s = of;
+
+    return s->first == NULL && s->n_done >= s->n_given;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    wait_until(stream_is_done, stream, stream);
+    return fake_gpu_step();
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    fake_gpu_run_all();
+    for (fake_op *op = stream->first, *next; op != NULL; op = next) {
+        next = op->next;
+        drop(op);
+    }
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (g_streams[i] == stream) g_streams[i] = NULL;
+    free(stream);
+    g_fake_gpu.live--;
+    return cudaSuccess;
+}
+
+/* ---- events */
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
+{
+    (void)flags;
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    *event            = calloc(1, sizeof(**event));
+    (*event)->holders = 1;
+    g_fake_gpu.live++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    put(stream, (fake_op){.kind = RECORD, .event = event, .number = ++event->n_recorded});
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    (void)flags;
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    put(stream, (fake_op){.kind = AWAIT, .event = event, .number = event->n_recorded});
+    return cudaSuccess;
+}
+
+static int event_is_done(const void *of)
+{
+    const struct fake_event *e = of;
+
+    return e->n_done >= e->n_recorded;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    fake_gpu_progress();
+    if (!event_is_done(event)) return cudaErrorNotReady;
+    return fake_gpu_step();
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    wait_until(event_is_done, event, NULL);
+    return fake_gpu_step();
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    release(event);
+    g_fake_gpu.live--;
+    return cudaSuccess;
+}
+
+/* ---- copies */
+
+cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
+{
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    put(stream, (fake_op){.kind = SET, .dst = ptr, .value = value, .bytes = bytes});
+    return cudaSuccess;
+}
+
+/* Pageable memory is read at once, as CUDA does; pinned memory when the copy's turn comes.  What a
+ * copy to the host will bring is not there before: until then it is all ones. */
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    fake_op op = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
+
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (kind == cudaMemcpyHostToDevice && !fake_gpu_is_pinned(src, bytes)) {
+        op.kept = malloc(bytes);
+        memcpy(op.kept, src, bytes);
+    }
+    if (kind == cudaMemcpyDeviceToHost) memset(dst, 0xff, bytes);
+    put(stream, op);
+    return cudaSuccess;
+}

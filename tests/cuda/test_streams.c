@@ -1,0 +1,113 @@
+/* The fake GPU's streams: what they are given runs late and in the order that CUDA promises, no
+ * more, so that a wait that is missing shows. */
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+
+#include "device/cuda/rows.h"
+#include "tests/cuda/numbers.h"
+
+enum { N = 64, SEEDS = 32 };
+
+static cudaStream_t stream_new(void)
+{
+    cudaStream_t stream = NULL;
+
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    return stream;
+}
+
+static void *memory_new(size_t bytes)
+{
+    void *memory = NULL;
+
+    EXPECT_EQ(cudaMalloc(&memory, bytes), cudaSuccess);
+    return memory;
+}
+
+static void down(void *to, const void *from, size_t bytes, cudaStream_t stream)
+{
+    EXPECT_EQ(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+}
+
+static void what_comes_down_is_there_after_the_wait(void)
+{
+    cudaStream_t stream = stream_new();
+    uint8_t     *memory = memory_new(N), out[N] = {0};
+
+    EXPECT_EQ(cudaMemsetAsync(memory, 7, N, stream), cudaSuccess);
+    down(out, memory, N, stream);
+    EXPECT_EQ(out[0], 0xff);
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT(out[0] == 7 && out[N - 1] == 7);
+    cudaFree(memory);
+    cudaStreamDestroy(stream);
+}
+
+static void pinned_memory_is_read_late_and_other_memory_at_once(void)
+{
+    cudaStream_t stream = stream_new();
+    uint8_t     *memory = memory_new(2), *pinned = NULL, pageable = 1, out[2];
+
+    EXPECT_EQ(cudaHostAlloc((void **)&pinned, 1, cudaHostAllocDefault), cudaSuccess);
+    *pinned = 1;
+    cudaMemcpyAsync(memory, pinned, 1, cudaMemcpyHostToDevice, stream);
+    cudaMemcpyAsync(memory + 1, &pageable, 1, cudaMemcpyHostToDevice, stream);
+    *pinned = pageable = 2;
+    down(out, memory, 2, stream);
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(out[0], 2);
+    EXPECT_EQ(out[1], 1);
+    cudaFreeHost(pinned);
+    cudaFree(memory);
+    cudaStreamDestroy(stream);
+}
+
+/* How often a kernel of one stream comes before a copy of another one. */
+static int n_in_order(bool with_event)
+{
+    int n = 0;
+
+    for (unsigned long seed = 0; seed < SEEDS; seed++) {
+        cudaStream_t a = stream_new(), b = stream_new();
+        cudaEvent_t  event  = NULL;
+        bt_bf16     *memory = memory_new(2 * N * sizeof(*memory)), out[N];
+
+        fake_gpu_seed(seed);
+        EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+        cudaMemsetAsync(memory, 0x3f, 2 * N * sizeof(*memory), a);
+        cudaStreamSynchronize(a);
+        EXPECT_EQ(bt_cuda_add(a, N, memory, memory + N), 0);
+        cudaEventRecord(event, a);
+        if (with_event) cudaStreamWaitEvent(b, event, 0);
+        down(out, memory + N, sizeof(out), b);
+        EXPECT_EQ(cudaStreamSynchronize(b), cudaSuccess);
+        n += out[N - 1] != 0x3f3f;
+        while (cudaEventQuery(event) == cudaErrorNotReady)
+            ;
+        cudaEventDestroy(event);
+        cudaFree(memory);
+        cudaStreamDestroy(a);
+        cudaStreamDestroy(b);
+    }
+    return n;
+}
+
+static void streams_are_in_order_by_events_alone(void)
+{
+    int n = n_in_order(false);
+
+    EXPECT(n > SEEDS / 8 && n < SEEDS);
+    EXPECT_EQ(n_in_order(true), SEEDS);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(what_comes_down_is_there_after_the_wait),
+        BT_TEST(pinned_memory_is_read_late_and_other_memory_at_once),
+        BT_TEST(streams_are_in_order_by_events_alone),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -1,4 +1,6 @@
 /* What the start learns about the job: tags, transports, machines; and start-up without memory. */
+#include <signal.h>
+
 #include "parallel/mpi_world.h"
 #include "tests/parallel/mpi_test.h"
 
@@ -13,6 +15,15 @@ static void ranks_of_one_machine_are_counted(void)
     EXPECT_EQ(bt_world_local_rank(g_world), g_rank);
     for (uint32_t r = 0; r < g_ranks; r++)
         EXPECT_EQ(g_world->node_of[r], 0);
+}
+
+/* MPI's own handler can hang: a rank that aborts would not be seen to die. */
+static void abort_ends_a_rank_at_once(void)
+{
+    struct sigaction now;
+
+    EXPECT_EQ(sigaction(SIGABRT, NULL, &now), 0);
+    EXPECT(now.sa_handler == SIG_DFL);
 }
 
 /* The tests run with and without the rule: the environment says which. */
@@ -86,6 +97,7 @@ static void tags_fit_every_upper_bound(void)
 static const bt_test TESTS[] = {
     BT_TEST(init_survived_every_failing_allocation),
     BT_TEST(ranks_of_one_machine_are_counted),
+    BT_TEST(abort_ends_a_rank_at_once),
     BT_TEST(tcp_rule_follows_the_transport),
     BT_TEST(ranks_of_another_machine_need_the_rule),
     BT_TEST(component_lists_tell_the_transport),

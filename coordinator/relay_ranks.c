@@ -123,7 +123,7 @@ static void tell_all(bt_relay *r, uint64_t now_ns)
         bt_rank_state *k = &r->ranks[i];
 
         if (k->lost) continue;
-        k->progress_ns = k->heard_ns = now_ns; /* they waited, and not through their own fault */
+        k->progress_ns = now_ns; /* they waited, and not through their own fault */
         tell(r, i, false);
     }
 }
@@ -220,6 +220,7 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
         relay->seats[k->group].ranks[k->next_seat] = rank;
         raise_epoch(relay, k->group);
         tell_all(relay, now_ns);
+        bt_relay_wake(relay, rank); /* or a group that has nothing to do could not agree to park */
         BT_INFO("rank %u has taken seat %u of the %s group in epoch %u", rank, k->next_seat,
                 k->group == BT_SEATED_PREFILL ? "first" : "decode", relay->epoch);
         bt_relay_place(relay, now_ns);

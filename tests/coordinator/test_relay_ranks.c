@@ -122,6 +122,43 @@ static void relay_a_spare_goes_where_nobody_is(void)
     sim_fini(&s);
 }
 
+/* All of its group have the same wake number then: else none could park with nothing to do. */
+static void relay_spare_that_joins_is_woken_with_its_group(void)
+{
+    sim s;
+
+    sim_init_as(&s, 1, 2, 4, 32, true);
+    sim_lose(&s, 1);
+    EXPECT_EQ(s.n_down[BT_DOWN_WAKE], 0);
+    bt_relay_ready(s.relay, 3, s.now); /* it has read what its seat needs */
+    EXPECT_EQ(s.n_down[BT_DOWN_WAKE], 2);
+    for (uint32_t rank = 2; rank < 4; rank++) {
+        const sim_rank *k = &s.ranks[rank];
+
+        EXPECT_EQ(k->down[(k->down_at + k->n_down - 1) % FIFO].kind, BT_DOWN_WAKE);
+    }
+    sim_fini(&s);
+}
+
+/* Whatever befalls the others meanwhile: new epochs are no sign of its life. */
+static void relay_silent_spare_is_removed(void)
+{
+    sim s;
+
+    sim_init_as(&s, 1, 3, 6, 32, true);
+    for (uint32_t second = 1; second <= 21; second++) {
+        s.now += BT_NS_PER_S;
+        for (uint32_t rank = 0; rank < 5; rank++)
+            sim_tell(&s, rank, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = second}});
+        if (second == 8) sim_lose(&s, 1);
+        if (second == 9) bt_relay_ready(s.relay, 4, s.now); /* it takes the seat */
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, second < 20 ? 0 : 1);
+    }
+    EXPECT_EQ(s.last_stuck, 5);
+    sim_fini(&s);
+}
+
 /* Without a decode rank requests wait; limits stay those of the ranks that were, and the end says
  * for what was waited. */
 static void relay_waits_for_ranks_until_the_deadline(void)
@@ -212,6 +249,8 @@ static const bt_test tests[] = {
     BT_TEST(relay_lost_ranks_lose_nothing),
     BT_TEST(relay_spares_take_the_places_of_the_lost),
     BT_TEST(relay_a_spare_goes_where_nobody_is),
+    BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
+    BT_TEST(relay_silent_spare_is_removed),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
 };

@@ -71,6 +71,9 @@ def summary(run):
         text = longest(faults, pick)
         if text:
             out.append(f"The longest pause of {what}: {text}.")
+    said = [(f["pauses"][-1], f["said"]) for f in faults if PAUSES[0][1](f) and f.get("said")]
+    if said:
+        out.append("What the log said during it:\n" + "\n".join(f"    {line}" for line in max(said)[1]))
     return out
 
 

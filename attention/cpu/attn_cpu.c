@@ -81,12 +81,13 @@ static bt_status create_normal(bt_attn_cpu *a, uint32_t max_rows)
 
     a->part_pages     = n_pages < BT_PART_PAGES ? n_pages : BT_PART_PAGES;
     a->tiles_per_head = (max_rows + BT_TILE_LANES - 1) / BT_TILE_LANES;
-    per_head          = a->part_pages * (key + value) * sizeof(bt_bf16);
-    a->head_group     = EXPANDED_BYTES / per_head == 0 ? 1 : (uint32_t)(EXPANDED_BYTES / per_head);
+    per_head      = (a->part_pages * key + bt_part_blocks(a->part_pages) * value) * sizeof(bt_bf16);
+    a->head_group = EXPANDED_BYTES / per_head == 0 ? 1 : (uint32_t)(EXPANDED_BYTES / per_head);
     if (a->head_group > cfg->n_heads) a->head_group = cfg->n_heads;
 
     a->keys    = take_zeroed(a, (size_t)a->head_group * a->part_pages, key * sizeof(*a->keys));
-    a->values  = take_zeroed(a, (size_t)a->head_group * a->part_pages, value * sizeof(*a->values));
+    a->values  = take_zeroed(a, (size_t)a->head_group * bt_part_blocks(a->part_pages),
+                             value * sizeof(*a->values));
     a->running = take_zeroed(a, (size_t)a->head_group * a->tiles_per_head,
                              bt_tile_state_floats(cfg->v_dim) * sizeof(*a->running));
     BT_REQUIRE(a->keys != NULL && a->values != NULL && a->running != NULL, BT_ERR_NO_MEMORY,

@@ -13,7 +13,7 @@ enum {
     BT_PART_PAGES    = BT_ATTN_SPLIT_TOKENS / BT_PAGE_TOKENS,
     BT_ABSORBED_ROWS = 128, /* rows whose absorbed queries are held at once */
     BT_QUERY_LANES   = 16,  /* whose queries are packed together */
-    BT_BLOCK_PAGES   = 4,   /* of a softmax block in the absorbed form */
+    BT_BLOCK_PAGES   = 4,   /* of a softmax block */
     BT_BLOCK_TOKENS  = BT_BLOCK_PAGES * BT_PAGE_TOKENS
 };
 
@@ -51,11 +51,11 @@ typedef struct {
     bt_attn_member       *members; /* owned: [n_members] */
     void                 *scratch; /* owned: what they point to */
 
-    /* Normal form: keys and values of `head_group` heads over one part, packed page by page. */
+    /* Normal form: keys and values of `head_group` heads over one part. */
     uint32_t head_group, part_pages;
     uint32_t tiles_per_head;
     bt_bf16 *keys;    /* owned: [head_group][part_pages] packed [keys, bt_joined_dim] */
-    bt_bf16 *values;  /* owned: [head_group][part_pages] packed values */
+    bt_bf16 *values;  /* owned: [head_group][part_blocks] packed values */
     float   *running; /* owned: [head_group][tiles_per_head] states */
 
     /* Absorbed form: one block of rows. */
@@ -70,14 +70,19 @@ typedef struct {
     uint32_t         *group_ends; /* owned: [max_items] */
 } bt_attn_cpu;
 
-/* Elements of one packed page of keys of `dim`, and of one of values. */
+/* Elements of one packed page of keys of `dim`, and of one block of values. */
 static inline size_t bt_packed_keys(uint32_t dim)
 {
     return bt_cpu_packed_elems(BT_PAGE_TOKENS, dim);
 }
 static inline size_t bt_packed_values(uint32_t dim)
 {
-    return bt_cpu_packed_elems(dim, BT_PAGE_TOKENS);
+    return bt_cpu_packed_elems(dim, BT_BLOCK_TOKENS);
+}
+/* Blocks that so many pages make. */
+static inline uint32_t bt_part_blocks(uint32_t n_pages)
+{
+    return (n_pages + BT_BLOCK_PAGES - 1) / BT_BLOCK_PAGES;
 }
 /* Elements of a query or a key with both parts: nope, padded to whole steps of 32 k, and rope. */
 static inline uint32_t bt_joined_dim(const bt_mla_config *cfg)

@@ -25,6 +25,25 @@ static uint32_t keys_of(const normal_job *job, uint32_t page)
     return min_u32(job->end - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS);
 }
 
+/* Of the block of keys that begins at `start`. */
+static uint32_t block_keys(const normal_job *job, uint32_t start)
+{
+    return min_u32(job->end - start, BT_BLOCK_TOKENS);
+}
+
+/* Packed keys of the i-th page of the part, and packed values of its block. */
+static bt_bf16 *keys_at(const normal_job *job, uint32_t head, uint32_t i)
+{
+    return job->a->keys +
+           ((size_t)head * job->a->part_pages + i) * bt_packed_keys(bt_joined_dim(&job->a->cfg));
+}
+static bt_bf16 *values_at(const normal_job *job, uint32_t head, uint32_t i)
+{
+    return job->a->values +
+           ((size_t)head * bt_part_blocks(job->a->part_pages) + i / BT_BLOCK_PAGES) *
+               bt_packed_values(job->a->cfg.v_dim);
+}
+
 /* rows_f32[key] = W latent[key] for the keys of a page, n elements each. */
 static void expand(const normal_job *job, const bt_linear *w, uint32_t n, const bt_bf16 *rows,
                    uint32_t n_keys, const bt_attn_member *m)
@@ -62,7 +81,8 @@ static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
     uint32_t              head = chunk / job->n_pages, i = chunk % job->n_pages;
     uint32_t              page = job->first_page + i, n_keys = keys_of(job, page);
     uint32_t              width = bt_joined_dim(cfg), kv_dim = bt_kv_pool_kv_dim(job->call->pool);
-    size_t                at = (size_t)head * a->part_pages + i;
+    uint32_t              in_block = i % BT_BLOCK_PAGES * BT_PAGE_TOKENS; /* its first key */
+    uint32_t              n_block  = block_keys(job, page * BT_PAGE_TOKENS - in_block);
     const bt_bf16        *rows =
         bt_kv_pool_rows(job->call->pool, job->span->pages[page], job->call->layer);
 
@@ -74,13 +94,12 @@ static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
                                   row);
         join(cfg, rows + (size_t)key * kv_dim + cfg->kv_lora_rank, row);
     }
-    a->kernels->rows->pack_rows(m->rows_bf16, width, n_keys, width,
-                                a->keys + at * bt_packed_keys(width));
+    a->kernels->rows->pack_rows(m->rows_bf16, width, n_keys, width, keys_at(job, head, i));
     expand(job, job->call->w->uv[job->head0 + head], cfg->v_dim, rows, n_keys, m);
     a->kernels->rows->to_bf16(m->rows_f32, (size_t)n_keys * cfg->v_dim, m->rows_bf16);
     a->kernels->rows->pack_cols(m->rows_bf16, cfg->v_dim, n_keys, cfg->v_dim,
-                                bt_cpu_pad(n_keys, 32),
-                                a->values + at * bt_packed_values(cfg->v_dim));
+                                bt_cpu_pad(n_block, 32),
+                                values_at(job, head, i) + bt_cpu_packed_elems(1, in_block));
 }
 
 /* The tile's queries next to each other: as they lie, rows of a tile share few sets of a cache. */
@@ -93,22 +112,24 @@ static void gather_queries(const bt_mla_config *cfg, const bt_bf16 *q, uint32_t 
     }
 }
 
-/* scores[lane][key] = q . k from the lane `first` on. */
-static void score(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t first,
-                  const bt_bf16 *keys, uint32_t n_keys, float *scores)
+/* scores[lane][key] = q . k of the i-th page of the part, for the lanes that see its first key. */
+static void score(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t head,
+                  uint32_t i, float *scores)
 {
-    uint32_t  width = bt_joined_dim(&job->a->cfg);
+    uint32_t  width = bt_joined_dim(&job->a->cfg), page = job->first_page + i;
+    uint32_t  first = bt_tile_first_lane(t, page * BT_PAGE_TOKENS);
     bt_cpu_mm mm    = {.x      = q + (size_t)first * width,
                        .ld_x   = width,
-                       .packed = keys,
-                       .y      = scores + (size_t)first * BT_PAGE_TOKENS,
-                       .ld_y   = BT_PAGE_TOKENS,
+                       .packed = keys_at(job, head, i),
+                       .y      = scores + (size_t)first * BT_BLOCK_TOKENS +
+                            i % BT_BLOCK_PAGES * BT_PAGE_TOKENS,
+                       .ld_y   = BT_BLOCK_TOKENS,
                        .m      = t->n_lanes - first,
-                       .n      = n_keys,
+                       .n      = keys_of(job, page),
                        .k      = width,
                        .cached = true};
 
-    t->kernels->mm[t->role](&mm);
+    if (mm.m != 0) t->kernels->mm[t->role](&mm);
 }
 
 /* Chunks: [n_heads][n_tiles]. */
@@ -124,7 +145,7 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
                                  .role          = job->span->role,
                                  .scale         = cfg->softmax_scale,
                                  .v_dim         = cfg->v_dim,
-                                 .block_keys    = BT_PAGE_TOKENS,
+                                 .block_keys    = BT_BLOCK_TOKENS,
                                  .n_lanes       = min_u32(job->span->n_rows - row, BT_TILE_LANES),
                                  .lanes_per_pos = 1,
                                  .pos0          = job->span->start + row};
@@ -137,18 +158,16 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
     bt_tile_state state   = job->part == 0 ? running : bt_tile_state_at(m->state);
 
     if (last < part_start) return; /* finished with an earlier part */
-    gather_queries(cfg, q, t.n_lanes, m->queries);
+    gather_queries(cfg, q, t.n_lanes, m->joined);
     bt_tile_reset(&t, &state);
-    for (uint32_t i = 0; i < job->n_pages; i++) {
-        size_t       at    = (size_t)head * a->part_pages + i;
-        uint32_t     page  = job->first_page + i;
-        bt_key_block block = {.start  = page * BT_PAGE_TOKENS,
-                              .n_keys = keys_of(job, page),
-                              .values = a->values + at * bt_packed_values(cfg->v_dim)};
+    for (uint32_t i = 0; i < job->n_pages; i += BT_BLOCK_PAGES) {
+        bt_key_block block = {.start  = (job->first_page + i) * BT_PAGE_TOKENS,
+                              .values = values_at(job, head, i)};
 
         if (block.start > last) break;
-        score(job, &t, m->queries, bt_tile_first_lane(&t, block.start),
-              a->keys + at * bt_packed_keys(bt_joined_dim(cfg)), block.n_keys, m->tile.scores);
+        block.n_keys = block_keys(job, block.start);
+        for (uint32_t p = i; p < min_u32(i + BT_BLOCK_PAGES, job->n_pages); p++)
+            score(job, &t, m->joined, head, p, m->tile.scores);
         bt_tile_add(&t, &block, &m->tile, &state);
     }
     if (job->part != 0) bt_tile_merge(&t, part_start, &state, &running);

@@ -3,11 +3,10 @@
  * A lane is one query of one head.  Lanes of a tile stand at ascending positions:
  *     normal:    consecutive rows of a span, one head       (one lane a position)
  *     absorbed:  (row, head) pairs of a span, row-major     (n_heads lanes a position)
- * Blocks of 64 keys (normal) or 256 (absorbed) are added ascending within a part of
- * BT_ATTN_SPLIT_TOKENS positions; parts are merged ascending.  A lane sees the keys up to its own
- * position and nothing else: scores of later keys are passed over, and a value that is not finite
- * is kept away from lanes before it.  So a lane's bits depend on its query, its position and the
- * keys up to it, never on the tile.
+ * Blocks of 256 keys are added ascending within a part of BT_ATTN_SPLIT_TOKENS positions; parts are
+ * merged ascending.  A lane sees the keys up to its own position and nothing else: scores of later
+ * keys are passed over, and a value that is not finite is kept away from lanes before it.  So a
+ * lane's bits depend on its query, its position and the keys up to it, never on the tile.
  *
  * Threads: any, each with its own scratch and slots.  Memory: never allocates. */
 #ifndef BT_ATTENTION_CPU_TILE_H

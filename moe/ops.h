@@ -40,15 +40,14 @@ typedef struct {
 } bt_moe_route;
 
 /* items[dst[i]] = bf16(sum of bf16(weight[t] y[y_row[t]])) over the terms t of item i, ascending,
- * fp32 from +0; an item of one term is that term.  Each row of y belongs to one term; y is
- * destroyed. */
+ * fp32 from +0; an item of one term is that term, its zeros positive. */
 typedef struct {
     uint32_t        n_items, hidden;
     const uint32_t *dst;     /* host [n_items] */
     const uint32_t *term_at; /* host [n_items + 1] */
     const uint32_t *y_row;   /* host [n_terms] */
     const float    *weight;  /* host [n_terms] */
-    float          *y;       /* [n_terms, hidden] */
+    const float    *y;       /* [n_terms, hidden] */
     bt_bf16        *items;   /* out [.., hidden] */
     void           *scratch;
 } bt_moe_sums;

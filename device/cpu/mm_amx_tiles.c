@@ -21,11 +21,12 @@ enum {
     STEP       = 32,
     PANEL      = 2 * TILE,
     TILE_ELEMS = TILE * STEP,
-    LINE       = 32,          /* elements */
-    PIECE      = 512,         /* k of a panel in the first-level cache: 32 KiB */
-    X_ELEMS    = 512 << 10,   /* of x in the second-level cache */
-    MANY_ROWS  = 128,         /* of a result that no cache keeps for its reader */
-    SUMS       = TILE * PANEL /* of a tile row and a panel */
+    LINE       = 32,           /* elements */
+    PIECE      = 512,          /* k of a panel in the first-level cache: 32 KiB */
+    X_ELEMS    = 512 << 10,    /* of x in the second-level cache */
+    MANY_ROWS  = 128,          /* of a result that no cache keeps for its reader */
+    SUMS       = TILE * PANEL, /* of a tile row and a panel */
+    SUM_LINES  = 4             /* that a step fetches: two tile rows' in a piece */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -63,6 +64,7 @@ typedef struct {
     uint32_t       n_next; /* lines of it that a step fetches */
     uint32_t       n_steps;
     float         *sums; /* [tile rows][2][16][16] */
+    const float   *next_sums;
     bool           from_zero;
 } piece;
 
@@ -74,6 +76,15 @@ INLINE void fetch(const piece *p, uint32_t step)
         _mm_prefetch((const char *)next, _MM_HINT_T1);
         _mm_prefetch((const char *)(next + p->next_block), _MM_HINT_T1);
     }
+}
+
+/* What the next rows' sums are read and written of, to the first-level cache. */
+INLINE void fetch_sums(const piece *p, uint32_t step)
+{
+    const float *next = p->next_sums + (size_t)step * SUM_LINES * LINE / 2;
+
+    for (uint32_t i = 0; i < SUM_LINES; i++, next += LINE / 2)
+        _mm_prefetch((const char *)next, _MM_HINT_T0);
 }
 
 /* 2 x 2 tiles.  Loads of x say that it streams, so that B stays. */
@@ -94,6 +105,7 @@ static void tiles_22(const piece *p)
     }
     for (uint32_t s = 0; s < p->n_steps; s++) {
         fetch(p, s);
+        fetch_sums(p, s);
         _tile_stream_loadd(4, x, 64);
         _tile_loadd(6, b, 64);
         _tile_stream_loadd(5, x + p->low_x, 64);
@@ -145,10 +157,13 @@ static void run_piece(piece p, uint32_t n_tile_rows)
     uint32_t n_passes = (n_tile_rows + 1) / 2, left = TILE;
     uint32_t lines = p.next == NULL ? 0 : (TILE + n_passes - 1) / n_passes;
 
+    const float *first_sums = p.sums;
+
     if (p.next == NULL) p.next = p.b;
     for (uint32_t r = 0; r < n_tile_rows; r += 2) {
         p.n_next = min_u32(lines, left);
         left -= p.n_next;
+        p.next_sums = r + 2 < n_tile_rows ? p.sums + (size_t)2 * SUMS : first_sums;
         if (r + 1 < n_tile_rows)
             tiles_22(&p);
         else

@@ -58,6 +58,23 @@ INLINE vf load_bf16_part(const bt_bf16 *p, size_t n)
     return widen(h);
 }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+/* v > best ? v : best, and the same with <: `best` when either is a NaN, as the instructions do. */
+INLINE vf greater(vf v, vf best)
+{
+#if WIDTH == 16
+    return (vf)_mm512_max_ps((__m512)v, (__m512)best);
+#else
+    return choose(v > best, v, best);
+#endif
+}
+INLINE vf less(vf v, vf best)
+{
+#if WIDTH == 16
+    return (vf)_mm512_min_ps((__m512)v, (__m512)best);
+#else
+    return choose(v < best, v, best);
+#endif
+}
 
 /* As bt_bf16_from_f32. */
 INLINE vh round_bf16(vf v)
@@ -156,8 +173,8 @@ INLINE vf exp_lanes(vf x)
 {
     vf n, r, y;
 
-    x = choose(x < -110.0f, splat(-110.0f), x);
-    x = choose(x > 89.0f, splat(89.0f), x);
+    x = greater(splat(-110.0f), x);
+    x = less(splat(89.0f), x);
     n = x * BT_LOG2_E_F32 + BT_ROUND_F32 - BT_ROUND_F32;
     r = x - n * BT_LN2_HI_F32;
     r = r - n * BT_LN2_LO_F32;
@@ -222,8 +239,6 @@ static void axpy(float a, const float *x, size_t n, float *y)
     for (; i < n; i++)
         y[i] = y[i] + x[i] * a;
 }
-
-INLINE vf greater(vf v, vf best) { return choose(v > best, v, best); }
 
 static float row_max(const float *x, size_t n, float start)
 {

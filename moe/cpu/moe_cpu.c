@@ -97,10 +97,8 @@ static void sum_items(void *ctx, uint32_t chunk, uint32_t member)
 
         memset(acc, 0, s->hidden * sizeof(*acc));
         for (uint32_t term = s->term_at[i]; term < s->term_at[i + 1]; term++) {
-            float *y = s->y + (size_t)s->y_row[term] * s->hidden;
-
-            k->scale(y, s->hidden, s->weight[term]);
-            k->to_bf16(y, s->hidden, item);
+            k->scale_bf16(s->y + (size_t)s->y_row[term] * s->hidden, s->hidden, s->weight[term],
+                          item);
             if (alone) break;
             k->to_f32(item, s->hidden, one);
             k->axpy(1.0f, one, s->hidden, acc);

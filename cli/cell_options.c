@@ -21,6 +21,7 @@ enum {
     OPT_HOSTS,
     OPT_HOSTFILE,
     OPT_KV_BYTES,
+    OPT_CACHE,
     OPT_CHUNK,
     OPT_MAX_ROWS,
     OPT_FORM,
@@ -51,24 +52,26 @@ static const struct argp_option OPTIONS[] = {
     {NULL,                                           0, NULL, 0, "Each rank:", 2},
     {"kv-bytes",OPT_KV_BYTES, "BYTES", 0,
      "Memory for KV pages: 512M, 2G (default: what the printed account leaves)", 2},
+    {"weights-cache",                                          OPT_CACHE, "DIR", 0,
+     "Keep packed weights in a file there, and map it at later starts (CPU)", 2},
     {"chunk",                                          OPT_CHUNK, "ROWS", 0, "Rows of one prompt in a step at most", 2},
-    {"max-rows",                                          OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
-    {"form",                                      OPT_FORM, "FORM", 0,
+    {"max-rows",                                      OPT_MAX_ROWS, "ROWS", 0, "Rows of a rank in a step at most", 2},
+    {"form",                                        OPT_FORM, "FORM", 0,
      "Attention: role (prompts normal, generated tokens absorbed), normal, absorbed, cost", 2},
-    {"share-generated",                                        OPT_SHARE, NULL, 0,
+    {"share-generated", OPT_SHARE, NULL, 0,
      "Full pages of replies enter the prefix cache too; then tokens depend on what was cached", 2},
-    {"threads", OPT_THREADS, "N", 0,
+    {"threads",                                           OPT_THREADS, "N", 0,
      "Compute threads (default: one per core; an idle rank leaves its cores to the others)", 2},
-    {"kernels",                                           OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
-    {"device",OPT_DEVICE, "WHERE", 0,
+    {"kernels",OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
+    {"device",                                          OPT_DEVICE, "WHERE", 0,
      "auto (default): a GPU where one can be used; cpu; cuda; cuda:N", 2},
     {"timeout-s",                                          OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
-    {"coordinator-timeout-s",                                          OPT_QUIET, "S", 0,
+    {"coordinator-timeout-s",                                  OPT_QUIET, "S", 0,
      "A coordinator that answers nothing for so long is lost (default 20)", 2},
-    {"orphan-s",                                  OPT_ORPHAN, "S", 0,
+    {"orphan-s",                                     OPT_ORPHAN, "S", 0,
      "How long ranks that have lost their coordinator look for another one (default 60 where one "
      "may come, else 0)", 2},
-    {0                                    }
+    {0                      }
 };
 
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
@@ -166,6 +169,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
         check_bytes(state, arg);
         pass_on(opt, "--kv-bytes", arg);
         return 0;
+    case OPT_CACHE: pass_on(opt, "--weights-cache", arg); return 0;
     case OPT_CHUNK: pass_number(state, opt, "--chunk", arg, 1, MAX_ROWS); return 0;
     case OPT_MAX_ROWS: pass_number(state, opt, "--max-rows", arg, 1, MAX_ROWS); return 0;
     case OPT_FORM:

@@ -1,6 +1,7 @@
 /* model/fingerprint.c - one number for "the same model": ranks of a cell compare it. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "model/model.h"
@@ -66,13 +67,34 @@ uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *
     return digest;
 }
 
+/* Size and time of each file, since only samples of the tensors are in the fingerprint: tensors
+ * come by name, those of a file mostly together. */
+static uint64_t files_key(const bt_safetensors *st)
+{
+    uint64_t    key  = 0;
+    const char *last = NULL;
+    struct stat file;
+
+    for (size_t i = 0; i < bt_safetensors_count(st); i++) {
+        const char *path = bt_safetensors_file_of(st, bt_safetensors_at(st, i));
+
+        if (path == last || stat(path, &file) != 0) continue;
+        last = path;
+        key =
+            XXH3_64bits_withSeed((uint64_t[]){(uint64_t)file.st_size, (uint64_t)file.st_mtim.tv_sec,
+                                              (uint64_t)file.st_mtim.tv_nsec},
+                                 3 * sizeof(uint64_t), key);
+    }
+    return key;
+}
+
 /* A matrix packed is hardly larger than its tensor, FP8 and what is there in two forms aside; a
  * small one has padding. */
 void bt_model_store_options(const bt_model_config *cfg, const bt_safetensors *st,
                             bt_store_options *opt_out)
 {
     enum { MOST_TIMES = 4, PADDING_BYTES = 64 << 10 };
-    uint64_t key[2] = {bt_model_fingerprint(cfg, st), PACKING_VERSION}, bytes = 0;
+    uint64_t key[3] = {bt_model_fingerprint(cfg, st), files_key(st), PACKING_VERSION}, bytes = 0;
     size_t   n = bt_safetensors_count(st) + 3ul * cfg->n_layers * cfg->mla.n_heads;
 
     for (size_t i = 0; i < bt_safetensors_count(st); i++)

@@ -90,6 +90,7 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
                                 .normal       = opt->normal,
                                 .absorbed     = opt->absorbed,
                                 .store        = opt->store,
+                                .packed       = opt->packed,
                                 .progress     = opt->progress,
                                 .progress_ctx = opt->progress_ctx};
 

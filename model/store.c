@@ -10,7 +10,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -19,7 +18,7 @@
 #define POLL_NS  (200 * BT_NS_PER_US)
 #define ALIGN(n) (((n) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES)
 
-enum { VERSION = 1, PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
+enum { VERSION = 2, PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
 /* Of a slot; FILLS + m: member m fills it. */
 enum { EMPTY = 0, WHOLE = 1, FILLS = 2 };
 
@@ -40,6 +39,8 @@ typedef struct {
     _Atomic uint64_t next;                      /* offset of free room in data */
     _Atomic uint64_t whole;                     /* bytes of entries */
     _Atomic uint64_t members[BT_STORE_MEMBERS]; /* pid and rank in the job */
+    _Atomic uint32_t n_loading;                 /* members that have not sealed yet */
+    _Atomic uint32_t saved;                     /* a member has begun to save */
 } head;
 
 struct bt_store {
@@ -49,6 +50,7 @@ struct bt_store {
     uint64_t         data_at; /* of data in the file */
     uint8_t         *data;    /* read-only */
     uint8_t         *fill;    /* writable, NULL while sealed */
+    bool             loading;
 };
 
 _Static_assert(sizeof(head) <= PAGE_BYTES, "the head is one page");
@@ -192,6 +194,8 @@ bt_status bt_store_open(const bt_store_options *opt, bt_store **store_out)
     BT_REQUIRE(s->slots != NULL && s->data != NULL, BT_ERR_NO_MEMORY,
                "%" PRIu64 " bytes of shared weights cannot be mapped: %s", s->opt.bytes,
                strerror(errno));
+    atomic_fetch_add(&s->head->n_loading, 1);
+    s->loading = true;
     *store_out = s;
     s          = NULL;
 out:
@@ -218,6 +222,8 @@ void bt_store_seal(bt_store *s)
 {
     if (s->fill != NULL) munmap(s->fill, s->opt.bytes);
     s->fill = NULL;
+    if (s->loading) atomic_fetch_sub(&s->head->n_loading, 1);
+    s->loading = false;
 }
 
 uint64_t bt_store_bytes(const bt_store *s) { return atomic_load(&s->head->whole); }
@@ -227,10 +233,9 @@ uint64_t bt_store_bytes(const bt_store *s) { return atomic_load(&s->head->whole)
 /* The slot of a name, made when there is none; NULL: the table is full. */
 static slot *find(const bt_store *s, const char *name)
 {
-    uint64_t key = XXH3_64bits(name, strlen(name));
+    uint64_t key = bt_packed_name_key(name);
     uint32_t n   = s->opt.n_slots;
 
-    key += key == 0;
     for (uint32_t i = 0; i < n; i++) {
         slot    *at   = &s->slots[(key + i) % n];
         uint64_t seen = 0;
@@ -358,4 +363,47 @@ void bt_store_drop(bt_store *s, const char *name)
                   (off_t)(s->data_at + at->at - 1), (off_t)ALIGN(at->bytes)) != 0)
         BT_WARN("%s keeps its memory: %s", name, strerror(errno));
     atomic_store(&at->state, EMPTY);
+}
+
+/* ---- saving */
+
+/* What is whole, read by this member from now on; reads[i]: it read slot i before. */
+static uint32_t list_whole(bt_store *s, bt_packed_entry *entries, bool *reads)
+{
+    uint64_t bit = UINT64_C(1) << s->opt.member;
+    uint32_t n   = 0;
+
+    for (uint32_t i = 0; i < s->opt.n_slots; i++) {
+        slot *at = &s->slots[i];
+
+        reads[i] = (atomic_fetch_or(&at->readers, bit) & bit) != 0;
+        if (atomic_load(&at->state) == WHOLE)
+            entries[n++] = (bt_packed_entry){at->key, at->bytes, s->data + at->at - 1};
+    }
+    return n;
+}
+
+bt_status bt_store_save(bt_store *s, const char *path, const bt_packed *packed,
+                        void (*progress)(void *ctx), void *ctx)
+{
+    bt_status        st      = BT_OK;
+    uint32_t         n_slots = s->opt.n_slots, not_yet = 0, n;
+    bt_packed_entry *entries = NULL;
+    bool            *reads   = NULL;
+
+    if (atomic_load(&s->head->n_loading) != 0 || bt_store_bytes(s) == 0) goto out;
+    if (!atomic_compare_exchange_strong(&s->head->saved, &not_yet, 1)) goto out;
+    entries = bt_calloc((size_t)n_slots + bt_packed_count(packed), sizeof(*entries));
+    reads   = bt_calloc(n_slots, sizeof(*reads));
+    BT_REQUIRE(entries != NULL && reads != NULL, BT_ERR_NO_MEMORY, "a list of %u entries", n_slots);
+    n = list_whole(s, entries, reads);
+    for (uint32_t i = 0; i < bt_packed_count(packed); i++)
+        entries[n++] = *bt_packed_at(packed, i);
+    st = bt_packed_write(path, s->opt.key, n, entries, progress, ctx);
+    for (uint32_t i = 0; i < n_slots; i++)
+        if (!reads[i]) atomic_fetch_and(&s->slots[i].readers, ~(UINT64_C(1) << s->opt.member));
+out:
+    bt_free(entries);
+    bt_free(reads);
+    return st;
 }

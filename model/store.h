@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "core/status.h"
+#include "model/packed.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -71,6 +72,12 @@ void           bt_store_commit(bt_store *store, const bt_store_entry *entry);
 void bt_store_drop(bt_store *store, const char *name);
 /* Loading is over: nothing can be written until the next take(). */
 void bt_store_seal(bt_store *store);
+
+/* Writes what is whole, and what `packed` (or NULL) has besides, to the file (packed.h), if all
+ * members have sealed, none has begun to, and there is anything whole.  `progress`, or NULL, is
+ * called now and then. */
+bt_status bt_store_save(bt_store *store, const char *path, const bt_packed *packed,
+                        void (*progress)(void *ctx), void *ctx);
 
 /* Bytes of whole entries in the store, all members'. */
 uint64_t bt_store_bytes(const bt_store *store);

@@ -75,12 +75,15 @@ static void count(loader *l, const bt_matrix *m)
     say_progress(l);
 }
 
-/* A part of the store; FULL where there is none, or it has no room: the rank then has its own. */
+/* What was packed earlier, or a part of the store; FULL where there is none, or it has no room: the
+ * rank then has its own. */
 static bt_store_claim take_shared(loader *l, const char *name, size_t bytes, bt_store_entry *entry)
 {
     bt_store      *store = l->w->store;
     bt_store_claim got   = BT_STORE_FULL;
 
+    *entry = (bt_store_entry){.data = bt_packed_find(l->w->packed, name, bytes)};
+    if (entry->data != NULL) return BT_STORE_WHOLE;
     if (store == NULL) return got;
     got = l->again ? bt_store_await(store, name, bytes, say_progress, l, entry)
                    : bt_store_take(store, name, bytes, entry);
@@ -392,7 +395,8 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
                      .n_layers  = cfg->n_layers,
                      .n_heads   = cfg->mla.n_heads,
                      .n_experts = cfg->moe.gate.n_experts,
-                     .store     = opt->store};
+                     .store     = opt->store,
+                     .packed    = opt->packed};
     loader     l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w, .dry = true};
     bt_status  st = BT_OK;
 
@@ -422,7 +426,7 @@ static void drop_matrix(loader *l, bt_linear **linear, const char *name)
     if (shared) w->shared_bytes -= bt_linear_bytes(*linear);
     bt_device_linear_destroy(l->opt->dev, *linear);
     *linear = NULL;
-    if (shared) bt_store_drop(w->store, name);
+    if (shared && w->store != NULL) bt_store_drop(w->store, name);
 }
 
 static void drop_expert(loader *l, uint32_t layer, uint32_t e, bt_moe_weights *w)

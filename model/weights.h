@@ -26,8 +26,9 @@ typedef struct {
     bt_linear        *lm_head;      /* [vocab_size, hidden] */
     bt_layer_weights *layers;       /* [n_layers] */
     size_t            bytes;        /* device memory of all of these, */
-    size_t            shared_bytes; /* and how many of them lie in the store */
+    size_t            shared_bytes; /* and how many of them lie in the store or in `packed` */
     bt_store         *store;        /* borrowed: holds matrices and embedding; or NULL */
+    const bt_packed  *packed;       /* the same, packed earlier */
 } bt_weights;
 
 typedef struct {
@@ -37,6 +38,8 @@ typedef struct {
     bool        normal, absorbed; /* forms that this rank will run */
     bt_store   *store; /* where this machine's ranks share packed weights, for the CPU back end
                           only; borrowed for the weights' life.  NULL: this rank has its own */
+    const bt_packed *packed; /* what need not be packed, for the CPU back end only; borrowed for the
+                                weights' life; or NULL */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* or NULL */
     void *progress_ctx;
 } bt_weights_options;

@@ -55,6 +55,8 @@ void bt_rank_leave_together(bt_rank *r)
     bt_handoff_destroy(r->handoff);
     bt_model_destroy(r->model);
     bt_store_close(r->store);
+    bt_packed_close(r->packed);
+    bt_free(r->packed_path);
     bt_kv_pool_destroy(r->pool);
     bt_group_destroy(r->group);
     bt_placement_fini(&r->placement);

@@ -26,6 +26,7 @@ typedef struct {
     uint32_t         n_both;              /* ranks that have both roles; 0 with the other two */
     uint32_t         n_spares;            /* the last ranks, without a role until one is lost */
     uint64_t         kv_bytes;            /* 0: what the memory account leaves */
+    const char      *weights_cache;       /* directory of files of packed weights, or NULL */
     uint32_t         chunk;               /* rows of one prompt in a step at most */
     uint32_t         max_rows;            /* rows of this rank in a step */
     bt_form_policy   form;

@@ -35,7 +35,9 @@ typedef struct {
     bt_group *group;
     bt_memory_account  memory;
     bt_control_client *client;
-    bt_store          *store; /* what this machine's ranks share, or NULL */
+    bt_store          *store;       /* what this machine's ranks share, or NULL */
+    bt_packed         *packed;      /* what an earlier start has packed, or NULL */
+    char              *packed_path; /* owned: where that is, or is to be; NULL: nowhere */
     bt_model          *model;
     bt_kv_pool        *pool;
     bt_handoff        *handoff;

@@ -5,8 +5,10 @@
  *
  * What is collective over the job (the hand-off's creation) comes where no rank can have failed
  * alone without its process ending. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -95,6 +97,19 @@ out:
     return st;
 }
 
+/* What an earlier start has packed of this model. */
+static void open_packed(bt_rank *r, uint64_t key)
+{
+    size_t n = r->opt.weights_cache == NULL ? 0 : strlen(r->opt.weights_cache) + 32;
+
+    if (n == 0) return;
+    r->packed_path = bt_calloc(n, 1);
+    if (r->packed_path == NULL) return;
+    snprintf(r->packed_path, n, "%s/%016" PRIx64 ".packed", r->opt.weights_cache, key);
+    if (bt_packed_open(r->packed_path, key, &r->packed) != BT_OK)
+        BT_WARN("weights are packed again, and %s is replaced", r->packed_path);
+}
+
 /* Where the ranks of this machine share what they pack.  Without it each has its own: more memory,
  * no other difference. */
 static void open_store(bt_rank *r)
@@ -104,9 +119,14 @@ static void open_store(bt_rank *r)
                             .rank       = r->facts.rank,
                             .timeout_ns = r->opt.timeout_ns};
 
-    if (opt.fd < 0 || !r->dev->host_memory) return;
+    if (!r->dev->host_memory) {
+        if (r->opt.weights_cache != NULL) BT_WARN("--weights-cache is of no use on a GPU");
+        return;
+    }
     bt_model_store_options(&r->cfg, r->st, &opt);
-    if (bt_store_open(&opt, &r->store) != BT_OK) BT_WARN("this rank packs weights of its own");
+    open_packed(r, opt.key);
+    if (opt.fd >= 0 && bt_store_open(&opt, &r->store) != BT_OK)
+        BT_WARN("this rank packs weights of its own");
 }
 
 static bt_status draw_account(bt_rank *r)
@@ -158,6 +178,27 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
     bt_rank_leave(r, EXIT_SUCCESS, "told to leave while loading");
 }
 
+/* One byte short of all, so that the coordinator sees it go on. */
+static void on_save(void *ctx)
+{
+    bt_rank *r = ctx;
+
+    on_load(r, bt_model_weight_bytes(r->model) - 1, bt_model_weight_bytes(r->model));
+}
+
+/* For the next start; this one does without. */
+static void save_packed(bt_rank *r)
+{
+    uint64_t start_ns = bt_now_ns();
+
+    if (r->packed_path == NULL || r->store == NULL) return;
+    if (bt_store_save(r->store, r->packed_path, r->packed, on_save, r) != BT_OK)
+        BT_WARN("packed weights are not kept in %s", r->packed_path);
+    else if (bt_now_ns() - start_ns > BT_NS_PER_S / 10)
+        BT_INFO("packed weights kept in %s in %.1f s", r->packed_path,
+                (double)(bt_now_ns() - start_ns) / BT_NS_PER_S);
+}
+
 static bt_status load(bt_rank *r)
 {
     bt_status        st       = BT_OK;
@@ -170,6 +211,7 @@ static bt_status load(bt_rank *r)
                             .max_rows       = r->opt.max_rows,
                             .max_logit_rows = r->opt.max_rows,
                             .store          = r->store,
+                            .packed         = r->packed,
                             .progress       = on_load,
                             .progress_ctx   = r};
 
@@ -189,6 +231,7 @@ static bt_status load(bt_rank *r)
         (double)(bt_now_ns() - start_ns) / 1e9, (double)bt_model_weight_bytes(r->model) / (1 << 20),
         (double)bt_model_shared_bytes(r->model) / (1 << 20),
         (double)bt_model_workspace_bytes(r->model) / (1 << 20));
+    save_packed(r);
 out:
     return st;
 }

@@ -17,7 +17,8 @@ enum { MAX_TENSORS = 512, MAX_EXPERTS = 64 };
 static const char *const MODELS[] = {"v3-fp8", "v2-lite", "glm-flash",
                                      "v2",     "kimi-k2", "moonlight"};
 static bt_device        *g_dev;
-static bt_store         *g_store; /* where load() shares what it packs, or NULL */
+static bt_store         *g_store;  /* where load() shares what it packs, or NULL */
+static bt_packed        *g_packed; /* what it need not pack, or NULL */
 
 /* A model's config, its tensors as a list that a test may change, and a file to write it to. */
 typedef struct {
@@ -57,8 +58,12 @@ static void checkpoint_close(checkpoint *c)
 
 static bt_status load(const checkpoint *c, const bt_safetensors *set, bt_weights *w)
 {
-    bt_weights_options opt = {
-        .dev = g_dev, .own_experts = c->own, .normal = true, .absorbed = true, .store = g_store};
+    bt_weights_options opt = {.dev         = g_dev,
+                              .own_experts = c->own,
+                              .normal      = true,
+                              .absorbed    = true,
+                              .store       = g_store,
+                              .packed      = g_packed};
 
     return bt_weights_load(&c->cfg, set, &opt, w);
 }
@@ -277,6 +282,59 @@ static void shared_experts_move(void)
     }
     close(fd);
     checkpoint_close(&c);
+}
+
+/* One start of a rank: returns how many bytes it had to pack, and keeps them. */
+static uint64_t start_with(const checkpoint *c, const char *path)
+{
+    int              fd    = memfd_create("test-weights", MFD_CLOEXEC);
+    bt_store        *other = open_store(c, fd, 1);
+    bt_store_options opt   = {.fd = fd};
+    bt_weights       w;
+    uint64_t         packed;
+
+    bt_model_store_options(&c->cfg, c->set, &opt);
+    g_store = open_store(c, fd, 0);
+    EXPECT_EQ(bt_packed_open(path, opt.key, &g_packed), BT_OK);
+    EXPECT_EQ(load(c, c->set, &w), BT_OK);
+    packed = bt_store_bytes(g_store);
+    EXPECT(w.shared_bytes >= packed && w.bytes >= w.shared_bytes);
+    if (c->own[1]) expect_weights(c, &w);
+    if (g_packed == NULL) { /* not before all have loaded */
+        EXPECT_EQ(bt_store_save(g_store, path, g_packed, NULL, NULL), BT_OK);
+        EXPECT(access(path, F_OK) != 0);
+    }
+    bt_store_close(other);
+    EXPECT_EQ(bt_store_save(g_store, path, g_packed, NULL, NULL), BT_OK);
+    bt_weights_fini(&w);
+    bt_store_close(g_store);
+    bt_packed_close(g_packed);
+    g_store  = NULL;
+    g_packed = NULL;
+    close(fd);
+    return packed;
+}
+
+/* What one start has packed the next one maps; what it lacks is packed, and is there as well the
+ * time after. */
+static void weights_are_kept_for_the_next_start(void)
+{
+    for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
+        checkpoint c;
+        char       path[sizeof(c.file) + 8];
+        uint64_t   first, second;
+
+        checkpoint_open(&c, MODELS[i]);
+        snprintf(path, sizeof(path), "%s.packed", c.file);
+        c.own[1] = false;
+        first    = start_with(&c, path);
+        c.own[1] = true;
+        second   = start_with(&c, path);
+        EXPECT(first > second && second > 0);
+        EXPECT_EQ(start_with(&c, path), 0);
+        unlink(path);
+        checkpoint_close(&c);
+    }
 }
 
 static void weights_take_only_their_own_experts(void)
@@ -539,6 +597,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_are_what_the_file_holds),
     BT_TEST(weights_are_packed_once_for_ranks_that_share),
     BT_TEST(shared_experts_move),
+    BT_TEST(weights_are_kept_for_the_next_start),
     BT_TEST(weights_take_only_their_own_experts),
     BT_TEST(weights_leave_out_the_form_that_is_not_run),
     BT_TEST(weights_name_each_missing_tensor),

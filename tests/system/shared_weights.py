@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Ranks of one machine have their packed weights in memory once, read-only, and none is left when they are killed.
+"""Ranks of one machine have their packed weights in memory once, read-only, and none is left when they are killed; with --weights-cache
+the next start maps what one has packed, refuses by name what is not its own file, and gives the same logits.
 
     shared_weights.py --bin DIR --source DIR
 
@@ -8,11 +9,17 @@ import argparse
 import os
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 
+import numpy as np
+
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import cell as cells  # noqa: E402
+import tensors  # noqa: E402
 
 NAME = "/memfd:baton-weights"
 HUGE_MIB = 4  # head, slots, and what huge pages round up
@@ -62,6 +69,39 @@ def main():
             assert not left, f"killed ranks' weights are still held by {left}"
             cell.wait_gone(30)
         assert not [x for x in os.listdir("/dev/shm") if "weights" in x]
+    kept_weights(a)
+
+
+def logits(a, folder, name, *more):
+    """The logits of two short prompts, as bytes, and what the ranks have logged."""
+    src, dst = os.path.join(folder, "in.safetensors"), os.path.join(folder, name)
+    tensors.write(src, {f"{p}.{k}": np.array(x, np.int32) for p, n in (("a", 70), ("b", 9))
+                        for k, x in (("ids", [7 * i % 200 for i in range(n)]), ("prompt", [n - 3]))})
+    run = subprocess.run([os.path.join(a.bin, "baton-logits"), "--model", os.path.join(a.source, "models/demo"), "--ids", src, "--out", dst,
+                          "--prefill", "1", "--decode", "2", *more], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return {k: v.tobytes() for k, v in tensors.read(dst).items()}, run.stderr
+
+
+def kept_weights(a):
+    with tempfile.TemporaryDirectory() as folder:
+        cache = os.path.join(folder, "cache")
+        os.mkdir(cache)
+        want, _ = logits(a, folder, "out")
+        for start, said in (("first", None), ("second", None), ("cut", "bytes, expected"), ("after", None), ("foreign", "mode 0622")):
+            files = [os.path.join(cache, f) for f in os.listdir(cache)]
+            before = {f: os.stat(f).st_ino for f in files}
+            if start == "cut":
+                os.truncate(files[0], os.path.getsize(files[0]) - 1)
+            if start == "foreign":
+                os.chmod(files[0], 0o622)
+            got, log = logits(a, folder, "out", "--weights-cache", cache)
+            assert got == want, f"{start}: other logits with --weights-cache"
+            files = [os.path.join(cache, f) for f in os.listdir(cache)]
+            assert len(files) == 1 and files[0].endswith(".packed"), f"{start}: {files}"
+            assert said is None or (said in log and files[0] in log), f"{start}: nothing says \"{said}\" of {files[0]}:\n{log[-3000:]}"
+            new = before.get(files[0]) != os.stat(files[0]).st_ino
+            assert new == (start not in ("second", "after")), f"{start}: the file is {'new' if new else 'the old one'}"
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@
  *                o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
  *
  * Laws A and B: key blocks are the pages (64 tokens, absolute), or four of them on the CPU, visited
- * ascending; the softmax restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS and the parts merge ascending by
- * log-sum-exp; a block without a visible key leaves a row's state unchanged; a token attends to
- * itself through the rounded latent in the page.
+ * ascending; the softmax restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS and the parts merge
+ * ascending by log-sum-exp; a block without a visible key leaves a row's state unchanged; a token
+ * attends to itself through the rounded latent in the page.
  *
  * Threads: the step thread.  Memory: all of it is taken in create(). */
 #ifndef BT_ATTENTION_MLA_H

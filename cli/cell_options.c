@@ -162,6 +162,12 @@ void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value)
     if (find_flag(opt, flag) == opt->n_worker_args) pass_on(opt, flag, value);
 }
 
+void bt_cell_rename(bt_cell_options *opt, const char *name)
+{
+    opt->name = name;
+    pass_on(opt, "--cell", name);
+}
+
 static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cell_options *opt)
 {
     switch (key) {
@@ -247,10 +253,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_RANK_MAP: opt->rank_map = arg; return 0;
     case OPT_SLURM: opt->slurm = true; return 0;
-    case OPT_CELL:
-        opt->name = arg;
-        pass_on(opt, "--cell", arg);
-        return 0;
+    case OPT_CELL: bt_cell_rename(opt, arg); return 0;
     case OPT_HOSTS: opt->hosts = arg; return 0;
     case OPT_HOSTFILE: opt->hostfile = arg; return 0;
     case ARGP_KEY_END: check(state, opt); return 0;

@@ -41,6 +41,9 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
 /* A flag for every rank unless the user has given it; both strings are borrowed. */
 void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value);
 
+/* Its name among a coordinator's cells, borrowed. */
+void bt_cell_rename(bt_cell_options *opt, const char *name);
+
 /* strtol with limits, for option arguments: argp_error names the option otherwise. */
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
                       long most);

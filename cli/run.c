@@ -22,6 +22,7 @@ enum {
     OPT_SPARES,
     OPT_RANK_TIMEOUT,
     OPT_RESTARTS,
+    OPT_RENEW,
     OPT_JOIN,
     OPT_HTTP_PORT,
     OPT_HTTP_HOST,
@@ -92,6 +93,10 @@ static const struct argp_option OPTIONS[] = {
     {"rank-timeout-s", OPT_RANK_TIMEOUT, "S", 0,
      "A rank that has requests and makes no progress so long is lost (default 30)", 0},
     {"restarts",                                                                 OPT_RESTARTS, "N", 0, "So many in a row at most, then give up (default 5)", 0},
+    {"renew", OPT_RENEW, NULL, 0,
+     "replace: when ranks are missing and no spare is left, start a fresh cell beside this one, "
+     "where memory allows, and drain this one when that serves; goes with --restarts",
+     0},
     {"coordinator",OPT_JOIN, "HOST:PORT", 0,
      "Start ranks only, for the coordinator with this control port; needs --cell", 0},
     {"control",                                                                OPT_CONTROL, "HOST:PORT", 0,
@@ -249,6 +254,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--spares needs --on-death=replace");
         if (opt->chat != NULL || (!all->restart && !(opt->cell.replace && all->restarts_given)))
             opt->restarts = 0;
+        if (opt->renew && (!opt->cell.replace || opt->restarts == 0 || opt->join != NULL))
+            argp_error(state, "--renew goes with --on-death replace and --restarts N, and without "
+                              "--coordinator");
         if (opt->restarts == 0 && opt->join == NULL)
             bt_cell_default(&opt->cell, "--orphan-s", "0"); /* no other coordinator will come */
         if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
@@ -276,6 +284,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         all->restarts_given = true;
         opt->restarts       = (uint32_t)bt_option_number(state, "--restarts", arg, 1, 1000000);
         return 0;
+    case OPT_RENEW: opt->renew = true; return 0;
     case OPT_JOIN:
         if (!bt_parse_address(arg))
             argp_error(state, "--coordinator is \"%s\", expected HOST:PORT", arg);

@@ -34,9 +34,10 @@ static void begin_stop(supervisor *s)
     s->coordinator_term_ns = s->phase == SERVING && !s->asked ? now + LEAVE_NS : now;
     s->launch_term_ns      = now;
     if (s->phase == SERVING) s->launch_term_ns += s->asked ? LAUNCH_NS : LEAVE_NS;
-    s->served  = s->phase == SERVING;
-    s->stop_ns = now;
-    s->phase   = STOPPING;
+    s->fresh_term_ns = s->launch_term_ns;
+    s->served        = s->phase == SERVING;
+    s->stop_ns       = now;
+    s->phase         = STOPPING;
     bt_child_kill(&s->client, SIGTERM);
     bt_relay_clear_bar(&s->relay);
 }
@@ -169,8 +170,14 @@ static void on_announcement(void *ctx, const char *line)
         on_progress(s, line + 9);
     } else if (strncmp(line, "ready ", 6) == 0 && s->phase == LOADING) {
         on_ready(s, line + 6);
+    } else if (strncmp(line, "serving ", 8) == 0 && bt_supervisor_is_fresh(s, line + 8)) {
+        bt_supervisor_fresh_serves(s);
     } else if (strncmp(line, "serving", 7) == 0 && s->phase == LOADING && s->has_served) {
         on_serving(s);
+    } else if (strncmp(line, "worn", 4) == 0) {
+        bt_supervisor_renew(s);
+    } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
+        if (s->fresh_term_ns == 0) s->fresh_term_ns = now + LEAVE_NS;
     } else if (strncmp(line, "lost ", 5) == 0 && may_restart(s)) {
         if (s->died_ns == 0) s->died_ns = now;
         if (bt_child_running(&s->launch) && s->launch_term_ns == 0)
@@ -197,6 +204,13 @@ static void on_rank_line(void *ctx, const char *line)
         on_joined(s);
 }
 
+static void on_fresh_line(void *ctx, const char *line)
+{
+    supervisor *s = ctx;
+
+    bt_relay_line(&s->relay, line);
+}
+
 /* ---- the loop */
 
 static void read_all(supervisor *s)
@@ -204,6 +218,7 @@ static void read_all(supervisor *s)
     bt_lines_read(&s->coordinator.report, on_announcement, s);
     bt_lines_read(&s->coordinator.err, bt_relay_line, &s->relay);
     bt_lines_read(&s->launch.err, on_rank_line, s);
+    bt_lines_read(&s->fresh.err, on_fresh_line, s);
 }
 
 /* Serving, SIGUSR1 drains, and so does SIGTERM unless it may take no time; while it drains, SIGTERM
@@ -352,6 +367,8 @@ static void start_what_is_due(supervisor *s, uint64_t now)
         st = bt_supervisor_start_coordinator(s);
     if (s->phase == LOADING && is_due(&s->launch_at_ns, &s->launch, now))
         st = bt_supervisor_start_ranks(s);
+    if (s->phase == SERVING && !s->draining && is_due(&s->fresh_at_ns, &s->fresh, now))
+        st = bt_supervisor_start_fresh(s);
     if (st != BT_OK) fail(s, "%s", bt_error_text());
 }
 
@@ -366,6 +383,8 @@ static void on_child_end(supervisor *s)
         if (s->coordinator.ended && s->launch_term_ns > soon) s->launch_term_ns = soon;
         return;
     }
+    if (s->fresh.ended) bt_supervisor_fresh_ended(s);
+    if (s->launch.ended && bt_supervisor_take_fresh(s) && !s->coordinator.ended) return;
     if (s->draining && (s->coordinator.ended || s->launch.ended) &&
         (!s->coordinator.ended || ended_well(&s->coordinator)) &&
         (!s->launch.ended || ended_well(&s->launch))) {
@@ -410,14 +429,17 @@ static void on_tick(supervisor *s)
     if (s->phase == STOPPING) {
         kill_at(&s->coordinator, SIGINT, &s->coordinator_term_ns, now); /* SIGTERM would drain */
         kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
+        kill_at(&s->fresh, SIGTERM, &s->fresh_term_ns, now);
         if (now - s->stop_ns > KILL_NS) {
             bt_child_kill(&s->coordinator, SIGKILL);
             bt_child_kill(&s->launch, SIGKILL);
+            bt_child_kill(&s->fresh, SIGKILL);
             bt_child_kill(&s->client, SIGKILL);
         }
         return;
     }
     if (bt_child_running(&s->launch)) kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
+    if (bt_child_running(&s->fresh)) kill_at(&s->fresh, SIGTERM, &s->fresh_term_ns, now);
     start_what_is_due(s, now);
     if (s->phase != SERVING && now > s->heard_ns + s->opt->stall_ns) on_stall(s, now);
 }
@@ -425,12 +447,12 @@ static void on_tick(supervisor *s)
 static bool all_ended(const supervisor *s)
 {
     return !bt_child_running(&s->coordinator) && !bt_child_running(&s->launch) &&
-           !bt_child_running(&s->client);
+           !bt_child_running(&s->fresh) && !bt_child_running(&s->client);
 }
 
 static void loop(supervisor *s)
 {
-    bt_child *children[] = {&s->coordinator, &s->launch, &s->client};
+    bt_child *children[] = {&s->coordinator, &s->launch, &s->fresh, &s->client};
 
     while (!(s->phase == STOPPING && all_ended(s))) {
         struct pollfd fds[] = {
@@ -438,12 +460,13 @@ static void loop(supervisor *s)
             {s->coordinator.report.fd, POLLIN, 0},
             {s->coordinator.err.fd,    POLLIN, 0},
             {s->launch.err.fd,         POLLIN, 0},
+            {s->fresh.err.fd,          POLLIN, 0},
         };
 
         poll(fds, sizeof(fds) / sizeof(fds[0]), TICK_MS);
         on_signals(s);
         read_all(s);
-        if (bt_child_collect(children, 3)) on_child_end(s);
+        if (bt_child_collect(children, 4)) on_child_end(s);
         on_tick(s);
     }
 }
@@ -481,6 +504,7 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     s->opt = opt;
     bt_child_init(&s->coordinator);
     bt_child_init(&s->launch);
+    bt_child_init(&s->fresh);
     bt_child_init(&s->client);
     bt_relay_init(&s->relay, opt->log);
     s->heard_ns = s->start_ns = bt_now_ns();
@@ -527,6 +551,7 @@ int bt_supervisor_run(const bt_run_options *opt)
     bt_relay_clear_bar(&s.relay);
     bt_child_close(&s.coordinator);
     bt_child_close(&s.launch);
+    bt_child_close(&s.fresh);
     bt_child_close(&s.client);
     if (s.signal_fd >= 0) close(s.signal_fd);
     bt_progress_fini(&s.progress);

@@ -7,6 +7,9 @@
  * ranks load, at the same addresses: the ranks attach to it again.  With `join` there are only
  * ranks, for a coordinator elsewhere.
  *
+ * With `renew` ranks of a second cell are started under the same coordinator when the first lacks
+ * some; the first drains when the second serves.
+ *
  * A signal that drains goes to the coordinator, which ends by itself when its last request has.
  *
  * Whatever happens, run() returns only when every process of the cell is gone.
@@ -29,6 +32,7 @@ typedef struct {
     const char     *control;  /* HOST:PORT where the ranks attach */
     const char     *join;     /* HOST:PORT of another coordinator's control port; NULL: start one */
     uint32_t        restarts; /* so many in a row at most; 0: what dies ends the cell */
+    bool            renew;    /* a cell that lacks ranks is replaced by a fresh one beside it */
     const char     *coordinator_args[BT_RUN_COORDINATOR_ARGS]; /* passed on as they are */
     uint32_t        n_coordinator_args;
     uint64_t        drain_ns; /* how long SIGTERM lets running requests go on; 0: not at all */

@@ -58,6 +58,21 @@ out:
     return st;
 }
 
+bt_status bt_supervisor_start_fresh(supervisor *s)
+{
+    bt_status       st   = BT_OK;
+    bt_cell_options cell = s->opt->cell;
+    char          **argv = NULL;
+
+    bt_cell_rename(&cell, s->fresh_name);
+    BT_TRY(bt_cell_launch_argv(&cell, s->control, &argv));
+    st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv, .own_group = true},
+                        &s->fresh);
+out:
+    bt_free(argv);
+    return st;
+}
+
 /* The client shares our terminal: its output is the user's. */
 bt_status bt_supervisor_start_client(supervisor *s)
 {

@@ -16,12 +16,17 @@ typedef struct supervisor {
     phase                 phase;
     bt_relay              relay;
     bt_child              coordinator, launch, client;
+    bt_child              fresh; /* ranks of a cell that is to take the place of launch's */
     int                   signal_fd;
     char                  address[128];
     char                  control[300]; /* where ranks attach, once known */
     uint16_t              port;         /* of the public port: what came of 0 the first time */
     bt_backoff            backoff;
     uint64_t    coordinator_at_ns, launch_at_ns; /* when to start it; 0: not to be started */
+    uint64_t    fresh_at_ns, fresh_term_ns;
+    uint32_t    n_renewed;
+    bool        fresh_serves;
+    char        fresh_name[64];
     uint64_t    died_ns;             /* since when it does not serve any more; 0: it does */
     uint32_t    n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
     bool        has_served;
@@ -43,6 +48,16 @@ typedef struct supervisor {
 /* supervisor_start.c */
 bt_status bt_supervisor_start_coordinator(supervisor *s);
 bt_status bt_supervisor_start_ranks(supervisor *s);
+bt_status bt_supervisor_start_fresh(supervisor *s);
 bt_status bt_supervisor_start_client(supervisor *s);
+
+/* supervisor_renew.c */
+void bt_supervisor_renew(supervisor *s); /* the cell lacks ranks: a fresh one, if it may be */
+/* `name`, as the coordinator says it, is that of the fresh cell. */
+bool bt_supervisor_is_fresh(const supervisor *s, const char *name);
+void bt_supervisor_fresh_serves(supervisor *s);
+void bt_supervisor_fresh_ended(supervisor *s);
+/* launch has ended: the fresh cell's ranks take its place.  False: there are none. */
+bool bt_supervisor_take_fresh(supervisor *s);
 
 #endif

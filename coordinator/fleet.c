@@ -125,7 +125,7 @@ void bt_fleet_lose(bt_member *m, const char *fmt, ...)
     vsnprintf(reason, sizeof(reason), fmt, ap);
     va_end(ap);
     bt_log_error(__FILE__, __LINE__, "the cell has failed", "%s", reason);
-    bt_announce(fleet->cfg.announce_fd, true, "lost %s", reason);
+    bt_announce(fleet->cfg.announce_fd, true, "lost %s: %s", m->cell.name, reason);
     m->state = BT_CELL_LEAVING; /* so that nothing goes there */
     bt_fleet_move_all(fleet, m, bt_now_ns());
     dismiss(m, reason);
@@ -472,6 +472,17 @@ static void check_deadline(bt_member *m, uint64_t now_ns)
                       (double)fleet->cfg.load_ns * 1e-9);
 }
 
+/* The cell serves, but lacks ranks that no spare can replace: said once for each more. */
+static void announce_worn(bt_member *m, const uint32_t taken[2])
+{
+    const bt_up_hello *facts = bt_cell_facts(&m->cell);
+    uint32_t           n     = facts->n_ranks - facts->n_spares - taken[0] - taken[1];
+
+    if (n <= m->n_worn || m->state != BT_CELL_SERVING || bt_relay_n_spares(m->relay) > 0) return;
+    m->n_worn = n;
+    bt_announce(m->fleet->cfg.announce_fd, true, "worn %s", m->cell.name);
+}
+
 /* A group that has lost its last rank is waited for, as long as there is a spare that could come;
  * the cell's requests wait meanwhile. */
 static void check_seats(bt_member *m, uint64_t now_ns)
@@ -486,6 +497,7 @@ static void check_seats(bt_member *m, uint64_t now_ns)
     if (taken[0] > 0 && (taken[1] > 0 || both)) {
         if (m->short_since_ns != 0) BT_INFO("the cell has ranks for every role again");
         m->short_since_ns = 0;
+        announce_worn(m, taken);
     } else if (bt_relay_n_spares(m->relay) == 0) {
         bt_fleet_lose(m, "no %srank is left, and no spare", missing);
     } else if (m->short_since_ns == 0) {

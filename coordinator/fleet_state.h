@@ -23,6 +23,7 @@ struct bt_member {
     uint64_t      incarnation;          /* as its ranks were welcomed; 0: not yet */
     bt_relay     *relay;                /* owned; NULL unless serving or draining */
     uint64_t      deadline_ns;          /* of the state; UINT64_MAX: none */
+    uint32_t      n_worn;               /* empty seats without a spare, as announced */
     uint64_t      short_since_ns;       /* a group has no rank left; 0: none has */
     char          stuck[BT_FLEET_TEXT]; /* by the relay, acted upon after it returns */
 };

@@ -121,6 +121,7 @@ class Placement(Cells):
         a.gate.set()
         self.check(busy, other)
         for i in range(2, 5):    # both have nothing to do, and a comes first
+            self.all_released()
             self.check(self.send([*prefix, i]), [*prefix, i])
             self.assertEqual(len(b.seen("reserve")), i)
         b.gate.clear()
@@ -172,7 +173,7 @@ class Placement(Cells):
         half = NamedCell(self.control, "b")
         self.addCleanup(half.close)
         half.ranks = [Rank(half, 2, name="b")]
-        wait_for(lambda: any(l.startswith("lost ranks 0, 1, 3 of 4") for l in self.coordinator.lines), "the loss")
+        wait_for(lambda: any(l.startswith("lost b: ranks 0, 1, 3 of 4") for l in self.coordinator.lines), "the loss")
         self.check(self.send([400, 1]), [400, 1])
         wait_for(lambda: "left b" in self.coordinator.lines, "its end")
         b = self.start("b")
@@ -193,7 +194,7 @@ class Change(Cells):
         for call, p, first in zip(calls, prompts, got):
             self.check(iter(list(first) + list(call)), p, 40)
         self.assertEqual(len(b.replays), 6)
-        self.assertTrue(any(l.startswith("lost decode rank 3 of cell a") for l in self.coordinator.lines), self.coordinator.lines)
+        self.assertTrue(any(l.startswith("lost a: decode rank 3 of cell a") for l in self.coordinator.lines), self.coordinator.lines)
         wait_for(lambda: "left a" in self.coordinator.lines, "the rest of it")
         self.end()
 

@@ -60,6 +60,7 @@ class Loss(Replace):
         wait_for(lambda: len(self.cell.seen("prefill")) == 4, "the prefills")
         self.cell.ranks[0].cut()
         self.assertEqual(self.seats(self.wait_regroup(3)), ([NOBODY, 1], [2, 3]))
+        wait_for(lambda: "worn " in self.coordinator.lines, "word that the cell lacks a rank")
         wait_for(lambda: sum(r == 1 for r, _ in self.cell.seen("prefill")) == 4, "the prefills on the other rank")
         self.cell.gate.set()
         for i, call in enumerate(calls):
@@ -135,6 +136,7 @@ class Spares(Replace):
         self.cell.ranks[1].cut()
         wait_for(lambda: self.regroups(4, prepare=True), "the order to prepare")
         self.assertEqual(self.seats(self.regroups(4, prepare=True)[0]), ([0, 4], [2, 3]))
+        self.assertNotIn("worn ", self.coordinator.lines)
         self.assertEqual(self.seats(self.wait_regroup(0)), ([0, NOBODY], [2, 3]))
         self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
         self.cell.ranks[4].send(ready=control.Ready())

@@ -4,6 +4,7 @@ Everything lies in a network namespace that the test makes for itself (enter() s
 own network is not touched and nothing is left behind, whatever happens.  Where namespaces are refused, enter() ends with 77 and the reason.
 """
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,7 +46,8 @@ class Host:
         self.holder = subprocess.Popen(["unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc",
                                         "sh", "-c", script], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.init = self._child()
-        run("ip", "link", "add", "name", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(self.init))
+        mac = f"02:00:0a:4d:00:{10 + number:02x}"    # the same after a power cut, as a real one's: the others remember it
+        run("ip", "link", "add", "name", self.link, "type", "veth", "peer", "name", "eth0", "address", mac, "netns", str(self.init))
         run("ip", "link", "set", self.link, "master", "b0", "up")
         end = time.monotonic() + 10
         while not os.path.exists(ready):
@@ -92,6 +94,16 @@ class Host:
 
     def mend(self):
         run("ip", "link", "set", self.link, "up")
+
+    def slow(self, rate):
+        """What comes to the host comes at so many bits a second."""
+        run("tc", "qdisc", "replace", "dev", self.link, "root", "tbf", "rate", rate, "burst", "8kb", "latency", "1s")
+
+    def end_slow(self):
+        """Returns how often something had to wait."""
+        text = subprocess.run(["tc", "-s", "qdisc", "show", "dev", self.link], capture_output=True, text=True).stdout
+        run("tc", "qdisc", "del", "dev", self.link, "root")
+        return int(re.search(r"overlimits (\d+)", text).group(1))
 
     def power_off(self):
         """Every process of the host dies at once, and so does its link."""

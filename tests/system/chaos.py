@@ -42,6 +42,7 @@ LONG_S = 0.5     # a pause of which the log's own words are kept
 TELLING = re.compile(r" [WE] (?!.*queued again)|has taken seat|prepares for seat|regrouped in epoch|serves with")
 POOL_PAGES = 160
 SETTLE_S = 30    # for a fault's streams to go on
+AGAIN_S = 90     # for a cell to be started again, over hosts that have been powered on a moment ago too
 GONE_S = 60      # for a host that is cut off to end what runs there
 MOMENTS = ["loading", "idle", "prefill", "hand-off", "decode", "regrouping", "joining"]
 SIGNALS = ["SIGKILL", "SIGABRT", *STOPS]
@@ -191,10 +192,10 @@ class Chaos:
 
     # ---- moments
 
-    def wait_until(self, what, condition):
-        end = time.monotonic() + SETTLE_S
+    def wait_until(self, what, condition, seconds=SETTLE_S):
+        end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, f"{what} did not come within {SETTLE_S} s\n{self.cell.log()}"
+            assert time.monotonic() < end, f"{what} did not come within {seconds} s\n{self.cell.log()}"
             assert not self.load.errors, f"{self.load.errors}\n{self.cell.log()}"
             assert self.cell.process.poll() is None, "the cell has ended\n" + self.cell.log()
             time.sleep(0.0003)
@@ -293,7 +294,7 @@ class Chaos:
                 f["moment"] = "decode"
             f["pauses"] = sorted(s for s in (x.silence(f["at"], f["at"] + 1.0) for x in self.load.streams) if s is not None)
             f["again"] = sum("queued again as" in x for x in self.cell.lines[f["line"]:])
-            if f["pauses"] and f["pauses"][-1] > LONG_S and f["kind"] in ("SIGKILL", "SIGABRT") and not f["restart"]:
+            if f["pauses"] and f["pauses"][-1] > LONG_S and f["kind"] in ("SIGKILL", "SIGABRT") and not f["restart"] and not f["beside"]:
                 f["said"] = [x for x in self.cell.lines[f["line"]:] if TELLING.search(x)][:12]
 
     def play_pair(self, moment, kind):
@@ -363,7 +364,7 @@ class Chaos:
             faults.append(self.strike_loading(loading, old, n_served))
         for f in faults:
             f["restart"], f["again_loading"] = True, bool(loading)
-        self.wait_until("a cell started again", lambda: self.n_served() > n_served and self.stays(line))
+        self.wait_until("a cell started again", lambda: self.n_served() > n_served and self.stays(line), AGAIN_S)
         self.n_restarts, self.n_all_restarts = self.n_restarts + 1, self.n_all_restarts + 1
         self.begin_generation()
         self.settle(faults)

@@ -73,7 +73,7 @@ def summary(run):
             out.append(f"The longest pause of {what}: {text}.")
     said = [(f["pauses"][-1], f["said"]) for f in faults if PAUSES[0][1](f) and f.get("said")]
     if said:
-        out.append("What the log said during it:\n" + "\n".join(f"    {line}" for line in max(said)[1]))
+        out.append("What the log said during it:\n\n" + "\n".join(f"    {line}" for line in max(said)[1]))
     return out
 
 

@@ -4,7 +4,8 @@
     restarts.py --bin DIR --source DIR [--only NAME]
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
-the same port and ranks serve again. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
+the same port and ranks serve again. renewed: with --renew a cell that lacks
+ranks is replaced under load by a fresh one beside it, again and again. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
 import os
 import signal
 import sys
@@ -107,6 +108,42 @@ def coordinator(a, pb, rpc):
     print("coordinator killed: UNAVAILABLE, then the same port, the same ranks and the same tokens", flush=True)
 
 
+def renewed(a, pb, rpc):
+    cell = start(a, "1+2", "--on-death", "replace", "--restarts", "5", "--renew", "--kv-bytes", "64m")
+    want = {i: ask(pb, rpc, cell, i, 250) for i in range(4)}
+    for k in range(2):
+        errors, stopping, before = [], threading.Event(), set(cell.ranks().values())
+
+        def one(i):
+            try:
+                while not stopping.is_set() and not errors:
+                    if ask(pb, rpc, cell, i, 250) != want[i]:
+                        errors.append(f"stream {i} differs")
+            except (grpc.RpcError, AssertionError) as e:
+                errors.append(f"stream {i}: {e}")
+        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in want]
+        for t in threads:
+            t.start()
+        time.sleep(0.3)
+        begin = time.monotonic()
+        os.kill(cell.ranks()[1 + k], signal.SIGKILL)
+        wait_for(cell, f"the cell renewed-{k + 1} serves", 1, 60)
+        wait_for(cell, "the ranks of the old cell have ended: baton-launch ended with exit code 0", k + 1, 60)
+        took = time.monotonic() - begin
+        stopping.set()
+        for t in threads:
+            t.join(60)
+            assert not t.is_alive(), cell.log()
+        assert not errors, f"{errors}\n{cell.log()}"
+        after = set(cell.ranks().values())
+        assert len(after) == 3 and not before & after, f"{before} {after}\n{cell.log()}"
+        print(f"rank {1 + k} killed: all ranks of a fresh cell after {took:.1f} s, every stream exact", flush=True)
+    assert not any("starting again" in line for line in cell.lines), cell.log()
+    cell.note_scratch()
+    assert cell.stop() == 0, cell.log()
+    assert not cell.leftovers(), cell.leftovers()
+
+
 def crash_loop(a, pb, rpc):
     cell = start(a, "1+1", "--restarts", "6", "--stall-s", "5")    # the last pause is longer than what counts as a stall
     begin = time.monotonic()
@@ -137,7 +174,7 @@ def start_up(a, pb, rpc):
         assert min(times) < START_S, f"expected below {START_S} s"
 
 
-CASES = [ranks, coordinator, crash_loop, start_up]
+CASES = [ranks, coordinator, renewed, crash_loop, start_up]
 
 
 def main():

@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -101,13 +102,21 @@ class Stream:
         self.close()
 
 
+def manual_command(port, worker):
+    """What docs/operating.md tells to type, with the ports of this test."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/operating.md"), encoding="utf-8") as f:
+        words = next(shlex.split(line) for line in f if line.startswith("smg launch "))
+    for flag, value in (("--port", str(port)), ("--worker-urls", f"grpc://{worker}")):
+        words[words.index(flag) + 1] = value
+    return words[1:]
+
+
 class Gateway:
     """One smg with its default flags but for ports, and for how soon it looks for its worker and ends."""
 
     def __init__(self, program, worker):
         self.port, self.log = free_port(), tempfile.TemporaryFile()
-        command = [program, "launch", "--host", "127.0.0.1", "--port", str(self.port), "--prometheus-host", "127.0.0.1",
-                   "--prometheus-port", str(free_port()), "--worker-urls", f"grpc://{worker}", "--worker-startup-check-interval", "1",
+        command = [program, *manual_command(self.port, worker), "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()),
                    "--shutdown-grace-period-secs", "1", "--log-level", "warn"]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
 

@@ -7,7 +7,7 @@ first_token: one command starts it, the same tokens come as from one machine, no
 node_killed: a host loses power under load; the cell is started again once the host is back, and every stream goes on where it was.
 node_replaced: with a hostfile and --on-death=replace the ranks that are left go on without a restart, those on the host of a killed rank and those
 beside a killed host, and spares on another host join.
-link_cut_3s: nothing is lost and nobody is removed; then baton-run itself is killed, and nothing is left on any host.
+link_cut_3s: nothing is lost and nobody is removed, nor by a slow link; then baton-run itself is killed, and nothing is left on any host.
 link_cut_for_good: the side without the coordinator stops by itself; the open requests wait, and go on when the host is back."""
 import os
 import shutil
@@ -178,6 +178,11 @@ def link_cut_3s(a, pb, rpc, hosts):
     time.sleep(3)
     hosts[1].mend()
     load.finish(cell)
+    hosts[1].slow("8mbit")
+    load.start()
+    load.finish(cell)
+    n_waited = hosts[1].end_slow()
+    assert n_waited > 100, f"the link was not slow: {n_waited}"
     assert not any("removed" in line or "was lost" in line for line in cell.lines), cell.log()
     seen = cells.descendants(cell.process.pid)
     cell.process.kill()    # and nothing stays behind, there or here
@@ -187,7 +192,7 @@ def link_cut_3s(a, pb, rpc, hosts):
     while [p for p in seen if cells.state_of(p) not in (None, "Z")] or cell.leftovers():
         assert time.monotonic() < end, f"left here: {[p for p in seen if cells.state_of(p) not in (None, 'Z')]}, {cell.leftovers()}"
         time.sleep(0.1)
-    print("a link cut for 3 s: nothing lost; baton-run killed: nothing left", flush=True)
+    print(f"a link cut for 3 s, and one that {n_waited} packets had to wait for: nothing lost; baton-run killed: nothing left", flush=True)
 
 
 def link_cut_for_good(a, pb, rpc, hosts):

@@ -1,0 +1,85 @@
+/* A fresh cell beside one that has lost ranks and has no spares left: it starts under the same
+ * coordinator with a name of its own, and when it serves the old one drains.  Whether memory allows
+ * it the fresh ranks find out themselves, before they load; when they do not come the old cell goes
+ * on as it is, until it loses another rank. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/supervisor_state.h"
+#include "core/clock.h"
+
+void bt_supervisor_renew(supervisor *s)
+{
+    uint64_t now = bt_now_ns(), wait_ns;
+
+    if (!s->opt->renew || s->phase != SERVING || s->draining || s->fresh_at_ns != 0 ||
+        bt_child_running(&s->fresh))
+        return;
+    if (!bt_backoff_next(&s->backoff, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
+        BT_WARN("ranks are missing, and no spare is left; no fresh cell is started after %u starts "
+                "in a row",
+                s->opt->restarts);
+        return;
+    }
+    snprintf(s->fresh_name, sizeof(s->fresh_name), "%.40s%srenewed-%u",
+             s->opt->cell.name != NULL ? s->opt->cell.name : "",
+             s->opt->cell.name != NULL ? "-" : "", ++s->n_renewed);
+    BT_WARN("ranks are missing, and no spare is left: starting the cell %s beside this one in %.1f "
+            "s",
+            s->fresh_name, (double)wait_ns * 1e-9);
+    s->fresh_at_ns = now + wait_ns;
+}
+
+bool bt_supervisor_is_fresh(const supervisor *s, const char *name)
+{
+    size_t n = strlen(s->fresh_name);
+
+    return bt_child_running(&s->fresh) && strncmp(name, s->fresh_name, n) == 0 &&
+           (name[n] == '\0' || name[n] == ':');
+}
+
+void bt_supervisor_fresh_serves(supervisor *s)
+{
+    BT_WARN("the cell %s serves; the one that lacks ranks drains", s->fresh_name);
+    s->fresh_serves = true;
+    bt_child_kill(&s->launch, SIGUSR1);
+}
+
+void bt_supervisor_fresh_ended(supervisor *s)
+{
+    char text[128];
+
+    BT_WARN("the cell %s has not come: baton-launch %s; the one that lacks ranks goes on",
+            s->fresh_name, bt_child_ending(&s->fresh, text, sizeof(text)));
+    bt_child_close(&s->fresh);
+    bt_child_init(&s->fresh);
+    s->fresh_term_ns = 0;
+    s->fresh_serves  = false;
+}
+
+bool bt_supervisor_take_fresh(supervisor *s)
+{
+    char     text[128];
+    uint64_t now = bt_now_ns();
+
+    if (!bt_child_running(&s->fresh)) return false;
+    BT_INFO("the ranks of the old cell have ended: baton-launch %s",
+            bt_child_ending(&s->launch, text, sizeof(text)));
+    bt_child_close(&s->launch);
+    s->launch         = s->fresh;
+    s->launch_term_ns = s->fresh_term_ns;
+    s->fresh_term_ns  = 0;
+    bt_child_init(&s->fresh);
+    bt_progress_reset(&s->progress);
+    if (s->fresh_serves) {
+        s->serving_ns = now;
+        s->died_ns    = 0;
+    } else { /* the old one has died before the fresh one served */
+        s->phase = LOADING;
+        if (s->died_ns == 0) s->died_ns = now;
+        s->heard_ns = now;
+    }
+    s->fresh_serves = false;
+    return true;
+}

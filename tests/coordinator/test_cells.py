@@ -5,7 +5,7 @@ import unittest
 
 import grpc
 
-from harness import WAIT_S, Cell, Coordinator, Rank, control, expected, main, vllm, vllm_grpc, wait_for
+from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, main, vllm, vllm_grpc, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -52,6 +52,7 @@ class NamedCell(Cell):
 
 class Cells(unittest.TestCase):
     ARGS = ()
+    all_released = Served.all_released
 
     def setUp(self):
         self.coordinator = Coordinator(*self.ARGS)
@@ -165,7 +166,7 @@ class Placement(Cells):
 
     def test_a_cell_that_never_completes_is_forgotten_alone(self):
         self.coordinator.close()
-        self.coordinator = Coordinator("--attach-s", "1")
+        self.coordinator = Coordinator("--attach-s", "3")    # so long all ranks of a cell may take on a busy machine
         self.addCleanup(self.coordinator.close)
         self.control = self.coordinator.line("control")
         a = self.start("a")

@@ -64,7 +64,20 @@ typedef struct {
     bt_dtype         y_dtype;
 } bt_ffn;
 
-/* A slot is never NULL. */
+typedef struct bt_sampling_ops bt_sampling_ops; /* device/sampling.h */
+typedef struct bt_graph        bt_graph;        /* work to be enqueued again and again */
+
+/* Between begin() and end() work is not run but kept, with its arguments as they are: products, row
+ * operations, attention, experts and forks, no copies from or to the host.  end() with NULL throws
+ * it away. */
+typedef struct {
+    bt_status (*begin)(bt_device *dev);
+    bt_status (*end)(bt_device *dev, bt_graph **graph_out);
+    bt_status (*launch)(bt_device *dev, bt_graph *graph);
+    void (*destroy)(bt_device *dev, bt_graph *graph); /* NULL is allowed */
+} bt_graph_ops;
+
+/* A slot is never NULL, but for sampling and graphs: what a back end lacks. */
 typedef struct {
     const char *name; /* "cpu", "cuda": in logs and in test names */
     bt_status (*alloc)(bt_device *dev, size_t bytes, void **ptr_out);
@@ -73,6 +86,8 @@ typedef struct {
     void (*free_host)(bt_device *dev, void *ptr);
     bt_status (*memory)(bt_device *dev, uint64_t *free_out, uint64_t *all_out);
     bt_status (*upload)(bt_device *dev, void *dst, const void *host_src, size_t bytes);
+    bt_status (*upload_rows)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
+                             void *ctx, bt_bf16 *dst);
     bt_status (*download)(bt_device *dev, void *host_dst, const void *src, size_t bytes);
     bt_status (*sync)(bt_device *dev);
     void *(*stream)(bt_device *dev);
@@ -91,14 +106,22 @@ typedef struct {
                         bt_bf16 *y);
     bt_status (*gather_rows)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *table,
                              const uint32_t *index, bt_bf16 *y);
+    bt_status (*gather_rows_by)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *table,
+                                const uint32_t *index, bt_bf16 *y);
+    bt_status (*fork)(bt_device *dev);
+    bt_status (*unfork)(bt_device *dev);
+    bt_status (*join)(bt_device *dev);
     void (*destroy)(bt_device *dev);
+    const bt_sampling_ops *sampling;
+    const bt_graph_ops    *graphs;
 } bt_device_ops;
 
 struct bt_device {
     const bt_device_ops *ops;
     const char          *arithmetic; /* names the order of additions of both roles, as
                                         "prompt:tile32,generated:tile32"; ranks of a cell must agree */
-    bool host_memory;                /* its memory is the host's: anybody may follow its pointers */
+    bool     host_memory;            /* its memory is the host's: anybody may follow its pointers */
+    uint64_t n_allocs;               /* how often device or pinned memory was asked for */
 };                                   /* first member of each implementation */
 
 typedef struct {
@@ -143,16 +166,17 @@ size_t   bt_linear_bytes(const bt_linear *linear); /* as packed */
 
 static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr_out)
 {
+    dev->n_allocs++;
     return dev->ops->alloc(dev, bytes, ptr_out);
 }
 static inline void bt_device_free(bt_device *dev, void *ptr)
 {
     if (ptr != NULL) dev->ops->free(dev, ptr);
 }
-/* Host memory that copies to and from the device run from at full speed and in the background: it
- * must stay as it is until bt_device_sync(). */
+/* Host memory that copies to and from the device run from at full speed and in the background. */
 static inline bt_status bt_device_alloc_host(bt_device *dev, size_t bytes, void **ptr_out)
 {
+    dev->n_allocs++;
     return dev->ops->alloc_host(dev, bytes, ptr_out);
 }
 static inline void bt_device_free_host(bt_device *dev, void *ptr)
@@ -164,11 +188,20 @@ static inline bt_status bt_device_memory(bt_device *dev, uint64_t *free_out, uin
 {
     return dev->ops->memory(dev, free_out, all_out);
 }
+/* host_src may change when the call returns, unless it is bt_device_alloc_host()'s: that must stay
+ * as it is until bt_device_sync(). */
 static inline bt_status bt_device_upload(bt_device *dev, void *dst, const void *host_src,
                                          size_t bytes)
 {
     return dev->ops->upload(dev, dst, host_src, bytes);
 }
+/* dst[n, k] = rows(ctx, 0) .. rows(ctx, n - 1), which several threads make; k at most 8 Mi. */
+static inline bt_status bt_device_upload_rows(bt_device *dev, uint32_t n, uint32_t k,
+                                              bt_linear_row_fn rows, void *ctx, bt_bf16 *dst)
+{
+    return dev->ops->upload_rows(dev, n, k, rows, ctx, dst);
+}
+/* host_dst is there after bt_device_sync(). */
 static inline bt_status bt_device_download(bt_device *dev, void *host_dst, const void *src,
                                            size_t bytes)
 {
@@ -234,7 +267,19 @@ static inline bt_status bt_device_gather_rows(bt_device *dev, uint32_t rows, uin
 {
     return dev->ops->gather_rows(dev, rows, dim, table, index, y);
 }
-static inline void bt_device_destroy(bt_device *dev)
+/* The same; index is device memory. */
+static inline bt_status bt_device_gather_rows_by(bt_device *dev, uint32_t rows, uint32_t dim,
+                                                 const bt_bf16 *table, const uint32_t *index,
+                                                 bt_bf16 *y)
+{
+    return dev->ops->gather_rows_by(dev, rows, dim, table, index, y);
+}
+/* Work from fork() to unfork() may run beside what follows unfork(), up to join(): neither may
+ * write what the other one reads or writes.  Not nested; no copies or lists of the host between. */
+static inline bt_status bt_device_fork(bt_device *dev) { return dev->ops->fork(dev); }
+static inline bt_status bt_device_unfork(bt_device *dev) { return dev->ops->unfork(dev); }
+static inline bt_status bt_device_join(bt_device *dev) { return dev->ops->join(dev); }
+static inline void      bt_device_destroy(bt_device *dev)
 {
     if (dev != NULL) dev->ops->destroy(dev);
 }

@@ -274,6 +274,14 @@ out:
     return st;
 }
 
+static bt_status draw(bt_model *model, const bt_step *step)
+{
+    bt_draws draws = *step->draws;
+
+    draws.logits = model->logits;
+    return model->dev->ops->sampling->run(step->sampling, &draws);
+}
+
 /* Final norm and head for the rows that ask, each in its role. */
 static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_prompt_rows)
 {
@@ -299,7 +307,9 @@ static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_promp
         BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &gemm));
         at += n_of[role];
     }
-    BT_TRY(bt_device_download(model->dev, step->logits, model->logits, n * vocab * sizeof(float)));
+    BT_TRY(step->draws != NULL ? draw(model, step)
+                               : bt_device_download(model->dev, step->logits, model->logits,
+                                                    n * vocab * sizeof(float)));
     BT_TRY(bt_device_sync(model->dev));
 out:
     return st;

@@ -9,6 +9,7 @@
 #define BT_MODEL_MODEL_H
 
 #include "attention/kv_pool.h"
+#include "device/sampling.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 #include "model/store.h"
@@ -66,7 +67,9 @@ typedef struct {
     bt_step_rows    group_rows; /* from the step's all-gather */
     uint32_t        n_logit_rows;
     const uint32_t *logit_rows; /* ascending; rows whose logits are wanted */
-    float          *logits;     /* out [n_logit_rows, vocab_size] */
+    float          *logits; /* out [n_logit_rows, vocab_size]; not touched where draws are given */
+    bt_device_sampler *sampling; /* of the device, which runs the draws; or NULL */
+    const bt_draws    *draws;    /* rows count in logit_rows; `logits` is the model's to fill in */
     const uint16_t *
         forced; /* [n_moe_layers][n_rows][top_k], a row starting with UINT16_MAX is free; or NULL */
     uint16_t *chosen; /* out, same shape, or NULL */

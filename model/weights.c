@@ -193,21 +193,15 @@ out:
 
 static bt_status upload_embedding(loader *l, const bt_matrix *m)
 {
-    const bt_model_config *cfg = l->cfg;
-    bt_bf16               *row = bt_calloc(cfg->hidden, sizeof(*row));
-    bt_status              st  = BT_OK;
+    const bt_model_config *cfg    = l->cfg;
+    row_source             source = {.part = {*m}, .first = 0, .n = cfg->vocab_size};
+    bt_status              st     = BT_OK;
 
-    BT_REQUIRE(row != NULL, BT_ERR_NO_MEMORY, "a row of the embedding");
-    BT_TRY(take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(*row), &l->w->own_embedding));
+    BT_TRY(take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(bt_bf16), &l->w->own_embedding));
     l->w->embedding = l->w->own_embedding;
-    for (uint32_t n = 0; n < cfg->vocab_size; n++) {
-        bt_matrix_row(m, n, row);
-        BT_TRY(bt_device_upload(l->opt->dev, l->w->own_embedding + (size_t)n * cfg->hidden, row,
-                                cfg->hidden * sizeof(*row)));
-        BT_TRY(bt_device_sync(l->opt->dev));
-    }
+    BT_TRY(bt_device_upload_rows(l->opt->dev, cfg->vocab_size, cfg->hidden, source_row, &source,
+                                 l->w->own_embedding));
 out:
-    bt_free(row);
     return st;
 }
 

@@ -15,7 +15,7 @@ static size_t experts_elems(const bt_worker_config *cfg)
 
 size_t bt_batch_bytes(const bt_worker_config *cfg)
 {
-    size_t row = sizeof(bt_piece) + sizeof(bt_span) + 3 * sizeof(uint32_t) + 2 * sizeof(bt_token) +
+    size_t row = sizeof(bt_piece) + sizeof(bt_span) + 4 * sizeof(uint32_t) + 2 * sizeof(bt_token) +
                  (size_t)cfg->facts.model->vocab_size * sizeof(float);
 
     return cfg->max_rows * row + 2 * experts_elems(cfg) * sizeof(uint16_t);
@@ -32,6 +32,7 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->tokens       = bt_calloc(rows, sizeof(*b->tokens));
     b->logit_rows   = bt_calloc(rows, sizeof(*b->logit_rows));
     b->first_logit  = bt_calloc(rows, sizeof(*b->first_logit));
+    b->first_draw   = bt_calloc(rows, sizeof(*b->first_draw));
     b->logits       = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
     b->forced       = bt_calloc(experts_elems(cfg), sizeof(*b->forced));
     b->chosen       = bt_calloc(experts_elems(cfg), sizeof(*b->chosen));
@@ -40,9 +41,9 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->out          = bt_calloc(2 * rows, sizeof(*b->out));
     b->out_capacity = 2 * cfg->max_rows;
     BT_REQUIRE(b->pieces != NULL && b->spans != NULL && b->tokens != NULL &&
-                   b->logit_rows != NULL && b->first_logit != NULL && b->logits != NULL &&
-                   b->forced != NULL && b->chosen != NULL && b->group_rows != NULL &&
-                   b->finish != NULL && b->out != NULL,
+                   b->logit_rows != NULL && b->first_logit != NULL && b->first_draw != NULL &&
+                   b->logits != NULL && b->forced != NULL && b->chosen != NULL &&
+                   b->group_rows != NULL && b->finish != NULL && b->out != NULL,
                BT_ERR_NO_MEMORY, "a step of %u rows (%zu bytes): try a smaller --max-rows",
                cfg->max_rows, bt_batch_bytes(cfg));
 out:
@@ -57,6 +58,7 @@ void bt_batch_fini(bt_batch *b)
     bt_free(b->tokens);
     bt_free(b->logit_rows);
     bt_free(b->first_logit);
+    bt_free(b->first_draw);
     bt_free(b->logits);
     bt_free(b->forced);
     bt_free(b->chosen);

@@ -59,8 +59,7 @@ void bt_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ou
         out[i] = c[i];
 }
 
-/* In [0, 1), 53 bits. */
-static double uniform(const bt_sample_how *how)
+double bt_sample_uniform(const bt_sample_how *how)
 {
     const uint32_t counter[4] = {how->position, how->choice, 0, 0};
     const uint32_t key[2]     = {(uint32_t)how->seed, (uint32_t)(how->seed >> 32)};
@@ -233,7 +232,7 @@ static void fill_chances(const bt_sampler *s, const bt_sample_how *how, chances 
 /* The id in which the running sum over the vocabulary passes u times the whole. */
 static uint32_t draw_by_id(const bt_sampler *s, const bt_sample_how *how, const chances *c)
 {
-    double   target = uniform(how) * c->whole, before = 0;
+    double   target = bt_sample_uniform(how) * c->whole, before = 0;
     uint32_t block = 0, first, len, last = 0;
 
     while (block + 1 < c->n_blocks && before + c->sums[block] <= target)
@@ -388,7 +387,7 @@ static uint32_t draw_by_rank(const bt_sampler *s, const bt_sample_how *how, cons
     }
     for (uint32_t i = 0; i < n; i++)
         whole += s->e[(uint32_t)order[i]];
-    target = uniform(how) * whole;
+    target = bt_sample_uniform(how) * whole;
     for (; at + 1 < n; at++) {
         before += s->e[(uint32_t)order[at]];
         if (before > target) break;

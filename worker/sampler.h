@@ -79,6 +79,9 @@ uint32_t bt_logprobs(const bt_sampler *s, const float *logits, uint32_t id, uint
 /* log(sum(exp(logits))). */
 float bt_log_sum_exp(const bt_sampler *s, const float *logits);
 
+/* In [0, 1), 53 bits: from seed, choice and position. */
+double bt_sample_uniform(const bt_sample_how *how);
+
 /* Ten rounds: four words from a counter and a key. */
 void bt_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 

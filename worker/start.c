@@ -13,6 +13,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/config_hash.h"
+#include "worker/draws.h"
 #include "worker/rank.h"
 
 #define CONNECT_NS (30 * BT_NS_PER_S)
@@ -145,7 +146,8 @@ static bt_status draw_account(bt_rank *r)
     if (m->on_gpu) BT_TRY(bt_memory_available_on(r->dev, r->gpu_sharers, &m->available));
     m->max_rows = r->opt.max_rows;
     m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
-              bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows);
+              bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
+              bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
     m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
@@ -273,6 +275,20 @@ out:
     return st;
 }
 
+/* What is left of a GPU once all has been taken that steps need. */
+static bt_status print_headroom(bt_rank *r)
+{
+    bt_status st   = BT_OK;
+    uint64_t  left = 0, all = 0;
+
+    BT_TRY(bt_device_memory(r->dev, &left, &all));
+    if (all != 0)
+        BT_INFO("headroom: %.1f of the GPU's %.1f MiB are free", (double)left / (1 << 20),
+                (double)all / (1 << 20));
+out:
+    return st;
+}
+
 bt_status bt_rank_start(bt_rank *r)
 {
     bt_status st = BT_OK;
@@ -290,6 +306,7 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(bt_rank_say_hello(r));
     BT_TRY(load(r));
     BT_TRY(create_worker(r));
+    BT_TRY(print_headroom(r));
     BT_TRY(bt_rank_say_ready(r));
     BT_INFO("ready: rank %u of %u, %s, group of %u, arithmetic %s", r->facts.rank, r->facts.n_ranks,
             r->group == NULL                     ? "spare"

@@ -2,6 +2,7 @@
 #ifndef BT_WORKER_STATE_H
 #define BT_WORKER_STATE_H
 
+#include "worker/draws.h"
 #include "worker/worker.h"
 
 /* google.rpc.Code, as in Failed. */
@@ -20,12 +21,14 @@ typedef struct {
     bt_span  *spans;
     uint32_t *tokens, *logit_rows;
     uint32_t *first_logit;              /* [max_rows] of each piece: its first row in `logits` */
+    uint32_t *first_draw;               /* [max_rows] of each piece, where the device chooses */
     float    *logits;                   /* [max_rows][vocab_size]; untouched rows cost no memory */
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
     uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
     bool       any_eval, any_forced;
-    bt_finish *finish; /* [max_rows] of each piece's new token */
-    bt_token  *out;    /* tokens of the step: [out_capacity], which grows */
+    bool       on_device; /* the device chooses the tokens of this step */
+    bt_finish *finish;    /* [max_rows] of each piece's new token */
+    bt_token  *out;       /* tokens of the step: [out_capacity], which grows */
     uint32_t   n_out, out_capacity;
 } bt_batch;
 
@@ -35,6 +38,8 @@ struct bt_worker {
     bt_scheduler     scheduler;
     bt_batch         batch;
     bt_sampler       sampler;
+    bt_draw_list     draws;
+    bt_draws         draws_view; /* what the step that runs draws on the device */
 
     bt_seats seats[2]; /* owned, once they have changed */
     bool     parked, asked, shutdown;
@@ -46,6 +51,7 @@ struct bt_worker {
     bt_status background;  /* first error of the background, to be asked for */
     uint64_t  beat_ns, leases_ns;
     uint64_t  load_ns, load_steps; /* when ExpertLoad was last sent, and after how many steps */
+    uint64_t  ready_allocs;        /* of the device's, by create() */
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages, n_retracted;
     uint64_t  prefix_asked_tokens, prefix_hit_tokens; /* looked up in the cache, and found */
     uint64_t  n_rows_done[BT_N_ROLES];                /* of this rank's requests */
@@ -62,6 +68,13 @@ void      bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_
 /* An evaluated piece's rows, as EvalRows messages. */
 bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, const bt_step *step,
                              uint32_t piece);
+
+/* choose.c */
+/* Where the device samples, it also chooses in this step, unless logits themselves are wanted. */
+void bt_worker_plan_draws(bt_worker *w, bt_step *step);
+/* After the step: chooses every token that is due.  A piece whose request fails loses it. */
+bt_status bt_worker_choose_all(bt_worker *w);
+bt_status bt_worker_send_tokens(bt_worker *w);
 
 /* beat.c */
 /* Counts a value into the first bucket whose limit, unit * 2^i, is not below it. */

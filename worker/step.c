@@ -1,5 +1,4 @@
 /* worker/step.c - the step protocol: plan, agree, run, sample; and when to park. */
-#include <math.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -25,8 +24,10 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
     w->parked    = true; /* every rank starts parked at wake number 0 */
     BT_TRY(bt_batch_init(&w->batch, cfg));
     BT_TRY(bt_sampler_init(&w->sampler, cfg->kernels->rows, cfg->facts.model->vocab_size));
-    *worker_out = w;
-    w           = NULL;
+    BT_TRY(bt_draw_list_init(&w->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));
+    w->ready_allocs = cfg->dev->n_allocs;
+    *worker_out     = w;
+    w               = NULL;
 out:
     bt_worker_destroy(w);
     return st;
@@ -47,6 +48,7 @@ void bt_worker_destroy(bt_worker *w)
     bt_free(w->seats[1].ranks);
     bt_batch_fini(&w->batch);
     bt_sampler_fini(&w->sampler);
+    bt_draw_list_fini(&w->draws);
     bt_free(w);
 }
 
@@ -128,179 +130,6 @@ out:
     return st;
 }
 
-/* One more token of the step's message. */
-static bt_status emit(bt_worker *w, const bt_token *token)
-{
-    bt_status st = BT_OK;
-    bt_batch *b  = &w->batch;
-
-    if (b->n_out == b->out_capacity) { /* first tokens of many choices */
-        bt_token *grown = bt_realloc(b->out, 2 * b->out_capacity, sizeof(*grown));
-
-        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
-        b->out = grown;
-        b->out_capacity *= 2;
-    }
-    b->out[b->n_out++] = *token;
-out:
-    return st;
-}
-
-/* How the token at `position` is chosen. */
-static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t choice,
-                            uint32_t position)
-{
-    const bt_sampling     *s     = &r->sampling;
-    const bt_model_config *model = w->cfg.facts.model;
-    bt_sample_how          how   = {
-                   .temperature = s->temperature,
-                   .seed        = s->seed,
-                   .choice      = choice,
-                   .position    = position,
-                   .top_k       = s->top_k,
-                   .top_p       = s->top_p,
-                   .min_p       = s->min_p,
-                   .repetition  = s->repetition_penalty,
-                   .frequency   = s->frequency_penalty,
-                   .presence    = s->presence_penalty,
-                   .history     = bt_sampling_counts_tokens(s) ? &r->history : NULL,
-                   .biased      = {s->bias_ids, s->n_bias},
-                   .biases      = s->biases
-    };
-
-    if (position - r->n_prompt < s->min_tokens) {
-        how.banned[0] = (bt_id_list){s->stop_tokens, s->n_stop};
-        if (!s->ignore_eos) how.banned[1] = (bt_id_list){model->eos_tokens, model->n_eos};
-    }
-    return how;
-}
-
-/* Chooses a choice's token at `position` from a row of logits, and puts it into the message. */
-static bt_status choose(bt_worker *w, const bt_request *r, uint32_t choice, uint32_t position,
-                        const float *logits, bt_token *token_out)
-{
-    bt_status     st  = BT_OK;
-    bt_sample_how how = how_of(w, r, choice, position);
-    bt_token      t   = {.request  = r->id,
-                         .choice   = choice,
-                         .position = position,
-                         .epoch    = r->epoch,
-                         .cached   = position == r->n_prompt ? r->n_held : 0};
-
-    BT_TRY(bt_sample(&w->sampler, logits, &how, &t.id));
-    if (r->sampling.logprobs)
-        t.n_top = bt_logprobs(&w->sampler, logits, t.id, r->sampling.top_logprobs, &t.logprob,
-                              t.top_ids, t.top_logprobs);
-    t.finish = bt_request_finish(w->cfg.facts.model, r, position, t.id);
-    BT_TRY(emit(w, &t));
-    *token_out = t;
-out:
-    return st;
-}
-
-/* Where it is not by role alone how the prompt was computed, a replay must know. */
-static bt_status send_form_map(bt_worker *w, const bt_request *r)
-{
-    bt_status st = BT_OK;
-    bt_up     m  = {.kind = BT_UP_FORM_MAP};
-
-    if (r->map.pages == NULL) return BT_OK;
-    m.u.form_map.request          = r->id;
-    m.u.form_map.epoch            = r->epoch;
-    m.u.form_map.n_form_map_bytes = bt_form_map_bytes(&r->map);
-    m.u.form_map.form_map         = bt_calloc(1, m.u.form_map.n_form_map_bytes);
-    BT_REQUIRE(m.u.form_map.form_map != NULL, BT_ERR_NO_MEMORY, "form map");
-    memcpy(m.u.form_map.form_map, r->map.pages, m.u.form_map.n_form_map_bytes);
-    st = w->cfg.links.up(w->cfg.links.ctx, &m);
-out:
-    return st;
-}
-
-/* The first token of every choice, from the prompt's last row. */
-static bt_status choose_firsts(bt_worker *w, bt_request *r, const float *logits,
-                               bt_finish *finish_out)
-{
-    bt_status st     = BT_OK;
-    uint32_t  n_open = 0;
-    bt_token  t      = {0};
-
-    BT_TRY(send_form_map(w, r));
-    for (uint32_t i = 0; i < r->n_choices; i++) {
-        BT_TRY(choose(w, r, r->choices[i], r->n_prompt, logits, &t));
-        r->firsts[i] = (bt_first_token){t.id, t.logprob, t.finish};
-        n_open += t.finish == BT_FINISH_NONE;
-    }
-    r->n_cached = r->n_held;
-    *finish_out = n_open > 0 ? BT_FINISH_NONE : t.finish;
-out:
-    return st;
-}
-
-/* The token after the piece's last row. */
-static bt_status choose_next(bt_worker *w, bt_request *r, const float *logits,
-                             bt_finish *finish_out)
-{
-    bt_status st    = BT_OK;
-    bt_token  t     = {0};
-    bt_token  again = {.request  = r->id,
-                       .choice   = r->sampling.choice,
-                       .position = r->n_prompt,
-                       .epoch    = r->epoch,
-                       .id       = r->next_token,
-                       .logprob  = r->next_logprob,
-                       .cached   = r->n_cached};
-
-    if (r->repeat_first) BT_TRY(emit(w, &again)); /* should the prefill rank have died */
-    r->repeat_first = false;
-    BT_TRY(choose(w, r, r->sampling.choice, r->n_prompt + r->n_known, logits, &t));
-    BT_TRY(bt_request_note(r, t.id));
-    r->n_known++;
-    r->next_token = t.id;
-    *finish_out   = t.finish;
-out:
-    return st;
-}
-
-/* What the piece's rows say of the prompt's own next tokens. */
-static bt_status send_prompt_logprobs(bt_worker *w, uint32_t piece)
-{
-    bt_status              st = BT_OK;
-    const bt_piece        *p  = &w->batch.pieces[piece];
-    const bt_request      *r  = p->request;
-    const float           *row;
-    uint32_t               n_vocab = w->cfg.facts.model->vocab_size;
-    bt_up                  m       = {.kind = BT_UP_PROMPT_LOGPROBS};
-    bt_up_prompt_logprobs *u       = &m.u.prompt_logprobs;
-
-    if (r->eval || r->sampling.prompt_logprobs == 0) goto out;
-    u->request  = r->id;
-    u->epoch    = r->epoch;
-    u->position = p->start + 1;
-    u->n        = p->start + p->n_rows < r->n_prompt ? p->n_rows : p->n_rows - 1;
-    u->n_top    = r->sampling.prompt_logprobs - 1;
-    if (u->n == 0) goto out;
-    u->logprobs     = bt_calloc(u->n, sizeof(*u->logprobs));
-    u->top_ids      = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_ids));
-    u->top_logprobs = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_logprobs));
-    BT_REQUIRE(u->logprobs != NULL && u->top_ids != NULL && u->top_logprobs != NULL,
-               BT_ERR_NO_MEMORY, "logprobs of %u prompt tokens", u->n);
-    row = w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab;
-    for (uint32_t i = 0; i < u->n; i++, row += n_vocab) {
-        size_t at = (size_t)i * u->n_top;
-
-        /* Where fewer are finite the rest says id 0 and probability 0. */
-        for (uint32_t k = bt_logprobs(&w->sampler, row, r->prompt[u->position + i], u->n_top,
-                                      &u->logprobs[i], u->top_ids + at, u->top_logprobs + at);
-             k < u->n_top; k++)
-            u->top_logprobs[at + k] = -INFINITY;
-    }
-    st     = w->cfg.links.up(w->cfg.links.ctx, &m);
-    m.kind = BT_UP_READY; /* it owns nothing any more */
-out:
-    bt_up_free(&m);
-    return st;
-}
-
 /* The prompt's last row is computed. */
 static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
 {
@@ -316,72 +145,6 @@ static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
     if (!r->eval) return bt_worker_begin_decode(w, r, false);
     r->state = BT_REQUEST_DECODE;
     return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
-}
-
-/* No piece names the request any more. */
-static void forget_pieces(bt_batch *b, uint64_t id)
-{
-    for (uint32_t i = 0; i < b->n_pieces; i++)
-        if (b->pieces[i].request != NULL && b->pieces[i].request->id == id)
-            b->pieces[i].request = NULL;
-}
-
-/* Chooses what follows the piece; *finish_out says what becomes of its request. */
-static bt_status choose_after(bt_worker *w, uint32_t piece, bt_finish *finish_out)
-{
-    bt_piece   *p = &w->batch.pieces[piece];
-    bt_request *r = p->request;
-    uint32_t last = bt_piece_is_prompt(p) && r->sampling.prompt_logprobs != 0 ? p->n_rows - 1 : 0;
-    const float *logits = w->batch.logits + (size_t)(w->batch.first_logit[piece] + last) *
-                                                w->cfg.facts.model->vocab_size;
-
-    return bt_piece_is_prompt(p) ? choose_firsts(w, r, logits, finish_out)
-                                 : choose_next(w, r, logits, finish_out);
-}
-
-/* Offers what the piece has filled to the prefix cache. */
-static void keep_pages(bt_worker *w, uint32_t piece)
-{
-    const bt_piece *p    = &w->batch.pieces[piece];
-    const bt_span  *span = &w->batch.spans[piece];
-    bt_request     *r    = p->request;
-
-    if (bt_piece_is_prompt(p)) {
-        bt_form_map_fix(&r->map, r->n_computed, p->role, span->form);
-        bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
-    } else {
-        bt_request_keep_generated(r, w->cfg.pool, p->start, p->n_rows,
-                                  w->batch.tokens + span->first_row, span->form);
-    }
-}
-
-/* After the step: chooses every token that is due.  A piece whose request fails loses it. */
-static bt_status choose_all(bt_worker *w)
-{
-    bt_status st = BT_OK;
-    bt_batch *b  = &w->batch;
-
-    b->n_out = 0;
-    for (uint32_t i = 0; i < b->n_pieces; i++) {
-        bt_piece   *p      = &b->pieces[i];
-        bt_request *r      = p->request;
-        bool        prompt = r != NULL && bt_piece_is_prompt(p);
-
-        b->finish[i] = BT_FINISH_NONE;
-        if (r == NULL) continue;
-        r->n_computed = r->step_end;
-        if (prompt) BT_TRY(send_prompt_logprobs(w, i));
-        keep_pages(w, i);
-        if (r->eval || r->n_computed < r->n_prompt + (prompt ? 0 : r->n_known))
-            continue; /* there is more that is known */
-        bt_log_set_request(r->id);
-        st = choose_after(w, i, &b->finish[i]);
-        if (st == BT_OK) continue;
-        forget_pieces(b, r->id);
-        BT_TRY(bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text()));
-    }
-out:
-    return st;
 }
 
 /* What becomes of a piece's request, once its tokens are on their way: they must not come after its
@@ -400,22 +163,6 @@ static bt_status conclude(bt_worker *w, const bt_step *step, uint32_t piece)
     if (w->batch.finish[piece] != BT_FINISH_NONE) return bt_worker_end_choice(w, r);
     if (r->eval && r->n_computed == r->n_prompt + r->n_eval) return bt_worker_end(w, r);
     BT_TRY(bt_worker_pump(w, r, true));
-out:
-    return st;
-}
-
-static bt_status send_tokens(bt_worker *w)
-{
-    bt_status st = BT_OK;
-    bt_up     m  = {.kind = BT_UP_TOKENS};
-    bt_batch *b  = &w->batch;
-
-    if (b->n_out == 0) return BT_OK;
-    m.u.tokens.n      = b->n_out;
-    m.u.tokens.tokens = bt_calloc(b->n_out, sizeof(*b->out));
-    BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
-    memcpy(m.u.tokens.tokens, b->out, b->n_out * sizeof(*b->out));
-    st = w->cfg.links.up(w->cfg.links.ctx, &m);
 out:
     return st;
 }
@@ -458,6 +205,7 @@ static bt_status run(bt_worker *w)
     BT_DEBUG("step %llu: %u prompt and %u generated rows", (unsigned long long)w->n_steps,
              b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
     bt_batch_fill(b, &w->cfg, &step);
+    bt_worker_plan_draws(w, &step);
     step.layer_done = layer_done;
     step.ctx        = w;
     for (uint32_t i = 0; i < b->n_pieces; i++)
@@ -477,8 +225,8 @@ static bt_status run(bt_worker *w)
     for (int role = 0; role < BT_N_ROLES; role++)
         w->n_rows_done[role] += b->n_rows[role];
 
-    BT_TRY(choose_all(w));
-    BT_TRY(send_tokens(w));
+    BT_TRY(bt_worker_choose_all(w));
+    BT_TRY(bt_worker_send_tokens(w));
     for (uint32_t i = 0; i < b->n_pieces; i++)
         BT_TRY(conclude(w, &step, i));
     BT_TRY(bt_worker_background_status(w));
@@ -513,8 +261,9 @@ out:
 void bt_worker_log_account(const bt_worker *w)
 {
     BT_INFO("account: %llu steps; computed %llu prompt tokens and %llu generated tokens; handed "
-            "over %llu pages, %llu bytes",
+            "over %llu pages, %llu bytes; took memory of the device %llu times since ready",
             (unsigned long long)w->n_steps, (unsigned long long)w->n_rows_done[BT_ROLE_PROMPT],
             (unsigned long long)w->n_rows_done[BT_ROLE_GENERATED],
-            (unsigned long long)w->handoff_pages, (unsigned long long)w->handoff_bytes);
+            (unsigned long long)w->handoff_pages, (unsigned long long)w->handoff_bytes,
+            (unsigned long long)(w->cfg.dev->n_allocs - w->ready_allocs));
 }

@@ -42,6 +42,30 @@ static bt_status cpu_copy(bt_device *dev, void *dst, const void *src, size_t byt
     return BT_OK;
 }
 
+typedef struct {
+    bt_linear_row_fn rows;
+    void            *ctx;
+    uint32_t         k;
+    bt_bf16         *dst;
+} row_upload;
+
+static void upload_row(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const row_upload *u = ctx;
+
+    (void)member;
+    u->rows(u->ctx, chunk, u->dst + (size_t)chunk * u->k);
+}
+
+static bt_status cpu_upload_rows(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
+                                 void *ctx, bt_bf16 *dst)
+{
+    row_upload u = {rows, ctx, k, dst};
+
+    bt_cpu_pool_run(((bt_device_cpu *)dev)->pool, n, upload_row, &u);
+    return BT_OK;
+}
+
 static bt_status cpu_sync(bt_device *dev)
 {
     (void)dev;
@@ -220,6 +244,7 @@ static const bt_device_ops CPU_OPS = {
     .free_host      = cpu_free,
     .memory         = cpu_memory,
     .upload         = cpu_copy,
+    .upload_rows    = cpu_upload_rows,
     .download       = cpu_copy,
     .sync           = cpu_sync,
     .stream         = cpu_stream,
@@ -232,6 +257,10 @@ static const bt_device_ops CPU_OPS = {
     .add            = cpu_add,
     .swiglu         = cpu_swiglu,
     .gather_rows    = cpu_gather_rows,
+    .gather_rows_by = cpu_gather_rows,
+    .fork           = cpu_sync,
+    .unfork         = cpu_sync,
+    .join           = cpu_sync,
     .destroy        = cpu_destroy,
 };
 

@@ -5,6 +5,7 @@
 #include "device/cuda/device_cuda.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -14,7 +15,7 @@
 #include "device/cuda/rows.h"
 #include "device/linear.h"
 
-enum { INDEX_ROWS = 1 << 16, UPLOAD_BYTES = 16 << 20 };
+enum { INDEX_ROWS = 1 << 16 };
 
 /* Where a CUDA code becomes ours: logged here, not seen above this folder. */
 bt_status bt_cuda_status(int err, const char *what, const char *file, int line)
@@ -100,12 +101,12 @@ out:
 static bt_status cuda_upload(bt_device *dev, void *dst, const void *host_src, size_t bytes)
 {
     if (bytes == 0) return BT_OK;
-    return CUDA(
-        cudaMemcpyAsync(dst, host_src, bytes, cudaMemcpyHostToDevice, self_of(dev)->stream));
+    return bt_cuda_staging_upload(self_of(dev), dst, host_src, bytes);
 }
 
 static bt_status cuda_download(bt_device *dev, void *host_dst, const void *src, size_t bytes)
 {
+    BT_ASSERT(!self_of(dev)->capturing);
     if (bytes == 0) return BT_OK;
     return CUDA(
         cudaMemcpyAsync(host_dst, src, bytes, cudaMemcpyDeviceToHost, self_of(dev)->stream));
@@ -123,35 +124,12 @@ static bt_status cuda_checksum(bt_device *dev, void *stream, const void *data, s
     return CUDA(bt_cuda_checksum(stream, data, bytes, seed, sum));
 }
 
-/* ---- weights: rows fill one pinned buffer while the other one is on its way */
+/* ---- weights */
 
 static void cuda_linear_destroy(bt_device *dev, bt_linear *linear)
 {
     bt_device_free(dev, linear->packed);
     bt_free(linear);
-}
-
-static bt_status upload_rows(bt_device_cuda *cuda, const bt_linear *l, bt_linear_row_fn rows,
-                             void *ctx)
-{
-    bt_status st       = BT_OK;
-    uint32_t  per_turn = (uint32_t)(UPLOAD_BYTES / sizeof(bt_bf16) / l->k);
-
-    for (uint32_t n = 0, turn = 0, count; n < l->n; n += count, turn++) {
-        bt_bf16    *half = cuda->staging[turn % 2];
-        cudaEvent_t sent = cuda->sent[turn % 2];
-
-        count = l->n - n < per_turn ? l->n - n : per_turn;
-        BT_TRY(CUDA(cudaEventSynchronize(sent))); /* what it held before has left */
-        for (uint32_t i = 0; i < count; i++)
-            rows(ctx, n + i, half + (size_t)i * l->k);
-        BT_TRY(CUDA(cudaMemcpyAsync(l->packed + (size_t)n * l->k, half,
-                                    (size_t)count * l->k * sizeof(bt_bf16), cudaMemcpyHostToDevice,
-                                    cuda->stream)));
-        BT_TRY(CUDA(cudaEventRecord(sent, cuda->stream)));
-    }
-out:
-    return st;
 }
 
 static bt_status cuda_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
@@ -161,7 +139,7 @@ static bt_status cuda_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_l
     bt_linear *linear = NULL;
     void      *w      = NULL;
 
-    BT_REQUIRE(n >= 1 && k >= 1 && n <= INT32_MAX && k <= UPLOAD_BYTES / sizeof(bt_bf16),
+    BT_REQUIRE(n >= 1 && k >= 1 && n <= INT32_MAX && k <= BT_CUDA_ROWS_BYTES / sizeof(bt_bf16),
                BT_ERR_INVALID_ARG, "a weight matrix of [%u, %u]", n, k);
     linear = bt_calloc(1, sizeof(*linear));
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
@@ -170,146 +148,11 @@ static bt_status cuda_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_l
     linear->bytes = (size_t)n * k * sizeof(bt_bf16);
     BT_TRY(bt_device_alloc(dev, linear->bytes, &w));
     linear->packed = w;
-    BT_TRY(upload_rows(self_of(dev), linear, rows, ctx));
+    BT_TRY(bt_cuda_staging_rows(dev, n, k, rows, ctx, linear->packed));
     *linear_out = linear;
     linear      = NULL;
 out:
     if (linear != NULL) cuda_linear_destroy(dev, linear);
-    return st;
-}
-
-/* ---- products */
-
-/* Elements from one row pointer to another, when it is a whole number of them and not negative. */
-static bool distance(const void *from, const void *to, size_t elem_bytes, size_t *elems_out)
-{
-    uintptr_t a = (uintptr_t)from, b = (uintptr_t)to;
-
-    if (b < a || (b - a) % elem_bytes != 0) return false;
-    *elems_out = (b - a) / elem_bytes;
-    return true;
-}
-
-static bool same_shape(const bt_gemm *a, const bt_gemm *b)
-{
-    return a->w->n == b->w->n && a->w->k == b->w->k && a->ld_x == b->ld_x && a->ld_y == b->ld_y &&
-           a->y_dtype == b->y_dtype;
-}
-
-/* How many of g[0 .. n) are one launch: of equal shape, and with equal rows at one stride (heads:
- * *by_rows false), or with rows that follow each other in x and y (experts: true). */
-static uint32_t run_of(const bt_gemm *g, uint32_t n, bool *by_rows, size_t *x_group,
-                       size_t *y_group)
-{
-    size_t   y_bytes = g->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16), x_step, y_step;
-    uint32_t count   = 1;
-
-    *by_rows = false;
-    *x_group = *y_group = 0;
-    for (; count < n && count < BT_CUDA_MAX_GROUPS; count++) {
-        const bt_gemm *last = &g[count - 1], *next = &g[count];
-        bool           rows, strided;
-
-        if (!same_shape(g, next) || !distance(last->x, next->x, sizeof(bt_bf16), &x_step) ||
-            !distance(last->y, next->y, y_bytes, &y_step))
-            break;
-        rows    = x_step == last->m * g->ld_x && y_step == last->m * g->ld_y;
-        strided = next->m == g->m && (count == 1 || (x_step == *x_group && y_step == *y_group));
-        if (count == 1) {
-            *by_rows = rows;
-            *x_group = x_step;
-            *y_group = y_step;
-        }
-        if (*by_rows ? !rows : !strided) break;
-    }
-    if (count == 1) *by_rows = false;
-    return count;
-}
-
-static bt_status run_group(bt_device_cuda *cuda, const bt_gemm *g, uint32_t n, bool by_rows,
-                           size_t x_group, size_t y_group)
-{
-    bt_status    st                             = BT_OK;
-    bt_cuda_gemm run                            = {.n        = g->w->n,
-                                                   .k        = g->w->k,
-                                                   .n_groups = n,
-                                                   .out      = g->y_dtype == BT_F32 ? BT_CUDA_OUT_F32 : BT_CUDA_OUT_BF16,
-                                                   .max_rows = g->m,
-                                                   .x_group  = by_rows ? 0 : x_group,
-                                                   .y_group  = by_rows ? 0 : y_group,
-                                                   .x        = g->x,
-                                                   .ld_x     = g->ld_x,
-                                                   .y        = g->y,
-                                                   .ld_y     = g->ld_y};
-    uint32_t     row_at[BT_CUDA_MAX_GROUPS + 1] = {0};
-
-    for (uint32_t i = 0; i < n; i++) {
-        run.w[i]      = g[i].w->packed;
-        row_at[i + 1] = row_at[i] + g[i].m;
-    }
-    if (by_rows) {
-        run.max_rows = row_at[n];
-        run.row_at   = cuda->row_at;
-        BT_TRY(cuda_upload(&cuda->super, cuda->row_at, row_at, (n + 1) * sizeof(*row_at)));
-    }
-    BT_TRY(CUDA(bt_cuda_gemm_run(cuda->stream, &run)));
-out:
-    return st;
-}
-
-static bt_status cuda_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms)
-{
-    bt_status st = BT_OK;
-
-    (void)role; /* one arithmetic for both */
-    for (uint32_t i = 0; i < n_gemms; i++)
-        BT_REQUIRE(gemms[i].y_dtype == BT_F32 || gemms[i].y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
-                   "product %u of %u has a result of dtype %d, neither bf16 nor fp32", i, n_gemms,
-                   (int)gemms[i].y_dtype);
-    for (uint32_t i = 0, n; i < n_gemms; i += n) {
-        bool   by_rows = false;
-        size_t x_group = 0, y_group = 0;
-
-        n = run_of(&gemms[i], n_gemms - i, &by_rows, &x_group, &y_group);
-        BT_TRY(run_group(self_of(dev), &gemms[i], n, by_rows, x_group, y_group));
-    }
-out:
-    return st;
-}
-
-/* SwiGLU within the first product, so that h is not needed. */
-static bt_status cuda_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
-                          bt_bf16 *h, bt_bf16 *act)
-{
-    bt_status st = BT_OK;
-
-    (void)h;
-    for (uint32_t i = 0; i < n_ffns; i++) {
-        const bt_ffn *f    = &ffns[i];
-        uint32_t      dim  = f->down->k;
-        bt_cuda_gemm  up   = {.n        = dim,
-                              .k        = f->gate_up->k,
-                              .n_groups = 1,
-                              .out      = BT_CUDA_OUT_SWIGLU,
-                              .max_rows = f->m,
-                              .x        = f->x,
-                              .ld_x     = f->ld_x,
-                              .y        = act,
-                              .ld_y     = dim,
-                              .w        = {f->gate_up->packed}};
-        bt_gemm       down = {.w       = f->down,
-                              .x       = act,
-                              .ld_x    = dim,
-                              .y       = f->y,
-                              .ld_y    = f->ld_y,
-                              .m       = f->m,
-                              .y_dtype = f->y_dtype};
-
-        BT_TRY(CUDA(bt_cuda_gemm_run(self_of(dev)->stream, &up)));
-        BT_TRY(cuda_gemm(dev, role, 1, &down));
-        act += (size_t)f->m * dim;
-    }
-out:
     return st;
 }
 
@@ -349,20 +192,57 @@ out:
     return st;
 }
 
+static bt_status cuda_gather_rows_by(bt_device *dev, uint32_t rows, uint32_t dim,
+                                     const bt_bf16 *table, const uint32_t *index, bt_bf16 *y)
+{
+    return CUDA(bt_cuda_gather_rows(self_of(dev)->stream, rows, dim, table, index, y));
+}
+
+/* ---- work beside other work */
+
+static bt_status cuda_fork(bt_device *dev)
+{
+    bt_device_cuda *cuda = self_of(dev);
+    bt_status       st   = BT_OK;
+
+    BT_ASSERT(cuda->stream == cuda->main);
+    BT_TRY(CUDA(cudaEventRecord(cuda->forked, cuda->main)));
+    BT_TRY(CUDA(cudaStreamWaitEvent(cuda->beside, cuda->forked, 0)));
+    cuda->stream = cuda->beside;
+out:
+    return st;
+}
+
+static bt_status cuda_unfork(bt_device *dev)
+{
+    bt_device_cuda *cuda = self_of(dev);
+
+    cuda->stream = cuda->main;
+    return CUDA(cudaEventRecord(cuda->done, cuda->beside));
+}
+
+static bt_status cuda_join(bt_device *dev)
+{
+    bt_device_cuda *cuda = self_of(dev);
+
+    return CUDA(cudaStreamWaitEvent(cuda->main, cuda->done, 0));
+}
+
 /* ---- life */
 
 static void cuda_destroy(bt_device *dev)
 {
     bt_device_cuda *cuda = self_of(dev);
 
-    if (cuda->stream != NULL) (void)cudaStreamSynchronize(cuda->stream);
-    for (int i = 0; i < 2; i++) {
-        if (cuda->sent[i] != NULL) (void)cudaEventDestroy(cuda->sent[i]);
-        if (cuda->staging[i] != NULL) (void)cudaFreeHost(cuda->staging[i]);
-    }
+    if (cuda->beside != NULL) (void)cudaStreamSynchronize(cuda->beside);
+    if (cuda->main != NULL) (void)cudaStreamSynchronize(cuda->main);
+    bt_cuda_staging_fini(&cuda->staging);
     bt_device_free(dev, cuda->index);
     bt_device_free(dev, cuda->row_at);
-    if (cuda->stream != NULL) (void)cudaStreamDestroy(cuda->stream);
+    if (cuda->forked != NULL) (void)cudaEventDestroy(cuda->forked);
+    if (cuda->done != NULL) (void)cudaEventDestroy(cuda->done);
+    if (cuda->beside != NULL) (void)cudaStreamDestroy(cuda->beside);
+    if (cuda->main != NULL) (void)cudaStreamDestroy(cuda->main);
     bt_free(cuda);
 }
 
@@ -374,19 +254,26 @@ static const bt_device_ops CUDA_OPS = {
     .free_host      = cuda_free_host,
     .memory         = cuda_memory,
     .upload         = cuda_upload,
+    .upload_rows    = bt_cuda_staging_rows,
     .download       = cuda_download,
     .sync           = cuda_sync,
     .stream         = bt_cuda_stream,
     .checksum       = cuda_checksum,
     .linear_create  = cuda_linear_create,
     .linear_destroy = cuda_linear_destroy,
-    .gemm           = cuda_gemm,
-    .ffn            = cuda_ffn,
+    .gemm           = bt_cuda_products,
+    .ffn            = bt_cuda_blocks,
     .rms_norm       = cuda_rms_norm,
     .add            = cuda_add,
     .swiglu         = cuda_swiglu,
     .gather_rows    = cuda_gather_rows,
+    .gather_rows_by = cuda_gather_rows_by,
+    .fork           = cuda_fork,
+    .unfork         = cuda_unfork,
+    .join           = cuda_join,
     .destroy        = cuda_destroy,
+    .sampling       = &bt_cuda_sampling_ops,
+    .graphs         = &bt_cuda_graph_ops,
 };
 
 /* The kernels are compiled for these: sm_80 code runs on every 8.x, sm_90a on 9.0, sm_100 on 10.x.
@@ -399,8 +286,11 @@ static bool has_kernels(int major, int minor)
 static uint32_t cuda_count(char *text, size_t text_bytes)
 {
     int         n = 0, driver = 0;
-    cudaError_t err = cudaGetDeviceCount(&n);
+    cudaError_t err;
 
+    /* Kernels are loaded when the context is made: not by the first step that needs them. */
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    err = cudaGetDeviceCount(&n);
     (void)cudaGetLastError();
     (void)cudaDriverGetVersion(&driver);
     if (err == cudaErrorInsufficientDriver && driver == 0)
@@ -454,16 +344,16 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda->super.arithmetic = "prompt:mma16,generated:mma16";
     cuda->gpu              = (int)device;
     BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));
-    BT_TRY(CUDA(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking)));
+    BT_TRY(CUDA(cudaStreamCreateWithFlags(&cuda->main, cudaStreamNonBlocking)));
+    BT_TRY(CUDA(cudaStreamCreateWithFlags(&cuda->beside, cudaStreamNonBlocking)));
+    BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->forked, cudaEventDisableTiming)));
+    BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->done, cudaEventDisableTiming)));
+    cuda->stream = cuda->main;
     BT_TRY(bt_device_alloc(&cuda->super, INDEX_ROWS * sizeof(*cuda->index), &mem));
     cuda->index = mem;
     BT_TRY(bt_device_alloc(&cuda->super, (BT_CUDA_MAX_GROUPS + 1) * sizeof(*cuda->row_at), &mem));
     cuda->row_at = mem;
-    for (int i = 0; i < 2; i++) {
-        BT_TRY(CUDA(cudaHostAlloc(&mem, UPLOAD_BYTES, cudaHostAllocDefault)));
-        cuda->staging[i] = mem;
-        BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->sent[i], cudaEventDisableTiming)));
-    }
+    BT_TRY(bt_cuda_staging_init(&cuda->staging));
     *dev_out = &cuda->super;
     cuda     = NULL;
 out:

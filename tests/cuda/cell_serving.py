@@ -63,6 +63,7 @@ def expect_gpus(cell, n_ranks):
     for rank in range(n_ranks):
         assert f"rank {rank} computes on GPU 0, with {n_ranks - 1} more ranks" in log, log
     assert log.count(f"MiB available to {n_ranks} ranks on this GPU") == n_ranks, log
+    assert log.count("took memory of the device 0 times since ready") == n_ranks, log
 
 
 def main():

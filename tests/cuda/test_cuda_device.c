@@ -82,6 +82,35 @@ static void weights_of_many_buffers_arrive_whole(void)
     drop(dev);
 }
 
+/* More lists than the ring holds at once, each from memory that changes at once. */
+static void lists_arrive_as_they_were(void)
+{
+    enum { LISTS = 700, ELEMS = 3001 };
+    bt_device *dev  = make();
+    size_t     each = ELEMS * sizeof(uint32_t);
+    uint32_t  *list = ARRAY(uint32_t, ELEMS), *back = ARRAY(uint32_t, LISTS * ELEMS);
+    uint64_t   allocs;
+    void      *mem   = NULL;
+    size_t     wrong = 0;
+
+    EXPECT_EQ(bt_device_alloc(dev, LISTS * each, &mem), BT_OK);
+    allocs = dev->n_allocs;
+    for (uint32_t i = 0; i < LISTS; i++) {
+        for (uint32_t j = 0; j < ELEMS; j++)
+            list[j] = i * ELEMS + j;
+        EXPECT_EQ(bt_device_upload(dev, (char *)mem + i * each, list, each), BT_OK);
+    }
+    EXPECT_EQ(bt_device_download(dev, back, mem, LISTS * each), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    for (uint32_t i = 0; i < LISTS * ELEMS; i++)
+        wrong += back[i] != i;
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(dev->n_allocs, allocs);
+    bt_device_free(dev, mem);
+    free(list), free(back);
+    drop(dev);
+}
+
 /* A product, three heads, and experts with 0, 3 and 2 rows: right, and in as few launches. */
 static void products_are_grouped_and_right(void)
 {
@@ -229,6 +258,79 @@ static void a_block_has_the_bits_of_its_parts(void)
     drop(dev);
 }
 
+/* b = a + b beside c = a + c, then b = c + b. */
+static void three_sums(bt_device *dev, bt_bf16 *a, size_t n)
+{
+    EXPECT_EQ(bt_device_fork(dev), BT_OK);
+    EXPECT_EQ(bt_device_add(dev, n, a, a + n), BT_OK);
+    EXPECT_EQ(bt_device_unfork(dev), BT_OK);
+    EXPECT_EQ(bt_device_add(dev, n, a, a + 2 * n), BT_OK);
+    EXPECT_EQ(bt_device_join(dev), BT_OK);
+    EXPECT_EQ(bt_device_add(dev, n, a + 2 * n, a + n), BT_OK);
+}
+
+/* Work that was kept does what it does at once, as often as it is launched and on what is there
+ * then. */
+static void a_graph_is_the_work_that_it_kept(void)
+{
+    enum { N = 300, LAUNCHES = 3 };
+    bt_device *dev   = make();
+    bt_graph  *graph = NULL;
+    uint64_t   rng   = 6, launches;
+    bt_bf16   *in    = random_bf16(3 * N, 1, &rng),
+            *out[2]  = {ARRAY(bt_bf16, 3 * N), ARRAY(bt_bf16, 3 * N)};
+    void *mem        = NULL;
+
+    EXPECT_EQ(bt_device_alloc(dev, 3 * N * sizeof(*in), &mem), BT_OK);
+    for (int kept = 0; kept < 2; kept++) {
+        fake_gpu_seed((unsigned long)kept);
+        EXPECT_EQ(bt_device_upload(dev, mem, in, 3 * N * sizeof(*in)), BT_OK);
+        if (kept) {
+            EXPECT_EQ(dev->ops->graphs->begin(dev), BT_OK);
+            three_sums(dev, mem, N);
+            EXPECT_EQ(dev->ops->graphs->end(dev, &graph), BT_OK);
+        }
+        launches = simt_n_launches();
+        for (int i = 0; i < LAUNCHES; i++)
+            if (kept)
+                EXPECT_EQ(dev->ops->graphs->launch(dev, graph), BT_OK);
+            else
+                three_sums(dev, mem, N);
+        EXPECT_EQ(simt_n_launches() - launches, kept ? 0 : 3 * LAUNCHES);
+        EXPECT_EQ(bt_device_download(dev, out[kept], mem, 3 * N * sizeof(*in)), BT_OK);
+        EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    }
+    EXPECT(n_different(out[0], in, 3 * N * sizeof(*in)) > 0);
+    EXPECT_EQ(n_different(out[0], out[1], 3 * N * sizeof(*in)), 0);
+    dev->ops->graphs->destroy(dev, graph);
+    bt_device_free(dev, mem);
+    free(in), free(out[0]), free(out[1]);
+    drop(dev);
+}
+
+/* What a graph cannot hold: an allocation, a side that nobody joins; and one that is thrown away.
+ */
+static void a_spoiled_capture_is_an_error_and_leaves_nothing(void)
+{
+    bt_device *dev   = make();
+    bt_graph  *graph = NULL;
+    void      *mem = NULL, *more = NULL;
+
+    EXPECT_EQ(bt_device_alloc(dev, 64, &mem), BT_OK);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_EQ(dev->ops->graphs->begin(dev), BT_OK);
+        EXPECT_EQ(bt_device_add(dev, 8, mem, mem), BT_OK);
+        if (i == 0) EXPECT_EQ(bt_device_alloc(dev, 64, &more), BT_ERR_DEVICE);
+        if (i == 1) EXPECT_EQ(bt_device_fork(dev), BT_OK);
+        if (i == 1) EXPECT_EQ(bt_device_add(dev, 8, mem, mem), BT_OK);
+        EXPECT_EQ(dev->ops->graphs->end(dev, i < 2 ? &graph : NULL), i < 2 ? BT_ERR_DEVICE : BT_OK);
+        EXPECT(graph == NULL);
+    }
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    bt_device_free(dev, mem);
+    drop(dev);
+}
+
 static void expect_unusable(fake_gpu gpu, uint32_t device, const char *why)
 {
     bt_device *dev = NULL;
@@ -324,10 +426,13 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(memory_is_zeroed_and_moved),
         BT_TEST(weights_of_many_buffers_arrive_whole),
+        BT_TEST(lists_arrive_as_they_were),
         BT_TEST(products_are_grouped_and_right),
         BT_TEST(checksum_is_that_of_host_memory),
         BT_TEST(row_operations_are_those_of_the_cpu),
         BT_TEST(a_block_has_the_bits_of_its_parts),
+        BT_TEST(a_graph_is_the_work_that_it_kept),
+        BT_TEST(a_spoiled_capture_is_an_error_and_leaves_nothing),
         BT_TEST(machines_that_cannot_are_told_why),
         BT_TEST(a_full_gpu_says_how_much_is_left),
         BT_TEST(every_failure_of_creation_leaves_nothing),

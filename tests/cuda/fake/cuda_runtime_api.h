@@ -11,12 +11,16 @@
 #define CUDART_VERSION 13000
 
 typedef enum {
-    cudaSuccess                 = 0,
-    cudaErrorInvalidValue       = 1,
-    cudaErrorMemoryAllocation   = 2,
-    cudaErrorInsufficientDriver = 35,
-    cudaErrorNoDevice           = 100,
-    cudaErrorNotReady           = 600
+    cudaSuccess                       = 0,
+    cudaErrorInvalidValue             = 1,
+    cudaErrorMemoryAllocation         = 2,
+    cudaErrorInsufficientDriver       = 35,
+    cudaErrorNoDevice                 = 100,
+    cudaErrorNotReady                 = 600,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureUnjoined    = 904,
+    cudaErrorStreamCaptureIsolation   = 907
 } cudaError_t;
 typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 } cudaMemcpyKind;
 typedef enum {
@@ -25,7 +29,9 @@ typedef enum {
 } cudaDeviceAttr;
 typedef struct fake_stream *cudaStream_t;
 typedef struct fake_event  *cudaEvent_t;
-typedef struct fake_op      fake_op;
+typedef struct fake_graph  *cudaGraph_t, *cudaGraphExec_t;
+typedef enum { cudaStreamCaptureModeThreadLocal = 1 } cudaStreamCaptureMode;
+typedef struct fake_op fake_op;
 /* Work of the runtime's own, and what other libraries (fake/nccl.h) give the stream to do, each
  * counted; an own piece waits for what they had given before. */
 struct fake_stream {
@@ -80,5 +86,16 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
+
+/* One capture at a time.  What is captured is kept with its arguments and runs when it is launched,
+ * in an order that its streams and events allow; a call that a capture does not take spoils it. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
 #endif

@@ -112,6 +112,7 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
 {
     head *h;
 
+    if (fake_capture_is_on()) return fake_capture_refuse();
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     if (bytes > g_fake_gpu.bytes - g_fake_gpu.taken) return cudaErrorMemoryAllocation;
     h = take_piece(bytes);
@@ -124,6 +125,7 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
 cudaError_t cudaFree(void *ptr)
 {
     if (ptr == NULL) return cudaSuccess;
+    if (fake_capture_is_on()) return fake_capture_refuse();
     fake_gpu_run_all();
     fake_gpu_open();
     g_fake_gpu.taken -= ((head *)ptr - 1)->bytes;
@@ -153,6 +155,7 @@ cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
     pinned *p;
 
     (void)flags;
+    if (fake_capture_is_on()) return fake_capture_refuse();
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     p        = malloc(sizeof(*p));
     *p       = (pinned){g_pinned, malloc(bytes), bytes};

@@ -12,4 +12,40 @@ int fake_gpu_is_pinned(const void *ptr, size_t bytes);
 /* All work that waits for nothing. */
 void fake_gpu_run_all(void);
 
+typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT, GRAPH } fake_op_kind;
+struct fake_op {
+    fake_op      *next;
+    fake_op_kind  kind;
+    unsigned long given; /* of what other libraries had given the stream before it */
+    void         *dst;
+    const void   *src;
+    void         *kept; /* owned: what pageable memory held */
+    size_t        bytes;
+    int           value;
+    simt_job     *job; /* owned */
+    cudaEvent_t   event;
+    unsigned long number; /* of the event's record; in a graph the node that is awaited */
+    cudaGraph_t   graph;
+};
+
+struct fake_event {
+    unsigned long n_recorded, n_done;
+    unsigned long capture, node; /* the capture that has its last record, and where; 0: none */
+    unsigned      holders;       /* the program, and what waits in streams */
+};
+
+unsigned fake_gpu_random_below(unsigned n);
+void     fake_op_run(const fake_op *op);
+void     fake_op_fini(fake_op *op); /* gives back what it owns */
+
+/* graphs.c */
+int fake_capture_is_on(void);
+int fake_capture_has(cudaStream_t stream);
+cudaError_t
+fake_capture_refuse(void); /* a call that a capture does not take: it comes to nothing */
+cudaError_t fake_capture_add(cudaStream_t stream, const fake_op *op);
+void        fake_graph_run(cudaGraph_t graph);
+void        fake_graph_release(cudaGraph_t graph); /* NULL is allowed */
+void        fake_graph_hold(cudaGraph_t graph);
+
 #endif

@@ -12,33 +12,13 @@
 
 enum { MAX_STREAMS = 16, WAIT_S = 60, MOST_AT_ONCE = 8 };
 
-struct fake_event {
-    unsigned long n_recorded, n_done;
-    unsigned      holders; /* the program, and what waits in streams */
-};
-
-typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT } op_kind;
-struct fake_op {
-    fake_op      *next;
-    op_kind       kind;
-    unsigned long given; /* of what other libraries had given the stream before it */
-    void         *dst;
-    const void   *src;
-    void         *kept; /* owned: what pageable memory held */
-    size_t        bytes;
-    int           value;
-    simt_job     *job; /* owned */
-    cudaEvent_t   event;
-    unsigned long number; /* of the event's record */
-};
-
 void (*g_fake_progress)(void);
 static cudaStream_t  g_streams[MAX_STREAMS];
 static unsigned long g_random = 1;
 
 void fake_gpu_seed(unsigned long seed) { g_random = seed * 2654435769u + 1; }
 
-static unsigned random_below(unsigned n)
+unsigned fake_gpu_random_below(unsigned n)
 {
     g_random = g_random * 6364136223846793005u + 1442695040888963407u;
     return (unsigned)(g_random >> 33) % n;
@@ -51,28 +31,33 @@ static void release(cudaEvent_t event)
     if (event != NULL && --event->holders == 0) free(event);
 }
 
-static void drop(fake_op *op)
+void fake_op_fini(fake_op *op)
 {
     if (op->job != NULL) simt_job_free(op->job);
     release(op->event);
+    fake_graph_release(op->graph);
     free(op->kept);
-    free(op);
 }
 
-static void put(cudaStream_t stream, fake_op from)
+static cudaError_t put(cudaStream_t stream, fake_op from)
 {
-    fake_op *op = malloc(sizeof(*op));
+    fake_op *op;
 
+    if (fake_capture_has(stream) || (fake_capture_is_on() && from.kind == AWAIT))
+        return fake_capture_add(stream, &from);
+    op        = malloc(sizeof(*op));
     *op       = from;
     op->next  = NULL;
     op->given = stream->n_given;
     if (op->event != NULL) op->event->holders++;
+    if (op->graph != NULL) fake_graph_hold(op->graph);
     *stream->end = op;
     stream->end  = &op->next;
     stream->n_put++;
+    return cudaSuccess;
 }
 
-static void run(const fake_op *op)
+void fake_op_run(const fake_op *op)
 {
     switch (op->kind) {
     case COPY: memcpy(op->dst, op->kept != NULL ? op->kept : op->src, op->bytes); break;
@@ -80,6 +65,7 @@ static void run(const fake_op *op)
     case LAUNCH: simt_job_run(op->job); break;
     case RECORD: op->event->n_done = op->number; break;
     case AWAIT: break;
+    case GRAPH: fake_graph_run(op->graph); break;
     }
 }
 
@@ -95,11 +81,12 @@ static void run_first(cudaStream_t s)
 {
     fake_op *op = s->first;
 
-    run(op);
+    fake_op_run(op);
     s->first = op->next;
     if (s->first == NULL) s->end = &s->first;
     s->n_ran++;
-    drop(op);
+    fake_op_fini(op);
+    free(op);
 }
 
 /* At most n pieces of work, each from a stream by chance; or from `only` while it can. */
@@ -115,7 +102,7 @@ static unsigned run_some(unsigned n, cudaStream_t only)
         for (int i = 0; i < MAX_STREAMS; i++)
             if (g_streams[i] != NULL && is_ready(g_streams[i])) ready[n_ready++] = g_streams[i];
         if (n_ready == 0) break;
-        run_first(only != NULL && is_ready(only) ? only : ready[random_below(n_ready)]);
+        run_first(only != NULL && is_ready(only) ? only : ready[fake_gpu_random_below(n_ready)]);
     }
     fake_gpu_close();
     return done;
@@ -129,7 +116,7 @@ void fake_gpu_run_all(void)
 
 void fake_gpu_progress(void)
 {
-    run_some(random_below(MOST_AT_ONCE), NULL);
+    run_some(fake_gpu_random_below(MOST_AT_ONCE), NULL);
     if (g_fake_progress != NULL) g_fake_progress();
 }
 
@@ -138,10 +125,10 @@ static void wait_until(int (*is_done)(const void *of), const void *of, cudaStrea
 {
     struct timespec nap  = {0, 20000};
     time_t          end  = time(NULL) + WAIT_S;
-    cudaStream_t    only = random_below(2) == 0 ? stream : NULL;
+    cudaStream_t    only = fake_gpu_random_below(2) == 0 ? stream : NULL;
 
     while (!is_done(of)) {
-        unsigned n = run_some(1 + random_below(MOST_AT_ONCE), only);
+        unsigned n = run_some(1 + fake_gpu_random_below(MOST_AT_ONCE), only);
 
         if (g_fake_progress != NULL) g_fake_progress();
         if (n > 0 || is_done(of)) continue;
@@ -156,7 +143,7 @@ static void wait_until(int (*is_done)(const void *of), const void *of, cudaStrea
 static void take_launch(simt_job *job, void *stream)
 {
     if (stream != NULL) {
-        put(stream, (fake_op){.kind = LAUNCH, .job = job});
+        if (put(stream, (fake_op){.kind = LAUNCH, .job = job}) != cudaSuccess) abort();
         return;
     }
     fake_gpu_open();
@@ -205,6 +192,7 @@ static int stream_is_done(const void *of)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
+    if (fake_capture_is_on()) return fake_capture_refuse();
     wait_until(stream_is_done, stream, stream);
     return fake_gpu_step();
 }
@@ -214,7 +202,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     fake_gpu_run_all();
     for (fake_op *op = stream->first, *next; op != NULL; op = next) {
         next = op->next;
-        drop(op);
+        fake_op_fini(op);
+        free(op);
     }
     for (int i = 0; i < MAX_STREAMS; i++)
         if (g_streams[i] == stream) g_streams[i] = NULL;
@@ -238,16 +227,17 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
-    put(stream, (fake_op){.kind = RECORD, .event = event, .number = ++event->n_recorded});
-    return cudaSuccess;
+    if (fake_capture_has(stream))
+        return fake_capture_add(stream, &(fake_op){.kind = RECORD, .event = event});
+    event->capture = 0;
+    return put(stream, (fake_op){.kind = RECORD, .event = event, .number = ++event->n_recorded});
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     (void)flags;
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
-    put(stream, (fake_op){.kind = AWAIT, .event = event, .number = event->n_recorded});
-    return cudaSuccess;
+    return put(stream, (fake_op){.kind = AWAIT, .event = event, .number = event->n_recorded});
 }
 
 static int event_is_done(const void *of)
@@ -259,6 +249,7 @@ static int event_is_done(const void *of)
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
+    if (fake_capture_is_on()) return fake_capture_refuse();
     fake_gpu_progress();
     if (!event_is_done(event)) return cudaErrorNotReady;
     return fake_gpu_step();
@@ -266,6 +257,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
+    if (fake_capture_is_on()) return fake_capture_refuse();
     wait_until(event_is_done, event, NULL);
     return fake_gpu_step();
 }
@@ -282,8 +274,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
 {
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
-    put(stream, (fake_op){.kind = SET, .dst = ptr, .value = value, .bytes = bytes});
-    return cudaSuccess;
+    return put(stream, (fake_op){.kind = SET, .dst = ptr, .value = value, .bytes = bytes});
 }
 
 /* Pageable memory is read at once, as CUDA does; pinned memory when the copy's turn comes.  What a
@@ -294,11 +285,17 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     fake_op op = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
 
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_capture_has(stream)) return put(stream, op); /* host memory is read when it runs */
     if (kind == cudaMemcpyHostToDevice && !fake_gpu_is_pinned(src, bytes)) {
         op.kept = malloc(bytes);
         memcpy(op.kept, src, bytes);
     }
     if (kind == cudaMemcpyDeviceToHost) memset(dst, 0xff, bytes);
-    put(stream, op);
-    return cudaSuccess;
+    return put(stream, op);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    return put(stream, (fake_op){.kind = GRAPH, .graph = exec});
 }

@@ -1,0 +1,137 @@
+/* device/cuda/products.c - a list of products, or of blocks, as few launches. */
+#include "device/cuda/device_cuda.h"
+#include "device/cuda/gemm.h"
+#include "device/linear.h"
+
+/* Elements from one row pointer to another, when it is a whole number of them and not negative. */
+static bool distance(const void *from, const void *to, size_t elem_bytes, size_t *elems_out)
+{
+    uintptr_t a = (uintptr_t)from, b = (uintptr_t)to;
+
+    if (b < a || (b - a) % elem_bytes != 0) return false;
+    *elems_out = (b - a) / elem_bytes;
+    return true;
+}
+
+static bool same_shape(const bt_gemm *a, const bt_gemm *b)
+{
+    return a->w->n == b->w->n && a->w->k == b->w->k && a->ld_x == b->ld_x && a->ld_y == b->ld_y &&
+           a->y_dtype == b->y_dtype;
+}
+
+/* How many of g[0 .. n) are one launch: of equal shape, and with equal rows at one stride (heads:
+ * *by_rows false), or with rows that follow each other in x and y (experts: true). */
+static uint32_t run_of(const bt_gemm *g, uint32_t n, bool *by_rows, size_t *x_group,
+                       size_t *y_group)
+{
+    size_t   y_bytes = g->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16), x_step, y_step;
+    uint32_t count   = 1;
+
+    *by_rows = false;
+    *x_group = *y_group = 0;
+    for (; count < n && count < BT_CUDA_MAX_GROUPS; count++) {
+        const bt_gemm *last = &g[count - 1], *next = &g[count];
+        bool           rows, strided;
+
+        if (!same_shape(g, next) || !distance(last->x, next->x, sizeof(bt_bf16), &x_step) ||
+            !distance(last->y, next->y, y_bytes, &y_step))
+            break;
+        rows    = x_step == last->m * g->ld_x && y_step == last->m * g->ld_y;
+        strided = next->m == g->m && (count == 1 || (x_step == *x_group && y_step == *y_group));
+        if (count == 1) {
+            *by_rows = rows;
+            *x_group = x_step;
+            *y_group = y_step;
+        }
+        if (*by_rows ? !rows : !strided) break;
+    }
+    if (count == 1) *by_rows = false;
+    return count;
+}
+
+static bt_status run_group(bt_device_cuda *cuda, const bt_gemm *g, uint32_t n, bool by_rows,
+                           size_t x_group, size_t y_group)
+{
+    bt_status    st                             = BT_OK;
+    bt_cuda_gemm run                            = {.n        = g->w->n,
+                                                   .k        = g->w->k,
+                                                   .n_groups = n,
+                                                   .out      = g->y_dtype == BT_F32 ? BT_CUDA_OUT_F32 : BT_CUDA_OUT_BF16,
+                                                   .max_rows = g->m,
+                                                   .x_group  = by_rows ? 0 : x_group,
+                                                   .y_group  = by_rows ? 0 : y_group,
+                                                   .x        = g->x,
+                                                   .ld_x     = g->ld_x,
+                                                   .y        = g->y,
+                                                   .ld_y     = g->ld_y};
+    uint32_t     row_at[BT_CUDA_MAX_GROUPS + 1] = {0};
+
+    for (uint32_t i = 0; i < n; i++) {
+        run.w[i]      = g[i].w->packed;
+        row_at[i + 1] = row_at[i] + g[i].m;
+    }
+    if (by_rows) {
+        run.max_rows = row_at[n];
+        run.row_at   = cuda->row_at;
+        BT_TRY(bt_cuda_staging_upload(cuda, cuda->row_at, row_at, (n + 1) * sizeof(*row_at)));
+    }
+    BT_TRY(CUDA(bt_cuda_gemm_run(cuda->stream, &run)));
+out:
+    return st;
+}
+
+bt_status bt_cuda_products(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms)
+{
+    bt_status st = BT_OK;
+
+    (void)role; /* one arithmetic for both */
+    for (uint32_t i = 0; i < n_gemms; i++)
+        BT_REQUIRE(gemms[i].y_dtype == BT_F32 || gemms[i].y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
+                   "product %u of %u has a result of dtype %d, neither bf16 nor fp32", i, n_gemms,
+                   (int)gemms[i].y_dtype);
+    for (uint32_t i = 0, n; i < n_gemms; i += n) {
+        bool   by_rows = false;
+        size_t x_group = 0, y_group = 0;
+
+        n = run_of(&gemms[i], n_gemms - i, &by_rows, &x_group, &y_group);
+        BT_TRY(run_group((bt_device_cuda *)dev, &gemms[i], n, by_rows, x_group, y_group));
+    }
+out:
+    return st;
+}
+
+/* SwiGLU within the first product, so that h is not needed. */
+bt_status bt_cuda_blocks(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
+                         bt_bf16 *h, bt_bf16 *act)
+{
+    bt_status st = BT_OK;
+
+    (void)h;
+    for (uint32_t i = 0; i < n_ffns; i++) {
+        const bt_ffn *f    = &ffns[i];
+        uint32_t      dim  = f->down->k;
+        bt_cuda_gemm  up   = {.n        = dim,
+                              .k        = f->gate_up->k,
+                              .n_groups = 1,
+                              .out      = BT_CUDA_OUT_SWIGLU,
+                              .max_rows = f->m,
+                              .x        = f->x,
+                              .ld_x     = f->ld_x,
+                              .y        = act,
+                              .ld_y     = dim,
+                              .w        = {f->gate_up->packed}};
+        bt_gemm       down = {.w       = f->down,
+                              .x       = act,
+                              .ld_x    = dim,
+                              .y       = f->y,
+                              .ld_y    = f->ld_y,
+                              .m       = f->m,
+                              .y_dtype = f->y_dtype};
+
+        BT_TRY(CUDA(bt_cuda_gemm_run(((bt_device_cuda *)dev)->stream, &up)));
+        BT_TRY(bt_cuda_products(dev, role, 1, &down));
+        act += (size_t)f->m * dim;
+    }
+out:
+    return st;
+}

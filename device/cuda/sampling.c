@@ -1,0 +1,249 @@
+/* device/cuda/sampling.c - tokens and logprobs of a step from logits that stay on the device: some
+ * rows at a time, in memory taken at start. */
+#include "core/alloc.h"
+#include "device/cuda/device_cuda.h"
+#include "device/cuda/rows.h"
+#include "device/cuda/vocab.h"
+
+struct bt_device_sampler {
+    bt_device *dev; /* borrowed */
+    uint32_t   n_vocab, chunk;
+
+    /* Owned, device; [chunk, ..]. */
+    float        *logits, *e, *ranked, *maxima, *sums;
+    uint64_t     *order;
+    uint32_t     *rows, *n_top, *n_found, *top_ids;
+    int32_t      *ids;
+    float        *logprob, *top_logprobs;
+    bt_cuda_draw *draws;
+    bt_cuda_edit *edits; /* [BT_MAX_EDITS] */
+
+    /* Owned, host: as they go up. */
+    uint32_t     *host_rows, *host_n_top; /* [chunk] */
+    bt_cuda_draw *host_draws;
+    bt_cuda_edit *host_edits;
+};
+
+enum { CHUNK = 64 };
+
+static uint32_t blocks_of(uint32_t n_vocab)
+{
+    return (n_vocab + BT_CUDA_VOCAB_BLOCK - 1) / BT_CUDA_VOCAB_BLOCK;
+}
+
+static uint32_t chunk_of(uint32_t max_draws) { return max_draws < CHUNK ? max_draws : CHUNK; }
+
+static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
+{
+    size_t row = (size_t)n_vocab * 3 * sizeof(float) +
+                 bt_cuda_order_elems(n_vocab) * sizeof(uint64_t) +
+                 (size_t)blocks_of(n_vocab) * 2 * sizeof(float) +
+                 BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + 64;
+
+    return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_cuda_edit);
+}
+
+static void destroy(bt_device_sampler *s)
+{
+    if (s == NULL) return;
+    void *device[] = {s->logits, s->e,       s->ranked,       s->maxima,  s->sums,
+                      s->order,  s->rows,    s->n_top,        s->n_found, s->top_ids,
+                      s->ids,    s->logprob, s->top_logprobs, s->draws,   s->edits};
+    void *host[]   = {s->host_rows, s->host_n_top, s->host_draws, s->host_edits};
+
+    for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
+        bt_device_free(s->dev, device[i]);
+    for (size_t i = 0; i < sizeof(host) / sizeof(host[0]); i++)
+        bt_free(host[i]);
+    bt_free(s);
+}
+
+static bt_status take(bt_device_sampler *s, size_t n, size_t bytes_each, void *ptr_out)
+{
+    bt_status st  = BT_OK;
+    void     *mem = NULL;
+
+    BT_TRY(bt_device_alloc(s->dev, n * bytes_each, &mem));
+    *(void **)ptr_out = mem;
+out:
+    return st;
+}
+
+static bt_status take_all(bt_device_sampler *s)
+{
+    bt_status st = BT_OK;
+    size_t    n = s->chunk, ids = n * s->n_vocab, blocks = n * blocks_of(s->n_vocab);
+    size_t    tops = n * BT_MAX_ALTERNATIVES;
+
+    BT_TRY(take(s, ids, sizeof(*s->logits), &s->logits));
+    BT_TRY(take(s, ids, sizeof(*s->e), &s->e));
+    BT_TRY(take(s, ids, sizeof(*s->ranked), &s->ranked));
+    BT_TRY(take(s, blocks, sizeof(*s->maxima), &s->maxima));
+    BT_TRY(take(s, blocks, sizeof(*s->sums), &s->sums));
+    BT_TRY(take(s, n * bt_cuda_order_elems(s->n_vocab), sizeof(*s->order), &s->order));
+    BT_TRY(take(s, n, sizeof(*s->rows), &s->rows));
+    BT_TRY(take(s, n, sizeof(*s->n_top), &s->n_top));
+    BT_TRY(take(s, n, sizeof(*s->n_found), &s->n_found));
+    BT_TRY(take(s, tops, sizeof(*s->top_ids), &s->top_ids));
+    BT_TRY(take(s, n, sizeof(*s->ids), &s->ids));
+    BT_TRY(take(s, n, sizeof(*s->logprob), &s->logprob));
+    BT_TRY(take(s, tops, sizeof(*s->top_logprobs), &s->top_logprobs));
+    BT_TRY(take(s, n, sizeof(*s->draws), &s->draws));
+    BT_TRY(take(s, BT_MAX_EDITS, sizeof(*s->edits), &s->edits));
+    s->host_rows  = bt_calloc(n, sizeof(*s->host_rows));
+    s->host_n_top = bt_calloc(n, sizeof(*s->host_n_top));
+    s->host_draws = bt_calloc(n, sizeof(*s->host_draws));
+    s->host_edits = bt_calloc(BT_MAX_EDITS, sizeof(*s->host_edits));
+    BT_REQUIRE(s->host_rows != NULL && s->host_n_top != NULL && s->host_draws != NULL &&
+                   s->host_edits != NULL,
+               BT_ERR_NO_MEMORY, "lists of %zu draws", n);
+out:
+    return st;
+}
+
+static bt_status create(bt_device *dev, uint32_t n_vocab, uint32_t max_draws,
+                        bt_device_sampler **sampling_out)
+{
+    bt_status          st = BT_OK;
+    bt_device_sampler *s  = bt_calloc(1, sizeof(*s));
+
+    BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "sampling");
+    s->dev     = dev;
+    s->n_vocab = n_vocab;
+    s->chunk   = chunk_of(max_draws);
+    BT_TRY(take_all(s));
+    *sampling_out = s;
+    s             = NULL; /* handed over */
+out:
+    destroy(s);
+    return st;
+}
+
+_Static_assert(BT_NO_TOKEN == (int)BT_CUDA_NO_TOKEN, "what the kernel says");
+
+/* ---- a step's draws, `chunk` at a time */
+
+/* Copies of the rows that draws [first, first + n) are from. */
+static bt_status copy_rows(bt_device_sampler *s, const bt_draws *d, uint32_t n)
+{
+    return CUDA(bt_cuda_gather_rows(
+        bt_cuda_stream(s->dev), n, s->n_vocab * (uint32_t)(sizeof(float) / sizeof(bt_bf16)),
+        (const bt_bf16 *)(const void *)d->logits, s->rows, (bt_bf16 *)(void *)s->logits));
+}
+
+static bt_status send_lists(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const bt_draw *from = &d->draws[first + i];
+
+        s->host_rows[i]  = d->row_of != NULL ? d->row_of[from->row] : from->row;
+        s->host_n_top[i] = from->n_top;
+        s->host_draws[i] =
+            (bt_cuda_draw){from->temperature, from->top_p, from->min_p, from->top_k, from->uniform};
+    }
+    BT_TRY(bt_device_upload(s->dev, s->rows, s->host_rows, n * sizeof(*s->rows)));
+    BT_TRY(bt_device_upload(s->dev, s->n_top, s->host_n_top, n * sizeof(*s->n_top)));
+    BT_TRY(bt_device_upload(s->dev, s->draws, s->host_draws, n * sizeof(*s->draws)));
+out:
+    return st;
+}
+
+/* The edits from *at on that are for draws [first, first + n). */
+static bt_status edit_rows(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n,
+                           uint32_t *at)
+{
+    bt_status st    = BT_OK;
+    uint32_t  count = 0;
+
+    for (; *at < d->n_edits && d->edits[*at].draw < first + n; ++*at) {
+        const bt_logit_edit *e = &d->edits[*at];
+
+        s->host_edits[count++] = (bt_cuda_edit){.row        = e->draw - first,
+                                                .id         = e->id,
+                                                .bias       = e->bias,
+                                                .repetition = e->repetition,
+                                                .frequency  = e->frequency,
+                                                .presence   = e->presence,
+                                                .count      = e->count,
+                                                .banned     = e->banned};
+    }
+    if (count == 0) goto out;
+    BT_TRY(bt_device_upload(s->dev, s->edits, s->host_edits, count * sizeof(*s->edits)));
+    BT_TRY(
+        CUDA(bt_cuda_edit_logits(bt_cuda_stream(s->dev), count, s->edits, s->n_vocab, s->logits)));
+out:
+    return st;
+}
+
+static bt_status draw(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(CUDA(bt_cuda_sample_run(bt_cuda_stream(s->dev), &(bt_cuda_sample){.n_rows  = n,
+                                                                             .n_vocab = s->n_vocab,
+                                                                             .logits  = s->logits,
+                                                                             .draws   = s->draws,
+                                                                             .e       = s->e,
+                                                                             .ranked  = s->ranked,
+                                                                             .order   = s->order,
+                                                                             .maxima  = s->maxima,
+                                                                             .sums    = s->sums,
+                                                                             .ids     = s->ids})));
+    BT_TRY(bt_device_download(s->dev, d->out->ids + first, s->ids, n * sizeof(*s->ids)));
+out:
+    return st;
+}
+
+static bt_status find_logprobs(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n)
+{
+    bt_status        st  = BT_OK;
+    bt_draw_results *out = d->out;
+    size_t           top = (size_t)first * BT_MAX_ALTERNATIVES, tops = n * BT_MAX_ALTERNATIVES;
+
+    BT_TRY(CUDA(bt_cuda_logprobs_run(bt_cuda_stream(s->dev),
+                                     &(bt_cuda_logprobs){.n_rows       = n,
+                                                         .n_vocab      = s->n_vocab,
+                                                         .max_top      = BT_MAX_ALTERNATIVES,
+                                                         .logits       = s->logits,
+                                                         .ids          = s->ids,
+                                                         .n_top        = s->n_top,
+                                                         .maxima       = s->maxima,
+                                                         .sums         = s->sums,
+                                                         .logprob      = s->logprob,
+                                                         .top_ids      = s->top_ids,
+                                                         .top_logprobs = s->top_logprobs,
+                                                         .n_found      = s->n_found})));
+    BT_TRY(bt_device_download(s->dev, out->logprob + first, s->logprob, n * sizeof(*s->logprob)));
+    BT_TRY(bt_device_download(s->dev, out->n_found + first, s->n_found, n * sizeof(*s->n_found)));
+    BT_TRY(bt_device_download(s->dev, out->top_ids + top, s->top_ids, tops * sizeof(*s->top_ids)));
+    BT_TRY(bt_device_download(s->dev, out->top_logprobs + top, s->top_logprobs,
+                              tops * sizeof(*s->top_logprobs)));
+out:
+    return st;
+}
+
+static bt_status run(bt_device_sampler *s, const bt_draws *d)
+{
+    bt_status st = BT_OK;
+    uint32_t  at = 0;
+
+    BT_REQUIRE(d->n_edits <= BT_MAX_EDITS, BT_ERR_INVALID_ARG, "%u edits of logits, at most %d",
+               d->n_edits, (int)BT_MAX_EDITS);
+    for (uint32_t first = 0, n; first < d->n_draws; first += n) {
+        n = d->n_draws - first < s->chunk ? d->n_draws - first : s->chunk;
+        BT_TRY(send_lists(s, d, first, n));
+        BT_TRY(copy_rows(s, d, n));
+        BT_TRY(edit_rows(s, d, first, n, &at));
+        BT_TRY(draw(s, d, first, n));
+        if (!d->any_logprobs) continue;
+        BT_TRY(copy_rows(s, d, n)); /* logprobs are of raw logits */
+        BT_TRY(find_logprobs(s, d, first, n));
+    }
+out:
+    return st;
+}
+
+const bt_sampling_ops bt_cuda_sampling_ops = {
+    .bytes = bytes, .create = create, .run = run, .destroy = destroy};

@@ -1,0 +1,73 @@
+/* device/sampling.h - tokens and logprobs chosen on a device, for the rows of one step.
+ *
+ * The order of things, every sum and so every bit are those of worker/sampler.h.  Logits are device
+ * memory, all lists the host's. */
+#ifndef BT_DEVICE_SAMPLING_H
+#define BT_DEVICE_SAMPLING_H
+
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    BT_MAX_ALTERNATIVES = 20,
+    BT_MAX_EDITS        = 1 << 16, /* of a step */
+    BT_NO_TOKEN         = -1
+};
+
+/* One token from one row. */
+typedef struct {
+    uint32_t row;         /* of the step's logits; several draws may be from one */
+    uint32_t top_k;       /* 0: off */
+    float    temperature; /* 0: greedy */
+    float    top_p;       /* 0 and from 1 on: off */
+    float    min_p;       /* 0: off */
+    uint32_t n_top;       /* alternatives wanted, at most BT_MAX_ALTERNATIVES */
+    double   uniform;     /* in [0, 1) */
+} bt_draw;
+
+/* One id's bias, penalty and ban, in this order. */
+typedef struct {
+    uint32_t draw, id;
+    float    bias;
+    float    repetition, frequency, presence; /* 1, 0 and 0: no penalty */
+    uint32_t count;                           /* how often the id was generated */
+    uint32_t banned;                          /* 0 or 1 */
+} bt_logit_edit;
+
+/* [max draws]; memory of bt_device_alloc_host(). */
+typedef struct {
+    int32_t  *ids;     /* BT_NO_TOKEN: the highest logit is no finite number */
+    float    *logprob; /* these four where any_logprobs was set */
+    uint32_t *n_found; /* alternatives: n_top, or fewer when fewer are finite */
+    uint32_t *top_ids; /* [..][BT_MAX_ALTERNATIVES] */
+    float    *top_logprobs;
+} bt_draw_results;
+
+typedef struct {
+    const float         *logits; /* device [rows, n_vocab], raw; not changed */
+    const uint32_t      *row_of; /* a draw is from row row_of[its row]; NULL: from its row */
+    uint32_t             n_draws, n_edits;
+    const bt_draw       *draws;
+    const bt_logit_edit *edits; /* by draw ascending; ids of a draw are distinct */
+    bool                 any_logprobs;
+    bt_draw_results     *out; /* there after bt_device_sync() */
+} bt_draws;
+
+typedef struct bt_device_sampler bt_device_sampler;
+
+struct bt_sampling_ops {
+    /* Device memory that create() takes. */
+    size_t (*bytes)(uint32_t n_vocab, uint32_t max_draws);
+    bt_status (*create)(bt_device *dev, uint32_t n_vocab, uint32_t max_draws,
+                        bt_device_sampler **sampling_out);
+    bt_status (*run)(bt_device_sampler *s, const bt_draws *d); /* enqueued */
+    void (*destroy)(bt_device_sampler *s);                     /* NULL is allowed */
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,149 @@
+/* A step's choices made by the device's sampling (worker/draws.h) are those of the host's, bit for
+ * bit: on a GPU that is host memory. */
+#include <cuda_runtime_api.h>
+
+#include "device/cpu/device_cpu.h"
+#include "device/cuda/module.h"
+#include "tests/cuda/numbers.h"
+#include "worker/draws.h"
+
+extern const bt_cuda_module_table bt_cuda_module;
+
+enum { VOCAB = 1500, ROWS = 70, DRAWS = ROWS + 30, TOP = 5 };
+
+typedef struct {
+    bt_device    *dev;
+    float        *logits; /* host [ROWS][VOCAB] */
+    void         *on_device;
+    bt_sampler    sampler;
+    bt_history    history;
+    uint32_t      ids[8];
+    float         biases[8];
+    bt_sample_how how[DRAWS];
+    bt_draw_list  list;
+} site;
+
+/* Every setting in some draws; ids that are biased, banned and in the history at once. */
+static void vary(site *s)
+{
+    for (uint32_t i = 0; i < 8; i++) {
+        s->ids[i]    = i * 7;
+        s->biases[i] = (float)i - 3;
+    }
+    for (uint32_t i = 0; i < 40; i++)
+        EXPECT_EQ(bt_history_add(&s->history, i % 9 * 7, i < 5), BT_OK);
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        bt_sample_how *h = &s->how[i];
+
+        *h = (bt_sample_how){.temperature = i % 4 == 0 ? 0 : 0.9f,
+                             .seed        = 9,
+                             .choice      = i % 3,
+                             .position    = i,
+                             .top_k       = i & 1 ? 30 : 0,
+                             .top_p       = i & 2 ? 0.8f : 1,
+                             .min_p       = i & 4 ? 0.02f : 0};
+        if (i % 3 == 1) h->biased = (bt_id_list){s->ids, 8}, h->biases = s->biases;
+        if (i % 5 == 1) h->banned[0] = (bt_id_list){s->ids + 2, 4};
+        if (i % 5 == 2) h->banned[1] = (bt_id_list){s->ids, 1};
+        if (i % 2 == 1) h->history = &s->history, h->repetition = 1.2f, h->presence = 0.3f;
+        if (i % 7 == 1) h->history = &s->history, h->frequency = 0.2f;
+    }
+}
+
+static void site_open(site *s)
+{
+    uint64_t rng = 3;
+
+    *s = (site){.logits = random_f32((size_t)ROWS * VOCAB, 6, &rng)};
+    for (uint32_t i = 0; i < VOCAB; i++)
+        s->logits[i] = NAN; /* of the first row nothing is finite */
+    EXPECT_EQ(bt_cuda_module.create(0, &s->dev), BT_OK);
+    EXPECT_EQ(bt_sampler_init(&s->sampler, bt_cpu_kernels_find("scalar")->rows, VOCAB), BT_OK);
+    EXPECT_EQ(bt_device_alloc(s->dev, (size_t)ROWS * VOCAB * sizeof(float), &s->on_device), BT_OK);
+    EXPECT_EQ(bt_device_upload(s->dev, s->on_device, s->logits, ROWS * VOCAB * sizeof(float)),
+              BT_OK);
+    EXPECT_EQ(bt_draw_list_init(&s->list, s->dev, VOCAB, DRAWS), BT_OK);
+    vary(s);
+}
+
+static void site_close(site *s)
+{
+    bt_draw_list_fini(&s->list);
+    bt_history_fini(&s->history);
+    bt_sampler_fini(&s->sampler);
+    bt_device_free(s->dev, s->on_device);
+    bt_device_destroy(s->dev);
+    free(s->logits);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+static uint32_t row_of(uint32_t draw) { return draw < ROWS ? draw : draw - ROWS + 1; }
+
+static void expect_draw(const site *s, uint32_t i)
+{
+    const float *row = s->logits + (size_t)row_of(i) * VOCAB;
+    uint32_t     id = 0, want = 0, ids[TOP], want_ids[TOP], n;
+    float        logprob, want_logprob, top[TOP], want_top[TOP];
+    bt_status    st = bt_sample(&s->sampler, row, &s->how[i], &want);
+
+    EXPECT_EQ(bt_draw_list_id(&s->list, i, &id), st);
+    if (st != BT_OK) return;
+    EXPECT_EQ(id, want);
+    n = bt_logprobs(&s->sampler, row, want, i % (TOP + 1), &want_logprob, want_ids, want_top);
+    EXPECT_EQ(bt_draw_list_logprobs(&s->list, i, &logprob, ids, top), n);
+    EXPECT(logprob == want_logprob);
+    EXPECT_EQ(n_different(ids, want_ids, n * sizeof(*ids)), 0);
+    EXPECT_EQ(n_different(top, want_top, n * sizeof(*top)), 0);
+}
+
+static void choices_are_those_of_the_host(void)
+{
+    site     s;
+    bt_draws view;
+    uint64_t allocs;
+
+    site_open(&s);
+    allocs = s.dev->n_allocs;
+    for (uint32_t i = 0; i < DRAWS; i++)
+        EXPECT(bt_draw_list_add(&s.list, &s.how[i], row_of(i), true, i % (TOP + 1)));
+    view        = bt_draw_list_view(&s.list);
+    view.logits = s.on_device;
+    EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &view), BT_OK);
+    EXPECT_EQ(bt_device_sync(s.dev), BT_OK);
+    for (uint32_t i = 0; i < DRAWS; i++)
+        expect_draw(&s, i);
+    EXPECT_EQ(s.dev->n_allocs, allocs);
+    site_close(&s);
+}
+
+/* Then the host chooses. */
+static void what_does_not_fit_is_refused(void)
+{
+    site          s;
+    bt_sample_how how = {.repetition = 1.5f};
+
+    site_open(&s);
+    for (uint32_t i = 0; i < BT_MAX_EDITS / 64; i++)
+        EXPECT_EQ(bt_history_add(&s.history, i % VOCAB, true), BT_OK);
+    how.history = &s.history;
+    for (uint32_t i = 0; i < BT_MAX_EDITS / 1024; i++)
+        if (!bt_draw_list_add(&s.list, &how, 0, false, 0)) break;
+    EXPECT(s.list.n > 0 && s.list.n <= BT_MAX_EDITS / 1024);
+    EXPECT(!bt_draw_list_add(&s.list, &how, 0, false, 0));
+    bt_draw_list_clear(&s.list);
+    for (uint32_t i = 0; i < s.list.capacity; i++)
+        EXPECT(bt_draw_list_add(&s.list, &s.how[0], 0, false, 0));
+    EXPECT(!bt_draw_list_add(&s.list, &s.how[0], 0, false, 0));
+    site_close(&s);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(choices_are_those_of_the_host),
+        BT_TEST(what_does_not_fit_is_refused),
+    };
+
+    bt_cpu_flush_denormals();
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

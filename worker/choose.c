@@ -1,0 +1,333 @@
+/* worker/choose.c - the tokens that follow a step's rows: chosen by the host from logits, or by the
+ * device inside the step; and the messages that carry them. */
+#include <math.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "worker/state.h"
+
+/* One more token of the step's message. */
+static bt_status emit(bt_worker *w, const bt_token *token)
+{
+    bt_status st = BT_OK;
+    bt_batch *b  = &w->batch;
+
+    if (b->n_out == b->out_capacity) { /* first tokens of many choices */
+        bt_token *grown = bt_realloc(b->out, 2 * b->out_capacity, sizeof(*grown));
+
+        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
+        b->out = grown;
+        b->out_capacity *= 2;
+    }
+    b->out[b->n_out++] = *token;
+out:
+    return st;
+}
+
+/* How the token at `position` is chosen. */
+static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t choice,
+                            uint32_t position)
+{
+    const bt_sampling     *s     = &r->sampling;
+    const bt_model_config *model = w->cfg.facts.model;
+    bt_sample_how          how   = {
+                   .temperature = s->temperature,
+                   .seed        = s->seed,
+                   .choice      = choice,
+                   .position    = position,
+                   .top_k       = s->top_k,
+                   .top_p       = s->top_p,
+                   .min_p       = s->min_p,
+                   .repetition  = s->repetition_penalty,
+                   .frequency   = s->frequency_penalty,
+                   .presence    = s->presence_penalty,
+                   .history     = bt_sampling_counts_tokens(s) ? &r->history : NULL,
+                   .biased      = {s->bias_ids, s->n_bias},
+                   .biases      = s->biases
+    };
+
+    if (position - r->n_prompt < s->min_tokens) {
+        how.banned[0] = (bt_id_list){s->stop_tokens, s->n_stop};
+        if (!s->ignore_eos) how.banned[1] = (bt_id_list){model->eos_tokens, model->n_eos};
+    }
+    return how;
+}
+
+/* The next token from a row of logits, with its logprobs. */
+static bt_status choose_here(bt_worker *w, const bt_request *r, const float *logits, bt_token *t)
+{
+    bt_status     st  = BT_OK;
+    bt_sample_how how = how_of(w, r, t->choice, t->position);
+
+    BT_TRY(bt_sample(&w->sampler, logits, &how, &t->id));
+    if (r->sampling.logprobs)
+        t->n_top = bt_logprobs(&w->sampler, logits, t->id, r->sampling.top_logprobs, &t->logprob,
+                               t->top_ids, t->top_logprobs);
+out:
+    return st;
+}
+
+/* The same as the device has chosen it. */
+static bt_status take_draw(bt_worker *w, const bt_request *r, uint32_t draw, bt_token *t)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_draw_list_id(&w->draws, draw, &t->id));
+    if (r->sampling.logprobs)
+        t->n_top = bt_draw_list_logprobs(&w->draws, draw, &t->logprob, t->top_ids, t->top_logprobs);
+out:
+    return st;
+}
+
+/* Chooses a choice's token at `position`, from a row of logits or as draw `draw` of the step, and
+ * puts it into the message. */
+static bt_status choose(bt_worker *w, const bt_request *r, uint32_t choice, uint32_t position,
+                        const float *logits, uint32_t draw, bt_token *token_out)
+{
+    bt_status st = BT_OK;
+    bt_token  t  = {.request  = r->id,
+                    .choice   = choice,
+                    .position = position,
+                    .epoch    = r->epoch,
+                    .cached   = position == r->n_prompt ? r->n_held : 0};
+
+    BT_TRY(w->batch.on_device ? take_draw(w, r, draw, &t) : choose_here(w, r, logits, &t));
+    t.finish = bt_request_finish(w->cfg.facts.model, r, position, t.id);
+    BT_TRY(emit(w, &t));
+    *token_out = t;
+out:
+    return st;
+}
+
+/* Where it is not by role alone how the prompt was computed, a replay must know. */
+static bt_status send_form_map(bt_worker *w, const bt_request *r)
+{
+    bt_status st = BT_OK;
+    bt_up     m  = {.kind = BT_UP_FORM_MAP};
+
+    if (r->map.pages == NULL) return BT_OK;
+    m.u.form_map.request          = r->id;
+    m.u.form_map.epoch            = r->epoch;
+    m.u.form_map.n_form_map_bytes = bt_form_map_bytes(&r->map);
+    m.u.form_map.form_map         = bt_calloc(1, m.u.form_map.n_form_map_bytes);
+    BT_REQUIRE(m.u.form_map.form_map != NULL, BT_ERR_NO_MEMORY, "form map");
+    memcpy(m.u.form_map.form_map, r->map.pages, m.u.form_map.n_form_map_bytes);
+    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}
+
+/* The first token of every choice, from the prompt's last row. */
+static bt_status choose_firsts(bt_worker *w, bt_request *r, const float *logits, uint32_t draw,
+                               bt_finish *finish_out)
+{
+    bt_status st     = BT_OK;
+    uint32_t  n_open = 0;
+    bt_token  t      = {0};
+
+    BT_TRY(send_form_map(w, r));
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        BT_TRY(choose(w, r, r->choices[i], r->n_prompt, logits, draw + i, &t));
+        r->firsts[i] = (bt_first_token){t.id, t.logprob, t.finish};
+        n_open += t.finish == BT_FINISH_NONE;
+    }
+    r->n_cached = r->n_held;
+    *finish_out = n_open > 0 ? BT_FINISH_NONE : t.finish;
+out:
+    return st;
+}
+
+/* The token after the piece's last row. */
+static bt_status choose_next(bt_worker *w, bt_request *r, const float *logits, uint32_t draw,
+                             bt_finish *finish_out)
+{
+    bt_status st    = BT_OK;
+    bt_token  t     = {0};
+    bt_token  again = {.request  = r->id,
+                       .choice   = r->sampling.choice,
+                       .position = r->n_prompt,
+                       .epoch    = r->epoch,
+                       .id       = r->next_token,
+                       .logprob  = r->next_logprob,
+                       .cached   = r->n_cached};
+
+    if (r->repeat_first) BT_TRY(emit(w, &again)); /* should the prefill rank have died */
+    r->repeat_first = false;
+    BT_TRY(choose(w, r, r->sampling.choice, r->n_prompt + r->n_known, logits, draw, &t));
+    BT_TRY(bt_request_note(r, t.id));
+    r->n_known++;
+    r->next_token = t.id;
+    *finish_out   = t.finish;
+out:
+    return st;
+}
+
+/* What the piece's rows say of the prompt's own next tokens. */
+static bt_status send_prompt_logprobs(bt_worker *w, uint32_t piece)
+{
+    bt_status              st = BT_OK;
+    const bt_piece        *p  = &w->batch.pieces[piece];
+    const bt_request      *r  = p->request;
+    const float           *row;
+    uint32_t               n_vocab = w->cfg.facts.model->vocab_size;
+    bt_up                  m       = {.kind = BT_UP_PROMPT_LOGPROBS};
+    bt_up_prompt_logprobs *u       = &m.u.prompt_logprobs;
+
+    if (r->eval || r->sampling.prompt_logprobs == 0) goto out;
+    u->request  = r->id;
+    u->epoch    = r->epoch;
+    u->position = p->start + 1;
+    u->n        = p->start + p->n_rows < r->n_prompt ? p->n_rows : p->n_rows - 1;
+    u->n_top    = r->sampling.prompt_logprobs - 1;
+    if (u->n == 0) goto out;
+    u->logprobs     = bt_calloc(u->n, sizeof(*u->logprobs));
+    u->top_ids      = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_ids));
+    u->top_logprobs = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_logprobs));
+    BT_REQUIRE(u->logprobs != NULL && u->top_ids != NULL && u->top_logprobs != NULL,
+               BT_ERR_NO_MEMORY, "logprobs of %u prompt tokens", u->n);
+    row = w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab;
+    for (uint32_t i = 0; i < u->n; i++, row += n_vocab) {
+        size_t at = (size_t)i * u->n_top;
+
+        /* Where fewer are finite the rest says id 0 and probability 0. */
+        for (uint32_t k = bt_logprobs(&w->sampler, row, r->prompt[u->position + i], u->n_top,
+                                      &u->logprobs[i], u->top_ids + at, u->top_logprobs + at);
+             k < u->n_top; k++)
+            u->top_logprobs[at + k] = -INFINITY;
+    }
+    st     = w->cfg.links.up(w->cfg.links.ctx, &m);
+    m.kind = BT_UP_READY; /* it owns nothing any more */
+out:
+    bt_up_free(&m);
+    return st;
+}
+
+/* No piece names the request any more. */
+static void forget_pieces(bt_batch *b, uint64_t id)
+{
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        if (b->pieces[i].request != NULL && b->pieces[i].request->id == id)
+            b->pieces[i].request = NULL;
+}
+
+/* Chooses what follows the piece; *finish_out says what becomes of its request. */
+static bt_status choose_after(bt_worker *w, uint32_t piece, bt_finish *finish_out)
+{
+    bt_piece   *p = &w->batch.pieces[piece];
+    bt_request *r = p->request;
+    uint32_t last = bt_piece_is_prompt(p) && r->sampling.prompt_logprobs != 0 ? p->n_rows - 1 : 0;
+    const float *logits = w->batch.logits + (size_t)(w->batch.first_logit[piece] + last) *
+                                                w->cfg.facts.model->vocab_size;
+
+    return bt_piece_is_prompt(p)
+               ? choose_firsts(w, r, logits, w->batch.first_draw[piece], finish_out)
+               : choose_next(w, r, logits, w->batch.first_draw[piece], finish_out);
+}
+
+/* Whether a token follows the piece: nothing else that is known does. */
+static bool is_due(const bt_piece *p)
+{
+    const bt_request *r   = p->request;
+    uint32_t          end = p->start + p->n_rows;
+
+    return !r->eval && end >= r->n_prompt + (bt_piece_is_prompt(p) ? 0 : r->n_known);
+}
+
+static bool add_draws(bt_worker *w, uint32_t piece)
+{
+    const bt_piece   *p      = &w->batch.pieces[piece];
+    const bt_request *r      = p->request;
+    bool              prompt = bt_piece_is_prompt(p);
+    uint32_t          n      = !is_due(p) ? 0 : prompt ? r->n_choices : 1;
+
+    w->batch.first_draw[piece] = w->draws.n;
+    for (uint32_t i = 0; i < n; i++) {
+        bt_sample_how how = how_of(w, r, prompt ? r->choices[i] : r->sampling.choice,
+                                   r->n_prompt + (prompt ? 0 : r->n_known));
+
+        if (!bt_draw_list_add(&w->draws, &how, w->batch.first_logit[piece], r->sampling.logprobs,
+                              r->sampling.top_logprobs))
+            return false;
+    }
+    return true;
+}
+
+void bt_worker_plan_draws(bt_worker *w, bt_step *step)
+{
+    bt_batch *b = &w->batch;
+
+    b->on_device = false;
+    bt_draw_list_clear(&w->draws);
+    if (w->draws.sampling == NULL) return;
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        const bt_piece *p = &b->pieces[i];
+
+        if (p->request->eval ||
+            (bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0) ||
+            !add_draws(w, i))
+            return;
+    }
+    b->on_device   = true;
+    w->draws_view  = bt_draw_list_view(&w->draws);
+    step->sampling = w->draws.sampling;
+    step->draws    = &w->draws_view;
+}
+
+/* Offers what the piece has filled to the prefix cache. */
+static void keep_pages(bt_worker *w, uint32_t piece)
+{
+    const bt_piece *p    = &w->batch.pieces[piece];
+    const bt_span  *span = &w->batch.spans[piece];
+    bt_request     *r    = p->request;
+
+    if (bt_piece_is_prompt(p)) {
+        bt_form_map_fix(&r->map, r->n_computed, p->role, span->form);
+        bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
+    } else {
+        bt_request_keep_generated(r, w->cfg.pool, p->start, p->n_rows,
+                                  w->batch.tokens + span->first_row, span->form);
+    }
+}
+
+bt_status bt_worker_choose_all(bt_worker *w)
+{
+    bt_status st = BT_OK;
+    bt_batch *b  = &w->batch;
+
+    b->n_out = 0;
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        bt_piece   *p      = &b->pieces[i];
+        bt_request *r      = p->request;
+        bool        prompt = r != NULL && bt_piece_is_prompt(p);
+
+        b->finish[i] = BT_FINISH_NONE;
+        if (r == NULL) continue;
+        r->n_computed = r->step_end;
+        if (prompt) BT_TRY(send_prompt_logprobs(w, i));
+        keep_pages(w, i);
+        if (!is_due(p)) continue;
+        bt_log_set_request(r->id);
+        st = choose_after(w, i, &b->finish[i]);
+        if (st == BT_OK) continue;
+        forget_pieces(b, r->id);
+        BT_TRY(bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text()));
+    }
+out:
+    return st;
+}
+
+bt_status bt_worker_send_tokens(bt_worker *w)
+{
+    bt_status st = BT_OK;
+    bt_up     m  = {.kind = BT_UP_TOKENS};
+    bt_batch *b  = &w->batch;
+
+    if (b->n_out == 0) return BT_OK;
+    m.u.tokens.n      = b->n_out;
+    m.u.tokens.tokens = bt_calloc(b->n_out, sizeof(*b->out));
+    BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
+    memcpy(m.u.tokens.tokens, b->out, b->n_out * sizeof(*b->out));
+    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}

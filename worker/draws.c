@@ -1,0 +1,203 @@
+#include "worker/draws.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+
+enum { MOST_CHOICES = 64 }; /* of a prompt whose step has no other row */
+
+static uint32_t capacity_for(uint32_t max_rows) { return max_rows + MOST_CHOICES; }
+
+size_t bt_draw_list_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_rows)
+{
+    const bt_sampling_ops *ops = dev->ops->sampling;
+
+    return ops == NULL ? 0 : ops->bytes(n_vocab, capacity_for(max_rows));
+}
+
+static bt_status take_host(bt_draw_list *l, size_t n, size_t bytes_each, void *ptr_out)
+{
+    bt_status st  = BT_OK;
+    void     *mem = NULL;
+
+    BT_TRY(bt_device_alloc_host(l->dev, n * bytes_each, &mem));
+    *(void **)ptr_out = mem;
+out:
+    return st;
+}
+
+bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, uint32_t max_rows)
+{
+    bt_status        st  = BT_OK;
+    bt_draw_results *out = &l->out;
+    size_t           n = capacity_for(max_rows), tops = n * BT_MAX_ALTERNATIVES;
+
+    *l = (bt_draw_list){.dev = dev, .n_vocab = n_vocab, .capacity = capacity_for(max_rows)};
+    if (dev->ops->sampling == NULL) goto out;
+    l->draws = bt_calloc(n, sizeof(*l->draws));
+    l->edits = bt_calloc(BT_MAX_EDITS, sizeof(*l->edits));
+    BT_REQUIRE(l->draws != NULL && l->edits != NULL, BT_ERR_NO_MEMORY, "a list of %zu draws", n);
+    BT_TRY(take_host(l, n, sizeof(*out->ids), &out->ids));
+    BT_TRY(take_host(l, n, sizeof(*out->logprob), &out->logprob));
+    BT_TRY(take_host(l, n, sizeof(*out->n_found), &out->n_found));
+    BT_TRY(take_host(l, tops, sizeof(*out->top_ids), &out->top_ids));
+    BT_TRY(take_host(l, tops, sizeof(*out->top_logprobs), &out->top_logprobs));
+    BT_TRY(dev->ops->sampling->create(dev, n_vocab, l->capacity, &l->sampling));
+out:
+    if (st != BT_OK) bt_draw_list_fini(l);
+    return st;
+}
+
+void bt_draw_list_fini(bt_draw_list *l)
+{
+    if (l->dev == NULL) return;
+    if (l->dev->ops->sampling != NULL) l->dev->ops->sampling->destroy(l->sampling);
+    bt_device_free_host(l->dev, l->out.ids);
+    bt_device_free_host(l->dev, l->out.logprob);
+    bt_device_free_host(l->dev, l->out.n_found);
+    bt_device_free_host(l->dev, l->out.top_ids);
+    bt_device_free_host(l->dev, l->out.top_logprobs);
+    bt_free(l->draws);
+    bt_free(l->edits);
+    *l = (bt_draw_list){0};
+}
+
+void bt_draw_list_clear(bt_draw_list *l)
+{
+    l->n = l->n_edits = 0;
+    l->any_logprobs   = false;
+}
+
+/* ---- edits: an id may stand in several lists, and gets one edit */
+
+static bt_logit_edit *add_edit(bt_draw_list *l, uint32_t id)
+{
+    bt_logit_edit *e = l->n_edits == BT_MAX_EDITS ? NULL : &l->edits[l->n_edits++];
+
+    if (e != NULL) *e = (bt_logit_edit){.draw = l->n, .id = id, .repetition = 1};
+    return e;
+}
+
+static bool add_history(bt_draw_list *l, const bt_sample_how *how)
+{
+    const bt_history *h = how->history;
+
+    for (uint32_t i = 0; h != NULL && i < h->capacity; i++) {
+        bt_logit_edit *e;
+
+        if (!h->at[i].used || h->at[i].id >= l->n_vocab) continue;
+        e = add_edit(l, h->at[i].id);
+        if (e == NULL) return false;
+        e->repetition = how->repetition == 0 ? 1.0f : how->repetition;
+        e->frequency  = how->frequency;
+        e->presence   = how->presence;
+        e->count      = h->at[i].count;
+    }
+    return true;
+}
+
+static bool add_lists(bt_draw_list *l, const bt_sample_how *how)
+{
+    for (uint32_t i = 0; i < how->biased.n; i++) {
+        bt_logit_edit *e = add_edit(l, how->biased.ids[i]);
+
+        if (e == NULL) return false;
+        e->bias = how->biases[i];
+    }
+    for (int list = 0; list < 2; list++)
+        for (uint32_t i = 0; i < how->banned[list].n; i++) {
+            bt_logit_edit *e = add_edit(l, how->banned[list].ids[i]);
+
+            if (e == NULL) return false;
+            e->banned = 1;
+        }
+    return true;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    uint32_t x = ((const bt_logit_edit *)a)->id, y = ((const bt_logit_edit *)b)->id;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Of the last n edits those of one id become one: only one of them has a bias, only one penalties.
+ */
+static void merge(bt_draw_list *l, uint32_t n)
+{
+    bt_logit_edit *e    = l->edits + l->n_edits - n;
+    uint32_t       kept = 0;
+
+    if (n == 0) return;
+    qsort(e, n, sizeof(*e), by_id);
+    for (uint32_t i = 1; i < n; i++) {
+        if (e[i].id != e[kept].id) {
+            e[++kept] = e[i];
+            continue;
+        }
+        e[kept].bias += e[i].bias;
+        if (e[i].repetition != 1) e[kept].repetition = e[i].repetition;
+        e[kept].frequency += e[i].frequency;
+        e[kept].presence += e[i].presence;
+        e[kept].count += e[i].count;
+        e[kept].banned |= e[i].banned;
+    }
+    l->n_edits -= n - kept - 1;
+}
+
+/* ---- draws */
+
+bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t row, bool logprobs,
+                      uint32_t n_top)
+{
+    uint32_t before = l->n_edits;
+
+    if (l->n == l->capacity || !add_history(l, how) || !add_lists(l, how)) return false;
+    merge(l, l->n_edits - before);
+    l->draws[l->n++] = (bt_draw){.row         = row,
+                                 .top_k       = how->top_k,
+                                 .temperature = how->temperature,
+                                 .top_p       = how->top_p,
+                                 .min_p       = how->min_p,
+                                 .n_top       = logprobs ? n_top : 0,
+                                 .uniform     = bt_sample_uniform(how)};
+    l->any_logprobs  = l->any_logprobs || logprobs;
+    return true;
+}
+
+bt_draws bt_draw_list_view(bt_draw_list *l)
+{
+    return (bt_draws){.n_draws      = l->n,
+                      .n_edits      = l->n_edits,
+                      .draws        = l->draws,
+                      .edits        = l->edits,
+                      .any_logprobs = l->any_logprobs,
+                      .out          = &l->out};
+}
+
+bt_status bt_draw_list_id(const bt_draw_list *l, uint32_t i, uint32_t *id_out)
+{
+    bt_status st = BT_OK;
+    int32_t   id = l->out.ids[i];
+
+    BT_REQUIRE(id >= 0 && (uint32_t)id < l->n_vocab, BT_ERR_DEVICE,
+               "the highest of %u logits is not a finite number", l->n_vocab);
+    *id_out = (uint32_t)id;
+out:
+    return st;
+}
+
+uint32_t bt_draw_list_logprobs(const bt_draw_list *l, uint32_t i, float *logprob_out,
+                               uint32_t *ids_out, float *logprobs_out)
+{
+    const bt_draw_results *out = &l->out;
+    size_t                 at  = (size_t)i * BT_MAX_ALTERNATIVES;
+    uint32_t               n   = out->n_found[i];
+
+    BT_ASSERT(n <= l->draws[i].n_top);
+    *logprob_out = out->logprob[i];
+    memcpy(ids_out, out->top_ids + at, n * sizeof(*ids_out));
+    memcpy(logprobs_out, out->top_logprobs + at, n * sizeof(*logprobs_out));
+    return n;
+}

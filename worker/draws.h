@@ -1,0 +1,42 @@
+/* worker/draws.h - a step's choices as a device wants them that samples by itself
+ * (device/sampling.h), and what it chose.
+ *
+ * The host chooses where the device does not sample, and in steps that want logits themselves
+ * (evaluations, a prompt's own logprobs) or more than fits: the bits are the same. */
+#ifndef BT_WORKER_DRAWS_H
+#define BT_WORKER_DRAWS_H
+
+#include "device/sampling.h"
+#include "worker/sampler.h"
+
+typedef struct {
+    bt_device         *dev;      /* borrowed */
+    bt_device_sampler *sampling; /* owned; NULL: the host chooses */
+    uint32_t           capacity, n_vocab;
+    bt_draw           *draws;      /* owned: [capacity] */
+    bt_logit_edit     *edits;      /* owned: [BT_MAX_EDITS] */
+    bt_draw_results    out;        /* owned: [capacity] */
+    uint32_t           n, n_edits; /* of the step */
+    bool               any_logprobs;
+} bt_draw_list;
+
+/* For steps of at most max_rows rows. */
+bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, uint32_t max_rows);
+void      bt_draw_list_fini(bt_draw_list *l);
+/* Device memory that init() takes. */
+size_t bt_draw_list_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_rows);
+
+void bt_draw_list_clear(bt_draw_list *l);
+/* One more choice, from row `row` of the step's logits; logprobs: with n_top alternatives.  False:
+ * there is no room. */
+bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t row, bool logprobs,
+                      uint32_t n_top);
+/* What the model runs. */
+bt_draws bt_draw_list_view(bt_draw_list *l);
+/* As bt_sample(), of choice i, after the step. */
+bt_status bt_draw_list_id(const bt_draw_list *l, uint32_t i, uint32_t *id_out);
+/* As bt_logprobs(). */
+uint32_t bt_draw_list_logprobs(const bt_draw_list *l, uint32_t i, float *logprob_out,
+                               uint32_t *ids_out, float *logprobs_out);
+
+#endif

@@ -261,6 +261,42 @@ out:
     return st;
 }
 
+bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
+                       const bt_span *spans)
+{
+    const bt_attn_fixed_ops *ops = mla->attn->ops->fixed;
+
+    return ops != NULL && fixed->n_rows <= mla->max_rows && n_spans <= fixed->n_rows &&
+           ops->fits(mla->attn, fixed, n_spans, spans);
+}
+
+bt_status bt_mla_send_fixed(bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
+                            const bt_span *spans)
+{
+    return mla->attn->ops->fixed->send(mla->attn, fixed, n_spans, spans);
+}
+
+bt_status bt_mla_forward_fixed(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool,
+                               uint32_t layer, const bt_attn_fixed *fixed, const bt_bf16 *x,
+                               bt_bf16 *out)
+{
+    bt_status    st   = BT_OK;
+    bt_attn_call call = {.w     = w,
+                         .pool  = pool,
+                         .layer = layer,
+                         .q     = mla->q,
+                         .kv    = mla->kv,
+                         .out   = mla->heads,
+                         .fixed = fixed};
+
+    BT_TRY(project(mla, w, BT_ROLE_GENERATED, 0, fixed->n_rows, x));
+    BT_TRY(mla->attn->ops->append(mla->attn, &call));
+    BT_TRY(mla->attn->ops->attend[BT_FORM_ABSORBED](mla->attn, &call));
+    BT_TRY(product(mla, BT_ROLE_GENERATED, w->o, mla->heads, out, fixed->n_rows));
+out:
+    return st;
+}
+
 /* Multiplications of one head; the projections around them are the same in both forms. */
 bt_attn_form bt_mla_cheaper_form(const bt_mla_config *cfg, uint32_t n_new, uint32_t n_kv)
 {

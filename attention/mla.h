@@ -100,6 +100,23 @@ size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32
 bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                          const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans);
 
+/* A step of generated tokens in the absorbed form, one a request, whose launches depend on nothing
+ * but this: rows and the lists that they need lie at places of their own. */
+typedef struct {
+    uint32_t n_rows;  /* those that are no span's are padding */
+    uint32_t n_parts; /* of BT_ATTN_SPLIT_TOKENS positions, at most, of any context */
+} bt_attn_fixed;
+/* Whether the back end has such steps, and these spans (of one row each) fit it. */
+bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
+                       const bt_span *spans);
+/* The lists of a step, before its first layer. */
+bt_status bt_mla_send_fixed(bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
+                            const bt_span *spans);
+/* As bt_mla_forward(), for the spans that were sent last; out of padding rows is undefined. */
+bt_status bt_mla_forward_fixed(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool,
+                               uint32_t layer, const bt_attn_fixed *fixed, const bt_bf16 *x,
+                               bt_bf16 *out);
+
 /* The cheaper form for n_new tokens that attend to n_kv (n_new included), by counted FLOPs. */
 bt_attn_form bt_mla_cheaper_form(const bt_mla_config *cfg, uint32_t n_new, uint32_t n_kv);
 

@@ -25,12 +25,22 @@ typedef struct {
     bt_bf16              *q;  /* [rows, n_heads, qk_nope_dim + qk_rope_dim] */
     const bt_bf16        *kv; /* [rows, kv_lora_rank + qk_rope_dim]: latent after its norm, rope key
                                  before RoPE */
-    bt_bf16       *out;       /* [rows, n_heads, v_dim] */
-    uint32_t       n_spans;
-    const bt_span *spans;
+    bt_bf16             *out; /* [rows, n_heads, v_dim] */
+    uint32_t             n_spans;
+    const bt_span       *spans;
+    const bt_attn_fixed *fixed; /* append and the absorbed form: what send_fixed() was given, and no
+                                   spans; or NULL */
 } bt_attn_call;
 
-/* A slot is never NULL. */
+/* Of back ends that capture their work. */
+typedef struct {
+    bool (*fits)(const bt_attn *attn, const bt_attn_fixed *fixed, uint32_t n_spans,
+                 const bt_span *spans);
+    bt_status (*send)(bt_attn *attn, const bt_attn_fixed *fixed, uint32_t n_spans,
+                      const bt_span *spans);
+} bt_attn_fixed_ops;
+
+/* A slot is never NULL, but for `fixed`. */
 typedef struct {
     const char *device; /* the name of the device back end that it belongs to */
     /* Of bt_mla_large_bytes(). */
@@ -43,6 +53,7 @@ typedef struct {
     /* out = attention, by form; the spans have one role and this form. */
     bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);
     void (*destroy)(bt_attn *attn); /* NULL is allowed */
+    const bt_attn_fixed_ops *fixed;
 } bt_attn_ops;
 
 struct bt_attn {

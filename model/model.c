@@ -3,24 +3,9 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "model/weights.h"
-
-struct bt_model {
-    const bt_model_config *cfg;   /* borrowed */
-    bt_device             *dev;   /* borrowed */
-    bt_group              *group; /* borrowed */
-    uint32_t               max_rows, max_logit_rows;
-    bt_weights             w;   /* owned */
-    bt_mla                *mla; /* owned */
-    bt_moe                *moe; /* owned; NULL without experts */
-
-    /* Device memory, owned.  h is the residual stream, bf16 as the rest. */
-    bt_bf16 *h, *normed, *out;    /* [max_rows, hidden] */
-    bt_bf16 *gate_up, *act;       /* [max_rows, 2 dense_dim], [max_rows, dense_dim] */
-    bt_bf16 *last;                /* [max_logit_rows, hidden] */
-    float   *logits;              /* [max_logit_rows, vocab_size] */
-    size_t   own_workspace_bytes; /* of these */
-};
+#include "model/decode_graphs.h"
+#include "model/state.h"
+#include "parallel/carrier.h"
 
 /* ---- load ---- */
 
@@ -55,6 +40,8 @@ static bt_status take_workspace(bt_model *model)
     BT_TRY(take(model, rows, dense, sizeof(bt_bf16), &model->act));
     BT_TRY(take(model, logit_rows, cfg->hidden, sizeof(bt_bf16), &model->last));
     BT_TRY(take(model, logit_rows, cfg->vocab_size, sizeof(float), &model->logits));
+    if (model->dev->ops->graphs != NULL)
+        BT_TRY(take(model, 1, 1, sizeof(*model->live), &model->live));
 out:
     return st;
 }
@@ -117,6 +104,7 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
         BT_TRY(bt_moe_create(opt->dev, opt->group, opt->placement, &cfg->moe, opt->max_rows,
                              &model->moe));
     BT_TRY(bt_weights_load(cfg, set, &w_opt, &model->w));
+    if (opt->group != NULL) BT_TRY(bt_decode_graphs_create(model, &model->graphs));
     *model_out = model;
     model      = NULL; /* handed over */
 out:
@@ -133,22 +121,32 @@ bt_status bt_model_regroup(bt_model *model, const bt_safetensors *set, const bt_
         .dev = opt->dev, .progress = opt->progress, .progress_ctx = opt->progress_ctx};
 
     BT_TRY(own_experts(model->cfg, opt, &own));
-    model->group = opt->group;
-    if (own == NULL) goto out;
+    bt_decode_graphs_destroy(model->graphs); /* of the group and the experts that were */
+    model->graphs = NULL;
+    model->group  = opt->group;
+    if (own == NULL) goto graphs;
     w_opt.own_experts = own;
     bt_moe_destroy(model->moe);
     model->moe = NULL;
     BT_TRY(bt_weights_move_experts(model->cfg, set, &w_opt, &model->w));
     BT_TRY(bt_moe_create(opt->dev, opt->group, opt->placement, &model->cfg->moe, model->max_rows,
                          &model->moe));
+graphs:
+    BT_TRY(bt_decode_graphs_create(model, &model->graphs));
 out:
     bt_free(own);
     return st;
 }
 
+bt_status bt_model_warm(bt_model *model, bt_kv_pool *pool)
+{
+    return model->graphs == NULL ? BT_OK : bt_decode_graphs_warm(model->graphs, pool);
+}
+
 void bt_model_destroy(bt_model *model)
 {
     if (model == NULL) return;
+    bt_decode_graphs_destroy(model->graphs);
     bt_weights_fini(&model->w);
     bt_mla_destroy(model->mla);
     bt_moe_destroy(model->moe);
@@ -159,6 +157,7 @@ void bt_model_destroy(bt_model *model)
     bt_device_free(model->dev, model->act);
     bt_device_free(model->dev, model->last);
     bt_device_free(model->dev, model->logits);
+    bt_device_free(model->dev, model->live);
     bt_free(model);
 }
 
@@ -182,7 +181,7 @@ const uint64_t *bt_model_expert_rows(bt_model *model)
 static bt_status check_step(const bt_model *model, const bt_step *step,
                             uint32_t n_rows_out[BT_N_ROLES])
 {
-    uint32_t  n_rows[BT_N_ROLES] = {0, 0}, self = bt_group_self(model->group);
+    uint32_t  n_rows[BT_N_ROLES] = {0, 0}, self = bt_group_self(model->group), padded[BT_N_ROLES];
     bt_status st = BT_OK;
 
     for (uint32_t i = 0; i < step->n_spans; i++)
@@ -191,10 +190,17 @@ static bt_status check_step(const bt_model *model, const bt_step *step,
                    step->n_rows == n_rows[BT_ROLE_PROMPT] + n_rows[BT_ROLE_GENERATED],
                BT_ERR_INVALID_ARG, "step of %u rows with spans of %u + %u, at most %u",
                step->n_rows, n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED], model->max_rows);
+    memcpy(padded, n_rows, sizeof(padded));
+    if (step->n_padded != 0) padded[BT_ROLE_GENERATED] = step->n_padded;
     BT_REQUIRE(step->group_rows.n_ranks == bt_group_size(model->group) &&
-                   memcmp(step->group_rows.n_rows[self], n_rows, sizeof(n_rows)) == 0,
+                   memcmp(step->group_rows.n_rows[self], padded, sizeof(padded)) == 0,
                BT_ERR_INVALID_ARG, "step of %u + %u rows: the group has agreed on something else",
                n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED]);
+    BT_REQUIRE(step->n_padded == 0 ||
+                   (model->live != NULL && step->n_padded >= step->n_rows &&
+                    step->n_padded == bt_decode_padded_rows(step->n_padded, model->max_rows)),
+               BT_ERR_INVALID_ARG, "step of %u rows padded to %u, at most %u", step->n_rows,
+               step->n_padded, model->max_rows);
     for (uint32_t r = 0; r < step->n_rows; r++)
         BT_REQUIRE(step->tokens[r] < model->cfg->vocab_size, BT_ERR_INVALID_ARG,
                    "row %u: token %u is outside the vocabulary of %u", r, step->tokens[r],
@@ -211,9 +217,8 @@ out:
     return st;
 }
 
-/* out = down(silu(gate) * up) of the normed rows, role by role. */
-static bt_status dense(bt_model *model, const bt_layer_weights *w,
-                       const uint32_t n_rows[BT_N_ROLES])
+bt_status bt_model_dense(bt_model *model, const bt_layer_weights *w,
+                         const uint32_t n_rows[BT_N_ROLES])
 {
     size_t    hidden = model->cfg->hidden, at = 0;
     bt_status st = BT_OK;
@@ -235,8 +240,8 @@ out:
     return st;
 }
 
-static bt_status norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x, const bt_bf16 *weight,
-                           bt_bf16 *y)
+bt_status bt_model_norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x,
+                             const bt_bf16 *weight, bt_bf16 *y)
 {
     uint32_t hidden = model->cfg->hidden;
 
@@ -254,11 +259,11 @@ static bt_status run_layer(bt_model *model, bt_kv_pool *pool, const bt_step *ste
     bt_status               st     = BT_OK;
 
     wait.layer = (int32_t)layer;
-    BT_TRY(norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
+    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
     BT_TRY(bt_mla_forward(model->mla, &w->mla, pool, layer, model->normed, model->out,
                           step->n_spans, step->spans));
     BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
-    BT_TRY(norm_rows(model, step->n_rows, model->h, w->post_norm, model->normed));
+    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->post_norm, model->normed));
     if (bt_model_layer_is_moe(model->cfg, layer)) {
         const uint16_t *forced = step->forced != NULL ? step->forced + moe_layer * routes : NULL;
         uint16_t       *chosen = step->chosen != NULL ? step->chosen + moe_layer * routes : NULL;
@@ -266,20 +271,12 @@ static bt_status run_layer(bt_model *model, bt_kv_pool *pool, const bt_step *ste
         BT_TRY(bt_moe_forward(model->moe, &w->moe, &step->group_rows, model->normed, forced,
                               model->out, chosen, &wait));
     } else {
-        BT_TRY(dense(model, w, n_rows));
+        BT_TRY(bt_model_dense(model, w, n_rows));
     }
     BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
     if (step->layer_done != NULL) step->layer_done(step->ctx, layer);
 out:
     return st;
-}
-
-static bt_status draw(bt_model *model, const bt_step *step)
-{
-    bt_draws draws = *step->draws;
-
-    draws.logits = model->logits;
-    return model->dev->ops->sampling->run(step->sampling, &draws);
 }
 
 /* Final norm and head for the rows that ask, each in its role. */
@@ -294,7 +291,7 @@ static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_promp
         n_of[step->logit_rows[i] < n_prompt_rows ? BT_ROLE_PROMPT : BT_ROLE_GENERATED]++;
     BT_TRY(bt_device_gather_rows(model->dev, n, (uint32_t)hidden, model->h, step->logit_rows,
                                  model->last));
-    BT_TRY(norm_rows(model, n, model->last, model->w.norm, model->last));
+    BT_TRY(bt_model_norm_rows(model, n, model->last, model->w.norm, model->last));
     for (int role = 0; role < BT_N_ROLES; role++) {
         bt_gemm gemm = {.w       = model->w.lm_head,
                         .x       = model->last + at * hidden,
@@ -307,20 +304,30 @@ static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_promp
         BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &gemm));
         at += n_of[role];
     }
-    BT_TRY(step->draws != NULL ? draw(model, step)
-                               : bt_device_download(model->dev, step->logits, model->logits,
-                                                    n * vocab * sizeof(float)));
-    BT_TRY(bt_device_sync(model->dev));
 out:
     return st;
 }
 
-bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step)
+/* Tokens, or logits, on their way to the host.  row_of: where the step's logit rows are. */
+static bt_status send_results(bt_model *model, const bt_step *step, const uint32_t *row_of)
 {
-    uint32_t  n_rows[BT_N_ROLES], moe_layer = 0;
-    bt_status st = BT_OK;
+    bt_draws draws;
+    size_t   bytes = (size_t)step->n_logit_rows * model->cfg->vocab_size * sizeof(float);
 
-    BT_TRY(check_step(model, step, n_rows));
+    if (step->draws == NULL)
+        return bt_device_download(model->dev, step->logits, model->logits, bytes);
+    draws        = *step->draws;
+    draws.logits = model->logits;
+    draws.row_of = row_of;
+    return model->dev->ops->sampling->run(step->sampling, &draws);
+}
+
+static bt_status run_layers(bt_model *model, bt_kv_pool *pool, const bt_step *step,
+                            const uint32_t n_rows[BT_N_ROLES])
+{
+    uint32_t  moe_layer = 0;
+    bt_status st        = BT_OK;
+
     BT_TRY(bt_device_gather_rows(model->dev, step->n_rows, model->cfg->hidden, model->w.embedding,
                                  step->tokens, model->h));
     for (uint32_t layer = 0; layer < model->cfg->n_layers; layer++) {
@@ -328,7 +335,30 @@ bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step)
         moe_layer += bt_model_layer_is_moe(model->cfg, layer);
     }
     BT_TRY(run_head(model, step, n_rows[BT_ROLE_PROMPT]));
+out:
+    return st;
+}
+
+bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *asked)
+{
+    uint32_t  n_rows[BT_N_ROLES];
+    bt_status st     = BT_OK;
+    bt_step   step   = *asked;
+    bool      graphs = false;
+
+    BT_TRY(check_step(model, &step, n_rows));
+    if (step.n_padded != 0) {
+        step.group_rows.live   = model->live;
+        step.group_rows.n_live = step.n_rows;
+        BT_TRY(bt_device_upload(model->dev, model->live, &step.n_rows, sizeof(step.n_rows)));
+    }
+    graphs = model->graphs != NULL && bt_decode_graphs_take(model->graphs, &step);
+    BT_TRY(graphs ? bt_decode_graphs_run(model->graphs, pool, &step)
+                  : run_layers(model, pool, &step, n_rows));
+    BT_TRY(send_results(model, &step, graphs ? step.logit_rows : NULL));
+    BT_TRY(bt_group_settle(model->group, &step.wait)); /* before the host waits for the device */
     if (model->moe != NULL) BT_TRY(bt_moe_check(model->moe));
+    BT_TRY(bt_device_sync(model->dev));
 out:
     return st;
 }

@@ -60,7 +60,9 @@ void bt_model_store_options(const bt_model_config *cfg, const bt_safetensors *st
 
 /* One step of this rank.  All pointers are host memory, borrowed during the call. */
 typedef struct {
-    uint32_t        n_rows;
+    uint32_t n_rows;
+    uint32_t n_padded;      /* what all ranks of the group pad their generated rows to, as
+                               group_rows says; 0: they do not */
     const uint32_t *tokens; /* [n_rows] */
     uint32_t        n_spans;
     const bt_span  *spans;      /* cover the rows ascending; role prompt first */
@@ -78,6 +80,13 @@ typedef struct {
     void   *ctx;
     bt_wait wait; /* for the exchanges */
 } bt_step;
+
+/* Rows that a decode step of at most n_rows rows a rank is padded to, so that it can be one of the
+ * few that are captured as graphs; 0: it is not. */
+enum { BT_DECODE_MAX_ROWS = 256 };
+uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows);
+/* Captures the decode steps that may come, where the device has graphs; takes memory. */
+bt_status bt_model_warm(bt_model *model, bt_kv_pool *pool);
 
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
  * (the caller knows from group_rows and need not call). */

@@ -302,6 +302,7 @@ static bt_status load_bias(loader *l, uint32_t layer, float **bias_out)
 {
     uint32_t  n    = l->cfg->moe.gate.n_experts;
     float    *bias = NULL;
+    void     *mem  = NULL;
     bt_status st   = BT_OK;
     bt_matrix v;
 
@@ -312,10 +313,13 @@ static bt_status load_bias(loader *l, uint32_t layer, float **bias_out)
         BT_REQUIRE(bias != NULL, BT_ERR_NO_MEMORY, "gate of layer %u", layer);
         for (uint32_t e = 0; e < n; e++)
             bias[e] = bt_matrix_element(&v, e);
-        *bias_out = bias;
+        BT_TRY(bt_device_alloc(l->opt->dev, n * sizeof(*bias), &mem));
+        *bias_out = mem;
+        BT_TRY(bt_device_upload(l->opt->dev, mem, bias, n * sizeof(*bias)));
     }
     count(l, &v);
 out:
+    bt_free(bias);
     return st;
 }
 
@@ -496,7 +500,7 @@ static void fini_layer(const bt_weights *w, bt_layer_weights *layer)
     destroy_list(w->dev, mla->uv, w->n_heads);
     destroy_list(w->dev, moe->gate_up, w->n_experts);
     destroy_list(w->dev, moe->down, w->n_experts);
-    bt_free(moe->router_bias);
+    bt_device_free(w->dev, moe->router_bias);
 }
 
 void bt_weights_fini(bt_weights *w)

@@ -14,7 +14,7 @@ bt_status bt_moe_check(bt_moe *moe)
     return moe->ops->routed != NULL ? bt_moe_routed_check(moe) : BT_OK;
 }
 
-static bt_status count_rows(bt_moe *moe, const bt_step_rows *rows)
+bt_status bt_moe_begin(bt_moe *moe, const bt_step_rows *rows)
 {
     bt_status st = BT_OK;
 
@@ -35,21 +35,25 @@ out:
 }
 
 /* Router and gate for this rank's rows; they become wire rows at their place among all. */
-static bt_status route(bt_moe *moe, const bt_moe_weights *w, const uint32_t n_rows[BT_N_ROLES],
-                       const bt_bf16 *x, const uint16_t *forced)
+bt_status bt_moe_gate(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
+                      const bt_bf16 *x, const uint16_t *forced)
 {
     const bt_moe_config *c      = &moe->cfg;
+    const uint32_t      *n_rows = rows->n_rows[moe->self];
+    uint32_t             n_own  = moe->row_at[moe->self + 1] - moe->row_at[moe->self];
     size_t               at     = 0;
     bt_status            st     = BT_OK;
-    bt_moe_route         params = {.gate    = &c->gate,
-                                   .n_rows  = moe->row_at[moe->self + 1] - moe->row_at[moe->self],
-                                   .hidden  = c->hidden,
-                                   .x       = x,
-                                   .logits  = moe->logits,
-                                   .bias    = w->router_bias,
-                                   .forced  = forced,
-                                   .wire    = bt_moe_wire_row(moe, moe->row_at[moe->self]),
-                                   .scratch = moe->scratch};
+    bt_moe_route         params = {.gate     = &c->gate,
+                                   .n_rows   = n_own,
+                                   .hidden   = c->hidden,
+                                   .x        = x,
+                                   .logits   = moe->logits,
+                                   .bias     = w->router_bias,
+                                   .forced   = forced,
+                                   .n_forced = rows->live != NULL ? rows->n_live : n_own,
+                                   .live     = rows->live,
+                                   .wire     = bt_moe_wire_row(moe, moe->row_at[moe->self]),
+                                   .scratch  = moe->scratch};
 
     for (int role = 0; role < BT_N_ROLES; role++) {
         bt_gemm gemm = {.w       = w->router,
@@ -80,7 +84,7 @@ bt_status bt_moe_exchange(bt_moe *moe, const char *what, const bt_bf16 *send, bt
 }
 
 /* Every rank's rows to every rank. */
-static bt_status dispatch(bt_moe *moe, const bt_wait *wait)
+bt_status bt_moe_dispatch(bt_moe *moe, const bt_wait *wait)
 {
     size_t row_bytes = moe->wire_elems * sizeof(bt_bf16);
     size_t own_at    = moe->row_at[moe->self] * row_bytes;
@@ -103,7 +107,7 @@ static bt_status run_shared(bt_moe *moe, const bt_moe_weights *w, const uint32_t
     size_t               at = 0;
     bt_status            st = BT_OK;
 
-    for (int role = 0; role < BT_N_ROLES && c->shared_dim != 0; role++) {
+    for (int role = 0; role < BT_N_ROLES; role++) {
         bt_ffn ffn = {.gate_up = w->shared_gate_up,
                       .down    = w->shared_down,
                       .x       = x + at * c->hidden,
@@ -120,6 +124,25 @@ out:
     return st;
 }
 
+bt_status bt_moe_shared(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
+                        const bt_bf16 *x)
+{
+    bt_status st = BT_OK, ended;
+
+    if (moe->cfg.shared_dim == 0) return BT_OK;
+    BT_TRY(bt_device_fork(moe->dev));
+    st    = run_shared(moe, w, rows->n_rows[moe->self], x);
+    ended = bt_device_unfork(moe->dev);
+    if (st == BT_OK) st = ended;
+out:
+    return st;
+}
+
+bt_status bt_moe_await_shared(bt_moe *moe)
+{
+    return moe->cfg.shared_dim == 0 ? BT_OK : bt_device_join(moe->dev);
+}
+
 bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
                          const bt_bf16 *x, const uint16_t *forced, bt_bf16 *y, uint16_t *chosen_out,
                          const bt_wait *wait)
@@ -128,13 +151,20 @@ bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_row
     bool         listed = moe->ops->listed != NULL;
     bt_status    st     = BT_OK;
 
-    BT_TRY(count_rows(moe, rows));
-    BT_TRY(route(moe, w, rows->n_rows[moe->self], x, forced));
-    BT_TRY(dispatch(moe, wait));
-    BT_TRY(listed ? bt_moe_listed_experts(moe, w, rows, wait) : bt_moe_routed_experts(moe, w));
-    BT_TRY(run_shared(moe, w, rows->n_rows[moe->self], x));
-    BT_TRY(listed ? bt_moe_listed_combine(moe, shared, y, chosen_out, wait)
-                  : bt_moe_routed_combine(moe, shared, y, chosen_out, wait));
+    BT_TRY(bt_moe_begin(moe, rows));
+    BT_TRY(bt_moe_gate(moe, w, rows, x, forced));
+    BT_TRY(bt_moe_shared(moe, w, rows, x));
+    BT_TRY(bt_moe_dispatch(moe, wait));
+    if (listed) {
+        BT_TRY(bt_moe_listed_experts(moe, w, rows, wait));
+        BT_TRY(bt_moe_listed_combine(moe, shared, y, chosen_out, wait));
+    } else {
+        BT_TRY(bt_moe_experts(moe, w));
+        BT_TRY(bt_moe_return(moe, wait));
+        BT_TRY(bt_moe_await_shared(moe));
+        BT_TRY(bt_moe_join(moe, y));
+        BT_TRY(bt_moe_routed_chosen(moe, rows, chosen_out, wait));
+    }
     BT_TRY(bt_group_settle(moe->group, wait)); /* the next wait for the device may be any one */
 out:
     return st;

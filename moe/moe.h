@@ -34,7 +34,7 @@ typedef struct {
 /* One layer's weights, owned by the model.  Experts of other ranks are NULL. */
 typedef struct {
     bt_linear  *router;      /* [n_experts, hidden] */
-    float      *router_bias; /* host [n_experts], or NULL */
+    float      *router_bias; /* device, [n_experts], or NULL */
     bt_linear **gate_up;     /* [n_experts] of [2 expert_dim, hidden]: gate rows, then up rows */
     bt_linear **down;        /* [n_experts] of [hidden, expert_dim] */
     bt_linear  *shared_gate_up, *shared_down;
@@ -45,6 +45,10 @@ typedef struct {
 typedef struct {
     uint32_t n_ranks;
     const uint32_t (*n_rows)[BT_N_ROLES];
+    /* Where the group pads its rows: how many of this rank's are none, on the host and, [1], on the
+     * device.  NULL: none of them is padding.  Only where routes stay on the device. */
+    uint32_t        n_live;
+    const uint32_t *live;
 } bt_step_rows;
 
 /* dev, group and placement are borrowed.  max_rows bounds one rank's rows in a step: capacity for
@@ -67,6 +71,21 @@ bt_status bt_moe_check(bt_moe *moe);
 bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
                          const bt_bf16 *x, const uint16_t *forced, bt_bf16 *y, uint16_t *chosen_out,
                          const bt_wait *wait);
+
+/* The same in parts, where routes stay on the device: all but dispatch and return only enqueue, and
+ * can be captured.
+ *     begin once a step; gate; shared; dispatch; experts; return; await_shared; join */
+bt_status bt_moe_begin(bt_moe *moe, const bt_step_rows *rows);
+bt_status bt_moe_gate(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
+                      const bt_bf16 *x, const uint16_t *forced);
+/* Beside what follows, up to await_shared(). */
+bt_status bt_moe_shared(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
+                        const bt_bf16 *x);
+bt_status bt_moe_dispatch(bt_moe *moe, const bt_wait *wait);
+bt_status bt_moe_experts(bt_moe *moe, const bt_moe_weights *w);
+bt_status bt_moe_return(bt_moe *moe, const bt_wait *wait);
+bt_status bt_moe_await_shared(bt_moe *moe);
+bt_status bt_moe_join(bt_moe *moe, bt_bf16 *y);
 
 #ifdef __cplusplus
 }

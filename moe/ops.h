@@ -33,9 +33,11 @@ typedef struct {
     uint32_t              n_rows, hidden;
     const bt_bf16        *x;      /* [n_rows, hidden] */
     const float          *logits; /* [n_rows, n_experts] */
-    const float          *bias;   /* host [n_experts], or NULL */
-    const uint16_t       *forced; /* host [n_rows, top_k], or NULL */
-    bt_bf16              *wire;   /* out [n_rows, bt_wire_elems()] */
+    const float          *bias;   /* [n_experts], or NULL */
+    const uint16_t       *forced; /* host [n_forced, top_k], of the first rows, or NULL */
+    uint32_t              n_forced;
+    const uint32_t       *live; /* [1]: rows from it on are padding; NULL: none are */
+    bt_bf16              *wire; /* out [n_rows, bt_wire_elems()] */
     void                 *scratch;
 } bt_moe_route;
 
@@ -97,6 +99,9 @@ typedef struct {
 } bt_moe_layout;
 
 typedef struct bt_moe_routed bt_moe_routed;
+
+/* What stands in place of the first expert of a row that is padding: it asks for nothing. */
+enum { BT_NO_EXPERTS = UINT16_MAX };
 
 /* Items of a row, by rank that makes them: [items_of[rank], hidden], in the order of the row's
  * experts; what a row does not ask for is left as it was. */

@@ -29,7 +29,7 @@ out:
     return st;
 }
 
-bt_status bt_moe_routed_experts(bt_moe *moe, const bt_moe_weights *w)
+bt_status bt_moe_experts(bt_moe *moe, const bt_moe_weights *w)
 {
     uint32_t  all = moe->row_at[moe->n_ranks];
     size_t    row = (size_t)moe->items_of[moe->self] * moe->cfg.hidden;
@@ -49,7 +49,12 @@ out:
     return st;
 }
 
-static bt_status exchange(bt_moe *moe, uint32_t n_rows, const bt_wait *wait)
+static uint32_t own_rows(const bt_moe *moe)
+{
+    return moe->row_at[moe->self + 1] - moe->row_at[moe->self];
+}
+
+bt_status bt_moe_return(bt_moe *moe, const bt_wait *wait)
 {
     size_t item = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
 
@@ -60,44 +65,40 @@ static bt_status exchange(bt_moe *moe, uint32_t n_rows, const bt_wait *wait)
         moe->send_at[q]    = moe->row_at[q] * own;
         moe->send_bytes[q] = other ? (moe->row_at[q + 1] - moe->row_at[q]) * own : 0;
         moe->recv_at[q]    = at;
-        moe->recv_bytes[q] = other ? n_rows * moe->items_of[q] * item : 0;
+        moe->recv_bytes[q] = other ? own_rows(moe) * moe->items_of[q] * item : 0;
         at += moe->recv_bytes[q];
     }
     return bt_moe_exchange(moe, "moe combine", moe->sent, moe->came, wait);
 }
 
-/* Which experts each of this rank's rows chose: for those who ask. */
-static bt_status read_chosen(bt_moe *moe, uint32_t n_rows, const bt_bf16 *wire,
-                             uint16_t *chosen_out)
+bt_status bt_moe_join(bt_moe *moe, bt_bf16 *y)
 {
-    uint32_t  top_k = moe->cfg.gate.top_k;
-    bt_status st    = BT_OK;
+    uint32_t       first  = moe->row_at[moe->self];
+    const bt_bf16 *own    = moe->sent + (size_t)first * moe->items_of[moe->self] * moe->cfg.hidden;
+    const float   *shared = moe->cfg.shared_dim != 0 ? moe->shared_y : NULL;
 
-    BT_TRY(moe->ops->read(moe->dev, &(bt_moe_read){.n_rows  = n_rows,
-                                                   .hidden  = moe->cfg.hidden,
-                                                   .top_k   = top_k,
-                                                   .wire    = wire,
-                                                   .entries = moe->entries,
-                                                   .scratch = moe->scratch}));
-    for (uint32_t r = 0; r < n_rows; r++)
-        memcpy(chosen_out + (size_t)r * top_k, bt_moe_entries(moe, r), top_k * sizeof(*chosen_out));
-out:
-    return st;
+    return moe->ops->routed->join(moe->routed, own_rows(moe), bt_moe_wire_row(moe, first), own,
+                                  moe->came, shared, y);
 }
 
-bt_status bt_moe_routed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,
-                                const bt_wait *wait)
+bt_status bt_moe_routed_chosen(bt_moe *moe, const bt_step_rows *rows, uint16_t *chosen_out,
+                               const bt_wait *wait)
 {
-    uint32_t       first = moe->row_at[moe->self], n_rows = moe->row_at[moe->self + 1] - first;
-    const bt_bf16 *wire = bt_moe_wire_row(moe, first);
-    const bt_bf16 *own  = moe->sent + (size_t)first * moe->items_of[moe->self] * moe->cfg.hidden;
-    bt_status      st   = BT_OK;
+    bt_status   st     = BT_OK;
+    uint32_t    top_k  = moe->cfg.gate.top_k;
+    uint32_t    n_rows = rows->live != NULL ? rows->n_live : own_rows(moe);
+    bt_moe_read read   = {.n_rows  = n_rows,
+                          .hidden  = moe->cfg.hidden,
+                          .top_k   = top_k,
+                          .wire    = bt_moe_wire_row(moe, moe->row_at[moe->self]),
+                          .entries = moe->entries,
+                          .scratch = moe->scratch};
 
-    BT_TRY(exchange(moe, n_rows, wait));
-    BT_TRY(moe->ops->routed->join(moe->routed, n_rows, wire, own, moe->came, shared, y));
     if (chosen_out == NULL) goto out;
     BT_TRY(bt_group_settle(moe->group, wait)); /* before the host waits for the device */
-    BT_TRY(read_chosen(moe, n_rows, wire, chosen_out));
+    BT_TRY(moe->ops->read(moe->dev, &read));
+    for (uint32_t r = 0; r < n_rows; r++)
+        memcpy(chosen_out + (size_t)r * top_k, bt_moe_entries(moe, r), top_k * sizeof(*chosen_out));
 out:
     return st;
 }

@@ -98,9 +98,9 @@ bt_status bt_moe_listed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, ui
                                 const bt_wait *wait);
 /* routed.c: the same without a route on the host. */
 bt_status bt_moe_routed_create(bt_moe *moe);
-bt_status bt_moe_routed_experts(bt_moe *moe, const bt_moe_weights *w);
-bt_status bt_moe_routed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,
-                                const bt_wait *wait);
+/* Which experts each of this rank's rows chose, for those who ask; NULL: nobody does. */
+bt_status bt_moe_routed_chosen(bt_moe *moe, const bt_step_rows *rows, uint16_t *chosen_out,
+                               const bt_wait *wait);
 bt_status bt_moe_routed_check(bt_moe *moe);
 void      bt_moe_routed_rows(bt_moe *moe);
 

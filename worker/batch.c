@@ -150,10 +150,12 @@ void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_out)
     if (b->any_forced) fill_forced(b, cfg, n_rows);
     *step_out = (bt_step){
         .n_rows       = n_rows,
+        .n_padded     = b->n_padded,
         .tokens       = b->tokens,
         .n_spans      = b->n_pieces,
         .spans        = b->spans,
-        .group_rows   = {cfg->group_size, (const uint32_t(*)[BT_N_ROLES])b->group_rows},
+        .group_rows   = {.n_ranks = cfg->group_size,
+                         .n_rows  = (const uint32_t(*)[BT_N_ROLES])b->group_rows},
         .n_logit_rows = n_logits,
         .logit_rows   = b->logit_rows,
         .logits       = b->logits,

@@ -26,6 +26,7 @@ typedef struct {
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
     uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
     bool       any_eval, any_forced;
+    uint32_t   n_padded;  /* rows of each rank in the step, with padding; 0: none is padded */
     bool       on_device; /* the device chooses the tokens of this step */
     bt_finish *finish;    /* [max_rows] of each piece's new token */
     bt_token  *out;       /* tokens of the step: [out_capacity], which grows */

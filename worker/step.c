@@ -105,7 +105,8 @@ out:
 /* What all ranks conclude from the same plans. */
 typedef struct {
     bool     leave, same_wake;
-    uint64_t n_rows;
+    uint64_t n_rows, n_prompt_rows;
+    uint32_t most_rows; /* of a rank */
 } agreement;
 
 static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out)
@@ -124,10 +125,25 @@ static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out
         agreed.leave     = agreed.leave || plans[i].shutdown != 0;
         agreed.same_wake = agreed.same_wake && plans[i].wake == plans[0].wake;
         agreed.n_rows += rows;
+        agreed.n_prompt_rows += plans[i].n_rows[BT_ROLE_PROMPT];
+        agreed.most_rows = rows > agreed.most_rows ? (uint32_t)rows : agreed.most_rows;
     }
     *agreed_out = agreed;
 out:
     return st;
+}
+
+/* Steps of generated rows alone are padded where they can be captured: to the same number on every
+ * rank. */
+static void pad_rows(bt_worker *w, const agreement *agreed)
+{
+    bt_batch *b = &w->batch;
+
+    b->n_padded = 0;
+    if (w->cfg.dev->ops->graphs == NULL || agreed->n_prompt_rows != 0) return;
+    b->n_padded = bt_decode_padded_rows(agreed->most_rows, w->cfg.max_rows);
+    for (uint32_t i = 0; i < w->cfg.group_size && b->n_padded != 0; i++)
+        b->group_rows[i][BT_ROLE_GENERATED] = b->n_padded;
 }
 
 /* The prompt's last row is computed. */
@@ -246,6 +262,7 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
     *leave_out = agreed.leave;
     if (agreed.leave) goto out;
     if (agreed.n_rows > 0) {
+        pad_rows(w, &agreed);
         BT_TRY(run(w));
     } else if (agreed.same_wake) {
         w->parked      = true;

@@ -92,32 +92,86 @@ out:
     return st;
 }
 
+static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const bt_attn_batch *b)
+{
+    size_t head_dim = a->cfg.qk_nope_dim + a->cfg.qk_rope_dim;
+    size_t kv_dim   = a->cfg.kv_lora_rank + a->cfg.qk_rope_dim;
+
+    return CUDA(bt_cuda_append_run(
+        bt_cuda_stream(a->dev),
+        &(bt_cuda_append){.dims     = bt_attn_cuda_dims(a),
+                          .pages    = bt_attn_cuda_pages(a, call),
+                          .spans    = a->spans_dev,
+                          .n_spans  = b->n_spans,
+                          .max_rows = b->max_rows,
+                          .q        = call->q + b->first_row * a->cfg.n_heads * head_dim,
+                          .kv       = call->kv + b->first_row * kv_dim,
+                          .cos_sin  = a->rope}));
+}
+
 static bt_status append(bt_attn *attn, const bt_attn_call *call)
 {
-    bt_status      st       = BT_OK;
-    bt_attn_cuda  *a        = (bt_attn_cuda *)attn;
-    size_t         head_dim = a->cfg.qk_nope_dim + a->cfg.qk_rope_dim;
-    size_t         kv_dim   = a->cfg.kv_lora_rank + a->cfg.qk_rope_dim;
-    bt_attn_cursor at       = {0, 0};
-    bt_attn_batch  b        = {0};
+    bt_status      st = BT_OK;
+    bt_attn_cuda  *a  = (bt_attn_cuda *)attn;
+    bt_attn_cursor at = {0, 0};
+    bt_attn_batch  b  = {0};
 
+    if (call->fixed != NULL) b = bt_attn_cuda_fixed(call->fixed);
+    if (call->fixed != NULL) return append_batch(a, call, &b);
     for (;;) {
         BT_TRY(bt_attn_cuda_next(a, call, UINT32_MAX, 0, &at, &b));
         if (b.n_rows == 0) break;
-        BT_TRY(CUDA(bt_cuda_append_run(
-            bt_cuda_stream(a->dev),
-            &(bt_cuda_append){.dims     = bt_attn_cuda_dims(a),
-                              .pages    = bt_attn_cuda_pages(a, call),
-                              .spans    = a->spans_dev,
-                              .n_spans  = b.n_spans,
-                              .max_rows = b.max_rows,
-                              .q        = call->q + b.first_row * a->cfg.n_heads * head_dim,
-                              .kv       = call->kv + b.first_row * kv_dim,
-                              .cos_sin  = a->rope})));
+        BT_TRY(append_batch(a, call, &b));
     }
 out:
     return st;
 }
+
+/* ---- a step at fixed places: a span a row, those of padding rows are empty */
+
+bt_attn_batch bt_attn_cuda_fixed(const bt_attn_fixed *fixed)
+{
+    return (bt_attn_batch){.n_rows   = fixed->n_rows,
+                           .n_spans  = fixed->n_rows,
+                           .max_rows = 1,
+                           .max_end  = fixed->n_parts * BT_ATTN_SPLIT_TOKENS};
+}
+
+static bool fits(const bt_attn *attn, const bt_attn_fixed *fixed, uint32_t n_spans,
+                 const bt_span *spans)
+{
+    const bt_attn_cuda *a     = (const bt_attn_cuda *)attn;
+    size_t              n_ids = 0;
+
+    for (uint32_t i = 0; i < n_spans; i++)
+        n_ids += bt_kv_pages_for(spans[i].start + 1);
+    return n_ids <= a->max_ids && fixed->n_rows <= a->max_spans &&
+           fixed->n_rows <= a->absorbed_rows &&
+           (fixed->n_parts == 1 || (size_t)fixed->n_rows * fixed->n_parts <= a->part_rows);
+}
+
+static bt_status send(bt_attn *attn, const bt_attn_fixed *fixed, uint32_t n_spans,
+                      const bt_span *spans)
+{
+    bt_status     st    = BT_OK;
+    bt_attn_cuda *a     = (bt_attn_cuda *)attn;
+    uint32_t      n_ids = 0;
+
+    for (uint32_t i = 0; i < fixed->n_rows; i++) {
+        a->spans[i] = (bt_cuda_span){.first_row = i, .page_at = n_ids};
+        if (i >= n_spans) continue;
+        a->spans[i].n_rows = 1;
+        a->spans[i].start  = spans[i].start;
+        for (uint32_t page = 0; page < bt_kv_pages_for(spans[i].start + 1); page++)
+            a->ids[n_ids++] = spans[i].pages[page];
+    }
+    BT_TRY(bt_device_upload(a->dev, a->ids_dev, a->ids, n_ids * sizeof(*a->ids)));
+    BT_TRY(bt_device_upload(a->dev, a->spans_dev, a->spans, fixed->n_rows * sizeof(*a->spans)));
+out:
+    return st;
+}
+
+static const bt_attn_fixed_ops FIXED_OPS = {.fits = fits, .send = send};
 
 /* ---- life */
 
@@ -251,4 +305,5 @@ BT_CUDA_EXPORT const bt_attn_ops bt_attn_cuda_ops = {
     .append      = append,
     .attend  = {[BT_FORM_NORMAL] = bt_attn_cuda_normal, [BT_FORM_ABSORBED] = bt_attn_cuda_absorbed},
     .destroy = destroy,
+    .fixed   = &FIXED_OPS,
 };

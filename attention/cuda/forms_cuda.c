@@ -28,7 +28,7 @@ static bt_status absorbed_batch(bt_attn_cuda *a, const bt_attn_call *call, const
     bt_status            st       = BT_OK;
     const bt_mla_config *c        = &a->cfg;
     size_t               head_dim = c->qk_nope_dim + c->qk_rope_dim, ld_q = c->n_heads * head_dim;
-    bt_role              role = call->spans[0].role;
+    bt_role              role = call->fixed != NULL ? BT_ROLE_GENERATED : call->spans[0].role;
     const bt_bf16       *q    = call->q + b->first_row * ld_q;
 
     BT_TRY(heads(a, call->w->ukt, role, q, head_dim, ld_q, a->ql, b->n_rows));
@@ -59,6 +59,8 @@ bt_status bt_attn_cuda_absorbed(bt_attn *attn, const bt_attn_call *call)
     bt_attn_cursor at = {0, 0};
     bt_attn_batch  b  = {0};
 
+    if (call->fixed != NULL) b = bt_attn_cuda_fixed(call->fixed);
+    if (call->fixed != NULL) return absorbed_batch(a, call, &b);
     for (;;) {
         BT_TRY(bt_attn_cuda_next(a, call, a->absorbed_rows, a->part_rows, &at, &b));
         if (b.n_rows == 0) break;

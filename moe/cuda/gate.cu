@@ -186,6 +186,10 @@ static __global__ void __launch_bounds__(THREADS)
     const uint16_t *forced  = r.forced == NULL ? NULL : r.forced + (size_t)row * g.top_k;
 
     if (row >= r.n_rows) return;
+    if (r.live != NULL && row >= *r.live) {
+        if (threadIdx.x % GPU_WARP == 0) experts[0] = BT_NO_EXPERTS;
+        return;
+    }
     FOR_LANES(i, r.hidden) wire[i] = x[i];
     FOR_LANES(e, n) w.marked[e]    = 0;
     if (g.kind == BT_GATE_SIGMOID_BIAS)

@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(THREADS) check_kernel(const GPU_CONSTAN
     if (row >= p.n_rows) return;
     experts = (const uint16_t *)p.wire + (size_t)row * p.n_wire + p.hidden;
     ok      = row_ok(p, experts);
-    if (!ok) atomicMin(p.bad_row, p.first_row + row);
+    if (!ok && experts[0] != BT_NO_EXPERTS) atomicMin(p.bad_row, p.first_row + row);
     for (uint32_t j = 0; j < p.top_k; j++)
         if (!ok || p.local_of[experts[j]] >= p.n_local)
             p.term_of[(size_t)row * p.top_k + j] = UINT32_MAX;
@@ -201,6 +201,7 @@ static __global__ void __launch_bounds__(THREADS) join_kernel(const GPU_CONSTANT
     size_t          row     = blockIdx.x;
     const uint16_t *experts = (const uint16_t *)c.wire + row * c.n_wire + c.hidden;
 
+    if (experts[0] == BT_NO_EXPERTS) return;
     if (threadIdx.x < c.top_k) items[threadIdx.x] = find_item(c, row, experts, threadIdx.x);
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < c.hidden; i += THREADS) {

@@ -21,7 +21,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t scratch_bytes(bt_device *dev, const bt_moe_sizes *s)
 {
     size_t entries = (size_t)s->max_rows * s->top_k;
-    size_t route   = rounded(s->n_experts, sizeof(float)) + rounded(entries, sizeof(uint16_t));
+    size_t route   = rounded(entries, sizeof(uint16_t));
     size_t read    = rounded((size_t)s->all_rows * s->top_k, 3 * sizeof(uint16_t));
 
     (void)dev;
@@ -46,21 +46,21 @@ out:
 
 static bt_status route(bt_device *dev, const bt_moe_route *r)
 {
-    bt_status   st   = BT_OK;
-    char       *at   = r->scratch;
-    const void *bias = NULL, *forced = NULL;
+    bt_status   st     = BT_OK;
+    char       *at     = r->scratch;
+    const void *forced = NULL;
 
     if (r->n_rows == 0) return BT_OK;
-    BT_TRY(up(dev, &at, r->bias, r->gate->n_experts, sizeof(*r->bias), &bias));
     BT_TRY(
-        up(dev, &at, r->forced, (size_t)r->n_rows * r->gate->top_k, sizeof(*r->forced), &forced));
+        up(dev, &at, r->forced, (size_t)r->n_forced * r->gate->top_k, sizeof(*r->forced), &forced));
     BT_TRY(CUDA(bt_cuda_route_run(bt_cuda_stream(dev), &(bt_cuda_route){.gate   = *r->gate,
                                                                         .n_rows = r->n_rows,
                                                                         .hidden = r->hidden,
                                                                         .x      = r->x,
                                                                         .logits = r->logits,
-                                                                        .bias   = bias,
+                                                                        .bias   = r->bias,
                                                                         .forced = forced,
+                                                                        .live   = r->live,
                                                                         .wire   = r->wire})));
 out:
     return st;

@@ -23,12 +23,14 @@ typedef struct {
     const float    *bias;   /* [n_experts], or NULL */
     const uint16_t *forced; /* [n_rows, top_k], or NULL; UINT16_MAX first in a row: not this one.
                                Others have passed bt_gate_forced_ok() */
-    bt_bf16 *wire;          /* out [n_rows, bt_wire_elems()] */
+    const uint32_t *live;   /* [1]: rows from it on are padding, with BT_NO_EXPERTS; or NULL */
+    bt_bf16        *wire;   /* out [n_rows, bt_wire_elems()] */
 } bt_cuda_route;
 int bt_cuda_route_run(void *stream, const bt_cuda_route *r);
 
 /* Sorts what wire rows ask of this rank's experts: by expert, then row.  A row whose experts are
- * not top_k ascending ids below n_experts asks for nothing, and the first such row is told. */
+ * not top_k ascending ids below n_experts asks for nothing, and the first such row is told, unless
+ * it is padding. */
 typedef struct {
     uint32_t       n_rows, n_wire; /* elements of a wire row */
     uint32_t       hidden, top_k, n_experts, n_local;
@@ -64,7 +66,8 @@ typedef struct {
 } bt_cuda_items;
 int bt_cuda_items_run(void *stream, const bt_cuda_items *p);
 
-/* As bt_moe_combine, for rows of this rank, whose items lie by rank: own, and came. */
+/* As bt_moe_combine, for rows of this rank, whose items lie by rank: own, and came.  Rows that are
+ * padding keep what they have in y. */
 typedef struct {
     uint32_t        n_rows, n_wire, hidden, top_k, n_blocks, block_size, self;
     const bt_bf16  *wire;         /* [n_rows, n_wire] */

@@ -1,0 +1,319 @@
+#include "model/decode_graphs.h"
+
+#include <string.h>
+
+#include "core/alloc.h"
+#include "model/state.h"
+
+struct bt_decode_graphs {
+    bt_model  *model; /* borrowed */
+    uint32_t   n_sizes, n_classes, n_stretches;
+    bt_graph **graphs; /* owned: [n_classes][n_sizes][n_stretches]; NULL: not captured yet */
+    uint32_t  *tokens; /* owned, device: [BT_DECODE_MAX_ROWS] */
+};
+
+uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows)
+{
+    uint32_t n = 1;
+
+    while (n < n_rows)
+        n *= 2;
+    return n <= BT_DECODE_MAX_ROWS && n <= max_rows ? n : 0;
+}
+
+static uint32_t log2_of(uint32_t n)
+{
+    uint32_t i = 0;
+
+    while (1u << i < n)
+        i++;
+    return i;
+}
+
+/* ---- life */
+
+bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out)
+{
+    bt_status              st  = BT_OK;
+    const bt_model_config *cfg = model->cfg;
+    bt_decode_graphs      *g   = NULL;
+    void                  *mem = NULL;
+    uint32_t most = model->max_rows < BT_DECODE_MAX_ROWS ? model->max_rows : BT_DECODE_MAX_ROWS;
+
+    if (model->dev->ops->graphs == NULL || model->w.layers[0].mla.ukt == NULL) goto out;
+    g = bt_calloc(1, sizeof(*g));
+    BT_REQUIRE(g != NULL, BT_ERR_NO_MEMORY, "graphs");
+    g->model       = model;
+    g->n_stretches = 1;
+    if (bt_group_size(model->group) > 1) g->n_stretches += 2 * bt_model_n_moe_layers(cfg);
+    while (g->n_sizes < 32 && 1u << g->n_sizes <= most)
+        g->n_sizes++;
+    g->n_classes = log2_of((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
+    g->graphs = bt_calloc((size_t)g->n_classes * g->n_sizes * g->n_stretches, sizeof(bt_graph *));
+    BT_REQUIRE(g->graphs != NULL, BT_ERR_NO_MEMORY, "a table of graphs");
+    BT_TRY(bt_device_alloc(model->dev, BT_DECODE_MAX_ROWS * sizeof(*g->tokens), &mem));
+    g->tokens   = mem;
+    *graphs_out = g;
+    g           = NULL; /* handed over */
+out:
+    bt_decode_graphs_destroy(g);
+    return st;
+}
+
+void bt_decode_graphs_destroy(bt_decode_graphs *g)
+{
+    bt_device *dev;
+
+    if (g == NULL) return;
+    dev = g->model->dev;
+    for (size_t i = 0; g->graphs != NULL && i < (size_t)g->n_classes * g->n_sizes * g->n_stretches;
+         i++)
+        dev->ops->graphs->destroy(dev, g->graphs[i]);
+    bt_device_free(dev, g->tokens);
+    bt_free(g->graphs);
+    bt_free(g);
+}
+
+/* ---- a walk over the step: captures, launches, or both */
+
+typedef struct {
+    bt_decode_graphs *g;
+    bt_model         *model;
+    bt_kv_pool       *pool;
+    bt_wait           wait;
+    bt_attn_fixed     fixed;
+    bt_step_rows      rows;
+    bt_graph        **graphs; /* [n_stretches] of this size and class */
+    uint32_t          stretch;
+    bool              cut;      /* at exchanges */
+    bool              dry;      /* captures, and runs nothing */
+    bool              captures; /* the stretch that is open */
+} walk;
+
+static bt_status open_stretch(walk *w)
+{
+    bt_device *dev = w->model->dev;
+
+    w->captures = w->graphs[w->stretch] == NULL;
+    return w->captures ? dev->ops->graphs->begin(dev) : BT_OK;
+}
+
+static bt_status close_stretch(walk *w)
+{
+    bt_status  st  = BT_OK;
+    bt_device *dev = w->model->dev;
+    bool       was = w->captures;
+
+    w->captures = false;
+    if (was) BT_TRY(dev->ops->graphs->end(dev, &w->graphs[w->stretch]));
+    if (!w->dry) BT_TRY(dev->ops->graphs->launch(dev, w->graphs[w->stretch]));
+    w->stretch++;
+out:
+    return st;
+}
+
+static bt_status attend(walk *w, uint32_t layer)
+{
+    bt_model               *m  = w->model;
+    const bt_layer_weights *lw = &m->w.layers[layer];
+    uint32_t                n  = w->fixed.n_rows;
+    bt_status               st = BT_OK;
+
+    BT_TRY(bt_model_norm_rows(m, n, m->h, lw->input_norm, m->normed));
+    BT_TRY(bt_mla_forward_fixed(m->mla, &lw->mla, w->pool, layer, &w->fixed, m->normed, m->out));
+    BT_TRY(bt_device_add(m->dev, (size_t)n * m->cfg->hidden, m->out, m->h));
+    BT_TRY(bt_model_norm_rows(m, n, m->h, lw->post_norm, m->normed));
+out:
+    return st;
+}
+
+/* Rows to all ranks, the shared expert beside it. */
+static bt_status dispatch(walk *w, const bt_moe_weights *mw)
+{
+    bt_model *m  = w->model;
+    bt_status st = BT_OK;
+
+    if (w->cut) {
+        BT_TRY(close_stretch(w));
+        if (!w->dry) BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
+        if (!w->dry) BT_TRY(bt_moe_dispatch(m->moe, &w->wait));
+        BT_TRY(open_stretch(w));
+    } else if (w->captures) {
+        BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
+    }
+out:
+    return st;
+}
+
+static bt_status give_back(walk *w)
+{
+    bt_model *m  = w->model;
+    bt_status st = BT_OK;
+
+    if (w->cut) {
+        BT_TRY(close_stretch(w));
+        if (!w->dry) BT_TRY(bt_moe_return(m->moe, &w->wait));
+        if (!w->dry) BT_TRY(bt_moe_await_shared(m->moe));
+        BT_TRY(open_stretch(w));
+    } else if (w->captures) {
+        BT_TRY(bt_moe_await_shared(m->moe));
+    }
+out:
+    return st;
+}
+
+static bt_status walk_layer(walk *w, uint32_t layer)
+{
+    bt_model               *m   = w->model;
+    const bt_layer_weights *lw  = &m->w.layers[layer];
+    uint32_t                n[] = {[BT_ROLE_PROMPT] = 0, [BT_ROLE_GENERATED] = w->fixed.n_rows};
+    bt_status               st  = BT_OK;
+
+    w->wait.layer = (int32_t)layer;
+    if (w->captures) BT_TRY(attend(w, layer));
+    if (bt_model_layer_is_moe(m->cfg, layer)) {
+        if (w->captures) BT_TRY(bt_moe_gate(m->moe, &lw->moe, &w->rows, m->normed, NULL));
+        BT_TRY(dispatch(w, &lw->moe));
+        if (w->captures) BT_TRY(bt_moe_experts(m->moe, &lw->moe));
+        BT_TRY(give_back(w));
+        if (w->captures) BT_TRY(bt_moe_join(m->moe, m->out));
+    } else if (w->captures) {
+        BT_TRY(bt_model_dense(m, lw, n));
+    }
+    if (w->captures)
+        BT_TRY(bt_device_add(m->dev, (size_t)w->fixed.n_rows * m->cfg->hidden, m->out, m->h));
+out:
+    return st;
+}
+
+static bt_status embed(const walk *w)
+{
+    const bt_model *m = w->model;
+
+    return bt_device_gather_rows_by(m->dev, w->fixed.n_rows, m->cfg->hidden, m->w.embedding,
+                                    w->g->tokens, m->h);
+}
+
+static bt_status head(const walk *w)
+{
+    bt_model *m    = w->model;
+    bt_gemm   gemm = {.w       = m->w.lm_head,
+                      .x       = m->last,
+                      .ld_x    = m->cfg->hidden,
+                      .y       = m->logits,
+                      .ld_y    = m->cfg->vocab_size,
+                      .m       = w->fixed.n_rows,
+                      .y_dtype = BT_F32};
+    bt_status st   = BT_OK;
+
+    BT_TRY(bt_model_norm_rows(m, w->fixed.n_rows, m->h, m->w.norm, m->last));
+    BT_TRY(bt_device_gemm(m->dev, BT_ROLE_GENERATED, 1, &gemm));
+out:
+    return st;
+}
+
+static bt_status walk_all(walk *w)
+{
+    bt_device *dev = w->model->dev;
+    bt_status  st  = BT_OK;
+
+    if (w->model->moe != NULL) BT_TRY(bt_moe_begin(w->model->moe, &w->rows));
+    BT_TRY(open_stretch(w));
+    if (w->captures) BT_TRY(embed(w));
+    for (uint32_t layer = 0; layer < w->model->cfg->n_layers; layer++)
+        BT_TRY(walk_layer(w, layer));
+    if (w->captures) BT_TRY(head(w));
+    BT_TRY(close_stretch(w));
+out:
+    if (w->captures) (void)dev->ops->graphs->end(dev, NULL);
+    return st;
+}
+
+/* ---- steps */
+
+static uint32_t parts_of(const bt_step *step)
+{
+    uint32_t parts = 1;
+
+    for (uint32_t i = 0; i < step->n_spans; i++) {
+        uint32_t p = step->spans[i].start / BT_ATTN_SPLIT_TOKENS + 1;
+
+        parts = p > parts ? p : parts;
+    }
+    return parts;
+}
+
+static bt_graph **graphs_of(const bt_decode_graphs *g, uint32_t n_rows, uint32_t class)
+{
+    return g->graphs + ((size_t) class * g->n_sizes + log2_of(n_rows)) * g->n_stretches;
+}
+
+bool bt_decode_graphs_take(const bt_decode_graphs *g, const bt_step *step)
+{
+    bt_attn_fixed fixed = {step->n_padded, 1u << log2_of(parts_of(step))};
+
+    if (step->n_padded == 0 || step->draws == NULL || step->forced != NULL || step->chosen != NULL)
+        return false;
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        if (step->spans[i].n_rows != 1 || step->spans[i].form != BT_FORM_ABSORBED) return false;
+    return bt_mla_fits_fixed(g->model->mla, &fixed, step->n_spans, step->spans);
+}
+
+bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step)
+{
+    bt_status st                         = BT_OK;
+    bt_model *m                          = g->model;
+    uint32_t  tokens[BT_DECODE_MAX_ROWS] = {0}, class = log2_of(parts_of(step));
+    walk      w = {
+             .g      = g,
+             .model  = m,
+             .pool   = pool,
+             .wait   = step->wait,
+             .fixed  = {step->n_padded, 1u << class},
+             .rows   = step->group_rows,
+             .graphs = graphs_of(g, step->n_padded, class),
+             .cut    = g->n_stretches > 1
+    };
+
+    memcpy(tokens, step->tokens, step->n_rows * sizeof(*tokens));
+    BT_TRY(bt_device_upload(m->dev, g->tokens, tokens, step->n_padded * sizeof(*tokens)));
+    BT_TRY(bt_mla_send_fixed(m->mla, &w.fixed, step->n_spans, step->spans));
+    BT_TRY(walk_all(&w));
+    if (step->layer_done != NULL) step->layer_done(step->ctx, m->cfg->n_layers - 1);
+out:
+    return st;
+}
+
+bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool)
+{
+    bt_status st      = BT_OK;
+    uint32_t  n_ranks = bt_group_size(g->model->group), n = 0;
+    uint32_t(*rows)[BT_N_ROLES] = bt_calloc(n_ranks, sizeof(*rows));
+
+    BT_REQUIRE(rows != NULL, BT_ERR_NO_MEMORY, "rows of %u ranks", n_ranks);
+    for (uint32_t class = 0; class < g->n_classes; class ++)
+        for (uint32_t size = 0; size < g->n_sizes; size++) {
+            walk w = {
+                .g      = g,
+                .model  = g->model,
+                .pool   = pool,
+                .fixed  = {1u << size,                                     1u << class},
+                .rows   = { .n_ranks = n_ranks,
+                           .n_rows  = (const uint32_t(*)[BT_N_ROLES])rows,
+                           .live    = g->model->live},
+                .graphs = graphs_of(g, 1u << size, class),
+                .cut    = g->n_stretches > 1,
+                .dry    = true
+            };
+
+            if (!bt_mla_fits_fixed(g->model->mla, &w.fixed, 0, NULL)) continue;
+            for (uint32_t q = 0; q < n_ranks; q++)
+                rows[q][BT_ROLE_GENERATED] = 1u << size;
+            BT_TRY(walk_all(&w));
+            n += g->n_stretches;
+        }
+    BT_INFO("%u graphs of decode steps for up to %u rows", n, 1u << (g->n_sizes - 1));
+out:
+    bt_free(rows);
+    return st;
+}

@@ -1,0 +1,34 @@
+/* model/state.h - the inside of a bt_model, for model.c and decode_graphs.c only. */
+#ifndef BT_MODEL_STATE_H
+#define BT_MODEL_STATE_H
+
+#include "model/decode_graphs.h"
+#include "model/weights.h"
+
+struct bt_model {
+    const bt_model_config *cfg;   /* borrowed */
+    bt_device             *dev;   /* borrowed */
+    bt_group              *group; /* borrowed */
+    uint32_t               max_rows, max_logit_rows;
+    bt_weights             w;   /* owned */
+    bt_mla                *mla; /* owned */
+    bt_moe                *moe; /* owned; NULL without experts */
+
+    /* Device memory, owned.  h is the residual stream, bf16 as the rest. */
+    bt_bf16  *h, *normed, *out;    /* [max_rows, hidden] */
+    bt_bf16  *gate_up, *act;       /* [max_rows, 2 dense_dim], [max_rows, dense_dim] */
+    bt_bf16  *last;                /* [max_logit_rows, hidden] */
+    float    *logits;              /* [max_logit_rows, vocab_size] */
+    uint32_t *live;                /* [1] rows of a padded step that are none of padding; or NULL */
+    size_t    own_workspace_bytes; /* of these */
+
+    bt_decode_graphs *graphs; /* owned; NULL where the device has none, or there is no group */
+};
+
+bt_status bt_model_norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x,
+                             const bt_bf16 *weight, bt_bf16 *y);
+/* out = down(silu(gate) * up) of the normed rows, role by role. */
+bt_status bt_model_dense(bt_model *model, const bt_layer_weights *w,
+                         const uint32_t n_rows[BT_N_ROLES]);
+
+#endif

@@ -1,0 +1,182 @@
+/* Decode steps as graphs, on a GPU that is host memory: the tokens and logprobs of a step that is
+ * launched as a graph are those of the step run call by call, padded or not. */
+#include <cuda_runtime_api.h>
+
+#include "attention/ops.h"
+#include "device/cpu/device_cpu.h"
+#include "device/cuda/module.h"
+#include "moe/ops.h"
+#include "tests/cuda/simt_control.h"
+#include "worker/draws.h"
+
+extern const bt_cuda_module_table bt_cuda_module;
+
+#define ENGINE_DEVICE(opt, dev_out) bt_cuda_module.create((opt)->n_threads - 1, (dev_out))
+#include "tests/model/engine.h"
+
+enum { REQUESTS = 5, STEPS = 6, MAX_ROWS = 16, MAX_TOP_K = 16, MAX_MOE = 8 };
+
+typedef enum { CALLS, PADDED_CALLS, GRAPHS } way;
+
+static bt_world *g_world;
+static goldens   g_goldens;
+static engine    g_engine;
+
+static const uint32_t SELF[1] = {0};
+
+typedef struct {
+    bt_page_id   pages[REQUESTS];
+    uint32_t     next[REQUESTS]; /* tokens */
+    uint32_t     ids[STEPS][REQUESTS];
+    float        logprobs[STEPS][REQUESTS];
+    bt_draw_list draws;
+    uint64_t     n_launches; /* of the last step */
+} history;
+
+/* Requests [0, n) get a token each at position `at`. */
+static void decode(history *h, way how, uint32_t at, uint32_t n)
+{
+    static uint16_t chosen[MAX_MOE * MAX_ROWS * MAX_TOP_K];
+    uint32_t        rows[1][BT_N_ROLES] = {
+               {0, n}
+    };
+    uint32_t      logit_rows[REQUESTS], ids[BT_MAX_ALTERNATIVES];
+    float         tops[BT_MAX_ALTERNATIVES];
+    bt_span       spans[REQUESTS];
+    bt_sample_how sample = {.temperature = 0.8f, .seed = 5, .position = at};
+    bt_draws      view;
+    bt_step       step = {
+              .n_rows       = n,
+              .tokens       = h->next,
+              .n_spans      = n,
+              .spans        = spans,
+              .group_rows   = {.n_ranks = 1,    .n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
+              .n_logit_rows = n,
+              .logit_rows   = logit_rows,
+              .sampling     = h->draws.sampling,
+              .draws        = &view,
+              .chosen       = how == PADDED_CALLS ? chosen : NULL, /* what a graph does not give */
+              .wait         = { .timeout_ns = 30 * BT_NS_PER_S, .what = "test",                                   .layer = -1}
+    };
+
+    if (how != CALLS)
+        rows[0][BT_ROLE_GENERATED] = step.n_padded = bt_decode_padded_rows(n, MAX_ROWS);
+    bt_draw_list_clear(&h->draws);
+    for (uint32_t i = 0; i < n; i++) {
+        spans[i]      = (bt_span){.pages     = &h->pages[i],
+                                  .first_row = i,
+                                  .n_rows    = 1,
+                                  .start     = at,
+                                  .role      = BT_ROLE_GENERATED,
+                                  .form      = BT_FORM_ABSORBED};
+        logit_rows[i] = i;
+        sample.choice = i;
+        NEED(bt_draw_list_add(&h->draws, &sample, i, true, 2));
+    }
+    view          = bt_draw_list_view(&h->draws);
+    h->n_launches = simt_n_launches();
+    EXPECT_EQ(bt_model_step(g_engine.model, g_engine.pool, &step), BT_OK);
+    h->n_launches = simt_n_launches() - h->n_launches;
+    for (uint32_t i = 0; i < n; i++) {
+        EXPECT_EQ(bt_draw_list_id(&h->draws, i, &h->ids[at][i]), BT_OK);
+        bt_draw_list_logprobs(&h->draws, i, &h->logprobs[at][i], ids, tops);
+        h->next[i] = h->ids[at][i];
+    }
+}
+
+/* All requests, then fewer, then all again. */
+static void run_steps(history *h, way how, unsigned long seed)
+{
+    memset(h, 0, sizeof(*h));
+    fake_gpu_seed(seed);
+    NEED(bt_draw_list_init(&h->draws, g_engine.dev, g_goldens.cfg.vocab_size, MAX_ROWS) == BT_OK);
+    NEED(bt_kv_pool_acquire(g_engine.pool, REQUESTS, h->pages) == BT_OK);
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        h->next[i] = 7 + i;
+    for (uint32_t at = 0; at < STEPS; at++)
+        decode(h, how, at, at == 2 ? 1 : at == 3 ? 3 : REQUESTS);
+}
+
+static void drop(history *h)
+{
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        bt_kv_pool_release(g_engine.pool, h->pages[i]);
+    bt_draw_list_fini(&h->draws);
+}
+
+static bool equal(const history *a, const history *b)
+{
+    return memcmp(a->ids, b->ids, sizeof(a->ids)) == 0 &&
+           memcmp(a->logprobs, b->logprobs, sizeof(a->logprobs)) == 0;
+}
+
+static void open_engine(void)
+{
+    engine_options opt = {.n_threads = 1, .max_rows = MAX_ROWS, .n_pages = 4 * REQUESTS};
+
+    engine_open(&g_engine, &g_goldens, g_world, 1, SELF, &opt); /* GPU 0 */
+    NEED(g_goldens.n_moe <= MAX_MOE && g_goldens.cfg.moe.gate.top_k <= MAX_TOP_K);
+}
+
+static void graphs_have_the_bits_of_calls(void)
+{
+    history calls, padded, graphs[2];
+
+    open_engine();
+    run_steps(&calls, CALLS, 1);
+    run_steps(&padded, PADDED_CALLS, 2);
+    EXPECT(equal(&calls, &padded));
+    for (unsigned long i = 0; i < 2; i++) { /* captured on the way; all captured before */
+        run_steps(&graphs[i], GRAPHS, 3 + i);
+        EXPECT(equal(&calls, &graphs[i]));
+    }
+    EXPECT(calls.ids[0][0] != calls.ids[1][0] || calls.ids[1][0] != calls.ids[4][0]);
+    EXPECT(graphs[1].n_launches < 12 && calls.n_launches > 60); /* the sampling; all of it */
+    drop(&calls), drop(&padded), drop(&graphs[0]), drop(&graphs[1]);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+/* A warm model captures nothing more, and takes no memory. */
+static void a_warm_model_has_all_graphs(void)
+{
+    history  h;
+    uint64_t allocs;
+    long     live;
+
+    open_engine();
+    EXPECT_EQ(bt_model_warm(g_engine.model, g_engine.pool), BT_OK);
+    live = g_fake_gpu.live;
+    EXPECT_EQ(bt_model_warm(g_engine.model, g_engine.pool), BT_OK);
+    EXPECT_EQ(g_fake_gpu.live, live);
+    run_steps(&h, GRAPHS, 9);
+    live   = g_fake_gpu.live;
+    allocs = g_engine.dev->n_allocs;
+    for (uint32_t at = 0; at < STEPS; at++)
+        decode(&h, GRAPHS, at, 1 + at % REQUESTS);
+    EXPECT_EQ(g_fake_gpu.live, live);
+    EXPECT_EQ(g_engine.dev->n_allocs, allocs);
+    EXPECT(h.n_launches < 12);
+    drop(&h);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+/* usage: mpiexec -n 1 test_decode_graphs MODEL [test] */
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(graphs_have_the_bits_of_calls),
+        BT_TEST(a_warm_model_has_all_graphs),
+    };
+    int rc;
+
+    bt_cpu_flush_denormals();
+    bt_log_init("test", BT_LOG_WARN);
+    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK && argc >= 2);
+    goldens_open(&g_goldens, argv[1]);
+    rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    goldens_close(&g_goldens);
+    bt_world_fini(g_world);
+    return rc;
+}

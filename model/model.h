@@ -27,8 +27,8 @@ typedef struct {
     uint32_t            max_rows;  /* rows of this rank in one step, >= 1 */
     uint32_t            max_logit_rows;
     bool                normal, absorbed; /* forms that this rank will run */
-    bt_store *store; /* of this machine's ranks, for load(); borrowed for the model's life;
-                        NULL: none */
+    bt_store *store;         /* of this machine's ranks, for load(); borrowed for the model's life;
+                                NULL: none */
     const bt_packed *packed; /* the same of an earlier start */
     /* Called from time to time while loading.  NULL: never. */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);

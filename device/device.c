@@ -16,3 +16,4 @@ size_t bt_dtype_bytes(bt_dtype dtype)
 uint32_t bt_linear_n(const bt_linear *linear) { return linear->n; }
 uint32_t bt_linear_k(const bt_linear *linear) { return linear->k; }
 size_t   bt_linear_bytes(const bt_linear *linear) { return linear->bytes; }
+bool     bt_linear_is_fp8(const bt_linear *linear) { return linear->scale != NULL; }

@@ -40,6 +40,10 @@ enum { BT_N_ROLES = 2 };
 /* Where a weight's rows come from: fills row[0..k) with row n as bf16 (host memory).  Called from
  * several threads, each n once. */
 typedef void (*bt_linear_row_fn)(void *ctx, uint32_t n, bt_bf16 *row);
+/* The same of weights in 8 bits: row[0..k) in e4m3, and in scale[0 .. ceil(k / 128)) what 128 of
+ * them after the other are to be multiplied by. */
+typedef void (*bt_linear_fp8_fn)(void *ctx, uint32_t n, uint8_t *row, float *scale);
+enum { BT_FP8_BLOCK = 128 };
 
 /* y[m, n] = x[m, k] * W[n, k]^T, fp32 accumulation, each result rounded once to y_dtype. */
 typedef struct {
@@ -95,6 +99,8 @@ typedef struct {
                           uint64_t seed, uint64_t *sum);
     bt_status (*linear_create)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
                                void *ctx, bt_linear **linear_out);
+    bt_status (*linear_create_fp8)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_fp8_fn rows,
+                                   void *ctx, bt_linear **linear_out);
     void (*linear_destroy)(bt_device *dev, bt_linear *linear);
     bt_status (*gemm)(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms);
     bt_status (*ffn)(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
@@ -121,6 +127,7 @@ struct bt_device {
     const char          *arithmetic; /* names the order of additions of both roles, as
                                         "prompt:tile32,generated:tile32"; ranks of a cell must agree */
     bool     host_memory;            /* its memory is the host's: anybody may follow its pointers */
+    bool     keeps_fp8;              /* linear_create_fp8() is there */
     uint64_t n_allocs;               /* how often device or pinned memory was asked for */
 };                                   /* first member of each implementation */
 
@@ -156,6 +163,15 @@ static inline bt_status bt_device_linear_create(bt_device *dev, uint32_t n, uint
 {
     return dev->ops->linear_create(dev, n, k, rows, ctx, linear_out);
 }
+/* The same of e4m3 weights, which stay what they are: a product takes each as bf16(weight * scale),
+ * with the bits that linear_create() of such rows would give.  Matrices of one call of gemm() or
+ * ffn() may differ in it, the experts of a layer may not.  UNSUPPORTED without keeps_fp8. */
+static inline bt_status bt_device_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
+                                                    bt_linear_fp8_fn rows, void *ctx,
+                                                    bt_linear **linear_out)
+{
+    return dev->ops->linear_create_fp8(dev, n, k, rows, ctx, linear_out);
+}
 static inline void bt_device_linear_destroy(bt_device *dev, bt_linear *linear)
 {
     if (linear != NULL) dev->ops->linear_destroy(dev, linear);
@@ -163,6 +179,7 @@ static inline void bt_device_linear_destroy(bt_device *dev, bt_linear *linear)
 uint32_t bt_linear_n(const bt_linear *linear);
 uint32_t bt_linear_k(const bt_linear *linear);
 size_t   bt_linear_bytes(const bt_linear *linear); /* as packed */
+bool     bt_linear_is_fp8(const bt_linear *linear);
 
 static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr_out)
 {

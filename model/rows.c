@@ -136,6 +136,13 @@ static void fp8_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
     }
 }
 
+void bt_matrix_fp8_row(const bt_matrix *m, uint32_t n, uint8_t *out, float *scale_out)
+{
+    memcpy(out, (const uint8_t *)m->t->data + (size_t)n * m->k, m->k);
+    for (uint32_t k0 = 0; k0 < m->k; k0 += FP8_BLOCK)
+        scale_out[k0 / FP8_BLOCK] = scale_at(m, n, k0);
+}
+
 void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
 {
     if (m->t->dtype == BT_ST_BF16) {

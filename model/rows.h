@@ -23,6 +23,8 @@ bt_status bt_vector_find(const bt_safetensors *st, const char *name, uint32_t n,
 
 /* out[0..k) = row n. */
 void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out);
+/* Of an e4m3 matrix: row n as it is, with the scales of its 128 columns each. */
+void bt_matrix_fp8_row(const bt_matrix *m, uint32_t n, uint8_t *out, float *scale_out);
 /* out[0..rows) = column k of rows [first, first + rows). */
 void bt_matrix_column(const bt_matrix *m, uint32_t k, uint32_t first, uint32_t rows, bt_bf16 *out);
 /* A vector's element, or a matrix's in row-major order without its scale. */

@@ -36,6 +36,19 @@ static void source_row(void *ctx, uint32_t n, bt_bf16 *row)
     bt_matrix_row(&s->part[n / s->n], s->first + n % s->n, row);
 }
 
+static void source_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
+{
+    const row_source *s = ctx;
+
+    bt_matrix_fp8_row(&s->part[n / s->n], s->first + n % s->n, row, scale);
+}
+
+/* Its n rows are e4m3, all of them. */
+static bool is_fp8(const row_source *s, uint32_t n)
+{
+    return s->part[0].scale != NULL && (n <= s->n || s->part[1].scale != NULL);
+}
+
 static void source_column(void *ctx, uint32_t n, bt_bf16 *row)
 {
     const row_source *s = ctx;
@@ -101,6 +114,10 @@ static bt_status pack(loader *l, const char *what, uint32_t n, uint32_t k, bt_li
     bt_store_claim got;
 
     if (*linear_out != NULL) goto out; /* of the walk before */
+    if (l->opt->dev->keeps_fp8 && rows == source_row && is_fp8(source, n)) {
+        BT_TRY(bt_device_linear_create_fp8(l->opt->dev, n, k, source_fp8_row, source, linear_out));
+        goto packed;
+    }
     got = take_shared(l, what, bytes, &entry);
     if (got == BT_STORE_BUSY) goto out;
     if (got == BT_STORE_FULL) {
@@ -113,6 +130,7 @@ static bt_status pack(loader *l, const char *what, uint32_t n, uint32_t k, bt_li
         BT_TRY(bt_cpu_linear_over(n, k, entry.data, linear_out));
         l->w->shared_bytes += bytes;
     }
+packed:
     l->w->bytes += bt_linear_bytes(*linear_out);
 out:
     return st;
@@ -323,10 +341,28 @@ out:
     return st;
 }
 
+/* A layer's experts run in one call.  *first: one that is loaded already; n_experts: none yet. */
+static bt_status check_alike(const loader *l, const bt_moe_weights *w, uint32_t layer, uint32_t e,
+                             uint32_t *first)
+{
+    bt_status st = BT_OK;
+
+    if (w->gate_up[e] == NULL || w->down[e] == NULL) goto out; /* another rank packs it */
+    if (*first == l->cfg->moe.gate.n_experts) *first = e;
+    BT_REQUIRE(bt_linear_is_fp8(w->gate_up[e]) == bt_linear_is_fp8(w->gate_up[*first]) &&
+                   bt_linear_is_fp8(w->down[e]) == bt_linear_is_fp8(w->down[*first]),
+               BT_ERR_UNSUPPORTED,
+               "experts %u and %u of layer %u are not stored alike: on this device either all of a "
+               "layer's experts are F8_E4M3 or none",
+               *first, e, layer);
+out:
+    return st;
+}
+
 static bt_status load_experts(loader *l, uint32_t layer, bt_moe_weights *w)
 {
-    const bt_moe_config *c  = &l->cfg->moe;
-    uint32_t             n  = c->gate.n_experts;
+    const bt_moe_config *c = &l->cfg->moe;
+    uint32_t             n = c->gate.n_experts, first = n;
     bt_status            st = BT_OK;
 
     BT_TRY(load_matrix(l, n, c->hidden, name_of(l, "model.layers.%u.mlp.gate.weight", layer),
@@ -345,6 +381,7 @@ static bt_status load_experts(loader *l, uint32_t layer, bt_moe_weights *w)
         if (!l->opt->own_experts[e]) continue;
         BT_TRY(load_mlp(l, c->expert_dim, name_of(l, "model.layers.%u.mlp.experts.%u", layer, e),
                         l->dry ? NULL : &w->gate_up[e], l->dry ? NULL : &w->down[e]));
+        if (!l->dry) BT_TRY(check_alike(l, w, layer, e, &first));
     }
 out:
     return st;

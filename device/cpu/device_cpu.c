@@ -225,6 +225,17 @@ static bt_status cpu_gather_rows(bt_device *dev, uint32_t rows, uint32_t dim, co
     return over_rows(dev, &job);
 }
 
+static bt_status cpu_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
+                                       bt_linear_fp8_fn rows, void *ctx, bt_linear **linear_out)
+{
+    bt_status st = BT_OK;
+
+    (void)dev, (void)rows, (void)ctx, (void)linear_out;
+    BT_REQUIRE(false, BT_ERR_UNSUPPORTED, "[%u, %u] in e4m3: the CPU's kernels read bf16", n, k);
+out:
+    return st;
+}
+
 static void cpu_destroy(bt_device *dev)
 {
     bt_device_cpu *cpu = (bt_device_cpu *)dev;
@@ -237,31 +248,32 @@ static void cpu_destroy(bt_device *dev)
 }
 
 static const bt_device_ops CPU_OPS = {
-    .name           = "cpu",
-    .alloc          = cpu_alloc,
-    .free           = cpu_free,
-    .alloc_host     = cpu_alloc,
-    .free_host      = cpu_free,
-    .memory         = cpu_memory,
-    .upload         = cpu_copy,
-    .upload_rows    = cpu_upload_rows,
-    .download       = cpu_copy,
-    .sync           = cpu_sync,
-    .stream         = cpu_stream,
-    .checksum       = cpu_checksum,
-    .linear_create  = bt_cpu_linear_create,
-    .linear_destroy = cpu_linear_destroy,
-    .gemm           = bt_cpu_gemm,
-    .ffn            = bt_cpu_ffn,
-    .rms_norm       = cpu_rms_norm,
-    .add            = cpu_add,
-    .swiglu         = cpu_swiglu,
-    .gather_rows    = cpu_gather_rows,
-    .gather_rows_by = cpu_gather_rows,
-    .fork           = cpu_sync,
-    .unfork         = cpu_sync,
-    .join           = cpu_sync,
-    .destroy        = cpu_destroy,
+    .name              = "cpu",
+    .alloc             = cpu_alloc,
+    .free              = cpu_free,
+    .alloc_host        = cpu_alloc,
+    .free_host         = cpu_free,
+    .memory            = cpu_memory,
+    .upload            = cpu_copy,
+    .upload_rows       = cpu_upload_rows,
+    .download          = cpu_copy,
+    .sync              = cpu_sync,
+    .stream            = cpu_stream,
+    .checksum          = cpu_checksum,
+    .linear_create     = bt_cpu_linear_create,
+    .linear_create_fp8 = cpu_linear_create_fp8,
+    .linear_destroy    = cpu_linear_destroy,
+    .gemm              = bt_cpu_gemm,
+    .ffn               = bt_cpu_ffn,
+    .rms_norm          = cpu_rms_norm,
+    .add               = cpu_add,
+    .swiglu            = cpu_swiglu,
+    .gather_rows       = cpu_gather_rows,
+    .gather_rows_by    = cpu_gather_rows,
+    .fork              = cpu_sync,
+    .unfork            = cpu_sync,
+    .join              = cpu_sync,
+    .destroy           = cpu_destroy,
 };
 
 /* Cores that the scheduler may give us. */

@@ -33,7 +33,8 @@ static bt_device_cuda *self_of(bt_device *dev) { return (bt_device_cuda *)dev; }
 
 void *bt_cuda_stream(bt_device *dev) { return self_of(dev)->stream; }
 
-const void *bt_cuda_weights(const bt_linear *linear) { return linear->packed; }
+const void  *bt_cuda_weights(const bt_linear *linear) { return linear->packed; }
+const float *bt_cuda_weight_scales(const bt_linear *linear) { return linear->scale; }
 
 /* ---- memory */
 
@@ -129,15 +130,19 @@ static bt_status cuda_checksum(bt_device *dev, void *stream, const void *data, s
 static void cuda_linear_destroy(bt_device *dev, bt_linear *linear)
 {
     bt_device_free(dev, linear->packed);
+    bt_device_free(dev, linear->scale);
     bt_free(linear);
 }
 
-static bt_status cuda_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
-                                    void *ctx, bt_linear **linear_out)
+/* A header, and device memory for its rows and scales. */
+static bt_status linear_alloc(bt_device *dev, uint32_t n, uint32_t k, bool fp8,
+                              bt_linear **linear_out)
 {
     bt_status  st     = BT_OK;
+    size_t     elem   = fp8 ? 1 : sizeof(bt_bf16);
+    size_t     scales = fp8 ? (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK * sizeof(float) : 0;
     bt_linear *linear = NULL;
-    void      *w      = NULL;
+    void      *w = NULL, *scale = NULL;
 
     BT_REQUIRE(n >= 1 && k >= 1 && n <= INT32_MAX && k <= BT_CUDA_ROWS_BYTES / sizeof(bt_bf16),
                BT_ERR_INVALID_ARG, "a weight matrix of [%u, %u]", n, k);
@@ -145,13 +150,65 @@ static bt_status cuda_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_l
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
     linear->n     = n;
     linear->k     = k;
-    linear->bytes = (size_t)n * k * sizeof(bt_bf16);
-    BT_TRY(bt_device_alloc(dev, linear->bytes, &w));
+    linear->bytes = n * (k * elem + scales);
+    BT_TRY(bt_device_alloc(dev, n * (k * elem), &w));
     linear->packed = w;
+    if (fp8) BT_TRY(bt_device_alloc(dev, n * scales, &scale));
+    linear->scale = scale;
+    *linear_out   = linear;
+    linear        = NULL;
+out:
+    if (linear != NULL) cuda_linear_destroy(dev, linear);
+    return st;
+}
+
+static bt_status cuda_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
+                                    void *ctx, bt_linear **linear_out)
+{
+    bt_status  st     = BT_OK;
+    bt_linear *linear = NULL;
+
+    BT_TRY(linear_alloc(dev, n, k, false, &linear));
     BT_TRY(bt_cuda_staging_rows(dev, n, k, rows, ctx, linear->packed));
     *linear_out = linear;
     linear      = NULL;
 out:
+    if (linear != NULL) cuda_linear_destroy(dev, linear);
+    return st;
+}
+
+/* e4m3 rows on their way; their scales stay behind, [n, ld]. */
+typedef struct {
+    bt_linear_fp8_fn rows;
+    void            *ctx;
+    float           *scale;
+    size_t           ld;
+} fp8_rows;
+
+static void fp8_row(void *ctx, uint32_t n, void *row)
+{
+    const fp8_rows *f = ctx;
+
+    f->rows(f->ctx, n, row, f->scale + n * f->ld);
+}
+
+static bt_status cuda_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
+                                        bt_linear_fp8_fn rows, void *ctx, bt_linear **linear_out)
+{
+    bt_status  st     = BT_OK;
+    bt_linear *linear = NULL;
+    fp8_rows   f      = {.rows = rows, .ctx = ctx, .ld = (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK};
+
+    BT_TRY(linear_alloc(dev, n, k, true, &linear));
+    f.scale = bt_calloc(n * f.ld, sizeof(*f.scale));
+    BT_REQUIRE(f.scale != NULL, BT_ERR_NO_MEMORY, "scales of [%u, %u]", n, k);
+    BT_TRY(bt_cuda_staging_fill(dev, n, k, fp8_row, &f, linear->packed));
+    BT_TRY(bt_device_upload(dev, linear->scale, f.scale, n * f.ld * sizeof(*f.scale)));
+    BT_TRY(bt_device_sync(dev)); /* host memory goes */
+    *linear_out = linear;
+    linear      = NULL;
+out:
+    bt_free(f.scale);
     if (linear != NULL) cuda_linear_destroy(dev, linear);
     return st;
 }
@@ -247,33 +304,34 @@ static void cuda_destroy(bt_device *dev)
 }
 
 static const bt_device_ops CUDA_OPS = {
-    .name           = "cuda",
-    .alloc          = cuda_alloc,
-    .free           = cuda_free,
-    .alloc_host     = cuda_alloc_host,
-    .free_host      = cuda_free_host,
-    .memory         = cuda_memory,
-    .upload         = cuda_upload,
-    .upload_rows    = bt_cuda_staging_rows,
-    .download       = cuda_download,
-    .sync           = cuda_sync,
-    .stream         = bt_cuda_stream,
-    .checksum       = cuda_checksum,
-    .linear_create  = cuda_linear_create,
-    .linear_destroy = cuda_linear_destroy,
-    .gemm           = bt_cuda_products,
-    .ffn            = bt_cuda_blocks,
-    .rms_norm       = cuda_rms_norm,
-    .add            = cuda_add,
-    .swiglu         = cuda_swiglu,
-    .gather_rows    = cuda_gather_rows,
-    .gather_rows_by = cuda_gather_rows_by,
-    .fork           = cuda_fork,
-    .unfork         = cuda_unfork,
-    .join           = cuda_join,
-    .destroy        = cuda_destroy,
-    .sampling       = &bt_cuda_sampling_ops,
-    .graphs         = &bt_cuda_graph_ops,
+    .name              = "cuda",
+    .alloc             = cuda_alloc,
+    .free              = cuda_free,
+    .alloc_host        = cuda_alloc_host,
+    .free_host         = cuda_free_host,
+    .memory            = cuda_memory,
+    .upload            = cuda_upload,
+    .upload_rows       = bt_cuda_staging_rows,
+    .download          = cuda_download,
+    .sync              = cuda_sync,
+    .stream            = bt_cuda_stream,
+    .checksum          = cuda_checksum,
+    .linear_create     = cuda_linear_create,
+    .linear_create_fp8 = cuda_linear_create_fp8,
+    .linear_destroy    = cuda_linear_destroy,
+    .gemm              = bt_cuda_products,
+    .ffn               = bt_cuda_blocks,
+    .rms_norm          = cuda_rms_norm,
+    .add               = cuda_add,
+    .swiglu            = cuda_swiglu,
+    .gather_rows       = cuda_gather_rows,
+    .gather_rows_by    = cuda_gather_rows_by,
+    .fork              = cuda_fork,
+    .unfork            = cuda_unfork,
+    .join              = cuda_join,
+    .destroy           = cuda_destroy,
+    .sampling          = &bt_cuda_sampling_ops,
+    .graphs            = &bt_cuda_graph_ops,
 };
 
 /* The kernels are compiled for these: sm_80 code runs on every 8.x, sm_90a on 9.0, sm_100 on 10.x.
@@ -341,6 +399,7 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda = bt_calloc(1, sizeof(*cuda));
     BT_REQUIRE(cuda != NULL, BT_ERR_NO_MEMORY, "CUDA device");
     cuda->super.ops        = &CUDA_OPS;
+    cuda->super.keeps_fp8  = true;
     cuda->super.arithmetic = "prompt:mma16,generated:mma16";
     cuda->gpu              = (int)device;
     BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));

@@ -20,7 +20,7 @@ typedef struct {
     uint32_t     part;
     size_t       used;                     /* of the part */
     cudaEvent_t  left[BT_CUDA_RING_PARTS]; /* the part may be filled again */
-    bt_bf16     *rows[2];                  /* weights on their way */
+    void        *rows[2];                  /* weights on their way */
     cudaEvent_t  sent[2];                  /* the buffer may be filled again */
     uint32_t     turn;                     /* the buffer that is next */
     bt_cpu_pool *fillers;
@@ -45,6 +45,11 @@ void      bt_cuda_staging_fini(bt_cuda_staging *s);
  * pinned. */
 bt_status bt_cuda_staging_upload(bt_device_cuda *cuda, void *dst, const void *host_src,
                                  size_t bytes);
+/* Makes row n, from several threads. */
+typedef void (*bt_cuda_row_fn)(void *ctx, uint32_t n, void *row);
+/* dst[n rows] on the device, without gaps. */
+bt_status bt_cuda_staging_fill(bt_device *dev, uint32_t n, size_t row_bytes, bt_cuda_row_fn row,
+                               void *ctx, void *dst);
 /* bt_device_upload_rows(). */
 bt_status bt_cuda_staging_rows(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
                                void *ctx, bt_bf16 *dst);

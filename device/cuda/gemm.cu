@@ -2,7 +2,8 @@
  *
  * A block computes BM rows by 128 weight rows of one group; blockIdx.y counts the row tiles of all
  * groups that have any.  k runs in slices of 64 through a ring of STAGES tiles in shared memory,
- * filled ahead by asynchronous copies (FP8: through registers, widened to bf16 on the way). */
+ * filled ahead by asynchronous copies.  e4m3 weights come to the ring as they are, and each slice
+ * is widened into one bf16 tile beside it when its turn has come. */
 #include "device/cuda/gemm.h"
 
 #include "device/cpu/math.h"
@@ -10,7 +11,8 @@
 #include "device/cuda/gpu.cuh"
 #include "device/cuda/tile.cuh"
 
-enum { BN = 128, BK = 64, THREADS = 256, N_WARPS = THREADS / GPU_WARP, FP8_BLOCK = 128 };
+enum { INVALID_VALUE = 1 }; /* cudaErrorInvalidValue */
+enum { BN = 128, BK = 64, THREADS = 256, N_WARPS = THREADS / GPU_WARP, RAW_CHUNK = 16 };
 
 /* The rows that a block works on. */
 typedef struct {
@@ -62,52 +64,80 @@ static __device__ __forceinline__ uint32_t weight_row(const bt_cuda_gemm &g, uin
     return r % 16 < 8 ? n0 : g.n + n0;
 }
 
-/* 8 elements of k from k0 on, of a row or of none (at == UINT32_MAX), into a chunk. */
-template <bool FP8>
-static __device__ __forceinline__ void fill(bt_bf16 *dst, const void *mem, size_t ld, uint32_t at,
-                                            uint32_t k0, uint32_t k, bool wide)
+/* 16 bytes of a slice's e4m3 weights from src[0 .. n), the rest zeros; see fill_chunk(). */
+static __device__ __forceinline__ void fill_raw(uint8_t *dst, const uint8_t *src, int n, bool wide)
 {
-    int n = at == UINT32_MAX || k0 >= k ? 0 : k - k0 < 8 ? (int)(k - k0) : 8;
-
-    if (FP8) {
-        const uint8_t *src = (const uint8_t *)mem + (size_t)at * ld + k0;
-        uint64_t       raw = 0;
-        uint32_t       u[4];
-
-        if (wide && n == 8)
-            raw = *(const uint64_t *)src;
-        else
-            for (int i = 0; i < n; i++)
-                raw |= (uint64_t)src[i] << 8 * i;
-        GPU_UNROLL
-        for (int i = 0; i < 4; i++)
-            u[i] = bf16x2_of(f32_of_e4m3((uint8_t)(raw >> 16 * i)),
-                             f32_of_e4m3((uint8_t)(raw >> (16 * i + 8))));
-        *(gpu_vec16 *)dst = gpu_vec16{u[0], u[1], u[2], u[3]};
-    } else {
-        fill_chunk(dst, (const bt_bf16 *)mem + (n > 0 ? (size_t)at * ld + k0 : 0), n, wide);
+    if (wide) {
+        copy_async16(dst, n > 0 ? src : dst, n > 0);
+        return;
     }
+    for (int i = 0; i < RAW_CHUNK; i++)
+        dst[i] = i < n ? src[i] : 0;
 }
 
-/* Slice `slice` of k of both operands into one stage: x tile, then weight tile. */
+/* How many of `most` elements from k0 on a row has; UINT32_MAX is no row. */
+static __device__ __forceinline__ int n_left(uint32_t row, uint32_t k0, uint32_t k, int most)
+{
+    return row == UINT32_MAX || k0 >= k ? 0 : k - k0 < (uint32_t)most ? (int)(k - k0) : most;
+}
+
+/* Slice `slice` of k of both operands into one stage: x tile, then weights. */
 template <int BM, bool FP8>
-static __device__ __forceinline__ void fill_stage(const bt_cuda_gemm &g, const void *x,
+static __device__ __forceinline__ void fill_stage(const bt_cuda_gemm &g, const bt_bf16 *x,
                                                   const row_tile &rows, bt_bf16 *stage,
                                                   uint32_t slice, bool wide)
 {
-    for (uint32_t c = threadIdx.x; c < (BM + BN) * (BK / 8); c += THREADS) {
-        uint32_t r = c / (BK / 8), chunk = c % (BK / 8), k0 = slice * BK + chunk * 8, at;
-        bt_bf16 *dst = tile_chunk<BK>(stage, r, chunk);
+    enum { PER_W = FP8 ? (int)RAW_CHUNK : (int)TILE_CHUNK };
+    bt_bf16 *weights = stage + BM * BK;
 
-        if (r < BM) {
-            at = r < rows.n_rows ? rows.first + r : UINT32_MAX;
-            if (at != UINT32_MAX && g.x_row != NULL) at = g.x_row[at];
-            fill<FP8>(dst, x, g.ld_x, at, k0, g.k, wide);
-        } else {
-            fill<FP8>(dst, g.w[rows.group], g.k, weight_row(g, r - BM), k0, g.k, wide);
-        }
+    for (uint32_t c = threadIdx.x; c < BM * (BK / TILE_CHUNK); c += THREADS) {
+        uint32_t r = c / (BK / TILE_CHUNK), chunk = c % (BK / TILE_CHUNK);
+        uint32_t k0 = slice * BK + chunk * TILE_CHUNK;
+        uint32_t at = r < rows.n_rows ? rows.first + r : UINT32_MAX;
+        int      n;
+
+        if (at != UINT32_MAX && g.x_row != NULL) at = g.x_row[at];
+        n = n_left(at, k0, g.k, TILE_CHUNK);
+        fill_chunk(tile_chunk<BK>(stage, r, chunk), x + (n > 0 ? at * g.ld_x + k0 : 0), n, wide);
+    }
+    GPU_UNROLL
+    for (uint32_t i = 0; i < BN * BK / PER_W / THREADS; i++) {
+        uint32_t c = i * THREADS + threadIdx.x, r = c / (BK / PER_W), chunk = c % (BK / PER_W);
+        uint32_t k0 = slice * BK + chunk * PER_W, row = weight_row(g, r);
+        int      n  = n_left(row, k0, g.k, PER_W);
+        size_t   at = n > 0 ? (size_t)row * g.k + k0 : 0;
+
+        if constexpr (FP8)
+            fill_raw((uint8_t *)weights + r * BK + chunk * PER_W,
+                     (const uint8_t *)g.w[rows.group] + at, n, wide);
+        else
+            fill_chunk(tile_chunk<BK>(weights, r, chunk), (const bt_bf16 *)g.w[rows.group] + at, n,
+                       wide);
     }
     copy_async_commit();
+}
+
+/* A slice's e4m3 weights times their scales as bf16. */
+static __device__ __forceinline__ void widen(const bt_cuda_gemm &g, const row_tile &rows,
+                                             const uint8_t *raw, bt_bf16 *tile, uint32_t slice)
+{
+    uint32_t     ld      = (g.k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
+    const float *scale_0 = g.w_scale[rows.group] + slice * BK / BT_FP8_BLOCK;
+
+    GPU_UNROLL
+    for (uint32_t i = 0; i < BN * BK / TILE_CHUNK / THREADS; i++) {
+        uint32_t c = i * THREADS + threadIdx.x, r = c / (BK / TILE_CHUNK);
+        uint32_t row   = weight_row(g, r), u[4];
+        uint64_t v     = *(const uint64_t *)(raw + (size_t)c * TILE_CHUNK);
+        float    scale = row == UINT32_MAX ? 0 : scale_0[(size_t)row * ld];
+
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++)
+            u[k] = bf16x2_of(f32_of_e4m3((uint8_t)(v >> 16 * k)) * scale,
+                             f32_of_e4m3((uint8_t)(v >> (16 * k + 8))) * scale);
+        *(gpu_vec16 *)tile_chunk<BK>(tile, r, c % (BK / TILE_CHUNK)) =
+            gpu_vec16{u[0], u[1], u[2], u[3]};
+    }
 }
 
 static __device__ __forceinline__ float silu(float z) { return z / (bt_expf(-z) + 1.0f); }
@@ -162,61 +192,25 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
     }
 }
 
-/* total += x_scale w_scale part, for one slice of 128 k; part starts anew. */
-template <int MT, int NT>
-static __device__ __forceinline__ void add_scaled(const bt_cuda_gemm &g, const row_tile &rows,
-                                                  uint32_t row0, uint32_t k_block,
-                                                  float part[MT][NT][4], float total[MT][NT][4])
-{
-    uint32_t     lane = threadIdx.x % GPU_WARP, ld = (g.k + FP8_BLOCK - 1) / FP8_BLOCK;
-    bool         swiglu     = g.out == BT_CUDA_OUT_SWIGLU;
-    uint32_t     n0         = blockIdx.x * (swiglu ? BN / 2 : BN) / FP8_BLOCK;
-    const float *w          = g.w_scale[rows.group] + (size_t)n0 * ld + k_block;
-    float        w_scale[2] = {w[0], w[0]};
-
-    if (swiglu) w_scale[1] = w[(size_t)((g.n + FP8_BLOCK - 1) / FP8_BLOCK) * ld];
-    GPU_UNROLL
-    for (int m = 0; m < MT; m++) {
-        GPU_UNROLL
-        for (int half = 0; half < 2; half++) {
-            uint32_t row = row0 + m * 16 + half * 8 + lane / 4, at = rows.first + row;
-            float    x_scale = 0;
-
-            if (row < rows.n_rows) {
-                if (g.x_row != NULL) at = g.x_row[at];
-                x_scale = g.x_scale[(size_t)at * ld + k_block];
-            }
-            GPU_UNROLL
-            for (int n = 0; n < NT; n++) {
-                float scale = x_scale * w_scale[n % 2];
-
-                GPU_UNROLL
-                for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    total[m][n][i] = fmaf(scale, part[m][n][i], total[m][n][i]);
-                    part[m][n][i]  = 0;
-                }
-            }
-        }
-    }
-}
-
 template <int BM, int WARPS_M, int STAGES, bool FP8>
-static __global__ void __launch_bounds__(THREADS, FP8 || BM < 128 ? 1 : 2)
+static __global__ void __launch_bounds__(THREADS, BM < 128 ? 1 : 2)
     gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g, bool wide)
 {
     enum {
         WARPS_N = N_WARPS / WARPS_M,
         MT      = BM / WARPS_M / 16,
         NT      = BN / WARPS_N / 8,
-        STAGE   = (BM + BN) * BK
+        WIDE    = FP8 ? BN * BK : 0, /* the tile of widened weights, before the stages */
+        STAGE   = (BM + (FP8 ? BN / 2 : BN)) * BK
     };
-    GPU_DYNAMIC_SHARED(bt_bf16, stages);
+    GPU_DYNAMIC_SHARED(bt_bf16, shared);
     GPU_SHARED(row_tile, where, 1);
-    uint32_t    warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
-    uint32_t    row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
-    row_tile    rows;
-    const char *x              = (const char *)g.x;
-    float       acc[MT][NT][4] = {}, total[FP8 ? MT : 1][FP8 ? NT : 1][4] = {};
+    uint32_t       warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
+    uint32_t       row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
+    row_tile       rows;
+    const bt_bf16 *x              = g.x;
+    bt_bf16       *stages         = shared + WIDE;
+    float          acc[MT][NT][4] = {};
 
     if (g.row_at != NULL) {
         if (warp == 0) {
@@ -230,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS, FP8 || BM < 128 ? 1 : 2)
 
         rows = row_tile{blockIdx.y / per_group, first,
                         g.max_rows - first < BM ? g.max_rows - first : BM};
-        x += rows.group * g.x_group * (FP8 ? 1 : sizeof(bt_bf16));
+        x += rows.group * g.x_group;
     }
     if (rows.n_rows == 0) return;
 
@@ -242,7 +236,8 @@ static __global__ void __launch_bounds__(THREADS, FP8 || BM < 128 ? 1 : 2)
             copy_async_commit();
     }
     for (uint32_t s = 0; s < n_slices; s++) {
-        bt_bf16 *stage = stages + s % STAGES * STAGE;
+        bt_bf16 *stage   = stages + s % STAGES * STAGE;
+        bt_bf16 *weights = FP8 ? shared : stage + BM * BK;
 
         copy_async_wait<STAGES - 2>();
         __syncthreads();
@@ -251,6 +246,10 @@ static __global__ void __launch_bounds__(THREADS, FP8 || BM < 128 ? 1 : 2)
                                 s + STAGES - 1, wide);
         else
             copy_async_commit();
+        if constexpr (FP8) {
+            widen(g, rows, (const uint8_t *)(stage + BM * BK), weights, s);
+            __syncthreads();
+        }
         GPU_UNROLL
         for (uint32_t k16 = 0; k16 < BK / 16; k16++) {
             uint32_t a[MT][4], b[4];
@@ -260,7 +259,7 @@ static __global__ void __launch_bounds__(THREADS, FP8 || BM < 128 ? 1 : 2)
                 load_a<BK>(a[m], stage, row0 + m * 16, k16);
             GPU_UNROLL
             for (int n = 0; n < NT; n += 2) {
-                load_b<BK>(b, stage + BM * BK, col0 + n * 8, k16);
+                load_b<BK>(b, weights, col0 + n * 8, k16);
                 GPU_UNROLL
                 for (int m = 0; m < MT; m++) {
                     mma_bf16(acc[m][n], a[m], b);
@@ -268,16 +267,9 @@ static __global__ void __launch_bounds__(THREADS, FP8 || BM < 128 ? 1 : 2)
                 }
             }
         }
-        if constexpr (FP8) {
-            if ((s + 1) % (FP8_BLOCK / BK) == 0 || s + 1 == n_slices)
-                add_scaled<MT, NT>(g, rows, row0, s / (FP8_BLOCK / BK), acc, total);
-        }
     }
     copy_async_wait<0>();
-    if constexpr (FP8)
-        put_tile<MT, NT>(g, rows, row0, col0, total);
-    else
-        put_tile<MT, NT>(g, rows, row0, col0, acc);
+    put_tile<MT, NT>(g, rows, row0, col0, acc);
 }
 
 template <int BM, int WARPS_M, int STAGES, bool FP8>
@@ -289,18 +281,21 @@ static int run(void *stream, const bt_cuda_gemm *g, bool wide)
     dim3     grid(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? BN / 2 : BN), (uint32_t)tiles);
 
     return gpu_launch(gemm_kernel<BM, WARPS_M, STAGES, FP8>, grid, dim3(THREADS),
-                      (size_t)STAGES * (BM + BN) * BK * sizeof(bt_bf16), stream, *g, wide);
+                      (size_t)(FP8 ? STAGES * (BM + BN / 2) + BN : STAGES * (BM + BN)) * BK *
+                          sizeof(bt_bf16),
+                      stream, *g, wide);
 }
 
 template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
 {
     uint32_t per_group = g->row_at != NULL ? g->max_rows / g->n_groups : g->max_rows;
     size_t   at        = (uintptr_t)g->x;
-    bool     wide      = g->k % 8 == 0 && g->ld_x % 8 == 0 && g->x_group % 8 == 0;
+    bool     wide      = g->k % (FP8 ? (uint32_t)RAW_CHUNK : (uint32_t)TILE_CHUNK) == 0 &&
+                g->ld_x % 8 == 0 && g->x_group % 8 == 0;
 
     for (uint32_t i = 0; i < g->n_groups; i++)
         at |= (uintptr_t)g->w[i];
-    wide = wide && at % (FP8 ? 8 : 16) == 0;
+    wide = wide && at % 16 == 0;
     if (per_group <= 16) return run<16, 1, 4, FP8>(stream, g, wide);
     if (per_group <= 64) return run<64, 2, 4, FP8>(stream, g, wide);
     return run<128, 2, 3, FP8>(stream, g, wide);
@@ -309,5 +304,7 @@ template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
 int bt_cuda_gemm_run(void *stream, const bt_cuda_gemm *g)
 {
     if (g->max_rows == 0 || g->n == 0 || g->n_groups == 0) return 0;
-    return g->x_scale != NULL ? run_any<true>(stream, g) : run_any<false>(stream, g);
+    for (uint32_t i = 1; i < g->n_groups; i++)
+        if ((g->w_scale[i] != NULL) != (g->w_scale[0] != NULL)) return INVALID_VALUE;
+    return g->w_scale[0] != NULL ? run_any<true>(stream, g) : run_any<false>(stream, g);
 }

@@ -1,12 +1,13 @@
 /* device/cuda/gemm.h - matrix products with weights, many groups in one launch.
  *
  * y[r, n] = x[r, k] W_g[n, k]^T for the rows r of each group g: one product is a group; so are the
- * heads of a layer and the experts of a rank.  bf16 or FP8 in, fp32 accumulation on tensor cores.
+ * heads of a layer and the experts of a rank.  bf16 rows and bf16 or e4m3 weights in, fp32
+ * accumulation on tensor cores.
  *
  * Arithmetic "mma16": an element's accumulator starts at +0 and takes k in steps of 16, ascending;
- * within a step the instruction adds.  FP8: so for each 128 k from +0, then
- * total = fma(x_scale * w_scale, that, total).  Tiles are wider for more rows; an element's bits do
- * not depend on it.  A group without rows costs nothing. */
+ * within a step the instruction adds.  An e4m3 weight counts as bf16(weight * its scale), so that
+ * the bits are those of weights widened before.  Tiles are wider for more rows; an element's bits
+ * do not depend on it.  A group without rows costs nothing. */
 #ifndef BT_DEVICE_CUDA_GEMM_H
 #define BT_DEVICE_CUDA_GEMM_H
 
@@ -14,6 +15,7 @@
 #include <stdint.h>
 
 #include "core/bf16.h"
+#include "device/device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,17 +37,17 @@ typedef struct {
     const uint32_t *row_at;
     size_t          x_group, y_group;
     const uint32_t *x_row; /* device, or NULL: row r reads row x_row[r] of x */
-    const void     *x;     /* [.., k] bf16 or e4m3, row stride ld_x elements */
+    const bt_bf16  *x;     /* [.., k], row stride ld_x elements */
     size_t          ld_x;
-    const float    *x_scale; /* FP8: [.., ceil(k / 128)], for rows as x has them; else NULL */
-    void           *y;       /* row stride ld_y elements */
+    void           *y; /* row stride ld_y elements */
     size_t          ld_y;
     const void     *w[BT_CUDA_MAX_GROUPS];       /* device, each [n, k] or [2 n, k], no gaps */
-    const float    *w_scale[BT_CUDA_MAX_GROUPS]; /* FP8: [ceil(n / 128), ceil(k / 128)], for swiglu
-                                                    gate's before up's */
+    const float    *w_scale[BT_CUDA_MAX_GROUPS]; /* NULL: w is bf16; else it is e4m3, and of row r
+                                                    scale [r, k / 128], [.., ceil(k / 128)] */
 } bt_cuda_gemm;
 
-/* Enqueues on `stream`; returns a cudaError_t.  `g` is borrowed during the call. */
+/* Enqueues on `stream`; returns a cudaError_t.  `g` is borrowed during the call.  Its groups are
+ * all of bf16 or all of e4m3, else cudaErrorInvalidValue. */
 int bt_cuda_gemm_run(void *stream, const bt_cuda_gemm *g);
 
 #ifdef __cplusplus

@@ -16,7 +16,7 @@ static bool distance(const void *from, const void *to, size_t elem_bytes, size_t
 static bool same_shape(const bt_gemm *a, const bt_gemm *b)
 {
     return a->w->n == b->w->n && a->w->k == b->w->k && a->ld_x == b->ld_x && a->ld_y == b->ld_y &&
-           a->y_dtype == b->y_dtype;
+           a->y_dtype == b->y_dtype && (a->w->scale == NULL) == (b->w->scale == NULL);
 }
 
 /* How many of g[0 .. n) are one launch: of equal shape, and with equal rows at one stride (heads:
@@ -67,8 +67,9 @@ static bt_status run_group(bt_device_cuda *cuda, const bt_gemm *g, uint32_t n, b
     uint32_t     row_at[BT_CUDA_MAX_GROUPS + 1] = {0};
 
     for (uint32_t i = 0; i < n; i++) {
-        run.w[i]      = g[i].w->packed;
-        row_at[i + 1] = row_at[i] + g[i].m;
+        run.w[i]       = g[i].w->packed;
+        run.w_scale[i] = g[i].w->scale;
+        row_at[i + 1]  = row_at[i] + g[i].m;
     }
     if (by_rows) {
         run.max_rows = row_at[n];
@@ -119,7 +120,8 @@ bt_status bt_cuda_blocks(bt_device *dev, bt_role role, uint32_t n_ffns, const bt
                               .ld_x     = f->ld_x,
                               .y        = act,
                               .ld_y     = dim,
-                              .w        = {f->gate_up->packed}};
+                              .w        = {f->gate_up->packed},
+                              .w_scale  = {f->gate_up->scale}};
         bt_gemm       down = {.w       = f->down,
                               .x       = act,
                               .ld_x    = dim,

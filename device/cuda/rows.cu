@@ -3,7 +3,6 @@
 #include "device/cuda/rows.h"
 
 #include "device/cpu/math.h"
-#include "device/cuda/fp8.cuh"
 #include "device/cuda/gpu.cuh"
 
 enum { THREADS = 256, CHUNK = 8 };
@@ -198,63 +197,4 @@ int bt_cuda_to_f32(void *stream, size_t n_elems, const bt_bf16 *x, float *y)
 {
     if (n_elems == 0) return 0;
     return gpu_launch(to_f32_kernel, blocks_for(n_elems), THREADS, 0, stream, n_elems, x, y);
-}
-
-static __global__ void __launch_bounds__(THREADS)
-    fp8_dequant_kernel(uint32_t n, uint32_t k, const uint8_t *x, const float *scale, bt_bf16 *y)
-{
-    uint32_t ld_scale = (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
-
-    FOR_CHUNKS(i, (size_t)n * k)
-    {
-        size_t row = i / k, col = i % k;
-
-        y[i] =
-            bf16_of(f32_of_e4m3(x[i]) * scale[row / BT_FP8_BLOCK * ld_scale + col / BT_FP8_BLOCK]);
-    }
-}
-
-int bt_cuda_fp8_dequant(void *stream, uint32_t n, uint32_t k, const uint8_t *x, const float *scale,
-                        bt_bf16 *y)
-{
-    if (n == 0 || k == 0) return 0;
-    return gpu_launch(fp8_dequant_kernel, blocks_for((size_t)n * k), THREADS, 0, stream, n, k, x,
-                      scale, y);
-}
-
-/* One warp for 128 elements of a row; a block has rows of warps. */
-static __global__ void __launch_bounds__(THREADS)
-    fp8_quant_kernel(uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x, uint8_t *q,
-                     float *scale)
-{
-    enum { PER_LANE = BT_FP8_BLOCK / GPU_WARP };
-    uint32_t lane = threadIdx.x % GPU_WARP, n_groups = (dim + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
-    size_t   id  = (size_t)blockIdx.x * (THREADS / GPU_WARP) + threadIdx.x / GPU_WARP;
-    size_t   row = id / n_groups, group = id % n_groups;
-    float    v[PER_LANE], largest       = 1e-4f;
-
-    if (row >= rows) return;
-    for (int j = 0; j < PER_LANE; j++) {
-        size_t at = group * BT_FP8_BLOCK + (size_t)j * GPU_WARP + lane;
-
-        v[j]    = at < dim ? f32_of(x[row * ld_x + at]) : 0.0f;
-        largest = gpu_max(fabsf(v[j]), largest);
-    }
-    largest = warp_max(largest) / 448.0f;
-    for (int j = 0; j < PER_LANE; j++) {
-        size_t at = group * BT_FP8_BLOCK + (size_t)j * GPU_WARP + lane;
-
-        if (at < dim) q[row * dim + at] = e4m3_of(v[j] / largest);
-    }
-    if (lane == 0) scale[row * n_groups + group] = largest;
-}
-
-int bt_cuda_fp8_quant(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x,
-                      uint8_t *q, float *scale)
-{
-    size_t warps = (size_t)rows * ((dim + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK);
-
-    if (warps == 0) return 0;
-    return gpu_launch(fp8_quant_kernel, gpu_blocks(warps, THREADS / GPU_WARP), THREADS, 0, stream,
-                      rows, dim, x, ld_x, q, scale);
 }

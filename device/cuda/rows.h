@@ -30,16 +30,6 @@ int bt_cuda_gather_rows(void *stream, uint32_t rows, uint32_t dim, const bt_bf16
 int bt_cuda_to_bf16(void *stream, size_t n_elems, const float *x, bt_bf16 *y);
 int bt_cuda_to_f32(void *stream, size_t n_elems, const bt_bf16 *x, float *y);
 
-/* FP8 (e4m3: 4 exponent bits, 3 of mantissa, no infinity, largest 448). */
-enum { BT_FP8_BLOCK = 128 };
-/* y[n, k] = bf16(x * scale[n / 128, k / 128]); scale is [ceil(n / 128), ceil(k / 128)]. */
-int bt_cuda_fp8_dequant(void *stream, uint32_t n, uint32_t k, const uint8_t *x, const float *scale,
-                        bt_bf16 *y);
-/* For each row and 128 elements: scale = max(|x|, 1e-4) / 448, q = e4m3(x / scale), to nearest
- * even; scale is [rows, ceil(dim / 128)]. */
-int bt_cuda_fp8_quant(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x,
-                      uint8_t *q, float *scale);
-
 #ifdef __cplusplus
 }
 #endif

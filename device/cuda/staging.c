@@ -7,9 +7,9 @@
 #include "device/cuda/device_cuda.h"
 
 enum {
-    ALIGN         = 64,
-    MAX_FILLERS   = 8,
-    ROWS_IN_CHUNK = 1 << 16 /* elements that are worth a thread's while */
+    ALIGN          = 64,
+    MAX_FILLERS    = 8,
+    BYTES_IN_CHUNK = 128 << 10 /* that are worth a thread's while */
 };
 
 /* ---- lists */
@@ -52,10 +52,11 @@ out:
 /* ---- weights */
 
 typedef struct {
-    bt_linear_row_fn rows;
-    void            *ctx;
-    uint32_t         first, n, k, per_chunk;
-    bt_bf16         *to; /* [n, k] */
+    bt_cuda_row_fn row;
+    void          *ctx;
+    uint32_t       first, n, per_chunk;
+    size_t         row_bytes;
+    uint8_t       *to; /* [n] rows */
 } filling;
 
 static void fill(void *ctx, uint32_t chunk, uint32_t member)
@@ -66,35 +67,55 @@ static void fill(void *ctx, uint32_t chunk, uint32_t member)
 
     (void)member;
     for (; row < end; row++)
-        f->rows(f->ctx, f->first + row, f->to + (size_t)row * f->k);
+        f->row(f->ctx, f->first + row, f->to + row * f->row_bytes);
 }
 
-bt_status bt_cuda_staging_rows(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
-                               void *ctx, bt_bf16 *dst)
+bt_status bt_cuda_staging_fill(bt_device *dev, uint32_t n, size_t row_bytes, bt_cuda_row_fn row,
+                               void *ctx, void *dst)
 {
     bt_status        st       = BT_OK;
     bt_device_cuda  *cuda     = (bt_device_cuda *)dev;
     bt_cuda_staging *s        = &cuda->staging;
-    uint32_t         per_turn = (uint32_t)(BT_CUDA_ROWS_BYTES / sizeof(bt_bf16) / k);
+    uint32_t         per_turn = (uint32_t)(BT_CUDA_ROWS_BYTES / row_bytes);
 
-    BT_REQUIRE(n >= 1 && per_turn >= 1, BT_ERR_INVALID_ARG, "rows [%u, %u] for the device", n, k);
+    BT_REQUIRE(n >= 1 && per_turn >= 1, BT_ERR_INVALID_ARG, "%u rows of %zu bytes for the device",
+               n, row_bytes);
     for (uint32_t at = 0; at < n; at += per_turn, s->turn = 1 - s->turn) {
-        filling f = {.rows      = rows,
+        filling f = {.row       = row,
                      .ctx       = ctx,
                      .first     = at,
                      .n         = n - at < per_turn ? n - at : per_turn,
-                     .k         = k,
-                     .per_chunk = ROWS_IN_CHUNK / k + 1,
+                     .row_bytes = row_bytes,
+                     .per_chunk = (uint32_t)(BYTES_IN_CHUNK / row_bytes + 1),
                      .to        = s->rows[s->turn]};
 
         BT_TRY(CUDA(cudaEventSynchronize(s->sent[s->turn]))); /* what it held before has left */
         bt_cpu_pool_run(s->fillers, (f.n - 1) / f.per_chunk + 1, fill, &f);
-        BT_TRY(CUDA(cudaMemcpyAsync(dst + (size_t)at * k, f.to, (size_t)f.n * k * sizeof(bt_bf16),
+        BT_TRY(CUDA(cudaMemcpyAsync((uint8_t *)dst + at * row_bytes, f.to, f.n * row_bytes,
                                     cudaMemcpyHostToDevice, cuda->stream)));
         BT_TRY(CUDA(cudaEventRecord(s->sent[s->turn], cuda->stream)));
     }
 out:
     return st;
+}
+
+typedef struct {
+    bt_linear_row_fn rows;
+    void            *ctx;
+} bf16_rows;
+
+static void bf16_row(void *ctx, uint32_t n, void *row)
+{
+    const bf16_rows *r = ctx;
+
+    r->rows(r->ctx, n, row);
+}
+
+bt_status bt_cuda_staging_rows(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
+                               void *ctx, bt_bf16 *dst)
+{
+    return bt_cuda_staging_fill(dev, n, k * sizeof(bt_bf16), bf16_row, &(bf16_rows){rows, ctx},
+                                dst);
 }
 
 /* ---- life */

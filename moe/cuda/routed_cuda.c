@@ -145,8 +145,10 @@ static bt_status product(bt_moe_routed *r, bt_cuda_gemm *g, bt_linear *const *w)
     for (uint32_t e = 0; e < r->l.n_local; e += g->n_groups) {
         g->n_groups = r->l.n_local - e < BT_CUDA_MAX_GROUPS ? r->l.n_local - e : BT_CUDA_MAX_GROUPS;
         g->row_at   = r->row_at + e;
-        for (uint32_t i = 0; i < g->n_groups; i++)
-            g->w[i] = bt_cuda_weights(w[e + i]);
+        for (uint32_t i = 0; i < g->n_groups; i++) {
+            g->w[i]       = bt_cuda_weights(w[e + i]);
+            g->w_scale[i] = bt_cuda_weight_scales(w[e + i]);
+        }
         BT_TRY(CUDA(bt_cuda_gemm_run(bt_cuda_stream(r->dev), g)));
     }
 out:

@@ -82,4 +82,13 @@ static inline void differ(difference *d, double got, double want, double size, s
         }                                                                                         \
     } while (0)
 
+/* From the definition: sign, 4 exponent bits of bias 7, 3 bits. */
+static inline float e4m3(uint8_t v)
+{
+    int   e = v >> 3 & 15, m = v & 7;
+    float f = e ? ldexpf(1 + (float)m / 8, e - 7) : ldexpf((float)m / 8, -6);
+
+    return v & 0x80 ? -f : f;
+}
+
 #endif

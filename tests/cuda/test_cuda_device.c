@@ -111,6 +111,67 @@ static void lists_arrive_as_they_were(void)
     drop(dev);
 }
 
+static void fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
+{
+    uint32_t k = *(const uint32_t *)ctx;
+
+    for (uint32_t i = 0; i < k; i++)
+        row[i] = (uint8_t)((n * 37 + i * 11) % 0x7f | (n + i) % 2 << 7);
+    for (uint32_t i = 0; i < k; i += BT_FP8_BLOCK)
+        scale[i / BT_FP8_BLOCK] = 0.01f * (float)(1 + (n + i) % 7);
+}
+
+static void widened_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    uint32_t k = *(const uint32_t *)ctx;
+    uint8_t *v = ARRAY(uint8_t, k);
+    float    scale[8];
+
+    fp8_row(ctx, n, v, scale);
+    for (uint32_t i = 0; i < k; i++)
+        row[i] = bt_bf16_from_f32(e4m3(v[i]) * scale[i / BT_FP8_BLOCK]);
+    free(v);
+}
+
+/* In a byte and a 32nd each, and with the bits of the wider ones in products and blocks, also side
+ * by side with them. */
+static void weights_in_8_bits_stay_so(void)
+{
+    enum { N = 70, K = 300, DIM = 35, ROWS = 5 };
+    bt_device *dev = make();
+    uint32_t   k = K, dim = DIM;
+    uint64_t   rng  = 8;
+    bt_linear *w[2] = {NULL}, *down[2] = {NULL};
+    bt_bf16   *x = random_bf16(ROWS * K, 1, &rng), *act = ARRAY(bt_bf16, ROWS * DIM);
+    float     *y = ARRAY(float, 2 * ROWS * N);
+    bt_gemm    g[2];
+
+    EXPECT_EQ(bt_device_linear_create_fp8(dev, N, K, fp8_row, &k, &w[0]), BT_OK);
+    EXPECT_EQ(bt_device_linear_create(dev, N, K, widened_row, &k, &w[1]), BT_OK);
+    EXPECT_EQ(bt_device_linear_create_fp8(dev, N, DIM, fp8_row, &dim, &down[0]), BT_OK);
+    EXPECT_EQ(bt_device_linear_create(dev, N, DIM, widened_row, &dim, &down[1]), BT_OK);
+    EXPECT(bt_linear_is_fp8(w[0]) && !bt_linear_is_fp8(w[1]));
+    EXPECT_EQ(bt_linear_bytes(w[0]), N * (K + 3 * sizeof(float)));
+    for (int i = 0; i < 2; i++)
+        g[i] = (bt_gemm){w[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32};
+    EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 2, g), BT_OK);
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    EXPECT_EQ(n_different(y, y + ROWS * N, ROWS * N * sizeof(float)), 0);
+    for (int i = 0; i < 2; i++) {
+        bt_ffn f = {w[i], down[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32};
+
+        EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, 1, &f, NULL, act), BT_OK);
+        EXPECT_EQ(bt_device_sync(dev), BT_OK);
+    }
+    EXPECT_EQ(n_different(y, y + ROWS * N, ROWS * N * sizeof(float)), 0);
+    for (int i = 0; i < 2; i++) {
+        bt_device_linear_destroy(dev, w[i]);
+        bt_device_linear_destroy(dev, down[i]);
+    }
+    free(x), free(act), free(y);
+    drop(dev);
+}
+
 /* A product, three heads, and experts with 0, 3 and 2 rows: right, and in as few launches. */
 static void products_are_grouped_and_right(void)
 {
@@ -427,6 +488,7 @@ int main(int argc, char **argv)
         BT_TEST(memory_is_zeroed_and_moved),
         BT_TEST(weights_of_many_buffers_arrive_whole),
         BT_TEST(lists_arrive_as_they_were),
+        BT_TEST(weights_in_8_bits_stay_so),
         BT_TEST(products_are_grouped_and_right),
         BT_TEST(checksum_is_that_of_host_memory),
         BT_TEST(row_operations_are_those_of_the_cpu),

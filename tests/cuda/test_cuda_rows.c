@@ -99,65 +99,6 @@ static void rows_are_gathered_and_converted(void)
     }
 }
 
-/* From the definition: sign, exponent of bias 7, 3 bits. */
-static float e4m3(uint8_t v)
-{
-    int   e = v >> 3 & 15, m = v & 7;
-    float f = e ? ldexpf(1 + (float)m / 8, e - 7) : ldexpf((float)m / 8, -6);
-
-    return (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
-}
-
-static void every_fp8_value_dequantises(void)
-{
-    uint32_t n = 130, k = 257; /* partial blocks at both ends */
-    uint8_t *x     = ARRAY(uint8_t, n * k);
-    float   *scale = ARRAY(float, 2 * 3);
-    bt_bf16 *y     = ARRAY(bt_bf16, n * k);
-
-    for (uint32_t i = 0; i < n * k; i++)
-        x[i] = (uint8_t)(i * 7);
-    for (int i = 0; i < 6; i++)
-        scale[i] = 0.37f + (float)i;
-    EXPECT_EQ(bt_cuda_fp8_dequant(NULL, n, k, x, scale, y), 0);
-    for (uint32_t r = 0; r < n; r++)
-        for (uint32_t c = 0; c < k; c++) {
-            float want = e4m3(x[r * k + c]) * scale[r / 128 * 3 + c / 128];
-
-            EXPECT(isnan(want) ? isnan(bt_bf16_to_f32(y[r * k + c]))
-                               : y[r * k + c] == bt_bf16_from_f32(want));
-        }
-    free(x), free(scale), free(y);
-}
-
-static void quantised_activations_are_the_nearest_fp8(void)
-{
-    uint64_t rng  = 5;
-    uint32_t rows = 3, dim = 300, ld = 304;
-    bt_bf16 *x     = random_bf16(rows * ld, 50, &rng);
-    uint8_t *q     = ARRAY(uint8_t, rows * dim);
-    float   *scale = ARRAY(float, rows * 3);
-
-    for (uint32_t i = 0; i < 128; i++)
-        x[ld + i] = 0;                 /* a group of zeros */
-    for (uint32_t i = 0; i < 128; i++) /* one large: the others fall to subnormals and zero */
-        x[2 * ld + i] = bt_bf16_from_f32(i == 5 ? -300.0f : 0.02f * (float)i);
-    EXPECT_EQ(bt_cuda_fp8_quant(NULL, rows, dim, x, ld, q, scale), 0);
-    for (uint32_t r = 0; r < rows; r++)
-        for (uint32_t c = 0; c < dim; c++) {
-            float s = scale[r * 3 + c / 128], v = bt_bf16_to_f32(x[r * ld + c]) / s;
-            float got = e4m3(q[r * dim + c]), best = INFINITY;
-
-            for (int b = 0; b < 256; b++)
-                if (fabsf(e4m3((uint8_t)b) - v) < best) best = fabsf(e4m3((uint8_t)b) - v);
-            EXPECT(fabsf(got - v) == best);
-        }
-    for (uint32_t c = 0; c < 128; c++)
-        EXPECT(q[dim + c] == 0);
-    EXPECT(scale[3] == 1e-4f / 448.0f && scale[6] == 300.0f / 448.0f);
-    free(x), free(q), free(scale);
-}
-
 static void nothing_to_do_launches_nothing(void)
 {
     uint64_t before = simt_n_launches();
@@ -166,7 +107,6 @@ static void nothing_to_do_launches_nothing(void)
     EXPECT_EQ(bt_cuda_add(NULL, 0, NULL, NULL), 0);
     EXPECT_EQ(bt_cuda_swiglu(NULL, 0, 64, NULL, NULL), 0);
     EXPECT_EQ(bt_cuda_gather_rows(NULL, 0, 64, NULL, NULL, NULL), 0);
-    EXPECT_EQ(bt_cuda_fp8_quant(NULL, 0, 64, NULL, 64, NULL, NULL), 0);
     EXPECT_EQ(simt_n_launches() - before, 0);
 }
 
@@ -177,8 +117,6 @@ int main(int argc, char **argv)
         BT_TEST(rms_norm_of_a_row_ignores_its_neighbours),
         BT_TEST(add_and_swiglu_give_the_bits_of_the_cpu),
         BT_TEST(rows_are_gathered_and_converted),
-        BT_TEST(every_fp8_value_dequantises),
-        BT_TEST(quantised_activations_are_the_nearest_fp8),
         BT_TEST(nothing_to_do_launches_nothing),
     };
 

@@ -59,16 +59,33 @@ static void weights_of_ranks_add_up(void)
 
     EXPECT_EQ(bt_model_config_read(BT_SOURCE_DIR "/models/demo", &cfg), BT_OK);
     EXPECT_EQ(bt_safetensors_open(BT_SOURCE_DIR "/models/demo", &st), BT_OK);
-    all = bt_memory_weights(&cfg, st, NULL);
+    all = bt_memory_weights(&cfg, st, NULL, false);
     for (uint32_t i = 0; i < 2; i++) {
         for (uint32_t e = 0; e < cfg.moe.gate.n_experts; e++)
             own[e] = e % 2 == i;
-        parts[i] = bt_memory_weights(&cfg, st, own);
+        parts[i] = bt_memory_weights(&cfg, st, own, false);
     }
     experts = (uint64_t)bt_model_n_moe_layers(&cfg) * cfg.moe.gate.n_experts * 3 * cfg.hidden *
               cfg.moe.expert_dim * sizeof(bt_bf16);
     EXPECT_EQ(parts[0], parts[1]);
     EXPECT_EQ(all - parts[0], experts / 2);
+    bt_safetensors_close(st);
+}
+
+/* A byte and a 32nd for two, where the device keeps such weights; kv_b, embedding, head and norms
+ * have two. */
+static void weights_in_8_bits_are_counted(void)
+{
+    const char     *path = BT_SOURCE_DIR "/tests/models/v3-fp8";
+    bt_model_config cfg;
+    bt_safetensors *st = NULL;
+    uint64_t        wide, kept;
+
+    EXPECT_EQ(bt_model_config_read(path, &cfg), BT_OK);
+    EXPECT_EQ(bt_safetensors_open(path, &st), BT_OK);
+    wide = bt_memory_weights(&cfg, st, NULL, false);
+    kept = bt_memory_weights(&cfg, st, NULL, true);
+    EXPECT(kept < wide && kept > wide / 2);
     bt_safetensors_close(st);
 }
 
@@ -133,6 +150,7 @@ int main(int argc, char **argv)
         BT_TEST(pages_of_given_bytes_are_rounded_down),
         BT_TEST(pages_of_the_account_are_shared_and_bounded),
         BT_TEST(weights_of_ranks_add_up),
+        BT_TEST(weights_in_8_bits_are_counted),
         BT_TEST(adopted_experts_are_counted),
         BT_TEST(experts_of_a_lost_rank_have_room),
         BT_TEST(available_memory_is_some),

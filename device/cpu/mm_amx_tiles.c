@@ -17,16 +17,17 @@
 #include "device/cpu/families.h"
 
 enum {
-    TILE       = 16,
-    STEP       = 32,
-    PANEL      = 2 * TILE,
-    TILE_ELEMS = TILE * STEP,
-    LINE       = 32,           /* elements */
-    PIECE      = 512,          /* k of a panel in the first-level cache: 32 KiB */
-    X_ELEMS    = 512 << 10,    /* of x in the second-level cache */
-    MANY_ROWS  = 128,          /* of a result that no cache keeps for its reader */
-    SUMS       = TILE * PANEL, /* of a tile row and a panel */
-    SUM_LINES  = 4             /* that a step fetches: two tile rows' in a piece */
+    TILE          = 16,
+    STEP          = 32,
+    PANEL         = 2 * TILE,
+    TILE_ELEMS    = TILE * STEP,
+    LINE          = 32,           /* elements */
+    PIECE         = 512,          /* k of a panel in the first-level cache: 32 KiB */
+    X_ELEMS       = 512 << 10,    /* of x in the second-level cache */
+    MANY_ROWS     = 128,          /* of a result that no cache keeps for its reader */
+    SUMS          = TILE * PANEL, /* of a tile row and a panel */
+    SUM_LINES     = 4,            /* that a step fetches: two tile rows' in a piece */
+    FEW_TILE_ROWS = 4             /* whose sums stay in the first-level cache */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -63,8 +64,9 @@ typedef struct {
     size_t         next_block;
     uint32_t       n_next; /* lines of it that a step fetches */
     uint32_t       n_steps;
-    float         *sums; /* [tile rows][2][16][16] */
-    const float   *next_sums;
+    float         *sums;      /* [tile rows][2][16][16] */
+    const float   *next_sums; /* those of the next rows, */
+    uint32_t       sum_lines; /* and how many lines of them a step fetches */
     bool           from_zero;
 } piece;
 
@@ -81,9 +83,9 @@ INLINE void fetch(const piece *p, uint32_t step)
 /* What the next rows' sums are read and written of, to the first-level cache. */
 INLINE void fetch_sums(const piece *p, uint32_t step)
 {
-    const float *next = p->next_sums + (size_t)step * SUM_LINES * LINE / 2;
+    const float *next = p->next_sums + (size_t)step * p->sum_lines * LINE / 2;
 
-    for (uint32_t i = 0; i < SUM_LINES; i++, next += LINE / 2)
+    for (uint32_t i = 0; i < p->sum_lines; i++, next += LINE / 2)
         _mm_prefetch((const char *)next, _MM_HINT_T0);
 }
 
@@ -154,12 +156,12 @@ static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 /* One piece of k of a panel against all rows; p says where it begins. */
 static void run_piece(piece p, uint32_t n_tile_rows)
 {
-    uint32_t n_passes = (n_tile_rows + 1) / 2, left = TILE;
-    uint32_t lines = p.next == NULL ? 0 : (TILE + n_passes - 1) / n_passes;
-
+    uint32_t     n_passes = (n_tile_rows + 1) / 2, left = TILE;
+    uint32_t     lines      = p.next == NULL ? 0 : (TILE + n_passes - 1) / n_passes;
     const float *first_sums = p.sums;
 
     if (p.next == NULL) p.next = p.b;
+    p.sum_lines = n_tile_rows > FEW_TILE_ROWS ? SUM_LINES : 0;
     for (uint32_t r = 0; r < n_tile_rows; r += 2) {
         p.n_next = min_u32(lines, left);
         left -= p.n_next;

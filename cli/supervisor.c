@@ -208,6 +208,7 @@ static void on_fresh_line(void *ctx, const char *line)
 {
     supervisor *s = ctx;
 
+    hear(s, bt_now_ns());
     bt_relay_line(&s->relay, line);
 }
 
@@ -330,6 +331,7 @@ static void on_ranks_end(supervisor *s)
         bt_progress_reset(&s->progress);
         s->n_ready        = 0;
         s->launch_term_ns = 0;
+        s->fresh_at_ns    = 0; /* it comes anew as a whole */
         if (s->opt->join == NULL && !bt_child_running(&s->coordinator)) return; /* it comes first */
         s->phase = LOADING;
         start_again(s, &s->launch_at_ns, "the ranks have ended: baton-launch %s", text);
@@ -367,8 +369,10 @@ static void start_what_is_due(supervisor *s, uint64_t now)
         st = bt_supervisor_start_coordinator(s);
     if (s->phase == LOADING && is_due(&s->launch_at_ns, &s->launch, now))
         st = bt_supervisor_start_ranks(s);
-    if (s->phase == SERVING && !s->draining && is_due(&s->fresh_at_ns, &s->fresh, now))
+    if (s->phase == SERVING && !s->draining && is_due(&s->fresh_at_ns, &s->fresh, now)) {
+        hear(s, now);
         st = bt_supervisor_start_fresh(s);
+    }
     if (st != BT_OK) fail(s, "%s", bt_error_text());
 }
 
@@ -441,6 +445,7 @@ static void on_tick(supervisor *s)
     if (bt_child_running(&s->launch)) kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
     if (bt_child_running(&s->fresh)) kill_at(&s->fresh, SIGTERM, &s->fresh_term_ns, now);
     start_what_is_due(s, now);
+    bt_supervisor_watch_fresh(s, now);
     if (s->phase != SERVING && now > s->heard_ns + s->opt->stall_ns) on_stall(s, now);
 }
 

@@ -46,6 +46,16 @@ void bt_supervisor_fresh_serves(supervisor *s)
     bt_child_kill(&s->launch, SIGUSR1);
 }
 
+void bt_supervisor_watch_fresh(supervisor *s, uint64_t now_ns)
+{
+    if (!bt_child_running(&s->fresh) || s->fresh_serves || s->fresh_term_ns != 0 ||
+        now_ns <= s->heard_ns + s->opt->stall_ns)
+        return;
+    BT_WARN("no sign of life for %llu s while the ranks of the cell %s load: ending them",
+            (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S), s->fresh_name);
+    s->fresh_term_ns = now_ns;
+}
+
 void bt_supervisor_fresh_ended(supervisor *s)
 {
     char text[128];

@@ -56,6 +56,7 @@ void bt_supervisor_renew(supervisor *s); /* the cell lacks ranks: a fresh one, i
 /* `name`, as the coordinator says it, is that of the fresh cell. */
 bool bt_supervisor_is_fresh(const supervisor *s, const char *name);
 void bt_supervisor_fresh_serves(supervisor *s);
+void bt_supervisor_watch_fresh(supervisor *s, uint64_t now_ns); /* it may hang before it serves */
 void bt_supervisor_fresh_ended(supervisor *s);
 /* launch has ended: the fresh cell's ranks take its place.  False: there are none. */
 bool bt_supervisor_take_fresh(supervisor *s);

@@ -139,6 +139,12 @@ def renewed(a, pb, rpc):
         assert len(after) == 3 and not before & after, f"{before} {after}\n{cell.log()}"
         print(f"rank {1 + k} killed: all ranks of a fresh cell after {took:.1f} s, every stream exact", flush=True)
     assert not any("starting again" in line for line in cell.lines), cell.log()
+    for rank in (1, 2):    # the cell ends before the fresh one starts: it comes again as a whole, without another
+        os.kill(cell.ranks()[rank], signal.SIGKILL)
+    wait_for(cell, "serving again", 1, 60)
+    time.sleep(2)
+    assert ask(pb, rpc, cell, 1, 250) == want[1]
+    assert len(cell.ranks()) == 3 and not any("renewed-3 serves" in line for line in cell.lines), cell.log()
     cell.note_scratch()
     assert cell.stop() == 0, cell.log()
     assert not cell.leftovers(), cell.leftovers()

@@ -618,9 +618,26 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
     }
 }
 
+/* A coordinator that has stood still itself has heard nobody meanwhile: that was no rank's silence.
+ */
+static void forgive_own_silence(bt_relay *r, uint64_t now_ns)
+{
+    uint64_t gap_ns = r->ticked_ns == 0 ? 0 : now_ns - r->ticked_ns;
+
+    r->ticked_ns = now_ns;
+    if (gap_ns < r->cfg.rank_quiet_ns / 2) return;
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        bt_rank_state *k = &r->ranks[i];
+
+        k->progress_ns = k->progress_ns + gap_ns < now_ns ? k->progress_ns + gap_ns : now_ns;
+        k->heard_ns    = k->heard_ns + gap_ns < now_ns ? k->heard_ns + gap_ns : now_ns;
+    }
+}
+
 void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
 {
     if (relay->stopped) return;
+    forgive_own_silence(relay, now_ns);
     bt_relay_decide(relay, now_ns);
     if (now_ns < relay->next_scan_ns) return;
     relay->next_scan_ns = now_ns + SCAN_MS * BT_NS_PER_MS;

@@ -81,6 +81,7 @@ struct bt_relay {
     bt_rank_state   *ranks; /* owned [n_ranks] */
     uint32_t        *gone;  /* owned [n_gone], room for all: the lost ones */
     uint32_t         n_gone;
+    uint64_t         ticked_ns; /* the last time */
     bt_request_list  queue, placed;
     bt_table         numbers, names;
     uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;

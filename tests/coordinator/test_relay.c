@@ -431,10 +431,32 @@ static void relay_quiet_rank_with_work_is_stuck(void)
         EXPECT_EQ(s.n_stuck, 0);
         if (c.ends > 0) break; /* the request's own stall, later */
     }
-    for (int i = 0; i < 2; i++) { /* beats that show no progress */
-        s.now += 11 * BT_NS_PER_S;
+    for (int i = 0; i < 3; i++) { /* beats that show no progress */
+        EXPECT_EQ(s.n_stuck, 0);
+        s.now += 9 * BT_NS_PER_S;
         sim_tell(&s, 0, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 5}});
         sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 100 + (uint64_t)i}});
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(s.n_stuck, 1);
+    sim_fini(&s);
+}
+
+/* It was stopped for long itself: what the ranks have said meanwhile is still to be read. */
+static void relay_own_silence_is_not_taken_for_that_of_a_rank(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 1, 1, 2, 32);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 4, 4, 100), BT_OK);
+    bt_relay_tick(s.relay, s.now);
+    s.now += 50 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0);
+    for (int i = 0; i < 3; i++) { /* but from then on */
+        EXPECT_EQ(s.n_stuck, 0);
+        s.now += 9 * BT_NS_PER_S;
         bt_relay_tick(s.relay, s.now);
     }
     EXPECT_EQ(s.n_stuck, 1);
@@ -820,6 +842,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),
     BT_TEST(relay_quiet_rank_with_work_is_stuck),
+    BT_TEST(relay_own_silence_is_not_taken_for_that_of_a_rank),
     BT_TEST(relay_stalled_request_fails_alone),
     BT_TEST(relay_other_epochs_are_not_heard),
     BT_TEST(relay_retracted_request_replays),

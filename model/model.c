@@ -138,9 +138,12 @@ out:
     return st;
 }
 
-bt_status bt_model_warm(bt_model *model, bt_kv_pool *pool)
+void bt_model_warm(bt_model *model, bt_kv_pool *pool)
 {
-    return model->graphs == NULL ? BT_OK : bt_decode_graphs_warm(model->graphs, pool);
+    if (model->graphs == NULL || bt_decode_graphs_warm(model->graphs, pool) == BT_OK) return;
+    BT_WARN("decode steps run call by call: their graphs cannot be captured");
+    bt_decode_graphs_destroy(model->graphs);
+    model->graphs = NULL;
 }
 
 void bt_model_destroy(bt_model *model)

@@ -85,8 +85,9 @@ typedef struct {
  * few that are captured as graphs; 0: it is not. */
 enum { BT_DECODE_MAX_ROWS = 256 };
 uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows);
-/* Captures the decode steps that may come, where the device has graphs; takes memory. */
-bt_status bt_model_warm(bt_model *model, bt_kv_pool *pool);
+/* Captures the decode steps that may come, where the device has graphs; takes memory.  Where that
+ * fails it says so, and the steps run call by call, with the same bits. */
+void bt_model_warm(bt_model *model, bt_kv_pool *pool);
 
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
  * (the caller knows from group_rows and need not call). */

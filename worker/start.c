@@ -252,7 +252,7 @@ static bt_status create_worker(bt_rank *r)
     BT_TRY(bt_kv_pool_create(r->dev, &pool, &r->pool));
     if (!bt_rank_has_both(&r->facts))
         BT_TRY(bt_handoff_create(r->world, &handoff, &events, &r->handoff));
-    BT_TRY(bt_model_warm(r->model, r->pool));
+    bt_model_warm(r->model, r->pool);
     r->links.handoff = r->handoff;
     r->links.model   = r->model;
     r->links.world   = r->world;

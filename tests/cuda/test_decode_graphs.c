@@ -145,9 +145,9 @@ static void a_warm_model_has_all_graphs(void)
     long     live;
 
     open_engine();
-    EXPECT_EQ(bt_model_warm(g_engine.model, g_engine.pool), BT_OK);
+    bt_model_warm(g_engine.model, g_engine.pool);
     live = g_fake_gpu.live;
-    EXPECT_EQ(bt_model_warm(g_engine.model, g_engine.pool), BT_OK);
+    bt_model_warm(g_engine.model, g_engine.pool);
     EXPECT_EQ(g_fake_gpu.live, live);
     run_steps(&h, GRAPHS, 9);
     live   = g_fake_gpu.live;
@@ -162,12 +162,36 @@ static void a_warm_model_has_all_graphs(void)
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
+/* Whatever call fails while graphs are captured: the steps run call by call. */
+static void what_cannot_be_captured_runs_call_by_call(void)
+{
+    static const long FAIL_AT[] = {40, 0, 1, 5};
+    history           calls, h;
+
+    for (size_t i = 0; i < sizeof(FAIL_AT) / sizeof(FAIL_AT[0]); i++) {
+        open_engine();
+        if (i == 0) run_steps(&calls, CALLS, 1);
+        g_fake_gpu.fail_at = FAIL_AT[i];
+        bt_model_warm(g_engine.model, g_engine.pool);
+        EXPECT_EQ(g_fake_gpu.fail_at, -1);
+        if (i == 0) {
+            run_steps(&h, GRAPHS, 2);
+            EXPECT(equal(&calls, &h));
+            EXPECT(h.n_launches > 60);
+            drop(&calls), drop(&h);
+        }
+        engine_close(&g_engine);
+        EXPECT_EQ(g_fake_gpu.live, 0);
+    }
+}
+
 /* usage: mpiexec -n 1 test_decode_graphs MODEL [test] */
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(graphs_have_the_bits_of_calls),
         BT_TEST(a_warm_model_has_all_graphs),
+        BT_TEST(what_cannot_be_captured_runs_call_by_call),
     };
     int rc;
 

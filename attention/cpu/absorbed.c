@@ -6,22 +6,16 @@
  * the part's pages (scores, softmax, weighted sum).  Items run in waves, tile by tile and parts
  * ascending, as many as there are slots for the parts of tiles that have several; after a wave each
  * tile's parts merge ascending, and the tile that goes on in the next wave is carried over. Neither
- * tiles nor waves change a bit. */
-#include <string.h>
-
+ * tiles nor waves change a bit.  Short contexts go another way: absorbed_short.c. */
 #include "attention/cpu/attn_cpu.h"
 
 enum {
     MIN_TILE_LANES    = 8,
     PAGE_COST_LANES   = 32, /* what a tile does once for a page, in lanes */
-    SQUARE            = 4,
     MIN_COLS          = 64, /* of a head's product; a multiple of 32 */
     CHUNKS_PER_MEMBER = 8,
-    FEW_ROWS          = 16, /* not worth making into tiles */
-    LINE              = 32  /* elements of a cache line */
+    FEW_ROWS          = 16 /* not worth making into tiles */
 };
-typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
-
 typedef struct {
     bt_attn_cpu        *a;
     const bt_attn_call *call;
@@ -54,78 +48,6 @@ static size_t lane_in_block(const absorbed_job *job, const bt_absorbed_item *ite
     return (size_t)(item->row - job->first_row) * job->a->cfg.n_heads + item->lane0;
 }
 
-/* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
- * written to is turned too and never read. */
-static void turn_square(const float *from, size_t ld, float *to)
-{
-    vec4 r[SQUARE], low[SQUARE / 2], high[SQUARE / 2];
-
-    for (size_t i = 0; i < SQUARE; i++)
-        memcpy(&r[i], from + i * ld, sizeof(r[i]));
-    for (int i = 0; i < 2; i++) {
-        low[i]  = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
-        high[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
-    }
-    r[0] = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
-    r[1] = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
-    r[2] = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
-    r[3] = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
-    for (int i = 0; i < SQUARE; i++)
-        memcpy(to + (size_t)i * BT_BLOCK_TOKENS, &r[i], sizeof(r[i]));
-}
-
-/* The queries [latent | rope] of the item's lanes, as the packed operand of the scores. */
-static void pack_queries(const absorbed_job *job, const bt_absorbed_item *item,
-                         const bt_attn_member *m)
-{
-    const bt_mla_config *cfg      = &job->a->cfg;
-    size_t               head_dim = cfg->qk_nope_dim + cfg->qk_rope_dim;
-    uint32_t             c = cfg->kv_lora_rank, kv_dim = c + cfg->qk_rope_dim;
-    const bt_bf16       *latent = job->a->ql + lane_in_block(job, item) * c;
-    const bt_bf16       *rope   = job->call->q + cfg->qk_nope_dim +
-                          ((size_t)item->row * cfg->n_heads + item->lane0) * head_dim;
-
-    for (uint32_t lane0 = 0; lane0 < item->n_lanes; lane0 += BT_QUERY_LANES) {
-        uint32_t n = min_u32(item->n_lanes - lane0, BT_QUERY_LANES);
-
-        for (size_t i = 0; i < n; i++) {
-            memcpy(m->queries + i * kv_dim, latent + (lane0 + i) * c, c * sizeof(*latent));
-            memcpy(m->queries + i * kv_dim + c, rope + (lane0 + i) * head_dim,
-                   cfg->qk_rope_dim * sizeof(*rope));
-        }
-        job->a->kernels->rows->pack_rows(m->queries, kv_dim, n, kv_dim,
-                                         m->query + bt_cpu_packed_elems(lane0, kv_dim));
-    }
-}
-
-/* The queries are the packed operand and the page's rows the plain one, so that no page is packed
- * for its scores; they come out as [key][lane].  While they are turned, a later page is fetched. */
-static void score(const absorbed_job *job, const bt_tile *t, const bt_bf16 *rows, uint32_t n_keys,
-                  const bt_bf16 *later, const bt_attn_member *m, float *scores)
-{
-    uint32_t kv_dim = bt_kv_pool_kv_dim(job->call->pool);
-    size_t   ld = bt_cpu_pad(t->n_lanes, SQUARE), fetched = 0;
-    size_t step  = (size_t)kv_dim * BT_PAGE_TOKENS * SQUARE / ld; /* of `later`, for SQUARE lanes */
-    bt_cpu_mm mm = {.x      = rows,
-                    .ld_x   = kv_dim,
-                    .packed = m->query,
-                    .y      = m->scores_t,
-                    .ld_y   = ld,
-                    .m      = n_keys,
-                    .n      = t->n_lanes,
-                    .k      = kv_dim,
-                    .cached = true};
-
-    t->kernels->mm[t->role](&mm);
-    for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE) {
-        for (uint32_t key = 0; key < n_keys; key += SQUARE)
-            turn_square(m->scores_t + key * ld + lane, ld,
-                        scores + (size_t)lane * BT_BLOCK_TOKENS + key);
-        for (size_t end = fetched + step; later != NULL && fetched < end; fetched += LINE)
-            __builtin_prefetch(later + fetched, 0, 2);
-    }
-}
-
 static void finish(const absorbed_job *job, const bt_absorbed_item *item, const bt_tile *t,
                    const bt_tile_state *state)
 {
@@ -134,23 +56,28 @@ static void finish(const absorbed_job *job, const bt_absorbed_item *item, const 
     bt_tile_finish(t, state, job->a->ol + lane_in_block(job, item) * c, c);
 }
 
-static const bt_bf16 *page_rows(const absorbed_job *job, const bt_span *span, uint32_t pos)
+/* Positions of the item's part. */
+static bt_absorbed_part part_of(const absorbed_job *job, const bt_absorbed_item *item)
 {
-    return bt_kv_pool_rows(job->call->pool, span->pages[pos / BT_PAGE_TOKENS], job->call->layer);
+    bt_tile  t     = tile_of(job, item);
+    uint32_t start = item->part * BT_ATTN_SPLIT_TOKENS;
+
+    return (bt_absorbed_part){item->span, start,
+                              min_u32(bt_tile_last_pos(&t) + 1, start + BT_ATTN_SPLIT_TOKENS)};
 }
 
-/* Scores of a block, page by page, whose rows go to `pages`; the item goes on to `end`. */
-static void score_block(const absorbed_job *job, const bt_tile *t, const bt_span *span,
-                        const bt_key_block *block, uint32_t end, const bt_attn_member *m,
-                        const bt_bf16 *pages[BT_BLOCK_PAGES])
+static bt_absorbed_lanes lanes_of(const absorbed_job *job, const bt_absorbed_item *item)
 {
-    for (uint32_t at = 0; at < block->n_keys; at += BT_PAGE_TOKENS) {
-        uint32_t pos = block->start + at, later = pos + BT_BLOCK_TOKENS;
+    const bt_mla_config *cfg  = &job->a->cfg;
+    size_t               lane = (size_t)item->row * cfg->n_heads + item->lane0;
+    size_t               ld   = cfg->qk_nope_dim + cfg->qk_rope_dim;
 
-        pages[at / BT_PAGE_TOKENS] = page_rows(job, span, pos);
-        score(job, t, pages[at / BT_PAGE_TOKENS], min_u32(block->n_keys - at, BT_PAGE_TOKENS),
-              later < end ? page_rows(job, span, later) : NULL, m, m->tile.scores + at);
-    }
+    return (bt_absorbed_lanes){.part   = part_of(job, item),
+                               .tile   = tile_of(job, item),
+                               .latent = job->a->ql + lane_in_block(job, item) * cfg->kv_lora_rank,
+                               .ld_latent = cfg->kv_lora_rank,
+                               .rope      = job->call->q + lane * ld + cfg->qk_nope_dim,
+                               .ld_rope   = ld};
 }
 
 /* One item of a wave: its part of the softmax goes to its slot, or, when it is the tile's only one,
@@ -161,25 +88,14 @@ static void item_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_attn_cpu      *a     = job->a;
     const bt_attn_member   *m     = &a->members[member];
     const bt_absorbed_item *item  = &a->items[chunk];
-    bt_tile                 t     = tile_of(job, item);
+    bt_absorbed_lanes       lanes = lanes_of(job, item);
     bool                    alone = item->n_parts == 1;
     bt_tile_state           state = bt_tile_state_at(alone ? m->state : a->slot[item->slot]);
-    uint32_t                start = item->part * BT_ATTN_SPLIT_TOKENS;
-    uint32_t                end   = min_u32(bt_tile_last_pos(&t) + 1, start + BT_ATTN_SPLIT_TOKENS);
+    uint32_t                later = chunk + a->n_members; /* when all threads are equally fast */
 
-    pack_queries(job, item, m);
-    bt_tile_reset(&t, &state);
-    for (; start < end; start += BT_BLOCK_TOKENS) {
-        const bt_bf16 *pages[BT_BLOCK_PAGES];
-        bt_key_block   block = {.start  = start,
-                                .n_keys = min_u32(end - start, BT_BLOCK_TOKENS),
-                                .pages  = pages,
-                                .ld     = bt_kv_pool_kv_dim(job->call->pool)};
-
-        score_block(job, &t, item->span, &block, end, m, pages);
-        bt_tile_add(&t, &block, &m->tile, &state);
-    }
-    if (alone) finish(job, item, &t, &state);
+    if (later < job->n_items) lanes.next = part_of(job, &a->items[later]);
+    bt_absorbed_pass(a, job->call, &lanes, m, &state);
+    if (alone) finish(job, item, &lanes.tile, &state);
 }
 
 /* One tile of a wave: its parts, in the slots from the end of the tile before to its own end,
@@ -421,6 +337,7 @@ bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
 
     for (; job.first_row < end; job.first_row += job.n_rows) {
         job.n_rows = min_u32(end - job.first_row, a->absorbed_rows);
+        if (bt_absorbed_short(a, call, job.first_row, job.n_rows)) continue;
         BT_TRY(query_to_latent(&job));
         attend_block(&job);
         BT_TRY(latent_to_value(&job));

@@ -22,7 +22,7 @@ static void *lay(char *mem, size_t *used, size_t n_elems, size_t elem_bytes)
 }
 
 /* Lays one member's buffers into mem and returns their bytes. */
-static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
+static size_t lay_member(const bt_mla_config *cfg, uint32_t rows, char *mem, bt_attn_member *m)
 {
     size_t   used   = 0;
     uint32_t kv_dim = cfg->kv_lora_rank + cfg->qk_rope_dim;
@@ -44,6 +44,8 @@ static size_t lay_member(const bt_mla_config *cfg, char *mem, bt_attn_member *m)
     m->joined      = lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
     m->queries     = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
     m->query       = lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
+    m->latents =
+        lay(mem, &used, (size_t)BT_GROUP_HEADS * rows * cfg->kv_lora_rank, sizeof(bt_bf16));
     return used;
 }
 
@@ -54,18 +56,19 @@ static void *take_zeroed(bt_attn_cpu *a, size_t n, size_t size)
     return bt_calloc_aligned(n, size);
 }
 
-static bt_status create_members(bt_attn_cpu *a)
+static bt_status create_members(bt_attn_cpu *a, uint32_t max_rows)
 {
     bt_status      st    = BT_OK;
     bt_attn_member none  = {0};
-    size_t         bytes = lay_member(&a->cfg, NULL, &none);
+    uint32_t       rows  = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
+    size_t         bytes = lay_member(&a->cfg, rows, NULL, &none);
 
     a->members = take_zeroed(a, a->n_members, sizeof(*a->members));
     a->scratch = take_zeroed(a, a->n_members, bytes);
     BT_REQUIRE(a->members != NULL && a->scratch != NULL, BT_ERR_NO_MEMORY,
                "attention scratch of %u threads, %zu bytes each", a->n_members, bytes);
     for (uint32_t i = 0; i < a->n_members; i++)
-        lay_member(&a->cfg, (char *)a->scratch + i * bytes, &a->members[i]);
+        lay_member(&a->cfg, rows, (char *)a->scratch + i * bytes, &a->members[i]);
 out:
     return st;
 }
@@ -159,7 +162,7 @@ static bt_status attn_cpu_create(bt_device *dev, const bt_mla_config *cfg, uint3
     a->cfg       = *cfg;
     a->rope      = rope;
     a->n_members = bt_cpu_pool_n_threads(a->pool);
-    BT_TRY(create_members(a));
+    BT_TRY(create_members(a, max_rows));
     BT_TRY(create_normal(a, max_rows));
     BT_TRY(create_absorbed(a, max_rows));
     *attn_out = &a->base;

@@ -6,6 +6,8 @@
 #ifndef BT_ATTENTION_CPU_ATTN_CPU_H
 #define BT_ATTENTION_CPU_ATTN_CPU_H
 
+#include <stdbool.h>
+
 #include "attention/cpu/tile.h"
 #include "attention/ops.h"
 
@@ -14,7 +16,8 @@ enum {
     BT_ABSORBED_ROWS = 128, /* rows whose absorbed queries are held at once */
     BT_QUERY_LANES   = 16,  /* whose queries are packed together */
     BT_BLOCK_PAGES   = 4,   /* of a softmax block */
-    BT_BLOCK_TOKENS  = BT_BLOCK_PAGES * BT_PAGE_TOKENS
+    BT_BLOCK_TOKENS  = BT_BLOCK_PAGES * BT_PAGE_TOKENS,
+    BT_GROUP_HEADS   = 16 /* that go together through a short context */
 };
 
 /* One pool member's buffers. */
@@ -28,6 +31,7 @@ typedef struct {
     float   *scores_t;  /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
     bt_bf16 *queries;   /* [BT_QUERY_LANES][kv_lora_rank + qk_rope_dim]: absorbed, with rope part */
     bt_bf16 *query;     /* the same of all lanes, packed */
+    bt_bf16 *latents;   /* [BT_GROUP_HEADS][rows][kv_lora_rank]: absorbed, of short contexts */
 } bt_attn_member;
 
 /* Queries of one tile against one part of the context, in the absorbed form. */
@@ -94,6 +98,29 @@ static inline size_t bt_attn_q_dim(const bt_mla_config *cfg)
 {
     return (size_t)cfg->n_heads * (cfg->qk_nope_dim + cfg->qk_rope_dim);
 }
+
+/* A part of a span's context, from position `start`, where a softmax begins, to before `end`. */
+typedef struct {
+    const bt_span *span;
+    uint32_t       start, end;
+} bt_absorbed_part;
+
+/* Absorbed queries of a tile, and the part that they attend to. */
+typedef struct {
+    bt_absorbed_part part, next; /* next: what this thread probably goes through then, or no span */
+    bt_tile          tile;
+    const bt_bf16   *latent, *rope; /* of lane 0: [kv_lora_rank], [qk_rope_dim] */
+    size_t           ld_latent, ld_rope;
+} bt_absorbed_lanes;
+
+/* state = the softmax over the part and the weighted sum of its latents. */
+void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
+                      const bt_absorbed_lanes *lanes, const bt_attn_member *m,
+                      const bt_tile_state *state);
+/* All of the absorbed form for rows whose contexts are short; false, and nothing done, when one is
+ * not. */
+bool bt_absorbed_short(const bt_attn_cpu *a, const bt_attn_call *call, uint32_t first_row,
+                       uint32_t n_rows);
 
 bt_status bt_attn_cpu_normal(bt_attn *attn, const bt_attn_call *call);
 bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call);

@@ -80,29 +80,33 @@ static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t la
 
     state->sum[lane] = state->sum[lane] * shrink + sum;
     if (shrink != 1.0f && !begins_part(block))
-        rows->scale(state->o + (size_t)lane * t->v_dim, t->v_dim, shrink);
+        rows->scale(state->o + lane * bt_tile_ld(t->v_dim), t->v_dim, shrink);
 }
 
 /* Some columns of the values. */
 typedef struct {
     const bt_bf16 *packed;
     uint32_t       first, n;
+    const bt_bf16 *fetch; /* meanwhile */
+    uint32_t       n_fetch;
 } columns;
 
 static void add_values(const bt_tile *t, const bt_key_block *block, const columns *cols,
                        uint32_t lane, uint32_t n_lanes, const bt_tile_scratch *scratch,
                        const bt_tile_state *state)
 {
-    bt_cpu_mm mm = {.x      = scratch->p + (size_t)lane * t->block_keys,
-                    .ld_x   = t->block_keys,
-                    .packed = cols->packed,
-                    .y      = state->o + (size_t)lane * t->v_dim + cols->first,
-                    .ld_y   = t->v_dim,
-                    .m      = n_lanes,
-                    .n      = cols->n,
-                    .k      = bt_cpu_pad(block->n_keys, 32),
-                    .add    = !begins_part(block),
-                    .cached = true};
+    bt_cpu_mm mm = {.x       = scratch->p + (size_t)lane * t->block_keys,
+                    .ld_x    = t->block_keys,
+                    .packed  = cols->packed,
+                    .y       = state->o + lane * bt_tile_ld(t->v_dim) + cols->first,
+                    .ld_y    = bt_tile_ld(t->v_dim),
+                    .m       = n_lanes,
+                    .n       = cols->n,
+                    .k       = bt_cpu_pad(block->n_keys, 32),
+                    .add     = !begins_part(block),
+                    .cached  = true,
+                    .fetch   = cols->fetch,
+                    .n_fetch = cols->n_fetch};
 
     if (n_lanes != 0) t->kernels->mm[t->role](&mm);
 }
@@ -136,7 +140,7 @@ static void add_columns(const bt_tile *t, const bt_key_block *block, const colum
     /* A weight of 0 keeps a finite value away from a lane, but not an inf or a NaN that a later
      * token of the same request has brought. */
     if (first < full && !all_finite(cols->packed, bt_cpu_packed_elems(cols->n, block->n_keys))) {
-        columns cut = {scratch->cut, cols->first, cols->n};
+        columns cut = {.packed = scratch->cut, .first = cols->first, .n = cols->n};
 
         for (; first < full; first++) {
             cut_packed(cols->packed, block->n_keys, cols->n, n_visible(t, block, first),
@@ -160,12 +164,31 @@ static void pack_slab(const bt_tile *t, const bt_key_block *block, const columns
     }
 }
 
+/* Columns of a slab: more where there are few keys. */
+static uint32_t slab_cols(const bt_tile *t, const bt_key_block *block)
+{
+    uint32_t times = t->block_keys / bt_cpu_pad(block->n_keys, 32);
+
+    return times > 1 ? times * BT_TILE_SLAB : BT_TILE_SLAB;
+}
+
+/* A slab's share of what is fetched. */
+static void plan_fetch(const bt_tile *t, const bt_key_block *block, uint32_t slab, columns *cols)
+{
+    uint32_t       n_slabs = (t->v_dim + slab - 1) / slab;
+    uint32_t       n_pages = t->block_keys / BT_PAGE_TOKENS, at = cols->first / slab * n_pages;
+    const bt_bf16 *page = block->n_later != 0 ? block->later[at / n_slabs] : NULL;
+
+    cols->n_fetch = page != NULL ? block->n_later * n_pages / n_slabs : 0;
+    if (page != NULL) cols->fetch = page + (size_t)block->n_later * (at % n_slabs) / n_slabs;
+}
+
 void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scratch *scratch,
                  const bt_tile_state *state)
 {
     uint32_t first = bt_tile_first_lane(t, block->start);                     /* sees a key */
     uint32_t full  = bt_tile_first_lane(t, block->start + block->n_keys - 1); /* sees them all */
-    columns  cols  = {block->values, 0, t->v_dim};
+    columns  cols  = {.packed = block->values, .n = t->v_dim};
     float    shrink[BT_TILE_LANES];
 
     raise_max(t, block, first, scratch, state, shrink);
@@ -175,11 +198,12 @@ void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scra
         add_columns(t, block, &cols, first, full, scratch, state);
         return;
     }
-    for (; cols.first < t->v_dim; cols.first += cols.n) {
+    for (uint32_t slab = slab_cols(t, block); cols.first < t->v_dim; cols.first += cols.n) {
         uint32_t left = t->v_dim - cols.first;
 
-        cols.n      = left < BT_TILE_SLAB ? left : BT_TILE_SLAB;
+        cols.n      = left < slab ? left : slab;
         cols.packed = scratch->slab;
+        plan_fetch(t, block, slab, &cols);
         pack_slab(t, block, &cols, scratch->slab);
         add_columns(t, block, &cols, first, full, scratch, state);
     }
@@ -193,12 +217,12 @@ void bt_tile_merge(const bt_tile *t, uint32_t part_start, const bt_tile_state *s
     for (uint32_t i = bt_tile_first_lane(t, part_start); i < t->n_lanes; i++) {
         float  max = src->max[i] > dst->max[i] ? src->max[i] : dst->max[i];
         float  a = exp_of(t, dst->max[i], max), b = exp_of(t, src->max[i], max);
-        float *o = dst->o + (size_t)i * t->v_dim;
+        float *o = dst->o + i * bt_tile_ld(t->v_dim);
 
         dst->max[i] = max;
         dst->sum[i] = dst->sum[i] * a + src->sum[i] * b;
         rows->scale(o, t->v_dim, a);
-        rows->axpy(b, src->o + (size_t)i * t->v_dim, t->v_dim, o);
+        rows->axpy(b, src->o + i * bt_tile_ld(t->v_dim), t->v_dim, o);
     }
 }
 
@@ -206,6 +230,6 @@ void bt_tile_finish(const bt_tile *t, const bt_tile_state *state, bt_bf16 *out, 
 {
     /* The sign of a zero depends on keys that the lane does not see: there is only +0. */
     for (uint32_t i = 0; i < t->n_lanes; i++)
-        t->kernels->rows->scale_bf16(state->o + (size_t)i * t->v_dim, t->v_dim,
+        t->kernels->rows->scale_bf16(state->o + i * bt_tile_ld(t->v_dim), t->v_dim,
                                      1.0f / state->sum[i], out + i * ld);
 }

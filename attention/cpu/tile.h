@@ -24,13 +24,16 @@ enum {
  * weighted but not yet divided. */
 typedef struct {
     float *max, *sum; /* [lanes] */
-    float *o;         /* [lanes][v_dim] */
+    float *o;         /* [lanes][bt_tile_ld(v_dim)] */
 } bt_tile_state;
 
+/* Floats from one lane's sums to the next one's: a line more than v_dim, which is often a power of
+ * two, so that rows of an AMX tile would compete for two sets of the cache. */
+static inline size_t bt_tile_ld(uint32_t v_dim) { return (size_t)v_dim + 16; }
 /* Floats of a state, and the state that lies in such memory. */
 static inline size_t bt_tile_state_floats(uint32_t v_dim)
 {
-    return (size_t)BT_TILE_LANES * (v_dim + 2);
+    return BT_TILE_LANES * (bt_tile_ld(v_dim) + 2);
 }
 static inline bt_tile_state bt_tile_state_at(float *mem)
 {
@@ -50,9 +53,11 @@ typedef struct {
 /* Up to block_keys consecutive keys from absolute position `start`, a multiple of block_keys. */
 typedef struct {
     uint32_t              start, n_keys;
-    const bt_bf16        *values; /* packed, k = n_keys, n = v_dim; or NULL: */
-    const bt_bf16 *const *pages;  /* the values lie in rows of these pages, */
-    size_t                ld;     /* so far apart, and are packed as they are needed */
+    const bt_bf16        *values;  /* packed, k = n_keys, n = v_dim; or NULL: */
+    const bt_bf16 *const *pages;   /* the values lie in rows of these pages, */
+    size_t                ld;      /* so far apart, and are packed as they are needed */
+    const bt_bf16 *const *later;   /* for each of these pages, or NULL, n_later elements that are */
+    uint32_t              n_later; /* read soon, to be fetched while the sums are made; or 0 */
 } bt_key_block;
 
 /* Per thread. */

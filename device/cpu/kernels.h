@@ -40,9 +40,11 @@ typedef struct {
     float         *y; /* [m, n], row stride ld_y elements */
     size_t         ld_y;
     uint32_t       m, n, k;
-    bool           add;    /* start from y instead of +0 */
-    bool           cached; /* B is in a near cache: fetching it ahead is of no use */
-    const bt_bf16 *after;  /* or NULL: B of the same k to be read next; its beginning is fetched */
+    bool           add;     /* start from y instead of +0 */
+    bool           cached;  /* B is in a near cache: fetching it ahead is of no use */
+    const bt_bf16 *after;   /* or NULL: B of the same k to be read next; its beginning is fetched */
+    const bt_bf16 *fetch;   /* with `cached`: what else is read soon, to be fetched meanwhile, */
+    uint32_t       n_fetch; /* so many elements of it; or 0 */
 } bt_cpu_mm;
 
 /* y[m, n] = x[m, k] * B, for many rows.  m, n, k >= 1; nothing outside these bounds is written.

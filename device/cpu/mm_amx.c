@@ -56,14 +56,15 @@ static void configure(uint32_t rows)
 }
 
 typedef struct {
-    const bt_bf16 *x;       /* at the piece's first k */
-    size_t         ld_x;    /* elements from row to row, */
-    size_t         step_x;  /* from one step of 32 k to the next, */
-    size_t         low_x;   /* and to the row 16 further down */
-    const bt_bf16 *b;       /* at the piece's first k, two column blocks */
-    size_t         block;   /* elements from one column block to the next; 0: there is only one */
-    const bt_bf16 *next;    /* what B goes on with, to be fetched ahead: `n_next` lines a step of */
-    uint32_t       n_next;  /* each of two column blocks */
+    const bt_bf16 *x;      /* at the piece's first k */
+    size_t         ld_x;   /* elements from row to row, */
+    size_t         step_x; /* from one step of 32 k to the next, */
+    size_t         low_x;  /* and to the row 16 further down */
+    const bt_bf16 *b;      /* at the piece's first k, two column blocks */
+    size_t         block;  /* elements from one column block to the next; 0: there is only one */
+    const bt_bf16 *next;   /* what is read later, to be fetched ahead: `n_next` lines a step */
+    size_t         next_2; /* from there, and as many from so many elements further on */
+    uint32_t       n_next;
     uint32_t       n_steps; /* in this piece */
     float         *y;
     size_t         ld_y;
@@ -76,7 +77,7 @@ INLINE void fetch(const tile_args *a, uint32_t s)
 
     for (uint32_t i = 0; i < a->n_next; i++, b += LINE) {
         _mm_prefetch((const char *)b, _MM_HINT_T2);
-        _mm_prefetch((const char *)(b + a->block), _MM_HINT_T2);
+        _mm_prefetch((const char *)(b + a->next_2), _MM_HINT_T2);
     }
 }
 
@@ -236,12 +237,24 @@ static const bt_bf16 *b_after(const bt_cpu_mm *mm, size_t block, uint32_t n0, ui
     return k1 < mm->k ? mm->packed + (size_t)k1 * TILE : mm->after;
 }
 
+/* What a pass of a group over its rows fetches: of B, when it is first read; or of `fetch`. */
+static void plan_fetch(const bt_cpu_mm *mm, uint32_t m0, uint32_t n0, uint32_t k0, uint32_t k1,
+                       uint32_t n_passes, tile_args *a)
+{
+    const bt_bf16 *next = m0 == 0 && !mm->cached ? b_after(mm, a->block, n0, k0, k1) : NULL;
+
+    if (mm->n_fetch != 0) return;
+    a->next   = next != NULL ? next : a->b;
+    a->next_2 = a->block;
+    a->n_next = next != NULL ? (TILE + n_passes - 1) / n_passes : 0;
+}
+
 /* Rows m0 .. m0+rows, whole tiles or fewer rows than one, of the piece from k0 to k1, whose tiles
  * or rows of x are in a. */
 static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t k0, uint32_t k1,
                       tile_args *a)
 {
-    const bt_bf16 *x        = a->x, *next;
+    const bt_bf16 *x        = a->x;
     uint32_t       n_passes = (rows + 2 * TILE - 1) / (2 * TILE);
 
     configure(rows < TILE ? rows : TILE);
@@ -250,10 +263,8 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
     a->ld_y      = mm->ld_y;
     a->from_zero = k0 == 0 && !mm->add;
     for (uint32_t n0 = 0; n0 < mm->n; n0 += 2 * TILE) {
-        next      = m0 == 0 && !mm->cached ? b_after(mm, a->block, n0, k0, k1) : NULL;
-        a->b      = mm->packed + n0 / TILE * a->block + (size_t)k0 * TILE;
-        a->next   = next != NULL ? next : a->b;
-        a->n_next = next != NULL ? (TILE + n_passes - 1) / n_passes : 0;
+        a->b = mm->packed + n0 / TILE * a->block + (size_t)k0 * TILE;
+        plan_fetch(mm, m0, n0, k0, k1, n_passes, a);
         for (uint32_t r = 0; r < rows; r += 2 * TILE) {
             a->x = x + r / TILE * a->low_x;
             a->y = mm->y + (m0 + r) * mm->ld_y + n0;
@@ -275,20 +286,31 @@ static uint32_t group_rows(uint32_t left, uint32_t most)
     return left > TILE ? left / TILE * TILE : left;
 }
 
+/* Lines of each half of `fetch` that a step fetches. */
+static uint32_t fetch_lines(const bt_cpu_mm *mm)
+{
+    uint32_t n_steps = bt_cpu_pad(mm->n, 2 * TILE) / (2 * TILE) *
+                       (bt_cpu_pad(mm->m, 2 * TILE) / (2 * TILE)) *
+                       (bt_cpu_pad(mm->k, STEP) / STEP);
+
+    return (mm->n_fetch / 2 / LINE + n_steps - 1) / n_steps;
+}
+
 static void multiply_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
+    bool                 staged = mm->n > FEW_COLUMNS || mm->k % STEP != 0;
+    tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
 
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
-        k1 = min_u32(mm->k, k0 + K_PIECE);
+        k1 = staged ? min_u32(mm->k, k0 + K_PIECE) : mm->k;
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
-            tile_args a = {.x      = mm->x + m0 * mm->ld_x + k0,
-                           .ld_x   = mm->ld_x,
-                           .step_x = STEP,
-                           .low_x  = TILE * mm->ld_x};
-
-            rows = group_rows(mm->m - m0, GROUP);
-            if (mm->n > FEW_COLUMNS || k1 % STEP != 0) {
+            a.x      = mm->x + m0 * mm->ld_x + k0;
+            a.ld_x   = mm->ld_x;
+            a.step_x = STEP;
+            a.low_x  = TILE * mm->ld_x;
+            rows     = group_rows(mm->m - m0, GROUP);
+            if (staged) {
                 stage(a.x, mm->ld_x, rows, k1 - k0, tiles);
                 a.x      = tiles;
                 a.ld_x   = STEP;

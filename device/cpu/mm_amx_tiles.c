@@ -23,7 +23,8 @@ enum {
     TILE_ELEMS    = TILE * STEP,
     LINE          = 32,           /* elements */
     PIECE         = 512,          /* k of a panel in the first-level cache: 32 KiB */
-    X_ELEMS       = 512 << 10,    /* of x in the second-level cache */
+    X_ELEMS       = 512 << 10,    /* of x in the second-level cache, */
+    X_ELEMS_FEW   = 128 << 10,    /* through which more weights pass where rows are few */
     MANY_ROWS     = 128,          /* of a result that no cache keeps for its reader */
     SUMS          = TILE * PANEL, /* of a tile row and a panel */
     SUM_LINES     = 4,            /* that a step fetches: two tile rows' in a piece */
@@ -280,7 +281,8 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
     size_t   tile_row   = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t   panel_sums = (size_t)bt_cpu_pad(mm->m, TILE) * PANEL;
     uint32_t width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
-    uint32_t macro      = X_ELEMS / bt_cpu_pad(mm->m, TILE) / PIECE * PIECE;
+    uint32_t x_elems    = mm->m <= FEW_TILE_ROWS * TILE ? X_ELEMS_FEW : X_ELEMS;
+    uint32_t macro      = x_elems / bt_cpu_pad(mm->m, TILE) / PIECE * PIECE;
     float   *sums;
 
     if (macro == 0) macro = PIECE;

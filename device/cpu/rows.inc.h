@@ -390,6 +390,44 @@ INLINE void turn_pairs(const bt_bf16 *src, size_t ld, bt_bf16 *out)
         memcpy(out + (size_t)i * 2 * LANES, &r[i], sizeof(r[i]));
 }
 
+#if WIDTH == 16
+/* Sixteen pairs of k of sixteen rows: four perfect shuffles turn a square. */
+INLINE void turn_square(const bt_bf16 *src, size_t ld, bt_bf16 *out)
+{
+    vu a[LANES], b[LANES];
+
+    for (int i = 0; i < LANES; i++)
+        memcpy(&a[i], src + (size_t)i * ld, sizeof(a[i]));
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < LANES / 2; i++) {
+            b[2 * i] = __builtin_shufflevector(a[i], a[i + LANES / 2], 0, 16, 1, 17, 2, 18, 3, 19,
+                                               4, 20, 5, 21, 6, 22, 7, 23);
+            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + LANES / 2], 8, 24, 9, 25, 10, 26, 11,
+                                                   27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        memcpy(a, b, sizeof(a));
+    }
+    memcpy(out, a, sizeof(a));
+}
+#endif
+
+/* Pairs of k of whole rows of a block, as many as squares of pairs fill; returns how many. */
+INLINE uint32_t pack_squares(const bt_bf16 *rows, size_t ld, uint32_t cols, uint32_t k,
+                             bt_bf16 *packed)
+{
+    uint32_t p = 0;
+
+#if WIDTH == 16
+    if (cols == LANES)
+        for (; p + LANES <= k / 2; p += LANES)
+            turn_square(rows + 2 * p, ld, packed + (size_t)p * 2 * LANES);
+#endif
+    for (; p < k / 8 * 4; p += 4)
+        for (uint32_t j = 0; j + 4 <= cols; j += 4)
+            turn_pairs(rows + j * ld + 2 * p, ld, packed + (size_t)p * 2 * LANES + 2 * j);
+    return p;
+}
+
 /* One row's pairs of k from `from` on: a column of a block. */
 INLINE void pack_column(const bt_bf16 *row, uint32_t from, uint32_t k, bt_bf16 *column)
 {
@@ -401,18 +439,16 @@ INLINE void pack_column(const bt_bf16 *row, uint32_t from, uint32_t k, bt_bf16 *
 /* Block by block of 16 columns: rows of src become columns, two k at a time. */
 static void pack_rows(const bt_bf16 *src, size_t ld, uint32_t n, uint32_t k, bt_bf16 *packed)
 {
-    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2, squares = k / 8 * 4; /* pairs in whole squares */
+    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2;
 
     for (uint32_t n0 = 0; n0 < n; n0 += LANES, packed += (size_t)n_pairs * 2 * LANES) {
-        uint32_t       cols = n - n0 < LANES ? n - n0 : LANES, j = 0;
+        uint32_t       cols = n - n0 < LANES ? n - n0 : LANES, squares;
         const bt_bf16 *rows = src + n0 * ld;
 
         if (cols < LANES || k % 32 != 0)
             memset(packed, 0, (size_t)n_pairs * 2 * LANES * sizeof(*packed));
-        for (uint32_t p = 0; p < squares; p += 4)
-            for (j = 0; j + 4 <= cols; j += 4)
-                turn_pairs(rows + j * ld + 2 * p, ld, packed + (size_t)p * 2 * LANES + 2 * j);
-        for (j = 0; j < cols; j++)
+        squares = pack_squares(rows, ld, cols, k, packed);
+        for (uint32_t j = 0; j < cols; j++)
             pack_column(rows + j * ld, j < cols / 4 * 4 ? squares : 0, k, packed + 2 * (size_t)j);
     }
 }

@@ -68,7 +68,8 @@ static void run_tile(const lane_case *c, const bt_tile *t, uint32_t n_written, b
         for (uint32_t b = p; b < end && b < p + BT_ATTN_SPLIT_TOKENS; b += g_keys) {
             uint32_t       n_keys = n_written - b < g_keys ? n_written - b : g_keys;
             const bt_bf16 *pages[MAX_KEYS / BT_PAGE_TOKENS];
-            bt_key_block   block = {b, n_keys, g_packed, pages, V_DIM};
+            bt_key_block   block = {
+                  .start = b, .n_keys = n_keys, .values = g_packed, .pages = pages, .ld = V_DIM};
 
             /* Packed before, and, in the larger blocks, from pages. */
             g_kernels->rows->pack_cols(c->values[b], V_DIM, n_keys, V_DIM, bt_cpu_pad(n_keys, 32),

@@ -4,7 +4,10 @@
  * waits for another.  Bits are those of absorbed.c, whose products and passes these are. */
 #include "attention/cpu/attn_cpu.h"
 
-enum { SHORT_TOKENS = 64 };
+enum {
+    SHORT_TOKENS = 64,
+    MIN_HEADS    = 8 /* of a group: fewer leave a tile of AMX more than half empty */
+};
 
 typedef struct {
     const bt_attn_cpu  *a;
@@ -152,7 +155,7 @@ bool bt_absorbed_short(const bt_attn_cpu *a, const bt_attn_call *call, uint32_t 
     n         = (n + a->n_members - 1) / a->n_members * a->n_members; /* as many for each thread */
     job.heads = (a->cfg.n_heads + n - 1) / n;
     job.n_groups = (a->cfg.n_heads + job.heads - 1) / job.heads;
-    if (!all_short(call, first_row, first_row + n_rows)) return false;
+    if (job.heads < MIN_HEADS || !all_short(call, first_row, first_row + n_rows)) return false;
     bt_cpu_pool_run(a->pool, job.n_groups, group_task, &job);
     return true;
 }

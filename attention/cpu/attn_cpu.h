@@ -117,8 +117,8 @@ typedef struct {
 void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
                       const bt_absorbed_lanes *lanes, const bt_attn_member *m,
                       const bt_tile_state *state);
-/* All of the absorbed form for rows whose contexts are short; false, and nothing done, when one is
- * not. */
+/* All of the absorbed form for a block of rows; false, and nothing done, when one of their contexts
+ * is not short, or there are too few heads for the threads. */
 bool bt_absorbed_short(const bt_attn_cpu *a, const bt_attn_call *call, uint32_t first_row,
                        uint32_t n_rows);
 

@@ -174,11 +174,71 @@ static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
     bt_device_destroy(dev);
 }
 
+static void ones_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    for (uint32_t i = 0; i < *(const uint32_t *)ctx; i++)
+        row[i] = bt_bf16_from_f32(n % 3 == i % 2 ? 0.5f : 0.0f);
+}
+
+/* Queries that are much wider than a latent stay in their own scratch (the address sanitizer
+ * tells), whatever the rows beside them. */
+static void attn_cpu_heads_wider_than_the_latent_stay_apart(void)
+{
+    enum { ROWS = 128, RANK = 16, NOPE = 256, WIDE_KV = RANK + ROPE, WIDE_Q = NOPE + ROPE };
+    static bt_bf16    q[ROWS][WIDE_Q], kv[ROWS][WIDE_KV], out[2][ROWS][DIM];
+    uint32_t          rank = RANK;
+    bt_mla_config     cfg  = g_cfg;
+    bt_kv_pool_config room = {.n_layers = 1, .n_pages = ROWS / BT_PAGE_TOKENS, .kv_dim = WIDE_KV};
+    bt_device_cpu_options opt  = {.n_threads = 1, .kernels = g_family};
+    bt_device            *dev  = NULL;
+    bt_attn              *attn = NULL;
+    bt_kv_pool           *pool = NULL;
+    bt_linear            *uk = NULL, *uv = NULL;
+    bt_page_id            pages[ROWS / BT_PAGE_TOKENS];
+
+    cfg.n_heads      = 1;
+    cfg.kv_lora_rank = RANK;
+    cfg.qk_nope_dim  = NOPE;
+    EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
+    EXPECT_EQ(bt_attn_cpu_ops.create(dev, &cfg, ROWS, g_rope, &attn), BT_OK);
+    EXPECT_EQ(bt_kv_pool_create(dev, &room, &pool), BT_OK);
+    EXPECT_EQ(bt_kv_pool_acquire(pool, room.n_pages, pages), BT_OK);
+    EXPECT_EQ(bt_device_linear_create(dev, NOPE, RANK, ones_row, &rank, &uk), BT_OK);
+    EXPECT_EQ(bt_device_linear_create(dev, DIM, RANK, ones_row, &rank, &uv), BT_OK);
+    fill(kv[0], sizeof(kv) / 2, 9, 1);
+    for (int way = 0; way < 2; way++) {
+        fill(q[0], sizeof(q) / 2, 10, 1);
+        for (uint32_t at = 0, n = way == 0 ? ROWS : ROWS / 2; at < ROWS; at += n) {
+            bt_mla_weights w    = {.uk = &uk, .uv = &uv};
+            bt_span        span = {pages, 0, n, at, BT_ROLE_PROMPT, BT_FORM_NORMAL};
+            bt_attn_call   call = {.w       = &w,
+                                   .pool    = pool,
+                                   .q       = q[at],
+                                   .kv      = kv[at],
+                                   .out     = out[way][at],
+                                   .n_spans = 1,
+                                   .spans   = &span};
+
+            EXPECT_EQ(attn->ops->append(attn, &call), BT_OK);
+            EXPECT_EQ(attn->ops->attend[BT_FORM_NORMAL](attn, &call), BT_OK);
+        }
+    }
+    EXPECT(memcmp(out[0], out[1], sizeof(out[0])) == 0);
+    bt_device_linear_destroy(dev, uk);
+    bt_device_linear_destroy(dev, uv);
+    for (uint32_t i = 0; i < room.n_pages; i++)
+        bt_kv_pool_release(pool, pages[i]);
+    bt_kv_pool_destroy(pool);
+    attn->ops->destroy(attn);
+    bt_device_destroy(dev);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(attn_cpu_both_forms_equal_the_twin),
     BT_TEST(attn_cpu_moving_maxima_equal_the_twin),
     BT_TEST(attn_cpu_subnormals_and_signed_zeros_equal_the_twin),
     BT_TEST(attn_cpu_tiles_carried_over_waves_equal_the_twin),
+    BT_TEST(attn_cpu_heads_wider_than_the_latent_stay_apart),
 };
 
 int main(int argc, char **argv)

@@ -29,6 +29,7 @@ bt_status bt_kv_pool_create(bt_device *dev, const bt_kv_pool_config *cfg, bt_kv_
     pool = bt_calloc(1, sizeof(*pool));
     BT_REQUIRE(pool != NULL, BT_ERR_NO_MEMORY, "kv pool header");
     pool->dev         = dev;
+    pool->ops         = bt_attn_find(dev);
     pool->cfg         = *cfg;
     pool->page_elems  = page_bytes / sizeof(bt_bf16);
     pool->layer_elems = pool->page_elems / cfg->n_layers;

@@ -1,8 +1,9 @@
-/* attention/kv_pool_state.h - the inside of a pool, for kv_pool.c and kv_prefix.c only. */
+/* attention/kv_pool_state.h - the inside of a pool, for kv_pool.c, kv_prefix.c and page_rows.c
+ * only. */
 #ifndef BT_ATTENTION_KV_POOL_STATE_H
 #define BT_ATTENTION_KV_POOL_STATE_H
 
-#include "attention/kv_pool.h"
+#include "attention/ops.h"
 
 #define BT_NO_PAGE UINT32_MAX
 
@@ -16,15 +17,16 @@ typedef struct {
 } bt_kv_entry;
 
 struct bt_kv_pool {
-    bt_device        *dev; /* borrowed */
-    bt_kv_pool_config cfg;
-    bt_bf16          *mem;        /* owned, on the device: [n_pages] pages */
-    uint32_t         *refs;       /* owned: [n_pages] reference counts */
-    uint32_t         *generation; /* owned: [n_pages] times taken */
-    bt_page_id       *free;       /* owned: stack of free pages, top at n_free-1 */
-    uint8_t          *seen;       /* owned: [n_pages] scratch of the integrity check */
-    uint32_t          n_free;
-    size_t            page_elems, layer_elems;
+    bt_device         *dev; /* borrowed */
+    const bt_attn_ops *ops; /* of dev, or NULL */
+    bt_kv_pool_config  cfg;
+    bt_bf16           *mem;        /* owned, on the device: [n_pages] pages */
+    uint32_t          *refs;       /* owned: [n_pages] reference counts */
+    uint32_t          *generation; /* owned: [n_pages] times taken */
+    bt_page_id        *free;       /* owned: stack of free pages, top at n_free-1 */
+    uint8_t           *seen;       /* owned: [n_pages] scratch of the integrity check */
+    uint32_t           n_free;
+    size_t             page_elems, layer_elems;
 
     bt_kv_entry *entries; /* owned: [n_pages] */
     bt_page_id  *buckets; /* owned: [n_buckets], a power of two */

@@ -24,7 +24,7 @@ struct bt_mla {
     bt_bf16      *heads;         /* owned, device: [max_rows, n_heads v_dim] */
 };
 
-static const bt_attn_ops *find_back_end(const bt_device *dev)
+const bt_attn_ops *bt_attn_find(const bt_device *dev)
 {
     if (strcmp(bt_attn_cpu_ops.device, dev->ops->name) == 0) return &bt_attn_cpu_ops;
     return bt_device_symbol(dev, BT_ATTN_MODULE_SYMBOL);
@@ -95,7 +95,7 @@ bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_r
 {
     bt_status          st  = BT_OK;
     bt_mla            *mla = NULL;
-    const bt_attn_ops *ops = find_back_end(dev);
+    const bt_attn_ops *ops = bt_attn_find(dev);
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "no attention for device \"%s\"", dev->ops->name);
     BT_TRY(check_config(cfg, max_rows));
@@ -139,7 +139,7 @@ size_t bt_mla_workspace_bytes(const bt_mla *mla) { return mla->bytes + mla->attn
 
 size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows)
 {
-    const bt_attn_ops *ops = find_back_end(dev);
+    const bt_attn_ops *ops = bt_attn_find(dev);
 
     return ops != NULL ? ops->large_bytes(cfg, max_rows) : 0;
 }

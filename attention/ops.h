@@ -9,6 +9,7 @@
 #define BT_ATTENTION_OPS_H
 
 #include "attention/mla.h"
+#include "attention/page_rows.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -52,6 +53,8 @@ typedef struct {
     bt_status (*append)(bt_attn *attn, const bt_attn_call *call);
     /* out = attention, by form; the spans have one role and this form. */
     bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);
+    /* Between pages and a run of device memory; enqueued on `stream`. */
+    bt_status (*move_rows)(const bt_page_rows *r, void *stream, void *run, bool to_pages);
     void (*destroy)(bt_attn *attn); /* NULL is allowed */
     const bt_attn_fixed_ops *fixed;
 } bt_attn_ops;
@@ -64,6 +67,8 @@ struct bt_attn {
 extern const bt_attn_ops bt_attn_cpu_ops;
 /* The name under which the module of another back end shows its table. */
 #define BT_ATTN_MODULE_SYMBOL "bt_attn_cuda_ops"
+/* NULL: the device has none. */
+const bt_attn_ops *bt_attn_find(const bt_device *dev);
 
 #ifdef __cplusplus
 }

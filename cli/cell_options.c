@@ -29,6 +29,7 @@ enum {
     OPT_THREADS,
     OPT_KERNELS,
     OPT_DEVICE,
+    OPT_TRANSPORT,
     OPT_TIMEOUT,
     OPT_QUIET,
     OPT_ORPHAN,
@@ -65,13 +66,14 @@ static const struct argp_option OPTIONS[] = {
     {"kernels",OPT_KERNELS, "NAME", 0, "Kernel family (default: auto, the machine's best)", 2},
     {"device",                                          OPT_DEVICE, "WHERE", 0,
      "auto (default): a GPU where one can be used; cpu; cuda; cuda:N", 2},
-    {"timeout-s",                                          OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
-    {"coordinator-timeout-s",                                  OPT_QUIET, "S", 0,
+    {"transport",                                          OPT_TRANSPORT, "HOW", 0, "Between ranks on GPUs: auto (default), nccl, mpi", 2},
+    {"timeout-s",                                  OPT_TIMEOUT, "S", 0, "How long a rank waits for another one in a step", 2},
+    {"coordinator-timeout-s",                                     OPT_QUIET, "S", 0,
      "A coordinator that answers nothing for so long is lost (default 20)", 2},
-    {"orphan-s",                                     OPT_ORPHAN, "S", 0,
+    {"orphan-s",                       OPT_ORPHAN, "S", 0,
      "How long ranks that have lost their coordinator look for another one (default 60 where one "
      "may come, else 0)", 2},
-    {0                      }
+    {0                                          }
 };
 
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
@@ -186,6 +188,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
     case OPT_THREADS: pass_number(state, opt, "--threads", arg, 0, MAX_THREADS); return 0;
     case OPT_KERNELS: pass_on(opt, "--kernels", arg); return 0;
     case OPT_DEVICE: pass_on(opt, "--device", arg); return 0;
+    case OPT_TRANSPORT: pass_on(opt, "--transport", arg); return 0;
     case OPT_TIMEOUT: pass_number(state, opt, "--timeout-s", arg, 1, MAX_TIMEOUT_S); return 0;
     case OPT_QUIET:
         pass_number(state, opt, "--coordinator-timeout-s", arg, 1, MAX_TIMEOUT_S);

@@ -273,6 +273,7 @@ static bt_status run_layer(bt_model *model, bt_kv_pool *pool, const bt_step *ste
 
         BT_TRY(bt_moe_forward(model->moe, &w->moe, &step->group_rows, model->normed, forced,
                               model->out, chosen, &wait));
+        BT_TRY(bt_group_settle(model->group, &wait)); /* the next wait for the device is any one */
     } else {
         BT_TRY(bt_model_dense(model, w, n_rows));
     }

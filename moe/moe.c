@@ -165,7 +165,6 @@ bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_row
         BT_TRY(bt_moe_join(moe, y));
         BT_TRY(bt_moe_routed_chosen(moe, rows, chosen_out, wait));
     }
-    BT_TRY(bt_group_settle(moe->group, wait)); /* the next wait for the device may be any one */
 out:
     return st;
 }

@@ -67,7 +67,10 @@ bt_status bt_moe_check(bt_moe *moe);
 /* Collective over the group.  y[r] = moe(x[r]) for this rank's rows, [rows, hidden] bf16, distinct.
  * forced: host [rows][top_k], a row starting with UINT16_MAX is free; or NULL.
  * chosen_out: host [rows][top_k] ascending, or NULL.
- * wait: deadline and idle work for the exchanges; its layer is printed in errors. */
+ * wait: deadline and idle work for the exchanges; its layer is printed in errors.
+ * y may still be under way on the device: bt_group_settle() comes before any wait for that.  Where
+ * routes stay on the device only chosen_out makes the host wait, so a captured stream can hold it.
+ */
 bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
                          const bt_bf16 *x, const uint16_t *forced, bt_bf16 *y, uint16_t *chosen_out,
                          const bt_wait *wait);

@@ -57,3 +57,15 @@ bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
 out:
     return st;
 }
+
+bt_status bt_group_warm(bt_group *group, const bt_wait *wait)
+{
+    bt_carrier *c  = bt_group_carrier(group);
+    bt_status   st = BT_OK;
+
+    if (c == NULL) return BT_OK;
+    BT_TRY(bt_group_check(group, wait));
+    st = ended(group, c->ops->warm(c, group, wait));
+out:
+    return st;
+}

@@ -42,6 +42,7 @@ typedef struct {
     bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
                           const bt_wait *wait);
     bt_status (*settle)(bt_carrier *c, bt_group *group, const bt_wait *wait);
+    bt_status (*warm)(bt_carrier *c, bt_group *group, const bt_wait *wait);
     /* As bt_group_missing(), of what the carrier itself waits for. */
     uint32_t (*missing)(const bt_carrier *c, uint32_t *ranks_out);
     void (*destroy)(bt_carrier *c);
@@ -67,6 +68,10 @@ bt_status bt_group_exchange_device(bt_group *group, const bt_exchange *x, const 
 /* All that was enqueued by the operations above, and by the device before, is done.  Each rank for
  * itself. */
 bt_status bt_group_settle(bt_group *group, const bt_wait *wait);
+/* Collective over the group, before its first step.  What the first operation would have to make is
+ * made (a communicator, a connection to every rank) and used once.  From then on operations wait
+ * for nothing on the device, and a captured stream can hold them; again it costs nothing. */
+bt_status bt_group_warm(bt_group *group, const bt_wait *wait);
 
 /* What libbaton_nccl.so shows (parallel/nccl/module.h). */
 typedef struct bt_nccl_module bt_nccl_module;
@@ -79,9 +84,9 @@ typedef struct bt_nccl_module bt_nccl_module;
 const bt_nccl_module *bt_nccl_open(const char *library, uint32_t rank, bool shares_gpu, char *text,
                                    size_t text_bytes);
 
-/* By NCCL, on the device's stream; can be captured in a graph once an operation has run outside
- * one.  The communicator is made by the group's first operation, within that one's deadline; its id
- * goes by the group's own exchange.  A wait that fails ends the communicator at once and alone, and
+/* By NCCL, on the device's stream; can be captured in a graph once the group is warm.  The
+ * communicator is made by then, or by the first operation, within that one's deadline; its id goes
+ * by the group's own exchange.  A wait that fails ends the communicator at once and alone, and
  * a call of the roll over MPI then names who does not answer.  `nccl` and `dev` are borrowed.
  * tag_space: one of the world's that no other group uses, for the roll. */
 bt_status bt_carrier_nccl_create(const bt_nccl_module *nccl, bt_device *dev, bt_world *world,

@@ -13,7 +13,7 @@
 #include "parallel/group_parts.h"
 #include "parallel/nccl/module.h"
 
-enum { TEXT_BYTES = 96, ROLL_PART = 8 };
+enum { TEXT_BYTES = 96, ROLL_PART = 8, WARM_BYTES = 64 };
 #define ROLL_MIN_NS  (100 * BT_NS_PER_MS)
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
 
@@ -25,6 +25,7 @@ typedef struct {
     uint32_t              tag_space;
     bt_nccl_comm         *comm; /* owned; NULL: before the first operation, or after an error */
     bt_group             *roll; /* owned; made with the communicator */
+    uint8_t              *warm; /* owned, device: [2][world size][WARM_BYTES] */
 } carrier;
 
 typedef struct {
@@ -230,6 +231,36 @@ out:
     return st;
 }
 
+/* NCCL connects two ranks at their first message: each to each, before a step needs it. */
+static bt_status warm_pairs(carrier *c, bt_group *group, const bt_wait *wait)
+{
+    bt_status   st = BT_OK;
+    uint32_t    n = bt_group_size(group), self = bt_group_self(group);
+    size_t     *at = bt_calloc(n, sizeof(*at)), *bytes = bt_calloc(n, sizeof(*bytes));
+    uint8_t    *in = c->warm + n * (size_t)WARM_BYTES;
+    bt_exchange x  = {c->warm, at, bytes, in, at, bytes};
+
+    BT_REQUIRE(at != NULL && bytes != NULL, BT_ERR_NO_MEMORY, "lists of %u ranks", n);
+    for (uint32_t i = 0; i < n; i++) {
+        at[i]    = i * (size_t)WARM_BYTES;
+        bytes[i] = i == self ? 0 : WARM_BYTES;
+    }
+    BT_TRY(nccl_all_gather(&c->super, group, in, WARM_BYTES, c->warm, wait));
+    BT_TRY(nccl_exchange(&c->super, group, &x, wait));
+    BT_TRY(nccl_settle(&c->super, group, wait));
+out:
+    bt_free(bytes);
+    bt_free(at);
+    return st;
+}
+
+static bt_status nccl_warm(bt_carrier *super, bt_group *group, const bt_wait *wait)
+{
+    carrier *c = (carrier *)super;
+
+    return c->comm != NULL ? BT_OK : warm_pairs(c, group, wait);
+}
+
 static uint32_t nccl_missing(const bt_carrier *super, uint32_t *ranks_out)
 {
     const carrier *c = (const carrier *)super;
@@ -243,6 +274,7 @@ static void nccl_destroy(bt_carrier *super)
 
     stop(c);
     bt_group_destroy(c->roll);
+    bt_device_free(c->dev, c->warm);
     bt_free(c);
 }
 
@@ -250,14 +282,16 @@ static const bt_carrier_ops NCCL_OPS = {.name       = "nccl",
                                         .all_gather = nccl_all_gather,
                                         .exchange   = nccl_exchange,
                                         .settle     = nccl_settle,
+                                        .warm       = nccl_warm,
                                         .missing    = nccl_missing,
                                         .destroy    = nccl_destroy};
 
 bt_status bt_carrier_nccl_create(const bt_nccl_module *nccl, bt_device *dev, bt_world *world,
                                  uint32_t tag_space, bt_carrier **carrier_out)
 {
-    bt_status st = BT_OK;
-    carrier  *c  = bt_calloc(1, sizeof(*c));
+    bt_status st   = BT_OK;
+    void     *warm = NULL;
+    carrier  *c    = bt_calloc(1, sizeof(*c));
 
     BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a carrier");
     c->super.ops = &NCCL_OPS;
@@ -265,7 +299,11 @@ bt_status bt_carrier_nccl_create(const bt_nccl_module *nccl, bt_device *dev, bt_
     c->dev       = dev;
     c->world     = world;
     c->tag_space = tag_space;
+    BT_TRY(bt_device_alloc(dev, 2 * bt_world_size(world) * (size_t)WARM_BYTES, &warm));
+    c->warm      = warm;
     *carrier_out = &c->super;
+    c            = NULL;
 out:
+    if (c != NULL) nccl_destroy(&c->super);
     return st;
 }

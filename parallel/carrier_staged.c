@@ -103,6 +103,12 @@ static bt_status staged_settle(bt_carrier *c, bt_group *group, const bt_wait *wa
     return BT_OK;
 }
 
+static bt_status staged_warm(bt_carrier *c, bt_group *group, const bt_wait *wait)
+{
+    (void)c, (void)group, (void)wait;
+    return BT_OK;
+}
+
 /* The group's own exchange knows. */
 static uint32_t staged_missing(const bt_carrier *c, uint32_t *ranks_out)
 {
@@ -123,6 +129,7 @@ static const bt_carrier_ops STAGED_OPS = {.name       = "staged",
                                           .all_gather = staged_all_gather,
                                           .exchange   = staged_exchange,
                                           .settle     = staged_settle,
+                                          .warm       = staged_warm,
                                           .missing    = staged_missing,
                                           .destroy    = staged_destroy};
 

@@ -51,7 +51,7 @@ uint32_t bt_world_size(const bt_world *world);
 /* Ranks of this job on this machine, and this rank's number among them (from MPI's launcher). */
 uint32_t bt_world_local_size(const bt_world *world);
 uint32_t bt_world_local_rank(const bt_world *world);
-bool     bt_world_same_machine(const bt_world *world, uint32_t rank);
+bool     bt_world_same_machine(const bt_world *world, uint32_t a, uint32_t b);
 /* A file without a name in memory, empty at first and never made smaller, that the ranks of this
  * machine have open; -1 where they cannot share one (a rank alone, or process ids that differ).
  * Owned by the world. */

@@ -119,6 +119,12 @@ void bt_handoff_destroy(bt_handoff *handoff)
 
 size_t bt_handoff_payload_max(const bt_handoff *handoff) { return handoff->payload_max; }
 
+size_t bt_handoff_tail_max(const bt_handoff *handoff)
+{
+    return handoff->line != NULL && handoff->payload_max > BT_LINE_TAIL_MAX ? BT_LINE_TAIL_MAX
+                                                                            : handoff->payload_max;
+}
+
 void *bt_handoff_stage(bt_handoff *handoff)
 {
     for (uint32_t i = 0; i < handoff->n_slots; i++) {
@@ -140,15 +146,22 @@ static bt_slot *staged_slot(bt_handoff *h, const void *memory)
     return NULL;
 }
 
-void *bt_handoff_slot_rows(bt_handoff *handoff, void *slot)
+bt_page_payload bt_handoff_slot(bt_handoff *handoff, void *slot, const bt_page_message *m)
 {
-    if (handoff->line == NULL) return slot;
-    return bt_line_rows(handoff->line, (uint32_t)(staged_slot(handoff, slot) - handoff->slots));
+    uint32_t i = (uint32_t)(staged_slot(handoff, slot) - handoff->slots);
+
+    if (handoff->line != NULL)
+        return (bt_page_payload){.rows      = bt_line_rows(handoff->line, i),
+                                 .tail      = slot,
+                                 .on_device = true,
+                                 .stream    = bt_device_stream(handoff->line->dev)};
+    return (bt_page_payload){.rows = slot,
+                             .tail = (uint8_t *)slot + m->payload_bytes - m->tail_bytes};
 }
 
-void *bt_handoff_slot_tail(bt_handoff *handoff, void *slot, size_t rows_bytes)
+bt_status bt_handoff_take(bt_handoff *handoff)
 {
-    return handoff->line == NULL ? (uint8_t *)slot + rows_bytes : slot;
+    return handoff->line == NULL ? BT_OK : bt_line_take(handoff);
 }
 
 bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, const uint32_t *ranks)
@@ -176,8 +189,9 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
     else
         bt_page_message_seal(&s->message, slot, wire);
     BT_ASSERT(s->message.payload_bytes <= handoff->payload_max);
-    s->to             = to;
-    s->carry          = BT_CARRY_NONE;
+    s->to    = to;
+    s->carry = BT_CARRY_NONE;
+    if (handoff->line != NULL) bt_line_pack(handoff, (uint32_t)(s - handoff->slots));
     s->order          = handoff->next_order++;
     handoff->has_sent = true;
     s->state          = BT_SLOT_QUEUED;

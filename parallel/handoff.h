@@ -33,12 +33,10 @@ typedef struct bt_handoff bt_handoff;
 enum { BT_HANDOFF_INBOXES = 3 };
 
 typedef struct {
-    /* A message has arrived and its checksum is right.  rows: device memory where they go by NCCL,
-     * may be read by work that the device is given during the call; else host memory, borrowed
-     * during the call, with the tail right behind.  tail: host memory, borrowed likewise.  from:
-     * world rank of the sender. */
-    void (*deliver)(void *ctx, uint32_t from, const bt_page_message *m, const void *rows,
-                    const void *tail);
+    /* A message has arrived and its checksum is right.  The payload is borrowed during the call;
+     * rows on the device may be read by work that its stream is given during the call, which later
+     * work of the device follows.  from: world rank of the sender. */
+    void (*deliver)(void *ctx, uint32_t from, const bt_page_message *m, const bt_page_payload *p);
     /* A message from a peer was refused: PROTOCOL (broken header or signal: request 0; a payload
      * that is too long or of the wrong length: its request) or CHECKSUM. */
     void (*reject)(void *ctx, uint32_t from, uint64_t request, bt_status why);
@@ -69,21 +67,27 @@ bt_status bt_handoff_create(bt_world *world, const bt_handoff_config *cfg,
 void      bt_handoff_destroy(bt_handoff *handoff);
 /* Largest payload of one message: slot_bytes, or an eager fragment where ranks talk over TCP. */
 size_t bt_handoff_payload_max(const bt_handoff *handoff);
+/* Largest tail of one message: by NCCL 56 KiB, else what the payload holds. */
+size_t bt_handoff_tail_max(const bt_handoff *handoff);
 
 /* A free staging slot to pack a payload into, or NULL when all are taken: then the caller defers
  * the chunk.  Ends with bt_handoff_send() or bt_handoff_unstage(). */
 void *bt_handoff_stage(bt_handoff *handoff);
 void  bt_handoff_unstage(bt_handoff *handoff, void *slot);
-/* Where the slot's rows go: the slot itself, or by NCCL device memory, read when the device's work
- * so far is done.  And its tail, rows_bytes of rows being there: host memory, by NCCL for at most
- * 56 KiB. */
-void *bt_handoff_slot_rows(bt_handoff *handoff, void *slot);
-void *bt_handoff_slot_tail(bt_handoff *handoff, void *slot, size_t rows_bytes);
+/* Where m's rows and tail go in the slot.  Rows on the device are read when its work so far is
+ * done.
+ */
+bt_page_payload bt_handoff_slot(bt_handoff *handoff, void *slot, const bt_page_message *m);
 /* Queues the message in `slot` for world rank `to`; m->payload_bytes of it count.  Seals it. */
 void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot);
 
+/* Pages have been taken for rows that will come: those are written behind all that the device has
+ * been given by now, which may still use the pages. */
+bt_status bt_handoff_take(bt_handoff *handoff);
+
 /* Who hands over from now on, this rank among them or not: at start, and whenever the cell's epoch
- * has changed, after the exclusions.  Alike on all of them; local, and not waited for.  What was
+ * has changed, after the exclusions.  Alike on all of them; local, and not waited for: messages
+ * begin to move when all of them have joined.  What was
  * under way is sent again where it had not come.  By MPI nothing is done.  INVALID_ARG: more ranks
  * than the job has, or an epoch before the present one. */
 bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, const uint32_t *ranks);

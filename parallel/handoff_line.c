@@ -10,6 +10,7 @@
 #include "parallel/handoff_parts.h"
 
 enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4, MAX_CTAS = 2, NAME_BYTES = 64 };
+enum { NOTE_SCATTERED, NOTE_TAKEN, N_NOTES }; /* behind those of the slots */
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
 #define OP_MIN_NS    (2 * BT_NS_PER_S)
 
@@ -51,8 +52,11 @@ bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *d
     l->rows_max = rows_max;
     l->stride   = (words_of(rows_max) + 2 * sizeof(uint64_t) + ALIGN - 1) / ALIGN * ALIGN;
     l->ranks    = bt_calloc(h->world->size, sizeof(*l->ranks));
-    BT_REQUIRE(l->ranks != NULL, BT_ERR_NO_MEMORY, "the ranks of a hand-off by NCCL");
+    l->here     = bt_calloc(h->world->size, sizeof(*l->here));
+    BT_REQUIRE(l->ranks != NULL && l->here != NULL, BT_ERR_NO_MEMORY,
+               "the ranks of a hand-off by NCCL");
     BT_TRY(bt_line_take_note_memory(l));
+    BT_TRY(nccl->lane_create(h->n_slots + N_NOTES, &l->lane));
     BT_TRY(bt_device_alloc(dev, (h->n_slots + 1) * l->stride, &rows));
     l->rows   = rows;
     *line_out = l;
@@ -67,7 +71,9 @@ void bt_line_destroy(bt_world *world, bt_line *line)
     if (line == NULL) return;
     if (line->note != NULL) bt_world_abandon(world, line->note);
     if (line->comm != NULL) line->nccl->destroy(line->comm);
+    line->nccl->lane_destroy(line->lane);
     bt_device_free(line->dev, line->rows); /* waits for the device's work */
+    bt_free(line->here);
     bt_free(line->ranks);
     bt_free(line);
 }
@@ -153,7 +159,9 @@ bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, const uint32_t
     for (uint32_t i = 0; i < n; i++)
         if (ranks[i] == h->world->rank) l->self = i;
     l->try_again = l->self == 0 && n > 0;
-    l->try_ns    = now;
+    l->try_ns = l->join_ns = now;
+    l->missed              = false;
+    bt_line_say_here(h);
 out:
     return st;
 }
@@ -166,6 +174,7 @@ static bool begin(bt_handoff *h, uint64_t now_ns)
                           .self     = l->self,
                           .id       = l->due_id,
                           .name     = name,
+                          .stream   = l->nccl->lane_stream(l->lane),
                           .n_marks  = 1,
                           .max_ctas = MAX_CTAS};
 
@@ -231,6 +240,33 @@ static uint8_t *prefix_of(uint8_t *memory)
     return memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES - BT_LINE_PREFIX;
 }
 
+static bt_status note_packed(bt_line *l, bt_slot *s, uint32_t i)
+{
+    bt_status st = l->nccl->note(l->lane, i, bt_device_stream(l->dev));
+
+    s->packed = st == BT_OK;
+    return st;
+}
+
+/* When it fails here, the launch tries it again, and what it notes then comes later. */
+void bt_line_pack(bt_handoff *h, uint32_t i)
+{
+    if (note_packed(h->line, &h->slots[i], i) != BT_OK)
+        BT_WARN("how far the GPU has packed slot %u is not known yet", i);
+}
+
+bt_status bt_line_take(bt_handoff *h)
+{
+    bt_status st   = BT_OK;
+    bt_line  *l    = h->line;
+    uint32_t  note = h->n_slots + NOTE_TAKEN;
+
+    BT_TRY(l->nccl->note(l->lane, note, bt_device_stream(l->dev)));
+    BT_TRY(l->nccl->follow(l->lane, note, l->nccl->lane_stream(l->lane)));
+out:
+    return st;
+}
+
 /* Header and tail by MPI, then the rows. */
 static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
 {
@@ -253,10 +289,11 @@ static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
     if (code != MPI_SUCCESS) *s->request = MPI_REQUEST_NULL;
     BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, "sending a header to rank %u: %s", s->to,
                bt_mpi_text(code));
-    BT_TRY(bt_device_checksum(l->dev, bt_device_stream(l->dev), rows, n, s->message.checksum,
+    if (!s->packed) BT_TRY(note_packed(l, s, i));
+    BT_TRY(l->nccl->follow(l->lane, i, l->nccl->lane_stream(l->lane)));
+    BT_TRY(bt_device_checksum(l->dev, l->nccl->lane_stream(l->lane), rows, n, s->message.checksum,
                               (uint64_t *)(void *)(rows + words_of(n))));
-    BT_TRY(
-        l->nccl->send(l->comm, rows, words_of(n) + sizeof(uint64_t), to, bt_device_stream(l->dev)));
+    BT_TRY(l->nccl->send(l->comm, rows, words_of(n) + sizeof(uint64_t), to));
 out:
     return st;
 }
@@ -268,7 +305,7 @@ static bt_status launch_recv(bt_handoff *h, uint64_t now_ns)
     size_t    n  = words_of(rows_bytes(&l->message)) + sizeof(uint64_t);
 
     take(h, false, l->index, h->inboxes[l->index].from, now_ns);
-    BT_TRY(l->nccl->recv(l->comm, rows_in(h), n, index_of(l, l->peer), bt_device_stream(l->dev)));
+    BT_TRY(l->nccl->recv(l->comm, rows_in(h), n, index_of(l, l->peer)));
 out:
     return st;
 }
@@ -308,7 +345,7 @@ static bt_status start_check(bt_handoff *h)
     size_t    n    = rows_bytes(&l->message);
     uint8_t  *rows = rows_in(h), *sums = rows + words_of(n);
 
-    BT_TRY(bt_device_checksum(l->dev, l->nccl->stream(l->comm), rows, n, l->message.checksum,
+    BT_TRY(bt_device_checksum(l->dev, l->nccl->lane_stream(l->lane), rows, n, l->message.checksum,
                               (uint64_t *)(void *)sums + 1));
     BT_TRY(l->nccl->fetch(l->comm, sums));
     BT_TRY(l->nccl->mark(l->comm, 0));
@@ -317,8 +354,22 @@ out:
     return st;
 }
 
-static void deliver(bt_handoff *h)
+/* Later work of the device sees what the rows were scattered to. */
+static bt_status let_device_follow(bt_handoff *h)
 {
+    bt_status st   = BT_OK;
+    bt_line  *l    = h->line;
+    uint32_t  note = h->n_slots + NOTE_SCATTERED;
+
+    BT_TRY(l->nccl->note(l->lane, note, l->nccl->lane_stream(l->lane)));
+    BT_TRY(l->nccl->follow(l->lane, note, bt_device_stream(l->dev)));
+out:
+    return st;
+}
+
+static bt_status deliver(bt_handoff *h)
+{
+    bt_status              st   = BT_OK;
     bt_line               *l    = h->line;
     bt_inbox              *in   = &h->inboxes[l->index];
     bt_peer               *peer = &h->peers[in->from];
@@ -333,7 +384,13 @@ static void deliver(bt_handoff *h)
     if (!again) peer->n_ordered = order + 1;
     peer->owes_taken = true;
     if (!again && sums[0] == sums[1]) {
-        h->events.deliver(h->events.ctx, in->from, m, rows_in(h), in->memory + BT_HANDOFF_HEAD);
+        bt_page_payload p = {.rows      = rows_in(h),
+                             .tail      = in->memory + BT_HANDOFF_HEAD,
+                             .on_device = true,
+                             .stream    = l->nccl->lane_stream(l->lane)};
+
+        h->events.deliver(h->events.ctx, in->from, m, &p);
+        st = let_device_follow(h);
     } else if (!again) {
         bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_CHECKSUM),
                      "tokens [%u, %u), layers [%u, %u) of request %" PRIu64
@@ -343,6 +400,7 @@ static void deliver(bt_handoff *h)
         h->events.reject(h->events.ctx, in->from, m->request, BT_ERR_CHECKSUM);
     }
     in->busy = false;
+    return st;
 }
 
 /* One look at the operation under way. */
@@ -364,7 +422,7 @@ static bt_status look(bt_handoff *h, bool *moved_out)
     *moved_out = reached;
     if (!reached) goto out;
     if (l->phase == BT_LINE_CHECKING) {
-        deliver(h);
+        BT_TRY(deliver(h));
     } else if (l->sends) {
         h->slots[l->index].carry = BT_CARRY_GONE;
         l->phase                 = BT_LINE_IDLE;

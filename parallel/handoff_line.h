@@ -6,14 +6,19 @@
  *
  *     device memory   rows, filled up to 8 bytes | their checksum, seeded with the header's
  *
+ * That stream waits for the device's own only where it must: a message for what its rows were
+ * packed by, pages for what ran when they were taken.  The device's waits for what scatters rows to
+ * pages.
+ *
  * A rank has one operation under way at a time, sends or receives but never both, and grants
  * nothing more before what was granted has come: an operation waits for its peer alone, so no cycle
  * forms.
  *
  * The line, as the communicator with its number is called here, has one origin, the first of its
- * ranks, which gives each a number and an id.  Numbers grow: epoch << 32 | attempt.  A rank whose
- * line fails (an error, a deadline) ends it and says so to the origin, which gives a new one.  What
- * was under way is queued again; a message that had come all the same is known by its order. */
+ * ranks, which gives each a number and an id once all have said that they are here.  Numbers grow:
+ * epoch << 32 | attempt.  A rank whose line fails (an error, a deadline) ends it and says so to the
+ * origin, which gives a new one.  What was under way is queued again; a message that had come all
+ * the same is known by its order. */
 #ifndef BT_PARALLEL_HANDOFF_LINE_H
 #define BT_PARALLEL_HANDOFF_LINE_H
 
@@ -41,12 +46,17 @@ typedef enum {
 struct bt_line {
     const bt_nccl_module *nccl; /* borrowed */
     bt_device            *dev;  /* borrowed */
+    bt_nccl_lane         *lane; /* owned: notes of the send slots, then the two below */
     size_t                rows_max;
     uint8_t              *rows; /* owned, device: [n_slots][stride], then the one that comes in */
     size_t                stride;
 
     uint32_t  epoch, n, self; /* of those who hand over; self == n: not this rank */
     uint32_t *ranks; /* owned, [world size]: world ranks of the n; the first is the origin */
+
+    uint32_t *here; /* owned, [world size]: the epoch that each rank says it has joined */
+    uint64_t  join_ns;
+    bool      missed; /* it was said who is not here */
 
     bt_line_state state;
     uint64_t      number, since_ns;
@@ -86,13 +96,19 @@ void bt_line_exclude(bt_handoff *h, uint32_t rank);
 /* There is a line, and nothing is under way on it. */
 bool bt_line_is_free(const bt_line *line);
 
+/* What the device has been given so far packs slot i. */
+void bt_line_pack(bt_handoff *h, uint32_t i);
+/* See bt_handoff_take(). */
+bt_status bt_line_take(bt_handoff *h);
 /* Slot i is granted and waits for its turn. */
 void bt_line_send(bt_handoff *h, uint32_t i);
 /* The header of an inbox has come: false when it is refused, and the inbox is free again. */
 bool bt_line_receive(bt_handoff *h, uint32_t i);
 /* ---- handoff_line_note.c: what origin and ranks tell each other. */
 bt_status bt_line_take_note_memory(bt_line *line);
-/* As the origin: a new number and id, to all. */
+/* To the origin: this rank has joined. */
+void bt_line_say_here(bt_handoff *h);
+/* As the origin: a new number and id, to all, when all are here. */
 void bt_line_propose(bt_handoff *h, uint64_t now_ns);
 /* To the origin: the line has failed here. */
 void bt_line_complain(bt_handoff *h);

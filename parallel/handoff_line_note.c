@@ -6,10 +6,13 @@
 #include <xxhash.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "parallel/handoff_line.h"
 #include "parallel/handoff_parts.h"
 
-enum { MAGIC = 0x6e6c5442, NOTE_LINE = 1, NOTE_FAILED = 2 }; /* "BTln" */
+enum { MAGIC = 0x6e6c5442, NOTE_LINE = 1, NOTE_FAILED, NOTE_HERE }; /* "BTln" */
+
+#define MISSED_NS (30 * BT_NS_PER_S)
 
 /* All ranks of a job run one build: native byte order, guarded by the magic number. */
 typedef struct {
@@ -66,11 +69,41 @@ static void send_note(bt_handoff *h, uint32_t to, uint32_t kind, uint64_t number
     bt_world_abandon(h->world, &b->wreck);
 }
 
+void bt_line_say_here(bt_handoff *h)
+{
+    bt_line *l = h->line;
+
+    if (l->self != 0 && l->self < l->n)
+        send_note(h, l->ranks[0], NOTE_HERE, (uint64_t)l->epoch << 32, NULL);
+}
+
+/* The first of the line's other ranks that has not joined it yet, or BT_NO_PEER. */
+static uint32_t find_absent(const bt_line *l)
+{
+    for (uint32_t i = 1; i < l->n; i++)
+        if (l->here[l->ranks[i]] < l->epoch) return l->ranks[i];
+    return BT_NO_PEER;
+}
+
+/* Before all have joined nobody can connect: no time runs for them. */
+static bool all_here(bt_line *l, uint64_t now_ns)
+{
+    uint32_t absent = find_absent(l);
+
+    if (absent != BT_NO_PEER && !l->missed && now_ns - l->join_ns >= MISSED_NS) {
+        l->missed = true;
+        BT_WARN("hand-off by NCCL in epoch %u: rank %u has not joined it for %.0f s", l->epoch,
+                absent, (double)(now_ns - l->join_ns) / BT_NS_PER_S);
+    }
+    return absent == BT_NO_PEER;
+}
+
 void bt_line_propose(bt_handoff *h, uint64_t now_ns)
 {
     bt_line *l      = h->line;
     uint64_t number = (uint64_t)l->epoch << 32;
 
+    if (!all_here(l, now_ns)) return;
     l->try_ns = now_ns + h->grant_ns;
     if (l->number > number) number = l->number;
     if (l->due_number > number && l->due_number >> 32 == l->epoch) number = l->due_number;
@@ -96,7 +129,7 @@ static bt_status parse(const note *n, size_t n_bytes)
     BT_REQUIRE(n_bytes == sizeof(*n), BT_ERR_PROTOCOL,
                "a note of the hand-off of %zu bytes, want %zu", n_bytes, sizeof(*n));
     BT_REQUIRE(n->magic == MAGIC && n->sum == XXH3_64bits(n, offsetof(note, sum)) &&
-                   (n->kind == NOTE_LINE || n->kind == NOTE_FAILED),
+                   n->kind >= NOTE_LINE && n->kind <= NOTE_HERE,
                BT_ERR_PROTOCOL,
                "a note of the hand-off begins with %08x, want %08x, is of kind %u, "
                "or its checksum is wrong",
@@ -119,6 +152,8 @@ static void take_note(bt_handoff *h, uint32_t from, const note *n, size_t n_byte
         l->due_from   = from;
         memcpy(l->due_id, n->id, BT_NCCL_ID_BYTES);
     }
+    if (n->kind == NOTE_HERE && n->number >> 32 > l->here[from]) /* likewise */
+        l->here[from] = (uint32_t)(n->number >> 32);
     if (n->kind == NOTE_FAILED && l->self == 0 && n->number == l->number) {
         BT_WARN("hand-off by NCCL in epoch %u: rank %u says that attempt %u has failed", l->epoch,
                 from, (uint32_t)l->number);

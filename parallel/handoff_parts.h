@@ -73,8 +73,9 @@ typedef struct {
     bt_slot_state   state;
     uint32_t        to;
     bt_carry        carry;
-    bool            taken; /* the receiver says so */
-    uint64_t        order; /* of bt_handoff_send(); a receiver's messages leave in this order */
+    bool            packed; /* by a line: how far the device must be for it is noted */
+    bool            taken;  /* the receiver says so */
+    uint64_t        order;  /* of bt_handoff_send(); a receiver's messages leave in this order */
     bt_page_message message;
     uint8_t        *memory;  /* BT_HANDOFF_HEAD, then the payload */
     MPI_Request    *request; /* in the block that memory is in */
@@ -176,6 +177,6 @@ void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_signal *c);
 void bt_handoff_on_withdraw(bt_handoff *h, uint32_t from, uint64_t serial);
 bool bt_handoff_recv_progress(bt_handoff *h, uint64_t now_ns);
 /* Checks what lies in `wire` (header, then n_bytes - header of payload) and tells the events. */
-void bt_handoff_accept(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n_bytes);
+void bt_handoff_accept(bt_handoff *h, uint32_t from, uint8_t *wire, size_t n_bytes);
 
 #endif

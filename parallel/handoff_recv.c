@@ -62,18 +62,20 @@ static bool pay_owed(bt_handoff *h)
     return moved;
 }
 
-void bt_handoff_accept(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n_bytes)
+void bt_handoff_accept(bt_handoff *h, uint32_t from, uint8_t *wire, size_t n_bytes)
 {
     bt_status       st = BT_OK;
     bt_page_message m  = {.request = 0};
+    bt_page_payload p  = {.on_device = false};
 
     BT_TRY(bt_page_message_parse(wire, n_bytes, &m));
     BT_REQUIRE(n_bytes - BT_PAGE_MESSAGE_BYTES == m.payload_bytes, BT_ERR_PROTOCOL,
                "rank %u sent %zu payload bytes for request %" PRIu64 ", want %" PRIu64, from,
                n_bytes - BT_PAGE_MESSAGE_BYTES, m.request, m.payload_bytes);
     BT_TRY(bt_page_message_verify(&m, wire + BT_PAGE_MESSAGE_BYTES));
-    h->events.deliver(h->events.ctx, from, &m, wire + BT_PAGE_MESSAGE_BYTES,
-                      wire + n_bytes - m.tail_bytes);
+    p.rows = wire + BT_PAGE_MESSAGE_BYTES;
+    p.tail = wire + n_bytes - m.tail_bytes;
+    h->events.deliver(h->events.ctx, from, &m, &p);
 out:
     if (st != BT_OK) h->events.reject(h->events.ctx, from, m.request, st);
 }

@@ -34,6 +34,14 @@ typedef struct {
     uint64_t checksum;
 } bt_page_message;
 
+/* Where a message's rows and tail lie. */
+typedef struct {
+    void *rows;      /* memory of the device where on_device, else of the host */
+    void *tail;      /* host memory */
+    bool  on_device; /* work on the rows belongs on `stream` */
+    void *stream;    /* of the kind of bt_device_stream() */
+} bt_page_payload;
+
 /* XXH3 over (id, generation) pairs of n pages. */
 uint64_t bt_pages_tag(uint32_t n, const uint32_t *ids, const uint32_t *generations);
 

@@ -436,9 +436,9 @@ uint32_t bt_world_size(const bt_world *world) { return world->size; }
 uint32_t bt_world_local_size(const bt_world *world) { return world->local_size; }
 uint32_t bt_world_local_rank(const bt_world *world) { return world->local_rank; }
 int      bt_world_shared_fd(const bt_world *world) { return world->shared_fd; }
-bool     bt_world_same_machine(const bt_world *world, uint32_t rank)
+bool     bt_world_same_machine(const bt_world *world, uint32_t a, uint32_t b)
 {
-    return world->node_of[rank] == world->node_of[world->rank];
+    return world->node_of[a] == world->node_of[b];
 }
 uint64_t bt_world_waited_ns(const bt_world *world) { return world->waited_ns; }
 uint64_t bt_world_spin_ns(const bt_world *world) { return world->spin_ns; }

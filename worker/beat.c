@@ -27,14 +27,17 @@ static uint32_t count_quarantined(const bt_worker *w)
     return n;
 }
 
-static bt_status send_load(bt_worker *w, uint64_t now)
+bt_status bt_worker_send_load(bt_worker *w)
 {
-    bt_status       st   = BT_OK;
-    const uint64_t *rows = w->cfg.links.expert_rows(w->cfg.links.ctx);
-    uint32_t        n    = w->cfg.facts.model->moe.gate.n_experts;
-    bt_up           m    = {.kind = BT_UP_EXPERT_LOAD};
+    bt_status       st  = BT_OK;
+    uint64_t        now = w->cfg.links.now_ns(w->cfg.links.ctx);
+    uint32_t        n   = w->cfg.facts.model->moe.gate.n_experts;
+    bt_up           m   = {.kind = BT_UP_EXPERT_LOAD};
+    const uint64_t *rows;
 
-    if (rows == NULL || w->n_steps == w->load_steps || now - w->load_ns < LOAD_NS) return BT_OK;
+    if (w->n_steps == w->load_steps || now - w->load_ns < LOAD_NS) return BT_OK;
+    rows = w->cfg.links.expert_rows(w->cfg.links.ctx);
+    if (rows == NULL) return BT_OK;
     m.u.expert_load.n    = n;
     m.u.expert_load.rows = bt_calloc(n, sizeof(*rows));
     BT_REQUIRE(m.u.expert_load.rows != NULL, BT_ERR_NO_MEMORY, "load of %u experts", n);
@@ -77,7 +80,7 @@ bt_status bt_worker_beat(bt_worker *w)
     memcpy(m.u.beat.step_times, w->step_times, sizeof(w->step_times));
     memcpy(m.u.beat.handoff_times, w->handoff_times, sizeof(w->handoff_times));
     BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
-    BT_TRY(send_load(w, now));
+    if (w->parked) BT_TRY(bt_worker_send_load(w));
 out:
     return st;
 }

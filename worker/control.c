@@ -105,7 +105,8 @@ static bt_status on_reserve(bt_worker *w, bt_down_reserve *m)
     BT_TRY(bt_requests_add(&w->requests, r));
     first = r;
     r     = NULL; /* the table has it */
-    st    = bt_worker_add_choices(w, first, m);
+    BT_TRY(w->cfg.links.take(w->cfg.links.ctx));
+    st = bt_worker_add_choices(w, first, m);
     if (st == BT_OK) st = leave_some(w, first->id);
     if (st == BT_ERR_NO_PAGES) {
         bt_worker_forget(w, first->id);
@@ -138,11 +139,23 @@ static bt_status on_prompt(bt_worker *w, bt_down_prefill *m)
                                     : st;
 }
 
-/* A message must have room for a row beside its tail. */
-static bool tail_fits(const bt_worker *w, const bt_request *r)
+/* The last message has room for its tail, and for a row beside it.  INVALID_ARG, with what does not
+ * fit. */
+static bt_status check_tail(const bt_worker *w, const bt_request *r)
 {
-    return w->cfg.links.payload_max(w->cfg.links.ctx) >=
-           bt_handoff_tail_bytes(&r->out.tail) + bt_kv_pool_kv_dim(w->cfg.pool) * sizeof(bt_bf16);
+    bt_status st   = BT_OK;
+    size_t    tail = bt_handoff_tail_bytes(&r->out.tail),
+           most    = w->cfg.links.tail_max(w->cfg.links.ctx);
+    size_t row     = bt_kv_pool_kv_dim(w->cfg.pool) * sizeof(bt_bf16);
+    size_t room    = w->cfg.links.payload_max(w->cfg.links.ctx) - row;
+
+    most = most < room ? most : room;
+    BT_REQUIRE(tail <= most, BT_ERR_INVALID_ARG,
+               "its first tokens (%u choices) and form map have %zu bytes, and a page message has "
+               "room for %zu",
+               r->n_choices, tail, most);
+out:
+    return st;
 }
 
 static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
@@ -161,11 +174,13 @@ static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
         goto out;
     }
     BT_TRY(st);
-    if (!tail_fits(w, r)) {
+    st = check_tail(w, r);
+    if (st == BT_ERR_INVALID_ARG) {
         st = bt_worker_send_failed(w, m->request, m->epoch, BT_RPC_INVALID_ARGUMENT,
-                                   "its first tokens and form map do not fit a page message");
+                                   bt_error_text());
         goto out;
     }
+    BT_TRY(st);
     BT_TRY(bt_requests_add(&w->requests, r));
     BT_DEBUG("queued: %u prompt tokens for rank %u", r->n_prompt, r->peer);
     r = NULL;

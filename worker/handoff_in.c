@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "attention/page_rows.h"
 #include "core/alloc.h"
 
 _Static_assert(BT_PAGE_TOKENS == 64, "a word of `seen` holds the tokens of one page");
@@ -83,7 +84,7 @@ out:
 }
 
 static bt_status check(const bt_handoff_in *in, const bt_kv_pool *pool, const bt_page_id *pages,
-                       const bt_page_message *m, const uint8_t *payload)
+                       const bt_page_message *m, const uint8_t *tail)
 {
     bt_status st    = BT_OK;
     uint32_t  page0 = m->token0 / BT_PAGE_TOKENS, page1 = bt_kv_pages_for(m->token1);
@@ -112,39 +113,31 @@ static bt_status check(const bt_handoff_in *in, const bt_kv_pool *pool, const bt
                        BT_ERR_CHECKSUM, "tokens %u to %u of layer %u come twice", m->token0,
                        m->token1, layer);
     }
-    BT_TRY(check_tail(in, m, payload + bytes - m->tail_bytes));
+    BT_TRY(check_tail(in, m, tail));
 out:
     return st;
 }
 
-bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_pool *pool,
-                               const bt_page_id *pages, const bt_page_message *m,
-                               const void *payload)
+bt_status bt_handoff_in_accept(bt_handoff_in *in, const bt_kv_pool *pool, const bt_page_id *pages,
+                               const bt_page_message *m, const bt_page_payload *p)
 {
-    bt_status      st        = BT_OK;
-    size_t         row_bytes = m->kv_dim * sizeof(bt_bf16);
-    const uint8_t *from      = payload;
+    bt_status    st    = BT_OK;
+    bt_page_rows rows  = {pool, pages, m->token0, m->token1, m->layer0, m->layer1};
+    uint32_t     page1 = bt_kv_pages_for(m->token1);
+    size_t       map   = in->tail.map_bytes;
 
-    BT_TRY(check(in, pool, pages, m, payload));
-    for (uint32_t layer = m->layer0; layer < m->layer1; layer++) {
-        for (uint32_t t = m->token0, n; t < m->token1; t += n) {
-            uint32_t page = t / BT_PAGE_TOKENS, row = t % BT_PAGE_TOKENS;
-
-            n = BT_PAGE_TOKENS - row < m->token1 - t ? BT_PAGE_TOKENS - row : m->token1 - t;
-            BT_TRY(bt_device_upload(
-                dev, bt_kv_pool_rows(pool, pages[page], layer) + (size_t)row * m->kv_dim, from,
-                n * row_bytes));
+    BT_TRY(check(in, pool, pages, m, p->tail));
+    BT_TRY(p->on_device ? bt_page_rows_scatter(&rows, p->stream, p->rows)
+                        : bt_page_rows_upload(&rows, p->rows));
+    for (uint32_t layer = m->layer0; layer < m->layer1; layer++)
+        for (uint32_t page = m->token0 / BT_PAGE_TOKENS; page < page1; page++)
             *seen_word(in, layer, page) |= page_bits(page, m->token0, m->token1);
-            from += n * row_bytes;
-        }
-    }
     in->n_rows += (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0);
     if (m->last) {
         in->last   = true;
         in->cached = m->cached;
-        memcpy(in->tail.firsts, from, m->tail_bytes - in->tail.map_bytes);
-        if (in->tail.map_bytes > 0)
-            memcpy(in->tail.map, from + m->tail_bytes - in->tail.map_bytes, in->tail.map_bytes);
+        memcpy(in->tail.firsts, p->tail, m->tail_bytes - map);
+        if (map > 0) memcpy(in->tail.map, (const uint8_t *)p->tail + m->tail_bytes - map, map);
     }
 out:
     return st;

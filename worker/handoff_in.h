@@ -56,11 +56,11 @@ bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t
                              const bt_handoff_tail *tail);
 void      bt_handoff_in_fini(bt_handoff_in *in);
 
-/* Verifies a message (whose checksum is right) and copies its rows to the pages.  CHECKSUM says
+/* Verifies a message (whose checksum is right) and copies its rows to the pages; rows on the device
+ * are there when the stream has come so far.  CHECKSUM says
  * what was expected and found; then nothing was written. */
-bt_status bt_handoff_in_accept(bt_handoff_in *in, bt_device *dev, const bt_kv_pool *pool,
-                               const bt_page_id *pages, const bt_page_message *m,
-                               const void *payload);
+bt_status bt_handoff_in_accept(bt_handoff_in *in, const bt_kv_pool *pool, const bt_page_id *pages,
+                               const bt_page_message *m, const bt_page_payload *p);
 
 /* Every row of every layer, and the first tokens, are there. */
 bool bt_handoff_in_complete(const bt_handoff_in *in);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "attention/page_rows.h"
 #include "core/alloc.h"
 
 bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
@@ -81,29 +82,19 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
     return true;
 }
 
-bt_status bt_handoff_out_pack(bt_handoff_out *out, bt_device *dev, const bt_kv_pool *pool,
-                              const bt_page_id *pages, const bt_page_message *m, void *slot)
+bt_status bt_handoff_out_pack(bt_handoff_out *out, const bt_kv_pool *pool, const bt_page_id *pages,
+                              const bt_page_message *m, const bt_page_payload *p)
 {
-    bt_status st        = BT_OK;
-    size_t    row_bytes = m->kv_dim * sizeof(bt_bf16);
-    uint8_t  *to        = slot;
+    bt_status    st   = BT_OK;
+    bt_page_rows rows = {pool, pages, m->token0, m->token1, m->layer0, m->layer1};
+    size_t       map  = out->tail.map_bytes;
 
-    for (uint32_t layer = m->layer0; layer < m->layer1; layer++) {
-        for (uint32_t t = m->token0, n; t < m->token1; t += n) {
-            const bt_bf16 *rows = bt_kv_pool_rows(pool, pages[t / BT_PAGE_TOKENS], layer);
-
-            n = BT_PAGE_TOKENS - t % BT_PAGE_TOKENS;
-            if (n > m->token1 - t) n = m->token1 - t;
-            BT_TRY(bt_device_download(dev, to, rows + (size_t)(t % BT_PAGE_TOKENS) * m->kv_dim,
-                                      n * row_bytes));
-            to += n * row_bytes;
-        }
+    BT_TRY(p->on_device ? bt_page_rows_pack(&rows, p->stream, p->rows)
+                        : bt_page_rows_download(&rows, p->rows));
+    for (uint32_t layer = m->layer0; layer < m->layer1; layer++)
         out->staged[layer] = m->token1;
-    }
-    BT_TRY(bt_device_sync(dev)); /* the checksum is made of what has come */
-    if (m->last) memcpy(to, out->tail.firsts, m->tail_bytes - out->tail.map_bytes);
-    if (m->last && out->tail.map_bytes > 0)
-        memcpy(to + m->tail_bytes - out->tail.map_bytes, out->tail.map, out->tail.map_bytes);
+    if (m->last) memcpy(p->tail, out->tail.firsts, m->tail_bytes - map);
+    if (m->last && map > 0) memcpy((uint8_t *)p->tail + m->tail_bytes - map, out->tail.map, map);
     out->n_in_flight++;
     out->last_staged = out->last_staged || m->last;
 out:

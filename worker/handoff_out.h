@@ -49,10 +49,10 @@ typedef struct {
 bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *view,
                          bt_page_message *m_out);
 
-/* Copies the message's rows from this rank's pages to `slot` (host, payload_bytes) and its tail
- * behind them, and counts them as staged. */
-bt_status bt_handoff_out_pack(bt_handoff_out *out, bt_device *dev, const bt_kv_pool *pool,
-                              const bt_page_id *pages, const bt_page_message *m, void *slot);
+/* Copies the message's rows from this rank's pages, and its tail, and counts them as staged.  Rows
+ * on the device are there when the stream has come so far. */
+bt_status bt_handoff_out_pack(bt_handoff_out *out, const bt_kv_pool *pool, const bt_page_id *pages,
+                              const bt_page_message *m, const bt_page_payload *p);
 
 /* Everything has been staged and has left. */
 static inline bool bt_handoff_out_done(const bt_handoff_out *out)

@@ -104,6 +104,7 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
     bt_status              st    = BT_OK;
     const bt_worker_links *links = &w->cfg.links;
     bt_page_message        m;
+    bt_page_payload        payload;
     bt_handoff_out_view    view = {.n_layers    = w->cfg.facts.model->n_layers,
                                    .n_prompt    = r->n_prompt,
                                    .kv_dim      = bt_kv_pool_kv_dim(w->cfg.pool),
@@ -123,7 +124,8 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
             w->deferred = true;
             return BT_OK;
         }
-        st = bt_handoff_out_pack(&r->out, w->cfg.dev, w->cfg.pool, r->pages, &m, slot);
+        payload = links->slot(links->ctx, slot, &m);
+        st      = bt_handoff_out_pack(&r->out, w->cfg.pool, r->pages, &m, &payload);
         if (st != BT_OK) {
             links->unstage(links->ctx, slot);
             goto out;
@@ -206,10 +208,47 @@ static void keep(bt_worker *w, bt_status st)
     if (w->background == BT_OK) w->background = st;
 }
 
+/* The request joins the decode batch: its rows are complete. */
+static bt_status join(bt_worker *w, bt_request *r)
+{
+    /* A page message has no room for the alternatives, which only the prefill rank's own has;
+     * and it must not overtake the prompt's logprobs. */
+    bool repeat = r->sampling.top_logprobs == 0 && r->sampling.prompt_logprobs == 0;
+
+    r->n_cached    = r->in.cached;
+    r->map.n_fixed = r->map.pages == NULL ? 0 : r->n_prompt;
+    bt_request_keep_pages(r, w->cfg.pool, r->n_prompt);
+    BT_DEBUG("all rows of %u prompt tokens are here: it decodes", r->n_prompt);
+    bt_handoff_in_fini(&r->in);
+    if (!r->eval) return bt_worker_begin_decode(w, r, repeat);
+    r->state      = BT_REQUEST_DECODE;
+    r->n_computed = r->step_end = r->n_prompt;
+    return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
+}
+
+/* One of which all has come.  It joins outside of the hand-off's event, when the device's work may
+ * use the rows. */
+static bt_request *next_complete(const bt_worker *w)
+{
+    for (uint32_t i = 0; i < w->requests.n; i++) {
+        bt_request *r = w->requests.at[i];
+
+        if (r->state == BT_REQUEST_RESERVED && r->in.seen != NULL && bt_handoff_in_complete(&r->in))
+            return r;
+    }
+    return NULL;
+}
+
 bool bt_worker_background(bt_worker *w)
 {
-    bool moved = w->cfg.links.poll(w->cfg.links.ctx);
+    bool        moved = w->cfg.links.poll(w->cfg.links.ctx);
+    bt_request *complete;
 
+    while (moved && (complete = next_complete(w)) != NULL) {
+        bt_log_set_request(complete->id);
+        keep(w, join(w, complete)); /* it is complete no more, whatever came of it */
+        bt_log_set_request(0);
+    }
     /* A slot also becomes free when another request's messages are withdrawn. */
     if (moved || w->deferred) {
         w->deferred = false;
@@ -244,25 +283,8 @@ bool bt_worker_expects_pages(const bt_worker *w)
     return false;
 }
 
-/* The request joins the decode batch: its rows are complete. */
-static bt_status join(bt_worker *w, bt_request *r)
-{
-    /* A page message has no room for the alternatives, which only the prefill rank's own has;
-     * and it must not overtake the prompt's logprobs. */
-    bool repeat = r->sampling.top_logprobs == 0 && r->sampling.prompt_logprobs == 0;
-
-    r->n_cached    = r->in.cached;
-    r->map.n_fixed = r->map.pages == NULL ? 0 : r->n_prompt;
-    bt_request_keep_pages(r, w->cfg.pool, r->n_prompt);
-    BT_DEBUG("all rows of %u prompt tokens are here: it decodes", r->n_prompt);
-    bt_handoff_in_fini(&r->in);
-    if (!r->eval) return bt_worker_begin_decode(w, r, repeat);
-    r->state      = BT_REQUEST_DECODE;
-    r->n_computed = r->step_end = r->n_prompt;
-    return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
-}
-
-void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m, const void *payload)
+void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
+                         const bt_page_payload *p)
 {
     bt_request *r = bt_requests_find(&w->requests, m->request);
     bt_status   st;
@@ -277,12 +299,10 @@ void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m, 
         BT_WARN("a message of rank %u that nobody waits for (state %d, sender %u): dropped", from,
                 (int)r->state, r->peer);
     } else {
-        st = bt_handoff_in_accept(&r->in, w->cfg.dev, w->cfg.pool, r->pages, m, payload);
+        st             = bt_handoff_in_accept(&r->in, w->cfg.pool, r->pages, m, p);
         r->in.moved_ns = now_ns(w);
         if (st != BT_OK && bt_status_scope(st) == BT_SCOPE_REQUEST)
             st = bt_worker_fail(w, r, BT_RPC_DATA_LOSS, bt_error_text());
-        else if (st == BT_OK && bt_handoff_in_complete(&r->in))
-            st = join(w, r);
         keep(w, st);
     }
     bt_log_set_request(0);

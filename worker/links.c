@@ -37,6 +37,27 @@ static size_t link_payload_max(void *ctx)
     return l->handoff == NULL ? SIZE_MAX : bt_handoff_payload_max(l->handoff);
 }
 
+static size_t link_tail_max(void *ctx)
+{
+    bt_links *l = ctx;
+
+    return l->handoff == NULL ? SIZE_MAX : bt_handoff_tail_max(l->handoff);
+}
+
+static bt_page_payload link_slot(void *ctx, void *slot, const bt_page_message *m)
+{
+    bt_links *l = ctx;
+
+    return bt_handoff_slot(l->handoff, slot, m);
+}
+
+static bt_status link_take(void *ctx)
+{
+    bt_links *l = ctx;
+
+    return l->handoff == NULL ? BT_OK : bt_handoff_take(l->handoff);
+}
+
 static void *link_stage(void *ctx)
 {
     bt_links *l = ctx;
@@ -192,9 +213,14 @@ static const uint64_t *link_expert_rows(void *ctx)
 
 bt_status bt_links_gather(bt_links *l, const bt_plan *plan, bt_plan *plans_out)
 {
-    bt_wait wait = wait_for(l, "step plan");
+    bt_status st   = BT_OK;
+    bt_wait   wait = wait_for(l, "step plan");
 
-    return bt_group_all_gather(l->group, plan, sizeof(*plan), plans_out, &wait);
+    BT_TRY(bt_group_all_gather(l->group, plan, sizeof(*plan), plans_out, &wait));
+    wait.what = "first exchange"; /* all of the group are here */
+    BT_TRY(bt_group_warm(l->group, &wait));
+out:
+    return st;
 }
 
 /* ---- the rest */
@@ -205,7 +231,10 @@ bt_worker_links bt_links_table(bt_links *l)
                              .now_ns      = link_now,
                              .up          = link_up,
                              .payload_max = link_payload_max,
+                             .tail_max    = link_tail_max,
                              .stage       = link_stage,
+                             .slot        = link_slot,
+                             .take        = link_take,
                              .unstage     = link_unstage,
                              .send        = link_send,
                              .cancel      = link_cancel,
@@ -215,13 +244,11 @@ bt_worker_links bt_links_table(bt_links *l)
                              .step        = link_step};
 }
 
-static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *rows,
-                       const void *tail)
+static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const bt_page_payload *p)
 {
     bt_links *l = ctx;
 
-    (void)tail; /* behind the rows: they come by MPI */
-    bt_worker_delivered(l->worker, from, m, rows);
+    bt_worker_delivered(l->worker, from, m, p);
 }
 
 static void on_reject(void *ctx, uint32_t from, uint64_t request, bt_status why)

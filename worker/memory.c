@@ -165,9 +165,8 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
     uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
     uint64_t  all   = a->available / 100 * SHARE_PERCENT;
     uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size;
-    uint64_t  other =
-        (a->shared != 0 ? 0 : a->weights) + a->step + (a->on_gpu ? 0 : a->staging) + a->adopt;
-    uint64_t most, n;
+    uint64_t  other = (a->shared != 0 ? 0 : a->weights) + a->step + a->staging + a->adopt;
+    uint64_t  most, n;
 
     a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
     a->given      = kv_bytes != 0;

@@ -6,7 +6,7 @@
 #include "model/safetensors.h"
 
 typedef struct {
-    bool     on_gpu;     /* of the GPU's memory, in which no staging lies */
+    bool     on_gpu;     /* of the GPU's memory */
     uint64_t available;  /* to this process now: the machine's, or its control group's if less */
     uint32_t local_size; /* ranks that share it */
     uint64_t weights;    /* of this rank once loaded, as bf16 */
@@ -14,7 +14,7 @@ typedef struct {
     uint64_t expert;     /* of one routed expert, all its layers */
     uint64_t adopt;      /* what this rank takes over when one of its group is lost, at most */
     uint64_t step;       /* activations, logits and exchange buffers of a step, estimated */
-    uint64_t staging;    /* of the hand-off */
+    uint64_t staging;    /* of the hand-off, where it lies in this memory */
     uint64_t page_bytes; /* of one page */
     uint64_t pages;      /* all of them: n_pages * page_bytes */
     uint32_t n_pages;

@@ -34,6 +34,8 @@ enum {
     KEY_KERNELS,
     KEY_DEVICE,
     KEY_CUDA_LIBRARY,
+    KEY_TRANSPORT,
+    KEY_NCCL_LIBRARY,
     KEY_TIMEOUT,
     KEY_QUIET,
     KEY_ORPHAN,
@@ -103,6 +105,23 @@ out:
     return st;
 }
 
+static bt_status parse_transport(const char *text, bt_transport_choice *transport_out)
+{
+    static const char *const NAMES[] = {
+        [BT_BY_ANY] = "auto", [BT_BY_MPI] = "mpi", [BT_BY_NCCL] = "nccl"};
+    bt_status st = BT_OK;
+
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, NAMES[i]) == 0) {
+            *transport_out = (bt_transport_choice)i;
+            return BT_OK;
+        }
+    BT_REQUIRE(false, BT_ERR_INVALID_ARG, "--transport must be auto, mpi or nccl, not \"%s\"",
+               text);
+out:
+    return st;
+}
+
 static bt_status parse_bytes(const char *text, uint64_t *bytes_out)
 {
     bt_status st = BT_OK;
@@ -126,6 +145,8 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_CACHE: opt->weights_cache = text; break;
     case KEY_CUDA_LIBRARY: opt->cuda_library = text; break;
     case KEY_DEVICE: return parse_device(text, opt);
+    case KEY_TRANSPORT: return parse_transport(text, &opt->transport);
+    case KEY_NCCL_LIBRARY: opt->nccl_library = text; break;
     case KEY_VERBOSE: opt->verbose = true; break;
     case KEY_SHARE: opt->share_generated = true; break;
     case KEY_PREFILL: return parse_count("--prefill", text, 1, MAX_RANKS, &opt->n_prefill);
@@ -210,27 +231,32 @@ static const struct argp_option OPTIONS[] = {
      "machine take turns; cuda:N: GPU N", 0},
     {"cuda-library",                                                   KEY_CUDA_LIBRARY, "FILE", 0,
      "The CUDA back end (default: libbaton_cuda.so of this installation)", 0},
-    {NULL,             0, NULL, 0, "Behaviour:", 3},
-    {"form",                                                      KEY_FORM, "FORM", 0,
+    {"transport",             KEY_TRANSPORT, "HOW", 0,
+     "Between ranks on GPUs: auto (default): nccl where each rank has a GPU of its own and can use "
+     "it, else mpi; mpi: through host memory; nccl", 0},
+    {"nccl-library",                                                      KEY_NCCL_LIBRARY, "FILE", 0,
+     "The calls into NCCL (default: libbaton_nccl.so of this installation)", 0},
+    {NULL,0, NULL, 0, "Behaviour:", 3},
+    {"form",                                                     KEY_FORM, "FORM", 0,
      "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
      "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",KEY_TIMEOUT, "S", 0,
+    {"timeout-s",                                                     KEY_TIMEOUT, "S", 0,
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"coordinator-timeout-s",                                                     KEY_QUIET, "S", 0,
+    {"coordinator-timeout-s",                                                 KEY_QUIET, "S", 0,
      "A coordinator that answers nothing for so long is lost (default 20)", 0},
-    {"orphan-s",                                                     KEY_ORPHAN, "S", 0,
+    {"orphan-s",                                                KEY_ORPHAN, "S", 0,
      "When the coordinator is lost: drop what it had, and look for another one at its address for "
      "so long, then leave (default 60; 0: leave at once)", 0},
-    {"on-death",                                                 KEY_ON_DEATH, "WHAT", 0,
+    {"on-death", KEY_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
-    {"spares",                                                KEY_SPARES, "N", 0,
+    {"spares",                                                      KEY_SPARES, "N", 0,
      "So many more ranks, the last ones, that wait until one is lost (needs --on-death=replace)", 0},
-    {"share-generated", KEY_SHARE, NULL, 0,
+    {"share-generated",        KEY_SHARE, NULL, 0,
      "Full pages of generated tokens enter the prefix cache too: a later prompt that holds a reply "
      "finds it, and its tokens then depend on what was cached", 0},
-    {"verbose",                                                      KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    {"verbose",                                                     KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     BT_CONFIG_OPTION(4),
-    {0       },
+    {0                                                    },
 };
 
 static const char DOC[] =
@@ -272,16 +298,17 @@ out:
 
 static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
 static const bt_setting_default DEFAULTS[] = {
-    {"chunk",                 "2048, with --both 512"},
-    {"threads",                       "0"},
+    {"chunk",     "2048, with --both 512"},
+    {"threads",           "0"},
     {"kernels","auto"},
-    {"device",               "auto"},
-    {"form",                       "role"},
-    {"timeout-s",   "10"},
-    {"coordinator-timeout-s",                  "20"},
-    {"orphan-s",                       "60"},
-    {"on-death",                 "stop"},
-    {0}
+    {"device",   "auto"},
+    {"transport",           "auto"},
+    {"form",   "role"},
+    {"timeout-s", "10"},
+    {"coordinator-timeout-s",           "20"},
+    {"orphan-s",   "60"},
+    {"on-death", "stop"},
+    {0          }
 };
 static const bt_setting_conflict CONFLICTS[] = {
     {"both",    "prefill"},

@@ -13,6 +13,9 @@
 
 enum { BT_FIRST_EPOCH = 1 }; /* of the groups as launched */
 
+/* Tag spaces of the world: a group has its index, its carrier's roll ROLL + index. */
+enum { BT_SPACE_ROLL = 2, BT_SPACE_START = 7 };
+
 typedef struct {
     bt_worker_options     opt;
     bt_world             *world;
@@ -21,7 +24,9 @@ typedef struct {
     bt_safetensors       *st;
     bt_device            *dev;
     const bt_cpu_kernels *kernels;     /* of what the CPU does itself */
-    uint32_t              gpu_sharers; /* ranks of this machine on dev's GPU, this one too */
+    uint32_t              gpu;         /* dev's, where it is one */
+    uint32_t              gpu_sharers; /* ranks of this machine on that, this one too */
+    const bt_nccl_module *nccl;        /* between ranks; NULL: MPI, through host memory */
     bt_placement          placement;
     bool                  has_placement;
     bt_seats              seats[2];    /* owned: who sits where by now */
@@ -61,9 +66,13 @@ typedef struct {
  * r->tell are set.  Every rank of the job goes through the same order. */
 bt_status bt_rank_start(bt_rank *r);
 
-/* open_device.c.  r->dev, r->kernels and r->gpu_sharers, as --device says.  UNSUPPORTED names the
- * rank and says why there is no GPU for it. */
+/* open_device.c.  r->dev, r->kernels and r->gpu, as --device says.  UNSUPPORTED names the rank and
+ * says why there is no GPU for it. */
 bt_status bt_rank_open_device(bt_rank *r);
+/* open_transport.c.  Collective over the job: r->gpu_sharers and r->nccl, as --transport says; rank
+ * 0 logs what came of it, and why.  UNSUPPORTED on every rank when NCCL was asked for and a rank
+ * cannot: names it, and says why. */
+bt_status bt_rank_open_transport(bt_rank *r);
 /* hello.c.  What this rank is, to a coordinator that it has just attached to. */
 bt_status bt_rank_say_hello(bt_rank *r);
 bt_status bt_rank_say_ready(bt_rank *r);
@@ -81,6 +90,8 @@ void bt_rank_adopted(bt_rank *r);
 bt_status bt_rank_find_place(bt_rank *r);
 /* Group, placement and plans for the seats; also the first time.  Local. */
 bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2]);
+/* Whoever has a seat hands over pages in this epoch of the cell.  Local. */
+bt_status bt_rank_join_handoff(bt_rank *r, uint32_t epoch, const bt_seats seats[2]);
 /* The coordinator's Regroup: the transport, the model and then the requests follow it. */
 bt_status bt_rank_regroup(bt_rank *r, bt_down *m);
 /* An exchange has failed.  Says for whom this rank waits, and waits for the coordinator's word,

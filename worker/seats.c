@@ -70,6 +70,22 @@ static bt_status place_experts(bt_rank *r, const bool *taken, uint32_t n_seats,
     return bt_placement_of_seats(placement_out, gate->n_experts, gate->n_groups, n_seats, taken);
 }
 
+/* What the group's device memory travels by; host memory needs nothing. */
+static bt_status attach_carrier(bt_rank *r, uint32_t index, bt_group *group)
+{
+    bt_status   st      = BT_OK;
+    bt_carrier *carrier = NULL;
+
+    if (r->dev->host_memory || bt_group_size(group) == 1) goto out;
+    if (r->nccl != NULL)
+        BT_TRY(bt_carrier_nccl_create(r->nccl, r->dev, r->world, BT_SPACE_ROLL + index, &carrier));
+    else
+        BT_TRY(bt_carrier_staged_create(r->dev, &carrier));
+    bt_group_attach(group, carrier);
+out:
+    return st;
+}
+
 bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
 {
     bt_status       st    = BT_OK;
@@ -80,7 +96,6 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     bt_plan        *plans     = bt_calloc(own->n, sizeof(*plans));
     bt_placement    placement = {0};
     bt_group       *group     = NULL;
-    bt_carrier     *carrier   = NULL;
 
     if (index == 2) goto out; /* a spare */
     BT_REQUIRE(ranks != NULL && taken != NULL && plans != NULL, BT_ERR_NO_MEMORY,
@@ -91,10 +106,7 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     }
     BT_TRY(place_experts(r, taken, own->n, &placement));
     BT_TRY(bt_group_create(r->world, n, ranks, index, own->epoch, &group));
-    if (!r->dev->host_memory && n > 1) {
-        BT_TRY(bt_carrier_staged_create(r->dev, &carrier));
-        bt_group_attach(group, carrier);
-    }
+    BT_TRY(attach_carrier(r, index, group));
     bt_group_destroy(r->group);
     bt_placement_fini(&r->placement);
     bt_free(r->plans);
@@ -154,6 +166,22 @@ static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
             if (r->handoff != NULL) BT_TRY(bt_handoff_exclude(r->handoff, rank));
         }
 out:
+    return st;
+}
+
+bt_status bt_rank_join_handoff(bt_rank *r, uint32_t epoch, const bt_seats seats[2])
+{
+    bt_status st    = BT_OK;
+    uint32_t  n     = 0;
+    uint32_t *ranks = bt_calloc(r->facts.n_ranks, sizeof(*ranks));
+
+    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "the ranks of epoch %u", epoch);
+    for (uint32_t g = 0; g < 2; g++)
+        for (uint32_t i = 0; i < seats[g].n; i++)
+            if (seats[g].ranks[i] != BT_NO_RANK) ranks[n++] = seats[g].ranks[i];
+    if (r->handoff != NULL) BT_TRY(bt_handoff_join(r->handoff, epoch, n, ranks));
+out:
+    bt_free(ranks);
     return st;
 }
 
@@ -240,6 +268,7 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     BT_TRY(check(r, g));
     if (g->prepare) return prepare(r, g);
     BT_TRY(exclude_lost(r, g));
+    BT_TRY(bt_rank_join_handoff(r, g->epoch, g->groups));
     own                  = group_of(g->groups, r->facts.rank);
     r->links.regroup_due = false; /* a later one that waits in the inbox is taken before any step */
     if (own < 2 && (r->group == NULL || g->groups[own].epoch != bt_group_epoch(r->group)))

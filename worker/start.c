@@ -88,7 +88,7 @@ static bt_status count_weights(bt_rank *r, uint32_t group, uint64_t *own_out, ui
     none = bt_memory_weights(&r->cfg, r->st, own, r->dev->keeps_fp8);
     if (n != 0) BT_TRY(mark_rank(r, r->facts.rank, own));
     for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++)
-        if (bt_world_same_machine(r->world, rank)) BT_TRY(mark_rank(r, rank, all));
+        if (bt_world_same_machine(r->world, r->facts.rank, rank)) BT_TRY(mark_rank(r, rank, all));
     *own_out = bt_memory_weights(&r->cfg, r->st, own, r->dev->keeps_fp8);
     *all_out = bt_memory_weights(&r->cfg, r->st, all, r->dev->keeps_fp8);
     count_adopted(r, group, none, *all_out);
@@ -148,7 +148,8 @@ static bt_status draw_account(bt_rank *r)
     m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
               bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
-    m->staging = handoff ? (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES) : 0;
+    if (handoff && (!m->on_gpu || r->nccl != NULL))
+        m->staging = (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES);
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
@@ -244,15 +245,19 @@ static bt_status create_worker(bt_rank *r)
     bt_kv_pool_config pool    = {.n_layers = r->cfg.n_layers,
                                  .n_pages  = r->memory.n_pages,
                                  .kv_dim   = r->cfg.mla.kv_lora_rank + r->cfg.mla.qk_rope_dim};
-    bt_handoff_config handoff = {
-        .n_slots = N_SLOTS, .grant_ns = GRANT_NS, .slot_bytes = SLOT_BYTES};
-    bt_handoff_events events = bt_links_events(&r->links);
+    bt_handoff_config handoff = {.n_slots    = N_SLOTS,
+                                 .grant_ns   = GRANT_NS,
+                                 .slot_bytes = SLOT_BYTES,
+                                 .nccl       = r->nccl,
+                                 .dev        = r->dev};
+    bt_handoff_events events  = bt_links_events(&r->links);
     bt_worker_config  cfg;
 
     BT_TRY(bt_kv_pool_create(r->dev, &pool, &r->pool));
     if (!bt_rank_has_both(&r->facts))
         BT_TRY(bt_handoff_create(r->world, &handoff, &events, &r->handoff));
     bt_model_warm(r->model, r->pool);
+    BT_TRY(bt_rank_join_handoff(r, BT_FIRST_EPOCH, r->seats));
     r->links.handoff = r->handoff;
     r->links.model   = r->model;
     r->links.world   = r->world;
@@ -298,6 +303,7 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(bt_rank_find_place(r));
     BT_TRY(read_model(r));
     BT_TRY(bt_rank_open_device(r));
+    BT_TRY(bt_rank_open_transport(r));
     BT_TRY(bt_rank_form_group(r, r->seats));
     open_store(r);
     BT_TRY(draw_account(r));

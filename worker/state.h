@@ -82,6 +82,9 @@ bt_status bt_worker_send_tokens(bt_worker *w);
 void bt_worker_count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t unit);
 /* Tells the coordinator how the rank is, when that is due. */
 bt_status bt_worker_beat(bt_worker *w);
+/* Tells it what the experts have run, when that is due.  It waits for the device, so no exchange
+ * may be under way there: after a step, or parked. */
+bt_status bt_worker_send_load(bt_worker *w);
 
 /* lifecycle.c */
 /* Sends Failed with the sentence of the last error, then ends it as an abort does. */

@@ -245,6 +245,7 @@ static bt_status run(bt_worker *w)
     BT_TRY(bt_worker_send_tokens(w));
     for (uint32_t i = 0; i < b->n_pieces; i++)
         BT_TRY(conclude(w, &step, i));
+    BT_TRY(bt_worker_send_load(w));
     BT_TRY(bt_worker_background_status(w));
     w->sample_ns += w->cfg.links.now_ns(w->cfg.links.ctx) - from_ns - model_ns;
 out:

@@ -38,7 +38,10 @@ typedef struct {
     bt_status (*up)(void *ctx, bt_up *m);
     /* The hand-off, as in parallel/handoff.h. */
     size_t (*payload_max)(void *ctx);
+    size_t (*tail_max)(void *ctx);
     void *(*stage)(void *ctx);
+    bt_page_payload (*slot)(void *ctx, void *slot, const bt_page_message *m);
+    bt_status (*take)(void *ctx); /* pages */
     void (*unstage)(void *ctx, void *slot);
     void (*send)(void *ctx, uint32_t to, const bt_page_message *m, void *slot);
     bool (*cancel)(void *ctx, uint64_t request);
@@ -114,7 +117,7 @@ bool bt_worker_expects_pages(const bt_worker *w);
 
 /* Events of the hand-off. */
 void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
-                         const void *payload);
+                         const bt_page_payload *p);
 void bt_worker_rejected(bt_worker *w, uint32_t from, uint64_t request, bt_status why);
 void bt_worker_sent(bt_worker *w, const bt_page_message *m);
 void bt_worker_expired(bt_worker *w, uint32_t to, uint32_t n);

@@ -236,6 +236,13 @@ static bt_status attn_cpu_append(bt_attn *attn, const bt_attn_call *call)
     return BT_OK;
 }
 
+/* Its pages are host memory. */
+static bt_status move_rows(const bt_page_rows *r, void *stream, void *run, bool to_pages)
+{
+    (void)stream;
+    return to_pages ? bt_page_rows_upload(r, run) : bt_page_rows_download(r, run);
+}
+
 /* Little, in the caches: the account's margin holds it. */
 static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)
 {
@@ -248,6 +255,7 @@ const bt_attn_ops bt_attn_cpu_ops = {
     .large_bytes = large_bytes,
     .create      = attn_cpu_create,
     .append      = attn_cpu_append,
-    .attend  = {[BT_FORM_NORMAL] = bt_attn_cpu_normal, [BT_FORM_ABSORBED] = bt_attn_cpu_absorbed},
-    .destroy = attn_cpu_destroy,
+    .attend    = {[BT_FORM_NORMAL] = bt_attn_cpu_normal, [BT_FORM_ABSORBED] = bt_attn_cpu_absorbed},
+    .move_rows = move_rows,
+    .destroy   = attn_cpu_destroy,
 };

@@ -2,6 +2,8 @@
  * that a step appends. */
 #include "attention/cuda/attn_cuda.h"
 
+#include <string.h>
+
 #include "core/alloc.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/module.h"
@@ -171,6 +173,34 @@ out:
     return st;
 }
 
+/* ---- rows of a message: a launch for as many pages as its list has */
+
+static bt_status move_rows(const bt_page_rows *r, void *stream, void *run, bool to_pages)
+{
+    bt_status         st     = BT_OK;
+    uint32_t          kv_dim = bt_kv_pool_kv_dim(r->pool), n_tokens = r->token1 - r->token0;
+    size_t            layer = (size_t)BT_PAGE_TOKENS * kv_dim;
+    bt_cuda_page_rows k     = {.base           = bt_kv_pool_rows(r->pool, 0, r->layer0),
+                               .page_stride    = bt_kv_pool_n_layers(r->pool) * layer,
+                               .layer_stride   = layer,
+                               .message_stride = (size_t)n_tokens * kv_dim,
+                               .kv_dim         = kv_dim,
+                               .n_layers       = r->layer1 - r->layer0,
+                               .message        = run};
+
+    for (uint32_t t = r->token0; t < r->token1; t += k.n_tokens) {
+        const bt_page_id *pages = r->pages + t / BT_PAGE_TOKENS;
+
+        k.first    = t % BT_PAGE_TOKENS;
+        k.n_tokens = min_u32(BT_CUDA_MOVE_PAGES * BT_PAGE_TOKENS - k.first, r->token1 - t);
+        k.message  = (bt_bf16 *)run + (size_t)(t - r->token0) * kv_dim;
+        memcpy(k.ids, pages, bt_kv_pages_for(k.first + k.n_tokens) * sizeof(*k.ids));
+        BT_TRY(CUDA(to_pages ? bt_cuda_scatter_pages(stream, &k) : bt_cuda_pack_pages(stream, &k)));
+    }
+out:
+    return st;
+}
+
 static const bt_attn_fixed_ops FIXED_OPS = {.fits = fits, .send = send};
 
 /* ---- life */
@@ -303,7 +333,8 @@ BT_CUDA_EXPORT const bt_attn_ops bt_attn_cuda_ops = {
     .large_bytes = large_bytes,
     .create      = create,
     .append      = append,
-    .attend  = {[BT_FORM_NORMAL] = bt_attn_cuda_normal, [BT_FORM_ABSORBED] = bt_attn_cuda_absorbed},
-    .destroy = destroy,
-    .fixed   = &FIXED_OPS,
+    .attend = {[BT_FORM_NORMAL] = bt_attn_cuda_normal, [BT_FORM_ABSORBED] = bt_attn_cuda_absorbed},
+    .move_rows = move_rows,
+    .destroy   = destroy,
+    .fixed     = &FIXED_OPS,
 };

@@ -106,13 +106,16 @@ int bt_cuda_prefill_run(void *stream, const bt_cuda_prefill *p);
 int bt_cuda_latents_run(void *stream, const bt_cuda_dims *dims, const bt_cuda_pages *pages,
                         uint32_t first, uint32_t n_tokens, bt_bf16 *dst);
 
-/* Rows of whole tokens between pages and one message [n_layers][n_tokens][kv_dim]; tokens are
- * counted from ids[0]'s first.  layer_stride: elements from a layer of a page to the next. */
+/* Rows of whole tokens between pages and a message [n_layers][..][kv_dim]; tokens are counted from
+ * ids[0]'s first.  Strides in elements: from a page to the next, from a layer to the next in pages
+ * and in the message.  The list travels with the launch: nothing goes up for it. */
+enum { BT_CUDA_MOVE_PAGES = 256 };
 typedef struct {
-    bt_cuda_pages pages; /* base: of the first layer */
-    size_t        layer_stride;
-    uint32_t      kv_dim, n_layers, first, n_tokens;
-    bt_bf16      *message;
+    bt_bf16 *base; /* of the first layer */
+    size_t   page_stride, layer_stride, message_stride;
+    uint32_t kv_dim, n_layers, first, n_tokens;
+    bt_bf16 *message;
+    uint32_t ids[BT_CUDA_MOVE_PAGES];
 } bt_cuda_page_rows;
 int bt_cuda_pack_pages(void *stream, const bt_cuda_page_rows *r);    /* pages to message */
 int bt_cuda_scatter_pages(void *stream, const bt_cuda_page_rows *r); /* message to pages */

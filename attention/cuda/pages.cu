@@ -105,20 +105,22 @@ static __global__ void __launch_bounds__(THREADS)
     message_kernel(const GPU_CONSTANT bt_cuda_page_rows r, bool to_pages, bool wide)
 {
     uint32_t token   = r.first + blockIdx.x;
-    bt_bf16 *in_page = r.pages.base + r.pages.ids[token / PAGE] * r.pages.page_stride +
-                       blockIdx.y * r.layer_stride + (size_t)(token % PAGE) * r.kv_dim;
-    bt_bf16 *in_message = r.message + ((size_t)blockIdx.y * r.n_tokens + blockIdx.x) * r.kv_dim;
+    bt_bf16 *in_page = r.base + r.ids[token / PAGE] * r.page_stride + blockIdx.y * r.layer_stride +
+                       (size_t)(token % PAGE) * r.kv_dim;
+    bt_bf16 *in_message = r.message + blockIdx.y * r.message_stride + (size_t)blockIdx.x * r.kv_dim;
 
     move_row(to_pages ? in_page : in_message, to_pages ? in_message : in_page, r.kv_dim, wide);
 }
 
 static int move_pages(void *stream, const bt_cuda_page_rows *r, bool to_pages)
 {
-    bool wide = ((uintptr_t)r->pages.base | (uintptr_t)r->message) % 16 == 0 &&
-                r->kv_dim % CHUNK == 0 && r->layer_stride % CHUNK == 0 &&
-                r->pages.page_stride % CHUNK == 0;
+    bool wide = ((uintptr_t)r->base | (uintptr_t)r->message) % 16 == 0 && r->kv_dim % CHUNK == 0 &&
+                r->layer_stride % CHUNK == 0 && r->message_stride % CHUNK == 0 &&
+                r->page_stride % CHUNK == 0;
 
     if (r->n_tokens == 0 || r->n_layers == 0) return 0;
+    if ((size_t)r->first + r->n_tokens > (size_t)BT_CUDA_MOVE_PAGES * PAGE)
+        return BT_CUDA_BAD_SHAPE;
     return gpu_launch(message_kernel, dim3(r->n_tokens, r->n_layers), dim3(THREADS), 0, stream, *r,
                       to_pages, wide);
 }

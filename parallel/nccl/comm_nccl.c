@@ -24,8 +24,6 @@ struct bt_nccl_comm {
     uint32_t     n, self;
     char         name[NAME_BYTES];
     cudaStream_t stream;
-    bool         own_stream;
-    cudaEvent_t  after;   /* owned: the other stream's end */
     void        *fetched; /* owned, pinned host memory, BT_NCCL_FETCH_BYTES */
     uint32_t     n_marks;
     cudaEvent_t *marks; /* owned, [n_marks] */
@@ -93,28 +91,18 @@ static void nccl_destroy(bt_nccl_comm *comm)
 {
     if (comm == NULL) return;
     nccl_abort(comm);
-    if (comm->after != NULL) (void)cudaEventDestroy(comm->after);
     for (uint32_t i = 0; comm->marks != NULL && i < comm->n_marks; i++)
         if (comm->marks[i] != NULL) (void)cudaEventDestroy(comm->marks[i]);
     if (comm->fetched != NULL) (void)cudaFreeHost(comm->fetched);
-    if (comm->own_stream) (void)cudaStreamDestroy(comm->stream);
     bt_free(comm->marks);
     bt_free(comm);
 }
 
-static bt_status take_stream(bt_nccl_comm *c, const bt_nccl_config *cfg)
+static bt_status take_marks(bt_nccl_comm *c)
 {
-    bt_status st    = BT_OK;
-    int       least = 0, greatest = 0;
+    bt_status st = BT_OK;
 
-    c->stream = cfg->stream;
-    if (cfg->stream == NULL) {
-        BT_TRY(CUDA(c, cudaDeviceGetStreamPriorityRange(&least, &greatest)));
-        BT_TRY(CUDA(c, cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, least)));
-        c->own_stream = true;
-    }
     BT_TRY(CUDA(c, cudaHostAlloc(&c->fetched, BT_NCCL_FETCH_BYTES, cudaHostAllocDefault)));
-    BT_TRY(CUDA(c, cudaEventCreateWithFlags(&c->after, cudaEventDisableTiming)));
     for (uint32_t i = 0; i < c->n_marks; i++)
         BT_TRY(CUDA(c, cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming)));
 out:
@@ -151,10 +139,11 @@ static bt_status nccl_start(const bt_nccl_config *cfg, bt_nccl_comm **comm_out)
     c->n       = cfg->n;
     c->self    = cfg->self;
     c->n_marks = cfg->n_marks;
+    c->stream  = cfg->stream;
     snprintf(c->name, sizeof(c->name), "%s", cfg->name);
     c->marks = bt_calloc(c->n_marks, sizeof(*c->marks));
     BT_REQUIRE(c->marks != NULL, BT_ERR_NO_MEMORY, "the marks of a communicator");
-    BT_TRY(take_stream(c, cfg));
+    BT_TRY(take_marks(c));
     BT_TRY(init_comm(c, cfg));
     *comm_out = c;
     c         = NULL;
@@ -200,38 +189,15 @@ out:
     return st;
 }
 
-static bt_status follow(bt_nccl_comm *comm, void *after)
+static bt_status nccl_send(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to)
 {
-    bt_status st = BT_OK;
-
-    BT_TRY(CUDA(comm, cudaEventRecord(comm->after, after)));
-    BT_TRY(CUDA(comm, cudaStreamWaitEvent(comm->stream, comm->after, 0)));
-out:
-    return st;
+    return NCCL(comm, ncclSend(from, bytes, ncclChar, (int)to, comm->comm, comm->stream));
 }
 
-static bt_status nccl_send(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to,
-                           void *after)
+static bt_status nccl_recv(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from)
 {
-    bt_status st = BT_OK;
-
-    BT_TRY(follow(comm, after));
-    BT_TRY(NCCL(comm, ncclSend(from, bytes, ncclChar, (int)to, comm->comm, comm->stream)));
-out:
-    return st;
+    return NCCL(comm, ncclRecv(to, bytes, ncclChar, (int)from, comm->comm, comm->stream));
 }
-
-static bt_status nccl_recv(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from, void *after)
-{
-    bt_status st = BT_OK;
-
-    BT_TRY(follow(comm, after));
-    BT_TRY(NCCL(comm, ncclRecv(to, bytes, ncclChar, (int)from, comm->comm, comm->stream)));
-out:
-    return st;
-}
-
-static void *nccl_stream(bt_nccl_comm *comm) { return comm->stream; }
 
 static bt_status nccl_fetch(bt_nccl_comm *comm, const void *from)
 {
@@ -256,21 +222,81 @@ static bt_status nccl_reached(bt_nccl_comm *comm, uint32_t i, bool *reached_out)
     return err == cudaErrorNotReady ? BT_OK : CUDA(comm, err);
 }
 
+/* ---- lanes */
+
+struct bt_nccl_lane {
+    bt_nccl_comm nobody; /* the name of errors */
+    cudaStream_t stream;
+    uint32_t     n_notes;
+    cudaEvent_t *notes; /* owned, [n_notes] */
+};
+
+static void nccl_lane_destroy(bt_nccl_lane *lane)
+{
+    if (lane == NULL) return;
+    for (uint32_t i = 0; lane->notes != NULL && i < lane->n_notes; i++)
+        if (lane->notes[i] != NULL) (void)cudaEventDestroy(lane->notes[i]);
+    if (lane->stream != NULL) (void)cudaStreamDestroy(lane->stream);
+    bt_free(lane->notes);
+    bt_free(lane);
+}
+
+static bt_status nccl_lane_create(uint32_t n_notes, bt_nccl_lane **lane_out)
+{
+    bt_status     st    = BT_OK;
+    int           least = 0, greatest = 0;
+    bt_nccl_lane *l = bt_calloc(1, sizeof(*l));
+
+    BT_REQUIRE(l != NULL, BT_ERR_NO_MEMORY, "a stream for NCCL");
+    l->nobody  = (bt_nccl_comm){.name = "the hand-off's stream"};
+    l->n_notes = n_notes;
+    l->notes   = bt_calloc(n_notes, sizeof(*l->notes));
+    BT_REQUIRE(l->notes != NULL, BT_ERR_NO_MEMORY, "%u notes of a stream", n_notes);
+    BT_TRY(CUDA(&l->nobody, cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    BT_TRY(
+        CUDA(&l->nobody, cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, least)));
+    for (uint32_t i = 0; i < n_notes; i++)
+        BT_TRY(CUDA(&l->nobody, cudaEventCreateWithFlags(&l->notes[i], cudaEventDisableTiming)));
+    *lane_out = l;
+    l         = NULL;
+out:
+    nccl_lane_destroy(l);
+    return st;
+}
+
+static void *nccl_lane_stream(const bt_nccl_lane *lane) { return lane->stream; }
+
+static bt_status nccl_note(bt_nccl_lane *lane, uint32_t i, void *stream)
+{
+    BT_ASSERT(i < lane->n_notes);
+    return CUDA(&lane->nobody, cudaEventRecord(lane->notes[i], stream));
+}
+
+static bt_status nccl_follow(bt_nccl_lane *lane, uint32_t i, void *stream)
+{
+    BT_ASSERT(i < lane->n_notes);
+    return CUDA(&lane->nobody, cudaStreamWaitEvent(stream, lane->notes[i], 0));
+}
+
 __attribute__((visibility("default"))) const bt_nccl_module bt_nccl_module_table = {
-    .version    = BT_NCCL_MODULE_VERSION,
-    .usable     = nccl_usable,
-    .new_id     = nccl_new_id,
-    .start      = nccl_start,
-    .poll       = nccl_poll,
-    .all_gather = nccl_all_gather,
-    .exchange   = nccl_exchange,
-    .send       = nccl_send,
-    .recv       = nccl_recv,
-    .stream     = nccl_stream,
-    .fetch      = nccl_fetch,
-    .fetched    = nccl_fetched,
-    .mark       = nccl_mark,
-    .reached    = nccl_reached,
-    .abort      = nccl_abort,
-    .destroy    = nccl_destroy,
+    .version      = BT_NCCL_MODULE_VERSION,
+    .usable       = nccl_usable,
+    .new_id       = nccl_new_id,
+    .start        = nccl_start,
+    .poll         = nccl_poll,
+    .all_gather   = nccl_all_gather,
+    .exchange     = nccl_exchange,
+    .send         = nccl_send,
+    .recv         = nccl_recv,
+    .lane_create  = nccl_lane_create,
+    .lane_destroy = nccl_lane_destroy,
+    .lane_stream  = nccl_lane_stream,
+    .note         = nccl_note,
+    .follow       = nccl_follow,
+    .fetch        = nccl_fetch,
+    .fetched      = nccl_fetched,
+    .mark         = nccl_mark,
+    .reached      = nccl_reached,
+    .abort        = nccl_abort,
+    .destroy      = nccl_destroy,
 };

@@ -20,19 +20,19 @@ extern "C" {
 #endif
 
 /* Grows with every change of the table: program and module must agree. */
-enum { BT_NCCL_MODULE_VERSION = 1, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
+enum { BT_NCCL_MODULE_VERSION = 2, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
 #define BT_NCCL_MODULE_SYMBOL "bt_nccl_module_table"
 
 typedef struct bt_nccl_comm bt_nccl_comm;
+typedef struct bt_nccl_lane bt_nccl_lane;
 
 typedef struct {
     uint32_t       n, self;
-    const uint8_t *id;     /* [BT_NCCL_ID_BYTES], borrowed during the call */
-    const char    *name;   /* for errors and NCCL's own log: "decode group, epoch 5"; copied */
-    void          *stream; /* cudaStream_t for the operations, borrowed; NULL: one of its own, of
-                              the lowest priority */
-    uint32_t n_marks;      /* >= 1 */
-    uint32_t max_ctas;     /* multiprocessors that an operation may hold; 0: NCCL's choice */
+    const uint8_t *id;       /* [BT_NCCL_ID_BYTES], borrowed during the call */
+    const char    *name;     /* for errors and NCCL's own log: "decode group, epoch 5"; copied */
+    void          *stream;   /* cudaStream_t for the operations, borrowed */
+    uint32_t       n_marks;  /* >= 1 */
+    uint32_t       max_ctas; /* multiprocessors that an operation may hold; 0: NCCL's choice */
 } bt_nccl_config;
 
 /* Statuses: PEER when NCCL blames the network or a peer, DEVICE for the rest; logged, with the
@@ -52,13 +52,21 @@ struct bt_nccl_module {
      * bt_group_exchange_device(). */
     bt_status (*all_gather)(bt_nccl_comm *comm, const void *send, size_t bytes, void *recv);
     bt_status (*exchange)(bt_nccl_comm *comm, const bt_exchange *x);
-    /* One message; enqueued behind what `after` (a cudaStream_t) has been given so far.  Sends of
-     * one rank to another are received in their order, each by a call for as many bytes. */
-    bt_status (*send)(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to, void *after);
-    bt_status (*recv)(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from, void *after);
+    /* One message.  Sends of one rank to another are received in their order, each by a call for as
+     * many bytes. */
+    bt_status (*send)(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to);
+    bt_status (*recv)(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from);
 
-    /* The stream of the operations, a cudaStream_t.  Borrowed until destroy(). */
-    void *(*stream)(bt_nccl_comm *comm);
+    /* A stream of the lowest priority, and n_notes places to note how far a stream has come.
+     * Streams are cudaStream_t. */
+    bt_status (*lane_create)(uint32_t n_notes, bt_nccl_lane **lane_out);
+    void (*lane_destroy)(bt_nccl_lane *lane); /* NULL is allowed */
+    void *(*lane_stream)(const bt_nccl_lane *lane);
+    /* Note i: all that `stream` has been given so far.  What `stream` is given after follow() runs
+     * behind that. */
+    bt_status (*note)(bt_nccl_lane *lane, uint32_t i, void *stream);
+    bt_status (*follow)(bt_nccl_lane *lane, uint32_t i, void *stream);
+
     /* BT_NCCL_FETCH_BYTES of device memory to the host, enqueued; there when a mark behind says so.
      */
     bt_status (*fetch)(bt_nccl_comm *comm, const void *from);

@@ -25,6 +25,15 @@ def cases():
     yield "none is wanted", 1, "", ["--device", "cpu", *PAST], [TOO_SMALL]
 
 
+def transports():
+    """The same of NCCL between ranks."""
+    yield "nccl on the CPU", 2, "", ["--device", "cpu", "--transport", "nccl"], ["--transport nccl: rank 0 computes on the CPU"]
+    yield "no NCCL", 2, "devices=2", ["--device", "cuda", "--transport", "nccl", "--nccl-library", "/nowhere.so"], ["--transport nccl: rank 0: the NCCL", "/nowhere.so"]
+    yield "no NCCL needed", 2, "devices=2", ["--device", "cuda", "--nccl-library", "/nowhere.so", *PAST], ["MPI, through host memory: rank 0: the NCCL", TOO_SMALL]
+    yield "a shared GPU", 2, "", ["--device", "cuda", "--nccl-library", twin, *PAST], ["MPI, through host memory: ranks 0 and 1 share a GPU", TOO_SMALL]
+    yield "GPUs of their own", 2, "devices=2", ["--device", "cuda", "--nccl-library", twin, *PAST], ["between ranks: NCCL, which all 2 of them have", TOO_SMALL]
+
+
 def run(ranks, machine, arguments, library=twin):
     env = dict(os.environ, BT_FAKE_GPU=machine, BATON_CUDA_LIBRARY=library)
     done = subprocess.run(["mpirun", "-n", str(ranks), worker, "--both", str(ranks), *BASE, *arguments], env=env, capture_output=True, text=True, timeout=50)
@@ -33,7 +42,7 @@ def run(ranks, machine, arguments, library=twin):
 
 def main():
     failed = 0
-    results = [(what, wanted, *run(*how)) for what, *how, wanted in cases()]
+    results = [(what, wanted, *run(*how)) for what, *how, wanted in [*cases(), *transports()]]
     results.append(("no library", ["rank 0 finds no GPU", "cannot be opened: /nowhere.so"], *run(1, "", ["--device", "cuda"], "/nowhere.so")))
     for what, wanted, code, log in results:
         missing = [w for w in wanted if w not in log]

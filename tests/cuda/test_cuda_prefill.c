@@ -292,15 +292,17 @@ static void messages_carry_exactly_their_tokens(void)
         uint32_t first = 60, n = 75;
         bt_bf16 *message = ARRAY(bt_bf16, LAYERS * n * kv_dim(&w)), *pool = ARRAY(bt_bf16, elems);
         bt_bf16 *latents    = ARRAY(bt_bf16, n * w.dims.kv_lora);
-        bt_cuda_page_rows r = {.pages        = w.pages,
-                               .layer_stride = layer,
-                               .kv_dim       = (uint32_t)kv_dim(&w),
-                               .n_layers     = LAYERS,
-                               .first        = first,
-                               .n_tokens     = n,
-                               .message      = message};
+        bt_cuda_page_rows r = {.base           = w.pool,
+                               .page_stride    = w.pages.page_stride,
+                               .layer_stride   = layer,
+                               .message_stride = n * kv_dim(&w),
+                               .kv_dim         = (uint32_t)kv_dim(&w),
+                               .n_layers       = LAYERS,
+                               .first          = first,
+                               .n_tokens       = n,
+                               .message        = message};
 
-        r.pages.base = w.pool;
+        memcpy(r.ids, w.pages.ids, (first + n + PAGE - 1) / PAGE * sizeof(*r.ids));
         EXPECT_EQ(bt_cuda_pack_pages(NULL, &r), 0);
         EXPECT_EQ(bt_cuda_latents_run(NULL, &w.dims, &w.pages, first, n, latents), 0);
         for (uint32_t t = 0; t < n; t++) {

@@ -50,7 +50,8 @@ static inline void put_rows(void *to, const void *rows, size_t n)
     if (g_dev == NULL)
         memcpy(to, rows, n);
     else
-        EXPECT(bt_device_upload(g_dev, to, rows, n) == BT_OK && bt_device_sync(g_dev) == BT_OK);
+        EXPECT_EQ(bt_device_upload(g_dev, to, rows, n),
+                  BT_OK); /* not waited for: the hand-off does */
 }
 
 static inline void get_rows(void *rows, const void *from, size_t n)
@@ -71,8 +72,8 @@ static inline bool rows_are(uint64_t request, const uint8_t *p, size_t n)
     return true;
 }
 
-static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m, const void *rows,
-                         const void *tail)
+static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m,
+                         const bt_page_payload *p)
 {
     site    *s    = ctx;
     size_t   n    = m->payload_bytes - m->tail_bytes;
@@ -82,8 +83,9 @@ static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m, con
     s->last_from    = from;
     s->last_request = m->request;
     s->seen[m->request % SITE_SEEN]++;
-    get_rows(copy, rows, n);
-    memcpy(copy + n, tail, m->tail_bytes);
+    EXPECT_EQ(p->on_device, g_dev != NULL);
+    get_rows(copy, p->rows, n);
+    memcpy(copy + n, p->tail, m->tail_bytes);
     if (m->request >> 32 != from + 1 || (m->request >> 24 & 0xff) != g_rank ||
         !rows_are(m->request, copy, n + m->tail_bytes))
         s->n_wrong++;
@@ -180,18 +182,21 @@ static inline void *site_send(site *s, uint32_t to, uint32_t sequence, uint32_t 
 {
     bt_page_message m = {
         .request = request_of(g_rank, to, sequence), .token1 = rows, .layer1 = 1, .kv_dim = KV_DIM};
-    size_t   tail = sequence % 4 == 3 ? 32 : 0, n = row_bytes(rows);
-    uint8_t *slot = bt_handoff_stage(s->h), *copy;
+    size_t          tail = sequence % 4 == 3 ? 32 : 0, n = row_bytes(rows);
+    uint8_t        *slot = bt_handoff_stage(s->h), *copy;
+    bt_page_payload payload;
 
     if (slot == NULL) return NULL;
     if (n + tail > bt_handoff_payload_max(s->h)) tail = 0;
     copy = malloc(n + tail);
     fill_rows(m.request, copy, n + tail);
-    put_rows(bt_handoff_slot_rows(s->h, slot), copy, n);
-    memcpy(bt_handoff_slot_tail(s->h, slot, n), copy + n, tail);
+    m.last          = tail > 0;
+    m.tail_bytes    = (uint32_t)tail;
+    m.payload_bytes = n + tail;
+    payload         = bt_handoff_slot(s->h, slot, &m);
+    put_rows(payload.rows, copy, n);
+    memcpy(payload.tail, copy + n, tail);
     free(copy);
-    m.last       = tail > 0;
-    m.tail_bytes = (uint32_t)tail;
     bt_handoff_send(s->h, to, &m, slot);
     return slot;
 }

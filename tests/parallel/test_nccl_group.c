@@ -58,6 +58,40 @@ static void operation_that_stands_still_ends_at_the_deadline(void)
     close_device();
 }
 
+/* After that nothing on the device is waited for: one operation of NCCL is enqueued for each call.
+ */
+static void warm_group_has_its_communicator_and_only_enqueues(void)
+{
+    uint8_t  *memory = take(MAX_RANKS * 1000);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(30);
+    long      launched, live;
+
+    EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+    launched = g_fake_nccl.n_launched;
+    live     = g_fake_gpu.live;
+    EXPECT_EQ(g_fake_nccl.live, 1);
+    EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+    EXPECT_EQ(g_fake_nccl.n_launched, launched);
+    meet();
+    g_fake_nccl.stalled = 1; /* what was enqueued does not get on */
+    put(memory + (size_t)g_rank * 1000, 1000, 3, g_rank, 0);
+    for (long k = 1; k < 4; k++) {
+        EXPECT_EQ(
+            bt_group_all_gather_device(group, memory + (size_t)g_rank * 1000, 1000, memory, &wait),
+            BT_OK);
+        EXPECT_EQ(g_fake_nccl.n_launched, launched + k);
+    }
+    EXPECT_EQ(g_fake_gpu.live, live);
+    g_fake_nccl.stalled = 0;
+    EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        EXPECT_EQ(wrong_bytes(memory + (size_t)i * 1000, 1000, 3, i, 0), 0);
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
 /* All ranks in one group, the first two in another: that one ends with an error, on half way, and
  * the first goes on. */
 static void end_of_one_communicator_leaves_the_other_alone(void)
@@ -105,8 +139,8 @@ static void every_failing_call_is_survived(void)
         uint64_t k = 0, failed = 1;
 
         for (; k < MOST && failed; k++) {
-            bt_group *group = carried_group();
             long      live  = g_fake_gpu.live;
+            bt_group *group = carried_group();
             bt_status st;
 
             if (g_rank == 0 && kind == 0) g_fake_nccl.refuse_at = (long)k;
@@ -131,6 +165,7 @@ static void every_failing_call_is_survived(void)
 static const bt_test TESTS[] = {
     BT_TEST(failure_of_one_rank_is_heard_by_all),
     BT_TEST(operation_that_stands_still_ends_at_the_deadline),
+    BT_TEST(warm_group_has_its_communicator_and_only_enqueues),
     BT_TEST(end_of_one_communicator_leaves_the_other_alone),
     BT_TEST(every_failing_call_is_survived),
 };

@@ -174,6 +174,24 @@ static size_t sim_payload_max(void *ctx)
     return r->cell->opt.payload_max;
 }
 
+static bt_page_payload payload_at(void *memory, const bt_page_message *m)
+{
+    return (bt_page_payload){.rows = memory,
+                             .tail = (uint8_t *)memory + m->payload_bytes - m->tail_bytes};
+}
+
+static bt_page_payload sim_slot(void *ctx, void *slot, const bt_page_message *m)
+{
+    (void)ctx;
+    return payload_at(slot, m);
+}
+
+static bt_status sim_take(void *ctx)
+{
+    (void)ctx;
+    return BT_OK;
+}
+
 static void *sim_stage(void *ctx)
 {
     sim_rank *r = ctx;
@@ -251,12 +269,14 @@ static bool sim_poll(void *ctx)
         return true;
     }
     if (f.to == r->rank && f.granted && !f.delivered) {
+        bt_page_payload payload = payload_at(f.payload, &f.m);
+
         c->flights[i].delivered = true;
         if (c->opt.fault == SIM_LOST && f.m.request == 1 && f.m.token0 == 0) return true;
         if (f.refuse)
             bt_worker_rejected(r->worker, f.from, f.m.request, BT_ERR_CHECKSUM);
         else
-            bt_worker_delivered(r->worker, f.from, &f.m, f.payload);
+            bt_worker_delivered(r->worker, f.from, &f.m, &payload);
         return true;
     }
     if (f.from == r->rank && f.delivered) {
@@ -739,7 +759,10 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                .now_ns      = sim_now,
                                .up          = sim_up,
                                .payload_max = sim_payload_max,
+                               .tail_max    = sim_payload_max,
                                .stage       = sim_stage,
+                               .slot        = sim_slot,
+                               .take        = sim_take,
                                .unstage     = sim_unstage,
                                .send        = sim_send,
                                .cancel      = sim_cancel,

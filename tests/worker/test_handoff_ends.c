@@ -74,6 +74,13 @@ static void compute(ends *e, uint32_t layer, uint32_t from, uint32_t to)
             row_at(e->src_pool, e->src, layer, t)[i] = value(layer, t, i);
 }
 
+/* The tail lies behind the rows, or where the transport keeps it. */
+static bt_page_payload payload_at(void *memory, const bt_page_message *m)
+{
+    return (bt_page_payload){.rows = memory,
+                             .tail = (uint8_t *)memory + m->payload_bytes - m->tail_bytes};
+}
+
 /* Stages what may leave, at most `slots` messages. */
 static void pump(ends *e, uint32_t low, uint32_t high, uint32_t n_high, bool flush, uint32_t slots)
 {
@@ -86,13 +93,14 @@ static void pump(ends *e, uint32_t low, uint32_t high, uint32_t n_high, bool flu
                              .payload_max = e->payload_max,
                              .flush       = flush};
     bt_page_message     m;
+    bt_page_payload     payload;
 
     for (uint32_t k = 0; k < slots && e->n < MAX_MESSAGES && bt_handoff_out_next(&e->out, &v, &m);
          k++) {
         EXPECT(m.payload_bytes <= e->payload_max);
         e->payloads[e->n] = malloc(m.payload_bytes);
-        EXPECT_EQ(bt_handoff_out_pack(&e->out, g_dev, e->src_pool, e->src, &m, e->payloads[e->n]),
-                  BT_OK);
+        payload           = payload_at(e->payloads[e->n], &m);
+        EXPECT_EQ(bt_handoff_out_pack(&e->out, e->src_pool, e->src, &m, &payload), BT_OK);
         e->messages[e->n++] = m;
     }
 }
@@ -122,8 +130,9 @@ static void run_prompt(ends *e, uint32_t chunk, uint32_t slots)
 
 static bt_status accept(ends *e, uint32_t i)
 {
-    return bt_handoff_in_accept(&e->in, g_dev, e->dst_pool, e->dst, &e->messages[i],
-                                e->payloads[i]);
+    bt_page_payload payload = payload_at(e->payloads[i], &e->messages[i]);
+
+    return bt_handoff_in_accept(&e->in, e->dst_pool, e->dst, &e->messages[i], &payload);
 }
 
 static void expect_equal_pages(ends *e)

@@ -64,6 +64,20 @@ static void options_name_the_device(void)
     EXPECT_EQ(opt.gpu, 3);
 }
 
+static void options_name_the_transport(void)
+{
+    bt_worker_options opt;
+
+    EXPECT_EQ(parse(BASE "--both 1", &opt), BT_OK);
+    EXPECT_EQ(opt.transport, BT_BY_ANY);
+    EXPECT(opt.nccl_library == NULL);
+    EXPECT_EQ(parse(BASE "--both 1 --transport mpi", &opt), BT_OK);
+    EXPECT_EQ(opt.transport, BT_BY_MPI);
+    EXPECT_EQ(parse(BASE "--both 1 --transport nccl --nccl-library x", &opt), BT_OK);
+    EXPECT_EQ(opt.transport, BT_BY_NCCL);
+    EXPECT(strcmp(opt.nccl_library, "x") == 0);
+}
+
 static void options_errors_say_what_to_do(void)
 {
     static const struct {
@@ -82,6 +96,7 @@ static void options_errors_say_what_to_do(void)
         {BASE "--both 1 --kv-bytes -1",                   "--kv-bytes must be"                },
         {BASE "--both 1 --device gpu",                    "auto, cpu, cuda or cuda:N"         },
         {BASE "--both 1 --device cuda:x",                 "whole number"                      },
+        {BASE "--both 1 --transport smoke",               "auto, mpi or nccl"                 },
         {BASE "--both 1 --form fast",                     "role, normal"                      },
         {BASE "--both 1 --on-death dance",                "--on-death must be stop or replace"},
         {BASE "--both 1 --spares 2",                      "--spares 2 wait for nothing"       },
@@ -157,6 +172,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(options_defaults_follow_the_chunk),
         BT_TEST(options_name_the_device),
+        BT_TEST(options_name_the_transport),
         BT_TEST(options_errors_say_what_to_do),
         BT_TEST(options_unknown_flag_is_an_error),
         BT_TEST(options_wrong_number_of_ranks_names_the_command),

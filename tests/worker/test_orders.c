@@ -20,6 +20,7 @@ typedef struct {
     float           logit;         /* of every id */
     bool            granted;       /* a message is under way and cannot be withdrawn */
     uint32_t        n_quarantined; /* as the last beat says */
+    size_t          tail_max;
 } bench;
 
 static uint64_t  bench_now(void *ctx) { return ((bench *)ctx)->now; }
@@ -43,6 +44,17 @@ static void *bench_stage(void *ctx)
 {
     (void)ctx;
     return NULL; /* always full */
+}
+static size_t          bench_tail_max(void *ctx) { return ((bench *)ctx)->tail_max; }
+static bt_page_payload bench_slot(void *ctx, void *slot, const bt_page_message *m)
+{
+    (void)ctx, (void)slot, (void)m;
+    return (bt_page_payload){.on_device = false}; /* nobody has one */
+}
+static bt_status bench_take(void *ctx)
+{
+    (void)ctx;
+    return BT_OK;
 }
 static void bench_unstage(void *ctx, void *slot)
 {
@@ -92,7 +104,10 @@ static bt_worker_config config(bench *b, uint32_t rank, uint32_t n_prefill, uint
                              .now_ns      = bench_now,
                              .up          = bench_up,
                              .payload_max = bench_payload_max,
+                             .tail_max    = bench_tail_max,
                              .stage       = bench_stage,
+                             .slot        = bench_slot,
+                             .take        = bench_take,
                              .unstage     = bench_unstage,
                              .send        = bench_send,
                              .cancel      = bench_cancel,
@@ -126,7 +141,7 @@ static void set_up(bench *b, uint32_t rank, uint32_t n_prefill, uint32_t n_decod
     bt_kv_pool_config     pool = {.n_layers = LAYERS, .n_pages = N_PAGES, .kv_dim = DIM};
     bt_worker_config      cfg;
 
-    *b       = (bench){.now = BT_NS_PER_S};
+    *b       = (bench){.now = BT_NS_PER_S, .tail_max = SIZE_MAX};
     b->model = (bt_model_config){.vocab_size = VOCAB, .n_layers = LAYERS, .max_context = CONTEXT};
     b->model.moe.gate.n_experts = 8;
     b->model.moe.gate.top_k     = 2;

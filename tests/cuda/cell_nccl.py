@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Ranks on GPUs with NCCL between them: the module's twin has a NCCL whose ranks are processes of this machine (tests/cuda/fake/nccl.h).
+
+    cell_nccl.py --bin DIR --source DIR
+
+Each request runs alone on --both 1.  Then all arrive at once at two prefill and three decode ranks, where one rank is killed in a
+hand-off, one in an exchange of the decode group, and one stops in one.  Every stream is equal, bit by bit, and the ranks that wait
+for the one that stopped name it, with operation and epoch."""
+import os
+import re
+import signal
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "system"))
+import cell as cells  # noqa: E402
+import load  # noqa: E402
+from cell_serving import make_model, make_requests  # noqa: E402
+
+TIMEOUT_S = 10
+PREFILL, KILLED, STOPPED = 0, 3, 4    # 0 is also the one that gives the hand-off's communicators their numbers
+FATES = f"{PREFILL}:hand-off:2:{signal.SIGKILL} {KILLED}:group:40:{signal.SIGKILL} {STOPPED}:group:90:{signal.SIGSTOP}"
+
+
+def expect_lines(cell, *patterns):
+    log = "\n".join(cell.lines)
+    for p in patterns:
+        assert re.search(p, log), f"no line has \"{p}\":\n{log}"
+
+
+def run_alone(a, model, requests):
+    with cells.Cell(a.bin, model, "both1", "--threads", "1", "--transport", "auto") as cell, cell.channel() as channel:
+        client = load.Client(*a.stubs, channel)
+        alone = {r[0]: client.run(*r)[0] for r in requests}
+        assert cell.stop() == 0, cell.log()
+        expect_lines(cell, "between ranks: MPI, through host memory: a cell of one rank needs no other")
+    return alone
+
+
+def run_struck(a, model, requests, alone):
+    more = ["--threads", "1", "--queue-s", "600", "--on-death", "replace", "--timeout-s", str(TIMEOUT_S), "--rank-timeout-s", str(6 * TIMEOUT_S)]
+    os.environ["BT_FAKE_NCCL"] = FATES
+    with cells.Cell(a.bin, model, "2+3", *more) as cell, cell.channel() as channel:
+        stopped = cell.ranks()[STOPPED]
+        try:
+            client = load.Client(*a.stubs, channel)
+            todo, got = list(requests), []
+
+            def work():
+                request = todo.pop()
+                got.append((request[0], client.run(*request)[0]))
+            load.in_threads(len(todo), work)
+            for name, choices in got:
+                assert choices == alone[name], f"{name}: {choices} is not {alone[name]}"
+            client.wait_drained()
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert cell.stop() == 0, cell.log()
+        expect_lines(cell, "between ranks: NCCL, which all 5 of them have", "hand-off by NCCL in epoch 1: all 5 ranks", r"hand-off by NCCL in epoch \d: all 2 ranks",
+                     f"signal {signal.SIGKILL} at an operation of NCCL, hand-off of epoch 1",
+                     f"signal {signal.SIGKILL} at an operation of NCCL, group of 3 ranks, epoch 1",
+                     f"signal {signal.SIGSTOP} at an operation of NCCL, group of 2 ranks",
+                     rf"rank=2 .* by NCCL, call of the roll .*in epoch 4.*nothing came from ranks: {STOPPED}")
+    return len(got)
+
+
+def main():
+    a = cells.arguments(__doc__).parse_args()
+    a.stubs = cells.stubs(a.source)
+    requests = make_requests()
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(a, folder)
+        alone = run_alone(a, model, requests)
+        n = run_struck(a, model, requests, alone)
+    print(f"{n} requests equal to {len(alone)} alone, three of five ranks lost")
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,166 @@
+/* worker/open_transport.c - by what the ranks' device memory travels: all of them by the same, so
+ * all of them tell what they have before one decides. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "worker/rank.h"
+
+enum { GPU_BYTES = 60, WHY_BYTES = 252 };
+#define LEAST_NS (60 * BT_NS_PER_S) /* ranks start one after the other */
+
+/* Where a rank computes. */
+typedef struct {
+    uint32_t on_gpu;
+    char     gpu[GPU_BYTES]; /* its name among all that the ranks of its machine see */
+} place;
+
+typedef struct {
+    uint32_t can;
+    char     why[WHY_BYTES]; /* not */
+} vote;
+
+/* A rank may see some of the machine's GPUs only (a rank map's devices): it counts those. */
+static void name_gpu(const bt_rank *r, char name[GPU_BYTES])
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES"), *at = visible;
+
+    snprintf(name, GPU_BYTES, "%u", r->gpu);
+    for (uint32_t i = 0; at != NULL && i < r->gpu; i++) {
+        at = strchr(at, ',');
+        if (at != NULL) at++;
+    }
+    if (at != NULL && strcspn(at, ",") > 0)
+        snprintf(name, GPU_BYTES, "%.*s", (int)strcspn(at, ","), at);
+}
+
+static bt_status form_group_of_all(bt_rank *r, bt_group **group_out)
+{
+    bt_status st    = BT_OK;
+    uint32_t  n     = r->facts.n_ranks;
+    uint32_t *ranks = bt_calloc(n, sizeof(*ranks));
+
+    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "a group of all %u ranks", n);
+    for (uint32_t i = 0; i < n; i++)
+        ranks[i] = i;
+    BT_TRY(bt_group_create(r->world, n, ranks, BT_SPACE_START, BT_FIRST_EPOCH, group_out));
+out:
+    bt_free(ranks);
+    return st;
+}
+
+/* all_out[n_ranks] of `bytes` each: the caller's to free. */
+static bt_status tell_all(const bt_rank *r, bt_group *group, const char *what, const void *mine,
+                          size_t bytes, void *all_out)
+{
+    bt_status st   = BT_OK;
+    void     *all  = bt_calloc(r->facts.n_ranks, bytes);
+    bt_wait   wait = {.timeout_ns = r->opt.timeout_ns, .what = what, .layer = -1};
+
+    if (wait.timeout_ns < LEAST_NS) wait.timeout_ns = LEAST_NS;
+    BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "what %u ranks tell", r->facts.n_ranks);
+    BT_TRY(bt_group_all_gather(group, mine, bytes, all, &wait));
+    memcpy(all_out, &all, sizeof(all));
+    all = NULL;
+out:
+    bt_free(all);
+    return st;
+}
+
+static bool same_gpu(const bt_rank *r, const place *all, uint32_t a, uint32_t b)
+{
+    return all[a].on_gpu && all[b].on_gpu && bt_world_same_machine(r->world, a, b) &&
+           strcmp(all[a].gpu, all[b].gpu) == 0;
+}
+
+static void count_sharers(bt_rank *r, const place *all)
+{
+    uint32_t self = r->facts.rank;
+
+    r->gpu_sharers = 0;
+    if (!all[self].on_gpu) return;
+    for (uint32_t i = 0; i < r->facts.n_ranks; i++)
+        r->gpu_sharers += same_gpu(r, all, self, i);
+    BT_INFO("rank %u computes on GPU %u, with %u more ranks", self, r->gpu, r->gpu_sharers - 1);
+}
+
+/* Two ranks that share a GPU; false: none do. */
+static bool find_pair(const bt_rank *r, const place *all, uint32_t *a_out, uint32_t *b_out)
+{
+    for (uint32_t a = 0; a < r->facts.n_ranks; a++)
+        for (uint32_t b = a + 1; b < r->facts.n_ranks; b++)
+            if (same_gpu(r, all, a, b)) {
+                *a_out = a;
+                *b_out = b;
+                return true;
+            }
+    return false;
+}
+
+/* Whether NCCL is worth opening, from what all ranks know: else why not. */
+static bool may_use_nccl(const bt_rank *r, const place *all, char *why)
+{
+    uint32_t a = 0, b = 0;
+
+    why[0] = '\0';
+    if (r->opt.transport == BT_BY_MPI) snprintf(why, WHY_BYTES, "--transport says so");
+    if (r->facts.n_ranks == 1) snprintf(why, WHY_BYTES, "a cell of one rank needs no other");
+    for (uint32_t i = 0; i < r->facts.n_ranks && why[0] == '\0'; i++)
+        if (!all[i].on_gpu) snprintf(why, WHY_BYTES, "rank %u computes on the CPU", i);
+    if (why[0] == '\0' && r->opt.transport == BT_BY_ANY && find_pair(r, all, &a, &b))
+        snprintf(why, WHY_BYTES,
+                 "ranks %u and %u share a GPU, which NCCL does not promise to work on (--transport "
+                 "nccl tries it)",
+                 a, b);
+    return why[0] == '\0';
+}
+
+/* NULL with the reason when a rank cannot open it. */
+static bt_status open_nccl(bt_rank *r, bt_group *group, char *why, const bt_nccl_module **nccl_out)
+{
+    bt_status             st   = BT_OK;
+    vote                  mine = {.can = 0}, *all = NULL;
+    const bt_nccl_module *nccl = bt_nccl_open(r->opt.nccl_library, r->facts.rank,
+                                              r->gpu_sharers > 1, mine.why, sizeof(mine.why));
+
+    mine.can = nccl != NULL;
+    BT_TRY(tell_all(r, group, "transport of all ranks", &mine, sizeof(mine), &all));
+    for (uint32_t i = 0; i < r->facts.n_ranks && nccl != NULL; i++) {
+        if (all[i].can) continue;
+        snprintf(why, WHY_BYTES, "rank %u: %.*s", i, WHY_BYTES - 32, all[i].why);
+        nccl = NULL;
+    }
+    if (!mine.can)
+        snprintf(why, WHY_BYTES, "rank %u: %.*s", r->facts.rank, WHY_BYTES - 32, mine.why);
+    *nccl_out = nccl;
+out:
+    bt_free(all);
+    return st;
+}
+
+bt_status bt_rank_open_transport(bt_rank *r)
+{
+    bt_status st    = BT_OK;
+    bt_group *group = NULL;
+    place     mine = {.on_gpu = !r->dev->host_memory}, *all = NULL;
+    char      why[WHY_BYTES];
+
+    if (mine.on_gpu) name_gpu(r, mine.gpu);
+    BT_TRY(form_group_of_all(r, &group));
+    BT_TRY(tell_all(r, group, "devices of all ranks", &mine, sizeof(mine), &all));
+    count_sharers(r, all);
+    if (may_use_nccl(r, all, why)) BT_TRY(open_nccl(r, group, why, &r->nccl));
+    BT_REQUIRE(r->nccl != NULL || r->opt.transport != BT_BY_NCCL, BT_ERR_UNSUPPORTED,
+               "--transport nccl: %s", why);
+    if (r->facts.rank != 0) goto out;
+    if (r->nccl != NULL)
+        BT_INFO("between ranks: NCCL, which all %u of them have", r->facts.n_ranks);
+    else
+        BT_INFO("between ranks: MPI, through host memory: %s", why);
+out:
+    bt_group_destroy(group);
+    bt_free(all);
+    return st;
+}

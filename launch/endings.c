@@ -15,6 +15,7 @@ static struct {
     int      fd; /* of the lines; 0: there is a file, or nothing */
     size_t   n;
     char     buf[4096]; /* a line that is not complete */
+    long     at;        /* of the file: what has been read */
     uint32_t count;
     int      code; /* as bt_endings_code() */
     bool     well;
@@ -54,7 +55,7 @@ static void take_line(const char *line, size_t n)
         fwrite(line, 1, n, stdout);
 }
 
-void bt_endings_hear(void)
+static void hear_lines(void)
 {
     ssize_t got;
 
@@ -76,6 +77,28 @@ void bt_endings_hear(void)
         heard.n = 0;
     }
     fflush(stdout);
+}
+
+/* Whole lines of the file that have come since the last time. */
+static void hear_file(void)
+{
+    const char *path = getenv(VARIABLE);
+    FILE       *f    = path == NULL ? NULL : fopen(path, "re");
+    char        line[32];
+
+    if (f == NULL) return;
+    if (fseek(f, heard.at, SEEK_SET) == 0)
+        while (fgets(line, sizeof(line), f) != NULL && strchr(line, '\n') != NULL) {
+            take(atoi(line));
+            heard.at = ftell(f);
+        }
+    fclose(f);
+}
+
+void bt_endings_hear(void)
+{
+    hear_lines();
+    hear_file();
 }
 
 void bt_endings_note(int code, bool by_line)
@@ -102,13 +125,7 @@ uint32_t bt_endings_count(bool *well_out)
 
 int bt_endings_code(void)
 {
-    const char *path = getenv(VARIABLE);
-    FILE       *f    = path == NULL ? NULL : fopen(path, "re");
-    int         code;
-
-    if (path == NULL && heard.fd == 0) return 0;
-    while (f != NULL && fscanf(f, "%d", &code) == 1)
-        take(code);
-    if (f != NULL) fclose(f);
+    if (getenv(VARIABLE) == NULL && heard.fd == 0) return 0;
+    bt_endings_hear();
     return heard.count == 0 ? 1 : heard.code;
 }

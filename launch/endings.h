@@ -16,7 +16,7 @@ void bt_endings_provide(const char *directory);
 /* In the launcher, instead: returns the descriptor that is to be mpirun's stdout, -1 on an error;
  * the caller closes it once mpirun has started. */
 int bt_endings_listen(void);
-/* Takes the lines that have come by now, and passes on to stdout what is the ranks' own. */
+/* Takes what has been told by now, and passes on to stdout what is the ranks' own. */
 void bt_endings_hear(void);
 
 /* In a rank's parent. by_line: not to the file. */

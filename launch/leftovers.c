@@ -33,6 +33,20 @@ static void remove_segments(const char *dir, const char *local_rank)
     if (d != NULL) closedir(d);
 }
 
+/* A zombie has ended: a daemon that hangs leaves its children so. */
+static bool lives(long pid)
+{
+    char  path[64], state = 'Z';
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%ld/stat", pid);
+    f = fopen(path, "re");
+    if (f == NULL) return false;
+    if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1) state = 'Z';
+    fclose(f);
+    return state != 'Z' && state != 'X';
+}
+
 static bool is_daemon(pid_t pid)
 {
     char  path[64], name[32] = "";
@@ -52,12 +66,13 @@ static bool has_ranks(pid_t daemon)
     char  path[64];
     FILE *f;
     long  child;
-    bool  any;
+    bool  any = false;
 
     snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon, (int)daemon);
     f = fopen(path, "re");
     if (f == NULL) return false;
-    any = fscanf(f, "%ld", &child) == 1;
+    while (!any && fscanf(f, "%ld", &child) == 1)
+        any = lives(child);
     fclose(f);
     return any;
 }

@@ -162,21 +162,56 @@ static void launch_killed_takes_its_ranks_along(void)
     expect_nothing_left();
 }
 
-static void launch_mpirun_killed_ends_everything(void)
+/* The parent of a rank's parent. */
+static void signal_mpirun(int sig)
 {
-    char  text[4096];
+    char  text[64];
     FILE *f;
     long  mpirun = 0;
 
-    start(SAY "echo up $OMPI_COMM_WORLD_RANK; sleep 60");
-    /* The parent of a rank's parent is mpirun. */
     snprintf(text, sizeof(text), "/proc/%ld/stat", number_after(" parent ", 0));
     f = fopen(text, "re");
     EXPECT(f != NULL && fscanf(f, "%*d (%*[^)]) %*c %ld", &mpirun) == 1 && mpirun > 1);
     if (f != NULL) fclose(f);
-    if (mpirun > 1) kill((pid_t)mpirun, SIGKILL);
+    if (mpirun > 1) kill((pid_t)mpirun, sig);
+}
+
+static void launch_mpirun_killed_ends_everything(void)
+{
+    start(SAY "echo up $OMPI_COMM_WORLD_RANK; sleep 60");
+    signal_mpirun(SIGKILL);
     EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
     expect_nothing_left();
+}
+
+/* It does when a rank dies while it connects; then nobody else would end the other ranks. */
+static void launch_mpirun_that_hangs_after_a_death_is_ended(void)
+{
+    start(SAY "echo up $OMPI_COMM_WORLD_RANK; exec sleep 60");
+    signal_mpirun(SIGSTOP);
+    kill((pid_t)number_after(" pid ", 1), SIGKILL);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    EXPECT_HAS(g_command.output, "mpirun has not ended its ranks");
+    expect_nothing_left();
+}
+
+/* The same of a daemon on another host, whose ranks are zombies then. */
+static void launch_daemon_that_hangs_is_ended(void)
+{
+    char  folder[] = "/tmp/baton-test-XXXXXX", script[1024], daemon[64];
+    char *argv[]   = {daemon, (char *)"-c", script, NULL};
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(daemon, sizeof(daemon), "%s/orted", folder);
+    snprintf(script, sizeof(script), "cp /bin/sh %s", daemon);
+    EXPECT_EQ(system(script), 0);
+    snprintf(script, sizeof(script),
+             "OMPI_COMM_WORLD_LOCAL_RANK=0 %s --as-rank --shm %s/shm -- /bin/true & kill -STOP $$",
+             g_launch, folder);
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT_EQ(bt_command_finish(&g_command, 40), 128 + 9);
+    snprintf(script, sizeof(script), "rm -r %s", folder);
+    EXPECT_EQ(system(script), 0);
 }
 
 static void launch_sigusr1_reaches_every_rank(void)
@@ -313,6 +348,8 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_sigterm_at_any_moment_of_the_start),
     BT_TEST(launch_killed_takes_its_ranks_along),
     BT_TEST(launch_mpirun_killed_ends_everything),
+    BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),
+    BT_TEST(launch_daemon_that_hangs_is_ended),
     BT_TEST(launch_sigusr1_reaches_every_rank),
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_bad_command_lines_are_refused),

@@ -104,7 +104,7 @@ class Holes(Return):
         self.assertEqual(list(self.got(2, "regroup")[0].gone), [1])
         code, why = self.refused(self.cell.ranks[1])
         self.assertEqual(code, grpc.StatusCode.FAILED_PRECONDITION)
-        self.assertIn("prefill rank 1 (pid 1001 on testhost) has been removed from its cell", why)
+        self.assertIn("rank 1 (pid 1001 on testhost) has been removed from its cell", why)
         self.assertEqual(self.generate(), expected([5, 200, 300], 20))
 
     def test_rank_that_does_not_come_back_is_given_up(self):

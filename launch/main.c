@@ -32,7 +32,7 @@ enum { MAX_RANKS = 65536, EX_USAGE = 64 };
 /* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
 #define STOP_NS (6 * BT_NS_PER_S)
 /* For the other ranks, after the first one has ended well: they were all told to leave. */
-#define LEAVE_NS (2 * BT_NS_PER_S)
+#define LEAVE_NS BT_NS_PER_S
 /* For mpirun, where the others shall not go on, after one has failed: it takes about 1 s. */
 #define ABORT_NS (3 * BT_NS_PER_S)
 

@@ -187,6 +187,15 @@ static void on_announcement(void *ctx, const char *line)
     }
 }
 
+/* By the rank's parent, or by the launcher where mpirun hangs and passes nothing on. */
+static bool tells_of_failure(const char *line)
+{
+    return (strstr(line, "launch/rank.c:") != NULL &&
+            (strstr(line, "was ended by signal") != NULL ||
+             strstr(line, "with exit code") != NULL)) ||
+           (strstr(line, "launch/main.c:") != NULL && strstr(line, "ranks have failed") != NULL);
+}
+
 static void on_rank_line(void *ctx, const char *line)
 {
     supervisor *s = ctx;
@@ -196,8 +205,7 @@ static void on_rank_line(void *ctx, const char *line)
     bt_relay_line(&s->relay, line);
     /* One that dies while MPI starts leaves the others waiting, where they survive deaths. */
     if (s->opt->cell.replace && s->phase == LOADING && s->launch_term_ns == 0 &&
-        strstr(line, "launch/rank.c:") != NULL &&
-        (strstr(line, "was ended by signal") != NULL || strstr(line, "with exit code") != NULL))
+        tells_of_failure(line))
         s->launch_term_ns = bt_now_ns();
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
         ++s->n_ready == bt_cell_n_ranks(&s->opt->cell))

@@ -16,9 +16,8 @@ static struct {
     size_t   n;
     char     buf[4096]; /* a line that is not complete */
     long     at;        /* of the file: what has been read */
-    uint32_t count;
+    uint32_t count, n_well;
     int      code; /* as bt_endings_code() */
-    bool     well;
 } heard;
 
 void bt_endings_provide(const char *directory)
@@ -44,7 +43,7 @@ int bt_endings_listen(void)
 static void take(int code)
 {
     if (heard.count++ == 0 || code == 0) heard.code = code;
-    heard.well = heard.well || code == 0;
+    heard.n_well += code == 0;
 }
 
 static void take_line(const char *line, size_t n)
@@ -117,9 +116,9 @@ void bt_endings_note(int code, bool by_line)
     close(fd);
 }
 
-uint32_t bt_endings_count(bool *well_out)
+uint32_t bt_endings_count(uint32_t *n_well_out)
 {
-    *well_out = heard.well;
+    *n_well_out = heard.n_well;
     return heard.count;
 }
 

@@ -15,6 +15,9 @@
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "launch/scratch.h"
+
+enum { HOLD_TRIES = 20 };
 
 #define WORKER_NS (200 * BT_NS_PER_MS) /* for the kernel to end the worker after its parent */
 #define DAEMON_NS (20 * BT_NS_PER_S)
@@ -100,6 +103,7 @@ static BT_NORETURN void guard(const char *dir, const char *local_rank, pid_t dae
     dup2(null, STDOUT_FILENO); /* whoever reads a rank's output must not wait for us */
     dup2(null, STDERR_FILENO);
     close_range(STDERR_FILENO + 1, ~0u, 0);
+    bt_scratch_hold(dir);
     while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
         continue;
     bt_sleep_ns(WORKER_NS);
@@ -108,14 +112,35 @@ static BT_NORETURN void guard(const char *dir, const char *local_rank, pid_t dae
     _exit(0);
 }
 
+/* Makes the directory unless a rank beside this one has, and holds it until this process ends. */
+static bool make_shared(const char *dir)
+{
+    for (int i = 0; i < HOLD_TRIES; i++) {
+        if (mkdir(dir, 0700) != 0 && errno != EEXIST) return false;
+        if (bt_scratch_hold(dir) >= 0) return true;
+        bt_sleep_ns(10 * BT_NS_PER_MS); /* somebody has taken it for a dead job's */
+    }
+    return false;
+}
+
+static void clear_beside(const char *dir)
+{
+    const char *slash = strrchr(dir, '/');
+    char        base[PATH_MAX];
+
+    if (slash == NULL) return;
+    snprintf(base, sizeof(base), "%.*s", (int)(slash - dir), dir);
+    bt_scratch_clear(base);
+}
+
 bt_status bt_leftovers_watch(const char *dir, const char *local_rank)
 {
     bt_status st     = BT_OK;
     pid_t     daemon = getppid(), pid;
     int       ends[2];
 
-    if (mkdir(dir, 0700) == 0 || errno == EEXIST)
-        setenv("OMPI_MCA_btl_vader_backing_directory", dir, 0);
+    clear_beside(dir);
+    if (make_shared(dir)) setenv("OMPI_MCA_btl_vader_backing_directory", dir, 0);
     BT_REQUIRE(pipe2(ends, O_CLOEXEC) == 0 && (pid = fork()) >= 0, BT_ERR_IO,
                "cannot start the guard of local rank %s: %s", local_rank, strerror(errno));
     if (pid == 0) {

@@ -169,23 +169,34 @@ static void handle_signal(int sig, pid_t mpirun, uint64_t *stop_at_ns)
     }
 }
 
+/* Where the others go on, whoever started this program decides what a death means: while the cell
+ * loads it ends the job.  The rank's parent has said it too, but a hanging mpirun passes nothing
+ * on. */
+static void tell_failures(uint32_t n_failed, uint32_t n_ranks)
+{
+    static uint32_t n_told;
+
+    if (n_failed > n_told) BT_WARN("%u of %u ranks have failed", n_failed, n_ranks);
+    n_told = n_failed;
+}
+
 /* mpirun does not always end when it should: over several hosts not once a rank has been lost, even
  * when all have ended; and it hangs now and then when a rank dies while it connects to it.  True
  * when it is time to end it. */
 static bool ranks_have_ended(const bt_mpirun_options *opt, uint64_t *first_ns)
 {
     uint64_t now = bt_now_ns();
-    uint32_t n;
-    bool     well;
+    uint32_t n, n_well;
 
     bt_endings_hear();
-    n = bt_endings_count(&well);
+    n = bt_endings_count(&n_well);
     if (!opt->survive) {
-        if (*first_ns == 0 && n > 0 && !well) *first_ns = now;
+        if (*first_ns == 0 && n > 0 && n_well == 0) *first_ns = now;
         return *first_ns != 0 && now - *first_ns >= ABORT_NS;
     }
+    tell_failures(n - n_well, opt->n_ranks);
     if (!bt_mpirun_survives_far(opt)) return false;
-    if (*first_ns == 0 && well) *first_ns = now;
+    if (*first_ns == 0 && n_well > 0) *first_ns = now;
     return n >= opt->n_ranks || (*first_ns != 0 && now - *first_ns >= LEAVE_NS);
 }
 

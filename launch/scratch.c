@@ -1,20 +1,26 @@
 #include "launch/scratch.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/clock.h"
 
-enum { REMOVE_TRIES = 20 };
+enum { REMOVE_TRIES = 20, MAKE_TRIES = 20 };
+
+static const char NAME[] = "baton-job-";
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *where)
 {
@@ -33,6 +39,47 @@ static void remove_tree(const char *path)
     }
 }
 
+/* ---- what nobody could remove */
+
+int bt_scratch_hold(const char *path)
+{
+    int         fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat info;
+
+    if (fd < 0) return -1;
+    /* Where the file system has no locks nobody clears either. */
+    if ((flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) && fstat(fd, &info) == 0 &&
+        info.st_nlink > 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static void clear_one(int base, const char *base_path, const char *name)
+{
+    int         fd = openat(base, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat info;
+    char        path[PATH_MAX];
+
+    if (fd < 0) return;
+    if (fstat(fd, &info) == 0 && info.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0 &&
+        snprintf(path, sizeof(path), "%s/%s", base_path, name) < (int)sizeof(path))
+        nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    close(fd);
+}
+
+void bt_scratch_clear(const char *base)
+{
+    DIR           *d = opendir(base);
+    struct dirent *e;
+
+    while (d != NULL && (e = readdir(d)) != NULL)
+        if (strncmp(e->d_name, NAME, sizeof(NAME) - 1) == 0) clear_one(dirfd(d), base, e->d_name);
+    if (d != NULL) closedir(d);
+}
+
+/* ---- the guard */
+
 /* The guard: waits for the pipe's end, which the kernel closes however the launcher ends. */
 static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
 {
@@ -48,6 +95,8 @@ static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
     dup2(null, STDOUT_FILENO); /* whoever reads the launcher's output must not wait for us */
     dup2(null, STDERR_FILENO);
     close_range(STDERR_FILENO + 1, ~0u, 0);
+    bt_scratch_hold(scratch->shm); /* as the launcher does, until the end of this process */
+    bt_scratch_hold(scratch->session);
     while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
         continue;
     remove_tree(scratch->shm);
@@ -55,17 +104,25 @@ static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
     _exit(0);
 }
 
-static bt_status make_private(const char *base, const char *name, char *path_out, size_t capacity)
+/* Makes a directory in base and holds it; NAMEs that nobody holds any more are cleared first. */
+static bt_status make_private(const char *base, char *path_out, size_t capacity, int *held_out)
 {
     bt_status st = BT_OK;
-    int       n  = snprintf(path_out, capacity, "%s/%s-XXXXXX", base, name);
 
-    BT_REQUIRE(n > 0 && (size_t)n < capacity, BT_ERR_IO,
-               "TMPDIR is too long for Open MPI's sockets: %s; set TMPDIR to a path of at most 40 "
-               "bytes",
-               base);
-    BT_REQUIRE(mkdtemp(path_out) != NULL, BT_ERR_IO, "cannot make a directory in %s: %s", base,
-               strerror(errno));
+    bt_scratch_clear(base);
+    for (int i = 0; i < MAKE_TRIES; i++) {
+        int n = snprintf(path_out, capacity, "%s/%sXXXXXX", base, NAME);
+
+        BT_REQUIRE(n > 0 && (size_t)n < capacity, BT_ERR_IO,
+                   "TMPDIR is too long for Open MPI's sockets: %s; set TMPDIR to a path of at most "
+                   "40 bytes",
+                   base);
+        BT_REQUIRE(mkdtemp(path_out) != NULL, BT_ERR_IO, "cannot make a directory in %s: %s", base,
+                   strerror(errno));
+        *held_out = bt_scratch_hold(path_out);
+        if (*held_out >= 0) goto out; /* else somebody who clears was quicker */
+    }
+    BT_REQUIRE(false, BT_ERR_IO, "the directory %s cannot be held: %s", path_out, strerror(errno));
 out:
     return st;
 }
@@ -77,13 +134,10 @@ bt_status bt_scratch_open(bt_scratch *scratch_out)
     const char *tmp     = getenv("TMPDIR");
     int         pipe_fds[2];
 
-    BT_TRY(make_private(tmp != NULL && tmp[0] == '/' ? tmp : "/tmp", "baton", scratch.session,
-                        sizeof(scratch.session)));
-    if (access("/dev/shm", W_OK | X_OK) == 0) {
-        st = make_private("/dev/shm", "baton", scratch.shm, sizeof(scratch.shm));
-    } else {
-        st = make_private(scratch.session, "shm", scratch.shm, sizeof(scratch.shm));
-    }
+    BT_TRY(make_private(tmp != NULL && tmp[0] == '/' ? tmp : "/tmp", scratch.session,
+                        sizeof(scratch.session), &scratch.held_fds[0]));
+    st = make_private(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : scratch.session,
+                      scratch.shm, sizeof(scratch.shm), &scratch.held_fds[1]);
     if (st != BT_OK) {
         remove_tree(scratch.session);
         goto out;
@@ -108,6 +162,8 @@ void bt_scratch_close(bt_scratch *scratch)
 {
     if (scratch->alive_fd < 0) return;
     close(scratch->alive_fd);
+    close(scratch->held_fds[0]);
+    close(scratch->held_fds[1]);
     scratch->alive_fd = -1;
     while (waitpid(scratch->guard, NULL, 0) < 0 && errno == EINTR)
         continue;

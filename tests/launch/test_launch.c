@@ -162,6 +162,60 @@ static void launch_killed_takes_its_ranks_along(void)
     expect_nothing_left();
 }
 
+/* The child of that name, 0: there is none. */
+static pid_t child_named(pid_t parent, const char *name)
+{
+    char  path[64], comm[32];
+    FILE *list, *f;
+    long  pid;
+    pid_t found = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
+    list = fopen(path, "re");
+    while (list != NULL && found == 0 && fscanf(list, "%ld", &pid) == 1) {
+        snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+        f = fopen(path, "re");
+        if (f != NULL && fscanf(f, "%31s", comm) == 1 && strcmp(comm, name) == 0)
+            found = (pid_t)pid;
+        if (f != NULL) fclose(f);
+    }
+    if (list != NULL) fclose(list);
+    return found;
+}
+
+/* Where nobody is left to remove them, as when a container ends: the next job does, and spares the
+ * directories of those that live. */
+static void launch_clears_what_a_killed_guard_left(void)
+{
+    static bt_command other;
+    char              shm[256] = "", session[256] = "", alive[256] = "";
+    pid_t             guard;
+
+    start(SAY "echo up $OMPI_COMM_WORLD_RANK; sleep 60");
+    guard = child_named(g_command.pid, "baton-guard");
+    EXPECT(guard > 0);
+    kill(guard, SIGKILL);
+    EXPECT(bt_process_gone(guard, END_S));
+    kill(g_command.pid, SIGKILL);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    for (int i = 0; i < 2; i++)
+        EXPECT(bt_process_gone((pid_t)number_after(" pid ", i), END_S));
+    EXPECT_EQ(sscanf(strstr(g_command.output, "shm "), "shm %255s", shm), 1);
+    EXPECT_EQ(sscanf(strstr(g_command.output, "session "), "session %255s", session), 1);
+    EXPECT(access(shm, F_OK) == 0 && access(session, F_OK) == 0);
+
+    start(SAY "echo up $OMPI_COMM_WORLD_RANK; sleep 60");
+    EXPECT(access(shm, F_OK) != 0 && access(session, F_OK) != 0);
+    EXPECT_EQ(sscanf(strstr(g_command.output, "shm "), "shm %255s", alive), 1);
+    other = g_command;
+    EXPECT_EQ(launch("true", NULL), 0);
+    EXPECT(access(alive, F_OK) == 0);
+    kill(other.pid, SIGTERM);
+    bt_command_finish(&other, END_S);
+    g_command = other;
+    expect_nothing_left();
+}
+
 /* The parent of a rank's parent. */
 static void signal_mpirun(int sig)
 {
@@ -347,6 +401,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_sigterm_ends_ranks_that_ignore_it),
     BT_TEST(launch_sigterm_at_any_moment_of_the_start),
     BT_TEST(launch_killed_takes_its_ranks_along),
+    BT_TEST(launch_clears_what_a_killed_guard_left),
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),
     BT_TEST(launch_daemon_that_hangs_is_ended),

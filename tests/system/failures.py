@@ -99,6 +99,11 @@ def wait_for_rank(fault, rank):
     raise AssertionError("the rank never appeared:\n" + fault.cell.log())
 
 
+def process_named(fault, *names):
+    """Its pid; a name of the kernel's has 15 characters at most."""
+    return next(p for p in cells.descendants(fault.cell.process.pid) if open(f"/proc/{p}/comm").read().strip() in [n[:15] for n in names])
+
+
 def at_start(a, pb, rpc):
     """From the first millisecond of a rank to its serving: four moments between start and load."""
     for delay in (0.0, 0.1, 0.3, 0.5):
@@ -108,6 +113,16 @@ def at_start(a, pb, rpc):
         fault.note_processes()
         os.kill(pid, signal.SIGKILL)
         fault.check(f"rank 2 killed {delay} s after its start", ["rank 2", "rank=2", "baton-launch", "signal 9"])
+
+
+def mpirun_hangs(a, pb, rpc):
+    """It does now and then when a rank dies while MPI starts, and then says nothing of it; where the others may go on, nobody else would end them."""
+    fault = Fault(a, "2+2", "--on-death", "replace")
+    pid = wait_for_rank(fault, 2)
+    fault.note_processes()
+    os.kill(process_named(fault, "orterun", "mpirun"), signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    fault.check("rank 2 killed while MPI starts, and mpirun hangs", ["1 of 4 ranks have failed"])
 
 
 def ready(a, ranks, *more):
@@ -176,18 +191,16 @@ def stuck_in_mpi(a, pb, rpc):
 def coordinator(a, pb, rpc):
     fault = ready(a, "1+1")
     fault.open_requests(pb, rpc, 2, 40, 4000, wait_first=True)
-    pid = next(p for p in cells.descendants(fault.cell.process.pid) if open(f"/proc/{p}/comm").read().startswith("baton-coordina"))
-    os.kill(pid, signal.SIGKILL)
+    os.kill(process_named(fault, "baton-coordinator"), signal.SIGKILL)
     fault.check("coordinator killed", ["coordinator"])
 
 
 def launcher(a, pb, rpc):
-    for name in ("mpirun", "baton-launch"):
+    for names in (("mpirun", "orterun"), ("baton-launch",)):
         fault = ready(a, "1+1")
         fault.open_requests(pb, rpc, 2, 40, 4000, wait_first=True)
-        pid = next(p for p in cells.descendants(fault.cell.process.pid) if open(f"/proc/{p}/comm").read().strip() in (name, {"mpirun": "orterun"}.get(name)))
-        os.kill(pid, signal.SIGKILL)
-        fault.check(f"{name} killed", ["baton-launch", "rank"])
+        os.kill(process_named(fault, *names), signal.SIGKILL)
+        fault.check(f"{names[0]} killed", ["baton-launch", "rank"])
 
 
 def run_killed(a, pb, rpc):
@@ -217,7 +230,7 @@ def stopped_while_serving(a, pb, rpc):
         print(f"{sig.name} while serving: ended cleanly", flush=True)
 
 
-FAULTS = [at_start, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, coordinator, launcher, run_killed, stopped_while_serving]
+FAULTS = [at_start, mpirun_hangs, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, coordinator, launcher, run_killed, stopped_while_serving]
 
 
 def main():

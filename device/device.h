@@ -72,8 +72,9 @@ typedef struct bt_sampling_ops bt_sampling_ops; /* device/sampling.h */
 typedef struct bt_graph        bt_graph;        /* work to be enqueued again and again */
 
 /* Between begin() and end() work is not run but kept, with its arguments as they are: products, row
- * operations, attention, experts and forks, no copies from or to the host.  end() with NULL throws
- * it away. */
+ * operations, attention, experts, forks, and exchanges where bt_group_captures(); no copies from or
+ * to the host.  end() with NULL throws it away, if there is one.  destroy() does not wait for
+ * launches. */
 typedef struct {
     bt_status (*begin)(bt_device *dev);
     bt_status (*end)(bt_device *dev, bt_graph **graph_out);

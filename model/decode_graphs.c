@@ -4,9 +4,11 @@
 
 #include "core/alloc.h"
 #include "model/state.h"
+#include "parallel/carrier.h"
 
 struct bt_decode_graphs {
     bt_model  *model; /* borrowed */
+    bt_group  *group; /* borrowed: the one that they are of */
     uint32_t   n_sizes, n_classes, n_stretches;
     bt_graph **graphs; /* owned: [n_classes][n_sizes][n_stretches]; NULL: not captured yet */
     uint32_t  *tokens; /* owned, device: [BT_DECODE_MAX_ROWS] */
@@ -32,6 +34,20 @@ static uint32_t log2_of(uint32_t n)
 
 /* ---- life */
 
+/* Launches may still be under way. */
+static void drop_all(void *ctx)
+{
+    bt_decode_graphs *g   = ctx;
+    bt_device        *dev = g->model->dev;
+    size_t            n   = (size_t)g->n_classes * g->n_sizes * g->n_stretches;
+
+    (void)dev->ops->graphs->end(dev, NULL);
+    for (size_t i = 0; g->graphs != NULL && i < n; i++) {
+        dev->ops->graphs->destroy(dev, g->graphs[i]);
+        g->graphs[i] = NULL;
+    }
+}
+
 bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out)
 {
     bt_status              st  = BT_OK;
@@ -44,15 +60,17 @@ bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out
     g = bt_calloc(1, sizeof(*g));
     BT_REQUIRE(g != NULL, BT_ERR_NO_MEMORY, "graphs");
     g->model       = model;
+    g->group       = model->group;
     g->n_stretches = 1;
-    if (bt_group_size(model->group) > 1) g->n_stretches += 2 * bt_model_n_moe_layers(cfg);
+    if (!bt_group_captures(model->group)) g->n_stretches += 2 * bt_model_n_moe_layers(cfg);
     while (g->n_sizes < 32 && 1u << g->n_sizes <= most)
         g->n_sizes++;
     g->n_classes = log2_of((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
     g->graphs = bt_calloc((size_t)g->n_classes * g->n_sizes * g->n_stretches, sizeof(bt_graph *));
     BT_REQUIRE(g->graphs != NULL, BT_ERR_NO_MEMORY, "a table of graphs");
     BT_TRY(bt_device_alloc(model->dev, BT_DECODE_MAX_ROWS * sizeof(*g->tokens), &mem));
-    g->tokens   = mem;
+    g->tokens = mem;
+    bt_group_watch_end(g->group, drop_all, g);
     *graphs_out = g;
     g           = NULL; /* handed over */
 out:
@@ -62,14 +80,10 @@ out:
 
 void bt_decode_graphs_destroy(bt_decode_graphs *g)
 {
-    bt_device *dev;
-
     if (g == NULL) return;
-    dev = g->model->dev;
-    for (size_t i = 0; g->graphs != NULL && i < (size_t)g->n_classes * g->n_sizes * g->n_stretches;
-         i++)
-        dev->ops->graphs->destroy(dev, g->graphs[i]);
-    bt_device_free(dev, g->tokens);
+    bt_group_watch_end(g->group, NULL, NULL);
+    drop_all(g);
+    bt_device_free(g->model->dev, g->tokens);
     bt_free(g->graphs);
     bt_free(g);
 }
@@ -140,6 +154,7 @@ static bt_status dispatch(walk *w, const bt_moe_weights *mw)
         BT_TRY(open_stretch(w));
     } else if (w->captures) {
         BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
+        BT_TRY(bt_moe_dispatch(m->moe, &w->wait));
     }
 out:
     return st;
@@ -156,6 +171,7 @@ static bt_status give_back(walk *w)
         if (!w->dry) BT_TRY(bt_moe_await_shared(m->moe));
         BT_TRY(open_stretch(w));
     } else if (w->captures) {
+        BT_TRY(bt_moe_return(m->moe, &w->wait));
         BT_TRY(bt_moe_await_shared(m->moe));
     }
 out:
@@ -284,7 +300,7 @@ out:
     return st;
 }
 
-bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool)
+bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait)
 {
     bt_status st      = BT_OK;
     uint32_t  n_ranks = bt_group_size(g->model->group), n = 0;
@@ -297,6 +313,7 @@ bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool)
                 .g      = g,
                 .model  = g->model,
                 .pool   = pool,
+                .wait   = *wait,
                 .fixed  = {1u << size,                                     1u << class},
                 .rows   = { .n_ranks = n_ranks,
                            .n_rows  = (const uint32_t(*)[BT_N_ROLES])rows,
@@ -312,7 +329,10 @@ bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool)
             BT_TRY(walk_all(&w));
             n += g->n_stretches;
         }
-    BT_INFO("%u graphs of decode steps for up to %u rows", n, 1u << (g->n_sizes - 1));
+    BT_INFO("%u graphs of decode steps for up to %u rows%s", n, 1u << (g->n_sizes - 1),
+            n_ranks == 1         ? ""
+            : g->n_stretches > 1 ? ", cut at exchanges, which go through host memory"
+                                 : ", exchanges by NCCL within");
 out:
     bt_free(rows);
     return st;

@@ -113,6 +113,12 @@ out:
     return st;
 }
 
+void bt_model_leave_group(bt_model *model)
+{
+    bt_decode_graphs_destroy(model->graphs);
+    model->graphs = NULL;
+}
+
 bt_status bt_model_regroup(bt_model *model, const bt_safetensors *set, const bt_model_options *opt)
 {
     bt_status          st    = BT_OK;
@@ -121,9 +127,8 @@ bt_status bt_model_regroup(bt_model *model, const bt_safetensors *set, const bt_
         .dev = opt->dev, .progress = opt->progress, .progress_ctx = opt->progress_ctx};
 
     BT_TRY(own_experts(model->cfg, opt, &own));
-    bt_decode_graphs_destroy(model->graphs); /* of the group and the experts that were */
-    model->graphs = NULL;
-    model->group  = opt->group;
+    BT_ASSERT(model->graphs == NULL); /* they hold the group and the experts that were */
+    model->group = opt->group;
     if (own == NULL) goto graphs;
     w_opt.own_experts = own;
     bt_moe_destroy(model->moe);
@@ -138,9 +143,9 @@ out:
     return st;
 }
 
-void bt_model_warm(bt_model *model, bt_kv_pool *pool)
+void bt_model_warm(bt_model *model, bt_kv_pool *pool, const bt_wait *wait)
 {
-    if (model->graphs == NULL || bt_decode_graphs_warm(model->graphs, pool) == BT_OK) return;
+    if (model->graphs == NULL || bt_decode_graphs_warm(model->graphs, pool, wait) == BT_OK) return;
     BT_WARN("decode steps run call by call: their graphs cannot be captured");
     bt_decode_graphs_destroy(model->graphs);
     model->graphs = NULL;

@@ -39,9 +39,12 @@ typedef struct {
  * embedding).  FORMAT names the first tensor that is missing or has another shape or dtype. */
 bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *st,
                         const bt_model_options *opt, bt_model **model_out);
-/* Goes on in another group: of opt, dev, group, placement and progress count.  Loads the experts
- * that this rank has by the new placement and had not, frees those that it had; the rest stays.
- * Local: no other rank is waited for.  After an error the model is only good for destroy(). */
+/* Before its group is destroyed: gives back what holds that. */
+void bt_model_leave_group(bt_model *model);
+/* Goes on in another group, after it has left its own: of opt, dev, group, placement and progress
+ * count.  Loads the experts that this rank has by the new placement and had not, frees those that
+ * it had; the rest stays. Local: no other rank is waited for.  After an error the model is only
+ * good for destroy(). */
 bt_status bt_model_regroup(bt_model *model, const bt_safetensors *st, const bt_model_options *opt);
 void      bt_model_destroy(bt_model *model);
 size_t    bt_model_weight_bytes(const bt_model *model);
@@ -86,8 +89,9 @@ typedef struct {
 enum { BT_DECODE_MAX_ROWS = 256 };
 uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows);
 /* Captures the decode steps that may come, where the device has graphs; takes memory.  Where that
- * fails it says so, and the steps run call by call, with the same bits. */
-void bt_model_warm(bt_model *model, bt_kv_pool *pool);
+ * fails it says so, and the steps run call by call, with the same bits.  wait: for the capture of
+ * an exchange of the group, which is warm (bt_group_warm()). */
+void bt_model_warm(bt_model *model, bt_kv_pool *pool, const bt_wait *wait);
 
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
  * (the caller knows from group_rows and need not call). */

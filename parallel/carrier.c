@@ -9,6 +9,22 @@ bool bt_group_carries(const bt_group *group, const bt_device *dev)
     return bt_group_size(group) == 1 || bt_group_carrier(group) != NULL || dev->host_memory;
 }
 
+bool bt_group_captures(const bt_group *group)
+{
+    const bt_carrier *c = bt_group_carrier(group);
+
+    return bt_group_size(group) == 1 || (c != NULL && c->ops->captures);
+}
+
+void bt_group_watch_end(bt_group *group, void (*ends)(void *ctx), void *ctx)
+{
+    bt_carrier *c = bt_group_carrier(group);
+
+    if (c == NULL) return;
+    c->ends     = ends;
+    c->ends_ctx = ctx;
+}
+
 /* The group's later operations fail at once when this one has failed. */
 static bt_status ended(bt_group *group, bt_status st)
 {

@@ -36,7 +36,8 @@ typedef struct bt_carrier bt_carrier;
 
 /* A slot is never NULL.  `group` is the one that the carrier is attached to. */
 typedef struct {
-    const char *name; /* "staged", "nccl" */
+    const char *name;     /* "staged", "nccl" */
+    bool        captures; /* once warm, all_gather() and exchange() only enqueue */
     bt_status (*all_gather)(bt_carrier *c, bt_group *group, const void *send, size_t bytes,
                             void *recv, const bt_wait *wait);
     bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
@@ -50,6 +51,8 @@ typedef struct {
 
 struct bt_carrier {
     const bt_carrier_ops *ops;
+    void (*ends)(void *ctx); /* see bt_group_watch_end() */
+    void *ends_ctx;
 }; /* first member of each implementation */
 
 /* Takes ownership; the group has none yet. */
@@ -58,6 +61,13 @@ void bt_group_attach(bt_group *group, bt_carrier *carrier);
 bt_carrier *bt_group_carrier(const bt_group *group);
 /* Whether memory of `dev` can travel in this group. */
 bool bt_group_carries(const bt_group *group, const bt_device *dev);
+
+/* Whether a captured stream can hold the group's operations on device memory, once it is warm. */
+bool bt_group_captures(const bt_group *group);
+/* ends(ctx) is called before what carries them ends, after an error or with the group: graphs that
+ * hold operations must be destroyed by then, and a capture that is on ended, since the end waits
+ * for that.  One at a time; ends NULL: nobody. */
+void bt_group_watch_end(bt_group *group, void (*ends)(void *ctx), void *ctx);
 
 /* Collective over the group.  recv[i * bytes ..] = rank i's send[0..bytes), device memory; send may
  * be this rank's place in recv. */

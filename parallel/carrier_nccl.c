@@ -43,6 +43,7 @@ static void stop(carrier *c)
 
     if (c->comm == NULL) return;
     bt_watchdog_enter("end of an NCCL communicator", -1);
+    if (c->super.ends != NULL) c->super.ends(c->super.ends_ctx); /* NCCL waits for its graphs */
     c->nccl->abort(c->comm);
     if (c->nccl->mark(c->comm, 0) != BT_OK) done = true; /* the stream itself is in error */
     while (!done && bt_now_ns() < end_ns && c->nccl->reached(c->comm, 0, &done) == BT_OK && !done)
@@ -279,6 +280,7 @@ static void nccl_destroy(bt_carrier *super)
 }
 
 static const bt_carrier_ops NCCL_OPS = {.name       = "nccl",
+                                        .captures   = true,
                                         .all_gather = nccl_all_gather,
                                         .exchange   = nccl_exchange,
                                         .settle     = nccl_settle,

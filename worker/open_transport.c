@@ -6,6 +6,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "parallel/carrier.h"
 #include "worker/rank.h"
 
 enum { GPU_BYTES = 60, WHY_BYTES = 252 };
@@ -51,15 +52,23 @@ out:
     return st;
 }
 
+/* For ranks that have just started, or are about to. */
+static bt_wait wait_at_start(const bt_rank *r, const char *what)
+{
+    bt_wait wait = {.timeout_ns = r->opt.timeout_ns, .what = what, .layer = -1};
+
+    if (wait.timeout_ns < LEAST_NS) wait.timeout_ns = LEAST_NS;
+    return wait;
+}
+
 /* all_out[n_ranks] of `bytes` each: the caller's to free. */
 static bt_status tell_all(const bt_rank *r, bt_group *group, const char *what, const void *mine,
                           size_t bytes, void *all_out)
 {
     bt_status st   = BT_OK;
     void     *all  = bt_calloc(r->facts.n_ranks, bytes);
-    bt_wait   wait = {.timeout_ns = r->opt.timeout_ns, .what = what, .layer = -1};
+    bt_wait   wait = wait_at_start(r, what);
 
-    if (wait.timeout_ns < LEAST_NS) wait.timeout_ns = LEAST_NS;
     BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "what %u ranks tell", r->facts.n_ranks);
     BT_TRY(bt_group_all_gather(group, mine, bytes, all, &wait));
     memcpy(all_out, &all, sizeof(all));
@@ -163,4 +172,11 @@ out:
     bt_group_destroy(group);
     bt_free(all);
     return st;
+}
+
+bt_status bt_rank_connect(bt_rank *r)
+{
+    bt_wait wait = wait_at_start(r, "first exchange");
+
+    return r->group == NULL ? BT_OK : bt_group_warm(r->group, &wait);
 }

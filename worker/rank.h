@@ -73,6 +73,9 @@ bt_status bt_rank_open_device(bt_rank *r);
  * 0 logs what came of it, and why.  UNSUPPORTED on every rank when NCCL was asked for and a rank
  * cannot: names it, and says why. */
 bt_status bt_rank_open_transport(bt_rank *r);
+/* Collective over its group, as launched: what the group's exchanges travel by is made, and has
+ * been used between all pairs. */
+bt_status bt_rank_connect(bt_rank *r);
 /* hello.c.  What this rank is, to a coordinator that it has just attached to. */
 bt_status bt_rank_say_hello(bt_rank *r);
 bt_status bt_rank_say_ready(bt_rank *r);

@@ -228,6 +228,7 @@ static bt_status follow(bt_rank *r, const bt_seats seats[2])
     uint32_t         n_before = count_experts(r);
     bt_model_options opt      = {.dev = r->dev, .progress = on_load, .progress_ctx = r};
 
+    bt_model_leave_group(r->model);
     BT_TRY(bt_rank_form_group(r, seats));
     BT_TRY(check_room(r, n_before));
     opt.group     = r->group;

@@ -251,12 +251,13 @@ static bt_status create_worker(bt_rank *r)
                                  .nccl       = r->nccl,
                                  .dev        = r->dev};
     bt_handoff_events events  = bt_links_events(&r->links);
-    bt_worker_config  cfg;
+    bt_wait wait = {.timeout_ns = r->opt.timeout_ns, .what = "capture of graphs", .layer = -1};
+    bt_worker_config cfg;
 
     BT_TRY(bt_kv_pool_create(r->dev, &pool, &r->pool));
     if (!bt_rank_has_both(&r->facts))
         BT_TRY(bt_handoff_create(r->world, &handoff, &events, &r->handoff));
-    bt_model_warm(r->model, r->pool);
+    bt_model_warm(r->model, r->pool, &wait);
     BT_TRY(bt_rank_join_handoff(r, BT_FIRST_EPOCH, r->seats));
     r->links.handoff = r->handoff;
     r->links.model   = r->model;
@@ -305,6 +306,7 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(bt_rank_open_device(r));
     BT_TRY(bt_rank_open_transport(r));
     BT_TRY(bt_rank_form_group(r, r->seats));
+    BT_TRY(bt_rank_connect(r));
     open_store(r);
     BT_TRY(draw_account(r));
     BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, r->opt.quiet_ns, &r->client));

@@ -34,6 +34,10 @@ static bt_status end(bt_device *dev, bt_graph **graph_out)
     cudaGraph_t     captured = NULL;
     bt_graph       *graph    = NULL;
 
+    if (!cuda->capturing) {
+        BT_ASSERT(graph_out == NULL);
+        return BT_OK;
+    }
     cuda->stream    = cuda->main; /* whatever failed between */
     cuda->capturing = false;
     if (graph_out == NULL) {

@@ -23,6 +23,7 @@ static goldens   g_goldens;
 static engine    g_engine;
 
 static const uint32_t SELF[1] = {0};
+static const bt_wait  WAIT    = {.timeout_ns = 30 * BT_NS_PER_S, .what = "test", .layer = -1};
 
 typedef struct {
     bt_page_id   pages[REQUESTS];
@@ -145,9 +146,9 @@ static void a_warm_model_has_all_graphs(void)
     long     live;
 
     open_engine();
-    bt_model_warm(g_engine.model, g_engine.pool);
+    bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
     live = g_fake_gpu.live;
-    bt_model_warm(g_engine.model, g_engine.pool);
+    bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
     EXPECT_EQ(g_fake_gpu.live, live);
     run_steps(&h, GRAPHS, 9);
     live   = g_fake_gpu.live;
@@ -172,7 +173,7 @@ static void what_cannot_be_captured_runs_call_by_call(void)
         open_engine();
         if (i == 0) run_steps(&calls, CALLS, 1);
         g_fake_gpu.fail_at = FAIL_AT[i];
-        bt_model_warm(g_engine.model, g_engine.pool);
+        bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
         EXPECT_EQ(g_fake_gpu.fail_at, -1);
         if (i == 0) {
             run_steps(&h, GRAPHS, 2);

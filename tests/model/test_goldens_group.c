@@ -132,6 +132,7 @@ static void sit_down(engine *e, const bool *taken, uint32_t epoch)
     uint32_t              ranks[MAX_RANKS];
 
     bt_placement_fini(&e->placement);
+    bt_model_leave_group(e->model);
     bt_group_destroy(e->group);
     e->n_ranks = 0;
     for (uint32_t r = 0; r < g_n_ranks; r++)

@@ -1,10 +1,20 @@
-/* A rank's process dies in the middle of an exchange by NCCL: the others are told who is missing,
- * regroup, and go on.  The verdict is the line "all survivors: ok", as in test_death.c. */
+/* A rank's process dies in the middle of an exchange by NCCL, which the others have launched as a
+ * graph: they are told who is missing, regroup, capture anew, and go on.  The verdict is the line
+ * "all survivors: ok", as in test_death.c. */
 #include <unistd.h>
 
 #include "tests/parallel/carrier_site.h"
 
 enum { BYTES = 1000000 }; /* more than is ever under way */
+
+static bt_graph *g_graph;
+
+static void drop_graph(void *ctx)
+{
+    (void)ctx;
+    g_dev->ops->graphs->destroy(g_dev, g_graph);
+    g_graph = NULL;
+}
 
 static bt_group *survivors(void)
 {
@@ -42,16 +52,18 @@ static void await_the_dead(bt_group *group, void *memory)
     bt_wait     wait            = wait_s(0.5);
     size_t      none[MAX_RANKS] = {0}, from[MAX_RANKS] = {0};
     uint32_t    missing[MAX_RANKS];
-    bt_status   st;
 
     x.send_at = x.send_bytes = x.recv_at = none;
     x.recv_bytes                         = from;
     from[g_ranks - 1]                    = BYTES;
     wait.what                            = "moe dispatch";
     wait.layer                           = 2;
-    st                                   = bt_group_exchange_device(group, &x, &wait);
-    if (st == BT_OK) st = bt_group_settle(group, &wait);
-    EXPECT_EQ(st, BT_ERR_TIMEOUT);
+    EXPECT_EQ(g_dev->ops->graphs->begin(g_dev), BT_OK);
+    EXPECT_EQ(bt_group_exchange_device(group, &x, &wait), BT_OK);
+    EXPECT_EQ(g_dev->ops->graphs->end(g_dev, &g_graph), BT_OK);
+    EXPECT_EQ(g_dev->ops->graphs->launch(g_dev, g_graph), BT_OK);
+    EXPECT_EQ(bt_group_settle(group, &wait), BT_ERR_TIMEOUT);
+    EXPECT(g_graph == NULL);
     EXPECT_HAS(bt_error_text(), "moe dispatch");
     EXPECT_HAS(bt_error_text(), "of layer 2 in epoch");
     EXPECT_EQ(bt_group_missing(group, missing), 1);
@@ -69,11 +81,20 @@ int main(int argc, char **argv)
     group  = carried_group();
     EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
     if (g_rank == g_ranks - 1) die_half_way(group, memory);
+    bt_group_watch_end(group, drop_graph, NULL);
     await_the_dead(group, memory);
     bt_group_destroy(group);
     group = survivors();
+    EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+    bt_group_watch_end(group, drop_graph, NULL);
+    EXPECT_EQ(g_dev->ops->graphs->begin(g_dev), BT_OK);
+    EXPECT_EQ(
+        bt_group_all_gather_device(group, memory + (size_t)g_rank * BYTES, BYTES, memory, &wait),
+        BT_OK);
+    EXPECT_EQ(g_dev->ops->graphs->end(g_dev, &g_graph), BT_OK);
     put(memory + (size_t)g_rank * BYTES, BYTES, 5, g_rank, 0);
-    EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_OK);
+    EXPECT_EQ(g_dev->ops->graphs->launch(g_dev, g_graph), BT_OK);
+    EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
     for (uint32_t i = 0; i < g_ranks - 1; i++)
         EXPECT_EQ(wrong_bytes(memory + (size_t)i * BYTES, BYTES, 5, i, 0), 0);
     survivors_end(group, &wait);

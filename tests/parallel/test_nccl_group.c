@@ -162,12 +162,162 @@ static void every_failing_call_is_survived(void)
     close_device();
 }
 
+/* ---- operations in graphs */
+
+typedef struct {
+    bt_graph *graph;
+    int       n_dropped;
+} kept;
+
+static void drop_kept(void *ctx)
+{
+    kept *k = ctx;
+
+    EXPECT_EQ(g_dev->ops->graphs->end(g_dev, NULL), BT_OK);
+    g_dev->ops->graphs->destroy(g_dev, k->graph);
+    k->graph = NULL;
+    k->n_dropped++;
+}
+
+/* A gather and, of what it brought, everyone's bytes to the next rank. */
+static bt_status gather_and_pass(bt_group *group, uint8_t *memory, const bt_wait *wait)
+{
+    enum { BYTES = 1000 };
+    size_t      none[MAX_RANKS] = {0}, at[MAX_RANKS] = {0}, to[MAX_RANKS] = {0};
+    size_t      from[MAX_RANKS] = {0};
+    bt_exchange x               = {memory, none, to, memory + (size_t)g_ranks * BYTES, at, from};
+    bt_status   st;
+
+    to[(g_rank + 1) % g_ranks]             = g_ranks * (size_t)BYTES;
+    from[(g_rank + g_ranks - 1) % g_ranks] = g_ranks * (size_t)BYTES;
+    st = bt_group_all_gather_device(group, memory + (size_t)g_rank * BYTES, BYTES, memory, wait);
+    return st != BT_OK ? st : bt_group_exchange_device(group, &x, wait);
+}
+
+static void capture(kept *k, bt_group *group, uint8_t *memory, const bt_wait *wait)
+{
+    const bt_graph_ops *graphs   = g_dev->ops->graphs;
+    long                launched = g_fake_nccl.n_launched;
+
+    EXPECT(bt_group_captures(group));
+    bt_group_watch_end(group, drop_kept, k);
+    EXPECT_EQ(graphs->begin(g_dev), BT_OK);
+    EXPECT_EQ(gather_and_pass(group, memory, wait), BT_OK);
+    EXPECT_EQ(graphs->end(g_dev, &k->graph), BT_OK);
+    EXPECT_EQ(g_fake_nccl.n_launched, launched); /* nothing has run */
+}
+
+/* Round k, by a graph or by calls: what came, and what was passed on, is everyone's. */
+static void expect_round(bt_group *group, kept *graph, uint8_t *memory, uint64_t k, bool by_graph,
+                         const bt_wait *wait)
+{
+    put(memory + (size_t)g_rank * 1000, 1000, k, g_rank, 0);
+    EXPECT_EQ(by_graph ? g_dev->ops->graphs->launch(g_dev, graph->graph)
+                       : gather_and_pass(group, memory, wait),
+              BT_OK);
+    EXPECT_EQ(bt_group_settle(group, wait), BT_OK);
+    for (uint32_t i = 0; i < 2 * g_ranks; i++)
+        EXPECT_EQ(wrong_bytes(memory + (size_t)i * 1000, 1000, k, i % g_ranks, 0), 0);
+}
+
+/* Graphs and calls in any order, and one rank's graph beside the others' calls: the same messages.
+ */
+static void captured_exchanges_run_at_each_launch(void)
+{
+    uint8_t  *memory = take(2 * (size_t)MAX_RANKS * 1000);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(30);
+    kept      k      = {.n_dropped = 0};
+
+    EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+    capture(&k, group, memory, &wait);
+    for (uint64_t round = 0; round < 8; round++)
+        expect_round(group, &k, memory, round,
+                     round == 3 || round == 6 ? g_rank == 0 : round % 4 != 2, &wait);
+    bt_group_destroy(group); /* the communicator ends after its graphs */
+    EXPECT_EQ(k.n_dropped, 1);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+/* Between two launches a rank's NCCL fails, or a rank stays away: the others' launches end at their
+ * wait, graphs are dropped before the communicator, and captured anew in the next group. */
+static void graphs_of_a_failed_group_are_dropped_and_captured_anew(void)
+{
+    uint8_t *memory = take(2 * (size_t)MAX_RANKS * 1000);
+
+    for (int absent = 0; absent < 2; absent++) {
+        bt_group *group = carried_group();
+        bt_wait   wait  = wait_s(30);
+        kept      k     = {.n_dropped = 0};
+        uint32_t  missing[MAX_RANKS];
+
+        EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+        capture(&k, group, memory, &wait);
+        expect_round(group, &k, memory, 1, true, &wait);
+        meet();
+        if (g_rank == 0 && !absent) g_fake_nccl.fail_at = 0;
+        if (absent) wait = wait_s(1);
+        if (g_rank != 0 || !absent) {
+            EXPECT_EQ(g_dev->ops->graphs->launch(g_dev, k.graph), BT_OK);
+            EXPECT_EQ(bt_group_settle(group, &wait), g_rank == 0 ? BT_ERR_PEER : BT_ERR_TIMEOUT);
+            EXPECT_EQ(k.n_dropped, 1);
+            EXPECT_EQ(g_fake_nccl.live, 0);
+        }
+        if (absent && g_rank != 0) {
+            EXPECT_EQ(bt_group_missing(group, missing), 1);
+            EXPECT_EQ(missing[0], 0);
+        }
+        g_fake_nccl.fail_at = -1;
+        meet();
+        bt_group_destroy(group);
+        EXPECT_EQ(k.n_dropped, 1);
+        group = carried_group();
+        wait  = wait_s(30);
+        EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+        capture(&k, group, memory, &wait);
+        expect_round(group, &k, memory, 7, true, &wait);
+        bt_group_destroy(group);
+    }
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+/* NCCL refuses a call within a capture: that ends too, and what it had got is not kept. */
+static void refused_call_ends_the_capture(void)
+{
+    uint8_t  *memory = take(2 * (size_t)MAX_RANKS * 1000);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(30);
+    kept      k      = {.n_dropped = 0};
+    bt_status st;
+
+    EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+    bt_group_watch_end(group, drop_kept, &k);
+    EXPECT_EQ(g_dev->ops->graphs->begin(g_dev), BT_OK);
+    if (g_rank == 0) {
+        g_fake_nccl.refuse_at = 3;
+        wait                  = wait_s(1); /* the others wait for nothing, and hear no roll */
+    }
+    st = gather_and_pass(group, memory, &wait);
+    EXPECT_EQ(st, g_rank == 0 ? BT_ERR_TIMEOUT : BT_OK);
+    if (st == BT_OK) st = g_dev->ops->graphs->end(g_dev, &k.graph);
+    EXPECT_EQ(k.n_dropped, g_rank == 0);
+    meet();
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(failure_of_one_rank_is_heard_by_all),
     BT_TEST(operation_that_stands_still_ends_at_the_deadline),
     BT_TEST(warm_group_has_its_communicator_and_only_enqueues),
     BT_TEST(end_of_one_communicator_leaves_the_other_alone),
     BT_TEST(every_failing_call_is_survived),
+    BT_TEST(captured_exchanges_run_at_each_launch),
+    BT_TEST(graphs_of_a_failed_group_are_dropped_and_captured_anew),
+    BT_TEST(refused_call_ends_the_capture),
 };
 
 MPI_TEST_MAIN(TESTS)

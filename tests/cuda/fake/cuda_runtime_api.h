@@ -39,6 +39,15 @@ struct fake_stream {
     unsigned long n_given, n_done;
     fake_op      *first, **end;
 };
+/* What another library puts into a captured stream.  begin() comes at each launch, when the work's
+ * turn has come; *done becomes 1 when it has run.  Graph and executable are both destroyed:
+ * dropped(), though a launch may still be under way; then no launch is either: release(). */
+typedef struct {
+    void *of;
+    void (*begin)(void *of, int *done);
+    void (*dropped)(void *of);
+    void (*release)(void *of);
+} fake_foreign;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
 
 /* What the machine is: for tests to set, or the environment: BT_FAKE_GPU="devices=2 driver=12040
@@ -55,6 +64,9 @@ extern fake_gpu g_fake_gpu;
 extern void (*g_fake_progress)(void);
 /* A little of what can run, and that. */
 void fake_gpu_progress(void);
+/* The capture that the stream takes part in, a number; 0: none. */
+unsigned long fake_gpu_capture_of(cudaStream_t stream);
+void          fake_gpu_capture(cudaStream_t stream, const fake_foreign *work);
 /* The order among streams follows from it. */
 void fake_gpu_seed(unsigned long seed);
 /* The GPU's memory may be touched from open to close. */

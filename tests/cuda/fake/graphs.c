@@ -11,8 +11,10 @@ typedef struct {
 } node;
 
 struct fake_graph {
-    unsigned      n, capacity, n_lanes, holders;
-    node         *nodes; /* owned */
+    unsigned      n, capacity, n_lanes;
+    unsigned      handles; /* of the program */
+    unsigned      holders; /* those, and launches under way */
+    node         *nodes;   /* owned */
     cudaStream_t  lanes[MAX_LANES];
     int           spoiled;
     unsigned long number; /* of the capture */
@@ -35,6 +37,17 @@ static unsigned lane_of(const struct fake_graph *g, cudaStream_t stream)
 int fake_capture_has(cudaStream_t stream)
 {
     return g_capture != NULL && lane_of(g_capture, stream) < g_capture->n_lanes;
+}
+
+unsigned long fake_gpu_capture_of(cudaStream_t stream)
+{
+    return fake_capture_has(stream) ? g_capture->number : 0;
+}
+
+void fake_gpu_capture(cudaStream_t stream, const fake_foreign *work)
+{
+    if (fake_capture_add(stream, &(fake_op){.kind = FOREIGN, .foreign = *work}) != cudaSuccess)
+        abort();
 }
 
 cudaError_t fake_capture_refuse(void)
@@ -79,7 +92,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     g_capture  = calloc(1, sizeof(*g_capture));
     *g_capture = (struct fake_graph){
-        .holders = 1, .n_lanes = 1, .lanes = {stream}, .number = ++g_n_captures};
+        .handles = 1, .holders = 1, .n_lanes = 1, .lanes = {stream}, .number = ++g_n_captures};
     g_fake_gpu.live++;
     return cudaSuccess;
 }
@@ -117,14 +130,22 @@ void fake_graph_hold(cudaGraph_t g) { g->holders++; }
 void fake_graph_release(cudaGraph_t g)
 {
     if (g == NULL || --g->holders > 0) return;
-    for (unsigned i = 0; i < g->n; i++)
-        fake_op_fini(&g->nodes[i].op);
+    for (unsigned i = 0; i < g->n; i++) {
+        node *n = &g->nodes[i];
+
+        if (n->op.kind == FOREIGN) n->op.foreign.release(n->op.foreign.of);
+        fake_op_fini(&n->op);
+    }
     free(g->nodes);
     free(g);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
+    graph->handles--;
+    for (unsigned i = 0; i < graph->n && graph->handles == 0; i++)
+        if (graph->nodes[i].op.kind == FOREIGN)
+            graph->nodes[i].op.foreign.dropped(graph->nodes[i].op.foreign.of);
     fake_graph_release(graph);
     g_fake_gpu.live--;
     return cudaSuccess;
@@ -135,6 +156,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     (void)flags;
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     fake_graph_hold(graph);
+    graph->handles++;
     g_fake_gpu.live++;
     *exec = graph;
     return cudaSuccess;
@@ -148,25 +170,81 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream)
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }
 
-void fake_graph_run(cudaGraph_t g)
+/* ---- launches */
+
+typedef enum { AHEAD, BEGUN, DONE } node_state;
+struct fake_run {
+    unsigned       at[MAX_LANES], left;
+    unsigned char *states;   /* owned, [nodes] */
+    int           *finished; /* owned, [nodes]: what other libraries say of their own */
+};
+
+static fake_run *run_new(const struct fake_graph *g)
 {
-    unsigned       at[MAX_LANES], left = g->n;
-    unsigned char *done = calloc(g->n + 1, 1);
+    fake_run *r = calloc(1, sizeof(*r));
 
+    r->left     = g->n;
+    r->states   = calloc(g->n + 1, sizeof(*r->states));
+    r->finished = calloc(g->n + 1, sizeof(*r->finished));
+    return r;
+}
+
+void fake_run_free(fake_run *run)
+{
+    if (run == NULL) return;
+    free(run->finished);
+    free(run->states);
+    free(run);
+}
+
+/* The next node of a lane, if it can move. */
+static node *next_of(const struct fake_graph *g, fake_run *r, unsigned lane)
+{
+    node *n;
+
+    while (r->at[lane] < g->n &&
+           (g->nodes[r->at[lane]].lane != lane || r->states[r->at[lane]] == DONE))
+        r->at[lane]++;
+    if (r->at[lane] == g->n) return NULL;
+    n = &g->nodes[r->at[lane]];
+    if (n->op.kind == AWAIT && r->states[n->op.number] != DONE) return NULL;
+    if (r->states[r->at[lane]] == BEGUN && !r->finished[r->at[lane]]) return NULL;
+    return n;
+}
+
+int fake_graph_can_move(const fake_op *launch)
+{
+    const struct fake_graph *g = launch->graph;
+
+    if (launch->run == NULL || launch->run->left == 0) return 1;
     for (unsigned lane = 0; lane < g->n_lanes; lane++)
-        at[lane] = 0;
-    while (left > 0) {
-        unsigned    lane = fake_gpu_random_below(g->n_lanes);
-        const node *n;
+        if (next_of(g, launch->run, lane) != NULL) return 1;
+    return 0;
+}
 
-        while (at[lane] < g->n && g->nodes[at[lane]].lane != lane)
-            at[lane]++;
-        if (at[lane] == g->n) continue;
-        n = &g->nodes[at[lane]];
-        if (n->op.kind == AWAIT && !done[n->op.number]) continue;
-        if (n->op.kind != RECORD) fake_op_run(&n->op);
-        done[at[lane]++] = 1;
-        left--;
+/* A node runs; one of another library begins, and has ended when it says so. */
+static void move_node(fake_run *r, node *n, unsigned i)
+{
+    if (n->op.kind == FOREIGN && r->states[i] == AHEAD) {
+        r->states[i] = BEGUN;
+        n->op.foreign.begin(n->op.foreign.of, &r->finished[i]);
+        return;
     }
-    free(done);
+    if (n->op.kind != RECORD) fake_op_run(&n->op);
+    r->states[i] = DONE;
+    r->left--;
+}
+
+int fake_graph_move(fake_op *launch)
+{
+    struct fake_graph *g = launch->graph;
+
+    if (launch->run == NULL) launch->run = run_new(g);
+    while (launch->run->left > 0 && fake_graph_can_move(launch)) {
+        unsigned lane = fake_gpu_random_below(g->n_lanes);
+        node    *n    = next_of(g, launch->run, lane);
+
+        if (n != NULL) move_node(launch->run, n, (unsigned)(n - g->nodes));
+    }
+    return launch->run->left == 0;
 }

@@ -12,7 +12,8 @@ int fake_gpu_is_pinned(const void *ptr, size_t bytes);
 /* All work that waits for nothing. */
 void fake_gpu_run_all(void);
 
-typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT, GRAPH } fake_op_kind;
+typedef struct fake_run fake_run; /* a launch of a graph that is under way */
+typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT, GRAPH, FOREIGN } fake_op_kind;
 struct fake_op {
     fake_op      *next;
     fake_op_kind  kind;
@@ -26,6 +27,8 @@ struct fake_op {
     cudaEvent_t   event;
     unsigned long number; /* of the event's record; in a graph the node that is awaited */
     cudaGraph_t   graph;
+    fake_run     *run; /* owned */
+    fake_foreign  foreign;
 };
 
 struct fake_event {
@@ -44,8 +47,11 @@ int fake_capture_has(cudaStream_t stream);
 cudaError_t
 fake_capture_refuse(void); /* a call that a capture does not take: it comes to nothing */
 cudaError_t fake_capture_add(cudaStream_t stream, const fake_op *op);
-void        fake_graph_run(cudaGraph_t graph);
-void        fake_graph_release(cudaGraph_t graph); /* NULL is allowed */
-void        fake_graph_hold(cudaGraph_t graph);
+/* Another piece of the launch can run, or its end be seen; runs some; it has ended. */
+int  fake_graph_can_move(const fake_op *launch);
+int  fake_graph_move(fake_op *launch);
+void fake_run_free(fake_run *run);
+void fake_graph_release(cudaGraph_t graph); /* NULL is allowed */
+void fake_graph_hold(cudaGraph_t graph);
 
 #endif

@@ -41,13 +41,18 @@ typedef struct op {
     struct op   *next;
     ncclComm_t   comm;
     cudaStream_t stream;
-    uint64_t     put; /* pieces of work that the stream had before */
+    uint64_t     put;     /* pieces of work that the stream had before */
+    uint64_t     capture; /* that its stream was in when it was asked for; 0: none */
+    int         *done;    /* of a launch of a graph: set when it has ended; NULL: no graph's */
     int          n_parts, moved;
     part         parts[MAX_PARTS];
 } op;
 
 struct ncclComm {
     int          n, self, joined, busy, fd;
+    int          n_kept; /* operations that graphs hold */
+    int          n_held; /* of them, in graphs that the program has not destroyed */
+    int          aborted;
     char         name[64];
     ncclResult_t error;
     shared      *s;
@@ -198,6 +203,16 @@ static int is_first(const op *o)
     return 1;
 }
 
+/* Ended, or given up with its communicator. */
+static void end_op(op *o)
+{
+    if (o->done != NULL)
+        *o->done = 1;
+    else
+        o->stream->n_done++;
+    free(o);
+}
+
 static void progress(void)
 {
     op **at   = &g_under_way;
@@ -214,8 +229,7 @@ static void progress(void)
             if (!o->parts[0].sends && g_fake_nccl.corrupt_at >= 0 && g_fake_nccl.corrupt_at-- == 0)
                 o->parts[0].memory[0] ^= 1;
             *at = o->next;
-            o->stream->n_done++;
-            free(o);
+            end_op(o);
         } else {
             at = &o->next;
         }
@@ -223,19 +237,71 @@ static void progress(void)
     if (open) fake_gpu_close();
 }
 
-static void launch(ncclComm_t c)
+static void put_under_way(op *o)
 {
-    op *o = c->waiting, **at = &g_under_way;
+    op **at = &g_under_way;
 
-    c->waiting = NULL;
-    if (o == NULL) return;
-    if (g_fake_nccl.fail_at >= 0 && g_fake_nccl.fail_at-- == 0) c->error = ncclRemoteError;
+    if (g_fake_nccl.fail_at >= 0 && g_fake_nccl.fail_at-- == 0) o->comm->error = ncclRemoteError;
     g_fake_nccl.n_launched++;
-    o->stream->n_given++;
-    o->put = o->stream->n_put;
     while (*at != NULL)
         at = &(*at)->next;
     *at = o;
+}
+
+/* ---- operations that a graph holds: each launch runs them once more */
+
+static void begin_kept(void *of, int *done)
+{
+    const op *kept = of;
+    op       *o;
+
+    if (kept->comm->aborted) { /* its kernels see that, and leave */
+        *done = 1;
+        return;
+    }
+    o       = malloc(sizeof(*o));
+    *o      = *kept;
+    o->done = done;
+    put_under_way(o);
+}
+
+static void drop_kept(void *of) { ((op *)of)->comm->n_held--; }
+
+static void release_comm(ncclComm_t c)
+{
+    if (c->aborted && c->n_kept == 0) free(c);
+}
+
+static void release_kept(void *of)
+{
+    op *kept = of;
+
+    kept->comm->n_kept--;
+    release_comm(kept->comm);
+    free(kept);
+}
+
+static void launch(ncclComm_t c)
+{
+    op *o = c->waiting;
+
+    c->waiting = NULL;
+    if (o == NULL) return;
+    if (o->capture != fake_gpu_capture_of(o->stream)) {
+        fprintf(stderr,
+                "fake NCCL: a capture has begun or ended while %s worked on a call for it\n",
+                c->name);
+        c->error = ncclInvalidUsage;
+        free(o);
+    } else if (o->capture != 0) {
+        c->n_kept++;
+        c->n_held++;
+        fake_gpu_capture(o->stream, &(fake_foreign){o, begin_kept, drop_kept, release_kept});
+    } else {
+        o->stream->n_given++;
+        o->put = o->stream->n_put;
+        put_under_way(o);
+    }
 }
 
 /* ---- communicators */
@@ -306,19 +372,24 @@ static void drop(op **at, ncclComm_t c)
             continue;
         }
         *at = o->next;
-        o->stream->n_done++;
-        free(o);
+        end_op(o);
     }
 }
 
-/* Peers hear nothing of it. */
+/* Peers hear nothing of it.  NCCL waits here for the end of all graphs that hold its operations. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
+    if (comm->n_held > 0) {
+        fprintf(stderr, "fake NCCL: %s is to end while graphs hold %d of its operations\n",
+                comm->name, comm->n_held);
+        abort();
+    }
     drop(&g_under_way, comm);
     free(comm->waiting);
     munmap(comm->s, sizeof(*comm->s));
     close(comm->fd);
-    free(comm);
+    comm->aborted = 1;
+    release_comm(comm);
     g_fake_nccl.live--;
     return ncclSuccess;
 }
@@ -390,9 +461,10 @@ static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, int sends, int pee
     }
     if (comm->error != ncclSuccess) return comm->error;
     if (g_group == NULL) {
-        g_group         = calloc(1, sizeof(*g_group));
-        g_group->comm   = comm;
-        g_group->stream = stream;
+        g_group          = calloc(1, sizeof(*g_group));
+        g_group->comm    = comm;
+        g_group->stream  = stream;
+        g_group->capture = fake_gpu_capture_of(stream);
     }
     if (refused() != ncclSuccess) {
         g_spoiled = 1;

@@ -35,6 +35,7 @@ void fake_op_fini(fake_op *op)
 {
     if (op->job != NULL) simt_job_free(op->job);
     release(op->event);
+    fake_run_free(op->run);
     fake_graph_release(op->graph);
     free(op->kept);
 }
@@ -64,8 +65,9 @@ void fake_op_run(const fake_op *op)
     case SET: memset(op->dst, op->value, op->bytes); break;
     case LAUNCH: simt_job_run(op->job); break;
     case RECORD: op->event->n_done = op->number; break;
-    case AWAIT: break;
-    case GRAPH: fake_graph_run(op->graph); break;
+    case AWAIT:
+    case GRAPH:
+    case FOREIGN: break; /* graphs.c */
     }
 }
 
@@ -74,13 +76,15 @@ static int is_ready(const struct fake_stream *s)
     const fake_op *op = s->first;
 
     return op != NULL && s->n_done >= op->given &&
-           (op->kind != AWAIT || op->event->n_done >= op->number);
+           (op->kind != AWAIT || op->event->n_done >= op->number) &&
+           (op->kind != GRAPH || fake_graph_can_move(op));
 }
 
 static void run_first(cudaStream_t s)
 {
     fake_op *op = s->first;
 
+    if (op->kind == GRAPH && !fake_graph_move(op)) return;
     fake_op_run(op);
     s->first = op->next;
     if (s->first == NULL) s->end = &s->first;

@@ -1,0 +1,167 @@
+/* NCCL's twin (fake/nccl.h) in captures: what runs when, and what is a mistake.  One rank. */
+#include <nccl.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/test.h"
+
+enum { N = 64 };
+
+static cudaStream_t g_stream;
+static ncclComm_t   g_comm;
+static uint8_t     *g_memory;
+
+static void open_all(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    ncclResult_t state = ncclInProgress;
+
+    config.blocking = config.splitShare = 0;
+    config.commName                     = "one rank";
+    EXPECT_EQ(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_EQ(cudaMalloc((void **)&g_memory, 2 * N), cudaSuccess);
+    EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+    EXPECT_EQ(ncclCommInitRankConfig(&g_comm, 1, id, 0, &config), ncclInProgress);
+    while (state == ncclInProgress)
+        EXPECT_EQ(ncclCommGetAsyncError(g_comm, &state), ncclSuccess);
+    EXPECT_EQ(state, ncclSuccess);
+}
+
+static void close_all(void)
+{
+    EXPECT_EQ(ncclCommAbort(g_comm), ncclSuccess);
+    cudaFree(g_memory);
+    cudaStreamDestroy(g_stream);
+    EXPECT_EQ(g_fake_nccl.live, 0);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+static ncclResult_t settle_call(void)
+{
+    ncclResult_t state = ncclInProgress;
+
+    while (state == ncclInProgress)
+        ncclCommGetAsyncError(g_comm, &state);
+    return state;
+}
+
+/* memory[0..N) to memory[N..2N) by way of NCCL. */
+static void gather(void)
+{
+    EXPECT_EQ(ncclAllGather(g_memory, g_memory + N, N, ncclChar, g_comm, g_stream), ncclInProgress);
+}
+
+static cudaGraphExec_t captured(void)
+{
+    cudaGraph_t     graph = NULL;
+    cudaGraphExec_t exec  = NULL;
+
+    EXPECT_EQ(cudaStreamBeginCapture(g_stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    gather();
+    EXPECT_EQ(settle_call(), ncclSuccess);
+    EXPECT_EQ(cudaStreamEndCapture(g_stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    return exec;
+}
+
+static void expect_copied(int value, int in_place)
+{
+    uint8_t out[2 * N];
+
+    EXPECT_EQ(cudaMemcpyAsync(out, g_memory, 2 * N, cudaMemcpyDeviceToHost, g_stream), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(g_stream), cudaSuccess);
+    EXPECT(out[0] == value && out[N - 1] == value);
+    EXPECT(out[N] == in_place && out[2 * N - 1] == in_place);
+}
+
+static void captured_operation_runs_at_launches_alone(void)
+{
+    cudaGraphExec_t exec;
+
+    open_all();
+    cudaMemsetAsync(g_memory, 1, 2 * N, g_stream);
+    exec = captured();
+    cudaMemsetAsync(g_memory, 2, N, g_stream);
+    expect_copied(2, 1);
+    for (int value = 3; value < 6; value++) {
+        cudaMemsetAsync(g_memory, value, N, g_stream);
+        EXPECT_EQ(cudaGraphLaunch(exec, g_stream), cudaSuccess);
+        expect_copied(value, value);
+    }
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    close_all();
+}
+
+/* A launch that is under way when its graph and its communicator go comes to an end. */
+static void graph_may_be_destroyed_while_it_runs(void)
+{
+    cudaGraphExec_t exec;
+
+    open_all();
+    exec                = captured();
+    g_fake_nccl.stalled = 1;
+    EXPECT_EQ(cudaGraphLaunch(exec, g_stream), cudaSuccess);
+    for (int i = 0; i < 20; i++)
+        fake_gpu_progress();
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    EXPECT_EQ(ncclCommAbort(g_comm), ncclSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(g_stream), cudaSuccess);
+    g_fake_nccl.stalled = 0;
+    cudaFree(g_memory);
+    cudaStreamDestroy(g_stream);
+    EXPECT_EQ(g_fake_nccl.live, 0);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+/* Real NCCL hangs there. */
+static void communicator_that_ends_before_its_graph_is_told(void)
+{
+    char    text[300] = "";
+    int     fd[2], how = 0;
+    pid_t   child;
+    ssize_t n;
+
+    if (pipe(fd) != 0 || (child = fork()) < 0) abort();
+    if (child == 0) {
+        dup2(fd[1], STDERR_FILENO);
+        open_all();
+        (void)captured();
+        ncclCommAbort(g_comm);
+        _exit(0);
+    }
+    close(fd[1]);
+    for (size_t at = 0; (n = read(fd[0], text + at, sizeof(text) - 1 - at)) > 0; at += (size_t)n)
+        ;
+    close(fd[0]);
+    EXPECT(waitpid(child, &how, 0) == child && WIFSIGNALED(how));
+    EXPECT_HAS(text, "one rank is to end while graphs hold 1 of its operations");
+}
+
+/* NCCL has not put the call into the stream when the capture ends: it would run outside. */
+static void capture_that_ends_too_early_is_an_error(void)
+{
+    cudaGraph_t graph = NULL;
+
+    open_all();
+    EXPECT_EQ(cudaStreamBeginCapture(g_stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    gather();
+    EXPECT_EQ(cudaStreamEndCapture(g_stream, &graph), cudaSuccess);
+    EXPECT_EQ(settle_call(), ncclInvalidUsage);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    close_all();
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(captured_operation_runs_at_launches_alone),
+        BT_TEST(graph_may_be_destroyed_while_it_runs),
+        BT_TEST(communicator_that_ends_before_its_graph_is_told),
+        BT_TEST(capture_that_ends_too_early_is_an_error),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -32,6 +32,30 @@ static uint32_t log2_of(uint32_t n)
     return i;
 }
 
+static uint32_t count_sizes(uint32_t max_rows)
+{
+    uint32_t n = 0, most = max_rows < BT_DECODE_MAX_ROWS ? max_rows : BT_DECODE_MAX_ROWS;
+
+    while (n < 32 && 1u << n <= most)
+        n++;
+    return n;
+}
+
+static uint32_t count_classes(const bt_model_config *cfg)
+{
+    return log2_of((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
+}
+
+/* A layer's launches, and what each keeps: arguments of at most 4 KiB, and the driver's own. */
+enum { NODES_A_LAYER = 32, NODE_BYTES = 5 << 10 };
+
+uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, uint32_t max_rows)
+{
+    uint64_t n = (uint64_t)count_sizes(max_rows) * count_classes(cfg);
+
+    return dev->ops->graphs == NULL ? 0 : n * (cfg->n_layers + 1) * NODES_A_LAYER * NODE_BYTES;
+}
+
 /* ---- life */
 
 /* Launches may still be under way. */
@@ -54,7 +78,6 @@ bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out
     const bt_model_config *cfg = model->cfg;
     bt_decode_graphs      *g   = NULL;
     void                  *mem = NULL;
-    uint32_t most = model->max_rows < BT_DECODE_MAX_ROWS ? model->max_rows : BT_DECODE_MAX_ROWS;
 
     if (model->dev->ops->graphs == NULL || model->w.layers[0].mla.ukt == NULL) goto out;
     g = bt_calloc(1, sizeof(*g));
@@ -63,9 +86,8 @@ bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out
     g->group       = model->group;
     g->n_stretches = 1;
     if (!bt_group_captures(model->group)) g->n_stretches += 2 * bt_model_n_moe_layers(cfg);
-    while (g->n_sizes < 32 && 1u << g->n_sizes <= most)
-        g->n_sizes++;
-    g->n_classes = log2_of((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
+    g->n_sizes   = count_sizes(model->max_rows);
+    g->n_classes = count_classes(cfg);
     g->graphs = bt_calloc((size_t)g->n_classes * g->n_sizes * g->n_stretches, sizeof(bt_graph *));
     BT_REQUIRE(g->graphs != NULL, BT_ERR_NO_MEMORY, "a table of graphs");
     BT_TRY(bt_device_alloc(model->dev, BT_DECODE_MAX_ROWS * sizeof(*g->tokens), &mem));
@@ -300,39 +322,66 @@ out:
     return st;
 }
 
+/* Captures those of one size and class. */
+static bt_status warm_one(bt_decode_graphs *g, bt_kv_pool *pool, uint32_t size, uint32_t class,
+                          uint32_t (*rows)[BT_N_ROLES], const bt_wait *wait)
+{
+    uint32_t n_ranks = bt_group_size(g->group);
+    walk     w       = {
+                  .g      = g,
+                  .model  = g->model,
+                  .pool   = pool,
+                  .wait   = *wait,
+                  .fixed  = {1u << size,                                     1u << class},
+                  .rows   = { .n_ranks = n_ranks,
+                             .n_rows  = (const uint32_t(*)[BT_N_ROLES])rows,
+                             .live    = g->model->live},
+                  .graphs = graphs_of(g, 1u << size, class),
+                  .cut    = g->n_stretches > 1,
+                  .dry    = true
+    };
+
+    if (!bt_mla_fits_fixed(g->model->mla, &w.fixed, 0, NULL)) return BT_OK;
+    for (uint32_t q = 0; q < n_ranks; q++)
+        rows[q][BT_ROLE_GENERATED] = 1u << size;
+    return walk_all(&w);
+}
+
+static void tell_warm(const bt_decode_graphs *g, uint64_t before, uint64_t after)
+{
+    const bt_model *m     = g->model;
+    uint64_t        taken = before > after ? before - after : 0;
+    uint64_t        most  = bt_model_graph_bytes(m->dev, m->cfg, m->max_rows);
+    uint32_t        n     = 0;
+
+    for (size_t i = 0; i < (size_t)g->n_classes * g->n_sizes * g->n_stretches; i++)
+        n += g->graphs[i] != NULL;
+    BT_INFO("%u graphs of decode steps for up to %u rows%s: %.1f MiB of the GPU", n,
+            1u << (g->n_sizes - 1),
+            bt_group_size(g->group) == 1 ? ""
+            : g->n_stretches > 1         ? ", cut at exchanges, which go through host memory"
+                                         : ", with their exchanges",
+            (double)taken / (1 << 20));
+    if (taken > most)
+        BT_WARN("graphs of decode steps take more than the %.1f MiB that were reckoned with: "
+                "--kv-bytes can leave more room",
+                (double)most / (1 << 20));
+}
+
 bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait)
 {
     bt_status st      = BT_OK;
-    uint32_t  n_ranks = bt_group_size(g->model->group), n = 0;
+    uint32_t  n_ranks = bt_group_size(g->group);
+    uint64_t  before = 0, after = 0, all = 0;
     uint32_t(*rows)[BT_N_ROLES] = bt_calloc(n_ranks, sizeof(*rows));
 
     BT_REQUIRE(rows != NULL, BT_ERR_NO_MEMORY, "rows of %u ranks", n_ranks);
+    BT_TRY(bt_device_memory(g->model->dev, &before, &all));
     for (uint32_t class = 0; class < g->n_classes; class ++)
-        for (uint32_t size = 0; size < g->n_sizes; size++) {
-            walk w = {
-                .g      = g,
-                .model  = g->model,
-                .pool   = pool,
-                .wait   = *wait,
-                .fixed  = {1u << size,                                     1u << class},
-                .rows   = { .n_ranks = n_ranks,
-                           .n_rows  = (const uint32_t(*)[BT_N_ROLES])rows,
-                           .live    = g->model->live},
-                .graphs = graphs_of(g, 1u << size, class),
-                .cut    = g->n_stretches > 1,
-                .dry    = true
-            };
-
-            if (!bt_mla_fits_fixed(g->model->mla, &w.fixed, 0, NULL)) continue;
-            for (uint32_t q = 0; q < n_ranks; q++)
-                rows[q][BT_ROLE_GENERATED] = 1u << size;
-            BT_TRY(walk_all(&w));
-            n += g->n_stretches;
-        }
-    BT_INFO("%u graphs of decode steps for up to %u rows%s", n, 1u << (g->n_sizes - 1),
-            n_ranks == 1         ? ""
-            : g->n_stretches > 1 ? ", cut at exchanges, which go through host memory"
-                                 : ", exchanges by NCCL within");
+        for (uint32_t size = 0; size < g->n_sizes; size++)
+            BT_TRY(warm_one(g, pool, size, class, rows, wait));
+    BT_TRY(bt_device_memory(g->model->dev, &after, &all));
+    tell_warm(g, before, after);
 out:
     bt_free(rows);
     return st;

@@ -88,6 +88,9 @@ typedef struct {
  * few that are captured as graphs; 0: it is not. */
 enum { BT_DECODE_MAX_ROWS = 256 };
 uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows);
+/* Memory of the device that the graphs of all of them may take, estimated: what a graph takes is
+ * known once it is there.  0: the device has none. */
+uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, uint32_t max_rows);
 /* Captures the decode steps that may come, where the device has graphs; takes memory.  Where that
  * fails it says so, and the steps run call by call, with the same bits.  wait: for the capture of
  * an exchange of the group, which is warm (bt_group_warm()). */

@@ -2,11 +2,14 @@
 #include "parallel/handoff.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/watchdog.h"
+#include "parallel/backoff.h"
+#include "parallel/group_parts.h"
 #include "parallel/handoff_parts.h"
 
 enum { ALIGN = 64, POLL_PASSES = 8 };
@@ -164,10 +167,11 @@ bt_status bt_handoff_take(bt_handoff *handoff)
     return handoff->line == NULL ? BT_OK : bt_line_take(handoff);
 }
 
-bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, const uint32_t *ranks)
+bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, uint32_t n_senders,
+                          const uint32_t *ranks)
 {
     BT_ASSERT(!handoff->polling);
-    return handoff->line == NULL ? BT_OK : bt_line_join(handoff, epoch, n, ranks);
+    return handoff->line == NULL ? BT_OK : bt_line_join(handoff, epoch, n, n_senders, ranks);
 }
 
 void bt_handoff_unstage(bt_handoff *handoff, void *slot)
@@ -200,6 +204,39 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
 bool bt_handoff_is_ready(const bt_handoff *handoff)
 {
     return handoff->line == NULL || handoff->line->state == BT_LINE_READY;
+}
+
+static bt_status fail_unready(const bt_line *l, const bt_wait *wait)
+{
+    bt_status st     = BT_OK;
+    uint32_t  absent = bt_line_absent(l);
+    char      who[64];
+
+    if (absent == BT_NO_PEER)
+        snprintf(who, sizeof(who), "all have come, and it has failed");
+    else
+        snprintf(who, sizeof(who), "nothing came from rank %u", absent);
+    BT_REQUIRE(false, BT_ERR_TIMEOUT,
+               "%s in epoch %u: the hand-off by NCCL of %u ranks is not ready after %.3f s: %s",
+               bt_wait_name(wait), l->epoch, l->n, (double)wait->timeout_ns / 1e9, who);
+out:
+    return st;
+}
+
+bt_status bt_handoff_await_ready(bt_handoff *handoff, const bt_wait *wait)
+{
+    uint64_t   start_ns = bt_now_ns(), now_ns;
+    bt_backoff backoff;
+
+    bt_backoff_init(&backoff, bt_world_spin_ns(handoff->world));
+    for (;;) {
+        now_ns = bt_now_ns();
+        if (bt_handoff_poll(handoff)) bt_backoff_reset(&backoff);
+        if (bt_handoff_is_ready(handoff)) return BT_OK;
+        if (wait->stop != NULL && wait->stop(wait->ctx)) return BT_ERR_CANCELLED;
+        if (now_ns - start_ns >= wait->timeout_ns) return fail_unready(handoff->line, wait);
+        bt_backoff_wait(&backoff, now_ns);
+    }
 }
 
 bool bt_handoff_cancel(bt_handoff *handoff, uint64_t request)

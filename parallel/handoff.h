@@ -85,14 +85,17 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
  * been given by now, which may still use the pages. */
 bt_status bt_handoff_take(bt_handoff *handoff);
 
-/* Who hands over from now on, this rank among them or not: at start, and whenever the cell's epoch
- * has changed, after the exclusions.  Alike on all of them; local, and not waited for: messages
- * begin to move when all of them have joined.  What was
+/* Who hands over from now on, the first n_senders of them to the others, this rank among them or
+ * not: at start, and whenever the cell's epoch has changed, after the exclusions.  Alike on all of
+ * them; local, and not waited for: messages begin to move when all of them have joined.  What was
  * under way is sent again where it had not come.  By MPI nothing is done.  INVALID_ARG: more ranks
  * than the job has, or an epoch before the present one. */
-bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, const uint32_t *ranks);
-/* Messages can go: by NCCL all who hand over have come. */
+bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, uint32_t n_senders,
+                          const uint32_t *ranks);
+/* Messages can go: by NCCL all who hand over have come, and each pair has had a first one. */
 bool bt_handoff_is_ready(const bt_handoff *handoff);
+/* Polls until that is so; this rank hands over.  TIMEOUT names who has not come. */
+bt_status bt_handoff_await_ready(bt_handoff *handoff, const bt_wait *wait);
 
 /* Drops the request's messages that are not granted yet: their slots are free, `sent` is not called
  * for them.  True when nothing of it is in flight; what is in flight ends with `sent`. */

@@ -47,17 +47,19 @@ bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *d
     void     *rows = NULL;
 
     BT_REQUIRE(l != NULL, BT_ERR_NO_MEMORY, "the hand-off by NCCL");
-    l->nccl     = nccl;
-    l->dev      = dev;
-    l->rows_max = rows_max;
-    l->stride   = (words_of(rows_max) + 2 * sizeof(uint64_t) + ALIGN - 1) / ALIGN * ALIGN;
-    l->ranks    = bt_calloc(h->world->size, sizeof(*l->ranks));
-    l->here     = bt_calloc(h->world->size, sizeof(*l->here));
-    BT_REQUIRE(l->ranks != NULL && l->here != NULL, BT_ERR_NO_MEMORY,
+    l->nccl       = nccl;
+    l->dev        = dev;
+    l->rows_max   = rows_max;
+    l->stride     = (words_of(rows_max) + 2 * sizeof(uint64_t) + ALIGN - 1) / ALIGN * ALIGN;
+    l->ranks      = bt_calloc(h->world->size, sizeof(*l->ranks));
+    l->here       = bt_calloc(h->world->size, sizeof(*l->here));
+    l->warm_lists = bt_calloc(3 * (size_t)h->world->size, sizeof(*l->warm_lists));
+    BT_REQUIRE(l->ranks != NULL && l->here != NULL && l->warm_lists != NULL, BT_ERR_NO_MEMORY,
                "the ranks of a hand-off by NCCL");
     BT_TRY(bt_line_take_note_memory(l));
     BT_TRY(nccl->lane_create(h->n_slots + N_NOTES, &l->lane));
-    BT_TRY(bt_device_alloc(dev, (h->n_slots + 1) * l->stride, &rows));
+    BT_TRY(bt_device_alloc(
+        dev, (h->n_slots + 1) * l->stride + h->world->size * (size_t)BT_LINE_WARM_BYTES, &rows));
     l->rows   = rows;
     *line_out = l;
     l         = NULL;
@@ -73,6 +75,7 @@ void bt_line_destroy(bt_world *world, bt_line *line)
     if (line->comm != NULL) line->nccl->destroy(line->comm);
     line->nccl->lane_destroy(line->lane);
     bt_device_free(line->dev, line->rows); /* waits for the device's work */
+    bt_free(line->warm_lists);
     bt_free(line->here);
     bt_free(line->ranks);
     bt_free(line);
@@ -96,7 +99,7 @@ void bt_line_end(bt_handoff *h, uint64_t now_ns)
 {
     bt_line *l = h->line;
 
-    if (l->state != BT_LINE_CONNECTING && l->state != BT_LINE_READY) return;
+    if (l->state == BT_LINE_NONE || l->state == BT_LINE_ENDING) return;
     l->nccl->abort(l->comm);
     l->marked   = l->nccl->mark(l->comm, 0) == BT_OK;
     l->state    = BT_LINE_ENDING;
@@ -143,18 +146,20 @@ static void fail_late(bt_handoff *h, const char *what, uint64_t now_ns)
 
 /* ---- begins */
 
-bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, const uint32_t *ranks)
+bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, uint32_t n_senders,
+                       const uint32_t *ranks)
 {
     bt_status st  = BT_OK;
     bt_line  *l   = h->line;
     uint64_t  now = bt_now_ns();
 
-    BT_REQUIRE(n <= h->world->size && epoch >= l->epoch, BT_ERR_INVALID_ARG,
-               "%u of %u ranks are to hand over in epoch %u, after epoch %u", n, h->world->size,
-               epoch, l->epoch);
+    BT_REQUIRE(n <= h->world->size && n_senders <= n && epoch >= l->epoch, BT_ERR_INVALID_ARG,
+               "%u of %u ranks are to hand over in epoch %u, %u of them send, after epoch %u", n,
+               h->world->size, epoch, n_senders, l->epoch);
     bt_line_end(h, now);
     l->epoch = epoch;
     l->n = l->self = n;
+    l->n_senders   = n_senders;
     memcpy(l->ranks, ranks, n * sizeof(*ranks));
     for (uint32_t i = 0; i < n; i++)
         if (ranks[i] == h->world->rank) l->self = i;
@@ -192,24 +197,72 @@ static bool begin(bt_handoff *h, uint64_t now_ns)
     return true;
 }
 
-static bool connect(bt_handoff *h, uint64_t now_ns)
+/* NCCL connects two ranks at their first message: one from each that sends to each other one. */
+static bt_status start_warm(bt_handoff *h)
 {
-    bt_line *l    = h->line;
-    bool     busy = true;
+    bt_line *l  = h->line;
+    size_t  *at = l->warm_lists, *out = at + h->world->size, *in = out + h->world->size;
+    uint8_t *memory = rows_at(l, h->n_slots + 1);
+    bool     sends  = l->self < l->n_senders;
 
-    if (l->nccl->poll(l->comm, &busy) != BT_OK) {
+    for (uint32_t i = 0; i < l->n; i++) {
+        bool meets = sends != (i < l->n_senders);
+
+        at[i]  = i * (size_t)BT_LINE_WARM_BYTES;
+        out[i] = sends && meets ? BT_LINE_WARM_BYTES : 0;
+        in[i]  = !sends && meets ? BT_LINE_WARM_BYTES : 0;
+    }
+    l->state = BT_LINE_WARMING;
+    l->phase = BT_LINE_TAKING;
+    l->sends = true; /* no inbox waits for it */
+    l->peer  = l->ranks[0];
+    return l->nccl->exchange(l->comm, &(bt_exchange){memory, at, out, memory, at, in});
+}
+
+/* One look at a line that is not ready yet. */
+static bt_status look_at_start(bt_handoff *h, uint64_t now_ns, bool *moved_out)
+{
+    bt_status st   = BT_OK;
+    bt_line  *l    = h->line;
+    bool      busy = true, reached = false;
+
+    BT_TRY(l->nccl->poll(l->comm, &busy));
+    if (busy) goto out;
+    *moved_out = true;
+    if (l->state == BT_LINE_CONNECTING) {
+        BT_TRY(start_warm(h));
+    } else if (l->phase == BT_LINE_TAKING) {
+        BT_TRY(l->nccl->mark(l->comm, 0));
+        l->phase = BT_LINE_UNDER_WAY;
+    } else {
+        BT_TRY(l->nccl->reached(l->comm, 0, &reached));
+        *moved_out = reached;
+        if (!reached) goto out;
+        BT_INFO("hand-off by NCCL in epoch %u: all %u ranks after %.1f ms", l->epoch, l->n,
+                (double)(now_ns - l->since_ns) / BT_NS_PER_MS);
+        l->phase = BT_LINE_IDLE;
+        l->state = BT_LINE_READY;
+    }
+out:
+    return st;
+}
+
+static bool start_up(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l     = h->line;
+    bool     moved = false;
+
+    if (look_at_start(h, now_ns, &moved) != BT_OK) {
         bt_line_fail(h, now_ns);
         return true;
     }
-    if (!busy) {
-        BT_INFO("hand-off by NCCL in epoch %u: all %u ranks after %.1f ms", l->epoch, l->n,
-                (double)(now_ns - l->since_ns) / BT_NS_PER_MS);
-        l->state = BT_LINE_READY;
-        return true;
-    }
     l->peer = l->ranks[0];
-    if (now_ns - l->since_ns >= limit_ns(h)) fail_late(h, "the communicator of", now_ns);
-    return l->state == BT_LINE_ENDING;
+    if (!moved && now_ns - l->since_ns >= limit_ns(h))
+        fail_late(h,
+                  l->state == BT_LINE_CONNECTING ? "the communicator of"
+                                                 : "a first message in the communicator of",
+                  now_ns);
+    return moved || l->state == BT_LINE_ENDING;
 }
 
 /* ---- the operation */
@@ -516,7 +569,8 @@ bool bt_line_poll(bt_handoff *h, uint64_t now_ns)
     if (l->due_number > l->number && l->due_number >> 32 == l->epoch) bt_line_end(h, now_ns);
     switch (l->state) {
     case BT_LINE_NONE: return begin(h, now_ns) || moved;
-    case BT_LINE_CONNECTING: return connect(h, now_ns) || moved;
+    case BT_LINE_CONNECTING:
+    case BT_LINE_WARMING: return start_up(h, now_ns) || moved;
     case BT_LINE_READY: return work(h, now_ns) || moved;
     case BT_LINE_ENDING: return finish_end(l, now_ns) || moved;
     }

@@ -32,6 +32,7 @@ typedef struct bt_line    bt_line;
 typedef enum {
     BT_LINE_NONE,       /* waits for a number and an id of its epoch */
     BT_LINE_CONNECTING, /* until all its ranks have come */
+    BT_LINE_WARMING,    /* first messages between all pairs, by which NCCL connects them */
     BT_LINE_READY,
     BT_LINE_ENDING /* its kernels may still be on their way out */
 } bt_line_state;
@@ -48,10 +49,13 @@ struct bt_line {
     bt_device            *dev;  /* borrowed */
     bt_nccl_lane         *lane; /* owned: notes of the send slots, then the two below */
     size_t                rows_max;
-    uint8_t              *rows; /* owned, device: [n_slots][stride], then the one that comes in */
-    size_t                stride;
+    uint8_t *rows; /* owned, device: [n_slots][stride], then the one that comes in, then first
+                      messages, [world size][BT_LINE_WARM_BYTES] */
+    size_t  stride;
+    size_t *warm_lists; /* owned, [3][world size]: of the first messages */
 
     uint32_t  epoch, n, self; /* of those who hand over; self == n: not this rank */
+    uint32_t  n_senders;      /* of them, the first ones */
     uint32_t *ranks; /* owned, [world size]: world ranks of the n; the first is the origin */
 
     uint32_t *here; /* owned, [world size]: the epoch that each rank says it has joined */
@@ -82,6 +86,7 @@ struct bt_line {
 };
 
 enum { BT_LINE_PREFIX = 16, BT_LINE_TAIL_MAX = 56 << 10 }; /* before a header: number, order */
+enum { BT_LINE_WARM_BYTES = 64 };
 
 bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *dev, size_t rows_max,
                          bt_line **line_out);
@@ -90,7 +95,10 @@ void      bt_line_destroy(bt_world *world, bt_line *line);
 /* Device memory of send slot i. */
 void *bt_line_rows(const bt_line *line, uint32_t i);
 /* See bt_handoff_join(). */
-bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, const uint32_t *ranks);
+bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, uint32_t n_senders,
+                       const uint32_t *ranks);
+/* Who has not joined yet, as far as this rank can tell; BT_NO_PEER: all have. */
+uint32_t bt_line_absent(const bt_line *line);
 /* Ends what is under way with a rank that is excluded. */
 void bt_line_exclude(bt_handoff *h, uint32_t rank);
 /* There is a line, and nothing is under way on it. */

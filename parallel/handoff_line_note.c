@@ -77,9 +77,10 @@ void bt_line_say_here(bt_handoff *h)
         send_note(h, l->ranks[0], NOTE_HERE, (uint64_t)l->epoch << 32, NULL);
 }
 
-/* The first of the line's other ranks that has not joined it yet, or BT_NO_PEER. */
-static uint32_t find_absent(const bt_line *l)
+/* The origin knows; to the others it is the origin that has not said that all are there. */
+uint32_t bt_line_absent(const bt_line *l)
 {
+    if (l->self != 0) return l->due_number >> 32 == l->epoch ? BT_NO_PEER : l->ranks[0];
     for (uint32_t i = 1; i < l->n; i++)
         if (l->here[l->ranks[i]] < l->epoch) return l->ranks[i];
     return BT_NO_PEER;
@@ -88,7 +89,7 @@ static uint32_t find_absent(const bt_line *l)
 /* Before all have joined nobody can connect: no time runs for them. */
 static bool all_here(bt_line *l, uint64_t now_ns)
 {
-    uint32_t absent = find_absent(l);
+    uint32_t absent = bt_line_absent(l);
 
     if (absent != BT_NO_PEER && !l->missed && now_ns - l->join_ns >= MISSED_NS) {
         l->missed = true;

@@ -165,8 +165,9 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
     uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
     uint64_t  all   = a->available / 100 * SHARE_PERCENT;
     uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size;
-    uint64_t  other = (a->shared != 0 ? 0 : a->weights) + a->step + a->staging + a->adopt;
-    uint64_t  most, n;
+    uint64_t  other =
+        (a->shared != 0 ? 0 : a->weights) + a->step + a->graphs + a->staging + a->adopt;
+    uint64_t most, n;
 
     a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
     a->given      = kv_bytes != 0;
@@ -209,11 +210,11 @@ void bt_memory_print(const bt_memory_account *a)
 {
     BT_INFO("memory: weights %.1f MiB (%.1f MiB for all ranks here together), experts of a lost "
             "rank %.1f MiB, steps %.1f MiB, "
-            "staging %.1f MiB, %u pages of %.1f KiB = "
+            "their graphs %.1f MiB, staging %.1f MiB, %u pages of %.1f KiB = "
             "%.1f MiB for %llu tokens%s; %.1f MiB available to %u ranks on this %s",
             mib(a->weights), mib(a->shared != 0 ? a->shared : a->local_size * a->weights),
-            mib(a->adopt), mib(a->step), mib(a->staging), a->n_pages, (double)a->page_bytes / 1024,
-            mib(a->pages), (unsigned long long)a->n_pages * BT_PAGE_TOKENS,
-            a->given ? " (--kv-bytes)" : "", mib(a->available), a->local_size,
-            a->on_gpu ? "GPU" : "machine");
+            mib(a->adopt), mib(a->step), mib(a->graphs), mib(a->staging), a->n_pages,
+            (double)a->page_bytes / 1024, mib(a->pages),
+            (unsigned long long)a->n_pages * BT_PAGE_TOKENS, a->given ? " (--kv-bytes)" : "",
+            mib(a->available), a->local_size, a->on_gpu ? "GPU" : "machine");
 }

@@ -14,6 +14,7 @@ typedef struct {
     uint64_t expert;     /* of one routed expert, all its layers */
     uint64_t adopt;      /* what this rank takes over when one of its group is lost, at most */
     uint64_t step;       /* activations, logits and exchange buffers of a step, estimated */
+    uint64_t graphs;     /* of decode steps on a GPU, estimated */
     uint64_t staging;    /* of the hand-off, where it lies in this memory */
     uint64_t page_bytes; /* of one page */
     uint64_t pages;      /* all of them: n_pages * page_bytes */

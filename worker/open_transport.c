@@ -6,7 +6,6 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
-#include "parallel/carrier.h"
 #include "worker/rank.h"
 
 enum { GPU_BYTES = 60, WHY_BYTES = 252 };
@@ -52,8 +51,7 @@ out:
     return st;
 }
 
-/* For ranks that have just started, or are about to. */
-static bt_wait wait_at_start(const bt_rank *r, const char *what)
+bt_wait bt_rank_wait_at_start(const bt_rank *r, const char *what)
 {
     bt_wait wait = {.timeout_ns = r->opt.timeout_ns, .what = what, .layer = -1};
 
@@ -67,7 +65,7 @@ static bt_status tell_all(const bt_rank *r, bt_group *group, const char *what, c
 {
     bt_status st   = BT_OK;
     void     *all  = bt_calloc(r->facts.n_ranks, bytes);
-    bt_wait   wait = wait_at_start(r, what);
+    bt_wait   wait = bt_rank_wait_at_start(r, what);
 
     BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "what %u ranks tell", r->facts.n_ranks);
     BT_TRY(bt_group_all_gather(group, mine, bytes, all, &wait));
@@ -172,11 +170,4 @@ out:
     bt_group_destroy(group);
     bt_free(all);
     return st;
-}
-
-bt_status bt_rank_connect(bt_rank *r)
-{
-    bt_wait wait = wait_at_start(r, "first exchange");
-
-    return r->group == NULL ? BT_OK : bt_group_warm(r->group, &wait);
 }

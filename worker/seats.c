@@ -171,15 +171,17 @@ out:
 
 bt_status bt_rank_join_handoff(bt_rank *r, uint32_t epoch, const bt_seats seats[2])
 {
-    bt_status st    = BT_OK;
-    uint32_t  n     = 0;
+    bt_status st = BT_OK;
+    uint32_t  n = 0, n_senders = 0;
     uint32_t *ranks = bt_calloc(r->facts.n_ranks, sizeof(*ranks));
 
     BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "the ranks of epoch %u", epoch);
-    for (uint32_t g = 0; g < 2; g++)
+    for (uint32_t g = 0; g < 2; g++) {
         for (uint32_t i = 0; i < seats[g].n; i++)
             if (seats[g].ranks[i] != BT_NO_RANK) ranks[n++] = seats[g].ranks[i];
-    if (r->handoff != NULL) BT_TRY(bt_handoff_join(r->handoff, epoch, n, ranks));
+        if (g == BT_GROUP_PREFILL) n_senders = n;
+    }
+    if (r->handoff != NULL) BT_TRY(bt_handoff_join(r->handoff, epoch, n, n_senders, ranks));
 out:
     bt_free(ranks);
     return st;

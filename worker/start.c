@@ -1,10 +1,10 @@
 /* worker/start.c - how a rank comes to life:
  *
- *     config and checkpoint headers -> device -> memory account -> group -> Hello
- *     -> load the weights (Progress) -> pages, hand-off -> Ready
+ *     config and checkpoint headers -> device -> group, hand-off -> memory account -> Hello
+ *     -> load the weights (Progress) -> pages, graphs -> Ready
  *
- * What is collective over the job (the hand-off's creation) comes where no rank can have failed
- * alone without its process ending. */
+ * What ranks wait for each other for comes before the weights, which one may read for longer than
+ * another one. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "parallel/carrier.h"
 #include "proto/config_hash.h"
 #include "worker/draws.h"
 #include "worker/rank.h"
@@ -130,6 +131,63 @@ static void open_store(bt_rank *r)
         BT_WARN("this rank packs weights of its own");
 }
 
+static bt_status create_handoff(bt_rank *r)
+{
+    bt_handoff_config cfg    = {.n_slots    = N_SLOTS,
+                                .grant_ns   = GRANT_NS,
+                                .slot_bytes = SLOT_BYTES,
+                                .nccl       = r->nccl,
+                                .dev        = r->dev};
+    bt_handoff_events events = bt_links_events(&r->links);
+    bt_status         st     = BT_OK;
+
+    if (bt_rank_has_both(&r->facts)) goto out;
+    BT_TRY(bt_handoff_create(r->world, &cfg, &events, &r->handoff));
+    BT_TRY(bt_rank_join_handoff(r, BT_FIRST_EPOCH, r->seats));
+out:
+    return st;
+}
+
+/* By NCCL: communicators, and a first message between each pair of their ranks. */
+static bt_status connect_ranks(bt_rank *r)
+{
+    bt_status st       = BT_OK;
+    bt_wait   wait     = bt_rank_wait_at_start(r, "first exchange");
+    uint64_t  start_ns = bt_now_ns(), before = 0, after = 0, all = 0;
+
+    BT_TRY(bt_device_memory(r->dev, &before, &all));
+    BT_TRY(create_handoff(r));
+    if (r->group == NULL) goto out; /* a spare's are made with its seat */
+    BT_TRY(bt_group_warm(r->group, &wait));
+    if (r->handoff != NULL) BT_TRY(bt_handoff_await_ready(r->handoff, &wait));
+    BT_TRY(bt_device_memory(r->dev, &after, &all));
+    if (r->nccl != NULL)
+        BT_INFO("connected by NCCL after %.1f ms, which took %.1f MiB of the GPU",
+                (double)(bt_now_ns() - start_ns) / BT_NS_PER_MS,
+                before > after ? (double)(before - after) / (1 << 20) : 0.0);
+out:
+    return st;
+}
+
+/* Of attention, whose weights this rank has. */
+static void choose_forms(const bt_rank *r, bool *normal_out, bool *absorbed_out)
+{
+    bool any = bt_rank_has_both(&r->facts) || r->group == NULL; /* a spare may become either */
+
+    switch (r->opt.form) {
+    case BT_FORM_ALL_NORMAL:
+    case BT_FORM_ALL_ABSORBED:
+        *normal_out   = r->opt.form == BT_FORM_ALL_NORMAL;
+        *absorbed_out = !*normal_out;
+        break;
+    case BT_FORM_BY_COST: *normal_out = *absorbed_out = true; break;
+    default: /* a prompt may have to be computed again as it was generated */
+        *normal_out   = any || bt_rank_prefills(&r->facts);
+        *absorbed_out = any || bt_rank_decodes(&r->facts) || r->opt.share_generated;
+        break;
+    }
+}
+
 static bt_status draw_account(bt_rank *r)
 {
     bt_status          st      = BT_OK;
@@ -137,7 +195,9 @@ static bt_status draw_account(bt_rank *r)
     bt_memory_account *m       = &r->memory;
     bool               handoff = !bt_rank_has_both(&r->facts);
     uint32_t           group   = r->group != NULL ? r->group_size : r->facts.n_ranks;
+    bool               normal, absorbed;
 
+    choose_forms(r, &normal, &absorbed);
     BT_TRY(count_weights(r, group, &m->weights, &all));
     m->shared     = r->store != NULL ? all : 0;
     m->on_gpu     = !r->dev->host_memory;
@@ -148,7 +208,8 @@ static bt_status draw_account(bt_rank *r)
     m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
               bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
-    if (handoff && (!m->on_gpu || r->nccl != NULL))
+    if (absorbed) m->graphs = bt_model_graph_bytes(r->dev, &r->cfg, r->opt.max_rows);
+    if (handoff && !m->on_gpu) /* a GPU's has been taken by now */
         m->staging = (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES);
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
@@ -206,27 +267,17 @@ static bt_status load(bt_rank *r)
 {
     bt_status        st       = BT_OK;
     uint64_t         start_ns = bt_now_ns();
-    bool             both     = bt_rank_has_both(&r->facts);
-    bool             normal = bt_rank_prefills(&r->facts), absorbed = bt_rank_decodes(&r->facts);
-    bt_model_options opt = {.dev            = r->dev,
-                            .group          = r->group,
-                            .placement      = r->has_placement ? &r->placement : NULL,
-                            .max_rows       = r->opt.max_rows,
-                            .max_logit_rows = r->opt.max_rows,
-                            .store          = r->store,
-                            .packed         = r->packed,
-                            .progress       = on_load,
-                            .progress_ctx   = r};
+    bt_model_options opt      = {.dev            = r->dev,
+                                 .group          = r->group,
+                                 .placement      = r->has_placement ? &r->placement : NULL,
+                                 .max_rows       = r->opt.max_rows,
+                                 .max_logit_rows = r->opt.max_rows,
+                                 .store          = r->store,
+                                 .packed         = r->packed,
+                                 .progress       = on_load,
+                                 .progress_ctx   = r};
 
-    switch (r->opt.form) {
-    case BT_FORM_ALL_NORMAL: opt.normal = true; break;
-    case BT_FORM_ALL_ABSORBED: opt.absorbed = true; break;
-    case BT_FORM_BY_COST: opt.normal = opt.absorbed = true; break;
-    default: /* a prompt may have to be computed again as it was generated */
-        opt.normal   = both || normal || r->group == NULL; /* a spare may become either */
-        opt.absorbed = both || absorbed || r->opt.share_generated || r->group == NULL;
-        break;
-    }
+    choose_forms(r, &opt.normal, &opt.absorbed);
     BT_TRY(bt_model_load(&r->cfg, r->st, &opt, &r->model));
     BT_INFO(
         "loaded in %.2f s: weights %.1f MiB, of them %.1f MiB shared with this machine's ranks, "
@@ -241,24 +292,15 @@ out:
 
 static bt_status create_worker(bt_rank *r)
 {
-    bt_status         st      = BT_OK;
-    bt_kv_pool_config pool    = {.n_layers = r->cfg.n_layers,
-                                 .n_pages  = r->memory.n_pages,
-                                 .kv_dim   = r->cfg.mla.kv_lora_rank + r->cfg.mla.qk_rope_dim};
-    bt_handoff_config handoff = {.n_slots    = N_SLOTS,
-                                 .grant_ns   = GRANT_NS,
-                                 .slot_bytes = SLOT_BYTES,
-                                 .nccl       = r->nccl,
-                                 .dev        = r->dev};
-    bt_handoff_events events  = bt_links_events(&r->links);
+    bt_status         st   = BT_OK;
+    bt_kv_pool_config pool = {.n_layers = r->cfg.n_layers,
+                              .n_pages  = r->memory.n_pages,
+                              .kv_dim   = r->cfg.mla.kv_lora_rank + r->cfg.mla.qk_rope_dim};
     bt_wait wait = {.timeout_ns = r->opt.timeout_ns, .what = "capture of graphs", .layer = -1};
     bt_worker_config cfg;
 
     BT_TRY(bt_kv_pool_create(r->dev, &pool, &r->pool));
-    if (!bt_rank_has_both(&r->facts))
-        BT_TRY(bt_handoff_create(r->world, &handoff, &events, &r->handoff));
     bt_model_warm(r->model, r->pool, &wait);
-    BT_TRY(bt_rank_join_handoff(r, BT_FIRST_EPOCH, r->seats));
     r->links.handoff = r->handoff;
     r->links.model   = r->model;
     r->links.world   = r->world;
@@ -306,7 +348,7 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(bt_rank_open_device(r));
     BT_TRY(bt_rank_open_transport(r));
     BT_TRY(bt_rank_form_group(r, r->seats));
-    BT_TRY(bt_rank_connect(r));
+    BT_TRY(connect_ranks(r));
     open_store(r);
     BT_TRY(draw_account(r));
     BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, r->opt.quiet_ns, &r->client));

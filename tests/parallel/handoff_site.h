@@ -119,22 +119,23 @@ static void site_expired(void *ctx, uint32_t to, uint32_t n)
     if (n > s->max_expired) s->max_expired = n;
 }
 
-/* The first n ranks hand over, in an epoch of their own. */
+/* The first n ranks hand over, mostly the first half of all to the others, in an epoch of their
+ * own.
+ */
 static inline void site_join(site *s, uint32_t n)
 {
     uint32_t ranks[MAX_RANKS];
 
     for (uint32_t i = 0; i < n; i++)
         ranks[i] = i;
-    EXPECT_EQ(bt_handoff_join(s->h, next_epoch(), n, ranks), BT_OK);
+    EXPECT_EQ(bt_handoff_join(s->h, next_epoch(), n, g_ranks / 2, ranks), BT_OK);
 }
 
 static inline void site_wait_ready(site *s)
 {
-    uint64_t end_ns = bt_now_ns() + 20 * BT_NS_PER_S;
+    bt_wait wait = wait_s(20);
 
-    while (!bt_handoff_is_ready(s->h) && bt_now_ns() < end_ns)
-        if (!bt_handoff_poll(s->h)) bt_sleep_ns(20000);
+    EXPECT_EQ(bt_handoff_await_ready(s->h, &wait), BT_OK);
     EXPECT(bt_handoff_is_ready(s->h));
 }
 

@@ -3,7 +3,7 @@
 
 #include "tests/cuda/fake/inside.h"
 
-enum { MAX_LANES = 4 };
+enum { MAX_LANES = 4, NODE_BYTES = 4 << 10 }; /* that a node of an executable takes of the GPU */
 
 typedef struct {
     fake_op  op; /* a record has the number of its node, a wait that of the record's */
@@ -155,6 +155,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
 {
     (void)flags;
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (graph->n * (size_t)NODE_BYTES > g_fake_gpu.bytes - g_fake_gpu.taken)
+        return cudaErrorMemoryAllocation;
+    g_fake_gpu.taken += graph->n * (size_t)NODE_BYTES;
     fake_graph_hold(graph);
     graph->handles++;
     g_fake_gpu.live++;
@@ -168,7 +171,11 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream)
     return fake_gpu_step();
 }
 
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    g_fake_gpu.taken -= exec->n * (size_t)NODE_BYTES;
+    return cudaGraphDestroy(exec);
+}
 
 /* ---- launches */
 

@@ -61,6 +61,7 @@ void bt_kv_pool_destroy(bt_kv_pool *pool)
 {
     if (pool == NULL) return;
     bt_device_free(pool->dev, pool->mem);
+    bt_device_free(pool->dev, pool->run);
     bt_kv_prefix_fini(pool);
     bt_free(pool->seen);
     bt_free(pool->free);

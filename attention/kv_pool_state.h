@@ -25,6 +25,8 @@ struct bt_kv_pool {
     uint32_t          *generation; /* owned: [n_pages] times taken */
     bt_page_id        *free;       /* owned: stack of free pages, top at n_free-1 */
     uint8_t           *seen;       /* owned: [n_pages] scratch of the integrity check */
+    void              *run;        /* owned, on the device: see bt_page_rows_reserve(); or NULL */
+    size_t             run_bytes;
     uint32_t           n_free;
     size_t             page_elems, layer_elems;
 

@@ -12,6 +12,7 @@ struct bt_decode_graphs {
     uint32_t   n_sizes, n_classes, n_stretches;
     bt_graph **graphs; /* owned: [n_classes][n_sizes][n_stretches]; NULL: not captured yet */
     uint32_t  *tokens; /* owned, device: [BT_DECODE_MAX_ROWS] */
+    uint64_t   n_steps;
 };
 
 uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows)
@@ -103,6 +104,9 @@ out:
 void bt_decode_graphs_destroy(bt_decode_graphs *g)
 {
     if (g == NULL) return;
+    if (g->n_steps > 0)
+        BT_INFO("%llu decode steps of epoch %u were launched as graphs",
+                (unsigned long long)g->n_steps, bt_group_epoch(g->group));
     bt_group_watch_end(g->group, NULL, NULL);
     drop_all(g);
     bt_device_free(g->model->dev, g->tokens);
@@ -163,11 +167,21 @@ out:
     return st;
 }
 
+/* Until a capture has taken an exchange: nothing else may be enqueued meanwhile. */
+static bt_wait capture_wait(const walk *w)
+{
+    bt_wait wait = w->wait;
+
+    wait.idle = NULL;
+    return wait;
+}
+
 /* Rows to all ranks, the shared expert beside it. */
 static bt_status dispatch(walk *w, const bt_moe_weights *mw)
 {
-    bt_model *m  = w->model;
-    bt_status st = BT_OK;
+    bt_model *m     = w->model;
+    bt_status st    = BT_OK;
+    bt_wait   taken = capture_wait(w);
 
     if (w->cut) {
         BT_TRY(close_stretch(w));
@@ -176,7 +190,7 @@ static bt_status dispatch(walk *w, const bt_moe_weights *mw)
         BT_TRY(open_stretch(w));
     } else if (w->captures) {
         BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
-        BT_TRY(bt_moe_dispatch(m->moe, &w->wait));
+        BT_TRY(bt_moe_dispatch(m->moe, &taken));
     }
 out:
     return st;
@@ -184,8 +198,9 @@ out:
 
 static bt_status give_back(walk *w)
 {
-    bt_model *m  = w->model;
-    bt_status st = BT_OK;
+    bt_model *m     = w->model;
+    bt_status st    = BT_OK;
+    bt_wait   taken = capture_wait(w);
 
     if (w->cut) {
         BT_TRY(close_stretch(w));
@@ -193,7 +208,7 @@ static bt_status give_back(walk *w)
         if (!w->dry) BT_TRY(bt_moe_await_shared(m->moe));
         BT_TRY(open_stretch(w));
     } else if (w->captures) {
-        BT_TRY(bt_moe_return(m->moe, &w->wait));
+        BT_TRY(bt_moe_return(m->moe, &taken));
         BT_TRY(bt_moe_await_shared(m->moe));
     }
 out:
@@ -317,6 +332,7 @@ bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_s
     BT_TRY(bt_device_upload(m->dev, g->tokens, tokens, step->n_padded * sizeof(*tokens)));
     BT_TRY(bt_mla_send_fixed(m->mla, &w.fixed, step->n_spans, step->spans));
     BT_TRY(walk_all(&w));
+    g->n_steps++;
     if (step->layer_done != NULL) step->layer_done(step->ctx, m->cfg->n_layers - 1);
 out:
     return st;

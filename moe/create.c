@@ -173,6 +173,17 @@ out:
     return st;
 }
 
+/* Dispatch has the same rows at the same place on both ends. */
+static bt_status reserve_exchanges(bt_moe *moe, size_t all_rows)
+{
+    size_t item = moe->cfg.hidden * sizeof(bt_bf16);
+    size_t wire = all_rows * moe->wire_elems * sizeof(bt_bf16);
+    size_t sent = all_rows * items_of(moe, moe->self) * item;
+    size_t came = moe->max_rows * items_that_come(moe) * item;
+
+    return bt_group_reserve(moe->group, sent > wire ? sent : wire, came > wire ? came : wire);
+}
+
 static const bt_moe_ops *find_back_end(const bt_device *dev)
 {
     if (strcmp(bt_moe_cpu_ops.device, dev->ops->name) == 0) return &bt_moe_cpu_ops;
@@ -221,6 +232,7 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     BT_TRY(take_device(moe, all_rows));
     BT_TRY(take_host(moe, all_rows));
     if (ops->routed != NULL) BT_TRY(take_routed(moe));
+    BT_TRY(reserve_exchanges(moe, all_rows));
     *moe_out = moe;
     moe      = NULL; /* handed over */
 out:

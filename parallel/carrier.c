@@ -62,6 +62,13 @@ out:
     return st;
 }
 
+bt_status bt_group_reserve(bt_group *group, size_t out_bytes, size_t in_bytes)
+{
+    bt_carrier *c = bt_group_carrier(group);
+
+    return c == NULL ? BT_OK : c->ops->reserve(c, out_bytes, in_bytes);
+}
+
 bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
 {
     bt_carrier *c  = bt_group_carrier(group);

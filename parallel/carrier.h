@@ -42,6 +42,7 @@ typedef struct {
                             void *recv, const bt_wait *wait);
     bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
                           const bt_wait *wait);
+    bt_status (*reserve)(bt_carrier *c, size_t out_bytes, size_t in_bytes);
     bt_status (*settle)(bt_carrier *c, bt_group *group, const bt_wait *wait);
     bt_status (*warm)(bt_carrier *c, bt_group *group, const bt_wait *wait);
     /* As bt_group_missing(), of what the carrier itself waits for. */
@@ -75,6 +76,10 @@ bt_status bt_group_all_gather_device(bt_group *group, const void *send, size_t b
                                      const bt_wait *wait);
 /* Collective over the group.  Device memory. */
 bt_status bt_group_exchange_device(bt_group *group, const bt_exchange *x, const bt_wait *wait);
+/* No operation to come sends from beyond out_bytes of its memory, or receives beyond in_bytes of
+ * it. Takes the memory that the carrier needs for that; again: the larger counts.  Local.  An
+ * operation beyond it is an INVALID_ARG where memory is needed. */
+bt_status bt_group_reserve(bt_group *group, size_t out_bytes, size_t in_bytes);
 /* All that was enqueued by the operations above, and by the device before, is done.  Each rank for
  * itself. */
 bt_status bt_group_settle(bt_group *group, const bt_wait *wait);
@@ -102,8 +107,8 @@ const bt_nccl_module *bt_nccl_open(const char *library, uint32_t rank, bool shar
 bt_status bt_carrier_nccl_create(const bt_nccl_module *nccl, bt_device *dev, bt_world *world,
                                  uint32_t tag_space, bt_carrier **carrier_out);
 
-/* By way of host memory and the group's own exchange.  `dev` is borrowed.  Host memory grows with
- * the largest operation. */
+/* By way of pinned host memory, which bt_group_reserve() takes, and the group's own exchange. `dev`
+ * is borrowed. */
 bt_status bt_carrier_staged_create(bt_device *dev, bt_carrier **carrier_out);
 
 #ifdef __cplusplus

@@ -217,6 +217,13 @@ out:
     return st;
 }
 
+/* NCCL has its own. */
+static bt_status nccl_reserve(bt_carrier *super, size_t out_bytes, size_t in_bytes)
+{
+    (void)super, (void)out_bytes, (void)in_bytes;
+    return BT_OK;
+}
+
 static bt_status nccl_settle(bt_carrier *super, bt_group *group, const bt_wait *wait)
 {
     bt_status st       = BT_OK;
@@ -283,6 +290,7 @@ static const bt_carrier_ops NCCL_OPS = {.name       = "nccl",
                                         .captures   = true,
                                         .all_gather = nccl_all_gather,
                                         .exchange   = nccl_exchange,
+                                        .reserve    = nccl_reserve,
                                         .settle     = nccl_settle,
                                         .warm       = nccl_warm,
                                         .missing    = nccl_missing,

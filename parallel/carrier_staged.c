@@ -1,36 +1,47 @@
 /* parallel/carrier_staged.c - device memory by way of host memory: down, the group's own exchange,
  * up.  Complete when a call returns, as far as the host can tell. */
 #include "core/alloc.h"
-#include "parallel/carrier.h"
+#include "parallel/group_parts.h"
 
 typedef struct {
     bt_carrier super;
     bt_device *dev;                 /* borrowed */
-    uint8_t   *out, *in;            /* owned */
+    uint8_t   *out, *in;            /* owned, pinned */
     size_t     out_bytes, in_bytes; /* of them */
 } staged;
 
-static bt_status grow(uint8_t **memory, size_t *has, size_t bytes)
+static bt_status grow(bt_device *dev, uint8_t **memory, size_t *has, size_t bytes)
 {
-    bt_status st = BT_OK;
-    uint8_t  *more;
+    bt_status st   = BT_OK;
+    void     *more = NULL;
 
     if (bytes <= *has) goto out;
-    more = bt_realloc(*memory, bytes, 1);
-    BT_REQUIRE(more != NULL, BT_ERR_NO_MEMORY, "%zu bytes of host memory for an exchange", bytes);
+    BT_TRY(bt_device_alloc_host(dev, bytes, &more));
+    bt_device_free_host(dev, *memory);
     *memory = more;
     *has    = bytes;
 out:
     return st;
 }
 
-static bt_status down(staged *s, const void *send, size_t bytes)
+static bt_status staged_reserve(bt_carrier *c, size_t out_bytes, size_t in_bytes)
+{
+    bt_status st = BT_OK;
+    staged   *s  = (staged *)c;
+
+    BT_TRY(grow(s->dev, &s->out, &s->out_bytes, out_bytes));
+    BT_TRY(grow(s->dev, &s->in, &s->in_bytes, in_bytes));
+out:
+    return st;
+}
+
+static bt_status check_room(const staged *s, size_t out_bytes, size_t in_bytes, const bt_wait *wait)
 {
     bt_status st = BT_OK;
 
-    BT_TRY(grow(&s->out, &s->out_bytes, bytes));
-    BT_TRY(bt_device_download(s->dev, s->out, send, bytes));
-    BT_TRY(bt_device_sync(s->dev));
+    BT_REQUIRE(out_bytes <= s->out_bytes && in_bytes <= s->in_bytes, BT_ERR_INVALID_ARG,
+               "%s: %zu bytes go out and %zu come in, with host memory for %zu and %zu",
+               bt_wait_name(wait), out_bytes, in_bytes, s->out_bytes, s->in_bytes);
 out:
     return st;
 }
@@ -42,8 +53,9 @@ static bt_status staged_all_gather(bt_carrier *c, bt_group *group, const void *s
     staged   *s   = (staged *)c;
     size_t    all = bytes * bt_group_size(group);
 
-    BT_TRY(down(s, send, bytes));
-    BT_TRY(grow(&s->in, &s->in_bytes, all));
+    BT_TRY(check_room(s, bytes, all, wait));
+    BT_TRY(bt_device_download(s->dev, s->out, send, bytes));
+    BT_TRY(bt_device_sync(s->dev));
     BT_TRY(bt_group_all_gather(group, s->out, bytes, s->in, wait));
     BT_TRY(bt_device_upload(s->dev, recv, s->in, all));
     BT_TRY(bt_device_sync(s->dev)); /* the next operation writes there again */
@@ -79,10 +91,8 @@ static bt_status staged_exchange(bt_carrier *c, bt_group *group, const bt_exchan
     size_t    end   = end_of(n, x->send_at, x->send_bytes);
     size_t    start = end == 0 ? 0 : start_of(n, x->send_at, x->send_bytes);
 
-    /* Everybody gets the same rows in a dispatch: they come down once. */
-    BT_TRY(grow(&s->out, &s->out_bytes, end));
-    BT_TRY(grow(&s->in, &s->in_bytes, end_of(n, x->recv_at, x->recv_bytes)));
-    if (end > start) {
+    BT_TRY(check_room(s, end, end_of(n, x->recv_at, x->recv_bytes), wait));
+    if (end > start) { /* everybody gets the same rows in a dispatch: they come down once */
         BT_TRY(bt_device_download(s->dev, s->out + start, (const uint8_t *)x->send + start,
                                   end - start));
         BT_TRY(bt_device_sync(s->dev));
@@ -120,14 +130,15 @@ static void staged_destroy(bt_carrier *c)
 {
     staged *s = (staged *)c;
 
-    bt_free(s->out);
-    bt_free(s->in);
+    bt_device_free_host(s->dev, s->out);
+    bt_device_free_host(s->dev, s->in);
     bt_free(s);
 }
 
 static const bt_carrier_ops STAGED_OPS = {.name       = "staged",
                                           .all_gather = staged_all_gather,
                                           .exchange   = staged_exchange,
+                                          .reserve    = staged_reserve,
                                           .settle     = staged_settle,
                                           .warm       = staged_warm,
                                           .missing    = staged_missing,

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/page_rows.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "parallel/carrier.h"
@@ -209,8 +210,8 @@ static bt_status draw_account(bt_rank *r)
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
               bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
     if (absorbed) m->graphs = bt_model_graph_bytes(r->dev, &r->cfg, r->opt.max_rows);
-    if (handoff && !m->on_gpu) /* a GPU's has been taken by now */
-        m->staging = (uint64_t)SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES);
+    if (handoff && r->nccl == NULL) /* NCCL's has been taken by now */
+        m->staging = (uint64_t)SLOT_BYTES * (m->on_gpu ? 1 : N_SLOTS + BT_HANDOFF_INBOXES);
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
@@ -300,6 +301,8 @@ static bt_status create_worker(bt_rank *r)
     bt_worker_config cfg;
 
     BT_TRY(bt_kv_pool_create(r->dev, &pool, &r->pool));
+    if (r->handoff != NULL && r->nccl == NULL)
+        BT_TRY(bt_page_rows_reserve(r->pool, bt_handoff_payload_max(r->handoff)));
     bt_model_warm(r->model, r->pool, &wait);
     r->links.handoff = r->handoff;
     r->links.model   = r->model;

@@ -60,6 +60,7 @@ static bool nccl_usable(char *text, size_t text_bytes)
 
     (void)setenv("NCCL_GRAPH_REGISTER", "0", 1); /* read by NCCL at its first communicator */
     (void)setenv("NCCL_LOCAL_REGISTER", "0", 1);
+    (void)setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1); /* steps as graphs and by calls take turns */
     if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_CODE)
         snprintf(text, text_bytes, "NCCL here is of version %d: expected %d or newer", version,
                  NCCL_VERSION_CODE);

@@ -4,8 +4,9 @@
     cell_nccl.py --bin DIR --source DIR
 
 Each request runs alone on --both 1.  Then all arrive at once at two prefill and three decode ranks, where one rank is killed in a
-hand-off, one in an exchange of the decode group, and one stops in one.  Every stream is equal, bit by bit, and the ranks that wait
-for the one that stopped name it, with operation and epoch."""
+hand-off, one in an exchange of the decode group within a graph, and one stops in one; two spares take the first two seats.  Once they
+have, all requests arrive again.  Every stream is equal, bit by bit, the ranks that wait for the one that stopped name it, with operation
+and epoch, and the spares' steps are launched as graphs too."""
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ import load  # noqa: E402
 from cell_serving import make_model, make_requests  # noqa: E402
 
 TIMEOUT_S = 10
-PREFILL, KILLED, STOPPED = 0, 3, 4    # 0 is also the one that gives the hand-off's communicators their numbers
+PREFILL, KILLED, STOPPED, SPARES = 0, 3, 4, 2    # 0 is also the one that gives the hand-off's communicators their numbers
 FATES = f"{PREFILL}:hand-off:2:{signal.SIGKILL} {KILLED}:group:40:{signal.SIGKILL} {STOPPED}:group:90:{signal.SIGSTOP}"
 
 
@@ -38,31 +39,43 @@ def run_alone(a, model, requests):
     return alone
 
 
+def run_all(client, requests, alone):
+    todo, got = list(requests), []
+
+    def work():
+        request = todo.pop()
+        got.append((request[0], client.run(*request)[0]))
+    load.in_threads(len(todo), work)
+    for name, choices in got:
+        assert choices == alone[name], f"{name}: {choices} is not {alone[name]}"
+    return len(got)
+
+
 def run_struck(a, model, requests, alone):
-    more = ["--threads", "1", "--queue-s", "600", "--on-death", "replace", "--timeout-s", str(TIMEOUT_S), "--rank-timeout-s", str(6 * TIMEOUT_S)]
+    more = ["--threads", "1", "--queue-s", "600", "--on-death", "replace", "--timeout-s", str(TIMEOUT_S), "--rank-timeout-s", str(6 * TIMEOUT_S),
+            "--spares", str(SPARES)]
     os.environ["BT_FAKE_NCCL"] = FATES
     with cells.Cell(a.bin, model, "2+3", *more) as cell, cell.channel() as channel:
         stopped = cell.ranks()[STOPPED]
         try:
             client = load.Client(*a.stubs, channel)
-            todo, got = list(requests), []
-
-            def work():
-                request = todo.pop()
-                got.append((request[0], client.run(*request)[0]))
-            load.in_threads(len(todo), work)
-            for name, choices in got:
-                assert choices == alone[name], f"{name}: {choices} is not {alone[name]}"
+            n = run_all(client, requests, alone)
+            at = 0
+            for _ in range(SPARES):
+                at = cell.wait_line("has taken seat", after=at)
+            n += run_all(client, requests, alone)
             client.wait_drained()
         finally:
             os.kill(stopped, signal.SIGCONT)
         assert cell.stop() == 0, cell.log()
-        expect_lines(cell, "between ranks: NCCL, which all 5 of them have", "hand-off by NCCL in epoch 1: all 5 ranks", r"hand-off by NCCL in epoch \d: all 2 ranks",
+        expect_lines(cell, f"between ranks: NCCL, which all {5 + SPARES} of them have", "hand-off by NCCL in epoch 1: all 5 ranks",
+                     r"graphs of decode steps for up to \d+ rows, with their exchanges", r"rank [56] has taken seat \d of the decode group",
                      f"signal {signal.SIGKILL} at an operation of NCCL, hand-off of epoch 1",
                      f"signal {signal.SIGKILL} at an operation of NCCL, group of 3 ranks, epoch 1",
-                     f"signal {signal.SIGSTOP} at an operation of NCCL, group of 2 ranks",
-                     rf"rank=2 .* by NCCL, call of the roll .*in epoch 4.*nothing came from ranks: {STOPPED}")
-    return len(got)
+                     f"signal {signal.SIGSTOP} at an operation of NCCL, group of [23] ranks",
+                     rf"by NCCL, call of the roll .*nothing came from ranks: {STOPPED}",
+                     r"rank=[56] .* decode steps of epoch \d+ were launched as graphs")
+    return n
 
 
 def main():

@@ -1,5 +1,6 @@
 /* NCCL's twin (fake/nccl.h) in captures: what runs when, and what is a mistake.  One rank. */
 #include <nccl.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -32,6 +32,7 @@ static void the_module_opens_and_knows_the_machine(void)
     EXPECT(bt_error_text() != NULL && bt_status_str(BT_OK) != NULL);
     EXPECT(getenv("NCCL_HOSTID") != NULL && strcmp(getenv("NCCL_HOSTID"), "baton-rank-3") == 0);
     EXPECT(getenv("NCCL_GRAPH_REGISTER") != NULL && getenv("NCCL_LOCAL_REGISTER") != NULL);
+    EXPECT(getenv("NCCL_GRAPH_MIXING_SUPPORT") != NULL);
 }
 
 int main(int argc, char **argv)

@@ -14,7 +14,7 @@
 extern const bt_cuda_module_table bt_cuda_module;
 extern const bt_nccl_module       bt_nccl_module_table;
 
-enum { ROLL_SPACE = 4 };
+enum { ROLL_SPACE = 4, RESERVED = 4 << 20 };
 
 static bt_device  *g_dev;
 static const char *g_carrier = "nccl";
@@ -90,6 +90,7 @@ static inline bt_group *carried_group(void)
               BT_OK);
     if (carrier == NULL) bt_world_exit(g_world, EXIT_FAILURE);
     bt_group_attach(group, carrier);
+    EXPECT_EQ(bt_group_reserve(group, RESERVED, RESERVED), BT_OK);
     EXPECT(bt_group_carries(group, g_dev));
     return group;
 }

@@ -297,12 +297,12 @@ static void refused_call_ends_the_capture(void)
     EXPECT_EQ(g_dev->ops->graphs->begin(g_dev), BT_OK);
     if (g_rank == 0) {
         g_fake_nccl.refuse_at = 3;
-        wait                  = wait_s(1); /* the others wait for nothing, and hear no roll */
+        wait                  = wait_s(1); /* the others may be done, and hear no roll */
     }
     st = gather_and_pass(group, memory, &wait);
-    EXPECT_EQ(st, g_rank == 0 ? BT_ERR_TIMEOUT : BT_OK);
-    if (st == BT_OK) st = g_dev->ops->graphs->end(g_dev, &k.graph);
-    EXPECT_EQ(k.n_dropped, g_rank == 0);
+    EXPECT(g_rank == 0 ? st != BT_OK : st == BT_OK || st == BT_ERR_TIMEOUT);
+    EXPECT_EQ(k.n_dropped, st != BT_OK);
+    if (st == BT_OK) EXPECT_EQ(g_dev->ops->graphs->end(g_dev, &k.graph), BT_OK);
     meet();
     bt_group_destroy(group);
     bt_device_free(g_dev, memory);

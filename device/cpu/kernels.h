@@ -60,7 +60,7 @@ typedef struct {
     void    *y;          /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
     size_t   ld_y;       /* elements from row to row, or from tile row to tile row */
     bt_dtype y_dtype;    /* BT_F32, or BT_BF16: rounded */
-    float   *sums;       /* scratch, [n32/32 (with `up` n/16)][m16][32], on a cache line */
+    float   *sums;       /* scratch, [n32/32 (with `up` n/16)][m32][32], on a cache line */
     uint32_t m, n, k;
 } bt_cpu_mm_tiles;
 

@@ -2,10 +2,14 @@
  *
  * What limits a core is the lines that its first-level cache waits for, from the second level and,
  * for longer, from memory.  So x stays in the second-level cache while all columns pass; a piece of
- * a panel of 32 columns stays in the first, while the tiles of x stream past it; and the panel that
- * follows is fetched a few lines at a time.  Between pieces of k the sums of a panel wait in
- * memory, which is exact.  When x is too long for the cache, the columns pass once for each macro
- * piece.
+ * a panel of 32 columns stays in the first, while the tiles of x stream past it, two tile rows at a
+ * time; and the panel that follows is fetched a few lines at a time.  Between pieces of k the sums
+ * wait in memory, which is exact.  When x is too long for the cache, the columns pass once for each
+ * macro piece.
+ *
+ * The tile unit works on while others do the rest, as long as that is spread among its products:
+ * sums leave one tile at a time, during the first step of the pair that follows, and whole ones
+ * become results a few rows a step.
  *
  * With `up`, a panel is 16 columns of gate and the same of up.
  *
@@ -17,18 +21,20 @@
 #include "device/cpu/families.h"
 
 enum {
-    TILE          = 16,
-    STEP          = 32,
-    PANEL         = 2 * TILE,
-    TILE_ELEMS    = TILE * STEP,
-    LINE          = 32,           /* elements */
-    PIECE         = 512,          /* k of a panel in the first-level cache: 32 KiB */
-    X_ELEMS       = 512 << 10,    /* of x in the second-level cache, */
-    X_ELEMS_FEW   = 128 << 10,    /* through which more weights pass where rows are few */
-    MANY_ROWS     = 128,          /* of a result that no cache keeps for its reader */
-    SUMS          = TILE * PANEL, /* of a tile row and a panel */
-    SUM_LINES     = 4,            /* that a step fetches: two tile rows' in a piece */
-    FEW_TILE_ROWS = 4             /* whose sums stay in the first-level cache */
+    TILE        = 16,
+    STEP        = 32,
+    PANEL       = 2 * TILE,
+    PAIR        = 2 * TILE, /* rows */
+    TILE_ELEMS  = TILE * STEP,
+    TILE_SUMS   = TILE * TILE,
+    LINE        = 32,           /* elements */
+    PIECE       = 512,          /* k of a panel in the first-level cache: 32 KiB */
+    X_ELEMS     = 512 << 10,    /* of x in the second-level cache, */
+    X_ELEMS_FEW = 128 << 10,    /* through which more weights pass where rows are few */
+    MANY_ROWS   = 128,          /* of a result that no cache keeps for its reader */
+    SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
+    SUM_LINES   = 4,            /* of the next pair's that a step fetches */
+    FEW_ROWS    = 64            /* whose sums stay in the first-level cache */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -55,7 +61,17 @@ static void configure(void)
     _tile_loadconfig(&c);
 }
 
-/* A piece of k of one panel, and what is fetched meanwhile. */
+/* One call. */
+typedef struct {
+    const bt_cpu_mm_tiles *mm;
+    bool                   past; /* results go past the caches */
+    float                 *held; /* where the sums in tiles 0-3 belong; NULL: they are there */
+    /* Whole sums, of rows m0 .. m0+n_rows and the panel at n0; before `row` they are results. */
+    _Alignas(64) float whole[SUMS];
+    uint32_t m0, n0, row, n_rows;
+} run;
+
+/* A piece of k of a pair of tile rows and one panel, and what is done meanwhile. */
 typedef struct {
     const bt_bf16 *x;     /* of the first tile row, */
     size_t         low_x; /* and elements to the next one */
@@ -65,117 +81,16 @@ typedef struct {
     size_t         next_block;
     uint32_t       n_next; /* lines of it that a step fetches */
     uint32_t       n_steps;
-    float         *sums;      /* [tile rows][2][16][16] */
-    const float   *next_sums; /* those of the next rows, */
+    const float   *from; /* the sums so far; NULL: zero */
+    float         *to;
+    const float   *next_sums; /* those of the next pair, */
     uint32_t       sum_lines; /* and how many lines of them a step fetches */
-    bool           from_zero;
+    uint32_t       end_rows;  /* that a step makes results */
 } piece;
-
-INLINE void fetch(const piece *p, uint32_t step)
-{
-    const bt_bf16 *next = p->next + (size_t)step * p->n_next * LINE;
-
-    for (uint32_t i = 0; i < p->n_next; i++, next += LINE) {
-        _mm_prefetch((const char *)next, _MM_HINT_T1);
-        _mm_prefetch((const char *)(next + p->next_block), _MM_HINT_T1);
-    }
-}
-
-/* What the next rows' sums are read and written of, to the first-level cache. */
-INLINE void fetch_sums(const piece *p, uint32_t step)
-{
-    const float *next = p->next_sums + (size_t)step * p->sum_lines * LINE / 2;
-
-    for (uint32_t i = 0; i < p->sum_lines; i++, next += LINE / 2)
-        _mm_prefetch((const char *)next, _MM_HINT_T0);
-}
-
-/* 2 x 2 tiles.  Loads of x say that it streams, so that B stays. */
-static void tiles_22(const piece *p)
-{
-    const bt_bf16 *x = p->x, *b = p->b;
-
-    if (p->from_zero) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, p->sums, 64);
-        _tile_loadd(1, p->sums + 256, 64);
-        _tile_loadd(2, p->sums + 512, 64);
-        _tile_loadd(3, p->sums + 768, 64);
-    }
-    for (uint32_t s = 0; s < p->n_steps; s++) {
-        fetch(p, s);
-        fetch_sums(p, s);
-        _tile_stream_loadd(4, x, 64);
-        _tile_loadd(6, b, 64);
-        _tile_stream_loadd(5, x + p->low_x, 64);
-        _tile_loadd(7, b + p->block, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-        x += TILE_ELEMS;
-        b += TILE_ELEMS;
-    }
-    _tile_stored(0, p->sums, 64);
-    _tile_stored(1, p->sums + 256, 64);
-    _tile_stored(2, p->sums + 512, 64);
-    _tile_stored(3, p->sums + 768, 64);
-}
-
-/* 1 x 2 tiles. */
-static void tiles_12(const piece *p)
-{
-    const bt_bf16 *x = p->x, *b = p->b;
-
-    if (p->from_zero) {
-        _tile_zero(0);
-        _tile_zero(1);
-    } else {
-        _tile_loadd(0, p->sums, 64);
-        _tile_loadd(1, p->sums + 256, 64);
-    }
-    for (uint32_t s = 0; s < p->n_steps; s++) {
-        fetch(p, s);
-        _tile_stream_loadd(4, x, 64);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + p->block, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        x += TILE_ELEMS;
-        b += TILE_ELEMS;
-    }
-    _tile_stored(0, p->sums, 64);
-    _tile_stored(1, p->sums + 256, 64);
-}
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* One piece of k of a panel against all rows; p says where it begins. */
-static void run_piece(piece p, uint32_t n_tile_rows)
-{
-    uint32_t     n_passes = (n_tile_rows + 1) / 2, left = TILE;
-    uint32_t     lines      = p.next == NULL ? 0 : (TILE + n_passes - 1) / n_passes;
-    const float *first_sums = p.sums;
-
-    if (p.next == NULL) p.next = p.b;
-    p.sum_lines = n_tile_rows > FEW_TILE_ROWS ? SUM_LINES : 0;
-    for (uint32_t r = 0; r < n_tile_rows; r += 2) {
-        p.n_next = min_u32(lines, left);
-        left -= p.n_next;
-        p.next_sums = r + 2 < n_tile_rows ? p.sums + (size_t)2 * SUMS : first_sums;
-        if (r + 1 < n_tile_rows)
-            tiles_22(&p);
-        else
-            tiles_12(&p);
-        p.x += 2 * p.low_x;
-        p.next += (size_t)p.n_steps * p.n_next * LINE;
-        p.sums += (size_t)2 * SUMS;
-    }
-}
+/* ---- sums become results ---- */
 
 /* Full lines go past the caches: the next one to read them comes late, and to own a line first, its
  * old contents would have to be fetched. */
@@ -198,62 +113,200 @@ INLINE void put_some(const bt_cpu_mm_tiles *mm, size_t at, __m512 v, uint32_t co
         _mm256_mask_storeu_epi16((bt_bf16 *)mm->y + at, mask, (__m256i)_mm512_cvtneps_pbh(v));
 }
 
-static void put_panel(const bt_cpu_mm_tiles *mm, const float *sums, uint32_t n0)
+static void put_row(const run *r)
 {
-    uint32_t cols = min_u32(mm->n - n0, PANEL), low = min_u32(cols, TILE);
-    size_t   elem = mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16);
-    bool     past = mm->m >= MANY_ROWS && mm->ld_y * elem % 64 == 0 && (uintptr_t)mm->y % 64 == 0;
+    const bt_cpu_mm_tiles *mm   = r->mm;
+    const float           *sums = r->whole + (size_t)r->row * TILE;
+    uint32_t               cols = min_u32(mm->n - r->n0, PANEL), low = min_u32(cols, TILE);
+    size_t                 at = (r->m0 + r->row) * mm->ld_y + r->n0;
+    __m512                 v0 = _mm512_load_ps(sums), v1 = _mm512_load_ps(sums + SUMS / 2);
 
-    for (uint32_t r = 0; r < mm->m; r++) {
-        const float *row = sums + (size_t)(r / TILE) * SUMS + (size_t)(r % TILE) * TILE;
-        size_t       at  = r * mm->ld_y + n0;
-        __m512       v0 = _mm512_load_ps(row), v1 = _mm512_load_ps(row + SUMS / 2);
-
-        if (cols != PANEL) {
-            put_some(mm, at, v0, low);
-            put_some(mm, at + TILE, v1, cols - low);
-        } else if (mm->y_dtype == BT_BF16) {
-            put_line((bt_bf16 *)mm->y + at, (__m512i)_mm512_cvtne2ps_pbh(v1, v0), past);
-        } else {
-            put_line((float *)mm->y + at, _mm512_castps_si512(v0), past);
-            put_line((float *)mm->y + at + TILE, _mm512_castps_si512(v1), past);
-        }
-    }
-}
-
-/* A tile of sums, rounded. */
-INLINE void round_tile(const float *sums, bt_bf16 *out)
-{
-    for (uint32_t i = 0; i < TILE * TILE; i += 2 * TILE) {
-        __m512 v0 = _mm512_load_ps(sums + i), v1 = _mm512_load_ps(sums + i + TILE);
-
-        _mm512_store_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(v1, v0));
+    if (cols != PANEL) {
+        put_some(mm, at, v0, low);
+        put_some(mm, at + TILE, v1, cols - low);
+    } else if (mm->y_dtype == BT_BF16) {
+        put_line((bt_bf16 *)mm->y + at, (__m512i)_mm512_cvtne2ps_pbh(v1, v0), r->past);
+    } else {
+        put_line((float *)mm->y + at, _mm512_castps_si512(v0), r->past);
+        put_line((float *)mm->y + at + TILE, _mm512_castps_si512(v1), r->past);
     }
 }
 
 /* 16 columns of gate and up become as many of the activation, which are half a tile's. */
-static void put_swiglu(const bt_cpu_mm_tiles *mm, const float *sums, uint32_t n0)
+static void put_swiglu(const run *r)
 {
-    _Alignas(64) bt_bf16 gate[TILE * TILE], up[TILE * TILE], act[TILE * TILE];
+    const float         *sums = r->whole + (size_t)r->row * TILE;
+    uint32_t             m    = r->m0 + r->row;
+    bt_bf16             *out  = (bt_bf16 *)r->mm->y + m / TILE * r->mm->ld_y;
+    _Alignas(64) bt_bf16 pair[2][TILE];
 
-    for (uint32_t r = 0; r < mm->m; r += TILE, sums += SUMS) {
-        bt_bf16 *out = (bt_bf16 *)mm->y + r / TILE * mm->ld_y + n0 / STEP * TILE_ELEMS + n0 % STEP;
+    _mm512_store_si512(
+        pair, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + SUMS / 2), _mm512_load_ps(sums)));
+    out += r->n0 / STEP * TILE_ELEMS + m % TILE * STEP + r->n0 % STEP;
+    bt_cpu_rows_avx512bf16.swiglu_row(pair[0], pair[1], TILE, out);
+}
 
-        round_tile(sums, gate);
-        round_tile(sums + SUMS / 2, up);
-        bt_cpu_rows_avx512bf16.swiglu_row(gate, up, TILE * TILE, act);
-        for (uint32_t i = 0; i < TILE; i++)
-            memcpy(out + (size_t)i * STEP, act + (size_t)i * TILE, TILE * sizeof(*out));
+static void put_rows(run *r, uint32_t rows)
+{
+    for (uint32_t end = min_u32(r->row + rows, r->n_rows); r->row < end; r->row++) {
+        if (r->mm->up != 0)
+            put_swiglu(r);
+        else
+            put_row(r);
+    }
+}
+
+/* ---- products ---- */
+
+INLINE void fetch(const piece *p, uint32_t step)
+{
+    const bt_bf16 *next = p->next + (size_t)step * p->n_next * LINE;
+
+    for (uint32_t i = 0; i < p->n_next; i++, next += LINE) {
+        _mm_prefetch((const char *)next, _MM_HINT_T1);
+        _mm_prefetch((const char *)(next + p->next_block), _MM_HINT_T1);
+    }
+}
+
+/* What the next pair's sums are read and written of, to the first-level cache. */
+INLINE void fetch_sums(const piece *p, uint32_t step)
+{
+    const float *next = p->next_sums + (size_t)step * p->sum_lines * LINE / 2;
+
+    for (uint32_t i = 0; i < p->sum_lines; i++, next += LINE / 2)
+        _mm_prefetch((const char *)next, _MM_HINT_T0);
+}
+
+/* Where a pair's sums of tile t are. */
+#define PLACE(t) ((t) % 2 * (SUMS / 2) + (t) / 2 * TILE_SUMS)
+
+#define TAKE_SUMS(t, from)                         \
+    do {                                           \
+        if ((from) == NULL)                        \
+            _tile_zero(t);                         \
+        else                                       \
+            _tile_loadd(t, (from) + PLACE(t), 64); \
+    } while (0)
+#define LEAVE_SUMS(t, to)                                                \
+    do {                                                                 \
+        if ((to) != NULL) _tile_stored(t, (float *)(to) + PLACE(t), 64); \
+    } while (0)
+
+/* 2 x 2 tiles.  Loads of x say that it streams, so that B stays. */
+static void tiles_22(run *r, const piece *p)
+{
+    const bt_bf16 *x = p->x, *b = p->b;
+
+    fetch(p, 0);
+    fetch_sums(p, 0);
+    _tile_stream_loadd(4, x, 64);
+    _tile_loadd(6, b, 64);
+    LEAVE_SUMS(0, r->held);
+    TAKE_SUMS(0, p->from);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + p->block, 64);
+    LEAVE_SUMS(1, r->held);
+    TAKE_SUMS(1, p->from);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_stream_loadd(5, x + p->low_x, 64);
+    LEAVE_SUMS(2, r->held);
+    TAKE_SUMS(2, p->from);
+    _tile_dpbf16ps(2, 5, 6);
+    LEAVE_SUMS(3, r->held);
+    TAKE_SUMS(3, p->from);
+    _tile_dpbf16ps(3, 5, 7);
+    for (uint32_t s = 1; s < p->n_steps; s++) {
+        x += TILE_ELEMS;
+        b += TILE_ELEMS;
+        fetch(p, s);
+        fetch_sums(p, s);
+        _tile_stream_loadd(4, x, 64);
+        _tile_loadd(6, b, 64);
+        _tile_stream_loadd(5, x + p->low_x, 64);
+        _tile_loadd(7, b + p->block, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        put_rows(r, p->end_rows);
+    }
+    r->held = p->to;
+}
+
+static void leave_held(run *r)
+{
+    LEAVE_SUMS(0, r->held);
+    LEAVE_SUMS(1, r->held);
+    LEAVE_SUMS(2, r->held);
+    LEAVE_SUMS(3, r->held);
+    r->held = NULL;
+}
+
+/* 1 x 2 tiles. */
+static void tiles_12(run *r, const piece *p)
+{
+    const bt_bf16 *x = p->x, *b = p->b;
+
+    leave_held(r);
+    TAKE_SUMS(0, p->from);
+    TAKE_SUMS(1, p->from);
+    for (uint32_t s = 0; s < p->n_steps; s++) {
+        fetch(p, s);
+        _tile_stream_loadd(4, x, 64);
+        _tile_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + p->block, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        put_rows(r, p->end_rows);
+        x += TILE_ELEMS;
+        b += TILE_ELEMS;
+    }
+    put_rows(r, PAIR); /* before others take their place */
+    LEAVE_SUMS(0, p->to);
+    LEAVE_SUMS(1, p->to);
+}
+
+/* One piece of k of the panel at n0 against all rows; p says where it begins.  `sums` are those of
+ * the panel. */
+static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float *sums)
+{
+    uint32_t m        = r->mm->up != 0 ? bt_cpu_pad(r->mm->m, TILE) : r->mm->m;
+    uint32_t n_passes = bt_cpu_pad(m, PAIR) / PAIR, left = TILE;
+    uint32_t lines = p.next == NULL ? 0 : (TILE + n_passes - 1) / n_passes;
+
+    if (p.next == NULL) p.next = p.b;
+    p.sum_lines = m <= FEW_ROWS || (first && last) ? 0 : SUM_LINES;
+    for (uint32_t m0 = 0; m0 < m; m0 += PAIR, left -= p.n_next) {
+        float *own = sums + (size_t)m0 * PANEL;
+
+        p.n_next    = min_u32(lines, left);
+        p.from      = first ? NULL : own;
+        p.to        = last ? r->whole : own;
+        p.next_sums = m0 + PAIR < m ? own + SUMS : sums;
+        p.end_rows  = (r->n_rows - r->row + p.n_steps - 1) / p.n_steps;
+        if (m - m0 > TILE)
+            tiles_22(r, &p);
+        else
+            tiles_12(r, &p);
+        put_rows(r, PAIR);
+        if (last) {
+            r->m0     = m0;
+            r->n0     = n0;
+            r->row    = 0;
+            r->n_rows = min_u32(m - m0, PAIR);
+        }
+        p.x += 2 * p.low_x;
+        p.next += (size_t)p.n_steps * p.n_next * LINE;
     }
 }
 
 /* The panel that begins at column n0, over the k of a macro piece. */
-static void run_panel(const bt_cpu_mm_tiles *mm, uint32_t n0, uint32_t from_k, uint32_t to_k,
-                      float *sums, const bt_bf16 *next)
+static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float *sums,
+                      const bt_bf16 *next)
 {
-    size_t   tile_row    = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
-    uint32_t n_tile_rows = bt_cpu_pad(mm->m, TILE) / TILE;
-    size_t   block       = mm->up != 0 ? mm->up : tile_row;
+    const bt_cpu_mm_tiles *mm       = r->mm;
+    size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
+    size_t                 block    = mm->up != 0 ? mm->up : tile_row;
 
     for (uint32_t k0 = from_k, k1; k0 < to_k; k0 = k1) {
         k1      = min_u32(to_k, k0 + PIECE);
@@ -263,27 +316,24 @@ static void run_panel(const bt_cpu_mm_tiles *mm, uint32_t n0, uint32_t from_k, u
                    .block      = mm->up == 0 && mm->n - n0 <= TILE ? 0 : block,
                    .next       = next == NULL ? NULL : next + (size_t)(k0 - from_k) * TILE,
                    .next_block = block,
-                   .n_steps    = bt_cpu_pad(k1 - k0, STEP) / STEP,
-                   .sums       = sums,
-                   .from_zero  = k0 == 0};
+                   .n_steps    = bt_cpu_pad(k1 - k0, STEP) / STEP};
 
-        run_piece(p, n_tile_rows);
+        run_piece(r, p, n0, k0 == 0, k1 == mm->k, sums);
     }
-    if (to_k != mm->k) return;
-    if (mm->up != 0)
-        put_swiglu(mm, sums, n0);
-    else
-        put_panel(mm, sums, n0);
 }
 
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
     size_t   tile_row   = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
-    size_t   panel_sums = (size_t)bt_cpu_pad(mm->m, TILE) * PANEL;
+    size_t   panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
     uint32_t width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
-    uint32_t x_elems    = mm->m <= FEW_TILE_ROWS * TILE ? X_ELEMS_FEW : X_ELEMS;
+    uint32_t x_elems    = mm->m <= FEW_ROWS ? X_ELEMS_FEW : X_ELEMS;
     uint32_t macro      = x_elems / bt_cpu_pad(mm->m, TILE) / PIECE * PIECE;
-    float   *sums;
+    size_t   ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
+    run      r          = {
+                      .mm   = mm,
+                      .past = mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
+    };
 
     if (macro == 0) macro = PIECE;
     configure();
@@ -296,10 +346,12 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
                 next = mm->packed + (n0 + width) / TILE * tile_row + (size_t)from_k * TILE;
             else if (to_k < mm->k)
                 next = mm->packed + (size_t)to_k * TILE;
-            sums = mm->sums + (macro < mm->k ? n0 / width * panel_sums : 0);
-            run_panel(mm, n0, from_k, to_k, sums, next);
+            run_panel(&r, n0, from_k, to_k,
+                      mm->sums + (macro < mm->k ? n0 / width * panel_sums : 0), next);
         }
     }
+    leave_held(&r);
+    put_rows(&r, PAIR);
     _tile_release();
     _mm_sfence();
 }

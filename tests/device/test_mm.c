@@ -188,7 +188,7 @@ static void mm_of_tiles_equals_its_twin(void)
     bt_bf16               *tiles;
 
     if (g_kernels->mm_tiles == NULL) return;
-    sums  = bt_calloc_aligned(bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
+    sums  = bt_calloc_aligned(bt_cpu_pad(MAX_M, 32) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
     tiles = bt_calloc_aligned((size_t)bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_K, 32), 2);
     for (size_t s = 0; s < sizeof(SHAPES) / sizeof(*SHAPES); s++) {
         for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++) {

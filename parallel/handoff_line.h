@@ -92,7 +92,7 @@ bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *d
                          bt_line **line_out);
 void      bt_line_destroy(bt_world *world, bt_line *line);
 
-/* Device memory of send slot i. */
+/* Device memory of send slot i; n_slots: of what comes in; n_slots + 1: of first messages. */
 void *bt_line_rows(const bt_line *line, uint32_t i);
 /* See bt_handoff_join(). */
 bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, uint32_t n_senders,
@@ -112,6 +112,10 @@ bt_status bt_line_take(bt_handoff *h);
 void bt_line_send(bt_handoff *h, uint32_t i);
 /* The header of an inbox has come: false when it is refused, and the inbox is free again. */
 bool bt_line_receive(bt_handoff *h, uint32_t i);
+/* ---- handoff_line_start.c.  All true when something moved: a line of the number and id that are
+ * due begins; and one that has begun gets ready. */
+bool bt_line_begin(bt_handoff *h, uint64_t now_ns);
+bool bt_line_start_up(bt_handoff *h, uint64_t now_ns);
 /* ---- handoff_line_note.c: what origin and ranks tell each other. */
 bt_status bt_line_take_note_memory(bt_line *line);
 /* To the origin: this rank has joined. */
@@ -126,6 +130,10 @@ bool bt_line_receive_notes(bt_handoff *h, uint64_t now_ns);
 void bt_line_end(bt_handoff *h, uint64_t now_ns);
 /* Ends it because it has failed (logged by the caller), and sees to a new one. */
 void bt_line_fail(bt_handoff *h, uint64_t now_ns);
+/* The same; `what` and l->peer say what has not come about within limit_ns(). */
+void bt_line_fail_late(bt_handoff *h, const char *what, uint64_t now_ns);
+/* How long an operation, or the making of a line, may take. */
+uint64_t bt_line_limit_ns(const bt_handoff *h);
 /* Progress.  True when something moved. */
 bool bt_line_poll(bt_handoff *h, uint64_t now_ns);
 

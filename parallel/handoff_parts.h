@@ -19,7 +19,7 @@
  * handoff_signal.c  signals in and out
  * handoff_send.c     asking and sending
  * handoff_recv.c     granting, receiving, delivering
- * handoff_line.c, handoff_line_note.c   rows by NCCL
+ * handoff_line.c, handoff_line_start.c, handoff_line_note.c   rows by NCCL
  * handoff_exclude.c  doing without a peer for good */
 #ifndef BT_PARALLEL_HANDOFF_PARTS_H
 #define BT_PARALLEL_HANDOFF_PARTS_H

@@ -36,7 +36,7 @@ static void name_gpu(const bt_rank *r, char name[GPU_BYTES])
         snprintf(name, GPU_BYTES, "%.*s", (int)strcspn(at, ","), at);
 }
 
-static bt_status form_group_of_all(bt_rank *r, bt_group **group_out)
+bt_status bt_rank_form_all(bt_rank *r, bt_group **group_out)
 {
     bt_status st    = BT_OK;
     uint32_t  n     = r->facts.n_ranks;
@@ -155,7 +155,7 @@ bt_status bt_rank_open_transport(bt_rank *r)
     char      why[WHY_BYTES];
 
     if (mine.on_gpu) name_gpu(r, mine.gpu);
-    BT_TRY(form_group_of_all(r, &group));
+    BT_TRY(bt_rank_form_all(r, &group));
     BT_TRY(tell_all(r, group, "devices of all ranks", &mine, sizeof(mine), &all));
     count_sharers(r, all);
     if (may_use_nccl(r, all, why)) BT_TRY(open_nccl(r, group, why, &r->nccl));

@@ -73,6 +73,8 @@ bt_status bt_rank_open_device(bt_rank *r);
  * 0 logs what came of it, and why.  UNSUPPORTED on every rank when NCCL was asked for and a rank
  * cannot: names it, and says why. */
 bt_status bt_rank_open_transport(bt_rank *r);
+/* A group of all ranks of the job, at the start.  Local. */
+bt_status bt_rank_form_all(bt_rank *r, bt_group **group_out);
 /* How ranks wait for each other that have just started. */
 bt_wait bt_rank_wait_at_start(const bt_rank *r, const char *what);
 /* hello.c.  What this rank is, to a coordinator that it has just attached to. */

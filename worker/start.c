@@ -149,6 +149,26 @@ out:
     return st;
 }
 
+static void poll_handoff(void *ctx) { bt_handoff_poll(ctx); }
+
+/* Nobody leaves before all are ready: one that fails at first needs all others for another try. */
+static bt_status await_handoff(bt_rank *r, bt_wait wait)
+{
+    bt_status st  = BT_OK;
+    bt_group *all = NULL;
+
+    if (r->group != NULL) BT_TRY(bt_handoff_await_ready(r->handoff, &wait)); /* not a spare's */
+    wait.idle = poll_handoff;
+    wait.ctx  = r->handoff;
+    wait.what = "connection of all ranks";
+    BT_TRY(bt_rank_form_all(r, &all));
+    BT_TRY(bt_group_barrier(all, &wait));
+    if (r->group != NULL) BT_TRY(bt_handoff_await_ready(r->handoff, &wait));
+out:
+    bt_group_destroy(all);
+    return st;
+}
+
 /* By NCCL: communicators, and a first message between each pair of their ranks. */
 static bt_status connect_ranks(bt_rank *r)
 {
@@ -158,9 +178,8 @@ static bt_status connect_ranks(bt_rank *r)
 
     BT_TRY(bt_device_memory(r->dev, &before, &all));
     BT_TRY(create_handoff(r));
-    if (r->group == NULL) goto out; /* a spare's are made with its seat */
-    BT_TRY(bt_group_warm(r->group, &wait));
-    if (r->handoff != NULL) BT_TRY(bt_handoff_await_ready(r->handoff, &wait));
+    if (r->group != NULL) BT_TRY(bt_group_warm(r->group, &wait)); /* a spare's with its seat */
+    if (r->handoff != NULL && r->nccl != NULL) BT_TRY(await_handoff(r, wait));
     BT_TRY(bt_device_memory(r->dev, &after, &all));
     if (r->nccl != NULL)
         BT_INFO("connected by NCCL after %.1f ms, which took %.1f MiB of the GPU",

@@ -119,9 +119,20 @@ static void site_expired(void *ctx, uint32_t to, uint32_t n)
     if (n > s->max_expired) s->max_expired = n;
 }
 
+static inline void site_poll(void *ctx) { bt_handoff_poll(((site *)ctx)->h); }
+
+/* All ranks meet, and their hand-offs go on meanwhile. */
+static inline void site_meet(site *s)
+{
+    bt_wait wait = wait_s(30);
+
+    wait.idle = site_poll;
+    wait.ctx  = s;
+    EXPECT_EQ(bt_group_barrier(g_all, &wait), BT_OK);
+}
+
 /* The first n ranks hand over, mostly the first half of all to the others, in an epoch of their
- * own.
- */
+ * own. */
 static inline void site_join(site *s, uint32_t n)
 {
     uint32_t ranks[MAX_RANKS];
@@ -170,10 +181,9 @@ static inline void site_init(site *s, uint32_t n_slots, size_t slot_bytes, doubl
         bt_world_exit(g_world, EXIT_FAILURE);
     site_join(s, g_ranks);
     site_wait_ready(s);
-    meet(); /* nobody asks before all can answer */
+    site_meet(s); /* nobody asks before all can answer */
+    site_wait_ready(s);
 }
-
-static inline void site_poll(void *ctx) { bt_handoff_poll(((site *)ctx)->h); }
 
 /* Bytes of `rows` rows of one layer. */
 static inline size_t row_bytes(uint32_t rows) { return (size_t)rows * KV_DIM * 2; }

@@ -33,22 +33,55 @@ static void run_traffic(uint32_t n, uint32_t end, void (*disturb)(uint32_t k))
     EXPECT_EQ(sends() ? g_site.n_sent - sent : g_site.n_delivered - came, sends() ? n : want);
 }
 
-/* All ranks meet, and their hand-offs go on meanwhile. */
-static void meet_polling(void)
-{
-    bt_wait wait = wait_s(30);
-
-    wait.idle = site_poll;
-    wait.ctx  = &g_site;
-    EXPECT_EQ(bt_group_barrier(g_all, &wait), BT_OK);
-}
-
 /* Every message comes, and once. */
 static void expect_each_once(void)
 {
     for (uint32_t i = 0; i < SITE_SEEN; i++)
         EXPECT(g_site.seen[i] <= n_senders());
     EXPECT_EQ(g_site.n_rejected, 0);
+}
+
+/* Before any message of ours: NCCL connects ranks by it.  Where it fails a new line is made. */
+static void each_pair_has_a_first_message_before_the_line_is_ready(void)
+{
+    for (int fails = 0; fails < 2; fails++) {
+        long launched = g_fake_nccl.n_launched;
+
+        if (fails && g_rank == 0) g_fake_nccl.fail_at = 0;
+        site_init(&g_site, 2, 4000, 0.5);
+        EXPECT_EQ(g_fake_nccl.fail_at, -1);
+        EXPECT(g_fake_nccl.n_launched - launched >= 1 + (fails && g_rank == 0));
+        run_traffic(12, g_ranks, NULL);
+        site_meet(&g_site);
+        expect_each_once();
+        site_close(&g_site);
+        meet();
+    }
+}
+
+/* The others learn from the first rank when all are there. */
+static void who_has_not_joined_is_named(void)
+{
+    uint32_t last = g_ranks - 1;
+    bt_wait  wait = wait_s(0.3);
+    char     want[64];
+
+    site_init(&g_site, 2, 4000, 0.5);
+    site_meet(&g_site);
+    snprintf(want, sizeof(want), "is not ready after 0.300 s: nothing came from rank %u",
+             g_rank == 0 ? last : 0);
+    if (g_rank != last) {
+        site_join(&g_site, g_ranks);
+        EXPECT_EQ(bt_handoff_await_ready(g_site.h, &wait), BT_ERR_TIMEOUT);
+        EXPECT_HAS(bt_error_text(), want);
+    }
+    meet();
+    if (g_rank == last) site_join(&g_site, g_ranks);
+    site_wait_ready(&g_site);
+    run_traffic(12, g_ranks, NULL);
+    site_meet(&g_site);
+    site_close(&g_site);
+    meet();
 }
 
 static void fail_now_and_then(uint32_t k)
@@ -64,7 +97,7 @@ static void line_that_fails_is_made_anew_and_nothing_is_lost(void)
     site_init(&g_site, 4, 4000, 0.5);
     number = g_site.h->line->number;
     run_traffic(100, g_ranks, fail_now_and_then);
-    meet_polling();
+    site_meet(&g_site);
     g_fake_nccl.fail_at = g_fake_nccl.refuse_at = -1;
     EXPECT(g_site.h->line->number > number + 2);
     EXPECT_EQ(g_site.h->line->number >> 32, number >> 32); /* in the same epoch */
@@ -95,7 +128,7 @@ static void line_that_stands_still_ends_at_its_deadline(void)
         EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
     }
     if (g_rank == receiver) EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
-    meet_polling();
+    site_meet(&g_site);
     EXPECT(g_site.h->line->number > number);
     site_fini(&g_site);
     EXPECT_EQ(g_site.n_delivered, g_rank == receiver);
@@ -144,9 +177,9 @@ static void nonsense_is_refused_and_the_line_goes_on(void)
         poll_for(&g_site, 0.05);
     }
     g_site.n_rejected = 0;
-    meet_polling();
+    site_meet(&g_site);
     run_traffic(9, g_ranks, NULL);
-    meet_polling();
+    site_meet(&g_site);
     site_fini(&g_site);
 }
 
@@ -160,7 +193,7 @@ static void lost_receiver_ends_with_its_epoch(void)
 
     site_init(&g_site, 4, 60000, 0.5);
     if (!lost) run_traffic(12, last, NULL);
-    meet_polling();
+    site_meet(&g_site);
     if (g_rank == 0) {
         EXPECT(site_send(&g_site, last, 1000, 1500) != NULL);
         while (g_site.h->slots[0].carry != BT_CARRY_LAUNCHED && n++ < 100000) {
@@ -183,11 +216,11 @@ static void lost_receiver_ends_with_its_epoch(void)
     } else {
         next_epoch();
     }
-    if (!lost) meet_polling();
+    if (!lost) site_meet(&g_site);
     if (lost) meet();
     if (lost) poll_for(&g_site, 0.05);
     if (!lost) run_traffic(12, last, NULL);
-    meet_polling();
+    site_meet(&g_site);
     EXPECT_EQ(g_site.n_wrong + g_site.n_rejected, 0);
     EXPECT_EQ(lost ? g_site.n_delivered : 0, 0);
     if (!lost) expect_each_once();
@@ -264,6 +297,8 @@ static void every_failing_call_of_create_is_survived(void)
 }
 
 static const bt_test TESTS[] = {
+    BT_TEST(each_pair_has_a_first_message_before_the_line_is_ready),
+    BT_TEST(who_has_not_joined_is_named),
     BT_TEST(line_that_fails_is_made_anew_and_nothing_is_lost),
     BT_TEST(line_that_stands_still_ends_at_its_deadline),
     BT_TEST(changed_rows_are_rejected_by_their_checksum),

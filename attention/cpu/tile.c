@@ -183,6 +183,32 @@ static void plan_fetch(const bt_tile *t, const bt_key_block *block, uint32_t sla
     if (page != NULL) cols->fetch = page + (size_t)block->n_later * (at % n_slabs) / n_slabs;
 }
 
+/* Few lanes that see all keys take the values as they lie in the pages. */
+static bool takes_pages(const bt_tile *t, uint32_t first, uint32_t full)
+{
+    return t->kernels->mm_pages != NULL && first == full && t->n_lanes - first <= BT_CPU_FEW_ROWS &&
+           t->v_dim % 32 == 0;
+}
+
+static void add_pages(const bt_tile *t, const bt_key_block *block, uint32_t first,
+                      const bt_tile_scratch *scratch, const bt_tile_state *state)
+{
+    bt_cpu_mm_pages mm = {.x       = scratch->p + (size_t)first * t->block_keys,
+                          .ld_x    = t->block_keys,
+                          .pages   = block->pages,
+                          .ld      = block->ld,
+                          .y       = state->o + first * bt_tile_ld(t->v_dim),
+                          .ld_y    = bt_tile_ld(t->v_dim),
+                          .m       = t->n_lanes - first,
+                          .n       = t->v_dim,
+                          .k       = block->n_keys,
+                          .add     = !begins_part(block),
+                          .later   = block->later,
+                          .n_later = block->n_later};
+
+    t->kernels->mm_pages(&mm);
+}
+
 void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scratch *scratch,
                  const bt_tile_state *state)
 {
@@ -196,6 +222,10 @@ void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scra
         add_softmax(t, block, lane, shrink[lane], scratch, state);
     if (block->values != NULL) {
         add_columns(t, block, &cols, first, full, scratch, state);
+        return;
+    }
+    if (takes_pages(t, first, full)) {
+        add_pages(t, block, first, scratch, state);
         return;
     }
     for (uint32_t slab = slab_cols(t, block); cols.first < t->v_dim; cols.first += cols.n) {

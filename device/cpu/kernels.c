@@ -24,6 +24,7 @@ static const family FAMILIES[] = {
       .arithmetic = BOTH_ROLES(BT_CPU_TILE32),
       .mm         = BOTH_ROLES(bt_cpu_mm_tile32_amx),
       .mm_tiles   = bt_cpu_mm_tile32_amx_tiles,
+      .mm_pages   = bt_cpu_mm_tile32_amx_pages,
       .rows       = &bt_cpu_rows_avx512bf16}},
     {BT_CPU_AVX512BF16,
      {.name       = "avx512bf16",

@@ -64,6 +64,23 @@ typedef struct {
     uint32_t m, n, k;
 } bt_cpu_mm_tiles;
 
+enum { BT_CPU_PAGE_ROWS = 64, BT_CPU_FEW_ROWS = 16 };
+
+/* y[m, n] f32 = x[m, k] * B (+ y), where B is not packed: its rows lie in pages of
+ * BT_CPU_PAGE_ROWS.  1 <= m <= BT_CPU_FEW_ROWS, n a multiple of 32, k >= 1. */
+typedef struct {
+    const bt_bf16 *x; /* [m, k], row stride ld_x elements, +0 from k on to whole steps of 32 */
+    size_t         ld_x;
+    const bt_bf16 *const *pages; /* [n] a row, row stride ld elements */
+    size_t                ld;
+    float                *y; /* [m, n], row stride ld_y elements */
+    size_t                ld_y;
+    uint32_t              m, n, k;
+    bool                  add;     /* start from y instead of +0 */
+    const bt_bf16 *const *later;   /* for each page n_later elements that are read soon, to be */
+    uint32_t              n_later; /* fetched meanwhile; or 0 */
+} bt_cpu_mm_pages;
+
 /* Packing, and work on one row at a time. */
 typedef struct {
     /* Packs src[n][k] (row stride ld elements): column n of B is row n of src.  Weights; keys for
@@ -103,6 +120,7 @@ typedef struct {
     bt_cpu_arithmetic arithmetic[BT_N_ROLES]; /* of mm[role] */
     void (*mm[BT_N_ROLES])(const bt_cpu_mm *mm);
     void (*mm_tiles)(const bt_cpu_mm_tiles *mm); /* both roles, with many rows; or NULL */
+    void (*mm_pages)(const bt_cpu_mm_pages *mm); /* both roles; or NULL */
     const bt_cpu_row_kernels *rows;
 } bt_cpu_kernels;
 

@@ -210,6 +210,85 @@ static void mm_of_tiles_equals_its_twin(void)
     bt_free(sums);
 }
 
+/* ---- few rows, B in pages ---- */
+
+enum { PAGES_N = 96, PAGES_K = 256, PAGES_LD = PAGES_N + 32 };
+
+/* Rows of B beyond k are NaN: nothing may read them. */
+static void fill_pages(uint32_t k, bt_bf16 *b, const bt_bf16 **pages)
+{
+    for (uint32_t i = 0; i < PAGES_K * PAGES_LD; i++)
+        b[i] = 0x7fc0;
+    for (uint32_t i = 0; i < PAGES_K / BT_CPU_PAGE_ROWS; i++) /* in no order */
+        pages[i] = b + (size_t)(i ^ 1) * BT_CPU_PAGE_ROWS * PAGES_LD;
+    for (uint32_t r = 0; r < k; r++)
+        for (uint32_t c = 0; c < PAGES_N; c++)
+            b[((r / BT_CPU_PAGE_ROWS ^ 1) * BT_CPU_PAGE_ROWS + r % BT_CPU_PAGE_ROWS) * PAGES_LD +
+              c] = g_w[(size_t)c * k + r];
+}
+
+static void check_pages(uint32_t m, uint32_t n, uint32_t k, bool add, const bt_bf16 *const *pages)
+{
+    static _Alignas(64) bt_bf16 x[BT_CPU_FEW_ROWS][PAGES_K];
+    const bt_bf16              *later[] = {g_w, NULL, g_w + 64, g_w};
+    size_t                      ld = n + 3, wrong = 0, strays = 0;
+    bt_cpu_mm_pages             mm = {.x       = x[0],
+                                      .ld_x    = PAGES_K,
+                                      .pages   = pages,
+                                      .ld      = PAGES_LD,
+                                      .y       = g_y,
+                                      .ld_y    = ld,
+                                      .m       = m,
+                                      .n       = n,
+                                      .k       = k,
+                                      .add     = add,
+                                      .later   = later,
+                                      .n_later = m % 2 * 333};
+
+    memset(x, 0, sizeof(x));
+    memset(g_y, GUARD, (m + 1) * ld * sizeof(*g_y));
+    for (uint32_t r = 0; r < m; r++) {
+        memcpy(x[r], g_x + (size_t)r * k, k * sizeof(x[r][0]));
+        if (add) memcpy(g_y + r * ld, g_start + r * MAX_N, n * sizeof(*g_y));
+    }
+    g_kernels->mm_pages(&mm);
+    for (uint32_t r = 0; r < m + 1; r++) {
+        for (uint32_t c = 0; c < ld; c++) {
+            if (r == m || c >= n)
+                strays += *(unsigned char *)&g_y[r * ld + c] != GUARD;
+            else
+                wrong += !twin_same(g_y[r * ld + c], g_want[r * MAX_N + c]);
+        }
+    }
+    if (wrong + strays != 0) fprintf(stderr, "m %u n %u k %u add %d\n", m, n, k, add);
+    EXPECT_EQ(wrong, 0);
+    EXPECT_EQ(strays, 0);
+}
+
+static void mm_of_pages_equals_its_twin(void)
+{
+    static const uint32_t  KS[]    = {1, 2, 31, 32, 33, 63, 64, 65, 129, 255, 256};
+    static const twin_kind KINDS[] = {TWIN_ORDINARY, TWIN_TINY, TWIN_SPARSE};
+    bt_bf16               *b;
+    const bt_bf16         *pages[PAGES_K / BT_CPU_PAGE_ROWS];
+
+    if (g_kernels->mm_pages == NULL) return;
+    b = bt_calloc_aligned(PAGES_K * PAGES_LD, sizeof(*b));
+    for (size_t i = 0; i < sizeof(KS) / sizeof(*KS) * 3; i++) {
+        uint32_t k = KS[i / 3];
+
+        fill(KINDS[i % 3], k, i);
+        fill_pages(k, b, pages);
+        for (int add = 0; add < 2; add++) {
+            want(g_kernels->arithmetic[BT_ROLE_GENERATED], BT_CPU_FEW_ROWS, k, add != 0);
+            for (uint32_t m = 1; m <= BT_CPU_FEW_ROWS; m += 1 + m / 5)
+                for (uint32_t n = 32; n <= PAGES_N; n += 32)
+                    check_pages(m, n, k, add != 0, pages);
+        }
+    }
+    bt_free(b);
+}
+
 /* A B made from columns is the B made from the transposed rows. */
 static void pack_cols_equals_pack_rows_of_the_transpose(void)
 {
@@ -256,6 +335,7 @@ int main(int argc, char **argv)
         BT_TEST(mm_of_special_numbers_equals_its_twin),
         BT_TEST(mm_of_any_bits_equals_its_twin),
         BT_TEST(mm_of_tiles_equals_its_twin),
+        BT_TEST(mm_of_pages_equals_its_twin),
         BT_TEST(pack_cols_equals_pack_rows_of_the_transpose),
     };
 

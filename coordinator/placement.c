@@ -296,7 +296,7 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     bt_list_remove(&r->queue, q);
     r->queued_tokens -= q->n_prompt;
     bt_list_insert(&r->placed, q);
-    q->state                = BT_RESERVING;
+    bt_relay_turn(r, q, BT_RESERVING);
     q->epoch                = r->epoch;
     q->heard_ns             = now_ns;
     q->decode_rank          = decode;
@@ -376,7 +376,7 @@ static void refused(bt_relay *r, bt_request *q, uint64_t now_ns)
     bt_list_remove(&r->placed, q);
     bt_list_insert(&r->queue, q);
     r->queued_tokens += q->n_prompt;
-    q->state = BT_QUEUED;
+    bt_relay_turn(r, q, BT_QUEUED);
     if (bt_table_put(&r->numbers, q->number, q) != BT_OK)
         bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                              "the coordinator is out of memory");
@@ -437,7 +437,7 @@ static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
     bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);
     bt_prefix_index_add(&r->ranks[q->decode_rank].index, q->n_keys, q->keys);
 
-    q->state    = BT_PREFILL;
+    bt_relay_turn(r, q, BT_PREFILL);
     q->heard_ns = now_ns;
     if (q->prefill_rank != q->decode_rank) {
         q->prefill_holds = true;

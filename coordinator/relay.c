@@ -61,6 +61,7 @@ static void request_free(bt_relay *r, bt_request *q)
 {
     bt_list_remove(q->state == BT_QUEUED ? &r->queue : &r->placed, q);
     bt_table_remove(&r->numbers, q->number);
+    r->n_in[q->state]--;
     bt_request_free(q);
 }
 
@@ -91,7 +92,7 @@ static void finish_request(bt_relay *r, bt_request *q, const bt_relay_end *end)
     }
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
-    q->state = BT_ENDED;
+    bt_relay_turn(r, q, BT_ENDED);
     bt_table_remove(&r->names, q->name_key);
     r->events.end(r->events.ctx, q->client, end);
     q->client = NULL;
@@ -368,7 +369,7 @@ static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now
         return;
     }
     if (q->state == BT_PREFILL) { /* whatever comes first, the prompt is done */
-        q->state = BT_DECODE;
+        bt_relay_turn(r, q, BT_DECODE);
         bt_relay_prefill_done(r, q);
     }
     c = &q->choices[t->choice];
@@ -442,6 +443,7 @@ void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t no
     BT_INFO("request %llu is queued again as %llu after %u tokens", (unsigned long long)q->number,
             (unsigned long long)again->number, q->n_out);
     bt_list_insert(&r->queue, again);
+    r->n_in[BT_QUEUED]++;
     r->queued_tokens += again->n_prompt;
 
     bt_relay_prefill_done(r, q);
@@ -455,7 +457,7 @@ void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t no
     q->choices  = NULL;
     q->client   = NULL;
     q->sampling = (bt_sampling){0};
-    q->state    = BT_ENDED;
+    bt_relay_turn(r, q, BT_ENDED);
     bt_relay_settle(r, q);
 }
 
@@ -649,15 +651,11 @@ void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
 
 void bt_relay_get_loads(const bt_relay *relay, bt_relay_loads *loads_out)
 {
-    bt_relay_loads l = {.tokens_out = relay->tokens_out, .retracted = relay->n_retracted};
+    bt_relay_loads l = {.n_waiting  = relay->n_in[BT_QUEUED] + relay->n_in[BT_RESERVING],
+                        .n_running  = relay->n_in[BT_PREFILL] + relay->n_in[BT_DECODE],
+                        .tokens_out = relay->tokens_out,
+                        .retracted  = relay->n_retracted};
 
-    for (const bt_request *q = relay->queue.first; q != NULL; q = q->next)
-        l.n_waiting++;
-    for (const bt_request *q = relay->placed.first; q != NULL; q = q->next)
-        if (q->state == BT_RESERVING)
-            l.n_waiting++;
-        else if (q->state != BT_ENDED)
-            l.n_running++;
     for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
         const bt_rank_state *k = &relay->ranks[i];
 

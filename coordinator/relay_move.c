@@ -47,6 +47,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_request *q)
     q->number = number;
     if (q->arrival == 0) q->arrival = number;
     bt_list_insert(&relay->queue, q);
+    relay->n_in[BT_QUEUED]++;
     relay->queued_tokens += q->n_prompt;
 out:
     if (st != BT_OK) {
@@ -84,6 +85,7 @@ static bt_request *take(bt_relay *r, bt_request_list *list, bt_request *q)
     q->n_held = 0;
     for (uint32_t i = 0; i < q->n_choices; i++)
         q->choices[i].n_early = 0; /* they will be said again */
+    r->n_in[q->state]--;
     q->resumed = q->resumed || q->state != BT_QUEUED;
     q->state   = BT_QUEUED;
 

@@ -83,6 +83,7 @@ struct bt_relay {
     uint32_t         n_gone;
     uint64_t         ticked_ns; /* the last time */
     bt_request_list  queue, placed;
+    uint32_t         n_in[BT_ENDED + 1]; /* requests by state */
     bt_table         numbers, names;
     uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
     uint64_t         prefix_seed, n_retracted;
@@ -104,6 +105,14 @@ static inline bool bt_relay_prefills(const bt_relay *r, uint32_t rank)
 static inline bool bt_relay_decodes(const bt_relay *r, uint32_t rank)
 {
     return r->ranks[rank].group == (bt_relay_both(r) ? BT_SEATED_PREFILL : BT_SEATED_DECODE);
+}
+
+/* Of a request that is in the relay's table. */
+static inline void bt_relay_turn(bt_relay *r, bt_request *q, bt_request_state state)
+{
+    r->n_in[q->state]--;
+    r->n_in[state]++;
+    q->state = state;
 }
 
 uint64_t bt_relay_name_key(const char *name); /* never 0 */

@@ -6,7 +6,7 @@
 #ifndef BT_TESTS_COORDINATOR_RELAY_SIM_H
 #define BT_TESTS_COORDINATOR_RELAY_SIM_H
 
-#include "coordinator/relay.h"
+#include "coordinator/relay_view.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "tests/support/test.h"
@@ -555,11 +555,18 @@ static inline void sim_settle(sim *s)
 
 /* ---- what must be true */
 
+/* What the relay counts, held against its requests one by one. */
 static inline bt_relay_loads sim_loads(const sim *s)
 {
-    bt_relay_loads l;
+    static bt_request_view all[MAX_LIVE];
+    bt_relay_loads         l;
+    uint32_t               n = bt_relay_view_requests(s->relay, s->now, all, MAX_LIVE), running = 0;
 
+    for (uint32_t i = 0; i < n; i++)
+        running += strcmp(all[i].state, "prefill") == 0 || strcmp(all[i].state, "decode") == 0;
     bt_relay_get_loads(s->relay, &l);
+    EXPECT_EQ(l.n_running, running);
+    EXPECT_EQ(l.n_waiting, n - running);
     return l;
 }
 

@@ -7,6 +7,7 @@
 
 #include "coordinator/fleet.h"
 #include "coordinator/metrics.h"
+#include "coordinator/pairs.h"
 #include "coordinator/relay_view.h"
 
 enum { BT_HISTORY_S = 600, BT_VIEW_REQUESTS = 64, BT_HOST_TEXT = 64, BT_VIEW_CELLS = 64 };
@@ -49,9 +50,15 @@ typedef struct {
 
 typedef struct {
     char          name[BT_HOST_TEXT];
+    char          left_out[4 * BT_HOST_TEXT]; /* hosts that it was started without; "" */
     bt_cell_state state;
     uint32_t      n_ranks, n_prefill, n_decode;
 } bt_cell_view;
+
+typedef struct {
+    char         cell[BT_HOST_TEXT];
+    bt_pair_view pair;
+} bt_link_view;
 
 typedef struct {
     bt_phase       phase;
@@ -72,6 +79,8 @@ typedef struct {
     bt_request_view requests[BT_VIEW_REQUESTS];
     uint32_t        n_cells;
     bt_cell_view    cells[BT_VIEW_CELLS];
+    uint32_t        n_slow_links;
+    bt_link_view    slow_links[BT_VIEW_PAIRS];
     uint32_t        n_experts;
     uint64_t        expert_rows[2][BT_EXPERT_LOAD_MAX]; /* of prefill (or all) and decode ranks */
     bt_rank_view   *ranks; /* owned [rank_cap], n_ranks of them are valid: those that prefill come

@@ -21,6 +21,7 @@ void bt_cell_fini(bt_cell *cell)
         bt_cell_hello_free(&cell->ranks[i].hello);
         bt_free(cell->ranks[i].leave_reason);
         bt_free(cell->ranks[i].expert_rows);
+        bt_free(cell->ranks[i].peers);
     }
     bt_free(cell->ranks);
     memset(cell, 0, sizeof(*cell));
@@ -83,7 +84,8 @@ bt_status bt_cell_hello_copy(const bt_up_hello *from, bt_up_hello *to_out)
 
     to.host                  = bt_strdup(from->host);
     to.cell                  = bt_strdup(from->cell);
-    to.seats                 = (bt_down_regroup){0}; /* one rank's own */
+    to.left_out              = NULL; /* one cell's own, as are: */
+    to.seats                 = (bt_down_regroup){0};
     to.arithmetic            = bt_strdup(from->arithmetic);
     to.model_type            = bt_strdup(from->model_type);
     to.architecture          = bt_strdup(from->architecture);

@@ -17,15 +17,20 @@ typedef struct {
     double     step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
 } bt_rank_rates;
 
+typedef struct bt_peer_state bt_peer_state; /* pairs.c */
+
 typedef struct {
-    bt_up_hello   hello;                       /* owned */
-    bool          attached, ready, left, lost; /* lost: it will not come back */
-    uint64_t      done_bytes, total_bytes;
-    bt_up_beat    beat;
-    uint32_t      n_experts;
-    uint64_t     *expert_rows;  /* owned [n_experts]: of its ExpertLoad */
-    bt_rank_rates rates;        /* the observer's */
-    char         *leave_reason; /* owned: why it said it would go */
+    bt_up_hello    hello;                       /* owned */
+    bool           attached, ready, left, lost; /* lost: it will not come back */
+    uint64_t       done_bytes, total_bytes;
+    bt_up_beat     beat;
+    uint32_t       n_experts;
+    uint64_t      *expert_rows; /* owned [n_experts]: of its ExpertLoad */
+    bt_rank_rates  rates;       /* the observer's */
+    bt_peer_state *peers; /* owned [n_ranks]: what went between it and each; NULL before it says */
+    uint64_t       peers_at_ns;   /* when it last did, by its clock */
+    uint32_t       peers_quiet_s; /* and how long ago */
+    char          *leave_reason;  /* owned: why it said it would go */
 } bt_cell_rank;
 
 typedef struct {

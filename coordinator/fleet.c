@@ -7,6 +7,7 @@
 
 #include "coordinator/announce.h"
 #include "coordinator/fleet_state.h"
+#include "coordinator/pairs.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 
@@ -412,6 +413,10 @@ void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
     case BT_UP_LEAVING: on_leaving(seat->member, seat->rank, up); break;
     case BT_UP_DRAIN: on_drain(seat->member); break;
     case BT_UP_EXPERT_LOAD: on_load(&seat->member->cell.ranks[seat->rank], up); break;
+    case BT_UP_PEER_LOAD:
+        bt_pairs_hear(&seat->member->cell, seat->rank, up->u.peer_load.at_ns, up->u.peer_load.n,
+                      up->u.peer_load.peers);
+        break;
     case BT_UP_BEAT: seat->member->cell.ranks[seat->rank].beat = up->u.beat; /* fall through */
     default:
         if (seat->member->relay != NULL)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "coordinator/pairs.h"
 #include "coordinator/slow.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -170,6 +171,16 @@ static void find_slow(bt_cell *cell, const bt_relay *relay)
     }
 }
 
+static void find_slow_pairs(bt_cell *cell, const bt_relay *relay)
+{
+    uint32_t groups[BT_PAIR_RANKS];
+
+    if (cell->n_ranks > BT_PAIR_RANKS) return;
+    for (uint32_t i = 0; i < cell->n_ranks; i++)
+        groups[i] = cell->ranks[i].lost ? 2 : group_of(cell, relay, i);
+    bt_pairs_compare(cell, groups);
+}
+
 static void cell_second(bt_cell *cell, const bt_relay *relay, bt_second *sum, uint32_t n[2])
 {
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
@@ -188,6 +199,7 @@ static void cell_second(bt_cell *cell, const bt_relay *relay, bt_second *sum, ui
         sum->handoff_bytes += (float)r->handoff_rate;
     }
     find_slow(cell, relay);
+    find_slow_pairs(cell, relay);
 }
 
 static void ranks_second(bt_fleet *fleet, bt_second *out)
@@ -280,6 +292,7 @@ static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)
                         .n_prefill = h->n_prefill,
                         .n_decode  = h->n_decode};
     snprintf(v->name, sizeof(v->name), "%s", cell->name);
+    snprintf(v->left_out, sizeof(v->left_out), "%s", h->left_out);
 }
 
 static double top_rate(const bt_cell *cell)
@@ -289,6 +302,19 @@ static double top_rate(const bt_cell *cell)
     for (uint32_t i = 0; i < cell->n_ranks; i++)
         if (cell->ranks[i].rates.prompt_rate > top) top = cell->ranks[i].rates.prompt_rate;
     return top;
+}
+
+static void show_pairs(const bt_cell *cell, bt_snapshot *s)
+{
+    bt_pair_view pairs[BT_VIEW_PAIRS];
+    uint32_t     n = bt_pairs_view(cell, pairs, BT_VIEW_PAIRS - s->n_slow_links);
+
+    for (uint32_t i = 0; i < n; i++) {
+        bt_link_view *v = &s->slow_links[s->n_slow_links++];
+
+        v->pair = pairs[i];
+        snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
+    }
 }
 
 /* Rows by expert, over the ranks of either group: a rank counts its own experts only. */
@@ -331,6 +357,7 @@ static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
 {
     s->n_cells = s->n_prefill = s->n_decode = s->page_tokens = s->n_requests = 0;
+    s->n_slow_links                                                          = 0;
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
         const bt_up_hello *h     = bt_cell_facts(bt_fleet_cell(fleet, i));
         const bt_relay    *relay = bt_fleet_relay(fleet, i);
@@ -338,6 +365,7 @@ static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
         s->n_prefill += h->n_prefill;
         s->n_decode += h->n_decode;
         s->page_tokens = h->page_tokens;
+        show_pairs(bt_fleet_cell(fleet, i), s);
         if (i < BT_VIEW_CELLS) show_cell(fleet, s->n_cells++, &s->cells[i]);
         if (relay != NULL)
             s->n_requests += bt_relay_view_requests(relay, now_ns, &s->requests[s->n_requests],

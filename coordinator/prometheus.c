@@ -223,6 +223,21 @@ static void experts(page *p, const bt_snapshot *s)
                     e, (unsigned long long)s->expert_rows[group][e]);
 }
 
+/* Of the pairs that are named only. */
+static void slow_links(page *p, const bt_snapshot *s)
+{
+    family(p, "baton_link_slowness", "gauge",
+           "How many times as slow two ranks reach each other as others do in the middle.");
+    for (uint32_t i = 0; i < s->n_slow_links; i++) {
+        const bt_link_view *v = &s->slow_links[i];
+
+        fprintf(p->f, "baton_link_slowness{model_name=\"%s\",plane=\"%s\",from=\"%u\",to=\"%u\"",
+                p->model, bt_pair_kind_name(v->pair.kind), v->pair.from, v->pair.to);
+        if (v->cell[0] != 0) fprintf(p->f, ",cell=\"%s\"", v->cell);
+        fprintf(p->f, "} %.17g\n", v->pair.slowness);
+    }
+}
+
 static void ranks(page *p, const bt_snapshot *s)
 {
     uint64_t asked = 0, hit = 0;
@@ -279,6 +294,7 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
         (double)(s->at_ns - s->started_ns) * 1e-9);
     requests(&p, s);
     ranks(&p, s);
+    slow_links(&p, s);
     experts(&p, s);
     if (fclose(p.f) != 0) {
         free(text);

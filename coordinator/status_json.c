@@ -91,9 +91,24 @@ static json_t *cell_json(const bt_cell_view *v)
 
     put(o, "name", json_string(v->name));
     put(o, "state", json_string(bt_cell_state_name(v->state)));
+    put(o, "left_out", json_string(v->left_out));
     put_int(o, "n_ranks", v->n_ranks);
     put_int(o, "n_prefill", v->n_prefill);
     put_int(o, "n_decode", v->n_decode);
+    return o;
+}
+
+static json_t *link_json(const bt_link_view *v)
+{
+    json_t *o = json_object();
+
+    put(o, "cell", json_string(v->cell));
+    put(o, "plane", json_string(bt_pair_kind_name(v->pair.kind)));
+    put_int(o, "from", v->pair.from);
+    put_int(o, "to", v->pair.to);
+    put_real(o, "slowness", v->pair.slowness);
+    put_real(o, "value", v->pair.value);
+    put_real(o, "median", v->pair.typical);
     return o;
 }
 
@@ -174,7 +189,7 @@ static json_t *balance_json(const bt_snapshot *s)
 char *bt_exposition_json(const bt_snapshot *s, size_t *n_out)
 {
     json_t *o = json_object(), *ranks = json_array(), *requests = json_array();
-    json_t *cells = json_array();
+    json_t *cells = json_array(), *links = json_array();
     char   *text;
 
     put(o, "phase", json_string(bt_phase_name(s->phase)));
@@ -201,7 +216,10 @@ char *bt_exposition_json(const bt_snapshot *s, size_t *n_out)
         json_array_append_new(requests, request_json(&s->requests[i]));
     for (uint32_t i = 0; i < s->n_cells; i++)
         json_array_append_new(cells, cell_json(&s->cells[i]));
+    for (uint32_t i = 0; i < s->n_slow_links; i++)
+        json_array_append_new(links, link_json(&s->slow_links[i]));
     put(o, "cells", cells);
+    put(o, "slow_links", links);
     put(o, "ranks", ranks);
     put(o, "open_requests", requests);
     put(o, "experts_prefill", experts_json(s, 0));

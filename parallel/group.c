@@ -47,7 +47,7 @@ typedef struct {
 struct bt_group {
     bt_world    *world;
     uint32_t     n, self, tag_space, epoch;
-    uint64_t     sequence;
+    uint64_t     sequence, start_ns; /* start_ns: of the present operation */
     int          tag;
     bool         broken; /* an operation failed: the ranks disagree on the sequence */
     bt_wreck    *arena;  /* staging and requests, in one block that may outlive the group */
@@ -304,6 +304,8 @@ static bt_status finish_request(bt_group *group, int index, const MPI_Status *st
         l->n_sent++;
     else
         BT_TRY(finish_recv(l, status));
+    if (index % 2 == RECV && l->n_received == l->n_recv)
+        group->world->traffic[l->peer].waited_ns += bt_now_ns() - group->start_ns;
 out:
     return st;
 }
@@ -416,7 +418,8 @@ static bt_status run(bt_group *group, const bt_wait *wait)
     BT_TRY(bt_group_check(group, wait));
     if (l->recv_bytes > 0 && l->recv != l->send) memcpy(l->recv, l->send, l->recv_bytes);
     if (group->n == 1) return BT_OK;
-    group->broken = true; /* until the end */
+    group->broken   = true; /* until the end */
+    group->start_ns = bt_now_ns();
     group->tag = bt_tag_make(group->world->tags, group->tag_space, group->epoch, group->sequence);
     bt_watchdog_enter(bt_wait_name(wait), wait->layer);
     for (uint32_t i = 0; i < group->n && st == BT_OK; i++)

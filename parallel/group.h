@@ -59,6 +59,16 @@ int bt_world_shared_fd(const bt_world *world);
 /* Time that this rank has spent in exchanges of groups, waiting for others. */
 uint64_t bt_world_waited_ns(const bt_world *world);
 
+/* What went between this rank and another one, ever. */
+typedef struct {
+    uint64_t waited_ns;     /* in exchanges of groups, from the start to the last part that came */
+    uint64_t handoff_bytes; /* handed over to it by host memory */
+    uint64_t handoff_ns;    /* from each request to send to the end of its payload */
+} bt_traffic;
+
+/* [bt_world_size()], by world rank; borrowed for the world's life. */
+const bt_traffic *bt_world_traffic(const bt_world *world);
+
 /* How to wait: all fields may be zero except timeout_ns. */
 typedef struct {
     uint64_t    timeout_ns;  /* from the call */

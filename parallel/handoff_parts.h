@@ -73,9 +73,10 @@ typedef struct {
     bt_slot_state   state;
     uint32_t        to;
     bt_carry        carry;
-    bool            packed; /* by a line: how far the device must be for it is noted */
-    bool            taken;  /* the receiver says so */
-    uint64_t        order;  /* of bt_handoff_send(); a receiver's messages leave in this order */
+    bool            packed;   /* by a line: how far the device must be for it is noted */
+    bool            taken;    /* the receiver says so */
+    uint64_t        order;    /* of bt_handoff_send(); a receiver's messages leave in this order */
+    uint64_t        asked_ns; /* when its request to send left */
     bt_page_message message;
     uint8_t        *memory;  /* BT_HANDOFF_HEAD, then the payload */
     MPI_Request    *request; /* in the block that memory is in */

@@ -37,6 +37,7 @@ static void start_payload(bt_handoff *h, uint32_t i)
     MPI_Request *request = s->request;
     size_t       bytes   = BT_PAGE_MESSAGE_BYTES + s->message.payload_bytes;
 
+    s->asked_ns = h->ask_since_ns;
     if (h->line != NULL) {
         uint32_t oldest = oldest_for(h, i);
 
@@ -96,7 +97,16 @@ static bool has_left(const bt_slot *s)
     return s->carry == BT_CARRY_NONE || (s->carry >= BT_CARRY_GONE && s->taken);
 }
 
-static bool test_payloads(bt_handoff *h)
+static void count_sent(bt_handoff *h, const bt_slot *s, uint64_t now_ns)
+{
+    bt_traffic *t = &h->world->traffic[s->to];
+
+    if (s->carry != BT_CARRY_NONE) return; /* by NCCL a slow link shows elsewhere */
+    t->handoff_bytes += s->message.payload_bytes;
+    t->handoff_ns += now_ns - s->asked_ns;
+}
+
+static bool test_payloads(bt_handoff *h, uint64_t now_ns)
 {
     bool moved = false;
 
@@ -112,6 +122,7 @@ static bool test_payloads(bt_handoff *h)
             if (s->carry == BT_CARRY_AGAIN) s->state = BT_SLOT_QUEUED;
             continue;
         }
+        count_sent(h, s, now_ns);
         free_slot(s);
         h->events.sent(h->events.ctx, &m);
         moved = true;
@@ -215,7 +226,7 @@ static bool ask_next(bt_handoff *h, uint64_t now_ns)
 
 bool bt_handoff_send_progress(bt_handoff *h, uint64_t now_ns)
 {
-    bool moved = test_payloads(h);
+    bool moved = test_payloads(h, now_ns);
 
     moved |= check_expiry(h, now_ns);
     moved |= ask_next(h, now_ns);

@@ -34,6 +34,7 @@ struct bt_world {
     size_t        fragment_bytes; /* largest message where the TCP rule holds */
     bt_tag_layout tags;
     uint64_t      waited_ns;   /* in exchanges of groups, for the others */
+    bt_traffic   *traffic;     /* owned [size] */
     uint64_t      spin_ns;     /* how long a wait may spin before it gives the core away */
     uint64_t      next_serial; /* of the hand-off's requests to send, from 1 */
     bt_wreck     *wrecks;

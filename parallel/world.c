@@ -309,6 +309,7 @@ static void free_world(bt_world *world)
 {
     if (world == NULL) return;
     if (world->shared_fd >= 0) close(world->shared_fd);
+    bt_free(world->traffic);
     bt_free(world->node_of);
     bt_free(world);
 }
@@ -330,7 +331,9 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
     world->rank                             = (uint32_t)rank;
     world->size                             = (uint32_t)size;
     world->node_of                          = bt_calloc((size_t)size, sizeof(*world->node_of));
-    BT_REQUIRE(world->node_of != NULL, BT_ERR_NO_MEMORY, "the node table of %d ranks", size);
+    world->traffic                          = bt_calloc((size_t)size, sizeof(*world->traffic));
+    BT_REQUIRE(world->node_of != NULL && world->traffic != NULL, BT_ERR_NO_MEMORY,
+               "the tables of %d ranks", size);
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &ub, &has_ub);
     world->tags        = bt_tag_layout_of(has_ub ? *ub : 32767);
     world->next_serial = 1;
@@ -440,9 +443,10 @@ bool     bt_world_same_machine(const bt_world *world, uint32_t a, uint32_t b)
 {
     return world->node_of[a] == world->node_of[b];
 }
-uint64_t bt_world_waited_ns(const bt_world *world) { return world->waited_ns; }
-uint64_t bt_world_spin_ns(const bt_world *world) { return world->spin_ns; }
-void     bt_world_count_wait(bt_world *world, uint64_t ns) { world->waited_ns += ns; }
+uint64_t          bt_world_waited_ns(const bt_world *world) { return world->waited_ns; }
+const bt_traffic *bt_world_traffic(const bt_world *world) { return world->traffic; }
+uint64_t          bt_world_spin_ns(const bt_world *world) { return world->spin_ns; }
+void              bt_world_count_wait(bt_world *world, uint64_t ns) { world->waited_ns += ns; }
 
 bool bt_world_tcp_rule(const bt_world *world, uint32_t peer)
 {

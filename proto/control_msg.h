@@ -17,6 +17,7 @@ extern "C" {
 #endif
 
 enum { BT_TOP_LOGPROBS_MAX = 20, BT_CHOICES_MAX = 64, BT_EXPERT_LOAD_MAX = 1024 };
+enum { BT_PEER_LOAD_MAX = 65536 };
 
 typedef struct {
     float     temperature;
@@ -76,6 +77,7 @@ typedef enum {
     BT_UP_DRAIN,
     BT_UP_FORM_MAP,
     BT_UP_EXPERT_LOAD,
+    BT_UP_PEER_LOAD,
     BT_UP_LEAVING
 } bt_up_kind;
 
@@ -96,7 +98,7 @@ typedef struct {
 
 typedef struct {
     uint32_t  protocol, rank, n_ranks, n_prefill, n_decode;
-    char     *host, *cell;
+    char     *host, *cell, *left_out;
     uint32_t  pid;
     uint64_t  model_fingerprint;
     char     *arithmetic;
@@ -141,6 +143,11 @@ typedef struct {
     float    *top_logprobs; /* [n][n_top] */
 } bt_up_prompt_logprobs;
 
+/* What went between a rank and a peer, ever (parallel/group.h has the same as bt_traffic). */
+typedef struct {
+    uint64_t rank, waited_ns, handoff_bytes, handoff_ns;
+} bt_peer_load;
+
 /* From a worker to the coordinator. */
 typedef struct {
     bt_up_kind kind;
@@ -168,6 +175,11 @@ typedef struct {
             uint32_t  n;
             uint64_t *rows; /* [n] by expert */
         } expert_load;
+        struct {
+            uint64_t      at_ns;
+            uint32_t      n;
+            bt_peer_load *peers; /* [n] */
+        } peer_load;
         struct {
             uint32_t  n;
             bt_token *tokens;

@@ -84,6 +84,7 @@ static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
     if (pb->incarnation != 0) BT_TRY(bt_pb_take_regroup(pb->seats, &h->seats));
     BT_TRY(bt_pb_take_string(pb->host, "host", &h->host));
     BT_TRY(bt_pb_take_string(pb->cell, "cell", &h->cell));
+    BT_TRY(bt_pb_take_string(pb->left_out, "left_out", &h->left_out));
     BT_TRY(bt_pb_take_string(pb->arithmetic, "arithmetic", &h->arithmetic));
     BT_TRY(bt_pb_take_string(pb->model_type, "model_type", &h->model_type));
     BT_TRY(bt_pb_take_string(pb->architecture, "architecture", &h->architecture));
@@ -224,6 +225,23 @@ out:
     return st;
 }
 
+static bt_status take_peer_load(const PB(PeerLoad) * pb, bt_up *m)
+{
+    bt_status st = BT_OK;
+    size_t    n  = pb->n_numbers / 4;
+
+    BT_REQUIRE(pb->n_numbers % 4 == 0 && n >= 1 && n <= BT_PEER_LOAD_MAX, BT_ERR_PROTOCOL,
+               "the load of peers in %zu numbers, expected four for each of 1 to %d", pb->n_numbers,
+               BT_PEER_LOAD_MAX);
+    m->u.peer_load.peers = bt_calloc(n, sizeof(*m->u.peer_load.peers));
+    BT_REQUIRE(m->u.peer_load.peers != NULL, BT_ERR_NO_MEMORY, "load of %zu peers", n);
+    memcpy(m->u.peer_load.peers, pb->numbers, n * sizeof(*m->u.peer_load.peers));
+    m->u.peer_load.n     = (uint32_t)n;
+    m->u.peer_load.at_ns = pb->at_ns;
+out:
+    return st;
+}
+
 static bt_status take_expert_load(const PB(ExpertLoad) * pb, bt_up *m)
 {
     bt_status st = BT_OK;
@@ -338,6 +356,9 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
     case BATON__CONTROL__V1__FROM_WORKER__BODY_EXPERT_LOAD:
         m->kind = BT_UP_EXPERT_LOAD;
         return take_expert_load(pb->expert_load, m);
+    case BATON__CONTROL__V1__FROM_WORKER__BODY_PEER_LOAD:
+        m->kind = BT_UP_PEER_LOAD;
+        return take_peer_load(pb->peer_load, m);
     case BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS:
         m->kind = BT_UP_EVAL_ROWS;
         return take_eval_rows(pb->eval_rows, &m->u.eval_rows);
@@ -383,6 +404,7 @@ void bt_up_free(bt_up *m)
     case BT_UP_HELLO:
         bt_free(m->u.hello.host);
         bt_free(m->u.hello.cell);
+        bt_free(m->u.hello.left_out);
         bt_free(m->u.hello.arithmetic);
         bt_free(m->u.hello.eos_tokens);
         bt_free(m->u.hello.model_type);
@@ -396,6 +418,7 @@ void bt_up_free(bt_up *m)
         break;
     case BT_UP_FORM_MAP: bt_free(m->u.form_map.form_map); break;
     case BT_UP_EXPERT_LOAD: bt_free(m->u.expert_load.rows); break;
+    case BT_UP_PEER_LOAD: bt_free(m->u.peer_load.peers); break;
     case BT_UP_TOKENS: bt_free(m->u.tokens.tokens); break;
     case BT_UP_FAILED: bt_free(m->u.failed.message); break;
     case BT_UP_PROMPT_LOGPROBS:

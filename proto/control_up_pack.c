@@ -46,6 +46,7 @@ static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) * pb)
     pb->weight_bytes          = h->weight_bytes;
     pb->n_spares              = h->n_spares;
     pb->cell                  = text(h->cell);
+    pb->left_out              = text(h->left_out);
     pb->config_hash           = h->config_hash;
     pb->incarnation           = h->incarnation;
     pb->prefix_seed           = h->prefix_seed;
@@ -102,6 +103,7 @@ typedef union {
     PB(Drain) drain;
     PB(FormMap) form_map;
     PB(ExpertLoad) expert_load;
+    PB(PeerLoad) peer_load;
 } up_body;
 
 /* Packing only reads the histograms. */
@@ -248,6 +250,14 @@ static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(From
             (ProtobufCBinaryData){m->u.form_map.n_form_map_bytes, m->u.form_map.form_map};
         pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_FORM_MAP;
         pb->form_map  = &b->form_map;
+        break;
+    case BT_UP_PEER_LOAD:
+        baton__control__v1__peer_load__init(&b->peer_load);
+        b->peer_load.at_ns     = m->u.peer_load.at_ns;
+        b->peer_load.n_numbers = 4 * (size_t)m->u.peer_load.n;
+        b->peer_load.numbers   = (uint64_t *)m->u.peer_load.peers;
+        pb->body_case          = BATON__CONTROL__V1__FROM_WORKER__BODY_PEER_LOAD;
+        pb->peer_load          = &b->peer_load;
         break;
     case BT_UP_EXPERT_LOAD:
         baton__control__v1__expert_load__init(&b->expert_load);

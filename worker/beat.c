@@ -27,24 +27,58 @@ static uint32_t count_quarantined(const bt_worker *w)
     return n;
 }
 
-bt_status bt_worker_send_load(bt_worker *w)
+static bt_status send_expert_load(bt_worker *w)
 {
-    bt_status       st  = BT_OK;
-    uint64_t        now = w->cfg.links.now_ns(w->cfg.links.ctx);
-    uint32_t        n   = w->cfg.facts.model->moe.gate.n_experts;
-    bt_up           m   = {.kind = BT_UP_EXPERT_LOAD};
-    const uint64_t *rows;
+    bt_status       st   = BT_OK;
+    uint32_t        n    = w->cfg.facts.model->moe.gate.n_experts;
+    bt_up           m    = {.kind = BT_UP_EXPERT_LOAD};
+    const uint64_t *rows = w->cfg.links.expert_rows(w->cfg.links.ctx);
 
-    if (w->n_steps == w->load_steps || now - w->load_ns < LOAD_NS) return BT_OK;
-    rows = w->cfg.links.expert_rows(w->cfg.links.ctx);
     if (rows == NULL) return BT_OK;
     m.u.expert_load.n    = n;
     m.u.expert_load.rows = bt_calloc(n, sizeof(*rows));
     BT_REQUIRE(m.u.expert_load.rows != NULL, BT_ERR_NO_MEMORY, "load of %u experts", n);
     memcpy(m.u.expert_load.rows, rows, n * sizeof(*rows));
+    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}
+
+/* Of the peers with which something went. */
+static bt_status send_peer_load(bt_worker *w, uint64_t now_ns)
+{
+    bt_status         st      = BT_OK;
+    bt_up             m       = {.kind = BT_UP_PEER_LOAD};
+    const bt_traffic *traffic = w->cfg.links.traffic(w->cfg.links.ctx);
+    uint32_t          n       = w->cfg.facts.n_ranks;
+    bt_peer_load     *peers;
+
+    if (traffic == NULL) return BT_OK;
+    m.u.peer_load.at_ns = now_ns;
+    m.u.peer_load.peers = peers = bt_calloc(n, sizeof(*peers));
+    BT_REQUIRE(peers != NULL, BT_ERR_NO_MEMORY, "load of %u peers", n);
+    for (uint32_t i = 0; i < n; i++)
+        if (traffic[i].waited_ns + traffic[i].handoff_ns > 0)
+            peers[m.u.peer_load.n++] = (bt_peer_load){
+                i, traffic[i].waited_ns, traffic[i].handoff_bytes, traffic[i].handoff_ns};
+    if (m.u.peer_load.n == 0)
+        bt_up_free(&m);
+    else
+        st = w->cfg.links.up(w->cfg.links.ctx, &m);
+out:
+    return st;
+}
+
+bt_status bt_worker_send_load(bt_worker *w)
+{
+    bt_status st  = BT_OK;
+    uint64_t  now = w->cfg.links.now_ns(w->cfg.links.ctx);
+
+    if (w->n_steps == w->load_steps || now - w->load_ns < LOAD_NS) return BT_OK;
     w->load_ns    = now;
     w->load_steps = w->n_steps;
-    st            = w->cfg.links.up(w->cfg.links.ctx, &m);
+    BT_TRY(send_expert_load(w));
+    st = send_peer_load(w, now);
 out:
     return st;
 }

@@ -196,6 +196,13 @@ static uint64_t link_waited(void *ctx)
     return bt_world_waited_ns(l->world);
 }
 
+static const bt_traffic *link_traffic(void *ctx)
+{
+    const bt_links *l = ctx;
+
+    return bt_world_traffic(l->world);
+}
+
 static bt_status link_step(void *ctx, bt_step *step)
 {
     bt_links *l = ctx;
@@ -241,6 +248,7 @@ bt_worker_links bt_links_table(bt_links *l)
                              .poll        = link_poll,
                              .expert_rows = link_expert_rows,
                              .waited_ns   = link_waited,
+                             .traffic     = link_traffic,
                              .step        = link_step};
 }
 

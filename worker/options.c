@@ -42,6 +42,7 @@ enum {
     KEY_ON_DEATH,
     KEY_SPARES,
     KEY_CELL,
+    KEY_LEFT_OUT,
     KEY_SHARE,
     KEY_VERBOSE
 };
@@ -141,6 +142,7 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_MODEL: opt->model = text; break;
     case KEY_COORDINATOR: opt->coordinator = text; break;
     case KEY_CELL: opt->cell = text; break;
+    case KEY_LEFT_OUT: opt->left_out = text; break;
     case KEY_KERNELS: opt->kernels = text; break;
     case KEY_CACHE: opt->weights_cache = text; break;
     case KEY_CUDA_LIBRARY: opt->cuda_library = text; break;
@@ -211,52 +213,54 @@ static const struct argp_option OPTIONS[] = {
     {"both",KEY_BOTH, "N", 0, "Instead of the two: all N ranks do both", 0},
     {"coordinator",                                                     KEY_COORDINATOR, "HOST:PORT", 0, "Its control port", 0},
     {"cell",                                                     KEY_CELL, "NAME", 0, "This cell's name, where the coordinator has several", 0},
-    {NULL,                                              0, NULL, 0, "Memory and speed:", 2},
-    {"kv-bytes",                                                   KEY_KV_BYTES, "SIZE", 0,
+    {"left-out",                                              KEY_LEFT_OUT, "LIST", 0,
+     "Hosts that the cell was started without, for the status page", 0},
+    {NULL,                                                   0, NULL, 0, "Memory and speed:", 2},
+    {"kv-bytes",                      KEY_KV_BYTES, "SIZE", 0,
      "Latent pages of this rank, as 512M or 2G (default: from the memory account)", 0},
-    {"weights-cache",                      KEY_CACHE, "DIR", 0,
+    {"weights-cache",                                                      KEY_CACHE, "DIR", 0,
      "Keep packed weights in a file there, as large as the model, and map it at later starts; on a "
      "CPU only (default: pack at each start)", 0},
-    {"chunk",                                                      KEY_CHUNK, "N", 0,
+    {"chunk",KEY_CHUNK, "N", 0,
      "Rows of one prompt in a step at most (default 2048; with --both, where generated tokens wait "
      "for the step, 512)", 0},
-    {"max-rows",KEY_MAX_ROWS, "N", 0,
+    {"max-rows",                                                     KEY_MAX_ROWS, "N", 0,
      "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
     {"threads",                                                     KEY_THREADS, "N", 0,
      "Compute threads; 0 (default): one per core that this process may use.  Ranks that share a "
      "machine may all have one per core: idle ones leave theirs to the others", 0},
-    {"kernels",                                                     KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
-    {"device",                                                 KEY_DEVICE, "WHERE", 0,
+    {"kernels",                                                 KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
+    {"device",                                                   KEY_DEVICE, "WHERE", 0,
      "auto (default): a GPU where one can be used, else the CPU; cpu; cuda: a GPU, ranks of a "
      "machine take turns; cuda:N: GPU N", 0},
-    {"cuda-library",                                                   KEY_CUDA_LIBRARY, "FILE", 0,
+    {"cuda-library",             KEY_CUDA_LIBRARY, "FILE", 0,
      "The CUDA back end (default: libbaton_cuda.so of this installation)", 0},
-    {"transport",             KEY_TRANSPORT, "HOW", 0,
+    {"transport",                                                      KEY_TRANSPORT, "HOW", 0,
      "Between ranks on GPUs: auto (default): nccl where each rank has a GPU of its own and can use "
      "it, else mpi; mpi: through host memory; nccl", 0},
-    {"nccl-library",                                                      KEY_NCCL_LIBRARY, "FILE", 0,
+    {"nccl-library",KEY_NCCL_LIBRARY, "FILE", 0,
      "The calls into NCCL (default: libbaton_nccl.so of this installation)", 0},
-    {NULL,0, NULL, 0, "Behaviour:", 3},
+    {NULL,                                                     0, NULL, 0, "Behaviour:", 3},
     {"form",                                                     KEY_FORM, "FORM", 0,
      "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
      "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",                                                     KEY_TIMEOUT, "S", 0,
+    {"timeout-s",                                                 KEY_TIMEOUT, "S", 0,
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"coordinator-timeout-s",                                                 KEY_QUIET, "S", 0,
+    {"coordinator-timeout-s",                                                KEY_QUIET, "S", 0,
      "A coordinator that answers nothing for so long is lost (default 20)", 0},
-    {"orphan-s",                                                KEY_ORPHAN, "S", 0,
+    {"orphan-s", KEY_ORPHAN, "S", 0,
      "When the coordinator is lost: drop what it had, and look for another one at its address for "
      "so long, then leave (default 60; 0: leave at once)", 0},
-    {"on-death", KEY_ON_DEATH, "WHAT", 0,
+    {"on-death",                                                      KEY_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
-    {"spares",                                                      KEY_SPARES, "N", 0,
+    {"spares",KEY_SPARES, "N", 0,
      "So many more ranks, the last ones, that wait until one is lost (needs --on-death=replace)", 0},
-    {"share-generated",        KEY_SHARE, NULL, 0,
+    {"share-generated",                                                     KEY_SHARE, NULL, 0,
      "Full pages of generated tokens enter the prefix cache too: a later prompt that holds a reply "
      "finds it, and its tokens then depend on what was cached", 0},
     {"verbose",                                                     KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     BT_CONFIG_OPTION(4),
-    {0                                                    },
+    {0                                                  },
 };
 
 static const char DOC[] =
@@ -323,6 +327,7 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
     bt_worker_options opt  = {.kernels    = "auto",
                               .gpu        = BT_GPU_BY_LOCAL_RANK,
                               .cell       = "",
+                              .left_out   = "",
                               .timeout_ns = DEFAULT_TIMEOUT_S * S_NS,
                               .quiet_ns   = DEFAULT_QUIET_S * S_NS,
                               .orphan_ns  = DEFAULT_ORPHAN_S * S_NS};

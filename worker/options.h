@@ -21,6 +21,7 @@ typedef struct {
     const char         *model;       /* a directory; borrowed from argv, as are the other strings */
     const char         *coordinator; /* "HOST:PORT" of its control port */
     const char         *cell;        /* its name among the coordinator's cells; "" */
+    const char         *left_out;    /* hosts that the cell was started without; "" */
     const char         *kernels;     /* "auto" or a family of bt_device_cpu_kernels() */
     bt_device_choice    device;      /* ON_ANY: a GPU where one can be used, else the CPU */
     int32_t             gpu;         /* its number, or BT_GPU_BY_LOCAL_RANK: ranks take turns */

@@ -48,6 +48,8 @@ typedef struct {
     bool (*poll)(void *ctx); /* calls back bt_worker_delivered() and the others below */
     /* Time spent waiting for other ranks in exchanges, ever. */
     uint64_t (*waited_ns)(void *ctx);
+    /* bt_world_traffic(); NULL where nothing goes between ranks. */
+    const bt_traffic *(*traffic)(void *ctx);
     /* bt_model_step() with group_rows, spans and rows as the worker filled them; the link adds how
      * to wait. */
     bt_status (*step)(void *ctx, bt_step *step);

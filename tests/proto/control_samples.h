@@ -32,6 +32,7 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .n_ranks               = n_ranks,
                               .host                  = bt_strdup("host"),
                               .cell                  = bt_strdup("c-1"),
+                              .left_out              = bt_strdup("n3,n5"),
                               .pid                   = 17,
                               .model_fingerprint     = 0xfedcba9876543210u,
                               .arithmetic            = bt_strdup("dp2"),
@@ -167,6 +168,13 @@ static inline bt_up sample_up(bt_up_kind kind)
                                                       .top_logprobs = bt_calloc(6, sizeof(float))};
         break;
     case BT_UP_DRAIN: break;
+    case BT_UP_PEER_LOAD:
+        m.u.peer_load.at_ns = 7;
+        m.u.peer_load.n     = 2;
+        m.u.peer_load.peers = bt_calloc(2, sizeof(bt_peer_load));
+        if (m.u.peer_load.peers != NULL)
+            m.u.peer_load.peers[1] = (bt_peer_load){3, 1ull << 40, 5, 6};
+        break;
     case BT_UP_EXPERT_LOAD:
         m.u.expert_load.n    = 3;
         m.u.expert_load.rows = bt_calloc(3, sizeof(uint64_t));

@@ -272,6 +272,9 @@ static void control_msg_out_of_range_is_refused(void)
     up                    = sample_up(BT_UP_EVAL_ROWS);
     up.u.eval_rows.n_rows = 3;
     refused_up(up, "3 rows");
+    up               = sample_up(BT_UP_PEER_LOAD);
+    up.u.peer_load.n = 0;
+    refused_up(up, "four for each of 1 to");
     up                  = sample_up(BT_UP_HELLO);
     up.u.hello.protocol = 2;
     refused_up(up, "protocol 2, expected 1");

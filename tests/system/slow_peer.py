@@ -41,7 +41,9 @@ def main():
 
         def page():
             with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=5) as f:
-                return {r["rank"]: r for r in json.load(f)["ranks"]}
+                status = json.load(f)
+                assert not status["slow_links"], status["slow_links"]
+                return {r["rank"]: r for r in status["ranks"]}
 
         def throttle(pid):
             while not stop.is_set():

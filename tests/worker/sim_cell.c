@@ -745,6 +745,12 @@ static void set_model(bt_model_config *m)
     m->mla = (bt_mla_config){.kv_lora_rank = 16, .qk_nope_dim = 8, .qk_rope_dim = 4, .v_dim = 8};
 }
 
+static const bt_traffic *no_traffic(void *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
 static uint64_t never_waited(void *ctx)
 {
     (void)ctx;
@@ -769,6 +775,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                .poll        = sim_poll,
                                .expert_rows = sim_expert_rows,
                                .waited_ns   = never_waited,
+                               .traffic     = no_traffic,
                                .step        = sim_step};
     bt_worker_config  cfg   = {.dev        = c->dev,
                                .kernels    = bt_cpu_kernels_find("scalar"),

@@ -92,6 +92,12 @@ static const uint64_t *bench_expert_rows(void *ctx)
     return NULL;
 }
 
+static const bt_traffic *no_traffic(void *ctx)
+{
+    (void)ctx;
+    return NULL;
+}
+
 static uint64_t never_waited(void *ctx)
 {
     (void)ctx;
@@ -114,6 +120,7 @@ static bt_worker_config config(bench *b, uint32_t rank, uint32_t n_prefill, uint
                              .poll        = bench_poll,
                              .expert_rows = bench_expert_rows,
                              .waited_ns   = never_waited,
+                             .traffic     = no_traffic,
                              .step        = bench_step};
 
     return (bt_worker_config){

@@ -1,0 +1,182 @@
+/* Which two ranks reach each other slowly. */
+#include "coordinator/pairs.h"
+#include "coordinator/slow.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "tests/support/test.h"
+
+enum { N = 5, SECONDS = 10 };
+
+static const uint32_t    GROUPS[N] = {0, 0, 1, 1, 1};
+static const char *const HOSTS[N]  = {"n1", "n1", "n2", "n3", "n4"};
+
+typedef struct {
+    bt_cell      cell;
+    bt_peer_load sums[N][N];
+    uint64_t     now_ns;
+} site;
+
+/* Hellos as of 2 prefill and 3 decode ranks. */
+static void begin(site *s)
+{
+    memset(s, 0, sizeof(*s));
+    s->cell.n_ranks = N;
+    s->cell.name    = "";
+    s->cell.ranks   = bt_calloc(N, sizeof(*s->cell.ranks));
+    for (uint32_t i = 0; i < N; i++) {
+        s->cell.ranks[i].hello = (bt_up_hello){
+            .rank = i, .n_ranks = N, .n_prefill = 2, .n_decode = 3, .host = bt_strdup(HOSTS[i])};
+        for (uint32_t k = 0; k < N; k++)
+            s->sums[i][k].rank = k;
+    }
+}
+
+static void end(site *s) { bt_cell_fini(&s->cell); }
+
+/* One second: how much of it each rank waits for each peer, and hands over to it at what rate. */
+static void second(site *s, double wait[N][N], double rate[N][N], double busy)
+{
+    s->now_ns += BT_NS_PER_S;
+    for (uint32_t a = 0; a < N; a++) {
+        for (uint32_t b = 0; b < N; b++) {
+            bt_peer_load *p = &s->sums[a][b];
+
+            p->waited_ns += (uint64_t)(wait[a][b] * 1e9);
+            if (rate[a][b] == 0) continue;
+            p->handoff_ns += (uint64_t)(busy * 1e9);
+            p->handoff_bytes += (uint64_t)(busy * rate[a][b]);
+        }
+        bt_pairs_hear(&s->cell, a, s->now_ns, N, s->sums[a]);
+    }
+    bt_pairs_compare(&s->cell, GROUPS);
+}
+
+static uint32_t named(site *s, bt_pair_view *out) { return bt_pairs_view(&s->cell, out, 64); }
+
+#define EVEN  \
+    {         \
+        {     \
+            0 \
+        }     \
+    }
+
+static void pairs_slow_hand_off_is_named_and_forgotten(void)
+{
+    double       none[N][N] = EVEN, rate[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+
+    begin(&s);
+    for (uint32_t a = 0; a < 2; a++)
+        for (uint32_t b = 2; b < N; b++)
+            rate[a][b] = a == 1 && b == 3 ? 1e6 : 20e6 + 1e6 * b;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, none, rate, 0.5);
+    EXPECT_EQ(named(&s, v), 1);
+    EXPECT(v[0].kind == BT_PAIR_HANDOFF && v[0].from == 1 && v[0].to == 3);
+    EXPECT(v[0].value > 0.9e6 && v[0].value < 1.1e6 && v[0].typical > 20e6 && v[0].slowness > 20);
+    rate[1][3] = 20e6; /* mended */
+    for (int i = 0; i < 3 * SECONDS; i++)
+        second(&s, none, rate, 0.5);
+    EXPECT_EQ(named(&s, v), 0);
+    end(&s);
+}
+
+static void pairs_with_little_to_hand_over_are_not(void)
+{
+    double       none[N][N] = EVEN, rate[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+
+    begin(&s);
+    rate[0][2] = 1e6;
+    rate[0][3] = rate[0][4] = 50e6;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, none, rate, 0.1); /* of the time: nobody waits for it */
+    EXPECT_EQ(named(&s, v), 0);
+    end(&s);
+}
+
+static void pairs_that_wait_for_each_other_are_a_slow_link(void)
+{
+    double       wait[N][N] = EVEN, none[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+
+    begin(&s);
+    for (uint32_t a = 2; a < N; a++)
+        for (uint32_t b = 2; b < N; b++)
+            wait[a][b] = a == b ? 0 : 0.05;
+    wait[2][4] = wait[4][2] = 0.6;
+    wait[3][2] = wait[3][4] = 0.6; /* the third one waits for both, they do not for it */
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, wait, none, 0);
+    EXPECT_EQ(named(&s, v), 1);
+    EXPECT(v[0].kind == BT_PAIR_EXCHANGE && v[0].from == 2 && v[0].to == 4);
+    EXPECT(v[0].slowness > 10);
+    s.cell.ranks[4].lost = true;
+    EXPECT_EQ(named(&s, v), 0);
+    end(&s);
+}
+
+/* The others wait for it, it does not wait for them; nor are two of which one is slow by itself. */
+static void pairs_of_a_slow_rank_are_not(void)
+{
+    double       wait[N][N] = EVEN, none[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+
+    begin(&s);
+    wait[2][4] = wait[3][4] = 0.8;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, wait, none, 0);
+    EXPECT_EQ(named(&s, v), 0);
+    wait[4][2]                   = 0.8;
+    s.cell.ranks[4].rates.n_slow = BT_SLOW_SECONDS;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, wait, none, 0);
+    EXPECT_EQ(named(&s, v), 0);
+    s.cell.ranks[4].rates.n_slow = 0;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, wait, none, 0);
+    EXPECT_EQ(named(&s, v), 1);
+    end(&s);
+}
+
+/* Silence is no work; numbers that go back, or of ranks that are not there, are passed over. */
+static void pairs_fade_without_reports(void)
+{
+    double       none[N][N] = EVEN, rate[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+    bt_peer_load bad = {.rank = N, .waited_ns = 1};
+
+    begin(&s);
+    rate[0][2] = 1e6;
+    rate[0][3] = rate[0][4] = 50e6;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, none, rate, 0.5);
+    EXPECT_EQ(named(&s, v), 1);
+    bt_pairs_hear(&s.cell, 0, s.now_ns + 1, 1, &bad);
+    bad = (bt_peer_load){.rank = 2};
+    bt_pairs_hear(&s.cell, 0, s.now_ns + 2, 1, &bad);
+    for (int i = 0; i < SECONDS; i++)
+        bt_pairs_compare(&s.cell, GROUPS);
+    EXPECT_EQ(named(&s, v), 0);
+    end(&s);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(pairs_slow_hand_off_is_named_and_forgotten),
+        BT_TEST(pairs_with_little_to_hand_over_are_not),
+        BT_TEST(pairs_that_wait_for_each_other_are_a_slow_link),
+        BT_TEST(pairs_of_a_slow_rank_are_not),
+        BT_TEST(pairs_fade_without_reports),
+    };
+
+    bt_log_init("test", BT_LOG_ERROR);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

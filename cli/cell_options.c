@@ -170,6 +170,18 @@ void bt_cell_rename(bt_cell_options *opt, const char *name)
     pass_on(opt, "--cell", name);
 }
 
+void bt_cell_place(bt_cell_options *opt, const bt_rank_map *map, const char *path,
+                   const char *left_out)
+{
+    opt->n_prefill = map->n_prefill;
+    opt->n_decode  = map->n_decode;
+    opt->n_both    = map->n_both;
+    opt->n_spares  = map->n_spares;
+    opt->rank_map  = path;
+    opt->hosts = opt->hostfile = NULL;
+    pass_on(opt, "--left-out", left_out);
+}
+
 static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cell_options *opt)
 {
     switch (key) {

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/rank_map.h"
 #include "core/status.h"
 
 enum { BT_CELL_WORKER_ARGS = 32 };
@@ -43,6 +44,11 @@ void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value);
 
 /* Its name among a coordinator's cells, borrowed. */
 void bt_cell_rename(bt_cell_options *opt, const char *name);
+
+/* Its ranks are those of the map, which lies at `path`, since the hosts of the list `left_out` are
+ * silent; the strings are borrowed. */
+void bt_cell_place(bt_cell_options *opt, const bt_rank_map *map, const char *path,
+                   const char *left_out);
 
 /* strtol with limits, for option arguments: argp_error names the option otherwise. */
 long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,

@@ -39,6 +39,7 @@ static void begin_stop(supervisor *s)
     s->stop_ns       = now;
     s->phase         = STOPPING;
     bt_child_kill(&s->client, SIGTERM);
+    bt_child_kill(&s->asker, SIGKILL);
     bt_relay_clear_bar(&s->relay);
 }
 
@@ -208,7 +209,7 @@ static void on_rank_line(void *ctx, const char *line)
         tells_of_failure(line))
         s->launch_term_ns = bt_now_ns();
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
-        ++s->n_ready == bt_cell_n_ranks(&s->opt->cell))
+        ++s->n_ready == bt_cell_n_ranks(&s->cell))
         on_joined(s);
 }
 
@@ -228,6 +229,7 @@ static void read_all(supervisor *s)
     bt_lines_read(&s->coordinator.err, bt_relay_line, &s->relay);
     bt_lines_read(&s->launch.err, on_rank_line, s);
     bt_lines_read(&s->fresh.err, on_fresh_line, s);
+    bt_lines_read(&s->asker.err, bt_supervisor_host_line, s);
 }
 
 /* Serving, SIGUSR1 drains, and so does SIGTERM unless it may take no time; while it drains, SIGTERM
@@ -361,27 +363,32 @@ static void on_coordinator_end(supervisor *s)
     start_again(s, &s->coordinator_at_ns, "the coordinator %s", text);
 }
 
-/* True when the time has come. */
-static bool is_due(uint64_t *at_ns, const bt_child *child, uint64_t now)
+/* Starts the child when its time has come; ranks, when their hosts have been chosen too. */
+static void start_when_due(supervisor *s, uint64_t *at_ns, const bt_child *child,
+                           bt_status (*start)(supervisor *s), uint64_t now)
 {
-    if (*at_ns == 0 || now < *at_ns || bt_child_running(child)) return false;
+    bt_status st = BT_OK;
+    bool      go = now >= *at_ns;
+
+    if (*at_ns == 0 || bt_child_running(child)) return;
+    if (child != &s->coordinator) BT_TRY(bt_supervisor_choose_hosts(s, at_ns, now, &go));
+    if (!go) return;
     *at_ns = 0;
-    return true;
+    hear(s, now);
+    BT_TRY(start(s));
+out:
+    if (st != BT_OK) fail(s, "%s", bt_error_text());
 }
 
 static void start_what_is_due(supervisor *s, uint64_t now)
 {
-    bt_status st = BT_OK;
-
-    if (s->phase == STARTING && is_due(&s->coordinator_at_ns, &s->coordinator, now))
-        st = bt_supervisor_start_coordinator(s);
-    if (s->phase == LOADING && is_due(&s->launch_at_ns, &s->launch, now))
-        st = bt_supervisor_start_ranks(s);
-    if (s->phase == SERVING && !s->draining && is_due(&s->fresh_at_ns, &s->fresh, now)) {
-        hear(s, now);
-        st = bt_supervisor_start_fresh(s);
-    }
-    if (st != BT_OK) fail(s, "%s", bt_error_text());
+    if (s->phase == STARTING)
+        start_when_due(s, &s->coordinator_at_ns, &s->coordinator, bt_supervisor_start_coordinator,
+                       now);
+    if (s->phase == LOADING)
+        start_when_due(s, &s->launch_at_ns, &s->launch, bt_supervisor_start_ranks, now);
+    if (s->phase == SERVING && !s->draining)
+        start_when_due(s, &s->fresh_at_ns, &s->fresh, bt_supervisor_start_fresh, now);
 }
 
 static void on_child_end(supervisor *s)
@@ -395,6 +402,7 @@ static void on_child_end(supervisor *s)
         if (s->coordinator.ended && s->launch_term_ns > soon) s->launch_term_ns = soon;
         return;
     }
+    if (s->asker.ended) bt_supervisor_hosts_asked(s);
     if (s->fresh.ended) bt_supervisor_fresh_ended(s);
     if (s->launch.ended && bt_supervisor_take_fresh(s) && !s->coordinator.ended) return;
     if (s->draining && (s->coordinator.ended || s->launch.ended) &&
@@ -454,6 +462,7 @@ static void on_tick(supervisor *s)
     if (bt_child_running(&s->fresh)) kill_at(&s->fresh, SIGTERM, &s->fresh_term_ns, now);
     start_what_is_due(s, now);
     bt_supervisor_watch_fresh(s, now);
+    bt_supervisor_watch_hosts(s, now);
     if (s->phase != SERVING && now > s->heard_ns + s->opt->stall_ns) on_stall(s, now);
 }
 
@@ -465,7 +474,7 @@ static bool all_ended(const supervisor *s)
 
 static void loop(supervisor *s)
 {
-    bt_child *children[] = {&s->coordinator, &s->launch, &s->fresh, &s->client};
+    bt_child *children[] = {&s->coordinator, &s->launch, &s->fresh, &s->client, &s->asker};
 
     while (!(s->phase == STOPPING && all_ended(s))) {
         struct pollfd fds[] = {
@@ -474,12 +483,13 @@ static void loop(supervisor *s)
             {s->coordinator.err.fd,    POLLIN, 0},
             {s->launch.err.fd,         POLLIN, 0},
             {s->fresh.err.fd,          POLLIN, 0},
+            {s->asker.err.fd,          POLLIN, 0},
         };
 
         poll(fds, sizeof(fds) / sizeof(fds[0]), TICK_MS);
         on_signals(s);
         read_all(s);
-        if (bt_child_collect(children, 4)) on_child_end(s);
+        if (bt_child_collect(children, sizeof(children) / sizeof(children[0]))) on_child_end(s);
         on_tick(s);
     }
 }
@@ -519,9 +529,11 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     bt_child_init(&s->launch);
     bt_child_init(&s->fresh);
     bt_child_init(&s->client);
+    bt_child_init(&s->asker);
     bt_relay_init(&s->relay, opt->log);
     s->heard_ns = s->start_ns = bt_now_ns();
     s->port                   = opt->port;
+    BT_TRY(bt_supervisor_find_hosts(s));
     BT_TRY(bt_progress_init(&s->progress, bt_cell_n_ranks(&opt->cell)));
     s->accounts = bt_calloc(bt_cell_n_ranks(&opt->cell), sizeof(*s->accounts));
     BT_REQUIRE(s->accounts != NULL, BT_ERR_NO_MEMORY, "%u ranks", bt_cell_n_ranks(&opt->cell));
@@ -551,7 +563,7 @@ out:
 
 int bt_supervisor_run(const bt_run_options *opt)
 {
-    supervisor s    = {.signal_fd = -1};
+    supervisor s    = {.signal_fd = -1, .hosts = {.map_fd = -1}};
     int        code = EXIT_FAILURE;
 
     if (prepare(&s, opt) == BT_OK) {
@@ -566,6 +578,7 @@ int bt_supervisor_run(const bt_run_options *opt)
     bt_child_close(&s.launch);
     bt_child_close(&s.fresh);
     bt_child_close(&s.client);
+    bt_supervisor_forget_hosts(&s);
     if (s.signal_fd >= 0) close(s.signal_fd);
     bt_progress_fini(&s.progress);
     bt_free(s.accounts);

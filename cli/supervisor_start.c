@@ -50,7 +50,7 @@ bt_status bt_supervisor_start_ranks(supervisor *s)
     bt_status st   = BT_OK;
     char    **argv = NULL;
 
-    BT_TRY(bt_cell_launch_argv(&s->opt->cell, s->control, &argv));
+    BT_TRY(bt_cell_launch_argv(&s->cell, s->control, &argv));
     st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv, .own_group = true},
                         &s->launch);
 out:
@@ -61,7 +61,7 @@ out:
 bt_status bt_supervisor_start_fresh(supervisor *s)
 {
     bt_status       st   = BT_OK;
-    bt_cell_options cell = s->opt->cell;
+    bt_cell_options cell = s->cell;
     char          **argv = NULL;
 
     bt_cell_rename(&cell, s->fresh_name);

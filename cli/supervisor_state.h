@@ -8,41 +8,63 @@
 #include "cli/progress.h"
 #include "cli/relay.h"
 #include "cli/supervisor.h"
+#include "core/rank_map.h"
 
 typedef enum { STARTING, LOADING, SERVING, STOPPING } phase;
 
+typedef struct {
+    const char *name;         /* borrowed from the places */
+    bool        answers;      /* when it was last asked; true before */
+    bool        asked, heard; /* by the question that is under way */
+    char        why[200];     /* it does not */
+} bt_cell_host;
+
+/* Of a cell over several machines; n is 0 otherwise. */
+typedef struct {
+    bt_rank_map   places; /* owned: of all ranks */
+    bt_cell_host *at;     /* owned [n] */
+    uint32_t      n;
+    uint64_t asked_ns, answered_ns; /* answered_ns: 0 where the answers do not count any more */
+    bool     waits;                 /* for hosts without which nothing can be started */
+    int      map_fd;                /* of a rank map in memory, and its path */
+    char     map_path[64], left_out[512]; /* left_out: of the last start */
+} bt_cell_hosts;
+
 typedef struct supervisor {
     const bt_run_options *opt;
-    phase                 phase;
-    bt_relay              relay;
-    bt_child              coordinator, launch, client;
-    bt_child              fresh; /* ranks of a cell that is to take the place of launch's */
-    int                   signal_fd;
-    char                  address[128];
-    char                  control[300]; /* where ranks attach, once known */
-    uint16_t              port;         /* of the public port: what came of 0 the first time */
-    bt_backoff            backoff;
-    uint64_t    coordinator_at_ns, launch_at_ns; /* when to start it; 0: not to be started */
-    uint64_t    fresh_at_ns, fresh_term_ns;
-    uint32_t    n_renewed;
-    bool        fresh_serves;
-    char        fresh_name[64];
-    uint64_t    died_ns;             /* since when it does not serve any more; 0: it does */
-    uint32_t    n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
-    bool        has_served;
-    bt_progress progress;
-    uint64_t    told_ns;  /* when progress was last logged */
-    bt_account *accounts; /* [n_ranks] */
-    uint64_t    heard_ns; /* when anything came */
-    uint64_t    start_ns, stop_ns;
-    uint64_t    serving_ns;                          /* since when; 0: not */
-    uint64_t    coordinator_term_ns, launch_term_ns; /* while stopping */
-    bool        asked;                               /* the end was asked for */
-    bool        draining;     /* and the coordinator ends when nothing runs any more */
-    char        http[128];    /* where its HTTP port is; "" */
-    bool        hurried;      /* asked again: the ranks were ended by a signal at our word */
-    bool        served;       /* the cell was ready when it stopped */
-    char        failure[700]; /* the first one; "" so far */
+    bt_cell_options cell; /* as it was last started: opt's without the hosts that are silent */
+    bt_cell_hosts   hosts;
+    bt_child        asker; /* of the hosts */
+    phase           phase;
+    bt_relay        relay;
+    bt_child        coordinator, launch, client;
+    bt_child        fresh; /* ranks of a cell that is to take the place of launch's */
+    int             signal_fd;
+    char            address[128];
+    char            control[300]; /* where ranks attach, once known */
+    uint16_t        port;         /* of the public port: what came of 0 the first time */
+    bt_backoff      backoff;
+    uint64_t        coordinator_at_ns, launch_at_ns; /* when to start it; 0: not to be started */
+    uint64_t        fresh_at_ns, fresh_term_ns;
+    uint32_t        n_renewed;
+    bool            fresh_serves;
+    char            fresh_name[64];
+    uint64_t        died_ns;             /* since when it does not serve any more; 0: it does */
+    uint32_t        n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
+    bool            has_served;
+    bt_progress     progress;
+    uint64_t        told_ns;  /* when progress was last logged */
+    bt_account     *accounts; /* [n_ranks] */
+    uint64_t        heard_ns; /* when anything came */
+    uint64_t        start_ns, stop_ns;
+    uint64_t        serving_ns;                          /* since when; 0: not */
+    uint64_t        coordinator_term_ns, launch_term_ns; /* while stopping */
+    bool            asked;                               /* the end was asked for */
+    bool            draining;     /* and the coordinator ends when nothing runs any more */
+    char            http[128];    /* where its HTTP port is; "" */
+    bool            hurried;      /* asked again: the ranks were ended by a signal at our word */
+    bool            served;       /* the cell was ready when it stopped */
+    char            failure[700]; /* the first one; "" so far */
 } supervisor;
 
 /* supervisor_start.c */
@@ -60,5 +82,16 @@ void bt_supervisor_watch_fresh(supervisor *s, uint64_t now_ns); /* it may hang b
 void bt_supervisor_fresh_ended(supervisor *s);
 /* launch has ended: the fresh cell's ranks take its place.  False: there are none. */
 bool bt_supervisor_take_fresh(supervisor *s);
+
+/* supervisor_hosts.c */
+bt_status bt_supervisor_find_hosts(supervisor *s);
+void      bt_supervisor_forget_hosts(supervisor *s);
+/* Ranks are due at *at_ns: *now_out says whether s->cell can be started now.  Else it is not time
+ * yet, or the hosts are being asked, or *at_ns is later. */
+bt_status bt_supervisor_choose_hosts(supervisor *s, uint64_t *at_ns, uint64_t now_ns,
+                                     bool *now_out);
+void      bt_supervisor_host_line(void *supervisor, const char *line); /* of the asker */
+void      bt_supervisor_hosts_asked(supervisor *s);                    /* the asker has ended */
+void      bt_supervisor_watch_hosts(supervisor *s, uint64_t now_ns);
 
 #endif

@@ -29,7 +29,8 @@ enum {
     OPT_TOKENS,
     OPT_RATE,
     OPT_HANG,
-    OPT_NODE_TIMEOUT
+    OPT_NODE_TIMEOUT,
+    OPT_QUICK
 };
 
 static const double CLOCK_S = 1, SHM_BYTES = 64 << 20;
@@ -54,7 +55,7 @@ typedef struct {
     char       *names[NODES_MAX]; /* owned */
     uint32_t    n_nodes, n_group; /* n_group: ranks of the smaller group */
     double      n_tokens, rate, hang_s, node_s;
-    bool        node;
+    bool        node, quick;
 } options;
 
 static const struct argp_option OPTIONS[] = {
@@ -67,15 +68,17 @@ static const struct argp_option OPTIONS[] = {
     {"agent",OPT_AGENT, "COMMAND", 0, "How to run a command on a host (default ssh)", 0},
     {"node-timeout-s",                                                            OPT_NODE_TIMEOUT, "S", 0,
      "How long each node may take to answer; all are asked at once (default 60)", 0},
-    {"group",                                                            OPT_RANKS, "N", 0,
+    {"quick",                                                            OPT_QUICK, NULL, 0,
+     "Only whether each host answers, and reaches --control, where the coordinator listens already", 0},
+    {"group",                                                       OPT_RANKS, "N", 0,
      "Ranks of the smaller group, for the cost of a pause (default: of the map, or 2)", 1},
     {"tokens",                                                       OPT_TOKENS, "N", 0,
      "Tokens that a lost rank holds, to be computed again (default 100000)", 1},
-    {"prefill-rate",                                                       OPT_RATE, "N", 0,
+    {"prefill-rate", OPT_RATE, "N", 0,
      "Tokens a second of one prefill rank (status page; default 1000)", 1},
-    {"rank-timeout-s", OPT_HANG, "S", 0, "As the coordinator's (default 30)", 1},
-    {"node",                                                             OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks", 0},
-    {0}
+    {"rank-timeout-s",                                                             OPT_HANG, "S", 0, "As the coordinator's (default 30)", 1},
+    {"node",OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks", 0},
+    {0                                                           }
 };
 
 static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)
@@ -130,13 +133,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_AGENT: opt->agent = arg; return 0;
     case OPT_NODE: opt->node = true; return 0;
+    case OPT_QUICK: opt->quick = true; return 0;
     case OPT_RANKS: opt->n_group = (uint32_t)number(state, "--group", arg); return 0;
     case OPT_TOKENS: opt->n_tokens = number(state, "--tokens", arg); return 0;
     case OPT_RATE: opt->rate = number(state, "--prefill-rate", arg); return 0;
     case OPT_NODE_TIMEOUT: opt->node_s = number(state, "--node-timeout-s", arg); return 0;
     case OPT_HANG: opt->hang_s = number(state, "--rank-timeout-s", arg); return 0;
     case ARGP_KEY_END:
-        if (opt->model == NULL) argp_error(state, "--model is missing: the directory of a model");
+        if (opt->model == NULL && !opt->quick)
+            argp_error(state, "--model is missing: the directory of a model");
         if (opt->map != NULL) take_map(state, opt);
         if (opt->n_nodes == 0) add_node(state, opt, "localhost", strlen("localhost"));
         return 0;
@@ -161,6 +166,24 @@ static void quote(const char *text, char *buf, size_t capacity)
     buf[at]   = '\0';
 }
 
+/* Of this machine: no agent is needed, as mpirun needs none. */
+static bool is_here(const char *host)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICHOST}, *list = NULL;
+    char            name[256] = "";
+    bool            here;
+    int             fd;
+
+    if (strcmp(host, "localhost") == 0) return true;
+    if (gethostname(name, sizeof(name) - 1) == 0 && strcmp(host, name) == 0) return true;
+    if (getaddrinfo(host, NULL, &hints, &list) != 0) return false;
+    fd   = socket(list->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    here = fd >= 0 && bind(fd, list->ai_addr, list->ai_addrlen) == 0;
+    if (fd >= 0) close(fd);
+    freeaddrinfo(list);
+    return here;
+}
+
 static void make_command(const options *opt, const char *host, char *buf, size_t capacity)
 {
     char        self[1024] = "", model[2048], probe[4096], quoted[8192];
@@ -168,11 +191,12 @@ static void make_command(const options *opt, const char *host, char *buf, size_t
 
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         snprintf(self, sizeof(self), "baton-check");
-    quote(opt->model, model, sizeof(model));
-    snprintf(probe, sizeof(probe), "%s --node --model %s%s%s", self, model,
-             opt->control != NULL ? " --control " : "", opt->control != NULL ? opt->control : "");
+    quote(opt->model != NULL ? opt->model : "", model, sizeof(model));
+    snprintf(probe, sizeof(probe), "%s --node %s%s%s%s", self, opt->quick ? "--quick" : "--model ",
+             opt->quick ? "" : model, opt->control != NULL ? " --control " : "",
+             opt->control != NULL ? opt->control : "");
     if (agent == NULL) agent = getenv("OMPI_MCA_plm_rsh_agent");
-    if (strcmp(host, "localhost") == 0) {
+    if (is_here(host)) {
         snprintf(buf, capacity, "%s 2>&1", probe);
     } else if (agent == NULL && getenv("SLURM_JOB_ID") != NULL) {
         snprintf(buf, capacity, "srun --overlap -N1 -n1 -w '%s' %s 2>&1", host, probe);
@@ -235,6 +259,10 @@ static void judge_alone(const options *opt, const bt_asked_node *n)
     }
     for (uint32_t i = 0; i < f->n_trouble; i++)
         wrong(host, "%s", f->trouble[i]);
+    if (opt->quick) {
+        if (g_wrong == before) printf("%-12s ok\n", host);
+        return;
+    }
     if (fabs(n->skew_s) > CLOCK_S)
         wrong(host, "its clock is %.1f s off: logs of several nodes could not be read together",
               n->skew_s);
@@ -342,18 +370,20 @@ int main(int argc, char **argv)
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init("check", opt.node ? BT_LOG_ERROR : BT_LOG_INFO);
     if (opt.node) {
-        bt_check_node_tell(opt.model, opt.control);
+        bt_check_node_tell(opt.quick ? NULL : opt.model, opt.control);
         return EXIT_SUCCESS;
     }
     nodes = bt_calloc(opt.n_nodes, sizeof(*nodes));
     if (nodes == NULL) return EXIT_FAILURE;
-    if (opt.control != NULL) port = hold_port(opt.control);
+    if (opt.control != NULL && !opt.quick) port = hold_port(opt.control);
     if (ask_all(&opt, nodes) != BT_OK) return EXIT_FAILURE;
     for (uint32_t i = 0; i < opt.n_nodes; i++)
         judge_alone(&opt, &nodes[i]);
     judge_together(&opt, nodes);
-    tell_remedies(nodes, opt.n_nodes);
-    tell_pause(&opt, nodes);
+    if (!opt.quick) {
+        tell_remedies(nodes, opt.n_nodes);
+        tell_pause(&opt, nodes);
+    }
     if (g_wrong != 0) printf("%u found wrong: a cell would not start, or not serve\n", g_wrong);
     if (port >= 0) close(port);
     bt_free(nodes);

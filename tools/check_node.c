@@ -193,11 +193,13 @@ void bt_check_node_tell(const char *model, const char *control)
 
     gethostname(host, sizeof(host) - 1);
     printf("version %s\nhost %s\n", BT_VERSION, host);
-    look_at_program("baton-worker");
-    look_at_program("baton-launch");
-    look_at_mpi();
-    look_at_machine();
-    look_at_model(model);
+    if (model != NULL) {
+        look_at_program("baton-worker");
+        look_at_program("baton-launch");
+        look_at_mpi();
+        look_at_machine();
+        look_at_model(model);
+    }
     if (control != NULL) look_at_control(control);
     clock_gettime(CLOCK_REALTIME, &now);
     printf("clock %.6f\n", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);

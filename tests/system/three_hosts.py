@@ -8,7 +8,10 @@ node_killed: a host loses power under load; the cell is started again once the h
 node_replaced: with a hostfile and --on-death=replace the ranks that are left go on without a restart, those on the host of a killed rank and those
 beside a killed host, and spares on another host join.
 link_cut_3s: nothing is lost and nobody is removed, nor by a slow link; then baton-run itself is killed, and nothing is left on any host.
-link_cut_for_good: the side without the coordinator stops by itself; the open requests wait, and go on when the host is back."""
+slow_link: the log, the page and the metrics name the two ranks of each pair that a slow link is between, hand-offs and exchanges; nobody is removed.
+link_cut_for_good: the side without the coordinator stops by itself; the cell is started again without that host, whose name the log and the page
+give, the open requests go on, and the next start has the host again."""
+import json
 import os
 import shutil
 import signal
@@ -16,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
@@ -196,7 +200,7 @@ def link_cut_3s(a, pb, rpc, hosts):
 
 
 def link_cut_for_good(a, pb, rpc, hosts):
-    cell = spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--timeout-s", "3", "--rank-timeout-s", "4")
+    cell = spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--timeout-s", "3", "--rank-timeout-s", "4", "--http-port", "0")
     cell.wait_ready()
     load = Load(pb, rpc, cell)
     load.learn(3, 300)
@@ -205,19 +209,67 @@ def link_cut_for_good(a, pb, rpc, hosts):
     hosts[2].cut()
     cell.wait_line("starting again", 40)
     found = time.monotonic() - begin
-    end = time.monotonic() + GONE_S
-    while hosts[2].processes("baton-worker") and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not hosts[2].processes("baton-worker"), "the cut side goes on by itself"
-    hosts[2].nothing_left(60)
-    hosts[2].mend()
-    cell.wait_line("serving again", 90)
+    cell.wait_line("host n3 is left out: the control address", 20)
+    at = cell.wait_line("serving again", 20)
+    back = time.monotonic() - begin
     load.finish(cell)
+    with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=5) as f:
+        status = json.load(f)
+    assert status["cells"][0]["left_out"] == "n3" and {r["host"] for r in status["ranks"]} == {"n1", "n2"}, status["cells"]
+    hosts[2].nothing_left(60)    # the cut side does not go on by itself
+    hosts[2].mend()
+    cell.wait_line("host n3 answers again", 30)
+    load.start()
+    os.kill(cell.ranks()[0], signal.SIGKILL)
+    cell.wait_line("serving again", 60, at)
+    load.finish(cell)
+    assert len(hosts[2].processes("baton-worker")) == 1, f"n3 is not used again\n{cell.log()}"
     stop(cell, hosts)
-    print(f"a link cut for good: found after {found:.1f} s, the cut side stopped, the streams went on", flush=True)
+    print(f"a link cut for good: found after {found:.1f} s, the other hosts served after {back:.1f} s, and the cut one when it was back", flush=True)
 
 
-CASES = [first_token, node_killed, node_replaced, link_cut_3s, link_cut_for_good]
+def slow_link(a, pb, rpc, hosts):
+    cell = spread(a, hosts, "--http-port", "0", rank_map="prefill n1\ndecode n1\ndecode n2\ndecode n3\n")
+    cell.wait_ready()
+    load, stopping = Load(pb, rpc, cell), threading.Event()
+
+    def one(i):
+        while not stopping.is_set():
+            load.ask(9 + i, 20)
+
+    def get(path):
+        with urllib.request.urlopen(f"http://{cell.http}{path}", timeout=5) as f:
+            return f.read().decode()
+
+    def slow():
+        return {(v["plane"], v["from"], v["to"]) for v in json.loads(get("/status.json"))["slow_links"]}
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    time.sleep(4)
+    assert not slow(), f"no link is slow yet: {slow()}"
+    hosts[2].slow("2mbit")
+    begin, want = time.monotonic(), {("handoff", 0, 3), ("exchange", 1, 3), ("exchange", 2, 3)}
+    while slow() != want:
+        assert time.monotonic() < begin + 40, f"named: {slow()}, want {want}\n{cell.log()}"
+        time.sleep(0.2)
+    took = time.monotonic() - begin
+    assert 'baton_link_slowness{model_name="demo",plane="handoff",from="0",to="3"} ' in get("/metrics")
+    lines = [line for line in cell.lines if "the link between" in line and "is slow" in line]
+    assert len(lines) == 3 and all("on n3)" in line for line in lines), lines
+    hosts[2].end_slow()
+    while slow():
+        assert time.monotonic() < begin + 80, f"still named: {slow()}\n{cell.log()}"
+        time.sleep(0.2)
+    stopping.set()
+    for t in threads:
+        t.join(60)
+    assert not any("removed" in line or "was lost" in line for line in cell.lines), cell.log()
+    stop(cell, hosts)
+    print(f"a slow link: its pairs named after {took:.1f} s", flush=True)
+
+
+CASES = [first_token, node_killed, node_replaced, link_cut_3s, slow_link, link_cut_for_good]
 
 
 def main():

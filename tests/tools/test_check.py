@@ -75,7 +75,11 @@ def main():
             taken.listen()
             port = taken.getsockname()[1]
             has(check("--control", f"127.0.0.1:{port}", code=1), f"the control address 127.0.0.1:{port} cannot be taken: Address already in use")
+            out = check("--quick", "--hosts", "localhost,good,lib,dead,slow", "--control", f"127.0.0.1:{port}", "--agent", agent, "--node-timeout-s", "2", code=1)
+            has(out, "localhost    ok\n", "good         ok\n", "lib          WRONG  it does not answer: ", "dead         WRONG", "slow         WRONG  it has not answered within 2.0 s")
+            assert "GB/s" not in out and "remedies" not in out, out
         has(check("--control", f"127.0.0.1:{port}", code=0), "localhost    ok")
+        has(check("--quick", "--control", f"127.0.0.1:{port}", code=1), f"the control address 127.0.0.1:{port} cannot be reached from here: Connection refused")
 
         broken = os.path.join(folder, "model")
         os.mkdir(broken)

@@ -276,6 +276,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
+const bt_setting_conflict bt_cell_conflicts[] = {
+    {"both",    "prefill"},
+    {"both",         "decode"},
+    {"hosts","hostfile"},
+    {0  }
+};
+
 const struct argp bt_cell_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};
 
 /* Argument strings that are made here live behind the pointers, in the same block. */

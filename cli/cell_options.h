@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "core/rank_map.h"
+#include "core/settings.h"
 #include "core/status.h"
 
 enum { BT_CELL_WORKER_ARGS = 32 };
@@ -28,6 +29,9 @@ typedef struct {
 /* A child parser: its input is a zeroed bt_cell_options, complete and checked at the end.  Errors
  * end the program, as argp's do. */
 extern const struct argp bt_cell_argp;
+
+/* Of these options, for bt_settings_gather(). */
+extern const bt_setting_conflict bt_cell_conflicts[];
 
 static inline uint32_t bt_cell_n_ranks(const bt_cell_options *opt)
 {

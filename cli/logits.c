@@ -279,12 +279,6 @@ static const bt_setting_default DEFAULTS[] = {
     {"stall-s","120"},
     {0}
 };
-static const bt_setting_conflict CONFLICTS[] = {
-    {"both",    "prefill"},
-    {"both",         "decode"},
-    {"hosts","hostfile"},
-    {0  }
-};
 
 int main(int argc, char **argv)
 {
@@ -294,7 +288,7 @@ int main(int argc, char **argv)
     };
     const struct argp      parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     const struct sigaction note     = {.sa_handler = note_signal};
-    bt_settings_spec       spec     = {&parser, DEFAULTS, CONFLICTS};
+    bt_settings_spec       spec     = {&parser, DEFAULTS, bt_cell_conflicts};
     bt_settings           *settings = NULL;
     int                    code;
     options opt = {.control = "127.0.0.1:0", .n_parallel = 8, .stall_ns = 120 * BT_NS_PER_S};

@@ -322,12 +322,6 @@ static const bt_setting_default DEFAULTS[] = {
     {"drain-s",            "20"},
     {0}
 };
-static const bt_setting_conflict CONFLICTS[] = {
-    {"both",    "prefill"},
-    {"both",         "decode"},
-    {"hosts","hostfile"},
-    {0  }
-};
 
 int main(int argc, char **argv)
 {
@@ -336,7 +330,7 @@ int main(int argc, char **argv)
         {0        }
     };
     const struct argp parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
-    bt_settings_spec  spec     = {&parser, DEFAULTS, CONFLICTS};
+    bt_settings_spec  spec     = {&parser, DEFAULTS, bt_cell_conflicts};
     bt_settings      *settings = NULL;
     int               code;
     options           opt = {

@@ -141,17 +141,13 @@ class Chaos:
 
     # ---- who can be struck
 
-    def serves(self, without):
-        """Somebody, or a spare, is left for every role."""
+    def serves(self, without, one_by_one=False):
+        """Somebody, or a spare, is left for every role.  one_by_one: the losses become known seconds apart, so that a spare may have the seat that was
+        known of first: then spares must do for all of them."""
         alive = [role for rank, role in self.roles.items() if role != "lost" and rank not in self.dead | without]
-        return alive.count("spare") >= sum(role not in alive for role in ("prefill", "decode"))
-
-    def serves_without_host(self, beside, host):
-        """The same where the losses become known seconds apart: by then a spare may have the seat that was known of first."""
-        lost = self.ranks_on(host)
-        alive = [role for rank, role in self.roles.items() if role != "lost" and rank not in self.dead | beside | lost]
-        seats = [self.roles[r] for r in beside | lost if self.roles[r] in ("prefill", "decode")]
-        return {"prefill", "decode"} <= set(alive) or alive.count("spare") >= len(seats)
+        empty = {"prefill", "decode"} - set(alive)
+        seats = sum(self.roles[r] in ("prefill", "decode") for r in without) if empty and one_by_one else len(empty)
+        return alive.count("spare") >= seats
 
     def alive(self, *roles):
         return [rank for rank, role in self.roles.items() if role in roles and rank not in self.dead]
@@ -162,7 +158,7 @@ class Chaos:
         if kind not in LINKS:
             return [r for r in ranks if kind == "stop 0.2 s" or self.serves(beside | {r})]
         found = sorted({HOST_OF[r] for r in ranks} - set(self.lost_hosts))
-        return [h for h in found if kind == "cut 0.5 s" or self.serves_without_host(beside, h)]
+        return [h for h in found if kind == "cut 0.5 s" or self.serves(beside | self.ranks_on(h), one_by_one=True)]
 
     def ranks_on(self, host):
         return {r for r in self.roles if HOST_OF[r] == host}

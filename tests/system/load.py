@@ -138,6 +138,39 @@ class Client:
             time.sleep(0.05)
 
 
+def ask(pb, stub, i, n, on_token=None):
+    """Request number i streams n tokens, always the same ones, and ends once; on_token(how many) with each message.  Returns them."""
+    q = pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
+    q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(30 + 7 * i)])
+    q.sampling_params.max_tokens, q.sampling_params.ignore_eos = n, True
+    q.sampling_params.temperature, q.sampling_params.seed = 0.8, 100 + i
+    out, ends = [], 0
+    for m in stub.Generate(q, timeout=LIMIT_S):
+        if m.HasField("chunk"):
+            out += m.chunk.token_ids
+            if on_token:
+                on_token(len(out))
+        else:
+            ends += 1
+    assert ends == 1, f"{ends} ends"
+    return out
+
+
+def each(cases, parallel, work):
+    """{name: work(*rest)} of cases (name, *rest), so many at once; an exception of any of them is raised here."""
+    results, todo, lock = {}, list(cases), threading.Lock()
+
+    def some():
+        while True:
+            with lock:
+                if not todo:
+                    return
+                name, *rest = todo.pop(0)
+            results[name] = work(*rest)
+    in_threads(parallel, some)
+    return results
+
+
 def in_threads(n, work):
     """Runs work() in n threads; the first exception of any of them is raised here."""
     errors = []

@@ -16,31 +16,20 @@ import grpc
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
+import load  # noqa: E402
 
 BACK_S, GONE_S, START_S = 30, 25, 2.0
 
 
-def request(pb, i, n):
-    q = pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
-    q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(20 + 50 * i)])
-    q.sampling_params.max_tokens, q.sampling_params.ignore_eos, q.sampling_params.temperature, q.sampling_params.seed = n, True, 0.7, 3 + i
-    return q
-
-
 def ask(pb, rpc, cell, i, n, pauses=None):
-    out, ends, last = [], 0, time.monotonic()
+    last = time.monotonic()
+
+    def on_token(_):
+        nonlocal last
+        last, before = time.monotonic(), last
+        pauses.append(last - before)
     with cell.channel() as channel:
-        for m in rpc.VllmEngineStub(channel).Generate(request(pb, i, n), timeout=120):
-            now = time.monotonic()
-            if pauses is not None:
-                pauses.append(now - last)
-            last = now
-            if m.HasField("chunk"):
-                out += m.chunk.token_ids
-            else:
-                ends += 1
-    assert ends == 1
-    return out
+        return load.ask(pb, rpc.VllmEngineStub(channel), i, n, on_token if pauses is not None else None)
 
 
 def wait_for(cell, text, n, seconds=BACK_S):

@@ -10,11 +10,11 @@ import json
 import os
 import random
 import sys
-import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import cell as cells  # noqa: E402
+import load  # noqa: E402
 import tensors  # noqa: E402
 
 LIMIT_S = 60
@@ -85,23 +85,7 @@ class Client:
 
 
 def run_all(client, cases, parallel, stream):
-    results, errors, todo, lock = {}, [], list(cases), threading.Lock()
-
-    def work():
-        while True:
-            with lock:
-                if not todo:
-                    return
-                name, ids, sampling = todo.pop(0)
-            try:
-                results[name] = client.generate(ids, stream=stream, **sampling)
-            except Exception as e:  # the thread must not hide it
-                errors.append(f"{name}: {e!r}")
-    threads = [threading.Thread(target=work) for _ in range(parallel)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not errors, errors
-    return results
+    return load.each(cases, parallel, lambda ids, sampling: client.generate(ids, stream=stream, **sampling))
 
 
 def check_promises(client, source, base):

@@ -9,7 +9,6 @@ and the accounts afterwards."""
 import os
 import random
 import sys
-import threading
 import time
 
 import grpc
@@ -17,6 +16,7 @@ import grpc
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 import cell as cells  # noqa: E402
+import load  # noqa: E402
 import tensors  # noqa: E402
 
 SHAPES = ["1+1", "2+2", "1+3", "3+1", "both1", "both2"]
@@ -77,24 +77,10 @@ def request_set(source):
 
 
 def run_set(client, requests, parallel, stream):
-    results, errors, todo, lock = {}, [], list(requests), threading.Lock()
-
-    def work():
-        while True:
-            with lock:
-                if not todo:
-                    return
-                name, ids, n, sampling = todo.pop(0)
-            try:
-                got = client.generate(client.request(ids, n, stream=stream, **sampling))
-                results[name] = (got[0], got[1], got[2].finish_reason)
-            except Exception as e:  # the thread must not hide it
-                errors.append(f"{name}: {e!r}")
-    threads = [threading.Thread(target=work) for _ in range(parallel)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not errors, errors
-    return results
+    def one(ids, n, sampling):
+        got = client.generate(client.request(ids, n, stream=stream, **sampling))
+        return got[0], got[1], got[2].finish_reason
+    return load.each(requests, parallel, one)
 
 
 def same_everywhere(a, pb, rpc, requests):

@@ -5,7 +5,6 @@ the next start maps what one has packed, refuses by name what is not its own fil
     shared_weights.py --bin DIR --source DIR
 
 The weights lie in a file without a name, whose memory is what fstat says; /proc/PID/maps tells how a rank has mapped it."""
-import argparse
 import os
 import re
 import signal
@@ -39,10 +38,7 @@ def store_of(pid):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--bin", required=True)
-    ap.add_argument("--source", required=True)
-    a = ap.parse_args()
+    a = cells.arguments(__doc__).parse_args()
     for shape, n in (("1+1", 2), ("2+2", 4)):
         with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape) as cell:
             ranks = cell.ranks()

@@ -22,6 +22,7 @@ slurm.enter()
 
 import cell as cells  # noqa: E402
 import grpc  # noqa: E402
+import load  # noqa: E402
 
 START_S = 60
 
@@ -62,22 +63,6 @@ class Jobs:
             time.sleep(0.1)
 
 
-def ask(pb, stub, i, n, on_token=None):
-    q = pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
-    q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(30 + 7 * i)])
-    q.sampling_params.max_tokens, q.sampling_params.ignore_eos, q.sampling_params.temperature, q.sampling_params.seed = n, True, 0.8, 7 + i
-    out, ends = [], 0
-    for m in stub.Generate(q, timeout=200):
-        if m.HasField("chunk"):
-            out += m.chunk.token_ids
-            if on_token:
-                on_token(len(out))
-        else:
-            ends += 1
-    assert ends == 1, f"{ends} ends"
-    return out
-
-
 class Streams(threading.Thread):
     """One request after another, each compared with the undisturbed stream."""
 
@@ -90,7 +75,7 @@ class Streams(threading.Thread):
         try:
             while not self.stopped.is_set():
                 pb, stub, i, n = self.args
-                got = ask(pb, stub, i, n, lambda k: setattr(self, "tokens", self.tokens + 1))
+                got = load.ask(pb, stub, i, n, lambda k: setattr(self, "tokens", self.tokens + 1))
                 assert got == self.want, f"stream {i} differs from token {[x == y for x, y in zip(got, self.want)].index(False)} on"
                 self.done += 1
         except (grpc.RpcError, AssertionError) as e:
@@ -98,21 +83,21 @@ class Streams(threading.Thread):
 
 
 def start_load(pb, stub, n, n_tokens):
-    want = {i: ask(pb, stub, i, n_tokens) for i in range(n)}
-    load = [Streams(pb, stub, i, n_tokens, want[i]) for i in range(n)]
-    for s in load:
+    want = {i: load.ask(pb, stub, i, n_tokens) for i in range(n)}
+    streams = [Streams(pb, stub, i, n_tokens, want[i]) for i in range(n)]
+    for s in streams:
         s.start()
     end = time.monotonic() + 30
-    while any(s.tokens < 3 for s in load):
-        assert time.monotonic() < end and not any(s.error for s in load), [s.error for s in load]
+    while any(s.tokens < 3 for s in streams):
+        assert time.monotonic() < end and not any(s.error for s in streams), [s.error for s in streams]
         time.sleep(0.01)
-    return load
+    return streams
 
 
-def end_load(load, seconds=150):
-    for s in load:
+def end_load(streams, seconds=150):
+    for s in streams:
         s.stopped.set()
-    for s in load:
+    for s in streams:
         s.join(seconds)
         assert not s.is_alive() and s.error is None, s.error
 
@@ -128,7 +113,7 @@ def one_cell(a, pb, rpc, jobs):
                       "--drain-s", "2")
     stub = first_stub(jobs, rpc, job)
     times = []
-    ask(pb, stub, 0, 8, lambda k: times.append(time.monotonic() - begin))
+    load.ask(pb, stub, 0, 8, lambda k: times.append(time.monotonic() - begin))
     nodes = {node for node in slurm.Cluster.NODES if any(c == "baton-worker" for c in jobs.cluster.processes(node).values())}
     assert nodes == set(slurm.Cluster.NODES), f"ranks on {nodes}"
     jobs.cluster.run("scancel", str(job))
@@ -140,14 +125,14 @@ def node_killed(a, pb, rpc, jobs):
     job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--port", "0",
                       "--restarts", "20", "--drain-s", "2")
     stub = first_stub(jobs, rpc, job)
-    load = start_load(pb, stub, 3, 300)
+    streams = start_load(pb, stub, 3, 300)
     begin = time.monotonic()
     jobs.cluster.kill_node("node3")
     jobs.wait_log(job, "starting again")
     jobs.cluster.start_node("node3")
     jobs.wait_log(job, "serving again", 90)
     back = time.monotonic() - begin
-    end_load(load)
+    end_load(streams)
     jobs.cluster.run("scancel", str(job))
     jobs.gone(job)
     print(f"node3 killed under load: serving again after {back:.1f} s, every stream exact", flush=True)
@@ -157,17 +142,17 @@ def node_replaced(a, pb, rpc, jobs):
     job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--spares", "1", "--port", "0",
                       "--on-death", "replace", "--restarts", "20", "--drain-s", "2")
     stub = first_stub(jobs, rpc, job)
-    load = start_load(pb, stub, 3, 300)
+    streams = start_load(pb, stub, 3, 300)
     jobs.cluster.kill_node("node2")    # of four ranks on three nodes the first has two, the last the spare
     jobs.wait_log(job, "has taken seat", 30)
     jobs.cluster.wait(lambda: "down" in " ".join(jobs.cluster.states()), "a node that is down", 60)
     time.sleep(3)    # and what Slurm does to the job's steps then
-    n = [s.done for s in load]
+    n = [s.done for s in streams]
     end = time.monotonic() + 60
-    while not all(s.done > k for s, k in zip(load, n)):
-        assert time.monotonic() < end and not any(s.error for s in load), [s.error for s in load]
+    while not all(s.done > k for s, k in zip(streams, n)):
+        assert time.monotonic() < end and not any(s.error for s in streams), [s.error for s in streams]
         time.sleep(0.05)
-    end_load(load)
+    end_load(streams)
     assert jobs.cluster.job_state(job) == "RUNNING" and "starting again" not in jobs.log(job), f"{jobs.cluster.job_state(job)}\n{jobs.log(job)[-3000:]}"
     jobs.cluster.run("scancel", str(job))
     jobs.gone(job)
@@ -181,7 +166,7 @@ def several_cells(a, pb, rpc, jobs):
     one = jobs.submit("baton-cell.sbatch", *model, "--cell", "one", nodes=1)
     address = jobs.wait_log(front, r"ready: \S+ serves \S+ on (127\.0\.0\.1:\d+)").group(1)
     stub = rpc.VllmEngineStub(grpc.insecure_channel(address))
-    load = start_load(pb, stub, 3, 200)
+    streams = start_load(pb, stub, 3, 200)
     two = jobs.submit("baton-cell.sbatch", *model, "--cell", "two", nodes=1)
     jobs.wait_log(front, 'cell "two" serves')
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(one))
@@ -190,11 +175,11 @@ def several_cells(a, pb, rpc, jobs):
     while jobs.cluster.job_state(one) != "COMPLETED":
         assert time.monotonic() < end, f"{jobs.cluster.job_state(one)}\n{jobs.log(one)[-2000:]}"
         time.sleep(0.1)
-    n = [s.done for s in load]
-    while not all(s.done > k for s, k in zip(load, n)):
-        assert time.monotonic() < end + 60 and not any(s.error for s in load), [s.error for s in load]
+    n = [s.done for s in streams]
+    while not all(s.done > k for s, k in zip(streams, n)):
+        assert time.monotonic() < end + 60 and not any(s.error for s in streams), [s.error for s in streams]
         time.sleep(0.05)
-    end_load(load)
+    end_load(streams)
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(front))
     jobs.gone(front)
     jobs.gone(two)

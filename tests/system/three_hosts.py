@@ -29,6 +29,7 @@ net.enter()
 
 import cell as cells  # noqa: E402
 import grpc  # noqa: E402
+import load  # noqa: E402
 
 GONE_S = 40
 MAP = "prefill n1\ndecode n2\ndecode n3\n"
@@ -50,20 +51,7 @@ class Load:
         self.want, self.errors, self.threads = {}, [], []
 
     def ask(self, i, n, on_token=None):
-        q = self.pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
-        q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(30 + 7 * i)])
-        q.sampling_params.max_tokens, q.sampling_params.ignore_eos = n, True
-        q.sampling_params.temperature, q.sampling_params.seed = 0.8, 100 + i
-        out, ends = [], 0
-        for m in self.stub.Generate(q, timeout=300):
-            if m.HasField("chunk"):
-                out += m.chunk.token_ids
-                if on_token:
-                    on_token(len(out))
-            else:
-                ends += 1
-        assert ends == 1, f"{ends} ends"
-        return out
+        return load.ask(self.pb, self.stub, i, n, on_token)
 
     def learn(self, n, n_tokens):
         self.n_tokens = n_tokens
@@ -124,16 +112,16 @@ def first_token(a, pb, rpc, hosts):
 def node_killed(a, pb, rpc, hosts):
     cell = spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--stall-s", "20")
     cell.wait_ready()
-    load = Load(pb, rpc, cell)
-    load.learn(4, 300)
-    load.start()
+    requests = Load(pb, rpc, cell)
+    requests.learn(4, 300)
+    requests.start()
     begin = time.monotonic()
     hosts[2].power_off()
     cell.wait_line("starting again", 30)
     hosts.power_on(2)
     cell.wait_line("serving again", 60)
     print(f"n3 killed and powered on again: serving again after {time.monotonic() - begin:.1f} s", flush=True)
-    load.finish(cell)
+    requests.finish(cell)
     stop(cell, hosts)
 
 
@@ -148,9 +136,9 @@ def node_replaced(a, pb, rpc, hosts):
     finally:
         del os.environ["OMPI_MCA_btl"]
     cell.wait_ready()
-    load = Load(pb, rpc, cell)
-    load.learn(6, 300)
-    load.start()
+    requests = Load(pb, rpc, cell)
+    requests.learn(6, 300)
+    requests.start()
     first = time.monotonic()
     os.kill(cell.ranks()[1], signal.SIGKILL)
     at = cell.wait_line("has taken seat", 30)
@@ -158,12 +146,12 @@ def node_replaced(a, pb, rpc, hosts):
     hosts[0].power_off()    # the only prefill rank
     cell.wait_line("has taken seat", 30, at)
     joined = time.monotonic() - begin
-    load.finish(cell)
+    requests.finish(cell)
     lost = [line for line in cell.lines if "was lost" in line]
     assert len(lost) == 2 and "on n2" in lost[0] and "on n1" in lost[1] and not any("starting again" in line for line in cell.lines), cell.log()
     time.sleep(max(0, first + 22 - time.monotonic()))    # a daemon without ranks is ended after 20 s; n2's has one
-    load.start()
-    load.finish(cell)
+    requests.start()
+    requests.finish(cell)
     assert len([line for line in cell.lines if "was lost" in line]) == 2, cell.log()
     cell.process.send_signal(signal.SIGINT)
     assert cell.wait_gone(GONE_S) == 0, cell.log()
@@ -175,16 +163,16 @@ def node_replaced(a, pb, rpc, hosts):
 def link_cut_3s(a, pb, rpc, hosts):
     cell = spread(a, hosts)
     cell.wait_ready()
-    load = Load(pb, rpc, cell)
-    load.learn(4, 300)
-    load.start()
+    requests = Load(pb, rpc, cell)
+    requests.learn(4, 300)
+    requests.start()
     hosts[1].cut()
     time.sleep(3)
     hosts[1].mend()
-    load.finish(cell)
+    requests.finish(cell)
     hosts[1].slow("8mbit")
-    load.start()
-    load.finish(cell)
+    requests.start()
+    requests.finish(cell)
     n_waited = hosts[1].end_slow()
     assert n_waited > 100, f"the link was not slow: {n_waited}"
     assert not any("removed" in line or "was lost" in line for line in cell.lines), cell.log()
@@ -202,9 +190,9 @@ def link_cut_3s(a, pb, rpc, hosts):
 def link_cut_for_good(a, pb, rpc, hosts):
     cell = spread(a, hosts, "--on-death", "restart", "--restarts", "20", "--timeout-s", "3", "--rank-timeout-s", "4", "--http-port", "0")
     cell.wait_ready()
-    load = Load(pb, rpc, cell)
-    load.learn(3, 300)
-    load.start()
+    requests = Load(pb, rpc, cell)
+    requests.learn(3, 300)
+    requests.start()
     begin = time.monotonic()
     hosts[2].cut()
     cell.wait_line("starting again", 40)
@@ -212,17 +200,17 @@ def link_cut_for_good(a, pb, rpc, hosts):
     cell.wait_line("host n3 is left out: the control address", 20)
     at = cell.wait_line("serving again", 20)
     back = time.monotonic() - begin
-    load.finish(cell)
+    requests.finish(cell)
     with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=5) as f:
         status = json.load(f)
     assert status["cells"][0]["left_out"] == "n3" and {r["host"] for r in status["ranks"]} == {"n1", "n2"}, status["cells"]
     hosts[2].nothing_left(60)    # the cut side does not go on by itself
     hosts[2].mend()
     cell.wait_line("host n3 answers again", 30)
-    load.start()
+    requests.start()
     os.kill(cell.ranks()[0], signal.SIGKILL)
     cell.wait_line("serving again", 60, at)
-    load.finish(cell)
+    requests.finish(cell)
     assert len(hosts[2].processes("baton-worker")) == 1, f"n3 is not used again\n{cell.log()}"
     stop(cell, hosts)
     print(f"a link cut for good: found after {found:.1f} s, the other hosts served after {back:.1f} s, and the cut one when it was back", flush=True)
@@ -231,11 +219,11 @@ def link_cut_for_good(a, pb, rpc, hosts):
 def slow_link(a, pb, rpc, hosts):
     cell = spread(a, hosts, "--http-port", "0", rank_map="prefill n1\ndecode n1\ndecode n2\ndecode n3\n")
     cell.wait_ready()
-    load, stopping = Load(pb, rpc, cell), threading.Event()
+    requests, stopping = Load(pb, rpc, cell), threading.Event()
 
     def one(i):
         while not stopping.is_set():
-            load.ask(9 + i, 20)
+            requests.ask(9 + i, 20)
 
     def get(path):
         with urllib.request.urlopen(f"http://{cell.http}{path}", timeout=5) as f:

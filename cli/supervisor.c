@@ -21,10 +21,9 @@
 #define LAUNCH_NS (8 * BT_NS_PER_S) /* then the ranks are told by a signal */
 #define KILL_NS   (13 * BT_NS_PER_S)
 #define LAST_NS   (3 * BT_NS_PER_S)
-#define TELL_NS   (5 * BT_NS_PER_S) /* between lines on how far the loading is */
 #define TICK_MS   100
 
-static void begin_stop(supervisor *s)
+void bt_supervisor_begin_stop(supervisor *s)
 {
     uint64_t now = bt_now_ns();
 
@@ -43,7 +42,7 @@ static void begin_stop(supervisor *s)
     bt_relay_clear_bar(&s->relay);
 }
 
-BT_PRINTF(2, 3) static void fail(supervisor *s, const char *fmt, ...)
+void bt_supervisor_fail(supervisor *s, const char *fmt, ...)
 {
     va_list ap;
 
@@ -52,183 +51,23 @@ BT_PRINTF(2, 3) static void fail(supervisor *s, const char *fmt, ...)
         vsnprintf(s->failure, sizeof(s->failure), fmt, ap);
         va_end(ap);
     }
-    begin_stop(s);
+    bt_supervisor_begin_stop(s);
 }
 
-/* ---- what the coordinator announces */
-
-static void describe_ranks(const bt_cell_options *cell, char *buf, size_t capacity)
-{
-    if (cell->n_both != 0)
-        snprintf(buf, capacity, "%u ranks with both roles", cell->n_both);
-    else
-        snprintf(buf, capacity, "%u prefill and %u decode ranks", cell->n_prefill, cell->n_decode);
-}
-
-/* The cell serves, for the first time or again. */
-static void on_serving(supervisor *s)
-{
-    uint64_t now = bt_now_ns();
-
-    s->phase      = SERVING;
-    s->serving_ns = now;
-    bt_relay_clear_bar(&s->relay);
-    if (s->died_ns != 0)
-        BT_WARN("serving again, %.1f s after the end; restart %u",
-                (double)(now - s->died_ns) * 1e-9, s->n_restarts);
-    s->died_ns    = 0;
-    s->has_served = true;
-}
-
-static void on_ready(supervisor *s, const char *address)
-{
-    FILE       *to    = s->opt->chat != NULL ? stderr : stdout;
-    const char *colon = strrchr(address, ':');
-    bool        again = s->has_served;
-    char        ranks[64];
-
-    on_serving(s);
-    snprintf(s->address, sizeof(s->address), "%s", address);
-    if (colon != NULL) s->port = (uint16_t)strtoul(colon + 1, NULL, 10); /* for a restart */
-    if (again) return;
-    describe_ranks(&s->opt->cell, ranks, sizeof(ranks));
-    fprintf(to, "serving %s at %s (%s; ready after %.1f s)\n", s->opt->cell.model, address, ranks,
-            (double)(s->serving_ns - s->start_ns) / 1e9);
-    if (s->http[0] != '\0') fprintf(to, "metrics and status page at http://%s/\n", s->http);
-    fflush(stdout);
-    if (s->opt->chat == NULL) return;
-    fprintf(stderr, "> %s\n", s->opt->chat);
-    if (bt_supervisor_start_client(s) != BT_OK) fail(s, "%s", bt_error_text());
-}
-
-/* Of a cell under somebody else's coordinator. */
-static void on_joined(supervisor *s)
-{
-    bool again = s->has_served;
-    char ranks[64];
-
-    on_serving(s);
-    if (again) return;
-    describe_ranks(&s->opt->cell, ranks, sizeof(ranks));
-    printf("cell %s serves %s under %s (%s; ready after %.1f s)\n", s->opt->cell.name,
-           s->opt->cell.model, s->control, ranks, (double)(s->serving_ns - s->start_ns) / 1e9);
-    fflush(stdout);
-}
-
-static void on_progress(supervisor *s, const char *text)
-{
-    enum { BAR = 40 };
-    uint64_t now = bt_now_ns();
-    double   part;
-    int      n;
-    char     last[96];
-
-    if (!bt_progress_take(&s->progress, text, now) || s->phase != LOADING) return;
-    part = bt_progress_part(&s->progress);
-    n    = (int)(part * BAR);
-    bt_progress_last_rank(&s->progress, now, last, sizeof(last));
-    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%, %s", n,
-                 "########################################", BAR - n,
-                 "........................................", (int)(part * 100), last);
-    if (s->relay.terminal || now - s->told_ns < TELL_NS) return;
-    if (s->told_ns != 0) BT_INFO("loading: %d%%, the last is %s", (int)(part * 100), last);
-    s->told_ns = now;
-}
-
-/* Asked to end, we end ranks ourselves that still load or for which nobody waits any more; what
- * becomes of them, and what the coordinator then says of them, is no failure. */
-static bool ended_ranks(const supervisor *s)
+bool bt_supervisor_ended_ranks(const supervisor *s)
 {
     return s->asked && s->phase == STOPPING &&
            (!s->served || s->hurried || s->opt->join != NULL); /* nobody else tells them */
-}
-
-/* What never worked is not started again. */
-static bool may_restart(const supervisor *s)
-{
-    return s->opt->restarts != 0 && s->has_served && !s->draining && s->phase != STOPPING;
-}
-
-/* A sign of life; what is only to be started has time until then. */
-static void hear(supervisor *s, uint64_t now)
-{
-    if (now > s->heard_ns) s->heard_ns = now;
-}
-
-static void on_announcement(void *ctx, const char *line)
-{
-    supervisor *s   = ctx;
-    uint64_t    now = bt_now_ns();
-
-    hear(s, now);
-    if (strncmp(line, "control ", 8) == 0 && s->phase == STARTING) {
-        s->phase = LOADING;
-        if (!bt_child_running(&s->launch)) s->launch_at_ns = now; /* else they attach again */
-        snprintf(s->control, sizeof(s->control), "%s", line + 8);
-    } else if (strncmp(line, "http ", 5) == 0) {
-        snprintf(s->http, sizeof(s->http), "%s", line + 5);
-    } else if (strncmp(line, "progress ", 9) == 0) {
-        on_progress(s, line + 9);
-    } else if (strncmp(line, "ready ", 6) == 0 && s->phase == LOADING) {
-        on_ready(s, line + 6);
-    } else if (strncmp(line, "serving ", 8) == 0 && bt_supervisor_is_fresh(s, line + 8)) {
-        bt_supervisor_fresh_serves(s);
-    } else if (strncmp(line, "serving", 7) == 0 && s->phase == LOADING && s->has_served) {
-        on_serving(s);
-    } else if (strncmp(line, "worn", 4) == 0) {
-        bt_supervisor_renew(s);
-    } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
-        if (s->fresh_term_ns == 0) s->fresh_term_ns = now + LEAVE_NS;
-    } else if (strncmp(line, "lost ", 5) == 0 && may_restart(s)) {
-        if (s->died_ns == 0) s->died_ns = now;
-        if (bt_child_running(&s->launch) && s->launch_term_ns == 0)
-            s->launch_term_ns = now + LEAVE_NS; /* its ranks have been told to leave */
-    } else if (strncmp(line, "failed ", 7) == 0 && !ended_ranks(s) && !may_restart(s)) {
-        fail(s, "coordinator: %s", line + 7);
-    }
-}
-
-/* By the rank's parent, or by the launcher where mpirun hangs and passes nothing on. */
-static bool tells_of_failure(const char *line)
-{
-    return (strstr(line, "launch/rank.c:") != NULL &&
-            (strstr(line, "was ended by signal") != NULL ||
-             strstr(line, "with exit code") != NULL)) ||
-           (strstr(line, "launch/main.c:") != NULL && strstr(line, "ranks have failed") != NULL);
-}
-
-static void on_rank_line(void *ctx, const char *line)
-{
-    supervisor *s = ctx;
-
-    hear(s, bt_now_ns());
-    bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
-    bt_relay_line(&s->relay, line);
-    /* One that dies while MPI starts leaves the others waiting, where they survive deaths. */
-    if (s->opt->cell.replace && s->phase == LOADING && s->launch_term_ns == 0 &&
-        tells_of_failure(line))
-        s->launch_term_ns = bt_now_ns();
-    if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
-        ++s->n_ready == bt_cell_n_ranks(&s->cell))
-        on_joined(s);
-}
-
-static void on_fresh_line(void *ctx, const char *line)
-{
-    supervisor *s = ctx;
-
-    hear(s, bt_now_ns());
-    bt_relay_line(&s->relay, line);
 }
 
 /* ---- the loop */
 
 static void read_all(supervisor *s)
 {
-    bt_lines_read(&s->coordinator.report, on_announcement, s);
+    bt_lines_read(&s->coordinator.report, bt_supervisor_on_announcement, s);
     bt_lines_read(&s->coordinator.err, bt_relay_line, &s->relay);
-    bt_lines_read(&s->launch.err, on_rank_line, s);
-    bt_lines_read(&s->fresh.err, on_fresh_line, s);
+    bt_lines_read(&s->launch.err, bt_supervisor_on_rank_line, s);
+    bt_lines_read(&s->fresh.err, bt_supervisor_on_fresh_line, s);
     bt_lines_read(&s->asker.err, bt_supervisor_host_line, s);
 }
 
@@ -265,7 +104,7 @@ static void on_signals(supervisor *s)
             continue;
         }
         s->asked = true;
-        begin_stop(s);
+        bt_supervisor_begin_stop(s);
     }
 }
 
@@ -273,11 +112,11 @@ static void on_client_end(supervisor *s)
 {
     if (WIFEXITED(s->client.status) && WEXITSTATUS(s->client.status) == 0) {
         s->asked = true;
-        begin_stop(s);
+        bt_supervisor_begin_stop(s);
     } else {
         s->asked = true; /* the cell is well: end it in order */
-        begin_stop(s);
-        fail(s, "the answer did not come");
+        bt_supervisor_begin_stop(s);
+        bt_supervisor_fail(s, "the answer did not come");
     }
 }
 
@@ -314,7 +153,7 @@ __attribute__((format(printf, 3, 4))) static void start_again(supervisor *s, uin
     va_end(ap);
     bt_relay_clear_bar(&s->relay);
     if (!bt_backoff_next(&s->backoff, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
-        fail(s, "%s; given up after %u restarts in a row", why, s->opt->restarts);
+        bt_supervisor_fail(s, "%s; given up after %u restarts in a row", why, s->opt->restarts);
         return;
     }
     BT_WARN("%s; starting again in %.1f s, the %u. of at most %u times in a row", why,
@@ -333,9 +172,9 @@ static void on_ranks_end(supervisor *s)
     bt_child_ending(&s->launch, text, sizeof(text));
     if (told) {
         s->asked = true;
-        begin_stop(s);
-    } else if (!may_restart(s)) {
-        fail(s, "the ranks have ended: baton-launch %s", text);
+        bt_supervisor_begin_stop(s);
+    } else if (!bt_supervisor_may_restart(s)) {
+        bt_supervisor_fail(s, "the ranks have ended: baton-launch %s", text);
     } else {
         forget(&s->launch);
         bt_progress_reset(&s->progress);
@@ -353,8 +192,8 @@ static void on_coordinator_end(supervisor *s)
     char text[128];
 
     bt_child_ending(&s->coordinator, text, sizeof(text));
-    if (!may_restart(s) && !(s->phase == LOADING && s->opt->restarts != 0)) {
-        fail(s, "the coordinator %s", text);
+    if (!bt_supervisor_may_restart(s) && !(s->phase == LOADING && s->opt->restarts != 0)) {
+        bt_supervisor_fail(s, "the coordinator %s", text);
         return;
     }
     forget(&s->coordinator);
@@ -374,10 +213,10 @@ static void start_when_due(supervisor *s, uint64_t *at_ns, const bt_child *child
     if (child != &s->coordinator) BT_TRY(bt_supervisor_choose_hosts(s, at_ns, now, &go));
     if (!go) return;
     *at_ns = 0;
-    hear(s, now);
+    bt_supervisor_hear(s, now);
     BT_TRY(start(s));
 out:
-    if (st != BT_OK) fail(s, "%s", bt_error_text());
+    if (st != BT_OK) bt_supervisor_fail(s, "%s", bt_error_text());
 }
 
 static void start_what_is_due(supervisor *s, uint64_t now)
@@ -409,7 +248,7 @@ static void on_child_end(supervisor *s)
         (!s->coordinator.ended || ended_well(&s->coordinator)) &&
         (!s->launch.ended || ended_well(&s->launch))) {
         s->asked = true; /* nothing runs any more: the end that was asked for */
-        begin_stop(s);
+        bt_supervisor_begin_stop(s);
         return;
     }
     if (s->launch.ended) on_ranks_end(s);
@@ -433,8 +272,8 @@ static void on_stall(supervisor *s, uint64_t now)
              (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S),
              s->phase == STARTING ? "the coordinator starts" : "the ranks load; the last is ",
              s->phase == STARTING ? "" : last);
-    if (!may_restart(s) || !bt_child_running(&s->launch)) {
-        fail(s, "not ready: %s", text);
+    if (!bt_supervisor_may_restart(s) || !bt_child_running(&s->launch)) {
+        bt_supervisor_fail(s, "not ready: %s", text);
         return;
     }
     BT_WARN("%s: ending them", text);
@@ -502,11 +341,14 @@ static int verdict(supervisor *s)
 
     if (s->failure[0] == '\0' && !ended_well(&s->coordinator) &&
         !ended_as_asked(s, &s->coordinator) &&
-        (WIFSIGNALED(s->coordinator.status) || !ended_ranks(s))) {
-        fail(s, "the coordinator %s", bt_child_ending(&s->coordinator, text, sizeof(text)));
+        (WIFSIGNALED(s->coordinator.status) || !bt_supervisor_ended_ranks(s))) {
+        bt_supervisor_fail(s, "the coordinator %s",
+                           bt_child_ending(&s->coordinator, text, sizeof(text)));
     }
-    if (s->failure[0] == '\0' && s->served && !ended_ranks(s) && !ended_well(&s->launch)) {
-        fail(s, "at the end baton-launch %s", bt_child_ending(&s->launch, text, sizeof(text)));
+    if (s->failure[0] == '\0' && s->served && !bt_supervisor_ended_ranks(s) &&
+        !ended_well(&s->launch)) {
+        bt_supervisor_fail(s, "at the end baton-launch %s",
+                           bt_child_ending(&s->launch, text, sizeof(text)));
     }
     if (s->failure[0] == '\0') return EXIT_SUCCESS;
     fprintf(stderr, "baton-run: %s\n", s->failure);

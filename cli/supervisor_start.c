@@ -45,32 +45,30 @@ out:
     return st;
 }
 
-bt_status bt_supervisor_start_ranks(supervisor *s)
+static bt_status start_cell(const bt_cell_options *cell, const char *control, bt_child *child)
 {
     bt_status st   = BT_OK;
     char    **argv = NULL;
 
-    BT_TRY(bt_cell_launch_argv(&s->cell, s->control, &argv));
+    BT_TRY(bt_cell_launch_argv(cell, control, &argv));
     st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv, .own_group = true},
-                        &s->launch);
+                        child);
 out:
     bt_free(argv);
     return st;
 }
 
+bt_status bt_supervisor_start_ranks(supervisor *s)
+{
+    return start_cell(&s->cell, s->control, &s->launch);
+}
+
 bt_status bt_supervisor_start_fresh(supervisor *s)
 {
-    bt_status       st   = BT_OK;
     bt_cell_options cell = s->cell;
-    char          **argv = NULL;
 
     bt_cell_rename(&cell, s->fresh_name);
-    BT_TRY(bt_cell_launch_argv(&cell, s->control, &argv));
-    st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv, .own_group = true},
-                        &s->fresh);
-out:
-    bt_free(argv);
-    return st;
+    return start_cell(&cell, s->control, &s->fresh);
 }
 
 /* The client shares our terminal: its output is the user's. */

@@ -67,6 +67,25 @@ typedef struct supervisor {
     char            failure[700]; /* the first one; "" so far */
 } supervisor;
 
+/* supervisor.c */
+/* Ends everything in order, each when its time has come. */
+void bt_supervisor_begin_stop(supervisor *s);
+/* The same, with the reason; the first one counts. */
+BT_PRINTF(2, 3) void bt_supervisor_fail(supervisor *s, const char *fmt, ...);
+/* Asked to end, we end ranks ourselves that still load or for which nobody waits any more; what
+ * becomes of them, and what the coordinator then says of them, is no failure. */
+bool bt_supervisor_ended_ranks(const supervisor *s);
+
+/* supervisor_hear.c */
+/* What never worked is not started again. */
+bool bt_supervisor_may_restart(const supervisor *s);
+/* A sign of life; what is only to be started has time until then. */
+void bt_supervisor_hear(supervisor *s, uint64_t now_ns);
+/* Lines of the coordinator, of the ranks' launcher and of the fresh cell's. */
+void bt_supervisor_on_announcement(void *supervisor, const char *line);
+void bt_supervisor_on_rank_line(void *supervisor, const char *line);
+void bt_supervisor_on_fresh_line(void *supervisor, const char *line);
+
 /* supervisor_start.c */
 bt_status bt_supervisor_start_coordinator(supervisor *s);
 bt_status bt_supervisor_start_ranks(supervisor *s);

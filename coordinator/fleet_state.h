@@ -53,6 +53,14 @@ void bt_fleet_shut_out(bt_member *m, uint32_t rank, const char *reason);
 /* The cell has failed: its requests go elsewhere, its ranks are told to leave. */
 __attribute__((format(printf, 2, 3))) void bt_fleet_lose(bt_member *m, const char *fmt, ...);
 
+/* Forgets a cell that has gone, or never was. */
+void bt_fleet_remove(bt_fleet *fleet, bt_member *m);
+/* No request of the cell is there any more: its ranks are told to leave. */
+void bt_fleet_dismiss(bt_member *m, const char *reason);
+void bt_fleet_over_if_last(bt_fleet *fleet, bool well, const char *reason);
+/* As far towards serving as it gets with those who have attached and are ready. */
+void bt_fleet_advance(bt_member *m);
+
 /* fleet_return.c */
 uint32_t bt_fleet_draw_life(void);
 /* May the rank attach at all, as far as its hello says where it comes from?  INVALID_ARG says why

@@ -1,61 +1,15 @@
-/* The life of a request but for its placement (placement.c). */
+/* The life of a request but for its placement (placement.c) and its tokens (relay_tokens.c). */
 #include "coordinator/relay.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { SCAN_MS = 250, EARLY_MAX = 256, MESSAGE_MAX = 512 };
-
-/* ---- lists and names */
-
-void bt_list_remove(bt_request_list *list, bt_request *q)
-{
-    *(q->prev != NULL ? &q->prev->next : &list->first) = q->next;
-    *(q->next != NULL ? &q->next->prev : &list->last)  = q->prev;
-    q->prev = q->next = NULL;
-}
-
-void bt_list_insert(bt_request_list *list, bt_request *q)
-{
-    bt_request *at = list->last;
-
-    while (at != NULL && at->arrived_ns > q->arrived_ns)
-        at = at->prev;
-    q->prev                                            = at;
-    q->next                                            = at != NULL ? at->next : list->first;
-    *(q->prev != NULL ? &q->prev->next : &list->first) = q;
-    *(q->next != NULL ? &q->next->prev : &list->last)  = q;
-}
-
-/* Two names with one key would count as duplicates: with 64 bits that does not happen by chance,
- * and who makes it happen gets a refusal. */
-uint64_t bt_relay_name_key(const char *name)
-{
-    uint64_t key = XXH3_64bits(name, strlen(name));
-
-    return key != 0 ? key : 1;
-}
-
-void bt_request_free(bt_request *q)
-{
-    for (uint32_t i = 0; q->choices != NULL && i < q->n_choices; i++) {
-        bt_free(q->choices[i].out);
-        bt_free(q->choices[i].early);
-    }
-    bt_free(q->choices);
-    bt_free(q->name);
-    bt_free(q->prompt);
-    bt_free(q->keys);
-    bt_free(q->form_map);
-    bt_sampling_free(&q->sampling);
-    bt_free(q);
-}
+enum { SCAN_MS = 250, MESSAGE_MAX = 512 };
 
 static void request_free(bt_relay *r, bt_request *q)
 {
@@ -67,8 +21,7 @@ static void request_free(bt_relay *r, bt_request *q)
 
 /* ---- the end of a request */
 
-/* only_choice: 0 for all of it, else 1 + the choice. */
-static void send_abort(bt_relay *r, const bt_request *q, uint32_t rank, uint32_t only_choice)
+void bt_relay_send_abort(bt_relay *r, const bt_request *q, uint32_t rank, uint32_t only_choice)
 {
     bt_down m = {
         .kind = BT_DOWN_ABORT, .u.abort = {q->number, q->epoch, only_choice}
@@ -82,7 +35,7 @@ void bt_relay_settle(bt_relay *relay, bt_request *q)
     if (q->state == BT_ENDED && !q->decode_holds && !q->prefill_holds) request_free(relay, q);
 }
 
-static void finish_request(bt_relay *r, bt_request *q, const bt_relay_end *end)
+void bt_relay_finish(bt_relay *r, bt_request *q, const bt_relay_end *end)
 {
     if (q->state == BT_ENDED) return;
     if (q->state == BT_QUEUED) {
@@ -97,8 +50,8 @@ static void finish_request(bt_relay *r, bt_request *q, const bt_relay_end *end)
     r->events.end(r->events.ctx, q->client, end);
     q->client = NULL;
     if (!r->stopped) { /* else the ranks are told to leave altogether */
-        if (q->decode_holds) send_abort(r, q, q->decode_rank, 0);
-        if (q->prefill_holds) send_abort(r, q, q->prefill_rank, 0);
+        if (q->decode_holds) bt_relay_send_abort(r, q, q->decode_rank, 0);
+        if (q->prefill_holds) bt_relay_send_abort(r, q, q->prefill_rank, 0);
     }
 }
 
@@ -115,7 +68,7 @@ void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code,
     bt_log_set_request(q->number);
     BT_INFO("ends with status %d: %s", (int)code, message);
     bt_log_set_request(0);
-    finish_request(relay, q, &end);
+    bt_relay_finish(relay, q, &end);
     bt_relay_settle(relay, q);
 }
 
@@ -242,148 +195,7 @@ void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason)
     end_all(relay, &relay->queue, code, reason);
 }
 
-/* ---- tokens */
-
-/* Remembers a token for a replay. */
-static bool keep_out(bt_request_choice *c, uint32_t id)
-{
-    if (c->n_out == c->out_capacity) {
-        uint32_t  capacity = c->out_capacity == 0 ? 64 : 2 * c->out_capacity;
-        uint32_t *grown    = bt_realloc(c->out, capacity, sizeof(*grown));
-
-        if (grown == NULL) return false;
-        c->out          = grown;
-        c->out_capacity = capacity;
-    }
-    c->out[c->n_out++] = id;
-    return true;
-}
-
-/* A choice has had its last token; with the last choice the request ends. */
-static void end_choice(bt_relay *r, bt_request *q, const bt_token *t, bt_finish finish)
-{
-    bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = finish, .message = ""};
-
-    bt_relay_learn(r, q, t->choice);
-    q->choices[t->choice].ended = true;
-    q->n_open--;
-    if (q->n_open == 0)
-        finish_request(r, q, &end);
-    else if (finish != t->finish && q->decode_holds) /* the rank does not know */
-        send_abort(r, q, q->decode_rank, 1 + t->choice);
-}
-
-static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
-{
-    bt_finish finish;
-
-    if (!keep_out(&q->choices[t->choice], t->id)) {
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
-        return;
-    }
-    q->n_out++;
-    r->tokens_out++;
-    finish = r->events.token(r->events.ctx, q->client, t);
-    if (finish != BT_FINISH_NONE) end_choice(r, q, t, finish);
-    bt_relay_grew(r, q);
-}
-
-/* A token before its turn, since two ranks may speak of one request: kept until its turn. */
-static void keep_early(bt_relay *r, bt_request *q, uint32_t rank, const bt_token *t)
-{
-    bt_request_choice *c = &q->choices[t->choice];
-    bt_token          *grown;
-
-    for (uint32_t i = 0; i < c->n_early; i++)
-        if (c->early[i].position == t->position) return;
-    if (c->n_early == EARLY_MAX) {
-        bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
-                             "token %u of choice %u is missing, but rank %u goes on with token %u",
-                             q->n_prompt + c->n_out, t->choice, rank, t->position);
-        return;
-    }
-    grown = bt_realloc(c->early, c->n_early + 1, sizeof(*grown));
-    if (grown == NULL) {
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
-        return;
-    }
-    c->early               = grown;
-    c->early[c->n_early++] = *t;
-}
-
-/* The kept token whose turn has come. */
-static bool take_early(const bt_request *q, bt_request_choice *c, bt_token *t_out)
-{
-    for (uint32_t i = 0; i < c->n_early; i++)
-        if (c->early[i].position == q->n_prompt + c->n_out) {
-            *t_out      = c->early[i];
-            c->early[i] = c->early[--c->n_early];
-            return true;
-        }
-    return false;
-}
-
-static bool token_is_sound(const bt_relay *r, const bt_request *q, const bt_token *t)
-{
-    uint32_t                 n = t->position - q->n_prompt; /* wraps when it lies before */
-    const bt_request_choice *c = &q->choices[t->choice < q->n_choices ? t->choice : 0];
-
-    return t->choice < q->n_choices && t->position >= q->n_prompt && n < q->sampling.max_tokens &&
-           t->id < r->cfg.vocab_size &&
-           (t->finish != BT_FINISH_NONE || n + 1 < q->sampling.max_tokens) &&
-           !(n == 0 && c->n_out > 0 && t->id != c->out[0]);
-}
-
-/* Gives the client the token, and those after it that are here already. */
-static void accept_from(bt_relay *r, bt_request *q, const bt_token *t)
-{
-    bt_request_choice *c    = &q->choices[t->choice];
-    bt_token           next = *t;
-
-    do
-        accept_token(r, q, &next);
-    while (q->state != BT_ENDED && !c->ended && take_early(q, c, &next));
-}
-
-static void on_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_ns)
-{
-    bt_request        *q = bt_table_get(&r->numbers, t->request);
-    bt_request_choice *c;
-
-    if (q == NULL || q->state == BT_ENDED || t->epoch != q->epoch) return;
-    if ((q->state != BT_PREFILL && q->state != BT_DECODE) ||
-        (rank != q->decode_rank && rank != q->prefill_rank)) {
-        BT_WARN("rank %u sends a token of request %llu, which it does not have", rank,
-                (unsigned long long)t->request);
-        return;
-    }
-    q->heard_ns = now_ns;
-    if (!token_is_sound(r, q, t)) {
-        bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
-                             "rank %u sent token %u of choice %u at position %u (finish %d) for a "
-                             "request of %u choices and %u + %u tokens that has %u",
-                             rank, t->id, t->choice, t->position, (int)t->finish, q->n_choices,
-                             q->n_prompt, q->sampling.max_tokens, q->n_out);
-        return;
-    }
-    if (q->state == BT_PREFILL) { /* whatever comes first, the prompt is done */
-        bt_relay_turn(r, q, BT_DECODE);
-        bt_relay_prefill_done(r, q);
-    }
-    c = &q->choices[t->choice];
-    if (c->ended || t->position < q->n_prompt + c->n_out)
-        return; /* the first token by the other rank or again; or past its end */
-    if (t->position > q->n_prompt + c->n_out) {
-        keep_early(r, q, rank, t);
-        return;
-    }
-    accept_from(r, q, t);
-    if (bt_table_get(&r->numbers, t->request) == q) bt_relay_settle(r, q);
-}
-
-/* ---- the other messages */
+/* ---- messages */
 
 /* Only the prefill rank's own first tokens have their alternatives, so that the decode rank does
  * not repeat them: then the rest may be here, and the decode rank done, before they come. */
@@ -448,8 +260,8 @@ void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t no
 
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
-    if (q->prefill_holds) send_abort(r, q, q->prefill_rank, 0);
-    if (abort_decode && q->decode_holds) send_abort(r, q, q->decode_rank, 0);
+    if (q->prefill_holds) bt_relay_send_abort(r, q, q->prefill_rank, 0);
+    if (abort_decode && q->decode_holds) bt_relay_send_abort(r, q, q->decode_rank, 0);
     q->name     = NULL; /* these are its successor's */
     q->prompt   = NULL;
     q->keys     = NULL;
@@ -554,7 +366,7 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
         break;
     case BT_UP_TOKENS:
         for (uint32_t i = 0; i < m->u.tokens.n; i++)
-            on_token(relay, rank, &m->u.tokens.tokens[i], now_ns);
+            bt_relay_token(relay, rank, &m->u.tokens.tokens[i], now_ns);
         bt_relay_place(relay, now_ns);
         break;
     case BT_UP_FAILED: on_failed(relay, rank, m, now_ns); break;

@@ -1,6 +1,57 @@
-/* How requests come into a relay, and how they leave it for another one. */
+/* Requests as such: their lists and names, how they come into a relay, how they leave it for another
+ * one. */
+#include <string.h>
+#include <xxhash.h>
+
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"
+
+/* ---- lists and names */
+
+void bt_list_remove(bt_request_list *list, bt_request *q)
+{
+    *(q->prev != NULL ? &q->prev->next : &list->first) = q->next;
+    *(q->next != NULL ? &q->next->prev : &list->last)  = q->prev;
+    q->prev = q->next = NULL;
+}
+
+void bt_list_insert(bt_request_list *list, bt_request *q)
+{
+    bt_request *at = list->last;
+
+    while (at != NULL && at->arrived_ns > q->arrived_ns)
+        at = at->prev;
+    q->prev                                            = at;
+    q->next                                            = at != NULL ? at->next : list->first;
+    *(q->prev != NULL ? &q->prev->next : &list->first) = q;
+    *(q->next != NULL ? &q->next->prev : &list->last)  = q;
+}
+
+/* Two names with one key would count as duplicates: with 64 bits that does not happen by chance,
+ * and who makes it happen gets a refusal. */
+uint64_t bt_relay_name_key(const char *name)
+{
+    uint64_t key = XXH3_64bits(name, strlen(name));
+
+    return key != 0 ? key : 1;
+}
+
+void bt_request_free(bt_request *q)
+{
+    for (uint32_t i = 0; q->choices != NULL && i < q->n_choices; i++) {
+        bt_free(q->choices[i].out);
+        bt_free(q->choices[i].early);
+    }
+    bt_free(q->choices);
+    bt_free(q->name);
+    bt_free(q->prompt);
+    bt_free(q->keys);
+    bt_free(q->form_map);
+    bt_sampling_free(&q->sampling);
+    bt_free(q);
+}
+
+/* ---- coming and going */
 
 bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
                             bt_request **q_out)

@@ -146,6 +146,14 @@ void bt_relay_settle(bt_relay *relay, bt_request *q);
  * know. */
 void bt_relay_requeue(bt_relay *relay, bt_request *q, bool abort_decode, uint64_t now_ns);
 
+/* Ends it with its one end(); what its ranks hold is kept until bt_relay_settle(). */
+void bt_relay_finish(bt_relay *relay, bt_request *q, const bt_relay_end *end);
+/* only_choice: 0 for all of it, else 1 + the choice. */
+void bt_relay_send_abort(bt_relay *relay, const bt_request *q, uint32_t rank, uint32_t only_choice);
+
+/* relay_tokens.c */
+void bt_relay_token(bt_relay *relay, uint32_t rank, const bt_token *t, uint64_t now_ns);
+
 /* relay_ranks.c */
 /* seats NULL: as launched.  NO_MEMORY. */
 bt_status bt_relay_seat_ranks(bt_relay *relay, const bt_down_regroup *seats);

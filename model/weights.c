@@ -1,229 +1,27 @@
-#include "model/weights.h"
-
-#include <stdarg.h>
-#include <stdio.h>
+/* The weights of a model: which tensors each layer has, and what becomes of them when experts move.
+ */
 #include <string.h>
 
 #include "core/alloc.h"
 #include "device/cpu/linear.h"
-#include "model/rows.h"
+#include "model/weights_loader.h"
 
-/* The same walk over the tensors runs up to three times: dry, to check and to count bytes; then to
- * load; and again, to wait for what other ranks packed into the store meanwhile. */
-typedef struct {
-    const bt_model_config    *cfg;
-    const bt_safetensors     *st;
-    const bt_weights_options *opt;
-    bt_weights               *w;
-    bool                      dry, again; /* again: only what another rank was packing */
-    uint32_t                  n_busy;     /* left out, since another rank packs it */
-    uint64_t                  total_bytes, done_bytes;
-    char                      name[128];
-} loader;
-
-/* ---- rows for the device's packing ---- */
-
-/* Rows of one matrix after the other; [first, first + n) of each. */
-typedef struct {
-    bt_matrix part[2];
-    uint32_t  first, n;
-} row_source;
-
-static void source_row(void *ctx, uint32_t n, bt_bf16 *row)
-{
-    const row_source *s = ctx;
-
-    bt_matrix_row(&s->part[n / s->n], s->first + n % s->n, row);
-}
-
-static void source_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
-{
-    const row_source *s = ctx;
-
-    bt_matrix_fp8_row(&s->part[n / s->n], s->first + n % s->n, row, scale);
-}
-
-/* Its n rows are e4m3, all of them. */
-static bool is_fp8(const row_source *s, uint32_t n)
-{
-    return s->part[0].scale != NULL && (n <= s->n || s->part[1].scale != NULL);
-}
-
-static void source_column(void *ctx, uint32_t n, bt_bf16 *row)
-{
-    const row_source *s = ctx;
-
-    bt_matrix_column(&s->part[0], n, s->first, s->n, row);
-}
-
-/* ---- one tensor ---- */
-
-BT_PRINTF(2, 3)
-static const char *name_of(loader *l, const char *format, ...)
-{
-    va_list ap;
-
-    va_start(ap, format);
-    vsnprintf(l->name, sizeof(l->name), format, ap);
-    va_end(ap);
-    return l->name;
-}
-
-static void say_progress(void *ctx)
-{
-    const loader *l = ctx;
-
-    if (l->opt->progress != NULL)
-        l->opt->progress(l->opt->progress_ctx, l->done_bytes, l->total_bytes);
-}
-
-static void count(loader *l, const bt_matrix *m)
-{
-    if (l->dry) {
-        l->total_bytes += m->t->bytes;
-        return;
-    }
-    if (!l->again) l->done_bytes += m->t->bytes;
-    bt_safetensors_release(m->t); /* else the model is in memory twice */
-    say_progress(l);
-}
-
-/* What was packed earlier, or a part of the store; FULL where there is none, or it has no room: the
- * rank then has its own. */
-static bt_store_claim take_shared(loader *l, const char *name, size_t bytes, bt_store_entry *entry)
-{
-    bt_store      *store = l->w->store;
-    bt_store_claim got   = BT_STORE_FULL;
-
-    *entry = (bt_store_entry){.data = bt_packed_find(l->w->packed, name, bytes)};
-    if (entry->data != NULL) return BT_STORE_WHOLE;
-    if (store == NULL) return got;
-    got = l->again ? bt_store_await(store, name, bytes, say_progress, l, entry)
-                   : bt_store_take(store, name, bytes, entry);
-    if (got == BT_STORE_BUSY) l->n_busy++;
-    return got;
-}
-
-/* The matrix `what` of the tensor that was named last. */
-static bt_status pack(loader *l, const char *what, uint32_t n, uint32_t k, bt_linear_row_fn rows,
-                      row_source *source, bt_linear **linear_out)
-{
-    bt_status      st    = BT_OK;
-    size_t         bytes = bt_cpu_packed_elems(n, k) * sizeof(bt_bf16);
-    bt_store_entry entry = {0};
-    bt_store_claim got;
-
-    if (*linear_out != NULL) goto out; /* of the walk before */
-    if (l->opt->dev->keeps_fp8 && rows == source_row && is_fp8(source, n)) {
-        BT_TRY(bt_device_linear_create_fp8(l->opt->dev, n, k, source_fp8_row, source, linear_out));
-        goto packed;
-    }
-    got = take_shared(l, what, bytes, &entry);
-    if (got == BT_STORE_BUSY) goto out;
-    if (got == BT_STORE_FULL) {
-        BT_TRY(bt_device_linear_create(l->opt->dev, n, k, rows, source, linear_out));
-    } else {
-        if (got == BT_STORE_MINE) {
-            BT_TRY(bt_cpu_linear_pack(l->opt->dev, n, k, rows, source, entry.fill));
-            bt_store_commit(l->w->store, &entry);
-        }
-        BT_TRY(bt_cpu_linear_over(n, k, entry.data, linear_out));
-        l->w->shared_bytes += bytes;
-    }
-packed:
-    l->w->bytes += bt_linear_bytes(*linear_out);
-out:
-    return st;
-}
-
-static bt_status load_matrix(loader *l, uint32_t n, uint32_t k, const char *name,
-                             bt_linear **linear_out)
-{
-    row_source source = {.first = 0, .n = n};
-    bt_status  st     = BT_OK;
-
-    BT_TRY(bt_matrix_find(l->st, name, n, k, &source.part[0]));
-    if (!l->dry) BT_TRY(pack(l, name, n, k, source_row, &source, linear_out));
-    count(l, &source.part[0]);
-out:
-    return st;
-}
-
-/* gate_proj over up_proj of the MLP under `prefix`, and its down_proj. */
-static bt_status load_mlp(loader *l, uint32_t dim, const char *prefix, bt_linear **gate_up_out,
-                          bt_linear **down_out)
-{
-    uint32_t   hidden = l->cfg->hidden;
-    row_source source = {.first = 0, .n = dim};
-    bt_status  st     = BT_OK;
-    char       name[sizeof(l->name) + 32];
-
-    snprintf(name, sizeof(name), "%s.gate_proj.weight", prefix);
-    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[0]));
-    snprintf(name, sizeof(name), "%s.up_proj.weight", prefix);
-    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[1]));
-    if (!l->dry) BT_TRY(pack(l, name, 2 * dim, hidden, source_row, &source, gate_up_out));
-    count(l, &source.part[0]);
-    count(l, &source.part[1]);
-    snprintf(name, sizeof(name), "%s.down_proj.weight", prefix);
-    BT_TRY(load_matrix(l, hidden, dim, name, down_out));
-out:
-    return st;
-}
-
-/* Device memory, taken and counted. */
-static bt_status take(loader *l, size_t bytes, bt_bf16 **mem_out)
-{
-    void     *mem = NULL;
-    bt_status st  = BT_OK;
-
-    BT_TRY(bt_device_alloc(l->opt->dev, bytes, &mem));
-    *mem_out = mem;
-    l->w->bytes += bytes;
-out:
-    return st;
-}
-
-/* A norm's weight, rounded to bf16. */
-static bt_status load_vector(loader *l, uint32_t n, const char *name, bt_bf16 **vector_out)
-{
-    bt_bf16  *host = NULL;
-    bt_status st   = BT_OK;
-    bt_matrix v;
-
-    BT_TRY(bt_vector_find(l->st, name, n, &v));
-    if (!l->dry && !l->again) {
-        host = bt_calloc(n, sizeof(*host));
-        BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "%s", name);
-        for (uint32_t i = 0; i < n; i++)
-            host[i] = bt_bf16_from_f32(bt_matrix_element(&v, i));
-        BT_TRY(take(l, n * sizeof(*host), vector_out));
-        BT_TRY(bt_device_upload(l->opt->dev, *vector_out, host, n * sizeof(*host)));
-        BT_TRY(bt_device_sync(l->opt->dev)); /* host memory goes */
-    }
-    count(l, &v);
-out:
-    bt_free(host);
-    return st;
-}
-
-/* ---- parts of the model ---- */
-
-static bt_status upload_embedding(loader *l, const bt_matrix *m)
+static bt_status upload_embedding(bt_loader *l, const bt_matrix *m)
 {
     const bt_model_config *cfg    = l->cfg;
-    row_source             source = {.part = {*m}, .first = 0, .n = cfg->vocab_size};
+    bt_row_source          source = {.part = {*m}, .first = 0, .n = cfg->vocab_size};
     bt_status              st     = BT_OK;
 
-    BT_TRY(take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(bt_bf16), &l->w->own_embedding));
+    BT_TRY(bt_loader_take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(bt_bf16),
+                          &l->w->own_embedding));
     l->w->embedding = l->w->own_embedding;
-    BT_TRY(bt_device_upload_rows(l->opt->dev, cfg->vocab_size, cfg->hidden, source_row, &source,
+    BT_TRY(bt_device_upload_rows(l->opt->dev, cfg->vocab_size, cfg->hidden, bt_source_row, &source,
                                  l->w->own_embedding));
 out:
     return st;
 }
 
-static bt_status load_embedding(loader *l)
+static bt_status load_embedding(bt_loader *l)
 {
     const bt_model_config *cfg   = l->cfg;
     bt_status              st    = BT_OK;
@@ -234,7 +32,7 @@ static bt_status load_embedding(loader *l)
 
     BT_TRY(bt_matrix_find(l->st, "model.embed_tokens.weight", cfg->vocab_size, cfg->hidden, &m));
     if (l->dry || l->w->embedding != NULL) goto counted;
-    got = take_shared(l, "the embedding", bytes, &entry); /* no tensor has this name */
+    got = bt_loader_take_shared(l, "the embedding", bytes, &entry); /* no tensor has this name */
     if (got == BT_STORE_BUSY) goto counted;
     if (got == BT_STORE_FULL) {
         BT_TRY(upload_embedding(l, &m));
@@ -249,21 +47,22 @@ static bt_status load_embedding(loader *l)
     l->w->bytes += bytes;
     l->w->shared_bytes += bytes;
 counted:
-    count(l, &m);
+    bt_loader_count(l, &m);
 out:
     return st;
 }
 
 /* Of kv_b, head-major with nope rows of K before v rows of V: per head W_UK as it is (normal form),
  * W_UK transposed (absorbed form), W_UV (both). */
-static bt_status load_heads(loader *l, uint32_t layer, bt_mla_weights *w)
+static bt_status load_heads(bt_loader *l, uint32_t layer, bt_mla_weights *w)
 {
     const bt_mla_config *m    = &l->cfg->mla;
     uint32_t             both = m->qk_nope_dim + m->v_dim, rank = m->kv_lora_rank;
     bt_status            st = BT_OK;
     bt_matrix            kv_b;
 
-    BT_TRY(bt_matrix_find(l->st, name_of(l, "model.layers.%u.self_attn.kv_b_proj.weight", layer),
+    BT_TRY(bt_matrix_find(l->st,
+                          bt_loader_name(l, "model.layers.%u.self_attn.kv_b_proj.weight", layer),
                           m->n_heads * both, rank, &kv_b));
     if (!l->dry) {
         if (w->uv == NULL) w->uv = bt_calloc(m->n_heads, sizeof(bt_linear *));
@@ -273,50 +72,50 @@ static bt_status load_heads(loader *l, uint32_t layer, bt_mla_weights *w)
                        (w->ukt != NULL || !l->opt->absorbed),
                    BT_ERR_NO_MEMORY, "heads of layer %u", layer);
         for (uint32_t h = 0; h < m->n_heads; h++) {
-            row_source k = {.part = {kv_b}, .first = h * both, .n = m->qk_nope_dim};
-            row_source v = {.part = {kv_b}, .first = k.first + k.n, .n = m->v_dim};
+            bt_row_source k = {.part = {kv_b}, .first = h * both, .n = m->qk_nope_dim};
+            bt_row_source v = {.part = {kv_b}, .first = k.first + k.n, .n = m->v_dim};
 
-            BT_TRY(pack(l, name_of(l, "%u.uv.%u", layer, h), m->v_dim, rank, source_row, &v,
-                        &w->uv[h]));
+            BT_TRY(bt_loader_pack(l, bt_loader_name(l, "%u.uv.%u", layer, h), m->v_dim, rank,
+                                  bt_source_row, &v, &w->uv[h]));
             if (w->uk != NULL)
-                BT_TRY(pack(l, name_of(l, "%u.uk.%u", layer, h), m->qk_nope_dim, rank, source_row,
-                            &k, &w->uk[h]));
+                BT_TRY(bt_loader_pack(l, bt_loader_name(l, "%u.uk.%u", layer, h), m->qk_nope_dim,
+                                      rank, bt_source_row, &k, &w->uk[h]));
             if (w->ukt != NULL)
-                BT_TRY(pack(l, name_of(l, "%u.ukt.%u", layer, h), rank, m->qk_nope_dim,
-                            source_column, &k, &w->ukt[h]));
+                BT_TRY(bt_loader_pack(l, bt_loader_name(l, "%u.ukt.%u", layer, h), rank,
+                                      m->qk_nope_dim, bt_source_column, &k, &w->ukt[h]));
         }
     }
-    count(l, &kv_b);
+    bt_loader_count(l, &kv_b);
 out:
     return st;
 }
 
-static bt_status load_attention(loader *l, uint32_t layer, bt_mla_weights *w)
+static bt_status load_attention(bt_loader *l, uint32_t layer, bt_mla_weights *w)
 {
     const bt_mla_config *m    = &l->cfg->mla;
     uint32_t             n_q  = m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);
     uint32_t             rank = m->q_lora_rank;
     bt_status            st   = BT_OK;
 
-#define NAME(what) name_of(l, "model.layers.%u.self_attn." what ".weight", layer)
+#define NAME(what) bt_loader_name(l, "model.layers.%u.self_attn." what ".weight", layer)
     if (rank == 0) {
-        BT_TRY(load_matrix(l, n_q, m->hidden, NAME("q_proj"), &w->q));
+        BT_TRY(bt_loader_matrix(l, n_q, m->hidden, NAME("q_proj"), &w->q));
     } else {
-        BT_TRY(load_matrix(l, rank, m->hidden, NAME("q_a_proj"), &w->q_a));
-        BT_TRY(load_vector(l, rank, NAME("q_a_layernorm"), &w->q_a_norm));
-        BT_TRY(load_matrix(l, n_q, rank, NAME("q_b_proj"), &w->q_b));
+        BT_TRY(bt_loader_matrix(l, rank, m->hidden, NAME("q_a_proj"), &w->q_a));
+        BT_TRY(bt_loader_vector(l, rank, NAME("q_a_layernorm"), &w->q_a_norm));
+        BT_TRY(bt_loader_matrix(l, n_q, rank, NAME("q_b_proj"), &w->q_b));
     }
-    BT_TRY(load_matrix(l, m->kv_lora_rank + m->qk_rope_dim, m->hidden, NAME("kv_a_proj_with_mqa"),
-                       &w->kv_a));
-    BT_TRY(load_vector(l, m->kv_lora_rank, NAME("kv_a_layernorm"), &w->kv_a_norm));
+    BT_TRY(bt_loader_matrix(l, m->kv_lora_rank + m->qk_rope_dim, m->hidden,
+                            NAME("kv_a_proj_with_mqa"), &w->kv_a));
+    BT_TRY(bt_loader_vector(l, m->kv_lora_rank, NAME("kv_a_layernorm"), &w->kv_a_norm));
     BT_TRY(load_heads(l, layer, w));
-    BT_TRY(load_matrix(l, m->hidden, m->n_heads * m->v_dim, NAME("o_proj"), &w->o));
+    BT_TRY(bt_loader_matrix(l, m->hidden, m->n_heads * m->v_dim, NAME("o_proj"), &w->o));
 #undef NAME
 out:
     return st;
 }
 
-static bt_status load_bias(loader *l, uint32_t layer, float **bias_out)
+static bt_status load_bias(bt_loader *l, uint32_t layer, float **bias_out)
 {
     uint32_t  n    = l->cfg->moe.gate.n_experts;
     float    *bias = NULL;
@@ -325,7 +124,8 @@ static bt_status load_bias(loader *l, uint32_t layer, float **bias_out)
     bt_matrix v;
 
     BT_TRY(bt_vector_find(
-        l->st, name_of(l, "model.layers.%u.mlp.gate.e_score_correction_bias", layer), n, &v));
+        l->st, bt_loader_name(l, "model.layers.%u.mlp.gate.e_score_correction_bias", layer), n,
+        &v));
     if (!l->dry && !l->again) {
         bias = bt_calloc(n, sizeof(*bias));
         BT_REQUIRE(bias != NULL, BT_ERR_NO_MEMORY, "gate of layer %u", layer);
@@ -335,15 +135,15 @@ static bt_status load_bias(loader *l, uint32_t layer, float **bias_out)
         *bias_out = mem;
         BT_TRY(bt_device_upload(l->opt->dev, mem, bias, n * sizeof(*bias)));
     }
-    count(l, &v);
+    bt_loader_count(l, &v);
 out:
     bt_free(bias);
     return st;
 }
 
 /* A layer's experts run in one call.  *first: one that is loaded already; n_experts: none yet. */
-static bt_status check_alike(const loader *l, const bt_moe_weights *w, uint32_t layer, uint32_t e,
-                             uint32_t *first)
+static bt_status check_alike(const bt_loader *l, const bt_moe_weights *w, uint32_t layer,
+                             uint32_t e, uint32_t *first)
 {
     bt_status st = BT_OK;
 
@@ -359,18 +159,19 @@ out:
     return st;
 }
 
-static bt_status load_experts(loader *l, uint32_t layer, bt_moe_weights *w)
+static bt_status load_experts(bt_loader *l, uint32_t layer, bt_moe_weights *w)
 {
     const bt_moe_config *c = &l->cfg->moe;
     uint32_t             n = c->gate.n_experts, first = n;
     bt_status            st = BT_OK;
 
-    BT_TRY(load_matrix(l, n, c->hidden, name_of(l, "model.layers.%u.mlp.gate.weight", layer),
-                       &w->router));
+    BT_TRY(bt_loader_matrix(
+        l, n, c->hidden, bt_loader_name(l, "model.layers.%u.mlp.gate.weight", layer), &w->router));
     if (c->gate.kind == BT_GATE_SIGMOID_BIAS) BT_TRY(load_bias(l, layer, &w->router_bias));
     if (c->shared_dim != 0)
-        BT_TRY(load_mlp(l, c->shared_dim, name_of(l, "model.layers.%u.mlp.shared_experts", layer),
-                        &w->shared_gate_up, &w->shared_down));
+        BT_TRY(bt_loader_mlp(l, c->shared_dim,
+                             bt_loader_name(l, "model.layers.%u.mlp.shared_experts", layer),
+                             &w->shared_gate_up, &w->shared_down));
     if (!l->dry && !l->again) {
         w->gate_up = bt_calloc(n, sizeof(bt_linear *));
         w->down    = bt_calloc(n, sizeof(bt_linear *));
@@ -379,35 +180,37 @@ static bt_status load_experts(loader *l, uint32_t layer, bt_moe_weights *w)
     }
     for (uint32_t e = 0; e < n; e++) {
         if (!l->opt->own_experts[e]) continue;
-        BT_TRY(load_mlp(l, c->expert_dim, name_of(l, "model.layers.%u.mlp.experts.%u", layer, e),
-                        l->dry ? NULL : &w->gate_up[e], l->dry ? NULL : &w->down[e]));
+        BT_TRY(bt_loader_mlp(l, c->expert_dim,
+                             bt_loader_name(l, "model.layers.%u.mlp.experts.%u", layer, e),
+                             l->dry ? NULL : &w->gate_up[e], l->dry ? NULL : &w->down[e]));
         if (!l->dry) BT_TRY(check_alike(l, w, layer, e, &first));
     }
 out:
     return st;
 }
 
-static bt_status load_layer(loader *l, uint32_t layer, bt_layer_weights *w)
+static bt_status load_layer(bt_loader *l, uint32_t layer, bt_layer_weights *w)
 {
     uint32_t  hidden = l->cfg->hidden;
     bt_status st     = BT_OK;
 
-    BT_TRY(load_vector(l, hidden, name_of(l, "model.layers.%u.input_layernorm.weight", layer),
-                       &w->input_norm));
+    BT_TRY(bt_loader_vector(l, hidden,
+                            bt_loader_name(l, "model.layers.%u.input_layernorm.weight", layer),
+                            &w->input_norm));
     BT_TRY(load_attention(l, layer, &w->mla));
-    BT_TRY(load_vector(l, hidden,
-                       name_of(l, "model.layers.%u.post_attention_layernorm.weight", layer),
-                       &w->post_norm));
+    BT_TRY(bt_loader_vector(
+        l, hidden, bt_loader_name(l, "model.layers.%u.post_attention_layernorm.weight", layer),
+        &w->post_norm));
     if (bt_model_layer_is_moe(l->cfg, layer))
         BT_TRY(load_experts(l, layer, &w->moe));
     else
-        BT_TRY(load_mlp(l, l->cfg->dense_dim, name_of(l, "model.layers.%u.mlp", layer), &w->gate_up,
-                        &w->down));
+        BT_TRY(bt_loader_mlp(l, l->cfg->dense_dim, bt_loader_name(l, "model.layers.%u.mlp", layer),
+                             &w->gate_up, &w->down));
 out:
     return st;
 }
 
-static bt_status walk(loader *l)
+static bt_status walk(bt_loader *l)
 {
     const bt_model_config *cfg = l->cfg;
     bt_status              st  = BT_OK;
@@ -415,10 +218,10 @@ static bt_status walk(loader *l)
     BT_TRY(load_embedding(l));
     for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
         BT_TRY(load_layer(l, layer, &l->w->layers[layer]));
-    BT_TRY(load_vector(l, cfg->hidden, "model.norm.weight", &l->w->norm));
-    BT_TRY(load_matrix(l, cfg->vocab_size, cfg->hidden,
-                       cfg->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
-                       &l->w->lm_head));
+    BT_TRY(bt_loader_vector(l, cfg->hidden, "model.norm.weight", &l->w->norm));
+    BT_TRY(bt_loader_matrix(l, cfg->vocab_size, cfg->hidden,
+                            cfg->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
+                            &l->w->lm_head));
 out:
     return st;
 }
@@ -432,7 +235,7 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
                      .n_experts = cfg->moe.gate.n_experts,
                      .store     = opt->store,
                      .packed    = opt->packed};
-    loader     l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w, .dry = true};
+    bt_loader  l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w, .dry = true};
     bt_status  st = BT_OK;
 
     w.layers = bt_calloc(cfg->n_layers, sizeof(*w.layers));
@@ -452,7 +255,7 @@ out:
 
 /* ---- other experts ---- */
 
-static void drop_matrix(loader *l, bt_linear **linear, const char *name)
+static void drop_matrix(bt_loader *l, bt_linear **linear, const char *name)
 {
     bt_weights *w      = l->w;
     bool        shared = (*linear)->borrowed;
@@ -464,16 +267,16 @@ static void drop_matrix(loader *l, bt_linear **linear, const char *name)
     if (shared && w->store != NULL) bt_store_drop(w->store, name);
 }
 
-static void drop_expert(loader *l, uint32_t layer, uint32_t e, bt_moe_weights *w)
+static void drop_expert(bt_loader *l, uint32_t layer, uint32_t e, bt_moe_weights *w)
 {
     drop_matrix(l, &w->gate_up[e],
-                name_of(l, "model.layers.%u.mlp.experts.%u.up_proj.weight", layer, e));
+                bt_loader_name(l, "model.layers.%u.mlp.experts.%u.up_proj.weight", layer, e));
     drop_matrix(l, &w->down[e],
-                name_of(l, "model.layers.%u.mlp.experts.%u.down_proj.weight", layer, e));
+                bt_loader_name(l, "model.layers.%u.mlp.experts.%u.down_proj.weight", layer, e));
 }
 
 /* In a dry walk: checks and counts what is to come; else moves. */
-static bt_status move_layer(loader *l, uint32_t layer)
+static bt_status move_layer(bt_loader *l, uint32_t layer)
 {
     bt_moe_weights *w   = &l->w->layers[layer].moe;
     uint32_t        dim = l->cfg->moe.expert_dim;
@@ -485,8 +288,9 @@ static bt_status move_layer(loader *l, uint32_t layer)
         if (here && !l->opt->own_experts[e] && !l->dry) {
             drop_expert(l, layer, e, w);
         } else if ((!here || w->down[e] == NULL) && l->opt->own_experts[e]) {
-            BT_TRY(load_mlp(l, dim, name_of(l, "model.layers.%u.mlp.experts.%u", layer, e),
-                            &w->gate_up[e], &w->down[e]));
+            BT_TRY(bt_loader_mlp(l, dim,
+                                 bt_loader_name(l, "model.layers.%u.mlp.experts.%u", layer, e),
+                                 &w->gate_up[e], &w->down[e]));
         }
     }
 out:
@@ -496,7 +300,7 @@ out:
 bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetensors *set,
                                   const bt_weights_options *opt, bt_weights *w)
 {
-    loader    l  = {.cfg = cfg, .st = set, .opt = opt, .w = w};
+    bt_loader l  = {.cfg = cfg, .st = set, .opt = opt, .w = w};
     bt_status st = BT_OK;
 
     for (int pass = 0; pass < 2 + (l.n_busy != 0); pass++) {

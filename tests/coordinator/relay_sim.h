@@ -9,9 +9,10 @@
 #include "coordinator/relay_view.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "tests/coordinator/relay_words.h"
 #include "tests/support/test.h"
 
-enum { MAX_RANKS = 6, MAX_LIVE = 4096, FIFO = 8192, EPOCH = 6, SIM_PAGE = 4, SIM_VOCAB = 50 };
+enum { MAX_RANKS = 6, MAX_LIVE = 4096, FIFO = 8192, SIM_PAGE = 4, SIM_VOCAB = 50 };
 
 typedef struct {
     int          ends, n;
@@ -214,56 +215,6 @@ static inline void sim_up(sim *s, uint32_t rank, bt_up m)
     k->up[(k->up_at + k->n_up++) % FIFO] = m;
 }
 
-static inline bt_up sim_ticket(uint64_t number, uint32_t n_pages)
-{
-    bt_up m = {.kind = BT_UP_TICKET};
-
-    m.u.ticket.request = number;
-    m.u.ticket.epoch   = EPOCH;
-    m.u.ticket.refused = n_pages == 0;
-    m.u.ticket.n_pages = n_pages;
-    if (n_pages > 0) m.u.ticket.pages = bt_calloc(n_pages, sizeof(bt_page_ref));
-    return m;
-}
-
-static inline bt_up sim_tokens(uint64_t number, uint32_t position, uint32_t id, bt_finish finish)
-{
-    bt_up m = {.kind = BT_UP_TOKENS};
-
-    m.u.tokens.n         = 1;
-    m.u.tokens.tokens    = bt_calloc(1, sizeof(bt_token));
-    m.u.tokens.tokens[0] = (bt_token){
-        .request = number, .position = position, .epoch = EPOCH, .id = id, .finish = finish};
-    return m;
-}
-
-static inline bt_up sim_choice_token(uint64_t number, uint32_t choice, uint32_t position,
-                                     uint32_t id, bt_finish finish)
-{
-    bt_up m = sim_tokens(number, position, id, finish);
-
-    m.u.tokens.tokens[0].choice = choice;
-    return m;
-}
-
-static inline bt_up sim_released(uint64_t number)
-{
-    return (bt_up){
-        .kind = BT_UP_RELEASED, .u.released = {number, EPOCH}
-    };
-}
-
-static inline bt_up sim_failed(uint64_t number, uint32_t code)
-{
-    bt_up m = {.kind = BT_UP_FAILED};
-
-    m.u.failed.request = number;
-    m.u.failed.epoch   = EPOCH;
-    m.u.failed.code    = code;
-    m.u.failed.message = bt_strdup("broken");
-    return m;
-}
-
 /* The same message about a placement of another epoch. */
 static inline bt_up sim_in(bt_up m, uint32_t epoch)
 {
@@ -359,13 +310,6 @@ static inline bool sim_sits(const bt_down_regroup *m, uint32_t rank)
         for (uint32_t i = 0; i < m->groups[g].n; i++)
             if (m->groups[g].ranks[i] == rank) return true;
     return false;
-}
-
-static inline bt_up sim_retracted(uint64_t number, uint32_t epoch)
-{
-    return (bt_up){
-        .kind = BT_UP_RETRACTED, .u.retracted = {number, epoch}
-    };
 }
 
 /* As a rank does: what waits for a lost one is retracted, what was for a lost one is dropped. */
@@ -551,6 +495,23 @@ static inline void sim_settle(sim *s)
             bt_relay_tick(s->relay, s->now);
         }
     }
+}
+
+/* Moves a fresh request of a 1+1 cell to a state by hand. */
+typedef enum { AT_QUEUE, AT_RESERVING, AT_PREFILL, AT_DECODE, AT_LAST } sim_at;
+
+static inline void sim_bring(sim *s, sim_client *c, sim_at state)
+{
+    sim_init(s, 1, 1, 2, 8);
+    if (state == AT_QUEUE) { /* another one has all the pages */
+        static sim_client big;
+
+        EXPECT_EQ(sim_submit(s, &big, "big", 28, 4, 100), BT_OK);
+    }
+    EXPECT_EQ(sim_submit(s, c, "a", 6, 10, 100), BT_OK);
+    if (state >= AT_PREFILL) sim_tell(s, 1, sim_ticket(c->number, 4));
+    if (state >= AT_DECODE)
+        sim_tell(s, 0, sim_tokens(c->number, 6, sim_token(6, 0), BT_FINISH_NONE));
 }
 
 /* ---- what must be true */

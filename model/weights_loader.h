@@ -1,0 +1,56 @@
+/* model/weights_loader.h - one walk over a model's tensors: what weights.c shares with
+ * weights_tensor.c, which loads them one by one.
+ *
+ * In a dry walk nothing is loaded: tensors are found, checked and counted.
+ * Threads: the step thread. */
+#ifndef BT_MODEL_WEIGHTS_LOADER_H
+#define BT_MODEL_WEIGHTS_LOADER_H
+
+#include "model/rows.h"
+#include "model/weights.h"
+
+/* The same walk over the tensors runs up to three times: dry, to check and to count bytes; then to
+ * load; and again, to wait for what other ranks packed into the store meanwhile. */
+typedef struct {
+    const bt_model_config    *cfg;
+    const bt_safetensors     *st;
+    const bt_weights_options *opt;
+    bt_weights               *w;
+    bool                      dry, again; /* again: only what another rank was packing */
+    uint32_t                  n_busy;     /* left out, since another rank packs it */
+    uint64_t                  total_bytes, done_bytes;
+    char                      name[128];
+} bt_loader;
+
+/* Rows of one matrix after the other; [first, first + n) of each. */
+typedef struct {
+    bt_matrix part[2];
+    uint32_t  first, n;
+} bt_row_source;
+
+/* bt_linear_row_fn over a bt_row_source: its rows, and the columns of its first part. */
+void bt_source_row(void *ctx, uint32_t n, bt_bf16 *row);
+void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row);
+
+/* A tensor's name, valid until the next one is asked for. */
+BT_PRINTF(2, 3) const char *bt_loader_name(bt_loader *l, const char *format, ...);
+/* The tensor is done with: counts its bytes, tells of the progress, gives its pages back. */
+void bt_loader_count(bt_loader *l, const bt_matrix *m);
+/* What was packed earlier, or a part of the store; FULL where there is none, or it has no room: the
+ * rank then has its own. */
+bt_store_claim bt_loader_take_shared(bt_loader *l, const char *name, size_t bytes,
+                                     bt_store_entry *entry);
+/* The matrix `what`[n, k] of the tensor that was named last; nothing where it is there already. */
+bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
+                         bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out);
+bt_status bt_loader_matrix(bt_loader *l, uint32_t n, uint32_t k, const char *name,
+                           bt_linear **linear_out);
+/* gate_proj over up_proj of the MLP under `prefix`, and its down_proj. */
+bt_status bt_loader_mlp(bt_loader *l, uint32_t dim, const char *prefix, bt_linear **gate_up_out,
+                        bt_linear **down_out);
+/* Device memory, taken and counted. */
+bt_status bt_loader_take(bt_loader *l, size_t bytes, bt_bf16 **mem_out);
+/* A norm's weight, rounded to bf16. */
+bt_status bt_loader_vector(bt_loader *l, uint32_t n, const char *name, bt_bf16 **vector_out);
+
+#endif

@@ -1,0 +1,182 @@
+/* model/weights_tensor.c - tensors of a checkpoint as the device's matrices and vectors. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "device/cpu/linear.h"
+#include "model/weights_loader.h"
+
+/* ---- rows for the device's packing ---- */
+
+void bt_source_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const bt_row_source *s = ctx;
+
+    bt_matrix_row(&s->part[n / s->n], s->first + n % s->n, row);
+}
+
+static void source_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
+{
+    const bt_row_source *s = ctx;
+
+    bt_matrix_fp8_row(&s->part[n / s->n], s->first + n % s->n, row, scale);
+}
+
+/* Its n rows are e4m3, all of them. */
+static bool is_fp8(const bt_row_source *s, uint32_t n)
+{
+    return s->part[0].scale != NULL && (n <= s->n || s->part[1].scale != NULL);
+}
+
+void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const bt_row_source *s = ctx;
+
+    bt_matrix_column(&s->part[0], n, s->first, s->n, row);
+}
+
+/* ---- one tensor ---- */
+
+const char *bt_loader_name(bt_loader *l, const char *format, ...)
+{
+    va_list ap;
+
+    va_start(ap, format);
+    vsnprintf(l->name, sizeof(l->name), format, ap);
+    va_end(ap);
+    return l->name;
+}
+
+static void say_progress(void *ctx)
+{
+    const bt_loader *l = ctx;
+
+    if (l->opt->progress != NULL)
+        l->opt->progress(l->opt->progress_ctx, l->done_bytes, l->total_bytes);
+}
+
+void bt_loader_count(bt_loader *l, const bt_matrix *m)
+{
+    if (l->dry) {
+        l->total_bytes += m->t->bytes;
+        return;
+    }
+    if (!l->again) l->done_bytes += m->t->bytes;
+    bt_safetensors_release(m->t); /* else the model is in memory twice */
+    say_progress(l);
+}
+
+bt_store_claim bt_loader_take_shared(bt_loader *l, const char *name, size_t bytes,
+                                     bt_store_entry *entry)
+{
+    bt_store      *store = l->w->store;
+    bt_store_claim got   = BT_STORE_FULL;
+
+    *entry = (bt_store_entry){.data = bt_packed_find(l->w->packed, name, bytes)};
+    if (entry->data != NULL) return BT_STORE_WHOLE;
+    if (store == NULL) return got;
+    got = l->again ? bt_store_await(store, name, bytes, say_progress, l, entry)
+                   : bt_store_take(store, name, bytes, entry);
+    if (got == BT_STORE_BUSY) l->n_busy++;
+    return got;
+}
+
+bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
+                         bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out)
+{
+    bt_status      st    = BT_OK;
+    size_t         bytes = bt_cpu_packed_elems(n, k) * sizeof(bt_bf16);
+    bt_store_entry entry = {0};
+    bt_store_claim got;
+
+    if (*linear_out != NULL) goto out; /* of the walk before */
+    if (l->opt->dev->keeps_fp8 && rows == bt_source_row && is_fp8(source, n)) {
+        BT_TRY(bt_device_linear_create_fp8(l->opt->dev, n, k, source_fp8_row, source, linear_out));
+        goto packed;
+    }
+    got = bt_loader_take_shared(l, what, bytes, &entry);
+    if (got == BT_STORE_BUSY) goto out;
+    if (got == BT_STORE_FULL) {
+        BT_TRY(bt_device_linear_create(l->opt->dev, n, k, rows, source, linear_out));
+    } else {
+        if (got == BT_STORE_MINE) {
+            BT_TRY(bt_cpu_linear_pack(l->opt->dev, n, k, rows, source, entry.fill));
+            bt_store_commit(l->w->store, &entry);
+        }
+        BT_TRY(bt_cpu_linear_over(n, k, entry.data, linear_out));
+        l->w->shared_bytes += bytes;
+    }
+packed:
+    l->w->bytes += bt_linear_bytes(*linear_out);
+out:
+    return st;
+}
+
+bt_status bt_loader_matrix(bt_loader *l, uint32_t n, uint32_t k, const char *name,
+                           bt_linear **linear_out)
+{
+    bt_row_source source = {.first = 0, .n = n};
+    bt_status     st     = BT_OK;
+
+    BT_TRY(bt_matrix_find(l->st, name, n, k, &source.part[0]));
+    if (!l->dry) BT_TRY(bt_loader_pack(l, name, n, k, bt_source_row, &source, linear_out));
+    bt_loader_count(l, &source.part[0]);
+out:
+    return st;
+}
+
+bt_status bt_loader_mlp(bt_loader *l, uint32_t dim, const char *prefix, bt_linear **gate_up_out,
+                        bt_linear **down_out)
+{
+    uint32_t      hidden = l->cfg->hidden;
+    bt_row_source source = {.first = 0, .n = dim};
+    bt_status     st     = BT_OK;
+    char          name[sizeof(l->name) + 32];
+
+    snprintf(name, sizeof(name), "%s.gate_proj.weight", prefix);
+    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[0]));
+    snprintf(name, sizeof(name), "%s.up_proj.weight", prefix);
+    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[1]));
+    if (!l->dry)
+        BT_TRY(bt_loader_pack(l, name, 2 * dim, hidden, bt_source_row, &source, gate_up_out));
+    bt_loader_count(l, &source.part[0]);
+    bt_loader_count(l, &source.part[1]);
+    snprintf(name, sizeof(name), "%s.down_proj.weight", prefix);
+    BT_TRY(bt_loader_matrix(l, hidden, dim, name, down_out));
+out:
+    return st;
+}
+
+bt_status bt_loader_take(bt_loader *l, size_t bytes, bt_bf16 **mem_out)
+{
+    void     *mem = NULL;
+    bt_status st  = BT_OK;
+
+    BT_TRY(bt_device_alloc(l->opt->dev, bytes, &mem));
+    *mem_out = mem;
+    l->w->bytes += bytes;
+out:
+    return st;
+}
+
+bt_status bt_loader_vector(bt_loader *l, uint32_t n, const char *name, bt_bf16 **vector_out)
+{
+    bt_bf16  *host = NULL;
+    bt_status st   = BT_OK;
+    bt_matrix v;
+
+    BT_TRY(bt_vector_find(l->st, name, n, &v));
+    if (!l->dry && !l->again) {
+        host = bt_calloc(n, sizeof(*host));
+        BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "%s", name);
+        for (uint32_t i = 0; i < n; i++)
+            host[i] = bt_bf16_from_f32(bt_matrix_element(&v, i));
+        BT_TRY(bt_loader_take(l, n * sizeof(*host), vector_out));
+        BT_TRY(bt_device_upload(l->opt->dev, *vector_out, host, n * sizeof(*host)));
+        BT_TRY(bt_device_sync(l->opt->dev)); /* host memory goes */
+    }
+    bt_loader_count(l, &v);
+out:
+    bt_free(host);
+    return st;
+}

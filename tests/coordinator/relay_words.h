@@ -1,0 +1,68 @@
+/* tests/coordinator/relay_words.h - what ranks say to a relay in tests, in the epoch that it begins
+ * in. */
+#ifndef BT_TESTS_COORDINATOR_RELAY_WORDS_H
+#define BT_TESTS_COORDINATOR_RELAY_WORDS_H
+
+#include "core/alloc.h"
+#include "proto/control_msg.h"
+
+enum { EPOCH = 6 };
+
+static inline bt_up sim_ticket(uint64_t number, uint32_t n_pages)
+{
+    bt_up m = {.kind = BT_UP_TICKET};
+
+    m.u.ticket.request = number;
+    m.u.ticket.epoch   = EPOCH;
+    m.u.ticket.refused = n_pages == 0;
+    m.u.ticket.n_pages = n_pages;
+    if (n_pages > 0) m.u.ticket.pages = bt_calloc(n_pages, sizeof(bt_page_ref));
+    return m;
+}
+
+static inline bt_up sim_tokens(uint64_t number, uint32_t position, uint32_t id, bt_finish finish)
+{
+    bt_up m = {.kind = BT_UP_TOKENS};
+
+    m.u.tokens.n         = 1;
+    m.u.tokens.tokens    = bt_calloc(1, sizeof(bt_token));
+    m.u.tokens.tokens[0] = (bt_token){
+        .request = number, .position = position, .epoch = EPOCH, .id = id, .finish = finish};
+    return m;
+}
+
+static inline bt_up sim_choice_token(uint64_t number, uint32_t choice, uint32_t position,
+                                     uint32_t id, bt_finish finish)
+{
+    bt_up m = sim_tokens(number, position, id, finish);
+
+    m.u.tokens.tokens[0].choice = choice;
+    return m;
+}
+
+static inline bt_up sim_released(uint64_t number)
+{
+    return (bt_up){
+        .kind = BT_UP_RELEASED, .u.released = {number, EPOCH}
+    };
+}
+
+static inline bt_up sim_failed(uint64_t number, uint32_t code)
+{
+    bt_up m = {.kind = BT_UP_FAILED};
+
+    m.u.failed.request = number;
+    m.u.failed.epoch   = EPOCH;
+    m.u.failed.code    = code;
+    m.u.failed.message = bt_strdup("broken");
+    return m;
+}
+
+static inline bt_up sim_retracted(uint64_t number, uint32_t epoch)
+{
+    return (bt_up){
+        .kind = BT_UP_RETRACTED, .u.retracted = {number, epoch}
+    };
+}
+
+#endif

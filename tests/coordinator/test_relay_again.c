@@ -1,0 +1,215 @@
+/* Requests that are placed again, and those of several choices, in a simulated cell. */
+#include "tests/coordinator/relay_sim.h"
+
+/* A retracted request is placed again, before younger ones, with what its client has; the client
+ * sees nothing of it. */
+static void relay_retracted_request_replays(void)
+{
+    sim        s;
+    sim_client c, young;
+    uint64_t   first;
+    bt_up      gone = {.kind = BT_UP_RETRACTED};
+
+    for (int prefill_holds = 0; prefill_holds < 2; prefill_holds++) {
+        const bt_down_reserve *again;
+
+        sim_bring(&s, &c, AT_DECODE);
+        first = c.number;
+        sim_tell(&s, 1, sim_tokens(first, 6, sim_token(6, 0), BT_FINISH_NONE));
+        sim_tell(&s, 1, sim_tokens(first, 7, sim_token(6, 1), BT_FINISH_NONE));
+        if (!prefill_holds) sim_tell(&s, 0, sim_released(first));
+        gone.u.retracted.request = first + 7;
+        gone.u.retracted.epoch   = EPOCH;
+        sim_tell(&s, 1, gone); /* nobody of that number */
+        gone.u.retracted.request = first;
+        gone.u.retracted.epoch   = EPOCH - 1;
+        sim_tell(&s, 1, gone); /* of another epoch */
+        gone.u.retracted.epoch = EPOCH;
+        sim_tell(&s, 0, gone); /* the wrong rank */
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+        sim_tell(&s, 1, gone);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+        EXPECT_EQ(s.n_down[BT_DOWN_ABORT], (uint32_t)prefill_holds);
+        again = &s.ranks[1].down[(s.ranks[1].down_at + s.ranks[1].n_down - 1) % FIFO].u.reserve;
+        EXPECT(again->request > first && again->arrival == first);
+        EXPECT(again->n_replay == 2 && again->replay[1] == sim_token(6, 1));
+        EXPECT_EQ(c.ends, 0);
+        EXPECT_EQ(sim_loads(&s).retracted, 1);
+        EXPECT_EQ(sim_submit(&s, &young, "a", 2, 2, 100), BT_ERR_INVALID_ARG); /* its name lives */
+        s.ranks[1].n_work = 0;
+        sim_tell(&s, 1, sim_released(first));
+        if (prefill_holds) sim_tell(&s, 0, sim_released(first));
+        sim_tell(&s, 1, sim_tokens(first, 8, 0, BT_FINISH_NONE)); /* a late word: not heard */
+        EXPECT_EQ(c.n, 2);
+        bt_relay_abort_name(s.relay, "a", "asked");
+        EXPECT_EQ(c.ends, 1);
+        EXPECT_EQ(c.end.code, GRPC_STATUS_CANCELLED);
+        sim_fini(&s);
+    }
+}
+
+/* The clock of the queue does not end what its client has begun to read. */
+static void relay_retracted_request_outwaits_the_queue(void)
+{
+    sim        s;
+    sim_client c;
+    bt_up      gone = {.kind = BT_UP_RETRACTED};
+
+    sim_bring(&s, &c, AT_DECODE);
+    gone.u.retracted.request = c.number;
+    gone.u.retracted.epoch   = EPOCH;
+    sim_tell(&s, 1, gone);
+    sim_tell(&s, 1, sim_ticket(c.number + 1, 0)); /* refused: queued again */
+    s.now += 31 * BT_NS_PER_S;
+    sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    sim_tell(&s, 0, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(c.ends, 0);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    sim_fini(&s);
+}
+
+/* 6 prompt tokens are a full page and two rows: three choices take 1 + 3 of its 4 tokens' pages. */
+static void bring_choices(sim *s, sim_client *c)
+{
+    sim_init(s, 1, 1, 2, 16);
+    EXPECT_EQ(sim_submit_choices(s, c, "a", 6, 10, 100, 3), BT_OK);
+    EXPECT_EQ(sim_loads(s).used_tokens, (1 + 3) * SIM_PAGE);
+    sim_tell(s, 1, sim_ticket(c->number, 2));
+    for (uint32_t i = 0; i < 3; i++)
+        sim_tell(s, 0, sim_choice_token(c->number, i, 6, i, BT_FINISH_NONE));
+}
+
+static const bt_down *last_down(const sim *s, uint32_t rank)
+{
+    const sim_rank *k = &s->ranks[rank];
+
+    return &k->down[(k->down_at + k->n_down - 1) % FIFO];
+}
+
+/* Each choice ends by itself; the request with the last of them. */
+static void relay_choices_end_one_by_one(void)
+{
+    sim        s;
+    sim_client c;
+
+    bring_choices(&s, &c);
+    c.cut_at = 2;
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    EXPECT_EQ(last_down(&s, 0)->u.prefill.n_choices, 3);
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 8, 1, BT_FINISH_NONE)); /* before its turn */
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 6, 2, BT_FINISH_NONE)); /* once more */
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 5, BT_FINISH_EOS));
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 8, 5, BT_FINISH_NONE)); /* past its end */
+    EXPECT(c.n_of[0] == 2 && c.n_of[1] == 1 && c.n_of[2] == 1);
+    EXPECT_EQ(s.n_down[BT_DOWN_ABORT], 0);
+    sim_tell(&s, 1, sim_choice_token(c.number, 1, 7, 5, BT_FINISH_NONE)); /* the client's own end */
+    EXPECT_EQ(s.n_down[BT_DOWN_ABORT], 1);
+    EXPECT_EQ(last_down(&s, 1)->u.abort.only_choice, 2);
+    EXPECT_EQ(c.ends, 0);
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 7, 5, BT_FINISH_NONE));
+    EXPECT_EQ(c.n_of[2], 3);
+    EXPECT_EQ(sim_submit(&s, &(sim_client){0}, "a", 2, 2, 100), BT_ERR_INVALID_ARG);
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 9, 5, BT_FINISH_EOS));
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_OK);
+    sim_tell(&s, 1, sim_released(c.number));
+    sim_tell(&s, 0, sim_released(c.number));
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
+    sim_fini(&s);
+}
+
+/* A choice that has ended is not asked for again; of the others it is said what the client has. */
+static void relay_retracted_choices_replay(void)
+{
+    sim                    s;
+    sim_client             c;
+    const bt_down_reserve *again;
+    bt_up                  gone = {.kind = BT_UP_RETRACTED};
+
+    bring_choices(&s, &c);
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 40, BT_FINISH_NONE));
+    sim_tell(&s, 1, sim_choice_token(c.number, 1, 7, 41, BT_FINISH_EOS));
+    gone.u.retracted.request = c.number;
+    gone.u.retracted.epoch   = EPOCH;
+    sim_tell(&s, 0, sim_released(c.number));
+    sim_tell(&s, 1, gone);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    again = &last_down(&s, 1)->u.reserve;
+    EXPECT(again->n_choices == 2 && again->choices[0] == 0 && again->choices[1] == 2);
+    EXPECT(again->n_replay == 3 && again->replay_lengths[0] == 2 && again->replay_lengths[1] == 1);
+    EXPECT(again->replay[0] == 0 && again->replay[1] == 40 && again->replay[2] == 2);
+    sim_tell(&s, 1, sim_released(c.number));
+    bt_relay_abort_name(s.relay, "a", "asked");
+    EXPECT_EQ(c.ends, 1);
+    sim_fini(&s);
+}
+
+static void relay_absurd_choices_end_their_request(void)
+{
+    sim        s;
+    sim_client c;
+
+    bring_choices(&s, &c);
+    sim_tell(&s, 1, sim_choice_token(c.number, 3, 6, 1, BT_FINISH_NONE));
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+    EXPECT_HAS(c.message, "choice 3");
+    sim_fini(&s);
+    bring_choices(&s, &c);
+    sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 1, BT_FINISH_EOS));
+    sim_tell(&s, 1, sim_released(c.number)); /* two choices are still open */
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+    sim_fini(&s);
+}
+
+/* Many growing requests on few pages: everybody ends with every token once. */
+static void relay_retractions_lose_nothing(void)
+{
+    int n_retracted = 0;
+
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        enum { N = 60 };
+        sim         s;
+        sim_client *clients = calloc(N, sizeof(*clients));
+        char        name[24];
+
+        sim_init(&s, seed % 2 == 0 ? 0 : 1, seed % 2 == 0 ? 0 : 2, 3 - (seed % 2 == 0), 16);
+        s.state = seed;
+        for (int n = 0; n < N; n++) {
+            snprintf(name, sizeof(name), "r%d", n);
+            EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 20),
+                                 10 + sim_random(&s, 30), sim_random(&s, 60)),
+                      BT_OK);
+        }
+        for (int i = 0; i < 2000 && sim_loads(&s).n_waiting + sim_loads(&s).n_running > 0; i++) {
+            sim_settle(&s);
+            s.now += 250 * BT_NS_PER_MS;
+            bt_relay_tick(s.relay, s.now);
+        }
+        for (int n = 0; n < N; n++)
+            sim_expect_done(&clients[n]);
+        sim_settle(&s);
+        sim_expect_idle(&s);
+        n_retracted += s.n_retracted;
+        sim_fini(&s);
+        free(clients);
+    }
+    EXPECT(n_retracted > 20);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(relay_retracted_request_replays),
+    BT_TEST(relay_retracted_request_outwaits_the_queue),
+    BT_TEST(relay_choices_end_one_by_one),
+    BT_TEST(relay_retracted_choices_replay),
+    BT_TEST(relay_absurd_choices_end_their_request),
+    BT_TEST(relay_retractions_lose_nothing),
+};
+
+int main(int argc, char **argv)
+{
+    bt_log_init("test", BT_LOG_WARN);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

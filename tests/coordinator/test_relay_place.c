@@ -1,0 +1,216 @@
+/* Where requests are placed, how long they wait, and who stands still, in a simulated cell. */
+#include "tests/coordinator/relay_sim.h"
+
+static void relay_placement_takes_the_least_loaded_ranks(void)
+{
+    sim        s;
+    sim_client c[4];
+
+    sim_init(&s, 2, 2, 4, 64);
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 40, 8, 100), BT_OK); /* decode 2, prefill 0 */
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 44, 8, 100), BT_OK); /* decode 3, prefill 1 */
+    EXPECT_EQ(sim_submit(&s, &c[2], "2", 8, 8, 100), BT_OK);  /* decode 2, prefill 0 */
+    EXPECT_EQ(s.ranks[2].n_down, 5);                          /* three wakes, two reserves */
+    EXPECT_EQ(s.ranks[3].n_down, 4);
+    EXPECT_EQ(s.ranks[2].down[1].u.reserve.prefill_rank, 0);
+    EXPECT_EQ(s.ranks[3].down[2].u.reserve.prefill_rank, 1);
+    EXPECT_EQ(s.ranks[2].down[4].u.reserve.prefill_rank, 0);
+    EXPECT_EQ(s.ranks[0].n_down, 0); /* prefill ranks are woken with their work */
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+static void relay_queue_is_first_come_first_served(void)
+{
+    sim        s;
+    sim_client big, small, first;
+
+    sim_init(&s, 1, 1, 2, 8);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 22, 2, 100), BT_OK); /* 6 of 8 pages */
+    EXPECT_EQ(sim_submit(&s, &big, "big", 22, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &small, "small", 1, 2, 100), BT_OK); /* would fit, but is not first */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    EXPECT_EQ(sim_loads(&s).n_waiting, 3);
+    sim_settle(&s);
+    sim_expect_done(&first);
+    sim_expect_done(&big);
+    sim_expect_done(&small);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+static void relay_prefill_window_holds_work_back(void)
+{
+    sim        s;
+    sim_client c[3];
+
+    sim_init(&s, 1, 1, 2, 200);
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 100, 2, 100), BT_OK); /* beyond the window, but alone */
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 30, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &c[2], "2", 30, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    sim_settle(&s);
+    for (int i = 0; i < 3; i++)
+        sim_expect_done(&c[i]);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+static void relay_queue_is_bounded_in_tokens_and_time(void)
+{
+    sim        s;
+    sim_client big, waiting, too_much;
+
+    sim_init(&s, 1, 1, 2, 8);
+    bt_relay_destroy(s.relay);
+    s.cfg.queue_tokens = 10;
+    s.cfg.ranks        = s.limits;
+    EXPECT_EQ(bt_relay_create(
+                  &s.cfg,
+                  &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL},
+                  &s.relay),
+              BT_OK);
+    EXPECT_EQ(sim_submit(&s, &big, "big", 28, 4, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 8, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &too_much, "too much", 3, 2, 100), BT_ERR_NO_PAGES);
+    EXPECT_EQ(too_much.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    s.now += 30 * BT_NS_PER_S - 1;
+    sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(waiting.ends, 0);
+    s.now += BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(waiting.ends, 1);
+    EXPECT_EQ(waiting.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    EXPECT_EQ(big.ends, 0);
+    EXPECT_EQ(sim_submit(&s, &too_much, "too much", 3, 2, 100), BT_OK);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+static void relay_duplicate_name_is_refused_until_the_end(void)
+{
+    sim        s;
+    sim_client a, twin;
+
+    sim_init(&s, 1, 1, 2, 32);
+    EXPECT_EQ(sim_submit(&s, &a, "same", 4, 4, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &twin, "same", 4, 4, 100), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(twin.end.code, GRPC_STATUS_INVALID_ARGUMENT);
+    sim_settle(&s);
+    sim_expect_done(&a);
+    EXPECT_EQ(sim_submit(&s, &twin, "same", 4, 4, 100), BT_OK);
+    sim_settle(&s);
+    sim_expect_done(&twin);
+    sim_fini(&s);
+}
+
+static void relay_quiet_rank_with_work_is_stuck(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 1, 1, 2, 32);
+    s.now += 100 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0); /* idle ranks may be silent */
+    EXPECT_EQ(sim_submit(&s, &c, "a", 4, 4, 100), BT_OK);
+    for (uint64_t i = 1; i <= 5; i++) { /* 15 s each, but its counter moves */
+        s.now += 15 * BT_NS_PER_S;
+        sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = i}});
+        if (i == 1) sim_tell(&s, 1, sim_ticket(c.number, 2));
+        if (i > 1) sim_tell(&s, 0, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = i}});
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, 0);
+        if (c.ends > 0) break; /* the request's own stall, later */
+    }
+    for (int i = 0; i < 3; i++) { /* beats that show no progress */
+        EXPECT_EQ(s.n_stuck, 0);
+        s.now += 9 * BT_NS_PER_S;
+        sim_tell(&s, 0, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 5}});
+        sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 100 + (uint64_t)i}});
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(s.n_stuck, 1);
+    sim_fini(&s);
+}
+
+/* It was stopped for long itself: what the ranks have said meanwhile is still to be read. */
+static void relay_own_silence_is_not_taken_for_that_of_a_rank(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 1, 1, 2, 32);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 4, 4, 100), BT_OK);
+    bt_relay_tick(s.relay, s.now);
+    s.now += 50 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0);
+    for (int i = 0; i < 3; i++) { /* but from then on */
+        EXPECT_EQ(s.n_stuck, 0);
+        s.now += 9 * BT_NS_PER_S;
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(s.n_stuck, 1);
+    sim_fini(&s);
+}
+
+static void relay_stalled_request_fails_alone(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_bring(&s, &c, AT_PREFILL);
+    for (uint64_t i = 1; i <= 7; i++) {
+        s.now += 10 * BT_NS_PER_S;
+        for (uint32_t r = 0; r < 2; r++)
+            sim_tell(&s, r, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = i}});
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(s.n_stuck, 0);
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_DEADLINE_EXCEEDED);
+    EXPECT_HAS(c.message, "rank 0");
+    EXPECT_HAS(c.message, "in prefill");
+    sim_fini(&s);
+}
+
+static void relay_placement_prefers_cached_prefixes(void)
+{
+    sim        s;
+    sim_client c[3];
+
+    sim_init(&s, 2, 2, 4, 64);
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 13, 4, 100), BT_OK); /* decode 2, prefill 0 */
+    sim_settle(&s);
+    sim_expect_done(&c[0]);
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 5, 4, 100), BT_OK); /* shares its first page */
+    EXPECT_EQ(s.ranks[2].n_down, 2);                         /* a wake and the reserve */
+    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.prefill_rank, 0);
+    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prefix_key_bytes, 16);
+    EXPECT_EQ(sim_submit(&s, &c[2], "2", 60, 4, 100), BT_OK); /* 12 cached, but less to do there */
+    sim_settle(&s);
+    sim_expect_done(&c[1]);
+    sim_expect_done(&c[2]);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(relay_placement_takes_the_least_loaded_ranks),
+    BT_TEST(relay_queue_is_first_come_first_served),
+    BT_TEST(relay_prefill_window_holds_work_back),
+    BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
+    BT_TEST(relay_duplicate_name_is_refused_until_the_end),
+    BT_TEST(relay_quiet_rank_with_work_is_stuck),
+    BT_TEST(relay_own_silence_is_not_taken_for_that_of_a_rank),
+    BT_TEST(relay_stalled_request_fails_alone),
+    BT_TEST(relay_placement_prefers_cached_prefixes),
+};
+
+int main(int argc, char **argv)
+{
+    bt_log_init("test", BT_LOG_WARN);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -69,26 +69,29 @@ bt_status bt_group_reserve(bt_group *group, size_t out_bytes, size_t in_bytes)
     return c == NULL ? BT_OK : c->ops->reserve(c, out_bytes, in_bytes);
 }
 
-bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
+/* What a carrier does for the group as a whole. */
+static bt_status prepare(bt_group *group,
+                         bt_status (*op)(bt_carrier *c, bt_group *group, const bt_wait *wait),
+                         const bt_wait *wait)
 {
-    bt_carrier *c  = bt_group_carrier(group);
-    bt_status   st = BT_OK;
+    bt_status st = BT_OK;
 
-    if (c == NULL) return BT_OK;
     BT_TRY(bt_group_check(group, wait));
-    st = ended(group, c->ops->settle(c, group, wait));
+    st = ended(group, op(bt_group_carrier(group), group, wait));
 out:
     return st;
 }
 
+bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
+{
+    bt_carrier *c = bt_group_carrier(group);
+
+    return c == NULL ? BT_OK : prepare(group, c->ops->settle, wait);
+}
+
 bt_status bt_group_warm(bt_group *group, const bt_wait *wait)
 {
-    bt_carrier *c  = bt_group_carrier(group);
-    bt_status   st = BT_OK;
+    bt_carrier *c = bt_group_carrier(group);
 
-    if (c == NULL) return BT_OK;
-    BT_TRY(bt_group_check(group, wait));
-    st = ended(group, c->ops->warm(c, group, wait));
-out:
-    return st;
+    return c == NULL ? BT_OK : prepare(group, c->ops->warm, wait);
 }

@@ -63,17 +63,7 @@ static const bt_test TESTS[] = {
     BT_TEST(cuda_bits_do_not_depend_on_pieces_or_neighbours),
 };
 
-/* usage: mpiexec -n 1 test_cuda_goldens MODEL [test] */
 int main(int argc, char **argv)
 {
-    int rc;
-
-    bt_cpu_flush_denormals();
-    bt_log_init("test", BT_LOG_WARN);
-    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK && argc >= 2);
-    goldens_open(&g_goldens, argv[1]);
-    rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
-    goldens_close(&g_goldens);
-    bt_world_fini(g_world);
-    return rc;
+    return goldens_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]), &g_goldens, &g_world);
 }

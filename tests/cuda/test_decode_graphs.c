@@ -186,7 +186,6 @@ static void what_cannot_be_captured_runs_call_by_call(void)
     }
 }
 
-/* usage: mpiexec -n 1 test_decode_graphs MODEL [test] */
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -194,14 +193,6 @@ int main(int argc, char **argv)
         BT_TEST(a_warm_model_has_all_graphs),
         BT_TEST(what_cannot_be_captured_runs_call_by_call),
     };
-    int rc;
 
-    bt_cpu_flush_denormals();
-    bt_log_init("test", BT_LOG_WARN);
-    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK && argc >= 2);
-    goldens_open(&g_goldens, argv[1]);
-    rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
-    goldens_close(&g_goldens);
-    bt_world_fini(g_world);
-    return rc;
+    return goldens_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]), &g_goldens, &g_world);
 }

@@ -6,6 +6,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "device/cpu/pool.h"
 #include "model/model.h"
 #include "tests/model/goldens.h"
 
@@ -297,6 +298,22 @@ static inline bool sequence_equal(const goldens *g, const sequence *a, const seq
 
     return memcmp(a->logits, b->logits, n * sizeof(float)) == 0 &&
            memcmp(a->experts, b->experts, k * sizeof(uint16_t)) == 0;
+}
+
+/* The main() of a test on a model's goldens.  usage: mpiexec -n 1 PROGRAM MODEL [test] */
+static inline int goldens_main(int argc, char **argv, const bt_test *tests, size_t n_tests,
+                               goldens *g, bt_world **world)
+{
+    int rc;
+
+    bt_cpu_flush_denormals();
+    bt_log_init("test", BT_LOG_WARN);
+    NEED(bt_world_init(&argc, &argv, world) == BT_OK && argc >= 2);
+    goldens_open(g, argv[1]);
+    rc = bt_run_tests(tests, n_tests, argc > 2 ? argv[2] : NULL);
+    goldens_close(g);
+    bt_world_fini(*world);
+    return rc;
 }
 
 #endif

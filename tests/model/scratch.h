@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/support/test.h"
+
 static char g_scratch[256];
 
 static inline void scratch_make(void)
@@ -52,6 +54,17 @@ static inline void scratch_remove(void)
 {
     scratch_clear();
     rmdir(g_scratch);
+}
+
+/* The main() of tests that write there. */
+static inline int scratch_main(int argc, char **argv, const bt_test *tests, size_t n_tests)
+{
+    int rc;
+
+    scratch_make();
+    rc = bt_run_tests(tests, n_tests, argc > 1 ? argv[1] : NULL);
+    scratch_remove();
+    return rc;
 }
 
 /* The bytes of a file; the caller frees. */

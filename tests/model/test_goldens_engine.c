@@ -139,16 +139,7 @@ static const bt_test TESTS[] = {
     BT_TEST(engine_bits_depend_on_the_arithmetic_only),
 };
 
-/* usage: mpiexec -n 1 test_goldens_engine MODEL [test] */
 int main(int argc, char **argv)
 {
-    int rc;
-
-    bt_log_init("test", BT_LOG_WARN);
-    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK && argc >= 2);
-    goldens_open(&g_goldens, argv[1]);
-    rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
-    goldens_close(&g_goldens);
-    bt_world_fini(g_world);
-    return rc;
+    return goldens_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]), &g_goldens, &g_world);
 }

@@ -418,10 +418,5 @@ static const bt_test TESTS[] = {
 
 int main(int argc, char **argv)
 {
-    int rc;
-
-    scratch_make();
-    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
-    scratch_remove();
-    return rc;
+    return scratch_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
 }

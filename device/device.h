@@ -54,6 +54,8 @@ typedef struct {
     size_t           ld_y;
     uint32_t         m;       /* 0 is allowed and costs nothing */
     bt_dtype         y_dtype; /* BT_BF16 or BT_F32 */
+    const float     *weight;  /* host [m], or NULL: row i becomes bf16(weight[i] * y + 0), y in
+                                 fp32; of the CPU back end, with BT_BF16 */
 } bt_gemm;
 
 /* y[m, n] = down(act), act = bf16(silu(g) * u), [g, u] = bf16(gate_up(x)): a feed-forward block. */
@@ -66,6 +68,9 @@ typedef struct {
     size_t           ld_y;
     uint32_t         m; /* 0 is allowed and costs nothing */
     bt_dtype         y_dtype;
+    const float     *weight;   /* as bt_gemm has it, of down */
+    const uint32_t  *x_row;    /* host [m], or NULL: row i of x is x[x_row[i]], */
+    bt_bf16         *gathered; /* with [m, ld_x] of workspace; of the CPU back end */
 } bt_ffn;
 
 typedef struct bt_sampling_ops bt_sampling_ops; /* device/sampling.h */
@@ -254,7 +259,7 @@ static inline bt_status bt_device_gemm(bt_device *dev, bt_role role, uint32_t n_
 bt_status bt_device_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
                         bt_bf16 *h, bt_bf16 *act);
 /* For back ends: just that, one after the other; and the two products of rows m0 .. m0+m of a
- * block, whose workspace begins at h and act. */
+ * block, whose rows have been gathered and whose workspace begins at h and act. */
 bt_status bt_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
                           bt_bf16 *h, bt_bf16 *act);
 void      bt_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf16 *act,

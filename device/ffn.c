@@ -6,8 +6,10 @@ enum { LIST = 64 }; /* products of a call */
 void bt_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf16 *act,
                      bt_gemm *up_out, bt_gemm *down_out)
 {
+    const bt_bf16 *x = f->x_row != NULL ? f->gathered : f->x;
+
     *up_out   = (bt_gemm){.w       = f->gate_up,
-                          .x       = f->x + m0 * f->ld_x,
+                          .x       = x + m0 * f->ld_x,
                           .ld_x    = f->ld_x,
                           .y       = h,
                           .ld_y    = bt_linear_n(f->gate_up),
@@ -19,7 +21,33 @@ void bt_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf
                           .y       = (char *)f->y + m0 * f->ld_y * bt_dtype_bytes(f->y_dtype),
                           .ld_y    = f->ld_y,
                           .m       = m,
-                          .y_dtype = f->y_dtype};
+                          .y_dtype = f->y_dtype,
+                          .weight  = f->weight != NULL ? f->weight + m0 : NULL};
+}
+
+/* Whether the rows of b go on where those of a end. */
+static bool continues(const bt_ffn *a, uint32_t rows, const bt_ffn *b)
+{
+    return b->x == a->x && b->ld_x == a->ld_x && b->x_row == a->x_row + rows &&
+           b->gathered == a->gathered + rows * a->ld_x;
+}
+
+static bt_status gather(bt_device *dev, uint32_t n_ffns, const bt_ffn *ffns)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0, n; i < n_ffns; i += n) {
+        const bt_ffn *f    = &ffns[i];
+        uint32_t      rows = f->m;
+
+        for (n = 1; f->x_row != NULL && i + n < n_ffns && continues(f, rows, &f[n]); n++)
+            rows += f[n].m;
+        if (f->x_row != NULL)
+            BT_TRY(
+                bt_device_gather_rows(dev, rows, (uint32_t)f->ld_x, f->x, f->x_row, f->gathered));
+    }
+out:
+    return st;
 }
 
 /* The first (down false) or the second products of all blocks. */
@@ -54,6 +82,7 @@ bt_status bt_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const b
     if (n_ffns == 0) return BT_OK;
     for (uint32_t i = 0; i < n_ffns; i++)
         rows += ffns[i].m;
+    BT_TRY(gather(dev, n_ffns, ffns));
     BT_TRY(multiply(dev, role, n_ffns, ffns, false, h, act));
     BT_TRY(bt_device_swiglu(dev, rows, bt_linear_k(ffns[0].down), h, act));
     BT_TRY(multiply(dev, role, n_ffns, ffns, true, h, act));
@@ -80,6 +109,13 @@ bt_status bt_device_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_
                    BT_ERR_INVALID_ARG,
                    "feed-forward block %u of %u, [%u, %u, %u]: row strides %zu and %zu, dtype %d",
                    i, n_ffns, hidden, dim, bt_linear_n(f->down), f->ld_x, f->ld_y, (int)f->y_dtype);
+        BT_REQUIRE(
+            (f->weight == NULL || f->y_dtype == BT_BF16) &&
+                (f->x_row == NULL) == (f->gathered == NULL),
+            BT_ERR_INVALID_ARG,
+            "feed-forward block %u of %u: weights need results of bf16, found dtype %d; rows "
+            "to gather need a place, and only they",
+            i, n_ffns, (int)f->y_dtype);
     }
     BT_TRY(dev->ops->ffn(dev, role, n_ffns, ffns, h, act));
 out:

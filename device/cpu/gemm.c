@@ -30,14 +30,15 @@ typedef struct {
 } cut;
 
 typedef struct {
-    const bt_device_cpu *dev;
-    bt_role              role;
-    uint32_t             n_gemms, finer; /* how often the widths of chunks are halved */
-    uint32_t             n_chunks;       /* of all products, once `finer` is known */
-    const bt_gemm       *gemms;
-    bool                 all_tiles; /* also x of few rows */
-    bt_bf16             *tiles;     /* where they are */
-    bt_bf16             *act;       /* tiles for the results of gate and up; NULL: plain products */
+    const bt_device_cpu   *dev;
+    bt_role                role;
+    uint32_t               n_gemms, finer; /* how often the widths of chunks are halved */
+    uint32_t               n_chunks;       /* of all products, once `finer` is known */
+    const bt_gemm         *gemms;
+    bool                   all_tiles; /* also x of few rows */
+    bt_bf16               *tiles;     /* where they are */
+    bt_bf16               *act;    /* tiles for the results of gate and up; NULL: plain products */
+    const uint32_t *const *x_rows; /* with all_tiles: [n_gemms] which row of x is row i, or NULL */
 } gemm_job;
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -94,9 +95,17 @@ static uint32_t product_chunks(const gemm_job *job, const bt_gemm *g)
 
     return c.n_row_cuts * c.n_col_cuts;
 }
+/* Whether the product reads the same x as the one before it. */
+static bool shares_x(const gemm_job *job, const bt_gemm *g)
+{
+    return g != job->gemms && job->x_rows == NULL && g->x == g[-1].x && g->ld_x == g[-1].ld_x &&
+           g->m == g[-1].m && g->w->k == g[-1].w->k;
+}
+
 static uint32_t tiling_chunks(const gemm_job *job, const bt_gemm *g)
 {
-    return tile_elems(job, g) == 0 ? 0 : bt_cpu_pad(g->m, TILE_ROWS) / TILE_ROWS;
+    return tile_elems(job, g) == 0 || shares_x(job, g) ? 0
+                                                       : bt_cpu_pad(g->m, TILE_ROWS) / TILE_ROWS;
 }
 
 /* Finds the product that the chunk belongs to, whose own chunk `at->chunk` it is, and whose tiles
@@ -113,9 +122,16 @@ static const bt_gemm *find(const gemm_job *job, bt_cpu_member *at, uint32_t chun
         at->chunk = chunk - at->first_chunk;
         if (at->chunk < n) return g;
         at->first_chunk += n;
-        at->tiles += tile_elems(job, g);
+        if (at->gemm + 1 < job->n_gemms && !shares_x(job, g + 1)) at->tiles += tile_elems(job, g);
         if (job->act != NULL) at->act += tiled_elems(g->m, n_cols(job, g));
     }
+}
+
+static size_t row_of_x(const gemm_job *job, uint32_t gemm, uint32_t i)
+{
+    const uint32_t *x_row = job->x_rows != NULL ? job->x_rows[gemm] : NULL;
+
+    return x_row != NULL ? x_row[i] : i;
 }
 
 /* Sixteen rows of x become tiles of 32 k, +0 beyond the last row and the last k. */
@@ -128,8 +144,8 @@ static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
     bt_bf16        *tiles = job->tiles + self->tiles + (size_t)m0 * k_pad;
 
     for (uint32_t r = 0; r < TILE_ROWS; r++, tiles += TILE_COLS) {
-        const bt_bf16 *row  = g->x + (m0 + r) * g->ld_x;
         bool           real = m0 + r < g->m;
+        const bt_bf16 *row  = real ? g->x + row_of_x(job, self->gemm, m0 + r) * g->ld_x : NULL;
 
         for (uint32_t k0 = 0; k0 < k_pad; k0 += TILE_COLS) {
             bt_bf16 *out = tiles + (size_t)k0 * TILE_ROWS;
@@ -173,6 +189,7 @@ static void multiply_tiles(const gemm_job *job, const bt_gemm *g, const bt_cpu_m
     mm->y       = (char *)g->y + (m0 * g->ld_y + n0) * bt_dtype_bytes(g->y_dtype);
     mm->ld_y    = g->ld_y;
     mm->y_dtype = g->y_dtype;
+    mm->weight  = g->weight != NULL ? g->weight + m0 : NULL;
     if (job->act != NULL) {
         mm->up   = bt_cpu_packed_elems(n_cols(job, g), mm->k);
         mm->ld_y = tiled_elems(TILE_ROWS, n_cols(job, g));
@@ -192,8 +209,14 @@ static void multiply_rows(const gemm_job *job, const bt_gemm *g, const bt_cpu_me
     mm->y    = g->y_dtype == BT_F32 ? (float *)g->y + to : self->scratch;
     mm->ld_y = g->y_dtype == BT_F32 ? g->ld_y : BT_CPU_CHUNK_COLS;
     kern->mm[job->role](mm);
-    for (uint32_t r = 0; g->y_dtype == BT_BF16 && r < mm->m; r++)
-        kern->rows->to_bf16(mm->y + r * mm->ld_y, mm->n, (bt_bf16 *)g->y + to + r * g->ld_y);
+    for (uint32_t r = 0; g->y_dtype == BT_BF16 && r < mm->m; r++) {
+        bt_bf16 *y = (bt_bf16 *)g->y + to + r * g->ld_y;
+
+        if (g->weight != NULL)
+            kern->rows->scale_bf16(mm->y + r * mm->ld_y, mm->n, g->weight[m0 + r], y);
+        else
+            kern->rows->to_bf16(mm->y + r * mm->ld_y, mm->n, y);
+    }
 }
 
 static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
@@ -238,6 +261,8 @@ static bt_status check(uint32_t n_gemms, const bt_gemm *gemms)
         BT_REQUIRE(g->y_dtype == BT_F32 || g->y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
                    "product %u of %u has a result of dtype %d, neither bf16 nor fp32", i, n_gemms,
                    (int)g->y_dtype);
+        BT_REQUIRE(g->weight == NULL || g->y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
+                   "product %u of %u weighs rows of fp32, expected bf16", i, n_gemms);
         BT_REQUIRE(g->m <= 1 || (g->ld_x >= g->w->k && g->ld_y >= g->w->n), BT_ERR_INVALID_ARG,
                    "product %u of %u, [%u, %u], has row strides %zu and %zu", i, n_gemms, g->w->n,
                    g->w->k, g->ld_x, g->ld_y);
@@ -312,9 +337,10 @@ static void run_sliced(const gemm_job *job)
         bt_gemm  slice = *g;
         gemm_job part  = *job;
 
-        slice.x    = g->x + m0 * g->ld_x;
-        slice.y    = (char *)g->y + m0 * g->ld_y * y;
-        slice.m    = min_u32(g->m - m0, rows);
+        slice.x = g->x + m0 * g->ld_x;
+        slice.y = (char *)g->y + m0 * g->ld_y * y;
+        slice.m = min_u32(g->m - m0, rows);
+        if (g->weight != NULL) slice.weight = g->weight + m0;
         part.gemms = &slice;
         make_tiles(&part);
         run_products(&part);
@@ -333,7 +359,9 @@ bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_g
 
         job.gemms = gemms + first;
         for (job.n_gemms = 0; first + job.n_gemms < n_gemms; job.n_gemms++) {
-            elems += tile_elems(&job, &gemms[first + job.n_gemms]);
+            const bt_gemm *g = &gemms[first + job.n_gemms];
+
+            elems += shares_x(&job, g) ? 0 : tile_elems(&job, g);
             if (elems > BT_CPU_TILE_ELEMS) break;
         }
         if (job.n_gemms != 0) {
@@ -365,7 +393,7 @@ static uint32_t rows_that_fit(const bt_ffn *f, size_t elems)
 
 /* Blocks in tiles, from one to the next; `up` and `down` are the first and the second products. */
 static void run_blocks(bt_device_cpu *cpu, bt_role role, uint32_t n, const bt_gemm *up,
-                       const bt_gemm *down)
+                       const uint32_t *const *x_rows, const bt_gemm *down)
 {
     gemm_job first = {.dev       = cpu,
                       .role      = role,
@@ -373,7 +401,8 @@ static void run_blocks(bt_device_cpu *cpu, bt_role role, uint32_t n, const bt_ge
                       .gemms     = up,
                       .all_tiles = true,
                       .tiles     = cpu->tiles,
-                      .act       = cpu->tiles};
+                      .act       = cpu->tiles,
+                      .x_rows    = x_rows};
     gemm_job second;
 
     for (uint32_t i = 0; i < n; i++)
@@ -405,9 +434,10 @@ static bool want_tiles(const bt_device_cpu *cpu, uint32_t n_ffns, const bt_ffn *
 bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
                      bt_bf16 *act)
 {
-    bt_device_cpu *cpu = (bt_device_cpu *)dev;
-    bt_gemm        up[LIST], down[LIST];
-    uint32_t       i = 0, m0 = 0;
+    bt_device_cpu  *cpu = (bt_device_cpu *)dev;
+    bt_gemm         up[LIST], down[LIST];
+    const uint32_t *x_rows[LIST];
+    uint32_t        i = 0, m0 = 0;
 
     if (!want_tiles(cpu, n_ffns, ffns)) return bt_ffn_by_parts(dev, role, n_ffns, ffns, h, act);
     while (i < n_ffns) {
@@ -423,6 +453,8 @@ bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn
             rows = rows_that_fit(&rest, left);
             if (rows < rest.m && n != 0) break;
             bt_ffn_products(f, m0, rows, NULL, NULL, &up[n], &down[n]);
+            x_rows[n] = f->x_row != NULL ? f->x_row + m0 : NULL;
+            if (f->x_row != NULL) up[n].x = f->x;
             left -= tiled_elems(rows, f->gate_up->k) + tiled_elems(rows, f->down->k);
             n++;
             m0 += rows;
@@ -430,7 +462,7 @@ bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn
             m0 = 0;
             i++;
         }
-        run_blocks(cpu, role, n, up, down);
+        run_blocks(cpu, role, n, up, x_rows, down);
     }
     return BT_OK;
 }

@@ -37,7 +37,8 @@ typedef struct {
     const bt_bf16 *x; /* [m, k], row stride ld_x elements */
     size_t         ld_x;
     const bt_bf16 *packed;
-    float         *y; /* [m, n], row stride ld_y elements */
+    uint32_t       k_packed; /* its k, where only the first k of more are multiplied; else 0 */
+    float         *y;        /* [m, n], row stride ld_y elements */
     size_t         ld_y;
     uint32_t       m, n, k;
     bool           add;     /* start from y instead of +0 */
@@ -54,14 +55,15 @@ typedef struct {
     const bt_bf16 *x; /* tiles of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k; rows
                          beyond m are read, and change no other */
     const bt_bf16 *packed;
-    size_t         up;   /* or 0 */
-    const bt_bf16 *next; /* where this thread probably goes on: columns of the same k, to be
-                            fetched towards the caches meanwhile; or NULL */
-    void    *y;          /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
-    size_t   ld_y;       /* elements from row to row, or from tile row to tile row */
-    bt_dtype y_dtype;    /* BT_F32, or BT_BF16: rounded */
-    float   *sums;       /* scratch, [n32/32 (with `up` n/16)][m32][32], on a cache line */
-    uint32_t m, n, k;
+    size_t         up;    /* or 0 */
+    const bt_bf16 *next;  /* where this thread probably goes on: columns of the same k, to be
+                             fetched towards the caches meanwhile; or NULL */
+    void        *y;       /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
+    size_t       ld_y;    /* elements from row to row, or from tile row to tile row */
+    bt_dtype     y_dtype; /* BT_F32, or BT_BF16: rounded */
+    const float *weight;  /* [m], or NULL: with BT_BF16, row i becomes bf16(weight[i] * y + 0) */
+    float       *sums;    /* scratch, [n32/32 (with `up` n/16)][m32][32], on a cache line */
+    uint32_t     m, n, k;
 } bt_cpu_mm_tiles;
 
 enum { BT_CPU_PAGE_ROWS = 64, BT_CPU_FEW_ROWS = 16 };
@@ -109,8 +111,17 @@ typedef struct {
     float (*exp_row)(const float *x, size_t n, size_t n_pad, float scale, float max, bt_bf16 *p,
                      float *p_f32);
 
+    /* y = bf16(sum over parts ascending of (+0 + part), fp32 from +0, then + last unless it is
+     * NULL). Part j is the sum of the next n_of[j] >= 1 rows, fp32 from +0, rounded to bf16 where
+     * they are several. */
+    void (*sum_parts)(const bt_bf16 *const *rows, const uint32_t *n_of, uint32_t n_parts,
+                      const float *last, size_t n, bt_bf16 *y);
+
     /* One row each of the operations in device.h. */
     void (*rms_norm_row)(const bt_bf16 *x, const bt_bf16 *weight, size_t n, float eps, bt_bf16 *y);
+    /* RoPE of interleaved pairs, cos_sin [n / 2][2]: y[2i] = x[2i] cos - x[2i+1] sin, y[2i+1] =
+     * x[2i+1] cos + x[2i] sin, in fp32, rounded once; y may be x. */
+    void (*rope_row)(const float *cos_sin, const bt_bf16 *x, size_t n, bt_bf16 *y);
     void (*add_row)(const bt_bf16 *x, size_t n, bt_bf16 *y);
     void (*swiglu_row)(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16 *y);
 } bt_cpu_row_kernels;
@@ -129,6 +140,12 @@ static inline uint32_t bt_cpu_pad(uint32_t v, uint32_t to) { return (v + to - 1)
 static inline size_t bt_cpu_packed_elems(uint32_t n, uint32_t k)
 {
     return (size_t)bt_cpu_pad(n, 16) * bt_cpu_pad(k, 32);
+}
+
+/* Elements from one block of 16 columns to the next. */
+static inline size_t bt_cpu_block_elems(const bt_cpu_mm *mm)
+{
+    return (size_t)16 * bt_cpu_pad(mm->k_packed != 0 ? mm->k_packed : mm->k, 32);
 }
 
 /* The table called `name`, or NULL when there is none or this CPU lacks it.  "auto": the best. */

@@ -1,12 +1,13 @@
 /* device/cpu/math.h - exp, log, sin and cos that give the same bits on every machine.
  *
- * libm picks its code by CPU; these are plain IEEE additions, multiplications and divisions in a
- * fixed order (the build sets -ffp-contract=off), from series rather than fitted tables, so any
- * compiler and any vector width agrees.  Float results are within 2 ulp, double ones within 4.
- * Subnormal results are 0 where the thread has FTZ set. */
+ * libm picks its code by CPU; these are plain IEEE additions, multiplications, divisions and fused
+ * multiply-adds in a fixed order (the build sets -ffp-contract=off), from series rather than fitted
+ * tables, so any compiler and any vector width agrees.  Float results are within 2 ulp, double ones
+ * within 4. Subnormal results are 0 where the thread has FTZ set. */
 #ifndef BT_DEVICE_CPU_MATH_H
 #define BT_DEVICE_CPU_MATH_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -52,17 +53,16 @@ BT_MATH float bt_expf(float x)
 
     x = x < -110.0f ? -110.0f : x; /* a NaN passes both */
     x = x > 89.0f ? 89.0f : x;
-    t = x * BT_LOG2_E_F32 + BT_ROUND_F32;
+    t = fmaf(x, BT_LOG2_E_F32, BT_ROUND_F32);
     n = t - BT_ROUND_F32;
-    r = x - n * BT_LN2_HI_F32;
-    r = r - n * BT_LN2_LO_F32;
-    y = 1.0f / 5040 * r + 1.0f / 720;
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r * r + r;
-    y = y + 1.0f;
+    r = fmaf(n, -BT_LN2_HI_F32, x);
+    r = fmaf(n, -BT_LN2_LO_F32, r);
+    y = fmaf(r, 1.0f / 5040, 1.0f / 720);
+    y = fmaf(y, r, 1.0f / 120);
+    y = fmaf(y, r, 1.0f / 24);
+    y = fmaf(y, r, 1.0f / 6);
+    y = fmaf(y, r, 0.5f);
+    y = fmaf(y * r, r, r) + 1.0f;
     memcpy(&bits, &t, sizeof(bits));
     k    = (int32_t)(bits - 0x4b400000u);
     half = k >> 1; /* in two steps, since 2^128 and 2^-150 are no floats */

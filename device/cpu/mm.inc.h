@@ -102,7 +102,7 @@ void MM(const bt_cpu_mm *mm)
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
             tile_args a = {.x         = staged,
                            .b         = mm->packed + (size_t)k0 * LANES,
-                           .block     = (size_t)k_pad * LANES,
+                           .block     = bt_cpu_block_elems(mm),
                            .n_pairs   = n_k / 2,
                            .y         = mm->y + m0 * mm->ld_y,
                            .ld_y      = mm->ld_y,

@@ -258,7 +258,7 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
     uint32_t       n_passes = (rows + 2 * TILE - 1) / (2 * TILE);
 
     configure(rows < TILE ? rows : TILE);
-    a->block     = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
+    a->block     = bt_cpu_block_elems(mm);
     a->n_steps   = bt_cpu_pad(k1 - k0, STEP) / STEP;
     a->ld_y      = mm->ld_y;
     a->from_zero = k0 == 0 && !mm->add;
@@ -299,7 +299,7 @@ static uint32_t fetch_lines(const bt_cpu_mm *mm)
 static void multiply_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
-    bool                 staged = mm->n > FEW_COLUMNS || mm->k % STEP != 0;
+    bool                 staged = (mm->n > FEW_COLUMNS && !mm->cached) || mm->k % STEP != 0;
     tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
 
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {

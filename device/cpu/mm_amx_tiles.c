@@ -113,6 +113,12 @@ INLINE void put_some(const bt_cpu_mm_tiles *mm, size_t at, __m512 v, uint32_t co
         _mm256_mask_storeu_epi16((bt_bf16 *)mm->y + at, mask, (__m256i)_mm512_cvtneps_pbh(v));
 }
 
+/* As scale_bf16(), before it rounds. */
+INLINE __m512 weigh(__m512 v, float weight)
+{
+    return _mm512_add_ps(_mm512_mul_ps(v, _mm512_set1_ps(weight)), _mm512_setzero_ps());
+}
+
 static void put_row(const run *r)
 {
     const bt_cpu_mm_tiles *mm   = r->mm;
@@ -121,6 +127,10 @@ static void put_row(const run *r)
     size_t                 at = (r->m0 + r->row) * mm->ld_y + r->n0;
     __m512                 v0 = _mm512_load_ps(sums), v1 = _mm512_load_ps(sums + SUMS / 2);
 
+    if (mm->weight != NULL) {
+        v0 = weigh(v0, mm->weight[r->m0 + r->row]);
+        v1 = weigh(v1, mm->weight[r->m0 + r->row]);
+    }
     if (cols != PANEL) {
         put_some(mm, at, v0, low);
         put_some(mm, at + TILE, v1, cols - low);

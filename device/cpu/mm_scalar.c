@@ -30,7 +30,7 @@ static void block_dp2(const bt_bf16 *x, uint32_t k, const bt_bf16 *packed, float
 
 void bt_cpu_mm_dp2_scalar(const bt_cpu_mm *mm)
 {
-    size_t block = (size_t)bt_cpu_pad(mm->k, 32) * LANES;
+    size_t block = bt_cpu_block_elems(mm);
 
     for (uint32_t r = 0; r < mm->m; r++) {
         for (uint32_t n = 0; n < mm->n; n += LANES) {

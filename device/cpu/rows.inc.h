@@ -1,15 +1,16 @@
 /* device/cpu/rows.inc.h - every kernel but the products, written once on compiler vectors and
  * compiled once per instruction set: each rows_<isa>.c defines ROWS_TABLE
  * and WIDTH, the floats in a register, and includes it.  Only plain additions, multiplications,
- * divisions and square roots, and sums in LANES lanes whatever the width, so that all of them give
- * the same bits. */
+ * divisions, square roots and fused multiply-adds, and sums in LANES lanes whatever the width, so
+ * that all of them give the same bits. */
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "device/cpu/families.h"
 #include "device/cpu/math.h"
 
-enum { LANES = 16, PARTS = LANES / WIDTH };
+enum { LANES = 16, PARTS = LANES / WIDTH, SUM_VECTORS = 4 };
 
 typedef float    vf __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t  vi __attribute__((vector_size(4 * WIDTH)));
@@ -73,6 +74,20 @@ INLINE vf less(vf v, vf best)
     return (vf)_mm512_min_ps((__m512)v, (__m512)best);
 #else
     return choose(v < best, v, best);
+#endif
+}
+
+/* a b + c, rounded once. */
+INLINE vf fused(vf a, vf b, vf c)
+{
+#if WIDTH == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif WIDTH == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < WIDTH; i++)
+        c[i] = fmaf(a[i], b[i], c[i]);
+    return c;
 #endif
 }
 
@@ -175,16 +190,16 @@ INLINE vf exp_lanes(vf x)
 
     x = greater(splat(-110.0f), x);
     x = less(splat(89.0f), x);
-    n = x * BT_LOG2_E_F32 + BT_ROUND_F32 - BT_ROUND_F32;
-    r = x - n * BT_LN2_HI_F32;
-    r = r - n * BT_LN2_LO_F32;
-    y = 1.0f / 5040 * r + 1.0f / 720;
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r * r + r;
-    return scale_exponent(y + 1.0f, n);
+    n = fused(x, splat(BT_LOG2_E_F32), splat(BT_ROUND_F32)) - BT_ROUND_F32;
+    r = fused(n, splat(-BT_LN2_HI_F32), x);
+    r = fused(n, splat(-BT_LN2_LO_F32), r);
+    y = fused(r, splat(1.0f / 5040), splat(1.0f / 720));
+    y = fused(y, r, splat(1.0f / 120));
+    y = fused(y, r, splat(1.0f / 24));
+    y = fused(y, r, splat(1.0f / 6));
+    y = fused(y, r, splat(0.5f));
+    y = fused(y * r, r, r) + 1.0f;
+    return scale_exponent(y, n);
 }
 
 /* Steps i over whole vectors; n % WIDTH elements are left at i. */
@@ -356,6 +371,81 @@ static void add_row(const bt_bf16 *x, size_t n, bt_bf16 *y)
         store_bf16_part(y + i, load_bf16_part(y + i, n - i) + load_bf16_part(x + i, n - i), n - i);
 }
 
+/* Columns i .. i + n_vectors WIDTH of sum_parts(), or the `count` < WIDTH last ones. */
+INLINE void sum_columns(const bt_bf16 *const *rows, const uint32_t *n_of, uint32_t n_parts,
+                        const float *last, size_t i, int n_vectors, size_t count, bt_bf16 *y)
+{
+    vf   acc[SUM_VECTORS], part[SUM_VECTORS];
+    bool whole = count == WIDTH;
+
+    for (int v = 0; v < n_vectors; v++)
+        acc[v] = splat(0);
+    for (uint32_t j = 0; j < n_parts; rows += n_of[j++]) {
+        for (int v = 0; v < n_vectors; v++)
+            part[v] = splat(0);
+        for (uint32_t t = 0; t < n_of[j]; t++)
+            for (int v = 0; v < n_vectors; v++)
+                part[v] = part[v] + (whole ? load_bf16(rows[t] + i + v * WIDTH)
+                                           : load_bf16_part(rows[t] + i, count));
+        for (int v = 0; v < n_vectors; v++)
+            acc[v] = acc[v] + (n_of[j] > 1 ? widen(round_result(part[v])) + 0.0f : part[v]);
+    }
+    for (int v = 0; v < n_vectors; v++) {
+        if (last != NULL)
+            acc[v] = acc[v] + (whole ? load(last + i + v * WIDTH) : load_part(last + i, count, 0));
+        if (whole)
+            store_bf16(y + i + v * WIDTH, acc[v]);
+        else
+            store_bf16_part(y + i, acc[v], count);
+    }
+}
+
+static void sum_parts(const bt_bf16 *const *rows, const uint32_t *n_of, uint32_t n_parts,
+                      const float *last, size_t n, bt_bf16 *y)
+{
+    size_t i = 0;
+
+    for (; i + SUM_VECTORS * WIDTH <= n; i += SUM_VECTORS * WIDTH)
+        sum_columns(rows, n_of, n_parts, last, i, SUM_VECTORS, WIDTH, y);
+    FOR_VECTORS(i, n) sum_columns(rows, n_of, n_parts, last, i, 1, WIDTH, y);
+    if (i < n) sum_columns(rows, n_of, n_parts, last, i, 1, n - i, y);
+}
+
+/* Of each pair of lanes the even or the odd one, for lanes even and odd. */
+#if WIDTH == 16
+#define OF_PAIRS(v, even, odd)                                                                    \
+    __builtin_shufflevector(v, v, even, odd, even + 2, odd + 2, even + 4, odd + 4, even + 6,      \
+                            odd + 6, even + 8, odd + 8, even + 10, odd + 10, even + 12, odd + 12, \
+                            even + 14, odd + 14)
+#elif WIDTH == 8
+#define OF_PAIRS(v, even, odd)                                                               \
+    __builtin_shufflevector(v, v, even, odd, even + 2, odd + 2, even + 4, odd + 4, even + 6, \
+                            odd + 6)
+#else
+#define OF_PAIRS(v, even, odd) __builtin_shufflevector(v, v, even, odd, even + 2, odd + 2)
+#endif
+
+INLINE vf turn_lanes(vf cos_sin, vf x)
+{
+    vf turned = OF_PAIRS(x, 1, 0) * OF_PAIRS(cos_sin, 1, 1);
+    vu minus  = {0};
+
+    for (int i = 0; i < WIDTH; i += 2)
+        minus[i] = 0x80000000u;
+    return x * OF_PAIRS(cos_sin, 0, 0) + (vf)((vu)turned ^ minus);
+}
+
+static void rope_row(const float *cos_sin, const bt_bf16 *x, size_t n, bt_bf16 *y)
+{
+    size_t i = 0;
+
+    FOR_VECTORS(i, n) store_bf16(y + i, turn_lanes(load(cos_sin + i), load_bf16(x + i)));
+    if (i < n)
+        store_bf16_part(y + i,
+                        turn_lanes(load_part(cos_sin + i, n - i, 0), load_bf16_part(x + i, n - i)),
+                        n - i);
+}
+
 INLINE vf swiglu_lanes(vf gate, vf up) { return gate / (exp_lanes(-gate) + 1.0f) * up; }
 
 static void swiglu_row(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16 *y)
@@ -370,147 +460,7 @@ static void swiglu_row(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16
     }
 }
 
-/* Four pairs of k of four rows, [row][pair] to [pair][row]. */
-INLINE void turn_pairs(const bt_bf16 *src, size_t ld, bt_bf16 *out)
-{
-    typedef uint32_t quad __attribute__((vector_size(16)));
-    quad             r[4], low[2], high[2];
-
-    for (int i = 0; i < 4; i++)
-        memcpy(&r[i], src + (size_t)i * ld, sizeof(r[i]));
-    for (int i = 0; i < 2; i++) {
-        low[i]  = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
-        high[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
-    }
-    r[0] = __builtin_shufflevector(low[0], low[1], 0, 1, 4, 5);
-    r[1] = __builtin_shufflevector(low[0], low[1], 2, 3, 6, 7);
-    r[2] = __builtin_shufflevector(high[0], high[1], 0, 1, 4, 5);
-    r[3] = __builtin_shufflevector(high[0], high[1], 2, 3, 6, 7);
-    for (int i = 0; i < 4; i++)
-        memcpy(out + (size_t)i * 2 * LANES, &r[i], sizeof(r[i]));
-}
-
-#if WIDTH == 16
-/* Sixteen pairs of k of sixteen rows: four perfect shuffles turn a square. */
-INLINE void turn_square(const bt_bf16 *src, size_t ld, bt_bf16 *out)
-{
-    vu a[LANES], b[LANES];
-
-    for (int i = 0; i < LANES; i++)
-        memcpy(&a[i], src + (size_t)i * ld, sizeof(a[i]));
-    for (int round = 0; round < 4; round++) {
-        for (int i = 0; i < LANES / 2; i++) {
-            b[2 * i] = __builtin_shufflevector(a[i], a[i + LANES / 2], 0, 16, 1, 17, 2, 18, 3, 19,
-                                               4, 20, 5, 21, 6, 22, 7, 23);
-            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + LANES / 2], 8, 24, 9, 25, 10, 26, 11,
-                                                   27, 12, 28, 13, 29, 14, 30, 15, 31);
-        }
-        memcpy(a, b, sizeof(a));
-    }
-    memcpy(out, a, sizeof(a));
-}
-#endif
-
-/* Pairs of k of whole rows of a block, as many as squares of pairs fill; returns how many. */
-INLINE uint32_t pack_squares(const bt_bf16 *rows, size_t ld, uint32_t cols, uint32_t k,
-                             bt_bf16 *packed)
-{
-    uint32_t p = 0;
-
-#if WIDTH == 16
-    if (cols == LANES)
-        for (; p + LANES <= k / 2; p += LANES)
-            turn_square(rows + 2 * p, ld, packed + (size_t)p * 2 * LANES);
-#endif
-    for (; p < k / 8 * 4; p += 4)
-        for (uint32_t j = 0; j + 4 <= cols; j += 4)
-            turn_pairs(rows + j * ld + 2 * p, ld, packed + (size_t)p * 2 * LANES + 2 * j);
-    return p;
-}
-
-/* One row's pairs of k from `from` on: a column of a block. */
-INLINE void pack_column(const bt_bf16 *row, uint32_t from, uint32_t k, bt_bf16 *column)
-{
-    for (uint32_t p = from; p < k / 2; p++)
-        memcpy(column + (size_t)p * 2 * LANES, row + 2 * p, 2 * sizeof(*row));
-    if (k % 2 != 0) column[(size_t)(k / 2) * 2 * LANES] = row[k - 1];
-}
-
-/* Block by block of 16 columns: rows of src become columns, two k at a time. */
-static void pack_rows(const bt_bf16 *src, size_t ld, uint32_t n, uint32_t k, bt_bf16 *packed)
-{
-    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2;
-
-    for (uint32_t n0 = 0; n0 < n; n0 += LANES, packed += (size_t)n_pairs * 2 * LANES) {
-        uint32_t       cols = n - n0 < LANES ? n - n0 : LANES, squares;
-        const bt_bf16 *rows = src + n0 * ld;
-
-        if (cols < LANES || k % 32 != 0)
-            memset(packed, 0, (size_t)n_pairs * 2 * LANES * sizeof(*packed));
-        squares = pack_squares(rows, ld, cols, k, packed);
-        for (uint32_t j = 0; j < cols; j++)
-            pack_column(rows + j * ld, j < cols / 4 * 4 ? squares : 0, k, packed + 2 * (size_t)j);
-    }
-}
-
-/* WIDTH columns of two rows: column j of both becomes one 32-bit element. */
-INLINE void interleave(vh even, vh odd, bt_bf16 *out)
-{
-    typedef uint16_t pairs __attribute__((vector_size(4 * WIDTH)));
-#if WIDTH == 16
-    pairs both =
-        __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
-                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif WIDTH == 8
-    pairs both =
-        __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    pairs both = __builtin_shufflevector(even, odd, 0, 4, 1, 5, 2, 6, 3, 7);
-#endif
-    memcpy(out, &both, sizeof(both));
-}
-
-/* A block of LANES columns, and with `both` the next one, which shares the lines of src. */
-INLINE void pack_blocks(const bt_bf16 *src, size_t ld, uint32_t n_pairs, bool both, size_t block,
-                        bt_bf16 *out)
-{
-    for (uint32_t p = 0; p < n_pairs; p++, src += 2 * ld, out += 2 * LANES)
-        for (int q = 0; q < LANES; q += WIDTH) {
-            interleave(load_half(src + q), load_half(src + ld + q), out + 2 * q);
-            if (both)
-                interleave(load_half(src + LANES + q), load_half(src + ld + LANES + q),
-                           out + block + 2 * q);
-        }
-}
-
-static void pack_cols(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, uint32_t k_packed,
-                      bt_bf16 *packed)
-{
-    uint32_t n_pairs = bt_cpu_pad(k, 32) / 2, whole = k / 2;
-    size_t   block = (size_t)k_packed * LANES;
-
-    for (uint32_t n0 = 0, cols; n0 < n; n0 += LANES, packed += block) {
-        bt_bf16  edge[2][LANES] = {{0}};
-        bt_bf16 *tail           = packed + (size_t)whole * 2 * LANES;
-
-        cols = n - n0 < LANES ? n - n0 : LANES;
-        if (cols < LANES) {
-            for (uint32_t p = 0; p < whole; p++) {
-                memcpy(edge[0], src + (size_t)2 * p * ld + n0, cols * sizeof(*src));
-                memcpy(edge[1], src + (size_t)(2 * p + 1) * ld + n0, cols * sizeof(*src));
-                pack_blocks(edge[0], LANES, 1, false, 0, packed + (size_t)p * 2 * LANES);
-            }
-        } else if (n0 / LANES % 2 == 0) {
-            if (n - n0 >= 2 * LANES)
-                pack_blocks(src + n0, ld, whole, true, block, packed);
-            else
-                pack_blocks(src + n0, ld, whole, false, block, packed);
-        }
-        memset(tail, 0, (size_t)(n_pairs - whole) * 2 * LANES * sizeof(*tail));
-        for (uint32_t j = 0; k % 2 != 0 && j < cols; j++)
-            tail[2 * j] = src[(size_t)(k - 1) * ld + n0 + j];
-    }
-}
+#include "device/cpu/pack.inc.h"
 
 const bt_cpu_row_kernels ROWS_TABLE = {
     .pack_rows    = pack_rows,
@@ -523,7 +473,9 @@ const bt_cpu_row_kernels ROWS_TABLE = {
     .row_max      = row_max,
     .row_sum      = row_sum,
     .exp_row      = exp_row,
+    .sum_parts    = sum_parts,
     .rms_norm_row = rms_norm_row,
+    .rope_row     = rope_row,
     .add_row      = add_row,
     .swiglu_row   = swiglu_row,
 };

@@ -90,6 +90,9 @@ bt_status bt_cuda_products(bt_device *dev, bt_role role, uint32_t n_gemms, const
         BT_REQUIRE(gemms[i].y_dtype == BT_F32 || gemms[i].y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
                    "product %u of %u has a result of dtype %d, neither bf16 nor fp32", i, n_gemms,
                    (int)gemms[i].y_dtype);
+    for (uint32_t i = 0; i < n_gemms; i++)
+        BT_REQUIRE(gemms[i].weight == NULL, BT_ERR_UNSUPPORTED,
+                   "product %u of %u weighs its rows: not on a GPU", i, n_gemms);
     for (uint32_t i = 0, n; i < n_gemms; i += n) {
         bool   by_rows = false;
         size_t x_group = 0, y_group = 0;
@@ -128,8 +131,11 @@ bt_status bt_cuda_blocks(bt_device *dev, bt_role role, uint32_t n_ffns, const bt
                               .y       = f->y,
                               .ld_y    = f->ld_y,
                               .m       = f->m,
-                              .y_dtype = f->y_dtype};
+                              .y_dtype = f->y_dtype,
+                              .weight  = f->weight};
 
+        BT_REQUIRE(f->x_row == NULL, BT_ERR_UNSUPPORTED,
+                   "feed-forward block %u of %u gathers its rows: not on a GPU", i, n_ffns);
         BT_TRY(CUDA(bt_cuda_gemm_run(((bt_device_cuda *)dev)->stream, &up)));
         BT_TRY(bt_cuda_products(dev, role, 1, &down));
         act += (size_t)f->m * dim;

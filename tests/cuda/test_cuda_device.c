@@ -153,12 +153,12 @@ static void weights_in_8_bits_stay_so(void)
     EXPECT(bt_linear_is_fp8(w[0]) && !bt_linear_is_fp8(w[1]));
     EXPECT_EQ(bt_linear_bytes(w[0]), N * (K + 3 * sizeof(float)));
     for (int i = 0; i < 2; i++)
-        g[i] = (bt_gemm){w[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32};
+        g[i] = (bt_gemm){w[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32, NULL};
     EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 2, g), BT_OK);
     EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(n_different(y, y + ROWS * N, ROWS * N * sizeof(float)), 0);
     for (int i = 0; i < 2; i++) {
-        bt_ffn f = {w[i], down[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32};
+        bt_ffn f = {w[i], down[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32, NULL, NULL, NULL};
 
         EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, 1, &f, NULL, act), BT_OK);
         EXPECT_EQ(bt_device_sync(dev), BT_OK);
@@ -191,14 +191,14 @@ static void products_are_grouped_and_right(void)
         int                   h = i - 1, x_at = i - 1 - HEADS;
 
         if (i == 0)
-            g[i] = (bt_gemm){w[0], x, K, y, N, ROWS, BT_F32};
+            g[i] = (bt_gemm){w[0], x, K, y, N, ROWS, BT_F32, NULL};
         else if (h < HEADS)
             g[i] = (bt_gemm){w[h],      x + h * K, HEADS * K, y + ROWS * HEADS * N + h * N,
-                             HEADS * N, ROWS,      BT_F32};
+                             HEADS * N, ROWS,      BT_F32,    NULL};
         else
             g[i] =
-                (bt_gemm){w[x_at], x + AT[x_at] * K, K,     y + (2 * ROWS * HEADS + AT[x_at]) * N,
-                          N,       M[x_at],          BT_F32};
+                (bt_gemm){w[x_at], x + AT[x_at] * K, K,      y + (2 * ROWS * HEADS + AT[x_at]) * N,
+                          N,       M[x_at],          BT_F32, NULL};
     }
     EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1 + HEADS + 3, g), BT_OK);
     EXPECT(simt_n_launches() - launches <= 4);
@@ -300,8 +300,9 @@ static void a_block_has_the_bits_of_its_parts(void)
     bt_linear *w[]  = {weights(dev, 2 * DIM, HIDDEN, 1, &host[0]),
                        weights(dev, HIDDEN, DIM, 2, &host[1])};
     bt_ffn     f[2] = {
-            {w[0], w[1], x,              HIDDEN, y[0],              HIDDEN, 2,        BT_F32},
-            {w[0], w[1], x + 2 * HIDDEN, HIDDEN, y[0] + 2 * HIDDEN, HIDDEN, ROWS - 2, BT_F32}
+            {w[0], w[1], x,              HIDDEN, y[0],              HIDDEN, 2,        BT_F32, NULL, NULL, NULL},
+            {w[0], w[1], x + 2 * HIDDEN, HIDDEN, y[0] + 2 * HIDDEN, HIDDEN, ROWS - 2, BT_F32, NULL,
+             NULL,                                                                                        NULL}
     };
 
     EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, 2, f, NULL, act[0]), BT_OK);

@@ -72,7 +72,8 @@ static void make_set(bt_device *dev, gemm_set *s)
         EXPECT_EQ(bt_linear_n(s->linear[i]), n);
         EXPECT_EQ(bt_linear_k(s->linear[i]), k);
         EXPECT_EQ(bt_linear_bytes(s->linear[i]), bt_cpu_packed_elems(n, k) * 2);
-        s->gemms[i] = (bt_gemm){s->linear[i], s->x[i].values, k + 5, s->y[i], ld_y, m, BT_F32};
+        s->gemms[i] =
+            (bt_gemm){s->linear[i], s->x[i].values, k + 5, s->y[i], ld_y, m, BT_F32, NULL};
         s->gemms[N_GEMMS + i]         = s->gemms[i];
         s->gemms[N_GEMMS + i].y       = s->y_bf16[i];
         s->gemms[N_GEMMS + i].y_dtype = BT_BF16;
@@ -144,7 +145,7 @@ static void gemm_row_depends_on_nothing_beside_it(void)
             bt_gemm    g;
 
             EXPECT_EQ(bt_device_linear_create(dev, N, K, copy_row, &w, &linear), BT_OK);
-            g = (bt_gemm){linear, x.values, K, threads == 1 ? want : got, N, M, BT_F32};
+            g = (bt_gemm){linear, x.values, K, threads == 1 ? want : got, N, M, BT_F32, NULL};
             EXPECT_EQ(bt_device_gemm(dev, (bt_role)role, 1, &g), BT_OK);
             EXPECT(threads == 1 || memcmp(got, want, sizeof(want)) == 0);
             for (uint32_t at = 0, m = 1; at < M; at += m, m = m * 2 % 37) {
@@ -232,6 +233,72 @@ static void ffn_of_a_list_equals_its_parts(void)
     }
 }
 
+/* Rows that are gathered and weighed equal rows that lie so, whose results are weighed later. */
+static void ffn_gathers_and_weighs_rows(void)
+{
+    enum { HIDDEN = 96, LD = HIDDEN + 8, DIM = 64, N = 70, ROWS = 300, BLOCKS = 2 };
+    static const uint32_t MS[][BLOCKS] = {
+        {3,  2  },
+        {40, 260}
+    }; /* by parts, in tiles */
+    static uint32_t row[ROWS];
+    static float    weight[ROWS], plain[ROWS * N];
+    static bt_bf16  h[ROWS * 2 * DIM], act[ROWS * DIM], got[ROWS * N + 1], want[N];
+    static bt_bf16  gathered[ROWS * LD], there[ROWS * LD];
+    matrix          x  = random_matrix(ROWS, LD, 1);
+    matrix          up = random_matrix(2 * DIM, HIDDEN, 2), down = random_matrix(N, DIM, 3);
+
+    for (uint32_t i = 0; i < ROWS; i++) {
+        row[i]    = i * 7919 % ROWS;
+        weight[i] = (float)i * 0.37f - 20;
+        memcpy(gathered + i * LD, x.values + row[i] * LD, LD * sizeof(*gathered));
+    }
+    for (size_t c = 0; c < 2 * sizeof(MS) / sizeof(*MS); c++) {
+        bt_device                *dev  = device(c % 2 != 0 ? "scalar" : "auto", 2);
+        const bt_cpu_row_kernels *rows = bt_device_cpu_table(dev)->rows;
+        bt_linear                *w[2] = {NULL};
+        bt_ffn                    lie[BLOCKS], routed[BLOCKS];
+        size_t                    at = 0;
+
+        EXPECT_EQ(bt_device_linear_create(dev, 2 * DIM, HIDDEN, copy_row, &up, &w[0]), BT_OK);
+        EXPECT_EQ(bt_device_linear_create(dev, N, DIM, copy_row, &down, &w[1]), BT_OK);
+        memset(got, 0x5a, sizeof(got));
+        for (uint32_t i = 0; i < BLOCKS; at += MS[c / 2][i++]) {
+            lie[i]    = (bt_ffn){.gate_up = w[0],
+                                 .down    = w[1],
+                                 .x       = gathered + at * LD,
+                                 .ld_x    = LD,
+                                 .y       = plain + at * N,
+                                 .ld_y    = N,
+                                 .m       = MS[c / 2][i],
+                                 .y_dtype = BT_F32};
+            routed[i] = lie[i];
+
+            routed[i].x        = x.values;
+            routed[i].x_row    = row + at;
+            routed[i].gathered = there + at * LD;
+            routed[i].weight   = weight + at;
+            routed[i].y        = got + at * N;
+            EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, 1, &routed[i], h, act),
+                      BT_ERR_INVALID_ARG);
+            routed[i].y_dtype = BT_BF16;
+        }
+        EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, BLOCKS, lie, h, act), BT_OK);
+        EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, BLOCKS, routed, h, act), BT_OK);
+        for (size_t r = 0; r < at; r++) {
+            rows->scale_bf16(plain + r * N, N, weight[r], want);
+            EXPECT(memcmp(want, got + r * N, sizeof(want)) == 0);
+        }
+        EXPECT_EQ(got[at * N], 0x5a5a);
+        bt_device_linear_destroy(dev, w[0]);
+        bt_device_linear_destroy(dev, w[1]);
+        bt_device_destroy(dev);
+    }
+    bt_free(x.values);
+    bt_free(up.values);
+    bt_free(down.values);
+}
+
 static void ffn_of_shapes_that_do_not_fit_is_refused(void)
 {
     bt_device *dev    = device("auto", 1);
@@ -256,7 +323,7 @@ static void gemm_with_a_wrong_description_is_refused(void)
     bt_gemm    g;
 
     EXPECT_EQ(bt_device_linear_create(dev, 32, 64, copy_row, &w, &linear), BT_OK);
-    g = (bt_gemm){linear, w.values, 64, w.values, 32, 2, BT_I32};
+    g = (bt_gemm){linear, w.values, 64, w.values, 32, 2, BT_I32, NULL};
     EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, &g), BT_ERR_INVALID_ARG);
     g.y_dtype = BT_BF16;
     g.ld_x    = 63;
@@ -404,6 +471,7 @@ int main(int argc, char **argv)
         BT_TEST(gemm_of_a_list_equals_the_twin_in_every_family),
         BT_TEST(gemm_row_depends_on_nothing_beside_it),
         BT_TEST(ffn_of_a_list_equals_its_parts),
+        BT_TEST(ffn_gathers_and_weighs_rows),
         BT_TEST(ffn_of_shapes_that_do_not_fit_is_refused),
         BT_TEST(gemm_with_a_wrong_description_is_refused),
         BT_TEST(row_operations_equal_row_kernels),

@@ -120,6 +120,44 @@ static void scale_axpy_max_and_sum_equal_their_twins(void)
     EXPECT(g_rows->row_max(x, 0, -INFINITY) == -INFINITY);
 }
 
+/* Three parts of 1, 3 and 2 rows. */
+static void sum_parts_equals_its_twin(void)
+{
+    enum { PARTS = 3, ROWS = 6 };
+    static const uint32_t N_OF[PARTS] = {1, 3, 2};
+    static bt_bf16        x[ROWS][MAX_N], y[MAX_N + 1], want[MAX_N];
+    static float          last[MAX_N];
+    const bt_bf16        *rows[ROWS];
+
+    for (uint32_t c = 0; c < TWIN_N_KINDS * N_NS * 2; c++) {
+        uint32_t  n    = NS[c / 2 % N_NS];
+        twin_kind kind = (twin_kind)(c / 2 / N_NS);
+        bool      add  = c % 2 != 0;
+
+        for (uint32_t t = 0; t < ROWS; t++) {
+            fill_bf16(x[t], n, kind, c + t);
+            rows[t] = x[t];
+        }
+        fill_f32(last, n, kind, c);
+        memset(y, GUARD, sizeof(y));
+        for (uint32_t i = 0; i < n; i++) {
+            float acc = 0;
+
+            for (uint32_t p = 0, t = 0; p < PARTS; p++) {
+                float part = 0;
+
+                for (uint32_t end = t + N_OF[p]; t < end; t++)
+                    part = part + bt_bf16_to_f32(x[t][i]);
+                if (N_OF[p] > 1) part = 0.0f + bt_bf16_to_f32(bt_bf16_from_f32(part));
+                acc = acc + part;
+            }
+            want[i] = bt_bf16_from_f32(add ? acc + last[i] : acc);
+        }
+        g_rows->sum_parts(rows, N_OF, PARTS, add ? last : NULL, n, y);
+        expect_row("sum_parts", y, want, n);
+    }
+}
+
 static void exp_row_equals_bt_expf(void)
 {
     static float   x[MAX_N], p_f32[MAX_N + 65], e[MAX_N];
@@ -174,6 +212,31 @@ static void rms_norm_row_equals_its_twin(void)
             memcpy(y, x, n * sizeof(*x));
             g_rows->rms_norm_row(y, weight, n, 1e-6f, y); /* in place */
             expect_row("rms_norm_row in place", y, want, n);
+        }
+    }
+}
+
+static void rope_row_equals_its_twin(void)
+{
+    static bt_bf16 x[MAX_N], y[MAX_N + 1], want[MAX_N];
+    static float   cos_sin[MAX_N];
+
+    for (int kind = 0; kind < TWIN_N_KINDS; kind++) {
+        for (uint32_t n = 2; n < 100; n += 2) {
+            fill_bf16(x, n, (twin_kind)kind, n);
+            fill_f32(cos_sin, n, TWIN_ORDINARY, n);
+            for (uint32_t j = 0; j < n; j += 2) {
+                float a = bt_bf16_to_f32(x[j]), b = bt_bf16_to_f32(x[j + 1]);
+
+                want[j]     = bt_bf16_from_f32(a * cos_sin[j] - b * cos_sin[j + 1]);
+                want[j + 1] = bt_bf16_from_f32(a * cos_sin[j + 1] + b * cos_sin[j]);
+            }
+            memset(y, GUARD, sizeof(y));
+            g_rows->rope_row(cos_sin, x, n, y);
+            expect_row("rope_row", y, want, n);
+            memcpy(y, x, n * sizeof(*x));
+            g_rows->rope_row(cos_sin, y, n, y);
+            expect_row("rope_row in place", y, want, n);
         }
     }
 }
@@ -290,8 +353,10 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(conversions_equal_the_plain_ones),
         BT_TEST(scale_axpy_max_and_sum_equal_their_twins),
+        BT_TEST(sum_parts_equals_its_twin),
         BT_TEST(exp_row_equals_bt_expf),
         BT_TEST(rms_norm_row_equals_its_twin),
+        BT_TEST(rope_row_equals_its_twin),
         BT_TEST(add_and_swiglu_equal_their_twins),
         BT_TEST(exp_and_log_are_near_libm),
         BT_TEST(exp_and_log_at_their_ends),

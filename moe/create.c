@@ -4,10 +4,10 @@
 #include "moe/state.h"
 #include "parallel/carrier.h"
 
-/* Terms (row, expert) that go through the experts together, at least, and bytes of their fp32
- * results: larger steps are cut into tiles of rows, which bounds the workspace and changes no bit,
- * but each of them reads the experts' weights. */
-enum { TILE_TERMS = 4096, TILE_BYTES = 128 << 20 };
+/* Terms (row, expert) that go through the experts together, at least, and bytes of their results:
+ * larger steps are cut into tiles of rows, which bounds the workspace and changes no bit, but each
+ * of them reads the experts' weights. */
+enum { TILE_TERMS = 4096, TILE_BYTES = 64 << 20 };
 
 static bt_status check_config(const bt_moe_config *cfg, const bt_group *group,
                               const bt_placement *placement, uint32_t max_rows)
@@ -105,7 +105,7 @@ static bt_status take_device(bt_moe *moe, size_t all_rows)
     BT_TRY(take(moe, terms * moe->wire_elems, sizeof(bt_bf16), &moe->tile_x));
     BT_TRY(take(moe, terms * 2 * c->expert_dim, sizeof(bt_bf16), &moe->tile_h));
     BT_TRY(take(moe, terms * c->expert_dim, sizeof(bt_bf16), &moe->tile_a));
-    BT_TRY(take(moe, terms * c->hidden, sizeof(float), &moe->tile_y));
+    BT_TRY(take(moe, terms * c->hidden, sizeof(bt_bf16), &moe->tile_y));
     BT_TRY(take(moe, all_rows * items_of(moe, moe->self) * c->hidden, sizeof(bt_bf16), &moe->sent));
     BT_TRY(take(moe, rows * items_that_come(moe) * c->hidden, sizeof(bt_bf16), &moe->came));
     BT_TRY(take(moe, rows * 2 * c->shared_dim, sizeof(bt_bf16), &moe->shared_h));
@@ -122,25 +122,27 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
     uint32_t  k  = moe->cfg.gate.top_k;
     bt_status st = BT_OK;
 
-    moe->row_at      = bt_calloc(ranks + 1, sizeof(*moe->row_at));
-    moe->first_item  = bt_calloc(all_rows + 1, sizeof(*moe->first_item));
-    moe->n_came      = bt_calloc(ranks, sizeof(*moe->n_came));
-    moe->entries     = bt_calloc(all_rows * 3 * k, sizeof(*moe->entries));
-    moe->experts     = bt_calloc(rows * k, sizeof(*moe->experts));
-    moe->items       = bt_calloc(rows * k, sizeof(*moe->items));
-    moe->send_at     = bt_calloc(ranks, sizeof(*moe->send_at));
-    moe->send_bytes  = bt_calloc(ranks, sizeof(*moe->send_bytes));
-    moe->recv_at     = bt_calloc(ranks, sizeof(*moe->recv_at));
-    moe->recv_bytes  = bt_calloc(ranks, sizeof(*moe->recv_bytes));
-    moe->ffns        = bt_calloc(moe->n_local, sizeof(*moe->ffns));
-    moe->item_dst    = bt_calloc(terms, sizeof(*moe->item_dst));
-    moe->term_at     = bt_calloc(terms + 1, sizeof(*moe->term_at));
-    moe->term_row    = bt_calloc(terms, sizeof(*moe->term_row));
-    moe->term_y      = bt_calloc(terms, sizeof(*moe->term_y));
-    moe->gather      = bt_calloc(terms, sizeof(*moe->gather));
-    moe->term_local  = bt_calloc(terms, sizeof(*moe->term_local));
-    moe->term_weight = bt_calloc(terms, sizeof(*moe->term_weight));
-    moe->local_at    = bt_calloc((size_t)moe->n_local + 1, sizeof(*moe->local_at));
+    moe->row_at        = bt_calloc(ranks + 1, sizeof(*moe->row_at));
+    moe->first_item    = bt_calloc(all_rows + 1, sizeof(*moe->first_item));
+    moe->n_came        = bt_calloc(ranks, sizeof(*moe->n_came));
+    moe->entries       = bt_calloc(all_rows * 3 * k, sizeof(*moe->entries));
+    moe->experts       = bt_calloc(rows * k, sizeof(*moe->experts));
+    moe->items         = bt_calloc(rows * k, sizeof(*moe->items));
+    moe->send_at       = bt_calloc(ranks, sizeof(*moe->send_at));
+    moe->send_bytes    = bt_calloc(ranks, sizeof(*moe->send_bytes));
+    moe->recv_at       = bt_calloc(ranks, sizeof(*moe->recv_at));
+    moe->recv_bytes    = bt_calloc(ranks, sizeof(*moe->recv_bytes));
+    moe->ffns          = bt_calloc(moe->n_local, sizeof(*moe->ffns));
+    moe->item_dst      = bt_calloc(terms, sizeof(*moe->item_dst));
+    moe->term_at       = bt_calloc(terms + 1, sizeof(*moe->term_at));
+    moe->term_row      = bt_calloc(terms, sizeof(*moe->term_row));
+    moe->term_y        = bt_calloc(terms, sizeof(*moe->term_y));
+    moe->gather        = bt_calloc(terms, sizeof(*moe->gather));
+    moe->term_local    = bt_calloc(terms, sizeof(*moe->term_local));
+    moe->term_place    = bt_calloc(terms, sizeof(*moe->term_place));
+    moe->term_weight   = bt_calloc(terms, sizeof(*moe->term_weight));
+    moe->sorted_weight = bt_calloc(terms, sizeof(*moe->sorted_weight));
+    moe->local_at      = bt_calloc((size_t)moe->n_local + 1, sizeof(*moe->local_at));
     BT_REQUIRE(moe->row_at != NULL && moe->first_item != NULL && moe->n_came != NULL &&
                    moe->entries != NULL && moe->experts != NULL && moe->items != NULL &&
                    moe->send_at != NULL && moe->send_bytes != NULL && moe->recv_at != NULL &&
@@ -148,7 +150,8 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
                BT_ERR_NO_MEMORY, "moe tables of %zu rows", all_rows);
     BT_REQUIRE(moe->item_dst != NULL && moe->term_at != NULL && moe->term_row != NULL &&
                    moe->term_y != NULL && moe->gather != NULL && moe->term_local != NULL &&
-                   moe->term_weight != NULL && moe->local_at != NULL,
+                   moe->term_weight != NULL && moe->term_place != NULL &&
+                   moe->sorted_weight != NULL && moe->local_at != NULL,
                BT_ERR_NO_MEMORY, "moe tile of %zu terms", terms);
 out:
     return st;
@@ -224,7 +227,7 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     BT_TRY(map_experts(moe));
     per_row = bt_min_u32(cfg->gate.top_k, moe->n_local);
     terms   = all_rows * per_row;
-    most    = TILE_BYTES / sizeof(float) / cfg->hidden;
+    most    = TILE_BYTES / sizeof(bt_bf16) / cfg->hidden;
     if (most < TILE_TERMS) most = TILE_TERMS;
     moe->tile_rows  = bt_min_u32((uint32_t)all_rows, most / (per_row == 0 ? 1 : per_row));
     moe->tile_terms = terms < most ? (uint32_t)terms : most;
@@ -247,13 +250,14 @@ void bt_moe_destroy(bt_moe *moe)
     void *device[] = {moe->logits,   moe->wire,     moe->tile_x,   moe->tile_h,
                       moe->tile_a,   moe->tile_y,   moe->sent,     moe->came,
                       moe->shared_h, moe->shared_a, moe->shared_y, moe->scratch};
-    void *host[]   = {moe->local_expert,  moe->local_index,     moe->whole,       moe->row_at,
-                      moe->expert_rows,   moe->first_item,      moe->n_came,      moe->experts,
-                      (void *)moe->items, moe->entries,         moe->send_at,     moe->send_bytes,
-                      moe->recv_at,       moe->recv_bytes,      moe->ffns,        moe->item_dst,
-                      moe->term_at,       moe->term_row,        moe->term_y,      moe->gather,
-                      moe->term_local,    moe->term_weight,     moe->local_at,    moe->items_of,
-                      moe->local_rows,    (void *)moe->gate_up, (void *)moe->down};
+    void *host[]   = {moe->local_expert,  moe->local_index,   moe->whole,      moe->row_at,
+                      moe->expert_rows,   moe->first_item,    moe->n_came,     moe->experts,
+                      (void *)moe->items, moe->entries,       moe->send_at,    moe->send_bytes,
+                      moe->recv_at,       moe->recv_bytes,    moe->ffns,       moe->item_dst,
+                      moe->term_at,       moe->term_row,      moe->term_y,     moe->gather,
+                      moe->term_local,    moe->term_weight,   moe->local_at,   moe->items_of,
+                      moe->local_rows,    moe->sorted_weight, moe->term_place, (void *)moe->gate_up,
+                      (void *)moe->down};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(moe->dev, device[i]);

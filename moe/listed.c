@@ -3,7 +3,8 @@
 #include "moe/state.h"
 #include "parallel/carrier.h"
 
-/* Numbers the items that this rank owes, row after row, after checking what peers sent. */
+/* Numbers the items that this rank owes, row after row, after checking what peers sent; no item has
+ * a place yet. */
 static bt_status number_items(bt_moe *moe)
 {
     const bt_gate_config *gate = &moe->cfg.gate;
@@ -16,6 +17,8 @@ static bt_status number_items(bt_moe *moe)
                                                    .wire    = moe->wire,
                                                    .entries = moe->entries,
                                                    .scratch = moe->scratch}));
+    memset(moe->items, 0,
+           (size_t)(moe->row_at[moe->self + 1] - own) * gate->top_k * sizeof(*moe->items));
     for (uint32_t r = own; r < moe->row_at[moe->self + 1]; r++)
         memcpy(moe->experts + (size_t)(r - own) * gate->top_k, bt_moe_entries(moe, r),
                gate->top_k * sizeof(*moe->experts));
@@ -49,14 +52,17 @@ static uint32_t fill_ffns(bt_moe *moe, const bt_moe_weights *w)
         size_t first = moe->local_at[i], hidden = moe->cfg.hidden;
 
         if (moe->local_at[i + 1] == first) continue;
-        moe->ffns[n++] = (bt_ffn){.gate_up = w->gate_up[moe->local_expert[i]],
-                                  .down    = w->down[moe->local_expert[i]],
-                                  .x       = moe->tile_x + first * moe->wire_elems,
-                                  .ld_x    = moe->wire_elems,
-                                  .y       = moe->tile_y + first * hidden,
-                                  .ld_y    = hidden,
-                                  .m       = moe->local_at[i + 1] - (uint32_t)first,
-                                  .y_dtype = BT_F32};
+        moe->ffns[n++] = (bt_ffn){.gate_up  = w->gate_up[moe->local_expert[i]],
+                                  .down     = w->down[moe->local_expert[i]],
+                                  .x        = moe->wire,
+                                  .ld_x     = moe->wire_elems,
+                                  .y        = moe->tile_y + first * hidden,
+                                  .ld_y     = hidden,
+                                  .m        = moe->local_at[i + 1] - (uint32_t)first,
+                                  .y_dtype  = BT_BF16,
+                                  .weight   = moe->sorted_weight + first,
+                                  .x_row    = moe->gather + first,
+                                  .gathered = moe->tile_x + first * moe->wire_elems};
     }
     return n;
 }
@@ -73,8 +79,9 @@ static void sort_tile(bt_moe *moe)
     for (uint32_t t = 0; t < moe->n_terms; t++) {
         uint32_t y = moe->local_at[moe->term_local[t]]++; /* becomes the next one's first */
 
-        moe->gather[y] = moe->term_row[t];
-        moe->term_y[t] = y;
+        moe->gather[y]        = moe->term_row[t];
+        moe->sorted_weight[y] = moe->term_weight[t];
+        moe->term_y[t]        = y;
     }
     memmove(moe->local_at + 1, moe->local_at, moe->n_local * sizeof(*moe->local_at));
     moe->local_at[0] = 0;
@@ -82,28 +89,65 @@ static void sort_tile(bt_moe *moe)
         moe->expert_rows[moe->local_expert[i]] += moe->local_at[i + 1] - moe->local_at[i];
 }
 
+/* The tile's terms through the experts. */
 static bt_status run_tile(bt_moe *moe, const bt_moe_weights *w, bt_role role)
 {
-    const bt_moe_config *c      = &moe->cfg;
-    bt_status            st     = BT_OK;
-    bt_moe_sums          params = {.n_items = moe->n_items,
-                                   .hidden  = c->hidden,
-                                   .dst     = moe->item_dst,
-                                   .term_at = moe->term_at,
-                                   .y_row   = moe->term_y,
-                                   .weight  = moe->term_weight,
-                                   .y       = moe->tile_y,
-                                   .items   = moe->sent,
-                                   .scratch = moe->scratch};
+    bt_status st = BT_OK;
 
-    if (moe->n_terms == 0) return BT_OK;
+    if (moe->n_terms == 0 || moe->tile_ran) return BT_OK;
     moe->term_at[moe->n_items] = moe->n_terms;
     sort_tile(moe);
-    BT_TRY(bt_device_gather_rows(moe->dev, moe->n_terms, moe->wire_elems, moe->wire, moe->gather,
-                                 moe->tile_x));
     BT_TRY(bt_device_ffn(moe->dev, role, fill_ffns(moe, w), moe->ffns, moe->tile_h, moe->tile_a));
-    BT_TRY(moe->ops->listed->sum(moe->dev, &params));
+    moe->tile_ran = true;
+out:
+    return st;
+}
+
+/* Items first .. end of the tile, from its terms. */
+static bt_status sum_items(const bt_moe *moe, uint32_t first, uint32_t end)
+{
+    return moe->ops->listed->sum(moe->dev, &(bt_moe_sums){.n_items = end - first,
+                                                          .hidden  = moe->cfg.hidden,
+                                                          .dst     = moe->item_dst + first,
+                                                          .term_at = moe->term_at + first,
+                                                          .y_row   = moe->term_y,
+                                                          .y       = moe->tile_y,
+                                                          .items   = moe->sent});
+}
+
+/* The tile has run; it is empty then. */
+static bt_status empty_tile(bt_moe *moe)
+{
+    bt_status st = sum_items(moe, 0, moe->n_items);
+
     moe->n_terms = moe->n_items = 0;
+    moe->tile_ran               = false;
+    return st;
+}
+
+/* The layer's last tile stays: what it has of this rank's rows is combined where it lies. */
+static bt_status keep_tile(bt_moe *moe)
+{
+    uint32_t own = moe->row_at[moe->self], end = moe->row_at[moe->self + 1],
+             top_k  = moe->cfg.gate.top_k;
+    uint32_t  first = 0, last;
+    bt_status st    = BT_OK;
+
+    while (first < moe->n_items && moe->item_dst[first] < moe->first_item[own])
+        first++;
+    for (last = first; last < moe->n_items && moe->item_dst[last] < moe->first_item[end];)
+        last++;
+    BT_TRY(sum_items(moe, 0, first));
+    BT_TRY(sum_items(moe, last, moe->n_items));
+    for (uint32_t t = 0; t < moe->n_terms; t++) {
+        uint32_t row = moe->term_row[t];
+
+        if (row >= own && row < end)
+            moe->items[(size_t)(row - own) * top_k + moe->term_place[t]] =
+                moe->tile_y + (size_t)moe->term_y[t] * moe->cfg.hidden;
+    }
+    moe->n_terms = moe->n_items = 0;
+    moe->tile_ran               = false;
 out:
     return st;
 }
@@ -122,6 +166,7 @@ static void add_to_tile(bt_moe *moe, uint32_t row, const uint16_t *experts)
             moe->item_dst[moe->n_items++] = item++;
         }
         moe->term_row[t]    = row;
+        moe->term_place[t]  = (uint16_t)j;
         moe->term_local[t]  = moe->local_index[experts[j]];
         moe->term_weight[t] = bt_entry_weight(experts, c->gate.top_k, j);
         moe->n_terms++;
@@ -138,6 +183,7 @@ bt_status bt_moe_listed_experts(bt_moe *moe, const bt_moe_weights *w, const bt_s
     BT_TRY(bt_group_settle(moe->group, wait)); /* before the host looks at the rows */
     BT_TRY(number_items(moe));
     moe->n_terms = moe->n_items = 0;
+    moe->tile_ran               = false;
     for (int role = 0; role < BT_N_ROLES && moe->n_local != 0; role++) {
         for (uint32_t q = 0; q < moe->n_ranks; q++) {
             uint32_t first = moe->row_at[q];
@@ -147,16 +193,19 @@ bt_status bt_moe_listed_experts(bt_moe *moe, const bt_moe_weights *w, const bt_s
             for (uint32_t r = first; r < first + rows->n_rows[q][role]; r++) {
                 if (moe->n_terms + per_row > moe->tile_terms)
                     BT_TRY(run_tile(moe, w, (bt_role)role));
+                if (moe->tile_ran) BT_TRY(empty_tile(moe));
                 add_to_tile(moe, r, bt_moe_entries(moe, r));
             }
         }
         BT_TRY(run_tile(moe, w, (bt_role)role));
     }
+    BT_TRY(keep_tile(moe));
 out:
     return st;
 }
 
-/* Items back to the rows' owners; moe->items[] then says where each expert's output lies. */
+/* Items back to the rows' owners; moe->items[] then says where each expert's output lies, unless
+ * keep_tile() has said so. */
 static bt_status collect(bt_moe *moe, const bt_wait *wait)
 {
     size_t   item_bytes = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
@@ -179,13 +228,13 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
         moe->n_came[q] = 0;
     }
     for (uint32_t i = 0; i < n_entries; i++) {
-        uint32_t q = moe->placement->owner[moe->experts[i]];
+        uint32_t       q    = moe->placement->owner[moe->experts[i]];
+        const bt_bf16 *from = q == self ? moe->sent + moe->send_at[q] / sizeof(bt_bf16)
+                                        : moe->came + moe->recv_at[q] / sizeof(bt_bf16);
 
-        moe->items[i] = NULL;
         if (!bt_moe_begins_item(moe, moe->experts + i / top_k * top_k, i % top_k)) continue;
-        moe->items[i] = (q == self ? moe->sent + moe->send_at[q] / sizeof(bt_bf16)
-                                   : moe->came + moe->recv_at[q] / sizeof(bt_bf16)) +
-                        (size_t)moe->n_came[q]++ * moe->cfg.hidden;
+        from += (size_t)moe->n_came[q]++ * moe->cfg.hidden;
+        if (moe->items[i] == NULL) moe->items[i] = from;
     }
     return bt_moe_exchange(moe, "moe combine", moe->sent, moe->came, wait);
 }
@@ -199,13 +248,11 @@ bt_status bt_moe_listed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, ui
     bt_moe_combine       params = {.n_rows     = n_rows,
                                    .hidden     = c->hidden,
                                    .top_k      = c->gate.top_k,
-                                   .n_blocks   = moe->placement->n_blocks,
                                    .block_size = bt_block_size(moe->placement),
                                    .experts    = moe->experts,
                                    .items      = moe->items,
                                    .shared     = shared,
-                                   .y          = y,
-                                   .scratch    = moe->scratch};
+                                   .y          = y};
 
     BT_TRY(collect(moe, wait));
     BT_TRY(moe->ops->listed->combine(moe->dev, &params));

@@ -41,30 +41,27 @@ typedef struct {
     void                 *scratch;
 } bt_moe_route;
 
-/* items[dst[i]] = bf16(sum of bf16(weight[t] y[y_row[t]])) over the terms t of item i, ascending,
- * fp32 from +0; an item of one term is that term, its zeros positive. */
+/* items[dst[i]] = bf16(sum of y[y_row[t]]) over the terms t of item i, ascending, fp32 from +0;
+ * terms are outputs of experts, weighted and rounded, their zeros positive. */
 typedef struct {
     uint32_t        n_items, hidden;
     const uint32_t *dst;     /* host [n_items] */
     const uint32_t *term_at; /* host [n_items + 1] */
     const uint32_t *y_row;   /* host [n_terms] */
-    const float    *weight;  /* host [n_terms] */
-    const float    *y;       /* [n_terms, hidden] */
+    const bt_bf16  *y;       /* [n_terms, hidden] */
     bt_bf16        *items;   /* out [.., hidden] */
-    void           *scratch;
 } bt_moe_sums;
 
 /* y[r] = bf16(sum over all blocks b ascending of (+0 + part_b), fp32 from +0, then + shared[r]).
  * part_b is what came for the block: one whole sum, or the sum of its single items, fp32 from +0,
  * rounded to bf16; +0 where nothing came. */
 typedef struct {
-    uint32_t              n_rows, hidden, top_k, n_blocks, block_size;
+    uint32_t              n_rows, hidden, top_k, block_size;
     const uint16_t       *experts; /* host [n_rows, top_k] */
     const bt_bf16 *const *items;   /* host [n_rows, top_k]: what came for the expert, or NULL when
                                       the entry before holds it too */
     const float *shared;           /* [n_rows, hidden], or NULL */
     bt_bf16     *y;                /* out [n_rows, hidden] */
-    void        *scratch;
 } bt_moe_combine;
 
 /* What wire rows say of experts and weights, on the host. */

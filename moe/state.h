@@ -26,7 +26,7 @@ struct bt_moe {
     bt_bf16 *tile_x; /* [tile_terms, wire_elems]: rows sorted by expert */
     bt_bf16 *tile_h; /* [tile_terms, 2 expert_dim] */
     bt_bf16 *tile_a; /* [tile_terms, expert_dim] */
-    float   *tile_y; /* [tile_terms, hidden] */
+    bt_bf16 *tile_y; /* [tile_terms, hidden]: weighted */
     bt_bf16 *sent;   /* items that this rank made, by destination */
     bt_bf16 *came;   /* items that other ranks made for this rank's rows */
     bt_bf16 *shared_h, *shared_a;
@@ -51,12 +51,13 @@ struct bt_moe {
     size_t         *send_at, *send_bytes, *recv_at, *recv_bytes; /* [n_ranks] */
     bt_ffn         *ffns;                                        /* [n_local] */
 
-    /* The tile that is being filled, host, owned. */
+    /* The tile that is being filled, or has run and was not yet added up, host, owned. */
     uint32_t  tile_terms, n_terms, n_items;
+    bool      tile_ran;
     uint32_t *item_dst, *term_at, *term_row, *term_y, *gather; /* [tile_terms (+1)] */
-    uint16_t *term_local;
-    float    *term_weight;
-    uint32_t *local_at; /* [n_local + 1] */
+    uint16_t *term_local, *term_place;     /* of its expert among this rank's, among its row's */
+    float    *term_weight, *sorted_weight; /* by term, by row of tile_y */
+    uint32_t *local_at;                    /* [n_local + 1] */
 };
 
 static inline uint32_t bt_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }

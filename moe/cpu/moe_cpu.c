@@ -4,7 +4,7 @@
 #include "moe/ops.h"
 
 /* Elements of a chunk, about: enough to be worth taking from the pool's counter. */
-enum { CHUNK_ELEMS = 8192, ROWS_OF_SCRATCH = 4 };
+enum { CHUNK_ELEMS = 8192 };
 
 typedef struct {
     const bt_cpu_row_kernels *k;
@@ -34,13 +34,8 @@ static uint32_t chunk_end(const row_task *t, uint32_t chunk)
 
 static size_t scratch_bytes(bt_device *dev, const bt_moe_sizes *sizes)
 {
-    return (size_t)bt_cpu_pool_n_threads(bt_device_cpu_pool(dev)) * ROWS_OF_SCRATCH *
-           sizes->hidden * sizeof(float);
-}
-
-static float *scratch_of(float *scratch, uint32_t member, uint32_t hidden)
-{
-    return scratch + (size_t)member * ROWS_OF_SCRATCH * hidden;
+    (void)dev, (void)sizes;
+    return 0;
 }
 
 static void route_rows(void *ctx, uint32_t chunk, uint32_t member)
@@ -85,25 +80,17 @@ static bt_status read(bt_device *dev, const bt_moe_read *r)
 
 static void sum_items(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const row_task           *t   = ctx;
-    const bt_moe_sums        *s   = t->args;
-    const bt_cpu_row_kernels *k   = t->k;
-    float                    *acc = scratch_of(s->scratch, member, s->hidden);
-    float                    *one = acc + s->hidden;
+    const row_task    *t = ctx;
+    const bt_moe_sums *s = t->args;
 
+    (void)member;
     for (uint32_t i = chunk * t->rows_per_chunk; i < chunk_end(t, chunk); i++) {
-        bt_bf16 *item  = s->items + (size_t)s->dst[i] * s->hidden;
-        bool     alone = s->term_at[i + 1] - s->term_at[i] == 1;
+        const bt_bf16 *rows[BT_MAX_TOP_K];
+        uint32_t       first = s->term_at[i], n = s->term_at[i + 1] - first;
 
-        memset(acc, 0, s->hidden * sizeof(*acc));
-        for (uint32_t term = s->term_at[i]; term < s->term_at[i + 1]; term++) {
-            k->scale_bf16(s->y + (size_t)s->y_row[term] * s->hidden, s->hidden, s->weight[term],
-                          item);
-            if (alone) break;
-            k->to_f32(item, s->hidden, one);
-            k->axpy(1.0f, one, s->hidden, acc);
-        }
-        if (!alone) k->to_bf16(acc, s->hidden, item);
+        for (uint32_t j = 0; j < n; j++)
+            rows[j] = s->y + (size_t)s->y_row[first + j] * s->hidden;
+        t->k->sum_parts(rows, &n, 1, NULL, s->hidden, s->items + (size_t)s->dst[i] * s->hidden);
     }
 }
 
@@ -113,58 +100,36 @@ static bt_status sum(bt_device *dev, const bt_moe_sums *s)
     return BT_OK;
 }
 
-/* part = +0 + what came for the block whose entries are [first, end). */
-static void block_part(const bt_cpu_row_kernels *k, const bt_moe_combine *c,
-                       const bt_bf16 *const *items, uint32_t first, uint32_t end, float *one,
-                       float *part)
-{
-    bool     single = end - first == 1 || items[first + 1] == NULL;
-    bt_bf16 *half   = (bt_bf16 *)(one + c->hidden);
-
-    memset(part, 0, c->hidden * sizeof(*part));
-    for (uint32_t j = first; j < end && items[j] != NULL; j++) {
-        k->to_f32(items[j], c->hidden, one);
-        k->axpy(1.0f, one, c->hidden, part);
-    }
-    if (single) return;
-    k->to_bf16(part, c->hidden, half);
-    k->to_f32(half, c->hidden, one);
-    memset(part, 0, c->hidden * sizeof(*part)); /* +0 + -0 is +0, as for a sum that travelled */
-    k->axpy(1.0f, one, c->hidden, part);
-}
-
+/* What came for a row, block after block, is what sum_parts() adds: a block for which nothing came
+ * would add +0 to a sum that is never -0. */
 static void combine_rows(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const row_task       *t    = ctx;
-    const bt_moe_combine *c    = t->args;
-    float                *acc  = scratch_of(c->scratch, member, c->hidden);
-    float                *part = acc + c->hidden, *one = part + c->hidden;
+    const row_task       *t = ctx;
+    const bt_moe_combine *c = t->args;
 
+    (void)member;
     for (uint32_t r = chunk * t->rows_per_chunk; r < chunk_end(t, chunk); r++) {
         const uint16_t       *experts = c->experts + (size_t)r * c->top_k;
         const bt_bf16 *const *items   = c->items + (size_t)r * c->top_k;
-        uint32_t              j       = 0;
+        const bt_bf16        *rows[BT_MAX_TOP_K];
+        uint32_t              n_of[BT_MAX_TOP_K], n_parts = 0, n = 0;
 
-        memset(acc, 0, c->hidden * sizeof(*acc));
-        for (uint32_t b = 0; b < c->n_blocks; b++) {
-            uint32_t first = j;
-
-            while (j < c->top_k && experts[j] / c->block_size == b)
-                j++;
-            if (j == first)
-                memset(part, 0, c->hidden * sizeof(*part));
-            else
-                block_part(t->k, c, items, first, j, one, part);
-            t->k->axpy(1.0f, part, c->hidden, acc);
+        for (uint32_t j = 0; j < c->top_k; j++) {
+            if (items[j] == NULL) continue;
+            if (n == 0 || experts[j] / c->block_size != experts[j - 1] / c->block_size)
+                n_of[n_parts++] = 0;
+            n_of[n_parts - 1]++;
+            rows[n++] = items[j];
         }
-        if (c->shared != NULL) t->k->axpy(1.0f, c->shared + (size_t)r * c->hidden, c->hidden, acc);
-        t->k->to_bf16(acc, c->hidden, c->y + (size_t)r * c->hidden);
+        t->k->sum_parts(rows, n_of, n_parts,
+                        c->shared != NULL ? c->shared + (size_t)r * c->hidden : NULL, c->hidden,
+                        c->y + (size_t)r * c->hidden);
     }
 }
 
 static bt_status combine(bt_device *dev, const bt_moe_combine *c)
 {
-    run_rows(dev, c->n_rows, c->hidden * c->n_blocks, combine_rows, c);
+    run_rows(dev, c->n_rows, c->hidden * c->top_k, combine_rows, c);
     return BT_OK;
 }
 

@@ -172,18 +172,6 @@ out:
     return st;
 }
 
-/* (x0, x1) turn by each pair's angle, in fp32, rounded once. */
-static void turn_pairs(const float *cos_sin, uint32_t dim, const bt_bf16 *x, bt_bf16 *y)
-{
-    for (uint32_t i = 0; i < dim; i += 2) {
-        float c = cos_sin[i], s = cos_sin[i + 1];
-        float x0 = bt_bf16_to_f32(x[i]), x1 = bt_bf16_to_f32(x[i + 1]);
-
-        y[i]     = bt_bf16_from_f32(x0 * c - x1 * s);
-        y[i + 1] = bt_bf16_from_f32(x0 * s + x1 * c);
-    }
-}
-
 typedef struct {
     const bt_attn_cpu  *a;
     const bt_attn_call *call;
@@ -192,22 +180,23 @@ typedef struct {
 
 static void append_row(const append_job *job, const bt_span *span, uint32_t row)
 {
-    const bt_attn_cpu   *a        = job->a;
-    const bt_mla_config *cfg      = &a->cfg;
-    uint32_t             pos      = span->start + (row - span->first_row);
-    const float         *cos_sin  = a->rope + (size_t)pos * cfg->qk_rope_dim;
-    size_t               head_dim = cfg->qk_nope_dim + cfg->qk_rope_dim;
-    size_t               kv_dim   = cfg->kv_lora_rank + cfg->qk_rope_dim;
-    const bt_bf16       *kv       = job->call->kv + row * kv_dim;
-    bt_bf16             *q        = job->call->q + row * bt_attn_q_dim(cfg) + cfg->qk_nope_dim;
-    bt_bf16             *dst =
+    const bt_attn_cpu        *a        = job->a;
+    const bt_mla_config      *cfg      = &a->cfg;
+    const bt_cpu_row_kernels *rows     = a->kernels->rows;
+    uint32_t                  pos      = span->start + (row - span->first_row);
+    const float              *cos_sin  = a->rope + (size_t)pos * cfg->qk_rope_dim;
+    size_t                    head_dim = cfg->qk_nope_dim + cfg->qk_rope_dim;
+    size_t                    kv_dim   = cfg->kv_lora_rank + cfg->qk_rope_dim;
+    const bt_bf16            *kv       = job->call->kv + row * kv_dim;
+    bt_bf16                  *q        = job->call->q + row * bt_attn_q_dim(cfg) + cfg->qk_nope_dim;
+    bt_bf16                  *dst =
         bt_kv_pool_rows(job->call->pool, span->pages[pos / BT_PAGE_TOKENS], job->call->layer) +
         pos % BT_PAGE_TOKENS * kv_dim;
 
     memcpy(dst, kv, cfg->kv_lora_rank * sizeof(*dst));
-    turn_pairs(cos_sin, cfg->qk_rope_dim, kv + cfg->kv_lora_rank, dst + cfg->kv_lora_rank);
+    rows->rope_row(cos_sin, kv + cfg->kv_lora_rank, cfg->qk_rope_dim, dst + cfg->kv_lora_rank);
     for (uint32_t h = 0; h < cfg->n_heads; h++, q += head_dim)
-        turn_pairs(cos_sin, cfg->qk_rope_dim, q, q);
+        rows->rope_row(cos_sin, q, cfg->qk_rope_dim, q);
 }
 
 static void append_task(void *ctx, uint32_t chunk, uint32_t member)

@@ -2,11 +2,13 @@
  *
  * For each span, for some heads at a time, for each part of the context ascending: the pool expands
  * the part's pages (one chunk a head and page: k = W_UK c, v = W_UV c, rounded, packed), then runs
- * the query tiles (one chunk a head and tile).  A tile's first part goes straight to its running
- * state, later ones are merged into it. */
+ * the query tiles (one chunk a head and tile, which goes through the part strip by strip).  A
+ * strip's first part goes straight to its running state, later ones are merged into it. */
 #include <string.h>
 
 #include "attention/cpu/attn_cpu.h"
+
+enum { STRIP_LANES = 32 };
 
 typedef struct {
     bt_attn_cpu        *a;
@@ -112,24 +114,55 @@ static void gather_queries(const bt_mla_config *cfg, const bt_bf16 *q, uint32_t 
     }
 }
 
-/* scores[lane][key] = q . k of the i-th page of the part, for the lanes that see its first key. */
-static void score(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t head,
-                  uint32_t i, float *scores)
+/* scores[lane][key] = q . k of the block that begins with the i-th page of the part, for the lanes
+ * that see its first key, and keys that a lane of the tile sees. */
+static void score(const normal_job *job, const bt_tile *t, const bt_key_block *block,
+                  const bt_bf16 *q, uint32_t head, uint32_t i, float *scores)
 {
-    uint32_t  width = bt_joined_dim(&job->a->cfg), page = job->first_page + i;
-    uint32_t  first = bt_tile_first_lane(t, page * BT_PAGE_TOKENS);
-    bt_cpu_mm mm    = {.x      = q + (size_t)first * width,
-                       .ld_x   = width,
-                       .packed = keys_at(job, head, i),
-                       .y      = scores + (size_t)first * BT_BLOCK_TOKENS +
-                            i % BT_BLOCK_PAGES * BT_PAGE_TOKENS,
-                       .ld_y   = BT_BLOCK_TOKENS,
-                       .m      = t->n_lanes - first,
-                       .n      = keys_of(job, page),
-                       .k      = width,
-                       .cached = true};
+    uint32_t  width = bt_joined_dim(&job->a->cfg), first = bt_tile_first_lane(t, block->start);
+    bt_cpu_mm mm = {.x      = q + (size_t)first * width,
+                    .ld_x   = width,
+                    .packed = keys_at(job, head, i), /* pages follow each other */
+                    .y      = scores + (size_t)first * BT_BLOCK_TOKENS,
+                    .ld_y   = BT_BLOCK_TOKENS,
+                    .m      = t->n_lanes - first,
+                    .n      = min_u32(block->n_keys, bt_tile_last_pos(t) + 1 - block->start),
+                    .k      = width,
+                    .cached = true};
 
-    if (mm.m != 0) t->kernels->mm[t->role](&mm);
+    t->kernels->mm[t->role](&mm);
+}
+
+/* Lanes of a tile that go through the part together: what they need between the products stays in
+ * the first-level cache. */
+static void attend_strip(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t head,
+                         const bt_attn_member *m, const bt_tile_state *running,
+                         const bt_tile_state *state, bt_bf16 *out)
+{
+    const bt_mla_config *cfg  = &job->a->cfg;
+    uint32_t             last = bt_tile_last_pos(t), part_start = job->first_page * BT_PAGE_TOKENS;
+
+    if (last < part_start) return; /* finished with an earlier part */
+    gather_queries(cfg, q, t->n_lanes, m->joined);
+    bt_tile_reset(t, state);
+    for (uint32_t i = 0; i < job->n_pages; i += BT_BLOCK_PAGES) {
+        bt_key_block block = {.start  = (job->first_page + i) * BT_PAGE_TOKENS,
+                              .values = values_at(job, head, i)};
+
+        if (block.start > last) break;
+        block.n_keys = block_keys(job, block.start);
+        score(job, t, &block, m->joined, head, i, m->tile.scores);
+        bt_tile_add(t, &block, &m->tile, state);
+    }
+    if (job->part != 0) bt_tile_merge(t, part_start, state, running);
+    if (last < (job->part + 1) * BT_ATTN_SPLIT_TOKENS)
+        bt_tile_finish(t, running, out, (size_t)cfg->n_heads * cfg->v_dim);
+}
+
+/* The state of lanes from `lane` on. */
+static bt_tile_state lanes_from(const bt_tile_state *s, uint32_t lane, uint32_t v_dim)
+{
+    return (bt_tile_state){s->max + lane, s->sum + lane, s->o + lane * bt_tile_ld(v_dim)};
 }
 
 /* Chunks: [n_heads][n_tiles]. */
@@ -140,40 +173,29 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_mla_config  *cfg  = &a->cfg;
     const bt_attn_member *m    = &a->members[member];
     uint32_t              head = chunk / job->n_tiles, tile = chunk % job->n_tiles;
-    uint32_t              row = tile * BT_TILE_LANES;
-    bt_tile               t   = {.kernels       = a->kernels,
+    uint32_t      row = tile * BT_TILE_LANES, end = min_u32(row + BT_TILE_LANES, job->span->n_rows);
+    size_t        h   = job->head0 + head;
+    bt_tile_state all = bt_tile_state_at(a->running + (head * a->tiles_per_head + tile) *
+                                                          bt_tile_state_floats(cfg->v_dim));
+
+    for (uint32_t lane = 0; row < end; lane += STRIP_LANES, row += STRIP_LANES) {
+        bt_tile       t       = {.kernels       = a->kernels,
                                  .role          = job->span->role,
                                  .scale         = cfg->softmax_scale,
                                  .v_dim         = cfg->v_dim,
                                  .block_keys    = BT_BLOCK_TOKENS,
-                                 .n_lanes       = min_u32(job->span->n_rows - row, BT_TILE_LANES),
+                                 .n_lanes       = min_u32(end - row, STRIP_LANES),
                                  .lanes_per_pos = 1,
                                  .pos0          = job->span->start + row};
-    uint32_t       last = bt_tile_last_pos(&t), part_start = job->first_page * BT_PAGE_TOKENS;
-    size_t         q_row = (size_t)job->span->first_row + row, h = job->head0 + head;
-    const bt_bf16 *q =
-        job->call->q + q_row * bt_attn_q_dim(cfg) + h * (cfg->qk_nope_dim + cfg->qk_rope_dim);
-    bt_tile_state running = bt_tile_state_at(a->running + (head * a->tiles_per_head + tile) *
-                                                              bt_tile_state_floats(cfg->v_dim));
-    bt_tile_state state   = job->part == 0 ? running : bt_tile_state_at(m->state);
+        size_t        q_row   = (size_t)job->span->first_row + row;
+        bt_tile_state running = lanes_from(&all, lane, cfg->v_dim);
+        bt_tile_state state   = job->part == 0 ? running : bt_tile_state_at(m->state);
 
-    if (last < part_start) return; /* finished with an earlier part */
-    gather_queries(cfg, q, t.n_lanes, m->joined);
-    bt_tile_reset(&t, &state);
-    for (uint32_t i = 0; i < job->n_pages; i += BT_BLOCK_PAGES) {
-        bt_key_block block = {.start  = (job->first_page + i) * BT_PAGE_TOKENS,
-                              .values = values_at(job, head, i)};
-
-        if (block.start > last) break;
-        block.n_keys = block_keys(job, block.start);
-        for (uint32_t p = i; p < min_u32(i + BT_BLOCK_PAGES, job->n_pages); p++)
-            score(job, &t, m->joined, head, p, m->tile.scores);
-        bt_tile_add(&t, &block, &m->tile, &state);
+        attend_strip(
+            job, &t,
+            job->call->q + q_row * bt_attn_q_dim(cfg) + h * (cfg->qk_nope_dim + cfg->qk_rope_dim),
+            head, m, &running, &state, job->call->out + (q_row * cfg->n_heads + h) * cfg->v_dim);
     }
-    if (job->part != 0) bt_tile_merge(&t, part_start, &state, &running);
-    if (last < (job->part + 1) * BT_ATTN_SPLIT_TOKENS)
-        bt_tile_finish(&t, &running, job->call->out + (q_row * cfg->n_heads + h) * cfg->v_dim,
-                       (size_t)cfg->n_heads * cfg->v_dim);
 }
 
 static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span *span)

@@ -39,6 +39,12 @@ static uint32_t n_visible(const bt_tile *t, const bt_key_block *block, uint32_t 
     return n < block->n_keys ? n : block->n_keys;
 }
 
+/* Keys of the block that any lane sees, in whole tiles: those that the products go through. */
+static uint32_t n_seen(const bt_tile *t, const bt_key_block *block)
+{
+    return bt_cpu_pad(n_visible(t, block, t->n_lanes - 1), 32);
+}
+
 /* The first block of a part finds sums that nothing was written to: it starts them from +0. */
 static bool begins_part(const bt_key_block *block)
 {
@@ -74,9 +80,8 @@ static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t la
 {
     const bt_cpu_row_kernels *rows = t->kernels->rows;
     size_t                    at   = (size_t)lane * t->block_keys;
-    float                     sum  = rows->exp_row(scratch->scores + at, n_visible(t, block, lane),
-                                                   bt_cpu_pad(block->n_keys, 32), t->scale, state->max[lane],
-                                                   scratch->p + at, NULL);
+    float sum = rows->exp_row(scratch->scores + at, n_visible(t, block, lane), n_seen(t, block),
+                              t->scale, state->max[lane], scratch->p + at, NULL);
 
     state->sum[lane] = state->sum[lane] * shrink + sum;
     if (shrink != 1.0f && !begins_part(block))
@@ -95,28 +100,34 @@ static void add_values(const bt_tile *t, const bt_key_block *block, const column
                        uint32_t lane, uint32_t n_lanes, const bt_tile_scratch *scratch,
                        const bt_tile_state *state)
 {
-    bt_cpu_mm mm = {.x       = scratch->p + (size_t)lane * t->block_keys,
-                    .ld_x    = t->block_keys,
-                    .packed  = cols->packed,
-                    .y       = state->o + lane * bt_tile_ld(t->v_dim) + cols->first,
-                    .ld_y    = bt_tile_ld(t->v_dim),
-                    .m       = n_lanes,
-                    .n       = cols->n,
-                    .k       = bt_cpu_pad(block->n_keys, 32),
-                    .add     = !begins_part(block),
-                    .cached  = true,
-                    .fetch   = cols->fetch,
-                    .n_fetch = cols->n_fetch};
+    bt_cpu_mm mm = {.x        = scratch->p + (size_t)lane * t->block_keys,
+                    .ld_x     = t->block_keys,
+                    .packed   = cols->packed,
+                    .k_packed = block->n_keys,
+                    .y        = state->o + lane * bt_tile_ld(t->v_dim) + cols->first,
+                    .ld_y     = bt_tile_ld(t->v_dim),
+                    .m        = n_lanes,
+                    .n        = cols->n,
+                    .k        = n_seen(t, block),
+                    .add      = !begins_part(block),
+                    .cached   = true,
+                    .fetch    = cols->fetch,
+                    .n_fetch  = cols->n_fetch};
 
     if (n_lanes != 0) t->kernels->mm[t->role](&mm);
 }
 
-static bool all_finite(const bt_bf16 *x, size_t n)
+/* The values of keys from .. to-1, and of a neighbour where these are odd. */
+static bool all_finite(const bt_key_block *block, const columns *cols, uint32_t from, uint32_t to)
 {
-    uint32_t bad = 0;
+    uint32_t bad = 0, k_pad = bt_cpu_pad(block->n_keys, 32);
 
-    for (size_t i = 0; i < n; i++)
-        bad |= (x[i] & 0x7f80u) == 0x7f80u;
+    for (uint32_t col = 0; col < cols->n; col += 16) {
+        const bt_bf16 *x = cols->packed + (size_t)col * k_pad;
+
+        for (uint32_t i = from / 2 * 32; i < (to + 1) / 2 * 32; i++)
+            bad |= (x[i] & 0x7f80u) == 0x7f80u;
+    }
     return bad == 0;
 }
 
@@ -139,7 +150,8 @@ static void add_columns(const bt_tile *t, const bt_key_block *block, const colum
 {
     /* A weight of 0 keeps a finite value away from a lane, but not an inf or a NaN that a later
      * token of the same request has brought. */
-    if (first < full && !all_finite(cols->packed, bt_cpu_packed_elems(cols->n, block->n_keys))) {
+    if (first < full &&
+        !all_finite(block, cols, n_visible(t, block, first), n_visible(t, block, t->n_lanes - 1))) {
         columns cut = {.packed = scratch->cut, .first = cols->first, .n = cols->n};
 
         for (; first < full; first++) {

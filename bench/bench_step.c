@@ -58,6 +58,7 @@ typedef struct {
     bt_kv_pool     *pool;
     bt_model       *model;
     bt_group       *group;
+    bt_placement    placement;
     uint32_t        n_threads, n_pages, n_moe;
     bt_page_id     *pages;
     uint32_t        tokens[MAX_ROWS];
@@ -319,11 +320,10 @@ static void print_case(const bench_case *c, const sample *s, uint32_t n)
 
 static void load(bench *b, const char *dir, bt_world *world)
 {
-    static const uint32_t SELF[1]   = {0};
-    bt_safetensors       *set       = NULL;
-    bt_placement          placement = {0};
-    bt_model_options      opt       = {
-                   .max_rows = MAX_ROWS, .max_logit_rows = MAX_LOGITS, .normal = true, .absorbed = true};
+    static const uint32_t SELF[1] = {0};
+    bt_safetensors       *set     = NULL;
+    bt_model_options      opt     = {
+                 .max_rows = MAX_ROWS, .max_logit_rows = MAX_LOGITS, .normal = true, .absorbed = true};
     cost          from = now(b), t;
     struct rusage used;
     double        files = 0;
@@ -333,12 +333,12 @@ static void load(bench *b, const char *dir, bt_world *world)
     need(b->cfg.moe.gate.n_experts != 0, "expected a model with experts");
     b->n_moe = bt_model_n_moe_layers(&b->cfg);
     need(bt_group_create(world, 1, SELF, 0, 1, &b->group) == BT_OK &&
-             bt_placement_init(&placement, b->cfg.moe.gate.n_experts, b->cfg.moe.gate.n_groups, 1,
-                               NULL) == BT_OK,
+             bt_placement_init(&b->placement, b->cfg.moe.gate.n_experts, b->cfg.moe.gate.n_groups,
+                               1, NULL) == BT_OK,
          "no group");
     opt.dev       = b->dev;
     opt.group     = b->group;
-    opt.placement = &placement;
+    opt.placement = &b->placement;
     need(bt_model_load(&b->cfg, set, &opt, &b->model) == BT_OK, "the model does not load");
     for (size_t i = 0; i < bt_safetensors_count(set); i++)
         files += (double)bt_safetensors_at(set, i)->bytes;

@@ -88,10 +88,11 @@ static inline uint32_t bt_part_blocks(uint32_t n_pages)
 {
     return (n_pages + BT_BLOCK_PAGES - 1) / BT_BLOCK_PAGES;
 }
-/* Elements of a query or a key with both parts: nope, padded to whole steps of 32 k, and rope. */
+/* Elements of a query or a key with both parts, nope and rope, each padded to whole steps of 32 k.
+ */
 static inline uint32_t bt_joined_dim(const bt_mla_config *cfg)
 {
-    return bt_cpu_pad(cfg->qk_nope_dim, 32) + cfg->qk_rope_dim;
+    return bt_cpu_pad(cfg->qk_nope_dim, 32) + bt_cpu_pad(cfg->qk_rope_dim, 32);
 }
 /* Elements of one row of the step's query matrix. */
 static inline size_t bt_attn_q_dim(const bt_mla_config *cfg)

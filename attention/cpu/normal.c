@@ -8,8 +8,6 @@
 
 #include "attention/cpu/attn_cpu.h"
 
-enum { STRIP_LANES = 32 };
-
 typedef struct {
     bt_attn_cpu        *a;
     const bt_attn_call *call;
@@ -63,14 +61,15 @@ static void expand(const normal_job *job, const bt_linear *w, uint32_t n, const 
     a->kernels->mm[job->span->role](&mm);
 }
 
-/* A query or a key as one row: the nope part, padded with +0 to a step of the products, then the
- * rope part, so that one product adds what two would, in the same order. */
+/* A query or a key as one row: the nope part, then the rope part, each padded with +0 to a step of
+ * the products, so that one product adds what two would, in the same order. */
 static void join(const bt_mla_config *cfg, const bt_bf16 *rope, bt_bf16 *row)
 {
-    uint32_t nope = bt_cpu_pad(cfg->qk_nope_dim, 32);
+    uint32_t nope = bt_cpu_pad(cfg->qk_nope_dim, 32), end = nope + cfg->qk_rope_dim;
 
     memset(row + cfg->qk_nope_dim, 0, (nope - cfg->qk_nope_dim) * sizeof(*row));
     memcpy(row + nope, rope, cfg->qk_rope_dim * sizeof(*row));
+    memset(row + end, 0, (bt_joined_dim(cfg) - end) * sizeof(*row));
 }
 
 /* Chunks: [n_heads][n_pages]. */
@@ -133,6 +132,37 @@ static void score(const normal_job *job, const bt_tile *t, const bt_key_block *b
     t->kernels->mm[t->role](&mm);
 }
 
+/* All blocks of the part that every lane sees all of, where there is one kernel for that; returns
+ * their pages. */
+static uint32_t attend_whole_blocks(const normal_job *job, const bt_tile *t, const bt_bf16 *q,
+                                    uint32_t head, const bt_attn_member *m,
+                                    const bt_tile_state *state)
+{
+    uint32_t part_start = job->first_page * BT_PAGE_TOKENS, width = bt_joined_dim(&job->a->cfg);
+    uint32_t n_seen   = t->pos0 < part_start ? 0 : t->pos0 + 1 - part_start;
+    uint32_t n_blocks = min_u32(n_seen / BT_BLOCK_TOKENS, job->n_pages / BT_BLOCK_PAGES);
+    bt_cpu_attend a   = {.q        = q,
+                         .keys     = keys_at(job, head, 0),
+                         .values   = values_at(job, head, 0),
+                         .k        = width,
+                         .v_dim    = t->v_dim,
+                         .n_blocks = n_blocks,
+                         .scale    = t->scale,
+                         .max      = state->max,
+                         .sum      = state->sum,
+                         .o        = state->o,
+                         .ld_o     = bt_tile_ld(t->v_dim),
+                         .scores   = m->tile.scores,
+                         .p        = m->tile.p};
+
+    _Static_assert((int)BT_CPU_STRIP_KEYS == (int)BT_BLOCK_TOKENS, "a block of keys");
+    if (t->kernels->attend == NULL || n_blocks == 0 || t->n_lanes != BT_CPU_STRIP ||
+        t->v_dim % 32 != 0)
+        return 0;
+    t->kernels->attend(&a);
+    return n_blocks * BT_BLOCK_PAGES;
+}
+
 /* Lanes of a tile that go through the part together: what they need between the products stays in
  * the first-level cache. */
 static void attend_strip(const normal_job *job, const bt_tile *t, const bt_bf16 *q, uint32_t head,
@@ -145,7 +175,8 @@ static void attend_strip(const normal_job *job, const bt_tile *t, const bt_bf16 
     if (last < part_start) return; /* finished with an earlier part */
     gather_queries(cfg, q, t->n_lanes, m->joined);
     bt_tile_reset(t, state);
-    for (uint32_t i = 0; i < job->n_pages; i += BT_BLOCK_PAGES) {
+    for (uint32_t i = attend_whole_blocks(job, t, m->joined, head, m, state); i < job->n_pages;
+         i += BT_BLOCK_PAGES) {
         bt_key_block block = {.start  = (job->first_page + i) * BT_PAGE_TOKENS,
                               .values = values_at(job, head, i)};
 
@@ -178,13 +209,13 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
     bt_tile_state all = bt_tile_state_at(a->running + (head * a->tiles_per_head + tile) *
                                                           bt_tile_state_floats(cfg->v_dim));
 
-    for (uint32_t lane = 0; row < end; lane += STRIP_LANES, row += STRIP_LANES) {
+    for (uint32_t lane = 0; row < end; lane += BT_CPU_STRIP, row += BT_CPU_STRIP) {
         bt_tile       t       = {.kernels       = a->kernels,
                                  .role          = job->span->role,
                                  .scale         = cfg->softmax_scale,
                                  .v_dim         = cfg->v_dim,
                                  .block_keys    = BT_BLOCK_TOKENS,
-                                 .n_lanes       = min_u32(end - row, STRIP_LANES),
+                                 .n_lanes       = min_u32(end - row, BT_CPU_STRIP),
                                  .lanes_per_pos = 1,
                                  .pos0          = job->span->start + row};
         size_t        q_row   = (size_t)job->span->first_row + row;

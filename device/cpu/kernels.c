@@ -25,6 +25,7 @@ static const family FAMILIES[] = {
       .mm         = BOTH_ROLES(bt_cpu_mm_tile32_amx),
       .mm_tiles   = bt_cpu_mm_tile32_amx_tiles,
       .mm_pages   = bt_cpu_mm_tile32_amx_pages,
+      .attend     = bt_cpu_attend_amx,
       .rows       = &bt_cpu_rows_avx512bf16}},
     {BT_CPU_AVX512BF16,
      {.name       = "avx512bf16",

@@ -83,6 +83,26 @@ typedef struct {
     uint32_t              n_later; /* fetched meanwhile; or 0 */
 } bt_cpu_mm_pages;
 
+enum { BT_CPU_STRIP = 32, BT_CPU_STRIP_KEYS = 256 };
+/* A strip of BT_CPU_STRIP queries of a head goes through n_blocks >= 1 whole blocks of
+ * BT_CPU_STRIP_KEYS keys, all of which each of them sees.  For each block, ascending:
+ *     s = q K^T;  m = max(max, scale * the row's maximum of s);  c = exp(max - m);  max = m
+ *     p = exp(scale s - m), in fp32;  sum = sum c + the row's sum of p;  o = o c + bf16(p) V
+ * by the arithmetic of the products and as the row kernels compute it (where c is 1 nothing
+ * is multiplied).  k and v_dim are multiples of 32. */
+typedef struct {
+    const bt_bf16 *q;      /* [strip, k] */
+    const bt_bf16 *keys;   /* packed [keys, k], block after block */
+    const bt_bf16 *values; /* packed, k = keys, n = v_dim, block after block */
+    uint32_t       k, v_dim, n_blocks;
+    float          scale;     /* above 0 */
+    float         *max, *sum; /* [strip] */
+    float         *o;         /* [strip, v_dim], row stride ld_o elements: not read, begins as +0 */
+    size_t         ld_o;
+    float         *scores; /* scratch, [2][strip][keys], on a cache line */
+    bt_bf16       *p;      /* the same */
+} bt_cpu_attend;
+
 /* Packing, and work on one row at a time. */
 typedef struct {
     /* Packs src[n][k] (row stride ld elements): column n of B is row n of src.  Weights; keys for
@@ -132,6 +152,7 @@ typedef struct {
     void (*mm[BT_N_ROLES])(const bt_cpu_mm *mm);
     void (*mm_tiles)(const bt_cpu_mm_tiles *mm); /* both roles, with many rows; or NULL */
     void (*mm_pages)(const bt_cpu_mm_pages *mm); /* both roles; or NULL */
+    void (*attend)(const bt_cpu_attend *a);      /* both roles; or NULL */
     const bt_cpu_row_kernels *rows;
 } bt_cpu_kernels;
 

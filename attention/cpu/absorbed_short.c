@@ -4,9 +4,15 @@
  * waits for another.  Bits are those of absorbed.c, whose products and passes these are. */
 #include "attention/cpu/attn_cpu.h"
 
+/* Where this way ends, by measure.  What groups save, a row's queries and sums that stay in a cache
+ * and two runs of the pool, does not depend on the context; what they cost is a pass over a page
+ * for each group, at the price of a full tile of AMX. */
 enum {
-    SHORT_TOKENS = 64,
-    MIN_HEADS    = 8 /* of a group: fewer leave a tile of AMX more than half empty */
+    FULL_TOKENS  = 512, /* groups of BT_GROUP_HEADS: all of a tile is used */
+    SHORT_TOKENS = 128, /* of MIN_HEADS at least */
+    FEW_TOKENS   = 64,  /* of fewer, and then only for a row or two */
+    MIN_HEADS    = 8,
+    FEW_ROWS     = 2
 };
 
 typedef struct {
@@ -134,13 +140,28 @@ static void group_task(void *ctx, uint32_t chunk, uint32_t member)
     expand(&g);
 }
 
-static bool all_short(const bt_attn_call *call, uint32_t first_row, uint32_t end)
+/* The longest context of the job's rows that goes this way, or 0. */
+static uint32_t longest(const short_job *job)
 {
+    const bt_attn_cpu *a = job->a;
+
+    if (job->heads < MIN_HEADS)
+        return job->n_rows <= FEW_ROWS && a->cfg.n_heads >= a->n_members ? FEW_TOKENS : 0;
+    /* A wave would cut the heads of one row for the threads as finely. */
+    if (job->n_rows == 1 && job->n_groups <= a->n_members) return BT_ATTN_SPLIT_TOKENS;
+    return job->heads == BT_GROUP_HEADS ? FULL_TOKENS : SHORT_TOKENS;
+}
+
+static bool all_within(const short_job *job, uint32_t n_tokens)
+{
+    const bt_attn_call *call = job->call;
+    uint32_t            end  = job->first_row + job->n_rows;
+
     for (uint32_t i = 0; i < call->n_spans; i++) {
         const bt_span *span = &call->spans[i];
 
-        if (span->first_row < end && span->first_row + span->n_rows > first_row &&
-            span->start + span->n_rows > SHORT_TOKENS)
+        if (span->first_row < end && span->first_row + span->n_rows > job->first_row &&
+            span->start + span->n_rows > n_tokens)
             return false;
     }
     return true;
@@ -155,7 +176,7 @@ bool bt_absorbed_short(const bt_attn_cpu *a, const bt_attn_call *call, uint32_t 
     n         = (n + a->n_members - 1) / a->n_members * a->n_members; /* as many for each thread */
     job.heads = (a->cfg.n_heads + n - 1) / n;
     job.n_groups = (a->cfg.n_heads + job.heads - 1) / job.heads;
-    if (job.heads < MIN_HEADS || !all_short(call, first_row, first_row + n_rows)) return false;
+    if (!all_within(&job, longest(&job))) return false;
     bt_cpu_pool_run(a->pool, job.n_groups, group_task, &job);
     return true;
 }

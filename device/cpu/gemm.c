@@ -17,9 +17,9 @@ enum {
     CHUNK_WEIGHT_BYTES = 64 << 10,
     MIN_COLS           = 32,
     MIN_ROWS           = 32,
-    CHUNKS_PER_THREAD  = 8,     /* so that a slow thread does not hold up the others */
-    SMALL_NS           = 30000, /* not worth waking another thread */
-    FEW_ROWS           = 16,    /* x is not worth making into tiles */
+    CHUNKS_PER_THREAD  = 8,    /* so that a slow thread does not hold up the others */
+    SMALL_NS           = 8000, /* not worth sharing, even with a thread that is awake */
+    FEW_ROWS           = 16,   /* x is not worth making into tiles */
     TILE_ROWS          = 16,
     TILE_COLS          = 32
 };

@@ -14,14 +14,17 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #include <xmmintrin.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 
 enum {
-    MAX_THREADS   = 1024,
-    SPIN_PAUSES   = 64, /* some 3 microseconds: the gap between two operations of a layer */
+    MAX_THREADS = 1024,
+    SPIN_PAUSES = 200, /* some 10 microseconds: the gaps between operations of a layer, and most
+                          ends of chunks */
     MXCSR_DAZ_FTZ = 0x8040
 };
 
@@ -89,7 +92,7 @@ static void work_on(bt_cpu_pool *pool, uint32_t index)
     }
 }
 
-/* Looks for a new run for a few microseconds, then sleeps until there is one. */
+/* Looks for a new run for some ten microseconds, then sleeps until there is one. */
 static void await_run(bt_cpu_pool *pool, uint32_t seen)
 {
     for (int i = 0; i < SPIN_PAUSES; i++) {
@@ -172,6 +175,24 @@ void bt_cpu_pool_destroy(bt_cpu_pool *pool)
 }
 
 uint32_t bt_cpu_pool_n_threads(const bt_cpu_pool *pool) { return pool->n_threads; }
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec t = {0};
+
+    return clock_gettime(clock, &t) == 0 ? (uint64_t)t.tv_sec * BT_NS_PER_S + (uint64_t)t.tv_nsec
+                                         : 0;
+}
+
+uint64_t bt_cpu_pool_cpu_ns(const bt_cpu_pool *pool)
+{
+    uint64_t  ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    clockid_t clock;
+
+    for (uint32_t i = 1; i <= pool->n_started; i++)
+        if (pthread_getcpuclockid(pool->members[i].thread, &clock) == 0) ns += clock_ns(clock);
+    return ns;
+}
 
 /* Waits for chunks that others have taken. */
 static void await_others(bt_cpu_pool *pool, uint32_t n_chunks)

@@ -3,7 +3,7 @@
  * Work comes as chunks that members take one at a time from an atomic counter.  The caller takes
  * chunks too and waits only for chunks already taken by others, so a member that the kernel does
  * not schedule (a neighbour rank uses its core) costs nothing.  Idle members sleep on a futex;
- * nothing spins for longer than a few microseconds. */
+ * nothing spins for longer than some ten microseconds. */
 #ifndef BT_DEVICE_CPU_POOL_H
 #define BT_DEVICE_CPU_POOL_H
 
@@ -21,6 +21,10 @@ typedef void (*bt_cpu_task)(void *ctx, uint32_t chunk, uint32_t member);
 bt_status bt_cpu_pool_create(uint32_t n_threads, bt_cpu_pool **pool_out);
 void      bt_cpu_pool_destroy(bt_cpu_pool *pool);
 uint32_t  bt_cpu_pool_n_threads(const bt_cpu_pool *pool);
+
+/* CPU time of the pool's threads, the caller's included, since each began: what a thread that still
+ * spins has used is counted, which the process's clock adds with the next tick only. */
+uint64_t bt_cpu_pool_cpu_ns(const bt_cpu_pool *pool);
 
 /* Runs task for every chunk and returns when all are done.  Not reentrant. */
 void bt_cpu_pool_run(bt_cpu_pool *pool, uint32_t n_chunks, bt_cpu_task task, void *ctx);

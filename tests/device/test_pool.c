@@ -67,6 +67,38 @@ static void run_does_every_chunk_once(void)
     }
 }
 
+static uint64_t thread_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * BT_NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+/* Works for a millisecond of CPU time and adds what it used. */
+static void use_time(void *ctx, uint32_t chunk, uint32_t member)
+{
+    uint64_t start = thread_ns();
+
+    (void)chunk, (void)member;
+    while (thread_ns() - start < BT_NS_PER_MS) {
+    }
+    atomic_fetch_add((_Atomic uint64_t *)ctx, thread_ns() - start);
+}
+
+static void cpu_time_has_that_of_all_threads(void)
+{
+    bt_cpu_pool     *pool = NULL;
+    _Atomic uint64_t used = 0;
+    uint64_t         start;
+
+    EXPECT_EQ(bt_cpu_pool_create(3, &pool), BT_OK);
+    start = bt_cpu_pool_cpu_ns(pool);
+    bt_cpu_pool_run(pool, 12, use_time, &used);
+    EXPECT(bt_cpu_pool_cpu_ns(pool) - start >= used); /* at once, though they still spin */
+    bt_cpu_pool_destroy(pool);
+}
+
 static void run_many_short_ones_loses_none(void)
 {
     static job   j[2];
@@ -192,6 +224,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(run_does_every_chunk_once),
+        BT_TEST(cpu_time_has_that_of_all_threads),
         BT_TEST(run_many_short_ones_loses_none),
         BT_TEST(run_on_one_core_ends),
         BT_TEST(run_uses_other_members),

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "attention/variants/variants.h"
@@ -217,25 +216,19 @@ static void sweep_task(void *ctx, uint32_t chunk, uint32_t member)
     bt_roof_read(r->other + (size_t)chunk * SWEEP_CHUNK, SWEEP_CHUNK);
 }
 
-static double cpu_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bt_status step_once(run *r, bt_variant_kind kind, bt_point *at)
 {
     bt_status st = BT_OK;
     uint64_t  ns[BT_N_STAGES];
-    double    sum                           = 0, cpu;
+    uint64_t  cpu_ns;
+    double    sum                           = 0;
     double(*samples)[BT_PROFILE_MAX_ROUNDS] = r->samples[kind];
 
     bt_cpu_pool_run(bt_device_cpu_pool(r->dev), r->n_sweeps, sweep_task, r);
-    cpu = cpu_seconds();
+    cpu_ns = bt_cpu_pool_cpu_ns(bt_device_cpu_pool(r->dev));
     BT_TRY(bt_variant_step(r->open[kind], BT_ROLE_GENERATED, r->x, r->out[kind], ns));
-    samples[CPU][at->n_rounds] = cpu_seconds() - cpu;
+    cpu_ns                     = bt_cpu_pool_cpu_ns(bt_device_cpu_pool(r->dev)) - cpu_ns;
+    samples[CPU][at->n_rounds] = (double)cpu_ns * 1e-9;
     for (int s = 0; s < BT_N_STAGES; s++) {
         samples[s][at->n_rounds] = (double)ns[s] * 1e-9;
         sum += samples[s][at->n_rounds];

@@ -184,7 +184,7 @@ static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
         uint64_t    limit = again ? fleet->cfg.wait_ns : fleet->cfg.relay.queue_ns;
         char        why[BT_FLEET_TEXT];
 
-        if (now_ns < from || now_ns - from < limit) {
+        if (bt_since_ns(from, now_ns) < limit) {
             i++;
             continue;
         }

@@ -72,7 +72,8 @@ static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
     snprintf(fleet->refusal, sizeof(fleet->refusal), "%s", bt_error_text());
     if (m != NULL && hello->rank < m->cell.n_ranks && m->cell.ranks[hello->rank].lost)
         again = false;
-    if (m != NULL && m->n_peers == 0) bt_fleet_remove(fleet, m); /* it never was */
+    /* It never was.  One with a relay that has just lost all its ranks has requests. */
+    if (m != NULL && m->n_peers == 0 && m->relay == NULL) bt_fleet_remove(fleet, m);
     bt_control_refuse(peer, again ? GRPC_STATUS_UNAVAILABLE : GRPC_STATUS_FAILED_PRECONDITION,
                       fleet->refusal);
 }

@@ -394,9 +394,10 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
 
     bt_relay_count_seats(r, taken);
     short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
-    for (; q != NULL && now_ns - q->arrived_ns >= r->cfg.queue_ns; q = next) { /* oldest first */
+    for (; q != NULL && bt_since_ns(q->arrived_ns, now_ns) >= r->cfg.queue_ns;
+         q = next) { /* oldest first */
         next = q->next;
-        if (q->resumed && now_ns - q->heard_ns < r->cfg.stall_ns)
+        if (q->resumed && bt_since_ns(q->heard_ns, now_ns) < r->cfg.stall_ns)
             continue; /* its client has been promised an answer */
         if (short_of != NULL)
             bt_relay_end_request(r, q, GRPC_STATUS_UNAVAILABLE,
@@ -424,7 +425,7 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
 
     for (q = r->placed.first; q != NULL; q = next) {
         next = q->next;
-        if (q->state == BT_ENDED || now_ns - q->heard_ns < r->cfg.stall_ns) continue;
+        if (q->state == BT_ENDED || bt_since_ns(q->heard_ns, now_ns) < r->cfg.stall_ns) continue;
         bt_relay_end_request(r, q, GRPC_STATUS_DEADLINE_EXCEEDED,
                              "nothing from rank %u for %.1f s; the request is %s",
                              q->state == BT_PREFILL ? q->prefill_rank : q->decode_rank,

@@ -9,6 +9,7 @@
 
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"
+#include "core/clock.h"
 
 static bt_status number_seats(bt_relay *r, uint32_t group, uint32_t n, uint32_t first)
 {
@@ -360,7 +361,7 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
 static bool is_silent_spare(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
     return r->cfg.replace && k->ready && k->group == BT_UNSEATED &&
-           now_ns - k->heard_ns >= r->cfg.rank_quiet_ns;
+           bt_since_ns(k->heard_ns, now_ns) >= r->cfg.rank_quiet_ns;
 }
 
 /* Of the ranks that have work and show no progress, the one that has been silent for longest: those
@@ -375,7 +376,7 @@ void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns)
         k = &relay->ranks[i];
         if (k->stuck || k->lost) continue;
         if (!is_silent_spare(relay, k, now_ns) &&
-            (k->n_held == 0 || now_ns - k->progress_ns < relay->cfg.rank_quiet_ns))
+            (k->n_held == 0 || bt_since_ns(k->progress_ns, now_ns) < relay->cfg.rank_quiet_ns))
             continue;
         if (found == BT_NO_RANK || k->heard_ns < relay->ranks[found].heard_ns) found = i;
     }

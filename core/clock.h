@@ -15,6 +15,12 @@ extern "C" {
 uint64_t bt_now_ns(void);
 void     bt_sleep_ns(uint64_t ns);
 
+/* How long ago it was; 0 for what has happened since now_ns was read. */
+static inline uint64_t bt_since_ns(uint64_t then_ns, uint64_t now_ns)
+{
+    return now_ns > then_ns ? now_ns - then_ns : 0;
+}
+
 #ifdef __cplusplus
 }
 #endif

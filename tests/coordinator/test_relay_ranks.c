@@ -245,6 +245,26 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
     }
 }
 
+/* What a tick does for one cell of several may take until after the tick's own time: a request that
+ * comes meanwhile is not older than time itself, and neither are the ranks that it wakes. */
+static void relay_a_tick_of_before_finds_nobody_silent(void)
+{
+    sim        s;
+    sim_client client;
+    uint64_t   ticked;
+
+    sim_init_as(&s, 1, 1, 2, 32, true);
+    bt_relay_tick(s.relay, s.now);
+    ticked = s.now += BT_NS_PER_S; /* the next scan is due */
+    s.now += BT_NS_PER_MS;
+    EXPECT_EQ(sim_submit(&s, &client, "late", 5, 5, 9), BT_OK);
+    bt_relay_tick(s.relay, ticked);
+    EXPECT_EQ(s.n_stuck, 0);
+    sim_settle(&s);
+    sim_expect_done(&client);
+    sim_fini(&s);
+}
+
 static const bt_test tests[] = {
     BT_TEST(relay_lost_ranks_lose_nothing),
     BT_TEST(relay_spares_take_the_places_of_the_lost),
@@ -253,6 +273,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_silent_spare_is_removed),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
+    BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
 };
 
 int main(int argc, char **argv)

@@ -1,9 +1,10 @@
 """--on-death=replace: the coordinator's part, with scripted ranks.  (What real ranks make of it: tests/system/chaos.py.)"""
+import signal
 import time
 
 import grpc
 
-from harness import Rank, Served, control, expected, main, wait_for
+from harness import WAIT_S, Rank, Served, control, expected, main, wait_for
 
 NOBODY = 4294967295
 
@@ -20,6 +21,30 @@ class Replace(Served):
 
     def seats(self, m):
         return list(m.prefill.ranks), list(m.decode.ranks)
+
+
+class Alone(Served):
+    CELL, ARGS = {"both": 1}, ("--on-death", "replace")
+
+    def test_a_stranger_that_comes_as_the_last_rank_goes_leaves_no_stream_open(self):
+        """A coordinator that was stopped hears of both at once."""
+        self.cell.gate.clear()
+        call, rank, process = self.generate(), self.cell.ranks[0], self.coordinator.process
+        wait_for(lambda: self.cell.seen("prefill"), "the request")
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        for i in range(20):  # what comes first is acted upon by itself
+            rank.send(beat=control.Beat(progress=i + 1))
+        time.sleep(0.2)
+        rank.cut()
+        strangers = [Rank(self.cell, 0) for _ in range(4)]
+        self.addCleanup(lambda: [s.cut() for s in strangers])
+        time.sleep(0.5)
+        process.send_signal(signal.SIGCONT)
+        code, details, _ = self.error(call)
+        self.assertEqual(code, grpc.StatusCode.UNAVAILABLE)
+        self.assertIn("no rank is left", details)
+        self.assertEqual(self.coordinator.wait(WAIT_S), 1, self.coordinator.text())
 
 
 class Loss(Replace):

@@ -136,26 +136,25 @@ static uint32_t group_of(const bt_cell *cell, const bt_relay *relay, uint32_t ra
 /* A rank that holds its group up is named, once, and again when it keeps pace. */
 static void note_slow(bt_cell *cell, uint32_t rank, double slowness)
 {
-    bt_rank_rates *r = &cell->ranks[rank].rates;
+    bt_rank_rates *r    = &cell->ranks[rank].rates;
+    bool           much = bt_slowness_is_much(slowness), was = r->n_slow >= BT_SLOW_SECONDS;
     char           who[192];
 
+    r->n_slow   = much ? r->n_slow + 1 : 0;
+    r->slowness = much ? slowness : 0;
+    if (much == was || (much && r->n_slow < BT_SLOW_SECONDS)) return;
     bt_cell_rank_text(cell, rank, who, sizeof(who));
-    if (bt_slowness_is_much(slowness)) {
-        r->slowness = slowness;
-        if (++r->n_slow == BT_SLOW_SECONDS)
-            BT_WARN("%s is slow: it computes %.1f times as long as the others of its group, which "
-                    "wait for it",
-                    who, slowness);
-        return;
-    }
-    if (r->n_slow >= BT_SLOW_SECONDS) BT_INFO("%s keeps pace again", who);
-    r->n_slow   = 0;
-    r->slowness = 0;
+    if (much)
+        BT_WARN("%s is slow: it computes %.1f times as long as the others of its group, which wait "
+                "for it",
+                who, slowness);
+    else
+        BT_INFO("%s keeps pace again", who);
 }
 
 static void find_slow(bt_cell *cell, const bt_relay *relay)
 {
-    double   own[SLOW_RANKS];
+    double   sorted[SLOW_RANKS];
     uint32_t ranks[SLOW_RANKS];
 
     for (uint32_t group = 0; group < 2; group++) {
@@ -163,11 +162,12 @@ static void find_slow(bt_cell *cell, const bt_relay *relay)
 
         for (uint32_t i = 0; i < cell->n_ranks && n < SLOW_RANKS; i++) {
             if (group_of(cell, relay, i) != group || cell->ranks[i].lost) continue;
-            ranks[n] = i;
-            own[n++] = cell->ranks[i].rates.own;
+            ranks[n]    = i;
+            sorted[n++] = cell->ranks[i].rates.own;
         }
+        bt_slowness_sort(sorted, n);
         for (uint32_t k = 0; k < n; k++)
-            note_slow(cell, ranks[k], bt_slowness(own, n, k));
+            note_slow(cell, ranks[k], bt_slowness(sorted, n, cell->ranks[ranks[k]].rates.own));
     }
 }
 

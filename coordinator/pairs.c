@@ -127,23 +127,20 @@ static int by_cost(const void *a, const void *b)
 
 static void note(bt_cell *cell, const bt_pair_view *v, bool slow)
 {
-    bt_peer_state *p       = peer(cell, v->from, v->to);
-    uint32_t      *n       = &p->n_slow[v->kind];
-    bool           handoff = v->kind == BT_PAIR_HANDOFF;
+    bt_peer_state *p   = peer(cell, v->from, v->to);
+    uint32_t      *n   = &p->n_slow[v->kind];
+    bool           was = *n >= BT_SLOW_SECONDS;
     char           a[192], b[192];
 
+    *n = slow ? *n + 1 : 0;
+    if (slow) p->view[v->kind] = *v;
+    if (slow == was || (slow && *n < BT_SLOW_SECONDS)) return;
     bt_cell_rank_text(cell, v->from, a, sizeof(a));
     bt_cell_rank_text(cell, v->to, b, sizeof(b));
-    if (!slow) {
-        if (*n >= BT_SLOW_SECONDS)
-            BT_INFO("the link between %s and %s keeps pace again (%s)", a, b,
-                    bt_pair_kind_name(v->kind));
-        *n = 0;
-        return;
-    }
-    p->view[v->kind] = *v;
-    if (++*n != BT_SLOW_SECONDS) return;
-    if (handoff)
+    if (!slow)
+        BT_INFO("the link between %s and %s keeps pace again (%s)", a, b,
+                bt_pair_kind_name(v->kind));
+    else if (v->kind == BT_PAIR_HANDOFF)
         BT_WARN("the link between %s and %s is slow: pages go over at %.3g MB/s, between others at "
                 "%.3g",
                 a, b, v->value * 1e-6, v->typical * 1e-6);

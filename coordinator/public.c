@@ -9,7 +9,10 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { END_TRIES = 2000 };
+enum { END_TRIES = 2000, MAX_ARGS = 16 };
+/* Of a request: for each token its id and what it stands for, which some gateways send along; and
+ * for all else. */
+enum { TOKEN_BYTES = 32, OTHER_BYTES = 256 << 10 };
 
 static void listen_for(bt_public *pub, const bt_method *method, void *registered);
 
@@ -175,6 +178,24 @@ static char *supported_defaults(const char *text)
     return copy;
 }
 
+/* What no request needs is not read: to unpack it would hold up every stream. */
+static grpc_server *create_server(uint32_t max_context)
+{
+    const grpc_channel_args *usual = bt_rpc_server_args();
+    uint64_t                 limit = (uint64_t)max_context * TOKEN_BYTES + OTHER_BYTES;
+    grpc_arg                 args[MAX_ARGS];
+    grpc_channel_args        all = {usual->num_args, args};
+
+    BT_ASSERT(usual->num_args <= MAX_ARGS);
+    for (size_t i = 0; i < usual->num_args; i++) {
+        args[i] = usual->args[i];
+        if (strcmp(args[i].key, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH) == 0 &&
+            limit < (uint64_t)args[i].value.integer)
+            args[i].value.integer = (int)limit;
+    }
+    return grpc_server_create(&all, NULL);
+}
+
 static void on_down(bt_rpc_tag *tag, bool ok)
 {
     bt_public *pub = tag->ctx;
@@ -223,7 +244,7 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     pub->fleet = fleet;
     pub->down  = (bt_rpc_tag){on_down, pub};
     BT_TRY(init(pub, config));
-    pub->server = grpc_server_create(bt_rpc_server_args(), NULL);
+    pub->server = create_server(config->facts->max_context);
     grpc_server_register_completion_queue(pub->server, bt_rpc_loop_cq(loop), NULL);
     for (size_t i = 0; i < bt_public_n_methods; i++)
         registered[i] = grpc_server_register_method(pub->server, bt_public_methods[i].path, NULL,

@@ -11,7 +11,7 @@
 #include "proto/health.pb-c.h"
 #include "proto/text.h"
 
-enum { RATE_WINDOW_S = 5, EOS_MAX = 64 };
+enum { RATE_WINDOW_S = 5, EOS_MAX = 64, ABORTS_MAX = 4096 };
 
 static double unix_now(void)
 {
@@ -157,6 +157,12 @@ static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *r
     const Vllm__Grpc__Engine__AbortRequest *pb = (const Vllm__Grpc__Engine__AbortRequest *)request;
     Vllm__Grpc__Engine__AbortResponse       reply = VLLM__GRPC__ENGINE__ABORT_RESPONSE__INIT;
 
+    if (pb->n_request_ids > ABORTS_MAX) {
+        call->code = GRPC_STATUS_INVALID_ARGUMENT;
+        snprintf(call->why, sizeof(call->why), "%zu request_ids, at most %d are allowed",
+                 pb->n_request_ids, ABORTS_MAX);
+        return NULL;
+    }
     for (size_t i = 0; i < pb->n_request_ids; i++) /* unknown and ended ones are fine */
         bt_fleet_abort_name(call->pub->fleet, pb->request_ids[i], "aborted by the client");
     return bt_rpc_pack(&reply.base);

@@ -10,10 +10,12 @@
 
 enum { BT_SLOW_SECONDS = 3 }; /* so long it must show before it is said */
 
-/* own[n]: the part of its time that each rank of a group computes.  How many times as long rank i
- * computes as the others do in the middle; 0 where there is nobody to compare with, or too little
- * to do. */
-double bt_slowness(const double *own, uint32_t n, uint32_t i);
+/* For bt_slowness(): ascending. */
+void bt_slowness_sort(double *own, uint32_t n);
+/* sorted[n]: the part of its time that each rank of a group computes, ascending; own: that of one
+ * of them.  How many times as long it computes as the others do in the middle; 0 where there is
+ * nobody to compare with, or too little to do. */
+double bt_slowness(const double *sorted, uint32_t n, double own);
 bool   bt_slowness_is_much(double slowness);
 
 #endif

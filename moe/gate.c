@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "device/cpu/math.h"
+#include "device/cpu/kernels.h"
 
 /* One row's scores and what the selection sees of them; a score of -inf is out of the choice. */
 typedef struct {
@@ -42,17 +42,25 @@ bool bt_gate_forced_ok(const bt_gate_config *cfg, const uint16_t *forced)
     return true;
 }
 
+/* out[e] = exp(logits[e] * factor - max), as bt_expf. */
+static void exponentials(uint32_t n, const float *logits, float factor, float max, float *out)
+{
+    bt_bf16 rounded[BT_MAX_EXPERTS];
+
+    bt_cpu_kernels_find("auto")->rows->exp_row(logits, n, n, factor, max, rounded, out);
+}
+
 static void score_softmax(uint32_t n, const float *logits, gate_row *row)
 {
     float max = -INFINITY, sum = 0.0f;
 
     for (uint32_t e = 0; e < n; e++)
         if (logits[e] > max) max = logits[e];
+    exponentials(n, logits, 1.0f, max, row->score);
     for (uint32_t e = 0; e < n; e++) {
-        /* Equality first: inf - inf is no number. */
-        row->score[e] = isnan(logits[e])   ? 0.0f
-                        : logits[e] == max ? 1.0f
-                                           : bt_expf(logits[e] - max);
+        /* inf - inf is no number. */
+        if (isnan(logits[e])) row->score[e] = 0.0f;
+        if (logits[e] == max) row->score[e] = 1.0f;
         sum += row->score[e];
     }
     for (uint32_t e = 0; e < n; e++) {
@@ -63,8 +71,9 @@ static void score_softmax(uint32_t n, const float *logits, gate_row *row)
 
 static void score_sigmoid(uint32_t n, const float *logits, const float *bias, gate_row *row)
 {
+    exponentials(n, logits, -1.0f, 0.0f, row->score);
     for (uint32_t e = 0; e < n; e++) {
-        float score = isnan(logits[e]) ? 0.0f : 1.0f / (1.0f + bt_expf(-logits[e]));
+        float score = isnan(logits[e]) ? 0.0f : 1.0f / (1.0f + row->score[e]);
         float z     = bias != NULL ? score + bias[e] : score;
 
         row->score[e]  = score;

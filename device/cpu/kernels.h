@@ -114,6 +114,7 @@ typedef struct {
     void (*pack_cols)(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, uint32_t k_packed,
                       bt_bf16 *packed);
 
+    /* y[i] = bf16(x[i]) of results of additions and products, none of which is subnormal */
     void (*to_bf16)(const float *x, size_t n, bt_bf16 *y);
     void (*to_f32)(const bt_bf16 *x, size_t n, float *y);
     /* x[i] *= a */

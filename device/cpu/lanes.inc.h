@@ -199,3 +199,5 @@ INLINE vf exp_lanes(vf x)
     y = fused(y * r, r, r) + 1.0f;
     return scale_exponent(y, n);
 }
+
+INLINE vf swiglu_lanes(vf gate, vf up) { return gate / (exp_lanes(-gate) + 1.0f) * up; }

@@ -16,9 +16,11 @@
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
 #include <immintrin.h>
-#include <string.h>
 
 #include "device/cpu/families.h"
+
+#define WIDTH 16
+#include "device/cpu/lanes.inc.h"
 
 enum {
     TILE        = 16,
@@ -36,8 +38,6 @@ enum {
     SUM_LINES   = 4,            /* of the next pair's that a step fetches */
     FEW_ROWS    = 64            /* whose sums stay in the first-level cache */
 };
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* gcc's tile intrinsics do not say that they read memory: what they are to read must be there. */
 static inline void publish(const void *written)
@@ -119,7 +119,7 @@ INLINE __m512 weigh(__m512 v, float weight)
     return _mm512_add_ps(_mm512_mul_ps(v, _mm512_set1_ps(weight)), _mm512_setzero_ps());
 }
 
-static void put_row(const run *r)
+INLINE void put_row(const run *r)
 {
     const bt_cpu_mm_tiles *mm   = r->mm;
     const float           *sums = r->whole + (size_t)r->row * TILE;
@@ -143,17 +143,15 @@ static void put_row(const run *r)
 }
 
 /* 16 columns of gate and up become as many of the activation, which are half a tile's. */
-static void put_swiglu(const run *r)
+INLINE void put_swiglu(const run *r)
 {
-    const float         *sums = r->whole + (size_t)r->row * TILE;
-    uint32_t             m    = r->m0 + r->row;
-    bt_bf16             *out  = (bt_bf16 *)r->mm->y + m / TILE * r->mm->ld_y;
-    _Alignas(64) bt_bf16 pair[2][TILE];
+    const float *sums = r->whole + (size_t)r->row * TILE;
+    uint32_t     m    = r->m0 + r->row;
+    bt_bf16     *out  = (bt_bf16 *)r->mm->y + m / TILE * r->mm->ld_y;
 
-    _mm512_store_si512(
-        pair, (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + SUMS / 2), _mm512_load_ps(sums)));
     out += r->n0 / STEP * TILE_ELEMS + m % TILE * STEP + r->n0 % STEP;
-    bt_cpu_rows_avx512bf16.swiglu_row(pair[0], pair[1], TILE, out);
+    store_bf16(out, swiglu_lanes(widen(round_result(load(sums))),
+                                 widen(round_result(load(sums + SUMS / 2)))));
 }
 
 static void put_rows(run *r, uint32_t rows)

@@ -15,16 +15,8 @@ static void to_bf16(const float *x, size_t n, bt_bf16 *y)
 {
     size_t i = 0;
 
-    vh h;
-
-    FOR_VECTORS(i, n)
-    {
-        h = round_bf16(load(x + i));
-        memcpy(y + i, &h, sizeof(h));
-    }
-    if (i == n) return;
-    h = round_bf16(load_part(x + i, n - i, 0));
-    memcpy(y + i, &h, (n - i) * sizeof(*y));
+    FOR_VECTORS(i, n) store_bf16(y + i, load(x + i));
+    if (i < n) store_bf16_part(y + i, load_part(x + i, n - i, 0), n - i);
 }
 
 static void to_f32(const bt_bf16 *x, size_t n, float *y)
@@ -251,8 +243,6 @@ static void rope_row(const float *cos_sin, const bt_bf16 *x, size_t n, bt_bf16 *
                         turn_lanes(load_part(cos_sin + i, n - i, 0), load_bf16_part(x + i, n - i)),
                         n - i);
 }
-
-INLINE vf swiglu_lanes(vf gate, vf up) { return gate / (exp_lanes(-gate) + 1.0f) * up; }
 
 static void swiglu_row(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16 *y)
 {

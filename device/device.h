@@ -37,6 +37,8 @@ size_t bt_dtype_bytes(bt_dtype dtype);
 typedef enum { BT_ROLE_PROMPT, BT_ROLE_GENERATED } bt_role;
 enum { BT_N_ROLES = 2 };
 
+enum { BT_N_MARKS = 2 }; /* of a device's stream */
+
 /* Where a weight's rows come from: fills row[0..k) with row n as bf16 (host memory).  Called from
  * several threads, each n once. */
 typedef void (*bt_linear_row_fn)(void *ctx, uint32_t n, bt_bf16 *row);
@@ -100,6 +102,8 @@ typedef struct {
                              void *ctx, bt_bf16 *dst);
     bt_status (*download)(bt_device *dev, void *host_dst, const void *src, size_t bytes);
     bt_status (*sync)(bt_device *dev);
+    bt_status (*mark)(bt_device *dev, uint32_t i);
+    bt_status (*await)(bt_device *dev, uint32_t i);
     void *(*stream)(bt_device *dev);
     bt_status (*checksum)(bt_device *dev, void *stream, const void *data, size_t bytes,
                           uint64_t seed, uint64_t *sum);
@@ -231,6 +235,16 @@ static inline bt_status bt_device_download(bt_device *dev, void *host_dst, const
     return dev->ops->download(dev, host_dst, src, bytes);
 }
 static inline bt_status bt_device_sync(bt_device *dev) { return dev->ops->sync(dev); }
+/* Mark i < BT_N_MARKS: all that has been enqueued so far.  await() returns when that is done, as
+ * sync() does, whatever has been enqueued since. */
+static inline bt_status bt_device_mark(bt_device *dev, uint32_t i)
+{
+    return dev->ops->mark(dev, i);
+}
+static inline bt_status bt_device_await(bt_device *dev, uint32_t i)
+{
+    return dev->ops->await(dev, i);
+}
 /* Where the device enqueues its work: a cudaStream_t, borrowed for the device's life; NULL on the
  * CPU back end, which enqueues nothing. */
 static inline void *bt_device_stream(bt_device *dev) { return dev->ops->stream(dev); }

@@ -16,6 +16,7 @@ enum {
     BT_MAX_EDITS        = 1 << 16, /* of a step */
     BT_NO_TOKEN         = -1
 };
+#define BT_NOT_DRAWN UINT32_MAX /* what is known already */
 
 /* One token from one row. */
 typedef struct {
@@ -53,7 +54,7 @@ typedef struct {
     const bt_draw       *draws;
     const bt_logit_edit *edits; /* by draw ascending; ids of a draw are distinct */
     bool                 any_logprobs;
-    bt_draw_results     *out; /* there after bt_device_sync() */
+    bt_draw_results     *out; /* there when the device has come to what is enqueued by then */
 } bt_draws;
 
 typedef struct bt_device_sampler bt_device_sampler;
@@ -64,7 +65,12 @@ struct bt_sampling_ops {
     bt_status (*create)(bt_device *dev, uint32_t n_vocab, uint32_t max_draws,
                         bt_device_sampler **sampling_out);
     bt_status (*run)(bt_device_sampler *s, const bt_draws *d); /* enqueued */
-    void (*destroy)(bt_device_sampler *s);                     /* NULL is allowed */
+    /* tokens[r], device: the id that draw from[r] of the last run has chosen (0 where there is
+     * none), or token[r] where from[r] is BT_NOT_DRAWN.  n at most max_draws; the lists are free
+     * again when the call returns.  Enqueued. */
+    bt_status (*feed)(bt_device_sampler *s, uint32_t n, const uint32_t *token, const uint32_t *from,
+                      uint32_t *tokens);
+    void (*destroy)(bt_device_sampler *s); /* NULL is allowed */
 };
 
 #ifdef __cplusplus

@@ -11,7 +11,6 @@ struct bt_decode_graphs {
     bt_group  *group; /* borrowed: the one that they are of */
     uint32_t   n_sizes, n_classes, n_stretches;
     bt_graph **graphs; /* owned: [n_classes][n_sizes][n_stretches]; NULL: not captured yet */
-    uint32_t  *tokens; /* owned, device: [BT_DECODE_MAX_ROWS] */
     uint64_t   n_steps;
 };
 
@@ -78,7 +77,6 @@ bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out
     bt_status              st  = BT_OK;
     const bt_model_config *cfg = model->cfg;
     bt_decode_graphs      *g   = NULL;
-    void                  *mem = NULL;
 
     if (model->dev->ops->graphs == NULL || model->w.layers[0].mla.ukt == NULL) goto out;
     g = bt_calloc(1, sizeof(*g));
@@ -91,8 +89,6 @@ bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out
     g->n_classes = count_classes(cfg);
     g->graphs = bt_calloc((size_t)g->n_classes * g->n_sizes * g->n_stretches, sizeof(bt_graph *));
     BT_REQUIRE(g->graphs != NULL, BT_ERR_NO_MEMORY, "a table of graphs");
-    BT_TRY(bt_device_alloc(model->dev, BT_DECODE_MAX_ROWS * sizeof(*g->tokens), &mem));
-    g->tokens = mem;
     bt_group_watch_end(g->group, drop_all, g);
     *graphs_out = g;
     g           = NULL; /* handed over */
@@ -109,7 +105,6 @@ void bt_decode_graphs_destroy(bt_decode_graphs *g)
                 (unsigned long long)g->n_steps, bt_group_epoch(g->group));
     bt_group_watch_end(g->group, NULL, NULL);
     drop_all(g);
-    bt_device_free(g->model->dev, g->tokens);
     bt_free(g->graphs);
     bt_free(g);
 }
@@ -244,7 +239,7 @@ static bt_status embed(const walk *w)
     const bt_model *m = w->model;
 
     return bt_device_gather_rows_by(m->dev, w->fixed.n_rows, m->cfg->hidden, m->w.embedding,
-                                    w->g->tokens, m->h);
+                                    m->tokens, m->h);
 }
 
 static bt_status head(const walk *w)
@@ -314,22 +309,21 @@ bool bt_decode_graphs_take(const bt_decode_graphs *g, const bt_step *step)
 
 bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step)
 {
-    bt_status st                         = BT_OK;
-    bt_model *m                          = g->model;
-    uint32_t  tokens[BT_DECODE_MAX_ROWS] = {0}, class = log2_of(parts_of(step));
-    walk      w = {
-             .g      = g,
-             .model  = m,
-             .pool   = pool,
-             .wait   = step->wait,
-             .fixed  = {step->n_padded, 1u << class},
-             .rows   = step->group_rows,
-             .graphs = graphs_of(g, step->n_padded, class),
-             .cut    = g->n_stretches > 1
+    bt_status st   = BT_OK;
+    bt_model *m    = g->model;
+    uint32_t class = log2_of(parts_of(step));
+    walk w         = {
+                .g      = g,
+                .model  = m,
+                .pool   = pool,
+                .wait   = step->wait,
+                .fixed  = {step->n_padded, 1u << class},
+                .rows   = step->group_rows,
+                .graphs = graphs_of(g, step->n_padded, class),
+                .cut    = g->n_stretches > 1
     };
 
-    memcpy(tokens, step->tokens, step->n_rows * sizeof(*tokens));
-    BT_TRY(bt_device_upload(m->dev, g->tokens, tokens, step->n_padded * sizeof(*tokens)));
+    BT_TRY(bt_model_send_tokens(m, step, step->n_padded));
     BT_TRY(bt_mla_send_fixed(m->mla, &w.fixed, step->n_spans, step->spans));
     BT_TRY(walk_all(&w));
     g->n_steps++;

@@ -42,6 +42,8 @@ static bt_status take_workspace(bt_model *model)
     BT_TRY(take(model, logit_rows, cfg->vocab_size, sizeof(float), &model->logits));
     if (model->dev->ops->graphs != NULL)
         BT_TRY(take(model, 1, 1, sizeof(*model->live), &model->live));
+    if (model->dev->ops->sampling != NULL)
+        BT_TRY(take(model, rows, 1, sizeof(*model->tokens), &model->tokens));
 out:
     return st;
 }
@@ -129,6 +131,8 @@ bt_status bt_model_regroup(bt_model *model, const bt_safetensors *set, const bt_
     BT_TRY(own_experts(model->cfg, opt, &own));
     BT_ASSERT(model->graphs == NULL); /* they hold the group and the experts that were */
     model->group = opt->group;
+    BT_TRY(bt_device_sync(model->dev)); /* steps that have come to nothing */
+    model->n_awaited = model->n_launched;
     if (own == NULL) goto graphs;
     w_opt.own_experts = own;
     bt_moe_destroy(model->moe);
@@ -166,6 +170,7 @@ void bt_model_destroy(bt_model *model)
     bt_device_free(model->dev, model->last);
     bt_device_free(model->dev, model->logits);
     bt_device_free(model->dev, model->live);
+    bt_device_free(model->dev, model->tokens);
     bt_free(model);
 }
 
@@ -209,6 +214,8 @@ static bt_status check_step(const bt_model *model, const bt_step *step,
                     step->n_padded == bt_decode_padded_rows(step->n_padded, model->max_rows)),
                BT_ERR_INVALID_ARG, "step of %u rows padded to %u, at most %u", step->n_rows,
                step->n_padded, model->max_rows);
+    BT_REQUIRE(step->fed == NULL || (step->sampling != NULL && model->tokens != NULL),
+               BT_ERR_INVALID_ARG, "a step whose rows are fed by what nothing has chosen");
     for (uint32_t r = 0; r < step->n_rows; r++)
         BT_REQUIRE(step->tokens[r] < model->cfg->vocab_size, BT_ERR_INVALID_ARG,
                    "row %u: token %u is outside the vocabulary of %u", r, step->tokens[r],
@@ -331,14 +338,44 @@ static bt_status send_results(bt_model *model, const bt_step *step, const uint32
     return model->dev->ops->sampling->run(step->sampling, &draws);
 }
 
+bt_status bt_model_send_tokens(bt_model *model, const bt_step *step, uint32_t n)
+{
+    bt_status st     = BT_OK;
+    uint32_t  n_more = n - step->n_rows, none[BT_DECODE_MAX_ROWS] = {0};
+
+    BT_ASSERT(n_more <= BT_DECODE_MAX_ROWS);
+    BT_TRY(
+        bt_device_upload(model->dev, model->tokens + step->n_rows, none, n_more * sizeof(*none)));
+    if (step->fed == NULL)
+        return bt_device_upload(model->dev, model->tokens, step->tokens,
+                                step->n_rows * sizeof(*step->tokens));
+    BT_TRY(model->dev->ops->sampling->feed(step->sampling, step->n_rows, step->tokens, step->fed,
+                                           model->tokens));
+out:
+    return st;
+}
+
+static bt_status embed(bt_model *model, const bt_step *step)
+{
+    bt_status st = BT_OK;
+
+    if (step->fed == NULL)
+        return bt_device_gather_rows(model->dev, step->n_rows, model->cfg->hidden,
+                                     model->w.embedding, step->tokens, model->h);
+    BT_TRY(bt_model_send_tokens(model, step, step->n_rows));
+    BT_TRY(bt_device_gather_rows_by(model->dev, step->n_rows, model->cfg->hidden,
+                                    model->w.embedding, model->tokens, model->h));
+out:
+    return st;
+}
+
 static bt_status run_layers(bt_model *model, bt_kv_pool *pool, const bt_step *step,
                             const uint32_t n_rows[BT_N_ROLES])
 {
     uint32_t  moe_layer = 0;
     bt_status st        = BT_OK;
 
-    BT_TRY(bt_device_gather_rows(model->dev, step->n_rows, model->cfg->hidden, model->w.embedding,
-                                 step->tokens, model->h));
+    BT_TRY(embed(model, step));
     for (uint32_t layer = 0; layer < model->cfg->n_layers; layer++) {
         BT_TRY(run_layer(model, pool, step, layer, moe_layer, n_rows));
         moe_layer += bt_model_layer_is_moe(model->cfg, layer);
@@ -348,13 +385,17 @@ out:
     return st;
 }
 
-bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *asked)
+/* Of the steps that are under way. */
+static uint32_t mark_of(uint32_t n) { return n % BT_N_MARKS; }
+
+bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *asked)
 {
-    uint32_t  n_rows[BT_N_ROLES];
+    uint32_t  n_rows[BT_N_ROLES], mark = mark_of(model->n_launched);
     bt_status st     = BT_OK;
     bt_step   step   = *asked;
     bool      graphs = false;
 
+    BT_ASSERT(model->n_launched - model->n_awaited < BT_N_MARKS);
     BT_TRY(check_step(model, &step, n_rows));
     if (step.n_padded != 0) {
         step.group_rows.live   = model->live;
@@ -365,9 +406,32 @@ bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *asked)
     BT_TRY(graphs ? bt_decode_graphs_run(model->graphs, pool, &step)
                   : run_layers(model, pool, &step, n_rows));
     BT_TRY(send_results(model, &step, graphs ? step.logit_rows : NULL));
-    BT_TRY(bt_group_settle(model->group, &step.wait)); /* before the host waits for the device */
-    if (model->moe != NULL) BT_TRY(bt_moe_check(model->moe));
-    BT_TRY(bt_device_sync(model->dev));
+    if (model->moe != NULL) BT_TRY(bt_moe_note(model->moe, mark));
+    BT_TRY(bt_group_mark(model->group, mark, &step.wait));
+    BT_TRY(bt_device_mark(model->dev, mark));
+    model->n_launched++;
 out:
     return st;
+}
+
+bt_status bt_model_await(bt_model *model, const bt_wait *wait)
+{
+    bt_status st   = BT_OK;
+    uint32_t  mark = mark_of(model->n_awaited);
+
+    BT_ASSERT(model->n_awaited != model->n_launched);
+    model->n_awaited++;
+    BT_TRY(
+        bt_group_settle_mark(model->group, mark, wait)); /* before the host waits for the device */
+    BT_TRY(bt_device_await(model->dev, mark));
+    if (model->moe != NULL) BT_TRY(bt_moe_check(model->moe, mark));
+out:
+    return st;
+}
+
+bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step)
+{
+    bt_status st = bt_model_launch(model, pool, step);
+
+    return st == BT_OK ? bt_model_await(model, &step->wait) : st;
 }

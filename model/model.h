@@ -67,13 +67,15 @@ typedef struct {
     uint32_t n_padded;      /* what all ranks of the group pad their generated rows to, as
                                group_rows says; 0: they do not */
     const uint32_t *tokens; /* [n_rows] */
+    const uint32_t *fed;    /* [n_rows], the draw of the step launched before that is a row's token,
+                               or BT_NOT_DRAWN: tokens has it; NULL: tokens has all */
     uint32_t        n_spans;
     const bt_span  *spans;      /* cover the rows ascending; role prompt first */
     bt_step_rows    group_rows; /* from the step's all-gather */
     uint32_t        n_logit_rows;
     const uint32_t *logit_rows; /* ascending; rows whose logits are wanted */
     float          *logits; /* out [n_logit_rows, vocab_size]; not touched where draws are given */
-    bt_device_sampler *sampling; /* of the device, which runs the draws; or NULL */
+    bt_device_sampler *sampling; /* of the device, which runs the draws and feeds rows; or NULL */
     const bt_draws    *draws;    /* rows count in logit_rows; `logits` is the model's to fill in */
     const uint16_t *
         forced; /* [n_moe_layers][n_rows][top_k], a row starting with UINT16_MAX is free; or NULL */
@@ -99,6 +101,12 @@ void bt_model_warm(bt_model *model, bt_kv_pool *pool, const bt_wait *wait);
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
  * (the caller knows from group_rows and need not call). */
 bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step);
+/* The same in two parts.  What launch() has enqueued needs nothing more of the step's lists, but
+ * for what its results go to; await() ends the step that was launched first.  Two may be under way;
+ * where exchanges go through host memory, or a step is no graph in a group, launch() waits for
+ * what is under way.  After an error none is: the group is broken. */
+bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *step);
+bt_status bt_model_await(bt_model *model, const bt_wait *wait);
 
 #ifdef __cplusplus
 }

@@ -20,11 +20,15 @@ struct bt_model {
     bt_bf16  *last;                /* [max_logit_rows, hidden] */
     float    *logits;              /* [max_logit_rows, vocab_size] */
     uint32_t *live;                /* [1] rows of a padded step that are none of padding; or NULL */
+    uint32_t *tokens;              /* [max_rows] of a step, where the device chooses; or NULL */
     size_t    own_workspace_bytes; /* of these */
 
     bt_decode_graphs *graphs; /* owned; NULL where the device has none, or there is no group */
+    uint32_t          n_launched, n_awaited; /* steps */
 };
 
+/* The step's tokens to model->tokens, and as many of id 0 as make n of them. */
+bt_status bt_model_send_tokens(bt_model *model, const bt_step *step, uint32_t n);
 bt_status bt_model_norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x,
                              const bt_bf16 *weight, bt_bf16 *y);
 /* out = down(silu(gate) * up) of the normed rows, role by role. */

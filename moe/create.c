@@ -247,6 +247,7 @@ void bt_moe_destroy(bt_moe *moe)
 {
     if (moe == NULL) return;
     if (moe->routed != NULL) moe->ops->routed->destroy(moe->routed);
+    bt_device_free_host(moe->dev, moe->bad_row);
     void *device[] = {moe->logits,   moe->wire,     moe->tile_x,   moe->tile_h,
                       moe->tile_a,   moe->tile_y,   moe->sent,     moe->came,
                       moe->shared_h, moe->shared_a, moe->shared_y, moe->scratch};
@@ -257,7 +258,7 @@ void bt_moe_destroy(bt_moe *moe)
                       moe->term_at,       moe->term_row,      moe->term_y,     moe->gather,
                       moe->term_local,    moe->term_weight,   moe->local_at,   moe->items_of,
                       moe->local_rows,    moe->sorted_weight, moe->term_place, (void *)moe->gate_up,
-                      (void *)moe->down};
+                      (void *)moe->down,  moe->noted_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(moe->dev, device[i]);

@@ -9,9 +9,14 @@ const uint64_t *bt_moe_expert_rows(bt_moe *moe)
     return moe->expert_rows;
 }
 
-bt_status bt_moe_check(bt_moe *moe)
+bt_status bt_moe_note(bt_moe *moe, uint32_t i)
 {
-    return moe->ops->routed != NULL ? bt_moe_routed_check(moe) : BT_OK;
+    return moe->ops->routed != NULL ? bt_moe_routed_note(moe, i) : BT_OK;
+}
+
+bt_status bt_moe_check(const bt_moe *moe, uint32_t i)
+{
+    return moe->ops->routed != NULL ? bt_moe_routed_check(moe, i) : BT_OK;
 }
 
 bt_status bt_moe_begin(bt_moe *moe, const bt_step_rows *rows)

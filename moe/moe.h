@@ -60,9 +60,11 @@ size_t    bt_moe_workspace_bytes(const bt_moe *moe); /* device memory taken by c
 /* Rows that this rank's experts have run in all calls, [n_experts]; borrowed, grows with each call.
  */
 const uint64_t *bt_moe_expert_rows(bt_moe *moe);
-/* After the layers of a step: waits for the device.  PROTOCOL when a row that came in any of them
- * since the last call named experts that are not top_k ascending ids. */
-bt_status bt_moe_check(bt_moe *moe);
+/* After the layers of a step, in two parts: note i < BT_N_MARKS is enqueued; when the device has
+ * come to it the check is PROTOCOL if a row that came in any of them named experts that are not
+ * top_k ascending ids.  Then no further step can be checked. */
+bt_status bt_moe_note(bt_moe *moe, uint32_t i);
+bt_status bt_moe_check(const bt_moe *moe, uint32_t i);
 
 /* Collective over the group.  y[r] = moe(x[r]) for this rank's rows, [rows, hidden] bf16, distinct.
  * forced: host [rows][top_k], a row starting with UINT16_MAX is free; or NULL.

@@ -114,9 +114,10 @@ typedef struct {
      * rank, one rank after the other, [n_rows, items_of[rank], hidden]. */
     bt_status (*join)(bt_moe_routed *r, uint32_t n_rows, const bt_bf16 *wire, const bt_bf16 *own,
                       const bt_bf16 *came, const float *shared, bt_bf16 *y);
-    /* Complete when they return.  The first row since the last call that named nonsense, or
-     * UINT32_MAX; the rows that each of this rank's experts has run, [n_local]. */
+    /* Enqueued: *row_out, memory of bt_device_alloc_host(), becomes the first row that has named
+     * nonsense, or UINT32_MAX. */
     bt_status (*bad_row)(bt_moe_routed *r, uint32_t *row_out);
+    /* Complete when it returns: the rows that each of this rank's experts has run, [n_local]. */
     bt_status (*rows)(bt_moe_routed *r, uint64_t *rows_out);
 } bt_moe_routed_ops;
 

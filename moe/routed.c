@@ -22,7 +22,12 @@ bt_status bt_moe_routed_create(bt_moe *moe)
                                    .whole       = moe->whole,
                                    .items_of    = moe->items_of};
     bt_status            st     = BT_OK;
+    void                *noted  = NULL;
 
+    BT_TRY(bt_device_alloc_host(moe->dev, BT_N_MARKS * sizeof(*moe->bad_row), &noted));
+    moe->bad_row  = noted;
+    moe->noted_at = bt_calloc((size_t)BT_N_MARKS * (moe->n_ranks + 1), sizeof(*moe->noted_at));
+    BT_REQUIRE(moe->noted_at != NULL, BT_ERR_NO_MEMORY, "rows of %u ranks", moe->n_ranks);
     BT_TRY(moe->ops->routed->create(moe->dev, &layout, &moe->routed));
     moe->bytes += moe->ops->routed->bytes(moe->routed);
 out:
@@ -103,18 +108,29 @@ out:
     return st;
 }
 
-bt_status bt_moe_routed_check(bt_moe *moe)
+static uint32_t *noted_at(const bt_moe *moe, uint32_t i)
 {
-    bt_status st  = BT_OK;
-    uint32_t  row = UINT32_MAX, q = 0;
+    return moe->noted_at + (size_t)i * (moe->n_ranks + 1);
+}
 
-    BT_TRY(moe->ops->routed->bad_row(moe->routed, &row));
-    while (q + 1 < moe->n_ranks && row >= moe->row_at[q + 1])
+bt_status bt_moe_routed_note(bt_moe *moe, uint32_t i)
+{
+    memcpy(noted_at(moe, i), moe->row_at, (moe->n_ranks + 1) * sizeof(*moe->row_at));
+    return moe->ops->routed->bad_row(moe->routed, &moe->bad_row[i]);
+}
+
+bt_status bt_moe_routed_check(const bt_moe *moe, uint32_t i)
+{
+    bt_status       st     = BT_OK;
+    const uint32_t *row_at = noted_at(moe, i);
+    uint32_t        row = moe->bad_row[i], q = 0;
+
+    while (q + 1 < moe->n_ranks && row >= row_at[q + 1])
         q++;
     BT_REQUIRE(row == UINT32_MAX, BT_ERR_PROTOCOL,
                "moe dispatch: row %u of rank %u (world rank %u) names experts that are not "
                "%u ascending ids below %u",
-               row - moe->row_at[q], q, bt_group_world_rank(moe->group, q), moe->cfg.gate.top_k,
+               row - row_at[q], q, bt_group_world_rank(moe->group, q), moe->cfg.gate.top_k,
                moe->cfg.gate.n_experts);
 out:
     return st;

@@ -39,6 +39,8 @@ struct bt_moe {
     uint32_t       tile_rows;
     uint32_t      *items_of;        /* [n_ranks] items that a row may ask of each rank */
     uint64_t      *local_rows;      /* [n_local] */
+    uint32_t      *bad_row;         /* [BT_N_MARKS] of bt_device_alloc_host(): as noted */
+    uint32_t      *noted_at;        /* [BT_N_MARKS][n_ranks + 1] row_at of those steps */
     bt_linear    **gate_up, **down; /* [n_local] of the layer that runs */
 
     /* Host memory, owned. */
@@ -102,7 +104,8 @@ bt_status bt_moe_routed_create(bt_moe *moe);
 /* Which experts each of this rank's rows chose, for those who ask; NULL: nobody does. */
 bt_status bt_moe_routed_chosen(bt_moe *moe, const bt_step_rows *rows, uint16_t *chosen_out,
                                const bt_wait *wait);
-bt_status bt_moe_routed_check(bt_moe *moe);
+bt_status bt_moe_routed_note(bt_moe *moe, uint32_t i);
+bt_status bt_moe_routed_check(const bt_moe *moe, uint32_t i);
 void      bt_moe_routed_rows(bt_moe *moe);
 
 #endif

@@ -69,29 +69,48 @@ bt_status bt_group_reserve(bt_group *group, size_t out_bytes, size_t in_bytes)
     return c == NULL ? BT_OK : c->ops->reserve(c, out_bytes, in_bytes);
 }
 
-/* What a carrier does for the group as a whole. */
-static bt_status prepare(bt_group *group,
-                         bt_status (*op)(bt_carrier *c, bt_group *group, const bt_wait *wait),
-                         const bt_wait *wait)
+/* An operation with a mark. */
+static bt_status at_mark(bt_group *group, uint32_t i, const bt_wait *wait,
+                         bt_status (*op)(bt_carrier *c, bt_group *group, uint32_t i,
+                                         const bt_wait *wait))
 {
     bt_status st = BT_OK;
 
     BT_TRY(bt_group_check(group, wait));
-    st = ended(group, op(bt_group_carrier(group), group, wait));
+    st = ended(group, op(bt_group_carrier(group), group, i, wait));
 out:
     return st;
 }
 
-bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
+bt_status bt_group_mark(bt_group *group, uint32_t i, const bt_wait *wait)
 {
     bt_carrier *c = bt_group_carrier(group);
 
-    return c == NULL ? BT_OK : prepare(group, c->ops->settle, wait);
+    return c == NULL ? BT_OK : at_mark(group, i, wait, c->ops->mark);
+}
+
+bt_status bt_group_settle_mark(bt_group *group, uint32_t i, const bt_wait *wait)
+{
+    bt_carrier *c = bt_group_carrier(group);
+
+    return c == NULL ? BT_OK : at_mark(group, i, wait, c->ops->settle);
+}
+
+bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
+{
+    bt_status st = bt_group_mark(group, BT_N_MARKS, wait);
+
+    return st == BT_OK ? bt_group_settle_mark(group, BT_N_MARKS, wait) : st;
 }
 
 bt_status bt_group_warm(bt_group *group, const bt_wait *wait)
 {
-    bt_carrier *c = bt_group_carrier(group);
+    bt_carrier *c  = bt_group_carrier(group);
+    bt_status   st = BT_OK;
 
-    return c == NULL ? BT_OK : prepare(group, c->ops->warm, wait);
+    if (c == NULL) return BT_OK;
+    BT_TRY(bt_group_check(group, wait));
+    st = ended(group, c->ops->warm(c, group, wait));
+out:
+    return st;
 }

@@ -43,7 +43,8 @@ typedef struct {
     bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
                           const bt_wait *wait);
     bt_status (*reserve)(bt_carrier *c, size_t out_bytes, size_t in_bytes);
-    bt_status (*settle)(bt_carrier *c, bt_group *group, const bt_wait *wait);
+    bt_status (*mark)(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait);
+    bt_status (*settle)(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait);
     bt_status (*warm)(bt_carrier *c, bt_group *group, const bt_wait *wait);
     /* As bt_group_missing(), of what the carrier itself waits for. */
     uint32_t (*missing)(const bt_carrier *c, uint32_t *ranks_out);
@@ -83,6 +84,10 @@ bt_status bt_group_reserve(bt_group *group, size_t out_bytes, size_t in_bytes);
 /* All that was enqueued by the operations above, and by the device before, is done.  Each rank for
  * itself. */
 bt_status bt_group_settle(bt_group *group, const bt_wait *wait);
+/* In two parts: mark i < BT_N_MARKS stands behind what has been enqueued so far, and the wait is
+ * for that, whatever has been enqueued since.  wait: what the first part's error may wait for. */
+bt_status bt_group_mark(bt_group *group, uint32_t i, const bt_wait *wait);
+bt_status bt_group_settle_mark(bt_group *group, uint32_t i, const bt_wait *wait);
 /* Collective over the group, before its first step.  What the first operation would have to make is
  * made (a communicator, a connection to every rank) and used once.  From then on operations wait
  * for nothing on the device, and a captured stream can hold them; again it costs nothing. */

@@ -14,6 +14,7 @@
 #include "parallel/nccl/module.h"
 
 enum { TEXT_BYTES = 96, ROLL_PART = 8, WARM_BYTES = 64 };
+enum { N_MARKS = BT_N_MARKS + 1, NO_MARK = N_MARKS }; /* the last one: of bt_group_settle() */
 #define ROLL_MIN_NS  (100 * BT_NS_PER_MS)
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
 
@@ -84,24 +85,24 @@ static bt_status give_up(carrier *c, const bt_wait *wait, bt_status st)
 
 /* ---- waiting */
 
-/* What is waited for: that NCCL has taken the operation (mark false), or that the stream has come
- * to mark 0. */
-static bt_status look(carrier *c, bool mark, const bt_wait *wait, bool *done_out)
+/* What is waited for: that NCCL has taken the operation (NO_MARK), or that the stream has come to
+ * the mark. */
+static bt_status look(carrier *c, uint32_t mark, const bt_wait *wait, bool *done_out)
 {
     bt_status st   = BT_OK;
     bool      busy = true;
 
     bt_watchdog_enter(bt_wait_name(wait), wait->layer);
     st = c->nccl->poll(c->comm, &busy);
-    if (st == BT_OK && mark && !busy)
-        st = c->nccl->reached(c->comm, 0, done_out);
+    if (st == BT_OK && mark != NO_MARK && !busy)
+        st = c->nccl->reached(c->comm, mark, done_out);
     else
         *done_out = !busy;
     bt_watchdog_leave();
     return st;
 }
 
-static bt_status await(carrier *c, bool mark, uint64_t start_ns, const bt_wait *wait)
+static bt_status await(carrier *c, uint32_t mark, uint64_t start_ns, const bt_wait *wait)
 {
     bt_status  st   = BT_OK;
     bool       done = false;
@@ -172,7 +173,7 @@ static bt_status connect(carrier *c, bt_group *group, uint64_t start_ns, const b
                           .id      = id,
                           .name    = name,
                           .stream  = bt_device_stream(c->dev),
-                          .n_marks = 1};
+                          .n_marks = N_MARKS};
 
     if (c->comm != NULL) goto out;
     snprintf(name, sizeof(name), "NCCL, group of %u ranks, epoch %u", cfg.n, bt_group_epoch(group));
@@ -180,7 +181,7 @@ static bt_status connect(carrier *c, bt_group *group, uint64_t start_ns, const b
     BT_TRY(share_id(c, group, id, wait));
     st = c->nccl->start(&cfg, &c->comm);
     if (st != BT_OK) st = give_up(c, wait, st);
-    if (st == BT_OK) st = await(c, false, start_ns, wait);
+    if (st == BT_OK) st = await(c, NO_MARK, start_ns, wait);
 out:
     return st;
 }
@@ -197,7 +198,7 @@ static bt_status nccl_all_gather(bt_carrier *super, bt_group *group, const void 
     BT_TRY(connect(c, group, start_ns, wait));
     st = c->nccl->all_gather(c->comm, send, bytes, recv);
     if (st != BT_OK) st = give_up(c, wait, st);
-    if (st == BT_OK) st = await(c, false, start_ns, wait);
+    if (st == BT_OK) st = await(c, NO_MARK, start_ns, wait);
 out:
     return st;
 }
@@ -212,7 +213,7 @@ static bt_status nccl_exchange(bt_carrier *super, bt_group *group, const bt_exch
     BT_TRY(connect(c, group, start_ns, wait));
     st = c->nccl->exchange(c->comm, x);
     if (st != BT_OK) st = give_up(c, wait, st);
-    if (st == BT_OK) st = await(c, false, start_ns, wait);
+    if (st == BT_OK) st = await(c, NO_MARK, start_ns, wait);
 out:
     return st;
 }
@@ -224,19 +225,21 @@ static bt_status nccl_reserve(bt_carrier *super, size_t out_bytes, size_t in_byt
     return BT_OK;
 }
 
-static bt_status nccl_settle(bt_carrier *super, bt_group *group, const bt_wait *wait)
+static bt_status nccl_mark(bt_carrier *super, bt_group *group, uint32_t i, const bt_wait *wait)
 {
-    bt_status st       = BT_OK;
-    carrier  *c        = (carrier *)super;
-    uint64_t  start_ns = bt_now_ns();
+    carrier  *c  = (carrier *)super;
+    bt_status st = c->comm == NULL ? BT_OK : c->nccl->mark(c->comm, i); /* or none was enqueued */
 
     (void)group;
-    if (c->comm == NULL) goto out; /* nothing was enqueued */
-    st = c->nccl->mark(c->comm, 0);
-    if (st != BT_OK) st = give_up(c, wait, st);
-    if (st == BT_OK) st = await(c, true, start_ns, wait);
-out:
-    return st;
+    return st == BT_OK ? BT_OK : give_up(c, wait, st);
+}
+
+static bt_status nccl_settle(bt_carrier *super, bt_group *group, uint32_t i, const bt_wait *wait)
+{
+    carrier *c = (carrier *)super;
+
+    (void)group;
+    return c->comm == NULL ? BT_OK : await(c, i, bt_now_ns(), wait);
 }
 
 /* NCCL connects two ranks at their first message: each to each, before a step needs it. */
@@ -255,7 +258,8 @@ static bt_status warm_pairs(carrier *c, bt_group *group, const bt_wait *wait)
     }
     BT_TRY(nccl_all_gather(&c->super, group, in, WARM_BYTES, c->warm, wait));
     BT_TRY(nccl_exchange(&c->super, group, &x, wait));
-    BT_TRY(nccl_settle(&c->super, group, wait));
+    BT_TRY(nccl_mark(&c->super, group, 0, wait));
+    BT_TRY(nccl_settle(&c->super, group, 0, wait));
 out:
     bt_free(bytes);
     bt_free(at);
@@ -291,6 +295,7 @@ static const bt_carrier_ops NCCL_OPS = {.name       = "nccl",
                                         .all_gather = nccl_all_gather,
                                         .exchange   = nccl_exchange,
                                         .reserve    = nccl_reserve,
+                                        .mark       = nccl_mark,
                                         .settle     = nccl_settle,
                                         .warm       = nccl_warm,
                                         .missing    = nccl_missing,

@@ -107,9 +107,9 @@ out:
     return st;
 }
 
-static bt_status staged_settle(bt_carrier *c, bt_group *group, const bt_wait *wait)
+static bt_status staged_mark(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait)
 {
-    (void)c, (void)group, (void)wait;
+    (void)c, (void)group, (void)i, (void)wait;
     return BT_OK;
 }
 
@@ -139,7 +139,8 @@ static const bt_carrier_ops STAGED_OPS = {.name       = "staged",
                                           .all_gather = staged_all_gather,
                                           .exchange   = staged_exchange,
                                           .reserve    = staged_reserve,
-                                          .settle     = staged_settle,
+                                          .mark       = staged_mark,
+                                          .settle     = staged_mark,
                                           .warm       = staged_warm,
                                           .missing    = staged_missing,
                                           .destroy    = staged_destroy};

@@ -15,7 +15,7 @@ static size_t experts_elems(const bt_worker_config *cfg)
 
 size_t bt_batch_bytes(const bt_worker_config *cfg)
 {
-    size_t row = sizeof(bt_piece) + sizeof(bt_span) + 4 * sizeof(uint32_t) + 2 * sizeof(bt_token) +
+    size_t row = sizeof(bt_piece) + sizeof(bt_span) + 5 * sizeof(uint32_t) + 2 * sizeof(bt_token) +
                  (size_t)cfg->facts.model->vocab_size * sizeof(float);
 
     return cfg->max_rows * row + 2 * experts_elems(cfg) * sizeof(uint16_t);
@@ -33,6 +33,8 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->logit_rows   = bt_calloc(rows, sizeof(*b->logit_rows));
     b->first_logit  = bt_calloc(rows, sizeof(*b->first_logit));
     b->first_draw   = bt_calloc(rows, sizeof(*b->first_draw));
+    b->fed          = bt_calloc(rows, sizeof(*b->fed));
+    b->due          = bt_calloc(rows, sizeof(*b->due));
     b->logits       = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
     b->forced       = bt_calloc(experts_elems(cfg), sizeof(*b->forced));
     b->chosen       = bt_calloc(experts_elems(cfg), sizeof(*b->chosen));
@@ -42,8 +44,9 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->out_capacity = 2 * cfg->max_rows;
     BT_REQUIRE(b->pieces != NULL && b->spans != NULL && b->tokens != NULL &&
                    b->logit_rows != NULL && b->first_logit != NULL && b->first_draw != NULL &&
-                   b->logits != NULL && b->forced != NULL && b->chosen != NULL &&
-                   b->group_rows != NULL && b->finish != NULL && b->out != NULL,
+                   b->fed != NULL && b->due != NULL && b->logits != NULL && b->forced != NULL &&
+                   b->chosen != NULL && b->group_rows != NULL && b->finish != NULL &&
+                   b->out != NULL,
                BT_ERR_NO_MEMORY, "a step of %u rows (%zu bytes): try a smaller --max-rows",
                cfg->max_rows, bt_batch_bytes(cfg));
 out:
@@ -59,6 +62,8 @@ void bt_batch_fini(bt_batch *b)
     bt_free(b->logit_rows);
     bt_free(b->first_logit);
     bt_free(b->first_draw);
+    bt_free(b->fed);
+    bt_free(b->due);
     bt_free(b->logits);
     bt_free(b->forced);
     bt_free(b->chosen);
@@ -124,11 +129,31 @@ static void fill_forced(bt_batch *b, const bt_worker_config *cfg, uint32_t n_row
     }
 }
 
-void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_out)
+/* Whether a token follows the piece: nothing else that is known, or under way, does. */
+static bool is_due(const bt_piece *p)
+{
+    const bt_request *r   = p->request;
+    uint32_t          end = p->start + p->n_rows;
+
+    return !r->eval && end >= r->n_prompt + (bt_piece_is_prompt(p) ? 0 : r->n_known + r->n_drawn);
+}
+
+/* A row's token: known, or what the step under way will have drawn. */
+static void fill_token(bt_batch *b, uint32_t row, const bt_piece *p, uint32_t position)
+{
+    const bt_request *r = p->request;
+    bool fed = r->n_drawn > 0 && position == r->n_prompt + r->n_known; /* decodes, so no prompt */
+
+    b->tokens[row] = fed ? 0 : token_at(p, position);
+    b->fed[row]    = fed ? r->draw : BT_NOT_DRAWN;
+    b->any_fed     = b->any_fed || fed;
+}
+
+void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg)
 {
     uint32_t n_rows = 0, n_logits = 0;
 
-    b->any_eval = b->any_forced = false;
+    b->any_eval = b->any_forced = b->any_fed = false;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         bt_piece *p = &b->pieces[i];
 
@@ -142,16 +167,18 @@ void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_out)
         for (uint32_t row = first_logit_row(p); row < p->n_rows; row++)
             b->logit_rows[n_logits++] = n_rows + row;
         for (uint32_t row = 0; row < p->n_rows; row++)
-            b->tokens[n_rows + row] = token_at(p, p->start + row);
+            fill_token(b, n_rows + row, p, p->start + row);
+        b->due[i] = is_due(p);
         n_rows += p->n_rows;
         b->any_eval   = b->any_eval || p->request->eval;
         b->any_forced = b->any_forced || p->request->n_forced != 0;
     }
     if (b->any_forced) fill_forced(b, cfg, n_rows);
-    *step_out = (bt_step){
+    b->step = (bt_step){
         .n_rows       = n_rows,
         .n_padded     = b->n_padded,
         .tokens       = b->tokens,
+        .fed          = b->any_fed ? b->fed : NULL,
         .n_spans      = b->n_pieces,
         .spans        = b->spans,
         .group_rows   = {.n_ranks = cfg->group_size,
@@ -165,8 +192,8 @@ void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_out)
 }
 
 /* Rows [row, row + n) of the piece as one message. */
-static bt_status send_rows(const bt_batch *b, const bt_worker_config *cfg, const bt_step *step,
-                           uint32_t piece, uint32_t row, uint32_t n)
+static bt_status send_rows(const bt_batch *b, const bt_worker_config *cfg, uint32_t piece,
+                           uint32_t row, uint32_t n)
 {
     bt_status              st    = BT_OK;
     const bt_model_config *model = cfg->facts.model;
@@ -189,7 +216,7 @@ static bt_status send_rows(const bt_batch *b, const bt_worker_config *cfg, const
     memcpy(e->logits, b->logits + (size_t)(b->first_logit[piece] + row) * model->vocab_size,
            e->n_logit_bytes);
     for (uint32_t layer = 0; layer < n_moe; layer++) {
-        const uint16_t *from = b->chosen + ((size_t)layer * step->n_rows + first) * top_k;
+        const uint16_t *from = b->chosen + ((size_t)layer * b->step.n_rows + first) * top_k;
 
         for (size_t i = 0; i < (size_t)n * top_k; i++)
             experts[at++] = from[i];
@@ -201,8 +228,7 @@ out:
     return st;
 }
 
-bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, const bt_step *step,
-                             uint32_t piece)
+bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, uint32_t piece)
 {
     bt_status st       = BT_OK;
     size_t    row_size = (size_t)cfg->facts.model->vocab_size * sizeof(float);
@@ -211,7 +237,7 @@ bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, con
 
     for (uint32_t row = 0, n; row < n_rows; row += n) {
         n = n_rows - row < most ? n_rows - row : most;
-        BT_TRY(send_rows(b, cfg, step, piece, row, n));
+        BT_TRY(send_rows(b, cfg, piece, row, n));
     }
 out:
     return st;

@@ -23,8 +23,15 @@ static uint32_t count_quarantined(const bt_worker *w)
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < w->requests.n; i++)
-        n += w->requests.at[i]->state == BT_REQUEST_DRAINING;
+        n += w->requests.at[i]->state == BT_REQUEST_DRAINING &&
+             w->requests.at[i]->out.ticket_ids != NULL;
     return n;
+}
+
+bool bt_worker_load_is_due(const bt_worker *w)
+{
+    return w->n_steps != w->load_steps &&
+           w->cfg.links.now_ns(w->cfg.links.ctx) - w->load_ns >= LOAD_NS;
 }
 
 static bt_status send_expert_load(bt_worker *w)
@@ -74,7 +81,7 @@ bt_status bt_worker_send_load(bt_worker *w)
     bt_status st  = BT_OK;
     uint64_t  now = w->cfg.links.now_ns(w->cfg.links.ctx);
 
-    if (w->n_steps == w->load_steps || now - w->load_ns < LOAD_NS) return BT_OK;
+    if (!bt_worker_load_is_due(w)) return BT_OK;
     w->load_ns    = now;
     w->load_steps = w->n_steps;
     BT_TRY(send_expert_load(w));

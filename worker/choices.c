@@ -53,6 +53,10 @@ out:
 bt_status bt_worker_end_choice(bt_worker *w, bt_request *r)
 {
     if (bt_requests_count(&w->requests, r->id) == 1) return bt_worker_end(w, r);
+    if (r->n_launched > 0) { /* its last row is under way */
+        r->state = BT_REQUEST_DRAINING;
+        return BT_OK;
+    }
     BT_DEBUG("choice %u ends after %u computed tokens", r->sampling.choice, r->n_computed);
     bt_request_release_pages(r, w->cfg.pool);
     bt_requests_remove(&w->requests, r);

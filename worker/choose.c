@@ -7,10 +7,9 @@
 #include "worker/state.h"
 
 /* One more token of the step's message. */
-static bt_status emit(bt_worker *w, const bt_token *token)
+static bt_status emit(bt_batch *b, const bt_token *token)
 {
     bt_status st = BT_OK;
-    bt_batch *b  = &w->batch;
 
     if (b->n_out == b->out_capacity) { /* first tokens of many choices */
         bt_token *grown = bt_realloc(b->out, 2 * b->out_capacity, sizeof(*grown));
@@ -53,6 +52,16 @@ static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t ch
     return how;
 }
 
+/* The row that the piece's token is chosen from. */
+static const float *last_logits(const bt_batch *b, uint32_t piece, uint32_t n_vocab)
+{
+    const bt_piece *p    = &b->pieces[piece];
+    bool            all  = bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0;
+    uint32_t        last = all ? p->n_rows - 1 : 0;
+
+    return b->logits + (size_t)(b->first_logit[piece] + last) * n_vocab;
+}
+
 /* The next token from a row of logits, with its logprobs. */
 static bt_status choose_here(bt_worker *w, const bt_request *r, const float *logits, bt_token *t)
 {
@@ -68,32 +77,36 @@ out:
 }
 
 /* The same as the device has chosen it. */
-static bt_status take_draw(bt_worker *w, const bt_request *r, uint32_t draw, bt_token *t)
+static bt_status take_draw(bt_worker *w, const bt_request *r, const bt_draw_results *out,
+                           uint32_t draw, bt_token *t)
 {
     bt_status st = BT_OK;
 
-    BT_TRY(bt_draw_list_id(&w->draws, draw, &t->id));
+    BT_TRY(bt_drawn_id(&w->draws, out, draw, &t->id));
     if (r->sampling.logprobs)
-        t->n_top = bt_draw_list_logprobs(&w->draws, draw, &t->logprob, t->top_ids, t->top_logprobs);
+        t->n_top = bt_drawn_logprobs(out, draw, &t->logprob, t->top_ids, t->top_logprobs);
 out:
     return st;
 }
 
-/* Chooses a choice's token at `position`, from a row of logits or as draw `draw` of the step, and
+/* Chooses a choice's token at `position`, from the piece's row of logits or as its draw `draw`, and
  * puts it into the message. */
-static bt_status choose(bt_worker *w, const bt_request *r, uint32_t choice, uint32_t position,
-                        const float *logits, uint32_t draw, bt_token *token_out)
+static bt_status choose(bt_worker *w, bt_batch *b, uint32_t piece, uint32_t choice,
+                        uint32_t position, uint32_t draw, bt_token *token_out)
 {
-    bt_status st = BT_OK;
-    bt_token  t  = {.request  = r->id,
-                    .choice   = choice,
-                    .position = position,
-                    .epoch    = r->epoch,
-                    .cached   = position == r->n_prompt ? r->n_held : 0};
+    bt_status         st = BT_OK;
+    const bt_request *r  = b->pieces[piece].request;
+    bt_token          t  = {.request  = r->id,
+                            .choice   = choice,
+                            .position = position,
+                            .epoch    = r->epoch,
+                            .cached   = position == r->n_prompt ? r->n_held : 0};
 
-    BT_TRY(w->batch.on_device ? take_draw(w, r, draw, &t) : choose_here(w, r, logits, &t));
+    BT_TRY(b->on_device
+               ? take_draw(w, r, b->draws.out, b->first_draw[piece] + draw, &t)
+               : choose_here(w, r, last_logits(b, piece, w->cfg.facts.model->vocab_size), &t));
     t.finish = bt_request_finish(w->cfg.facts.model, r, position, t.id);
-    BT_TRY(emit(w, &t));
+    BT_TRY(emit(b, &t));
     *token_out = t;
 out:
     return st;
@@ -118,55 +131,55 @@ out:
 }
 
 /* The first token of every choice, from the prompt's last row. */
-static bt_status choose_firsts(bt_worker *w, bt_request *r, const float *logits, uint32_t draw,
-                               bt_finish *finish_out)
+static bt_status choose_firsts(bt_worker *w, bt_batch *b, uint32_t piece)
 {
-    bt_status st     = BT_OK;
-    uint32_t  n_open = 0;
-    bt_token  t      = {0};
+    bt_status   st     = BT_OK;
+    bt_request *r      = b->pieces[piece].request;
+    uint32_t    n_open = 0;
+    bt_token    t      = {0};
 
     BT_TRY(send_form_map(w, r));
     for (uint32_t i = 0; i < r->n_choices; i++) {
-        BT_TRY(choose(w, r, r->choices[i], r->n_prompt, logits, draw + i, &t));
+        BT_TRY(choose(w, b, piece, r->choices[i], r->n_prompt, i, &t));
         r->firsts[i] = (bt_first_token){t.id, t.logprob, t.finish};
         n_open += t.finish == BT_FINISH_NONE;
     }
-    r->n_cached = r->n_held;
-    *finish_out = n_open > 0 ? BT_FINISH_NONE : t.finish;
+    r->n_cached      = r->n_held;
+    b->finish[piece] = n_open > 0 ? BT_FINISH_NONE : t.finish;
 out:
     return st;
 }
 
 /* The token after the piece's last row. */
-static bt_status choose_next(bt_worker *w, bt_request *r, const float *logits, uint32_t draw,
-                             bt_finish *finish_out)
+static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
 {
-    bt_status st    = BT_OK;
-    bt_token  t     = {0};
-    bt_token  again = {.request  = r->id,
-                       .choice   = r->sampling.choice,
-                       .position = r->n_prompt,
-                       .epoch    = r->epoch,
-                       .id       = r->next_token,
-                       .logprob  = r->next_logprob,
-                       .cached   = r->n_cached};
+    bt_status   st    = BT_OK;
+    bt_request *r     = b->pieces[piece].request;
+    bt_token    t     = {0};
+    bt_token    again = {.request  = r->id,
+                         .choice   = r->sampling.choice,
+                         .position = r->n_prompt,
+                         .epoch    = r->epoch,
+                         .id       = r->next_token,
+                         .logprob  = r->next_logprob,
+                         .cached   = r->n_cached};
 
-    if (r->repeat_first) BT_TRY(emit(w, &again)); /* should the prefill rank have died */
+    if (r->repeat_first) BT_TRY(emit(b, &again)); /* should the prefill rank have died */
     r->repeat_first = false;
-    BT_TRY(choose(w, r, r->sampling.choice, r->n_prompt + r->n_known, logits, draw, &t));
+    BT_TRY(choose(w, b, piece, r->sampling.choice, r->n_prompt + r->n_known, 0, &t));
     BT_TRY(bt_request_note(r, t.id));
     r->n_known++;
-    r->next_token = t.id;
-    *finish_out   = t.finish;
+    r->next_token    = t.id;
+    b->finish[piece] = t.finish;
 out:
     return st;
 }
 
 /* What the piece's rows say of the prompt's own next tokens. */
-static bt_status send_prompt_logprobs(bt_worker *w, uint32_t piece)
+static bt_status send_prompt_logprobs(bt_worker *w, const bt_batch *b, uint32_t piece)
 {
     bt_status              st = BT_OK;
-    const bt_piece        *p  = &w->batch.pieces[piece];
+    const bt_piece        *p  = &b->pieces[piece];
     const bt_request      *r  = p->request;
     const float           *row;
     uint32_t               n_vocab = w->cfg.facts.model->vocab_size;
@@ -185,7 +198,7 @@ static bt_status send_prompt_logprobs(bt_worker *w, uint32_t piece)
     u->top_logprobs = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_logprobs));
     BT_REQUIRE(u->logprobs != NULL && u->top_ids != NULL && u->top_logprobs != NULL,
                BT_ERR_NO_MEMORY, "logprobs of %u prompt tokens", u->n);
-    row = w->batch.logits + (size_t)w->batch.first_logit[piece] * n_vocab;
+    row = b->logits + (size_t)b->first_logit[piece] * n_vocab;
     for (uint32_t i = 0; i < u->n; i++, row += n_vocab) {
         size_t at = (size_t)i * u->n_top;
 
@@ -210,89 +223,66 @@ static void forget_pieces(bt_batch *b, uint64_t id)
             b->pieces[i].request = NULL;
 }
 
-/* Chooses what follows the piece; *finish_out says what becomes of its request. */
-static bt_status choose_after(bt_worker *w, uint32_t piece, bt_finish *finish_out)
+static bool add_draws(bt_worker *w, bt_batch *b, uint32_t piece)
 {
-    bt_piece   *p = &w->batch.pieces[piece];
-    bt_request *r = p->request;
-    uint32_t last = bt_piece_is_prompt(p) && r->sampling.prompt_logprobs != 0 ? p->n_rows - 1 : 0;
-    const float *logits = w->batch.logits + (size_t)(w->batch.first_logit[piece] + last) *
-                                                w->cfg.facts.model->vocab_size;
-
-    return bt_piece_is_prompt(p)
-               ? choose_firsts(w, r, logits, w->batch.first_draw[piece], finish_out)
-               : choose_next(w, r, logits, w->batch.first_draw[piece], finish_out);
-}
-
-/* Whether a token follows the piece: nothing else that is known does. */
-static bool is_due(const bt_piece *p)
-{
-    const bt_request *r   = p->request;
-    uint32_t          end = p->start + p->n_rows;
-
-    return !r->eval && end >= r->n_prompt + (bt_piece_is_prompt(p) ? 0 : r->n_known);
-}
-
-static bool add_draws(bt_worker *w, uint32_t piece)
-{
-    const bt_piece   *p      = &w->batch.pieces[piece];
+    const bt_piece   *p      = &b->pieces[piece];
     const bt_request *r      = p->request;
     bool              prompt = bt_piece_is_prompt(p);
-    uint32_t          n      = !is_due(p) ? 0 : prompt ? r->n_choices : 1;
+    uint32_t          n      = !b->due[piece] ? 0 : prompt ? r->n_choices : 1;
 
-    w->batch.first_draw[piece] = w->draws.n;
+    b->first_draw[piece] = w->draws.n;
     for (uint32_t i = 0; i < n; i++) {
         bt_sample_how how = how_of(w, r, prompt ? r->choices[i] : r->sampling.choice,
-                                   r->n_prompt + (prompt ? 0 : r->n_known));
+                                   r->n_prompt + (prompt ? 0 : r->n_known + r->n_drawn));
 
-        if (!bt_draw_list_add(&w->draws, &how, w->batch.first_logit[piece], r->sampling.logprobs,
+        BT_ASSERT(how.history == NULL || r->n_drawn == 0); /* it lacks what is under way */
+        if (!bt_draw_list_add(&w->draws, &how, b->first_logit[piece], r->sampling.logprobs,
                               r->sampling.top_logprobs))
             return false;
     }
     return true;
 }
 
-void bt_worker_plan_draws(bt_worker *w, bt_step *step)
+void bt_worker_plan_draws(bt_worker *w, bt_batch *b)
 {
-    bt_batch *b = &w->batch;
-
     b->on_device = false;
     bt_draw_list_clear(&w->draws);
+    b->step.sampling = w->draws.sampling;
     if (w->draws.sampling == NULL) return;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         const bt_piece *p = &b->pieces[i];
 
         if (p->request->eval ||
             (bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0) ||
-            !add_draws(w, i))
+            !add_draws(w, b, i))
             return;
     }
-    b->on_device   = true;
-    w->draws_view  = bt_draw_list_view(&w->draws);
-    step->sampling = w->draws.sampling;
-    step->draws    = &w->draws_view;
+    b->on_device  = true;
+    b->draws      = bt_draw_list_view(&w->draws);
+    b->step.draws = &b->draws;
 }
 
 /* Offers what the piece has filled to the prefix cache. */
-static void keep_pages(bt_worker *w, uint32_t piece)
+static void keep_pages(bt_worker *w, bt_batch *b, uint32_t piece)
 {
-    const bt_piece *p    = &w->batch.pieces[piece];
-    const bt_span  *span = &w->batch.spans[piece];
+    const bt_piece *p    = &b->pieces[piece];
+    const bt_span  *span = &b->spans[piece];
     bt_request     *r    = p->request;
+    uint32_t        last = span->first_row + p->n_rows - 1;
 
     if (bt_piece_is_prompt(p)) {
         bt_form_map_fix(&r->map, r->n_computed, p->role, span->form);
         bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
     } else {
-        bt_request_keep_generated(r, w->cfg.pool, p->start, p->n_rows,
-                                  w->batch.tokens + span->first_row, span->form);
+        if (b->fed[last] != BT_NOT_DRAWN) b->tokens[last] = r->next_token; /* known by now */
+        bt_request_keep_generated(r, w->cfg.pool, p->start, p->n_rows, b->tokens + span->first_row,
+                                  span->form);
     }
 }
 
-bt_status bt_worker_choose_all(bt_worker *w)
+bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b)
 {
     bt_status st = BT_OK;
-    bt_batch *b  = &w->batch;
 
     b->n_out = 0;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
@@ -302,12 +292,12 @@ bt_status bt_worker_choose_all(bt_worker *w)
 
         b->finish[i] = BT_FINISH_NONE;
         if (r == NULL) continue;
-        r->n_computed = r->step_end;
-        if (prompt) BT_TRY(send_prompt_logprobs(w, i));
-        keep_pages(w, i);
-        if (!is_due(p)) continue;
+        r->n_computed = p->start + p->n_rows;
+        if (prompt) BT_TRY(send_prompt_logprobs(w, b, i));
+        keep_pages(w, b, i);
+        if (!b->due[i]) continue;
         bt_log_set_request(r->id);
-        st = choose_after(w, i, &b->finish[i]);
+        st = prompt ? choose_firsts(w, b, i) : choose_next(w, b, i);
         if (st == BT_OK) continue;
         forget_pieces(b, r->id);
         BT_TRY(bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text()));
@@ -316,11 +306,10 @@ out:
     return st;
 }
 
-bt_status bt_worker_send_tokens(bt_worker *w)
+bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b)
 {
     bt_status st = BT_OK;
     bt_up     m  = {.kind = BT_UP_TOKENS};
-    bt_batch *b  = &w->batch;
 
     if (b->n_out == 0) return BT_OK;
     m.u.tokens.n      = b->n_out;

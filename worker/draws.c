@@ -27,22 +27,41 @@ out:
     return st;
 }
 
+static bt_status take_results(bt_draw_list *l, bt_draw_results *out)
+{
+    bt_status st = BT_OK;
+    size_t    n = l->capacity, tops = n * BT_MAX_ALTERNATIVES;
+
+    BT_TRY(take_host(l, n, sizeof(*out->ids), &out->ids));
+    BT_TRY(take_host(l, n, sizeof(*out->logprob), &out->logprob));
+    BT_TRY(take_host(l, n, sizeof(*out->n_found), &out->n_found));
+    BT_TRY(take_host(l, tops, sizeof(*out->top_ids), &out->top_ids));
+    BT_TRY(take_host(l, tops, sizeof(*out->top_logprobs), &out->top_logprobs));
+out:
+    return st;
+}
+
+static void free_results(bt_draw_list *l, bt_draw_results *out)
+{
+    bt_device_free_host(l->dev, out->ids);
+    bt_device_free_host(l->dev, out->logprob);
+    bt_device_free_host(l->dev, out->n_found);
+    bt_device_free_host(l->dev, out->top_ids);
+    bt_device_free_host(l->dev, out->top_logprobs);
+}
+
 bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, uint32_t max_rows)
 {
-    bt_status        st  = BT_OK;
-    bt_draw_results *out = &l->out;
-    size_t           n = capacity_for(max_rows), tops = n * BT_MAX_ALTERNATIVES;
+    bt_status st = BT_OK;
+    size_t    n  = capacity_for(max_rows);
 
     *l = (bt_draw_list){.dev = dev, .n_vocab = n_vocab, .capacity = capacity_for(max_rows)};
     if (dev->ops->sampling == NULL) goto out;
     l->draws = bt_calloc(n, sizeof(*l->draws));
     l->edits = bt_calloc(BT_MAX_EDITS, sizeof(*l->edits));
     BT_REQUIRE(l->draws != NULL && l->edits != NULL, BT_ERR_NO_MEMORY, "a list of %zu draws", n);
-    BT_TRY(take_host(l, n, sizeof(*out->ids), &out->ids));
-    BT_TRY(take_host(l, n, sizeof(*out->logprob), &out->logprob));
-    BT_TRY(take_host(l, n, sizeof(*out->n_found), &out->n_found));
-    BT_TRY(take_host(l, tops, sizeof(*out->top_ids), &out->top_ids));
-    BT_TRY(take_host(l, tops, sizeof(*out->top_logprobs), &out->top_logprobs));
+    for (int i = 0; i < 2; i++)
+        BT_TRY(take_results(l, &l->out[i]));
     BT_TRY(dev->ops->sampling->create(dev, n_vocab, l->capacity, &l->sampling));
 out:
     if (st != BT_OK) bt_draw_list_fini(l);
@@ -53,11 +72,8 @@ void bt_draw_list_fini(bt_draw_list *l)
 {
     if (l->dev == NULL) return;
     if (l->dev->ops->sampling != NULL) l->dev->ops->sampling->destroy(l->sampling);
-    bt_device_free_host(l->dev, l->out.ids);
-    bt_device_free_host(l->dev, l->out.logprob);
-    bt_device_free_host(l->dev, l->out.n_found);
-    bt_device_free_host(l->dev, l->out.top_ids);
-    bt_device_free_host(l->dev, l->out.top_logprobs);
+    for (int i = 0; i < 2; i++)
+        free_results(l, &l->out[i]);
     bt_free(l->draws);
     bt_free(l->edits);
     *l = (bt_draw_list){0};
@@ -67,6 +83,7 @@ void bt_draw_list_clear(bt_draw_list *l)
 {
     l->n = l->n_edits = 0;
     l->any_logprobs   = false;
+    l->turn           = 1 - l->turn;
 }
 
 /* ---- edits: an id may stand in several lists, and gets one edit */
@@ -173,13 +190,14 @@ bt_draws bt_draw_list_view(bt_draw_list *l)
                       .draws        = l->draws,
                       .edits        = l->edits,
                       .any_logprobs = l->any_logprobs,
-                      .out          = &l->out};
+                      .out          = &l->out[l->turn]};
 }
 
-bt_status bt_draw_list_id(const bt_draw_list *l, uint32_t i, uint32_t *id_out)
+bt_status bt_drawn_id(const bt_draw_list *l, const bt_draw_results *out, uint32_t i,
+                      uint32_t *id_out)
 {
     bt_status st = BT_OK;
-    int32_t   id = l->out.ids[i];
+    int32_t   id = out->ids[i];
 
     BT_REQUIRE(id >= 0 && (uint32_t)id < l->n_vocab, BT_ERR_DEVICE,
                "the highest of %u logits is not a finite number", l->n_vocab);
@@ -188,14 +206,13 @@ out:
     return st;
 }
 
-uint32_t bt_draw_list_logprobs(const bt_draw_list *l, uint32_t i, float *logprob_out,
-                               uint32_t *ids_out, float *logprobs_out)
+uint32_t bt_drawn_logprobs(const bt_draw_results *out, uint32_t i, float *logprob_out,
+                           uint32_t *ids_out, float *logprobs_out)
 {
-    const bt_draw_results *out = &l->out;
-    size_t                 at  = (size_t)i * BT_MAX_ALTERNATIVES;
-    uint32_t               n   = out->n_found[i];
+    size_t   at = (size_t)i * BT_MAX_ALTERNATIVES;
+    uint32_t n  = out->n_found[i];
 
-    BT_ASSERT(n <= l->draws[i].n_top);
+    BT_ASSERT(n <= BT_MAX_ALTERNATIVES);
     *logprob_out = out->logprob[i];
     memcpy(ids_out, out->top_ids + at, n * sizeof(*ids_out));
     memcpy(logprobs_out, out->top_logprobs + at, n * sizeof(*logprobs_out));

@@ -2,7 +2,9 @@
  * (device/sampling.h), and what it chose.
  *
  * The host chooses where the device does not sample, and in steps that want logits themselves
- * (evaluations, a prompt's own logprobs) or more than fits: the bits are the same. */
+ * (evaluations, a prompt's own logprobs) or more than fits: the bits are the same.
+ *
+ * The list is the next step's; results are kept of two steps, so that one may be under way. */
 #ifndef BT_WORKER_DRAWS_H
 #define BT_WORKER_DRAWS_H
 
@@ -13,9 +15,10 @@ typedef struct {
     bt_device         *dev;      /* borrowed */
     bt_device_sampler *sampling; /* owned; NULL: the host chooses */
     uint32_t           capacity, n_vocab;
-    bt_draw           *draws;      /* owned: [capacity] */
-    bt_logit_edit     *edits;      /* owned: [BT_MAX_EDITS] */
-    bt_draw_results    out;        /* owned: [capacity] */
+    bt_draw           *draws;  /* owned: [capacity] */
+    bt_logit_edit     *edits;  /* owned: [BT_MAX_EDITS] */
+    bt_draw_results    out[2]; /* owned: [capacity]; by turns */
+    uint32_t           turn;
     uint32_t           n, n_edits; /* of the step */
     bool               any_logprobs;
 } bt_draw_list;
@@ -31,12 +34,14 @@ void bt_draw_list_clear(bt_draw_list *l);
  * there is no room. */
 bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t row, bool logprobs,
                       uint32_t n_top);
-/* What the model runs. */
+/* What the model runs.  Its `out` is good until the list has been cleared twice, the rest until
+ * the step is launched. */
 bt_draws bt_draw_list_view(bt_draw_list *l);
-/* As bt_sample(), of choice i, after the step. */
-bt_status bt_draw_list_id(const bt_draw_list *l, uint32_t i, uint32_t *id_out);
+/* As bt_sample(), of choice i of the step that had `out`, when that has come. */
+bt_status bt_drawn_id(const bt_draw_list *l, const bt_draw_results *out, uint32_t i,
+                      uint32_t *id_out);
 /* As bt_logprobs(). */
-uint32_t bt_draw_list_logprobs(const bt_draw_list *l, uint32_t i, float *logprob_out,
-                               uint32_t *ids_out, float *logprobs_out);
+uint32_t bt_drawn_logprobs(const bt_draw_results *out, uint32_t i, float *logprob_out,
+                           uint32_t *ids_out, float *logprobs_out);
 
 #endif

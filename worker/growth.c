@@ -1,13 +1,6 @@
 /* worker/growth.c - pages for what is generated, and who gives way when none is left. */
 #include "worker/state.h"
 
-static uint32_t tokens_of(const bt_request *r) { return r->n_prompt + r->n_known; }
-
-static bool needs_page(const bt_request *r)
-{
-    return r->state == BT_REQUEST_DECODE && !r->eval && bt_kv_pages_for(tokens_of(r)) > r->n_pages;
-}
-
 /* Of those that need a page, the one that came first. */
 static bt_request *oldest_in_need(const bt_worker *w)
 {
@@ -16,7 +9,7 @@ static bt_request *oldest_in_need(const bt_worker *w)
     for (uint32_t i = 0; i < w->requests.n; i++) {
         bt_request *r = w->requests.at[i];
 
-        if (needs_page(r) && (found == NULL || r->arrival < found->arrival)) found = r;
+        if (bt_request_needs_page(r) && (found == NULL || r->arrival < found->arrival)) found = r;
     }
     return found;
 }
@@ -66,10 +59,11 @@ bt_status bt_worker_grow(bt_worker *w)
 
     for (uint32_t i = 0; i < w->requests.n && !short_of; i++) {
         r = w->requests.at[i];
-        if (needs_page(r)) short_of = bt_request_grow(r, w->cfg.pool, tokens_of(r)) != BT_OK;
+        if (bt_request_needs_page(r))
+            short_of = bt_request_grow(r, w->cfg.pool, bt_request_n_ready(r)) != BT_OK;
     }
     while (short_of && (r = oldest_in_need(w)) != NULL) {
-        if (bt_request_grow(r, w->cfg.pool, tokens_of(r)) == BT_OK) continue;
+        if (bt_request_grow(r, w->cfg.pool, bt_request_n_ready(r)) == BT_OK) continue;
         victim = youngest(w);
         if (is_alone(w,
                      victim)) /* admission has seen that it fits; evaluations may be in its way */

@@ -49,12 +49,32 @@ out:
     return st;
 }
 
+/* With choices it has several entries. */
+static bool has_rows_under_way(const bt_worker *w, uint64_t id)
+{
+    bool found = false;
+
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        found = found || (w->requests.at[i]->id == id && w->requests.at[i]->n_launched > 0);
+    return found;
+}
+
+static void set_draining(bt_worker *w, uint64_t id)
+{
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        if (w->requests.at[i]->id == id) w->requests.at[i]->state = BT_REQUEST_DRAINING;
+}
+
 bt_status bt_worker_end(bt_worker *w, bt_request *r)
 {
     const bt_worker_links *links = &w->cfg.links;
     uint64_t               id    = r->id;
     uint32_t               epoch = r->epoch;
 
+    if (has_rows_under_way(w, id)) { /* what they are written to is nobody else's until then */
+        set_draining(w, id);
+        return BT_OK;
+    }
     if (r->out.ticket_ids != NULL && !links->cancel(links->ctx, id)) {
         bt_request_release_pages(r, w->cfg.pool); /* what is staged is a copy */
         if (r->state != BT_REQUEST_DRAINING)
@@ -148,8 +168,7 @@ static void note_handoff(bt_worker *w, const bt_request *r)
     bt_worker_count(w->handoff_times, BT_BEAT_TIME_BUCKETS, took_ns, BT_BEAT_TIME_NS);
 }
 
-/* Ends what has been sent in full, and what only waited for a granted message to leave. */
-static bt_status reap(bt_worker *w)
+bt_status bt_worker_reap(bt_worker *w)
 {
     bt_status st = BT_OK;
 
@@ -159,8 +178,8 @@ static bt_status reap(bt_worker *w)
         if (r->state == BT_REQUEST_SENDING && bt_handoff_out_done(&r->out)) {
             note_handoff(w, r);
             BT_TRY(bt_worker_end(w, r));
-        } else if (r->state == BT_REQUEST_DRAINING) {
-            BT_TRY(bt_worker_end(w, r));
+        } else if (r->state == BT_REQUEST_DRAINING && r->n_launched == 0) {
+            BT_TRY(bt_worker_end_choice(w, r));
         }
     }
 out:
@@ -197,7 +216,7 @@ bt_status bt_worker_check_leases(bt_worker *w)
     w->leases_ns = now;
     for (uint32_t i = w->requests.n; i-- > 0;)
         BT_TRY(check_lease(w, w->requests.at[i], now));
-    BT_TRY(reap(w));
+    BT_TRY(bt_worker_reap(w));
 out:
     return st;
 }
@@ -257,7 +276,7 @@ bool bt_worker_background(bt_worker *w)
 
             keep(w, bt_worker_pump(w, r, r->step_end == r->n_computed));
         }
-        keep(w, reap(w));
+        keep(w, bt_worker_reap(w));
     }
     keep(w, bt_worker_beat(w));
     return moved;

@@ -203,12 +203,20 @@ static const bt_traffic *link_traffic(void *ctx)
     return bt_world_traffic(l->world);
 }
 
-static bt_status link_step(void *ctx, bt_step *step)
+static bt_status link_launch(void *ctx, bt_step *step)
 {
     bt_links *l = ctx;
 
     step->wait = wait_for(l, "experts");
-    return bt_model_step(l->model, l->pool, step);
+    return bt_model_launch(l->model, l->pool, step);
+}
+
+static bt_status link_await(void *ctx)
+{
+    bt_links *l    = ctx;
+    bt_wait   wait = wait_for(l, "experts");
+
+    return bt_model_await(l->model, &wait);
 }
 
 static const uint64_t *link_expert_rows(void *ctx)
@@ -249,7 +257,8 @@ bt_worker_links bt_links_table(bt_links *l)
                              .expert_rows = link_expert_rows,
                              .waited_ns   = link_waited,
                              .traffic     = link_traffic,
-                             .step        = link_step};
+                             .launch      = link_launch,
+                             .await       = link_await};
 }
 
 static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const bt_page_payload *p)

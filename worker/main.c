@@ -95,19 +95,25 @@ static void rest(bt_rank *r, uint64_t *sleep_ns)
     bt_links_sleep(&r->links, *sleep_ns);
 }
 
-/* One step with the group.  When the group has changed meanwhile, or an exchange fails and the
+static bool is_broken(const bt_rank *r) { return r->group != NULL && bt_group_is_broken(r->group); }
+
+/* When the group has changed while this rank waited for it, or an exchange fails and the
  * coordinator changes the group, the step has come to nothing, and its rows come again; when the
  * coordinator is lost nobody wants them any more. */
+static bt_status what_follows(bt_rank *r, bt_status st)
+{
+    if (st == BT_ERR_CANCELLED)
+        return r->links.regroup_due || bt_links_orphaned(&r->links) ? BT_OK : st;
+    return is_broken(r) && r->opt.replace ? bt_rank_await_regroup(r) : st;
+}
+
+/* One step with the group. */
 static bt_status step(bt_rank *r, const bt_plan *plan, bool *together_out)
 {
     bt_status st = bt_links_gather(&r->links, plan, r->plans);
 
     if (st == BT_OK) st = bt_worker_finish(r->worker, r->plans, together_out);
-    if (st == BT_OK) return st;
-    if (st == BT_ERR_CANCELLED)
-        return r->links.regroup_due || bt_links_orphaned(&r->links) ? BT_OK : st;
-    if (r->opt.replace && bt_group_is_broken(r->group)) return bt_rank_await_regroup(r);
-    return st;
+    return st == BT_OK ? BT_OK : what_follows(r, st);
 }
 
 /* Until the group leaves together (BT_OK), or this rank must leave alone (CANCELLED), or fails. */
@@ -131,8 +137,12 @@ static bt_status work(bt_rank *r)
             continue;
         }
         st = bt_worker_begin(r->worker, &plan, &next);
-        if (st == BT_ERR_TIMEOUT && bt_links_forsake(&r->links)) continue; /* it sends no Wake */
-        BT_TRY(st);
+        if (st == BT_ERR_TIMEOUT && !is_broken(r) && bt_links_forsake(&r->links))
+            continue; /* it sends no Wake */
+        if (st != BT_OK) {
+            BT_TRY(what_follows(r, st));
+            continue;
+        }
         if (next == BT_NEXT_LEAVE) return BT_OK;
         if (next == BT_NEXT_PARK) {
             rest(r, &sleep_ns);

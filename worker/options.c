@@ -29,6 +29,7 @@ enum {
     KEY_CACHE,
     KEY_CHUNK,
     KEY_MAX_ROWS,
+    KEY_LOOKAHEAD,
     KEY_FORM,
     KEY_THREADS,
     KEY_KERNELS,
@@ -158,6 +159,7 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_KV_BYTES: return parse_bytes(text, &opt->kv_bytes);
     case KEY_CHUNK: return parse_count("--chunk", text, 1, MAX_ROWS, &opt->chunk);
     case KEY_MAX_ROWS: return parse_count("--max-rows", text, 1, MAX_ROWS, &opt->max_rows);
+    case KEY_LOOKAHEAD: return parse_count("--lookahead", text, 0, 1, &opt->lookahead);
     case KEY_FORM: return parse_form(text, &opt->form);
     case KEY_THREADS: return parse_count("--threads", text, 0, MAX_THREADS, &opt->n_threads);
     case KEY_TIMEOUT:
@@ -226,41 +228,45 @@ static const struct argp_option OPTIONS[] = {
      "for the step, 512)", 0},
     {"max-rows",                                                     KEY_MAX_ROWS, "N", 0,
      "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
-    {"threads",                                                     KEY_THREADS, "N", 0,
+    {"lookahead",                                                     KEY_LOOKAHEAD, "N", 0,
+     "Steps of generated tokens that are planned and launched before the one before them is over, "
+     "on "
+     "a GPU: 1 (default) or 0", 0},
+    {"threads",                                                 KEY_THREADS, "N", 0,
      "Compute threads; 0 (default): one per core that this process may use.  Ranks that share a "
      "machine may all have one per core: idle ones leave theirs to the others", 0},
-    {"kernels",                                                 KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
-    {"device",                                                   KEY_DEVICE, "WHERE", 0,
+    {"kernels",                                                   KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
+    {"device",             KEY_DEVICE, "WHERE", 0,
      "auto (default): a GPU where one can be used, else the CPU; cpu; cuda: a GPU, ranks of a "
      "machine take turns; cuda:N: GPU N", 0},
-    {"cuda-library",             KEY_CUDA_LIBRARY, "FILE", 0,
+    {"cuda-library",                                                      KEY_CUDA_LIBRARY, "FILE", 0,
      "The CUDA back end (default: libbaton_cuda.so of this installation)", 0},
-    {"transport",                                                      KEY_TRANSPORT, "HOW", 0,
+    {"transport",KEY_TRANSPORT, "HOW", 0,
      "Between ranks on GPUs: auto (default): nccl where each rank has a GPU of its own and can use "
      "it, else mpi; mpi: through host memory; nccl", 0},
-    {"nccl-library",KEY_NCCL_LIBRARY, "FILE", 0,
+    {"nccl-library",                                                     KEY_NCCL_LIBRARY, "FILE", 0,
      "The calls into NCCL (default: libbaton_nccl.so of this installation)", 0},
     {NULL,                                                     0, NULL, 0, "Behaviour:", 3},
-    {"form",                                                     KEY_FORM, "FORM", 0,
+    {"form",                                                 KEY_FORM, "FORM", 0,
      "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
      "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",                                                 KEY_TIMEOUT, "S", 0,
+    {"timeout-s",                                                KEY_TIMEOUT, "S", 0,
      "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"coordinator-timeout-s",                                                KEY_QUIET, "S", 0,
+    {"coordinator-timeout-s", KEY_QUIET, "S", 0,
      "A coordinator that answers nothing for so long is lost (default 20)", 0},
-    {"orphan-s", KEY_ORPHAN, "S", 0,
+    {"orphan-s",                                                      KEY_ORPHAN, "S", 0,
      "When the coordinator is lost: drop what it had, and look for another one at its address for "
      "so long, then leave (default 60; 0: leave at once)", 0},
-    {"on-death",                                                      KEY_ON_DEATH, "WHAT", 0,
+    {"on-death",KEY_ON_DEATH, "WHAT", 0,
      "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
-    {"spares",KEY_SPARES, "N", 0,
+    {"spares",                                                     KEY_SPARES, "N", 0,
      "So many more ranks, the last ones, that wait until one is lost (needs --on-death=replace)", 0},
     {"share-generated",                                                     KEY_SHARE, NULL, 0,
      "Full pages of generated tokens enter the prefix cache too: a later prompt that holds a reply "
      "finds it, and its tokens then depend on what was cached", 0},
-    {"verbose",                                                     KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    {"verbose",                                                   KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     BT_CONFIG_OPTION(4),
-    {0                                                  },
+    {0                                                 },
 };
 
 static const char DOC[] =
@@ -302,17 +308,18 @@ out:
 
 static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
 static const bt_setting_default DEFAULTS[] = {
-    {"chunk",     "2048, with --both 512"},
-    {"threads",           "0"},
-    {"kernels","auto"},
-    {"device",   "auto"},
-    {"transport",           "auto"},
-    {"form",   "role"},
-    {"timeout-s", "10"},
-    {"coordinator-timeout-s",           "20"},
-    {"orphan-s",   "60"},
-    {"on-death", "stop"},
-    {0          }
+    {"chunk",   "2048, with --both 512"},
+    {"lookahead",         "1"},
+    {"threads","0"},
+    {"kernels", "auto"},
+    {"device",         "auto"},
+    {"transport",   "auto"},
+    {"form",  "role"},
+    {"timeout-s",         "10"},
+    {"coordinator-timeout-s", "20"},
+    {"orphan-s",    "60"},
+    {"on-death",         "stop"},
+    {0}
 };
 static const bt_setting_conflict CONFLICTS[] = {
     {"both",    "prefill"},
@@ -328,6 +335,7 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
                               .gpu        = BT_GPU_BY_LOCAL_RANK,
                               .cell       = "",
                               .left_out   = "",
+                              .lookahead  = 1,
                               .timeout_ns = DEFAULT_TIMEOUT_S * S_NS,
                               .quiet_ns   = DEFAULT_QUIET_S * S_NS,
                               .orphan_ns  = DEFAULT_ORPHAN_S * S_NS};

@@ -35,6 +35,7 @@ typedef struct {
     const char         *weights_cache;       /* directory of files of packed weights, or NULL */
     uint32_t            chunk;               /* rows of one prompt in a step at most */
     uint32_t            max_rows;            /* rows of this rank in a step */
+    uint32_t            lookahead;           /* steps planned ahead, 0 or 1 */
     bt_form_policy      form;
     bool                share_generated;
     uint32_t            n_threads; /* 0: one per core allowed to this process */

@@ -89,6 +89,7 @@ bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m)
                "rank %u has no seat in epoch %u any more", w->cfg.facts.rank, m->epoch);
     BT_TRY(let_go(w));
     if (!seated || w->seats[group].epoch == w->cfg.epoch) goto out;
+    BT_TRY(bt_worker_abandon(w));
     w->cfg.epoch      = w->seats[group].epoch;
     w->cfg.group_size = size;
     w->cfg.group_self = self;
@@ -110,6 +111,7 @@ bt_status bt_worker_drop_all(bt_worker *w)
     bt_status   st = BT_OK;
     bt_request *r;
 
+    BT_TRY(bt_worker_abandon(w));
     while ((r = first_alive(w)) != NULL)
         BT_TRY(bt_worker_end(w, r));
     w->wake_seen = w->wake_parked = 0;

@@ -114,6 +114,10 @@ typedef struct {
     uint32_t *replay;  /* owned: tokens at n_prompt and on, known beforehand */
     uint32_t  n_known; /* while it decodes: tokens after the prompt that are known */
 
+    uint32_t n_launched; /* steps under way that have rows of it; step_end is where these end */
+    uint32_t n_drawn;    /* of them, how many bring it a token of a choice that decodes */
+    uint32_t draw;       /* the last one's number among its step's draws */
+
     uint32_t        n_choices; /* that its prompt is for; 0 on the others of them */
     uint32_t       *choices;   /* owned [n_choices] */
     bt_first_token *firsts;    /* owned [n_choices]: what follows the prompt in each */
@@ -187,6 +191,21 @@ bt_status bt_request_note(bt_request *r, uint32_t id);
 /* Whether token `id`, at absolute `position`, ends the request, and how. */
 bt_finish bt_request_finish(const bt_model_config *model, const bt_request *r, uint32_t position,
                             uint32_t id);
+
+/* While it decodes: the positions whose tokens are known, or are under way and not the last. */
+static inline uint32_t bt_request_n_ready(const bt_request *r)
+{
+    bool next = r->n_drawn > 0 && r->n_known + r->n_drawn < r->sampling.max_tokens;
+
+    return r->n_prompt + (r->eval ? r->n_eval : r->n_known + (next ? r->n_drawn : 0));
+}
+
+/* Whether its next row would be on a page that it has not. */
+static inline bool bt_request_needs_page(const bt_request *r)
+{
+    return r->state == BT_REQUEST_DECODE && !r->eval &&
+           bt_kv_pages_for(bt_request_n_ready(r)) > r->n_pages;
+}
 
 /* Positions that it will ever compute rows for. */
 static inline uint32_t bt_request_n_tokens(const bt_request *r)

@@ -8,7 +8,7 @@ static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t wanted(const bt_scheduler *s, const bt_request *r)
 {
     if (r->state != BT_REQUEST_DECODE) return 0;
-    return least(s->chunk, r->n_prompt + (r->eval ? r->n_eval : r->n_known) - r->n_computed);
+    return least(s->chunk, bt_request_n_ready(r) - r->step_end);
 }
 
 /* Prompt rows that the request still needs; 0 when it is no prompt. */
@@ -77,7 +77,7 @@ static uint32_t add_generated(bt_scheduler *s, const bt_requests *t, uint32_t bu
         uint32_t    rows = least(wanted(s, r), budget);
 
         if (rows == 0) continue;
-        pieces[n++] = (bt_piece){r, BT_ROLE_GENERATED, r->n_computed, rows};
+        pieces[n++] = (bt_piece){r, BT_ROLE_GENERATED, r->step_end, rows};
         budget -= rows;
         if (budget == 0) s->turn = i + 1;
     }

@@ -339,6 +339,7 @@ static bt_status create_worker(bt_rank *r)
                                           .epoch      = BT_FIRST_EPOCH,
                                           .chunk      = r->opt.chunk,
                                           .max_rows   = r->opt.max_rows,
+                                          .lookahead  = r->opt.lookahead != 0,
                                           .timeout_ns = r->opt.timeout_ns};
     BT_TRY(bt_worker_create(&cfg, &r->worker));
     r->links.worker = r->worker;

@@ -14,33 +14,41 @@ enum {
     BT_RPC_DATA_LOSS          = 15
 };
 
-/* The rows of the next step, and room for everything that describes them. */
+/* The rows of a step, and room for everything that describes them. */
 typedef struct {
     uint32_t  n_pieces, n_rows[BT_N_ROLES];
     bt_piece *pieces; /* owned, as are the others: [max_rows] */
     bt_span  *spans;
     uint32_t *tokens, *logit_rows;
+    uint32_t *fed;                      /* [max_rows] the draw of the step before that is a row's
+                                           token, where only the device knows it yet */
     uint32_t *first_logit;              /* [max_rows] of each piece: its first row in `logits` */
     uint32_t *first_draw;               /* [max_rows] of each piece, where the device chooses */
+    bool     *due;                      /* [max_rows] a token follows the piece */
     float    *logits;                   /* [max_rows][vocab_size]; untouched rows cost no memory */
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
     uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
-    bool       any_eval, any_forced;
+    bool       any_eval, any_forced, any_fed;
     uint32_t   n_padded;  /* rows of each rank in the step, with padding; 0: none is padded */
     bool       on_device; /* the device chooses the tokens of this step */
+    bt_draws   draws;     /* then: what it runs, and where its choices come */
     bt_finish *finish;    /* [max_rows] of each piece's new token */
     bt_token  *out;       /* tokens of the step: [out_capacity], which grows */
     uint32_t   n_out, out_capacity;
+    bt_step    step;
+    uint64_t   from_ns; /* of its launch */
 } bt_batch;
 
 struct bt_worker {
     bt_worker_config cfg;
     bt_requests      requests;
     bt_scheduler     scheduler;
-    bt_batch         batch;
+    bt_batch         batches[2]; /* the second one with lookahead only */
+    bt_batch        *batch;      /* of the next step, or the one that is launched last */
+    bt_batch        *under_way;  /* launched, and its tokens not yet read; NULL: none is */
+    bool             lookahead;
     bt_sampler       sampler;
     bt_draw_list     draws;
-    bt_draws         draws_view; /* what the step that runs draws on the device */
 
     bt_seats seats[2]; /* owned, once they have changed */
     bool     parked, asked, shutdown;
@@ -53,6 +61,8 @@ struct bt_worker {
     uint64_t  beat_ns, leases_ns;
     uint64_t  load_ns, load_steps; /* when ExpertLoad was last sent, and after how many steps */
     uint64_t  ready_allocs;        /* of the device's, by create() */
+    uint64_t  ended_ns;            /* when the last step was over */
+    uint64_t  n_ahead;             /* steps launched while the one before was under way */
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages, n_retracted;
     uint64_t  prefix_asked_tokens, prefix_hit_tokens; /* looked up in the cache, and found */
     uint64_t  n_rows_done[BT_N_ROLES];                /* of this rank's requests */
@@ -65,17 +75,28 @@ struct bt_worker {
 bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg);
 void      bt_batch_fini(bt_batch *b);
 size_t    bt_batch_bytes(const bt_worker_config *cfg);
-void      bt_batch_fill(bt_batch *b, const bt_worker_config *cfg, bt_step *step_out);
+/* Into b->step too. */
+void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg);
 /* An evaluated piece's rows, as EvalRows messages. */
-bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, const bt_step *step,
-                             uint32_t piece);
+bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, uint32_t piece);
 
 /* choose.c */
 /* Where the device samples, it also chooses in this step, unless logits themselves are wanted. */
-void bt_worker_plan_draws(bt_worker *w, bt_step *step);
+void bt_worker_plan_draws(bt_worker *w, bt_batch *b);
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
-bt_status bt_worker_choose_all(bt_worker *w);
-bt_status bt_worker_send_tokens(bt_worker *w);
+bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b);
+bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b);
+
+/* run.c */
+/* The rows of w->batch as the group has agreed; then what the step before has brought.  The step
+ * may still be under way when it returns.  After an error none is. */
+bt_status bt_worker_run(bt_worker *w);
+/* Waits for the step that is under way, if one is, and does what follows from it. */
+bt_status bt_worker_catch_up(bt_worker *w);
+/* Whether the next plan needs to know what that one brings. */
+bool bt_worker_must_catch_up(const bt_worker *w);
+/* It comes to nothing; its rows will be computed again. */
+bt_status bt_worker_abandon(bt_worker *w);
 
 /* beat.c */
 /* Counts a value into the first bucket whose limit, unit * 2^i, is not below it. */
@@ -84,14 +105,18 @@ void bt_worker_count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t uni
 bt_status bt_worker_beat(bt_worker *w);
 /* Tells it what the experts have run, when that is due.  It waits for the device, so no exchange
  * may be under way there: after a step, or parked. */
+bool      bt_worker_load_is_due(const bt_worker *w);
 bt_status bt_worker_send_load(bt_worker *w);
 
 /* lifecycle.c */
 /* Sends Failed with the sentence of the last error, then ends it as an abort does. */
 bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why);
 /* Ends a request with all its choices in whatever state it is: pages back, messages withdrawn,
- * Released sent, at once or as soon as a granted message has left.  r may be gone afterwards. */
+ * Released sent, at once or as soon as a granted message has left, or a step that has rows of it is
+ * over.  r may be gone afterwards. */
 bt_status bt_worker_end(bt_worker *w, bt_request *r);
+/* Ends what has been sent in full, and what only waited for that. */
+bt_status bt_worker_reap(bt_worker *w);
 /* Takes all entries of that id out of the table, pages back, without a word. */
 void      bt_worker_forget(bt_worker *w, uint64_t id);
 bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,

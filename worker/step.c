@@ -1,4 +1,4 @@
-/* worker/step.c - the step protocol: plan, agree, run, sample; and when to park. */
+/* worker/step.c - the step protocol: plan, agree, run (run.c); and when to park. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -22,9 +22,13 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
     w->cfg       = *cfg;
     w->scheduler = (bt_scheduler){.max_rows = cfg->max_rows, .chunk = cfg->chunk};
     w->parked    = true; /* every rank starts parked at wake number 0 */
-    BT_TRY(bt_batch_init(&w->batch, cfg));
     BT_TRY(bt_sampler_init(&w->sampler, cfg->kernels->rows, cfg->facts.model->vocab_size));
     BT_TRY(bt_draw_list_init(&w->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));
+    /* What a step has chosen can feed the next one without the host, if the device chooses. */
+    w->lookahead = cfg->lookahead && w->draws.sampling != NULL;
+    for (int i = 0; i < (w->lookahead ? 2 : 1); i++)
+        BT_TRY(bt_batch_init(&w->batches[i], cfg));
+    w->batch        = &w->batches[0];
     w->ready_allocs = cfg->dev->n_allocs;
     *worker_out     = w;
     w               = NULL;
@@ -46,7 +50,8 @@ void bt_worker_destroy(bt_worker *w)
     bt_requests_fini(&w->requests);
     bt_free(w->seats[0].ranks);
     bt_free(w->seats[1].ranks);
-    bt_batch_fini(&w->batch);
+    for (int i = 0; i < 2; i++)
+        bt_batch_fini(&w->batches[i]);
     bt_sampler_fini(&w->sampler);
     bt_draw_list_fini(&w->draws);
     bt_free(w);
@@ -75,12 +80,13 @@ out:
 bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
 {
     bt_status st = BT_OK;
-    bt_batch *b  = &w->batch;
+    bt_batch *b  = w->batch;
 
     w->progress++;
     BT_TRY(bt_worker_admit(w));
     BT_TRY(bt_worker_check_leases(w));
     bt_worker_find_prefixes(w);
+    if (bt_worker_must_catch_up(w)) BT_TRY(bt_worker_catch_up(w));
     BT_TRY(bt_worker_grow(w));
     b->n_pieces = bt_schedule(&w->scheduler, &w->requests, b->pieces, b->n_rows);
     if (w->parked && w->wake_seen != w->wake_parked) w->parked = w->asked = false;
@@ -121,7 +127,7 @@ static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out
         BT_REQUIRE(plans[i].epoch == w->cfg.epoch && rows <= w->cfg.max_rows, BT_ERR_PROTOCOL,
                    "rank %u of the group plans %llu rows in epoch %u; expected at most %u in %u", i,
                    (unsigned long long)rows, plans[i].epoch, w->cfg.max_rows, w->cfg.epoch);
-        memcpy(w->batch.group_rows[i], plans[i].n_rows, sizeof(plans[i].n_rows));
+        memcpy(w->batch->group_rows[i], plans[i].n_rows, sizeof(plans[i].n_rows));
         agreed.leave     = agreed.leave || plans[i].shutdown != 0;
         agreed.same_wake = agreed.same_wake && plans[i].wake == plans[0].wake;
         agreed.n_rows += rows;
@@ -137,120 +143,13 @@ out:
  * rank. */
 static void pad_rows(bt_worker *w, const agreement *agreed)
 {
-    bt_batch *b = &w->batch;
+    bt_batch *b = w->batch;
 
     b->n_padded = 0;
     if (w->cfg.dev->ops->graphs == NULL || agreed->n_prompt_rows != 0) return;
     b->n_padded = bt_decode_padded_rows(agreed->most_rows, w->cfg.max_rows);
     for (uint32_t i = 0; i < w->cfg.group_size && b->n_padded != 0; i++)
         b->group_rows[i][BT_ROLE_GENERATED] = b->n_padded;
-}
-
-/* The prompt's last row is computed. */
-static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
-{
-    BT_DEBUG("the prompt's %u tokens are computed", r->n_prompt);
-    if (finish != BT_FINISH_NONE) return bt_worker_end(w, r);
-    if (!bt_rank_has_both(&w->cfg.facts)) {
-        r->state           = BT_REQUEST_SENDING;
-        r->out.first_known = true;
-        r->out.cached      = r->n_held;
-        r->out.moved_ns = r->out.computed_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
-        return bt_worker_pump(w, r, true);
-    }
-    if (!r->eval) return bt_worker_begin_decode(w, r, false);
-    r->state = BT_REQUEST_DECODE;
-    return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
-}
-
-/* What becomes of a piece's request, once its tokens are on their way: they must not come after its
- * Released. */
-static bt_status conclude(bt_worker *w, const bt_step *step, uint32_t piece)
-{
-    bt_status   st = BT_OK;
-    bt_piece   *p  = &w->batch.pieces[piece];
-    bt_request *r  = p->request;
-
-    if (r == NULL) return BT_OK;
-    bt_log_set_request(r->id);
-    if (r->eval) BT_TRY(bt_batch_send_eval(&w->batch, &w->cfg, step, piece));
-    if (bt_piece_is_prompt(p) && r->n_computed == r->n_prompt)
-        return prompt_done(w, r, w->batch.finish[piece]);
-    if (w->batch.finish[piece] != BT_FINISH_NONE) return bt_worker_end_choice(w, r);
-    if (r->eval && r->n_computed == r->n_prompt + r->n_eval) return bt_worker_end(w, r);
-    BT_TRY(bt_worker_pump(w, r, true));
-out:
-    return st;
-}
-
-static void layer_done(void *ctx, uint32_t layer)
-{
-    bt_worker *w = ctx;
-    bt_status  st;
-
-    w->progress++;
-    w->layers_done = layer + 1;
-    for (uint32_t i = 0; i < w->batch.n_pieces; i++) {
-        st = bt_worker_pump(w, w->batch.pieces[i].request, false);
-        if (w->background == BT_OK) w->background = st;
-    }
-    bt_worker_background(w);
-}
-
-/* The step came to nothing.  Rows of it may have been handed over: computed again they must have
- * the same form, however the prompt is cut then. */
-static void roll_back(bt_worker *w)
-{
-    for (uint32_t i = 0; i < w->batch.n_pieces; i++) {
-        const bt_piece *p = &w->batch.pieces[i];
-        bt_request     *r = p->request;
-
-        if (bt_piece_is_prompt(p))
-            bt_form_map_fix(&r->map, r->step_end, p->role, w->batch.spans[i].form);
-        r->step_end = r->n_computed;
-    }
-}
-
-static bt_status run(bt_worker *w)
-{
-    bt_status st      = BT_OK;
-    bt_batch *b       = &w->batch;
-    uint64_t  from_ns = w->cfg.links.now_ns(w->cfg.links.ctx), model_ns;
-    bt_step   step;
-
-    BT_DEBUG("step %llu: %u prompt and %u generated rows", (unsigned long long)w->n_steps,
-             b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
-    bt_batch_fill(b, &w->cfg, &step);
-    bt_worker_plan_draws(w, &step);
-    step.layer_done = layer_done;
-    step.ctx        = w;
-    for (uint32_t i = 0; i < b->n_pieces; i++)
-        b->pieces[i].request->step_end = b->pieces[i].start + b->pieces[i].n_rows;
-    st       = w->cfg.links.step(w->cfg.links.ctx, &step);
-    model_ns = w->cfg.links.now_ns(w->cfg.links.ctx) - from_ns;
-    w->n_steps++;
-    w->model_ns += model_ns;
-    w->layers_done = 0;
-    if (st != BT_OK) {
-        roll_back(w);
-        goto out;
-    }
-    bt_worker_count(w->batch_rows, BT_BEAT_BATCH_BUCKETS,
-                    b->n_rows[BT_ROLE_PROMPT] + b->n_rows[BT_ROLE_GENERATED], 1);
-    bt_worker_count(w->step_times, BT_BEAT_TIME_BUCKETS, model_ns, BT_BEAT_TIME_NS);
-    for (int role = 0; role < BT_N_ROLES; role++)
-        w->n_rows_done[role] += b->n_rows[role];
-
-    BT_TRY(bt_worker_choose_all(w));
-    BT_TRY(bt_worker_send_tokens(w));
-    for (uint32_t i = 0; i < b->n_pieces; i++)
-        BT_TRY(conclude(w, &step, i));
-    BT_TRY(bt_worker_send_load(w));
-    BT_TRY(bt_worker_background_status(w));
-    w->sample_ns += w->cfg.links.now_ns(w->cfg.links.ctx) - from_ns - model_ns;
-out:
-    bt_log_set_request(0);
-    return st;
 }
 
 bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
@@ -260,12 +159,14 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
 
     w->gather_ns += w->cfg.links.now_ns(w->cfg.links.ctx) - w->gather_from_ns;
     BT_TRY(agree(w, plans, &agreed));
-    *leave_out = agreed.leave;
-    if (agreed.leave) goto out;
-    if (agreed.n_rows > 0) {
+    if (!agreed.leave && agreed.n_rows > 0) {
         pad_rows(w, &agreed);
-        BT_TRY(run(w));
-    } else if (agreed.same_wake) {
+        BT_TRY(bt_worker_run(w));
+    } else {
+        BT_TRY(bt_worker_catch_up(w));
+    }
+    *leave_out = agreed.leave;
+    if (!agreed.leave && agreed.n_rows == 0 && agreed.same_wake) {
         w->parked      = true;
         w->asked       = false;
         w->wake_parked = plans[0].wake;
@@ -278,9 +179,11 @@ out:
 
 void bt_worker_log_account(const bt_worker *w)
 {
-    BT_INFO("account: %llu steps; computed %llu prompt tokens and %llu generated tokens; handed "
+    BT_INFO("account: %llu steps, %llu of them launched ahead; computed %llu prompt tokens and "
+            "%llu generated tokens; handed "
             "over %llu pages, %llu bytes; took memory of the device %llu times since ready",
-            (unsigned long long)w->n_steps, (unsigned long long)w->n_rows_done[BT_ROLE_PROMPT],
+            (unsigned long long)w->n_steps, (unsigned long long)w->n_ahead,
+            (unsigned long long)w->n_rows_done[BT_ROLE_PROMPT],
             (unsigned long long)w->n_rows_done[BT_ROLE_GENERATED],
             (unsigned long long)w->handoff_pages, (unsigned long long)w->handoff_bytes,
             (unsigned long long)(w->cfg.dev->n_allocs - w->ready_allocs));

@@ -50,9 +50,10 @@ typedef struct {
     uint64_t (*waited_ns)(void *ctx);
     /* bt_world_traffic(); NULL where nothing goes between ranks. */
     const bt_traffic *(*traffic)(void *ctx);
-    /* bt_model_step() with group_rows, spans and rows as the worker filled them; the link adds how
-     * to wait. */
-    bt_status (*step)(void *ctx, bt_step *step);
+    /* bt_model_launch() with group_rows, spans and rows as the worker filled them, and
+     * bt_model_await(); the link adds how to wait. */
+    bt_status (*launch)(void *ctx, bt_step *step);
+    bt_status (*await)(void *ctx);
     /* bt_model_expert_rows(). */
     const uint64_t *(*expert_rows)(void *ctx);
 } bt_worker_links;
@@ -67,6 +68,7 @@ typedef struct {
     uint32_t              group_size, group_self; /* size 0: a spare, which has no group yet */
     uint32_t              epoch;                  /* of the group */
     uint32_t              chunk, max_rows;
+    bool                  lookahead; /* where the device chooses tokens; else it is none */
     uint64_t              timeout_ns;
 } bt_worker_config;
 

@@ -72,6 +72,12 @@ static bt_status cpu_sync(bt_device *dev)
     return BT_OK;
 }
 
+static bt_status cpu_mark(bt_device *dev, uint32_t i)
+{
+    (void)dev, (void)i;
+    return BT_OK;
+}
+
 static void *cpu_stream(bt_device *dev)
 {
     (void)dev;
@@ -258,6 +264,8 @@ static const bt_device_ops CPU_OPS = {
     .upload_rows       = cpu_upload_rows,
     .download          = cpu_copy,
     .sync              = cpu_sync,
+    .mark              = cpu_mark,
+    .await             = cpu_mark,
     .stream            = cpu_stream,
     .checksum          = cpu_checksum,
     .linear_create     = bt_cpu_linear_create,

@@ -118,6 +118,16 @@ static bt_status cuda_sync(bt_device *dev)
     return CUDA(cudaStreamSynchronize(self_of(dev)->stream));
 }
 
+static bt_status cuda_mark(bt_device *dev, uint32_t i)
+{
+    return CUDA(cudaEventRecord(self_of(dev)->marks[i], self_of(dev)->main));
+}
+
+static bt_status cuda_await(bt_device *dev, uint32_t i)
+{
+    return CUDA(cudaEventSynchronize(self_of(dev)->marks[i]));
+}
+
 static bt_status cuda_checksum(bt_device *dev, void *stream, const void *data, size_t bytes,
                                uint64_t seed, uint64_t *sum)
 {
@@ -298,6 +308,8 @@ static void cuda_destroy(bt_device *dev)
     bt_device_free(dev, cuda->row_at);
     if (cuda->forked != NULL) (void)cudaEventDestroy(cuda->forked);
     if (cuda->done != NULL) (void)cudaEventDestroy(cuda->done);
+    for (int i = 0; i < BT_N_MARKS; i++)
+        if (cuda->marks[i] != NULL) (void)cudaEventDestroy(cuda->marks[i]);
     if (cuda->beside != NULL) (void)cudaStreamDestroy(cuda->beside);
     if (cuda->main != NULL) (void)cudaStreamDestroy(cuda->main);
     bt_free(cuda);
@@ -314,6 +326,8 @@ static const bt_device_ops CUDA_OPS = {
     .upload_rows       = bt_cuda_staging_rows,
     .download          = cuda_download,
     .sync              = cuda_sync,
+    .mark              = cuda_mark,
+    .await             = cuda_await,
     .stream            = bt_cuda_stream,
     .checksum          = cuda_checksum,
     .linear_create     = cuda_linear_create,
@@ -407,6 +421,8 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     BT_TRY(CUDA(cudaStreamCreateWithFlags(&cuda->beside, cudaStreamNonBlocking)));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->forked, cudaEventDisableTiming)));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->done, cudaEventDisableTiming)));
+    for (int i = 0; i < BT_N_MARKS; i++)
+        BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming)));
     cuda->stream = cuda->main;
     BT_TRY(bt_device_alloc(&cuda->super, INDEX_ROWS * sizeof(*cuda->index), &mem));
     cuda->index = mem;

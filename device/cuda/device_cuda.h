@@ -29,9 +29,10 @@ typedef struct {
 typedef struct {
     bt_device       super;
     int             gpu;
-    cudaStream_t    stream;       /* where work goes now: main's or beside's */
-    cudaStream_t    main, beside; /* owned */
-    cudaEvent_t     forked, done; /* owned: the fork; the end of what is beside */
+    cudaStream_t    stream;            /* where work goes now: main's or beside's */
+    cudaStream_t    main, beside;      /* owned */
+    cudaEvent_t     forked, done;      /* owned: the fork; the end of what is beside */
+    cudaEvent_t     marks[BT_N_MARKS]; /* owned */
     bool            capturing;
     uint32_t       *index;  /* owned, device: of gather_rows */
     uint32_t       *row_at; /* owned, device: first rows of a product's groups */

@@ -7,7 +7,7 @@
 
 struct bt_device_sampler {
     bt_device *dev; /* borrowed */
-    uint32_t   n_vocab, chunk;
+    uint32_t   n_vocab, chunk, max_draws;
 
     /* Owned, device; [chunk, ..]. */
     float        *logits, *e, *ranked, *maxima, *sums;
@@ -16,12 +16,15 @@ struct bt_device_sampler {
     int32_t      *ids;
     float        *logprob, *top_logprobs;
     bt_cuda_draw *draws;
-    bt_cuda_edit *edits; /* [BT_MAX_EDITS] */
+    bt_cuda_edit *edits;  /* [BT_MAX_EDITS] */
+    uint32_t     *fed;    /* [2][max_draws]: ids of the last run, then what is known */
+    uint32_t     *fed_at; /* [max_draws] */
 
     /* Owned, host: as they go up. */
     uint32_t     *host_rows, *host_n_top; /* [chunk] */
     bt_cuda_draw *host_draws;
     bt_cuda_edit *host_edits;
+    uint32_t     *host_fed_at; /* [max_draws] */
 };
 
 enum { CHUNK = 64 };
@@ -40,16 +43,17 @@ static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
                  (size_t)blocks_of(n_vocab) * 2 * sizeof(float) +
                  BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + 64;
 
-    return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_cuda_edit);
+    return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_cuda_edit) +
+           3 * (size_t)max_draws * sizeof(uint32_t);
 }
 
 static void destroy(bt_device_sampler *s)
 {
     if (s == NULL) return;
-    void *device[] = {s->logits, s->e,       s->ranked,       s->maxima,  s->sums,
-                      s->order,  s->rows,    s->n_top,        s->n_found, s->top_ids,
-                      s->ids,    s->logprob, s->top_logprobs, s->draws,   s->edits};
-    void *host[]   = {s->host_rows, s->host_n_top, s->host_draws, s->host_edits};
+    void *device[] = {s->logits,       s->e,     s->ranked,  s->maxima,  s->sums,  s->order,
+                      s->rows,         s->n_top, s->n_found, s->top_ids, s->ids,   s->logprob,
+                      s->top_logprobs, s->draws, s->edits,   s->fed,     s->fed_at};
+    void *host[]   = {s->host_rows, s->host_n_top, s->host_draws, s->host_edits, s->host_fed_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(s->dev, device[i]);
@@ -90,12 +94,15 @@ static bt_status take_all(bt_device_sampler *s)
     BT_TRY(take(s, tops, sizeof(*s->top_logprobs), &s->top_logprobs));
     BT_TRY(take(s, n, sizeof(*s->draws), &s->draws));
     BT_TRY(take(s, BT_MAX_EDITS, sizeof(*s->edits), &s->edits));
-    s->host_rows  = bt_calloc(n, sizeof(*s->host_rows));
-    s->host_n_top = bt_calloc(n, sizeof(*s->host_n_top));
-    s->host_draws = bt_calloc(n, sizeof(*s->host_draws));
-    s->host_edits = bt_calloc(BT_MAX_EDITS, sizeof(*s->host_edits));
+    BT_TRY(take(s, 2 * (size_t)s->max_draws, sizeof(*s->fed), &s->fed));
+    BT_TRY(take(s, s->max_draws, sizeof(*s->fed_at), &s->fed_at));
+    s->host_rows   = bt_calloc(n, sizeof(*s->host_rows));
+    s->host_n_top  = bt_calloc(n, sizeof(*s->host_n_top));
+    s->host_draws  = bt_calloc(n, sizeof(*s->host_draws));
+    s->host_edits  = bt_calloc(BT_MAX_EDITS, sizeof(*s->host_edits));
+    s->host_fed_at = bt_calloc(s->max_draws, sizeof(*s->host_fed_at));
     BT_REQUIRE(s->host_rows != NULL && s->host_n_top != NULL && s->host_draws != NULL &&
-                   s->host_edits != NULL,
+                   s->host_edits != NULL && s->host_fed_at != NULL,
                BT_ERR_NO_MEMORY, "lists of %zu draws", n);
 out:
     return st;
@@ -108,9 +115,10 @@ static bt_status create(bt_device *dev, uint32_t n_vocab, uint32_t max_draws,
     bt_device_sampler *s  = bt_calloc(1, sizeof(*s));
 
     BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "sampling");
-    s->dev     = dev;
-    s->n_vocab = n_vocab;
-    s->chunk   = chunk_of(max_draws);
+    s->dev       = dev;
+    s->n_vocab   = n_vocab;
+    s->chunk     = chunk_of(max_draws);
+    s->max_draws = max_draws;
     BT_TRY(take_all(s));
     *sampling_out = s;
     s             = NULL; /* handed over */
@@ -181,16 +189,18 @@ static bt_status draw(bt_device_sampler *s, const bt_draws *d, uint32_t first, u
 {
     bt_status st = BT_OK;
 
-    BT_TRY(CUDA(bt_cuda_sample_run(bt_cuda_stream(s->dev), &(bt_cuda_sample){.n_rows  = n,
-                                                                             .n_vocab = s->n_vocab,
-                                                                             .logits  = s->logits,
-                                                                             .draws   = s->draws,
-                                                                             .e       = s->e,
-                                                                             .ranked  = s->ranked,
-                                                                             .order   = s->order,
-                                                                             .maxima  = s->maxima,
-                                                                             .sums    = s->sums,
-                                                                             .ids     = s->ids})));
+    BT_TRY(CUDA(
+        bt_cuda_sample_run(bt_cuda_stream(s->dev), &(bt_cuda_sample){.n_rows  = n,
+                                                                     .n_vocab = s->n_vocab,
+                                                                     .logits  = s->logits,
+                                                                     .draws   = s->draws,
+                                                                     .e       = s->e,
+                                                                     .ranked  = s->ranked,
+                                                                     .order   = s->order,
+                                                                     .maxima  = s->maxima,
+                                                                     .sums    = s->sums,
+                                                                     .ids     = s->ids,
+                                                                     .next    = s->fed + first})));
     BT_TRY(bt_device_download(s->dev, d->out->ids + first, s->ids, n * sizeof(*s->ids)));
 out:
     return st;
@@ -245,5 +255,26 @@ out:
     return st;
 }
 
+static bt_status feed(bt_device_sampler *s, uint32_t n, const uint32_t *token, const uint32_t *from,
+                      uint32_t *tokens)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(n <= s->max_draws, BT_ERR_INVALID_ARG, "%u rows are fed, at most %u", n,
+               s->max_draws);
+    for (uint32_t i = 0; i < n; i++) {
+        BT_REQUIRE(from[i] == BT_NOT_DRAWN || from[i] < s->max_draws, BT_ERR_INVALID_ARG,
+                   "row %u is fed by draw %u, of at most %u", i, from[i], s->max_draws);
+        s->host_fed_at[i] = from[i] == BT_NOT_DRAWN ? s->max_draws + i : from[i];
+    }
+    BT_TRY(bt_device_upload(s->dev, s->fed + s->max_draws, token, n * sizeof(*token)));
+    BT_TRY(bt_device_upload(s->dev, s->fed_at, s->host_fed_at, n * sizeof(*s->fed_at)));
+    BT_TRY(CUDA(bt_cuda_gather_rows(
+        bt_cuda_stream(s->dev), n, (uint32_t)(sizeof(*tokens) / sizeof(bt_bf16)),
+        (const bt_bf16 *)(const void *)s->fed, s->fed_at, (bt_bf16 *)(void *)tokens)));
+out:
+    return st;
+}
+
 const bt_sampling_ops bt_cuda_sampling_ops = {
-    .bytes = bytes, .create = create, .run = run, .destroy = destroy};
+    .bytes = bytes, .create = create, .run = run, .feed = feed, .destroy = destroy};

@@ -328,6 +328,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(const GPU_CONSTA
     r.max = row_max(r.maxima, n_blocks, part);
     if (!is_finite(r.max)) {
         if (threadIdx.x == 0) s.ids[row] = BT_CUDA_NO_TOKEN;
+        if (threadIdx.x == 0 && s.next != NULL) s.next[row] = 0;
         return;
     }
     if (d.temperature < 1e-5f)
@@ -337,6 +338,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(const GPU_CONSTA
     else
         id = threadIdx.x == 0 ? draw_by_id(r, d) : 0;
     if (threadIdx.x == 0) s.ids[row] = (int32_t)id;
+    if (threadIdx.x == 0 && s.next != NULL) s.next[row] = id;
 }
 
 int bt_cuda_sample_run(void *stream, const bt_cuda_sample *s)

@@ -46,7 +46,8 @@ typedef struct {
     float              *ranked; /* scratch [n_rows, n_vocab] */
     uint64_t           *order;  /* scratch [n_rows, bt_cuda_order_elems(n_vocab)] */
     float              *maxima, *sums; /* scratch [n_rows, blocks of n_vocab] */
-    int32_t            *ids; /* out [n_rows]; BT_CUDA_NO_TOKEN: the highest is no finite number */
+    int32_t            *ids;  /* out [n_rows]; BT_CUDA_NO_TOKEN: the highest is no finite number */
+    uint32_t           *next; /* out [n_rows], the same, 0 where there is none; or NULL */
 } bt_cuda_sample;
 static inline size_t bt_cuda_order_elems(uint32_t n_vocab)
 {

@@ -222,14 +222,7 @@ static bt_status join(bt_moe_routed *r, uint32_t n_rows, const bt_bf16 *wire, co
 
 static bt_status bad_row(bt_moe_routed *r, uint32_t *row_out)
 {
-    bt_status st   = BT_OK;
-    uint32_t  none = UINT32_MAX;
-
-    BT_TRY(bt_device_download(r->dev, row_out, r->bad_row, sizeof(*row_out)));
-    BT_TRY(bt_device_sync(r->dev));
-    if (*row_out != UINT32_MAX) BT_TRY(bt_device_upload(r->dev, r->bad_row, &none, sizeof(none)));
-out:
-    return st;
+    return bt_device_download(r->dev, row_out, r->bad_row, sizeof(*row_out));
 }
 
 static bt_status rows(bt_moe_routed *r, uint64_t *rows_out)

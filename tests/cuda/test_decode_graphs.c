@@ -79,8 +79,8 @@ static void decode(history *h, way how, uint32_t at, uint32_t n)
     EXPECT_EQ(bt_model_step(g_engine.model, g_engine.pool, &step), BT_OK);
     h->n_launches = simt_n_launches() - h->n_launches;
     for (uint32_t i = 0; i < n; i++) {
-        EXPECT_EQ(bt_draw_list_id(&h->draws, i, &h->ids[at][i]), BT_OK);
-        bt_draw_list_logprobs(&h->draws, i, &h->logprobs[at][i], ids, tops);
+        EXPECT_EQ(bt_drawn_id(&h->draws, view.out, i, &h->ids[at][i]), BT_OK);
+        bt_drawn_logprobs(view.out, i, &h->logprobs[at][i], ids, tops);
         h->next[i] = h->ids[at][i];
     }
 }

@@ -21,6 +21,7 @@ typedef struct {
     float         biases[8];
     bt_sample_how how[DRAWS];
     bt_draw_list  list;
+    bt_draws      view;
 } site;
 
 /* Every setting in some draws; ids that are biased, banned and in the history at once. */
@@ -86,11 +87,11 @@ static void expect_draw(const site *s, uint32_t i)
     float        logprob, want_logprob, top[TOP], want_top[TOP];
     bt_status    st = bt_sample(&s->sampler, row, &s->how[i], &want);
 
-    EXPECT_EQ(bt_draw_list_id(&s->list, i, &id), st);
+    EXPECT_EQ(bt_drawn_id(&s->list, s->view.out, i, &id), st);
     if (st != BT_OK) return;
     EXPECT_EQ(id, want);
     n = bt_logprobs(&s->sampler, row, want, i % (TOP + 1), &want_logprob, want_ids, want_top);
-    EXPECT_EQ(bt_draw_list_logprobs(&s->list, i, &logprob, ids, top), n);
+    EXPECT_EQ(bt_drawn_logprobs(s->view.out, i, &logprob, ids, top), n);
     EXPECT(logprob == want_logprob);
     EXPECT_EQ(n_different(ids, want_ids, n * sizeof(*ids)), 0);
     EXPECT_EQ(n_different(top, want_top, n * sizeof(*top)), 0);
@@ -99,16 +100,15 @@ static void expect_draw(const site *s, uint32_t i)
 static void choices_are_those_of_the_host(void)
 {
     site     s;
-    bt_draws view;
     uint64_t allocs;
 
     site_open(&s);
     allocs = s.dev->n_allocs;
     for (uint32_t i = 0; i < DRAWS; i++)
         EXPECT(bt_draw_list_add(&s.list, &s.how[i], row_of(i), true, i % (TOP + 1)));
-    view        = bt_draw_list_view(&s.list);
-    view.logits = s.on_device;
-    EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &view), BT_OK);
+    s.view        = bt_draw_list_view(&s.list);
+    s.view.logits = s.on_device;
+    EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &s.view), BT_OK);
     EXPECT_EQ(bt_device_sync(s.dev), BT_OK);
     for (uint32_t i = 0; i < DRAWS; i++)
         expect_draw(&s, i);

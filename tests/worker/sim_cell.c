@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "proto/prefix_key.h"
 
+enum { MAX_PAGES = SIM_CONTEXT / BT_PAGE_TOKENS + 1, MAX_LATE = 2 };
 enum { MAX_FLIGHT = 4096, STEP_LIMIT = 400000, PREFIX_SEED = 77 };
 
 typedef struct {
@@ -17,6 +18,20 @@ typedef struct {
     uint8_t        *payload;
     bool            granted, delivered, refuse;
 } flight;
+
+/* A step that has been launched, with all that it needs. */
+typedef struct {
+    bt_step    step;
+    bt_span    spans[SIM_CONTEXT];
+    bt_page_id pages[SIM_CONTEXT][MAX_PAGES];
+    uint32_t   tokens[SIM_CONTEXT], fed[SIM_CONTEXT], logit_rows[SIM_CONTEXT];
+    bt_draws   draws;
+    bt_draw    draw[SIM_CONTEXT];
+    uint32_t   ids[SIM_CONTEXT];
+    float      logprobs[SIM_CONTEXT];
+    bool       done;
+    bt_status  st;
+} late_step;
 
 typedef struct sim_rank sim_rank;
 struct sim_rank {
@@ -32,12 +47,18 @@ struct sim_rank {
     uint32_t    epoch;  /* of its group, as it has heard */
     uint32_t    cut_at; /* not 0: its next step comes to nothing in that layer (from 1) */
     bt_plan     plan;
+    late_step   late[MAX_LATE]; /* under way, in order */
+    uint32_t    n_late;
+    uint32_t    last_ids[SIM_CONTEXT]; /* chosen by the step that ran last */
 };
 
 struct sim_cell {
     sim_options     opt;
     bt_model_config model;
     bt_device      *dev;
+    bt_device_ops   ops; /* its own, or also a device's that chooses tokens */
+    bt_sampler      sampler;
+    uint64_t        n_ahead;
     uint32_t        n_ranks, group_size[2], group_first[2];
     uint32_t        wake[2];
     uint32_t        epoch, group_epoch[2];
@@ -295,11 +316,55 @@ static const uint64_t *sim_expert_rows(void *ctx)
 
 static bool keeps_maps(const sim_cell *c) { return c->opt.by_cost || c->opt.share; }
 
-static bt_status sim_step(void *ctx, bt_step *step)
+/* Whether the step may run after its launch: it has no rows of a prompt, whose layers are told. */
+static bool is_late(const sim_rank *r, const bt_step *step)
 {
-    sim_rank *r = ctx;
-    sim_cell *c = r->cell;
+    bool late = r->cell->opt.lookahead && !keeps_maps(r->cell) && step->draws != NULL;
 
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        late = late && step->spans[i].role == BT_ROLE_GENERATED;
+    return late;
+}
+
+/* How the draw is made: that of the one choice whose number it has at this position. */
+static bt_sample_how how_drawn(sim_cell *c, const bt_draw *d, uint32_t position)
+{
+    bt_sample_how how = {.temperature = d->temperature, .position = position};
+
+    for (uint32_t i = 0; i < c->n_requests; i++) {
+        how.seed   = c->requests[i].seed;
+        how.choice = c->requests[i].choice;
+        if (bt_sample_uniform(&how) == d->uniform) return how;
+    }
+    fprintf(stderr, "nobody draws at position %u like this\n", position);
+    c->broken = true;
+    return how;
+}
+
+static void draw_for(sim_rank *r, late_step *l, uint32_t row, uint32_t position,
+                     const float *logits)
+{
+    for (uint32_t i = 0; i < l->draws.n_draws; i++) {
+        bt_sample_how how;
+        uint32_t      ids[1];
+        float         top[1];
+
+        if (l->draw[i].row != row) continue;
+        how = how_drawn(r->cell, &l->draw[i], position);
+        if (bt_sample(&r->cell->sampler, logits, &how, &l->ids[i]) != BT_OK) abort();
+        bt_logprobs(&r->cell->sampler, logits, l->ids[i], 0, &l->logprobs[i], ids, top);
+        r->last_ids[i] = l->ids[i];
+    }
+}
+
+static bt_status run_step(sim_rank *r, late_step *l)
+{
+    static float   row[SIM_VOCAB];
+    sim_cell      *c    = r->cell;
+    const bt_step *step = &l->step;
+
+    for (uint32_t i = 0; step->fed != NULL && i < step->n_rows; i++)
+        if (l->fed[i] != BT_NOT_DRAWN) l->tokens[i] = r->last_ids[l->fed[i]];
     for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
         for (uint32_t s = 0; s < step->n_spans; s++) {
             const bt_span *span = &step->spans[s];
@@ -307,7 +372,7 @@ static bt_status sim_step(void *ctx, bt_step *step)
             for (uint32_t i = 0; i < span->n_rows; i++) {
                 uint32_t at = span->start + i;
 
-                latent(step->tokens[span->first_row + i], at, layer,
+                latent(l->tokens[span->first_row + i], at, layer,
                        keeps_maps(c)
                            ? how_of(span->role == BT_ROLE_GENERATED, span->form == BT_FORM_ABSORBED)
                            : 0,
@@ -316,7 +381,7 @@ static bt_status sim_step(void *ctx, bt_step *step)
             }
         }
         if (r->cut_at == layer + 1) return BT_ERR_CANCELLED;
-        step->layer_done(step->ctx, layer);
+        if (!is_late(r, step)) step->layer_done(step->ctx, layer);
     }
     for (uint32_t k = 0, s = 0; k < step->n_logit_rows; k++) {
         const bt_span *span;
@@ -329,7 +394,12 @@ static bt_status sim_step(void *ctx, bt_step *step)
             for (uint32_t layer = 0; layer < SIM_LAYERS; layer++)
                 h = add_row(h, bt_kv_pool_rows(r->pool, span->pages[t / BT_PAGE_TOKENS], layer) +
                                    (size_t)(t % BT_PAGE_TOKENS) * SIM_DIM);
-        fill_logits(h, step->logits + (size_t)k * SIM_VOCAB);
+        if (step->draws == NULL) {
+            fill_logits(h, step->logits + (size_t)k * SIM_VOCAB);
+            continue;
+        }
+        fill_logits(h, row);
+        draw_for(r, l, k, span->start + step->logit_rows[k] - span->first_row + 1, row);
     }
     for (uint32_t i = 0; step->chosen != NULL && i < SIM_MOE_LAYERS * step->n_rows; i++) {
         const uint16_t *forced   = step->forced == NULL ? NULL : step->forced + i * SIM_TOP_K;
@@ -341,6 +411,98 @@ static bt_status sim_step(void *ctx, bt_step *step)
     c->n_steps++;
     return BT_OK;
 }
+
+/* All that is under way, or only the first. */
+static void run_late(sim_rank *r, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (!r->late[i].done) r->late[i].st = run_step(r, &r->late[i]);
+        r->late[i].done = true;
+    }
+}
+
+/* What the step's lists hold is free after launch(). */
+static void keep_step(late_step *l, const bt_step *step)
+{
+    l->step = *step;
+    l->done = false;
+    memcpy(l->spans, step->spans, step->n_spans * sizeof(*l->spans));
+    for (uint32_t s = 0; s < step->n_spans; s++) {
+        const bt_span *span = &step->spans[s];
+
+        memcpy(l->pages[s], span->pages,
+               bt_kv_pages_for(span->start + span->n_rows) * sizeof(*span->pages));
+        l->spans[s].pages = l->pages[s];
+    }
+    memcpy(l->tokens, step->tokens, step->n_rows * sizeof(*l->tokens));
+    if (step->fed != NULL) memcpy(l->fed, step->fed, step->n_rows * sizeof(*l->fed));
+    memcpy(l->logit_rows, step->logit_rows, step->n_logit_rows * sizeof(*l->logit_rows));
+    l->step.spans      = l->spans;
+    l->step.logit_rows = l->logit_rows;
+    if (step->draws == NULL) return;
+    l->draws = *step->draws;
+    memcpy(l->draw, step->draws->draws, l->draws.n_draws * sizeof(*l->draw));
+}
+
+static bt_status sim_launch(void *ctx, bt_step *step)
+{
+    sim_rank *r = ctx;
+    sim_cell *c = r->cell;
+
+    if (r->n_late == MAX_LATE) abort();
+    c->n_ahead += r->n_late > 0;
+    keep_step(&r->late[r->n_late++], step);
+    if (is_late(r, step) && roll(c, 4) != 0) return BT_OK;
+    run_late(r, r->n_late);
+    if (r->late[r->n_late - 1].st == BT_OK) return BT_OK;
+    return r->late[--r->n_late].st;
+}
+
+static bt_status sim_await(void *ctx)
+{
+    sim_rank        *r = ctx;
+    late_step       *l = &r->late[0];
+    bt_draw_results *out;
+    bt_status        st;
+
+    if (r->n_late == 0) abort();
+    run_late(r, 1);
+    st  = l->st;
+    out = l->step.draws == NULL ? NULL : l->draws.out;
+    for (uint32_t i = 0; out != NULL && i < l->draws.n_draws; i++) {
+        out->ids[i]     = (int32_t)l->ids[i];
+        out->logprob[i] = l->logprobs[i];
+        out->n_found[i] = 0;
+    }
+    memmove(&r->late[0], &r->late[1], --r->n_late * sizeof(*l));
+    for (uint32_t i = 0; i < r->n_late; i++) /* which point into their own step */
+        for (uint32_t s = 0; s < r->late[i].step.n_spans; s++) {
+            r->late[i].spans[s].pages  = r->late[i].pages[s];
+            r->late[i].step.spans      = r->late[i].spans;
+            r->late[i].step.logit_rows = r->late[i].logit_rows;
+        }
+    return st;
+}
+
+/* A device that chooses tokens: the steps above do it. */
+static size_t no_bytes(uint32_t n_vocab, uint32_t max_draws)
+{
+    (void)n_vocab, (void)max_draws;
+    return 0;
+}
+
+static bt_status create_sampler(bt_device *dev, uint32_t n_vocab, uint32_t max_draws,
+                                bt_device_sampler **sampling_out)
+{
+    (void)n_vocab, (void)max_draws;
+    *sampling_out = (bt_device_sampler *)(void *)dev; /* something that is not NULL */
+    return BT_OK;
+}
+
+static void destroy_sampler(bt_device_sampler *s) { (void)s; }
+
+static const bt_sampling_ops SAMPLING = {
+    .bytes = no_bytes, .create = create_sampler, .destroy = destroy_sampler};
 
 /* ---- the coordinator's end */
 
@@ -776,13 +938,15 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                .expert_rows = sim_expert_rows,
                                .waited_ns   = never_waited,
                                .traffic     = no_traffic,
-                               .step        = sim_step};
+                               .launch      = sim_launch,
+                               .await       = sim_await};
     bt_worker_config  cfg   = {.dev        = c->dev,
                                .kernels    = bt_cpu_kernels_find("scalar"),
                                .links      = links,
                                .epoch      = 1,
                                .chunk      = c->opt.chunk,
                                .max_rows   = c->opt.max_rows,
+                               .lookahead  = true,
                                .timeout_ns = 10 * BT_NS_PER_S};
 
     r->cell        = c;
@@ -821,6 +985,11 @@ sim_cell *sim_create(const sim_options *opt)
     c->epoch = c->group_epoch[0] = c->group_epoch[1] = 1;
     set_model(&c->model);
     if (bt_device_cpu_create(&cpu, &c->dev) != BT_OK) abort();
+    if (bt_sampler_init(&c->sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK)
+        abort();
+    c->ops = *c->dev->ops;
+    if (opt->lookahead) c->ops.sampling = &SAMPLING;
+    c->dev->ops = &c->ops;
     for (uint32_t i = 0; i < c->n_ranks; i++)
         create_rank(c, i);
     return c;
@@ -838,6 +1007,7 @@ void sim_destroy(sim_cell *c)
         bt_worker_destroy(r->worker);
         bt_kv_pool_destroy(r->pool);
     }
+    bt_sampler_fini(&c->sampler);
     bt_device_destroy(c->dev);
     free(c);
 }
@@ -1039,6 +1209,7 @@ static void finish_group(sim_cell *c, uint32_t group)
 /* What the transport does before: messages for the dead are gone. */
 static void follow(sim_cell *c, sim_rank *r, const bt_down_regroup *m)
 {
+    if (r->epoch != m->groups[r->group].epoch) r->n_late = 0; /* it has come to nothing */
     r->epoch = m->groups[r->group].epoch;
     for (uint32_t i = c->n_flights; i-- > 0;)
         if (c->flights[i].from == r->rank && c->ranks[c->flights[i].to].dead) drop_flight(c, i);
@@ -1159,4 +1330,5 @@ bool sim_pool_is_sound(const sim_cell *c, uint32_t rank)
     return bt_kv_pool_check(c->ranks[rank].pool) == BT_OK;
 }
 uint64_t sim_steps(const sim_cell *c) { return c->n_steps; }
+uint64_t sim_steps_ahead(const sim_cell *c) { return c->n_ahead; }
 void     sim_pass_time(sim_cell *c, uint64_t ns) { c->now += ns; }

@@ -5,6 +5,9 @@
  * every latent that the pages hold up to its position.  So a token is right exactly when each row
  * of each layer arrived where it belongs.  With forms by cost or shared replies the hash takes in
  * how a row was computed, and the tokens must follow from the form map that the request was given.
+ *
+ * With lookahead the device chooses tokens, and steps of generated rows run late: some when they
+ * are launched, some only when the rank waits for them.
  */
 #ifndef BT_TESTS_WORKER_SIM_CELL_H
 #define BT_TESTS_WORKER_SIM_CELL_H
@@ -65,6 +68,7 @@ typedef struct {
     uint32_t  seed;
     sim_fault fault; /* of the request that comes first */
     bool      by_cost, share;
+    bool      lookahead;
 } sim_options;
 
 sim_cell *sim_create(const sim_options *opt);
@@ -96,6 +100,8 @@ uint32_t sim_n_ranks(const sim_cell *c);
 uint32_t sim_free_pages(const sim_cell *c, uint32_t rank);
 bool     sim_pool_is_sound(const sim_cell *c, uint32_t rank);
 uint64_t sim_steps(const sim_cell *c);
+/* Steps that a rank launched while its last one was under way. */
+uint64_t sim_steps_ahead(const sim_cell *c);
 void     sim_pass_time(sim_cell *c, uint64_t ns);
 
 /* The tokens that the request must have, from the definition of the model alone. */

@@ -23,6 +23,7 @@ static sim_options cell_of(uint32_t i, uint32_t seed)
     sim_options           opt    = CELLS[i];
 
     opt.seed        = seed;
+    opt.lookahead   = seed % 2 == 1;
     opt.n_pages     = 64;
     opt.n_slots     = 1 + seed % 3;
     opt.payload_max = ROWS[seed % 4] * SIM_DIM * sizeof(bt_bf16) + TAIL;

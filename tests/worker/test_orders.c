@@ -77,13 +77,19 @@ static bool bench_poll(void *ctx)
     (void)ctx;
     return false;
 }
-static bt_status bench_step(void *ctx, bt_step *step)
+static bt_status bench_launch(void *ctx, bt_step *step)
 {
     bench *b = ctx;
 
     for (uint32_t i = 0; i < step->n_logit_rows * VOCAB; i++)
         step->logits[i] = b->logit;
     return b->step_status;
+}
+
+static bt_status bench_await(void *ctx)
+{
+    (void)ctx;
+    return BT_OK;
 }
 
 static const uint64_t *bench_expert_rows(void *ctx)
@@ -121,7 +127,8 @@ static bt_worker_config config(bench *b, uint32_t rank, uint32_t n_prefill, uint
                              .expert_rows = bench_expert_rows,
                              .waited_ns   = never_waited,
                              .traffic     = no_traffic,
-                             .step        = bench_step};
+                             .launch      = bench_launch,
+                             .await       = bench_await};
 
     return (bt_worker_config){
         .facts      = {.rank      = rank,

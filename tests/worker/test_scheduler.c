@@ -15,8 +15,11 @@ static bt_request *add(bt_request_state state, uint32_t n_prompt, uint32_t n_com
 {
     bt_request *r = &g_requests[g_table.n];
 
-    *r = (bt_request){
-        .id = g_table.n + 1, .state = state, .n_prompt = n_prompt, .n_computed = n_computed};
+    *r = (bt_request){.id         = g_table.n + 1,
+                      .state      = state,
+                      .n_prompt   = n_prompt,
+                      .n_computed = n_computed,
+                      .step_end   = n_computed};
     if (state == BT_REQUEST_DECODE) r->n_known = n_computed + 1 - n_prompt;
     g_at[g_table.n++] = r;
     return r;
@@ -105,7 +108,7 @@ static void scheduler_replays_several_known_tokens_a_step(void)
     r->n_known = 6;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 3, 4);
-    r->n_computed = 7;
+    r->n_computed = r->step_end = 7;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 7, 2);
 }
@@ -183,11 +186,33 @@ static void scheduler_forces_several_known_tokens_a_step(void)
     r->n_eval = 6;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 3, 4);
-    r->n_computed = 7;
+    r->n_computed = r->step_end = 7;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 7, 2);
-    r->n_computed = 9;
+    r->n_computed = r->step_end = 9;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 0);
+}
+
+/* While a step is under way: the row of the token that it brings, unless that is the last one. */
+static void scheduler_plans_behind_what_is_under_way(void)
+{
+    bt_scheduler s = {.max_rows = 8, .chunk = 4};
+    bt_request  *r;
+
+    clear();
+    r           = add(BT_REQUEST_DECODE, 3, 3);
+    r->step_end = 4;
+    r->n_known = r->n_drawn = 1;
+    r->sampling.max_tokens  = 3;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 4, 1);
+    r->sampling.max_tokens = 2;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 0);
+    r->sampling.max_tokens = 9;
+    r->n_known             = 3; /* a replay: two rows are known, the token behind them is not */
+    r->n_drawn             = 0;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 4, 2);
 }
 
 /* Any mix: never more than the budget, and everybody gets there. */
@@ -201,8 +226,8 @@ static void scheduler_serves_everybody_within_the_budget(void)
         bt_request *r = add(i % 3 == 0 ? BT_REQUEST_PREFILL : BT_REQUEST_DECODE, 1 + i, 0);
 
         if (r->state == BT_REQUEST_DECODE) {
-            r->n_computed = r->n_prompt;
-            r->n_known    = 1;
+            r->n_computed = r->step_end = r->n_prompt;
+            r->n_known                  = 1;
         }
         r->sampling.max_tokens = 5 + i;
         total++;
@@ -215,6 +240,7 @@ static void scheduler_serves_everybody_within_the_budget(void)
 
             EXPECT_EQ(g_pieces[i].start, r->n_computed);
             r->n_computed += g_pieces[i].n_rows;
+            r->step_end = r->n_computed;
             if (r->state != BT_REQUEST_PREFILL || r->n_computed == r->n_prompt) r->n_known++;
             if (r->state == BT_REQUEST_PREFILL && r->n_computed == r->n_prompt)
                 r->state = BT_REQUEST_DECODE;
@@ -239,6 +265,7 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_keeps_a_quarter_for_prompts),
         BT_TEST(scheduler_with_one_row_alternates),
         BT_TEST(scheduler_forces_several_known_tokens_a_step),
+        BT_TEST(scheduler_plans_behind_what_is_under_way),
         BT_TEST(scheduler_serves_everybody_within_the_budget),
     };
 

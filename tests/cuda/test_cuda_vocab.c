@@ -13,6 +13,7 @@ typedef struct {
     bt_cuda_draw  draws[MAX_ROWS];
     bt_sample_how how[MAX_ROWS];
     int32_t       ids[MAX_ROWS];
+    uint32_t      next[MAX_ROWS];
     bt_sampler    sampler;
 } vocab;
 
@@ -57,8 +58,10 @@ static void run(vocab *v)
                                      v->how[r].top_k, uniform(&v->how[r])};
     EXPECT_EQ(bt_cuda_sample_run(NULL, &(bt_cuda_sample){v->n_rows, v->n_vocab, v->logits, v->draws,
                                                          v->e, v->ranked, v->order, v->maxima,
-                                                         v->sums, v->ids}),
+                                                         v->sums, v->ids, v->next}),
               0);
+    for (uint32_t r = 0; r < v->n_rows; r++)
+        EXPECT_EQ(v->next[r], v->ids[r] < 0 ? 0 : v->ids[r]);
 }
 
 static void expect_as_the_sampler(vocab *v)

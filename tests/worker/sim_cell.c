@@ -24,6 +24,7 @@ typedef struct {
     bt_step    step;
     bt_span    spans[SIM_CONTEXT];
     bt_page_id pages[SIM_CONTEXT][MAX_PAGES];
+    uint32_t   generations[SIM_CONTEXT][MAX_PAGES];
     uint32_t   tokens[SIM_CONTEXT], fed[SIM_CONTEXT], logit_rows[SIM_CONTEXT];
     bt_draws   draws;
     bt_draw    draw[SIM_CONTEXT];
@@ -357,12 +358,25 @@ static void draw_for(sim_rank *r, late_step *l, uint32_t row, uint32_t position,
     }
 }
 
+/* A page that a step under way reads and writes is nobody else's. */
+static void expect_pages_kept(const sim_rank *r, const late_step *l)
+{
+    for (uint32_t s = 0; s < l->step.n_spans; s++)
+        for (uint32_t k = 0; k < bt_kv_pages_for(l->spans[s].start + l->spans[s].n_rows); k++) {
+            if (bt_kv_pool_generation(r->pool, l->pages[s][k]) == l->generations[s][k]) continue;
+            fprintf(stderr, "rank %u: page %u is taken while a step has it\n", r->rank,
+                    l->pages[s][k]);
+            r->cell->broken = true;
+        }
+}
+
 static bt_status run_step(sim_rank *r, late_step *l)
 {
     static float   row[SIM_VOCAB];
     sim_cell      *c    = r->cell;
     const bt_step *step = &l->step;
 
+    expect_pages_kept(r, l);
     for (uint32_t i = 0; step->fed != NULL && i < step->n_rows; i++)
         if (l->fed[i] != BT_NOT_DRAWN) l->tokens[i] = r->last_ids[l->fed[i]];
     for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
@@ -422,7 +436,7 @@ static void run_late(sim_rank *r, uint32_t n)
 }
 
 /* What the step's lists hold is free after launch(). */
-static void keep_step(late_step *l, const bt_step *step)
+static void keep_step(const sim_rank *r, late_step *l, const bt_step *step)
 {
     l->step = *step;
     l->done = false;
@@ -433,6 +447,8 @@ static void keep_step(late_step *l, const bt_step *step)
         memcpy(l->pages[s], span->pages,
                bt_kv_pages_for(span->start + span->n_rows) * sizeof(*span->pages));
         l->spans[s].pages = l->pages[s];
+        for (uint32_t k = 0; k < bt_kv_pages_for(span->start + span->n_rows); k++)
+            l->generations[s][k] = bt_kv_pool_generation(r->pool, span->pages[k]);
     }
     memcpy(l->tokens, step->tokens, step->n_rows * sizeof(*l->tokens));
     if (step->fed != NULL) memcpy(l->fed, step->fed, step->n_rows * sizeof(*l->fed));
@@ -451,7 +467,7 @@ static bt_status sim_launch(void *ctx, bt_step *step)
 
     if (r->n_late == MAX_LATE) abort();
     c->n_ahead += r->n_late > 0;
-    keep_step(&r->late[r->n_late++], step);
+    keep_step(r, &r->late[r->n_late++], step);
     if (is_late(r, step) && roll(c, 4) != 0) return BT_OK;
     run_late(r, r->n_late);
     if (r->late[r->n_late - 1].st == BT_OK) return BT_OK;

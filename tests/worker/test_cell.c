@@ -108,6 +108,61 @@ static void cell_with_one_request_steps_with_its_idle_ranks(void)
     }
 }
 
+/* One request alone, on a device that chooses tokens: each of its 59 steps of generated rows is
+ * launched before the one before it is waited for, but for the first, and the second: before that
+ * the load of experts is told.  None is where that is not wanted. */
+static void cell_launches_steps_ahead(void)
+{
+    for (uint32_t seed = 0; seed < SEEDS; seed++) {
+        sim_options  opt = cell_of(0, seed);
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *q   = sim_add(c, 30, 60);
+
+        q->ignore_eos = true;
+        sim_start(c, q);
+        EXPECT(sim_run(c));
+        expect_right(q);
+        EXPECT_EQ(sim_steps_ahead(c), opt.lookahead ? 57 : 0);
+        expect_all_free(c, opt.n_pages);
+        sim_destroy(c);
+    }
+}
+
+/* What ends while its next row is under way keeps its pages until that is over: others that wait
+ * for pages do not get them before, and their rows are theirs. */
+static void cell_ends_requests_whose_rows_are_under_way(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < 2 * SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c;
+            sim_request *q[16];
+
+            opt.n_pages   = 5;
+            opt.lookahead = true;
+            c             = sim_create(&opt);
+            for (uint32_t k = 0; k < 16; k++) {
+                q[k] = sim_add(c, 1 + 29 * (k + seed) % 70, 30);
+                if (k % 4 == 1) q[k]->cut_at = 1 + k; /* a stop string */
+                sim_expected(q[k], q[k]->prompt + 200, &q[k]->n_eval, &q[k]->finish);
+                q[k]->stop_token = k % 4 == 2 ? q[k]->prompt[200 + q[k]->n_eval / 2] : SIM_VOCAB;
+                q[k]->n_eval     = 0;
+                q[k]->finish     = BT_FINISH_NONE;
+                sim_start(c, q[k]);
+                for (uint32_t w = 0; w < 10 * (seed % 4); w++)
+                    sim_act(c);
+                if (k % 4 == 3) sim_abort(c, q[k - seed % 3]);
+            }
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 16; k++)
+                if (!q[k]->aborted || q[k]->finish != BT_FINISH_NONE) expect_right(q[k]);
+            expect_all_free(c, opt.n_pages);
+            EXPECT(sim_shut_down(c));
+            sim_destroy(c);
+        }
+    }
+}
+
 /* Waves with silence between: parking and waking, over and over. */
 static void cell_wakes_for_every_wave(void)
 {
@@ -753,6 +808,8 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(cell_gives_every_request_its_tokens),
         BT_TEST(cell_with_one_request_steps_with_its_idle_ranks),
+        BT_TEST(cell_launches_steps_ahead),
+        BT_TEST(cell_ends_requests_whose_rows_are_under_way),
         BT_TEST(cell_wakes_for_every_wave),
         BT_TEST(cell_shares_prefixes),
         BT_TEST(cell_shares_prefixes_under_way),

@@ -24,6 +24,7 @@ typedef struct {
     bt_device            *dev;   /* borrowed */
     bt_world             *world; /* borrowed */
     uint32_t              tag_space;
+    bool                  troubled; /* nccl_tend() has met an error, and told it */
     bt_nccl_comm         *comm; /* owned; NULL: before the first operation, or after an error */
     bt_group             *roll; /* owned; made with the communicator */
     uint8_t              *warm; /* owned, device: [2][world size][WARM_BYTES] */
@@ -273,6 +274,15 @@ static bt_status nccl_warm(bt_carrier *super, bt_group *group, const bt_wait *wa
     return c->comm != NULL ? BT_OK : warm_pairs(c, group, wait);
 }
 
+/* NCCL says what it is at when it is asked. */
+static void nccl_tend(bt_carrier *super)
+{
+    carrier *c    = (carrier *)super;
+    bool     busy = false;
+
+    if (c->comm != NULL && !c->troubled) c->troubled = c->nccl->poll(c->comm, &busy) != BT_OK;
+}
+
 static uint32_t nccl_missing(const bt_carrier *super, uint32_t *ranks_out)
 {
     const carrier *c = (const carrier *)super;
@@ -298,6 +308,7 @@ static const bt_carrier_ops NCCL_OPS = {.name       = "nccl",
                                         .mark       = nccl_mark,
                                         .settle     = nccl_settle,
                                         .warm       = nccl_warm,
+                                        .tend       = nccl_tend,
                                         .missing    = nccl_missing,
                                         .destroy    = nccl_destroy};
 

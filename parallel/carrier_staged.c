@@ -119,6 +119,8 @@ static bt_status staged_warm(bt_carrier *c, bt_group *group, const bt_wait *wait
     return BT_OK;
 }
 
+static void staged_tend(bt_carrier *c) { (void)c; }
+
 /* The group's own exchange knows. */
 static uint32_t staged_missing(const bt_carrier *c, uint32_t *ranks_out)
 {
@@ -142,6 +144,7 @@ static const bt_carrier_ops STAGED_OPS = {.name       = "staged",
                                           .mark       = staged_mark,
                                           .settle     = staged_mark,
                                           .warm       = staged_warm,
+                                          .tend       = staged_tend,
                                           .missing    = staged_missing,
                                           .destroy    = staged_destroy};
 

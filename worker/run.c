@@ -131,16 +131,15 @@ static void count_in(bt_worker *w, bt_batch *b)
     w->model_ns += end_ns - from_ns;
     bt_worker_count(w->step_times, BT_BEAT_TIME_BUCKETS, end_ns - from_ns, BT_BEAT_TIME_NS);
     bt_worker_count(w->batch_rows, BT_BEAT_BATCH_BUCKETS, b->step.n_rows, 1);
+    for (int role = 0; role < BT_N_ROLES; role++)
+        w->n_rows_done[role] += b->n_rows[role];
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         bt_piece   *p = &b->pieces[i];
         bt_request *r = p->request;
 
         r->n_launched--;
         r->n_drawn -= b->due[i] && !bt_piece_is_prompt(p);
-        if (r->state == BT_REQUEST_DRAINING)
-            p->request = NULL;
-        else
-            w->n_rows_done[p->role] += p->n_rows;
+        if (r->state == BT_REQUEST_DRAINING) p->request = NULL;
     }
 }
 

@@ -3,8 +3,8 @@
 
     cell_nccl.py --bin DIR --source DIR
 
-Each request runs alone on --both 1.  Then all arrive at once at two prefill and three decode ranks, where one rank is killed in a
-hand-off, one in an exchange of the decode group within a graph, and one stops in one; two spares take the first two seats.  Once they
+Each request runs alone on --both 1, without lookahead.  Then all arrive at once, with it, at two prefill and three decode ranks, where one
+rank is killed in a hand-off, one in an exchange of the decode group within a graph, and one stops in one; two spares take the first two seats.  Once they
 have, all requests arrive again.  Every stream is equal, bit by bit, the ranks that wait for the one that stopped name it, with operation
 and epoch, and the spares' steps are launched as graphs too."""
 import os
@@ -17,7 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "system"))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
-from cell_serving import make_model, make_requests  # noqa: E402
+from cell_serving import make_model, make_requests, steps_ahead  # noqa: E402
 
 TIMEOUT_S = 10
 PREFILL, KILLED, STOPPED, SPARES = 0, 3, 4, 2    # 0 is also the one that gives the hand-off's communicators their numbers
@@ -31,11 +31,14 @@ def expect_lines(cell, *patterns):
 
 
 def run_alone(a, model, requests):
+    os.environ["BATON_LOOKAHEAD"] = "0"
     with cells.Cell(a.bin, model, "both1", "--threads", "1", "--transport", "auto") as cell, cell.channel() as channel:
         client = load.Client(*a.stubs, channel)
         alone = {r[0]: client.run(*r)[0] for r in requests}
         assert cell.stop() == 0, cell.log()
         expect_lines(cell, "between ranks: MPI, through host memory: a cell of one rank needs no other")
+        assert steps_ahead(cell) == 0, cell.log()
+    del os.environ["BATON_LOOKAHEAD"]
     return alone
 
 
@@ -68,6 +71,7 @@ def run_struck(a, model, requests, alone):
         finally:
             os.kill(stopped, signal.SIGCONT)
         assert cell.stop() == 0, cell.log()
+        assert steps_ahead(cell) > 20, cell.log()
         expect_lines(cell, f"between ranks: NCCL, which all {5 + SPARES} of them have", "hand-off by NCCL in epoch 1: all 5 ranks",
                      r"graphs of decode steps for up to \d+ rows, with their exchanges", r"rank [56] has taken seat \d of the decode group",
                      f"signal {signal.SIGKILL} at an operation of NCCL, hand-off of epoch 1",

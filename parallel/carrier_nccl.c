@@ -25,9 +25,9 @@ typedef struct {
     bt_world             *world; /* borrowed */
     uint32_t              tag_space;
     bool                  troubled; /* nccl_tend() has met an error, and told it */
-    bt_nccl_comm         *comm; /* owned; NULL: before the first operation, or after an error */
-    bt_group             *roll; /* owned; made with the communicator */
-    uint8_t              *warm; /* owned, device: [2][world size][WARM_BYTES] */
+    bt_nccl_comm         *comm;     /* owned; NULL: before the first operation, or after an error */
+    bt_group             *roll;     /* owned; made with the communicator */
+    uint8_t              *warm;     /* owned, device: [2][world size][WARM_BYTES] */
 } carrier;
 
 typedef struct {

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "parallel/carrier.h"
 
 #define LOOK_NS  (1 * BT_NS_PER_MS)
 #define GRACE_NS (3 * BT_NS_PER_S) /* for a step to end, once a Shutdown has come */

@@ -8,11 +8,10 @@
  * and two runs of the pool, does not depend on the context; what they cost is a pass over a page
  * for each group, at the price of a full tile of AMX. */
 enum {
-    FULL_TOKENS  = 512, /* groups of BT_GROUP_HEADS: all of a tile is used */
-    SHORT_TOKENS = 128, /* of MIN_HEADS at least */
-    FEW_TOKENS   = 64,  /* of fewer, and then only for a row or two */
-    MIN_HEADS    = 8,
-    FEW_ROWS     = 2
+    SHORT_TOKENS = 128,
+    MIN_HEADS    = 8,  /* of a group, */
+    FEW_TOKENS   = 64, /* or, with fewer, shorter contexts */
+    FEW_ROWS     = 2   /* of no more rows */
 };
 
 typedef struct {
@@ -149,7 +148,7 @@ static uint32_t longest(const short_job *job)
         return job->n_rows <= FEW_ROWS && a->cfg.n_heads >= a->n_members ? FEW_TOKENS : 0;
     /* A wave would cut the heads of one row for the threads as finely. */
     if (job->n_rows == 1 && job->n_groups <= a->n_members) return BT_ATTN_SPLIT_TOKENS;
-    return job->heads == BT_GROUP_HEADS ? FULL_TOKENS : SHORT_TOKENS;
+    return SHORT_TOKENS;
 }
 
 static bool all_within(const short_job *job, uint32_t n_tokens)

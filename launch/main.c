@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 #include "launch/endings.h"
 #include "launch/mpirun.h"
 #include "launch/rank.h"
@@ -55,8 +56,8 @@ static const char DOC[] =
     "signal that ended it, or 1. With --on-death=replace 0 when any rank ended with 0.\n\n"
     "Variables OMPI_MCA_* that you set win over those that this program would set.\n\n"
     "Example, what `baton run` does:\n"
-    "  baton-launch --ranks 4 -- baton-worker --model models/demo --prefill 2 --decode 2 "
-    "--coordinator 127.0.0.1:4711";
+    "  baton-launch --ranks 4 -- baton-worker --model models/demo \\\n"
+    "    --prefill 2 --decode 2 --coordinator 127.0.0.1:4711";
 
 static const struct argp_option OPTIONS[] = {
     {"ranks",                             'n', "N", 0, "How many ranks", 0},
@@ -76,6 +77,27 @@ static const struct argp_option OPTIONS[] = {
     {"as-rank",                                   OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
     {0}
 };
+
+/* mpirun -q (launch/mpirun.c) would end without a word. */
+static void check_hostfile(struct argp_state *state, const char *path)
+{
+    const char *why;
+    FILE       *f = bt_open_regular(path, &why);
+
+    if (f == NULL)
+        argp_error(state, "--hostfile %s: %s", path, why);
+    else
+        fclose(f);
+}
+
+static void check_hosts(struct argp_state *state, const char *list)
+{
+    for (const char *at = list;; at += strcspn(at, ",") + 1) {
+        if (strcspn(at, ",:") == 0)
+            argp_error(state, "--host is \"%s\", expected names like node1:8,node2:8", list);
+        if (strchr(at, ',') == NULL) return;
+    }
+}
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -102,8 +124,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_SHM: opt->rank.shm = arg; return 0;
     case OPT_BIND: opt->rank.bind = arg; return 0;
     case OPT_TELL: opt->rank.tell = true; return 0;
-    case 'f': opt->mpirun.hostfile = arg; return 0;
-    case OPT_HOST: opt->mpirun.hosts = arg; return 0;
+    case 'f': check_hostfile(state, opt->mpirun.hostfile = arg); return 0;
+    case OPT_HOST: check_hosts(state, opt->mpirun.hosts = arg); return 0;
     case OPT_MPIRUN: opt->mpirun.mpirun = arg; return 0;
     case OPT_ON_DEATH:
         opt->mpirun.survive = strcmp(arg, "replace") == 0;

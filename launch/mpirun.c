@@ -255,6 +255,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     BT_TRY(own_path(exe));
     BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
     BT_TRY(allow_files(is_far(options) ? 0 : options->n_ranks));
+    if (!is_far(options)) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));
     while (options->argv[n_args] != NULL)
         n_args++;
     argv = bt_calloc(n_args + 24, sizeof(*argv));

@@ -13,12 +13,16 @@
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/clock.h"
 
 enum { REMOVE_TRIES = 20, MAKE_TRIES = 20 };
+/* Of Open MPI 4: what PMIx takes in the session's folder, seen; and btl_vader_segment_size, which
+ * each rank takes. */
+enum { SESSION_MIB = 16, SHM_MIB = 4 };
 
 static const char NAME[] = "baton-job-";
 
@@ -154,6 +158,35 @@ bt_status bt_scratch_open(bt_scratch *scratch_out)
     close(pipe_fds[0]);
     scratch.alive_fd = pipe_fds[1];
     *scratch_out     = scratch;
+out:
+    return st;
+}
+
+static bt_status check_room(const char *path, uint64_t need_mib, const char *advice)
+{
+    bt_status      st = BT_OK;
+    struct statvfs fs;
+    uint64_t       left;
+
+    BT_REQUIRE(statvfs(path, &fs) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
+    left = (uint64_t)fs.f_bavail * fs.f_frsize;
+    BT_REQUIRE(fs.f_blocks == 0 /* a tmpfs without a limit */ || left >= need_mib << 20, BT_ERR_IO,
+               "%.*s has %.1f MiB left, expected at least %llu for Open MPI: free some, or %s",
+               (int)(strrchr(path, '/') - path), path, (double)left / (1 << 20),
+               (unsigned long long)need_mib, advice);
+out:
+    return st;
+}
+
+bt_status bt_scratch_check_room(const bt_scratch *scratch, uint32_t n_ranks)
+{
+    bool      own = getenv("OMPI_MCA_btl") != NULL || getenv("OMPI_MCA_btl_vader_segment_size");
+    bt_status st  = BT_OK;
+
+    BT_TRY(check_room(scratch->session, SESSION_MIB, "set TMPDIR to a folder with more"));
+    if (own) goto out; /* other transports, or other sizes */
+    BT_TRY(check_room(scratch->shm, SHM_MIB * (uint64_t)n_ranks,
+                      "make it larger (docker run --shm-size), or set OMPI_MCA_btl=tcp,self"));
 out:
     return st;
 }

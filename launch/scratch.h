@@ -10,6 +10,7 @@
 #ifndef BT_LAUNCH_SCRATCH_H
 #define BT_LAUNCH_SCRATCH_H
 
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "core/status.h"
@@ -24,6 +25,9 @@ typedef struct {
 
 /* IO names the directory and the cause. */
 bt_status bt_scratch_open(bt_scratch *scratch_out);
+/* Have both directories room for what Open MPI puts there for n_ranks on this machine?  IO names
+ * the one that has not: mpirun says nothing of use then, or a rank dies of SIGBUS later. */
+bt_status bt_scratch_check_room(const bt_scratch *scratch, uint32_t n_ranks);
 /* Waits until the directories are gone.  Accepts a scratch that was never opened
  * (BT_SCRATCH_NONE). */
 void bt_scratch_close(bt_scratch *scratch);

@@ -315,13 +315,17 @@ static void launch_bad_command_lines_are_refused(void)
         const char *argv[7];
         const char *says;
     } CASES[] = {
-        {{"-n", "2", NULL},                                       "no program"  },
-        {{"--", "/bin/true", NULL},                               "--ranks"     },
-        {{"-n", "0", "--", "/bin/true", NULL},                    "from 1 to"   },
-        {{"-n", "2x", "--", "/bin/true", NULL},                   "\"2x\""      },
-        {{"--nonsense", NULL},                                    "unrecognized"},
-        {{"-n", "1", "--slurm", "--", "/bin/true", NULL},         "SLURM_JOB_ID"},
-        {{"--rank-map", "/nowhere.map", "--", "/bin/true", NULL}, "/nowhere.map"},
+        {{"-n", "2", NULL},                                       "no program"        },
+        {{"--", "/bin/true", NULL},                               "--ranks"           },
+        {{"-n", "0", "--", "/bin/true", NULL},                    "from 1 to"         },
+        {{"-n", "2x", "--", "/bin/true", NULL},                   "\"2x\""            },
+        {{"--nonsense", NULL},                                    "unrecognized"      },
+        {{"-n", "1", "--slurm", "--", "/bin/true", NULL},         "SLURM_JOB_ID"      },
+        {{"--rank-map", "/nowhere.map", "--", "/bin/true", NULL}, "/nowhere.map"      },
+        {{"-n", "1", "-f", "/nowhere", "--", "/bin/true", NULL},
+         "--hostfile /nowhere: No such file"                                          },
+        {{"-n", "1", "--host", "", "--", "/bin/true", NULL},      "--host is \"\""    },
+        {{"-n", "1", "--host", "a,:2", "--", "/bin/true", NULL},  "--host is \"a,:2\""},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -365,6 +369,39 @@ static void launch_with_few_files_is_refused(void)
     /* A soft limit below the hard one is no obstacle. */
     argv[2] = (char *)"ulimit -Sn 32; exec \"$0\" --ranks 2 -- /bin/true";
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 20), 0);
+}
+
+/* mpirun itself would end without a word, or hang. */
+static void launch_without_room_says_where(void)
+{
+    static const char *const CASES[][2] = {
+        {"size=4m /dev/shm",  "/dev/shm has 4.0 MiB left, expected at least 8 "},
+        {"size=1m /tmp",      "/tmp has 1.0 MiB left, expected at least 16 "   },
+        {"size=32m /dev/shm", "it starts"                                      },
+    };
+    char  script[512];
+    char *argv[] = {(char *)"/usr/bin/unshare",
+                    (char *)"--user",
+                    (char *)"--map-root-user",
+                    (char *)"--mount",
+                    (char *)"/bin/sh",
+                    (char *)"-c",
+                    script,
+                    (char *)g_launch,
+                    NULL};
+
+    if (system("unshare --user --map-root-user --mount true") != 0) {
+        printf("skipped: no namespaces of mounts here\n");
+        return;
+    }
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        snprintf(script, sizeof(script),
+                 "unset TMPDIR; mount -t tmpfs none -o %s && exec \"$0\" --ranks 2 -- /bin/echo it "
+                 "starts",
+                 CASES[i][0]);
+        EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 20), i < 2);
+        EXPECT_HAS(g_command.output, CASES[i][1]);
+    }
 }
 
 /* A cell of another size than its ranks': the worker says which command line would do. */
@@ -411,6 +448,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_without_mpirun_says_what_to_do),
     BT_TEST(launch_tmpdir_too_long_is_refused),
     BT_TEST(launch_with_few_files_is_refused),
+    BT_TEST(launch_without_room_says_where),
     BT_TEST(launch_too_few_ranks_are_refused),
 };
 

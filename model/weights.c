@@ -226,6 +226,25 @@ out:
     return st;
 }
 
+bt_status bt_weights_check(const bt_model_config *cfg, const bt_safetensors *set)
+{
+    uint32_t           n_experts = cfg->moe.gate.n_experts;
+    bool              *all       = bt_calloc(n_experts + 1, sizeof(*all));
+    bt_weights         w         = {.layers = bt_calloc(cfg->n_layers, sizeof(*w.layers))};
+    bt_weights_options opt       = {.own_experts = all, .normal = true, .absorbed = true};
+    bt_loader          l         = {.cfg = cfg, .st = set, .opt = &opt, .w = &w, .dry = true};
+    bt_status          st        = BT_OK;
+
+    BT_REQUIRE(all != NULL && w.layers != NULL, BT_ERR_NO_MEMORY, "tensors of %u layers",
+               cfg->n_layers);
+    memset(all, true, n_experts);
+    BT_TRY(walk(&l));
+out:
+    bt_free(w.layers);
+    bt_free(all);
+    return st;
+}
+
 bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
                           const bt_weights_options *opt, bt_weights *w_out)
 {

@@ -45,8 +45,10 @@ typedef struct {
     void *progress_ctx;
 } bt_weights_options;
 
-/* Checks name, dtype and shape of every tensor that this rank needs before it reads the first.
- * FORMAT names the first that is missing or differs, with expected and found.  cfg and st are
+/* Has st every tensor that ranks need together, with the right dtype and shape?  Reads headers
+ * only. FORMAT names the first that is missing or differs, with expected and found. */
+bt_status bt_weights_check(const bt_model_config *cfg, const bt_safetensors *st);
+/* Checks the tensors that this rank needs likewise before it reads the first.  cfg and st are
  * borrowed during the call.  *w_out is written on success only. */
 bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *st,
                           const bt_weights_options *opt, bt_weights *w_out);

@@ -16,6 +16,7 @@
 #include "core/clock.h"
 #include "device/cpu/device_cpu.h"
 #include "model/model.h"
+#include "model/weights.h"
 #include "tools/machine.h"
 
 enum { CONNECT_MS = 3000, READ_BYTES = 64 << 20, BLOCK = 1 << 20 };
@@ -115,14 +116,16 @@ static void look_at_model(const char *dir)
     bt_safetensors *st    = NULL;
     uint64_t        bytes = 0;
 
-    if (bt_model_config_read(dir, &cfg) != BT_OK || bt_safetensors_open(dir, &st) != BT_OK) {
+    if (bt_model_config_read(dir, &cfg) != BT_OK || bt_safetensors_open(dir, &st) != BT_OK ||
+        bt_weights_check(&cfg, st) != BT_OK) {
         trouble("the model: %s", bt_error_text());
-        return;
+        goto out;
     }
     for (size_t i = 0; i < bt_safetensors_count(st); i++)
         bytes += bt_safetensors_at(st, i)->bytes;
     printf("model %016llx %llu %.0f\n", (unsigned long long)bt_model_fingerprint(&cfg, st),
            (unsigned long long)bytes, read_rate(st));
+out:
     bt_safetensors_close(st);
 }
 

@@ -7,19 +7,21 @@
 #include <string.h>
 
 #include "attention/kv_pool.h"
+#include "model/weights.h"
 #include "tools/census.h"
 #include "tools/machine.h"
 
 static const char DOC[] =
     "Says what a model is, what it weighs, and what of it fits on this machine.\v"
     "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
-    "are checked completely, so that a model that can be inspected can be read.\n\n"
+    "are checked completely, each tensor's name, type and shape against config.json, so that what "
+    "passes can be loaded.\n\n"
     "The last table is an estimate for cells on this machine: weights as the CPU engine holds them "
     "(bf16, FP8 dequantised; all but the routed experts on every rank, these spread over the ranks "
     "of a group), a tenth of the free memory kept back for buffers and other programs, the rest "
     "for "
     "latent KV pages.\n\n"
-    "Exit code: 0, 1 when the model cannot be read, 64 for wrong usage.\n\n"
+    "Exit code: 0, 1 when the model cannot be loaded, 64 for wrong usage.\n\n"
     "Example:\n"
     "  baton inspect models/demo";
 
@@ -207,6 +209,7 @@ static bt_status inspect(const char *dir)
     print_census(&cfg, &census);
     print_kv(&cfg);
     print_fit(&cfg, &census);
+    BT_TRY(bt_weights_check(&cfg, files)); /* last: the tables help to see what is wrong */
     BT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), BT_ERR_IO, "stdout: %s", strerror(errno));
 out:
     bt_safetensors_close(files);

@@ -1,4 +1,5 @@
 """baton check against nodes that are in order, and against each thing that can be wrong with one."""
+import json
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 BIN, SOURCE = sys.argv[1], sys.argv[2]
 CHECK = os.path.join(BIN, "baton-check")
+INSPECT = os.path.join(BIN, "baton-inspect")
 MODEL = os.path.join(SOURCE, "models/demo")
 WRONGS = {  # host: what the agent does to the answer of a good node
     "good": "cat",
@@ -86,6 +88,14 @@ def main():
         done = subprocess.run([CHECK, "--model", broken], capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
         has(done.stdout, "localhost    WRONG  the model: ", "config.json")
+        # A config.json that does not fit the tensors: neither check nor inspect may pass it.
+        config = json.load(open(os.path.join(MODEL, "config.json")))
+        json.dump(config | {"hidden_size": 2 * config["hidden_size"]}, open(os.path.join(broken, "config.json"), "w"))
+        os.symlink(os.path.join(MODEL, "model.safetensors"), os.path.join(broken, "model.safetensors"))
+        for verb in ([CHECK, "--model", broken], [INSPECT, broken]):
+            done = subprocess.run(verb, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 1, done.stdout
+            has(done.stdout + done.stderr, "tensor model.embed_tokens.weight: expected shape [2048, 512], found [2048, 256]")
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")
         has(check("--tokens", "-1", code=64), "--tokens is \"-1\"")

@@ -53,9 +53,9 @@ static const char DOC[] =
     "Exit code: 0 when every request ended well, 1 when one did not or nothing could be sent, 64 "
     "for wrong usage, 130 after SIGINT or SIGTERM (what had come is reported).\n\n"
     "Examples:\n"
-    "  baton bench --concurrency 16 --requests 200 --prompt-tokens 64-512 --output-tokens 128\n"
-    "  baton bench --rate 8 --seconds 60 --shared-prefix 0.5 --slo-ttft-ms 500 --slo-itl-ms 50 "
-    "--json run.json --plot run.svg";
+    "  baton bench -c 16 -n 200 --prompt-tokens 64-512 --output-tokens 128\n"
+    "  baton bench --rate 8 --seconds 60 --shared-prefix 0.5 \\\n"
+    "    --slo-ttft-ms 500 --slo-itl-ms 50 --json run.json --plot run.svg";
 
 static const struct argp_option OPTIONS[] = {
     {NULL,                                                      0, NULL, 0, "The load:", 1},

@@ -21,7 +21,7 @@ static const char DOC[] =
     "usage.\n\n"
     "Examples:\n"
     "  baton chat --address 127.0.0.1:8000\n"
-    "  baton chat -a 127.0.0.1:8000 --message 'Good morrow, cousin.' --max-tokens 80";
+    "  baton chat --message 'Good morrow, cousin.' --max-tokens 80";
 
 static const struct argp_option OPTIONS[] = {
     {"message",                                OPT_MESSAGE, "TEXT", 0, "One message instead of a conversation", 0},

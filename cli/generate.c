@@ -21,8 +21,8 @@ static const char DOC[] =
     "The text goes to stdout as it comes, a short account to stderr.\n\n"
     "Exit code: 0 when the answer is complete, 1 on an error, 130 after ^C, 64 for wrong usage.\n\n"
     "Examples:\n"
-    "  baton generate --address 127.0.0.1:8000 --prompt 'O Romeo, Romeo,' --max-tokens 60\n"
-    "  baton generate -a 127.0.0.1:8000 --json --logprobs --seed 7 --temperature 0.8 < prompt.txt";
+    "  baton generate -a 127.0.0.1:8000 --prompt 'O Romeo, Romeo,' --max-tokens 60\n"
+    "  baton generate --json --logprobs --seed 7 --temperature 0.8 < prompt.txt";
 
 static const struct argp_option OPTIONS[] = {
     {"prompt",                       OPT_PROMPT, "TEXT", 0, "The prompt (default: stdin)", 0},

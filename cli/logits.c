@@ -46,8 +46,8 @@ static const char DOC[] =
     "Exit code: 0 when OUT holds every case; 1 on any failure (OUT is then not written); 64 for "
     "wrong usage.\n\n"
     "Example:\n"
-    "  baton logits --model models/demo --ids in.safetensors --out out.safetensors --prefill 2 "
-    "--decode 2 --chunk 64";
+    "  baton logits --model models/demo --prefill 2 --decode 2 --chunk 64 \\\n"
+    "    --ids in.safetensors --out out.safetensors";
 
 static const struct argp_option OPTIONS[] = {
     {"ids",                      OPT_IDS, "IN", 0, "The cases (safetensors)", 0},

@@ -71,7 +71,7 @@ static const char DOC[] =
     "Examples:\n"
     "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
     "  baton run --model models/demo --both 1 --port 0      (any free port)\n"
-    "  baton run --model models/demo --chat 'Good morrow.'  (one answer, then the end)";
+    "  baton run --model models/demo --chat 'Good morrow.'  (one answer)";
 
 static const struct argp_option OPTIONS[] = {
     {"port",                                                            'p', "N", 0, "Public port (default 8000; 0: any free one)", 0},
@@ -80,9 +80,9 @@ static const struct argp_option OPTIONS[] = {
     {"chat",                    OPT_CHAT, "TEXT", 0, "Send this to the cell, show the answer and an account, and end",
      0},
     {"max-tokens",                                                                 OPT_MAX, "N", 0, "Of that answer (default 256)", 0},
-    {"queue-s",OPT_QUEUE, "S", 0, "How long a request may wait for its turn", 0},
+    {"queue-s",OPT_QUEUE, "S", 0, "How long a request may wait for its turn (default 30)", 0},
     {"queue-tokens",                                                                OPT_QUEUE_TOKENS, "N", 0,
-     "Prompt tokens that may wait, before requests are refused", 0},
+     "Prompt tokens that may wait, before requests are refused (default 4194304)", 0},
     {"on-death",                                                                OPT_DEATH, "WHAT", 0,
      "When a process of the cell dies: replace (default): the other ranks go on, and what the lost "
      "one had is computed again; restart what died; or stop", 0},
@@ -104,7 +104,7 @@ static const struct argp_option OPTIONS[] = {
      "Give up when nothing happens for so long before the cell is ready (default 120)", 0},
     {"log",                                                              OPT_LOG, "LEVEL", 0,
      "Lines of the ranks to show: error, warn, info (default; with --chat warn), debug", 0},
-    {"http-port",                       OPT_HTTP_PORT, "N", 0,
+    {"http-port",          OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 0},
     {"http-host",                                                                 OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 0},
     {"drain-s",OPT_DRAIN, "S", 0,

@@ -20,7 +20,7 @@ static const char DOC[] =
     "Exit code: 0 when every line was answered, 1 on an error, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  echo '\"To be, or not to be\"' | baton tokenize --model models/demo\n"
-    "  echo '[407, 310]' | baton tokenize --model models/demo/tokenizer.json --decode";
+    "  echo '[407, 310]' | baton tokenize --model models/demo --decode";
 
 static const struct argp_option OPTIONS[] = {
     {"model",                                         'm', "PATH", 0, "The model's directory, or its tokenizer.json", 0},

@@ -43,8 +43,8 @@ static const char doc[] =
     "file, that over the default. What came of it is logged at the start.\n\n"
     "Example:\n"
     "  baton-coordinator --model models/demo --port 50051 --control 127.0.0.1:50052\n"
-    "  mpirun -np 2 baton-worker --model models/demo --prefill 1 --decode 1 --coordinator "
-    "127.0.0.1:50052";
+    "  mpirun -n 2 baton-worker --model models/demo --prefill 1 --decode 1 \\\n"
+    "    --coordinator 127.0.0.1:50052";
 
 enum {
     OPT_MODEL = 256,

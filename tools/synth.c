@@ -34,8 +34,8 @@ static const char DOC[] =
     "Exit code: 0, 1 when something failed, 64 for wrong usage, 130 after SIGINT or SIGTERM.\n\n"
     "Examples:\n"
     "  baton synth --like v2-lite --layers 4 --seed 1 lite4\n"
-    "  baton synth --like v3 --layers 2 --dense-layers 1 --experts 16 --groups 4 --topk-groups 2 "
-    "small";
+    "  baton synth --like v3 --layers 2 --dense-layers 1 --experts 16 \\\n"
+    "    --groups 4 --topk-groups 2 small";
 
 typedef struct {
     const char    *like, *out;

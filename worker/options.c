@@ -271,14 +271,14 @@ static const struct argp_option OPTIONS[] = {
 
 static const char DOC[] =
     "One rank of a Baton cell, launched by mpirun; baton-run and baton-launch do that for you.\v"
-    "Example, two prefill and two decode ranks that serve under a coordinator whose control port "
-    "is 4711:\n\n"
-    "  mpirun -n 4 baton-worker --model DIR --prefill 2 --decode 2 --coordinator 127.0.0.1:4711\n\n"
     "The rank loads its share of the weights, reports ready, works until the coordinator says "
     "Shutdown, and exits with 0.  Any error that concerns more than one request ends it with 1.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
     "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
-    "file, that over the default. Rank 0 logs at the start what came of it.";
+    "file, that over the default. Rank 0 logs at the start what came of it.\n\n"
+    "Example, two prefill and two decode ranks, under a coordinator:\n"
+    "  mpirun -n 4 baton-worker --model models/demo --prefill 2 --decode 2 \\\n"
+    "    --coordinator 127.0.0.1:4711";
 
 static bt_status check(bt_worker_options *opt)
 {

@@ -67,11 +67,12 @@ INLINE void do_some(exps *e)
     size_t   at  = (size_t)e->done * LANES;
     vf       max = splat(e->max[row]), sum = e->done % ROW == 0 ? splat(0) : e->part.part[0];
 
-    for (int i = 0; i < SOME; i++, at += LANES) {
+    for (int i = 0; i < SOME; i += 2, at += 2 * LANES) {
         vf v = exp_lanes(load(e->scores + at) * e->scale - max);
+        vf w = exp_lanes(load(e->scores + at + LANES) * e->scale - max);
 
-        sum = sum + v;
-        store_bf16(e->p + at, v);
+        sum = sum + v + w;
+        _mm512_store_si512(e->p + at, (__m512i)_mm512_cvtne2ps_pbh((__m512)w, (__m512)v));
     }
     e->part.part[0] = sum;
     e->done += SOME;

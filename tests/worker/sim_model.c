@@ -1,0 +1,107 @@
+/* tests/worker/sim_model.c - the model of the simulated cell: a hash (sim_cell.h). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/worker/sim_state.h"
+
+uint64_t sim_mix(uint64_t h)
+{
+    h ^= h >> 33;
+    h *= 0xff51afd7ed558ccdull;
+    h ^= h >> 33;
+    h *= 0xc4ceb9fe1a85ec53ull;
+    return h ^ h >> 33;
+}
+
+bool sim_keeps_maps(const sim_cell *c) { return c->opt.by_cost || c->opt.share; }
+
+void sim_latent(uint32_t token, uint32_t position, uint32_t layer, uint32_t how,
+                bt_bf16 row[SIM_DIM])
+{
+    uint64_t h =
+        sim_mix(token * 1000003ull + position * 8191ull + layer + 1 + how * 77777777777ull);
+
+    for (uint32_t i = 0; i < SIM_DIM; i++)
+        row[i] = (bt_bf16)(h >> 16 * i);
+}
+
+uint64_t sim_add_row(uint64_t h, const bt_bf16 row[SIM_DIM])
+{
+    for (uint32_t i = 0; i < SIM_DIM; i++)
+        h = sim_mix(h ^ row[i]);
+    return h;
+}
+
+void sim_fill_logits(uint64_t h, float *logits)
+{
+    for (uint32_t i = 0; i < SIM_VOCAB; i++)
+        logits[i] = (float)(sim_mix(h + i) % 1000) / 100.0f;
+    logits[h % SIM_VOCAB] = 20.0f;
+}
+
+void sim_logits_of(const uint32_t *tokens, uint32_t n, float *logits_out)
+{
+    uint64_t h = 0;
+    bt_bf16  row[SIM_DIM];
+
+    for (uint32_t t = 0; t < n; t++) {
+        for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
+            sim_latent(tokens[t], t, layer, 0, row);
+            h = sim_add_row(h, row);
+        }
+    }
+    sim_fill_logits(h, logits_out);
+}
+
+uint32_t sim_how_of(bool generated, bool absorbed) { return 1 + generated + 2 * absorbed; }
+
+/* The same, with the prompt as its map says and the rest as generated. */
+static void logits_by_map(const sim_request *q, const uint32_t *tokens, uint32_t n, float *logits)
+{
+    uint64_t h = 0;
+    bt_bf16  row[SIM_DIM];
+
+    for (uint32_t t = 0; t < n; t++) {
+        const bt_page_map *map = &q->map[t / BT_PAGE_TOKENS];
+        uint64_t           one = 1ull << t % BT_PAGE_TOKENS;
+        uint32_t how = t < q->n_prompt ? sim_how_of(map->generated & one, map->absorbed & one)
+                                       : sim_how_of(true, true);
+
+        for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
+            sim_latent(tokens[t], t, layer, how, row);
+            h = sim_add_row(h, row);
+        }
+    }
+    sim_fill_logits(h, logits);
+}
+
+void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, bt_finish *how_out)
+{
+    static float logits[SIM_VOCAB];
+    uint32_t     all[SIM_CONTEXT], n = r->n_prompt, id;
+    bt_sampler   sampler;
+
+    if (bt_sampler_init(&sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK) abort();
+    memcpy(all, r->prompt, n * sizeof(*all));
+    for (*n_out = 0, *how_out = BT_FINISH_NONE; *how_out == BT_FINISH_NONE; n++) {
+        bt_sample_how how = {
+            .temperature = r->temperature, .seed = r->seed, .choice = r->choice, .position = n};
+
+        if (r->n_map_bytes != 0)
+            logits_by_map(r, all, n, logits);
+        else
+            sim_logits_of(all, n, logits);
+        if (bt_sample(&sampler, logits, &how, &id) != BT_OK) abort();
+        all[n]                 = id;
+        tokens_out[(*n_out)++] = id;
+        if (id == SIM_EOS && !r->ignore_eos)
+            *how_out = BT_FINISH_EOS;
+        else if (id == r->stop_token)
+            *how_out = BT_FINISH_STOP_TOKEN;
+        else if (*n_out == r->max_tokens)
+            *how_out = BT_FINISH_LENGTH;
+        else if (*n_out == r->cut_at)
+            *how_out = BT_FINISH_STOP_STRING;
+    }
+    bt_sampler_fini(&sampler);
+}

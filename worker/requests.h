@@ -4,7 +4,8 @@
  *     decode rank:   RESERVED -> DECODE -> gone
  *     both roles:    RESERVED -> PREFILL -> DECODE -> gone
  *     other choices of n:  WAITING (for the first one's prompt) -> DECODE -> gone
- *     an abort or a failure, at every state:  DRAINING (while a granted message must leave) -> gone
+ *     its end, an abort or a failure, at every state:
+ *                    DRAINING (while a granted message must leave, or a step has rows of it) -> gone
  *     no page left for an older one, or the rank that prefills it is lost, on the decode rank:
  *                    retracted, which ends it here as well
  *
@@ -92,7 +93,7 @@ typedef struct {
     uint32_t        *prompt; /* owned; NULL on a decode rank */
     uint32_t         peer;   /* world rank of the other end of its hand-off; ours with both roles */
     uint32_t         n_computed; /* positions whose rows are in the pages */
-    uint32_t         step_end;   /* n_computed after the step that runs; n_computed outside */
+    uint32_t         step_end;   /* n_computed after the steps under way */
 
     uint32_t    n_pages;
     bt_page_id *pages; /* owned array; the pages are held from this rank's pool */

@@ -7,7 +7,8 @@
  *     bt_worker_control()   for each message of the coordinator
  *     bt_worker_begin()     the rows that this rank brings, or that it parks or leaves
  *     all-gather of the plans
- *     bt_worker_finish()    runs the step, samples, sends tokens and page messages
+ *     bt_worker_finish()    runs the step, samples, sends tokens and page messages; with lookahead
+ *                           launches it, and does the rest for the step before
  *
  * When a rank of the cell is lost the coordinator says who is left: bt_worker_regroup().  The step
  * that ran is abandoned: what it wrote lies behind what is committed, and will be computed again
@@ -104,8 +105,9 @@ bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m);
  * next one that counts is after a bt_worker_regroup(). */
 bt_status bt_worker_drop_all(bt_worker *w);
 
-/* plans[group_size], in the group's order.  *leave_out: some rank has been told to leave.  After an
- * error of the step link every request is as it was before the step. */
+/* plans[group_size], in the group's order.  *leave_out: some rank has been told to leave.  With
+ * lookahead the step may be under way when it returns, and begin() of the next one may wait for it.
+ * After an error of a step's links every request is as it was before the steps under way. */
 bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out);
 
 /* Hand-off progress and a beat when one is due: while parked, while a group exchange waits, and at

@@ -34,21 +34,22 @@ typedef struct {
     uint64_t     n_launches; /* of the last step */
 } history;
 
-/* Requests [0, n) get a token each at position `at`. */
-static void decode(history *h, way how, uint32_t at, uint32_t n)
+/* Requests [0, n) are to get a token each at position `at`; of these the first n_fed are fed by
+ * those of the step before.  Returns where the tokens will come. */
+static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t n, uint32_t n_fed)
 {
     static uint16_t chosen[MAX_MOE * MAX_ROWS * MAX_TOP_K];
     uint32_t        rows[1][BT_N_ROLES] = {
                {0, n}
     };
-    uint32_t      logit_rows[REQUESTS], ids[BT_MAX_ALTERNATIVES];
-    float         tops[BT_MAX_ALTERNATIVES];
+    uint32_t      tokens[REQUESTS], fed[REQUESTS], logit_rows[REQUESTS];
     bt_span       spans[REQUESTS];
     bt_sample_how sample = {.temperature = 0.8f, .seed = 5, .position = at};
     bt_draws      view;
     bt_step       step = {
               .n_rows       = n,
-              .tokens       = h->next,
+              .tokens       = tokens,
+              .fed          = n_fed > 0 ? fed : NULL,
               .n_spans      = n,
               .spans        = spans,
               .group_rows   = {.n_ranks = 1,    .n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
@@ -70,23 +71,38 @@ static void decode(history *h, way how, uint32_t at, uint32_t n)
                                   .start     = at,
                                   .role      = BT_ROLE_GENERATED,
                                   .form      = BT_FORM_ABSORBED};
+        tokens[i]     = i < n_fed ? 0 : h->next[i];
+        fed[i]        = i < n_fed ? i : BT_NOT_DRAWN;
         logit_rows[i] = i;
         sample.choice = i;
         NEED(bt_draw_list_add(&h->draws, &sample, i, true, 2));
     }
     view          = bt_draw_list_view(&h->draws);
     h->n_launches = simt_n_launches();
-    EXPECT_EQ(bt_model_step(g_engine.model, g_engine.pool, &step), BT_OK);
+    EXPECT_EQ(bt_model_launch(g_engine.model, g_engine.pool, &step), BT_OK);
     h->n_launches = simt_n_launches() - h->n_launches;
+    return view.out;
+}
+
+static void take(history *h, const bt_draw_results *out, uint32_t at, uint32_t n)
+{
+    uint32_t ids[BT_MAX_ALTERNATIVES];
+    float    tops[BT_MAX_ALTERNATIVES];
+
+    EXPECT_EQ(bt_model_await(g_engine.model, &WAIT), BT_OK);
     for (uint32_t i = 0; i < n; i++) {
-        EXPECT_EQ(bt_drawn_id(&h->draws, view.out, i, &h->ids[at][i]), BT_OK);
-        bt_drawn_logprobs(view.out, i, &h->logprobs[at][i], ids, tops);
+        EXPECT_EQ(bt_drawn_id(&h->draws, out, i, &h->ids[at][i]), BT_OK);
+        bt_drawn_logprobs(out, i, &h->logprobs[at][i], ids, tops);
         h->next[i] = h->ids[at][i];
     }
 }
 
-/* All requests, then fewer, then all again. */
-static void run_steps(history *h, way how, unsigned long seed)
+static void decode(history *h, way how, uint32_t at, uint32_t n)
+{
+    take(h, launch(h, how, at, n, 0), at, n);
+}
+
+static void begin(history *h, unsigned long seed)
 {
     memset(h, 0, sizeof(*h));
     fake_gpu_seed(seed);
@@ -94,8 +110,35 @@ static void run_steps(history *h, way how, unsigned long seed)
     NEED(bt_kv_pool_acquire(g_engine.pool, REQUESTS, h->pages) == BT_OK);
     for (uint32_t i = 0; i < REQUESTS; i++)
         h->next[i] = 7 + i;
+}
+
+/* All requests, then fewer, then all again. */
+static uint32_t n_at(uint32_t at) { return at == 2 ? 1 : at == 3 ? 3 : REQUESTS; }
+
+static void run_steps(history *h, way how, unsigned long seed)
+{
+    begin(h, seed);
     for (uint32_t at = 0; at < STEPS; at++)
-        decode(h, how, at, at == 2 ? 1 : at == 3 ? 3 : REQUESTS);
+        decode(h, how, at, n_at(at));
+}
+
+/* Each step is launched while the one before it has not begun: the host knows none of its tokens,
+ * and waits for nothing. */
+static void run_ahead(history *h, way how, unsigned long seed)
+{
+    const bt_draw_results *out[STEPS + 1];
+
+    begin(h, seed);
+    out[0] = launch(h, how, 0, n_at(0), 0);
+    for (uint32_t at = 0; at < STEPS; at++) {
+        uint32_t n = n_at(at), next = n_at(at + 1);
+        long     waits = g_fake_gpu.n_waits;
+
+        if (at + 1 < STEPS) out[at + 1] = launch(h, how, at + 1, next, n < next ? n : next);
+        EXPECT_EQ(g_fake_gpu.n_waits, waits);
+        EXPECT_EQ(out[at]->ids[0], BT_NO_TOKEN);
+        take(h, out[at], at, n);
+    }
 }
 
 static void drop(history *h)
@@ -134,6 +177,20 @@ static void graphs_have_the_bits_of_calls(void)
     EXPECT(calls.ids[0][0] != calls.ids[1][0] || calls.ids[1][0] != calls.ids[4][0]);
     EXPECT(graphs[1].n_launches < 12 && calls.n_launches > 60); /* the sampling; all of it */
     drop(&calls), drop(&padded), drop(&graphs[0]), drop(&graphs[1]);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+static void steps_launched_ahead_have_the_bits_of_others(void)
+{
+    history one, ahead[2];
+
+    open_engine();
+    run_steps(&one, GRAPHS, 1);
+    run_ahead(&ahead[0], GRAPHS, 2);
+    run_ahead(&ahead[1], CALLS, 3);
+    EXPECT(equal(&one, &ahead[0]) && equal(&one, &ahead[1]));
+    drop(&one), drop(&ahead[0]), drop(&ahead[1]);
     engine_close(&g_engine);
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
@@ -190,6 +247,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(graphs_have_the_bits_of_calls),
+        BT_TEST(steps_launched_ahead_have_the_bits_of_others),
         BT_TEST(a_warm_model_has_all_graphs),
         BT_TEST(what_cannot_be_captured_runs_call_by_call),
     };

@@ -58,6 +58,7 @@ typedef struct {
     long   fail_at; /* the call from now that fails with cudaErrorInvalidValue; -1: none */
     size_t taken;   /* of the GPU */
     long   live;    /* memory, streams and events not yet given back */
+    long   n_waits; /* of the host, for work that had not ended */
 } fake_gpu;
 extern fake_gpu g_fake_gpu;
 /* Moves what other libraries have under way; NULL: there is none. */

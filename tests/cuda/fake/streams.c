@@ -131,6 +131,7 @@ static void wait_until(int (*is_done)(const void *of), const void *of, cudaStrea
     time_t          end  = time(NULL) + WAIT_S;
     cudaStream_t    only = fake_gpu_random_below(2) == 0 ? stream : NULL;
 
+    g_fake_gpu.n_waits += !is_done(of);
     while (!is_done(of)) {
         unsigned n = run_some(1 + fake_gpu_random_below(MOST_AT_ONCE), only);
 

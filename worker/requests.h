@@ -5,7 +5,7 @@
  *     both roles:    RESERVED -> PREFILL -> DECODE -> gone
  *     other choices of n:  WAITING (for the first one's prompt) -> DECODE -> gone
  *     its end, an abort or a failure, at every state:
- *                    DRAINING (while a granted message must leave, or a step has rows of it) -> gone
+ *                    DRAINING (a granted message must leave, or a step has rows of it) -> gone
  *     no page left for an older one, or the rank that prefills it is lost, on the decode rank:
  *                    retracted, which ends it here as well
  *

@@ -104,7 +104,8 @@ static bt_status launch(bt_worker *w)
         r->n_drawn++;
         r->draw = b->first_draw[i];
     }
-    st             = w->cfg.links.launch(w->cfg.links.ctx, &b->step);
+    st = w->cfg.links.launch(w->cfg.links.ctx, &b->step);
+    w->model_ns += now_ns(w) - b->from_ns;
     w->layers_done = 0;
     w->n_steps++;
     if (st != BT_OK) take_back(b);
@@ -128,7 +129,6 @@ static void count_in(bt_worker *w, bt_batch *b)
 
     if (from_ns < w->ended_ns) from_ns = w->ended_ns; /* the step before was under way */
     w->ended_ns = end_ns;
-    w->model_ns += end_ns - from_ns;
     bt_worker_count(w->step_times, BT_BEAT_TIME_BUCKETS, end_ns - from_ns, BT_BEAT_TIME_NS);
     bt_worker_count(w->batch_rows, BT_BEAT_BATCH_BUCKETS, b->step.n_rows, 1);
     for (int role = 0; role < BT_N_ROLES; role++)
@@ -145,8 +145,11 @@ static void count_in(bt_worker *w, bt_batch *b)
 
 static bt_status end_step(bt_worker *w, bt_batch *b)
 {
-    bt_status st = w->cfg.links.await(w->cfg.links.ctx);
+    bt_status st      = BT_OK;
+    uint64_t  from_ns = now_ns(w);
 
+    st = w->cfg.links.await(w->cfg.links.ctx);
+    w->model_ns += now_ns(w) - from_ns; /* the host's: phases of steps do not overlap */
     if (st != BT_OK) {
         take_back(b);
         goto out;

@@ -109,7 +109,7 @@ static void public_address(const bt_coordinator_options *opt, uint32_t port, cha
 
 static uint64_t seconds_ns(double s) { return (uint64_t)(s * (double)BT_NS_PER_S); }
 
-/* With the first cell that serves. */
+/* With the first cell that serves; the others may hold more. */
 static void open_port(void *ctx)
 {
     coordinator     *c      = ctx;
@@ -123,6 +123,7 @@ static void open_port(void *ctx)
                                .tls         = c->tls.cert != NULL ? &c->tls : NULL};
     char             address[300];
 
+    if (c->pub != NULL) bt_public_grow(c->pub);
     if (c->phase != OPENING) return;
     public_address(c->opt, c->opt->port, address, sizeof(address));
     BT_TRY(bt_public_create(c->loop, address, &config, c->fleet, &c->pub, &port));

@@ -14,12 +14,12 @@ enum { MOVES_MAX = 64, SHORT = 1000000 }; /* a tick, so that the loop goes on */
 /* What is to be placed. */
 typedef struct {
     uint32_t        n_prompt, n_keys;
-    uint64_t        n_tokens; /* the prompt's, and all that may follow */
-    const uint32_t *prompt;   /* NULL: it uses no cached prefix */
-    bt_block_key   *keys;     /* owned while choosing */
+    uint32_t        max_tokens, n_choices; /* that may follow, in each of so many */
+    const uint32_t *prompt;                /* NULL: it uses no cached prefix */
+    bt_block_key   *keys;                  /* owned while choosing */
 } wish;
 
-/* The serving cell that could ever hold so many tokens and would have the least to do with it: a
+/* The serving cell that could ever hold it and would have the least to do with it: a
  * prefix that a rank has cached counts as work done.  NULL: none. */
 static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
 {
@@ -31,8 +31,7 @@ static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
         bt_member *m = fleet->members[i];
 
         if (m->state == BT_CELL_SERVING && m != but &&
-            w->n_tokens <= bt_relay_max_tokens(m->relay) &&
-            w->n_prompt <= bt_relay_max_prompt(m->relay))
+            bt_relay_could_hold(m->relay, w->n_prompt, w->max_tokens, w->n_choices))
             found[n++] = m;
     }
     if (n < 2) return n == 0 ? NULL : found[0];
@@ -57,9 +56,10 @@ static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
 
 static bt_member *choose_for(const bt_fleet *fleet, const bt_request *q, const bt_member *but)
 {
-    wish w = {.n_prompt = bt_request_prompt_tokens(q),
-              .n_tokens = bt_request_tokens(q),
-              .prompt   = bt_request_prompt(q)};
+    wish w = {.n_prompt   = bt_request_prompt_tokens(q),
+              .max_tokens = bt_request_max_tokens(q),
+              .n_choices  = bt_request_n_open(q),
+              .prompt     = bt_request_prompt(q)};
 
     return choose(fleet, &w, but);
 }
@@ -232,9 +232,10 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *clie
 {
     bt_status   st = BT_OK;
     bt_request *q  = NULL;
-    wish        w  = {.n_prompt = request->n_prompt,
-                      .n_tokens = (uint64_t)request->n_prompt + request->sampling.max_tokens,
-                      .prompt   = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
+    wish        w  = {.n_prompt   = request->n_prompt,
+                      .max_tokens = request->sampling.max_tokens,
+                      .n_choices  = request->n_choices == 0 ? 1 : request->n_choices,
+                      .prompt     = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
     bt_member  *m  = choose(fleet, &w, NULL);
 
     REFUSE(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);

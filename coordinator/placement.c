@@ -39,6 +39,16 @@ uint64_t bt_relay_max_prompt(const bt_relay *relay)
     return most_pages(relay, bt_relay_prefills) * relay->cfg.page_tokens;
 }
 
+bool bt_relay_could_hold(const bt_relay *relay, uint32_t n_prompt, uint32_t max_tokens,
+                         uint32_t n_choices)
+{
+    uint64_t full = n_prompt / relay->cfg.page_tokens;
+    uint64_t each = bt_relay_pages(relay, (uint64_t)n_prompt + max_tokens) - full;
+
+    return full + n_choices * each <= most_pages(relay, bt_relay_decodes) &&
+           bt_relay_pages(relay, n_prompt) <= most_pages(relay, bt_relay_prefills);
+}
+
 void bt_relay_wake(bt_relay *relay, uint32_t rank)
 {
     uint32_t        group = relay->ranks[rank].group;
@@ -159,6 +169,7 @@ void bt_relay_free_decode(bt_relay *relay, bt_request *q)
     bt_rank_state *k = &relay->ranks[q->decode_rank];
 
     if (!q->decode_holds) return;
+    relay->freed    = true;
     q->decode_holds = false;
     k->taken_pages -= q->decode_pages;
     q->decode_pages = 0;
@@ -173,6 +184,7 @@ void bt_relay_free_prefill(bt_relay *relay, bt_request *q)
 
     k->taken_pages -= q->prefill_pages;
     q->prefill_pages = 0;
+    relay->freed     = true;
     if (!q->prefill_holds) return;
     q->prefill_holds = false;
     k->n_held--;
@@ -182,6 +194,7 @@ void bt_relay_prefill_done(bt_relay *relay, bt_request *q)
 {
     bt_rank_state *k = &relay->ranks[q->prefill_rank];
 
+    relay->freed = relay->freed || q->prefill_counts != 0;
     k->prefill_tokens -= q->prefill_counts;
     if (q->is_long) k->long_tokens -= q->prefill_counts;
     q->prefill_counts = 0;
@@ -191,6 +204,7 @@ static void count_decode_pages(bt_relay *r, bt_request *q)
 {
     uint32_t pages = pages_now(r, q) - q->n_held / r->cfg.page_tokens;
 
+    r->freed = r->freed || pages < q->decode_pages;
     r->ranks[q->decode_rank].taken_pages += pages - q->decode_pages;
     q->decode_pages = pages;
 }
@@ -345,6 +359,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     uint32_t    passed_pages = 0, n_passed = 0;
 
     relay->blocked = BT_BLOCKED_NOT;
+    relay->freed   = false;
     for (; q != NULL && n_passed < LOOK_BEHIND; q = next) {
         int decode  = choose_decode(relay, q, passed_pages, now_ns);
         int prefill = bt_relay_both(relay) ? decode : choose_prefill(relay, q);

@@ -213,9 +213,8 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->metrics            = config->metrics;
     pub->limits.vocab_size  = config->facts->vocab_size;
     pub->limits.max_context = config->facts->max_context;
-    pub->limits.max_tokens  = bt_fleet_max_tokens(pub->fleet);
-    pub->limits.max_prompt  = bt_fleet_max_prompt(pub->fleet);
     pub->limits.page_tokens = pub->facts->page_tokens;
+    bt_public_grow(pub);
     /* Without one only stop strings cannot be had. */
     if (bt_tokenizer_open(config->model_path, &pub->tokenizer) != BT_OK)
         BT_WARN("no stop strings: %s", bt_error_text());
@@ -261,6 +260,14 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
 out:
     bt_public_destroy(pub);
     return st;
+}
+
+void bt_public_grow(bt_public *pub)
+{
+    uint64_t tokens = bt_fleet_max_tokens(pub->fleet), prompt = bt_fleet_max_prompt(pub->fleet);
+
+    if (tokens > pub->limits.max_tokens) pub->limits.max_tokens = tokens;
+    if (prompt > pub->limits.max_prompt) pub->limits.max_prompt = prompt;
 }
 
 void bt_public_drain(bt_public *pub)

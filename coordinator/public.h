@@ -22,6 +22,8 @@ typedef struct {
 /* Listens and serves from now on. */
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
                            bt_fleet *fleet, bt_public **public_out, uint16_t *port_out);
+/* One more cell serves: what the largest can hold may be asked for. */
+void bt_public_grow(bt_public *pub);
 /* From now on health says that nothing is served here, and new requests are refused with
  * UNAVAILABLE; streams go on until they have ended. */
 void bt_public_drain(bt_public *pub);

@@ -367,7 +367,7 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     case BT_UP_TOKENS:
         for (uint32_t i = 0; i < m->u.tokens.n; i++)
             bt_relay_token(relay, rank, &m->u.tokens.tokens[i], now_ns);
-        bt_relay_place(relay, now_ns);
+        if (relay->freed) bt_relay_place(relay, now_ns); /* most only go on */
         break;
     case BT_UP_FAILED: on_failed(relay, rank, m, now_ns); break;
     case BT_UP_RELEASED: on_released(relay, rank, m, now_ns); break;

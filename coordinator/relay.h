@@ -95,6 +95,10 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
                           bt_relay **relay_out);
 void      bt_relay_destroy(bt_relay *relay); /* no callbacks: end what is open before, by stop() */
 
+/* Could a decode rank ever hold the prompt and so many more tokens of each choice, the prompt's
+ * full pages once, and a prefill rank the prompt? */
+bool bt_relay_could_hold(const bt_relay *relay, uint32_t n_prompt, uint32_t max_tokens,
+                         uint32_t n_choices);
 /* prompt + max_tokens that any rank can ever hold, and the longest prompt. */
 uint64_t bt_relay_max_tokens(const bt_relay *relay);
 uint64_t bt_relay_max_prompt(const bt_relay *relay);
@@ -155,7 +159,8 @@ const void *bt_request_client(const bt_request *q);
 uint32_t    bt_request_prompt_tokens(const bt_request *q);
 /* Borrowed; NULL: it uses no cached prefix. */
 const uint32_t *bt_request_prompt(const bt_request *q);
-uint64_t        bt_request_tokens(const bt_request *q); /* the prompt's, and all that may follow */
+uint32_t        bt_request_max_tokens(const bt_request *q);
+uint32_t        bt_request_n_open(const bt_request *q); /* choices that have not ended */
 uint64_t        bt_request_arrived_ns(const bt_request *q);
 bool            bt_request_resumed(const bt_request *q);
 

@@ -1,5 +1,5 @@
-/* Requests as such: their lists and names, how they come into a relay, how they leave it for another
- * one. */
+/* Requests as such: their lists and names, how they come into a relay, how they leave it for
+ * another one. */
 #include <string.h>
 #include <xxhash.h>
 
@@ -19,6 +19,7 @@ void bt_list_insert(bt_request_list *list, bt_request *q)
 {
     bt_request *at = list->last;
 
+    if (list->first != NULL && list->first->arrived_ns > q->arrived_ns) at = NULL;
     while (at != NULL && at->arrived_ns > q->arrived_ns)
         at = at->prev;
     q->prev                                            = at;
@@ -227,9 +228,7 @@ const uint32_t *bt_request_prompt(const bt_request *q)
 {
     return q->sampling.prompt_logprobs == 0 ? q->prompt : NULL;
 }
-uint64_t bt_request_tokens(const bt_request *q)
-{
-    return (uint64_t)q->n_prompt + q->sampling.max_tokens;
-}
+uint32_t bt_request_max_tokens(const bt_request *q) { return q->sampling.max_tokens; }
+uint32_t bt_request_n_open(const bt_request *q) { return q->n_open; }
 uint64_t bt_request_arrived_ns(const bt_request *q) { return q->arrived_ns; }
 bool     bt_request_resumed(const bt_request *q) { return q->resumed; }

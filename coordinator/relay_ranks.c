@@ -261,7 +261,7 @@ void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
 {
     bt_rank_state *k     = &relay->ranks[rank];
     uint32_t       group = k->group;
-    bt_request    *q, *next;
+    bt_request    *q, *older;
 
     if (k->lost || relay->stopped) return;
     k->lost     = true;
@@ -275,8 +275,8 @@ void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
         raise_epoch(relay, group);
         tell_all(relay, now_ns);
     }
-    for (q = relay->placed.first; q != NULL; q = next) {
-        next = q->next;
+    for (q = relay->placed.last; q != NULL; q = older) { /* each goes to the queue's front */
+        older = q->prev;
         lose_placement(relay, q, rank, now_ns);
     }
     recruit(relay);

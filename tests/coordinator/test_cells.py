@@ -133,6 +133,26 @@ class Placement(Cells):
             self.check(call, [*prefix, 10 + i])
         self.end()
 
+    def test_choices_that_a_small_cell_cannot_hold_together_go_to_a_large_one(self):
+        small, large = self.start("small", prefill=1, decode=1, pages=4), self.start("large")
+        self.open()
+        small.gate.clear()
+        large.gate.clear()
+        prompts = [[200 + i, *range(300, 900)] for i in range(8)]  # each more than the small one can hold
+        calls = [self.send(p) for p in prompts]
+        wait_for(lambda: len(large.seen("reserve")) == 8, "load")
+        request = vllm.GenerateRequest(request_id="four", tokenized=vllm.TokenizedInput(input_ids=[300, 7]),
+                                       sampling_params=vllm.SamplingParams(max_tokens=100, n=4, temperature=0.0))
+        call = self.stub.Generate(request, timeout=WAIT_S)
+        wait_for(lambda: len(small.seen("reserve")) + len(large.seen("reserve")) == 9, "the request")
+        self.assertEqual(small.seen("reserve"), [])
+        call.cancel()
+        for gate in (small.gate, large.gate):
+            gate.set()
+        for c, p in zip(calls, prompts):
+            self.check(c, p)
+        self.end()
+
     def test_what_waits_in_a_full_cell_goes_to_one_with_room(self):
         a = self.start("a", prefill=1, decode=1, pages=2, max_rows=1)
         self.open()

@@ -7,8 +7,12 @@
  * roof is measured over the same memory, before each family.  Medians of short samples: on a shared
  * machine compare only figures of one run.
  *
+ * With one thread, and where the family has such a kernel, also a block of keys of a strip of
+ * queries.
+ *
  *     bench_gemm [family [threads]]    all families of this CPU, 1 and 2 threads, when none is
  * named */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +146,48 @@ static void nothing(void *ctx, uint32_t chunk, uint32_t member)
 }
 static void empty_run(bench *b) { bt_cpu_pool_run(bt_device_cpu_pool(b->dev), 64, nothing, NULL); }
 
+/* ---- a strip of queries through blocks of keys, as the normal form of attention has it ---- */
+
+enum { STRIP_K = 192, STRIP_V = 128, STRIP_BLOCKS = 8, KEYS = BT_CPU_STRIP_KEYS };
+
+static void one_strip(bench *b)
+{
+    float        *max = (float *)b->y, *sum = max + BT_CPU_STRIP, *o = sum + BT_CPU_STRIP;
+    float        *scores = o + BT_CPU_STRIP * STRIP_V;
+    bt_cpu_attend a      = {.q        = b->x,
+                            .keys     = b->x + BT_CPU_STRIP * STRIP_K,
+                            .values   = b->x + (BT_CPU_STRIP + STRIP_BLOCKS * KEYS) * STRIP_K,
+                            .k        = STRIP_K,
+                            .v_dim    = STRIP_V,
+                            .n_blocks = STRIP_BLOCKS,
+                            .scale    = 1e-3f,
+                            .max      = max,
+                            .sum      = sum,
+                            .o        = o,
+                            .ld_o     = STRIP_V,
+                            .scores   = scores,
+                            .p        = (bt_bf16 *)(scores + 2 * BT_CPU_STRIP * KEYS)};
+
+    for (uint32_t i = 0; i < BT_CPU_STRIP; i++) {
+        max[i] = -INFINITY;
+        sum[i] = 0;
+    }
+    bt_device_cpu_table(b->dev)->attend(&a);
+}
+
+static void run_strip(bench *b)
+{
+    double ops = 2.0 * BT_CPU_STRIP * KEYS * (STRIP_K + STRIP_V), peak, ns;
+
+    if (bt_device_cpu_table(b->dev)->attend == NULL) return;
+    peak = bt_roof_multiply(b->kernels, 1) * PEAK_ROUNDS / median_ns(multiply_all, b);
+    ns   = median_ns(one_strip, b) / STRIP_BLOCKS;
+    printf("%-10s %u queries, %u keys of %u and %u: %.2f us, %.1f GFLOP/s | roof %.0f | %.2f\n",
+           b->kernels, (uint32_t)BT_CPU_STRIP, (uint32_t)KEYS, (uint32_t)STRIP_K, (uint32_t)STRIP_V,
+           ns * 1e-3, ops / ns, peak, ops / ns / peak);
+    fflush(stdout);
+}
+
 static void make_linears(bench *b)
 {
     size_t bytes = bt_cpu_packed_elems(b->n, b->k) * sizeof(bt_bf16);
@@ -194,6 +240,7 @@ static void run_family(const char *kernels, uint32_t n_threads, bt_bf16 *x, bt_b
                                                              : 512;
     printf("%-10s t=%u a run of 64 empty chunks: %.2f us\n", kernels, n_threads,
            median_ns(empty_run, &b) * 1e-3);
+    if (n_threads == 1) run_strip(&b);
     for (size_t s = 0; s < sizeof(SHAPES) / sizeof(SHAPES[0]); s++)
         if (SHAPES[s][0] <= most_rows) run_shape(&b, SHAPES[s], n_threads);
     bt_device_destroy(b.dev);

@@ -80,7 +80,6 @@ void      bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out);
 uint64_t  bt_fleet_max_tokens(const bt_fleet *fleet);
 uint64_t  bt_fleet_max_prompt(const bt_fleet *fleet);
 uint64_t  bt_fleet_queued_tokens(const bt_fleet *fleet);
-uint32_t  bt_fleet_n_lobby(const bt_fleet *fleet);
 
 /* Ends every request with this code and reason, tells all ranks to leave, refuses what comes. */
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason);

@@ -337,5 +337,3 @@ uint64_t bt_fleet_queued_tokens(const bt_fleet *fleet)
         if (fleet->members[i]->relay != NULL) n += bt_relay_queued_tokens(fleet->members[i]->relay);
     return n;
 }
-
-uint32_t bt_fleet_n_lobby(const bt_fleet *fleet) { return fleet->n_lobby; }

@@ -353,6 +353,12 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     r->events.send(r->events.ctx, decode, &m);
 }
 
+/* Where ranks have pools of different sizes, not always: the largest may have been lost. */
+static bool could_ever_hold(const bt_relay *r, const bt_request *q)
+{
+    return bt_relay_could_hold(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
+}
+
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 {
     bt_request *q            = relay->queue.first, *next;
@@ -367,8 +373,12 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
         next = q->next;
         if ((decode == NO_RANK || prefill == NO_RANK) && relay->blocked == BT_BLOCKED_NOT)
             relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
-        if (decode == NO_RANK) break; /* first come, first served */
-        if (prefill == NO_RANK) {     /* later ones may pass that leave it its pages */
+        if (decode == NO_RANK) {
+            if (could_ever_hold(relay, q)) break; /* first come, first served */
+            n_passed++;
+            continue;
+        }
+        if (prefill == NO_RANK) { /* later ones may pass that leave it its pages */
             passed_pages += pages_now(relay, q);
             n_passed++;
             continue;

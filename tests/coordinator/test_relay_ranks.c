@@ -245,6 +245,31 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
     }
 }
 
+/* Rank 1 decodes with 40 pages, rank 2 with 8.  What only the lost one could hold waits for its
+ * time to pass, and holds nobody up. */
+static void relay_what_no_rank_could_hold_lets_others_pass(void)
+{
+    sim             s;
+    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL};
+    sim_client      large, small;
+
+    sim_init_as(&s, 1, 2, 3, 40, true);
+    bt_relay_destroy(s.relay);
+    s.limits[2].n_pages = s.ranks[2].free_pages = 8;
+    EXPECT_EQ(bt_relay_create(&s.cfg, &events, &s.relay), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &large, "large", 60, 8, 20), BT_OK);
+    sim_lose(&s, 1);
+    EXPECT_EQ(sim_submit(&s, &small, "small", 5, 5, 9), BT_OK);
+    sim_settle(&s);
+    sim_expect_done(&small);
+    EXPECT_EQ(large.ends, 0);
+    s.now += 61 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(large.ends, 1);
+    EXPECT(large.end.code == GRPC_STATUS_RESOURCE_EXHAUSTED);
+    sim_fini(&s);
+}
+
 /* What a tick does for one cell of several may take until after the tick's own time: a request that
  * comes meanwhile is not older than time itself, and neither are the ranks that it wakes. */
 static void relay_a_tick_of_before_finds_nobody_silent(void)
@@ -274,6 +299,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
+    BT_TEST(relay_what_no_rank_could_hold_lets_others_pass),
 };
 
 int main(int argc, char **argv)

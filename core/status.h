@@ -27,7 +27,7 @@ extern "C" {
     X(DEVICE,      RANK,    "a device call failed")                            \
     X(PROTOCOL,    CELL,    "a peer broke the protocol")                       \
     X(TIMEOUT,     CELL,    "a wait passed its deadline")                      \
-    X(PEER,        CELL,    "a peer failed or left")
+    X(PEER,        CELL,    "a peer failed, refused or left")
 
 typedef enum {
     BT_OK = 0,

@@ -16,6 +16,7 @@
 #include "cli/client.h"
 #include "cli/tls_options.h"
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/parse.h"
 
 enum {
@@ -298,6 +299,8 @@ static bt_status bench(options *opt, bool *all_well_out)
                               .token_times   = opt->token_times};
 
     if (!opt->quiet && isatty(STDERR_FILENO)) load.progress = show_progress;
+    if (opt->json != NULL && access(opt->json, W_OK) != 0)
+        BT_TRY(bt_check_out("--json", opt->json));
     if (opt->plot != NULL) BT_TRY(bt_bench_plot_check(opt->plot));
     BT_TRY(ask_model(opt, &model));
     opt->plan.vocab_size = model.vocab_size;

@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/file.h"
+
 #define SCRIPT "../share/baton/bench/plot.py"
 
 static bt_status find_script(char path[PATH_MAX])
@@ -27,7 +29,7 @@ out:
 static bt_status run_script(const char *first, const char *second)
 {
     bt_status   st     = BT_OK;
-    const char *python = getenv("BATON_PYTHON") != NULL ? getenv("BATON_PYTHON") : "python3";
+    const char *python = bt_python();
     char        path[PATH_MAX];
     int         status = 0;
     pid_t       pid;

@@ -320,33 +320,6 @@ static size_t describe(const bt_eval_cases *cases, const bt_eval_case *c, char (
     return 2;
 }
 
-bt_status bt_eval_cases_check_out(const char *path)
-{
-    bt_status   st    = BT_OK;
-    const char *slash = strrchr(path, '/');
-    char        dir[PATH_MAX];
-    struct stat info;
-
-    BT_REQUIRE(snprintf(dir, sizeof(dir), "%.*s", slash == NULL ? 1 : (int)(slash - path + 1),
-                        slash == NULL ? "." : path) < (int)sizeof(dir),
-               BT_ERR_IO, "the path of --out has %zu bytes, expected less than %d", strlen(path),
-               PATH_MAX);
-    if (stat(path, &info) == 0) {
-        BT_REQUIRE(!S_ISDIR(info.st_mode), BT_ERR_IO,
-                   "--out %s: expected a file, found a directory", path);
-        if (!S_ISREG(info.st_mode)) { /* written in place */
-            BT_REQUIRE(access(path, W_OK) == 0, BT_ERR_IO, "--out %s: %s", path, strerror(errno));
-            goto out;
-        }
-    }
-    BT_REQUIRE(access(dir, W_OK | X_OK) == 0, BT_ERR_IO, "--out %s: directory %s: %s", path, dir,
-               strerror(errno));
-    BT_REQUIRE(path[0] != '\0' && (slash == NULL || slash[1] != '\0'), BT_ERR_IO,
-               "--out \"%s\": expected the name of a file", path);
-out:
-    return st;
-}
-
 bt_status bt_eval_cases_write(const bt_eval_cases *cases, const char *path)
 {
     bt_status st       = BT_OK;

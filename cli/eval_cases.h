@@ -49,8 +49,6 @@ bt_status bt_eval_case_rows(bt_eval_cases *cases, bt_eval_case *c, uint32_t posi
                             uint32_t n_rows, const void *logits, size_t n_logit_bytes,
                             const void *experts, size_t n_expert_bytes);
 
-/* Whether OUT could be written: IO when its directory is missing or it is a directory itself. */
-bt_status bt_eval_cases_check_out(const char *path);
 /* Writes OUT whole or not at all. */
 bt_status bt_eval_cases_write(const bt_eval_cases *cases, const char *path);
 

@@ -18,6 +18,7 @@
 #include "cli/streams.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/parse.h"
 #include "core/settings.h"
 #include "proto/secret.h"
@@ -255,7 +256,7 @@ static bt_status evaluate(options *opt)
 
     bt_child_init(&s.launch);
     bt_relay_init(&s.relay, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
-    BT_TRY(bt_eval_cases_check_out(opt->out)); /* before hours of work */
+    BT_TRY(bt_check_out("--out", opt->out)); /* before hours of work */
     BT_TRY(read_top_k(opt->cell.model, &top_k));
     BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
     default_chunk(&opt->cell, &s.cases, chunk);

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,4 +19,41 @@ FILE *bt_open_regular(const char *path, const char **why_out)
         *why_out = strerror(errno);
     if (f == NULL && fd >= 0) close(fd);
     return f;
+}
+
+bt_status bt_check_out(const char *option, const char *path)
+{
+    bt_status   st    = BT_OK;
+    const char *slash = strrchr(path, '/');
+    char        dir[PATH_MAX];
+    struct stat info;
+
+    BT_REQUIRE(snprintf(dir, sizeof(dir), "%.*s", slash == NULL ? 1 : (int)(slash - path + 1),
+                        slash == NULL ? "." : path) < (int)sizeof(dir),
+               BT_ERR_IO, "%s: a path of %zu bytes, expected less than %d", option, strlen(path),
+               PATH_MAX);
+    if (stat(path, &info) == 0) {
+        BT_REQUIRE(!S_ISDIR(info.st_mode), BT_ERR_IO, "%s %s: expected a file, found a directory",
+                   option, path);
+        if (!S_ISREG(info.st_mode)) { /* written in place */
+            BT_REQUIRE(access(path, W_OK) == 0, BT_ERR_IO, "%s %s: %s", option, path,
+                       strerror(errno));
+            goto out;
+        }
+    }
+    BT_REQUIRE(access(dir, W_OK | X_OK) == 0, BT_ERR_IO, "%s %s: directory %s: %s", option, path,
+               dir, strerror(errno));
+    BT_REQUIRE(path[0] != '\0' && (slash == NULL || slash[1] != '\0'), BT_ERR_IO,
+               "%s \"%s\": expected the name of a file", option, path);
+out:
+    return st;
+}
+
+const char *bt_python(void)
+{
+    static const char SYSTEM[] = "/usr/bin/python3";
+    const char       *named    = getenv("BATON_PYTHON");
+
+    if (named != NULL) return named;
+    return access(SYSTEM, X_OK) == 0 ? SYSTEM : "python3";
 }

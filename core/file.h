@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "core/status.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -11,6 +13,14 @@ extern "C" {
 /* Opens a regular file for reading; what else has a name (a fifo, a terminal) could make the caller
  * wait for ever.  NULL: *why_out says why not, borrowed until errno's text changes. */
 FILE *bt_open_regular(const char *path, const char **why_out);
+
+/* Can a new file be put at path?  Asked before long work; nothing is created.  IO says why not,
+ * after `option`, which named it. */
+bt_status bt_check_out(const char *option, const char *path);
+
+/* The Python that draws: BATON_PYTHON, else the system's, where distributions put matplotlib, else
+ * the one in PATH.  Borrowed. */
+const char *bt_python(void);
 
 #ifdef __cplusplus
 }

@@ -254,6 +254,7 @@ static bt_status profile(options *opt)
 
     memcpy(a.bandwidths, opt->bandwidths, sizeof(a.bandwidths));
     BT_REQUIRE(m != NULL && model != NULL, BT_ERR_NO_MEMORY, "measurement");
+    if (opt->out != NULL) BT_TRY(bt_files_prepare(opt->out)); /* before the work */
     BT_TRY(bt_profile_model_find(opt->model != NULL ? opt->model : "v2", model));
     if (measures) {
         BT_TRY(bt_measure(model, &opt->measure, m));
@@ -266,6 +267,8 @@ static bt_status profile(options *opt)
     if (opt->explain) {
         bt_analysis_explain(&a, opt->explain_for[0], opt->explain_for[1], opt->explain_for[2],
                             stdout);
+        BT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), BT_ERR_IO, "stdout: %s",
+                   strerror(errno));
         goto out;
     }
     BT_TRY(output(opt, &a, measures ? m : NULL));

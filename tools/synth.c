@@ -246,6 +246,7 @@ int main(int argc, char **argv)
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a limit of the shell's: write() says so, and what is there goes */
     st = synth(&opt);
     if (st == BT_ERR_CANCELLED) {
         fprintf(stderr, "interrupted: %s is as it was before\n", opt.out);

@@ -277,6 +277,7 @@ def a_signal_reports_what_came(server, bench):
 
 
 def usage_is_checked(server, bench):
+    server.reset(steady)
     for args, part in (
             (("--rate", "5", "-c", "2"), "--rate goes without --concurrency"),
             (("--prompt-tokens", "0"), "--prompt-tokens is \"0\""),
@@ -289,6 +290,8 @@ def usage_is_checked(server, bench):
             (("word",), "\"word\" is no option")):
         has(bench(*args, code=64, report=False)[0], part)
     has(bench("--prompt-tokens", "64-4090", code=1)[0], "a request of 4090 prompt and 64 output tokens does not fit into the context of 4096")
+    has(bench("-n", "2", "--json", "/nowhere/run.json", code=1, report=False)[0], "--json /nowhere/run.json: directory /nowhere/: No such file or directory")
+    assert not server.requests, "found out only after the load"
     done = subprocess.run([bench.program, "--address", "127.0.0.1:1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
     assert done.returncode == 1
     has(done.stdout, "127.0.0.1:1: UNAVAILABLE")

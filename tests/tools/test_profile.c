@@ -171,6 +171,9 @@ static void program_refuses_what_it_cannot_read(void)
     EXPECT_EQ(run("--gpu H999"), 64);
     EXPECT_HAS(g_command.output, "RTX4080");
     EXPECT_EQ(run("--like v2 --kernels mmx --analysis"), 1);
+    EXPECT_EQ(run("--like v2 --out /nowhere/at/all"), 1); /* at once, before it measures */
+    EXPECT_HAS(g_command.output, "--out /nowhere/at/all: No such file or directory");
+    EXPECT(strstr(g_command.output, "measuring") == NULL);
     EXPECT_EQ(run("--json --csv"), 64);
     EXPECT_EQ(run("v2 v3"), 64);
 }

@@ -315,13 +315,27 @@ static void synth_interrupted_leaves_nothing(void)
     EXPECT(!exists("m"));
 }
 
+static void synth_beyond_a_file_limit_leaves_nothing(void)
+{
+    char  line[2048];
+    char *argv[] = {(char *)"/bin/sh", (char *)"-c", line, NULL};
+
+    clear();
+    snprintf(line, sizeof(line), "ulimit -f 100; exec '%s' --like v2-lite --layers 2 '%s'",
+             BT_SYNTH, path_of("m"));
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, RUN_S), 1);
+    EXPECT_HAS(g_command.output, "File too large");
+    EXPECT(!exists("m"));
+}
+
 static const bt_test TESTS[] = {BT_TEST(synth_writes_what_hugging_face_reads),
                                 BT_TEST(synth_repeats_a_seed),
                                 BT_TEST(synth_gives_sane_logits),
                                 BT_TEST(synth_is_counted_right),
                                 BT_TEST(synth_refuses_by_name),
                                 BT_TEST(synth_overwrites_nothing),
-                                BT_TEST(synth_interrupted_leaves_nothing)};
+                                BT_TEST(synth_interrupted_leaves_nothing),
+                                BT_TEST(synth_beyond_a_file_limit_leaves_nothing)};
 
 int main(int argc, char **argv)
 {

@@ -14,11 +14,25 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 #include "tools/profile/report.h"
 
 enum { PLOT_DEADLINE_S = 120, NO_MATPLOTLIB = 3 };
 
 extern char **environ;
+
+bt_status bt_files_prepare(const char *dir)
+{
+    bt_status st = BT_OK;
+    char      path[PATH_MAX];
+
+    BT_REQUIRE(mkdir(dir, 0777) == 0 || errno == EEXIST, BT_ERR_IO, "--out %s: %s", dir,
+               strerror(errno));
+    snprintf(path, sizeof(path), "%s/profile.json", dir);
+    BT_TRY(bt_check_out("--out", path));
+out:
+    return st;
+}
 
 bt_status bt_files_write(const char *dir, const json_t *json, const bt_profile_model *model,
                          const bt_measurement *m)
@@ -27,7 +41,6 @@ bt_status bt_files_write(const char *dir, const json_t *json, const bt_profile_m
     FILE     *f  = NULL;
     char      path[PATH_MAX];
 
-    BT_REQUIRE(mkdir(dir, 0777) == 0 || errno == EEXIST, BT_ERR_IO, "%s: %s", dir, strerror(errno));
     snprintf(path, sizeof(path), "%s/profile.json", dir);
     BT_REQUIRE(json_dump_file(json, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0, BT_ERR_IO,
                "%s: %s", path, strerror(errno));
@@ -85,7 +98,7 @@ bt_status bt_files_plot(const char *dir)
     int       code = 0, failed;
     pid_t     child;
     char      script[PATH_MAX], json[PATH_MAX];
-    char     *argv[] = {(char *)"/usr/bin/python3", script, json, (char *)(uintptr_t)dir, NULL};
+    char     *argv[] = {(char *)(uintptr_t)bt_python(), script, json, (char *)(uintptr_t)dir, NULL};
 
     if (!find_script(script)) {
         fprintf(stderr,
@@ -93,13 +106,9 @@ bt_status bt_files_plot(const char *dir)
         return st;
     }
     snprintf(json, sizeof(json), "%s/profile.json", dir);
-    /* The system's own Python first: its packages are where matplotlib is installed. */
-    failed = posix_spawn(&child, "/usr/bin/python3", NULL, NULL, argv, environ);
-    argv[0] =
-        failed != 0 ? (char *)"python3" : argv[0]; /* Python finds its packages by this name */
-    if (failed != 0) failed = posix_spawnp(&child, "python3", NULL, NULL, argv, environ);
+    failed = posix_spawnp(&child, argv[0], NULL, NULL, argv, environ);
     if (failed != 0) {
-        fprintf(stderr, "no plots: python3: %s; on Debian: apt install python3-matplotlib\n",
+        fprintf(stderr, "no plots: %s: %s; on Debian: apt install python3-matplotlib\n", argv[0],
                 strerror(failed));
         return st;
     }

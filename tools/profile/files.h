@@ -6,7 +6,9 @@
 
 #include "tools/profile/measure.h"
 
-/* Creates dir when it is missing.  m may be NULL: no CSV.  IO, naming the file. */
+/* Creates dir when it is missing.  IO when a file could not be written there. */
+bt_status bt_files_prepare(const char *dir);
+/* Into a prepared dir.  m may be NULL: no CSV.  IO, naming the file. */
 bt_status bt_files_write(const char *dir, const json_t *json, const bt_profile_model *model,
                          const bt_measurement *m);
 /* Runs plot.py, which is installed with this program, over dir/profile.json.  A missing Python or

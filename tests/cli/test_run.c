@@ -363,35 +363,8 @@ static void baton_verbs_are_found_and_listed(void)
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 64);
 }
 
-/* argp wraps lines of more than 79 columns: a command that is wrapped cannot be pasted. */
-static void help_examples_stand_whole(void)
-{
-    static const char *const VERBS[] = {"run",      "chat",   "generate",   "bench", "logits",
-                                        "tokenize", "check",  "inspect",    "synth", "profile",
-                                        "launch",   "worker", "coordinator"};
-
-    for (size_t i = 0; i < sizeof(VERBS) / sizeof(VERBS[0]); i++) {
-        char        program[256];
-        char       *argv[16];
-        const char *at;
-
-        build_argv(program, sizeof(program), "baton", ARGS((char *)VERBS[i], (char *)"--help"),
-                   argv);
-        EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 0);
-        at = strstr(g_run.output, "\nExample");
-        EXPECT(at != NULL);
-        if (at == NULL) continue;
-        for (at = strchr(at + 1, '\n'); at != NULL && at[1] != '\0'; at = strchr(at + 1, '\n')) {
-            if (at[1] == '\n') break; /* prose follows */
-            if (strncmp(at + 1, "  ", 2) != 0) printf("baton %s --help: %.79s\n", VERBS[i], at + 1);
-            EXPECT(strncmp(at + 1, "  ", 2) == 0);
-        }
-    }
-}
-
 static const bt_test TESTS[] = {
     BT_TEST(baton_verbs_are_found_and_listed),
-    BT_TEST(help_examples_stand_whole),
     BT_TEST(run_bad_command_lines_are_refused),
     BT_TEST(run_serves_until_a_signal),
     BT_TEST(run_generates_for_a_client),

@@ -109,7 +109,7 @@ void bt_decode_graphs_destroy(bt_decode_graphs *g)
     bt_free(g);
 }
 
-/* ---- a walk over the step: captures, launches, or both */
+/* ---- a walk over the step: captures it, or launches what has been captured */
 
 typedef struct {
     bt_decode_graphs *g;
@@ -121,30 +121,22 @@ typedef struct {
     bt_graph        **graphs; /* [n_stretches] of this size and class */
     uint32_t          stretch;
     bool              cut;      /* at exchanges */
-    bool              dry;      /* captures, and runs nothing */
-    bool              captures; /* the stretch that is open */
+    bool              captures; /* and runs nothing */
 } walk;
 
 static bt_status open_stretch(walk *w)
 {
     bt_device *dev = w->model->dev;
 
-    w->captures = w->graphs[w->stretch] == NULL;
     return w->captures ? dev->ops->graphs->begin(dev) : BT_OK;
 }
 
 static bt_status close_stretch(walk *w)
 {
-    bt_status  st  = BT_OK;
-    bt_device *dev = w->model->dev;
-    bool       was = w->captures;
+    bt_device *dev   = w->model->dev;
+    bt_graph **graph = &w->graphs[w->stretch++];
 
-    w->captures = false;
-    if (was) BT_TRY(dev->ops->graphs->end(dev, &w->graphs[w->stretch]));
-    if (!w->dry) BT_TRY(dev->ops->graphs->launch(dev, w->graphs[w->stretch]));
-    w->stretch++;
-out:
-    return st;
+    return w->captures ? dev->ops->graphs->end(dev, graph) : dev->ops->graphs->launch(dev, *graph);
 }
 
 static bt_status attend(walk *w, uint32_t layer)
@@ -180,8 +172,8 @@ static bt_status dispatch(walk *w, const bt_moe_weights *mw)
 
     if (w->cut) {
         BT_TRY(close_stretch(w));
-        if (!w->dry) BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
-        if (!w->dry) BT_TRY(bt_moe_dispatch(m->moe, &w->wait));
+        if (!w->captures) BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
+        if (!w->captures) BT_TRY(bt_moe_dispatch(m->moe, &w->wait));
         BT_TRY(open_stretch(w));
     } else if (w->captures) {
         BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
@@ -199,8 +191,8 @@ static bt_status give_back(walk *w)
 
     if (w->cut) {
         BT_TRY(close_stretch(w));
-        if (!w->dry) BT_TRY(bt_moe_return(m->moe, &w->wait));
-        if (!w->dry) BT_TRY(bt_moe_await_shared(m->moe));
+        if (!w->captures) BT_TRY(bt_moe_return(m->moe, &w->wait));
+        if (!w->captures) BT_TRY(bt_moe_await_shared(m->moe));
         BT_TRY(open_stretch(w));
     } else if (w->captures) {
         BT_TRY(bt_moe_return(m->moe, &taken));
@@ -273,7 +265,7 @@ static bt_status walk_all(walk *w)
     if (w->captures) BT_TRY(head(w));
     BT_TRY(close_stretch(w));
 out:
-    if (w->captures) (void)dev->ops->graphs->end(dev, NULL);
+    if (st != BT_OK) (void)dev->ops->graphs->end(dev, NULL);
     return st;
 }
 
@@ -291,6 +283,11 @@ static uint32_t parts_of(const bt_step *step)
     return parts;
 }
 
+static bt_attn_fixed fixed_of(const bt_step *step)
+{
+    return (bt_attn_fixed){step->n_padded, 1u << log2_of(parts_of(step))};
+}
+
 static bt_graph **graphs_of(const bt_decode_graphs *g, uint32_t n_rows, uint32_t class)
 {
     return g->graphs + ((size_t) class * g->n_sizes + log2_of(n_rows)) * g->n_stretches;
@@ -298,7 +295,7 @@ static bt_graph **graphs_of(const bt_decode_graphs *g, uint32_t n_rows, uint32_t
 
 bool bt_decode_graphs_take(const bt_decode_graphs *g, const bt_step *step)
 {
-    bt_attn_fixed fixed = {step->n_padded, 1u << log2_of(parts_of(step))};
+    bt_attn_fixed fixed = fixed_of(step);
 
     if (step->n_padded == 0 || step->draws == NULL || step->forced != NULL || step->chosen != NULL)
         return false;
@@ -307,21 +304,42 @@ bool bt_decode_graphs_take(const bt_decode_graphs *g, const bt_step *step)
     return bt_mla_fits_fixed(g->model->mla, &fixed, step->n_spans, step->spans);
 }
 
+static walk walk_of(bt_decode_graphs *g, bt_kv_pool *pool, const bt_attn_fixed *fixed,
+                    const bt_step_rows *rows, const bt_wait *wait)
+{
+    return (walk){.g      = g,
+                  .model  = g->model,
+                  .pool   = pool,
+                  .wait   = *wait,
+                  .fixed  = *fixed,
+                  .rows   = *rows,
+                  .graphs = graphs_of(g, fixed->n_rows, log2_of(fixed->n_parts)),
+                  .cut    = g->n_stretches > 1};
+}
+
+/* Unless they are there: the last stretch comes last. */
+static bt_status capture(bt_decode_graphs *g, bt_kv_pool *pool, const bt_attn_fixed *fixed,
+                         const bt_step_rows *rows, const bt_wait *wait)
+{
+    walk w = walk_of(g, pool, fixed, rows, wait);
+
+    w.captures = true;
+    return w.graphs[g->n_stretches - 1] != NULL ? BT_OK : walk_all(&w);
+}
+
+bt_status bt_decode_graphs_prepare(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step)
+{
+    bt_attn_fixed fixed = fixed_of(step);
+
+    return capture(g, pool, &fixed, &step->group_rows, &step->wait);
+}
+
 bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step)
 {
-    bt_status st   = BT_OK;
-    bt_model *m    = g->model;
-    uint32_t class = log2_of(parts_of(step));
-    walk w         = {
-                .g      = g,
-                .model  = m,
-                .pool   = pool,
-                .wait   = step->wait,
-                .fixed  = {step->n_padded, 1u << class},
-                .rows   = step->group_rows,
-                .graphs = graphs_of(g, step->n_padded, class),
-                .cut    = g->n_stretches > 1
-    };
+    bt_status     st    = BT_OK;
+    bt_model     *m     = g->model;
+    bt_attn_fixed fixed = fixed_of(step);
+    walk          w     = walk_of(g, pool, &fixed, &step->group_rows, &step->wait);
 
     BT_TRY(bt_model_send_tokens(m, step, step->n_padded));
     BT_TRY(bt_mla_send_fixed(m->mla, &w.fixed, step->n_spans, step->spans));
@@ -330,31 +348,6 @@ bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_s
     if (step->layer_done != NULL) step->layer_done(step->ctx, m->cfg->n_layers - 1);
 out:
     return st;
-}
-
-/* Captures those of one size and class. */
-static bt_status warm_one(bt_decode_graphs *g, bt_kv_pool *pool, uint32_t size, uint32_t class,
-                          uint32_t (*rows)[BT_N_ROLES], const bt_wait *wait)
-{
-    uint32_t n_ranks = bt_group_size(g->group);
-    walk     w       = {
-                  .g      = g,
-                  .model  = g->model,
-                  .pool   = pool,
-                  .wait   = *wait,
-                  .fixed  = {1u << size,                                     1u << class},
-                  .rows   = { .n_ranks = n_ranks,
-                             .n_rows  = (const uint32_t(*)[BT_N_ROLES])rows,
-                             .live    = g->model->live},
-                  .graphs = graphs_of(g, 1u << size, class),
-                  .cut    = g->n_stretches > 1,
-                  .dry    = true
-    };
-
-    if (!bt_mla_fits_fixed(g->model->mla, &w.fixed, 0, NULL)) return BT_OK;
-    for (uint32_t q = 0; q < n_ranks; q++)
-        rows[q][BT_ROLE_GENERATED] = 1u << size;
-    return walk_all(&w);
 }
 
 static void tell_warm(const bt_decode_graphs *g, uint64_t before, uint64_t after)
@@ -380,16 +373,23 @@ static void tell_warm(const bt_decode_graphs *g, uint64_t before, uint64_t after
 
 bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait)
 {
-    bt_status st      = BT_OK;
-    uint32_t  n_ranks = bt_group_size(g->group);
-    uint64_t  before = 0, after = 0, all = 0;
-    uint32_t(*rows)[BT_N_ROLES] = bt_calloc(n_ranks, sizeof(*rows));
+    bt_status    st     = BT_OK;
+    uint64_t     before = 0, after = 0, all = 0;
+    bt_step_rows group          = {.n_ranks = bt_group_size(g->group), .live = g->model->live};
+    uint32_t(*rows)[BT_N_ROLES] = bt_calloc(group.n_ranks, sizeof(*rows));
 
-    BT_REQUIRE(rows != NULL, BT_ERR_NO_MEMORY, "rows of %u ranks", n_ranks);
+    BT_REQUIRE(rows != NULL, BT_ERR_NO_MEMORY, "rows of %u ranks", group.n_ranks);
+    group.n_rows = (const uint32_t(*)[BT_N_ROLES])rows;
     BT_TRY(bt_device_memory(g->model->dev, &before, &all));
     for (uint32_t class = 0; class < g->n_classes; class ++)
-        for (uint32_t size = 0; size < g->n_sizes; size++)
-            BT_TRY(warm_one(g, pool, size, class, rows, wait));
+        for (uint32_t size = 0; size < g->n_sizes; size++) {
+            bt_attn_fixed fixed = {1u << size, 1u << class};
+
+            for (uint32_t q = 0; q < group.n_ranks; q++)
+                rows[q][BT_ROLE_GENERATED] = fixed.n_rows;
+            if (bt_mla_fits_fixed(g->model->mla, &fixed, 0, NULL))
+                BT_TRY(capture(g, pool, &fixed, &group, wait));
+        }
     BT_TRY(bt_device_memory(g->model->dev, &after, &all));
     tell_warm(g, before, after);
 out:

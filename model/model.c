@@ -147,12 +147,17 @@ out:
     return st;
 }
 
+/* Whatever has been captured, or not, the bits are the same. */
+static void do_without_graphs(bt_model *model)
+{
+    BT_WARN("decode steps run call by call: their graphs cannot be captured");
+    bt_model_leave_group(model);
+}
+
 void bt_model_warm(bt_model *model, bt_kv_pool *pool, const bt_wait *wait)
 {
-    if (model->graphs == NULL || bt_decode_graphs_warm(model->graphs, pool, wait) == BT_OK) return;
-    BT_WARN("decode steps run call by call: their graphs cannot be captured");
-    bt_decode_graphs_destroy(model->graphs);
-    model->graphs = NULL;
+    if (model->graphs != NULL && bt_decode_graphs_warm(model->graphs, pool, wait) != BT_OK)
+        do_without_graphs(model);
 }
 
 void bt_model_destroy(bt_model *model)
@@ -385,6 +390,18 @@ out:
     return st;
 }
 
+/* *graphs_out: this step's are there.  An error only where the group's exchanges have failed. */
+static bt_status prepare_graphs(bt_model *model, bt_kv_pool *pool, const bt_step *step,
+                                bool *graphs_out)
+{
+    bt_status st = bt_decode_graphs_prepare(model->graphs, pool, step);
+
+    if (st != BT_OK && bt_group_is_broken(model->group)) return st;
+    *graphs_out = st == BT_OK;
+    if (st != BT_OK) do_without_graphs(model);
+    return BT_OK;
+}
+
 /* Of the steps that are under way. */
 static uint32_t mark_of(uint32_t n) { return n % BT_N_MARKS; }
 
@@ -403,6 +420,7 @@ bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *aske
         BT_TRY(bt_device_upload(model->dev, model->live, &step.n_rows, sizeof(step.n_rows)));
     }
     graphs = model->graphs != NULL && bt_decode_graphs_take(model->graphs, &step);
+    if (graphs) BT_TRY(prepare_graphs(model, pool, &step, &graphs));
     BT_TRY(graphs ? bt_decode_graphs_run(model->graphs, pool, &step)
                   : run_layers(model, pool, &step, n_rows));
     BT_TRY(send_results(model, &step, graphs ? step.logit_rows : NULL));

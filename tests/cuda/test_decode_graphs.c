@@ -1,20 +1,25 @@
 /* Decode steps as graphs, on a GPU that is host memory: the tokens and logprobs of a step that is
- * launched as a graph are those of the step run call by call, padded or not. */
+ * launched as a graph are those of the step run call by call, padded or not (of several ranks too,
+ * with NCCL between them and their exchanges in the graphs). */
 #include <cuda_runtime_api.h>
 
 #include "attention/ops.h"
 #include "device/cpu/device_cpu.h"
 #include "device/cuda/module.h"
 #include "moe/ops.h"
+#include "parallel/nccl/module.h"
 #include "tests/cuda/simt_control.h"
 #include "worker/draws.h"
 
 extern const bt_cuda_module_table bt_cuda_module;
+extern const bt_nccl_module       bt_nccl_module_table;
 
+static void connect_ranks(bt_device *dev, bt_group *group);
 #define ENGINE_DEVICE(opt, dev_out) bt_cuda_module.create((opt)->n_threads - 1, (dev_out))
+#define ENGINE_CONNECT(dev, group)  connect_ranks((dev), (group))
 #include "tests/model/engine.h"
 
-enum { REQUESTS = 5, STEPS = 6, MAX_ROWS = 16, MAX_TOP_K = 16, MAX_MOE = 8 };
+enum { ROLL_SPACE = 4, REQUESTS = 5, STEPS = 6, MAX_ROWS = 16, MAX_TOP_K = 16, MAX_MOE = 8 };
 
 typedef enum { CALLS, PADDED_CALLS, GRAPHS } way;
 
@@ -22,8 +27,25 @@ static bt_world *g_world;
 static goldens   g_goldens;
 static engine    g_engine;
 
-static const uint32_t SELF[1] = {0};
-static const bt_wait  WAIT    = {.timeout_ns = 30 * BT_NS_PER_S, .what = "test", .layer = -1};
+static const bt_wait WAIT = {.timeout_ns = 30 * BT_NS_PER_S, .what = "test", .layer = -1};
+
+static void connect_ranks(bt_device *dev, bt_group *group)
+{
+    bt_carrier *carrier = NULL;
+
+    if (bt_group_size(group) == 1) return;
+    NEED(bt_carrier_nccl_create(&bt_nccl_module_table, dev, g_world, ROLL_SPACE, &carrier) ==
+         BT_OK);
+    bt_group_attach(group, carrier);
+    NEED(bt_group_warm(group, &WAIT) == BT_OK);
+}
+
+/* Whatever is enqueued here must not end up in a graph. */
+static void be_idle(void *ctx)
+{
+    ++*(uint32_t *)ctx;
+    EXPECT_EQ(fake_gpu_capture_of(bt_device_stream(g_engine.dev)), 0);
+}
 
 typedef struct {
     bt_page_id   pages[REQUESTS];
@@ -32,37 +54,44 @@ typedef struct {
     float        logprobs[STEPS][REQUESTS];
     bt_draw_list draws;
     uint64_t     n_launches; /* of the last step */
+    uint32_t     n_idle;
 } history;
 
-/* Requests [0, n) are to get a token each at position `at`; of these the first n_fed are fed by
- * those of the step before.  Returns where the tokens will come. */
-static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t n, uint32_t n_fed)
+/* Of a step in which the first rank has `most` requests: others have half of them. */
+static uint32_t own_of(uint32_t rank, uint32_t most) { return rank == 0 ? most : most / 2; }
+
+/* Requests [0, n) of this rank, as own_of(), are to get a token each at position `at`; of these the
+ * first n_fed are fed by those of the step before.  Returns where the tokens will come. */
+static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t most,
+                                     uint32_t n_fed)
 {
     static uint16_t chosen[MAX_MOE * MAX_ROWS * MAX_TOP_K];
-    uint32_t        rows[1][BT_N_ROLES] = {
-               {0, n}
-    };
+    uint32_t        rows[MAX_RANKS][BT_N_ROLES] = {{0}};
+    uint32_t      n = own_of(g_engine.self, most), n_padded = bt_decode_padded_rows(most, MAX_ROWS);
     uint32_t      tokens[REQUESTS], fed[REQUESTS], logit_rows[REQUESTS];
     bt_span       spans[REQUESTS];
     bt_sample_how sample = {.temperature = 0.8f, .seed = 5, .position = at};
     bt_draws      view;
     bt_step       step = {
-              .n_rows       = n,
-              .tokens       = tokens,
-              .fed          = n_fed > 0 ? fed : NULL,
-              .n_spans      = n,
-              .spans        = spans,
-              .group_rows   = {.n_ranks = 1,    .n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
+              .n_rows   = n,
+              .tokens   = tokens,
+              .fed      = n_fed > 0 ? fed : NULL,
+              .n_spans  = n,
+              .spans    = spans,
+              .n_padded = how == CALLS ? 0 : n_padded,
+              .group_rows = {.n_ranks = g_engine.n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
               .n_logit_rows = n,
               .logit_rows   = logit_rows,
               .sampling     = h->draws.sampling,
               .draws        = &view,
               .chosen       = how == PADDED_CALLS ? chosen : NULL, /* what a graph does not give */
-              .wait         = { .timeout_ns = 30 * BT_NS_PER_S, .what = "test",                                   .layer = -1}
+              .wait         = WAIT
     };
 
-    if (how != CALLS)
-        rows[0][BT_ROLE_GENERATED] = step.n_padded = bt_decode_padded_rows(n, MAX_ROWS);
+    step.wait.idle = be_idle;
+    step.wait.ctx  = &h->n_idle;
+    for (uint32_t q = 0; q < g_engine.n_ranks; q++)
+        rows[q][BT_ROLE_GENERATED] = how == CALLS ? own_of(q, most) : n_padded;
     bt_draw_list_clear(&h->draws);
     for (uint32_t i = 0; i < n; i++) {
         spans[i]      = (bt_span){.pages     = &h->pages[i],
@@ -97,9 +126,9 @@ static void take(history *h, const bt_draw_results *out, uint32_t at, uint32_t n
     }
 }
 
-static void decode(history *h, way how, uint32_t at, uint32_t n)
+static void decode(history *h, way how, uint32_t at, uint32_t most)
 {
-    take(h, launch(h, how, at, n, 0), at, n);
+    take(h, launch(h, how, at, most, 0), at, own_of(g_engine.self, most));
 }
 
 static void begin(history *h, unsigned long seed)
@@ -157,8 +186,12 @@ static bool equal(const history *a, const history *b)
 static void open_engine(void)
 {
     engine_options opt = {.n_threads = 1, .max_rows = MAX_ROWS, .n_pages = 4 * REQUESTS};
+    uint32_t       ranks[MAX_RANKS], n = bt_world_size(g_world);
 
-    engine_open(&g_engine, &g_goldens, g_world, 1, SELF, &opt); /* GPU 0 */
+    NEED(n <= MAX_RANKS);
+    for (uint32_t i = 0; i < n; i++)
+        ranks[i] = i;
+    engine_open(&g_engine, &g_goldens, g_world, n, ranks, &opt); /* GPU 0 */
     NEED(g_goldens.n_moe <= MAX_MOE && g_goldens.cfg.moe.gate.top_k <= MAX_TOP_K);
 }
 
@@ -176,6 +209,7 @@ static void graphs_have_the_bits_of_calls(void)
     }
     EXPECT(calls.ids[0][0] != calls.ids[1][0] || calls.ids[1][0] != calls.ids[4][0]);
     EXPECT(graphs[1].n_launches < 12 && calls.n_launches > 60); /* the sampling; all of it */
+    EXPECT(g_engine.n_ranks == 1 || calls.n_idle > 0);
     drop(&calls), drop(&padded), drop(&graphs[0]), drop(&graphs[1]);
     engine_close(&g_engine);
     EXPECT_EQ(g_fake_gpu.live, 0);
@@ -220,6 +254,30 @@ static void a_warm_model_has_all_graphs(void)
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
+/* The last rank finds no memory for a graph in the middle of its steps, as it may once it has more
+ * experts: from there on it runs call by call, beside the others' graphs. */
+static void a_rank_without_memory_for_graphs_goes_on_call_by_call(void)
+{
+    history calls, h;
+    bool    last  = bt_world_rank(g_world) + 1 == bt_world_size(g_world);
+    size_t  bytes = g_fake_gpu.bytes;
+
+    open_engine();
+    run_steps(&calls, CALLS, 1);
+    begin(&h, 2);
+    for (uint32_t at = 0; at < STEPS; at++) {
+        if (last && at == 2) g_fake_gpu.bytes = g_fake_gpu.taken + 4096; /* a new size comes */
+        decode(&h, GRAPHS, at, n_at(at));
+        if (at == 1 || (!last && at > 3)) EXPECT(h.n_launches < 12);
+        if (last && at >= 2) EXPECT(h.n_launches > 60);
+    }
+    g_fake_gpu.bytes = bytes;
+    EXPECT(equal(&calls, &h));
+    drop(&calls), drop(&h);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
 /* Whatever call fails while graphs are captured: the steps run call by call. */
 static void what_cannot_be_captured_runs_call_by_call(void)
 {
@@ -247,6 +305,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(graphs_have_the_bits_of_calls),
+        BT_TEST(a_rank_without_memory_for_graphs_goes_on_call_by_call),
         BT_TEST(steps_launched_ahead_have_the_bits_of_others),
         BT_TEST(a_warm_model_has_all_graphs),
         BT_TEST(what_cannot_be_captured_runs_call_by_call),

@@ -50,6 +50,10 @@ typedef struct {
 #ifndef ENGINE_DEVICE
 #define ENGINE_DEVICE(opt, dev_out) bt_device_cpu_create((opt), (dev_out))
 #endif
+/* And by what its memory travels. */
+#ifndef ENGINE_CONNECT
+#define ENGINE_CONNECT(dev, group) ((void)(dev), (void)(group))
+#endif
 
 static inline void engine_open(engine *e, const goldens *g, bt_world *world, uint32_t n_ranks,
                                const uint32_t *ranks, const engine_options *opt)
@@ -73,6 +77,7 @@ static inline void engine_open(engine *e, const goldens *g, bt_world *world, uin
     NEED(ENGINE_DEVICE(&dev_opt, &e->dev) == BT_OK);
     NEED(bt_group_create(world, n_ranks, ranks, opt->tag_space, 1, &e->group) == BT_OK);
     e->self = bt_group_self(e->group);
+    ENGINE_CONNECT(e->dev, e->group);
     NEED(bt_placement_init(&e->placement, gate->n_experts, gate->n_groups, n_ranks, opt->owner) ==
          BT_OK);
     m_opt.dev       = e->dev;

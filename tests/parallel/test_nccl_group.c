@@ -257,7 +257,7 @@ static void graphs_of_a_failed_group_are_dropped_and_captured_anew(void)
         expect_round(group, &k, memory, 1, true, &wait);
         meet();
         if (g_rank == 0 && !absent) g_fake_nccl.fail_at = 0;
-        if (absent) wait = wait_s(1);
+        if (absent) wait = wait_s(2);
         if (g_rank != 0 || !absent) {
             EXPECT_EQ(g_dev->ops->graphs->launch(g_dev, k.graph), BT_OK);
             EXPECT_EQ(bt_group_settle(group, &wait), g_rank == 0 ? BT_ERR_PEER : BT_ERR_TIMEOUT);

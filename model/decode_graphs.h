@@ -21,8 +21,8 @@ bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out
 void      bt_decode_graphs_destroy(bt_decode_graphs *g); /* NULL is allowed */
 /* Captures what steps may need, in a group that is warm.  wait: for the capture of an exchange. */
 bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait);
-/* Whether this step can be one of them: padded, one generated row a request in the absorbed form, its
- * tokens drawn on the device, and within the workspaces. */
+/* Whether this step can be one of them: padded, one generated row a request in the absorbed form,
+ * its tokens drawn on the device, and within the workspaces. */
 bool bt_decode_graphs_take(const bt_decode_graphs *g, const bt_step *step);
 /* Captures what such a step needs, if it is not there.  Local, whatever the others do. */
 bt_status bt_decode_graphs_prepare(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step);

@@ -17,8 +17,8 @@ typedef struct {
     double   unix_s, read_rate; /* bytes a second of the checkpoint's files, from disk */
 } bt_node_facts;
 
-/* On the node: looks, and writes to stdout.  control: HOST:PORT to connect to, or NULL; model: NULL where
- * nothing but that is to be looked at. */
+/* On the node: looks, and writes to stdout.  control: HOST:PORT to connect to, or NULL; model: NULL
+ * where nothing but that is to be looked at. */
 void bt_check_node_tell(const char *model, const char *control);
 /* Elsewhere: takes one line; unknown ones are passed over. */
 void bt_check_node_hear(bt_node_facts *facts, const char *line);

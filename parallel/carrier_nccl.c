@@ -56,6 +56,22 @@ static void stop(carrier *c)
     bt_watchdog_leave();
 }
 
+static uint64_t roll_ns(const bt_wait *wait)
+{
+    uint64_t ns = wait->timeout_ns / ROLL_PART;
+
+    return ns < ROLL_MIN_NS ? ROLL_MIN_NS : ns;
+}
+
+/* What is left of a wait's time before the roll, so that a rank which waits by MPI for one that
+ * waits by NCCL does not speak first. */
+static uint64_t limit_ns(const bt_wait *wait)
+{
+    uint64_t half = wait->timeout_ns / 2, roll = roll_ns(wait);
+
+    return wait->timeout_ns - (roll < half ? roll : half);
+}
+
 /* Why nothing came: names who does not answer.  Returns st, or TIMEOUT when somebody is missing. */
 static bt_status call_roll(carrier *c, const bt_wait *wait, bt_status st)
 {
@@ -65,9 +81,8 @@ static bt_status call_roll(carrier *c, const bt_wait *wait, bt_status st)
 
     snprintf(what, sizeof(what), "%s by NCCL, call of the roll", bt_wait_name(wait));
     roll.what       = what;
-    roll.timeout_ns = wait->timeout_ns / ROLL_PART;
-    if (roll.timeout_ns < ROLL_MIN_NS) roll.timeout_ns = ROLL_MIN_NS;
-    heard = bt_group_barrier(c->roll, &roll);
+    roll.timeout_ns = roll_ns(wait);
+    heard           = bt_group_barrier(c->roll, &roll);
     if (heard != BT_OK) return heard;
     bt_log_error(__FILE__, __LINE__, bt_status_str(st),
                  "%s of layer %d in epoch %u: NCCL has not done it within %.3f s, though all %u "
@@ -116,8 +131,7 @@ static bt_status await(carrier *c, uint32_t mark, uint64_t start_ns, const bt_wa
         st     = look(c, mark, wait, &done);
         if (st != BT_OK || done) break;
         if (wait->stop != NULL && wait->stop(wait->ctx)) st = BT_ERR_CANCELLED;
-        if (now_ns - start_ns >= wait->timeout_ns || bt_group_is_called(c->roll))
-            st = BT_ERR_TIMEOUT;
+        if (now_ns - start_ns >= limit_ns(wait) || bt_group_is_called(c->roll)) st = BT_ERR_TIMEOUT;
         if (st != BT_OK) break;
         if (wait->idle != NULL) wait->idle(wait->ctx);
         bt_backoff_wait(&backoff, now_ns);

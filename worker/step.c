@@ -177,14 +177,15 @@ out:
     return st;
 }
 
+/* cli/account.c reads this. */
 void bt_worker_log_account(const bt_worker *w)
 {
-    BT_INFO("account: %llu steps, %llu of them launched ahead; computed %llu prompt tokens and "
-            "%llu generated tokens; handed "
-            "over %llu pages, %llu bytes; took memory of the device %llu times since ready",
-            (unsigned long long)w->n_steps, (unsigned long long)w->n_ahead,
-            (unsigned long long)w->n_rows_done[BT_ROLE_PROMPT],
+    BT_INFO("account: %llu steps; computed %llu prompt tokens and %llu generated tokens; handed "
+            "over %llu pages, %llu bytes; launched %llu steps ahead; took memory of the device "
+            "%llu times since ready",
+            (unsigned long long)w->n_steps, (unsigned long long)w->n_rows_done[BT_ROLE_PROMPT],
             (unsigned long long)w->n_rows_done[BT_ROLE_GENERATED],
             (unsigned long long)w->handoff_pages, (unsigned long long)w->handoff_bytes,
+            (unsigned long long)w->n_ahead,
             (unsigned long long)(w->cfg.dev->n_allocs - w->ready_allocs));
 }

@@ -82,7 +82,7 @@ def run_together(client, requests, alone):
 
 def steps_ahead(cell):
     """Of all ranks: steps that were launched while the one before was under way."""
-    return sum(int(n) for n in re.findall(r"account: \d+ steps, (\d+) of them launched ahead", "\n".join(cell.lines)))
+    return sum(int(n) for n in re.findall(r"launched (\d+) steps ahead", "\n".join(cell.lines)))
 
 
 def expect_gpus(cell, n_ranks):

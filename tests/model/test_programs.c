@@ -135,7 +135,8 @@ static void inspect_shows_what_is_missing(void)
     expect_run("cp " BT_SOURCE_DIR "/tests/models/v2-lite/model.safetensors $D && sed "
                "'s/\"n_routed_experts\": 8/\"n_routed_experts\": 16/' " BT_SOURCE_DIR
                "/tests/models/v2-lite/config.json > $D/config.json && " BT_INSPECT " $D",
-               0, "expected 442,368 by config.json");
+               1, "expected 442,368 by config.json");
+    expect_run(BT_INSPECT " $D 2>&1", 1, "expected shape [16, 96], found [8, 96]");
 }
 
 static void inspect_teaches_its_usage(void)

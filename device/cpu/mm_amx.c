@@ -8,19 +8,13 @@
  *
  * While a pair of column blocks meets its first rows, the next pair is fetched into the
  * second-level cache: weights come from memory once a product, and a tile load waits for all of its
- * lines.
- *
- * The tile state belongs to the thread; each call configures and releases it, since a held state
- * makes context switches dearer. */
-#include <immintrin.h>
+ * lines. */
 #include <string.h>
 
+#include "device/cpu/amx.h"
 #include "device/cpu/families.h"
 
 enum {
-    TILE        = 16,
-    STEP        = 32,
-    TILE_ELEMS  = TILE * STEP,
     LINE        = 32,  /* elements */
     FEW_ROWS    = 2,   /* a register tile does better */
     FEW_COLUMNS = 128, /* x is not worth copying */
@@ -29,31 +23,6 @@ enum {
 };
 
 #define INLINE static inline __attribute__((always_inline))
-
-typedef struct {
-    uint8_t  palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t  rows[16];
-} tile_config;
-
-/* gcc's tile intrinsics do not say that they read memory: what they are to read must be there. */
-static inline void publish(const void *written)
-{
-    __asm__ volatile("" : : "r"(written) : "memory");
-}
-
-/* Tiles of x and y have `rows` rows, those of B all. */
-static void configure(uint32_t rows)
-{
-    tile_config c = {.palette = 1};
-
-    for (int t = 0; t < 8; t++) {
-        c.rows[t]      = t < 6 ? (uint8_t)rows : TILE;
-        c.row_bytes[t] = 64;
-    }
-    publish(&c);
-    _tile_loadconfig(&c);
-}
 
 typedef struct {
     const bt_bf16 *x;      /* at the piece's first k */

@@ -9,44 +9,18 @@
  * so that each sum and each rounding is that of bt_cpu_attend, however they are interleaved.
  *
  * Tiles 0-3 accumulate, 4-5 hold queries or weights, 6-7 keys or values: 2 x 2 tiles a step. */
-#include <immintrin.h>
-
+#include "device/cpu/amx.h"
 #include "device/cpu/families.h"
 
 #define WIDTH 16
 #include "device/cpu/lanes.inc.h"
 
 enum {
-    TILE       = 16,
-    STEP       = 32,
-    TILE_ELEMS = TILE * STEP,
-    STRIP      = BT_CPU_STRIP,
-    BLOCK      = BT_CPU_STRIP_KEYS,
-    ROW        = BLOCK / LANES, /* vectors */
-    SOME       = 4              /* of them beside a step of products */
+    STRIP = BT_CPU_STRIP,
+    BLOCK = BT_CPU_STRIP_KEYS,
+    ROW   = BLOCK / LANES, /* vectors */
+    SOME  = 4              /* of them beside a step of products */
 };
-
-/* gcc's tile intrinsics do not say that they read memory: what they are to read must be there. */
-static inline void publish(const void *written)
-{
-    __asm__ volatile("" : : "r"(written) : "memory");
-}
-
-static void configure(void)
-{
-    struct {
-        uint8_t  palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t  rows[16];
-    } c = {.palette = 1};
-
-    for (int t = 0; t < 8; t++) {
-        c.rows[t]      = TILE;
-        c.row_bytes[t] = 64;
-    }
-    publish(&c);
-    _tile_loadconfig(&c);
-}
 
 /* Exponentials of a block, a few vectors at a time. */
 typedef struct {
@@ -180,7 +154,7 @@ void bt_cpu_attend_amx(const bt_cpu_attend *a)
     exps  none = {.p = a->p, .done = STRIP * ROW};
 
     publish(a->q);
-    configure();
+    configure(TILE);
     score(a, 0, &none);
     for (uint32_t b = 0; b < a->n_blocks; b++) {
         size_t at = (size_t)(b % 2) * STRIP * BLOCK;

@@ -2,39 +2,17 @@
  * rows become tiles, 32 rows and columns at a time, while the tiles before them are multiplied.
  *
  * With few rows of x each tile of B is used once: to pack all of it first and to read it again
- * takes longer than the products.  Tiles 0-1 accumulate, 4 holds x, 6-7 hold B. */
-#include <immintrin.h>
-
+ * takes longer than the products.  A step is 32 rows of B, and 32 columns, which are a line.  Tiles
+ * 0-1 accumulate, 4 holds x, 6-7 hold B. */
+#include "device/cpu/amx.h"
 #include "device/cpu/families.h"
 
 enum {
-    TILE       = 16,
-    STEP       = 32, /* rows of B, and columns that go together: a line */
-    TILE_ELEMS = TILE * STEP,
     RING = 2 /* steps whose tiles are kept: a tile load waits for the stores, so products follow
                 one step behind */
 };
 
 #define INLINE static inline __attribute__((always_inline))
-
-/* gcc's tile intrinsics do not say that they read memory: what they are to read must be there. */
-INLINE void publish(const void *written) { __asm__ volatile("" : : "r"(written) : "memory"); }
-
-static void configure(uint32_t rows)
-{
-    struct {
-        uint8_t  palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t  rows[16];
-    } c = {.palette = 1};
-
-    for (int t = 0; t < 8; t++) {
-        c.rows[t]      = t < 6 ? (uint8_t)rows : TILE;
-        c.row_bytes[t] = 64;
-    }
-    publish(&c);
-    _tile_loadconfig(&c);
-}
 
 /* 32 columns of two rows: those of the first 16 columns, in pairs, to `out`, of the others to the
  * tile behind it. */

@@ -15,19 +15,15 @@
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
-#include <immintrin.h>
-
+#include "device/cpu/amx.h"
 #include "device/cpu/families.h"
 
 #define WIDTH 16
 #include "device/cpu/lanes.inc.h"
 
 enum {
-    TILE        = 16,
-    STEP        = 32,
     PANEL       = 2 * TILE,
     PAIR        = 2 * TILE, /* rows */
-    TILE_ELEMS  = TILE * STEP,
     TILE_SUMS   = TILE * TILE,
     LINE        = 32,           /* elements */
     PIECE       = 512,          /* k of a panel in the first-level cache: 32 KiB */
@@ -38,28 +34,6 @@ enum {
     SUM_LINES   = 4,            /* of the next pair's that a step fetches */
     FEW_ROWS    = 64            /* whose sums stay in the first-level cache */
 };
-
-/* gcc's tile intrinsics do not say that they read memory: what they are to read must be there. */
-static inline void publish(const void *written)
-{
-    __asm__ volatile("" : : "r"(written) : "memory");
-}
-
-static void configure(void)
-{
-    struct {
-        uint8_t  palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t  rows[16];
-    } c = {.palette = 1};
-
-    for (int t = 0; t < 8; t++) {
-        c.rows[t]      = TILE;
-        c.row_bytes[t] = 64;
-    }
-    publish(&c);
-    _tile_loadconfig(&c);
-}
 
 /* One call. */
 typedef struct {
@@ -344,7 +318,7 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
     };
 
     if (macro == 0) macro = PIECE;
-    configure();
+    configure(TILE);
     for (uint32_t from_k = 0, to_k; from_k < mm->k; from_k = to_k) {
         to_k = min_u32(mm->k, from_k + macro);
         for (uint32_t n0 = 0; n0 < mm->n; n0 += width) {

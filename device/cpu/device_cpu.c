@@ -300,7 +300,7 @@ static uint32_t allowed_cores(void)
 static bt_status create_members(bt_device_cpu *cpu)
 {
     bt_status st     = BT_OK;
-    size_t    floats = (size_t)BT_CPU_CHUNK_ROWS * BT_CPU_CHUNK_COLS;
+    size_t    floats = (size_t)BT_CPU_CHUNK_ROWS * BT_CPU_WIDE_COLS;
 
     cpu->members = bt_calloc_aligned(cpu->n_threads, sizeof(*cpu->members));
     cpu->scratch = bt_calloc_aligned(cpu->n_threads * floats, sizeof(*cpu->scratch));

@@ -4,8 +4,9 @@
 
 #include "device/cpu/kernels.h"
 
-/* A chunk of a product, at most: its fp32 sums wait in scratch to be rounded. */
-enum { BT_CPU_CHUNK_ROWS = 256, BT_CPU_CHUNK_COLS = 256 };
+/* A chunk of a product, at most: its fp32 sums wait in scratch to be rounded.  Wide ones are those
+ * whose x passes the second-level cache. */
+enum { BT_CPU_CHUNK_ROWS = 256, BT_CPU_CHUNK_COLS = 256, BT_CPU_WIDE_COLS = 1024 };
 /* Elements of x that are tiles at a time, a multiple of any product's 16 rows. */
 enum { BT_CPU_TILE_ELEMS = 16 << 20 };
 
@@ -15,7 +16,7 @@ typedef struct {
     uint32_t first_chunk;       /* of that gemm, */
     size_t   tiles, act;        /* where its tiles and those of its result begin, */
     uint32_t chunk;             /* and which of its chunks it was */
-    float   *scratch;           /* [BT_CPU_CHUNK_ROWS][BT_CPU_CHUNK_COLS] */
+    float   *scratch;           /* [BT_CPU_CHUNK_ROWS][BT_CPU_WIDE_COLS] */
 } bt_cpu_member;
 
 typedef struct {

@@ -17,9 +17,10 @@ enum {
     CHUNK_WEIGHT_BYTES = 64 << 10,
     MIN_COLS           = 32,
     MIN_ROWS           = 32,
-    CHUNKS_PER_THREAD  = 8,    /* so that a slow thread does not hold up the others */
-    SMALL_NS           = 8000, /* not worth sharing, even with a thread that is awake */
-    FEW_ROWS           = 16,   /* x is not worth making into tiles */
+    CHUNKS_PER_THREAD  = 8,         /* so that a slow thread does not hold up the others */
+    SMALL_NS           = 8000,      /* not worth sharing, even with a thread that is awake */
+    FEW_ROWS           = 16,        /* x is not worth making into tiles */
+    TILE_X             = 512 << 10, /* elements in tiles that stay in the second-level cache */
     TILE_ROWS          = 16,
     TILE_COLS          = 32
 };
@@ -65,10 +66,12 @@ static uint32_t n_cols(const gemm_job *job, const bt_gemm *g)
     return job->act != NULL ? g->w->n / 2 : g->w->n;
 }
 
-/* Many rows want many columns, since each reads the other's bytes; with few rows the bytes of the
- * weights are the work. */
+/* Many rows want many columns, since each reads the other's bytes, the more where x comes from
+ * further away than the second-level cache; with few rows the bytes of the weights are the work. */
 static uint32_t widest_cols(const gemm_job *job, const bt_gemm *g)
 {
+    if (tile_elems(job, g) != 0 && tiled_elems(min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > TILE_X)
+        return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (job->all_tiles || g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS;
     if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
@@ -319,7 +322,7 @@ static void run_products(gemm_job *job)
     job->finer    = 0;
     job->n_chunks = count(job, product_chunks);
     while (!alone && job->n_chunks < CHUNKS_PER_THREAD * cpu->n_threads &&
-           BT_CPU_CHUNK_COLS >> job->finer > MIN_COLS) {
+           BT_CPU_WIDE_COLS >> job->finer > MIN_COLS) {
         job->finer++;
         job->n_chunks = count(job, product_chunks);
     }

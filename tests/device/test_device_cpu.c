@@ -131,6 +131,33 @@ static void gemm_of_a_list_equals_the_twin_in_every_family(void)
     }
 }
 
+/* Rows whose x is longer than a cache, in wide chunks, and the same rows alone. */
+static void gemm_of_a_long_x_equals_its_rows_alone(void)
+{
+    enum { N = 2100, K = 2144, M = 512 };
+    static const uint32_t ROWS[] = {0, 17, 255, 256, 300, M - 1};
+    matrix                w = random_matrix(N, K, 1), x = random_matrix(M, K, 2);
+    float     *all = bt_calloc((size_t)M * N, sizeof(*all)), *alone = bt_calloc(N, sizeof(*alone));
+    bt_device *dev    = device("auto", 2);
+    bt_linear *linear = NULL;
+    bt_gemm    g;
+
+    EXPECT_EQ(bt_device_linear_create(dev, N, K, copy_row, &w, &linear), BT_OK);
+    g = (bt_gemm){linear, x.values, K, all, N, M, BT_F32, NULL};
+    EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, &g), BT_OK);
+    for (size_t i = 0; i < sizeof(ROWS) / sizeof(*ROWS); i++) {
+        g = (bt_gemm){linear, x.values + (size_t)ROWS[i] * K, K, alone, N, 1, BT_F32, NULL};
+        EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, &g), BT_OK);
+        EXPECT(memcmp(alone, all + (size_t)ROWS[i] * N, N * sizeof(*alone)) == 0);
+    }
+    bt_device_linear_destroy(dev, linear);
+    bt_device_destroy(dev);
+    bt_free(w.values);
+    bt_free(x.values);
+    bt_free(all);
+    bt_free(alone);
+}
+
 /* A row's bits, alone and beside others, with one thread and with several. */
 static void gemm_row_depends_on_nothing_beside_it(void)
 {
@@ -470,6 +497,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(gemm_of_a_list_equals_the_twin_in_every_family),
         BT_TEST(gemm_row_depends_on_nothing_beside_it),
+        BT_TEST(gemm_of_a_long_x_equals_its_rows_alone),
         BT_TEST(ffn_of_a_list_equals_its_parts),
         BT_TEST(ffn_gathers_and_weighs_rows),
         BT_TEST(ffn_of_shapes_that_do_not_fit_is_refused),

@@ -22,7 +22,7 @@ static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
         r->state           = BT_REQUEST_SENDING;
         r->out.first_known = true;
         r->out.cached      = r->n_held;
-        r->out.moved_ns = r->out.computed_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
+        r->out.moved_ns = r->out.computed_ns = now_ns(w);
         return bt_worker_pump(w, r, true);
     }
     if (!r->eval) return bt_worker_begin_decode(w, r, false);

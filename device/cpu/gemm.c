@@ -17,10 +17,9 @@ enum {
     CHUNK_WEIGHT_BYTES = 64 << 10,
     MIN_COLS           = 32,
     MIN_ROWS           = 32,
-    CHUNKS_PER_THREAD  = 8,         /* so that a slow thread does not hold up the others */
-    SMALL_NS           = 8000,      /* not worth sharing, even with a thread that is awake */
-    FEW_ROWS           = 16,        /* x is not worth making into tiles */
-    TILE_X             = 512 << 10, /* elements in tiles that stay in the second-level cache */
+    CHUNKS_PER_THREAD  = 8,    /* so that a slow thread does not hold up the others */
+    SMALL_NS           = 8000, /* not worth sharing, even with a thread that is awake */
+    FEW_ROWS           = 16,   /* x is not worth making into tiles */
     TILE_ROWS          = 16,
     TILE_COLS          = 32
 };
@@ -70,7 +69,8 @@ static uint32_t n_cols(const gemm_job *job, const bt_gemm *g)
  * further away than the second-level cache; with few rows the bytes of the weights are the work. */
 static uint32_t widest_cols(const gemm_job *job, const bt_gemm *g)
 {
-    if (tile_elems(job, g) != 0 && tiled_elems(min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > TILE_X)
+    if (tile_elems(job, g) != 0 &&
+        tiled_elems(min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (job->all_tiles || g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS;

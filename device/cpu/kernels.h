@@ -48,6 +48,9 @@ typedef struct {
     uint32_t       n_fetch; /* so many elements of it; or 0 */
 } bt_cpu_mm;
 
+/* Elements of x in tiles that stay in the second-level cache while the columns of a chunk pass. */
+enum { BT_CPU_NEAR_ELEMS = 512 << 10 };
+
 /* y[m, n] = x[m, k] * B, for many rows.  m, n, k >= 1; nothing outside these bounds is written.
  * With `up`, B is gate, and `up` elements behind it lies a B of the same shape; y is then
  * bf16(silu(g) * u) of the rounded products (device.h: swiglu), n a multiple of 16, in tiles. */

@@ -27,8 +27,7 @@ enum {
     TILE_SUMS   = TILE * TILE,
     LINE        = 32,           /* elements */
     PIECE       = 512,          /* k of a panel in the first-level cache: 32 KiB */
-    X_ELEMS     = 512 << 10,    /* of x in the second-level cache, */
-    X_ELEMS_FEW = 128 << 10,    /* through which more weights pass where rows are few */
+    X_ELEMS_FEW = 128 << 10,    /* of few rows: more weights pass through that cache */
     MANY_ROWS   = 128,          /* of a result that no cache keeps for its reader */
     SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
     SUM_LINES   = 4,            /* of the next pair's that a step fetches */
@@ -309,7 +308,7 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
     size_t   tile_row   = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t   panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
     uint32_t width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
-    uint32_t x_elems    = mm->m <= FEW_ROWS ? X_ELEMS_FEW : X_ELEMS;
+    uint32_t x_elems    = mm->m <= FEW_ROWS ? X_ELEMS_FEW : BT_CPU_NEAR_ELEMS;
     uint32_t macro      = x_elems / bt_cpu_pad(mm->m, TILE) / PIECE * PIECE;
     size_t   ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
     run      r          = {

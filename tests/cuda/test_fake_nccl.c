@@ -96,6 +96,27 @@ static void captured_operation_runs_at_launches_alone(void)
     close_all();
 }
 
+/* So much stands before the graph that NCCL has taken the call before the graph begins. */
+static void call_behind_a_graph_lets_it_run_first(void)
+{
+    enum { AHEAD = 100 };
+    cudaGraphExec_t exec;
+    long            before = g_fake_nccl.n_launched;
+
+    open_all();
+    exec = captured();
+    for (int i = 0; i < AHEAD; i++)
+        cudaMemsetAsync(g_memory, 3, N, g_stream);
+    EXPECT_EQ(cudaGraphLaunch(exec, g_stream), cudaSuccess);
+    gather();
+    EXPECT_EQ(settle_call(), ncclSuccess);
+    EXPECT_EQ(g_fake_nccl.n_launched, before + 1); /* the call alone */
+    cudaMemsetAsync(g_memory, 4, N, g_stream);
+    expect_copied(4, 3);
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    close_all();
+}
+
 /* A launch that is under way when its graph and its communicator go comes to an end. */
 static void graph_may_be_destroyed_while_it_runs(void)
 {
@@ -159,6 +180,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(captured_operation_runs_at_launches_alone),
+        BT_TEST(call_behind_a_graph_lets_it_run_first),
         BT_TEST(graph_may_be_destroyed_while_it_runs),
         BT_TEST(communicator_that_ends_before_its_graph_is_told),
         BT_TEST(capture_that_ends_too_early_is_an_error),

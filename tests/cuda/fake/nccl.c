@@ -195,11 +195,16 @@ static int move_op(op *o)
     return open == 0 && o->comm->error == ncclSuccess;
 }
 
+/* What the stream had before is over. */
+static int has_turn(const op *o) { return o->stream->n_ran >= o->put; }
+
+/* A call that stands behind a launched graph is under way before the graph's operations are, whose
+ * turn in the stream comes first. */
 static int is_first(const op *o)
 {
-    if (o->stream->n_ran < o->put) return 0;
+    if (!has_turn(o)) return 0;
     for (const op *before = g_under_way; before != o; before = before->next)
-        if (before->stream == o->stream || before->comm == o->comm) return 0;
+        if (before->stream == o->stream ? has_turn(before) : before->comm == o->comm) return 0;
     return 1;
 }
 

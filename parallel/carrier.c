@@ -103,13 +103,6 @@ bt_status bt_group_settle(bt_group *group, const bt_wait *wait)
     return st == BT_OK ? bt_group_settle_mark(group, BT_N_MARKS, wait) : st;
 }
 
-void bt_group_tend(bt_group *group)
-{
-    bt_carrier *c = bt_group_carrier(group);
-
-    if (c != NULL) c->ops->tend(c);
-}
-
 bt_status bt_group_warm(bt_group *group, const bt_wait *wait)
 {
     bt_carrier *c  = bt_group_carrier(group);

@@ -46,7 +46,9 @@ typedef struct {
     bt_status (*mark)(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait);
     bt_status (*settle)(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait);
     bt_status (*warm)(bt_carrier *c, bt_group *group, const bt_wait *wait);
-    void (*tend)(bt_carrier *c);
+    /* While the group waits for messages of its own: lets what is under way go on.  The wait ends
+     * with the error where that has failed, here or at another rank. */
+    bt_status (*tend)(bt_carrier *c, const bt_wait *wait);
     /* As bt_group_missing(), of what the carrier itself waits for. */
     uint32_t (*missing)(const bt_carrier *c, uint32_t *ranks_out);
     void (*destroy)(bt_carrier *c);
@@ -89,9 +91,6 @@ bt_status bt_group_settle(bt_group *group, const bt_wait *wait);
  * for that, whatever has been enqueued since.  wait: what the first part's error may wait for. */
 bt_status bt_group_mark(bt_group *group, uint32_t i, const bt_wait *wait);
 bt_status bt_group_settle_mark(bt_group *group, uint32_t i, const bt_wait *wait);
-/* While the host waits for something else: lets operations under way go on, where they need the
- * host for it.  An error shows where they are settled. */
-void bt_group_tend(bt_group *group);
 /* Collective over the group, before its first step.  What the first operation would have to make is
  * made (a communicator, a connection to every rank) and used once.  From then on operations wait
  * for nothing on the device, and a captured stream can hold them; again it costs nothing. */

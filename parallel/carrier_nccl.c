@@ -2,8 +2,8 @@
  *
  * NCCL tells nobody who died, and a communicator that waits for a dead rank waits for ever.  So a
  * wait that passes its deadline, or that NCCL says has failed, ends the communicator, and its rank
- * calls the roll: a barrier of a group of its own over MPI.  Who still waits hears the call and
- * joins at once; who does not answer is named. */
+ * calls the roll: a barrier of a group of its own over MPI.  Who still waits, by NCCL or for the
+ * group's own messages, hears the call and joins at once; who does not answer is named. */
 #include <stdio.h>
 
 #include "core/alloc.h"
@@ -24,10 +24,9 @@ typedef struct {
     bt_device            *dev;   /* borrowed */
     bt_world             *world; /* borrowed */
     uint32_t              tag_space;
-    bool                  troubled; /* nccl_tend() has met an error, and told it */
-    bt_nccl_comm         *comm;     /* owned; NULL: before the first operation, or after an error */
-    bt_group             *roll;     /* owned; made with the communicator */
-    uint8_t              *warm;     /* owned, device: [2][world size][WARM_BYTES] */
+    bt_nccl_comm         *comm; /* owned; NULL: before the first operation, or after an error */
+    bt_group             *roll; /* owned; made with the communicator */
+    uint8_t              *warm; /* owned, device: [2][world size][WARM_BYTES] */
 } carrier;
 
 typedef struct {
@@ -289,12 +288,15 @@ static bt_status nccl_warm(bt_carrier *super, bt_group *group, const bt_wait *wa
 }
 
 /* NCCL says what it is at when it is asked. */
-static void nccl_tend(bt_carrier *super)
+static bt_status nccl_tend(bt_carrier *super, const bt_wait *wait)
 {
-    carrier *c    = (carrier *)super;
-    bool     busy = false;
+    bt_status st   = BT_OK;
+    carrier  *c    = (carrier *)super;
+    bool      busy = false;
 
-    if (c->comm != NULL && !c->troubled) c->troubled = c->nccl->poll(c->comm, &busy) != BT_OK;
+    if (c->comm != NULL) st = c->nccl->poll(c->comm, &busy);
+    if (st == BT_OK && c->roll != NULL && bt_group_is_called(c->roll)) st = BT_ERR_TIMEOUT;
+    return st == BT_OK ? BT_OK : give_up(c, wait, st);
 }
 
 static uint32_t nccl_missing(const bt_carrier *super, uint32_t *ranks_out)

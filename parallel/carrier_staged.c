@@ -119,7 +119,11 @@ static bt_status staged_warm(bt_carrier *c, bt_group *group, const bt_wait *wait
     return BT_OK;
 }
 
-static void staged_tend(bt_carrier *c) { (void)c; }
+static bt_status staged_tend(bt_carrier *c, const bt_wait *wait)
+{
+    (void)c, (void)wait;
+    return BT_OK;
+}
 
 /* The group's own exchange knows. */
 static uint32_t staged_missing(const bt_carrier *c, uint32_t *ranks_out)

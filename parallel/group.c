@@ -386,6 +386,7 @@ static bt_status wait_all(bt_group *group, const bt_wait *wait)
             st = BT_ERR_CANCELLED;
             goto out;
         }
+        if (group->carrier != NULL) BT_TRY(group->carrier->ops->tend(group->carrier, wait));
         if (!moved && now_ns - start_ns >= wait->timeout_ns) BT_TRY(fail_timeout(group, wait));
         if (wait->idle != NULL) wait->idle(wait->ctx);
         if (moved)

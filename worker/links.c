@@ -177,7 +177,6 @@ static void wait_idle(void *ctx)
 {
     bt_links *l = ctx;
 
-    bt_group_tend(l->group); /* a step may be under way while its next one's plan is waited for */
     bt_worker_background(l->worker);
 }
 

@@ -34,6 +34,33 @@ static void failure_of_one_rank_is_heard_by_all(void)
     close_device();
 }
 
+/* The last rank stands still; the first one waits for it by NCCL, the others wait for the first by
+ * the group's own messages, as ranks do that have got what they needed and plan the next step. They
+ * hear the call of the roll, and all name the one that stands still. */
+static void ranks_that_wait_for_a_waiting_one_name_whom_it_waits_for(void)
+{
+    void     *memory = take(MAX_RANKS * 1000);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(4);
+    uint32_t  missing[MAX_RANKS];
+    uint8_t   mine = 1, all[MAX_RANKS];
+
+    EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
+    meet();
+    if (g_rank == 0)
+        EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_ERR_TIMEOUT);
+    else if (g_rank < g_ranks - 1)
+        EXPECT_EQ(bt_group_all_gather(group, &mine, 1, all, &wait), BT_ERR_TIMEOUT);
+    meet();
+    if (g_rank < g_ranks - 1) {
+        EXPECT_EQ(bt_group_missing(group, missing), 1);
+        EXPECT_EQ(missing[0], g_ranks - 1);
+    }
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
 /* NCCL does not get on though every rank is there. */
 static void operation_that_stands_still_ends_at_the_deadline(void)
 {
@@ -311,6 +338,7 @@ static void refused_call_ends_the_capture(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(failure_of_one_rank_is_heard_by_all),
+    BT_TEST(ranks_that_wait_for_a_waiting_one_name_whom_it_waits_for),
     BT_TEST(operation_that_stands_still_ends_at_the_deadline),
     BT_TEST(warm_group_has_its_communicator_and_only_enqueues),
     BT_TEST(end_of_one_communicator_leaves_the_other_alone),

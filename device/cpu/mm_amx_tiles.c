@@ -27,11 +27,10 @@ enum {
     TILE_SUMS   = TILE * TILE,
     LINE        = 32,           /* elements */
     PIECE       = 512,          /* k of a panel in the first-level cache: 32 KiB */
-    X_ELEMS_FEW = 128 << 10,    /* of few rows: more weights pass through that cache */
+    X_ELEMS_FEW = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
     MANY_ROWS   = 128,          /* of a result that no cache keeps for its reader */
     SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
-    SUM_LINES   = 4,            /* of the next pair's that a step fetches */
-    FEW_ROWS    = 64            /* whose sums stay in the first-level cache */
+    FEW_ROWS    = 64
 };
 
 /* One call. */
@@ -56,9 +55,7 @@ typedef struct {
     uint32_t       n_steps;
     const float   *from; /* the sums so far; NULL: zero */
     float         *to;
-    const float   *next_sums; /* those of the next pair, */
-    uint32_t       sum_lines; /* and how many lines of them a step fetches */
-    uint32_t       end_rows;  /* that a step makes results */
+    uint32_t       end_rows; /* that a step makes results */
 } piece;
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -149,15 +146,6 @@ INLINE void fetch(const piece *p, uint32_t step)
     }
 }
 
-/* What the next pair's sums are read and written of, to the first-level cache. */
-INLINE void fetch_sums(const piece *p, uint32_t step)
-{
-    const float *next = p->next_sums + (size_t)step * p->sum_lines * LINE / 2;
-
-    for (uint32_t i = 0; i < p->sum_lines; i++, next += LINE / 2)
-        _mm_prefetch((const char *)next, _MM_HINT_T0);
-}
-
 /* Where a pair's sums of tile t are. */
 #define PLACE(t) ((t) % 2 * (SUMS / 2) + (t) / 2 * TILE_SUMS)
 
@@ -179,7 +167,6 @@ static void tiles_22(run *r, const piece *p)
     const bt_bf16 *x = p->x, *b = p->b;
 
     fetch(p, 0);
-    fetch_sums(p, 0);
     _tile_stream_loadd(4, x, 64);
     _tile_loadd(6, b, 64);
     LEAVE_SUMS(0, r->held);
@@ -200,7 +187,6 @@ static void tiles_22(run *r, const piece *p)
         x += TILE_ELEMS;
         b += TILE_ELEMS;
         fetch(p, s);
-        fetch_sums(p, s);
         _tile_stream_loadd(4, x, 64);
         _tile_loadd(6, b, 64);
         _tile_stream_loadd(5, x + p->low_x, 64);
@@ -256,15 +242,13 @@ static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float
     uint32_t lines = p.next == NULL ? 0 : (TILE + n_passes - 1) / n_passes;
 
     if (p.next == NULL) p.next = p.b;
-    p.sum_lines = m <= FEW_ROWS || (first && last) ? 0 : SUM_LINES;
     for (uint32_t m0 = 0; m0 < m; m0 += PAIR, left -= p.n_next) {
         float *own = sums + (size_t)m0 * PANEL;
 
-        p.n_next    = min_u32(lines, left);
-        p.from      = first ? NULL : own;
-        p.to        = last ? r->whole : own;
-        p.next_sums = m0 + PAIR < m ? own + SUMS : sums;
-        p.end_rows  = (r->n_rows - r->row + p.n_steps - 1) / p.n_steps;
+        p.n_next   = min_u32(lines, left);
+        p.from     = first ? NULL : own;
+        p.to       = last ? r->whole : own;
+        p.end_rows = (r->n_rows - r->row + p.n_steps - 1) / p.n_steps;
         if (m - m0 > TILE)
             tiles_22(r, &p);
         else

@@ -5,6 +5,8 @@ the next start maps what one has packed, refuses by name what is not its own fil
     shared_weights.py --bin DIR --source DIR
 
 The weights lie in a file without a name, whose memory is what fstat says; /proc/PID/maps tells how a rank has mapped it."""
+import contextlib
+import glob
 import os
 import re
 import signal
@@ -24,14 +26,20 @@ NAME = "/memfd:baton-weights"
 HUGE_MIB = 4  # head, slots, and what huge pages round up
 
 
+def weights_file(pid):
+    """What the process has open of that name: path in /proc and inode; None where it has none, or is gone."""
+    for path in glob.glob(f"/proc/{pid}/fd/*"):
+        with contextlib.suppress(OSError):    # closed since
+            if os.readlink(path).startswith(NAME):
+                return path, os.stat(path).st_ino
+    return None
+
+
 def store_of(pid):
     """(inode, bytes of memory) of the file that the process has open, and the permissions of its mappings in order of size."""
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        path = f"/proc/{pid}/fd/{fd}"
-        if os.readlink(path).startswith(NAME):
-            break
-    else:
-        raise AssertionError(f"process {pid} has no shared weights")
+    found = weights_file(pid)
+    assert found is not None, f"process {pid} has no shared weights"
+    path, _ = found
     with open(f"/proc/{pid}/maps") as f:
         found = [(int(m[2], 16) - int(m[1], 16), m[3]) for m in re.finditer(rf"(?m)^(\w+)-(\w+) (\S+) .*{NAME}", f.read())]
     return os.stat(path).st_ino, os.stat(path).st_blocks * 512, [mode for _, mode in sorted(found)]
@@ -60,8 +68,9 @@ def main():
             end = time.monotonic() + 10
             while any(os.path.exists(f"/proc/{pid}/exe") for pid in pids) and time.monotonic() < end:
                 time.sleep(0.02)
-            left = [fd for fd in (f"/proc/{p}/fd" for p in cells.descendants(cell.process.pid)) if os.path.isdir(fd)
-                    for fd in [os.path.join(fd, x) for x in os.listdir(fd)] if NAME in os.readlink(fd)]
+            # The cell that is started again has a file of its own.
+            held = [f for f in map(weights_file, cells.descendants(cell.process.pid)) if f is not None]
+            left = [path for path, inode in held if inode == stores[0][0]]
             assert not left, f"killed ranks' weights are still held by {left}"
             cell.wait_gone(30)
         assert not [x for x in os.listdir("/dev/shm") if "weights" in x]

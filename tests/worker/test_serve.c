@@ -49,7 +49,7 @@ typedef struct {
 
 typedef struct {
     bt_control_peer *peer;
-    bool             ready;
+    bool             ready, fresh; /* fresh: it has beaten since its last request ended */
     bt_up_beat       beat;
     uint32_t         n_pages;
 } rank;
@@ -184,7 +184,10 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
         bt_control_send(peer, &welcome);
         break;
     case BT_UP_READY: r->ready = true; break;
-    case BT_UP_BEAT: r->beat = m->u.beat; break;
+    case BT_UP_BEAT:
+        r->beat  = m->u.beat;
+        r->fresh = true;
+        break;
     case BT_UP_TICKET: on_ticket((uint32_t)m->u.ticket.request - 1, m); break;
     case BT_UP_TOKENS:
         for (uint32_t i = 0; i < m->u.tokens.n; i++)
@@ -278,7 +281,7 @@ static bool all_gone(void)
 static bool pages_back(void)
 {
     for (uint32_t r = 0; r < g_n_ranks; r++)
-        if (g_ranks[r].beat.pages_free != g_ranks[r].n_pages) return false;
+        if (!g_ranks[r].fresh || g_ranks[r].beat.pages_free != g_ranks[r].n_pages) return false;
     return true;
 }
 
@@ -298,6 +301,8 @@ static void stop_ranks(bt_rpc_loop *loop)
     while (!mpirun_ended() && bt_now_ns() < end)
         bt_rpc_loop_run_once(loop, bt_now_ns() + 20 * BT_NS_PER_MS);
     if (g_mpirun != 0) kill(g_mpirun, SIGKILL);
+    while (!all_gone() && bt_now_ns() < end) /* their streams' ends may lie unread */
+        bt_rpc_loop_run_once(loop, bt_now_ns() + 20 * BT_NS_PER_MS);
     EXPECT(g_mpirun == 0 && WIFEXITED(g_ending));
     EXPECT_EQ(WEXITSTATUS(g_ending), 0);
     EXPECT(all_gone());
@@ -376,6 +381,8 @@ static void run_route(const char *worker, const char *route)
     g_mpirun = spawn(worker, n_prefill, n_decode, n_both, chunk, port);
     EXPECT(g_mpirun > 0);
     drive(loop, all_ended, "requests do not end");
+    for (uint32_t r = 0; r < g_n_ranks; r++)
+        g_ranks[r].fresh = false; /* what a rank says from here on is about all of it */
     if (g_failure[0] == '\0') drive(loop, pages_back, "pages do not come back");
     stop_ranks(loop);
     if (g_failure[0] != '\0') fprintf(stderr, "%s: %s\n", route, g_failure);

@@ -23,12 +23,12 @@ def page(runs, name):
            "Made by `bench/bench_chaos.py`, which is the kill test (`tests/system/chaos.py`) as a long run: a cell under continuous load of mixed requests, contexts",
            "up to 512 tokens of the demo model, is struck again and again. Every stream is compared with its undisturbed run, bit by bit; each has one end; every rank",
            "that is left has found its page pool sound; no process, no zombie and no shared memory is left. A pause is the longest silence of a stream that was being",
-           "answered when the fault came. Ranks wait 2 s for one another before they say so: that is the pause of a hang. A cell that dies again before it has",
+           "answered when the fault came. Ranks wait `--timeout-s`, here 2 s, for one another before they say so: that is the pause of a hang. A cell that dies again before it has",
            "served for a minute is started after a back-off that doubles (0.2, 0.4, 0.8 s and so on), which the last row's longest pauses hold.", ""]
     for setting, run in runs.items():
         minutes = f" --minutes {run['minutes']:g}" if run.get("minutes") else ""
         out += [f"## {setting}: {SETTINGS[setting]}", "", f"- When: {run['when']}, {run['seconds'] / 60:.0f} minutes; commit {run['commit']}", f"- Machine: {run['machine']}; load average {run['load']}",
-                f"- Command: `python3 bench/bench_chaos.py --bin build/release/bin --source . --setting {setting} --faults {run['asked']} --seed {run['seed']} --stall-s {run['stall_s']}{minutes} --out docs/measurements/chaos`", ""]
+                f"- Command: `python3 bench/bench_chaos.py --bin build/release/bin --source . --setting {setting} --faults {run['asked']} --seed {run['seed']} --timeout-s {run.get('timeout_s', 2)} --stall-s {run['stall_s']}{minutes} --out docs/measurements/chaos`", ""]
         out += [x + "\n" for x in chaos_report.summary(run)]
         out += [*chaos_report.tables(run), "", f"![pauses, {setting}]({name}-{setting}.svg)", ""]
     return "\n".join(out)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The kill test: ranks die, stop and wake, links are cut and hosts lose power, under mixed load, and no client's stream changes.
 
-    chaos.py --bin DIR --source DIR [--setting local|hosts] [--faults 30] [--seed N] [--limit-p50 S] [--limit-p99 S] [--limit-restart S]
+    chaos.py --bin DIR --source DIR [--setting local|hosts] [--faults 30] [--seed N] [--timeout-s N] [--limit-p50 S] [--limit-p99 S] [--limit-restart S]
              [--json FILE] [--plot FILE]
 
 A cell of 2 prefill and 3 decode ranks with 2 spares: on this machine, or (hosts) over three network namespaces by TCP.  Faults are dealt from a
@@ -35,8 +35,8 @@ import load  # noqa: E402
 from chaos_load import Load, Stream, requests_of  # noqa: E402
 
 RESTARTS = 2
-TIMEOUT_S, RANK_S = 2, 3     # deadlines of ranks that wait for one another, and of the coordinator for a silent one
-STOPS = {"stop 0.2 s": 0.2, "stop 5 s": 5.0}    # that nobody and that everybody notices
+SHORT_S = 0.2    # a stop that nobody notices; the other one, "stop", is longer than every deadline
+STOPS = ("stop 0.2 s", "stop")
 CUT_S = 0.5
 LONG_S = 0.5     # a pause of which the log's own words are kept
 TELLING = re.compile(r" [WE] (?!.*queued again)|has taken seat|prepares for seat|regrouped in epoch|serves with")
@@ -59,6 +59,7 @@ class Chaos:
         self.rng, self.requests = random.Random(a.seed), requests_of(a.seed, 40)
         self.faults, self.deck, self.cell_number, self.n_streams, self.n_fenced, self.n_all_restarts = [], [], 0, 0, 0, 0
         self.when, self.begin = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), time.monotonic()
+        self.stop_s = {"stop 0.2 s": SHORT_S, "stop": a.timeout_s + 3}
         self.want, self.model = {}, os.path.join(a.source, "models/demo")
         with cells.Cell(a.bin, self.model, "1+1") as cell:
             client = load.Client(pb, rpc, cell.channel())
@@ -70,7 +71,7 @@ class Chaos:
     # ---- the cell
 
     def new_cell(self):
-        more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", str(TIMEOUT_S), "--rank-timeout-s", str(RANK_S), "--rejoin-s", "5",
+        more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", str(self.a.timeout_s), "--rank-timeout-s", str(self.a.timeout_s + 1), "--rejoin-s", "5",
                 "--restarts", "20", "--orphan-s", "5", "--stall-s", str(self.a.stall_s), "--kv-bytes", str(POOL_PAGES * load.page_bytes(self.model))]
         if self.hosts:
             path = os.path.join(self.hosts.scratch, "ranks.map")
@@ -181,7 +182,7 @@ class Chaos:
     def draw(self):
         """A card of the deck that can be played now; None: the cell is worn out."""
         if not self.deck:
-            self.deck = [(m, k) for m in MOMENTS for k in (SIGNALS if not self.hosts or m == "loading" else [*LINKS, "SIGKILL", "stop 5 s"])
+            self.deck = [(m, k) for m in MOMENTS for k in (SIGNALS if not self.hosts or m == "loading" else [*LINKS, "SIGKILL", "stop"])
                          if not self.a.only or f"{m}:{k}" in self.a.only]
             self.rng.shuffle(self.deck)
         found = [c for c in self.deck if self.possible(c)]
@@ -236,12 +237,12 @@ class Chaos:
             return fault
         os.kill(self.pids[victim], getattr(signal, kind) if kind not in STOPS else signal.SIGSTOP)
         if kind == "stop 0.2 s":
-            time.sleep(STOPS[kind])
+            time.sleep(self.stop_s[kind])
             os.kill(self.pids[victim], signal.SIGCONT)
             return fault
         self.dead.add(victim)
         if kind in STOPS:
-            self.stopped[victim] = fault["at"] + STOPS[kind]
+            self.stopped[victim] = fault["at"] + self.stop_s[kind]
             fault["beside"] = True
         return fault
 
@@ -395,7 +396,7 @@ class Chaos:
         os.kill(fresh[victim], getattr(signal, kind) if kind not in STOPS else signal.SIGSTOP)
         self.seen |= set(fresh.values())
         if kind in STOPS:    # the cell may have given it up meanwhile
-            time.sleep(STOPS[kind])
+            time.sleep(self.stop_s[kind])
             try:
                 os.kill(fresh[victim], signal.SIGCONT)
             except ProcessLookupError:
@@ -440,7 +441,7 @@ class Chaos:
 
     def found(self):
         loads = sorted(f["load"] for f in self.faults) or [0]
-        return dict(setting=self.a.setting, seed=self.a.seed, asked=self.a.faults, minutes=self.a.minutes, stall_s=self.a.stall_s, when=self.when, seconds=round(time.monotonic() - self.begin),
+        return dict(setting=self.a.setting, seed=self.a.seed, asked=self.a.faults, minutes=self.a.minutes, timeout_s=self.a.timeout_s, stall_s=self.a.stall_s, when=self.when, seconds=round(time.monotonic() - self.begin),
                     commit=chaos_report.commit_of(self.a.source), machine=chaos_report.machine(), load=f"{loads[len(loads) // 2]:.1f} in the middle, {loads[-1]:.1f} at most",
                     moments=MOMENTS, streams=self.n_streams, cells=self.cell_number, restarts=self.n_all_restarts, fenced=self.n_fenced,
                     faults=[{k: v for k, v in f.items() if k not in ("at", "line", "clock")} for f in self.faults])
@@ -469,6 +470,7 @@ def arguments(doc):
     ap.add_argument("--only", action="append", help="MOMENT:KIND to strike, of all; may be given several times")
     ap.add_argument("--minutes", type=float, help="no new fault after so long")
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--timeout-s", type=int, default=2, help="how long ranks wait for one another; the coordinator waits a second longer for a silent one")
     ap.add_argument("--stall-s", type=int, default=15, help="how long ranks that load may say nothing; below 5 some starts are given up")
     ap.add_argument("--limit-p50", type=float, help="of the pauses after kills, seconds")
     ap.add_argument("--limit-p99", type=float)

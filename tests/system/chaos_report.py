@@ -11,11 +11,11 @@ def absorbed(f, *kinds):
     return f["kind"] in kinds and not f["restart"]
 
 
-KINDS = ["SIGKILL", "SIGABRT", "stop 0.2 s", "stop 5 s", "cut 0.5 s", "cut", "power off"]
+KINDS = ["SIGKILL", "SIGABRT", "stop 0.2 s", "stop", "cut 0.5 s", "cut", "power off"]
 PAUSES = [("killed, absorbed", lambda f: absorbed(f, "SIGKILL", "SIGABRT") and not f["beside"]),
           ("killed beside a stop or a cut", lambda f: absorbed(f, "SIGKILL", "SIGABRT") and f["beside"]),
           ("stopped for 0.2 s", lambda f: absorbed(f, "stop 0.2 s")),
-          ("stopped, removed", lambda f: absorbed(f, "stop 5 s")),
+          ("stopped, removed", lambda f: absorbed(f, "stop")),
           ("link cut for 0.5 s", lambda f: absorbed(f, "cut 0.5 s")),
           ("link cut for good", lambda f: absorbed(f, "cut")),
           ("node killed", lambda f: absorbed(f, "power off")),

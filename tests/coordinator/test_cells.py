@@ -198,7 +198,7 @@ class Placement(Cells):
         self.check(self.send([400, 1]), [400, 1])
         wait_for(lambda: "left b" in self.coordinator.lines, "its end")
         b = self.start("b")
-        self.assertEqual(len(b.seen("welcome")), 4)
+        wait_for(lambda: len(b.seen("welcome")) == 4, "all ranks' welcome")
         self.end()
 
 

@@ -6,7 +6,8 @@
 #include <unistd.h>
 
 /* A line of core/log.h: "11:02:07.153 I rank=2 - worker/main.c:88 ready". */
-enum { LEVEL_AT = 13, WHO_AT = 15, BAR_COLUMNS = 100 };
+enum { LEVEL_AT = 13, WHO_AT = 15, BAR_COLUMNS = 100, LINE_BYTES = 4098 };
+#define CLEAR "\r\033[K"
 
 void bt_relay_init(bt_relay *relay, bt_log_level max_level)
 {
@@ -40,7 +41,8 @@ static void remember(bt_relay *relay, const char *who)
 void bt_relay_line(void *relay, const char *line)
 {
     bt_relay *r     = relay;
-    int       level = BT_LOG_ERROR;
+    int       level = BT_LOG_ERROR, n;
+    char      text[LINE_BYTES];
 
     if (is_log_line(line)) {
         level = (int)(strchr("EWID", line[LEVEL_AT]) - "EWID");
@@ -48,24 +50,25 @@ void bt_relay_line(void *relay, const char *line)
     }
     if (level > (int)r->max_level) return;
     bt_relay_clear_bar(r);
-    fprintf(stderr, "%s\n", line);
+    n = snprintf(text, sizeof(text), "%s\n", line);
+    bt_log_pass_on(text, n < LINE_BYTES ? (size_t)n : sizeof(text) - 1);
 }
 
 void bt_relay_bar(bt_relay *relay, const char *fmt, ...)
 {
-    char    text[BAR_COLUMNS];
+    char    text[sizeof(CLEAR) + BAR_COLUMNS] = CLEAR;
     va_list ap;
 
     if (!relay->terminal) return;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
+    vsnprintf(text + sizeof(CLEAR) - 1, BAR_COLUMNS, fmt, ap);
     va_end(ap);
-    fprintf(stderr, "\r\033[K%s", text);
+    bt_log_pass_on(text, strlen(text));
     relay->bar = true;
 }
 
 void bt_relay_clear_bar(bt_relay *relay)
 {
-    if (relay->bar) fprintf(stderr, "\r\033[K");
+    if (relay->bar) bt_log_pass_on(CLEAR, sizeof(CLEAR) - 1);
     relay->bar = false;
 }

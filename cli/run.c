@@ -352,6 +352,7 @@ int main(int argc, char **argv)
     if (opt.run.chat != NULL && !opt.log_given) opt.run.log = BT_LOG_WARN;
     if (opt.run.chat != NULL && !opt.port_given) opt.run.port = 0;
     bt_log_init("run", opt.run.log);
+    bt_log_never_block(); /* who stops reading its lines does not stop the cell */
     opt.run.cell.verbose = opt.run.log == BT_LOG_DEBUG;
     bt_settings_log(settings);
     bt_settings_clear_environment(settings); /* coordinator and ranks get them as flags */

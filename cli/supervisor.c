@@ -335,6 +335,15 @@ static void loop(supervisor *s)
 
 /* ---- the end */
 
+/* Where nobody reads it the end does not wait for that. */
+static void say(const char *who, const char *what)
+{
+    char line[1024];
+    int  n = snprintf(line, sizeof(line), "%s%s\n", who, what);
+
+    bt_log_pass_on(line, n < (int)sizeof(line) ? (size_t)n : sizeof(line) - 1);
+}
+
 static int verdict(supervisor *s)
 {
     char text[128];
@@ -351,10 +360,9 @@ static int verdict(supervisor *s)
                            bt_child_ending(&s->launch, text, sizeof(text)));
     }
     if (s->failure[0] == '\0') return EXIT_SUCCESS;
-    fprintf(stderr, "baton-run: %s\n", s->failure);
-    if (s->relay.first_error[0] != '\0') {
-        fprintf(stderr, "baton-run: first error of a rank: %s\n", s->relay.first_error);
-    }
+    say("baton-run: ", s->failure);
+    if (s->relay.first_error[0] != '\0')
+        say("baton-run: first error of a rank: ", s->relay.first_error);
     return s->client.ended && !ended_well(&s->client) && WIFEXITED(s->client.status)
                ? WEXITSTATUS(s->client.status)
                : EXIT_FAILURE;

@@ -54,7 +54,7 @@ void bt_fleet_destroy(bt_fleet *fleet)
     for (uint32_t i = 0; i < fleet->n_members; i++)
         member_free(fleet->members[i]);
     BT_ASSERT(fleet->n_lobby == 0); /* stop() has ended what was there */
-    bt_free(fleet->lobby);
+    bt_table_fini(&fleet->lobby_names);
     bt_cell_hello_free(&fleet->facts);
     bt_free(fleet);
 }
@@ -364,8 +364,26 @@ static bool bury(bt_member *m, uint64_t now_ns)
     return true;
 }
 
+/* While the process stood still no rank and no cell was late. */
+static void forgive_own_silence(bt_fleet *fleet, uint64_t now_ns)
+{
+    uint64_t gap_ns =
+        bt_stood_still_ns(&fleet->ticked_ns, now_ns, fleet->cfg.relay.rank_quiet_ns / 2);
+
+    if (gap_ns == 0) return;
+    BT_WARN("this process stood still for %.1f s: deadlines begin anew", (double)gap_ns * 1e-9);
+    fleet->awake_ns = now_ns;
+    for (uint32_t i = 0; i < fleet->n_members; i++) {
+        bt_member *m = fleet->members[i];
+
+        if (m->deadline_ns != UINT64_MAX) m->deadline_ns += gap_ns;
+        if (m->short_since_ns != 0) m->short_since_ns = now_ns;
+    }
+}
+
 void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
 {
+    forgive_own_silence(fleet, now_ns);
     for (uint32_t i = 0; i < fleet->n_members && !fleet->stopped;) {
         bt_member *m = fleet->members[i];
 

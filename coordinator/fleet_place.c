@@ -75,44 +75,36 @@ void bt_fleet_end_request(bt_fleet *fleet, bt_request *q, grpc_status_code code,
     bt_request_end(q, &events, &end);
 }
 
-static bt_request *leave_lobby(bt_fleet *fleet, uint32_t i)
+static void leave_lobby(bt_fleet *fleet, bt_request *q)
 {
-    bt_request *q = fleet->lobby[i];
-
+    bt_list_remove(&fleet->lobby, q);
+    bt_table_remove(&fleet->lobby_names, bt_request_name_key(q));
     fleet->lobby_tokens -= bt_request_prompt_tokens(q);
     fleet->n_lobby--;
-    memmove(&fleet->lobby[i], &fleet->lobby[i + 1], (fleet->n_lobby - i) * sizeof(fleet->lobby[0]));
-    return q;
 }
 
 static bt_status enter_lobby(bt_fleet *fleet, bt_request *q)
 {
     bt_status st = BT_OK;
-    uint32_t  at;
 
-    if (fleet->n_lobby == fleet->lobby_capacity) {
-        uint32_t     capacity = fleet->lobby_capacity == 0 ? 64 : 2 * fleet->lobby_capacity;
-        bt_request **grown    = bt_realloc(fleet->lobby, capacity, sizeof(bt_request *));
-
-        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "%u requests that wait for a cell", capacity);
-        fleet->lobby          = grown;
-        fleet->lobby_capacity = capacity;
-    }
-    for (at = fleet->n_lobby; at > 0; at--) {
-        if (bt_request_arrived_ns(fleet->lobby[at - 1]) <= bt_request_arrived_ns(q)) break;
-        fleet->lobby[at] = fleet->lobby[at - 1];
-    }
-    fleet->lobby[at] = q;
-    fleet->n_lobby++;
+    BT_TRY(bt_table_put(&fleet->lobby_names, bt_request_name_key(q), q));
+    bt_list_insert(&fleet->lobby, q);
     fleet->lobby_tokens += bt_request_prompt_tokens(q);
+    fleet->n_lobby++;
 out:
     return st;
 }
 
+static void end_in_lobby(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why)
+{
+    leave_lobby(fleet, q);
+    bt_fleet_end_request(fleet, q, code, why);
+}
+
 void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *why)
 {
-    while (fleet->n_lobby > 0)
-        bt_fleet_end_request(fleet, leave_lobby(fleet, 0), code, why);
+    while (fleet->lobby.first != NULL)
+        end_in_lobby(fleet, fleet->lobby.first, code, why);
 }
 
 /* ---- moving */
@@ -163,13 +155,15 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
 
 static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
 {
-    for (uint32_t i = 0; i < fleet->n_lobby;) {
-        bt_member *to = choose_for(fleet, fleet->lobby[i], NULL);
+    bt_request *q, *next;
+    bt_member  *to;
 
-        if (to == NULL)
-            i++;
-        else
-            move(fleet, leave_lobby(fleet, i), to, now_ns);
+    for (q = fleet->lobby.first; q != NULL; q = next) {
+        next = bt_request_next(q);
+        to   = choose_for(fleet, q, NULL);
+        if (to == NULL) continue;
+        leave_lobby(fleet, q);
+        move(fleet, q, to, now_ns);
     }
 }
 
@@ -177,20 +171,20 @@ static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
  * promised an answer, as long as a cell may take to come back. */
 static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
 {
-    for (uint32_t i = 0; i < fleet->n_lobby;) {
-        bt_request *q     = fleet->lobby[i];
-        bool        again = bt_request_resumed(q);
-        uint64_t    from  = again ? fleet->lobby_from_ns : bt_request_arrived_ns(q);
-        uint64_t    limit = again ? fleet->cfg.wait_ns : fleet->cfg.relay.queue_ns;
-        char        why[BT_FLEET_TEXT];
+    bt_request *q, *next;
 
-        if (bt_since_ns(from, now_ns) < limit) {
-            i++;
-            continue;
-        }
+    for (q = fleet->lobby.first; q != NULL; q = next) {
+        bool     again = bt_request_resumed(q);
+        uint64_t from  = again ? fleet->lobby_from_ns : bt_request_arrived_ns(q);
+        uint64_t limit = again ? fleet->cfg.wait_ns : fleet->cfg.relay.queue_ns;
+        char     why[BT_FLEET_TEXT];
+
+        next = bt_request_next(q);
+        if (from < fleet->awake_ns) from = fleet->awake_ns;
+        if (bt_since_ns(from, now_ns) < limit) continue;
         snprintf(why, sizeof(why), "no cell that could go on with it came within %.1f s",
                  (double)limit * 1e-9);
-        bt_fleet_end_request(fleet, leave_lobby(fleet, i), GRPC_STATUS_UNAVAILABLE, why);
+        end_in_lobby(fleet, q, GRPC_STATUS_UNAVAILABLE, why);
     }
 }
 
@@ -216,9 +210,7 @@ static bool has_name(const bt_fleet *fleet, const char *name)
     for (uint32_t i = 0; i < fleet->n_members; i++)
         if (fleet->members[i]->relay != NULL && bt_relay_has_name(fleet->members[i]->relay, name))
             return true;
-    for (uint32_t i = 0; i < fleet->n_lobby; i++)
-        if (strcmp(bt_request_name(fleet->lobby[i]), name) == 0) return true;
-    return false;
+    return bt_table_get(&fleet->lobby_names, bt_relay_name_key(name)) != NULL;
 }
 
 #define REFUSE(cond, status, why, ...)         \
@@ -261,26 +253,26 @@ out:
 void bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name,
                            const char *reason)
 {
+    bt_request *q;
+
     for (uint32_t i = 0; i < fleet->n_members; i++)
         if (fleet->members[i]->relay != NULL)
             bt_relay_abort_client(fleet->members[i]->relay, client, name, reason);
-    for (uint32_t i = 0; i < fleet->n_lobby; i++) {
-        if (bt_request_client(fleet->lobby[i]) != client) continue;
-        bt_fleet_end_request(fleet, leave_lobby(fleet, i), GRPC_STATUS_CANCELLED, reason);
-        return;
-    }
+    q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
+    if (q != NULL && bt_request_client(q) == client)
+        end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
 }
 
 void bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
 {
+    bt_request *q;
+
     for (uint32_t i = 0; i < fleet->n_members; i++)
         if (fleet->members[i]->relay != NULL)
             bt_relay_abort_name(fleet->members[i]->relay, name, reason);
-    for (uint32_t i = 0; i < fleet->n_lobby; i++) {
-        if (strcmp(bt_request_name(fleet->lobby[i]), name) != 0) continue;
-        bt_fleet_end_request(fleet, leave_lobby(fleet, i), GRPC_STATUS_CANCELLED, reason);
-        return;
-    }
+    q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
+    if (q != NULL && strcmp(bt_request_name(q), name) == 0)
+        end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
 }
 
 void bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out)

@@ -3,6 +3,7 @@
 #define BT_COORDINATOR_FLEET_STATE_H
 
 #include "coordinator/fleet.h"
+#include "coordinator/table.h"
 
 typedef struct bt_member bt_member;
 
@@ -38,9 +39,11 @@ struct bt_fleet {
     uint32_t         life;                   /* this process's own part of incarnations: never 0 */
     char             refusal[BT_FLEET_TEXT]; /* the last rank that was refused, and why */
     uint64_t         arrivals, prefix_seed;  /* of all cells, so that one list of keys serves */
-    bt_request     **lobby;                  /* owned [n_lobby], oldest first */
-    uint32_t         n_lobby, lobby_capacity;
-    uint64_t         lobby_tokens, lobby_from_ns;     /* since when no cell serves */
+    bt_request_list  lobby;                  /* owned: requests that wait for a cell */
+    bt_table         lobby_names;
+    uint32_t         n_lobby;
+    uint64_t         lobby_tokens, lobby_from_ns; /* since when no cell serves */
+    uint64_t         ticked_ns, awake_ns; /* the last time; since when it has not stood still */
     uint64_t         tokens_before, retracted_before; /* of cells that have gone */
     grpc_status_code stop_code;
     char             stop_reason[BT_FLEET_TEXT];

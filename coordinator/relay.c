@@ -386,6 +386,12 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 
 /* ---- time */
 
+/* Since when somebody is waited for: while the coordinator stood still itself nobody was late. */
+static uint64_t from_ns(const bt_relay *r, uint64_t since_ns)
+{
+    return since_ns > r->awake_ns ? since_ns : r->awake_ns;
+}
+
 static void end_waiting(bt_relay *r, uint64_t now_ns)
 {
     bt_request *q = r->queue.first, *next;
@@ -394,10 +400,10 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
 
     bt_relay_count_seats(r, taken);
     short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
-    for (; q != NULL && bt_since_ns(q->arrived_ns, now_ns) >= r->cfg.queue_ns;
+    for (; q != NULL && bt_since_ns(from_ns(r, q->arrived_ns), now_ns) >= r->cfg.queue_ns;
          q = next) { /* oldest first */
         next = q->next;
-        if (q->resumed && bt_since_ns(q->heard_ns, now_ns) < r->cfg.stall_ns)
+        if (q->resumed && bt_since_ns(from_ns(r, q->heard_ns), now_ns) < r->cfg.stall_ns)
             continue; /* its client has been promised an answer */
         if (short_of != NULL)
             bt_relay_end_request(r, q, GRPC_STATUS_UNAVAILABLE,
@@ -425,7 +431,8 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
 
     for (q = r->placed.first; q != NULL; q = next) {
         next = q->next;
-        if (q->state == BT_ENDED || bt_since_ns(q->heard_ns, now_ns) < r->cfg.stall_ns) continue;
+        if (q->state == BT_ENDED || bt_since_ns(from_ns(r, q->heard_ns), now_ns) < r->cfg.stall_ns)
+            continue;
         bt_relay_end_request(r, q, GRPC_STATUS_DEADLINE_EXCEEDED,
                              "nothing from rank %u for %.1f s; the request is %s",
                              q->state == BT_PREFILL ? q->prefill_rank : q->decode_rank,
@@ -433,14 +440,14 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
     }
 }
 
-/* A coordinator that has stood still itself has heard nobody meanwhile: that was no rank's silence.
- */
+/* A coordinator that has stood still itself has heard nobody meanwhile: that was no rank's silence,
+ * and requests that wait for room have not waited for a rank. */
 static void forgive_own_silence(bt_relay *r, uint64_t now_ns)
 {
-    uint64_t gap_ns = r->ticked_ns == 0 ? 0 : now_ns - r->ticked_ns;
+    uint64_t gap_ns = bt_stood_still_ns(&r->ticked_ns, now_ns, r->cfg.rank_quiet_ns / 2);
 
-    r->ticked_ns = now_ns;
-    if (gap_ns < r->cfg.rank_quiet_ns / 2) return;
+    if (gap_ns == 0) return;
+    r->awake_ns = now_ns;
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         bt_rank_state *k = &r->ranks[i];
 

@@ -133,8 +133,8 @@ void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2]);
  * is taken out is owned by the caller until another relay adopts it or bt_request_end() ends it; it
  * keeps its client, its arrival and the tokens that its client has.  NULL: there is none left.
  *
- * take_queued: the one that came first of those that wait.  take_open: any open one, as if the
- * ranks of the relay had gone: they are not told. */
+ * take_queued: the one that came first of those that wait.  take_open: any open one; the ranks of
+ * the relay have gone: they are not told, and what they held of ended ones is forgotten. */
 bt_request *bt_relay_take_queued(bt_relay *relay);
 bt_request *bt_relay_take_open(bt_relay *relay);
 /* Takes ownership, unless out of memory. */
@@ -147,6 +147,31 @@ double bt_relay_pressure(const bt_relay *relay);
 /* What a prompt with these keys would add to that: less where a rank probably has its prefix. */
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
                             const bt_block_key *keys);
+/* By first arrival; a request is in one list at most.  To go through one, take bt_request_next()
+ * before the request may leave it. */
+typedef struct {
+    bt_request *first, *last;
+    bt_request *near; /* where one came last that is neither first nor last: the next is close */
+} bt_request_list;
+/* Behind the last one that arrived no later.  Many in the order of their arrival, or against it,
+ * cost one walk through the list together. */
+void        bt_list_insert(bt_request_list *list, bt_request *q);
+void        bt_list_remove(bt_request_list *list, bt_request *q);
+bt_request *bt_request_next(const bt_request *q);
+/* What stands for a name in tables: never 0. */
+uint64_t bt_relay_name_key(const char *name);
+uint64_t bt_request_name_key(const bt_request *q);
+
+/* When the last tick came, and now: how long the process stood still in between, if it did; else
+ * 0.  *ticked_ns: 0 before the first. */
+static inline uint64_t bt_stood_still_ns(uint64_t *ticked_ns, uint64_t now_ns, uint64_t limit_ns)
+{
+    uint64_t gap_ns = *ticked_ns == 0 ? 0 : now_ns - *ticked_ns;
+
+    *ticked_ns = now_ns;
+    return gap_ns < limit_ns ? 0 : gap_ns;
+}
+
 /* A request that no relay has had yet; takes what request owns, unless out of memory. */
 bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
                             bt_request **q_out);

@@ -10,6 +10,7 @@
 
 void bt_list_remove(bt_request_list *list, bt_request *q)
 {
+    if (list->near == q) list->near = q->prev != NULL ? q->prev : q->next;
     *(q->prev != NULL ? &q->prev->next : &list->first) = q->next;
     *(q->next != NULL ? &q->next->prev : &list->last)  = q->prev;
     q->prev = q->next = NULL;
@@ -19,14 +20,23 @@ void bt_list_insert(bt_request_list *list, bt_request *q)
 {
     bt_request *at = list->last;
 
-    if (list->first != NULL && list->first->arrived_ns > q->arrived_ns) at = NULL;
-    while (at != NULL && at->arrived_ns > q->arrived_ns)
-        at = at->prev;
+    if (at != NULL && list->first->arrived_ns > q->arrived_ns) {
+        at = NULL;
+    } else if (at != NULL && at->arrived_ns > q->arrived_ns) { /* first <= q < last */
+        if (list->near != NULL) at = list->near;
+        while (at->arrived_ns > q->arrived_ns)
+            at = at->prev;
+        while (at->next->arrived_ns <= q->arrived_ns)
+            at = at->next;
+        list->near = q;
+    }
     q->prev                                            = at;
     q->next                                            = at != NULL ? at->next : list->first;
     *(q->prev != NULL ? &q->prev->next : &list->first) = q;
     *(q->next != NULL ? &q->next->prev : &list->last)  = q;
 }
+
+bt_request *bt_request_next(const bt_request *q) { return q->next; }
 
 /* Two names with one key would count as duplicates: with 64 bits that does not happen by chance,
  * and who makes it happen gets a refusal. */
@@ -153,8 +163,13 @@ bt_request *bt_relay_take_queued(bt_relay *relay)
 
 bt_request *bt_relay_take_open(bt_relay *relay)
 {
-    for (bt_request *q = relay->placed.first; q != NULL; q = q->next)
+    bt_request *q;
+
+    while ((q = relay->placed.first) != NULL) {
         if (q->state != BT_ENDED) return take(relay, &relay->placed, q);
+        q->decode_holds = q->prefill_holds = false;
+        bt_relay_settle(relay, q);
+    }
     return bt_relay_take_queued(relay);
 }
 
@@ -222,6 +237,7 @@ void bt_request_end(bt_request *q, const bt_relay_events *events, const bt_relay
 }
 
 const char     *bt_request_name(const bt_request *q) { return q->name; }
+uint64_t        bt_request_name_key(const bt_request *q) { return q->name_key; }
 const void     *bt_request_client(const bt_request *q) { return q->client; }
 uint32_t        bt_request_prompt_tokens(const bt_request *q) { return q->n_prompt; }
 const uint32_t *bt_request_prompt(const bt_request *q)

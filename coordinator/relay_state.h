@@ -47,10 +47,6 @@ struct bt_request {
     uint64_t arrived_ns, heard_ns;
 };
 
-typedef struct {
-    bt_request *first, *last;
-} bt_request_list;
-
 enum { BT_SEATED_PREFILL, BT_SEATED_DECODE, BT_UNSEATED }; /* with both roles: the first */
 
 typedef struct {
@@ -82,6 +78,7 @@ struct bt_relay {
     uint32_t        *gone;  /* owned [n_gone], room for all: the lost ones */
     uint32_t         n_gone;
     uint64_t         ticked_ns; /* the last time */
+    uint64_t         awake_ns;  /* since when the coordinator has not stood still */
     bt_request_list  queue, placed;
     uint32_t         n_in[BT_ENDED + 1]; /* requests by state */
     bt_table         numbers, names;
@@ -116,16 +113,10 @@ static inline void bt_relay_turn(bt_relay *r, bt_request *q, bt_request_state st
     q->state = state;
 }
 
-uint64_t bt_relay_name_key(const char *name); /* never 0 */
-
 /* A request without a relay, with all that it owns. */
 void bt_request_free(bt_request *q);
 /* Its name, number, prefix keys and place in the queue; on an error nothing has changed. */
 bt_status bt_relay_enter(bt_relay *relay, bt_request *q);
-
-void bt_list_remove(bt_request_list *list, bt_request *q);
-/* Behind the last one that arrived no later. */
-void bt_list_insert(bt_request_list *list, bt_request *q);
 
 /* Places the head of the queue as long as there is room. */
 void bt_relay_place(bt_relay *relay, uint64_t now_ns);

@@ -66,9 +66,11 @@ static bool put(const char *buf, size_t n)
     return done >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
-static void make_line(bt_log_level level, const char *file, int line, const char *text)
+/* Returns how many bytes the line has. */
+static size_t make_line(bt_log_level level, const char *file, int line, const char *text,
+                        char buf[LINE_BYTES])
 {
-    char            buf[LINE_BYTES], req[32] = "-";
+    char            req[32] = "-";
     struct timespec now;
     struct tm       tm;
     int             n;
@@ -76,26 +78,37 @@ static void make_line(bt_log_level level, const char *file, int line, const char
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &tm);
     if (t_request != 0) snprintf(req, sizeof(req), "req=%llu", (unsigned long long)t_request);
-    n = snprintf(buf, sizeof(buf), "%02d:%02d:%02d.%03ld %c %s %s %s:%d %s\n", tm.tm_hour,
-                 tm.tm_min, tm.tm_sec, now.tv_nsec / 1000000, "EWID"[level], g_who, req,
-                 short_path(file), line, text);
-    if (n >= (int)sizeof(buf)) {
-        n          = (int)sizeof(buf);
+    n = snprintf(buf, LINE_BYTES, "%02d:%02d:%02d.%03ld %c %s %s %s:%d %s\n", tm.tm_hour, tm.tm_min,
+                 tm.tm_sec, now.tv_nsec / 1000000, "EWID"[level], g_who, req, short_path(file),
+                 line, text);
+    if (n >= LINE_BYTES) {
+        n          = LINE_BYTES;
         buf[n - 1] = '\n';
     }
-    if (!put(buf, (size_t)n)) atomic_fetch_add(&g_n_dropped, 1);
+    return (size_t)n;
+}
+
+void bt_log_pass_on(const char *text, size_t n_bytes)
+{
+    unsigned long long before = atomic_load(&g_n_dropped), n;
+    char               lost[96], buf[LINE_BYTES];
+
+    if (!put(text, n_bytes)) {
+        atomic_fetch_add(&g_n_dropped, 1);
+        return;
+    }
+    if (before == 0) return;
+    n = atomic_exchange(&g_n_dropped, 0);
+    snprintf(lost, sizeof(lost), "%llu lines before the last were lost: nobody read them", n);
+    if (n > 0 && !put(buf, make_line(BT_LOG_WARN, __FILE__, __LINE__, lost, buf)))
+        atomic_fetch_add(&g_n_dropped, 1);
 }
 
 static void write_line(bt_log_level level, const char *file, int line, const char *text)
 {
-    unsigned long long before = atomic_load(&g_n_dropped), n;
-    char               lost[96];
+    char buf[LINE_BYTES];
 
-    make_line(level, file, line, text);
-    if (before == 0 || atomic_load(&g_n_dropped) != before) return;
-    n = atomic_exchange(&g_n_dropped, 0);
-    snprintf(lost, sizeof(lost), "%llu lines before the last were lost: nobody read them", n);
-    if (n > 0) make_line(BT_LOG_WARN, __FILE__, __LINE__, lost);
+    bt_log_pass_on(buf, make_line(level, file, line, text, buf));
 }
 
 void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...)

@@ -10,6 +10,7 @@
 #ifndef BT_CORE_LOG_H
 #define BT_CORE_LOG_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #pragma GCC visibility push(default) /* libbaton_cuda.so takes these from the program */
@@ -38,6 +39,10 @@ void bt_log_never_block(void);
 
 /* The request that this thread works on from now, printed in each of its lines; 0 = none. */
 void bt_log_set_request(uint64_t request);
+
+/* Writes what is no line of ours (one of another process, with its end; a progress bar) as it is,
+ * and like one: in one write(2), of at most 4096 bytes, and dropped when nobody takes it. */
+void bt_log_pass_on(const char *text, size_t n_bytes);
 
 BT_PRINTF(4, 5)
 void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...);

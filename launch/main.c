@@ -269,6 +269,7 @@ int main(int argc, char **argv)
     if (opt.as_rank) return bt_rank_run(opt.mpirun.argv, &opt.rank);
 
     bt_log_init("launch", BT_LOG_INFO);
+    bt_log_never_block();
     sigemptyset(&signals);
     for (size_t i = 0; i < sizeof(HANDLED) / sizeof(HANDLED[0]); i++)
         sigaddset(&signals, HANDLED[i]);

@@ -19,7 +19,8 @@ enum {
     RETRY_MS  = 50,    /* between attempts at first; it doubles */
     SLOW_MS   = 400,   /* up to this */
     TRY_MS    = 5000,  /* an attempt may take: who listens there may be stopped */
-    CANCEL_S  = 10,    /* a cancelled call completes at once; more means a bug in gRPC */
+    CANCEL_MS = 100,   /* a cancelled call completes at once; this process may be slow, */
+    CANCEL_N  = 100,   /* or stand still, so that the clock alone does not tell: more is a bug */
     UP_MAX    = 65536, /* messages waiting for a coordinator that does not read */
     TEXT_MAX  = 512,
     RING_INIT = 64
@@ -130,7 +131,8 @@ static bool is_coordinator(const grpc_metadata_array *headers)
  * may find somebody. */
 static bool attach_once(bt_control_client *c, uint64_t deadline_ns, char *cause, bool *retry_out)
 {
-    bool       has_headers = false, has_status = false, late = false;
+    bool       has_headers = false, has_status = false;
+    uint32_t   late = 0; /* since it was cancelled: waits in vain */
     grpc_event ev;
 
     open_channel(c);
@@ -138,22 +140,21 @@ static bool attach_once(bt_control_client *c, uint64_t deadline_ns, char *cause,
     while (!has_headers || !has_status) {
         ev = grpc_completion_queue_next(c->cq, bt_rpc_deadline(deadline_ns), NULL);
         if (ev.type == GRPC_QUEUE_TIMEOUT) {
-            BT_ASSERT(!late);
-            late        = true;
-            deadline_ns = bt_now_ns() + CANCEL_S * BT_NS_PER_S;
-            grpc_call_cancel(c->call, NULL);
+            BT_ASSERT(late < CANCEL_N);
+            if (late++ == 0) grpc_call_cancel(c->call, NULL);
+            deadline_ns = bt_now_ns() + CANCEL_MS * BT_NS_PER_MS;
             continue;
         }
         if (ev.tag == tag_ptr(TAG_STATUS)) has_status = true;
         if (ev.tag != tag_ptr(TAG_HEADERS)) continue;
         has_headers = true;
-        if (has_status || late || !ev.success) continue;
+        if (has_status || late != 0 || !ev.success) continue;
         if (is_coordinator(&c->headers)) return true;
         if (c->headers.count > 0) grpc_call_cancel(c->call, NULL); /* somebody else's stream */
     }
     bt_rpc_slice_text(c->details, cause, TEXT_MAX);
-    if (late) snprintf(cause, TEXT_MAX, "no answer");
-    *retry_out = c->code == GRPC_STATUS_UNAVAILABLE || late;
+    if (late != 0) snprintf(cause, TEXT_MAX, "no answer");
+    *retry_out = c->code == GRPC_STATUS_UNAVAILABLE || late != 0;
     c->refusal = c->code;
     call_end(c);
     close_channel(c);

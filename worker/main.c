@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -170,7 +171,7 @@ int main(int argc, char **argv)
         bt_worker_options_parse(bt_settings_argc(settings), bt_settings_argv(settings), true,
                                 &r.opt) != BT_OK) {
         fprintf(stderr, "baton-worker --help says more\n");
-        return EXIT_FAILURE;
+        return EX_USAGE;
     }
     if (bt_watchdog_start(MPI_START_NS, on_stuck, &r) != BT_OK) return EXIT_FAILURE;
     if (bt_world_init(&argc, &argv, &r.world) != BT_OK) return EXIT_FAILURE;

@@ -225,7 +225,7 @@ static const struct argp_option OPTIONS[] = {
      "CPU only (default: pack at each start)", 0},
     {"chunk",KEY_CHUNK, "N", 0,
      "Rows of one prompt in a step at most (default 2048; with --both, where generated tokens wait "
-     "for the step, 512)", 0},
+     "for the step, 512; in each case no more than --max-rows)", 0},
     {"max-rows",                                                     KEY_MAX_ROWS, "N", 0,
      "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
     {"lookahead",                                                     KEY_LOOKAHEAD, "N", 0,
@@ -272,7 +272,8 @@ static const struct argp_option OPTIONS[] = {
 static const char DOC[] =
     "One rank of a Baton cell, launched by mpirun; baton-run and baton-launch do that for you.\v"
     "The rank loads its share of the weights, reports ready, works until the coordinator says "
-    "Shutdown, and exits with 0.  Any error that concerns more than one request ends it with 1.\n\n"
+    "Shutdown, and exits with 0.  Any error that concerns more than one request ends it with 1, "
+    "wrong usage with 64.\n\n"
     "Every option may also stand in the file of --config, as \"name = value\", and in the "
     "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
     "file, that over the default. Rank 0 logs at the start what came of it.\n\n"
@@ -298,10 +299,14 @@ static bt_status check(bt_worker_options *opt)
                "roles are missing: give --prefill P and --decode D, or --both N");
     BT_REQUIRE(opt->n_spares == 0 || opt->replace, BT_ERR_INVALID_ARG,
                "--spares %u wait for nothing without --on-death=replace", opt->n_spares);
-    if (opt->chunk == 0) opt->chunk = opt->n_both != 0 ? CHUNK_BOTH : CHUNK_ALONE;
+    if (opt->chunk == 0) {
+        opt->chunk = opt->n_both != 0 ? CHUNK_BOTH : CHUNK_ALONE;
+        if (opt->max_rows != 0 && opt->max_rows < opt->chunk) opt->chunk = opt->max_rows;
+    }
     if (opt->max_rows == 0) opt->max_rows = opt->chunk > MIN_MAX_ROWS ? opt->chunk : MIN_MAX_ROWS;
     BT_REQUIRE(opt->chunk <= opt->max_rows, BT_ERR_INVALID_ARG,
-               "--chunk %u does not fit into a step of --max-rows %u", opt->chunk, opt->max_rows);
+               "--chunk %u does not fit into a step of --max-rows %u: give at most as many",
+               opt->chunk, opt->max_rows);
 out:
     return st;
 }
@@ -342,7 +347,6 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
     parse_state       p    = {&opt, BT_OK};
     error_t           code = 0;
 
-    argp_err_exit_status = 1;
     code = argp_parse(&ARGP, argc, argv, may_exit ? 0 : ARGP_NO_EXIT | ARGP_NO_ERRS, NULL, &p);
     BT_TRY(p.st);
     BT_REQUIRE(code == 0, BT_ERR_INVALID_ARG, "the command line cannot be read: %s",

@@ -156,6 +156,31 @@ static void relay_own_silence_is_not_taken_for_that_of_a_rank(void)
     sim_fini(&s);
 }
 
+/* It was stopped while requests waited: no rank has refused them meanwhile. */
+static void relay_own_silence_is_no_wait_for_room(void)
+{
+    sim        s;
+    sim_client waiting;
+    bt_up      beat = {.kind = BT_UP_BEAT};
+
+    sim_bring(&s, &waiting, AT_QUEUE);
+    bt_relay_tick(s.relay, s.now);
+    s.now += 50 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    for (int i = 0; i < 3; i++) { /* the whole of its time from then on */
+        s.now += 9 * BT_NS_PER_S;
+        for (uint32_t r = 0; r < 2; r++, beat.u.beat.progress++)
+            sim_tell(&s, r, beat);
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(waiting.ends, 0);
+    }
+    s.now += 4 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(waiting.ends, 1);
+    EXPECT_EQ(waiting.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    sim_fini(&s);
+}
+
 static void relay_stalled_request_fails_alone(void)
 {
     sim        s;
@@ -163,7 +188,7 @@ static void relay_stalled_request_fails_alone(void)
 
     sim_bring(&s, &c, AT_PREFILL);
     for (uint64_t i = 1; i <= 7; i++) {
-        s.now += 10 * BT_NS_PER_S;
+        s.now += 9 * BT_NS_PER_S;
         for (uint32_t r = 0; r < 2; r++)
             sim_tell(&s, r, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = i}});
         bt_relay_tick(s.relay, s.now);
@@ -205,6 +230,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),
     BT_TEST(relay_quiet_rank_with_work_is_stuck),
     BT_TEST(relay_own_silence_is_not_taken_for_that_of_a_rank),
+    BT_TEST(relay_own_silence_is_no_wait_for_room),
     BT_TEST(relay_stalled_request_fails_alone),
     BT_TEST(relay_placement_prefers_cached_prefixes),
 };

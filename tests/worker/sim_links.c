@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/worker/no_links.h"
 #include "tests/worker/sim_state.h"
 
 static uint64_t sim_now(void *ctx)
@@ -29,12 +30,6 @@ static bt_page_payload sim_slot(void *ctx, void *slot, const bt_page_message *m)
 {
     (void)ctx;
     return payload_at(slot, m);
-}
-
-static bt_status sim_take(void *ctx)
-{
-    (void)ctx;
-    return BT_OK;
 }
 
 static void *sim_stage(void *ctx)
@@ -132,41 +127,21 @@ static bool sim_poll(void *ctx)
     return false;
 }
 
-static const uint64_t *sim_expert_rows(void *ctx)
-{
-    (void)ctx;
-    return NULL;
-}
-
-static const bt_traffic *no_traffic(void *ctx)
-{
-    (void)ctx;
-    return NULL;
-}
-
-static uint64_t never_waited(void *ctx)
-{
-    (void)ctx;
-    return 0;
-}
-
 bt_worker_links sim_links(sim_rank *r)
 {
-    return (bt_worker_links){.ctx         = r,
-                             .now_ns      = sim_now,
-                             .up          = sim_up,
-                             .payload_max = sim_payload_max,
-                             .tail_max    = sim_payload_max,
-                             .stage       = sim_stage,
-                             .slot        = sim_slot,
-                             .take        = sim_take,
-                             .unstage     = sim_unstage,
-                             .send        = sim_send,
-                             .cancel      = sim_cancel,
-                             .poll        = sim_poll,
-                             .expert_rows = sim_expert_rows,
-                             .waited_ns   = never_waited,
-                             .traffic     = no_traffic,
-                             .launch      = sim_launch,
-                             .await       = sim_await};
+    bt_worker_links links = no_links(r);
+
+    links.now_ns      = sim_now;
+    links.up          = sim_up;
+    links.payload_max = sim_payload_max;
+    links.tail_max    = sim_payload_max;
+    links.stage       = sim_stage;
+    links.slot        = sim_slot;
+    links.unstage     = sim_unstage;
+    links.send        = sim_send;
+    links.cancel      = sim_cancel;
+    links.poll        = sim_poll;
+    links.launch      = sim_launch;
+    links.await       = sim_await;
+    return links;
 }

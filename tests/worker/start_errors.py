@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Starts baton-worker in ways that cannot work: each ends with exit code 1 and a sentence that says what to do.
+"""Starts baton-worker in ways that cannot work: each ends with exit code 1, wrong usage with 64, and a sentence that
+says what to do.
 
     start_errors.py WORKER SOURCE"""
 import os
@@ -46,12 +47,12 @@ def run(ranks, arguments, timeout):
     return done.returncode, done.stdout + done.stderr
 
 
-def check(what, code, log, wanted):
+def check(what, code, expected, log, wanted):
     missing = [w for w in wanted if w not in log]
-    if code == 1 and not missing:
+    if code == expected and not missing:
         print(f"{what}: ok", flush=True)
         return 0
-    print(f"{what}: FAILED: exit code {code}, not said: {missing}\n{log}", flush=True)
+    print(f"{what}: FAILED: exit code {code}, expected {expected}, not said: {missing}\n{log}", flush=True)
     return 1
 
 
@@ -60,7 +61,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for what, ranks, arguments, wanted in cases(folder):
             code, log = run(ranks, arguments, 20)
-            failed += check(what, code, log, wanted)
+            failed += check(what, code, 1 if ranks else 64, log, wanted)
     done = subprocess.run([worker, "--help"], capture_output=True, text=True, timeout=10)
     failed += done.returncode != 0 or "mpirun -n 4 baton-worker" not in done.stdout
     return 1 if failed else 0

@@ -43,6 +43,14 @@ static void options_defaults_follow_the_chunk(void)
     EXPECT_EQ(parse(BASE "--both 1 --chunk 2600 --form cost --kv-bytes 2G --timeout-s 3", &opt),
               BT_OK);
     EXPECT_EQ(opt.max_rows, 2600);
+    EXPECT_EQ(parse(BASE "--both 1 --max-rows 128", &opt), BT_OK);
+    EXPECT_EQ(opt.chunk, 128);
+    EXPECT_EQ(opt.max_rows, 128);
+    EXPECT_EQ(parse(BASE "--both 1 --max-rows 700", &opt), BT_OK);
+    EXPECT_EQ(opt.chunk, 512);
+    EXPECT_EQ(opt.max_rows, 700);
+    EXPECT_EQ(parse(BASE "--both 1 --chunk 2600 --form cost --kv-bytes 2G --timeout-s 3", &opt),
+              BT_OK);
     EXPECT_EQ(opt.form, BT_FORM_BY_COST);
     EXPECT_EQ(opt.kv_bytes, 2ull << 30);
 }

@@ -1,0 +1,241 @@
+/* Cells with many requests that come and go, without a network: what waits for a cell, what changes
+ * cells, and that of many thousands each costs what one costs. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "coordinator/fleet.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "tests/proto/control_samples.h"
+#include "tests/support/test.h"
+
+enum { FEW = 1250, MANY = 40000, PROMPT = 5, WAIT_S = 60, QUEUE_S = 30 };
+
+/* ---- ranks that only listen */
+
+struct bt_control_peer {
+    void *data;
+    int   n_refused;
+};
+
+void bt_control_send(bt_control_peer *peer, bt_down *m)
+{
+    (void)peer;
+    bt_down_free(m);
+}
+void  bt_control_peer_set_data(bt_control_peer *peer, void *data) { peer->data = data; }
+void *bt_control_peer_data(const bt_control_peer *peer) { return peer->data; }
+void  bt_control_refuse(bt_control_peer *peer, grpc_status_code code, const char *reason)
+{
+    (void)code, (void)reason;
+    peer->n_refused++;
+}
+
+/* ---- clients that count */
+
+typedef struct {
+    char             name[16];
+    int              ends;
+    grpc_status_code code;
+} client;
+
+typedef struct {
+    bt_fleet *fleet;
+    client   *clients; /* owned [n] */
+    uint32_t  n;
+    uint64_t  now;
+} site;
+
+static bt_finish on_token(void *ctx, void *who, const bt_token *token)
+{
+    (void)ctx, (void)who;
+    return token->finish;
+}
+
+static void on_end(void *ctx, void *who, const bt_relay_end *end)
+{
+    client *c = who;
+
+    (void)ctx;
+    c->ends++;
+    c->code = end->code;
+}
+
+static void on_serving(void *ctx) { (void)ctx; }
+
+static void on_over(void *ctx, bool well, const char *reason)
+{
+    (void)ctx, (void)well, (void)reason;
+    EXPECT(false); /* a cell is waited for */
+}
+
+static void set_up(site *s, uint32_t n)
+{
+    bt_fleet_config config = {
+        .relay       = {.verdict_ns     = BT_NS_PER_S,
+                        .queue_tokens   = UINT64_MAX / 2,
+                        .queue_ns       = QUEUE_S * BT_NS_PER_S,
+                        .rank_quiet_ns  = 20 * BT_NS_PER_S,
+                        .stall_ns       = 600 * BT_NS_PER_S,
+                        .prefill_window = UINT32_MAX},
+        .attach_ns   = 10 * BT_NS_PER_S,
+        .load_ns     = 10 * BT_NS_PER_S,
+        .rejoin_ns   = 10 * BT_NS_PER_S,
+        .wait_ns     = WAIT_S * BT_NS_PER_S,
+        .announce_fd = -1
+    };
+    bt_fleet_events events = {
+        .token = on_token, .end = on_end, .serving = on_serving, .over = on_over, .ctx = s};
+
+    *s = (site){.clients = calloc(n, sizeof(client)), .n = n, .now = bt_now_ns()};
+    EXPECT_EQ(bt_fleet_create(&config, &events, &s->fleet), BT_OK);
+}
+
+static void tear_down(site *s)
+{
+    bt_fleet_stop(s->fleet, GRPC_STATUS_UNAVAILABLE, "the end");
+    for (uint32_t i = 0; i < s->n; i++)
+        EXPECT_EQ(s->clients[i].ends, 1);
+    bt_fleet_destroy(s->fleet);
+    free(s->clients);
+}
+
+/* A cell of one rank comes and serves. */
+static void come(site *s, bt_control_peer *peer, const char *name, uint32_t n_pages)
+{
+    bt_up hello = sample_hello(0, 1), ready = {.kind = BT_UP_READY};
+
+    bt_free(hello.u.hello.cell);
+    hello.u.hello.cell     = bt_strdup(name);
+    hello.u.hello.n_pages  = n_pages;
+    hello.u.hello.max_rows = 1 << 20;
+    *peer                  = (bt_control_peer){0};
+    bt_fleet_message(s->fleet, peer, &hello);
+    bt_up_free(&hello);
+    EXPECT_EQ(peer->n_refused, 0);
+    bt_fleet_message(s->fleet, peer, &ready);
+}
+
+static void submit(site *s, uint32_t i)
+{
+    grpc_status_code code = GRPC_STATUS_OK;
+    uint64_t         number;
+    client          *c = &s->clients[i];
+    bt_relay_request r = {
+        .name      = c->name,
+        .n_prompt  = PROMPT,
+        .prompt    = bt_calloc(PROMPT, sizeof(uint32_t)),
+        .sampling  = {.max_tokens = 5},
+        .n_choices = 1,
+    };
+
+    snprintf(c->name, sizeof(c->name), "r%u", i);
+    EXPECT_EQ(bt_fleet_submit(s->fleet, &r, c, s->now + i, &number, &code), BT_OK);
+}
+
+static void abort_one(site *s, uint32_t i)
+{
+    bt_fleet_abort_client(s->fleet, &s->clients[i], s->clients[i].name, "the client has gone");
+    EXPECT_EQ(s->clients[i].ends, 1);
+    EXPECT_EQ(s->clients[i].code, GRPC_STATUS_CANCELLED);
+}
+
+static uint32_t n_waiting(const site *s)
+{
+    bt_relay_loads l;
+
+    bt_fleet_get_loads(s->fleet, &l);
+    return (uint32_t)l.n_waiting;
+}
+
+static double cpu_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* A cell with n requests is lost and another one comes, and half of the clients leave after each;
+ * then two cells have them by turns, and one of these is lost.  Returns the CPU time, in s. */
+static double come_and_go(uint32_t n)
+{
+    site            s;
+    bt_control_peer a, b, c;
+    double          begun;
+
+    set_up(&s, n);
+    begun = cpu_s();
+    come(&s, &a, "a", 1 << 24);
+    for (uint32_t i = 0; i < n / 2; i++)
+        submit(&s, i);
+    bt_fleet_lost(s.fleet, &a);
+    EXPECT_EQ(n_waiting(&s), n / 2);
+    for (uint32_t i = 0; i < n / 2; i += 2)
+        abort_one(&s, i);
+    come(&s, &b, "b", 1 << 24);
+    for (uint32_t i = 1; i < n / 2; i += 4)
+        abort_one(&s, i);
+    bt_fleet_lost(s.fleet, &b);
+    EXPECT_EQ(n_waiting(&s), n / 8);
+    bt_fleet_tick(s.fleet, s.now + 1); /* a cell that has gone makes room */
+    for (uint32_t i = 3; i < n / 2; i += 4)
+        abort_one(&s, i);
+    EXPECT_EQ(n_waiting(&s), 0);
+    come(&s, &b, "d", 4);
+    come(&s, &c, "c", 4);
+    for (uint32_t i = n / 2; i < n; i++)
+        submit(&s, i);
+    EXPECT(n_waiting(&s) >= n / 2 - 8);
+    bt_fleet_lost(s.fleet, &c);
+    EXPECT(n_waiting(&s) >= n / 2 - 8);
+    begun = cpu_s() - begun;
+    tear_down(&s);
+    return begun;
+}
+
+/* Of 32 times as many linear work takes 32 times as long, and somewhat more where caches end. */
+static void fleet_loses_cells_in_linear_time(void)
+{
+    double few = 1e9, many = 1e9;
+
+    for (int i = 0; i < 3; i++) {
+        double one = come_and_go(FEW), all = come_and_go(MANY);
+
+        few  = one < few ? one : few;
+        many = all < many ? all : many;
+    }
+    printf("%d requests: %.1f ms of CPU, %d: %.1f ms\n", FEW, few * 1e3, MANY, many * 1e3);
+    EXPECT(many < 100 * few);
+}
+
+/* Stopped and woken, the process finds those waiting that it had: nobody has refused them. */
+static void fleet_own_silence_is_no_wait_for_a_cell(void)
+{
+    site s;
+
+    set_up(&s, 2);
+    submit(&s, 0);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    submit(&s, 1);
+    bt_fleet_tick(s.fleet, s.now + (QUEUE_S + 5) * BT_NS_PER_S);
+    EXPECT_EQ(n_waiting(&s), 2);
+    for (uint64_t t = 0; t <= QUEUE_S; t += 5) {
+        EXPECT_EQ(n_waiting(&s), 2);
+        bt_fleet_tick(s.fleet, s.now + (QUEUE_S + 5 + t) * BT_NS_PER_S);
+    }
+    EXPECT_EQ(n_waiting(&s), 0);
+    EXPECT_EQ(s.clients[0].code, GRPC_STATUS_UNAVAILABLE);
+    tear_down(&s);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(fleet_loses_cells_in_linear_time),
+        BT_TEST(fleet_own_silence_is_no_wait_for_a_cell),
+    };
+
+    bt_log_init("fleet", BT_LOG_ERROR);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

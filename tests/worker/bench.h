@@ -1,0 +1,181 @@
+/* tests/worker/bench.h - one rank and the orders that it gets, without a cell around it: what it
+ * says is kept, its hand-off has never room, and a step's logits are all the same. */
+#ifndef BT_TESTS_WORKER_BENCH_H
+#define BT_TESTS_WORKER_BENCH_H
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "tests/support/test.h"
+#include "tests/worker/no_links.h"
+#include "worker/worker.h"
+
+enum {
+    BENCH_LAYERS  = 2,
+    BENCH_DIM     = 4,
+    BENCH_VOCAB   = 50,
+    BENCH_CONTEXT = 300,
+    BENCH_PAGES   = 4,
+    BENCH_MAX_UP  = 64
+};
+
+/* What a rank stands on here: it only keeps what the rank says. */
+typedef struct {
+    bt_model_config model;
+    bt_device      *dev;
+    bt_kv_pool     *pool;
+    bt_worker      *worker;
+    bt_up           up[BENCH_MAX_UP];
+    uint32_t        n_up;
+    uint64_t        now;
+    bt_status       step_status;
+    float           logit;         /* of every id */
+    bool            granted;       /* a message is under way and cannot be withdrawn */
+    uint32_t        n_quarantined; /* as the last beat says */
+    size_t          tail_max;
+} bench;
+
+static inline uint64_t bench_now(void *ctx) { return ((bench *)ctx)->now; }
+
+static inline bt_status bench_up(void *ctx, bt_up *m)
+{
+    bench *b = ctx;
+
+    if (m->kind == BT_UP_BEAT) b->n_quarantined = m->u.beat.slots_quarantined;
+    if (m->kind == BT_UP_BEAT || b->n_up == BENCH_MAX_UP)
+        bt_up_free(m);
+    else
+        b->up[b->n_up++] = *m;
+    return BT_OK;
+}
+
+static inline size_t bench_tail_max(void *ctx) { return ((bench *)ctx)->tail_max; }
+
+static inline bool bench_cancel(void *ctx, uint64_t request)
+{
+    return request != 0 && !((bench *)ctx)->granted;
+}
+
+static inline bt_status bench_launch(void *ctx, bt_step *step)
+{
+    bench *b = ctx;
+
+    for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
+        step->logits[i] = b->logit;
+    return b->step_status;
+}
+
+static inline bt_worker_config bench_config(bench *b, uint32_t rank, uint32_t n_prefill,
+                                            uint32_t n_decode)
+{
+    bt_worker_links links = no_links(b);
+
+    links.now_ns   = bench_now;
+    links.up       = bench_up;
+    links.tail_max = bench_tail_max;
+    links.cancel   = bench_cancel;
+    links.launch   = bench_launch;
+
+    return (bt_worker_config){
+        .facts      = {.rank      = rank,
+                       .n_ranks   = n_prefill == 0 ? 1 : n_prefill + n_decode,
+                       .n_prefill = n_prefill,
+                       .n_decode  = n_decode,
+                       .model     = &b->model,
+                       .n_pages   = BENCH_PAGES},
+        .dev        = b->dev,
+        .pool       = b->pool,
+        .kernels    = bt_cpu_kernels_find("scalar"),
+        .links      = links,
+        .group_size = 1,
+        .epoch      = 1,
+        .chunk      = 16,
+        .max_rows   = 32,
+        .timeout_ns = 10 * BT_NS_PER_S
+    };
+}
+
+static inline void bench_set_up(bench *b, uint32_t rank, uint32_t n_prefill, uint32_t n_decode)
+{
+    bt_device_cpu_options cpu  = {.n_threads = 1, .kernels = "scalar"};
+    bt_kv_pool_config     pool = {
+            .n_layers = BENCH_LAYERS, .n_pages = BENCH_PAGES, .kv_dim = BENCH_DIM};
+    bt_worker_config cfg;
+
+    *b       = (bench){.now = BT_NS_PER_S, .tail_max = SIZE_MAX};
+    b->model = (bt_model_config){
+        .vocab_size = BENCH_VOCAB, .n_layers = BENCH_LAYERS, .max_context = BENCH_CONTEXT};
+    b->model.moe.gate.n_experts = 8;
+    b->model.moe.gate.top_k     = 2;
+    b->model.moe_layer_freq     = 1;
+    EXPECT_EQ(bt_device_cpu_create(&cpu, &b->dev), BT_OK);
+    EXPECT_EQ(bt_kv_pool_create(b->dev, &pool, &b->pool), BT_OK);
+    cfg = bench_config(b, rank, n_prefill, n_decode);
+    EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
+}
+
+/* What it has said. */
+static inline void bench_forget(bench *b)
+{
+    while (b->n_up > 0)
+        bt_up_free(&b->up[--b->n_up]);
+}
+
+/* All pages must be free again. */
+static inline void bench_tear_down(bench *b)
+{
+    bench_forget(b);
+    bt_worker_destroy(b->worker);
+    EXPECT_EQ(bt_kv_pool_check(b->pool), BT_OK);
+    EXPECT_EQ(bt_kv_pool_n_free(b->pool), BENCH_PAGES);
+    bt_kv_pool_destroy(b->pool);
+    bt_device_destroy(b->dev);
+}
+
+/* Gives it to the rank and frees it. */
+static inline void bench_order(bench *b, bt_down *m)
+{
+    EXPECT_EQ(bt_worker_control(b->worker, m), BT_OK);
+    bt_down_free(m);
+}
+
+/* Orders of epoch 3. */
+static inline bt_down bench_reserve(uint64_t id, uint32_t n_prompt, uint32_t max_tokens)
+{
+    bt_down m = {.kind = BT_DOWN_RESERVE};
+
+    m.u.reserve.request             = id;
+    m.u.reserve.epoch               = 3;
+    m.u.reserve.n_prompt            = n_prompt;
+    m.u.reserve.sampling.max_tokens = max_tokens;
+    return m;
+}
+
+static inline bt_down bench_prefill(uint64_t id, uint32_t n_prompt, uint32_t n_pages,
+                                    uint32_t decode_rank)
+{
+    bt_down m = {.kind = BT_DOWN_PREFILL};
+
+    m.u.prefill.request             = id;
+    m.u.prefill.epoch               = 3;
+    m.u.prefill.n_prompt            = n_prompt;
+    m.u.prefill.prompt              = bt_calloc(n_prompt, sizeof(uint32_t));
+    m.u.prefill.n_pages             = n_pages;
+    m.u.prefill.pages               = bt_calloc(n_pages, sizeof(bt_page_ref));
+    m.u.prefill.decode_rank         = decode_rank;
+    m.u.prefill.sampling.max_tokens = 5;
+    return m;
+}
+
+/* It has said one Failed, which is then forgotten. */
+static inline void bench_expect_failed(bench *b, uint32_t code, const char *says)
+{
+    EXPECT_EQ(b->n_up, 1);
+    if (b->n_up != 1) return;
+    EXPECT_EQ(b->up[0].kind, BT_UP_FAILED);
+    EXPECT_EQ(b->up[0].u.failed.code, code);
+    EXPECT_EQ(b->up[0].u.failed.epoch, 3);
+    EXPECT_HAS(b->up[0].u.failed.message, says);
+    bench_forget(b);
+}
+
+#endif

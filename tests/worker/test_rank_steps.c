@@ -1,0 +1,109 @@
+/* One rank's steps: when it wakes, what it does not take from others, and what fails alone. */
+#include "core/clock.h"
+#include "tests/support/test.h"
+#include "tests/worker/bench.h"
+
+static void rank_that_is_not_woken_in_time_says_who_failed(void)
+{
+    bench   b;
+    bt_down m;
+    bt_plan plan;
+    bt_next next;
+
+    bench_set_up(&b, 0, 1, 1);
+    m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_PARK);
+    EXPECT_EQ(b.n_up, 1);
+    EXPECT_EQ(b.up[0].kind, BT_UP_WAKE_REQUEST);
+    EXPECT_EQ(b.up[0].u.wake_request.wake, 0);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(b.n_up, 1); /* it asks once */
+    b.now += 11 * BT_NS_PER_S;
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_ERR_TIMEOUT);
+    EXPECT_HAS(bt_error_text(), "coordinator");
+
+    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    EXPECT_EQ(plan.wake, 1);
+    EXPECT_EQ(plan.n_rows[BT_ROLE_PROMPT], 10);
+    bench_tear_down(&b);
+}
+
+static void plans_that_do_not_agree_stop_the_rank(void)
+{
+    bench   b;
+    bt_plan plan  = {.epoch = 2};
+    bool    leave = false;
+
+    bench_set_up(&b, 0, 1, 1);
+    EXPECT_EQ(bt_worker_finish(b.worker, &plan, &leave), BT_ERR_PROTOCOL);
+    EXPECT_HAS(bt_error_text(), "epoch 2");
+    plan = (bt_plan){
+        .epoch = 1, .n_rows = {UINT32_MAX, UINT32_MAX}
+    };
+    EXPECT_EQ(bt_worker_finish(b.worker, &plan, &leave), BT_ERR_PROTOCOL);
+    bench_tear_down(&b);
+}
+
+/* Runs the one request of a rank of both roles through its prompt. */
+static bt_status run_prompt(bench *b)
+{
+    bt_down   m = bench_reserve(1, 10, 5);
+    bt_plan   plan;
+    bt_next   next;
+    bool      leave;
+    bt_status st;
+
+    bench_order(b, &m);
+    m                               = bench_prefill(1, 10, 1, 0);
+    m.u.prefill.pages[0].id         = b->up[0].u.ticket.pages[0].id;
+    m.u.prefill.pages[0].generation = b->up[0].u.ticket.pages[0].generation;
+    bench_order(b, &m);
+    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bench_order(b, &m);
+    bench_forget(b);
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    st = bt_worker_finish(b->worker, &plan, &leave);
+    return st;
+}
+
+static void logits_that_are_no_numbers_fail_the_request_alone(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.logit = 0.0f / 0.0f;
+    EXPECT_EQ(run_prompt(&b), BT_OK);
+    EXPECT_EQ(b.n_up, 2);
+    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b.up[--b.n_up]);
+    bench_expect_failed(&b, 13, "not a finite number");
+    bench_tear_down(&b);
+}
+
+static void step_that_fails_is_passed_on(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.step_status = BT_ERR_TIMEOUT;
+    EXPECT_EQ(run_prompt(&b), BT_ERR_TIMEOUT);
+    bench_tear_down(&b);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(rank_that_is_not_woken_in_time_says_who_failed),
+        BT_TEST(plans_that_do_not_agree_stop_the_rank),
+        BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
+        BT_TEST(step_that_fails_is_passed_on),
+    };
+
+    bt_log_init("rank", BT_LOG_ERROR);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

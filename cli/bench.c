@@ -17,6 +17,7 @@
 #include "cli/tls_options.h"
 #include "core/clock.h"
 #include "core/file.h"
+#include "core/limits.h"
 #include "core/parse.h"
 
 enum {
@@ -338,6 +339,7 @@ int main(int argc, char **argv)
     bt_lengths_parse(opt.output, &opt.plan.output);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init("bench", BT_LOG_WARN);
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     signal(SIGPIPE, SIG_IGN);

@@ -9,6 +9,7 @@
 #include "cli/streams.h"
 #include "cli/talk.h"
 #include "core/alloc.h"
+#include "core/limits.h"
 
 enum { OPT_MESSAGE = 256, OPT_SYSTEM };
 
@@ -185,5 +186,6 @@ int main(int argc, char **argv)
     bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init("chat", BT_LOG_WARN);
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     return bt_talk_exit_code(chat(&opt));
 }

@@ -19,6 +19,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/file.h"
+#include "core/limits.h"
 #include "core/parse.h"
 #include "core/settings.h"
 #include "proto/secret.h"
@@ -299,6 +300,7 @@ int main(int argc, char **argv)
     if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
     argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);
     bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     bt_settings_log(settings);
     bt_settings_clear_environment(settings); /* the ranks get them as flags */
     opt.cell.verbose = opt.verbose;

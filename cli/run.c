@@ -6,6 +6,7 @@
 #include "cli/streams.h"
 #include "cli/supervisor.h"
 #include "core/clock.h"
+#include "core/limits.h"
 #include "core/parse.h"
 #include "core/settings.h"
 
@@ -352,6 +353,7 @@ int main(int argc, char **argv)
     if (opt.run.chat != NULL && !opt.log_given) opt.run.log = BT_LOG_WARN;
     if (opt.run.chat != NULL && !opt.port_given) opt.run.port = 0;
     bt_log_init("run", opt.run.log);
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     bt_log_never_block(); /* who stops reading its lines does not stop the cell */
     opt.run.cell.verbose = opt.run.log == BT_LOG_DEBUG;
     bt_settings_log(settings);

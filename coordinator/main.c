@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "coordinator/coordinator.h"
+#include "core/limits.h"
 #include "core/log.h"
 #include "core/parse.h"
 #include "core/settings.h"
@@ -259,6 +260,7 @@ int main(int argc, char **argv)
     if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
     argp_parse(&argp, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &o);
     bt_settings_log(settings);
+    if (bt_limits_check() != BT_OK) return 1;
     path = realpath(o.model, NULL);
     if (path == NULL || stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
         fprintf(stderr, "baton-coordinator: --model %s: %s\n", o.model,

@@ -13,6 +13,9 @@ enum { END_TRIES = 2000, MAX_ARGS = 16 };
 /* Of a request: for each token its id and what it stands for, which some gateways send along; and
  * for all else. */
 enum { TOKEN_BYTES = 32, OTHER_BYTES = 256 << 10 };
+/* What gRPC may hold of calls and of messages that have not come or gone as a whole, for all
+ * clients: so much, and so many of the largest messages. */
+enum { WIRE_BYTES = 256 << 20, WIRE_MESSAGES = 64 };
 
 static void listen_for(bt_public *pub, const bt_method *method, void *registered);
 
@@ -178,22 +181,35 @@ static char *supported_defaults(const char *text)
     return copy;
 }
 
-/* What no request needs is not read: to unpack it would hold up every stream. */
+/* What no request needs is not read: to unpack it would hold up every stream.  What clients send
+ * and never finish is bounded too: beyond it gRPC reads on only as it lets go of others. */
 static grpc_server *create_server(uint32_t max_context)
 {
     const grpc_channel_args *usual = bt_rpc_server_args();
     uint64_t                 limit = (uint64_t)max_context * TOKEN_BYTES + OTHER_BYTES;
+    grpc_resource_quota     *quota = grpc_resource_quota_create("public");
+    grpc_server             *server;
     grpc_arg                 args[MAX_ARGS];
     grpc_channel_args        all = {usual->num_args, args};
 
-    BT_ASSERT(usual->num_args <= MAX_ARGS);
+    BT_ASSERT(usual->num_args + 2 <= MAX_ARGS);
+    grpc_resource_quota_resize(quota, WIRE_BYTES + WIRE_MESSAGES * limit);
     for (size_t i = 0; i < usual->num_args; i++) {
         args[i] = usual->args[i];
         if (strcmp(args[i].key, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH) == 0 &&
             limit < (uint64_t)args[i].value.integer)
             args[i].value.integer = (int)limit;
     }
-    return grpc_server_create(&all, NULL);
+    args[all.num_args++] =
+        (grpc_arg)BT_RPC_INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, BT_PUBLIC_CALLS);
+    args[all.num_args++] = (grpc_arg){
+        .type          = GRPC_ARG_POINTER,
+        .key           = (char *)GRPC_ARG_RESOURCE_QUOTA,
+        .value.pointer = {quota, grpc_resource_quota_arg_vtable()}
+    };
+    server = grpc_server_create(&all, NULL);
+    grpc_resource_quota_unref(quota);
+    return server;
 }
 
 static void on_down(bt_rpc_tag *tag, bool ok)

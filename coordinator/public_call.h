@@ -6,6 +6,10 @@
 #include "coordinator/cork.h"
 #include "coordinator/public.h"
 
+/* Generate calls that are open at once, of all clients (13 KiB each, before their prompts); and
+ * calls of one connection, which has some for questions too. */
+enum { BT_PUBLIC_STREAMS = 16384, BT_PUBLIC_CALLS = BT_PUBLIC_STREAMS + 1024 };
+
 typedef struct bt_call   bt_call;
 typedef struct bt_stream bt_stream;
 

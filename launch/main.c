@@ -13,6 +13,7 @@
 
 #include "core/clock.h"
 #include "core/file.h"
+#include "core/limits.h"
 #include "launch/endings.h"
 #include "launch/mpirun.h"
 #include "launch/rank.h"
@@ -270,6 +271,7 @@ int main(int argc, char **argv)
 
     bt_log_init("launch", BT_LOG_INFO);
     bt_log_never_block();
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     sigemptyset(&signals);
     for (size_t i = 0; i < sizeof(HANDLED) / sizeof(HANDLED[0]); i++)
         sigaddset(&signals, HANDLED[i]);

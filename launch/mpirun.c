@@ -9,16 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/limits.h"
 #include "launch/bind.h"
 #include "launch/endings.h"
 
-enum { FILES = 48, FILES_A_RANK = 8 };
+/* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
+ * sockets and plugins. */
+enum { FILES = BT_FILES, FILES_A_RANK = 8 };
 
 #ifndef BT_MPIEXEC
 #define BT_MPIEXEC "mpirun"
@@ -131,24 +133,6 @@ static bool cross_memory_works(void)
     return works;
 }
 
-/* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
- * sockets and plugins. */
-static bt_status allow_files(uint32_t n_ranks)
-{
-    bt_status     st = BT_OK;
-    struct rlimit limit;
-    rlim_t        need = FILES + FILES_A_RANK * (rlim_t)n_ranks;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need) return BT_OK;
-    limit.rlim_cur = need < limit.rlim_max ? need : limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    BT_REQUIRE(limit.rlim_cur >= need, BT_ERR_IO,
-               "mpirun may open %llu files, and needs up to %llu for %u ranks: raise `ulimit -n`",
-               (unsigned long long)limit.rlim_cur, (unsigned long long)need, n_ranks);
-out:
-    return st;
-}
-
 static bool is_far(const bt_mpirun_options *options)
 {
     return options->hostfile != NULL || options->hosts != NULL || options->map != NULL ||
@@ -254,7 +238,8 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
 
     BT_TRY(own_path(exe));
     BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
-    BT_TRY(allow_files(is_far(options) ? 0 : options->n_ranks));
+    BT_TRY(bt_limits_allow_files("mpirun",
+                                 FILES + FILES_A_RANK * (is_far(options) ? 0 : options->n_ranks)));
     if (!is_far(options)) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));
     while (options->argv[n_args] != NULL)
         n_args++;

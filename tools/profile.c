@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/limits.h"
 #include "device/cpu/kernels.h"
 #include "tools/profile/files.h"
 #include "tools/profile/report.h"
@@ -295,5 +296,6 @@ int main(int argc, char **argv)
 
     bt_log_init("profile", BT_LOG_INFO);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     return profile(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }

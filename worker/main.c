@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/limits.h"
 #include "core/watchdog.h"
 #include "worker/rank.h"
 
@@ -173,6 +174,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "baton-worker --help says more\n");
         return EX_USAGE;
     }
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     if (bt_watchdog_start(MPI_START_NS, on_stuck, &r) != BT_OK) return EXIT_FAILURE;
     if (bt_world_init(&argc, &argv, &r.world) != BT_OK) return EXIT_FAILURE;
     bt_watchdog_set_limit(r.opt.timeout_ns);

@@ -240,6 +240,58 @@ static void run_signal_while_loading_ends_cleanly(void)
     EXPECT(bt_command_now() - t < 5);
 }
 
+/* What the ranks and the coordinator say fills the pipe, and nobody reads it: requests are served,
+ * and the end comes when it is asked for. */
+static void run_goes_on_when_nobody_reads_its_lines(void)
+{
+    double end;
+    int    status = 0;
+
+    start_run("", ARGS((char *)"--prefill", (char *)"1", (char *)"--decode", (char *)"1",
+                       (char *)"--log", (char *)"debug"));
+    fcntl(g_run.fd, F_SETPIPE_SZ, 4096);
+    if (!serving()) return;
+    for (int i = 0; i < 8; i++)
+        EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"x",
+                                                (char *)"--max-tokens", (char *)"2")),
+                  0);
+    kill(g_run.pid, SIGTERM);
+    end = bt_command_now() + END_S;
+    while (waitpid(g_run.pid, &status, WNOHANG | WNOWAIT) == 0 && bt_command_now() < end)
+        usleep(10000);
+    EXPECT(bt_command_now() < end);
+    EXPECT_EQ(bt_command_finish(&g_run, END_S), 0);
+}
+
+/* Else a program dies without a word of ours. */
+static void programs_name_the_limit_that_is_too_low(void)
+{
+    static const char *const LIMITS[][2] = {
+        {"ulimit -n 10; \"$0\" \"$@\"", "this program may open 10 files, and needs up to 64"},
+        {"ulimit -s 64; \"$0\" \"$@\"", "a stack may have 64 KiB, and needs 512"            },
+    };
+    static const char *const PROGRAMS[] = {"baton-run", "baton-generate", "baton-coordinator"};
+
+    for (size_t i = 0; i < 2 * sizeof(PROGRAMS) / sizeof(PROGRAMS[0]); i++) {
+        char  program[256];
+        char *argv[] = {(char *)"/bin/sh",
+                        (char *)"-c",
+                        (char *)LIMITS[i % 2][0],
+                        program,
+                        (char *)"--model",
+                        g_model,
+                        NULL,
+                        NULL,
+                        NULL};
+
+        snprintf(program, sizeof(program), "%s/%s", g_bin, PROGRAMS[i / 2]);
+        argv[6] = (char *)(i / 2 == 0 ? "--both" : i / 2 == 1 ? "--address" : "--port");
+        argv[7] = (char *)(i / 2 == 0 ? "1" : i / 2 == 1 ? "127.0.0.1:9" : "0");
+        EXPECT_EQ(bt_command_run(&g_client, argv, NULL, 20), 1);
+        EXPECT_HAS(g_client.output, LIMITS[i % 2][1]);
+    }
+}
+
 /* As early as there is anything to end: the coordinator has not even become itself. */
 static void run_signal_at_once_ends_cleanly(void)
 {
@@ -374,6 +426,8 @@ static const bt_test TESTS[] = {
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),
     BT_TEST(run_signal_at_once_ends_cleanly),
+    BT_TEST(run_goes_on_when_nobody_reads_its_lines),
+    BT_TEST(programs_name_the_limit_that_is_too_low),
     BT_TEST(run_with_ignored_signals_ends_when_asked),
     BT_TEST(run_signal_while_loading_ends_cleanly),
     BT_TEST(run_second_signal_hurries_the_end),

@@ -364,8 +364,11 @@ static void launch_with_few_files_is_refused(void)
                     NULL};
 
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 20), 1);
-    EXPECT_HAS(g_command.output, "needs up to 64 for 2 ranks");
+    EXPECT_HAS(g_command.output, "this program may open 32 files, and needs up to 64");
     EXPECT_HAS(g_command.output, "ulimit -n");
+    argv[2] = (char *)"ulimit -n 70; exec \"$0\" --ranks 2 -- /bin/true";
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 20), 1);
+    EXPECT_HAS(g_command.output, "mpirun may open 70 files, and needs up to 80");
     /* A soft limit below the hard one is no obstacle. */
     argv[2] = (char *)"ulimit -Sn 32; exec \"$0\" --ranks 2 -- /bin/true";
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, 20), 0);

@@ -1,0 +1,19 @@
+/* core/limits.h - what the shell's ulimit must leave a process, looked at once, at its start.
+ *
+ * Threads: main's, before any other. */
+#ifndef BT_CORE_LIMITS_H
+#define BT_CORE_LIMITS_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+
+enum { BT_FILES = 64 }; /* that a program of ours needs beside connections and ranks */
+
+/* n_files may be open at once: the soft limit is raised where the hard one allows it, for children
+ * too.  IO names the limit, what `who` needs and what there is. */
+bt_status bt_limits_allow_files(const char *who, uint32_t n_files);
+/* A main's: BT_FILES, and stacks, its own and its threads', of at least 512 KiB. */
+bt_status bt_limits_check(void);
+
+#endif

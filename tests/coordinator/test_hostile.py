@@ -1,0 +1,119 @@
+"""A client that begins calls and never finishes them: what it may cost is bounded, and others are served after it."""
+import socket
+import struct
+import time
+
+from harness import Served, expected, main
+
+MIB = 1 << 20
+STREAMS, SENT, WINDOW_S, LIMIT_S = 1500, 300000, 0.5, 30
+MAY_TAKE = 420 * MIB  # coordinator/public.c lets gRPC hold 256 MiB and 64 messages; the rest is the process's own
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+INITIAL_WINDOW = 4
+
+
+def frame(kind, flags, stream, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def headers(path):
+    pairs = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"), ("te", "trailers"),
+             ("content-type", "application/grpc")]
+    return b"".join(b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in pair) for pair in pairs)
+
+
+class Wire:
+    """HTTP/2 by hand: sends as much as the windows allow."""
+
+    def __init__(self, address):
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.settimeout(WINDOW_S)
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+        self.buffer, self.initial, self.windows, self.n_reset, self.open = b"", 65535, {0: 65535}, 0, True
+
+    def hear(self):
+        """One more piece from the server; False: nothing came."""
+        try:
+            piece = self.socket.recv(1 << 16)
+        except TimeoutError:
+            return False
+        except OSError:
+            piece = b""
+        self.open = self.open and piece != b""
+        self.buffer += piece
+        while len(self.buffer) >= 9:
+            n, kind, flags = int.from_bytes(self.buffer[:3], "big"), self.buffer[3], self.buffer[4]
+            if len(self.buffer) < 9 + n:
+                break
+            stream, body = int.from_bytes(self.buffer[5:9], "big"), self.buffer[9:9 + n]
+            self.buffer = self.buffer[9 + n:]
+            self.take(kind, flags, stream, body)
+        return piece != b""
+
+    def take(self, kind, flags, stream, body):
+        if kind == WINDOW_UPDATE:
+            self.windows[stream] = self.windows.get(stream, self.initial) + int.from_bytes(body, "big")
+        elif kind == SETTINGS and not flags & 1:
+            for at in range(0, len(body), 6):
+                name, value = struct.unpack_from(">HI", body, at)
+                if name == INITIAL_WINDOW:
+                    self.windows = {s: w + (value - self.initial if s else 0) for s, w in self.windows.items()}
+                    self.initial = value
+            self.put(frame(SETTINGS, 1, 0))
+        elif kind == PING and not flags & 1:
+            self.put(frame(PING, 1, 0, body))
+        elif kind in (RST_STREAM, GOAWAY):
+            self.n_reset += 1
+
+    def put(self, data):
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            self.open = False
+
+    def begin(self, stream, n_bytes):
+        """A message that lacks its last byte; what it holds is no request yet.  Returns what was sent."""
+        left = struct.pack(">BI", 0, n_bytes + 1) + bytes(n_bytes)
+        self.windows.setdefault(stream, self.initial)
+        self.put(frame(HEADERS, 4, stream, headers("/vllm.grpc.engine.VllmEngine/Generate")))
+        while left and self.open:
+            n = min(self.windows[0], self.windows[stream], 16384, len(left))
+            if n <= 0:
+                if not self.hear():
+                    break
+                continue
+            self.put(frame(DATA, 0, stream, left[:n]))
+            self.windows[0] -= n
+            self.windows[stream] -= n
+            left = left[n:]
+        return n_bytes + 5 - len(left)
+
+
+class Unfinished(Served):
+    def rss(self):
+        with open(f"/proc/{self.coordinator.process.pid}/status") as f:
+            return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmRSS"))
+
+    def test_calls_that_never_end_have_a_bound(self):
+        before, sent, end = self.rss(), 0, time.monotonic() + LIMIT_S
+        wires = []
+        for i in range(STREAMS):
+            if not wires or not wires[-1].open:
+                wires.append(Wire(self.address))
+            sent += wires[-1].begin(2 * i + 1, SENT)
+            if sum(w.n_reset for w in wires) > 50 or time.monotonic() > end:
+                break
+        took = self.rss() - before
+        print(f"{sent / MIB:.0f} MiB sent in {i + 1} calls, {took / MIB:.0f} MiB taken, "
+              f"{sum(w.n_reset for w in wires)} calls reset", flush=True)
+        self.assertGreater(sent, 200 * MIB)
+        self.assertLess(took, MAY_TAKE)
+        for wire in wires:
+            wire.socket.close()
+        time.sleep(1)
+        messages = list(self.stub.Generate(self.request(), timeout=20, wait_for_ready=True))
+        self.assertEqual([t for m in messages for t in m.chunk.token_ids], expected([5, 200, 300], 20))
+
+
+main()

@@ -75,11 +75,6 @@ static uint32_t last_rank(const bt_progress *p, uint64_t now_ns)
     return last;
 }
 
-double bt_progress_left_s(const bt_progress *p, uint64_t now_ns)
-{
-    return left_s(&p->ranks[last_rank(p, now_ns)], now_ns);
-}
-
 void bt_progress_last_rank(const bt_progress *p, uint64_t now_ns, char *buf, size_t capacity)
 {
     uint32_t                i    = last_rank(p, now_ns);

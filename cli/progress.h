@@ -26,9 +26,8 @@ void      bt_progress_reset(bt_progress *p);
 bool bt_progress_take(bt_progress *p, const char *text, uint64_t now_ns);
 /* 0 to 1, of all ranks together. */
 double bt_progress_part(const bt_progress *p);
-/* Seconds until the last rank has loaded at its own rate so far; negative: nobody can tell yet. */
-double bt_progress_left_s(const bt_progress *p, uint64_t now_ns);
-/* "rank 1: 2.1 of 4.2 GiB, 12 s left" of the rank that will be last. */
+/* "rank 1: 2.1 of 4.2 GiB, 12 s left" of the rank that will be last at its own rate so far, or
+ * "no rate yet" where nobody can tell. */
 void bt_progress_last_rank(const bt_progress *p, uint64_t now_ns, char *buf, size_t capacity);
 
 #endif

@@ -281,14 +281,3 @@ bool bt_handoff_poll(bt_handoff *handoff)
     handoff->polling = false;
     return any;
 }
-
-bool bt_handoff_idle(const bt_handoff *handoff)
-{
-    for (uint32_t i = 0; i < handoff->n_slots; i++)
-        if (handoff->slots[i].state >= BT_SLOT_QUEUED) return false;
-    for (int i = 0; i < BT_HANDOFF_INBOXES; i++)
-        if (handoff->inboxes[i].busy) return false;
-    return handoff->ask_serial == 0 && handoff->n_asked == 0 && handoff->grant_to == BT_NO_PEER &&
-           handoff->n_signals_open == 0 && handoff->n_owed == 0 &&
-           *handoff->signal_in_request == MPI_REQUEST_NULL;
-}

@@ -110,8 +110,6 @@ bt_status bt_handoff_exclude(bt_handoff *handoff, uint32_t rank);
 /* Progress.  True when something moved.  Events are called from in here and may stage, send and
  * cancel; a poll from within an event does nothing. */
 bool bt_handoff_poll(bt_handoff *handoff);
-/* Nothing queued, granted or in flight on this rank. */
-bool bt_handoff_idle(const bt_handoff *handoff);
 
 #ifdef __cplusplus
 }

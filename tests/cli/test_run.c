@@ -267,8 +267,8 @@ static void run_goes_on_when_nobody_reads_its_lines(void)
 static void programs_name_the_limit_that_is_too_low(void)
 {
     static const char *const LIMITS[][2] = {
-        {"ulimit -n 10; \"$0\" \"$@\"", "this program may open 10 files, and needs up to 64"},
-        {"ulimit -s 64; \"$0\" \"$@\"", "a stack may have 64 KiB, and needs 512"            },
+        {"ulimit -n 10; \"$0\" \"$@\"",  "this program may open 10 files, and needs up to 64"},
+        {"ulimit -s 256; \"$0\" \"$@\"", "a stack may have 256 KiB, and needs 512"           },
     };
     static const char *const PROGRAMS[] = {"baton-run", "baton-generate", "baton-coordinator"};
 

@@ -42,16 +42,17 @@ static void progress_names_the_rank_that_will_be_last(void)
     EXPECT_EQ(bt_progress_init(&p, 2), BT_OK);
     EXPECT(!bt_progress_take(&p, "2 1 2", S) && !bt_progress_take(&p, "x", S));
     EXPECT(bt_progress_take(&p, "0 0 1073741824", S));
-    EXPECT(bt_progress_left_s(&p, S) < 0); /* nobody can tell */
+    bt_progress_last_rank(&p, S, text, sizeof(text));
+    EXPECT(strcmp(text, "rank 0: 0.00 of 1.00 GiB, no rate yet") == 0);
     EXPECT(bt_progress_take(&p, "1 0 1073741824", S));
     EXPECT(bt_progress_take(&p, "0 536870912 1073741824", 3 * S));
     EXPECT(bt_progress_take(&p, "1 268435456 1073741824", 3 * S));
     EXPECT(bt_progress_part(&p) == 0.375);
-    EXPECT(bt_progress_left_s(&p, 3 * S) == 6);
     bt_progress_last_rank(&p, 3 * S, text, sizeof(text));
     EXPECT(strcmp(text, "rank 1: 0.25 of 1.00 GiB, 6 s left") == 0);
     EXPECT(bt_progress_take(&p, "1 1073741824 1073741824", 4 * S));
-    EXPECT(bt_progress_left_s(&p, 4 * S) == 3); /* now rank 0 is the last */
+    bt_progress_last_rank(&p, 4 * S, text, sizeof(text));
+    EXPECT(strcmp(text, "rank 0: 0.50 of 1.00 GiB, 3 s left") == 0);
     bt_progress_reset(&p);
     EXPECT(bt_progress_part(&p) == 0);
     bt_progress_fini(&p);

@@ -26,6 +26,18 @@ typedef struct {
     uint8_t     seen[SITE_SEEN]; /* request % SITE_SEEN: how often */
 } site;
 
+/* Nothing queued, granted or in flight on this rank. */
+static inline bool handoff_is_idle(const bt_handoff *handoff)
+{
+    for (uint32_t i = 0; i < handoff->n_slots; i++)
+        if (handoff->slots[i].state >= BT_SLOT_QUEUED) return false;
+    for (int i = 0; i < BT_HANDOFF_INBOXES; i++)
+        if (handoff->inboxes[i].busy) return false;
+    return handoff->ask_serial == 0 && handoff->n_asked == 0 && handoff->grant_to == BT_NO_PEER &&
+           handoff->n_signals_open == 0 && handoff->n_owed == 0 &&
+           *handoff->signal_in_request == MPI_REQUEST_NULL;
+}
+
 /* Request numbers tell sender, receiver and sequence; the rows' content follows from them. */
 static inline uint64_t request_of(uint32_t from, uint32_t to, uint32_t sequence)
 {
@@ -241,7 +253,7 @@ static inline void site_fini(site *s)
     wait.idle = site_poll;
     wait.ctx  = s;
     while (busy && bt_now_ns() < end_ns) {
-        uint8_t mine = !bt_handoff_idle(s->h) || s->h->n_withdrawing > 0;
+        uint8_t mine = !handoff_is_idle(s->h) || s->h->n_withdrawing > 0;
 
         EXPECT_EQ(bt_group_all_gather(g_all, &mine, 1, all, &wait), BT_OK);
         bt_handoff_poll(s->h);

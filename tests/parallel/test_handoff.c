@@ -221,18 +221,18 @@ static void staging_runs_out_and_comes_back(void)
     EXPECT(a != NULL && b != NULL && a != b);
     EXPECT_EQ((uintptr_t)a % 64, 0);
     EXPECT(bt_handoff_stage(g_site.h) == NULL);
-    EXPECT(bt_handoff_idle(g_site.h)); /* staged is not queued */
+    EXPECT(handoff_is_idle(g_site.h)); /* staged is not queued */
     bt_handoff_unstage(g_site.h, a);
     EXPECT(bt_handoff_stage(g_site.h) == a);
     bt_handoff_unstage(g_site.h, a);
     bt_handoff_unstage(g_site.h, b);
 #ifndef SITE_NCCL
     EXPECT(site_send(&g_site, g_rank, 4, 3) != NULL); /* to itself */
-    EXPECT(!bt_handoff_idle(g_site.h));
+    EXPECT(!handoff_is_idle(g_site.h));
     bt_handoff_poll(g_site.h);
     EXPECT_EQ(g_site.n_delivered, 1);
     EXPECT_EQ(g_site.n_sent, 1);
-    EXPECT(bt_handoff_idle(g_site.h));
+    EXPECT(handoff_is_idle(g_site.h));
 #endif
     site_fini(&g_site);
 }
@@ -269,7 +269,7 @@ static void cancel_of_an_asked_message_withdraws_it(void)
         bt_handoff_poll(g_site.h);
         EXPECT_EQ(g_site.h->slots[0].state, BT_SLOT_ASKED);
         EXPECT(bt_handoff_cancel(g_site.h, request_of(0, 1, 1)));
-        EXPECT(!bt_handoff_idle(g_site.h)); /* the withdrawal is still to go */
+        EXPECT(!handoff_is_idle(g_site.h)); /* the withdrawal is still to go */
         bt_handoff_poll(g_site.h);
         EXPECT_EQ(g_site.h->ask_serial, 0);
         site_send(&g_site, 1, 2, 10); /* waits for the answer, then goes */

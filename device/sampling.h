@@ -14,6 +14,7 @@ extern "C" {
 enum {
     BT_MAX_ALTERNATIVES = 20,
     BT_MAX_EDITS        = 1 << 16, /* of a step */
+    BT_MAX_HISTORIES    = 64,
     BT_NO_TOKEN         = -1
 };
 #define BT_NOT_DRAWN UINT32_MAX /* what is known already */
@@ -27,7 +28,15 @@ typedef struct {
     float    min_p;       /* 0: off */
     uint32_t n_top;       /* alternatives wanted, at most BT_MAX_ALTERNATIVES */
     double   uniform;     /* in [0, 1) */
+    uint32_t history;     /* 1 .. BT_MAX_HISTORIES: its tokens get the penalties, after the edits,
+                             and the token that is drawn is added to it; 0: none */
+    float repetition, frequency, presence; /* 1, 0 and 0: no penalty */
 } bt_draw;
+
+/* A token of a sequence, and how often it was generated; 0: it is of the prompt alone. */
+typedef struct {
+    uint32_t id, count;
+} bt_seen_token;
 
 /* One id's bias, penalty and ban, in this order. */
 typedef struct {
@@ -65,6 +74,10 @@ struct bt_sampling_ops {
     bt_status (*create)(bt_device *dev, uint32_t n_vocab, uint32_t max_draws,
                         bt_device_sampler **sampling_out);
     bt_status (*run)(bt_device_sampler *s, const bt_draws *d); /* enqueued */
+    /* The history is these distinct tokens from then on; the list is free again when the call
+     * returns.  Enqueued. */
+    bt_status (*set_history)(bt_device_sampler *s, uint32_t history, uint32_t n,
+                             const bt_seen_token *seen);
     /* tokens[r], device: the id that draw from[r] of the last run has chosen (0 where there is
      * none), or token[r] where from[r] is BT_NOT_DRAWN.  n at most max_draws; the lists are free
      * again when the call returns.  Enqueued. */

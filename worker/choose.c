@@ -168,6 +168,7 @@ static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
     r->repeat_first = false;
     BT_TRY(choose(w, b, piece, r->sampling.choice, r->n_prompt + r->n_known, 0, &t));
     BT_TRY(bt_request_note(r, t.id));
+    if (!b->on_device) r->on_device = 0; /* which lacks the token */
     r->n_known++;
     r->next_token    = t.id;
     b->finish[piece] = t.finish;
@@ -223,6 +224,39 @@ static void forget_pieces(bt_batch *b, uint64_t id)
             b->pieces[i].request = NULL;
 }
 
+/* One that no request has; 0: there is none. */
+static uint32_t free_history(const bt_worker *w)
+{
+    bool     taken[BT_MAX_HISTORIES + 1] = {false};
+    uint32_t i                           = 1;
+
+    for (uint32_t k = 0; k < w->requests.n; k++)
+        taken[w->requests.at[k]->on_device] = true;
+    while (i <= BT_MAX_HISTORIES && taken[i])
+        i++;
+    return i <= BT_MAX_HISTORIES ? i : 0;
+}
+
+/* From this step on the device counts the tokens of those that decode, as far as it has room. */
+static bt_status move_histories(bt_worker *w, const bt_batch *b)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        bt_request *r = b->pieces[i].request;
+        uint32_t    history;
+
+        if (!bt_worker_needs_history(r)) continue;
+        BT_ASSERT(r->n_drawn == 0); /* bt_worker_must_catch_up() */
+        history = free_history(w);
+        if (history == 0) break;
+        BT_TRY(bt_draw_list_set_history(&w->draws, history, &r->history));
+        r->on_device = history;
+    }
+out:
+    return st;
+}
+
 static bool add_draws(bt_worker *w, bt_batch *b, uint32_t piece)
 {
     const bt_piece   *p      = &b->pieces[piece];
@@ -235,31 +269,42 @@ static bool add_draws(bt_worker *w, bt_batch *b, uint32_t piece)
         bt_sample_how how = how_of(w, r, prompt ? r->choices[i] : r->sampling.choice,
                                    r->n_prompt + (prompt ? 0 : r->n_known + r->n_drawn));
 
-        BT_ASSERT(how.history == NULL || r->n_drawn == 0); /* it lacks what is under way */
-        if (!bt_draw_list_add(&w->draws, &how, b->first_logit[piece], r->sampling.logprobs,
-                              r->sampling.top_logprobs))
+        if (!bt_draw_list_add(&w->draws, &how, r->on_device, b->first_logit[piece],
+                              r->sampling.logprobs, r->sampling.top_logprobs))
             return false;
     }
     return true;
 }
 
-void bt_worker_plan_draws(bt_worker *w, bt_batch *b)
+/* Whether somebody wants to see the step's logits themselves. */
+static bool wants_logits(const bt_batch *b)
 {
-    b->on_device = false;
-    bt_draw_list_clear(&w->draws);
-    b->step.sampling = w->draws.sampling;
-    if (w->draws.sampling == NULL) return;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         const bt_piece *p = &b->pieces[i];
 
         if (p->request->eval ||
-            (bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0) ||
-            !add_draws(w, b, i))
-            return;
+            (bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0))
+            return true;
     }
+    return false;
+}
+
+bt_status bt_worker_plan_draws(bt_worker *w, bt_batch *b)
+{
+    bt_status st = BT_OK;
+
+    b->on_device = false;
+    bt_draw_list_clear(&w->draws);
+    b->step.sampling = w->draws.sampling;
+    if (w->draws.sampling == NULL || wants_logits(b)) goto out;
+    BT_TRY(move_histories(w, b));
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        if (!add_draws(w, b, i)) goto out;
     b->on_device  = true;
     b->draws      = bt_draw_list_view(&w->draws);
     b->step.draws = &b->draws;
+out:
+    return st;
 }
 
 /* Offers what the piece has filled to the prefix cache. */

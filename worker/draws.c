@@ -59,7 +59,9 @@ bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, u
     if (dev->ops->sampling == NULL) goto out;
     l->draws = bt_calloc(n, sizeof(*l->draws));
     l->edits = bt_calloc(BT_MAX_EDITS, sizeof(*l->edits));
-    BT_REQUIRE(l->draws != NULL && l->edits != NULL, BT_ERR_NO_MEMORY, "a list of %zu draws", n);
+    l->seen  = bt_calloc(n_vocab, sizeof(*l->seen));
+    BT_REQUIRE(l->draws != NULL && l->edits != NULL && l->seen != NULL, BT_ERR_NO_MEMORY,
+               "a list of %zu draws", n);
     for (int i = 0; i < 2; i++)
         BT_TRY(take_results(l, &l->out[i]));
     BT_TRY(dev->ops->sampling->create(dev, n_vocab, l->capacity, &l->sampling));
@@ -76,6 +78,7 @@ void bt_draw_list_fini(bt_draw_list *l)
         free_results(l, &l->out[i]);
     bt_free(l->draws);
     bt_free(l->edits);
+    bt_free(l->seen);
     *l = (bt_draw_list){0};
 }
 
@@ -84,6 +87,18 @@ void bt_draw_list_clear(bt_draw_list *l)
     l->n = l->n_edits = 0;
     l->any_logprobs   = false;
     l->turn           = 1 - l->turn;
+}
+
+bt_status bt_draw_list_set_history(bt_draw_list *l, uint32_t i, const bt_history *history)
+{
+    uint32_t n = 0;
+
+    for (uint32_t k = 0; k < history->capacity; k++) {
+        const bt_history_entry *e = &history->at[k];
+
+        if (e->used && e->id < l->n_vocab) l->seen[n++] = (bt_seen_token){e->id, e->count};
+    }
+    return l->dev->ops->sampling->set_history(l->sampling, i, n, l->seen);
 }
 
 /* ---- edits: an id may stand in several lists, and gets one edit */
@@ -96,6 +111,11 @@ static bt_logit_edit *add_edit(bt_draw_list *l, uint32_t id)
     return e;
 }
 
+static float repetition_of(const bt_sample_how *how)
+{
+    return how->repetition == 0 ? 1.0f : how->repetition;
+}
+
 static bool add_history(bt_draw_list *l, const bt_sample_how *how)
 {
     const bt_history *h = how->history;
@@ -106,7 +126,7 @@ static bool add_history(bt_draw_list *l, const bt_sample_how *how)
         if (!h->at[i].used || h->at[i].id >= l->n_vocab) continue;
         e = add_edit(l, h->at[i].id);
         if (e == NULL) return false;
-        e->repetition = how->repetition == 0 ? 1.0f : how->repetition;
+        e->repetition = repetition_of(how);
         e->frequency  = how->frequency;
         e->presence   = how->presence;
         e->count      = h->at[i].count;
@@ -165,12 +185,13 @@ static void merge(bt_draw_list *l, uint32_t n)
 
 /* ---- draws */
 
-bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t row, bool logprobs,
-                      uint32_t n_top)
+bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t history, uint32_t row,
+                      bool logprobs, uint32_t n_top)
 {
     uint32_t before = l->n_edits;
 
-    if (l->n == l->capacity || !add_history(l, how) || !add_lists(l, how)) return false;
+    if (l->n == l->capacity || (history == 0 && !add_history(l, how)) || !add_lists(l, how))
+        return false;
     merge(l, l->n_edits - before);
     l->draws[l->n++] = (bt_draw){.row         = row,
                                  .top_k       = how->top_k,
@@ -178,7 +199,11 @@ bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t row, b
                                  .top_p       = how->top_p,
                                  .min_p       = how->min_p,
                                  .n_top       = logprobs ? n_top : 0,
-                                 .uniform     = bt_sample_uniform(how)};
+                                 .uniform     = bt_sample_uniform(how),
+                                 .history     = history,
+                                 .repetition  = repetition_of(how),
+                                 .frequency   = how->frequency,
+                                 .presence    = how->presence};
     l->any_logprobs  = l->any_logprobs || logprobs;
     return true;
 }

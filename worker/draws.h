@@ -17,6 +17,7 @@ typedef struct {
     uint32_t           capacity, n_vocab;
     bt_draw           *draws;  /* owned: [capacity] */
     bt_logit_edit     *edits;  /* owned: [BT_MAX_EDITS] */
+    bt_seen_token     *seen;   /* owned: [n_vocab] of a history on its way */
     bt_draw_results    out[2]; /* owned: [capacity]; by turns */
     uint32_t           turn;
     uint32_t           n, n_edits; /* of the step */
@@ -30,10 +31,14 @@ void      bt_draw_list_fini(bt_draw_list *l);
 size_t bt_draw_list_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_rows);
 
 void bt_draw_list_clear(bt_draw_list *l);
-/* One more choice, from row `row` of the step's logits; logprobs: with n_top alternatives.  False:
+/* The device's history i is this one; what draws add to it from then on it counts itself.
+ * Enqueued. */
+bt_status bt_draw_list_set_history(bt_draw_list *l, uint32_t i, const bt_history *history);
+/* One more choice, from row `row` of the step's logits; logprobs: with n_top alternatives.
+ * history: the device's that stands for how->history; 0: that goes up with the choice.  False:
  * there is no room. */
-bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t row, bool logprobs,
-                      uint32_t n_top);
+bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t history, uint32_t row,
+                      bool logprobs, uint32_t n_top);
 /* What the model runs.  Its `out` is good until the list has been cleared twice, the rest until
  * the step is launched. */
 bt_draws bt_draw_list_view(bt_draw_list *l);

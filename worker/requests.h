@@ -87,13 +87,15 @@ typedef struct {
     uint32_t         epoch; /* of its placement */
     bt_request_state state;
     bool             eval;
-    bt_sampling      sampling; /* owned: its arrays */
-    bt_history       history;  /* owned; of the sampling that counts tokens, else empty */
-    uint32_t         n_prompt;
-    uint32_t        *prompt; /* owned; NULL on a decode rank */
-    uint32_t         peer;   /* world rank of the other end of its hand-off; ours with both roles */
-    uint32_t         n_computed; /* positions whose rows are in the pages */
-    uint32_t         step_end;   /* n_computed after the steps under way */
+    bt_sampling      sampling;  /* owned: its arrays */
+    bt_history       history;   /* owned; of the sampling that counts tokens, else empty */
+    uint32_t         on_device; /* the device's history that equals it, with what is under way; 0:
+                                   none */
+    uint32_t  n_prompt;
+    uint32_t *prompt;     /* owned; NULL on a decode rank */
+    uint32_t  peer;       /* world rank of the other end of its hand-off; ours with both roles */
+    uint32_t  n_computed; /* positions whose rows are in the pages */
+    uint32_t  step_end;   /* n_computed after the steps under way */
 
     uint32_t    n_pages;
     bt_page_id *pages; /* owned array; the pages are held from this rank's pool */

@@ -6,9 +6,10 @@
  * then: it is dropped, and the request keeps its pages until that step is over as well (DRAINING).
  * Each rank does this for itself: a plan's rows are what it says, whatever they were planned from.
  *
- * The host catches up before the next plan where that needs the tokens: for penalties, which count
- * them, and when pages run short, so that nobody is retracted for one that has ended.  A step with
- * rows of a prompt, or whose tokens the host chooses, is never left under way. */
+ * The host catches up before the next plan where that needs the tokens: for penalties of a request
+ * whose tokens the device does not count (device/sampling.h), and when pages run short, so that
+ * nobody is retracted for one that has ended.  A step with rows of a prompt, or whose tokens the
+ * host chooses, is never left under way. */
 #include "worker/state.h"
 
 static uint64_t now_ns(const bt_worker *w) { return w->cfg.links.now_ns(w->cfg.links.ctx); }
@@ -76,8 +77,9 @@ static void take_back(bt_batch *b)
 
         if (bt_piece_is_prompt(p))
             bt_form_map_fix(&r->map, p->start + p->n_rows, p->role, b->spans[i].form);
-        r->step_end = r->n_computed;
-        r->n_drawn  = 0;
+        r->step_end  = r->n_computed;
+        r->n_drawn   = 0;
+        r->on_device = 0; /* it may have counted what comes to nothing */
         r->n_launched--;
     }
 }
@@ -91,7 +93,7 @@ static bt_status launch(bt_worker *w)
              b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
     b->from_ns = now_ns(w);
     bt_batch_fill(b, &w->cfg);
-    bt_worker_plan_draws(w, b);
+    BT_TRY(bt_worker_plan_draws(w, b));
     b->step.layer_done = layer_done;
     b->step.ctx        = w;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
@@ -109,6 +111,7 @@ static bt_status launch(bt_worker *w)
     w->layers_done = 0;
     w->n_steps++;
     if (st != BT_OK) take_back(b);
+out:
     return st;
 }
 
@@ -183,7 +186,7 @@ bool bt_worker_must_catch_up(const bt_worker *w)
     for (uint32_t i = 0; i < w->requests.n && w->under_way != NULL; i++) {
         const bt_request *r = w->requests.at[i];
 
-        if (r->n_drawn > 0 && bt_sampling_counts_tokens(&r->sampling)) return true;
+        if (bt_worker_needs_history(r)) return true;
         n_pages += bt_request_needs_page(r);
     }
     return n_pages > bt_kv_pool_n_available(w->cfg.pool);

@@ -82,7 +82,14 @@ bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, uin
 
 /* choose.c */
 /* Where the device samples, it also chooses in this step, unless logits themselves are wanted. */
-void bt_worker_plan_draws(bt_worker *w, bt_batch *b);
+bt_status bt_worker_plan_draws(bt_worker *w, bt_batch *b);
+/* Whether the request's next choice needs to know its last one: the device does not count its
+ * tokens, or not yet. */
+static inline bool bt_worker_needs_history(const bt_request *r)
+{
+    return r->state == BT_REQUEST_DECODE && r->on_device == 0 &&
+           bt_sampling_counts_tokens(&r->sampling);
+}
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
 bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b);
 bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b);

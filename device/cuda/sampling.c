@@ -19,6 +19,8 @@ struct bt_device_sampler {
     bt_cuda_edit *edits;  /* [BT_MAX_EDITS] */
     uint32_t     *fed;    /* [2][max_draws]: ids of the last run, then what is known */
     uint32_t     *fed_at; /* [max_draws] */
+    bt_cuda_seen *seen;   /* [MOST_SEEN]: of a history on its way */
+    uint32_t     *words;  /* [BT_MAX_HISTORIES, n_vocab] */
 
     /* Owned, host: as they go up. */
     uint32_t     *host_rows, *host_n_top; /* [chunk] */
@@ -27,7 +29,8 @@ struct bt_device_sampler {
     uint32_t     *host_fed_at; /* [max_draws] */
 };
 
-enum { CHUNK = 64 };
+enum { CHUNK = 64, MOST_SEEN = 1024 };
+_Static_assert(sizeof(bt_cuda_seen) == sizeof(bt_seen_token), "they go up as they are");
 
 static uint32_t blocks_of(uint32_t n_vocab)
 {
@@ -44,15 +47,17 @@ static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
                  BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + 64;
 
     return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_cuda_edit) +
-           3 * (size_t)max_draws * sizeof(uint32_t);
+           3 * (size_t)max_draws * sizeof(uint32_t) + MOST_SEEN * sizeof(bt_cuda_seen) +
+           (size_t)BT_MAX_HISTORIES * n_vocab * sizeof(uint32_t);
 }
 
 static void destroy(bt_device_sampler *s)
 {
     if (s == NULL) return;
-    void *device[] = {s->logits,       s->e,     s->ranked,  s->maxima,  s->sums,  s->order,
-                      s->rows,         s->n_top, s->n_found, s->top_ids, s->ids,   s->logprob,
-                      s->top_logprobs, s->draws, s->edits,   s->fed,     s->fed_at};
+    void *device[] = {s->logits, s->e,       s->ranked,       s->maxima,  s->sums,
+                      s->order,  s->rows,    s->n_top,        s->n_found, s->top_ids,
+                      s->ids,    s->logprob, s->top_logprobs, s->draws,   s->edits,
+                      s->fed,    s->fed_at,  s->seen,         s->words};
     void *host[]   = {s->host_rows, s->host_n_top, s->host_draws, s->host_edits, s->host_fed_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
@@ -96,6 +101,8 @@ static bt_status take_all(bt_device_sampler *s)
     BT_TRY(take(s, BT_MAX_EDITS, sizeof(*s->edits), &s->edits));
     BT_TRY(take(s, 2 * (size_t)s->max_draws, sizeof(*s->fed), &s->fed));
     BT_TRY(take(s, s->max_draws, sizeof(*s->fed_at), &s->fed_at));
+    BT_TRY(take(s, MOST_SEEN, sizeof(*s->seen), &s->seen));
+    BT_TRY(take(s, (size_t)BT_MAX_HISTORIES * s->n_vocab, sizeof(*s->words), &s->words));
     s->host_rows   = bt_calloc(n, sizeof(*s->host_rows));
     s->host_n_top  = bt_calloc(n, sizeof(*s->host_n_top));
     s->host_draws  = bt_calloc(n, sizeof(*s->host_draws));
@@ -148,8 +155,15 @@ static bt_status send_lists(bt_device_sampler *s, const bt_draws *d, uint32_t fi
 
         s->host_rows[i]  = d->row_of != NULL ? d->row_of[from->row] : from->row;
         s->host_n_top[i] = from->n_top;
-        s->host_draws[i] =
-            (bt_cuda_draw){from->temperature, from->top_p, from->min_p, from->top_k, from->uniform};
+        s->host_draws[i] = (bt_cuda_draw){.temperature = from->temperature,
+                                          .top_p       = from->top_p,
+                                          .min_p       = from->min_p,
+                                          .top_k       = from->top_k,
+                                          .uniform     = from->uniform,
+                                          .history     = from->history,
+                                          .repetition  = from->repetition,
+                                          .frequency   = from->frequency,
+                                          .presence    = from->presence};
     }
     BT_TRY(bt_device_upload(s->dev, s->rows, s->host_rows, n * sizeof(*s->rows)));
     BT_TRY(bt_device_upload(s->dev, s->n_top, s->host_n_top, n * sizeof(*s->n_top)));
@@ -185,22 +199,34 @@ out:
     return st;
 }
 
+/* Of the draws that have a history. */
+static bt_status penalise(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n)
+{
+    bool any = false;
+
+    for (uint32_t i = first; i < first + n; i++)
+        any = any || d->draws[i].history != 0;
+    return !any ? BT_OK
+                : CUDA(bt_cuda_penalise(bt_cuda_stream(s->dev), n, s->n_vocab, s->draws, s->words,
+                                        s->logits));
+}
+
 static bt_status draw(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n)
 {
     bt_status st = BT_OK;
 
-    BT_TRY(CUDA(
-        bt_cuda_sample_run(bt_cuda_stream(s->dev), &(bt_cuda_sample){.n_rows  = n,
-                                                                     .n_vocab = s->n_vocab,
-                                                                     .logits  = s->logits,
-                                                                     .draws   = s->draws,
-                                                                     .e       = s->e,
-                                                                     .ranked  = s->ranked,
-                                                                     .order   = s->order,
-                                                                     .maxima  = s->maxima,
-                                                                     .sums    = s->sums,
-                                                                     .ids     = s->ids,
-                                                                     .next    = s->fed + first})));
+    BT_TRY(CUDA(bt_cuda_sample_run(bt_cuda_stream(s->dev), &(bt_cuda_sample){.n_rows  = n,
+                                                                             .n_vocab = s->n_vocab,
+                                                                             .logits  = s->logits,
+                                                                             .draws   = s->draws,
+                                                                             .e       = s->e,
+                                                                             .ranked  = s->ranked,
+                                                                             .order   = s->order,
+                                                                             .maxima  = s->maxima,
+                                                                             .sums    = s->sums,
+                                                                             .ids     = s->ids,
+                                                                             .next = s->fed + first,
+                                                                             .words = s->words})));
     BT_TRY(bt_device_download(s->dev, d->out->ids + first, s->ids, n * sizeof(*s->ids)));
 out:
     return st;
@@ -241,15 +267,41 @@ static bt_status run(bt_device_sampler *s, const bt_draws *d)
 
     BT_REQUIRE(d->n_edits <= BT_MAX_EDITS, BT_ERR_INVALID_ARG, "%u edits of logits, at most %d",
                d->n_edits, (int)BT_MAX_EDITS);
+    for (uint32_t i = 0; i < d->n_draws; i++)
+        BT_REQUIRE(d->draws[i].history <= BT_MAX_HISTORIES, BT_ERR_INVALID_ARG,
+                   "draw %u has history %u, of %d", i, d->draws[i].history, (int)BT_MAX_HISTORIES);
     for (uint32_t first = 0, n; first < d->n_draws; first += n) {
         n = d->n_draws - first < s->chunk ? d->n_draws - first : s->chunk;
         BT_TRY(send_lists(s, d, first, n));
         BT_TRY(copy_rows(s, d, n));
         BT_TRY(edit_rows(s, d, first, n, &at));
+        BT_TRY(penalise(s, d, first, n));
         BT_TRY(draw(s, d, first, n));
         if (!d->any_logprobs) continue;
         BT_TRY(copy_rows(s, d, n)); /* logprobs are of raw logits */
         BT_TRY(find_logprobs(s, d, first, n));
+    }
+out:
+    return st;
+}
+
+static bt_status set_history(bt_device_sampler *s, uint32_t history, uint32_t n,
+                             const bt_seen_token *seen)
+{
+    bt_status st     = BT_OK;
+    void     *stream = bt_cuda_stream(s->dev);
+    uint32_t *words  = s->words + (size_t)(history - 1) * s->n_vocab;
+
+    BT_REQUIRE(history >= 1 && history <= BT_MAX_HISTORIES, BT_ERR_INVALID_ARG, "history %u, of %d",
+               history, (int)BT_MAX_HISTORIES);
+    for (uint32_t i = 0; i < n; i++)
+        BT_REQUIRE(seen[i].id < s->n_vocab, BT_ERR_INVALID_ARG, "token %u of a vocabulary of %u",
+                   seen[i].id, s->n_vocab);
+    BT_TRY(CUDA(cudaMemsetAsync(words, 0, s->n_vocab * sizeof(*words), stream)));
+    for (uint32_t first = 0, m; first < n; first += m) {
+        m = n - first < MOST_SEEN ? n - first : MOST_SEEN;
+        BT_TRY(bt_device_upload(s->dev, s->seen, seen + first, m * sizeof(*seen)));
+        BT_TRY(CUDA(bt_cuda_set_history(stream, m, s->seen, words)));
     }
 out:
     return st;
@@ -276,5 +328,9 @@ out:
     return st;
 }
 
-const bt_sampling_ops bt_cuda_sampling_ops = {
-    .bytes = bytes, .create = create, .run = run, .feed = feed, .destroy = destroy};
+const bt_sampling_ops bt_cuda_sampling_ops = {.bytes       = bytes,
+                                              .create      = create,
+                                              .run         = run,
+                                              .set_history = set_history,
+                                              .feed        = feed,
+                                              .destroy     = destroy};

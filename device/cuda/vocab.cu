@@ -21,6 +21,14 @@ static __device__ __forceinline__ uint32_t block_len(uint32_t n_vocab, uint32_t 
     return n_vocab - block * BLOCK < (uint32_t)BLOCK ? n_vocab - block * BLOCK : (uint32_t)BLOCK;
 }
 
+static __device__ __forceinline__ float penalised(float x, float repetition, float frequency,
+                                                  float presence, uint32_t count)
+{
+    if (repetition != 1.0f) x = x > 0 ? x / repetition : x * repetition;
+    x -= frequency * (float)count;
+    return count > 0 ? x - presence : x;
+}
+
 static __global__ void __launch_bounds__(THREADS)
     edit_kernel(uint32_t n, const bt_cuda_edit *edits, size_t ld, float *logits)
 {
@@ -29,11 +37,9 @@ static __global__ void __launch_bounds__(THREADS)
     float        x;
 
     if (i >= n) return;
-    e = edits[i];
-    x = logits[e.row * ld + e.id] + e.bias;
-    if (e.repetition != 1.0f) x = x > 0 ? x / e.repetition : x * e.repetition;
-    x -= e.frequency * (float)e.count;
-    if (e.count > 0) x -= e.presence;
+    e                         = edits[i];
+    x                         = logits[e.row * ld + e.id] + e.bias;
+    x                         = penalised(x, e.repetition, e.frequency, e.presence, e.count);
     logits[e.row * ld + e.id] = e.banned ? -INFINITY : x;
 }
 
@@ -43,6 +49,45 @@ int bt_cuda_edit_logits(void *stream, uint32_t n_edits, const bt_cuda_edit *edit
     if (n_edits == 0) return 0;
     return gpu_launch(edit_kernel, dim3(gpu_blocks(n_edits, THREADS)), dim3(THREADS), 0, stream,
                       n_edits, edits, ld, logits);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    seen_kernel(uint32_t n, const bt_cuda_seen *seen, uint32_t *words)
+{
+    uint32_t i = blockIdx.x * THREADS + threadIdx.x;
+
+    if (i < n) words[seen[i].id] = 1 + 2 * seen[i].count;
+}
+
+int bt_cuda_set_history(void *stream, uint32_t n, const bt_cuda_seen *seen, uint32_t *words)
+{
+    if (n == 0) return 0;
+    return gpu_launch(seen_kernel, dim3(gpu_blocks(n, THREADS)), dim3(THREADS), 0, stream, n, seen,
+                      words);
+}
+
+/* Blocks: [rows][blocks of ids]. */
+static __global__ void __launch_bounds__(THREADS)
+    penalise_kernel(uint32_t n_vocab, const bt_cuda_draw *draws, const uint32_t *words,
+                    float *logits)
+{
+    bt_cuda_draw d  = draws[blockIdx.y];
+    size_t       at = (size_t)blockIdx.x * BLOCK;
+
+    if (d.history == 0) return;
+    words += (size_t)(d.history - 1) * n_vocab + at;
+    logits += (size_t)blockIdx.y * n_vocab + at;
+    for (uint32_t i = threadIdx.x; i < block_len(n_vocab, blockIdx.x); i += THREADS)
+        if (words[i] != 0)
+            logits[i] = penalised(logits[i], d.repetition, d.frequency, d.presence, words[i] / 2);
+}
+
+int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+                     const uint32_t *words, float *logits)
+{
+    if (n_rows == 0 || n_vocab == 0) return 0;
+    return gpu_launch(penalise_kernel, dim3(n_blocks_of(n_vocab), n_rows), dim3(THREADS), 0, stream,
+                      n_vocab, draws, words, logits);
 }
 
 /* Blocks: [rows][blocks of ids]. */
@@ -101,7 +146,7 @@ static __global__ void __launch_bounds__(THREADS)
     GPU_SHARED(float, e, BLOCK);
     size_t       at   = (size_t)blockIdx.y * n_vocab + (size_t)blockIdx.x * BLOCK;
     uint32_t     n    = block_len(n_vocab, blockIdx.x);
-    bt_cuda_draw draw = {1.0f, 0, 0, 0, 0};
+    bt_cuda_draw draw = {1.0f, 0, 0, 0, 0, 0, 1.0f, 0, 0};
     float        scale, top;
 
     if (draws != NULL) draw = draws[blockIdx.y];
@@ -337,8 +382,14 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(const GPU_CONSTA
         id = draw_by_rank(r, d, near_by, word);
     else
         id = threadIdx.x == 0 ? draw_by_id(r, d) : 0;
-    if (threadIdx.x == 0) s.ids[row] = (int32_t)id;
-    if (threadIdx.x == 0 && s.next != NULL) s.next[row] = id;
+    if (threadIdx.x != 0) return;
+    s.ids[row] = (int32_t)id;
+    if (s.next != NULL) s.next[row] = id;
+    if (d.history != 0) { /* seen, and generated once more */
+        uint32_t *seen = &s.words[(size_t)(d.history - 1) * s.n_vocab + id];
+
+        *seen = (*seen | 1) + 2;
+    }
 }
 
 int bt_cuda_sample_run(void *stream, const bt_cuda_sample *s)

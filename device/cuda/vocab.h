@@ -31,12 +31,25 @@ int bt_cuda_edit_logits(void *stream, uint32_t n_edits, const bt_cuda_edit *edit
                         float *logits);
 
 typedef struct {
-    float    temperature; /* below 1e-5: greedy */
-    float    top_p;       /* 0 and from 1 on: off */
-    float    min_p;       /* 0: off */
-    uint32_t top_k;       /* 0: off */
-    double   uniform;     /* in [0, 1): from (seed, choice, position) */
+    float    temperature;                     /* below 1e-5: greedy */
+    float    top_p;                           /* 0 and from 1 on: off */
+    float    min_p;                           /* 0: off */
+    uint32_t top_k;                           /* 0: off */
+    double   uniform;                         /* in [0, 1): from (seed, choice, position) */
+    uint32_t history;                         /* from 1 on, distinct in a launch; 0: none */
+    float    repetition, frequency, presence; /* as an edit's, of the history's tokens */
 } bt_cuda_draw;
+
+/* Histories of sequences: a word for each id, 0: not seen; else 1 + 2 times how often it was
+ * generated. */
+typedef struct {
+    uint32_t id, count;
+} bt_cuda_seen;
+/* words[id] of n distinct ids; words: [n_vocab] of one history, cleared. */
+int bt_cuda_set_history(void *stream, uint32_t n, const bt_cuda_seen *seen, uint32_t *words);
+/* logits[row, id] of the draws' histories change in place; words: [histories, n_vocab]. */
+int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+                     const uint32_t *words, float *logits);
 
 typedef struct {
     uint32_t            n_rows, n_vocab;
@@ -48,6 +61,7 @@ typedef struct {
     float              *maxima, *sums; /* scratch [n_rows, blocks of n_vocab] */
     int32_t            *ids;  /* out [n_rows]; BT_CUDA_NO_TOKEN: the highest is no finite number */
     uint32_t           *next; /* out [n_rows], the same, 0 where there is none; or NULL */
+    uint32_t *words; /* [histories, n_vocab]: where the id is added; NULL: no draw has a history */
 } bt_cuda_sample;
 static inline size_t bt_cuda_order_elems(uint32_t n_vocab)
 {

@@ -54,11 +54,22 @@ static double uniform(const bt_sample_how *how)
 static void run(vocab *v)
 {
     for (uint32_t r = 0; r < v->n_rows; r++)
-        v->draws[r] = (bt_cuda_draw){v->how[r].temperature, v->how[r].top_p, v->how[r].min_p,
-                                     v->how[r].top_k, uniform(&v->how[r])};
-    EXPECT_EQ(bt_cuda_sample_run(NULL, &(bt_cuda_sample){v->n_rows, v->n_vocab, v->logits, v->draws,
-                                                         v->e, v->ranked, v->order, v->maxima,
-                                                         v->sums, v->ids, v->next}),
+        v->draws[r] = (bt_cuda_draw){.temperature = v->how[r].temperature,
+                                     .top_p       = v->how[r].top_p,
+                                     .min_p       = v->how[r].min_p,
+                                     .top_k       = v->how[r].top_k,
+                                     .uniform     = uniform(&v->how[r])};
+    EXPECT_EQ(bt_cuda_sample_run(NULL, &(bt_cuda_sample){.n_rows  = v->n_rows,
+                                                         .n_vocab = v->n_vocab,
+                                                         .logits  = v->logits,
+                                                         .draws   = v->draws,
+                                                         .e       = v->e,
+                                                         .ranked  = v->ranked,
+                                                         .order   = v->order,
+                                                         .maxima  = v->maxima,
+                                                         .sums    = v->sums,
+                                                         .ids     = v->ids,
+                                                         .next    = v->next}),
               0);
     for (uint32_t r = 0; r < v->n_rows; r++)
         EXPECT_EQ(v->next[r], v->ids[r] < 0 ? 0 : v->ids[r]);

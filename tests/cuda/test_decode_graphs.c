@@ -104,7 +104,7 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
         fed[i]        = i < n_fed ? i : BT_NOT_DRAWN;
         logit_rows[i] = i;
         sample.choice = i;
-        NEED(bt_draw_list_add(&h->draws, &sample, i, true, 2));
+        NEED(bt_draw_list_add(&h->draws, &sample, 0, i, true, 2));
     }
     view          = bt_draw_list_view(&h->draws);
     h->n_launches = simt_n_launches();

@@ -105,7 +105,7 @@ static void choices_are_those_of_the_host(void)
     site_open(&s);
     allocs = s.dev->n_allocs;
     for (uint32_t i = 0; i < DRAWS; i++)
-        EXPECT(bt_draw_list_add(&s.list, &s.how[i], row_of(i), true, i % (TOP + 1)));
+        EXPECT(bt_draw_list_add(&s.list, &s.how[i], 0, row_of(i), true, i % (TOP + 1)));
     s.view        = bt_draw_list_view(&s.list);
     s.view.logits = s.on_device;
     EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &s.view), BT_OK);
@@ -113,6 +113,81 @@ static void choices_are_those_of_the_host(void)
     for (uint32_t i = 0; i < DRAWS; i++)
         expect_draw(&s, i);
     EXPECT_EQ(s.dev->n_allocs, allocs);
+    site_close(&s);
+}
+
+/* What a sequence has seen before its first step here; one has seen every id, so that its list
+ * goes up in parts, others
+ * nothing. */
+static void see(bt_history *h, uint32_t sequence, uint32_t n_vocab)
+{
+    for (uint32_t id = 0; id < (sequence == 0 ? n_vocab : sequence % 8); id++) {
+        EXPECT_EQ(bt_history_add(h, id * 7 % n_vocab, true), BT_OK);
+        for (uint32_t k = 0; k < (id + sequence) % 3; k++)
+            EXPECT_EQ(bt_history_add(h, id * 7 % n_vocab, false), BT_OK);
+    }
+}
+
+/* A step's draws, every third one of a sequence that the device counts the tokens of. */
+static void draw_step(site *s, uint32_t step, bt_history *seen)
+{
+    bt_draw_list_clear(&s->list);
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        bt_sample_how *h = &s->how[i];
+
+        h->position = 100 * step + i;
+        if (i % 3 == 0) {
+            h->history    = &seen[i / 3];
+            h->repetition = i % 2 == 0 ? 0.6f : 0;
+            h->frequency  = i % 4 == 0 ? -0.5f : 0.3f;
+            h->presence   = -0.9f;
+        }
+        EXPECT(bt_draw_list_add(&s->list, h, i % 3 == 0 ? 1 + i / 3 : 0, row_of(i), true,
+                                i % (TOP + 1)));
+    }
+    s->view        = bt_draw_list_view(&s->list);
+    s->view.logits = s->on_device;
+    EXPECT_EQ(s->dev->ops->sampling->run(s->list.sampling, &s->view), BT_OK);
+}
+
+/* Each step follows from the tokens of those before it, which never go up again.  A history that is
+ * set anew holds nothing of the one before it. */
+static void the_device_counts_what_it_draws(void)
+{
+    enum { STEPS = 8, SEQUENCES = (DRAWS + 2) / 3, ANEW = 5 };
+    site       s;
+    bt_history seen[SEQUENCES] = {{0}};
+    uint32_t   n_same          = 0;
+
+    site_open(&s);
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        see(&seen[i], i, VOCAB);
+        EXPECT_EQ(bt_draw_list_set_history(&s.list, 1 + i, &seen[i]), BT_OK);
+    }
+    for (uint32_t step = 0; step < STEPS; step++) {
+        if (step == STEPS / 2) {
+            bt_history_fini(&seen[ANEW]);
+            EXPECT_EQ(bt_history_add(&seen[ANEW], 3, true), BT_OK);
+            EXPECT_EQ(bt_draw_list_set_history(&s.list, 1 + ANEW, &seen[ANEW]), BT_OK);
+        }
+        draw_step(&s, step, seen);
+        EXPECT_EQ(bt_device_sync(s.dev), BT_OK);
+        for (uint32_t i = 0; i < DRAWS; i++) {
+            bt_sample_how plain = s.how[i];
+            uint32_t      id = 0, without = 0;
+
+            expect_draw(&s, i);
+            if (i % 3 != 0 || bt_drawn_id(&s.list, s.view.out, i, &id) != BT_OK) continue;
+            plain.history = NULL;
+            EXPECT_EQ(bt_sample(&s.sampler, s.logits + (size_t)row_of(i) * VOCAB, &plain, &without),
+                      BT_OK);
+            n_same += id == without;
+            EXPECT_EQ(bt_history_add(&seen[i / 3], id, false), BT_OK);
+        }
+    }
+    EXPECT(n_same < STEPS * SEQUENCES / 2); /* the penalties count */
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        bt_history_fini(&seen[i]);
     site_close(&s);
 }
 
@@ -127,13 +202,13 @@ static void what_does_not_fit_is_refused(void)
         EXPECT_EQ(bt_history_add(&s.history, i % VOCAB, true), BT_OK);
     how.history = &s.history;
     for (uint32_t i = 0; i < BT_MAX_EDITS / 1024; i++)
-        if (!bt_draw_list_add(&s.list, &how, 0, false, 0)) break;
+        if (!bt_draw_list_add(&s.list, &how, 0, 0, false, 0)) break;
     EXPECT(s.list.n > 0 && s.list.n <= BT_MAX_EDITS / 1024);
-    EXPECT(!bt_draw_list_add(&s.list, &how, 0, false, 0));
+    EXPECT(!bt_draw_list_add(&s.list, &how, 0, 0, false, 0));
     bt_draw_list_clear(&s.list);
     for (uint32_t i = 0; i < s.list.capacity; i++)
-        EXPECT(bt_draw_list_add(&s.list, &s.how[0], 0, false, 0));
-    EXPECT(!bt_draw_list_add(&s.list, &s.how[0], 0, false, 0));
+        EXPECT(bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0));
+    EXPECT(!bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0));
     site_close(&s);
 }
 
@@ -141,6 +216,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(choices_are_those_of_the_host),
+        BT_TEST(the_device_counts_what_it_draws),
         BT_TEST(what_does_not_fit_is_refused),
     };
 

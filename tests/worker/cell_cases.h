@@ -54,7 +54,7 @@ static inline void expect_all_free(sim_cell *c, uint32_t n_pages)
     }
 }
 
-/* Some prompts of every length, greedy and drawn. */
+/* Some prompts of every length, greedy and drawn, with penalties and without. */
 static inline void add_mix(sim_cell *c, sim_request **q, uint32_t n)
 {
     static const uint32_t PROMPTS[] = {1, 64, 5, 130, 63, 17, 65, 200};
@@ -66,6 +66,7 @@ static inline void add_mix(sim_cell *c, sim_request **q, uint32_t n)
             q[i]->temperature = 1.5f;
             q[i]->seed        = 1000 + i;
         }
+        if (i % 4 >= 2) q[i]->repetition = 0.45f;
         q[i]->ignore_eos = i % 2 == 0;
     }
 }

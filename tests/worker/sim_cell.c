@@ -102,6 +102,8 @@ void sim_destroy(sim_cell *c)
 
         while (r->inbox_at < r->n_inbox)
             bt_down_free(&r->inbox[r->inbox_at++]);
+        for (uint32_t k = 0; k < SIM_MAX_LATE; k++)
+            free(r->late[k].edits);
         bt_worker_destroy(r->worker);
         bt_kv_pool_destroy(r->pool);
     }

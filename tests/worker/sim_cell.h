@@ -15,7 +15,7 @@
 #include "worker/worker.h"
 
 enum { SIM_LAYERS = 3, SIM_DIM = 4, SIM_VOCAB = 1100, SIM_CONTEXT = 400, SIM_EOS = 1099 };
-enum { SIM_EXPERTS = 8, SIM_TOP_K = 2, SIM_MOE_LAYERS = 2, SIM_MAX_RANKS = 8, SIM_MAX = 64 };
+enum { SIM_EXPERTS = 8, SIM_TOP_K = 2, SIM_MOE_LAYERS = 2, SIM_MAX_RANKS = 8, SIM_MAX = 80 };
 
 typedef enum {
     SIM_NO_FAULT,
@@ -38,6 +38,7 @@ typedef struct {
     uint32_t n_eval, eval_tokens[SIM_CONTEXT];
     bool     force; /* experts */
     float    temperature;
+    float    repetition; /* 0: no penalty; else it, and others with it */
     uint64_t seed;
     uint32_t stop_token;                       /* SIM_VOCAB: none */
     uint32_t prefill_rank, decode_rank, epoch; /* epoch: of its placement */
@@ -73,6 +74,9 @@ typedef struct {
 
 sim_cell *sim_create(const sim_options *opt);
 void      sim_destroy(sim_cell *c);
+/* The penalties that go with a repetition penalty: they call for what has come. */
+#define SIM_FREQUENCY -0.8f
+#define SIM_PRESENCE  -0.7f
 /* Queues a request; ranks are chosen by its number unless they are set. */
 sim_request *sim_add(sim_cell *c, uint32_t n_prompt, uint32_t max_tokens);
 /* Makes n choices of it, each with its own tokens; returns choice k by sim_choice(). */

@@ -55,6 +55,11 @@ static bt_sampling sampling_of(const sim_request *q)
                      .ignore_eos  = q->ignore_eos,
                      .logprobs    = true};
 
+    if (q->repetition != 0) {
+        s.repetition_penalty = q->repetition;
+        s.frequency_penalty  = SIM_FREQUENCY;
+        s.presence_penalty   = SIM_PRESENCE;
+    }
     if (q->stop_token < SIM_VOCAB) {
         s.stop_tokens    = bt_calloc(1, sizeof(uint32_t));
         s.stop_tokens[0] = q->stop_token;
@@ -185,7 +190,7 @@ void sim_start(sim_cell *c, sim_request *q)
     o->prefix_keys = keys_of(q, &o->n_prefix_key_bytes);
     o->form_map    = map_of(q, NULL, 0, &o->n_form_map_bytes);
     o->prefix_seed = c->opt.share ? SIM_PREFIX_SEED : 0;
-    if (c->opt.share) {
+    if (c->opt.share || q->repetition != 0) {
         o->prompt = bt_calloc(q->n_prompt, sizeof(*o->prompt));
         memcpy(o->prompt, q->prompt, q->n_prompt * sizeof(*o->prompt));
     }

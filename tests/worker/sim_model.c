@@ -80,18 +80,28 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
     static float logits[SIM_VOCAB];
     uint32_t     all[SIM_CONTEXT], n = r->n_prompt, id;
     bt_sampler   sampler;
+    bt_history   seen = {0};
 
+    for (uint32_t i = 0; r->repetition != 0 && i < n; i++)
+        if (bt_history_add(&seen, r->prompt[i], true) != BT_OK) abort();
     if (bt_sampler_init(&sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK) abort();
     memcpy(all, r->prompt, n * sizeof(*all));
     for (*n_out = 0, *how_out = BT_FINISH_NONE; *how_out == BT_FINISH_NONE; n++) {
         bt_sample_how how = {
             .temperature = r->temperature, .seed = r->seed, .choice = r->choice, .position = n};
 
+        if (r->repetition != 0) {
+            how.history    = &seen;
+            how.repetition = r->repetition;
+            how.frequency  = SIM_FREQUENCY;
+            how.presence   = SIM_PRESENCE;
+        }
         if (r->n_map_bytes != 0)
             logits_by_map(r, all, n, logits);
         else
             sim_logits_of(all, n, logits);
         if (bt_sample(&sampler, logits, &how, &id) != BT_OK) abort();
+        if (r->repetition != 0 && bt_history_add(&seen, id, false) != BT_OK) abort();
         all[n]                 = id;
         tokens_out[(*n_out)++] = id;
         if (id == SIM_EOS && !r->ignore_eos)
@@ -103,5 +113,6 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
         else if (*n_out == r->cut_at)
             *how_out = BT_FINISH_STOP_STRING;
     }
+    bt_history_fini(&seen);
     bt_sampler_fini(&sampler);
 }

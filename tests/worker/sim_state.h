@@ -21,17 +21,18 @@ typedef struct {
 
 /* A step that has been launched, with all that it needs. */
 typedef struct {
-    bt_step    step;
-    bt_span    spans[SIM_CONTEXT];
-    bt_page_id pages[SIM_CONTEXT][SIM_MAX_PAGES];
-    uint32_t   generations[SIM_CONTEXT][SIM_MAX_PAGES];
-    uint32_t   tokens[SIM_CONTEXT], fed[SIM_CONTEXT], logit_rows[SIM_CONTEXT];
-    bt_draws   draws;
-    bt_draw    draw[SIM_CONTEXT];
-    uint32_t   ids[SIM_CONTEXT];
-    float      logprobs[SIM_CONTEXT];
-    bool       done;
-    bt_status  st;
+    bt_step        step;
+    bt_span        spans[SIM_CONTEXT];
+    bt_page_id     pages[SIM_CONTEXT][SIM_MAX_PAGES];
+    uint32_t       generations[SIM_CONTEXT][SIM_MAX_PAGES];
+    uint32_t       tokens[SIM_CONTEXT], fed[SIM_CONTEXT], logit_rows[SIM_CONTEXT];
+    bt_draws       draws;
+    bt_draw        draw[SIM_CONTEXT];
+    bt_logit_edit *edits; /* owned */
+    uint32_t       ids[SIM_CONTEXT];
+    float          logprobs[SIM_CONTEXT];
+    bool           done;
+    bt_status      st;
 } sim_late_step;
 
 typedef struct sim_rank sim_rank;

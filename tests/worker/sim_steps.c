@@ -16,6 +16,11 @@ static bool is_late(const sim_rank *r, const bt_step *step)
     return late;
 }
 
+/* What a device that chooses tokens counts, each history from 1 on. */
+struct bt_device_sampler {
+    bt_history histories[BT_MAX_HISTORIES + 1];
+};
+
 /* How the draw is made: that of the one choice whose number it has at this position. */
 static bt_sample_how how_drawn(sim_cell *c, const bt_draw *d, uint32_t position)
 {
@@ -31,17 +36,43 @@ static bt_sample_how how_drawn(sim_cell *c, const bt_draw *d, uint32_t position)
     return how;
 }
 
+/* The logits after the edits of draw i. */
+static const float *edited(const sim_late_step *l, uint32_t i, const float *logits)
+{
+    static float row[SIM_VOCAB];
+
+    memcpy(row, logits, sizeof(row));
+    for (uint32_t k = 0; k < l->draws.n_edits; k++) {
+        const bt_logit_edit *e = &l->edits[k];
+        float               *x = &row[e->id];
+
+        if (e->draw != i) continue;
+        *x += e->bias;
+        if (e->repetition != 1) *x = *x > 0 ? *x / e->repetition : *x * e->repetition;
+        *x -= e->frequency * (float)e->count;
+        if (e->count > 0) *x -= e->presence;
+    }
+    return row;
+}
+
 static void draw_for(sim_rank *r, sim_late_step *l, uint32_t row, uint32_t position,
                      const float *logits)
 {
     for (uint32_t i = 0; i < l->draws.n_draws; i++) {
-        bt_sample_how how;
-        uint32_t      ids[1];
-        float         top[1];
+        const bt_draw *d       = &l->draw[i];
+        bt_history    *history = &l->step.sampling->histories[d->history];
+        bt_sample_how  how;
+        uint32_t       ids[1];
+        float          top[1];
 
-        if (l->draw[i].row != row) continue;
-        how = how_drawn(r->cell, &l->draw[i], position);
-        if (bt_sample(&r->cell->sampler, logits, &how, &l->ids[i]) != BT_OK) abort();
+        if (d->row != row) continue;
+        how            = how_drawn(r->cell, d, position);
+        how.history    = d->history != 0 ? history : NULL;
+        how.repetition = d->repetition;
+        how.frequency  = d->frequency;
+        how.presence   = d->presence;
+        if (bt_sample(&r->cell->sampler, edited(l, i, logits), &how, &l->ids[i]) != BT_OK) abort();
+        if (d->history != 0 && bt_history_add(history, l->ids[i], false) != BT_OK) abort();
         bt_logprobs(&r->cell->sampler, logits, l->ids[i], 0, &l->logprobs[i], ids, top);
         r->last_ids[i] = l->ids[i];
     }
@@ -148,6 +179,8 @@ static void keep_step(const sim_rank *r, sim_late_step *l, const bt_step *step)
     if (step->draws == NULL) return;
     l->draws = *step->draws;
     memcpy(l->draw, step->draws->draws, l->draws.n_draws * sizeof(*l->draw));
+    l->edits = realloc(l->edits, (l->draws.n_edits + 1) * sizeof(*l->edits));
+    memcpy(l->edits, step->draws->edits, l->draws.n_edits * sizeof(*l->edits));
 }
 
 bt_status sim_launch(void *ctx, bt_step *step)
@@ -166,8 +199,9 @@ bt_status sim_launch(void *ctx, bt_step *step)
 
 bt_status sim_await(void *ctx)
 {
-    sim_rank        *r = ctx;
-    sim_late_step   *l = &r->late[0];
+    sim_rank        *r     = ctx;
+    sim_late_step   *l     = &r->late[0];
+    bt_logit_edit   *edits = l->edits; /* stay with a place */
     bt_draw_results *out;
     bt_status        st;
 
@@ -181,6 +215,7 @@ bt_status sim_await(void *ctx)
         out->n_found[i] = 0;
     }
     memmove(&r->late[0], &r->late[1], --r->n_late * sizeof(*l));
+    if (r->n_late > 0) r->late[r->n_late].edits = edits;
     for (uint32_t i = 0; i < r->n_late; i++) /* which point into their own step */
         for (uint32_t s = 0; s < r->late[i].step.n_spans; s++) {
             r->late[i].spans[s].pages  = r->late[i].pages[s];
@@ -200,12 +235,35 @@ static size_t no_bytes(uint32_t n_vocab, uint32_t max_draws)
 static bt_status create_sampler(bt_device *dev, uint32_t n_vocab, uint32_t max_draws,
                                 bt_device_sampler **sampling_out)
 {
-    (void)n_vocab, (void)max_draws;
-    *sampling_out = (bt_device_sampler *)(void *)dev; /* something that is not NULL */
+    (void)dev, (void)n_vocab, (void)max_draws;
+    *sampling_out = calloc(1, sizeof(**sampling_out));
     return BT_OK;
 }
 
-static void destroy_sampler(bt_device_sampler *s) { (void)s; }
+static bt_status set_history(bt_device_sampler *s, uint32_t history, uint32_t n,
+                             const bt_seen_token *seen)
+{
+    bt_status   st = BT_OK;
+    bt_history *h  = &s->histories[history];
 
-const bt_sampling_ops sim_sampling = {
-    .bytes = no_bytes, .create = create_sampler, .destroy = destroy_sampler};
+    bt_history_fini(h);
+    for (uint32_t i = 0; i < n; i++) {
+        BT_TRY(bt_history_add(h, seen[i].id, true));
+        for (uint32_t k = 0; k < seen[i].count; k++)
+            BT_TRY(bt_history_add(h, seen[i].id, false));
+    }
+out:
+    return st;
+}
+
+static void destroy_sampler(bt_device_sampler *s)
+{
+    for (uint32_t i = 0; s != NULL && i <= BT_MAX_HISTORIES; i++)
+        bt_history_fini(&s->histories[i]);
+    free(s);
+}
+
+const bt_sampling_ops sim_sampling = {.bytes       = no_bytes,
+                                      .create      = create_sampler,
+                                      .set_history = set_history,
+                                      .destroy     = destroy_sampler};

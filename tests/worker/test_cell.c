@@ -54,6 +54,7 @@ static void cell_launches_steps_ahead(void)
         sim_request *q   = sim_add(c, 30, 60);
 
         q->ignore_eos = true;
+        q->repetition = seed % 4 < 2 ? 0 : 0.45f; /* the device counts the tokens */
         sim_start(c, q);
         EXPECT(sim_run(c));
         expect_right(q);
@@ -61,6 +62,31 @@ static void cell_launches_steps_ahead(void)
         expect_all_free(c, opt.n_pages);
         sim_destroy(c);
     }
+}
+
+/* More requests with penalties at once than the device counts tokens of: the others' tokens are the
+ * host's to count, and come as they must. */
+static void cell_has_more_penalties_than_the_device_has_histories(void)
+{
+    sim_options  opt = cell_of(5, 1);
+    sim_cell    *c;
+    sim_request *q[70];
+
+    opt.n_pages = 200;
+    c           = sim_create(&opt);
+    for (uint32_t k = 0; k < 70; k++) {
+        q[k]              = sim_add(c, 3 + k % 5, 12 + k % 9);
+        q[k]->repetition  = 0.45f;
+        q[k]->ignore_eos  = true;
+        q[k]->decode_rank = q[k]->prefill_rank = 0;
+        sim_start(c, q[k]);
+    }
+    EXPECT(sim_run(c));
+    for (uint32_t k = 0; k < 70; k++)
+        expect_right(q[k]);
+    expect_all_free(c, opt.n_pages);
+    EXPECT(sim_shut_down(c));
+    sim_destroy(c);
 }
 
 /* What ends while its next row is under way keeps its pages until that is over: others that wait
@@ -392,7 +418,7 @@ static void cell_evaluates_prompt_and_forced_tokens(void)
             sim_request *q[6];
 
             for (uint32_t k = 0; k < 6; k++) {
-                q[k]       = sim_add(c, 30 + 20 * k, 10);
+                q[k]       = sim_add(c, 30 + 20 * k, k == 5 ? 60 : 10);
                 q[k]->eval = k != 5;
                 if (!q[k]->eval) continue; /* a neighbour that generates */
                 q[k]->n_eval = k == 2 ? 0 : 11 * k + 1;
@@ -400,8 +426,16 @@ static void cell_evaluates_prompt_and_forced_tokens(void)
                 for (uint32_t t = 0; t < q[k]->n_eval; t++)
                     q[k]->eval_tokens[t] = (t * 77 + k) % SIM_VOCAB;
             }
-            for (uint32_t k = 0; k < 6; k++)
+            q[5]->repetition = 0.45f; /* the host has to choose its tokens meanwhile */
+            q[5]->ignore_eos = true;
+            sim_start(c, q[5]);
+            for (uint32_t k = 0; k < 5; k++) {
+                for (uint32_t w = 0; w < 60 * seed; w++)
+                    sim_act(c);
+                q[k]->prefill_rank = q[5]->prefill_rank;
+                q[k]->decode_rank  = q[5]->decode_rank;
                 sim_start(c, q[k]);
+            }
             EXPECT(sim_run(c));
             for (uint32_t k = 0; k < 5; k++)
                 for (uint32_t t = 0; t < q[k]->n_prompt + q[k]->n_eval; t++)
@@ -438,6 +472,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_gives_every_request_its_tokens),
         BT_TEST(cell_with_one_request_steps_with_its_idle_ranks),
         BT_TEST(cell_launches_steps_ahead),
+        BT_TEST(cell_has_more_penalties_than_the_device_has_histories),
         BT_TEST(cell_ends_requests_whose_rows_are_under_way),
         BT_TEST(cell_wakes_for_every_wave),
         BT_TEST(cell_shares_prefixes),

@@ -36,7 +36,7 @@ def transports():
 
 def run(ranks, machine, arguments, library=twin):
     env = dict(os.environ, BT_FAKE_GPU=machine, BATON_CUDA_LIBRARY=library)
-    done = subprocess.run(["mpirun", "-n", str(ranks), worker, "--both", str(ranks), *BASE, *arguments], env=env, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(["mpirun", "-n", str(ranks), worker, "--both", str(ranks), *BASE, *arguments], env=env, capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout + done.stderr
 
 

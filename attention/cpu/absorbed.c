@@ -6,7 +6,8 @@
  * the part's pages (scores, softmax, weighted sum).  Items run in waves, tile by tile and parts
  * ascending, as many as there are slots for the parts of tiles that have several; after a wave each
  * tile's parts merge ascending, and the tile that goes on in the next wave is carried over. Neither
- * tiles nor waves change a bit.  Short contexts go another way: absorbed_short.c. */
+ * tiles nor waves change a bit.  Short contexts go another way, absorbed_short.c, and so
+ * does one row of few heads, absorbed_share.c. */
 #include "attention/cpu/attn_cpu.h"
 
 enum {
@@ -193,10 +194,28 @@ static uint32_t choose_tile_lanes(const absorbed_job *job)
     return best;
 }
 
+/* The only row of a block, whose heads are one item, by all threads. */
+static bool share_row(const absorbed_job *job)
+{
+    bt_absorbed_item item = {
+        .span = job->call->spans, .row = job->first_row, .n_lanes = job->a->cfg.n_heads};
+    bt_absorbed_lanes lanes;
+    uint32_t          row;
+
+    if (job->n_rows != 1) return false;
+    while (rows_in_block(job, item.span, &row) == 0)
+        item.span++;
+    item.pos0 = item.span->start + (item.row - item.span->first_row);
+    if (item.pos0 >= BT_ATTN_SPLIT_TOKENS) return false;
+    lanes = lanes_of(job, &item);
+    return bt_absorbed_share(job->a, job->call, &lanes);
+}
+
 static void attend_block(absorbed_job *job)
 {
     bt_attn_cpu *a = job->a;
 
+    if (share_row(job)) return;
     job->n_items    = 0;
     job->n_used     = 0;
     job->tile_lanes = choose_tile_lanes(job);

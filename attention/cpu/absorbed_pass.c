@@ -9,12 +9,6 @@
 enum { SQUARE = 4 };
 typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
 
-/* Rows of a page. */
-typedef struct {
-    const bt_bf16 *rows;
-    uint32_t       n;
-} some_rows;
-
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
@@ -37,9 +31,7 @@ static void turn_square(const float *from, size_t ld, float *to)
         memcpy(to + (size_t)i * BT_BLOCK_TOKENS, &r[i], sizeof(r[i]));
 }
 
-/* The queries [latent | rope] of the lanes, as the packed operand of the scores. */
-static void pack_queries(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes,
-                         const bt_attn_member *m)
+void bt_absorbed_pack(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes, const bt_attn_member *m)
 {
     uint32_t c = a->cfg.kv_lora_rank, rope = a->cfg.qk_rope_dim, kv_dim = c + rope;
 
@@ -59,8 +51,8 @@ static void pack_queries(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes,
 
 /* The queries are the packed operand and the page's rows the plain one, so that no page is packed
  * for its scores; they come out as [key][lane], of whole tiles, and are turned. */
-static void score(const bt_tile *t, some_rows page, some_rows later, uint32_t kv_dim,
-                  const bt_attn_member *m, float *scores)
+void bt_absorbed_score(const bt_tile *t, bt_some_rows page, bt_some_rows later, uint32_t kv_dim,
+                       const bt_attn_member *m, float *scores)
 {
     uint32_t  ld = bt_cpu_pad(t->n_lanes, BT_QUERY_LANES);
     bt_cpu_mm mm = {.x       = page.rows,
@@ -83,16 +75,17 @@ static void score(const bt_tile *t, some_rows page, some_rows later, uint32_t kv
 }
 
 /* Of the page from `pos` on, up to the part's end. */
-static some_rows page_rows(const bt_attn_call *call, const bt_absorbed_part *part, uint32_t pos)
+static bt_some_rows page_rows(const bt_attn_call *call, const bt_absorbed_part *part, uint32_t pos)
 {
-    if (pos >= part->end) return (some_rows){NULL, 0};
-    return (some_rows){
+    if (pos >= part->end) return (bt_some_rows){NULL, 0};
+    return (bt_some_rows){
         bt_kv_pool_rows(call->pool, part->span->pages[pos / BT_PAGE_TOKENS], call->layer),
         min_u32(part->end - pos, BT_PAGE_TOKENS)};
 }
 
 /* The page that is read a block after the one at `pos`: of the same part, or of what comes next. */
-static some_rows page_ahead(const bt_attn_call *call, const bt_absorbed_lanes *lanes, uint32_t pos)
+static bt_some_rows page_ahead(const bt_attn_call *call, const bt_absorbed_lanes *lanes,
+                               uint32_t pos)
 {
     if (pos + BT_BLOCK_TOKENS < lanes->part.end || lanes->next.span == NULL)
         return page_rows(call, &lanes->part, pos + BT_BLOCK_TOKENS);
@@ -106,7 +99,7 @@ void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
     const bt_tile *t      = &lanes->tile;
     uint32_t       kv_dim = bt_kv_pool_kv_dim(call->pool), start = lanes->part.start;
 
-    pack_queries(a, lanes, m);
+    bt_absorbed_pack(a, lanes, m);
     bt_tile_reset(t, state);
     for (; start < lanes->part.end; start += BT_BLOCK_TOKENS) {
         const bt_bf16 *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES] = {NULL};
@@ -117,8 +110,8 @@ void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
                                 .later  = later};
 
         for (uint32_t at = 0; at < block.n_keys; at += BT_PAGE_TOKENS) {
-            some_rows page  = page_rows(call, &lanes->part, start + at);
-            some_rows ahead = page_ahead(call, lanes, start + at);
+            bt_some_rows page  = page_rows(call, &lanes->part, start + at);
+            bt_some_rows ahead = page_ahead(call, lanes, start + at);
 
             /* Half of it while scores are made, half of it with the sums. */
             pages[at / BT_PAGE_TOKENS] = page.rows;
@@ -127,7 +120,7 @@ void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
                 later[at / BT_PAGE_TOKENS] = ahead.rows + (size_t)ahead.n * kv_dim;
                 block.n_later              = ahead.n * kv_dim;
             }
-            score(t, page, ahead, kv_dim, m, m->tile.scores + at);
+            bt_absorbed_score(t, page, ahead, kv_dim, m, m->tile.scores + at);
         }
         bt_tile_add(t, &block, &m->tile, state);
     }

@@ -114,10 +114,27 @@ typedef struct {
     size_t           ld_latent, ld_rope;
 } bt_absorbed_lanes;
 
+/* Rows of a page. */
+typedef struct {
+    const bt_bf16 *rows;
+    uint32_t       n;
+} bt_some_rows;
+
+/* m->query = the queries [latent | rope] of the lanes, as the packed operand of the scores. */
+void bt_absorbed_pack(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes,
+                      const bt_attn_member *m);
+/* scores[lane][key], BT_BLOCK_TOKENS from lane to lane, of these queries with a page's rows;
+ * squares of 4 by 4 are written whole.  Meanwhile the rows `later` are fetched. */
+void bt_absorbed_score(const bt_tile *t, bt_some_rows page, bt_some_rows later, uint32_t kv_dim,
+                       const bt_attn_member *m, float *scores);
 /* state = the softmax over the part and the weighted sum of its latents. */
 void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
                       const bt_absorbed_lanes *lanes, const bt_attn_member *m,
                       const bt_tile_state *state);
+/* a->ol = the same, divided, of one row's lanes and a part that begins at 0, by all threads; false,
+ * and nothing done, where that is not worth it or not possible. */
+bool bt_absorbed_share(const bt_attn_cpu *a, const bt_attn_call *call,
+                       const bt_absorbed_lanes *lanes);
 /* All of the absorbed form for a block of rows; false, and nothing done, when one of their contexts
  * is not short, or there are too few heads for the threads. */
 bool bt_absorbed_short(const bt_attn_cpu *a, const bt_attn_call *call, uint32_t first_row,

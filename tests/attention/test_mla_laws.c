@@ -74,7 +74,8 @@ static void mla_chunks_do_not_change_a_bit(void)
     }
 }
 
-/* Chunks that end before, at and after the position where the softmax restarts. */
+/* Chunks that end before, at and after the position where the softmax restarts, and rows that come
+ * alone, of which the threads share one with few heads up to there. */
 static void mla_chunks_over_the_restarts_do_not_change_a_bit(void)
 {
     layer_data *d = layer_data_new("glm-flash", &SHAPES[SHAPE_GLM].cfg);
@@ -91,7 +92,9 @@ static void mla_chunks_over_the_restarts_do_not_change_a_bit(void)
         whole = record_of(&l, &r);
 
         layer_poison(&l);
-        layer_run(&l, &r, 0, 2000, 500, role, form);
+        layer_run(&l, &r, 0, 1000, 500, role, form);
+        layer_run(&l, &r, 1000, 1027, 1, role, form);
+        layer_run(&l, &r, 1027, 2000, 500, role, form);
         layer_run(&l, &r, 2000, 2047, 47, role, form);
         layer_run(&l, &r, 2047, 2050, 1, role, form);
         layer_run(&l, &r, 2050, 2240, 95, role, form);

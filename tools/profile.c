@@ -45,6 +45,7 @@ enum {
     KEY_EXPLAIN,
     KEY_BATCH,
     KEY_CONTEXT,
+    KEY_VARIANTS,
     KEY_THREADS,
     KEY_KERNELS,
     KEY_SECONDS,
@@ -65,18 +66,20 @@ static const struct argp_option OPTIONS[] = {
      "cost", 2},
     {"batch",                                                                                     KEY_BATCH, "LIST", 0, "Requests in a step, as 1,8,32 (1,32)", 3},
     {"context",KEY_CONTEXT, "LIST", 0, "Tokens that each attends to (32,512,4096,32768)", 3},
+    {"variants",                                                                                    KEY_VARIANTS, "LIST", 0,
+     "What to measure beside the fused kernel, as CD,A_CC_ME (all five)", 3},
     {"threads",                                                                                    KEY_THREADS, "N", 0, "Compute threads (one per core)", 3},
-    {"kernels",                                                                                    KEY_KERNELS, "FAMILY", 0, "Kernel family: auto, or one this CPU has", 3},
-    {"seconds",                                                                             KEY_SECONDS, "S", 0, "Time for the measured points together, about (30)", 3},
-    {"out",                                                                         KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
-    {"json",                                                                                KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
-    {"csv",                                                                                     KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},
-    {"gpu",KEY_GPU, "NAME", 0,
+    {"kernels",                                                                             KEY_KERNELS, "FAMILY", 0, "Kernel family: auto, or one this CPU has", 3},
+    {"seconds",                                                                         KEY_SECONDS, "S", 0, "Time for the measured points together, about (30)", 3},
+    {"out",                                                                                KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
+    {"json",                                                                                     KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
+    {"csv",KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},
+    {"gpu",                                                                                    KEY_GPU, "NAME", 0,
      "Analysis with a GPU's roof, by its vendor's figures: A100-40GB, A100-80GB, RTX4080, RTX4090, "
      "L40S, H20, H800, H100, H200, B200", 5},
     {"bandwidth",                                                                                    KEY_BANDWIDTH, "LIST", 0,
      "GB/s between prefill and decode ranks, for hand-off times (1.25,12.5,50)", 5},
-    {0                                                                                   },
+    {0                                                                            },
 };
 
 typedef struct {
@@ -106,6 +109,29 @@ static uint32_t parse_list(struct argp_state *state, const char *name, const cha
         list[n++] = (uint32_t)v;
         if (*end == '\0') return n;
         at = end;
+    }
+}
+
+/* "CD,A_CC_ME" */
+static void parse_variants(struct argp_state *state, const char *text, bt_measure_options *m)
+{
+    for (int kind = 0; kind < BT_VARIANT_FUSED; kind++)
+        m->left_out[kind] = true;
+    for (const char *at = text;;) {
+        size_t n    = strcspn(at, ",");
+        int    kind = 0;
+
+        while (kind < BT_VARIANT_FUSED && (strlen(bt_variant_name((bt_variant_kind)kind)) != n ||
+                                           strncmp(bt_variant_name((bt_variant_kind)kind), at, n)))
+            kind++;
+        if (kind == BT_VARIANT_FUSED)
+            argp_error(state,
+                       "--variants %s: expected some of CD, CC, A_CC, A_CC_ME and AM_CC_ME, "
+                       "separated by commas",
+                       text);
+        m->left_out[kind] = false;
+        if (at[n] == '\0') return;
+        at += n + 1;
     }
 }
 
@@ -157,6 +183,7 @@ static error_t parse_measured(int key, char *arg, struct argp_state *state, opti
         m->n_contexts =
             parse_list(state, "context", arg, BT_PROFILE_MAX_LIST, 1u << 20, m->contexts);
         return 0;
+    case KEY_VARIANTS: parse_variants(state, arg, m); return 0;
     case KEY_THREADS:
         if (parse_list(state, "threads", arg, 1, 1024, &n) == 1) m->n_threads = n;
         return 0;

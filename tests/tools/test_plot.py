@@ -28,7 +28,9 @@ def main():
             assert point["distance_from_fused"] < 0.02, point
             assert (point["over_fused"] == 1 and point["cpu_over_fused"] == 1) if point["variant"] == "fused" else \
                 0 < point["over_fused"] < 100, point
-            assert abs(point["over_fused"] - float(row["over_fused"])) < 0.0006, (point, row)
+            assert point["over_fused_low"] <= point["over_fused"] <= point["over_fused_high"], point
+            for name in ("over_fused", "over_fused_low", "over_fused_high", "cpu_over_fused_high"):
+                assert abs(point[name] - float(row[name])) < 0.0006, (point, row)
         if "no plots" in run.stderr:
             assert "python3-matplotlib" in run.stderr, run.stderr
             print("skipped: no matplotlib here; the tool says so and goes on")

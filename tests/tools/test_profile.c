@@ -165,6 +165,8 @@ static void program_refuses_what_it_cannot_read(void)
     EXPECT_HAS(g_command.output, "known are v2, v2-lite");
     EXPECT_EQ(run("--batch 0"), 64);
     EXPECT_EQ(run("--context 32,x"), 64);
+    EXPECT_EQ(run("--variants CD,fused"), 64);
+    EXPECT_HAS(g_command.output, "--variants CD,fused: expected some of CD, CC");
     EXPECT_EQ(run("--explain 1,2"), 64);
     EXPECT_EQ(run("--explain 9,8,1"), 64);
     EXPECT_HAS(g_command.output, "at least Q");
@@ -209,6 +211,17 @@ static void program_says_politely_what_does_not_fit(void)
     EXPECT_HAS(g_command.output, "TB");
 }
 
+static void program_measures_the_variants_asked_for(void)
+{
+    EXPECT_EQ(run(BT_SOURCE_DIR "/models/demo --variants A_CC_ME,CD --batch 1 --context 9 --csv "
+                                "--seconds 0.05"),
+              0);
+    EXPECT_HAS(g_command.output, "demo,CD,1,9,measured");
+    EXPECT_HAS(g_command.output, "demo,CC,1,9,left out,");
+    EXPECT_HAS(g_command.output, "demo,A_CC_ME,1,9,measured");
+    EXPECT_HAS(g_command.output, "demo,fused,1,9,measured");
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -223,6 +236,7 @@ int main(int argc, char **argv)
         BT_TEST(program_explains_a_form),
         BT_TEST(program_analyses_a_model_on_a_gpu),
         BT_TEST(program_says_politely_what_does_not_fit),
+        BT_TEST(program_measures_the_variants_asked_for),
     };
 
     bt_log_init("test", BT_LOG_ERROR);

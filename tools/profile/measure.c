@@ -12,6 +12,7 @@
 #include "device/cpu/kernels.h"
 #include "device/cpu/roofs.h"
 #include "tools/machine.h"
+#include "tools/profile/cores.h"
 
 enum {
     PERIOD      = 512,
@@ -42,7 +43,7 @@ typedef struct {
     double                    samples[BT_N_VARIANTS][N_SERIES][BT_PROFILE_MAX_ROUNDS];
 } run;
 
-/* Fused first: it needs nothing of its own, and the others are compared with it. */
+/* In which they are opened: fused needs nothing of its own, and the others are compared with it. */
 static const bt_variant_kind ORDER[BT_N_VARIANTS] = {BT_VARIANT_FUSED, BT_VARIANT_A_CC_ME,
                                                      BT_VARIANT_CD,    BT_VARIANT_CC,
                                                      BT_VARIANT_A_CC,  BT_VARIANT_AM_CC_ME};
@@ -240,24 +241,43 @@ out:
     return st;
 }
 
+/* By their fastest steps, since any other may have met with something else. */
 static bool far_behind(const run *r, bt_variant_kind kind, const bt_measured *p)
 {
+    double   fastest = INFINITY, fused = INFINITY;
     uint32_t n = p->of[kind].n_rounds;
 
-    return n >= MIN_ROUNDS &&
-           r->samples[kind][WHOLE][n - 1] > FAR_BEHIND * r->samples[BT_VARIANT_FUSED][WHOLE][n - 1];
+    for (uint32_t i = 0; i < n; i++) {
+        fastest = fmin(fastest, r->samples[kind][WHOLE][i]);
+        fused   = fmin(fused, r->samples[BT_VARIANT_FUSED][WHOLE][i]);
+    }
+    return n >= MIN_ROUNDS && fastest > FAR_BEHIND * fused;
+}
+
+static void shuffle(bt_variant_kind order[BT_N_VARIANTS], uint64_t *state)
+{
+    for (uint32_t i = BT_N_VARIANTS - 1; i > 0; i--) {
+        uint32_t        j    = (uint32_t)(next_random(state) >> 32) % (i + 1);
+        bt_variant_kind kind = order[i];
+
+        order[i] = order[j];
+        order[j] = kind;
+    }
 }
 
 /* The first round warms up and is not kept, where there is time for another. */
 static bt_status run_rounds(run *r, bt_measured *p)
 {
-    bt_status st    = BT_OK;
-    uint64_t  start = bt_now_ns();
-    double    spent = 0, last = 0;
+    bt_status       st    = BT_OK;
+    uint64_t        start = bt_now_ns(), random = 0x9e3779b97f4a7c15ull;
+    double          spent = 0, last = 0;
+    bt_variant_kind order[BT_N_VARIANTS];
 
+    memcpy(order, ORDER, sizeof(order));
     for (uint32_t round = 0; round <= BT_PROFILE_MAX_ROUNDS; round++) {
-        for (uint32_t i = 0; i < BT_N_VARIANTS; i++) { /* another one begins each round */
-            bt_variant_kind kind = ORDER[(i + round) % BT_N_VARIANTS];
+        shuffle(order, &random);
+        for (uint32_t i = 0; i < BT_N_VARIANTS; i++) {
+            bt_variant_kind kind = order[i];
 
             if (r->open[kind] != NULL && !far_behind(r, kind, p))
                 BT_TRY(step_once(r, kind, &p->of[kind]));
@@ -274,14 +294,21 @@ out:
     return st;
 }
 
-/* Medians sort: this one goes first. */
-static double over_fused(const run *r, int kind, int series, uint32_t n)
+/* Medians sort: this one goes first.  The number of ratios below their true median is binomial, of
+ * n and 1/2: with 95 % within 1.96 deviations, sqrt(n) / 2 each, of n / 2. */
+static bt_ratio over_fused(const run *r, int kind, int series, uint32_t n)
 {
-    double ratios[BT_PROFILE_MAX_ROUNDS];
+    double   ratios[BT_PROFILE_MAX_ROUNDS];
+    double   below = floor((n - 1.96 * sqrt(n)) / 2) - 1;
+    uint32_t low   = below > 0 ? (uint32_t)below : 0;
+    bt_ratio ratio;
 
     for (uint32_t i = 0; i < n; i++)
         ratios[i] = r->samples[kind][series][i] / r->samples[BT_VARIANT_FUSED][series][i];
-    return median(ratios, n);
+    ratio.median = median(ratios, n);
+    ratio.low    = ratios[low];
+    ratio.high   = ratios[n - 1 - low];
+    return ratio;
 }
 
 static void conclude(run *r, bt_measured *p)
@@ -325,8 +352,12 @@ static bt_status run_point(run *r, bt_measured *p)
         return BT_OK;
     }
     BT_TRY(bt_study_set(r->study, p->batch, p->n_keys - 1, PERIOD, r->rows));
-    for (int i = 0; i < BT_N_VARIANTS; i++)
-        BT_TRY(open_variant(r, ORDER[i], p));
+    for (int i = 0; i < BT_N_VARIANTS; i++) {
+        if (r->opt->left_out[ORDER[i]])
+            p->of[ORDER[i]] = (bt_point){.state = BT_POINT_LEFT_OUT};
+        else
+            BT_TRY(open_variant(r, ORDER[i], p));
+    }
     BT_TRY(run_rounds(r, p));
     conclude(r, p);
 out:
@@ -366,6 +397,7 @@ static bt_status prepare(run *r)
     BT_TRY(bt_device_cpu_create(&dev, &r->dev));
     snprintf(r->m->kernels, sizeof(r->m->kernels), "%s", bt_device_cpu_table(r->dev)->name);
     r->m->n_threads = bt_cpu_pool_n_threads(bt_device_cpu_pool(r->dev));
+    bt_cores_keep(bt_device_cpu_pool(r->dev));
     BT_TRY(bt_roof_measure(r->dev, r->m->kernels, &r->m->roof));
     BT_REQUIRE(weights_bytes(&cfg) < free_bytes(), BT_ERR_NO_MEMORY,
                "a layer of %s takes %.1f GB here and %.1f GB are free: try --like v2-lite, or "
@@ -426,7 +458,7 @@ int bt_measured_best(const bt_measured *p, bool by_cpu_time)
     double least = INFINITY;
 
     for (int i = 0; i < BT_VARIANT_FUSED; i++) {
-        double s = by_cpu_time ? p->of[i].cpu_over_fused : p->of[i].over_fused;
+        double s = by_cpu_time ? p->of[i].cpu_over_fused.median : p->of[i].over_fused.median;
 
         if (p->of[i].state != BT_POINT_DONE || s >= least) continue;
         least = s;

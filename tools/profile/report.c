@@ -22,7 +22,10 @@ static void print_cell(const bt_point *p, FILE *to)
     case BT_POINT_NO_MEMORY:
         snprintf(text, sizeof(text), "needs %s", bt_text_bytes(p->needs).text);
         break;
-    default: snprintf(text, sizeof(text), "~%s a step", bt_text_time(p->needs).text);
+    case BT_POINT_TOO_LONG:
+        snprintf(text, sizeof(text), "~%s a step", bt_text_time(p->needs).text);
+        break;
+    default: snprintf(text, sizeof(text), "-");
     }
     fprintf(to, " %17s", text);
 }
@@ -31,7 +34,7 @@ static void print_cell(const bt_point *p, FILE *to)
 static double ratio(const bt_point *above, const bt_point *below)
 {
     return above->state == BT_POINT_DONE && below->state == BT_POINT_DONE
-               ? above->over_fused / below->over_fused
+               ? above->over_fused.median / below->over_fused.median
                : NAN;
 }
 
@@ -85,24 +88,29 @@ static void print_times(const bt_profile_model *model, const bt_measurement *m, 
     }
 }
 
-/* "A_CC_ME 1.08x" */
+/* "A_CC_ME 1.08x (1.06-1.09)" */
 static void print_best(const bt_measured *p, bool by_cpu_time, FILE *to)
 {
-    int best = bt_measured_best(p, by_cpu_time);
+    int      best = bt_measured_best(p, by_cpu_time);
+    bt_ratio r;
 
-    if (best == BT_N_VARIANTS)
-        fprintf(to, "  %18s", "-");
-    else
-        fprintf(to, "  %9s %7.3fx", bt_variant_name((bt_variant_kind)best),
-                by_cpu_time ? p->of[best].cpu_over_fused : p->of[best].over_fused);
+    if (best == BT_N_VARIANTS) {
+        fprintf(to, "  %32s", "-");
+        return;
+    }
+    r = by_cpu_time ? p->of[best].cpu_over_fused : p->of[best].over_fused;
+    fprintf(to, "  %9s %7.3fx (%.3f-%.3f)", bt_variant_name((bt_variant_kind)best), r.median, r.low,
+            r.high);
 }
 
 static void print_ratios(const bt_measurement *m, FILE *to)
 {
     fprintf(to,
-            "\nMedian ratios of this run's rounds (above 1: the one named first is slower)\n"
+            "\nMedian ratios of this run's rounds (above 1: the one named first is slower), and "
+            "where they lie with 95 %%:\n"
+            "  an interval with 1 in it is a tie\n"
             "                   best of the five / fused\n"
-            "  %5s %9s  %18s  %18s  %9s  %9s  %9s\n",
+            "  %5s %9s  %32s  %32s  %9s  %9s  %9s\n",
             "batch", "context", "by time", "by CPU time", "CD/fused", "CD/A_CC_ME", "the same*");
     for (uint32_t i = 0; i < m->n_points; i++) {
         const bt_measured *p     = &m->points[i];
@@ -147,7 +155,18 @@ void bt_report_print(const bt_profile_model *model, const bt_measurement *m, FIL
 
 /* ---- JSON ---- */
 
-static const char *const STATES[] = {"measured", "not enough memory", "too long"};
+static const char *const STATES[] = {"measured", "not enough memory", "too long", "left out"};
+
+static void set_ratio(json_t *o, const char *name, const bt_ratio *r)
+{
+    char key[32];
+
+    json_object_set_new(o, name, json_real(r->median));
+    snprintf(key, sizeof(key), "%s_low", name);
+    json_object_set_new(o, key, json_real(r->low));
+    snprintf(key, sizeof(key), "%s_high", name);
+    json_object_set_new(o, key, json_real(r->high));
+}
 
 static json_t *point_json(const bt_profile_model *model, const bt_measured *p, int k)
 {
@@ -162,6 +181,7 @@ static json_t *point_json(const bt_profile_model *model, const bt_measured *p, i
                   (double)p->batch * p->n_keys * (double)a.moved_bytes);
 
     json_object_set_new(o, "roof_s", json_real(at->roof_s));
+    if (at->state == BT_POINT_LEFT_OUT) return o;
     if (at->state != BT_POINT_DONE) {
         json_object_set_new(o, at->state == BT_POINT_NO_MEMORY ? "needs_bytes" : "expected_step_s",
                             json_real(at->needs));
@@ -170,8 +190,8 @@ static json_t *point_json(const bt_profile_model *model, const bt_measured *p, i
     json_object_set_new(o, "step_s", json_real(at->step_s));
     json_object_set_new(o, "fastest_s", json_real(at->fastest_s));
     json_object_set_new(o, "cpu_s", json_real(at->cpu_s));
-    json_object_set_new(o, "over_fused", json_real(at->over_fused));
-    json_object_set_new(o, "cpu_over_fused", json_real(at->cpu_over_fused));
+    set_ratio(o, "over_fused", &at->over_fused);
+    set_ratio(o, "cpu_over_fused", &at->cpu_over_fused);
     json_object_set_new(o, "without_append_s", json_real(at->bare_s));
     for (int s = 0; s < BT_N_STAGES; s++)
         json_object_set_new(o, STAGES[s], json_real(at->stage_s[s]));
@@ -240,7 +260,8 @@ void bt_report_csv(const bt_profile_model *model, const bt_measurement *m, FILE 
         to,
         "model,variant,batch,context,state,step_us,fastest_us,cpu_us,without_append_us,query_us,"
         "append_us,attend_us,output_us,rounds,roof_us,step_over_roof,flops,bytes,"
-        "moved_bytes,distance_from_fused,over_fused,cpu_over_fused\n");
+        "moved_bytes,distance_from_fused,over_fused,over_fused_low,over_fused_high,"
+        "cpu_over_fused,cpu_over_fused_low,cpu_over_fused_high\n");
     for (uint32_t i = 0; i < m->n_points; i++)
         for (int k = 0; k < BT_N_VARIANTS; k++) {
             const bt_measured *p     = &m->points[i];
@@ -254,15 +275,16 @@ void bt_report_csv(const bt_profile_model *model, const bt_measurement *m, FILE 
                     p->batch, p->n_keys, STATES[at->state]);
             if (at->state == BT_POINT_DONE)
                 fprintf(to,
-                        "%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%u,%.1f,%.3f,%.0f,%.0f,%.0f,%.2g,%"
-                        ".3f,%.3f\n",
+                        "%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%.1f,%u,%.1f,%.3f,%.0f,%.0f,%.0f,%.2g,"
+                        "%.3f,%.3f,%.3f,%.3f,%.3f,%.3f\n",
                         at->step_s * 1e6, at->fastest_s * 1e6, at->cpu_s * 1e6, at->bare_s * 1e6,
                         at->stage_s[0] * 1e6, at->stage_s[1] * 1e6, at->stage_s[2] * 1e6,
                         at->stage_s[3] * 1e6, at->n_rounds, at->roof_s * 1e6,
-                        at->step_s / at->roof_s, flops, bytes, moved, at->distance, at->over_fused,
-                        at->cpu_over_fused);
+                        at->step_s / at->roof_s, flops, bytes, moved, at->distance,
+                        at->over_fused.median, at->over_fused.low, at->over_fused.high,
+                        at->cpu_over_fused.median, at->cpu_over_fused.low, at->cpu_over_fused.high);
             else
-                fprintf(to, ",,,,,,,,,%.1f,,%.0f,%.0f,%.0f,,,\n", at->roof_s * 1e6, flops, bytes,
-                        moved);
+                fprintf(to, ",,,,,,,,,%.1f,,%.0f,%.0f,%.0f,,,,,,,\n", at->roof_s * 1e6, flops,
+                        bytes, moved);
         }
 }

@@ -236,4 +236,13 @@ void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t cap
                  cell->name[0] != 0 ? " of cell " : "", cell->name, h->pid, h->host);
 }
 
+const char *bt_cell_title(const bt_cell *cell, char buf[BT_CELL_TITLE])
+{
+    if (cell->name == NULL || cell->name[0] == 0)
+        snprintf(buf, BT_CELL_TITLE, "the cell");
+    else
+        snprintf(buf, BT_CELL_TITLE, "cell \"%.*s\"", BT_CELL_NAME_MAX, cell->name);
+    return buf;
+}
+
 const bt_up_hello *bt_cell_facts(const bt_cell *cell) { return &cell->ranks[cell->first].hello; }

@@ -68,6 +68,9 @@ bool bt_cell_has_most(const bt_cell *cell);
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);
 /* As launched: 0 prefill (or both roles), 1 decode, 2 spare. */
 uint32_t bt_cell_group_of(const bt_cell *cell, uint32_t rank);
+/* "the cell", or "cell "NAME"" where it has one; in buf. */
+enum { BT_CELL_TITLE = BT_CELL_NAME_MAX + 16 };
+const char *bt_cell_title(const bt_cell *cell, char buf[BT_CELL_TITLE]);
 /* "decode rank 3 (pid 4711 on node2)", with the cell where it has a name. */
 void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity);
 /* Hello's facts of the cell, the same for every rank. */

@@ -237,13 +237,14 @@ static void serve(bt_member *m)
 {
     bt_status st    = BT_OK;
     bt_fleet *fleet = m->fleet;
+    char      title[BT_CELL_TITLE];
 
     BT_TRY(create_relay(m));
     if (!fleet->has_facts) BT_TRY(bt_cell_hello_copy(bt_cell_facts(&m->cell), &fleet->facts));
     fleet->has_facts = true;
     m->state         = BT_CELL_SERVING;
     m->deadline_ns   = UINT64_MAX;
-    BT_INFO("cell \"%s\" serves with %u ranks", m->cell.name, m->n_peers);
+    BT_INFO("%s serves with %u ranks", bt_cell_title(&m->cell, title), m->n_peers);
     fleet->events.serving(fleet->events.ctx);
     bt_announce(fleet->cfg.announce_fd, true, "serving %s", m->cell.name);
     bt_fleet_balance(fleet, bt_now_ns());
@@ -338,10 +339,11 @@ static void check_seats(bt_member *m, uint64_t now_ns)
 static void check_drained(bt_member *m)
 {
     bt_relay_loads loads;
+    char           title[BT_CELL_TITLE];
 
     bt_relay_get_loads(m->relay, &loads);
     if (loads.n_running + loads.n_waiting > 0) return;
-    BT_INFO("cell \"%s\" has drained", m->cell.name);
+    BT_INFO("%s has drained", bt_cell_title(&m->cell, title));
     bt_fleet_dismiss(m, "the cell has drained");
     bt_fleet_over_if_last(m->fleet, true, "the last cell has drained");
 }

@@ -115,11 +115,13 @@ static void on_leaving(bt_member *m, uint32_t rank, bt_up *up)
 /* Asked for by somebody who could signal a rank: what runs goes on, what waits goes elsewhere. */
 static void on_drain(bt_member *m)
 {
+    char title[BT_CELL_TITLE];
+
     if (m->state == BT_CELL_ATTACHING || m->state == BT_CELL_LOADING) {
         bt_fleet_dismiss(m, "drained before it served");
         bt_fleet_over_if_last(m->fleet, true, "the last cell has drained");
     } else if (m->state == BT_CELL_SERVING) {
-        BT_INFO("cell \"%s\" drains", m->cell.name);
+        BT_INFO("%s drains", bt_cell_title(&m->cell, title));
         m->state = BT_CELL_DRAINING;
         bt_fleet_move_queue(m->fleet, m, bt_now_ns());
     }

@@ -76,7 +76,7 @@ static void take_seed(bt_member *m)
 void bt_fleet_welcome(bt_member *m)
 {
     bt_cell *cell = &m->cell;
-    char     who[192], why[BT_FLEET_TEXT];
+    char     who[192], why[BT_FLEET_TEXT], title[BT_CELL_TITLE];
 
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
         if (!cell->ranks[i].lost || m->seats[i].peer == NULL) continue;
@@ -97,7 +97,7 @@ void bt_fleet_welcome(bt_member *m)
         if (m->seats[i].peer != NULL) bt_control_send(m->seats[i].peer, &down);
     }
     if (cell->incarnation != 0)
-        BT_INFO("cell \"%s\" has come back with %u of %u ranks: incarnation %u", cell->name,
+        BT_INFO("%s has come back with %u of %u ranks: incarnation %u", bt_cell_title(cell, title),
                 m->n_peers, cell->n_ranks, count_of(m->incarnation));
     else
         BT_INFO("all %u ranks have attached", cell->n_ranks);

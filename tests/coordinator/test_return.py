@@ -15,7 +15,7 @@ def seats(epoch=9, first=(0, 1), second=(2, 3), gone=(), epochs=(8, 9)):
 
 
 class Return(unittest.TestCase):
-    ARGS = ("--on-death", "replace", "--rank-timeout-s", "1")
+    ARGS = ("--on-death", "replace", "--rank-timeout-s", "20")  # nobody is late, however busy the machine
 
     def setUp(self):
         self.coordinator = Coordinator(*self.ARGS)
@@ -94,6 +94,8 @@ class Whole(Return):
 
 
 class Holes(Return):
+    ARGS = ("--on-death", "replace", "--rank-timeout-s", "1")
+
     def test_ranks_that_were_lost_before_are_not_waited_for(self):
         now = seats(epoch=11, first=(0, NOBODY), gone=[1])
         self.back(1)  # stopped until now, and cut off: it does not know
@@ -146,6 +148,8 @@ class Stop(Return):
 
 
 class Fence(Return):
+    ARGS = ("--on-death", "replace", "--rank-timeout-s", "1")
+
     def serve(self):
         for rank in range(4):
             self.back(rank)

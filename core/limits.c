@@ -2,9 +2,8 @@
 
 #include <sys/resource.h>
 
-enum {
-    STACK_KIB = 512
-}; /* below a quarter of that gRPC's threads and ours have been seen to crash */
+/* Programs of ours have been seen to crash at 128. */
+enum { STACK_KIB = 512 };
 
 bt_status bt_limits_allow_files(const char *who, uint32_t n_files)
 {

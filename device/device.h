@@ -139,6 +139,7 @@ struct bt_device {
     bool     host_memory;            /* its memory is the host's: anybody may follow its pointers */
     bool     keeps_fp8;              /* linear_create_fp8() is there */
     uint64_t n_allocs;               /* how often device or pinned memory was asked for */
+    uint64_t pinned_bytes;           /* of host memory: its own, and all that was asked for */
 };                                   /* first member of each implementation */
 
 typedef struct {
@@ -204,6 +205,7 @@ static inline void bt_device_free(bt_device *dev, void *ptr)
 static inline bt_status bt_device_alloc_host(bt_device *dev, size_t bytes, void **ptr_out)
 {
     dev->n_allocs++;
+    dev->pinned_bytes += bytes;
     return dev->ops->alloc_host(dev, bytes, ptr_out);
 }
 static inline void bt_device_free_host(bt_device *dev, void *ptr)

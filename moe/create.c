@@ -67,26 +67,29 @@ out:
 }
 
 /* How many items a row can ask of a rank, at most. */
-static uint32_t items_of(const bt_moe *moe, uint32_t rank)
+static uint32_t items_of(const bt_placement *p, uint32_t top_k, uint32_t rank)
 {
-    const bt_placement *p = moe->placement;
-    uint32_t            n = 0;
+    uint32_t n = 0, size = bt_block_size(p);
 
-    for (uint32_t b = 0; b < p->n_blocks; b++)
-        n += bt_placement_block_owner(p, b) == (int)rank;
-    for (uint32_t e = 0; e < p->n_experts; e++)
-        n += p->owner[e] == rank && !moe->whole[bt_moe_block_of(moe, e)];
-    return bt_min_u32(n, moe->cfg.gate.top_k);
+    for (uint32_t b = 0; b < p->n_blocks; b++) {
+        int owner = bt_placement_block_owner(p, b);
+
+        n += owner == (int)rank;
+        for (uint32_t e = b * size; owner < 0 && e < (b + 1) * size; e++)
+            n += p->owner[e] == rank;
+    }
+    return bt_min_u32(n, top_k);
 }
 
 /* What a row gets from all others: where only what was asked for travels, no more than top_k. */
-static uint32_t items_that_come(const bt_moe *moe)
+static uint32_t items_that_come(const bt_moe_ops *ops, const bt_placement *p, uint32_t top_k,
+                                uint32_t self)
 {
     uint32_t n = 0;
 
-    for (uint32_t q = 0; q < moe->n_ranks; q++)
-        if (q != moe->self) n += items_of(moe, q);
-    return moe->ops->listed != NULL ? bt_min_u32(n, moe->cfg.gate.top_k) : n;
+    for (uint32_t q = 0; q < p->n_ranks; q++)
+        if (q != self) n += items_of(p, top_k, q);
+    return ops->listed != NULL ? bt_min_u32(n, top_k) : n;
 }
 
 static bt_status take_device(bt_moe *moe, size_t all_rows)
@@ -98,6 +101,9 @@ static bt_status take_device(bt_moe *moe, size_t all_rows)
                                   .hidden    = c->hidden,
                                   .top_k     = c->gate.top_k,
                                   .n_experts = c->gate.n_experts};
+    uint32_t             k     = c->gate.top_k;
+    size_t               sent  = items_of(moe->placement, k, moe->self);
+    size_t               came  = items_that_come(moe->ops, moe->placement, k, moe->self);
     bt_status            st    = BT_OK;
 
     BT_TRY(take(moe, rows * c->gate.n_experts, sizeof(float), &moe->logits));
@@ -106,8 +112,8 @@ static bt_status take_device(bt_moe *moe, size_t all_rows)
     BT_TRY(take(moe, terms * 2 * c->expert_dim, sizeof(bt_bf16), &moe->tile_h));
     BT_TRY(take(moe, terms * c->expert_dim, sizeof(bt_bf16), &moe->tile_a));
     BT_TRY(take(moe, terms * c->hidden, sizeof(bt_bf16), &moe->tile_y));
-    BT_TRY(take(moe, all_rows * items_of(moe, moe->self) * c->hidden, sizeof(bt_bf16), &moe->sent));
-    BT_TRY(take(moe, rows * items_that_come(moe) * c->hidden, sizeof(bt_bf16), &moe->came));
+    BT_TRY(take(moe, all_rows * sent * c->hidden, sizeof(bt_bf16), &moe->sent));
+    BT_TRY(take(moe, rows * came * c->hidden, sizeof(bt_bf16), &moe->came));
     BT_TRY(take(moe, rows * 2 * c->shared_dim, sizeof(bt_bf16), &moe->shared_h));
     BT_TRY(take(moe, rows * c->shared_dim, sizeof(bt_bf16), &moe->shared_a));
     if (c->shared_dim != 0) BT_TRY(take(moe, rows * c->hidden, sizeof(float), &moe->shared_y));
@@ -170,27 +176,44 @@ static bt_status take_routed(bt_moe *moe)
                    moe->down != NULL,
                BT_ERR_NO_MEMORY, "moe lists of %u experts", moe->n_local);
     for (uint32_t q = 0; q < moe->n_ranks; q++)
-        moe->items_of[q] = items_of(moe, q);
+        moe->items_of[q] = items_of(moe->placement, moe->cfg.gate.top_k, q);
     BT_TRY(bt_moe_routed_create(moe));
 out:
     return st;
 }
 
-/* Dispatch has the same rows at the same place on both ends. */
-static bt_status reserve_exchanges(bt_moe *moe, size_t all_rows)
-{
-    size_t item = moe->cfg.hidden * sizeof(bt_bf16);
-    size_t wire = all_rows * moe->wire_elems * sizeof(bt_bf16);
-    size_t sent = all_rows * items_of(moe, moe->self) * item;
-    size_t came = moe->max_rows * items_that_come(moe) * item;
+/* Of the rank's memory, as bt_group_reserve() has them. */
+typedef struct {
+    size_t out_bytes, in_bytes;
+} room;
 
-    return bt_group_reserve(moe->group, sent > wire ? sent : wire, came > wire ? came : wire);
+/* Dispatch has the same rows at the same place on both ends. */
+static room largest_exchange(const bt_moe_ops *ops, const bt_placement *p, const bt_moe_config *cfg,
+                             uint32_t self, uint32_t max_rows)
+{
+    size_t item = cfg->hidden * sizeof(bt_bf16), all_rows = (size_t)p->n_ranks * max_rows;
+    size_t wire = all_rows * bt_wire_elems(cfg->hidden, cfg->gate.top_k) * sizeof(bt_bf16);
+    size_t sent = all_rows * items_of(p, cfg->gate.top_k, self) * item;
+    size_t came = max_rows * items_that_come(ops, p, cfg->gate.top_k, self) * item;
+
+    return (room){sent > wire ? sent : wire, came > wire ? came : wire};
 }
 
 static const bt_moe_ops *find_back_end(const bt_device *dev)
 {
     if (strcmp(bt_moe_cpu_ops.device, dev->ops->name) == 0) return &bt_moe_cpu_ops;
     return bt_device_symbol(dev, BT_MOE_MODULE_SYMBOL);
+}
+
+uint64_t bt_moe_exchange_bytes(const bt_device *dev, const bt_placement *placement,
+                               const bt_moe_config *cfg, uint32_t self, uint32_t max_rows)
+{
+    const bt_moe_ops *ops = find_back_end(dev);
+    room              r;
+
+    if (ops == NULL) return 0;
+    r = largest_exchange(ops, placement, cfg, self, max_rows);
+    return (uint64_t)r.out_bytes + r.in_bytes;
 }
 
 bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *placement,
@@ -200,6 +223,7 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     bt_moe           *moe = NULL;
     const bt_moe_ops *ops = find_back_end(dev);
     uint32_t          per_row, most;
+    room              exchange;
     size_t            all_rows, terms;
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "moe: no implementation for device \"%s\"",
@@ -235,7 +259,8 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     BT_TRY(take_device(moe, all_rows));
     BT_TRY(take_host(moe, all_rows));
     if (ops->routed != NULL) BT_TRY(take_routed(moe));
-    BT_TRY(reserve_exchanges(moe, all_rows));
+    exchange = largest_exchange(ops, placement, cfg, moe->self, max_rows);
+    BT_TRY(bt_group_reserve(group, exchange.out_bytes, exchange.in_bytes));
     *moe_out = moe;
     moe      = NULL; /* handed over */
 out:

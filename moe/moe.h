@@ -56,7 +56,11 @@ typedef struct {
 bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *placement,
                         const bt_moe_config *cfg, uint32_t max_rows, bt_moe **moe_out);
 void      bt_moe_destroy(bt_moe *moe);
-size_t    bt_moe_workspace_bytes(const bt_moe *moe); /* device memory taken by create() */
+/* Bytes that create() has a group reserve for exchanges, out and in, whose member `self` has this
+ * placement. */
+uint64_t bt_moe_exchange_bytes(const bt_device *dev, const bt_placement *placement,
+                               const bt_moe_config *cfg, uint32_t self, uint32_t max_rows);
+size_t   bt_moe_workspace_bytes(const bt_moe *moe); /* device memory taken by create() */
 /* Rows that this rank's experts have run in all calls, [n_experts]; borrowed, grows with each call.
  */
 const uint64_t *bt_moe_expert_rows(bt_moe *moe);

@@ -16,6 +16,14 @@ size_t bt_draw_list_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_r
     return ops == NULL ? 0 : ops->bytes(n_vocab, capacity_for(max_rows));
 }
 
+size_t bt_draw_list_pinned_bytes(const bt_device *dev, uint32_t max_rows)
+{
+    size_t top  = sizeof(uint32_t) + sizeof(float);
+    size_t draw = sizeof(int32_t) + sizeof(float) + sizeof(uint32_t) + BT_MAX_ALTERNATIVES * top;
+
+    return dev->ops->sampling == NULL ? 0 : 2 * draw * capacity_for(max_rows); /* of two steps */
+}
+
 static bt_status take_host(bt_draw_list *l, size_t n, size_t bytes_each, void *ptr_out)
 {
     bt_status st  = BT_OK;

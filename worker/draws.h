@@ -27,8 +27,9 @@ typedef struct {
 /* For steps of at most max_rows rows. */
 bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, uint32_t max_rows);
 void      bt_draw_list_fini(bt_draw_list *l);
-/* Device memory that init() takes. */
+/* Device memory that init() takes; and pinned memory. */
 size_t bt_draw_list_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_rows);
+size_t bt_draw_list_pinned_bytes(const bt_device *dev, uint32_t max_rows);
 
 void bt_draw_list_clear(bt_draw_list *l);
 /* The device's history i is this one; what draws add to it from then on it counts itself.

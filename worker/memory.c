@@ -130,6 +130,20 @@ out:
     return st;
 }
 
+bt_status bt_memory_check_pinned(const bt_memory_account *a, uint64_t more, uint32_t n_ranks,
+                                 uint64_t available)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(more * n_ranks <= available, BT_ERR_NO_MEMORY,
+               "each of the %u ranks on this machine needs %" PRIu64
+               " MiB of pinned memory beside its GPU's, and %" PRIu64
+               " MiB are left: a smaller --max-rows, or fewer ranks",
+               n_ranks, a->pinned >> 20, available >> 20);
+out:
+    return st;
+}
+
 /* The rows of a step that fit beside the weights and a page, of those that were asked for. */
 static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share)
 {
@@ -217,4 +231,6 @@ void bt_memory_print(const bt_memory_account *a)
             (double)a->page_bytes / 1024, mib(a->pages),
             (unsigned long long)a->n_pages * BT_PAGE_TOKENS, a->given ? " (--kv-bytes)" : "",
             mib(a->available), a->local_size, a->on_gpu ? "GPU" : "machine");
+    if (a->on_gpu)
+        BT_INFO("memory: beside the GPU's %.1f MiB of pinned host memory", mib(a->pinned));
 }

@@ -16,6 +16,8 @@ typedef struct {
     uint64_t step;       /* activations, logits and exchange buffers of a step, estimated */
     uint64_t graphs;     /* of decode steps on a GPU, estimated */
     uint64_t staging;    /* of the hand-off, where it lies in this memory */
+    uint64_t pinned;     /* beside a GPU's memory: of the host's, by the device, for what steps
+                            choose, and for exchanges that go through it */
     uint64_t page_bytes; /* of one page */
     uint64_t pages;      /* all of them: n_pages * page_bytes */
     uint32_t n_pages;
@@ -43,6 +45,11 @@ uint32_t bt_memory_adopted(uint32_t n_experts, uint32_t n_ranks);
  * left: NO_MEMORY says that it does not suffice, which is better than to be killed for it. */
 bt_status bt_memory_check_room(const bt_memory_account *account, uint32_t n_more,
                                uint32_t n_at_once, uint64_t available);
+
+/* So much of the pinned memory is still to be taken by each of this machine's ranks, where
+ * `available` of the host's is left.  NO_MEMORY: it does not suffice. */
+bt_status bt_memory_check_pinned(const bt_memory_account *account, uint64_t more, uint32_t n_ranks,
+                                 uint64_t available);
 
 /* Fills pages and n_pages: kv_bytes where it is not 0; else an even share of 85 % of what is
  * available, shared weights taken off first, less the other entries, up to POOL_CONTEXTS full

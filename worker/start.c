@@ -208,6 +208,17 @@ static void choose_forms(const bt_rank *r, bool *normal_out, bool *absorbed_out)
     }
 }
 
+/* Pinned memory that this rank will have. */
+static uint64_t count_pinned(const bt_rank *r)
+{
+    uint64_t bytes = r->dev->pinned_bytes + bt_draw_list_pinned_bytes(r->dev, r->opt.max_rows);
+
+    if (r->has_placement && r->group_size > 1 && r->nccl == NULL)
+        bytes += bt_moe_exchange_bytes(r->dev, &r->placement, &r->cfg.moe, r->group_self,
+                                       r->opt.max_rows);
+    return bytes;
+}
+
 static bt_status draw_account(bt_rank *r)
 {
     bt_status          st      = BT_OK;
@@ -231,6 +242,11 @@ static bt_status draw_account(bt_rank *r)
     if (absorbed) m->graphs = bt_model_graph_bytes(r->dev, &r->cfg, r->opt.max_rows);
     if (handoff && r->nccl == NULL) /* NCCL's has been taken by now */
         m->staging = (uint64_t)SLOT_BYTES * (m->on_gpu ? 1 : N_SLOTS + BT_HANDOFF_INBOXES);
+    if (m->on_gpu) {
+        m->pinned = count_pinned(r);
+        BT_TRY(bt_memory_check_pinned(m, m->pinned - r->dev->pinned_bytes,
+                                      bt_world_local_size(r->world), bt_memory_available()));
+    }
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
@@ -347,7 +363,7 @@ out:
     return st;
 }
 
-/* What is left of a GPU once all has been taken that steps need. */
+/* What is left of a GPU, and pinned of the host, once all has been taken that steps need. */
 static bt_status print_headroom(bt_rank *r)
 {
     bt_status st   = BT_OK;
@@ -355,8 +371,9 @@ static bt_status print_headroom(bt_rank *r)
 
     BT_TRY(bt_device_memory(r->dev, &left, &all));
     if (all != 0)
-        BT_INFO("headroom: %.1f of the GPU's %.1f MiB are free", (double)left / (1 << 20),
-                (double)all / (1 << 20));
+        BT_INFO("headroom: %.1f of the GPU's %.1f MiB are free; %.1f MiB of the host's are pinned",
+                (double)left / (1 << 20), (double)all / (1 << 20),
+                (double)r->dev->pinned_bytes / (1 << 20));
 out:
     return st;
 }

@@ -429,6 +429,7 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     BT_TRY(bt_device_alloc(&cuda->super, (BT_CUDA_MAX_GROUPS + 1) * sizeof(*cuda->row_at), &mem));
     cuda->row_at = mem;
     BT_TRY(bt_cuda_staging_init(&cuda->staging));
+    cuda->super.pinned_bytes += BT_CUDA_STAGING_BYTES;
     *dev_out = &cuda->super;
     cuda     = NULL;
 out:

@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 
-/* Grows with every change of this table, of bt_device_ops, bt_sampling_ops, bt_attn_ops or
- * bt_moe_ops: program and module must agree. */
-enum { BT_CUDA_MODULE_VERSION = 11 };
+/* Grows with every change of this table, of bt_device, bt_device_ops, bt_sampling_ops, bt_attn_ops
+ * or bt_moe_ops: program and module must agree. */
+enum { BT_CUDA_MODULE_VERSION = 12 };
 #define BT_CUDA_MODULE_SYMBOL "bt_cuda_module"
 #define BT_CUDA_EXPORT        __attribute__((visibility("default"))) /* shown to programs */
 

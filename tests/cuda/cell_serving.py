@@ -115,6 +115,8 @@ def expect_gpus(cell, n_ranks):
         assert f"rank {rank} computes on GPU 0, with {n_ranks - 1} more ranks" in log, log
     assert log.count(f"MiB available to {n_ranks} ranks on this GPU") == n_ranks, log
     assert log.count("took memory of the device 0 times since ready") == n_ranks, log
+    reckoned, taken = (sorted(map(float, re.findall(p, log))) for p in (r"([\d.]+) MiB of pinned host memory", r"([\d.]+) MiB of the host's are pinned"))
+    assert len(reckoned) == len(taken) == n_ranks and all(abs(r - t) < 0.11 for r, t in zip(reckoned, taken)) and taken[0] > 36, log
 
 
 def main():

@@ -49,6 +49,17 @@ static void pages_of_the_account_are_shared_and_bounded(void)
     EXPECT_HAS(bt_error_text(), "weights");
 }
 
+static void pinned_memory_of_all_ranks_must_be_there(void)
+{
+    bt_memory_account a = {.on_gpu = true, .pinned = 50 << 20};
+
+    EXPECT_EQ(bt_memory_check_pinned(&a, 10 << 20, 8, 80 << 20), BT_OK);
+    EXPECT_EQ(bt_memory_check_pinned(&a, 10 << 20, 8, (80 << 20) - 1), BT_ERR_NO_MEMORY);
+    EXPECT_HAS(bt_error_text(),
+               "each of the 8 ranks on this machine needs 50 MiB of pinned memory");
+    EXPECT_HAS(bt_error_text(), "79 MiB are left");
+}
+
 /* Two ranks share the experts and nothing else. */
 static void weights_of_ranks_add_up(void)
 {
@@ -149,6 +160,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(pages_of_given_bytes_are_rounded_down),
         BT_TEST(pages_of_the_account_are_shared_and_bounded),
+        BT_TEST(pinned_memory_of_all_ranks_must_be_there),
         BT_TEST(weights_of_ranks_add_up),
         BT_TEST(weights_in_8_bits_are_counted),
         BT_TEST(adopted_experts_are_counted),

@@ -19,7 +19,7 @@ enum {
     STRIP = BT_CPU_STRIP,
     BLOCK = BT_CPU_STRIP_KEYS,
     ROW   = BLOCK / LANES, /* vectors */
-    SOME  = 4              /* of them beside a step of products */
+    SOME  = 8              /* of them beside a step of products */
 };
 
 /* Exponentials of a block, a few vectors at a time. */
@@ -87,9 +87,9 @@ static void multiply(const product *m, exps *beside)
         }
         for (uint32_t s = 0; s < m->n_steps; s++, x += STEP, low_x += STEP, b += TILE_ELEMS) {
             _tile_loadd(4, x, ld_x);
-            _tile_loadd(6, b, 64);
+            _tile_stream_loadd(6, b, 64);
             _tile_loadd(5, low_x, ld_x);
-            _tile_loadd(7, b + block, 64);
+            _tile_stream_loadd(7, b + block, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(2, 5, 6);

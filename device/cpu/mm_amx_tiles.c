@@ -26,9 +26,9 @@ enum {
     PAIR        = 2 * TILE, /* rows */
     TILE_SUMS   = TILE * TILE,
     LINE        = 32,           /* elements */
-    PIECE       = 512,          /* k of a panel in the first-level cache: 32 KiB */
+    PIECE       = 512,          /* k of a panel in the first-level cache, at most: 32 KiB */
     X_ELEMS_FEW = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
-    MANY_ROWS   = 128,          /* of a result that no cache keeps for its reader */
+    MANY_ROWS   = 32,           /* of a result that no cache keeps for its reader */
     SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
     FEW_ROWS    = 64
 };
@@ -55,7 +55,6 @@ typedef struct {
     uint32_t       n_steps;
     const float   *from; /* the sums so far; NULL: zero */
     float         *to;
-    uint32_t       end_rows; /* that a step makes results */
 } piece;
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -89,17 +88,17 @@ INLINE __m512 weigh(__m512 v, float weight)
     return _mm512_add_ps(_mm512_mul_ps(v, _mm512_set1_ps(weight)), _mm512_setzero_ps());
 }
 
-INLINE void put_row(const run *r)
+INLINE void put_row(const run *r, uint32_t row)
 {
     const bt_cpu_mm_tiles *mm   = r->mm;
-    const float           *sums = r->whole + (size_t)r->row * TILE;
+    const float           *sums = r->whole + (size_t)row * TILE;
     uint32_t               cols = min_u32(mm->n - r->n0, PANEL), low = min_u32(cols, TILE);
-    size_t                 at = (r->m0 + r->row) * mm->ld_y + r->n0;
+    size_t                 at = (r->m0 + row) * mm->ld_y + r->n0;
     __m512                 v0 = _mm512_load_ps(sums), v1 = _mm512_load_ps(sums + SUMS / 2);
 
     if (mm->weight != NULL) {
-        v0 = weigh(v0, mm->weight[r->m0 + r->row]);
-        v1 = weigh(v1, mm->weight[r->m0 + r->row]);
+        v0 = weigh(v0, mm->weight[r->m0 + row]);
+        v1 = weigh(v1, mm->weight[r->m0 + row]);
     }
     if (cols != PANEL) {
         put_some(mm, at, v0, low);
@@ -113,10 +112,10 @@ INLINE void put_row(const run *r)
 }
 
 /* 16 columns of gate and up become as many of the activation, which are half a tile's. */
-INLINE void put_swiglu(const run *r)
+INLINE void put_swiglu(const run *r, uint32_t row)
 {
-    const float *sums = r->whole + (size_t)r->row * TILE;
-    uint32_t     m    = r->m0 + r->row;
+    const float *sums = r->whole + (size_t)row * TILE;
+    uint32_t     m    = r->m0 + row;
     bt_bf16     *out  = (bt_bf16 *)r->mm->y + m / TILE * r->mm->ld_y;
 
     out += r->n0 / STEP * TILE_ELEMS + m % TILE * STEP + r->n0 % STEP;
@@ -124,13 +123,27 @@ INLINE void put_swiglu(const run *r)
                                  widen(round_result(load(sums + SUMS / 2)))));
 }
 
-static void put_rows(run *r, uint32_t rows)
+/* A step's share of what is left from `row` on; returns where it ends. */
+INLINE uint32_t put_two(const run *r, uint32_t row, bool up)
 {
-    for (uint32_t end = min_u32(r->row + rows, r->n_rows); r->row < end; r->row++) {
+    if (row + 2 > r->n_rows) return row;
+    if (up) {
+        put_swiglu(r, row);
+        put_swiglu(r, row + 1);
+    } else {
+        put_row(r, row);
+        put_row(r, row + 1);
+    }
+    return row + 2;
+}
+
+static void put_rest(run *r)
+{
+    for (; r->row < r->n_rows; r->row++) {
         if (r->mm->up != 0)
-            put_swiglu(r);
+            put_swiglu(r, r->row);
         else
-            put_row(r);
+            put_row(r, r->row);
     }
 }
 
@@ -162,9 +175,10 @@ INLINE void fetch(const piece *p, uint32_t step)
     } while (0)
 
 /* 2 x 2 tiles.  Loads of x say that it streams, so that B stays. */
-static void tiles_22(run *r, const piece *p)
+INLINE void tiles_22(run *r, const piece *p, bool up)
 {
     const bt_bf16 *x = p->x, *b = p->b;
+    uint32_t       row = r->row;
 
     fetch(p, 0);
     _tile_stream_loadd(4, x, 64);
@@ -195,10 +209,14 @@ static void tiles_22(run *r, const piece *p)
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
-        put_rows(r, p->end_rows);
+        row = put_two(r, row, up);
     }
+    r->row  = row;
     r->held = p->to;
 }
+
+static void plain_22(run *r, const piece *p) { tiles_22(r, p, false); }
+static void swiglu_22(run *r, const piece *p) { tiles_22(r, p, true); }
 
 static void leave_held(run *r)
 {
@@ -224,11 +242,11 @@ static void tiles_12(run *r, const piece *p)
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b + p->block, 64);
         _tile_dpbf16ps(1, 4, 7);
-        put_rows(r, p->end_rows);
+        r->row = put_two(r, r->row, r->mm->up != 0);
         x += TILE_ELEMS;
         b += TILE_ELEMS;
     }
-    put_rows(r, PAIR); /* before others take their place */
+    put_rest(r); /* before others take their place */
     LEAVE_SUMS(0, p->to);
     LEAVE_SUMS(1, p->to);
 }
@@ -245,15 +263,16 @@ static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float
     for (uint32_t m0 = 0; m0 < m; m0 += PAIR, left -= p.n_next) {
         float *own = sums + (size_t)m0 * PANEL;
 
-        p.n_next   = min_u32(lines, left);
-        p.from     = first ? NULL : own;
-        p.to       = last ? r->whole : own;
-        p.end_rows = (r->n_rows - r->row + p.n_steps - 1) / p.n_steps;
-        if (m - m0 > TILE)
-            tiles_22(r, &p);
-        else
+        p.n_next = min_u32(lines, left);
+        p.from   = first ? NULL : own;
+        p.to     = last ? r->whole : own;
+        if (m - m0 <= TILE)
             tiles_12(r, &p);
-        put_rows(r, PAIR);
+        else if (r->mm->up != 0)
+            swiglu_22(r, &p);
+        else
+            plain_22(r, &p);
+        put_rest(r);
         if (last) {
             r->m0     = m0;
             r->n0     = n0;
@@ -272,9 +291,11 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
     const bt_cpu_mm_tiles *mm       = r->mm;
     size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t                 block    = mm->up != 0 ? mm->up : tile_row;
+    uint32_t               k = to_k - from_k, n_pieces = (k + PIECE - 1) / PIECE;
+    uint32_t               length = bt_cpu_pad((k + n_pieces - 1) / n_pieces, STEP);
 
     for (uint32_t k0 = from_k, k1; k0 < to_k; k0 = k1) {
-        k1      = min_u32(to_k, k0 + PIECE);
+        k1      = min_u32(to_k, k0 + length);
         piece p = {.x          = mm->x + (size_t)k0 * TILE,
                    .low_x      = tile_row,
                    .b          = mm->packed + n0 / TILE * tile_row + (size_t)k0 * TILE,
@@ -316,7 +337,7 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
         }
     }
     leave_held(&r);
-    put_rows(&r, PAIR);
+    put_rest(&r);
     _tile_release();
     _mm_sfence();
 }

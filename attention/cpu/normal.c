@@ -8,6 +8,8 @@
 
 #include "attention/cpu/attn_cpu.h"
 
+enum { NEAR_BYTES = 1408 << 10 }; /* of keys and values, in a second-level cache */
+
 typedef struct {
     bt_attn_cpu        *a;
     const bt_attn_call *call;
@@ -72,14 +74,14 @@ static void join(const bt_mla_config *cfg, const bt_bf16 *rope, bt_bf16 *row)
     memset(row + end, 0, (bt_joined_dim(cfg) - end) * sizeof(*row));
 }
 
-/* Chunks: [n_heads][n_pages]. */
+/* Chunks: [n_pages][n_heads]. */
 static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const normal_job     *job  = ctx;
     const bt_attn_cpu    *a    = job->a;
     const bt_mla_config  *cfg  = &a->cfg;
     const bt_attn_member *m    = &a->members[member];
-    uint32_t              head = chunk / job->n_pages, i = chunk % job->n_pages;
+    uint32_t              head = chunk % job->n_heads, i = chunk / job->n_heads;
     uint32_t              page = job->first_page + i, n_keys = keys_of(job, page);
     uint32_t              width = bt_joined_dim(cfg), kv_dim = bt_kv_pool_kv_dim(job->call->pool);
     uint32_t              in_block = i % BT_BLOCK_PAGES * BT_PAGE_TOKENS; /* its first key */
@@ -196,14 +198,14 @@ static bt_tile_state lanes_from(const bt_tile_state *s, uint32_t lane, uint32_t 
     return (bt_tile_state){s->max + lane, s->sum + lane, s->o + lane * bt_tile_ld(v_dim)};
 }
 
-/* Chunks: [n_heads][n_tiles]. */
+/* Chunks: [n_tiles][n_heads], the tiles that attend to most first. */
 static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const normal_job     *job  = ctx;
-    const bt_attn_cpu    *a    = job->a;
-    const bt_mla_config  *cfg  = &a->cfg;
-    const bt_attn_member *m    = &a->members[member];
-    uint32_t              head = chunk / job->n_tiles, tile = chunk % job->n_tiles;
+    const normal_job     *job = ctx;
+    const bt_attn_cpu    *a   = job->a;
+    const bt_mla_config  *cfg = &a->cfg;
+    const bt_attn_member *m   = &a->members[member];
+    uint32_t      head = chunk % job->n_heads, tile = job->n_tiles - 1 - chunk / job->n_heads;
     uint32_t      row = tile * BT_TILE_LANES, end = min_u32(row + BT_TILE_LANES, job->span->n_rows);
     size_t        h   = job->head0 + head;
     bt_tile_state all = bt_tile_state_at(a->running + (head * a->tiles_per_head + tile) *
@@ -229,6 +231,19 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
     }
 }
 
+/* Heads that go together: whose keys and values stay in the second-level cache of the thread that
+ * probably makes them and attends to them, since chunks of a head follow each other at a distance
+ * of as many as there are threads. */
+static uint32_t heads_together(const normal_job *job, uint32_t n_pages)
+{
+    const bt_attn_cpu *a        = job->a;
+    uint32_t           n_tokens = min_u32(n_pages, BT_PART_PAGES) * BT_PAGE_TOKENS;
+    size_t             bytes = n_tokens * (bt_joined_dim(&a->cfg) + a->cfg.v_dim) * sizeof(bt_bf16);
+    uint32_t           each  = (uint32_t)(NEAR_BYTES / bytes);
+
+    return min_u32(a->head_group, bt_cpu_pool_n_threads(a->pool) * (each > 1 ? each : 1));
+}
+
 static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span *span)
 {
     normal_job job     = {.a       = a,
@@ -236,10 +251,10 @@ static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span 
                           .span    = span,
                           .end     = span->start + span->n_rows,
                           .n_tiles = (span->n_rows + BT_TILE_LANES - 1) / BT_TILE_LANES};
-    uint32_t   n_pages = bt_kv_pages_for(job.end);
+    uint32_t   n_pages = bt_kv_pages_for(job.end), most = heads_together(&job, n_pages);
 
     for (job.head0 = 0; job.head0 < a->cfg.n_heads; job.head0 += job.n_heads) {
-        job.n_heads = min_u32(a->cfg.n_heads - job.head0, a->head_group);
+        job.n_heads = min_u32(a->cfg.n_heads - job.head0, most);
         for (job.part = 0; job.part * BT_PART_PAGES < n_pages; job.part++) {
             job.first_page = job.part * BT_PART_PAGES;
             job.n_pages    = min_u32(n_pages - job.first_page, BT_PART_PAGES);

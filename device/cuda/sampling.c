@@ -290,13 +290,14 @@ static bt_status set_history(bt_device_sampler *s, uint32_t history, uint32_t n,
 {
     bt_status st     = BT_OK;
     void     *stream = bt_cuda_stream(s->dev);
-    uint32_t *words  = s->words + (size_t)(history - 1) * s->n_vocab;
+    uint32_t *words  = NULL;
 
     BT_REQUIRE(history >= 1 && history <= BT_MAX_HISTORIES, BT_ERR_INVALID_ARG, "history %u, of %d",
                history, (int)BT_MAX_HISTORIES);
     for (uint32_t i = 0; i < n; i++)
         BT_REQUIRE(seen[i].id < s->n_vocab, BT_ERR_INVALID_ARG, "token %u of a vocabulary of %u",
                    seen[i].id, s->n_vocab);
+    words = s->words + (size_t)(history - 1) * s->n_vocab;
     BT_TRY(CUDA(cudaMemsetAsync(words, 0, s->n_vocab * sizeof(*words), stream)));
     for (uint32_t first = 0, m; first < n; first += m) {
         m = n - first < MOST_SEEN ? n - first : MOST_SEEN;

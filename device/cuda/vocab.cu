@@ -37,9 +37,10 @@ static __global__ void __launch_bounds__(THREADS)
     float        x;
 
     if (i >= n) return;
-    e                         = edits[i];
-    x                         = logits[e.row * ld + e.id] + e.bias;
-    x                         = penalised(x, e.repetition, e.frequency, e.presence, e.count);
+    e = edits[i];
+    x = logits[e.row * ld + e.id] + e.bias;
+    x = penalised(x, e.repetition, e.frequency, e.presence, e.count);
+
     logits[e.row * ld + e.id] = e.banned ? -INFINITY : x;
 }
 

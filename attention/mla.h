@@ -11,9 +11,10 @@
  *                o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
  *
  * Laws A and B: key blocks are the pages (64 tokens, absolute), or four of them on the CPU, visited
- * ascending; the softmax restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS and the parts merge
- * ascending by log-sum-exp; a block without a visible key leaves a row's state unchanged; a token
- * attends to itself through the rounded latent in the page.
+ * ascending; the softmax restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS, or on the CPU in
+ * the absorbed form of bt_attn_absorbed_split(), and the parts merge ascending by log-sum-exp; a
+ * block without a visible key leaves a row's state unchanged; a token attends to itself through the
+ * rounded latent in the page.
  *
  * Threads: the step thread.  Memory: all of it is taken in create(). */
 #ifndef BT_ATTENTION_MLA_H
@@ -29,6 +30,13 @@ extern "C" {
 #endif
 
 enum { BT_ATTN_SPLIT_TOKENS = 2048 };
+
+/* Of few heads a part's sums are little beside its latents: parts are short, so that threads have
+ * one each of short contexts too.  Measured with 4 heads: with 256 merging costs more than that. */
+static inline uint32_t bt_attn_absorbed_split(uint32_t n_heads)
+{
+    return n_heads <= 8 ? 512 : BT_ATTN_SPLIT_TOKENS;
+}
 
 typedef enum { BT_FORM_NORMAL, BT_FORM_ABSORBED } bt_attn_form;
 

@@ -14,9 +14,10 @@ static char *arithmetic(const bt_rank *r)
     uint32_t n_blocks = gate->n_experts == 0 ? 0 : bt_sum_blocks(gate->n_experts, gate->n_groups);
     char     text[256];
 
-    snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u,page:%d", r->dev->arithmetic,
+    snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u/%u,page:%d", r->dev->arithmetic,
              bt_form_policy_name(r->opt.form), r->opt.share_generated ? ",share-generated" : "",
-             n_blocks, BT_ATTN_SPLIT_TOKENS, BT_PAGE_TOKENS);
+             n_blocks, BT_ATTN_SPLIT_TOKENS, bt_attn_absorbed_split(r->cfg.mla.n_heads),
+             BT_PAGE_TOKENS);
     return bt_strdup(text);
 }
 

@@ -37,6 +37,7 @@ static bt_tile tile_of(const absorbed_job *job, const bt_absorbed_item *item)
                      .scale         = cfg->softmax_scale,
                      .v_dim         = cfg->kv_lora_rank,
                      .block_keys    = BT_BLOCK_TOKENS,
+                     .split         = job->a->split,
                      .n_lanes       = item->n_lanes,
                      .lane0         = item->lane0,
                      .lanes_per_pos = cfg->n_heads,
@@ -61,10 +62,10 @@ static void finish(const absorbed_job *job, const bt_absorbed_item *item, const 
 static bt_absorbed_part part_of(const absorbed_job *job, const bt_absorbed_item *item)
 {
     bt_tile  t     = tile_of(job, item);
-    uint32_t start = item->part * BT_ATTN_SPLIT_TOKENS;
+    uint32_t start = item->part * t.split;
 
     return (bt_absorbed_part){item->span, start,
-                              min_u32(bt_tile_last_pos(&t) + 1, start + BT_ATTN_SPLIT_TOKENS)};
+                              min_u32(bt_tile_last_pos(&t) + 1, start + t.split)};
 }
 
 static bt_absorbed_lanes lanes_of(const absorbed_job *job, const bt_absorbed_item *item)
@@ -116,7 +117,7 @@ static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
     for (uint32_t i = goes_on ? first : first + 1; i < end; i++) {
         bt_tile_state state = bt_tile_state_at(a->slot[a->items[i].slot]);
 
-        bt_tile_merge(&t, a->items[i].part * BT_ATTN_SPLIT_TOKENS, &state, &into);
+        bt_tile_merge(&t, a->items[i].part * t.split, &state, &into);
     }
     if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts)
         finish(job, &a->items[first], &t, &into);
@@ -159,7 +160,10 @@ static uint32_t rows_in_block(const absorbed_job *job, const bt_span *span, uint
     return to > from ? to - from : 0;
 }
 
-static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1; }
+static uint32_t parts_for(const absorbed_job *job, uint32_t n_keys)
+{
+    return (n_keys - 1) / job->a->split + 1;
+}
 
 static uint64_t count_items(const absorbed_job *job, uint32_t tile_lanes)
 {
@@ -171,7 +175,7 @@ static uint64_t count_items(const absorbed_job *job, uint32_t tile_lanes)
         uint64_t       n    = rows_in_block(job, span, &row);
 
         n = (n * job->a->cfg.n_heads + tile_lanes - 1) / tile_lanes;
-        if (n != 0) n_items += n * parts_for(span->start + span->n_rows);
+        if (n != 0) n_items += n * parts_for(job, span->start + span->n_rows);
     }
     return n_items;
 }
@@ -206,7 +210,7 @@ static bool share_row(const absorbed_job *job)
     while (rows_in_block(job, item.span, &row) == 0)
         item.span++;
     item.pos0 = item.span->start + (item.row - item.span->first_row);
-    if (item.pos0 >= BT_ATTN_SPLIT_TOKENS) return false;
+    if (item.pos0 >= job->a->split) return false;
     lanes = lanes_of(job, &item);
     return bt_absorbed_share(job->a, job->call, &lanes);
 }
@@ -232,7 +236,7 @@ static void attend_block(absorbed_job *job)
                                      .n_lanes = min_u32(n_lanes - lane0, job->tile_lanes)};
             bt_tile          t    = tile_of(job, &item);
 
-            item.n_parts = parts_for(bt_tile_last_pos(&t) + 1);
+            item.n_parts = parts_for(job, bt_tile_last_pos(&t) + 1);
             for (; item.part < item.n_parts; item.part++) {
                 if (item.n_parts > 1) item.slot = job->n_used++;
                 a->items[job->n_items++] = item;

@@ -102,7 +102,7 @@ bool bt_absorbed_share(const bt_attn_cpu *a, const bt_attn_call *call,
                           .n_shares = min_u32(a->n_members, t->v_dim / COLS)};
 
     if (t->v_dim % COLS != 0 || job.n_shares < 2 || t->n_lanes > MAX_LANES ||
-        job.n_keys < MIN_TOKENS || job.n_keys > BT_ATTN_SPLIT_TOKENS)
+        job.n_keys < MIN_TOKENS || job.n_keys > t->split)
         return false;
     job.scores = a->slots; /* no wave goes on, and they are larger */
     bt_cpu_pool_run(a->pool, job.n_shares, score_task, &job);

@@ -115,6 +115,7 @@ static void attend(const group *g)
                                .scale         = cfg->softmax_scale,
                                .v_dim         = cfg->kv_lora_rank,
                                .block_keys    = BT_BLOCK_TOKENS,
+                               .split         = job->a->split,
                                .n_lanes       = g->n_heads,
                                .lanes_per_pos = g->n_heads,
                                .pos0          = lanes.part.end - 1};
@@ -147,7 +148,7 @@ static uint32_t longest(const short_job *job)
     if (job->heads < MIN_HEADS)
         return job->n_rows <= FEW_ROWS && a->cfg.n_heads >= a->n_members ? FEW_TOKENS : 0;
     /* A wave would cut the heads of one row for the threads as finely. */
-    if (job->n_rows == 1 && job->n_groups <= a->n_members) return BT_ATTN_SPLIT_TOKENS;
+    if (job->n_rows == 1 && job->n_groups <= a->n_members) return a->split;
     return SHORT_TOKENS;
 }
 

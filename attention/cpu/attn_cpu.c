@@ -7,7 +7,7 @@
 
 enum {
     EXPANDED_BYTES   = 24 << 20, /* keys and values of a head group, about */
-    SLOTS_PER_MEMBER = 4,
+    SLOTS_PER_MEMBER = 4,        /* 4 times as many where parts are short */
     ITEMS_PER_MEMBER = 64,
     APPEND_ROWS      = 4
 };
@@ -107,7 +107,8 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
     size_t               floats = bt_tile_state_floats(cfg->kv_lora_rank);
 
     a->absorbed_rows = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
-    a->n_slots       = SLOTS_PER_MEMBER * a->n_members;
+    a->split         = bt_attn_absorbed_split(cfg->n_heads);
+    a->n_slots       = (a->split < BT_ATTN_SPLIT_TOKENS ? 4 : 1) * SLOTS_PER_MEMBER * a->n_members;
     a->max_items     = ITEMS_PER_MEMBER * a->n_members;
     a->ql =
         take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ql));

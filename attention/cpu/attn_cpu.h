@@ -63,6 +63,7 @@ typedef struct {
     float   *running; /* owned: [head_group][tiles_per_head] states */
 
     /* Absorbed form: one block of rows. */
+    uint32_t          split;         /* positions of a part */
     uint32_t          absorbed_rows; /* <= BT_ABSORBED_ROWS */
     bt_bf16          *ql, *ol;       /* owned: [absorbed_rows, n_heads, kv_lora_rank] */
     bt_gemm          *gemms;         /* owned: [n_heads] */

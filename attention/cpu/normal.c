@@ -217,6 +217,7 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
                                  .scale         = cfg->softmax_scale,
                                  .v_dim         = cfg->v_dim,
                                  .block_keys    = BT_BLOCK_TOKENS,
+                                 .split         = BT_ATTN_SPLIT_TOKENS,
                                  .n_lanes       = min_u32(end - row, BT_CPU_STRIP),
                                  .lanes_per_pos = 1,
                                  .pos0          = job->span->start + row};

@@ -46,9 +46,9 @@ static uint32_t n_seen(const bt_tile *t, const bt_key_block *block)
 }
 
 /* The first block of a part finds sums that nothing was written to: it starts them from +0. */
-static bool begins_part(const bt_key_block *block)
+static bool begins_part(const bt_tile *t, const bt_key_block *block)
 {
-    return block->start % BT_ATTN_SPLIT_TOKENS == 0;
+    return block->start % t->split == 0;
 }
 
 /* max[lane] of the lanes from `first` on, with the block's keys counted, and by how much what was
@@ -84,7 +84,7 @@ static void add_softmax(const bt_tile *t, const bt_key_block *block, uint32_t la
                               t->scale, state->max[lane], scratch->p + at, NULL);
 
     state->sum[lane] = state->sum[lane] * shrink + sum;
-    if (shrink != 1.0f && !begins_part(block))
+    if (shrink != 1.0f && !begins_part(t, block))
         rows->scale(state->o + lane * bt_tile_ld(t->v_dim), t->v_dim, shrink);
 }
 
@@ -109,7 +109,7 @@ static void add_values(const bt_tile *t, const bt_key_block *block, const column
                     .m        = n_lanes,
                     .n        = cols->n,
                     .k        = n_seen(t, block),
-                    .add      = !begins_part(block),
+                    .add      = !begins_part(t, block),
                     .cached   = true,
                     .fetch    = cols->fetch,
                     .n_fetch  = cols->n_fetch};
@@ -214,7 +214,7 @@ static void add_pages(const bt_tile *t, const bt_key_block *block, uint32_t firs
                           .m       = t->n_lanes - first,
                           .n       = t->v_dim,
                           .k       = block->n_keys,
-                          .add     = !begins_part(block),
+                          .add     = !begins_part(t, block),
                           .later   = block->later,
                           .n_later = block->n_later};
 

@@ -3,8 +3,8 @@
  * A lane is one query of one head.  Lanes of a tile stand at ascending positions:
  *     normal:    consecutive rows of a span, one head       (one lane a position)
  *     absorbed:  (row, head) pairs of a span, row-major     (n_heads lanes a position)
- * Blocks of 256 keys are added ascending within a part of BT_ATTN_SPLIT_TOKENS positions; parts are
- * merged ascending.  A lane sees the keys up to its own position and nothing else: scores of later
+ * Blocks of 256 keys are added ascending within a part of `split` positions; parts are merged
+ * ascending.  A lane sees the keys up to its own position and nothing else: scores of later
  * keys are passed over, and a value that is not finite is kept away from lanes before it.  So a
  * lane's bits depend on its query, its position and the keys up to it, never on the tile.
  *
@@ -46,6 +46,7 @@ typedef struct {
     float                 scale;      /* of the scores, above 0 */
     uint32_t              v_dim;      /* elements of a value */
     uint32_t              block_keys; /* of a block, and of a row of the scratch */
+    uint32_t              split;      /* positions of a part, a multiple of block_keys */
     uint32_t              n_lanes;
     uint32_t lane0, lanes_per_pos, pos0; /* lane i: position pos0 + (lane0 + i) / lanes_per_pos */
 } bt_tile;
@@ -76,8 +77,8 @@ static inline uint32_t bt_tile_last_pos(const bt_tile *t) { return bt_tile_pos(t
 /* The first lane that sees the key at `pos`; n_lanes when none does. */
 uint32_t bt_tile_first_lane(const bt_tile *t, uint32_t pos);
 
-/* No key seen yet.  o is not written: the part's first block, at a multiple of
- * BT_ATTN_SPLIT_TOKENS, does that for the lanes that see it. */
+/* No key seen yet.  o is not written: the part's first block, at a multiple of `split`,
+ * does that for the lanes that see it. */
 void bt_tile_reset(const bt_tile *t, const bt_tile_state *state);
 /* Adds a block that at least one lane sees; a part's blocks come ascending from its first.
  * scratch->scores holds q . k, not yet scaled, for the lanes that see its first key; the others

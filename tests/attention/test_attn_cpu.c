@@ -72,16 +72,17 @@ static void run(bt_attn *attn, uint32_t start, uint32_t end, const bt_attn_form 
     EXPECT_EQ(attn->ops->attend[*form](attn, &call), BT_OK);
 }
 
-static void twin_at(uint32_t pos, bt_bf16 want[HEADS][DIM])
+static void twin_at(uint32_t pos, bt_attn_form form, bt_bf16 want[HEADS][DIM])
 {
     static float scores[LONG];
+    uint32_t     split = form == BT_FORM_NORMAL ? BT_ATTN_SPLIT_TOKENS : 512;
 
     for (uint32_t h = 0; h < HEADS; h++) {
         const bt_bf16 *q = g_q[pos] + (size_t)h * KV;
 
         for (uint32_t j = 0; j <= pos; j++)
             scores[j] = twin_dot(q + DIM, g_kv[j] + DIM, ROPE, twin_dot(q, g_kv[j], DIM, 0));
-        twin_attend(scores, g_kv[0], KV, pos + 1, BLOCK, g_cfg.softmax_scale, DIM, want[h]);
+        twin_attend(scores, g_kv[0], KV, pos + 1, BLOCK, split, g_cfg.softmax_scale, DIM, want[h]);
     }
 }
 
@@ -100,10 +101,11 @@ static void expect_twin(uint32_t n, int n_ways)
                                   256,  257,  511,  512,  1000, 2046, 2047, 2048, 2049,
                                   2111, 2112, 4095, 4096, 4097, 4150, 4272, 4299};
     enum { N_AT = sizeof(AT) / sizeof(AT[0]) };
-    static bt_bf16 want[N_AT][HEADS][DIM];
+    static bt_bf16 want[2][N_AT][HEADS][DIM];
 
-    for (size_t i = 0; i < N_AT && AT[i] < n; i++)
-        twin_at(AT[i], want[i]);
+    for (int form = 0; form < 2; form++)
+        for (size_t i = 0; i < N_AT && AT[i] < n; i++)
+            twin_at(AT[i], (bt_attn_form)form, want[form][i]);
     for (int way = 0; way < n_ways; way++) {
         bt_attn_form form  = way & 1 ? BT_FORM_ABSORBED : BT_FORM_NORMAL;
         uint32_t     split = way & 2 ? 2031 : 0;
@@ -112,7 +114,7 @@ static void expect_twin(uint32_t n, int n_ways)
         if (split != 0) run(g_attn, 0, split, &form);
         run(g_attn, split, n, &form);
         for (size_t i = 0; i < N_AT && AT[i] < n; i++)
-            expect_at(AT[i], want[i]);
+            expect_at(AT[i], want[form][i]);
     }
 }
 
@@ -147,8 +149,8 @@ static void attn_cpu_subnormals_and_signed_zeros_equal_the_twin(void)
     expect_twin(2150, 2);
 }
 
-/* One thread has 4 slots for the parts of tiles: a tile of 6 parts goes through two waves and a
- * third takes its end together with the next tile's begin. */
+/* One thread has 16 slots for the parts of tiles: a tile of 21 parts goes through a wave and a
+ * second takes its end together with the next tile's begin. */
 static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
 {
     enum { FIRST = LONG - 60 };
@@ -166,7 +168,7 @@ static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
         memset(g_out, 0xff, sizeof(g_out));
         run(one, FIRST, LONG, &(bt_attn_form){(bt_attn_form)form});
         for (uint32_t pos = FIRST; pos < LONG; pos += 3) {
-            twin_at(pos, want);
+            twin_at(pos, (bt_attn_form)form, want);
             expect_at(pos, want);
         }
     }

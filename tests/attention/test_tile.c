@@ -50,6 +50,7 @@ static bt_tile tile_at(uint32_t pos0, uint32_t lane0, uint32_t n_lanes, uint32_t
                      .scale         = 0.3f,
                      .v_dim         = V_DIM,
                      .block_keys    = g_keys,
+                     .split         = BT_ATTN_SPLIT_TOKENS,
                      .n_lanes       = n_lanes,
                      .lane0         = lane0,
                      .lanes_per_pos = lanes_per_pos,
@@ -94,8 +95,8 @@ static void expect_twin(const lane_case *c, const bt_tile *t, uint32_t n_written
 
     run_tile(c, t, n_written, got[0]);
     for (uint32_t l = 0; l < t->n_lanes; l++) {
-        twin_attend(c->scores[l], c->values[0], V_DIM, bt_tile_pos(t, l) + 1, g_keys, t->scale,
-                    V_DIM, want);
+        twin_attend(c->scores[l], c->values[0], V_DIM, bt_tile_pos(t, l) + 1, g_keys, t->split,
+                    t->scale, V_DIM, want);
         n_differ += memcmp(got[l], want, sizeof(want)) != 0;
     }
     EXPECT_EQ(n_differ, 0);

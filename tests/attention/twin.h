@@ -82,16 +82,17 @@ static inline void twin_block(const float *scores, const bt_bf16 *values, size_t
 }
 
 /* out[v_dim] of a lane with these n scores, not yet scaled, and values [n][ld], in blocks of so
- * many keys. */
+ * many keys, and parts of so many. */
 static inline void twin_attend(const float *scores, const bt_bf16 *values, size_t ld, uint32_t n,
-                               uint32_t block, float scale, uint32_t v_dim, bt_bf16 *out)
+                               uint32_t block, uint32_t split, float scale, uint32_t v_dim,
+                               bt_bf16 *out)
 {
     twin_state all = {-INFINITY, 0, {0}};
 
-    for (uint32_t part = 0; part < n; part += 2048) {
+    for (uint32_t part = 0; part < n; part += split) {
         twin_state s = {-INFINITY, 0, {0}};
 
-        for (uint32_t b = part; b < n && b < part + 2048; b += block)
+        for (uint32_t b = part; b < n && b < part + split; b += block)
             twin_block(scores + b, values + b * ld, ld, n - b < block ? n - b : block, scale, v_dim,
                        &s);
         if (part == 0) {

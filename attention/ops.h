@@ -64,6 +64,8 @@ struct bt_attn {
     size_t             bytes; /* of its workspaces */
 };                            /* first member of each implementation */
 
+static inline uint32_t bt_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
 extern const bt_attn_ops bt_attn_cpu_ops;
 /* The name under which the module of another back end shows its table. */
 #define BT_ATTN_MODULE_SYMBOL "bt_attn_cuda_ops"

@@ -26,9 +26,7 @@ typedef struct {
 } absorbed_job;
 
 static uint32_t cuts_of(uint32_t n, uint32_t cols) { return (n + cols - 1) / cols; }
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-static bt_tile tile_of(const absorbed_job *job, const bt_absorbed_item *item)
+static bt_tile  tile_of(const absorbed_job *job, const bt_absorbed_item *item)
 {
     const bt_mla_config *cfg = &job->a->cfg;
 
@@ -65,7 +63,7 @@ static bt_absorbed_part part_of(const absorbed_job *job, const bt_absorbed_item 
     uint32_t start = item->part * t.split;
 
     return (bt_absorbed_part){item->span, start,
-                              min_u32(bt_tile_last_pos(&t) + 1, start + t.split)};
+                              bt_min_u32(bt_tile_last_pos(&t) + 1, start + t.split)};
 }
 
 static bt_absorbed_lanes lanes_of(const absorbed_job *job, const bt_absorbed_item *item)
@@ -154,7 +152,7 @@ static void run_wave(absorbed_job *job)
 static uint32_t rows_in_block(const absorbed_job *job, const bt_span *span, uint32_t *row_out)
 {
     uint32_t from = span->first_row > job->first_row ? span->first_row : job->first_row;
-    uint32_t to   = min_u32(span->first_row + span->n_rows, job->first_row + job->n_rows);
+    uint32_t to   = bt_min_u32(span->first_row + span->n_rows, job->first_row + job->n_rows);
 
     *row_out = from;
     return to > from ? to - from : 0;
@@ -233,7 +231,7 @@ static void attend_block(absorbed_job *job)
                                      .row     = row,
                                      .pos0    = span->start + (row - span->first_row),
                                      .lane0   = lane0,
-                                     .n_lanes = min_u32(n_lanes - lane0, job->tile_lanes)};
+                                     .n_lanes = bt_min_u32(n_lanes - lane0, job->tile_lanes)};
             bt_tile          t    = tile_of(job, &item);
 
             item.n_parts = parts_for(job, bt_tile_last_pos(&t) + 1);
@@ -281,7 +279,7 @@ static void head_task(void *ctx, uint32_t chunk, uint32_t member)
                                   .m      = heads->job->n_rows,
                                   .k      = bt_linear_k(heads->w[0])};
 
-    mm.n = mm.ld_y = min_u32(n - col, heads->cols);
+    mm.n = mm.ld_y = bt_min_u32(n - col, heads->cols);
     if (later < a->cfg.n_heads * cuts) mm.after = columns(heads, later, cuts, &unused);
     a->kernels->mm[role](&mm);
     for (size_t r = 0; r < mm.m; r++)
@@ -359,7 +357,7 @@ bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
     absorbed_job   job  = {.a = a, .call = call, .first_row = call->spans[0].first_row};
 
     for (; job.first_row < end; job.first_row += job.n_rows) {
-        job.n_rows = min_u32(end - job.first_row, a->absorbed_rows);
+        job.n_rows = bt_min_u32(end - job.first_row, a->absorbed_rows);
         if (bt_absorbed_short(a, call, job.first_row, job.n_rows)) continue;
         BT_TRY(query_to_latent(&job));
         attend_block(&job);

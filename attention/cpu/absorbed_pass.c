@@ -9,8 +9,6 @@
 enum { SQUARE = 4 };
 typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 /* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
  * written to is turned too and never read. */
 static void turn_square(const float *from, size_t ld, float *to)
@@ -36,7 +34,7 @@ void bt_absorbed_pack(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes, cons
     uint32_t c = a->cfg.kv_lora_rank, rope = a->cfg.qk_rope_dim, kv_dim = c + rope;
 
     for (uint32_t lane0 = 0; lane0 < lanes->tile.n_lanes; lane0 += BT_QUERY_LANES) {
-        uint32_t n = min_u32(lanes->tile.n_lanes - lane0, BT_QUERY_LANES);
+        uint32_t n = bt_min_u32(lanes->tile.n_lanes - lane0, BT_QUERY_LANES);
 
         for (size_t i = 0; i < n; i++) {
             bt_bf16 *query = m->queries + i * kv_dim;
@@ -80,7 +78,7 @@ static bt_some_rows page_rows(const bt_attn_call *call, const bt_absorbed_part *
     if (pos >= part->end) return (bt_some_rows){NULL, 0};
     return (bt_some_rows){
         bt_kv_pool_rows(call->pool, part->span->pages[pos / BT_PAGE_TOKENS], call->layer),
-        min_u32(part->end - pos, BT_PAGE_TOKENS)};
+        bt_min_u32(part->end - pos, BT_PAGE_TOKENS)};
 }
 
 /* The page that is read a block after the one at `pos`: of the same part, or of what comes next. */
@@ -104,7 +102,7 @@ void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
     for (; start < lanes->part.end; start += BT_BLOCK_TOKENS) {
         const bt_bf16 *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES] = {NULL};
         bt_key_block   block = {.start  = start,
-                                .n_keys = min_u32(lanes->part.end - start, BT_BLOCK_TOKENS),
+                                .n_keys = bt_min_u32(lanes->part.end - start, BT_BLOCK_TOKENS),
                                 .pages  = pages,
                                 .ld     = kv_dim,
                                 .later  = later};

@@ -24,8 +24,6 @@ typedef struct {
     float                   *scores; /* [blocks][MAX_LANES][BT_BLOCK_TOKENS] */
 } share_job;
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 /* Where share i of n things begins. */
 static uint32_t share_at(const share_job *job, uint32_t n, uint32_t i)
 {
@@ -47,7 +45,7 @@ static bt_some_rows step_rows(const share_job *job, uint32_t step)
 
     return (bt_some_rows){page +
                               (size_t)(pos % BT_PAGE_TOKENS) * bt_kv_pool_kv_dim(job->call->pool),
-                          min_u32(job->n_keys - pos, STEP)};
+                          bt_min_u32(job->n_keys - pos, STEP)};
 }
 
 static void score_task(void *ctx, uint32_t chunk, uint32_t member)
@@ -78,7 +76,7 @@ static void sum_task(void *ctx, uint32_t chunk, uint32_t member)
     bt_tile_reset(&t, &state);
     for (uint32_t start = 0; start < job->n_keys; start += BT_BLOCK_TOKENS) {
         bt_key_block block = {.start  = start,
-                              .n_keys = min_u32(job->n_keys - start, BT_BLOCK_TOKENS),
+                              .n_keys = bt_min_u32(job->n_keys - start, BT_BLOCK_TOKENS),
                               .pages  = pages,
                               .ld     = bt_kv_pool_kv_dim(job->call->pool)};
 
@@ -99,10 +97,10 @@ bool bt_absorbed_share(const bt_attn_cpu *a, const bt_attn_call *call,
                           .lanes    = lanes,
                           .n_keys   = lanes->part.end,
                           .n_steps  = bt_cpu_pad(lanes->part.end, STEP) / STEP,
-                          .n_shares = min_u32(a->n_members, t->v_dim / COLS)};
+                          .n_shares = bt_min_u32(a->n_members, t->v_dim / COLS)};
 
     if (t->v_dim % COLS != 0 || job.n_shares < 2 || t->n_lanes > MAX_LANES ||
-        job.n_keys < MIN_TOKENS || job.n_keys > t->split)
+        job.n_keys < MIN_TOKENS)
         return false;
     job.scores = a->slots; /* no wave goes on, and they are larger */
     bt_cpu_pool_run(a->pool, job.n_shares, score_task, &job);

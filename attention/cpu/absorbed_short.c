@@ -30,8 +30,6 @@ typedef struct {
     const bt_bf16        *next; /* weights that the thread probably reads after this group's */
 } group;
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 /* y[n_rows, n] = x W^T, rounded. */
 static void multiply(const group *g, const bt_linear *w, const bt_linear *after, const bt_bf16 *x,
                      size_t ld_x, bt_bf16 *y, size_t ld_y)
@@ -132,7 +130,7 @@ static void group_task(void *ctx, uint32_t chunk, uint32_t member)
     group            g = {.job     = job,
                           .m       = &job->a->members[member],
                           .head0   = head0,
-                          .n_heads = min_u32(job->a->cfg.n_heads - head0, job->heads)};
+                          .n_heads = bt_min_u32(job->a->cfg.n_heads - head0, job->heads)};
 
     if (later < job->n_groups) g.next = bt_linear_packed(job->call->w->ukt[later * job->heads]);
     absorb(&g);

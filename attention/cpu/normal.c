@@ -20,17 +20,15 @@ typedef struct {
     uint32_t            n_tiles; /* of one head */
 } normal_job;
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 static uint32_t keys_of(const normal_job *job, uint32_t page)
 {
-    return min_u32(job->end - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS);
+    return bt_min_u32(job->end - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS);
 }
 
 /* Of the block of keys that begins at `start`. */
 static uint32_t block_keys(const normal_job *job, uint32_t start)
 {
-    return min_u32(job->end - start, BT_BLOCK_TOKENS);
+    return bt_min_u32(job->end - start, BT_BLOCK_TOKENS);
 }
 
 /* Packed keys of the i-th page of the part, and packed values of its block. */
@@ -127,7 +125,7 @@ static void score(const normal_job *job, const bt_tile *t, const bt_key_block *b
                     .y      = scores + (size_t)first * BT_BLOCK_TOKENS,
                     .ld_y   = BT_BLOCK_TOKENS,
                     .m      = t->n_lanes - first,
-                    .n      = min_u32(block->n_keys, bt_tile_last_pos(t) + 1 - block->start),
+                    .n      = bt_min_u32(block->n_keys, bt_tile_last_pos(t) + 1 - block->start),
                     .k      = width,
                     .cached = true};
 
@@ -142,7 +140,7 @@ static uint32_t attend_whole_blocks(const normal_job *job, const bt_tile *t, con
 {
     uint32_t part_start = job->first_page * BT_PAGE_TOKENS, width = bt_joined_dim(&job->a->cfg);
     uint32_t n_seen   = t->pos0 < part_start ? 0 : t->pos0 + 1 - part_start;
-    uint32_t n_blocks = min_u32(n_seen / BT_BLOCK_TOKENS, job->n_pages / BT_BLOCK_PAGES);
+    uint32_t n_blocks = bt_min_u32(n_seen / BT_BLOCK_TOKENS, job->n_pages / BT_BLOCK_PAGES);
     bt_cpu_attend a   = {.q        = q,
                          .keys     = keys_at(job, head, 0),
                          .values   = values_at(job, head, 0),
@@ -205,9 +203,9 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_attn_cpu    *a   = job->a;
     const bt_mla_config  *cfg = &a->cfg;
     const bt_attn_member *m   = &a->members[member];
-    uint32_t      head = chunk % job->n_heads, tile = job->n_tiles - 1 - chunk / job->n_heads;
-    uint32_t      row = tile * BT_TILE_LANES, end = min_u32(row + BT_TILE_LANES, job->span->n_rows);
-    size_t        h   = job->head0 + head;
+    uint32_t head = chunk % job->n_heads, tile = job->n_tiles - 1 - chunk / job->n_heads;
+    uint32_t row = tile * BT_TILE_LANES, end = bt_min_u32(row + BT_TILE_LANES, job->span->n_rows);
+    size_t   h        = job->head0 + head;
     bt_tile_state all = bt_tile_state_at(a->running + (head * a->tiles_per_head + tile) *
                                                           bt_tile_state_floats(cfg->v_dim));
 
@@ -218,7 +216,7 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
                                  .v_dim         = cfg->v_dim,
                                  .block_keys    = BT_BLOCK_TOKENS,
                                  .split         = BT_ATTN_SPLIT_TOKENS,
-                                 .n_lanes       = min_u32(end - row, BT_CPU_STRIP),
+                                 .n_lanes       = bt_min_u32(end - row, BT_CPU_STRIP),
                                  .lanes_per_pos = 1,
                                  .pos0          = job->span->start + row};
         size_t        q_row   = (size_t)job->span->first_row + row;
@@ -238,11 +236,11 @@ static void attend_task(void *ctx, uint32_t chunk, uint32_t member)
 static uint32_t heads_together(const normal_job *job, uint32_t n_pages)
 {
     const bt_attn_cpu *a        = job->a;
-    uint32_t           n_tokens = min_u32(n_pages, BT_PART_PAGES) * BT_PAGE_TOKENS;
+    uint32_t           n_tokens = bt_min_u32(n_pages, BT_PART_PAGES) * BT_PAGE_TOKENS;
     size_t             bytes = n_tokens * (bt_joined_dim(&a->cfg) + a->cfg.v_dim) * sizeof(bt_bf16);
     uint32_t           each  = (uint32_t)(NEAR_BYTES / bytes);
 
-    return min_u32(a->head_group, bt_cpu_pool_n_threads(a->pool) * (each > 1 ? each : 1));
+    return bt_min_u32(a->head_group, bt_cpu_pool_n_threads(a->pool) * (each > 1 ? each : 1));
 }
 
 static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span *span)
@@ -255,10 +253,10 @@ static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span 
     uint32_t   n_pages = bt_kv_pages_for(job.end), most = heads_together(&job, n_pages);
 
     for (job.head0 = 0; job.head0 < a->cfg.n_heads; job.head0 += job.n_heads) {
-        job.n_heads = min_u32(a->cfg.n_heads - job.head0, most);
+        job.n_heads = bt_min_u32(a->cfg.n_heads - job.head0, most);
         for (job.part = 0; job.part * BT_PART_PAGES < n_pages; job.part++) {
             job.first_page = job.part * BT_PART_PAGES;
-            job.n_pages    = min_u32(n_pages - job.first_page, BT_PART_PAGES);
+            job.n_pages    = bt_min_u32(n_pages - job.first_page, BT_PART_PAGES);
             bt_cpu_pool_run(a->pool, job.n_heads * job.n_pages, expand_task, &job);
             bt_cpu_pool_run(a->pool, job.n_heads * job.n_tiles, attend_task, &job);
         }

@@ -17,7 +17,6 @@ enum {
     PART_MEGABYTES = 256
 };
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 bt_cuda_dims bt_attn_cuda_dims(const bt_attn_cuda *a)
@@ -46,7 +45,7 @@ static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT
 static uint32_t rows_that_fit(const bt_attn_batch *b, uint32_t start, uint32_t left,
                               uint32_t max_rows, uint32_t part_rows)
 {
-    uint32_t n = min_u32(left, max_rows - b->n_rows);
+    uint32_t n = bt_min_u32(left, max_rows - b->n_rows);
 
     if (n == 0 || part_rows == 0) return n;
     for (;;) {
@@ -192,7 +191,7 @@ static bt_status move_rows(const bt_page_rows *r, void *stream, void *run, bool 
         const bt_page_id *pages = r->pages + t / BT_PAGE_TOKENS;
 
         k.first    = t % BT_PAGE_TOKENS;
-        k.n_tokens = min_u32(BT_CUDA_MOVE_PAGES * BT_PAGE_TOKENS - k.first, r->token1 - t);
+        k.n_tokens = bt_min_u32(BT_CUDA_MOVE_PAGES * BT_PAGE_TOKENS - k.first, r->token1 - t);
         k.message  = (bt_bf16 *)run + (size_t)(t - r->token0) * kv_dim;
         memcpy(k.ids, pages, bt_kv_pages_for(k.first + k.n_tokens) * sizeof(*k.ids));
         BT_TRY(CUDA(to_pages ? bt_cuda_scatter_pages(stream, &k) : bt_cuda_pack_pages(stream, &k)));
@@ -268,14 +267,14 @@ static void choose_sizes(bt_attn_cuda *a, uint32_t max_rows)
     size_t   part_bytes = (size_t)a->cfg.n_heads * a->cfg.kv_lora_rank * sizeof(float);
     size_t   fit        = ((size_t)PART_MEGABYTES << 20) / part_bytes;
 
-    a->max_spans     = min_u32(max_rows, MAX_SPANS);
+    a->max_spans     = bt_min_u32(max_rows, MAX_SPANS);
     a->max_ids       = max_u32(MAX_IDS, bt_kv_pages_for(a->cfg.max_context));
-    a->absorbed_rows = min_u32(max_rows, ABSORBED_ROWS);
-    a->normal_rows   = min_u32(max_rows, NORMAL_ROWS);
-    a->kv_tokens     = min_u32(KV_TOKENS, bt_kv_pages_for(a->cfg.max_context) * BT_PAGE_TOKENS);
+    a->absorbed_rows = bt_min_u32(max_rows, ABSORBED_ROWS);
+    a->normal_rows   = bt_min_u32(max_rows, NORMAL_ROWS);
+    a->kv_tokens     = bt_min_u32(KV_TOKENS, bt_kv_pages_for(a->cfg.max_context) * BT_PAGE_TOKENS);
     a->kv_tokens     = max_u32(a->kv_tokens, a->normal_rows);
     a->part_rows =
-        min_u32(a->absorbed_rows * max_parts, fit < UINT32_MAX ? (uint32_t)fit : UINT32_MAX);
+        bt_min_u32(a->absorbed_rows * max_parts, fit < UINT32_MAX ? (uint32_t)fit : UINT32_MAX);
     a->part_rows = max_u32(a->part_rows, max_parts); /* one row always fits */
 }
 

@@ -4,8 +4,6 @@
 
 enum { SPLIT_PAGES = BT_ATTN_SPLIT_TOKENS / BT_PAGE_TOKENS };
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 /* y_h[m, n_h] = x_h W_h^T for every head, in one launch: rows of x and y hold all heads. */
 static bt_status heads(bt_attn_cuda *a, bt_linear *const *w, bt_role role, const bt_bf16 *x,
                        size_t x_head, size_t ld_x, bt_bf16 *y, uint32_t m)
@@ -103,7 +101,7 @@ static bt_status normal_wave(bt_attn_cuda *a, const bt_attn_call *call, const bt
     for (; *next < b->n_spans; ++*next) {
         const bt_cuda_span *s   = &a->spans[*next];
         uint32_t            end = s->start + s->n_rows;
-        uint32_t            n   = end > first ? min_u32(end - first, BT_ATTN_SPLIT_TOKENS) : 0;
+        uint32_t            n   = end > first ? bt_min_u32(end - first, BT_ATTN_SPLIT_TOKENS) : 0;
 
         if (n == 0) continue;
         if (n > a->kv_tokens - used) break;

@@ -7,7 +7,9 @@ end-of-text token comes at index prompt[0] when prompt[0] < 100.
 import importlib
 import os
 import queue
+import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ except ImportError as missing:
 
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BINARY = os.environ["BT_COORDINATOR"]
-WAIT_S = 20.0
+WAIT_S = 60.0  # a busy machine keeps a test waiting, and nothing is held by how long
 VOCAB, CONTEXT, EOS, PAGE_TOKENS = 1000, 2048, 1, 64
 
 _stubs = tempfile.mkdtemp(prefix="baton-stubs-")
@@ -55,6 +57,17 @@ def expected(prompt, n, ignore_eos=False):
 
 def logprob(i):
     return -(i + 1) / 8
+
+
+def free_port():
+    """A port that the kernel gives to nobody who asks for any: it is still free a moment later."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
+        top = int(f.read().split()[0])
+    while True:
+        with socket.socket() as s:
+            port = random.randrange(max(1024, top - 16384), top)
+            if s.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def wait_for(condition, what, seconds=WAIT_S):
@@ -213,6 +226,11 @@ class Cell:
     def seen(self, kind):
         return [(r.rank, m) for r in self.ranks for k, m in r.seen if k == kind]
 
+    def wait_shutdown(self, ranks=range(4)):
+        """These ranks, and no others, are told to leave; a rank's thread may hear of it after the coordinator's end."""
+        wait_for(lambda: {r for r, _ in self.seen("shutdown")} >= set(ranks), f"the shutdown of ranks {list(ranks)}")
+        assert sorted(r for r, _ in self.seen("shutdown")) == sorted(ranks), self.seen("shutdown")
+
     def close(self):
         self.gate.set()
         self.more_gate.set()
@@ -232,7 +250,8 @@ class Coordinator:
                                         env={**os.environ, **(env or {})})
         os.close(write_fd)
         self.lines = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self):
         with os.fdopen(self.read_fd) as f:
@@ -243,7 +262,8 @@ class Coordinator:
         """The rest of the first line that starts with the word."""
         wait_for(lambda: any(l.split(" ")[0] == word for l in self.lines) or self.process.poll() is not None,
                  f"the line {word}", seconds)
-        time.sleep(0.05)
+        if self.process.poll() is not None:
+            self.reader.join(WAIT_S)    # what it said last may lie unread
         found = [l for l in self.lines if l.split(" ")[0] == word]
         assert found, f"no line {word} but {self.lines}\n{self.text()}"
         return found[0][len(word) + 1:]
@@ -252,7 +272,7 @@ class Coordinator:
         self.log.seek(0)
         return self.log.read().decode()
 
-    def wait(self, seconds):
+    def wait(self, seconds=WAIT_S):
         return self.process.wait(seconds)
 
     def close(self):

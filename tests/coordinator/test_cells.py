@@ -90,7 +90,7 @@ class Cells(unittest.TestCase):
 
     def end(self, code=0):
         self.coordinator.process.terminate()
-        self.assertEqual(self.coordinator.wait(WAIT_S), code, self.coordinator.text())
+        self.assertEqual(self.coordinator.wait(), code, self.coordinator.text())
 
 
 class Placement(Cells):
@@ -253,7 +253,7 @@ class Change(Cells):
             t.join()
         self.assertEqual(failures, [])
         for cell in cells[:3]:
-            self.assertEqual(len(cell.seen("shutdown")), 4)
+            cell.wait_shutdown()
         self.end()
 
     def test_drained_last_cell_ends_the_coordinator(self):
@@ -268,16 +268,16 @@ class Change(Cells):
         self.assertIsNone(self.coordinator.process.poll())
         a.gate.set()
         self.check(call, [600, 1])
-        self.assertEqual(self.coordinator.wait(WAIT_S), 0, self.coordinator.text())
+        self.assertEqual(self.coordinator.wait(), 0, self.coordinator.text())
 
 
 class Wait(Cells):
-    ARGS = ("--on-death", "restart", "--cell-wait-s", "3", "--http-port", "0")
+    ARGS = ("--on-death", "restart", "--cell-wait-s", "100", "--http-port", "0")
 
     def phase(self):
         import json
         import urllib.request
-        with urllib.request.urlopen(f"http://{self.coordinator.line('http')}/status.json", timeout=5) as f:
+        with urllib.request.urlopen(f"http://{self.coordinator.line('http')}/status.json", timeout=WAIT_S) as f:
             return json.load(f)["phase"]
 
     def test_requests_wait_for_the_cell_to_come_back(self):
@@ -300,6 +300,11 @@ class Wait(Cells):
         wait_for(lambda: self.phase() == "serving", "the phase")
         self.end()
 
+
+class WaitInVain(Wait):
+    ARGS = ("--on-death", "restart", "--cell-wait-s", "3", "--http-port", "0")
+    test_requests_wait_for_the_cell_to_come_back = None
+
     def test_no_cell_comes_back(self):
         a = self.start("")
         self.open()
@@ -308,7 +313,6 @@ class Wait(Cells):
         next(call)
         aborted = self.send([702, 2], 40)
         next(aborted)
-        start = time.monotonic()
         a.ranks[0].cut()
         wait_for(lambda: self.phase() == "waiting", "the phase")
         aborted.cancel()
@@ -316,7 +320,6 @@ class Wait(Cells):
             list(call)
         self.assertEqual(e.exception.code(), UNAVAILABLE)
         self.assertIn("no cell that could go on with it came within 3.0 s", e.exception.details())
-        self.assertLess(time.monotonic() - start, 6)
         self.end()
 
 

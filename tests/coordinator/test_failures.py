@@ -7,7 +7,7 @@ import unittest
 
 import grpc
 
-from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, main, vllm, wait_for
+from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, free_port, main, vllm, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -24,9 +24,7 @@ class Start(unittest.TestCase):
         return cell
 
     def test_port_opens_only_when_every_rank_is_ready(self):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+        port = free_port()
         c = self.coordinator(port=str(port))
         cell = self.cell(c).attach()
 
@@ -50,7 +48,7 @@ class Start(unittest.TestCase):
             s.listen()
             port = s.getsockname()[1]
             c = self.coordinator(port=str(port))
-            self.assertEqual(c.wait(WAIT_S), 1)
+            self.assertEqual(c.wait(), 1)
             self.assertIn(f"127.0.0.1:{port}: Address already in use", c.line("failed"))
 
     def test_hellos_that_disagree_are_refused_by_name(self):
@@ -99,18 +97,18 @@ class Start(unittest.TestCase):
         c.line("ready")
 
     def test_rank_that_never_attaches_is_named(self):
-        c = self.coordinator("--attach-s", "1")
+        c = self.coordinator("--attach-s", "4")    # so long two of them may take
         cell = self.cell(c)
         cell.ranks = [Rank(cell, 0), Rank(cell, 2)]
-        self.assertEqual(c.wait(WAIT_S), 1)
+        self.assertEqual(c.wait(), 1)
         self.assertIn("ranks 1, 3 of 4 have not attached", c.line("failed"))
         wait_for(lambda: len(cell.seen("shutdown")) == 2, "the shutdowns")
 
     def test_rank_that_never_loads_is_named(self):
-        c = self.coordinator("--load-s", "1")
+        c = self.coordinator("--load-s", "4")
         cell = self.cell(c).attach()
         cell.ranks[0].send(ready=control.Ready())
-        self.assertEqual(c.wait(WAIT_S), 1)
+        self.assertEqual(c.wait(), 1)
         self.assertIn("ranks 1, 2, 3 of 4 are not ready", c.line("failed"))
 
     def test_rank_lost_while_loading(self):
@@ -119,7 +117,7 @@ class Start(unittest.TestCase):
         wait_for(lambda: len(cell.seen("welcome")) == 4, "the welcomes")
         cell.ranks[1].send(leaving=control.Leaving(code=3, reason="the file model.safetensors is truncated"))
         cell.ranks[1].leave()
-        self.assertEqual(c.wait(5), 1)
+        self.assertEqual(c.wait(), 1)
         self.assertIn("prefill rank 1 (pid 1001 on testhost) was lost while the cell was starting: the file "
                       "model.safetensors is truncated", c.line("failed"))
 
@@ -128,8 +126,8 @@ class Start(unittest.TestCase):
         cell = self.cell(c).attach()
         wait_for(lambda: len(cell.seen("welcome")) == 4, "the welcomes")
         c.process.send_signal(signal.SIGINT)
-        self.assertEqual(c.wait(5), 0)
-        self.assertEqual(len(cell.seen("shutdown")), 4)
+        self.assertEqual(c.wait(), 0)
+        cell.wait_shutdown()
 
 
 class Stop(Served):
@@ -138,35 +136,34 @@ class Stop(Served):
         calls = [self.generate(), self.generate(stream=False)]
         next(calls[0])
         wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
-        begin = time.monotonic()
         self.coordinator.process.send_signal(signal.SIGINT)
         for call in calls:
             code, details, _ = self.error(call)
             self.assertEqual((code, details), (UNAVAILABLE, "the server is shutting down"))
-        self.assertEqual(self.coordinator.wait(5), 0)
-        self.assertLess(time.monotonic() - begin, 3)
-        self.assertEqual(len(self.cell.seen("shutdown")), 4)
+        self.assertEqual(self.coordinator.wait(), 0)
+        self.assertNotIn("has not left", self.coordinator.text())
+        self.assertNotIn("draining", self.coordinator.lines)
+        self.cell.wait_shutdown()
 
     def test_ranks_that_do_not_leave_are_not_waited_for(self):
         self.cell.leave_on_shutdown = False
         self.coordinator.process.send_signal(signal.SIGTERM)
-        self.assertEqual(self.coordinator.wait(7), 0)
+        self.assertEqual(self.coordinator.wait(), 0)
         self.assertIn("decode rank 3 (pid 1003 on testhost) has not left", self.coordinator.text())
 
     def lose(self, rank, act):
         self.cell.gate.clear()
         calls = [self.generate(), self.generate(stream=False)]
         wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
-        begin = time.monotonic()
         act(self.cell.ranks[rank])
         for call in calls:
             code, details, _ = self.error(call)
             self.assertEqual(code, UNAVAILABLE)
             self.assertIn(f"rank {rank} (pid {1000 + rank} on testhost) was lost", details)
-        self.assertEqual(self.coordinator.wait(5), 1)
-        self.assertLess(time.monotonic() - begin, 5)
+        self.assertEqual(self.coordinator.wait(), 1)
+        self.assertNotIn("has not left", self.coordinator.text())
         self.assertIn(f"rank {rank} (pid", self.coordinator.line("failed"))
-        self.assertEqual({r for r, _ in self.cell.seen("shutdown")}, {0, 1, 2, 3} - {rank})
+        self.cell.wait_shutdown({0, 1, 2, 3} - {rank})
 
     def test_lost_decode_rank_ends_the_cell(self):
         self.lose(2, Rank.cut)
@@ -179,12 +176,12 @@ class Stop(Served):
 
     def test_idle_cell_that_loses_a_rank_ends(self):
         self.cell.ranks[0].cut()
-        self.assertEqual(self.coordinator.wait(5), 1)
+        self.assertEqual(self.coordinator.wait(), 1)
         self.assertIn("prefill rank 0", self.coordinator.line("failed"))
 
     def test_rank_that_breaks_the_protocol_is_lost(self):
         self.cell.ranks[2].send()  # a message without a body
-        self.assertEqual(self.coordinator.wait(5), 1)
+        self.assertEqual(self.coordinator.wait(), 1)
         self.assertIn("decode rank 2", self.coordinator.line("failed"))
 
     def test_stranger_at_a_complete_cell_is_refused_and_harms_nobody(self):
@@ -196,7 +193,7 @@ class Stop(Served):
 
 
 class Queue(Served):
-    CELL, ARGS = dict(pages=8), ("--queue-s", "1", "--queue-tokens", "1000")
+    CELL, ARGS = dict(pages=8), ("--queue-s", "4", "--queue-tokens", "1000")
 
     def test_waiting_too_long_and_too_many(self):
         self.cell.gate.clear()
@@ -219,22 +216,20 @@ class Queue(Served):
 
 
 class Stuck(Served):
-    ARGS = ("--rank-timeout-s", "1")
+    ARGS = ("--rank-timeout-s", "4")
 
     def test_rank_without_progress_is_lost(self):
         self.cell.gate.clear()
-        begin = time.monotonic()
         code, details, _ = self.error(self.generate())
         self.assertEqual(code, UNAVAILABLE)
         self.assertIn("is stuck", details)
-        self.assertLess(time.monotonic() - begin, 4)
-        self.assertEqual(self.coordinator.wait(6), 1)
+        self.assertEqual(self.coordinator.wait(), 1)
 
     def test_rank_whose_beat_moves_is_not(self):
         self.cell.gate.clear()
         call = self.generate()
         wait_for(lambda: self.cell.seen("prefill"), "the prefill")
-        for i in range(20):  # a long prefill
+        for i in range(60):  # a long prefill
             for r in self.cell.ranks:
                 r.send(beat=control.Beat(progress=i + 1))
             time.sleep(0.1)
@@ -243,12 +238,12 @@ class Stuck(Served):
 
 
 class Stall(Served):
-    ARGS = ("--stall-s", "1")
+    ARGS = ("--stall-s", "4")
 
     def test_request_of_which_nothing_is_heard_fails_alone(self):
         self.cell.on_prefill = lambda rank, reserve, m: None
         call = self.generate()
-        for i in range(15):
+        for i in range(50):
             for r in self.cell.ranks:
                 r.send(beat=control.Beat(progress=i + 1))
             time.sleep(0.1)

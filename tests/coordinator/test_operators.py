@@ -8,7 +8,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 import unittest
 import urllib.error
 import urllib.request
@@ -16,7 +15,7 @@ import urllib.request
 import grpc
 
 from certificates import certificates  # noqa: E402
-from harness import Cell, Coordinator, Rank, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
+from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -24,7 +23,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 def get(address, path, method="GET"):
     """(status, body)"""
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", method=method), timeout=10) as r:
+        with urllib.request.urlopen(urllib.request.Request(f"http://{address}{path}", method=method), timeout=WAIT_S) as r:
             return r.status, r.read().decode()
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode()
@@ -168,7 +167,7 @@ class Http(Served):
         wait_for(lambda: len(json.loads(get(self.http, "/status.json")[1])["experts_decode"]["rows"]) == 1024, "the load")
 
         def cpu_s(path):
-            connection = http.client.HTTPConnection(self.http, timeout=10)
+            connection = http.client.HTTPConnection(self.http, timeout=WAIT_S)
             before = self.cpu_s()
             for _ in range(READS):
                 connection.request("GET", path)
@@ -212,7 +211,7 @@ class Phases(unittest.TestCase):
         c.line("ready")
         wait_for(lambda: get(http, "/ready") == (200, "ready\n"), "ready")
         c.process.terminate()
-        self.assertEqual(c.wait(10), 0)
+        self.assertEqual(c.wait(), 0)
 
     def test_http_port_in_use_is_said(self):
         with socket.socket() as s:
@@ -220,12 +219,12 @@ class Phases(unittest.TestCase):
             s.listen()
             c = Coordinator("--http-port", str(s.getsockname()[1]))
             self.addCleanup(c.close)
-            self.assertEqual(c.wait(10), 1)
+            self.assertEqual(c.wait(), 1)
             self.assertIn("Address already in use", c.line("failed"))
 
 
-class Drain(Served):
-    ARGS = ("--http-port", "0")
+class Draining(Served):
+    ARGS = ("--http-port", "0", "--drain-s", "300")  # longer than any wait here
 
     def drain(self, number):
         """Two requests run, one of them before its first token; then the signal."""
@@ -239,6 +238,8 @@ class Drain(Served):
         self.coordinator.line("draining")
         return calls
 
+
+class Drain(Draining):
     def check_refused(self):
         code, details, n = self.error(self.generate())
         self.assertEqual((code, n), (UNAVAILABLE, 0))
@@ -263,14 +264,13 @@ class Drain(Served):
         self.cell.more_gate.set()
         for call in calls:
             self.assertEqual(list(list(call)[-1].complete.output_ids), expected([5, 200, 300], 20))
-        self.assertEqual(self.coordinator.wait(10), 0)
-        self.assertEqual(len(self.cell.seen("shutdown")), 4)
+        self.assertEqual(self.coordinator.wait(), 0)
+        self.cell.wait_shutdown()
 
     def test_idle_drain_ends_at_once(self):
-        begin = time.monotonic()
         self.coordinator.process.send_signal(signal.SIGUSR1)
-        self.assertEqual(self.coordinator.wait(10), 0)
-        self.assertLess(time.monotonic() - begin, 3)
+        self.assertEqual(self.coordinator.wait(), 0)
+        self.assertNotIn("has not left", self.coordinator.text())
 
     def test_a_second_signal_ends_at_once(self):
         for first, second in ((signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)):
@@ -278,12 +278,10 @@ class Drain(Served):
                 if self.coordinator.process.poll() is not None:
                     self.setUp()
                 calls = self.drain(first)
-                begin = time.monotonic()
                 self.coordinator.process.send_signal(second)
                 for call in calls:
                     self.assertEqual(self.error(call)[:2], (UNAVAILABLE, "the server is shutting down"))
-                self.assertEqual(self.coordinator.wait(10), 0)
-                self.assertLess(time.monotonic() - begin, 5)
+                self.assertEqual(self.coordinator.wait(), 0)
 
 
 class NoDrain(Served):
@@ -295,20 +293,23 @@ class NoDrain(Served):
         next(call)
         self.coordinator.process.send_signal(signal.SIGTERM)
         self.assertEqual(self.error(call)[:2], (UNAVAILABLE, "the server is shutting down"))
-        self.assertEqual(self.coordinator.wait(5), 0)
+        self.assertEqual(self.coordinator.wait(), 0)
+        self.assertNotIn("draining", self.coordinator.lines)
 
 
-class DrainLimit(Drain):
+class DrainLimit(Draining):
     ARGS = ("--http-port", "0", "--drain-s", "1")
 
     def test_limit_ends_what_still_runs(self):
         calls = self.drain(signal.SIGTERM)
         for call in calls:
             self.assertEqual(self.error(call)[:2], (UNAVAILABLE, "the server is shutting down"))
-        self.assertEqual(self.coordinator.wait(10), 0)
+        self.assertEqual(self.coordinator.wait(), 0)
 
 
 class Watch(Served):
+    ARGS = ("--drain-s", "300")
+
     def test_watchers_come_and_go(self):
         stub = health_grpc.HealthStub(self.channel)
         calls = [stub.Watch(health.HealthCheckRequest(service=s)) for s in ("", "vllm.grpc.engine.VllmEngine", "no.such")]
@@ -329,10 +330,8 @@ class Watch(Served):
     def test_open_watch_does_not_hold_the_end_up(self):
         call = health_grpc.HealthStub(self.channel).Watch(health.HealthCheckRequest())
         next(call)
-        begin = time.monotonic()
         self.coordinator.process.terminate()
-        self.assertEqual(self.coordinator.wait(10), 0)
-        self.assertLess(time.monotonic() - begin, 5)
+        self.assertEqual(self.coordinator.wait(), 0)
 
 
 class Tls(unittest.TestCase):
@@ -367,7 +366,7 @@ class Tls(unittest.TestCase):
             try:
                 request = vllm.GenerateRequest(request_id="a", tokenized=vllm.TokenizedInput(input_ids=[500, 3]),
                                                sampling_params=vllm.SamplingParams(temperature=0.0, max_tokens=5))
-                return list(list(stub.Generate(request, timeout=5))[-1].complete.output_ids)
+                return list(list(stub.Generate(request, timeout=WAIT_S))[-1].complete.output_ids)
             except grpc.RpcError as e:
                 return e.code()
 
@@ -392,7 +391,7 @@ class Tls(unittest.TestCase):
                                 ("server.pem", "server.pem", "PRIVATE KEY")):
             c = Coordinator("--tls-cert", self.path(cert), "--tls-key", self.path(key))
             self.addCleanup(c.close)
-            self.assertEqual(c.wait(10), 1)
+            self.assertEqual(c.wait(), 1)
             self.assertIn(text, c.line("failed"))
 
 
@@ -437,7 +436,7 @@ class Secret(unittest.TestCase):
                                 (("--control", "0.0.0.0:0"), {}, "has no secret")):
             c = Coordinator(*args, env=env)
             self.addCleanup(c.close)
-            self.assertEqual(c.wait(10), 1)
+            self.assertEqual(c.wait(), 1)
             self.assertIn(text, c.line("failed"))
 
 
@@ -458,7 +457,7 @@ class Settings(unittest.TestCase):
             cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
             self.addCleanup(cell.close)
             with grpc.insecure_channel(c.line("ready"), options=[("grpc.enable_http_proxy", 0)]) as channel:
-                info = vllm_grpc.VllmEngineStub(channel).GetModelInfo(vllm.GetModelInfoRequest(), timeout=5)
+                info = vllm_grpc.VllmEngineStub(channel).GetModelInfo(vllm.GetModelInfoRequest(), timeout=WAIT_S)
             self.assertEqual(info.served_model_name, "from file")
 
     def test_wrong_settings_are_named(self):
@@ -467,11 +466,11 @@ class Settings(unittest.TestCase):
             f.flush()
             c = Coordinator("--config", f.name)
             self.addCleanup(c.close)
-            self.assertEqual(c.wait(10), 64)
+            self.assertEqual(c.wait(), 64)
             self.assertIn(f"{f.name}:2: there is no setting \"queues\"", c.text())
         c = Coordinator(env={"BATON_QUEUE_S": "soon"})
         self.addCleanup(c.close)
-        self.assertEqual(c.wait(10), 64)
+        self.assertEqual(c.wait(), 64)
         self.assertIn("soon", c.text())
 
 

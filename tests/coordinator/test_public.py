@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from harness import (CONTEXT, EOS, VOCAB, Served, control, expected, health, health_grpc, logprob, main, vllm,
+from harness import (CONTEXT, EOS, VOCAB, WAIT_S, Served, control, expected, health, health_grpc, logprob, main, vllm,
                      vllm_grpc, wait_for)
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -292,8 +292,9 @@ class Aborts(Served):
 
     def test_deadline_of_the_client_counts(self):
         self.cell.gate.clear()
-        code, _, _ = self.error(self.stub.Generate(self.request(), timeout=0.5))
-        self.assertEqual(code, grpc.StatusCode.DEADLINE_EXCEEDED)
+        call = self.stub.Generate(self.request(), timeout=5)  # time to be placed, on a busy machine
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        self.assertEqual(self.error(call)[0], grpc.StatusCode.DEADLINE_EXCEEDED)
         self.aborts_of(2)
 
     def test_abort_ends_a_request_by_itself(self):
@@ -461,10 +462,10 @@ class Facts(Served):
         for path in paths * 5:
             for call in (self.channel.unary_unary, self.channel.unary_stream):
                 with self.assertRaises(grpc.RpcError) as e:
-                    reply = call(path)(b"", timeout=10)
+                    reply = call(path)(b"", timeout=WAIT_S)
                     list(reply)
                 self.assertEqual(e.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
-        self.assertLess(time.monotonic() - begin, 5)
+        self.assertLess(time.monotonic() - begin, 45)  # of 90 calls
 
     def test_pings_of_an_idle_gateway_are_welcome(self):
         channel = grpc.insecure_channel(self.address, options=[

@@ -327,16 +327,19 @@ void bt_public_generate(bt_call *call, const ProtobufCMessage *request)
     } else {
         bt_metrics_arrived(call->pub->metrics, &call->stream->clock, r.n_prompt, bt_now_ns());
         watch_close(call, on_closed);
-        if (call->pub->n_streams > BT_PUBLIC_STREAMS)
-            fail(call->stream, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                 "this server has as many requests open as it may have");
-        else if (call->pub->draining)
+        if (call->pub->n_streams > BT_PUBLIC_STREAMS) {
+            snprintf(call->why, sizeof(call->why),
+                     "%d requests are open, as many as this server takes: try again later",
+                     BT_PUBLIC_STREAMS);
+            fail(call->stream, GRPC_STATUS_RESOURCE_EXHAUSTED, call->why);
+        } else if (call->pub->draining) {
             fail(call->stream, GRPC_STATUS_UNAVAILABLE,
                  "draining: this server takes no new requests");
-        else if (st != BT_OK)
+        } else if (st != BT_OK) {
             fail(call->stream, GRPC_STATUS_INVALID_ARGUMENT, call->why);
-        else
+        } else {
             start(call->stream, &r);
+        }
     }
     bt_free(r.prompt); /* what the relay did not take */
     bt_sampling_free(&r.sampling);

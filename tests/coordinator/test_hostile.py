@@ -1,13 +1,15 @@
-"""A client that begins calls and never finishes them: what it may cost is bounded, and others are served after it."""
+"""Clients that begin calls and never finish them, or have more of them open than anybody needs: what they may cost is
+bounded, and others are served after them."""
 import os
 import socket
 import struct
 import time
 
-from harness import Served, expected, main
+from harness import Served, expected, grpc, main, vllm, wait_for
 
 MIB = 1 << 20
 SENT, MOST, WINDOW_S, LIMIT_S = 300000, 600 * MIB, 2, 100
+STREAMS = 16384  # BT_PUBLIC_STREAMS
 MAY_TAKE = 420 * MIB  # coordinator/public.c lets gRPC hold 256 MiB and 64 messages; the rest is the process's own
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 INITIAL_WINDOW = 4
@@ -75,7 +77,14 @@ class Wire:
 
     def begin(self, stream, n_bytes):
         """A message that lacks its last byte; what it holds is no request yet.  Returns what was sent."""
-        left = struct.pack(">BI", 0, n_bytes + 1) + bytes(n_bytes)
+        return self.send(stream, struct.pack(">BI", 0, n_bytes + 1) + bytes(n_bytes))
+
+    def call(self, stream, message):
+        """A whole message."""
+        return self.send(stream, struct.pack(">BI", 0, len(message)) + message)
+
+    def send(self, stream, data):
+        left = data
         self.windows.setdefault(stream, self.initial)
         self.put(frame(HEADERS, 4, stream, headers("/vllm.grpc.engine.VllmEngine/Generate")))
         while left and self.open:
@@ -88,10 +97,16 @@ class Wire:
             self.windows[0] -= n
             self.windows[stream] -= n
             left = left[n:]
-        return n_bytes + 5 - len(left)
+        return len(data) - len(left)
 
 
-class Unfinished(Served):
+class Hostile(Served):
+    def serves(self):
+        messages = list(self.stub.Generate(self.request(), timeout=20, wait_for_ready=True))
+        self.assertEqual([t for m in messages for t in m.chunk.token_ids], expected([5, 200, 300], 20))
+
+
+class Unfinished(Hostile):
     def rss(self):
         with open(f"/proc/{self.coordinator.process.pid}/status") as f:
             return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmRSS"))
@@ -114,8 +129,29 @@ class Unfinished(Served):
         for wire in wires:
             wire.socket.close()
         time.sleep(1)
-        messages = list(self.stub.Generate(self.request(), timeout=20, wait_for_ready=True))
-        self.assertEqual([t for m in messages for t in m.chunk.token_ids], expected([5, 200, 300], 20))
+        self.serves()
+
+
+class TooMany(Hostile):
+    ARGS = ("--queue-s", "200")
+
+    def n_open(self):
+        return self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].num_total_reqs
+
+    def test_open_requests_have_a_bound(self):
+        self.cell.gate.clear()
+        wire = Wire(self.address)
+        for n in range(STREAMS):
+            message = self.request((5,), request_id=f"w{n}").SerializeToString()
+            self.assertEqual(wire.call(2 * n + 1, message), len(message) + 5)
+        wait_for(lambda: self.n_open() == STREAMS, f"{STREAMS} open requests")
+        code, details, n = self.error(self.generate())
+        self.assertEqual((code, n), (grpc.StatusCode.RESOURCE_EXHAUSTED, 0))
+        self.assertIn(f"{STREAMS} requests are open", details)
+        wire.socket.close()
+        wait_for(lambda: self.n_open() == 0, "the end of them all")
+        self.cell.gate.set()
+        self.serves()
 
 
 main()

@@ -1,9 +1,9 @@
 /* Who sits where, who is lost, and who is to blame: the relay's ranks.
  *
  * Every change raises the epoch and goes to all ranks that are left, before anything is placed in
- * it.  A rank that waits in vain says for whom (Expired); its group is then decided upon: whom most
- * wait for is removed, of several the highest rank, and when nobody is named the same ranks form
- * the group anew. */
+ * it.  A rank whose wait has expired says for whom it waited (Expired).  The rank that most of its
+ * group waited for is removed.  A tie removes one that has not reported itself (who reports is
+ * alive), of these the highest.  Where nobody is named the same ranks form the group anew. */
 #include <stdio.h>
 #include <string.h>
 
@@ -311,17 +311,23 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t n
         relay->verdict_ns[k->group] = now_ns + relay->cfg.verdict_ns;
 }
 
-/* Whom most of the group wait for; BT_NO_RANK when nobody is named. */
+/* Is a, the higher rank, more likely than b to be the one that holds the group up? */
+static bool is_likelier(const bt_rank_state *a, const bt_rank_state *b)
+{
+    return a->n_blamed != b->n_blamed ? a->n_blamed > b->n_blamed : b->reported || !a->reported;
+}
+
+/* BT_NO_RANK when nobody is named. */
 static uint32_t most_blamed(const bt_relay *r, uint32_t group)
 {
-    uint32_t found = BT_NO_RANK, most = 0;
+    uint32_t found = BT_NO_RANK;
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         const bt_rank_state *k = &r->ranks[i];
 
-        if (k->group != group || k->n_blamed == 0 || k->n_blamed < most) continue;
-        found = i;
-        most  = k->n_blamed;
+        if (k->group == group && k->n_blamed > 0 &&
+            (found == BT_NO_RANK || is_likelier(k, &r->ranks[found])))
+            found = i;
     }
     return found;
 }

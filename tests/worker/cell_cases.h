@@ -54,6 +54,14 @@ static inline void expect_all_free(sim_cell *c, uint32_t n_pages)
     }
 }
 
+/* Nothing runs any more: every page is free, every rank leaves when told to.  Destroys the cell. */
+static inline void expect_clean_end(sim_cell *c, uint32_t n_pages)
+{
+    expect_all_free(c, n_pages);
+    EXPECT(sim_shut_down(c));
+    sim_destroy(c);
+}
+
 /* Some prompts of every length, greedy and drawn, with penalties and without. */
 static inline void add_mix(sim_cell *c, sim_request **q, uint32_t n)
 {

@@ -22,9 +22,7 @@ static void cell_gives_every_request_its_tokens(void)
                 /* The decode rank says the first token once more, unless it was the last. */
                 EXPECT_EQ(q[k]->n_repeats, opt.n_both == 0 && q[k]->n_tokens > 1);
             }
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }
@@ -84,9 +82,7 @@ static void cell_has_more_penalties_than_the_device_has_histories(void)
     EXPECT(sim_run(c));
     for (uint32_t k = 0; k < 70; k++)
         expect_right(q[k]);
-    expect_all_free(c, opt.n_pages);
-    EXPECT(sim_shut_down(c));
-    sim_destroy(c);
+    expect_clean_end(c, opt.n_pages);
 }
 
 /* What ends while its next row is under way keeps its pages until that is over: others that wait
@@ -117,9 +113,7 @@ static void cell_ends_requests_whose_rows_are_under_way(void)
             EXPECT(sim_run(c));
             for (uint32_t k = 0; k < 16; k++)
                 if (!q[k]->aborted || q[k]->finish != BT_FINISH_NONE) expect_right(q[k]);
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }
@@ -171,9 +165,7 @@ static void cell_shares_prefixes(void)
             EXPECT_EQ(q[0]->n_cached, 0);
             EXPECT_EQ(q[1]->n_cached, 128); /* the last token is always computed */
             EXPECT_EQ(q[2]->n_cached, 192);
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }
@@ -200,9 +192,7 @@ static void cell_shares_prefixes_under_way(void)
         EXPECT(sim_run(c));
         for (uint32_t k = 0; k < 9; k++)
             if (!q[k]->aborted || q[k]->finish != BT_FINISH_NONE) expect_right(q[k]);
-        expect_all_free(c, opt.n_pages);
-        EXPECT(sim_shut_down(c));
-        sim_destroy(c);
+        expect_clean_end(c, opt.n_pages);
     }
 }
 
@@ -233,9 +223,7 @@ static void cell_retracts_the_youngest_and_resumes_it(void)
                 expect_right(q[k]);
                 n_retracted += q[k]->n_retracted;
             }
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
     EXPECT(n_retracted > 50);
@@ -270,9 +258,7 @@ static void cell_shares_generated_pages(void)
             EXPECT(q[1]->map[1].absorbed >> 6 == ~0ull >> 6);
             EXPECT_EQ(q[1]->n_cached, opt.n_both != 0 ? 128 : 64);
             EXPECT_EQ(q[2]->n_cached, opt.n_both != 0 ? 256 : 128);
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }
@@ -314,9 +300,7 @@ static void cell_replays_by_the_form_map(void)
                 expect_right(q[k]);
                 n_retracted[kind] += q[k]->n_retracted;
             }
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
     for (uint32_t kind = 0; kind < 3; kind++)

@@ -25,9 +25,7 @@ static void cell_gives_every_choice_its_tokens(void)
             EXPECT(sim_run(c));
             for (uint32_t k = 0; k < 8; k++)
                 expect_choices_right(c, q[k]);
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }
@@ -106,9 +104,7 @@ static void cell_retracts_a_request_with_all_its_choices(void)
                 expect_choices_right(c, q[k]);
                 n_retracted += q[k]->n_retracted;
             }
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
     EXPECT(n_retracted > 50);

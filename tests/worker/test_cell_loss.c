@@ -42,9 +42,7 @@ static void cell_survives_the_loss_of_ranks(void)
             EXPECT(sim_run(c));
             for (uint32_t k = 0; k < 12; k++)
                 expect_right(q[k]);
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }
@@ -77,9 +75,7 @@ static void cell_outlives_its_coordinators(void)
             EXPECT(sim_run(c));
             for (uint32_t k = 0; k < 10; k++)
                 expect_right(q[k]);
-            expect_all_free(c, opt.n_pages);
-            EXPECT(sim_shut_down(c));
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }

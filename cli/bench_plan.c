@@ -88,7 +88,8 @@ static double draw_zipf(const bt_lengths *l, double u)
     return pow(pow(a, q) + u * (pow(b, q) - pow(a, q)), 1 / q);
 }
 
-uint32_t bt_lengths_draw(const bt_lengths *l, double u)
+/* u in [0, 1). */
+static uint32_t draw_length(const bt_lengths *l, double u)
 {
     double n;
 
@@ -125,8 +126,8 @@ static double uniform_at(const bt_bench_plan *plan, uint64_t stream, uint64_t i)
 bt_bench_request bt_bench_plan_request(const bt_bench_plan *plan, uint64_t i)
 {
     bt_bench_request r = {
-        .n_prompt = bt_lengths_draw(&plan->prompt, uniform_at(plan, OF_PROMPT, i)),
-        .n_output = bt_lengths_draw(&plan->output, uniform_at(plan, OF_OUTPUT, i)),
+        .n_prompt = draw_length(&plan->prompt, uniform_at(plan, OF_PROMPT, i)),
+        .n_output = draw_length(&plan->output, uniform_at(plan, OF_OUTPUT, i)),
         .prefix   = (uint32_t)(random_at(plan, OF_PREFIX, i, 0) % plan->n_prefixes),
     };
 

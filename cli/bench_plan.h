@@ -20,8 +20,6 @@ typedef struct {
 
 /* "128", "128,512,2048", "64-512", "zipf:64-4096", "zipf:64-4096:1.5"; false for anything else. */
 bool bt_lengths_parse(const char *text, bt_lengths *out);
-/* u in [0, 1). */
-uint32_t bt_lengths_draw(const bt_lengths *l, double u);
 
 typedef struct {
     bt_lengths prompt, output;

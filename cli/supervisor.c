@@ -23,7 +23,7 @@
 #define LAST_NS   (3 * BT_NS_PER_S)
 #define TICK_MS   100
 
-void bt_supervisor_begin_stop(supervisor *s)
+static void begin_stop(supervisor *s)
 {
     uint64_t now = bt_now_ns();
 
@@ -51,7 +51,7 @@ void bt_supervisor_fail(supervisor *s, const char *fmt, ...)
         vsnprintf(s->failure, sizeof(s->failure), fmt, ap);
         va_end(ap);
     }
-    bt_supervisor_begin_stop(s);
+    begin_stop(s);
 }
 
 bool bt_supervisor_ended_ranks(const supervisor *s)
@@ -104,7 +104,7 @@ static void on_signals(supervisor *s)
             continue;
         }
         s->asked = true;
-        bt_supervisor_begin_stop(s);
+        begin_stop(s);
     }
 }
 
@@ -112,10 +112,10 @@ static void on_client_end(supervisor *s)
 {
     if (WIFEXITED(s->client.status) && WEXITSTATUS(s->client.status) == 0) {
         s->asked = true;
-        bt_supervisor_begin_stop(s);
+        begin_stop(s);
     } else {
         s->asked = true; /* the cell is well: end it in order */
-        bt_supervisor_begin_stop(s);
+        begin_stop(s);
         bt_supervisor_fail(s, "the answer did not come");
     }
 }
@@ -172,7 +172,7 @@ static void on_ranks_end(supervisor *s)
     bt_child_ending(&s->launch, text, sizeof(text));
     if (told) {
         s->asked = true;
-        bt_supervisor_begin_stop(s);
+        begin_stop(s);
     } else if (!bt_supervisor_may_restart(s)) {
         bt_supervisor_fail(s, "the ranks have ended: baton-launch %s", text);
     } else {
@@ -248,7 +248,7 @@ static void on_child_end(supervisor *s)
         (!s->coordinator.ended || ended_well(&s->coordinator)) &&
         (!s->launch.ended || ended_well(&s->launch))) {
         s->asked = true; /* nothing runs any more: the end that was asked for */
-        bt_supervisor_begin_stop(s);
+        begin_stop(s);
         return;
     }
     if (s->launch.ended) on_ranks_end(s);

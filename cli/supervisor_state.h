@@ -68,9 +68,7 @@ typedef struct supervisor {
 } supervisor;
 
 /* supervisor.c */
-/* Ends everything in order, each when its time has come. */
-void bt_supervisor_begin_stop(supervisor *s);
-/* The same, with the reason; the first one counts. */
+/* Ends everything in order, each when its time has come.  The first reason counts. */
 BT_PRINTF(2, 3) void bt_supervisor_fail(supervisor *s, const char *fmt, ...);
 /* Asked to end, we end ranks ourselves that still load or for which nobody waits any more; what
  * becomes of them, and what the coordinator then says of them, is no failure. */

@@ -66,7 +66,8 @@ static bt_member *choose_for(const bt_fleet *fleet, const bt_request *q, const b
 
 /* ---- the lobby */
 
-void bt_fleet_end_request(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why)
+/* The relay's end(), for a request that no relay has. */
+static void end_request(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why)
 {
     bt_relay_events events = {.end = fleet->events.end, .ctx = fleet->events.ctx};
     bt_relay_end    end    = {.code = code, .message = why};
@@ -98,7 +99,7 @@ out:
 static void end_in_lobby(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why)
 {
     leave_lobby(fleet, q);
-    bt_fleet_end_request(fleet, q, code, why);
+    end_request(fleet, q, code, why);
 }
 
 void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *why)
@@ -115,8 +116,7 @@ static void move(bt_fleet *fleet, bt_request *q, bt_member *to, uint64_t now_ns)
     bt_status st = to != NULL ? bt_relay_adopt(to->relay, q, now_ns) : enter_lobby(fleet, q);
 
     if (st != BT_OK)
-        bt_fleet_end_request(fleet, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
+        end_request(fleet, q, GRPC_STATUS_RESOURCE_EXHAUSTED, "the coordinator is out of memory");
 }
 
 void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns)

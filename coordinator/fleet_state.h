@@ -78,8 +78,6 @@ bool bt_fleet_go_without(bt_member *m);
 bool bt_fleet_go_without_rank(bt_member *m, uint32_t rank);
 
 /* fleet_place.c */
-/* The relay's end(), for a request that no relay has. */
-void bt_fleet_end_request(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why);
 /* All open requests of a lost cell, or those of a draining one that wait, go to others. */
 void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns);
 void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns);

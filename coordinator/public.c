@@ -69,11 +69,6 @@ static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code co
     grpc_slice_unref(details);
 }
 
-void bt_call_fail(bt_call *call, grpc_status_code code, const char *why)
-{
-    answer(call, NULL, code, why);
-}
-
 /* A call without a stream need not know when it is cut; gRPC wants the question asked all the same.
  */
 static void watch_close(bt_call *call)
@@ -96,7 +91,7 @@ static void serve(bt_call *call)
     if (request == NULL) {
         watch_close(call);
         snprintf(call->why, sizeof(call->why), "the request is no %s", m->request->name);
-        bt_call_fail(call, GRPC_STATUS_INVALID_ARGUMENT, call->why);
+        answer(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why);
         return;
     }
     if (m->stream != NULL) {
@@ -119,7 +114,7 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
             serve(call);
         } else {
             watch_close(call);
-            bt_call_fail(call, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method");
+            answer(call, NULL, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method");
         }
     }
     bt_call_release(call);

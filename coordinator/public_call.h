@@ -73,8 +73,6 @@ struct bt_public {
 
 void bt_call_begin(bt_call *call, const grpc_op *ops, size_t n, bt_rpc_tag *tag);
 void bt_call_release(bt_call *call);
-/* Ends a call that has sent nothing, with a status. */
-void bt_call_fail(bt_call *call, grpc_status_code code, const char *why);
 
 /* The unary methods (public_info.c) and Generate (public_stream.c). */
 extern const bt_method bt_public_methods[];

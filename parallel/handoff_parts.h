@@ -151,8 +151,7 @@ struct bt_handoff {
 size_t bt_handoff_stage_bytes(const bt_handoff *h);
 
 /* ---- handoff_signal.c */
-void      bt_signal_encode(const bt_signal *c, uint8_t wire_out[BT_SIGNAL_BYTES]);
-bt_status bt_signal_parse(const uint8_t *wire, size_t n_bytes, bt_signal *c_out);
+void bt_signal_encode(const bt_signal *c, uint8_t wire_out[BT_SIGNAL_BYTES]);
 /* False: too many to this peer are unfinished; try again later. */
 bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t serial,
                     uint64_t request);

@@ -19,7 +19,7 @@ void bt_signal_encode(const bt_signal *c, uint8_t wire_out[BT_SIGNAL_BYTES])
     memcpy(wire_out + SUM_AT, &sum, 8);
 }
 
-bt_status bt_signal_parse(const uint8_t *wire, size_t n_bytes, bt_signal *c_out)
+static bt_status parse(const uint8_t *wire, size_t n_bytes, bt_signal *c_out)
 {
     bt_status st = BT_OK;
     bt_signal c;
@@ -94,7 +94,7 @@ static void dispatch(bt_handoff *h, uint32_t from, const uint8_t *wire, size_t n
     bt_status st;
 
     if (h->peers[from].excluded) return;
-    st = bt_signal_parse(wire, n_bytes, &c);
+    st = parse(wire, n_bytes, &c);
     if (st != BT_OK) {
         h->events.reject(h->events.ctx, from, 0, st);
         return;

@@ -13,7 +13,7 @@ static size_t experts_elems(const bt_worker_config *cfg)
            cfg->facts.model->moe.gate.top_k;
 }
 
-size_t bt_batch_bytes(const bt_worker_config *cfg)
+static size_t batch_bytes(const bt_worker_config *cfg)
 {
     size_t row = sizeof(bt_piece) + sizeof(bt_span) + 5 * sizeof(uint32_t) + 2 * sizeof(bt_token) +
                  (size_t)cfg->facts.model->vocab_size * sizeof(float);
@@ -48,7 +48,7 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
                    b->chosen != NULL && b->group_rows != NULL && b->finish != NULL &&
                    b->out != NULL,
                BT_ERR_NO_MEMORY, "a step of %u rows (%zu bytes): try a smaller --max-rows",
-               cfg->max_rows, bt_batch_bytes(cfg));
+               cfg->max_rows, batch_bytes(cfg));
 out:
     if (st != BT_OK) bt_batch_fini(b);
     return st;

@@ -34,11 +34,6 @@ void bt_sampler_fini(bt_sampler *s)
     *s = (bt_sampler){0};
 }
 
-size_t bt_sampler_bytes(uint32_t n_vocab)
-{
-    return (size_t)n_vocab * (2 * sizeof(float) + 2 * sizeof(uint64_t));
-}
-
 void bt_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};

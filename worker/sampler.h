@@ -38,7 +38,6 @@ typedef struct {
 
 bt_status bt_sampler_init(bt_sampler *s, const bt_cpu_row_kernels *k, uint32_t n_vocab);
 void      bt_sampler_fini(bt_sampler *s);
-size_t    bt_sampler_bytes(uint32_t n_vocab);
 
 typedef struct {
     const uint32_t *ids;

@@ -74,7 +74,6 @@ struct bt_worker {
 /* batch.c: the rows of the pieces, written out for the model; and the memory for that. */
 bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg);
 void      bt_batch_fini(bt_batch *b);
-size_t    bt_batch_bytes(const bt_worker_config *cfg);
 /* Into b->step too. */
 void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg);
 /* An evaluated piece's rows, as EvalRows messages. */

@@ -16,15 +16,15 @@ static const struct {
     {"run",         "start a cell on this machine and serve: coordinator and ranks in one command"},
     {"chat",        "talk with a running cell"                                                    },
     {"generate",    "send one prompt to a running cell"                                           },
-    {"bench",       "load on a running cell, and how long its answers take"                       },
-    {"logits",      "the logits of given tokens, computed by the ranks that serve"                },
-    {"tokenize",    "text to token ids, as the model does it"                                     },
-    {"check",       "look at every node of a cell before anything is started there"               },
-    {"inspect",     "what a model is, how large, and what fits"                                   },
-    {"synth",       "a checkpoint with the shape of a known model and random weights"             },
-    {"profile",     "the attention study: what its variants cost on this machine"                 },
-    {"coordinator", "the front of a cell alone"                                                   },
-    {"worker",      "one rank of a cell (started by launch)"                                      },
+    {"bench",       "put load on a running cell and measure its answers"                          },
+    {"logits",      "compute the logits of given tokens, by the ranks that serve"                 },
+    {"tokenize",    "turn text into token ids, as the model does"                                 },
+    {"check",       "check every node of a cell before anything is started there"                 },
+    {"inspect",     "show what a model is, how large it is, and what fits here"                   },
+    {"synth",       "make a checkpoint with the shape of a known model and random weights"        },
+    {"profile",     "measure what the variants of attention cost on this machine"                 },
+    {"coordinator", "start the coordinator of a cell alone"                                       },
+    {"worker",      "be one rank of a cell (started by launch)"                                   },
     {"launch",      "start the ranks of a cell under mpirun"                                      },
 };
 
@@ -50,7 +50,7 @@ static void help(FILE *to)
     for (size_t i = 0; i < sizeof(VERBS) / sizeof(VERBS[0]); i++) {
         if (exists(VERBS[i].verb, path)) fprintf(to, "  %-12s %s\n", VERBS[i].verb, VERBS[i].text);
     }
-    fputs("\n`baton VERB --help` says more. To begin with:\n"
+    fputs("\n`baton VERB --help` says more. To start with:\n"
           "  baton inspect models/demo\n"
           "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
           "  baton chat --address 127.0.0.1:8000\n",

@@ -42,14 +42,14 @@ enum { WARMUP_FIRST = 1 << 30 }; /* warm-up requests lie far behind the measured
 #define INFO_LIMIT_NS (20 * BT_NS_PER_S)
 
 static const char DOC[] =
-    "Sends requests of random tokens to a server that speaks vllm.grpc.engine.VllmEngine, and says "
-    "how long the answers took.\v"
+    "Sends requests of random tokens to a server that speaks vllm.grpc.engine.VllmEngine, and "
+    "measures how long the answers take.\v"
     "With --rate, arrivals are a Poisson process that does not wait for answers (open loop), and "
-    "times count from the planned arrival; with --concurrency, so many requests are always under "
-    "way. One seed gives the same requests, whatever the server does.\n\n"
+    "times count from the planned arrival; with --concurrency, that many requests are always "
+    "under way. One seed gives the same requests, whatever the server does.\n\n"
     "LENGTHS are 128 (fixed), 128,512,2048 (equally likely), 64-512 (uniform), zipf:64-4096 or "
     "zipf:64-4096:1.5 (a power law: length n has the weight 1/n^1.5).\n\n"
-    "TTFT is the time to the first token, ITL the pause between two messages with tokens, TPOT the "
+    "TTFT is the time to the first token, ITL the time between two messages with tokens, TPOT the "
     "mean time of a token after the first, e2e the time to the final status. Goodput counts the "
     "requests whose TTFT and TPOT are within the limits.\n\n"
     "Exit code: 0 when every request ended well, 1 when one did not or nothing could be sent, 64 "
@@ -60,31 +60,31 @@ static const char DOC[] =
     "    --slo-ttft-ms 500 --slo-itl-ms 50 --json run.json --plot run.svg";
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                                      0, NULL, 0, "The load:", 1},
-    {"address",                                                     'a', "HOST:PORT", 0, "What `baton run` printed (default 127.0.0.1:8000)", 1},
-    {"rate",                                              OPT_RATE, "R", 0, "Arrivals a second, on average", 1},
-    {"concurrency",                                                         'c', "N", 0, "Instead: requests under way at all times (default 8)", 1},
-    {"requests",  'n', "N", 0, "Send so many (default 100, or no limit with --seconds)", 1},
-    {"seconds",                                                        OPT_SECONDS, "S", 0, "Send for so long, then wait for the answers", 1},
-    {"warmup",                                                        OPT_WARMUP, "N", 0, "Requests before these that do not count (default 1)", 1},
-    {"timeout-s",                                                    OPT_TIMEOUT, "S", 0, "Deadline of a request (default 600)", 1},
-    {"seed",                                                      OPT_SEED, "N", 0, "Of lengths, tokens and arrivals (default 1)", 1},
-    {NULL,                          0, NULL, 0, "Each request:", 2},
-    {"prompt-tokens",                                                         OPT_PROMPT, "LENGTHS", 0, "Default 128", 2},
-    {"output-tokens",OPT_OUTPUT, "LENGTHS", 0, "Default 64", 2},
-    {"shared-prefix",                                                        OPT_SHARED, "PART", 0,
-     "Of each prompt this part, 0 to 1, is the beginning of a common text (default 0)", 2},
-    {"prefixes",                                                        OPT_PREFIXES, "N", 0, "How many common texts there are (default 1)", 2},
-    {"temperature",                                                OPT_TEMPERATURE, "T", 0, "0 takes the likeliest token (default 0)", 2},
-    {"allow-eos",                                                      OPT_ALLOW_EOS, NULL, 0, "Let the model end an answer before its length", 2},
+    {NULL,                                                          0, NULL, 0, "The load:", 1},
+    {"address",                                                         'a', "HOST:PORT", 0, "What `baton run` printed (default 127.0.0.1:8000)", 1},
+    {"rate",                                                  OPT_RATE, "R", 0, "Open loop: arrivals a second, on average", 1},
+    {"concurrency",                                                             'c', "N", 0, "Closed loop: requests under way at all times (default 8)", 1},
+    {"requests",  'n', "N", 0, "Requests to send (default 100, or no limit with --seconds)", 1},
+    {"seconds",                                                            OPT_SECONDS, "S", 0, "Send for S seconds, then wait for the answers", 1},
+    {"warmup",                                                            OPT_WARMUP, "N", 0, "Requests sent first that do not count (default 1)", 1},
+    {"timeout-s",                                                        OPT_TIMEOUT, "S", 0, "Deadline of each request (default 600)", 1},
+    {"seed",                                                          OPT_SEED, "N", 0, "Seed of lengths, tokens and arrivals (default 1)", 1},
+    {NULL,                   0, NULL, 0, "Each request:", 2},
+    {"prompt-tokens",                                                             OPT_PROMPT, "LENGTHS", 0, "Length of a prompt (default 128)", 2},
+    {"output-tokens",OPT_OUTPUT, "LENGTHS", 0, "Length of an answer (default 64)", 2},
+    {"shared-prefix",                                                            OPT_SHARED, "PART", 0,
+     "Part of each prompt, 0 to 1, that is the beginning of a common text (default 0)", 2},
+    {"prefixes",                                                            OPT_PREFIXES, "N", 0, "Number of common texts (default 1)", 2},
+    {"temperature",                                                    OPT_TEMPERATURE, "T", 0, "0 takes the likeliest token (default 0)", 2},
+    {"allow-eos",                                                          OPT_ALLOW_EOS, NULL, 0, "Let the model end an answer before its length", 2},
     {NULL, 0, NULL, 0, "The report:", 3},
-    {"slo-ttft-ms",                                                         OPT_SLO_TTFT, "MS", 0, "Goodput: limit of TTFT", 3},
-    {"slo-itl-ms",OPT_SLO_ITL, "MS", 0, "Goodput: limit of a request's mean ITL, its TPOT", 3},
-    {"json",                                                        OPT_JSON, "FILE", 0, "Write everything that was measured", 3},
-    {"token-times",                                                        OPT_TOKEN_TIMES, NULL, 0, "In that file also when each message came", 3},
-    {"plot",                                                  OPT_PLOT, "FILE", 0, "Draw it: FILE.svg or FILE.png (needs Python and matplotlib)", 3},
-    {"quiet",                                                      'q', NULL, 0, "No progress on a terminal", 3},
-    {0   }
+    {"slo-ttft-ms",                                                             OPT_SLO_TTFT, "MS", 0, "Goodput: limit of TTFT", 3},
+    {"slo-itl-ms",OPT_SLO_ITL, "MS", 0, "Goodput: limit of TPOT, a request's mean ITL", 3},
+    {"json",                                                            OPT_JSON, "FILE", 0, "Write all that was measured to FILE", 3},
+    {"token-times",                                                            OPT_TOKEN_TIMES, NULL, 0, "With --json: also when each message came", 3},
+    {"plot",                                                      OPT_PLOT, "FILE", 0, "Plot to FILE.svg or FILE.png (needs Python and matplotlib)", 3},
+    {"quiet",                                                          'q', NULL, 0, "No progress on a terminal", 3},
+    {0         }
 };
 
 typedef struct {

@@ -19,7 +19,7 @@ static const char DOC[] =
     "The prompt is --prompt or all of stdin, taken as it is: no chat template (that is `baton "
     "chat`). A beginning-of-text token is put in front when the model's tokenizer_config.json says "
     "add_bos_token; --bos and --no-bos decide otherwise.\n\n"
-    "The text goes to stdout as it comes, a short account to stderr.\n\n"
+    "The text goes to stdout as it comes, a short summary to stderr.\n\n"
     "Exit code: 0 when the answer is complete, 1 on an error, 130 after ^C, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton generate -a 127.0.0.1:8000 --prompt 'O Romeo, Romeo,' --max-tokens 60\n"
@@ -27,8 +27,8 @@ static const char DOC[] =
 
 static const struct argp_option OPTIONS[] = {
     {"prompt",                       OPT_PROMPT, "TEXT", 0, "The prompt (default: stdin)", 0},
-    {"bos",                        OPT_BOS, NULL, 0, "Put a beginning-of-text token in front", 0},
-    {"no-bos", OPT_NO_BOS, NULL, 0, "Put none in front", 0},
+    {"bos",                        OPT_BOS, NULL, 0, "Begin with a beginning-of-text token", 0},
+    {"no-bos", OPT_NO_BOS, NULL, 0, "Begin without one", 0},
     {0                             }
 };
 

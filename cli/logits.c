@@ -35,16 +35,13 @@ static const char DOC[] =
     "IN.safetensors holds for each case NAME:\n"
     "  NAME.ids      i32 [T]         the tokens\n"
     "  NAME.prompt   i32 [1]         how many of them are the prompt (1 to T)\n"
-    "  NAME.experts  i32 [Lm, T, k]  optional: forces the routing of the Lm MoE layers\n"
+    "  NAME.experts  i32 [Lm, T, k]  optional: routing to force, by MoE layer\n"
     "OUT.safetensors gets:\n"
     "  NAME.logits   f32 [T, V]      row t predicts token t + 1\n"
     "  NAME.experts  i32 [Lm, T, k]  the experts as routed, ascending by id\n\n"
     "Prompt positions come from the prefill path; the others are teacher-forced through the decode "
     "path after the hand-off, in the same ranks that serve. --form changes attention only: the "
-    "GEMM family stays by role.\n\n"
-    "Every option may also stand in the file of --config, as \"name = value\", and in the "
-    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
-    "file, that over the default.\n\n"
+    "GEMM family stays by role.\n\n" BT_CONFIG_TEXT "\n\n"
     "Exit code: 0 when OUT holds every case; 1 on any failure (OUT is then not written); 64 for "
     "wrong usage.\n\n"
     "Example:\n"
@@ -54,12 +51,13 @@ static const char DOC[] =
 static const struct argp_option OPTIONS[] = {
     {"ids",                      OPT_IDS, "IN", 0, "The cases (safetensors)", 0},
     {"out",                      OPT_OUT, "OUT", 0, "Where the answers go (safetensors)", 0},
-    {"parallel", OPT_PARALLEL, "N", 0, "Cases under way at once (default 8)", 0},
+    {"parallel", OPT_PARALLEL, "N", 0, "Cases computed at once (default 8)", 0},
     {"control",                          OPT_CONTROL, "HOST:PORT", 0,
-     "Where the ranks attach (default 127.0.0.1:0; with several hosts an address they reach)", 0},
+     "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an address "
+     "that all of them reach)", 0},
     {"stall-s",OPT_STALL, "S", 0,
-     "Give up when no rank reports progress for so long while loading, or for 5 times as long "
-     "while computing (default 120)", 0},
+     "Give up when no rank reports progress for S seconds while loading, or 5 times as long while "
+     "computing (default 120)", 0},
     {"verbose",                         'v', NULL, 0, "Show everything that the ranks say", 0},
     BT_CONFIG_OPTION(0),
     {0                        }

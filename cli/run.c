@@ -44,30 +44,24 @@ static const char DOC[] =
     "serves until SIGTERM or SIGINT.\v"
     "When every rank has loaded its part of the model, one line goes to stdout:\n"
     "  serving DIR at HOST:PORT (...)\n"
-    "The port accepts connections only from then on, and speaks vllm.grpc.engine.VllmEngine over "
-    "gRPC: point a gateway, `baton generate` or `baton chat` at it. Everything else goes to "
-    "stderr.\n\n"
+    "Only then does the port accept connections. It speaks vllm.grpc.engine.VllmEngine over gRPC: "
+    "point a gateway, `baton generate` or `baton chat` at it. Everything else goes to stderr.\n\n"
     "SIGTERM drains: new requests are refused, running ones have --drain-s seconds to finish, then "
-    "what is still open ends with UNAVAILABLE and the cell leaves. SIGUSR1 drains without a limit. "
+    "what is still open ends with UNAVAILABLE and the cell exits. SIGUSR1 drains without a limit. "
     "SIGINT ends the cell at once, and so does SIGTERM while it drains.\n\n"
-    "Coordinator and ranks share a secret, drawn anew at each start unless BATON_SECRET or "
-    "BATON_SECRET_FILE gives one; nobody without it attaches to the control port.\n\n"
-    "When a rank dies or hangs the others go on without it, or with a spare, and clients see a "
-    "pause (--on-death replace). When a role has nobody left, or the coordinator dies, every open "
-    "request ends with UNAVAILABLE and the reason, all processes end, and this one says which died "
-    "and how. With --on-death stop that is so for every rank. With --on-death restart, or with "
-    "replace and --restarts, what died is started again: ranks under the same coordinator, which "
-    "goes on with their requests where they were "
-    "(the "
-    "clients see a pause); or the coordinator with new ranks (the clients get UNAVAILABLE). The "
-    "wait "
-    "before grows from 0.2 s to 30 s; after --restarts in a row within a minute each it gives "
-    "up.\n\n"
-    "With --coordinator the ranks join a coordinator that runs elsewhere, beside its other cells; "
-    "SIGUSR1 then drains this cell alone, and BATON_SECRET must be the coordinator's.\n\n"
-    "Every option may also stand in the file of --config, as \"name = value\", and in the "
-    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
-    "file, that over the default. What came of it is logged at the start.\n\n"
+    "A rank must show the secret of its cell to attach. A new one is drawn at each start, unless "
+    "BATON_SECRET or BATON_SECRET_FILE gives one.\n\n"
+    "When a rank dies or hangs, the others go on without it, or with a spare, and clients see a "
+    "pause (--on-death replace). When a role has no rank left, or the coordinator dies, the cell "
+    "ends: every open request ends with UNAVAILABLE and the reason, all processes exit, and a "
+    "message says which died and how. With --on-death stop that is so for every rank.\n\n"
+    "With --on-death restart, or with replace and --restarts, what died is started again: either "
+    "the ranks, under the same coordinator, which continues their requests (clients see a pause); "
+    "or the coordinator and new ranks (clients get UNAVAILABLE). The wait before a restart grows "
+    "from 0.2 s to 30 s. After --restarts in a row, none of which lasted a minute, it gives up.\n\n"
+    "With --coordinator the ranks join a coordinator that runs elsewhere, beside its other cells. "
+    "SIGUSR1 then drains this cell alone, and BATON_SECRET must be the "
+    "coordinator's.\n\n" BT_CONFIG_TEXT " The outcome is logged at the start.\n\n"
     "Exit code: 0 after SIGTERM, SIGINT or SIGUSR1, 1 when the cell failed, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
@@ -76,59 +70,60 @@ static const char DOC[] =
 
 /* Beside groups 1 and 5 of bt_cell_argp. */
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                                                       0, NULL, 0, "The server:", 2},
-    {"port",                                                                      'p', "N", 0, "Public port (default 8000; 0: any free one)", 2},
-    {"host",                                                             OPT_HOST, "HOST", 0,
+    {NULL,                                                                    0, NULL, 0, "The server:", 2},
+    {"port",                                                                   'p', "N", 0, "Public port (default 8000; 0: any free one)", 2},
+    {"host",                                                          OPT_HOST, "HOST", 0,
      "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)", 2},
-    {"served-model-name",                                                                          OPT_NAME, "NAME", 0,
+    {"served-model-name",                                                                       OPT_NAME, "NAME", 0,
      "What clients call the model (default: the directory's name)", 2},
     {"queue-s",  OPT_QUEUE, "S", 0, "How long a request may wait for its turn (default 30)", 2},
-    {"queue-tokens",                                                                         OPT_QUEUE_TOKENS, "N", 0,
-     "Prompt tokens that may wait, before requests are refused (default 4194304)", 2},
-    {"drain-s",                                                                         OPT_DRAIN, "S", 0,
-     "How long SIGTERM lets running requests go on (default 20; 0: not at all)", 2},
-    {"http-port",                                                                     OPT_HTTP_PORT, "N", 0,
+    {"queue-tokens",                                                                      OPT_QUEUE_TOKENS, "N", 0,
+     "Prompt tokens that may wait; a request beyond them is refused (default 4194304)", 2},
+    {"drain-s",                                                                      OPT_DRAIN, "S", 0,
+     "How long requests may go on after SIGTERM (default 20; 0: not at all)", 2},
+    {"http-port",                                                                  OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 2},
-    {"http-host",                                                                    OPT_HTTP_HOST, "HOST", 0, "Its address (default 127.0.0.1)", 2},
-    {"log",       OPT_LOG, "LEVEL", 0,
-     "Lines of the ranks to show: error, warn, info (default; with --chat warn), debug", 2},
-    {NULL,                                                                          0, NULL, 0, "When a process dies:", 3},
+    {"http-host",                                                                 OPT_HTTP_HOST, "HOST", 0, "Address of the HTTP port (default 127.0.0.1)", 2},
+    {"log",    OPT_LOG, "LEVEL", 0,
+     "Which of the ranks' log lines to show: error, warn, info (default; with --chat warn), debug", 2},
+    {NULL,                                                                       0, NULL, 0, "When a process dies:", 3},
     {"on-death",OPT_DEATH, "WHAT", 0,
-     "When a process of the cell dies: replace (default): the other ranks go on, and what the lost "
-     "one had is computed again; restart what died; or stop", 3},
-    {"spares",                                                                         OPT_SPARES, "N", 0,
-     "So many more ranks, which wait until one is lost and take its place (default 0)", 3},
-    {"restarts",                                                                         OPT_RESTARTS, "N", 0, "So many in a row at most, then give up (default 5)", 3},
-    {"renew",                                                                  OPT_RENEW, NULL, 0,
-     "replace: when ranks are missing and no spare is left, start a fresh cell beside this one, "
-     "where memory allows, and drain this one when that serves; goes with --restarts", 3},
-    {"rejoin-s",                                                                       OPT_REJOIN, "S", 0,
-     "replace: how long a role without any rank is waited for (default 30)", 3},
-    {"rank-timeout-s",                   OPT_RANK_TIMEOUT, "S", 0,
-     "A rank that has requests and makes no progress so long is lost (default 30)", 3},
-    {"stall-s",                                                                          OPT_STALL, "S", 0,
-     "Give up when nothing happens for so long before the cell is ready (default 120)", 3},
+     "replace (default): the other ranks go on, and recompute what the lost one had; restart: what "
+     "died is started again; stop: the cell ends", 3},
+    {"spares",                                                                      OPT_SPARES, "N", 0,
+     "Standby ranks, each of which can take the place of a lost one (default 0)", 3},
+    {"restarts",                                                                      OPT_RESTARTS, "N", 0,
+     "Restart a failed cell up to N times in a row (default: 5 with --on-death restart, else 0)", 3},
+    {"renew",                                                               OPT_RENEW, NULL, 0,
+     "replace, with --restarts: when ranks are missing and no spare is left, start a new cell "
+     "beside this one if memory allows, then drain this one", 3},
+    {"rejoin-s",                                                                    OPT_REJOIN, "S", 0,
+     "replace: how long to wait for a spare when a role has no rank left (default 30)", 3},
+    {"rank-timeout-s",                OPT_RANK_TIMEOUT, "S", 0,
+     "A rank with requests that makes no progress for S seconds is lost (default 30)", 3},
+    {"stall-s",                                                                       OPT_STALL, "S", 0,
+     "Give up when nothing happens for S seconds before the cell is ready (default 120)", 3},
     {NULL,0, NULL, 0, "TLS of the public port:", 4},
-    {"tls-cert",                                                                         OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 4},
-    {"tls-key",                                                                         OPT_TLS_KEY, "FILE", 0, "Its private key", 4},
-    {"tls-client-ca",                                                                  OPT_TLS_CLIENT_CA, "FILE", 0,
-     "Only clients with a certificate of these authorities may connect", 4},
-    {NULL,                                                                       0, NULL, 0, "One answer, and the end:", 6},
-    {"chat", OPT_CHAT, "TEXT", 0, "Send this to the cell, show the answer and an account, and end",
-     6},
-    {"max-tokens",                                                                          OPT_MAX, "N", 0, "Of that answer (default 256)", 6},
+    {"tls-cert",                                                                      OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 4},
+    {"tls-key",                                                                      OPT_TLS_KEY, "FILE", 0, "Private key of that certificate", 4},
+    {"tls-client-ca",                                                               OPT_TLS_CLIENT_CA, "FILE", 0,
+     "Accept only clients with a certificate from these authorities", 4},
+    {NULL,                                                                    0, NULL, 0, "One answer, then exit:", 6},
+    {"chat", OPT_CHAT, "TEXT", 0, "Send TEXT, show answer and summary, then exit", 6},
+    {"max-tokens",                                                                       OPT_MAX, "N", 0, "Longest answer, in tokens (default 256)", 6},
     {"chat-tls-ca",OPT_CHAT_TLS_CA, "FILE", 0,
-     "--chat: authorities of the certificate (default: the certificate itself)", 6},
-    {"chat-tls-server-name",                                                                         OPT_CHAT_TLS_NAME, "NAME", 0,
-     "--chat: name in the certificate, where it is not the address", 6},
-    {"chat-tls-cert",                                                                         OPT_CHAT_TLS_CERT, "FILE", 0,
-     "--chat: the client's certificate, with --tls-client-ca", 6},
-    {"chat-tls-key",                                                                OPT_CHAT_TLS_KEY, "FILE", 0, "--chat: its private key", 6},
-    {NULL,                                                                    0, NULL, 0, "Several cells, several machines:", 7},
-    {"coordinator",                                         OPT_JOIN, "HOST:PORT", 0,
+     "--chat: authorities to trust (default: the server's certificate)", 6},
+    {"chat-tls-server-name",                                                                      OPT_CHAT_TLS_NAME, "NAME", 0,
+     "--chat: name in the server's certificate, if it is not the address", 6},
+    {"chat-tls-cert",                                                                      OPT_CHAT_TLS_CERT, "FILE", 0,
+     "--chat: the client's certificate, for --tls-client-ca", 6},
+    {"chat-tls-key",                                                             OPT_CHAT_TLS_KEY, "FILE", 0, "--chat: its private key", 6},
+    {NULL,                                                                 0, NULL, 0, "Several cells, several machines:", 7},
+    {"coordinator",                         OPT_JOIN, "HOST:PORT", 0,
      "Start ranks only, for the coordinator with this control port; needs --cell", 7},
-    {"control",                                                                          OPT_CONTROL, "HOST:PORT", 0,
-     "Where the ranks attach (default 127.0.0.1:0; with several hosts an address they reach)", 7},
+    {"control",                                                                       OPT_CONTROL, "HOST:PORT", 0,
+     "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an address "
+     "that all of them reach)", 7},
     BT_CONFIG_OPTION(8),
     {0                                                            }
 };

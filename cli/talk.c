@@ -22,11 +22,11 @@ static const struct argp_option OPTIONS[] = {
     {NULL,           0, NULL, 0, "The server:", 1},
     {"address",          'a', "HOST:PORT", 0, "What `baton run` printed (default 127.0.0.1:8000)", 1},
     {"model", 'm', "DIR", 0,
-     "Directory with the model's tokenizer.json (default: where the server says it lies)", 1},
-    {"timeout-s",              OPT_TIMEOUT, "S", 0, "Give up when nothing comes for so long (default 120)", 1},
+     "Directory with the model's tokenizer.json (default: the one that the server names)", 1},
+    {"timeout-s",              OPT_TIMEOUT, "S", 0, "Give up when nothing comes for S seconds (default 120)", 1},
     {NULL,  0, NULL, 0, "What is written:", 6},
     {"json",             OPT_JSON, NULL, 0, "One JSON object instead of text", 6},
-    {"quiet",             'q', NULL, 0, "No account on stderr", 6},
+    {"quiet",             'q', NULL, 0, "No summary on stderr", 6},
     {0       }
 };
 

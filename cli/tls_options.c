@@ -8,9 +8,9 @@ static const struct argp_option OPTIONS[] = {
     {"tls-ca", OPT_CA, "FILE", 0, "Speak TLS, and trust the authorities in this PEM file", 8},
     {"tls-cert",                                              OPT_CERT, "FILE", 0,
      "This client's PEM certificate, for servers with --tls-client-ca; needs --tls-key", 8},
-    {"tls-key",OPT_KEY, "FILE", 0, "Its private key", 8},
+    {"tls-key",OPT_KEY, "FILE", 0, "Private key of that certificate", 8},
     {"tls-server-name",                                             OPT_NAME, "NAME", 0,
-     "Name in the server's certificate, where it is not the host of --address", 8},
+     "Name in the server's certificate, if it is not the host of --address", 8},
     {0                                            }
 };
 

@@ -24,7 +24,7 @@ static const char DOC[] =
 
 static const struct argp_option OPTIONS[] = {
     {"model",                                         'm', "PATH", 0, "The model's directory, or its tokenizer.json", 0},
-    {"decode",                                         'd', NULL, 0, "From lists of ids to strings", 0},
+    {"decode",                                         'd', NULL, 0, "Turn lists of ids into strings", 0},
     {0}
 };
 

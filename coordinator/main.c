@@ -18,30 +18,24 @@
 const char *argp_program_version = "baton-coordinator " BT_VERSION;
 
 static const char doc[] =
-    "The front of a Baton cell: takes requests over gRPC (vllm.grpc.engine.VllmEngine), gives each "
-    "to a "
-    "decode and a prefill rank, and streams the tokens back.\v"
-    "Workers attach to the control address by themselves (baton-worker --coordinator HOST:PORT); "
-    "the "
-    "public port opens when all ranks of the cell have loaded the model.  `baton run` starts a "
-    "coordinator and its workers in one command.\n\n"
-    "With --announce-fd these lines are written: \"http HOST:PORT\", \"control HOST:PORT\", "
-    "\"progress RANK DONE TOTAL [CELL]\", \"ready HOST:PORT\", \"draining\", \"worn CELL\" (it "
-    "lacks ranks and has no spare left), \"lost CELL: REASON\", \"left CELL\", \"failed "
-    "REASON\".\n\n"
+    "The coordinator of one cell or several: takes requests over gRPC "
+    "(vllm.grpc.engine.VllmEngine), gives each to a decode and a prefill rank, and streams the "
+    "tokens back.\v"
+    "Ranks attach to the control port by themselves (baton-worker --coordinator HOST:PORT). The "
+    "public port opens when all ranks of a cell have loaded the model. `baton run` starts a "
+    "coordinator and its ranks in one command.\n\n"
+    "--announce-fd gets these lines: \"http HOST:PORT\", \"control HOST:PORT\", \"progress RANK "
+    "DONE TOTAL [CELL]\", \"ready HOST:PORT\", \"draining\", \"worn CELL\" (it lacks ranks and has "
+    "no spare left), \"lost CELL: REASON\", \"left CELL\", \"failed REASON\".\n\n"
     "SIGTERM drains: new requests are refused with UNAVAILABLE, running ones have --drain-s "
-    "seconds to finish, then what is still open ends with UNAVAILABLE, the ranks are told to "
-    "leave, "
+    "seconds to finish, then what is still open ends with UNAVAILABLE, the ranks are told to exit, "
     "and the exit code is 0. SIGUSR1 drains without a limit. SIGINT ends at once, and so does "
     "SIGTERM while it drains.\n\n"
-    "A lost rank ends its cell; the cell's requests go on in another one that is equal, with the "
-    "tokens that their clients have. Without another one the coordinator ends with exit code 1, "
-    "or, "
-    "with --on-death restart, waits for one. Several cells tell themselves apart by `baton-worker "
-    "--cell NAME`; SIGUSR1 to a rank drains its cell.\n\n"
-    "Every option may also stand in the file of --config, as \"name = value\", and in the "
-    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
-    "file, that over the default. What came of it is logged at the start.\n\n"
+    "When a cell is lost, its requests go on in another one that computes the same bits, with the "
+    "tokens that their clients have. When there is no other cell, the coordinator exits with 1, "
+    "or, with --on-death restart, waits for one. Cells are told apart by `baton-worker --cell "
+    "NAME`; SIGUSR1 to any rank drains its cell.\n\n" BT_CONFIG_TEXT
+    " The outcome is logged at the start.\n\n"
     "Example:\n"
     "  baton-coordinator --model models/demo --port 50051 --control 127.0.0.1:50052\n"
     "  mpirun -n 2 baton-worker --model models/demo --prefill 1 --decode 1 \\\n"
@@ -74,47 +68,56 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"model",                                                         OPT_MODEL, "DIR", 0, "the model's directory; gateways look for the tokenizer there",
-     0},
-    {"port",                                                          OPT_PORT, "N", 0, "public port; 0 takes any free one", 0},
-    {"host", OPT_HOST, "HOST", 0, "address of the public port (127.0.0.1)", 0},
-    {"control",                                                               OPT_CONTROL, "HOST:PORT", 0, "where workers attach (127.0.0.1:0)", 0},
-    {"announce-fd",OPT_ANNOUNCE, "FD", 0, "write what happens as lines to this descriptor", 0},
-    {"served-model-name",                                                              OPT_NAME, "NAME", 0, "what clients call the model (the directory's name)",
-     0},
-    {"on-death",                                                              OPT_ON_DEATH, "WHAT", 0,
-     "when a rank is lost: stop (default); restart: its cell ends, requests go on in another one "
-     "or "
-     "wait for it to come again; or replace: the other ranks go on, and what it had is computed "
-     "again", 0},
-    {"rejoin-s",                                                          OPT_REJOIN_S, "S", 0,
-     "replace: how long a group without any rank is waited for before the cell ends (30)", 0},
-    {"queue-s",                                                         OPT_QUEUE_S, "S", 0, "seconds that a request may wait for room (30)", 1},
-    {"queue-tokens",                       OPT_QUEUE_TOKENS, "N", 0, "prompt tokens that may wait (4194304)", 1},
-    {"prefill-window",                                                               OPT_WINDOW, "N", 0, "prompt tokens sent ahead to one prefill rank (16384)",
+    {NULL,                                                         0, NULL, 0, "The cell:", 1},
+    {"model",                                                        OPT_MODEL, "DIR", 0, "Model directory; gateways look for the tokenizer there", 1},
+    {"control",                                                 OPT_CONTROL, "HOST:PORT", 0,
+     "Control port, where the ranks attach (default 127.0.0.1:0)", 1},
+    {"attach-s",                                                            OPT_ATTACH_S, "S", 0,
+     "How long to wait for the other ranks once the first one has attached (default 60)", 1},
+    {"load-s",OPT_LOAD_S, "S", 0, "How long loading may take (default 3600)", 1},
+    {"cell-wait-s",                                                           OPT_CELL_WAIT_S, "S", 0,
+     "How long requests wait for a cell when none is left (default: 120 with --on-death restart, "
+     "else not at all)", 1},
+    {"secret-file",                                                           OPT_SECRET_FILE, "FILE", 0,
+     "File whose first line is the secret that ranks must show (BATON_SECRET in the environment "
+     "wins)", 1},
+    {"announce-fd",                                                    OPT_ANNOUNCE, "FD", 0, "Write what happens, as lines, to this file descriptor",
      1},
-    {"attach-s",OPT_ATTACH_S, "S", 0, "seconds from the first rank to the last (60)", 2},
-    {"load-s",                                                              OPT_LOAD_S, "S", 0, "seconds that loading may take (3600)", 2},
-    {"rank-timeout-s",                                                              OPT_RANK_S, "S", 0,
-     "a rank that has requests and makes no progress so long is lost (30)", 2},
-    {"cell-wait-s",                                                   OPT_CELL_WAIT_S, "S", 0,
-     "how long requests wait for a cell when none is left; restart: 120; else not at all", 2},
-    {"stall-s",                                                           OPT_STALL_S, "S", 0,
-     "a placed request of which nothing is heard so long fails (600)", 2},
-    {"http-port",               OPT_HTTP_PORT, "N", 0,
-     "port of /metrics, /health, /ready and the status page (none); 0 takes any free one", 3},
-    {"http-host",                                                               OPT_HTTP_HOST, "HOST", 0, "its address (127.0.0.1)", 3},
-    {"drain-s",OPT_DRAIN_S, "S", 0,
-     "seconds that SIGTERM lets running requests go on (20; 0: they end at once)", 3},
-    BT_CONFIG_OPTION(5),
-    {"secret-file",                                                              OPT_SECRET_FILE, "FILE", 0,
-     "its first line is the secret that ranks must show (BATON_SECRET in the environment wins)", 4},
-    {"tls-cert",                                                               OPT_TLS_CERT, "FILE", 0,
+    {NULL,                                                 0, NULL, 0, "The server:", 2},
+    {"port", OPT_PORT, "N", 0, "Public port; 0: any free one", 2},
+    {"host",                                                            OPT_HOST, "HOST", 0,
+     "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)", 2},
+    {"served-model-name",OPT_NAME, "NAME", 0,
+     "What clients call the model (default: the directory's name)", 2},
+    {"queue-s",                                                           OPT_QUEUE_S, "S", 0, "How long a request may wait for its turn (default 30)", 2},
+    {"queue-tokens",                                                           OPT_QUEUE_TOKENS, "N", 0,
+     "Prompt tokens that may wait; a request beyond them is refused (default 4194304)", 2},
+    {"prefill-window",                                                     OPT_WINDOW, "N", 0,
+     "Prompt tokens sent ahead to one prefill rank (default 16384)", 2},
+    {"drain-s",                                                         OPT_DRAIN_S, "S", 0,
+     "How long requests may go on after SIGTERM (default 20; 0: not at all)", 2},
+    {"http-port",                  OPT_HTTP_PORT, "N", 0,
+     "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 2},
+    {"http-host",                                                            OPT_HTTP_HOST, "HOST", 0, "Address of the HTTP port (default 127.0.0.1)", 2},
+    {NULL,0, NULL, 0, "When a rank dies:", 3},
+    {"on-death",                                                           OPT_ON_DEATH, "WHAT", 0,
+     "stop (default): its cell ends, and the coordinator with its last one; restart: its cell "
+     "ends, and its requests go on in another one or wait for it to come back; replace: the other "
+     "ranks go on, and recompute what it had", 3},
+    {"rejoin-s",                                                           OPT_REJOIN_S, "S", 0,
+     "replace: how long to wait for a spare when a role has no rank left (default 30)", 3},
+    {"rank-timeout-s",                                                OPT_RANK_S, "S", 0,
+     "A rank with requests that makes no progress for S seconds is lost (default 30)", 3},
+    {"stall-s",                                                      OPT_STALL_S, "S", 0,
+     "A placed request that nothing is heard of for S seconds fails (default 600)", 3},
+    {NULL,                                                      0, NULL, 0, "TLS of the public port:", 4},
+    {"tls-cert",                                                            OPT_TLS_CERT, "FILE", 0,
      "PEM certificate chain of the public port; needs --tls-key", 4},
-    {"tls-key",                                                      OPT_TLS_KEY, "FILE", 0, "its private key", 4},
-    {"tls-client-ca",                                                         OPT_TLS_CLIENT_CA, "FILE", 0,
-     "only clients with a certificate of these authorities may connect", 4},
-    {0                                                        },
+    {"tls-key",OPT_TLS_KEY, "FILE", 0, "Private key of that certificate", 4},
+    {"tls-client-ca",                                                           OPT_TLS_CLIENT_CA, "FILE", 0,
+     "Accept only clients with a certificate from these authorities", 4},
+    BT_CONFIG_OPTION(5),
+    {0                                                           },
 };
 
 static double seconds(struct argp_state *state, const char *name, const char *arg)

@@ -43,6 +43,12 @@ enum { BT_OPT_CONFIG = 0x7f00 };
             group                                                                               \
     }
 
+/* Of each such program's --help. */
+#define BT_CONFIG_TEXT                                                                       \
+    "Every option can also be set in the file of --config, as \"name = value\", and in the " \
+    "environment, as BATON_NAME with '_' for '-'. A flag wins over the environment, the "    \
+    "environment over the file, the file over the default."
+
 /* INVALID_ARG or IO names file and line, or the variable. */
 bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
                              bt_settings **settings_out);

@@ -67,14 +67,14 @@ static const struct argp_option OPTIONS[] = {
     {"rank-map",                                   OPT_MAP, "FILE", 0,
      "Where each rank runs: lines like \"prefill node1 ranks=2 cores=0-15 device=0,1\"; roles are "
      "prefill, decode, both, spare. Says how many ranks there are", 0},
-    {"slurm", OPT_SLURM, NULL, 0, "On the nodes of the Slurm job that this runs in", 0},
+    {"slurm", OPT_SLURM, NULL, 0, "Use the nodes of this Slurm job", 0},
     {"shm",                                  OPT_SHM, "DIR", OPTION_HIDDEN, "As rank: the job's folder for shared memory", 0},
     {"bind",                                  OPT_BIND, "TEXT", OPTION_HIDDEN, "As rank: cores and devices of all ranks", 0},
     {"tell-end",                              OPT_TELL, NULL, OPTION_HIDDEN, "As rank: say how it ended", 0},
     {"mpirun",                             OPT_MPIRUN, "PATH", 0,
      "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)", 0},
     {"on-death", OPT_ON_DEATH, "WHAT", 0,
-     "When a rank dies: stop (default): end all; replace: the others go on", 0},
+     "When a rank dies: stop (default): all are ended; replace: the others go on", 0},
     {"as-rank",                                   OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
     {0}
 };

@@ -36,10 +36,10 @@ enum {
 static const double CLOCK_S = 1, SHM_BYTES = 64 << 20;
 
 static const char DOC[] =
-    "Looks at every node of a cell before anything is loaded: do the programs start, is the same "
-    "model there, do the processors compute the same bits, is there memory and shared memory, are "
-    "the clocks together, can the control port be reached; which remedies of a lost rank the MPI "
-    "that was found supports, and what a pause would cost.\v"
+    "Checks every node of a cell before anything is loaded: that the programs start, the same "
+    "model is there, the processors compute the same bits, memory and shared memory suffice, the "
+    "clocks agree, and the control port can be reached. Also says what the MPI found there can do "
+    "when a rank is lost, and how long the pause would be.\v"
     "Each node is asked by `AGENT HOST baton-check --node ...`, where AGENT is ssh, or what "
     "OMPI_MCA_plm_rsh_agent says, or inside a Slurm job srun. This program must lie at the same "
     "path "
@@ -59,26 +59,27 @@ typedef struct {
 } options;
 
 static const struct argp_option OPTIONS[] = {
-    {"model",                                                       'm', "DIR", 0, "The model's directory, as the ranks will find it", 0},
-    {"rank-map",                                                        OPT_MAP, "FILE", 0, "The cell's rank map: its hosts are asked", 0},
-    {"hosts",           OPT_HOSTS, "LIST", 0, "Hosts to ask: node1,node2; slots (node1:8) are passed over",
-     0},
-    {"control",                                                             OPT_CONTROL, "HOST:PORT", 0,
-     "Where the coordinator will wait for ranks: an address of this machine that is free", 0},
+    {"model",                                                     'm', "DIR", 0, "The model's directory, as the ranks will find it", 0},
+    {"rank-map",                                                      OPT_MAP, "FILE", 0, "Rank map of the cell, whose hosts are checked", 0},
+    {"hosts",         OPT_HOSTS, "LIST", 0, "Hosts to check: node1,node2; slots (node1:8) are ignored", 0},
+    {"control",                                                           OPT_CONTROL, "HOST:PORT", 0,
+     "Where the coordinator will listen for ranks: a free address of this machine", 0},
     {"agent",OPT_AGENT, "COMMAND", 0, "How to run a command on a host (default ssh)", 0},
-    {"node-timeout-s",                                                            OPT_NODE_TIMEOUT, "S", 0,
+    {"node-timeout-s",                                                          OPT_NODE_TIMEOUT, "S", 0,
      "How long each node may take to answer; all are asked at once (default 60)", 0},
-    {"quick",                                                            OPT_QUICK, NULL, 0,
-     "Only whether each host answers, and reaches --control, where the coordinator listens already", 0},
-    {"group",                                                       OPT_RANKS, "N", 0,
-     "Ranks of the smaller group, for the cost of a pause (default: of the map, or 2)", 1},
-    {"tokens",                                                       OPT_TOKENS, "N", 0,
-     "Tokens that a lost rank holds, to be computed again (default 100000)", 1},
+    {"quick",                                                          OPT_QUICK, NULL, 0,
+     "Check only that each host answers, and reaches the coordinator that already listens at "
+     "--control", 0},
+    {"group",                                                     OPT_RANKS, "N", 0, "Pause: ranks of the smaller group (default: from the map, or 2)",
+     1},
+    {"tokens",                                                     OPT_TOKENS, "N", 0,
+     "Pause: tokens that a lost rank holds, to be computed again (default 100000)", 1},
     {"prefill-rate", OPT_RATE, "N", 0,
-     "Tokens a second of one prefill rank (status page; default 1000)", 1},
-    {"rank-timeout-s",                                                             OPT_HANG, "S", 0, "As the coordinator's (default 30)", 1},
+     "Pause: tokens a second of one prefill rank, as the status page shows (default 1000)", 1},
+    {"rank-timeout-s",                                                           OPT_HANG, "S", 0, "Pause: --rank-timeout-s of the coordinator (default 30)",
+     1},
     {"node",OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks", 0},
-    {0                                                           }
+    {0                                                         }
 };
 
 static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)

@@ -102,12 +102,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 static void make_options(struct argp_option all[MAX_OPTIONS])
 {
     const struct argp_option head[N_HEAD_OPTIONS] = {
-        {NULL,       0,        NULL,   0, "What to write:",                                            1},
-        {"like",     OPT_LIKE, "NAME", 0, bt_synth_names(),                                            1},
-        {"seed",     OPT_SEED, "N",    0, "Of the random numbers (default 1)",                         1},
-        {"file-mib", OPT_FILE, "N",    0, "Size of one file at most, if a tensor fits (default 4096)",
-         1                                                                                              },
-        {NULL,       0,        NULL,   0, "Sizes other than the model's own:",                         2},
+        {NULL,       0,        NULL,   0, "What to write:",                    1},
+        {"like",     OPT_LIKE, "NAME", 0, bt_synth_names(),                    1},
+        {"seed",     OPT_SEED, "N",    0, "Seed of the weights (default 1)",   1},
+        {"file-mib", OPT_FILE, "N",    0,
+         "Largest size of a file, unless one tensor is larger (default 4096)", 1},
+        {NULL,       0,        NULL,   0, "Sizes other than the model's own:", 2},
     };
 
     memset(all, 0, MAX_OPTIONS * sizeof(*all));

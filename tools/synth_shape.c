@@ -54,23 +54,23 @@ static const bt_synth_shape SHAPES[] = {
 #define SIZE(option, field, least, most, text) {option, text, offsetof(bt_synth_shape, field), least, most}
 const bt_synth_size bt_synth_sizes[] = {
     SIZE("layers",        n_layers,       1, 1024,    "Layers in all"),
-    SIZE("dense-layers",  n_dense_layers, 0, 1024,    "Of these, the first that have no experts"),
+    SIZE("dense-layers",  n_dense_layers, 0, 1024,    "Dense layers, the first ones"),
     SIZE("hidden",        hidden,         1, 1 << 20, "Width of the residual stream"),
     SIZE("heads",         n_heads,        1, 4096,    "Attention heads"),
-    SIZE("q-lora-rank",   q_lora_rank,    0, 1 << 20, "Rank of the query; 0: full"),
+    SIZE("q-lora-rank",   q_lora_rank,    0, 1 << 20, "Rank of the query; 0: not compressed"),
     SIZE("kv-lora-rank",  kv_lora_rank,   1, 1 << 20, "Width of the latent"),
-    SIZE("qk-nope-dim",   qk_nope_dim,    1, 1 << 16, "Of a head, without positions"),
-    SIZE("qk-rope-dim",   qk_rope_dim,    2, 512,     "Of a head, with positions"),
-    SIZE("v-dim",         v_dim,          1, 1 << 16, "Of a head's value"),
+    SIZE("qk-nope-dim",   qk_nope_dim,    1, 1 << 16, "Width of a query head without RoPE"),
+    SIZE("qk-rope-dim",   qk_rope_dim,    2, 512,     "Width of a query head with RoPE"),
+    SIZE("v-dim",         v_dim,          1, 1 << 16, "Width of a value head"),
     SIZE("dense-dim",     dense_dim,      1, 1 << 20, "Width of a dense MLP"),
     SIZE("expert-dim",    expert_dim,     1, 1 << 20, "Width of an expert"),
     SIZE("experts",       n_experts,      1, 1 << 16, "Routed experts of a layer"),
     SIZE("shared-experts", n_shared,      0, 64,      "Shared experts of a layer"),
-    SIZE("top-k",         top_k,          1, 1024,    "Experts of a token"),
+    SIZE("top-k",         top_k,          1, 1024,    "Experts that a token uses"),
     SIZE("groups",        n_groups,       1, 1024,    "Groups of experts"),
-    SIZE("topk-groups",   topk_groups,    1, 1024,    "Of these, how many a token may use"),
-    SIZE("vocab",         vocab_size,     2, 1 << 24, "Vocabulary"),
-    SIZE("context",       context,        1, 1 << 24, "Positions"),
+    SIZE("topk-groups",   topk_groups,    1, 1024,    "Groups that a token may use"),
+    SIZE("vocab",         vocab_size,     2, 1 << 24, "Size of the vocabulary"),
+    SIZE("context",       context,        1, 1 << 24, "Length of the context"),
 };
 /* clang-format on */
 const size_t bt_synth_n_sizes = sizeof(bt_synth_sizes) / sizeof(bt_synth_sizes[0]);

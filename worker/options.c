@@ -208,75 +208,73 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                                   0, NULL, 0, "What to run:", 1},
-    {"model",                                                  KEY_MODEL, "DIR", 0, "Model directory (config.json, safetensors)", 0},
-    {"prefill",                                        KEY_PREFILL, "P", 0, "World ranks 0..P-1 run prompts", 0},
-    {"decode",                                                      KEY_DECODE, "D", 0, "World ranks P..P+D-1 generate", 0},
-    {"both",KEY_BOTH, "N", 0, "Instead of the two: all N ranks do both", 0},
-    {"coordinator",                                                     KEY_COORDINATOR, "HOST:PORT", 0, "Its control port", 0},
-    {"cell",                                                     KEY_CELL, "NAME", 0, "This cell's name, where the coordinator has several", 0},
-    {"left-out",                                              KEY_LEFT_OUT, "LIST", 0,
-     "Hosts that the cell was started without, for the status page", 0},
-    {NULL,                                                   0, NULL, 0, "Memory and speed:", 2},
-    {"kv-bytes",                      KEY_KV_BYTES, "SIZE", 0,
-     "Latent pages of this rank, as 512M or 2G (default: from the memory account)", 0},
-    {"weights-cache",                                                      KEY_CACHE, "DIR", 0,
-     "Keep packed weights in a file there, as large as the model, and map it at later starts; on a "
-     "CPU only (default: pack at each start)", 0},
+    {NULL,                                                       0, NULL, 0, "What to run:", 1},
+    {"model",                                                      KEY_MODEL, "DIR", 0, "Model directory (config.json, safetensors)", 0},
+    {"prefill",                                            KEY_PREFILL, "P", 0, "World ranks 0 to P-1 compute prompts", 0},
+    {"decode",                                                          KEY_DECODE, "D", 0, "World ranks P to P+D-1 generate", 0},
+    {"both",KEY_BOTH, "N", 0, "All N ranks do both, in place of --prefill and --decode", 0},
+    {"coordinator",                                                         KEY_COORDINATOR, "HOST:PORT", 0, "Control port of the coordinator", 0},
+    {"cell",                                                         KEY_CELL, "NAME", 0, "Name of this cell, for a coordinator with several", 0},
+    {"left-out",                                                  KEY_LEFT_OUT, "LIST", 0,
+     "Hosts that this cell was started without, for the status page", 0},
+    {NULL,                                                       0, NULL, 0, "Memory and speed:", 2},
+    {"kv-bytes",                    KEY_KV_BYTES, "SIZE", 0,
+     "Memory of this rank for KV pages, like 512M or 2G (default: what the memory account leaves)", 0},
+    {"weights-cache",                                                          KEY_CACHE, "DIR", 0,
+     "Keep packed weights in a file in DIR, as large as the model, and map it at later starts (CPU "
+     "only; default: pack at each start)", 0},
     {"chunk",KEY_CHUNK, "N", 0,
-     "Rows of one prompt in a step at most (default 2048; with --both, where generated tokens wait "
-     "for the step, 512; in each case no more than --max-rows)", 0},
-    {"max-rows",                                                     KEY_MAX_ROWS, "N", 0,
-     "Rows of this rank in a step at most, all requests (default: the larger of --chunk and 256)", 0},
-    {"lookahead",                                                     KEY_LOOKAHEAD, "N", 0,
-     "Steps of generated tokens that are planned and launched before the one before them is over, "
-     "on "
-     "a GPU: 1 (default) or 0", 0},
-    {"threads",                                                 KEY_THREADS, "N", 0,
-     "Compute threads; 0 (default): one per core that this process may use.  Ranks that share a "
-     "machine may all have one per core: idle ones leave theirs to the others", 0},
-    {"kernels",                                                   KEY_KERNELS, "NAME", 0, "CPU kernel family (default auto)", 0},
-    {"device",             KEY_DEVICE, "WHERE", 0,
-     "auto (default): a GPU where one can be used, else the CPU; cpu; cuda: a GPU, ranks of a "
-     "machine take turns; cuda:N: GPU N", 0},
-    {"cuda-library",                                                      KEY_CUDA_LIBRARY, "FILE", 0,
+     "Most rows of one prompt in a step (default 2048; with --both, where generated tokens wait "
+     "for the step, 512; at most --max-rows)", 0},
+    {"max-rows",                                                         KEY_MAX_ROWS, "N", 0,
+     "Most rows of this rank in a step, over all requests (default: the larger of --chunk and 256)", 0},
+    {"lookahead",                                                         KEY_LOOKAHEAD, "N", 0,
+     "On a GPU, steps of generated tokens that are launched before the one ahead of them is over: "
+     "1 (default) or 0", 0},
+    {"threads",                                                     KEY_THREADS, "N", 0,
+     "Compute threads; 0 (default): one per core that this process may use. Ranks that share a "
+     "machine can each have one per core: an idle rank leaves its cores to the others", 0},
+    {"kernels",                                                       KEY_KERNELS, "NAME", 0,
+     "CPU kernels (default: auto, the best that the machine has)", 0},
+    {"device", KEY_DEVICE, "WHERE", 0,
+     "auto (default): a GPU if one can be used, else the CPU; cpu; cuda: a GPU, dealt out in turn "
+     "to the ranks of a machine; cuda:N: GPU N", 0},
+    {"cuda-library",                                                          KEY_CUDA_LIBRARY, "FILE", 0,
      "The CUDA back end (default: libbaton_cuda.so of this installation)", 0},
     {"transport",KEY_TRANSPORT, "HOW", 0,
-     "Between ranks on GPUs: auto (default): nccl where each rank has a GPU of its own and can use "
-     "it, else mpi; mpi: through host memory; nccl", 0},
-    {"nccl-library",                                                     KEY_NCCL_LIBRARY, "FILE", 0,
-     "The calls into NCCL (default: libbaton_nccl.so of this installation)", 0},
-    {NULL,                                                     0, NULL, 0, "Behaviour:", 3},
-    {"form",                                                 KEY_FORM, "FORM", 0,
-     "Attention form: role (default: prompts normal, generated tokens absorbed), normal, absorbed, "
-     "or cost (the cheaper; results then depend on chunking)", 0},
-    {"timeout-s",                                                KEY_TIMEOUT, "S", 0,
-     "Deadline of each wait for another rank and of each call into MPI (default 10)", 0},
-    {"coordinator-timeout-s", KEY_QUIET, "S", 0,
-     "A coordinator that answers nothing for so long is lost (default 20)", 0},
-    {"orphan-s",                                                      KEY_ORPHAN, "S", 0,
-     "When the coordinator is lost: drop what it had, and look for another one at its address for "
-     "so long, then leave (default 60; 0: leave at once)", 0},
+     "How ranks on GPUs exchange data: auto (default): nccl if every rank has a GPU of its own and "
+     "can use it, else mpi; mpi: through host memory; nccl", 0},
+    {"nccl-library",                                                         KEY_NCCL_LIBRARY, "FILE", 0,
+     "The NCCL module (default: libbaton_nccl.so of this installation)", 0},
+    {NULL,                                                         0, NULL, 0, "Behaviour:", 3},
+    {"form",                                                     KEY_FORM, "FORM", 0,
+     "Form of attention: role (default: normal for prompts, absorbed for generated tokens), "
+     "normal, absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)", 0},
+    {"timeout-s",                                                    KEY_TIMEOUT, "S", 0,
+     "Deadline of each wait for another rank and of each MPI call (default 10)", 0},
+    {"coordinator-timeout-s",       KEY_QUIET, "S", 0,
+     "A coordinator that has not answered for S seconds is lost (default 20)", 0},
+    {"orphan-s",                                                          KEY_ORPHAN, "S", 0,
+     "Without a coordinator: drop all requests, look for a new one at the same address for S "
+     "seconds, then exit (default 60; 0: exit at once)", 0},
     {"on-death",KEY_ON_DEATH, "WHAT", 0,
-     "When a rank dies: stop the cell (default), or replace: the others go on without it", 0},
-    {"spares",                                                     KEY_SPARES, "N", 0,
-     "So many more ranks, the last ones, that wait until one is lost (needs --on-death=replace)", 0},
-    {"share-generated",                                                     KEY_SHARE, NULL, 0,
-     "Full pages of generated tokens enter the prefix cache too: a later prompt that holds a reply "
-     "finds it, and its tokens then depend on what was cached", 0},
-    {"verbose",                                                   KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+     "When a rank dies: stop (default): the cell ends; replace: the others go on without it", 0},
+    {"spares",                                                         KEY_SPARES, "N", 0,
+     "Standby ranks, the last N of the job, each of which can take the place of a lost one (needs "
+     "--on-death=replace)", 0},
+    {"share-generated",                                                         KEY_SHARE, NULL, 0,
+     "Cache full pages of generated tokens too, so that a later prompt that contains a reply finds "
+     "them; its tokens then depend on what was cached", 0},
+    {"verbose",                                                       KEY_VERBOSE, NULL, 0, "Log steps too", 0},
     BT_CONFIG_OPTION(4),
-    {0                                                 },
+    {0                                                     },
 };
 
 static const char DOC[] =
     "One rank of a Baton cell, launched by mpirun; baton-run and baton-launch do that for you.\v"
     "The rank loads its share of the weights, reports ready, works until the coordinator says "
-    "Shutdown, and exits with 0.  Any error that concerns more than one request ends it with 1, "
-    "wrong usage with 64.\n\n"
-    "Every option may also stand in the file of --config, as \"name = value\", and in the "
-    "environment, as BATON_NAME with '_' for '-': a flag wins over the environment, that over the "
-    "file, that over the default. Rank 0 logs at the start what came of it.\n\n"
+    "Shutdown, and exits with 0. An error that concerns more than one request ends it with 1, "
+    "wrong usage with 64.\n\n" BT_CONFIG_TEXT " Rank 0 logs the outcome at the start.\n\n"
     "Example, two prefill and two decode ranks, under a coordinator:\n"
     "  mpirun -n 4 baton-worker --model models/demo --prefill 2 --decode 2 \\\n"
     "    --coordinator 127.0.0.1:4711";

@@ -193,7 +193,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_SEED:
         opt->plan.seed = (uint64_t)bt_option_number(state, "--seed", arg, 0, INT64_MAX);
         return 0;
-    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); return 0;
+    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is not an option", arg); return 0;
     case ARGP_KEY_END: finish(opt, state); return 0;
     default: return parse_report(key, arg, state, opt);
     }

@@ -116,9 +116,9 @@ static void take_response(bench_call *c, const VLLM(GenerateResponse) * m)
         c->complete = true;
         r->n_cached = m->complete->cached_tokens;
         if (m->complete->completion_tokens != r->n_tokens)
-            broken(c, "the complete message counts other tokens than came");
+            broken(c, "the complete message counts a different number of tokens than came");
     } else {
-        broken(c, "an answer that holds nothing");
+        broken(c, "an empty answer");
     }
 }
 
@@ -192,7 +192,7 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
         message = bt_rpc_unpack(buffer, &vllm__grpc__engine__generate_response__descriptor);
         grpc_byte_buffer_destroy(buffer);
         if (message == NULL)
-            broken(c, "bytes that are no GenerateResponse");
+            broken(c, "bytes that cannot be parsed as GenerateResponse");
         else
             take_response(c, (const VLLM(GenerateResponse) *)message);
         if (message != NULL) protobuf_c_message_free_unpacked(message, NULL);

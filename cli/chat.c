@@ -44,7 +44,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_MESSAGE: opt->message = arg; return 0;
     case OPT_SYSTEM: opt->system = arg; return 0;
     case ARGP_KEY_ARG:
-        argp_error(state, "\"%s\" is no option; a message goes after --message", arg);
+        argp_error(state, "\"%s\" is not an option; a message goes after --message", arg);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

@@ -65,7 +65,8 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
     grpc_byte_buffer_destroy(buffer);
     if (c->st == BT_OK && message == NULL) {
         bt_log_error(__FILE__, __LINE__, "a peer broke the protocol",
-                     "%s sent bytes that are no %s", c->client->address, c->answer->name);
+                     "%s sent bytes that cannot be parsed as %s", c->client->address,
+                     c->answer->name);
         c->st = BT_ERR_PROTOCOL;
     }
     if (c->st == BT_OK) c->st = c->on_message(c->ctx, message);

@@ -159,7 +159,7 @@ static bt_status on_response(void *ctx, ProtobufCMessage *message)
     case VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_COMPLETE:
         BT_TRY(take_complete(g, m->complete));
         break;
-    default: BT_REQUIRE(false, BT_ERR_PROTOCOL, "an answer that holds nothing");
+    default: BT_REQUIRE(false, BT_ERR_PROTOCOL, "an empty answer");
     }
 out:
     return st;

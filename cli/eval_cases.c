@@ -164,7 +164,7 @@ bt_status bt_eval_cases_read(const char *path, uint32_t top_k, bt_eval_cases *ca
                "--ids %s: expected a safetensors file with the cases, found %s", path,
                S_ISDIR(info.st_mode)    ? "a directory"
                : S_ISFIFO(info.st_mode) ? "a pipe, which cannot be mapped"
-                                        : "what is no regular file");
+                                        : "something that is not a regular file");
     BT_TRY(bt_safetensors_open(path, &file));
     BT_TRY(collect_names(file, path, cases));
     for (size_t i = 0; i < cases->n; i++) {

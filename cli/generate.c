@@ -50,7 +50,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_BOS: opt->bos = BOS_YES; return 0;
     case OPT_NO_BOS: opt->bos = BOS_NO; return 0;
     case ARGP_KEY_ARG:
-        argp_error(state, "\"%s\" is no option; the prompt goes after --prompt", arg);
+        argp_error(state, "\"%s\" is not an option; the prompt goes after --prompt", arg);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

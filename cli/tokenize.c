@@ -41,7 +41,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case 'm': opt->model = arg; return 0;
     case 'd': opt->decode = true; return 0;
     case ARGP_KEY_ARG:
-        argp_error(state, "\"%s\" is no option; the text comes on stdin", arg);
+        argp_error(state, "\"%s\" is not an option; the text comes on stdin", arg);
         return 0;
     case ARGP_KEY_END:
         if (opt->model == NULL)

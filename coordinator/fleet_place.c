@@ -232,15 +232,15 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *clie
 
     REFUSE(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
     REFUSE(!has_name(fleet, request->name), BT_ERR_INVALID_ARG, GRPC_STATUS_INVALID_ARGUMENT,
-           "request_id \"%.200s\" is that of a request that still runs", request->name);
+           "request_id \"%.200s\" belongs to a request that still runs", request->name);
     request->arrival = ++fleet->arrivals;
     if (m != NULL) return bt_relay_submit(m->relay, request, client, now_ns, number_out, code_out);
-    REFUSE(fleet->n_lobby == 0 ||
-               fleet->lobby_tokens + request->n_prompt <= fleet->cfg.relay.queue_tokens,
-           BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
-           "%llu prompt tokens wait for a cell already, and at most %llu may",
-           (unsigned long long)fleet->lobby_tokens,
-           (unsigned long long)fleet->cfg.relay.queue_tokens);
+    REFUSE(
+        fleet->n_lobby == 0 ||
+            fleet->lobby_tokens + request->n_prompt <= fleet->cfg.relay.queue_tokens,
+        BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
+        "the queue is full: %llu prompt tokens wait for a cell, at most %llu may (--queue-tokens)",
+        (unsigned long long)fleet->lobby_tokens, (unsigned long long)fleet->cfg.relay.queue_tokens);
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
     BT_TRY(bt_request_create(request, client, now_ns, &q));
     st = enter_lobby(fleet, q);

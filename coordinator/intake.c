@@ -98,7 +98,7 @@ static bt_status take_max_tokens(const params *p, const bt_intake_limits *limits
         r->sampling.max_tokens = (uint32_t)(room < pool ? room : pool);
         return BT_OK;
     }
-    REFUSE_UNLESS(p->max_tokens >= 1, "max_tokens is 0");
+    REFUSE_UNLESS(p->max_tokens >= 1, "max_tokens is 0, it must be at least 1");
     REFUSE_UNLESS(p->max_tokens <= room,
                   "%llu prompt tokens and max_tokens %u are more than the context of %u",
                   (unsigned long long)n_prompt, p->max_tokens, limits->max_context);

@@ -200,7 +200,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_TLS_KEY: o->tls_key = arg; break;
     case OPT_TLS_CLIENT_CA: o->tls_client_ca = arg; break;
     case BT_OPT_CONFIG: break; /* has been read */
-    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is no option", arg); break;
+    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is not an option", arg); break;
     case ARGP_KEY_END:
         if (o->model == NULL) argp_error(state, "--model DIR is missing");
         if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");

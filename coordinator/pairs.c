@@ -141,8 +141,8 @@ static void note(bt_cell *cell, const bt_pair_view *v, bool slow)
         BT_INFO("the link between %s and %s keeps pace again (%s)", a, b,
                 bt_pair_kind_name(v->kind));
     else if (v->kind == BT_PAIR_HANDOFF)
-        BT_WARN("the link between %s and %s is slow: pages go over at %.3g MB/s, between others at "
-                "%.3g",
+        BT_WARN("the link between %s and %s is slow: pages move at %.3g MB/s, between "
+                "others at %.3g",
                 a, b, v->value * 1e-6, v->typical * 1e-6);
     else
         BT_WARN("the link between %s and %s is slow: they wait for each other's part of exchanges "

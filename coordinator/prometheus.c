@@ -72,23 +72,23 @@ static void requests(page *p, const bt_snapshot *s)
 {
     const bt_metrics *m = &s->metrics;
 
-    one(p, "vllm:num_requests_running", "gauge", "Requests that a rank works on.",
+    one(p, "vllm:num_requests_running", "gauge", "Requests that ranks work on.",
         s->loads.n_running);
-    one(p, "vllm:num_requests_waiting", "gauge", "Requests that wait for room.",
-        s->loads.n_waiting);
-    one(p, "baton_queued_prompt_tokens", "gauge", "Prompt tokens of the queue.",
+    one(p, "vllm:num_requests_waiting", "gauge", "Requests in the queue.", s->loads.n_waiting);
+    one(p, "baton_queued_prompt_tokens", "gauge", "Prompt tokens in the queue.",
         (double)s->queued_tokens);
-    one(p, "vllm:kv_cache_usage_perc", "gauge", "KV tokens in use on decode ranks; 1 is all.",
+    one(p, "vllm:kv_cache_usage_perc", "gauge",
+        "Part of the KV tokens of decode ranks that is in use, 0 to 1.",
         s->loads.total_tokens == 0 ? 0
                                    : (double)s->loads.used_tokens / (double)s->loads.total_tokens);
     one(p, "vllm:num_preemptions_total", "counter",
-        "Requests that a decode rank without pages gave back; they go on later.",
+        "Requests that a decode rank gave back for lack of pages; they go on later.",
         (double)s->loads.retracted);
     one(p, "vllm:prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.",
         (double)m->prompt_tokens);
     one(p, "vllm:generation_tokens_total", "counter", "Tokens generated.",
         (double)m->generated_tokens);
-    family(p, "vllm:request_success_total", "counter", "Requests that ended, by why.");
+    family(p, "vllm:request_success_total", "counter", "Requests that ended, by reason.");
     fprintf(p->f, "vllm:request_success_total{model_name=\"%s\",finished_reason=\"stop\"} %llu\n",
             p->model, (unsigned long long)m->n_stop);
     fprintf(p->f, "vllm:request_success_total{model_name=\"%s\",finished_reason=\"length\"} %llu\n",
@@ -101,10 +101,10 @@ static void requests(page *p, const bt_snapshot *s)
                 bt_rpc_code_name((grpc_status_code)i), (unsigned long long)m->n_status[i]);
     times(p, "vllm:time_to_first_token_seconds", "From arrival to the first token.", &m->ttft);
     times(p, "vllm:inter_token_latency_seconds", "From a token to the next one.", &m->itl);
-    times(p, "vllm:e2e_request_latency_seconds", "From arrival to the end, of those that end well.",
-          &m->e2e);
-    sizes(p, "vllm:request_prompt_tokens", "Prompt lengths.", &m->prompt);
-    sizes(p, "vllm:request_generation_tokens", "Generated lengths.", &m->generated);
+    times(p, "vllm:e2e_request_latency_seconds",
+          "From arrival to the end, for requests that end well.", &m->e2e);
+    sizes(p, "vllm:request_prompt_tokens", "Prompt tokens of a request.", &m->prompt);
+    sizes(p, "vllm:request_generation_tokens", "Generated tokens of a request.", &m->generated);
 }
 
 /* ---- ranks */
@@ -151,37 +151,37 @@ VALUE(v_hit, r->beat.prefix_hit_tokens)
 
 /* Rows with the same name follow each other. */
 static const rank_metric RANK_METRICS[] = {
-    {"baton_rank_ready",                     "gauge",   "1: the rank has loaded and takes part.",    "",                    v_up            },
+    {"baton_rank_ready",                     "gauge",   "1 once the rank has loaded and takes part, else 0.",     "",                    v_up            },
     {"baton_rank_slowness",                  "gauge",
-     "How many times as long it computes as the others of its group, which wait for it; 0: it "
-     "keeps pace.",                                                                                  "",                    v_slow          },
-    {"baton_rank_loaded_bytes",              "gauge",   "Weights read so far.",                      "",                    v_loaded        },
-    {"baton_rank_weight_bytes",              "gauge",   "Weights that this rank holds.",             "",                    v_weights       },
-    {"baton_rank_requests",                  "gauge",   "Requests that the rank knows.",             "",                    v_requests      },
-    {"baton_rank_pages",                     "gauge",   "KV pages by state; owned: of requests.",    ",state=\"free\"",
-     v_free                                                                                                                                 },
-    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"cached\"",   v_cached        },
-    {"baton_rank_pages",                     "gauge",   "",                                          ",state=\"owned\"",    v_owned         },
-    {"baton_rank_pages_total",               "gauge",   "KV pages of the rank's pool.",              "",                    v_total         },
-    {"baton_rank_pages_reserved",            "gauge",   "Pages that placed requests may need.",      "",                    v_reserved      },
+     "How many times as long the rank computes as others of its group, which wait for it; 0: it "
+     "keeps pace.",                                                                                               "",                    v_slow          },
+    {"baton_rank_loaded_bytes",              "gauge",   "Weights read so far.",                                   "",                    v_loaded        },
+    {"baton_rank_weight_bytes",              "gauge",   "Weights that this rank holds.",                          "",                    v_weights       },
+    {"baton_rank_requests",                  "gauge",
+     "Requests on the rank; one that decodes counts once for each choice.",                                       "",                    v_requests      },
+    {"baton_rank_pages",                     "gauge",   "KV pages by state: free, cached, or owned by requests.",
+     ",state=\"free\"",                                                                                                                  v_free          },
+    {"baton_rank_pages",                     "gauge",   "",                                                       ",state=\"cached\"",   v_cached        },
+    {"baton_rank_pages",                     "gauge",   "",                                                       ",state=\"owned\"",    v_owned         },
+    {"baton_rank_pages_total",               "gauge",   "KV pages of the rank's pool.",                           "",                    v_total         },
+    {"baton_rank_pages_reserved",            "gauge",   "Pages that placed requests may need.",                   "",                    v_reserved      },
     {"baton_handoff_slots_quarantined",      "gauge",
-     "Staging slots that a transfer of an ended request still reads.",                               "",                    v_quarantined   },
-    {"baton_handoff_sent_bytes_total",       "counter", "Bytes of pages handed to decode ranks.",    "",
-     v_sent_bytes                                                                                                                           },
-    {"baton_handoff_sent_pages_total",       "counter", "Pages handed to decode ranks.",             "",
-     v_sent_pages                                                                                                                           },
-    {"baton_rank_steps_total",               "counter", "Steps with rows.",                          "",                    v_steps         },
+     "Staging slots that a transfer of an ended request still reads.",                                            "",                    v_quarantined   },
+    {"baton_handoff_sent_bytes_total",       "counter", "Bytes of pages sent to decode ranks.",                   "",
+     v_sent_bytes                                                                                                                                        },
+    {"baton_handoff_sent_pages_total",       "counter", "Pages sent to decode ranks.",                            "",                    v_sent_pages    },
+    {"baton_rank_steps_total",               "counter", "Steps that had rows.",                                   "",                    v_steps         },
     {"baton_rank_phase_seconds_total",       "counter", "Time of the step thread by phase.",
-     ",phase=\"gather\"",                                                                                                   v_gather        },
-    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"model\"",    v_model         },
-    {"baton_rank_phase_seconds_total",       "counter", "",                                          ",phase=\"sample\"",   v_sample        },
-    {"baton_rank_rows_total",                "counter", "Rows computed of the rank's own requests.",
-     ",kind=\"prompt\"",                                                                                                    v_prompt_rows   },
-    {"baton_rank_rows_total",                "counter", "",                                          ",kind=\"generated\"", v_generated_rows},
+     ",phase=\"gather\"",                                                                                                                v_gather        },
+    {"baton_rank_phase_seconds_total",       "counter", "",                                                       ",phase=\"model\"",    v_model         },
+    {"baton_rank_phase_seconds_total",       "counter", "",                                                       ",phase=\"sample\"",   v_sample        },
+    {"baton_rank_rows_total",                "counter", "Rows computed for the rank's own requests.",
+     ",kind=\"prompt\"",                                                                                                                 v_prompt_rows   },
+    {"baton_rank_rows_total",                "counter", "",                                                       ",kind=\"generated\"", v_generated_rows},
     {"baton_rank_prefix_asked_tokens_total", "counter",
-     "Prompt tokens looked up in the prefix cache.",                                                 "",                    v_asked         },
+     "Prompt tokens looked up in the prefix cache.",                                                              "",                    v_asked         },
     {"baton_rank_prefix_hit_tokens_total",   "counter", "Prompt tokens found in the prefix cache.",
-     "",                                                                                                                    v_hit           },
+     "",                                                                                                                                 v_hit           },
 };
 
 static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char *name,
@@ -227,7 +227,7 @@ static void experts(page *p, const bt_snapshot *s)
 static void slow_links(page *p, const bt_snapshot *s)
 {
     family(p, "baton_link_slowness", "gauge",
-           "How many times as slow two ranks reach each other as others do in the middle.");
+           "Slow links between ranks: how many times as slow as the median of pairs.");
     for (uint32_t i = 0; i < s->n_slow_links; i++) {
         const bt_link_view *v = &s->slow_links[i];
 
@@ -257,7 +257,7 @@ static void ranks(page *p, const bt_snapshot *s)
                        BT_BEAT_TIME_BUCKETS, BT_BEAT_TIME_NS * 1e-9,
                        (double)s->ranks[i].beat.model_ns * 1e-9);
     family(p, "baton_handoff_seconds", "histogram",
-           "From a prompt's last row to the leaving of its last page message.");
+           "From a prompt's last computed row until its last page message has left.");
     for (uint32_t i = 0; i < s->n_ranks; i++)
         rank_histogram(p, s, i, "baton_handoff_seconds", s->ranks[i].beat.handoff_times,
                        BT_BEAT_TIME_BUCKETS, BT_BEAT_TIME_NS * 1e-9,
@@ -288,9 +288,9 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
     escape(s->served_name, p.model, sizeof(p.model));
     family(&p, "baton_info", "gauge", "The version; always 1.");
     fprintf(p.f, "baton_info{model_name=\"%s\",version=\"%s\"} 1\n", p.model, s->version);
-    one(&p, "baton_ready", "gauge", "1: the public port takes requests.",
+    one(&p, "baton_ready", "gauge", "1 while the public port takes requests, else 0.",
         s->phase == BT_PHASE_SERVING);
-    one(&p, "baton_uptime_seconds", "gauge", "Since the coordinator started.",
+    one(&p, "baton_uptime_seconds", "gauge", "Time since the coordinator started.",
         (double)(s->at_ns - s->started_ns) * 1e-9);
     requests(&p, s);
     ranks(&p, s);

@@ -90,7 +90,8 @@ static void serve(bt_call *call)
     call->payload = NULL;
     if (request == NULL) {
         watch_close(call);
-        snprintf(call->why, sizeof(call->why), "the request is no %s", m->request->name);
+        snprintf(call->why, sizeof(call->why), "the request cannot be parsed as %s",
+                 m->request->name);
         answer(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why);
         return;
     }

@@ -139,11 +139,11 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     REFUSE(!relay->stopped, BT_ERR_PEER, relay->stop_code, "%s", relay->stop_reason);
     REFUSE(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
            GRPC_STATUS_INVALID_ARGUMENT,
-           "request_id \"%.200s\" is that of a request that still runs", request->name);
+           "request_id \"%.200s\" belongs to a request that still runs", request->name);
     REFUSE(relay->queue.first == NULL ||
                relay->queued_tokens + request->n_prompt <= relay->cfg.queue_tokens,
            BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
-           "%llu prompt tokens wait already, and at most %llu may",
+           "the queue is full: %llu prompt tokens wait, at most %llu may (--queue-tokens)",
            (unsigned long long)relay->queued_tokens, (unsigned long long)relay->cfg.queue_tokens);
 
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */

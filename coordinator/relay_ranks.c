@@ -300,7 +300,7 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t n
         m->u.expired.epoch != relay->seats[k->group].epoch)
         return; /* it has been decided meanwhile */
     k->reported = true;
-    BT_WARN("rank %u waits in vain: %s", rank, m->u.expired.what);
+    BT_WARN("rank %u has waited too long: %s", rank, m->u.expired.what);
     for (uint32_t i = 0; i < m->u.expired.n; i++) {
         uint32_t named = m->u.expired.ranks[i];
 
@@ -357,7 +357,7 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
             tell_all(relay, now_ns);
             continue;
         }
-        snprintf(why, sizeof(why), "%u of its group waited for it in vain",
+        snprintf(why, sizeof(why), "ranks of its group that waited for it too long: %u",
                  relay->ranks[rank].n_blamed);
         remove_rank(relay, rank, why, now_ns);
     }

@@ -74,7 +74,7 @@ static bt_status take_role(reader *r, const char *word, line *l)
     BT_REQUIRE(strcmp(word, "prefill") == 0 || strcmp(word, "decode") == 0 ||
                    strcmp(word, "both") == 0 || strcmp(word, "spare") == 0,
                BT_ERR_INVALID_ARG,
-               "%s:%u: \"%.40s\" is no role: expected prefill, decode, both or spare", r->path,
+               "%s:%u: \"%.40s\" is not a role: expected prefill, decode, both or spare", r->path,
                r->number, word);
     l->kind  = word[0] == 'd' ? BT_RANK_DECODE : word[0] == 's' ? BT_RANK_SPARE : BT_RANK_PREFILL;
     r->both  = r->both || word[0] == 'b';

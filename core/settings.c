@@ -145,7 +145,7 @@ static bt_status read_line(bt_settings *s, const char *where, char *line)
     value    = trim(value);
     if (*value == '"') {
         rest = strchr(++value, '"');
-        BT_REQUIRE(rest != NULL, BT_ERR_INVALID_ARG, "%s: the quote does not end", where);
+        BT_REQUIRE(rest != NULL, BT_ERR_INVALID_ARG, "%s: the quote is not closed", where);
         *rest = '\0';
         rest  = trim(rest + 1);
         BT_REQUIRE(*rest == '\0' || *rest == '#', BT_ERR_INVALID_ARG,
@@ -175,7 +175,8 @@ static bt_status read_file(bt_settings *s, const char *path)
     for (unsigned n = 1; fgets(line, sizeof(line), f) != NULL; n++) {
         snprintf(where, sizeof(where), "%s:%u", path, n);
         BT_REQUIRE(strlen(line) + 1 < sizeof(line) || line[sizeof(line) - 2] == '\n',
-                   BT_ERR_INVALID_ARG, "%s: a line of over %d bytes", where, LINE_BYTES - 2);
+                   BT_ERR_INVALID_ARG, "%s: the line is longer than %d bytes", where,
+                   LINE_BYTES - 2);
         BT_TRY(read_line(s, where, line));
     }
     BT_REQUIRE(!ferror(f), BT_ERR_IO, "--config %s: %s", path, strerror(errno));

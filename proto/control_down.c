@@ -200,7 +200,7 @@ static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
     BT_REQUIRE(pb->n_prompt >= 1, BT_ERR_PROTOCOL, "request %llu reserves for an empty prompt",
                (unsigned long long)pb->request);
     BT_REQUIRE(pb->eval || (pb->n_eval_tokens == 0 && pb->eval_experts.len == 0), BT_ERR_PROTOCOL,
-               "request %llu is no evaluation, but brings %zu tokens and %zu bytes of experts",
+               "request %llu is not an evaluation, but brings %zu tokens and %zu bytes of experts",
                (unsigned long long)pb->request, pb->n_eval_tokens, pb->eval_experts.len);
     BT_REQUIRE(pb->n_prompt_tokens == 0 || pb->n_prompt_tokens == pb->n_prompt, BT_ERR_PROTOCOL,
                "request %llu reserves for %u tokens and brings %zu",
@@ -233,7 +233,7 @@ static bt_status take_prefill(const PB(Prefill) * pb, bt_down_prefill *p)
                "request %llu prefills %zu tokens into %zu pages", (unsigned long long)pb->request,
                pb->n_prompt, pb->n_pages);
     BT_REQUIRE(pb->eval || pb->eval_experts.len == 0, BT_ERR_PROTOCOL,
-               "request %llu is no evaluation, but brings %zu bytes of experts",
+               "request %llu is not an evaluation, but brings %zu bytes of experts",
                (unsigned long long)pb->request, pb->eval_experts.len);
     p->request     = pb->request;
     p->epoch       = pb->epoch;
@@ -286,8 +286,8 @@ static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
         m->kind = BT_DOWN_SHUTDOWN;
         return bt_pb_take_string(pb->shutdown->reason, "shutdown.reason", &m->u.shutdown.reason);
     default:
-        BT_REQUIRE(false, BT_ERR_PROTOCOL,
-                   "a coordinator's message with no body that is known (%d)", (int)pb->body_case);
+        BT_REQUIRE(false, BT_ERR_PROTOCOL, "a coordinator's message has an unknown body (%d)",
+                   (int)pb->body_case);
     }
 out:
     return st;
@@ -300,7 +300,8 @@ bt_status bt_down_unpack(const uint8_t *bytes, size_t n, bt_down *m_out)
     PB(ToWorker) *pb = NULL;
 
     pb = baton__control__v1__to_worker__unpack((ProtobufCAllocator *)&bt_pb_allocator, n, bytes);
-    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes are no message of the coordinator", n);
+    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL,
+               "%zu bytes cannot be parsed as a message of the coordinator", n);
     BT_TRY(take_down(pb, &m));
     *m_out = m;
     memset(&m, 0, sizeof(m)); /* handed over */

@@ -368,7 +368,7 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
         m->u.leaving.code = pb->leaving->code;
         return bt_pb_take_string(pb->leaving->reason, "leaving.reason", &m->u.leaving.reason);
     default:
-        BT_REQUIRE(false, BT_ERR_PROTOCOL, "a worker's message with no body that is known (%d)",
+        BT_REQUIRE(false, BT_ERR_PROTOCOL, "a worker's message has an unknown body (%d)",
                    (int)pb->body_case);
     }
 out:
@@ -387,7 +387,8 @@ bt_status bt_pb_up(const uint8_t *bytes, size_t n, bt_up *m_out)
     PB(FromWorker) *pb = NULL;
 
     pb = baton__control__v1__from_worker__unpack((ProtobufCAllocator *)&bt_pb_allocator, n, bytes);
-    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes are no message of a worker", n);
+    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes cannot be parsed as a message of a worker",
+               n);
     BT_TRY(take_up(pb, &m));
     *m_out = m;
     memset(&m, 0, sizeof(m)); /* handed over */

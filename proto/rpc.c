@@ -247,7 +247,7 @@ bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_t
     grpc_server_credentials *creds = credentials(tls);
     int                      port  = 0;
 
-    BT_REQUIRE(creds != NULL, BT_ERR_IO, "the TLS certificate and key make no credentials");
+    BT_REQUIRE(creds != NULL, BT_ERR_IO, "gRPC cannot use the TLS certificate and key");
     port = grpc_server_add_http2_port(server, address, creds);
     grpc_server_credentials_release(creds);
     /* gRPC tells that a bind failed, but not why: try it by hand to learn the cause. */

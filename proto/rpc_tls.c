@@ -78,7 +78,7 @@ static bt_status client_credentials(const bt_rpc_client_tls *tls, grpc_channel_c
     if (tls->cert != NULL) BT_TRY(bt_rpc_tls_read(tls->cert, tls->key, NULL, &own));
     pair = (grpc_ssl_pem_key_cert_pair){own.key, own.cert};
     *out = grpc_ssl_credentials_create(ca, tls->cert != NULL ? &pair : NULL, NULL, NULL);
-    BT_REQUIRE(*out != NULL, BT_ERR_IO, "the TLS files make no credentials");
+    BT_REQUIRE(*out != NULL, BT_ERR_IO, "gRPC cannot use the TLS files");
 out:
     bt_rpc_tls_free(&own);
     bt_free(ca);

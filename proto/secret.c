@@ -21,7 +21,7 @@ static bt_status check(const char *where, const char *text, size_t n)
                BT_SECRET_MAX);
     for (size_t i = 0; i < n; i++)
         BT_REQUIRE(text[i] > ' ' && text[i] <= '~', BT_ERR_INVALID_ARG,
-                   "%s: character %zu of the secret is no visible ASCII", where, i + 1);
+                   "%s: character %zu of the secret is not visible ASCII", where, i + 1);
 out:
     return st;
 }
@@ -39,7 +39,8 @@ static bt_status read_file(const char *path, char *secret_out)
     BT_REQUIRE(fgets(line, sizeof(line), f) != NULL, BT_ERR_IO, "%s %s: %s", BT_SECRET_FILE_ENV,
                path, ferror(f) ? strerror(errno) : "the file is empty");
     if (fstat(fileno(f), &info) == 0 && (info.st_mode & (S_IRWXG | S_IRWXO)) != 0)
-        BT_WARN("%s: others than its owner may read the secret (chmod 600 helps)", path);
+        BT_WARN("%s: users other than its owner can read the secret (chmod 600 prevents that)",
+                path);
     line[strcspn(line, "\r\n")] = 0;
     BT_TRY(check(path, line, strlen(line)));
     memcpy(secret_out, line, strlen(line) + 1);

@@ -296,7 +296,7 @@ static bt_status check(bt_worker_options *opt)
     BT_REQUIRE(split || opt->n_both != 0, BT_ERR_INVALID_ARG,
                "roles are missing: give --prefill P and --decode D, or --both N");
     BT_REQUIRE(opt->n_spares == 0 || opt->replace, BT_ERR_INVALID_ARG,
-               "--spares %u wait for nothing without --on-death=replace", opt->n_spares);
+               "--spares %u needs --on-death=replace", opt->n_spares);
     if (opt->chunk == 0) {
         opt->chunk = opt->n_both != 0 ? CHUNK_BOTH : CHUNK_ALONE;
         if (opt->max_rows != 0 && opt->max_rows < opt->chunk) opt->chunk = opt->max_rows;

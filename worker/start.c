@@ -123,7 +123,7 @@ static void open_store(bt_rank *r)
                             .timeout_ns = r->opt.timeout_ns};
 
     if (!r->dev->host_memory) {
-        if (r->opt.weights_cache != NULL) BT_WARN("--weights-cache is of no use on a GPU");
+        if (r->opt.weights_cache != NULL) BT_WARN("--weights-cache has no effect on a GPU");
         return;
     }
     bt_model_store_options(&r->cfg, r->st, &opt);

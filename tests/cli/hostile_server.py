@@ -48,7 +48,7 @@ def cases(pb):
     yield "no logprobs", ok, ["--logprobs"], 1, "logprobs"
     yield "too few logprobs", [chunk(pb, 300, 301, logprobs=1), complete(pb, 2)], ["--logprobs"], 1, "1 logprobs"
     yield "garbage", [b"\xff\xff\xff\xff\xff"], [], 1, "that are no"
-    yield "an empty message", [b""], [], 1, "holds nothing"
+    yield "an empty message", [b""], [], 1, "empty answer"
     yield "silence", [Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
     yield "silence after a token", [chunk(pb, 300), Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
     yield "a status", [grpc.StatusCode.RESOURCE_EXHAUSTED], [], 1, "RESOURCE_EXHAUSTED: \"quoted\" and \\x01"

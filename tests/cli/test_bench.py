@@ -220,7 +220,7 @@ def errors_are_counted_by_status(server, bench):
     assert {k: v["n"] for k, v in codes.items()} == {"OK": 10, "RESOURCE_EXHAUSTED": 10, "UNAVAILABLE": 10, "broken protocol": 10}, codes
     has(text, "10 with RESOURCE_EXHAUSTED: the queue is full")
     has(text, "10 with UNAVAILABLE: a rank died")
-    has(text, "10 with broken protocol: the complete message counts other tokens than came")
+    has(text, "10 with broken protocol: the complete message counts a different number of tokens than came")
     assert run["summary"]["output_tokens"] == 10 * 2 + 10 * 2 + 10 and run["summary"]["ttft_ms"]["n"] == 10
 
 
@@ -287,7 +287,7 @@ def usage_is_checked(server, bench):
             (("--shared-prefix", "1.5"), "--shared-prefix is \"1.5\""),
             (("--rate", "nan"), "--rate is \"nan\""),
             (("--token-times",), "--token-times goes with --json"),
-            (("word",), "\"word\" is no option")):
+            (("word",), "\"word\" is not an option")):
         has(bench(*args, code=64, report=False)[0], part)
     has(bench("--prompt-tokens", "64-4090", code=1)[0], "a request of 4090 prompt and 64 output tokens does not fit into the context of 4096")
     has(bench("-n", "2", "--json", "/nowhere/run.json", code=1, report=False)[0], "--json /nowhere/run.json: directory /nowhere/: No such file or directory")

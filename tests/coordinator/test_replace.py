@@ -111,9 +111,9 @@ class Blame(Replace):
         self.cell.ranks[3].send(expired=control.Expired(epoch=3, ranks=[2], what="of an old epoch"))
         self.cell.ranks[3].send(expired=control.Expired(epoch=4, ranks=[2, 0, 77], what="experts of layer 3"))
         wait_for(lambda: self.cell.ranks[2].end is not None, "the end of rank 2's stream")
-        self.assertIn("is removed from the cell: 1 of its group waited for it in vain", self.cell.ranks[2].end[1])
+        self.assertIn("is removed from the cell: ranks of its group that waited for it too long: 1", self.cell.ranks[2].end[1])
         self.assertEqual(self.seats(self.wait_regroup(3)), ([0, 1], [NOBODY, 3]))
-        self.assertIn("rank 3 waits in vain: experts of layer 3", self.coordinator.text())
+        self.assertIn("rank 3 has waited too long: experts of layer 3", self.coordinator.text())
         self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
 
     def test_when_nobody_is_named_the_same_ranks_begin_anew(self):

@@ -63,7 +63,7 @@ static void map_errors_name_the_line(void)
     } CASES[] = {
         {"",                                                     "needs a prefill and a decode rank"},
         {"prefill n1\n",                                         "needs a prefill and a decode rank"},
-        {"prefill n1\nmaster n2\n",                              ":2: \"master\" is no role"        },
+        {"prefill n1\nmaster n2\n",                              ":2: \"master\" is not a role"     },
         {"prefill n1\nboth n2\n",                                ":2: in a cell all ranks"          },
         {"prefill\ndecode n1\n",                                 ":1: expected ROLE HOST"           },
         {"prefill ranks=2\ndecode n1\n",                         ":1: expected ROLE HOST"           },

@@ -123,7 +123,7 @@ static void settings_that_are_wrong_name_their_place(void)
         {"\nprot = 1\n",         "baton.conf:2: there is no setting \"prot\""},
         {"config = x\n",         "no setting \"config\""                     },
         {"port = 1\nport = 2\n", "baton.conf:2: port is set twice"           },
-        {"port = \"1\n",         "the quote does not end"                    },
+        {"port = \"1\n",         "the quote is not closed"                   },
         {"port = \"1\" 2\n",     "unexpected text after the quote"           },
         {"fast = yes\n",         "fast is \"yes\", expected true or false"   },
     };

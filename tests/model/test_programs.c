@@ -96,7 +96,7 @@ static void tokenize_teaches_its_usage(void)
 {
     expect_run(BT_TOKENIZE " --help", 0, "echo '\"To be, or not to be\"'");
     expect_run(BT_TOKENIZE " 2>&1", 64, "--model is missing");
-    expect_run(BT_TOKENIZE " -m x y 2>&1", 64, "\"y\" is no option");
+    expect_run(BT_TOKENIZE " -m x y 2>&1", 64, "\"y\" is not an option");
     expect_run("echo | " BT_TOKENIZE " -m /nonexistent 2>&1", 1, "/nonexistent: No such file");
 }
 

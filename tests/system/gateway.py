@@ -237,7 +237,7 @@ def refusal(g, engine):
         while load.metrics(engine.cell)["vllm:num_requests_waiting"] != 1:
             assert time.monotonic() < end, "the request that does not fit is not waiting"
         status, reply = g.post("/v1/completions", text_body(short, temperature=0))
-        assert status == 429 and "prompt tokens wait already" in str(reply), f"{status} {reply}"
+        assert status == 429 and "the queue is full" in str(reply), f"{status} {reply}"
         assert not waits.done() and next(hog), "somebody else was touched"
         hog.close()
         assert waits.result() == [engine.text(long, 32)[0]], "the one that waited has another text"

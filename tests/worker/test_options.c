@@ -107,7 +107,7 @@ static void options_errors_say_what_to_do(void)
         {BASE "--both 1 --transport smoke",               "auto, mpi or nccl"                 },
         {BASE "--both 1 --form fast",                     "role, normal"                      },
         {BASE "--both 1 --on-death dance",                "--on-death must be stop or replace"},
-        {BASE "--both 1 --spares 2",                      "--spares 2 wait for nothing"       },
+        {BASE "--both 1 --spares 2",                      "--spares 2 needs"                  },
         {BASE "--both 1 --spares x --on-death replace",   "--spares must be a whole number"   },
         {BASE "--both 1 --timeout-s 0",                   "--timeout-s must be"               },
         {BASE "--both 1x",                                "whole number"                      },

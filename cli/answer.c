@@ -47,7 +47,7 @@ void bt_answer_fini(bt_answer *answer)
 
 /* ---- writing */
 
-/* What was written must arrive: an answer that nobody gets is not computed any further. */
+/* An answer that cannot be written is not computed any further. */
 static void flush_out(bt_answer *a)
 {
     if (a->out_error != 0 || (fflush(stdout) == 0 && !ferror(stdout))) return;
@@ -188,7 +188,7 @@ void bt_answer_tokens(void *ctx, const bt_client_tokens *t)
 
 static double ms(uint64_t ns) { return (double)ns / 1e6; }
 
-/* Behind the last place where it stands nothing of the answer can follow. */
+/* Nothing of the answer can follow after the last place where it stands. */
 static void cut_stop(bt_answer_choice *c, const char *stop)
 {
     size_t n = strlen(stop);

@@ -1,4 +1,4 @@
-/* baton-bench - load on a server, over the public protocol, and what came of it. */
+/* baton-bench - puts load on a server over the public protocol and reports how it answered. */
 #include <argp.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -213,7 +213,7 @@ static void show_progress(void *ctx, const bt_bench_progress *p)
     if (l->send_ns != UINT64_MAX) fprintf(stderr, " of %.1f", (double)l->send_ns * 1e-9);
 }
 
-/* What the server is, and whether these lengths fit into its context. */
+/* Asks what the server is, and checks that these lengths fit into its context. */
 static bt_status ask_model(const options *opt, bt_client_model *model)
 {
     bt_status  st      = BT_OK;

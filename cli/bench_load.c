@@ -345,8 +345,8 @@ static void cancel_all(driver *d)
         bt_rpc_loop_run_once(d->loop, bt_now_ns() + TICK_NS);
 }
 
-/* Opens the connection, so that no request's time holds that; a server that does not answer is
- * found out by the requests. */
+/* Opens the connection now, so that it counts in no request's time.  If the server does not
+ * answer, the requests will show it. */
 static void connect_first(driver *d)
 {
     uint64_t give_up = bt_now_ns() + CONNECT_NS;

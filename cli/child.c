@@ -55,7 +55,7 @@ void bt_child_init(bt_child *child)
     child->report.fd = -1;
 }
 
-/* Waits for the argument that was not known at the fork; ends when the parent will not give it. */
+/* Waits for the argument that was not known at the fork; exits when the parent does not give it. */
 static void take_last_argument(char **argv, int go_fd)
 {
     static char argument[ARGUMENT_MAX];

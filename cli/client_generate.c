@@ -92,7 +92,7 @@ out:
     return st;
 }
 
-/* The choice's record, or NULL (PROTOCOL): none of that number, or it was complete already. */
+/* The choice's record, or NULL (PROTOCOL) if there is no such choice or it is complete already. */
 static bt_client_choice *find_choice(generation *g, uint32_t index)
 {
     bt_status         st = BT_OK;

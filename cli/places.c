@@ -97,7 +97,7 @@ static bt_rank_kind kind_of(const bt_cell_options *opt, uint32_t rank)
     return rank < n_first + (opt->n_both != 0 ? 0 : opt->n_decode) ? BT_RANK_DECODE : BT_RANK_SPARE;
 }
 
-/* Slot after slot; with more ranks than slots the list begins anew. */
+/* Fills slot after slot; with more ranks than slots it starts over. */
 static bt_status fill_slots(const bt_cell_options *opt, const host_list *list, bt_rank_map *map)
 {
     bt_status st      = BT_OK;

@@ -315,7 +315,7 @@ static const bt_setting_default DEFAULTS[] = {
     {"host",            "127.0.0.1"},
     {"control","127.0.0.1:0"},
     {"on-death",    "replace"},
-    {"restarts",            "5"},
+    {"restarts",            "5 with restart, else 0"},
     {"stall-s","120"},
     {"log",   "info"},
     {"max-tokens",            "256"},

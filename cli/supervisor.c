@@ -71,8 +71,8 @@ static void read_all(supervisor *s)
     bt_lines_read(&s->asker.err, bt_supervisor_host_line, s);
 }
 
-/* Serving, SIGUSR1 drains, and so does SIGTERM unless it may take no time; while it drains, SIGTERM
- * ends it at once, as SIGINT always does. */
+/* While it serves, SIGUSR1 drains, and so does SIGTERM unless --drain-s is 0.  While it drains,
+ * SIGTERM ends it at once, as SIGINT always does. */
 static bool drain(supervisor *s, int number)
 {
     if (s->phase == STOPPING) return number == SIGUSR1;

@@ -131,7 +131,7 @@ void bt_supervisor_on_announcement(void *ctx, const char *line)
     }
 }
 
-/* By the rank's parent, or by the launcher where mpirun hangs and passes nothing on. */
+/* Said by the rank's parent, or by the launcher when mpirun hangs and passes nothing on. */
 static bool tells_of_failure(const char *line)
 {
     return (strstr(line, "launch/rank.c:") != NULL &&
@@ -147,7 +147,7 @@ void bt_supervisor_on_rank_line(void *ctx, const char *line)
     bt_supervisor_hear(s, bt_now_ns());
     bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
     bt_relay_line(&s->relay, line);
-    /* One that dies while MPI starts leaves the others waiting, where they survive deaths. */
+    /* A rank that dies while MPI starts leaves the others waiting, if they survive deaths. */
     if (s->opt->cell.replace && s->phase == LOADING && s->launch_term_ns == 0 &&
         tells_of_failure(line))
         s->launch_term_ns = bt_now_ns();

@@ -147,7 +147,7 @@ void bt_supervisor_hosts_asked(supervisor *s)
 
 /* ---- what can be started */
 
-/* The cell without the hosts that are silent; false: a role has nobody then. */
+/* Plans the cell without the silent hosts.  *possible_out: every role has a rank. */
 static bt_status plan(supervisor *s, bool *possible_out)
 {
     bt_status      st  = BT_OK;

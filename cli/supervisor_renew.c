@@ -1,7 +1,7 @@
-/* A fresh cell beside one that has lost ranks and has no spares left: it starts under the same
- * coordinator with a name of its own, and when it serves the old one drains.  Whether memory allows
- * it the fresh ranks find out themselves, before they load; when they do not come the old cell goes
- * on as it is, until it loses another rank. */
+/* A fresh cell beside one that has lost ranks and has no spares left.  It starts under the same
+ * coordinator with a name of its own, and when it serves the old one drains.  The fresh ranks find
+ * out themselves, before they load, whether memory allows it; if they do not come the old cell
+ * goes on as it is, until it loses another rank. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>

@@ -24,7 +24,7 @@ void bt_announce(int fd, bool must, const char *fmt, ...)
     for (int i = 0; i < n; i++) /* a reason with a newline stays one line */
         if (line[i] == '\n') line[i] = ' ';
     line[n++] = '\n';
-    /* A pipe that polls writable takes a line this short at once and whole. */
+    /* When a pipe polls writable, a line this short fits in whole and without waiting. */
     if (poll(&p, 1, must ? WAIT_MS : 0) != 1 || (p.revents & POLLOUT) == 0) return;
     if (write(fd, line, (size_t)n) < 0) BT_WARN("nobody reads descriptor %d", fd);
 }

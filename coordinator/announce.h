@@ -6,18 +6,19 @@
  *     http HOST:PORT         the operators' port is open
  *     draining               no new requests are taken
  *     serving CELL           a cell takes requests; the first one's follows "ready"
- *     lost REASON            a cell has failed
+ *     worn CELL              it lacks ranks, and has no spare left
+ *     lost CELL: REASON      a cell has failed
  *     left CELL              all its ranks have gone
  *     failed REASON
  *
- * A reader that does not read misses progress lines, and never holds the coordinator up for more
- * than a second. */
+ * A reader that does not read misses progress lines, and holds the coordinator up for a second at
+ * most. */
 #ifndef BT_COORDINATOR_ANNOUNCE_H
 #define BT_COORDINATOR_ANNOUNCE_H
 
 #include <stdbool.h>
 
-/* fd: -1 says nothing.  must: wait up to a second for room, else drop the line. */
+/* fd -1: writes nothing.  must: waits up to a second for room before the line is dropped. */
 __attribute__((format(printf, 3, 4))) void bt_announce(int fd, bool must, const char *fmt, ...);
 
 #endif

@@ -10,8 +10,8 @@ typedef struct {
     double   use;
 } side;
 
-/* The ranks of a group step together: all are busy while one of them has a prompt.  What counts at
- * prefill is the time, and the part of the ranks that had something to do in it. */
+/* The ranks of a group step together: all are busy while one of them has a prompt.  So the use of
+ * prefill is its time in the model, times the part of its ranks that had a prompt then. */
 static void add_rank(const bt_rank_view *r, bool both, side *prefill, side *decode)
 {
     double rows =

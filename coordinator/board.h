@@ -93,7 +93,7 @@ typedef struct bt_board bt_board;
 bt_status bt_board_create(bt_board **board_out);
 void      bt_board_destroy(bt_board *board);
 
-/* Static: what a rank does by now. */
+/* Static text: the rank's present role. */
 static inline const char *bt_role_of(const bt_snapshot *s, uint32_t rank)
 {
     const bt_rank_view *r = &s->ranks[rank];
@@ -103,7 +103,7 @@ static inline const char *bt_role_of(const bt_snapshot *s, uint32_t rank)
     return s->n_decode == 0 ? "both" : r->group == 0 ? "prefill" : "decode";
 }
 
-/* The writer's own snapshot, of unknown content, with room for n_ranks; NULL: no memory. */
+/* The writer's own snapshot, with old content and room for n_ranks; NULL: no memory. */
 bt_snapshot *bt_board_begin(bt_board *board, uint32_t n_ranks);
 void         bt_board_publish(bt_board *board);
 /* The newest one, the reader's until its next call. */

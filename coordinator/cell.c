@@ -103,7 +103,7 @@ out:
     return st;
 }
 
-/* What the rank has heard of its cell must be about one of this shape. */
+/* What the rank reports of its cell must fit a cell of this shape. */
 static bt_status check_seats(const bt_up_hello *h)
 {
     bt_status              st      = BT_OK;
@@ -126,7 +126,7 @@ out:
     return st;
 }
 
-/* The rank has come from another coordinator: does it know more than those before? */
+/* The rank comes from another coordinator: does it know more than those that came before? */
 static void hear(bt_cell *cell, uint32_t rank)
 {
     const bt_up_hello *h = &cell->ranks[rank].hello, *said = bt_cell_memory(cell);

@@ -6,7 +6,7 @@
 
 #include "coordinator/relay.h"
 
-/* How fast a rank goes, of the last seconds, smoothed; and its beat a second ago. */
+/* How fast a rank is, smoothed over the last seconds; and its beat a second ago. */
 typedef struct {
     bt_up_beat beat;
     double     handoff_s;
@@ -27,9 +27,9 @@ typedef struct {
     uint32_t       n_experts;
     uint64_t      *expert_rows; /* owned [n_experts]: of its ExpertLoad */
     bt_rank_rates  rates;       /* the observer's */
-    bt_peer_state *peers; /* owned [n_ranks]: what went between it and each; NULL before it says */
+    bt_peer_state *peers; /* owned [n_ranks]: its traffic with each; NULL before it reports any */
     uint64_t       peers_at_ns;   /* when it last did, by its clock */
-    uint32_t       peers_quiet_s; /* and how long ago */
+    uint32_t       peers_quiet_s; /* seconds since then */
     char          *leave_reason;  /* owned: why it said it would go */
 } bt_cell_rank;
 
@@ -43,7 +43,7 @@ typedef struct {
     uint32_t      speaker;     /* then: the rank that has heard last who sits where */
 } bt_cell;
 
-/* What a cell that comes back says of itself: who sits where, and the seed of its prefix caches. */
+/* What a cell that comes back reports: who sits where, and the seed of its prefix caches. */
 static inline const bt_up_hello *bt_cell_memory(const bt_cell *cell)
 {
     return &cell->ranks[cell->speaker].hello;

@@ -194,7 +194,7 @@ static void observe(coordinator *c)
     bt_observer_tick(c->observer, shown_phase(c), c->fleet, bt_now_ns());
 }
 
-/* No new request from now on; the process ends with the last one that runs. */
+/* Takes no new request from now on; the process ends with the last one that runs. */
 static void drain(coordinator *c, double limit_s)
 {
     if (c->phase != SERVING) return;
@@ -253,7 +253,8 @@ static void serve(coordinator *c)
     }
 }
 
-/* Statuses to clients, Shutdown to ranks, and their leaving; each has until the deadline. */
+/* Sends statuses to clients and Shutdown to ranks, and waits for them to leave; each has until the
+ * deadline. */
 static void close_up(coordinator *c)
 {
     uint64_t flush_ns = bt_now_ns() + FLUSH_MS * BT_NS_PER_MS;

@@ -104,8 +104,8 @@ static void on_socket(void *ctx, int fd)
     if (c != NULL) c->fd = fd;
 }
 
-/* Looks for the connection's socket, and on the way for all others'; at times, since that takes a
- * while where there are many. */
+/* Looks for the connection's socket, and for those of all others at the same time.  Not at every
+ * call: with many sockets that takes a while. */
 static void look(bt_corks *corks, bt_connection *c)
 {
     uint64_t now = bt_now_ns();

@@ -22,10 +22,10 @@ typedef struct {
     uint32_t    best_prefill, best_decode; /* of as many ranks; 0 and 0: both roles, or no load */
 } bt_balance;
 
-/* Prefill's use is the part of the time that its group spends in the model, times the part of its
- * ranks that had prompts in it.  A decode step takes more rows at little cost, so decode's use is
- * what fills up: pages, or rows of a step while it is busy.  A side for which requests wait is used
- * in full; it limits, or, when none waits, the one whose use is above 70 %. */
+/* The use of prefill is the part of the time that its group spends in the model, times the part of
+ * its ranks that had prompts then.  A decode step takes more rows at little cost, so the use of
+ * decode is what fills up: pages, or the rows of a step while it is busy.  A side that requests
+ * wait for has a use of 1, and limits; when none wait, a side with a use above 70 % limits. */
 void bt_balance_of(const bt_snapshot *s, bt_balance *balance_out);
 
 #endif

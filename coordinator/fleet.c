@@ -298,7 +298,8 @@ static void check_deadline(bt_member *m, uint64_t now_ns)
                       (double)fleet->cfg.load_ns * 1e-9);
 }
 
-/* The cell serves, but lacks ranks that no spare can replace: said once for each more. */
+/* The cell serves, but lacks ranks that no spare can replace: announced once for each further
+ * rank. */
 static void announce_worn(bt_member *m, const uint32_t taken[2])
 {
     const bt_up_hello *facts = bt_cell_facts(&m->cell);
@@ -309,8 +310,8 @@ static void announce_worn(bt_member *m, const uint32_t taken[2])
     bt_announce(m->fleet->cfg.announce_fd, true, "worn %s", m->cell.name);
 }
 
-/* A group that has lost its last rank is waited for, as long as there is a spare that could come;
- * the cell's requests wait meanwhile. */
+/* A group that has lost its last rank is waited for as long as a spare could come; the requests of
+ * its cell wait meanwhile. */
 static void check_seats(bt_member *m, uint64_t now_ns)
 {
     uint64_t    rejoin_ns = m->fleet->cfg.rejoin_ns;

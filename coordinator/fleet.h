@@ -14,9 +14,9 @@
  *
  * From serving on it has a relay of its own.  Cells may have other numbers of ranks, but compute
  * the same bits: model, arithmetic, sum blocks and split sizes are equal, or the rank is refused. A
- * request goes to the serving cell with the least to do; where one has requests that wait and
- * another has room, the oldest change over.  Open requests of a lost cell go on in another one with
- * the tokens that their clients have.  Where none serves they wait in the lobby.
+ * request goes to the serving cell with the least to do; when one cell has waiting requests and
+ * another has room, the oldest of them move.  Open requests of a lost cell go on in another one
+ * with the tokens that their clients have.  While no cell serves they wait in the lobby.
  *
  * The loop's thread.  Events are made from inside the calls and must not call the fleet. */
 #ifndef BT_COORDINATOR_FLEET_H
@@ -53,7 +53,7 @@ typedef struct {
     void (*prompt)(void *ctx, void *client, const bt_up_prompt_logprobs *m); /* as the relay's */
     void (*end)(void *ctx, void *client, const bt_relay_end *end);           /* as the relay's */
     void (*serving)(void *ctx); /* a cell has become ready: may call the fleet */
-    /* No cell is left, and none is waited for; well: because it has drained.  May call
+    /* No cell is left, and none is waited for.  well: the last one has drained.  May call
      * bt_fleet_stop(). */
     void (*over)(void *ctx, bool well, const char *reason);
     void *ctx;
@@ -81,7 +81,7 @@ uint64_t  bt_fleet_max_tokens(const bt_fleet *fleet);
 uint64_t  bt_fleet_max_prompt(const bt_fleet *fleet);
 uint64_t  bt_fleet_queued_tokens(const bt_fleet *fleet);
 
-/* Ends every request with this code and reason, tells all ranks to leave, refuses what comes. */
+/* Ends every request with this code and reason, tells all ranks to leave, refuses new ones. */
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason);
 /* Attached ranks. */
 uint32_t bt_fleet_n_peers(const bt_fleet *fleet);

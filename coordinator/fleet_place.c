@@ -19,8 +19,8 @@ typedef struct {
     bt_block_key   *keys;                  /* owned while choosing */
 } wish;
 
-/* The serving cell that could ever hold it and would have the least to do with it: a
- * prefix that a rank has cached counts as work done.  NULL: none. */
+/* The serving cell that could ever hold the request and would have the least to do for it; a
+ * prefix that a rank has cached counts as done.  NULL: none. */
 static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
 {
     bt_member *best  = NULL, *found[BT_FLEET_CELLS];
@@ -135,7 +135,7 @@ void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
         move(fleet, q, choose_for(fleet, q, from), now_ns);
 }
 
-/* The oldest of a cell in which requests wait, to one in which none waits. */
+/* Moves the oldest request of a cell in which requests wait to one in which none waits. */
 static void even_out(bt_fleet *fleet, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < fleet->n_members; i++) {
@@ -167,8 +167,8 @@ static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
     }
 }
 
-/* Requests that never had a place wait as long as in a queue; the others, whose clients have been
- * promised an answer, as long as a cell may take to come back. */
+/* Requests that never had a place wait as long as in a queue.  The others, whose clients already
+ * have an answer begun, wait as long as a cell may take to come back. */
 static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
 {
     bt_request *q, *next;

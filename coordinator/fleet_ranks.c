@@ -8,7 +8,8 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-/* How long the first of a cell waits for the last: ranks that come back are all there already. */
+/* How long the first rank of a cell waits for the last one.  Ranks that come back are all running
+ * already. */
 static uint64_t wait_for(const bt_fleet *fleet, const bt_up_hello *hello)
 {
     uint64_t quiet_ns = fleet->cfg.relay.rank_quiet_ns, attach_ns = fleet->cfg.attach_ns;
@@ -72,7 +73,7 @@ static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
     snprintf(fleet->refusal, sizeof(fleet->refusal), "%s", bt_error_text());
     if (m != NULL && hello->rank < m->cell.n_ranks && m->cell.ranks[hello->rank].lost)
         again = false;
-    /* It never was.  One with a relay that has just lost all its ranks has requests. */
+    /* The cell never served.  One with a relay that has just lost all its ranks has requests. */
     if (m != NULL && m->n_peers == 0 && m->relay == NULL) bt_fleet_remove(fleet, m);
     bt_control_refuse(peer, again ? GRPC_STATUS_UNAVAILABLE : GRPC_STATUS_FAILED_PRECONDITION,
                       fleet->refusal);
@@ -112,7 +113,7 @@ static void on_leaving(bt_member *m, uint32_t rank, bt_up *up)
     up->u.leaving.reason = NULL; /* ours now */
 }
 
-/* Asked for by somebody who could signal a rank: what runs goes on, what waits goes elsewhere. */
+/* Somebody has signalled a rank: what runs goes on, what waits goes elsewhere. */
 static void on_drain(bt_member *m)
 {
     char title[BT_CELL_TITLE];

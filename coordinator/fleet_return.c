@@ -1,9 +1,9 @@
 /* Cells whose coordinator was lost, and which coordinator may drive a cell.
  *
  * A rank says in its hello which incarnation of a coordinator it has followed, and who sat where.
- * The next coordinator takes a higher incarnation and goes on with what the rank says that has
- * heard most; everything else of the old one is gone.  A coordinator that was only stopped, and
- * meets a rank that has followed a higher one since, gives the cell up.  Two that were started for
+ * The next coordinator takes a higher incarnation and continues from the report of the rank that
+ * has heard most; everything else of the old one is gone.  A coordinator that was only stopped, and
+ * meets a rank that has followed a higher one since, gives the cell up.  Two that are started for
  * one cell cannot both have it: each waits for all of its ranks, or for more than half. */
 #include <stdio.h>
 #include <sys/random.h>

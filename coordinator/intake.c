@@ -74,7 +74,7 @@ static bt_status take_prompt(const Vllm__Grpc__Engine__TokenizedInput *input,
     return BT_OK;
 }
 
-/* Tokens that each of n choices may add: the prompt's full pages are shared. */
+/* The tokens that each of n choices may add; they share the full pages of the prompt. */
 static uint64_t room_of(const bt_intake_limits *limits, uint64_t n_prompt, uint32_t n)
 {
     uint64_t pages = limits->max_tokens / limits->page_tokens,

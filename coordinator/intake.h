@@ -13,16 +13,16 @@ typedef struct {
     uint32_t vocab_size, max_context, page_tokens;
     uint64_t max_tokens,
         max_prompt; /* what one rank's pool can hold: of a request, of its prompt */
-    bool tokenizer; /* there is one, so that stop strings can be found */
+    bool tokenizer; /* the model has one: stop strings can be found */
 } bt_intake_limits;
 
 /* How the client wants its answer. */
 typedef struct {
     bool         stream, logprobs;
-    uint32_t     n_top, n;     /* alternatives of each token; choices */
-    bt_stop_set *stop;         /* owned; NULL: none */
-    bool         skip_special; /* special tokens are no text, and match nothing */
-    uint32_t     min_tokens;   /* so many come before a stop string counts */
+    uint32_t     n_top, n; /* alternatives of each token; choices */
+    bt_stop_set *stop;     /* owned; NULL: none */
+    bool     skip_special; /* special tokens are not part of the text, and match no stop string */
+    uint32_t min_tokens;   /* tokens that come before a stop string counts */
 } bt_intake_answer;
 
 void bt_intake_answer_free(bt_intake_answer *answer);

@@ -1,4 +1,4 @@
-/* baton-coordinator: the front of a cell.  Options; coordinator.c does the rest. */
+/* baton-coordinator - the options; coordinator.c does the rest. */
 #include <argp.h>
 #include <errno.h>
 #include <limits.h>

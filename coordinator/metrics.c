@@ -1,6 +1,6 @@
 #include "coordinator/metrics.h"
 
-/* Those of vLLM's time-to-first-token, with more of them below 10 ms. */
+/* The buckets of vLLM's time to first token, with more of them below 10 ms. */
 const double bt_time_limits_s[BT_TIME_BUCKETS - 1] = {
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
     0.75,   1,     2.5,    5,     7.5,  10,   20,   40,   80,   160, 640};

@@ -52,7 +52,7 @@ typedef struct {
 void bt_metrics_arrived(bt_metrics *m, bt_request_clock *clock, uint32_t n_prompt, uint64_t now_ns);
 /* Inter-token latency is that of choice 0: a request's choices advance in the same steps. */
 void bt_metrics_token(bt_metrics *m, bt_request_clock *clock, uint32_t choice, uint64_t now_ns);
-/* A refused request has an end as well; its clock may be all zeroes. */
+/* A refused request has an end too; its clock may be all zeroes. */
 void bt_metrics_end(bt_metrics *m, const bt_request_clock *clock, grpc_status_code code,
                     bt_finish finish, uint64_t now_ns);
 

@@ -107,8 +107,8 @@ static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
     if (n_handoffs > 0) r->handoff_s = delta(b->handoff_ns, r->beat.handoff_ns) * 1e-9 / n_handoffs;
 }
 
-/* A rank beats between its steps: what it says is about the time between two beats, by its own
- * clock, which may be shorter or much longer than a second of ours. */
+/* A rank beats between its steps.  A beat is about the time since the last one, by the clock of
+ * the rank, which may be shorter or much longer than one of our seconds. */
 static void rank_second(bt_rank_rates *r, const bt_up_beat *b)
 {
     uint64_t before_ns = r->beat.at_ns;
@@ -133,7 +133,7 @@ static uint32_t group_of(const bt_cell *cell, const bt_relay *relay, uint32_t ra
     return v.group;
 }
 
-/* A rank that holds its group up is named, once, and again when it keeps pace. */
+/* Logs once that a rank holds its group up, and again when it keeps pace. */
 static void note_slow(bt_cell *cell, uint32_t rank, double slowness)
 {
     bt_rank_rates *r    = &cell->ranks[rank].rates;
@@ -212,7 +212,7 @@ static void ranks_second(bt_fleet *fleet, bt_second *out)
     if (n[1] > 0) out->busy_decode /= (float)n[1];
 }
 
-/* Ends the second: one entry of the history, and the windows begin anew. */
+/* Ends the second: adds an entry to the history and starts new windows. */
 static void end_second(bt_observer *o, bt_fleet *fleet, const bt_relay_loads *loads,
                        uint64_t now_ns)
 {

@@ -150,7 +150,7 @@ static void note(bt_cell *cell, const bt_pair_view *v, bool slow)
                 a, b, 100 * v->value, 100 * v->typical);
 }
 
-/* pairs[n] by cost.  Of an even number of others the cheaper middle one counts. */
+/* pairs[n] ascending by cost.  Of an even number of others the lower median counts. */
 static void judge(bt_cell *cell, bt_pair_kind kind, const pair *pairs, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -14,7 +14,7 @@ uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens)
     return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;
 }
 
-/* Of the ranks that have the role; where none is left, of those that had a seat once, since another
+/* Of the ranks that have the role; if none is left, of those that once had a seat, since another
  * one will come. */
 static uint64_t most_pages(const bt_relay *r, bool (*has_role)(const bt_relay *, uint32_t))
 {
@@ -91,8 +91,8 @@ static uint32_t pages_now(const bt_relay *r, const bt_request *q)
     return pages;
 }
 
-/* The decode rank that would hold the fewest pages, the prefix that it has counted once; of those
- * that have room for it beside `others` pages. */
+/* The decode rank that would hold the fewest pages, counting cached pages of the prefix once, of
+ * those that have room for it beside `others` pages. */
 static int choose_decode(const bt_relay *r, const bt_request *q, uint32_t others, uint64_t now_ns)
 {
     int      best  = NO_RANK;
@@ -123,8 +123,8 @@ static bool is_long(const bt_relay *r, const bt_request *q, uint32_t rank)
     return q->n_prompt > r->ranks[rank].limits.max_rows;
 }
 
-/* The prefill rank that would have done the prompt first: fewest tokens to do, those that it need
- * not compute for its cached prefix taken off; of those that have room.  Prompts of one step and
+/* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
+ * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
  * longer ones have a window each, so that the former never wait for the latter. */
 static int choose_prefill(const bt_relay *r, const bt_request *q)
 {
@@ -149,7 +149,7 @@ static int choose_prefill(const bt_relay *r, const bt_request *q)
     return best;
 }
 
-/* What travels with an order; NULL for none, or where memory is short. */
+/* The form map that an order takes along; NULL for none, or when memory is short. */
 static void *copy_of(const void *from, size_t bytes)
 {
     void *to = bytes == 0 ? NULL : bt_calloc(1, bytes);
@@ -158,7 +158,7 @@ static void *copy_of(const void *from, size_t bytes)
     return to;
 }
 
-/* A rank that had nothing to do has nothing to show: its quiet time begins with the work. */
+/* A rank without work shows no progress: its quiet time begins with the work. */
 static void hold(bt_rank_state *k, uint64_t now_ns)
 {
     if (k->n_held++ == 0) k->progress_ns = now_ns;
@@ -353,7 +353,7 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
     r->events.send(r->events.ctx, decode, &m);
 }
 
-/* Where ranks have pools of different sizes, not always: the largest may have been lost. */
+/* Not always so when ranks have pools of different sizes: the largest may have been lost. */
 static bool could_ever_hold(const bt_relay *r, const bt_request *q)
 {
     return bt_relay_could_hold(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
@@ -387,7 +387,8 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     }
 }
 
-/* The rank has no pages although it should: back to the queue, with a new number. */
+/* The rank has no pages although it should have: the request goes back to the queue, with a new
+ * number. */
 static void refused(bt_relay *r, bt_request *q, uint64_t now_ns)
 {
     bt_relay_free_decode(r, q);

@@ -267,7 +267,8 @@ static void ranks(page *p, const bt_snapshot *s)
         rank_histogram(p, s, i, "baton_batch_rows", s->ranks[i].beat.batch_rows,
                        BT_BEAT_BATCH_BUCKETS, 1,
                        (double)(s->ranks[i].beat.prompt_rows + s->ranks[i].beat.generated_rows));
-    /* Computing is what a hit saves, and prefill ranks compute; a decode rank's saves sending. */
+    /* Only prefill ranks count: a hit there saves computing, one on a decode rank only the
+     * transfer. */
     for (uint32_t i = 0; i < s->n_ranks; i++) {
         if (s->ranks[i].group != 0) continue;
         asked += s->ranks[i].beat.prefix_asked_tokens;

@@ -10,11 +10,11 @@
 #include "core/clock.h"
 
 enum { END_TRIES = 2000, MAX_ARGS = 16 };
-/* Of a request: for each token its id and what it stands for, which some gateways send along; and
- * for all else. */
+/* Largest message: for each token its id and what it stands for, which some gateways send along;
+ * and a constant for everything else. */
 enum { TOKEN_BYTES = 32, OTHER_BYTES = 256 << 10 };
-/* What gRPC may hold of calls and of messages that have not come or gone as a whole, for all
- * clients: so much, and so many of the largest messages. */
+/* Memory that gRPC may hold, for all clients together, for calls and messages that are not
+ * complete: this, and so many of the largest messages. */
 enum { WIRE_BYTES = 256 << 20, WIRE_MESSAGES = 64 };
 
 static void listen_for(bt_public *pub, const bt_method *method, void *registered);
@@ -69,8 +69,7 @@ static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code co
     grpc_slice_unref(details);
 }
 
-/* A call without a stream need not know when it is cut; gRPC wants the question asked all the same.
- */
+/* A call without a stream need not know when it is cut, but gRPC wants to be asked all the same. */
 static void watch_close(bt_call *call)
 {
     grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
@@ -155,8 +154,9 @@ static void listen_for(bt_public *pub, const bt_method *method, void *registered
 
 /* ---- the server */
 
-/* Of a model's default sampling, what this server can do: a gateway fills the rest into its users'
- * requests, which would then be refused for what they never asked for. */
+/* The part of a model's default sampling that this server supports.  A gateway fills the defaults
+ * into the requests of its users, which would otherwise be refused for something that they never
+ * asked for. */
 static char *supported_defaults(const char *text)
 {
     static const char *const NAMES[] = {"temperature", "top_p", "top_k", "min_p",
@@ -177,8 +177,9 @@ static char *supported_defaults(const char *text)
     return copy;
 }
 
-/* What no request needs is not read: to unpack it would hold up every stream.  What clients send
- * and never finish is bounded too: beyond it gRPC reads on only as it lets go of others. */
+/* Messages larger than any request needs are not read, since unpacking them would hold up every
+ * stream.  What clients send and never finish is bounded too: beyond that bound gRPC reads on only
+ * as it frees other messages. */
 static grpc_server *create_server(uint32_t max_context)
 {
     const grpc_channel_args *usual = bt_rpc_server_args();

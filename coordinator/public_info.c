@@ -34,7 +34,7 @@ static grpc_byte_buffer *health_check(bt_call *call, const ProtobufCMessage *req
     static char                             ready[] = "ready";
 
     (void)request;
-    /* healthy = false would not do: a gateway that registers looks at the status alone. */
+    /* healthy = false would not suffice: a gateway that registers looks at the status alone. */
     if (call->pub->draining)
         return fail(call, GRPC_STATUS_UNAVAILABLE, "the server is shutting down");
     reply.healthy = 1;

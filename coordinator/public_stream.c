@@ -90,8 +90,8 @@ static void send_parts(bt_stream *s, grpc_byte_buffer *message, bool status)
     grpc_slice_unref(details);
 }
 
-/* A message that cannot be made for lack of memory ends the stream; the relay hears of it from the
- * close that follows. */
+/* When there is no memory for a message the stream ends; the relay hears of it from the close that
+ * follows. */
 static void give_up(bt_stream *s)
 {
     grpc_call_cancel_with_status(s->call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,

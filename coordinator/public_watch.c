@@ -1,6 +1,5 @@
-/* grpc.health.v1 Watch: the status at once, and again whenever it changes, until the client goes.
- *
- * A service that is not here is SERVICE_UNKNOWN and the call goes on, as the protocol wants it. */
+/* grpc.health.v1 Watch: sends the status at once, and again whenever it changes, until the client
+ * leaves.  An unknown service is SERVICE_UNKNOWN and the call goes on, as the protocol demands. */
 #include <string.h>
 
 #include "coordinator/public_call.h"

@@ -1,4 +1,4 @@
-/* The life of a request but for its placement (placement.c) and its tokens (relay_tokens.c). */
+/* The life of a request, except its placement (placement.c) and its tokens (relay_tokens.c). */
 #include "coordinator/relay.h"
 
 #include <stdarg.h>
@@ -197,8 +197,8 @@ void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason)
 
 /* ---- messages */
 
-/* Only the prefill rank's own first tokens have their alternatives, so that the decode rank does
- * not repeat them: then the rest may be here, and the decode rank done, before they come. */
+/* Only the prefill rank's first tokens have alternatives, so that the decode rank does not repeat
+ * them.  All other tokens may therefore arrive, and the decode rank finish, before these. */
 static bool waits_for_firsts(const bt_request *q)
 {
     if (!q->prefill_holds) return false;
@@ -386,7 +386,8 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 
 /* ---- time */
 
-/* Since when somebody is waited for: while the coordinator stood still itself nobody was late. */
+/* Since when somebody has been waited for: while the coordinator itself stood still nobody was
+ * late. */
 static uint64_t from_ns(const bt_relay *r, uint64_t since_ns)
 {
     return since_ns > r->awake_ns ? since_ns : r->awake_ns;
@@ -440,8 +441,8 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
     }
 }
 
-/* A coordinator that has stood still itself has heard nobody meanwhile: that was no rank's silence,
- * and requests that wait for room have not waited for a rank. */
+/* While the coordinator itself stood still it heard nobody: no rank was silent, and requests that
+ * wait for room did not wait for a rank. */
 static void forgive_own_silence(bt_relay *r, uint64_t now_ns)
 {
     uint64_t gap_ns = bt_stood_still_ns(&r->ticked_ns, now_ns, r->cfg.rank_quiet_ns / 2);

@@ -10,8 +10,8 @@
  * From every state: abort, a rank's Failed, a deadline, the cell's end.  An ended request has had
  * its one end() and is kept only until each rank that holds something of it has said Released:
  * until then its pages count as taken.  A number is used for one placement; a request that is
- * placed again gets a new one, so that late words about the old placement find nobody.  What a
- * retracted placement still holds is kept like an ended request.
+ * placed again gets a new one, so that late messages about the old placement match no request. What
+ * a retracted placement still holds is kept like an ended request.
  *
  * A request has n choices, which share its prompt, its placement and its end; each has tokens of
  * its own, and ends by itself before the request does.
@@ -95,8 +95,8 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
                           bt_relay **relay_out);
 void      bt_relay_destroy(bt_relay *relay); /* no callbacks: end what is open before, by stop() */
 
-/* Could a decode rank ever hold the prompt and so many more tokens of each choice, the prompt's
- * full pages once, and a prefill rank the prompt? */
+/* Whether a decode rank could ever hold the prompt and max_tokens more of each choice (the prompt's
+ * full pages once), and a prefill rank the prompt. */
 bool bt_relay_could_hold(const bt_relay *relay, uint32_t n_prompt, uint32_t max_tokens,
                          uint32_t n_choices);
 /* prompt + max_tokens that any rank can ever hold, and the longest prompt. */
@@ -112,7 +112,7 @@ void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name
                            const char *reason);
 /* Ends the live request of that name, if there is one. */
 void bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason);
-/* Ends everything and refuses what comes, with this code and reason.  Sends nothing. */
+/* Ends every request and refuses new ones, with this code and reason.  Sends nothing. */
 void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason);
 
 /* Any message of an attached rank after the cell is complete; m is borrowed, its arrays may be
@@ -140,7 +140,7 @@ bt_request *bt_relay_take_open(bt_relay *relay);
 /* Takes ownership, unless out of memory. */
 bt_status bt_relay_adopt(bt_relay *relay, bt_request *q, uint64_t now_ns);
 bool      bt_relay_has_name(const bt_relay *relay, const char *name);
-/* The request that waits longest; NULL: none. */
+/* The request that has waited longest; NULL: none. */
 const bt_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);

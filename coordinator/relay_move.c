@@ -38,8 +38,8 @@ void bt_list_insert(bt_request_list *list, bt_request *q)
 
 bt_request *bt_request_next(const bt_request *q) { return q->next; }
 
-/* Two names with one key would count as duplicates: with 64 bits that does not happen by chance,
- * and who makes it happen gets a refusal. */
+/* Two names with the same 64-bit key count as duplicates.  That does not happen by chance, and
+ * whoever makes it happen gets a refusal. */
 uint64_t bt_relay_name_key(const char *name)
 {
     uint64_t key = XXH3_64bits(name, strlen(name));
@@ -97,8 +97,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_request *q)
     bool      named  = false;
     uint64_t  number = relay->next_number;
 
-    /* A cached prefix has no logits: who wants the prompt's logprobs neither finds nor leaves one.
-     */
+    /* A cached prefix has no logits: a request for prompt logprobs neither uses nor leaves one. */
     if (q->sampling.prompt_logprobs == 0)
         BT_TRY(bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
                              &q->keys, &q->n_keys));

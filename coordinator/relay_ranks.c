@@ -33,7 +33,7 @@ static bt_status launch_seats(bt_relay *r, uint32_t group, uint32_t n, uint32_t 
     return number_seats(r, group, n, first);
 }
 
-/* As it was before; those that have not come back lose their seats. */
+/* The seats as they were; ranks that have not come back lose theirs. */
 static bt_status take_seats(bt_relay *r, uint32_t group, const bt_seats *from)
 {
     bt_status st = BT_OK;
@@ -161,7 +161,7 @@ static bool somebody_prepares(const bt_relay *r, uint32_t group, uint32_t seat)
     return false;
 }
 
-/* A seat that nobody has and nobody prepares for, in the group that is shortest of ranks. */
+/* An empty seat that no spare prepares for, in the group with the fewest ranks. */
 static bool find_empty_seat(const bt_relay *r, uint32_t *group_out, uint32_t *seat_out)
 {
     uint32_t taken[2], least = UINT32_MAX;
@@ -195,8 +195,8 @@ static void recruit(bt_relay *r)
     }
 }
 
-/* The other group has lost its last rank meanwhile: a spare is wanted there more than where it has
- * prepared for.  Whoever prepares for that group already may be a rank that hangs. */
+/* The other group has lost its last rank meanwhile: the spare is needed there more than in the
+ * group that it has prepared for.  A spare that prepares for that group already may be hanging. */
 static bool other_group_is_empty(const bt_relay *r, const bt_rank_state *k)
 {
     uint32_t taken[2], group, seat;
@@ -231,7 +231,8 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
 
 /* ---- a rank is lost */
 
-/* A choice has not begun, so that its first token may have been lost with the prefill rank. */
+/* Whether a choice has not begun, so that its first token may have been lost with the prefill
+ * rank. */
 static bool lacks_first(const bt_request *q)
 {
     for (uint32_t i = 0; i < q->n_choices; i++)
@@ -239,7 +240,7 @@ static bool lacks_first(const bt_request *q)
     return false;
 }
 
-/* What the lost rank had of the placement.  q may be gone afterwards. */
+/* Undoes what the lost rank had of the placement.  q may be gone afterwards. */
 static void lose_placement(bt_relay *r, bt_request *q, uint32_t rank, uint64_t now_ns)
 {
     bool decoded = q->decode_rank == rank, prefilled = q->prefill_rank == rank;
@@ -370,8 +371,8 @@ static bool is_silent_spare(const bt_relay *r, const bt_rank_state *k, uint64_t 
            bt_since_ns(k->heard_ns, now_ns) >= r->cfg.rank_quiet_ns;
 }
 
-/* Of the ranks that have work and show no progress, the one that has been silent for longest: those
- * that only wait for it beat. */
+/* Of the ranks that have work and show no progress, removes the one that has been silent for
+ * longest: those that only wait for it still beat. */
 void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns)
 {
     uint32_t       found = BT_NO_RANK;

@@ -50,7 +50,7 @@ static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
     bt_relay_grew(r, q);
 }
 
-/* A token before its turn, since two ranks may speak of one request: kept until its turn. */
+/* A token before its turn, since two ranks may report one request: kept until then. */
 static void keep_early(bt_relay *r, bt_request *q, uint32_t rank, const bt_token *t)
 {
     bt_request_choice *c = &q->choices[t->choice];

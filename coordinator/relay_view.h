@@ -9,7 +9,7 @@ enum { BT_VIEW_NAME = 40 };
 typedef struct {
     uint64_t    number, age_ns;
     uint32_t    n_prompt, n_out, max_tokens, prefill_rank, decode_rank;
-    bool        placed;             /* the two ranks mean something */
+    bool        placed;             /* the two ranks are valid */
     const char *state;              /* static */
     char        name[BT_VIEW_NAME]; /* its beginning */
 } bt_request_view;
@@ -26,7 +26,7 @@ typedef enum { BT_BLOCKED_NOT, BT_BLOCKED_PREFILL, BT_BLOCKED_DECODE } bt_relay_
 uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_request_view *out,
                                 uint32_t n_max);
 void     bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view *view_out);
-/* For which side the oldest request that waits could not be placed. */
+/* The side that had no room for the oldest waiting request. */
 bt_relay_block bt_relay_blocked(const bt_relay *relay);
 /* Prompt tokens that wait. */
 uint64_t bt_relay_queued_tokens(const bt_relay *relay);

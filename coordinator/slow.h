@@ -8,13 +8,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BT_SLOW_SECONDS = 3 }; /* so long it must show before it is said */
+enum { BT_SLOW_SECONDS = 3 }; /* how long it must last before it is reported */
 
 /* For bt_slowness(): ascending. */
 void bt_slowness_sort(double *own, uint32_t n);
 /* sorted[n]: the part of its time that each rank of a group computes, ascending; own: that of one
- * of them.  How many times as long it computes as the others do in the middle; 0 where there is
- * nobody to compare with, or too little to do. */
+ * of them.  Returns how many times as long as the median of the others it computes; 0 when there is
+ * no other rank, or too little to do. */
 double bt_slowness(const double *sorted, uint32_t n, double own);
 bool   bt_slowness_is_much(double slowness);
 

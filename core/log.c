@@ -57,7 +57,7 @@ static const char *short_path(const char *file)
     return p;
 }
 
-/* False when it would have to wait; who else does not read is not to be told. */
+/* False when the write would have to wait. */
 static bool put(const char *buf, size_t n)
 {
     ssize_t done =

@@ -13,7 +13,7 @@
 enum { LOOKS = 16 }; /* in the time of the limit */
 #define LOOK_MAX_NS BT_NS_PER_S
 
-/* A process has one: what it watches is the process's own step thread. */
+/* One for the process: it watches the step thread. */
 static struct {
     _Atomic(const char *) what; /* NULL: no call is under way */
     atomic_int            layer;

@@ -35,7 +35,7 @@ enum { MAX_RANKS = 65536, EX_USAGE = 64 };
 #define STOP_NS (6 * BT_NS_PER_S)
 /* For the other ranks, after the first one has ended well: they were all told to leave. */
 #define LEAVE_NS BT_NS_PER_S
-/* For mpirun, where the others shall not go on, after one has failed: it takes about 1 s. */
+/* For mpirun to end the other ranks after one has failed: it takes about 1 s. */
 #define ABORT_NS (3 * BT_NS_PER_S)
 
 typedef struct {
@@ -249,7 +249,7 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
     }
     bt_mpirun_reap(guard);
     bt_endings_hear();
-    /* As it was asked to: how mpirun itself died on the way is its own affair. */
+    /* It ended as asked: how mpirun itself died on the way does not matter. */
     if (stop_at_ns != 0 && WIFSIGNALED(status)) status = SIGTERM;
     if (ended || (stop_at_ns == 0 && status == 0)) status = W_EXITCODE(bt_endings_code(), 0);
     return status;

@@ -150,7 +150,7 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
         {"OMPI_ALLOW_RUN_AS_ROOT",                  "1"   },
         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",          "1"   },
         {"OMPI_MCA_rmaps_base_oversubscribe",       "1"   },
- /* Ranks and other jobs share the cores: never bind, and give way when idle. */
+ /* Ranks and other jobs share the cores: never bind, and yield when idle. */
         {"OMPI_MCA_mpi_yield_when_idle",            "1"   },
         {"OMPI_MCA_hwloc_base_binding_policy",      "none"},
         {"OMPI_MCA_btl_base_warn_component_unused", "0"   },

@@ -188,8 +188,8 @@ uint32_t bt_group_missing(const bt_group *group, uint32_t *ranks_out)
 
 /* ---- what came before */
 
-/* Messages of one rank come in the order in which they were sent: the first one that is not of an
- * older group ends them. */
+/* Messages of a rank arrive in the order in which they were sent: stop at the first one that is
+ * not of an older group. */
 static void drain_lane(bt_group *group, const bt_group_lane *l)
 {
     bt_world *world = group->world;

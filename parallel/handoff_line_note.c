@@ -51,7 +51,7 @@ out:
     return st;
 }
 
-/* A note that cannot leave is as one that is lost: a deadline sees to another one. */
+/* A note that cannot be sent counts as lost: after a deadline another one is sent. */
 static void send_note(bt_handoff *h, uint32_t to, uint32_t kind, uint64_t number, const uint8_t *id)
 {
     note_block *b = new_block();
@@ -86,7 +86,7 @@ uint32_t bt_line_absent(const bt_line *l)
     return BT_NO_PEER;
 }
 
-/* Before all have joined nobody can connect: no time runs for them. */
+/* Nobody can connect before all have joined, so that no deadline runs yet. */
 static bool all_here(bt_line *l, uint64_t now_ns)
 {
     uint32_t absent = bt_line_absent(l);

@@ -395,7 +395,7 @@ void bt_world_drain(bt_world *world, MPI_Message *message, size_t n_bytes)
     bt_world_abandon(world, wreck);
 }
 
-/* Receives that nobody will answer would keep MPI_Finalize from freeing its own memory. */
+/* Receives that will never be matched would keep MPI_Finalize from freeing its own memory. */
 static void cancel_wrecks(bt_world *world)
 {
     uint64_t end_ns = bt_now_ns() + FINI_CANCEL_MS * BT_NS_PER_MS;

@@ -60,7 +60,7 @@ out:
     return st;
 }
 
-/* Before the step thread can act on it, so that a log shows how many steps lie between. */
+/* Logged before the step thread can act on it, so that a log shows how many steps lie between. */
 static void log_order(const bt_down *m)
 {
     if (m->kind == BT_DOWN_ABORT)

@@ -219,7 +219,7 @@ static bool knows_the_secret(const bt_control_peer *p)
     return false;
 }
 
-/* A stranger hears nothing but this, not even that it has found a coordinator. */
+/* A stranger learns nothing but this, not even that it has found a coordinator. */
 static void turn_away(bt_control_peer *p)
 {
     grpc_slice why = grpc_slice_from_static_string(
@@ -447,7 +447,7 @@ void bt_control_send(bt_control_peer *peer, bt_down *m)
 
         if (ok) {
             pump(peer);
-        } else { /* a message must not be missing in silence: the stream ends instead */
+        } else { /* no message may be lost silently: the stream ends instead */
             BT_WARN("out of memory: a control stream is cut");
             if (buffer != NULL) grpc_byte_buffer_destroy(buffer);
             grpc_call_cancel(peer->call, NULL);

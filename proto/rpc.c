@@ -26,8 +26,8 @@ struct bt_rpc_loop {
     bt_rpc_later          *deferred; /* list */
 };
 
-/* gRPC's own lines: of interest when something between processes is looked into, else noise beside
- * our errors, which name the same trouble. */
+/* gRPC's own log lines: useful when trouble between processes is examined, else noise beside our
+ * own errors. */
 static void log_line(gpr_log_func_args *args)
 {
     bt_log_write(BT_LOG_DEBUG, args->file, args->line, "grpc: %s", args->message);

@@ -97,8 +97,8 @@ static uint32_t token_at(const bt_piece *p, uint32_t position)
     return position < r->n_replay ? r->replay[position] : r->next_token;
 }
 
-/* Rows of the piece whose logits are wanted: all of an evaluation and of a prompt whose own
- * logprobs are wanted, else the one that a token is chosen from. */
+/* Rows of the piece whose logits are needed: all rows of an evaluation, and of a prompt with
+ * prompt logprobs, else the row that a token is chosen from. */
 static uint32_t first_logit_row(const bt_piece *p)
 {
     bool ends = !bt_piece_is_prompt(p) || p->start + p->n_rows == p->request->n_prompt;
@@ -129,7 +129,8 @@ static void fill_forced(bt_batch *b, const bt_worker_config *cfg, uint32_t n_row
     }
 }
 
-/* Whether a token follows the piece: nothing else that is known, or under way, does. */
+/* Whether a token must be chosen after the piece: no known token, and none under way, follows it.
+ */
 static bool is_due(const bt_piece *p)
 {
     const bt_request *r   = p->request;
@@ -138,7 +139,7 @@ static bool is_due(const bt_piece *p)
     return !r->eval && end >= r->n_prompt + (bt_piece_is_prompt(p) ? 0 : r->n_known + r->n_drawn);
 }
 
-/* A row's token: known, or what the step under way will have drawn. */
+/* The token of a row: a known one, or the one that the step under way will have drawn. */
 static void fill_token(bt_batch *b, uint32_t row, const bt_piece *p, uint32_t position)
 {
     const bt_request *r = p->request;

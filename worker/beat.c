@@ -17,7 +17,7 @@ void bt_worker_count(uint64_t *buckets, uint32_t n, uint64_t value, uint64_t uni
     buckets[i]++;
 }
 
-/* What is staged of a request that has ended, and granted: one message each. */
+/* Staging slots of granted messages whose requests have ended. */
 static uint32_t count_quarantined(const bt_worker *w)
 {
     uint32_t n = 0;

@@ -76,7 +76,7 @@ bt_status bt_worker_drop_choice(bt_worker *w, uint64_t request, uint32_t epoch, 
     return BT_OK;
 }
 
-/* A first token that ends its choice is not said again with a second one: it goes by itself. */
+/* A first token that ends its choice is not repeated beside a second token: it goes by itself. */
 static bt_status repeat_ended(bt_worker *w, const bt_request *r, uint32_t index)
 {
     bt_status             st    = BT_OK;

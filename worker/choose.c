@@ -112,7 +112,7 @@ out:
     return st;
 }
 
-/* Where it is not by role alone how the prompt was computed, a replay must know. */
+/* When the prompt was not computed by role alone, a replay must know how. */
 static bt_status send_form_map(bt_worker *w, const bt_request *r)
 {
     bt_status st = BT_OK;

@@ -4,8 +4,8 @@
 #include "core/alloc.h"
 #include "worker/state.h"
 
-/* A second order for a request that is still here: an older placement gives way, anything else is
- * dropped.  *go_on_out: the new order goes on. */
+/* A second order for a request that is still here.  One of an older placement gives way; anything
+ * else is dropped.  *go_on_out: the new order goes on. */
 static bt_status make_way(bt_worker *w, uint64_t request, uint32_t epoch, bool *go_on_out)
 {
     bt_status   st = BT_OK;
@@ -125,7 +125,7 @@ out:
     return st;
 }
 
-/* With both roles the prompt goes to the request that was reserved for it. */
+/* With both roles the prompt is added to the request that was reserved for it. */
 static bt_status on_prompt(bt_worker *w, bt_down_prefill *m)
 {
     bt_status   st = BT_OK;
@@ -217,7 +217,7 @@ bt_status bt_worker_control(bt_worker *w, bt_down *m)
         BT_TRY(on_abort(w, m->u.abort.request, m->u.abort.epoch, m->u.abort.only_choice));
         break;
     case BT_DOWN_WAKE:
-        /* After Shutdown a number would not reach ranks that have left already. */
+        /* After Shutdown a wake number would not reach ranks that have left already. */
         if (!w->shutdown && m->u.wake.wake > w->wake_seen) w->wake_seen = m->u.wake.wake;
         break;
     case BT_DOWN_REGROUP: BT_TRY(bt_worker_regroup(w, &m->u.regroup)); break;

@@ -167,8 +167,8 @@ static int by_id(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Of the last n edits those of one id become one: only one of them has a bias, only one penalties.
- */
+/* Merges those of the last n edits that have the same id: only one of them has a bias, only one
+ * penalties. */
 static void merge(bt_draw_list *l, uint32_t n)
 {
     bt_logit_edit *e    = l->edits + l->n_edits - n;

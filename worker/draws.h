@@ -1,10 +1,10 @@
-/* worker/draws.h - a step's choices as a device wants them that samples by itself
- * (device/sampling.h), and what it chose.
+/* worker/draws.h - a step's choices, in the form that a device which samples by itself takes
+ * (device/sampling.h), and its results.
  *
  * The host chooses where the device does not sample, and in steps that want logits themselves
  * (evaluations, a prompt's own logprobs) or more than fits: the bits are the same.
  *
- * The list is the next step's; results are kept of two steps, so that one may be under way. */
+ * The list is for the next step; results of two steps are kept, so that one may be under way. */
 #ifndef BT_WORKER_DRAWS_H
 #define BT_WORKER_DRAWS_H
 

@@ -1,10 +1,10 @@
 /* worker/form_map.h - how each token of a prompt was computed, where its role alone does not say.
  *
  * By default form and kernels follow the role (law B), and no map is kept.  --form cost chooses the
- * form of a prompt's piece by its size, and --share-generated lets a prompt hit pages of generated
- * tokens: then the bits of a request's pages depend on how it came to be.  The map writes that
- * down, one bt_page_map a page; a hit copies the page's, a replay follows it (law A), and the key
- * by which a page is found in the cache covers the maps of all pages before it.
+ * form of each piece of a prompt by its size, and --share-generated lets a prompt hit pages of
+ * generated tokens: then the bits of a request's pages depend on how it came to be.  The map writes
+ * that down, one bt_page_map a page; a hit copies the page's, a replay follows it (law A), and the
+ * key by which a page is found in the cache covers the maps of all pages before it.
  *
  * Threads: the step thread. */
 #ifndef BT_WORKER_FORM_MAP_H
@@ -20,9 +20,9 @@ typedef struct {
 } bt_form_map;
 
 /* A map of a prompt, its beginning fixed as the bytes say: whole pages, or the whole prompt.
- * INVALID_ARG: they are none.  NO_MEMORY. */
+ * INVALID_ARG: they are not such a map.  NO_MEMORY. */
 bt_status bt_form_map_init(bt_form_map *map, uint32_t n_prompt, const void *bytes, size_t n_bytes);
-/* An equal one; of none, none. */
+/* A copy; of no map, no map. */
 bt_status bt_form_map_copy(const bt_form_map *from, bt_form_map *to_out);
 void      bt_form_map_fini(bt_form_map *map);
 /* Bytes of the whole map; 0 without one. */
@@ -47,7 +47,7 @@ void bt_form_map_fix_page(bt_form_map *map, const bt_page_map *page);
 /* A page's key in the pool: that of its tokens, and of the maps before it.  `before` is all zero as
  * long as every token had the form of its role, and then the key is that of the tokens. */
 bt_prefix_key bt_form_map_key(const bt_prefix_key *tokens, const bt_prefix_key *before);
-/* `before` goes on behind the page of that key and map. */
+/* Extends `before` by the page of that key and map. */
 void bt_form_map_chain(bt_prefix_key *before, const bt_prefix_key *key, const bt_page_map *page);
 
 #endif

@@ -1,9 +1,9 @@
 /* worker/handoff_in.h - the receiving end of one request's hand-off, on its decode rank.
  *
- * Every message is held against the reservation before a byte of it reaches a page: kv_dim, ranges,
- * payload size, the tag of the pages that it was made for, and one bit per layer and token, so that
- * no row comes twice.  The request joins when each bit is set and the last message, with the first
- * token of each choice, is there.  Messages may come in any order.
+ * Every message is checked against the reservation before a byte of it reaches a page: kv_dim,
+ * ranges, payload size, the tag of the pages that it was made for, and one bit per layer and token,
+ * so that no row comes twice.  The request joins when each bit is set and the last message, with
+ * the first token of each choice, is there.  Messages may come in any order.
  *
  * Threads: the step thread.  Memory: init() takes it all. */
 #ifndef BT_WORKER_HANDOFF_IN_H
@@ -13,7 +13,7 @@
 #include "parallel/page_message.h"
 #include "proto/control_msg.h"
 
-/* What follows a prompt in one choice; as it travels. */
+/* The token that follows the prompt in one choice, in wire form. */
 typedef struct {
     uint32_t id;
     float    logprob;
@@ -57,8 +57,8 @@ bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t
 void      bt_handoff_in_fini(bt_handoff_in *in);
 
 /* Verifies a message (whose checksum is right) and copies its rows to the pages; rows on the device
- * are there when the stream has come so far.  CHECKSUM says
- * what was expected and found; then nothing was written. */
+ * are there when the stream has come so far.  CHECKSUM says what
+ * was expected and found; then nothing was written. */
 bt_status bt_handoff_in_accept(bt_handoff_in *in, const bt_kv_pool *pool, const bt_page_id *pages,
                                const bt_page_message *m, const bt_page_payload *p);
 

@@ -1,7 +1,8 @@
 /* worker/history.h - which tokens a choice has seen, for the penalties.
  *
- * A table of the distinct ids of the prompt and of what was generated, with how often the latter
- * came.  It is a function of the tokens alone: a replayed request rebuilds it by adding them again.
+ * A table of the distinct ids of the prompt and of the generated tokens, and how often each was
+ * generated.  It is a function of the tokens alone: a replayed request rebuilds it by adding them
+ * again.
  *
  * Memory: doubles as distinct ids come; an id that is known costs nothing. */
 #ifndef BT_WORKER_HISTORY_H

@@ -245,8 +245,8 @@ static bt_status join(bt_worker *w, bt_request *r)
     return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
 }
 
-/* One of which all has come.  It joins outside of the hand-off's event, when the device's work may
- * use the rows. */
+/* A request whose rows have all come.  It joins the batch outside of the hand-off's event, when
+ * work of the device may use the rows. */
 static bt_request *next_complete(const bt_worker *w)
 {
     for (uint32_t i = 0; i < w->requests.n; i++) {

@@ -42,14 +42,15 @@ bool bt_links_receive(bt_links *links, bt_down *m_out);
 /* Collective over the group: everybody's plans.  CANCELLED when the rank must leave meanwhile, or
  * when its group has changed. */
 bt_status bt_links_gather(bt_links *links, const bt_plan *plan, bt_plan *plans_out);
-/* As the table's up(): where another coordinator may come, what is said to nobody is dropped. */
+/* As the table's up().  While there is no coordinator, but another one may come, it is dropped. */
 bt_status bt_links_send(bt_links *links, bt_up *m);
 /* The coordinator is lost, and another one may come: exchanges end with CANCELLED, and no step
  * begins. */
 static inline bool bt_links_orphaned(const bt_links *links) { return links->orphaned; }
-/* It does not do what it must: from now on it is lost.  False when no other one may come. */
+/* The coordinator breaks its promises: from now on it is lost.  False when no other one may come.
+ */
 bool bt_links_forsake(bt_links *links);
-/* NULL: none.  All that the one before has said is forgotten. */
+/* NULL: none.  All messages of the one before are dropped. */
 void bt_links_set_client(bt_links *links, bt_control_client *client);
 /* The rank must leave without regard to the others: a signal, a lost stream, or a shutdown that the
  * others no longer answer. */

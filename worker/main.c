@@ -81,8 +81,8 @@ out:
     return st;
 }
 
-/* Parked.  Pages that are expected are looked for every millisecond, and at once after some came;
- * otherwise only the control stream can bring anything. */
+/* Parked.  Expected pages are polled for every millisecond, and at once after some came; otherwise
+ * only the control stream can bring anything. */
 static void rest(bt_rank *r, uint64_t *sleep_ns)
 {
     if (bt_worker_background(r->worker)) {
@@ -99,9 +99,9 @@ static void rest(bt_rank *r, uint64_t *sleep_ns)
 
 static bool is_broken(const bt_rank *r) { return r->group != NULL && bt_group_is_broken(r->group); }
 
-/* When the group has changed while this rank waited for it, or an exchange fails and the
- * coordinator changes the group, the step has come to nothing, and its rows come again; when the
- * coordinator is lost nobody wants them any more. */
+/* When the group changes while this rank waits for it, or an exchange fails and the coordinator
+ * changes the group, the step is void and its rows are computed again.  When the coordinator is
+ * lost nobody wants them any more. */
 static bt_status what_follows(bt_rank *r, bt_status st)
 {
     if (st == BT_ERR_CANCELLED)

@@ -144,7 +144,7 @@ out:
     return st;
 }
 
-/* The rows of a step that fit beside the weights and a page, of those that were asked for. */
+/* The most rows of a step, of those asked for, that fit beside the weights and one page. */
 static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share)
 {
     uint64_t fixed = (a->shared != 0 ? 0 : a->weights) + a->page_bytes;

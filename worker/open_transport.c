@@ -1,5 +1,5 @@
-/* worker/open_transport.c - by what the ranks' device memory travels: all of them by the same, so
- * all of them tell what they have before one decides. */
+/* worker/open_transport.c - how the device memory of ranks travels.  All ranks must use the same
+ * way, so each tells the others what it has before anybody decides. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,7 +106,7 @@ static bool find_pair(const bt_rank *r, const place *all, uint32_t *a_out, uint3
     return false;
 }
 
-/* Whether NCCL is worth opening, from what all ranks know: else why not. */
+/* Whether NCCL is worth opening, from what all ranks know; else the reason. */
 static bool may_use_nccl(const bt_rank *r, const place *all, char *why)
 {
     uint32_t a = 0, b = 0;

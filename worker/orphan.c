@@ -1,9 +1,9 @@
 /* worker/orphan.c - a rank without a coordinator.
  *
- * A coordinator keeps nothing across its own end, and its clients have gone with it.  So what it
- * has ordered is dropped at once, no step runs, and the rank looks for the next coordinator at the
- * same address.  To that one it says what it knows (hello.c), and when all ranks of the cell have
- * come it is welcomed, and the groups begin anew.  Weights and prefix caches stay. */
+ * A coordinator keeps no state beyond its own process, and its clients are gone with it.  So
+ * everything that it ordered is dropped at once, no step runs, and the rank looks for the next
+ * coordinator at the same address.  It tells that one what it knows (hello.c).  When all ranks of
+ * the cell have come it is welcomed, and the groups begin anew.  Weights and prefix caches stay. */
 #include <stdio.h>
 
 #include "core/clock.h"

@@ -5,7 +5,7 @@
 #include "proto/prefix_key.h"
 #include "worker/requests.h"
 
-/* The map of a page of the prompt; of other pages, and where none is kept, nothing is set. */
+/* The map of a page of the prompt; all zero for other pages, and where no map is kept. */
 static const bt_page_map *map_of(const bt_request *r, uint32_t page)
 {
     static const bt_page_map NONE = {0, 0};
@@ -23,8 +23,8 @@ static void pass_page(bt_request *r, const bt_prefix_key *tokens, const bt_prefi
     r->n_kept++;
 }
 
-/* The prompt's next page, where the cache has it: computed as the map says, or anyhow where it says
- * nothing yet.  The prompt's last token is always computed. */
+/* The prompt's next page, if the cache has it: computed as the map says, or in any way where the
+ * map does not say yet.  The prompt's last token is always computed. */
 static bool find_page(bt_request *r, bt_kv_pool *pool, bt_page_id *page_out)
 {
     uint32_t      at = r->n_kept, end = (at + 1) * BT_PAGE_TOKENS;
@@ -184,7 +184,7 @@ void bt_request_keep_generated(bt_request *r, bt_kv_pool *pool, uint32_t start, 
 
 void bt_request_release_pages(bt_request *r, bt_kv_pool *pool)
 {
-    while (r->n_pages > 0) /* the end first: what the cache forgets first is what nothing follows */
+    while (r->n_pages > 0) /* from the end: the cache forgets first what nothing follows */
         bt_kv_pool_release(pool, r->pages[--r->n_pages]);
     bt_free(r->pages);
     r->pages = NULL;

@@ -123,7 +123,7 @@ bt_status bt_request_note(bt_request *r, uint32_t id)
     return bt_sampling_counts_tokens(&r->sampling) ? bt_history_add(&r->history, id, false) : BT_OK;
 }
 
-/* What the order says of how its tokens were, or are to be, computed. */
+/* The form map of the order: how the tokens were, or must be, computed. */
 static bt_status read_map(const bt_rank_facts *f, bt_request *r, const void *bytes, size_t n_bytes)
 {
     bt_status st = BT_OK;
@@ -136,7 +136,7 @@ out:
     return st;
 }
 
-/* What it takes to name pages of generated tokens: the beginning of the page that is theirs. */
+/* What is needed to name pages of generated tokens: the beginning of the first such page. */
 static bt_status read_tail(const bt_rank_facts *f, const bt_down_reserve *m, bt_request *r)
 {
     bt_status st    = BT_OK;

@@ -101,7 +101,7 @@ typedef struct {
     bt_page_id *pages; /* owned array; the pages are held from this rank's pool */
 
     uint64_t       arrival;  /* the smaller, the older */
-    uint32_t       n_keys;   /* 0: does without the prefix cache */
+    uint32_t       n_keys;   /* 0: it does not use the prefix cache */
     bt_prefix_key *keys;     /* owned: of the prompt's full pages */
     uint32_t       n_held;   /* prompt tokens that were found in the cache */
     uint32_t       n_cached; /* goes with its first token: what the prefill rank did not compute */
@@ -187,8 +187,7 @@ void bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
 /* Its pages must have been released. */
 void bt_request_destroy(bt_request *r);
 
-/* Takes down a token that was generated, for the penalties: each once, in any order, also those
- * that are replayed. */
+/* Counts a generated token for the penalties: each once, in any order, also replayed ones. */
 bt_status bt_request_note(bt_request *r, uint32_t id);
 
 /* Whether token `id`, at absolute `position`, ends the request, and how. */
@@ -203,7 +202,7 @@ static inline uint32_t bt_request_n_ready(const bt_request *r)
     return r->n_prompt + (r->eval ? r->n_eval : r->n_known + (next ? r->n_drawn : 0));
 }
 
-/* Whether its next row would be on a page that it has not. */
+/* Whether its next row would need a page that it does not have. */
 static inline bool bt_request_needs_page(const bt_request *r)
 {
     return r->state == BT_REQUEST_DECODE && !r->eval &&

@@ -31,7 +31,7 @@ static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
     return r->n_eval == 0 ? bt_worker_end(w, r) : BT_OK;
 }
 
-/* What becomes of a piece's request, once its tokens are on their way: they must not come after its
+/* Advances the request of a piece once its tokens are on their way: they must not come after its
  * Released. */
 static bt_status conclude(bt_worker *w, const bt_batch *b, uint32_t piece)
 {
@@ -67,8 +67,8 @@ static void layer_done(void *ctx, uint32_t layer)
 
 /* ---- launch */
 
-/* The step came to nothing.  Rows of it may have been handed over: computed again they must have
- * the same form, however the prompt is cut then. */
+/* The step is void.  Rows of it may have been handed over: computed again they must have the same
+ * form, however the prompt is cut then. */
 static void take_back(bt_batch *b)
 {
     for (uint32_t i = 0; i < b->n_pieces; i++) {

@@ -194,7 +194,7 @@ static const float *adjust(const bt_sampler *s, const float *logits, const bt_sa
 
 /* ---- draws */
 
-/* What a draw stands on: e[id] = exp((logit - highest) / temperature), 0 below min_p. */
+/* The weights of a draw: e[id] = exp((logit - highest) / temperature), 0 below min_p. */
 typedef struct {
     const float *logits;          /* adjusted */
     float        scale, top, max; /* max: the highest logit */
@@ -224,7 +224,7 @@ static void fill_chances(const bt_sampler *s, const bt_sample_how *how, chances 
     }
 }
 
-/* The id in which the running sum over the vocabulary passes u times the whole. */
+/* The id at which the running sum over the vocabulary passes u times the whole sum. */
 static uint32_t draw_by_id(const bt_sampler *s, const bt_sample_how *how, const chances *c)
 {
     double   target = bt_sample_uniform(how) * c->whole, before = 0;
@@ -291,7 +291,7 @@ static uint32_t count_from(const float *x, uint32_t n, float t)
     return count;
 }
 
-/* The sum of their e, as an estimate: what is exact is counted when they are in order. */
+/* The sum of their e, as an estimate; the exact one is taken when they are in order. */
 static double mass_from(const bt_sampler *s, const float *x, const float *e, uint32_t n, float t)
 {
     float kept[BT_VOCAB_BLOCK];

@@ -11,7 +11,7 @@ static uint32_t wanted(const bt_scheduler *s, const bt_request *r)
     return least(s->chunk, bt_request_n_ready(r) - r->step_end);
 }
 
-/* Prompt rows that the request still needs; 0 when it is no prompt. */
+/* Prompt rows that the request still needs; 0 when it is not a prompt. */
 static uint32_t rest_of(const bt_request *r)
 {
     return r->state == BT_REQUEST_PREFILL ? r->n_prompt - r->n_computed : 0;
@@ -24,8 +24,8 @@ static bt_role prompt_role(const bt_request *r)
                                                      : BT_ROLE_PROMPT;
 }
 
-/* Prompts that a piece ends (long_ones: those that it does not), first come, first served, as far
- * as the budget goes. */
+/* Adds prompts that end with a piece (long_ones: those that do not), first come, first served, as
+ * far as the budget goes. */
 static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
                          uint32_t n_most, uint32_t *budget, bt_piece *pieces, uint32_t n)
 {
@@ -84,8 +84,8 @@ static uint32_t add_generated(bt_scheduler *s, const bt_requests *t, uint32_t bu
     return n;
 }
 
-/* Rows of role prompt first, the order kept otherwise: a prompt that hit pages of generated tokens
- * may have rows of the other role. */
+/* Puts rows of role prompt first and keeps the order otherwise: a prompt that hit pages of
+ * generated tokens may have rows of the other role. */
 static void sort_roles(bt_piece *pieces, uint32_t n)
 {
     uint32_t n_prompt = 0;

@@ -151,7 +151,7 @@ out:
     return st;
 }
 
-/* Who had a seat and has none any more: nothing is taken from them or sent to them. */
+/* Excludes those that have lost their seat: nothing is taken from them or sent to them. */
 static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
 {
     bt_status st = BT_OK;
@@ -209,7 +209,7 @@ static uint32_t count_experts(const bt_rank *r)
     return n;
 }
 
-/* Before experts are read: others of this machine may adopt some at the same time. */
+/* Checked before experts are read: other ranks of this machine may adopt some at the same time. */
 static bt_status check_room(const bt_rank *r, uint32_t n_before)
 {
     bt_status st = BT_OK;

@@ -50,8 +50,8 @@ out:
     return st;
 }
 
-/* The experts of world rank `rank` once it has a seat.  A spare reckons with the seat that needs
- * most: in the smaller group. */
+/* Marks the experts that world rank `rank` has once it has a seat.  A spare reckons with the seat
+ * that needs most, in the smaller group. */
 static bt_status mark_rank(const bt_rank *r, uint32_t rank, bool *own)
 {
     uint32_t n_first = r->seats[BT_GROUP_PREFILL].n, n_second = r->seats[BT_GROUP_DECODE].n;
@@ -62,7 +62,7 @@ static bt_status mark_rank(const bt_rank *r, uint32_t rank, bool *own)
     return mark_experts(r, n_first, n_first - 1, own);
 }
 
-/* What a lost rank's experts may add here.  Where the ranks of a machine share what they pack, they
+/* Room for the experts of a lost rank.  Where the ranks of a machine share packed weights, they
  * cannot need more than the whole model. */
 static void count_adopted(bt_rank *r, uint32_t group, uint64_t none, uint64_t all)
 {
@@ -113,7 +113,7 @@ static void open_packed(bt_rank *r, uint64_t key)
         BT_WARN("weights are packed again, and %s is replaced", r->packed_path);
 }
 
-/* Where the ranks of this machine share what they pack.  Without it each has its own: more memory,
+/* Opens what the ranks of this machine share.  Without it each has its own weights: more memory,
  * no other difference. */
 static void open_store(bt_rank *r)
 {
@@ -151,7 +151,8 @@ out:
 
 static void poll_handoff(void *ctx) { bt_handoff_poll(ctx); }
 
-/* Nobody leaves before all are ready: one that fails at first needs all others for another try. */
+/* Nobody goes on before all are ready: a rank that fails at first needs all others for another
+ * try. */
 static bt_status await_handoff(bt_rank *r, bt_wait wait)
 {
     bt_status st  = BT_OK;
@@ -256,7 +257,7 @@ out:
     return st;
 }
 
-/* Weights are read for a long time: say how far, and see whether anybody still wants them. */
+/* Reading weights takes long: report progress, and see whether anybody still wants them. */
 static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     bt_rank *r   = ctx;
@@ -363,7 +364,8 @@ out:
     return st;
 }
 
-/* What is left of a GPU, and pinned of the host, once all has been taken that steps need. */
+/* Logs what is left of a GPU's memory, and what is pinned of the host's, once everything that
+ * steps need has been taken. */
 static bt_status print_headroom(bt_rank *r)
 {
     bt_status st   = BT_OK;

@@ -24,7 +24,7 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
     w->parked    = true; /* every rank starts parked at wake number 0 */
     BT_TRY(bt_sampler_init(&w->sampler, cfg->kernels->rows, cfg->facts.model->vocab_size));
     BT_TRY(bt_draw_list_init(&w->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));
-    /* What a step has chosen can feed the next one without the host, if the device chooses. */
+    /* If the device chooses tokens, they can feed the next step without the host. */
     w->lookahead = cfg->lookahead && w->draws.sampling != NULL;
     for (int i = 0; i < (w->lookahead ? 2 : 1); i++)
         BT_TRY(bt_batch_init(&w->batches[i], cfg));

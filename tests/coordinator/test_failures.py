@@ -38,7 +38,7 @@ class Start(unittest.TestCase):
         cell.ready()  # a second ready changes nothing
         self.assertEqual(c.line("ready"), f"127.0.0.1:{port}")
         self.assertTrue(open_())
-        self.assertIn("progress 0 5 10", c.lines)
+        wait_for(lambda: "progress 0 5 10" in c.lines, "the progress of rank 0")
         for r in cell.ranks:  # above every epoch that a rank has seen
             self.assertEqual([m.epoch for k, m in r.seen if k == "welcome"], [5])
 

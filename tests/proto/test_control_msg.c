@@ -312,7 +312,7 @@ static void control_msg_out_of_range_is_refused(void)
     refused_down(down, "empty prompt");
     down                = sample_down(BT_DOWN_RESERVE);
     down.u.reserve.eval = false;
-    refused_down(down, "no evaluation");
+    refused_down(down, "not an evaluation");
     down                               = sample_down(BT_DOWN_PREFILL);
     down.u.prefill.n_eval_expert_bytes = 7;
     refused_down(down, "multiple of 4");

@@ -47,7 +47,7 @@ def cases(pb):
     yield "another count", [chunk(pb, 300), complete(pb, 7)], [], 1, "the server counts 7"
     yield "no logprobs", ok, ["--logprobs"], 1, "logprobs"
     yield "too few logprobs", [chunk(pb, 300, 301, logprobs=1), complete(pb, 2)], ["--logprobs"], 1, "1 logprobs"
-    yield "garbage", [b"\xff\xff\xff\xff\xff"], [], 1, "that are no"
+    yield "garbage", [b"\xff\xff\xff\xff\xff"], [], 1, "cannot be parsed"
     yield "an empty message", [b""], [], 1, "empty answer"
     yield "silence", [Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
     yield "silence after a token", [chunk(pb, 300), Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"

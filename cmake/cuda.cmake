@@ -55,8 +55,12 @@ endforeach()
 
 enable_language(CXX)
 find_library(BT_CUDART_STATIC cudart_static HINTS ${cuda_root}/lib64 ${cuda_root}/targets/x86_64-linux/lib REQUIRED)
-add_library(baton_cuda MODULE ${BT_CUDA_SOURCES} ${objects})
 set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+add_library(bt_cuda_kernels STATIC ${objects}) # for tests on a GPU
+set_target_properties(bt_cuda_kernels PROPERTIES LINKER_LANGUAGE CXX)
+target_link_libraries(bt_cuda_kernels INTERFACE ${BT_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)
+target_include_directories(bt_cuda_kernels SYSTEM INTERFACE ${cuda_root}/include)
+add_library(baton_cuda MODULE ${BT_CUDA_SOURCES} ${objects})
 set_target_properties(baton_cuda PROPERTIES LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 target_include_directories(baton_cuda SYSTEM PRIVATE ${cuda_root}/include)
 # The log and the memory are the program's: undefined here, found when it opens the module.

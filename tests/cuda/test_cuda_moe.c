@@ -224,8 +224,10 @@ static bt_bf16 sum_by_hand(const sum_case *c, uint32_t r, uint32_t i, float shar
 static void make_items(const sum_case *c, uint32_t rank)
 {
     uint32_t term_of[ROWS * TOP_K], n = 0;
+    uint8_t  whole[N_BLOCKS];
     float   *y = ARRAY(float, ROWS *TOP_K * c->hidden), weight[ROWS * TOP_K];
 
+    memcpy(whole, WHOLE, sizeof(whole));        /* a GPU reads stacks, not constants */
     for (uint32_t i = ROWS * TOP_K; i-- > 0;) { /* terms in another order than entries */
         uint32_t e = c->wire[(size_t)(i / TOP_K) * c->n_wire + c->hidden + i % TOP_K];
 
@@ -243,7 +245,7 @@ static void make_items(const sum_case *c, uint32_t rank)
                                          .block_size    = BLOCK,
                                          .items_per_row = ITEMS_OF[rank],
                                          .wire          = c->wire,
-                                         .whole         = WHOLE,
+                                         .whole         = whole,
                                          .term_of       = term_of,
                                          .term_weight   = weight,
                                          .y             = y,
@@ -257,8 +259,13 @@ static void join_as(const sum_case *c, uint32_t self, const float *shared, bt_bf
 {
     size_t   rank_elems = (size_t)ROWS * 2 * c->hidden;
     bt_bf16 *came       = ARRAY(bt_bf16, (N_RANKS - 1) * rank_elems);
-    uint32_t before[N_RANKS], n = 0;
+    uint32_t before[N_RANKS], items_of[N_RANKS], n = 0;
+    uint16_t owner[N_EXPERTS];
+    uint8_t  whole[N_BLOCKS];
 
+    memcpy(owner, OWNER, sizeof(owner));
+    memcpy(whole, WHOLE, sizeof(whole));
+    memcpy(items_of, ITEMS_OF, sizeof(items_of));
     for (uint32_t q = 0; q < N_RANKS; q++) {
         before[q] = 2 * n;
         if (q == self) continue;
@@ -272,9 +279,9 @@ static void join_as(const sum_case *c, uint32_t self, const float *shared, bt_bf
                                                      .block_size   = BLOCK,
                                                      .self         = self,
                                                      .wire         = c->wire,
-                                                     .owner        = OWNER,
-                                                     .whole        = WHOLE,
-                                                     .items_of     = ITEMS_OF,
+                                                     .owner        = owner,
+                                                     .whole        = whole,
+                                                     .items_of     = items_of,
                                                      .items_before = before,
                                                      .own          = c->items + self * rank_elems,
                                                      .came         = came,

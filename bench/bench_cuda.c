@@ -1,0 +1,334 @@
+/* bench/bench_cuda.c - the kernels of an MLA layer and of its experts on a GPU, at the sizes of V3,
+ * each beside the roof that it meets: memory (measured here, by a copy) or bf16 products (the data
+ * sheet's, an argument).
+ *
+ *     bench_cuda [TFLOP/S]      989 unless told: H100 and H200, dense bf16
+ *
+ * A time is the median of ROUNDS, each the mean of some calls; what is read lies in as many places
+ * as keep it out of the cache. */
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "attention/cuda/attn_kernels.h"
+#include "device/cuda/gemm.h"
+
+enum {
+    ROUNDS    = 7,
+    CALLS     = 10,
+    PAGE      = BT_CUDA_PAGE,
+    LORA      = 512,
+    ROPE      = 64,
+    KV_DIM    = LORA + ROPE,
+    SPLIT     = 2048, /* positions of a part */
+    HIDDEN    = 7168,
+    EXPERT    = 2048,
+    EXPERTS   = 32,
+    MANY_ROWS = 256
+};
+static const size_t COLD_BYTES = (size_t)256 << 20;
+
+static cudaStream_t g_stream;
+static double       g_gbps, g_tflops = 989;
+
+static void must(int err, const char *what)
+{
+    if (err == cudaSuccess) return;
+    fprintf(stderr, "bench_cuda: %s: %s\n", what, cudaGetErrorString((cudaError_t)err));
+    exit(EXIT_FAILURE);
+}
+#define MUST(call) must((int)(call), #call)
+
+static void *take(size_t bytes)
+{
+    void *p = NULL;
+
+    MUST(cudaMalloc(&p, bytes));
+    MUST(cudaMemset(p, 0, bytes));
+    return p;
+}
+
+/* Numbers of about -1/4 .. 1/4 as bf16, or any finite e4m3. */
+static void *take_random(size_t bytes)
+{
+    enum { BLOCK = 1 << 20 };
+    static uint16_t block[BLOCK];
+    uint8_t        *p   = take(bytes);
+    uint64_t        rng = bytes;
+
+    for (int i = 0; i < BLOCK; i++) {
+        rng      = rng * 6364136223846793005u + 1442695040888963407u;
+        block[i] = (uint16_t)((rng >> 48 & 0x807e) | 0x3e00); /* bf16 +-1/8 .. 1/4 */
+    }
+    for (size_t at = 0; at < bytes; at += sizeof(block))
+        MUST(cudaMemcpy(p + at, block, bytes - at < sizeof(block) ? bytes - at : sizeof(block),
+                        cudaMemcpyHostToDevice));
+    return p;
+}
+
+static int compare(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Microseconds of call(ctx, i), i counting the calls. */
+static double time_us(int (*call)(void *ctx, unsigned i), void *ctx)
+{
+    cudaEvent_t begin, end;
+    float       ms[ROUNDS];
+    unsigned    i = 0;
+
+    MUST(cudaEventCreate(&begin));
+    MUST(cudaEventCreate(&end));
+    for (int r = -1; r < ROUNDS; r++) { /* the first is to warm up */
+        MUST(cudaEventRecord(begin, g_stream));
+        for (int c = 0; c < CALLS; c++)
+            must(call(ctx, i++), "a kernel's launch");
+        MUST(cudaEventRecord(end, g_stream));
+        MUST(cudaEventSynchronize(end));
+        if (r >= 0) MUST(cudaEventElapsedTime(&ms[r], begin, end));
+    }
+    MUST(cudaEventDestroy(begin));
+    MUST(cudaEventDestroy(end));
+    qsort(ms, ROUNDS, sizeof(*ms), compare);
+    return (double)ms[ROUNDS / 2] * 1e3 / CALLS;
+}
+
+static void print(const char *what, double us, double bytes, double flops)
+{
+    double gbps = bytes / us * 1e-3, tflops = flops / us * 1e-6;
+
+    printf("%-58s %9.1f us %7.0f GB/s %5.1f %% %7.1f TFLOP/s %5.1f %%\n", what, us, gbps,
+           100 * gbps / g_gbps, tflops, 100 * tflops / g_tflops);
+    fflush(stdout);
+}
+
+/* ---- the memory's roof */
+
+typedef struct {
+    uint8_t *from, *to;
+} copying;
+
+static int copy(void *ctx, unsigned i)
+{
+    const copying *c = ctx;
+
+    (void)i;
+    return (int)cudaMemcpyAsync(c->to, c->from, COLD_BYTES, cudaMemcpyDeviceToDevice, g_stream);
+}
+
+static void measure_copy(void)
+{
+    copying c = {take(COLD_BYTES), take(COLD_BYTES)};
+
+    g_gbps = 2.0 * (double)COLD_BYTES / time_us(copy, &c) * 1e-3;
+    printf(
+        "copy within the device: %.0f GB/s, read and written; products: %.0f TFLOP/s by the data "
+        "sheet\n",
+        g_gbps, g_tflops);
+    MUST(cudaFree(c.from));
+    MUST(cudaFree(c.to));
+}
+
+/* ---- attention */
+
+static bt_cuda_dims dims_of(uint32_t heads)
+{
+    return (bt_cuda_dims){heads, LORA, 128, ROPE, 128, 0.07f};
+}
+
+/* n requests of equal context, their pages in order. */
+static uint32_t *take_pages(uint32_t n)
+{
+    uint32_t *host = calloc(n, sizeof(*host)), *ids = take(n * sizeof(*ids));
+
+    for (uint32_t i = 0; host != NULL && i < n; i++)
+        host[i] = n - 1 - i;
+    MUST(cudaMemcpy(ids, host, n * sizeof(*ids), cudaMemcpyHostToDevice));
+    free(host);
+    return ids;
+}
+
+typedef struct {
+    bt_cuda_decode d;
+    uint32_t       n_layers;
+    bt_bf16       *pool;
+} decoding;
+
+static int decode(void *ctx, unsigned i)
+{
+    decoding *x = ctx;
+
+    x->d.pages.base = x->pool + (size_t)(i % x->n_layers) * PAGE * KV_DIM;
+    return bt_cuda_decode_run(g_stream, &x->d);
+}
+
+static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t context)
+{
+    uint32_t      pages = context / PAGE, n = batch * rows, parts = (context - 1) / SPLIT + 1;
+    size_t        layer  = (size_t)batch * pages * PAGE * KV_DIM * sizeof(bt_bf16);
+    uint32_t      layers = (uint32_t)(COLD_BYTES / layer + 1);
+    bt_cuda_span *spans = take(batch * sizeof(*spans)), *host = calloc(batch, sizeof(*host));
+    uint32_t     *ids   = take_pages(batch * pages);
+    decoding      x     = {.n_layers = layers, .pool = take_random(layer * layers)};
+    double        pairs = (double)n * heads * context;
+    char          what[128];
+
+    for (uint32_t i = 0; host != NULL && i < batch; i++)
+        host[i] = (bt_cuda_span){i * rows, rows, context - rows, i * pages};
+    MUST(cudaMemcpy(spans, host, batch * sizeof(*spans), cudaMemcpyHostToDevice));
+    x.d = (bt_cuda_decode){
+        .dims        = dims_of(heads),
+        .pages       = {.page_stride = (size_t)layers * PAGE * KV_DIM, .ids = ids},
+        .spans       = spans,
+        .n_spans     = batch,
+        .max_rows    = rows,
+        .max_parts   = parts,
+        .split_pages = SPLIT / PAGE,
+        .ql          = take_random((size_t)n * heads * LORA * sizeof(bt_bf16)),
+        .q           = take_random((size_t)n * heads * (128 + ROPE) * sizeof(bt_bf16)),
+        .out         = take((size_t)n * heads * LORA * sizeof(bt_bf16)),
+        .part_o      = take((size_t)n * heads * parts * LORA * sizeof(float)),
+        .part_ms     = take((size_t)n * heads * parts * 2 * sizeof(float))
+    };
+    snprintf(what, sizeof(what), "MLA decode, %u heads, %u x %u rows, context %u", heads, batch,
+             rows, context);
+    print(what, time_us(decode, &x), (double)layer, 2 * pairs * (KV_DIM + LORA));
+    void *all[] = {ids,           spans,   x.pool,     (void *)x.d.ql,
+                   (void *)x.d.q, x.d.out, x.d.part_o, x.d.part_ms};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        MUST(cudaFree(all[i]));
+    free(host);
+}
+
+static int prefill(void *ctx, unsigned i)
+{
+    (void)i;
+    return bt_cuda_prefill_run(g_stream, ctx);
+}
+
+/* The last part of a prompt of SPLIT rows from `start` on, against its own part of keys. */
+static void bench_prefill(uint32_t heads, uint32_t rows)
+{
+    uint32_t             *ids  = take_pages(SPLIT / PAGE);
+    bt_cuda_prefill_item *item = take(sizeof(*item)), host = {
+                                                          {0, rows, 0, 0},
+                                                          0
+    };
+    size_t          n = rows, q_dim = 128 + ROPE;
+    double          pairs = (double)heads * ((double)rows * (rows + 1) / 2);
+    char            what[128];
+    bt_cuda_prefill p = {
+        .dims     = dims_of(heads),
+        .pages    = {take_random((size_t)SPLIT * KV_DIM * sizeof(bt_bf16)), (size_t)PAGE * KV_DIM,
+                     ids},
+        .items    = item,
+        .n_items  = 1,
+        .max_rows = rows,
+        .split_pages = SPLIT / PAGE,
+        .q           = take_random(n * heads * q_dim * sizeof(bt_bf16)),
+        .k           = take_random(n * heads * 128 * sizeof(bt_bf16)),
+        .v           = take_random(n * heads * 128 * sizeof(bt_bf16)),
+        .out         = take(n * heads * 128 * sizeof(bt_bf16)),
+        .run_o       = take(n * heads * 128 * sizeof(float)),
+        .run_ms      = take(n * heads * 2 * sizeof(float))
+    };
+
+    MUST(cudaMemcpy(item, &host, sizeof(host), cudaMemcpyHostToDevice));
+    snprintf(what, sizeof(what), "prefill attention, %u heads, %u rows, causal", heads, rows);
+    print(what, time_us(prefill, &p), (double)n * heads * (q_dim + 3 * 128) * sizeof(bt_bf16),
+          2 * pairs * (double)(q_dim + 128));
+    void *all[] = {ids,         item,          p.pages.base, (void *)p.q, (void *)p.k,
+                   (void *)p.v, (void *)p.out, p.run_o,      p.run_ms};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        MUST(cudaFree(all[i]));
+}
+
+/* ---- experts: gate, up and SwiGLU in one launch */
+
+static int product(void *ctx, unsigned i)
+{
+    (void)i;
+    return bt_cuda_gemm_run(g_stream, ctx);
+}
+
+static void bench_experts(void *weights, float *scales, bt_bf16 *x, bt_bf16 *y, uint32_t *row_at,
+                          uint32_t rows)
+{
+    size_t       elem  = scales != NULL ? 1 : sizeof(bt_bf16);
+    size_t       bytes = (size_t)2 * EXPERT * HIDDEN * elem;
+    uint32_t     host[EXPERTS + 1];
+    char         what[128];
+    bt_cuda_gemm g = {.n        = EXPERT,
+                      .k        = HIDDEN,
+                      .n_groups = EXPERTS,
+                      .out      = BT_CUDA_OUT_SWIGLU,
+                      .max_rows = rows * EXPERTS,
+                      .row_at   = row_at,
+                      .x        = x,
+                      .ld_x     = HIDDEN,
+                      .y        = y,
+                      .ld_y     = EXPERT};
+
+    for (uint32_t e = 0; e <= EXPERTS; e++)
+        host[e] = e * rows;
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        g.w[e]       = (uint8_t *)weights + e * bytes;
+        g.w_scale[e] = scales;
+    }
+    MUST(cudaMemcpy(row_at, host, sizeof(host), cudaMemcpyHostToDevice));
+    snprintf(what, sizeof(what), "%u experts, %s, %u rows each", EXPERTS,
+             scales != NULL ? "e4m3" : "bf16", rows);
+    print(what, time_us(product, &g),
+          (double)EXPERTS * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
+          2.0 * EXPERTS * rows * 2 * EXPERT * HIDDEN);
+}
+
+static void bench_all_experts(void)
+{
+    size_t    n      = (size_t)EXPERTS * 2 * EXPERT * HIDDEN;
+    void     *w      = take_random(n * sizeof(bt_bf16));
+    float    *scales = take_random((size_t)2 * EXPERT * (HIDDEN / 128) * sizeof(float));
+    bt_bf16  *x      = take_random((size_t)EXPERTS * MANY_ROWS * HIDDEN * sizeof(bt_bf16));
+    bt_bf16  *y      = take((size_t)EXPERTS * MANY_ROWS * EXPERT * sizeof(bt_bf16));
+    uint32_t *row_at = take((EXPERTS + 1) * sizeof(*row_at));
+
+    for (int fp8 = 0; fp8 < 2; fp8++)
+        for (uint32_t rows = 1; rows <= MANY_ROWS; rows *= 4)
+            bench_experts(w, fp8 ? scales : NULL, x, y, row_at, rows);
+    MUST(cudaFree(w));
+    MUST(cudaFree(scales));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
+    MUST(cudaFree(row_at));
+}
+
+int main(int argc, char **argv)
+{
+    static const uint32_t CONTEXTS[] = {1024, 4096, 32768};
+    struct cudaDeviceProp gpu;
+    int                   n = 0;
+
+    if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
+        printf("bench_cuda: no GPU\n");
+        return 77;
+    }
+    if (argc > 1) g_tflops = atof(argv[1]);
+    MUST(cudaGetDeviceProperties(&gpu, 0));
+    MUST(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking));
+    printf("%s, %d multiprocessors\n", gpu.name, gpu.multiProcessorCount);
+    measure_copy();
+    for (uint32_t heads = 128; heads >= 16; heads /= 8)
+        for (int c = 0; c < 3; c++)
+            for (uint32_t batch = 1; batch <= 128; batch *= CONTEXTS[c] > 4096 ? 16 : 8)
+                bench_decode(heads, batch, 1, CONTEXTS[c]);
+    bench_decode(128, 128, 2, 4096);
+    for (uint32_t heads = 128; heads >= 16; heads /= 8)
+        for (uint32_t rows = 512; rows <= SPLIT; rows *= 2)
+            bench_prefill(heads, rows);
+    bench_all_experts();
+    return EXIT_SUCCESS;
+}

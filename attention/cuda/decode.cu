@@ -101,7 +101,7 @@ static __device__ __forceinline__ void score(float s[NT][4], bt_bf16 *queries, b
 
 /* Where warps exchange what they know of a page. */
 typedef struct {
-    float   *maxima;  /* [BM][KEY_BLOCKS], of which each warp fills one */
+    float   *maxima;  /* [BM][WARPS_N] */
     float   *sums;    /* [BM][KEY_BLOCKS] */
     bt_bf16 *weights; /* tile [BM][PAGE] */
 } exchange;
@@ -130,7 +130,7 @@ softmax(float s[NT][4], const exchange &x, float scale, uint32_t page_start, uin
             if (key <= pos[half]) max = gpu_max(*v, max);
         }
         max = quad_max(max);
-        if (quad == 0) x.maxima[row * KEY_BLOCKS + warp_n] = max;
+        if (quad == 0) x.maxima[row * WARPS_N + warp_n] = max;
     }
     __syncthreads();
     GPU_UNROLL
@@ -140,7 +140,7 @@ softmax(float s[NT][4], const exchange &x, float scale, uint32_t page_start, uin
 
         GPU_UNROLL
         for (int w = 0; w < WARPS_N; w++)
-            max = gpu_max(x.maxima[row * KEY_BLOCKS + w], max);
+            max = gpu_max(x.maxima[row * WARPS_N + w], max);
         shrink[half] = raise_max(&state[half], max);
         GPU_UNROLL
         for (int n = 0; n < NT; n++) {
@@ -200,6 +200,16 @@ static __device__ void put_out(const bt_cuda_decode &d, const work &w, uint32_t 
     }
 }
 
+/* Bytes: queries, pages, weights, then the floats of the exchange. */
+template <int C, int WARPS_M, int STAGES> static constexpr size_t shared_bytes(void)
+{
+    enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16, WARPS_N = N_WARPS / WARPS_M };
+    return sizeof(bt_bf16) * ((size_t)(BM + STAGES * PAGE) * COLS + BM * PAGE) +
+           sizeof(float) * BM * (WARPS_N + KEY_BLOCKS);
+}
+enum { HOPPER_SHARED = 227 << 10 };
+static_assert(shared_bytes<512, 4, 2>() <= HOPPER_SHARED, "two pages beside the tallest tile");
+
 template <int C, int WARPS_M, int STAGES>
 static __global__ void __launch_bounds__(THREADS, 1)
     decode_kernel(const GPU_CONSTANT bt_cuda_decode d, bool wide)
@@ -214,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     GPU_DYNAMIC_SHARED(bt_bf16, queries);
     bt_bf16  *ring = queries + BM * COLS;
     exchange  x    = {(float *)(ring + STAGES * PAGE * COLS + BM * PAGE),
-                      (float *)(ring + STAGES * PAGE * COLS + BM * PAGE) + BM * KEY_BLOCKS,
+                      (float *)(ring + STAGES * PAGE * COLS + BM * PAGE) + BM * WARPS_N,
                       ring + STAGES * PAGE * COLS};
     uint32_t  warp = threadIdx.x / GPU_WARP, lane = threadIdx.x % GPU_WARP;
     uint32_t  row0 = warp / WARPS_N * 16, key0 = warp % WARPS_N * NT_S * 8;
@@ -293,26 +303,19 @@ static __global__ void __launch_bounds__(THREADS) merge_kernel(const GPU_CONSTAN
 template <int C, int WARPS_M, int STAGES>
 static int run(void *stream, const bt_cuda_decode *d, bool wide)
 {
-    enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16 };
-    uint32_t lanes  = d->max_rows * d->dims.n_heads;
-    size_t   shared = sizeof(bt_bf16) * ((size_t)(BM + STAGES * PAGE) * COLS + BM * PAGE) +
-                    sizeof(float) * 2 * BM * KEY_BLOCKS;
+    uint32_t lanes = d->max_rows * d->dims.n_heads;
 
     return gpu_launch(decode_kernel<C, WARPS_M, STAGES>,
-                      dim3(d->max_parts, gpu_blocks(lanes, BM), d->n_spans), dim3(THREADS), shared,
-                      stream, *d, wide);
+                      dim3(d->max_parts, gpu_blocks(lanes, WARPS_M * 16), d->n_spans),
+                      dim3(THREADS), shared_bytes<C, WARPS_M, STAGES>(), stream, *d, wide);
 }
 
 /* Two pages in shared memory where the device has room for them. */
 template <int C, int WARPS_M>
 static int run_staged(void *stream, const bt_cuda_decode *d, bool wide)
 {
-    enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16 };
-    size_t two = sizeof(bt_bf16) * ((size_t)(BM + 2 * PAGE) * COLS + BM * PAGE) +
-                 sizeof(float) * 2 * BM * KEY_BLOCKS;
-
-    return two <= gpu_max_shared() ? run<C, WARPS_M, 2>(stream, d, wide)
-                                   : run<C, WARPS_M, 1>(stream, d, wide);
+    return shared_bytes<C, WARPS_M, 2>() <= gpu_max_shared() ? run<C, WARPS_M, 2>(stream, d, wide)
+                                                             : run<C, WARPS_M, 1>(stream, d, wide);
 }
 
 template <int C> static int run_tiled(void *stream, const bt_cuda_decode *d, bool wide)

@@ -362,6 +362,9 @@ static uint32_t cuda_count(char *text, size_t text_bytes)
 
     /* Kernels are loaded when the context is made: not by the first step that needs them. */
     (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    /* As many queues as there are streams, NCCL's too: in one queue with others, an operation that
+     * waits for its peer would hold them back. */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     err = cudaGetDeviceCount(&n);
     (void)cudaGetLastError();
     (void)cudaDriverGetVersion(&driver);

@@ -68,7 +68,7 @@ static __device__ __forceinline__ uint32_t weight_row(const bt_cuda_gemm &g, uin
 static __device__ __forceinline__ void fill_raw(uint8_t *dst, const uint8_t *src, int n, bool wide)
 {
     if (wide) {
-        copy_async16(dst, n > 0 ? src : dst, n > 0);
+        copy_async16(dst, src, n > 0);
         return;
     }
     for (int i = 0; i < RAW_CHUNK; i++)

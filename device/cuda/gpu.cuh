@@ -88,7 +88,8 @@ static __device__ __forceinline__ void load_matrix_turned(uint32_t r[4], const v
 }
 
 /* 16 bytes from global to shared memory, both aligned to 16; zeros when not valid (src is not read
- * then).  Lands at copy_async_wait<n>(), which leaves the n groups committed last under way. */
+ * then, but names global memory all the same).  Lands at copy_async_wait<n>(), which leaves the n
+ * groups committed last under way. */
 static __device__ __forceinline__ void copy_async16(void *dst, const void *src, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(gpu_shared_address(dst)),

@@ -47,12 +47,12 @@ static __device__ __forceinline__ void load_b_rows(uint32_t b[4], bt_bf16 *tile,
 }
 
 /* One chunk of a tile from src[0 .. n), the rest zeros; asynchronous where `wide` says that src is
- * aligned to 16 bytes and n is not between 0 and 8. */
+ * aligned to 16 bytes and n is not between 0 and 8.  src lies in global memory, also for no n. */
 static __device__ __forceinline__ void fill_chunk(bt_bf16 *dst, const bt_bf16 *src, int n,
                                                   bool wide)
 {
     if (wide) {
-        copy_async16(dst, n > 0 ? src : dst, n > 0);
+        copy_async16(dst, src, n > 0);
         return;
     }
     for (int i = 0; i < TILE_CHUNK; i++)
@@ -84,9 +84,11 @@ static __device__ __forceinline__ void fill_tile(bt_bf16 *tile, const tile_sourc
             const bt_bf16 *from  = right ? src.right + row * src.ld_right + (col - C)
                                          : src.left + row * src.ld_left + col;
             int            n     = right ? src.n_right - (col - C) : src.n_left - col;
+            bool           any   = row < n_rows && n > 0;
 
             if (chunk < COLS / TILE_CHUNK)
-                fill_chunk(tile_chunk<COLS>(tile, row, chunk), from, row < n_rows ? n : 0, wide);
+                fill_chunk(tile_chunk<COLS>(tile, row, chunk), any ? from : src.left, any ? n : 0,
+                           wide);
         }
     }
 }

@@ -330,7 +330,7 @@ void *shared_array(const void *site, size_t bytes)
         if (a.site == site) return a.mem.get();
     g_arrays.push_back({site, bytes, poisoned(bytes)});
     g_static_bytes += bytes;
-    if (g_static_bytes > 48 << 10)
+    if (g_static_bytes > 48 << 10 || g_static_bytes + g_dynamic_bytes > g_max_shared)
         die({"shared", 0}, "%zu bytes of static shared memory", g_static_bytes);
     return g_arrays.back().mem.get();
 }
@@ -349,9 +349,10 @@ void copy_async(void *dst, const void *src, bool valid)
 {
     copy c = {dst, {}};
 
-    if (((uintptr_t)dst | (valid ? (uintptr_t)src : 0)) % COPY_BYTES != 0)
+    if (((uintptr_t)dst | (uintptr_t)src) % COPY_BYTES != 0)
         die({"copy", 0}, "%p to %p is not aligned", src, dst);
     if (!in_shared(dst, COPY_BYTES)) die({"copy", 0}, "the target is not shared memory");
+    if (in_shared(src, COPY_BYTES)) die({"copy", 0}, "the source is shared memory");
     if (valid) memcpy(c.bytes, src, COPY_BYTES);
     memset(dst, 0xff, COPY_BYTES);
     g_fibers[g_self].copies.push_back(c);

@@ -223,12 +223,24 @@ static void launch_forgotten(void)
 
     gpu_launch(forgotten_kernel, 1, 1, sizeof(in), nullptr, (const four *)&in);
 }
+static void from_shared_kernel(void)
+{
+    GPU_DYNAMIC_SHARED(four, mem);
+
+    copy_async16(mem, mem, false); /* nothing is read, and yet */
+    copy_async_wait<0>();
+}
+static void launch_from_shared(void)
+{
+    gpu_launch(from_shared_kernel, 1, 1, sizeof(four), nullptr);
+}
 static void launch_too_large(void) { gpu_launch(missed_kernel, 1, 32, 300 << 10, nullptr); }
 static void launch_nothing(void) { gpu_launch(missed_kernel, 0, 32, 0, nullptr); }
 
 static void what_a_gpu_would_refuse_ends_the_process(void)
 {
     EXPECT_ABORT(launch_forgotten, "nobody waited for");
+    EXPECT_ABORT(launch_from_shared, "the source is shared memory");
     EXPECT_ABORT(launch_too_large, "shared memory");
     EXPECT_ABORT(launch_nothing, "grid of 0");
 }

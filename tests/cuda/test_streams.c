@@ -32,13 +32,21 @@ static void down(void *to, const void *from, size_t bytes, cudaStream_t stream)
 static void what_comes_down_is_there_after_the_wait(void)
 {
     cudaStream_t stream = stream_new();
-    uint8_t     *memory = memory_new(N), out[N] = {0};
+    uint8_t     *memory = memory_new(N), *out = NULL, pageable[N] = {0};
+    long         waits = g_fake_gpu.n_waits;
 
+    EXPECT_EQ(cudaHostAlloc((void **)&out, N, cudaHostAllocDefault), cudaSuccess);
     EXPECT_EQ(cudaMemsetAsync(memory, 7, N, stream), cudaSuccess);
     down(out, memory, N, stream);
+    EXPECT_EQ(g_fake_gpu.n_waits, waits);
     EXPECT_EQ(out[0], 0xff);
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     EXPECT(out[0] == 7 && out[N - 1] == 7);
+    waits = g_fake_gpu.n_waits;
+    down(pageable, memory, N, stream); /* such a copy is a wait */
+    EXPECT_EQ(g_fake_gpu.n_waits, waits + 1);
+    EXPECT_EQ(pageable[N - 1], 7);
+    cudaFreeHost(out);
     cudaFree(memory);
     cudaStreamDestroy(stream);
 }
@@ -92,6 +100,29 @@ static int n_in_order(bool with_event)
     return n;
 }
 
+/* An event of a capture is nobody's outside it. */
+static void a_captured_event_is_refused_outside(void)
+{
+    cudaStream_t a = stream_new(), b = stream_new();
+    cudaEvent_t  event = NULL;
+    cudaGraph_t  graph = NULL;
+
+    EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+    EXPECT_EQ(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    EXPECT_EQ(cudaEventRecord(event, a), cudaSuccess);
+    EXPECT_EQ(cudaStreamEndCapture(a, &graph), cudaSuccess);
+    EXPECT_EQ(cudaStreamWaitEvent(b, event, 0), cudaErrorCapturedEvent);
+    EXPECT_EQ(cudaEventQuery(event), cudaErrorCapturedEvent);
+    EXPECT_EQ(cudaEventSynchronize(event), cudaErrorCapturedEvent);
+    EXPECT_EQ(cudaEventRecord(event, a), cudaSuccess);
+    EXPECT_EQ(cudaStreamWaitEvent(b, event, 0), cudaSuccess);
+    EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
+    cudaGraphDestroy(graph);
+    cudaEventDestroy(event);
+    cudaStreamDestroy(a);
+    cudaStreamDestroy(b);
+}
+
 static void streams_are_in_order_by_events_alone(void)
 {
     int n = n_in_order(false);
@@ -106,6 +137,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(what_comes_down_is_there_after_the_wait),
         BT_TEST(pinned_memory_is_read_late_and_other_memory_at_once),
+        BT_TEST(a_captured_event_is_refused_outside),
         BT_TEST(streams_are_in_order_by_events_alone),
     };
 

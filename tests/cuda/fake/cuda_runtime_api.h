@@ -20,7 +20,8 @@ typedef enum {
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureUnjoined    = 904,
-    cudaErrorStreamCaptureIsolation   = 907
+    cudaErrorStreamCaptureIsolation   = 905,
+    cudaErrorCapturedEvent            = 907
 } cudaError_t;
 typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 } cudaMemcpyKind;
 typedef enum {

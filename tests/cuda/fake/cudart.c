@@ -167,6 +167,7 @@ cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *ptr)
 {
+    if (fake_capture_is_on()) return fake_capture_refuse();
     fake_gpu_run_all();
     for (pinned **at = &g_pinned; *at != NULL; at = &(*at)->next) {
         pinned *p = *at;

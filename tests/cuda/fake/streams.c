@@ -242,6 +242,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     (void)flags;
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (event->capture != 0 && !fake_capture_is_on()) return cudaErrorCapturedEvent;
     return put(stream, (fake_op){.kind = AWAIT, .event = event, .number = event->n_recorded});
 }
 
@@ -255,6 +256,7 @@ static int event_is_done(const void *of)
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     if (fake_capture_is_on()) return fake_capture_refuse();
+    if (event->capture != 0) return cudaErrorCapturedEvent;
     fake_gpu_progress();
     if (!event_is_done(event)) return cudaErrorNotReady;
     return fake_gpu_step();
@@ -263,6 +265,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     if (fake_capture_is_on()) return fake_capture_refuse();
+    if (event->capture != 0) return cudaErrorCapturedEvent;
     wait_until(event_is_done, event, NULL);
     return fake_gpu_step();
 }
@@ -282,8 +285,8 @@ cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t str
     return put(stream, (fake_op){.kind = SET, .dst = ptr, .value = value, .bytes = bytes});
 }
 
-/* Pageable memory is read at once, as CUDA does; pinned memory when the copy's turn comes.  What a
- * copy to the host will bring is not there before: until then it is all ones. */
+/* Pageable memory is read at once, and a copy to it waits until it is done, as CUDA does; pinned
+ * memory is read when the copy's turn comes, and what comes to it is all ones until then. */
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
@@ -296,7 +299,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
         memcpy(op.kept, src, bytes);
     }
     if (kind == cudaMemcpyDeviceToHost) memset(dst, 0xff, bytes);
-    return put(stream, op);
+    (void)put(stream, op);
+    if (kind == cudaMemcpyDeviceToHost && !fake_gpu_is_pinned(dst, bytes))
+        wait_until(stream_is_done, stream, stream);
+    return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)

@@ -1,19 +1,19 @@
 # Every model against its golden outputs.
 foreach(model demo v2-lite v2 v3-fp8 kimi-k2 moonlight glm-flash)
-  bt_test(model.reference.${model} SOURCE test_goldens_reference.c ONE_THREAD ARGS ${model} LABELS cpu TIMEOUT 120
+  bt_test(model.reference.${model} SOURCE test_goldens_reference.c ONE_THREAD ARGS ${model} LABELS cpu
           LIBS bt_model_reference PkgConfig::JANSSON)
 endforeach()
 foreach(model demo v2-lite v2 v3-fp8 kimi-k2 moonlight glm-flash)
-  bt_test(model.engine.${model} SOURCE test_goldens_engine.c ARGS ${model} NP 1 LABELS cpu TIMEOUT 180
+  bt_test(model.engine.${model} SOURCE test_goldens_engine.c ARGS ${model} NP 1 LABELS cpu
           LIBS bt_model PkgConfig::JANSSON)
 endforeach()
 foreach(np 2 3 4)
   foreach(model demo v2-lite v2 v3-fp8 kimi-k2 moonlight glm-flash)
-    bt_test(model.group.${model}.np${np} SOURCE test_goldens_group.c ARGS ${model} NP ${np} LABELS cpu TIMEOUT 180
+    bt_test(model.group.${model}.np${np} SOURCE test_goldens_group.c ARGS ${model} NP ${np} LABELS cpu
             LIBS bt_model PkgConfig::JANSSON)
   endforeach()
 endforeach()
-bt_test(model.store SOURCE test_store.c ONE_THREAD LABELS cpu TIMEOUT 60 LIBS bt_model)
+bt_test(model.store SOURCE test_store.c ONE_THREAD LABELS cpu LIBS bt_model)
 bt_test(model.packed SOURCE test_packed.c ONE_THREAD LABELS cpu LIBS bt_model PkgConfig::XXHASH)
-bt_test(model.weights SOURCE test_weights.c LABELS cpu TIMEOUT 120 LIBS bt_model bt_model_reference PkgConfig::JANSSON)
-bt_test(model.model SOURCE test_model.c NP 1 LABELS cpu TIMEOUT 120 LIBS bt_model PkgConfig::JANSSON)
+bt_test(model.weights SOURCE test_weights.c LABELS cpu LIBS bt_model bt_model_reference PkgConfig::JANSSON)
+bt_test(model.model SOURCE test_model.c NP 1 LABELS cpu LIBS bt_model PkgConfig::JANSSON)

@@ -224,10 +224,10 @@ static inline void *site_send(site *s, uint32_t to, uint32_t sequence, uint32_t 
     return slot;
 }
 
-/* Polls until *counter >= want; false after 20 s. */
+/* Polls until *counter >= want; false after 120 s. */
 static inline bool poll_until(site *s, const uint32_t *counter, uint32_t want)
 {
-    uint64_t end_ns = bt_now_ns() + 20 * BT_NS_PER_S;
+    uint64_t end_ns = bt_now_ns() + 120 * BT_NS_PER_S;
 
     while (*counter < want && bt_now_ns() < end_ns)
         if (!bt_handoff_poll(s->h)) bt_sleep_ns(20000);
@@ -246,8 +246,8 @@ static inline void poll_for(site *s, double seconds)
 /* All ranks meet, polling, until every hand-off is idle; then the site is taken down. */
 static inline void site_fini(site *s)
 {
-    uint64_t end_ns = bt_now_ns() + 30 * BT_NS_PER_S;
-    bt_wait  wait   = wait_s(30);
+    uint64_t end_ns = bt_now_ns() + 120 * BT_NS_PER_S;
+    bt_wait  wait   = wait_s(60);
     uint8_t  busy   = 1, all[MAX_RANKS];
 
     wait.idle = site_poll;

@@ -9,7 +9,7 @@ static site g_site;
 
 static void check_group(bt_group *group)
 {
-    bt_wait  wait = wait_s(0.5);
+    bt_wait  wait = wait_s(3); /* so late the others may be */
     uint8_t  one  = 1, all[MAX_RANKS];
     uint32_t missing[MAX_RANKS];
     char     want[64];

@@ -10,7 +10,7 @@ static void send_raw(int tag, const void *bytes, size_t n)
 {
     MPI_Request request;
     int         done   = 0;
-    uint64_t    end_ns = bt_now_ns() + 10 * BT_NS_PER_S;
+    uint64_t    end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
 
     MPI_Isend(bytes, (int)n, MPI_BYTE, 1, tag, g_world->handoff_comm, &request);
     while (!done && bt_now_ns() < end_ns)

@@ -49,7 +49,7 @@ static void die_half_way(bt_group *group, void *memory)
 static void await_the_dead(bt_group *group, void *memory)
 {
     bt_exchange x               = {.recv = memory};
-    bt_wait     wait            = wait_s(2);
+    bt_wait     wait            = wait_s(6);
     size_t      none[MAX_RANKS] = {0}, from[MAX_RANKS] = {0};
     uint32_t    missing[MAX_RANKS];
 

@@ -14,7 +14,7 @@ static void run_traffic(uint32_t n, uint32_t end, void (*disturb)(uint32_t k))
 {
     uint32_t n_receivers = end - n_senders(), k = 0, want = 0;
     uint32_t sent = g_site.n_sent, came = g_site.n_delivered, seen = came;
-    uint64_t end_ns = bt_now_ns() + 30 * BT_NS_PER_S;
+    uint64_t end_ns = bt_now_ns() + 120 * BT_NS_PER_S;
 
     for (uint32_t i = 0; i < n; i++)
         want += n_senders() + i % n_receivers == g_rank;
@@ -110,7 +110,7 @@ static void line_that_stands_still_ends_at_its_deadline(void)
 {
     uint32_t receiver = n_senders();
     char     want[64];
-    uint64_t number, end_ns = bt_now_ns() + 20 * BT_NS_PER_S;
+    uint64_t number, end_ns = bt_now_ns() + 120 * BT_NS_PER_S;
 
     site_init(&g_site, 2, 4000, 0.1);
     number = g_site.h->line->number;

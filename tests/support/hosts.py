@@ -49,13 +49,13 @@ class Host:
         mac = f"02:00:0a:4d:00:{10 + number:02x}"    # the same after a power cut, as a real one's: the others remember it
         run("ip", "link", "add", "name", self.link, "type", "veth", "peer", "name", "eth0", "address", mac, "netns", str(self.init))
         run("ip", "link", "set", self.link, "master", "b0", "up")
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not os.path.exists(ready):
             assert time.monotonic() < end, f"{name} does not come up"
             time.sleep(0.01)
 
     def _child(self):
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             with open(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children") as f:
                 children = f.read().split()

@@ -8,7 +8,7 @@ import sys
 import time
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
-READY_S = 30
+READY_S = 120
 
 
 def enter():

@@ -11,7 +11,7 @@ import time
 
 import grpc
 
-START_S = 60
+START_S = 180    # a busy machine is given time, here and wherever a test waits: a wait ends when what it waits for has come
 
 
 def arguments(doc):
@@ -104,6 +104,14 @@ class Cell:
         """What of its private folders is still there."""
         return {path for path in self.scratch if os.path.exists(path)}
 
+    def wait_lines(self, pattern, n, seconds=START_S):
+        """What the pattern finds in the lines, once it has been found n times; a rank's line may come after the cell serves."""
+        end = time.monotonic() + seconds
+        while len(found := re.findall(pattern, "\n".join(self.lines))) < n:
+            assert time.monotonic() < end, f"{len(found)} of {n} times \"{pattern}\":\n{self.log()}"
+            time.sleep(0.02)
+        return found
+
     def log(self):
         return "\n".join(self.lines[-60:])
 
@@ -123,13 +131,13 @@ class Cell:
                 found[pid] = int(env[b"OMPI_COMM_WORLD_RANK"])
         return {rank: pid for pid, rank in found.items() if parents[pid] not in found}    # while MPI starts it has a child
 
-    def stop(self, timeout=35):
+    def stop(self, timeout=120):
         """SIGTERM; returns baton-run's exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.wait_gone(timeout)
 
-    def wait_gone(self, timeout=15):
+    def wait_gone(self, timeout=120):
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -150,6 +158,20 @@ class Cell:
 
     def channel(self):
         return grpc.insecure_channel(self.address)
+
+
+def name_of(pid):
+    """None: it has ended.  A name of the kernel's has 15 characters at most."""
+    try:
+        with open(f"/proc/{pid}/comm") as f:
+            return f.read().strip()
+    except OSError:
+        return None
+
+
+def process_named(cell, *names):
+    """Its pid."""
+    return next(p for p in descendants(cell.process.pid) if name_of(p) in [n[:15] for n in names])
 
 
 def state_of(pid):

@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
 
-CLIENTS, REFUSALS, END_S = 24, 20, 60
+CLIENTS, REFUSALS, END_S = 24, 20, 180
 
 
 class Client:

@@ -21,7 +21,7 @@ MODEL = "demo"
 WORDS = "the king and queen of night shall see a fool speak truth to love war crown blood heart sweet lord my thy".split()
 CROWD, STREAMS, CLIENTS = 16, 64, 150
 POOL_PAGES, HELD_PAGES = 40, 38
-FREE_S = 10
+FREE_S = 60
 
 
 def some_words(rng, n):
@@ -156,7 +156,7 @@ def wait_free(engine, what):
     while True:
         m = load.metrics(engine.cell)
         held = {k: m[k] for k in ("vllm:num_requests_running", "vllm:num_requests_waiting", "baton_rank_requests")}
-        if not any(held.values()):
+        if not any(held.values()) and (load.all_free(m) or time.monotonic() > end):
             load.expect_free(m, what)
             return m
         assert time.monotonic() < end, f"{what}: after {FREE_S} s the cell still has {held}"

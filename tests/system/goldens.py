@@ -73,7 +73,7 @@ def run_route(a, model, route, folder):
                *rank_flags(ranks), "--form", form]
     if chunk:
         command += ["--chunk", str(chunk)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if run.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\nexit code {run.returncode}\n{run.stderr[-4000:]}")
     return tensors.read(dst), names
@@ -134,7 +134,7 @@ def check_neighbours(v, a, model, folder):
         tensors.write(src, {**inputs, **extra})
         command = [os.path.join(a.bin, "baton-logits"), "--model", model.dir, "--ids", src, "--out", dst,
                    "--prefill", "2", "--decode", "1", "--parallel", str(parallel)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=900)
         v.hold(run.returncode == 0, f"{' '.join(command)}: exit code {run.returncode}: {run.stderr[-2000:]}")
         if run.returncode != 0:
             return

@@ -70,7 +70,6 @@ def main():
     model = os.path.join(a.source, "models/demo")
     size = load.page_bytes(model)
     requests = load.random_requests(a.requests, a.seed, longest=130)
-    retracted = 0
 
     with cells.Cell(a.bin, model, "1+1", "--kv-bytes", str(ALONE_PAGES * size)) as cell, cell.channel() as channel:
         alone = run_alone(load.Client(pb, rpc, channel), requests, cold=True)
@@ -85,12 +84,10 @@ def main():
             expect_equal(f"{shape} alone, warm", run_alone(client, requests[:10], cold=False), alone if len(requests) <= 10 else
                          {r[0]: alone[r[0]] for r in requests[:10]})
             client.wait_drained()
-            n = int(load.metrics(cell)["vllm:num_preemptions_total"])
+            n = load.retracted(client, cell, CROWDED_PAGES)
             assert cell.stop() == 0, cell.log()
         assert hits > 0, f"{shape}: no request had cached tokens"
-        retracted += n
         print(f"{shape}: equal; {hits} with cached tokens, {n} retractions", flush=True)
-    assert retracted > 0, "no request was retracted: the pools are too large for this test"
     return 0
 
 

@@ -217,7 +217,7 @@ def open_files(cell):
 
 
 def wait_closed(cell, before):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while open_files(cell) > before + 4:
         assert time.monotonic() < end, f"the coordinator has {open_files(cell)} files open, {before} before"
         time.sleep(0.1)

@@ -27,7 +27,7 @@ elif SETTING == "slurm":
 
 import cell as cells  # noqa: E402
 
-WAIT_S = 90
+WAIT_S = 180
 MARK = re.compile(r"(?:<!-- (\w+): (\S+)(?: (\S+))? -->\n)?```(\w*)\n(.*?)```", re.S)
 
 

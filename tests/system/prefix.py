@@ -28,17 +28,22 @@ def check(a, pb, rpc, shape):
         client = load.Client(pb, rpc, channel)
         greedy = dict(temperature=0.0, ignore_eos=True)
         client.run("warm", load.random_ids(rng, 70), TOKENS, greedy)
-        m0 = load.metrics(cell)
+        def said(rows, before=None):
+            """Whether the ranks have told of so many prompt tokens, computed and handed over."""
+            begin = before or dict.fromkeys(("baton_rank_rows_total:prompt", "baton_handoff_sent_bytes_total"), 0)
+            return lambda m: (grown(m, begin, "baton_rank_rows_total:prompt") >= rows and load.all_free(m) and
+                              (shape.startswith("both") or grown(m, begin, "baton_handoff_sent_bytes_total") >= rows * row_bytes))
+        m0 = load.metrics(cell, said(70))
         _, cached, cold_s = client.run("first", shared + load.random_ids(rng, TAIL), TOKENS, greedy)
-        m1 = load.metrics(cell)
+        m1 = load.metrics(cell, said(SHARED + TAIL, m0))
         assert cached == 0 and grown(m1, m0, "baton_rank_rows_total:prompt") == SHARED + TAIL
         times = []
         for i in range(3):
             _, cached, first_s = client.run(f"again{i}", shared + load.random_ids(rng, TAIL), TOKENS, greedy)
             assert cached == PAGES * load.PAGE_TOKENS, f"{shape}: {cached} tokens cached"
             times.append(first_s)
-            m2 = load.metrics(cell)
             rest = SHARED + TAIL - cached
+            m2 = load.metrics(cell, said(rest, m1))
             assert grown(m2, m1, "baton_rank_rows_total:prompt") == rest, f"{shape}: computed more than {rest} prompt tokens"
             sent = grown(m2, m1, "baton_handoff_sent_bytes_total")
             assert sent == (0 if shape.startswith("both") else rest * row_bytes), f"{shape}: {sent} bytes handed over for {rest} tokens"

@@ -20,7 +20,7 @@ import load  # noqa: E402
 import tensors  # noqa: E402
 
 SHAPES = ["1+1", "2+2", "1+3", "3+1", "both1", "both2"]
-LIMIT_S = 60
+LIMIT_S = 180
 
 
 class Client:
@@ -102,7 +102,7 @@ def same_everywhere(a, pb, rpc, requests):
     return base
 
 
-def assert_drained(client, seconds=5):
+def assert_drained(client, seconds=60):
     """Nothing runs, waits or holds tokens any more."""
     end = time.monotonic() + seconds
     while True:
@@ -193,7 +193,7 @@ def one_cell(a, pb, rpc, requests, base):
         for method in ("/vllm.grpc.engine.VllmEngine/Embed", "/sglang.grpc.scheduler.SglangScheduler/HealthCheck", "/no.such.Service/Call"):
             call = channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
             try:
-                call(b"", timeout=2)
+                call(b"", timeout=LIMIT_S)
                 raise AssertionError(f"{method} answered")
             except grpc.RpcError as e:
                 assert e.code() == grpc.StatusCode.UNIMPLEMENTED, f"{method}: {e.code()}"

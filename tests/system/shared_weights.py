@@ -51,7 +51,7 @@ def main():
         with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape) as cell:
             ranks = cell.ranks()
             assert len(ranks) == n, ranks
-            loaded = re.findall(r"weights ([\d.]+) MiB, of them ([\d.]+) MiB shared", "\n".join(cell.lines))
+            loaded = cell.wait_lines(r"weights ([\d.]+) MiB, of them ([\d.]+) MiB shared", n)
             assert len(loaded) == n, cell.log()
             for weights, shared in loaded:
                 assert float(shared) > 0.95 * float(weights), loaded
@@ -65,14 +65,14 @@ def main():
             pids = list(ranks.values())
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-            end = time.monotonic() + 10
+            end = time.monotonic() + 60
             while any(os.path.exists(f"/proc/{pid}/exe") for pid in pids) and time.monotonic() < end:
                 time.sleep(0.02)
             # The cell that is started again has a file of its own.
             held = [f for f in map(weights_file, cells.descendants(cell.process.pid)) if f is not None]
             left = [path for path, inode in held if inode == stores[0][0]]
             assert not left, f"killed ranks' weights are still held by {left}"
-            cell.wait_gone(30)
+            cell.wait_gone()
         assert not [x for x in os.listdir("/dev/shm") if "weights" in x]
     kept_weights(a)
 
@@ -83,7 +83,7 @@ def logits(a, folder, name, *more):
     tensors.write(src, {f"{p}.{k}": np.array(x, np.int32) for p, n in (("a", 70), ("b", 9))
                         for k, x in (("ids", [7 * i % 200 for i in range(n)]), ("prompt", [n - 3]))})
     run = subprocess.run([os.path.join(a.bin, "baton-logits"), "--model", os.path.join(a.source, "models/demo"), "--ids", src, "--out", dst,
-                          "--prefill", "1", "--decode", "2", *more], capture_output=True, text=True, timeout=120)
+                          "--prefill", "1", "--decode", "2", *more], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     return {k: v.tobytes() for k, v in tensors.read(dst).items()}, run.stderr
 

@@ -13,7 +13,7 @@ import urllib.request
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 
-VICTIM, SEEN_S = 3, 45
+VICTIM, SEEN_S = 3, 120
 
 
 def main():
@@ -31,7 +31,7 @@ def main():
                 q.tokenized.input_ids.extend([0] + [(7 * i + 13 * j + k) % 1500 + 8 for j in range(40)])
                 q.sampling_params.max_tokens, q.sampling_params.ignore_eos, q.sampling_params.temperature = 200, True, 0.0
                 try:
-                    for _ in stub.Generate(q, timeout=120):
+                    for _ in stub.Generate(q, timeout=300):
                         if stop.is_set():
                             return
                 except Exception as e:  # noqa: BLE001
@@ -40,7 +40,7 @@ def main():
                 k += 1
 
         def page():
-            with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=5) as f:
+            with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=60) as f:
                 status = json.load(f)
                 assert not status["slow_links"], status["slow_links"]
                 return {r["rank"]: r for r in status["ranks"]}

@@ -13,7 +13,7 @@ import time
 import load
 
 SKIP = 77
-INSTALL_S, START_S, REPLY_S = 150, 30, 120
+INSTALL_S, START_S, REPLY_S = 150, 120, 300
 
 
 # ---- installing

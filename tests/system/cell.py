@@ -1,5 +1,7 @@
 """Starts a cell with baton-run for a test, and speaks the public protocol to it."""
 import argparse
+import atexit
+import contextlib
 import os
 import re
 import signal
@@ -62,6 +64,13 @@ class Cell:
                                         env=hosts.environment() if hosts else None)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
+        atexit.register(self._kill)    # what a failed test leaves would take the cores from those after it
+
+    def _kill(self):
+        if self.process.poll() is None:
+            for pid in [*descendants(self.process.pid), self.process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _read(self):
         for line in self.process.stdout:
@@ -141,8 +150,7 @@ class Cell:
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            for pid in [*descendants(self.process.pid), self.process.pid]:
-                os.kill(pid, signal.SIGKILL)
+            self._kill()
             raise AssertionError(f"still running after {timeout} s:\n" + self.log())
         self.reader.join(5)
         return code

@@ -66,7 +66,7 @@ class Load:
         self.client = load.Client(pb, rpc, cell.channel())
         self.requests, self.rng, self.streams, self.errors = requests, rng, [], []
         self.stopping, self.lock = False, threading.Lock()
-        self.threads = [threading.Thread(target=self._work) for _ in range(CLIENTS)]
+        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(CLIENTS)]
         for t in self.threads:
             t.start()
 

@@ -61,7 +61,7 @@ class Fault:
             except grpc.RpcError as e:
                 self.endings.append((e.code(), e.details()))
                 self.started.release()
-        new = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+        new = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(n)]
         self.threads += new
         for t in new:
             t.start()

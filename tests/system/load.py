@@ -202,7 +202,7 @@ def in_threads(n, work):
             work()
         except BaseException as e:
             errors.append(e)
-    threads = [threading.Thread(target=guarded) for _ in range(n)]
+    threads = [threading.Thread(target=guarded, daemon=True) for _ in range(n)]
     [t.start() for t in threads]
     [t.join() for t in threads]
     if errors:

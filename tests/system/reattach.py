@@ -185,7 +185,7 @@ def ended(site, n, endings, lengths=(300, 3000), times=None):
             endings.append("OK")
         except grpc.RpcError as e:
             endings.append(e.code())
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(n)]
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(n)]
     for t in threads:
         t.start()
     return threads

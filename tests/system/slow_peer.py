@@ -51,12 +51,12 @@ def main():
                 time.sleep(0.09)
                 os.kill(pid, signal.SIGCONT)
                 time.sleep(0.01)
-        threads = [threading.Thread(target=load, args=(i,)) for i in range(6)]
+        threads = [threading.Thread(target=load, args=(i,), daemon=True) for i in range(6)]
         for t in threads:
             t.start()
         time.sleep(4)
         assert not any(r["slowness"] for r in page().values()), f"nobody is slow yet: {page()}"
-        threads.append(threading.Thread(target=throttle, args=(cell.ranks()[VICTIM],)))
+        threads.append(threading.Thread(target=throttle, args=(cell.ranks()[VICTIM],), daemon=True))
         threads[-1].start()
         begin, shown = time.monotonic(), {}
         try:

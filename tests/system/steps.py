@@ -83,7 +83,7 @@ def in_background(work):
             work()
         except BaseException as e:
             errors.append(e)
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
     def join():

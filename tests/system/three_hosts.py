@@ -77,7 +77,7 @@ class Load:
                 self.errors.append(f"stream {i}: {e}")
             started.release()
         seen = set()
-        self.threads = [threading.Thread(target=one, args=(i,)) for i in self.want]
+        self.threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in self.want]
         for t in self.threads:
             t.start()
         for _ in self.threads:
@@ -245,7 +245,7 @@ def slow_link(a, pb, rpc, hosts):
         metric = re.findall(r'baton_link_slowness\{model_name="demo",plane="(\w+)",from="(\d+)",to="(\d+)"', get("/metrics"))
         return page & {(plane, int(a), int(b)) for plane, a, b in metric}
 
-    threads = [threading.Thread(target=go_on, args=(i,)) for i in range(8)]
+    threads = [threading.Thread(target=go_on, args=(i,), daemon=True) for i in range(8)]
     for t in threads:
         t.start()
     time.sleep(4)

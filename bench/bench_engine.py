@@ -117,6 +117,16 @@ def shortest(work, roofs, suffix):
 
 # ---- the cell
 
+def cpu_seconds(pids):
+    """(of these processes, of everything)"""
+    def of(pid):
+        fields = read(f"/proc/{pid}/stat").rsplit(")", 1)[-1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS if fields else 0
+
+    busy = [int(x) for x in read("/proc/stat").split("\n", 1)[0].split()[1:9]]
+    return sum(map(of, pids)), (sum(busy) - busy[3] - busy[4]) / TICKS
+
+
 class Clock(threading.Thread):
     """CPU seconds of some processes over time, and what all others took."""
 
@@ -125,17 +135,12 @@ class Clock(threading.Thread):
         self.pids, self.at, self.own, self.all, self.ended = pids, [], [], [], False
         self.start()
 
-    @staticmethod
-    def of(pid):
-        fields = read(f"/proc/{pid}/stat").rsplit(")", 1)[-1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS if fields else 0
-
     def run(self):
         while not self.ended:
-            busy = [int(x) for x in read("/proc/stat").split("\n", 1)[0].split()[1:9]]
+            own, everything = cpu_seconds(self.pids)
             self.at.append(time.monotonic())
-            self.own.append(sum(map(self.of, self.pids)))
-            self.all.append((sum(busy) - busy[3] - busy[4]) / TICKS)
+            self.own.append(own)
+            self.all.append(everything)
             time.sleep(0.02)
 
     @staticmethod

@@ -34,9 +34,11 @@ POINTS = {"prefill 512": ("prefill", 512, 0, 3), "prefill 2048": ("prefill", 204
           "batch 1, ctx 8k": ("decode", 1, 8192, 24), "batch 8, ctx 1k": ("decode", 8, 1024, 24), "batch 32, ctx 1k": ("decode", 32, 1024, 16)}
 # An engine loads the model once for each of these, then it is the next one's turn.
 TOGETHER = [["prefill 512", "prefill 2048", "batch 1, ctx 0"], ["batch 1, ctx 8k", "batch 8, ctx 1k"], ["batch 32, ctx 1k"]]
-# transformers takes minutes for these: its cache is copied at every step.
+# A step of transformers takes seconds here, so that few are taken, and with --slow only.
 SLOW = {("transformers", "batch 8, ctx 1k"), ("transformers", "batch 32, ctx 1k"), ("transformers", "batch 1, ctx 8k")}
+SLOW_STEPS = 5
 CHECK_TOKENS, CHECK_SEED = 64, 7
+SETTLE_S = 1  # until an engine's threads no longer spin and leave their cores to the probe of the roofs
 
 
 def model_of(args):
@@ -44,6 +46,8 @@ def model_of(args):
 
 
 def load_engine(name, args):
+    # The peers' threads are OpenMP's.  One that slept wakes on the core of another, by chance, where other programs run: half the speed.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000000")
     module = __import__("engine_" + name)
     return module.Engine(model_of(args), args.threads)
 
@@ -134,20 +138,29 @@ def timed(args):
     rng = np.random.default_rng(time.time_ns())
     vocab = vocabulary(args.model)
     engine.prefill(rng.integers(0, vocab, 128))
+
+    def probe():
+        time.sleep(SETTLE_S)
+        return roofs.probe()
+
     for name in args.points.split(";"):
         kind, n, context, samples = POINTS[name]
-        before = roofs.probe()
+        before = probe()
+        began, (own, everything) = time.monotonic(), bench_engine.cpu_seconds(engine.pids)
         if kind == "prefill":
             seconds = [engine.prefill(rng.integers(0, vocab, n)) for _ in range(samples)]
         else:
-            seconds = engine.decode(rng, n, context, samples)
-        after = roofs.probe()
+            seconds = engine.decode(rng, n, context, SLOW_STEPS if (args.only, name) in SLOW else samples)
+        now = bench_engine.cpu_seconds(engine.pids)
+        others = max(0, now[1] - everything - (now[0] - own)) / (time.monotonic() - began)
+        after = probe()
         row = {"engine": args.only, "version": engine.version, "point": name, "at": time.time(), "seconds": statistics.median(seconds),
-               "samples": len(seconds), "roofs": {k: (before[k] + after[k]) / 2 for k in ("read_gbs", "gflops")}, "kernels": before["kernels"]}
+               "samples": len(seconds), "others_cores": others, "roofs": {k: (before[k] + after[k]) / 2 for k in ("read_gbs", "gflops")},
+               "kernels": before["kernels"]}
         with open(os.path.join(args.work, "times.jsonl"), "a") as f:
             f.write(json.dumps(row) + "\n")
         print(f"{args.only:12} {name:18} {n / row['seconds']:9.1f} tokens/s   ({row['roofs']['read_gbs']:.1f} GB/s, "
-              f"{row['roofs']['gflops'] / 1e3:.2f} TFLOP/s)", flush=True)
+              f"{row['roofs']['gflops'] / 1e3:.2f} TFLOP/s, others {others:.2f} cores)", flush=True)
     engine.close()
 
 

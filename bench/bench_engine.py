@@ -118,10 +118,10 @@ def shortest(work, roofs, suffix):
 # ---- the cell
 
 def cpu_seconds(pids):
-    """(of these processes, of everything)"""
+    """(of these processes and the children that they waited for, of everything)"""
     def of(pid):
         fields = read(f"/proc/{pid}/stat").rsplit(")", 1)[-1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS if fields else 0
+        return sum(map(int, fields[11:15])) / TICKS if fields else 0
 
     busy = [int(x) for x in read("/proc/stat").split("\n", 1)[0].split()[1:9]]
     return sum(map(of, pids)), (sum(busy) - busy[3] - busy[4]) / TICKS

@@ -19,7 +19,6 @@ class Engine:
         self.build, self.model, self.folder = model["build"], model["folder"], tempfile.mkdtemp()
         self.version = "commit " + bench_engine.commit()
         self.cell = bench_engine.Cell(os.path.join(self.build, "bin"), self.model, threads)
-        self.pids = self.cell.pids
 
     def _bench(self, rng_seed, requests, prompt, output):
         return self.cell.bench(self.folder, "-c", requests, "-n", requests, "--prompt-tokens", prompt, "--output-tokens", output, "--seed", rng_seed)

@@ -14,7 +14,7 @@ class Engine:
     version = f"llama-cpp-python {lc.__version__}"
 
     def __init__(self, model, threads):
-        self.threads, self.context, self.batch, self.gguf, self.pids = threads, None, None, model["gguf"], [os.getpid()]
+        self.threads, self.context, self.batch, self.gguf = threads, None, None, model["gguf"]
         lc.llama_backend_init()
         self.log = lc.llama_log_callback(lambda level, text, data: None)
         lc.llama_log_set(self.log, ctypes.c_void_p(0))

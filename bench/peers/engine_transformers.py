@@ -1,6 +1,5 @@
 """Hugging Face transformers on torch for the CPU, with its default cache, as it is fastest here: grouped products for the experts, sdpa
 attention for prompts, plain attention for steps of one token (torch's sdpa copies the cache there)."""
-import os
 import time
 
 import numpy as np
@@ -19,7 +18,6 @@ class Engine:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(model["folder"], dtype=torch.bfloat16, attn_implementation="sdpa",
                                                                        experts_implementation=experts)
         self.model.eval()
-        self.pids = [os.getpid()]
         self.vocab = self.model.config.vocab_size
 
     @torch.inference_mode()

@@ -10,6 +10,7 @@ import peers
 # Shares of the roof that the project aims at; prefill: with AMX, without.
 TARGETS = {"prefill 512": (0.6, 0.85), "prefill 2048": (0.6, 0.82), "batch 1, ctx 0": 0.95, "batch 1, ctx 8k": 0.92, "batch 8, ctx 1k": 0.88,
            "batch 32, ctx 1k": 0.85}
+OTHERS_MAX = 0.4  # cores: a run during which other programs took more does not count
 COLOURS = {"baton": "#1f5fa8", "llama": "#c8642c", "transformers": "#7a7a7a"}
 
 
@@ -25,9 +26,13 @@ def least_seconds(work, point, roofs):
     return bench_engine.shortest(done, roofs, "")
 
 
+def undisturbed(rows):
+    return [r for r in rows if r["others_cores"] <= OTHERS_MAX]
+
+
 def summarise(work, rows):
-    """{point: {engine: figures}}: medians over all samples; each sample's share is of the roofs probed around it."""
-    found = {}
+    """{point: {engine: figures}}: medians over all undisturbed runs; each run's share is of the roofs probed around it."""
+    found, rows = {}, undisturbed(rows)
     for point in peers.POINTS:
         for engine in peers.ENGINES:
             mine = [r for r in rows if r["point"] == point and r["engine"] == engine]
@@ -93,7 +98,8 @@ def markdown(r, name):
              + ", ".join(f"{k}: {v:.3f}" for k, v in c["pairs"].items()) + f"; allowed {c['times'] * c['bf16_error']:.3f}", "",
              "Tokens/s, in brackets the share of the roof probed around each run:", ""]
     lines += table(r["points"], r["kernels"]) + ["", f"![Tokens/s]({name}.svg)", "", "Runs a point: "
-              + "; ".join(f"{p}: " + ", ".join(f"{e} {x['runs']}" for e, x in f.items()) for p, f in r["points"].items()) + "."]
+              + "; ".join(f"{p}: " + ", ".join(f"{e} {x['runs']}" for e, x in f.items()) for p, f in r["points"].items())
+              + f". Left out: {len(r['rows']) - len(undisturbed(r['rows']))} runs during which other programs took more than {OTHERS_MAX} cores."]
     return "\n".join(lines) + "\n"
 
 

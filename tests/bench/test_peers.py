@@ -60,8 +60,8 @@ def report_takes_medians_against_the_roof_around_each_run():
     roofs, point = {"read_gbs": 10.0, "gflops": 1000.0}, "batch 8, ctx 1k"
     least, bound = report.least_seconds(work, point, roofs)
     assert bound == "memory" and least > 0
-    rows = [{"engine": e, "point": point, "seconds": least * t, "roofs": roofs} for e, t in
-            (("baton", 1.25), ("baton", 2.0), ("baton", 1.0), ("llama", 2.5))]
+    rows = [{"engine": e, "point": point, "seconds": least * t, "roofs": roofs, "others_cores": o} for e, t, o in
+            (("baton", 1.25, 0.0), ("baton", 2.0, 0.2), ("baton", 1.0, 0.1), ("llama", 2.5, 0.0), ("llama", 4.0, 0.9))]
     found = report.summarise(work, rows)
     assert abs(found[point]["baton"]["share"] - 0.8) < 1e-9 and found[point]["baton"]["runs"] == 3, found
     lines = report.table(found, "amx")

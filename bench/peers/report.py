@@ -40,8 +40,10 @@ def summarise(work, rows):
                 continue
             least = [least_seconds(work, point, r["roofs"]) for r in mine]
             seconds = statistics.median(r["seconds"] for r in mine)
+            speeds = [peers.POINTS[point][1] / r["seconds"] for r in mine]
             found.setdefault(point, {})[engine] = {
-                "seconds": seconds, "tokens_per_s": peers.POINTS[point][1] / seconds, "runs": len(mine), "bound": least[0][1],
+                "seconds": seconds, "tokens_per_s": peers.POINTS[point][1] / seconds, "runs": len(mine), "from": min(speeds), "to": max(speeds),
+                "bound": least[0][1],
                 "share": statistics.median(s / r["seconds"] for (s, _), r in zip(least, mine)),
                 "roofs": {k: statistics.median(r["roofs"][k] for r in mine) for k in ("read_gbs", "gflops")}}
     return found
@@ -84,6 +86,10 @@ def plot(found):
             f'<rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}</svg>\n')
 
 
+def speed(x):
+    return f"{x:.0f}" if x >= 100 else f"{x:.1f}"
+
+
 def markdown(r, name):
     m, c = r["machine"], r["check"]
     roofs = [x["roofs"] for f in r["points"].values() for x in f.values()]
@@ -92,14 +98,14 @@ def markdown(r, name):
              f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
              f"- Model: `baton synth {' '.join(bench_engine.SYNTH)}`, {r['weights_gib']:.2f} GiB of bf16 weights; {r['threads']} threads in all; Baton with "
              "one prefill and one decode rank, through its public protocol",
-             f"- Roofs, over all runs: {min(x['read_gbs'] for x in roofs):.1f} to {max(x['read_gbs'] for x in roofs):.1f} GB/s, "
+             f"- Roofs, medians of each point's runs: {min(x['read_gbs'] for x in roofs):.1f} to {max(x['read_gbs'] for x in roofs):.1f} GB/s, "
              f"{min(x['gflops'] for x in roofs) / 1e3:.2f} to {max(x['gflops'] for x in roofs) / 1e3:.2f} TFLOP/s (`{r['kernels']}`)",
              f"- The same is computed: over {c['tokens']} random tokens the bf16 error is {c['bf16_error']:.3f} (logits' rms {c['logits_rms']:.2f}); "
              + ", ".join(f"{k}: {v:.3f}" for k, v in c["pairs"].items()) + f"; allowed {c['times'] * c['bf16_error']:.3f}", "",
              "Tokens/s, in brackets the share of the roof probed around each run:", ""]
-    lines += table(r["points"], r["kernels"]) + ["", f"![Tokens/s]({name}.svg)", "", "Runs a point: "
-              + "; ".join(f"{p}: " + ", ".join(f"{e} {x['runs']}" for e, x in f.items()) for p, f in r["points"].items())
-              + f". Left out: {len(r['rows']) - len(undisturbed(r['rows']))} runs during which other programs took more than {OTHERS_MAX} cores."]
+    runs = "; ".join(f"{p}: " + ", ".join(f"{e} {x['runs']} ({speed(x['from'])} to {speed(x['to'])})" for e, x in f.items()) for p, f in r["points"].items())
+    lines += table(r["points"], r["kernels"]) + ["", f"![Tokens/s]({name}.svg)", "", f"Runs a point, their slowest and fastest: {runs}. Left out: "
+              f"{len(r['rows']) - len(undisturbed(r['rows']))} runs during which other programs took more than {OTHERS_MAX} cores."]
     return "\n".join(lines) + "\n"
 
 

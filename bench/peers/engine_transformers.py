@@ -1,5 +1,5 @@
 """Hugging Face transformers on torch for the CPU, with its default cache, as it is fastest here: grouped products for the experts, sdpa
-attention for prompts, plain attention for steps of one token (torch's sdpa copies the cache there)."""
+attention for prompts, plain attention for steps (torch's sdpa copies all keys and values there)."""
 import time
 
 import numpy as np

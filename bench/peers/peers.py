@@ -35,7 +35,7 @@ POINTS = {"prefill 512": ("prefill", 512, 0, 3), "prefill 2048": ("prefill", 204
           "batch 1, ctx 8k": ("decode", 1, 8192, 24), "batch 8, ctx 1k": ("decode", 8, 1024, 24), "batch 32, ctx 1k": ("decode", 32, 1024, 16)}
 # An engine loads the model once for each of these, then it is the next one's turn.
 TOGETHER = [["prefill 512", "prefill 2048", "batch 1, ctx 0"], ["batch 1, ctx 8k", "batch 8, ctx 1k"], ["batch 32, ctx 1k"]]
-# A step of transformers takes seconds here, so that few are taken, and with --slow only.
+# A step of transformers takes up to seconds here, so that few are taken, and with --slow only.
 SLOW = {("transformers", "batch 8, ctx 1k"), ("transformers", "batch 32, ctx 1k"), ("transformers", "batch 1, ctx 8k")}
 SLOW_STEPS = 5
 CHECK_TOKENS, CHECK_SEED = 64, 7

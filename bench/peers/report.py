@@ -110,6 +110,8 @@ def markdown(r, name):
 
 
 def write(args, rows):
+    if not undisturbed(rows):
+        raise SystemExit(f"other programs took more than {OTHERS_MAX} cores during each of the {len(rows)} runs: nothing to report")
     with open(os.path.join(args.model, "config.json")) as f:
         work = bench_engine.Work(json.load(f))
     with open(os.path.join(args.work, "check.json")) as f:

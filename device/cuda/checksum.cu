@@ -3,7 +3,7 @@
 
 #include "device/cuda/gpu.cuh"
 
-enum { THREADS = 512 };
+enum { THREADS = 512, WORDS_A_BLOCK = 4 * THREADS, MOST_BLOCKS = 64 };
 
 static __device__ __forceinline__ uint64_t mixed(uint64_t word, uint64_t i)
 {
@@ -13,32 +13,39 @@ static __device__ __forceinline__ uint64_t mixed(uint64_t word, uint64_t i)
     return x ^ (x >> 32);
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    checksum_kernel(const uint64_t *words, uint64_t bytes, uint64_t seed, uint64_t *sum)
+/* What the words' sum is added to: seed, length, and the bytes behind the last whole word. */
+static __global__ void __launch_bounds__(1)
+    begin_kernel(const unsigned char *data, uint64_t bytes, uint64_t seed, uint64_t *sum)
 {
-    GPU_SHARED(uint64_t, part, THREADS);
-    uint64_t mine = 0, n = bytes / 8;
+    uint64_t n = bytes / 8, last = 0;
 
-    for (uint64_t i = threadIdx.x; i < n; i += THREADS)
+    for (uint64_t i = 0; i < bytes % 8; i++)
+        last |= (uint64_t)data[8 * n + i] << (8 * i);
+    *sum = mixed(seed, bytes) + (bytes % 8 != 0 ? mixed(last, n) : 0);
+}
+
+/* A sum of integers is the same in any order. */
+static __global__ void __launch_bounds__(THREADS)
+    words_kernel(const uint64_t *words, uint64_t n, uint64_t *sum)
+{
+    unsigned long long mine = 0;
+
+    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < n;
+         i += (uint64_t)gridDim.x * THREADS)
         mine += mixed(words[i], i);
-    part[threadIdx.x] = mine;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int t = 1; t < THREADS; t++)
-        mine += part[t];
-    if (bytes % 8 != 0) {
-        const unsigned char *rest = (const unsigned char *)(words + n);
-        uint64_t             last = 0;
-
-        for (uint64_t i = 0; i < bytes % 8; i++)
-            last |= (uint64_t)rest[i] << (8 * i);
-        mine += mixed(last, n);
-    }
-    *sum = mine + mixed(seed, bytes);
+    for (int x = GPU_WARP / 2; x >= 1; x /= 2)
+        mine += __shfl_xor_sync(~0u, mine, x);
+    if (threadIdx.x % GPU_WARP == 0) atomicAdd((unsigned long long *)sum, mine);
 }
 
 int bt_cuda_checksum(void *stream, const void *data, size_t bytes, uint64_t seed, uint64_t *sum)
 {
-    return gpu_launch(checksum_kernel, 1, THREADS, 0, stream, (const uint64_t *)data,
-                      (uint64_t)bytes, seed, sum);
+    uint64_t n      = bytes / 8;
+    uint32_t blocks = gpu_blocks(n, WORDS_A_BLOCK);
+    int      err    = gpu_launch(begin_kernel, 1, 1, 0, stream, (const unsigned char *)data,
+                                 (uint64_t)bytes, seed, sum);
+
+    if (err != 0 || n == 0) return err;
+    if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
+    return gpu_launch(words_kernel, blocks, THREADS, 0, stream, (const uint64_t *)data, n, sum);
 }

@@ -1,5 +1,5 @@
-/* device/cuda/checksum.h - see bt_device_checksum(); one block, so that nothing is added up twice.
- */
+/* device/cuda/checksum.h - see bt_device_checksum(): two launches, the second as wide as the data
+ * is long. */
 #ifndef BT_DEVICE_CUDA_CHECKSUM_H
 #define BT_DEVICE_CUDA_CHECKSUM_H
 

@@ -154,19 +154,21 @@ static void one_strip(bench *b)
 {
     float        *max = (float *)b->y, *sum = max + BT_CPU_STRIP, *o = sum + BT_CPU_STRIP;
     float        *scores = o + BT_CPU_STRIP * STRIP_V;
-    bt_cpu_attend a      = {.q        = b->x,
-                            .keys     = b->x + BT_CPU_STRIP * STRIP_K,
-                            .values   = b->x + (BT_CPU_STRIP + STRIP_BLOCKS * KEYS) * STRIP_K,
-                            .k        = STRIP_K,
-                            .v_dim    = STRIP_V,
-                            .n_blocks = STRIP_BLOCKS,
-                            .scale    = 1e-3f,
-                            .max      = max,
-                            .sum      = sum,
-                            .o        = o,
-                            .ld_o     = STRIP_V,
-                            .scores   = scores,
-                            .p        = (bt_bf16 *)(scores + 2 * BT_CPU_STRIP * KEYS)};
+    bt_cpu_attend a      = {.q         = b->x,
+                            .keys      = b->x + BT_CPU_STRIP * STRIP_K,
+                            .values    = b->x + (BT_CPU_STRIP + STRIP_BLOCKS * KEYS) * STRIP_K,
+                            .last_k    = KEYS,
+                            .last_keys = KEYS,
+                            .k         = STRIP_K,
+                            .v_dim     = STRIP_V,
+                            .n_blocks  = STRIP_BLOCKS,
+                            .scale     = 1e-3f,
+                            .max       = max,
+                            .sum       = sum,
+                            .o         = o,
+                            .ld_o      = STRIP_V,
+                            .scores    = scores,
+                            .p         = (bt_bf16 *)(scores + 2 * BT_CPU_STRIP * KEYS)};
 
     for (uint32_t i = 0; i < BT_CPU_STRIP; i++) {
         max[i] = -INFINITY;

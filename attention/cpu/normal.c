@@ -44,6 +44,15 @@ static bt_bf16 *values_at(const normal_job *job, uint32_t head, uint32_t i)
                bt_packed_values(job->a->cfg.v_dim);
 }
 
+/* The block that begins with the i-th page of the part. */
+static bt_key_block block_at(const normal_job *job, uint32_t head, uint32_t i)
+{
+    uint32_t start = (job->first_page + i) * BT_PAGE_TOKENS;
+
+    return (bt_key_block){
+        .start = start, .n_keys = block_keys(job, start), .values = values_at(job, head, i)};
+}
+
 /* rows_f32[key] = W latent[key] for the keys of a page, n elements each. */
 static void expand(const normal_job *job, const bt_linear *w, uint32_t n, const bt_bf16 *rows,
                    uint32_t n_keys, const bt_attn_member *m)
@@ -132,35 +141,45 @@ static void score(const normal_job *job, const bt_tile *t, const bt_key_block *b
     t->kernels->mm[t->role](&mm);
 }
 
-/* All blocks of the part that every lane sees all of, where there is one kernel for that; returns
- * their pages. */
-static uint32_t attend_whole_blocks(const normal_job *job, const bt_tile *t, const bt_bf16 *q,
-                                    uint32_t head, const bt_attn_member *m,
-                                    const bt_tile_state *state)
+/* The blocks of the part, from its first one, in which every lane sees a key, where there is one
+ * kernel for that: those that all see all of, and the one in which they end; returns their pages.
+ */
+static uint32_t attend_blocks(const normal_job *job, const bt_tile *t, const bt_bf16 *q,
+                              uint32_t head, const bt_attn_member *m, const bt_tile_state *state)
 {
     uint32_t part_start = job->first_page * BT_PAGE_TOKENS, width = bt_joined_dim(&job->a->cfg);
-    uint32_t n_seen   = t->pos0 < part_start ? 0 : t->pos0 + 1 - part_start;
+    uint32_t n_seen   = t->pos0 < part_start ? 0 : t->pos0 + 1 - part_start; /* by lane 0 */
     uint32_t n_blocks = bt_min_u32(n_seen / BT_BLOCK_TOKENS, job->n_pages / BT_BLOCK_PAGES);
-    bt_cpu_attend a   = {.q        = q,
-                         .keys     = keys_at(job, head, 0),
-                         .values   = values_at(job, head, 0),
-                         .k        = width,
-                         .v_dim    = t->v_dim,
-                         .n_blocks = n_blocks,
-                         .scale    = t->scale,
-                         .max      = state->max,
-                         .sum      = state->sum,
-                         .o        = state->o,
-                         .ld_o     = bt_tile_ld(t->v_dim),
-                         .scores   = m->tile.scores,
-                         .p        = m->tile.p};
+    uint32_t last     = n_blocks * BT_BLOCK_PAGES; /* the first page behind them */
+    bt_cpu_attend a   = {.q         = q,
+                         .keys      = keys_at(job, head, 0),
+                         .values    = values_at(job, head, 0),
+                         .last_k    = BT_BLOCK_TOKENS,
+                         .last_keys = BT_BLOCK_TOKENS,
+                         .k         = width,
+                         .v_dim     = t->v_dim,
+                         .n_blocks  = n_blocks,
+                         .scale     = t->scale,
+                         .max       = state->max,
+                         .sum       = state->sum,
+                         .o         = state->o,
+                         .ld_o      = bt_tile_ld(t->v_dim),
+                         .scores    = m->tile.scores,
+                         .p         = m->tile.p};
 
     _Static_assert((int)BT_CPU_STRIP_KEYS == (int)BT_BLOCK_TOKENS, "a block of keys");
-    if (t->kernels->attend == NULL || n_blocks == 0 || t->n_lanes != BT_CPU_STRIP ||
-        t->v_dim % 32 != 0)
-        return 0;
-    t->kernels->attend(&a);
-    return n_blocks * BT_BLOCK_PAGES;
+    if (t->kernels->attend == NULL || t->n_lanes != BT_CPU_STRIP || t->v_dim % 32 != 0) return 0;
+    if (last < job->n_pages && n_seen > last * BT_PAGE_TOKENS) {
+        bt_key_block block = block_at(job, head, last);
+
+        if (bt_tile_hides_finite(t, &block)) {
+            a.last_keys = n_seen - last * BT_PAGE_TOKENS;
+            a.last_k    = bt_cpu_pad(block.n_keys, 32);
+            a.n_blocks++;
+        }
+    }
+    if (a.n_blocks != 0) t->kernels->attend(&a);
+    return a.n_blocks * BT_BLOCK_PAGES;
 }
 
 /* Lanes of a tile that go through the part together: what they need between the products stays in
@@ -175,13 +194,11 @@ static void attend_strip(const normal_job *job, const bt_tile *t, const bt_bf16 
     if (last < part_start) return; /* finished with an earlier part */
     gather_queries(cfg, q, t->n_lanes, m->joined);
     bt_tile_reset(t, state);
-    for (uint32_t i = attend_whole_blocks(job, t, m->joined, head, m, state); i < job->n_pages;
+    for (uint32_t i = attend_blocks(job, t, m->joined, head, m, state); i < job->n_pages;
          i += BT_BLOCK_PAGES) {
-        bt_key_block block = {.start  = (job->first_page + i) * BT_PAGE_TOKENS,
-                              .values = values_at(job, head, i)};
+        bt_key_block block = block_at(job, head, i);
 
         if (block.start > last) break;
-        block.n_keys = block_keys(job, block.start);
         score(job, t, &block, m->joined, head, i, m->tile.scores);
         bt_tile_add(t, &block, &m->tile, state);
     }

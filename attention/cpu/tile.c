@@ -131,6 +131,12 @@ static bool all_finite(const bt_key_block *block, const columns *cols, uint32_t 
     return bad == 0;
 }
 
+bool bt_tile_hides_finite(const bt_tile *t, const bt_key_block *block)
+{
+    return all_finite(block, &(columns){.packed = block->values, .n = t->v_dim},
+                      n_visible(t, block, 0), n_visible(t, block, t->n_lanes - 1));
+}
+
 /* dst = the packed [k, n] operand with +0 in its rows from `keep` on. */
 static void cut_packed(const bt_bf16 *packed, uint32_t k, uint32_t n, uint32_t keep, bt_bf16 *dst)
 {

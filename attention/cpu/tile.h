@@ -77,6 +77,11 @@ static inline uint32_t bt_tile_last_pos(const bt_tile *t) { return bt_tile_pos(t
 /* The first lane that sees the key at `pos`; n_lanes when none does. */
 uint32_t bt_tile_first_lane(const bt_tile *t, uint32_t pos);
 
+/* Whether a weight of +0 keeps every value of the block, whose values are packed, from lanes that
+ * do not see its key, as far as any lane sees it: not an inf or a NaN.  Lane 0 sees the first key.
+ */
+bool bt_tile_hides_finite(const bt_tile *t, const bt_key_block *block);
+
 /* No key seen yet.  o is not written: the part's first block, at a multiple of `split`,
  * does that for the lanes that see it. */
 void bt_tile_reset(const bt_tile *t, const bt_tile_state *state);

@@ -87,16 +87,20 @@ typedef struct {
 } bt_cpu_mm_pages;
 
 enum { BT_CPU_STRIP = 32, BT_CPU_STRIP_KEYS = 256 };
-/* A strip of BT_CPU_STRIP queries of a head goes through n_blocks >= 1 whole blocks of
- * BT_CPU_STRIP_KEYS keys, all of which each of them sees.  For each block, ascending:
+/* A strip of BT_CPU_STRIP queries of a head goes through n_blocks >= 1 blocks of
+ * BT_CPU_STRIP_KEYS keys.  Query i sees all of them, but of the last block the first last_keys + i
+ * only, as far as it has so many.  For each block, ascending:
  *     s = q K^T;  m = max(max, scale * the row's maximum of s);  c = exp(max - m);  max = m
  *     p = exp(scale s - m), in fp32;  sum = sum c + the row's sum of p;  o = o c + bf16(p) V
  * by the arithmetic of the products and as the row kernels compute it (where c is 1 nothing
- * is multiplied).  k and v_dim are multiples of 32. */
+ * is multiplied).  k and v_dim are multiples of 32.  Keys that nobody sees may be anything; values
+ * that only some see are finite. */
 typedef struct {
     const bt_bf16 *q;      /* [strip, k] */
     const bt_bf16 *keys;   /* packed [keys, k], block after block */
-    const bt_bf16 *values; /* packed, k = keys, n = v_dim, block after block */
+    const bt_bf16 *values; /* packed, k = keys, n = v_dim, block after block; */
+    uint32_t       last_k; /* of the last block k is this: a multiple of 32, no less than is seen */
+    uint32_t       last_keys; /* 1 to BT_CPU_STRIP_KEYS */
     uint32_t       k, v_dim, n_blocks;
     float          scale;     /* above 0 */
     float         *max, *sum; /* [strip] */

@@ -181,13 +181,12 @@ INLINE vf scale_exponent(vf y, vf n)
 #endif
 }
 
-/* The steps of bt_expf. */
-INLINE vf exp_lanes(vf x)
+/* The steps of bt_expf, for x <= 89 or NaN. */
+INLINE vf exp_below(vf x)
 {
     vf n, r, y;
 
     x = greater(splat(-110.0f), x);
-    x = less(splat(89.0f), x);
     n = fused(x, splat(BT_LOG2_E_F32), splat(BT_ROUND_F32)) - BT_ROUND_F32;
     r = fused(n, splat(-BT_LN2_HI_F32), x);
     r = fused(n, splat(-BT_LN2_LO_F32), r);
@@ -199,5 +198,7 @@ INLINE vf exp_lanes(vf x)
     y = fused(y * r, r, r) + 1.0f;
     return scale_exponent(y, n);
 }
+
+INLINE vf exp_lanes(vf x) { return exp_below(less(splat(89.0f), x)); }
 
 INLINE vf swiglu_lanes(vf gate, vf up) { return gate / (exp_lanes(-gate) + 1.0f) * up; }

@@ -308,20 +308,30 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
     }
 }
 
+/* k of a macro piece. */
+static uint32_t macro_k(const bt_cpu_mm_tiles *mm)
+{
+    uint32_t m = bt_cpu_pad(mm->m, TILE), fits = BT_CPU_NEAR_ELEMS / m;
+
+    if (mm->m <= FEW_ROWS)
+        fits = X_ELEMS_FEW / m;
+    else if (fits < mm->k)
+        fits /= 2; /* the sums of all columns come and go beside it */
+    return fits < PIECE ? (uint32_t)PIECE : fits / PIECE * PIECE;
+}
+
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
     size_t   tile_row   = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t   panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
     uint32_t width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
-    uint32_t x_elems    = mm->m <= FEW_ROWS ? X_ELEMS_FEW : BT_CPU_NEAR_ELEMS;
-    uint32_t macro      = x_elems / bt_cpu_pad(mm->m, TILE) / PIECE * PIECE;
+    uint32_t macro      = macro_k(mm);
     size_t   ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
     run      r          = {
                       .mm   = mm,
                       .past = mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
     };
 
-    if (macro == 0) macro = PIECE;
     configure(TILE);
     for (uint32_t from_k = 0, to_k; from_k < mm->k; from_k = to_k) {
         to_k = min_u32(mm->k, from_k + macro);

@@ -225,23 +225,23 @@ static void mla_later_nan_does_not_change_a_bit(void)
     for (int s = 0; s < N_SHAPES; s++) {
         layer_data *d = layer_data_new(SHAPES[s].name, &SHAPES[s].cfg);
         layer       l = layer_new(d, g_family, 2, 256);
-        request     r = request_new(&l, 90, 30);
+        request     r = request_new(&l, 96, 30);
 
         for (int i = 0; i < 6; i++) {
             bt_bf16 kept[2];
             record  want;
 
             layer_poison(&l);
-            layer_run(&l, &r, 0, 90, 90, BT_ROLE_PROMPT, FORMS[i % 2]);
+            layer_run(&l, &r, 0, 96, 96, BT_ROLE_PROMPT, FORMS[i % 2]);
             want = record_of(&l, &r);
             memcpy(kept, r.x + 80 * l.cfg.hidden, sizeof(kept));
             r.x[80 * l.cfg.hidden]     = BAD[i / 2];
             r.x[80 * l.cfg.hidden + 1] = BAD[i / 2];
             layer_poison(&l);
-            layer_run(&l, &r, 0, 90, 90, BT_ROLE_PROMPT, FORMS[i % 2]);
+            layer_run(&l, &r, 0, 96, 96, BT_ROLE_PROMPT, FORMS[i % 2]);
             EXPECT_EQ(first_difference(&l, r.out, want.out, 80), 80);
             if (i < 4)
-                for (uint32_t t = 80; t < 90; t++)
+                for (uint32_t t = 80; t < 96; t++)
                     EXPECT(isnan(bt_bf16_to_f32(r.out[t * l.cfg.hidden])));
             memcpy(r.x + 80 * l.cfg.hidden, kept, sizeof(kept));
             record_free(&want);

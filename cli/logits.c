@@ -28,6 +28,7 @@ enum { OPT_IDS = 256, OPT_OUT, OPT_PARALLEL, OPT_CONTROL, OPT_STALL };
 enum { TICK_MS = 20, STEP_STALLS = 5 }; /* a whole prompt may be one long step */
 #define LEAVE_NS (8 * BT_NS_PER_S)
 #define KILL_NS  (5 * BT_NS_PER_S)
+#define STILL_NS (1 * BT_NS_PER_S) /* between turns: this process stood still, nobody was late */
 
 static const char DOC[] =
     "Computes the logits of every position of given token sequences, in a cell that it starts and "
@@ -160,11 +161,13 @@ static void turn(session *s)
 static bt_status run_cases(session *s, uint64_t stall_ns)
 {
     bt_status st   = BT_OK;
-    uint64_t  seen = 0, heard_ns = bt_now_ns(), limit_ns;
+    uint64_t  seen = 0, heard_ns = bt_now_ns(), looked_ns = heard_ns, limit_ns;
     char      text[256];
 
     while (!bt_eval_cell_done(s->cell)) {
         turn(s);
+        if (bt_now_ns() - looked_ns > STILL_NS) heard_ns += bt_now_ns() - looked_ns;
+        looked_ns = bt_now_ns();
         BT_TRY(bt_eval_cell_status(s->cell));
         BT_REQUIRE(g_signal == 0, BT_ERR_CANCELLED, "signal %d", (int)g_signal);
         BT_REQUIRE(!s->launch.ended, BT_ERR_PEER, "the ranks have ended: baton-launch %s",
@@ -174,7 +177,7 @@ static bt_status run_cases(session *s, uint64_t stall_ns)
             heard_ns = bt_now_ns();
         }
         limit_ns = bt_eval_cell_ready(s->cell) ? STEP_STALLS * stall_ns : stall_ns;
-        BT_REQUIRE(bt_now_ns() - heard_ns < limit_ns, BT_ERR_TIMEOUT,
+        BT_REQUIRE(bt_since_ns(heard_ns, bt_now_ns()) < limit_ns, BT_ERR_TIMEOUT,
                    "no progress for %llu s; waiting for %s",
                    (unsigned long long)(limit_ns / BT_NS_PER_S),
                    bt_eval_cell_waits_for(s->cell, text, sizeof(text)));

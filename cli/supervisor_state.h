@@ -53,9 +53,10 @@ typedef struct supervisor {
     uint32_t        n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
     bool            has_served;
     bt_progress     progress;
-    uint64_t        told_ns;  /* when progress was last logged */
-    bt_account     *accounts; /* [n_ranks] */
-    uint64_t        heard_ns; /* when anything came */
+    uint64_t        told_ns;   /* when progress was last logged */
+    bt_account     *accounts;  /* [n_ranks] */
+    uint64_t        heard_ns;  /* when anything came */
+    uint64_t        looked_ns; /* the last time; 0: not yet */
     uint64_t        start_ns, stop_ns;
     uint64_t        serving_ns;                          /* since when; 0: not */
     uint64_t        coordinator_term_ns, launch_term_ns; /* while stopping */

@@ -84,7 +84,7 @@ static int logits(const char *fake, char *const *more)
     snprintf(setting, sizeof(setting), "FAKE=%s", fake);
     for (int i = 0; more != NULL && more[i] != NULL; i++)
         argv[7 + i] = more[i];
-    return bt_command_run(&g_command, argv, env, 60);
+    return bt_command_run(&g_command, argv, env, 100); /* a stall would be found after 120 s */
 }
 
 /* ---- output */
@@ -204,11 +204,10 @@ static void logits_failures_of_ranks_are_named(void)
     add_case(0, 40, 12);
     write_input();
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        double t      = bt_command_now();
-        int    before = g_failures;
+        bool stalls = strncmp(CASES[i].says, "no progress", 11) == 0;
+        int  before = g_failures;
 
-        EXPECT_EQ(logits(CASES[i].fake, stall), 1);
-        EXPECT(bt_command_now() - t < 35);
+        EXPECT_EQ(logits(CASES[i].fake, stalls ? stall : NULL), 1);
         EXPECT_HAS(g_command.output, CASES[i].says);
         EXPECT_HAS(g_command.output, CASES[i].also);
         EXPECT(access(g_out, F_OK) != 0);
@@ -305,7 +304,7 @@ static void logits_sigterm_ends_it(void)
     bt_command_start(&g_command, argv, env);
     bt_command_wait_for(&g_command, "\x01", 1);
     kill(g_command.pid, SIGTERM);
-    EXPECT_EQ(bt_command_finish(&g_command, 15), 1);
+    EXPECT_EQ(bt_command_finish(&g_command, 60), 1);
     EXPECT_HAS(g_command.output, "signal 15");
     EXPECT(access(g_out, F_OK) != 0);
 }

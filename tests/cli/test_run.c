@@ -6,7 +6,7 @@
 #include "tests/support/command.h"
 #include "tests/support/test.h"
 
-enum { START_S = 30, END_S = 15 };
+enum { START_S = 120, END_S = 60 };
 
 static const char *g_bin;
 static char        g_model[256];
@@ -204,10 +204,11 @@ static void run_death_of_a_rank_is_named(void)
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        int before = g_failures;
+        bool stalls = strncmp(CASES[i].says, "no sign of life", 15) == 0;
+        int  before = g_failures;
 
         start_run(CASES[i].fake, ARGS((char *)"--prefill", (char *)"1", (char *)"--decode",
-                                      (char *)"1", (char *)"--stall-s", (char *)"4"));
+                                      (char *)"1", (char *)"--stall-s", stalls ? "4" : "300"));
         expect_over();
         EXPECT_HAS(g_run.output, CASES[i].says);
         EXPECT_HAS(g_run.output, CASES[i].also);
@@ -237,7 +238,7 @@ static void run_signal_while_loading_ends_cleanly(void)
     bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S);
     t = bt_command_now();
     stop(SIGTERM);
-    EXPECT(bt_command_now() - t < 5);
+    EXPECT(bt_command_now() - t < 15);
 }
 
 /* What the ranks and the coordinator say fills the pipe, and nobody reads it: requests are served,

@@ -32,10 +32,10 @@ extern "C" {
 enum { BT_ATTN_SPLIT_TOKENS = 2048 };
 
 /* Of few heads a part's sums are little beside its latents: parts are short, so that threads have
- * one each of short contexts too.  Measured with 4 heads: with 256 merging costs more than that. */
+ * one each of short contexts too. */
 static inline uint32_t bt_attn_absorbed_split(uint32_t n_heads)
 {
-    return n_heads <= 8 ? 512 : BT_ATTN_SPLIT_TOKENS;
+    return n_heads <= 8 ? 256 : BT_ATTN_SPLIT_TOKENS;
 }
 
 typedef enum { BT_FORM_NORMAL, BT_FORM_ABSORBED } bt_attn_form;

@@ -8,6 +8,8 @@
  * tile's parts merge ascending, and the tile that goes on in the next wave is carried over. Neither
  * tiles nor waves change a bit.  Short contexts go another way, absorbed_short.c, and so
  * does one row of few heads, absorbed_share.c. */
+#include <stdatomic.h>
+
 #include "attention/cpu/attn_cpu.h"
 
 enum {
@@ -15,7 +17,9 @@ enum {
     PAGE_COST_LANES   = 32, /* what a tile does once for a page, in lanes */
     MIN_COLS          = 64, /* of a head's product; a multiple of 32 */
     CHUNKS_PER_MEMBER = 8,
-    FEW_ROWS          = 16 /* not worth making into tiles */
+    FEW_ROWS          = 16, /* not worth making into tiles */
+    MERGE_LANES       = 2,  /* that merge together */
+    MAX_OWN           = 64  /* chunks that threads have as their own */
 };
 typedef struct {
     bt_attn_cpu        *a;
@@ -80,45 +84,140 @@ static bt_absorbed_lanes lanes_of(const absorbed_job *job, const bt_absorbed_ite
                                .ld_rope   = ld};
 }
 
+/* y_h = W_h x_h of every head, for the rows of a block. */
+typedef struct {
+    const absorbed_job *job;
+    bt_linear *const   *w;
+    const bt_bf16      *x;
+    bt_bf16            *y;
+    size_t              ld_x, step_x, ld_y, step_y; /* from row to row, and from head to head */
+    uint32_t            cols, cuts, n_chunks;       /* of a chunk; of a head; of all */
+    _Atomic uint64_t    taken;                      /* bit i: chunk i, of at most MAX_OWN */
+} heads_job;
+
+/* Columns are cut until there are enough chunks for the threads to end together. */
+static void cut_heads(heads_job *heads)
+{
+    uint32_t n = bt_linear_n(heads->w[0]), n_heads = heads->job->a->cfg.n_heads;
+
+    heads->cols = bt_cpu_pad(n, MIN_COLS);
+    while (n_heads * cuts_of(n, heads->cols) < CHUNKS_PER_MEMBER * heads->job->a->n_members &&
+           heads->cols > MIN_COLS)
+        heads->cols = bt_cpu_pad(heads->cols / 2, MIN_COLS);
+    heads->cuts     = cuts_of(n, heads->cols);
+    heads->n_chunks = n_heads * heads->cuts;
+}
+
+static heads_job latent_to_value(const absorbed_job *job)
+{
+    const bt_attn_cpu   *a     = job->a;
+    const bt_mla_config *cfg   = &a->cfg;
+    size_t               ld    = (size_t)cfg->n_heads * cfg->v_dim;
+    heads_job            heads = {.job    = job,
+                                  .w      = job->call->w->uv,
+                                  .x      = a->ol,
+                                  .ld_x   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                  .step_x = cfg->kv_lora_rank,
+                                  .y      = job->call->out + job->first_row * ld,
+                                  .ld_y   = ld,
+                                  .step_y = cfg->v_dim};
+
+    cut_heads(&heads);
+    return heads;
+}
+
+/* From the chunk's first column to its head's last. */
+static bt_absorbed_then columns(const heads_job *heads, uint32_t chunk)
+{
+    const bt_linear *w   = heads->w[chunk / heads->cuts];
+    uint32_t         col = chunk % heads->cuts * heads->cols;
+
+    return (bt_absorbed_then){bt_linear_packed(w) + bt_cpu_packed_elems(col, bt_linear_k(w)),
+                              bt_cpu_packed_elems(bt_linear_n(w) - col, bt_linear_k(w))};
+}
+
+/* A member's own chunks begin here, and follow each other in memory as far as heads do. */
+static uint32_t own_start(const heads_job *heads, uint32_t member)
+{
+    return (uint32_t)((uint64_t)heads->n_chunks * member / heads->job->a->n_members);
+}
+
+/* What a member reads of W_UV first. */
+static bt_absorbed_then first_values(const absorbed_job *job, uint32_t member)
+{
+    heads_job heads = latent_to_value(job);
+
+    if (job->n_rows > FEW_ROWS || heads.n_chunks > MAX_OWN) return (bt_absorbed_then){NULL, 0};
+    return columns(&heads, own_start(&heads, member));
+}
+
 /* One item of a wave: its part of the softmax goes to its slot, or, when it is the tile's only one,
  * through the member's own buffer, which stays in its cache, to the end. */
 static void item_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const absorbed_job     *job   = ctx;
     const bt_attn_cpu      *a     = job->a;
-    const bt_attn_member   *m     = &a->members[member];
+    bt_attn_member         *m     = &a->members[member];
     const bt_absorbed_item *item  = &a->items[chunk];
     bt_absorbed_lanes       lanes = lanes_of(job, item);
     bool                    alone = item->n_parts == 1;
     bt_tile_state           state = bt_tile_state_at(alone ? m->state : a->slot[item->slot]);
     uint32_t                later = chunk + a->n_members; /* when all threads are equally fast */
 
-    if (later < job->n_items) lanes.next = part_of(job, &a->items[later]);
+    lanes.packed    = m->has_packed && m->packed_row == item->row && m->packed_lane0 == item->lane0;
+    m->packed_row   = item->row;
+    m->packed_lane0 = item->lane0;
+    m->has_packed   = true;
+    if (later < job->n_items)
+        lanes.next = part_of(job, &a->items[later]);
+    else
+        lanes.then = first_values(job, member);
     bt_absorbed_pass(a, job->call, &lanes, m, &state);
     if (alone) finish(job, item, &lanes.tile, &state);
 }
 
-/* One tile of a wave: its parts, in the slots from the end of the tile before to its own end,
- * merge into the first one, or into the carry that holds the tile's earlier parts. */
+/* Chunks that the lanes of a tile merge in. */
+static uint32_t merges_of(const absorbed_job *job)
+{
+    return (job->tile_lanes + MERGE_LANES - 1) / MERGE_LANES;
+}
+
+/* The state from one of a slot's lanes on. */
+static bt_tile_state slot_lanes(const absorbed_job *job, uint32_t slot, uint32_t lane)
+{
+    bt_tile_state s = bt_tile_state_at(job->a->slot[slot]);
+
+    return (bt_tile_state){s.max + lane, s.sum + lane,
+                           s.o + lane * bt_tile_ld(job->a->cfg.kv_lora_rank)};
+}
+
+/* Some lanes of a tile of a wave: its parts, in the slots from the end of the tile before to its
+ * own end, merge into the first one, or into the carry that holds the tile's earlier parts. */
 static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const absorbed_job *job     = ctx;
     const bt_attn_cpu  *a       = job->a;
-    uint32_t            first   = chunk == 0 ? 0 : a->group_ends[chunk - 1];
-    uint32_t            end     = a->group_ends[chunk];
-    bt_tile             t       = tile_of(job, &a->items[first]);
-    bool                goes_on = a->items[first].part != 0;
-    bt_tile_state into = bt_tile_state_at(a->slot[goes_on ? a->n_slots : a->items[first].slot]);
+    uint32_t            group   = chunk / merges_of(job);
+    uint32_t            lane    = chunk % merges_of(job) * MERGE_LANES;
+    uint32_t            first   = group == 0 ? 0 : a->group_ends[group - 1];
+    uint32_t            end     = a->group_ends[group];
+    bt_absorbed_item    item    = a->items[first];
+    bool                goes_on = item.part != 0;
+    bt_tile_state       into;
+    bt_tile             t;
 
     (void)member;
-    if (a->items[first].n_parts == 1) return; /* it has finished */
+    if (item.n_parts == 1 || lane >= item.n_lanes) return; /* it has finished; or has fewer lanes */
+    item.n_lanes = bt_min_u32(item.n_lanes - lane, MERGE_LANES);
+    item.lane0 += lane;
+    t    = tile_of(job, &item);
+    into = slot_lanes(job, goes_on ? a->n_slots : item.slot, lane);
     for (uint32_t i = goes_on ? first : first + 1; i < end; i++) {
-        bt_tile_state state = bt_tile_state_at(a->slot[a->items[i].slot]);
+        bt_tile_state state = slot_lanes(job, a->items[i].slot, lane);
 
         bt_tile_merge(&t, a->items[i].part * t.split, &state, &into);
     }
-    if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts)
-        finish(job, &a->items[first], &t, &into);
+    if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts) finish(job, &item, &t, &into);
 }
 
 static void run_wave(absorbed_job *job)
@@ -135,7 +234,7 @@ static void run_wave(absorbed_job *job)
             a->group_ends[job->n_groups++] = i + 1;
     }
     bt_cpu_pool_run(a->pool, job->n_items, item_task, job);
-    if (merges) bt_cpu_pool_run(a->pool, job->n_groups, merge_task, job);
+    if (merges) bt_cpu_pool_run(a->pool, job->n_groups * merges_of(job), merge_task, job);
 
     last_first = job->n_groups == 1 ? 0 : a->group_ends[job->n_groups - 2];
     /* The last tile may go on; with an earlier part here the carry already holds what there is. */
@@ -218,6 +317,8 @@ static void attend_block(absorbed_job *job)
     bt_attn_cpu *a = job->a;
 
     if (share_row(job)) return;
+    for (uint32_t i = 0; i < a->n_members; i++)
+        a->members[i].has_packed = false;
     job->n_items    = 0;
     job->n_used     = 0;
     job->tile_lanes = choose_tile_lanes(job);
@@ -245,42 +346,37 @@ static void attend_block(absorbed_job *job)
     run_wave(job);
 }
 
-/* y_h = W_h x_h of every head, for the rows of a block. */
-typedef struct {
-    const absorbed_job *job;
-    bt_linear *const   *w;
-    const bt_bf16      *x;
-    bt_bf16            *y;
-    size_t              ld_x, step_x, ld_y, step_y; /* from row to row, and from head to head */
-    uint32_t            cols;                       /* of a chunk */
-} heads_job;
-
-static const bt_bf16 *columns(const heads_job *heads, uint32_t chunk, uint32_t cuts,
-                              uint32_t *col_out)
+/* Called once for each chunk: the member's own ones first, then those that nobody has taken. */
+static uint32_t take_own(heads_job *heads, uint32_t member)
 {
-    const bt_linear *w = heads->w[chunk / cuts];
+    uint32_t i = own_start(heads, member);
 
-    *col_out = chunk % cuts * heads->cols;
-    return bt_linear_packed(w) + bt_cpu_packed_elems(*col_out, bt_linear_k(w));
+    while ((atomic_fetch_or(&heads->taken, (uint64_t)1 << i) >> i & 1) != 0)
+        i = i + 1 < heads->n_chunks ? i + 1 : 0;
+    return i;
 }
 
 static void head_task(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const heads_job      *heads = ctx;
+    heads_job            *heads = ctx;
     const bt_attn_cpu    *a     = heads->job->a;
     const bt_attn_member *m     = &a->members[member];
-    uint32_t              n = bt_linear_n(heads->w[0]), cuts = cuts_of(n, heads->cols);
-    uint32_t              head = chunk / cuts, later = chunk + a->n_members, col, unused;
-    bt_role               role = heads->job->call->spans[0].role;
-    bt_cpu_mm             mm   = {.x      = heads->x + head * heads->step_x,
-                                  .ld_x   = heads->ld_x,
-                                  .packed = columns(heads, chunk, cuts, &col),
-                                  .y      = m->state,
-                                  .m      = heads->job->n_rows,
-                                  .k      = bt_linear_k(heads->w[0])};
+    bt_role               role  = heads->job->call->spans[0].role;
+    uint32_t              n = bt_linear_n(heads->w[0]), step = a->n_members, head, col;
+    bt_cpu_mm             mm = {.y = m->state, .m = heads->job->n_rows};
 
+    if (heads->n_chunks <= MAX_OWN) {
+        chunk = take_own(heads, member);
+        step  = 1;
+    }
+    head      = chunk / heads->cuts;
+    col       = chunk % heads->cuts * heads->cols;
+    mm.k      = bt_linear_k(heads->w[0]);
+    mm.x      = heads->x + head * heads->step_x;
+    mm.ld_x   = heads->ld_x;
+    mm.packed = columns(heads, chunk).packed;
     mm.n = mm.ld_y = bt_min_u32(n - col, heads->cols);
-    if (later < a->cfg.n_heads * cuts) mm.after = columns(heads, later, cuts, &unused);
+    if (chunk + step < heads->n_chunks) mm.after = columns(heads, chunk + step).packed;
     a->kernels->mm[role](&mm);
     for (size_t r = 0; r < mm.m; r++)
         a->kernels->rows->to_bf16(mm.y + r * mm.ld_y, mm.n,
@@ -288,9 +384,9 @@ static void head_task(void *ctx, uint32_t chunk, uint32_t member)
 }
 
 /* As the device multiplies many rows: all heads' rows become tiles first. */
-static bt_status multiply_many(const absorbed_job *job, const heads_job *heads)
+static bt_status multiply_many(const heads_job *heads)
 {
-    const bt_attn_cpu *a = job->a;
+    const bt_attn_cpu *a = heads->job->a;
 
     for (size_t h = 0; h < a->cfg.n_heads; h++)
         a->gemms[h] = (bt_gemm){.w       = heads->w[h],
@@ -298,54 +394,33 @@ static bt_status multiply_many(const absorbed_job *job, const heads_job *heads)
                                 .ld_x    = heads->ld_x,
                                 .y       = heads->y + h * heads->step_y,
                                 .ld_y    = heads->ld_y,
-                                .m       = job->n_rows,
+                                .m       = heads->job->n_rows,
                                 .y_dtype = BT_BF16};
-    return bt_device_gemm(a->dev, job->call->spans[0].role, a->cfg.n_heads, a->gemms);
+    return bt_device_gemm(a->dev, heads->job->call->spans[0].role, a->cfg.n_heads, a->gemms);
 }
 
-/* Columns are cut until there are enough chunks for the threads to end together. */
-static bt_status run_heads(const absorbed_job *job, heads_job *heads)
+static bt_status run_heads(heads_job heads)
 {
-    uint32_t n = bt_linear_n(heads->w[0]), n_heads = job->a->cfg.n_heads;
-
-    if (job->n_rows > FEW_ROWS) return multiply_many(job, heads);
-
-    heads->job  = job;
-    heads->cols = bt_cpu_pad(n, MIN_COLS);
-    while (n_heads * cuts_of(n, heads->cols) < CHUNKS_PER_MEMBER * job->a->n_members &&
-           heads->cols > MIN_COLS)
-        heads->cols = bt_cpu_pad(heads->cols / 2, MIN_COLS);
-    bt_cpu_pool_run(job->a->pool, n_heads * cuts_of(n, heads->cols), head_task, heads);
+    if (heads.job->n_rows > FEW_ROWS) return multiply_many(&heads);
+    bt_cpu_pool_run(heads.job->a->pool, heads.n_chunks, head_task, &heads);
     return BT_OK;
 }
 
-static bt_status query_to_latent(const absorbed_job *job)
+static heads_job query_to_latent(const absorbed_job *job)
 {
-    const bt_attn_cpu   *a   = job->a;
-    const bt_mla_config *cfg = &a->cfg;
+    const bt_attn_cpu   *a     = job->a;
+    const bt_mla_config *cfg   = &a->cfg;
+    heads_job            heads = {.job    = job,
+                                  .w      = job->call->w->ukt,
+                                  .x      = job->call->q + job->first_row * bt_attn_q_dim(cfg),
+                                  .ld_x   = bt_attn_q_dim(cfg),
+                                  .step_x = cfg->qk_nope_dim + cfg->qk_rope_dim,
+                                  .y      = a->ql,
+                                  .ld_y   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
+                                  .step_y = cfg->kv_lora_rank};
 
-    return run_heads(job, &(heads_job){.w      = job->call->w->ukt,
-                                       .x      = job->call->q + job->first_row * bt_attn_q_dim(cfg),
-                                       .ld_x   = bt_attn_q_dim(cfg),
-                                       .step_x = cfg->qk_nope_dim + cfg->qk_rope_dim,
-                                       .y      = a->ql,
-                                       .ld_y   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
-                                       .step_y = cfg->kv_lora_rank});
-}
-
-static bt_status latent_to_value(const absorbed_job *job)
-{
-    const bt_attn_cpu   *a   = job->a;
-    const bt_mla_config *cfg = &a->cfg;
-    size_t               ld  = (size_t)cfg->n_heads * cfg->v_dim;
-
-    return run_heads(job, &(heads_job){.w      = job->call->w->uv,
-                                       .x      = a->ol,
-                                       .ld_x   = (size_t)cfg->n_heads * cfg->kv_lora_rank,
-                                       .step_x = cfg->kv_lora_rank,
-                                       .y      = job->call->out + job->first_row * ld,
-                                       .ld_y   = ld,
-                                       .step_y = cfg->v_dim});
+    cut_heads(&heads);
+    return heads;
 }
 
 bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
@@ -359,9 +434,9 @@ bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call)
     for (; job.first_row < end; job.first_row += job.n_rows) {
         job.n_rows = bt_min_u32(end - job.first_row, a->absorbed_rows);
         if (bt_absorbed_short(a, call, job.first_row, job.n_rows)) continue;
-        BT_TRY(query_to_latent(&job));
+        BT_TRY(run_heads(query_to_latent(&job)));
         attend_block(&job);
-        BT_TRY(latent_to_value(&job));
+        BT_TRY(run_heads(latent_to_value(&job)));
     }
 out:
     return st;

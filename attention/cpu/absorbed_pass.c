@@ -6,7 +6,11 @@
 
 #include "attention/cpu/attn_cpu.h"
 
-enum { SQUARE = 4 };
+enum {
+    SQUARE     = 4,
+    LINE       = 32,
+    THEN_ELEMS = 16384 /* that the sums of a page leave time to fetch */
+};
 typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
 
 /* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
@@ -90,6 +94,19 @@ static bt_some_rows page_ahead(const bt_attn_call *call, const bt_absorbed_lanes
     return page_rows(call, &lanes->next, lanes->next.start + pos % BT_BLOCK_TOKENS);
 }
 
+/* The beginning of the weights is fetched with the block's sums, a share with each page's. */
+static void fetch_then(const bt_absorbed_then *then, const bt_bf16 *later[BT_BLOCK_PAGES],
+                       bt_key_block *block)
+{
+    uint32_t n_pages = bt_kv_pages_for(block->n_keys);
+    size_t   n       = then->n_elems / n_pages / LINE * LINE;
+
+    if (n > THEN_ELEMS) n = THEN_ELEMS;
+    block->n_later = (uint32_t)n;
+    for (uint32_t i = 0; i < n_pages; i++)
+        later[i] = then->packed + i * n;
+}
+
 void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
                       const bt_absorbed_lanes *lanes, const bt_attn_member *m,
                       const bt_tile_state *state)
@@ -97,7 +114,7 @@ void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
     const bt_tile *t      = &lanes->tile;
     uint32_t       kv_dim = bt_kv_pool_kv_dim(call->pool), start = lanes->part.start;
 
-    bt_absorbed_pack(a, lanes, m);
+    if (!lanes->packed) bt_absorbed_pack(a, lanes, m);
     bt_tile_reset(t, state);
     for (; start < lanes->part.end; start += BT_BLOCK_TOKENS) {
         const bt_bf16 *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES] = {NULL};
@@ -120,6 +137,8 @@ void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
             }
             bt_absorbed_score(t, page, ahead, kv_dim, m, m->tile.scores + at);
         }
+        if (block.n_later == 0 && lanes->then.packed != NULL)
+            fetch_then(&lanes->then, later, &block);
         bt_tile_add(t, &block, &m->tile, state);
     }
 }

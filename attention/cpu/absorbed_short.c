@@ -9,9 +9,9 @@
  * for each group, at the price of a full tile of AMX. */
 enum {
     SHORT_TOKENS = 128,
-    MIN_HEADS    = 8,  /* of a group, */
-    FEW_TOKENS   = 64, /* or, with fewer, shorter contexts */
-    FEW_ROWS     = 2   /* of no more rows */
+    MIN_HEADS    = 8,   /* of a group, */
+    FEW_TOKENS   = 128, /* or, with fewer, shorter contexts */
+    FEW_ROWS     = 2    /* of no more rows */
 };
 
 typedef struct {
@@ -97,6 +97,7 @@ static void attend(const group *g)
     uint32_t             end   = job->first_row + job->n_rows;
     bt_tile_state        state = bt_tile_state_at(g->m->state);
     bt_absorbed_part     next  = part_of(job->call->spans, job->first_row);
+    const bt_linear     *uv    = job->call->w->uv[g->head0];
 
     for (uint32_t row = job->first_row; row < end; row++) {
         bt_bf16 *latent = latents(g, 0) + (size_t)(row - job->first_row) * cfg->kv_lora_rank;
@@ -117,7 +118,11 @@ static void attend(const group *g)
                                .n_lanes       = g->n_heads,
                                .lanes_per_pos = g->n_heads,
                                .pos0          = lanes.part.end - 1};
-        if (row + 1 < end) lanes.next = next = part_of(lanes.part.span, row + 1);
+        if (row + 1 < end)
+            lanes.next = next = part_of(lanes.part.span, row + 1);
+        else
+            lanes.then = (bt_absorbed_then){
+                bt_linear_packed(uv), bt_cpu_packed_elems(bt_linear_n(uv), cfg->kv_lora_rank)};
         bt_absorbed_pass(job->a, job->call, &lanes, g->m, &state);
         bt_tile_finish(&lanes.tile, &state, latent, lanes.ld_latent);
     }

@@ -32,6 +32,9 @@ typedef struct {
     bt_bf16 *queries;   /* [BT_QUERY_LANES][kv_lora_rank + qk_rope_dim]: absorbed, with rope part */
     bt_bf16 *query;     /* the same of all lanes, packed */
     bt_bf16 *latents;   /* [BT_GROUP_HEADS][rows][kv_lora_rank]: absorbed, of short contexts */
+    /* The tile whose queries these are, where it is one of the row block under way. */
+    bool     has_packed;
+    uint32_t packed_row, packed_lane0;
 } bt_attn_member;
 
 /* Queries of one tile against one part of the context, in the absorbed form. */
@@ -107,9 +110,17 @@ typedef struct {
     uint32_t       start, end;
 } bt_absorbed_part;
 
+/* Weights that lie in one run. */
+typedef struct {
+    const bt_bf16 *packed; /* or NULL */
+    size_t         n_elems;
+} bt_absorbed_then;
+
 /* Absorbed queries of a tile, and the part that they attend to. */
 typedef struct {
     bt_absorbed_part part, next; /* next: what this thread probably goes through then, or no span */
+    bt_absorbed_then then;       /* and what it probably reads then, or nothing */
+    bool             packed;     /* the member has packed these queries before */
     bt_tile          tile;
     const bt_bf16   *latent, *rope; /* of lane 0: [kv_lora_rank], [qk_rope_dim] */
     size_t           ld_latent, ld_rope;

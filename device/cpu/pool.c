@@ -16,15 +16,15 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#include <xmmintrin.h>
+#include <x86intrin.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
 
 enum {
     MAX_THREADS = 1024,
-    SPIN_PAUSES = 200, /* some 10 microseconds: the gaps between operations of a layer, and most
-                          ends of chunks */
+    SPIN_TICKS  = 25000, /* of the TSC, some 10 microseconds: the gaps between operations of a
+                            layer, and most ends of chunks */
     MXCSR_DAZ_FTZ = 0x8040
 };
 
@@ -95,10 +95,12 @@ static void work_on(bt_cpu_pool *pool, uint32_t index)
 /* Looks for a new run for some ten microseconds, then sleeps until there is one. */
 static void await_run(bt_cpu_pool *pool, uint32_t seen)
 {
-    for (int i = 0; i < SPIN_PAUSES; i++) {
+    uint64_t start = __rdtsc();
+
+    do {
         if (atomic_load_explicit(&pool->signal, memory_order_acquire) != seen) return;
         _mm_pause();
-    }
+    } while (__rdtsc() - start < SPIN_TICKS);
     atomic_fetch_add(&pool->n_asleep, 1);
     while (atomic_load(&pool->signal) == seen)
         futex_wait(&pool->signal, seen);
@@ -197,12 +199,13 @@ uint64_t bt_cpu_pool_cpu_ns(const bt_cpu_pool *pool)
 /* Waits for chunks that others have taken. */
 static void await_others(bt_cpu_pool *pool, uint32_t n_chunks)
 {
+    uint64_t start = __rdtsc();
     uint32_t done;
 
-    for (int i = 0; i < SPIN_PAUSES; i++) {
+    do {
         if (atomic_load_explicit(&pool->done, memory_order_acquire) == n_chunks) return;
         _mm_pause();
-    }
+    } while (__rdtsc() - start < SPIN_TICKS);
     atomic_store(&pool->caller_waits, 1);
     while ((done = atomic_load(&pool->done)) != n_chunks)
         futex_wait(&pool->done, done);

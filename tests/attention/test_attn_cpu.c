@@ -75,7 +75,7 @@ static void run(bt_attn *attn, uint32_t start, uint32_t end, const bt_attn_form 
 static void twin_at(uint32_t pos, bt_attn_form form, bt_bf16 want[HEADS][DIM])
 {
     static float scores[LONG];
-    uint32_t     split = form == BT_FORM_NORMAL ? BT_ATTN_SPLIT_TOKENS : 512;
+    uint32_t     split = form == BT_FORM_NORMAL ? BT_ATTN_SPLIT_TOKENS : 256;
 
     for (uint32_t h = 0; h < HEADS; h++) {
         const bt_bf16 *q = g_q[pos] + (size_t)h * KV;

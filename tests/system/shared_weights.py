@@ -66,12 +66,14 @@ def main():
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             end = time.monotonic() + 60
-            while any(os.path.exists(f"/proc/{pid}/exe") for pid in pids) and time.monotonic() < end:
+
+            def held():
+                """Who has the killed ranks' file open: they themselves while they end; a cell that is started again has another."""
+                found = map(weights_file, cells.descendants(cell.process.pid))
+                return [f[0] for f in found if f is not None and f[1] == stores[0][0]]
+            while held():
+                assert time.monotonic() < end, f"killed ranks' weights are still held by {held()}"
                 time.sleep(0.02)
-            # The cell that is started again has a file of its own.
-            held = [f for f in map(weights_file, cells.descendants(cell.process.pid)) if f is not None]
-            left = [path for path, inode in held if inode == stores[0][0]]
-            assert not left, f"killed ranks' weights are still held by {left}"
             cell.wait_gone()
         assert not [x for x in os.listdir("/dev/shm") if "weights" in x]
     kept_weights(a)

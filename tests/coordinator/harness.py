@@ -7,9 +7,7 @@ end-of-text token comes at index prompt[0] when prompt[0] < 100.
 import importlib
 import os
 import queue
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -57,17 +55,6 @@ def expected(prompt, n, ignore_eos=False):
 
 def logprob(i):
     return -(i + 1) / 8
-
-
-def free_port():
-    """A port that the kernel gives to nobody who asks for any: it is still free a moment later."""
-    with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
-        top = int(f.read().split()[0])
-    while True:
-        with socket.socket() as s:
-            port = random.randrange(max(1024, top - 16384), top)
-            if s.connect_ex(("127.0.0.1", port)) != 0:
-                return port
 
 
 def wait_for(condition, what, seconds=WAIT_S):

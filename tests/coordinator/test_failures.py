@@ -2,12 +2,16 @@
 import os
 import signal
 import socket
+import sys
 import time
 import unittest
 
 import grpc
 
-from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, free_port, main, vllm, wait_for
+from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, main, vllm, wait_for
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from ports import free_port  # noqa: E402
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 

@@ -25,22 +25,13 @@ import urllib.request
 
 import grpc
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
 import cell as cells  # noqa: E402
+from ports import free_port  # noqa: E402
 
 START_S, BACK_S = 180, 120
 TOKENS = 120
-
-
-def free_port():
-    """A port that the kernel gives to nobody who asks for any, since coordinators follow one another there."""
-    with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
-        top = int(f.read().split()[0])
-    while True:
-        with socket.socket() as s:
-            port = random.randrange(max(1024, top - 16384), top)
-            if s.connect_ex(("127.0.0.1", port)) != 0:
-                return port
 
 
 class Process:

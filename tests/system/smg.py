@@ -4,13 +4,15 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
 import load
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from ports import free_port  # noqa: E402
 
 SKIP = 77
 INSTALL_S, START_S, REPLY_S = 150, 120, 300
@@ -56,12 +58,6 @@ def install(cache, version):
 
 
 # ---- the gateway
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
 
 class Stream:
     """A streamed answer: iterate over its events; close() leaves in the middle."""

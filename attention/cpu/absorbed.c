@@ -30,7 +30,8 @@ typedef struct {
 } absorbed_job;
 
 static uint32_t cuts_of(uint32_t n, uint32_t cols) { return (n + cols - 1) / cols; }
-static bt_tile  tile_of(const absorbed_job *job, const bt_absorbed_item *item)
+
+static bt_tile tile_of(const absorbed_job *job, const bt_absorbed_item *item)
 {
     const bt_mla_config *cfg = &job->a->cfg;
 

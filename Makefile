@@ -1,8 +1,7 @@
 # A thin door to scripts/setup, CMake and the programs. `make demo` and `make test` are all that a fresh clone needs.
 BUILD  = build/release
 PREFIX = /usr/local
-# Two tests a core: most wait for processes and timers more than they compute.
-CTEST  = ctest --test-dir $(BUILD) --output-on-failure --output-junit $(CURDIR)/build/test-results.xml -j $$((2 * $$(nproc)))
+TESTS  = scripts/tests $(BUILD) build/test-results.xml
 
 .PHONY: help demo test test-slow build install package clean
 
@@ -19,10 +18,10 @@ demo: $(BUILD)/build.ninja
 	@scripts/demo $(BUILD)/bin models/demo
 
 test: build
-	@$(CTEST) -LE slow
+	@$(TESTS) -LE slow
 
 test-slow: build
-	@$(CTEST) -L slow
+	@$(TESTS) -L slow
 
 build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD)

@@ -6,6 +6,10 @@
 #include "core/clock.h"
 #include "proto/prefix_key.h"
 
+/* Keys in a row that newer ones may have overwritten: of the last n_pages that were added, the
+ * oldest are overwritten with probability 0.4. */
+enum { GAP_MAX = 8 };
+
 uint64_t bt_prefix_seed(void)
 {
     uint64_t seed;
@@ -69,9 +73,9 @@ void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_block_key 
 
 uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_block_key *keys)
 {
-    uint32_t i = 0;
+    uint32_t found = 0;
 
-    while (i < n && *slot_of(index, &keys[i]) == keys[i].hi)
-        i++;
-    return i;
+    for (uint32_t i = 0; i < n && i - found < GAP_MAX; i++)
+        if (*slot_of(index, &keys[i]) == keys[i].hi) found = i + 1;
+    return found;
 }

@@ -32,7 +32,8 @@ bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
 bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages); /* NO_MEMORY */
 void      bt_prefix_index_fini(bt_prefix_index *index);
 void      bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_block_key *keys);
-/* How many of the first pages are probably there. */
+/* How many of the first pages are probably there: a key stands for all pages before its own too, so
+ * that it makes up for a few before it that were overwritten. */
 uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_block_key *keys);
 
 #endif

@@ -1,4 +1,4 @@
-/* parallel/backoff.h - how a polling wait gives its core away.
+/* parallel/backoff.h - how a polling wait gives its core away, and when it has lasted too long.
  *
  * Short waits answer within microseconds, long ones leave the core to the ranks that compute:
  * spin for spin_ns, then yield, then sleep for growing times.  On machines with fewer cores than
@@ -7,6 +7,7 @@
 #define BT_PARALLEL_BACKOFF_H
 
 #include <sched.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/clock.h"
@@ -21,6 +22,8 @@ typedef struct {
     uint64_t spin_ns;
     uint64_t since_ns; /* of the last progress; 0: the next wait starts the clock */
     uint64_t sleep_ns;
+    uint64_t looked_ns; /* when bt_backoff_late() was asked last; at first when the wait began */
+    uint64_t waited_ns; /* till then */
 } bt_backoff;
 
 /* Something moved: the next wait is short again. */
@@ -30,10 +33,24 @@ static inline void bt_backoff_reset(bt_backoff *b)
     b->sleep_ns = BT_BACKOFF_SLEEP_MIN_NS;
 }
 
-static inline void bt_backoff_init(bt_backoff *b, uint64_t spin_ns)
+/* start_ns: since when the wait lasts. */
+static inline void bt_backoff_init(bt_backoff *b, uint64_t spin_ns, uint64_t start_ns)
 {
-    b->spin_ns = spin_ns;
+    b->spin_ns   = spin_ns;
+    b->looked_ns = start_ns;
+    b->waited_ns = 0;
     bt_backoff_reset(b);
+}
+
+/* Whether the wait has lasted limit_ns.  Between two looks no more than a quarter of that passes:
+ * while the process stood still itself, most often with its machine, nobody was late. */
+static inline bool bt_backoff_late(bt_backoff *b, uint64_t now_ns, uint64_t limit_ns)
+{
+    uint64_t passed_ns = now_ns - b->looked_ns, most_ns = limit_ns / 4 + 1;
+
+    b->looked_ns = now_ns;
+    b->waited_ns += passed_ns < most_ns ? passed_ns : most_ns;
+    return b->waited_ns >= limit_ns;
 }
 
 /* Waits a little; now_ns is the present time. */

@@ -124,13 +124,14 @@ static bt_status await(carrier *c, uint32_t mark, uint64_t start_ns, const bt_wa
     uint64_t   now_ns;
     bt_backoff backoff;
 
-    bt_backoff_init(&backoff, bt_world_spin_ns(c->world));
+    bt_backoff_init(&backoff, bt_world_spin_ns(c->world), start_ns);
     for (;;) {
         now_ns = bt_now_ns(); /* before the look: a process that was stopped looks once more */
         st     = look(c, mark, wait, &done);
         if (st != BT_OK || done) break;
         if (wait->stop != NULL && wait->stop(wait->ctx)) st = BT_ERR_CANCELLED;
-        if (now_ns - start_ns >= limit_ns(wait) || bt_group_is_called(c->roll)) st = BT_ERR_TIMEOUT;
+        if (bt_backoff_late(&backoff, now_ns, limit_ns(wait)) || bt_group_is_called(c->roll))
+            st = BT_ERR_TIMEOUT;
         if (st != BT_OK) break;
         if (wait->idle != NULL) wait->idle(wait->ctx);
         bt_backoff_wait(&backoff, now_ns);

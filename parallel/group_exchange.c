@@ -206,7 +206,7 @@ static bt_status wait_all(bt_group *group, const bt_wait *wait)
     bool       moved = false, done = false;
     bt_backoff backoff;
 
-    bt_backoff_init(&backoff, group->world->spin_ns);
+    bt_backoff_init(&backoff, group->world->spin_ns, start_ns);
     for (;;) {
         now_ns = bt_now_ns(); /* before the poll: a process that was stopped looks once more */
         bt_watchdog_enter(bt_wait_name(wait), wait->layer);
@@ -219,7 +219,8 @@ static bt_status wait_all(bt_group *group, const bt_wait *wait)
             goto out;
         }
         if (group->carrier != NULL) BT_TRY(group->carrier->ops->tend(group->carrier, wait));
-        if (!moved && now_ns - start_ns >= wait->timeout_ns) BT_TRY(fail_timeout(group, wait));
+        if (bt_backoff_late(&backoff, now_ns, wait->timeout_ns) && !moved)
+            BT_TRY(fail_timeout(group, wait));
         if (wait->idle != NULL) wait->idle(wait->ctx);
         if (moved)
             bt_backoff_reset(&backoff);

@@ -225,16 +225,17 @@ out:
 
 bt_status bt_handoff_await_ready(bt_handoff *handoff, const bt_wait *wait)
 {
-    uint64_t   start_ns = bt_now_ns(), now_ns;
+    uint64_t   now_ns;
     bt_backoff backoff;
 
-    bt_backoff_init(&backoff, bt_world_spin_ns(handoff->world));
+    bt_backoff_init(&backoff, bt_world_spin_ns(handoff->world), bt_now_ns());
     for (;;) {
         now_ns = bt_now_ns();
         if (bt_handoff_poll(handoff)) bt_backoff_reset(&backoff);
         if (bt_handoff_is_ready(handoff)) return BT_OK;
         if (wait->stop != NULL && wait->stop(wait->ctx)) return BT_ERR_CANCELLED;
-        if (now_ns - start_ns >= wait->timeout_ns) return fail_unready(handoff->line, wait);
+        if (bt_backoff_late(&backoff, now_ns, wait->timeout_ns))
+            return fail_unready(handoff->line, wait);
         bt_backoff_wait(&backoff, now_ns);
     }
 }

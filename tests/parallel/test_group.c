@@ -312,6 +312,16 @@ static bool is_stopped(int32_t pid)
     return state == 'T';
 }
 
+static void stop_once(void *ctx)
+{
+    static bool stopped;
+
+    (void)ctx;
+    if (stopped) return;
+    stopped = true;
+    raise(SIGSTOP);
+}
+
 /* The last rank stops; the others wait for it in vain, all of them, before it goes on. */
 static void stopped_process_is_named_and_comes_back(void)
 {
@@ -343,6 +353,31 @@ static void stopped_process_is_named_and_comes_back(void)
         bt_group_destroy(survivors);
     }
     meet();
+    bt_group_destroy(group);
+}
+
+/* Rank 0 stops while it waits, for longer than its deadline; the other one comes when it runs
+ * again. */
+static void own_standstill_makes_nobody_late(void)
+{
+    bt_group *group = NULL;
+    bt_wait   wait  = wait_s(30);
+    int32_t   pid   = getpid(), pids[MAX_RANKS];
+
+    if (g_ranks != 2) return; /* one size is enough: it takes its time */
+    group = group_of_all();
+    EXPECT_EQ(bt_group_all_gather(group, &pid, sizeof(pid), pids, &wait), BT_OK);
+    if (g_rank == 0) {
+        wait      = wait_s(2);
+        wait.idle = stop_once;
+        EXPECT_EQ(bt_group_barrier(group, &wait), BT_OK);
+    } else {
+        EXPECT(is_stopped(pids[0]));
+        bt_sleep_ns(2500 * BT_NS_PER_MS);
+        kill(pids[0], SIGCONT);
+        bt_sleep_ns(300 * BT_NS_PER_MS);
+        EXPECT_EQ(bt_group_barrier(group, &wait), BT_OK);
+    }
     bt_group_destroy(group);
 }
 
@@ -432,6 +467,7 @@ static const bt_test TESTS[] = {
     BT_TEST(absent_rank_is_named_at_the_deadline),
     BT_TEST(late_writer_meets_no_live_memory),
     BT_TEST(stopped_process_is_named_and_comes_back),
+    BT_TEST(own_standstill_makes_nobody_late),
     BT_TEST(differing_counts_are_a_protocol_error),
     BT_TEST(lists_that_make_no_group_are_refused),
 };

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/log.h"
+
 static const char VARIABLE[] = "BT_RANK_ENDINGS";
 static const char LINE[]     = "baton-launch: a rank has ended with ";
 
@@ -20,14 +22,21 @@ static struct {
     int      code; /* as bt_endings_code() */
 } heard;
 
-void bt_endings_provide(const char *directory)
+bt_status bt_endings_provide(const char *directory)
 {
-    char path[PATH_MAX];
+    bt_status st = BT_OK;
+    char      path[PATH_MAX];
+    int       fd;
 
     unsetenv(VARIABLE);
-    if (directory == NULL) return;
+    if (directory == NULL) return BT_OK;
     snprintf(path, sizeof(path), "%s/endings", directory);
+    fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
+    close(fd);
     setenv(VARIABLE, path, 1);
+out:
+    return st;
 }
 
 int bt_endings_listen(void)
@@ -110,8 +119,8 @@ void bt_endings_note(int code, bool by_line)
         fflush(stdout);
         return;
     }
-    fd = path == NULL ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (fd < 0) return;
+    fd = path == NULL ? -1 : open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd < 0) return;        /* removed: nobody would remove a new one */
     dprintf(fd, "%d\n", code); /* where that fails the launcher takes the rank for lost */
     close(fd);
 }

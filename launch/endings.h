@@ -10,9 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* In the launcher, before the ranks start.  directory: the job's own; NULL where ranks on other
- * machines could not write to it, and then nothing is noted there. */
-void bt_endings_provide(const char *directory);
+#include "core/status.h"
+
+/* In the launcher, before the ranks start: makes the file.  directory: the job's own; NULL where
+ * ranks on other machines could not write to it, and then nothing is noted there.  IO. */
+bt_status bt_endings_provide(const char *directory);
 /* In the launcher, instead: returns the descriptor that is to be mpirun's stdout, -1 on an error;
  * the caller closes it once mpirun has started. */
 int bt_endings_listen(void);

@@ -179,7 +179,6 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
     if (getenv("SLURM_JOB_ID") != NULL)
         setenv("OMPI_MCA_plm_slurm_args", options->survive ? "--overlap --no-kill" : "--overlap",
                0);
-    bt_endings_provide(is_far(options) ? NULL : scratch->session);
     if (is_far(options)) return;
     for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {
         setenv(LOCAL[i][0], LOCAL[i][1], 0);
@@ -290,6 +289,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     argv[n++] = (char *)"--";
     memcpy(argv + n, options->argv, n_args * sizeof(*argv));
 
+    BT_TRY(bt_endings_provide(is_far(options) ? NULL : scratch->session));
     set_environment(options, scratch);
     BT_REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, BT_ERR_IO, "PR_SET_CHILD_SUBREAPER: %s",
                strerror(errno));

@@ -40,7 +40,9 @@ def stubs(source):
     out = os.environ.get("BATON_STUBS")
     if out is None:
         from grpc_tools import protoc
-        out, proto = tempfile.mkdtemp(), os.path.join(source, "proto")
+        folder, proto = tempfile.TemporaryDirectory(), os.path.join(source, "proto")
+        atexit.register(folder.cleanup)
+        out = folder.name
         code = protoc.main(["", f"-I{proto}", f"--python_out={out}", f"--grpc_python_out={out}", os.path.join(proto, "vllm_engine.proto")])
         assert code == 0, "protoc failed"
     sys.path.insert(0, out)

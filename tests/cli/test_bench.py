@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,8 @@ first_s, token_s = 0.04, 0.01
 
 
 class Server:
-    """Answers as `script(request, number)` says: an iterator of ("wait", s), ("tokens", n), ("complete", n), ("abort", code, text)."""
+    """Answers as `script(request, number)` says: an iterator of ("wait", s), ("until", event), ("tokens", n), ("complete", n),
+    ("abort", code, text)."""
 
     def __init__(self, pb, rpc):
         self.pb, self.script = pb, None
@@ -65,6 +67,8 @@ class Server:
             for what, *with_what in self.script(request, number):
                 if what == "wait":
                     time.sleep(with_what[0])
+                elif what == "until":
+                    with_what[0].wait(200)
                 elif what == "tokens":
                     yield self.pb.GenerateResponse(chunk=self.pb.GenerateStreamChunk(token_ids=[1] * with_what[0]))
                 elif what == "complete":
@@ -99,7 +103,7 @@ class Bench:
     def __call__(self, *args, code=0, env=None, report=True):
         """Runs it; returns (text, JSON)."""
         command = [self.program, "--address", self.address, *args, *(["--json", self.json] if report else [])]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, env={**os.environ, **(env or {})})
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, env={**os.environ, **(env or {})})
         assert done.returncode == code, f"{' '.join(args)}: exit code {done.returncode}, expected {code}:\n{done.stdout}"
         if not report or not os.path.exists(self.json):
             return done.stdout, None
@@ -129,15 +133,23 @@ def times_are_the_servers(server, bench):
     s = run["summary"]
     assert (s["requests"], s["ok"], s["output_tokens"], s["messages"], s["cached_tokens"]) == (24, 24, 264, 264, 72), s
     assert server.most == 4, server.most
-    between(40, s["ttft_ms"]["p50"], 2000, "TTFT")    # the upper ends are for other units, not for a busy machine
-    between(9, s["itl_ms"]["p50"], 500, "ITL")
-    between(9, s["tpot_ms"]["p50"], 500, "TPOT")
-    between(140, s["e2e_ms"]["p50"], 7000, "e2e")
-    assert s["itl_ms"]["n"] == 240 and s["tpot_ms"]["n"] == 24
-    assert s["e2e_ms"]["quantiles"] == sorted(s["e2e_ms"]["quantiles"])
-    assert s["output_tokens_per_s"] * s["seconds"] - 264 < 1e-3
+    times = collections.defaultdict(list)
     for r in run["requests"]:
         assert [n for _, n in r["messages"]] == [1] * 11 and r["messages"][0][0] == r["first_ms"] and r["messages"][-1][0] == r["last_ms"]
+        at = [t - r["sent_ms"] for t, _ in r["messages"]]
+        assert all(t >= 1e3 * (first_s + i * token_s) - 1e-3 for i, t in enumerate(at)), f"a token before the server sent it: {at}"
+        times["ttft_ms"].append(at[0])
+        times["tpot_ms"].append((at[-1] - at[0]) / 10)
+        times["e2e_ms"].append(r["end_ms"] - r["sent_ms"])
+        times["itl_ms"] += [b - a for a, b in zip(at, at[1:])]
+    for name, values in times.items():
+        assert s[name]["n"] == len(values) and abs(s[name]["p50"] - statistics.median(values)) < 1e-3, (name, s[name], values)
+        assert abs(s[name]["mean"] - statistics.mean(values)) < 1e-3 and abs(s[name]["max"] - max(values)) < 1e-3, (name, s[name])
+    between(40, s["ttft_ms"]["p50"], 2000, "TTFT")    # the upper ends are for other units, not for a busy machine
+    between(0, s["tpot_ms"]["p50"], 500, "TPOT")
+    between(140, s["e2e_ms"]["p50"], 7000, "e2e")
+    assert s["e2e_ms"]["quantiles"] == sorted(s["e2e_ms"]["quantiles"])
+    assert s["output_tokens_per_s"] * s["seconds"] - 264 < 1e-3
     has(text, "24 of 24 ended well")
     assert abs(sum(run["timeline"]["tokens_per_s"]) * run["timeline"]["bin_s"] - 264) < 1e-3
 
@@ -178,7 +190,12 @@ def prefixes_are_shared(server, bench):
 
 
 def arrivals_do_not_wait(server, bench):
+    many = threading.Event()
+
     def slow(request, number):
+        if number == 24:
+            many.set()
+        yield "until", many
         yield "wait", 0.5
         yield from at_once(request, number)
 
@@ -196,9 +213,10 @@ def arrivals_do_not_wait(server, bench):
 
 def a_time_limits_what_is_sent(server, bench):
     server.reset(steady)
-    _, run = bench("-c", "3", "--seconds", "0.5", "--output-tokens", "5")
-    between(3, run["summary"]["ok"], 20, "requests of 80 ms, 3 at once, in 0.5 s")
-    assert max(r["sent_ms"] for r in run["requests"]) < 500 and run["summary"]["unfinished"] == 0
+    _, run = bench("-c", "3", "--seconds", "1", "--output-tokens", "5")
+    between(3, run["summary"]["ok"], 3 * 13, "requests of at least 80 ms, 3 at once, in 1 s")
+    late = [r["sent_ms"] for r in run["requests"] if r["sent_ms"] >= 1000]
+    assert len(late) <= 1 and run["summary"]["unfinished"] == 0, late    # one whose sending a busy machine has drawn out
 
 
 def errors_are_counted_by_status(server, bench):
@@ -221,7 +239,12 @@ def errors_are_counted_by_status(server, bench):
     has(text, "10 with RESOURCE_EXHAUSTED: the queue is full")
     has(text, "10 with UNAVAILABLE: a rank died")
     has(text, "10 with broken protocol: the complete message counts a different number of tokens than came")
-    assert run["summary"]["output_tokens"] == 10 * 2 + 10 * 2 + 10 and run["summary"]["ttft_ms"]["n"] == 10
+    got = collections.defaultdict(set)
+    for r in run["requests"]:
+        got[r["status"]].add(r["tokens"])
+    assert got.pop("UNAVAILABLE") <= {0, 2}    # gRPC drops messages that the status of a failure overtakes
+    assert got == {"OK": {2}, "RESOURCE_EXHAUSTED": {0}, "broken protocol": {1}}, got
+    assert run["summary"]["output_tokens"] == sum(r["tokens"] for r in run["requests"]) and run["summary"]["ttft_ms"]["n"] == 10
 
 
 def a_stream_without_an_end_is_broken(server, bench):
@@ -234,14 +257,16 @@ def a_stream_without_an_end_is_broken(server, bench):
 
 
 def a_deadline_ends_what_hangs(server, bench):
+    ended = threading.Event()
+
     def hang(request, number):
-        yield "wait", 9 if number == 1 else 0
+        if number == 1:
+            yield "until", ended
         yield from at_once(request, number)
 
     server.reset(hang)
-    start = time.monotonic()
-    text, run = bench("-n", "3", "-c", "3", "--warmup", "0", "--timeout-s", "2", code=1)
-    assert time.monotonic() - start < 8.5
+    text, run = bench("-n", "3", "-c", "3", "--warmup", "0", "--timeout-s", "5", code=1)
+    ended.set()
     has(text, "1 with DEADLINE_EXCEEDED")
 
 
@@ -258,25 +283,35 @@ def goodput_counts_both_limits(server, bench):
     s = run["summary"]
     kept = [(r["first_ms"] - r["due_ms"] <= 150, r["last_ms"] - r["first_ms"] <= 150) for r in run["requests"]]
     good = kept.count((True, True))    # 4, on a machine that is not busy with other things
-    assert sum(not ttft for ttft, _ in kept) >= 8 and sum(not tpot for _, tpot in kept) >= 4 and good <= 4, kept
+    assert sum(not ttft for ttft, _ in kept) >= 8 and good <= 4, kept
     assert round(s["goodput_per_s"] * s["seconds"]) == good, (s["goodput_per_s"] * s["seconds"], kept)
     has(text, f"({100 * good / 16:.1f} %) with TTFT <= 150 ms and TPOT <= 150 ms")
 
 
 def a_signal_reports_what_came(server, bench):
-    server.reset(steady)
+    ended = threading.Event()
+
+    def four_and_no_more(request, number):
+        yield "tokens", 1
+        if number >= 4:
+            yield "until", ended
+        yield "tokens", request.sampling_params.max_tokens - 1
+        yield "complete", request.sampling_params.max_tokens
+
+    server.reset(four_and_no_more)
     command = [bench.program, "--address", bench.address, "-c", "4", "--seconds", "60", "--output-tokens", "30", "--warmup", "0", "--json", bench.json]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len(server.requests) < 8 and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    text = process.communicate(timeout=20)[0]
+    text = process.communicate(timeout=60)[0]
+    ended.set()
     assert process.returncode == 130, (process.returncode, text)
     has(text, "Unfinished   4 when the run was stopped")
     with open(bench.json) as f:
         s = json.load(f)["summary"]
-    assert s["stopped"] and s["unfinished"] == 4 and s["ok"] >= 4, s
+    assert s["stopped"] and s["unfinished"] == 4 and s["ok"] == 4, s
 
 
 def usage_is_checked(server, bench):
@@ -295,7 +330,7 @@ def usage_is_checked(server, bench):
     has(bench("--prompt-tokens", "64-4090", code=1)[0], "a request of 4090 prompt and 64 output tokens does not fit into the context of 4096")
     has(bench("-n", "2", "--json", "/nowhere/run.json", code=1, report=False)[0], "--json /nowhere/run.json: directory /nowhere/: No such file or directory")
     assert not server.requests, "found out only after the load"
-    done = subprocess.run([bench.program, "--address", "127.0.0.1:1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
+    done = subprocess.run([bench.program, "--address", "127.0.0.1:1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     assert done.returncode == 1
     has(done.stdout, "127.0.0.1:1: UNAVAILABLE")
 

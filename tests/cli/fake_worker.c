@@ -319,7 +319,7 @@ int main(int argc, char **argv)
         return 3;
     }
     if (fault("die_at_start")) raise(SIGKILL);
-    if (fault("absent")) sleep(60);
+    if (fault("absent")) sleep(600);
     if (bt_control_client_start(argument(argc, argv, "--coordinator"), 10 * BT_NS_PER_S, 0,
                                 &g_client) != BT_OK) {
         return 5;

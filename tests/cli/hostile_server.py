@@ -14,7 +14,7 @@ import grpc
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "system"))
 import cell as cells  # noqa: E402
 
-LIMIT_S = 20
+LIMIT_S = 200
 
 
 def chunk(pb, *ids, logprobs=0):

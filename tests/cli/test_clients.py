@@ -19,7 +19,7 @@ MODEL = os.path.join(SOURCE, "models", "demo")
 
 def run(program, *args, stdin=""):
     """(exit code, stdout, stderr)"""
-    done = subprocess.run([os.path.join(BIN, program), *args], input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run([os.path.join(BIN, program), *args], input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -101,7 +101,7 @@ class Logits(unittest.TestCase):
 
     def ask(self, *args, env=None):
         done = subprocess.run([os.path.join(BIN, "baton-logits"), "--model", MODEL, "--out", "/dev/null", *args], stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=60, env={**os.environ, **(env or {})})
+                              stderr=subprocess.STDOUT, text=True, timeout=300, env={**os.environ, **(env or {})})
         return done.returncode, done.stdout
 
     def test_cases_that_are_no_file(self):

@@ -259,11 +259,11 @@ static void logits_bad_command_lines_are_refused(void)
     EXPECT_HAS(g_command.output, "2X");
 }
 
+/* At once: a rank that was started would hang. */
 static void logits_out_that_cannot_be_is_refused_at_once(void)
 {
     char *const nowhere[]   = {(char *)"--out", (char *)"/nowhere/at/all/out", NULL};
     char *const directory[] = {(char *)"--out", g_dir, NULL};
-    double      t           = bt_command_now();
 
     g_input.n = 0;
     add_case(0, 40, 12);
@@ -272,7 +272,6 @@ static void logits_out_that_cannot_be_is_refused_at_once(void)
     EXPECT_HAS(g_command.output, "directory /nowhere/at/all/: No such file");
     EXPECT_EQ(logits("never_ready:0", directory), 1);
     EXPECT_HAS(g_command.output, "found a directory");
-    EXPECT(bt_command_now() - t < 10); /* no rank was started */
 }
 
 static void logits_config_that_is_a_pipe_is_refused(void)
@@ -302,7 +301,7 @@ static void logits_sigterm_ends_it(void)
     snprintf(program, sizeof(program), "%s/baton-logits", g_bin);
     snprintf(model, sizeof(model), "%s/models/demo", BT_SOURCE_DIR);
     bt_command_start(&g_command, argv, env);
-    bt_command_wait_for(&g_command, "\x01", 1);
+    EXPECT(bt_command_has_child(&g_command, 60)); /* from then on it hears signals */
     kill(g_command.pid, SIGTERM);
     EXPECT_EQ(bt_command_finish(&g_command, 60), 1);
     EXPECT_HAS(g_command.output, "signal 15");

@@ -66,7 +66,7 @@ static int client(const char *name, char *const *more)
     for (int i = 0; more[i] != NULL; i++)
         args[4 + i] = more[i];
     build_argv(program, sizeof(program), name, args, argv);
-    return bt_command_run(&g_client, argv, NULL, 30);
+    return bt_command_run(&g_client, argv, NULL, END_S);
 }
 
 #define ARGS(...) ((char *const[]){__VA_ARGS__, NULL})
@@ -79,13 +79,7 @@ static void stop(int sig)
     EXPECT_EQ(bt_command_finish(&g_run, END_S), 0);
 }
 
-static void expect_over(void)
-{
-    double t = bt_command_now();
-
-    EXPECT_EQ(bt_command_finish(&g_run, END_S), 1);
-    EXPECT(bt_command_now() - t < END_S);
-}
+static void expect_over(void) { EXPECT_EQ(bt_command_finish(&g_run, END_S), 1); }
 
 static void run_serves_until_a_signal(void)
 {
@@ -151,7 +145,7 @@ static void shell_client(const char *name, const char *script, char *const *more
     snprintf(program, sizeof(program), "%s/%s", g_bin, name);
     for (int i = 0; more[i] != NULL; i++)
         argv[10 + i] = more[i];
-    EXPECT_EQ(bt_command_run(&g_client, argv, NULL, 30), 0);
+    EXPECT_EQ(bt_command_run(&g_client, argv, NULL, END_S), 0);
 }
 
 /* Streams that are closed, and a reader who leaves: an error with a sentence, not silence. */
@@ -199,8 +193,8 @@ static void run_death_of_a_rank_is_named(void)
         {"error_at_start:1", "the fake rank cannot start", "rank 1"        },
         {"die_at_start:0",   "signal 9",                   "rank 0"        },
         {"die_loading:1",    "signal 9",                   "rank 1"        },
-        {"never_ready:0",    "no sign of life for 4 s",    "the ranks load"},
-        {"absent:1",         "no sign of life for 4 s",    "the ranks load"},
+        {"never_ready:0",    "no sign of life for 6 s",    "the ranks load"},
+        {"absent:1",         "no sign of life for 6 s",    "the ranks load"},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -208,7 +202,7 @@ static void run_death_of_a_rank_is_named(void)
         int  before = g_failures;
 
         start_run(CASES[i].fake, ARGS((char *)"--prefill", (char *)"1", (char *)"--decode",
-                                      (char *)"1", (char *)"--stall-s", stalls ? "4" : "300"));
+                                      (char *)"1", (char *)"--stall-s", stalls ? "6" : "300"));
         expect_over();
         EXPECT_HAS(g_run.output, CASES[i].says);
         EXPECT_HAS(g_run.output, CASES[i].also);
@@ -232,13 +226,9 @@ static void run_death_while_serving_ends_requests(void)
 
 static void run_signal_while_loading_ends_cleanly(void)
 {
-    double t;
-
     start_run("never_ready:1", TWO_RANKS);
-    bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S);
-    t = bt_command_now();
+    EXPECT(bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S));
     stop(SIGTERM);
-    EXPECT(bt_command_now() - t < 15);
 }
 
 /* What the ranks and the coordinator say fills the pipe, and nobody reads it: requests are served,
@@ -288,7 +278,7 @@ static void programs_name_the_limit_that_is_too_low(void)
         snprintf(program, sizeof(program), "%s/%s", g_bin, PROGRAMS[i / 2]);
         argv[6] = (char *)(i / 2 == 0 ? "--both" : i / 2 == 1 ? "--address" : "--port");
         argv[7] = (char *)(i / 2 == 0 ? "1" : i / 2 == 1 ? "127.0.0.1:9" : "0");
-        EXPECT_EQ(bt_command_run(&g_client, argv, NULL, 20), 1);
+        EXPECT_EQ(bt_command_run(&g_client, argv, NULL, END_S), 1);
         EXPECT_HAS(g_client.output, LIMITS[i % 2][1]);
     }
 }
@@ -296,17 +286,8 @@ static void programs_name_the_limit_that_is_too_low(void)
 /* As early as there is anything to end: the coordinator has not even become itself. */
 static void run_signal_at_once_ends_cleanly(void)
 {
-    char path[64], children[64];
-
     start_run("", TWO_RANKS);
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)g_run.pid, (int)g_run.pid);
-    for (double end = bt_command_now() + START_S; bt_command_now() < end;) {
-        int     fd = open(path, O_RDONLY | O_CLOEXEC);
-        ssize_t n  = fd < 0 ? 0 : read(fd, children, sizeof(children));
-
-        if (fd >= 0) close(fd);
-        if (n > 0) break;
-    }
+    EXPECT(bt_command_has_child(&g_run, START_S));
     stop(SIGTERM);
     EXPECT(strstr(g_run.output, "baton-run: ") == NULL);
 }
@@ -392,7 +373,7 @@ static void run_bad_command_lines_are_refused(void)
         char *argv[16];
 
         build_argv(program, sizeof(program), "baton-run", CASES[i].args, argv);
-        EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), CASES[i].code);
+        EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), CASES[i].code);
         EXPECT_HAS(g_run.output, CASES[i].says);
     }
 }
@@ -403,17 +384,17 @@ static void baton_verbs_are_found_and_listed(void)
     char *argv[16];
 
     build_argv(program, sizeof(program), "baton", ARGS((char *)"--help"), argv);
-    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 0);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 0);
     EXPECT_HAS(g_run.output, "generate");
     build_argv(program, sizeof(program), "baton", ARGS((char *)"help", (char *)"run"), argv);
-    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 0);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 0);
     EXPECT_HAS(g_run.output, "--prefill");
     EXPECT_HAS(g_run.output, "Usage: baton run [OPTION...]");
     build_argv(program, sizeof(program), "baton", ARGS((char *)"juggle"), argv);
-    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 64);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 64);
     EXPECT_HAS(g_run.output, "no verb \"juggle\"");
     build_argv(program, sizeof(program), "baton", ARGS((char *)"../bin/baton-run"), argv);
-    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, 10), 64);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 64);
 }
 
 static const bt_test TESTS[] = {

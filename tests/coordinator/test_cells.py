@@ -186,7 +186,7 @@ class Placement(Cells):
 
     def test_a_cell_that_never_completes_is_forgotten_alone(self):
         self.coordinator.close()
-        self.coordinator = Coordinator("--attach-s", "3")    # so long all ranks of a cell may take on a busy machine
+        self.coordinator = Coordinator("--attach-s", "8")    # so long all ranks of a cell may take on a busy machine
         self.addCleanup(self.coordinator.close)
         self.control = self.coordinator.line("control")
         a = self.start("a")
@@ -215,7 +215,7 @@ class Change(Cells):
         for call, p, first in zip(calls, prompts, got):
             self.check(iter(list(first) + list(call)), p, 40)
         self.assertEqual(len(b.replays), 6)
-        self.assertTrue(any(l.startswith("lost a: decode rank 3 of cell a") for l in self.coordinator.lines), self.coordinator.lines)
+        wait_for(lambda: any(l.startswith("lost a: decode rank 3 of cell a") for l in self.coordinator.lines), "word of the loss")
         wait_for(lambda: "left a" in self.coordinator.lines, "the rest of it")
         self.end()
 

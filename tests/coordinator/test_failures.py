@@ -43,6 +43,7 @@ class Start(unittest.TestCase):
         self.assertEqual(c.line("ready"), f"127.0.0.1:{port}")
         self.assertTrue(open_())
         wait_for(lambda: "progress 0 5 10" in c.lines, "the progress of rank 0")
+        wait_for(lambda: len(cell.seen("welcome")) == 4, "the welcomes")
         for r in cell.ranks:  # above every epoch that a rank has seen
             self.assertEqual([m.epoch for k, m in r.seen if k == "welcome"], [5])
 
@@ -86,13 +87,13 @@ class Start(unittest.TestCase):
         cell = self.cell(c)
         with grpc.insecure_channel(cell.address) as channel:
             with self.assertRaises(grpc.RpcError) as e:
-                channel.unary_unary("/vllm.grpc.engine.VllmEngine/HealthCheck")(b"", timeout=10)
+                channel.unary_unary("/vllm.grpc.engine.VllmEngine/HealthCheck")(b"", timeout=WAIT_S)
             self.assertEqual(e.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
             for data in (b"", b"\xff" * 40, control.FromWorker(ready=control.Ready()).SerializeToString()):
                 with self.assertRaises(grpc.RpcError) as e:
-                    list(channel.stream_stream("/baton.control.v1.Control/Attach")(iter([data]), timeout=10))
+                    list(channel.stream_stream("/baton.control.v1.Control/Attach")(iter([data]), timeout=WAIT_S))
                 self.assertIn(e.exception.code(), (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION))
-            list(channel.stream_stream("/baton.control.v1.Control/Attach")(iter([]), timeout=10))  # says nothing, leaves
+            list(channel.stream_stream("/baton.control.v1.Control/Attach")(iter([]), timeout=WAIT_S))  # says nothing, leaves
         huge = Rank(cell, 7, n_ranks=4000000000, n_prefill=0, n_decode=0)
         wait_for(lambda: huge.end is not None, "the refusal")
         self.assertIn("at most 65536", huge.end[1])
@@ -101,7 +102,7 @@ class Start(unittest.TestCase):
         c.line("ready")
 
     def test_rank_that_never_attaches_is_named(self):
-        c = self.coordinator("--attach-s", "4")    # so long two of them may take
+        c = self.coordinator("--attach-s", "8")    # so long two of them may take
         cell = self.cell(c)
         cell.ranks = [Rank(cell, 0), Rank(cell, 2)]
         self.assertEqual(c.wait(), 1)
@@ -109,7 +110,7 @@ class Start(unittest.TestCase):
         wait_for(lambda: len(cell.seen("shutdown")) == 2, "the shutdowns")
 
     def test_rank_that_never_loads_is_named(self):
-        c = self.coordinator("--load-s", "4")
+        c = self.coordinator("--load-s", "8")
         cell = self.cell(c).attach()
         cell.ranks[0].send(ready=control.Ready())
         self.assertEqual(c.wait(), 1)
@@ -197,7 +198,7 @@ class Stop(Served):
 
 
 class Queue(Served):
-    CELL, ARGS = dict(pages=8), ("--queue-s", "4", "--queue-tokens", "1000")
+    CELL, ARGS = dict(pages=8), ("--queue-s", "8", "--queue-tokens", "1000")
 
     def test_waiting_too_long_and_too_many(self):
         self.cell.gate.clear()

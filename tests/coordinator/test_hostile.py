@@ -5,10 +5,10 @@ import socket
 import struct
 import time
 
-from harness import Served, expected, grpc, main, vllm, wait_for
+from harness import WAIT_S, Served, expected, grpc, main, vllm, wait_for
 
 MIB = 1 << 20
-SENT, MOST, WINDOW_S, LIMIT_S = 300000, 600 * MIB, 2, 100
+SENT, MOST, LIMIT_S = 300000, 600 * MIB, 100
 STREAMS = 16384  # BT_PUBLIC_STREAMS
 MAY_TAKE = 420 * MIB  # coordinator/public.c lets gRPC hold 256 MiB and 64 messages; the rest is the process's own
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -26,12 +26,12 @@ def headers(path):
 
 
 class Wire:
-    """HTTP/2 by hand: sends as much as the windows allow."""
+    """HTTP/2 by hand: sends as much as the windows allow, and waits so long for them to open."""
 
-    def __init__(self, address):
+    def __init__(self, address, window_s):
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)))
-        self.socket.settimeout(WINDOW_S)
+        self.socket.settimeout(window_s)
         self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
         self.buffer, self.initial, self.windows, self.n_reset, self.open = b"", 65535, {0: 65535}, 0, True
 
@@ -102,7 +102,7 @@ class Wire:
 
 class Hostile(Served):
     def serves(self):
-        messages = list(self.stub.Generate(self.request(), timeout=20, wait_for_ready=True))
+        messages = list(self.stub.Generate(self.request(), timeout=WAIT_S, wait_for_ready=True))
         self.assertEqual([t for m in messages for t in m.chunk.token_ids], expected([5, 200, 300], 20))
 
 
@@ -116,7 +116,7 @@ class Unfinished(Hostile):
         wires = []
         while n_reset <= 50 and sent < MOST and time.monotonic() < end:
             if not wires or not wires[-1].open:
-                wires.append(Wire(self.address))
+                wires.append(Wire(self.address, 2))
             sent += wires[-1].begin(2 * n + 1, SENT)
             n += 1
             n_reset = sum(w.n_reset for w in wires)
@@ -140,7 +140,7 @@ class TooMany(Hostile):
 
     def test_open_requests_have_a_bound(self):
         self.cell.gate.clear()
-        wire = Wire(self.address)
+        wire = Wire(self.address, WAIT_S)
         for n in range(STREAMS):
             message = self.request((5,), request_id=f"w{n}").SerializeToString()
             self.assertEqual(wire.call(2 * n + 1, message), len(message) + 5)

@@ -190,7 +190,7 @@ class Http(Served):
         try:
             for s in idle:
                 s.sendall(b"GET /metrics HT")
-            self.assertEqual(get(self.http, "/ready"), (200, "ready\n"))
+            wait_for(lambda: get(self.http, "/ready") == (200, "ready\n"), "an answer beside them")
         finally:
             for s in idle:
                 s.close()

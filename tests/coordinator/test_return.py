@@ -118,7 +118,7 @@ class Holes(Return):
 
 
 class Late(Return):
-    ARGS = ("--on-death", "replace", "--rank-timeout-s", "4")
+    ARGS = ("--on-death", "replace", "--rank-timeout-s", "8")
 
     def test_rank_that_does_not_come_back_is_given_up(self):
         for rank in (0, 1, 2):
@@ -134,18 +134,18 @@ class Late(Return):
         """The other half may be somebody else's."""
         self.back(0)
         self.back(2)
-        self.assertIn("ranks 1, 3 of 4 have not attached within 4 s", self.coordinator.line("failed"))
+        self.assertIn("ranks 1, 3 of 4 have not attached within 8 s", self.coordinator.line("failed"))
         self.assertEqual(self.cell.ranks[0].count("welcome") + self.cell.ranks[2].count("welcome"), 0)
         self.assertEqual(self.coordinator.wait(), 1)
 
 
 class Stop(Return):
-    ARGS = ("--rank-timeout-s", "4")
+    ARGS = ("--rank-timeout-s", "8")
 
     def test_without_replace_a_cell_comes_back_whole_or_ends(self):
         for rank in (0, 1, 2):
             self.back(rank)
-        self.assertIn("ranks 3 of 4 have not attached within 4 s", self.coordinator.line("failed"))
+        self.assertIn("ranks 3 of 4 have not attached within 8 s", self.coordinator.line("failed"))
         self.assertEqual(self.coordinator.wait(), 1)
 
 

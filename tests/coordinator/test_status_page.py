@@ -19,7 +19,7 @@ if BROWSER is None:
     print("skipped: no Chromium (Debian: apt-get install chromium)")
     sys.exit(77)
 
-from harness import Served, control, main, wait_for  # noqa: E402
+from harness import WAIT_S, Served, control, main, wait_for  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 1000
 PREFILL, DECODE = (0x2F, 0x6F, 0xDE), (0xD9, 0x73, 0x0D)
@@ -31,7 +31,7 @@ def browse(address, *args):
         run = subprocess.run([BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
                               "--no-first-run", "--disable-background-networking", "--enable-logging=stderr", f"--user-data-dir={profile}",
                               f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=3500", *args, f"http://{address}/"],
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=90, check=True)
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=True)
     return run.stdout, run.stderr
 
 
@@ -95,7 +95,7 @@ class Page(Served):
         threading.Thread(target=self.beats, daemon=True).start()
 
     def status(self):
-        with urllib.request.urlopen(f"http://{self.http}/status.json", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://{self.http}/status.json", timeout=WAIT_S) as reply:
             return json.load(reply)
 
     def screenshot(self, name):
@@ -114,7 +114,7 @@ class Page(Served):
         for i in range(3):
             list(self.generate())
         self.cell.split_after = 5
-        call = self.stub.Generate(self.request(request_id="<img src=x onerror=alert(1)>", prompt=[500, 3, 4], max_tokens=40), timeout=200)
+        call = self.stub.Generate(self.request(request_id="<img src=x onerror=alert(1)>", prompt=[500, 3, 4], max_tokens=40), timeout=300)
         wait_for(lambda: self.cell.seen("prefill"), "the prefill")
         next(call)
         self.begin_beats()
@@ -144,10 +144,10 @@ class Page(Served):
         self.assertEqual(len(list(call)[-1].complete.output_ids), 40)
 
     def test_waiting_requests_say_which_side_limits(self):
-        """Two requests take all decode pages (64 of 64 tokens each rank): more of them wait, whatever the ranks' times say."""
+        """Two requests, of which none has another's prefix, leave 4 of a rank's 64 pages: more of them wait, whatever the ranks' times say."""
         self.begin_beats()
         self.cell.split_after = 1
-        calls = [self.stub.Generate(self.request(prompt=[500] * 1900, max_tokens=148), timeout=200) for _ in range(6)]
+        calls = [self.stub.Generate(self.request(prompt=[500 + i] * 1900, max_tokens=148), timeout=300) for i in range(6)]
         wait_for(lambda: self.status()["balance"]["limit"] == "decode" and self.status()["waiting"] > 0, "the verdict")
         dom = browse(self.http, "--dump-dom")[0]
         self.assertTrue("Decode limits" in dom)

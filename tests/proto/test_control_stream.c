@@ -13,7 +13,7 @@
 #include "tests/proto/control_samples.h"
 #include "tests/support/test.h"
 
-enum { WAIT_S = 20 };
+enum { WAIT_S = 60 };
 
 typedef struct {
     bt_rpc_loop       *loop;
@@ -148,7 +148,7 @@ static void stream_messages_arrive_whole_and_in_order(void)
     long               live = bt_alloc_live();
 
     host_start(&h);
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     UNTIL(&h, h.n_hello == 1);
     for (uint64_t i = 0; i < N; i++) {
@@ -186,7 +186,7 @@ static void stream_big_message_arrives(void)
     bt_up              m      = {.kind = BT_UP_EVAL_ROWS};
 
     host_start(&h);
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     m.u.eval_rows.n_rows        = 1;
     m.u.eval_rows.n_logit_bytes = BYTES;
@@ -206,7 +206,7 @@ static void stream_stop_flushes_what_was_sent(void)
     pthread_t          thread;
 
     host_start(&h);
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     m.u.leaving.code   = 42;
     m.u.leaving.reason = bt_strdup("asked");
@@ -230,7 +230,7 @@ static void check_refusal(grpc_status_code code, bool orphaned)
 
     host_start(&h);
     h.refuse = code;
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     EXPECT(!take(&h, client, &m));
     EXPECT(bt_control_client_lost(client) && readable(client));
@@ -297,7 +297,7 @@ static void stream_first_message_must_be_a_hello(void)
     char               why[512];
 
     host_start(&h);
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
     EXPECT(!take(&h, client, &down));
     bt_control_client_loss(client, why, sizeof(why));
@@ -316,7 +316,7 @@ static void stream_message_out_of_range_ends_it(void)
     char               why[512];
 
     host_start(&h);
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     m.u.failed.code = 99;
     EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
@@ -337,16 +337,13 @@ static void stream_server_gone_is_reported_after_its_last_message(void)
     uint64_t           end    = bt_now_ns() + WAIT_S * BT_NS_PER_S;
 
     host_start(&h);
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     UNTIL(&h, h.n_hello == 1);
     m.u.shutdown.reason = bt_strdup("enough");
     bt_control_send(h.peer, &m);
-    for (int i = 0; i < 50; i++) /* let it leave */
-        bt_rpc_loop_run_once(h.loop, bt_now_ns() + 2 * BT_NS_PER_MS);
+    UNTIL(&h, readable(client));
     host_stop(&h);
-    while (!readable(client) && bt_now_ns() < end)
-        bt_sleep_ns(BT_NS_PER_MS);
     bt_sleep_ns(50 * BT_NS_PER_MS);
     EXPECT(!bt_control_client_lost(client)); /* one message is still there */
     EXPECT(bt_control_client_poll(client, &got) && got.kind == BT_DOWN_SHUTDOWN);
@@ -365,7 +362,7 @@ static void stream_to_a_closed_port_names_address_and_cause(void)
     uint64_t           begin  = bt_now_ns();
 
     EXPECT_EQ(bt_control_client_start("127.0.0.1:1", 400 * BT_NS_PER_MS, 0, &client), BT_ERR_PEER);
-    EXPECT(bt_now_ns() - begin < 5 * BT_NS_PER_S);
+    EXPECT(bt_now_ns() - begin < WAIT_S * BT_NS_PER_S);
     EXPECT_HAS(bt_error_text(), "127.0.0.1:1");
     EXPECT_HAS(bt_error_text(), "refused");
     EXPECT(client == NULL);
@@ -386,7 +383,7 @@ static void stream_to_a_mute_port_ends_at_its_deadline(void)
     EXPECT_EQ(getsockname(fd, (struct sockaddr *)&a, &n), 0);
     snprintf(address, sizeof(address), "127.0.0.1:%u", ntohs(a.sin_port));
     EXPECT_EQ(bt_control_client_start(address, 400 * BT_NS_PER_MS, 0, &client), BT_ERR_PEER);
-    EXPECT(bt_now_ns() - begin < 5 * BT_NS_PER_S);
+    EXPECT(bt_now_ns() - begin < WAIT_S * BT_NS_PER_S);
     EXPECT_HAS(bt_error_text(), "no answer");
     close(fd);
 }
@@ -436,12 +433,12 @@ static void stream_needs_the_secret(void)
     host_start(&h);
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         setenv("BATON_SECRET", wrong[i], 1);
-        EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_ERR_PEER);
+        EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_ERR_PEER);
         EXPECT_HAS(bt_error_text(), "refuses this rank: it does not show the cell's secret");
     }
     EXPECT_EQ(h.n_hello, 0);
     setenv("BATON_SECRET", "0123456789abcdef", 1);
-    EXPECT_EQ(attach(&h, 5 * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
     say_hello(client);
     UNTIL(&h, h.n_hello == 1);
     bt_control_client_stop(client, BT_NS_PER_S);

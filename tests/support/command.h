@@ -115,6 +115,23 @@ static inline int bt_command_run(bt_command *c, char *const *argv, const char *c
     return bt_command_finish(c, seconds);
 }
 
+/* True when the program has started one of its own within `seconds`. */
+static inline bool bt_command_has_child(const bt_command *c, double seconds)
+{
+    double  end = bt_command_now() + seconds;
+    char    path[64], pid;
+    ssize_t n = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)c->pid, (int)c->pid);
+    while (n <= 0 && bt_command_now() < end) {
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+        n = fd < 0 ? 0 : read(fd, &pid, 1);
+        if (fd >= 0) close(fd);
+    }
+    return n > 0;
+}
+
 /* No such process, or a zombie, within `seconds`. */
 static inline bool bt_process_gone(pid_t pid, double seconds)
 {

@@ -14,7 +14,7 @@ def main():
     program, root = sys.argv[1:]
     with tempfile.TemporaryDirectory() as out:
         run = subprocess.run([program, os.path.join(root, "models", "demo"), "--batch", "1,2", "--context", "1,70",
-                              "--seconds", "0.5", "--threads", "2", "--out", out], capture_output=True, text=True, timeout=150)
+                              "--seconds", "0.5", "--threads", "2", "--out", out], capture_output=True, text=True, timeout=600)
         assert run.returncode == 0, run.stderr
         profile = json.load(open(os.path.join(out, "profile.json"), encoding="utf-8"))
         points = profile["measurement"]["points"]

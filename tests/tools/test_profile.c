@@ -22,7 +22,7 @@ static int run(const char *args)
     while (n < 23 && (argv[n] = strtok_r(rest, " ", &rest)) != NULL)
         n++;
     argv[n] = NULL;
-    return bt_command_run(&g_command, argv, NULL, 100);
+    return bt_command_run(&g_command, argv, NULL, 250);
 }
 
 /* KV bytes a token over all layers, and the sum of all parameters in millions: models.md C.2. */

@@ -301,7 +301,7 @@ static void synth_interrupted_leaves_nothing(void)
                      (char *)"2",
                      line,
                      NULL};
-    double end    = bt_command_now() + 20;
+    double end    = bt_command_now() + RUN_S;
 
     clear();
     snprintf(line, sizeof(line), "%s", path_of("m"));

@@ -17,11 +17,8 @@ enum {
     CHUNK_WEIGHT_BYTES = 64 << 10,
     MIN_COLS           = 32,
     MIN_ROWS           = 32,
-    CHUNKS_PER_THREAD  = 8,    /* so that a slow thread does not hold up the others */
     SMALL_NS           = 8000, /* not worth sharing, even with a thread that is awake */
-    FEW_ROWS           = 16,   /* x is not worth making into tiles */
-    TILE_ROWS          = 16,
-    TILE_COLS          = 32
+    FEW_ROWS           = 16    /* x is not worth making into tiles */
 };
 
 typedef struct {
@@ -43,20 +40,14 @@ typedef struct {
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* Elements of [m, k] as tiles. */
-static size_t tiled_elems(uint32_t m, uint32_t k)
-{
-    return bt_cpu_pad(m, TILE_ROWS) * (size_t)bt_cpu_pad(k, TILE_COLS);
-}
-
 /* Elements of x as tiles; 0 where x is read as it lies. */
 static size_t tile_elems(const gemm_job *job, const bt_gemm *g)
 {
-    if (job->all_tiles) return tiled_elems(g->m, g->w->k);
+    if (job->all_tiles) return bt_cpu_tiled_elems(g->m, g->w->k);
     if (job->dev->kernels->mm_tiles == NULL || g->m <= FEW_ROWS ||
-        tiled_elems(TILE_ROWS, g->w->k) > BT_CPU_TILE_ELEMS)
+        bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, g->w->k) > BT_CPU_TILE_ELEMS)
         return 0;
-    return tiled_elems(g->m, g->w->k);
+    return bt_cpu_tiled_elems(g->m, g->w->k);
 }
 
 /* Columns that are cut: of gate and up only those of gate. */
@@ -70,7 +61,7 @@ static uint32_t n_cols(const gemm_job *job, const bt_gemm *g)
 static uint32_t widest_cols(const gemm_job *job, const bt_gemm *g)
 {
     if (tile_elems(job, g) != 0 &&
-        tiled_elems(min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
+        bt_cpu_tiled_elems(min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (job->all_tiles || g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS;
@@ -107,8 +98,9 @@ static bool shares_x(const gemm_job *job, const bt_gemm *g)
 
 static uint32_t tiling_chunks(const gemm_job *job, const bt_gemm *g)
 {
-    return tile_elems(job, g) == 0 || shares_x(job, g) ? 0
-                                                       : bt_cpu_pad(g->m, TILE_ROWS) / TILE_ROWS;
+    return tile_elems(job, g) == 0 || shares_x(job, g)
+               ? 0
+               : bt_cpu_pad(g->m, BT_CPU_TILE_ROWS) / BT_CPU_TILE_ROWS;
 }
 
 /* Finds the product that the chunk belongs to, whose own chunk `at->chunk` it is, and whose tiles
@@ -126,42 +118,43 @@ static const bt_gemm *find(const gemm_job *job, bt_cpu_member *at, uint32_t chun
         if (at->chunk < n) return g;
         at->first_chunk += n;
         if (at->gemm + 1 < job->n_gemms && !shares_x(job, g + 1)) at->tiles += tile_elems(job, g);
-        if (job->act != NULL) at->act += tiled_elems(g->m, n_cols(job, g));
+        if (job->act != NULL) at->act += bt_cpu_tiled_elems(g->m, n_cols(job, g));
     }
 }
 
-static size_t row_of_x(const gemm_job *job, uint32_t gemm, uint32_t i)
+void bt_cpu_make_tiles(const bt_bf16 *x, size_t ld_x, const uint32_t *x_row, uint32_t m0,
+                       uint32_t n_rows, uint32_t k, bt_bf16 *tiles)
 {
-    const uint32_t *x_row = job->x_rows != NULL ? job->x_rows[gemm] : NULL;
+    uint32_t k_pad = bt_cpu_pad(k, BT_CPU_TILE_COLS);
 
-    return x_row != NULL ? x_row[i] : i;
+    for (uint32_t r = 0; r < BT_CPU_TILE_ROWS; r++, tiles += BT_CPU_TILE_COLS) {
+        bool           real = r < n_rows;
+        const bt_bf16 *row  = real ? x + (x_row != NULL ? x_row[m0 + r] : m0 + r) * ld_x : NULL;
+
+        for (uint32_t k0 = 0; k0 < k_pad; k0 += BT_CPU_TILE_COLS) {
+            bt_bf16 *out = tiles + (size_t)k0 * BT_CPU_TILE_ROWS;
+            uint32_t n   = !real ? 0 : min_u32(k - k0, BT_CPU_TILE_COLS);
+
+            if (n == BT_CPU_TILE_COLS) {
+                memcpy(out, row + k0, BT_CPU_TILE_COLS * sizeof(*out));
+                continue;
+            }
+            memset(out, 0, BT_CPU_TILE_COLS * sizeof(*out));
+            if (n != 0) memcpy(out, row + k0, n * sizeof(*out));
+        }
+    }
 }
 
-/* Sixteen rows of x become tiles of 32 k, +0 beyond the last row and the last k. */
 static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
 {
     const gemm_job *job  = ctx;
     bt_cpu_member  *self = &job->dev->members[member];
     const bt_gemm  *g    = find(job, self, chunk, tiling_chunks);
-    uint32_t        k = g->w->k, k_pad = bt_cpu_pad(k, TILE_COLS), m0 = self->chunk * TILE_ROWS;
-    bt_bf16        *tiles = job->tiles + self->tiles + (size_t)m0 * k_pad;
+    uint32_t        k = g->w->k, m0 = self->chunk * BT_CPU_TILE_ROWS;
 
-    for (uint32_t r = 0; r < TILE_ROWS; r++, tiles += TILE_COLS) {
-        bool           real = m0 + r < g->m;
-        const bt_bf16 *row  = real ? g->x + row_of_x(job, self->gemm, m0 + r) * g->ld_x : NULL;
-
-        for (uint32_t k0 = 0; k0 < k_pad; k0 += TILE_COLS) {
-            bt_bf16 *out = tiles + (size_t)k0 * TILE_ROWS;
-            uint32_t n   = !real ? 0 : min_u32(k - k0, TILE_COLS);
-
-            if (n == TILE_COLS) {
-                memcpy(out, row + k0, TILE_COLS * sizeof(*out));
-                continue;
-            }
-            memset(out, 0, TILE_COLS * sizeof(*out));
-            if (n != 0) memcpy(out, row + k0, n * sizeof(*out));
-        }
-    }
+    bt_cpu_make_tiles(g->x, g->ld_x, job->x_rows != NULL ? job->x_rows[self->gemm] : NULL, m0,
+                      min_u32(g->m - m0, BT_CPU_TILE_ROWS), k,
+                      job->tiles + self->tiles + (size_t)m0 * bt_cpu_pad(k, BT_CPU_TILE_COLS));
 }
 
 /* The weights from the chunk's first column on. */
@@ -187,7 +180,7 @@ static const bt_bf16 *next_weights(const gemm_job *job, const bt_cpu_member *sel
 static void multiply_tiles(const gemm_job *job, const bt_gemm *g, const bt_cpu_member *self,
                            uint32_t m0, uint32_t n0, bt_cpu_mm_tiles *mm)
 {
-    mm->x       = job->tiles + self->tiles + m0 * (size_t)bt_cpu_pad(mm->k, TILE_COLS);
+    mm->x       = job->tiles + self->tiles + m0 * (size_t)bt_cpu_pad(mm->k, BT_CPU_TILE_COLS);
     mm->sums    = self->scratch;
     mm->y       = (char *)g->y + (m0 * g->ld_y + n0) * bt_dtype_bytes(g->y_dtype);
     mm->ld_y    = g->ld_y;
@@ -195,8 +188,9 @@ static void multiply_tiles(const gemm_job *job, const bt_gemm *g, const bt_cpu_m
     mm->weight  = g->weight != NULL ? g->weight + m0 : NULL;
     if (job->act != NULL) {
         mm->up   = bt_cpu_packed_elems(n_cols(job, g), mm->k);
-        mm->ld_y = tiled_elems(TILE_ROWS, n_cols(job, g));
-        mm->y    = job->act + self->act + m0 / TILE_ROWS * mm->ld_y + (size_t)n0 * TILE_ROWS;
+        mm->ld_y = bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, n_cols(job, g));
+        mm->y =
+            job->act + self->act + m0 / BT_CPU_TILE_ROWS * mm->ld_y + (size_t)n0 * BT_CPU_TILE_ROWS;
     }
     job->dev->kernels->mm_tiles(mm);
 }
@@ -321,7 +315,7 @@ static void run_products(gemm_job *job)
 
     job->finer    = 0;
     job->n_chunks = count(job, product_chunks);
-    while (!alone && job->n_chunks < CHUNKS_PER_THREAD * cpu->n_threads &&
+    while (!alone && job->n_chunks < BT_CPU_CHUNKS_PER_THREAD * cpu->n_threads &&
            BT_CPU_WIDE_COLS >> job->finer > MIN_COLS) {
         job->finer++;
         job->n_chunks = count(job, product_chunks);
@@ -333,8 +327,9 @@ static void run_products(gemm_job *job)
 static void run_sliced(const gemm_job *job)
 {
     const bt_gemm *g = job->gemms;
-    uint32_t rows    = BT_CPU_TILE_ELEMS / bt_cpu_pad(g->w->k, TILE_COLS) / TILE_ROWS * TILE_ROWS;
-    size_t   y       = bt_dtype_bytes(g->y_dtype);
+    uint32_t rows = BT_CPU_TILE_ELEMS / bt_cpu_pad(g->w->k, BT_CPU_TILE_COLS) / BT_CPU_TILE_ROWS *
+                    BT_CPU_TILE_ROWS;
+    size_t y = bt_dtype_bytes(g->y_dtype);
 
     for (uint32_t m0 = 0; m0 < g->m; m0 += rows) {
         bt_gemm  slice = *g;
@@ -387,8 +382,9 @@ enum { LIST = 64 }; /* blocks that go together at most */
  */
 static uint32_t rows_that_fit(const bt_ffn *f, size_t elems)
 {
-    size_t row  = tiled_elems(TILE_ROWS, f->gate_up->k) + tiled_elems(TILE_ROWS, f->down->k);
-    size_t rows = elems / row * TILE_ROWS;
+    size_t row = bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, f->gate_up->k) +
+                 bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, f->down->k);
+    size_t rows = elems / row * BT_CPU_TILE_ROWS;
 
     if (rows > BT_CPU_CHUNK_ROWS) rows = rows / BT_CPU_CHUNK_ROWS * BT_CPU_CHUNK_ROWS;
     return rows < f->m ? (uint32_t)rows : f->m;
@@ -409,7 +405,7 @@ static void run_blocks(bt_device_cpu *cpu, bt_role role, uint32_t n, const bt_ge
     gemm_job second;
 
     for (uint32_t i = 0; i < n; i++)
-        first.act += tiled_elems(up[i].m, up[i].w->k);
+        first.act += bt_cpu_tiled_elems(up[i].m, up[i].w->k);
     second       = first;
     second.gemms = down;
     second.tiles = first.act;
@@ -426,8 +422,8 @@ static bool want_tiles(const bt_device_cpu *cpu, uint32_t n_ffns, const bt_ffn *
 
     if (cpu->kernels->mm_tiles == NULL) return false;
     for (uint32_t i = 0; i < n_ffns; i++) {
-        if (ffns[i].down->k % TILE_COLS != 0 ||
-            rows_that_fit(&ffns[i], BT_CPU_TILE_ELEMS) < min_u32(ffns[i].m, TILE_ROWS))
+        if (ffns[i].down->k % BT_CPU_TILE_COLS != 0 ||
+            rows_that_fit(&ffns[i], BT_CPU_TILE_ELEMS) < min_u32(ffns[i].m, BT_CPU_TILE_ROWS))
             return false;
         rows += ffns[i].m;
     }
@@ -443,6 +439,7 @@ bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn
     uint32_t        i = 0, m0 = 0;
 
     if (!want_tiles(cpu, n_ffns, ffns)) return bt_ffn_by_parts(dev, role, n_ffns, ffns, h, act);
+    if (bt_cpu_ffn_whole(cpu, n_ffns, ffns)) return BT_OK;
     while (i < n_ffns) {
         size_t   left = BT_CPU_TILE_ELEMS;
         uint32_t n    = 0;
@@ -458,7 +455,7 @@ bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn
             bt_ffn_products(f, m0, rows, NULL, NULL, &up[n], &down[n]);
             x_rows[n] = f->x_row != NULL ? f->x_row + m0 : NULL;
             if (f->x_row != NULL) up[n].x = f->x;
-            left -= tiled_elems(rows, f->gate_up->k) + tiled_elems(rows, f->down->k);
+            left -= bt_cpu_tiled_elems(rows, f->gate_up->k) + bt_cpu_tiled_elems(rows, f->down->k);
             n++;
             m0 += rows;
             if (m0 < f->m) break;

@@ -193,7 +193,7 @@ static void gemm_row_depends_on_nothing_beside_it(void)
 
 /* ---- feed-forward blocks ---- */
 
-enum { MAX_FFNS = 5 };
+enum { MAX_FFNS = 9 };
 
 /* Blocks of [hidden, dim, n] with ms[i] rows each: in one call as in parts, in both dtypes. */
 static void check_ffn(bt_device *dev, uint32_t hidden, uint32_t dim, uint32_t n, uint32_t n_ffns,
@@ -244,16 +244,20 @@ static void check_ffn(bt_device *dev, uint32_t hidden, uint32_t dim, uint32_t n,
 
 static void ffn_of_a_list_equals_its_parts(void)
 {
-    static const uint32_t MANY[MAX_FFNS] = {300, 0, 1, 48, 17}, FEW[MAX_FFNS] = {1, 0, 3, 2, 9};
-    static const uint32_t LONG[1] = {2100}; /* more than tiles fit of */
+    static const uint32_t MANY[] = {300, 0, 1, 48, 17}, FEW[] = {1, 0, 3, 2, 9};
+    static const uint32_t EACH[] = {40, 257, 17, 0, 33, 16, 64, 5, 20}; /* enough for one thread */
+    static const uint32_t LONG[] = {2100};                              /* more than tiles fit of */
+    enum { N_MANY = 5, N_EACH = 9 };
 
     for (uint32_t threads = 1; threads <= 3; threads += 2) {
         bt_device *dev = device("auto", threads);
 
-        check_ffn(dev, 96, 160, 80, MAX_FFNS, MANY, BT_F32);
-        check_ffn(dev, 600, 352, 64, MAX_FFNS, MANY, BT_BF16);
-        check_ffn(dev, 64, 48, 64, MAX_FFNS, MANY, BT_BF16); /* of no whole tiles */
-        check_ffn(dev, 96, 64, 64, MAX_FFNS, FEW, BT_BF16);
+        check_ffn(dev, 96, 160, 80, N_MANY, MANY, BT_F32);
+        check_ffn(dev, 600, 352, 64, N_MANY, MANY, BT_BF16);
+        check_ffn(dev, 64, 48, 64, N_MANY, MANY, BT_BF16); /* of no whole tiles */
+        check_ffn(dev, 96, 64, 64, N_MANY, FEW, BT_BF16);
+        check_ffn(dev, 200, 544, 1056, N_EACH, EACH, BT_BF16);
+        check_ffn(dev, 64, 32, 48, N_EACH, EACH, BT_F32);
         if (bt_device_cpu_table(dev)->mm_tiles != NULL && threads != 1)
             check_ffn(dev, 8192, 32, 33, 1, LONG, BT_F32);
         bt_device_destroy(dev);
@@ -263,11 +267,12 @@ static void ffn_of_a_list_equals_its_parts(void)
 /* Rows that are gathered and weighed equal rows that lie so, whose results are weighed later. */
 static void ffn_gathers_and_weighs_rows(void)
 {
-    enum { HIDDEN = 96, LD = HIDDEN + 8, DIM = 64, N = 70, ROWS = 300, BLOCKS = 2 };
+    enum { HIDDEN = 96, LD = HIDDEN + 8, DIM = 64, N = 70, ROWS = 300, BLOCKS = 8 };
     static const uint32_t MS[][BLOCKS] = {
-        {3,  2  },
-        {40, 260}
-    }; /* by parts, in tiles */
+        {3,  2,  1,  1,  1,  1,  1,  1},
+        {40, 50, 17, 33, 60, 20, 32,
+         48                           }
+    }; /* by parts, in tiles; of the latter one thread makes each block whole */
     static uint32_t row[ROWS];
     static float    weight[ROWS], plain[ROWS * N];
     static bt_bf16  h[ROWS * 2 * DIM], act[ROWS * DIM], got[ROWS * N + 1], want[N];
@@ -280,8 +285,8 @@ static void ffn_gathers_and_weighs_rows(void)
         weight[i] = (float)i * 0.37f - 20;
         memcpy(gathered + i * LD, x.values + row[i] * LD, LD * sizeof(*gathered));
     }
-    for (size_t c = 0; c < 2 * sizeof(MS) / sizeof(*MS); c++) {
-        bt_device                *dev  = device(c % 2 != 0 ? "scalar" : "auto", 2);
+    for (size_t c = 0; c < 4 * sizeof(MS) / sizeof(*MS); c++) {
+        bt_device                *dev  = device(c % 2 != 0 ? "scalar" : "auto", 1 + c / 2 % 2);
         const bt_cpu_row_kernels *rows = bt_device_cpu_table(dev)->rows;
         bt_linear                *w[2] = {NULL};
         bt_ffn                    lie[BLOCKS], routed[BLOCKS];
@@ -290,14 +295,14 @@ static void ffn_gathers_and_weighs_rows(void)
         EXPECT_EQ(bt_device_linear_create(dev, 2 * DIM, HIDDEN, copy_row, &up, &w[0]), BT_OK);
         EXPECT_EQ(bt_device_linear_create(dev, N, DIM, copy_row, &down, &w[1]), BT_OK);
         memset(got, 0x5a, sizeof(got));
-        for (uint32_t i = 0; i < BLOCKS; at += MS[c / 2][i++]) {
+        for (uint32_t i = 0; i < BLOCKS; at += MS[c / 4][i++]) {
             lie[i]    = (bt_ffn){.gate_up = w[0],
                                  .down    = w[1],
                                  .x       = gathered + at * LD,
                                  .ld_x    = LD,
                                  .y       = plain + at * N,
                                  .ld_y    = N,
-                                 .m       = MS[c / 2][i],
+                                 .m       = MS[c / 4][i],
                                  .y_dtype = BT_F32};
             routed[i] = lie[i];
 

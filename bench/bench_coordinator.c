@@ -2,7 +2,8 @@
  * (bench/coord_ranks.h) and real gRPC clients (bench/coord_clients.h), all on this machine's
  * loopback.
  *
- *     bench_coordinator --bin build/release/bin --model models/demo [--repeat 3] [--json FILE]
+ *     bench_coordinator --bin build/release/bin --model models/demo [--repeat 3] [--core N]
+ *         [--json FILE]
  *
  * Cases, each with a coordinator process of its own:
  *     stream32     32 streams, one rank, a token each every 10 ms
@@ -12,20 +13,23 @@
  *
  * wire: from the packet that completes a rank's message to the packet that completes each client's
  * (bench/coord_wire.h); - where this process may not read packets, or steps overlap.
- * whole: from the rank's send to the client's receive, this program's own gRPC threads included.
- * tokens/CPU s: streamed tokens / CPU seconds of the coordinator process, all its threads, user and
- * system: what one core streams.  Medians over the repeats count; per-repeat figures are in the
- * JSON. */
+ * With --core the coordinator has that processor, and ranks and clients have all others, as they
+ * are other machines in a real cell. whole: from the rank's send to the client's receive, this
+ * program's own gRPC threads included. tokens/CPU s: streamed tokens / CPU seconds of the
+ * coordinator process, all its threads, user and system: what one core streams.  Medians over the
+ * repeats count; per-repeat figures are in the JSON. */
 #include <argp.h>
 #include <errno.h>
 #include <jansson.h>
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "bench/coord_clients.h"
@@ -59,6 +63,7 @@ static const char *const FIGURES[N_FIGURES] = {
 typedef struct {
     const char *bin, *model, *json, *only;
     uint32_t    repeat, percent; /* percent: of each case's tokens */
+    int         core;            /* the coordinator's own; -1: it shares all */
 } options;
 
 /* ---- the coordinator process */
@@ -106,6 +111,22 @@ out:
     return st;
 }
 
+/* Where this thread, and what it starts from now on, runs: on the core, or on all others. */
+static bt_status go_to(int core, bool others)
+{
+    bt_status st = BT_OK;
+    cpu_set_t set;
+
+    if (core < 0) goto out;
+    CPU_ZERO(&set);
+    for (int i = 0; i < get_nprocs_conf(); i++)
+        if ((i == core) != others) CPU_SET((size_t)i, &set);
+    BT_REQUIRE(sched_setaffinity(0, sizeof(set), &set) == 0, BT_ERR_INVALID_ARG,
+               "--core %d of %d processors: %s", core, get_nprocs_conf(), strerror(errno));
+out:
+    return st;
+}
+
 static bt_status front_start(const options *o, front *f)
 {
     bt_status st = BT_OK;
@@ -116,8 +137,10 @@ static bt_status front_start(const options *o, front *f)
     memset(f, 0, sizeof(*f));
     bt_child_init(&f->child);
     snprintf(path, sizeof(path), "%s/baton-coordinator", o->bin);
+    BT_TRY(go_to(o->core, false));
     BT_TRY(bt_child_spawn(&(bt_child_spec){.name = "coordinator", .argv = argv, .reports = true},
                           &f->child));
+    BT_TRY(go_to(o->core, true));
     f->has_reader = pthread_create(&f->reader, NULL, read_log, f) == 0;
     BT_REQUIRE(f->has_reader, BT_ERR_NO_MEMORY, "a thread");
 out:
@@ -318,7 +341,7 @@ out:
 
 /* ---- options */
 
-enum { OPT_BIN = 256, OPT_MODEL, OPT_REPEAT, OPT_JSON, OPT_ONLY, OPT_PERCENT };
+enum { OPT_BIN = 256, OPT_MODEL, OPT_REPEAT, OPT_JSON, OPT_ONLY, OPT_PERCENT, OPT_CORE };
 
 static const struct argp_option OPTIONS[] = {
     {"bin",                         OPT_BIN, "DIR", 0, "Where baton-coordinator is", 0},
@@ -326,18 +349,19 @@ static const struct argp_option OPTIONS[] = {
     {"repeat", OPT_REPEAT, "N", 0, "Runs of each case (3)", 0},
     {"case",                             OPT_ONLY, "NAME", 0, "Only this one", 0},
     {"percent",OPT_PERCENT, "N", 0, "Of each case's tokens (100)", 0},
+    {"core",                            OPT_CORE, "N", 0, "The coordinator's own processor (it shares all)", 0},
     {"json",                            OPT_JSON, "FILE", 0, "Every run's figures", 0},
-    {0                           }
+    {0                     }
 };
 
-static uint32_t number(struct argp_state *state, const char *name, const char *arg, uint32_t most)
+static int number(struct argp_state *state, const char *name, const char *arg, int least, int most)
 {
-    char         *end;
-    unsigned long n = strtoul(arg, &end, 10);
+    char *end;
+    long  n = strtol(arg, &end, 10);
 
-    if (end == arg || *end != 0 || n < 1 || n > most)
-        argp_error(state, "--%s takes a number from 1 to %u, not \"%s\"", name, most, arg);
-    return (uint32_t)n;
+    if (end == arg || *end != 0 || n < least || n > most)
+        argp_error(state, "--%s takes a number from %d to %d, not \"%s\"", name, least, most, arg);
+    return (int)n;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -347,8 +371,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case OPT_BIN: o->bin = arg; return 0;
     case OPT_MODEL: o->model = arg; return 0;
-    case OPT_REPEAT: o->repeat = number(state, "repeat", arg, MAX_REPEAT); return 0;
-    case OPT_PERCENT: o->percent = number(state, "percent", arg, 100); return 0;
+    case OPT_REPEAT: o->repeat = (uint32_t)number(state, "repeat", arg, 1, MAX_REPEAT); return 0;
+    case OPT_PERCENT: o->percent = (uint32_t)number(state, "percent", arg, 1, 100); return 0;
+    case OPT_CORE: o->core = number(state, "core", arg, 0, CPU_SETSIZE - 1); return 0;
     case OPT_JSON: o->json = arg; return 0;
     case OPT_ONLY: o->only = arg; return 0;
     case ARGP_KEY_END:
@@ -361,7 +386,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 int main(int argc, char **argv)
 {
     const struct argp parser = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};
-    options           o      = {.repeat = 3, .percent = 100};
+    options           o      = {.repeat = 3, .percent = 100, .core = -1};
 
     argp_parse(&parser, argc, argv, 0, NULL, &o);
     bt_log_init("bench", BT_LOG_WARN);

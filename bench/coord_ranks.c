@@ -7,7 +7,7 @@
 #include "core/clock.h"
 #include "proto/control_client.h"
 
-enum { PAGE_TOKENS = 64, BEAT_MS = 200, CONNECT_S = 10, FLUSH_S = 1, REST_NS = 50000 };
+enum { PAGE_TOKENS = 64, BEAT_MS = 200, CONNECT_S = 10, FLUSH_S = 1 };
 
 /* A stream on its rank. */
 typedef struct {
@@ -161,14 +161,16 @@ static bool may_step(bench_ranks *b, uint64_t now)
     return l->period_ns != 0 || b->n_sent - atomic_load(&b->shared->n_received) < l->window;
 }
 
-static void step(bench_ranks *b)
+static void step(bench_ranks *b, uint64_t now)
 {
-    uint64_t before = b->n_sent;
+    uint64_t before = b->n_sent, period_ns = b->shared->load.period_ns;
 
     for (uint32_t i = 0; i < b->shared->load.n_ranks; i++)
         step_rank(b, &b->ranks[i]);
     if (b->n_sent != before) atomic_fetch_add(&b->shared->n_steps, 1);
-    b->next_ns += b->shared->load.period_ns;
+    b->next_ns += period_ns;
+    if (b->next_ns < now + period_ns / 2) /* the machine stood still: steps do not overlap for it */
+        b->next_ns = now + period_ns / 2;
 }
 
 static void beat(bench_ranks *b, uint64_t now)
@@ -191,6 +193,22 @@ static bool all_leave(bench_ranks *b)
     return true;
 }
 
+/* Until the next look for messages, or the next step; with a period nobody waits for an answer, and
+ * the cores that are measured are left alone. */
+static void rest(const bench_ranks *b, uint64_t now)
+{
+    uint64_t ns = b->shared->load.period_ns != 0 ? BT_NS_PER_MS : 50 * BT_NS_PER_US;
+
+    bt_sleep_ns(b->next_ns > now && b->next_ns - now < ns ? b->next_ns - now : ns);
+}
+
+static void close_clients(bench_ranks *b)
+{
+    for (uint32_t i = 0; i < b->shared->load.n_ranks; i++)
+        if (b->ranks[i].client != NULL)
+            bt_control_client_stop(b->ranks[i].client, FLUSH_S * BT_NS_PER_S);
+}
+
 static void *run(void *arg)
 {
     bench_ranks *b = arg;
@@ -204,11 +222,11 @@ static void *run(void *arg)
                 handle(b, &b->ranks[i], &m);
         beat(b, now);
         if (may_step(b, now))
-            step(b);
+            step(b, now);
         else
-            bt_sleep_ns(b->next_ns > now && b->next_ns - now < REST_NS ? b->next_ns - now
-                                                                       : REST_NS);
+            rest(b, now);
     }
+    close_clients(b); /* the coordinator ends when all have gone */
     return NULL;
 }
 
@@ -240,12 +258,12 @@ void bench_ranks_stop(bench_ranks *ranks)
 {
     if (ranks == NULL) return;
     atomic_store(&ranks->stopping, true);
-    if (ranks->has_thread) pthread_join(ranks->thread, NULL);
-    for (uint32_t i = 0; ranks->ranks != NULL && i < ranks->shared->load.n_ranks; i++) {
-        if (ranks->ranks[i].client != NULL)
-            bt_control_client_stop(ranks->ranks[i].client, FLUSH_S * BT_NS_PER_S);
+    if (ranks->has_thread)
+        pthread_join(ranks->thread, NULL);
+    else if (ranks->ranks != NULL)
+        close_clients(ranks);
+    for (uint32_t i = 0; ranks->ranks != NULL && i < ranks->shared->load.n_ranks; i++)
         bt_free(ranks->ranks[i].rows);
-    }
     bt_free(ranks->ranks);
     bt_free(ranks);
 }

@@ -27,7 +27,7 @@ static size_t lay_member(const bt_mla_config *cfg, uint32_t rows, char *mem, bt_
     size_t   used   = 0;
     uint32_t kv_dim = cfg->kv_lora_rank + cfg->qk_rope_dim;
     uint32_t joined = bt_joined_dim(cfg);
-    uint32_t wide   = joined > cfg->v_dim ? joined : cfg->v_dim;
+    uint32_t v_dim = bt_cpu_pad(cfg->v_dim, 32), wide = joined > v_dim ? joined : v_dim;
     uint32_t v_max  = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
     size_t   pairs  = (size_t)BT_TILE_LANES * BT_BLOCK_TOKENS;
     size_t   slab   = bt_cpu_packed_elems(BT_TILE_SLAB, BT_BLOCK_TOKENS);
@@ -38,8 +38,8 @@ static size_t lay_member(const bt_mla_config *cfg, uint32_t rows, char *mem, bt_
     m->tile.slab   = lay(mem, &used, slab, sizeof(bt_bf16));
     m->tile.cut    = lay(mem, &used, values > slab ? values : slab, sizeof(bt_bf16));
     m->state       = lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
-    m->rows_f32    = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(float));
-    m->rows_bf16   = lay(mem, &used, (size_t)BT_PAGE_TOKENS * wide, sizeof(bt_bf16));
+    m->rows_f32    = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(float));
+    m->rows_bf16   = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(bt_bf16));
     m->scores_t    = lay(mem, &used, (size_t)BT_TILE_LANES * BT_PAGE_TOKENS, sizeof(float));
     m->joined      = lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
     m->queries     = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
@@ -88,6 +88,13 @@ static bt_status create_normal(bt_attn_cpu *a, uint32_t max_rows)
     a->head_group = EXPANDED_BYTES / per_head == 0 ? 1 : (uint32_t)(EXPANDED_BYTES / per_head);
     if (a->head_group > cfg->n_heads) a->head_group = cfg->n_heads;
 
+    if (a->kernels->mm_tiles != NULL) {
+        a->latents =
+            take_zeroed(a, bt_cpu_tiled_elems(a->part_pages * BT_PAGE_TOKENS, cfg->kv_lora_rank),
+                        sizeof(*a->latents));
+        BT_REQUIRE(a->latents != NULL, BT_ERR_NO_MEMORY, "attention: tiles of %u pages",
+                   a->part_pages);
+    }
     a->keys    = take_zeroed(a, (size_t)a->head_group * a->part_pages, key * sizeof(*a->keys));
     a->values  = take_zeroed(a, (size_t)a->head_group * bt_part_blocks(a->part_pages),
                              value * sizeof(*a->values));
@@ -144,6 +151,7 @@ static void attn_cpu_destroy(bt_attn *attn)
     bt_free(a->running);
     bt_free(a->values);
     bt_free(a->keys);
+    bt_free(a->latents);
     bt_free(a->scratch);
     bt_free(a->members);
     bt_free(a);

@@ -25,7 +25,7 @@ typedef struct {
     bt_tile_scratch tile;
     float *state; /* bt_tile_state_floats(max(v_dim, kv_lora_rank)): a part of the normal form, or
                      an absorbed tile with one part */
-    float   *rows_f32;  /* [BT_PAGE_TOKENS][max(joined, v_dim)] */
+    float   *rows_f32;  /* [BT_BLOCK_TOKENS][max(joined, v_dim), to whole 32] */
     bt_bf16 *rows_bf16; /* the same, rounded */
     bt_bf16 *joined;    /* [BT_TILE_LANES][bt_joined_dim]: a head's queries */
     float   *scores_t;  /* [BT_PAGE_TOKENS][BT_TILE_LANES] */
@@ -61,6 +61,7 @@ typedef struct {
     /* Normal form: keys and values of `head_group` heads over one part. */
     uint32_t head_group, part_pages;
     uint32_t tiles_per_head;
+    bt_bf16 *latents; /* owned: [part_pages][BT_PAGE_TOKENS, kv_lora_rank] in tiles, or NULL */
     bt_bf16 *keys;    /* owned: [head_group][part_pages] packed [keys, bt_joined_dim] */
     bt_bf16 *values;  /* owned: [head_group][part_blocks] packed values */
     float   *running; /* owned: [head_group][tiles_per_head] states */

@@ -1,8 +1,8 @@
 /* attention/cpu/normal.c - the normal form: latents become keys and values of each head.
  *
  * For each span, for some heads at a time, for each part of the context ascending: the pool expands
- * the part's pages (one chunk a head and page: k = W_UK c, v = W_UV c, rounded, packed), then runs
- * the query tiles (one chunk a head and tile, which goes through the part strip by strip).  A
+ * the part's blocks (one chunk a head and block: k = W_UK c, v = W_UV c, rounded, packed), then
+ * runs the query tiles (one chunk a head and tile, which goes through the part strip by strip).  A
  * strip's first part goes straight to its running state, later ones are merged into it. */
 #include <string.h>
 
@@ -53,21 +53,63 @@ static bt_key_block block_at(const normal_job *job, uint32_t head, uint32_t i)
         .start = start, .n_keys = block_keys(job, start), .values = values_at(job, head, i)};
 }
 
-/* rows_f32[key] = W latent[key] for the keys of a page, n elements each. */
-static void expand(const normal_job *job, const bt_linear *w, uint32_t n, const bt_bf16 *rows,
-                   uint32_t n_keys, const bt_attn_member *m)
+static const bt_bf16 *page_rows(const normal_job *job, uint32_t i)
 {
-    const bt_attn_cpu *a  = job->a;
-    bt_cpu_mm          mm = {.x      = rows,
-                             .ld_x   = bt_kv_pool_kv_dim(job->call->pool),
-                             .packed = bt_linear_packed(w),
-                             .y      = m->rows_f32,
-                             .ld_y   = n,
-                             .m      = n_keys,
-                             .n      = n,
-                             .k      = a->cfg.kv_lora_rank};
+    return bt_kv_pool_rows(job->call->pool, job->span->pages[job->first_page + i],
+                           job->call->layer);
+}
 
-    a->kernels->mm[job->span->role](&mm);
+/* Latents of the i-th page of the part, in tiles. */
+static bt_bf16 *tiles_at(const normal_job *job, uint32_t i)
+{
+    return job->a->latents + bt_cpu_tiled_elems(i * BT_PAGE_TOKENS, job->a->cfg.kv_lora_rank);
+}
+
+/* Chunks: pages. */
+static void tile_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const normal_job *job  = ctx;
+    uint32_t          rank = job->a->cfg.kv_lora_rank, n = keys_of(job, job->first_page + chunk);
+
+    (void)member;
+    for (uint32_t key = 0; key < n; key += BT_CPU_TILE_ROWS)
+        bt_cpu_make_tiles(page_rows(job, chunk), bt_kv_pool_kv_dim(job->call->pool), NULL, key,
+                          bt_min_u32(n - key, BT_CPU_TILE_ROWS), rank,
+                          tiles_at(job, chunk) + bt_cpu_tiled_elems(key, rank));
+}
+
+/* rows_bf16[key] = W latent[key], `ld` elements from row to row, for the keys of a block that
+ * begins with the i-th page of the part. */
+static void expand(const normal_job *job, const bt_linear *w, uint32_t n, uint32_t i,
+                   uint32_t n_keys, size_t ld, const bt_attn_member *m)
+{
+    const bt_attn_cpu    *a    = job->a;
+    const bt_cpu_kernels *kern = a->kernels;
+
+    if (kern->mm_tiles != NULL) {
+        kern->mm_tiles(&(bt_cpu_mm_tiles){.x       = tiles_at(job, i),
+                                          .packed  = bt_linear_packed(w),
+                                          .y       = m->rows_bf16,
+                                          .ld_y    = ld,
+                                          .y_dtype = BT_BF16,
+                                          .sums    = m->rows_f32,
+                                          .m       = n_keys,
+                                          .n       = n,
+                                          .k       = a->cfg.kv_lora_rank,
+                                          .near    = true});
+        return;
+    }
+    for (uint32_t key = 0; key < n_keys; key += BT_PAGE_TOKENS, i++)
+        kern->mm[job->span->role](&(bt_cpu_mm){.x      = page_rows(job, i),
+                                               .ld_x   = bt_kv_pool_kv_dim(job->call->pool),
+                                               .packed = bt_linear_packed(w),
+                                               .y      = m->rows_f32 + (size_t)key * n,
+                                               .ld_y   = n,
+                                               .m      = bt_min_u32(n_keys - key, BT_PAGE_TOKENS),
+                                               .n      = n,
+                                               .k      = a->cfg.kv_lora_rank});
+    for (uint32_t key = 0; key < n_keys; key++)
+        kern->rows->to_bf16(m->rows_f32 + (size_t)key * n, n, m->rows_bf16 + key * ld);
 }
 
 /* A query or a key as one row: the nope part, then the rope part, each padded with +0 to a step of
@@ -81,35 +123,28 @@ static void join(const bt_mla_config *cfg, const bt_bf16 *rope, bt_bf16 *row)
     memset(row + end, 0, (bt_joined_dim(cfg) - end) * sizeof(*row));
 }
 
-/* Chunks: [n_pages][n_heads]. */
+/* Chunks: [n_blocks][n_heads]. */
 static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const normal_job     *job  = ctx;
-    const bt_attn_cpu    *a    = job->a;
-    const bt_mla_config  *cfg  = &a->cfg;
-    const bt_attn_member *m    = &a->members[member];
-    uint32_t              head = chunk % job->n_heads, i = chunk / job->n_heads;
-    uint32_t              page = job->first_page + i, n_keys = keys_of(job, page);
-    uint32_t              width = bt_joined_dim(cfg), kv_dim = bt_kv_pool_kv_dim(job->call->pool);
-    uint32_t              in_block = i % BT_BLOCK_PAGES * BT_PAGE_TOKENS; /* its first key */
-    uint32_t              n_block  = block_keys(job, page * BT_PAGE_TOKENS - in_block);
-    const bt_bf16        *rows =
-        bt_kv_pool_rows(job->call->pool, job->span->pages[page], job->call->layer);
+    const normal_job         *job  = ctx;
+    const bt_attn_cpu        *a    = job->a;
+    const bt_mla_config      *cfg  = &a->cfg;
+    const bt_attn_member     *m    = &a->members[member];
+    const bt_cpu_row_kernels *rows = a->kernels->rows;
+    uint32_t head = chunk % job->n_heads, i = chunk / job->n_heads * BT_BLOCK_PAGES;
+    uint32_t width = bt_joined_dim(cfg), kv_dim = bt_kv_pool_kv_dim(job->call->pool);
+    uint32_t n_keys = block_keys(job, (job->first_page + i) * BT_PAGE_TOKENS);
 
-    expand(job, job->call->w->uk[job->head0 + head], cfg->qk_nope_dim, rows, n_keys, m);
-    for (uint32_t key = 0; key < n_keys; key++) {
-        bt_bf16 *row = m->rows_bf16 + (size_t)key * width;
-
-        a->kernels->rows->to_bf16(m->rows_f32 + (size_t)key * cfg->qk_nope_dim, cfg->qk_nope_dim,
-                                  row);
-        join(cfg, rows + (size_t)key * kv_dim + cfg->kv_lora_rank, row);
-    }
-    a->kernels->rows->pack_rows(m->rows_bf16, width, n_keys, width, keys_at(job, head, i));
-    expand(job, job->call->w->uv[job->head0 + head], cfg->v_dim, rows, n_keys, m);
-    a->kernels->rows->to_bf16(m->rows_f32, (size_t)n_keys * cfg->v_dim, m->rows_bf16);
-    a->kernels->rows->pack_cols(m->rows_bf16, cfg->v_dim, n_keys, cfg->v_dim,
-                                bt_cpu_pad(n_block, 32),
-                                values_at(job, head, i) + bt_cpu_packed_elems(1, in_block));
+    expand(job, job->call->w->uk[job->head0 + head], cfg->qk_nope_dim, i, n_keys, width, m);
+    for (uint32_t key = 0; key < n_keys; key++)
+        join(cfg,
+             page_rows(job, i + key / BT_PAGE_TOKENS) + (size_t)(key % BT_PAGE_TOKENS) * kv_dim +
+                 cfg->kv_lora_rank,
+             m->rows_bf16 + (size_t)key * width);
+    rows->pack_rows(m->rows_bf16, width, n_keys, width, keys_at(job, head, i));
+    expand(job, job->call->w->uv[job->head0 + head], cfg->v_dim, i, n_keys, cfg->v_dim, m);
+    rows->pack_cols(m->rows_bf16, cfg->v_dim, n_keys, cfg->v_dim, bt_cpu_pad(n_keys, 32),
+                    values_at(job, head, i));
 }
 
 /* The tile's queries next to each other: as they lie, rows of a tile share few sets of a cache. */
@@ -274,7 +309,9 @@ static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span 
         for (job.part = 0; job.part * BT_PART_PAGES < n_pages; job.part++) {
             job.first_page = job.part * BT_PART_PAGES;
             job.n_pages    = bt_min_u32(n_pages - job.first_page, BT_PART_PAGES);
-            bt_cpu_pool_run(a->pool, job.n_heads * job.n_pages, expand_task, &job);
+            if (a->kernels->mm_tiles != NULL && (job.head0 == 0 || n_pages > BT_PART_PAGES))
+                bt_cpu_pool_run(a->pool, job.n_pages, tile_task, &job);
+            bt_cpu_pool_run(a->pool, job.n_heads * bt_part_blocks(job.n_pages), expand_task, &job);
             bt_cpu_pool_run(a->pool, job.n_heads * job.n_tiles, attend_task, &job);
         }
     }

@@ -10,7 +10,6 @@ enum { BT_CPU_CHUNK_ROWS = 256, BT_CPU_CHUNK_COLS = 256, BT_CPU_WIDE_COLS = 1024
 /* Elements of x that are tiles at a time, a multiple of any product's 16 rows. */
 enum { BT_CPU_TILE_ELEMS = 16 << 20 };
 
-enum { BT_CPU_TILE_ROWS = 16, BT_CPU_TILE_COLS = 32 };
 /* Products that go together have at least so many chunks for each thread, where they can: a slow
  * one does not hold up the others then. */
 enum { BT_CPU_CHUNKS_PER_THREAD = 8 };
@@ -34,16 +33,6 @@ typedef struct {
     bt_bf16              *tiles;   /* [BT_CPU_TILE_ELEMS], or NULL for a table without tiles */
     char                  arithmetic[64];
 } bt_device_cpu;
-
-/* Elements of x [m, k] as tiles, as bt_cpu_mm_tiles reads them. */
-static inline size_t bt_cpu_tiled_elems(uint32_t m, uint32_t k)
-{
-    return bt_cpu_pad(m, BT_CPU_TILE_ROWS) * (size_t)bt_cpu_pad(k, BT_CPU_TILE_COLS);
-}
-/* Rows m0 .. m0+n_rows of x, at most sixteen, become tiles, with +0 for rows beyond them and for k
- * beyond the last one.  x_row: which row of x is row i, or NULL. */
-void bt_cpu_make_tiles(const bt_bf16 *x, size_t ld_x, const uint32_t *x_row, uint32_t m0,
-                       uint32_t n_rows, uint32_t k, bt_bf16 *tiles);
 
 /* Blocks of enough rows for tiles, each of them (or as many of its rows as go together) from its x
  * to its result on one thread.  False, and nothing done: they are too few for all threads. */

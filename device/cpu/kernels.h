@@ -51,6 +51,8 @@ typedef struct {
 /* Elements of x in tiles that stay in the second-level cache while the columns of a chunk pass. */
 enum { BT_CPU_NEAR_ELEMS = 512 << 10 };
 
+enum { BT_CPU_TILE_ROWS = 16, BT_CPU_TILE_COLS = 32 };
+
 /* y[m, n] = x[m, k] * B, for many rows.  m, n, k >= 1; nothing outside these bounds is written.
  * With `up`, B is gate, and `up` elements behind it lies a B of the same shape; y is then
  * bf16(silu(g) * u) of the rounded products (device.h: swiglu), n a multiple of 16, in tiles. */
@@ -67,6 +69,7 @@ typedef struct {
     const float *weight;  /* [m], or NULL: with BT_BF16, row i becomes bf16(weight[i] * y + 0) */
     float       *sums;    /* scratch, [n32/32 (with `up` n/16)][m32][32], on a cache line */
     uint32_t     m, n, k;
+    bool         near; /* the results are read soon: they stay in the caches */
 } bt_cpu_mm_tiles;
 
 enum { BT_CPU_PAGE_ROWS = 64, BT_CPU_FEW_ROWS = 16 };
@@ -170,6 +173,16 @@ static inline size_t bt_cpu_packed_elems(uint32_t n, uint32_t k)
 {
     return (size_t)bt_cpu_pad(n, 16) * bt_cpu_pad(k, 32);
 }
+
+/* Elements of x [m, k] as tiles. */
+static inline size_t bt_cpu_tiled_elems(uint32_t m, uint32_t k)
+{
+    return bt_cpu_pad(m, BT_CPU_TILE_ROWS) * (size_t)bt_cpu_pad(k, BT_CPU_TILE_COLS);
+}
+/* Rows m0 .. m0+n_rows of x, at most sixteen, become tiles, with +0 for rows beyond them and for k
+ * beyond the last one.  x_row: which row of x is row i, or NULL. */
+void bt_cpu_make_tiles(const bt_bf16 *x, size_t ld_x, const uint32_t *x_row, uint32_t m0,
+                       uint32_t n_rows, uint32_t k, bt_bf16 *tiles);
 
 /* Elements from one block of 16 columns to the next. */
 static inline size_t bt_cpu_block_elems(const bt_cpu_mm *mm)

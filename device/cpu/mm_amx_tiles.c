@@ -328,8 +328,8 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
     uint32_t macro      = macro_k(mm);
     size_t   ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
     run      r          = {
-                      .mm   = mm,
-                      .past = mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
+                      .mm = mm,
+                      .past = !mm->near && mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
     };
 
     configure(TILE);

@@ -13,6 +13,7 @@ import time
 
 import grpc
 
+GONE_S = 60      # 15 are promised of a machine that is not busy with other things
 START_S = 180    # a busy machine is given time, here and wherever a test waits: a wait ends when what it waits for has come
 
 
@@ -111,9 +112,9 @@ class Cell:
         """Those of the cell."""
         return [int(e) for e in os.listdir("/proc") if e.isdigit()] if self.hosts else descendants(self.process.pid)
 
-    def leftovers(self):
-        """What of its private folders is still there."""
-        return {path for path in self.scratch if os.path.exists(path)}
+    def wait_nothing_left(self, pids=(), seconds=GONE_S):
+        """Until neither its private folders nor these processes are there any more."""
+        wait_nothing_left(self.scratch, pids, seconds, self.log)
 
     def wait_lines(self, pattern, n, seconds=START_S):
         """What the pattern finds in the lines, once it has been found n times; a rank's line may come after the cell serves."""
@@ -208,6 +209,14 @@ def descendants(pid):
         found += below
         todo += below
     return found
+
+
+def wait_nothing_left(folders, pids, seconds=GONE_S, log=str):
+    """Until none of the folders is there, and none of the processes runs."""
+    end = time.monotonic() + seconds
+    while left := [f for f in folders if os.path.exists(f)] + [p for p in pids if state_of(p) not in (None, "Z")]:
+        assert time.monotonic() < end, f"left after {seconds} s: {left}\n{log()}"
+        time.sleep(0.05)
 
 
 def scratch(pids):

@@ -112,13 +112,10 @@ class Chaos:
         self.check_pools()
         self.revive_hosts()
         self.cell.note_scratch()
-        zombies = [p for p in cells.descendants(self.cell.process.pid) if cells.state_of(p) == "Z"]
-        assert not zombies, f"zombies: {zombies}\n{self.cell.log()}"
+        self.wait_until("an end of zombies", lambda: not any(cells.state_of(p) == "Z" for p in cells.descendants(self.cell.process.pid)))
         code = self.cell.stop()
         assert code == 0, f"baton-run ended with {code}\n{self.cell.log()}"
-        left = [p for p in self.seen if os.path.exists(f"/proc/{p}")]
-        assert not left, f"processes are left: {left}\n{self.cell.log()}"
-        assert not self.cell.leftovers(), f"left behind: {self.cell.leftovers()}"
+        self.cell.wait_nothing_left(self.seen)
         for h in self.hosts.list if self.hosts else ():
             h.nothing_left(GONE_S)
         bad = [x for x in self.cell.lines if re.match(r"\d\d:\d\d:\d\d\.\d+ E ", x) and not EXPECTED.search(x)]

@@ -19,16 +19,7 @@ import grpc
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 
-GONE_S = 60    # 15 are promised of a machine that is not busy with other things
 HANG_DEADLINE_S = 5
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Fault:
@@ -75,11 +66,9 @@ class Fault:
 
     def check(self, what, named, extra_s=0):
         start = time.monotonic()
-        code = self.cell.wait_gone(GONE_S + extra_s)
+        code = self.cell.wait_gone(cells.GONE_S + extra_s)
         assert code not in (0, None), f"{what}: baton-run ended with {code}\n{self.cell.log()}"
-        while any(alive(p) for p in self.seen) and time.monotonic() < start + GONE_S + extra_s:
-            time.sleep(0.05)
-        assert not any(alive(p) for p in self.seen), f"{what}: processes are left\n{self.cell.log()}"
+        self.cell.wait_nothing_left(self.seen, cells.GONE_S + extra_s)
         for t in self.threads:
             t.join(60)
             assert not t.is_alive(), f"{what}: a request never ended"
@@ -87,8 +76,7 @@ class Fault:
         for ending in self.endings:
             assert ending[0] == grpc.StatusCode.UNAVAILABLE, f"{what}: ended with {ending}"
             assert ending[1], f"{what}: no reason given"
-        assert any(part in self.cell.log() for part in named), f"{what}: no line names {named}:\n{self.cell.log()}"
-        assert not self.cell.leftovers(), f"{what}: left behind {self.cell.leftovers()}"
+        assert any(part in line for part in named for line in self.cell.lines), f"{what}: no line names {named}:\n{self.cell.log()}"
         print(f"{what}: {len(self.endings)} requests ended with a reason, all gone after {time.monotonic() - start:.1f} s", flush=True)
 
 
@@ -217,12 +205,11 @@ def stopped_while_serving(a, pb, rpc):
             time.sleep(0.3)
             assert fault.cell.process.poll() is None, "SIGTERM did not wait for the open requests"
             fault.cell.process.send_signal(sig)
-        assert fault.cell.wait_gone(GONE_S) == 0, fault.cell.log()
+        assert fault.cell.wait_gone(cells.GONE_S) == 0, fault.cell.log()
         for t in fault.threads:
             t.join(60)
         assert len(fault.endings) == 4 and all(e[0] == grpc.StatusCode.UNAVAILABLE for e in fault.endings), fault.endings
-        assert not any(alive(p) for p in fault.seen)
-        assert not fault.cell.leftovers()
+        fault.cell.wait_nothing_left(fault.seen)
         print(f"{sig.name} while serving: ended cleanly", flush=True)
 
 

@@ -126,7 +126,7 @@ def main():
             ranks = len(cell.ranks())
             code = cell.stop()
             assert code == 0, f"{shape}: exit code {code}\n{cell.log()}"
-            assert not cell.leftovers(), f"{shape}: left behind {cell.leftovers()}"
+            cell.wait_nothing_left()
         assert ranks == (2 if shape == "both2" else 4), f"{shape}: {ranks} ranks"
         ends = {how: first.get(how, 0) + second.get(how, 0) for how in ("end", "abort", "leave", "deadline")}
         assert all(ends.values()), f"{shape}: {ends}"

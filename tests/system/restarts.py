@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
 
-BACK_S, GONE_S, START_S = 180, 60, 2.0
+BACK_S, START_S = 180, 2.0
 
 
 def ask(pb, rpc, cell, i, n, pauses=None):
@@ -69,7 +69,7 @@ def ranks(a, pb, rpc):
         assert not errors, f"{errors}\n{cell.log()}"
         print(f"rank {victim} killed: every stream exact, longest pause {max(pauses):.1f} s", flush=True)
     assert cell.stop() == 0, cell.log()
-    assert not cell.leftovers(), cell.leftovers()
+    cell.wait_nothing_left()
 
 
 def coordinator(a, pb, rpc):
@@ -139,7 +139,7 @@ def renewed(a, pb, rpc):
     assert len(cell.ranks()) == 3 and not any("renewed-3 serves" in line for line in cell.lines), cell.log()
     cell.note_scratch()
     assert cell.stop() == 0, cell.log()
-    assert not cell.leftovers(), cell.leftovers()
+    cell.wait_nothing_left()
 
 
 def crash_loop(a, pb, rpc):
@@ -153,9 +153,9 @@ def crash_loop(a, pb, rpc):
             except ProcessLookupError:
                 pass
         time.sleep(0.1)
-    assert cell.wait_gone(GONE_S) == 1, cell.log()
+    assert cell.wait_gone(cells.GONE_S) == 1, cell.log()
     assert any("given up after 7 restarts in a row" in line for line in cell.lines), cell.log()
-    assert not cell.leftovers(), cell.leftovers()
+    cell.wait_nothing_left()
     print(f"a crash loop is given up after {time.monotonic() - begin:.1f} s", flush=True)
 
 

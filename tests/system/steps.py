@@ -6,6 +6,7 @@
 Fairness: a short prompt that comes while long ones are computed is done two steps later at most (a long one's turn, then its own), and
 streams go on with every step.  Endings: two steps after the word that a request was aborted, that its client has gone or that its
 deadline has passed has reached a rank, none of the rank's pages is the request's."""
+import itertools
 import os
 import random
 import re
@@ -20,7 +21,8 @@ import cell as cells  # noqa: E402
 import load  # noqa: E402
 
 MOST, WAIT_S = 2, 180
-LONG, N_LONG, N_SHORT, N_THREADS, N_STREAMS = 6000, 3, 8, 4, 4
+STREAM, SHORT, LONG = 6, 20, 6000    # tokens of a prompt
+N_LONG, N_SHORT, N_THREADS, N_STREAMS = 3, 8, 4, 4
 ENDINGS = 90
 PATIENT = ["--queue-s", "600"]  # a slow machine refuses nobody
 CUT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -67,6 +69,21 @@ def prompt_lengths(lines):
     return {int(m.group(2)): int(m.group(3)) for m in found if m}
 
 
+def mixed_steps(lines):
+    """(generated rows, streams that must be among them) of each step that has prompt rows too.  A stream may join MOST steps after its prompt, and
+    leaves as many before the word that it has no pages any more."""
+    lengths, steps, begun, ended = prompt_lengths(lines), [], {}, {}
+    for what, _, value in events(lines):
+        if what == "step":
+            steps.append(value)
+        elif what == "done" and lengths[value] == STREAM:
+            begun[value] = len(steps) + MOST
+        elif what == "free" and value in begun:
+            ended[value] = len(steps) - MOST
+    return [(generated, sum(at <= i < ended.get(r, len(steps)) for r, at in begun.items()))
+            for i, (prompt, generated) in enumerate(steps) if prompt > 0]
+
+
 def wait_for(condition, what):
     end = time.monotonic() + WAIT_S
     while not condition():
@@ -99,20 +116,26 @@ def fairness(a, pb, rpc, shape):
     with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug", "--chunk", "512",
                     *PATIENT) as cell, cell.channel() as channel:
         client = load.Client(pb, rpc, channel)
-        over = threading.Event()
+        over, answered = threading.Event(), threading.Event()
 
         def stream():
             while True:
-                for _ in client.call("stream", [0, *load.random_ids(rng, 5)], 8000, greedy):
+                for _ in client.call("stream", [0, *load.random_ids(rng, STREAM - 1)], 8000, greedy):
                     if over.is_set():
                         return
-                assert not shape.startswith("both"), "a stream of 8,000 tokens was too short for this test"
+
+        def long_prompts():
+            while True:
+                client.run("long", load.random_ids(rng, LONG), 1, greedy)
+                if answered.is_set():
+                    return
         streams = [in_background(stream) for _ in range(N_STREAMS)]
         wait_for(lambda: sum("tokens are computed" in line for line in cell.lines) >= N_STREAMS, "the streams' prompts")
         first = len(cell.lines)
-        longs = [in_background(lambda: client.run("long", load.random_ids(rng, LONG), 1, greedy)) for _ in range(N_LONG)]
+        longs = [in_background(long_prompts) for _ in range(N_LONG)]
         wait_for(lambda: sum("has come" in line for line in cell.lines[first:]) >= N_LONG, "the long prompts")
-        load.in_threads(N_THREADS, lambda: [client.run("short", load.random_ids(rng, 20), 1, greedy) for _ in range(N_SHORT)])
+        load.in_threads(N_THREADS, lambda: [client.run("short", load.random_ids(rng, SHORT), 1, greedy) for _ in range(N_SHORT)])
+        answered.set()
         [join() for join in longs]
         over.set()
         [join() for join in streams]
@@ -122,15 +145,15 @@ def fairness(a, pb, rpc, shape):
     lengths, took = prompt_lengths(lines), steps_between(lines, "prompt", "done")
     amid = [r for what, _, r in events(lines) if what == "done"]
     amid = amid[:max(i for i, r in enumerate(amid) if lengths[r] == LONG)]  # those done before the last long one
-    short = {key: n for key, n in took.items() if lengths[key[1]] < LONG and key[1] in amid}
+    short = {key: n for key, n in took.items() if lengths[key[1]] == SHORT and key[1] in amid}
     assert len(short) >= N_SHORT, f"{shape}: only {len(short)} short prompts came among the long ones"
     assert max(short.values()) <= MOST, f"{shape}: steps until a short prompt was done: {sorted(short.values())}"
     chunks = [n for key, n in took.items() if lengths[key[1]] == LONG]
-    assert len(chunks) == N_LONG and min(chunks) > 4 * MOST, f"{shape}: the long prompts took {chunks} steps: too few to see anything"
+    assert len(chunks) >= N_LONG and min(chunks) > 4 * MOST, f"{shape}: the long prompts took {chunks} steps: too few to see anything"
     if shape.startswith("both"):
-        mixed = [value for what, _, value in events(lines) if what == "step" and value[0] > 0]
-        assert mixed and all(generated >= N_STREAMS for _, generated in mixed), f"{shape}: streams stood still: {mixed}"
-    print(f"{shape}: {len(short)} short prompts among {N_LONG} of {LONG} tokens, each done after at most {max(short.values())} steps", flush=True)
+        mixed = mixed_steps(cell.lines)
+        assert any(n == N_STREAMS for _, n in mixed) and all(generated >= n for generated, n in mixed), f"{shape}: streams stood still: {mixed}"
+    print(f"{shape}: {len(short)} short prompts among {len(chunks)} of {LONG} tokens, each done after at most {max(short.values())} steps", flush=True)
 
 
 def abort_until(client, name, over):
@@ -167,15 +190,14 @@ def cut_off(client, rng, i):
 
 
 def endings(a, pb, rpc, shape):
+    """So many, and more where too many were cut off before a rank had them."""
     with cells.Cell(a.bin, os.path.join(a.source, "models/demo"), shape, "--log", "debug", *PATIENT) as cell, cell.channel() as channel:
-        client, todo, lock = load.Client(pb, rpc, channel), list(range(ENDINGS)), threading.Lock()
+        client, numbers, end = load.Client(pb, rpc, channel), itertools.count(), time.monotonic() + WAIT_S
 
         def work():
-            while True:
-                with lock:
-                    if not todo:
-                        return
-                    i = todo.pop()
+            for i in numbers:
+                if i >= ENDINGS and (time.monotonic() > end or len(steps_between(list(cell.lines), "abort", "free")) >= ENDINGS // 2):
+                    return
                 cut_off(client, random.Random(i), i)
         load.in_threads(8, work)
         client.wait_drained()
@@ -186,7 +208,7 @@ def endings(a, pb, rpc, shape):
     took = steps_between(cell.lines, "abort", "free")
     assert len(took) >= ENDINGS // 2, f"{shape}: only {len(took)} requests were cut off on a rank"
     assert max(took.values()) <= MOST, f"{shape}: steps until an ended request's pages were free: {sorted(took.values())}"
-    print(f"{shape}: {ENDINGS} requests cut off, {len(took)} of them on a rank that had them; free after at most {max(took.values())} steps",
+    print(f"{shape}: {len(took)} times requests were cut off on a rank that had them; free after at most {max(took.values())} steps",
           flush=True)
 
 

@@ -182,10 +182,7 @@ def link_cut_3s(a, pb, rpc, hosts):
     cell.process.kill()    # and nothing stays behind, there or here
     for h in hosts.list:
         h.nothing_left(GONE_S)
-    end = time.monotonic() + GONE_S
-    while [p for p in seen if cells.state_of(p) not in (None, "Z")] or cell.leftovers():
-        assert time.monotonic() < end, f"left here: {[p for p in seen if cells.state_of(p) not in (None, 'Z')]}, {cell.leftovers()}"
-        time.sleep(0.1)
+    cell.wait_nothing_left(seen, GONE_S)
     print(f"a link cut for 3 s, and one that {n_waited} packets had to wait for: nothing lost; baton-run killed: nothing left", flush=True)
 
 

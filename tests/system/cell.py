@@ -155,7 +155,7 @@ class Cell:
         except subprocess.TimeoutExpired:
             self._kill()
             raise AssertionError(f"still running after {timeout} s:\n" + self.log())
-        self.reader.join(5)
+        self.reader.join(60)
         return code
 
     def __enter__(self):

@@ -18,7 +18,7 @@ def page_bytes(model):
     return c["num_hidden_layers"] * PAGE_TOKENS * 2 * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
 
 
-def metrics(cell, until=lambda m: True, seconds=30):
+def metrics(cell, until=lambda m: True, seconds=120):
     """Sums over the ranks of a cell that has an HTTP port, by name and by kind, state or status, once all ranks have had their say: ranks speak five
     times a second, and slow ones are waited for until what they say is so, or so many seconds have passed."""
     end = time.monotonic() + seconds
@@ -48,7 +48,7 @@ def expect_free(m, what=""):
     return pages
 
 
-def retracted(client, cell, pages, seconds=120):
+def retracted(client, cell, pages, seconds=LIMIT_S):
     """How many retractions there have been.  None so far, by chance: requests that are small at first and together outgrow every pool, until one is."""
     end = time.monotonic() + seconds
     while not (n := int(metrics(cell)["vllm:num_preemptions_total"])):
@@ -65,12 +65,11 @@ def expect_expert_rows(cell, model):
     with open(os.path.join(model, "config.json"), encoding="utf-8") as f:
         c = json.load(f)
     each = c["num_experts_per_tok"] * (c["num_hidden_layers"] - c["first_k_dense_replace"])
-    for _ in range(60):
-        m = metrics(cell)
-        want = each * (m["baton_rank_rows_total:prompt"] + m["baton_rank_rows_total:generated"])
-        if m["baton_expert_rows_total"] == want > 0:
-            return
-    raise AssertionError(f"experts ran {m['baton_expert_rows_total']} rows, expected {want}")
+
+    def want(m):
+        return each * (m["baton_rank_rows_total:prompt"] + m["baton_rank_rows_total:generated"])
+    m = metrics(cell, lambda m: m["baton_expert_rows_total"] == want(m) > 0)
+    assert m["baton_expert_rows_total"] == want(m) > 0, f"experts ran {m['baton_expert_rows_total']} rows, expected {want(m)}"
 
 
 def random_ids(rng, n):
@@ -149,7 +148,7 @@ class Client:
         loads = self.stub.GetLoads(self.pb.GetLoadsRequest(), timeout=LIMIT_S).loads
         return [(x.num_running_reqs, x.num_waiting_reqs, x.num_used_tokens) for x in loads]
 
-    def wait_drained(self, seconds=60):
+    def wait_drained(self, seconds=LIMIT_S):
         """Nothing runs, waits or holds tokens any more."""
         end = time.monotonic() + seconds
         while True:

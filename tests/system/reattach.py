@@ -62,7 +62,7 @@ class Process:
 
     def wait(self, seconds):
         code = self.process.wait(seconds)
-        self.reader.join(5)
+        self.reader.join(60)
         return code
 
 
@@ -168,11 +168,13 @@ def pids(run):
     return found
 
 
-def ended(site, n, endings, lengths=(300, 3000), times=None):
-    """Threads with requests that the end of the coordinator ends; each has one ending."""
+def ended(site, n, endings, again=False, times=None):
+    """Threads with requests that the end of the coordinator ends; each has one ending.  again: it is an error, however long that takes to come."""
     def one(i):
         try:
-            site.ask(i % 4, lengths[i % 2], times=times)
+            site.ask(i % 4, (300, 3000)[i % 2], times=times)
+            while again:
+                site.ask(i % 4, 3000)
             endings.append("OK")
         except grpc.RpcError as e:
             endings.append(e.code())
@@ -304,7 +306,7 @@ def stopped(a, pb, rpc):
         run = site.cell(1, 2, "--coordinator-timeout-s", "12")
         site.learn([1, 2])
         endings, times = [], []
-        threads = ended(site, 4, endings, (6000, 6000), times)
+        threads = ended(site, 4, endings, again=True, times=times)
         while not times and any(t.is_alive() for t in threads):    # tokens come
             time.sleep(0.01)
         first.kill(signal.SIGSTOP)
@@ -365,8 +367,7 @@ def gone(a, pb, rpc):
         assert took > 2, f"left after {took} s"
         named = [x for x in run.lines if "has taken this rank within the 2 s of --orphan-s" in x]
         assert len({x.split("rank=")[1].split()[0] for x in named if "rank=" in x}) == 4, run.log()
-        assert not [p for p in seen if os.path.exists(f"/proc/{p}") and open(f"/proc/{p}/stat").read().rsplit(")", 1)[1].split()[0] != "Z"]
-        assert not {path for path in scratch if os.path.exists(path)}
+        cells.wait_nothing_left(scratch, seen)
         print(f"nobody comes: all ranks have left after {took:.1f} s, and nothing is left of them", flush=True)
 
 

@@ -102,7 +102,7 @@ def same_everywhere(a, pb, rpc, requests):
     return base
 
 
-def assert_drained(client, seconds=60):
+def assert_drained(client, seconds=LIMIT_S):
     """Nothing runs, waits or holds tokens any more."""
     end = time.monotonic() + seconds
     while True:
@@ -155,7 +155,7 @@ def endings(client, base):
     ids, _, complete, _ = client.generate(client.request(prompt, 1))
     assert ids == chat[:1] and complete.finish_reason == "length"
 
-    q = client.request(prompt, 4000, ignore_eos=True, request_id="to-abort")
+    q = client.request(prompt, 8000, ignore_eos=True, request_id="to-abort")
     call = client.stub.Generate(q, timeout=LIMIT_S)
     next(call)
     expect_refused(client, "a live duplicate", client.request(prompt, 4, request_id="to-abort"), "to-abort")

@@ -60,9 +60,9 @@ def main():
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for what, ranks, arguments, wanted in cases(folder):
-            code, log = run(ranks, arguments, 20)
+            code, log = run(ranks, arguments, 100)
             failed += check(what, code, 1 if ranks else 64, log, wanted)
-    done = subprocess.run([worker, "--help"], capture_output=True, text=True, timeout=10)
+    done = subprocess.run([worker, "--help"], capture_output=True, text=True, timeout=100)
     failed += done.returncode != 0 or "mpirun -n 4 baton-worker" not in done.stdout
     return 1 if failed else 0
 

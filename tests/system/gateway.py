@@ -20,7 +20,7 @@ import smg  # noqa: E402
 MODEL = "demo"
 WORDS = "the king and queen of night shall see a fool speak truth to love war crown blood heart sweet lord my thy".split()
 CROWD, STREAMS, CLIENTS = 16, 64, 150
-POOL_PAGES, HELD_PAGES = 40, 38
+POOL_PAGES, HELD_PAGES = 100, 98
 FREE_S = 60
 
 
@@ -165,7 +165,7 @@ def wait_free(engine, what):
 def disconnects(g, engine):
     """Users who leave take their requests with them, at whatever moment."""
     rng = random.Random(3)
-    long = dict(max_tokens=4000, ignore_eos=True, temperature=0)
+    long = dict(max_tokens=6000, ignore_eos=True, temperature=0)
     for what, events, pause in (("before the first token", 0, 0.01), ("at once", 0, 0), ("after the first token", 1, 0),
                                 ("after five", 5, 0)):
         before = wait_free(engine, "before")
@@ -228,7 +228,7 @@ def overload(g, engine):
 def refusal(g, engine):
     """A full queue refuses one user, after the gateway's own retries; nobody else notices, and with room everybody is served again."""
     rng = random.Random(5)
-    hog = g.stream("/v1/completions", {**text_body(some_words(rng, 100), max_tokens=2000, ignore_eos=True), "stream": True})
+    hog = g.stream("/v1/completions", {**text_body(some_words(rng, 100), max_tokens=6000, ignore_eos=True), "stream": True})
     next(hog)
     long, short = some_words(rng, HELD_PAGES * 64), some_words(rng, 20)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

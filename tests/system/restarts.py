@@ -143,7 +143,7 @@ def renewed(a, pb, rpc):
 
 
 def crash_loop(a, pb, rpc):
-    cell = start(a, "1+1", "--restarts", "7", "--stall-s", "12")    # the last pause is longer than what counts as a stall
+    cell = start(a, "1+1", "--restarts", "7", "--stall-s", "15")    # the last pause is longer than what counts as a stall
     begin = time.monotonic()
     while cell.process.poll() is None:
         assert time.monotonic() < begin + 2 * BACK_S, f"still started again and again\n{cell.log()}"

@@ -134,12 +134,15 @@ class Hosts:
         self._write_agent()
 
     def _write_agent(self):
-        with open(self.agent, "w") as f:
+        """At once: somebody may be about to read the old one."""
+        new = self.agent + ".new"
+        with open(new, "w") as f:
             f.write("#!/bin/sh\nhost=$1; shift\ncase $host in\n")
             for h in self.list:
                 f.write(f"{h.name}|{h.address}) exec {' '.join(h.enter())} sh -c \"$*\" ;;\n")
             f.write("*) echo \"no host $host\" >&2; exit 255 ;;\nesac\n")
-        os.chmod(self.agent, 0o755)
+        os.chmod(new, 0o755)
+        os.replace(new, self.agent)
 
     def __getitem__(self, i):
         return self.list[i]

@@ -1,4 +1,5 @@
 """A Slurm cluster of three nodes on this machine: munge, slurmctld and three slurmd on loopback, all in a folder of the test's."""
+import contextlib
 import os
 import shutil
 import signal
@@ -111,7 +112,8 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscrib
             time.sleep(0.05)
 
     def states(self):
-        return set(self.run("sinfo", "-h", "-o", "%T").split())
+        """Empty as long as slurmctld does not answer."""
+        return set(subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, env=self.env).stdout.split())
 
     def start_node(self, name):
         self.run("slurmd", "-N", name)
@@ -141,11 +143,10 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscrib
 
     def kill_node(self, name):
         """slurmd and everything that jobs run there, at once."""
-        victims = list(self.processes(name))
         with open(f"{self.folder}/slurmd-{name}.pid") as f:
-            victims.append(int(f.read()))
-        for pid in victims:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            victims = [int(f.read()), *self.processes(name)]
+        while victims:
+            for pid in victims:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            victims = list(self.processes(name))    # what had just been started

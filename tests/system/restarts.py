@@ -129,7 +129,8 @@ def renewed(a, pb, rpc):
         after = set(cell.ranks().values())
         assert len(after) == 3 and not before & after, f"{before} {after}\n{cell.log()}"
         print(f"rank {1 + k} killed: all ranks of a fresh cell after {took:.1f} s, every stream exact", flush=True)
-    assert not any("starting again" in line for line in cell.lines), cell.log()
+    again = [line for line in cell.lines if "starting again" in line]
+    assert not again, f"{again}\n{cell.log()}"
     last = cell.ranks()
     for rank in (1, 2):    # the cell ends before the fresh one starts: it comes again as a whole, without another
         os.kill(last[rank], signal.SIGKILL)

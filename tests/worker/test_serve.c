@@ -27,7 +27,7 @@ enum {
     MAX_REQUESTS = MAX_CASES * COPIES,
     MAX_TOKENS   = 64
 };
-enum { LAYERS = 4, KV_DIM = 576, VOCAB = 2048, TIMEOUT_S = 60, LONG_PROMPT = 1000 };
+enum { LAYERS = 4, KV_DIM = 576, VOCAB = 2048, TIMEOUT_S = 200, LONG_PROMPT = 1000 };
 
 typedef struct {
     const uint32_t *prompt; /* in the fixtures */

@@ -26,7 +26,7 @@ except ImportError as missing:
     sys.exit(77)
 
 WORKER, SOURCE = sys.argv[1:]
-WAIT_S, PAGE, VOCAB, SEED, GIVEN = 60, 64, 2048, 99, 5
+WAIT_S, PAGE, VOCAB, SEED, GIVEN = 180, 64, 2048, 99, 5
 
 with tempfile.TemporaryDirectory() as out:
     assert protoc.main(["", f"-I{SOURCE}/proto", f"--python_out={out}", f"--grpc_python_out={out}", "control.proto"]) == 0

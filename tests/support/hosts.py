@@ -99,11 +99,13 @@ class Host:
         """What comes to the host comes at so many bits a second."""
         run("tc", "qdisc", "replace", "dev", self.link, "root", "tbf", "rate", rate, "burst", "8kb", "latency", "1s")
 
-    def end_slow(self):
-        """Returns how often something had to wait."""
+    def n_waited(self):
+        """How often something had to wait since slow()."""
         text = subprocess.run(["tc", "-s", "qdisc", "show", "dev", self.link], capture_output=True, text=True).stdout
-        run("tc", "qdisc", "del", "dev", self.link, "root")
         return int(re.search(r"overlimits (\d+)", text).group(1))
+
+    def end_slow(self):
+        run("tc", "qdisc", "del", "dev", self.link, "root")
 
     def power_off(self):
         """Every process of the host dies at once, and so does its link."""

@@ -21,7 +21,8 @@ MODEL = "demo"
 WORDS = "the king and queen of night shall see a fool speak truth to love war crown blood heart sweet lord my thy".split()
 CROWD, STREAMS, CLIENTS = 16, 64, 150
 POOL_PAGES, HELD_PAGES = 100, 98
-FREE_S = 60
+FREE_S = 180
+PATIENT = ["--queue-s", "600"]    # a slow machine refuses nobody for that
 
 
 def some_words(rng, n):
@@ -255,7 +256,7 @@ def main():
     program, version = smg.install(a.cache, a.version)
     pb, rpc = cells.stubs(a.source)
     model = os.path.join(a.source, "models/demo")
-    with cells.Cell(a.bin, model, "2+2", "--http-port", "0") as cell, smg.Gateway(program, cell.address) as g:
+    with cells.Cell(a.bin, model, "2+2", "--http-port", "0", *PATIENT) as cell, smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)
         g.wait_served(chat_body("Hello."))
         for check in (chat_and_completions, choices_and_seeds, logprobs, stop_strings, cached_tokens, many_streams, disconnects, bad_input):
@@ -263,7 +264,7 @@ def main():
             check(g, engine)
             print(f"smg {version}: {check.__name__}, {time.monotonic() - start:.1f} s", flush=True)
         assert cell.stop() == 0, cell.log()
-    with cells.Cell(a.bin, model, "1+1", "--http-port", "0", "--kv-bytes", str(14 * load.page_bytes(model))) as cell, \
+    with cells.Cell(a.bin, model, "1+1", "--http-port", "0", *PATIENT, "--kv-bytes", str(14 * load.page_bytes(model))) as cell, \
             smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)
         g.wait_served(chat_body("Hello."))
@@ -271,7 +272,7 @@ def main():
         n = overload(g, engine)
         print(f"smg {version}: overload, {CLIENTS} users at once, {n} retractions, {time.monotonic() - start:.1f} s", flush=True)
         assert cell.stop() == 0, cell.log()
-    with cells.Cell(a.bin, model, "1+1", "--http-port", "0", "--queue-tokens", "1000", "--kv-bytes",
+    with cells.Cell(a.bin, model, "1+1", "--http-port", "0", *PATIENT, "--queue-tokens", "1000", "--kv-bytes",
                     str(POOL_PAGES * load.page_bytes(model))) as cell, smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)
         g.wait_served(chat_body("Hello."))

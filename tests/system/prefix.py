@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A second request that shares 1,000 tokens with the first, sent after that has ended, computes only what the prefill rank lacks and
+"""A second request that shares 4,000 tokens with the first, sent after that has ended, computes only what the prefill rank lacks and
 hands over only what the decode rank lacks: in the metrics, in the usage and in the time to the first token.
 
     prefix.py --bin DIR --source DIR"""
@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
 
-SHARED, TAIL, TOKENS = 1000, 100, 4
+SHARED, TAIL, TOKENS = 4000, 100, 4
 PAGES = SHARED // load.PAGE_TOKENS
 
 

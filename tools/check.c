@@ -264,7 +264,7 @@ static void judge_alone(const options *opt, const bt_asked_node *n)
         if (g_wrong == before) printf("%-12s ok\n", host);
         return;
     }
-    if (fabs(n->skew_s) > CLOCK_S)
+    if (!(fabs(n->skew_s) <= CLOCK_S))
         wrong(host, "its clock is %.1f s off: logs of several nodes could not be read together",
               n->skew_s);
     if (f->shm_bytes != 0 && (double)f->shm_bytes < SHM_BYTES)

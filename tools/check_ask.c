@@ -20,6 +20,7 @@ typedef struct {
     bt_asked_node *node;
     pid_t          pid;
     uint64_t       end_ns;
+    double         begun_s; /* by the wall clock */
     size_t         n;
     char           line[2 * BT_CHECK_TEXT];
 } asked;
@@ -37,7 +38,7 @@ static int begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
 {
     int ends[2] = {-1, -1};
 
-    *a = (asked){.node = node, .pid = -1, .end_ns = bt_now_ns() + limit_ns};
+    *a = (asked){.node = node, .pid = -1, .end_ns = bt_now_ns() + limit_ns, .begun_s = unix_now()};
     if (pipe2(ends, O_CLOEXEC) == 0) a->pid = fork();
     if (a->pid == 0) {
         setpgid(0, 0);
@@ -63,14 +64,24 @@ static void finish(asked *a, int fd)
     close(fd);
 }
 
-static void take_line(bt_asked_node *node, const char *line)
+/* What lies within the question and now may be right, however long the line was under way. */
+static double skew(double unix_s, double begun_s)
 {
-    bool had = node->facts.answered;
+    double now_s = unix_now();
 
-    if (!had && line[0] != '\0')
+    if (unix_s > now_s) return unix_s - now_s;
+    return unix_s >= begun_s ? 0 : unix_s - begun_s;
+}
+
+static void take_line(asked *a, const char *line)
+{
+    bt_asked_node *node  = a->node;
+    bool           timed = node->facts.unix_s != 0;
+
+    if (!node->facts.answered && line[0] != '\0')
         snprintf(node->last, sizeof(node->last), "%.*s", BT_CHECK_TEXT - 1, line);
     bt_check_node_hear(&node->facts, line);
-    if (!had && node->facts.answered) node->skew_s = node->facts.unix_s - unix_now();
+    if (!timed && node->facts.unix_s != 0) node->skew_s = skew(node->facts.unix_s, a->begun_s);
 }
 
 /* False at the end of its output. */
@@ -84,13 +95,13 @@ static bool hear(asked *a, int fd)
     a->line[a->n] = '\0';
     while ((end = strchr(at, '\n')) != NULL) {
         *end = '\0';
-        take_line(a->node, at);
+        take_line(a, at);
         at = end + 1;
     }
     a->n = strlen(at);
     memmove(a->line, at, a->n + 1);
     if (a->n > 0 && (got <= 0 || a->n == sizeof(a->line) - 1)) {
-        take_line(a->node, a->line); /* without an end, or longer than any of ours */
+        take_line(a, a->line); /* without an end, or longer than any of ours */
         a->n = 0;
     }
     return got > 0;

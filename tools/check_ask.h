@@ -9,7 +9,7 @@ typedef struct {
     const char   *host; /* borrowed, as is the command */
     char         *command;
     bt_node_facts facts;
-    double        skew_s; /* of its clock against ours, give or take half the answer's time */
+    double        skew_s;              /* of its clock against ours, at least; 0: none is certain */
     char          last[BT_CHECK_TEXT]; /* what it said instead of an answer */
     bool          late;                /* its deadline passed before its answer was complete */
 } bt_asked_node;

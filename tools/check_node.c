@@ -194,6 +194,9 @@ void bt_check_node_tell(const char *model, const char *control)
     char            host[BT_CHECK_TEXT] = "unknown";
     struct timespec now;
 
+    clock_gettime(CLOCK_REALTIME, &now); /* told at once: the rest takes a while */
+    printf("clock %.6f\n", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    fflush(stdout);
     gethostname(host, sizeof(host) - 1);
     printf("version %s\nhost %s\n", BT_VERSION, host);
     if (model != NULL) {
@@ -204,8 +207,7 @@ void bt_check_node_tell(const char *model, const char *control)
         look_at_model(model);
     }
     if (control != NULL) look_at_control(control);
-    clock_gettime(CLOCK_REALTIME, &now);
-    printf("clock %.6f\n", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    printf("end\n");
 }
 
 void bt_check_node_hear(bt_node_facts *f, const char *line)
@@ -222,7 +224,8 @@ void bt_check_node_hear(bt_node_facts *f, const char *line)
         f->fingerprint  = a;
         f->weight_bytes = b;
     }
-    if (sscanf(line, "clock %lf", &f->unix_s) == 1) f->answered = true;
+    if (sscanf(line, "clock %lf", &f->unix_s) == 1) return;
+    f->answered = f->answered || strcmp(line, "end") == 0;
     if (f->n_trouble < sizeof(f->trouble) / sizeof(f->trouble[0]) &&
         sscanf(line, "trouble %255[^\n]", f->trouble[f->n_trouble]) == 1)
         f->n_trouble++;

@@ -14,6 +14,7 @@ INSPECT = os.path.join(BIN, "baton-inspect")
 MODEL = os.path.join(SOURCE, "models/demo")
 WRONGS = {  # host: what the agent does to the answer of a good node
     "good": "cat",
+    "far": "{ sleep 2; cat; }",    # whose clock is not wrong because its answer takes a while
     "model": "sed 's/^model ................/model 0123456789abcdef/'",
     "bits": "sed 's/^arithmetic .*/arithmetic prompt:dp2,generated:dp2/'",
     "old": "sed 's/^version .*/version 0.0.9/'",
@@ -59,7 +60,7 @@ def main():
 
         out = check(code=0)
         has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank: 0.3 s to detect")
-        has(check("--hosts", "good:8,localhost", "--agent", agent, code=0), "good         ok", "localhost    ok")
+        has(check("--hosts", "good:8,far,localhost", "--agent", agent, code=0), "good         ok", "far          ok", "localhost    ok")
         for host, words in (("model", "its model is another one (0123456789abcdef) than on localhost"),
                             ("bits", "it computes other bits (prompt:dp2,generated:dp2) than localhost"),
                             ("old", "it has Baton 0.0.9, localhost has "), ("mpi", "it has mpirun (Open MPI) 5.0.1, localhost has "),
@@ -69,7 +70,7 @@ def main():
             out = check("--hosts", f"localhost,{host}", "--agent", agent, code=1)
             has(out, f"{host:12} WRONG  {words}", "localhost    ok", "1 found wrong")
         late = re.search(r"late         WRONG  its clock is (-\d+\.\d) s off", check("--hosts", "localhost,late", "--agent", agent, code=1))
-        assert late and -150 < float(late[1]) <= -90, late    # its answer takes a while, more on a busy machine
+        assert late and -90 <= float(late[1]) < -30, late    # it was read a while after the question, more on a busy machine
         has(check("--hosts", "mpi", "--agent", agent, code=0), "replace needs Open MPI 4 on every node")
         has(check("--hosts", "good", env={"OMPI_MCA_plm_rsh_agent": agent}, code=0), "good         ok")
 

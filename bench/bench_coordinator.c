@@ -38,6 +38,7 @@
 #include "cli/child.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 
 enum { MAX_REPEAT = 32, START_S = 20, N_FIGURES = 10, TOKEN_BYTES = 12 };
 
@@ -354,16 +355,6 @@ static const struct argp_option OPTIONS[] = {
     {0                     }
 };
 
-static int number(struct argp_state *state, const char *name, const char *arg, int least, int most)
-{
-    char *end;
-    long  n = strtol(arg, &end, 10);
-
-    if (end == arg || *end != 0 || n < least || n > most)
-        argp_error(state, "--%s takes a number from %d to %d, not \"%s\"", name, least, most, arg);
-    return (int)n;
-}
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options *o = state->input;
@@ -371,9 +362,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case OPT_BIN: o->bin = arg; return 0;
     case OPT_MODEL: o->model = arg; return 0;
-    case OPT_REPEAT: o->repeat = (uint32_t)number(state, "repeat", arg, 1, MAX_REPEAT); return 0;
-    case OPT_PERCENT: o->percent = (uint32_t)number(state, "percent", arg, 1, 100); return 0;
-    case OPT_CORE: o->core = number(state, "core", arg, 0, CPU_SETSIZE - 1); return 0;
+    case OPT_REPEAT:
+        o->repeat = (uint32_t)bt_option_number(state, "--repeat", arg, 1, MAX_REPEAT);
+        return 0;
+    case OPT_PERCENT:
+        o->percent = (uint32_t)bt_option_number(state, "--percent", arg, 1, 100);
+        return 0;
+    case OPT_CORE:
+        o->core = (int)bt_option_number(state, "--core", arg, 0, CPU_SETSIZE - 1);
+        return 0;
     case OPT_JSON: o->json = arg; return 0;
     case OPT_ONLY: o->only = arg; return 0;
     case ARGP_KEY_END:

@@ -12,7 +12,6 @@
 #include "cli/bench_load.h"
 #include "cli/bench_plot.h"
 #include "cli/bench_report.h"
-#include "cli/cell_options.h"
 #include "cli/client.h"
 #include "cli/tls_options.h"
 #include "core/clock.h"

@@ -86,36 +86,6 @@ static const struct argp_option OPTIONS[] = {
     {0                                                          }
 };
 
-long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
-                      long most)
-{
-    char *end;
-    long  n;
-
-    errno = 0;
-    n     = strtol(arg, &end, 10);
-    if (errno != 0 || end == arg || *end != '\0' || n < least || n > most) {
-        argp_error(state, "%s must be a whole number from %ld to %ld, not \"%s\"", option, least,
-                   most, arg);
-    }
-    return n;
-}
-
-double bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
-                      double most)
-{
-    char  *end;
-    double x;
-
-    errno = 0;
-    x     = strtod(arg, &end);
-    if (errno != 0 || end == arg || *end != '\0' || !(x >= least && x <= most)) {
-        argp_error(state, "%s is \"%s\", expected a number from %g to %g", option, arg, least,
-                   most);
-    }
-    return x;
-}
-
 static void check_bytes(struct argp_state *state, const char *arg)
 {
     uint64_t bytes;
@@ -157,7 +127,7 @@ static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
 }
 
 static void pass_number(struct argp_state *state, bt_cell_options *opt, const char *flag,
-                        const char *arg, long least, long most)
+                        const char *arg, int64_t least, int64_t most)
 {
     bt_option_number(state, flag, arg, least, most);
     pass_on(opt, flag, arg);

@@ -54,10 +54,4 @@ void bt_cell_rename(bt_cell_options *opt, const char *name);
 void bt_cell_place(bt_cell_options *opt, const bt_rank_map *map, const char *path,
                    const char *left_out);
 
-/* strtol with limits, for option arguments: argp_error names the option otherwise. */
-long bt_option_number(struct argp_state *state, const char *option, const char *arg, long least,
-                      long most);
-/* As above, for seconds and the like. */
-double bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
-                      double most);
 #endif

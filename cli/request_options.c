@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cell_options.h"
+#include "core/parse.h"
 
 enum {
     OPT_MAX_TOKENS = 0x5000,

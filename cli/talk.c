@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "cli/answer.h"
-#include "cli/cell_options.h"
 #include "cli/tls_options.h"
 #include "core/alloc.h"
 #include "core/clock.h"

@@ -2,7 +2,6 @@
 #include <argp.h>
 #include <errno.h>
 #include <limits.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,28 +119,9 @@ static const struct argp_option options[] = {
     {0                                                           },
 };
 
-static double seconds(struct argp_state *state, const char *name, const char *arg)
+static double seconds(struct argp_state *state, const char *option, const char *arg)
 {
-    char  *end   = NULL;
-    double value = strtod(arg, &end);
-
-    if (end == arg || *end != 0 || !isfinite(value) || value <= 0 || value > 1e8)
-        argp_error(state, "--%s takes seconds above 0, not \"%s\"", name, arg);
-    return value;
-}
-
-static uint64_t number(struct argp_state *state, const char *name, const char *arg, uint64_t low,
-                       uint64_t high)
-{
-    char              *end = NULL;
-    unsigned long long value;
-
-    errno = 0;
-    value = strtoull(arg, &end, 10);
-    if (end == arg || *end != 0 || errno != 0 || arg[0] == '-' || value < low || value > high)
-        argp_error(state, "--%s takes a number from %llu to %llu, not \"%s\"", name,
-                   (unsigned long long)low, (unsigned long long)high, arg);
-    return value;
+    return bt_option_real(state, option, arg, 1e-3, 1e8);
 }
 
 enum { CELL_WAIT_S = 120 };
@@ -155,7 +135,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case OPT_MODEL: o->model = arg; break;
     case OPT_PORT:
-        o->port    = (uint32_t)number(state, "port", arg, 0, 65535);
+        o->port    = (uint32_t)bt_option_number(state, "--port", arg, 0, 65535);
         g_has_port = true;
         break;
     case OPT_HOST:
@@ -167,7 +147,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--control takes HOST:PORT, not \"%s\"", arg);
         o->control = arg;
         break;
-    case OPT_ANNOUNCE: o->announce_fd = (int)number(state, "announce-fd", arg, 0, INT_MAX); break;
+    case OPT_ANNOUNCE:
+        o->announce_fd = (int)bt_option_number(state, "--announce-fd", arg, 0, INT_MAX);
+        break;
     case OPT_NAME: o->served_name = arg; break;
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
@@ -175,24 +157,24 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (!o->replace && !g_restarts && strcmp(arg, "stop") != 0)
             argp_error(state, "--on-death is stop, restart or replace, not \"%s\"", arg);
         break;
-    case OPT_REJOIN_S: o->rejoin_s = seconds(state, "rejoin-s", arg); break;
-    case OPT_CELL_WAIT_S: o->cell_wait_s = seconds(state, "cell-wait-s", arg); break;
-    case OPT_QUEUE_S: o->queue_s = seconds(state, "queue-s", arg); break;
+    case OPT_REJOIN_S: o->rejoin_s = seconds(state, "--rejoin-s", arg); break;
+    case OPT_CELL_WAIT_S: o->cell_wait_s = seconds(state, "--cell-wait-s", arg); break;
+    case OPT_QUEUE_S: o->queue_s = seconds(state, "--queue-s", arg); break;
     case OPT_QUEUE_TOKENS:
-        o->queue_tokens = number(state, "queue-tokens", arg, 1, 1ull << 40);
+        o->queue_tokens = bt_option_number(state, "--queue-tokens", arg, 1, 1ll << 40);
         break;
     case OPT_WINDOW:
-        o->prefill_window = (uint32_t)number(state, "prefill-window", arg, 1, 1u << 30);
+        o->prefill_window = (uint32_t)bt_option_number(state, "--prefill-window", arg, 1, 1u << 30);
         break;
-    case OPT_ATTACH_S: o->attach_s = seconds(state, "attach-s", arg); break;
-    case OPT_LOAD_S: o->load_s = seconds(state, "load-s", arg); break;
-    case OPT_RANK_S: o->rank_timeout_s = seconds(state, "rank-timeout-s", arg); break;
-    case OPT_STALL_S: o->stall_s = seconds(state, "stall-s", arg); break;
-    case OPT_HTTP_PORT: o->http_port = (int)number(state, "http-port", arg, 0, 65535); break;
+    case OPT_ATTACH_S: o->attach_s = seconds(state, "--attach-s", arg); break;
+    case OPT_LOAD_S: o->load_s = seconds(state, "--load-s", arg); break;
+    case OPT_RANK_S: o->rank_timeout_s = seconds(state, "--rank-timeout-s", arg); break;
+    case OPT_STALL_S: o->stall_s = seconds(state, "--stall-s", arg); break;
+    case OPT_HTTP_PORT:
+        o->http_port = (int)bt_option_number(state, "--http-port", arg, 0, 65535);
+        break;
     case OPT_HTTP_HOST: o->http_host = arg; break;
-    case OPT_DRAIN_S:
-        o->drain_s = strcmp(arg, "0") == 0 ? 0 : seconds(state, "drain-s", arg);
-        break;
+    case OPT_DRAIN_S: o->drain_s = bt_option_real(state, "--drain-s", arg, 0, 1e8); break;
     case OPT_TLS_CERT: o->tls_cert = arg; break;
     case OPT_SECRET_FILE:
         if (setenv("BATON_SECRET_FILE", arg, 1) != 0) argp_failure(state, 1, errno, "secret-file");

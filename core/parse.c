@@ -1,6 +1,8 @@
 #include "core/parse.h"
 
+#include <argp.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,4 +43,59 @@ bool bt_parse_address(const char *text)
     for (const char *p = colon + 1; p < end; p++)
         port = 10 * port + (unsigned)(*p - '0');
     return port <= UINT16_MAX;
+}
+
+/* strtoll and strtod take blanks, a '+', and words like "nan" and "inf" too. */
+static bool begins_number(const char *text)
+{
+    const char *p = text + (text[0] == '-');
+
+    return (*p >= '0' && *p <= '9') || *p == '.';
+}
+
+bool bt_parse_whole(const char *text, int64_t least, int64_t most, int64_t *n_out)
+{
+    char   *end = NULL;
+    int64_t n;
+
+    if (!begins_number(text)) return false;
+    errno = 0;
+    n     = strtoll(text, &end, 10);
+    if (errno != 0 || end == text || *end != '\0' || n < least || n > most) return false;
+    *n_out = n;
+    return true;
+}
+
+bool bt_parse_real(const char *text, double least, double most, double *x_out)
+{
+    char  *end = NULL;
+    double x;
+
+    if (!begins_number(text)) return false;
+    x = strtod(text, &end);
+    if (end == text || *end != '\0' || !(x >= least && x <= most)) return false;
+    *x_out = x;
+    return true;
+}
+
+int64_t bt_option_number(struct argp_state *state, const char *option, const char *arg,
+                         int64_t least, int64_t most)
+{
+    int64_t n = least;
+
+    if (!bt_parse_whole(arg, least, most, &n))
+        argp_error(state, "%s must be a whole number from %" PRId64 " to %" PRId64 ", not \"%s\"",
+                   option, least, most, arg);
+    return n;
+}
+
+double bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
+                      double most)
+{
+    double x = least;
+
+    if (!bt_parse_real(arg, least, most, &x))
+        argp_error(state, "%s must be a number from %g to %g, not \"%s\"", option, least, most,
+                   arg);
+    return x;
 }

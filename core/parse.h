@@ -12,4 +12,16 @@ bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
 /* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000. */
 bool bt_parse_address(const char *text);
 
+/* A number from least to most, and nothing else: no blank, no '+'. */
+bool bt_parse_whole(const char *text, int64_t least, int64_t most, int64_t *n_out);
+bool bt_parse_real(const char *text, double least, double most, double *x_out);
+
+/* The same for the argument of an option ("--name") in argp's parse function: argp_error() names
+ * the option and what was expected. */
+struct argp_state;
+int64_t bt_option_number(struct argp_state *state, const char *option, const char *arg,
+                         int64_t least, int64_t most);
+double  bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
+                       double most);
+
 #endif

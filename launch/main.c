@@ -2,7 +2,6 @@
  *
  * The only program that knows mpirun.  It holds no state: a cell is gone when this process is. */
 #include <argp.h>
-#include <errno.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,6 +13,7 @@
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/limits.h"
+#include "core/parse.h"
 #include "launch/endings.h"
 #include "launch/mpirun.h"
 #include "launch/rank.h"
@@ -103,17 +103,10 @@ static void check_hosts(struct argp_state *state, const char *list)
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options *opt = state->input;
-    char    *end;
-    long     n;
 
     switch (key) {
     case 'n':
-        errno = 0;
-        n     = strtol(arg, &end, 10);
-        if (errno != 0 || *end != '\0' || end == arg || n < 1 || n > MAX_RANKS) {
-            argp_error(state, "--ranks is \"%s\", expected a number from 1 to %d", arg, MAX_RANKS);
-        }
-        opt->mpirun.n_ranks = (uint32_t)n;
+        opt->mpirun.n_ranks = (uint32_t)bt_option_number(state, "--ranks", arg, 1, MAX_RANKS);
         return 0;
     case OPT_MAP:
         bt_rank_map_fini(&opt->map);

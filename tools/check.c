@@ -106,16 +106,6 @@ static void take_map(struct argp_state *state, options *opt)
     bt_rank_map_fini(&map);
 }
 
-static double number(struct argp_state *state, const char *name, const char *arg)
-{
-    char  *end;
-    double x = strtod(arg, &end);
-
-    if (end == arg || *end != '\0' || !(x > 0 && x < 1e15))
-        argp_error(state, "%s is \"%s\", expected a number above 0", name, arg);
-    return x;
-}
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options *opt = state->input;
@@ -135,11 +125,17 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_AGENT: opt->agent = arg; return 0;
     case OPT_NODE: opt->node = true; return 0;
     case OPT_QUICK: opt->quick = true; return 0;
-    case OPT_RANKS: opt->n_group = (uint32_t)number(state, "--group", arg); return 0;
-    case OPT_TOKENS: opt->n_tokens = number(state, "--tokens", arg); return 0;
-    case OPT_RATE: opt->rate = number(state, "--prefill-rate", arg); return 0;
-    case OPT_NODE_TIMEOUT: opt->node_s = number(state, "--node-timeout-s", arg); return 0;
-    case OPT_HANG: opt->hang_s = number(state, "--rank-timeout-s", arg); return 0;
+    case OPT_RANKS:
+        opt->n_group = (uint32_t)bt_option_number(state, "--group", arg, 1, UINT16_MAX);
+        return 0;
+    case OPT_TOKENS: opt->n_tokens = bt_option_real(state, "--tokens", arg, 1, 1e9); return 0;
+    case OPT_RATE: opt->rate = bt_option_real(state, "--prefill-rate", arg, 1e-3, 1e9); return 0;
+    case OPT_NODE_TIMEOUT:
+        opt->node_s = bt_option_real(state, "--node-timeout-s", arg, 1e-3, 86400);
+        return 0;
+    case OPT_HANG:
+        opt->hang_s = bt_option_real(state, "--rank-timeout-s", arg, 1e-3, 86400);
+        return 0;
     case ARGP_KEY_END:
         if (opt->model == NULL && !opt->quick)
             argp_error(state, "--model is missing: the directory of a model");

@@ -7,6 +7,7 @@
 
 #include "core/alloc.h"
 #include "core/limits.h"
+#include "core/parse.h"
 #include "device/cpu/kernels.h"
 #include "tools/profile/files.h"
 #include "tools/profile/report.h"
@@ -173,7 +174,6 @@ static error_t parse_measured(int key, char *arg, struct argp_state *state, opti
 {
     bt_measure_options *m = &opt->measure;
     uint32_t            n;
-    char               *end;
 
     switch (key) {
     case KEY_BATCH:
@@ -188,11 +188,7 @@ static error_t parse_measured(int key, char *arg, struct argp_state *state, opti
         if (parse_list(state, "threads", arg, 1, 1024, &n) == 1) m->n_threads = n;
         return 0;
     case KEY_KERNELS: m->kernels = arg; return 0;
-    case KEY_SECONDS:
-        m->seconds = strtod(arg, &end);
-        if (*end != '\0' || !(m->seconds > 0 && m->seconds <= 86400))
-            argp_error(state, "--seconds %s: expected a number above 0, at most a day", arg);
-        return 0;
+    case KEY_SECONDS: m->seconds = bt_option_real(state, "--seconds", arg, 1e-3, 86400); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }

@@ -14,6 +14,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "model/config.h"
 #include "tools/synth_files.h"
 #include "tools/synth_shape.h"
@@ -49,20 +50,6 @@ static volatile int g_stop;
 
 static void on_signal(int sig) { g_stop = sig; }
 
-static uint64_t number(struct argp_state *state, const char *option, const char *arg,
-                       uint64_t least, uint64_t most)
-{
-    char    *end;
-    uint64_t n;
-
-    errno = 0;
-    n     = strtoull(arg, &end, 10);
-    if (errno != 0 || *arg < '0' || *arg > '9' || *end != '\0' || n < least || n > most)
-        argp_error(state, "--%s is \"%s\", expected a whole number from %" PRIu64 " to %" PRIu64,
-                   option, arg, least, most);
-    return n;
-}
-
 static void finish(options *opt, struct argp_state *state)
 {
     if (opt->like == NULL) argp_error(state, "--like is missing: one of %s", bt_synth_names());
@@ -79,11 +66,16 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options *opt = state->input;
     size_t   i   = (size_t)key - OPT_SIZE;
+    char     name[64];
 
     switch (key) {
     case OPT_LIKE: opt->like = arg; return 0;
-    case OPT_SEED: opt->seed = number(state, "seed", arg, 0, UINT64_MAX); return 0;
-    case OPT_FILE: opt->file_bytes = number(state, "file-mib", arg, 1, 1 << 20) << 20; return 0;
+    case OPT_SEED:
+        opt->seed = (uint64_t)bt_option_number(state, "--seed", arg, 0, INT64_MAX);
+        return 0;
+    case OPT_FILE:
+        opt->file_bytes = (uint64_t)bt_option_number(state, "--file-mib", arg, 1, 1 << 20) << 20;
+        return 0;
     case ARGP_KEY_ARG:
         if (opt->out != NULL) argp_error(state, "expected one OUT, found \"%s\" too", arg);
         opt->out = arg;
@@ -92,8 +84,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     default: break;
     }
     if (key < OPT_SIZE || i >= bt_synth_n_sizes) return ARGP_ERR_UNKNOWN;
-    opt->size[i]  = (uint32_t)number(state, bt_synth_sizes[i].option, arg, bt_synth_sizes[i].least,
-                                     bt_synth_sizes[i].most);
+    snprintf(name, sizeof(name), "--%s", bt_synth_sizes[i].option);
+    opt->size[i]  = (uint32_t)bt_option_number(state, name, arg, bt_synth_sizes[i].least,
+                                               bt_synth_sizes[i].most);
     opt->given[i] = true;
     return 0;
 }

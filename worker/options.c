@@ -1,7 +1,6 @@
 #include "worker/options.h"
 
 #include <argp.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,12 +61,10 @@ static bt_status parse_count(const char *option, const char *text, uint32_t low,
                              uint32_t *value_out)
 {
     bt_status st    = BT_OK;
-    char     *end   = NULL;
-    long      value = strtol(text, &end, 10);
+    int64_t   value = 0;
 
-    BT_REQUIRE(end != text && *end == '\0' && value >= (long)low && value <= (long)high,
-               BT_ERR_INVALID_ARG, "%s must be a whole number from %u to %u, not \"%s\"", option,
-               low, high, text);
+    BT_REQUIRE(bt_parse_whole(text, low, high, &value), BT_ERR_INVALID_ARG,
+               "%s must be a whole number from %u to %u, not \"%s\"", option, low, high, text);
     *value_out = (uint32_t)value;
 out:
     return st;

@@ -322,8 +322,8 @@ def usage_is_checked(server, bench):
             (("--prompt-tokens", "9-3"), "expected lengths"),
             (("--output-tokens", "zipf:1-9:"), "expected lengths"),
             (("--output-tokens", "1,2,"), "expected lengths"),
-            (("--shared-prefix", "1.5"), "--shared-prefix is \"1.5\""),
-            (("--rate", "nan"), "--rate is \"nan\""),
+            (("--shared-prefix", "1.5"), "--shared-prefix must be a number from 0 to 1"),
+            (("--rate", "nan"), "--rate must be a number"),
             (("--token-times",), "--token-times goes with --json"),
             (("word",), "\"word\" is not an option")):
         has(bench(*args, code=64, report=False)[0], part)

@@ -88,7 +88,7 @@ class Flags(Served):
         self.assertEqual(a["logprobs"], [-0.125, -0.25, -0.375])
 
     def test_wrong_usage_names_the_flag(self):
-        for args, words in ((["--top-p", "1.5"], "--top-p is \"1.5\""), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"),
+        for args, words in ((["--top-p", "1.5"], "--top-p must be"), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"),
                             (["--choices", "65"], "--choices must be"), (["--logprobs=21"], "--logprobs must be"), (["--tls-cert", "a"], "--tls-key go together"),
                             (["--tls-server-name", "a"], "goes with --tls-ca")):
             code, _, err = run("baton-generate", *args, "--prompt", "x")

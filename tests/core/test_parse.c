@@ -39,11 +39,35 @@ static void addresses_have_a_host_and_a_port(void)
     EXPECT(!bt_parse_address(""));
 }
 
+static void numbers_are_within_limits_and_nothing_else(void)
+{
+    int64_t n = 77;
+    double  x = 77;
+
+    EXPECT(bt_parse_whole("-12", -12, 5, &n) && n == -12);
+    EXPECT(bt_parse_whole("9223372036854775807", 0, INT64_MAX, &n) && n == INT64_MAX);
+    EXPECT(bt_parse_real("2.5e3", 0, 2500, &x) && x == 2500);
+    EXPECT(bt_parse_real("-.5", -1, 0, &x) && x == -0.5);
+    n = 77;
+    x = 77;
+    EXPECT(!bt_parse_whole("9223372036854775808", 0, INT64_MAX, &n));
+    EXPECT(!bt_parse_whole("6", -12, 5, &n));
+    EXPECT(!bt_parse_real("2501", 0, 2500, &x));
+    EXPECT(!bt_parse_real("nan", -1, 1, &x));
+    for (const char *const *bad = (const char *const[]){"", "-", ".", " 1", "+1", "1 ", "1x", NULL};
+         *bad != NULL; bad++) {
+        EXPECT(!bt_parse_whole(*bad, -9, 9, &n));
+        EXPECT(!bt_parse_real(*bad, -9, 9, &x));
+    }
+    EXPECT(n == 77 && x == 77);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(bytes_have_binary_suffixes),
         BT_TEST(addresses_have_a_host_and_a_port),
+        BT_TEST(numbers_are_within_limits_and_nothing_else),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

@@ -115,7 +115,7 @@ def main():
             has(done.stdout + done.stderr, "tensor model.embed_tokens.weight: expected shape [2048, 512], found [2048, 256]")
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")
-        has(check("--tokens", "-1", code=64), "--tokens is \"-1\"")
+        has(check("--tokens", "-1", code=64), "--tokens must be a number from 1")
     print("every wrong node is named with what is wrong")
 
 

@@ -265,7 +265,7 @@ static void synth_refuses_by_name(void)
     EXPECT_EQ(synth("--like v4 x"), 64);
     EXPECT_HAS(g_command.output, "v2-lite, v2, v3, kimi-k2, moonlight, glm-flash");
     EXPECT_EQ(synth("--like v3 --layers 0 x"), 64);
-    EXPECT_HAS(g_command.output, "--layers is \"0\"");
+    EXPECT_HAS(g_command.output, "--layers must be a whole number from 1");
     EXPECT_EQ(synth("--like v3 --layers -1 x"), 64);
     EXPECT_EQ(synth("--like v3"), 64);
     EXPECT_HAS(g_command.output, "OUT is missing");

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -92,20 +91,7 @@ static void end_daemon(pid_t pid)
 
 static BT_NORETURN void guard(const char *dir, const char *local_rank, pid_t daemon, int alive_fd)
 {
-    int  null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    char byte;
-
-    setsid(); /* out of the group that Open MPI kills */
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGHUP, SIG_IGN);
-    prctl(PR_SET_NAME, "baton-guard");
-    dup2(alive_fd, STDIN_FILENO);
-    dup2(null, STDOUT_FILENO); /* whoever reads a rank's output must not wait for us */
-    dup2(null, STDERR_FILENO);
-    close_range(STDERR_FILENO + 1, ~0u, 0);
-    bt_scratch_hold(dir);
-    while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
-        continue;
+    bt_scratch_outlive(alive_fd, dir, NULL);
     bt_sleep_ns(WORKER_NS);
     remove_segments(dir, local_rank);
     if (rmdir(dir) == 0 || errno == ENOENT) end_daemon(daemon);

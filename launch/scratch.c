@@ -84,25 +84,29 @@ void bt_scratch_clear(const char *base)
 
 /* ---- the guard */
 
-/* The guard: waits for the pipe's end, which the kernel closes however the launcher ends. */
-static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
+void bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir)
 {
     int  null = open("/dev/null", O_RDWR | O_CLOEXEC);
     char byte;
 
-    setsid(); /* a terminal's signals reach the launcher's group, not us */
+    setsid(); /* signals of a terminal, or of Open MPI, reach the parent's group, not us */
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     prctl(PR_SET_NAME, "baton-guard");
     dup2(alive_fd, STDIN_FILENO);
-    dup2(null, STDOUT_FILENO); /* whoever reads the launcher's output must not wait for us */
+    dup2(null, STDOUT_FILENO); /* whoever reads the parent's output must not wait for us */
     dup2(null, STDERR_FILENO);
     close_range(STDERR_FILENO + 1, ~0u, 0);
-    bt_scratch_hold(scratch->shm); /* as the launcher does, until the end of this process */
-    bt_scratch_hold(scratch->session);
+    bt_scratch_hold(dir);
+    if (other_dir != NULL) bt_scratch_hold(other_dir);
     while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
         continue;
+}
+
+static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
+{
+    bt_scratch_outlive(alive_fd, scratch->shm, scratch->session);
     remove_tree(scratch->shm);
     remove_tree(scratch->session);
     _exit(0);

@@ -1,5 +1,7 @@
 #include "device/device.h"
 
+#include <string.h>
+
 #include "device/linear.h"
 
 size_t bt_dtype_bytes(bt_dtype dtype)
@@ -17,3 +19,19 @@ uint32_t bt_linear_n(const bt_linear *linear) { return linear->n; }
 uint32_t bt_linear_k(const bt_linear *linear) { return linear->k; }
 size_t   bt_linear_bytes(const bt_linear *linear) { return linear->bytes; }
 bool     bt_linear_is_fp8(const bt_linear *linear) { return linear->scale != NULL; }
+
+bt_status bt_device_alloc_array(bt_device *dev, size_t n, size_t elem_bytes, size_t *bytes,
+                                void *ptr_out)
+{
+    bt_status st  = BT_OK;
+    void     *ptr = NULL;
+
+    if (n == 0) goto out;
+    BT_REQUIRE(n <= SIZE_MAX / elem_bytes, BT_ERR_NO_MEMORY, "%zu elements of %zu bytes", n,
+               elem_bytes);
+    BT_TRY(bt_device_alloc(dev, n * elem_bytes, &ptr));
+    memcpy(ptr_out, &ptr, sizeof(ptr));
+    if (bytes != NULL) *bytes += n * elem_bytes;
+out:
+    return st;
+}

@@ -197,6 +197,10 @@ static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr
     dev->n_allocs++;
     return dev->ops->alloc(dev, bytes, ptr_out);
 }
+/* n elements into the pointer, of any type, at ptr_out, which stays as it is where n is 0; adds
+ * their bytes to *bytes unless that is NULL. */
+bt_status          bt_device_alloc_array(bt_device *dev, size_t n, size_t elem_bytes, size_t *bytes,
+                                         void *ptr_out);
 static inline void bt_device_free(bt_device *dev, void *ptr)
 {
     if (ptr != NULL) dev->ops->free(dev, ptr);

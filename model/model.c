@@ -12,16 +12,8 @@
 static bt_status take(bt_model *model, size_t n_rows, size_t width, size_t elem_bytes,
                       void *ptr_out)
 {
-    void     *ptr   = NULL;
-    size_t    bytes = n_rows * width * elem_bytes;
-    bt_status st    = BT_OK;
-
-    if (bytes == 0) goto out;
-    BT_TRY(bt_device_alloc(model->dev, bytes, &ptr));
-    memcpy(ptr_out, &ptr, sizeof(ptr));
-    model->own_workspace_bytes += bytes;
-out:
-    return st;
+    return bt_device_alloc_array(model->dev, n_rows * width, elem_bytes,
+                                 &model->own_workspace_bytes, ptr_out);
 }
 
 static bt_status take_workspace(bt_model *model)

@@ -27,18 +27,7 @@ out:
 
 static bt_status take(bt_moe *moe, size_t n, size_t elem_bytes, void *ptr_out)
 {
-    void     *ptr = NULL;
-    bt_status st  = BT_OK;
-    size_t    bytes;
-
-    BT_REQUIRE(n <= SIZE_MAX / elem_bytes, BT_ERR_NO_MEMORY, "moe workspace of %zu elements", n);
-    bytes = n * elem_bytes;
-    if (bytes == 0) goto out; /* stays NULL: this rank never uses it */
-    BT_TRY(bt_device_alloc(moe->dev, bytes, &ptr));
-    memcpy(ptr_out, &ptr, sizeof(ptr));
-    moe->bytes += bytes;
-out:
-    return st;
+    return bt_device_alloc_array(moe->dev, n, elem_bytes, &moe->bytes, ptr_out);
 }
 
 /* Which experts are here, which blocks are whole. */

@@ -230,12 +230,7 @@ static void destroy(bt_attn *attn)
 
 static bt_status take(bt_attn_cuda *a, size_t n, size_t bytes_each, void *ptr_out)
 {
-    void     *mem = NULL;
-    bt_status st  = bt_device_alloc(a->dev, n * bytes_each, &mem);
-
-    a->base.bytes += n * bytes_each;
-    if (st == BT_OK) *(void **)ptr_out = mem;
-    return st;
+    return bt_device_alloc_array(a->dev, n, bytes_each, &a->base.bytes, ptr_out);
 }
 
 static bt_status take_all(bt_attn_cuda *a)

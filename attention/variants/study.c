@@ -38,11 +38,7 @@ bt_status bt_study_linear(bt_device *dev, const bt_bf16 *data, size_t ld, uint32
 
 static bt_status take(bt_study *s, size_t elems, size_t size, void *ptr_out)
 {
-    void     *mem = NULL;
-    bt_status st  = bt_device_alloc(s->dev, elems * size, &mem);
-
-    if (st == BT_OK) memcpy(ptr_out, &mem, sizeof(mem));
-    return st;
+    return bt_device_alloc_array(s->dev, elems, size, NULL, ptr_out);
 }
 
 static bt_status upload(bt_study *s, const bt_bf16 *host, size_t elems, bt_bf16 **ptr_out)

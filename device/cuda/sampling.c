@@ -69,13 +69,7 @@ static void destroy(bt_device_sampler *s)
 
 static bt_status take(bt_device_sampler *s, size_t n, size_t bytes_each, void *ptr_out)
 {
-    bt_status st  = BT_OK;
-    void     *mem = NULL;
-
-    BT_TRY(bt_device_alloc(s->dev, n * bytes_each, &mem));
-    *(void **)ptr_out = mem;
-out:
-    return st;
+    return bt_device_alloc_array(s->dev, n, bytes_each, NULL, ptr_out);
 }
 
 static bt_status take_all(bt_device_sampler *s)

@@ -40,13 +40,7 @@ static void destroy(bt_moe_routed *r)
 
 static bt_status take(bt_moe_routed *r, size_t n, size_t bytes_each, void *ptr_out)
 {
-    void     *mem = NULL;
-    bt_status st  = bt_device_alloc(r->dev, n * bytes_each, &mem);
-
-    if (st != BT_OK) return st;
-    r->bytes += n * bytes_each;
-    *(void **)ptr_out = mem;
-    return BT_OK;
+    return bt_device_alloc_array(r->dev, n, bytes_each, &r->bytes, ptr_out);
 }
 
 static bt_status put(bt_moe_routed *r, size_t n, size_t bytes_each, const void *host, void *ptr_out)

@@ -32,19 +32,6 @@ static bt_status ended(bt_group *group, bt_status st)
     return st;
 }
 
-bt_status bt_group_all_gather_device(bt_group *group, const void *send, size_t bytes, void *recv,
-                                     const bt_wait *wait)
-{
-    bt_carrier *c  = bt_group_carrier(group);
-    bt_status   st = BT_OK;
-
-    if (c == NULL) return bt_group_all_gather(group, send, bytes, recv, wait);
-    BT_TRY(bt_group_check(group, wait));
-    st = ended(group, c->ops->all_gather(c, group, send, bytes, recv, wait));
-out:
-    return st;
-}
-
 bt_status bt_group_exchange_device(bt_group *group, const bt_exchange *x, const bt_wait *wait)
 {
     bt_carrier *c    = bt_group_carrier(group);

@@ -37,9 +37,7 @@ typedef struct bt_carrier bt_carrier;
 /* A slot is never NULL.  `group` is the one that the carrier is attached to. */
 typedef struct {
     const char *name;     /* "staged", "nccl" */
-    bool        captures; /* once warm, all_gather() and exchange() only enqueue */
-    bt_status (*all_gather)(bt_carrier *c, bt_group *group, const void *send, size_t bytes,
-                            void *recv, const bt_wait *wait);
+    bool        captures; /* once warm, exchange() only enqueues */
     bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
                           const bt_wait *wait);
     bt_status (*reserve)(bt_carrier *c, size_t out_bytes, size_t in_bytes);
@@ -74,17 +72,13 @@ bool bt_group_captures(const bt_group *group);
  * for that.  One at a time; ends NULL: nobody. */
 void bt_group_watch_end(bt_group *group, void (*ends)(void *ctx), void *ctx);
 
-/* Collective over the group.  recv[i * bytes ..] = rank i's send[0..bytes), device memory; send may
- * be this rank's place in recv. */
-bt_status bt_group_all_gather_device(bt_group *group, const void *send, size_t bytes, void *recv,
-                                     const bt_wait *wait);
 /* Collective over the group.  Device memory. */
 bt_status bt_group_exchange_device(bt_group *group, const bt_exchange *x, const bt_wait *wait);
 /* No operation to come sends from beyond out_bytes of its memory, or receives beyond in_bytes of
  * it. Takes the memory that the carrier needs for that; again: the larger counts.  Local.  An
  * operation beyond it is an INVALID_ARG where memory is needed. */
 bt_status bt_group_reserve(bt_group *group, size_t out_bytes, size_t in_bytes);
-/* All that was enqueued by the operations above, and by the device before, is done.  Each rank for
+/* All that was enqueued by exchanges, and by the device before, is done.  Each rank for
  * itself. */
 bt_status bt_group_settle(bt_group *group, const bt_wait *wait);
 /* In two parts: mark i < BT_N_MARKS stands behind what has been enqueued so far, and the wait is

@@ -203,21 +203,6 @@ out:
 
 /* ---- operations */
 
-static bt_status nccl_all_gather(bt_carrier *super, bt_group *group, const void *send, size_t bytes,
-                                 void *recv, const bt_wait *wait)
-{
-    bt_status st       = BT_OK;
-    carrier  *c        = (carrier *)super;
-    uint64_t  start_ns = bt_now_ns();
-
-    BT_TRY(connect(c, group, start_ns, wait));
-    st = c->nccl->all_gather(c->comm, send, bytes, recv);
-    if (st != BT_OK) st = give_up(c, wait, st);
-    if (st == BT_OK) st = await(c, NO_MARK, start_ns, wait);
-out:
-    return st;
-}
-
 static bt_status nccl_exchange(bt_carrier *super, bt_group *group, const bt_exchange *x,
                                const bt_wait *wait)
 {
@@ -271,7 +256,6 @@ static bt_status warm_pairs(carrier *c, bt_group *group, const bt_wait *wait)
         at[i]    = i * (size_t)WARM_BYTES;
         bytes[i] = i == self ? 0 : WARM_BYTES;
     }
-    BT_TRY(nccl_all_gather(&c->super, group, in, WARM_BYTES, c->warm, wait));
     BT_TRY(nccl_exchange(&c->super, group, &x, wait));
     BT_TRY(nccl_mark(&c->super, group, 0, wait));
     BT_TRY(nccl_settle(&c->super, group, 0, wait));
@@ -317,17 +301,16 @@ static void nccl_destroy(bt_carrier *super)
     bt_free(c);
 }
 
-static const bt_carrier_ops NCCL_OPS = {.name       = "nccl",
-                                        .captures   = true,
-                                        .all_gather = nccl_all_gather,
-                                        .exchange   = nccl_exchange,
-                                        .reserve    = nccl_reserve,
-                                        .mark       = nccl_mark,
-                                        .settle     = nccl_settle,
-                                        .warm       = nccl_warm,
-                                        .tend       = nccl_tend,
-                                        .missing    = nccl_missing,
-                                        .destroy    = nccl_destroy};
+static const bt_carrier_ops NCCL_OPS = {.name     = "nccl",
+                                        .captures = true,
+                                        .exchange = nccl_exchange,
+                                        .reserve  = nccl_reserve,
+                                        .mark     = nccl_mark,
+                                        .settle   = nccl_settle,
+                                        .warm     = nccl_warm,
+                                        .tend     = nccl_tend,
+                                        .missing  = nccl_missing,
+                                        .destroy  = nccl_destroy};
 
 bt_status bt_carrier_nccl_create(const bt_nccl_module *nccl, bt_device *dev, bt_world *world,
                                  uint32_t tag_space, bt_carrier **carrier_out)

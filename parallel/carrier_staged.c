@@ -46,23 +46,6 @@ out:
     return st;
 }
 
-static bt_status staged_all_gather(bt_carrier *c, bt_group *group, const void *send, size_t bytes,
-                                   void *recv, const bt_wait *wait)
-{
-    bt_status st  = BT_OK;
-    staged   *s   = (staged *)c;
-    size_t    all = bytes * bt_group_size(group);
-
-    BT_TRY(check_room(s, bytes, all, wait));
-    BT_TRY(bt_device_download(s->dev, s->out, send, bytes));
-    BT_TRY(bt_device_sync(s->dev));
-    BT_TRY(bt_group_all_gather(group, s->out, bytes, s->in, wait));
-    BT_TRY(bt_device_upload(s->dev, recv, s->in, all));
-    BT_TRY(bt_device_sync(s->dev)); /* the next operation writes there again */
-out:
-    return st;
-}
-
 /* The end of the last part. */
 static size_t end_of(uint32_t n, const size_t *at, const size_t *bytes)
 {
@@ -141,16 +124,15 @@ static void staged_destroy(bt_carrier *c)
     bt_free(s);
 }
 
-static const bt_carrier_ops STAGED_OPS = {.name       = "staged",
-                                          .all_gather = staged_all_gather,
-                                          .exchange   = staged_exchange,
-                                          .reserve    = staged_reserve,
-                                          .mark       = staged_mark,
-                                          .settle     = staged_mark,
-                                          .warm       = staged_warm,
-                                          .tend       = staged_tend,
-                                          .missing    = staged_missing,
-                                          .destroy    = staged_destroy};
+static const bt_carrier_ops STAGED_OPS = {.name     = "staged",
+                                          .exchange = staged_exchange,
+                                          .reserve  = staged_reserve,
+                                          .mark     = staged_mark,
+                                          .settle   = staged_mark,
+                                          .warm     = staged_warm,
+                                          .tend     = staged_tend,
+                                          .missing  = staged_missing,
+                                          .destroy  = staged_destroy};
 
 bt_status bt_carrier_staged_create(bt_device *dev, bt_carrier **carrier_out)
 {

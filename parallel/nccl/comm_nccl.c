@@ -165,11 +165,6 @@ out:
     return st;
 }
 
-static bt_status nccl_all_gather(bt_nccl_comm *comm, const void *send, size_t bytes, void *recv)
-{
-    return NCCL(comm, ncclAllGather(send, recv, bytes, ncclChar, comm->comm, comm->stream));
-}
-
 /* One message to and from each peer, all in one group: they go side by side. */
 static bt_status nccl_exchange(bt_nccl_comm *comm, const bt_exchange *x)
 {
@@ -285,7 +280,6 @@ __attribute__((visibility("default"))) const bt_nccl_module bt_nccl_module_table
     .new_id       = nccl_new_id,
     .start        = nccl_start,
     .poll         = nccl_poll,
-    .all_gather   = nccl_all_gather,
     .exchange     = nccl_exchange,
     .send         = nccl_send,
     .recv         = nccl_recv,

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change of the table: program and module must agree. */
-enum { BT_NCCL_MODULE_VERSION = 2, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
+enum { BT_NCCL_MODULE_VERSION = 3, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
 #define BT_NCCL_MODULE_SYMBOL "bt_nccl_module_table"
 
 typedef struct bt_nccl_comm bt_nccl_comm;
@@ -48,9 +48,7 @@ struct bt_nccl_module {
     bt_status (*start)(const bt_nccl_config *cfg, bt_nccl_comm **comm_out);
     bt_status (*poll)(bt_nccl_comm *comm, bool *busy_out);
 
-    /* Collective over the communicator's ranks; enqueued.  As bt_group_all_gather_device() and
-     * bt_group_exchange_device(). */
-    bt_status (*all_gather)(bt_nccl_comm *comm, const void *send, size_t bytes, void *recv);
+    /* Collective over the communicator's ranks; enqueued.  As bt_group_exchange_device(). */
     bt_status (*exchange)(bt_nccl_comm *comm, const bt_exchange *x);
     /* One message.  Sends of one rank to another are received in their order, each by a call for as
      * many bytes. */

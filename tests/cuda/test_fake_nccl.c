@@ -49,9 +49,12 @@ static ncclResult_t settle_call(void)
 }
 
 /* memory[0..N) to memory[N..2N) by way of NCCL. */
-static void gather(void)
+static void copy(void)
 {
-    EXPECT_EQ(ncclAllGather(g_memory, g_memory + N, N, ncclChar, g_comm, g_stream), ncclInProgress);
+    ncclGroupStart();
+    ncclSend(g_memory, N, ncclChar, 0, g_comm, g_stream);
+    ncclRecv(g_memory + N, N, ncclChar, 0, g_comm, g_stream);
+    EXPECT_EQ(ncclGroupEnd(), ncclInProgress);
 }
 
 static cudaGraphExec_t captured(void)
@@ -60,7 +63,7 @@ static cudaGraphExec_t captured(void)
     cudaGraphExec_t exec  = NULL;
 
     EXPECT_EQ(cudaStreamBeginCapture(g_stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    gather();
+    copy();
     EXPECT_EQ(settle_call(), ncclSuccess);
     EXPECT_EQ(cudaStreamEndCapture(g_stream, &graph), cudaSuccess);
     EXPECT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
@@ -108,7 +111,7 @@ static void call_behind_a_graph_lets_it_run_first(void)
     for (int i = 0; i < AHEAD; i++)
         cudaMemsetAsync(g_memory, 3, N, g_stream);
     EXPECT_EQ(cudaGraphLaunch(exec, g_stream), cudaSuccess);
-    gather();
+    copy();
     EXPECT_EQ(settle_call(), ncclSuccess);
     EXPECT_EQ(g_fake_nccl.n_launched, before + 1); /* the call alone */
     cudaMemsetAsync(g_memory, 4, N, g_stream);
@@ -169,7 +172,7 @@ static void capture_that_ends_too_early_is_an_error(void)
 
     open_all();
     EXPECT_EQ(cudaStreamBeginCapture(g_stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    gather();
+    copy();
     EXPECT_EQ(cudaStreamEndCapture(g_stream, &graph), cudaSuccess);
     EXPECT_EQ(settle_call(), ncclInvalidUsage);
     EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);

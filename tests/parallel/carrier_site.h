@@ -95,12 +95,25 @@ static inline bt_group *carried_group(void)
     return group;
 }
 
-/* Each rank `bytes` at its place. */
+/* Everyone's `bytes` at their places, to all. */
+static inline bt_status gather(bt_group *group, void *memory, size_t bytes, const bt_wait *wait)
+{
+    uint32_t self              = bt_group_self(group);
+    size_t   own_at[MAX_RANKS] = {0}, at[MAX_RANKS] = {0}, n_bytes[MAX_RANKS] = {0};
+
+    for (uint32_t i = 0; i < bt_group_size(group); i++) {
+        own_at[i]  = self * bytes;
+        at[i]      = i * bytes;
+        n_bytes[i] = i == self ? 0 : bytes;
+    }
+    return bt_group_exchange_device(
+        group, &(bt_exchange){memory, own_at, n_bytes, memory, at, n_bytes}, wait);
+}
+
 static inline bt_status gather_and_settle(bt_group *group, void *memory, size_t bytes,
                                           const bt_wait *wait)
 {
-    bt_status st =
-        bt_group_all_gather_device(group, (uint8_t *)memory + g_rank * bytes, bytes, memory, wait);
+    bt_status st = gather(group, memory, bytes, wait);
 
     return st == BT_OK ? bt_group_settle(group, wait) : st;
 }

@@ -6,30 +6,6 @@
 
 /* ---- contents */
 
-static void all_gather_brings_everyones_bytes_in_place_or_not(void)
-{
-    static const size_t SIZES[] = {0, 1, 7, 4096, 61441, 300003};
-    uint8_t            *send = take(300003), *recv = take((size_t)g_ranks * 300003);
-    bt_group           *group = carried_group();
-    bt_wait             wait  = wait_s(30);
-
-    for (size_t k = 0; k < 2 * sizeof(SIZES) / sizeof(SIZES[0]); k++) {
-        size_t bytes = SIZES[k / 2];
-        void  *from  = k % 2 ? recv + g_rank * bytes : send;
-
-        put(recv, g_ranks * bytes, 99, 0, 0);
-        put(from, bytes, k, g_rank, 0);
-        EXPECT_EQ(bt_group_all_gather_device(group, from, bytes, recv, &wait), BT_OK);
-        EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
-        for (uint32_t i = 0; i < g_ranks; i++)
-            EXPECT_EQ(wrong_bytes(recv + i * bytes, bytes, k, i, 0), 0);
-    }
-    bt_group_destroy(group);
-    bt_device_free(g_dev, send);
-    bt_device_free(g_dev, recv);
-    close_device();
-}
-
 /* Bytes from one rank to another in round k; every rank computes the same. */
 static size_t count_of(uint64_t k, uint32_t from, uint32_t to)
 {
@@ -237,7 +213,6 @@ static void absent_rank_is_named_at_the_deadline(void)
 }
 
 static const bt_test TESTS[] = {
-    BT_TEST(all_gather_brings_everyones_bytes_in_place_or_not),
     BT_TEST(exchange_with_random_counts_brings_what_was_sent),
     BT_TEST(rows_that_go_to_everyone_keep_their_own_place),
     BT_TEST(late_rank_is_waited_for_while_idle_is_polled),

@@ -88,9 +88,7 @@ int main(int argc, char **argv)
     EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
     bt_group_watch_end(group, drop_graph, NULL);
     EXPECT_EQ(g_dev->ops->graphs->begin(g_dev), BT_OK);
-    EXPECT_EQ(
-        bt_group_all_gather_device(group, memory + (size_t)g_rank * BYTES, BYTES, memory, &wait),
-        BT_OK);
+    EXPECT_EQ(gather(group, memory, BYTES, &wait), BT_OK);
     EXPECT_EQ(g_dev->ops->graphs->end(g_dev, &g_graph), BT_OK);
     put(memory + (size_t)g_rank * BYTES, BYTES, 5, g_rank, 0);
     EXPECT_EQ(g_dev->ops->graphs->launch(g_dev, g_graph), BT_OK);

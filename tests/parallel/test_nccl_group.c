@@ -101,9 +101,7 @@ static void warm_group_has_its_communicator_and_only_enqueues(void)
     g_fake_nccl.stalled = 1; /* what was enqueued does not get on */
     put(memory + (size_t)g_rank * 1000, 1000, 3, g_rank, 0);
     for (long k = 1; k < 4; k++) {
-        EXPECT_EQ(
-            bt_group_all_gather_device(group, memory + (size_t)g_rank * 1000, 1000, memory, &wait),
-            BT_OK);
+        EXPECT_EQ(gather(group, memory, 1000, &wait), BT_OK);
         EXPECT_EQ(g_fake_nccl.n_launched, launched + k);
     }
     EXPECT_EQ(g_fake_gpu.live, live);
@@ -214,7 +212,7 @@ static bt_status gather_and_pass(bt_group *group, uint8_t *memory, const bt_wait
 
     to[(g_rank + 1) % g_ranks]             = g_ranks * (size_t)BYTES;
     from[(g_rank + g_ranks - 1) % g_ranks] = g_ranks * (size_t)BYTES;
-    st = bt_group_all_gather_device(group, memory + (size_t)g_rank * BYTES, BYTES, memory, wait);
+    st                                     = gather(group, memory, BYTES, wait);
     return st != BT_OK ? st : bt_group_exchange_device(group, &x, wait);
 }
 

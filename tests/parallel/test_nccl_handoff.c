@@ -254,10 +254,7 @@ static void other_communicators_are_left_alone(void)
     for (uint64_t k = 0; k < 30; k++) {
         if (sends()) site_send(&g_site, n_senders() + (uint32_t)k % (g_ranks - n), (uint32_t)k, 20);
         put(memory + (g_rank - first) * BYTES, BYTES, k, g_rank, 0);
-        EXPECT_EQ(bt_group_all_gather_device(group, memory + (g_rank - first) * BYTES, BYTES,
-                                             memory, &wait),
-                  BT_OK);
-        EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+        EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_OK);
         for (uint32_t i = 0; i < n; i++)
             EXPECT_EQ(wrong_bytes(memory + (size_t)i * BYTES, BYTES, k, first + i, 0), 0);
         if (k % 10 == 9) bt_line_fail(g_site.h, bt_now_ns());

@@ -211,18 +211,3 @@ ncclResult_t ncclRecv(void *to, size_t n, ncclDataType_t type, int peer, ncclCom
     ended = ncclGroupEnd();
     return err != ncclSuccess ? err : ended;
 }
-
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t n, ncclDataType_t type,
-                           ncclComm_t comm, cudaStream_t stream)
-{
-    ncclResult_t err = ncclSuccess, ended;
-
-    (void)type;
-    ncclGroupStart();
-    for (int i = 0; i < comm->n && err == ncclSuccess; i++) {
-        err = add(comm, stream, 1, i, send, n); /* to itself too, by way of a ring */
-        if (err == ncclSuccess) err = add(comm, stream, 0, i, (uint8_t *)recv + (size_t)i * n, n);
-    }
-    ended = ncclGroupEnd();
-    return err != ncclSuccess ? err : ended;
-}

@@ -61,8 +61,6 @@ const char  *ncclGetErrorString(ncclResult_t err);
 const char  *ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t n, ncclDataType_t type,
-                           ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclSend(const void *from, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
 ncclResult_t ncclRecv(void *to, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,

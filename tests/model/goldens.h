@@ -34,15 +34,6 @@ typedef struct {
     golden_case     cases[MAX_GOLDEN_CASES];
 } goldens;
 
-/* Tests give up at the first thing that is not there: nothing after it would mean anything. */
-#define NEED(cond)                                                                  \
-    do {                                                                            \
-        if (!(cond)) {                                                              \
-            fprintf(stderr, "%s:%d cannot go on: %s\n", __FILE__, __LINE__, #cond); \
-            exit(EXIT_FAILURE);                                                     \
-        }                                                                           \
-    } while (0)
-
 /* Elements of 4 bytes, copied so that they are aligned; NULL when there is no such tensor. */
 static inline void *golden_tensor(const goldens *g, const char *name, const char *what,
                                   size_t n_elems)

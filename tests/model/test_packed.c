@@ -11,8 +11,6 @@
 #include "tests/model/scratch.h"
 #include "tests/support/test.h"
 
-#define NEED(cond) ((cond) ? (void)0 : (perror(#cond), exit(EXIT_FAILURE)))
-
 enum { KEY = 77, BYTES = 5000, HEAD_BYTES = 40, PLACE_BYTES = 24, PAGE_BYTES = 4096 };
 
 static char g_a[BYTES], g_b[2 * BYTES];

@@ -11,8 +11,6 @@
 #include "core/clock.h"
 #include "tests/support/test.h"
 
-#define NEED(cond) ((cond) ? (void)0 : (perror(#cond), exit(EXIT_FAILURE)))
-
 enum { BYTES = 10000, PAGES = 3 * 4096, ROOM = 1 << 20 };
 
 static bt_store_options options(int fd, uint32_t member)

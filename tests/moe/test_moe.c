@@ -38,14 +38,6 @@ static bt_world  *g_world;
 static bt_device *g_dev;
 static uint32_t   g_n_ranks, g_rank;
 
-#define NEED(cond)                                                                  \
-    do {                                                                            \
-        if (!(cond)) {                                                              \
-            fprintf(stderr, "%s:%d cannot go on: %s\n", __FILE__, __LINE__, #cond); \
-            exit(EXIT_FAILURE);                                                     \
-        }                                                                           \
-    } while (0)
-
 /* ---- values that every rank makes alike ---- */
 
 static uint32_t hash(uint32_t a, uint32_t b, uint32_t c)

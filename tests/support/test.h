@@ -25,6 +25,14 @@ static int g_failures;
                     #want, want_);                                                                \
         }                                                                                         \
     } while (0)
+/* Gives up: nothing after it would mean anything. */
+#define NEED(cond)                                                                  \
+    do {                                                                            \
+        if (!(cond)) {                                                              \
+            fprintf(stderr, "%s:%d cannot go on: %s\n", __FILE__, __LINE__, #cond); \
+            exit(EXIT_FAILURE);                                                     \
+        }                                                                           \
+    } while (0)
 /* The text holds the part: for error messages. */
 #define EXPECT_HAS(text, part)                                                         \
     do {                                                                               \

@@ -92,15 +92,23 @@ static void work_on(bt_cpu_pool *pool, uint32_t index)
     }
 }
 
-/* Looks for a new run for some ten microseconds, then sleeps until there is one. */
-static void await_run(bt_cpu_pool *pool, uint32_t seen)
+/* Looks for some ten microseconds whether the word comes to be `value`, or with `leaves` ceases to
+ * be: true when it has. */
+static bool comes_soon(const _Atomic uint32_t *word, uint32_t value, bool leaves)
 {
     uint64_t start = __rdtsc();
 
     do {
-        if (atomic_load_explicit(&pool->signal, memory_order_acquire) != seen) return;
+        if ((atomic_load_explicit(word, memory_order_acquire) == value) != leaves) return true;
         _mm_pause();
     } while (__rdtsc() - start < SPIN_TICKS);
+    return false;
+}
+
+/* Waits for a new run: a while, then asleep. */
+static void await_run(bt_cpu_pool *pool, uint32_t seen)
+{
+    if (comes_soon(&pool->signal, seen, true)) return;
     atomic_fetch_add(&pool->n_asleep, 1);
     while (atomic_load(&pool->signal) == seen)
         futex_wait(&pool->signal, seen);
@@ -199,13 +207,9 @@ uint64_t bt_cpu_pool_cpu_ns(const bt_cpu_pool *pool)
 /* Waits for chunks that others have taken. */
 static void await_others(bt_cpu_pool *pool, uint32_t n_chunks)
 {
-    uint64_t start = __rdtsc();
     uint32_t done;
 
-    do {
-        if (atomic_load_explicit(&pool->done, memory_order_acquire) == n_chunks) return;
-        _mm_pause();
-    } while (__rdtsc() - start < SPIN_TICKS);
+    if (comes_soon(&pool->done, n_chunks, false)) return;
     atomic_store(&pool->caller_waits, 1);
     while ((done = atomic_load(&pool->done)) != n_chunks)
         futex_wait(&pool->done, done);

@@ -168,13 +168,7 @@ static bt_status on_prefill(bt_worker *w, bt_down_prefill *m)
     BT_TRY(make_way(w, m->request, m->epoch, &go_on));
     if (!go_on) goto out;
     st = bt_request_from_prefill(&w->cfg.facts, m, &r);
-    if (st == BT_ERR_INVALID_ARG) {
-        st = bt_worker_send_failed(w, m->request, m->epoch, BT_RPC_INVALID_ARGUMENT,
-                                   bt_error_text());
-        goto out;
-    }
-    BT_TRY(st);
-    st = check_tail(w, r);
+    if (st == BT_OK) st = check_tail(w, r);
     if (st == BT_ERR_INVALID_ARG) {
         st = bt_worker_send_failed(w, m->request, m->epoch, BT_RPC_INVALID_ARGUMENT,
                                    bt_error_text());

@@ -15,23 +15,23 @@
 
 static const char DOC[] =
     "Says which way of computing multi-head latent attention is cheapest for a model on this "
-    "machine, "
-    "where, and why.\v"
-    "A layer with random weights runs a decode step in six ways: CD caches each head's keys and "
-    "values; CC caches latents and decompresses all of them each step; A_CC absorbs and makes each "
-    "head's concatenated key; A_CC_ME keeps the rope part as a product of its own; AM_CC_ME "
-    "multiplies the absorbed matrices out beforehand; fused is the kernel that serves. All give "
-    "the "
-    "same result; the table has their times, each beside the floor that this machine's measured "
-    "bandwidth and arithmetic set it, and the ratios between them.\n\n"
-    "How to read it: 1.0x is at the roof. A point that would not fit in memory says what it needs; "
-    "one that would take too long says about how long (give it more with --seconds). Other work on "
-    "the machine disturbs times: trust ratios within a run more than times.\n\n"
-    "--analysis runs no layer: bytes and FLOP of each variant, cache sizes, the crossover between "
-    "the "
-    "normal and the absorbed form, KV per rank under TP, DP and PD, hand-off times, and what laws "
-    "A "
-    "and B of docs/architecture.md cost.\n\n"
+    "machine, where, and why.\v"
+    "Runs one attention layer with random weights for a decode step, in six variants that give the "
+    "same result:\n"
+    "  CD         caches each head's keys and values\n"
+    "  CC         caches latents, decompresses all of them each step\n"
+    "  A_CC       absorbed; concatenates latent and rope key for each head\n"
+    "  A_CC_ME    absorbed; the rope part is a product of its own\n"
+    "  AM_CC_ME   the same, with the absorbed matrices multiplied out beforehand\n"
+    "  fused      the kernel that serves requests\n\n"
+    "The table gives each variant's time, how many times its floor that is (1.0x: limited by this "
+    "machine's measured bandwidth and arithmetic alone), and its ratio to the fused kernel. Other "
+    "work on the machine disturbs times more than ratios. Points that do not fit into memory, or "
+    "take longer than --seconds allows, are left out, with what they need.\n\n"
+    "--analysis runs no layer. It prints bytes and FLOP of each variant, cache sizes, the "
+    "crossover "
+    "between the normal and the absorbed form, KV per rank under TP, DP and PD, hand-off times, "
+    "and what laws A and B of docs/architecture.md cost.\n\n"
     "Examples:\n"
     "  baton profile --like v2                the study's model, a minute\n"
     "  baton profile --like v2-lite --out d   files and plots in d/ too\n"
@@ -61,17 +61,18 @@ static const struct argp_option OPTIONS[] = {
     {"like",                                                                                KEY_LIKE, "MODEL", 0,
      "A published model: v2, v2-lite, v3 (r1, v3.1), v3.2, kimi-k2, moonlight, glm-flash, glm-5, "
      "mistral-large-3, mistral-small-4, longcat-flash, minicpm3 (v2 without this and DIR)", 1},
-    {"analysis",                                                                              KEY_ANALYSIS, NULL, 0, "Formulas only; measures the roof but runs no layer", 2},
+    {"analysis",                                                                              KEY_ANALYSIS, NULL, 0,
+     "Formulas only; measures bandwidth and arithmetic, runs no layer", 2},
     {"explain", KEY_EXPLAIN, "Q,KV,BATCH", 0,
-     "Which form --form cost takes for Q new tokens that attend to KV, and what the other would "
-     "cost", 2},
+     "Which form --form cost chooses for Q new tokens that attend to KV tokens, and the cost of "
+     "both", 2},
     {"batch",                                                                                     KEY_BATCH, "LIST", 0, "Requests in a step, as 1,8,32 (1,32)", 3},
     {"context",KEY_CONTEXT, "LIST", 0, "Tokens that each attends to (32,512,4096,32768)", 3},
     {"variants",                                                                                    KEY_VARIANTS, "LIST", 0,
-     "What to measure beside the fused kernel, as CD,A_CC_ME (all five)", 3},
+     "Which variants to measure beside fused, as CD,A_CC_ME (all five)", 3},
     {"threads",                                                                                    KEY_THREADS, "N", 0, "Compute threads (one per core)", 3},
     {"kernels",                                                                             KEY_KERNELS, "FAMILY", 0, "Kernel family: auto, or one this CPU has", 3},
-    {"seconds",                                                                         KEY_SECONDS, "S", 0, "Time for the measured points together, about (30)", 3},
+    {"seconds",                                                                         KEY_SECONDS, "S", 0, "About how long to measure, all points together (30)", 3},
     {"out",                                                                                KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
     {"json",                                                                                     KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
     {"csv",KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},

@@ -71,7 +71,8 @@ def markdown(r):
     lines = ["# Ranks that share a machine", "", "Made by `bench/bench_node.py`, which says what each figure means.", "",
              f"- When: {r['when']}, commit {r['commit']}",
              f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
-             f"- Model: `baton synth {' '.join(bench_engine.SYNTH)}`", "",
+             f"- Model: `baton synth {' '.join(bench_engine.SYNTH)} DIR`",
+             "- Command: `python3 bench/bench_node.py --build build/release --model DIR --out docs/measurements/node_cpu`", "",
              "| prefill + decode ranks | weights, each its own | in memory | slowest rank's load | start to serving |", "|---|---|---|---|---|"]
     lines += [f"| {x['ranks']} | {x['own_gib']:.2f} GiB | {x['memory_gib']:.2f} GiB | {x['load_s']:.1f} s | {x['start_s']:.1f} s |" for x in r["memory"]]
     lines += ["", "| threads a rank | prompts alone | one stream alone | both roles at work |", "|---|---|---|---|"]

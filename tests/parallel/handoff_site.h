@@ -136,7 +136,7 @@ static inline void site_poll(void *ctx) { bt_handoff_poll(((site *)ctx)->h); }
 /* All ranks meet, and their hand-offs go on meanwhile. */
 static inline void site_meet(site *s)
 {
-    bt_wait wait = wait_s(30);
+    bt_wait wait = wait_s(60);
 
     wait.idle = site_poll;
     wait.ctx  = s;
@@ -156,7 +156,7 @@ static inline void site_join(site *s, uint32_t n)
 
 static inline void site_wait_ready(site *s)
 {
-    bt_wait wait = wait_s(20);
+    bt_wait wait = wait_s(60);
 
     EXPECT_EQ(bt_handoff_await_ready(s->h, &wait), BT_OK);
     EXPECT(bt_handoff_is_ready(s->h));

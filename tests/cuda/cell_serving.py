@@ -140,7 +140,7 @@ def main():
             expect_right(got, alone)
             run_until_retracted(client, cell, requests, alone)
             client.wait_drained()
-            m = load.metrics(cell)
+            m = load.metrics(cell, load.all_free)
             load.expect_free(m)
             assert cell.stop() == 0, cell.log()
             expect_gpus(cell, 3)

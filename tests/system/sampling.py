@@ -17,7 +17,7 @@ import cell as cells  # noqa: E402
 import load  # noqa: E402
 import tensors  # noqa: E402
 
-LIMIT_S = 60
+LIMIT_S = 180
 
 
 def byte_of_characters():

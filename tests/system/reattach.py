@@ -220,7 +220,7 @@ def moments(a, pb, rpc):
             time.sleep(0.2)
             os.kill(before[victim], signal.SIGKILL)
             time.sleep(delay)
-            again(f"as rank {victim} dies", endings, threads, "--rank-timeout-s", "4")  # so long it waits for the dead
+            again(f"as rank {victim} dies", endings, threads, "--rank-timeout-s", "10")  # so long it waits for the dead
         ranks = site.state()["ranks"]
         assert [r["state"] for r in ranks].count("lost") == 2, ranks
         left = pids(run)

@@ -14,7 +14,7 @@
 #include "core/clock.h"
 #include "proto/rpc.h"
 
-enum { BURST = 64, LOOK_MS = 100, NOT_LOOKED = -1, NOT_FOUND = -2 };
+enum { BURST = 16, LOOK_MS = 100, NOT_LOOKED = -1, NOT_FOUND = -2 };
 
 struct bt_connection {
     uint64_t       key; /* of the peer's address */

@@ -246,7 +246,7 @@ static void check_step(const all_weights *a, layer *l, const uint32_t rows[MAX_R
     uint16_t             *forced = calloc((size_t)n * TOP_K + 1, sizeof(*forced));
     uint16_t             *chosen = calloc((size_t)n * TOP_K + 1, sizeof(*chosen));
     bt_step_rows          counts = {.n_ranks = g_n_ranks, .n_rows = rows};
-    bt_wait               wait   = waiting(20000);
+    bt_wait               wait   = waiting(60000);
 
     NEED(x && y && forced && chosen);
     for (uint32_t r = 0; r < n; r++) {
@@ -343,7 +343,7 @@ static void moe_names_a_peer_that_sends_nonsense(void)
     uint32_t     liar                        = g_n_ranks - 1;
     uint32_t     rows[MAX_RANKS][BT_N_ROLES] = {{0}};
     bt_step_rows counts = {.n_ranks = g_n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])rows};
-    bt_wait      wait   = waiting(5000);
+    bt_wait      wait   = waiting(60000);
     size_t       bytes  = bt_wire_elems(HIDDEN, TOP_K) * sizeof(bt_bf16);
     size_t       zero[MAX_RANKS] = {0}, sizes[MAX_RANKS] = {0};
     all_weights  a;

@@ -10,6 +10,7 @@
 
 #include "attention/mla.h"
 #include "attention/page_rows.h"
+#include "core/minmax.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -63,8 +64,6 @@ struct bt_attn {
     const bt_attn_ops *ops;
     size_t             bytes; /* of its workspaces */
 };                            /* first member of each implementation */
-
-static inline uint32_t bt_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 extern const bt_attn_ops bt_attn_cpu_ops;
 /* The name under which the module of another back end shows its table. */

@@ -2,6 +2,7 @@
 #ifndef BT_MOE_STATE_H
 #define BT_MOE_STATE_H
 
+#include "core/minmax.h"
 #include "moe/moe.h"
 #include "moe/ops.h"
 
@@ -61,8 +62,6 @@ struct bt_moe {
     float    *term_weight, *sorted_weight; /* by term, by row of tile_y */
     uint32_t *local_at;                    /* [n_local + 1] */
 };
-
-static inline uint32_t bt_min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static inline uint32_t bt_moe_block_of(const bt_moe *moe, uint32_t expert)
 {

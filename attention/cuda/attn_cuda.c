@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/minmax.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/module.h"
 
@@ -16,8 +17,6 @@ enum {
     KV_TOKENS      = 2 * BT_ATTN_SPLIT_TOKENS,
     PART_MEGABYTES = 256
 };
-
-static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 bt_cuda_dims bt_attn_cuda_dims(const bt_attn_cuda *a)
 {
@@ -49,7 +48,7 @@ static uint32_t rows_that_fit(const bt_attn_batch *b, uint32_t start, uint32_t l
 
     if (n == 0 || part_rows == 0) return n;
     for (;;) {
-        uint32_t parts = parts_for(max_u32(b->max_end, start + n));
+        uint32_t parts = parts_for(bt_max_u32(b->max_end, start + n));
         uint32_t room  = part_rows / parts;
 
         if (parts == 1 || b->n_rows + n <= room) return n;
@@ -79,8 +78,8 @@ bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t 
         a->spans[b.n_spans++] = (bt_cuda_span){b.n_rows, n, start, n_ids};
         n_ids += pages;
         b.n_rows += n;
-        b.max_rows = max_u32(b.max_rows, n);
-        b.max_end  = max_u32(b.max_end, start + n);
+        b.max_rows = bt_max_u32(b.max_rows, n);
+        b.max_end  = bt_max_u32(b.max_end, start + n);
         if (n < left) {
             at->row += n;
             break;
@@ -263,14 +262,14 @@ static void choose_sizes(bt_attn_cuda *a, uint32_t max_rows)
     size_t   fit        = ((size_t)PART_MEGABYTES << 20) / part_bytes;
 
     a->max_spans     = bt_min_u32(max_rows, MAX_SPANS);
-    a->max_ids       = max_u32(MAX_IDS, bt_kv_pages_for(a->cfg.max_context));
+    a->max_ids       = bt_max_u32(MAX_IDS, bt_kv_pages_for(a->cfg.max_context));
     a->absorbed_rows = bt_min_u32(max_rows, ABSORBED_ROWS);
     a->normal_rows   = bt_min_u32(max_rows, NORMAL_ROWS);
     a->kv_tokens     = bt_min_u32(KV_TOKENS, bt_kv_pages_for(a->cfg.max_context) * BT_PAGE_TOKENS);
-    a->kv_tokens     = max_u32(a->kv_tokens, a->normal_rows);
+    a->kv_tokens     = bt_max_u32(a->kv_tokens, a->normal_rows);
     a->part_rows =
         bt_min_u32(a->absorbed_rows * max_parts, fit < UINT32_MAX ? (uint32_t)fit : UINT32_MAX);
-    a->part_rows = max_u32(a->part_rows, max_parts); /* one row always fits */
+    a->part_rows = bt_max_u32(a->part_rows, max_parts); /* one row always fits */
 }
 
 static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)

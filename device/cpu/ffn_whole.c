@@ -5,6 +5,7 @@
  * column after the other.  Blocks of many rows begin first, so that the threads end together. */
 #include <stdlib.h>
 
+#include "core/minmax.h"
 #include "device/cpu/device_cpu.h"
 #include "device/cpu/linear.h"
 
@@ -26,8 +27,6 @@ typedef struct {
     share          shares[MAX_SHARES];
 } whole_job;
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 /* One of a share's products, some columns at a time; `mm` has what all of them have in common, and
  * `after` is read next. */
 static void multiply(const whole_job *job, uint32_t n, uint32_t cols, const bt_bf16 *after,
@@ -38,7 +37,7 @@ static void multiply(const whole_job *job, uint32_t n, uint32_t cols, const bt_b
     size_t y_col = mm->up != 0 ? BT_CPU_TILE_ROWS * sizeof(bt_bf16) : bt_dtype_bytes(mm->y_dtype);
 
     for (uint32_t n0 = 0; n0 < n; n0 += mm->n) {
-        mm->n      = min_u32(n - n0, cols);
+        mm->n      = bt_min_u32(n - n0, cols);
         mm->packed = packed + bt_cpu_packed_elems(n0, mm->k);
         mm->y      = y + n0 * y_col;
         mm->next   = n0 + mm->n < n ? packed + bt_cpu_packed_elems(n0 + mm->n, mm->k) : after;
@@ -59,8 +58,9 @@ static void run_share(void *ctx, uint32_t chunk, uint32_t member)
                                  : NULL;
 
     for (uint32_t i = 0; i < s->m; i += BT_CPU_TILE_ROWS)
-        bt_cpu_make_tiles(f->x, f->ld_x, f->x_row, s->m0 + i, min_u32(s->m - i, BT_CPU_TILE_ROWS),
-                          k, x + (size_t)i * bt_cpu_pad(k, BT_CPU_TILE_COLS));
+        bt_cpu_make_tiles(f->x, f->ld_x, f->x_row, s->m0 + i,
+                          bt_min_u32(s->m - i, BT_CPU_TILE_ROWS), k,
+                          x + (size_t)i * bt_cpu_pad(k, BT_CPU_TILE_COLS));
     multiply(job, dim, BT_CPU_WIDE_COLS / 2, f->down->packed,
              &(bt_cpu_mm_tiles){.x       = x,
                                 .packed  = f->gate_up->packed,
@@ -105,7 +105,7 @@ static bool add_shares(whole_job *job, const bt_ffn *f)
     if (job->n_shares + n_cuts > MAX_SHARES) return false;
     rows = bt_cpu_pad((f->m + n_cuts - 1) / n_cuts, BT_CPU_TILE_ROWS);
     for (uint32_t m0 = 0; m0 < f->m; m0 += rows)
-        job->shares[job->n_shares++] = (share){f, m0, min_u32(f->m - m0, rows)};
+        job->shares[job->n_shares++] = (share){f, m0, bt_min_u32(f->m - m0, rows)};
     return true;
 }
 

@@ -10,6 +10,7 @@
  * gives goes through SwiGLU as it leaves the sums, and to the second one in tiles. */
 #include <string.h>
 
+#include "core/minmax.h"
 #include "device/cpu/device_cpu.h"
 #include "device/cpu/linear.h"
 
@@ -38,8 +39,6 @@ typedef struct {
     const uint32_t *const *x_rows; /* with all_tiles: [n_gemms] which row of x is row i, or NULL */
 } gemm_job;
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 /* Elements of x as tiles; 0 where x is read as it lies. */
 static size_t tile_elems(const gemm_job *job, const bt_gemm *g)
 {
@@ -61,13 +60,13 @@ static uint32_t n_cols(const gemm_job *job, const bt_gemm *g)
 static uint32_t widest_cols(const gemm_job *job, const bt_gemm *g)
 {
     if (tile_elems(job, g) != 0 &&
-        bt_cpu_tiled_elems(min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
+        bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (job->all_tiles || g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS;
     if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
-    return min_u32(CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
-                   BT_CPU_CHUNK_COLS);
+    return bt_min_u32(CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
+                      BT_CPU_CHUNK_COLS);
 }
 
 static cut cut_of(const gemm_job *job, const bt_gemm *g)
@@ -133,7 +132,7 @@ void bt_cpu_make_tiles(const bt_bf16 *x, size_t ld_x, const uint32_t *x_row, uin
 
         for (uint32_t k0 = 0; k0 < k_pad; k0 += BT_CPU_TILE_COLS) {
             bt_bf16 *out = tiles + (size_t)k0 * BT_CPU_TILE_ROWS;
-            uint32_t n   = !real ? 0 : min_u32(k - k0, BT_CPU_TILE_COLS);
+            uint32_t n   = !real ? 0 : bt_min_u32(k - k0, BT_CPU_TILE_COLS);
 
             if (n == BT_CPU_TILE_COLS) {
                 memcpy(out, row + k0, BT_CPU_TILE_COLS * sizeof(*out));
@@ -153,7 +152,7 @@ static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
     uint32_t        k = g->w->k, m0 = self->chunk * BT_CPU_TILE_ROWS;
 
     bt_cpu_make_tiles(g->x, g->ld_x, job->x_rows != NULL ? job->x_rows[self->gemm] : NULL, m0,
-                      min_u32(g->m - m0, BT_CPU_TILE_ROWS), k,
+                      bt_min_u32(g->m - m0, BT_CPU_TILE_ROWS), k,
                       job->tiles + self->tiles + (size_t)m0 * bt_cpu_pad(k, BT_CPU_TILE_COLS));
 }
 
@@ -224,7 +223,7 @@ static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
     cut             c    = cut_of(job, g);
     /* Column cuts of the same rows follow each other: the rows are in cache then. */
     uint32_t m0 = self->chunk / c.n_col_cuts * c.rows, n0 = self->chunk % c.n_col_cuts * c.cols;
-    uint32_t m = min_u32(g->m - m0, c.rows), n = min_u32(n_cols(job, g) - n0, c.cols);
+    uint32_t m = bt_min_u32(g->m - m0, c.rows), n = bt_min_u32(n_cols(job, g) - n0, c.cols);
 
     if (tile_elems(job, g) != 0)
         multiply_tiles(job, g, self, m0, n0,
@@ -337,7 +336,7 @@ static void run_sliced(const gemm_job *job)
 
         slice.x = g->x + m0 * g->ld_x;
         slice.y = (char *)g->y + m0 * g->ld_y * y;
-        slice.m = min_u32(g->m - m0, rows);
+        slice.m = bt_min_u32(g->m - m0, rows);
         if (g->weight != NULL) slice.weight = g->weight + m0;
         part.gemms = &slice;
         make_tiles(&part);
@@ -423,7 +422,7 @@ static bool want_tiles(const bt_device_cpu *cpu, uint32_t n_ffns, const bt_ffn *
     if (cpu->kernels->mm_tiles == NULL) return false;
     for (uint32_t i = 0; i < n_ffns; i++) {
         if (ffns[i].down->k % BT_CPU_TILE_COLS != 0 ||
-            rows_that_fit(&ffns[i], BT_CPU_TILE_ELEMS) < min_u32(ffns[i].m, BT_CPU_TILE_ROWS))
+            rows_that_fit(&ffns[i], BT_CPU_TILE_ELEMS) < bt_min_u32(ffns[i].m, BT_CPU_TILE_ROWS))
             return false;
         rows += ffns[i].m;
     }

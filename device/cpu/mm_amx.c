@@ -11,6 +11,7 @@
  * lines. */
 #include <string.h>
 
+#include "core/minmax.h"
 #include "device/cpu/amx.h"
 #include "device/cpu/families.h"
 
@@ -150,8 +151,6 @@ static void run_whole(bool lower, const tile_args *a)
         tiles_12(a);
 }
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 static void copy_rows(float *dst, size_t ld_dst, const float *src, size_t ld_src, uint32_t rows,
                       uint32_t cols)
 {
@@ -242,7 +241,7 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
             else if (mm->n - n0 == TILE && rows - r > TILE)
                 tiles_21(a);
             else
-                run_edge(min_u32(rows - r, 2 * TILE), mm->n - n0, a);
+                run_edge(bt_min_u32(rows - r, 2 * TILE), mm->n - n0, a);
             a->next += (size_t)a->n_steps * a->n_next * LINE;
         }
     }
@@ -251,7 +250,7 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
 /* How many of `left` rows go together: whole tiles, or the last few. */
 static uint32_t group_rows(uint32_t left, uint32_t most)
 {
-    left = min_u32(left, most);
+    left = bt_min_u32(left, most);
     return left > TILE ? left / TILE * TILE : left;
 }
 
@@ -272,7 +271,7 @@ static void multiply_rows(const bt_cpu_mm *mm)
     tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
 
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
-        k1 = staged ? min_u32(mm->k, k0 + K_PIECE) : mm->k;
+        k1 = staged ? bt_min_u32(mm->k, k0 + K_PIECE) : mm->k;
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
             a.x      = mm->x + m0 * mm->ld_x + k0;
             a.ld_x   = mm->ld_x;

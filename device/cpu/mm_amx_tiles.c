@@ -15,6 +15,7 @@
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
+#include "core/minmax.h"
 #include "device/cpu/amx.h"
 #include "device/cpu/families.h"
 
@@ -57,8 +58,6 @@ typedef struct {
     float         *to;
 } piece;
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 /* ---- sums become results ---- */
 
 /* Full lines go past the caches: the next one to read them comes late, and to own a line first, its
@@ -92,7 +91,7 @@ INLINE void put_row(const run *r, uint32_t row)
 {
     const bt_cpu_mm_tiles *mm   = r->mm;
     const float           *sums = r->whole + (size_t)row * TILE;
-    uint32_t               cols = min_u32(mm->n - r->n0, PANEL), low = min_u32(cols, TILE);
+    uint32_t               cols = bt_min_u32(mm->n - r->n0, PANEL), low = bt_min_u32(cols, TILE);
     size_t                 at = (r->m0 + row) * mm->ld_y + r->n0;
     __m512                 v0 = _mm512_load_ps(sums), v1 = _mm512_load_ps(sums + SUMS / 2);
 
@@ -263,7 +262,7 @@ static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float
     for (uint32_t m0 = 0; m0 < m; m0 += PAIR, left -= p.n_next) {
         float *own = sums + (size_t)m0 * PANEL;
 
-        p.n_next = min_u32(lines, left);
+        p.n_next = bt_min_u32(lines, left);
         p.from   = first ? NULL : own;
         p.to     = last ? r->whole : own;
         if (m - m0 <= TILE)
@@ -277,7 +276,7 @@ static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float
             r->m0     = m0;
             r->n0     = n0;
             r->row    = 0;
-            r->n_rows = min_u32(m - m0, PAIR);
+            r->n_rows = bt_min_u32(m - m0, PAIR);
         }
         p.x += 2 * p.low_x;
         p.next += (size_t)p.n_steps * p.n_next * LINE;
@@ -295,7 +294,7 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
     uint32_t               length = bt_cpu_pad((k + n_pieces - 1) / n_pieces, STEP);
 
     for (uint32_t k0 = from_k, k1; k0 < to_k; k0 = k1) {
-        k1      = min_u32(to_k, k0 + length);
+        k1      = bt_min_u32(to_k, k0 + length);
         piece p = {.x          = mm->x + (size_t)k0 * TILE,
                    .low_x      = tile_row,
                    .b          = mm->packed + n0 / TILE * tile_row + (size_t)k0 * TILE,
@@ -334,7 +333,7 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 
     configure(TILE);
     for (uint32_t from_k = 0, to_k; from_k < mm->k; from_k = to_k) {
-        to_k = min_u32(mm->k, from_k + macro);
+        to_k = bt_min_u32(mm->k, from_k + macro);
         for (uint32_t n0 = 0; n0 < mm->n; n0 += width) {
             const bt_bf16 *next = mm->next;
 

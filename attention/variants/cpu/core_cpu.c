@@ -2,8 +2,7 @@
 #include "attention/variants/cpu/core_cpu.h"
 
 #include "core/alloc.h"
-
-static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+#include "core/minmax.h"
 
 static bool per_head(bt_variant_kind kind)
 {
@@ -39,13 +38,13 @@ static size_t lay_member(const bt_core_cpu *k, char *mem, bt_core_member *m)
 
     m->scores = lay(mem, &used, lanes * k->keys_pad, sizeof(float));
     m->p      = lay(mem, &used, lanes * k->keys_pad, sizeof(bt_bf16));
-    m->o      = lay(mem, &used, lanes * max_u32(c, cfg->v_dim), sizeof(float));
+    m->o      = lay(mem, &used, lanes * bt_max_u32(c, cfg->v_dim), sizeof(float));
     if (per_head(k->kind)) {
         m->rows_f32 =
-            lay(mem, &used, (size_t)BT_PAGE_TOKENS * max_u32(cfg->qk_nope_dim, cfg->v_dim),
+            lay(mem, &used, (size_t)BT_PAGE_TOKENS * bt_max_u32(cfg->qk_nope_dim, cfg->v_dim),
                 sizeof(float));
-        m->rows_bf16 =
-            lay(mem, &used, (size_t)BT_PAGE_TOKENS * max_u32(width, cfg->v_dim), sizeof(bt_bf16));
+        m->rows_bf16 = lay(mem, &used, (size_t)BT_PAGE_TOKENS * bt_max_u32(width, cfg->v_dim),
+                           sizeof(bt_bf16));
     }
     if (k->kind == BT_VARIANT_CC) {
         m->keys   = lay(mem, &used, k->keys_elems, sizeof(bt_bf16));

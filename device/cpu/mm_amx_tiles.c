@@ -315,7 +315,7 @@ static uint32_t macro_k(const bt_cpu_mm_tiles *mm)
     if (mm->m <= FEW_ROWS)
         fits = X_ELEMS_FEW / m;
     else if (fits < mm->k)
-        fits /= 2; /* the sums of all columns come and go beside it */
+        fits = fits / 4 * 3; /* the sums of all columns come and go beside it */
     return fits < PIECE ? (uint32_t)PIECE : fits / PIECE * PIECE;
 }
 

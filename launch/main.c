@@ -169,7 +169,16 @@ static void stop_mpirun(pid_t mpirun)
     kill(mpirun, any ? SIGTERM : SIGKILL);
 }
 
-static void handle_signal(int sig, pid_t mpirun, uint64_t *stop_at_ns)
+/* A rank has failed, and mpirun ends the others: told to stop meanwhile, Open MPI 4 crashes. */
+static bool mpirun_aborts(const bt_mpirun_options *opt)
+{
+    uint32_t n_well;
+
+    bt_endings_hear();
+    return !opt->survive && bt_endings_count(&n_well) > n_well;
+}
+
+static void handle_signal(int sig, const bt_mpirun_options *opt, pid_t mpirun, uint64_t *stop_at_ns)
 {
     switch (sig) {
     case SIGUSR1:
@@ -179,7 +188,7 @@ static void handle_signal(int sig, pid_t mpirun, uint64_t *stop_at_ns)
     case SIGHUP:
         if (*stop_at_ns != 0) break; /* a second SIGTERM would make mpirun leave its ranks */
         *stop_at_ns = bt_now_ns() + STOP_NS;
-        stop_mpirun(mpirun);
+        if (!mpirun_aborts(opt)) stop_mpirun(mpirun);
         break;
     default: break;
     }
@@ -228,10 +237,11 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
         struct timespec tick = {0, 200 * BT_NS_PER_MS};
         int             sig  = sigtimedwait(signals, NULL, &tick);
 
-        if (sig > 0) handle_signal(sig, mpirun, &stop_at_ns);
+        if (sig > 0) handle_signal(sig, opt, mpirun, &stop_at_ns);
         if (stop_at_ns == 0 && ranks_have_ended(opt, &first_ns)) {
-            ended = true;
-            handle_signal(SIGTERM, mpirun, &stop_at_ns);
+            ended      = true;
+            stop_at_ns = bt_now_ns() + STOP_NS;
+            stop_mpirun(mpirun);
         }
         if (stop_at_ns != 0 && bt_now_ns() > stop_at_ns) {
             BT_WARN("mpirun has not ended its ranks within %d s: killing it",

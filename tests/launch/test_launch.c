@@ -301,6 +301,19 @@ static void launch_daemon_that_hangs_is_ended(void)
     EXPECT_EQ(system(script), 0);
 }
 
+/* While mpirun ends the other ranks by itself, Open MPI would crash when told to stop. */
+static void launch_sigterm_after_a_death_ends_in_order(void)
+{
+    start(SAY "trap '' TERM; echo up $OMPI_COMM_WORLD_RANK; while :; do sleep 1; done");
+    kill((pid_t)number_after(" pid ", 1), SIGKILL);
+    EXPECT(bt_command_wait_for(&g_command, "was ended by signal 9", END_S));
+    usleep(300000); /* mpirun has seen it, and gives the others a second */
+    kill(g_command.pid, SIGTERM);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    EXPECT(strstr(g_command.output, "abort is already in progress") == NULL);
+    expect_nothing_left();
+}
+
 static void launch_sigusr1_reaches_every_rank(void)
 {
     start("trap 'echo drained $OMPI_COMM_WORLD_RANK; exit 0' USR1; echo up "
@@ -480,6 +493,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),
     BT_TEST(launch_daemon_that_hangs_is_ended),
+    BT_TEST(launch_sigterm_after_a_death_ends_in_order),
     BT_TEST(launch_sigusr1_reaches_every_rank),
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_bad_command_lines_are_refused),

@@ -11,10 +11,10 @@
  *                o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
  *
  * Laws A and B: key blocks are the pages (64 tokens, absolute), or four of them on the CPU, visited
- * ascending; the softmax restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS, or on the CPU in
- * the absorbed form of bt_attn_absorbed_split(), and the parts merge ascending by log-sum-exp; a
- * block without a visible key leaves a row's state unchanged; a token attends to itself through the
- * rounded latent in the page.
+ * ascending; the softmax restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS, and the parts
+ * merge ascending by log-sum-exp; on the CPU in the absorbed form such a part may be a tree of
+ * smaller ones (bt_attn_absorbed_part()); a block without a visible key leaves a row's state
+ * unchanged; a token attends to itself through the rounded latent in the page.
  *
  * Threads: the step thread.  Memory: all of it is taken in create(). */
 #ifndef BT_ATTENTION_MLA_H
@@ -29,13 +29,16 @@
 extern "C" {
 #endif
 
-enum { BT_ATTN_SPLIT_TOKENS = 2048 };
+enum { BT_ATTN_SPLIT_TOKENS = 2048, BT_ATTN_FEW_TOKENS = 256 };
 
-/* Of few heads a part's sums are little beside its latents: parts are short, so that threads have
- * one each of short contexts too. */
-static inline uint32_t bt_attn_absorbed_split(uint32_t n_heads)
+/* Positions of a part on the CPU in the absorbed form, of a token with n_keys positions up to its
+ * own. Of few heads a part's sums are little beside its latents: parts are short, so that threads
+ * have one each of short contexts too.  They merge as halves of 256, 512, ... BT_ATTN_SPLIT_TOKENS
+ * positions, each size at its absolute multiples; a half that is empty changes nothing. */
+static inline uint32_t bt_attn_absorbed_part(uint32_t n_heads, uint32_t n_keys)
 {
-    return n_heads <= 8 ? 256 : BT_ATTN_SPLIT_TOKENS;
+    if (n_heads > 8) return BT_ATTN_SPLIT_TOKENS;
+    return n_keys <= BT_ATTN_FEW_TOKENS ? BT_ATTN_FEW_TOKENS / 2 : BT_ATTN_FEW_TOKENS;
 }
 
 typedef enum { BT_FORM_NORMAL, BT_FORM_ABSORBED } bt_attn_form;

@@ -16,7 +16,7 @@ static char *arithmetic(const bt_rank *r)
 
     snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u/%u,page:%d", r->dev->arithmetic,
              bt_form_policy_name(r->opt.form), r->opt.share_generated ? ",share-generated" : "",
-             n_blocks, BT_ATTN_SPLIT_TOKENS, bt_attn_absorbed_split(r->cfg.mla.n_heads),
+             n_blocks, BT_ATTN_SPLIT_TOKENS, bt_attn_absorbed_part(r->cfg.mla.n_heads, 1),
              BT_PAGE_TOKENS);
     return bt_strdup(text);
 }

@@ -3,31 +3,64 @@
  *
  * Rows are taken in blocks of BT_ABSORBED_ROWS.  Lanes of a span are (row, head) pairs, cut into
  * tiles; a tile against one part of the context is an item, the unit of work: one fused pass over
- * the part's pages (scores, softmax, weighted sum).  Items run in waves, tile by tile and parts
- * ascending, as many as there are slots for the parts of tiles that have several; after a wave each
- * tile's parts merge ascending, and the tile that goes on in the next wave is carried over. Neither
- * tiles nor waves change a bit.  Short contexts go another way, absorbed_short.c, and so
- * does one row of few heads, absorbed_share.c. */
+ * the part's pages (scores, softmax, weighted sum).  An item's part has BT_ATTN_SPLIT_TOKENS
+ * positions, or fewer, where the softmax restarts more often, so that all threads have as much to
+ * do.  Items run in waves, tile by tile and parts ascending, as many as there are slots for the
+ * parts of tiles that have several; after a wave each tile's parts merge as mla.h says, and the
+ * tile that goes on in the next wave is carried over.  Neither tiles nor items nor waves change a
+ * bit.  Short contexts go another way, absorbed_short.c. */
 #include <stdatomic.h>
 
 #include "attention/cpu/attn_cpu.h"
 
 enum {
-    MIN_TILE_LANES    = 8,
-    PAGE_COST_LANES   = 32, /* what a tile does once for a page, in lanes */
     MIN_COLS          = 64, /* of a head's product; a multiple of 32 */
     CHUNKS_PER_MEMBER = 8,
     FEW_ROWS          = 16, /* not worth making into tiles */
     MERGE_LANES       = 2,  /* that merge together */
     MAX_OWN           = 64  /* chunks that threads have as their own */
 };
+
+/* Chunks of a run of the pool that follow each other in memory, in equal shares for the threads:
+ * each takes its own first, then those that nobody has taken. */
+typedef struct {
+    uint32_t         n_chunks, n_members;
+    _Atomic uint64_t taken; /* bit i: chunk i, of at most MAX_OWN */
+} shares;
+
 typedef struct {
     bt_attn_cpu        *a;
     const bt_attn_call *call;
     uint32_t            first_row, n_rows; /* of the row block, in the step */
-    uint32_t            tile_lanes;
+    bt_absorbed_plan    plan;
     uint32_t            n_items, n_groups, n_used; /* of the wave; n_used: slots */
+    bool                merges_late;               /* in latent_to_value() */
+    shares              own;                       /* items */
 } absorbed_job;
+
+static uint32_t share_start(const shares *own, uint32_t member)
+{
+    return (uint32_t)((uint64_t)own->n_chunks * member / own->n_members);
+}
+
+/* Which chunk the member goes through; called once for each. */
+static uint32_t take_own(shares *own, uint32_t chunk, uint32_t member)
+{
+    if (own->n_chunks > MAX_OWN) return chunk;
+    chunk = share_start(own, member);
+    while ((atomic_fetch_or(&own->taken, (uint64_t)1 << chunk) >> chunk & 1) != 0)
+        chunk = chunk + 1 < own->n_chunks ? chunk + 1 : 0;
+    return chunk;
+}
+
+/* The chunk that the member probably takes after this one; n_chunks: none. */
+static uint32_t probably_next(const shares *own, uint32_t chunk, uint32_t member)
+{
+    uint32_t next = own->n_chunks > MAX_OWN ? chunk + own->n_members : chunk + 1;
+    uint32_t end  = own->n_chunks > MAX_OWN ? own->n_chunks : share_start(own, member + 1);
+
+    return next < end ? next : own->n_chunks;
+}
 
 static uint32_t cuts_of(uint32_t n, uint32_t cols) { return (n + cols - 1) / cols; }
 
@@ -64,11 +97,9 @@ static void finish(const absorbed_job *job, const bt_absorbed_item *item, const 
 /* Positions of the item's part. */
 static bt_absorbed_part part_of(const absorbed_job *job, const bt_absorbed_item *item)
 {
-    bt_tile  t     = tile_of(job, item);
-    uint32_t start = item->part * t.split;
-
-    return (bt_absorbed_part){item->span, start,
-                              bt_min_u32(bt_tile_last_pos(&t) + 1, start + t.split)};
+    return (bt_absorbed_part){item->span, item->start,
+                              bt_min_u32(item->end, item->start + job->plan.part_size),
+                              job->plan.part_size};
 }
 
 static bt_absorbed_lanes lanes_of(const absorbed_job *job, const bt_absorbed_item *item)
@@ -92,8 +123,9 @@ typedef struct {
     const bt_bf16      *x;
     bt_bf16            *y;
     size_t              ld_x, step_x, ld_y, step_y; /* from row to row, and from head to head */
-    uint32_t            cols, cuts, n_chunks;       /* of a chunk; of a head; of all */
-    _Atomic uint64_t    taken;                      /* bit i: chunk i, of at most MAX_OWN */
+    uint32_t            cols, cuts;                 /* of a chunk; of a head */
+    bool                merges;                     /* x first */
+    shares              own;                        /* chunks */
 } heads_job;
 
 /* Columns are cut until there are enough chunks for the threads to end together. */
@@ -103,10 +135,10 @@ static void cut_heads(heads_job *heads)
 
     heads->cols = bt_cpu_pad(n, MIN_COLS);
     while (n_heads * cuts_of(n, heads->cols) < CHUNKS_PER_MEMBER * heads->job->a->n_members &&
-           heads->cols > MIN_COLS)
+           heads->cols > MIN_COLS && !heads->merges)
         heads->cols = bt_cpu_pad(heads->cols / 2, MIN_COLS);
-    heads->cuts     = cuts_of(n, heads->cols);
-    heads->n_chunks = n_heads * heads->cuts;
+    heads->cuts = cuts_of(n, heads->cols);
+    heads->own = (shares){.n_chunks = n_heads * heads->cuts, .n_members = heads->job->a->n_members};
 }
 
 static heads_job latent_to_value(const absorbed_job *job)
@@ -121,7 +153,8 @@ static heads_job latent_to_value(const absorbed_job *job)
                                   .step_x = cfg->kv_lora_rank,
                                   .y      = job->call->out + job->first_row * ld,
                                   .ld_y   = ld,
-                                  .step_y = cfg->v_dim};
+                                  .step_y = cfg->v_dim,
+                                  .merges = job->merges_late};
 
     cut_heads(&heads);
     return heads;
@@ -137,50 +170,44 @@ static bt_absorbed_then columns(const heads_job *heads, uint32_t chunk)
                               bt_cpu_packed_elems(bt_linear_n(w) - col, bt_linear_k(w))};
 }
 
-/* A member's own chunks begin here, and follow each other in memory as far as heads do. */
-static uint32_t own_start(const heads_job *heads, uint32_t member)
-{
-    return (uint32_t)((uint64_t)heads->n_chunks * member / heads->job->a->n_members);
-}
-
 /* What a member reads of W_UV first. */
 static bt_absorbed_then first_values(const absorbed_job *job, uint32_t member)
 {
     heads_job heads = latent_to_value(job);
 
-    if (job->n_rows > FEW_ROWS || heads.n_chunks > MAX_OWN) return (bt_absorbed_then){NULL, 0};
-    return columns(&heads, own_start(&heads, member));
+    if (job->n_rows > FEW_ROWS || heads.own.n_chunks > MAX_OWN) return (bt_absorbed_then){NULL, 0};
+    return columns(&heads, share_start(&heads.own, member));
 }
 
 /* One item of a wave: its part of the softmax goes to its slot, or, when it is the tile's only one,
  * through the member's own buffer, which stays in its cache, to the end. */
 static void item_task(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const absorbed_job     *job   = ctx;
+    absorbed_job           *job   = ctx;
     const bt_attn_cpu      *a     = job->a;
     bt_attn_member         *m     = &a->members[member];
-    const bt_absorbed_item *item  = &a->items[chunk];
+    uint32_t                i     = take_own(&job->own, chunk, member);
+    uint32_t                next  = probably_next(&job->own, i, member);
+    const bt_absorbed_item *item  = &a->items[i];
     bt_absorbed_lanes       lanes = lanes_of(job, item);
-    bool                    alone = item->n_parts == 1;
-    bt_tile_state           state = bt_tile_state_at(alone ? m->state : a->slot[item->slot]);
-    uint32_t                later = chunk + a->n_members; /* when all threads are equally fast */
+    bt_tile_state           state = bt_tile_state_at(item->alone ? m->state : a->slot[item->slot]);
 
     lanes.packed    = m->has_packed && m->packed_row == item->row && m->packed_lane0 == item->lane0;
     m->packed_row   = item->row;
     m->packed_lane0 = item->lane0;
     m->has_packed   = true;
-    if (later < job->n_items)
-        lanes.next = part_of(job, &a->items[later]);
+    if (next < job->n_items)
+        lanes.next = part_of(job, &a->items[next]);
     else
         lanes.then = first_values(job, member);
     bt_absorbed_pass(a, job->call, &lanes, m, &state);
-    if (alone) finish(job, item, &lanes.tile, &state);
+    if (item->alone) finish(job, item, &lanes.tile, &state);
 }
 
 /* Chunks that the lanes of a tile merge in. */
 static uint32_t merges_of(const absorbed_job *job)
 {
-    return (job->tile_lanes + MERGE_LANES - 1) / MERGE_LANES;
+    return (job->plan.tile_lanes + MERGE_LANES - 1) / MERGE_LANES;
 }
 
 /* The state from one of a slot's lanes on. */
@@ -192,33 +219,55 @@ static bt_tile_state slot_lanes(const absorbed_job *job, uint32_t slot, uint32_t
                            s.o + lane * bt_tile_ld(job->a->cfg.kv_lora_rank)};
 }
 
+/* The first of these items' slots = all of them, which are of the same BT_ATTN_SPLIT_TOKENS. */
+static void merge_halves(const absorbed_job *job, const bt_tile *t, uint32_t first, uint32_t end,
+                         uint32_t lane)
+{
+    const bt_absorbed_item *items = job->a->items;
+
+    for (uint32_t step = 1; step < end - first; step *= 2)
+        for (uint32_t i = first; i + step < end; i += 2 * step) {
+            bt_tile_state into  = slot_lanes(job, items[i].slot, lane);
+            bt_tile_state state = slot_lanes(job, items[i + step].slot, lane);
+
+            bt_tile_merge(t, items[i + step].start, &state, &into);
+        }
+}
+
 /* Some lanes of a tile of a wave: its parts, in the slots from the end of the tile before to its
  * own end, merge into the first one, or into the carry that holds the tile's earlier parts. */
-static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
+static void merge_lanes(const absorbed_job *job, uint32_t group, uint32_t lane, uint32_t n_lanes)
 {
-    const absorbed_job *job     = ctx;
-    const bt_attn_cpu  *a       = job->a;
-    uint32_t            group   = chunk / merges_of(job);
-    uint32_t            lane    = chunk % merges_of(job) * MERGE_LANES;
-    uint32_t            first   = group == 0 ? 0 : a->group_ends[group - 1];
-    uint32_t            end     = a->group_ends[group];
-    bt_absorbed_item    item    = a->items[first];
-    bool                goes_on = item.part != 0;
-    bt_tile_state       into;
-    bt_tile             t;
+    const bt_attn_cpu *a       = job->a;
+    uint32_t           first   = group == 0 ? 0 : a->group_ends[group - 1];
+    uint32_t           end     = a->group_ends[group];
+    bt_absorbed_item   item    = a->items[first];
+    bool               goes_on = item.start != 0;
+    bt_tile_state      into;
+    bt_tile            t;
 
-    (void)member;
-    if (item.n_parts == 1 || lane >= item.n_lanes) return; /* it has finished; or has fewer lanes */
-    item.n_lanes = bt_min_u32(item.n_lanes - lane, MERGE_LANES);
+    if (item.alone || lane >= item.n_lanes) return; /* it has finished; or has fewer lanes */
+    item.n_lanes = bt_min_u32(item.n_lanes - lane, n_lanes);
     item.lane0 += lane;
     t    = tile_of(job, &item);
     into = slot_lanes(job, goes_on ? a->n_slots : item.slot, lane);
-    for (uint32_t i = goes_on ? first : first + 1; i < end; i++) {
+    for (uint32_t i = first, next; i < end; i = next) {
         bt_tile_state state = slot_lanes(job, a->items[i].slot, lane);
 
-        bt_tile_merge(&t, a->items[i].part * t.split, &state, &into);
+        for (next = i + 1; next < end && a->items[next].start % BT_ATTN_SPLIT_TOKENS != 0;)
+            next++;
+        merge_halves(job, &t, i, next, lane);
+        if (goes_on || i != first) bt_tile_merge(&t, a->items[i].start, &state, &into);
     }
-    if (a->items[end - 1].part + 1 == a->items[end - 1].n_parts) finish(job, &item, &t, &into);
+    if (part_of(job, &a->items[end - 1]).end == item.end) finish(job, &item, &t, &into);
+}
+
+static void merge_task(void *ctx, uint32_t chunk, uint32_t member)
+{
+    const absorbed_job *job = ctx;
+
+    (void)member;
+    merge_lanes(job, chunk / merges_of(job), chunk % merges_of(job) * MERGE_LANES, MERGE_LANES);
 }
 
 static void run_wave(absorbed_job *job)
@@ -230,16 +279,18 @@ static void run_wave(absorbed_job *job)
     if (job->n_items == 0) return;
     job->n_groups = 0;
     for (uint32_t i = 0; i < job->n_items; i++) {
-        merges = merges || a->items[i].n_parts > 1;
-        if (i + 1 == job->n_items || a->items[i + 1].part == 0)
+        merges = merges || !a->items[i].alone;
+        if (i + 1 == job->n_items || a->items[i + 1].start == 0)
             a->group_ends[job->n_groups++] = i + 1;
     }
+    job->own = (shares){.n_chunks = job->n_items, .n_members = a->n_members};
     bt_cpu_pool_run(a->pool, job->n_items, item_task, job);
+    if (job->merges_late) return;
     if (merges) bt_cpu_pool_run(a->pool, job->n_groups * merges_of(job), merge_task, job);
 
     last_first = job->n_groups == 1 ? 0 : a->group_ends[job->n_groups - 2];
     /* The last tile may go on; with an earlier part here the carry already holds what there is. */
-    if (a->items[last_first].n_parts > 1 && a->items[last_first].part == 0) {
+    if (!a->items[last_first].alone && a->items[last_first].start == 0) {
         uint32_t slot       = a->items[last_first].slot;
         float   *carry      = a->slot[a->n_slots];
         a->slot[a->n_slots] = a->slot[slot];
@@ -248,113 +299,80 @@ static void run_wave(absorbed_job *job)
     job->n_items = job->n_used = 0;
 }
 
-/* The span's rows that lie in the row block. */
-static uint32_t rows_in_block(const absorbed_job *job, const bt_span *span, uint32_t *row_out)
+/* Whether a wave has room for a tile's items of the next BT_ATTN_SPLIT_TOKENS positions. */
+static bool has_room(const absorbed_job *job, const bt_absorbed_item *item)
 {
-    uint32_t from = span->first_row > job->first_row ? span->first_row : job->first_row;
-    uint32_t to   = bt_min_u32(span->first_row + span->n_rows, job->first_row + job->n_rows);
+    uint32_t n =
+        cuts_of(bt_min_u32(item->end - item->start, BT_ATTN_SPLIT_TOKENS), job->plan.part_size);
 
-    *row_out = from;
-    return to > from ? to - from : 0;
+    return job->n_items + n <= job->a->max_items &&
+           (item->alone || job->n_used + n <= job->a->n_slots);
 }
 
-static uint32_t parts_for(const absorbed_job *job, uint32_t n_keys)
+/* Lanes of the tile that begins like the item, of n_lanes that are left: their contexts are all
+ * short or all long. */
+static uint32_t cut_tile(const absorbed_job *job, const bt_absorbed_item *item, uint32_t n_lanes)
 {
-    return (n_keys - 1) / job->a->split + 1;
+    bool     few     = job->a->split < BT_ATTN_SPLIT_TOKENS;
+    uint32_t n_short = few && item->pos0 < BT_ATTN_FEW_TOKENS ? BT_ATTN_FEW_TOKENS - item->pos0 : 0;
+
+    n_short *= job->a->cfg.n_heads;
+    n_lanes = bt_min_u32(n_lanes, job->plan.tile_lanes);
+    return item->lane0 < n_short ? bt_min_u32(n_lanes, n_short - item->lane0) : n_lanes;
 }
 
-static uint64_t count_items(const absorbed_job *job, uint32_t tile_lanes)
+/* A tile's items; those that the wave has no room for begin another one. */
+static void add_items(absorbed_job *job, bt_absorbed_item item)
 {
-    uint64_t n_items = 0;
-    uint32_t row;
+    bt_tile t = tile_of(job, &item);
 
-    for (uint32_t i = 0; i < job->call->n_spans; i++) {
-        const bt_span *span = &job->call->spans[i];
-        uint64_t       n    = rows_in_block(job, span, &row);
-
-        n = (n * job->a->cfg.n_heads + tile_lanes - 1) / tile_lanes;
-        if (n != 0) n_items += n * parts_for(job, span->start + span->n_rows);
+    item.end   = bt_tile_last_pos(&t) + 1;
+    item.alone = item.end <= job->plan.part_size;
+    for (; item.start < item.end; item.start += job->plan.part_size) {
+        if (item.start % BT_ATTN_SPLIT_TOKENS == 0 && !has_room(job, &item)) run_wave(job);
+        if (!item.alone) item.slot = job->n_used++;
+        job->a->items[job->n_items++] = item;
     }
-    return n_items;
 }
 
-/* Large tiles read, pack and widen a page for more lanes at once; small ones leave work for every
- * thread.  A thread's share of the items times what one costs, about, decides. */
-static uint32_t choose_tile_lanes(const absorbed_job *job)
+/* Whether each head's parts may merge where the head goes on through W_UV: with the only tile of
+ * the only wave, and as many heads for each thread. */
+static bool merges_late(const absorbed_job *job)
 {
-    uint32_t best  = BT_TILE_LANES;
-    uint64_t least = UINT64_MAX, n = job->a->n_members;
+    const bt_attn_cpu *a = job->a;
 
-    for (uint32_t lanes = BT_TILE_LANES; lanes >= MIN_TILE_LANES; lanes /= 2) {
-        uint64_t cost = (count_items(job, lanes) + n - 1) / n * (lanes + PAGE_COST_LANES);
-
-        if (cost < least) {
-            least = cost;
-            best  = lanes;
-        }
-    }
-    return best;
-}
-
-/* The only row of a block, whose heads are one item, by all threads. */
-static bool share_row(const absorbed_job *job)
-{
-    bt_absorbed_item item = {
-        .span = job->call->spans, .row = job->first_row, .n_lanes = job->a->cfg.n_heads};
-    bt_absorbed_lanes lanes;
-    uint32_t          row;
-
-    if (job->n_rows != 1) return false;
-    while (rows_in_block(job, item.span, &row) == 0)
-        item.span++;
-    item.pos0 = item.span->start + (item.row - item.span->first_row);
-    if (item.pos0 >= job->a->split) return false;
-    lanes = lanes_of(job, &item);
-    return bt_absorbed_share(job->a, job->call, &lanes);
+    return job->n_rows == 1 && a->cfg.n_heads % a->n_members == 0 && job->n_items != 0 &&
+           a->items[0].start == 0 && !a->items[0].alone && a->items[0].n_lanes == a->cfg.n_heads;
 }
 
 static void attend_block(absorbed_job *job)
 {
     bt_attn_cpu *a = job->a;
 
-    if (share_row(job)) return;
     for (uint32_t i = 0; i < a->n_members; i++)
         a->members[i].has_packed = false;
-    job->n_items    = 0;
-    job->n_used     = 0;
-    job->tile_lanes = choose_tile_lanes(job);
+    job->n_items     = 0;
+    job->n_used      = 0;
+    job->merges_late = false;
+    job->plan        = bt_absorbed_plan_for(a, job->call, job->first_row, job->n_rows);
     for (uint32_t i = 0; i < job->call->n_spans; i++) {
-        const bt_span *span    = &job->call->spans[i];
-        uint32_t       row     = 0;
-        uint32_t       n_lanes = rows_in_block(job, span, &row) * a->cfg.n_heads;
+        const bt_span *span = &job->call->spans[i];
+        uint32_t       row  = 0;
+        uint32_t       n_lanes =
+            bt_absorbed_rows(span, job->first_row, job->n_rows, &row) * a->cfg.n_heads;
 
-        for (uint32_t lane0 = 0; lane0 < n_lanes; lane0 += job->tile_lanes) {
-            bt_absorbed_item item = {.span    = span,
-                                     .row     = row,
-                                     .pos0    = span->start + (row - span->first_row),
-                                     .lane0   = lane0,
-                                     .n_lanes = bt_min_u32(n_lanes - lane0, job->tile_lanes)};
-            bt_tile          t    = tile_of(job, &item);
+        for (uint32_t lane0 = 0, n; lane0 < n_lanes; lane0 += n) {
+            bt_absorbed_item item = {.span  = span,
+                                     .row   = row,
+                                     .pos0  = span->start + (row - span->first_row),
+                                     .lane0 = lane0};
 
-            item.n_parts = parts_for(job, bt_tile_last_pos(&t) + 1);
-            for (; item.part < item.n_parts; item.part++) {
-                if (item.n_parts > 1) item.slot = job->n_used++;
-                a->items[job->n_items++] = item;
-                if (job->n_items == a->max_items || job->n_used == a->n_slots) run_wave(job);
-            }
+            n = item.n_lanes = cut_tile(job, &item, n_lanes - lane0);
+            add_items(job, item);
         }
     }
+    job->merges_late = merges_late(job);
     run_wave(job);
-}
-
-/* Called once for each chunk: the member's own ones first, then those that nobody has taken. */
-static uint32_t take_own(heads_job *heads, uint32_t member)
-{
-    uint32_t i = own_start(heads, member);
-
-    while ((atomic_fetch_or(&heads->taken, (uint64_t)1 << i) >> i & 1) != 0)
-        i = i + 1 < heads->n_chunks ? i + 1 : 0;
-    return i;
 }
 
 static void head_task(void *ctx, uint32_t chunk, uint32_t member)
@@ -366,18 +384,17 @@ static void head_task(void *ctx, uint32_t chunk, uint32_t member)
     uint32_t              n = bt_linear_n(heads->w[0]), step = a->n_members, head, col;
     bt_cpu_mm             mm = {.y = m->state, .m = heads->job->n_rows};
 
-    if (heads->n_chunks <= MAX_OWN) {
-        chunk = take_own(heads, member);
-        step  = 1;
-    }
-    head      = chunk / heads->cuts;
+    if (heads->own.n_chunks <= MAX_OWN) step = 1;
+    chunk = take_own(&heads->own, chunk, member);
+    head  = chunk / heads->cuts;
+    if (heads->merges) merge_lanes(heads->job, 0, head, 1);
     col       = chunk % heads->cuts * heads->cols;
     mm.k      = bt_linear_k(heads->w[0]);
     mm.x      = heads->x + head * heads->step_x;
     mm.ld_x   = heads->ld_x;
     mm.packed = columns(heads, chunk).packed;
     mm.n = mm.ld_y = bt_min_u32(n - col, heads->cols);
-    if (chunk + step < heads->n_chunks) mm.after = columns(heads, chunk + step).packed;
+    if (chunk + step < heads->own.n_chunks) mm.after = columns(heads, chunk + step).packed;
     a->kernels->mm[role](&mm);
     for (size_t r = 0; r < mm.m; r++)
         a->kernels->rows->to_bf16(mm.y + r * mm.ld_y, mm.n,
@@ -403,7 +420,7 @@ static bt_status multiply_many(const heads_job *heads)
 static bt_status run_heads(heads_job heads)
 {
     if (heads.job->n_rows > FEW_ROWS) return multiply_many(&heads);
-    bt_cpu_pool_run(heads.job->a->pool, heads.n_chunks, head_task, &heads);
+    bt_cpu_pool_run(heads.job->a->pool, heads.own.n_chunks, head_task, &heads);
     return BT_OK;
 }
 

@@ -1,6 +1,7 @@
 /* attention/cpu/absorbed_pass.c - one fused pass of a tile of absorbed queries over a part of its
  * context: for each block of pages the scores, the softmax and the weighted sum of the latents.
  * While a block is worked on, the pages of the one that follows are fetched, a few lines at a time.
+ * Where the softmax restarts within the part, halves merge while they are in the thread's cache.
  */
 #include <string.h>
 
@@ -11,6 +12,19 @@ enum {
     LINE       = 32,
     THEN_ELEMS = 16384 /* that the sums of a page leave time to fetch */
 };
+/* Rows of a page. */
+typedef struct {
+    const bt_bf16 *rows;
+    uint32_t       n;
+} some_rows;
+
+typedef struct {
+    const bt_attn_cpu       *a;
+    const bt_attn_call      *call;
+    const bt_absorbed_lanes *lanes;
+    const bt_attn_member    *m;
+} pass;
+
 typedef float vec4 __attribute__((vector_size(4 * SQUARE)));
 
 /* to[lane][key] = from[key][lane] of a square; the buffers are whole squares, and what no score was
@@ -33,9 +47,12 @@ static void turn_square(const float *from, size_t ld, float *to)
         memcpy(to + (size_t)i * BT_BLOCK_TOKENS, &r[i], sizeof(r[i]));
 }
 
-void bt_absorbed_pack(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes, const bt_attn_member *m)
+/* m->query = the queries [latent | rope] of the lanes, as the packed operand of the scores. */
+static void pack_queries(const pass *p)
 {
-    uint32_t c = a->cfg.kv_lora_rank, rope = a->cfg.qk_rope_dim, kv_dim = c + rope;
+    const bt_absorbed_lanes *lanes = p->lanes;
+    const bt_attn_member    *m     = p->m;
+    uint32_t c = p->a->cfg.kv_lora_rank, rope = p->a->cfg.qk_rope_dim, kv_dim = c + rope;
 
     for (uint32_t lane0 = 0; lane0 < lanes->tile.n_lanes; lane0 += BT_QUERY_LANES) {
         uint32_t n = bt_min_u32(lanes->tile.n_lanes - lane0, BT_QUERY_LANES);
@@ -46,52 +63,56 @@ void bt_absorbed_pack(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes, cons
             memcpy(query, lanes->latent + (lane0 + i) * lanes->ld_latent, c * sizeof(*query));
             memcpy(query + c, lanes->rope + (lane0 + i) * lanes->ld_rope, rope * sizeof(*query));
         }
-        a->kernels->rows->pack_rows(m->queries, kv_dim, n, kv_dim,
-                                    m->query + bt_cpu_packed_elems(lane0, kv_dim));
+        p->a->kernels->rows->pack_rows(m->queries, kv_dim, n, kv_dim,
+                                       m->query + bt_cpu_packed_elems(lane0, kv_dim));
     }
 }
 
-/* The queries are the packed operand and the page's rows the plain one, so that no page is packed
+/* scores[lane][key], BT_BLOCK_TOKENS from lane to lane, of the queries with a page's rows; squares
+ * are written whole.  Meanwhile the rows `later` are fetched.
+ *
+ * The queries are the packed operand and the page's rows the plain one, so that no page is packed
  * for its scores; they come out as [key][lane], of whole tiles, and are turned. */
-void bt_absorbed_score(const bt_tile *t, bt_some_rows page, bt_some_rows later, uint32_t kv_dim,
-                       const bt_attn_member *m, float *scores)
+static void score(const pass *p, some_rows page, some_rows later, float *scores)
 {
-    uint32_t  ld = bt_cpu_pad(t->n_lanes, BT_QUERY_LANES);
-    bt_cpu_mm mm = {.x       = page.rows,
-                    .ld_x    = kv_dim,
-                    .packed  = m->query,
-                    .y       = m->scores_t,
-                    .ld_y    = ld,
-                    .m       = page.n,
-                    .n       = ld,
-                    .k       = kv_dim,
-                    .cached  = true,
-                    .fetch   = later.rows,
-                    .n_fetch = later.n * kv_dim};
+    const bt_tile *t      = &p->lanes->tile;
+    uint32_t       ld     = bt_cpu_pad(t->n_lanes, BT_QUERY_LANES);
+    uint32_t       kv_dim = bt_kv_pool_kv_dim(p->call->pool);
+    bt_cpu_mm      mm     = {.x       = page.rows,
+                             .ld_x    = kv_dim,
+                             .packed  = p->m->query,
+                             .y       = p->m->scores_t,
+                             .ld_y    = ld,
+                             .m       = page.n,
+                             .n       = ld,
+                             .k       = kv_dim,
+                             .cached  = true,
+                             .fetch   = later.rows,
+                             .n_fetch = later.n * kv_dim};
 
     t->kernels->mm[t->role](&mm);
     for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE)
         for (uint32_t key = 0; key < page.n; key += SQUARE)
-            turn_square(m->scores_t + (size_t)key * ld + lane, ld,
+            turn_square(p->m->scores_t + (size_t)key * ld + lane, ld,
                         scores + (size_t)lane * BT_BLOCK_TOKENS + key);
 }
 
 /* Of the page from `pos` on, up to the part's end. */
-static bt_some_rows page_rows(const bt_attn_call *call, const bt_absorbed_part *part, uint32_t pos)
+static some_rows page_rows(const pass *p, const bt_absorbed_part *part, uint32_t pos)
 {
-    if (pos >= part->end) return (bt_some_rows){NULL, 0};
-    return (bt_some_rows){
-        bt_kv_pool_rows(call->pool, part->span->pages[pos / BT_PAGE_TOKENS], call->layer),
+    if (part->span == NULL || pos >= part->end) return (some_rows){NULL, 0};
+    return (some_rows){
+        bt_kv_pool_rows(p->call->pool, part->span->pages[pos / BT_PAGE_TOKENS], p->call->layer),
         bt_min_u32(part->end - pos, BT_PAGE_TOKENS)};
 }
 
-/* The page that is read a block after the one at `pos`: of the same part, or of what comes next. */
-static bt_some_rows page_ahead(const bt_attn_call *call, const bt_absorbed_lanes *lanes,
-                               uint32_t pos)
+/* Of the page `at` in the block that follows the one that ends at `end`. */
+static some_rows page_ahead(const pass *p, uint32_t end, uint32_t at)
 {
-    if (pos + BT_BLOCK_TOKENS < lanes->part.end || lanes->next.span == NULL)
-        return page_rows(call, &lanes->part, pos + BT_BLOCK_TOKENS);
-    return page_rows(call, &lanes->next, lanes->next.start + pos % BT_BLOCK_TOKENS);
+    const bt_absorbed_lanes *lanes = p->lanes;
+
+    if (end < lanes->part.end) return page_rows(p, &lanes->part, end + at);
+    return page_rows(p, &lanes->next, lanes->next.start + at);
 }
 
 /* The beginning of the weights is fetched with the block's sums, a share with each page's. */
@@ -107,38 +128,65 @@ static void fetch_then(const bt_absorbed_then *then, const bt_bf16 *later[BT_BLO
         later[i] = then->packed + i * n;
 }
 
+/* Rows of a page that are fetched while scores are made; the others, with the sums.  Few lanes'
+ * scores do nothing but read their own. */
+static uint32_t n_early(const pass *p, uint32_t n)
+{
+    return p->lanes->tile.n_lanes <= BT_CPU_FEW_ROWS ? 0 : (n + 1) / 2;
+}
+
+static void add_block(const pass *p, uint32_t start, uint32_t end, const bt_tile_state *state)
+{
+    const bt_bf16 *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES] = {NULL};
+    uint32_t       kv_dim = bt_kv_pool_kv_dim(p->call->pool);
+    bt_key_block   block  = {
+           .start = start, .n_keys = end - start, .pages = pages, .ld = kv_dim, .later = later};
+
+    for (uint32_t at = 0; at < block.n_keys; at += BT_PAGE_TOKENS) {
+        some_rows page  = page_rows(p, &p->lanes->part, start + at);
+        some_rows ahead = page_ahead(p, end, at), early = {ahead.rows, n_early(p, ahead.n)};
+
+        pages[at / BT_PAGE_TOKENS] = page.rows;
+        if (ahead.n > early.n) {
+            later[at / BT_PAGE_TOKENS] = ahead.rows + (size_t)early.n * kv_dim;
+            if (block.n_later == 0) block.n_later = (ahead.n - early.n) * kv_dim;
+        }
+        score(p, page, early, p->m->tile.scores + at);
+    }
+    if (block.n_later == 0 && p->lanes->then.packed != NULL)
+        fetch_then(&p->lanes->then, later, &block);
+    bt_tile_add(&p->lanes->tile, &block, &p->m->tile, state);
+}
+
+/* `halves` is where the states of second halves may be. */
+static void add_part(const pass *p, bt_absorbed_part part, float *halves,
+                     const bt_tile_state *state)
+{
+    const bt_mla_config *cfg   = &p->a->cfg;
+    bt_absorbed_part     first = part, second = part;
+    bt_tile_state        other;
+
+    if (part.size <= bt_attn_absorbed_part(cfg->n_heads, bt_tile_last_pos(&p->lanes->tile) + 1)) {
+        bt_tile_reset(&p->lanes->tile, state);
+        for (uint32_t start = part.start; start < part.end; start += BT_BLOCK_TOKENS)
+            add_block(p, start, bt_min_u32(start + BT_BLOCK_TOKENS, part.end), state);
+        return;
+    }
+    first.size = second.size = part.size / 2;
+    first.end = second.start = bt_min_u32(part.start + first.size, part.end);
+    add_part(p, first, halves, state);
+    if (second.start == second.end) return;
+    other = bt_tile_state_at(halves);
+    add_part(p, second, halves + bt_tile_state_floats(cfg->kv_lora_rank), &other);
+    bt_tile_merge(&p->lanes->tile, second.start, &other, state);
+}
+
 void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
                       const bt_absorbed_lanes *lanes, const bt_attn_member *m,
                       const bt_tile_state *state)
 {
-    const bt_tile *t      = &lanes->tile;
-    uint32_t       kv_dim = bt_kv_pool_kv_dim(call->pool), start = lanes->part.start;
+    pass p = {a, call, lanes, m};
 
-    if (!lanes->packed) bt_absorbed_pack(a, lanes, m);
-    bt_tile_reset(t, state);
-    for (; start < lanes->part.end; start += BT_BLOCK_TOKENS) {
-        const bt_bf16 *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES] = {NULL};
-        bt_key_block   block = {.start  = start,
-                                .n_keys = bt_min_u32(lanes->part.end - start, BT_BLOCK_TOKENS),
-                                .pages  = pages,
-                                .ld     = kv_dim,
-                                .later  = later};
-
-        for (uint32_t at = 0; at < block.n_keys; at += BT_PAGE_TOKENS) {
-            bt_some_rows page  = page_rows(call, &lanes->part, start + at);
-            bt_some_rows ahead = page_ahead(call, lanes, start + at);
-
-            /* Half of it while scores are made, half of it with the sums. */
-            pages[at / BT_PAGE_TOKENS] = page.rows;
-            ahead.n                    = (ahead.n + 1) / 2;
-            if (ahead.n != 0) {
-                later[at / BT_PAGE_TOKENS] = ahead.rows + (size_t)ahead.n * kv_dim;
-                block.n_later              = ahead.n * kv_dim;
-            }
-            bt_absorbed_score(t, page, ahead, kv_dim, m, m->tile.scores + at);
-        }
-        if (block.n_later == 0 && lanes->then.packed != NULL)
-            fetch_then(&lanes->then, later, &block);
-        bt_tile_add(t, &block, &m->tile, state);
-    }
+    if (!lanes->packed) pack_queries(&p);
+    add_part(&p, lanes->part, m->halves, state);
 }

@@ -86,7 +86,8 @@ static bt_absorbed_part part_of(const bt_span *span, uint32_t row)
 {
     while (row - span->first_row >= span->n_rows)
         span++;
-    return (bt_absorbed_part){span, 0, span->start + (row - span->first_row) + 1};
+    return (bt_absorbed_part){span, 0, span->start + (row - span->first_row) + 1,
+                              BT_ATTN_SPLIT_TOKENS};
 }
 
 static void attend(const group *g)

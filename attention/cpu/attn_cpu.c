@@ -7,7 +7,7 @@
 
 enum {
     EXPANDED_BYTES   = 24 << 20, /* keys and values of a head group, about */
-    SLOTS_PER_MEMBER = 4,        /* 4 times as many where parts are short */
+    SLOTS_PER_MEMBER = 4,        /* twice as many where parts are short */
     ITEMS_PER_MEMBER = 64,
     APPEND_ROWS      = 4
 };
@@ -32,18 +32,20 @@ static size_t lay_member(const bt_mla_config *cfg, uint32_t rows, char *mem, bt_
     size_t   pairs  = (size_t)BT_TILE_LANES * BT_BLOCK_TOKENS;
     size_t   slab   = bt_cpu_packed_elems(BT_TILE_SLAB, BT_BLOCK_TOKENS);
     size_t   values = bt_packed_values(cfg->v_dim);
+    size_t halves = bt_attn_absorbed_part(cfg->n_heads, 1) < BT_ATTN_SPLIT_TOKENS ? BT_HALVINGS : 0;
 
     m->tile.scores = lay(mem, &used, pairs, sizeof(float));
     m->tile.p      = lay(mem, &used, pairs, sizeof(bt_bf16));
     m->tile.slab   = lay(mem, &used, slab, sizeof(bt_bf16));
     m->tile.cut    = lay(mem, &used, values > slab ? values : slab, sizeof(bt_bf16));
     m->state       = lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
-    m->rows_f32    = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(float));
-    m->rows_bf16   = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(bt_bf16));
-    m->scores_t    = lay(mem, &used, (size_t)BT_TILE_LANES * BT_PAGE_TOKENS, sizeof(float));
-    m->joined      = lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
-    m->queries     = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
-    m->query       = lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
+    m->halves    = lay(mem, &used, halves * bt_tile_state_floats(cfg->kv_lora_rank), sizeof(float));
+    m->rows_f32  = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(float));
+    m->rows_bf16 = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(bt_bf16));
+    m->scores_t  = lay(mem, &used, (size_t)BT_TILE_LANES * BT_PAGE_TOKENS, sizeof(float));
+    m->joined    = lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
+    m->queries   = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
+    m->query     = lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
     m->latents =
         lay(mem, &used, (size_t)BT_GROUP_HEADS * rows * cfg->kv_lora_rank, sizeof(bt_bf16));
     return used;
@@ -114,8 +116,8 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
     size_t               floats = bt_tile_state_floats(cfg->kv_lora_rank);
 
     a->absorbed_rows = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
-    a->split         = bt_attn_absorbed_split(cfg->n_heads);
-    a->n_slots       = (a->split < BT_ATTN_SPLIT_TOKENS ? 4 : 1) * SLOTS_PER_MEMBER * a->n_members;
+    a->split         = bt_attn_absorbed_part(cfg->n_heads, 1);
+    a->n_slots       = (a->split < BT_ATTN_SPLIT_TOKENS ? 2 : 1) * SLOTS_PER_MEMBER * a->n_members;
     a->max_items     = ITEMS_PER_MEMBER * a->n_members;
     a->ql =
         take_zeroed(a, (size_t)a->absorbed_rows * cfg->n_heads, cfg->kv_lora_rank * sizeof(*a->ql));

@@ -17,6 +17,7 @@ enum {
     BT_QUERY_LANES   = 16,  /* whose queries are packed together */
     BT_BLOCK_PAGES   = 4,   /* of a softmax block */
     BT_BLOCK_TOKENS  = BT_BLOCK_PAGES * BT_PAGE_TOKENS,
+    BT_HALVINGS      = 3, /* of BT_ATTN_SPLIT_TOKENS to BT_BLOCK_TOKENS */
     BT_GROUP_HEADS   = 16 /* that go together through a short context */
 };
 
@@ -25,6 +26,7 @@ typedef struct {
     bt_tile_scratch tile;
     float *state; /* bt_tile_state_floats(max(v_dim, kv_lora_rank)): a part of the normal form, or
                      an absorbed tile with one part */
+    float   *halves;    /* [BT_HALVINGS] states, of second halves of absorbed parts */
     float   *rows_f32;  /* [BT_BLOCK_TOKENS][max(joined, v_dim), to whole 32] */
     bt_bf16 *rows_bf16; /* the same, rounded */
     bt_bf16 *joined;    /* [BT_TILE_LANES][bt_joined_dim]: a head's queries */
@@ -43,8 +45,9 @@ typedef struct {
     uint32_t       row;            /* the tile's row 0: its first row in the step ... */
     uint32_t       pos0;           /* ... and that row's position */
     uint32_t       lane0, n_lanes; /* counted from there, n_heads lanes a row */
-    uint32_t       part, n_parts;
-    uint32_t       slot; /* for the part's state, where there are several */
+    uint32_t       start, end;     /* position where the part begins, and where the context ends */
+    uint32_t       slot;           /* for the part's state, where the tile has several */
+    bool           alone;          /* it has one */
 } bt_absorbed_item;
 
 typedef struct {
@@ -67,7 +70,7 @@ typedef struct {
     float   *running; /* owned: [head_group][tiles_per_head] states */
 
     /* Absorbed form: one block of rows. */
-    uint32_t          split;         /* positions of a part */
+    uint32_t          split;         /* parts of the softmax begin at multiples of it */
     uint32_t          absorbed_rows; /* <= BT_ABSORBED_ROWS */
     bt_bf16          *ql, *ol;       /* owned: [absorbed_rows, n_heads, kv_lora_rank] */
     bt_gemm          *gemms;         /* owned: [n_heads] */
@@ -105,10 +108,11 @@ static inline size_t bt_attn_q_dim(const bt_mla_config *cfg)
     return (size_t)cfg->n_heads * (cfg->qk_nope_dim + cfg->qk_rope_dim);
 }
 
-/* A part of a span's context, from position `start`, where a softmax begins, to before `end`. */
+/* A part of a span's context, from position `start`, where a softmax begins, to before `end`, of
+ * `size` positions where the context is long enough. */
 typedef struct {
     const bt_span *span;
-    uint32_t       start, end;
+    uint32_t       start, end, size;
 } bt_absorbed_part;
 
 /* Weights that lie in one run. */
@@ -127,27 +131,21 @@ typedef struct {
     size_t           ld_latent, ld_rope;
 } bt_absorbed_lanes;
 
-/* Rows of a page. */
+/* How a block of rows is cut: lanes of a tile, and positions of an item's part. */
 typedef struct {
-    const bt_bf16 *rows;
-    uint32_t       n;
-} bt_some_rows;
+    uint32_t tile_lanes, part_size;
+} bt_absorbed_plan;
 
-/* m->query = the queries [latent | rope] of the lanes, as the packed operand of the scores. */
-void bt_absorbed_pack(const bt_attn_cpu *a, const bt_absorbed_lanes *lanes,
-                      const bt_attn_member *m);
-/* scores[lane][key], BT_BLOCK_TOKENS from lane to lane, of these queries with a page's rows;
- * squares of 4 by 4 are written whole.  Meanwhile the rows `later` are fetched. */
-void bt_absorbed_score(const bt_tile *t, bt_some_rows page, bt_some_rows later, uint32_t kv_dim,
-                       const bt_attn_member *m, float *scores);
-/* state = the softmax over the part and the weighted sum of its latents. */
+bt_absorbed_plan bt_absorbed_plan_for(const bt_attn_cpu *a, const bt_attn_call *call,
+                                      uint32_t first_row, uint32_t n_rows);
+/* The span's rows that lie in the row block; the first of them is *row_out. */
+uint32_t bt_absorbed_rows(const bt_span *span, uint32_t first_row, uint32_t n_rows,
+                          uint32_t *row_out);
+/* state = the softmax over the part and the weighted sum of its latents, by smaller parts where the
+ * softmax restarts within. */
 void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
                       const bt_absorbed_lanes *lanes, const bt_attn_member *m,
                       const bt_tile_state *state);
-/* a->ol = the same, divided, of one row's lanes and a part that begins at 0, by all threads; false,
- * and nothing done, where that is not worth it or not possible. */
-bool bt_absorbed_share(const bt_attn_cpu *a, const bt_attn_call *call,
-                       const bt_absorbed_lanes *lanes);
 /* All of the absorbed form for a block of rows; false, and nothing done, when one of their contexts
  * is not short, or there are too few heads for the threads. */
 bool bt_absorbed_short(const bt_attn_cpu *a, const bt_attn_call *call, uint32_t first_row,

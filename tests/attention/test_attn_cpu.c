@@ -16,8 +16,8 @@ enum {
     KV      = DIM + ROPE,
     Q       = HEADS * KV,
     CONTEXT = 4300,
-    LONG    = 10400,
-    PAGES   = 163,
+    LONG    = 18500,
+    PAGES   = 290,
     BLOCK   = 256 /* keys */
 };
 
@@ -75,14 +75,22 @@ static void run(bt_attn *attn, uint32_t start, uint32_t end, const bt_attn_form 
 static void twin_at(uint32_t pos, bt_attn_form form, bt_bf16 want[HEADS][DIM])
 {
     static float scores[LONG];
-    uint32_t     split = form == BT_FORM_NORMAL ? BT_ATTN_SPLIT_TOKENS : 256;
+    twin_keys    keys = {.scores = scores,
+                         .values = g_kv[0],
+                         .ld     = KV,
+                         .n      = pos + 1,
+                         .block  = BLOCK,
+                         .part   = pos < BLOCK ? BLOCK / 2 : BLOCK,
+                         .scale  = g_cfg.softmax_scale,
+                         .v_dim  = DIM};
 
+    if (form == BT_FORM_NORMAL) keys.part = BT_ATTN_SPLIT_TOKENS;
     for (uint32_t h = 0; h < HEADS; h++) {
         const bt_bf16 *q = g_q[pos] + (size_t)h * KV;
 
         for (uint32_t j = 0; j <= pos; j++)
             scores[j] = twin_dot(q + DIM, g_kv[j] + DIM, ROPE, twin_dot(q, g_kv[j], DIM, 0));
-        twin_attend(scores, g_kv[0], KV, pos + 1, BLOCK, split, g_cfg.softmax_scale, DIM, want[h]);
+        twin_attend(&keys, want[h]);
     }
 }
 
@@ -149,7 +157,7 @@ static void attn_cpu_subnormals_and_signed_zeros_equal_the_twin(void)
     expect_twin(2150, 2);
 }
 
-/* One thread has 16 slots for the parts of tiles: a tile of 21 parts goes through a wave and a
+/* One thread has 8 slots for the parts of tiles: a tile of 10 parts goes through a wave and a
  * second takes its end together with the next tile's begin. */
 static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
 {
@@ -174,6 +182,37 @@ static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
     }
     one->ops->destroy(one);
     bt_device_destroy(dev);
+}
+
+/* Decode steps, whose parts any number of threads share: 3 of them merge the parts of a head each.
+ */
+static void attn_cpu_one_row_on_any_threads_equals_the_twin(void)
+{
+    static const uint32_t AT[] = {127, 128,  200,  255,  256,  300,  511,  512,  767,
+                                  900, 1023, 1279, 1535, 2047, 2048, 2600, 4095, 4299};
+    enum { N_AT = sizeof(AT) / sizeof(AT[0]) };
+    static bt_bf16 want[N_AT][HEADS][DIM];
+
+    fill(g_q[0], sizeof(g_q) / 2, 11, 4);
+    fill(g_kv[0], sizeof(g_kv) / 2, 12, 1);
+    run(g_attn, 0, CONTEXT, NULL);
+    for (size_t i = 0; i < N_AT; i++)
+        twin_at(AT[i], BT_FORM_ABSORBED, want[i]);
+    for (uint32_t n_threads = 1; n_threads <= 5; n_threads++) {
+        bt_device_cpu_options opt  = {.n_threads = n_threads, .kernels = g_family};
+        bt_device            *dev  = NULL;
+        bt_attn              *attn = NULL;
+
+        EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
+        EXPECT_EQ(bt_attn_cpu_ops.create(dev, &g_cfg, 1, g_rope, &attn), BT_OK);
+        memset(g_out, 0xff, sizeof(g_out));
+        for (size_t i = 0; i < N_AT; i++) {
+            run(attn, AT[i], AT[i] + 1, &(bt_attn_form){BT_FORM_ABSORBED});
+            expect_at(AT[i], want[i]);
+        }
+        attn->ops->destroy(attn);
+        bt_device_destroy(dev);
+    }
 }
 
 static void ones_row(void *ctx, uint32_t n, bt_bf16 *row)
@@ -240,6 +279,7 @@ static const bt_test TESTS[] = {
     BT_TEST(attn_cpu_moving_maxima_equal_the_twin),
     BT_TEST(attn_cpu_subnormals_and_signed_zeros_equal_the_twin),
     BT_TEST(attn_cpu_tiles_carried_over_waves_equal_the_twin),
+    BT_TEST(attn_cpu_one_row_on_any_threads_equals_the_twin),
     BT_TEST(attn_cpu_heads_wider_than_the_latent_stay_apart),
 };
 

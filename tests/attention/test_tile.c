@@ -95,8 +95,15 @@ static void expect_twin(const lane_case *c, const bt_tile *t, uint32_t n_written
 
     run_tile(c, t, n_written, got[0]);
     for (uint32_t l = 0; l < t->n_lanes; l++) {
-        twin_attend(c->scores[l], c->values[0], V_DIM, bt_tile_pos(t, l) + 1, g_keys, t->split,
-                    t->scale, V_DIM, want);
+        twin_attend(&(twin_keys){.scores = c->scores[l],
+                                 .values = c->values[0],
+                                 .ld     = V_DIM,
+                                 .n      = bt_tile_pos(t, l) + 1,
+                                 .block  = g_keys,
+                                 .part   = t->split,
+                                 .scale  = t->scale,
+                                 .v_dim  = V_DIM},
+                    want);
         n_differ += memcmp(got[l], want, sizeof(want)) != 0;
     }
     EXPECT_EQ(n_differ, 0);

@@ -81,33 +81,58 @@ static inline void twin_block(const float *scores, const bt_bf16 *values, size_t
     }
 }
 
-/* out[v_dim] of a lane with these n scores, not yet scaled, and values [n][ld], in blocks of so
- * many keys, and parts of so many. */
-static inline void twin_attend(const float *scores, const bt_bf16 *values, size_t ld, uint32_t n,
-                               uint32_t block, uint32_t split, float scale, uint32_t v_dim,
-                               bt_bf16 *out)
+/* The keys of a lane, of which it sees n, in blocks of so many and parts of so many. */
+typedef struct {
+    const float   *scores; /* not yet scaled */
+    const bt_bf16 *values; /* [n][ld] */
+    size_t         ld;
+    uint32_t       n, block, part;
+    float          scale;
+    uint32_t       v_dim;
+} twin_keys;
+
+static inline void twin_merge(const twin_keys *k, const twin_state *s, twin_state *all)
 {
-    twin_state all = {-INFINITY, 0, {0}};
+    float max = s->max > all->max ? s->max : all->max;
+    float a = bt_expf(all->max - max), b = bt_expf(s->max - max);
 
-    for (uint32_t part = 0; part < n; part += split) {
-        twin_state s = {-INFINITY, 0, {0}};
+    all->max = max;
+    all->sum = all->sum * a + s->sum * b;
+    for (uint32_t i = 0; i < k->v_dim; i++)
+        all->o[i] = all->o[i] * a + s->o[i] * b;
+}
 
-        for (uint32_t b = part; b < n && b < part + split; b += block)
-            twin_block(scores + b, values + b * ld, ld, n - b < block ? n - b : block, scale, v_dim,
-                       &s);
-        if (part == 0) {
-            all = s;
-        } else {
-            float max = s.max > all.max ? s.max : all.max;
-            float a = bt_expf(all.max - max), b = bt_expf(s.max - max);
+/* From `start` on `size` keys, or what there is: two halves, down to a part. */
+static inline twin_state twin_node(const twin_keys *k, uint32_t start, uint32_t size)
+{
+    twin_state s = {-INFINITY, 0, {0}}, right;
 
-            all.max = max;
-            all.sum = all.sum * a + s.sum * b;
-            for (uint32_t i = 0; i < v_dim; i++)
-                all.o[i] = all.o[i] * a + s.o[i] * b;
-        }
+    if (size > k->part) {
+        s = twin_node(k, start, size / 2);
+        if (start + size / 2 >= k->n) return s;
+        right = twin_node(k, start + size / 2, size / 2);
+        twin_merge(k, &right, &s);
+        return s;
     }
-    for (uint32_t i = 0; i < v_dim; i++)
+    for (uint32_t b = start; b < k->n && b < start + size; b += k->block) {
+        uint32_t end = k->n < start + size ? k->n : start + size;
+
+        twin_block(k->scores + b, k->values + b * k->ld, k->ld,
+                   end - b < k->block ? end - b : k->block, k->scale, k->v_dim, &s);
+    }
+    return s;
+}
+
+/* out[v_dim] */
+static inline void twin_attend(const twin_keys *k, bt_bf16 *out)
+{
+    twin_state all = twin_node(k, 0, BT_ATTN_SPLIT_TOKENS), s;
+
+    for (uint32_t start = BT_ATTN_SPLIT_TOKENS; start < k->n; start += BT_ATTN_SPLIT_TOKENS) {
+        s = twin_node(k, start, BT_ATTN_SPLIT_TOKENS);
+        twin_merge(k, &s, &all);
+    }
+    for (uint32_t i = 0; i < k->v_dim; i++)
         out[i] = bt_bf16_from_f32(0.0f + all.o[i] * (1.0f / all.sum));
 }
 

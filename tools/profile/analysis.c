@@ -64,13 +64,19 @@ double bt_analysis_chunk_price(const bt_mla_config *m, uint32_t prompt, uint32_t
     return law / least;
 }
 
-/* The restart of the softmax at every bt_attn_absorbed_split() tokens: a multiply and a
- * multiply-add per head and latent element, over the products of that part. */
+/* Positions of all parts but the first ones of a context. */
+static uint32_t part_tokens(const bt_mla_config *m)
+{
+    return bt_attn_absorbed_part(m->n_heads, BT_ATTN_SPLIT_TOKENS);
+}
+
+/* The restart of the softmax with each part: a multiply and a multiply-add per head and latent
+ * element, over the products of that part. */
 static double restart_price(const bt_mla_config *m)
 {
     double c = m->kv_lora_rank;
 
-    return 3 * c / (bt_attn_absorbed_split(m->n_heads) * 2.0 * (2 * c + m->qk_rope_dim));
+    return 3 * c / (part_tokens(m) * 2.0 * (2 * c + m->qk_rope_dim));
 }
 
 /* ---- print ---- */
@@ -251,7 +257,7 @@ static void print_laws(const bt_analysis *a, FILE *to)
             "\n  generated tokens stay absorbed: 1.00x for one new token of each request, the "
             "cheapest form above one key\n"
             "  the softmax restarts every %d tokens: %.4f %% more operations\n",
-            (int)bt_attn_absorbed_split(m->n_heads), 100 * restart_price(m));
+            (int)part_tokens(m), 100 * restart_price(m));
 }
 
 void bt_analysis_print(const bt_analysis *a, FILE *to)

@@ -10,6 +10,7 @@
 enum {
     SQUARE     = 4,
     LINE       = 32,
+    FEW_LANES  = 8,
     THEN_ELEMS = 16384 /* that the sums of a page leave time to fetch */
 };
 /* Rows of a page. */
@@ -132,7 +133,7 @@ static void fetch_then(const bt_absorbed_then *then, const bt_bf16 *later[BT_BLO
  * scores do nothing but read their own. */
 static uint32_t n_early(const pass *p, uint32_t n)
 {
-    return p->lanes->tile.n_lanes <= BT_CPU_FEW_ROWS ? 0 : (n + 1) / 2;
+    return p->lanes->tile.n_lanes <= FEW_LANES ? 0 : (n + 1) / 2;
 }
 
 static void add_block(const pass *p, uint32_t start, uint32_t end, const bt_tile_state *state)

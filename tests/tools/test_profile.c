@@ -156,7 +156,7 @@ static void program_teaches_its_use(void)
     EXPECT_EQ(run("--help"), 0);
     EXPECT_HAS(g_command.output, "Examples:");
     EXPECT_HAS(g_command.output, "--explain=Q,KV,BATCH");
-    EXPECT_HAS(g_command.output, "six ways: CD caches");
+    EXPECT_HAS(g_command.output, "CD         caches each");
 }
 
 static void program_refuses_what_it_cannot_read(void)

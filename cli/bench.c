@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +98,7 @@ typedef struct {
     bool              allow_eos, token_times, quiet;
 } options;
 
-static volatile int g_stop;
+static atomic_int g_stop;
 
 static void on_signal(int sig) { g_stop = sig; }
 

@@ -5,6 +5,7 @@
 #ifndef BT_CLI_BENCH_LOAD_H
 #define BT_CLI_BENCH_LOAD_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 
 #include "cli/bench_plan.h"
@@ -59,7 +60,7 @@ typedef struct {
     uint64_t             timeout_ns;    /* of a request */
     float                temperature;
     bool                 ignore_eos;
-    const volatile int  *stop; /* nonzero: cancel everything and return */
+    const atomic_int    *stop; /* nonzero: cancel everything and return */
     void (*progress)(void *ctx, const bt_bench_progress *p); /* some times a second; or NULL */
     void *ctx;
 } bt_bench_load;

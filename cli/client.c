@@ -160,7 +160,7 @@ out:
 }
 
 bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint64_t limit_ns,
-                         const volatile int *stop, bt_client **client_out)
+                         const atomic_int *stop, bt_client **client_out)
 {
     bt_status  st     = BT_OK;
     bt_client *client = bt_calloc(1, sizeof(*client));

@@ -5,6 +5,7 @@
 #ifndef BT_CLI_CLIENT_H
 #define BT_CLI_CLIENT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,7 +20,7 @@ typedef struct bt_client bt_client;
 /* address: "127.0.0.1:8000".  Nothing is connected yet.  *stop, when it is given, is looked at
  * while a call waits: nonzero cancels it. */
 bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint64_t limit_ns,
-                         const volatile int *stop, bt_client **client_out);
+                         const atomic_int *stop, bt_client **client_out);
 void      bt_client_close(bt_client *client);
 
 typedef struct {

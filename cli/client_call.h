@@ -3,6 +3,7 @@
 #define BT_CLI_CLIENT_CALL_H
 
 #include <grpc/grpc.h>
+#include <stdatomic.h>
 
 #include "cli/client.h"
 #include "proto/vllm_engine.pb-c.h"
@@ -11,12 +12,12 @@
 #define BT_VLLM_SERVICE "/vllm.grpc.engine.VllmEngine/"
 
 struct bt_client {
-    bt_rpc_loop        *loop;
-    grpc_channel       *channel;
-    const volatile int *stop; /* may be NULL */
-    uint64_t            limit_ns;
-    uint32_t            n_requests;
-    char                address[128];
+    bt_rpc_loop      *loop;
+    grpc_channel     *channel;
+    const atomic_int *stop; /* may be NULL */
+    uint64_t          limit_ns;
+    uint32_t          n_requests;
+    char              address[128];
 };
 
 /* Borrows the message; an error cancels the call. */

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,7 +73,7 @@ typedef struct {
     bool            verbose;
 } options;
 
-static volatile sig_atomic_t g_signal;
+static atomic_int g_signal; /* as a signal may find any thread of gRPC's */
 
 static void note_signal(int sig) { g_signal = sig; }
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@ static const struct argp_option OPTIONS[] = {
 };
 
 enum { OUTPUT_LOST = -1 }; /* in g_stop, which else holds a signal */
-static volatile int g_stop;
+static atomic_int g_stop;
 
 static void on_signal(int sig) { g_stop = sig; }
 

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,7 +36,8 @@ typedef struct {
     int                           exit_code;
 } coordinator;
 
-static volatile sig_atomic_t g_signal, g_drain; /* to end, and to drain and then end */
+/* To end, and to drain and then end. Atomic, as a signal may find any thread of gRPC's. */
+static atomic_int g_signal, g_drain;
 
 static void on_signal(int number) { g_signal = number; }
 static void on_drain(int number) { g_drain = number; }
@@ -222,17 +224,15 @@ static void check_drained(coordinator *c)
  * at once. */
 static void check_signals(coordinator *c)
 {
-    int number = g_signal;
+    int number = atomic_exchange(&g_signal, 0);
 
-    if (g_drain != 0) {
-        g_drain = 0;
+    if (atomic_exchange(&g_drain, 0) != 0) {
         if (c->phase == SERVING)
             drain(c, 0);
         else if (c->phase == OPENING)
             number = SIGUSR1; /* there is nothing to wait for */
     }
     if (number == 0 || c->phase == CLOSING) return;
-    g_signal = 0;
     if (number == SIGTERM && c->phase == SERVING && c->opt->drain_s > 0) {
         drain(c, c->opt->drain_s);
         return;

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@ typedef struct {
     bool           given[64];
 } options;
 
-static volatile int g_stop;
+static atomic_int g_stop;
 
 static void on_signal(int sig) { g_stop = sig; }
 

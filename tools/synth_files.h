@@ -2,6 +2,8 @@
 #ifndef BT_TOOLS_SYNTH_FILES_H
 #define BT_TOOLS_SYNTH_FILES_H
 
+#include <stdatomic.h>
+
 #include "tools/synth_tensors.h"
 
 #ifdef __cplusplus
@@ -12,7 +14,7 @@ typedef struct {
     const char          *dir;
     const bt_synth_list *list;
     uint64_t             seed, file_bytes; /* a file is closed before it holds more than that */
-    const volatile int  *stop;             /* nonzero: give up with CANCELLED */
+    const atomic_int    *stop;             /* nonzero: give up with CANCELLED */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *ctx;
 } bt_synth_job;

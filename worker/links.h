@@ -5,24 +5,24 @@
 #ifndef BT_WORKER_LINKS_H
 #define BT_WORKER_LINKS_H
 
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "parallel/handoff.h"
 #include "proto/control_client.h"
 #include "worker/worker.h"
 
 typedef struct {
-    bt_worker             *worker;  /* all borrowed */
-    bt_handoff            *handoff; /* NULL with both roles: nothing is handed over */
-    bt_control_client     *client;
-    bt_model              *model;
-    bt_kv_pool            *pool;
-    bt_group              *group;
-    const bt_world        *world;
-    uint32_t               rank; /* this one's, in the world */
-    uint64_t               timeout_ns;
-    uint64_t               orphan_ns; /* 0: a lost stream is the end */
-    volatile sig_atomic_t *signal;    /* not 0: leave at once */
+    bt_worker         *worker;  /* all borrowed */
+    bt_handoff        *handoff; /* NULL with both roles: nothing is handed over */
+    bt_control_client *client;
+    bt_model          *model;
+    bt_kv_pool        *pool;
+    bt_group          *group;
+    const bt_world    *world;
+    uint32_t           rank; /* this one's, in the world */
+    uint64_t           timeout_ns;
+    uint64_t           orphan_ns; /* 0: a lost stream is the end */
+    atomic_int        *signal;    /* not 0: leave at once */
 
     bt_down *inbox; /* owned: messages met while an exchange waited */
     uint32_t inbox_at, n_inbox, inbox_capacity;

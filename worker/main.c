@@ -1,5 +1,6 @@
 /* baton-worker - one rank of a cell: options -> MPI -> start -> steps -> leave. */
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sysexits.h>
@@ -15,9 +16,10 @@
 #define FIRST_SLEEP_NS (20 * BT_NS_PER_US)
 #define MPI_START_NS   (300 * BT_NS_PER_S) /* ranks of a large job start one after the other */
 
-static volatile sig_atomic_t g_signal;
-static volatile sig_atomic_t g_drain;
-static volatile sig_atomic_t g_tell; /* somebody is there to be told why this rank leaves */
+/* Atomic, as a signal may find any thread of MPI's or gRPC's. */
+static atomic_int g_signal;
+static atomic_int g_drain;
+static atomic_int g_tell; /* somebody is there to be told why this rank leaves */
 
 static void on_signal(int number)
 {

@@ -4,7 +4,7 @@
 #ifndef BT_WORKER_RANK_H
 #define BT_WORKER_RANK_H
 
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "proto/control_attach.h"
 #include "worker/links.h"
@@ -57,9 +57,9 @@ typedef struct {
     uint64_t           search_ns;    /* when to begin the next search */
     char               refusal[512]; /* why the last one has not taken it */
 
-    volatile sig_atomic_t *signal; /* borrowed: not 0 asks the rank to leave */
-    volatile sig_atomic_t *drain;  /* borrowed: not 0 until the coordinator has been told */
-    volatile sig_atomic_t *tell;   /* borrowed: set once there is somebody to be told why */
+    atomic_int *signal; /* borrowed: not 0 asks the rank to leave */
+    atomic_int *drain;  /* borrowed: not 0 until the coordinator has been told */
+    atomic_int *tell;   /* borrowed: set once there is somebody to be told why */
 } bt_rank;
 
 /* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->signal and

@@ -3,7 +3,7 @@
  * loopback.
  *
  *     bench_coordinator --bin build/release/bin --model models/demo [--repeat 3] [--core N]
- *         [--json FILE]
+ *         [--busy-poll] [--json FILE]
  *
  * Cases, each with a coordinator process of its own:
  *     stream32     32 streams, one rank, a token each every 10 ms
@@ -65,6 +65,7 @@ typedef struct {
     const char *bin, *model, *json, *only;
     uint32_t    repeat, percent; /* percent: of each case's tokens */
     int         core;            /* the coordinator's own; -1: it shares all */
+    bool        busy_poll;       /* the coordinator's */
 } options;
 
 /* ---- the coordinator process */
@@ -132,8 +133,10 @@ static bt_status front_start(const options *o, front *f)
 {
     bt_status st = BT_OK;
     char      path[PATH_MAX];
+    char     *busy_poll = o->busy_poll ? (char *)"--busy-poll" : NULL;
     char     *argv[] = {path,        (char *)"--model",       (char *)o->model,  (char *)"--port",
-                        (char *)"0", (char *)"--announce-fd", (char *)"@report", NULL};
+                        (char *)"0", (char *)"--announce-fd", (char *)"@report", busy_poll,
+                        NULL};
 
     memset(f, 0, sizeof(*f));
     bt_child_init(&f->child);
@@ -280,13 +283,14 @@ static double median(double runs[MAX_REPEAT][N_FIGURES], uint32_t n, int figure)
     return n % 2 != 0 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-static void add_case(json_t *cases, const bench_case *c, double runs[MAX_REPEAT][N_FIGURES],
-                     uint32_t n)
+static void add_case(json_t *cases, const options *opt, const bench_case *c,
+                     double runs[MAX_REPEAT][N_FIGURES], uint32_t n)
 {
     json_t *o = json_object();
 
     json_object_set_new(o, "case", json_string(c->name));
     json_object_set_new(o, "ranks", json_integer(c->n_ranks));
+    json_object_set_new(o, "busy_poll", json_boolean(opt->busy_poll));
     json_object_set_new(o, "streams", json_integer(c->n_streams));
     for (int k = 0; k < N_FIGURES; k++) {
         json_t *all = json_array();
@@ -298,9 +302,10 @@ static void add_case(json_t *cases, const bench_case *c, double runs[MAX_REPEAT]
     json_array_append_new(cases, o);
 }
 
-static void print_case(const bench_case *c, double runs[MAX_REPEAT][N_FIGURES], uint32_t n)
+static void print_case(const options *o, const bench_case *c, double runs[MAX_REPEAT][N_FIGURES],
+                       uint32_t n)
 {
-    printf("| %s |", c->name);
+    printf("| %s%s |", c->name, o->busy_poll ? ", busy polling" : "");
     for (int k = 0; k < 5; k++) {
         double v = median(runs, n, k);
 
@@ -328,8 +333,8 @@ static bt_status bench(const options *o)
         memset(runs, 0, sizeof(runs));
         for (uint32_t k = 0; k < o->repeat; k++)
             BT_TRY(run_once(o, &CASES[i], runs[k]));
-        print_case(&CASES[i], runs, o->repeat);
-        add_case(cases, &CASES[i], runs, o->repeat);
+        print_case(o, &CASES[i], runs, o->repeat);
+        add_case(cases, o, &CASES[i], runs, o->repeat);
     }
     BT_REQUIRE(json_array_size(cases) != 0, BT_ERR_INVALID_ARG, "no case is called \"%s\"",
                o->only);
@@ -342,7 +347,16 @@ out:
 
 /* ---- options */
 
-enum { OPT_BIN = 256, OPT_MODEL, OPT_REPEAT, OPT_JSON, OPT_ONLY, OPT_PERCENT, OPT_CORE };
+enum {
+    OPT_BIN = 256,
+    OPT_MODEL,
+    OPT_REPEAT,
+    OPT_JSON,
+    OPT_ONLY,
+    OPT_PERCENT,
+    OPT_CORE,
+    OPT_BUSY_POLL
+};
 
 static const struct argp_option OPTIONS[] = {
     {"bin",                         OPT_BIN, "DIR", 0, "Where baton-coordinator is", 0},
@@ -351,8 +365,9 @@ static const struct argp_option OPTIONS[] = {
     {"case",                             OPT_ONLY, "NAME", 0, "Only this one", 0},
     {"percent",OPT_PERCENT, "N", 0, "Of each case's tokens (100)", 0},
     {"core",                            OPT_CORE, "N", 0, "The coordinator's own processor (it shares all)", 0},
-    {"json",                            OPT_JSON, "FILE", 0, "Every run's figures", 0},
-    {0                     }
+    {"busy-poll",                            OPT_BUSY_POLL, NULL, 0, "The coordinator's --busy-poll", 0},
+    {"json",                      OPT_JSON, "FILE", 0, "Every run's figures", 0},
+    {0                         }
 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -373,6 +388,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_JSON: o->json = arg; return 0;
     case OPT_ONLY: o->only = arg; return 0;
+    case OPT_BUSY_POLL: o->busy_poll = true; return 0;
     case ARGP_KEY_END:
         if (o->bin == NULL || o->model == NULL) argp_error(state, "--bin and --model are missing");
         return 0;

@@ -241,10 +241,23 @@ static void check_signals(coordinator *c)
     close_down(c, 0, "the server is shutting down");
 }
 
+/* Until something happens, at most a tick. With --busy-poll awake while ranks have requests. */
+static void await(coordinator *c)
+{
+    uint64_t       deadline_ns = bt_now_ns() + TICK_MS * BT_NS_PER_MS;
+    bt_relay_loads loads       = {0};
+
+    if (c->opt->busy_poll) bt_fleet_get_loads(c->fleet, &loads);
+    if (loads.n_running > 0)
+        bt_rpc_loop_spin_once(c->loop, deadline_ns);
+    else
+        bt_rpc_loop_run_once(c->loop, deadline_ns);
+}
+
 static void serve(coordinator *c)
 {
     while (c->phase != CLOSING) {
-        bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
+        await(c);
         if (c->pub != NULL) bt_public_poll(c->pub);
         bt_fleet_tick(c->fleet, bt_now_ns());
         if (c->phase == DRAINING) check_drained(c);

@@ -92,24 +92,47 @@ static void run_deferred(bt_rpc_loop *loop)
     }
 }
 
-uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns)
+/* Runs a completion that is there. */
+static bool look(bt_rpc_loop *loop, grpc_completion_type *type_out)
+{
+    return next(loop, gpr_time_0(GPR_CLOCK_MONOTONIC), type_out);
+}
+
+static bool look_until(bt_rpc_loop *loop, uint64_t deadline_ns)
 {
     grpc_completion_type type;
-    gpr_timespec         deadline = bt_rpc_deadline(deadline_ns);
-    gpr_timespec         now      = gpr_time_0(GPR_CLOCK_MONOTONIC); /* without waiting */
-    uint32_t             n        = 0;
 
-    uint64_t begun_ns;
+    while (!look(loop, &type))
+        if (type != GRPC_QUEUE_TIMEOUT || bt_now_ns() >= deadline_ns) return false;
+    return true;
+}
+
+static uint32_t run(bt_rpc_loop *loop, uint64_t deadline_ns, bool sleeps)
+{
+    grpc_completion_type type;
+    uint64_t             begun_ns;
+    uint32_t             n;
 
     run_deferred(loop);
     begun_ns = bt_now_ns();
-    if (!next(loop, deadline, &type)) return 0;
+    if (sleeps ? !next(loop, bt_rpc_deadline(deadline_ns), &type) : !look_until(loop, deadline_ns))
+        return 0;
     if (bt_now_ns() - begun_ns >= WAITED_US * BT_NS_PER_US) return 1;
     for (n = 1; n < BATCH; n++) {
         run_deferred(loop);
-        if (!next(loop, now, &type)) break;
+        if (!look(loop, &type)) break;
     }
     return n;
+}
+
+uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns)
+{
+    return run(loop, deadline_ns, true);
+}
+
+uint32_t bt_rpc_loop_spin_once(bt_rpc_loop *loop, uint64_t deadline_ns)
+{
+    return run(loop, deadline_ns, false);
 }
 
 void bt_rpc_loop_defer(bt_rpc_loop *loop, bt_rpc_later *later)

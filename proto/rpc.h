@@ -38,6 +38,9 @@ grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop);
  * deadline_ns (bt_now_ns clock) for one, and returns with it, so that what it brings is acted upon
  * before anything else.  Returns how many. */
 uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns);
+/* The same without sleep: looks again and again, so that its core neither halts nor works for
+ * others meanwhile. */
+uint32_t bt_rpc_loop_spin_once(bt_rpc_loop *loop, uint64_t deadline_ns);
 /* Operations in flight that will still complete; every starter counts with begin(), each completion
  * ends one. */
 void bt_rpc_loop_begin(bt_rpc_loop *loop);

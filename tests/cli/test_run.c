@@ -93,8 +93,12 @@ static void run_serves_until_a_signal(void)
 
 static void run_generates_for_a_client(void)
 {
-    start_run("", BOTH_1);
+    const char *handed_on;
+
+    start_run("", ARGS((char *)"--both", (char *)"1", (char *)"--busy-poll"));
     if (!serving()) return;
+    handed_on = strstr(g_run.output, "coordinator - ");
+    EXPECT_HAS(handed_on, "busy-poll=true (flag)");
     EXPECT_EQ(
         client("baton-generate", ARGS((char *)"--prompt", (char *)"To be", (char *)"--max-tokens",
                                       (char *)"5", (char *)"--json", (char *)"--logprobs")),

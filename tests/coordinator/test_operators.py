@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -304,6 +305,43 @@ class DrainLimit(Draining):
         calls = self.drain(signal.SIGTERM)
         for call in calls:
             self.assertEqual(self.error(call)[:2], (UNAVAILABLE, "the server is shutting down"))
+        self.assertEqual(self.coordinator.wait(), 0)
+
+
+class BusyPoll(Served):
+    """By CPU time, so that no other program matters: asleep, the loop wakes 20 times a second."""
+    ARGS = ("--busy-poll",)
+
+    def used(self):
+        with open(f"/proc/{self.coordinator.process.pid}/stat", encoding="utf-8") as f:
+            return sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def asleep(self):
+        before, start = self.used(), time.monotonic()
+        time.sleep(0.5)
+        return self.used() - before < 0.1 * (time.monotonic() - start)
+
+    def hold(self):
+        """A request that runs and brings nothing for now."""
+        self.cell.more_gate.clear()
+        self.cell.split_after = 3
+        call, before = self.generate(), self.used()
+        next(call)
+        wait_for(lambda: self.used() - before > 0.2, "a loop that is awake while a request runs")
+        return call
+
+    def finish(self, call):
+        self.cell.more_gate.set()
+        self.assertEqual(list(list(call)[-1].complete.output_ids), expected([5, 200, 300], 20))
+
+    def test_awake_while_requests_run_and_only_then(self):
+        wait_for(self.asleep, "sleep before the first request")
+        self.finish(self.hold())
+        wait_for(self.asleep, "sleep after the last request")
+        call = self.hold()
+        self.coordinator.process.send_signal(signal.SIGUSR1)
+        self.coordinator.line("draining")  # what else there is to do is done
+        self.finish(call)
         self.assertEqual(self.coordinator.wait(), 0)
 
 

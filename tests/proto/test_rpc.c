@@ -1,0 +1,94 @@
+/* The completion loop: that it wakes, sleeps and stays awake when it should. */
+#include "proto/rpc.h"
+
+#include <sys/resource.h>
+
+#include "core/clock.h"
+#include "tests/support/test.h"
+
+enum { LOOKS = 40, LOOK_MS = 5, FAR_S = 60 };
+
+typedef uint32_t (*run_fn)(bt_rpc_loop *loop, uint64_t deadline_ns);
+
+static uint64_t after(uint64_t ns) { return bt_now_ns() + ns; }
+
+/* How often this thread has gone to sleep. */
+static long n_sleeps(void)
+{
+    struct rusage used;
+
+    NEED(getrusage(RUSAGE_THREAD, &used) == 0);
+    return used.ru_nvcsw;
+}
+
+static long sleeps_of(run_fn run)
+{
+    bt_rpc_loop *loop = NULL;
+    long         before;
+
+    NEED(bt_rpc_loop_create(&loop) == BT_OK);
+    before = n_sleeps();
+    for (int i = 0; i < LOOKS; i++) {
+        uint64_t deadline_ns = after(LOOK_MS * BT_NS_PER_MS);
+
+        EXPECT_EQ(run(loop, deadline_ns), 0);
+        EXPECT(bt_now_ns() + BT_NS_PER_MS >= deadline_ns); /* gRPC's clock is as fine as that */
+    }
+    before = n_sleeps() - before;
+    bt_rpc_loop_destroy(loop);
+    return before;
+}
+
+static void rpc_loop_without_completions_sleeps_or_spins(void)
+{
+    EXPECT(sleeps_of(bt_rpc_loop_run_once) >= LOOKS);
+    EXPECT(sleeps_of(bt_rpc_loop_spin_once) < LOOKS / 2);
+}
+
+static void count(bt_rpc_tag *tag, bool ok)
+{
+    (void)ok;
+    ++*(int *)tag->ctx;
+}
+
+static void count_later(void *ctx) { ++*(int *)ctx; }
+
+/* The completion is that of a channel's watch, at its end. */
+static void comes_in_time(run_fn run)
+{
+    int                       n_done = 0, n_later = 0;
+    grpc_channel_credentials *plain   = grpc_insecure_credentials_create();
+    grpc_channel             *channel = grpc_channel_create("127.0.0.1:1", plain, NULL);
+    bt_rpc_tag                tag     = {count, &n_done};
+    bt_rpc_later              later   = {count_later, &n_later, NULL};
+    bt_rpc_loop              *loop    = NULL;
+    uint64_t                  far_ns  = after(FAR_S * BT_NS_PER_S);
+
+    NEED(bt_rpc_loop_create(&loop) == BT_OK);
+    bt_rpc_loop_begin(loop);
+    grpc_channel_watch_connectivity_state(channel, GRPC_CHANNEL_IDLE,
+                                          bt_rpc_deadline(after(LOOK_MS * BT_NS_PER_MS)),
+                                          bt_rpc_loop_cq(loop), &tag);
+    bt_rpc_loop_defer(loop, &later);
+    EXPECT_EQ(run(loop, far_ns), 1);
+    EXPECT(bt_now_ns() < far_ns);
+    EXPECT_EQ(n_done, 1);
+    EXPECT_EQ(n_later, 1);
+    EXPECT(bt_rpc_loop_idle(loop));
+    grpc_channel_destroy(channel);
+    grpc_channel_credentials_release(plain);
+    bt_rpc_loop_destroy(loop);
+}
+
+static void rpc_loop_completion_ends_the_wait(void)
+{
+    comes_in_time(bt_rpc_loop_run_once);
+    comes_in_time(bt_rpc_loop_spin_once);
+}
+
+static const bt_test tests[] = {
+    BT_TEST(rpc_loop_without_completions_sleeps_or_spins),
+    BT_TEST(rpc_loop_completion_ends_the_wait),
+};
+
+int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

@@ -16,11 +16,9 @@ static const char DOC[] =
     "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
     "are checked completely, each tensor's name, type and shape against config.json, so that what "
     "passes can be loaded.\n\n"
-    "The last table is an estimate for cells on this machine: weights as the CPU engine holds them "
-    "(bf16, FP8 dequantised; all but the routed experts on every rank, these spread over the ranks "
-    "of a group), a tenth of the free memory kept back for buffers and other programs, the rest "
-    "for "
-    "latent KV pages.\n\n"
+    "The last table is an estimate for cells of CPU ranks on this machine: weights in bf16, FP8 "
+    "widened, in memory once for all ranks; a tenth of the free memory kept back for buffers and "
+    "other programs; the rest for latent KV pages.\n\n"
     "Exit code: 0, 1 when the model cannot be loaded, 64 for wrong usage.\n\n"
     "Example:\n"
     "  baton inspect models/demo";
@@ -159,40 +157,24 @@ static void print_kv(const bt_model_config *cfg)
            BT_PAGE_TOKENS, in_units(kv_token_bytes(cfg) * cfg->max_context, c));
 }
 
-/* One row of the table: a cell with n_groups groups of n_ranks ranks. */
-static void print_cell(const bt_model_config *cfg, const bt_census *c, uint64_t usable,
-                       const char *flags, uint64_t n_groups, uint64_t n_ranks)
-{
-    uint64_t experts = 2 * c->n_params[BT_PART_EXPERTS];
-    uint64_t others  = 2 * sum(c->n_params, 0, BT_PART_MTP) - experts;
-    uint64_t weights = n_groups * (experts + n_ranks * others);
-    uint64_t tokens =
-        weights < usable ? (usable - weights) / (n_groups * n_ranks) / kv_token_bytes(cfg) : 0;
-    char a[32], b[32];
-
-    printf("  %-24s %12s  ", flags, in_units(weights, a));
-    if (tokens == 0)
-        printf("does not fit: %s too many\n", in_units(weights < usable ? 0 : weights - usable, b));
-    else
-        printf("room for %s tokens of KV on each rank\n", grouped(tokens, b));
-}
-
 static void print_fit(const bt_model_config *cfg, const bt_census *c)
 {
     bt_machine m;
-    uint64_t   usable;
+    uint64_t   usable, weights = 2 * sum(c->n_params, 0, BT_PART_MTP);
     char       a[32], b[32];
 
     bt_machine_look(&m);
     usable = m.free_bytes - m.free_bytes / 10;
     printf("\nThis machine  %u cores, %s of memory, %s free\n", m.n_cores,
            in_units(m.total_bytes, a), in_units(m.free_bytes, b));
-    printf("  %-24s %12s\n", "cell", "weights");
-    print_cell(cfg, c, usable, "--both 1", 1, 1);
-    print_cell(cfg, c, usable, "--both 2", 1, 2);
-    print_cell(cfg, c, usable, "--prefill 1 --decode 1", 2, 1);
-    print_cell(cfg, c, usable, "--prefill 2 --decode 2", 2, 2);
-    print_cell(cfg, c, usable, "--prefill 4 --decode 4", 2, 4);
+    printf("  weights     %s, once for all ranks\n", in_units(weights, a));
+    if (weights >= usable) {
+        printf("  no room     %s too many\n", in_units(weights - usable, a));
+        return;
+    }
+    for (unsigned n = 1; n <= 8; n *= 2)
+        printf("  %u rank%s     room for %s tokens of KV on each\n", n, n == 1 ? " " : "s",
+               grouped((usable - weights) / n / kv_token_bytes(cfg), a));
 }
 
 static bt_status inspect(const char *dir)

@@ -105,6 +105,9 @@ def main():
         done = subprocess.run([CHECK, "--model", broken], capture_output=True, text=True, timeout=300)
         assert done.returncode == 1
         has(done.stdout, "localhost    WRONG  the model: ", "config.json")
+        done = subprocess.run([INSPECT, MODEL], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        has(done.stdout, "all (served)                  7,963,696     15.2 MiB", "weights     15.2 MiB, once for all ranks", "8 ranks     room for ")
         # A config.json that does not fit the tensors: neither check nor inspect may pass it.
         config = json.load(open(os.path.join(MODEL, "config.json")))
         json.dump(config | {"hidden_size": 2 * config["hidden_size"]}, open(os.path.join(broken, "config.json"), "w"))

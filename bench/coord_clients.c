@@ -7,7 +7,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
-#include "proto/rpc.h"
+#include "proto/rpc_call.h"
 #include "proto/vllm_engine.pb-c.h"
 
 #define GENERATE "/vllm.grpc.engine.VllmEngine/Generate"
@@ -17,15 +17,10 @@ enum { LIMIT_S = 300, CONNECTIONS = 16 };
 typedef struct clients clients;
 
 typedef struct {
-    clients            *all;
-    uint32_t            stream, n_seen;
-    grpc_call          *call;
-    bt_rpc_tag          sent, arrived, ended;
-    grpc_metadata_array head, trailer;
-    grpc_byte_buffer   *received;
-    grpc_status_code    code;
-    grpc_slice          details;
-    bool                complete;
+    bt_rpc_call rpc;
+    clients    *all;
+    uint32_t    stream, n_seen;
+    bool        complete;
 } stream;
 
 struct clients {
@@ -33,7 +28,7 @@ struct clients {
     bt_rpc_loop          *loop;
     grpc_channel         *channels[CONNECTIONS];
     stream               *streams; /* owned */
-    uint32_t              n_open;  /* operations */
+    uint32_t              n_open;  /* streams */
     clockid_t             cpu;
     uint64_t              n_tokens, warm_tokens, wall_ns, cpu_ns; /* clocks: when warm */
     bench_clients_result *r;
@@ -46,22 +41,6 @@ static uint64_t cpu_ns(const clients *c)
 
     clock_gettime(c->cpu, &t);
     return (uint64_t)t.tv_sec * BT_NS_PER_S + (uint64_t)t.tv_nsec;
-}
-
-static void begin(stream *s, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
-{
-    grpc_call_error e = grpc_call_start_batch(s->call, ops, n, tag, NULL);
-
-    BT_ASSERT(e == GRPC_CALL_OK);
-    bt_rpc_loop_begin(s->all->loop);
-    s->all->n_open++;
-}
-
-static void receive(stream *s)
-{
-    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &s->received};
-
-    begin(s, &op, 1, &s->arrived);
 }
 
 __attribute__((format(printf, 2, 3))) static void wrong(clients *c, const char *fmt, ...)
@@ -108,54 +87,35 @@ static void take_complete(stream *s, const Vllm__Grpc__Engine__GenerateComplete 
               m->n_output_ids, s->n_seen, s->all->shared->load.n_tokens);
 }
 
-static void on_arrived(bt_rpc_tag *tag, bool ok)
+static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
 {
-    stream                               *s      = tag->ctx;
-    grpc_byte_buffer                     *buffer = s->received;
-    Vllm__Grpc__Engine__GenerateResponse *m;
+    stream                                     *s = rpc->ctx;
+    const Vllm__Grpc__Engine__GenerateResponse *m = (const void *)message;
 
-    s->all->n_open--;
-    s->received = NULL;
-    if (!ok || buffer == NULL) return;
-    m = (Vllm__Grpc__Engine__GenerateResponse *)bt_rpc_unpack(
-        buffer, &vllm__grpc__engine__generate_response__descriptor);
-    grpc_byte_buffer_destroy(buffer);
-    if (m == NULL) {
+    if (m == NULL)
         wrong(s->all, "stream %u: bytes that are no GenerateResponse", s->stream);
-    } else {
-        if (m->response_case == VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK)
-            take_chunk(s, m->chunk);
-        else
-            take_complete(s, m->complete);
-        protobuf_c_message_free_unpacked(&m->base, NULL);
-    }
-    receive(s);
+    else if (m->response_case == VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK)
+        take_chunk(s, m->chunk);
+    else
+        take_complete(s, m->complete);
 }
 
-static void on_done(bt_rpc_tag *tag, bool ok)
+static void on_end(bt_rpc_call *rpc)
 {
-    stream *s = tag->ctx;
-
-    (void)ok;
-    s->all->n_open--;
-}
-
-static void on_ended(bt_rpc_tag *tag, bool ok)
-{
-    stream *s = tag->ctx;
+    stream *s = rpc->ctx;
     char    why[128];
 
-    (void)ok;
     s->all->n_open--;
-    bt_rpc_slice_text(s->details, why, sizeof(why));
-    if (s->code != GRPC_STATUS_OK)
-        wrong(s->all, "stream %u ended with status %d: %s", s->stream, (int)s->code, why);
+    bt_rpc_slice_text(rpc->details, why, sizeof(why));
+    if (rpc->code != GRPC_STATUS_OK)
+        wrong(s->all, "stream %u ended with status %d: %s", s->stream, (int)rpc->code, why);
 }
 
 /* ---- calls */
 
-static grpc_byte_buffer *request(const clients *c, uint32_t i)
+static void call_begin(clients *c, uint32_t i, grpc_channel *channel)
 {
+    stream                             *s      = &c->streams[i];
     Vllm__Grpc__Engine__GenerateRequest q      = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INIT;
     Vllm__Grpc__Engine__TokenizedInput  input  = VLLM__GRPC__ENGINE__TOKENIZED_INPUT__INIT;
     Vllm__Grpc__Engine__SamplingParams  params = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
@@ -175,38 +135,16 @@ static grpc_byte_buffer *request(const clients *c, uint32_t i)
     q.tokenized             = &input;
     q.sampling_params       = &params;
     q.stream                = true;
-    return bt_rpc_pack(&q.base);
-}
-
-static void call_begin(clients *c, uint32_t i, grpc_channel *channel)
-{
-    stream           *s      = &c->streams[i];
-    grpc_slice        path   = grpc_slice_from_static_string(GENERATE);
-    grpc_byte_buffer *bytes  = request(c, i);
-    grpc_op           ops[4] = {{.op = GRPC_OP_SEND_INITIAL_METADATA},
-                                {.op = GRPC_OP_SEND_MESSAGE},
-                                {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
-                                {.op = GRPC_OP_RECV_INITIAL_METADATA}};
-    grpc_op           end    = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
-
-    *s         = (stream){.all = c, .stream = i, .details = grpc_empty_slice()};
-    s->sent    = (bt_rpc_tag){on_done, s};
-    s->ended   = (bt_rpc_tag){on_ended, s};
-    s->arrived = (bt_rpc_tag){on_arrived, s};
-    grpc_metadata_array_init(&s->head);
-    grpc_metadata_array_init(&s->trailer);
-    ops[1].data.send_message.send_message                   = bytes;
-    ops[3].data.recv_initial_metadata.recv_initial_metadata = &s->head;
-    end.data.recv_status_on_client.trailing_metadata        = &s->trailer;
-    end.data.recv_status_on_client.status                   = &s->code;
-    end.data.recv_status_on_client.status_details           = &s->details;
-    s->call =
-        grpc_channel_create_call(channel, NULL, GRPC_PROPAGATE_DEFAULTS, bt_rpc_loop_cq(c->loop),
-                                 path, NULL, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-    begin(s, &end, 1, &s->ended);
-    begin(s, ops, 4, &s->sent);
-    receive(s);
-    grpc_byte_buffer_destroy(bytes);
+    *s                      = (stream){
+                             .rpc    = {.answer     = &vllm__grpc__engine__generate_response__descriptor,
+                                        .on_message = on_message,
+                                        .on_end     = on_end,
+                                        .ctx        = s},
+                             .all    = c,
+                             .stream = i
+    };
+    bt_rpc_call_start(&s->rpc, c->loop, channel, GENERATE, &q.base, UINT64_MAX);
+    c->n_open++;
 }
 
 static void open_channels(clients *c, const char *address, uint32_t n)
@@ -242,7 +180,7 @@ static bt_status drive(clients *c)
               atomic_load(&c->shared->failed) ? "a rank has lost its stream"
                                               : "the streams did not end in time");
         for (uint32_t i = 0; i < c->shared->load.n_streams; i++)
-            grpc_call_cancel(c->streams[i].call, NULL);
+            bt_rpc_call_cancel(&c->streams[i].rpc);
     }
     for (uint32_t i = 0; i < c->shared->load.n_streams && c->wrong[0] == 0; i++)
         if (!c->streams[i].complete) wrong(c, "stream %u has no complete message", i);
@@ -278,13 +216,8 @@ bt_status bench_clients_run(const char *address, uint32_t n_connections, pid_t c
     *result_out = r;
     r.late_ns   = NULL; /* handed over */
 out:
-    for (uint32_t i = 0; c.streams != NULL && i < n; i++) {
-        if (c.streams[i].call == NULL) continue;
-        grpc_metadata_array_destroy(&c.streams[i].head);
-        grpc_metadata_array_destroy(&c.streams[i].trailer);
-        grpc_slice_unref(c.streams[i].details);
-        grpc_call_unref(c.streams[i].call);
-    }
+    for (uint32_t i = 0; c.streams != NULL && i < n; i++)
+        bt_rpc_call_fini(&c.streams[i].rpc);
     for (uint32_t i = 0; i < CONNECTIONS; i++)
         if (c.channels[i] != NULL) grpc_channel_destroy(c.channels[i]);
     bt_rpc_loop_destroy(c.loop);

@@ -8,7 +8,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
-#include "proto/rpc.h"
+#include "proto/rpc_call.h"
 #include "proto/vllm_engine.pb-c.h"
 
 #define VLLM(name) Vllm__Grpc__Engine__##name
@@ -18,21 +18,15 @@
 
 typedef struct driver driver;
 
-/* One call; freed when its last operation has completed. */
+/* One call; freed when it has ended. */
 typedef struct bench_call bench_call;
 struct bench_call {
-    driver             *d;
-    bench_call         *next, **link; /* among those under way */
-    size_t              record, last_message;
-    uint64_t            i; /* index in the plan */
-    grpc_call          *call;
-    bt_rpc_tag          sent, arrived, ended;
-    grpc_metadata_array head, trailer;
-    grpc_byte_buffer   *received;
-    grpc_status_code    code;
-    grpc_slice          details;
-    bool                complete, broken;
-    uint32_t            n_open; /* operations that will still complete */
+    bt_rpc_call rpc;
+    driver     *d;
+    bench_call *next, **link; /* among those under way */
+    size_t      record, last_message;
+    uint64_t    i; /* index in the plan */
+    bool        complete, broken;
 };
 
 struct driver {
@@ -122,20 +116,15 @@ static void take_response(bench_call *c, const VLLM(GenerateResponse) * m)
     }
 }
 
-static void start(bench_call *c, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
+static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
 {
-    grpc_call_error error = grpc_call_start_batch(c->call, ops, n, tag, NULL);
+    bench_call *c = rpc->ctx;
 
-    BT_ASSERT(error == GRPC_CALL_OK);
-    bt_rpc_loop_begin(c->d->loop);
-    c->n_open++;
-}
-
-static void receive(bench_call *c)
-{
-    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &c->received};
-
-    start(c, &op, 1, &c->arrived);
+    if (message == NULL)
+        broken(c, "bytes that cannot be parsed as GenerateResponse");
+    else
+        take_response(c, (const VLLM(GenerateResponse) *)message);
+    if (c->broken) bt_rpc_call_cancel(rpc);
 }
 
 /* The status is known, and every message has been seen. */
@@ -143,7 +132,7 @@ static void finish(bench_call *c)
 {
     driver          *d     = c->d;
     bt_bench_record *r     = &d->run->records[c->record];
-    int              code  = (int)c->code;
+    int              code  = (int)c->rpc.code;
     bool             ended = d->load->stop == NULL || *d->load->stop == 0;
 
     r->end_ns = now_ns(d);
@@ -155,56 +144,28 @@ static void finish(bench_call *c)
     if (r->code > 0) {
         char *text = d->run->first_error[code];
 
-        if (text[0] == '\0') bt_rpc_slice_text(c->details, text, sizeof(d->run->first_error[0]));
+        if (text[0] == '\0')
+            bt_rpc_slice_text(c->rpc.details, text, sizeof(d->run->first_error[0]));
         d->seen.n_failed++;
     }
     d->seen.n_ended++;
     d->seen.n_running--;
 }
 
-static void release(bench_call *c)
+static void on_end(bt_rpc_call *rpc)
 {
-    if (--c->n_open != 0) return;
+    bench_call *c = rpc->ctx;
+
     finish(c);
     *c->link = c->next;
     if (c->next != NULL) c->next->link = c->link;
-    grpc_metadata_array_destroy(&c->head);
-    grpc_metadata_array_destroy(&c->trailer);
-    grpc_slice_unref(c->details);
-    grpc_call_unref(c->call);
+    bt_rpc_call_fini(rpc);
     bt_free(c);
-}
-
-static void on_done(bt_rpc_tag *tag, bool ok)
-{
-    (void)ok; /* the status says more */
-    release(tag->ctx);
-}
-
-static void on_arrived(bt_rpc_tag *tag, bool ok)
-{
-    bench_call       *c      = tag->ctx;
-    grpc_byte_buffer *buffer = c->received;
-    ProtobufCMessage *message;
-
-    c->received = NULL;
-    if (ok && buffer != NULL) {
-        message = bt_rpc_unpack(buffer, &vllm__grpc__engine__generate_response__descriptor);
-        grpc_byte_buffer_destroy(buffer);
-        if (message == NULL)
-            broken(c, "bytes that cannot be parsed as GenerateResponse");
-        else
-            take_response(c, (const VLLM(GenerateResponse) *)message);
-        if (message != NULL) protobuf_c_message_free_unpacked(message, NULL);
-        if (c->broken) grpc_call_cancel(c->call, NULL);
-        receive(c);
-    }
-    release(c);
 }
 
 /* ---- what goes */
 
-static grpc_byte_buffer *pack(const bench_call *c, const bt_bench_request *r)
+static void begin_call(bench_call *c, const bt_bench_request *r)
 {
     const bt_bench_load *load = c->d->load;
     char                 id[96];
@@ -230,32 +191,8 @@ static grpc_byte_buffer *pack(const bench_call *c, const bt_bench_request *r)
     q.tokenized           = &in;
     q.sampling_params     = &how;
     q.stream              = true;
-    return bt_rpc_pack(&q.base);
-}
-
-static void begin_call(bench_call *c, grpc_byte_buffer *bytes)
-{
-    driver    *d      = c->d;
-    grpc_slice path   = grpc_slice_from_static_string(GENERATE);
-    grpc_op    ops[4] = {
-           {.op = GRPC_OP_SEND_INITIAL_METADATA},
-           {.op = GRPC_OP_SEND_MESSAGE,          .data.send_message.send_message = bytes},
-           {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT                                  },
-           {.op = GRPC_OP_RECV_INITIAL_METADATA},
-    };
-    grpc_op end = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
-
-    ops[3].data.recv_initial_metadata.recv_initial_metadata = &c->head;
-    end.data.recv_status_on_client.trailing_metadata        = &c->trailer;
-    end.data.recv_status_on_client.status                   = &c->code;
-    end.data.recv_status_on_client.status_details           = &c->details;
-    c->call = grpc_channel_create_call(d->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
-                                       bt_rpc_loop_cq(d->loop), path, NULL,
-                                       bt_rpc_deadline(bt_now_ns() + d->load->timeout_ns), NULL);
-    start(c, &end, 1, &c->ended);
-    start(c, ops, 4, &c->sent);
-    receive(c);
-    grpc_byte_buffer_destroy(bytes);
+    bt_rpc_call_start(&c->rpc, c->d->loop, c->d->channel, GENERATE, &q.base,
+                      bt_now_ns() + load->timeout_ns);
 }
 
 static bt_bench_record *add_record(bt_bench_run *run)
@@ -276,24 +213,22 @@ static bt_status send_one(driver *d)
     bench_call      *c       = bt_calloc(1, sizeof(*c));
 
     BT_REQUIRE(r != NULL && c != NULL, BT_ERR_NO_MEMORY, "request %llu", (unsigned long long)i);
-    c->d       = d;
-    c->i       = i;
-    c->record  = d->run->n - 1;
-    c->sent    = (bt_rpc_tag){on_done, c};
-    c->ended   = (bt_rpc_tag){on_done, c};
-    c->arrived = (bt_rpc_tag){on_arrived, c};
-    c->details = grpc_empty_slice();
-    c->next    = d->calls;
-    c->link    = &d->calls;
+    c->rpc    = (bt_rpc_call){.answer     = &vllm__grpc__engine__generate_response__descriptor,
+                              .on_message = on_message,
+                              .on_end     = on_end,
+                              .ctx        = c};
+    c->d      = d;
+    c->i      = i;
+    c->record = d->run->n - 1;
+    c->next   = d->calls;
+    c->link   = &d->calls;
     if (d->calls != NULL) d->calls->link = &c->next;
-    d->calls = c;
-    grpc_metadata_array_init(&c->head);
-    grpc_metadata_array_init(&c->trailer);
+    d->calls    = c;
     r->n_prompt = request.n_prompt;
     r->n_wanted = request.n_output;
     r->sent_ns  = now_ns(d);
     r->due_ns   = d->load->concurrency != 0 ? r->sent_ns : d->due_ns;
-    begin_call(c, pack(c, &request));
+    begin_call(c, &request);
     c = NULL;
     d->seen.n_sent++;
     d->seen.n_running++;
@@ -340,7 +275,7 @@ static void cancel_all(driver *d)
 {
     d->run->stopped = true;
     for (bench_call *c = d->calls; c != NULL; c = c->next)
-        grpc_call_cancel(c->call, NULL);
+        bt_rpc_call_cancel(&c->rpc);
     while (d->calls != NULL)
         bt_rpc_loop_run_once(d->loop, bt_now_ns() + TICK_NS);
 }

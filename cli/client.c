@@ -7,107 +7,50 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/rpc_call.h"
 
 #define TICK_NS (50 * BT_NS_PER_MS)
 
 /* One call: unary or server-streaming, which is the same from here. */
 typedef struct {
-    bt_client                        *client;
-    grpc_call                        *call;
-    const ProtobufCMessageDescriptor *answer;
-    bt_client_message_fn              on_message;
-    void                             *ctx;
-    bt_rpc_tag                        sent, arrived, ended;
-    grpc_metadata_array               head, trailer;
-    grpc_byte_buffer                 *received;
-    grpc_status_code                  code;
-    grpc_slice                        details;
-    uint64_t                          last_ns; /* when something came */
-    bt_status                         st;      /* of on_message */
-    uint32_t                          n_open;  /* operations that will still complete */
+    bt_rpc_call          rpc;
+    bt_client           *client;
+    bt_client_message_fn on_message;
+    void                *ctx;
+    uint64_t             last_ns; /* when something came */
+    bt_status            st;      /* of on_message */
+    bool                 ended;
 } call;
 
-static void start(call *c, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
+static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
 {
-    grpc_call_error error = grpc_call_start_batch(c->call, ops, n, tag, NULL);
+    call *c = rpc->ctx;
 
-    BT_ASSERT(error == GRPC_CALL_OK);
-    bt_rpc_loop_begin(c->client->loop);
-    c->n_open++;
-}
-
-static void on_done(bt_rpc_tag *tag, bool ok)
-{
-    call *c = tag->ctx;
-
-    (void)ok; /* the status says more */
-    c->n_open--;
-}
-
-static void receive(call *c)
-{
-    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &c->received};
-
-    start(c, &op, 1, &c->arrived);
-}
-
-static void on_arrived(bt_rpc_tag *tag, bool ok)
-{
-    call             *c      = tag->ctx;
-    grpc_byte_buffer *buffer = c->received;
-    ProtobufCMessage *message;
-
-    c->n_open--;
-    c->received = NULL;
-    if (!ok || buffer == NULL) return; /* no more: the status follows */
     c->last_ns = bt_now_ns();
-    message    = bt_rpc_unpack(buffer, c->answer);
-    grpc_byte_buffer_destroy(buffer);
     if (c->st == BT_OK && message == NULL) {
         bt_log_error(__FILE__, __LINE__, "a peer broke the protocol",
                      "%s sent bytes that cannot be parsed as %s", c->client->address,
-                     c->answer->name);
+                     rpc->answer->name);
         c->st = BT_ERR_PROTOCOL;
     }
     if (c->st == BT_OK) c->st = c->on_message(c->ctx, message);
-    if (message != NULL) protobuf_c_message_free_unpacked(message, NULL);
-    if (c->st != BT_OK) grpc_call_cancel(c->call, NULL);
-    receive(c);
+    if (c->st != BT_OK) bt_rpc_call_cancel(rpc);
 }
 
-static void begin_call(call *c, const char *method, const ProtobufCMessage *request)
+static void on_end(bt_rpc_call *rpc)
 {
-    grpc_completion_queue *cq     = bt_rpc_loop_cq(c->client->loop);
-    grpc_slice             path   = grpc_slice_from_copied_string(method);
-    grpc_byte_buffer      *bytes  = bt_rpc_pack(request);
-    grpc_op                ops[4] = {
-                       {.op = GRPC_OP_SEND_INITIAL_METADATA},
-                       {.op = GRPC_OP_SEND_MESSAGE,          .data.send_message.send_message = bytes},
-                       {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT                                  },
-                       {.op = GRPC_OP_RECV_INITIAL_METADATA},
-    };
-    grpc_op end = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
+    call *c = rpc->ctx;
 
-    ops[3].data.recv_initial_metadata.recv_initial_metadata = &c->head;
-    end.data.recv_status_on_client.trailing_metadata        = &c->trailer;
-    end.data.recv_status_on_client.status                   = &c->code;
-    end.data.recv_status_on_client.status_details           = &c->details;
-    c->call = grpc_channel_create_call(c->client->channel, NULL, GRPC_PROPAGATE_DEFAULTS, cq, path,
-                                       NULL, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-    start(c, &end, 1, &c->ended);
-    start(c, ops, 4, &c->sent);
-    receive(c);
-    grpc_byte_buffer_destroy(bytes);
-    grpc_slice_unref(path);
+    c->ended = true;
 }
 
-/* Drives the loop until every operation of the call has completed. */
+/* Drives the loop until the call has ended. */
 static bt_status wait_call(call *c)
 {
     bt_status st        = BT_OK;
-    bool      cancelled = false; /* gRPC then completes the call by itself */
+    bool      cancelled = false; /* gRPC then ends the call by itself */
 
-    while (c->n_open != 0) {
+    while (!c->ended) {
         uint64_t now     = bt_now_ns();
         bool     expired = now - c->last_ns > c->client->limit_ns;
         bool     stopped = c->client->stop != NULL && *c->client->stop != 0;
@@ -119,7 +62,7 @@ static bt_status wait_call(call *c)
                              c->client->address,
                              (unsigned long long)(c->client->limit_ns / BT_NS_PER_S));
             }
-            grpc_call_cancel(c->call, NULL);
+            bt_rpc_call_cancel(&c->rpc);
             cancelled = true;
         }
         bt_rpc_loop_run_once(c->client->loop, now + TICK_NS);
@@ -128,34 +71,28 @@ static bt_status wait_call(call *c)
 }
 
 bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCMessage *request,
-                         const ProtobufCMessageDescriptor *answer, bt_client_message_fn on_message,
+                         const ProtobufCMessageDescriptor *answer, bt_client_message_fn on_answer,
                          void *ctx)
 {
     bt_status st = BT_OK;
-    call      c  = {.client     = client,
-                    .answer     = answer,
-                    .on_message = on_message,
-                    .ctx        = ctx,
-                    .last_ns    = bt_now_ns()};
-    char      reason[1024];
+    call      c  = {
+              .rpc        = {.answer = answer, .on_message = on_message, .on_end = on_end},
+              .client     = client,
+              .on_message = on_answer,
+              .ctx        = ctx,
+              .last_ns    = bt_now_ns()
+    };
+    char reason[1024];
 
-    c.sent    = (bt_rpc_tag){on_done, &c};
-    c.ended   = (bt_rpc_tag){on_done, &c};
-    c.arrived = (bt_rpc_tag){on_arrived, &c};
-    c.details = grpc_empty_slice();
-    grpc_metadata_array_init(&c.head);
-    grpc_metadata_array_init(&c.trailer);
-    begin_call(&c, method, request);
+    c.rpc.ctx = &c;
+    bt_rpc_call_start(&c.rpc, client->loop, client->channel, method, request, UINT64_MAX);
     BT_TRY(wait_call(&c));
     BT_TRY(c.st);
-    bt_rpc_slice_text(c.details, reason, sizeof(reason));
-    BT_REQUIRE(c.code == GRPC_STATUS_OK, BT_ERR_PEER, "%s: %s: %s", client->address,
-               bt_rpc_code_name(c.code), reason);
+    bt_rpc_slice_text(c.rpc.details, reason, sizeof(reason));
+    BT_REQUIRE(c.rpc.code == GRPC_STATUS_OK, BT_ERR_PEER, "%s: %s: %s", client->address,
+               bt_rpc_code_name(c.rpc.code), reason);
 out:
-    grpc_metadata_array_destroy(&c.head);
-    grpc_metadata_array_destroy(&c.trailer);
-    grpc_slice_unref(c.details);
-    grpc_call_unref(c.call);
+    bt_rpc_call_fini(&c.rpc);
     return st;
 }
 

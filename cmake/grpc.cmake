@@ -1,19 +1,20 @@
 # gRPC for proto/: bt_grpc is the shared library, and for targets with the property BT_GRPC_ARCHIVES the archives that
-# libgrpc-dev has beside it.  From an archive its calls of itself go straight to their target, not through tables
-# that another library might change: a token costs the coordinator a quarter less (docs/measurements/coordinator.md).
+# libgrpc-dev has beside it, if all are there.  From an archive its calls of itself go straight to their target, not
+# through tables that another library might change: a token costs the coordinator a quarter less
+# (docs/measurements/coordinator.md).
 add_library(bt_grpc INTERFACE)
 add_library(bt_grpc_archives INTERFACE)
 
 set(archives)
 set(others stdc++)
-set(no_archive)
+set(shared) # why the shared library instead
 foreach(name ${GRPC_STATIC_LIBRARIES})
   if(name MATCHES "^(grpc|gpr|upb.*|utf8_range.*|address_sorting|absl_.*)$")
     find_library(BT_ARCHIVE_${name} lib${name}.a HINTS ${GRPC_STATIC_LIBRARY_DIRS})
     mark_as_advanced(BT_ARCHIVE_${name})
     list(APPEND archives ${BT_ARCHIVE_${name}})
     if(NOT BT_ARCHIVE_${name})
-      set(no_archive ${name})
+      set(shared "there is no lib${name}.a")
     endif()
   else()
     list(APPEND others ${name})
@@ -21,7 +22,11 @@ foreach(name ${GRPC_STATIC_LIBRARIES})
 endforeach()
 list(REMOVE_DUPLICATES archives)
 list(REMOVE_DUPLICATES others)
-if(no_archive OR BT_SANITIZE_ADDRESS OR BT_SANITIZE_THREAD OR BT_FUZZ) # sanitizers tell libraries from programs by the file
+if(BT_SANITIZE_ADDRESS OR BT_SANITIZE_THREAD OR BT_FUZZ)
+  set(shared "sanitizers tell libraries from programs by the file")
+endif()
+if(shared)
+  message(STATUS "gRPC: linked in as a shared library, since ${shared}")
   target_link_libraries(bt_grpc_archives INTERFACE PkgConfig::GRPC)
 else()
   list(JOIN archives "," archives)

@@ -21,11 +21,6 @@ static const char *g_carrier = "nccl";
 
 /* ---- device memory with known content */
 
-static inline uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
-{
-    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
-}
-
 /* Each test has a device of its own, from the first call to close_device(). */
 static inline void *take(size_t bytes)
 {
@@ -45,8 +40,7 @@ static inline void put(void *device, size_t n, uint64_t seed, uint32_t from, uin
 {
     uint8_t *host = malloc(n + 1);
 
-    for (size_t i = 0; i < n; i++)
-        host[i] = byte_of(seed, from, to, i);
+    fill(host, n, seed, from, to);
     EXPECT_EQ(bt_device_upload(g_dev, device, host, n), BT_OK);
     EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
     free(host);
@@ -60,8 +54,7 @@ static inline size_t wrong_bytes(const void *device, size_t n, uint64_t seed, ui
 
     EXPECT_EQ(bt_device_download(g_dev, host, device, n), BT_OK);
     EXPECT_EQ(bt_device_sync(g_dev), BT_OK);
-    for (size_t i = 0; i < n; i++)
-        wrong += host[i] != byte_of(seed, from, to, i);
+    wrong = count_wrong(host, n, seed, from, to);
     free(host);
     return wrong;
 }

@@ -145,4 +145,61 @@ static inline uint64_t mix3(uint64_t a, uint64_t b, uint64_t c)
     return mix(mix(mix(a + 0x9e3779b97f4a7c15ull) + b) + c);
 }
 
+/* Bytes that one rank has for another one, as both compute them. */
+static inline uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
+{
+    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
+}
+
+static inline void fill(uint8_t *p, size_t n, uint64_t seed, uint32_t from, uint32_t to)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = byte_of(seed, from, to, i);
+}
+
+static inline size_t count_wrong(const uint8_t *p, size_t n, uint64_t seed, uint32_t from,
+                                 uint32_t to)
+{
+    size_t wrong = 0;
+
+    for (size_t i = 0; i < n; i++)
+        wrong += p[i] != byte_of(seed, from, to, i);
+    return wrong;
+}
+
+/* What this rank sends to and receives from each rank in round k: many zeros, many small, a few of
+ * up to `most` bytes. */
+typedef struct {
+    size_t send_at[MAX_RANKS], send_bytes[MAX_RANKS], n_sent;
+    size_t recv_at[MAX_RANKS], recv_bytes[MAX_RANKS], n_received;
+} random_exchange;
+
+static inline size_t random_count(uint64_t k, uint32_t from, uint32_t to, size_t most)
+{
+    uint64_t x = mix3(k, from, to + 77);
+
+    switch (x % 8) {
+    case 0:
+    case 1:
+    case 2: return 0;
+    case 3: return x / 8 % 200000;
+    case 4: return k % 16 == 0 ? x / 8 % most : 1;
+    default: return x / 8 % 2000;
+    }
+}
+
+static inline random_exchange lay_out(uint64_t k, size_t most, bool own)
+{
+    random_exchange e = {.n_sent = 0};
+
+    for (uint32_t i = 0; i < g_ranks; i++) {
+        e.send_at[i] = e.n_sent;
+        e.recv_at[i] = e.n_received;
+        if (i == g_rank && !own) continue;
+        e.n_sent += e.send_bytes[i]     = random_count(k, g_rank, i, most);
+        e.n_received += e.recv_bytes[i] = random_count(k, i, g_rank, most);
+    }
+    return e;
+}
+
 #endif

@@ -6,21 +6,6 @@
 
 /* ---- contents */
 
-/* Bytes from one rank to another in round k; every rank computes the same. */
-static size_t count_of(uint64_t k, uint32_t from, uint32_t to)
-{
-    uint64_t x = mix3(k, from, to + 77);
-
-    if (from == to) return 0;
-    switch (x % 8) {
-    case 0:
-    case 1:
-    case 2: return 0;
-    case 3: return x / 8 % 200000;
-    default: return x / 8 % 2000;
-    }
-}
-
 static void exchange_with_random_counts_brings_what_was_sent(void)
 {
     enum { ROUNDS = 20, MAX_BYTES = 200000 };
@@ -30,23 +15,18 @@ static void exchange_with_random_counts_brings_what_was_sent(void)
     size_t    wrong = 0;
 
     for (uint64_t k = 0; k < ROUNDS; k++) {
-        size_t at[2][MAX_RANKS], bytes[2][MAX_RANKS], used[2] = {0, 0};
+        random_exchange e = lay_out(k, MAX_BYTES, false);
 
-        for (uint32_t i = 0; i < g_ranks; i++) {
-            at[0][i]    = used[0];
-            at[1][i]    = used[1];
-            bytes[0][i] = count_of(k, g_rank, i);
-            bytes[1][i] = count_of(k, i, g_rank);
-            put(send + at[0][i], bytes[0][i], k, g_rank, i);
-            used[0] += bytes[0][i];
-            used[1] += bytes[1][i];
-        }
+        for (uint32_t i = 0; i < g_ranks; i++)
+            put(send + e.send_at[i], e.send_bytes[i], k, g_rank, i);
         EXPECT_EQ(bt_group_exchange_device(
-                      group, &(bt_exchange){send, at[0], bytes[0], recv, at[1], bytes[1]}, &wait),
+                      group,
+                      &(bt_exchange){send, e.send_at, e.send_bytes, recv, e.recv_at, e.recv_bytes},
+                      &wait),
                   BT_OK);
         EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
         for (uint32_t i = 0; i < g_ranks; i++)
-            wrong += wrong_bytes(recv + at[1][i], bytes[1][i], k, i, g_rank);
+            wrong += wrong_bytes(recv + e.recv_at[i], e.recv_bytes[i], k, i, g_rank);
     }
     EXPECT_EQ(wrong, 0);
     bt_group_destroy(group);

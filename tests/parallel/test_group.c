@@ -4,26 +4,6 @@
 
 #include "tests/parallel/mpi_test.h"
 
-static uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
-{
-    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
-}
-
-static void fill(uint8_t *p, size_t n, uint64_t seed, uint32_t from, uint32_t to)
-{
-    for (size_t i = 0; i < n; i++)
-        p[i] = byte_of(seed, from, to, i);
-}
-
-static size_t wrong_bytes(const uint8_t *p, size_t n, uint64_t seed, uint32_t from, uint32_t to)
-{
-    size_t wrong = 0;
-
-    for (size_t i = 0; i < n; i++)
-        wrong += p[i] != byte_of(seed, from, to, i);
-    return wrong;
-}
-
 static void all_gather_of_many_sizes_brings_everyones_bytes(void)
 {
     static const size_t SIZES[] = {0,     1,      7,      8,      4096,   61439,   61440,  61441,
@@ -37,27 +17,11 @@ static void all_gather_of_many_sizes_brings_everyones_bytes(void)
         memset(recv, 0xee, g_ranks * SIZES[k]);
         EXPECT_EQ(bt_group_all_gather(group, send, SIZES[k], recv, &wait), BT_OK);
         for (uint32_t i = 0; i < g_ranks; i++)
-            EXPECT_EQ(wrong_bytes(recv + i * SIZES[k], SIZES[k], k, i, 0), 0);
+            EXPECT_EQ(count_wrong(recv + i * SIZES[k], SIZES[k], k, i, 0), 0);
     }
     free(send);
     free(recv);
     bt_group_destroy(group);
-}
-
-/* Bytes from rank `from` to rank `to` in round k: many zeros, many small, a few of several
- * fragments; every rank computes the same. */
-static size_t count_of(uint64_t k, uint32_t from, uint32_t to)
-{
-    uint64_t x = mix3(k, from, to + 77);
-
-    switch (x % 8) {
-    case 0:
-    case 1:
-    case 2: return 0;
-    case 3: return x / 8 % 200000;
-    case 4: return k % 16 == 0 ? x / 8 % 900000 : 1;
-    default: return x / 8 % 2000;
-    }
 }
 
 static void exchange_with_random_counts_brings_what_was_sent(void)
@@ -70,22 +34,16 @@ static void exchange_with_random_counts_brings_what_was_sent(void)
     size_t  wrong   = 0;
 
     for (uint64_t k = 0; k < ROUNDS; k++) {
-        size_t at[2][MAX_RANKS], bytes[2][MAX_RANKS], used[2] = {0, 0};
+        random_exchange e = lay_out(k, MAX_BYTES, true);
 
-        for (uint32_t i = 0; i < g_ranks; i++) {
-            at[0][i]    = used[0];
-            at[1][i]    = used[1];
-            bytes[0][i] = count_of(k, g_rank, i);
-            bytes[1][i] = count_of(k, i, g_rank);
-            fill(send + at[0][i], bytes[0][i], k, g_rank, i);
-            used[0] += bytes[0][i];
-            used[1] += bytes[1][i];
-        }
-        memset(recv, 0xee, used[1]);
-        EXPECT_EQ(bt_group_exchange(group, send, at[0], bytes[0], recv, at[1], bytes[1], &wait),
+        for (uint32_t i = 0; i < g_ranks; i++)
+            fill(send + e.send_at[i], e.send_bytes[i], k, g_rank, i);
+        memset(recv, 0xee, e.n_received);
+        EXPECT_EQ(bt_group_exchange(group, send, e.send_at, e.send_bytes, recv, e.recv_at,
+                                    e.recv_bytes, &wait),
                   BT_OK);
         for (uint32_t i = 0; i < g_ranks; i++)
-            wrong += wrong_bytes(recv + at[1][i], bytes[1][i], k, i, g_rank);
+            wrong += count_wrong(recv + e.recv_at[i], e.recv_bytes[i], k, i, g_rank);
     }
     EXPECT_EQ(wrong, 0);
     free(send);
@@ -109,7 +67,7 @@ static void exchange_one_way_brings_a_large_block(void)
         EXPECT_EQ(bt_group_exchange(group, g_rank == 0 ? block : NULL, zero, to,
                                     g_rank == 0 ? NULL : block, zero, from, &wait),
                   BT_OK);
-    EXPECT_EQ(wrong_bytes(block, BYTES, 5, 0, 0), 0);
+    EXPECT_EQ(count_wrong(block, BYTES, 5, 0, 0), 0);
     free(block);
     bt_group_destroy(group);
 }
@@ -290,7 +248,7 @@ static void late_writer_meets_no_live_memory(void)
     wait  = wait_s(30);
     EXPECT_EQ(bt_group_all_gather(group, send, BYTES, recv, &wait), BT_OK);
     for (uint32_t i = 0; i < g_ranks; i++)
-        EXPECT_EQ(wrong_bytes(recv + (size_t)i * BYTES, BYTES, 1, i, 0), 0);
+        EXPECT_EQ(count_wrong(recv + (size_t)i * BYTES, BYTES, 1, i, 0), 0);
     bt_group_destroy(group);
     free(send);
     free(recv);

@@ -35,6 +35,7 @@
 #include "bench/coord_clients.h"
 #include "bench/coord_ranks.h"
 #include "bench/coord_wire.h"
+#include "bench/stats.h"
 #include "cli/child.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -168,23 +169,6 @@ static void front_end(front *f)
 
 /* ---- one run */
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* Sorts; in microseconds. */
-static double percentile(uint64_t *v, size_t n, double part)
-{
-    size_t i = (size_t)(part * (double)n);
-
-    if (n == 0) return -1;
-    qsort(v, n, sizeof(*v), by_value);
-    return (double)v[i < n ? i : n - 1] * 1e-3;
-}
-
 static bt_status wire_figures(bench_wire *wire, uint32_t n_streams, double *figures)
 {
     bt_status       st = BT_OK;
@@ -199,9 +183,9 @@ static bt_status wire_figures(bench_wire *wire, uint32_t n_streams, double *figu
     copy = bt_calloc(n, sizeof(*copy));
     BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "%zu samples", n);
     memcpy(copy, samples + skip, n * sizeof(*copy));
-    figures[0] = percentile(copy, n, 0.5);
-    figures[1] = percentile(copy, n, 0.99);
-    figures[2] = percentile(copy, n, 1);
+    figures[0] = bench_percentile_us(copy, n, 0.5);
+    figures[1] = bench_percentile_us(copy, n, 0.99);
+    figures[2] = bench_percentile_us(copy, n, 1);
     figures[9] = (double)n;
 out:
     bt_free(copy);
@@ -215,8 +199,8 @@ static uint16_t port_of(const char *address)
 
 static void result_figures(bench_clients_result *r, double *figures)
 {
-    figures[3] = percentile(r->late_ns, r->n, 0.5);
-    figures[4] = percentile(r->late_ns, r->n, 0.99);
+    figures[3] = bench_percentile_us(r->late_ns, r->n, 0.5);
+    figures[4] = bench_percentile_us(r->late_ns, r->n, 0.99);
     figures[5] = (double)r->n_tokens / r->cpu_s;
     figures[6] = (double)r->n_tokens / r->wall_s;
     figures[7] = r->cpu_s / r->wall_s;
@@ -266,21 +250,13 @@ out:
 
 /* ---- the report */
 
-static int by_real(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double median(double runs[MAX_REPEAT][N_FIGURES], uint32_t n, int figure)
 {
     double v[MAX_REPEAT];
 
     for (uint32_t i = 0; i < n; i++)
         v[i] = runs[i][figure];
-    qsort(v, n, sizeof(*v), by_real);
-    return n % 2 != 0 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+    return bench_median(v, n);
 }
 
 static void add_case(json_t *cases, const options *opt, const bench_case *c,

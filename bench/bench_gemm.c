@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/stats.h"
 #include "core/clock.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/roofs.h"
@@ -61,13 +62,6 @@ typedef struct {
 
 typedef void (*work)(bench *b);
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 /* Median nanoseconds of one call. */
 static double median_ns(work fn, bench *b)
 {
@@ -84,8 +78,7 @@ static double median_ns(work fn, bench *b)
         } while ((end = bt_now_ns()) - start < SAMPLE_NS);
         samples[s] = (double)(end - start) / (double)n;
     }
-    qsort(samples, N_SAMPLES, sizeof(samples[0]), by_value);
-    return samples[N_SAMPLES / 2];
+    return bench_median(samples, N_SAMPLES);
 }
 
 static void fill_row(void *ctx, uint32_t n, bt_bf16 *row)

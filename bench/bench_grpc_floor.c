@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "bench/coord_clients.h"
+#include "bench/stats.h"
 #include "coordinator/cork.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -214,18 +215,10 @@ static void server_stop(server *s)
     bt_rpc_loop_destroy(s->loop);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 static void print(uint64_t *v, uint32_t n, bool held)
 {
-    qsort(v, n, sizeof(*v), by_value);
-    printf("| %s | %.0f | %.0f |\n", held ? "held together" : "one by one", (double)v[n / 2] * 1e-3,
-           (double)v[(size_t)n * 99 / 100] * 1e-3);
+    printf("| %s | %.0f | %.0f |\n", held ? "held together" : "one by one",
+           bench_percentile_us(v, n, 0.5), bench_percentile_us(v, n, 0.99));
 }
 
 static bt_status measure(bench_shared *shared, bool held)

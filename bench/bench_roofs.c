@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "bench/stats.h"
 #include "core/clock.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/roofs.h"
@@ -27,13 +28,6 @@ typedef struct {
     bt_cpu_pool *pool;
     const char  *kernels, *memory;
 } probe;
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
 
 static void read_part(void *ctx, uint32_t chunk, uint32_t member)
 {
@@ -65,12 +59,6 @@ static double cpu_ns(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-static double median(double *samples)
-{
-    qsort(samples, N_SAMPLES, sizeof(samples[0]), by_value);
-    return samples[N_SAMPLES / 2];
-}
-
 static cost measure(probe *p, uint32_t n_chunks, bt_cpu_task task)
 {
     double   wall[N_SAMPLES], cpu[N_SAMPLES];
@@ -85,7 +73,7 @@ static cost measure(probe *p, uint32_t n_chunks, bt_cpu_task task)
         wall[i] = (double)(bt_now_ns() - start);
         cpu[i]  = (cpu_ns() - cpu_start) / n_threads;
     }
-    return (cost){median(wall), median(cpu)};
+    return (cost){bench_median(wall, N_SAMPLES), bench_median(cpu, N_SAMPLES)};
 }
 
 static void print_rates(const char *name, double amount, cost c)

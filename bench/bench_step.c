@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "bench/stats.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "device/cpu/kernels.h"
@@ -286,21 +287,13 @@ static sample take(bench *b, const bench_case *c)
                     .tflops    = 1e-12 / r.multiply.cpu};
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 static double middle(const sample *samples, uint32_t n, size_t field)
 {
     double v[MAX_ROUNDS];
 
     for (uint32_t i = 0; i < n; i++)
         memcpy(&v[i], (const char *)&samples[i] + field, sizeof(v[i]));
-    qsort(v, n, sizeof(v[0]), by_value);
-    return n % 2 != 0 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+    return bench_median(v, n);
 }
 
 static void print_case(const bench_case *c, const sample *s, uint32_t n)

@@ -24,7 +24,7 @@ def page(runs, name):
            "up to 512 tokens of the demo model, is struck again and again. Every stream is compared with its undisturbed run, bit by bit; each has one end; every rank",
            "that is left has found its page pool sound; no process, no zombie and no shared memory is left. A pause is the longest silence of a stream that was being",
            "answered when the fault came. Ranks wait `--timeout-s`, here 2 s, for one another before they say so: that is the pause of a hang. A cell that dies again before it has",
-           "served for a minute is started after a back-off that doubles (0.2, 0.4, 0.8 s and so on), which the last row's longest pauses hold.", ""]
+           "served for a minute is started after a wait that doubles (0.2, 0.4, 0.8 s and so on), which is part of the last row's pauses.", ""]
     for setting, run in runs.items():
         minutes = f" --minutes {run['minutes']:g}" if run.get("minutes") else ""
         out += [f"## {setting}: {SETTINGS[setting]}", "", f"- When: {run['when']}, {run['seconds'] / 60:.0f} minutes; commit {run['commit']}", f"- Machine: {run['machine']}; load average {run['load']}",

@@ -14,7 +14,7 @@ ELSEWHERE = ("build/",)
 
 
 def main(root):
-    pages = glob.glob(os.path.join(root, "*.md")) + glob.glob(os.path.join(root, "docs", "**", "*.md"), recursive=True)
+    pages = [page for pattern in ("*.md", "docs/**/*.md", "tests/*/README.md") for page in glob.glob(os.path.join(root, pattern), recursive=True)]
     named, missing = 0, []
     for page in pages:
         for name in NAMED.findall(open(page, encoding="utf-8").read()):

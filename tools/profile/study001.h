@@ -1,5 +1,6 @@
 /* tools/profile/study001.h - study 001: one attention layer of DeepSeek-V2, one new token a
- * request, PyTorch on two GPUs.  Compressing the new token was not in its time. */
+ * request, PyTorch on two GPUs.  Compressing the new token was not in its time.
+ * Source: github.com/madsys-dev/deepseekv2-profile, workspace/blog (text and data). */
 #ifndef BT_TOOLS_PROFILE_STUDY001_H
 #define BT_TOOLS_PROFILE_STUDY001_H
 

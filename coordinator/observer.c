@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "coordinator/pairs.h"
 #include "coordinator/slow.h"
@@ -379,15 +378,13 @@ static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
 static void publish(bt_observer *o, bt_fleet *fleet, uint32_t n_ranks, const bt_relay_loads *loads,
                     uint64_t now_ns)
 {
-    bt_snapshot    *s = bt_board_begin(o->board, n_ranks);
-    struct timespec t;
+    bt_snapshot *s = bt_board_begin(o->board, n_ranks);
 
     if (s == NULL) return; /* the last one stays, and grows old */
-    clock_gettime(CLOCK_REALTIME, &t);
     s->phase       = o->phase;
     s->at_ns       = now_ns;
     s->started_ns  = o->started_ns;
-    s->unix_s      = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    s->unix_s      = bt_unix_s();
     s->model       = o->config.model;
     s->served_name = o->config.served_name;
     s->version     = o->config.version;

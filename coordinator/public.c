@@ -48,6 +48,15 @@ static void on_done(bt_rpc_tag *tag, bool ok)
     bt_call_release(tag->ctx);
 }
 
+void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok))
+{
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+
+    op.data.recv_close_on_server.cancelled = &call->cancelled;
+    call->closed                           = (bt_rpc_tag){fn, call};
+    bt_call_begin(call, &op, 1, &call->closed);
+}
+
 /* Everything that a call without a stream ever sends, in one batch.  Without a message gRPC makes
  * headers and status one frame, so that the client sees a failed call and no begun answer. */
 static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code code, const char *why)
@@ -69,16 +78,6 @@ static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code co
     grpc_slice_unref(details);
 }
 
-/* A call without a stream need not know when it is cut, but gRPC wants to be asked all the same. */
-static void watch_close(bt_call *call)
-{
-    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
-
-    op.data.recv_close_on_server.cancelled = &call->cancelled;
-    call->closed                           = (bt_rpc_tag){on_done, call};
-    bt_call_begin(call, &op, 1, &call->closed);
-}
-
 static void serve(bt_call *call)
 {
     const bt_method  *m       = call->method;
@@ -88,7 +87,7 @@ static void serve(bt_call *call)
     if (call->payload != NULL) grpc_byte_buffer_destroy(call->payload);
     call->payload = NULL;
     if (request == NULL) {
-        watch_close(call);
+        bt_call_watch_close(call, on_done);
         snprintf(call->why, sizeof(call->why), "the request cannot be parsed as %s",
                  m->request->name);
         answer(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why);
@@ -97,7 +96,7 @@ static void serve(bt_call *call)
     if (m->stream != NULL) {
         m->stream(call, request);
     } else {
-        watch_close(call);
+        bt_call_watch_close(call, on_done);
         reply = m->answer(call, request);
         answer(call, reply, reply != NULL ? GRPC_STATUS_OK : call->code, call->why);
     }
@@ -113,7 +112,7 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
         if (call->method != NULL) {
             serve(call);
         } else {
-            watch_close(call);
+            bt_call_watch_close(call, on_done);
             answer(call, NULL, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method");
         }
     }

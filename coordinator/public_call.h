@@ -72,6 +72,9 @@ struct bt_public {
 };
 
 void bt_call_begin(bt_call *call, const grpc_op *ops, size_t n, bt_rpc_tag *tag);
+/* fn, which releases the call, hears when it is over, also when it is cut.  gRPC wants every call
+ * to ask, even one that need not know. */
+void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok));
 void bt_call_release(bt_call *call);
 
 /* The unary methods (public_info.c) and Generate (public_stream.c). */

@@ -13,14 +13,6 @@
 
 enum { RATE_WINDOW_S = 5, EOS_MAX = 64, ABORTS_MAX = 4096 };
 
-static double unix_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static grpc_byte_buffer *fail(bt_call *call, grpc_status_code code, const char *why)
 {
     call->code = code;
@@ -170,7 +162,7 @@ static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *r
 
 static void generate(bt_call *call, const ProtobufCMessage *request)
 {
-    call->pub->last_receive = unix_now();
+    call->pub->last_receive = bt_unix_s();
     bt_public_generate(call, request);
 }
 

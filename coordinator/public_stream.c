@@ -281,15 +281,6 @@ fail:
     return NULL;
 }
 
-static void watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok))
-{
-    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
-
-    op.data.recv_close_on_server.cancelled = &call->cancelled;
-    call->closed                           = (bt_rpc_tag){fn, call};
-    bt_call_begin(call, &op, 1, &call->closed);
-}
-
 /* Gives the request to the relay. */
 static void start(bt_stream *s, bt_relay_request *r)
 {
@@ -326,7 +317,7 @@ void bt_public_generate(bt_call *call, const ProtobufCMessage *request)
                                      "the coordinator is out of memory", NULL);
     } else {
         bt_metrics_arrived(call->pub->metrics, &call->stream->clock, r.n_prompt, bt_now_ns());
-        watch_close(call, on_closed);
+        bt_call_watch_close(call, on_closed);
         if (call->pub->n_streams > BT_PUBLIC_STREAMS) {
             snprintf(call->why, sizeof(call->why),
                      "%d requests are open, as many as this server takes: try again later",

@@ -69,7 +69,6 @@ static void on_closed(bt_rpc_tag *tag, bool ok)
 void bt_public_watch(bt_call *call, const ProtobufCMessage *request)
 {
     bt_public *pub = call->pub;
-    grpc_op    op  = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
 
     call->watch = (bt_watch){.next   = pub->watchers,
                              .listed = true,
@@ -77,10 +76,8 @@ void bt_public_watch(bt_call *call, const ProtobufCMessage *request)
                              .known  = bt_public_has_service(
                                   ((const Grpc__Health__V1__HealthCheckRequest *)request)->service)};
     if (pub->watchers != NULL) pub->watchers->watch.prev = call;
-    pub->watchers                          = call;
-    op.data.recv_close_on_server.cancelled = &call->cancelled;
-    call->closed                           = (bt_rpc_tag){on_closed, call};
-    bt_call_begin(call, &op, 1, &call->closed);
+    pub->watchers = call;
+    bt_call_watch_close(call, on_closed);
     tell(call);
 }
 

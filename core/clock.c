@@ -17,3 +17,11 @@ void bt_sleep_ns(uint64_t ns)
 
     nanosleep(&left, NULL);
 }
+
+double bt_unix_s(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}

@@ -1,4 +1,4 @@
-/* core/clock.h - time as nanoseconds of the monotonic clock. */
+/* core/clock.h - time: nanoseconds of the monotonic clock, and what clocks on the wall show. */
 #ifndef BT_CORE_CLOCK_H
 #define BT_CORE_CLOCK_H
 
@@ -14,6 +14,7 @@ extern "C" {
 
 uint64_t bt_now_ns(void);
 void     bt_sleep_ns(uint64_t ns);
+double   bt_unix_s(void); /* seconds since 1970; may jump */
 
 /* How long ago it was; 0 for what has happened since now_ns was read. */
 static inline uint64_t bt_since_ns(uint64_t then_ns, uint64_t now_ns)

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
@@ -25,20 +24,12 @@ typedef struct {
     char           line[2 * BT_CHECK_TEXT];
 } asked;
 
-static double unix_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Its output's descriptor, or -1, which the node's last words then explain. */
 static int begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
 {
     int ends[2] = {-1, -1};
 
-    *a = (asked){.node = node, .pid = -1, .end_ns = bt_now_ns() + limit_ns, .begun_s = unix_now()};
+    *a = (asked){.node = node, .pid = -1, .end_ns = bt_now_ns() + limit_ns, .begun_s = bt_unix_s()};
     if (pipe2(ends, O_CLOEXEC) == 0) a->pid = fork();
     if (a->pid == 0) {
         setpgid(0, 0);
@@ -67,7 +58,7 @@ static void finish(asked *a, int fd)
 /* What lies within the question and now may be right, however long the line was under way. */
 static double skew(double unix_s, double begun_s)
 {
-    double now_s = unix_now();
+    double now_s = bt_unix_s();
 
     if (unix_s > now_s) return unix_s - now_s;
     return unix_s >= begun_s ? 0 : unix_s - begun_s;

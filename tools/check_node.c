@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -191,11 +190,9 @@ static void look_at_control(const char *address)
 
 void bt_check_node_tell(const char *model, const char *control)
 {
-    char            host[BT_CHECK_TEXT] = "unknown";
-    struct timespec now;
+    char host[BT_CHECK_TEXT] = "unknown";
 
-    clock_gettime(CLOCK_REALTIME, &now); /* told at once: the rest takes a while */
-    printf("clock %.6f\n", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    printf("clock %.6f\n", bt_unix_s()); /* told at once: the rest takes a while */
     fflush(stdout);
     gethostname(host, sizeof(host) - 1);
     printf("version %s\nhost %s\n", BT_VERSION, host);

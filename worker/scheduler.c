@@ -2,13 +2,13 @@
 
 #include <string.h>
 
-static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+#include "core/minmax.h"
 
 /* Rows that a decoding request would bring. */
 static uint32_t wanted(const bt_scheduler *s, const bt_request *r)
 {
     if (r->state != BT_REQUEST_DECODE) return 0;
-    return least(s->chunk, bt_request_n_ready(r) - r->step_end);
+    return bt_min_u32(s->chunk, bt_request_n_ready(r) - r->step_end);
 }
 
 /* Prompt rows that the request still needs; 0 when it is not a prompt. */
@@ -29,9 +29,9 @@ static bt_role prompt_role(const bt_request *r)
 static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
                          uint32_t n_most, uint32_t *budget, bt_piece *pieces, uint32_t n)
 {
-    for (uint32_t i = 0; i<t->n && * budget> 0 && n_most > 0; i++) {
+    for (uint32_t i = 0; n_most > 0 && *budget > 0 && i < t->n; i++) {
         bt_request *r    = t->at[i];
-        uint32_t    rest = rest_of(r), piece = least(s->chunk, rest);
+        uint32_t    rest = rest_of(r), piece = bt_min_u32(s->chunk, rest);
         bool        in = false;
 
         if (rest == 0 || (rest > s->chunk) != long_ones) continue;
@@ -39,7 +39,7 @@ static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_
             in = in || pieces[k].request == r;
         if (in) continue;
         if (piece > *budget && n > 0) break;
-        piece       = bt_form_map_run(&r->map, r->n_computed, least(piece, *budget));
+        piece       = bt_form_map_run(&r->map, r->n_computed, bt_min_u32(piece, *budget));
         pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece};
         *budget -= piece;
         n_most--;
@@ -74,7 +74,7 @@ static uint32_t add_generated(bt_scheduler *s, const bt_requests *t, uint32_t bu
     for (uint32_t k = 0; k < t->n && budget > 0; k++) {
         uint32_t    i    = (first + k) % t->n;
         bt_request *r    = t->at[i];
-        uint32_t    rows = least(wanted(s, r), budget);
+        uint32_t    rows = bt_min_u32(wanted(s, r), budget);
 
         if (rows == 0) continue;
         pieces[n++] = (bt_piece){r, BT_ROLE_GENERATED, r->step_end, rows};
@@ -106,10 +106,10 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
 
     for (uint32_t i = 0; i < t->n; i++) {
         if (t->at[i]->state == BT_REQUEST_PREFILL)
-            prompt = least(s->max_rows, prompt + t->at[i]->n_prompt - t->at[i]->n_computed);
-        generated = least(s->max_rows, generated + wanted(s, t->at[i]));
+            prompt = bt_min_u32(s->max_rows, prompt + t->at[i]->n_prompt - t->at[i]->n_computed);
+        generated = bt_min_u32(s->max_rows, generated + wanted(s, t->at[i]));
     }
-    keep = least(prompt, (s->max_rows + 3) / 4);
+    keep = bt_min_u32(prompt, (s->max_rows + 3) / 4);
     if (s->max_rows == 1 && generated > 0) {
         keep            = s->prompts_turn ? keep : 0;
         s->prompts_turn = !s->prompts_turn;

@@ -297,8 +297,8 @@ static void start(bt_stream *s, bt_relay_request *r)
         return;
     }
     bt_log_set_request(s->number);
-    BT_INFO("\"%.200s\": %u prompt tokens, at most %u more, %u choices", s->name, s->n_prompt,
-            max_tokens, s->n_choices);
+    BT_INFO("\"%.200s\": %u prompt tokens, at most %u more, %u choice%s", s->name, s->n_prompt,
+            max_tokens, s->n_choices, s->n_choices == 1 ? "" : "s");
     bt_log_set_request(0);
 }
 

@@ -1,5 +1,6 @@
 #include "core/limits.h"
 
+#include <signal.h>
 #include <sys/resource.h>
 
 /* Programs of ours have been seen to crash at 128. */
@@ -38,5 +39,6 @@ bt_status bt_limits_check(void)
 {
     bt_status st = bt_limits_allow_files("this program", BT_FILES);
 
+    signal(SIGCHLD, SIG_DFL); /* ignored, the ends of children would never be told */
     return st == BT_OK ? check_stack() : st;
 }

@@ -1,4 +1,5 @@
-/* core/limits.h - what the shell's ulimit must leave a process, looked at once, at its start.
+/* core/limits.h - what a process takes over from the one that starts it, looked at once, at its
+ * start: the limits of the shell's ulimit, and what becomes of its children.
  *
  * Threads: main's, before any other. */
 #ifndef BT_CORE_LIMITS_H
@@ -13,7 +14,8 @@ enum { BT_FILES = 64 }; /* that a program of ours needs beside connections and r
 /* n_files may be open at once: the soft limit is raised where the hard one allows it, for children
  * too.  IO names the limit, what `who` needs and what there is. */
 bt_status bt_limits_allow_files(const char *who, uint32_t n_files);
-/* A main's: BT_FILES, and stacks, its own and its threads', of at least 512 KiB. */
+/* A main's: BT_FILES, and stacks, its own and its threads', of at least 512 KiB.  SIGCHLD is no
+ * longer ignored where it was. */
 bt_status bt_limits_check(void);
 
 #endif

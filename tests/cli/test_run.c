@@ -297,13 +297,16 @@ static void run_signal_at_once_ends_cleanly(void)
 }
 
 /* A shell's background job ignores SIGINT, one under nohup SIGHUP too: the first is no reason to be
- * deaf to the coordinator's end, the second is to be left alone. */
+ * deaf to the coordinator's end, the second is to be left alone.  Who takes no interest in children
+ * of its own ignores SIGCHLD: those of baton-run end all the same. */
 static void run_with_ignored_signals_ends_when_asked(void)
 {
-    sighandler_t interrupt = signal(SIGINT, SIG_IGN), hangup = signal(SIGHUP, SIG_IGN);
+    sighandler_t interrupt = signal(SIGINT, SIG_IGN), hangup = signal(SIGHUP, SIG_IGN), child;
 
     run_signal_at_once_ends_cleanly();
+    child = signal(SIGCHLD, SIG_IGN);
     start_run("", TWO_RANKS);
+    signal(SIGCHLD, child);
     signal(SIGINT, interrupt);
     signal(SIGHUP, hangup);
     if (!serving()) return;

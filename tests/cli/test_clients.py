@@ -10,8 +10,8 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "coordinator"))
-from harness import Cell, Coordinator, SOURCE, Served, control  # noqa: E402
-from certificates import certificates  # noqa: E402
+from harness import SOURCE, Served, control  # noqa: E402
+from certificates import TlsCase  # noqa: E402
 
 BIN = sys.argv.pop(1)
 MODEL = os.path.join(SOURCE, "models", "demo")
@@ -131,24 +131,7 @@ class Logits(unittest.TestCase):
             self.assertIn(f"{f.name}:3: there is no setting", out)
 
 
-class Tls(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        if certificates(cls.folder.name) is None:
-            raise unittest.SkipTest("no openssl program to make certificates with")
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
-    def serve(self, *args):
-        c = Coordinator("--tls-cert", self.path("server.pem"), "--tls-key", self.path("server.key"), *args)
-        self.addCleanup(c.close)
-        cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
-        self.addCleanup(cell.close)
-        return c.line("ready")
-
+class Tls(TlsCase):
     def ask(self, address, *args):
         return run("baton-generate", "-a", address, "--model", MODEL, "--prompt", "To be", "--no-bos", "--max-tokens", "4", "--json", *args)
 

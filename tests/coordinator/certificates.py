@@ -1,23 +1,45 @@
-"""TLS certificates for tests, by the openssl program."""
+"""A public port that speaks TLS, with certificates by the openssl program."""
 import os
 import subprocess
+import tempfile
+import unittest
+
+from harness import Cell, Coordinator
 
 
-def certificates(folder):
-    """A CA, a server's and a client's certificate of it, and a stranger's; None without openssl."""
+def make(folder):
+    """A CA, a server's and a client's certificate of it, and a stranger's."""
     def run(*args):
         subprocess.run(["openssl", *args], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for ca in ("ca", "other"):
-            run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", f"/CN={ca}",
-                "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
-        with open(os.path.join(folder, "ext"), "w") as f:
-            f.write("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        for name, ca in (("server", "ca"), ("client", "ca"), ("stranger", "other")):
-            run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key",
-                "-out", f"{name}.csr")
-            run("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
-                "-extfile", "ext", "-out", f"{name}.pem")
-    except FileNotFoundError:
-        return None
-    return folder
+    for ca in ("ca", "other"):
+        run("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", f"/CN={ca}",
+            "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
+    with open(os.path.join(folder, "ext"), "w") as f:
+        f.write("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name, ca in (("server", "ca"), ("client", "ca"), ("stranger", "other")):
+        run("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key",
+            "-out", f"{name}.csr")
+        run("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
+            "-extfile", "ext", "-out", f"{name}.pem")
+
+
+class TlsCase(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        try:
+            make(cls.folder.name)
+        except FileNotFoundError:
+            raise unittest.SkipTest("no openssl program to make certificates with") from None
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def serve(self, *args):
+        """The address of a coordinator with a cell."""
+        c = Coordinator("--tls-cert", self.path("server.pem"), "--tls-key", self.path("server.key"), *args)
+        self.addCleanup(c.close)
+        cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
+        self.addCleanup(cell.close)
+        return c.line("ready")

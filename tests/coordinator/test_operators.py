@@ -15,7 +15,7 @@ import urllib.request
 
 import grpc
 
-from certificates import certificates  # noqa: E402
+from certificates import TlsCase  # noqa: E402
 from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -372,30 +372,10 @@ class Watch(Served):
         self.assertEqual(self.coordinator.wait(), 0)
 
 
-class Tls(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        if certificates(cls.folder.name) is None:
-            raise unittest.SkipTest("no openssl program to make certificates with")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
+class Tls(TlsCase):
     def read(self, name):
         with open(self.path(name), "rb") as f:
             return f.read()
-
-    def serve(self, *args):
-        c = Coordinator("--tls-cert", self.path("server.pem"), "--tls-key", self.path("server.key"), *args)
-        self.addCleanup(c.close)
-        cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
-        self.addCleanup(cell.close)
-        return c.line("ready")
 
     def ask(self, address, credentials):
         options = [("grpc.enable_http_proxy", 0)]

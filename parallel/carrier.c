@@ -101,3 +101,12 @@ bt_status bt_group_warm(bt_group *group, const bt_wait *wait)
 out:
     return st;
 }
+
+void bt_group_end_exchanges(bt_group *group)
+{
+    bt_carrier *c = bt_group_carrier(group);
+
+    if (c == NULL) return;
+    bt_group_break(group);
+    c->ops->end(c);
+}

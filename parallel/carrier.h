@@ -47,6 +47,8 @@ typedef struct {
     /* While the group waits for messages of its own: lets what is under way go on.  The wait ends
      * with the error where that has failed, here or at another rank. */
     bt_status (*tend)(bt_carrier *c, const bt_wait *wait);
+    /* See bt_group_end_exchanges(). */
+    void (*end)(bt_carrier *c);
     /* As bt_group_missing(), of what the carrier itself waits for. */
     uint32_t (*missing)(const bt_carrier *c, uint32_t *ranks_out);
     void (*destroy)(bt_carrier *c);
@@ -89,6 +91,9 @@ bt_status bt_group_settle_mark(bt_group *group, uint32_t i, const bt_wait *wait)
  * made (a communicator, a connection to every rank) and used once.  From then on operations wait
  * for nothing on the device, and a captured stream can hold them; again it costs nothing. */
 bt_status bt_group_warm(bt_group *group, const bt_wait *wait);
+
+/* What is under way comes to nothing, and has left the device.  Local; no operation may follow. */
+void bt_group_end_exchanges(bt_group *group);
 
 /* What libbaton_nccl.so shows (parallel/nccl/module.h). */
 typedef struct bt_nccl_module bt_nccl_module;

@@ -39,14 +39,15 @@ typedef struct {
 /* Kernels leave the stream once they have seen the abort; until then they may write. */
 static void stop(carrier *c)
 {
-    uint64_t end_ns = bt_now_ns() + DRAIN_MAX_NS;
-    bool     done   = false;
+    uint64_t end_ns;
+    bool     done = false;
 
     if (c->comm == NULL) return;
     bt_watchdog_enter("end of an NCCL communicator", -1);
     if (c->super.ends != NULL) c->super.ends(c->super.ends_ctx); /* NCCL waits for its graphs */
     c->nccl->abort(c->comm);
     if (c->nccl->mark(c->comm, 0) != BT_OK) done = true; /* the stream itself is in error */
+    end_ns = bt_now_ns() + DRAIN_MAX_NS;
     while (!done && bt_now_ns() < end_ns && c->nccl->reached(c->comm, 0, &done) == BT_OK && !done)
         bt_sleep_ns(BT_NS_PER_MS / 10);
     if (!done) BT_WARN("the GPU's work has not ended with its communicator");
@@ -284,6 +285,8 @@ static bt_status nccl_tend(bt_carrier *super, const bt_wait *wait)
     return st == BT_OK ? BT_OK : give_up(c, wait, st);
 }
 
+static void nccl_end(bt_carrier *super) { stop((carrier *)super); }
+
 static uint32_t nccl_missing(const bt_carrier *super, uint32_t *ranks_out)
 {
     const carrier *c = (const carrier *)super;
@@ -309,6 +312,7 @@ static const bt_carrier_ops NCCL_OPS = {.name     = "nccl",
                                         .settle   = nccl_settle,
                                         .warm     = nccl_warm,
                                         .tend     = nccl_tend,
+                                        .end      = nccl_end,
                                         .missing  = nccl_missing,
                                         .destroy  = nccl_destroy};
 

@@ -108,6 +108,8 @@ static bt_status staged_tend(bt_carrier *c, const bt_wait *wait)
     return BT_OK;
 }
 
+static void staged_end(bt_carrier *c) { (void)c; }
+
 /* The group's own exchange knows. */
 static uint32_t staged_missing(const bt_carrier *c, uint32_t *ranks_out)
 {
@@ -131,6 +133,7 @@ static const bt_carrier_ops STAGED_OPS = {.name     = "staged",
                                           .settle   = staged_mark,
                                           .warm     = staged_warm,
                                           .tend     = staged_tend,
+                                          .end      = staged_end,
                                           .missing  = staged_missing,
                                           .destroy  = staged_destroy};
 

@@ -9,7 +9,7 @@
 #include "parallel/handoff_parts.h"
 
 enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4 };
-enum { NOTE_SCATTERED, NOTE_TAKEN, N_NOTES }; /* behind those of the slots */
+enum { NOTE_SCATTERED, NOTE_TAKEN, NOTE_LEFT, N_NOTES }; /* behind those of the slots */
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
 #define OP_MIN_NS    (2 * BT_NS_PER_S)
 
@@ -105,6 +105,30 @@ void bt_line_end(bt_handoff *h, uint64_t now_ns)
     forget_operation(h);
 }
 
+/* The device's work until now comes first: what of it waits for a rank that is gone would hold up
+ * an end of the communicator (parallel/nccl/module.h), and with it the wait that gives it up. */
+static void leave(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l = h->line;
+
+    if (l->state == BT_LINE_NONE || l->state == BT_LINE_LEAVING || l->state == BT_LINE_ENDING)
+        return;
+    forget_operation(h);
+    l->state = BT_LINE_LEAVING;
+    if (l->nccl->note(l->lane, h->n_slots + NOTE_LEFT, bt_device_stream(l->dev)) != BT_OK)
+        bt_line_end(h, now_ns); /* the device itself is in error */
+}
+
+static bool finish_leaving(bt_handoff *h, uint64_t now_ns)
+{
+    bt_line *l      = h->line;
+    bool     passed = false;
+
+    if (l->nccl->passed(l->lane, h->n_slots + NOTE_LEFT, &passed) == BT_OK && !passed) return false;
+    bt_line_end(h, now_ns);
+    return true;
+}
+
 static bool finish_end(bt_line *l, uint64_t now_ns)
 {
     bool done = !l->marked;
@@ -122,7 +146,7 @@ void bt_line_fail(bt_handoff *h, uint64_t now_ns)
 {
     bt_line *l = h->line;
 
-    bt_line_end(h, now_ns);
+    leave(h, now_ns);
     if (l->self != 0) {
         bt_line_complain(h);
     } else if (!l->try_again) {
@@ -406,7 +430,9 @@ bool bt_line_receive(bt_handoff *h, uint32_t i)
                ", want %u and at most %zu: all ranks must stage alike",
                in->from, in->n_bytes - head, rows_bytes(&m), m.request, m.tail_bytes, l->rows_max);
     BT_TRY(bt_page_message_verify_tail(&m, in->memory + BT_HANDOFF_HEAD));
-    if (number < l->number || l->state == BT_LINE_ENDING || l->state == BT_LINE_NONE) return false;
+    if (number < l->number || l->state == BT_LINE_LEAVING || l->state == BT_LINE_ENDING ||
+        l->state == BT_LINE_NONE)
+        return false;
     BT_REQUIRE(number == l->number && index_of(l, in->from) < l->n, BT_ERR_PROTOCOL,
                "rank %u sends rows for request %" PRIu64 " by line %016" PRIx64
                ", this rank's is %016" PRIx64,
@@ -444,12 +470,13 @@ bool bt_line_poll(bt_handoff *h, uint64_t now_ns)
 
     pay_taken(h);
     if (l->try_again && now_ns >= l->try_ns) bt_line_propose(h, now_ns);
-    if (l->due_number > l->number && l->due_number >> 32 == l->epoch) bt_line_end(h, now_ns);
+    if (l->due_number > l->number && l->due_number >> 32 == l->epoch) leave(h, now_ns);
     switch (l->state) {
     case BT_LINE_NONE: return bt_line_begin(h, now_ns) || moved;
     case BT_LINE_CONNECTING:
     case BT_LINE_WARMING: return bt_line_start_up(h, now_ns) || moved;
     case BT_LINE_READY: return work(h, now_ns) || moved;
+    case BT_LINE_LEAVING: return finish_leaving(h, now_ns) || moved;
     case BT_LINE_ENDING: return finish_end(l, now_ns) || moved;
     }
     return moved;

@@ -34,7 +34,8 @@ typedef enum {
     BT_LINE_CONNECTING, /* until all its ranks have come */
     BT_LINE_WARMING,    /* first messages between all pairs, by which NCCL connects them */
     BT_LINE_READY,
-    BT_LINE_ENDING /* its kernels may still be on their way out */
+    BT_LINE_LEAVING, /* it will end when the device has done what it had to do */
+    BT_LINE_ENDING   /* its kernels may still be on their way out */
 } bt_line_state;
 
 typedef enum {
@@ -126,7 +127,8 @@ void bt_line_propose(bt_handoff *h, uint64_t now_ns);
 void bt_line_complain(bt_handoff *h);
 bool bt_line_receive_notes(bt_handoff *h, uint64_t now_ns);
 /* ---- handoff_line.c */
-/* Stops the communicator; what was under way is queued again. */
+/* Stops the communicator; what was under way is queued again.  Nothing on the device may wait for a
+ * rank that is gone. */
 void bt_line_end(bt_handoff *h, uint64_t now_ns);
 /* Ends it because it has failed (logged by the caller), and sees to a new one. */
 void bt_line_fail(bt_handoff *h, uint64_t now_ns);

@@ -44,7 +44,8 @@ bool bt_line_begin(bt_handoff *h, uint64_t now_ns)
                           .name     = name,
                           .stream   = l->nccl->lane_stream(l->lane),
                           .n_marks  = 1,
-                          .max_ctas = MAX_CTAS};
+                          .max_ctas = MAX_CTAS,
+                          .along    = true};
 
     if (l->due_number >> 32 != l->epoch || l->due_number <= l->number || l->self == l->n ||
         l->due_from != l->ranks[0])
@@ -125,5 +126,5 @@ bool bt_line_start_up(bt_handoff *h, uint64_t now_ns)
                           l->state == BT_LINE_CONNECTING ? "the communicator of"
                                                          : "a first message in the communicator of",
                           now_ns);
-    return moved || l->state == BT_LINE_ENDING;
+    return moved || l->state == BT_LINE_LEAVING;
 }

@@ -267,15 +267,18 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     bt_status        st = BT_OK;
     bt_down_regroup *g  = &m->u.regroup;
     uint32_t         own;
+    bool             follows;
 
     BT_TRY(check(r, g));
     if (g->prepare) return prepare(r, g);
+    own     = group_of(g->groups, r->facts.rank);
+    follows = own < 2 && (r->group == NULL || g->groups[own].epoch != bt_group_epoch(r->group));
+    if (follows && r->group != NULL)
+        bt_group_end_exchanges(r->group); /* they may wait for the lost */
     BT_TRY(exclude_lost(r, g));
     BT_TRY(bt_rank_join_handoff(r, g->epoch, g->groups));
-    own                  = group_of(g->groups, r->facts.rank);
     r->links.regroup_due = false; /* a later one that waits in the inbox is taken before any step */
-    if (own < 2 && (r->group == NULL || g->groups[own].epoch != bt_group_epoch(r->group)))
-        BT_TRY(follow(r, g->groups));
+    if (follows) BT_TRY(follow(r, g->groups));
     BT_TRY(bt_worker_control(r->worker, m));
     for (uint32_t i = 0; i < 2; i++) {
         bt_free(r->seats[i].ranks);

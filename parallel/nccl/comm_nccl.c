@@ -20,7 +20,7 @@ _Static_assert(BT_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "ids travel as bytes");
 enum { NAME_BYTES = 64 };
 
 struct bt_nccl_comm {
-    ncclComm_t   comm;
+    ncclComm_t   comm; /* NULL: stopped */
     uint32_t     n, self;
     char         name[NAME_BYTES];
     cudaStream_t stream;
@@ -28,6 +28,8 @@ struct bt_nccl_comm {
     uint32_t     n_marks;
     cudaEvent_t *marks; /* owned, [n_marks] */
 };
+
+static bt_nccl_comm *g_along; /* ends with any other */
 
 static bt_status cuda_status(cudaError_t err, const bt_nccl_comm *c, const char *what, int line)
 {
@@ -82,16 +84,36 @@ static bt_status nccl_new_id(uint8_t id_out[BT_NCCL_ID_BYTES])
     return st;
 }
 
+static void stop(bt_nccl_comm *c)
+{
+    if (c->comm != NULL) (void)NCCL(c, ncclCommAbort(c->comm));
+    c->comm = NULL;
+}
+
+/* In a group all are told to stop before the first one's memory is freed. */
 static void nccl_abort(bt_nccl_comm *comm)
 {
-    if (comm->comm != NULL) (void)NCCL(comm, ncclCommAbort(comm->comm));
-    comm->comm = NULL;
+    if (comm->comm == NULL) return;
+    (void)NCCL(comm, ncclGroupStart());
+    stop(comm);
+    if (g_along != NULL) stop(g_along);
+    (void)NCCL(comm, ncclGroupEnd());
+}
+
+static bt_status still_there(const bt_nccl_comm *c)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(c->comm != NULL, BT_ERR_PEER, "%s: it has ended with another communicator", c->name);
+out:
+    return st;
 }
 
 static void nccl_destroy(bt_nccl_comm *comm)
 {
     if (comm == NULL) return;
     nccl_abort(comm);
+    if (g_along == comm) g_along = NULL;
     for (uint32_t i = 0; comm->marks != NULL && i < comm->n_marks; i++)
         if (comm->marks[i] != NULL) (void)cudaEventDestroy(comm->marks[i]);
     if (comm->fetched != NULL) (void)cudaFreeHost(comm->fetched);
@@ -146,6 +168,10 @@ static bt_status nccl_start(const bt_nccl_config *cfg, bt_nccl_comm **comm_out)
     BT_REQUIRE(c->marks != NULL, BT_ERR_NO_MEMORY, "the marks of a communicator");
     BT_TRY(take_marks(c));
     BT_TRY(init_comm(c, cfg));
+    if (cfg->along) {
+        BT_ASSERT(g_along == NULL);
+        g_along = c;
+    }
     *comm_out = c;
     c         = NULL;
 out:
@@ -158,6 +184,7 @@ static bt_status nccl_poll(bt_nccl_comm *comm, bool *busy_out)
     bt_status    st    = BT_OK;
     ncclResult_t state = ncclSuccess;
 
+    BT_TRY(still_there(comm));
     BT_TRY(NCCL(comm, ncclCommGetAsyncError(comm->comm, &state)));
     BT_TRY(nccl_status(state, comm, "working on what was asked for", __LINE__));
     *busy_out = state == ncclInProgress;
@@ -170,6 +197,7 @@ static bt_status nccl_exchange(bt_nccl_comm *comm, const bt_exchange *x)
 {
     bt_status st = BT_OK, ended;
 
+    BT_TRY(still_there(comm));
     BT_TRY(NCCL(comm, ncclGroupStart()));
     for (uint32_t i = 0; i < comm->n && st == BT_OK; i++) {
         if (x->send_bytes[i] > 0)
@@ -187,12 +215,20 @@ out:
 
 static bt_status nccl_send(bt_nccl_comm *comm, const void *from, size_t bytes, uint32_t to)
 {
-    return NCCL(comm, ncclSend(from, bytes, ncclChar, (int)to, comm->comm, comm->stream));
+    bt_status st = still_there(comm);
+
+    return st != BT_OK
+               ? st
+               : NCCL(comm, ncclSend(from, bytes, ncclChar, (int)to, comm->comm, comm->stream));
 }
 
 static bt_status nccl_recv(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t from)
 {
-    return NCCL(comm, ncclRecv(to, bytes, ncclChar, (int)from, comm->comm, comm->stream));
+    bt_status st = still_there(comm);
+
+    return st != BT_OK
+               ? st
+               : NCCL(comm, ncclRecv(to, bytes, ncclChar, (int)from, comm->comm, comm->stream));
 }
 
 static bt_status nccl_fetch(bt_nccl_comm *comm, const void *from)
@@ -209,13 +245,18 @@ static bt_status nccl_mark(bt_nccl_comm *comm, uint32_t i)
     return CUDA(comm, cudaEventRecord(comm->marks[i], comm->stream));
 }
 
-static bt_status nccl_reached(bt_nccl_comm *comm, uint32_t i, bool *reached_out)
+static bt_status has_come(const bt_nccl_comm *c, cudaEvent_t event, bool *come_out)
 {
-    cudaError_t err = cudaEventQuery(comm->marks[i]);
+    cudaError_t err = cudaEventQuery(event);
 
     if (err == cudaErrorNotReady) (void)cudaGetLastError();
-    *reached_out = err == cudaSuccess;
-    return err == cudaErrorNotReady ? BT_OK : CUDA(comm, err);
+    *come_out = err == cudaSuccess;
+    return err == cudaErrorNotReady ? BT_OK : CUDA(c, err);
+}
+
+static bt_status nccl_reached(bt_nccl_comm *comm, uint32_t i, bool *reached_out)
+{
+    return has_come(comm, comm->marks[i], reached_out);
 }
 
 /* ---- lanes */
@@ -274,6 +315,11 @@ static bt_status nccl_follow(bt_nccl_lane *lane, uint32_t i, void *stream)
     return CUDA(&lane->nobody, cudaStreamWaitEvent(stream, lane->notes[i], 0));
 }
 
+static bt_status nccl_passed(const bt_nccl_lane *lane, uint32_t i, bool *passed_out)
+{
+    return has_come(&lane->nobody, lane->notes[i], passed_out);
+}
+
 __attribute__((visibility("default"))) const bt_nccl_module bt_nccl_module_table = {
     .version      = BT_NCCL_MODULE_VERSION,
     .usable       = nccl_usable,
@@ -288,6 +334,7 @@ __attribute__((visibility("default"))) const bt_nccl_module bt_nccl_module_table
     .lane_stream  = nccl_lane_stream,
     .note         = nccl_note,
     .follow       = nccl_follow,
+    .passed       = nccl_passed,
     .fetch        = nccl_fetch,
     .fetched      = nccl_fetched,
     .mark         = nccl_mark,

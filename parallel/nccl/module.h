@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change of the table: program and module must agree. */
-enum { BT_NCCL_MODULE_VERSION = 3, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
+enum { BT_NCCL_MODULE_VERSION = 4, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
 #define BT_NCCL_MODULE_SYMBOL "bt_nccl_module_table"
 
 typedef struct bt_nccl_comm bt_nccl_comm;
@@ -33,6 +33,7 @@ typedef struct {
     void          *stream;   /* cudaStream_t for the operations, borrowed */
     uint32_t       n_marks;  /* >= 1 */
     uint32_t       max_ctas; /* multiprocessors that an operation may hold; 0: NCCL's choice */
+    bool           along;    /* it ends with any other; one at a time */
 } bt_nccl_config;
 
 /* Statuses: PEER when NCCL blames the network or a peer, DEVICE for the rest; logged, with the
@@ -64,6 +65,8 @@ struct bt_nccl_module {
      * behind that. */
     bt_status (*note)(bt_nccl_lane *lane, uint32_t i, void *stream);
     bt_status (*follow)(bt_nccl_lane *lane, uint32_t i, void *stream);
+    /* Whether all that note i stands for is done. */
+    bt_status (*passed)(const bt_nccl_lane *lane, uint32_t i, bool *passed_out);
 
     /* BT_NCCL_FETCH_BYTES of device memory to the host, enqueued; there when a mark behind says so.
      */
@@ -75,7 +78,11 @@ struct bt_nccl_module {
 
     /* Stops it, whatever it is doing: operations under way come to nothing, and their kernels leave
      * the stream soon (a mark behind them tells).  Only mark(), reached() and destroy() may follow.
-     */
+     *
+     * NCCL then frees memory, and CUDA may let that wait until the GPU has nothing left to do: for
+     * ever, if an operation of another communicator waits for a peer that is gone.  So the one that
+     * goes along stops at the same time, before anything is freed, and poll() says so; and who
+     * stops that one alone sees to it that no other waits for a peer. */
     void (*abort)(bt_nccl_comm *comm);
     /* NULL is allowed. */
     void (*destroy)(bt_nccl_comm *comm);

@@ -79,7 +79,7 @@ def run_struck(a, model, requests, alone):
                      f"signal {signal.SIGKILL} at an operation of NCCL, hand-off of epoch",
                      f"signal {signal.SIGKILL} at an operation of NCCL, group of [23] ranks",
                      f"signal {signal.SIGSTOP} at an operation of NCCL, group of [23] ranks",
-                     rf"by NCCL, call of the roll .*nothing came from ranks: {STOPPED}",
+                     rf"(by NCCL, call of the roll|step plan) .*nothing came from ranks: {STOPPED}",
                      r"rank=[56] .* decode steps of epoch \d+ were launched as graphs")
         return n, sum(" E rank=" in x and "though all" in x for x in cell.lines)
 

@@ -265,6 +265,54 @@ static void other_communicators_are_left_alone(void)
     expect_each_once();
 }
 
+static bool g_failed;
+
+static void fail_and_poll(void *ctx)
+{
+    if (!g_failed) bt_line_fail(g_site.h, bt_now_ns());
+    g_failed = true;
+    site_poll(ctx);
+}
+
+/* The decode group waits for its last rank when the line fails.  An end of the line's communicator
+ * would wait for the group's, which nobody would end then. */
+static void line_that_fails_while_the_group_waits_ends_with_that_wait(void)
+{
+    enum { BYTES = 500 };
+    uint32_t    ranks[MAX_RANKS], n = g_ranks - n_senders(), epoch = next_epoch();
+    bt_group   *group   = NULL;
+    bt_carrier *carrier = NULL;
+    bt_wait     wait    = wait_s(20);
+    uint8_t    *memory;
+
+    site_init(&g_site, 2, 4000, 0.5);
+    memory    = take((size_t)MAX_RANKS * BYTES);
+    wait.idle = site_poll;
+    wait.ctx  = &g_site;
+    for (uint32_t i = 0; i < n; i++)
+        ranks[i] = n_senders() + i;
+    if (!sends()) {
+        EXPECT_EQ(bt_group_create(g_world, n, ranks, 1, epoch, &group), BT_OK);
+        EXPECT_EQ(
+            bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE + 1, &carrier),
+            BT_OK);
+        bt_group_attach(group, carrier);
+        EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_OK);
+        wait.timeout_ns = BT_NS_PER_S;
+        wait.idle       = fail_and_poll;
+        g_failed        = false;
+        if (g_rank + 1 < g_ranks)
+            EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_ERR_TIMEOUT);
+        EXPECT(g_failed || g_rank + 1 == g_ranks);
+    }
+    site_meet(&g_site);
+    bt_group_destroy(group);
+    run_traffic(12, g_ranks, NULL);
+    bt_device_free(g_dev, memory);
+    site_fini(&g_site);
+    expect_each_once();
+}
+
 static void every_failing_call_of_create_is_survived(void)
 {
     bt_handoff_events events = {site_deliver, site_reject, site_sent, site_expired, &g_site};
@@ -302,6 +350,7 @@ static const bt_test TESTS[] = {
     BT_TEST(nonsense_is_refused_and_the_line_goes_on),
     BT_TEST(lost_receiver_ends_with_its_epoch),
     BT_TEST(other_communicators_are_left_alone),
+    BT_TEST(line_that_fails_while_the_group_waits_ends_with_that_wait),
     BT_TEST(every_failing_call_of_create_is_survived),
 };
 MPI_TEST_MAIN(TESTS)

@@ -126,7 +126,7 @@ cudaError_t cudaFree(void *ptr)
 {
     if (ptr == NULL) return cudaSuccess;
     if (fake_capture_is_on()) return fake_capture_refuse();
-    fake_gpu_run_all();
+    fake_gpu_drain();
     fake_gpu_open();
     g_fake_gpu.taken -= ((head *)ptr - 1)->bytes;
     fake_gpu_close();
@@ -168,7 +168,7 @@ cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
 cudaError_t cudaFreeHost(void *ptr)
 {
     if (fake_capture_is_on()) return fake_capture_refuse();
-    fake_gpu_run_all();
+    fake_gpu_drain();
     for (pinned **at = &g_pinned; *at != NULL; at = &(*at)->next) {
         pinned *p = *at;
 

@@ -11,6 +11,8 @@ cudaError_t fake_gpu_step(void);
 int fake_gpu_is_pinned(const void *ptr, size_t bytes);
 /* All work that waits for nothing. */
 void fake_gpu_run_all(void);
+/* All work of the GPU; what never ends is the test's mistake. */
+void fake_gpu_drain(void);
 
 typedef struct fake_run fake_run; /* a launch of a graph that is under way */
 typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT, GRAPH, FOREIGN } fake_op_kind;

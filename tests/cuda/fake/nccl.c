@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/cuda/fake/inside.h"
 #include "tests/cuda/fake/nccl_inside.h"
 
 enum { BUSY_POLLS = 3 };
@@ -22,6 +23,7 @@ typedef struct {
 
 static op *g_group;            /* of the group call that is open */
 static int g_depth, g_spoiled; /* a call of the open group was refused: all of it is */
+static int g_frees;            /* a communicator has ended, its memory is still there */
 
 static ncclResult_t refused(void)
 {
@@ -87,7 +89,15 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, in
     return ncclInProgress;
 }
 
-/* Peers hear nothing of it.  NCCL waits here for the end of all graphs that hold its operations. */
+static void free_memory(void)
+{
+    if (g_frees) fake_gpu_drain();
+    g_frees = 0;
+}
+
+/* Peers hear nothing of it.  NCCL waits here for the end of all graphs that hold its operations;
+ * and it frees memory, for which CUDA may wait until the GPU has nothing to do, other
+ * communicators' operations included.  Those that end in one group leave together before that. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     if (comm->n_held > 0) {
@@ -102,6 +112,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     comm->aborted = 1;
     fake_nccl_release(comm);
     g_fake_nccl.live--;
+    g_frees = 1;
+    if (g_depth == 0) free_memory();
     return ncclSuccess;
 }
 
@@ -151,7 +163,9 @@ ncclResult_t ncclGroupEnd(void)
 {
     op *o = g_group;
 
-    if (--g_depth > 0 || o == NULL) return ncclSuccess;
+    if (--g_depth > 0) return ncclSuccess;
+    free_memory();
+    if (o == NULL) return ncclSuccess;
     g_group = NULL;
     if (g_spoiled) {
         g_spoiled = 0;

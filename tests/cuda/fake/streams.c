@@ -145,6 +145,23 @@ static void wait_until(int (*is_done)(const void *of), const void *of, cudaStrea
     }
 }
 
+static int stream_is_done(const void *of)
+{
+    const struct fake_stream *s = of;
+
+    return s->first == NULL && s->n_done >= s->n_given;
+}
+
+static int all_are_done(const void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < MAX_STREAMS; i++)
+        if (g_streams[i] != NULL && !stream_is_done(g_streams[i])) return 0;
+    return 1;
+}
+
+void fake_gpu_drain(void) { wait_until(all_are_done, NULL, NULL); }
+
 static void take_launch(simt_job *job, void *stream)
 {
     if (stream != NULL) {
@@ -186,13 +203,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
 {
     return cudaStreamCreateWithPriority(stream, flags, 0);
-}
-
-static int stream_is_done(const void *of)
-{
-    const struct fake_stream *s = of;
-
-    return s->first == NULL && s->n_done >= s->n_given;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)

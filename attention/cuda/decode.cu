@@ -209,6 +209,7 @@ template <int C, int WARPS_M, int STAGES> static constexpr size_t shared_bytes(v
 }
 enum { HOPPER_SHARED = 227 << 10 };
 static_assert(shared_bytes<512, 4, 2>() <= HOPPER_SHARED, "two pages beside the tallest tile");
+static_assert(shared_bytes<512, 4, 1>() <= GPU_LEAST_SHARED, "one page beside it");
 
 template <int C, int WARPS_M, int STAGES>
 static __global__ void __launch_bounds__(THREADS, 1)

@@ -263,8 +263,9 @@ template <int DN, int DV, int WARPS>
 static int run(void *stream, const bt_cuda_prefill *p, bool wide)
 {
     enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * 16 };
-    size_t shared =
+    constexpr size_t shared =
         sizeof(bt_bf16) * ((size_t)(BM + PAGE) * COLS + (size_t)PAGE * DV + (size_t)BM * PAGE);
+    static_assert(shared <= GPU_LEAST_SHARED, "a block's tiles");
 
     return gpu_launch(prefill_kernel<DN, DV, WARPS>,
                       dim3(gpu_blocks(p->max_rows, BM), p->dims.n_heads, p->n_items),

@@ -348,11 +348,11 @@ static const bt_device_ops CUDA_OPS = {
     .graphs            = &bt_cuda_graph_ops,
 };
 
-/* The kernels are compiled for these: sm_80 code runs on every 8.x, sm_90a on 9.0, sm_100 on 10.x.
- */
+/* The kernels are compiled for these.  sm_80 code would load on all 8.x, but other than 8.0 they
+ * have less shared memory than the tiles of attention take; sm_100 code runs on every 10.x. */
 static bool has_kernels(int major, int minor)
 {
-    return major == 8 || (major == 9 && minor == 0) || major == 10;
+    return (major == 8 && minor == 0) || (major == 9 && minor == 0) || major == 10;
 }
 
 static uint32_t cuda_count(char *text, size_t text_bytes)
@@ -398,7 +398,7 @@ static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
                  cudaSuccess)
         snprintf(text, text_bytes, "GPU %u does not tell its compute capability", device);
     else if (!has_kernels(major, minor))
-        snprintf(text, text_bytes, "GPU %u has compute capability %d.%d: expected 8.x, 9.0 or 10.x",
+        snprintf(text, text_bytes, "GPU %u has compute capability %d.%d: expected 8.0, 9.0 or 10.x",
                  device, major, minor);
     else
         return true;

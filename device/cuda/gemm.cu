@@ -279,11 +279,12 @@ static int run(void *stream, const bt_cuda_gemm *g, bool wide)
                          ? ((uint64_t)g->max_rows + (uint64_t)g->n_groups * (BM - 1)) / BM
                          : (uint64_t)gpu_blocks(g->max_rows, BM) * g->n_groups;
     dim3     grid(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? BN / 2 : BN), (uint32_t)tiles);
+    constexpr size_t shared =
+        (FP8 ? STAGES * (BM + BN / 2) + BN : STAGES * (BM + BN)) * BK * sizeof(bt_bf16);
+    static_assert(shared + sizeof(row_tile) <= GPU_LEAST_SHARED, "a block's stages");
 
-    return gpu_launch(gemm_kernel<BM, WARPS_M, STAGES, FP8>, grid, dim3(THREADS),
-                      (size_t)(FP8 ? STAGES * (BM + BN / 2) + BN : STAGES * (BM + BN)) * BK *
-                          sizeof(bt_bf16),
-                      stream, *g, wide);
+    return gpu_launch(gemm_kernel<BM, WARPS_M, STAGES, FP8>, grid, dim3(THREADS), shared, stream,
+                      *g, wide);
 }
 
 template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)

@@ -15,7 +15,9 @@
 
 #include "core/bf16.h"
 
-enum { GPU_WARP = 32 };
+/* LEAST_SHARED: bytes that a block may ask for on every GPU that kernels are compiled for: those of
+ * compute capability 8.0. */
+enum { GPU_WARP = 32, GPU_LEAST_SHARED = 163 << 10 };
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>

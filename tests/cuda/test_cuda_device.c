@@ -420,7 +420,10 @@ static void machines_that_cannot_are_told_why(void)
     expect_unusable(gpu, 2, "GPU 2 is not there: this machine has 2");
     gpu.major = 7;
     gpu.minor = 5;
-    expect_unusable(gpu, 1, "compute capability 7.5: expected 8.x, 9.0 or 10.x");
+    expect_unusable(gpu, 1, "compute capability 7.5: expected 8.0, 9.0 or 10.x");
+    gpu.major = 8;
+    gpu.minor = 6; /* of too little shared memory */
+    expect_unusable(gpu, 1, "compute capability 8.6: expected 8.0, 9.0 or 10.x");
 }
 
 static void a_full_gpu_says_how_much_is_left(void)

@@ -1,8 +1,19 @@
 /* device/open_cuda.c - finds libbaton_cuda.so and asks it for a device.  No CUDA in here. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "core/module.h"
 #include "device/cuda/module.h"
+
+void bt_device_cuda_environment(void)
+{
+    /* Kernels are loaded when the context is made: not by the first step that needs them, which may
+     * stand in a capture, or wait for a peer. */
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    /* As many queues as there are streams, NCCL's too: in one queue with others, an operation that
+     * waits for its peer would hold them back. */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
 
 static const bt_cuda_module_table *open_module(const char *library, char *text, size_t text_bytes)
 {

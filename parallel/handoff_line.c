@@ -72,7 +72,7 @@ void bt_line_destroy(bt_world *world, bt_line *line)
     if (line->note != NULL) bt_world_abandon(world, line->note);
     if (line->comm != NULL) line->nccl->destroy(line->comm);
     line->nccl->lane_destroy(line->lane);
-    bt_device_free(line->dev, line->rows); /* waits for the device's work */
+    bt_device_free(line->dev, line->rows);
     bt_free(line->warm_lists);
     bt_free(line->here);
     bt_free(line->ranks);

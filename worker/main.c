@@ -177,6 +177,7 @@ int main(int argc, char **argv)
         return EX_USAGE;
     }
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
+    if (r.opt.device != BT_ON_CPU) bt_device_cuda_environment();
     if (bt_watchdog_start(MPI_START_NS, on_stuck, &r) != BT_OK) return EXIT_FAILURE;
     if (bt_world_init(&argc, &argv, &r.world) != BT_OK) return EXIT_FAILURE;
     bt_watchdog_set_limit(r.opt.timeout_ns);

@@ -5,7 +5,6 @@
 #include "device/cuda/device_cuda.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -360,11 +359,6 @@ static uint32_t cuda_count(char *text, size_t text_bytes)
     int         n = 0, driver = 0;
     cudaError_t err;
 
-    /* Kernels are loaded when the context is made: not by the first step that needs them. */
-    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    /* As many queues as there are streams, NCCL's too: in one queue with others, an operation that
-     * waits for its peer would hold them back. */
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     err = cudaGetDeviceCount(&n);
     (void)cudaGetLastError();
     (void)cudaDriverGetVersion(&driver);
@@ -405,6 +399,20 @@ static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
     return false;
 }
 
+/* Both before the hand-off's, which has the least priority: what streams have unless told. */
+static bt_status make_streams(bt_device_cuda *cuda)
+{
+    bt_status st    = BT_OK;
+    int       least = 0, greatest = 0;
+
+    BT_TRY(CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    BT_TRY(CUDA(cudaStreamCreateWithPriority(&cuda->main, cudaStreamNonBlocking, greatest)));
+    BT_TRY(CUDA(cudaStreamCreateWithPriority(&cuda->beside, cudaStreamNonBlocking, greatest)));
+    cuda->stream = cuda->main;
+out:
+    return st;
+}
+
 static bt_status cuda_create(uint32_t device, bt_device **dev_out)
 {
     bt_status       st   = BT_OK;
@@ -420,13 +428,11 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda->super.arithmetic = "prompt:mma16,generated:mma16";
     cuda->gpu              = (int)device;
     BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));
-    BT_TRY(CUDA(cudaStreamCreateWithFlags(&cuda->main, cudaStreamNonBlocking)));
-    BT_TRY(CUDA(cudaStreamCreateWithFlags(&cuda->beside, cudaStreamNonBlocking)));
+    BT_TRY(make_streams(cuda));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->forked, cudaEventDisableTiming)));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->done, cudaEventDisableTiming)));
     for (int i = 0; i < BT_N_MARKS; i++)
         BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming)));
-    cuda->stream = cuda->main;
     BT_TRY(bt_device_alloc(&cuda->super, INDEX_ROWS * sizeof(*cuda->index), &mem));
     cuda->index = mem;
     BT_TRY(bt_device_alloc(&cuda->super, (BT_CUDA_MAX_GROUPS + 1) * sizeof(*cuda->row_at), &mem));

@@ -12,12 +12,12 @@
 #include "core/alloc.h"
 #include "parallel/nccl/module.h"
 
-#if NCCL_VERSION_CODE < 22700
+#if NCCL_VERSION_CODE < 22700 /* OLDEST */
 #error "NCCL 2.27 or newer is needed (communicators with names)"
 #endif
 _Static_assert(BT_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "ids travel as bytes");
 
-enum { NAME_BYTES = 64 };
+enum { NAME_BYTES = 64, OLDEST = 22700 }; /* that has all that is called here */
 
 struct bt_nccl_comm {
     ncclComm_t   comm; /* NULL: stopped */
@@ -63,9 +63,9 @@ static bool nccl_usable(char *text, size_t text_bytes)
     (void)setenv("NCCL_GRAPH_REGISTER", "0", 1); /* read by NCCL at its first communicator */
     (void)setenv("NCCL_LOCAL_REGISTER", "0", 1);
     (void)setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1); /* steps as graphs and by calls take turns */
-    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_CODE)
+    if (ncclGetVersion(&version) != ncclSuccess || version < OLDEST)
         snprintf(text, text_bytes, "NCCL here is of version %d: expected %d or newer", version,
-                 NCCL_VERSION_CODE);
+                 OLDEST);
     else if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0)
         snprintf(text, text_bytes, "NCCL needs a GPU, and the CUDA runtime finds none");
     else
@@ -273,7 +273,10 @@ static void nccl_lane_destroy(bt_nccl_lane *lane)
     if (lane == NULL) return;
     for (uint32_t i = 0; lane->notes != NULL && i < lane->n_notes; i++)
         if (lane->notes[i] != NULL) (void)cudaEventDestroy(lane->notes[i]);
-    if (lane->stream != NULL) (void)cudaStreamDestroy(lane->stream);
+    if (lane->stream != NULL) {
+        (void)cudaStreamSynchronize(lane->stream);
+        (void)cudaStreamDestroy(lane->stream);
+    }
     bt_free(lane->notes);
     bt_free(lane);
 }

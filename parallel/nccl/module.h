@@ -59,7 +59,7 @@ struct bt_nccl_module {
     /* A stream of the lowest priority, and n_notes places to note how far a stream has come.
      * Streams are cudaStream_t. */
     bt_status (*lane_create)(uint32_t n_notes, bt_nccl_lane **lane_out);
-    void (*lane_destroy)(bt_nccl_lane *lane); /* NULL is allowed */
+    void (*lane_destroy)(bt_nccl_lane *lane); /* waits for its work; NULL is allowed */
     void *(*lane_stream)(const bt_nccl_lane *lane);
     /* Note i: all that `stream` has been given so far.  What `stream` is given after follow() runs
      * behind that. */

@@ -149,6 +149,20 @@ static void end_of_one_communicator_leaves_the_other_alone(void)
     close_device();
 }
 
+/* It may be older than the header that the module was compiled with. */
+static void nccl_that_lacks_a_call_is_refused(void)
+{
+    char text[200];
+    int  version = g_fake_nccl.version;
+
+    g_fake_nccl.version = 22605;
+    EXPECT(!bt_nccl_module_table.usable(text, sizeof(text)));
+    EXPECT_HAS(text, "of version 22605: expected 22700 or newer");
+    g_fake_nccl.version = 22703;
+    EXPECT(bt_nccl_module_table.usable(text, sizeof(text)));
+    g_fake_nccl.version = version;
+}
+
 /* Each call into NCCL and the runtime, and each allocation, fails once on rank 0: an error, nothing
  * that stays, and the next group works. */
 static void every_failing_call_is_survived(void)
@@ -337,6 +351,7 @@ static const bt_test TESTS[] = {
     BT_TEST(operation_that_stands_still_ends_at_the_deadline),
     BT_TEST(warm_group_has_its_communicator_and_only_enqueues),
     BT_TEST(end_of_one_communicator_leaves_the_other_alone),
+    BT_TEST(nccl_that_lacks_a_call_is_refused),
     BT_TEST(every_failing_call_is_survived),
     BT_TEST(captured_exchanges_run_at_each_launch),
     BT_TEST(graphs_of_a_failed_group_are_dropped_and_captured_anew),

@@ -49,6 +49,8 @@ static void each_pair_has_a_first_message_before_the_line_is_ready(void)
 
         if (fails && g_rank == 0) g_fake_nccl.fail_at = 0;
         site_init(&g_site, 2, 4000, 0.5);
+        EXPECT(((cudaStream_t)g_site.h->line->nccl->lane_stream(g_site.h->line->lane))->priority >
+               ((cudaStream_t)bt_device_stream(g_dev))->priority); /* lower numbers go first */
         EXPECT_EQ(g_fake_nccl.fail_at, -1);
         EXPECT(g_fake_nccl.n_launched - launched >= 1 + (fails && g_rank == 0));
         run_traffic(12, g_ranks, NULL);

@@ -38,6 +38,7 @@ typedef struct fake_op fake_op;
 struct fake_stream {
     unsigned long n_put, n_ran;
     unsigned long n_given, n_done;
+    int           priority;
     fake_op      *first, **end;
 };
 /* What another library puts into a captured stream.  begin() comes at each launch, when the work's

@@ -187,15 +187,16 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
 {
     int i = 0;
 
-    (void)flags, (void)priority;
+    (void)flags;
     while (i < MAX_STREAMS && g_streams[i] != NULL)
         i++;
     if (i == MAX_STREAMS) abort();
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     simt_take_launches(take_launch);
-    *stream        = calloc(1, sizeof(**stream));
-    (*stream)->end = &(*stream)->first;
-    g_streams[i]   = *stream;
+    *stream             = calloc(1, sizeof(**stream));
+    (*stream)->end      = &(*stream)->first;
+    (*stream)->priority = priority;
+    g_streams[i]        = *stream;
     g_fake_gpu.live++;
     return cudaSuccess;
 }

@@ -10,7 +10,7 @@
 
 enum {
     BT_CUDA_RING_PARTS    = 4,
-    BT_CUDA_RING_PART     = 1 << 20,
+    BT_CUDA_RING_PART     = 2 << 20,
     BT_CUDA_ROWS_BYTES    = 16 << 20, /* of one of the two buffers for weights */
     BT_CUDA_STAGING_BYTES = BT_CUDA_RING_PARTS * BT_CUDA_RING_PART + 2 * BT_CUDA_ROWS_BYTES
 };

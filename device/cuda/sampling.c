@@ -31,6 +31,8 @@ struct bt_device_sampler {
 
 enum { CHUNK = 64, MOST_SEEN = 1024 };
 _Static_assert(sizeof(bt_cuda_seen) == sizeof(bt_seen_token), "they go up as they are");
+_Static_assert(BT_MAX_EDITS * sizeof(bt_cuda_edit) <= BT_CUDA_RING_PART,
+               "a longer list, not being pinned, would wait for the stream, without a deadline");
 
 static uint32_t blocks_of(uint32_t n_vocab)
 {

@@ -38,7 +38,7 @@ bt_status bt_cuda_staging_upload(bt_device_cuda *cuda, void *dst, const void *ho
     bt_status st = BT_OK;
     uint8_t  *at = NULL;
 
-    BT_ASSERT(!cuda->capturing);
+    BT_ASSERT(!cuda->capturing && cuda->stream == cuda->main); /* a part's event is of that one */
     if (bytes <= BT_CUDA_RING_PART) {
         BT_TRY(take(cuda, bytes, &at));
         memcpy(at, host_src, bytes);

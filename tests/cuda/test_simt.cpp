@@ -230,6 +230,18 @@ static void from_shared_kernel(void)
     copy_async16(mem, mem, false); /* nothing is read, and yet */
     copy_async_wait<0>();
 }
+static void beside_kernel(void)
+{
+    GPU_SHARED(char, some, 16);
+
+    some[0] = 0;
+}
+
+static void launch_too_large_together(void)
+{
+    gpu_launch(beside_kernel, 1, 1, (48 << 10) - 8, nullptr);
+}
+
 static void launch_from_shared(void)
 {
     gpu_launch(from_shared_kernel, 1, 1, sizeof(four), nullptr);
@@ -242,6 +254,7 @@ static void what_a_gpu_would_refuse_ends_the_process(void)
     EXPECT_ABORT(launch_forgotten, "nobody waited for");
     EXPECT_ABORT(launch_from_shared, "the source is shared memory");
     EXPECT_ABORT(launch_too_large, "shared memory");
+    EXPECT_ABORT(launch_too_large_together, "16 bytes of static shared memory beside 49144");
     EXPECT_ABORT(launch_nothing, "grid of 0");
 }
 

@@ -1,6 +1,5 @@
 #include "coordinator/observer.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,8 +10,7 @@
 
 enum { PUBLISH_MS = 100, SLOW_RANKS = 512 };
 
-#define SMOOTH         0.3 /* weight of the newest second */
-#define SMOOTH_BLOCKED 0.1 /* and of the newest look at the queues */
+#define SMOOTH_BLOCKED 0.1 /* weight of the newest look at the queues */
 
 struct bt_observer {
     bt_observer_config config;
@@ -60,12 +58,6 @@ void bt_observer_set_address(bt_observer *observer, const char *public_address)
 
 /* ---- rates */
 
-/* The newest value stands for s seconds. */
-static void smooth(double *value, double newest, double s)
-{
-    *value += (1 - pow(1 - SMOOTH, s)) * (newest - *value);
-}
-
 static double delta(uint64_t newest, uint64_t before)
 {
     return newest >= before ? (double)(newest - before) : 0;
@@ -87,17 +79,17 @@ static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
                   delta(b->generated_rows, r->beat.generated_rows);
     double n_handoffs;
 
-    smooth(&r->busy, delta(b->model_ns, r->beat.model_ns) * 1e-9 / s, s);
-    smooth(&r->gather, delta(b->gather_ns, r->beat.gather_ns) * 1e-9 / s, s);
-    smooth(&r->own,
-           (delta(b->gather_ns, r->beat.gather_ns) + delta(b->model_ns, r->beat.model_ns) +
-            delta(b->sample_ns, r->beat.sample_ns) - delta(b->waited_ns, r->beat.waited_ns)) *
-               1e-9 / s,
-           s);
-    smooth(&r->sample, delta(b->sample_ns, r->beat.sample_ns) * 1e-9 / s, s);
-    smooth(&r->prompt_rate, delta(b->prompt_rows, r->beat.prompt_rows) / s, s);
-    smooth(&r->generated_rate, delta(b->generated_rows, r->beat.generated_rows) / s, s);
-    smooth(&r->handoff_rate, delta(b->handoff_bytes, r->beat.handoff_bytes) / s, s);
+    bt_smooth(&r->busy, delta(b->model_ns, r->beat.model_ns) * 1e-9 / s, s);
+    bt_smooth(&r->gather, delta(b->gather_ns, r->beat.gather_ns) * 1e-9 / s, s);
+    bt_smooth(&r->own,
+              (delta(b->gather_ns, r->beat.gather_ns) + delta(b->model_ns, r->beat.model_ns) +
+               delta(b->sample_ns, r->beat.sample_ns) - delta(b->waited_ns, r->beat.waited_ns)) *
+                  1e-9 / s,
+              s);
+    bt_smooth(&r->sample, delta(b->sample_ns, r->beat.sample_ns) * 1e-9 / s, s);
+    bt_smooth(&r->prompt_rate, delta(b->prompt_rows, r->beat.prompt_rows) / s, s);
+    bt_smooth(&r->generated_rate, delta(b->generated_rows, r->beat.generated_rows) / s, s);
+    bt_smooth(&r->handoff_rate, delta(b->handoff_bytes, r->beat.handoff_bytes) / s, s);
     if (steps > 0) { /* of the last steps that were */
         r->step_s        = delta(b->model_ns, r->beat.model_ns) * 1e-9 / steps;
         r->rows_per_step = rows / steps;

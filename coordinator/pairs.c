@@ -10,8 +10,7 @@
 
 enum { QUIET_S = 3 };
 
-#define SMOOTH 0.3 /* weight of the newest second */
-#define BUSY   0.3 /* part of the time below which nobody is held up much */
+#define BUSY 0.3 /* part of the time below which nobody is held up much */
 
 struct bt_peer_state {
     bt_peer_load last;
@@ -29,21 +28,15 @@ const char *bt_pair_kind_name(bt_pair_kind kind)
 
 /* ---- what ranks say */
 
-/* The newest value stands for s seconds. */
-static void smooth(double *value, double newest, double s)
-{
-    *value += (1 - pow(1 - SMOOTH, s)) * (newest - *value);
-}
-
 static void add(bt_peer_state *p, const bt_peer_load *now, double s)
 {
     double ns = (double)(now->handoff_ns - p->last.handoff_ns);
 
-    smooth(&p->wait, (double)(now->waited_ns - p->last.waited_ns) * 1e-9 / s, s);
-    smooth(&p->busy, ns * 1e-9 / s, s);
+    bt_smooth(&p->wait, (double)(now->waited_ns - p->last.waited_ns) * 1e-9 / s, s);
+    bt_smooth(&p->busy, ns * 1e-9 / s, s);
     if (ns > 0)
-        smooth(&p->rate, (double)(now->handoff_bytes - p->last.handoff_bytes) / (ns * 1e-9),
-               p->rate == 0 ? 100 : s); /* the first one counts as it is */
+        bt_smooth(&p->rate, (double)(now->handoff_bytes - p->last.handoff_bytes) / (ns * 1e-9),
+                  p->rate == 0 ? 100 : s); /* the first one counts as it is */
 }
 
 void bt_pairs_hear(bt_cell *cell, uint32_t rank, uint64_t at_ns, uint32_t n,
@@ -79,8 +72,8 @@ static void fade(bt_cell *cell)
 
         if (k->peers == NULL || ++k->peers_quiet_s < QUIET_S) continue;
         for (uint32_t b = 0; b < cell->n_ranks; b++) {
-            smooth(&k->peers[b].wait, 0, 1);
-            smooth(&k->peers[b].busy, 0, 1);
+            bt_smooth(&k->peers[b].wait, 0, 1);
+            bt_smooth(&k->peers[b].busy, 0, 1);
         }
     }
 }

@@ -1,10 +1,17 @@
 #include "coordinator/slow.h"
 
+#include <math.h>
 #include <stdlib.h>
 
-#define MUCH  3.0
-#define BUSY  0.3  /* below that nobody waits much for it */
-#define LEAST 0.01 /* what others compute counts as at least so much */
+#define NEWEST 0.3 /* weight of the newest second */
+#define MUCH   3.0
+#define BUSY   0.3  /* below that nobody waits much for it */
+#define LEAST  0.01 /* what others compute counts as at least so much */
+
+void bt_smooth(double *value, double newest, double s)
+{
+    *value += (1 - pow(1 - NEWEST, s)) * (newest - *value);
+}
 
 static int compare(const void *a, const void *b)
 {

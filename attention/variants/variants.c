@@ -121,17 +121,23 @@ out:
     return st;
 }
 
+/* On the study's pages. */
+static bt_attn_call call_of(const bt_study *s)
+{
+    return (bt_attn_call){.w       = &s->w,
+                          .pool    = s->pool,
+                          .q       = s->q,
+                          .kv      = s->kv,
+                          .out     = s->heads,
+                          .n_spans = s->batch,
+                          .spans   = s->spans};
+}
+
 static bt_status append(bt_variant *v, bt_role role, const bt_bf16 *x)
 {
     bt_status    st   = BT_OK;
     bt_study    *s    = v->study;
-    bt_attn_call call = {.w       = &s->w,
-                         .pool    = s->pool,
-                         .q       = s->q,
-                         .kv      = s->kv,
-                         .out     = s->heads,
-                         .n_spans = s->batch,
-                         .spans   = s->spans};
+    bt_attn_call call = call_of(s);
 
     if (v->kind != BT_VARIANT_FUSED) BT_TRY(product(s, role, s->w.kv_a, x, s->kv));
     BT_TRY(bt_device_rms_norm(s->dev, s->batch, s->cfg.kv_lora_rank, s->kv, s->kv_dim,
@@ -150,13 +156,7 @@ static bt_status attend(bt_variant *v, bt_role role)
     const bt_mla_config *cfg    = &s->cfg;
     size_t               c      = cfg->kv_lora_rank;
     bool                 latent = v->kind == BT_VARIANT_A_CC || v->kind == BT_VARIANT_A_CC_ME;
-    bt_attn_call         call   = {.w       = &s->w,
-                                   .pool    = s->pool,
-                                   .q       = s->q,
-                                   .kv      = s->kv,
-                                   .out     = s->heads,
-                                   .n_spans = s->batch,
-                                   .spans   = s->spans};
+    bt_attn_call         call   = call_of(s);
 
     if (v->core == NULL) {
         BT_TRY(s->attn->ops->attend[BT_FORM_ABSORBED](s->attn, &call));

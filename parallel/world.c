@@ -438,11 +438,17 @@ uint32_t bt_world_rank(const bt_world *world) { return world->rank; }
 uint32_t bt_world_size(const bt_world *world) { return world->size; }
 uint32_t bt_world_local_size(const bt_world *world) { return world->local_size; }
 uint32_t bt_world_local_rank(const bt_world *world) { return world->local_rank; }
-int      bt_world_shared_fd(const bt_world *world) { return world->shared_fd; }
 bool     bt_world_same_machine(const bt_world *world, uint32_t a, uint32_t b)
 {
     return world->node_of[a] == world->node_of[b];
 }
+
+int bt_world_shared_fd(bt_world *world)
+{
+    if (world->shared_fd < 0 && world->local_size == 1) (void)make_shared_file(world);
+    return world->shared_fd;
+}
+
 uint64_t          bt_world_waited_ns(const bt_world *world) { return world->waited_ns; }
 const bt_traffic *bt_world_traffic(const bt_world *world) { return world->traffic; }
 uint64_t          bt_world_spin_ns(const bt_world *world) { return world->spin_ns; }

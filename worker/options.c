@@ -142,7 +142,11 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_CELL: opt->cell = text; break;
     case KEY_LEFT_OUT: opt->left_out = text; break;
     case KEY_KERNELS: opt->kernels = text; break;
-    case KEY_CACHE: opt->weights_cache = text; break;
+    case KEY_CACHE:
+        BT_REQUIRE(text[0] != '\0', BT_ERR_INVALID_ARG,
+                   "--weights-cache is empty, expected a directory");
+        opt->weights_cache = text;
+        break;
     case KEY_CUDA_LIBRARY: opt->cuda_library = text; break;
     case KEY_DEVICE: return parse_device(text, opt);
     case KEY_TRANSPORT: return parse_transport(text, &opt->transport);

@@ -117,7 +117,7 @@ static void open_packed(bt_rank *r, uint64_t key)
  * no other difference. */
 static void open_store(bt_rank *r)
 {
-    bt_store_options opt = {.fd         = bt_world_shared_fd(r->world),
+    bt_store_options opt = {.fd         = -1,
                             .member     = bt_world_local_rank(r->world),
                             .rank       = r->facts.rank,
                             .timeout_ns = r->opt.timeout_ns};
@@ -128,6 +128,9 @@ static void open_store(bt_rank *r)
     }
     bt_model_store_options(&r->cfg, r->st, &opt);
     open_packed(r, opt.key);
+    /* a rank alone shares with its next start only */
+    if (r->packed_path != NULL || bt_world_local_size(r->world) > 1)
+        opt.fd = bt_world_shared_fd(r->world);
     if (opt.fd >= 0 && bt_store_open(&opt, &r->store) != BT_OK)
         BT_WARN("this rank packs weights of its own");
 }

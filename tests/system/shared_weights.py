@@ -79,13 +79,13 @@ def main():
     kept_weights(a)
 
 
-def logits(a, folder, name, *more):
+def logits(a, folder, name, *more, ranks=("--prefill", "1", "--decode", "2")):
     """The logits of two short prompts, as bytes, and what the ranks have logged."""
     src, dst = os.path.join(folder, "in.safetensors"), os.path.join(folder, name)
     tensors.write(src, {f"{p}.{k}": np.array(x, np.int32) for p, n in (("a", 70), ("b", 9))
                         for k, x in (("ids", [7 * i % 200 for i in range(n)]), ("prompt", [n - 3]))})
     run = subprocess.run([os.path.join(a.bin, "baton-logits"), "--model", os.path.join(a.source, "models/demo"), "--ids", src, "--out", dst,
-                          "--prefill", "1", "--decode", "2", *more], capture_output=True, text=True, timeout=300)
+                          *ranks, *more], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     return {k: v.tobytes() for k, v in tensors.read(dst).items()}, run.stderr
 
@@ -102,7 +102,8 @@ def kept_weights(a):
                 os.truncate(files[0], os.path.getsize(files[0]) - 1)
             if start == "foreign":
                 os.chmod(files[0], 0o622)
-            got, log = logits(a, folder, "out", "--weights-cache", cache)
+            ranks = {"ranks": ("--both", "1")} if start == "first" else {}    # a rank alone keeps them for any cell
+            got, log = logits(a, folder, "out", "--weights-cache", cache, **ranks)
             assert got == want, f"{start}: other logits with --weights-cache"
             files = [os.path.join(cache, f) for f in os.listdir(cache)]
             assert len(files) == 1 and files[0].endswith(".packed"), f"{start}: {files}"

@@ -18,6 +18,7 @@
 
 enum {
     NODES_MAX   = 1024,
+    HOST_MAX    = 253, /* of DNS */
     COMMAND_MAX = 12000,
     EX_USAGE    = 64,
     OPT_MAP     = 256,
@@ -84,6 +85,9 @@ static const struct argp_option OPTIONS[] = {
 
 static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)
 {
+    /* one that begins with a dash would be an option of the agent's */
+    if (n == 0 || n > HOST_MAX || name[0] == '-')
+        argp_error(state, "a host is \"%.*s\", expected a name", (int)(n < 64 ? n : 64), name);
     for (uint32_t i = 0; i < opt->n_nodes; i++)
         if (strlen(opt->names[i]) == n && strncmp(opt->names[i], name, n) == 0) return;
     if (opt->n_nodes == NODES_MAX) argp_error(state, "more than %d hosts", NODES_MAX);
@@ -114,8 +118,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case 'm': opt->model = arg; return 0;
     case OPT_MAP: opt->map = arg; return 0;
     case OPT_HOSTS:
-        for (char *at = arg; *at != '\0'; at += strcspn(at, ","), at += *at == ',')
-            add_node(state, opt, at, strcspn(at, ":,"));
+        do {
+            add_node(state, opt, arg, strcspn(arg, ":,"));
+            arg += strcspn(arg, ",");
+        } while (*arg++ != '\0');
         return 0;
     case OPT_CONTROL:
         if (!bt_parse_address(arg))

@@ -247,7 +247,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
         pass_on(opt, "--drain-s", arg);
         return 0;
-    case OPT_NAME: pass_on(opt, "--served-model-name", arg); return 0;
+    case OPT_NAME:
+        if (arg[0] == '\0') argp_error(state, "--served-model-name is empty");
+        pass_on(opt, "--served-model-name", arg);
+        return 0;
     case OPT_TLS_CERT: pass_on(opt, "--tls-cert", arg); return 0;
     case OPT_TLS_KEY: pass_on(opt, "--tls-key", arg); return 0;
     case OPT_TLS_CLIENT_CA: pass_on(opt, "--tls-client-ca", arg); return 0;

@@ -155,7 +155,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_ANNOUNCE:
         o->announce_fd = (int)bt_option_number(state, "--announce-fd", arg, 0, INT_MAX);
         break;
-    case OPT_NAME: o->served_name = arg; break;
+    case OPT_NAME:
+        if (arg[0] == '\0') argp_error(state, "--served-model-name is empty");
+        o->served_name = arg;
+        break;
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
         g_restarts = strcmp(arg, "restart") == 0;

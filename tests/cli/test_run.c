@@ -371,6 +371,7 @@ static void run_bad_command_lines_are_refused(void)
         {{(char *)"--model", (char *)"", NULL},                                  "--model is missing",           64},
         {{(char *)"--host", (char *)"", NULL},                                   "--host is empty",              64},
         {{(char *)"--chat", (char *)"", NULL},                                   "--chat is empty",              64},
+        {{(char *)"--served-model-name", (char *)"", NULL},                      "--served-model-name is empty", 64},
         {{(char *)"--control", (char *)"127.0.0.1:99999", NULL},                 "expected HOST:PORT",           64},
         {{(char *)"extra", NULL},                                                "extra",                        64},
     };

@@ -267,12 +267,16 @@ static void other_communicators_are_left_alone(void)
     expect_each_once();
 }
 
-static bool g_failed;
+static uint64_t g_fails_ns; /* 0: it has failed */
 
 static void fail_and_poll(void *ctx)
 {
-    if (!g_failed) bt_line_fail(g_site.h, bt_now_ns());
-    g_failed = true;
+    uint64_t now_ns = bt_now_ns();
+
+    if (g_fails_ns != 0 && now_ns >= g_fails_ns) {
+        bt_line_fail(g_site.h, now_ns);
+        g_fails_ns = 0;
+    }
     site_poll(ctx);
 }
 
@@ -302,10 +306,10 @@ static void line_that_fails_while_the_group_waits_ends_with_that_wait(void)
         EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_OK);
         wait.timeout_ns = BT_NS_PER_S;
         wait.idle       = fail_and_poll;
-        g_failed        = false;
+        g_fails_ns      = bt_now_ns() + BT_NS_PER_S / 5; /* when the exchange is under way */
         if (g_rank + 1 < g_ranks)
             EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_ERR_TIMEOUT);
-        EXPECT(g_failed || g_rank + 1 == g_ranks);
+        EXPECT(g_fails_ns == 0 || g_rank + 1 == g_ranks);
     }
     site_meet(&g_site);
     bt_group_destroy(group);

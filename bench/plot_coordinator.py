@@ -23,12 +23,15 @@ plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.color": "#dddddd"
                      "axes.spines.right": False, "svg.hashsalt": "baton", "legend.frameon": False})
 
 
-def latency(ax, case):
-    runs = range(1, len(case["wire_p50_us"]) + 1)
-    ax.plot(runs, case["wire_p50_us"], "o", color=P50, label="p50")
-    ax.plot(runs, case["wire_p99_us"], "s", color=P99, label="p99")
-    ax.axhline(TARGET_US[case["case"]], color=TARGET, linestyle="--", label="target at p99")
-    ax.set(title=f"{case['case']}: from rank to wire", xlabel="run", ylabel="µs", ylim=(0, None), xticks=list(runs))
+def latency(ax, name, cases):
+    """Every run: hollow asleep, filled with --busy-poll."""
+    for case in cases:
+        runs = range(1, len(case["wire_p50_us"]) + 1)
+        how, fill = (", busy polling", "full") if case["busy_poll"] else ("", "none")
+        ax.plot(runs, case["wire_p50_us"], "o", color=P50, fillstyle=fill, label="p50" + how)
+        ax.plot(runs, case["wire_p99_us"], "s", color=P99, fillstyle=fill, label="p99" + how)
+    ax.axhline(TARGET_US[name], color=TARGET, linestyle="--", label="target at p99")
+    ax.set(title=f"{name}: from rank to wire", xlabel="run", ylabel="µs", ylim=(0, None), xticks=list(runs))
     ax.legend()
 
 
@@ -47,8 +50,8 @@ def main():
     with open(source, encoding="utf-8") as f:
         cases = json.load(f)
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for ax, case in zip(axes, [c for c in cases if c["case"] in TARGET_US]):
-        latency(ax, case)
+    for ax, name in zip(axes, TARGET_US):
+        latency(ax, name, [c for c in cases if c["case"] == name])
     throughput(axes[2], [c for c in cases if c["case"] not in TARGET_US])
     fig.savefig(target, metadata={"Date": None})
     return 0

@@ -31,8 +31,9 @@ def latency(ax, name, cases):
         ax.plot(runs, case["wire_p50_us"], "o", color=P50, fillstyle=fill, label="p50" + how)
         ax.plot(runs, case["wire_p99_us"], "s", color=P99, fillstyle=fill, label="p99" + how)
     ax.axhline(TARGET_US[name], color=TARGET, linestyle="--", label="target at p99")
-    ax.set(title=f"{name}: from rank to wire", xlabel="run", ylabel="µs", ylim=(0, None), xticks=list(runs))
-    ax.legend()
+    ax.set(title=f"{name}: from rank to wire", xlabel="run", ylabel="µs", yscale="log", xticks=list(runs))
+    ax.set_ylim(top=ax.get_ylim()[1] * 10)  # room for the legend
+    ax.legend(ncol=2, fontsize=8, loc="upper center")
 
 
 def throughput(ax, cases):

@@ -335,6 +335,16 @@ def usage_is_checked(server, bench):
     has(done.stdout, "127.0.0.1:1: UNAVAILABLE")
 
 
+def a_lost_report_is_an_error(server, bench):
+    server.reset(steady)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([bench.program, "--address", bench.address, "-n", "2", "--json", bench.json], stdout=full, stderr=subprocess.PIPE, text=True,
+                              timeout=300)
+    assert done.returncode == 1, done.returncode
+    has(done.stderr, "stdout: No space left on device")
+    os.remove(bench.json)    # it is there
+
+
 def plots_are_drawn(server, bench):
     server.reset(steady)
     folder = os.path.dirname(bench.json)
@@ -384,7 +394,7 @@ def bench_drives_a_real_cell(args, folder):
 
 TESTS = [times_are_the_servers, a_seed_is_a_load, a_list_of_lengths_is_even, prefixes_are_shared, arrivals_do_not_wait, a_time_limits_what_is_sent,
          errors_are_counted_by_status, a_stream_without_an_end_is_broken, a_deadline_ends_what_hangs, goodput_counts_both_limits,
-         a_signal_reports_what_came, usage_is_checked, plots_are_drawn]
+         a_signal_reports_what_came, usage_is_checked, a_lost_report_is_an_error, plots_are_drawn]
 
 
 def main():

@@ -5,6 +5,9 @@
 #include "attention/page_rows.h"
 #include "core/alloc.h"
 
+/* Layers of short pieces leave together, up to this; what has piled up fills a slot. */
+enum { ENOUGH_BYTES = 512 << 10 };
+
 bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t held,
                               uint32_t n_ticket, const bt_page_ref *ticket,
                               const bt_handoff_tail *tail)
@@ -62,7 +65,7 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
     }
     bytes *= l1 - l0;
     last = l1 == v->n_layers && t1 == v->n_prompt;
-    full = 2 * bytes > room || t1 - t0 == fit;
+    full = bytes >= ENOUGH_BYTES || 2 * bytes > room || t1 - t0 == fit;
     if (last ? !out->first_known : !full && !v->flush) return false;
 
     page0  = t0 / BT_PAGE_TOKENS;

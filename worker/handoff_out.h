@@ -2,9 +2,9 @@
  *
  * Rows leave layer by layer while the prompt is computed.  A message carries a range of tokens of
  * one or more layers: the lowest layer that has rows to send, as many tokens as fit, and further
- * layers while they have the same tokens and fit.  Within a step a message waits until it is at
- * least half full; at the end of the step everything leaves.  A full staging area defers the rest:
- * the cursor per layer remembers where, and later messages may then cover several chunks.
+ * layers while they have the same tokens and fit.  Within a step a message waits until it has 512
+ * KiB or is half full; at the end of the step everything leaves.  A full staging area defers the
+ * rest: the cursor per layer remembers where, and later messages may then cover several chunks.
  *
  * The very last message waits for the first tokens, which are part of its tail.
  *
@@ -40,7 +40,7 @@ typedef struct {
     uint32_t n_layers, n_prompt, kv_dim;
     uint32_t low, high, n_high;
     size_t   payload_max;
-    bool     flush; /* do not wait for half full messages */
+    bool     flush; /* do not wait for more layers */
 } bt_handoff_out_view;
 
 /* The next message's ranges into *m_out (token0, token1, layer0, layer1, kv_dim, pages_tag,

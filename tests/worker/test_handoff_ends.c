@@ -225,6 +225,33 @@ static void handoff_of_many_rows_leaves_layer_by_layer(void)
     tear_down(&e);
 }
 
+/* Rows of `width` bytes while layers below n_high are computed, in slots of 4 MiB. */
+static bool next_of(const ends *e, uint32_t width, uint32_t n_high, bt_page_message *m_out)
+{
+    bt_handoff_out_view v = {.n_layers    = LAYERS,
+                             .n_prompt    = PROMPT,
+                             .kv_dim      = width / 2,
+                             .high        = PROMPT,
+                             .n_high      = n_high,
+                             .payload_max = 4 << 20};
+
+    return bt_handoff_out_next(&e->out, &v, m_out);
+}
+
+static void handoff_of_half_a_mebibyte_leaves_a_roomy_slot_for_no_more_layers(void)
+{
+    enum { WIDE = 4096, NARROW = 2048 }; /* a layer: 600 or 300 KiB */
+    ends            e;
+    bt_page_message m = {.request = 0};
+
+    set_up(&e, ROW_BYTES);
+    EXPECT(!next_of(&e, NARROW, 1, &m));
+    EXPECT(next_of(&e, NARROW, 2, &m) && m.layer0 == 0 && m.layer1 == 2 && m.token1 == PROMPT);
+    EXPECT(next_of(&e, WIDE, 1, &m) && m.layer0 == 0 && m.layer1 == 1 && m.token1 == PROMPT);
+    EXPECT(next_of(&e, WIDE, 2, &m) && m.layer0 == 0 && m.layer1 == 2); /* both have piled up */
+    tear_down(&e);
+}
+
 static void handoff_without_its_first_token_holds_the_last_message(void)
 {
     ends e;
@@ -358,6 +385,7 @@ int main(int argc, char **argv)
         BT_TEST(handoff_in_any_order_completes_with_the_final_row),
         BT_TEST(handoff_of_few_rows_sends_all_layers_at_once),
         BT_TEST(handoff_of_many_rows_leaves_layer_by_layer),
+        BT_TEST(handoff_of_half_a_mebibyte_leaves_a_roomy_slot_for_no_more_layers),
         BT_TEST(handoff_without_its_first_token_holds_the_last_message),
         BT_TEST(handoff_refuses_what_does_not_fit_and_writes_nothing),
         BT_TEST(handoff_refuses_rows_that_come_twice),

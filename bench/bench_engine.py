@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """The whole engine on the shape of a real model, against this machine's own roofs, measured in the same minute.
 
-    bench_engine.py --build build/release [--model DIR] [--rounds 3] [--out docs/measurements/engine_cpu]
+    bench_engine.py --build build/release [--model DIR] [--rounds 3] [--only NAMES] [--out docs/measurements/engine_cpu]
 
 Makes a model with `baton synth` (V2-Lite's shape, 4 layers, seed 1) unless --model names one, starts a cell with one prefill and one
-decode rank, and drives it with `baton bench`: random tokens, nothing shared.  Writes OUT.json and OUT.md.
+decode rank, and drives it with `baton bench`: random tokens, nothing shared, tokens drawn at temperature 1, so that requests choose
+their experts apart.  Writes OUT.json and OUT.md.
 
-    prefill n    n / (time to the first token of a lone prompt of n tokens): everything between client and client
-    decode b     b / (median pause between tokens while all b requests decode)
+    prefill n         n / (time to the first token of a lone prompt of n tokens): everything between client and client
+    batch b, ctx c    b / (median pause between tokens while all b requests decode), each after a prompt of c tokens of its own, 16 for 0
+
+The prompts of a batch are computed before its probe and come again then, from the caches of both ranks, so that all requests decode at
+once; what the decode ranks wait for is counted, what prompts take is not.
 
 Every case is preceded by a probe of the roofs, cases take turns, and medians over all rounds count.  Two shares are given.  *Wall*: the
 time that the roof would take / the time it took.  *CPU*: the same in CPU seconds of all ranks and of the probe's threads; where others
@@ -60,6 +64,7 @@ class Work:
         self.head = c["vocab_size"] * h
         self.qk_v = layers * n * (dn + dr + dv)
         self.kv_row = layers * (lat + dr) * 2
+        self.positions = c["max_position_embeddings"]
         self.always = self.attention + self.dense + self.shared
         self.weights = self.always + self.n_moe * self.experts * self.expert + 2 * self.head
 
@@ -210,11 +215,17 @@ def prefill_samples(cell, folder, n, requests, seed):
         yield b - a, cpu, others
 
 
+def compute_prompts(cell, folder, batch, context, seed):
+    """The prompts of decode_samples() with the same seed are in the caches of both ranks then: two tokens, since a prompt is handed over
+    for the second one."""
+    cell.bench(folder, "-c", batch, "-n", batch, "--prompt-tokens", context, "--output-tokens", 2, "--seed", seed)
+
+
 def decode_samples(cell, folder, batch, context, tokens, seed):
-    """One sample: the steps while every request decodes."""
+    """One sample: the steps while every request decodes.  The first token of each is its prompt's."""
     while True:
-        got = cell.bench(folder, "-c", batch, "-n", batch, "--prompt-tokens", context, "--output-tokens", tokens, "--seed", seed)
-        a, b = max(r["first_ms"] for r in got["requests"]), min(r["last_ms"] for r in got["requests"])
+        got = cell.bench(folder, "-c", batch, "-n", batch, "--prompt-tokens", context, "--output-tokens", tokens, "--seed", seed, "--temperature", 1)
+        a, b = max(r["messages"][1][0] for r in got["requests"]), min(r["last_ms"] for r in got["requests"])
         times = [[t for t, _ in r["messages"] if a <= t <= b] for r in got["requests"]]
         pauses = [(y - x) / 1e3 for t in times for x, y in zip(t, t[1:])]
         if len(pauses) >= 16 * batch:
@@ -226,10 +237,14 @@ def decode_samples(cell, folder, batch, context, tokens, seed):
 
 
 class Case:
-    def __init__(self, name, work, tokens, sample):
-        self.name, self.work, self.tokens, self.sample, self.rows = name, work, tokens, sample, []
+    """tokens: of a sample; prepare: what comes before it and does not count."""
+
+    def __init__(self, name, work, tokens, sample, prepare=None):
+        self.name, self.work, self.tokens, self.sample, self.prepare, self.rows = name, work, tokens, sample, prepare, []
 
     def take(self, cell, folder, roofs, threads, seed):
+        if self.prepare:
+            self.prepare(cell, folder)
         before = roofs.probe()
         samples = list(self.sample(cell, folder, seed))
         after = roofs.probe()
@@ -246,15 +261,26 @@ class Case:
                 "gflop": self.work[0] / 1e9, "gbytes": self.work[1] / 1e9, **mid, "samples": self.rows}
 
 
+def choose(cases, only):
+    names = only.split(";") if only else [c.name for c in cases]
+    unknown = set(names) - {c.name for c in cases}
+    if unknown:
+        raise SystemExit(f"--only names {', '.join(sorted(unknown))}; there are {'; '.join(c.name for c in cases)}")
+    return [c for c in cases if c.name in names]
+
+
 def make_cases(work, decode_tokens):
     def prefill(n, requests):
         return Case(f"prefill {n}", work.prefill(n), n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
 
-    def decode(batch, context):
-        return Case(f"decode batch {batch}, context {context}", work.decode(batch, context + decode_tokens / 2), batch,
-                    lambda cell, folder, seed: decode_samples(cell, folder, batch, context, decode_tokens, seed))
+    def decode(name, batch, context):
+        seed = 100000 * batch + context  # the same prompts in each round
+        return Case(name, work.decode(batch, context + decode_tokens / 2), batch,
+                    lambda cell, folder, _: decode_samples(cell, folder, batch, context, decode_tokens, seed),
+                    lambda cell, folder: compute_prompts(cell, folder, batch, context, seed))
 
-    return [prefill(512, 3), prefill(2048, 1), decode(1, 16), decode(8, 128), decode(32, 128)]
+    return [prefill(512, 3), prefill(2048, 2), decode("batch 1, ctx 0", 1, 16), decode("batch 1, ctx 8k", 1, min(8192, work.positions - decode_tokens)),
+            decode("batch 8, ctx 1k", 8, 1024), decode("batch 32, ctx 1k", 32, 1024)]
 
 
 # ---- where time goes
@@ -274,6 +300,14 @@ def profile(cell, folder, args, seconds):
                           stderr=subprocess.DEVNULL, text=True).stdout
     found = re.findall(r"^\s*([\d.]+)%\s+\[[.k]\]\s+(\S+)", text, re.M)
     return [(float(p), name) for p, name in found if float(p) >= 0.8][:14] or None
+
+
+def take_profiles(cell, folder):
+    def load(requests, at_once, prompt, answer):
+        return "-c", at_once, "-n", requests, "--prompt-tokens", prompt, "--output-tokens", answer, "--seed", 77, "--temperature", 1
+
+    return {"prefill 2048": profile(cell, folder, load(6, 1, 2048, 1), 4), "batch 1, ctx 0": profile(cell, folder, load(1, 1, 16, 192), 4),
+            "batch 32, ctx 0": profile(cell, folder, load(32, 32, 16, 64), 5)}
 
 
 # ---- the report
@@ -322,7 +356,8 @@ def main():
     ap.add_argument("--build", required=True, help="a build directory, with bin/ and bench/")
     ap.add_argument("--model", help="a model that `baton synth` made before")
     ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--decode-tokens", type=int, default=64)
+    ap.add_argument("--only", help="names of cases, with ; between them (default: all, and profiles)")
+    ap.add_argument("--decode-tokens", type=int, default=48)
     ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the table)")
     args = ap.parse_args()
     bin_dir, threads = os.path.join(args.build, "bin"), len(os.sched_getaffinity(0))
@@ -338,7 +373,7 @@ def main():
         with open(os.path.join(model, "config.json")) as f:
             work = Work(json.load(f))
         need_room(work.weights, folder, True)
-        cases, roofs = make_cases(work, args.decode_tokens), Roofs(os.path.join(args.build, "bench", "bench_roofs"), threads)
+        cases, roofs = choose(make_cases(work, args.decode_tokens), args.only), Roofs(os.path.join(args.build, "bench", "bench_roofs"), threads)
         cell = Cell(bin_dir, model, threads)
         try:
             cell.bench(folder, "-c", 1, "-n", 2, "--prompt-tokens", 512, "--output-tokens", 4, "--seed", 999)
@@ -348,9 +383,7 @@ def main():
                     row = case.rows[-1]
                     print(f"round {i + 1}: {case.name:32} {case.tokens / row['seconds']:9.1f} tokens/s, share of roof {row['wall_share']:.2f} wall, "
                           f"{row['cpu_share']:.2f} CPU, others {row['others_cores']:.1f} cores", flush=True)
-            profiles = {"prefill 2048": profile(cell, folder, ("-c", 1, "-n", 6, "--prompt-tokens", 2048, "--output-tokens", 1, "--seed", 77), 4),
-                        "decode batch 1": profile(cell, folder, ("-c", 1, "-n", 1, "--prompt-tokens", 16, "--output-tokens", 192, "--seed", 78), 4),
-                        "decode batch 32": profile(cell, folder, ("-c", 32, "-n", 32, "--prompt-tokens", 16, "--output-tokens", 64, "--seed", 79), 5)}
+            profiles = {} if args.only else take_profiles(cell, folder)
             memory = cell.memory_gib()
         finally:
             cell.stop()

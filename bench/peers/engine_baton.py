@@ -1,7 +1,6 @@
 """Baton as its clients see it: one prefill and one decode rank, driven by `baton bench` over the public protocol."""
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,27 +19,16 @@ class Engine:
         self.version = "commit " + bench_engine.commit()
         self.cell = bench_engine.Cell(os.path.join(self.build, "bin"), self.model, threads)
 
-    def _bench(self, rng_seed, requests, prompt, output):
-        return self.cell.bench(self.folder, "-c", requests, "-n", requests, "--prompt-tokens", prompt, "--output-tokens", output, "--seed", rng_seed)
-
     def prefill(self, ids):
         """Another prompt of the same length: the load generator draws its own."""
-        request = self._bench(int(ids[0]) + 1, 1, len(ids), 1)["requests"][0]
-        return (request["first_ms"] - request["sent_ms"]) / 1e3
+        return next(bench_engine.prefill_samples(self.cell, self.folder, len(ids), 1, int(ids[0]) + 1))[0]
 
     def decode(self, rng, batch, context, steps):
         """The prompts differ.  They are computed first, so that when they come again, from the caches of both ranks, all requests decode
         at once."""
         seed = int(rng.integers(1, 1 << 30))
-        self._bench(seed, batch, context, 1)
-        while True:
-            got = self._bench(seed, batch, context, steps + 8)
-            a, b = max(r["first_ms"] for r in got["requests"]), min(r["last_ms"] for r in got["requests"])
-            lists = [[t for t, _ in r["messages"] if a <= t <= b] for r in got["requests"]]
-            pauses = [(y - x) / 1e3 for t in lists for x, y in zip(t, t[1:])]
-            if len(pauses) >= min(steps, 16) * batch:
-                return [statistics.median(pauses)]
-            steps *= 2  # the first ones ended before the last one had begun
+        bench_engine.compute_prompts(self.cell, self.folder, batch, context, seed)
+        return [next(bench_engine.decode_samples(self.cell, self.folder, batch, context, steps + 8, seed))[0]]
 
     def close(self):
         self.cell.stop()

@@ -76,7 +76,12 @@ out:
     return st;
 }
 
-bool bt_json_file_exists(const char *path) { return access(path, F_OK) == 0 || errno != ENOENT; }
+bool bt_json_file_exists(const char *path)
+{
+    struct stat entry;
+
+    return lstat(path, &entry) == 0 || errno != ENOENT;
+}
 
 json_t *bt_json_field(const bt_json_at *at, const char *field)
 {

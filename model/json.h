@@ -24,7 +24,8 @@ bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **
 /* Reads and parses a regular file of at most max_bytes.  IO, FORMAT or NO_MEMORY. */
 bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_out);
 
-/* Whether something of that name is there, readable or not (else an error follows on reading). */
+/* Whether something of that name is there, readable or not, a link to nothing too (then an error
+ * follows on reading). */
 bool bt_json_file_exists(const char *path);
 
 /* Where a field stands, for errors: "config.json", "rope_scaling".  All borrowed. */

@@ -423,6 +423,12 @@ static void config_bad_generation_config_is_refused(void)
         EXPECT_HAS(bt_error_text(), "generation_config.json");
         EXPECT_HAS(bt_error_text(), FILES[i].part);
     }
+    /* A download that broke off leaves links to nothing: no reason to do without the file. */
+    scratch_clear();
+    write_patched("{}");
+    EXPECT_EQ(symlink("nothing", scratch_path("generation_config.json")), 0);
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), "generation_config.json: No such file or directory");
 }
 
 static void config_failure_leaves_the_output_alone(void)

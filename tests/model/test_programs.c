@@ -123,7 +123,7 @@ static void inspect_counts_every_model_as_its_config_does(void)
         text = run(command, &code);
         EXPECT_EQ(code, 0);
         EXPECT_HAS(text, MODELS[i].part);
-        EXPECT_HAS(text, "--prefill 1 --decode 1");
+        EXPECT_HAS(text, "  2 ranks     room for ");
         EXPECT(strstr(text, "expected") == NULL && strstr(text, "unknown") == NULL);
         free(text);
     }

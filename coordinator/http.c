@@ -13,7 +13,7 @@
 #include "core/clock.h"
 #include "proto/rpc.h"
 
-enum { CONNECTIONS = 64, TIMEOUT_S = 10, STALE_S = 10 };
+enum { CONNECTIONS = 256, TIMEOUT_S = 10, STALE_S = 10 };
 
 /* The page, made from status.html at build time. */
 extern const unsigned char bt_status_page[];
@@ -161,7 +161,9 @@ static void log_line(void *ctx, const char *fmt, va_list ap)
 
 static struct MHD_Daemon *start(bt_http *http, const struct addrinfo *a)
 {
-    unsigned flags = MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_ERROR_LOG;
+    /* By poll: by epoll libmicrohttpd 0.9.75 does not see that peers have closed while it has all
+     * CONNECTIONS, and answers nobody until they time out. */
+    unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG;
 
     if (a->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     return MHD_start_daemon(flags, 0, NULL, NULL, bt_http_handle, http, MHD_OPTION_EXTERNAL_LOGGER,

@@ -196,6 +196,19 @@ class Http(Served):
             for s in idle:
                 s.close()
 
+    def test_more_connections_than_are_served_are_forgotten_when_they_close(self):
+        """libmicrohttpd's epoll saw them only when they timed out, 10 s later."""
+        host, port = self.http.rsplit(":", 1)
+        half = [socket.create_connection((host, int(port)), 5) for _ in range(300)]
+        for s in half:
+            s.sendall(b"GET /me")
+        time.sleep(0.2)  # so that they are taken in
+        for s in half:
+            s.close()
+        begin = time.monotonic()
+        self.assertEqual(get(self.http, "/ready"), (200, "ready\n"))
+        self.assertLess(time.monotonic() - begin, 8)
+
 
 class Phases(unittest.TestCase):
     def test_ready_follows_the_cell(self):

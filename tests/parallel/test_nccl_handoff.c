@@ -231,28 +231,39 @@ static void lost_receiver_ends_with_its_epoch(void)
     meet();
 }
 
+/* Communicator `which` of the n ranks from `first` on, this one among them, whose exchanges go by
+ * NCCL. */
+static bt_group *gathering_group(uint32_t which, uint32_t first, uint32_t n, uint32_t epoch)
+{
+    uint32_t    ranks[MAX_RANKS];
+    bt_group   *group   = NULL;
+    bt_carrier *carrier = NULL;
+
+    for (uint32_t i = 0; i < n; i++)
+        ranks[i] = first + i;
+    EXPECT_EQ(bt_group_create(g_world, n, ranks, which, epoch, &group), BT_OK);
+    EXPECT_EQ(
+        bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE + which, &carrier),
+        BT_OK);
+    bt_group_attach(group, carrier);
+    return group;
+}
+
 /* Prefill and decode groups gather by NCCL all the while; their communicators live. */
 static void other_communicators_are_left_alone(void)
 {
     enum { BYTES = 5000 };
     uint32_t  first = sends() ? 0 : n_senders(), n = sends() ? n_senders() : g_ranks - n_senders();
-    uint32_t  ranks[MAX_RANKS], epoch              = next_epoch();
-    bt_group *group     = NULL;
-    bt_carrier *carrier = NULL;
-    bt_wait     wait    = wait_s(20);
-    uint8_t    *memory;
+    uint32_t  epoch = next_epoch();
+    bt_group *group;
+    bt_wait   wait = wait_s(20);
+    uint8_t  *memory;
 
     site_init(&g_site, 4, 4000, 0.5);
     memory    = take((size_t)MAX_RANKS * BYTES);
     wait.idle = site_poll;
     wait.ctx  = &g_site;
-    for (uint32_t i = 0; i < n; i++)
-        ranks[i] = first + i;
-    EXPECT_EQ(bt_group_create(g_world, n, ranks, sends(), epoch, &group), BT_OK);
-    EXPECT_EQ(bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE + sends(),
-                                     &carrier),
-              BT_OK);
-    bt_group_attach(group, carrier);
+    group     = gathering_group(sends(), first, n, epoch);
     for (uint64_t k = 0; k < 30; k++) {
         if (sends()) site_send(&g_site, n_senders() + (uint32_t)k % (g_ranks - n), (uint32_t)k, 20);
         put(memory + (g_rank - first) * BYTES, BYTES, k, g_rank, 0);
@@ -285,24 +296,17 @@ static void fail_and_poll(void *ctx)
 static void line_that_fails_while_the_group_waits_ends_with_that_wait(void)
 {
     enum { BYTES = 500 };
-    uint32_t    ranks[MAX_RANKS], n = g_ranks - n_senders(), epoch = next_epoch();
-    bt_group   *group   = NULL;
-    bt_carrier *carrier = NULL;
-    bt_wait     wait    = wait_s(20);
-    uint8_t    *memory;
+    uint32_t  n = g_ranks - n_senders(), epoch = next_epoch();
+    bt_group *group = NULL;
+    bt_wait   wait  = wait_s(20);
+    uint8_t  *memory;
 
     site_init(&g_site, 2, 4000, 0.5);
     memory    = take((size_t)MAX_RANKS * BYTES);
     wait.idle = site_poll;
     wait.ctx  = &g_site;
-    for (uint32_t i = 0; i < n; i++)
-        ranks[i] = n_senders() + i;
     if (!sends()) {
-        EXPECT_EQ(bt_group_create(g_world, n, ranks, 1, epoch, &group), BT_OK);
-        EXPECT_EQ(
-            bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE + 1, &carrier),
-            BT_OK);
-        bt_group_attach(group, carrier);
+        group = gathering_group(1, n_senders(), n, epoch);
         EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_OK);
         wait.timeout_ns = BT_NS_PER_S;
         wait.idle       = fail_and_poll;

@@ -16,7 +16,7 @@ WRONGS = {  # host: what the agent does to the answer of a good node
     "good": "cat",
     "far": "{ sleep 2; cat; }",    # whose clock is not wrong because its answer takes a while
     "model": "sed 's/^model ................/model 0123456789abcdef/'",
-    "bits": "sed 's/^arithmetic .*/arithmetic prompt:dp2,generated:dp2/'",
+    "bits": "sed 's/^arithmetic .*/arithmetic prompt:other,generated:other/'",
     "old": "sed 's/^version .*/version 0.0.9/'",
     "mpi": "sed 's/^mpi .*/mpi mpirun (Open MPI) 5.0.1/'",
     "late": "awk '/^clock / {printf \"clock %.3f\\n\", $2 - 90; next} {print}'",
@@ -62,7 +62,7 @@ def main():
         has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank: 0.3 s to detect")
         has(check("--hosts", "good:8,far,localhost", "--agent", agent, code=0), "good         ok", "far          ok", "localhost    ok")
         for host, words in (("model", "its model is another one (0123456789abcdef) than on localhost"),
-                            ("bits", "it computes other bits (prompt:dp2,generated:dp2) than localhost"),
+                            ("bits", "it computes other bits (prompt:other,generated:other) than localhost"),
                             ("old", "it has Baton 0.0.9, localhost has "), ("mpi", "it has mpirun (Open MPI) 5.0.1, localhost has "),
                             ("shm", "/dev/shm has 1 MiB left"),
                             ("lib", "it does not answer: baton-check: error while loading shared libraries: libjansson.so.4"),

@@ -9,11 +9,9 @@
 #include "cli/child.h"
 #include "core/alloc.h"
 #include "core/parse.h"
+#include "core/rank_flags.h"
 #include "core/rank_map.h"
 
-/* The limits and the words of baton-worker. */
-enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, MAX_TIMEOUT_S = 3600, MAX_THREADS = 4096 };
-enum { MAX_ORPHAN_S = 86400 };
 enum {
     OPT_PREFILL = 512,
     OPT_DECODE,
@@ -86,23 +84,13 @@ static const struct argp_option OPTIONS[] = {
     {0                                                          }
 };
 
-static void check_bytes(struct argp_state *state, const char *arg)
+static uint64_t read_flag(struct argp_state *state, const char *flag, const char *arg)
 {
-    uint64_t bytes;
+    uint64_t value = 0;
+    char     why[BT_RANK_FLAG_WHY];
 
-    if (!bt_parse_bytes(arg, &bytes) || bytes == 0) {
-        argp_error(state, "--kv-bytes must be a size like 512M or 2G, not \"%s\"", arg);
-    }
-}
-
-static void check_form(struct argp_state *state, const char *arg)
-{
-    static const char *const FORMS[] = {"role", "normal", "absorbed", "cost"};
-
-    for (size_t i = 0; i < sizeof(FORMS) / sizeof(FORMS[0]); i++) {
-        if (strcmp(arg, FORMS[i]) == 0) return;
-    }
-    argp_error(state, "--form must be role, normal, absorbed or cost, not \"%s\"", arg);
+    if (!bt_rank_flag_read(flag, arg, &value, why)) argp_error(state, "%s", why);
+    return value;
 }
 
 /* Where the flag stands, or the end. */
@@ -126,10 +114,10 @@ static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
     if (i == opt->n_worker_args) opt->n_worker_args += 2;
 }
 
-static void pass_number(struct argp_state *state, bt_cell_options *opt, const char *flag,
-                        const char *arg, int64_t least, int64_t most)
+static void pass_checked(struct argp_state *state, bt_cell_options *opt, const char *flag,
+                         const char *arg)
 {
-    bt_option_number(state, flag, arg, least, most);
+    read_flag(state, flag, arg);
     pass_on(opt, flag, arg);
 }
 
@@ -165,29 +153,32 @@ void bt_cell_place(bt_cell_options *opt, const bt_rank_map *map, const char *pat
 static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cell_options *opt)
 {
     switch (key) {
-    case OPT_KV_BYTES:
-        check_bytes(state, arg);
-        pass_on(opt, "--kv-bytes", arg);
-        return 0;
-    case OPT_CACHE: pass_on(opt, "--weights-cache", arg); return 0;
-    case OPT_CHUNK: pass_number(state, opt, "--chunk", arg, 1, MAX_ROWS); return 0;
-    case OPT_MAX_ROWS: pass_number(state, opt, "--max-rows", arg, 1, MAX_ROWS); return 0;
-    case OPT_FORM:
-        check_form(state, arg);
-        pass_on(opt, "--form", arg);
-        return 0;
+    case OPT_KV_BYTES: pass_checked(state, opt, "--kv-bytes", arg); return 0;
+    case OPT_CACHE: pass_checked(state, opt, "--weights-cache", arg); return 0;
+    case OPT_CHUNK: pass_checked(state, opt, "--chunk", arg); return 0;
+    case OPT_MAX_ROWS: pass_checked(state, opt, "--max-rows", arg); return 0;
+    case OPT_FORM: pass_checked(state, opt, "--form", arg); return 0;
     case OPT_SHARE: pass_flag(opt, "--share-generated"); return 0;
-    case OPT_THREADS: pass_number(state, opt, "--threads", arg, 0, MAX_THREADS); return 0;
-    case OPT_KERNELS: pass_on(opt, "--kernels", arg); return 0;
-    case OPT_DEVICE: pass_on(opt, "--device", arg); return 0;
-    case OPT_TRANSPORT: pass_on(opt, "--transport", arg); return 0;
-    case OPT_TIMEOUT: pass_number(state, opt, "--timeout-s", arg, 1, MAX_TIMEOUT_S); return 0;
-    case OPT_QUIET:
-        pass_number(state, opt, "--coordinator-timeout-s", arg, 1, MAX_TIMEOUT_S);
-        return 0;
-    case OPT_ORPHAN: pass_number(state, opt, "--orphan-s", arg, 0, MAX_ORPHAN_S); return 0;
+    case OPT_THREADS: pass_checked(state, opt, "--threads", arg); return 0;
+    case OPT_KERNELS: pass_checked(state, opt, "--kernels", arg); return 0;
+    case OPT_DEVICE: pass_checked(state, opt, "--device", arg); return 0;
+    case OPT_TRANSPORT: pass_checked(state, opt, "--transport", arg); return 0;
+    case OPT_TIMEOUT: pass_checked(state, opt, "--timeout-s", arg); return 0;
+    case OPT_QUIET: pass_checked(state, opt, "--coordinator-timeout-s", arg); return 0;
+    case OPT_ORPHAN: pass_checked(state, opt, "--orphan-s", arg); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
+}
+
+static void check_rows(struct argp_state *state, const bt_cell_options *opt)
+{
+    uint32_t chunk = find_flag(opt, "--chunk"), rows = find_flag(opt, "--max-rows");
+    char     why[BT_RANK_FLAG_WHY];
+
+    if (chunk == opt->n_worker_args || rows == opt->n_worker_args) return;
+    if (!bt_rank_rows_fit(read_flag(state, "--chunk", opt->worker_args[chunk + 1]),
+                          read_flag(state, "--max-rows", opt->worker_args[rows + 1]), why))
+        argp_error(state, "%s", why);
 }
 
 static void check_model(struct argp_state *state, const char *dir)
@@ -228,6 +219,10 @@ static void check(struct argp_state *state, bt_cell_options *opt)
         if (opt->n_prefill == 0) opt->n_prefill = 1;
         if (opt->n_decode == 0) opt->n_decode = 1;
     }
+    if ((opt->hosts != NULL) + (opt->hostfile != NULL) + opt->slurm > 1)
+        argp_error(state, "--hosts, --hostfile and --slurm exclude each other");
+    if (opt->slurm) bt_option_slurm(state);
+    check_rows(state, opt);
     check_model(state, opt->model);
 }
 
@@ -237,20 +232,17 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case 'm': opt->model = arg; return 0;
-    case OPT_PREFILL:
-        opt->n_prefill = (uint32_t)bt_option_number(state, "--prefill", arg, 1, MAX_RANKS);
-        return 0;
-    case OPT_DECODE:
-        opt->n_decode = (uint32_t)bt_option_number(state, "--decode", arg, 1, MAX_RANKS);
-        return 0;
-    case OPT_BOTH:
-        opt->n_both = (uint32_t)bt_option_number(state, "--both", arg, 1, MAX_RANKS);
-        return 0;
+    case OPT_PREFILL: opt->n_prefill = (uint32_t)read_flag(state, "--prefill", arg); return 0;
+    case OPT_DECODE: opt->n_decode = (uint32_t)read_flag(state, "--decode", arg); return 0;
+    case OPT_BOTH: opt->n_both = (uint32_t)read_flag(state, "--both", arg); return 0;
     case OPT_RANK_MAP: opt->rank_map = arg; return 0;
     case OPT_SLURM: opt->slurm = true; return 0;
-    case OPT_CELL: bt_cell_rename(opt, arg); return 0;
-    case OPT_HOSTS: opt->hosts = arg; return 0;
-    case OPT_HOSTFILE: opt->hostfile = arg; return 0;
+    case OPT_CELL:
+        if (arg[0] == '\0') argp_error(state, "--cell is empty, expected a name");
+        bt_cell_rename(opt, arg);
+        return 0;
+    case OPT_HOSTS: bt_option_hosts(state, "--hosts", opt->hosts = arg); return 0;
+    case OPT_HOSTFILE: bt_option_hostfile(state, "--hostfile", opt->hostfile = arg); return 0;
     case ARGP_KEY_END: check(state, opt); return 0;
     default: return parse_worker(key, arg, state, opt);
     }

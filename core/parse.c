@@ -3,8 +3,13 @@
 #include <argp.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "core/file.h"
+
+enum { HOST_MAX = 253 /* of DNS */, SLOTS_MAX = 65536 };
 
 bool bt_parse_bytes(const char *text, uint64_t *bytes_out)
 {
@@ -43,6 +48,30 @@ bool bt_parse_address(const char *text)
     for (const char *p = colon + 1; p < end; p++)
         port = 10 * port + (unsigned)(*p - '0');
     return port <= UINT16_MAX;
+}
+
+bool bt_parse_host(const char *name, size_t n)
+{
+    return n > 0 && n <= HOST_MAX && name[0] != '-' && strcspn(name, " \t\r\n,:") >= n;
+}
+
+bool bt_parse_hosts(const char *list)
+{
+    for (;;) {
+        size_t  n = strcspn(list, ",:"), n_slots = 0;
+        char    slots[8];
+        int64_t value;
+
+        if (!bt_parse_host(list, n)) return false;
+        list += n;
+        if (*list == ':') {
+            n_slots = strcspn(++list, ",");
+            snprintf(slots, sizeof(slots), "%.*s", (int)(n_slots < 8 ? n_slots : 7), list);
+            if (n_slots > 7 || !bt_parse_whole(slots, 1, SLOTS_MAX, &value)) return false;
+            list += n_slots;
+        }
+        if (*list++ == '\0') return true;
+    }
 }
 
 /* strtoll and strtod take blanks, a '+', and words like "nan" and "inf" too. */
@@ -98,4 +127,29 @@ double bt_option_real(struct argp_state *state, const char *option, const char *
         argp_error(state, "%s must be a number from %g to %g, not \"%s\"", option, least, most,
                    arg);
     return x;
+}
+
+void bt_option_hosts(struct argp_state *state, const char *option, const char *list)
+{
+    if (!bt_parse_hosts(list))
+        argp_error(state, "%s is \"%s\", expected names like node1:8,node2:8, slots from 1 to %d",
+                   option, list, SLOTS_MAX);
+}
+
+/* mpirun -q (launch/mpirun.c) would end without a word. */
+void bt_option_hostfile(struct argp_state *state, const char *option, const char *path)
+{
+    const char *why;
+    FILE       *f = bt_open_regular(path, &why);
+
+    if (f == NULL)
+        argp_error(state, "%s %s: %s", option, path, why);
+    else
+        fclose(f);
+}
+
+void bt_option_slurm(struct argp_state *state)
+{
+    if (getenv("SLURM_JOB_ID") == NULL)
+        argp_error(state, "--slurm works inside a Slurm job only: SLURM_JOB_ID is not set");
 }

@@ -3,6 +3,7 @@
 #define BT_CORE_PARSE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* "512M", "2g", "65536": bytes, with binary suffixes K, M, G and T of either case.  False: no such
@@ -11,6 +12,12 @@ bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
 
 /* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000. */
 bool bt_parse_address(const char *text);
+
+/* The name of a host: for mpirun and ssh it must be no option, for lists no separator. */
+bool bt_parse_host(const char *name, size_t n);
+
+/* "node1:8,node2": hosts, and slots from 1. */
+bool bt_parse_hosts(const char *list);
 
 /* A number from least to most, and nothing else: no blank, no '+'. */
 bool bt_parse_whole(const char *text, int64_t least, int64_t most, int64_t *n_out);
@@ -23,5 +30,9 @@ int64_t bt_option_number(struct argp_state *state, const char *option, const cha
                          int64_t least, int64_t most);
 double  bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
                        double most);
+/* Where ranks run, for baton-launch and for the verbs that start it. */
+void bt_option_hosts(struct argp_state *state, const char *option, const char *list);
+void bt_option_hostfile(struct argp_state *state, const char *option, const char *path);
+void bt_option_slurm(struct argp_state *state);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "core/alloc.h"
 #include "core/file.h"
+#include "core/parse.h"
 
 enum { RANKS_MAX = 4096, CORES_MAX = 8192, WORDS_MAX = 6, TEXT_MAX = 12 * BT_RANK_LIST_MAX };
 
@@ -167,9 +168,10 @@ static bt_status take_line(reader *r, char *text)
         n++;
     }
     if (n == 0) goto out;
-    BT_REQUIRE(l.host != NULL && strpbrk(l.host, "=:,") == NULL, BT_ERR_INVALID_ARG,
-               "%s:%u: expected ROLE HOST [ranks=N] [cores=LIST] [device=LIST]", r->path,
-               r->number);
+    BT_REQUIRE(l.host != NULL && bt_parse_host(l.host, strlen(l.host)) &&
+                   strchr(l.host, '=') == NULL,
+               BT_ERR_INVALID_ARG, "%s:%u: expected ROLE HOST [ranks=N] [cores=LIST] [device=LIST]",
+               r->path, r->number);
     BT_TRY(add_ranks(r, &l));
 out:
     return st;

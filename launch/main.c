@@ -79,27 +79,6 @@ static const struct argp_option OPTIONS[] = {
     {0}
 };
 
-/* mpirun -q (launch/mpirun.c) would end without a word. */
-static void check_hostfile(struct argp_state *state, const char *path)
-{
-    const char *why;
-    FILE       *f = bt_open_regular(path, &why);
-
-    if (f == NULL)
-        argp_error(state, "--hostfile %s: %s", path, why);
-    else
-        fclose(f);
-}
-
-static void check_hosts(struct argp_state *state, const char *list)
-{
-    for (const char *at = list;; at += strcspn(at, ",") + 1) {
-        if (strcspn(at, ",:") == 0)
-            argp_error(state, "--host is \"%s\", expected names like node1:8,node2:8", list);
-        if (strchr(at, ',') == NULL) return;
-    }
-}
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options *opt = state->input;
@@ -118,8 +97,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_SHM: opt->rank.shm = arg; return 0;
     case OPT_BIND: opt->rank.bind = arg; return 0;
     case OPT_TELL: opt->rank.tell = true; return 0;
-    case 'f': check_hostfile(state, opt->mpirun.hostfile = arg); return 0;
-    case OPT_HOST: check_hosts(state, opt->mpirun.hosts = arg); return 0;
+    case 'f': bt_option_hostfile(state, "--hostfile", opt->mpirun.hostfile = arg); return 0;
+    case OPT_HOST: bt_option_hosts(state, "--host", opt->mpirun.hosts = arg); return 0;
     case OPT_MPIRUN: opt->mpirun.mpirun = arg; return 0;
     case OPT_ON_DEATH:
         opt->mpirun.survive = strcmp(arg, "replace") == 0;
@@ -138,8 +117,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
                 (opt->mpirun.map != NULL) + opt->mpirun.slurm >
             1)
             argp_error(state, "--host, --hostfile, --rank-map and --slurm exclude each other");
-        if (opt->mpirun.slurm && getenv("SLURM_JOB_ID") == NULL)
-            argp_error(state, "--slurm works inside a Slurm job only: SLURM_JOB_ID is not set");
+        if (opt->mpirun.slurm) bt_option_slurm(state);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

@@ -18,7 +18,6 @@
 
 enum {
     NODES_MAX   = 1024,
-    HOST_MAX    = 253, /* of DNS */
     COMMAND_MAX = 12000,
     EX_USAGE    = 64,
     OPT_MAP     = 256,
@@ -85,8 +84,7 @@ static const struct argp_option OPTIONS[] = {
 
 static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)
 {
-    /* one that begins with a dash would be an option of the agent's */
-    if (n == 0 || n > HOST_MAX || name[0] == '-')
+    if (!bt_parse_host(name, n))
         argp_error(state, "a host is \"%.*s\", expected a name", (int)(n < 64 ? n : 64), name);
     for (uint32_t i = 0; i < opt->n_nodes; i++)
         if (strlen(opt->names[i]) == n && strncmp(opt->names[i], name, n) == 0) return;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/rank_flags.h"
 #include "worker/rank.h"
 
 enum { PROTOCOL = 1 };
@@ -15,9 +16,9 @@ static char *arithmetic(const bt_rank *r)
     char     text[256];
 
     snprintf(text, sizeof(text), "%s,form:%s%s,blocks:%u,split:%u/%u,page:%d", r->dev->arithmetic,
-             bt_form_policy_name(r->opt.form), r->opt.share_generated ? ",share-generated" : "",
-             n_blocks, BT_ATTN_SPLIT_TOKENS, bt_attn_absorbed_part(r->cfg.mla.n_heads, 1),
-             BT_PAGE_TOKENS);
+             bt_rank_flag_word("--form", r->opt.form),
+             r->opt.share_generated ? ",share-generated" : "", n_blocks, BT_ATTN_SPLIT_TOKENS,
+             bt_attn_absorbed_part(r->cfg.mla.n_heads, 1), BT_PAGE_TOKENS);
     return bt_strdup(text);
 }
 

@@ -6,16 +6,10 @@
 #include <string.h>
 
 #include "core/parse.h"
+#include "core/rank_flags.h"
 
-enum {
-    CHUNK_ALONE  = 2048,
-    CHUNK_BOTH   = 512,
-    MIN_MAX_ROWS = 256,
-    MAX_RANKS    = 4096,
-    MAX_ROWS     = 1 << 20
-};
-enum { MAX_TIMEOUT_S = 3600, DEFAULT_TIMEOUT_S = 10, MAX_THREADS = 4096, MAX_GPUS = 64 };
-enum { DEFAULT_QUIET_S = 20, DEFAULT_ORPHAN_S = 60, MAX_ORPHAN_S = 86400 };
+enum { CHUNK_ALONE = 2048, CHUNK_BOTH = 512, MIN_MAX_ROWS = 256 };
+enum { DEFAULT_TIMEOUT_S = 10, DEFAULT_QUIET_S = 20, DEFAULT_ORPHAN_S = 60 };
 #define S_NS 1000000000ull
 
 enum {
@@ -47,134 +41,81 @@ enum {
     KEY_VERBOSE
 };
 
-static const char *const FORMS[] = {
-    [BT_FORM_BY_ROLE]      = "role",
-    [BT_FORM_ALL_NORMAL]   = "normal",
-    [BT_FORM_ALL_ABSORBED] = "absorbed",
-    [BT_FORM_BY_COST]      = "cost",
-};
-
-const char *bt_form_policy_name(bt_form_policy form) { return FORMS[form]; }
-
-/* A whole number in [low, high]. */
-static bt_status parse_count(const char *option, const char *text, uint32_t low, uint32_t high,
-                             uint32_t *value_out)
-{
-    bt_status st    = BT_OK;
-    int64_t   value = 0;
-
-    BT_REQUIRE(bt_parse_whole(text, low, high, &value), BT_ERR_INVALID_ARG,
-               "%s must be a whole number from %u to %u, not \"%s\"", option, low, high, text);
-    *value_out = (uint32_t)value;
-out:
-    return st;
-}
-
-static bt_status parse_form(const char *text, bt_form_policy *form_out)
+/* The value of a flag, as the verbs that pass it on have read it too. */
+static bt_status read_flag(const char *flag, const char *text, uint64_t *value_out)
 {
     bt_status st = BT_OK;
+    char      why[BT_RANK_FLAG_WHY];
 
-    for (size_t i = 0; i < sizeof(FORMS) / sizeof(FORMS[0]); i++) {
-        if (strcmp(text, FORMS[i]) == 0) {
-            *form_out = (bt_form_policy)i;
-            return BT_OK;
-        }
-    }
-    BT_REQUIRE(false, BT_ERR_INVALID_ARG,
-               "--form must be role, normal, absorbed or cost, not \"%s\"", text);
+    BT_REQUIRE(bt_rank_flag_read(flag, text, value_out, why), BT_ERR_INVALID_ARG, "%s", why);
 out:
     return st;
 }
 
-static bt_status parse_device(const char *text, bt_worker_options *opt)
-{
-    bt_status st     = BT_OK;
-    uint32_t  number = 0;
-
-    opt->gpu    = BT_GPU_BY_LOCAL_RANK;
-    opt->device = strcmp(text, "auto") == 0  ? BT_ON_ANY
-                  : strcmp(text, "cpu") == 0 ? BT_ON_CPU
-                                             : BT_ON_GPU;
-    if (opt->device != BT_ON_GPU || strcmp(text, "cuda") == 0) goto out;
-    BT_REQUIRE(strncmp(text, "cuda:", 5) == 0, BT_ERR_INVALID_ARG,
-               "--device must be auto, cpu, cuda or cuda:N, not \"%s\"", text);
-    BT_TRY(parse_count("--device cuda:N", text + 5, 0, MAX_GPUS - 1, &number));
-    opt->gpu = (int32_t)number;
-out:
-    return st;
-}
-
-static bt_status parse_transport(const char *text, bt_transport_choice *transport_out)
-{
-    static const char *const NAMES[] = {
-        [BT_BY_ANY] = "auto", [BT_BY_MPI] = "mpi", [BT_BY_NCCL] = "nccl"};
-    bt_status st = BT_OK;
-
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, NAMES[i]) == 0) {
-            *transport_out = (bt_transport_choice)i;
-            return BT_OK;
-        }
-    BT_REQUIRE(false, BT_ERR_INVALID_ARG, "--transport must be auto, mpi or nccl, not \"%s\"",
-               text);
-out:
-    return st;
-}
-
-static bt_status parse_bytes(const char *text, uint64_t *bytes_out)
+static bt_status read_count(const char *flag, const char *text, uint32_t *n_out)
 {
     bt_status st = BT_OK;
+    uint64_t  n  = 0;
 
-    BT_REQUIRE(bt_parse_bytes(text, bytes_out) && *bytes_out != 0, BT_ERR_INVALID_ARG,
-               "--kv-bytes must be a size like 512M or 2G, not \"%s\"", text);
+    BT_TRY(read_flag(flag, text, &n));
+    *n_out = (uint32_t)n;
+out:
+    return st;
+}
+
+static bt_status read_seconds(const char *flag, const char *text, uint64_t *ns_out)
+{
+    bt_status st = BT_OK;
+    uint64_t  s  = 0;
+
+    BT_TRY(read_flag(flag, text, &s));
+    *ns_out = s * S_NS;
 out:
     return st;
 }
 
 static bt_status take(bt_worker_options *opt, int key, const char *text)
 {
-    bt_status st      = BT_OK;
-    uint32_t  seconds = 0;
+    bt_status st    = BT_OK;
+    uint64_t  value = 0;
 
     switch (key) {
     case KEY_MODEL: opt->model = text; break;
     case KEY_COORDINATOR: opt->coordinator = text; break;
     case KEY_CELL: opt->cell = text; break;
     case KEY_LEFT_OUT: opt->left_out = text; break;
-    case KEY_KERNELS: opt->kernels = text; break;
-    case KEY_CACHE:
-        BT_REQUIRE(text[0] != '\0', BT_ERR_INVALID_ARG,
-                   "--weights-cache is empty, expected a directory");
-        opt->weights_cache = text;
-        break;
+    case KEY_KERNELS: opt->kernels = text; return read_flag("--kernels", text, &value);
+    case KEY_CACHE: opt->weights_cache = text; return read_flag("--weights-cache", text, &value);
     case KEY_CUDA_LIBRARY: opt->cuda_library = text; break;
-    case KEY_DEVICE: return parse_device(text, opt);
-    case KEY_TRANSPORT: return parse_transport(text, &opt->transport);
+    case KEY_DEVICE:
+        BT_TRY(read_flag("--device", text, &value));
+        opt->device = value < BT_RANK_DEVICE_CUDA_0 ? (bt_device_choice)value : BT_ON_GPU;
+        opt->gpu    = value < BT_RANK_DEVICE_CUDA_0 ? BT_GPU_BY_LOCAL_RANK
+                                                    : (int32_t)(value - BT_RANK_DEVICE_CUDA_0);
+        break;
+    case KEY_TRANSPORT:
+        BT_TRY(read_flag("--transport", text, &value));
+        opt->transport = (bt_transport_choice)value;
+        break;
     case KEY_NCCL_LIBRARY: opt->nccl_library = text; break;
     case KEY_VERBOSE: opt->verbose = true; break;
     case KEY_SHARE: opt->share_generated = true; break;
-    case KEY_PREFILL: return parse_count("--prefill", text, 1, MAX_RANKS, &opt->n_prefill);
-    case KEY_DECODE: return parse_count("--decode", text, 1, MAX_RANKS, &opt->n_decode);
-    case KEY_BOTH: return parse_count("--both", text, 1, MAX_RANKS, &opt->n_both);
-    case KEY_SPARES: return parse_count("--spares", text, 0, MAX_RANKS, &opt->n_spares);
-    case KEY_KV_BYTES: return parse_bytes(text, &opt->kv_bytes);
-    case KEY_CHUNK: return parse_count("--chunk", text, 1, MAX_ROWS, &opt->chunk);
-    case KEY_MAX_ROWS: return parse_count("--max-rows", text, 1, MAX_ROWS, &opt->max_rows);
-    case KEY_LOOKAHEAD: return parse_count("--lookahead", text, 0, 1, &opt->lookahead);
-    case KEY_FORM: return parse_form(text, &opt->form);
-    case KEY_THREADS: return parse_count("--threads", text, 0, MAX_THREADS, &opt->n_threads);
-    case KEY_TIMEOUT:
-        BT_TRY(parse_count("--timeout-s", text, 1, MAX_TIMEOUT_S, &seconds));
-        opt->timeout_ns = seconds * S_NS;
+    case KEY_PREFILL: return read_count("--prefill", text, &opt->n_prefill);
+    case KEY_DECODE: return read_count("--decode", text, &opt->n_decode);
+    case KEY_BOTH: return read_count("--both", text, &opt->n_both);
+    case KEY_SPARES: return read_count("--spares", text, &opt->n_spares);
+    case KEY_KV_BYTES: return read_flag("--kv-bytes", text, &opt->kv_bytes);
+    case KEY_CHUNK: return read_count("--chunk", text, &opt->chunk);
+    case KEY_MAX_ROWS: return read_count("--max-rows", text, &opt->max_rows);
+    case KEY_LOOKAHEAD: return read_count("--lookahead", text, &opt->lookahead);
+    case KEY_FORM:
+        BT_TRY(read_flag("--form", text, &value));
+        opt->form = (bt_form_policy)value;
         break;
-    case KEY_QUIET:
-        BT_TRY(parse_count("--coordinator-timeout-s", text, 1, MAX_TIMEOUT_S, &seconds));
-        opt->quiet_ns = seconds * S_NS;
-        break;
-    case KEY_ORPHAN:
-        BT_TRY(parse_count("--orphan-s", text, 0, MAX_ORPHAN_S, &seconds));
-        opt->orphan_ns = seconds * S_NS;
-        break;
+    case KEY_THREADS: return read_count("--threads", text, &opt->n_threads);
+    case KEY_TIMEOUT: return read_seconds("--timeout-s", text, &opt->timeout_ns);
+    case KEY_QUIET: return read_seconds("--coordinator-timeout-s", text, &opt->quiet_ns);
+    case KEY_ORPHAN: return read_seconds("--orphan-s", text, &opt->orphan_ns);
     case KEY_ON_DEATH:
         opt->replace = strcmp(text, "replace") == 0;
         BT_REQUIRE(opt->replace || strcmp(text, "stop") == 0, BT_ERR_INVALID_ARG,
@@ -284,6 +225,7 @@ static bt_status check(bt_worker_options *opt)
 {
     bt_status st    = BT_OK;
     bool      split = opt->n_prefill != 0 && opt->n_decode != 0;
+    char      why[BT_RANK_FLAG_WHY];
 
     BT_REQUIRE(opt->model != NULL, BT_ERR_INVALID_ARG, "--model DIR is missing");
     BT_REQUIRE(opt->coordinator != NULL, BT_ERR_INVALID_ARG,
@@ -303,9 +245,7 @@ static bt_status check(bt_worker_options *opt)
         if (opt->max_rows != 0 && opt->max_rows < opt->chunk) opt->chunk = opt->max_rows;
     }
     if (opt->max_rows == 0) opt->max_rows = opt->chunk > MIN_MAX_ROWS ? opt->chunk : MIN_MAX_ROWS;
-    BT_REQUIRE(opt->chunk <= opt->max_rows, BT_ERR_INVALID_ARG,
-               "--chunk %u does not fit into a step of --max-rows %u: give at most as many",
-               opt->chunk, opt->max_rows);
+    BT_REQUIRE(bt_rank_rows_fit(opt->chunk, opt->max_rows, why), BT_ERR_INVALID_ARG, "%s", why);
 out:
     return st;
 }

@@ -11,6 +11,7 @@
 #include "core/settings.h"
 #include "core/status.h"
 
+/* These two and bt_form_policy are in the order of their flags' words (core/rank_flags.c). */
 typedef enum { BT_ON_ANY, BT_ON_CPU, BT_ON_GPU } bt_device_choice;
 enum { BT_GPU_BY_LOCAL_RANK = -1 };
 
@@ -56,8 +57,5 @@ extern const bt_settings_spec bt_worker_settings;
 /* INVALID_ARG, with the mpirun line that would do, unless the job has as many ranks as the roles
  * need. */
 bt_status bt_worker_options_check_ranks(const bt_worker_options *opt, uint32_t n_ranks);
-
-/* "role", "normal", "absorbed", "cost". */
-const char *bt_form_policy_name(bt_form_policy form);
 
 #endif

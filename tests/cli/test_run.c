@@ -359,21 +359,44 @@ static void run_bad_command_lines_are_refused(void)
         const char *says;
         int         code;
     } CASES[] = {
-        {{(char *)"--model", (char *)"/nowhere", NULL},                          "/nowhere/config.json",         1 },
-        {{(char *)"--both", (char *)"1", NULL},                                  "--model",                      64},
-        {{(char *)"--port", (char *)"70000", NULL},                              "70000",                        64},
-        {{(char *)"--prefill", (char *)"0", NULL},                               "--prefill",                    64},
-        {{(char *)"--both", (char *)"4097", NULL},                               "from 1 to 4096, not \"4097\"", 64},
-        {{(char *)"--timeout-s", (char *)"3601", NULL},                          "from 1 to 3600, not \"3601\"", 64},
-        {{(char *)"--on-death", (char *)"dance", NULL},                          "dance",                        64},
-        {{(char *)"--log", (char *)"loud", NULL},                                "loud",                         64},
-        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL}, "--both",                       64},
-        {{(char *)"--model", (char *)"", NULL},                                  "--model is missing",           64},
-        {{(char *)"--host", (char *)"", NULL},                                   "--host is empty",              64},
-        {{(char *)"--chat", (char *)"", NULL},                                   "--chat is empty",              64},
-        {{(char *)"--served-model-name", (char *)"", NULL},                      "--served-model-name is empty", 64},
-        {{(char *)"--control", (char *)"127.0.0.1:99999", NULL},                 "expected HOST:PORT",           64},
-        {{(char *)"extra", NULL},                                                "extra",                        64},
+        {{(char *)"--model", (char *)"/nowhere", NULL},                                      "/nowhere/config.json",               1 },
+        {{(char *)"--both", (char *)"1", NULL},                                              "--model",                            64},
+        {{(char *)"--port", (char *)"70000", NULL},                                          "70000",                              64},
+        {{(char *)"--prefill", (char *)"0", NULL},                                           "--prefill",                          64},
+        {{(char *)"--both", (char *)"4097", NULL},                                           "from 1 to 4096, not \"4097\"",       64},
+        {{(char *)"--timeout-s", (char *)"3601", NULL},                                      "from 1 to 3600, not \"3601\"",       64},
+        {{(char *)"--on-death", (char *)"dance", NULL},                                      "dance",                              64},
+        {{(char *)"--log", (char *)"loud", NULL},                                            "loud",                               64},
+        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL},             "--both",                             64},
+        {{(char *)"--model", (char *)"", NULL},                                              "--model is missing",                 64},
+        {{(char *)"--host", (char *)"", NULL},                                               "--host is empty",                    64},
+        {{(char *)"--chat", (char *)"", NULL},                                               "--chat is empty",                    64},
+        {{(char *)"--served-model-name", (char *)"", NULL},                                  "--served-model-name is empty",       64},
+        {{(char *)"--control", (char *)"127.0.0.1:99999", NULL},                             "expected HOST:PORT",                 64},
+        {{(char *)"extra", NULL},                                                            "extra",                              64},
+        {{(char *)"--device", (char *)"WRONG", NULL},
+         "--device must be auto, cpu, cuda or cuda:N, not \"WRONG\"",                                                              64},
+        {{(char *)"--device", (char *)"cuda:64", NULL},
+         "--device cuda:N must be a whole number from 0 to 63, not \"64\"",                                                        64},
+        {{(char *)"--transport", (char *)"WRONG", NULL},
+         "--transport must be auto, mpi or nccl, not \"WRONG\"",                                                                   64},
+        {{(char *)"--kernels", (char *)"WRONG", NULL},
+         "--kernels must be auto, amx, avx512bf16, avx512, avx2 or scalar, not \"WRONG\"",                                         64},
+        {{(char *)"--weights-cache", (char *)"", NULL},
+         "--weights-cache is empty, expected a directory",                                                                         64},
+        {{(char *)"--chunk", (char *)"9", (char *)"--max-rows", (char *)"8", NULL},
+         "--chunk 9 does not fit",                                                                                                 64},
+        {{(char *)"--hosts", (char *)"n1,", NULL},                                           "--hosts is \"n1,\", expected names", 64},
+        {{(char *)"--hosts", (char *)"-oProxyCommand=x", NULL},
+         "expected names like node1:8,node2:8",                                                                                    64},
+        {{(char *)"--hosts", (char *)"n1:x", NULL},                                          "slots from 1 to 65536",              64},
+        {{(char *)"--hostfile", (char *)"/nowhere", NULL},                                   "--hostfile /nowhere: No such file",  64},
+        {{(char *)"--hosts", (char *)"n1", (char *)"--hostfile", (char *)"/dev/null", NULL},
+         "regular file",                                                                                                           64},
+        {{(char *)"--hosts", (char *)"n1", (char *)"--slurm", NULL},
+         "--hosts, --hostfile and --slurm exclude each other",                                                                     64},
+        {{(char *)"--slurm", NULL},                                                          "SLURM_JOB_ID is not set",            64},
+        {{(char *)"--cell", (char *)"", NULL},                                               "--cell is empty",                    64},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -383,6 +406,7 @@ static void run_bad_command_lines_are_refused(void)
         build_argv(program, sizeof(program), "baton-run", CASES[i].args, argv);
         EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), CASES[i].code);
         EXPECT_HAS(g_run.output, CASES[i].says);
+        EXPECT(strstr(g_run.output, "coordinator - ") == NULL); /* nothing has been started */
     }
 }
 

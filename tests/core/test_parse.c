@@ -1,5 +1,7 @@
 #include "core/parse.h"
 
+#include <string.h>
+
 #include "tests/support/test.h"
 
 static void bytes_have_binary_suffixes(void)
@@ -39,6 +41,24 @@ static void addresses_have_a_host_and_a_port(void)
     EXPECT(!bt_parse_address(""));
 }
 
+static void hosts_have_names_and_slots(void)
+{
+    char longest[300];
+
+    memset(longest, 'n', sizeof(longest));
+    EXPECT(bt_parse_host(longest, 253));
+    EXPECT(!bt_parse_host(longest, 254));
+    for (const char *const *good =
+             (const char *const[]){"n1", "n1:8", "n1:65536,n2", "10.0.0.1:1,n-2", NULL};
+         *good != NULL; good++)
+        EXPECT(bt_parse_hosts(*good));
+    for (const char *const *bad =
+             (const char *const[]){"", ",", "n1,", ",n1", "n1:", "n1:0", "n1:x", "n1:1:1", "n1:+1",
+                                   "n1:65537", "n1: 1", "n1:99999999999", "-oX=y", "n1 n2", NULL};
+         *bad != NULL; bad++)
+        EXPECT(!bt_parse_hosts(*bad));
+}
+
 static void numbers_are_within_limits_and_nothing_else(void)
 {
     int64_t n = 77;
@@ -67,6 +87,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(bytes_have_binary_suffixes),
         BT_TEST(addresses_have_a_host_and_a_port),
+        BT_TEST(hosts_have_names_and_slots),
         BT_TEST(numbers_are_within_limits_and_nothing_else),
     };
 

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "device/cpu/device_cpu.h"
 #include "tests/support/test.h"
 #include "worker/options.h"
 
@@ -86,6 +87,22 @@ static void options_name_the_transport(void)
     EXPECT(strcmp(opt.nccl_library, "x") == 0);
 }
 
+/* core/rank_flags.c lists them for programs that have no kernels. */
+static void options_take_each_family_of_kernels(void)
+{
+    char names[128], line[256], *save = NULL;
+
+    snprintf(names, sizeof(names), "%s", bt_device_cpu_kernels());
+    for (char *name = strtok_r(names, ",", &save); name != NULL;
+         name       = strtok_r(NULL, ",", &save)) {
+        bt_worker_options opt;
+
+        snprintf(line, sizeof(line), BASE "--both 1 --kernels %s", name);
+        EXPECT_EQ(parse(line, &opt), BT_OK);
+        EXPECT(strcmp(opt.kernels, name) == 0);
+    }
+}
+
 static void options_errors_say_what_to_do(void)
 {
     static const struct {
@@ -105,6 +122,7 @@ static void options_errors_say_what_to_do(void)
         {BASE "--both 1 --device gpu",                    "auto, cpu, cuda or cuda:N"         },
         {BASE "--both 1 --device cuda:x",                 "whole number"                      },
         {BASE "--both 1 --transport smoke",               "auto, mpi or nccl"                 },
+        {BASE "--both 1 --kernels fast",                  "avx2 or scalar"                    },
         {BASE "--both 1 --form fast",                     "role, normal"                      },
         {BASE "--both 1 --on-death dance",                "--on-death must be stop or replace"},
         {BASE "--both 1 --spares 2",                      "--spares 2 needs"                  },
@@ -181,6 +199,7 @@ int main(int argc, char **argv)
         BT_TEST(options_defaults_follow_the_chunk),
         BT_TEST(options_name_the_device),
         BT_TEST(options_name_the_transport),
+        BT_TEST(options_take_each_family_of_kernels),
         BT_TEST(options_errors_say_what_to_do),
         BT_TEST(options_unknown_flag_is_an_error),
         BT_TEST(options_wrong_number_of_ranks_names_the_command),

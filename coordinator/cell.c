@@ -141,22 +141,30 @@ static void hear(bt_cell *cell, uint32_t rank)
         cell->ranks[h->seats.gone[i]].lost = true;
 }
 
+bt_status bt_cell_fits(const bt_cell *cell, const bt_up_hello *hello)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(hello->n_ranks <= RANKS_MAX, BT_ERR_INVALID_ARG,
+               "rank %u says it is one of %u, at most %d are supported", hello->rank,
+               hello->n_ranks, RANKS_MAX);
+    BT_TRY(check_seats(hello));
+    if (cell->n_ranks != 0) BT_TRY(same_cell(&cell->ranks[cell->first].hello, hello));
+out:
+    return st;
+}
+
 bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
 {
     bt_status st   = BT_OK;
     uint32_t  rank = hello->rank;
 
-    BT_REQUIRE(hello->n_ranks <= RANKS_MAX, BT_ERR_INVALID_ARG,
-               "rank %u says it is one of %u, at most %d are supported", rank, hello->n_ranks,
-               RANKS_MAX);
-    BT_TRY(check_seats(hello));
+    BT_TRY(bt_cell_fits(cell, hello));
     if (cell->n_ranks == 0) {
         cell->ranks = bt_calloc(hello->n_ranks, sizeof(*cell->ranks));
         BT_REQUIRE(cell->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", hello->n_ranks);
         cell->n_ranks = hello->n_ranks;
         cell->first = cell->speaker = rank;
-    } else {
-        BT_TRY(same_cell(&cell->ranks[cell->first].hello, hello));
     }
     BT_REQUIRE(!cell->ranks[rank].attached, BT_ERR_INVALID_ARG,
                "rank %u (pid %u on %s) is here already: pid %u on %s", rank, hello->pid,

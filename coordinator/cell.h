@@ -55,6 +55,9 @@ bt_status bt_cell_hello_copy(const bt_up_hello *from, bt_up_hello *to_out);
 void      bt_cell_hello_free(bt_up_hello *hello); /* accepts zeroes */
 
 void bt_cell_fini(bt_cell *cell); /* a cell of zeroes is an empty one */
+/* Could it be a rank of this cell, by what it says of itself and of the others? */
+bt_status bt_cell_fits(const bt_cell *cell, const bt_up_hello *hello);
+
 /* Takes what the hello owns.  INVALID_ARG names the rank, the field and both values when it does
  * not agree with the ranks that are there, or is there already.  Of ranks that come back from
  * another coordinator, the one that has heard last says which others are lost. */

@@ -47,12 +47,14 @@ bt_status bt_fleet_check_origin(bt_fleet *fleet, const bt_up_hello *hello, bool 
                    hello->rank, hello->host);
     }
     if (m == NULL || m->incarnation == 0 || m->state == BT_CELL_LEAVING) goto out;
-    if (hello->incarnation > m->incarnation)
+    if (hello->incarnation > m->incarnation) {
+        BT_TRY(bt_cell_fits(&m->cell, hello)); /* a rank of something else says nothing about it */
         bt_fleet_lose(m,
                       "another coordinator (incarnation %016llx) has taken cell \"%s\" from this "
                       "one (%016llx)",
                       (unsigned long long)hello->incarnation, hello->cell,
                       (unsigned long long)m->incarnation);
+    }
     BT_REQUIRE(
         hello->incarnation < m->incarnation, BT_ERR_INVALID_ARG,
         "rank %u on %s has followed another coordinator (incarnation %016llx) since this one "

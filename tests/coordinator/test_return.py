@@ -167,6 +167,15 @@ class Fence(Return):
         self.assertIn("has taken cell \"\" from this one", self.coordinator.line("failed"))
         self.assertEqual(self.coordinator.wait(), 1)
 
+    def test_rank_of_another_shape_takes_no_cell_away(self):
+        address, own = self.serve()
+        for hello, why in ((dict(n_ranks=5, n_prefill=3), "speaks of 2 and 2 seats, its cell has 3 and 2"), (dict(model_fingerprint=5), "another model"),
+                           (dict(n_ranks=5, n_prefill=3, seats=seats(first=(0, 1, 4))), "says n_ranks 5, but rank")):
+            stray = Rank(self.cell, 1, **{"incarnation": own + (1 << 32) + 1, "seats": seats(), **hello})
+            self.addCleanup(stray.cut)
+            self.assertIn(why, self.refused(stray)[1])
+        self.assertEqual(self.generate(address), expected([5, 200, 300], 20))
+
     def test_rank_that_this_coordinator_has_lost_is_not_taken_back(self):
         _, own = self.serve()
         self.cell.ranks[3].cut()

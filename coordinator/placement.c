@@ -491,9 +491,10 @@ void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     if (!pages_are_sound(relay, q, m)) {
         bt_relay_end_request(
             relay, q, GRPC_STATUS_INTERNAL,
-            "rank %u sent a ticket of %u pages for %u + %u tokens, of its %u pages", rank,
-            m->u.ticket.n_pages, q->n_prompt, q->sampling.max_tokens,
-            relay->ranks[rank].limits.n_pages);
+            "rank %u sent a ticket of %u pages, with %u tokens held, for %u + %u tokens; expected "
+            "%u pages or more, of its %u, and whole pages of the prompt held",
+            rank, m->u.ticket.n_pages, m->u.ticket.held, q->n_prompt, q->sampling.max_tokens,
+            bt_relay_pages(relay, q->n_prompt), relay->ranks[rank].limits.n_pages);
         return;
     }
     q->n_held = m->u.ticket.held;

@@ -339,7 +339,7 @@ static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
     m->u.form_map.form_map = NULL; /* ours now */
 }
 
-static void on_wake_request(bt_relay *r, uint32_t rank, uint32_t wake)
+static void on_wake_request(bt_relay *r, uint32_t rank, uint64_t wake)
 {
     uint32_t group = r->ranks[rank].group;
 

@@ -18,6 +18,7 @@ extern "C" {
 
 enum { BT_TOP_LOGPROBS_MAX = 20, BT_CHOICES_MAX = 64, BT_EXPERT_LOAD_MAX = 1024 };
 enum { BT_PEER_LOAD_MAX = 65536 };
+#define BT_WAKE_MAX (UINT64_MAX / 2) /* no counter gets there; one more still is one more */
 
 typedef struct {
     float     temperature;
@@ -194,7 +195,7 @@ typedef struct {
             uint32_t epoch;
         } released, retracted;
         struct {
-            uint32_t wake;
+            uint64_t wake;
         } wake_request;
         struct {
             uint32_t  epoch, n;
@@ -275,7 +276,7 @@ typedef struct {
             uint32_t epoch, only_choice; /* 0: all of it, else 1 + the choice */
         } abort;
         struct {
-            uint32_t wake;
+            uint64_t wake;
         } wake;
         bt_down_regroup regroup;
         struct {

@@ -52,7 +52,7 @@ struct bt_worker {
 
     bt_seats seats[2]; /* owned, once they have changed */
     bool     parked, asked, shutdown;
-    uint32_t wake_seen, wake_parked;
+    uint64_t wake_seen, wake_parked;
     uint64_t asked_ns;
 
     uint32_t  layers_done; /* of the step that runs; 0 outside */

@@ -67,8 +67,9 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
 
     if (w->asked)
         BT_REQUIRE(now - w->asked_ns <= w->cfg.timeout_ns, BT_ERR_TIMEOUT,
-                   "the coordinator has not answered a wake request (number %u) for %llu ms",
-                   w->wake_seen, (unsigned long long)((now - w->asked_ns) / 1000000));
+                   "the coordinator has not answered a wake request (number %llu) for %llu ms",
+                   (unsigned long long)w->wake_seen,
+                   (unsigned long long)((now - w->asked_ns) / 1000000));
     if (w->asked || n_rows == 0 || w->cfg.group_size == 0) goto out;
     w->asked    = true;
     w->asked_ns = now;

@@ -25,8 +25,8 @@
 
 /* What one rank tells its group before a step: everything that depends on local state. */
 typedef struct {
+    uint64_t wake; /* the highest wake number that it has seen */
     uint32_t epoch;
-    uint32_t wake; /* the highest wake number that it has seen */
     uint32_t n_rows[BT_N_ROLES];
     uint32_t shutdown; /* 1: this rank has been told to leave */
 } bt_plan;

@@ -395,6 +395,11 @@ class Aborts(Served):
                 if work in kinds:
                     self.assertGreater(kinds.index(work), len(kinds) - 1 - kinds[::-1].index("wake"))
 
+    def test_wake_numbers_go_beyond_32_bits(self):
+        self.cell.ranks[0].send(wake_request=control.WakeRequest(wake=(1 << 32) - 1))
+        wait_for(lambda: len(self.cell.seen("wake")) == 2, "wakes")
+        self.assertEqual([m.wake for _, m in self.cell.seen("wake")], [1 << 32] * 2)
+
 
 class Both(Served):
     CELL = dict(both=2)

@@ -289,6 +289,9 @@ static void control_msg_out_of_range_is_refused(void)
     up                   = sample_hello(0, 4);
     up.u.hello.bos_token = -2;
     refused_up(up, "bos -2");
+    up                     = sample_up(BT_UP_WAKE_REQUEST);
+    up.u.wake_request.wake = UINT64_MAX;
+    refused_up(up, "number 18446744073709551615, expected at most 9223372036854775807");
     up                           = sample_up(BT_UP_HELLO);
     up.u.hello.seats.groups[0].n = 0;
     refused_up(up, "a regroup without groups");

@@ -62,7 +62,7 @@ struct sim_cell {
     bt_sampler      sampler;
     uint64_t        n_ahead;
     uint32_t        n_ranks, group_size[2], group_first[2];
-    uint32_t        wake[2];
+    uint64_t        wake[2];
     uint32_t        epoch, group_epoch[2];
     bool            forsaken; /* the coordinator dies in the next step */
     uint32_t        doomed;   /* 1 + the rank that dies in its group's next step; 0: none */

@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,7 +13,7 @@
 #include "core/file.h"
 #include "core/log.h"
 
-enum { LINE_BYTES = 4096, NAME_BYTES = 128, OPTIONS_MAX = 256, REPORT_BYTES = 480 };
+enum { FILE_BYTES = 1 << 20, NAME_BYTES = 128, OPTIONS_MAX = 256, REPORT_BYTES = 480 };
 
 typedef enum { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG, N_PLACES } place;
 
@@ -168,19 +169,28 @@ static bt_status read_file(bt_settings *s, const char *path)
 {
     bt_status   st = BT_OK;
     const char *why;
-    FILE       *f = bt_open_regular(path, &why);
-    char        line[LINE_BYTES], where[LINE_BYTES + 32];
+    FILE       *f    = bt_open_regular(path, &why);
+    char       *text = NULL, *next, where[PATH_MAX + 32];
+    size_t      n;
+    unsigned    number = 1;
 
     BT_REQUIRE(f != NULL, BT_ERR_IO, "--config %s: %s", path, why);
-    for (unsigned n = 1; fgets(line, sizeof(line), f) != NULL; n++) {
-        snprintf(where, sizeof(where), "%s:%u", path, n);
-        BT_REQUIRE(strlen(line) + 1 < sizeof(line) || line[sizeof(line) - 2] == '\n',
-                   BT_ERR_INVALID_ARG, "%s: the line is longer than %d bytes", where,
-                   LINE_BYTES - 2);
+    text = bt_calloc(FILE_BYTES + 2, 1);
+    BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "--config %s", path);
+    n = fread(text, 1, FILE_BYTES + 1, f);
+    BT_REQUIRE(!ferror(f), BT_ERR_IO, "--config %s: %s", path, strerror(errno));
+    BT_REQUIRE(n <= FILE_BYTES, BT_ERR_INVALID_ARG,
+               "--config %s: expected at most %d bytes, found more", path, FILE_BYTES);
+    BT_REQUIRE(strlen(text) == n, BT_ERR_INVALID_ARG,
+               "--config %s: expected text, found a zero byte at byte %zu", path, strlen(text));
+    for (char *line = text; line != NULL; line = next) {
+        next = strchr(line, '\n');
+        if (next != NULL) *next++ = '\0';
+        snprintf(where, sizeof(where), "%s:%u", path, number++);
         BT_TRY(read_line(s, where, line));
     }
-    BT_REQUIRE(!ferror(f), BT_ERR_IO, "--config %s: %s", path, strerror(errno));
 out:
+    bt_free(text);
     if (f != NULL) fclose(f);
     return st;
 }

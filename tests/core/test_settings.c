@@ -39,13 +39,15 @@ static const bt_settings_spec SPEC = {&PARSER, DEFAULTS, CONFLICTS};
 
 #define PATH "baton.conf" /* in a folder of its own */
 
-static void write_config(const char *text)
+static void write_bytes(const char *bytes, size_t n)
 {
     FILE *f = fopen(PATH, "w");
 
-    fputs(text, f);
+    EXPECT_EQ(fwrite(bytes, 1, n, f), n);
     fclose(f);
 }
+
+static void write_config(const char *text) { write_bytes(text, strlen(text)); }
 
 /* The words that argp gets, joined; "" and the error's text when there are none. */
 static const char *gather(char **argv)
@@ -145,6 +147,22 @@ static void settings_that_are_wrong_name_their_place(void)
     unsetenv("BATON_FAST");
 }
 
+/* What stands behind a zero byte would not be seen. */
+static void settings_file_is_text_of_bounded_size(void)
+{
+    static char large[(1 << 20) + 1];
+
+    write_bytes("port = 1\0\nqueue-s = 5\n", 23);
+    EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "");
+    EXPECT_HAS(bt_error_text(), "baton.conf: expected text, found a zero byte at byte 8");
+    memset(large, '#', sizeof(large));
+    write_bytes(large, sizeof(large));
+    EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "");
+    EXPECT_HAS(bt_error_text(), "expected at most 1048576 bytes, found more");
+    write_bytes(large, sizeof(large) - 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "--config=baton.conf ");
+}
+
 static void settings_pass_over_service_addresses(void)
 {
     setenv("BATON_PORT", "tcp://10.0.0.1:8000", 1);
@@ -192,6 +210,7 @@ static const bt_test tests[] = {
     BT_TEST(settings_file_of_the_environment),
     BT_TEST(settings_that_exclude_each_other_follow_the_stronger),
     BT_TEST(settings_that_are_wrong_name_their_place),
+    BT_TEST(settings_file_is_text_of_bounded_size),
     BT_TEST(settings_pass_over_service_addresses),
     BT_TEST(settings_leave_the_environment),
     BT_TEST(settings_with_short_memory_fail_cleanly),

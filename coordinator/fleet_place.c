@@ -213,12 +213,6 @@ static bool has_name(const bt_fleet *fleet, const char *name)
     return bt_table_get(&fleet->lobby_names, bt_relay_name_key(name)) != NULL;
 }
 
-#define REFUSE(cond, status, why, ...)         \
-    do {                                       \
-        if (!(cond)) *code_out = (why);        \
-        BT_REQUIRE(cond, status, __VA_ARGS__); \
-    } while (0)
-
 bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *client, uint64_t now_ns,
                           uint64_t *number_out, grpc_status_code *code_out)
 {
@@ -230,12 +224,13 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *clie
                       .prompt     = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
     bt_member  *m  = choose(fleet, &w, NULL);
 
-    REFUSE(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
-    REFUSE(!has_name(fleet, request->name), BT_ERR_INVALID_ARG, GRPC_STATUS_INVALID_ARGUMENT,
-           "request_id \"%.200s\" belongs to a request that still runs", request->name);
+    BT_REFUSE_UNLESS(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
+    BT_REFUSE_UNLESS(!has_name(fleet, request->name), BT_ERR_INVALID_ARG,
+                     GRPC_STATUS_INVALID_ARGUMENT,
+                     "request_id \"%.200s\" belongs to a request that still runs", request->name);
     request->arrival = ++fleet->arrivals;
     if (m != NULL) return bt_relay_submit(m->relay, request, client, now_ns, number_out, code_out);
-    REFUSE(
+    BT_REFUSE_UNLESS(
         fleet->n_lobby == 0 ||
             fleet->lobby_tokens + request->n_prompt <= fleet->cfg.relay.queue_tokens,
         BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,

@@ -123,12 +123,6 @@ void bt_relay_destroy(bt_relay *relay)
 
 /* ---- clients */
 
-#define REFUSE(cond, status, why, ...)         \
-    do {                                       \
-        if (!(cond)) *code_out = (why);        \
-        BT_REQUIRE(cond, status, __VA_ARGS__); \
-    } while (0)
-
 bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *client, uint64_t now_ns,
                           uint64_t *number_out, grpc_status_code *code_out)
 {
@@ -136,15 +130,16 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
     bt_request *q   = NULL;
     uint64_t    key = bt_relay_name_key(request->name);
 
-    REFUSE(!relay->stopped, BT_ERR_PEER, relay->stop_code, "%s", relay->stop_reason);
-    REFUSE(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
-           GRPC_STATUS_INVALID_ARGUMENT,
-           "request_id \"%.200s\" belongs to a request that still runs", request->name);
-    REFUSE(relay->queue.first == NULL ||
-               relay->queued_tokens + request->n_prompt <= relay->cfg.queue_tokens,
-           BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
-           "the queue is full: %llu prompt tokens wait, at most %llu may (--queue-tokens)",
-           (unsigned long long)relay->queued_tokens, (unsigned long long)relay->cfg.queue_tokens);
+    BT_REFUSE_UNLESS(!relay->stopped, BT_ERR_PEER, relay->stop_code, "%s", relay->stop_reason);
+    BT_REFUSE_UNLESS(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
+                     GRPC_STATUS_INVALID_ARGUMENT,
+                     "request_id \"%.200s\" belongs to a request that still runs", request->name);
+    BT_REFUSE_UNLESS(
+        relay->queue.first == NULL ||
+            relay->queued_tokens + request->n_prompt <= relay->cfg.queue_tokens,
+        BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
+        "the queue is full: %llu prompt tokens wait, at most %llu may (--queue-tokens)",
+        (unsigned long long)relay->queued_tokens, (unsigned long long)relay->cfg.queue_tokens);
 
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
     BT_TRY(bt_request_create(request, client, now_ns, &q));

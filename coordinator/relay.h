@@ -103,6 +103,18 @@ bool bt_relay_could_hold(const bt_relay *relay, uint32_t n_prompt, uint32_t max_
 uint64_t bt_relay_max_tokens(const bt_relay *relay);
 uint64_t bt_relay_max_prompt(const bt_relay *relay);
 
+/* Refuses a client's request, in functions with a code_out.  It is told to the client, who may send
+ * many, and counted; nothing is logged. */
+#define BT_REFUSE_UNLESS(cond, status, code, ...)          \
+    do {                                                   \
+        if (!(cond)) {                                     \
+            st        = (status);                          \
+            *code_out = (code);                            \
+            bt_error_keep(bt_status_str(st), __VA_ARGS__); \
+            goto out;                                      \
+        }                                                  \
+    } while (0)
+
 /* Takes ownership of what request owns and will call end() once; or, when not OK, neither:
  * *code_out and bt_error_text() say why.  *number_out is for the log. */
 bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *client, uint64_t now_ns,

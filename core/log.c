@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,13 +14,27 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE_BYTES = 1024, TEXT_BYTES = 640 };
+#include "core/clock.h"
+
+enum { LINE_BYTES = 1024, TEXT_BYTES = 640, N_PLACES = 256 };
+
+/* A place in the code that writes lines. */
+typedef struct {
+    const char *file; /* NULL: not taken */
+    int         line;
+    double      n_left;   /* lines that it may still write */
+    uint64_t    since_ns; /* when n_left was right */
+    uint64_t    n_omitted;
+} place;
 
 static char                   g_who[32]   = "-";
 static bt_log_level           g_max_level = BT_LOG_INFO;
 static int                    g_fd        = STDERR_FILENO;
 static bool                   g_is_socket; /* that must not block */
 static atomic_ullong          g_n_dropped;
+static bool                   g_is_bound;
+static pthread_mutex_t        g_places_lock = PTHREAD_MUTEX_INITIALIZER;
+static place                  g_places[N_PLACES]; /* in the order of their first line */
 static _Thread_local uint64_t t_request;
 static _Thread_local char     t_error[TEXT_BYTES];
 
@@ -41,6 +56,8 @@ void bt_log_never_block(void)
         fd = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd >= 0) g_fd = fd;
 }
+
+void bt_log_bound(void) { g_is_bound = true; }
 
 void bt_log_set_request(uint64_t request) { t_request = request; }
 
@@ -104,11 +121,55 @@ void bt_log_pass_on(const char *text, size_t n_bytes)
         atomic_fetch_add(&g_n_dropped, 1);
 }
 
+/* The last one serves all that come after it. */
+static place *find_place(const char *file, int line)
+{
+    place *p = g_places, *last = g_places + N_PLACES - 1;
+
+    while (p < last && p->file != NULL && (p->file != file || p->line != line))
+        p++;
+    if (p->file == NULL) *p = (place){.file = file, .line = line, .n_left = BT_LOG_BURST};
+    return p;
+}
+
+/* Whether the place may write a line now, and how many of its lines have been left out before. */
+static bool may_write(const char *file, int line, uint64_t *n_omitted_out)
+{
+    uint64_t now = bt_now_ns();
+    bool     may;
+    place   *p;
+
+    *n_omitted_out = 0;
+    if (!g_is_bound) return true;
+    pthread_mutex_lock(&g_places_lock);
+    p = find_place(file, line);
+    if (p->since_ns != 0) p->n_left += (double)(now - p->since_ns) * 1e-9 * BT_LOG_RATE;
+    if (p->n_left > BT_LOG_BURST) p->n_left = BT_LOG_BURST;
+    p->since_ns = now;
+    may         = p->n_left >= 1;
+    if (may) {
+        p->n_left -= 1;
+        *n_omitted_out = p->n_omitted;
+        p->n_omitted   = 0;
+    } else {
+        p->n_omitted++;
+    }
+    pthread_mutex_unlock(&g_places_lock);
+    return may;
+}
+
 static void write_line(bt_log_level level, const char *file, int line, const char *text)
 {
-    char buf[LINE_BYTES];
+    char     buf[LINE_BYTES], omitted[96];
+    uint64_t n;
 
+    if (!may_write(file, line, &n)) return;
     bt_log_pass_on(buf, make_line(level, file, line, text, buf));
+    if (n == 0) return;
+    snprintf(omitted, sizeof(omitted),
+             "%llu lines like the last were left out: more than %d a second", (unsigned long long)n,
+             BT_LOG_RATE);
+    bt_log_pass_on(buf, make_line(BT_LOG_WARN, file, line, omitted, buf));
 }
 
 void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...)
@@ -123,15 +184,30 @@ void bt_log_write(bt_log_level level, const char *file, int line, const char *fm
     write_line(level, file, line, text);
 }
 
-void bt_log_error(const char *file, int line, const char *what, const char *fmt, ...)
+static void keep_error(const char *what, const char *fmt, va_list ap)
 {
-    char    text[TEXT_BYTES - 64];
+    char text[TEXT_BYTES - 64];
+
+    vsnprintf(text, sizeof(text), fmt, ap);
+    snprintf(t_error, sizeof(t_error), "%.60s: %s", what, text);
+}
+
+void bt_error_keep(const char *what, const char *fmt, ...)
+{
     va_list ap;
 
     va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
+    keep_error(what, fmt, ap);
     va_end(ap);
-    snprintf(t_error, sizeof(t_error), "%.60s: %s", what, text);
+}
+
+void bt_log_error(const char *file, int line, const char *what, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    keep_error(what, fmt, ap);
+    va_end(ap);
     write_line(BT_LOG_ERROR, file, line, t_error);
 }
 

@@ -37,6 +37,12 @@ void bt_log_init(const char *who, bt_log_level max_level);
  * they are.  Call it once, before other threads log. */
 void bt_log_never_block(void);
 
+/* From now on each place in the code may write BT_LOG_BURST lines at once and BT_LOG_RATE a second;
+ * what is more is left out, and the place's next line is followed by the number.  For programs that
+ * strangers speak to: no client can fill a disk.  Call it once, before other threads log. */
+enum { BT_LOG_BURST = 1000, BT_LOG_RATE = 100 };
+void bt_log_bound(void);
+
 /* The request that this thread works on from now, printed in each of its lines; 0 = none. */
 void bt_log_set_request(uint64_t request);
 
@@ -53,6 +59,11 @@ void bt_log_write(bt_log_level level, const char *file, int line, const char *fm
 /* Writes "<what>: <text>" as an error line and keeps it for bt_error_text(). */
 BT_PRINTF(4, 5)
 void bt_log_error(const char *file, int line, const char *what, const char *fmt, ...);
+
+/* Keeps it alone: what is wrong with a client's request is said to that client, who may send many.
+ */
+BT_PRINTF(2, 3)
+void bt_error_keep(const char *what, const char *fmt, ...);
 
 /* This thread's last error, without time and place: for a message to a client or a user.
  * Borrowed until this thread's next error; "" when there was none. */

@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 
-from harness import WAIT_S, Served, expected, grpc, main, vllm, wait_for
+from harness import WAIT_S, Served, control, expected, grpc, main, vllm, wait_for
 
 MIB = 1 << 20
 SENT, MOST, LIMIT_S = 300000, 600 * MIB, 100
@@ -130,6 +130,37 @@ class Unfinished(Hostile):
             wire.socket.close()
         time.sleep(1)
         self.serves()
+
+
+class Log(Hostile):
+    """What clients and strangers may make the coordinator log: lines are bounded, and what is refused has none."""
+    DOUBLES, FLOOD = 200, 4000
+
+    def lines(self, *words):
+        return sum(all(w in line for w in words) for line in self.coordinator.text().splitlines())
+
+    def test_refusals_are_not_logged(self):
+        self.cell.gate.clear()
+        first = self.generate(request_id="one")
+        wait_for(lambda: self.cell.seen("prefill"), "the first request")
+        before = self.lines("")
+        for _ in range(self.DOUBLES):
+            code, details, n = self.error(self.generate(request_id="one"))
+            self.assertEqual((code, n), (grpc.StatusCode.INVALID_ARGUMENT, 0))
+            self.assertIn('request_id "one" belongs to a request that still runs', details)
+        self.assertEqual(self.lines(""), before)
+        self.cell.gate.set()
+        list(first)
+
+    def test_flood_of_lines_is_cut(self):
+        began = time.monotonic()
+        for _ in range(self.FLOOD):
+            self.cell.ranks[0].send(eval_rows=control.EvalRows(n_rows=1))
+        self.cell.ranks[0].send(leaving=control.Leaving(code=1, reason="had enough"))
+        self.cell.ranks[0].leave()
+        self.assertEqual(self.coordinator.wait(), 1)
+        self.assertIn("had enough", self.coordinator.line("failed"))
+        self.assertLessEqual(self.lines("which has no meaning here"), 1000 + 100 * (time.monotonic() - began) + 1)
 
 
 class TooMany(Hostile):

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/log.h"
@@ -149,6 +150,47 @@ static void file_keeps_every_line(void)
     close(go[1]);
 }
 
+/* One place floods, another says a line now and then. */
+static void log_from_two_places(int err)
+{
+    struct timespec pause = {0, 100 * 1000000};
+
+    dup2(err, STDERR_FILENO);
+    bt_log_init("test", BT_LOG_INFO);
+    bt_log_bound();
+    for (int i = 0; i <= LINES; i++) {
+        if (i == LINES) nanosleep(&pause, NULL);
+        BT_INFO("line %d of many", i);
+    }
+    BT_INFO("the line of another place");
+    _exit(0);
+}
+
+static void bound_place_leaves_out_lines_and_says_how_many(void)
+{
+    static char text[1 << 21];
+    char        path[] = "/tmp/bt-log-XXXXXX", *omitted, said[64];
+    int         fd = mkstemp(path), status = -1;
+    uint32_t    n;
+    pid_t       child;
+
+    text[0] = '\0';
+    EXPECT(fd >= 0 && unlink(path) == 0);
+    child = fork();
+    if (child == 0) log_from_two_places(fd);
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    lseek(fd, 0, SEEK_SET);
+    read_all(fd, text, sizeof(text));
+    n = count_lines(text);
+    EXPECT(n > BT_LOG_BURST && n < LINES - 100);
+    EXPECT_HAS(text, "the line of another place");
+    omitted = strstr(text, " lines like the last were left out: more than 100 a second");
+    snprintf(said, sizeof(said), " %u lines like", LINES + 1 - n);
+    EXPECT(omitted != NULL);
+    EXPECT_HAS(text, said);
+    close(fd);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -156,6 +198,7 @@ int main(int argc, char **argv)
         BT_TEST(full_socket_loses_lines_and_says_how_many),
         BT_TEST(others_of_the_pipe_still_wait),
         BT_TEST(file_keeps_every_line),
+        BT_TEST(bound_place_leaves_out_lines_and_says_how_many),
     };
 
     return bt_run_tests(TESTS, sizeof(TESTS) / sizeof(TESTS[0]), argc > 1 ? argv[1] : NULL);

@@ -2,7 +2,7 @@
  * context: for each block of pages the scores, the softmax and the weighted sum of the latents.
  * While a block is worked on, the pages of the one that follows are fetched, a few lines at a time.
  * Where the softmax restarts within the part, halves merge while they are in the thread's cache.
- */
+ * A block that all lanes see is one kernel's work where there is one (bt_cpu_attend_pages). */
 #include <string.h>
 
 #include "attention/cpu/attn_cpu.h"
@@ -136,6 +136,55 @@ static uint32_t n_early(const pass *p, uint32_t n)
     return p->lanes->tile.n_lanes <= FEW_LANES ? 0 : (n + 1) / 2;
 }
 
+/* A page's elements that are read after the block that ends at `end`: the page `at` behind that, or
+ * as much of the weights. */
+static const bt_bf16 *read_later(const pass *p, uint32_t end, uint32_t at)
+{
+    const bt_absorbed_then *then = &p->lanes->then;
+    size_t                  from = (size_t)at * bt_kv_pool_kv_dim(p->call->pool);
+    size_t                  n    = (size_t)BT_PAGE_TOKENS * bt_kv_pool_kv_dim(p->call->pool);
+    some_rows               page = page_ahead(p, end, at);
+
+    if (page.n != 0) return page.rows;
+    return then->packed != NULL && from + n <= then->n_elems ? then->packed + from : NULL;
+}
+
+/* Whether one kernel takes the block: every lane sees all of it. */
+static bool is_seen(const bt_tile *t, uint32_t end)
+{
+    return t->kernels->attend_pages != NULL && t->v_dim % 32 == 0 && bt_tile_pos(t, 0) + 1 >= end;
+}
+
+static void attend_pages(const pass *p, uint32_t start, uint32_t end, const bt_tile_state *state)
+{
+    const bt_tile      *t = &p->lanes->tile;
+    const bt_bf16      *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES];
+    uint32_t            kv_dim = bt_kv_pool_kv_dim(p->call->pool);
+    bt_cpu_attend_pages a      = {.pages  = pages,
+                                  .ld     = kv_dim,
+                                  .later  = later,
+                                  .n_keys = end - start,
+                                  .k      = kv_dim,
+                                  .v_dim  = t->v_dim,
+                                  .scale  = t->scale,
+                                  .ld_o   = bt_tile_ld(t->v_dim),
+                                  .begins = start % t->split == 0,
+                                  .scores = p->m->tile.scores};
+
+    for (uint32_t at = 0; at < a.n_keys; at += BT_PAGE_TOKENS) {
+        pages[at / BT_PAGE_TOKENS] = page_rows(p, &p->lanes->part, start + at).rows;
+        later[at / BT_PAGE_TOKENS] = read_later(p, end, at);
+    }
+    for (uint32_t lane = 0; lane < t->n_lanes; lane += BT_QUERY_LANES) {
+        a.n_lanes = bt_min_u32(t->n_lanes - lane, BT_QUERY_LANES);
+        a.q       = p->m->query + bt_cpu_packed_elems(lane, kv_dim);
+        a.max     = state->max + lane;
+        a.sum     = state->sum + lane;
+        a.o       = state->o + lane * a.ld_o;
+        t->kernels->attend_pages(&a);
+    }
+}
+
 static void add_block(const pass *p, uint32_t start, uint32_t end, const bt_tile_state *state)
 {
     const bt_bf16 *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES] = {NULL};
@@ -143,6 +192,10 @@ static void add_block(const pass *p, uint32_t start, uint32_t end, const bt_tile
     bt_key_block   block  = {
            .start = start, .n_keys = end - start, .pages = pages, .ld = kv_dim, .later = later};
 
+    if (is_seen(&p->lanes->tile, end)) {
+        attend_pages(p, start, end, state);
+        return;
+    }
     for (uint32_t at = 0; at < block.n_keys; at += BT_PAGE_TOKENS) {
         some_rows page  = page_rows(p, &p->lanes->part, start + at);
         some_rows ahead = page_ahead(p, end, at), early = {ahead.rows, n_early(p, ahead.n)};

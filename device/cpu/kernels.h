@@ -113,6 +113,27 @@ typedef struct {
     bt_bf16       *p;      /* the same */
 } bt_cpu_attend;
 
+enum { BT_CPU_LD_SCORES = BT_CPU_STRIP_KEYS + 16 };
+/* At most BT_CPU_FEW_ROWS queries, the lanes, go through a block of at most BT_CPU_STRIP_KEYS keys
+ * that lie in pages and begin with their values; each sees all of it.  As in bt_cpu_attend,
+ *     s = q K^T;  m = max(max, scale * the lane's maximum of s);  c = exp(max - m);  max = m
+ *     p = exp(scale s - m), in fp32;  sum = sum c + the lane's sum of p;  o = o c + bf16(p) V
+ * v_dim <= k is a multiple of 32.  Rows of o up to the sixteenth are written. */
+typedef struct {
+    const bt_bf16        *q;     /* packed [16, k]: +0 from n_lanes on */
+    const bt_bf16 *const *pages; /* [n_keys] a row, row stride ld elements */
+    size_t                ld;
+    const bt_bf16 *const *later; /* for each page a page's elements that are read soon, to be
+                                    fetched meanwhile, or NULL */
+    uint32_t n_lanes, n_keys, k, v_dim;
+    float    scale;     /* above 0 */
+    float   *max, *sum; /* [n_lanes] */
+    float   *o;         /* [16, v_dim], row stride ld_o elements */
+    size_t   ld_o;
+    bool     begins; /* o begins as +0 and is not read */
+    float   *scores; /* scratch, [16][BT_CPU_LD_SCORES], on a cache line */
+} bt_cpu_attend_pages;
+
 /* Packing, and work on one row at a time. */
 typedef struct {
     /* Packs src[n][k] (row stride ld elements): column n of B is row n of src.  Weights; keys for
@@ -161,9 +182,10 @@ typedef struct {
     const char       *name;                   /* "amx", ... */
     bt_cpu_arithmetic arithmetic[BT_N_ROLES]; /* of mm[role] */
     void (*mm[BT_N_ROLES])(const bt_cpu_mm *mm);
-    void (*mm_tiles)(const bt_cpu_mm_tiles *mm); /* both roles, with many rows; or NULL */
-    void (*mm_pages)(const bt_cpu_mm_pages *mm); /* both roles; or NULL */
-    void (*attend)(const bt_cpu_attend *a);      /* both roles; or NULL */
+    void (*mm_tiles)(const bt_cpu_mm_tiles *mm);        /* both roles, with many rows; or NULL */
+    void (*mm_pages)(const bt_cpu_mm_pages *mm);        /* both roles; or NULL */
+    void (*attend)(const bt_cpu_attend *a);             /* both roles; or NULL */
+    void (*attend_pages)(const bt_cpu_attend_pages *a); /* both roles; or NULL */
     const bt_cpu_row_kernels *rows;
 } bt_cpu_kernels;
 

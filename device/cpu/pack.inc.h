@@ -21,23 +21,45 @@ INLINE void turn_pairs(const bt_bf16 *src, size_t ld, bt_bf16 *out)
 }
 
 #if WIDTH == 16
-/* Sixteen pairs of k of sixteen rows: four perfect shuffles turn a square. */
+/* From each quarter of both vectors two elements, the i-th of the first vector foremost. */
+#define OF_QUARTERS(a, b, i, j)                                                              \
+    __builtin_shufflevector(a, b, i, i + 16, j, j + 16, i + 4, i + 20, j + 4, j + 20, i + 8, \
+                            i + 24, j + 8, j + 24, i + 12, i + 28, j + 12, j + 28)
+#define OF_QUARTERS_64(a, b, i) \
+    __builtin_shufflevector(a, b, i, i + 8, i + 2, i + 10, i + 4, i + 12, i + 6, i + 14)
+/* Two quarters of each, the i-th and the j-th. */
+#define QUARTERS(a, b, i, j)                                                                \
+    __builtin_shufflevector(a, b, 2 * i, 2 * i + 1, 2 * j, 2 * j + 1, 2 * i + 8, 2 * i + 9, \
+                            2 * j + 8, 2 * j + 9)
+/* Sixteen pairs of k of sixteen rows. */
 INLINE void turn_square(const bt_bf16 *src, size_t ld, bt_bf16 *out)
 {
-    vu a[LANES], b[LANES];
+    typedef uint64_t vl __attribute__((vector_size(4 * WIDTH)));
+    vu               rows[LANES];
+    vl               a[LANES], b[LANES];
 
     for (int i = 0; i < LANES; i++)
-        memcpy(&a[i], src + (size_t)i * ld, sizeof(a[i]));
-    for (int round = 0; round < 4; round++) {
-        for (int i = 0; i < LANES / 2; i++) {
-            b[2 * i] = __builtin_shufflevector(a[i], a[i + LANES / 2], 0, 16, 1, 17, 2, 18, 3, 19,
-                                               4, 20, 5, 21, 6, 22, 7, 23);
-            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + LANES / 2], 8, 24, 9, 25, 10, 26, 11,
-                                                   27, 12, 28, 13, 29, 14, 30, 15, 31);
-        }
-        memcpy(a, b, sizeof(a));
+        memcpy(&rows[i], src + (size_t)i * ld, sizeof(rows[i]));
+    for (int i = 0; i < LANES; i += 2) {
+        a[i]     = (vl)OF_QUARTERS(rows[i], rows[i + 1], 0, 1);
+        a[i + 1] = (vl)OF_QUARTERS(rows[i], rows[i + 1], 2, 3);
     }
-    memcpy(out, a, sizeof(a));
+    for (int i = 0; i < LANES; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j]     = OF_QUARTERS_64(a[i + j], a[i + j + 2], 0);
+            b[i + 2 * j + 1] = OF_QUARTERS_64(a[i + j], a[i + j + 2], 1);
+        }
+    for (int i = 0; i < LANES; i += 8)
+        for (int j = i; j < i + 4; j++) {
+            a[j]     = QUARTERS(b[j], b[j + 4], 0, 2);
+            a[j + 4] = QUARTERS(b[j], b[j + 4], 1, 3);
+        }
+    for (int j = 0; j < 8; j++) {
+        b[j]     = QUARTERS(a[j], a[j + 8], 0, 2);
+        b[j + 8] = QUARTERS(a[j], a[j + 8], 1, 3);
+    }
+    for (int i = 0; i < LANES; i++)
+        memcpy(out + (size_t)i * 2 * LANES, &b[i], sizeof(b[i]));
 }
 #endif
 

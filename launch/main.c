@@ -35,6 +35,8 @@ enum { MAX_RANKS = 65536, EX_USAGE = 64 };
 #define STOP_NS (6 * BT_NS_PER_S)
 /* For the other ranks, after the first one has ended well: they were all told to leave. */
 #define LEAVE_NS BT_NS_PER_S
+/* For mpirun to start the next rank, before those that are missing count as lost. */
+#define LOST_NS (3 * BT_NS_PER_S)
 /* For mpirun to end the other ranks after one has failed: it takes about 1 s. */
 #define ABORT_NS (3 * BT_NS_PER_S)
 
@@ -133,18 +135,7 @@ static int exit_code(int status)
  * anything, it need not be told. */
 static void stop_mpirun(pid_t mpirun)
 {
-    char  path[64];
-    FILE *children;
-    long  child;
-    bool  any = true;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
-    children = fopen(path, "re");
-    if (children != NULL) {
-        any = fscanf(children, "%ld", &child) == 1;
-        fclose(children);
-    }
-    kill(mpirun, any ? SIGTERM : SIGKILL);
+    kill(mpirun, bt_mpirun_n_children(mpirun) > 0 ? SIGTERM : SIGKILL);
 }
 
 /* A rank has failed, and mpirun ends the others: told to stop meanwhile, Open MPI 4 crashes. */
@@ -172,6 +163,20 @@ static void handle_signal(int sig, const bt_mpirun_options *opt, pid_t mpirun, u
     }
 }
 
+/* Ranks on this machine whose parent was killed, so that nobody has said how they ended: neither
+ * are they mpirun's children nor have they ended.  mpirun may still be starting some. */
+static uint32_t count_lost(const bt_mpirun_options *opt, pid_t mpirun, uint32_t n_ended)
+{
+    static uint64_t since_ns;
+    static uint32_t n_before;
+    uint32_t        n = bt_mpirun_n_children(mpirun);
+
+    if (bt_mpirun_is_far(opt) || n == UINT32_MAX) return 0;
+    if (n != n_before || n + n_ended == 0 || n + n_ended >= opt->n_ranks) since_ns = bt_now_ns();
+    n_before = n;
+    return bt_now_ns() - since_ns < LOST_NS ? 0 : opt->n_ranks - n_ended - n;
+}
+
 /* Where the others go on, whoever started this program decides what a death means: while the cell
  * loads it ends the job.  The rank's parent has said it too, but a hanging mpirun passes nothing
  * on. */
@@ -186,7 +191,7 @@ static void tell_failures(uint32_t n_failed, uint32_t n_ranks)
 /* mpirun does not always end when it should: over several hosts not once a rank has been lost, even
  * when all have ended; and it hangs now and then when a rank dies while it connects to it.  True
  * when it is time to end it. */
-static bool ranks_have_ended(const bt_mpirun_options *opt, uint64_t *first_ns)
+static bool ranks_have_ended(const bt_mpirun_options *opt, pid_t mpirun, uint64_t *first_ns)
 {
     uint64_t now = bt_now_ns();
     uint32_t n, n_well;
@@ -197,7 +202,7 @@ static bool ranks_have_ended(const bt_mpirun_options *opt, uint64_t *first_ns)
         if (*first_ns == 0 && n > 0 && n_well == 0) *first_ns = now;
         return *first_ns != 0 && now - *first_ns >= ABORT_NS;
     }
-    tell_failures(n - n_well, opt->n_ranks);
+    tell_failures(n - n_well + count_lost(opt, mpirun, n), opt->n_ranks);
     if (!bt_mpirun_survives_far(opt)) return false;
     if (*first_ns == 0 && n_well > 0) *first_ns = now;
     return n >= opt->n_ranks || (*first_ns != 0 && now - *first_ns >= LEAVE_NS);
@@ -216,7 +221,7 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
         int             sig  = sigtimedwait(signals, NULL, &tick);
 
         if (sig > 0) handle_signal(sig, opt, mpirun, &stop_at_ns);
-        if (stop_at_ns == 0 && ranks_have_ended(opt, &first_ns)) {
+        if (stop_at_ns == 0 && ranks_have_ended(opt, mpirun, &first_ns)) {
             ended      = true;
             stop_at_ns = bt_now_ns() + STOP_NS;
             stop_mpirun(mpirun);

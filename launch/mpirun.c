@@ -133,7 +133,7 @@ static bool cross_memory_works(void)
     return works;
 }
 
-static bool is_far(const bt_mpirun_options *options)
+bool bt_mpirun_is_far(const bt_mpirun_options *options)
 {
     return options->hostfile != NULL || options->hosts != NULL || options->map != NULL ||
            options->slurm;
@@ -141,7 +141,7 @@ static bool is_far(const bt_mpirun_options *options)
 
 bool bt_mpirun_survives_far(const bt_mpirun_options *options)
 {
-    return options->survive && is_far(options);
+    return options->survive && bt_mpirun_is_far(options);
 }
 
 static void set_environment(const bt_mpirun_options *options, const bt_scratch *scratch)
@@ -179,7 +179,7 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
     if (getenv("SLURM_JOB_ID") != NULL)
         setenv("OMPI_MCA_plm_slurm_args", options->survive ? "--overlap --no-kill" : "--overlap",
                0);
-    if (is_far(options)) return;
+    if (bt_mpirun_is_far(options)) return;
     for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {
         setenv(LOCAL[i][0], LOCAL[i][1], 0);
     }
@@ -237,9 +237,9 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
 
     BT_TRY(own_path(exe));
     BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
-    BT_TRY(bt_limits_allow_files("mpirun",
-                                 FILES + FILES_A_RANK * (is_far(options) ? 0 : options->n_ranks)));
-    if (!is_far(options)) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));
+    BT_TRY(bt_limits_allow_files(
+        "mpirun", FILES + FILES_A_RANK * (bt_mpirun_is_far(options) ? 0 : options->n_ranks)));
+    if (!bt_mpirun_is_far(options)) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));
     while (options->argv[n_args] != NULL)
         n_args++;
     argv = bt_calloc(n_args + 24, sizeof(*argv));
@@ -273,7 +273,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     }
     argv[n++] = exe;
     argv[n++] = (char *)"--as-rank";
-    if (is_far(options)) {
+    if (bt_mpirun_is_far(options)) {
         argv[n++] = (char *)"--shm";
         argv[n++] = (char *)scratch->shm;
     }
@@ -289,7 +289,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     argv[n++] = (char *)"--";
     memcpy(argv + n, options->argv, n_args * sizeof(*argv));
 
-    BT_TRY(bt_endings_provide(is_far(options) ? NULL : scratch->session));
+    BT_TRY(bt_endings_provide(bt_mpirun_is_far(options) ? NULL : scratch->session));
     set_environment(options, scratch);
     BT_REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, BT_ERR_IO, "PR_SET_CHILD_SUBREAPER: %s",
                strerror(errno));
@@ -303,6 +303,22 @@ out:
     bt_free(argv);
     bt_free(bind);
     return st;
+}
+
+uint32_t bt_mpirun_n_children(pid_t mpirun)
+{
+    char     path[64];
+    FILE    *children;
+    long     pid;
+    uint32_t n = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
+    children = fopen(path, "re");
+    if (children == NULL) return UINT32_MAX;
+    while (fscanf(children, "%ld", &pid) == 1)
+        n++;
+    fclose(children);
+    return n;
 }
 
 void bt_mpirun_reap(pid_t keep)

@@ -30,6 +30,13 @@ bool bt_mpirun_survives_far(const bt_mpirun_options *options);
 bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
                           pid_t *pid_out);
 
+/* Ranks may run on other hosts; else all of them are children of mpirun. */
+bool bt_mpirun_is_far(const bt_mpirun_options *options);
+
+/* The children of mpirun now, dead ones among them that it has not collected; UINT32_MAX: not to be
+ * known. */
+uint32_t bt_mpirun_n_children(pid_t mpirun);
+
 /* Ends what a killed mpirun may have left: every child of this process except `keep`.  Needs
  * PR_SET_CHILD_SUBREAPER, which start() sets. */
 void bt_mpirun_reap(pid_t keep);

@@ -282,6 +282,26 @@ static void launch_mpirun_that_hangs_after_a_death_is_ended(void)
     expect_nothing_left();
 }
 
+/* Who kills a rank's parent kills what would have said how the rank ended. */
+static void launch_rank_whose_parent_is_killed_is_told(void)
+{
+    char *argv[] = {(char *)g_launch,
+                    (char *)"--on-death=replace",
+                    (char *)"-n",
+                    (char *)"2",
+                    (char *)"--",
+                    (char *)"/bin/sh",
+                    (char *)"-c",
+                    (char *)SAY "[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $PPID; sleep 600",
+                    NULL};
+
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_wait_for(&g_command, "1 of 2 ranks have failed", START_S));
+    kill(g_command.pid, SIGTERM);
+    bt_command_finish(&g_command, END_S);
+    expect_nothing_left();
+}
+
 /* The same of a daemon on another host, whose ranks are zombies then. */
 static void launch_daemon_that_hangs_is_ended(void)
 {
@@ -492,6 +512,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_rank_that_ends_late_makes_no_file),
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),
+    BT_TEST(launch_rank_whose_parent_is_killed_is_told),
     BT_TEST(launch_daemon_that_hangs_is_ended),
     BT_TEST(launch_sigterm_after_a_death_ends_in_order),
     BT_TEST(launch_sigusr1_reaches_every_rank),

@@ -15,7 +15,7 @@
 #include "device/cpu/linear.h"
 
 enum {
-    CHUNK_WEIGHT_BYTES = 64 << 10,
+    CHUNK_WEIGHT_BYTES = 256 << 10,
     MIN_COLS           = 32,
     MIN_ROWS           = 32,
     SMALL_NS           = 8000, /* not worth sharing, even with a thread that is awake */
@@ -233,10 +233,12 @@ static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
                                           .n      = n,
                                           .k      = g->w->k});
     else
-        multiply_rows(
-            job, g, self, m0, n0,
-            &(bt_cpu_mm){
-                .packed = chunk_weights(job, g, self->chunk), .m = m, .n = n, .k = g->w->k});
+        multiply_rows(job, g, self, m0, n0,
+                      &(bt_cpu_mm){.packed = chunk_weights(job, g, self->chunk),
+                                   .after  = next_weights(job, self, chunk),
+                                   .m      = m,
+                                   .n      = n,
+                                   .k      = g->w->k});
 }
 
 /* A guess at the time on one thread. */

@@ -3,53 +3,48 @@
 
 #include "core/bf16.h"
 
-typedef float x_elem;
+typedef float  x_elem;
+typedef __m256 weights;
+typedef __m256 vec;
 #define STAGE(v) bt_bf16_to_f32(v)
-#define MM       bt_cpu_mm_dp2_avx2
+enum {
+    VEC          = 8,
+    HALVES       = 2,
+    PANEL_ELEMS  = 8,
+    MAX_ROWS     = 6,
+    MAX_VECS     = 8,
+    PANEL_K      = 192,
+    PANEL_ROWS   = 6,
+    PANEL_BLOCKS = 1
+};
 /* clang-format off */
 #define TILE_CASES                                                  \
-    TILE_CASE(4, 1) TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) \
-    TILE_CASE(1, 2) TILE_CASE(1, 1)
+    TILE_CASE(1, 4) TILE_CASE(1, 2) TILE_CASE(1, 1) TILE_CASE(2, 2) \
+    TILE_CASE(2, 1) TILE_CASE(3, 1) TILE_CASE(4, 1) TILE_CASE(5, 1) \
+    TILE_CASE(6, 1)
+#define PANEL_CASES PANEL_CASE(4, 1) PANEL_CASE(5, 1) PANEL_CASE(6, 1)
 /* clang-format on */
-enum { MAX_ROWS = 4 };
-#include "device/cpu/mm.inc.h"
+#include "device/cpu/mm_dp2.inc.h"
 
-INLINE uint32_t tile_blocks(uint32_t rows) { return 4 / rows; }
+INLINE uint32_t tile_blocks(uint32_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+INLINE vec      zeros(void) { return _mm256_setzero_ps(); }
+INLINE vec      load_y(const float *y) { return _mm256_loadu_ps(y); }
+INLINE void     store_y(float *y, vec v) { _mm256_storeu_ps(y, v); }
 
-INLINE void tile(const int rows, const int blocks, const tile_args *a)
+INLINE weights half_of(const bt_bf16 *b, int half)
 {
-    enum { MAX_VECS = 8 };
-    const __m256i  upper = _mm256_set1_epi32((int)0xffff0000u);
-    const bt_bf16 *b     = a->b;
-    __m256         acc[MAX_ROWS][MAX_VECS], w[MAX_VECS];
-    const int      vecs = 2 * blocks;
+    __m256i pairs = _mm256_load_si256((const __m256i *)(const void *)b);
 
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++)
-            acc[r][v] = a->from_zero ? _mm256_setzero_ps()
-                                     : _mm256_loadu_ps(a->y + (size_t)r * a->ld_y + v * 8);
-    for (uint32_t p = 0; p < a->n_pairs; p++, b += 2 * LANES) {
-        for (int c = 0; c < blocks; c++)
-            _mm_prefetch((const char *)(b + (size_t)c * a->block + AHEAD), _MM_HINT_T0);
-        for (int v = 0; v < vecs; v++)
-            w[v] = _mm256_load_ps((const float *)(const void *)(b + v / 2 * a->block + v % 2 * 16));
-        for (int r = 0; r < rows; r++) {
-            __m256 odd = _mm256_broadcast_ss(a->x + r * STAGE_LD(rows) + 2 * p + 1);
-
-            for (int v = 0; v < vecs; v++)
-                acc[r][v] = _mm256_fmadd_ps(odd, _mm256_and_ps(w[v], _mm256_castsi256_ps(upper)),
-                                            acc[r][v]);
-        }
-        for (int v = 0; v < vecs; v++)
-            w[v] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(w[v]), 16));
-        for (int r = 0; r < rows; r++) {
-            __m256 even = _mm256_broadcast_ss(a->x + r * STAGE_LD(rows) + 2 * p);
-
-            for (int v = 0; v < vecs; v++)
-                acc[r][v] = _mm256_fmadd_ps(even, w[v], acc[r][v]);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++)
-            _mm256_storeu_ps(a->y + (size_t)r * a->ld_y + v * 8, acc[r][v]);
+    return _mm256_castsi256_ps(half == 0
+                                   ? _mm256_slli_epi32(pairs, 16)
+                                   : _mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
 }
+INLINE weights load_panel(const float *at) { return _mm256_load_ps(at); }
+INLINE void    store_panel(float *at, weights w) { _mm256_store_ps(at, w); }
+
+INLINE vec multiply(const float *x, weights w, vec acc)
+{
+    return _mm256_fmadd_ps(_mm256_broadcast_ss(x), w, acc);
+}
+
+void bt_cpu_mm_dp2_avx2(const bt_cpu_mm *mm) { run_dp2(mm); }

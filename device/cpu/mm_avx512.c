@@ -4,55 +4,28 @@
 
 #include "core/bf16.h"
 
-typedef float x_elem;
+typedef float  x_elem;
+typedef __m512 weights;
 #define STAGE(v) bt_bf16_to_f32(v)
-#define MM       bt_cpu_mm_dp2_avx512
-/* clang-format off */
-#define TILE_CASES                                                    \
-    TILE_CASE(12, 2) TILE_CASE(12, 1) TILE_CASE(8, 2) TILE_CASE(8, 1) \
-    TILE_CASE(4, 4) TILE_CASE(4, 2) TILE_CASE(4, 1) TILE_CASE(2, 4)   \
-    TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) TILE_CASE(1, 2)   \
-    TILE_CASE(1, 1)
-/* clang-format on */
-enum { MAX_ROWS = 12, MAX_BLOCKS = 4 };
-#include "device/cpu/mm.inc.h"
+enum { HALVES = 2, PANEL_ELEMS = 16, PANEL_K = 128 };
+#include "device/cpu/mm_avx512.inc.h"
 
-INLINE uint32_t tile_blocks(uint32_t rows) { return rows > 4 ? 2 : 4; }
-
-INLINE void tile(const int rows, const int blocks, const tile_args *a)
+INLINE weights half_of(const bt_bf16 *b, int half)
 {
-    const __m512i  upper = _mm512_set1_epi32((int)0xffff0000u);
-    const bt_bf16 *b     = a->b;
-    __m512         acc[MAX_ROWS][MAX_BLOCKS], w[MAX_BLOCKS];
-    __m512i        pair[MAX_BLOCKS];
+    __m512i pairs = _mm512_load_si512(b);
 
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < blocks; c++)
-            acc[r][c] = a->from_zero ? _mm512_setzero_ps()
-                                     : _mm512_loadu_ps(a->y + (size_t)r * a->ld_y + c * LANES);
-    for (uint32_t p = 0; p < a->n_pairs; p++, b += 2 * LANES) {
-        for (int c = 0; c < blocks; c++)
-            _mm_prefetch((const char *)(b + (size_t)c * a->block + AHEAD), _MM_HINT_T0);
-        for (int c = 0; c < blocks; c++) {
-            pair[c] = _mm512_load_si512(b + (size_t)c * a->block);
-            w[c]    = _mm512_castsi512_ps(_mm512_and_si512(pair[c], upper));
-        }
-        for (int r = 0; r < rows; r++) {
-            __m512 odd = _mm512_set1_ps(a->x[r * STAGE_LD(rows) + 2 * p + 1]);
-
-            for (int c = 0; c < blocks; c++)
-                acc[r][c] = _mm512_fmadd_ps(odd, w[c], acc[r][c]);
-        }
-        for (int c = 0; c < blocks; c++)
-            w[c] = _mm512_castsi512_ps(_mm512_slli_epi32(pair[c], 16));
-        for (int r = 0; r < rows; r++) {
-            __m512 even = _mm512_set1_ps(a->x[r * STAGE_LD(rows) + 2 * p]);
-
-            for (int c = 0; c < blocks; c++)
-                acc[r][c] = _mm512_fmadd_ps(even, w[c], acc[r][c]);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < blocks; c++)
-            _mm512_storeu_ps(a->y + (size_t)r * a->ld_y + c * LANES, acc[r][c]);
+    return _mm512_castsi512_ps(half == 0
+                                   ? _mm512_slli_epi32(pairs, 16)
+                                   : _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
 }
+INLINE weights load_panel(const float *at) { return _mm512_load_ps(at); }
+INLINE void    store_panel(float *at, weights w) { _mm512_store_ps(at, w); }
+
+/* As an intrinsic, gcc 12 overwrites w or x with some sums, copies and spills. */
+INLINE vec multiply(const float *x, weights w, vec acc)
+{
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(_mm512_set1_ps(*x)));
+    return acc;
+}
+
+void bt_cpu_mm_dp2_avx512(const bt_cpu_mm *mm) { run_dp2(mm); }

@@ -7,7 +7,6 @@
 
 typedef float x_elem;
 #define STAGE(v) bt_bf16_to_f32(v)
-#define MM       bt_cpu_mm_tile32_avx512
 /* clang-format off */
 #define TILE_CASES                                                  \
     TILE_CASE(2, 4) TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) \
@@ -64,3 +63,5 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
         for (int c = 0; c < blocks; c++)
             _mm512_storeu_ps(a->y + (size_t)r * a->ld_y + c * LANES, acc[r][c]);
 }
+
+void bt_cpu_mm_tile32_avx512(const bt_cpu_mm *mm) { run_few(mm); }

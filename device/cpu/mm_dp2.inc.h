@@ -1,0 +1,183 @@
+/* device/cpu/mm_dp2.inc.h - dp2 by tiles of vector registers, whatever the instruction set.  The
+ * including file defines what mm.inc.h wants but tile(), and
+ *     vec, VEC            a register of sums, and how many it has; zeros(), load_y(), store_y()
+ *     weights             a register of B for HALVES halves of a pair of k: both at once (1), or
+ * the odd k and then the even ones (2) half_of(b, half)    those of VEC columns, from the pairs at
+ * b load_panel(), store_panel()   them as they are, as PANEL_ELEMS elements multiply(x, w, acc) acc
+ * + x w, with x at its (half of a) pair MAX_VECS            of a tile's row PANEL_K             k
+ * of a piece: a multiple of 32 PANEL_BLOCKS        column blocks of a panel: a power of two, four
+ * at most PANEL_ROWS          rows of a tile that goes past a panel PANEL_CASES         those
+ * tiles: for all rows that share_of() gives
+ *
+ * A panel is a piece of k of some columns, as tiles read it.  It comes from memory once, is made by
+ * the first rows' tile, and stays in the first-level cache while all rows go past it, a tile of
+ * them after the other.  Meanwhile the next panel's B is fetched into the second-level cache. */
+#include "device/cpu/mm.inc.h"
+
+enum {
+    GROUP      = 256, /* rows that go past a panel */
+    AHEAD      = 32,  /* pairs, from what is read of B to what is fetched from memory, */
+    AHEAD_NEAR = 6    /* or from the second-level cache */
+};
+
+/* What a tile does with B: reads it as it is packed, makes a panel of it besides, or reads that. */
+typedef enum { PACKED, FILLING, PANEL } b_source;
+
+INLINE vec     zeros(void);
+INLINE vec     load_y(const float *y);
+INLINE void    store_y(float *y, vec v);
+INLINE weights half_of(const bt_bf16 *b, int half);
+INLINE weights load_panel(const x_elem *at);
+INLINE void    store_panel(x_elem *at, weights w);
+INLINE vec     multiply(const x_elem *x, weights w, vec acc);
+
+/* A pair of k: b, of the first block, or panel. */
+INLINE void multiply_pair(const int rows, const int vecs, const b_source from, const x_elem *x,
+                          const bt_bf16 *b, size_t block, x_elem *panel, vec acc[][MAX_VECS])
+{
+    const size_t ld_x = from == PACKED ? STAGE_LD(rows) : PANEL_K;
+    weights      w[MAX_VECS];
+
+    UNROLL
+    for (int i = 0; i < HALVES; i++) {
+        const int half = HALVES - 1 - i;
+
+        UNROLL
+        for (int v = 0; v < vecs; v++) {
+            x_elem *at = panel + (i * vecs + v) * PANEL_ELEMS;
+
+            w[v] = from == PANEL
+                       ? load_panel(at)
+                       : half_of(b + (size_t)(v * VEC / LANES) * block + v * VEC % LANES * 2, half);
+            if (from == FILLING) store_panel(at, w[v]);
+        }
+        UNROLL
+        for (int r = 0; r < rows; r++)
+            UNROLL
+        for (int v = 0; v < vecs; v++)
+            acc[r][v] = multiply(x + r * ld_x + half, w[v], acc[r][v]);
+    }
+}
+
+INLINE void dp2_tile(const int rows, const int blocks, const b_source from, const tile_args *a)
+{
+    const int     vecs  = blocks * LANES / VEC;
+    const x_elem *x     = a->x;
+    x_elem       *panel = a->panel;
+    const size_t  block = a->block;
+    vec           acc[MAX_ROWS][MAX_VECS];
+
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        UNROLL
+    for (int v = 0; v < vecs; v++)
+        acc[r][v] = a->from_zero ? zeros() : load_y(a->y + (size_t)r * a->ld_y + v * VEC);
+    for (uint32_t p0 = 0, n; p0 < a->n_pairs; p0 += n) {
+        const bt_bf16 *b = a->b + (size_t)p0 * 2 * LANES, *later = a->next;
+
+        n = from == PANEL ? a->n_pairs
+                          : pairs_until_next(a, p0, from == PACKED ? AHEAD : AHEAD_NEAR, &later);
+        for (uint32_t p = 0; p < n; p++) {
+            if (from == PANEL)
+                _mm_prefetch((const char *)later, _MM_HINT_T1);
+            else
+                for (int c = 0; c < blocks; c++)
+                    _mm_prefetch((const char *)(later + (size_t)c * block), _MM_HINT_T0);
+            multiply_pair(rows, vecs, from, x, b, block, panel, acc);
+            x += 2;
+            b += 2 * LANES;
+            later += 2 * LANES;
+            if (from != PACKED) panel += HALVES * vecs * PANEL_ELEMS;
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        UNROLL
+    for (int v = 0; v < vecs; v++)
+        store_y(a->y + (size_t)r * a->ld_y + v * VEC, acc[r][v]);
+}
+
+INLINE void tile(const int rows, const int blocks, const tile_args *a)
+{
+    dp2_tile(rows, blocks, PACKED, a);
+}
+
+#define PANEL_CASE(rows, blocks)                \
+    case (rows)*8 + (blocks):                   \
+        if (a->fills)                           \
+            dp2_tile(rows, blocks, FILLING, a); \
+        else                                    \
+            dp2_tile(rows, blocks, PANEL, a);   \
+        break;
+static void run_panel_tile(uint32_t rows, uint32_t blocks, const tile_args *a)
+{
+    switch (rows * 8 + blocks) {
+        PANEL_CASES
+    default: BT_ASSERT(false);
+    }
+}
+
+/* All rows past the panel of `cols` columns; B at `next` is read after it.  Each tile but the first
+ * fetches a block of that. */
+static void run_panel(uint32_t m, uint32_t cols, const bt_bf16 *next, tile_args a)
+{
+    uint32_t n_tiles = (m + PANEL_ROWS - 1) / PANEL_ROWS, rows;
+
+    for (uint32_t i = 0; i < n_tiles; i++, a.x += rows * PANEL_K, a.y += rows * a.ld_y) {
+        rows    = share_of(m, n_tiles, i);
+        a.fills = i == 0;
+        a.next  = next + (i + PANEL_BLOCKS - 1) % PANEL_BLOCKS * a.block;
+        if (a.fills) a.next = next;
+        run_wide(run_panel_tile, rows, cols, &a);
+    }
+}
+
+/* Some rows times a piece of all columns; B at `later` is read after it. */
+static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
+{
+    _Alignas(64) x_elem panel[PANEL_K / 2 * PANEL_BLOCKS * LANES / VEC * HALVES * PANEL_ELEMS];
+    uint32_t            blocks = PANEL_BLOCKS;
+
+    a.panel = panel;
+    for (uint32_t cols; n != 0; n -= cols, a.y += cols, a.b += blocks * a.block) {
+        while (blocks > 1 && blocks * LANES > n)
+            blocks /= 2;
+        cols = n < blocks * LANES ? n : blocks * LANES;
+        run_panel(m, cols, n > cols ? a.b + blocks * a.block : later, a);
+    }
+}
+
+static void run_many(const bt_cpu_mm *mm)
+{
+    _Alignas(64) x_elem staged[GROUP * PANEL_K];
+    uint32_t            k_pad = bt_cpu_pad(mm->k, 32);
+
+    for (uint32_t m0 = 0, m; m0 < mm->m; m0 += m) {
+        m = mm->m - m0 < GROUP ? mm->m - m0 : GROUP;
+        for (uint32_t k0 = 0, n_k; k0 < k_pad; k0 += n_k) {
+            const bt_bf16 *b = mm->packed + (size_t)k0 * LANES, *later = b + PANEL_K * LANES;
+
+            n_k = k_pad - k0 < PANEL_K ? k_pad - k0 : PANEL_K;
+            if (k0 + n_k == k_pad && mm->after != NULL) later = mm->after;
+            for (uint32_t r = 0; r < m; r++)
+                stage_row(mm->x + (m0 + r) * mm->ld_x + k0, mm->k - k0 < n_k ? mm->k - k0 : n_k,
+                          n_k, staged + r * PANEL_K);
+            run_piece(m, mm->n, later,
+                      (tile_args){.x         = staged,
+                                  .b         = b,
+                                  .block     = bt_cpu_block_elems(mm),
+                                  .n_pairs   = n_k / 2,
+                                  .y         = mm->y + m0 * mm->ld_y,
+                                  .ld_y      = mm->ld_y,
+                                  .from_zero = k0 == 0 && !mm->add});
+        }
+    }
+}
+
+static void run_dp2(const bt_cpu_mm *mm)
+{
+    if (mm->m > FEW_TILES * MAX_ROWS)
+        run_many(mm);
+    else
+        run_few(mm);
+}

@@ -12,10 +12,10 @@ bt_status bt_rope_fill(uint32_t n_positions, uint32_t n_pairs, const double *inv
     BT_REQUIRE(isfinite(magnitude), BT_ERR_INVALID_ARG, "rope magnitude %g is not finite",
                magnitude);
     for (uint32_t i = 0; i < n_pairs; i++)
-        BT_REQUIRE(inv_freq[i] >= 0 && inv_freq[i] * n_positions <= BT_ROPE_MAX_ANGLE,
-                   BT_ERR_INVALID_ARG,
-                   "rope frequency %u is %g: expected 0 or more, and at most %g over %u positions",
-                   i, inv_freq[i], BT_ROPE_MAX_ANGLE, n_positions);
+        BT_REQUIRE(
+            inv_freq[i] >= 0 && inv_freq[i] * n_positions <= BT_ROPE_MAX_ANGLE, BT_ERR_INVALID_ARG,
+            "rope frequency %u is %.17g: expected 0 or more, and at most %g over %u positions", i,
+            inv_freq[i], BT_ROPE_MAX_ANGLE, n_positions);
     for (uint32_t p = 0; p < n_positions; p++) {
         float *row = table + (size_t)p * n_pairs * 2;
 

@@ -9,7 +9,7 @@
 
 enum { STOP_IDS_MAX = 1024, BIASES_MAX = 1024 };
 /* Below this a temperature means greedy, as in the engine whose protocol this is. */
-static const float GREEDY = 1e-5f;
+static const float GREEDY = 1e-5f, TEMPERATURE_MAX = 1e6f; /* the ranks take no more */
 
 typedef Vllm__Grpc__Engine__SamplingParams params;
 
@@ -46,12 +46,12 @@ static bt_status take_filters(const params *p, bt_sampling *s, char *refusal)
     s->temperature = 1.0f;
     if (p->_temperature_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE__NOT_SET)
         s->temperature = p->temperature;
-    REFUSE_UNLESS(isfinite(s->temperature) && s->temperature >= 0.0f,
-                  "temperature is %g, it must be a number from 0 up", (double)s->temperature);
+    REFUSE_UNLESS(s->temperature >= 0.0f && s->temperature <= TEMPERATURE_MAX,
+                  "temperature is %.9g, it must be from 0 to 1e6", (double)s->temperature);
     if (s->temperature < GREEDY) s->temperature = 0.0f;
     REFUSE_UNLESS(p->top_p >= 0.0f && p->top_p <= 1.0f,
-                  "top_p is %g, it must lie above 0 and be at most 1", (double)p->top_p);
-    REFUSE_UNLESS(p->min_p >= 0.0f && p->min_p <= 1.0f, "min_p is %g, it must be from 0 to 1",
+                  "top_p is %.9g, it must lie above 0 and be at most 1", (double)p->top_p);
+    REFUSE_UNLESS(p->min_p >= 0.0f && p->min_p <= 1.0f, "min_p is %.9g, it must be from 0 to 1",
                   (double)p->min_p);
     s->top_p = p->top_p;
     s->top_k = p->top_k;
@@ -62,12 +62,13 @@ static bt_status take_filters(const params *p, bt_sampling *s, char *refusal)
 static bt_status take_penalties(const params *p, bt_sampling *s, char *refusal)
 {
     REFUSE_UNLESS(p->frequency_penalty >= -2.0f && p->frequency_penalty <= 2.0f,
-                  "frequency_penalty is %g, it must be from -2 to 2", (double)p->frequency_penalty);
+                  "frequency_penalty is %.9g, it must be from -2 to 2",
+                  (double)p->frequency_penalty);
     REFUSE_UNLESS(p->presence_penalty >= -2.0f && p->presence_penalty <= 2.0f,
-                  "presence_penalty is %g, it must be from -2 to 2", (double)p->presence_penalty);
+                  "presence_penalty is %.9g, it must be from -2 to 2", (double)p->presence_penalty);
     REFUSE_UNLESS(p->repetition_penalty == 0.0f ||
                       (p->repetition_penalty >= 0.001f && p->repetition_penalty <= 1000.0f),
-                  "repetition_penalty is %g, it must be from 0.001 to 1000",
+                  "repetition_penalty is %.9g, it must be from 0.001 to 1000",
                   (double)p->repetition_penalty);
     s->frequency_penalty  = p->frequency_penalty;
     s->presence_penalty   = p->presence_penalty;
@@ -94,7 +95,7 @@ static bt_status take_biases(const params *p, const bt_intake_limits *limits, bt
                       "logit_bias names token %d, but the vocabulary has %u ids", id,
                       limits->vocab_size);
         REFUSE_UNLESS(bias >= -1e6f && bias <= 1e6f,
-                      "logit_bias of token %d is %g, it must be from -1e6 to 1e6", id,
+                      "logit_bias of token %d is %.9g, it must be from -1e6 to 1e6", id,
                       (double)bias);
         for (uint32_t k = 0; k < s->n_bias; k++)
             REFUSE_UNLESS(s->bias_ids[k] != (uint32_t)id, "logit_bias names token %d twice", id);

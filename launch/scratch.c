@@ -175,8 +175,8 @@ static bt_status check_room(const char *path, uint64_t need_mib, const char *adv
     BT_REQUIRE(statvfs(path, &fs) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     left = (uint64_t)fs.f_bavail * fs.f_frsize;
     BT_REQUIRE(fs.f_blocks == 0 /* a tmpfs without a limit */ || left >= need_mib << 20, BT_ERR_IO,
-               "%.*s has %.1f MiB left, expected at least %llu for Open MPI: free some, or %s",
-               (int)(strrchr(path, '/') - path), path, (double)left / (1 << 20),
+               "%.*s has %llu MiB left, expected at least %llu for Open MPI: free some, or %s",
+               (int)(strrchr(path, '/') - path), path, (unsigned long long)left >> 20,
                (unsigned long long)need_mib, advice);
 out:
     return st;

@@ -74,7 +74,7 @@ static bt_status refuse_variants(const bt_json_at *at, const bt_json_at *rope)
                    at->file, rope->in);
     }
     BT_REQUIRE(partial == 1, BT_ERR_UNSUPPORTED,
-               "%s: field partial_rotary_factor: expected 1, found %g", at->file, partial);
+               "%s: field partial_rotary_factor: expected 1, found %.17g", at->file, partial);
     BT_REQUIRE(truncate, BT_ERR_UNSUPPORTED, "%s: field %s.truncate: expected true, found false",
                at->file, rope->in);
 out:
@@ -93,8 +93,8 @@ static bt_status read_yarn(const bt_json_at *rope, yarn *y)
     BT_TRY(optional_f64(rope, "mscale", 0, 100, &y->mscale));
     BT_TRY(optional_f64(rope, "mscale_all_dim", 0, 100, &y->mscale_all_dim));
     BT_REQUIRE(y->beta_fast >= y->beta_slow, BT_ERR_FORMAT,
-               "%s: field %s.beta_fast: expected at least beta_slow (%g), found %g", rope->file,
-               rope->in, y->beta_slow, y->beta_fast);
+               "%s: field %s.beta_fast: expected at least beta_slow (%.17g), found %.17g",
+               rope->file, rope->in, y->beta_slow, y->beta_fast);
 out:
     return st;
 }

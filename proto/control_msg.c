@@ -136,7 +136,7 @@ static bt_status take_bias(const PB(Sampling) * pb, bt_sampling *s)
                pb->n_biases, pb->n_bias_ids, BT_CONTROL_BIAS_MAX);
     if (pb->n_biases == 0) goto out;
     for (size_t i = 0; i < pb->n_biases; i++)
-        BT_REQUIRE(isfinite(pb->biases[i]), BT_ERR_PROTOCOL, "the bias of token %u is %g",
+        BT_REQUIRE(isfinite(pb->biases[i]), BT_ERR_PROTOCOL, "the bias of token %u is %.9g",
                    pb->bias_ids[i], (double)pb->biases[i]);
     s->biases = bt_calloc(pb->n_biases, sizeof(*s->biases));
     BT_REQUIRE(s->biases != NULL, BT_ERR_NO_MEMORY, "%zu biases", pb->n_biases);
@@ -151,11 +151,11 @@ static bt_status check_filters(const PB(Sampling) * pb)
     bt_status st = BT_OK;
 
     BT_REQUIRE(isfinite(pb->top_p) && pb->top_p >= 0 && isfinite(pb->min_p) && pb->min_p >= 0,
-               BT_ERR_PROTOCOL, "top_p %g and min_p %g, expected finite numbers >= 0",
+               BT_ERR_PROTOCOL, "top_p %.9g and min_p %.9g, expected finite numbers >= 0",
                (double)pb->top_p, (double)pb->min_p);
     BT_REQUIRE(isfinite(pb->frequency_penalty) && isfinite(pb->presence_penalty) &&
                    isfinite(pb->repetition_penalty) && pb->repetition_penalty >= 0,
-               BT_ERR_PROTOCOL, "penalties %g, %g and %g (of repetition)",
+               BT_ERR_PROTOCOL, "penalties %.9g, %.9g and %.9g (of repetition)",
                (double)pb->frequency_penalty, (double)pb->presence_penalty,
                (double)pb->repetition_penalty);
     BT_REQUIRE(pb->top_logprobs <= BT_TOP_LOGPROBS_MAX &&
@@ -174,7 +174,7 @@ bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *s
     BT_REQUIRE(pb != NULL || eval, BT_ERR_PROTOCOL, "a request without sampling parameters");
     if (pb == NULL) goto out;
     BT_REQUIRE(isfinite(pb->temperature) && pb->temperature >= 0, BT_ERR_PROTOCOL,
-               "temperature is %g, expected a finite number >= 0", (double)pb->temperature);
+               "temperature is %.9g, expected a finite number >= 0", (double)pb->temperature);
     BT_REQUIRE(pb->max_tokens >= 1 || eval, BT_ERR_PROTOCOL, "max_tokens is 0");
     BT_REQUIRE(pb->n_stop_token_ids <= BT_CONTROL_STOP_MAX, BT_ERR_PROTOCOL,
                "%zu stop tokens, expected at most %d", pb->n_stop_token_ids, BT_CONTROL_STOP_MAX);

@@ -268,8 +268,8 @@ static void judge_alone(const options *opt, const bt_asked_node *n)
         wrong(host, "its clock is %.1f s off: logs of several nodes could not be read together",
               n->skew_s);
     if (f->shm_bytes != 0 && (double)f->shm_bytes < SHM_BYTES)
-        wrong(host, "/dev/shm has %.0f MiB left, expected at least 64",
-              (double)f->shm_bytes / (1 << 20));
+        wrong(host, "/dev/shm has %llu MiB left, expected at least 64",
+              (unsigned long long)f->shm_bytes >> 20);
     if (g_wrong == before)
         printf(
             "%-12s ok     %u cores, %.1f GiB of memory, model %016llx of %.2f GiB, %.2f GB/s from "

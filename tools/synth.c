@@ -148,9 +148,10 @@ static bt_status check_room(const char *dir, uint64_t bytes)
     room = (uint64_t)fs.f_bavail * fs.f_frsize;
     BT_REQUIRE(
         room >= bytes + SPARE_BYTES, BT_ERR_IO,
-        "%s: the weights need %.1f GiB, the file system has %.1f GiB free; fewer --layers or "
+        "%s: the weights need %llu MiB, the file system has %llu MiB free; fewer --layers or "
         "--experts need less",
-        dir, (double)bytes / (1 << 30), (double)room / (1 << 30));
+        dir, (unsigned long long)((bytes + SPARE_BYTES - 1) >> 20) + 1,
+        (unsigned long long)room >> 20);
 out:
     return st;
 }

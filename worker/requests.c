@@ -47,7 +47,7 @@ static bt_status check_common(const bt_rank_facts *f, uint32_t n_prompt, bool ev
     BT_TRY(check_ids(f, "stop tokens", s->n_stop, s->stop_tokens));
     BT_TRY(check_ids(f, "logit bias", s->n_bias, s->bias_ids));
     BT_REQUIRE(eval || (s->temperature >= 0 && s->temperature <= 1e6f), BT_ERR_INVALID_ARG,
-               "temperature %f is not between 0 and 1e6", (double)s->temperature);
+               "temperature %.9g is not between 0 and 1e6", (double)s->temperature);
 out:
     return st;
 }

@@ -155,6 +155,33 @@ static void intake_sampling_fields_have_ranges(void)
     }
 }
 
+/* Refused values do not look like allowed ones. */
+static void intake_shows_values_just_outside_as_they_are(void)
+{
+    static const struct {
+        float       top_p, frequency, temperature;
+        const char *says;
+    } CASES[] = {
+        {1.0000001f, 0,           1,          "top_p is 1.00000012, it must"        },
+        {1,          -2.0000002f, 1,          "frequency_penalty is -2.00000024, it"},
+        {1,          0,           1000000.1f, "temperature is 1000000.12, it must"  },
+        {1,          0,           -1e-9f,     "temperature is -9.99999972e-10, it"  },
+    };
+    char text[BT_INTAKE_TEXT];
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        sample s;
+
+        sample_init(&s, 3);
+        s.params.top_p             = CASES[i].top_p;
+        s.params.frequency_penalty = CASES[i].frequency;
+        s.params._temperature_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE_TEMPERATURE;
+        s.params.temperature       = CASES[i].temperature;
+        EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+        EXPECT_HAS(text, CASES[i].says);
+    }
+}
+
 static void intake_takes_biases_and_stop_strings_whole_or_not_at_all(void)
 {
     Vllm__Grpc__Engine__SamplingParams__LogitBiasEntry entries[2],
@@ -213,6 +240,7 @@ static const bt_test tests[] = {
     BT_TEST(intake_checks_every_id),
     BT_TEST(intake_short_memory_is_refused_without_leak),
     BT_TEST(intake_sampling_fields_have_ranges),
+    BT_TEST(intake_shows_values_just_outside_as_they_are),
     BT_TEST(intake_takes_biases_and_stop_strings_whole_or_not_at_all),
 };
 

@@ -445,9 +445,9 @@ static void launch_with_few_files_is_refused(void)
 static void launch_without_room_says_where(void)
 {
     static const char *const CASES[][2] = {
-        {"size=4m /dev/shm",  "/dev/shm has 4.0 MiB left, expected at least 8 "},
-        {"size=1m /tmp",      "/tmp has 1.0 MiB left, expected at least 16 "   },
-        {"size=32m /dev/shm", "it starts"                                      },
+        {"size=4m /dev/shm",  "/dev/shm has 4 MiB left, expected at least 8 "},
+        {"size=1m /tmp",      "/tmp has 1 MiB left, expected at least 16 "   },
+        {"size=32m /dev/shm", "it starts"                                    },
     };
     char  script[512];
     char *argv[] = {(char *)"/usr/bin/unshare",

@@ -20,7 +20,7 @@ WRONGS = {  # host: what the agent does to the answer of a good node
     "old": "sed 's/^version .*/version 0.0.9/'",
     "mpi": "sed 's/^mpi .*/mpi mpirun (Open MPI) 5.0.1/'",
     "late": "awk '/^clock / {printf \"clock %.3f\\n\", $2 - 90; next} {print}'",
-    "shm": "sed 's/^shm .*/shm 1000000/'",
+    "shm": "sed 's/^shm .*/shm 67108863/'",
     "lib": "sh -c 'echo \"baton-check: error while loading shared libraries: libjansson.so.4: cannot open shared object file\"'",
     **{f"slow{i}": "meet" for i in (1, 2)},
     "slow": "{ echo 'ssh: asking for a password'; meet; }",
@@ -64,7 +64,7 @@ def main():
         for host, words in (("model", "its model is another one (0123456789abcdef) than on localhost"),
                             ("bits", "it computes other bits (prompt:other,generated:other) than localhost"),
                             ("old", "it has Baton 0.0.9, localhost has "), ("mpi", "it has mpirun (Open MPI) 5.0.1, localhost has "),
-                            ("shm", "/dev/shm has 1 MiB left"),
+                            ("shm", "/dev/shm has 63 MiB left, expected at least 64"),
                             ("lib", "it does not answer: baton-check: error while loading shared libraries: libjansson.so.4"),
                             ("dead", "it does not answer: ssh: connect to host dead port 22: No route to host")):
             out = check("--hosts", f"localhost,{host}", "--agent", agent, code=1)

@@ -16,4 +16,20 @@ static __device__ __forceinline__ float f32_of_e4m3(uint8_t v)
     return __uint_as_float(bits | sign);
 }
 
+/* The low and the high byte. */
+static __device__ __forceinline__ void f32_of_e4m3x2(uint16_t v, float *low, float *high)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890 /* has an instruction; by way of fp16, exactly \
+                                                    */
+    asm("{.reg .b32 both; .reg .b16 l, h;"
+        "cvt.rn.f16x2.e4m3x2 both, %2; mov.b32 {l, h}, both;"
+        "cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=f"(*low), "=f"(*high)
+        : "h"(v));
+#else
+    *low  = f32_of_e4m3((uint8_t)v);
+    *high = f32_of_e4m3((uint8_t)(v >> 8));
+#endif
+}
+
 #endif

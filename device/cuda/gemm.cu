@@ -1,9 +1,10 @@
 /* device/cuda/gemm.cu - see gemm.h.
  *
- * A block computes BM rows by 128 weight rows of one group; blockIdx.y counts the row tiles of all
+ * A block computes BM rows by BN weight rows of one group; blockIdx.y counts the row tiles of all
  * groups that have any.  k runs in slices of 64 through a ring of STAGES tiles in shared memory,
  * filled ahead by asynchronous copies.  e4m3 weights come to the ring as they are, and each slice
- * is widened into one bf16 tile beside it when its turn has come. */
+ * is widened into one bf16 tile beside it when its turn has come.  Launches that would leave half
+ * of the GPU idle take narrow tiles. */
 #include "device/cuda/gemm.h"
 
 #include "device/cpu/math.h"
@@ -12,7 +13,7 @@
 #include "device/cuda/tile.cuh"
 
 enum { INVALID_VALUE = 1 }; /* cudaErrorInvalidValue */
-enum { BN = 128, BK = 64, THREADS = 256, N_WARPS = THREADS / GPU_WARP, RAW_CHUNK = 16 };
+enum { BK = 64, RAW_CHUNK = 16, WIDE_BN = 128, NARROW_BN = 64 };
 
 /* The rows that a block works on. */
 typedef struct {
@@ -54,6 +55,7 @@ static __device__ row_tile find_tile(const bt_cuda_gemm &g, uint32_t slot, uint3
 
 /* Where tile row r of the weights stands: for swiglu, 8 gate rows alternate with their 8 up rows.
  * UINT32_MAX: nowhere. */
+template <int BN>
 static __device__ __forceinline__ uint32_t weight_row(const bt_cuda_gemm &g, uint32_t r)
 {
     uint32_t n0 = blockIdx.x * (g.out == BT_CUDA_OUT_SWIGLU ? BN / 2 : BN);
@@ -71,71 +73,147 @@ static __device__ __forceinline__ void fill_raw(uint8_t *dst, const uint8_t *src
         copy_async16(dst, src, n > 0);
         return;
     }
+    GPU_ONE_AT_A_TIME
     for (int i = 0; i < RAW_CHUNK; i++)
         dst[i] = i < n ? src[i] : 0;
 }
 
-/* How many of `most` elements from k0 on a row has; UINT32_MAX is no row. */
-static __device__ __forceinline__ int n_left(uint32_t row, uint32_t k0, uint32_t k, int most)
+/* How many of `most` elements from k0 on there are. */
+static __device__ __forceinline__ int n_left(uint32_t k0, uint32_t k, int most)
 {
-    return row == UINT32_MAX || k0 >= k ? 0 : k - k0 < (uint32_t)most ? (int)(k - k0) : most;
+    return k0 >= k ? 0 : k - k0 < (uint32_t)most ? (int)(k - k0) : most;
+}
+
+/* What a thread brings of every slice: the same chunk of some rows of x and of the weights, and the
+ * scales of the 8 columns of some rows that it widens.  Rows are APART from each other. */
+template <int BM, int BN, bool FP8> struct share {
+    enum {
+        THREADS = 2 * BN,
+        PER_W   = FP8 ? (int)RAW_CHUNK : (int)TILE_CHUNK,
+        W_ELEM  = FP8 ? 1 : sizeof(bt_bf16),
+        APART   = THREADS / (BK / TILE_CHUNK), /* of x, and of what is widened */
+        X_ROWS  = (BM + APART - 1) / APART,
+        W_APART = THREADS / (BK / PER_W),
+        W_ROWS  = BN / W_APART,
+        V_ROWS  = BN / APART
+    };
+    const bt_bf16 *x[X_ROWS]; /* at slice 0 */
+    const uint8_t *w;         /* of the first row at slice 0; the next rows each w_step bytes on */
+    const float   *scale;
+    size_t         w_step, scale_step;
+    uint32_t       has_x, has_w, has_scale; /* bit i: row i exists */
+};
+
+/* Bit i: weight row r + i apart of the tile exists. */
+template <int BN>
+static __device__ __forceinline__ uint32_t weight_rows(const bt_cuda_gemm &g, uint32_t r, int n,
+                                                       int apart)
+{
+    uint32_t has = 0;
+
+    for (int i = 0; i < n; i++)
+        has |= (uint32_t)(weight_row<BN>(g, r + i * apart) != UINT32_MAX) << i;
+    return has;
+}
+
+template <int BM, int BN, bool FP8>
+static __device__ __forceinline__ share<BM, BN, FP8>
+make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
+{
+    typedef share<BM, BN, FP8> S;
+    S                          s = {};
+    uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
+    uint32_t w_r = threadIdx.x / (BK / S::PER_W), row = weight_row<BN>(g, w_r);
+    uint32_t half = g.out == BT_CUDA_OUT_SWIGLU ? 2 : 1; /* of a tile's rows are neighbours */
+
+    for (int i = 0; i < S::X_ROWS; i++) {
+        uint32_t at  = rows.first + r + i * S::APART;
+        bool     has = r + i * S::APART < rows.n_rows;
+
+        if (has && g.x_row != NULL) at = g.x_row[at];
+        s.x[i] = x + (has ? at * g.ld_x : 0) + chunk * TILE_CHUNK;
+        s.has_x |= (uint32_t)has << i;
+    }
+    s.has_w  = weight_rows<BN>(g, w_r, S::W_ROWS, S::W_APART);
+    s.w_step = (size_t)(S::W_APART / half) * g.k * S::W_ELEM;
+    s.w      = (const uint8_t *)g.w[rows.group] +
+          ((row == UINT32_MAX ? 0 : (size_t)row * g.k) + threadIdx.x % (BK / S::PER_W) * S::PER_W) *
+              S::W_ELEM;
+    if (FP8) {
+        size_t ld    = (g.k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
+        row          = weight_row<BN>(g, r);
+        s.has_scale  = weight_rows<BN>(g, r, S::V_ROWS, S::APART);
+        s.scale_step = S::APART / half * ld;
+        s.scale      = g.w_scale[rows.group] + (row == UINT32_MAX ? 0 : row * ld);
+    }
+    return s;
 }
 
 /* Slice `slice` of k of both operands into one stage: x tile, then weights. */
-template <int BM, bool FP8>
-static __device__ __forceinline__ void fill_stage(const bt_cuda_gemm &g, const bt_bf16 *x,
-                                                  const row_tile &rows, bt_bf16 *stage,
-                                                  uint32_t slice, bool wide)
+template <int BM, int BN, bool FP8>
+static __device__ __forceinline__ void fill_stage(const share<BM, BN, FP8> &s, uint32_t k,
+                                                  bt_bf16 *stage, uint32_t slice, bool wide)
 {
-    enum { PER_W = FP8 ? (int)RAW_CHUNK : (int)TILE_CHUNK };
-    bt_bf16 *weights = stage + BM * BK;
+    typedef share<BM, BN, FP8> S;
+    uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
+    uint32_t w_r = threadIdx.x / (BK / S::PER_W), w_chunk = threadIdx.x % (BK / S::PER_W);
+    uint32_t k0  = slice * BK;
+    int      n_x = n_left(k0 + chunk * TILE_CHUNK, k, TILE_CHUNK);
+    int      n_w = n_left(k0 + w_chunk * S::PER_W, k, S::PER_W);
+    bt_bf16 *to = tile_chunk<BK>(stage, r, chunk), *weights = stage + BM * BK;
 
-    for (uint32_t c = threadIdx.x; c < BM * (BK / TILE_CHUNK); c += THREADS) {
-        uint32_t r = c / (BK / TILE_CHUNK), chunk = c % (BK / TILE_CHUNK);
-        uint32_t k0 = slice * BK + chunk * TILE_CHUNK;
-        uint32_t at = r < rows.n_rows ? rows.first + r : UINT32_MAX;
-        int      n;
+    GPU_UNROLL
+    for (int i = 0; i < S::X_ROWS; i++) {
+        int n = s.has_x >> i & 1 ? n_x : 0;
 
-        if (at != UINT32_MAX && g.x_row != NULL) at = g.x_row[at];
-        n = n_left(at, k0, g.k, TILE_CHUNK);
-        fill_chunk(tile_chunk<BK>(stage, r, chunk), x + (n > 0 ? at * g.ld_x + k0 : 0), n, wide);
+        if (BM % S::APART == 0 || r < BM)
+            fill_chunk(to + i * S::APART * BK, s.x[i] + (n > 0 ? k0 : 0), n, wide);
     }
     GPU_UNROLL
-    for (uint32_t i = 0; i < BN * BK / PER_W / THREADS; i++) {
-        uint32_t c = i * THREADS + threadIdx.x, r = c / (BK / PER_W), chunk = c % (BK / PER_W);
-        uint32_t k0 = slice * BK + chunk * PER_W, row = weight_row(g, r);
-        int      n  = n_left(row, k0, g.k, PER_W);
-        size_t   at = n > 0 ? (size_t)row * g.k + k0 : 0;
+    for (int i = 0; i < S::W_ROWS; i++) {
+        int            n    = s.has_w >> i & 1 ? n_w : 0;
+        const uint8_t *from = n > 0 ? s.w + i * s.w_step + k0 * S::W_ELEM : s.w;
 
         if constexpr (FP8)
-            fill_raw((uint8_t *)weights + r * BK + chunk * PER_W,
-                     (const uint8_t *)g.w[rows.group] + at, n, wide);
+            fill_raw((uint8_t *)weights + (w_r + i * S::W_APART) * BK + w_chunk * RAW_CHUNK, from,
+                     n, wide);
         else
-            fill_chunk(tile_chunk<BK>(weights, r, chunk), (const bt_bf16 *)g.w[rows.group] + at, n,
-                       wide);
+            fill_chunk(tile_chunk<BK>(weights, w_r, w_chunk) + i * S::W_APART * BK,
+                       (const bt_bf16 *)from, n, wide);
     }
     copy_async_commit();
 }
 
-/* A slice's e4m3 weights times their scales as bf16. */
-static __device__ __forceinline__ void widen(const bt_cuda_gemm &g, const row_tile &rows,
-                                             const uint8_t *raw, bt_bf16 *tile, uint32_t slice)
+/* The scales of the rows that a thread widens. */
+template <int BM, int BN, bool FP8>
+static __device__ __forceinline__ void load_scales(const share<BM, BN, FP8> &s, uint32_t slice,
+                                                   float *scale)
 {
-    uint32_t     ld      = (g.k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
-    const float *scale_0 = g.w_scale[rows.group] + slice * BK / BT_FP8_BLOCK;
+    GPU_UNROLL
+    for (int i = 0; i < share<BM, BN, FP8>::V_ROWS; i++)
+        scale[i] = s.has_scale >> i & 1 ? s.scale[i * s.scale_step + slice * BK / BT_FP8_BLOCK] : 0;
+}
+
+/* A slice's e4m3 weights times their scales as bf16. */
+template <int BN>
+static __device__ __forceinline__ void widen(const uint8_t *raw, const float *scale, bt_bf16 *tile)
+{
+    enum { APART = 2 * BN / (BK / TILE_CHUNK) };
+    uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
 
     GPU_UNROLL
-    for (uint32_t i = 0; i < BN * BK / TILE_CHUNK / THREADS; i++) {
-        uint32_t c = i * THREADS + threadIdx.x, r = c / (BK / TILE_CHUNK);
-        uint32_t row   = weight_row(g, r), u[4];
-        uint64_t v     = *(const uint64_t *)(raw + (size_t)c * TILE_CHUNK);
-        float    scale = row == UINT32_MAX ? 0 : scale_0[(size_t)row * ld];
+    for (int i = 0; i < BN / APART; i++) {
+        uint64_t v = *(const uint64_t *)(raw + (r + i * APART) * BK + chunk * TILE_CHUNK);
+        uint32_t u[4];
 
         GPU_UNROLL
-        for (int k = 0; k < 4; k++)
-            u[k] = bf16x2_of(f32_of_e4m3((uint8_t)(v >> 16 * k)) * scale,
-                             f32_of_e4m3((uint8_t)(v >> (16 * k + 8))) * scale);
-        *(gpu_vec16 *)tile_chunk<BK>(tile, r, c % (BK / TILE_CHUNK)) =
+        for (int k = 0; k < 4; k++) {
+            float low, high;
+
+            f32_of_e4m3x2((uint16_t)(v >> 16 * k), &low, &high);
+            u[k] = bf16x2_of(low * scale[i], high * scale[i]);
+        }
+        *(gpu_vec16 *)(tile_chunk<BK>(tile, r, chunk) + i * APART * BK) =
             gpu_vec16{u[0], u[1], u[2], u[3]};
     }
 }
@@ -156,7 +234,7 @@ static __device__ __forceinline__ void put2(const bt_cuda_gemm &g, size_t at, ui
 }
 
 /* fp32 sums of a warp: MT x NT tiles of 16 x 8. */
-template <int MT, int NT>
+template <int BN, int MT, int NT>
 static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row_tile &rows,
                                                 uint32_t row0, uint32_t col0, float acc[MT][NT][4])
 {
@@ -192,12 +270,12 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
     }
 }
 
-template <int BM, int WARPS_M, int STAGES, bool FP8>
-static __global__ void __launch_bounds__(THREADS, BM < 128 ? 1 : 2)
+template <int BM, int BN, int WARPS_M, int STAGES, bool FP8>
+static __global__ void __launch_bounds__(2 * BN, BM == 16 ? 3 : 2)
     gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g, bool wide)
 {
     enum {
-        WARPS_N = N_WARPS / WARPS_M,
+        WARPS_N = 2 * BN / GPU_WARP / WARPS_M,
         MT      = BM / WARPS_M / 16,
         NT      = BN / WARPS_N / 8,
         WIDE    = FP8 ? BN * BK : 0, /* the tile of widened weights, before the stages */
@@ -205,12 +283,13 @@ static __global__ void __launch_bounds__(THREADS, BM < 128 ? 1 : 2)
     };
     GPU_DYNAMIC_SHARED(bt_bf16, shared);
     GPU_SHARED(row_tile, where, 1);
-    uint32_t       warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
-    uint32_t       row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
-    row_tile       rows;
-    const bt_bf16 *x              = g.x;
-    bt_bf16       *stages         = shared + WIDE;
-    float          acc[MT][NT][4] = {};
+    uint32_t           warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
+    uint32_t           row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
+    row_tile           rows;
+    share<BM, BN, FP8> mine;
+    const bt_bf16     *x              = g.x;
+    bt_bf16           *stages         = shared + WIDE;
+    float              acc[MT][NT][4] = {};
 
     if (g.row_at != NULL) {
         if (warp == 0) {
@@ -228,26 +307,28 @@ static __global__ void __launch_bounds__(THREADS, BM < 128 ? 1 : 2)
     }
     if (rows.n_rows == 0) return;
 
+    mine = make_share<BM, BN, FP8>(g, x, rows);
     GPU_UNROLL
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < n_slices)
-            fill_stage<BM, FP8>(g, x, rows, stages + s * STAGE, s, wide);
+            fill_stage(mine, g.k, stages + s * STAGE, s, wide);
         else
             copy_async_commit();
     }
     for (uint32_t s = 0; s < n_slices; s++) {
         bt_bf16 *stage   = stages + s % STAGES * STAGE;
         bt_bf16 *weights = FP8 ? shared : stage + BM * BK;
+        float    scale[share<BM, BN, FP8>::V_ROWS];
 
+        if constexpr (FP8) load_scales(mine, s, scale); /* come while this waits */
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         if (s + STAGES - 1 < n_slices)
-            fill_stage<BM, FP8>(g, x, rows, stages + (s + STAGES - 1) % STAGES * STAGE,
-                                s + STAGES - 1, wide);
+            fill_stage(mine, g.k, stages + (s + STAGES - 1) % STAGES * STAGE, s + STAGES - 1, wide);
         else
             copy_async_commit();
         if constexpr (FP8) {
-            widen(g, rows, (const uint8_t *)(stage + BM * BK), weights, s);
+            widen<BN>((const uint8_t *)(stage + BM * BK), scale, weights);
             __syncthreads();
         }
         GPU_UNROLL
@@ -269,27 +350,36 @@ static __global__ void __launch_bounds__(THREADS, BM < 128 ? 1 : 2)
         }
     }
     copy_async_wait<0>();
-    put_tile<MT, NT>(g, rows, row0, col0, acc);
+    put_tile<BN, MT, NT>(g, rows, row0, col0, acc);
 }
 
-template <int BM, int WARPS_M, int STAGES, bool FP8>
-static int run(void *stream, const bt_cuda_gemm *g, bool wide)
+/* Of tiles of bm by bn; with row_at at most. */
+static dim3 grid_of(const bt_cuda_gemm *g, uint32_t bm, uint32_t bn)
 {
     uint64_t tiles = g->row_at != NULL
-                         ? ((uint64_t)g->max_rows + (uint64_t)g->n_groups * (BM - 1)) / BM
-                         : (uint64_t)gpu_blocks(g->max_rows, BM) * g->n_groups;
-    dim3     grid(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? BN / 2 : BN), (uint32_t)tiles);
+                         ? ((uint64_t)g->max_rows + (uint64_t)g->n_groups * (bm - 1)) / bm
+                         : (uint64_t)gpu_blocks(g->max_rows, bm) * g->n_groups;
+
+    return dim3(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? bn / 2 : bn), (uint32_t)tiles);
+}
+
+template <int BM, int BN, int WARPS_M, int STAGES, bool FP8>
+static int run(void *stream, const bt_cuda_gemm *g, bool wide)
+{
     constexpr size_t shared =
         (FP8 ? STAGES * (BM + BN / 2) + BN : STAGES * (BM + BN)) * BK * sizeof(bt_bf16);
     static_assert(shared + sizeof(row_tile) <= GPU_LEAST_SHARED, "a block's stages");
 
-    return gpu_launch(gemm_kernel<BM, WARPS_M, STAGES, FP8>, grid, dim3(THREADS), shared, stream,
-                      *g, wide);
+    return gpu_launch(gemm_kernel<BM, BN, WARPS_M, STAGES, FP8>, grid_of(g, BM, BN), dim3(2 * BN),
+                      shared, stream, *g, wide);
 }
 
 template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
 {
     uint32_t per_group = g->row_at != NULL ? g->max_rows / g->n_groups : g->max_rows;
+    uint32_t bm        = per_group <= 16 ? 16 : per_group <= 64 ? 64 : 128;
+    dim3     grid      = grid_of(g, bm, WIDE_BN);
+    bool     narrow    = (uint64_t)grid.x * grid.y * 2 <= gpu_n_multiprocessors();
     size_t   at        = (uintptr_t)g->x;
     bool     wide      = g->k % (FP8 ? (uint32_t)RAW_CHUNK : (uint32_t)TILE_CHUNK) == 0 &&
                 g->ld_x % 8 == 0 && g->x_group % 8 == 0;
@@ -297,9 +387,12 @@ template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
     for (uint32_t i = 0; i < g->n_groups; i++)
         at |= (uintptr_t)g->w[i];
     wide = wide && at % 16 == 0;
-    if (per_group <= 16) return run<16, 1, 4, FP8>(stream, g, wide);
-    if (per_group <= 64) return run<64, 2, 4, FP8>(stream, g, wide);
-    return run<128, 2, 3, FP8>(stream, g, wide);
+    if (bm == 16)
+        return narrow ? run<16, NARROW_BN, 1, 8, FP8>(stream, g, wide)
+                      : run<16, WIDE_BN, 1, 4, FP8>(stream, g, wide);
+    if (narrow) return run<64, NARROW_BN, 2, 6, FP8>(stream, g, wide);
+    return bm == 64 ? run<64, WIDE_BN, 2, 4, FP8>(stream, g, wide)
+                    : run<128, WIDE_BN, 2, 3, FP8>(stream, g, wide);
 }
 
 int bt_cuda_gemm_run(void *stream, const bt_cuda_gemm *g)

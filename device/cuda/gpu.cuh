@@ -119,6 +119,17 @@ static inline uint32_t gpu_max_shared(void)
     return (uint32_t)bytes;
 }
 
+/* Of the current device; 0: it does not tell. */
+static inline uint32_t gpu_n_multiprocessors(void)
+{
+    int device = 0, n = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return 0;
+    return (uint32_t)n;
+}
+
 /* Enqueues; returns a cudaError_t, 0 for success. */
 template <typename K, typename... A>
 static int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream,

@@ -55,6 +55,7 @@ static __device__ __forceinline__ void fill_chunk(bt_bf16 *dst, const bt_bf16 *s
         copy_async16(dst, src, n > 0);
         return;
     }
+    GPU_ONE_AT_A_TIME
     for (int i = 0; i < TILE_CHUNK; i++)
         dst[i] = i < n ? src[i] : 0;
 }

@@ -200,7 +200,7 @@ static void fp8_products_are_right(void)
 static void a_rows_bits_do_not_depend_on_its_neighbours(void)
 {
     static const uint32_t COUNTS[] = {2, 15, 16, 17, 64, 65, 200};
-    shape                 s        = {40, 328, 1, {200}, BT_CUDA_OUT_F32, false, false, false};
+    shape                 s        = {136, 328, 1, {200}, BT_CUDA_OUT_F32, false, false, false};
 
     for (int fp8 = 0; fp8 < 2; fp8++) {
         uint64_t rng = 77;
@@ -230,6 +230,36 @@ static void a_rows_bits_do_not_depend_on_its_neighbours(void)
             EXPECT_EQ(n_different(p.y, alone, COUNTS[i] * s.n * sizeof(float)), 0);
         }
         free(alone);
+        drop(&p);
+    }
+}
+
+/* One group leaves most of a GPU idle, MANY of them do not. */
+static void narrow_tiles_have_the_bits_of_wide_ones(void)
+{
+    enum { MANY = 80 };
+    static const uint32_t ROWS[] = {5, 40, 70};
+
+    for (int i = 0; i < 6; i++) {
+        shape        s   = {72, 200, 1, {ROWS[i / 2]}, BT_CUDA_OUT_SWIGLU, i % 2, false, false};
+        uint64_t     rng = 3;
+        problem      p   = make(&s, &rng);
+        bt_bf16     *y   = poisoned(MANY * p.y_bytes, 1);
+        bt_cuda_gemm g   = p.g;
+
+        g.row_at = NULL;
+        EXPECT_EQ(bt_cuda_gemm_run(NULL, &g), 0);
+        g.n_groups = MANY;
+        g.y        = y;
+        g.y_group  = p.y_bytes / sizeof(*y);
+        for (int group = 1; group < MANY; group++) {
+            g.w[group]       = g.w[0];
+            g.w_scale[group] = g.w_scale[0];
+        }
+        EXPECT_EQ(bt_cuda_gemm_run(NULL, &g), 0);
+        for (int group = 0; group < MANY; group++)
+            EXPECT_EQ(n_different(p.y, y + group * g.y_group, p.y_bytes), 0);
+        free(y);
         drop(&p);
     }
 }
@@ -287,6 +317,7 @@ int main(int argc, char **argv)
         BT_TEST(groups_with_and_without_rows_are_right),
         BT_TEST(fp8_products_are_right),
         BT_TEST(a_rows_bits_do_not_depend_on_its_neighbours),
+        BT_TEST(narrow_tiles_have_the_bits_of_wide_ones),
         BT_TEST(strided_groups_are_heads),
         BT_TEST(no_rows_launch_nothing),
     };

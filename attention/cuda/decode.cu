@@ -229,19 +229,19 @@ static __global__ void __launch_bounds__(THREADS, 1)
                       ring + STAGES * PAGE * COLS};
     uint32_t  warp = threadIdx.x / GPU_WARP, lane = threadIdx.x % GPU_WARP;
     uint32_t  row0 = warp / WARPS_N * 16, key0 = warp % WARPS_N * NT_S * 8;
-    uint32_t  col0     = warp % WARPS_N * NT_O * 8, pos[2];
+    uint32_t  col0     = warp % WARPS_N * NT_O * 8, pos[1][2];
     row_state state[2] = {
         {NO_KEY, 0},
         {NO_KEY, 0}
     };
-    float acc[NT_O][4] = {};
+    float acc[1][NT_O][4] = {};
     work  w;
 
     if (!find_work(d, BM, &w)) return;
     for (int half = 0; half < 2; half++) {
         uint32_t row = row0 + half * 8 + lane / 4;
 
-        pos[half] = lane_pos(w, d.dims.n_heads, row < w.n_lanes ? row : w.n_lanes - 1);
+        pos[0][half] = lane_pos(w, d.dims.n_heads, row < w.n_lanes ? row : w.n_lanes - 1);
     }
     fill_queries<C, BM>(d, w, queries, wide);
     fill_page<C>(d, w, w.first_page, ring, wide); /* one group with the queries */
@@ -249,31 +249,31 @@ static __global__ void __launch_bounds__(THREADS, 1)
         uint32_t start = page * PAGE, i = page - w.first_page;
         bt_bf16 *tile = ring + i % STAGES * PAGE * COLS;
         float    s[NT_S][4], shrink[2];
-        auto     p = [=](uint32_t k16, uint32_t a[4]) { load_a<PAGE>(a, x.weights, row0, k16); };
+        auto p = [=](int, uint32_t k16, uint32_t a[4]) { load_a<PAGE>(a, x.weights, row0, k16); };
 
         copy_async_wait<0>();
         __syncthreads();
         if (STAGES > 1 && page + 1 < w.end_page)
             fill_page<C>(d, w, page + 1, ring + (i + 1) % STAGES * PAGE * COLS, wide);
         score<COLS, NT_S>(s, queries, tile, row0, key0);
-        softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos, state, shrink);
+        softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos[0], state, shrink);
         GPU_UNROLL
         for (int n = 0; n < NT_O; n++) {
-            acc[n][0] *= shrink[0];
-            acc[n][1] *= shrink[0];
-            acc[n][2] *= shrink[1];
-            acc[n][3] *= shrink[1];
+            acc[0][n][0] *= shrink[0];
+            acc[0][n][1] *= shrink[0];
+            acc[0][n][2] *= shrink[1];
+            acc[0][n][3] *= shrink[1];
         }
         if (w.first_pos < w.last_pos && w.first_pos < start + PAGE - 1 &&
             any_not_finite<COLS, C>(tile))
-            take_not_finite<COLS, C, NT_O>(acc, x.weights, tile, row0, col0, start, pos);
-        add_values<COLS, NT_O>(acc, p, tile, col0 / 16);
+            take_not_finite<COLS, C, 1, NT_O>(acc, x.weights, tile, row0, col0, start, pos);
+        add_values<COLS, 1, NT_O>(acc, p, tile, col0 / 16);
         if (STAGES == 1 && page + 1 < w.end_page) {
             __syncthreads();
             fill_page<C>(d, w, page + 1, ring, wide);
         }
     }
-    put_out<NT_O>(d, w, row0, col0, pos, state, acc);
+    put_out<NT_O>(d, w, row0, col0, pos[0], state, acc[0]);
 }
 
 /* Parts ascending into the first, by log-sum-exp.  One block a lane. */

@@ -1,9 +1,9 @@
 /* attention/cuda/prefill.cu - the normal form over one part of a context whose keys and values were
  * expanded.  See attn_kernels.h.
  *
- * A block holds WARPS * 16 consecutive rows of a span for one head, each warp 16 of them with all
- * their columns.  Keys and values of a page have a tile each; while one is used the other is on its
- * way. */
+ * A block holds WARPS * MT * 16 consecutive rows of a span for one head, each warp MT tiles of 16
+ * with all their columns.  Keys and values of a page have a tile each; while one is used the other
+ * is on its way. */
 #include "attention/cuda/softmax.cuh"
 
 enum { PAGE = BT_CUDA_PAGE };
@@ -23,7 +23,7 @@ static __device__ bool find_work(const bt_cuda_prefill &p, uint32_t bm, work *w)
 
     w->span  = p.items[blockIdx.z].span;
     w->kv_at = p.items[blockIdx.z].kv_at;
-    w->row0  = blockIdx.x * bm;
+    w->row0  = (gridDim.x - 1 - blockIdx.x) * bm; /* those with the most keys first */
     if (w->row0 >= w->span.n_rows) return false;
     w->n_rows     = w->span.n_rows - w->row0 < bm ? w->span.n_rows - w->row0 : bm;
     w->first_pos  = w->span.start + w->row0;
@@ -84,24 +84,29 @@ static __device__ __forceinline__ void fill_queries(const bt_cuda_prefill &p, co
     fill_tile<DN, DN + BT_CUDA_MAX_ROPE, BM>(tile, src, w.n_rows, wide);
 }
 
-/* Scores of a warp's 16 rows with a page's keys. */
-template <int COLS>
-static __device__ __forceinline__ void score(float s[8][4], bt_bf16 *queries, bt_bf16 *keys,
+/* Scores of a warp's rows with a page's keys. */
+template <int COLS, int MT>
+static __device__ __forceinline__ void score(float s[MT][8][4], bt_bf16 *queries, bt_bf16 *keys,
                                              uint32_t row0)
 {
     GPU_UNROLL
-    for (int i = 0; i < 32; i++)
-        s[i / 4][i % 4] = 0;
+    for (int i = 0; i < MT * 32; i++)
+        s[i / 32][i / 4 % 8][i % 4] = 0;
     GPU_ONE_AT_A_TIME
     for (uint32_t k16 = 0; k16 < COLS / 16; k16++) {
-        uint32_t a[4], b[4];
+        uint32_t a[MT][4], b[4];
 
-        load_a<COLS>(a, queries, row0, k16);
+        GPU_UNROLL
+        for (int m = 0; m < MT; m++)
+            load_a<COLS>(a[m], queries, row0 + m * 16, k16);
         GPU_UNROLL
         for (int n = 0; n < 8; n += 2) {
             load_b<COLS>(b, keys, n * 8, k16);
-            mma_bf16(s[n], a, b);
-            mma_bf16(s[n + 1], a, b + 2);
+            GPU_UNROLL
+            for (int m = 0; m < MT; m++) {
+                mma_bf16(s[m][n], a[m], b);
+                mma_bf16(s[m][n + 1], a[m], b + 2);
+            }
         }
     }
 }
@@ -192,26 +197,26 @@ static __device__ __forceinline__ void put_out(const bt_cuda_prefill &p, const w
     }
 }
 
-template <int DN, int DV, int WARPS>
-static __global__ void __launch_bounds__(WARPS *GPU_WARP, 1)
+template <int DN, int DV, int WARPS, int MT>
+static __global__ void __launch_bounds__(WARPS *GPU_WARP, DV <= 128 ? 2 : 1)
     prefill_kernel(const GPU_CONSTANT bt_cuda_prefill p, bool wide)
 {
-    enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * 16, NT = DV / 8 };
+    enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * MT * 16, NT = DV / 8 };
     GPU_DYNAMIC_SHARED(bt_bf16, queries);
     bt_bf16  *keys = queries + BM * COLS, *values = keys + PAGE * COLS, *spare = values + PAGE * DV;
-    uint32_t  row0 = threadIdx.x / GPU_WARP * 16, lane = threadIdx.x % GPU_WARP, pos[2], page;
-    row_state state[2] = {
-        {NO_KEY, 0},
-        {NO_KEY, 0}
-    };
-    float acc[NT][4] = {};
-    work  w;
+    uint32_t  row0 = threadIdx.x / GPU_WARP * MT * 16, lane = threadIdx.x % GPU_WARP, page;
+    uint32_t  pos[MT][2];
+    row_state state[MT][2];
+    float     acc[MT][NT][4] = {};
+    work      w;
 
     if (!find_work(p, BM, &w)) return;
-    for (int half = 0; half < 2; half++) {
-        uint32_t row = row0 + half * 8 + lane / 4;
+    GPU_UNROLL
+    for (int i = 0; i < 2 * MT; i++) {
+        uint32_t row = row0 + i * 8 + lane / 4;
 
-        pos[half] = w.first_pos + (row < w.n_rows ? row : w.n_rows - 1);
+        pos[i / 2][i % 2]   = w.first_pos + (row < w.n_rows ? row : w.n_rows - 1);
+        state[i / 2][i % 2] = row_state{NO_KEY, 0};
     }
     page = w.part_start / PAGE;
     fill_queries<DN, BM>(p, w, queries, wide);
@@ -219,23 +224,28 @@ static __global__ void __launch_bounds__(WARPS *GPU_WARP, 1)
     fill_values<DV>(p, w, page, values, wide);
     for (; page < w.end_page; page++) {
         uint32_t start = page * PAGE;
-        bool     works = row0 < w.n_rows && start <= w.first_pos + row0 + 15; /* this warp */
-        float    s[8][4], shrink[2];
-        auto     weights = [&](uint32_t k16, uint32_t a[4]) {
-            a[0] = bf16x2_of(s[2 * k16][0], s[2 * k16][1]);
-            a[1] = bf16x2_of(s[2 * k16][2], s[2 * k16][3]);
-            a[2] = bf16x2_of(s[2 * k16 + 1][0], s[2 * k16 + 1][1]);
-            a[3] = bf16x2_of(s[2 * k16 + 1][2], s[2 * k16 + 1][3]);
+        bool  works = row0 < w.n_rows && start <= w.first_pos + row0 + MT * 16 - 1; /* this warp */
+        float s[MT][8][4];
+        auto  weights = [&](int m, uint32_t k16, uint32_t a[4]) {
+            a[0] = bf16x2_of(s[m][2 * k16][0], s[m][2 * k16][1]);
+            a[1] = bf16x2_of(s[m][2 * k16][2], s[m][2 * k16][3]);
+            a[2] = bf16x2_of(s[m][2 * k16 + 1][0], s[m][2 * k16 + 1][1]);
+            a[3] = bf16x2_of(s[m][2 * k16 + 1][2], s[m][2 * k16 + 1][3]);
         };
 
         copy_async_wait<1>(); /* the keys; the values may still be on their way */
         __syncthreads();
         if (works) {
-            score<COLS>(s, queries, keys, row0);
-            softmax(s, p.dims.scale, start, pos, state, shrink);
+            score<COLS, MT>(s, queries, keys, row0);
             GPU_UNROLL
-            for (int i = 0; i < 4 * NT; i++)
-                acc[i / 4][i % 4] *= shrink[i % 4 / 2];
+            for (int m = 0; m < MT; m++) {
+                float shrink[2];
+
+                softmax(s[m], p.dims.scale, start, pos[m], state[m], shrink);
+                GPU_UNROLL
+                for (int i = 0; i < 4 * NT; i++)
+                    acc[m][i / 4][i % 4] *= shrink[i % 4 / 2];
+            }
         }
         __syncthreads(); /* all have read the keys */
         if (page + 1 < w.end_page)
@@ -245,10 +255,12 @@ static __global__ void __launch_bounds__(WARPS *GPU_WARP, 1)
         copy_async_wait<1>(); /* the values */
         __syncthreads();
         if (w.first_pos < start + PAGE - 1 && any_not_finite<DV, DV>(values)) {
-            if (works) put_weights(s, spare, row0);
-            take_not_finite<DV, DV, NT>(acc, spare, values, row0, 0, start, pos);
+            GPU_UNROLL
+            for (int m = 0; m < MT; m++)
+                if (works) put_weights(s[m], spare, row0 + m * 16);
+            take_not_finite<DV, DV, MT, NT>(acc, spare, values, row0, 0, start, pos);
         }
-        if (works) add_values<DV, NT>(acc, weights, values, 0);
+        if (works) add_values<DV, MT, NT>(acc, weights, values, 0);
         __syncthreads(); /* all have read the values */
         if (page + 1 < w.end_page)
             fill_values<DV>(p, w, page + 1, values, wide);
@@ -256,18 +268,20 @@ static __global__ void __launch_bounds__(WARPS *GPU_WARP, 1)
             copy_async_commit();
     }
     copy_async_wait<0>();
-    put_out<NT>(p, w, row0, pos, state, acc);
+    GPU_UNROLL
+    for (int m = 0; m < MT; m++)
+        put_out<NT>(p, w, row0 + m * 16, pos[m], state[m], acc[m]);
 }
 
-template <int DN, int DV, int WARPS>
+template <int DN, int DV, int WARPS, int MT>
 static int run(void *stream, const bt_cuda_prefill *p, bool wide)
 {
-    enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * 16 };
+    enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * MT * 16 };
     constexpr size_t shared =
         sizeof(bt_bf16) * ((size_t)(BM + PAGE) * COLS + (size_t)PAGE * DV + (size_t)BM * PAGE);
     static_assert(shared <= GPU_LEAST_SHARED, "a block's tiles");
 
-    return gpu_launch(prefill_kernel<DN, DV, WARPS>,
+    return gpu_launch(prefill_kernel<DN, DV, WARPS, MT>,
                       dim3(gpu_blocks(p->max_rows, BM), p->dims.n_heads, p->n_items),
                       dim3(WARPS * GPU_WARP), shared, stream, *p, wide);
 }
@@ -283,6 +297,7 @@ int bt_cuda_prefill_run(void *stream, const bt_cuda_prefill *p)
     if (p->n_items == 0 || p->max_rows == 0) return 0;
     if (m->nope > BT_CUDA_MAX_HEAD || m->v_dim > BT_CUDA_MAX_HEAD || m->rope > BT_CUDA_MAX_ROPE)
         return BT_CUDA_BAD_SHAPE;
-    if (m->nope <= 128 && m->v_dim <= 128) return run<128, 128, 8>(stream, p, wide);
-    return run<256, 256, 4>(stream, p, wide);
+    if (m->nope > 128 || m->v_dim > 128) return run<256, 256, 4, 1>(stream, p, wide);
+    return p->max_rows <= 64 ? run<128, 128, 4, 1>(stream, p, wide)
+                             : run<128, 128, 4, 2>(stream, p, wide);
 }

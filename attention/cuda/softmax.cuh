@@ -43,24 +43,30 @@ static __device__ __forceinline__ float quad_sum(float v)
     return v + __shfl_xor_sync(~0u, v, 2);
 }
 
-/* acc += p V for a warp's 16 rows and NT blocks of 8 columns from column n16_0 * 16 on; V's tile
- * has a page's 64 keys as rows.  p(k16, a) gives the weights of keys 16 k16 .. as a fragment. */
-template <int COLS, int NT, typename P>
-static __device__ __forceinline__ void add_values(float acc[NT][4], const P &p, bt_bf16 *tile,
+/* acc += p V for a warp's MT tiles of 16 rows and NT blocks of 8 columns from column n16_0 * 16 on;
+ * V's tile has a page's 64 keys as rows.  p(m, k16, a) gives the weights of tile m's rows and keys
+ * 16 k16 .. as a fragment. */
+template <int COLS, int MT, int NT, typename P>
+static __device__ __forceinline__ void add_values(float acc[MT][NT][4], const P &p, bt_bf16 *tile,
                                                   uint32_t n16_0)
 {
     GPU_UNROLL
     for (uint32_t k16 = 0; k16 < BT_CUDA_PAGE / 16; k16++) {
-        uint32_t a[4];
+        uint32_t a[MT][4];
 
-        p(k16, a);
+        GPU_UNROLL
+        for (int m = 0; m < MT; m++)
+            p(m, k16, a[m]);
         GPU_UNROLL
         for (int n = 0; n < NT; n += 2) {
             uint32_t b[4];
 
             load_b_rows<COLS>(b, tile, k16, n16_0 + n / 2);
-            mma_bf16(acc[n], a, b);
-            mma_bf16(acc[n + 1], a, b + 2);
+            GPU_UNROLL
+            for (int m = 0; m < MT; m++) {
+                mma_bf16(acc[m][n], a[m], b);
+                mma_bf16(acc[m][n + 1], a[m], b + 2);
+            }
         }
     }
 }
@@ -88,12 +94,12 @@ template <int COLS, int N_COLS> static __device__ bool any_not_finite(bt_bf16 *t
 /* A weight of 0 keeps a finite value away from a row, but not an inf or a NaN that a later token of
  * the same request has brought.  Where rows of a block see more of a page than others and it holds
  * one, those that see it take it here, and it becomes 0 for add_values(), which has then nothing to
- * keep away.  weights: tile [rows][PAGE]; row0: the warp's first; pos: of the thread's two rows.
- * For the whole block. */
-template <int COLS, int N_COLS, int NT>
-static __device__ __forceinline__ void take_not_finite(float acc[NT][4], bt_bf16 *weights,
-                                                       bt_bf16 *tile, uint32_t row0, uint32_t col0,
-                                                       uint32_t page_start, const uint32_t pos[2])
+ * keep away.  weights: tile [rows][PAGE]; row0: the warp's first; pos: of the thread's two rows in
+ * each of the warp's MT tiles.  For the whole block. */
+template <int COLS, int N_COLS, int MT, int NT>
+static __device__ __forceinline__ void
+take_not_finite(float acc[MT][NT][4], bt_bf16 *weights, bt_bf16 *tile, uint32_t row0, uint32_t col0,
+                uint32_t page_start, const uint32_t pos[MT][2])
 {
     uint32_t lane = threadIdx.x % GPU_WARP;
 
@@ -104,10 +110,16 @@ static __device__ __forceinline__ void take_not_finite(float acc[NT][4], bt_bf16
         for (int i = 0; i < 4 * NT; i++) {
             int     half = i % 4 / 2;
             bt_bf16 v    = *tile_at<COLS>(tile, key, col0 + i / 4 * 8 + lane % 4 * 2 + i % 2);
-            bt_bf16 p    = *tile_at<BT_CUDA_PAGE>(weights, row0 + half * 8 + lane / 4, key);
 
-            if (not_finite(v) && page_start + key <= pos[half])
-                acc[i / 4][i % 4] = fmaf(f32_of(p), f32_of(v), acc[i / 4][i % 4]);
+            if (!not_finite(v)) continue;
+            GPU_UNROLL
+            for (int m = 0; m < MT; m++) {
+                uint32_t row = row0 + m * 16 + half * 8 + lane / 4;
+                bt_bf16  p   = *tile_at<BT_CUDA_PAGE>(weights, row, key);
+                float   *at  = &acc[m][i / 4][i % 4];
+
+                if (page_start + key <= pos[m][half]) *at = fmaf(f32_of(p), f32_of(v), *at);
+            }
         }
     }
     __syncthreads();

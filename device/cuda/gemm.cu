@@ -86,9 +86,8 @@ static __device__ __forceinline__ int n_left(uint32_t k0, uint32_t k, int most)
 
 /* What a thread brings of every slice: the same chunk of some rows of x and of the weights, and the
  * scales of the 8 columns of some rows that it widens.  Rows are APART from each other. */
-template <int BM, int BN, bool FP8> struct share {
+template <int BM, int BN, int THREADS, bool FP8> struct share {
     enum {
-        THREADS = 2 * BN,
         PER_W   = FP8 ? (int)RAW_CHUNK : (int)TILE_CHUNK,
         W_ELEM  = FP8 ? 1 : sizeof(bt_bf16),
         APART   = THREADS / (BK / TILE_CHUNK), /* of x, and of what is widened */
@@ -116,12 +115,12 @@ static __device__ __forceinline__ uint32_t weight_rows(const bt_cuda_gemm &g, ui
     return has;
 }
 
-template <int BM, int BN, bool FP8>
-static __device__ __forceinline__ share<BM, BN, FP8>
+template <int BM, int BN, int THREADS, bool FP8>
+static __device__ __forceinline__ share<BM, BN, THREADS, FP8>
 make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
 {
-    typedef share<BM, BN, FP8> S;
-    S                          s = {};
+    typedef share<BM, BN, THREADS, FP8> S;
+    S                                   s = {};
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
     uint32_t w_r = threadIdx.x / (BK / S::PER_W), row = weight_row<BN>(g, w_r);
     uint32_t half = g.out == BT_CUDA_OUT_SWIGLU ? 2 : 1; /* of a tile's rows are neighbours */
@@ -150,11 +149,11 @@ make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
 }
 
 /* Slice `slice` of k of both operands into one stage: x tile, then weights. */
-template <int BM, int BN, bool FP8>
-static __device__ __forceinline__ void fill_stage(const share<BM, BN, FP8> &s, uint32_t k,
+template <int BM, int BN, int THREADS, bool FP8>
+static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, FP8> &s, uint32_t k,
                                                   bt_bf16 *stage, uint32_t slice, bool wide)
 {
-    typedef share<BM, BN, FP8> S;
+    typedef share<BM, BN, THREADS, FP8> S;
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
     uint32_t w_r = threadIdx.x / (BK / S::PER_W), w_chunk = threadIdx.x % (BK / S::PER_W);
     uint32_t k0  = slice * BK;
@@ -185,20 +184,20 @@ static __device__ __forceinline__ void fill_stage(const share<BM, BN, FP8> &s, u
 }
 
 /* The scales of the rows that a thread widens. */
-template <int BM, int BN, bool FP8>
-static __device__ __forceinline__ void load_scales(const share<BM, BN, FP8> &s, uint32_t slice,
-                                                   float *scale)
+template <int BM, int BN, int THREADS, bool FP8>
+static __device__ __forceinline__ void load_scales(const share<BM, BN, THREADS, FP8> &s,
+                                                   uint32_t slice, float *scale)
 {
     GPU_UNROLL
-    for (int i = 0; i < share<BM, BN, FP8>::V_ROWS; i++)
+    for (int i = 0; i < share<BM, BN, THREADS, FP8>::V_ROWS; i++)
         scale[i] = s.has_scale >> i & 1 ? s.scale[i * s.scale_step + slice * BK / BT_FP8_BLOCK] : 0;
 }
 
 /* A slice's e4m3 weights times their scales as bf16. */
-template <int BN>
+template <int BN, int THREADS>
 static __device__ __forceinline__ void widen(const uint8_t *raw, const float *scale, bt_bf16 *tile)
 {
-    enum { APART = 2 * BN / (BK / TILE_CHUNK) };
+    enum { APART = THREADS / (BK / TILE_CHUNK) };
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
 
     GPU_UNROLL
@@ -270,12 +269,13 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
     }
 }
 
-template <int BM, int BN, int WARPS_M, int STAGES, bool FP8>
-static __global__ void __launch_bounds__(2 * BN, BM == 16 ? 3 : 2)
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8>
+static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
     gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g, bool wide)
 {
     enum {
-        WARPS_N = 2 * BN / GPU_WARP / WARPS_M,
+        THREADS = N_WARPS * GPU_WARP,
+        WARPS_N = N_WARPS / WARPS_M,
         MT      = BM / WARPS_M / 16,
         NT      = BN / WARPS_N / 8,
         WIDE    = FP8 ? BN * BK : 0, /* the tile of widened weights, before the stages */
@@ -283,13 +283,13 @@ static __global__ void __launch_bounds__(2 * BN, BM == 16 ? 3 : 2)
     };
     GPU_DYNAMIC_SHARED(bt_bf16, shared);
     GPU_SHARED(row_tile, where, 1);
-    uint32_t           warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
-    uint32_t           row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
-    row_tile           rows;
-    share<BM, BN, FP8> mine;
-    const bt_bf16     *x              = g.x;
-    bt_bf16           *stages         = shared + WIDE;
-    float              acc[MT][NT][4] = {};
+    uint32_t                    warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
+    uint32_t                    row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
+    row_tile                    rows;
+    share<BM, BN, THREADS, FP8> mine;
+    const bt_bf16              *x              = g.x;
+    bt_bf16                    *stages         = shared + WIDE;
+    float                       acc[MT][NT][4] = {};
 
     if (g.row_at != NULL) {
         if (warp == 0) {
@@ -307,7 +307,7 @@ static __global__ void __launch_bounds__(2 * BN, BM == 16 ? 3 : 2)
     }
     if (rows.n_rows == 0) return;
 
-    mine = make_share<BM, BN, FP8>(g, x, rows);
+    mine = make_share<BM, BN, THREADS, FP8>(g, x, rows);
     GPU_UNROLL
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < n_slices)
@@ -318,7 +318,7 @@ static __global__ void __launch_bounds__(2 * BN, BM == 16 ? 3 : 2)
     for (uint32_t s = 0; s < n_slices; s++) {
         bt_bf16 *stage   = stages + s % STAGES * STAGE;
         bt_bf16 *weights = FP8 ? shared : stage + BM * BK;
-        float    scale[share<BM, BN, FP8>::V_ROWS];
+        float    scale[share<BM, BN, THREADS, FP8>::V_ROWS];
 
         if constexpr (FP8) load_scales(mine, s, scale); /* come while this waits */
         copy_async_wait<STAGES - 2>();
@@ -328,7 +328,7 @@ static __global__ void __launch_bounds__(2 * BN, BM == 16 ? 3 : 2)
         else
             copy_async_commit();
         if constexpr (FP8) {
-            widen<BN>((const uint8_t *)(stage + BM * BK), scale, weights);
+            widen<BN, THREADS>((const uint8_t *)(stage + BM * BK), scale, weights);
             __syncthreads();
         }
         GPU_UNROLL
@@ -363,15 +363,15 @@ static dim3 grid_of(const bt_cuda_gemm *g, uint32_t bm, uint32_t bn)
     return dim3(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? bn / 2 : bn), (uint32_t)tiles);
 }
 
-template <int BM, int BN, int WARPS_M, int STAGES, bool FP8>
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8>
 static int run(void *stream, const bt_cuda_gemm *g, bool wide)
 {
     constexpr size_t shared =
         (FP8 ? STAGES * (BM + BN / 2) + BN : STAGES * (BM + BN)) * BK * sizeof(bt_bf16);
     static_assert(shared + sizeof(row_tile) <= GPU_LEAST_SHARED, "a block's stages");
 
-    return gpu_launch(gemm_kernel<BM, BN, WARPS_M, STAGES, FP8>, grid_of(g, BM, BN), dim3(2 * BN),
-                      shared, stream, *g, wide);
+    return gpu_launch(gemm_kernel<BM, BN, WARPS_M, N_WARPS, STAGES, FP8>, grid_of(g, BM, BN),
+                      dim3(N_WARPS * GPU_WARP), shared, stream, *g, wide);
 }
 
 template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
@@ -388,11 +388,11 @@ template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
         at |= (uintptr_t)g->w[i];
     wide = wide && at % 16 == 0;
     if (bm == 16)
-        return narrow ? run<16, NARROW_BN, 1, 8, FP8>(stream, g, wide)
-                      : run<16, WIDE_BN, 1, 4, FP8>(stream, g, wide);
-    if (narrow) return run<64, NARROW_BN, 2, 6, FP8>(stream, g, wide);
-    return bm == 64 ? run<64, WIDE_BN, 2, 4, FP8>(stream, g, wide)
-                    : run<128, WIDE_BN, 2, 3, FP8>(stream, g, wide);
+        return narrow ? run<16, NARROW_BN, 1, 4, 8, FP8>(stream, g, wide)
+                      : run<16, WIDE_BN, 1, 8, 4, FP8>(stream, g, wide);
+    if (narrow) return run<64, NARROW_BN, 2, 4, 6, FP8>(stream, g, wide);
+    return bm == 64 ? run<64, WIDE_BN, 2, 8, 4, FP8>(stream, g, wide)
+                    : run<128, WIDE_BN, 2, 4, 3, FP8>(stream, g, wide);
 }
 
 int bt_cuda_gemm_run(void *stream, const bt_cuda_gemm *g)

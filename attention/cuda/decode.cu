@@ -57,7 +57,7 @@ static __device__ void fill_queries(const bt_cuda_decode &d, const work &w, bt_b
                             (int)d.dims.kv_lora,
                             (int)d.dims.rope};
 
-    fill_tile<C, C + BT_CUDA_MAX_ROPE, BM>(tile, src, w.n_lanes, wide);
+    fill_tile<C, C + BT_CUDA_MAX_ROPE, BM, THREADS>(tile, src, w.n_lanes, wide);
 }
 
 /* A page, rows beyond the last position as zeros: what lies there may be anything. */
@@ -70,7 +70,8 @@ static __device__ void fill_page(const bt_cuda_decode &d, const work &w, uint32_
     tile_source    src    = {rows,   rows + d.dims.kv_lora, kv_dim,
                              kv_dim, (int)d.dims.kv_lora,   (int)d.dims.rope};
 
-    fill_tile<C, C + BT_CUDA_MAX_ROPE, PAGE>(tile, src, w.last_pos + 1 - page * PAGE, wide);
+    fill_tile<C, C + BT_CUDA_MAX_ROPE, PAGE, THREADS>(tile, src, w.last_pos + 1 - page * PAGE,
+                                                      wide);
     copy_async_commit();
 }
 

@@ -6,7 +6,7 @@
  * is on its way. */
 #include "attention/cuda/softmax.cuh"
 
-enum { PAGE = BT_CUDA_PAGE };
+enum { PAGE = BT_CUDA_PAGE, WARPS = 4, THREADS = WARPS * GPU_WARP };
 
 typedef struct {
     bt_cuda_span span;
@@ -34,6 +34,15 @@ static __device__ bool find_work(const bt_cuda_prefill &p, uint32_t bm, work *w)
     return first_page < pages;
 }
 
+/* The position of a thread's i-th row in a warp's tiles, the warp's first row being row0; rows
+ * beyond the last stand for it. */
+static __device__ __forceinline__ uint32_t row_pos(const work &w, uint32_t row0, int i)
+{
+    uint32_t pos = w.first_pos + row0 + i * 8 + threadIdx.x % GPU_WARP / 4;
+
+    return pos < w.last_pos ? pos : w.last_pos;
+}
+
 /* Rows of keys from `page` on that belong to the span's tile; a later request's may follow. */
 static __device__ __forceinline__ uint32_t keys_left(const work &w, uint32_t page)
 {
@@ -54,7 +63,7 @@ static __device__ __forceinline__ void fill_keys(const bt_cuda_prefill &p, const
                            (int)m.nope,
                            (int)m.rope};
 
-    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, PAGE>(tile, src, keys_left(w, page), wide);
+    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, PAGE, THREADS>(tile, src, keys_left(w, page), wide);
     copy_async_commit();
 }
 
@@ -67,7 +76,7 @@ static __device__ __forceinline__ void fill_values(const bt_cuda_prefill &p, con
     const bt_bf16      *v   = p.v + (row * m.n_heads + blockIdx.y) * m.v_dim;
     tile_source         src = {v, v, (size_t)m.n_heads * m.v_dim, 0, (int)m.v_dim, 0};
 
-    fill_tile<DV, DV, PAGE>(tile, src, keys_left(w, page), wide);
+    fill_tile<DV, DV, PAGE, THREADS>(tile, src, keys_left(w, page), wide);
     copy_async_commit();
 }
 
@@ -81,7 +90,7 @@ static __device__ __forceinline__ void fill_queries(const bt_cuda_prefill &p, co
     tile_source         src = {q,           q + m.nope, m.n_heads * head_dim, m.n_heads * head_dim,
                                (int)m.nope, (int)m.rope};
 
-    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, BM>(tile, src, w.n_rows, wide);
+    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, BM, THREADS>(tile, src, w.n_rows, wide);
 }
 
 /* Scores of a warp's rows with a page's keys. */
@@ -111,10 +120,12 @@ static __device__ __forceinline__ void score(float s[MT][8][4], bt_bf16 *queries
     }
 }
 
-/* Scores to weights, in place; a row lies in a quad's registers, so nothing leaves the warp. */
+/* Scores to weights, two neighbouring keys to a word: [block of 8 keys][row].  A row lies in a
+ * quad's registers, so nothing leaves the warp.  ALL: each row sees the whole page. */
+template <bool ALL>
 static __device__ __forceinline__ void softmax(float s[8][4], float scale, uint32_t page_start,
                                                const uint32_t pos[2], row_state state[2],
-                                               float shrink[2])
+                                               float shrink[2], uint32_t weights[8][2])
 {
     GPU_UNROLL
     for (int half = 0; half < 2; half++) {
@@ -125,32 +136,34 @@ static __device__ __forceinline__ void softmax(float s[8][4], float scale, uint3
             float   *v   = &s[i / 2][2 * half + i % 2];
             uint32_t key = page_start + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
 
-            *v  = key <= pos[half] ? *v * scale : NO_KEY;
+            *v  = ALL || key <= pos[half] ? *v * scale : NO_KEY;
             max = gpu_max(*v, max);
         }
         shrink[half] = raise_max(&state[half], quad_max(max));
         GPU_UNROLL
-        for (int i = 0; i < 16; i++) {
-            float   *v   = &s[i / 2][2 * half + i % 2];
-            uint32_t key = page_start + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        for (int n = 0; n < 8; n++) {
+            uint32_t key = page_start + n * 8 + threadIdx.x % 4 * 2;
+            float    a   = weight_of(ALL || key <= pos[half], s[n][2 * half], state[half]);
+            float    b   = weight_of(ALL || key + 1 <= pos[half], s[n][2 * half + 1], state[half]);
 
-            *v  = weight_of(key <= pos[half], *v, state[half]);
-            sum = sum + *v;
+            sum              = sum + a;
+            sum              = sum + b;
+            weights[n][half] = bf16x2_of(a, b);
         }
         state[half].sum = state[half].sum * shrink[half] + quad_sum(sum);
     }
 }
 
 /* A warp's weights as a tile [rows][PAGE]. */
-static __device__ __forceinline__ void put_weights(const float s[8][4], bt_bf16 *tile,
+static __device__ __forceinline__ void put_weights(const uint32_t weights[8][2], bt_bf16 *tile,
                                                    uint32_t row0)
 {
     uint32_t lane = threadIdx.x % GPU_WARP;
 
     GPU_UNROLL
-    for (int i = 0; i < 32; i++)
-        *tile_at<PAGE>(tile, row0 + i % 4 / 2 * 8 + lane / 4, i / 4 * 8 + lane % 4 * 2 + i % 2) =
-            bf16_of(s[i / 4][i % 4]);
+    for (int i = 0; i < 16; i++)
+        *(uint32_t *)tile_at<PAGE>(tile, row0 + i % 2 * 8 + lane / 4, i / 2 * 8 + lane % 4 * 2) =
+            weights[i / 2][i % 2];
 }
 
 /* A row's earlier parts and this one, by log-sum-exp; then out, or back for the parts to come. */
@@ -197,51 +210,51 @@ static __device__ __forceinline__ void put_out(const bt_cuda_prefill &p, const w
     }
 }
 
-template <int DN, int DV, int WARPS, int MT>
-static __global__ void __launch_bounds__(WARPS *GPU_WARP, DV <= 128 ? 2 : 1)
+template <int DN, int DV, int MT>
+static __global__ void __launch_bounds__(THREADS, DV <= 128 ? 2 : 1)
     prefill_kernel(const GPU_CONSTANT bt_cuda_prefill p, bool wide)
 {
     enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * MT * 16, NT = DV / 8 };
     GPU_DYNAMIC_SHARED(bt_bf16, queries);
     bt_bf16  *keys = queries + BM * COLS, *values = keys + PAGE * COLS, *spare = values + PAGE * DV;
-    uint32_t  row0 = threadIdx.x / GPU_WARP * MT * 16, lane = threadIdx.x % GPU_WARP, page;
-    uint32_t  pos[MT][2];
+    uint32_t  row0 = threadIdx.x / GPU_WARP * MT * 16, page;
     row_state state[MT][2];
     float     acc[MT][NT][4] = {};
     work      w;
 
     if (!find_work(p, BM, &w)) return;
     GPU_UNROLL
-    for (int i = 0; i < 2 * MT; i++) {
-        uint32_t row = row0 + i * 8 + lane / 4;
-
-        pos[i / 2][i % 2]   = w.first_pos + (row < w.n_rows ? row : w.n_rows - 1);
+    for (int i = 0; i < 2 * MT; i++)
         state[i / 2][i % 2] = row_state{NO_KEY, 0};
-    }
     page = w.part_start / PAGE;
     fill_queries<DN, BM>(p, w, queries, wide);
     fill_keys<DN>(p, w, page, keys, wide); /* one group with the queries */
     fill_values<DV>(p, w, page, values, wide);
     for (; page < w.end_page; page++) {
         uint32_t start = page * PAGE;
-        bool  works = row0 < w.n_rows && start <= w.first_pos + row0 + MT * 16 - 1; /* this warp */
-        float s[MT][8][4];
-        auto  weights = [&](int m, uint32_t k16, uint32_t a[4]) {
-            a[0] = bf16x2_of(s[m][2 * k16][0], s[m][2 * k16][1]);
-            a[1] = bf16x2_of(s[m][2 * k16][2], s[m][2 * k16][3]);
-            a[2] = bf16x2_of(s[m][2 * k16 + 1][0], s[m][2 * k16 + 1][1]);
-            a[3] = bf16x2_of(s[m][2 * k16 + 1][2], s[m][2 * k16 + 1][3]);
+        bool works = row0 < w.n_rows && start <= w.first_pos + row0 + MT * 16 - 1; /* this warp */
+        uint32_t weights[MT][8][2];
+        auto     fragment = [&](int m, uint32_t k16, uint32_t a[4]) {
+            GPU_UNROLL
+            for (int i = 0; i < 4; i++)
+                a[i] = weights[m][2 * k16 + i / 2][i % 2];
         };
 
         copy_async_wait<1>(); /* the keys; the values may still be on their way */
         __syncthreads();
         if (works) {
+            float s[MT][8][4];
+
             score<COLS, MT>(s, queries, keys, row0);
             GPU_UNROLL
             for (int m = 0; m < MT; m++) {
-                float shrink[2];
+                uint32_t pos[2] = {row_pos(w, row0, 2 * m), row_pos(w, row0, 2 * m + 1)};
+                float    shrink[2];
 
-                softmax(s[m], p.dims.scale, start, pos[m], state[m], shrink);
+                if (start + PAGE - 1 <= w.first_pos + row0)
+                    softmax<true>(s[m], p.dims.scale, start, pos, state[m], shrink, weights[m]);
+                else
+                    softmax<false>(s[m], p.dims.scale, start, pos, state[m], shrink, weights[m]);
                 GPU_UNROLL
                 for (int i = 0; i < 4 * NT; i++)
                     acc[m][i / 4][i % 4] *= shrink[i % 4 / 2];
@@ -255,12 +268,17 @@ static __global__ void __launch_bounds__(WARPS *GPU_WARP, DV <= 128 ? 2 : 1)
         copy_async_wait<1>(); /* the values */
         __syncthreads();
         if (w.first_pos < start + PAGE - 1 && any_not_finite<DV, DV>(values)) {
+            uint32_t pos[MT][2];
+
             GPU_UNROLL
-            for (int m = 0; m < MT; m++)
-                if (works) put_weights(s[m], spare, row0 + m * 16);
+            for (int m = 0; m < MT; m++) {
+                pos[m][0] = row_pos(w, row0, 2 * m);
+                pos[m][1] = row_pos(w, row0, 2 * m + 1);
+                if (works) put_weights(weights[m], spare, row0 + m * 16);
+            }
             take_not_finite<DV, DV, MT, NT>(acc, spare, values, row0, 0, start, pos);
         }
-        if (works) add_values<DV, MT, NT>(acc, weights, values, 0);
+        if (works) add_values<DV, MT, NT>(acc, fragment, values, 0);
         __syncthreads(); /* all have read the values */
         if (page + 1 < w.end_page)
             fill_values<DV>(p, w, page + 1, values, wide);
@@ -269,21 +287,23 @@ static __global__ void __launch_bounds__(WARPS *GPU_WARP, DV <= 128 ? 2 : 1)
     }
     copy_async_wait<0>();
     GPU_UNROLL
-    for (int m = 0; m < MT; m++)
-        put_out<NT>(p, w, row0 + m * 16, pos[m], state[m], acc[m]);
+    for (int m = 0; m < MT; m++) {
+        uint32_t pos[2] = {row_pos(w, row0, 2 * m), row_pos(w, row0, 2 * m + 1)};
+
+        put_out<NT>(p, w, row0 + m * 16, pos, state[m], acc[m]);
+    }
 }
 
-template <int DN, int DV, int WARPS, int MT>
-static int run(void *stream, const bt_cuda_prefill *p, bool wide)
+template <int DN, int DV, int MT> static int run(void *stream, const bt_cuda_prefill *p, bool wide)
 {
     enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * MT * 16 };
     constexpr size_t shared =
         sizeof(bt_bf16) * ((size_t)(BM + PAGE) * COLS + (size_t)PAGE * DV + (size_t)BM * PAGE);
     static_assert(shared <= GPU_LEAST_SHARED, "a block's tiles");
 
-    return gpu_launch(prefill_kernel<DN, DV, WARPS, MT>,
-                      dim3(gpu_blocks(p->max_rows, BM), p->dims.n_heads, p->n_items),
-                      dim3(WARPS * GPU_WARP), shared, stream, *p, wide);
+    return gpu_launch(prefill_kernel<DN, DV, MT>,
+                      dim3(gpu_blocks(p->max_rows, BM), p->dims.n_heads, p->n_items), dim3(THREADS),
+                      shared, stream, *p, wide);
 }
 
 int bt_cuda_prefill_run(void *stream, const bt_cuda_prefill *p)
@@ -297,7 +317,7 @@ int bt_cuda_prefill_run(void *stream, const bt_cuda_prefill *p)
     if (p->n_items == 0 || p->max_rows == 0) return 0;
     if (m->nope > BT_CUDA_MAX_HEAD || m->v_dim > BT_CUDA_MAX_HEAD || m->rope > BT_CUDA_MAX_ROPE)
         return BT_CUDA_BAD_SHAPE;
-    if (m->nope > 128 || m->v_dim > 128) return run<256, 256, 4, 1>(stream, p, wide);
-    return p->max_rows <= 64 ? run<128, 128, 4, 1>(stream, p, wide)
-                             : run<128, 128, 4, 2>(stream, p, wide);
+    if (m->nope > 128 || m->v_dim > 128) return run<256, 256, 1>(stream, p, wide);
+    return p->max_rows <= 64 ? run<128, 128, 1>(stream, p, wide)
+                             : run<128, 128, 2>(stream, p, wide);
 }

@@ -15,20 +15,45 @@ typedef struct {
     float max, sum;
 } row_state;
 
+/* bt_expf() of what is not above 0, or no number: its bits in fewer steps.  Below e^-87.3 it is 0,
+ * since denormals are flushed. */
+static __device__ __forceinline__ float exp_down(float x)
+{
+    float   t, n, r, y;
+    int32_t k;
+
+    x = x < -110.0f ? -110.0f : x;
+    t = fmaf(x, BT_LOG2_E_F32, BT_ROUND_F32);
+    n = t - BT_ROUND_F32;
+    r = fmaf(n, -BT_LN2_HI_F32, x);
+    r = fmaf(n, -BT_LN2_LO_F32, r);
+    y = fmaf(r, 1.0f / 5040, 1.0f / 720);
+    y = fmaf(y, r, 1.0f / 120);
+    y = fmaf(y, r, 1.0f / 24);
+    y = fmaf(y, r, 1.0f / 6);
+    y = fmaf(y, r, 0.5f);
+    y = fmaf(y * r, r, r) + 1.0f;
+    k = (int32_t)(__float_as_uint(t) - 0x4b400000u);
+    return y * __uint_as_float((uint32_t)((k > -127 ? k : -127) + 127) << 23);
+}
+
 /* The maximum with a block's keys counted; by how much what was summed before shrinks.  A block
  * without a visible key (NO_KEY) changes nothing. */
 static __device__ __forceinline__ float raise_max(row_state *s, float block_max)
 {
-    float before = s->max;
+    float before = s->max, shrink;
 
     s->max = gpu_max(block_max, before);
-    return s->max == before ? 1.0f : bt_expf(before - s->max);
+    shrink = exp_down(before - s->max);
+    return s->max == before ? 1.0f : shrink;
 }
 
-/* A key's weight. */
+/* A key's weight; computed for all, so that no thread branches. */
 static __device__ __forceinline__ float weight_of(bool visible, float score, const row_state &s)
 {
-    return visible ? bt_expf(score - s.max) : 0.0f;
+    float weight = exp_down(score - s.max);
+
+    return visible ? weight : 0.0f;
 }
 
 /* Over the four lanes that hold a row of a fragment. */

@@ -67,31 +67,44 @@ typedef struct {
     int            n_left, n_right; /* columns */
 } tile_source;
 
+/* N_COLS columns of a tile of N_ROWS rows, from column COL0 on: n_rows rows and n_cols columns of
+ * src, zeros elsewhere.  By the whole block; a thread takes the same chunk of every APARTth row. */
+template <int COLS, int COL0, int N_COLS, int N_ROWS, int THREADS>
+static __device__ __forceinline__ void fill_columns(bt_bf16 *tile, const bt_bf16 *src, size_t ld,
+                                                    uint32_t n_rows, int n_cols, bool wide)
+{
+    enum { CHUNKS = N_COLS / TILE_CHUNK, APART = THREADS / CHUNKS };
+    static_assert(THREADS % CHUNKS == 0, "no thread without a chunk");
+    uint32_t       chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
+    int            n    = n_cols - (int)chunk * TILE_CHUNK;
+    const bt_bf16 *from = src + row * ld + (n > 0 ? chunk * TILE_CHUNK : 0);
+
+    if (n <= 0) n_rows = 0;
+    if (wide) {
+        GPU_UNROLL
+        for (uint32_t i = 0; i < N_ROWS; i += APART, from += APART * ld)
+            if (N_ROWS % APART == 0 || row + i < N_ROWS)
+                copy_async16(tile_chunk<COLS>(tile, row + i, COL0 / TILE_CHUNK + chunk),
+                             row + i < n_rows ? from : src, row + i < n_rows);
+        return;
+    }
+    GPU_ONE_AT_A_TIME
+    for (; row < N_ROWS; row += APART, from += APART * ld)
+        fill_chunk(tile_chunk<COLS>(tile, row, COL0 / TILE_CHUNK + chunk), from,
+                   row < n_rows ? n : 0, false);
+}
+
 /* A tile of N_ROWS rows: n_rows of the source, its left columns from column 0 on, its right ones
- * from column C on, zeros elsewhere.  By the whole block, a warp a row. */
-template <int C, int COLS, int N_ROWS>
+ * from column C on, zeros elsewhere.  By the whole block of THREADS. */
+template <int C, int COLS, int N_ROWS, int THREADS>
 static __device__ __forceinline__ void fill_tile(bt_bf16 *tile, const tile_source &src,
                                                  uint32_t n_rows, bool wide)
 {
-    uint32_t lane = threadIdx.x % GPU_WARP, n_warps = blockDim.x / GPU_WARP;
-
-    GPU_ONE_AT_A_TIME
-    for (uint32_t row = threadIdx.x / GPU_WARP; row < N_ROWS; row += n_warps) {
-        GPU_UNROLL
-        for (uint32_t c = 0; c < (COLS / TILE_CHUNK + GPU_WARP - 1) / GPU_WARP; c++) {
-            uint32_t       chunk = c * GPU_WARP + lane;
-            int            col   = (int)chunk * TILE_CHUNK;
-            bool           right = col >= C;
-            const bt_bf16 *from  = right ? src.right + row * src.ld_right + (col - C)
-                                         : src.left + row * src.ld_left + col;
-            int            n     = right ? src.n_right - (col - C) : src.n_left - col;
-            bool           any   = row < n_rows && n > 0;
-
-            if (chunk < COLS / TILE_CHUNK)
-                fill_chunk(tile_chunk<COLS>(tile, row, chunk), any ? from : src.left, any ? n : 0,
-                           wide);
-        }
-    }
+    fill_columns<COLS, 0, C, N_ROWS, THREADS>(tile, src.left, src.ld_left, n_rows, src.n_left,
+                                              wide);
+    if constexpr (COLS > C)
+        fill_columns<COLS, C, COLS - C, N_ROWS, THREADS>(tile, src.right, src.ld_right, n_rows,
+                                                         src.n_right, wide);
 }
 
 #endif

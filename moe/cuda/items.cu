@@ -124,7 +124,13 @@ int bt_cuda_entries_run(void *stream, uint32_t n_rows, uint32_t hidden, uint32_t
                       3 * top_k, wire, out);
 }
 
-/* ---- items: what this rank's experts made of a row, one block a row */
+/* ---- items: what this rank's experts made of a row; blocks: [rows][parts of the columns], since a
+ * decode step's rows alone leave most of a GPU idle */
+
+enum { PART = 4 * THREADS };
+
+#define FOR_COLUMNS(i, n) \
+    for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < (n); i += gridDim.y * THREADS)
 
 static __global__ void __launch_bounds__(THREADS) items_kernel(const GPU_CONSTANT bt_cuda_items p)
 {
@@ -139,7 +145,8 @@ static __global__ void __launch_bounds__(THREADS) items_kernel(const GPU_CONSTAN
         while (p.whole[experts[j] / p.block_size] != 0 && end < p.top_k &&
                experts[end] / p.block_size == experts[j] / p.block_size)
             end++;
-        for (uint32_t i = threadIdx.x; i < p.hidden; i += THREADS) {
+        FOR_COLUMNS(i, p.hidden)
+        {
             bt_bf16 one = 0;
             float   sum = 0;
 
@@ -156,10 +163,11 @@ static __global__ void __launch_bounds__(THREADS) items_kernel(const GPU_CONSTAN
 int bt_cuda_items_run(void *stream, const bt_cuda_items *p)
 {
     if (p->n_rows == 0) return 0;
-    return gpu_launch(items_kernel, dim3(p->n_rows), dim3(THREADS), 0, stream, *p);
+    return gpu_launch(items_kernel, dim3(p->n_rows, gpu_blocks(p->hidden, PART)), dim3(THREADS), 0,
+                      stream, *p);
 }
 
-/* ---- combination, one block a row */
+/* ---- combination; blocks as for the items */
 
 /* Whether entry j begins an item: a whole block's outputs share one, a split block's are single. */
 static __device__ bool begins(const bt_cuda_join &c, const uint16_t *experts, uint32_t j)
@@ -204,7 +212,8 @@ static __global__ void __launch_bounds__(THREADS) join_kernel(const GPU_CONSTANT
     if (experts[0] == BT_NO_EXPERTS) return;
     if (threadIdx.x < c.top_k) items[threadIdx.x] = find_item(c, row, experts, threadIdx.x);
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < c.hidden; i += THREADS) {
+    FOR_COLUMNS(i, c.hidden)
+    {
         float    sum = 0;
         uint32_t j   = 0;
 
@@ -223,5 +232,6 @@ static __global__ void __launch_bounds__(THREADS) join_kernel(const GPU_CONSTANT
 int bt_cuda_join_run(void *stream, const bt_cuda_join *c)
 {
     if (c->n_rows == 0) return 0;
-    return gpu_launch(join_kernel, dim3(c->n_rows), dim3(THREADS), 0, stream, *c);
+    return gpu_launch(join_kernel, dim3(c->n_rows, gpu_blocks(c->hidden, PART)), dim3(THREADS), 0,
+                      stream, *c);
 }

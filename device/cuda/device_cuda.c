@@ -354,6 +354,13 @@ static bool has_kernels(int major, int minor)
     return (major == 8 && minor == 0) || (major == 9 && minor == 0) || major == 10;
 }
 
+/* The runtime takes each driver of its major version; kernels of more than 4 KiB of arguments
+ * (gemm.h) take one of CUDA 12.1. */
+enum {
+    RUNTIME_MAJOR = CUDART_VERSION / 1000 * 1000,
+    OLDEST_DRIVER = RUNTIME_MAJOR < 12010 ? 12010 : RUNTIME_MAJOR
+};
+
 static uint32_t cuda_count(char *text, size_t text_bytes)
 {
     int         n = 0, driver = 0;
@@ -364,11 +371,11 @@ static uint32_t cuda_count(char *text, size_t text_bytes)
     (void)cudaDriverGetVersion(&driver);
     if (err == cudaErrorInsufficientDriver && driver == 0)
         snprintf(text, text_bytes, "this machine has no NVIDIA driver");
-    else if (err == cudaErrorInsufficientDriver)
+    else if (err == cudaErrorInsufficientDriver || driver < OLDEST_DRIVER)
         snprintf(text, text_bytes,
                  "the NVIDIA driver is too old: it knows CUDA %d.%d, expected %d.%d or above",
-                 driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-                 CUDART_VERSION % 1000 / 10);
+                 driver / 1000, driver % 1000 / 10, OLDEST_DRIVER / 1000,
+                 OLDEST_DRIVER % 1000 / 10);
     else if (err != cudaSuccess)
         snprintf(text, text_bytes, "no GPU can be used: %s", cudaGetErrorString(err));
     else if (n <= 0)

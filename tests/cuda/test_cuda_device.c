@@ -411,8 +411,10 @@ static void machines_that_cannot_are_told_why(void)
 
     gpu.driver = 0;
     expect_unusable(gpu, 0, "no NVIDIA driver");
-    gpu.driver = 12040;
-    expect_unusable(gpu, 0, "too old: it knows CUDA 12.4, expected 13.0");
+    gpu.driver = 11080;
+    expect_unusable(gpu, 0, "too old: it knows CUDA 11.8, expected 12.1");
+    gpu.driver = 12000; /* the runtime would take it */
+    expect_unusable(gpu, 0, "too old: it knows CUDA 12.0, expected 12.1");
     gpu           = HOPPER;
     gpu.n_devices = 0;
     expect_unusable(gpu, 0, "no CUDA-capable device");

@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-#define CUDART_VERSION 13000
+#define CUDART_VERSION 12080
 
 typedef enum {
     cudaSuccess                       = 0,

@@ -76,7 +76,7 @@ cudaError_t fake_gpu_step(void)
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    if (g_fake_gpu.driver < CUDART_VERSION) return cudaErrorInsufficientDriver;
+    if (g_fake_gpu.driver < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
     if (g_fake_gpu.n_devices == 0) return cudaErrorNoDevice;
     *n = g_fake_gpu.n_devices;
     return cudaSuccess;

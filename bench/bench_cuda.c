@@ -7,6 +7,7 @@
  * A time is the median of ROUNDS, each the mean of some calls; what is read lies in as many places
  * as keep it out of the cache. */
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -306,6 +307,53 @@ static void bench_all_experts(void)
     MUST(cudaFree(row_at));
 }
 
+/* ---- one product: the narrow ones of a decode step, and the widest */
+
+typedef struct {
+    bt_cuda_gemm g;
+    uint8_t     *weights;
+    size_t       bytes; /* of one copy of them */
+    uint32_t     n_copies;
+} dense;
+
+static int dense_product(void *ctx, unsigned i)
+{
+    dense *x = ctx;
+
+    x->g.w[0] = x->weights + i % x->n_copies * x->bytes;
+    return bt_cuda_gemm_run(g_stream, &x->g);
+}
+
+static void bench_dense(const char *name, uint32_t n, uint32_t k, bool fp8)
+{
+    size_t   bytes  = (size_t)n * k * (fp8 ? 1 : sizeof(bt_bf16));
+    uint32_t copies = (uint32_t)(COLD_BYTES / bytes + 1);
+    dense    x      = {.weights = take_random(bytes * copies), .bytes = bytes, .n_copies = copies};
+    float   *scales = take_random((size_t)n * ((k + 127) / 128) * sizeof(float));
+    bt_bf16 *rows   = take_random((size_t)MANY_ROWS * k * sizeof(bt_bf16));
+    bt_bf16 *y      = take((size_t)MANY_ROWS * n * sizeof(bt_bf16));
+    char     what[128];
+
+    for (uint32_t m = 1; m <= MANY_ROWS; m *= 16) {
+        x.g = (bt_cuda_gemm){.n        = n,
+                             .k        = k,
+                             .n_groups = 1,
+                             .max_rows = m,
+                             .x        = rows,
+                             .ld_x     = k,
+                             .y        = y,
+                             .ld_y     = n,
+                             .w_scale  = {fp8 ? scales : NULL}};
+        snprintf(what, sizeof(what), "%s, %u x %u, %s, %u rows", name, n, k, fp8 ? "e4m3" : "bf16",
+                 m);
+        print(what, time_us(dense_product, &x), (double)bytes + (double)m * (n + k) * 2,
+              2.0 * m * n * k);
+    }
+    void *all[] = {x.weights, scales, rows, y};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        MUST(cudaFree(all[i]));
+}
+
 int main(int argc, char **argv)
 {
     static const uint32_t CONTEXTS[] = {1024, 4096, 32768};
@@ -330,5 +378,10 @@ int main(int argc, char **argv)
         for (uint32_t rows = 512; rows <= SPLIT; rows *= 2)
             bench_prefill(heads, rows);
     bench_all_experts();
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        bench_dense("q_a", 1536, HIDDEN, fp8);
+        bench_dense("kv_a", KV_DIM, HIDDEN, fp8);
+        bench_dense("o", HIDDEN, 16384, fp8);
+    }
     return EXIT_SUCCESS;
 }

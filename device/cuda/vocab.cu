@@ -353,7 +353,8 @@ static __device__ uint32_t draw_by_rank(const choice_row &r, const bt_cuda_draw 
 }
 
 /* One block a row; a bound of one block a multiprocessor, or it gets 32 registers and spills. */
-static __global__ void __launch_bounds__(THREADS, 1) choose_kernel(const GPU_CONSTANT bt_cuda_sample s)
+static __global__ void __launch_bounds__(THREADS, 1)
+    choose_kernel(const GPU_CONSTANT bt_cuda_sample s)
 {
     GPU_SHARED(float, part, GPU_WARP);
     GPU_SHARED(uint32_t, word, 1);

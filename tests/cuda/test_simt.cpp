@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "attention/cuda/softmax.cuh"
 #include "device/cuda/gpu.cuh"
 #include "tests/support/test.h"
 
@@ -335,6 +336,18 @@ static void sums_and_votes_reach_every_thread(void)
     }
 }
 
+static float flushed(float v) { return v < 0x1p-126f ? 0 : v; }
+
+static void an_exp_of_what_is_not_above_0_has_the_bits_of_exp(void)
+{
+    EXPECT(exp_down(0.0f) == 1 && exp_down(-INFINITY) == 0 && exp_down(NAN) != exp_down(NAN));
+    for (uint32_t bits = 0x80000000u; bits < 0xff800000u; bits += 9973) {
+        float x = __uint_as_float(bits);
+
+        EXPECT(flushed(exp_down(x)) == flushed(bt_expf(x)));
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -347,6 +360,7 @@ int main(int argc, char **argv)
         BT_TEST(what_a_gpu_would_refuse_ends_the_process),
         BT_TEST(matrix_fragments_are_those_of_the_isa),
         BT_TEST(sums_and_votes_reach_every_thread),
+        BT_TEST(an_exp_of_what_is_not_above_0_has_the_bits_of_exp),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

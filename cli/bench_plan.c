@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/parse.h"
+
 enum { MAX_LENGTH = 1 << 24 };
 
 /* Which stream of random numbers. */
@@ -33,15 +35,11 @@ static bool parse_range(const char **text, bt_lengths *out)
 
 static bool parse_zipf(const char *text, bt_lengths *out)
 {
-    char *end;
-
     out->kind     = BT_LENGTHS_ZIPF;
     out->exponent = 1;
     if (!parse_range(&text, out)) return false;
     if (*text == '\0') return true;
-    if (*text != ':' || text[1] < '0' || text[1] > '9') return false;
-    out->exponent = strtod(text + 1, &end);
-    return *end == '\0' && out->exponent > 0 && out->exponent <= 10;
+    return *text == ':' && bt_parse_real(text + 1, 1e-6, 10, &out->exponent);
 }
 
 static bool parse_list(const char *text, bt_lengths *out)

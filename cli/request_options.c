@@ -110,13 +110,13 @@ static void add_stop(bt_request_options *o, struct argp_state *state, char *arg)
 
 static void add_bias(bt_request_options *o, struct argp_state *state, const char *arg)
 {
-    size_t n  = o->request.n_biases;
-    char  *at = NULL;
-    long   id = strtol(arg, &at, 10);
+    size_t      n  = o->request.n_biases;
+    const char *at = arg;
+    int64_t     id = 0;
 
     if (n == BT_REQUEST_BIASES)
         argp_error(state, "more than %d of --logit-bias", BT_REQUEST_BIASES);
-    if (at == arg || (*at != '=' && *at != ':') || id < 0 || id > INT_MAX)
+    if (!bt_parse_whole_in(&at, "=:", 0, INT_MAX, &id) || *at == '\0')
         argp_error(state, "--logit-bias is \"%s\", expected ID=X like 17=-2.5", arg);
     o->bias_ids[n]      = (int32_t)id;
     o->biases[n]        = (float)bt_option_real(state, "--logit-bias", at + 1, -1e6, 1e6);

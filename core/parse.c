@@ -9,7 +9,7 @@
 
 #include "core/file.h"
 
-enum { HOST_MAX = 253 /* of DNS */, SLOTS_MAX = 65536 };
+enum { HOST_MAX = 253 /* of DNS */, SLOTS_MAX = 65536, PIECE_BYTES = 64 };
 
 bool bt_parse_bytes(const char *text, uint64_t *bytes_out)
 {
@@ -58,28 +58,30 @@ bool bt_parse_host(const char *name, size_t n)
 bool bt_parse_hosts(const char *list)
 {
     for (;;) {
-        size_t  n = strcspn(list, ",:"), n_slots = 0;
-        char    slots[8];
-        int64_t value;
+        size_t  n = strcspn(list, ",:");
+        int64_t slots;
 
         if (!bt_parse_host(list, n)) return false;
         list += n;
         if (*list == ':') {
-            n_slots = strcspn(++list, ",");
-            snprintf(slots, sizeof(slots), "%.*s", (int)(n_slots < 8 ? n_slots : 7), list);
-            if (n_slots > 7 || !bt_parse_whole(slots, 1, SLOTS_MAX, &value)) return false;
-            list += n_slots;
+            list++;
+            if (!bt_parse_whole_in(&list, ",", 1, SLOTS_MAX, &slots)) return false;
         }
         if (*list++ == '\0') return true;
     }
 }
 
-/* strtoll and strtod take blanks, a '+', and words like "nan" and "inf" too. */
-static bool begins_number(const char *text)
+/* strtoll and strtod take blanks, a '+', hexadecimal digits, and words like "nan" too. */
+static bool is_number(const char *text)
 {
     const char *p = text + (text[0] == '-');
 
-    return (*p >= '0' && *p <= '9') || *p == '.';
+    return ((*p >= '0' && *p <= '9') || *p == '.') && p[strspn(p, "0123456789.eE+-")] == '\0';
+}
+
+const char *bt_parse_hint(const char *text)
+{
+    return is_number(text) ? "" : " (decimal digits, and no blanks)";
 }
 
 bool bt_parse_whole(const char *text, int64_t least, int64_t most, int64_t *n_out)
@@ -87,7 +89,7 @@ bool bt_parse_whole(const char *text, int64_t least, int64_t most, int64_t *n_ou
     char   *end = NULL;
     int64_t n;
 
-    if (!begins_number(text)) return false;
+    if (!is_number(text)) return false;
     errno = 0;
     n     = strtoll(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || n < least || n > most) return false;
@@ -100,11 +102,38 @@ bool bt_parse_real(const char *text, double least, double most, double *x_out)
     char  *end = NULL;
     double x;
 
-    if (!begins_number(text)) return false;
+    if (!is_number(text)) return false;
     x = strtod(text, &end);
     if (end == text || *end != '\0' || !(x >= least && x <= most)) return false;
     *x_out = x;
     return true;
+}
+
+/* No number is longer. */
+static bool take_piece(const char **text, const char *ends, char buf[PIECE_BYTES])
+{
+    size_t n = strcspn(*text, ends);
+
+    if (n >= PIECE_BYTES) return false;
+    memcpy(buf, *text, n);
+    buf[n] = '\0';
+    *text += n;
+    return true;
+}
+
+bool bt_parse_whole_in(const char **text, const char *ends, int64_t least, int64_t most,
+                       int64_t *n_out)
+{
+    char piece[PIECE_BYTES];
+
+    return take_piece(text, ends, piece) && bt_parse_whole(piece, least, most, n_out);
+}
+
+bool bt_parse_real_in(const char **text, const char *ends, double least, double most, double *x_out)
+{
+    char piece[PIECE_BYTES];
+
+    return take_piece(text, ends, piece) && bt_parse_real(piece, least, most, x_out);
 }
 
 int64_t bt_option_number(struct argp_state *state, const char *option, const char *arg,
@@ -113,8 +142,8 @@ int64_t bt_option_number(struct argp_state *state, const char *option, const cha
     int64_t n = least;
 
     if (!bt_parse_whole(arg, least, most, &n))
-        argp_error(state, "%s must be a whole number from %" PRId64 " to %" PRId64 ", not \"%s\"",
-                   option, least, most, arg);
+        argp_error(state, "%s must be a whole number from %" PRId64 " to %" PRId64 ", not \"%s\"%s",
+                   option, least, most, arg, bt_parse_hint(arg));
     return n;
 }
 
@@ -124,8 +153,8 @@ double bt_option_real(struct argp_state *state, const char *option, const char *
     double x = least;
 
     if (!bt_parse_real(arg, least, most, &x))
-        argp_error(state, "%s must be a number from %g to %g, not \"%s\"", option, least, most,
-                   arg);
+        argp_error(state, "%s must be a number from %g to %g, not \"%s\"%s", option, least, most,
+                   arg, bt_parse_hint(arg));
     return x;
 }
 

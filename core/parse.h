@@ -19,9 +19,19 @@ bool bt_parse_host(const char *name, size_t n);
 /* "node1:8,node2": hosts, and slots from 1. */
 bool bt_parse_hosts(const char *list);
 
-/* A number from least to most, and nothing else: no blank, no '+'. */
+/* A number from least to most, and nothing else: decimal digits, in front of them '-', for a real
+ * also a point and an exponent.  No blank, no '+', no "0x10", no "nan". */
 bool bt_parse_whole(const char *text, int64_t least, int64_t most, int64_t *n_out);
 bool bt_parse_real(const char *text, double least, double most, double *x_out);
+
+/* The same in a list: up to the first character of `ends`, or to the end.  *text moves there. */
+bool bt_parse_whole_in(const char **text, const char *ends, int64_t least, int64_t most,
+                       int64_t *n_out);
+bool bt_parse_real_in(const char **text, const char *ends, double least, double most,
+                      double *x_out);
+
+/* For the message about a number: what it may not be written like, or "" when it is a number. */
+const char *bt_parse_hint(const char *text);
 
 /* The same for the argument of an option ("--name") in argp's parse function: argp_error() names
  * the option and what was expected. */

@@ -58,8 +58,8 @@ static bool read_whole(const char *name, const char *text, int64_t least, int64_
 
     if (!bt_parse_whole(text, least, most, &value)) {
         snprintf(why, BT_RANK_FLAG_WHY,
-                 "%s must be a whole number from %" PRId64 " to %" PRId64 ", not \"%.80s\"", name,
-                 least, most, text);
+                 "%s must be a whole number from %" PRId64 " to %" PRId64 ", not \"%.80s\"%s", name,
+                 least, most, text, bt_parse_hint(text));
         return false;
     }
     *value_out = (uint64_t)value;

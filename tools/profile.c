@@ -101,16 +101,14 @@ static uint32_t parse_list(struct argp_state *state, const char *name, const cha
     uint32_t n = 0;
 
     for (const char *at = text;; at++) {
-        char *end;
-        long  v = strtol(at, &end, 10);
+        int64_t v = 0;
 
-        if (end == at || (*end != ',' && *end != '\0') || v < 1 || v > (long)limit || n == max)
+        if (n == max || !bt_parse_whole_in(&at, ",", 1, limit, &v))
             argp_error(state,
                        "--%s %s: expected at most %u numbers from 1 to %u, separated by commas",
                        name, text, max, limit);
         list[n++] = (uint32_t)v;
-        if (*end == '\0') return n;
-        at = end;
+        if (*at == '\0') return n;
     }
 }
 
@@ -141,17 +139,15 @@ static void parse_bandwidths(struct argp_state *state, const char *text, options
 {
     opt->n_bandwidths = 0;
     for (const char *at = text;; at++) {
-        char  *end;
-        double v = strtod(at, &end);
+        double v = 0;
 
-        if (end == at || (*end != ',' && *end != '\0') || !(v > 0 && v < 1e6) ||
-            opt->n_bandwidths == 4)
+        if (opt->n_bandwidths == 4 || !bt_parse_real_in(&at, ",", 1e-6, 1e6, &v))
             argp_error(state,
-                       "--bandwidth %s: expected at most 4 numbers of GB/s, separated by commas",
+                       "--bandwidth %s: expected at most 4 numbers of GB/s from 1e-6 to 1e6, "
+                       "separated by commas",
                        text);
         opt->bandwidths[opt->n_bandwidths++] = v * 1e9;
-        if (*end == '\0') return;
-        at = end;
+        if (*at == '\0') return;
     }
 }
 

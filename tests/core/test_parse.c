@@ -74,12 +74,33 @@ static void numbers_are_within_limits_and_nothing_else(void)
     EXPECT(!bt_parse_whole("6", -12, 5, &n));
     EXPECT(!bt_parse_real("2501", 0, 2500, &x));
     EXPECT(!bt_parse_real("nan", -1, 1, &x));
-    for (const char *const *bad = (const char *const[]){"", "-", ".", " 1", "+1", "1 ", "1x", NULL};
+    for (const char *const *bad = (const char *const[]){"", "-", ".", " 1", "+1", "1 ", "1x", "0x1",
+                                                        "0x1p1", "inf", "1\t", NULL};
          *bad != NULL; bad++) {
         EXPECT(!bt_parse_whole(*bad, -9, 9, &n));
         EXPECT(!bt_parse_real(*bad, -9, 9, &x));
     }
     EXPECT(n == 77 && x == 77);
+    EXPECT(!bt_parse_whole("1e1", 0, 10, &n) && bt_parse_real("1e1", 0, 10, &x) && x == 10);
+    EXPECT_HAS(bt_parse_hint("0x10"), "decimal digits");
+    EXPECT(strcmp(bt_parse_hint("70000"), "") == 0);
+}
+
+static void numbers_of_a_list_end_at_its_separators(void)
+{
+    const char *at = "17=-2.5,x";
+    int64_t     n  = 0;
+    double      x  = 0;
+
+    EXPECT(bt_parse_whole_in(&at, "=:", 0, 99, &n) && n == 17 && *at == '=');
+    at++;
+    EXPECT(bt_parse_real_in(&at, ",", -9, 9, &x) && x == -2.5 && *at == ',');
+    at++;
+    EXPECT(!bt_parse_whole_in(&at, ",", 0, 9, &n));
+    at = "1111111111111111111111111111111111111111111111111111111111111111111111111";
+    EXPECT(!bt_parse_real_in(&at, ",", 0, 1e300, &x));
+    at = " 1";
+    EXPECT(!bt_parse_whole_in(&at, ",", 0, 9, &n));
 }
 
 int main(int argc, char **argv)
@@ -88,6 +109,7 @@ int main(int argc, char **argv)
         BT_TEST(bytes_have_binary_suffixes),
         BT_TEST(addresses_have_a_host_and_a_port),
         BT_TEST(hosts_have_names_and_slots),
+        BT_TEST(numbers_of_a_list_end_at_its_separators),
         BT_TEST(numbers_are_within_limits_and_nothing_else),
     };
 

@@ -269,7 +269,9 @@ static bool handle(bt_down *m)
     case BT_DOWN_RESERVE: on_reserve(&m->u.reserve); return true;
     case BT_DOWN_PREFILL: on_prefill(&m->u.prefill); return true;
     case BT_DOWN_ABORT: say_released(m->u.abort.request); return true;
-    case BT_DOWN_SHUTDOWN: return fault("stay");
+    case BT_DOWN_SHUTDOWN:
+        if (fault("leave_late")) sleep(600);
+        return fault("stay");
     default: return true;
     }
 }

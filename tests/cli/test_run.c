@@ -334,6 +334,18 @@ static void run_second_signal_hurries_the_end(void)
     }
 }
 
+/* Everybody was served, and the signal that ends the slow one is our own. */
+static void run_rank_that_leaves_late_is_no_failure(void)
+{
+    start_run("leave_late:1", TWO_RANKS);
+    if (!serving()) return;
+    EXPECT_EQ(client("baton-generate",
+                     ARGS((char *)"--prompt", (char *)"x", (char *)"--max-tokens", (char *)"2")),
+              0);
+    stop(SIGTERM);
+    EXPECT_HAS(g_run.output, "the ranks had not left in time, and were told by a signal");
+}
+
 static void run_port_in_use_is_named(void)
 {
     struct sockaddr_in a  = {.sin_family = AF_INET};
@@ -445,6 +457,7 @@ static const bt_test TESTS[] = {
     BT_TEST(run_with_ignored_signals_ends_when_asked),
     BT_TEST(run_signal_while_loading_ends_cleanly),
     BT_TEST(run_second_signal_hurries_the_end),
+    BT_TEST(run_rank_that_leaves_late_is_no_failure),
     BT_TEST(run_port_in_use_is_named),
 };
 

@@ -4,7 +4,8 @@
 
 enum {
     MIN_TILE_LANES  = 8,
-    PAGE_COST_LANES = 32, /* what a tile does once for a page, in lanes */
+    PAGE_COST_LANES = 32, /* what a tile does once for a page, in lanes; */
+    PACK_COST_LANES = 4,  /* where the page's keys are packed for all of them */
     MERGE_COST      = 20, /* of an item, in positions */
     UNEVEN          = 16  /* threads end apart by a part's so much */
 };
@@ -61,10 +62,11 @@ static uint32_t choose_tile_lanes(const plan_job *job, uint32_t part_size)
 {
     uint32_t best  = BT_TILE_LANES;
     uint64_t least = UINT64_MAX, n = job->a->n_members;
+    uint32_t page = job->a->kernels->attend_pages != NULL ? PACK_COST_LANES : PAGE_COST_LANES;
 
     for (uint32_t lanes = BT_TILE_LANES; lanes >= MIN_TILE_LANES; lanes /= 2) {
         uint64_t items = count_items(job, (bt_absorbed_plan){lanes, part_size});
-        uint64_t cost  = (items + n - 1) / n * (lanes + PAGE_COST_LANES);
+        uint64_t cost  = (items + n - 1) / n * (lanes + page);
 
         if (cost < least) {
             least = cost;

@@ -12,7 +12,7 @@
 #include "device/cpu/lanes.inc.h"
 
 enum {
-    PIECE     = 192, /* of k: queries and packed keys of a page stay in the first-level cache */
+    PIECE     = 128, /* of k: queries and packed keys of a page stay in the first-level cache */
     TILE_COLS = 2 * WIDTH,
     PAGE      = BT_CPU_PAGE_ROWS,
     LD        = BT_CPU_LD_SCORES,

@@ -2,7 +2,7 @@
  * arithmetics that go through k from one end to the other:
  *     x_elem, STAGE(v)           an element of x as the tile wants it: float, or bt_bf16 as it is
  *     MAX_ROWS                   rows of the largest tile
- *     tile_blocks(rows)          column blocks of 16 in a tile of so many rows (a power of two)
+ *     tile_blocks(rows)          column blocks of 16 in a tile of so many rows
  *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
  *     TILE_CASES                 the tiles that there are
  * k goes in pieces, multiples of 32, whose x fits the first-level cache; between pieces the
@@ -67,16 +67,13 @@ INLINE uint32_t pairs_until_next(const tile_args *a, uint32_t p0, uint32_t ahead
     return n;
 }
 
-/* A tile of `cols` columns, whole blocks or part of one, which goes through a buffer. */
-static void run_wide(tile_runner run, uint32_t rows, uint32_t cols, const tile_args *a)
+/* A tile with part of a block of columns, which goes through a buffer. */
+static __attribute__((noinline)) void run_edge(tile_runner run, uint32_t rows, uint32_t cols,
+                                               const tile_args *a)
 {
     float     edge[MAX_ROWS][LANES];
     tile_args inner = *a;
 
-    if (cols >= LANES) {
-        run(rows, cols / LANES, a);
-        return;
-    }
     inner.y    = edge[0];
     inner.ld_y = LANES;
     memset(edge, 0, rows * sizeof(edge[0]));
@@ -85,6 +82,15 @@ static void run_wide(tile_runner run, uint32_t rows, uint32_t cols, const tile_a
     run(rows, 1, &inner);
     for (uint32_t r = 0; r < rows; r++)
         memcpy(a->y + r * a->ld_y, edge[r], cols * sizeof(float));
+}
+
+/* A tile of `cols` columns: whole blocks, or part of one. */
+INLINE void run_wide(tile_runner run, uint32_t rows, uint32_t cols, const tile_args *a)
+{
+    if (cols >= LANES)
+        run(rows, cols / LANES, a);
+    else
+        run_edge(run, rows, cols, a);
 }
 
 INLINE void stage_row(const bt_bf16 *x, uint32_t n, uint32_t n_pad, x_elem *out)
@@ -109,9 +115,8 @@ static void run_columns(uint32_t m, uint32_t n, const bt_bf16 *after, tile_args 
     for (uint32_t cols; n != 0; n -= cols, a.y += cols, a.b += blocks * a.block) {
         tile_args t = a;
 
-        while (blocks > 1 && blocks * LANES > n)
-            blocks /= 2;
-        cols   = n < blocks * LANES ? n : blocks * LANES;
+        if (blocks * LANES > n) blocks = n < LANES ? 1 : n / LANES;
+        cols   = n < LANES ? n : blocks * LANES;
         t.next = n > cols || after == NULL ? a.b + blocks * a.block : after;
         for (uint32_t i = 0; i < n_tiles; i++, t.x += STAGE_ELEMS, t.y += rows * a.ld_y) {
             rows = share_of(m, n_tiles, i);

@@ -9,8 +9,8 @@ typedef float x_elem;
 #define STAGE(v) bt_bf16_to_f32(v)
 /* clang-format off */
 #define TILE_CASES                                                  \
-    TILE_CASE(2, 4) TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(1, 4) \
-    TILE_CASE(1, 2) TILE_CASE(1, 1)
+    TILE_CASE(2, 4) TILE_CASE(2, 3) TILE_CASE(2, 2) TILE_CASE(2, 1) \
+    TILE_CASE(1, 4) TILE_CASE(1, 3) TILE_CASE(1, 2) TILE_CASE(1, 1)
 /* clang-format on */
 enum { MAX_ROWS = 2, MAX_BLOCKS = 4, STEP_PAIRS = 16, AHEAD_PAIRS = 32 };
 #include "device/cpu/mm.inc.h"

@@ -140,9 +140,8 @@ static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
 
     a.panel = panel;
     for (uint32_t cols; n != 0; n -= cols, a.y += cols, a.b += blocks * a.block) {
-        while (blocks > 1 && blocks * LANES > n)
-            blocks /= 2;
-        cols = n < blocks * LANES ? n : blocks * LANES;
+        if (blocks * LANES > n) blocks = n < LANES ? 1 : n / LANES;
+        cols = n < LANES ? n : blocks * LANES;
         run_panel(m, cols, n > cols ? a.b + blocks * a.block : later, a);
     }
 }

@@ -117,7 +117,8 @@ static void add_values(const bt_tile *t, const bt_key_block *block, const column
     if (n_lanes != 0) t->kernels->mm[t->role](&mm);
 }
 
-/* The values of keys from .. to-1, and of a neighbour where these are odd. */
+/* The values of keys from .. to-1, and of a neighbour where these are odd; `to` may be in the
+ * padding. */
 static bool all_finite(const bt_key_block *block, const columns *cols, uint32_t from, uint32_t to)
 {
     uint32_t bad = 0, k_pad = bt_cpu_pad(block->n_keys, 32);
@@ -134,7 +135,7 @@ static bool all_finite(const bt_key_block *block, const columns *cols, uint32_t 
 bool bt_tile_hides_finite(const bt_tile *t, const bt_key_block *block)
 {
     return all_finite(block, &(columns){.packed = block->values, .n = t->v_dim},
-                      n_visible(t, block, 0), n_visible(t, block, t->n_lanes - 1));
+                      n_visible(t, block, 0), n_seen(t, block));
 }
 
 /* dst = the packed [k, n] operand with +0 in its rows from `keep` on. */
@@ -156,8 +157,7 @@ static void add_columns(const bt_tile *t, const bt_key_block *block, const colum
 {
     /* A weight of 0 keeps a finite value away from a lane, but not an inf or a NaN that a later
      * token of the same request has brought. */
-    if (first < full &&
-        !all_finite(block, cols, n_visible(t, block, first), n_visible(t, block, t->n_lanes - 1))) {
+    if (first < full && !all_finite(block, cols, n_visible(t, block, first), n_seen(t, block))) {
         columns cut = {.packed = scratch->cut, .first = cols->first, .n = cols->n};
 
         for (; first < full; first++) {

@@ -78,8 +78,8 @@ static inline uint32_t bt_tile_last_pos(const bt_tile *t) { return bt_tile_pos(t
 uint32_t bt_tile_first_lane(const bt_tile *t, uint32_t pos);
 
 /* Whether a weight of +0 keeps every value of the block, whose values are packed, from lanes that
- * do not see its key, as far as any lane sees it: not an inf or a NaN.  Lane 0 sees the first key.
- */
+ * do not see its key, as far as products with what some lane sees go: not an inf or a NaN.  Lane 0
+ * sees the first key. */
 bool bt_tile_hides_finite(const bt_tile *t, const bt_key_block *block);
 
 /* No key seen yet.  o is not written: the part's first block, at a multiple of `split`,

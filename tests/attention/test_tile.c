@@ -179,11 +179,25 @@ static void tile_later_inf_and_nan_stay_away_from_earlier_lanes(void)
     bt_free(c);
 }
 
+/* Keys that no lane sees, but that lie in a step of the products with keys that some do. */
+static void tile_inf_and_nan_beyond_the_last_lane_change_nothing(void)
+{
+    lane_case *c = new_case(5, 1);
+    bt_tile    t = tile_at(100, 0, 11, 1);
+
+    for (uint32_t key = 112; key < 120; key++)
+        for (uint32_t i = 0; i < V_DIM; i++)
+            c->values[key][i] = i % 2 ? 0x7f80 : 0x7fc0;
+    expect_twin(c, &t, 120);
+    bt_free(c);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(tile_equals_the_twin_at_every_place),
     BT_TEST(tile_large_scores_neither_overflow_nor_vanish),
     BT_TEST(tile_subnormal_sums_and_signed_zeros_keep_the_bits),
     BT_TEST(tile_later_inf_and_nan_stay_away_from_earlier_lanes),
+    BT_TEST(tile_inf_and_nan_beyond_the_last_lane_change_nothing),
 };
 
 int main(int argc, char **argv)

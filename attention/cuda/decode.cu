@@ -1,10 +1,11 @@
 /* attention/cuda/decode.cu - the absorbed form: one pass over a part's pages (scores, online
  * softmax, weighted sum of latents), and the merge of parts.  See attn_kernels.h.
  *
- * A block holds WARPS_M * 16 lanes and all C latent columns of their sums in registers: warps stand
- * WARPS_M high over lanes and 8 / WARPS_M wide over keys, then over columns.  Pages pass through
- * STAGES tiles in shared memory.  Which tile height runs changes no bit: a page's sum of weights
- * adds the 8 blocks of 8 keys ascending, whichever warps hold them. */
+ * A block holds WARPS_M * 16 lanes and all C latent columns of their sums in registers: for scores
+ * warps stand WARPS_M high over lanes and 8 / WARPS_M wide over keys, for sums each has all lanes
+ * and an eighth of the columns.  Pages pass through STAGES tiles in shared memory.  Which tile
+ * height runs changes no bit: a page's sum of weights adds the 8 blocks of 8 keys ascending,
+ * whichever warps hold them. */
 #include "attention/cuda/softmax.cuh"
 
 enum { THREADS = 256, N_WARPS = THREADS / GPU_WARP, PAGE = BT_CUDA_PAGE, KEY_BLOCKS = PAGE / 8 };
@@ -22,6 +23,18 @@ typedef struct {
 static __device__ __forceinline__ uint32_t lane_pos(const work &w, uint32_t n_heads, uint32_t lane)
 {
     return w.first_pos + (w.head0 + lane) / n_heads;
+}
+
+/* Of the thread's two rows in the 16 from row0 on; rows beyond the last stand for it. */
+static __device__ __forceinline__ void rows_pos(const work &w, uint32_t n_heads, uint32_t row0,
+                                                uint32_t pos[2])
+{
+    GPU_UNROLL
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = row0 + half * 8 + threadIdx.x % GPU_WARP / 4;
+
+        pos[half] = lane_pos(w, n_heads, row < w.n_lanes ? row : w.n_lanes - 1);
+    }
 }
 
 /* false: nothing to do. */
@@ -104,18 +117,19 @@ static __device__ __forceinline__ void score(float s[NT][4], bt_bf16 *queries, b
 typedef struct {
     float   *maxima;  /* [BM][WARPS_N] */
     float   *sums;    /* [BM][KEY_BLOCKS] */
+    float   *shrink;  /* [BM] by how much what was summed before shrinks */
     bt_bf16 *weights; /* tile [BM][PAGE] */
 } exchange;
 
-/* Scores to weights, in the exchange; the state of the warp's upper and lower row and by how much
- * their sums shrink. */
+/* Scores to weights, in the exchange, and the state of the warp's upper and lower row. */
 template <int NT>
-static __device__ __forceinline__ void
-softmax(float s[NT][4], const exchange &x, float scale, uint32_t page_start, uint32_t row0,
-        uint32_t key0, const uint32_t pos[2], row_state state[2], float shrink[2])
+static __device__ __forceinline__ void softmax(float s[NT][4], const exchange &x, float scale,
+                                               uint32_t page_start, uint32_t row0, uint32_t key0,
+                                               const uint32_t pos[2], row_state state[2])
 {
     enum { WARPS_N = KEY_BLOCKS / NT };
     uint32_t lane = threadIdx.x % GPU_WARP, quad = lane % 4, warp_n = key0 / (8 * NT);
+    float    shrink[2];
 
     GPU_UNROLL
     for (int half = 0; half < 2; half++) {
@@ -143,6 +157,7 @@ softmax(float s[NT][4], const exchange &x, float scale, uint32_t page_start, uin
         for (int w = 0; w < WARPS_N; w++)
             max = gpu_max(x.maxima[row * WARPS_N + w], max);
         shrink[half] = raise_max(&state[half], max);
+        if (quad == 0 && warp_n == 0) x.shrink[row] = shrink[half];
         GPU_UNROLL
         for (int n = 0; n < NT; n++) {
             uint32_t key = page_start + key0 + n * 8 + quad * 2;
@@ -165,6 +180,20 @@ softmax(float s[NT][4], const exchange &x, float scale, uint32_t page_start, uin
         for (int b = 1; b < KEY_BLOCKS; b++)
             sum = sum + sums[b];
         state[half].sum = state[half].sum * shrink[half] + sum;
+    }
+}
+
+/* What was summed before, of all lanes, in the columns of a warp. */
+template <int MT, int NT>
+static __device__ __forceinline__ void shrink_sums(float acc[MT][NT][4], const exchange &x)
+{
+    GPU_UNROLL
+    for (int i = 0; i < 2 * MT; i++) {
+        float shrink = x.shrink[i * 8 + threadIdx.x % GPU_WARP / 4];
+
+        GPU_UNROLL
+        for (int n = 0; n < 2 * NT; n++)
+            acc[i / 2][n / 2][2 * (i % 2) + n % 2] *= shrink;
     }
 }
 
@@ -206,7 +235,7 @@ template <int C, int WARPS_M, int STAGES> static constexpr size_t shared_bytes(v
 {
     enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16, WARPS_N = N_WARPS / WARPS_M };
     return sizeof(bt_bf16) * ((size_t)(BM + STAGES * PAGE) * COLS + BM * PAGE) +
-           sizeof(float) * BM * (WARPS_N + KEY_BLOCKS);
+           sizeof(float) * BM * (WARPS_N + KEY_BLOCKS + 1);
 }
 enum { HOPPER_SHARED = 227 << 10 };
 static_assert(shared_bytes<512, 4, 2>() <= HOPPER_SHARED, "two pages beside the tallest tile");
@@ -221,60 +250,71 @@ static __global__ void __launch_bounds__(THREADS, 1)
         BM      = WARPS_M * 16,
         WARPS_N = N_WARPS / WARPS_M,
         NT_S    = KEY_BLOCKS / WARPS_N,
-        NT_O    = C / WARPS_N / 8
+        NT_O    = C / N_WARPS / 8
     };
     GPU_DYNAMIC_SHARED(bt_bf16, queries);
-    bt_bf16  *ring = queries + BM * COLS;
-    exchange  x    = {(float *)(ring + STAGES * PAGE * COLS + BM * PAGE),
-                      (float *)(ring + STAGES * PAGE * COLS + BM * PAGE) + BM * WARPS_N,
-                      ring + STAGES * PAGE * COLS};
+    bt_bf16  *ring = queries + BM * COLS, *weights = ring + STAGES * PAGE * COLS;
+    float    *maxima = (float *)(weights + BM * PAGE), *sums = maxima + BM * WARPS_N;
+    exchange  x    = {maxima, sums, sums + BM * KEY_BLOCKS, weights};
     uint32_t  warp = threadIdx.x / GPU_WARP, lane = threadIdx.x % GPU_WARP;
     uint32_t  row0 = warp / WARPS_N * 16, key0 = warp % WARPS_N * NT_S * 8;
-    uint32_t  col0     = warp % WARPS_N * NT_O * 8, pos[1][2];
+    uint32_t  col0     = warp * NT_O * 8, pos[2];
     row_state state[2] = {
         {NO_KEY, 0},
         {NO_KEY, 0}
     };
-    float acc[1][NT_O][4] = {};
+    float acc[WARPS_M][NT_O][4] = {};
+    auto  p = [=](int m, uint32_t k16, uint32_t a[4]) { load_a<PAGE>(a, weights, m * 16, k16); };
     work  w;
 
     if (!find_work(d, BM, &w)) return;
-    for (int half = 0; half < 2; half++) {
-        uint32_t row = row0 + half * 8 + lane / 4;
-
-        pos[0][half] = lane_pos(w, d.dims.n_heads, row < w.n_lanes ? row : w.n_lanes - 1);
-    }
+    rows_pos(w, d.dims.n_heads, row0, pos);
     fill_queries<C, BM>(d, w, queries, wide);
     fill_page<C>(d, w, w.first_page, ring, wide); /* one group with the queries */
     for (uint32_t page = w.first_page; page < w.end_page; page++) {
         uint32_t start = page * PAGE, i = page - w.first_page;
         bt_bf16 *tile = ring + i % STAGES * PAGE * COLS;
-        float    s[NT_S][4], shrink[2];
-        auto p = [=](int, uint32_t k16, uint32_t a[4]) { load_a<PAGE>(a, x.weights, row0, k16); };
+        float    s[NT_S][4];
 
         copy_async_wait<0>();
         __syncthreads();
         if (STAGES > 1 && page + 1 < w.end_page)
             fill_page<C>(d, w, page + 1, ring + (i + 1) % STAGES * PAGE * COLS, wide);
         score<COLS, NT_S>(s, queries, tile, row0, key0);
-        softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos[0], state, shrink);
-        GPU_UNROLL
-        for (int n = 0; n < NT_O; n++) {
-            acc[0][n][0] *= shrink[0];
-            acc[0][n][1] *= shrink[0];
-            acc[0][n][2] *= shrink[1];
-            acc[0][n][3] *= shrink[1];
-        }
+        softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos, state);
+        shrink_sums<WARPS_M, NT_O>(acc, x);
         if (w.first_pos < w.last_pos && w.first_pos < start + PAGE - 1 &&
-            any_not_finite<COLS, C>(tile))
-            take_not_finite<COLS, C, 1, NT_O>(acc, x.weights, tile, row0, col0, start, pos);
-        add_values<COLS, 1, NT_O>(acc, p, tile, col0 / 16);
+            any_not_finite<COLS, C>(tile)) {
+            uint32_t all_pos[WARPS_M][2];
+
+            GPU_UNROLL
+            for (int m = 0; m < WARPS_M; m++)
+                rows_pos(w, d.dims.n_heads, m * 16, all_pos[m]);
+            take_not_finite<COLS, C, WARPS_M, NT_O>(acc, weights, tile, 0, col0, start, all_pos);
+        }
+        add_values<COLS, WARPS_M, NT_O>(acc, p, tile, col0 / 16);
         if (STAGES == 1 && page + 1 < w.end_page) {
             __syncthreads();
             fill_page<C>(d, w, page + 1, ring, wide);
         }
     }
-    put_out<NT_O>(d, w, row0, col0, pos[0], state, acc[0]);
+    __syncthreads(); /* the exchange is free */
+    if (warp % WARPS_N == 0 && lane % 4 == 0) {
+        for (int half = 0; half < 2; half++) {
+            maxima[row0 + half * 8 + lane / 4]   = state[half].max;
+            x.shrink[row0 + half * 8 + lane / 4] = state[half].sum;
+        }
+    }
+    __syncthreads();
+    GPU_UNROLL
+    for (int m = 0; m < WARPS_M; m++) {
+        uint32_t row = m * 16 + lane / 4;
+
+        rows_pos(w, d.dims.n_heads, m * 16, pos);
+        state[0] = row_state{maxima[row], x.shrink[row]};
+        state[1] = row_state{maxima[row + 8], x.shrink[row + 8]};
+        put_out<NT_O>(d, w, m * 16, col0, pos, state, acc[m]);
+    }
 }
 
 /* Parts ascending into the first, by log-sum-exp.  One block a lane. */

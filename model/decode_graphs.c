@@ -46,7 +46,7 @@ static uint32_t count_classes(const bt_model_config *cfg)
     return log2_of((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
 }
 
-/* A layer's launches, and what each keeps: arguments of at most 4 KiB, and the driver's own. */
+/* A layer's launches, and what each keeps: arguments of at most 4.3 KiB, and the driver's own. */
 enum { NODES_A_LAYER = 32, NODE_BYTES = 5 << 10 };
 
 uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, uint32_t max_rows)

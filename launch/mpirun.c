@@ -235,6 +235,8 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     int       out  = -1;
     char      exe[PATH_MAX], mpirun[PATH_MAX], places[PATH_MAX], n_ranks[16], *bind = NULL;
 
+    BT_REQUIRE(getcwd(exe, sizeof(exe)) != NULL, BT_ERR_IO,
+               "the working directory, where mpirun starts the ranks: %s", strerror(errno));
     BT_TRY(own_path(exe));
     BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
     BT_TRY(bt_limits_allow_files(

@@ -424,6 +424,17 @@ static void launch_tmpdir_too_long_is_refused(void)
 }
 
 /* mpirun itself would hang. */
+/* mpirun itself would not say whose. */
+static void launch_in_a_deleted_directory_is_refused(void)
+{
+    char *argv[] = {(char *)"/bin/sh", (char *)"-c",
+                    (char *)"cd $(mktemp -d) && rmdir $PWD && exec $0 -n 1 -- /bin/true",
+                    (char *)g_launch, NULL};
+
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
+    EXPECT_HAS(g_command.output, "the working directory, where mpirun starts the ranks: No such");
+}
+
 static void launch_with_few_files_is_refused(void)
 {
     char *argv[] = {(char *)"/bin/sh", (char *)"-c",
@@ -520,6 +531,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_bad_command_lines_are_refused),
     BT_TEST(launch_without_mpirun_says_what_to_do),
     BT_TEST(launch_tmpdir_too_long_is_refused),
+    BT_TEST(launch_in_a_deleted_directory_is_refused),
     BT_TEST(launch_with_few_files_is_refused),
     BT_TEST(launch_without_room_says_where),
     BT_TEST(launch_too_few_ranks_are_refused),

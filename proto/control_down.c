@@ -278,6 +278,9 @@ static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
     case BATON__CONTROL__V1__TO_WORKER__BODY_WAKE:
         m->kind        = BT_DOWN_WAKE;
         m->u.wake.wake = pb->wake->wake;
+        BT_REQUIRE(pb->wake->wake <= BT_WAKE_MAX, BT_ERR_PROTOCOL,
+                   "wake number %llu, expected at most %llu", (unsigned long long)pb->wake->wake,
+                   (unsigned long long)BT_WAKE_MAX);
         return BT_OK;
     case BATON__CONTROL__V1__TO_WORKER__BODY_REGROUP:
         m->kind = BT_DOWN_REGROUP;

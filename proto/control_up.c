@@ -340,8 +340,8 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
     case BATON__CONTROL__V1__FROM_WORKER__BODY_WAKE_REQUEST:
         m->kind                = BT_UP_WAKE_REQUEST;
         m->u.wake_request.wake = pb->wake_request->wake;
-        BT_REQUIRE(pb->wake_request->wake <= BT_WAKE_MAX, BT_ERR_PROTOCOL,
-                   "a wake request with number %llu, expected at most %llu",
+        BT_REQUIRE(pb->wake_request->wake < BT_WAKE_MAX, BT_ERR_PROTOCOL,
+                   "a wake request with number %llu, expected less than %llu",
                    (unsigned long long)pb->wake_request->wake, (unsigned long long)BT_WAKE_MAX);
         return BT_OK;
     case BATON__CONTROL__V1__FROM_WORKER__BODY_EXPIRED:

@@ -291,7 +291,7 @@ static void control_msg_out_of_range_is_refused(void)
     refused_up(up, "bos -2");
     up                     = sample_up(BT_UP_WAKE_REQUEST);
     up.u.wake_request.wake = UINT64_MAX;
-    refused_up(up, "number 18446744073709551615, expected at most 9223372036854775807");
+    refused_up(up, "number 18446744073709551615, expected less than 9223372036854775807");
     up                           = sample_up(BT_UP_HELLO);
     up.u.hello.seats.groups[0].n = 0;
     refused_up(up, "a regroup without groups");
@@ -304,6 +304,9 @@ static void control_msg_out_of_range_is_refused(void)
     up                 = sample_hello(0, 4);
     up.u.hello.host[0] = (char)0xff;
     refused_up(up, "host is not UTF-8");
+    down             = sample_down(BT_DOWN_WAKE);
+    down.u.wake.wake = UINT64_MAX;
+    refused_down(down, "wake number 18446744073709551615, expected at most");
     down                                = sample_down(BT_DOWN_RESERVE);
     down.u.reserve.sampling.temperature = NAN;
     refused_down(down, "temperature");

@@ -13,7 +13,8 @@ bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
 /* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000. */
 bool bt_parse_address(const char *text);
 
-/* The name of a host: for mpirun and ssh it must be no option, for lists no separator. */
+/* The first n bytes of a string as a host's name: no option of mpirun or ssh, no list's separator.
+ */
 bool bt_parse_host(const char *name, size_t n);
 
 /* "node1:8,node2": hosts, and slots from 1. */

@@ -46,6 +46,7 @@ static void hosts_have_names_and_slots(void)
     char longest[300];
 
     memset(longest, 'n', sizeof(longest));
+    longest[sizeof(longest) - 1] = '\0';
     EXPECT(bt_parse_host(longest, 253));
     EXPECT(!bt_parse_host(longest, 254));
     for (const char *const *good =

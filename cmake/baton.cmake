@@ -61,12 +61,16 @@ function(bt_program name)
   install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endfunction()
 
-# bt_test(folder.thing SOURCE file [ARGS a...] [NP n] [ONE_THREAD] [LABELS l...] [LIBS ...] [TIMEOUT s] [ENV VAR=VALUE...]):
+# bt_test(folder.thing SOURCE file [EXE name] [ARGS a...] [NP n] [ONE_THREAD] [LABELS l...] [LIBS ...] [TIMEOUT s] [ENV VAR=VALUE...]):
 # exit code 77 = skipped.  With NP the same binary runs as n MPI ranks.  ONE_THREAD: it starts no thread, which is
-# held (a thread ends it), so that ThreadSanitizer need not look.  Several tests may share a SOURCE.
+# held (a thread ends it), so that ThreadSanitizer need not look.  Several tests may share a SOURCE: one that is linked
+# otherwise than the others names its EXE.
 function(bt_test name)
-  cmake_parse_arguments(T "ONE_THREAD" "SOURCE;NP;TIMEOUT" "ARGS;LABELS;LIBS;ENV" ${ARGN})
-  get_filename_component(exe ${T_SOURCE} NAME_WE)
+  cmake_parse_arguments(T "ONE_THREAD" "SOURCE;EXE;NP;TIMEOUT" "ARGS;LABELS;LIBS;ENV" ${ARGN})
+  set(exe ${T_EXE})
+  if(NOT exe)
+    get_filename_component(exe ${T_SOURCE} NAME_WE)
+  endif()
   if(NOT TARGET ${exe})
     add_executable(${exe} ${T_SOURCE})
     target_link_libraries(${exe} PRIVATE ${T_LIBS})

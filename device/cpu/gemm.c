@@ -63,7 +63,8 @@ static uint32_t widest_cols(const gemm_job *job, const bt_gemm *g)
         bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
-    if (job->all_tiles || g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS;
+    if (tile_elems(job, g) != 0) return BT_CPU_CHUNK_COLS;
+    if (g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS * 2;
     if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
     return bt_min_u32(CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
                       BT_CPU_CHUNK_COLS);
@@ -203,7 +204,7 @@ static void multiply_rows(const gemm_job *job, const bt_gemm *g, const bt_cpu_me
     mm->x    = g->x + m0 * g->ld_x;
     mm->ld_x = g->ld_x;
     mm->y    = g->y_dtype == BT_F32 ? (float *)g->y + to : self->scratch;
-    mm->ld_y = g->y_dtype == BT_F32 ? g->ld_y : BT_CPU_CHUNK_COLS;
+    mm->ld_y = g->y_dtype == BT_F32 ? g->ld_y : mm->n;
     kern->mm[job->role](mm);
     for (uint32_t r = 0; g->y_dtype == BT_BF16 && r < mm->m; r++) {
         bt_bf16 *y = (bt_bf16 *)g->y + to + r * g->ld_y;

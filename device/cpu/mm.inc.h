@@ -95,9 +95,13 @@ INLINE void run_wide(tile_runner run, uint32_t rows, uint32_t cols, const tile_a
 
 INLINE void stage_row(const bt_bf16 *x, uint32_t n, uint32_t n_pad, x_elem *out)
 {
-    for (uint32_t i = 0; i < n; i++)
-        out[i] = STAGE(x[i]);
-    memset(out + n, 0, (n_pad - n) * sizeof(*out));
+    uint32_t i = 0;
+
+    for (; i + 32 <= n; i += 32)
+        for (uint32_t j = 0; j < 32; j++)
+            out[i + j] = STAGE(x[i + j]);
+    for (; i < n_pad; i++)
+        out[i] = i < n ? STAGE(x[i]) : 0;
 }
 
 /* Rows of tile `i` of `n`, as even as they can be. */

@@ -7,43 +7,28 @@
 #include "parallel/carrier.h"
 
 struct bt_decode_graphs {
-    bt_model  *model; /* borrowed */
-    bt_group  *group; /* borrowed: the one that they are of */
-    uint32_t   n_sizes, n_classes, n_stretches;
-    bt_graph **graphs; /* owned: [n_classes][n_sizes][n_stretches]; NULL: not captured yet */
-    uint64_t   n_steps;
+    bt_model      *model; /* borrowed */
+    bt_group      *group; /* borrowed: the one that they are of */
+    uint32_t       n_sizes, n_classes, n_stretches;
+    bt_graph     **graphs; /* owned: [n_classes][n_sizes][n_stretches]; NULL: not captured yet */
+    bt_graph_offer offer;  /* what is there, and what can be */
+    uint64_t       n_steps;
 };
-
-uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows)
-{
-    uint32_t n = 1;
-
-    while (n < n_rows)
-        n *= 2;
-    return n <= BT_DECODE_MAX_ROWS && n <= max_rows ? n : 0;
-}
-
-static uint32_t log2_of(uint32_t n)
-{
-    uint32_t i = 0;
-
-    while (1u << i < n)
-        i++;
-    return i;
-}
 
 static uint32_t count_sizes(uint32_t max_rows)
 {
-    uint32_t n = 0, most = max_rows < BT_DECODE_MAX_ROWS ? max_rows : BT_DECODE_MAX_ROWS;
+    uint32_t n = 0, most = max_rows < BT_GRAPH_MAX_ROWS ? max_rows : BT_GRAPH_MAX_ROWS;
 
-    while (n < 32 && 1u << n <= most)
+    while (n < BT_GRAPH_SIZES && 1u << n <= most)
         n++;
     return n;
 }
 
 static uint32_t count_classes(const bt_model_config *cfg)
 {
-    return log2_of((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
+    uint32_t n = bt_log2_up((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
+
+    return n < BT_GRAPH_CLASSES ? n : BT_GRAPH_CLASSES;
 }
 
 /* A layer's launches, and what each keeps: arguments of at most 4.3 KiB, and the driver's own. */
@@ -59,17 +44,35 @@ uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, 
 /* ---- life */
 
 /* Launches may still be under way. */
-static void drop_all(void *ctx)
+static void drop(bt_decode_graphs *g, bt_graph **graphs, size_t n)
 {
-    bt_decode_graphs *g   = ctx;
-    bt_device        *dev = g->model->dev;
-    size_t            n   = (size_t)g->n_classes * g->n_sizes * g->n_stretches;
+    bt_device *dev = g->model->dev;
 
     (void)dev->ops->graphs->end(dev, NULL);
-    for (size_t i = 0; g->graphs != NULL && i < n; i++) {
-        dev->ops->graphs->destroy(dev, g->graphs[i]);
-        g->graphs[i] = NULL;
+    for (size_t i = 0; i < n; i++) {
+        dev->ops->graphs->destroy(dev, graphs[i]);
+        graphs[i] = NULL;
     }
+}
+
+static void drop_all(void *ctx)
+{
+    bt_decode_graphs *g = ctx;
+
+    if (g->graphs != NULL) drop(g, g->graphs, (size_t)g->n_classes * g->n_sizes * g->n_stretches);
+    memset(g->offer.has, 0, sizeof(g->offer.has));
+}
+
+/* Workspaces bound the rows of long contexts. */
+static void mark_possible(bt_decode_graphs *g)
+{
+    for (uint32_t size = 0; size < g->n_sizes; size++)
+        for (uint32_t class = 0; class < g->n_classes; class ++) {
+            bt_attn_fixed fixed = {1u << size, 1u << class};
+
+            if (bt_mla_fits_fixed(g->model->mla, &fixed, 0, NULL))
+                g->offer.can[size] |= (uint16_t)(1u << class);
+        }
 }
 
 bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out)
@@ -89,6 +92,7 @@ bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out
     g->n_classes = count_classes(cfg);
     g->graphs = bt_calloc((size_t)g->n_classes * g->n_sizes * g->n_stretches, sizeof(bt_graph *));
     BT_REQUIRE(g->graphs != NULL, BT_ERR_NO_MEMORY, "a table of graphs");
+    mark_possible(g);
     bt_group_watch_end(g->group, drop_all, g);
     *graphs_out = g;
     g           = NULL; /* handed over */
@@ -254,8 +258,7 @@ out:
 
 static bt_status walk_all(walk *w)
 {
-    bt_device *dev = w->model->dev;
-    bt_status  st  = BT_OK;
+    bt_status st = BT_OK;
 
     if (w->model->moe != NULL) BT_TRY(bt_moe_begin(w->model->moe, &w->rows));
     BT_TRY(open_stretch(w));
@@ -265,7 +268,6 @@ static bt_status walk_all(walk *w)
     if (w->captures) BT_TRY(head(w));
     BT_TRY(close_stretch(w));
 out:
-    if (st != BT_OK) (void)dev->ops->graphs->end(dev, NULL);
     return st;
 }
 
@@ -283,55 +285,86 @@ static uint32_t parts_of(const bt_step *step)
     return parts;
 }
 
+/* Generated rows, one a request, in the absorbed form, whose tokens the device chooses. */
+static bool takes(const bt_decode_graphs *g, const bt_step *step)
+{
+    bt_attn_fixed fixed = {.n_rows = 1u << (g->n_sizes - 1), .n_parts = 1};
+
+    if (step->draws == NULL || step->forced != NULL || step->chosen != NULL) return false;
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        if (step->spans[i].role != BT_ROLE_GENERATED || step->spans[i].n_rows != 1 ||
+            step->spans[i].form != BT_FORM_ABSORBED)
+            return false;
+    return bt_mla_fits_fixed(g->model->mla, &fixed, step->n_spans, step->spans);
+}
+
+void bt_decode_graphs_offer(const bt_decode_graphs *g, const bt_step *step,
+                            bt_graph_offer *offer_out)
+{
+    *offer_out         = g->offer;
+    offer_out->n_parts = takes(g, step) ? parts_of(step) : 0;
+}
+
 static bt_attn_fixed fixed_of(const bt_step *step)
 {
-    return (bt_attn_fixed){step->n_padded, 1u << log2_of(parts_of(step))};
+    return (bt_attn_fixed){step->graph.n_rows, step->graph.n_parts};
 }
 
-static bt_graph **graphs_of(const bt_decode_graphs *g, uint32_t n_rows, uint32_t class)
+bool bt_decode_graphs_allow(const bt_decode_graphs *g, const bt_graph_choice *graph)
 {
-    return g->graphs + ((size_t) class * g->n_sizes + log2_of(n_rows)) * g->n_stretches;
-}
+    const uint16_t *of_size = graph->captures ? g->offer.can : g->offer.has;
 
-bool bt_decode_graphs_take(const bt_decode_graphs *g, const bt_step *step)
-{
-    bt_attn_fixed fixed = fixed_of(step);
-
-    if (step->n_padded == 0 || step->draws == NULL || step->forced != NULL || step->chosen != NULL)
-        return false;
-    for (uint32_t i = 0; i < step->n_spans; i++)
-        if (step->spans[i].n_rows != 1 || step->spans[i].form != BT_FORM_ABSORBED) return false;
-    return bt_mla_fits_fixed(g->model->mla, &fixed, step->n_spans, step->spans);
+    return of_size[bt_log2_up(graph->n_rows)] & graph->n_parts;
 }
 
 static walk walk_of(bt_decode_graphs *g, bt_kv_pool *pool, const bt_attn_fixed *fixed,
                     const bt_step_rows *rows, const bt_wait *wait)
 {
+    size_t at = (size_t)bt_log2_up(fixed->n_parts) * g->n_sizes + bt_log2_up(fixed->n_rows);
+
     return (walk){.g      = g,
                   .model  = g->model,
                   .pool   = pool,
                   .wait   = *wait,
                   .fixed  = *fixed,
                   .rows   = *rows,
-                  .graphs = graphs_of(g, fixed->n_rows, log2_of(fixed->n_parts)),
+                  .graphs = g->graphs + at * g->n_stretches,
                   .cut    = g->n_stretches > 1};
 }
 
-/* Unless they are there: the last stretch comes last. */
+/* Unless it is there. */
 static bt_status capture(bt_decode_graphs *g, bt_kv_pool *pool, const bt_attn_fixed *fixed,
                          const bt_step_rows *rows, const bt_wait *wait)
 {
-    walk w = walk_of(g, pool, fixed, rows, wait);
+    bt_status st  = BT_OK;
+    walk      w   = walk_of(g, pool, fixed, rows, wait);
+    uint16_t *has = &g->offer.has[bt_log2_up(fixed->n_rows)];
 
+    if (*has & fixed->n_parts) goto out;
     w.captures = true;
-    return w.graphs[g->n_stretches - 1] != NULL ? BT_OK : walk_all(&w);
+    BT_TRY(walk_all(&w));
+    *has |= (uint16_t)fixed->n_parts;
+out:
+    if (st != BT_OK) drop(g, w.graphs, g->n_stretches);
+    return st;
 }
 
-bt_status bt_decode_graphs_prepare(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step)
+/* After a capture that has failed no other one is tried, so that what all ranks have was captured
+ * by all in the same order.  An error only where the group's exchanges have failed. */
+static bt_status or_give_up(bt_decode_graphs *g, bt_status st)
+{
+    if (st == BT_OK || bt_group_is_broken(g->group)) return st;
+    memcpy(g->offer.can, g->offer.has, sizeof(g->offer.can));
+    BT_WARN("a graph of decode steps cannot be captured: all ranks of the group run such steps, "
+            "and others that are no graph yet, call by call");
+    return BT_OK;
+}
+
+bt_status bt_decode_graphs_capture(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step)
 {
     bt_attn_fixed fixed = fixed_of(step);
 
-    return capture(g, pool, &fixed, &step->group_rows, &step->wait);
+    return or_give_up(g, capture(g, pool, &fixed, &step->group_rows, &step->wait));
 }
 
 bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step)
@@ -341,7 +374,7 @@ bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_s
     bt_attn_fixed fixed = fixed_of(step);
     walk          w     = walk_of(g, pool, &fixed, &step->group_rows, &step->wait);
 
-    BT_TRY(bt_model_send_tokens(m, step, step->n_padded));
+    BT_TRY(bt_model_send_tokens(m, step, step->graph.n_rows));
     BT_TRY(bt_mla_send_fixed(m->mla, &w.fixed, step->n_spans, step->spans));
     BT_TRY(walk_all(&w));
     g->n_steps++;
@@ -371,7 +404,7 @@ static void tell_warm(const bt_decode_graphs *g, uint64_t before, uint64_t after
                 (double)most / (1 << 20));
 }
 
-bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait)
+void bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait)
 {
     bt_status    st     = BT_OK;
     uint64_t     before = 0, after = 0, all = 0;
@@ -387,12 +420,11 @@ bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_
 
             for (uint32_t q = 0; q < group.n_ranks; q++)
                 rows[q][BT_ROLE_GENERATED] = fixed.n_rows;
-            if (bt_mla_fits_fixed(g->model->mla, &fixed, 0, NULL))
-                BT_TRY(capture(g, pool, &fixed, &group, wait));
+            if (g->offer.can[size] & fixed.n_parts) BT_TRY(capture(g, pool, &fixed, &group, wait));
         }
     BT_TRY(bt_device_memory(g->model->dev, &after, &all));
     tell_warm(g, before, after);
 out:
     bt_free(rows);
-    return st;
+    (void)or_give_up(g, st);
 }

@@ -19,15 +19,19 @@ typedef struct bt_decode_graphs bt_decode_graphs;
  * must outlive it. */
 bt_status bt_decode_graphs_create(bt_model *model, bt_decode_graphs **graphs_out);
 void      bt_decode_graphs_destroy(bt_decode_graphs *g); /* NULL is allowed */
-/* Captures what steps may need, in a group that is warm.  wait: for the capture of an exchange. */
-bt_status bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait);
-/* Whether this step can be one of them: padded, one generated row a request in the absorbed form,
- * its tokens drawn on the device, and within the workspaces. */
-bool bt_decode_graphs_take(const bt_decode_graphs *g, const bt_step *step);
-/* Captures what such a step needs, if it is not there.  Local, whatever the others do. */
-bt_status bt_decode_graphs_prepare(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step);
-/* As bt_model_step() up to the logits of all rows, in order; enqueued.  Collective over the group,
- * as the same step without graphs. */
+/* Captures what steps may need, in a group that is warm, as far as that goes.  wait: for the
+ * capture of an exchange. */
+void bt_decode_graphs_warm(bt_decode_graphs *g, bt_kv_pool *pool, const bt_wait *wait);
+/* What this rank can do for the step, of which `graph` and group_rows are not known yet. */
+void bt_decode_graphs_offer(const bt_decode_graphs *g, const bt_step *step,
+                            bt_graph_offer *offer_out);
+/* Whether this rank has offered that. */
+bool bt_decode_graphs_allow(const bt_decode_graphs *g, const bt_graph_choice *graph);
+/* Captures the step's graph, if it is not there.  Collective over the group.  Where that fails it
+ * says so, and captures nothing more; an error only where the group's exchanges have failed. */
+bt_status bt_decode_graphs_capture(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step);
+/* As bt_model_step() up to the logits of all rows, in order, by the step's graph, which is there;
+ * enqueued.  Collective over the group. */
 bt_status bt_decode_graphs_run(bt_decode_graphs *g, bt_kv_pool *pool, const bt_step *step);
 
 #endif

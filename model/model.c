@@ -139,17 +139,17 @@ out:
     return st;
 }
 
-/* Whatever has been captured, or not, the bits are the same. */
-static void do_without_graphs(bt_model *model)
-{
-    BT_WARN("decode steps run call by call: their graphs cannot be captured");
-    bt_model_leave_group(model);
-}
-
 void bt_model_warm(bt_model *model, bt_kv_pool *pool, const bt_wait *wait)
 {
-    if (model->graphs != NULL && bt_decode_graphs_warm(model->graphs, pool, wait) != BT_OK)
-        do_without_graphs(model);
+    if (model->graphs != NULL) bt_decode_graphs_warm(model->graphs, pool, wait);
+}
+
+void bt_model_offer_graphs(const bt_model *model, const bt_step *step, bt_graph_offer *offer_out)
+{
+    if (model->graphs != NULL)
+        bt_decode_graphs_offer(model->graphs, step, offer_out);
+    else
+        *offer_out = (bt_graph_offer){.n_parts = 0};
 }
 
 void bt_model_destroy(bt_model *model)
@@ -201,16 +201,16 @@ static bt_status check_step(const bt_model *model, const bt_step *step,
                BT_ERR_INVALID_ARG, "step of %u rows with spans of %u + %u, at most %u",
                step->n_rows, n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED], model->max_rows);
     memcpy(padded, n_rows, sizeof(padded));
-    if (step->n_padded != 0) padded[BT_ROLE_GENERATED] = step->n_padded;
+    if (step->graph.n_rows != 0) padded[BT_ROLE_GENERATED] = step->graph.n_rows;
     BT_REQUIRE(step->group_rows.n_ranks == bt_group_size(model->group) &&
                    memcmp(step->group_rows.n_rows[self], padded, sizeof(padded)) == 0,
                BT_ERR_INVALID_ARG, "step of %u + %u rows: the group has agreed on something else",
                n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED]);
-    BT_REQUIRE(step->n_padded == 0 ||
-                   (model->live != NULL && step->n_padded >= step->n_rows &&
-                    step->n_padded == bt_decode_padded_rows(step->n_padded, model->max_rows)),
-               BT_ERR_INVALID_ARG, "step of %u rows padded to %u, at most %u", step->n_rows,
-               step->n_padded, model->max_rows);
+    BT_REQUIRE(step->graph.n_rows == 0 ||
+                   (model->graphs != NULL && step->graph.n_rows >= step->n_rows &&
+                    bt_decode_graphs_allow(model->graphs, &step->graph)),
+               BT_ERR_INVALID_ARG, "step of %u rows as a graph of %u, with contexts of %u parts",
+               step->n_rows, step->graph.n_rows, step->graph.n_parts);
     BT_REQUIRE(step->fed == NULL || (step->sampling != NULL && model->tokens != NULL),
                BT_ERR_INVALID_ARG, "a step whose rows are fed by what nothing has chosen");
     for (uint32_t r = 0; r < step->n_rows; r++)
@@ -338,9 +338,9 @@ static bt_status send_results(bt_model *model, const bt_step *step, const uint32
 bt_status bt_model_send_tokens(bt_model *model, const bt_step *step, uint32_t n)
 {
     bt_status st     = BT_OK;
-    uint32_t  n_more = n - step->n_rows, none[BT_DECODE_MAX_ROWS] = {0};
+    uint32_t  n_more = n - step->n_rows, none[BT_GRAPH_MAX_ROWS] = {0};
 
-    BT_ASSERT(n_more <= BT_DECODE_MAX_ROWS);
+    BT_ASSERT(n_more <= BT_GRAPH_MAX_ROWS);
     BT_TRY(
         bt_device_upload(model->dev, model->tokens + step->n_rows, none, n_more * sizeof(*none)));
     if (step->fed == NULL)
@@ -382,40 +382,27 @@ out:
     return st;
 }
 
-/* *graphs_out: this step's are there.  An error only where the group's exchanges have failed. */
-static bt_status prepare_graphs(bt_model *model, bt_kv_pool *pool, const bt_step *step,
-                                bool *graphs_out)
-{
-    bt_status st = bt_decode_graphs_prepare(model->graphs, pool, step);
-
-    if (st != BT_OK && bt_group_is_broken(model->group)) return st;
-    *graphs_out = st == BT_OK;
-    if (st != BT_OK) do_without_graphs(model);
-    return BT_OK;
-}
-
 /* Of the steps that are under way. */
 static uint32_t mark_of(uint32_t n) { return n % BT_N_MARKS; }
 
 bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *asked)
 {
     uint32_t  n_rows[BT_N_ROLES], mark = mark_of(model->n_launched);
-    bt_status st     = BT_OK;
-    bt_step   step   = *asked;
-    bool      graphs = false;
+    bt_status st    = BT_OK;
+    bt_step   step  = *asked;
+    bool      graph = step.graph.n_rows != 0 && !step.graph.captures;
 
     BT_ASSERT(model->n_launched - model->n_awaited < BT_N_MARKS);
     BT_TRY(check_step(model, &step, n_rows));
-    if (step.n_padded != 0) {
+    if (step.graph.n_rows != 0) {
         step.group_rows.live   = model->live;
         step.group_rows.n_live = step.n_rows;
         BT_TRY(bt_device_upload(model->dev, model->live, &step.n_rows, sizeof(step.n_rows)));
     }
-    graphs = model->graphs != NULL && bt_decode_graphs_take(model->graphs, &step);
-    if (graphs) BT_TRY(prepare_graphs(model, pool, &step, &graphs));
-    BT_TRY(graphs ? bt_decode_graphs_run(model->graphs, pool, &step)
-                  : run_layers(model, pool, &step, n_rows));
-    BT_TRY(send_results(model, &step, graphs ? step.logit_rows : NULL));
+    if (step.graph.captures) BT_TRY(bt_decode_graphs_capture(model->graphs, pool, &step));
+    BT_TRY(graph ? bt_decode_graphs_run(model->graphs, pool, &step)
+                 : run_layers(model, pool, &step, n_rows));
+    BT_TRY(send_results(model, &step, graph ? step.logit_rows : NULL));
     if (model->moe != NULL) BT_TRY(bt_moe_note(model->moe, mark));
     BT_TRY(bt_group_mark(model->group, mark, &step.wait));
     BT_TRY(bt_device_mark(model->dev, mark));

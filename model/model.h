@@ -11,6 +11,7 @@
 #include "attention/kv_pool.h"
 #include "device/sampling.h"
 #include "model/config.h"
+#include "model/graph_plan.h"
 #include "model/safetensors.h"
 #include "model/store.h"
 
@@ -63,9 +64,8 @@ void bt_model_store_options(const bt_model_config *cfg, const bt_safetensors *st
 
 /* One step of this rank.  All pointers are host memory, borrowed during the call. */
 typedef struct {
-    uint32_t n_rows;
-    uint32_t n_padded;      /* what all ranks of the group pad their generated rows to, as
-                               group_rows says; 0: they do not */
+    uint32_t        n_rows;
+    bt_graph_choice graph;  /* of the group; its rows are those of group_rows */
     const uint32_t *tokens; /* [n_rows] */
     const uint32_t *fed;    /* [n_rows], the draw of the step launched before that is a row's token,
                                or BT_NOT_DRAWN: tokens has it; NULL: tokens has all */
@@ -86,10 +86,6 @@ typedef struct {
     bt_wait wait; /* for the exchanges */
 } bt_step;
 
-/* Rows that a decode step of at most n_rows rows a rank is padded to, so that it can be one of the
- * few that are captured as graphs; 0: it is not. */
-enum { BT_DECODE_MAX_ROWS = 256 };
-uint32_t bt_decode_padded_rows(uint32_t n_rows, uint32_t max_rows);
 /* Memory of the device that the graphs of all of them may take, estimated: what a graph takes is
  * known once it is there.  0: the device has none. */
 uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, uint32_t max_rows);
@@ -97,6 +93,8 @@ uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, 
  * fails it says so, and the steps run call by call, with the same bits.  wait: for the capture of
  * an exchange of the group, which is warm (bt_group_warm()). */
 void bt_model_warm(bt_model *model, bt_kv_pool *pool, const bt_wait *wait);
+/* What this rank can do of a step as a graph, whose group_rows and graph are not known yet. */
+void bt_model_offer_graphs(const bt_model *model, const bt_step *step, bt_graph_offer *offer_out);
 
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
  * (the caller knows from group_rows and need not call). */

@@ -67,7 +67,8 @@ bt_carrier *bt_group_carrier(const bt_group *group);
 /* Whether memory of `dev` can travel in this group. */
 bool bt_group_carries(const bt_group *group, const bt_device *dev);
 
-/* Whether a captured stream can hold the group's operations on device memory, once it is warm. */
+/* Whether a captured stream can hold the group's operations on device memory, once it is warm.  All
+ * ranks then capture the same ones, in the same order, and launch a graph all or none. */
 bool bt_group_captures(const bt_group *group);
 /* ends(ctx) is called before what carries them ends, after an error or with the group: graphs that
  * hold operations must be destroyed by then, and a capture that is on ended, since the end waits

@@ -177,7 +177,6 @@ void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg)
     if (b->any_forced) fill_forced(b, cfg, n_rows);
     b->step = (bt_step){
         .n_rows       = n_rows,
-        .n_padded     = b->n_padded,
         .tokens       = b->tokens,
         .fed          = b->any_fed ? b->fed : NULL,
         .n_spans      = b->n_pieces,

@@ -204,6 +204,13 @@ static const bt_traffic *link_traffic(void *ctx)
     return bt_world_traffic(l->world);
 }
 
+static void link_offer_graphs(void *ctx, const bt_step *step, bt_graph_offer *offer_out)
+{
+    const bt_links *l = ctx;
+
+    bt_model_offer_graphs(l->model, step, offer_out);
+}
+
 static bt_status link_launch(void *ctx, bt_step *step)
 {
     bt_links *l = ctx;
@@ -243,23 +250,24 @@ out:
 
 bt_worker_links bt_links_table(bt_links *l)
 {
-    return (bt_worker_links){.ctx         = l,
-                             .now_ns      = link_now,
-                             .up          = link_up,
-                             .payload_max = link_payload_max,
-                             .tail_max    = link_tail_max,
-                             .stage       = link_stage,
-                             .slot        = link_slot,
-                             .take        = link_take,
-                             .unstage     = link_unstage,
-                             .send        = link_send,
-                             .cancel      = link_cancel,
-                             .poll        = link_poll,
-                             .expert_rows = link_expert_rows,
-                             .waited_ns   = link_waited,
-                             .traffic     = link_traffic,
-                             .launch      = link_launch,
-                             .await       = link_await};
+    return (bt_worker_links){.ctx          = l,
+                             .now_ns       = link_now,
+                             .up           = link_up,
+                             .payload_max  = link_payload_max,
+                             .tail_max     = link_tail_max,
+                             .stage        = link_stage,
+                             .slot         = link_slot,
+                             .take         = link_take,
+                             .unstage      = link_unstage,
+                             .send         = link_send,
+                             .cancel       = link_cancel,
+                             .poll         = link_poll,
+                             .expert_rows  = link_expert_rows,
+                             .waited_ns    = link_waited,
+                             .traffic      = link_traffic,
+                             .offer_graphs = link_offer_graphs,
+                             .launch       = link_launch,
+                             .await        = link_await};
 }
 
 static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const bt_page_payload *p)

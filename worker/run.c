@@ -86,14 +86,12 @@ static void take_back(bt_batch *b)
 
 static bt_status launch(bt_worker *w)
 {
-    bt_status st = BT_OK;
-    bt_batch *b  = w->batch;
+    bt_status st;
+    bt_batch *b = w->batch;
 
     BT_DEBUG("step %llu: %u prompt and %u generated rows", (unsigned long long)w->n_steps,
              b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
-    b->from_ns = now_ns(w);
-    bt_batch_fill(b, &w->cfg);
-    BT_TRY(bt_worker_plan_draws(w, b));
+    b->from_ns         = now_ns(w);
     b->step.layer_done = layer_done;
     b->step.ctx        = w;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
@@ -111,7 +109,6 @@ static bt_status launch(bt_worker *w)
     w->layers_done = 0;
     w->n_steps++;
     if (st != BT_OK) take_back(b);
-out:
     return st;
 }
 

@@ -29,7 +29,6 @@ typedef struct {
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
     uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
     bool       any_eval, any_forced, any_fed;
-    uint32_t   n_padded;  /* rows of each rank in the step, with padding; 0: none is padded */
     bool       on_device; /* the device chooses the tokens of this step */
     bt_draws   draws;     /* then: what it runs, and where its choices come */
     bt_finish *finish;    /* [max_rows] of each piece's new token */

@@ -78,6 +78,24 @@ out:
     return st;
 }
 
+/* All that the step depends on of this rank's state is decided here, before the group agrees. */
+static bt_status plan(bt_worker *w, bt_plan *plan_out)
+{
+    bt_status st      = BT_OK;
+    bt_batch *b       = w->batch;
+    uint64_t  from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
+
+    bt_batch_fill(b, &w->cfg);
+    BT_TRY(bt_worker_plan_draws(w, b));
+    *plan_out = (bt_plan){.epoch = w->cfg.epoch, .wake = w->wake_seen, .shutdown = w->shutdown};
+    memcpy(plan_out->n_rows, b->n_rows, sizeof(plan_out->n_rows));
+    w->cfg.links.offer_graphs(w->cfg.links.ctx, &b->step, &plan_out->graphs);
+    w->gather_from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
+    w->model_ns += w->gather_from_ns - from_ns;
+out:
+    return st;
+}
+
 bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
 {
     bt_status st = BT_OK;
@@ -101,19 +119,18 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
         BT_TRY(ask_to_wake(w, b->n_rows[BT_ROLE_PROMPT] + b->n_rows[BT_ROLE_GENERATED]));
         goto out;
     }
-    *plan_out = (bt_plan){.epoch = w->cfg.epoch, .wake = w->wake_seen, .shutdown = w->shutdown};
-    memcpy(plan_out->n_rows, b->n_rows, sizeof(plan_out->n_rows));
-    *next_out         = BT_NEXT_GATHER;
-    w->gather_from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
+    BT_TRY(plan(w, plan_out));
+    *next_out = BT_NEXT_GATHER;
 out:
     return st;
 }
 
 /* What all ranks conclude from the same plans. */
 typedef struct {
-    bool     leave, same_wake;
-    uint64_t n_rows, n_prompt_rows;
-    uint32_t most_rows; /* of a rank */
+    bool           leave, same_wake;
+    uint64_t       n_rows;
+    uint32_t       most_rows; /* of a rank */
+    bt_graph_offer graphs;
 } agreement;
 
 static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out)
@@ -132,25 +149,25 @@ static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out
         agreed.leave     = agreed.leave || plans[i].shutdown != 0;
         agreed.same_wake = agreed.same_wake && plans[i].wake == plans[0].wake;
         agreed.n_rows += rows;
-        agreed.n_prompt_rows += plans[i].n_rows[BT_ROLE_PROMPT];
         agreed.most_rows = rows > agreed.most_rows ? (uint32_t)rows : agreed.most_rows;
+        if (i == 0)
+            agreed.graphs = plans[i].graphs;
+        else
+            bt_graph_join(&agreed.graphs, &plans[i].graphs);
     }
     *agreed_out = agreed;
 out:
     return st;
 }
 
-/* Steps of generated rows alone are padded where they can be captured: to the same number on every
- * rank. */
-static void pad_rows(bt_worker *w, const agreement *agreed)
+/* A graph has the same number of rows on every rank. */
+static void choose_graph(bt_worker *w, const agreement *agreed)
 {
     bt_batch *b = w->batch;
 
-    b->n_padded = 0;
-    if (w->cfg.dev->ops->graphs == NULL || agreed->n_prompt_rows != 0) return;
-    b->n_padded = bt_decode_padded_rows(agreed->most_rows, w->cfg.max_rows);
-    for (uint32_t i = 0; i < w->cfg.group_size && b->n_padded != 0; i++)
-        b->group_rows[i][BT_ROLE_GENERATED] = b->n_padded;
+    b->step.graph = bt_graph_choose(&agreed->graphs, agreed->most_rows);
+    for (uint32_t i = 0; i < w->cfg.group_size && b->step.graph.n_rows != 0; i++)
+        b->group_rows[i][BT_ROLE_GENERATED] = b->step.graph.n_rows;
 }
 
 bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
@@ -161,7 +178,7 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
     w->gather_ns += w->cfg.links.now_ns(w->cfg.links.ctx) - w->gather_from_ns;
     BT_TRY(agree(w, plans, &agreed));
     if (!agreed.leave && agreed.n_rows > 0) {
-        pad_rows(w, &agreed);
+        choose_graph(w, &agreed);
         BT_TRY(bt_worker_run(w));
     } else {
         BT_TRY(bt_worker_catch_up(w));

@@ -25,10 +25,11 @@
 
 /* What one rank tells its group before a step: everything that depends on local state. */
 typedef struct {
-    uint64_t wake; /* the highest wake number that it has seen */
-    uint32_t epoch;
-    uint32_t n_rows[BT_N_ROLES];
-    uint32_t shutdown; /* 1: this rank has been told to leave */
+    uint64_t       wake; /* the highest wake number that it has seen */
+    uint32_t       epoch;
+    uint32_t       n_rows[BT_N_ROLES];
+    uint32_t       shutdown; /* 1: this rank has been told to leave */
+    bt_graph_offer graphs;
 } bt_plan;
 
 /* What the rank stands on.  No slot is NULL. */
@@ -51,6 +52,8 @@ typedef struct {
     uint64_t (*waited_ns)(void *ctx);
     /* bt_world_traffic(); NULL where nothing goes between ranks. */
     const bt_traffic *(*traffic)(void *ctx);
+    /* bt_model_offer_graphs() for the step that is planned. */
+    void (*offer_graphs)(void *ctx, const bt_step *step, bt_graph_offer *offer_out);
     /* bt_model_launch() with group_rows, spans and rows as the worker filled them, and
      * bt_model_await(); the link adds how to wait. */
     bt_status (*launch)(void *ctx, bt_step *step);

@@ -1,11 +1,13 @@
 /* Decode steps as graphs, on a GPU that is host memory: the tokens and logprobs of a step that is
  * launched as a graph are those of the step run call by call, padded or not (of several ranks too,
- * with NCCL between them and their exchanges in the graphs). */
+ * with NCCL between them and their exchanges in the graphs; the fake NCCL refuses an exchange that
+ * is a graph's on one side only, or of another one). */
 #include <cuda_runtime_api.h>
 
 #include "attention/ops.h"
 #include "device/cpu/device_cpu.h"
 #include "device/cuda/module.h"
+#include "model/graph_plan.h"
 #include "moe/ops.h"
 #include "parallel/nccl/module.h"
 #include "tests/cuda/simt_control.h"
@@ -20,8 +22,9 @@ static void connect_ranks(bt_device *dev, bt_group *group);
 #include "tests/model/engine.h"
 
 enum { ROLL_SPACE = 4, REQUESTS = 5, STEPS = 6, MAX_ROWS = 16, MAX_TOP_K = 16, MAX_MOE = 8 };
+enum { PART_PAGES = BT_ATTN_SPLIT_TOKENS / BT_PAGE_TOKENS };
 
-typedef enum { CALLS, PADDED_CALLS, GRAPHS } way;
+typedef enum { CALLS, GRAPHS } way; /* GRAPHS: where all can; a new one is captured first */
 
 static bt_world *g_world;
 static goldens   g_goldens;
@@ -48,56 +51,72 @@ static void be_idle(void *ctx)
 }
 
 typedef struct {
-    bt_page_id   pages[REQUESTS];
+    bt_page_id   pages[REQUESTS][PART_PAGES + 1];
+    uint32_t     first;          /* position of the first step */
     uint32_t     next[REQUESTS]; /* tokens */
     uint32_t     ids[STEPS][REQUESTS];
     float        logprobs[STEPS][REQUESTS];
     bt_draw_list draws;
-    uint64_t     n_launches; /* of the last step */
+    bool         wants_experts; /* of the next step, which a graph does not give */
+    uint64_t     n_launches;    /* of the last step */
     uint32_t     n_idle;
 } history;
+
+/* Of the last step only the sampling was launched, not dozens of kernels. */
+static bool was_graph(const history *h) { return h->n_launches < 12; }
+
+static bool is_last(void) { return g_engine.self + 1 == g_engine.n_ranks; }
 
 /* Of a step in which the first rank has `most` requests: others have half of them. */
 static uint32_t own_of(uint32_t rank, uint32_t most) { return rank == 0 ? most : most / 2; }
 
-/* Requests [0, n) of this rank, as own_of(), are to get a token each at position `at`; of these the
+/* What the ranks agree on for the step. */
+static bt_graph_choice agree(const bt_step *step, uint32_t most)
+{
+    bt_graph_offer mine, all[MAX_RANKS];
+
+    bt_model_offer_graphs(g_engine.model, step, &mine);
+    NEED(bt_group_all_gather(g_engine.group, &mine, sizeof(mine), all, &WAIT) == BT_OK);
+    for (uint32_t q = 1; q < g_engine.n_ranks; q++)
+        bt_graph_join(&all[0], &all[q]);
+    return bt_graph_choose(&all[0], most);
+}
+
+/* Requests [0, n) of this rank, as own_of(), are to get a token each in step `at`; of these the
  * first n_fed are fed by those of the step before.  Returns where the tokens will come. */
 static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t most,
                                      uint32_t n_fed)
 {
     static uint16_t chosen[MAX_MOE * MAX_ROWS * MAX_TOP_K];
     uint32_t        rows[MAX_RANKS][BT_N_ROLES] = {{0}};
-    uint32_t      n = own_of(g_engine.self, most), n_padded = bt_decode_padded_rows(most, MAX_ROWS);
-    uint32_t      tokens[REQUESTS], fed[REQUESTS], logit_rows[REQUESTS];
-    bt_span       spans[REQUESTS];
-    bt_sample_how sample = {.temperature = 0.8f, .seed = 5, .position = at};
-    bt_draws      view;
-    bt_step       step = {
-              .n_rows   = n,
-              .tokens   = tokens,
-              .fed      = n_fed > 0 ? fed : NULL,
-              .n_spans  = n,
-              .spans    = spans,
-              .n_padded = how == CALLS ? 0 : n_padded,
-              .group_rows = {.n_ranks = g_engine.n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
-              .n_logit_rows = n,
-              .logit_rows   = logit_rows,
-              .sampling     = h->draws.sampling,
-              .draws        = &view,
-              .chosen       = how == PADDED_CALLS ? chosen : NULL, /* what a graph does not give */
-              .wait         = WAIT
+    uint32_t        n = own_of(g_engine.self, most), position = h->first + at;
+    uint32_t        tokens[REQUESTS], fed[REQUESTS], logit_rows[REQUESTS];
+    bt_span         spans[REQUESTS];
+    bt_sample_how   sample = {.temperature = 0.8f, .seed = 5, .position = position};
+    bt_draws        view;
+    bt_step         step = {
+                .n_rows  = n,
+                .tokens  = tokens,
+                .fed     = n_fed > 0 ? fed : NULL,
+                .n_spans = n,
+                .spans   = spans,
+                .group_rows = {.n_ranks = g_engine.n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
+                .n_logit_rows = n,
+                .logit_rows   = logit_rows,
+                .sampling     = h->draws.sampling,
+                .draws        = &view,
+                .chosen       = h->wants_experts ? chosen : NULL,
+                .wait         = WAIT
     };
 
     step.wait.idle = be_idle;
     step.wait.ctx  = &h->n_idle;
-    for (uint32_t q = 0; q < g_engine.n_ranks; q++)
-        rows[q][BT_ROLE_GENERATED] = how == CALLS ? own_of(q, most) : n_padded;
     bt_draw_list_clear(&h->draws);
     for (uint32_t i = 0; i < n; i++) {
-        spans[i]      = (bt_span){.pages     = &h->pages[i],
+        spans[i]      = (bt_span){.pages     = h->pages[i],
                                   .first_row = i,
                                   .n_rows    = 1,
-                                  .start     = at,
+                                  .start     = position,
                                   .role      = BT_ROLE_GENERATED,
                                   .form      = BT_FORM_ABSORBED};
         tokens[i]     = i < n_fed ? 0 : h->next[i];
@@ -106,7 +125,10 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
         sample.choice = i;
         NEED(bt_draw_list_add(&h->draws, &sample, 0, i, true, 2));
     }
-    view          = bt_draw_list_view(&h->draws);
+    view = bt_draw_list_view(&h->draws);
+    if (how == GRAPHS) step.graph = agree(&step, most);
+    for (uint32_t q = 0; q < g_engine.n_ranks; q++)
+        rows[q][BT_ROLE_GENERATED] = step.graph.n_rows != 0 ? step.graph.n_rows : own_of(q, most);
     h->n_launches = simt_n_launches();
     EXPECT_EQ(bt_model_launch(g_engine.model, g_engine.pool, &step), BT_OK);
     h->n_launches = simt_n_launches() - h->n_launches;
@@ -133,12 +155,36 @@ static void decode(history *h, way how, uint32_t at, uint32_t most)
 
 static void begin(history *h, unsigned long seed)
 {
+    bt_page_id pages[REQUESTS];
+
     memset(h, 0, sizeof(*h));
     fake_gpu_seed(seed);
     NEED(bt_draw_list_init(&h->draws, g_engine.dev, g_goldens.cfg.vocab_size, MAX_ROWS) == BT_OK);
-    NEED(bt_kv_pool_acquire(g_engine.pool, REQUESTS, h->pages) == BT_OK);
-    for (uint32_t i = 0; i < REQUESTS; i++)
-        h->next[i] = 7 + i;
+    NEED(bt_kv_pool_acquire(g_engine.pool, REQUESTS, pages) == BT_OK);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        h->next[i]     = 7 + i;
+        h->pages[i][0] = pages[i];
+    }
+}
+
+/* Behind a part of zeros, the same page of them over and over. */
+static void begin_behind_a_part(history *h, unsigned long seed)
+{
+    static const bt_bf16 ZEROS[BT_PAGE_TOKENS * 1024];
+    size_t     bytes = BT_PAGE_TOKENS * bt_kv_pool_kv_dim(g_engine.pool) * sizeof(bt_bf16);
+    bt_page_id zeros;
+
+    begin(h, seed);
+    h->first = BT_ATTN_SPLIT_TOKENS;
+    NEED(bytes <= sizeof(ZEROS) && bt_kv_pool_acquire(g_engine.pool, 1, &zeros) == BT_OK);
+    for (uint32_t layer = 0; layer < g_goldens.cfg.n_layers; layer++)
+        NEED(bt_device_upload(g_engine.dev, bt_kv_pool_rows(g_engine.pool, zeros, layer), ZEROS,
+                              bytes) == BT_OK);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        h->pages[i][PART_PAGES] = h->pages[i][0];
+        for (uint32_t k = 0; k < PART_PAGES; k++)
+            h->pages[i][k] = zeros;
+    }
 }
 
 /* All requests, then fewer, then all again. */
@@ -160,20 +206,24 @@ static void run_ahead(history *h, way how, unsigned long seed)
     begin(h, seed);
     out[0] = launch(h, how, 0, n_at(0), 0);
     for (uint32_t at = 0; at < STEPS; at++) {
-        uint32_t n = n_at(at), next = n_at(at + 1);
+        uint32_t most = n_at(at + 1), n = own_of(g_engine.self, n_at(at));
+        uint32_t next  = own_of(g_engine.self, most);
         long     waits = g_fake_gpu.n_waits;
 
-        if (at + 1 < STEPS) out[at + 1] = launch(h, how, at + 1, next, n < next ? n : next);
-        EXPECT_EQ(g_fake_gpu.n_waits, waits);
-        EXPECT_EQ(out[at]->ids[0], BT_NO_TOKEN);
+        if (at + 1 < STEPS) out[at + 1] = launch(h, how, at + 1, most, n < next ? n : next);
+        if (g_engine.n_ranks == 1) { /* else the host asks how exchanges are coming along */
+            EXPECT_EQ(g_fake_gpu.n_waits, waits);
+            EXPECT_EQ(out[at]->ids[0], BT_NO_TOKEN);
+        }
         take(h, out[at], at, n);
     }
 }
 
 static void drop(history *h)
 {
+    if (h->first != 0) bt_kv_pool_release(g_engine.pool, h->pages[0][0]);
     for (uint32_t i = 0; i < REQUESTS; i++)
-        bt_kv_pool_release(g_engine.pool, h->pages[i]);
+        bt_kv_pool_release(g_engine.pool, h->pages[i][h->first != 0 ? PART_PAGES : 0]);
     bt_draw_list_fini(&h->draws);
 }
 
@@ -185,7 +235,7 @@ static bool equal(const history *a, const history *b)
 
 static void open_engine(void)
 {
-    engine_options opt = {.n_threads = 1, .max_rows = MAX_ROWS, .n_pages = 4 * REQUESTS};
+    engine_options opt = {.n_threads = 1, .max_rows = MAX_ROWS, .n_pages = 4 * REQUESTS + 2};
     uint32_t       ranks[MAX_RANKS], n = bt_world_size(g_world);
 
     NEED(n <= MAX_RANKS);
@@ -197,20 +247,18 @@ static void open_engine(void)
 
 static void graphs_have_the_bits_of_calls(void)
 {
-    history calls, padded, graphs[2];
+    history calls, graphs[2];
 
     open_engine();
     run_steps(&calls, CALLS, 1);
-    run_steps(&padded, PADDED_CALLS, 2);
-    EXPECT(equal(&calls, &padded));
     for (unsigned long i = 0; i < 2; i++) { /* captured on the way; all captured before */
         run_steps(&graphs[i], GRAPHS, 3 + i);
         EXPECT(equal(&calls, &graphs[i]));
     }
     EXPECT(calls.ids[0][0] != calls.ids[1][0] || calls.ids[1][0] != calls.ids[4][0]);
-    EXPECT(graphs[1].n_launches < 12 && calls.n_launches > 60); /* the sampling; all of it */
+    EXPECT(was_graph(&graphs[1]) && !was_graph(&calls));
     EXPECT(g_engine.n_ranks == 1 || calls.n_idle > 0);
-    drop(&calls), drop(&padded), drop(&graphs[0]), drop(&graphs[1]);
+    drop(&calls), drop(&graphs[0]), drop(&graphs[1]);
     engine_close(&g_engine);
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
@@ -248,37 +296,79 @@ static void a_warm_model_has_all_graphs(void)
         decode(&h, GRAPHS, at, 1 + at % REQUESTS);
     EXPECT_EQ(g_fake_gpu.live, live);
     EXPECT_EQ(g_engine.dev->n_allocs, allocs);
-    EXPECT(h.n_launches < 12);
+    EXPECT(was_graph(&h));
     drop(&h);
     engine_close(&g_engine);
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
 /* The last rank finds no memory for a graph in the middle of its steps, as it may once it has more
- * experts: from there on it runs call by call, beside the others' graphs. */
-static void a_rank_without_memory_for_graphs_goes_on_call_by_call(void)
+ * experts: no rank launches that one, or a later one; those that all have are launched again. */
+static void a_graph_that_one_rank_has_no_memory_for_is_nobodys(void)
 {
     history calls, h;
-    bool    last  = bt_world_rank(g_world) + 1 == bt_world_size(g_world);
     size_t  bytes = g_fake_gpu.bytes;
 
     open_engine();
     run_steps(&calls, CALLS, 1);
     begin(&h, 2);
     for (uint32_t at = 0; at < STEPS; at++) {
-        if (last && at == 2) g_fake_gpu.bytes = g_fake_gpu.taken + 4096; /* a new size comes */
+        if (is_last() && at == 2) g_fake_gpu.bytes = g_fake_gpu.taken + 4096; /* a new size comes */
         decode(&h, GRAPHS, at, n_at(at));
-        if (at == 1 || (!last && at > 3)) EXPECT(h.n_launches < 12);
-        if (last && at >= 2) EXPECT(h.n_launches > 60);
+        if (at == 2) g_fake_gpu.bytes = bytes;
+        EXPECT(was_graph(&h) == (at == 1 || at > 3));
     }
-    g_fake_gpu.bytes = bytes;
+    EXPECT(equal(&calls, &h));
+    decode(&h, GRAPHS, 2, n_at(2));
+    EXPECT(!was_graph(&h));
+    decode(&h, GRAPHS, 3, n_at(3));
+    EXPECT(!was_graph(&h));
+    drop(&calls), drop(&h);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+/* The last rank's rows can be no graph for a step: then nobody's are. */
+static void a_step_that_one_rank_cannot_run_as_a_graph_is_nobodys(void)
+{
+    history calls, h;
+
+    open_engine();
+    run_steps(&calls, CALLS, 1);
+    begin(&h, 2);
+    for (uint32_t at = 0; at < STEPS; at++) {
+        h.wants_experts = at == 4 && is_last();
+        decode(&h, GRAPHS, at, n_at(at));
+        EXPECT(was_graph(&h) == (at == 1 || at == 5));
+    }
     EXPECT(equal(&calls, &h));
     drop(&calls), drop(&h);
     engine_close(&g_engine);
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
-/* Whatever call fails while graphs are captured: the steps run call by call. */
+/* The first rank's contexts have two parts, those of the others one. */
+static void ranks_launch_the_graph_of_the_longest_context(void)
+{
+    history h[2];
+
+    open_engine();
+    for (int i = 0; i < 2; i++) {
+        if (g_engine.self == 0)
+            begin_behind_a_part(&h[i], 1);
+        else
+            begin(&h[i], 1);
+        for (uint32_t at = 0; at < 3; at++)
+            decode(&h[i], i == 0 ? CALLS : GRAPHS, at, REQUESTS);
+        EXPECT(was_graph(&h[i]) == (i == 1));
+    }
+    EXPECT(equal(&h[0], &h[1]));
+    drop(&h[0]), drop(&h[1]);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+/* Whatever call fails while the last rank captures graphs: steps run call by call. */
 static void what_cannot_be_captured_runs_call_by_call(void)
 {
     static const long FAIL_AT[] = {40, 0, 1, 5};
@@ -287,13 +377,13 @@ static void what_cannot_be_captured_runs_call_by_call(void)
     for (size_t i = 0; i < sizeof(FAIL_AT) / sizeof(FAIL_AT[0]); i++) {
         open_engine();
         if (i == 0) run_steps(&calls, CALLS, 1);
-        g_fake_gpu.fail_at = FAIL_AT[i];
+        if (is_last()) g_fake_gpu.fail_at = FAIL_AT[i];
         bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
         EXPECT_EQ(g_fake_gpu.fail_at, -1);
         if (i == 0) {
             run_steps(&h, GRAPHS, 2);
             EXPECT(equal(&calls, &h));
-            EXPECT(h.n_launches > 60);
+            EXPECT(!was_graph(&h));
             drop(&calls), drop(&h);
         }
         engine_close(&g_engine);
@@ -305,7 +395,9 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(graphs_have_the_bits_of_calls),
-        BT_TEST(a_rank_without_memory_for_graphs_goes_on_call_by_call),
+        BT_TEST(a_graph_that_one_rank_has_no_memory_for_is_nobodys),
+        BT_TEST(a_step_that_one_rank_cannot_run_as_a_graph_is_nobodys),
+        BT_TEST(ranks_launch_the_graph_of_the_longest_context),
         BT_TEST(steps_launched_ahead_have_the_bits_of_others),
         BT_TEST(a_warm_model_has_all_graphs),
         BT_TEST(what_cannot_be_captured_runs_call_by_call),

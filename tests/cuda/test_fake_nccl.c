@@ -1,4 +1,5 @@
-/* NCCL's twin (fake/nccl.h) in captures: what runs when, and what is a mistake.  One rank. */
+/* NCCL's twin (fake/nccl.h) in captures: what runs when, and what is a mistake.  One rank, but for
+ * the mistake that takes two. */
 #include <nccl.h>
 #include <stdint.h>
 #include <string.h>
@@ -179,6 +180,118 @@ static void capture_that_ends_too_early_is_an_error(void)
     close_all();
 }
 
+/* Ranks 0 and 1, both here. */
+typedef struct {
+    ncclComm_t      comm;
+    cudaStream_t    stream;
+    uint8_t        *memory;
+    cudaGraphExec_t graphs[3]; /* [0]: none, a plain call */
+} one_of_two;
+
+static ncclResult_t settle_two(one_of_two two[2])
+{
+    ncclResult_t state[2] = {ncclInProgress, ncclInProgress};
+
+    while (state[0] == ncclInProgress || state[1] == ncclInProgress)
+        for (int i = 0; i < 2; i++)
+            ncclCommGetAsyncError(two[i].comm, &state[i]);
+    return state[0] != ncclSuccess ? state[0] : state[1];
+}
+
+static void open_two(one_of_two two[2])
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+
+    config.blocking = config.splitShare = 0;
+    config.commName                     = "two ranks";
+    EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+    for (int i = 0; i < 2; i++) {
+        two[i] = (one_of_two){.graphs = {NULL}};
+        EXPECT_EQ(cudaStreamCreateWithFlags(&two[i].stream, cudaStreamNonBlocking), cudaSuccess);
+        EXPECT_EQ(cudaMalloc((void **)&two[i].memory, N), cudaSuccess);
+        EXPECT_EQ(ncclCommInitRankConfig(&two[i].comm, 2, id, i, &config), ncclInProgress);
+    }
+    EXPECT_EQ(settle_two(two), ncclSuccess);
+}
+
+static void close_two(one_of_two two[2])
+{
+    for (int i = 0; i < 2; i++)
+        for (int k = 1; k < 3; k++)
+            EXPECT_EQ(cudaGraphExecDestroy(two[i].graphs[k]), cudaSuccess);
+    ncclGroupStart();
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(ncclCommAbort(two[i].comm), ncclSuccess);
+    EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
+    for (int i = 0; i < 2; i++) {
+        cudaFree(two[i].memory);
+        cudaStreamDestroy(two[i].stream);
+    }
+}
+
+/* The first sends to the second: its part of that. */
+static void call(const one_of_two *two, int i)
+{
+    ncclResult_t called = i == 0 ? ncclSend(two->memory, N, ncclChar, 1, two->comm, two->stream)
+                                 : ncclRecv(two->memory, N, ncclChar, 0, two->comm, two->stream);
+
+    EXPECT_EQ(called, ncclInProgress);
+}
+
+static void capture_both(one_of_two *one, int i)
+{
+    ncclResult_t state = ncclInProgress;
+    cudaGraph_t  graph = NULL;
+
+    for (int k = 1; k < 3; k++) {
+        EXPECT_EQ(cudaStreamBeginCapture(one->stream, cudaStreamCaptureModeThreadLocal),
+                  cudaSuccess);
+        call(one, i);
+        for (state = ncclInProgress; state == ncclInProgress;)
+            ncclCommGetAsyncError(one->comm, &state);
+        EXPECT_EQ(cudaStreamEndCapture(one->stream, &graph), cudaSuccess);
+        EXPECT_EQ(cudaGraphInstantiate(&one->graphs[k], graph, 0), cudaSuccess);
+        EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    }
+}
+
+/* What comes of it when the ranks launch these of their graphs. */
+static ncclResult_t meet(int first, int second)
+{
+    one_of_two   two[2];
+    int          graph[2] = {first, second};
+    cudaEvent_t  received = NULL;
+    ncclResult_t state;
+
+    open_two(two);
+    EXPECT_EQ(cudaEventCreateWithFlags(&received, cudaEventDisableTiming), cudaSuccess);
+    for (int i = 0; i < 2; i++)
+        capture_both(&two[i], i);
+    for (int i = 0; i < 2; i++) {
+        if (graph[i] == 0)
+            call(&two[i], i);
+        else
+            EXPECT_EQ(cudaGraphLaunch(two[i].graphs[graph[i]], two[i].stream), cudaSuccess);
+    }
+    state = settle_two(two);
+    EXPECT_EQ(cudaEventRecord(received, two[1].stream), cudaSuccess);
+    while (state == ncclSuccess && cudaEventQuery(received) == cudaErrorNotReady)
+        state = settle_two(two);
+    EXPECT_EQ(cudaEventDestroy(received), cudaSuccess);
+    close_two(two);
+    return state;
+}
+
+static void ranks_launch_what_they_have_captured_together(void)
+{
+    for (int first = 0; first < 3; first++)
+        for (int second = 0; second < 3; second++)
+            EXPECT_EQ(meet(first, second), first == second ? ncclSuccess : ncclInvalidUsage);
+    EXPECT_EQ(g_fake_nccl.live, 0);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -187,6 +300,7 @@ int main(int argc, char **argv)
         BT_TEST(graph_may_be_destroyed_while_it_runs),
         BT_TEST(communicator_that_ends_before_its_graph_is_told),
         BT_TEST(capture_that_ends_too_early_is_an_error),
+        BT_TEST(ranks_launch_what_they_have_captured_together),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

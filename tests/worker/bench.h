@@ -32,6 +32,9 @@ typedef struct {
     bool            granted;       /* a message is under way and cannot be withdrawn */
     uint32_t        n_quarantined; /* as the last beat says */
     size_t          tail_max;
+    bt_graph_offer  offer;      /* of the rank's model, for every step */
+    bt_graph_choice graph;      /* of the last step */
+    uint32_t        group_rows; /* all that one had */
 } bench;
 
 static inline uint64_t bench_now(void *ctx) { return ((bench *)ctx)->now; }
@@ -55,10 +58,20 @@ static inline bool bench_cancel(void *ctx, uint64_t request)
     return request != 0 && !((bench *)ctx)->granted;
 }
 
+static inline void bench_offer_graphs(void *ctx, const bt_step *step, bt_graph_offer *offer_out)
+{
+    (void)step;
+    *offer_out = ((bench *)ctx)->offer;
+}
+
 static inline bt_status bench_launch(void *ctx, bt_step *step)
 {
     bench *b = ctx;
 
+    b->graph      = step->graph;
+    b->group_rows = 0;
+    for (uint32_t i = 0; i < step->group_rows.n_ranks; i++)
+        b->group_rows += step->group_rows.n_rows[i][BT_ROLE_GENERATED];
     for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
         step->logits[i] = b->logit;
     return b->step_status;
@@ -69,11 +82,12 @@ static inline bt_worker_config bench_config(bench *b, uint32_t rank, uint32_t n_
 {
     bt_worker_links links = no_links(b);
 
-    links.now_ns   = bench_now;
-    links.up       = bench_up;
-    links.tail_max = bench_tail_max;
-    links.cancel   = bench_cancel;
-    links.launch   = bench_launch;
+    links.now_ns       = bench_now;
+    links.up           = bench_up;
+    links.tail_max     = bench_tail_max;
+    links.cancel       = bench_cancel;
+    links.launch       = bench_launch;
+    links.offer_graphs = bench_offer_graphs;
 
     return (bt_worker_config){
         .facts      = {.rank      = rank,

@@ -61,6 +61,11 @@ static inline const bt_traffic *no_traffic(void *ctx)
     (void)ctx;
     return NULL;
 }
+static inline void no_graphs(void *ctx, const bt_step *step, bt_graph_offer *offer_out)
+{
+    (void)ctx, (void)step;
+    *offer_out = (bt_graph_offer){.n_parts = 0};
+}
 static inline bt_status no_launch(void *ctx, bt_step *step)
 {
     (void)ctx, (void)step;
@@ -69,23 +74,24 @@ static inline bt_status no_launch(void *ctx, bt_step *step)
 
 static inline bt_worker_links no_links(void *ctx)
 {
-    return (bt_worker_links){.ctx         = ctx,
-                             .now_ns      = no_time,
-                             .up          = no_up,
-                             .payload_max = no_payload_max,
-                             .tail_max    = no_payload_max,
-                             .stage       = no_stage,
-                             .slot        = no_slot,
-                             .take        = no_wait,
-                             .unstage     = no_unstage,
-                             .send        = no_send,
-                             .cancel      = no_cancel,
-                             .poll        = no_poll,
-                             .expert_rows = no_expert_rows,
-                             .waited_ns   = no_time,
-                             .traffic     = no_traffic,
-                             .launch      = no_launch,
-                             .await       = no_wait};
+    return (bt_worker_links){.ctx          = ctx,
+                             .now_ns       = no_time,
+                             .up           = no_up,
+                             .payload_max  = no_payload_max,
+                             .tail_max     = no_payload_max,
+                             .stage        = no_stage,
+                             .slot         = no_slot,
+                             .take         = no_wait,
+                             .unstage      = no_unstage,
+                             .send         = no_send,
+                             .cancel       = no_cancel,
+                             .poll         = no_poll,
+                             .expert_rows  = no_expert_rows,
+                             .waited_ns    = no_time,
+                             .traffic      = no_traffic,
+                             .offer_graphs = no_graphs,
+                             .launch       = no_launch,
+                             .await        = no_wait};
 }
 
 #endif

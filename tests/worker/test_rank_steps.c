@@ -48,6 +48,61 @@ static void plans_that_do_not_agree_stop_the_rank(void)
     bench_tear_down(&b);
 }
 
+/* A rank without rows; the other one of its group has three. */
+static void run_beside(bench *b, const bt_graph_offer *other)
+{
+    bt_plan plans[2];
+    bt_next next;
+    bool    leave = true;
+
+    EXPECT_EQ(bt_worker_begin(b->worker, &plans[1], &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    plans[0]                           = plans[1];
+    plans[0].n_rows[BT_ROLE_GENERATED] = 3;
+    plans[0].graphs                    = *other;
+    EXPECT_EQ(bt_worker_finish(b->worker, plans, &leave), BT_OK);
+}
+
+static void ranks_agree_on_the_graph_of_a_step(void)
+{
+    static const bt_graph_offer ALL = {
+        .n_parts = 1, .has = {3, 3, 3, 3},
+             .can = {3, 3, 3, 3}
+    };
+    bench            b;
+    bt_worker_config cfg;
+    bt_graph_offer   other = ALL;
+    bt_down          m     = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+
+    bench_set_up(&b, 2, 1, 2);
+    bt_worker_destroy(b.worker);
+    cfg            = bench_config(&b, 2, 1, 2);
+    cfg.group_size = 2;
+    cfg.group_self = 1;
+    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    bench_order(&b, &m);
+
+    b.offer       = ALL;
+    other.n_parts = 2;
+    run_beside(&b, &other);
+    EXPECT(b.graph.n_rows == 4 && b.graph.n_parts == 2 && !b.graph.captures);
+    EXPECT_EQ(b.group_rows, 8);
+    b.offer.has[2] = 1;
+    run_beside(&b, &other);
+    EXPECT(b.graph.n_rows == 4 && b.graph.n_parts == 2 && b.graph.captures);
+    EXPECT_EQ(b.group_rows, 8);
+    b.offer.can[2] = 1;
+    run_beside(&b, &other);
+    EXPECT_EQ(b.graph.n_rows, 0);
+    EXPECT_EQ(b.group_rows, 3);
+    b.offer       = ALL;
+    other.n_parts = 0;
+    run_beside(&b, &other);
+    EXPECT_EQ(b.graph.n_rows, 0);
+    EXPECT_EQ(b.group_rows, 3);
+    bench_tear_down(&b);
+}
+
 /* Runs the one request of a rank of both roles through its prompt. */
 static bt_status run_prompt(bench *b)
 {
@@ -100,6 +155,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(rank_that_is_not_woken_in_time_says_who_failed),
         BT_TEST(plans_that_do_not_agree_stop_the_rank),
+        BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(step_that_fails_is_passed_on),
     };

@@ -1,7 +1,7 @@
 /* tests/cuda/fake/nccl_inside.h - what the files of the fake NCCL share.
  *
  * A communicator is a file in memory that its ranks map: who has joined, and a ring of bytes for
- * each pair.  A message is its length and its bytes.  Nothing runs beside the caller: what is under
+ * each pair.  A message is a head and its bytes.  Nothing runs beside the caller: what is under
  * way moves in ncclCommGetAsyncError() and in the fake runtime's queries and waits. */
 #ifndef BT_TESTS_CUDA_FAKE_NCCL_INSIDE_H
 #define BT_TESTS_CUDA_FAKE_NCCL_INSIDE_H
@@ -25,18 +25,24 @@ typedef struct {
 } shared;
 
 typedef struct {
+    uint64_t length, captured; /* the operation's number among captured ones; 0: a plain call */
+} head;
+
+typedef struct {
     int      sends, peer;
     uint8_t *memory;
-    uint64_t length, done; /* done counts the 8 bytes of the length before the message's */
+    head     its;          /* of the message that is sent, or of the one that has come */
+    uint64_t length, done; /* done counts the head too */
 } part;
 
 typedef struct op {
     struct op   *next;
     ncclComm_t   comm;
     cudaStream_t stream;
-    uint64_t     put;     /* pieces of work that the stream had before */
-    uint64_t     capture; /* that its stream was in when it was asked for; 0: none */
-    int         *done;    /* of a launch of a graph: set when it has ended; NULL: no graph's */
+    uint64_t     put;      /* pieces of work that the stream had before */
+    uint64_t     capture;  /* that its stream was in when it was asked for; 0: none */
+    uint64_t     captured; /* as in a head */
+    int         *done;     /* of a launch of a graph: set when it has ended; NULL: no graph's */
     int          n_parts, moved;
     part         parts[MAX_PARTS];
 } op;
@@ -46,6 +52,7 @@ struct ncclComm {
     int          n_kept; /* operations that graphs hold */
     int          n_held; /* of them, in graphs that the program has not destroyed */
     int          aborted;
+    uint64_t     n_captured; /* operations, ever */
     char         name[64];
     ncclResult_t error;
     shared      *s;

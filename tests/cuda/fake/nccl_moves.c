@@ -32,56 +32,74 @@ __attribute__((constructor)) static void read_fates(void)
     }
 }
 
-/* As much as the ring takes or has; true when something moved. */
-static int move_part(ncclComm_t c, part *p)
+static ring *ring_of(const op *o, const part *p)
 {
-    ring    *r     = p->sends ? &c->s->rings[c->self][p->peer] : &c->s->rings[p->peer][c->self];
-    uint64_t total = sizeof(p->length) + p->length, before = p->done, length;
+    return p->sends ? &o->comm->s->rings[o->comm->self][p->peer]
+                    : &o->comm->s->rings[p->peer][o->comm->self];
+}
 
-    while (p->done < total) {
-        uint64_t w = atomic_load(&r->written), at = p->done;
-        uint64_t d = atomic_load(&r->read);
-        uint8_t *ours;
+/* At most n bytes, as much as the ring takes or has in one piece; returns how many. */
+static uint64_t move_bytes(ring *r, int sends, uint8_t *ours, uint64_t n)
+{
+    uint64_t w = atomic_load(&r->written), d = atomic_load(&r->read), at = sends ? w : d;
+    uint64_t free = sends ? RING_BYTES - (w - d) : w - d, end = RING_BYTES - at % RING_BYTES;
 
-        if (p->sends ? w - d == RING_BYTES : w == d) break;
-        if (at < sizeof(p->length)) { /* the length, byte by byte */
-            ours = (uint8_t *)&length + at;
-            if (p->sends) length = p->length;
-        } else {
-            ours = p->memory + (at - sizeof(p->length));
-        }
-        if (p->sends) {
-            uint64_t n = at < sizeof(p->length) ? 1 : total - at, end = RING_BYTES - w % RING_BYTES;
-
-            if (n > RING_BYTES - (w - d)) n = RING_BYTES - (w - d);
-            if (n > end) n = end;
-            memcpy(r->bytes + w % RING_BYTES, ours, n);
-            atomic_store(&r->written, w + n);
-            p->done += n;
-        } else {
-            uint64_t n = at < sizeof(p->length) ? 1 : total - at, end = RING_BYTES - d % RING_BYTES;
-
-            if (n > w - d) n = w - d;
-            if (n > end) n = end;
-            if (at < sizeof(p->length)) {
-                uint8_t want = (uint8_t)(p->length >> (8 * at));
-
-                if (r->bytes[d % RING_BYTES] != want) {
-                    fprintf(stderr,
-                            "fake NCCL: rank %d awaits %llu bytes of rank %d, which sends "
-                            "another number\n",
-                            c->self, (unsigned long long)p->length, p->peer);
-                    c->error = ncclInvalidUsage;
-                    return 1;
-                }
-            } else {
-                memcpy(ours, r->bytes + d % RING_BYTES, n);
-            }
-            atomic_store(&r->read, d + n);
-            p->done += n;
-        }
+    if (n > free) n = free;
+    if (n > end) n = end;
+    if (sends) {
+        memcpy(r->bytes + at % RING_BYTES, ours, n);
+        atomic_store(&r->written, at + n);
+    } else {
+        memcpy(ours, r->bytes + at % RING_BYTES, n);
+        atomic_store(&r->read, at + n);
     }
-    return p->done != before;
+    return n;
+}
+
+static const char *name_op(uint64_t captured, char text[64])
+{
+    snprintf(text, 64, "its captured operation %llu", (unsigned long long)captured);
+    return captured == 0 ? "a plain call" : text;
+}
+
+/* NCCL asks for both: counts that agree, and that all ranks launch what they have captured together
+ * or none does.  Real NCCL does not check. */
+static ncclResult_t check_head(const op *o, const part *p)
+{
+    char ours[64], theirs[64];
+
+    if (p->its.captured != o->captured)
+        fprintf(stderr, "fake NCCL: %s: rank %d runs %s, rank %d %s\n", o->comm->name,
+                o->comm->self, name_op(o->captured, ours), p->peer,
+                name_op(p->its.captured, theirs));
+    else if (p->its.length != p->length)
+        fprintf(stderr, "fake NCCL: %s: rank %d awaits %llu bytes of rank %d, which sends %llu\n",
+                o->comm->name, o->comm->self, (unsigned long long)p->length, p->peer,
+                (unsigned long long)p->its.length);
+    else
+        return ncclSuccess;
+    return ncclInvalidUsage;
+}
+
+static int is_over(const part *p) { return p->done == sizeof(p->its) + p->length; }
+
+/* As much as the ring takes or has. */
+static void move_part(op *o, part *p)
+{
+    uint64_t n = 1;
+
+    if (p->sends) p->its = (head){p->length, o->captured};
+    while (n > 0 && !is_over(p)) {
+        if (p->done < sizeof(p->its))
+            n = move_bytes(ring_of(o, p), p->sends, (uint8_t *)&p->its + p->done,
+                           sizeof(p->its) - p->done);
+        else
+            n = move_bytes(ring_of(o, p), p->sends, p->memory + (p->done - sizeof(p->its)),
+                           sizeof(p->its) + p->length - p->done);
+        p->done += n;
+        if (n > 0 && p->done == sizeof(p->its) && !p->sends) o->comm->error = check_head(o, p);
+        if (o->comm->error != ncclSuccess) break;
+    }
 }
 
 /* Nothing is touched, or opened, for an operation that waits for its peers. */
@@ -91,11 +109,10 @@ static int may_move(const op *o)
 
     for (int i = 0; i < o->n_parts; i++) {
         const part *p = &o->parts[i];
-        const ring *r = p->sends ? &o->comm->s->rings[o->comm->self][p->peer]
-                                 : &o->comm->s->rings[p->peer][o->comm->self];
+        const ring *r = ring_of(o, p);
         uint64_t    n = atomic_load(&r->written) - atomic_load(&r->read);
 
-        if (p->done == sizeof(p->length) + p->length) continue;
+        if (is_over(p)) continue;
         if (p->sends ? n < RING_BYTES : n > 0) return 1;
         open++;
     }
@@ -122,8 +139,8 @@ static int move_op(op *o)
     o->moved = 1;
 
     for (int i = 0; i < o->n_parts && o->comm->error == ncclSuccess; i++) {
-        move_part(o->comm, &o->parts[i]);
-        open += o->parts[i].done < sizeof(o->parts[i].length) + o->parts[i].length;
+        move_part(o, &o->parts[i]);
+        open += !is_over(&o->parts[i]);
     }
     return open == 0 && o->comm->error == ncclSuccess;
 }
@@ -248,6 +265,7 @@ void fake_nccl_launch(ncclComm_t c)
         c->error = ncclInvalidUsage;
         free(o);
     } else if (o->capture != 0) {
+        o->captured = ++c->n_captured;
         c->n_kept++;
         c->n_held++;
         fake_gpu_capture(o->stream, &(fake_foreign){o, begin_kept, drop_kept, release_kept});

@@ -1,13 +1,15 @@
 /* device/cpu/attend_pages.inc.h - a few queries through a block of keys in pages, which are the
- * values too, by dp2 with fused multiply-adds.  The including file defines WIDTH, the floats in a
- * register; TILE_LANES, whose sums in two vectors each are the registers' tile; PACK_ROWS; and the
- * function's name, ATTEND_PAGES.
+ * values too, by dp2.  The including file defines WIDTH, the floats in a register; TILE_LANES,
+ * whose sums in two vectors each are the registers' tile; PACK_ROWS; the function's name,
+ * ATTEND_PAGES; and HALVES, in which a pair of k is multiplied: at once (1), or the odd k and then
+ * the even one with fused multiply-adds (2).
  *
  * In both products a number of a lane multiplies two vectors, which it takes one load to spread:
  *     scores:  of keys, packed page by page for a piece of k, so that lanes share the packing
- *     sums:    of columns, as rows have them
- * A pair of bf16 becomes floats by a shift and a mask.  So the sums' vectors are even and odd
- * columns, which meet again when they leave. */
+ *     sums:    of columns, of a pair of rows
+ * With HALVES 2 a number is a float, of which a pair of bf16 becomes two by a shift and a mask;
+ * with 1 it is the pair.  So the sums' vectors are even and odd columns, or fours of columns by
+ * turns, and meet again when they leave. */
 #include "device/cpu/families.h"
 #include "device/cpu/lanes.inc.h"
 
@@ -23,18 +25,70 @@ typedef struct {
     vf part[2];
 } two;
 
-/* Even and odd elements of TILE_COLS bf16. */
-INLINE two split(const bt_bf16 *x)
+INLINE vu load_pairs(const bt_bf16 *x)
 {
     vu pairs;
 
     memcpy(&pairs, x, sizeof(pairs));
-    return (two){
+    return pairs;
+}
+
+/* ---- what HALVES makes different ----
+ *
+ *     number, halves        of a pair of k, or of a vector of them, what is multiplied at a time
+ *     halves_of(pairs)      even numbers first
+ *     add(a, x, y, sum)     sum + a x, and sum + a y
+ *     pair_rows(...)        x, y: a tile's columns of two rows
+ *     store_weights(...)    where scores were: floats, or from the first one on bf16
+ *     ONE, OTHER            which columns are in either vector of a tile's;
+ *     FIRST, LAST           and where its columns are in both */
+#if HALVES == 1
+typedef uint32_t number;
+typedef struct {
+    vu half[HALVES];
+} halves;
+
+INLINE halves halves_of(vu pairs) { return (halves){{pairs}}; }
+
+INLINE void add(number a, vu x, vu y, two *sum)
+{
+    __m512bh all = (__m512bh)((vu){0} + a);
+
+    sum->part[0] = (vf)_mm512_dpbf16_ps((__m512)sum->part[0], all, (__m512bh)x);
+    sum->part[1] = (vf)_mm512_dpbf16_ps((__m512)sum->part[1], all, (__m512bh)y);
+}
+
+INLINE void pair_rows(const bt_bf16 *even, const bt_bf16 *odd, halves *x, halves *y)
+{
+    __m512i e = (__m512i)load_pairs(even), o = (__m512i)load_pairs(odd);
+
+    x->half[0] = (vu)_mm512_unpacklo_epi16(e, o);
+    y->half[0] = (vu)_mm512_unpackhi_epi16(e, o);
+}
+
+INLINE void store_weights(float *scores, uint32_t key, vf e)
+{
+    store_bf16((bt_bf16 *)scores + key, e);
+}
+
+#define ONE   0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define OTHER 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#define FIRST 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23
+#define LAST  8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31
+#else
+typedef float number;
+typedef struct {
+    vf half[HALVES];
+} halves;
+
+INLINE halves halves_of(vu pairs)
+{
+    return (halves){
         {(vf)(pairs << 16), (vf)(pairs & 0xffff0000u)}
     };
 }
 
-INLINE void add(float a, vf x, vf y, two *sum)
+INLINE void add(number a, vf x, vf y, two *sum)
 {
     vf all = a - (vf){0}; /* splat() of what may be -0 takes an addition */
 
@@ -42,12 +96,40 @@ INLINE void add(float a, vf x, vf y, two *sum)
     sum->part[1] = fused(all, y, sum->part[1]);
 }
 
+INLINE void pair_rows(const bt_bf16 *even, const bt_bf16 *odd, halves *x, halves *y)
+{
+    halves e = halves_of(load_pairs(even)), o = halves_of(load_pairs(odd));
+
+    x->half[0] = e.half[0];
+    x->half[1] = o.half[0];
+    y->half[0] = e.half[1];
+    y->half[1] = o.half[1];
+}
+
+INLINE void store_weights(float *scores, uint32_t key, vf e)
+{
+    store(scores + key, widen(round_result(e)));
+}
+
+#if WIDTH == 16
+#define ONE   0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define OTHER 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define FIRST 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define LAST  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#else
+#define ONE   0, 2, 4, 6, 8, 10, 12, 14
+#define OTHER 1, 3, 5, 7, 9, 11, 13, 15
+#define FIRST 0, 8, 1, 9, 2, 10, 3, 11
+#define LAST  4, 12, 5, 13, 6, 14, 7, 15
+#endif
+#endif
+
 /* ---- scores ---- */
 
-/* A piece of k: of the queries as floats, and of a page's keys. */
+/* A piece of k: of the queries' numbers, and of a page's keys. */
 typedef struct {
-    float    q[PIECE / 2][2][LANES]; /* [pair][even, odd][lane] */
-    bt_bf16  keys[PIECE * PAGE];     /* packed [PAGE, 2 n_pairs] */
+    number   q[PIECE / 2][HALVES][LANES]; /* [pair][even, odd][lane] */
+    bt_bf16  keys[PIECE * PAGE];          /* packed [PAGE, 2 n_pairs] */
     uint32_t n_pairs;
 } piece;
 
@@ -62,13 +144,11 @@ INLINE void score_tile(const piece *p, uint32_t lane, uint32_t key, bool begins,
         for (int v = 0; v < 2; v++)
             acc[i].part[v] = begins ? splat(0) : load(scores + i * LD + v * WIDTH);
     for (uint32_t pair = 0; pair < p->n_pairs; pair++, keys += 2 * LANES) {
-        const float *q = p->q[pair][0] + lane;
-        two          x = split(keys), y = split(keys + second);
+        halves x = halves_of(load_pairs(keys)), y = halves_of(load_pairs(keys + second));
 
-        for (int i = 0; i < TILE_LANES; i++)
-            add(q[LANES + i], x.part[1], y.part[1], &acc[i]);
-        for (int i = 0; i < TILE_LANES; i++)
-            add(q[i], x.part[0], y.part[0], &acc[i]);
+        for (int half = HALVES - 1; half >= 0; half--)
+            for (int i = 0; i < TILE_LANES; i++)
+                add(p->q[pair][half][lane + i], x.half[half], y.half[half], &acc[i]);
     }
     for (size_t i = 0; i < TILE_LANES; i++)
         for (int v = 0; v < 2; v++)
@@ -84,10 +164,10 @@ static void add_scores(const bt_cpu_attend_pages *a, uint32_t k0)
     p.n_pairs = bt_cpu_pad(n_k, 32) / 2;
     for (uint32_t pair = 0; pair < p.n_pairs; pair++)
         for (uint32_t lane = 0; lane < LANES; lane += WIDTH, q += TILE_COLS) {
-            two x = split(q);
+            halves x = halves_of(load_pairs(q));
 
-            store(&p.q[pair][0][lane], x.part[0]);
-            store(&p.q[pair][1][lane], x.part[1]);
+            for (int half = 0; half < HALVES; half++)
+                memcpy(&p.q[pair][half][lane], &x.half[half], sizeof(vf));
         }
     for (uint32_t key0 = 0; key0 < a->n_keys; key0 += PAGE) {
         uint32_t n = a->n_keys - key0 < PAGE ? a->n_keys - key0 : PAGE;
@@ -121,11 +201,11 @@ static float softmax(const bt_cpu_attend_pages *a, uint32_t lane)
     max = max > before ? max : before;
     for (uint32_t key = 0; key < end; key += LANES)
         for (int q = 0; q < PARTS; q++) {
-            float *s = scores + key + q * WIDTH;
-            vf     e = exp_below(load(s) * a->scale - max);
+            uint32_t at = key + (uint32_t)q * WIDTH;
+            vf       e  = exp_below(load(scores + at) * a->scale - max);
 
             sum.part[q] = sum.part[q] + e;
-            store(s, widen(round_result(e)));
+            store_weights(scores, at, e);
         }
     shrink       = exp_below(splat(before - max))[0];
     a->max[lane] = max;
@@ -135,25 +215,13 @@ static float softmax(const bt_cpu_attend_pages *a, uint32_t lane)
 
 /* ---- sums ---- */
 
-#if WIDTH == 16
-#define EVEN  0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define ODD   1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#define FIRST 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define LAST  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#else
-#define EVEN  0, 2, 4, 6, 8, 10, 12, 14
-#define ODD   1, 3, 5, 7, 9, 11, 13, 15
-#define FIRST 0, 8, 1, 9, 2, 10, 3, 11
-#define LAST  4, 12, 5, 13, 6, 14, 7, 15
-#endif
-
 /* A lane's columns of a tile. */
 INLINE two take(const float *o, float shrink)
 {
     vf low = load(o) * shrink, high = load(o + WIDTH) * shrink;
 
     return (two){
-        {__builtin_shufflevector(low, high, EVEN), __builtin_shufflevector(low, high, ODD)}
+        {__builtin_shufflevector(low, high, ONE), __builtin_shufflevector(low, high, OTHER)}
     };
 }
 INLINE void leave(two sum, float *o)
@@ -162,24 +230,38 @@ INLINE void leave(two sum, float *o)
     store(o + WIDTH, __builtin_shufflevector(sum.part[0], sum.part[1], LAST));
 }
 
-INLINE void add_row(const float *weights, two row, two acc[TILE_LANES])
+INLINE number weight_at(const float *weights, uint32_t pair, int half)
 {
-    for (size_t i = 0; i < TILE_LANES; i++)
-        add(weights[i * LD], row.part[0], row.part[1], &acc[i]);
+    number w;
+
+    memcpy(&w, weights + (size_t)pair * HALVES + half, sizeof(w));
+    return w;
 }
 
-/* n keys' rows, from the tile's columns on.  A line is fetched with each pair. */
+INLINE void add_rows(const float *weights, uint32_t pair, const bt_bf16 *even, const bt_bf16 *odd,
+                     two acc[TILE_LANES])
+{
+    halves x, y;
+
+    pair_rows(even, odd, &x, &y);
+    for (int half = HALVES - 1; half >= 0; half--)
+        for (size_t i = 0; i < TILE_LANES; i++)
+            add(weight_at(weights + i * LD, pair, half), x.half[half], y.half[half], &acc[i]);
+}
+
+/* n keys' rows, from the tile's columns on.  A line is fetched with each pair.  The last of an odd
+ * number has a row of zeros beside it, whose weight is 0. */
 INLINE void add_page(const float *weights, const bt_bf16 *row, size_t ld, uint32_t n,
                      const bt_bf16 *later, two acc[TILE_LANES])
 {
-    for (uint32_t pair = 0; pair < n / 2; pair++, row += 2 * ld, weights += 2, later += LINE) {
-        two even = split(row), odd = split(row + ld);
+    static const bt_bf16 ZEROS[TILE_COLS];
+    uint32_t             pair = 0;
 
+    for (; pair < n / 2; pair++, row += 2 * ld, later += LINE) {
         __builtin_prefetch(later, 0, 1);
-        add_row(weights + 1, odd, acc);
-        add_row(weights, even, acc);
+        add_rows(weights, pair, row, row + ld, acc);
     }
-    if (n % 2 != 0) add_row(weights, split(row), acc);
+    if (n % 2 != 0) add_rows(weights, pair, row, ZEROS, acc);
 }
 
 static void add_values(const bt_cpu_attend_pages *a, uint32_t lane, uint32_t col,
@@ -198,7 +280,7 @@ static void add_values(const bt_cpu_attend_pages *a, uint32_t lane, uint32_t col
         const bt_bf16 *row = a->pages[key / PAGE] + col, *later = a->later[key / PAGE];
 
         later = later != NULL && at + PAGE / 2 * LINE <= PAGE * a->ld ? later + at : row;
-        add_page(weights + key, row, a->ld, n, later, acc);
+        add_page(weights + key / 2 * HALVES, row, a->ld, n, later, acc);
     }
     for (size_t i = 0; i < TILE_LANES; i++)
         leave(acc[i], o + i * a->ld_o);

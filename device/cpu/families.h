@@ -17,6 +17,7 @@ void bt_cpu_mm_tile32_amx_pages(const bt_cpu_mm_pages *mm);
 void bt_cpu_attend_amx(const bt_cpu_attend *a);
 void bt_cpu_attend_pages_avx2(const bt_cpu_attend_pages *a);
 void bt_cpu_attend_pages_avx512(const bt_cpu_attend_pages *a);
+void bt_cpu_attend_pages_avx512bf16(const bt_cpu_attend_pages *a);
 
 extern const bt_cpu_row_kernels bt_cpu_rows_sse2, bt_cpu_rows_avx2, bt_cpu_rows_avx512,
     bt_cpu_rows_avx512bf16;

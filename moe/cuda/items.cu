@@ -26,19 +26,31 @@ static __device__ bool asks(const bt_cuda_permute &p, size_t i)
     return row_ok(p, experts) && p.local_of[experts[i % p.top_k]] == blockIdx.x;
 }
 
+/* The sum over the block, in every thread; in_warp is free before and after. */
+static __device__ uint32_t sum_all(uint32_t n, uint32_t *in_warp)
+{
+    uint32_t sum = 0;
+
+    for (int x = GPU_WARP / 2; x >= 1; x /= 2)
+        n += __shfl_xor_sync(~0u, n, x);
+    if (threadIdx.x % GPU_WARP == 0) in_warp[threadIdx.x / GPU_WARP] = n;
+    __syncthreads();
+    for (uint32_t w = 0; w < N_WARPS; w++)
+        sum += in_warp[w];
+    __syncthreads();
+    return sum;
+}
+
 static __global__ void __launch_bounds__(THREADS) count_kernel(const GPU_CONSTANT bt_cuda_permute p)
 {
-    GPU_SHARED(uint32_t, total, 1);
+    GPU_SHARED(uint32_t, in_warp, N_WARPS);
     uint32_t n = 0;
 
-    if (threadIdx.x == 0) total[0] = 0;
-    __syncthreads();
     for (size_t i = threadIdx.x; i < (size_t)p.n_rows * p.top_k; i += THREADS)
         n += asks(p, i);
-    if (n != 0) atomicAdd(total, n);
-    __syncthreads();
-    if (threadIdx.x == 0) p.count[blockIdx.x] = total[0];
-    if (threadIdx.x == 0) p.rows_run[blockIdx.x] += total[0];
+    n = sum_all(n, in_warp);
+    if (threadIdx.x == 0) p.count[blockIdx.x] = n;
+    if (threadIdx.x == 0) p.rows_run[blockIdx.x] += n;
 }
 
 /* Entries that are nobody's here, and rows that say nonsense. */
@@ -62,8 +74,9 @@ static __global__ void __launch_bounds__(THREADS) fill_kernel(const GPU_CONSTANT
     GPU_SHARED(uint32_t, in_warp, N_WARPS);
     uint32_t lane = threadIdx.x % GPU_WARP, warp = threadIdx.x / GPU_WARP, at = 0;
 
-    for (uint32_t e = 0; e < blockIdx.x; e++)
+    for (uint32_t e = threadIdx.x; e < blockIdx.x; e += THREADS)
         at += p.count[e];
+    at = sum_all(at, in_warp);
     if (threadIdx.x == 0) {
         p.row_at[blockIdx.x] = at;
         if (blockIdx.x + 1 == p.n_local) p.row_at[p.n_local] = at + p.count[blockIdx.x];

@@ -153,6 +153,7 @@ static void terms_stand_by_expert_then_row(void)
         check_permutation(7, 3, 8, seed, UINT32_MAX);
         check_permutation(129, 6, 20, seed, UINT32_MAX);
     }
+    check_permutation(60, 8, 400, 3, UINT32_MAX); /* more experts here than threads in a block */
 }
 
 static void a_row_that_says_nonsense_is_told_and_ignored(void)

@@ -1,5 +1,6 @@
 #include "core/alloc.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -7,6 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "core/log.h"
 
 enum { LARGE_BYTES = 1 << 20 };
 
@@ -52,6 +55,20 @@ char *bt_strdup(const char *text)
     return copy;
 }
 
+void bt_map_weights(void *at, size_t bytes)
+{
+    (void)madvise(at, bytes, MADV_HUGEPAGE);
+    (void)madvise(at, bytes, MADV_DONTDUMP);
+}
+
+void bt_hold_weights(void *at, size_t bytes)
+{
+    bt_map_weights(at, bytes);
+    if (mlock2(at, bytes, MLOCK_ONFAULT) != 0)
+        BT_DEBUG("weights may leave memory while nobody uses them: mlock2: %s (see ulimit -l)",
+                 strerror(errno));
+}
+
 /* Zeroes memory.  Whole pages of a large block are given back to the kernel, which hands out zeroed
  * ones when they are first touched: a KV pool of gigabytes costs nothing until it is used.  They
  * are huge pages where the system has them on request, and stay out of core files: weights would
@@ -66,8 +83,7 @@ static void zero(char *ptr, size_t bytes)
         memset(ptr, 0, bytes);
         return;
     }
-    (void)madvise(ptr + head, pages, MADV_HUGEPAGE);
-    (void)madvise(ptr + head, pages, MADV_DONTDUMP);
+    bt_map_weights(ptr + head, pages);
     memset(ptr, 0, head);
     memset(ptr + head + pages, 0, bytes - head - pages);
 }

@@ -78,8 +78,7 @@ static bt_status map_file(const char *path, int fd, bt_packed *p)
     p->map   = mmap(NULL, p->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (p->map == MAP_FAILED) p->map = NULL;
     BT_REQUIRE(p->map != NULL, BT_ERR_NO_MEMORY, "%s: %s", path, strerror(errno));
-    (void)madvise(p->map, p->bytes, MADV_HUGEPAGE);
-    (void)madvise(p->map, p->bytes, MADV_DONTDUMP);
+    bt_hold_weights(p->map, p->bytes);
 out:
     return st;
 }

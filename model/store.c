@@ -73,7 +73,7 @@ static bool is_gone(const head *h, uint32_t member)
 
 /* ---- open and close */
 
-/* Maps [offset, offset + bytes) of the file: huge pages possible, in no core file. */
+/* Maps [offset, offset + bytes) of the file; what can only be read stays in memory. */
 static void *map(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
     uint8_t *room = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE,
@@ -90,8 +90,10 @@ static void *map(int fd, uint64_t offset, uint64_t bytes, int protection)
         munmap(at, bytes);
         return NULL;
     }
-    (void)madvise(at, bytes, MADV_HUGEPAGE);
-    (void)madvise(at, bytes, MADV_DONTDUMP);
+    if (protection == PROT_READ)
+        bt_hold_weights(at, bytes);
+    else
+        bt_map_weights(at, bytes);
     return at;
 }
 

@@ -2,6 +2,8 @@
 #include "model/store.h"
 
 #include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -192,6 +194,35 @@ static void memory_goes_back_with_the_last_reader(void)
     close(fd);
 }
 
+/* kB of this process that may not leave memory. */
+static long locked(void)
+{
+    FILE *f = fopen("/proc/self/status", "r");
+    char  line[128];
+    long  kb = -1;
+
+    NEED(f != NULL);
+    while (fgets(line, sizeof(line), f) != NULL)
+        (void)sscanf(line, "VmLck: %ld", &kb);
+    fclose(f);
+    NEED(kb >= 0);
+    return kb;
+}
+
+static void weights_stay_in_memory_where_that_is_allowed(void)
+{
+    int       fd     = new_file();
+    void     *room   = mmap(NULL, ROOM, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool      may    = mlock2(room, ROOM, MLOCK_ONFAULT) == 0;
+    long      before = (munmap(room, ROOM), locked());
+    bt_store *s      = open_store(fd, 0);
+
+    EXPECT_EQ(locked() - before, may ? ROOM / 1024 : 0);
+    bt_store_close(s);
+    EXPECT_EQ(locked(), before);
+    close(fd);
+}
+
 static void entries_beyond_the_room_have_no_place(void)
 {
     int            fd = new_file();
@@ -296,6 +327,7 @@ int main(int argc, char **argv)
         BT_TEST(entry_of_a_dead_rank_is_filled_again),
         BT_TEST(entry_of_a_rank_that_stands_still_is_filled_again),
         BT_TEST(memory_goes_back_with_the_last_reader),
+        BT_TEST(weights_stay_in_memory_where_that_is_allowed),
         BT_TEST(entries_beyond_the_room_have_no_place),
         BT_TEST(foreign_memory_is_refused),
         BT_TEST(unfinished_head_names_its_rank),

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -166,10 +167,26 @@ static void log_from_two_places(int err)
     _exit(0);
 }
 
+/* As the lines about them say: a flood that takes long is let through now and then. */
+static uint32_t count_left_out(const char *text)
+{
+    static const char SAYS[] = " lines like the last were left out: more than 100 a second";
+    uint32_t          n      = 0;
+
+    for (const char *at = text; (at = strstr(at, SAYS)) != NULL; at++) {
+        const char *number = at;
+
+        while (number > text && number[-1] != ' ')
+            number--;
+        n += (uint32_t)strtoul(number, NULL, 10);
+    }
+    return n;
+}
+
 static void bound_place_leaves_out_lines_and_says_how_many(void)
 {
     static char text[1 << 21];
-    char        path[] = "/tmp/bt-log-XXXXXX", *omitted, said[64];
+    char        path[] = "/tmp/bt-log-XXXXXX";
     int         fd = mkstemp(path), status = -1;
     uint32_t    n;
     pid_t       child;
@@ -184,10 +201,7 @@ static void bound_place_leaves_out_lines_and_says_how_many(void)
     n = count_lines(text);
     EXPECT(n > BT_LOG_BURST && n < LINES - 100);
     EXPECT_HAS(text, "the line of another place");
-    omitted = strstr(text, " lines like the last were left out: more than 100 a second");
-    snprintf(said, sizeof(said), " %u lines like", LINES + 1 - n);
-    EXPECT(omitted != NULL);
-    EXPECT_HAS(text, said);
+    EXPECT_EQ(count_left_out(text), LINES + 1 - n);
     close(fd);
 }
 

@@ -55,7 +55,7 @@ char *bt_strdup(const char *text)
     return copy;
 }
 
-void bt_map_weights(void *at, size_t bytes)
+void bt_advise_large(void *at, size_t bytes)
 {
     (void)madvise(at, bytes, MADV_HUGEPAGE);
     (void)madvise(at, bytes, MADV_DONTDUMP);
@@ -63,7 +63,7 @@ void bt_map_weights(void *at, size_t bytes)
 
 void bt_hold_weights(void *at, size_t bytes)
 {
-    bt_map_weights(at, bytes);
+    bt_advise_large(at, bytes);
     if (mlock2(at, bytes, MLOCK_ONFAULT) != 0)
         BT_DEBUG("weights may leave memory while nobody uses them: mlock2: %s (see ulimit -l)",
                  strerror(errno));
@@ -83,7 +83,7 @@ static void zero(char *ptr, size_t bytes)
         memset(ptr, 0, bytes);
         return;
     }
-    bt_map_weights(ptr + head, pages);
+    bt_advise_large(ptr + head, pages);
     memset(ptr, 0, head);
     memset(ptr + head + pages, 0, bytes - head - pages);
 }

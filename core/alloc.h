@@ -22,10 +22,10 @@ char *bt_strdup(const char *text);
 void *bt_calloc_aligned(size_t n, size_t size);
 void  bt_free(void *ptr); /* NULL is allowed */
 
-/* A mapping of weights: in huge pages where the system has them on request, and in no core file. */
-void bt_map_weights(void *at, size_t bytes);
-/* The same, and what has come into memory stays there, idle or not, where RLIMIT_MEMLOCK allows
- * that: a line of the log says where it does not. */
+/* Large memory: in huge pages where the system has them on request, and in no core file. */
+void bt_advise_large(void *at, size_t bytes);
+/* A mapping of weights: the same, and what has come into memory stays there, idle or not, where
+ * RLIMIT_MEMLOCK allows that: a line of the log says where it does not. */
 void bt_hold_weights(void *at, size_t bytes);
 
 /* Test hook: the allocation number `k` from now (0 = the next) fails, once.  -1: off. */

@@ -93,7 +93,7 @@ static void *map(int fd, uint64_t offset, uint64_t bytes, int protection)
     if (protection == PROT_READ)
         bt_hold_weights(at, bytes);
     else
-        bt_map_weights(at, bytes);
+        bt_advise_large(at, bytes);
     return at;
 }
 

@@ -6,9 +6,9 @@
  * whatever MXCSR says: rounding to nearest even; subnormals are 0, of their sign, on the way in and
  * out; and
  *     vdpbf16ps:      acc = fma(a[2i+1], b[2i+1], acc);  acc = fma(a[2i], b[2i], acc)
- *     vcvtneps2bf16:  an infinity stays; a NaN is cut off, and quiet
- * A CPU that has the instructions compares them with these (test_bf16.c).  Here products leave
- * rounding and subnormals to MXCSR, which for every kernel's thread says the same
+ *     vcvtneps2bf16:  an infinity stays; a NaN is cut off, and quiet (vcvtne2ps2bf16: of two
+ * registers) A CPU that has the instructions compares them with these (test_bf16.c).  Here products
+ * leave rounding and subnormals to MXCSR, which for every kernel's thread says the same
  * (device/cpu/kernels.h); and a NaN of theirs is some NaN. */
 #ifndef BT_TESTS_DEVICE_BF16_EMULATED_H
 #define BT_TESTS_DEVICE_BF16_EMULATED_H
@@ -34,7 +34,7 @@ EMULATED __m512 emulated_dpbf16_ps(__m512 acc, __m512bh a, __m512bh b)
     return _mm512_fmadd_ps(emulated_even(x), emulated_even(y), acc);
 }
 
-EMULATED __m256bh emulated_cvtneps_pbh(__m512 x)
+EMULATED __m256i emulated_to_bf16(__m512 x)
 {
     __m512i   bits = _mm512_castps_si512(x), upper = _mm512_srli_epi32(bits, 16);
     __m512i   size    = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
@@ -46,7 +46,15 @@ EMULATED __m256bh emulated_cvtneps_pbh(__m512 x)
 
     y = _mm512_mask_or_epi32(y, nan, upper, _mm512_set1_epi32(0x0040));
     y = _mm512_mask_and_epi32(y, flushed, upper, _mm512_set1_epi32(0x8000));
-    return (__m256bh)_mm512_cvtepi32_epi16(y);
+    return _mm512_cvtepi32_epi16(y);
+}
+EMULATED __m256bh emulated_cvtneps_pbh(__m512 x) { return (__m256bh)emulated_to_bf16(x); }
+
+EMULATED __m512bh emulated_cvtne2ps_pbh(__m512 high, __m512 low)
+{
+    __m512i y = _mm512_castsi256_si512(emulated_to_bf16(low));
+
+    return (__m512bh)_mm512_inserti64x4(y, emulated_to_bf16(high), 1);
 }
 
 /* For the sources behind this. */
@@ -55,5 +63,6 @@ EMULATED __m256bh emulated_cvtneps_pbh(__m512 x)
 #endif
 #define _mm512_dpbf16_ps(acc, a, b) emulated_dpbf16_ps(acc, a, b)
 #define _mm512_cvtneps_pbh(x)       emulated_cvtneps_pbh(x)
+#define _mm512_cvtne2ps_pbh(a, b)   emulated_cvtne2ps_pbh(a, b)
 
 #endif

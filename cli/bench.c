@@ -340,7 +340,7 @@ int main(int argc, char **argv)
     bt_lengths_parse(opt.prompt, &opt.plan.prompt);
     bt_lengths_parse(opt.output, &opt.plan.output);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    bt_log_init("bench", BT_LOG_WARN);
+    bt_log_init_verb("bench", BT_LOG_WARN);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);

@@ -69,7 +69,8 @@ static const struct argp_option OPTIONS[] = {
      "Compute threads of a rank (default: one per core; an idle rank leaves its cores to the "
      "others)", 5},
     {"kernels",OPT_KERNELS, "NAME", 0,
-     "CPU kernels (default: auto, the best that the machine has)", 5},
+     "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, avx512, avx2, "
+     "scalar", 5},
     {"device",                                                          OPT_DEVICE, "WHERE", 0,
      "Where ranks compute: auto (default: a GPU if one can be used), cpu, cuda, cuda:N", 5},
     {"transport",                                                          OPT_TRANSPORT, "HOW", 0,

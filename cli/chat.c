@@ -185,7 +185,7 @@ int main(int argc, char **argv)
 
     bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    bt_log_init("chat", BT_LOG_WARN);
+    bt_log_init_verb("chat", BT_LOG_WARN);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     return bt_talk_exit_code(chat(&opt));
 }

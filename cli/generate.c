@@ -146,7 +146,7 @@ int main(int argc, char **argv)
 
     bt_streams_init();
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    bt_log_init("generate", BT_LOG_WARN);
+    bt_log_init_verb("generate", BT_LOG_WARN);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     return bt_talk_exit_code(generate(&opt));
 }

@@ -77,15 +77,18 @@ static uint32_t last_rank(const bt_progress *p, uint64_t now_ns)
 
 void bt_progress_last_rank(const bt_progress *p, uint64_t now_ns, char *buf, size_t capacity)
 {
-    uint32_t                i    = last_rank(p, now_ns);
-    const bt_rank_progress *r    = &p->ranks[i];
-    double                  left = left_s(r, now_ns);
+    uint32_t                i      = last_rank(p, now_ns);
+    const bt_rank_progress *r      = &p->ranks[i];
+    double                  left   = left_s(r, now_ns);
+    bool                    large  = r->total_bytes >= 1 << 30;
+    double                  unit   = large ? 1 << 30 : 1 << 20;
+    int                     digits = large ? 2 : 0;
     char                    when[32];
 
     if (left < 0)
         snprintf(when, sizeof(when), "no rate yet");
     else
         snprintf(when, sizeof(when), "%.0f s left", left);
-    snprintf(buf, capacity, "rank %u: %.2f of %.2f GiB, %s", i, (double)r->done_bytes / (1 << 30),
-             (double)r->total_bytes / (1 << 30), when);
+    snprintf(buf, capacity, "rank %u: %.*f of %.*f %s, %s", i, digits, (double)r->done_bytes / unit,
+             digits, (double)r->total_bytes / unit, large ? "GiB" : "MiB", when);
 }

@@ -61,7 +61,7 @@ static const struct argp_option OPTIONS[] = {
     {"logprobs",                                              OPT_LOGPROBS, "TOP", OPTION_ARG_OPTIONAL,
      "One line per token: logprob, id, text; with =TOP also the TOP likeliest, at most 20", 4},
     {"prompt-logprobs",                                              OPT_PROMPT_LOGPROBS, "TOP", OPTION_ARG_OPTIONAL,
-     "The same for the tokens of the prompt, before the answer", 4},
+     "As --logprobs, for the tokens of the prompt, before the answer", 4},
     {"keep-special",                                    OPT_KEEP_SPECIAL, NULL, 0,
      "Stop texts may match special tokens, and the answer shows them", 4},
     {"no-stream",                                           OPT_NO_STREAM, NULL, 0, "Ask for the whole answer in one message", 4},

@@ -1,4 +1,4 @@
-/* baton-run - a whole cell on this machine in one command: coordinator and ranks. */
+/* baton-run - a whole cell in one command: coordinator and ranks. */
 #include <argp.h>
 #include <stdlib.h>
 #include <string.h>

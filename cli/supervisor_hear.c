@@ -12,9 +12,11 @@
 static void describe_ranks(const bt_cell_options *cell, char *buf, size_t capacity)
 {
     if (cell->n_both != 0)
-        snprintf(buf, capacity, "%u ranks with both roles", cell->n_both);
+        snprintf(buf, capacity, "%u rank%s with both roles", cell->n_both,
+                 cell->n_both == 1 ? "" : "s");
     else
-        snprintf(buf, capacity, "%u prefill and %u decode ranks", cell->n_prefill, cell->n_decode);
+        snprintf(buf, capacity, "%u prefill and %u decode rank%s", cell->n_prefill, cell->n_decode,
+                 cell->n_decode == 1 ? "" : "s");
 }
 
 /* The cell serves, for the first time or again. */

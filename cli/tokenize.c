@@ -164,7 +164,7 @@ int main(int argc, char **argv)
     const struct argp parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
     options           opt    = {0};
 
-    bt_log_init("tokenize", BT_LOG_INFO);
+    bt_log_init_verb("tokenize", BT_LOG_INFO);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     setvbuf(stdout, NULL, _IOLBF, 1 << 16); /* an answer is there as soon as it is complete */
     return answer_all(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -14,8 +14,6 @@
 #include "core/parse.h"
 #include "core/settings.h"
 
-const char *argp_program_version = "baton-coordinator " BT_VERSION;
-
 static const char doc[] =
     "The coordinator of one cell or several: takes requests over gRPC "
     "(vllm.grpc.engine.VllmEngine), gives each to a decode and a prefill rank, and streams the "
@@ -24,17 +22,20 @@ static const char doc[] =
     "public port opens when all ranks of a cell have loaded the model. `baton run` starts a "
     "coordinator and its ranks in one command.\n\n"
     "--announce-fd gets these lines: \"http HOST:PORT\", \"control HOST:PORT\", \"progress RANK "
-    "DONE TOTAL [CELL]\", \"ready HOST:PORT\", \"draining\", \"worn CELL\" (it lacks ranks and has "
-    "no spare left), \"lost CELL: REASON\", \"left CELL\", \"failed REASON\".\n\n"
+    "DONE TOTAL [CELL]\", \"ready HOST:PORT\", \"serving CELL\", \"draining\", \"worn CELL\" (it "
+    "lacks ranks "
+    "and has no spare left), \"lost CELL: REASON\", \"left CELL\", \"failed REASON\".\n\n"
     "SIGTERM drains: new requests are refused with UNAVAILABLE, running ones have --drain-s "
-    "seconds to finish, then what is still open ends with UNAVAILABLE, the ranks are told to exit, "
-    "and the exit code is 0. SIGUSR1 drains without a limit. SIGINT ends at once, and so does "
+    "seconds to finish, then what is still open ends with UNAVAILABLE, and the ranks are told to "
+    "exit. SIGUSR1 drains without a limit. SIGINT ends at once, and so does "
     "SIGTERM while it drains.\n\n"
     "When a cell is lost, its requests go on in another one that computes the same bits, with the "
-    "tokens that their clients have. When there is no other cell, the coordinator exits with 1, "
+    "tokens that their clients have. When there is no other cell, the coordinator exits, "
     "or, with --on-death restart, waits for one. Cells are told apart by `baton-worker --cell "
     "NAME`; SIGUSR1 to any rank drains its cell.\n\n" BT_CONFIG_TEXT
     " The outcome is logged at the start.\n\n"
+    "Exit code: 0 after SIGTERM, SIGINT or SIGUSR1, 1 when it failed or lost its last cell, 64 "
+    "for wrong usage.\n\n"
     "Example:\n"
     "  baton-coordinator --model models/demo --port 50051 --control 127.0.0.1:50052\n"
     "  mpirun -n 2 baton-worker --model models/demo --prefill 1 --decode 1 \\\n"
@@ -262,7 +263,7 @@ int main(int argc, char **argv)
                 path == NULL ? strerror(errno) : "expected a directory");
         free(path);
         bt_settings_destroy(settings);
-        return 2;
+        return 1;
     }
     o.model = path;
     if (o.served_name == NULL) o.served_name = strrchr(path, '/') + 1;

@@ -30,6 +30,7 @@ typedef struct {
 static char                   g_who[32]   = "-";
 static bt_log_level           g_max_level = BT_LOG_INFO;
 static int                    g_fd        = STDERR_FILENO;
+static bool                   g_is_verb;
 static bool                   g_is_socket; /* that must not block */
 static atomic_ullong          g_n_dropped;
 static bool                   g_is_bound;
@@ -42,6 +43,12 @@ void bt_log_init(const char *who, bt_log_level max_level)
 {
     snprintf(g_who, sizeof(g_who), "%s", who);
     g_max_level = max_level;
+}
+
+void bt_log_init_verb(const char *who, bt_log_level max_level)
+{
+    bt_log_init(who, max_level);
+    g_is_verb = true;
 }
 
 /* The pipe or terminal is opened anew: O_NONBLOCK belongs to what others have open as well. */
@@ -95,9 +102,12 @@ static size_t make_line(bt_log_level level, const char *file, int line, const ch
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &tm);
     if (t_request != 0) snprintf(req, sizeof(req), "req=%llu", (unsigned long long)t_request);
-    n = snprintf(buf, LINE_BYTES, "%02d:%02d:%02d.%03ld %c %s %s %s:%d %s\n", tm.tm_hour, tm.tm_min,
-                 tm.tm_sec, now.tv_nsec / 1000000, "EWID"[level], g_who, req, short_path(file),
-                 line, text);
+    if (g_is_verb)
+        n = snprintf(buf, LINE_BYTES, "baton %s: %s\n", g_who, text);
+    else
+        n = snprintf(buf, LINE_BYTES, "%02d:%02d:%02d.%03ld %c %s %s %s:%d %s\n", tm.tm_hour,
+                     tm.tm_min, tm.tm_sec, now.tv_nsec / 1000000, "EWID"[level], g_who, req,
+                     short_path(file), line, text);
     if (n >= LINE_BYTES) {
         n          = LINE_BYTES;
         buf[n - 1] = '\n';

@@ -32,6 +32,10 @@ typedef enum { BT_LOG_ERROR, BT_LOG_WARN, BT_LOG_INFO, BT_LOG_DEBUG } bt_log_lev
  * other threads log. */
 void bt_log_init(const char *who, bt_log_level max_level);
 
+/* The same for a verb that a person runs and reads: a line is "baton <who>: text", as those about
+ * wrong usage are. */
+void bt_log_init_verb(const char *who, bt_log_level max_level);
+
 /* From now on a line that nobody takes off a full pipe, terminal or socket is dropped and counted,
  * and no thread waits; the next line that gets through is followed by the number.  Files stay as
  * they are.  Call it once, before other threads log. */

@@ -369,7 +369,7 @@ int main(int argc, char **argv)
     int               port = -1;
 
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    bt_log_init("check", opt.node ? BT_LOG_ERROR : BT_LOG_INFO);
+    bt_log_init_verb("check", opt.node ? BT_LOG_ERROR : BT_LOG_INFO);
     if (opt.node) {
         bt_check_node_tell(opt.quick ? NULL : opt.model, opt.control);
         return EXIT_SUCCESS;

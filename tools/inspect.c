@@ -203,7 +203,7 @@ int main(int argc, char **argv)
     const struct argp parser = {NULL, parse, "DIR", DOC, NULL, NULL, NULL};
     options           opt    = {0};
 
-    bt_log_init("inspect", BT_LOG_INFO);
+    bt_log_init_verb("inspect", BT_LOG_INFO);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     return inspect(opt.dir) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -314,7 +314,7 @@ int main(int argc, char **argv)
                      .bandwidths   = {1.25e9, 12.5e9,      50e9}
     };
 
-    bt_log_init("profile", BT_LOG_INFO);
+    bt_log_init_verb("profile", BT_LOG_INFO);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     return profile(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;

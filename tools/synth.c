@@ -236,7 +236,7 @@ int main(int argc, char **argv)
     options                opt    = {.seed = 1, .file_bytes = 4096ull << 20};
     bt_status              st;
 
-    bt_log_init("synth", BT_LOG_INFO);
+    bt_log_init_verb("synth", BT_LOG_INFO);
     make_options(all);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     sigaction(SIGINT, &action, NULL);

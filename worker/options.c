@@ -177,7 +177,8 @@ static const struct argp_option OPTIONS[] = {
      "Compute threads; 0 (default): one per core that this process may use. Ranks that share a "
      "machine can each have one per core: an idle rank leaves its cores to the others", 0},
     {"kernels",                                                       KEY_KERNELS, "NAME", 0,
-     "CPU kernels (default: auto, the best that the machine has)", 0},
+     "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, avx512, avx2, "
+     "scalar", 0},
     {"device", KEY_DEVICE, "WHERE", 0,
      "auto (default): a GPU if one can be used, else the CPU; cpu; cuda: a GPU, dealt out in turn "
      "to the ranks of a machine; cuda:N: GPU N", 0},

@@ -55,6 +55,9 @@ static void progress_names_the_rank_that_will_be_last(void)
     EXPECT(strcmp(text, "rank 0: 0.50 of 1.00 GiB, 3 s left") == 0);
     bt_progress_reset(&p);
     EXPECT(bt_progress_part(&p) == 0);
+    EXPECT(bt_progress_take(&p, "1 0 13568096", S) && bt_progress_take(&p, "0 0 13568096", S));
+    bt_progress_last_rank(&p, S, text, sizeof(text));
+    EXPECT(strcmp(text, "rank 0: 0 of 13 MiB, no rate yet") == 0);
     bt_progress_fini(&p);
 }
 

@@ -109,6 +109,14 @@ def markdown(r, name):
     return "\n".join(lines) + "\n"
 
 
+def versions(rows):
+    """All that each engine had: runs may lie hours apart."""
+    of = {}
+    for r in rows:
+        of.setdefault(r["engine"], {})[r["version"]] = None
+    return {engine: f"{engine}: {' and '.join(found)}" for engine, found in of.items()}
+
+
 def write(args, rows):
     if not undisturbed(rows):
         raise SystemExit(f"other programs took more than {OTHERS_MAX} cores during each of the {len(rows)} runs: nothing to report")
@@ -117,7 +125,7 @@ def write(args, rows):
     with open(os.path.join(args.work, "check.json")) as f:
         check = json.load(f)
     day = [time.strftime("%Y-%m-%d %H:%M", time.gmtime(f(r["at"] for r in rows))) for f in (min, max)]
-    report = {"from": day[0], "to": day[1], "versions": {r["engine"]: f"{r['engine']}: {r['version']}" for r in rows}, "machine": bench_engine.machine(),
+    report = {"from": day[0], "to": day[1], "versions": versions(rows), "machine": bench_engine.machine(),
               "threads": args.threads, "weights_gib": 2 * work.weights / 2**30, "kernels": rows[0]["kernels"],
               "check": {k: v for k, v in check.items() if k != "model"}, "points": summarise(work, rows), "rows": rows}
     text = markdown(report, os.path.basename(args.out or "peers"))

@@ -67,6 +67,8 @@ def report_takes_medians_against_the_roof_around_each_run():
     lines = report.table(found, "amx")
     assert lines[-1].endswith("| 2.00x |") and "| llama | " in lines[3], lines
     assert report.plot(found).count("<rect") == 3
+    named = report.versions([{"engine": "baton", "version": v} for v in ("commit a", "commit a", "commit b")])
+    assert named == {"baton": "baton: commit a and commit b"}, named
     assert set(report.TARGETS) == set(peers.POINTS) == {p for g in peers.TOGETHER for p in g}
 
 

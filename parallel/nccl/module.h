@@ -2,7 +2,7 @@
  * communicator at a time, each call back at once.
  *
  * The module holds the calls into NCCL and the CUDA runtime; deadlines, and who talks to whom when,
- * are the program's (parallel/carrier_nccl.c, parallel/handoff_nccl.c).  A machine without NCCL
+ * are the program's (parallel/carrier_nccl.c, parallel/handoff_line.c).  A machine without NCCL
  * goes without the module.
  *
  * NCCL works beside the caller: after start() and after each operation a communicator is busy until

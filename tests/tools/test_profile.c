@@ -25,7 +25,7 @@ static int run(const char *args)
     return bt_command_run(&g_command, argv, NULL, 250);
 }
 
-/* KV bytes a token over all layers, and the sum of all parameters in millions: models.md C.2. */
+/* KV bytes a token over all layers, and the sum of all parameters in millions. */
 static void profile_knows_the_published_models(void)
 {
     static const struct {

@@ -50,7 +50,8 @@ static const row ROWS[] = {
 };
 enum { N_ROWS = sizeof(ROWS) / sizeof(ROWS[0]) };
 
-const char *bt_profile_names(void)
+/* "v2, v2-lite, ...". */
+static const char *all_names(void)
 {
     static char text[N_ROWS * 24];
 
@@ -144,8 +145,7 @@ bt_status bt_profile_model_find(const char *name, bt_profile_model *m)
         return BT_OK;
     }
     BT_REQUIRE(stat(name, &there) == 0 && S_ISDIR(there.st_mode), BT_ERR_INVALID_ARG,
-               "\"%s\" is neither a known model nor a directory; known are %s", name,
-               bt_profile_names());
+               "\"%s\" is neither a known model nor a directory; known are %s", name, all_names());
     BT_TRY(from_directory(name, m));
     m->mla.rope_inv_freq = m->inv_freq;
 out:

@@ -22,11 +22,9 @@ typedef struct {
     const char   *note;                            /* what the figures leave out, or NULL */
 } bt_profile_model;
 
-/* A name from bt_profile_names(), or a directory with a config.json.  INVALID_ARG with all names
+/* A name that --like takes, or a directory with a config.json.  INVALID_ARG with all names
  * when it is neither; else the errors of bt_model_config_read(). */
 bt_status bt_profile_model_find(const char *name, bt_profile_model *model_out);
-/* "v2, v3, ...". */
-const char *bt_profile_names(void);
 
 /* Bytes of one token's latents, and of its keys and values if every head's were kept: all layers.
  */

@@ -44,9 +44,6 @@ typedef struct {
     size_t   keys_elems, values_elems;
 } bt_core_cpu;
 
-/* A head's keys and values of a page of n tokens, decompressed and packed; role as in core. */
-void bt_core_expand_page(const bt_core_cpu *k, uint32_t head, const bt_bf16 *rows, uint32_t n,
-                         const bt_core_member *m, bt_bf16 *keys, bt_bf16 *values);
 /* For pages[0, n_pages) of a cache that is filled from the study's first request. */
 bt_status bt_core_fill(bt_core_cpu *k);
 bt_status bt_core_append(bt_core_cpu *k);

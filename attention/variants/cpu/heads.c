@@ -40,8 +40,9 @@ static void expand(const bt_core_cpu *k, const bt_linear *w, const bt_bf16 *rows
         k->kernels->rows->to_bf16(m->rows_f32 + j * mm.ld_y, mm.n, m->rows_bf16 + j * ld_out);
 }
 
-void bt_core_expand_page(const bt_core_cpu *k, uint32_t head, const bt_bf16 *rows, uint32_t n,
-                         const bt_core_member *m, bt_bf16 *keys, bt_bf16 *values)
+/* A head's keys and values of a page of n tokens, decompressed and packed; role as in core. */
+static void expand_page(const bt_core_cpu *k, uint32_t head, const bt_bf16 *rows, uint32_t n,
+                        const bt_core_member *m, bt_bf16 *keys, bt_bf16 *values)
 {
     const bt_mla_config *cfg   = &k->s->cfg;
     uint32_t             width = width_of(k), dv = cfg->v_dim;
@@ -82,10 +83,9 @@ static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
     uint32_t        head = chunk / job->n_pages, page = chunk % job->n_pages;
     uint32_t        left = k->s->n_prefix - page * BT_PAGE_TOKENS;
 
-    bt_core_expand_page(k, head, bt_kv_pool_rows(k->s->pool, bt_study_pages(k->s, 0)[page], 0),
-                        left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, &k->members[member],
-                        keys_of(k, head) + page * keys_page(k),
-                        values_of(k, head) + page * values_page(k));
+    expand_page(k, head, bt_kv_pool_rows(k->s->pool, bt_study_pages(k->s, 0)[page], 0),
+                left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, &k->members[member],
+                keys_of(k, head) + page * keys_page(k), values_of(k, head) + page * values_page(k));
 }
 
 /* The first request's later pages repeat the distinct ones; the other requests repeat it. */
@@ -216,10 +216,9 @@ static void head_task(void *ctx, uint32_t chunk, uint32_t member)
     for (uint32_t page = 0; page < k->n_pages; page++) {
         uint32_t left = k->n_keys - page * BT_PAGE_TOKENS;
 
-        bt_core_expand_page(k, head,
-                            bt_kv_pool_rows(k->s->pool, bt_study_pages(k->s, request)[page], 0),
-                            left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, m,
-                            m->keys + page * keys_page(k), m->values + page * values_page(k));
+        expand_page(k, head, bt_kv_pool_rows(k->s->pool, bt_study_pages(k->s, request)[page], 0),
+                    left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, m, m->keys + page * keys_page(k),
+                    m->values + page * values_page(k));
     }
     attend_head(k, m, query, m->keys, m->values, out);
 }

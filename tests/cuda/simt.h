@@ -181,11 +181,12 @@ static inline void copy_async16(void *dst, const void *src, bool valid)
 }
 static inline void                copy_async_commit(void) { simt::copy_commit(); }
 template <int N_LEFT> inline void copy_async_wait(void) { simt::copy_wait(N_LEFT); }
-static inline bt_bf16             bf16_of(float f) { return bt_bf16_from_f32(f); }
-static inline float               f32_of(bt_bf16 v) { return bt_bf16_to_f32(v); }
-static inline uint32_t            bf16x2_of(float low, float high)
+/* A GPU has one NaN (cuda_bf16.hpp, __internal_float2bfloat16), a CPU keeps what it can of it. */
+static inline bt_bf16  bf16_of(float f) { return f == f ? bt_bf16_from_f32(f) : 0x7fff; }
+static inline float    f32_of(bt_bf16 v) { return bt_bf16_to_f32(v); }
+static inline uint32_t bf16x2_of(float low, float high)
 {
-    return (uint32_t)bt_bf16_from_f32(high) << 16 | bt_bf16_from_f32(low);
+    return (uint32_t)bf16_of(high) << 16 | bf16_of(low);
 }
 
 /* ---- launches */

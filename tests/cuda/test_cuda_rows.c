@@ -51,6 +51,12 @@ static void rms_norm_of_a_row_ignores_its_neighbours(void)
     free(x), free(w), free(all), free(one);
 }
 
+/* Any NaN for a NaN: a GPU has one of its own. */
+static bool same(bt_bf16 a, bt_bf16 b)
+{
+    return a == b || (isnan(bt_bf16_to_f32(a)) && isnan(bt_bf16_to_f32(b)));
+}
+
 static void add_and_swiglu_give_the_bits_of_the_cpu(void)
 {
     uint64_t rng = 3;
@@ -65,14 +71,14 @@ static void add_and_swiglu_give_the_bits_of_the_cpu(void)
         EXPECT_EQ(bt_cuda_swiglu(NULL, rows, dim, x, a), 0);
         for (uint32_t r = 0; r < rows; r++) {
             cpu()->swiglu_row(x + 2 * r * dim, x + (2 * r + 1) * dim, dim, b);
-            EXPECT_EQ(n_different(a + r * dim, b, dim * sizeof(*b)), 0);
+            for (uint32_t i = 0; i < dim; i++)
+                EXPECT(same(a[r * dim + i], b[i]));
         }
         memcpy(a, y, rows * dim * sizeof(*a));
         EXPECT_EQ(bt_cuda_add(NULL, rows * dim, x, a), 0);
         cpu()->add_row(x, rows * dim, y);
         for (uint32_t i = 0; i < rows * dim; i++)
-            EXPECT(a[i] == y[i] || (bt_bf16_to_f32(a[i]) != bt_bf16_to_f32(a[i]) &&
-                                    bt_bf16_to_f32(y[i]) != bt_bf16_to_f32(y[i])));
+            EXPECT(same(a[i], y[i]));
         free(x), free(y), free(a), free(b);
     }
 }

@@ -68,7 +68,7 @@ int main(int argc, char **argv)
         return EX_USAGE;
     }
     if (strcmp(verb, "--version") == 0 || strcmp(verb, "-V") == 0) {
-        puts("baton " BATON_VERSION);
+        puts("baton " BT_VERSION);
         return EXIT_SUCCESS;
     }
     if (strcmp(verb, "help") == 0 && argc > 2) { /* baton help run = baton run --help */

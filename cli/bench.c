@@ -255,13 +255,11 @@ static bt_status report(const options *opt, const bt_bench_about *about, const b
     bt_status   st        = BT_OK;
     char        made[]    = "/tmp/baton-bench-XXXXXX";
     const char *json      = opt->json;
-    bool        temporary = false, written;
-    int         fd        = -1, why;
+    bool        temporary = false;
+    int         fd        = -1;
 
     BT_TRY(bt_bench_summarise(run, s));
     bt_bench_print(stdout, run, s);
-    written = fflush(stdout) == 0 && !ferror(stdout); /* else the files come all the same */
-    why     = errno;
     if (json == NULL && opt->plot != NULL) {
         fd = mkstemp(made);
         BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", made, strerror(errno));
@@ -270,7 +268,6 @@ static bt_status report(const options *opt, const bt_bench_about *about, const b
     }
     if (json != NULL) BT_TRY(bt_bench_write_json(json, about, run, s));
     if (opt->plot != NULL) BT_TRY(bt_bench_plot(json, opt->plot));
-    BT_REQUIRE(written, BT_ERR_IO, "stdout: %s", strerror(why));
 out:
     if (fd >= 0) close(fd);
     if (temporary) unlink(made);

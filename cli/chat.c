@@ -1,12 +1,12 @@
 /* baton-chat - a conversation with a running cell, in the model's own chat template. */
 #include <argp.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/streams.h"
 #include "cli/talk.h"
 #include "core/alloc.h"
 #include "core/limits.h"
@@ -183,7 +183,7 @@ int main(int argc, char **argv)
     const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     options           opt    = {0};
 
-    bt_streams_init();
+    signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init_verb("chat", BT_LOG_WARN);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;

@@ -16,7 +16,6 @@
 #include "cli/child.h"
 #include "cli/eval_cell.h"
 #include "cli/relay.h"
-#include "cli/streams.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/file.h"
@@ -297,7 +296,7 @@ int main(int argc, char **argv)
     int                    code;
     options opt = {.control = "127.0.0.1:0", .n_parallel = 8, .stall_ns = 120 * BT_NS_PER_S};
 
-    bt_streams_init();
+    signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     bt_log_init("logits", BT_LOG_INFO);
     if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
     argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);

@@ -1,9 +1,9 @@
 /* baton-run - a whole cell in one command: coordinator and ranks. */
 #include <argp.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/streams.h"
 #include "cli/supervisor.h"
 #include "core/clock.h"
 #include "core/limits.h"
@@ -355,7 +355,7 @@ int main(int argc, char **argv)
                           .max_tokens = "256"}
     };
 
-    bt_streams_init();
+    signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     bt_log_init("run", BT_LOG_INFO);
     if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
     argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);

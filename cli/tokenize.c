@@ -152,7 +152,6 @@ static bt_status answer_all(const options *opt)
     while ((n = getline(&text, &room, stdin)) >= 0)
         BT_TRY(answer_line(tok, opt, ++line, text, (size_t)n));
     BT_REQUIRE(!ferror(stdin), BT_ERR_IO, "stdin: %s", strerror(errno));
-    BT_REQUIRE(fflush(stdout) == 0, BT_ERR_IO, "stdout: %s", strerror(errno));
 out:
     free(text); /* getline's own */
     bt_tokenizer_close(tok);

@@ -50,10 +50,11 @@ endfunction()
 # All that is installed, without the tests: what `make demo` builds.
 add_custom_target(programs)
 
-# bt_program(name SOURCE... [LIBS target...]): an installed program.
+# bt_program(name SOURCE... [LIBS target...]): an installed program; it knows BT_VERSION.
 function(bt_program name)
   cmake_parse_arguments(P "" "" "LIBS" ${ARGN})
-  add_executable(${name} ${P_UNPARSED_ARGUMENTS})
+  add_executable(${name} ${P_UNPARSED_ARGUMENTS} ${CMAKE_SOURCE_DIR}/core/program.c)
+  target_compile_definitions(${name} PRIVATE BT_VERSION="${PROJECT_VERSION}")
   target_link_libraries(${name} PRIVATE ${P_LIBS})
   bt_sanitized_executable(${name})
   add_dependencies(programs ${name})

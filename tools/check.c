@@ -388,9 +388,5 @@ int main(int argc, char **argv)
     if (g_wrong != 0) printf("%u found wrong: a cell would not start, or not serve\n", g_wrong);
     if (port >= 0) close(port);
     bt_free(nodes);
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        bt_log_error(__FILE__, __LINE__, "stdout", "%s", strerror(errno));
-        return EXIT_FAILURE;
-    }
     return g_wrong == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,6 +1,5 @@
 /* baton-inspect - what a model is, what it weighs, and what of it fits here. */
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,7 +191,6 @@ static bt_status inspect(const char *dir)
     print_kv(&cfg);
     print_fit(&cfg, &census);
     BT_TRY(bt_weights_check(&cfg, files)); /* last: the tables help to see what is wrong */
-    BT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), BT_ERR_IO, "stdout: %s", strerror(errno));
 out:
     bt_safetensors_close(files);
     return st;

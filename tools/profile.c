@@ -1,6 +1,5 @@
 /* baton-profile - which way of computing MLA is cheapest, where, and why: the attention study. */
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -249,7 +248,6 @@ static bt_status output(const options *opt, const bt_analysis *a, const bt_measu
         bt_analysis_print(a, stdout);
         if (m != NULL) bt_report_print(a->model, m, stdout);
     }
-    BT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), BT_ERR_IO, "stdout: %s", strerror(errno));
     if (opt->out != NULL) {
         BT_TRY(bt_files_write(opt->out, json, a->model, m));
         BT_TRY(bt_files_plot(opt->out));
@@ -288,8 +286,6 @@ static bt_status profile(options *opt)
     if (opt->explain) {
         bt_analysis_explain(&a, opt->explain_for[0], opt->explain_for[1], opt->explain_for[2],
                             stdout);
-        BT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), BT_ERR_IO, "stdout: %s",
-                   strerror(errno));
         goto out;
     }
     BT_TRY(output(opt, &a, measures ? m : NULL));

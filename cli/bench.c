@@ -146,8 +146,8 @@ static error_t parse_report(int key, char *arg, struct argp_state *state, option
     case OPT_SLO_ITL:
         opt->slo_itl_ms = bt_option_real(state, "--slo-itl-ms", arg, 1e-3, 1e9);
         return 0;
-    case OPT_JSON: opt->json = arg; return 0;
-    case OPT_PLOT: opt->plot = arg; return 0;
+    case OPT_JSON: opt->json = bt_option_name(state, "--json", "a file", arg); return 0;
+    case OPT_PLOT: opt->plot = bt_option_name(state, "--plot", "a file", arg); return 0;
     case OPT_TOKEN_TIMES: opt->token_times = true; return 0;
     case 'q': opt->quiet = true; return 0;
     default: return parse_request(key, arg, state, opt);

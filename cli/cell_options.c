@@ -186,8 +186,7 @@ static void check_model(struct argp_state *state, const char *dir)
 {
     char path[PATH_MAX];
 
-    if (dir == NULL || dir[0] == '\0')
-        argp_error(state, "--model is missing: the directory of a model");
+    if (dir == NULL) argp_error(state, "--model is missing: the directory of a model");
     if (snprintf(path, sizeof(path), "%s/config.json", dir) >= (int)sizeof(path) ||
         access(path, R_OK) != 0) {
         argp_failure(state, EXIT_FAILURE, errno, "--model %s is no model directory: %s", dir, path);
@@ -232,14 +231,17 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     bt_cell_options *opt = state->input;
 
     switch (key) {
-    case 'm': opt->model = arg; return 0;
+    case 'm':
+        read_flag(state, "--model", arg);
+        opt->model = arg;
+        return 0;
     case OPT_PREFILL: opt->n_prefill = (uint32_t)read_flag(state, "--prefill", arg); return 0;
     case OPT_DECODE: opt->n_decode = (uint32_t)read_flag(state, "--decode", arg); return 0;
     case OPT_BOTH: opt->n_both = (uint32_t)read_flag(state, "--both", arg); return 0;
-    case OPT_RANK_MAP: opt->rank_map = arg; return 0;
+    case OPT_RANK_MAP: opt->rank_map = bt_option_name(state, "--rank-map", "a file", arg); return 0;
     case OPT_SLURM: opt->slurm = true; return 0;
     case OPT_CELL:
-        if (arg[0] == '\0') argp_error(state, "--cell is empty, expected a name");
+        read_flag(state, "--cell", arg);
         bt_cell_rename(opt, arg);
         return 0;
     case OPT_HOSTS: bt_option_hosts(state, "--hosts", opt->hosts = arg); return 0;

@@ -82,8 +82,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case ARGP_KEY_INIT: state->child_inputs[0] = &opt->cell; return 0;
-    case OPT_IDS: opt->in = arg; return 0;
-    case OPT_OUT: opt->out = arg; return 0;
+    case OPT_IDS: opt->in = bt_option_name(state, "--ids", "a file", arg); return 0;
+    case OPT_OUT: opt->out = bt_option_name(state, "--out", "a file", arg); return 0;
     case OPT_CONTROL:
         if (!bt_parse_address(arg) || strlen(arg) > 50) {
             argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);

@@ -148,53 +148,67 @@ typedef struct {
     bool           log_given, port_given, restart, restarts_given;
 } options;
 
-/* Its place among what the coordinator gets, or NULL. */
-static const char **find_flag(bt_run_options *opt, const char *flag)
+/* The value of a flag among n arguments that are passed on, or NULL. */
+static const char **find_value(const char **args, uint32_t n, const char *flag)
 {
-    for (uint32_t i = 0; i < opt->n_coordinator_args; i += 2)
-        if (strcmp(opt->coordinator_args[i], flag) == 0) return &opt->coordinator_args[i];
+    for (uint32_t i = 0; i < n; i += 2)
+        if (strcmp(args[i], flag) == 0) return &args[i + 1];
     return NULL;
 }
 
 /* The last value of a flag counts. */
+static void add(const char **args, uint32_t *n, uint32_t capacity, const char *flag,
+                const char *arg)
+{
+    const char **value = find_value(args, *n, flag);
+
+    if (value == NULL) {
+        BT_ASSERT(*n + 2 <= capacity);
+        args[*n] = flag;
+        value    = &args[*n + 1];
+        *n += 2;
+    }
+    *value = arg;
+}
+
 static void pass_on(bt_run_options *opt, const char *flag, const char *arg)
 {
-    const char **at = find_flag(opt, flag);
-
-    if (at == NULL) {
-        BT_ASSERT(opt->n_coordinator_args + 2 <= BT_RUN_COORDINATOR_ARGS);
-        at = &opt->coordinator_args[opt->n_coordinator_args];
-        opt->n_coordinator_args += 2;
-    }
-    at[0] = flag;
-    at[1] = arg;
+    add(opt->coordinator_args, &opt->n_coordinator_args, BT_RUN_COORDINATOR_ARGS, flag, arg);
 }
 
-/* The value of an argument of --chat's client, or NULL. */
-static const char *chat_value(const bt_run_options *opt, const char *flag)
+static void pass_name(struct argp_state *state, bt_run_options *opt, const char *flag,
+                      const char *what, const char *arg)
 {
-    const char *value = NULL;
-
-    for (uint32_t i = 0; i < opt->n_chat_args; i += 2)
-        if (strcmp(opt->chat_args[i], flag) == 0) value = opt->chat_args[i + 1];
-    return value;
+    pass_on(opt, flag, bt_option_name(state, flag, what, arg));
 }
 
+static const char **coordinator_value(bt_run_options *opt, const char *flag)
+{
+    return find_value(opt->coordinator_args, opt->n_coordinator_args, flag);
+}
+
+/* The client that asks calls --chat-tls-ca --tls-ca. */
 static void pass_to_chat(struct argp_state *state, bt_run_options *opt, const char *flag,
-                         const char *arg)
+                         const char *what, const char *arg)
 {
-    if (chat_value(opt, flag) != NULL) argp_error(state, "--chat%s is given twice", flag + 1);
-    BT_ASSERT(opt->n_chat_args + 2 <= BT_RUN_CHAT_ARGS);
-    opt->chat_args[opt->n_chat_args++] = flag;
-    opt->chat_args[opt->n_chat_args++] = arg;
+    char option[32];
+
+    snprintf(option, sizeof(option), "--chat%s", flag + 1);
+    bt_option_name(state, option, what, arg);
+    add(opt->chat_args, &opt->n_chat_args, BT_RUN_CHAT_ARGS, flag, arg);
+}
+
+static const char **chat_value(bt_run_options *opt, const char *flag)
+{
+    return find_value(opt->chat_args, opt->n_chat_args, flag);
 }
 
 static void check_tls(struct argp_state *state, bt_run_options *opt)
 {
-    const char **cert = find_flag(opt, "--tls-cert");
-    bool         asks = find_flag(opt, "--tls-client-ca") != NULL;
+    const char **cert = coordinator_value(opt, "--tls-cert");
+    bool         asks = coordinator_value(opt, "--tls-client-ca") != NULL;
 
-    if ((cert != NULL) != (find_flag(opt, "--tls-key") != NULL) || (asks && cert == NULL))
+    if ((cert != NULL) != (coordinator_value(opt, "--tls-key") != NULL) || (asks && cert == NULL))
         argp_error(state, "--tls-cert and --tls-key go together, --tls-client-ca needs both");
     if (opt->n_chat_args > 0 && (opt->chat == NULL || cert == NULL))
         argp_error(state, "--chat%s goes with --chat and --tls-cert", opt->chat_args[0] + 1);
@@ -203,7 +217,7 @@ static void check_tls(struct argp_state *state, bt_run_options *opt)
     if (opt->chat == NULL || cert == NULL) return;
     if (asks && chat_value(opt, "--tls-cert") == NULL)
         argp_error(state, "--chat with --tls-client-ca needs --chat-tls-cert and --chat-tls-key");
-    if (chat_value(opt, "--tls-ca") == NULL) pass_to_chat(state, opt, "--tls-ca", cert[1]);
+    if (chat_value(opt, "--tls-ca") == NULL) pass_to_chat(state, opt, "--tls-ca", "a file", *cert);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -218,8 +232,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         all->port_given = true;
         return 0;
     case OPT_HOST:
-        if (arg[0] == '\0') argp_error(state, "--host is empty: 127.0.0.1, or 0.0.0.0 for all");
-        opt->host = arg;
+        opt->host = bt_option_name(state, "--host", "an address (0.0.0.0: all)", arg);
         return 0;
     case OPT_CHAT:
         if (arg[0] == '\0') argp_error(state, "--chat is empty");
@@ -241,23 +254,20 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         bt_option_number(state, "--http-port", arg, 0, 65535);
         pass_on(opt, "--http-port", arg);
         return 0;
-    case OPT_HTTP_HOST: pass_on(opt, "--http-host", arg); return 0;
+    case OPT_HTTP_HOST: pass_name(state, opt, "--http-host", "an address", arg); return 0;
     case OPT_BUSY_POLL: opt->busy_poll = true; return 0;
     case OPT_DRAIN:
         opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
         pass_on(opt, "--drain-s", arg);
         return 0;
-    case OPT_NAME:
-        if (arg[0] == '\0') argp_error(state, "--served-model-name is empty");
-        pass_on(opt, "--served-model-name", arg);
-        return 0;
-    case OPT_TLS_CERT: pass_on(opt, "--tls-cert", arg); return 0;
-    case OPT_TLS_KEY: pass_on(opt, "--tls-key", arg); return 0;
-    case OPT_TLS_CLIENT_CA: pass_on(opt, "--tls-client-ca", arg); return 0;
-    case OPT_CHAT_TLS_CA: pass_to_chat(state, opt, "--tls-ca", arg); return 0;
-    case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", arg); return 0;
-    case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", arg); return 0;
-    case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", arg); return 0;
+    case OPT_NAME: pass_name(state, opt, "--served-model-name", "a name", arg); return 0;
+    case OPT_TLS_CERT: pass_name(state, opt, "--tls-cert", "a file", arg); return 0;
+    case OPT_TLS_KEY: pass_name(state, opt, "--tls-key", "a file", arg); return 0;
+    case OPT_TLS_CLIENT_CA: pass_name(state, opt, "--tls-client-ca", "a file", arg); return 0;
+    case OPT_CHAT_TLS_CA: pass_to_chat(state, opt, "--tls-ca", "a file", arg); return 0;
+    case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", "a name", arg); return 0;
+    case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", "a file", arg); return 0;
+    case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", "a file", arg); return 0;
     case ARGP_KEY_END:
         if (opt->cell.n_spares != 0 && !opt->cell.replace)
             argp_error(state, "--spares needs --on-death=replace");

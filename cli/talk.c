@@ -60,7 +60,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         }
         opt->address = arg;
         return 0;
-    case 'm': opt->model = arg; return 0;
+    case 'm': opt->model = bt_option_name(state, "--model", "a directory", arg); return 0;
     case 'q': opt->quiet = true; return 0;
     case OPT_JSON: opt->json = true; return 0;
     case OPT_TIMEOUT:

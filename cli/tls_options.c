@@ -1,5 +1,7 @@
 #include "cli/tls_options.h"
 
+#include "core/parse.h"
+
 enum { OPT_TLS = 0x6000, OPT_CA, OPT_CERT, OPT_KEY, OPT_NAME };
 
 static const struct argp_option OPTIONS[] = {
@@ -31,11 +33,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_TLS: tls->on = true; return 0;
     case OPT_CA:
         tls->on = true;
-        tls->ca = arg;
+        tls->ca = bt_option_name(state, "--tls-ca", "a file", arg);
         return 0;
-    case OPT_CERT: tls->cert = arg; return 0;
-    case OPT_KEY: tls->key = arg; return 0;
-    case OPT_NAME: tls->server_name = arg; return 0;
+    case OPT_CERT: tls->cert = bt_option_name(state, "--tls-cert", "a file", arg); return 0;
+    case OPT_KEY: tls->key = bt_option_name(state, "--tls-key", "a file", arg); return 0;
+    case OPT_NAME:
+        tls->server_name = bt_option_name(state, "--tls-server-name", "a name", arg);
+        return 0;
     case ARGP_KEY_END: check(state, tls); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/parse.h"
 #include "model/tokenizer.h"
 
 static const char DOC[] =
@@ -38,7 +39,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     options *opt = state->input;
 
     switch (key) {
-    case 'm': opt->model = arg; return 0;
+    case 'm': opt->model = bt_option_name(state, "--model", "a path", arg); return 0;
     case 'd': opt->decode = true; return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "\"%s\" is not an option; the text comes on stdin", arg);

@@ -139,14 +139,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     bt_coordinator_options *o = state->input;
 
     switch (key) {
-    case OPT_MODEL: o->model = arg; break;
+    case OPT_MODEL: o->model = bt_option_name(state, "--model", "a directory", arg); break;
     case OPT_PORT:
         o->port    = (uint32_t)bt_option_number(state, "--port", arg, 0, 65535);
         g_has_port = true;
         break;
     case OPT_HOST:
-        if (arg[0] == '\0') argp_error(state, "--host is empty: 127.0.0.1, or 0.0.0.0 for all");
-        o->host = arg;
+        o->host = bt_option_name(state, "--host", "an address (0.0.0.0: all)", arg);
         break;
     case OPT_CONTROL:
         if (!bt_parse_address(arg) || strlen(arg) > 250)
@@ -157,8 +156,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         o->announce_fd = (int)bt_option_number(state, "--announce-fd", arg, 0, INT_MAX);
         break;
     case OPT_NAME:
-        if (arg[0] == '\0') argp_error(state, "--served-model-name is empty");
-        o->served_name = arg;
+        o->served_name = bt_option_name(state, "--served-model-name", "a name", arg);
         break;
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
@@ -182,15 +180,20 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_HTTP_PORT:
         o->http_port = (int)bt_option_number(state, "--http-port", arg, 0, 65535);
         break;
-    case OPT_HTTP_HOST: o->http_host = arg; break;
+    case OPT_HTTP_HOST:
+        o->http_host = bt_option_name(state, "--http-host", "an address", arg);
+        break;
     case OPT_DRAIN_S: o->drain_s = bt_option_real(state, "--drain-s", arg, 0, 1e8); break;
     case OPT_BUSY_POLL: o->busy_poll = true; break;
-    case OPT_TLS_CERT: o->tls_cert = arg; break;
+    case OPT_TLS_CERT: o->tls_cert = bt_option_name(state, "--tls-cert", "a file", arg); break;
     case OPT_SECRET_FILE:
+        bt_option_name(state, "--secret-file", "a file", arg);
         if (setenv("BATON_SECRET_FILE", arg, 1) != 0) argp_failure(state, 1, errno, "secret-file");
         break;
-    case OPT_TLS_KEY: o->tls_key = arg; break;
-    case OPT_TLS_CLIENT_CA: o->tls_client_ca = arg; break;
+    case OPT_TLS_KEY: o->tls_key = bt_option_name(state, "--tls-key", "a file", arg); break;
+    case OPT_TLS_CLIENT_CA:
+        o->tls_client_ca = bt_option_name(state, "--tls-client-ca", "a file", arg);
+        break;
     case BT_OPT_CONFIG: break; /* has been read */
     case ARGP_KEY_ARG: argp_error(state, "\"%s\" is not an option", arg); break;
     case ARGP_KEY_END:

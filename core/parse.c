@@ -71,6 +71,11 @@ bool bt_parse_hosts(const char *list)
     }
 }
 
+bool bt_parse_name(const char *text)
+{
+    return text[strspn(text, " \t\r\n")] != '\0' && strncmp(text, "--", 2) != 0;
+}
+
 /* strtoll and strtod take blanks, a '+', hexadecimal digits, and words like "nan" too. */
 static bool is_number(const char *text)
 {
@@ -158,6 +163,13 @@ double bt_option_real(struct argp_state *state, const char *option, const char *
     return x;
 }
 
+const char *bt_option_name(struct argp_state *state, const char *option, const char *what,
+                           const char *arg)
+{
+    if (!bt_parse_name(arg)) argp_error(state, "%s is \"%s\", expected %s", option, arg, what);
+    return arg;
+}
+
 void bt_option_hosts(struct argp_state *state, const char *option, const char *list)
 {
     if (!bt_parse_hosts(list))
@@ -169,7 +181,7 @@ void bt_option_hosts(struct argp_state *state, const char *option, const char *l
 void bt_option_hostfile(struct argp_state *state, const char *option, const char *path)
 {
     const char *why;
-    FILE       *f = bt_open_regular(path, &why);
+    FILE       *f = bt_open_regular(bt_option_name(state, option, "a file", path), &why);
 
     if (f == NULL)
         argp_error(state, "%s %s: %s", option, path, why);

@@ -20,6 +20,10 @@ bool bt_parse_host(const char *name, size_t n);
 /* "node1:8,node2": hosts, and slots from 1. */
 bool bt_parse_hosts(const char *list);
 
+/* What may name a file, a directory, an address or a cell: not blank, and no option ("--model
+ * --both" lacks a value). */
+bool bt_parse_name(const char *text);
+
 /* A number from least to most, and nothing else: decimal digits, in front of them '-', for a real
  * also a point and an exponent.  No blank, no '+', no "0x10", no "nan". */
 bool bt_parse_whole(const char *text, int64_t least, int64_t most, int64_t *n_out);
@@ -41,6 +45,9 @@ int64_t bt_option_number(struct argp_state *state, const char *option, const cha
                          int64_t least, int64_t most);
 double  bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
                        double most);
+/* A name, whose kind `what` says: "a directory". */
+const char *bt_option_name(struct argp_state *state, const char *option, const char *what,
+                           const char *arg);
 /* Where ranks run, for baton-launch and for the verbs that start it. */
 void bt_option_hosts(struct argp_state *state, const char *option, const char *list);
 void bt_option_hostfile(struct argp_state *state, const char *option, const char *path);

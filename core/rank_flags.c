@@ -10,33 +10,37 @@
 enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, MAX_THREADS = 4096, WORDS_MAX = 6 };
 enum { MAX_TIMEOUT_S = 3600, MAX_ORPHAN_S = 86400 };
 
-typedef enum { WHOLE, SIZE, DIRECTORY, WORD } value_kind;
+typedef enum { WHOLE, SIZE, NAME, WORD } value_kind;
 
 typedef struct {
     const char *name;
     value_kind  kind;
     int64_t     least, most;      /* WHOLE */
-    const char *words[WORDS_MAX]; /* WORD; NULL after the last one */
+    const char *words[WORDS_MAX]; /* WORD; NULL after the last one.  NAME: what it names */
 } rank_flag;
 
 static const rank_flag FLAGS[] = {
-    {"--prefill",               WHOLE,     1, MAX_RANKS,     {0}                                                      },
-    {"--decode",                WHOLE,     1, MAX_RANKS,     {0}                                                      },
-    {"--both",                  WHOLE,     1, MAX_RANKS,     {0}                                                      },
-    {"--spares",                WHOLE,     0, MAX_RANKS,     {0}                                                      },
-    {"--kv-bytes",              SIZE,      0, 0,             {0}                                                      },
-    {"--weights-cache",         DIRECTORY, 0, 0,             {0}                                                      },
-    {"--chunk",                 WHOLE,     1, MAX_ROWS,      {0}                                                      },
-    {"--max-rows",              WHOLE,     1, MAX_ROWS,      {0}                                                      },
-    {"--lookahead",             WHOLE,     0, 1,             {0}                                                      },
-    {"--threads",               WHOLE,     0, MAX_THREADS,   {0}                                                      },
-    {"--timeout-s",             WHOLE,     1, MAX_TIMEOUT_S, {0}                                                      },
-    {"--coordinator-timeout-s", WHOLE,     1, MAX_TIMEOUT_S, {0}                                                      },
-    {"--orphan-s",              WHOLE,     0, MAX_ORPHAN_S,  {0}                                                      },
-    {"--form",                  WORD,      0, 0,             {"role", "normal", "absorbed", "cost"}                   },
-    {"--kernels",               WORD,      0, 0,             {"auto", "amx", "avx512bf16", "avx512", "avx2", "scalar"}},
-    {"--device",                WORD,      0, 0,             {"auto", "cpu", "cuda", "cuda:N"}                        },
-    {"--transport",             WORD,      0, 0,             {"auto", "mpi", "nccl"}                                  },
+    {"--prefill",               WHOLE, 1, MAX_RANKS,     {0}                                                      },
+    {"--decode",                WHOLE, 1, MAX_RANKS,     {0}                                                      },
+    {"--both",                  WHOLE, 1, MAX_RANKS,     {0}                                                      },
+    {"--spares",                WHOLE, 0, MAX_RANKS,     {0}                                                      },
+    {"--kv-bytes",              SIZE,  0, 0,             {0}                                                      },
+    {"--chunk",                 WHOLE, 1, MAX_ROWS,      {0}                                                      },
+    {"--max-rows",              WHOLE, 1, MAX_ROWS,      {0}                                                      },
+    {"--lookahead",             WHOLE, 0, 1,             {0}                                                      },
+    {"--threads",               WHOLE, 0, MAX_THREADS,   {0}                                                      },
+    {"--timeout-s",             WHOLE, 1, MAX_TIMEOUT_S, {0}                                                      },
+    {"--coordinator-timeout-s", WHOLE, 1, MAX_TIMEOUT_S, {0}                                                      },
+    {"--orphan-s",              WHOLE, 0, MAX_ORPHAN_S,  {0}                                                      },
+    {"--form",                  WORD,  0, 0,             {"role", "normal", "absorbed", "cost"}                   },
+    {"--kernels",               WORD,  0, 0,             {"auto", "amx", "avx512bf16", "avx512", "avx2", "scalar"}},
+    {"--device",                WORD,  0, 0,             {"auto", "cpu", "cuda", "cuda:N"}                        },
+    {"--model",                 NAME,  0, 0,             {"a directory"}                                          },
+    {"--weights-cache",         NAME,  0, 0,             {"a directory"}                                          },
+    {"--cell",                  NAME,  0, 0,             {"a name"}                                               },
+    {"--cuda-library",          NAME,  0, 0,             {"a file"}                                               },
+    {"--nccl-library",          NAME,  0, 0,             {"a file"}                                               },
+    {"--transport",             WORD,  0, 0,             {"auto", "mpi", "nccl"}                                  },
 };
 
 static const rank_flag *find(const char *name)
@@ -105,9 +109,10 @@ bool bt_rank_flag_read(const char *flag, const char *text, uint64_t *value_out,
     case WORD:
         return (strcmp(flag, "--device") == 0 ? read_device : read_word)(f, text, value_out,
                                                                          why_out);
-    case DIRECTORY:
-        snprintf(why_out, BT_RANK_FLAG_WHY, "%s is empty, expected a directory", f->name);
-        return text[0] != '\0';
+    case NAME:
+        snprintf(why_out, BT_RANK_FLAG_WHY, "%s is \"%.80s\", expected %s", f->name, text,
+                 f->words[0]);
+        return bt_parse_name(text);
     case SIZE:
     default:
         snprintf(why_out, BT_RANK_FLAG_WHY, "%s must be a size like 512M or 2G, not \"%.80s\"",

@@ -1,4 +1,4 @@
-/* core/rank_flags.h - the flags of baton-worker whose values are numbers, sizes or words.
+/* core/rank_flags.h - the flags of baton-worker whose values are numbers, sizes, words or names.
  *
  * baton-worker reads them here, and so does each verb that only passes them on
  * (cli/cell_options.c): a wrong value is refused before anything has started, in the same words. */
@@ -14,7 +14,7 @@ enum { BT_RANK_FLAG_WHY = 256, BT_RANK_GPUS = 64 };
 enum { BT_RANK_DEVICE_AUTO, BT_RANK_DEVICE_CPU, BT_RANK_DEVICE_CUDA, BT_RANK_DEVICE_CUDA_0 };
 
 /* The value of "--chunk": a number, bytes, or for a flag of words which of them, from 0; a
- * directory has none.  False: `why_out` names the flag, what was expected and what was found. */
+ * name has none.  False: `why_out` names the flag, what was expected and what was found. */
 bool bt_rank_flag_read(const char *flag, const char *text, uint64_t *value_out,
                        char why_out[BT_RANK_FLAG_WHY]);
 

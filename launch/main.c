@@ -91,6 +91,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_MAP:
         bt_rank_map_fini(&opt->map);
+        bt_option_name(state, "--rank-map", "a file", arg);
         if (bt_rank_map_read(arg, &opt->map) != BT_OK) exit(EX_USAGE);
         opt->mpirun.map     = &opt->map;
         opt->mpirun.n_ranks = opt->map.n_ranks;
@@ -101,7 +102,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_TELL: opt->rank.tell = true; return 0;
     case 'f': bt_option_hostfile(state, "--hostfile", opt->mpirun.hostfile = arg); return 0;
     case OPT_HOST: bt_option_hosts(state, "--host", opt->mpirun.hosts = arg); return 0;
-    case OPT_MPIRUN: opt->mpirun.mpirun = arg; return 0;
+    case OPT_MPIRUN:
+        opt->mpirun.mpirun = bt_option_name(state, "--mpirun", "a path", arg);
+        return 0;
     case OPT_ON_DEATH:
         opt->mpirun.survive = strcmp(arg, "replace") == 0;
         if (!opt->mpirun.survive && strcmp(arg, "stop") != 0)

@@ -85,7 +85,7 @@ static const struct argp_option OPTIONS[] = {
 static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)
 {
     if (!bt_parse_host(name, n))
-        argp_error(state, "a host is \"%.*s\", expected a name", (int)(n < 64 ? n : 64), name);
+        argp_error(state, "--hosts has \"%.*s\", expected a name", (int)(n < 64 ? n : 64), name);
     for (uint32_t i = 0; i < opt->n_nodes; i++)
         if (strlen(opt->names[i]) == n && strncmp(opt->names[i], name, n) == 0) return;
     if (opt->n_nodes == NODES_MAX) argp_error(state, "more than %d hosts", NODES_MAX);
@@ -113,8 +113,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     options *opt = state->input;
 
     switch (key) {
-    case 'm': opt->model = arg; return 0;
-    case OPT_MAP: opt->map = arg; return 0;
+    case 'm': opt->model = bt_option_name(state, "--model", "a directory", arg); return 0;
+    case OPT_MAP: opt->map = bt_option_name(state, "--rank-map", "a file", arg); return 0;
     case OPT_HOSTS:
         do {
             add_node(state, opt, arg, strcspn(arg, ":,"));
@@ -126,7 +126,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
         opt->control = arg;
         return 0;
-    case OPT_AGENT: opt->agent = arg; return 0;
+    case OPT_AGENT: opt->agent = bt_option_name(state, "--agent", "a command", arg); return 0;
     case OPT_NODE: opt->node = true; return 0;
     case OPT_QUICK: opt->quick = true; return 0;
     case OPT_RANKS:

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "attention/kv_pool.h"
+#include "core/parse.h"
 #include "model/weights.h"
 #include "tools/census.h"
 #include "tools/machine.h"
@@ -33,7 +34,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_ARG:
         if (opt->dir != NULL) argp_error(state, "expected one directory, found \"%s\" too", arg);
-        opt->dir = arg;
+        opt->dir = bt_option_name(state, "DIR", "a directory", arg);
         return 0;
     case ARGP_KEY_END:
         if (opt->dir == NULL) argp_error(state, "the model's directory is missing");

@@ -163,7 +163,7 @@ static void parse_model(struct argp_state *state, const char *name, options *opt
 {
     if (opt->model != NULL)
         argp_error(state, "expected one model, found \"%s\" and \"%s\"", opt->model, name);
-    opt->model = name;
+    opt->model = bt_option_name(state, "--like", "a model", name);
 }
 
 static error_t parse_measured(int key, char *arg, struct argp_state *state, options *opt)
@@ -183,7 +183,7 @@ static error_t parse_measured(int key, char *arg, struct argp_state *state, opti
     case KEY_THREADS:
         if (parse_list(state, "threads", arg, 1, 1024, &n) == 1) m->n_threads = n;
         return 0;
-    case KEY_KERNELS: m->kernels = arg; return 0;
+    case KEY_KERNELS: m->kernels = bt_option_name(state, "--kernels", "a name", arg); return 0;
     case KEY_SECONDS: m->seconds = bt_option_real(state, "--seconds", arg, 1e-3, 86400); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -198,7 +198,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_ARG: parse_model(state, arg, opt); return 0;
     case KEY_ANALYSIS: opt->analysis = true; return 0;
     case KEY_EXPLAIN: parse_explain(state, arg, opt); return 0;
-    case KEY_OUT: opt->out = arg; return 0;
+    case KEY_OUT: opt->out = bt_option_name(state, "--out", "a directory", arg); return 0;
     case KEY_JSON: opt->json = true; return 0;
     case KEY_CSV: opt->csv = true; return 0;
     case KEY_BANDWIDTH: parse_bandwidths(state, arg, opt); return 0;

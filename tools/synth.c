@@ -79,7 +79,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case ARGP_KEY_ARG:
         if (opt->out != NULL) argp_error(state, "expected one OUT, found \"%s\" too", arg);
-        opt->out = arg;
+        opt->out = bt_option_name(state, "OUT", "a directory", arg);
         return 0;
     case ARGP_KEY_END: finish(opt, state); return 0;
     default: break;

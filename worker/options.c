@@ -80,13 +80,19 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     uint64_t  value = 0;
 
     switch (key) {
-    case KEY_MODEL: opt->model = text; break;
-    case KEY_COORDINATOR: opt->coordinator = text; break;
-    case KEY_CELL: opt->cell = text; break;
+    case KEY_MODEL: opt->model = text; return read_flag("--model", text, &value);
+    case KEY_COORDINATOR:
+        BT_REQUIRE(bt_parse_address(text), BT_ERR_INVALID_ARG,
+                   "--coordinator must be HOST:PORT, not \"%s\"", text);
+        opt->coordinator = text;
+        break;
+    case KEY_CELL: opt->cell = text; return read_flag("--cell", text, &value);
     case KEY_LEFT_OUT: opt->left_out = text; break;
     case KEY_KERNELS: opt->kernels = text; return read_flag("--kernels", text, &value);
     case KEY_CACHE: opt->weights_cache = text; return read_flag("--weights-cache", text, &value);
-    case KEY_CUDA_LIBRARY: opt->cuda_library = text; break;
+    case KEY_CUDA_LIBRARY:
+        opt->cuda_library = text;
+        return read_flag("--cuda-library", text, &value);
     case KEY_DEVICE:
         BT_TRY(read_flag("--device", text, &value));
         opt->device = value < BT_RANK_DEVICE_CUDA_0 ? (bt_device_choice)value : BT_ON_GPU;
@@ -97,7 +103,9 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
         BT_TRY(read_flag("--transport", text, &value));
         opt->transport = (bt_transport_choice)value;
         break;
-    case KEY_NCCL_LIBRARY: opt->nccl_library = text; break;
+    case KEY_NCCL_LIBRARY:
+        opt->nccl_library = text;
+        return read_flag("--nccl-library", text, &value);
     case KEY_VERBOSE: opt->verbose = true; break;
     case KEY_SHARE: opt->share_generated = true; break;
     case KEY_PREFILL: return read_count("--prefill", text, &opt->n_prefill);
@@ -231,8 +239,6 @@ static bt_status check(bt_worker_options *opt)
     BT_REQUIRE(opt->model != NULL, BT_ERR_INVALID_ARG, "--model DIR is missing");
     BT_REQUIRE(opt->coordinator != NULL, BT_ERR_INVALID_ARG,
                "--coordinator HOST:PORT is missing: the control port of baton-coordinator");
-    BT_REQUIRE(bt_parse_address(opt->coordinator), BT_ERR_INVALID_ARG,
-               "--coordinator must be HOST:PORT, not \"%s\"", opt->coordinator);
     BT_REQUIRE(opt->n_both == 0 || (opt->n_prefill == 0 && opt->n_decode == 0), BT_ERR_INVALID_ARG,
                "--both %u excludes --prefill and --decode: in a cell all ranks have both roles, or "
                "none has",

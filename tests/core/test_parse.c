@@ -104,12 +104,22 @@ static void numbers_of_a_list_end_at_its_separators(void)
     EXPECT(!bt_parse_whole_in(&at, ",", 0, 9, &n));
 }
 
+static void names_are_not_blank_and_no_options(void)
+{
+    EXPECT(bt_parse_name("a b"));
+    EXPECT(bt_parse_name("-"));
+    EXPECT(!bt_parse_name(""));
+    EXPECT(!bt_parse_name(" \t"));
+    EXPECT(!bt_parse_name("--both"));
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(bytes_have_binary_suffixes),
         BT_TEST(addresses_have_a_host_and_a_port),
         BT_TEST(hosts_have_names_and_slots),
+        BT_TEST(names_are_not_blank_and_no_options),
         BT_TEST(numbers_of_a_list_end_at_its_separators),
         BT_TEST(numbers_are_within_limits_and_nothing_else),
     };

@@ -1,5 +1,5 @@
 """Every verb has a --help whose examples can be pasted: argp wraps lines of more than 79 columns, and a wrapped command is none.
-It has a --version too, and fails with a word where the disk is full.
+It has a --version too, fails with a word where the disk is full, and refuses options that are empty by name.
 
     check_help.py BIN_DIR"""
 import re
@@ -28,15 +28,26 @@ def lost_words(*verb):
             yield text
 
 
+MAY_BE_EMPTY = {("generate", "--prompt"), ("chat", "--message"), ("chat", "--system"), ("worker", "--left-out")}
+
+
+def taken_empty(verb):
+    """Options of a verb that take an empty value, or refuse it namelessly.  Nothing is done: what a verb cannot do without is missing."""
+    for option in sorted(set(re.findall(r"(--[a-z-]+)=", help_of(verb)))):
+        done = subprocess.run([f"{sys.argv[1]}/baton-{verb}", option + "="], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+        if (verb, option) not in MAY_BE_EMPTY and (done.returncode == 0 or f"{option} " not in done.stderr):
+            yield f"baton {verb} {option}=: exit code {done.returncode}, {done.stderr!r}"
+
+
 verbs = re.findall(r"^  ([a-z]+) {2,}", help_of(), re.M)
 assert len(verbs) >= 13, verbs
 wrong = [*lost_words()]
 for verb in verbs:
-    wrong += lost_words(verb)
+    wrong += [*lost_words(verb), *taken_empty(verb)]
     _, found, examples = help_of(verb).partition("\nExample")
     if not found:
         wrong.append(f"baton {verb} --help has no example")
     commands = examples.split("\n\n")[0].split("\n")[1:]  # up to prose, if there is any
     wrong += [f"baton {verb} --help: an example is wrapped: {line}" for line in commands if line and not line.startswith("  ")]
-print("\n".join(wrong) or f"examples of {len(verbs)} verbs stand whole, and no word is lost")
+print("\n".join(wrong) or f"examples of {len(verbs)} verbs stand whole, no word is lost, and nothing is taken that is empty")
 sys.exit(bool(wrong))

@@ -120,7 +120,7 @@ def main():
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")
         has(check("--tokens", "-1", code=64), "--tokens must be a number from 1")
         for hosts, host in (("", ""), ("a,,b", ""), ("a,", ""), (":8", ""), ("a,-1", "-1"), ("x" * 300, "x" * 64)):
-            has(check("--hosts", hosts, code=64), f'a host is "{host}", expected a name')
+            has(check("--hosts", hosts, code=64), f'--hosts has "{host}", expected a name')
     print("every wrong node is named with what is wrong")
 
 

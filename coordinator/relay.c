@@ -285,7 +285,14 @@ static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_n
 
     if (q == NULL || q->state == BT_ENDED || m->u.failed.epoch != q->epoch) return;
     if (q->state == BT_QUEUED || (rank != q->decode_rank && rank != q->prefill_rank)) return;
-    bt_relay_end_request(r, q, (grpc_status_code)m->u.failed.code, "%s", m->u.failed.message);
+    if (m->u.failed.message[0] != '\0')
+        bt_relay_end_request(r, q, (grpc_status_code)m->u.failed.code, "%s", m->u.failed.message);
+    else
+        bt_relay_end_request(
+            r, q, (grpc_status_code)m->u.failed.code,
+            "rank %u failed request \"%.80s\" and did not say why: its log may, at "
+            "req=%llu; the request can be sent again",
+            rank, q->name, (unsigned long long)q->number);
     bt_relay_place(r, now_ns);
 }
 

@@ -336,6 +336,12 @@ class Aborts(Served):
             self.assertEqual(parts(list(calls[i]))[0], expected([500, i], 20))
         self.all_released()
 
+    def test_a_failure_without_words_names_rank_and_request(self):
+        self.cell.on_prefill = lambda rank, reserve, m: rank.send(failed=control.Failed(request=m.request, epoch=m.epoch, code=13))
+        code, details, n = self.error(self.generate(request_id="mute"))
+        self.assertEqual((code, n), (grpc.StatusCode.INTERNAL, 0))
+        self.assertRegex(details, r'^rank [01] failed request "mute" and did not say why: its log may, at req=\d+; the request can be sent again$')
+
     def test_refused_ticket_is_tried_again(self):
         self.cell.tickets_to_refuse = 3
         ids, _ = parts(list(self.generate()))

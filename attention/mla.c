@@ -8,7 +8,12 @@
 #include "attention/rope.h"
 #include "core/alloc.h"
 
-enum { MAX_DIM = 16384 }; /* keeps products of two dimensions within 32 bits */
+enum {
+    MAX_DIM = 16384, /* keeps products of two dimensions within 32 bits */
+    /* Halves of a step. */
+    LATENTS = 1,
+    QUERIES = 2
+};
 
 struct bt_mla {
     bt_device    *dev; /* borrowed */
@@ -197,9 +202,9 @@ static bt_status product(const bt_mla *mla, bt_role role, const bt_linear *w, co
     return bt_device_gemm(mla->dev, role, 1, &gemm);
 }
 
-/* Queries, and latents after their norm, of m rows of one role from row `first`. */
+/* Queries, and latents after their norm, or one of both, of m rows of one role from row `first`. */
 static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uint32_t first,
-                         uint32_t m, const bt_bf16 *x)
+                         uint32_t m, const bt_bf16 *x, int halves)
 {
     bt_status            st   = BT_OK;
     const bt_mla_config *cfg  = &mla->cfg;
@@ -208,31 +213,36 @@ static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uin
     bt_bf16             *kv   = mla->kv + (size_t)first * mla->kv_dim;
     bt_bf16             *q_a  = mla->q_a + (size_t)first * cfg->q_lora_rank;
     bool                 low  = cfg->q_lora_rank != 0;
-    bt_gemm of_x[] = {low ? product_of(w->q_a, rows, q_a, m) : product_of(w->q, rows, q, m),
-                      product_of(w->kv_a, rows, kv, m)};
+    uint32_t             n    = 0;
+    bt_gemm              of_x[2];
 
-    BT_TRY(bt_device_gemm(mla->dev, role, 2, of_x));
-    if (low) {
+    if (halves & QUERIES)
+        of_x[n++] = low ? product_of(w->q_a, rows, q_a, m) : product_of(w->q, rows, q, m);
+    if (halves & LATENTS) of_x[n++] = product_of(w->kv_a, rows, kv, m);
+    BT_TRY(bt_device_gemm(mla->dev, role, n, of_x));
+    if (low && (halves & QUERIES)) {
         BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->q_lora_rank, q_a, cfg->q_lora_rank, w->q_a_norm,
                                   cfg->latent_eps, q_a, cfg->q_lora_rank));
         BT_TRY(product(mla, role, w->q_b, q_a, q, m));
     }
-    BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->kv_lora_rank, kv, mla->kv_dim, w->kv_a_norm,
-                              cfg->latent_eps, kv, mla->kv_dim));
+    if (halves & LATENTS)
+        BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->kv_lora_rank, kv, mla->kv_dim, w->kv_a_norm,
+                                  cfg->latent_eps, kv, mla->kv_dim));
 out:
     return st;
 }
 
-bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
-                         const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans)
+static bt_status run(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                     const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans,
+                     int halves)
 {
     bt_status    st                 = BT_OK;
     uint32_t     n_rows[BT_N_ROLES] = {0, 0}, first[BT_N_ROLES] = {0, 0};
     bt_attn_call call = {.w       = w,
                          .pool    = pool,
                          .layer   = layer,
-                         .q       = mla->q,
-                         .kv      = mla->kv,
+                         .q       = halves & QUERIES ? mla->q : NULL,
+                         .kv      = halves & LATENTS ? mla->kv : NULL,
                          .out     = mla->heads,
                          .n_spans = n_spans,
                          .spans   = spans};
@@ -240,10 +250,12 @@ bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool,
     BT_TRY(check_step(mla, w, pool, layer, n_spans, spans, n_rows));
     first[BT_ROLE_GENERATED] = n_rows[BT_ROLE_PROMPT];
     for (int role = 0; role < BT_N_ROLES; role++)
-        if (n_rows[role] != 0) BT_TRY(project(mla, w, (bt_role)role, first[role], n_rows[role], x));
+        if (n_rows[role] != 0)
+            BT_TRY(project(mla, w, (bt_role)role, first[role], n_rows[role], x, halves));
 
     /* All pages are written before any row attends: rows of a span see each other there. */
     BT_TRY(mla->attn->ops->append(mla->attn, &call));
+    if (!(halves & QUERIES)) goto out;
     for (uint32_t i = 0, n; i < n_spans; i += n) {
         for (n = 1; i + n < n_spans && spans[i + n].role == spans[i].role &&
                     spans[i + n].form == spans[i].form;)
@@ -259,6 +271,24 @@ bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool,
                            out + (size_t)first[role] * mla->cfg.hidden, n_rows[role]));
 out:
     return st;
+}
+
+bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                         const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans)
+{
+    return run(mla, w, pool, layer, x, out, n_spans, spans, LATENTS | QUERIES);
+}
+
+bt_status bt_mla_fill_pages(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                            const bt_bf16 *x, uint32_t n_spans, const bt_span *spans)
+{
+    return run(mla, w, pool, layer, x, NULL, n_spans, spans, LATENTS);
+}
+
+bt_status bt_mla_attend(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                        const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans)
+{
+    return run(mla, w, pool, layer, x, out, n_spans, spans, QUERIES);
 }
 
 bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
@@ -289,7 +319,7 @@ bt_status bt_mla_forward_fixed(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool 
                          .out   = mla->heads,
                          .fixed = fixed};
 
-    BT_TRY(project(mla, w, BT_ROLE_GENERATED, 0, fixed->n_rows, x));
+    BT_TRY(project(mla, w, BT_ROLE_GENERATED, 0, fixed->n_rows, x, LATENTS | QUERIES));
     BT_TRY(mla->attn->ops->append(mla->attn, &call));
     BT_TRY(mla->attn->ops->attend[BT_FORM_ABSORBED](mla->attn, &call));
     BT_TRY(product(mla, BT_ROLE_GENERATED, w->o, mla->heads, out, fixed->n_rows));

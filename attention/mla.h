@@ -110,6 +110,13 @@ size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32
  * without a gap; those with role prompt come first. */
 bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                          const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans);
+/* Its halves, for a step of which few rows' results are wanted, with the same bits: the latents and
+ * rope keys of all rows; then the attention of the rows of other spans, whose positions are among
+ * those. */
+bt_status bt_mla_fill_pages(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                            const bt_bf16 *x, uint32_t n_spans, const bt_span *spans);
+bt_status bt_mla_attend(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
+                        const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans);
 
 /* A step of generated tokens in the absorbed form, one a request, whose launches depend on nothing
  * but this: rows and the lists that they need lie at places of their own. */

@@ -24,9 +24,9 @@ typedef struct {
     const bt_mla_weights *w;
     bt_kv_pool           *pool;
     uint32_t              layer;
-    bt_bf16              *q;  /* [rows, n_heads, qk_nope_dim + qk_rope_dim] */
+    bt_bf16              *q;  /* [rows, n_heads, qk_nope_dim + qk_rope_dim]; append: or NULL */
     const bt_bf16        *kv; /* [rows, kv_lora_rank + qk_rope_dim]: latent after its norm, rope key
-                                 before RoPE */
+                                 before RoPE; append: or NULL */
     bt_bf16             *out; /* [rows, n_heads, v_dim] */
     uint32_t             n_spans;
     const bt_span       *spans;
@@ -50,7 +50,8 @@ typedef struct {
     /* rope is [max_context][qk_rope_dim / 2][2] = {cos, sin}, borrowed. */
     bt_status (*create)(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         const float *rope, bt_attn **attn_out);
-    /* Turns the rope part of q in place, writes kv with its rope key turned to the pages. */
+    /* Turns the rope part of q in place, writes kv with its rope key turned to the pages; what is
+     * NULL is left out. */
     bt_status (*append)(bt_attn *attn, const bt_attn_call *call);
     /* out = attention, by form; the spans have one role and this form. */
     bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);

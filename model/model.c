@@ -36,6 +36,8 @@ static bt_status take_workspace(bt_model *model)
         BT_TRY(take(model, 1, 1, sizeof(*model->live), &model->live));
     if (model->dev->ops->sampling != NULL)
         BT_TRY(take(model, rows, 1, sizeof(*model->tokens), &model->tokens));
+    model->last_spans = bt_calloc(logit_rows, sizeof(*model->last_spans));
+    BT_REQUIRE(model->last_spans != NULL, BT_ERR_NO_MEMORY, "spans of %zu rows", logit_rows);
 out:
     return st;
 }
@@ -168,6 +170,7 @@ void bt_model_destroy(bt_model *model)
     bt_device_free(model->dev, model->logits);
     bt_device_free(model->dev, model->live);
     bt_device_free(model->dev, model->tokens);
+    bt_free(model->last_spans);
     bt_free(model);
 }
 
@@ -188,10 +191,41 @@ const uint64_t *bt_model_expert_rows(bt_model *model)
 
 /* ---- step ---- */
 
+static bool tells_experts(const bt_step *step)
+{
+    return step->forced != NULL || step->chosen != NULL;
+}
+
+void bt_model_last_rows(const bt_step *step, uint32_t n_rows_out[BT_N_ROLES])
+{
+    uint32_t n_prompt = 0, first = 0;
+
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        n_prompt += step->spans[i].role == BT_ROLE_PROMPT ? step->spans[i].n_rows : 0;
+    while (first < step->n_logit_rows && step->logit_rows[first] < n_prompt)
+        first++;
+    n_rows_out[BT_ROLE_PROMPT] = tells_experts(step) ? n_prompt : first;
+    n_rows_out[BT_ROLE_GENERATED] =
+        tells_experts(step) ? step->n_rows - n_prompt : step->n_logit_rows - first;
+}
+
+/* Whether the group's last layer is for bt_model_last_rows() only. */
+static bool cuts_last(const bt_step *step)
+{
+    return step->last_rows.n_rows != NULL && step->graph.n_rows == 0;
+}
+
+/* Whether that leaves rows of this rank out. */
+static bool leaves_rows_out(const bt_step *step)
+{
+    return cuts_last(step) && !tells_experts(step) && step->n_logit_rows < step->n_rows;
+}
+
 static bt_status check_step(const bt_model *model, const bt_step *step,
                             uint32_t n_rows_out[BT_N_ROLES])
 {
-    uint32_t  n_rows[BT_N_ROLES] = {0, 0}, self = bt_group_self(model->group), padded[BT_N_ROLES];
+    uint32_t  n_rows[BT_N_ROLES] = {0, 0}, self = bt_group_self(model->group);
+    uint32_t  padded[BT_N_ROLES], last[BT_N_ROLES];
     bt_status st = BT_OK;
 
     for (uint32_t i = 0; i < step->n_spans; i++)
@@ -211,6 +245,13 @@ static bt_status check_step(const bt_model *model, const bt_step *step,
                     bt_decode_graphs_allow(model->graphs, &step->graph)),
                BT_ERR_INVALID_ARG, "step of %u rows as a graph of %u, with contexts of %u parts",
                step->n_rows, step->graph.n_rows, step->graph.n_parts);
+    bt_model_last_rows(step, last);
+    BT_REQUIRE(step->last_rows.n_rows == NULL ||
+                   (step->last_rows.n_ranks == bt_group_size(model->group) &&
+                    memcmp(step->last_rows.n_rows[self], last, sizeof(last)) == 0),
+               BT_ERR_INVALID_ARG,
+               "%u + %u rows in the last layer: the group has agreed on something else",
+               last[BT_ROLE_PROMPT], last[BT_ROLE_GENERATED]);
     BT_REQUIRE(step->fed == NULL || (step->sampling != NULL && model->tokens != NULL),
                BT_ERR_INVALID_ARG, "a step whose rows are fed by what nothing has chosen");
     for (uint32_t r = 0; r < step->n_rows; r++)
@@ -261,32 +302,130 @@ bt_status bt_model_norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x,
                               y, hidden);
 }
 
-static bt_status run_layer(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer,
-                           uint32_t moe_layer, const uint32_t n_rows[BT_N_ROLES])
+static bt_status attend(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer)
+{
+    const bt_layer_weights *w     = &model->w.layers[layer];
+    size_t                  elems = (size_t)step->n_rows * model->cfg->hidden;
+    bt_status               st    = BT_OK;
+
+    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
+    BT_TRY(bt_mla_forward(model->mla, &w->mla, pool, layer, model->normed, model->out,
+                          step->n_spans, step->spans));
+    BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
+out:
+    return st;
+}
+
+/* The rows with logits as spans, numbered among themselves.  Returns how many. */
+static uint32_t list_last_spans(const bt_step *step, bt_span *spans)
+{
+    const bt_span *of = step->spans;
+    uint32_t       n  = 0;
+
+    for (uint32_t i = 0; i < step->n_logit_rows; i++) {
+        uint32_t row = step->logit_rows[i];
+        bool new     = i == 0 || row != step->logit_rows[i - 1] + 1;
+
+        for (; row >= of->first_row + of->n_rows; of++)
+            new = true;
+        if (new) {
+            spans[n]           = *of;
+            spans[n].first_row = i;
+            spans[n].n_rows    = 0;
+            spans[n++].start   = of->start + (row - of->first_row);
+        }
+        spans[n - 1].n_rows++;
+    }
+    return n;
+}
+
+/* Of the last layer: all rows fill their pages, those with logits alone go on, in `last`. */
+static bt_status attend_last(bt_model *model, bt_kv_pool *pool, const bt_step *step)
+{
+    uint32_t layer = model->cfg->n_layers - 1, hidden = model->cfg->hidden, n = step->n_logit_rows;
+    const bt_layer_weights *w  = &model->w.layers[layer];
+    bt_status               st = BT_OK;
+
+    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
+    BT_TRY(bt_mla_fill_pages(model->mla, &w->mla, pool, layer, model->normed, step->n_spans,
+                             step->spans));
+    if (n == 0) goto out;
+    BT_TRY(bt_device_gather_rows(model->dev, n, hidden, model->h, step->logit_rows, model->last));
+    BT_TRY(
+        bt_device_gather_rows(model->dev, n, hidden, model->normed, step->logit_rows, model->out));
+    BT_TRY(bt_mla_attend(model->mla, &w->mla, pool, layer, model->out, model->normed,
+                         list_last_spans(step, model->last_spans), model->last_spans));
+    BT_TRY(bt_device_add(model->dev, (size_t)n * hidden, model->normed, model->last));
+out:
+    return st;
+}
+
+/* Rows of this rank that go on in a layer. */
+typedef struct {
+    bt_bf16            *h;
+    uint32_t            of_role[BT_N_ROLES];
+    const bt_step_rows *group; /* with the others' */
+} layer_rows;
+
+static uint32_t n_of(const layer_rows *r)
+{
+    return r->of_role[BT_ROLE_PROMPT] + r->of_role[BT_ROLE_GENERATED];
+}
+
+static bool any_rank_has_rows(const bt_step_rows *rows)
+{
+    uint32_t any = 0;
+
+    for (uint32_t q = 0; q < rows->n_ranks; q++)
+        any |= rows->n_rows[q][BT_ROLE_PROMPT] | rows->n_rows[q][BT_ROLE_GENERATED];
+    return any != 0;
+}
+
+/* The dense layer, or the experts: h += ffn(rms_norm(h)). */
+static bt_status feed_forward(bt_model *model, const bt_step *step, uint32_t layer,
+                              uint32_t moe_layer, const layer_rows *rows)
 {
     const bt_layer_weights *w      = &model->w.layers[layer];
-    size_t                  elems  = (size_t)step->n_rows * model->cfg->hidden;
     size_t                  routes = (size_t)step->n_rows * model->cfg->moe.gate.top_k;
     bt_wait                 wait   = step->wait;
     bt_status               st     = BT_OK;
 
     wait.layer = (int32_t)layer;
-    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
-    BT_TRY(bt_mla_forward(model->mla, &w->mla, pool, layer, model->normed, model->out,
-                          step->n_spans, step->spans));
-    BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
-    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->post_norm, model->normed));
+    BT_TRY(bt_model_norm_rows(model, n_of(rows), rows->h, w->post_norm, model->normed));
     if (bt_model_layer_is_moe(model->cfg, layer)) {
         const uint16_t *forced = step->forced != NULL ? step->forced + moe_layer * routes : NULL;
         uint16_t       *chosen = step->chosen != NULL ? step->chosen + moe_layer * routes : NULL;
 
-        BT_TRY(bt_moe_forward(model->moe, &w->moe, &step->group_rows, model->normed, forced,
-                              model->out, chosen, &wait));
+        BT_TRY(bt_moe_forward(model->moe, &w->moe, rows->group, model->normed, forced, model->out,
+                              chosen, &wait));
         BT_TRY(bt_group_settle(model->group, &wait)); /* the next wait for the device is any one */
     } else {
-        BT_TRY(bt_model_dense(model, w, n_rows));
+        BT_TRY(bt_model_dense(model, w, rows->of_role));
     }
-    BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
+    BT_TRY(bt_device_add(model->dev, (size_t)n_of(rows) * model->cfg->hidden, model->out, rows->h));
+out:
+    return st;
+}
+
+static bt_status run_layer(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer,
+                           uint32_t moe_layer, const uint32_t n_rows[BT_N_ROLES])
+{
+    layer_rows rows = {.h = model->h, .group = &step->group_rows};
+    bool       last = layer + 1 == model->cfg->n_layers;
+    bt_status  st   = BT_OK;
+
+    memcpy(rows.of_role, n_rows, sizeof(rows.of_role));
+    if (last && leaves_rows_out(step)) {
+        BT_TRY(attend_last(model, pool, step));
+        rows.h = model->last;
+    } else {
+        BT_TRY(attend(model, pool, step, layer));
+    }
+    if (last && cuts_last(step)) {
+        rows.group = &step->last_rows;
+        bt_model_last_rows(step, rows.of_role);
+    }
+    if (any_rank_has_rows(rows.group)) BT_TRY(feed_forward(model, step, layer, moe_layer, &rows));
     if (step->layer_done != NULL) step->layer_done(step->ctx, layer);
 out:
     return st;
@@ -302,8 +441,9 @@ static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_promp
     if (n == 0) return BT_OK;
     for (uint32_t i = 0; i < n; i++)
         n_of[step->logit_rows[i] < n_prompt_rows ? BT_ROLE_PROMPT : BT_ROLE_GENERATED]++;
-    BT_TRY(bt_device_gather_rows(model->dev, n, (uint32_t)hidden, model->h, step->logit_rows,
-                                 model->last));
+    if (!leaves_rows_out(step))
+        BT_TRY(bt_device_gather_rows(model->dev, n, (uint32_t)hidden, model->h, step->logit_rows,
+                                     model->last));
     BT_TRY(bt_model_norm_rows(model, n, model->last, model->w.norm, model->last));
     for (int role = 0; role < BT_N_ROLES; role++) {
         bt_gemm gemm = {.w       = model->w.lm_head,
@@ -394,6 +534,7 @@ bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *aske
 
     BT_ASSERT(model->n_launched - model->n_awaited < BT_N_MARKS);
     BT_TRY(check_step(model, &step, n_rows));
+    step.last_rows.some = true;
     if (step.graph.n_rows != 0) {
         step.group_rows.live   = model->live;
         step.group_rows.n_live = step.n_rows;

@@ -4,6 +4,9 @@
  *     per layer:  h += mla(rms_norm(h));  h += dense or moe (rms_norm(h))
  *     logits = lm_head rms_norm(h)                                for the rows that ask for them
  *
+ * Nothing reads h after the last layer but the head: a row without logits only fills its pages
+ * there.
+ *
  * A rank loads the whole of attention, dense layers and head, and only its own experts. */
 #ifndef BT_MODEL_MODEL_H
 #define BT_MODEL_MODEL_H
@@ -69,9 +72,11 @@ typedef struct {
     const uint32_t *tokens; /* [n_rows] */
     const uint32_t *fed;    /* [n_rows], the draw of the step launched before that is a row's token,
                                or BT_NOT_DRAWN: tokens has it; NULL: tokens has all */
-    uint32_t        n_spans;
-    const bt_span  *spans;      /* cover the rows ascending; role prompt first */
-    bt_step_rows    group_rows; /* from the step's all-gather */
+    uint32_t       n_spans;
+    const bt_span *spans;      /* cover the rows ascending; role prompt first */
+    bt_step_rows   group_rows; /* from the step's all-gather */
+    bt_step_rows   last_rows;  /* likewise, of bt_model_last_rows(); n_rows NULL: all rows go
+                                  through the last layer, as in a step that is a graph */
     uint32_t        n_logit_rows;
     const uint32_t *logit_rows; /* ascending; rows whose logits are wanted */
     float          *logits; /* out [n_logit_rows, vocab_size]; not touched where draws are given */
@@ -86,6 +91,9 @@ typedef struct {
     bt_wait wait; /* for the exchanges */
 } bt_step;
 
+/* The step's rows of each role that go through all of the last layer: those with logits, or all
+ * where experts are forced or told. */
+void bt_model_last_rows(const bt_step *step, uint32_t n_rows_out[BT_N_ROLES]);
 /* Memory of the device that the graphs of all of them may take, estimated: what a graph takes is
  * known once it is there.  0: the device has none. */
 uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, uint32_t max_rows);

@@ -118,6 +118,7 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
     bt_status st = BT_OK;
 
     moe->row_at        = bt_calloc(ranks + 1, sizeof(*moe->row_at));
+    moe->all_at        = bt_calloc(ranks + 1, sizeof(*moe->all_at));
     moe->first_item    = bt_calloc(all_rows + 1, sizeof(*moe->first_item));
     moe->n_came        = bt_calloc(ranks, sizeof(*moe->n_came));
     moe->entries       = bt_calloc(all_rows * 3 * k, sizeof(*moe->entries));
@@ -138,10 +139,10 @@ static bt_status take_host(bt_moe *moe, size_t all_rows)
     moe->term_weight   = bt_calloc(terms, sizeof(*moe->term_weight));
     moe->sorted_weight = bt_calloc(terms, sizeof(*moe->sorted_weight));
     moe->local_at      = bt_calloc((size_t)moe->n_local + 1, sizeof(*moe->local_at));
-    BT_REQUIRE(moe->row_at != NULL && moe->first_item != NULL && moe->n_came != NULL &&
-                   moe->entries != NULL && moe->experts != NULL && moe->items != NULL &&
-                   moe->send_at != NULL && moe->send_bytes != NULL && moe->recv_at != NULL &&
-                   moe->recv_bytes != NULL && moe->ffns != NULL,
+    BT_REQUIRE(moe->row_at != NULL && moe->all_at != NULL && moe->first_item != NULL &&
+                   moe->n_came != NULL && moe->entries != NULL && moe->experts != NULL &&
+                   moe->items != NULL && moe->send_at != NULL && moe->send_bytes != NULL &&
+                   moe->recv_at != NULL && moe->recv_bytes != NULL && moe->ffns != NULL,
                BT_ERR_NO_MEMORY, "moe tables of %zu rows", all_rows);
     BT_REQUIRE(moe->item_dst != NULL && moe->term_at != NULL && moe->term_row != NULL &&
                    moe->term_y != NULL && moe->gather != NULL && moe->term_local != NULL &&
@@ -272,7 +273,7 @@ void bt_moe_destroy(bt_moe *moe)
                       moe->term_at,       moe->term_row,      moe->term_y,     moe->gather,
                       moe->term_local,    moe->term_weight,   moe->local_at,   moe->items_of,
                       moe->local_rows,    moe->sorted_weight, moe->term_place, (void *)moe->gate_up,
-                      (void *)moe->down,  moe->noted_at};
+                      (void *)moe->down,  moe->noted_at,      moe->all_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(moe->dev, device[i]);

@@ -26,7 +26,7 @@ bt_status bt_moe_routed_create(bt_moe *moe)
 
     BT_TRY(bt_device_alloc_host(moe->dev, BT_N_MARKS * sizeof(*moe->bad_row), &noted));
     moe->bad_row  = noted;
-    moe->noted_at = bt_calloc((size_t)BT_N_MARKS * (moe->n_ranks + 1), sizeof(*moe->noted_at));
+    moe->noted_at = bt_calloc((size_t)BT_N_MARKS * 2 * (moe->n_ranks + 1), sizeof(*moe->noted_at));
     BT_REQUIRE(moe->noted_at != NULL, BT_ERR_NO_MEMORY, "rows of %u ranks", moe->n_ranks);
     BT_TRY(moe->ops->routed->create(moe->dev, &layout, &moe->routed));
     moe->bytes += moe->ops->routed->bytes(moe->routed);
@@ -34,9 +34,13 @@ out:
     return st;
 }
 
+/* Of the first row where some of the step's rows go on: where all did they have the numbers below.
+ */
+static uint32_t some_from(const bt_moe *moe) { return moe->n_ranks * moe->max_rows; }
+
 bt_status bt_moe_experts(bt_moe *moe, const bt_moe_weights *w)
 {
-    uint32_t  all = moe->row_at[moe->n_ranks];
+    uint32_t  all = moe->row_at[moe->n_ranks], first = moe->some ? some_from(moe) : 0;
     size_t    row = (size_t)moe->items_of[moe->self] * moe->cfg.hidden;
     bt_status st  = BT_OK;
 
@@ -47,7 +51,7 @@ bt_status bt_moe_experts(bt_moe *moe, const bt_moe_weights *w)
     }
     for (uint32_t r = 0, n; r < all; r += n) {
         n = bt_min_u32(all - r, moe->tile_rows);
-        BT_TRY(moe->ops->routed->experts(moe->routed, moe->gate_up, moe->down, r, n,
+        BT_TRY(moe->ops->routed->experts(moe->routed, moe->gate_up, moe->down, first + r, n,
                                          bt_moe_wire_row(moe, r), moe->sent + r * row));
     }
 out:
@@ -108,26 +112,33 @@ out:
     return st;
 }
 
-static uint32_t *noted_at(const bt_moe *moe, uint32_t i)
+static uint32_t *noted_at(const bt_moe *moe, uint32_t i, bool some)
 {
-    return moe->noted_at + (size_t)i * (moe->n_ranks + 1);
+    return moe->noted_at + ((size_t)2 * i + some) * (moe->n_ranks + 1);
 }
 
 bt_status bt_moe_routed_note(bt_moe *moe, uint32_t i)
 {
-    memcpy(noted_at(moe, i), moe->row_at, (moe->n_ranks + 1) * sizeof(*moe->row_at));
+    size_t bytes = (moe->n_ranks + 1) * sizeof(*moe->row_at);
+
+    memcpy(noted_at(moe, i, false), moe->all_at, bytes);
+    memcpy(noted_at(moe, i, true), moe->row_at, bytes);
     return moe->ops->routed->bad_row(moe->routed, &moe->bad_row[i]);
 }
 
 bt_status bt_moe_routed_check(const bt_moe *moe, uint32_t i)
 {
-    bt_status       st     = BT_OK;
-    const uint32_t *row_at = noted_at(moe, i);
+    bt_status       st = BT_OK;
+    const uint32_t *row_at;
     uint32_t        row = moe->bad_row[i], q = 0;
+    bool            some = row >= some_from(moe);
 
+    if (row == UINT32_MAX) return BT_OK;
+    row_at = noted_at(moe, i, some);
+    row -= some ? some_from(moe) : 0;
     while (q + 1 < moe->n_ranks && row >= row_at[q + 1])
         q++;
-    BT_REQUIRE(row == UINT32_MAX, BT_ERR_PROTOCOL,
+    BT_REQUIRE(false, BT_ERR_PROTOCOL,
                "moe dispatch: row %u of rank %u (world rank %u) names experts that are not "
                "%u ascending ids below %u",
                row - row_at[q], q, bt_group_world_rank(moe->group, q), moe->cfg.gate.top_k,

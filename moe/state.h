@@ -41,11 +41,13 @@ struct bt_moe {
     uint32_t      *items_of;        /* [n_ranks] items that a row may ask of each rank */
     uint64_t      *local_rows;      /* [n_local] */
     uint32_t      *bad_row;         /* [BT_N_MARKS] of bt_device_alloc_host(): as noted */
-    uint32_t      *noted_at;        /* [BT_N_MARKS][n_ranks + 1] row_at of those steps */
+    uint32_t      *noted_at;        /* [BT_N_MARKS][2][n_ranks + 1] all_at, row_at of those steps */
     bt_linear    **gate_up, **down; /* [n_local] of the layer that runs */
 
     /* Host memory, owned. */
     uint32_t       *row_at;     /* [n_ranks + 1] first wire row of each rank */
+    uint32_t       *all_at;     /* [n_ranks + 1] the same where all rows of the step went on */
+    bool            some;       /* not all do now */
     uint32_t       *first_item; /* [n_ranks max_rows + 1] first item of each wire row */
     uint32_t       *n_came;     /* [n_ranks] items seen from each rank */
     uint16_t       *entries;    /* [n_ranks max_rows][3 top_k] of every rank's wire rows */

@@ -28,6 +28,7 @@ typedef struct {
     float    *logits;                   /* [max_rows][vocab_size]; untouched rows cost no memory */
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
     uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
+    uint32_t (*last_rows)[BT_N_ROLES];  /* [group_size] */
     bool       any_eval, any_forced, any_fed;
     bool       on_device; /* the device chooses the tokens of this step */
     bt_draws   draws;     /* then: what it runs, and where its choices come */

@@ -89,6 +89,7 @@ static bt_status plan(bt_worker *w, bt_plan *plan_out)
     BT_TRY(bt_worker_plan_draws(w, b));
     *plan_out = (bt_plan){.epoch = w->cfg.epoch, .wake = w->wake_seen, .shutdown = w->shutdown};
     memcpy(plan_out->n_rows, b->n_rows, sizeof(plan_out->n_rows));
+    bt_model_last_rows(&b->step, plan_out->last_rows);
     w->cfg.links.offer_graphs(w->cfg.links.ctx, &b->step, &plan_out->graphs);
     w->gather_from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
     w->model_ns += w->gather_from_ns - from_ns;
@@ -139,13 +140,19 @@ static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out
     agreement agreed = {.same_wake = true};
 
     for (uint32_t i = 0; i < w->cfg.group_size; i++) {
-        uint64_t rows =
-            (uint64_t)plans[i].n_rows[BT_ROLE_PROMPT] + plans[i].n_rows[BT_ROLE_GENERATED];
+        const uint32_t *n = plans[i].n_rows, *last = plans[i].last_rows;
+        uint64_t        rows = (uint64_t)n[BT_ROLE_PROMPT] + n[BT_ROLE_GENERATED];
 
         BT_REQUIRE(plans[i].epoch == w->cfg.epoch && rows <= w->cfg.max_rows, BT_ERR_PROTOCOL,
                    "rank %u of the group plans %llu rows in epoch %u; expected at most %u in %u", i,
                    (unsigned long long)rows, plans[i].epoch, w->cfg.max_rows, w->cfg.epoch);
-        memcpy(w->batch->group_rows[i], plans[i].n_rows, sizeof(plans[i].n_rows));
+        for (int role = 0; role < BT_N_ROLES; role++)
+            BT_REQUIRE(last[role] <= n[role], BT_ERR_PROTOCOL,
+                       "rank %u of the group plans %u rows of a role in the last layer; expected "
+                       "at most the %u of the step",
+                       i, last[role], n[role]);
+        memcpy(w->batch->group_rows[i], n, sizeof(plans[i].n_rows));
+        memcpy(w->batch->last_rows[i], last, sizeof(plans[i].last_rows));
         agreed.leave     = agreed.leave || plans[i].shutdown != 0;
         agreed.same_wake = agreed.same_wake && plans[i].wake == plans[0].wake;
         agreed.n_rows += rows;

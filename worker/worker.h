@@ -28,7 +28,8 @@ typedef struct {
     uint64_t       wake; /* the highest wake number that it has seen */
     uint32_t       epoch;
     uint32_t       n_rows[BT_N_ROLES];
-    uint32_t       shutdown; /* 1: this rank has been told to leave */
+    uint32_t       last_rows[BT_N_ROLES]; /* bt_model_last_rows() */
+    uint32_t       shutdown;              /* 1: this rank has been told to leave */
     bt_graph_offer graphs;
 } bt_plan;
 

@@ -192,22 +192,28 @@ typedef struct {
 static void append_row(const append_job *job, const bt_span *span, uint32_t row)
 {
     const bt_attn_cpu        *a        = job->a;
+    const bt_attn_call       *call     = job->call;
     const bt_mla_config      *cfg      = &a->cfg;
     const bt_cpu_row_kernels *rows     = a->kernels->rows;
     uint32_t                  pos      = span->start + (row - span->first_row);
     const float              *cos_sin  = a->rope + (size_t)pos * cfg->qk_rope_dim;
     size_t                    head_dim = cfg->qk_nope_dim + cfg->qk_rope_dim;
     size_t                    kv_dim   = cfg->kv_lora_rank + cfg->qk_rope_dim;
-    const bt_bf16            *kv       = job->call->kv + row * kv_dim;
-    bt_bf16                  *q        = job->call->q + row * bt_attn_q_dim(cfg) + cfg->qk_nope_dim;
-    bt_bf16                  *dst =
-        bt_kv_pool_rows(job->call->pool, span->pages[pos / BT_PAGE_TOKENS], job->call->layer) +
-        pos % BT_PAGE_TOKENS * kv_dim;
 
-    memcpy(dst, kv, cfg->kv_lora_rank * sizeof(*dst));
-    rows->rope_row(cos_sin, kv + cfg->kv_lora_rank, cfg->qk_rope_dim, dst + cfg->kv_lora_rank);
-    for (uint32_t h = 0; h < cfg->n_heads; h++, q += head_dim)
-        rows->rope_row(cos_sin, q, cfg->qk_rope_dim, q);
+    if (call->kv != NULL) {
+        const bt_bf16 *kv = call->kv + row * kv_dim;
+        bt_bf16 *dst = bt_kv_pool_rows(call->pool, span->pages[pos / BT_PAGE_TOKENS], call->layer) +
+                       pos % BT_PAGE_TOKENS * kv_dim;
+
+        memcpy(dst, kv, cfg->kv_lora_rank * sizeof(*dst));
+        rows->rope_row(cos_sin, kv + cfg->kv_lora_rank, cfg->qk_rope_dim, dst + cfg->kv_lora_rank);
+    }
+    if (call->q != NULL) {
+        bt_bf16 *q = call->q + row * bt_attn_q_dim(cfg) + cfg->qk_nope_dim;
+
+        for (uint32_t h = 0; h < cfg->n_heads; h++, q += head_dim)
+            rows->rope_row(cos_sin, q, cfg->qk_rope_dim, q);
+    }
 }
 
 static void append_task(void *ctx, uint32_t chunk, uint32_t member)

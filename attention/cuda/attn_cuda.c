@@ -96,17 +96,17 @@ static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const b
 {
     size_t head_dim = a->cfg.qk_nope_dim + a->cfg.qk_rope_dim;
     size_t kv_dim   = a->cfg.kv_lora_rank + a->cfg.qk_rope_dim;
+    size_t q_at = b->first_row * a->cfg.n_heads * head_dim, kv_at = b->first_row * kv_dim;
 
     return CUDA(bt_cuda_append_run(
-        bt_cuda_stream(a->dev),
-        &(bt_cuda_append){.dims     = bt_attn_cuda_dims(a),
-                          .pages    = bt_attn_cuda_pages(a, call),
-                          .spans    = a->spans_dev,
-                          .n_spans  = b->n_spans,
-                          .max_rows = b->max_rows,
-                          .q        = call->q + b->first_row * a->cfg.n_heads * head_dim,
-                          .kv       = call->kv + b->first_row * kv_dim,
-                          .cos_sin  = a->rope}));
+        bt_cuda_stream(a->dev), &(bt_cuda_append){.dims     = bt_attn_cuda_dims(a),
+                                                  .pages    = bt_attn_cuda_pages(a, call),
+                                                  .spans    = a->spans_dev,
+                                                  .n_spans  = b->n_spans,
+                                                  .max_rows = b->max_rows,
+                                                  .q  = call->q != NULL ? call->q + q_at : NULL,
+                                                  .kv = call->kv != NULL ? call->kv + kv_at : NULL,
+                                                  .cos_sin = a->rope}));
 }
 
 static bt_status append(bt_attn *attn, const bt_attn_call *call)

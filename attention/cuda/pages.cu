@@ -37,22 +37,25 @@ static __device__ void put_latent(const bt_cuda_append &a, const bt_bf16 *latent
 static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTANT bt_cuda_append a)
 {
     GPU_SHARED(float, part, GPU_WARP);
-    bt_cuda_span   span = a.spans[blockIdx.y];
-    uint32_t       pos = span.start + blockIdx.x, pairs = a.dims.rope / 2;
-    uint32_t       head_dim = a.dims.nope + a.dims.rope, kv_dim = a.dims.kv_lora + a.dims.rope;
-    size_t         row     = (size_t)span.first_row + blockIdx.x;
-    const float   *cos_sin = a.cos_sin + (size_t)pos * a.dims.rope;
-    const bt_bf16 *kv      = a.kv + row * kv_dim;
-    bt_bf16       *q       = a.q + row * a.dims.n_heads * head_dim + a.dims.nope, *dst;
-
+    bt_cuda_span span = a.spans[blockIdx.y];
+    uint32_t     pos = span.start + blockIdx.x, pairs = a.dims.rope / 2;
+    uint32_t     head_dim = a.dims.nope + a.dims.rope, kv_dim = a.dims.kv_lora + a.dims.rope;
+    size_t       row     = (size_t)span.first_row + blockIdx.x;
+    const float *cos_sin = a.cos_sin + (size_t)pos * a.dims.rope;
     if (blockIdx.x >= span.n_rows) return;
-    dst = a.pages.base + a.pages.ids[span.page_at + pos / PAGE] * a.pages.page_stride +
-          (size_t)(pos % PAGE) * kv_dim;
-    put_latent(a, kv, dst, part);
-    for (uint32_t i = threadIdx.x; i < pairs; i += THREADS)
-        turn_pair(cos_sin + 2 * i, kv + a.dims.kv_lora + 2 * i, dst + a.dims.kv_lora + 2 * i);
+    if (a.kv != NULL) {
+        const bt_bf16 *kv = a.kv + row * kv_dim;
+        bt_bf16 *dst = a.pages.base + a.pages.ids[span.page_at + pos / PAGE] * a.pages.page_stride +
+                       (size_t)(pos % PAGE) * kv_dim;
+
+        put_latent(a, kv, dst, part);
+        for (uint32_t i = threadIdx.x; i < pairs; i += THREADS)
+            turn_pair(cos_sin + 2 * i, kv + a.dims.kv_lora + 2 * i, dst + a.dims.kv_lora + 2 * i);
+    }
+    if (a.q == NULL) return;
     for (uint32_t i = threadIdx.x; i < a.dims.n_heads * pairs; i += THREADS) {
-        bt_bf16 *x = q + (size_t)(i / pairs) * head_dim + 2 * (i % pairs);
+        bt_bf16 *x =
+            a.q + (row * a.dims.n_heads + i / pairs) * head_dim + a.dims.nope + 2 * (i % pairs);
 
         turn_pair(cos_sin + 2 * (i % pairs), x, x);
     }

@@ -94,6 +94,38 @@ static void engine_bits_do_not_depend_on_neighbours(void)
     engine_close(&e);
 }
 
+/* In the last layer rows without logits only fill their pages: the others have the same bits,
+ * whoever is beside them. */
+static void engine_bits_do_not_depend_on_rows_left_out(void)
+{
+    engine_options     opt = options();
+    const golden_case *c = &g_goldens.cases[0], *other = &g_goldens.cases[1];
+    sequence           whole = {.c = c, .rows_per_step = 1}, together[6];
+    engine             e;
+
+    engine_open(&e, &g_goldens, g_world, 1, SELF, &opt);
+    engine_run(&e, 1, &whole);
+    for (uint32_t i = 0; i < 6; i++) {
+        sequence bare = {.c = c, .chunk = 3 * i, .rows_per_step = 1 + i, .bare = true};
+
+        engine_run(&e, 1, &bare);
+        EXPECT(sequence_equal(&g_goldens, &bare, &whole));
+        sequence_free(&bare);
+        together[i] = (sequence){.c             = i % 2 == 0 ? c : other,
+                                 .chunk         = 5 * i,
+                                 .rows_per_step = 1 + i % 3,
+                                 .first_step    = 4 * i,
+                                 .bare          = i != 3};
+    }
+    engine_run(&e, 6, together);
+    for (uint32_t i = 0; i < 6; i += 2)
+        EXPECT(sequence_equal(&g_goldens, &together[i], &whole));
+    for (uint32_t i = 0; i < 6; i++)
+        sequence_free(&together[i]);
+    sequence_free(&whole);
+    engine_close(&e);
+}
+
 /* Every kernel family that this CPU has stays within the goldens, and those that name the same
  * arithmetic agree to the bit; so do one thread and three. */
 static void check_families(const golden_case *c, bt_form_policy form)
@@ -136,6 +168,7 @@ static const bt_test TESTS[] = {
     BT_TEST(engine_holds_goldens_in_every_form),
     BT_TEST(engine_bits_do_not_depend_on_chunks),
     BT_TEST(engine_bits_do_not_depend_on_neighbours),
+    BT_TEST(engine_bits_do_not_depend_on_rows_left_out),
     BT_TEST(engine_bits_depend_on_the_arithmetic_only),
 };
 

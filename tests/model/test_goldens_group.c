@@ -84,7 +84,8 @@ static void check_spreads(engine *e, const sequence *alone, const char *what)
                                        .rank          = r,
                                        .first_step    = 2 * r,
                                        .chunk         = 1 + 13 * r,
-                                       .rows_per_step = 1 + r % 2};
+                                       .rows_per_step = 1 + r % 2,
+                                       .bare          = (r + without) % 3 != 0};
         engine_run(e, n, seqs);
         for (uint32_t i = 0; i < n; i++) {
             if (seqs[i].rank == g_rank) expect_same(&seqs[i], &alone[seqs[i].rank % n_cases], what);

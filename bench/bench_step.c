@@ -5,8 +5,8 @@
  *
  * Cases: prompts in chunks, and decode steps of a batch at a context; random tokens, so that rows
  * choose their experts apart.  For each: milliseconds by the wall's clock and in CPU time a thread,
- * the least bytes (weights that the step needs, each once, by the experts that were chosen; latents
- * in context) and operations of the work, and the share of the roof,
+ * the least bytes (weights that the step needs, each once, by the experts that were chosen, or all
+ * of them for a prompt; latents in context) and operations of the work, and the share of the roof,
  *     max(bytes / read bandwidth, operations / multiply rate) / time,
  * both ways; the roofs are measured before each case, on the same threads.  Cases take turns, and
  * medians count.  The time and the peak memory of loading are printed first. */
@@ -138,14 +138,22 @@ static roofs measure_roofs(bench *b)
 
 /* ---- what the work is at least ---- */
 
-/* Weight elements that every row of a layer's attention meets. */
-static double attention_weights(const bt_mla_config *m)
+/* Weight elements of a layer's attention: that a row meets to fill its page, to be expanded, and to
+ * attend. */
+static double latent_weights(const bt_mla_config *m)
+{
+    return (double)(m->kv_lora_rank + m->qk_rope_dim) * m->hidden;
+}
+static double expansion_weights(const bt_mla_config *m)
+{
+    return (double)m->n_heads * (m->qk_nope_dim + m->v_dim) * m->kv_lora_rank;
+}
+static double query_weights(const bt_mla_config *m)
 {
     double h = m->hidden, n = m->n_heads, width = m->qk_nope_dim + m->qk_rope_dim;
     double q = m->q_lora_rank != 0 ? m->q_lora_rank * (h + n * width) : n * width * h;
 
-    return q + (m->kv_lora_rank + m->qk_rope_dim) * h +
-           n * (m->qk_nope_dim + m->v_dim) * m->kv_lora_rank + n * m->v_dim * h;
+    return q + n * m->v_dim * h;
 }
 
 static uint32_t unique_experts(const bench *b, uint32_t layer, uint32_t n_rows)
@@ -162,30 +170,59 @@ static uint32_t unique_experts(const bench *b, uint32_t layer, uint32_t n_rows)
     return n;
 }
 
-/* Counts a step: `pairs` of a row and a key that it attends to, `context` latents read. */
-static void count_step(bench *b, uint32_t n_rows, double pairs, double context, bool normal)
+/* What rows of a step do in one layer: all fill their pages, of `rows` that go on each attends, in
+ * `pairs` with a key, and `expanded` latents become keys and values. */
+typedef struct {
+    double filled, rows, pairs, expanded, context;
+    bool   prompt;
+} layer_work;
+
+static void count_layer(bench *b, uint32_t layer, double unique, const layer_work *w)
 {
-    const bt_mla_config *m = &b->cfg.mla;
-    double               h = b->cfg.hidden, rows = n_rows;
+    const bt_mla_config *m      = &b->cfg.mla;
+    double               h      = b->cfg.hidden;
     double               expert = 3.0 * h * b->cfg.moe.expert_dim;
-    double               width  = normal ? m->qk_nope_dim + m->qk_rope_dim + m->v_dim
-                                         : 2.0 * m->kv_lora_rank + m->qk_rope_dim;
-    uint32_t             moe    = 0;
+    double               width  = w->prompt ? m->qk_nope_dim + m->qk_rope_dim + m->v_dim
+                                            : 2.0 * m->kv_lora_rank + m->qk_rope_dim;
+    double               on     = query_weights(m); /* weights for rows that go on */
 
-    for (uint32_t layer = 0; layer < b->cfg.n_layers; layer++) {
-        double fixed = attention_weights(m), read = fixed;
-
-        if (bt_model_layer_is_moe(&b->cfg, layer)) {
-            fixed += 3.0 * h * b->cfg.moe.shared_dim + h * b->cfg.moe.gate.n_experts;
-            read = fixed + unique_experts(b, moe++, n_rows) * expert;
-            b->ops += 2 * rows * b->cfg.moe.gate.top_k * expert;
-        } else {
-            fixed += 3.0 * h * b->cfg.dense_dim;
-            read = fixed;
-        }
-        b->ops += 2 * rows * fixed + 2 * pairs * m->n_heads * width;
-        b->bytes += 2 * read + 2 * context * (m->kv_lora_rank + m->qk_rope_dim);
+    b->ops += 2 * w->filled * latent_weights(m);
+    b->bytes += 2 * latent_weights(m) + 2 * w->context * (m->kv_lora_rank + m->qk_rope_dim);
+    if (w->rows == 0) return;
+    if (bt_model_layer_is_moe(&b->cfg, layer)) {
+        on += 3.0 * h * b->cfg.moe.shared_dim + h * b->cfg.moe.gate.n_experts;
+        b->ops += 2 * w->rows * b->cfg.moe.gate.top_k * expert;
+        b->bytes += 2 * unique * expert;
+    } else {
+        on += 3.0 * h * b->cfg.dense_dim;
     }
+    b->ops += 2 * w->rows * on + 2 * w->expanded * expansion_weights(m) +
+              2 * w->pairs * m->n_heads * width;
+    b->bytes += 2 * (on + expansion_weights(m));
+}
+
+/* A piece of a prompt that begins at `start`; in the last layer the row with logits alone goes on.
+ */
+static void count_piece(bench *b, uint32_t n_rows, uint32_t start, bool ends)
+{
+    double     rows = n_rows, context = start + rows, all = b->cfg.moe.gate.n_experts;
+    layer_work w    = {rows, rows, rows * (start + (rows + 1) / 2), rows, context, true};
+    layer_work last = {rows, ends, ends * context, ends * context, ends ? context : rows, true};
+
+    for (uint32_t layer = 0; layer + 1 < b->cfg.n_layers; layer++)
+        count_layer(b, layer, all, &w);
+    count_layer(b, b->cfg.n_layers - 1, b->cfg.moe.gate.top_k, &last);
+}
+
+static void count_decode(bench *b, uint32_t n_rows, double context)
+{
+    double     rows = n_rows, latents = rows * context;
+    layer_work w = {rows, rows, latents, rows, latents, false};
+
+    for (uint32_t layer = 0, moe = 0; layer < b->cfg.n_layers; layer++)
+        count_layer(b, layer,
+                    bt_model_layer_is_moe(&b->cfg, layer) ? unique_experts(b, moe++, n_rows) : 0,
+                    &w);
 }
 
 static void count_head(bench *b, uint32_t n_rows)
@@ -203,16 +240,20 @@ static void run_step(bench *b, uint32_t n_rows, uint32_t n_spans, const bt_span 
     const uint32_t rows[1][BT_N_ROLES] = {
         {prompt ? n_rows : 0, prompt ? 0 : n_rows}
     };
+    const uint32_t last[1][BT_N_ROLES] = {
+        {prompt ? n_logits : 0, prompt ? 0 : n_logits}
+    };
     bt_step step = {
         .n_rows       = n_rows,
         .tokens       = b->tokens,
         .n_spans      = n_spans,
         .spans        = spans,
         .group_rows   = {.n_ranks = 1,                   .n_rows = rows },
+        .last_rows    = {.n_ranks = 1,                   .n_rows = last },
         .n_logit_rows = n_logits,
         .logit_rows   = logit_rows,
         .logits       = b->logits,
-        .chosen       = b->chosen,
+        .chosen       = prompt ? NULL : b->chosen,
         .wait         = {.timeout_ns = 30 * BT_NS_PER_S, .what = "bench"}
     };
 
@@ -231,7 +272,7 @@ static void run_prompt(bench *b, const bench_case *c)
         span.role = BT_ROLE_PROMPT;
         span.form = BT_FORM_NORMAL;
         run_step(b, c->chunk, 1, &span, last, &row);
-        count_step(b, c->chunk, c->chunk * (start + (c->chunk + 1) / 2.0), start + c->chunk, true);
+        count_piece(b, c->chunk, start, last);
         if (last) count_head(b, 1);
     }
 }
@@ -252,8 +293,7 @@ static void run_batch(bench *b, const bench_case *c)
     }
     for (int i = 0; i < STEPS; i++) {
         run_step(b, c->batch, c->batch, spans, c->batch, rows);
-        count_step(b, c->batch, (double)c->batch * (c->context + 1),
-                   (double)c->batch * (c->context + 1), false);
+        count_decode(b, c->batch, c->context + 1);
         count_head(b, c->batch);
     }
 }

@@ -13,6 +13,9 @@ their experts apart.  Writes OUT.json and OUT.md.
 The prompts of a batch are computed before its probe and come again then, from the caches of both ranks, so that all requests decode at
 once; what the decode ranks wait for is counted, what prompts take is not.
 
+Work is counted as for the peers: every token goes through every layer.  A prompt needs less: in the last layer tokens without logits
+only fill their pages.  *Computed* is the wall's share counting that alone.
+
 Every case is preceded by a probe of the roofs, cases take turns, and medians over all rounds count.  Two shares are given.  *Wall*: the
 time that the roof would take / the time it took.  *CPU*: the same in CPU seconds of all ranks and of the probe's threads; where others
 use the cores too, wall figures fall for reasons that are not the engine's, and these hold.  Exit code 77: skipped, with its reason."""
@@ -66,6 +69,12 @@ class Work:
         self.kv_row = layers * (lat + dr) * 2
         self.positions = c["max_position_embeddings"]
         self.always = self.attention + self.dense + self.shared
+        kv, expansion = (lat + dr) * h, n * (dn + dv) * lat
+        last = self.shared / self.n_moe + self.top_k * self.expert if self.n_moe else 3 * h * c["intermediate_size"]
+        # Of the last layer: weights that a token meets which goes on, those of its experts that others alone read, heads' operations.
+        self.on = self.attention / layers - kv - expansion + last
+        self.others_experts = (self.experts - self.top_k) * self.expert if self.n_moe else 0
+        self.last_qk_v = n * (dn + dr + dv)
         self.weights = self.always + self.n_moe * self.experts * self.expert + 2 * self.head
 
     def prefill(self, n):
@@ -73,6 +82,12 @@ class Work:
         token = self.always + self.n_moe * self.top_k * self.expert
         ops = 2 * n * token + 2 * self.qk_v * n * (n + 1) / 2 + 2 * self.head
         return ops, 2 * (-(-n // CHUNK) * (self.always + self.n_moe * self.experts * self.expert) + self.head)
+
+    def computed(self, n):
+        """The same without what the last layer leaves out: of n tokens one goes on, n - 1 need no attention."""
+        ops, size = self.prefill(n)
+        skipped = 2 * (n - 1) * self.on + 2 * self.last_qk_v * n * (n - 1) / 2
+        return ops - skipped, size - 2 * self.others_experts
 
     def decode(self, batch, context):
         """(operations, bytes) of a step: the experts that random tokens choose are read once each."""
@@ -238,10 +253,10 @@ def decode_samples(cell, folder, batch, context, tokens, seed):
 
 
 class Case:
-    """tokens: of a sample; prepare: what comes before it and does not count."""
+    """tokens: of a sample; computed: the part of the work that is; prepare: what comes before a sample and does not count."""
 
-    def __init__(self, name, work, tokens, sample, prepare=None):
-        self.name, self.work, self.tokens, self.sample, self.prepare, self.rows = name, work, tokens, sample, prepare, []
+    def __init__(self, name, work, computed, tokens, sample, prepare=None):
+        self.name, self.work, self.computed, self.tokens, self.sample, self.prepare, self.rows = name, work, computed, tokens, sample, prepare, []
 
     def take(self, cell, folder, roofs, threads, seed):
         if self.prepare:
@@ -254,10 +269,11 @@ class Case:
             wall, bound = shortest(self.work, here, "")
             ideal, _ = shortest(self.work, here, "_cpu")
             self.rows.append({"seconds": seconds, "cpu_seconds": cpu, "others_cores": others, "bound": bound,
-                              "wall_share": wall / seconds, "cpu_share": ideal * threads / cpu})
+                              "wall_share": wall / seconds, "cpu_share": ideal * threads / cpu,
+                              "computed_share": shortest(self.computed, here, "")[0] / seconds})
 
     def result(self):
-        mid = {k: statistics.median(r[k] for r in self.rows) for k in ("seconds", "cpu_seconds", "others_cores", "wall_share", "cpu_share")}
+        mid = {k: statistics.median(r[k] for r in self.rows) for k in ("seconds", "cpu_seconds", "others_cores", "wall_share", "cpu_share", "computed_share")}
         return {"name": self.name, "tokens_per_s": self.tokens / mid["seconds"], "bound": statistics.mode(r["bound"] for r in self.rows),
                 "gflop": self.work[0] / 1e9, "gbytes": self.work[1] / 1e9, **mid, "samples": self.rows}
 
@@ -272,11 +288,12 @@ def choose(cases, only):
 
 def make_cases(work, decode_tokens):
     def prefill(n, requests):
-        return Case(f"prefill {n}", work.prefill(n), n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
+        return Case(f"prefill {n}", work.prefill(n), work.computed(n), n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
 
     def decode(name, batch, context):
         seed = 100000 * batch + context  # the same prompts in each round
-        return Case(name, work.decode(batch, context + decode_tokens / 2), batch,
+        step = work.decode(batch, context + decode_tokens / 2)
+        return Case(name, step, step, batch,
                     lambda cell, folder, _: decode_samples(cell, folder, batch, context, decode_tokens, seed),
                     lambda cell, folder: compute_prompts(cell, folder, batch, context, seed))
 
@@ -324,13 +341,14 @@ def markdown(report):
              f"- Roofs, median of {r['n']} probes between the cases: {r['read_gbs']:.1f} GB/s, {r['gflops'] / 1e3:.2f} TFLOP/s (`{r['kernels']}`) by the "
              f"wall's clock; {r['read_gbs_cpu']:.1f} GB/s, {r['gflops_cpu'] / 1e3:.2f} TFLOP/s by CPU time",
              f"- Start to serving: {report['load_s']:.1f} s; memory of the ranks: {', '.join(f'{x} GiB' for x in report['memory_gib'])}", "",
-             "| case | tokens/s | bound by | share of roof, wall | share of roof, CPU | of arithmetic, CPU | of memory, CPU | CPU s | others used |",
-             "|---|---|---|---|---|---|---|---|---|"]
+             "| case | tokens/s | bound by | share of roof, wall | computed | share of roof, CPU | of arithmetic, CPU | of memory, CPU | CPU s | others used |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
     for c in report["cases"]:
         ops, size = (report["threads"] / c["cpu_seconds"] * x for x in (c["gflop"] / r["gflops_cpu"], c["gbytes"] / r["read_gbs_cpu"]))
-        lines.append(f"| {c['name']} | {c['tokens_per_s']:.1f} | {c['bound']} | {c['wall_share']:.2f} | {c['cpu_share']:.2f} | {ops:.2f} | {size:.2f} | "
+        lines.append(f"| {c['name']} | {c['tokens_per_s']:.1f} | {c['bound']} | {c['wall_share']:.2f} | {c['computed_share']:.2f} | {c['cpu_share']:.2f} | {ops:.2f} | {size:.2f} | "
                      f"{c['cpu_seconds']:.3f} | {c['others_cores']:.1f} cores |")
-    lines += ["", "CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "
+    lines += ["", "Shares count every token through every layer, as for the peers; *computed* counts what a prompt's tokens without logits need of the last "
+              "layer, their latents, alone. CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "
               "0.1 of that, read the CPU column: the wall's tokens/s are then a lower bound."]
     for name, rows in report["profiles"].items():
         lines += ["", f"## Where time goes: {name}", "", "| share | function |", "|---|---|"]

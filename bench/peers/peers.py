@@ -16,7 +16,7 @@ report takes medians over all runs that other programs did not disturb and write
 
 A point is a prompt of n tokens (time to its first token) or a step of a batch: each sequence has a context of its own of c random tokens,
 and different random tokens in each step, so that sequences choose different experts.  Shares are the roof's time / the median time, for
-the work that the model asks for at least (bench_engine.py), whatever an engine does instead."""
+every token through every layer (bench_engine.py), whatever an engine does instead: more, or less where nobody reads the last layer."""
 import argparse
 import json
 import os

@@ -42,6 +42,7 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
     uint32_t     head_dim = a.dims.nope + a.dims.rope, kv_dim = a.dims.kv_lora + a.dims.rope;
     size_t       row     = (size_t)span.first_row + blockIdx.x;
     const float *cos_sin = a.cos_sin + (size_t)pos * a.dims.rope;
+
     if (blockIdx.x >= span.n_rows) return;
     if (a.kv != NULL) {
         const bt_bf16 *kv = a.kv + row * kv_dim;

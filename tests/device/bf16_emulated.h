@@ -6,9 +6,10 @@
  * whatever MXCSR says: rounding to nearest even; subnormals are 0, of their sign, on the way in and
  * out; and
  *     vdpbf16ps:      acc = fma(a[2i+1], b[2i+1], acc);  acc = fma(a[2i], b[2i], acc)
- *     vcvtneps2bf16:  an infinity stays; a NaN is cut off, and quiet (vcvtne2ps2bf16: of two
- * registers) A CPU that has the instructions compares them with these (test_bf16.c).  Here products
- * leave rounding and subnormals to MXCSR, which for every kernel's thread says the same
+ *     vcvtneps2bf16:  an infinity stays; a NaN is cut off, and quiet
+ *     vcvtne2ps2bf16: the same of two registers
+ * A CPU that has the instructions compares them with these (test_bf16.c).  Here products leave
+ * rounding and subnormals to MXCSR, which for every kernel's thread says the same
  * (device/cpu/kernels.h); and a NaN of theirs is some NaN. */
 #ifndef BT_TESTS_DEVICE_BF16_EMULATED_H
 #define BT_TESTS_DEVICE_BF16_EMULATED_H

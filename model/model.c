@@ -196,17 +196,27 @@ static bool tells_experts(const bt_step *step)
     return step->forced != NULL || step->chosen != NULL;
 }
 
+/* The rows with logits, by role. */
+static void count_logit_rows(const bt_step *step, uint32_t n_prompt_rows,
+                             uint32_t n_out[BT_N_ROLES])
+{
+    n_out[BT_ROLE_PROMPT] = 0;
+    while (n_out[BT_ROLE_PROMPT] < step->n_logit_rows &&
+           step->logit_rows[n_out[BT_ROLE_PROMPT]] < n_prompt_rows)
+        n_out[BT_ROLE_PROMPT]++;
+    n_out[BT_ROLE_GENERATED] = step->n_logit_rows - n_out[BT_ROLE_PROMPT];
+}
+
 void bt_model_last_rows(const bt_step *step, uint32_t n_rows_out[BT_N_ROLES])
 {
-    uint32_t n_prompt = 0, first = 0;
+    uint32_t n_prompt = 0;
 
     for (uint32_t i = 0; i < step->n_spans; i++)
         n_prompt += step->spans[i].role == BT_ROLE_PROMPT ? step->spans[i].n_rows : 0;
-    while (first < step->n_logit_rows && step->logit_rows[first] < n_prompt)
-        first++;
-    n_rows_out[BT_ROLE_PROMPT] = tells_experts(step) ? n_prompt : first;
-    n_rows_out[BT_ROLE_GENERATED] =
-        tells_experts(step) ? step->n_rows - n_prompt : step->n_logit_rows - first;
+    count_logit_rows(step, n_prompt, n_rows_out);
+    if (!tells_experts(step)) return;
+    n_rows_out[BT_ROLE_PROMPT]    = n_prompt;
+    n_rows_out[BT_ROLE_GENERATED] = step->n_rows - n_prompt;
 }
 
 /* Whether the group's last layer is for bt_model_last_rows() only. */
@@ -435,12 +445,11 @@ out:
 static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_prompt_rows)
 {
     size_t    hidden = model->cfg->hidden, vocab = model->cfg->vocab_size, at = 0;
-    uint32_t  n = step->n_logit_rows, n_of[BT_N_ROLES] = {0, 0};
+    uint32_t  n  = step->n_logit_rows, n_of[BT_N_ROLES];
     bt_status st = BT_OK;
 
     if (n == 0) return BT_OK;
-    for (uint32_t i = 0; i < n; i++)
-        n_of[step->logit_rows[i] < n_prompt_rows ? BT_ROLE_PROMPT : BT_ROLE_GENERATED]++;
+    count_logit_rows(step, n_prompt_rows, n_of);
     if (!leaves_rows_out(step))
         BT_TRY(bt_device_gather_rows(model->dev, n, (uint32_t)hidden, model->h, step->logit_rows,
                                      model->last));

@@ -60,14 +60,16 @@ def retracted(client, cell, pages, seconds=LIMIT_S):
     return n
 
 
-def expect_expert_rows(cell, model):
-    """Every computed row has run through its experts in every layer that has them; ranks say so once a second."""
+def expect_expert_rows(cell, model, prompts):
+    """Every computed row has run through its experts in every layer that has them, but in the last layer only one row for each of so many prompts and
+    all that were generated: the rest have no logits.  Ranks say so once a second."""
     with open(os.path.join(model, "config.json"), encoding="utf-8") as f:
         c = json.load(f)
-    each = c["num_experts_per_tok"] * (c["num_hidden_layers"] - c["first_k_dense_replace"])
+    before_last = c["num_hidden_layers"] - c["first_k_dense_replace"] - 1
 
     def want(m):
-        return each * (m["baton_rank_rows_total:prompt"] + m["baton_rank_rows_total:generated"])
+        prompt, generated = (m["baton_rank_rows_total:" + k] for k in ("prompt", "generated"))
+        return c["num_experts_per_tok"] * (before_last * (prompt + generated) + prompts + generated)
     m = metrics(cell, lambda m: m["baton_expert_rows_total"] == want(m) > 0)
     assert m["baton_expert_rows_total"] == want(m) > 0, f"experts ran {m['baton_expert_rows_total']} rows, expected {want(m)}"
 

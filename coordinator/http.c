@@ -13,7 +13,12 @@
 #include "core/clock.h"
 #include "proto/rpc.h"
 
-enum { CONNECTIONS = 256, TIMEOUT_S = 10, STALE_S = 10 };
+enum {
+    CONNECTIONS    = 256,
+    OF_ONE_ADDRESS = 64, /* so that no one client holds the port */
+    TIMEOUT_S      = 10,
+    STALE_S        = 10
+};
 
 /* The page, made from status.html at build time. */
 extern const unsigned char bt_status_page[];
@@ -169,6 +174,7 @@ static struct MHD_Daemon *start(bt_http *http, const struct addrinfo *a)
     return MHD_start_daemon(flags, 0, NULL, NULL, bt_http_handle, http, MHD_OPTION_EXTERNAL_LOGGER,
                             log_line, NULL, MHD_OPTION_SOCK_ADDR, a->ai_addr,
                             MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
+                            MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)OF_ONE_ADDRESS,
                             MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_END);
 }
 

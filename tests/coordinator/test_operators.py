@@ -1,4 +1,5 @@
 """The operators' side: HTTP port, metrics, health Watch, draining, TLS, the cell's secret."""
+import contextlib
 import http.client
 import json
 import os
@@ -196,12 +197,27 @@ class Http(Served):
             for s in idle:
                 s.close()
 
+    def half_open(self, n, address):
+        """So many connections from an address of this machine, with half a request each where they are let in."""
+        host, port = self.http.rsplit(":", 1)
+        half = []
+        for _ in range(n):
+            half.append(socket.create_connection((host, int(port)), 5, (address, 0)))
+            with contextlib.suppress(ConnectionError):
+                half[-1].sendall(b"GET /me")
+        return half
+
+    def test_one_address_does_not_hold_the_port(self):
+        half = self.half_open(300, "127.0.0.2")
+        try:
+            self.assertEqual(get(self.http, "/ready"), (200, "ready\n"))
+        finally:
+            for s in half:
+                s.close()
+
     def test_more_connections_than_are_served_are_forgotten_when_they_close(self):
         """libmicrohttpd's epoll saw them only when they timed out, 10 s later."""
-        host, port = self.http.rsplit(":", 1)
-        half = [socket.create_connection((host, int(port)), 5) for _ in range(600)]
-        for s in half:
-            s.sendall(b"GET /me")
+        half = [s for i in range(10) for s in self.half_open(60, f"127.0.0.{10 + i}")]
         with self.assertRaises(TimeoutError):
             get(self.http, "/ready", timeout=1)
         for s in half:

@@ -69,6 +69,13 @@ void bt_hold_weights(void *at, size_t bytes)
                  strerror(errno));
 }
 
+void bt_bring_weights(const void *at, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), head = (uintptr_t)at % page;
+
+    (void)madvise((char *)(uintptr_t)at - head, head + bytes, MADV_POPULATE_READ); /* Linux 5.14 */
+}
+
 /* Zeroes memory.  Whole pages of a large block are given back to the kernel, which hands out zeroed
  * ones when they are first touched: a KV pool of gigabytes costs nothing until it is used.  They
  * are huge pages where the system has them on request, and stay out of core files: weights would

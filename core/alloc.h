@@ -27,6 +27,9 @@ void bt_advise_large(void *at, size_t bytes);
 /* A mapping of weights: the same, and what has come into memory stays there, idle or not, where
  * RLIMIT_MEMLOCK allows that: a line of the log says where it does not. */
 void bt_hold_weights(void *at, size_t bytes);
+/* Weights of such a mapping are about to be used: their pages come now, from the disk where they
+ * must, not one by one with the first request. */
+void bt_bring_weights(const void *at, size_t bytes);
 
 /* Test hook: the allocation number `k` from now (0 = the next) fails, once.  -1: off. */
 void bt_alloc_fail_at(long k);

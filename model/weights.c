@@ -43,6 +43,7 @@ static bt_status load_embedding(bt_loader *l)
             bt_matrix_row(&m, n, (bt_bf16 *)entry.fill + (size_t)n * cfg->hidden);
         bt_store_commit(l->w->store, &entry);
     }
+    bt_bring_weights(entry.data, bytes);
     l->w->embedding = entry.data;
     l->w->bytes += bytes;
     l->w->shared_bytes += bytes;

@@ -103,6 +103,7 @@ bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
             BT_TRY(bt_cpu_linear_pack(l->opt->dev, n, k, rows, source, entry.fill));
             bt_store_commit(l->w->store, &entry);
         }
+        bt_bring_weights(entry.data, bytes);
         BT_TRY(bt_cpu_linear_over(n, k, entry.data, linear_out));
         l->w->shared_bytes += bytes;
     }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "model/safetensors.h"
 
 enum { MAX_TOKENS = 1 << 24, FOUND_BYTES = 32 + 24 * BT_MAX_TENSOR_DIMS };
@@ -162,9 +163,7 @@ bt_status bt_eval_cases_read(const char *path, uint32_t top_k, bt_eval_cases *ca
     BT_REQUIRE(stat(path, &info) == 0, BT_ERR_IO, "--ids %s: %s", path, strerror(errno));
     BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO,
                "--ids %s: expected a safetensors file with the cases, found %s", path,
-               S_ISDIR(info.st_mode)    ? "a directory"
-               : S_ISFIFO(info.st_mode) ? "a pipe, which cannot be mapped"
-                                        : "something that is not a regular file");
+               bt_file_kind(info.st_mode));
     BT_TRY(bt_safetensors_open(path, &file));
     BT_TRY(collect_names(file, path, cases));
     for (size_t i = 0; i < cases->n; i++) {

@@ -119,9 +119,8 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
     BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", model) < (int)sizeof(path) &&
                    stat(path, &info) == 0,
                BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_FORMAT,
-               "%s: expected a regular file, found another kind (mode %o)", path,
-               (unsigned)info.st_mode);
+    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_FORMAT, "%s: expected a regular file, found %s", path,
+               bt_file_kind(info.st_mode));
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
     experts = json_object_get(config, "n_routed_experts");

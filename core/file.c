@@ -8,15 +8,29 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+const char *bt_file_kind(mode_t mode)
+{
+    switch (mode & S_IFMT) {
+    case S_IFREG: return "a regular file";
+    case S_IFDIR: return "a directory";
+    case S_IFIFO: return "a pipe";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
+    }
+}
+
 FILE *bt_open_regular(const char *path, const char **why_out)
 {
-    int         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    struct stat info;
-    FILE       *f = NULL;
+    static _Thread_local char why[64];
+    int                       fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat               info;
+    FILE                     *f = NULL;
 
-    *why_out = "expected a regular file";
+    *why_out = why;
     if (fd < 0 || fstat(fd, &info) != 0 || (S_ISREG(info.st_mode) && (f = fdopen(fd, "r")) == NULL))
         *why_out = strerror(errno);
+    else
+        snprintf(why, sizeof(why), "expected a regular file, found %s", bt_file_kind(info.st_mode));
     if (f == NULL && fd >= 0) close(fd);
     return f;
 }

@@ -3,6 +3,7 @@
 #define BT_CORE_FILE_H
 
 #include <stdio.h>
+#include <sys/types.h>
 
 #include "core/status.h"
 
@@ -10,8 +11,12 @@
 extern "C" {
 #endif
 
+/* What a file is, for a message: "a directory". */
+const char *bt_file_kind(mode_t mode);
+
 /* Opens a regular file for reading; what else has a name (a fifo, a terminal) could make the caller
- * wait for ever.  NULL: *why_out says why not, borrowed until errno's text changes. */
+ * wait for ever.  NULL: *why_out says why not, borrowed until this thread's next call or errno's
+ * text changes. */
 FILE *bt_open_regular(const char *path, const char **why_out);
 
 /* Can a new file be put at path?  Asked before long work; nothing is created.  IO says why not,

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 
 enum { SHOW_BYTES = 96 };
 
@@ -37,7 +38,8 @@ static bt_status read_all(const char *path, int fd, size_t max_bytes, char **tex
     size_t      n = 0;
 
     BT_REQUIRE(fstat(fd, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file", path);
+    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file, found %s", path,
+               bt_file_kind(info.st_mode));
     BT_REQUIRE((uintmax_t)info.st_size <= max_bytes, BT_ERR_FORMAT,
                "%s: expected at most %zu bytes, found %jd", path, max_bytes,
                (intmax_t)info.st_size);

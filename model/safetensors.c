@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "model/json.h"
 #include "model/safetensors_header.h"
 
@@ -89,7 +90,8 @@ static bt_status map_file(const char *path, shard *s)
 
     BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_REQUIRE(fstat(fd, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file", path);
+    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file, found %s", path,
+               bt_file_kind(info.st_mode));
     BT_REQUIRE(info.st_size >= BT_ST_LENGTH_BYTES, BT_ERR_FORMAT,
                "%s: expected a safetensors file of at least %d bytes, found %jd", path,
                BT_ST_LENGTH_BYTES, (intmax_t)info.st_size);

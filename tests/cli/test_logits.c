@@ -283,7 +283,7 @@ static void logits_config_that_is_a_pipe_is_refused(void)
     snprintf(path, sizeof(path), "%s/config.json", model);
     EXPECT(mkdir(model, 0700) == 0 && mkfifo(path, 0600) == 0);
     EXPECT_EQ(logits("", args), 1);
-    EXPECT_HAS(g_command.output, "config.json: expected a regular file");
+    EXPECT_HAS(g_command.output, "config.json: expected a regular file, found a pipe");
     unlink(path);
     EXPECT(rmdir(model) == 0);
 }

@@ -198,9 +198,9 @@ static void take_map(struct argp_state *state, bt_cell_options *opt)
     bt_rank_map map;
 
     if (opt->n_both != 0 || opt->n_prefill != 0 || opt->n_decode != 0 || opt->hosts != NULL ||
-        opt->hostfile != NULL || opt->slurm)
+        opt->hostfile != NULL || opt->slurm || opt->n_spares != 0)
         argp_error(state, "--rank-map says how many ranks there are and where: it goes without "
-                          "--prefill, --decode, --both, --hosts, --hostfile and --slurm");
+                          "--prefill, --decode, --both, --spares, --hosts, --hostfile and --slurm");
     if (bt_rank_map_read(opt->rank_map, &map) != BT_OK) exit(64);
     opt->n_both    = map.n_both;
     opt->n_prefill = map.n_prefill;
@@ -252,10 +252,19 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 const bt_setting_conflict bt_cell_conflicts[] = {
-    {"both",    "prefill"},
-    {"both",         "decode"},
+    {"both",     "prefill"},
+    {"both",          "decode"},
     {"hosts","hostfile"},
-    {0  }
+    {"hosts",    "slurm"},
+    {"hostfile",          "slurm"},
+    {"rank-map","both"},
+    {"rank-map", "prefill"},
+    {"rank-map",          "decode"},
+    {"rank-map",     "spares"},
+    {"rank-map", "hosts"},
+    {"rank-map",          "hostfile"},
+    {"rank-map","slurm"},
+    {0}
 };
 
 const struct argp bt_cell_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};

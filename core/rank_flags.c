@@ -7,7 +7,8 @@
 #include "core/log.h"
 #include "core/parse.h"
 
-enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, MAX_THREADS = 4096, WORDS_MAX = 6 };
+enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, WORDS_MAX = 6 };
+enum { MAX_THREADS = 1024 }; /* of device/cpu/pool.c */
 enum { MAX_TIMEOUT_S = 3600, MAX_ORPHAN_S = 86400 };
 
 typedef enum { WHOLE, SIZE, NAME, WORD } value_kind;

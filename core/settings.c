@@ -12,6 +12,7 @@
 #include "core/alloc.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "core/parse.h"
 
 enum { FILE_BYTES = 1 << 20, NAME_BYTES = 128, OPTIONS_MAX = 256, REPORT_BYTES = 480 };
 
@@ -174,6 +175,8 @@ static bt_status read_file(bt_settings *s, const char *path)
     size_t      n;
     unsigned    number = 1;
 
+    BT_REQUIRE(bt_parse_name(path), BT_ERR_INVALID_ARG, "--config is \"%s\", expected a file",
+               path);
     BT_REQUIRE(f != NULL, BT_ERR_IO, "--config %s: %s", path, why);
     text = bt_calloc(FILE_BYTES + 2, 1);
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "--config %s", path);
@@ -236,14 +239,22 @@ static place strongest(const setting *t)
     return (place)p;
 }
 
+/* a is set in a stronger place than b; "false" excludes nothing. */
+static bool drops(const setting *a, const setting *b)
+{
+    place from = strongest(a);
+
+    return from > strongest(b) && (a->takes_value || strcmp(a->values[from], "false") != 0);
+}
+
 static void settle_conflicts(bt_settings *s)
 {
     for (const bt_setting_conflict *c = s->spec.conflicts; c != NULL && c->a != NULL; c++) {
         setting *a = find_name(s, c->a), *b = find_name(s, c->b);
 
         if (a == NULL || b == NULL) continue;
-        if (strongest(a) > strongest(b) && strongest(a) != FROM_DEFAULT) b->dropped = true;
-        if (strongest(b) > strongest(a) && strongest(b) != FROM_DEFAULT) a->dropped = true;
+        if (drops(a, b)) b->dropped = true;
+        if (drops(b, a)) a->dropped = true;
     }
 }
 

@@ -376,6 +376,7 @@ static void run_bad_command_lines_are_refused(void)
         {{(char *)"--port", (char *)"70000", NULL},                                          "70000",                                 64},
         {{(char *)"--prefill", (char *)"0", NULL},                                           "--prefill",                             64},
         {{(char *)"--both", (char *)"4097", NULL},                                           "from 1 to 4096, not \"4097\"",          64},
+        {{(char *)"--threads", (char *)"1025", NULL},                                        "from 0 to 1024, not \"1025\"",          64},
         {{(char *)"--timeout-s", (char *)"3601", NULL},                                      "from 1 to 3600, not \"3601\"",          64},
         {{(char *)"--on-death", (char *)"dance", NULL},                                      "dance",                                 64},
         {{(char *)"--log", (char *)"loud", NULL},                                            "loud",                                  64},
@@ -408,6 +409,8 @@ static void run_bad_command_lines_are_refused(void)
          "regular file",                                                                                                              64},
         {{(char *)"--hosts", (char *)"n1", (char *)"--slurm", NULL},
          "--hosts, --hostfile and --slurm exclude each other",                                                                        64},
+        {{(char *)"--rank-map", (char *)"m", (char *)"--spares", (char *)"1", NULL},
+         "--rank-map says how many ranks there are and where: it goes without",                                                       64},
         {{(char *)"--chat-tls-ca=a", (char *)"--chat-tls-ca=b",
           (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
          "--chat-tls-ca goes with --chat",                                                                                            64},
@@ -423,6 +426,23 @@ static void run_bad_command_lines_are_refused(void)
         EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), CASES[i].code);
         EXPECT_HAS(g_run.output, CASES[i].says);
         EXPECT(strstr(g_run.output, "coordinator - ") == NULL); /* nothing has been started */
+    }
+}
+
+static void run_flag_wins_over_what_it_excludes(void)
+{
+    static const char *const EXCLUDED[] = {"BATON_BOTH", "BATON_PREFILL", "BATON_DECODE",
+                                           "BATON_SPARES"};
+    char                     program[256];
+    char                    *argv[16];
+
+    build_argv(program, sizeof(program), "baton-run", ARGS((char *)"--rank-map=/nowhere.map"),
+               argv);
+    for (size_t i = 0; i < sizeof(EXCLUDED) / sizeof(EXCLUDED[0]); i++) {
+        setenv(EXCLUDED[i], "2", 1);
+        EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 64);
+        EXPECT_HAS(g_run.output, "/nowhere.map: No such file");
+        unsetenv(EXCLUDED[i]);
     }
 }
 
@@ -448,6 +468,7 @@ static void baton_verbs_are_found_and_listed(void)
 static const bt_test TESTS[] = {
     BT_TEST(baton_verbs_are_found_and_listed),
     BT_TEST(run_bad_command_lines_are_refused),
+    BT_TEST(run_flag_wins_over_what_it_excludes),
     BT_TEST(run_serves_until_a_signal),
     BT_TEST(run_generates_for_a_client),
     BT_TEST(generate_refusals_are_told),

@@ -28,8 +28,9 @@ static const struct argp_option OPTIONS[] = {
 };
 static const struct argp         PARSER      = {OPTIONS, NULL, NULL, NULL, CHILDREN, NULL, NULL};
 static const bt_setting_conflict CONFLICTS[] = {
-    {"both", "prefill"},
-    {0     }
+    {"both",     "prefill"},
+    {"fast",          "queue-s"},
+    {0}
 };
 static const bt_setting_default DEFAULTS[] = {
     {"port", "8000"},
@@ -116,6 +117,12 @@ static void settings_that_exclude_each_other_follow_the_stronger(void)
     EXPECT_WORDS(gather(ARGS(ARG("--fast"))), "--prefill=3 --both=3 --fast ");
     unsetenv("BATON_PREFILL");
     unsetenv("BATON_BOTH");
+    write_config("queue-s = 5\n");
+    setenv("BATON_FAST", "true", 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "--fast --config=baton.conf ");
+    setenv("BATON_FAST", "false", 1);
+    EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "--queue-s=5 --config=baton.conf ");
+    unsetenv("BATON_FAST");
 }
 
 static void settings_that_are_wrong_name_their_place(void)
@@ -135,11 +142,13 @@ static void settings_that_are_wrong_name_their_place(void)
         EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "");
         EXPECT_HAS(bt_error_text(), cases[i][1]);
     }
+    EXPECT_WORDS(gather(ARGS(ARG("--config="))), "");
+    EXPECT_HAS(bt_error_text(), "--config is \"\", expected a file");
     EXPECT_WORDS(gather(ARGS(ARG("--config=missing"))), "");
     EXPECT_HAS(bt_error_text(), "missing: No such file");
     EXPECT(mkfifo("fifo", 0600) == 0); /* nobody will ever write to it */
     EXPECT_WORDS(gather(ARGS(ARG("--config=fifo"))), "");
-    EXPECT_HAS(bt_error_text(), "fifo: expected a regular file");
+    EXPECT_HAS(bt_error_text(), "fifo: expected a regular file, found a pipe");
     unlink("fifo");
     setenv("BATON_FAST", "1", 1);
     EXPECT_WORDS(gather(ARGS(ARG("--port=1"))), "");

@@ -1,5 +1,6 @@
 /* The weights of a model: which tensors each layer has, and what becomes of them when experts move.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -227,19 +228,69 @@ out:
     return st;
 }
 
+/* A tensor of a served layer that may be there without a use: an expert of another rank, a scale,
+ * RoPE's frequencies, which are computed. */
+static bool may_be_unused(const char *rest)
+{
+    static const char SCALE[] = "_scale_inv";
+    size_t            n       = strlen(rest);
+
+    return strncmp(rest, "mlp.experts.", strlen("mlp.experts.")) == 0 ||
+           strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
+           (n >= strlen(SCALE) && strcmp(rest + n - strlen(SCALE), SCALE) == 0);
+}
+
+/* What files hold for a layer and config.json does not speak of would change the results. */
+static bt_status refuse_unused(const bt_loader *l)
+{
+    bt_status st = BT_OK;
+
+    for (size_t i = 0; i < bt_safetensors_count(l->st); i++) {
+        const bt_tensor *t = bt_safetensors_at(l->st, i);
+        unsigned         layer;
+        int              at = 0;
+
+        if (l->used[i] || sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0)
+            continue;
+        BT_REQUIRE(layer >= l->cfg->n_layers || may_be_unused(t->name + at), BT_ERR_UNSUPPORTED,
+                   "%s: tensor %s: expected none of this name by config.json, found one: do they "
+                   "belong together?",
+                   bt_safetensors_file_of(l->st, t), t->name);
+    }
+out:
+    return st;
+}
+
+/* Checks and counts what is to be loaded. */
+static bt_status walk_dry(bt_loader *l)
+{
+    bt_status st = BT_OK;
+
+    l->dry  = true;
+    l->used = bt_calloc(bt_safetensors_count(l->st) + 1, sizeof(*l->used));
+    BT_REQUIRE(l->used != NULL, BT_ERR_NO_MEMORY, "%zu tensors", bt_safetensors_count(l->st));
+    BT_TRY(walk(l));
+    BT_TRY(refuse_unused(l));
+    l->dry = false;
+out:
+    bt_free(l->used);
+    l->used = NULL;
+    return st;
+}
+
 bt_status bt_weights_check(const bt_model_config *cfg, const bt_safetensors *set)
 {
     uint32_t           n_experts = cfg->moe.gate.n_experts;
     bool              *all       = bt_calloc(n_experts + 1, sizeof(*all));
     bt_weights         w         = {.layers = bt_calloc(cfg->n_layers, sizeof(*w.layers))};
     bt_weights_options opt       = {.own_experts = all, .normal = true, .absorbed = true};
-    bt_loader          l         = {.cfg = cfg, .st = set, .opt = &opt, .w = &w, .dry = true};
+    bt_loader          l         = {.cfg = cfg, .st = set, .opt = &opt, .w = &w};
     bt_status          st        = BT_OK;
 
     BT_REQUIRE(all != NULL && w.layers != NULL, BT_ERR_NO_MEMORY, "tensors of %u layers",
                cfg->n_layers);
     memset(all, true, n_experts);
-    BT_TRY(walk(&l));
+    BT_TRY(walk_dry(&l));
 out:
     bt_free(w.layers);
     bt_free(all);
@@ -255,13 +306,12 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
                      .n_experts = cfg->moe.gate.n_experts,
                      .store     = opt->store,
                      .packed    = opt->packed};
-    bt_loader  l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w, .dry = true};
+    bt_loader  l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w};
     bt_status  st = BT_OK;
 
     w.layers = bt_calloc(cfg->n_layers, sizeof(*w.layers));
     BT_REQUIRE(w.layers != NULL, BT_ERR_NO_MEMORY, "weights of %u layers", cfg->n_layers);
-    BT_TRY(walk(&l));
-    l.dry = false;
+    BT_TRY(walk_dry(&l));
     BT_TRY(walk(&l));
     l.again = l.n_busy != 0;
     if (l.again) BT_TRY(walk(&l));

@@ -46,7 +46,8 @@ typedef struct {
 } bt_weights_options;
 
 /* Has st every tensor that ranks need together, with the right dtype and shape?  Reads headers
- * only. FORMAT names the first that is missing or differs, with expected and found. */
+ * only. FORMAT names the first that is missing or differs, with expected and found; UNSUPPORTED one
+ * of a served layer that cfg has no use for. */
 bt_status bt_weights_check(const bt_model_config *cfg, const bt_safetensors *st);
 /* Checks the tensors that this rank needs likewise before it reads the first.  cfg and st are
  * borrowed during the call.  *w_out is written on success only. */

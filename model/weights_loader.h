@@ -17,6 +17,7 @@ typedef struct {
     const bt_weights_options *opt;
     bt_weights               *w;
     bool                      dry, again; /* again: only what another rank was packing */
+    bool                     *used;       /* of a dry walk: for each tensor, has it been counted? */
     uint32_t                  n_busy;     /* left out, since another rank packs it */
     uint64_t                  total_bytes, done_bytes;
     char                      name[128];

@@ -59,6 +59,7 @@ void bt_loader_count(bt_loader *l, const bt_matrix *m)
 {
     if (l->dry) {
         l->total_bytes += m->t->bytes;
+        if (l->used != NULL) l->used[m->t - bt_safetensors_at(l->st, 0)] = true;
         return;
     }
     if (!l->again) l->done_bytes += m->t->bytes;

@@ -416,6 +416,32 @@ static void weights_name_each_missing_tensor(void)
     checkpoint_close(&c);
 }
 
+/* What config.json leaves out would change the results, in silence. */
+static void weights_without_a_use_are_refused(void)
+{
+    checkpoint c;
+    bt_weights w;
+
+    checkpoint_open(&c, "v3-fp8");
+    c.tensors[c.n]        = c.tensors[0];
+    c.tensors[c.n++].name = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
+    c.tensors[c.n - 1].name = "model.layers.99.mlp.gate.bias"; /* of no layer that is served */
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
+    c.tensors[c.n - 1].name = "model.layers.1.self_attn.q_a_proj.bias";
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "tensor model.layers.1.self_attn.q_a_proj.bias: expected none");
+    EXPECT_HAS(bt_error_text(), c.file);
+    c.n--;
+    c.cfg.moe.shared_dim = 0;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), ".mlp.shared_experts.");
+    EXPECT_EQ(bt_weights_check(&c.cfg, c.set), BT_ERR_UNSUPPORTED);
+    checkpoint_close(&c);
+}
+
 static void weights_name_each_wrong_shape(void)
 {
     checkpoint c;
@@ -619,6 +645,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_take_only_their_own_experts),
     BT_TEST(weights_leave_out_the_form_that_is_not_run),
     BT_TEST(weights_name_each_missing_tensor),
+    BT_TEST(weights_without_a_use_are_refused),
     BT_TEST(weights_name_each_wrong_shape),
     BT_TEST(weights_name_a_wrong_dtype),
     BT_TEST(weights_name_a_foreign_dtype_and_its_file),

@@ -170,6 +170,9 @@ const grpc_channel_args *bt_rpc_server_args(void)
         /* What nobody asks for costs time at every message. */
         BT_RPC_INT_ARG(GRPC_ARG_ENABLE_CHANNELZ, 0),
         BT_RPC_INT_ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
+        /* A compressed message is refused: gRPC holds it against the limit only once it has
+         * unpacked it, a thousand times its bytes. */
+        BT_RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
     };
     static const grpc_channel_args all = {sizeof(args) / sizeof(args[0]), args};
 

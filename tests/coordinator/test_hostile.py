@@ -105,12 +105,12 @@ class Hostile(Served):
         messages = list(self.stub.Generate(self.request(), timeout=WAIT_S, wait_for_ready=True))
         self.assertEqual([t for m in messages for t in m.chunk.token_ids], expected([5, 200, 300], 20))
 
+    def rss(self, what="VmRSS"):
+        with open(f"/proc/{self.coordinator.process.pid}/status") as f:
+            return next(int(line.split()[1]) << 10 for line in f if line.startswith(what))
+
 
 class Unfinished(Hostile):
-    def rss(self):
-        with open(f"/proc/{self.coordinator.process.pid}/status") as f:
-            return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmRSS"))
-
     def test_calls_that_never_end_have_a_bound(self):
         before, sent, n, n_reset, end = self.rss(), 0, 0, 0, time.monotonic() + LIMIT_S
         wires = []
@@ -129,6 +129,21 @@ class Unfinished(Hostile):
         for wire in wires:
             wire.socket.close()
         time.sleep(1)
+        self.serves()
+
+
+class Compressed(Hostile):
+    PLAIN = 50 * MIB
+
+    def test_a_bomb_is_not_unpacked(self):
+        before = self.rss()
+        for address, method in ((self.address, "/vllm.grpc.engine.VllmEngine/Generate"),
+                                (self.cell.address, "/baton.control.v1.Control/Attach")):
+            with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)], compression=grpc.Compression.Gzip) as channel:
+                code, details, n = self.error(channel.stream_stream(method)(iter([bytes(self.PLAIN)]), timeout=WAIT_S))
+            self.assertEqual((code, n), (grpc.StatusCode.UNIMPLEMENTED, 0))
+            self.assertIn("'gzip' is disabled", details)
+        self.assertLess(self.rss("VmHWM") - before, self.PLAIN // 2)
         self.serves()
 
 

@@ -1,6 +1,7 @@
 /* baton-coordinator - the options; coordinator.c does the rest. */
 #include <argp.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include "core/parse.h"
 #include "core/settings.h"
 
+#include "proto/text.h"
 static const char doc[] =
     "The coordinator of one cell or several: takes requests over gRPC "
     "(vllm.grpc.engine.VllmEngine), gives each to a decode and a prefill rank, and streams the "
@@ -158,6 +160,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_NAME:
         o->served_name = bt_option_name(state, "--served-model-name", "a name", arg);
         break;
+        if (fcntl(o->announce_fd, F_GETFD) < 0) /* else the number of a connection to come */
+            argp_error(state, "--announce-fd is %s, expected a descriptor that is open: %s", arg,
+                       strerror(errno));
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
         g_restarts = strcmp(arg, "restart") == 0;
@@ -236,6 +241,22 @@ int main(int argc, char **argv)
                                        .control        = "127.0.0.1:0",
                                        .announce_fd    = -1,
                                        .queue_s        = 30,
+/* What clients and operators are told would be no protobuf string, and no JSON. */
+static bt_status check_names(const bt_coordinator_options *o)
+{
+    bt_status st = BT_OK;
+    char      shown[PATH_MAX];
+
+    bt_text_clean(o->model, shown, sizeof(shown));
+    BT_REQUIRE(bt_text_is_utf8(o->model), BT_ERR_INVALID_ARG,
+               "--model %s: expected a path in UTF-8, since clients are told it: rename it", shown);
+    bt_text_clean(o->served_name, shown, sizeof(shown));
+    BT_REQUIRE(bt_text_is_utf8(o->served_name), BT_ERR_INVALID_ARG,
+               "--served-model-name %s: expected a name in UTF-8", shown);
+out:
+    return st;
+}
+
                                        .queue_tokens   = 4194304,
                                        .prefill_window = 16384,
                                        .attach_s       = 60,
@@ -270,7 +291,7 @@ int main(int argc, char **argv)
     }
     o.model = path;
     if (o.served_name == NULL) o.served_name = strrchr(path, '/') + 1;
-    rc = bt_coordinator_run(&o);
+    rc = check_names(&o) == BT_OK ? bt_coordinator_run(&o) : 1;
     free(path);
     bt_settings_destroy(settings);
     return rc;

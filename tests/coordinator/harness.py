@@ -257,7 +257,7 @@ class Coordinator:
 
     def text(self):
         self.log.seek(0)
-        return self.log.read().decode()
+        return self.log.read().decode(errors="replace")
 
     def wait(self, seconds=WAIT_S):
         return self.process.wait(seconds)

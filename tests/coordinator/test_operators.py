@@ -520,6 +520,20 @@ class Settings(unittest.TestCase):
         self.addCleanup(c.close)
         self.assertEqual(c.wait(), 64)
         self.assertIn("soon", c.text())
+        c = Coordinator("--announce-fd", "999")
+        self.addCleanup(c.close)
+        self.assertEqual(c.wait(), 64)
+        self.assertIn("--announce-fd is 999, expected a descriptor that is open", c.text())
+
+    def test_names_that_are_no_utf8_are_refused(self):
+        """Nobody could parse what tells them: GetModelInfo, /metrics, /status.json."""
+        with tempfile.TemporaryDirectory(suffix="\udcff") as folder:
+            for option, value in (("--served-model-name", b"\xff\xfe"), ("--model", os.fsencode(folder))):
+                c = Coordinator(option, value)
+                self.addCleanup(c.close)
+                self.assertEqual(c.wait(), 1)
+                self.assertIn(f"{option} {value.decode('ascii', 'replace')}".replace("\ufffd", "?"), c.text())
+                self.assertIn("in UTF-8", c.text())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "coordinator/accept.h"
 #include "coordinator/coordinator.h"
 #include "core/limits.h"
 #include "core/log.h"
@@ -287,6 +288,7 @@ out:
                 path == NULL ? strerror(errno) : "expected a directory");
         free(path);
         bt_settings_destroy(settings);
+    bt_accept_bound();
         return 1;
     }
     o.model = path;

@@ -228,13 +228,13 @@ class Cell:
 class Coordinator:
     """The process, its announcements and its log."""
 
-    def __init__(self, *args, port="0", env=None, stderr=None):
+    def __init__(self, *args, port="0", env=None, stderr=None, before=None):
         self.read_fd, write_fd = os.pipe()
         self.log = tempfile.TemporaryFile()
         model = os.path.join(SOURCE, "models", "demo")
         self.process = subprocess.Popen([BINARY, "--model", model, "--port", port, "--announce-fd", str(write_fd), *args],
                                         pass_fds=[write_fd], stderr=stderr or self.log,
-                                        env={**os.environ, **(env or {})})
+                                        env={**os.environ, **(env or {})}, preexec_fn=before)
         os.close(write_fd)
         self.lines = []
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -272,10 +272,10 @@ class Coordinator:
 class Served(unittest.TestCase):
     """A ready cell for each test."""
 
-    CELL, ARGS, STDERR = {}, (), None
+    CELL, ARGS, STDERR, BEFORE = {}, (), None, None  # BEFORE: called in the coordinator's process before the program
 
     def setUp(self):
-        self.coordinator = Coordinator(*self.ARGS, stderr=self.STDERR)
+        self.coordinator = Coordinator(*self.ARGS, stderr=self.STDERR, before=self.BEFORE)
         self.addCleanup(self.coordinator.close)
         self.cell = Cell(self.coordinator.line("control"), **self.CELL).attach().ready()
         self.addCleanup(self.cell.close)

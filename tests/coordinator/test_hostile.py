@@ -1,6 +1,8 @@
 """Clients that begin calls and never finish them, or have more of them open than anybody needs: what they may cost is
 bounded, and others are served after them."""
 import os
+import resource
+import signal
 import socket
 import struct
 import time
@@ -176,6 +178,24 @@ class Log(Hostile):
         self.assertEqual(self.coordinator.wait(), 1)
         self.assertIn("had enough", self.coordinator.line("failed"))
         self.assertLessEqual(self.lines("which has no meaning here"), 1000 + 100 * (time.monotonic() - began) + 1)
+
+
+class Connections(Hostile):
+    FILES = 96
+    BEFORE = staticmethod(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (Connections.FILES, Connections.FILES)))
+
+    def test_more_than_files_may_be_open_are_closed_and_others_served_after_them(self):
+        host, port = self.address.rsplit(":", 1)
+        idle = [socket.create_connection((host, int(port)), timeout=WAIT_S) for _ in range(2 * self.FILES)]
+        for s in idle[self.FILES:]:
+            try:
+                self.assertEqual(s.recv(1), b"")
+            except ConnectionResetError:
+                pass
+        self.assertIn("raise `ulimit -n`", self.coordinator.text())
+        for s in idle:
+            s.close()
+        self.serves()
 
 
 class TooMany(Hostile):

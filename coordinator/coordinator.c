@@ -122,7 +122,8 @@ static void open_port(void *ctx)
                                .version     = BT_VERSION,
                                .facts       = bt_fleet_facts(c->fleet),
                                .metrics     = bt_observer_metrics(c->observer),
-                               .tls         = c->tls.cert != NULL ? &c->tls : NULL};
+                               .tls         = c->tls.cert != NULL ? &c->tls : NULL,
+                               .unread_ns   = seconds_ns(c->opt->unread_s)};
     char             address[300];
 
     if (c->pub != NULL) bt_public_grow(c->pub);

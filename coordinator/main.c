@@ -15,8 +15,8 @@
 #include "core/log.h"
 #include "core/parse.h"
 #include "core/settings.h"
-
 #include "proto/text.h"
+
 static const char doc[] =
     "The coordinator of one cell or several: takes requests over gRPC "
     "(vllm.grpc.engine.VllmEngine), gives each to a decode and a prefill rank, and streams the "
@@ -63,6 +63,7 @@ enum {
     OPT_HTTP_PORT,
     OPT_HTTP_HOST,
     OPT_DRAIN_S,
+    OPT_UNREAD_S,
     OPT_TLS_CERT,
     OPT_TLS_KEY,
     OPT_TLS_CLIENT_CA,
@@ -100,32 +101,34 @@ static const struct argp_option options[] = {
      "Prompt tokens sent ahead to one prefill rank (default 16384)", 2},
     {"drain-s",                                                         OPT_DRAIN_S, "S", 0,
      "How long requests may go on after SIGTERM (default 20; 0: not at all)", 2},
-    {"busy-poll",                  OPT_BUSY_POLL, NULL, 0,
+    {"unread-s",                  OPT_UNREAD_S, "S", 0,
+     "A client that reads nothing of its answer for S seconds is cut off (default 600)", 2},
+    {"busy-poll",                                                            OPT_BUSY_POLL, NULL, 0,
      "While ranks have requests, look for their tokens without sleeping: they are sent sooner and "
      "more "
      "evenly, for a whole core, which nothing else should want", 2},
-    {"http-port",                                                            OPT_HTTP_PORT, "N", 0,
+    {"http-port",OPT_HTTP_PORT, "N", 0,
      "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 2},
-    {"http-host",OPT_HTTP_HOST, "HOST", 0, "Address of the HTTP port (default 127.0.0.1)", 2},
+    {"http-host",                                                           OPT_HTTP_HOST, "HOST", 0, "Address of the HTTP port (default 127.0.0.1)", 2},
     {NULL,                                                           0, NULL, 0, "When a rank dies:", 3},
-    {"on-death",                                                           OPT_ON_DEATH, "WHAT", 0,
+    {"on-death",                                                OPT_ON_DEATH, "WHAT", 0,
      "stop (default): its cell ends, and the coordinator with its last one; restart: its cell "
      "ends, and its requests go on in another one or wait for it to come back; replace: the other "
      "ranks go on, and recompute what it had", 3},
-    {"rejoin-s",                                                OPT_REJOIN_S, "S", 0,
+    {"rejoin-s",                                                      OPT_REJOIN_S, "S", 0,
      "replace: how long to wait for a spare when a role has no rank left (default 30)", 3},
     {"rank-timeout-s",                                                      OPT_RANK_S, "S", 0,
      "A rank with requests that makes no progress for S seconds is lost (default 30)", 3},
-    {"stall-s",                                                      OPT_STALL_S, "S", 0,
+    {"stall-s",                                                            OPT_STALL_S, "S", 0,
      "A placed request that nothing is heard of for S seconds fails (default 600)", 3},
-    {NULL,                                                            0, NULL, 0, "TLS of the public port:", 4},
-    {"tls-cert",OPT_TLS_CERT, "FILE", 0,
+    {NULL,0, NULL, 0, "TLS of the public port:", 4},
+    {"tls-cert",                                                           OPT_TLS_CERT, "FILE", 0,
      "PEM certificate chain of the public port; needs --tls-key", 4},
-    {"tls-key",                                                           OPT_TLS_KEY, "FILE", 0, "Private key of that certificate", 4},
-    {"tls-client-ca",                                                            OPT_TLS_CLIENT_CA, "FILE", 0,
+    {"tls-key",                                                            OPT_TLS_KEY, "FILE", 0, "Private key of that certificate", 4},
+    {"tls-client-ca",                                                         OPT_TLS_CLIENT_CA, "FILE", 0,
      "Accept only clients with a certificate from these authorities", 4},
     BT_CONFIG_OPTION(5),
-    {0                                                        },
+    {0                                                       },
 };
 
 static double seconds(struct argp_state *state, const char *option, const char *arg)
@@ -157,13 +160,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case OPT_ANNOUNCE:
         o->announce_fd = (int)bt_option_number(state, "--announce-fd", arg, 0, INT_MAX);
+        if (fcntl(o->announce_fd, F_GETFD) < 0) /* else the number of a connection to come */
+            argp_error(state, "--announce-fd is %s, expected a descriptor that is open: %s", arg,
+                       strerror(errno));
         break;
     case OPT_NAME:
         o->served_name = bt_option_name(state, "--served-model-name", "a name", arg);
         break;
-        if (fcntl(o->announce_fd, F_GETFD) < 0) /* else the number of a connection to come */
-            argp_error(state, "--announce-fd is %s, expected a descriptor that is open: %s", arg,
-                       strerror(errno));
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
         g_restarts = strcmp(arg, "restart") == 0;
@@ -190,6 +193,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         o->http_host = bt_option_name(state, "--http-host", "an address", arg);
         break;
     case OPT_DRAIN_S: o->drain_s = bt_option_real(state, "--drain-s", arg, 0, 1e8); break;
+    case OPT_UNREAD_S: o->unread_s = seconds(state, "--unread-s", arg); break;
     case OPT_BUSY_POLL: o->busy_poll = true; break;
     case OPT_TLS_CERT: o->tls_cert = bt_option_name(state, "--tls-cert", "a file", arg); break;
     case OPT_SECRET_FILE:
@@ -233,15 +237,10 @@ static const bt_setting_default DEFAULTS[] = {
     {"http-port","none"},
     {"http-host", "127.0.0.1"},
     {"drain-s",                "20"},
-    {0     }
+    {"unread-s",      "600"},
+    {0       }
 };
 
-int main(int argc, char **argv)
-{
-    bt_coordinator_options o        = {.host           = "127.0.0.1",
-                                       .control        = "127.0.0.1:0",
-                                       .announce_fd    = -1,
-                                       .queue_s        = 30,
 /* What clients and operators are told would be no protobuf string, and no JSON. */
 static bt_status check_names(const bt_coordinator_options *o)
 {
@@ -258,6 +257,12 @@ out:
     return st;
 }
 
+int main(int argc, char **argv)
+{
+    bt_coordinator_options o        = {.host           = "127.0.0.1",
+                                       .control        = "127.0.0.1:0",
+                                       .announce_fd    = -1,
+                                       .queue_s        = 30,
                                        .queue_tokens   = 4194304,
                                        .prefill_window = 16384,
                                        .attach_s       = 60,
@@ -265,6 +270,7 @@ out:
                                        .rank_timeout_s = 30,
                                        .stall_s        = 600,
                                        .drain_s        = 20,
+                                       .unread_s       = 600,
                                        .rejoin_s       = 30,
                                        .http_host      = "127.0.0.1",
                                        .http_port      = -1};
@@ -282,13 +288,13 @@ out:
     argp_parse(&argp, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &o);
     bt_settings_log(settings);
     if (bt_limits_check() != BT_OK) return 1;
+    bt_accept_bound();
     path = realpath(o.model, NULL);
     if (path == NULL || stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
         fprintf(stderr, "baton-coordinator: --model %s: %s\n", o.model,
                 path == NULL ? strerror(errno) : "expected a directory");
         free(path);
         bt_settings_destroy(settings);
-    bt_accept_bound();
         return 1;
     }
     o.model = path;

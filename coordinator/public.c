@@ -226,6 +226,7 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->limits.vocab_size  = config->facts->vocab_size;
     pub->limits.max_context = config->facts->max_context;
     pub->limits.page_tokens = pub->facts->page_tokens;
+    pub->unread_ns          = config->unread_ns;
     bt_public_grow(pub);
     /* Without one only stop strings cannot be had. */
     if (bt_tokenizer_open(config->model_path, &pub->tokenizer) != BT_OK)

@@ -17,6 +17,7 @@ typedef struct {
     const bt_up_hello *facts;                              /* borrowed while the port is open */
     bt_metrics        *metrics;                            /* the same; requests write there */
     const bt_rpc_tls  *tls;                                /* borrowed during create; NULL: plain */
+    uint64_t           unread_ns; /* a client that takes nothing for so long is cut off */
 } bt_public_config;
 
 /* Listens and serves from now on. */
@@ -32,7 +33,8 @@ uint32_t bt_public_n_streams(const bt_public *pub);
 /* Cuts what is left and frees everything, driving the loop. */
 void bt_public_destroy(bt_public *pub);
 
-/* Sends what has come for clients; call it whenever the loop has run. */
+/* Sends what has come for clients, and cuts off those that do not read; call it whenever the loop
+ * has run. */
 void bt_public_poll(bt_public *pub);
 
 /* The fleet's events: client is the stream of bt_fleet_submit(). */

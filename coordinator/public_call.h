@@ -59,10 +59,13 @@ struct bt_public {
     bt_corks           corks;
     bt_intake_limits   limits;
     const bt_up_hello *facts;
-    bt_metrics        *metrics;            /* borrowed */
-    bt_tokenizer      *tokenizer;          /* owned; NULL: the model has none that can be read */
-    bt_stream         *fresh, *fresh_last; /* streams with something to send, first come first */
-    bt_call           *watchers;           /* list of the health Watch calls */
+    bt_metrics        *metrics;              /* borrowed */
+    bt_tokenizer      *tokenizer;            /* owned; NULL: the model has none that can be read */
+    bt_stream         *fresh, *fresh_last;   /* streams with something to send, first come first */
+    bt_stream         *unread, *unread_last; /* streams with a send under way, oldest first */
+    uint64_t           unread_ns;            /* how old one may become */
+    uint64_t           polled_ns;            /* when that was last looked at */
+    bt_call           *watchers;             /* list of the health Watch calls */
     char              *model_path, *served_name, *version, *default_sampling; /* owned */
     uint64_t           n_calls;   /* not yet freed, waiting ones too */
     uint32_t           n_streams; /* Generate calls not yet freed */

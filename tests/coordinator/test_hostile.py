@@ -180,6 +180,24 @@ class Log(Hostile):
         self.assertLessEqual(self.lines("which has no meaning here"), 1000 + 100 * (time.monotonic() - began) + 1)
 
 
+class Unread(Hostile):
+    ARGS = ("--unread-s", "0.5")
+
+    def test_clients_that_never_read_do_not_hold_up_a_drain(self):
+        wire = Wire(self.address, 0.05)
+        wire.put(frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW, 0)))
+        for n in range(8):
+            wire.call(2 * n + 1, self.request(request_id=f"w{n}").SerializeToString())
+        self.serves()
+        self.coordinator.process.send_signal(signal.SIGUSR1)
+        end = time.monotonic() + WAIT_S
+        while self.coordinator.process.poll() is None and time.monotonic() < end:
+            wire.hear()  # it lives, and answers pings
+        self.assertEqual(self.coordinator.wait(), 0)
+        self.assertIn("has read nothing for", self.coordinator.text())
+        wire.socket.close()
+
+
 class Connections(Hostile):
     FILES = 96
     BEFORE = staticmethod(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (Connections.FILES, Connections.FILES)))

@@ -335,15 +335,15 @@ enum {
 };
 
 static const struct argp_option OPTIONS[] = {
-    {"bin",                         OPT_BIN, "DIR", 0, "Where baton-coordinator is", 0},
-    {"model",                        OPT_MODEL, "DIR", 0, "A model directory (for its tokenizer)", 0},
-    {"repeat", OPT_REPEAT, "N", 0, "Runs of each case (3)", 0},
-    {"case",                             OPT_ONLY, "NAME", 0, "Only this one", 0},
-    {"percent",OPT_PERCENT, "N", 0, "Of each case's tokens (100)", 0},
-    {"core",                            OPT_CORE, "N", 0, "The coordinator's own processor (it shares all)", 0},
-    {"busy-poll",                            OPT_BUSY_POLL, NULL, 0, "The coordinator's --busy-poll", 0},
-    {"json",                      OPT_JSON, "FILE", 0, "Every run's figures", 0},
-    {0                         }
+    BT_OPTION("bin", OPT_BIN, "DIR", "Where baton-coordinator is"),
+    BT_OPTION("model", OPT_MODEL, "DIR", "A model directory (for its tokenizer)"),
+    BT_OPTION("repeat", OPT_REPEAT, "N", "Runs of each case (3)"),
+    BT_OPTION("case", OPT_ONLY, "NAME", "Only this one"),
+    BT_OPTION("percent", OPT_PERCENT, "N", "Of each case's tokens (100)"),
+    BT_OPTION("core", OPT_CORE, "N", "The coordinator's own processor (it shares all)"),
+    BT_OPTION("busy-poll", OPT_BUSY_POLL, NULL, "The coordinator's --busy-poll"),
+    BT_OPTION("json", OPT_JSON, "FILE", "Every run's figures"),
+    {0},
 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)

@@ -60,31 +60,32 @@ static const char DOC[] =
     "    --slo-ttft-ms 500 --slo-itl-ms 50 --json run.json --plot run.svg";
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                                          0, NULL, 0, "The load:", 1},
-    {"address",                                                         'a', "HOST:PORT", 0, "What `baton run` printed (default 127.0.0.1:8000)", 1},
-    {"rate",                                                  OPT_RATE, "R", 0, "Open loop: arrivals a second, on average", 1},
-    {"concurrency",                                                             'c', "N", 0, "Closed loop: requests under way at all times (default 8)", 1},
-    {"requests",  'n', "N", 0, "Requests to send (default 100, or no limit with --seconds)", 1},
-    {"seconds",                                                            OPT_SECONDS, "S", 0, "Send for S seconds, then wait for the answers", 1},
-    {"warmup",                                                            OPT_WARMUP, "N", 0, "Requests sent first that do not count (default 1)", 1},
-    {"timeout-s",                                                        OPT_TIMEOUT, "S", 0, "Deadline of each request (default 600)", 1},
-    {"seed",                                                          OPT_SEED, "N", 0, "Seed of lengths, tokens and arrivals (default 1)", 1},
-    {NULL,                   0, NULL, 0, "Each request:", 2},
-    {"prompt-tokens",                                                             OPT_PROMPT, "LENGTHS", 0, "Length of a prompt (default 128)", 2},
-    {"output-tokens",OPT_OUTPUT, "LENGTHS", 0, "Length of an answer (default 64)", 2},
-    {"shared-prefix",                                                            OPT_SHARED, "PART", 0,
-     "Part of each prompt, 0 to 1, that is the beginning of a common text (default 0)", 2},
-    {"prefixes",                                                            OPT_PREFIXES, "N", 0, "Number of common texts (default 1)", 2},
-    {"temperature",                                                    OPT_TEMPERATURE, "T", 0, "0 takes the likeliest token (default 0)", 2},
-    {"allow-eos",                                                          OPT_ALLOW_EOS, NULL, 0, "Let the model end an answer before its length", 2},
-    {NULL, 0, NULL, 0, "The report:", 3},
-    {"slo-ttft-ms",                                                             OPT_SLO_TTFT, "MS", 0, "Goodput: limit of TTFT", 3},
-    {"slo-itl-ms",OPT_SLO_ITL, "MS", 0, "Goodput: limit of TPOT, a request's mean ITL", 3},
-    {"json",                                                            OPT_JSON, "FILE", 0, "Write all that was measured to FILE", 3},
-    {"token-times",                                                            OPT_TOKEN_TIMES, NULL, 0, "With --json: also when each message came", 3},
-    {"plot",                                                      OPT_PLOT, "FILE", 0, "Plot to FILE.svg or FILE.png (needs Python and matplotlib)", 3},
-    {"quiet",                                                          'q', NULL, 0, "No progress on a terminal", 3},
-    {0         }
+    BT_OPTION_GROUP("The load:", 1),
+    BT_OPTION("address", 'a', "HOST:PORT", "What `baton run` printed (default 127.0.0.1:8000)"),
+    BT_OPTION("rate", OPT_RATE, "R", "Open loop: arrivals a second, on average"),
+    BT_OPTION("concurrency", 'c', "N", "Closed loop: requests under way at all times (default 8)"),
+    BT_OPTION("requests", 'n', "N", "Requests to send (default 100, or no limit with --seconds)"),
+    BT_OPTION("seconds", OPT_SECONDS, "S", "Send for S seconds, then wait for the answers"),
+    BT_OPTION("warmup", OPT_WARMUP, "N", "Requests sent first that do not count (default 1)"),
+    BT_OPTION("timeout-s", OPT_TIMEOUT, "S", "Deadline of each request (default 600)"),
+    BT_OPTION("seed", OPT_SEED, "N", "Seed of lengths, tokens and arrivals (default 1)"),
+    BT_OPTION_GROUP("Each request:", 2),
+    BT_OPTION("prompt-tokens", OPT_PROMPT, "LENGTHS", "Length of a prompt (default 128)"),
+    BT_OPTION("output-tokens", OPT_OUTPUT, "LENGTHS", "Length of an answer (default 64)"),
+    BT_OPTION("shared-prefix", OPT_SHARED, "PART",
+              "Part of each prompt, 0 to 1, that is the beginning of a common text (default 0)"),
+    BT_OPTION("prefixes", OPT_PREFIXES, "N", "Number of common texts (default 1)"),
+    BT_OPTION("temperature", OPT_TEMPERATURE, "T", "0 takes the likeliest token (default 0)"),
+    BT_OPTION("allow-eos", OPT_ALLOW_EOS, NULL, "Let the model end an answer before its length"),
+    BT_OPTION_GROUP("The report:", 3),
+    BT_OPTION("slo-ttft-ms", OPT_SLO_TTFT, "MS", "Goodput: limit of TTFT"),
+    BT_OPTION("slo-itl-ms", OPT_SLO_ITL, "MS", "Goodput: limit of TPOT, a request's mean ITL"),
+    BT_OPTION("json", OPT_JSON, "FILE", "Write all that was measured to FILE"),
+    BT_OPTION("token-times", OPT_TOKEN_TIMES, NULL, "With --json: also when each message came"),
+    BT_OPTION("plot", OPT_PLOT, "FILE",
+              "Plot to FILE.svg or FILE.png (needs Python and matplotlib)"),
+    BT_OPTION("quiet", 'q', NULL, "No progress on a terminal"),
+    {0},
 };
 
 typedef struct {
@@ -169,11 +170,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case ARGP_KEY_INIT: state->child_inputs[0] = &opt->tls; return 0;
-    case 'a':
-        if (!bt_parse_address(arg))
-            argp_error(state, "--address is \"%s\", expected HOST:PORT", arg);
-        opt->address = arg;
-        return 0;
+    case 'a': opt->address = bt_option_address(state, "--address", arg); return 0;
     case OPT_RATE: opt->plan.rate = bt_option_real(state, "--rate", arg, 1e-3, 1e6); return 0;
     case 'c':
         opt->concurrency = (uint32_t)bt_option_number(state, "--concurrency", arg, 1, 1 << 16);
@@ -318,7 +315,7 @@ int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
         {&bt_tls_argp, 0, NULL, 0},
-        {0       }
+        {NULL,         0, NULL, 0}
     };
     const struct argp      parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     const struct sigaction action = {.sa_handler = on_signal};

@@ -37,52 +37,55 @@ enum {
 };
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                                        0, NULL, 0, "The cell:", 1},
-    {"model",                                                       'm', "DIR", 0, "Model directory, with config.json, tokenizer.json and *.safetensors",
-     1},
-    {"prefill",                                                OPT_PREFILL, "P", 0, "Ranks that compute prompts (default 1)", 1},
-    {"decode",                                                           OPT_DECODE, "D", 0, "Ranks that generate (default 1)", 1},
-    {"both",  OPT_BOTH, "N", 0, "N ranks that do both, in place of --prefill and --decode", 1},
-    {"hosts",                                                          OPT_HOSTS, "LIST", 0, "Hosts and slots for mpirun: node1:8,node2:8", 1},
-    {"hostfile",                                                           OPT_HOSTFILE, "FILE", 0, "Open MPI host file", 1},
-    {"rank-map",                                                   OPT_RANK_MAP, "FILE", 0,
-     "File that says where each rank runs, with its role, cores and devices; in place of "
-     "--prefill, --decode, --both and --hosts", 1},
-    {"slurm",                                                        OPT_SLURM, NULL, 0, "Run the ranks on all nodes of this Slurm job", 1},
-    {"cell",                   OPT_CELL, "NAME", 0, "Name of this cell, for a coordinator with several", 1},
-    {NULL,                                                           0, NULL, 0, "Each rank:", 5},
-    {"kv-bytes",OPT_KV_BYTES, "BYTES", 0,
-     "Memory of each rank for KV pages, like 512M or 2G (default: what its memory account leaves, "
-     "which it logs)", 5},
-    {"weights-cache",                                                          OPT_CACHE, "DIR", 0,
-     "Keep packed weights in a file in DIR, and map it at later starts (CPU only)", 5},
-    {"chunk",                                                          OPT_CHUNK, "ROWS", 0,
-     "Most rows of one prompt in a step (default 2048, with --both 512; at most --max-rows)", 5},
-    {"max-rows",                                                      OPT_MAX_ROWS, "ROWS", 0,
-     "Most rows of a rank in a step, over all requests (default: the larger of --chunk and 256)", 5},
-    {"form",                                                        OPT_FORM, "FORM", 0,
-     "Form of attention: role (default: normal for prompts, absorbed for generated tokens), "
-     "normal, absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)", 5},
-    {"share-generated", OPT_SHARE, NULL, 0,
-     "Cache full pages of replies too; tokens then depend on what was cached", 5},
-    {"threads",                                                           OPT_THREADS, "N", 0,
-     "Compute threads of a rank (default: one per core; an idle rank leaves its cores to the "
-     "others)", 5},
-    {"kernels",OPT_KERNELS, "NAME", 0,
-     "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, avx512, avx2, "
-     "scalar", 5},
-    {"device",                                                          OPT_DEVICE, "WHERE", 0,
-     "Where ranks compute: auto (default: a GPU if one can be used), cpu, cuda, cuda:N", 5},
-    {"transport",                                                          OPT_TRANSPORT, "HOW", 0,
-     "How ranks on GPUs exchange data: auto (default), nccl, mpi", 5},
-    {"timeout-s",                                                  OPT_TIMEOUT, "S", 0,
-     "How long a rank waits for another one in a step (default 10)", 5},
-    {"coordinator-timeout-s",                                                     OPT_QUIET, "S", 0,
-     "A coordinator that has not answered for S seconds is lost (default 20)", 5},
-    {"orphan-s",                                       OPT_ORPHAN, "S", 0,
-     "How long ranks that have lost their coordinator look for a new one (default 60 if one may "
-     "come, else 0)", 5},
-    {0                                                          }
+    BT_OPTION_GROUP("The cell:", 1),
+    BT_OPTION("model", 'm', "DIR",
+              "Model directory, with config.json, tokenizer.json and *.safetensors"),
+    BT_OPTION("prefill", OPT_PREFILL, "P", "Ranks that compute prompts (default 1)"),
+    BT_OPTION("decode", OPT_DECODE, "D", "Ranks that generate (default 1)"),
+    BT_OPTION("both", OPT_BOTH, "N", "N ranks that do both, in place of --prefill and --decode"),
+    BT_OPTION("hosts", OPT_HOSTS, "LIST", "Hosts and slots for mpirun: node1:8,node2:8"),
+    BT_OPTION("hostfile", OPT_HOSTFILE, "FILE", "Open MPI host file"),
+    BT_OPTION("rank-map", OPT_RANK_MAP, "FILE",
+              "File that says where each rank runs, with its role, cores and devices; in place of "
+              "--prefill, --decode, --both and --hosts"),
+    BT_OPTION("slurm", OPT_SLURM, NULL, "Run the ranks on all nodes of this Slurm job"),
+    BT_OPTION("cell", OPT_CELL, "NAME", "Name of this cell, for a coordinator with several"),
+    BT_OPTION_GROUP("Each rank:", 5),
+    BT_OPTION("kv-bytes", OPT_KV_BYTES, "BYTES",
+              "Memory of each rank for KV pages, like 512M or 2G (default: what its memory account "
+              "leaves, which it logs)"),
+    BT_OPTION("weights-cache", OPT_CACHE, "DIR",
+              "Keep packed weights in a file in DIR, and map it at later starts (CPU only)"),
+    BT_OPTION(
+        "chunk", OPT_CHUNK, "ROWS",
+        "Most rows of one prompt in a step (default 2048, with --both 512; at most --max-rows)"),
+    BT_OPTION("max-rows", OPT_MAX_ROWS, "ROWS",
+              "Most rows of a rank in a step, over all requests (default: the larger of --chunk "
+              "and 256)"),
+    BT_OPTION(
+        "form", OPT_FORM, "FORM",
+        "Form of attention: role (default: normal for prompts, absorbed for generated tokens), "
+        "normal, absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
+    BT_OPTION("share-generated", OPT_SHARE, NULL,
+              "Cache full pages of replies too; tokens then depend on what was cached"),
+    BT_OPTION("threads", OPT_THREADS, "N",
+              "Compute threads of a rank (default: one per core; an idle rank leaves its cores to "
+              "the others)"),
+    BT_OPTION("kernels", OPT_KERNELS, "NAME",
+              "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, "
+              "avx512, avx2, scalar"),
+    BT_OPTION("device", OPT_DEVICE, "WHERE",
+              "Where ranks compute: auto (default: a GPU if one can be used), cpu, cuda, cuda:N"),
+    BT_OPTION("transport", OPT_TRANSPORT, "HOW",
+              "How ranks on GPUs exchange data: auto (default), nccl, mpi"),
+    BT_OPTION("timeout-s", OPT_TIMEOUT, "S",
+              "How long a rank waits for another one in a step (default 10)"),
+    BT_OPTION("coordinator-timeout-s", OPT_QUIET, "S",
+              "A coordinator that has not answered for S seconds is lost (default 20)"),
+    BT_OPTION("orphan-s", OPT_ORPHAN, "S",
+              "How long ranks that have lost their coordinator look for a new one (default 60 if "
+              "one may come, else 0)"),
+    {0},
 };
 
 static uint64_t read_flag(struct argp_state *state, const char *flag, const char *arg)
@@ -252,19 +255,19 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 const bt_setting_conflict bt_cell_conflicts[] = {
-    {"both",     "prefill"},
-    {"both",          "decode"},
-    {"hosts","hostfile"},
-    {"hosts",    "slurm"},
-    {"hostfile",          "slurm"},
-    {"rank-map","both"},
-    {"rank-map", "prefill"},
-    {"rank-map",          "decode"},
-    {"rank-map",     "spares"},
-    {"rank-map", "hosts"},
-    {"rank-map",          "hostfile"},
-    {"rank-map","slurm"},
-    {0}
+    {"both",     "prefill" },
+    {"both",     "decode"  },
+    {"hosts",    "hostfile"},
+    {"hosts",    "slurm"   },
+    {"hostfile", "slurm"   },
+    {"rank-map", "both"    },
+    {"rank-map", "prefill" },
+    {"rank-map", "decode"  },
+    {"rank-map", "spares"  },
+    {"rank-map", "hosts"   },
+    {"rank-map", "hostfile"},
+    {"rank-map", "slurm"   },
+    {NULL,       NULL      }
 };
 
 const struct argp bt_cell_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};

@@ -10,6 +10,7 @@
 #include "cli/talk.h"
 #include "core/alloc.h"
 #include "core/limits.h"
+#include "core/parse.h"
 
 enum { OPT_MESSAGE = 256, OPT_SYSTEM };
 
@@ -25,9 +26,9 @@ static const char DOC[] =
     "  baton chat --message 'Good morrow, cousin.' --max-tokens 80";
 
 static const struct argp_option OPTIONS[] = {
-    {"message",                                OPT_MESSAGE, "TEXT", 0, "One message instead of a conversation", 0},
-    {"system",                                  OPT_SYSTEM, "TEXT", 0, "What the model is told first", 0},
-    {0}
+    BT_OPTION("message", OPT_MESSAGE, "TEXT", "One message instead of a conversation"),
+    BT_OPTION("system", OPT_SYSTEM, "TEXT", "What the model is told first"),
+    {0},
 };
 
 typedef struct {
@@ -178,7 +179,7 @@ int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
         {&bt_talk_argp, 0, NULL, 0},
-        {0        }
+        {NULL,          0, NULL, 0}
     };
     const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     options           opt    = {0};

@@ -382,7 +382,8 @@ static void on_lost(void *ctx, bt_control_peer *peer)
 }
 
 bt_status bt_eval_cell_create(bt_rpc_loop *loop, const bt_eval_options *options,
-                              bt_eval_cases *cases, bt_eval_cell **cell_out, char *address_out)
+                              bt_eval_cases *cases, bt_eval_cell **cell_out,
+                              char address_out[BT_ADDRESS_BYTES])
 {
     bt_status         st     = BT_OK;
     bt_eval_cell     *cell   = bt_calloc(1, sizeof(*cell));
@@ -397,8 +398,8 @@ bt_status bt_eval_cell_create(bt_rpc_loop *loop, const bt_eval_options *options,
     BT_REQUIRE(cell->ranks != NULL && cell->runs != NULL, BT_ERR_NO_MEMORY,
                "%u ranks and %zu cases", options->n_ranks, cases->n);
     BT_TRY(bt_control_server_create(loop, options->address, &events, &cell->server, &port));
-    snprintf(address_out, 64, "%.*s:%u", (int)(strrchr(options->address, ':') - options->address),
-             options->address, port);
+    snprintf(address_out, BT_ADDRESS_BYTES, "%.*s:%u",
+             (int)(strrchr(options->address, ':') - options->address), options->address, port);
     *cell_out = cell;
     cell      = NULL;
 out:

@@ -9,6 +9,7 @@
 #define BT_CLI_EVAL_CELL_H
 
 #include "cli/eval_cases.h"
+#include "core/parse.h"
 #include "proto/rpc.h"
 
 typedef struct bt_eval_cell bt_eval_cell;
@@ -20,9 +21,10 @@ typedef struct {
     uint32_t    n_parallel; /* cases under way at once */
 } bt_eval_options;
 
-/* Listens.  `cases` is borrowed; *address_out (64 bytes) is where the ranks attach. */
+/* Listens.  `cases` is borrowed; address_out is where the ranks attach. */
 bt_status bt_eval_cell_create(bt_rpc_loop *loop, const bt_eval_options *options,
-                              bt_eval_cases *cases, bt_eval_cell **cell_out, char *address_out);
+                              bt_eval_cases *cases, bt_eval_cell **cell_out,
+                              char address_out[BT_ADDRESS_BYTES]);
 /* After stop and an idle loop. */
 void bt_eval_cell_destroy(bt_eval_cell *cell);
 

@@ -11,6 +11,7 @@
 #include "cli/talk.h"
 #include "core/alloc.h"
 #include "core/limits.h"
+#include "core/parse.h"
 
 enum { OPT_PROMPT = 256, OPT_BOS, OPT_NO_BOS };
 
@@ -26,10 +27,10 @@ static const char DOC[] =
     "  baton generate --json --logprobs --seed 7 --temperature 0.8 < prompt.txt";
 
 static const struct argp_option OPTIONS[] = {
-    {"prompt",                       OPT_PROMPT, "TEXT", 0, "The prompt (default: stdin)", 0},
-    {"bos",                        OPT_BOS, NULL, 0, "Begin with a beginning-of-text token", 0},
-    {"no-bos", OPT_NO_BOS, NULL, 0, "Begin without one", 0},
-    {0                             }
+    BT_OPTION("prompt", OPT_PROMPT, "TEXT", "The prompt (default: stdin)"),
+    BT_OPTION("bos", OPT_BOS, NULL, "Begin with a beginning-of-text token"),
+    BT_OPTION("no-bos", OPT_NO_BOS, NULL, "Begin without one"),
+    {0},
 };
 
 typedef enum { BOS_BY_CONFIG, BOS_YES, BOS_NO } bos_rule;
@@ -139,7 +140,7 @@ int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
         {&bt_talk_argp, 0, NULL, 0},
-        {0        }
+        {NULL,          0, NULL, 0}
     };
     const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     options           opt    = {0};

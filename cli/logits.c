@@ -50,18 +50,18 @@ static const char DOC[] =
     "    --ids in.safetensors --out out.safetensors";
 
 static const struct argp_option OPTIONS[] = {
-    {"ids",                      OPT_IDS, "IN", 0, "The cases (safetensors)", 0},
-    {"out",                      OPT_OUT, "OUT", 0, "Where the answers go (safetensors)", 0},
-    {"parallel", OPT_PARALLEL, "N", 0, "Cases computed at once (default 8)", 0},
-    {"control",                          OPT_CONTROL, "HOST:PORT", 0,
-     "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an address "
-     "that all of them reach)", 0},
-    {"stall-s",OPT_STALL, "S", 0,
-     "Give up when no rank reports progress for S seconds while loading, or 5 times as long while "
-     "computing (default 120)", 0},
-    {"verbose",                         'v', NULL, 0, "Show everything that the ranks say", 0},
+    BT_OPTION("ids", OPT_IDS, "IN", "The cases (safetensors)"),
+    BT_OPTION("out", OPT_OUT, "OUT", "Where the answers go (safetensors)"),
+    BT_OPTION("parallel", OPT_PARALLEL, "N", "Cases computed at once (default 8)"),
+    BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
+              "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an "
+              "address that all of them reach)"),
+    BT_OPTION("stall-s", OPT_STALL, "S",
+              "Give up when no rank reports progress for S seconds while loading, or 5 times as "
+              "long while computing (default 120)"),
+    BT_OPTION("verbose", 'v', NULL, "Show everything that the ranks say"),
     BT_CONFIG_OPTION(0),
-    {0                        }
+    {0},
 };
 
 typedef struct {
@@ -84,12 +84,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT: state->child_inputs[0] = &opt->cell; return 0;
     case OPT_IDS: opt->in = bt_option_name(state, "--ids", "a file", arg); return 0;
     case OPT_OUT: opt->out = bt_option_name(state, "--out", "a file", arg); return 0;
-    case OPT_CONTROL:
-        if (!bt_parse_address(arg) || strlen(arg) > 50) {
-            argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
-        }
-        opt->control = arg;
-        return 0;
+    case OPT_CONTROL: opt->control = bt_option_address(state, "--control", arg); return 0;
     case OPT_PARALLEL:
         opt->n_parallel = (uint32_t)bt_option_number(state, "--parallel", arg, 1, 65536);
         return 0;
@@ -215,7 +210,7 @@ static bt_status start_cell(session *s, const options *opt)
 {
     bt_status       st   = BT_OK;
     char          **argv = NULL;
-    char            address[64];
+    char            address[BT_ADDRESS_BYTES];
     bt_eval_options eval = {.address    = opt->control,
                             .n_prefill  = opt->cell.n_both ? 0 : opt->cell.n_prefill,
                             .n_decode   = opt->cell.n_both ? 0 : opt->cell.n_decode,
@@ -276,17 +271,17 @@ out:
 }
 
 static const bt_setting_default DEFAULTS[] = {
-    {"control", "127.0.0.1:0"},
-    {"parallel",         "8"},
-    {"stall-s","120"},
-    {0}
+    {"control",  "127.0.0.1:0"},
+    {"parallel", "8"          },
+    {"stall-s",  "120"        },
+    {NULL,       NULL         }
 };
 
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
         {&bt_cell_argp, 0, NULL, 0},
-        {0        }
+        {NULL,          0, NULL, 0}
     };
     const struct argp      parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     const struct sigaction note     = {.sa_handler = note_signal};

@@ -71,65 +71,69 @@ static const char DOC[] =
 
 /* Beside groups 1 and 5 of bt_cell_argp. */
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                                                                     0, NULL, 0, "The server:", 2},
-    {"port",                                                                                    'p', "N", 0, "Public port (default 8000; 0: any free one)", 2},
-    {"host",                                                                           OPT_HOST, "HOST", 0,
-     "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)", 2},
-    {"served-model-name",                                                                                        OPT_NAME, "NAME", 0,
-     "What clients call the model (default: the directory's name)", 2},
-    {"queue-s",  OPT_QUEUE, "S", 0, "How long a request may wait for its turn (default 30)", 2},
-    {"queue-tokens",                                                                                       OPT_QUEUE_TOKENS, "N", 0,
-     "Prompt tokens that may wait; a request beyond them is refused (default 4194304)", 2},
-    {"drain-s",                                                                                       OPT_DRAIN, "S", 0,
-     "How long requests may go on after SIGTERM (default 20; 0: not at all)", 2},
-    {"busy-poll",                                                                                   OPT_BUSY_POLL, NULL, 0,
-     "While ranks have requests the coordinator looks for their tokens without sleeping: they are "
-     "sent sooner and more evenly, for a whole core, which nothing else should want", 2},
-    {"http-port",                                                                                  OPT_HTTP_PORT, "N", 0,
-     "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 2},
-    {"http-host",                     OPT_HTTP_HOST, "HOST", 0, "Address of the HTTP port (default 127.0.0.1)", 2},
-    {"log",                                                                                        OPT_LOG, "LEVEL", 0,
-     "Which of the ranks' log lines to show: error, warn, info (default; with --chat warn), debug", 2},
-    {NULL,0, NULL, 0, "When a process dies:", 3},
-    {"on-death",                                                                                       OPT_DEATH, "WHAT", 0,
-     "replace (default): the other ranks go on, and recompute what the lost one had; restart: what "
-     "died is started again; stop: the cell ends", 3},
-    {"spares",                                                                                       OPT_SPARES, "N", 0,
-     "Standby ranks, each of which can take the place of a lost one (default 0)", 3},
-    {"restarts",                                                                                OPT_RESTARTS, "N", 0,
-     "Restart a failed cell up to N times in a row (default: 5 with --on-death restart, else 0)", 3},
-    {"renew",                                                                                     OPT_RENEW, NULL, 0,
-     "replace, with --restarts: when ranks are missing and no spare is left, start a new cell "
-     "beside this one if memory allows, then drain this one", 3},
-    {"rejoin-s",                                 OPT_REJOIN, "S", 0,
-     "replace: how long to wait for a spare when a role has no rank left (default 30)", 3},
-    {"rank-timeout-s",                                                                                        OPT_RANK_TIMEOUT, "S", 0,
-     "A rank with requests that makes no progress for S seconds is lost (default 30)", 3},
-    {"stall-s",OPT_STALL, "S", 0,
-     "Give up when nothing happens for S seconds before the cell is ready (default 120)", 3},
-    {NULL,                                                                                       0, NULL, 0, "TLS of the public port:", 4},
-    {"tls-cert",                                                                                       OPT_TLS_CERT, "FILE", 0, "PEM certificate chain of the public port", 4},
-    {"tls-key",                                                                                OPT_TLS_KEY, "FILE", 0, "Private key of that certificate", 4},
-    {"tls-client-ca",                                                                                     OPT_TLS_CLIENT_CA, "FILE", 0,
-     "Accept only clients with a certificate from these authorities", 4},
-    {NULL,                  0, NULL, 0, "One answer, then exit:", 6},
-    {"chat",                                                                                        OPT_CHAT, "TEXT", 0, "Send TEXT, show answer and summary, then exit", 6},
-    {"max-tokens",OPT_MAX, "N", 0, "Longest answer, in tokens (default 256)", 6},
-    {"chat-tls-ca",                                                                                       OPT_CHAT_TLS_CA, "FILE", 0,
-     "--chat: authorities to trust (default: the server's certificate)", 6},
-    {"chat-tls-server-name",                                                                                       OPT_CHAT_TLS_NAME, "NAME", 0,
-     "--chat: name in the server's certificate, if it is not the address", 6},
-    {"chat-tls-cert",                                                                              OPT_CHAT_TLS_CERT, "FILE", 0,
-     "--chat: the client's certificate, for --tls-client-ca", 6},
-    {"chat-tls-key",                                                                                     OPT_CHAT_TLS_KEY, "FILE", 0, "--chat: its private key", 6},
-    {NULL, 0, NULL, 0, "Several cells, several machines:", 7},
-    {"coordinator",                                                                                        OPT_JOIN, "HOST:PORT", 0,
-     "Start ranks only, for the coordinator with this control port; needs --cell", 7},
-    {"control",                                                       OPT_CONTROL, "HOST:PORT", 0,
-     "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an address "
-     "that all of them reach)", 7},
+    BT_OPTION_GROUP("The server:", 2),
+    BT_OPTION("port", 'p', "N", "Public port (default 8000; 0: any free one)"),
+    BT_OPTION("host", OPT_HOST, "HOST",
+              "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)"),
+    BT_OPTION("served-model-name", OPT_NAME, "NAME",
+              "What clients call the model (default: the directory's name)"),
+    BT_OPTION("queue-s", OPT_QUEUE, "S", "How long a request may wait for its turn (default 30)"),
+    BT_OPTION("queue-tokens", OPT_QUEUE_TOKENS, "N",
+              "Prompt tokens that may wait; a request beyond them is refused (default 4194304)"),
+    BT_OPTION("drain-s", OPT_DRAIN, "S",
+              "How long requests may go on after SIGTERM (default 20; 0: not at all)"),
+    BT_OPTION(
+        "busy-poll", OPT_BUSY_POLL, NULL,
+        "While ranks have requests the coordinator looks for their tokens without sleeping: they "
+        "are sent sooner and more evenly, for a whole core, which nothing else should want"),
+    BT_OPTION(
+        "http-port", OPT_HTTP_PORT, "N",
+        "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)"),
+    BT_OPTION("http-host", OPT_HTTP_HOST, "HOST", "Address of the HTTP port (default 127.0.0.1)"),
+    BT_OPTION("log", OPT_LOG, "LEVEL",
+              "Which of the ranks' log lines to show: error, warn, info (default; with --chat "
+              "warn), debug"),
+    BT_OPTION_GROUP("When a process dies:", 3),
+    BT_OPTION("on-death", OPT_DEATH, "WHAT",
+              "replace (default): the other ranks go on, and recompute what the lost one had; "
+              "restart: what died is started again; stop: the cell ends"),
+    BT_OPTION("spares", OPT_SPARES, "N",
+              "Standby ranks, each of which can take the place of a lost one (default 0)"),
+    BT_OPTION("restarts", OPT_RESTARTS, "N",
+              "Restart a failed cell up to N times in a row (default: 5 with --on-death restart, "
+              "else 0)"),
+    BT_OPTION("renew", OPT_RENEW, NULL,
+              "replace, with --restarts: when ranks are missing and no spare is left, start a new "
+              "cell beside this one if memory allows, then drain this one"),
+    BT_OPTION("rejoin-s", OPT_REJOIN, "S",
+              "replace: how long to wait for a spare when a role has no rank left (default 30)"),
+    BT_OPTION("rank-timeout-s", OPT_RANK_TIMEOUT, "S",
+              "A rank with requests that makes no progress for S seconds is lost (default 30)"),
+    BT_OPTION("stall-s", OPT_STALL, "S",
+              "Give up when nothing happens for S seconds before the cell is ready (default 120)"),
+    BT_OPTION_GROUP("TLS of the public port:", 4),
+    BT_OPTION("tls-cert", OPT_TLS_CERT, "FILE", "PEM certificate chain of the public port"),
+    BT_OPTION("tls-key", OPT_TLS_KEY, "FILE", "Private key of that certificate"),
+    BT_OPTION("tls-client-ca", OPT_TLS_CLIENT_CA, "FILE",
+              "Accept only clients with a certificate from these authorities"),
+    BT_OPTION_GROUP("One answer, then exit:", 6),
+    BT_OPTION("chat", OPT_CHAT, "TEXT", "Send TEXT, show answer and summary, then exit"),
+    BT_OPTION("max-tokens", OPT_MAX, "N", "Longest answer, in tokens (default 256)"),
+    BT_OPTION("chat-tls-ca", OPT_CHAT_TLS_CA, "FILE",
+              "--chat: authorities to trust (default: the server's certificate)"),
+    BT_OPTION("chat-tls-server-name", OPT_CHAT_TLS_NAME, "NAME",
+              "--chat: name in the server's certificate, if it is not the address"),
+    BT_OPTION("chat-tls-cert", OPT_CHAT_TLS_CERT, "FILE",
+              "--chat: the client's certificate, for --tls-client-ca"),
+    BT_OPTION("chat-tls-key", OPT_CHAT_TLS_KEY, "FILE", "--chat: its private key"),
+    BT_OPTION_GROUP("Several cells, several machines:", 7),
+    BT_OPTION("coordinator", OPT_JOIN, "HOST:PORT",
+              "Start ranks only, for the coordinator with this control port; needs --cell"),
+    BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
+              "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an "
+              "address that all of them reach)"),
     BT_CONFIG_OPTION(8),
-    {0                                                                                      }
+    {0},
 };
 
 static bt_log_level log_level(struct argp_state *state, const char *arg)
@@ -304,17 +308,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->restarts       = (uint32_t)bt_option_number(state, "--restarts", arg, 1, 1000000);
         return 0;
     case OPT_RENEW: opt->renew = true; return 0;
-    case OPT_JOIN:
-        if (!bt_parse_address(arg))
-            argp_error(state, "--coordinator is \"%s\", expected HOST:PORT", arg);
-        opt->join = arg;
-        return 0;
-    case OPT_CONTROL:
-        if (!bt_parse_address(arg)) {
-            argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
-        }
-        opt->control = arg;
-        return 0;
+    case OPT_JOIN: opt->join = bt_option_address(state, "--coordinator", arg); return 0;
+    case OPT_CONTROL: opt->control = bt_option_address(state, "--control", arg); return 0;
     case OPT_STALL:
         opt->stall_ns = (uint64_t)bt_option_number(state, "--stall-s", arg, 1, 86400) * BT_NS_PER_S;
         return 0;
@@ -329,25 +324,25 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const bt_setting_default DEFAULTS[] = {
-    {"port",       "8000"},
-    {"host",            "127.0.0.1"},
-    {"control","127.0.0.1:0"},
-    {"on-death",    "replace"},
-    {"restarts",            "5 with restart, else 0"},
-    {"stall-s","120"},
-    {"log",   "info"},
-    {"max-tokens",            "256"},
-    {"http-port",        "none"},
-    {"http-host",        "127.0.0.1"},
-    {"drain-s",            "20"},
-    {0}
+    {"port",       "8000"                  },
+    {"host",       "127.0.0.1"             },
+    {"control",    "127.0.0.1:0"           },
+    {"on-death",   "replace"               },
+    {"restarts",   "5 with restart, else 0"},
+    {"stall-s",    "120"                   },
+    {"log",        "info"                  },
+    {"max-tokens", "256"                   },
+    {"http-port",  "none"                  },
+    {"http-host",  "127.0.0.1"             },
+    {"drain-s",    "20"                    },
+    {NULL,         NULL                    }
 };
 
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
         {&bt_cell_argp, 0, NULL, 0},
-        {0        }
+        {NULL,          0, NULL, 0}
     };
     const struct argp parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     bt_settings_spec  spec     = {&parser, DEFAULTS, bt_cell_conflicts};

@@ -19,15 +19,16 @@ enum { OPT_JSON = 512, OPT_TIMEOUT };
 enum { MAX_TEXT = 256 << 20 };
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,           0, NULL, 0, "The server:", 1},
-    {"address",          'a', "HOST:PORT", 0, "What `baton run` printed (default 127.0.0.1:8000)", 1},
-    {"model", 'm', "DIR", 0,
-     "Directory with the model's tokenizer.json (default: the one that the server names)", 1},
-    {"timeout-s",              OPT_TIMEOUT, "S", 0, "Give up when nothing comes for S seconds (default 120)", 1},
-    {NULL,  0, NULL, 0, "What is written:", 6},
-    {"json",             OPT_JSON, NULL, 0, "One JSON object instead of text", 6},
-    {"quiet",             'q', NULL, 0, "No summary on stderr", 6},
-    {0       }
+    BT_OPTION_GROUP("The server:", 1),
+    BT_OPTION("address", 'a', "HOST:PORT", "What `baton run` printed (default 127.0.0.1:8000)"),
+    BT_OPTION("model", 'm', "DIR",
+              "Directory with the model's tokenizer.json (default: the one that the server names)"),
+    BT_OPTION("timeout-s", OPT_TIMEOUT, "S",
+              "Give up when nothing comes for S seconds (default 120)"),
+    BT_OPTION_GROUP("What is written:", 6),
+    BT_OPTION("json", OPT_JSON, NULL, "One JSON object instead of text"),
+    BT_OPTION("quiet", 'q', NULL, "No summary on stderr"),
+    {0},
 };
 
 enum { OUTPUT_LOST = -1 }; /* in g_stop, which else holds a signal */
@@ -54,12 +55,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[0] = &opt->request;
         state->child_inputs[1] = &opt->tls;
         return 0;
-    case 'a':
-        if (!bt_parse_address(arg)) {
-            argp_error(state, "--address is \"%s\", expected HOST:PORT", arg);
-        }
-        opt->address = arg;
-        return 0;
+    case 'a': opt->address = bt_option_address(state, "--address", arg); return 0;
     case 'm': opt->model = bt_option_name(state, "--model", "a directory", arg); return 0;
     case 'q': opt->quiet = true; return 0;
     case OPT_JSON: opt->json = true; return 0;
@@ -73,8 +69,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_child CHILDREN[] = {
     {&bt_request_argp, 0, NULL, 0},
-    {&bt_tls_argp,            0, NULL, 0},
-    {0               }
+    {&bt_tls_argp,     0, NULL, 0},
+    {NULL,             0, NULL, 0}
 };
 const struct argp bt_talk_argp = {OPTIONS, parse, NULL, NULL, CHILDREN, NULL, NULL};
 

@@ -5,15 +5,15 @@
 enum { OPT_TLS = 0x6000, OPT_CA, OPT_CERT, OPT_KEY, OPT_NAME };
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                           0, NULL, 0, "A server with TLS (`baton run --tls-cert`):", 8},
-    {"tls",                                          OPT_TLS, NULL, 0, "Speak TLS, and trust the system's authorities", 8},
-    {"tls-ca", OPT_CA, "FILE", 0, "Speak TLS, and trust the authorities in this PEM file", 8},
-    {"tls-cert",                                              OPT_CERT, "FILE", 0,
-     "This client's PEM certificate, for servers with --tls-client-ca; needs --tls-key", 8},
-    {"tls-key",OPT_KEY, "FILE", 0, "Private key of that certificate", 8},
-    {"tls-server-name",                                             OPT_NAME, "NAME", 0,
-     "Name in the server's certificate, if it is not the host of --address", 8},
-    {0                                            }
+    BT_OPTION_GROUP("A server with TLS (`baton run --tls-cert`):", 8),
+    BT_OPTION("tls", OPT_TLS, NULL, "Speak TLS, and trust the system's authorities"),
+    BT_OPTION("tls-ca", OPT_CA, "FILE", "Speak TLS, and trust the authorities in this PEM file"),
+    BT_OPTION("tls-cert", OPT_CERT, "FILE",
+              "This client's PEM certificate, for servers with --tls-client-ca; needs --tls-key"),
+    BT_OPTION("tls-key", OPT_KEY, "FILE", "Private key of that certificate"),
+    BT_OPTION("tls-server-name", OPT_NAME, "NAME",
+              "Name in the server's certificate, if it is not the host of --address"),
+    {0},
 };
 
 static void check(struct argp_state *state, const bt_rpc_client_tls *tls)

@@ -24,9 +24,9 @@ static const char DOC[] =
     "  echo '[407, 310]' | baton tokenize --model models/demo --decode";
 
 static const struct argp_option OPTIONS[] = {
-    {"model",                                         'm', "PATH", 0, "The model's directory, or its tokenizer.json", 0},
-    {"decode",                                         'd', NULL, 0, "Turn lists of ids into strings", 0},
-    {0}
+    BT_OPTION("model", 'm', "PATH", "The model's directory, or its tokenizer.json"),
+    BT_OPTION("decode", 'd', NULL, "Turn lists of ids into strings"),
+    {0},
 };
 
 typedef struct {

@@ -26,12 +26,12 @@ static const char doc[] =
     "coordinator and its ranks in one command.\n\n"
     "--announce-fd gets these lines: \"http HOST:PORT\", \"control HOST:PORT\", \"progress RANK "
     "DONE TOTAL [CELL]\", \"ready HOST:PORT\", \"serving CELL\", \"draining\", \"worn CELL\" (it "
-    "lacks ranks "
-    "and has no spare left), \"lost CELL: REASON\", \"left CELL\", \"failed REASON\".\n\n"
+    "lacks ranks and has no spare left), \"lost CELL: REASON\", \"left CELL\", \"failed "
+    "REASON\".\n\n"
     "SIGTERM drains: new requests are refused with UNAVAILABLE, running ones have --drain-s "
     "seconds to finish, then what is still open ends with UNAVAILABLE, and the ranks are told to "
-    "exit. SIGUSR1 drains without a limit. SIGINT ends at once, and so does "
-    "SIGTERM while it drains.\n\n"
+    "exit. SIGUSR1 drains without a limit. SIGINT ends at once, and so does SIGTERM "
+    "while it drains.\n\n"
     "When a cell is lost, its requests go on in another one that computes the same bits, with the "
     "tokens that their clients have. When there is no other cell, the coordinator exits, "
     "or, with --on-death restart, waits for one. Cells are told apart by `baton-worker --cell "
@@ -73,62 +73,62 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {NULL,                                                         0, NULL, 0, "The cell:", 1},
-    {"model",                                                        OPT_MODEL, "DIR", 0, "Model directory; gateways look for the tokenizer there", 1},
-    {"control",                                                 OPT_CONTROL, "HOST:PORT", 0,
-     "Control port, where the ranks attach (default 127.0.0.1:0)", 1},
-    {"attach-s",                                                            OPT_ATTACH_S, "S", 0,
-     "How long to wait for the other ranks once the first one has attached (default 60)", 1},
-    {"load-s",OPT_LOAD_S, "S", 0, "How long loading may take (default 3600)", 1},
-    {"cell-wait-s",                                                           OPT_CELL_WAIT_S, "S", 0,
-     "How long requests wait for a cell when none is left (default: 120 with --on-death restart, "
-     "else not at all)", 1},
-    {"secret-file",                                                           OPT_SECRET_FILE, "FILE", 0,
-     "File whose first line is the secret that ranks must show (BATON_SECRET in the environment "
-     "wins)", 1},
-    {"announce-fd",                                                    OPT_ANNOUNCE, "FD", 0, "Write what happens, as lines, to this file descriptor",
-     1},
-    {NULL,                                                 0, NULL, 0, "The server:", 2},
-    {"port", OPT_PORT, "N", 0, "Public port; 0: any free one", 2},
-    {"host",                                                            OPT_HOST, "HOST", 0,
-     "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)", 2},
-    {"served-model-name",OPT_NAME, "NAME", 0,
-     "What clients call the model (default: the directory's name)", 2},
-    {"queue-s",                                                           OPT_QUEUE_S, "S", 0, "How long a request may wait for its turn (default 30)", 2},
-    {"queue-tokens",                                                           OPT_QUEUE_TOKENS, "N", 0,
-     "Prompt tokens that may wait; a request beyond them is refused (default 4194304)", 2},
-    {"prefill-window",                                                     OPT_WINDOW, "N", 0,
-     "Prompt tokens sent ahead to one prefill rank (default 16384)", 2},
-    {"drain-s",                                                         OPT_DRAIN_S, "S", 0,
-     "How long requests may go on after SIGTERM (default 20; 0: not at all)", 2},
-    {"unread-s",                  OPT_UNREAD_S, "S", 0,
-     "A client that reads nothing of its answer for S seconds is cut off (default 600)", 2},
-    {"busy-poll",                                                            OPT_BUSY_POLL, NULL, 0,
-     "While ranks have requests, look for their tokens without sleeping: they are sent sooner and "
-     "more "
-     "evenly, for a whole core, which nothing else should want", 2},
-    {"http-port",OPT_HTTP_PORT, "N", 0,
-     "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)", 2},
-    {"http-host",                                                           OPT_HTTP_HOST, "HOST", 0, "Address of the HTTP port (default 127.0.0.1)", 2},
-    {NULL,                                                           0, NULL, 0, "When a rank dies:", 3},
-    {"on-death",                                                OPT_ON_DEATH, "WHAT", 0,
-     "stop (default): its cell ends, and the coordinator with its last one; restart: its cell "
-     "ends, and its requests go on in another one or wait for it to come back; replace: the other "
-     "ranks go on, and recompute what it had", 3},
-    {"rejoin-s",                                                      OPT_REJOIN_S, "S", 0,
-     "replace: how long to wait for a spare when a role has no rank left (default 30)", 3},
-    {"rank-timeout-s",                                                      OPT_RANK_S, "S", 0,
-     "A rank with requests that makes no progress for S seconds is lost (default 30)", 3},
-    {"stall-s",                                                            OPT_STALL_S, "S", 0,
-     "A placed request that nothing is heard of for S seconds fails (default 600)", 3},
-    {NULL,0, NULL, 0, "TLS of the public port:", 4},
-    {"tls-cert",                                                           OPT_TLS_CERT, "FILE", 0,
-     "PEM certificate chain of the public port; needs --tls-key", 4},
-    {"tls-key",                                                            OPT_TLS_KEY, "FILE", 0, "Private key of that certificate", 4},
-    {"tls-client-ca",                                                         OPT_TLS_CLIENT_CA, "FILE", 0,
-     "Accept only clients with a certificate from these authorities", 4},
+    BT_OPTION_GROUP("The cell:", 1),
+    BT_OPTION("model", OPT_MODEL, "DIR", "Model directory; gateways look for the tokenizer there"),
+    BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
+              "Control port, where the ranks attach (default 127.0.0.1:0)"),
+    BT_OPTION("attach-s", OPT_ATTACH_S, "S",
+              "How long to wait for the other ranks once the first one has attached (default 60)"),
+    BT_OPTION("load-s", OPT_LOAD_S, "S", "How long loading may take (default 3600)"),
+    BT_OPTION("cell-wait-s", OPT_CELL_WAIT_S, "S",
+              "How long requests wait for a cell when none is left (default: 120 with --on-death "
+              "restart, else not at all)"),
+    BT_OPTION("secret-file", OPT_SECRET_FILE, "FILE",
+              "File whose first line is the secret that ranks must show (BATON_SECRET in the "
+              "environment wins)"),
+    BT_OPTION("announce-fd", OPT_ANNOUNCE, "FD",
+              "Write what happens, as lines, to this file descriptor"),
+    BT_OPTION_GROUP("The server:", 2),
+    BT_OPTION("port", OPT_PORT, "N", "Public port; 0: any free one"),
+    BT_OPTION("host", OPT_HOST, "HOST",
+              "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)"),
+    BT_OPTION("served-model-name", OPT_NAME, "NAME",
+              "What clients call the model (default: the directory's name)"),
+    BT_OPTION("queue-s", OPT_QUEUE_S, "S", "How long a request may wait for its turn (default 30)"),
+    BT_OPTION("queue-tokens", OPT_QUEUE_TOKENS, "N",
+              "Prompt tokens that may wait; a request beyond them is refused (default 4194304)"),
+    BT_OPTION("prefill-window", OPT_WINDOW, "N",
+              "Prompt tokens sent ahead to one prefill rank (default 16384)"),
+    BT_OPTION("drain-s", OPT_DRAIN_S, "S",
+              "How long requests may go on after SIGTERM (default 20; 0: not at all)"),
+    BT_OPTION("unread-s", OPT_UNREAD_S, "S",
+              "A client that reads nothing of its answer for S seconds is cut off (default 600)"),
+    BT_OPTION("busy-poll", OPT_BUSY_POLL, NULL,
+              "While ranks have requests, look for their tokens without sleeping: they are sent "
+              "sooner and more evenly, for a whole core, which nothing else should want"),
+    BT_OPTION(
+        "http-port", OPT_HTTP_PORT, "N",
+        "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)"),
+    BT_OPTION("http-host", OPT_HTTP_HOST, "HOST", "Address of the HTTP port (default 127.0.0.1)"),
+    BT_OPTION_GROUP("When a rank dies:", 3),
+    BT_OPTION("on-death", OPT_ON_DEATH, "WHAT",
+              "stop (default): its cell ends, and the coordinator with its last one; restart: its "
+              "cell ends, and its requests go on in another one or wait for it to come back; "
+              "replace: the other ranks go on, and recompute what it had"),
+    BT_OPTION("rejoin-s", OPT_REJOIN_S, "S",
+              "replace: how long to wait for a spare when a role has no rank left (default 30)"),
+    BT_OPTION("rank-timeout-s", OPT_RANK_S, "S",
+              "A rank with requests that makes no progress for S seconds is lost (default 30)"),
+    BT_OPTION("stall-s", OPT_STALL_S, "S",
+              "A placed request that nothing is heard of for S seconds fails (default 600)"),
+    BT_OPTION_GROUP("TLS of the public port:", 4),
+    BT_OPTION("tls-cert", OPT_TLS_CERT, "FILE",
+              "PEM certificate chain of the public port; needs --tls-key"),
+    BT_OPTION("tls-key", OPT_TLS_KEY, "FILE", "Private key of that certificate"),
+    BT_OPTION("tls-client-ca", OPT_TLS_CLIENT_CA, "FILE",
+              "Accept only clients with a certificate from these authorities"),
     BT_CONFIG_OPTION(5),
-    {0                                                       },
+    {0},
 };
 
 static double seconds(struct argp_state *state, const char *option, const char *arg)
@@ -153,11 +153,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_HOST:
         o->host = bt_option_name(state, "--host", "an address (0.0.0.0: all)", arg);
         break;
-    case OPT_CONTROL:
-        if (!bt_parse_address(arg) || strlen(arg) > 250)
-            argp_error(state, "--control takes HOST:PORT, not \"%s\"", arg);
-        o->control = arg;
-        break;
+    case OPT_CONTROL: o->control = bt_option_address(state, "--control", arg); break;
     case OPT_ANNOUNCE:
         o->announce_fd = (int)bt_option_number(state, "--announce-fd", arg, 0, INT_MAX);
         if (fcntl(o->announce_fd, F_GETFD) < 0) /* else the number of a connection to come */
@@ -223,22 +219,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const bt_setting_default DEFAULTS[] = {
-    {"host",           "127.0.0.1"},
-    {"control",                "127.0.0.1:0"},
-    {"on-death","stop"},
-    {"queue-s",       "30"},
-    {"queue-tokens",                "4194304"},
-    {"prefill-window",      "16384"},
-    {"attach-s",   "60"},
-    {"load-s",                "3600"},
-    {"rank-timeout-s",    "30"},
-    {"rejoin-s",       "30"},
-    {"stall-s",                "600"},
-    {"http-port","none"},
-    {"http-host", "127.0.0.1"},
-    {"drain-s",                "20"},
-    {"unread-s",      "600"},
-    {0       }
+    {"host",           "127.0.0.1"  },
+    {"control",        "127.0.0.1:0"},
+    {"on-death",       "stop"       },
+    {"queue-s",        "30"         },
+    {"queue-tokens",   "4194304"    },
+    {"prefill-window", "16384"      },
+    {"attach-s",       "60"         },
+    {"load-s",         "3600"       },
+    {"rank-timeout-s", "30"         },
+    {"rejoin-s",       "30"         },
+    {"stall-s",        "600"        },
+    {"http-port",      "none"       },
+    {"http-host",      "127.0.0.1"  },
+    {"drain-s",        "20"         },
+    {"unread-s",       "600"        },
+    {NULL,             NULL         }
 };
 
 /* What clients and operators are told would be no protobuf string, and no JSON. */

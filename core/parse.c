@@ -40,7 +40,7 @@ bool bt_parse_address(const char *text)
     bool        bare   = memchr(text, ':', n_host) == NULL; /* no IPv6 address */
     unsigned    port   = 0;
 
-    if (n_host == 0 || strpbrk(text, " \t\r\n/") != NULL) return false;
+    if (n_host == 0 || n_host > HOST_MAX || strpbrk(text, " \t\r\n/") != NULL) return false;
     if (!bare && (text[0] != '[' || colon[-1] != ']')) return false;
     n_digits = strspn(colon + 1, "0123456789");
     end      = colon + 1 + n_digits;
@@ -161,6 +161,12 @@ double bt_option_real(struct argp_state *state, const char *option, const char *
         argp_error(state, "%s must be a number from %g to %g, not \"%s\"%s", option, least, most,
                    arg, bt_parse_hint(arg));
     return x;
+}
+
+const char *bt_option_address(struct argp_state *state, const char *option, const char *arg)
+{
+    if (!bt_parse_address(arg)) argp_error(state, "%s is \"%s\", expected HOST:PORT", option, arg);
+    return arg;
 }
 
 const char *bt_option_name(struct argp_state *state, const char *option, const char *what,

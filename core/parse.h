@@ -10,7 +10,9 @@
  * number, or above 64 bits. */
 bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
 
-/* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000. */
+/* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000.  With
+ * its zero it takes at most BT_ADDRESS_BYTES. */
+enum { BT_ADDRESS_BYTES = 260 };
 bool bt_parse_address(const char *text);
 
 /* The first n bytes of a string as a host's name: no option of mpirun or ssh, no list's separator.
@@ -38,13 +40,27 @@ bool bt_parse_real_in(const char **text, const char *ends, double least, double 
 /* For the message about a number: what it may not be written like, or "" when it is a number. */
 const char *bt_parse_hint(const char *text);
 
-/* The same for the argument of an option ("--name") in argp's parse function: argp_error() names
- * the option and what was expected. */
+/* Rows of argp's table of options; `arg` is NULL where there is none.  A group is a heading of
+ * --help, and where it stands there; the rows after it belong to it. */
+#define BT_OPTION(name, key, arg, doc) BT_OPTION_FLAGS(name, key, arg, 0, doc)
+#define BT_OPTION_FLAGS(name, key, arg, flags, doc) \
+    {                                               \
+        name, key, arg, flags, doc, 0               \
+    }
+#define BT_OPTION_GROUP(title, group)  \
+    {                                  \
+        NULL, 0, NULL, 0, title, group \
+    }
+
+/* bt_parse_whole() and bt_parse_real() for the argument of an option ("--name") in argp's parse
+ * function: argp_error() names the option and what was expected. */
 struct argp_state;
 int64_t bt_option_number(struct argp_state *state, const char *option, const char *arg,
                          int64_t least, int64_t most);
 double  bt_option_real(struct argp_state *state, const char *option, const char *arg, double least,
                        double most);
+/* HOST:PORT. */
+const char *bt_option_address(struct argp_state *state, const char *option, const char *arg);
 /* A name, whose kind `what` says: "a directory". */
 const char *bt_option_name(struct argp_state *state, const char *option, const char *what,
                            const char *arg);

@@ -63,22 +63,25 @@ static const char DOC[] =
     "    --prefill 2 --decode 2 --coordinator 127.0.0.1:4711";
 
 static const struct argp_option OPTIONS[] = {
-    {"ranks",                             'n', "N", 0, "How many ranks", 0},
-    {"hostfile",                                'f', "FILE", 0, "Open MPI host file: lines like \"node1 slots=8\"", 0},
-    {"host",                   OPT_HOST, "LIST", 0, "Hosts and slots: node1:8,node2:8", 0},
-    {"rank-map",                                   OPT_MAP, "FILE", 0,
-     "Where each rank runs: lines like \"prefill node1 ranks=2 cores=0-15 device=0,1\"; roles are "
-     "prefill, decode, both, spare. Says how many ranks there are", 0},
-    {"slurm", OPT_SLURM, NULL, 0, "Use the nodes of this Slurm job", 0},
-    {"shm",                                  OPT_SHM, "DIR", OPTION_HIDDEN, "As rank: the job's folder for shared memory", 0},
-    {"bind",                                  OPT_BIND, "TEXT", OPTION_HIDDEN, "As rank: cores and devices of all ranks", 0},
-    {"tell-end",                              OPT_TELL, NULL, OPTION_HIDDEN, "As rank: say how it ended", 0},
-    {"mpirun",                             OPT_MPIRUN, "PATH", 0,
-     "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)", 0},
-    {"on-death", OPT_ON_DEATH, "WHAT", 0,
-     "When a rank dies: stop (default): all are ended; replace: the others go on", 0},
-    {"as-rank",                                   OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker", 0},
-    {0}
+    BT_OPTION("ranks", 'n', "N", "How many ranks"),
+    BT_OPTION("hostfile", 'f', "FILE", "Open MPI host file: lines like \"node1 slots=8\""),
+    BT_OPTION("host", OPT_HOST, "LIST", "Hosts and slots: node1:8,node2:8"),
+    BT_OPTION("rank-map", OPT_MAP, "FILE",
+              "Where each rank runs: lines like \"prefill node1 ranks=2 cores=0-15 device=0,1\"; "
+              "roles are prefill, decode, both, spare. Says how many ranks there are"),
+    BT_OPTION("slurm", OPT_SLURM, NULL, "Use the nodes of this Slurm job"),
+    BT_OPTION_FLAGS("shm", OPT_SHM, "DIR", OPTION_HIDDEN,
+                    "As rank: the job's folder for shared memory"),
+    BT_OPTION_FLAGS("bind", OPT_BIND, "TEXT", OPTION_HIDDEN,
+                    "As rank: cores and devices of all ranks"),
+    BT_OPTION_FLAGS("tell-end", OPT_TELL, NULL, OPTION_HIDDEN, "As rank: say how it ended"),
+    BT_OPTION(
+        "mpirun", OPT_MPIRUN, "PATH",
+        "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)"),
+    BT_OPTION("on-death", OPT_ON_DEATH, "WHAT",
+              "When a rank dies: stop (default): all are ended; replace: the others go on"),
+    BT_OPTION_FLAGS("as-rank", OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker"),
+    {0},
 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)

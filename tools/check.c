@@ -42,8 +42,7 @@ static const char DOC[] =
     "when a rank is lost, and how long the pause would be.\v"
     "Each node is asked by `AGENT HOST baton-check --node ...`, where AGENT is ssh, or what "
     "OMPI_MCA_plm_rsh_agent says, or inside a Slurm job srun. This program must lie at the same "
-    "path "
-    "everywhere.\n\n"
+    "path everywhere.\n\n"
     "Exit code: 0 when a cell can start, 1 when it cannot, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton check --model models/demo\n"
@@ -59,27 +58,27 @@ typedef struct {
 } options;
 
 static const struct argp_option OPTIONS[] = {
-    {"model",                                                     'm', "DIR", 0, "The model's directory, as the ranks will find it", 0},
-    {"rank-map",                                                      OPT_MAP, "FILE", 0, "Rank map of the cell, whose hosts are checked", 0},
-    {"hosts",         OPT_HOSTS, "LIST", 0, "Hosts to check: node1,node2; slots (node1:8) are ignored", 0},
-    {"control",                                                           OPT_CONTROL, "HOST:PORT", 0,
-     "Where the coordinator will listen for ranks: a free address of this machine", 0},
-    {"agent",OPT_AGENT, "COMMAND", 0, "How to run a command on a host (default ssh)", 0},
-    {"node-timeout-s",                                                          OPT_NODE_TIMEOUT, "S", 0,
-     "How long each node may take to answer; all are asked at once (default 60)", 0},
-    {"quick",                                                          OPT_QUICK, NULL, 0,
-     "Check only that each host answers, and reaches the coordinator that already listens at "
-     "--control", 0},
-    {"group",                                                     OPT_RANKS, "N", 0, "Pause: ranks of the smaller group (default: from the map, or 2)",
-     1},
-    {"tokens",                                                     OPT_TOKENS, "N", 0,
-     "Pause: tokens that a lost rank holds, to be computed again (default 100000)", 1},
-    {"prefill-rate", OPT_RATE, "N", 0,
-     "Pause: tokens a second of one prefill rank, as the status page shows (default 1000)", 1},
-    {"rank-timeout-s",                                                           OPT_HANG, "S", 0, "Pause: --rank-timeout-s of the coordinator (default 30)",
-     1},
-    {"node",OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks", 0},
-    {0                                                         }
+    BT_OPTION("model", 'm', "DIR", "The model's directory, as the ranks will find it"),
+    BT_OPTION("rank-map", OPT_MAP, "FILE", "Rank map of the cell, whose hosts are checked"),
+    BT_OPTION("hosts", OPT_HOSTS, "LIST",
+              "Hosts to check: node1,node2; slots (node1:8) are ignored"),
+    BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
+              "Where the coordinator will listen for ranks: a free address of this machine"),
+    BT_OPTION("agent", OPT_AGENT, "COMMAND", "How to run a command on a host (default ssh)"),
+    BT_OPTION("node-timeout-s", OPT_NODE_TIMEOUT, "S",
+              "How long each node may take to answer; all are asked at once (default 60)"),
+    BT_OPTION("quick", OPT_QUICK, NULL,
+              "Check only that each host answers, and reaches the coordinator that already listens "
+              "at --control"),
+    BT_OPTION_GROUP("The pause when a rank is lost:", 1),
+    BT_OPTION("group", OPT_RANKS, "N", "Ranks of the smaller group (default: from the map, or 2)"),
+    BT_OPTION("tokens", OPT_TOKENS, "N",
+              "Tokens that a lost rank holds, to be computed again (default 100000)"),
+    BT_OPTION("prefill-rate", OPT_RATE, "N",
+              "Tokens a second of one prefill rank, as the status page shows (default 1000)"),
+    BT_OPTION("rank-timeout-s", OPT_HANG, "S", "--rank-timeout-s of the coordinator (default 30)"),
+    BT_OPTION_FLAGS("node", OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks"),
+    {0},
 };
 
 static void add_node(struct argp_state *state, options *opt, const char *name, size_t n)
@@ -121,11 +120,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             arg += strcspn(arg, ",");
         } while (*arg++ != '\0');
         return 0;
-    case OPT_CONTROL:
-        if (!bt_parse_address(arg))
-            argp_error(state, "--control is \"%s\", expected HOST:PORT", arg);
-        opt->control = arg;
-        return 0;
+    case OPT_CONTROL: opt->control = bt_option_address(state, "--control", arg); return 0;
     case OPT_AGENT: opt->agent = bt_option_name(state, "--agent", "a command", arg); return 0;
     case OPT_NODE: opt->node = true; return 0;
     case OPT_QUICK: opt->quick = true; return 0;

@@ -28,8 +28,8 @@ static const char DOC[] =
     "work on the machine disturbs times more than ratios. Points that do not fit into memory, or "
     "take longer than --seconds allows, are left out, with what they need.\n\n"
     "--analysis runs no layer. It prints bytes and FLOP of each variant, cache sizes, the "
-    "crossover "
-    "between the normal and the absorbed form, KV per rank under TP, DP and PD, hand-off times, "
+    "crossover between the normal and the absorbed form, KV per rank under TP, DP and PD, hand-off "
+    "times, "
     "and what laws A and B of docs/architecture.md cost.\n\n"
     "Examples:\n"
     "  baton profile --like v2                the study's model, a minute\n"
@@ -57,30 +57,40 @@ enum {
 };
 
 static const struct argp_option OPTIONS[] = {
-    {"like",                                                                                KEY_LIKE, "MODEL", 0,
-     "A published model: v2, v2-lite, v3 (r1, v3.1), v3.2, kimi-k2, moonlight, glm-flash, glm-5, "
-     "mistral-large-3, mistral-small-4, longcat-flash, minicpm3 (v2 without this and DIR)", 1},
-    {"analysis",                                                                              KEY_ANALYSIS, NULL, 0,
-     "Formulas only; measures bandwidth and arithmetic, runs no layer", 2},
-    {"explain", KEY_EXPLAIN, "Q,KV,BATCH", 0,
-     "Which form --form cost chooses for Q new tokens that attend to KV tokens, and the cost of "
-     "both", 2},
-    {"batch",                                                                                     KEY_BATCH, "LIST", 0, "Requests in a step, as 1,8,32 (1,32)", 3},
-    {"context",KEY_CONTEXT, "LIST", 0, "Tokens that each attends to (32,512,4096,32768)", 3},
-    {"variants",                                                                                    KEY_VARIANTS, "LIST", 0,
-     "Which variants to measure beside fused, as CD,A_CC_ME (all five)", 3},
-    {"threads",                                                                                    KEY_THREADS, "N", 0, "Compute threads (one per core)", 3},
-    {"kernels",                                                                             KEY_KERNELS, "FAMILY", 0, "Kernel family: auto, or one this CPU has", 3},
-    {"seconds",                                                                         KEY_SECONDS, "S", 0, "About how long to measure, all points together (30)", 3},
-    {"out",                                                                                KEY_OUT, "DIR", 0, "Write profile.json, profile.csv and plots (SVG, PNG) there", 4},
-    {"json",                                                                                     KEY_JSON, NULL, 0, "JSON to stdout in place of the tables", 4},
-    {"csv",KEY_CSV, NULL, 0, "CSV of the measured points to stdout in place of the tables", 4},
-    {"gpu",                                                                                    KEY_GPU, "NAME", 0,
-     "Analysis with a GPU's roof, by its vendor's figures: A100-40GB, A100-80GB, RTX4080, RTX4090, "
-     "L40S, H20, H800, H100, H200, B200", 5},
-    {"bandwidth",                                                                                    KEY_BANDWIDTH, "LIST", 0,
-     "GB/s between prefill and decode ranks, for hand-off times (1.25,12.5,50)", 5},
-    {0                                                                            },
+    BT_OPTION_GROUP("The model:", 1),
+    BT_OPTION("like", KEY_LIKE, "MODEL",
+              "A published model: v2, v2-lite, v3 (r1, v3.1), v3.2, kimi-k2, moonlight, glm-flash, "
+              "glm-5, mistral-large-3, mistral-small-4, longcat-flash, minicpm3 (default, if no "
+              "DIR is given: v2)"),
+    BT_OPTION_GROUP("Without running a layer:", 2),
+    BT_OPTION("analysis", KEY_ANALYSIS, NULL,
+              "Formulas, with this machine's measured bandwidth and arithmetic"),
+    BT_OPTION("explain", KEY_EXPLAIN, "Q,KV,BATCH",
+              "Which form --form cost chooses for Q new tokens that attend to KV tokens, and the "
+              "cost of both"),
+    BT_OPTION_GROUP("What to measure:", 3),
+    BT_OPTION("batch", KEY_BATCH, "LIST", "Requests in a step, like 1,8,32 (default 1,32)"),
+    BT_OPTION("context", KEY_CONTEXT, "LIST",
+              "Tokens that each attends to (default 32,512,4096,32768)"),
+    BT_OPTION("variants", KEY_VARIANTS, "LIST",
+              "Which variants to measure beside fused, like CD,A_CC_ME (default: all five)"),
+    BT_OPTION("threads", KEY_THREADS, "N", "Compute threads (default: one per core)"),
+    BT_OPTION("kernels", KEY_KERNELS, "FAMILY",
+              "CPU kernels: auto (default: the best that the machine has), or one of its families"),
+    BT_OPTION("seconds", KEY_SECONDS, "S",
+              "About how long to measure, all points together (default 30)"),
+    BT_OPTION_GROUP("Output:", 4),
+    BT_OPTION("out", KEY_OUT, "DIR", "Write profile.json, profile.csv and plots (SVG, PNG) there"),
+    BT_OPTION("json", KEY_JSON, NULL, "JSON to stdout in place of the tables"),
+    BT_OPTION("csv", KEY_CSV, NULL, "CSV of the measured points to stdout in place of the tables"),
+    BT_OPTION_GROUP("For the analysis:", 5),
+    BT_OPTION(
+        "gpu", KEY_GPU, "NAME",
+        "A GPU's bandwidth and arithmetic, by its vendor's figures, in place of this machine's: "
+        "A100-40GB, A100-80GB, RTX4080, RTX4090, L40S, H20, H800, H100, H200, B200"),
+    BT_OPTION("bandwidth", KEY_BANDWIDTH, "LIST",
+              "GB/s between prefill and decode ranks, for hand-off times (default 1.25,12.5,50)"),
+    {0},
 };
 
 typedef struct {

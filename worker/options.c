@@ -158,67 +158,72 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option OPTIONS[] = {
-    {NULL,                                                       0, NULL, 0, "What to run:", 1},
-    {"model",                                                      KEY_MODEL, "DIR", 0, "Model directory (config.json, safetensors)", 0},
-    {"prefill",                                            KEY_PREFILL, "P", 0, "World ranks 0 to P-1 compute prompts", 0},
-    {"decode",                                                          KEY_DECODE, "D", 0, "World ranks P to P+D-1 generate", 0},
-    {"both",KEY_BOTH, "N", 0, "All N ranks do both, in place of --prefill and --decode", 0},
-    {"coordinator",                                                         KEY_COORDINATOR, "HOST:PORT", 0, "Control port of the coordinator", 0},
-    {"cell",                                                         KEY_CELL, "NAME", 0, "Name of this cell, for a coordinator with several", 0},
-    {"left-out",                                                  KEY_LEFT_OUT, "LIST", 0,
-     "Hosts that this cell was started without, for the status page", 0},
-    {NULL,                                                       0, NULL, 0, "Memory and speed:", 2},
-    {"kv-bytes",                    KEY_KV_BYTES, "SIZE", 0,
-     "Memory of this rank for KV pages, like 512M or 2G (default: what the memory account leaves)", 0},
-    {"weights-cache",                                                          KEY_CACHE, "DIR", 0,
-     "Keep packed weights in a file in DIR, as large as the model, and map it at later starts (CPU "
-     "only; default: pack at each start)", 0},
-    {"chunk",KEY_CHUNK, "N", 0,
-     "Most rows of one prompt in a step (default 2048; with --both, where generated tokens wait "
-     "for the step, 512; at most --max-rows)", 0},
-    {"max-rows",                                                         KEY_MAX_ROWS, "N", 0,
-     "Most rows of this rank in a step, over all requests (default: the larger of --chunk and 256)", 0},
-    {"lookahead",                                                         KEY_LOOKAHEAD, "N", 0,
-     "On a GPU, steps of generated tokens that are launched before the one ahead of them is over: "
-     "1 (default) or 0", 0},
-    {"threads",                                                     KEY_THREADS, "N", 0,
-     "Compute threads; 0 (default): one per core that this process may use. Ranks that share a "
-     "machine can each have one per core: an idle rank leaves its cores to the others", 0},
-    {"kernels",                                                       KEY_KERNELS, "NAME", 0,
-     "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, avx512, avx2, "
-     "scalar", 0},
-    {"device", KEY_DEVICE, "WHERE", 0,
-     "auto (default): a GPU if one can be used, else the CPU; cpu; cuda: a GPU, dealt out in turn "
-     "to the ranks of a machine; cuda:N: GPU N", 0},
-    {"cuda-library",                                                          KEY_CUDA_LIBRARY, "FILE", 0,
-     "The CUDA back end (default: libbaton_cuda.so of this installation)", 0},
-    {"transport",KEY_TRANSPORT, "HOW", 0,
-     "How ranks on GPUs exchange data: auto (default): nccl if every rank has a GPU of its own and "
-     "can use it, else mpi; mpi: through host memory; nccl", 0},
-    {"nccl-library",                                                         KEY_NCCL_LIBRARY, "FILE", 0,
-     "The NCCL module (default: libbaton_nccl.so of this installation)", 0},
-    {NULL,                                                         0, NULL, 0, "Behaviour:", 3},
-    {"form",                                                     KEY_FORM, "FORM", 0,
-     "Form of attention: role (default: normal for prompts, absorbed for generated tokens), "
-     "normal, absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)", 0},
-    {"timeout-s",                                                    KEY_TIMEOUT, "S", 0,
-     "Deadline of each wait for another rank and of each MPI call (default 10)", 0},
-    {"coordinator-timeout-s",       KEY_QUIET, "S", 0,
-     "A coordinator that has not answered for S seconds is lost (default 20)", 0},
-    {"orphan-s",                                                          KEY_ORPHAN, "S", 0,
-     "Without a coordinator: drop all requests, look for a new one at the same address for S "
-     "seconds, then exit (default 60; 0: exit at once)", 0},
-    {"on-death",KEY_ON_DEATH, "WHAT", 0,
-     "When a rank dies: stop (default): the cell ends; replace: the others go on without it", 0},
-    {"spares",                                                         KEY_SPARES, "N", 0,
-     "Standby ranks, the last N of the job, each of which can take the place of a lost one (needs "
-     "--on-death=replace)", 0},
-    {"share-generated",                                                         KEY_SHARE, NULL, 0,
-     "Cache full pages of generated tokens too, so that a later prompt that contains a reply finds "
-     "them; its tokens then depend on what was cached", 0},
-    {"verbose",                                                       KEY_VERBOSE, NULL, 0, "Log steps too", 0},
+    BT_OPTION_GROUP("What to run:", 1),
+    BT_OPTION("model", KEY_MODEL, "DIR", "Model directory (config.json, safetensors)"),
+    BT_OPTION("prefill", KEY_PREFILL, "P", "World ranks 0 to P-1 compute prompts"),
+    BT_OPTION("decode", KEY_DECODE, "D", "World ranks P to P+D-1 generate"),
+    BT_OPTION("both", KEY_BOTH, "N", "All N ranks do both, in place of --prefill and --decode"),
+    BT_OPTION("coordinator", KEY_COORDINATOR, "HOST:PORT", "Control port of the coordinator"),
+    BT_OPTION("cell", KEY_CELL, "NAME", "Name of this cell, for a coordinator with several"),
+    BT_OPTION("left-out", KEY_LEFT_OUT, "LIST",
+              "Hosts that this cell was started without, for the status page"),
+    BT_OPTION_GROUP("Memory and speed:", 2),
+    BT_OPTION("kv-bytes", KEY_KV_BYTES, "SIZE",
+              "Memory of this rank for KV pages, like 512M or 2G (default: what the memory account "
+              "leaves)"),
+    BT_OPTION("weights-cache", KEY_CACHE, "DIR",
+              "Keep packed weights in a file in DIR, as large as the model, and map it at later "
+              "starts (CPU only; default: pack at each start)"),
+    BT_OPTION("chunk", KEY_CHUNK, "N",
+              "Most rows of one prompt in a step (default 2048; with --both, where generated "
+              "tokens wait for the step, 512; at most --max-rows)"),
+    BT_OPTION("max-rows", KEY_MAX_ROWS, "N",
+              "Most rows of this rank in a step, over all requests (default: the larger of --chunk "
+              "and 256)"),
+    BT_OPTION("lookahead", KEY_LOOKAHEAD, "N",
+              "On a GPU, steps of generated tokens that are launched before the one ahead of them "
+              "is over: 1 (default) or 0"),
+    BT_OPTION(
+        "threads", KEY_THREADS, "N",
+        "Compute threads; 0 (default): one per core that this process may use. Ranks that share a "
+        "machine can each have one per core: an idle rank leaves its cores to the others"),
+    BT_OPTION("kernels", KEY_KERNELS, "NAME",
+              "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, "
+              "avx512, avx2, scalar"),
+    BT_OPTION("device", KEY_DEVICE, "WHERE",
+              "auto (default): a GPU if one can be used, else the CPU; cpu; cuda: a GPU, dealt out "
+              "in turn to the ranks of a machine; cuda:N: GPU N"),
+    BT_OPTION("cuda-library", KEY_CUDA_LIBRARY, "FILE",
+              "The CUDA back end (default: libbaton_cuda.so of this installation)"),
+    BT_OPTION("transport", KEY_TRANSPORT, "HOW",
+              "How ranks on GPUs exchange data: auto (default): nccl if every rank has a GPU of "
+              "its own and can use it, else mpi; mpi: through host memory; nccl"),
+    BT_OPTION("nccl-library", KEY_NCCL_LIBRARY, "FILE",
+              "The NCCL module (default: libbaton_nccl.so of this installation)"),
+    BT_OPTION_GROUP("Behaviour:", 3),
+    BT_OPTION(
+        "form", KEY_FORM, "FORM",
+        "Form of attention: role (default: normal for prompts, absorbed for generated tokens), "
+        "normal, absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
+    BT_OPTION("timeout-s", KEY_TIMEOUT, "S",
+              "Deadline of each wait for another rank and of each MPI call (default 10)"),
+    BT_OPTION("coordinator-timeout-s", KEY_QUIET, "S",
+              "A coordinator that has not answered for S seconds is lost (default 20)"),
+    BT_OPTION("orphan-s", KEY_ORPHAN, "S",
+              "Without a coordinator: drop all requests, look for a new one at the same address "
+              "for S seconds, then exit (default 60; 0: exit at once)"),
+    BT_OPTION(
+        "on-death", KEY_ON_DEATH, "WHAT",
+        "When a rank dies: stop (default): the cell ends; replace: the others go on without it"),
+    BT_OPTION("spares", KEY_SPARES, "N",
+              "Standby ranks, the last N of the job, each of which can take the place of a lost "
+              "one (needs --on-death=replace)"),
+    BT_OPTION("share-generated", KEY_SHARE, NULL,
+              "Cache full pages of generated tokens too, so that a later prompt that contains a "
+              "reply finds them; its tokens then depend on what was cached"),
+    BT_OPTION("verbose", KEY_VERBOSE, NULL, "Log steps too"),
     BT_CONFIG_OPTION(4),
-    {0                                                     },
+    {0},
 };
 
 static const char DOC[] =
@@ -259,23 +264,23 @@ out:
 
 static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
 static const bt_setting_default DEFAULTS[] = {
-    {"chunk",   "2048, with --both 512"},
-    {"lookahead",         "1"},
-    {"threads","0"},
-    {"kernels", "auto"},
-    {"device",         "auto"},
-    {"transport",   "auto"},
-    {"form",  "role"},
-    {"timeout-s",         "10"},
-    {"coordinator-timeout-s", "20"},
-    {"orphan-s",    "60"},
-    {"on-death",         "stop"},
-    {0}
+    {"chunk",                 "2048, with --both 512"},
+    {"lookahead",             "1"                    },
+    {"threads",               "0"                    },
+    {"kernels",               "auto"                 },
+    {"device",                "auto"                 },
+    {"transport",             "auto"                 },
+    {"form",                  "role"                 },
+    {"timeout-s",             "10"                   },
+    {"coordinator-timeout-s", "20"                   },
+    {"orphan-s",              "60"                   },
+    {"on-death",              "stop"                 },
+    {NULL,                    NULL                   }
 };
 static const bt_setting_conflict CONFLICTS[] = {
-    {"both",    "prefill"},
-    {"both",         "decode"},
-    {0}
+    {"both", "prefill"},
+    {"both", "decode" },
+    {NULL,   NULL     }
 };
 const bt_settings_spec bt_worker_settings = {&ARGP, DEFAULTS, CONFLICTS};
 

@@ -302,7 +302,7 @@ static bt_status make_cell(void *ctx)
     cell_site            *s   = ctx;
     const bt_eval_options opt = {
         .address = "127.0.0.1:0", .n_prefill = 1, .n_decode = 2, .n_ranks = 3, .n_parallel = 1};
-    char address[64];
+    char address[BT_ADDRESS_BYTES];
 
     return bt_eval_cell_create(s->loop, &opt, &s->cases, &s->cell, address);
 }

@@ -4,37 +4,38 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/parse.h"
 #include "tests/support/test.h"
 
 enum { OPT_PORT = 256, OPT_BOTH, OPT_PREFILL, OPT_FAST };
 
 static const struct argp_option CHILD[] = {
-    {"prefill",  OPT_PREFILL, "N", 0, "child's", 0},
-    {"both",       OPT_BOTH, "N", 0, "", 0},
-    {0}
+    BT_OPTION("prefill", OPT_PREFILL, "N", "child's"),
+    BT_OPTION("both", OPT_BOTH, "N", ""),
+    {0},
 };
 static const struct argp       CHILD_ARGP = {CHILD, NULL, NULL, NULL, NULL, NULL, NULL};
 static const struct argp_child CHILDREN[] = {
     {&CHILD_ARGP, 0, NULL, 0},
-    {0      }
+    {NULL,        0, NULL, 0}
 };
 static const struct argp_option OPTIONS[] = {
-    {NULL,     0, NULL, 0, "Head:", 1},
-    {"queue-s",    'q', "S", 0, "", 0},
-    {"port", OPT_PORT, "N", 0, "", 0},
-    {"fast",        OPT_FAST, NULL, 0, "", 0},
+    BT_OPTION_GROUP("Head:", 1),
+    BT_OPTION("queue-s", 'q', "S", ""),
+    BT_OPTION("port", OPT_PORT, "N", ""),
+    BT_OPTION("fast", OPT_FAST, NULL, ""),
     BT_CONFIG_OPTION(0),
-    {0 }
+    {0},
 };
 static const struct argp         PARSER      = {OPTIONS, NULL, NULL, NULL, CHILDREN, NULL, NULL};
 static const bt_setting_conflict CONFLICTS[] = {
-    {"both",     "prefill"},
-    {"fast",          "queue-s"},
-    {0}
+    {"both", "prefill"},
+    {"fast", "queue-s"},
+    {NULL,   NULL     }
 };
 static const bt_setting_default DEFAULTS[] = {
     {"port", "8000"},
-    {0     }
+    {NULL,   NULL  }
 };
 static const bt_settings_spec SPEC = {&PARSER, DEFAULTS, CONFLICTS};
 

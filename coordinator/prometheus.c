@@ -121,8 +121,9 @@ static void labels(page *p, const bt_snapshot *s, const char *name, uint32_t i, 
 
 /* A metric with one value a rank. */
 typedef struct {
-    const char *name, *type, *help, *more;
+    const char *name, *more, *type; /* more: a label, or "" */
     double (*value)(const bt_rank_view *r);
+    const char *help; /* "": the row before has it */
 } rank_metric;
 
 #define VALUE(name, expression) \
@@ -151,37 +152,37 @@ VALUE(v_hit, r->beat.prefix_hit_tokens)
 
 /* Rows with the same name follow each other. */
 static const rank_metric RANK_METRICS[] = {
-    {"baton_rank_ready",                     "gauge",   "1 once the rank has loaded and takes part, else 0.",     "",                    v_up            },
-    {"baton_rank_slowness",                  "gauge",
+    {"baton_rank_ready",                     "",                    "gauge",   v_up,             "1 once the rank has loaded and takes part, else 0."},
+    {"baton_rank_slowness",                  "",                    "gauge",   v_slow,
      "How many times as long the rank computes as others of its group, which wait for it; 0: it "
-     "keeps pace.",                                                                                               "",                    v_slow          },
-    {"baton_rank_loaded_bytes",              "gauge",   "Weights read so far.",                                   "",                    v_loaded        },
-    {"baton_rank_weight_bytes",              "gauge",   "Weights that this rank holds.",                          "",                    v_weights       },
-    {"baton_rank_requests",                  "gauge",
-     "Requests on the rank; one that decodes counts once for each choice.",                                       "",                    v_requests      },
-    {"baton_rank_pages",                     "gauge",   "KV pages by state: free, cached, or owned by requests.",
-     ",state=\"free\"",                                                                                                                  v_free          },
-    {"baton_rank_pages",                     "gauge",   "",                                                       ",state=\"cached\"",   v_cached        },
-    {"baton_rank_pages",                     "gauge",   "",                                                       ",state=\"owned\"",    v_owned         },
-    {"baton_rank_pages_total",               "gauge",   "KV pages of the rank's pool.",                           "",                    v_total         },
-    {"baton_rank_pages_reserved",            "gauge",   "Pages that placed requests may need.",                   "",                    v_reserved      },
-    {"baton_handoff_slots_quarantined",      "gauge",
-     "Staging slots that a transfer of an ended request still reads.",                                            "",                    v_quarantined   },
-    {"baton_handoff_sent_bytes_total",       "counter", "Bytes of pages sent to decode ranks.",                   "",
-     v_sent_bytes                                                                                                                                        },
-    {"baton_handoff_sent_pages_total",       "counter", "Pages sent to decode ranks.",                            "",                    v_sent_pages    },
-    {"baton_rank_steps_total",               "counter", "Steps that had rows.",                                   "",                    v_steps         },
-    {"baton_rank_phase_seconds_total",       "counter", "Time of the step thread by phase.",
-     ",phase=\"gather\"",                                                                                                                v_gather        },
-    {"baton_rank_phase_seconds_total",       "counter", "",                                                       ",phase=\"model\"",    v_model         },
-    {"baton_rank_phase_seconds_total",       "counter", "",                                                       ",phase=\"sample\"",   v_sample        },
-    {"baton_rank_rows_total",                "counter", "Rows computed for the rank's own requests.",
-     ",kind=\"prompt\"",                                                                                                                 v_prompt_rows   },
-    {"baton_rank_rows_total",                "counter", "",                                                       ",kind=\"generated\"", v_generated_rows},
-    {"baton_rank_prefix_asked_tokens_total", "counter",
-     "Prompt tokens looked up in the prefix cache.",                                                              "",                    v_asked         },
-    {"baton_rank_prefix_hit_tokens_total",   "counter", "Prompt tokens found in the prefix cache.",
-     "",                                                                                                                                 v_hit           },
+     "keeps pace."                                                                                                                                   },
+    {"baton_rank_loaded_bytes",              "",                    "gauge",   v_loaded,         "Weights read so far."                              },
+    {"baton_rank_weight_bytes",              "",                    "gauge",   v_weights,        "Weights that this rank holds."                     },
+    {"baton_rank_requests",                  "",                    "gauge",   v_requests,
+     "Requests on the rank; one that decodes counts once for each choice."                                                                           },
+    {"baton_rank_pages",                     ",state=\"free\"",     "gauge",   v_free,
+     "KV pages by state: free, cached, or owned by requests."                                                                                        },
+    {"baton_rank_pages",                     ",state=\"cached\"",   "gauge",   v_cached,         ""                                                  },
+    {"baton_rank_pages",                     ",state=\"owned\"",    "gauge",   v_owned,          ""                                                  },
+    {"baton_rank_pages_total",               "",                    "gauge",   v_total,          "KV pages of the rank's pool."                      },
+    {"baton_rank_pages_reserved",            "",                    "gauge",   v_reserved,       "Pages that placed requests may need."              },
+    {"baton_handoff_slots_quarantined",      "",                    "gauge",   v_quarantined,
+     "Staging slots that a transfer of an ended request still reads."                                                                                },
+    {"baton_handoff_sent_bytes_total",       "",                    "counter", v_sent_bytes,
+     "Bytes of pages sent to decode ranks."                                                                                                          },
+    {"baton_handoff_sent_pages_total",       "",                    "counter", v_sent_pages,     "Pages sent to decode ranks."                       },
+    {"baton_rank_steps_total",               "",                    "counter", v_steps,          "Steps that had rows."                              },
+    {"baton_rank_phase_seconds_total",       ",phase=\"gather\"",   "counter", v_gather,
+     "Time of the step thread by phase."                                                                                                             },
+    {"baton_rank_phase_seconds_total",       ",phase=\"model\"",    "counter", v_model,          ""                                                  },
+    {"baton_rank_phase_seconds_total",       ",phase=\"sample\"",   "counter", v_sample,         ""                                                  },
+    {"baton_rank_rows_total",                ",kind=\"prompt\"",    "counter", v_prompt_rows,
+     "Rows computed for the rank's own requests."                                                                                                    },
+    {"baton_rank_rows_total",                ",kind=\"generated\"", "counter", v_generated_rows, ""                                                  },
+    {"baton_rank_prefix_asked_tokens_total", "",                    "counter", v_asked,
+     "Prompt tokens looked up in the prefix cache."                                                                                                  },
+    {"baton_rank_prefix_hit_tokens_total",   "",                    "counter", v_hit,
+     "Prompt tokens found in the prefix cache."                                                                                                      },
 };
 
 static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char *name,

@@ -16,7 +16,6 @@ typedef union {
 
 static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(Reserve) * pb)
 {
-    baton__control__v1__reserve__init(pb);
     bt_pb_make_sampling(&r->sampling, sampling);
     pb->request          = r->request;
     pb->epoch            = r->epoch;
@@ -43,7 +42,6 @@ static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(R
 
 static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling, PB(Prefill) * pb)
 {
-    baton__control__v1__prefill__init(pb);
     bt_pb_make_sampling(&p->sampling, sampling);
     pb->request      = p->request;
     pb->epoch        = p->epoch;
@@ -68,6 +66,14 @@ typedef struct {
     PB(Seats) seats[2];
 } down_parts;
 
+/* Makes b's message of that name the envelope's body, empty. */
+#define BODY(NAME, name)                                            \
+    do {                                                            \
+        baton__control__v1__##name##__init(&b->name);               \
+        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_##NAME; \
+        pb->name      = &b->name;                                   \
+    } while (0)
+
 /* Fills the envelope; *table_out is memory that must live until it is packed. */
 static bt_status make_down(const bt_down *m, down_body *b, down_parts *parts, PB(ToWorker) * pb,
                            void **table_out)
@@ -78,48 +84,37 @@ static bt_status make_down(const bt_down *m, down_body *b, down_parts *parts, PB
     baton__control__v1__to_worker__init(pb);
     switch (m->kind) {
     case BT_DOWN_WELCOME:
-        baton__control__v1__welcome__init(&b->welcome);
+        BODY(WELCOME, welcome);
         b->welcome.epoch       = m->u.welcome.epoch;
         b->welcome.incarnation = m->u.welcome.incarnation;
         b->welcome.prefix_seed = m->u.welcome.prefix_seed;
-        pb->body_case          = BATON__CONTROL__V1__TO_WORKER__BODY_WELCOME;
-        pb->welcome            = &b->welcome;
         break;
     case BT_DOWN_RESERVE:
+        BODY(RESERVE, reserve);
         make_reserve(&m->u.reserve, &parts->sampling, &b->reserve);
-        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_RESERVE;
-        pb->reserve   = &b->reserve;
         break;
     case BT_DOWN_PREFILL:
+        BODY(PREFILL, prefill);
         BT_TRY(make_prefill(&m->u.prefill, &parts->sampling, &b->prefill));
-        *table_out    = b->prefill.pages;
-        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_PREFILL;
-        pb->prefill   = &b->prefill;
+        *table_out = b->prefill.pages;
         break;
     case BT_DOWN_ABORT:
-        baton__control__v1__abort__init(&b->abort);
+        BODY(ABORT, abort);
         b->abort.request     = m->u.abort.request;
         b->abort.epoch       = m->u.abort.epoch;
         b->abort.only_choice = m->u.abort.only_choice;
-        pb->body_case        = BATON__CONTROL__V1__TO_WORKER__BODY_ABORT;
-        pb->abort            = &b->abort;
         break;
     case BT_DOWN_WAKE:
-        baton__control__v1__wake__init(&b->wake);
-        b->wake.wake  = m->u.wake.wake;
-        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_WAKE;
-        pb->wake      = &b->wake;
+        BODY(WAKE, wake);
+        b->wake.wake = m->u.wake.wake;
         break;
     case BT_DOWN_REGROUP:
+        BODY(REGROUP, regroup);
         bt_pb_make_regroup(&m->u.regroup, parts->seats, &b->regroup);
-        pb->body_case = BATON__CONTROL__V1__TO_WORKER__BODY_REGROUP;
-        pb->regroup   = &b->regroup;
         break;
     case BT_DOWN_SHUTDOWN:
-        baton__control__v1__shutdown__init(&b->shutdown);
+        BODY(SHUTDOWN, shutdown);
         b->shutdown.reason = m->u.shutdown.reason != NULL ? m->u.shutdown.reason : empty;
-        pb->body_case      = BATON__CONTROL__V1__TO_WORKER__BODY_SHUTDOWN;
-        pb->shutdown       = &b->shutdown;
         break;
     }
     BT_ASSERT(pb->body_case != BATON__CONTROL__V1__TO_WORKER__BODY__NOT_SET);

@@ -18,7 +18,6 @@ typedef struct {
 
 static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) * pb)
 {
-    baton__control__v1__hello__init(pb);
     pb->protocol              = h->protocol;
     pb->rank                  = h->rank;
     pb->n_ranks               = h->n_ranks;
@@ -76,9 +75,8 @@ static bt_status make_tokens(const bt_token *tokens, size_t n, PB(Token) * **tok
         pb[i].n_top_ids = pb[i].n_top_logprobs = tokens[i].n_top;
         pb[i].top_ids                          = (uint32_t *)tokens[i].top_ids;
         pb[i].top_logprobs                     = (float *)tokens[i].top_logprobs;
-
-        pb[i].cached_tokens = tokens[i].cached;
-        table[i]            = &pb[i];
+        pb[i].cached_tokens                    = tokens[i].cached;
+        table[i]                               = &pb[i];
     }
     *tokens_out = table;
 out:
@@ -109,7 +107,6 @@ typedef union {
 /* Packing only reads the histograms. */
 static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
 {
-    baton__control__v1__beat__init(pb);
     pb->progress            = b->progress;
     pb->n_requests          = b->n_requests;
     pb->pages_free          = b->pages_free;
@@ -139,7 +136,6 @@ static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
 
 static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
 {
-    baton__control__v1__eval_rows__init(pb);
     pb->request  = e->request;
     pb->epoch    = e->epoch;
     pb->position = e->position;
@@ -150,7 +146,6 @@ static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
 
 static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogprobs) * pb)
 {
-    baton__control__v1__prompt_logprobs__init(pb);
     pb->request    = p->request;
     pb->epoch      = p->epoch;
     pb->position   = p->position;
@@ -161,6 +156,14 @@ static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogpro
     pb->top_logprobs                   = p->top_logprobs;
 }
 
+/* Makes b's message of that name the envelope's body, empty. */
+#define BODY(NAME, name)                                              \
+    do {                                                              \
+        baton__control__v1__##name##__init(&b->name);                 \
+        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_##NAME; \
+        pb->name      = &b->name;                                     \
+    } while (0)
+
 /* Fills the envelope; *table_out is memory that must live until it is packed. */
 static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(FromWorker) * pb,
                          void **table_out)
@@ -170,133 +173,96 @@ static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(From
     baton__control__v1__from_worker__init(pb);
     switch (m->kind) {
     case BT_UP_HELLO:
+        BODY(HELLO, hello);
         make_hello(&m->u.hello, parts, &b->hello);
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_HELLO;
-        pb->hello     = &b->hello;
         break;
     case BT_UP_PROGRESS:
-        baton__control__v1__progress__init(&b->progress);
+        BODY(PROGRESS, progress);
         b->progress.done_bytes  = m->u.progress.done_bytes;
         b->progress.total_bytes = m->u.progress.total_bytes;
-        pb->body_case           = BATON__CONTROL__V1__FROM_WORKER__BODY_PROGRESS;
-        pb->progress            = &b->progress;
         break;
-    case BT_UP_READY:
-        baton__control__v1__ready__init(&b->ready);
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_READY;
-        pb->ready     = &b->ready;
-        break;
+    case BT_UP_READY: BODY(READY, ready); break;
     case BT_UP_BEAT:
+        BODY(BEAT, beat);
         make_beat(&m->u.beat, &b->beat);
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_BEAT;
-        pb->beat      = &b->beat;
         break;
     case BT_UP_TICKET:
-        baton__control__v1__ticket__init(&b->ticket);
-        b->ticket.request = m->u.ticket.request;
-        b->ticket.epoch   = m->u.ticket.epoch;
-        b->ticket.refused = m->u.ticket.refused;
-        b->ticket.n_pages = m->u.ticket.n_pages;
-
+        BODY(TICKET, ticket);
+        b->ticket.request     = m->u.ticket.request;
+        b->ticket.epoch       = m->u.ticket.epoch;
+        b->ticket.refused     = m->u.ticket.refused;
+        b->ticket.n_pages     = m->u.ticket.n_pages;
         b->ticket.held_tokens = m->u.ticket.held;
         b->ticket.form_map =
             (ProtobufCBinaryData){m->u.ticket.n_form_map_bytes, m->u.ticket.form_map};
         BT_TRY(bt_pb_make_pages(m->u.ticket.pages, m->u.ticket.n_pages, &b->ticket.pages));
-        *table_out    = b->ticket.pages;
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TICKET;
-        pb->ticket    = &b->ticket;
+        *table_out = b->ticket.pages;
         break;
     case BT_UP_TOKENS:
-        baton__control__v1__tokens__init(&b->tokens);
+        BODY(TOKENS, tokens);
         b->tokens.n_tokens = m->u.tokens.n;
         BT_TRY(make_tokens(m->u.tokens.tokens, m->u.tokens.n, &b->tokens.tokens));
-        *table_out    = b->tokens.tokens;
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TOKENS;
-        pb->tokens    = &b->tokens;
+        *table_out = b->tokens.tokens;
         break;
     case BT_UP_FAILED:
-        baton__control__v1__failed__init(&b->failed);
+        BODY(FAILED, failed);
         b->failed.request = m->u.failed.request;
         b->failed.epoch   = m->u.failed.epoch;
         b->failed.code    = m->u.failed.code;
         b->failed.message = text(m->u.failed.message);
-        pb->body_case     = BATON__CONTROL__V1__FROM_WORKER__BODY_FAILED;
-        pb->failed        = &b->failed;
         break;
     case BT_UP_RELEASED:
-        baton__control__v1__released__init(&b->released);
+        BODY(RELEASED, released);
         b->released.request = m->u.released.request;
         b->released.epoch   = m->u.released.epoch;
-        pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_RELEASED;
-        pb->released        = &b->released;
         break;
     case BT_UP_RETRACTED:
-        baton__control__v1__retracted__init(&b->retracted);
+        BODY(RETRACTED, retracted);
         b->retracted.request = m->u.retracted.request;
         b->retracted.epoch   = m->u.retracted.epoch;
-        pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_RETRACTED;
-        pb->retracted        = &b->retracted;
         break;
     case BT_UP_PROMPT_LOGPROBS:
+        BODY(PROMPT_LOGPROBS, prompt_logprobs);
         make_prompt_logprobs(&m->u.prompt_logprobs, &b->prompt_logprobs);
-        pb->body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS;
-        pb->prompt_logprobs = &b->prompt_logprobs;
         break;
     case BT_UP_FORM_MAP:
-        baton__control__v1__form_map__init(&b->form_map);
+        BODY(FORM_MAP, form_map);
         b->form_map.request = m->u.form_map.request;
         b->form_map.epoch   = m->u.form_map.epoch;
         b->form_map.form_map =
             (ProtobufCBinaryData){m->u.form_map.n_form_map_bytes, m->u.form_map.form_map};
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_FORM_MAP;
-        pb->form_map  = &b->form_map;
         break;
     case BT_UP_PEER_LOAD:
-        baton__control__v1__peer_load__init(&b->peer_load);
+        BODY(PEER_LOAD, peer_load);
         b->peer_load.at_ns     = m->u.peer_load.at_ns;
         b->peer_load.n_numbers = 4 * (size_t)m->u.peer_load.n;
         b->peer_load.numbers   = (uint64_t *)m->u.peer_load.peers;
-        pb->body_case          = BATON__CONTROL__V1__FROM_WORKER__BODY_PEER_LOAD;
-        pb->peer_load          = &b->peer_load;
         break;
     case BT_UP_EXPERT_LOAD:
-        baton__control__v1__expert_load__init(&b->expert_load);
+        BODY(EXPERT_LOAD, expert_load);
         b->expert_load.n_rows = m->u.expert_load.n;
         b->expert_load.rows   = m->u.expert_load.rows;
-        pb->body_case         = BATON__CONTROL__V1__FROM_WORKER__BODY_EXPERT_LOAD;
-        pb->expert_load       = &b->expert_load;
         break;
     case BT_UP_WAKE_REQUEST:
-        baton__control__v1__wake_request__init(&b->wake_request);
+        BODY(WAKE_REQUEST, wake_request);
         b->wake_request.wake = m->u.wake_request.wake;
-        pb->body_case        = BATON__CONTROL__V1__FROM_WORKER__BODY_WAKE_REQUEST;
-        pb->wake_request     = &b->wake_request;
         break;
     case BT_UP_EXPIRED:
-        baton__control__v1__expired__init(&b->expired);
+        BODY(EXPIRED, expired);
         b->expired.epoch   = m->u.expired.epoch;
         b->expired.n_ranks = m->u.expired.n;
         b->expired.ranks   = m->u.expired.ranks;
         b->expired.what    = text(m->u.expired.what);
-        pb->body_case      = BATON__CONTROL__V1__FROM_WORKER__BODY_EXPIRED;
-        pb->expired        = &b->expired;
         break;
     case BT_UP_EVAL_ROWS:
+        BODY(EVAL_ROWS, eval_rows);
         make_eval_rows(&m->u.eval_rows, &b->eval_rows);
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_EVAL_ROWS;
-        pb->eval_rows = &b->eval_rows;
         break;
-    case BT_UP_DRAIN:
-        baton__control__v1__drain__init(&b->drain);
-        pb->body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_DRAIN;
-        pb->drain     = &b->drain;
-        break;
+    case BT_UP_DRAIN: BODY(DRAIN, drain); break;
     case BT_UP_LEAVING:
-        baton__control__v1__leaving__init(&b->leaving);
+        BODY(LEAVING, leaving);
         b->leaving.code   = m->u.leaving.code;
         b->leaving.reason = text(m->u.leaving.reason);
-        pb->body_case     = BATON__CONTROL__V1__FROM_WORKER__BODY_LEAVING;
-        pb->leaving       = &b->leaving;
         break;
     }
     BT_ASSERT(pb->body_case != BATON__CONTROL__V1__FROM_WORKER__BODY__NOT_SET);

@@ -149,7 +149,7 @@ static int choose_prefill(const bt_relay *r, const bt_request *q)
     return best;
 }
 
-/* The form map that an order takes along; NULL for none, or when memory is short. */
+/* What an order takes along; NULL: of nothing, or when memory is short. */
 static void *copy_of(const void *from, size_t bytes)
 {
     void *to = bytes == 0 ? NULL : bt_calloc(1, bytes);
@@ -238,13 +238,10 @@ void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice)
 static bt_status copy_prompt(const bt_relay *r, const bt_request *q, uint32_t **prompt_out)
 {
     bt_status st = BT_OK;
-    uint32_t *prompt;
 
     if (!bt_sampling_needs_prompt(&q->sampling) && !r->cfg.share_generated) goto out;
-    prompt = bt_calloc(q->n_prompt, sizeof(*prompt));
-    BT_REQUIRE(prompt != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", q->n_prompt);
-    memcpy(prompt, q->prompt, q->n_prompt * sizeof(*prompt));
-    *prompt_out = prompt;
+    *prompt_out = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
+    BT_REQUIRE(*prompt_out != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", q->n_prompt);
 out:
     return st;
 }
@@ -305,25 +302,24 @@ out:
 
 static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefill, uint64_t now_ns)
 {
-    bt_down m = {.kind = BT_DOWN_RESERVE};
+    bt_down          m = {.kind = BT_DOWN_RESERVE};
+    bt_down_reserve *d = &m.u.reserve;
 
     bt_list_remove(&r->queue, q);
     r->queued_tokens -= q->n_prompt;
     bt_list_insert(&r->placed, q);
     bt_relay_turn(r, q, BT_RESERVING);
-    q->epoch                = r->epoch;
-    q->heard_ns             = now_ns;
-    q->decode_rank          = decode;
-    q->prefill_rank         = prefill;
-    m.u.reserve.prefix_keys = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
-    if (copy_choices(q, &m.u.reserve.choices, &m.u.reserve.n_choices) != BT_OK ||
-        copy_replay(q, &m.u.reserve) != BT_OK ||
-        bt_sampling_copy(&q->sampling, &m.u.reserve.sampling) != BT_OK ||
-        copy_prompt(r, q, &m.u.reserve.prompt) != BT_OK ||
-        copy_map(q, &m.u.reserve.form_map, &m.u.reserve.n_form_map_bytes) != BT_OK) {
+    q->epoch        = r->epoch;
+    q->heard_ns     = now_ns;
+    q->decode_rank  = decode;
+    q->prefill_rank = prefill;
+    d->prefix_keys  = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
+    if (copy_choices(q, &d->choices, &d->n_choices) != BT_OK || copy_replay(q, d) != BT_OK ||
+        bt_sampling_copy(&q->sampling, &d->sampling) != BT_OK ||
+        copy_prompt(r, q, &d->prompt) != BT_OK ||
+        copy_map(q, &d->form_map, &d->n_form_map_bytes) != BT_OK) {
         bt_down_free(&m);
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
+        bt_relay_end_no_memory(r, q);
         return;
     }
     q->decode_holds   = true;
@@ -341,14 +337,13 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
         r->ranks[prefill].taken_pages += q->prefill_pages;
     }
 
-    m.u.reserve.request      = q->number;
-    m.u.reserve.epoch        = q->epoch;
-    m.u.reserve.n_prompt     = q->n_prompt;
-    m.u.reserve.prefill_rank = prefill;
-    m.u.reserve.arrival      = q->arrival;
-    m.u.reserve.prefix_seed  = r->cfg.share_generated ? r->prefix_seed : 0;
-    if (m.u.reserve.prefix_keys != NULL)
-        m.u.reserve.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
+    d->request      = q->number;
+    d->epoch        = q->epoch;
+    d->n_prompt     = q->n_prompt;
+    d->prefill_rank = prefill;
+    d->arrival      = q->arrival;
+    d->prefix_seed  = r->cfg.share_generated ? r->prefix_seed : 0;
+    if (d->prefix_keys != NULL) d->n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_relay_wake(r, decode);
     r->events.send(r->events.ctx, decode, &m);
 }
@@ -403,9 +398,7 @@ static void refused(bt_relay *r, bt_request *q, uint64_t now_ns)
     bt_list_insert(&r->queue, q);
     r->queued_tokens += q->n_prompt;
     bt_relay_turn(r, q, BT_QUEUED);
-    if (bt_table_put(&r->numbers, q->number, q) != BT_OK)
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
+    if (bt_table_put(&r->numbers, q->number, q) != BT_OK) bt_relay_end_no_memory(r, q);
 }
 
 static bool pages_are_sound(const bt_relay *r, const bt_request *q, const bt_up *m)
@@ -422,44 +415,32 @@ static bool pages_are_sound(const bt_relay *r, const bt_request *q, const bt_up 
 
 static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
 {
-    bt_down   m       = {.kind = BT_DOWN_PREFILL};
-    uint32_t *prompt  = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
-    void     *keys    = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
-    uint32_t *choices = NULL, n_choices = 0;
-    void     *map   = NULL;
-    size_t    n_map = 0;
+    bt_down          m = {.kind = BT_DOWN_PREFILL};
+    bt_down_prefill *p = &m.u.prefill;
 
-    if (prompt == NULL || bt_sampling_copy(&q->sampling, &m.u.prefill.sampling) != BT_OK ||
-        copy_choices(q, &choices, &n_choices) != BT_OK || copy_map(q, &map, &n_map) != BT_OK) {
-        bt_free(prompt);
-        bt_free(keys);
-        bt_free(choices);
-        bt_sampling_free(&m.u.prefill.sampling);
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
+    p->prompt      = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
+    p->prefix_keys = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
+    if (p->prompt == NULL || bt_sampling_copy(&q->sampling, &p->sampling) != BT_OK ||
+        copy_choices(q, &p->choices, &p->n_choices) != BT_OK ||
+        copy_map(q, &p->form_map, &p->n_form_map_bytes) != BT_OK) {
+        bt_down_free(&m);
+        bt_relay_end_no_memory(r, q);
         return;
     }
-    m.u.prefill            = (bt_down_prefill){.request          = q->number,
-                                               .epoch            = q->epoch,
-                                               .n_prompt         = q->n_prompt,
-                                               .prompt           = prompt,
-                                               .decode_rank      = q->decode_rank,
-                                               .sampling         = m.u.prefill.sampling,
-                                               .n_pages          = ticket->u.ticket.n_pages,
-                                               .pages            = ticket->u.ticket.pages,
-                                               .held             = ticket->u.ticket.held,
-                                               .prefix_keys      = keys,
-                                               .n_choices        = n_choices,
-                                               .choices          = choices,
-                                               .n_form_map_bytes = n_map,
-                                               .form_map         = map};
+    p->request             = q->number;
+    p->epoch               = q->epoch;
+    p->n_prompt            = q->n_prompt;
+    p->decode_rank         = q->decode_rank;
+    p->n_pages             = ticket->u.ticket.n_pages;
+    p->pages               = ticket->u.ticket.pages;
     ticket->u.ticket.pages = NULL; /* goes with the message */
-    if (map == NULL) {             /* what the decode rank holds binds the prefill rank */
-        m.u.prefill.form_map         = ticket->u.ticket.form_map;
-        m.u.prefill.n_form_map_bytes = ticket->u.ticket.n_form_map_bytes;
-        ticket->u.ticket.form_map    = NULL;
+    p->held                = ticket->u.ticket.held;
+    if (p->prefix_keys != NULL) p->n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
+    if (p->form_map == NULL) { /* what the decode rank holds binds the prefill rank */
+        p->form_map               = ticket->u.ticket.form_map;
+        p->n_form_map_bytes       = ticket->u.ticket.n_form_map_bytes;
+        ticket->u.ticket.form_map = NULL;
     }
-    if (keys != NULL) m.u.prefill.n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);
     bt_prefix_index_add(&r->ranks[q->decode_rank].index, q->n_keys, q->keys);
 

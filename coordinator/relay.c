@@ -72,6 +72,12 @@ void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code,
     bt_relay_settle(relay, q);
 }
 
+void bt_relay_end_no_memory(bt_relay *relay, bt_request *q)
+{
+    bt_relay_end_request(relay, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                         "the coordinator is out of memory");
+}
+
 /* ---- creation */
 
 bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *events,
@@ -229,8 +235,7 @@ void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t no
 
     if (again == NULL || bt_table_put(&r->numbers, r->next_number, again) != BT_OK) {
         bt_free(again);
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
+        bt_relay_end_no_memory(r, q);
         return;
     }
     *again      = *q;

@@ -1,4 +1,4 @@
-/* coordinator/relay_state.h - inside the relay only: what relay.c and placement.c share. */
+/* coordinator/relay_state.h - inside the relay only: what its files share. */
 #ifndef BT_COORDINATOR_RELAY_STATE_H
 #define BT_COORDINATOR_RELAY_STATE_H
 
@@ -113,11 +113,13 @@ static inline void bt_relay_turn(bt_relay *r, bt_request *q, bt_request_state st
     q->state = state;
 }
 
+/* relay_move.c */
 /* A request without a relay, with all that it owns. */
 void bt_request_free(bt_request *q);
 /* Its name, number, prefix keys and place in the queue; on an error nothing has changed. */
 bt_status bt_relay_enter(bt_relay *relay, bt_request *q);
 
+/* placement.c */
 /* Places the head of the queue as long as there is room. */
 void bt_relay_place(bt_relay *relay, uint64_t now_ns);
 /* Bumps the wake number of the rank's group and tells its ranks. */
@@ -131,6 +133,12 @@ void bt_relay_free_prefill(bt_relay *relay, bt_request *q);
 void bt_relay_prefill_done(bt_relay *relay, bt_request *q);
 /* A token more: the page that it needs counts as taken. */
 void bt_relay_grew(bt_relay *relay, bt_request *q);
+/* Pages of the choice's reply that its decode rank probably caches. */
+void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice);
+/* A decode rank's answer to a Reserve. */
+void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
+
+/* relay.c */
 /* What an ended request still has is freed once no rank holds anything of it. */
 void bt_relay_settle(bt_relay *relay, bt_request *q);
 /* The placement is over: what it still holds stays behind as an ended request, and the request goes
@@ -143,6 +151,10 @@ void bt_relay_finish(bt_relay *relay, bt_request *q, const bt_relay_end *end);
 /* only_choice: 0 for all of it, else 1 + the choice. */
 void bt_relay_send_abort(bt_relay *relay, const bt_request *q, uint32_t rank, uint32_t only_choice);
 
+__attribute__((format(printf, 4, 5))) void
+bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt, ...);
+void bt_relay_end_no_memory(bt_relay *relay, bt_request *q);
+
 /* relay_tokens.c */
 void bt_relay_token(bt_relay *relay, uint32_t rank, const bt_token *t, uint64_t now_ns);
 
@@ -154,13 +166,5 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t n
 /* Ranks from which too little is heard, and groups that have reported. */
 void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns);
 void bt_relay_decide(bt_relay *relay, uint64_t now_ns);
-
-/* Pages of the choice's reply that its decode rank probably caches. */
-void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice);
-/* A decode rank's answer to a Reserve. */
-void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
-
-__attribute__((format(printf, 4, 5))) void
-bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt, ...);
 
 #endif

@@ -39,8 +39,7 @@ static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
     bt_finish finish;
 
     if (!keep_out(&q->choices[t->choice], t->id)) {
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
+        bt_relay_end_no_memory(r, q);
         return;
     }
     q->n_out++;
@@ -66,8 +65,7 @@ static void keep_early(bt_relay *r, bt_request *q, uint32_t rank, const bt_token
     }
     grown = bt_realloc(c->early, c->n_early + 1, sizeof(*grown));
     if (grown == NULL) {
-        bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                             "the coordinator is out of memory");
+        bt_relay_end_no_memory(r, q);
         return;
     }
     c->early               = grown;

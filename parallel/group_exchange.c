@@ -1,8 +1,8 @@
 /* parallel/group_exchange.c - the operations of a group, over non-blocking point-to-point.
  *
- * Under the TCP rule (mpi_world.h) a lane goes in rounds: fragment k + 1 leaves when fragment k of
- * the peer has come, and a side that has nothing left answers each fragment with an empty message.
- * In shared memory both directions run on their own and zero bytes mean no message. */
+ * Under the TCP rule (world_state.h) a lane goes in rounds: fragment k + 1 leaves when fragment k
+ * of the peer has come, and a side that has nothing left answers each fragment with an empty
+ * message. In shared memory both directions run on their own and zero bytes mean no message. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #define BT_PARALLEL_GROUP_STATE_H
 
 #include "parallel/group_parts.h"
-#include "parallel/mpi_world.h"
+#include "parallel/world_state.h"
 
 typedef struct {
     uint32_t peer;   /* world rank */

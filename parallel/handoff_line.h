@@ -22,9 +22,9 @@
 #ifndef BT_PARALLEL_HANDOFF_LINE_H
 #define BT_PARALLEL_HANDOFF_LINE_H
 
-#include "parallel/mpi_world.h"
 #include "parallel/nccl/module.h"
 #include "parallel/page_message.h"
+#include "parallel/world_state.h"
 
 typedef struct bt_handoff bt_handoff;
 typedef struct bt_line    bt_line;

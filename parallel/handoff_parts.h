@@ -26,7 +26,7 @@
 
 #include "parallel/handoff.h"
 #include "parallel/handoff_line.h"
-#include "parallel/mpi_world.h"
+#include "parallel/world_state.h"
 
 enum {
     BT_SIGNAL_BYTES  = 32,

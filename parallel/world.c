@@ -1,6 +1,8 @@
 /* parallel/world.c - starts and ends MPI, and learns how its ranks are connected.
  *
  * Everything that blocks inside MPI is in bt_world_init() and bt_world_fini(). */
+#include "parallel/world.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -18,7 +20,7 @@
 #include "core/clock.h"
 #include "core/watchdog.h"
 #include "parallel/group_parts.h"
-#include "parallel/mpi_world.h"
+#include "parallel/world_state.h"
 
 enum {
     TAG_SPACE_BITS = 3,

@@ -144,7 +144,7 @@ typedef struct {
     float    *top_logprobs; /* [n][n_top] */
 } bt_up_prompt_logprobs;
 
-/* What went between a rank and a peer, ever (parallel/group.h has the same as bt_traffic). */
+/* What went between a rank and a peer, ever (parallel/world.h has the same as bt_traffic). */
 typedef struct {
     uint64_t rank, waited_ns, handoff_bytes, handoff_ns;
 } bt_peer_load;

@@ -37,7 +37,8 @@ bt_status bt_pb_make_pages(const bt_page_ref *refs, size_t n, PB(Page) * **pages
 void      bt_pb_make_regroup(const bt_down_regroup *r, PB(Seats) seats[2], PB(Regroup) * pb);
 bt_status bt_pb_take_regroup(const PB(Regroup) * pb, bt_down_regroup *r);
 
-/* A Tokens message as our own packer writes it; false: anything else, for the general way. */
+/* control_tokens.c.  A Tokens message as our own packer writes it; false: anything else, for the
+ * general way. */
 bool bt_pb_tokens(const uint8_t *bytes, size_t n, bt_up *m_out);
 /* The general way; bt_up_unpack() is either. */
 bt_status bt_pb_up(const uint8_t *bytes, size_t n, bt_up *m_out);

@@ -115,6 +115,10 @@ bool      bt_worker_load_is_due(const bt_worker *w);
 bt_status bt_worker_send_load(bt_worker *w);
 
 /* lifecycle.c */
+/* Gives pages to queued prompts, first come, first served. */
+bt_status bt_worker_admit(bt_worker *w);
+/* Ends hand-offs that stand still, and what drains. */
+bt_status bt_worker_check_leases(bt_worker *w);
 /* Sends Failed with the sentence of the last error, then ends it as an abort does. */
 bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why);
 /* Ends a request with all its choices in whatever state it is: pages back, messages withdrawn,
@@ -136,6 +140,7 @@ static inline bool bt_worker_may_grow(const bt_request *r)
     return !r->eval && (r->state == BT_REQUEST_RESERVED || r->state == BT_REQUEST_WAITING ||
                         r->state == BT_REQUEST_PREFILL || r->state == BT_REQUEST_DECODE);
 }
+
 /* choices.c */
 /* The other choices of the order behind `first`, which is in the table, with pages of their own.
  * NO_PAGES (not logged) adds none. */
@@ -159,11 +164,5 @@ void bt_worker_find_prefixes(bt_worker *w);
 /* The prompt is there and `first` follows it: makes known what is replayed.  PROTOCOL when the
  * client has another token there. */
 bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first);
-
-/* lifecycle.c */
-/* Gives pages to queued prompts, first come, first served. */
-bt_status bt_worker_admit(bt_worker *w);
-/* Ends hand-offs that stand still, and what drains. */
-bt_status bt_worker_check_leases(bt_worker *w);
 
 #endif

@@ -110,9 +110,8 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
     BT_TRY(bt_worker_grow(w));
     b->n_pieces = bt_schedule(&w->scheduler, &w->requests, b->pieces, b->n_rows);
     if (w->parked && w->wake_seen != w->wake_parked) w->parked = w->asked = false;
-    if (w->parked && w->shutdown) {
-        *next_out =
-            BT_NEXT_LEAVE; /* the others of the group are parked too, and are told as well */
+    if (w->parked && w->shutdown) { /* so are the others of the group, and they are told as well */
+        *next_out = BT_NEXT_LEAVE;
         goto out;
     }
     if (w->parked) {

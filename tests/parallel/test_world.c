@@ -1,7 +1,7 @@
 /* What the start learns about the job: tags, transports, machines; and start-up without memory. */
 #include <signal.h>
 
-#include "parallel/mpi_world.h"
+#include "parallel/world_state.h"
 #include "tests/parallel/mpi_test.h"
 
 static long g_init_failures;

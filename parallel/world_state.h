@@ -1,4 +1,4 @@
-/* parallel/mpi_world.h - what group.c and handoff.c share of the MPI job; inside parallel/ only.
+/* parallel/world_state.h - inside parallel/ only: what groups and the hand-off share of the job.
  *
  * Two communicators are made at start-up, one for groups and one for the hand-off, so that their
  * messages never meet; none is made later.
@@ -6,12 +6,12 @@
  * A wreck is memory that an abandoned request may still read or write: after a TIMEOUT the peer
  * may wake up and finish its part.  The world keeps it until the requests have completed, or until
  * MPI has ended. */
-#ifndef BT_PARALLEL_MPI_WORLD_H
-#define BT_PARALLEL_MPI_WORLD_H
+#ifndef BT_PARALLEL_WORLD_STATE_H
+#define BT_PARALLEL_WORLD_STATE_H
 
 #include <mpi.h>
 
-#include "parallel/group.h"
+#include "parallel/world.h"
 
 /* Bits of a group's tag: space | epoch | sequence, highest first. */
 typedef struct {

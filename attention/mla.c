@@ -37,13 +37,8 @@ const bt_attn_ops *bt_attn_find(const bt_device *dev)
 
 static bt_status alloc_rows(bt_mla *mla, size_t width, bt_bf16 **rows_out)
 {
-    void     *mem   = NULL;
-    size_t    bytes = width * mla->max_rows * sizeof(bt_bf16);
-    bt_status st    = bt_device_alloc(mla->dev, bytes, &mem);
-
-    mla->bytes += bytes;
-    if (st == BT_OK) *rows_out = mem;
-    return st;
+    return bt_device_alloc_array(mla->dev, width * mla->max_rows, sizeof(**rows_out), &mla->bytes,
+                                 rows_out);
 }
 
 /* The table is built on the host and lives on the device. */
@@ -53,14 +48,11 @@ static bt_status create_rope(bt_mla *mla)
     const bt_mla_config *cfg   = &mla->cfg;
     size_t               elems = (size_t)cfg->max_context * cfg->qk_rope_dim;
     float               *host  = bt_calloc(elems, sizeof(*host));
-    void                *mem   = NULL;
 
     BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "rope table of %u positions", cfg->max_context);
     BT_TRY(bt_rope_fill(cfg->max_context, cfg->qk_rope_dim / 2, cfg->rope_inv_freq,
                         cfg->rope_magnitude, host));
-    BT_TRY(bt_device_alloc(mla->dev, elems * sizeof(*host), &mem));
-    mla->rope = mem;
-    mla->bytes += elems * sizeof(*host);
+    BT_TRY(bt_device_alloc_array(mla->dev, elems, sizeof(*host), &mla->bytes, &mla->rope));
     BT_TRY(bt_device_upload(mla->dev, mla->rope, host, elems * sizeof(*host)));
     BT_TRY(bt_device_sync(mla->dev));
 out:

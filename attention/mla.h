@@ -1,7 +1,7 @@
 /* attention/mla.h - multi-head latent attention over pages, in both of its forms.
  *
  * Formulas: DeepSeek-V2 (arXiv 2405.04434) section 2.1, equations 9-19, and docs/architecture.md
- * "Attention".  For token t at position p and head h, with c_j the cached latent and kp_j the
+ * "Laws".  For token t at position p and head h, with c_j the cached latent and kp_j the
  * cached rope key of position j:
  *     normal:    k_hj = W_UK_h c_j,  v_hj = W_UV_h c_j
  *                s_hj = scale (qn_h . k_hj + qp_h . kp_j)

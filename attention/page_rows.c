@@ -28,7 +28,7 @@ static void copy(const bt_page_rows *r, uint8_t *run, bool to_pages)
             uint32_t row  = t % BT_PAGE_TOKENS;
             bt_bf16 *page = bt_kv_pool_rows(r->pool, r->pages[t / BT_PAGE_TOKENS], layer);
 
-            n = BT_PAGE_TOKENS - row < r->token1 - t ? BT_PAGE_TOKENS - row : r->token1 - t;
+            n = bt_min_u32(BT_PAGE_TOKENS - row, r->token1 - t);
             page += (size_t)row * kv_dim;
             memcpy(to_pages ? (void *)page : run, to_pages ? run : (void *)page, n * row_bytes);
             run += n * row_bytes;

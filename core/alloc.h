@@ -22,6 +22,16 @@ char *bt_strdup(const char *text);
 void *bt_calloc_aligned(size_t n, size_t size);
 void  bt_free(void *ptr); /* NULL is allowed */
 
+/* The next n * size bytes of `mem`, of which *used are taken, on a cache line; counts them.  With
+ * mem NULL it only counts. */
+static inline void *bt_lay(char *mem, size_t *used, size_t n, size_t size)
+{
+    void *piece = mem == NULL ? NULL : mem + *used;
+
+    *used += (n * size + 63) / 64 * 64;
+    return piece;
+}
+
 /* Large memory: in huge pages where the system has them on request, and in no core file. */
 void bt_advise_large(void *at, size_t bytes);
 /* A mapping of weights: the same, and what has come into memory stays there, idle or not, where

@@ -139,7 +139,7 @@ static void apply_yarn(const yarn *y, bt_model_config *cfg)
 }
 
 /* theta^(-2i/dim) by multiplications alone: libm's pow chooses its code by CPU, and these numbers
- * reach every page (docs/architecture.md, "Numbers").  Bisects the ratio of the sequence. */
+ * reach every page (docs/architecture.md, "Laws").  Bisects the ratio of the sequence. */
 static void base_frequencies(double theta, uint32_t dim, double *inv_freq)
 {
     double lo = 0, hi = 1;

@@ -1,7 +1,7 @@
 /* moe/moe.h - one expert-parallel mixture-of-experts layer across a group.
  *
- *     y(x) = sum_{e in top-k} w_e mlp_e(x)  +  mlp_shared(x),   mlp(x) = down(silu(gate x) * (up
- * x))
+ *     y(x)   = sum_{e in top-k} w_e mlp_e(x) + mlp_shared(x)
+ *     mlp(x) = down(silu(gate x) * (up x))
  *
  * Dense path: all ranks gather all rows, their experts and weights; each runs its own experts, one
  * grouped product per role, rows sorted by expert; outputs go back to the rows' owners as sum

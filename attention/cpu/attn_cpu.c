@@ -12,42 +12,33 @@ enum {
     APPEND_ROWS      = 4
 };
 
-/* The next piece of mem, on a cache line; with mem NULL it only counts. */
-static void *lay(char *mem, size_t *used, size_t n_elems, size_t elem_bytes)
-{
-    void *piece = mem == NULL ? NULL : mem + *used;
-
-    *used += (n_elems * elem_bytes + 63) / 64 * 64;
-    return piece;
-}
-
 /* Lays one member's buffers into mem and returns their bytes. */
 static size_t lay_member(const bt_mla_config *cfg, uint32_t rows, char *mem, bt_attn_member *m)
 {
     size_t   used   = 0;
     uint32_t kv_dim = cfg->kv_lora_rank + cfg->qk_rope_dim;
     uint32_t joined = bt_joined_dim(cfg);
-    uint32_t v_dim = bt_cpu_pad(cfg->v_dim, 32), wide = joined > v_dim ? joined : v_dim;
-    uint32_t v_max  = cfg->kv_lora_rank > cfg->v_dim ? cfg->kv_lora_rank : cfg->v_dim;
+    uint32_t v_dim = bt_cpu_pad(cfg->v_dim, 32), wide = bt_max_u32(joined, v_dim);
+    uint32_t v_max  = bt_max_u32(cfg->kv_lora_rank, cfg->v_dim);
     size_t   pairs  = (size_t)BT_TILE_LANES * BT_BLOCK_TOKENS;
     size_t   slab   = bt_cpu_packed_elems(BT_TILE_SLAB, BT_BLOCK_TOKENS);
     size_t   values = bt_packed_values(cfg->v_dim);
     size_t halves = bt_attn_absorbed_part(cfg->n_heads, 1) < BT_ATTN_SPLIT_TOKENS ? BT_HALVINGS : 0;
 
-    m->tile.scores = lay(mem, &used, pairs, sizeof(float));
-    m->tile.p      = lay(mem, &used, pairs, sizeof(bt_bf16));
-    m->tile.slab   = lay(mem, &used, slab, sizeof(bt_bf16));
-    m->tile.cut    = lay(mem, &used, values > slab ? values : slab, sizeof(bt_bf16));
-    m->state       = lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
-    m->halves    = lay(mem, &used, halves * bt_tile_state_floats(cfg->kv_lora_rank), sizeof(float));
-    m->rows_f32  = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(float));
-    m->rows_bf16 = lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(bt_bf16));
-    m->scores_t  = lay(mem, &used, (size_t)BT_TILE_LANES * BT_PAGE_TOKENS, sizeof(float));
-    m->joined    = lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
-    m->queries   = lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
-    m->query     = lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
+    m->tile.scores = bt_lay(mem, &used, pairs, sizeof(float));
+    m->tile.p      = bt_lay(mem, &used, pairs, sizeof(bt_bf16));
+    m->tile.slab   = bt_lay(mem, &used, slab, sizeof(bt_bf16));
+    m->tile.cut    = bt_lay(mem, &used, values > slab ? values : slab, sizeof(bt_bf16));
+    m->state       = bt_lay(mem, &used, bt_tile_state_floats(v_max), sizeof(float));
+    m->halves = bt_lay(mem, &used, halves * bt_tile_state_floats(cfg->kv_lora_rank), sizeof(float));
+    m->rows_f32  = bt_lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(float));
+    m->rows_bf16 = bt_lay(mem, &used, (size_t)BT_BLOCK_TOKENS * wide, sizeof(bt_bf16));
+    m->scores_t  = bt_lay(mem, &used, (size_t)BT_TILE_LANES * BT_PAGE_TOKENS, sizeof(float));
+    m->joined    = bt_lay(mem, &used, (size_t)BT_TILE_LANES * joined, sizeof(bt_bf16));
+    m->queries   = bt_lay(mem, &used, (size_t)BT_QUERY_LANES * kv_dim, sizeof(bt_bf16));
+    m->query     = bt_lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
     m->latents =
-        lay(mem, &used, (size_t)BT_GROUP_HEADS * rows * cfg->kv_lora_rank, sizeof(bt_bf16));
+        bt_lay(mem, &used, (size_t)BT_GROUP_HEADS * rows * cfg->kv_lora_rank, sizeof(bt_bf16));
     return used;
 }
 
@@ -62,7 +53,7 @@ static bt_status create_members(bt_attn_cpu *a, uint32_t max_rows)
 {
     bt_status      st    = BT_OK;
     bt_attn_member none  = {0};
-    uint32_t       rows  = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
+    uint32_t       rows  = bt_min_u32(max_rows, BT_ABSORBED_ROWS);
     size_t         bytes = lay_member(&a->cfg, rows, NULL, &none);
 
     a->members = take_zeroed(a, a->n_members, sizeof(*a->members));
@@ -77,14 +68,13 @@ out:
 
 static bt_status create_normal(bt_attn_cpu *a, uint32_t max_rows)
 {
-    bt_status            st      = BT_OK;
-    const bt_mla_config *cfg     = &a->cfg;
-    uint32_t             n_pages = bt_kv_pages_for(cfg->max_context);
-    size_t               key     = bt_packed_keys(bt_joined_dim(cfg));
-    size_t               value   = bt_packed_values(cfg->v_dim);
+    bt_status            st    = BT_OK;
+    const bt_mla_config *cfg   = &a->cfg;
+    size_t               key   = bt_packed_keys(bt_joined_dim(cfg));
+    size_t               value = bt_packed_values(cfg->v_dim);
     size_t               per_head;
 
-    a->part_pages     = n_pages < BT_PART_PAGES ? n_pages : BT_PART_PAGES;
+    a->part_pages     = bt_min_u32(bt_kv_pages_for(cfg->max_context), BT_PART_PAGES);
     a->tiles_per_head = (max_rows + BT_TILE_LANES - 1) / BT_TILE_LANES;
     per_head      = (a->part_pages * key + bt_part_blocks(a->part_pages) * value) * sizeof(bt_bf16);
     a->head_group = EXPANDED_BYTES / per_head == 0 ? 1 : (uint32_t)(EXPANDED_BYTES / per_head);
@@ -115,7 +105,7 @@ static bt_status create_absorbed(bt_attn_cpu *a, uint32_t max_rows)
     const bt_mla_config *cfg    = &a->cfg;
     size_t               floats = bt_tile_state_floats(cfg->kv_lora_rank);
 
-    a->absorbed_rows = max_rows < BT_ABSORBED_ROWS ? max_rows : BT_ABSORBED_ROWS;
+    a->absorbed_rows = bt_min_u32(max_rows, BT_ABSORBED_ROWS);
     a->split         = bt_attn_absorbed_part(cfg->n_heads, 1);
     a->n_slots       = (a->split < BT_ATTN_SPLIT_TOKENS ? 2 : 1) * SLOTS_PER_MEMBER * a->n_members;
     a->max_items     = ITEMS_PER_MEMBER * a->n_members;
@@ -220,10 +210,9 @@ static void append_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const append_job *job  = ctx;
     const bt_span    *span = job->call->spans;
-    uint32_t          row = chunk * APPEND_ROWS, end = row + APPEND_ROWS;
+    uint32_t          row = chunk * APPEND_ROWS, end = bt_min_u32(row + APPEND_ROWS, job->n_rows);
 
     (void)member;
-    if (end > job->n_rows) end = job->n_rows;
     for (; row < end; row++) {
         while (row - span->first_row >= span->n_rows)
             span++;

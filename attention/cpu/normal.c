@@ -292,7 +292,7 @@ static uint32_t heads_together(const normal_job *job, uint32_t n_pages)
     size_t             bytes = n_tokens * (bt_joined_dim(&a->cfg) + a->cfg.v_dim) * sizeof(bt_bf16);
     uint32_t           each  = (uint32_t)(NEAR_BYTES / bytes);
 
-    return bt_min_u32(a->head_group, bt_cpu_pool_n_threads(a->pool) * (each > 1 ? each : 1));
+    return bt_min_u32(a->head_group, bt_cpu_pool_n_threads(a->pool) * bt_max_u32(each, 1));
 }
 
 static void attend_span(bt_attn_cpu *a, const bt_attn_call *call, const bt_span *span)

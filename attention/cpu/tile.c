@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "core/minmax.h"
+
 uint32_t bt_tile_first_lane(const bt_tile *t, uint32_t pos)
 {
     uint64_t lane;
@@ -34,9 +36,7 @@ static float exp_of(const bt_tile *t, float x, float max)
 
 static uint32_t n_visible(const bt_tile *t, const bt_key_block *block, uint32_t lane)
 {
-    uint32_t n = bt_tile_pos(t, lane) + 1 - block->start;
-
-    return n < block->n_keys ? n : block->n_keys;
+    return bt_min_u32(bt_tile_pos(t, lane) + 1 - block->start, block->n_keys);
 }
 
 /* Keys of the block that any lane sees, in whole tiles: those that the products go through. */
@@ -172,22 +172,17 @@ static void add_columns(const bt_tile *t, const bt_key_block *block, const colum
 static void pack_slab(const bt_tile *t, const bt_key_block *block, const columns *cols,
                       bt_bf16 *slab)
 {
-    for (uint32_t at = 0; at < block->n_keys; at += BT_PAGE_TOKENS) {
-        uint32_t left = block->n_keys - at;
-
+    for (uint32_t at = 0; at < block->n_keys; at += BT_PAGE_TOKENS)
         t->kernels->rows->pack_cols(block->pages[at / BT_PAGE_TOKENS] + cols->first, block->ld,
-                                    left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, cols->n,
+                                    bt_min_u32(block->n_keys - at, BT_PAGE_TOKENS), cols->n,
                                     bt_cpu_pad(block->n_keys, 32),
                                     slab + bt_cpu_packed_elems(1, at));
-    }
 }
 
 /* Columns of a slab: more where there are few keys. */
 static uint32_t slab_cols(const bt_tile *t, const bt_key_block *block)
 {
-    uint32_t times = t->block_keys / bt_cpu_pad(block->n_keys, 32);
-
-    return times > 1 ? times * BT_TILE_SLAB : BT_TILE_SLAB;
+    return bt_max_u32(t->block_keys / bt_cpu_pad(block->n_keys, 32), 1) * BT_TILE_SLAB;
 }
 
 /* A slab's share of what is fetched. */
@@ -247,9 +242,7 @@ void bt_tile_add(const bt_tile *t, const bt_key_block *block, const bt_tile_scra
         return;
     }
     for (uint32_t slab = slab_cols(t, block); cols.first < t->v_dim; cols.first += cols.n) {
-        uint32_t left = t->v_dim - cols.first;
-
-        cols.n      = left < slab ? left : slab;
+        cols.n      = bt_min_u32(t->v_dim - cols.first, slab);
         cols.packed = scratch->slab;
         plan_fetch(t, block, slab, &cols);
         pack_slab(t, block, &cols, scratch->slab);

@@ -34,6 +34,15 @@ typedef struct {
     char                  arithmetic[64];
 } bt_device_cpu;
 
+/* Rows of a block, a multiple of 16, whose x and activation fit into n_elems as tiles. */
+static inline size_t bt_cpu_ffn_rows(const bt_ffn *f, size_t n_elems)
+{
+    size_t tile_row = bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, bt_linear_k(f->gate_up)) +
+                      bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, bt_linear_k(f->down));
+
+    return n_elems / tile_row * BT_CPU_TILE_ROWS;
+}
+
 /* Blocks of enough rows for tiles, each of them (or as many of its rows as go together) from its x
  * to its result on one thread.  False, and nothing done: they are too few for all threads. */
 bool bt_cpu_ffn_whole(bt_device_cpu *cpu, uint32_t n_ffns, const bt_ffn *ffns);

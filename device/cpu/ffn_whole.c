@@ -94,9 +94,7 @@ static int by_rows(const void *a, const void *b)
 /* Cuts a block into shares; false: its rows do not fit, or too many shares have been made. */
 static bool add_shares(whole_job *job, const bt_ffn *f)
 {
-    size_t tiles = bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, f->gate_up->k) +
-                   bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, f->down->k);
-    size_t   fits = job->elems / tiles * BT_CPU_TILE_ROWS;
+    size_t   fits = bt_cpu_ffn_rows(f, job->elems);
     uint32_t most = fits < BT_CPU_CHUNK_ROWS ? (uint32_t)fits : BT_CPU_CHUNK_ROWS, n_cuts, rows;
 
     if (f->m == 0) return true;

@@ -89,6 +89,7 @@ static uint32_t product_chunks(const gemm_job *job, const bt_gemm *g)
 
     return c.n_row_cuts * c.n_col_cuts;
 }
+
 /* Whether the product reads the same x as the one before it. */
 static bool shares_x(const gemm_job *job, const bt_gemm *g)
 {
@@ -384,9 +385,7 @@ enum { LIST = 64 }; /* blocks that go together at most */
  */
 static uint32_t rows_that_fit(const bt_ffn *f, size_t elems)
 {
-    size_t row = bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, f->gate_up->k) +
-                 bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, f->down->k);
-    size_t rows = elems / row * BT_CPU_TILE_ROWS;
+    size_t rows = bt_cpu_ffn_rows(f, elems);
 
     if (rows > BT_CPU_CHUNK_ROWS) rows = rows / BT_CPU_CHUNK_ROWS * BT_CPU_CHUNK_ROWS;
     return rows < f->m ? (uint32_t)rows : f->m;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/minmax.h"
 
 /* Rows of scratch lie a line further apart than their length, which is often a power of two: they
  * would compete for one set of the cache. */
@@ -21,7 +22,7 @@ static void pack_block(void *ctx, uint32_t chunk, uint32_t member)
 {
     const pack_job *job = ctx;
     uint32_t        k = job->k, n0 = chunk * BLOCK_ROWS;
-    uint32_t        left = job->n - n0, n = left < BLOCK_ROWS ? left : BLOCK_ROWS;
+    uint32_t        n     = bt_min_u32(job->n - n0, BLOCK_ROWS);
     size_t          ld    = k + GAP;
     bt_bf16        *block = job->scratch + member * BLOCK_ROWS * ld;
 

@@ -18,16 +18,7 @@ static uint32_t choose_heads(const bt_core_cpu *k, uint32_t batch)
     if (per_head(k->kind)) return 1;
     while (heads > 8 && (uint64_t)batch * ((n + heads - 1) / heads) < threads)
         heads /= 2;
-    return heads < n ? heads : n;
-}
-
-/* The next piece of mem, on a cache line; with mem NULL it only counts. */
-static void *lay(char *mem, size_t *used, size_t n_elems, size_t elem_bytes)
-{
-    void *piece = mem == NULL ? NULL : mem + *used;
-
-    *used += (n_elems * elem_bytes + 63) / 64 * 64;
-    return piece;
+    return bt_min_u32(heads, n);
 }
 
 static size_t lay_member(const bt_core_cpu *k, char *mem, bt_core_member *m)
@@ -36,31 +27,31 @@ static size_t lay_member(const bt_core_cpu *k, char *mem, bt_core_member *m)
     size_t               used = 0, lanes = k->item_heads;
     uint32_t             c = cfg->kv_lora_rank, width = cfg->qk_nope_dim + cfg->qk_rope_dim;
 
-    m->scores = lay(mem, &used, lanes * k->keys_pad, sizeof(float));
-    m->p      = lay(mem, &used, lanes * k->keys_pad, sizeof(bt_bf16));
-    m->o      = lay(mem, &used, lanes * bt_max_u32(c, cfg->v_dim), sizeof(float));
+    m->scores = bt_lay(mem, &used, lanes * k->keys_pad, sizeof(float));
+    m->p      = bt_lay(mem, &used, lanes * k->keys_pad, sizeof(bt_bf16));
+    m->o      = bt_lay(mem, &used, lanes * bt_max_u32(c, cfg->v_dim), sizeof(float));
     if (per_head(k->kind)) {
         m->rows_f32 =
-            lay(mem, &used, (size_t)BT_PAGE_TOKENS * bt_max_u32(cfg->qk_nope_dim, cfg->v_dim),
-                sizeof(float));
-        m->rows_bf16 = lay(mem, &used, (size_t)BT_PAGE_TOKENS * bt_max_u32(width, cfg->v_dim),
-                           sizeof(bt_bf16));
+            bt_lay(mem, &used, (size_t)BT_PAGE_TOKENS * bt_max_u32(cfg->qk_nope_dim, cfg->v_dim),
+                   sizeof(float));
+        m->rows_bf16 = bt_lay(mem, &used, (size_t)BT_PAGE_TOKENS * bt_max_u32(width, cfg->v_dim),
+                              sizeof(bt_bf16));
     }
     if (k->kind == BT_VARIANT_CC) {
-        m->keys   = lay(mem, &used, k->keys_elems, sizeof(bt_bf16));
-        m->values = lay(mem, &used, k->values_elems, sizeof(bt_bf16));
+        m->keys   = bt_lay(mem, &used, k->keys_elems, sizeof(bt_bf16));
+        m->values = bt_lay(mem, &used, k->values_elems, sizeof(bt_bf16));
     }
     if (per_head(k->kind)) return used;
-    m->latents = lay(mem, &used, bt_cpu_packed_elems(c, BT_PAGE_TOKENS), sizeof(bt_bf16));
+    m->latents = bt_lay(mem, &used, bt_cpu_packed_elems(c, BT_PAGE_TOKENS), sizeof(bt_bf16));
     if (k->kind == BT_VARIANT_A_CC) {
-        m->keys  = lay(mem, &used, k->keys_elems, sizeof(bt_bf16));
-        m->query = lay(mem, &used, k->s->kv_dim, sizeof(bt_bf16));
+        m->keys  = bt_lay(mem, &used, k->keys_elems, sizeof(bt_bf16));
+        m->query = bt_lay(mem, &used, k->s->kv_dim, sizeof(bt_bf16));
         return used;
     }
-    m->scores_t = lay(mem, &used, (size_t)BT_PAGE_TOKENS * lanes, sizeof(float));
-    m->query    = lay(mem, &used, bt_cpu_packed_elems((uint32_t)lanes, c), sizeof(bt_bf16));
+    m->scores_t = bt_lay(mem, &used, (size_t)BT_PAGE_TOKENS * lanes, sizeof(float));
+    m->query    = bt_lay(mem, &used, bt_cpu_packed_elems((uint32_t)lanes, c), sizeof(bt_bf16));
     m->query_rope =
-        lay(mem, &used, bt_cpu_packed_elems((uint32_t)lanes, cfg->qk_rope_dim), sizeof(bt_bf16));
+        bt_lay(mem, &used, bt_cpu_packed_elems((uint32_t)lanes, cfg->qk_rope_dim), sizeof(bt_bf16));
     return used;
 }
 

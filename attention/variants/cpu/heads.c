@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "attention/variants/cpu/core_cpu.h"
+#include "core/minmax.h"
 
 static uint32_t width_of(const bt_core_cpu *k)
 {
@@ -81,11 +82,11 @@ static void expand_task(void *ctx, uint32_t chunk, uint32_t member)
     const fill_job *job  = ctx;
     bt_core_cpu    *k    = job->k;
     uint32_t        head = chunk / job->n_pages, page = chunk % job->n_pages;
-    uint32_t        left = k->s->n_prefix - page * BT_PAGE_TOKENS;
 
     expand_page(k, head, bt_kv_pool_rows(k->s->pool, bt_study_pages(k->s, 0)[page], 0),
-                left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, &k->members[member],
-                keys_of(k, head) + page * keys_page(k), values_of(k, head) + page * values_page(k));
+                bt_min_u32(k->s->n_prefix - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS),
+                &k->members[member], keys_of(k, head) + page * keys_page(k),
+                values_of(k, head) + page * values_page(k));
 }
 
 /* The first request's later pages repeat the distinct ones; the other requests repeat it. */
@@ -109,8 +110,7 @@ static void repeat_task(void *ctx, uint32_t chunk, uint32_t member)
 bt_status bt_core_fill(bt_core_cpu *k)
 {
     uint32_t n_pages = bt_kv_pages_for(k->s->n_prefix);
-    uint32_t period  = bt_kv_pages_for(k->s->n_rows);
-    fill_job job     = {k, n_pages < period ? n_pages : period};
+    fill_job job     = {k, bt_min_u32(n_pages, bt_kv_pages_for(k->s->n_rows))};
 
     if (n_pages == 0) return BT_OK;
     k->role = BT_ROLE_PROMPT;
@@ -213,13 +213,10 @@ static void head_task(void *ctx, uint32_t chunk, uint32_t member)
         attend_head(k, m, query, keys_of(k, chunk), values_of(k, chunk), out);
         return;
     }
-    for (uint32_t page = 0; page < k->n_pages; page++) {
-        uint32_t left = k->n_keys - page * BT_PAGE_TOKENS;
-
+    for (uint32_t page = 0; page < k->n_pages; page++)
         expand_page(k, head, bt_kv_pool_rows(k->s->pool, bt_study_pages(k->s, request)[page], 0),
-                    left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS, m, m->keys + page * keys_page(k),
-                    m->values + page * values_page(k));
-    }
+                    bt_min_u32(k->n_keys - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS), m,
+                    m->keys + page * keys_page(k), m->values + page * values_page(k));
     attend_head(k, m, query, m->keys, m->values, out);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "attention/variants/cpu/core_cpu.h"
+#include "core/minmax.h"
 
 /* Some heads of a request. */
 typedef struct {
@@ -16,9 +17,8 @@ static item item_of(const bt_core_cpu *k, uint32_t chunk)
 {
     uint32_t groups = (k->s->cfg.n_heads + k->item_heads - 1) / k->item_heads;
     item     it     = {.request = chunk / groups, .head = chunk % groups * k->item_heads};
-    uint32_t left   = k->s->cfg.n_heads - it.head;
 
-    it.n_heads = left < k->item_heads ? left : k->item_heads;
+    it.n_heads = bt_min_u32(k->s->cfg.n_heads - it.head, k->item_heads);
     return it;
 }
 
@@ -28,9 +28,7 @@ static const bt_bf16 *page_rows(const bt_core_cpu *k, const item *it, uint32_t p
 }
 static uint32_t page_keys(const bt_core_cpu *k, uint32_t page)
 {
-    uint32_t left = k->n_keys - page * BT_PAGE_TOKENS;
-
-    return left < BT_PAGE_TOKENS ? left : BT_PAGE_TOKENS;
+    return bt_min_u32(k->n_keys - page * BT_PAGE_TOKENS, BT_PAGE_TOKENS);
 }
 static const bt_bf16 *latent_query(const bt_core_cpu *k, const item *it)
 {

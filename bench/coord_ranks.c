@@ -45,7 +45,7 @@ static void say_hello(bench_ranks *b, uint32_t rank)
         l->n_streams * ((BENCH_PROMPT + l->n_tokens) / PAGE_TOKENS + 2) / l->n_ranks * 2 + 64;
     bt_up hello = {.kind = BT_UP_HELLO}, ready = {.kind = BT_UP_READY};
 
-    hello.u.hello                       = (bt_up_hello){.protocol    = 1,
+    hello.u.hello                       = (bt_up_hello){.protocol    = BT_CONTROL_PROTOCOL,
                                                         .rank        = rank,
                                                         .n_ranks     = l->n_ranks,
                                                         .page_tokens = PAGE_TOKENS,

@@ -248,8 +248,7 @@ static bt_status on_rows(bt_eval_cell *cell, size_t i, uint32_t rank, const bt_u
     BT_TRY(bt_eval_case_rows(cell->cases, c, rows->position, rows->n_rows, rows->logits,
                              rows->n_logit_bytes, rows->experts, rows->n_expert_bytes));
     if (c->n_seen == c->n_tokens) {
-        r->state =
-            CASE_LEAVING; /* the ranks end it by themselves; pages may still be on their way */
+        r->state = CASE_LEAVING; /* the ranks end it by themselves; pages may still be under way */
         finish_if_released(cell, i);
     }
 out:

@@ -12,7 +12,7 @@
 typedef struct {
     uint32_t vocab_size, max_context, page_tokens;
     uint64_t max_tokens,
-        max_prompt; /* what one rank's pool can hold: of a request, of its prompt */
+        max_prompt; /* that one rank's pool can hold: of a request, of its prompt */
     bool tokenizer; /* the model has one: stop strings can be found */
 } bt_intake_limits;
 

@@ -187,8 +187,8 @@ static void *writer_main(void *arg)
             send_one(c, &m);
             pthread_mutex_lock(&c->lock);
         } else if (!c->stopping) {
-            pthread_cond_wait(&c->changed,
-                              &c->lock); /* ended by send(), stop() or the stream's end */
+            /* until send(), stop() or the stream's end */
+            pthread_cond_wait(&c->changed, &c->lock);
         } else if (c->n_up == 0 && !c->sending) {
             grpc_call_error e =
                 grpc_call_start_batch(c->call, &close, 1, bt_control_tag_ptr(TAG_CLOSE), NULL);

@@ -65,8 +65,7 @@ bt_status bt_worker_grow(bt_worker *w)
     while (short_of && (r = oldest_in_need(w)) != NULL) {
         if (bt_request_grow(r, w->cfg.pool, bt_request_n_ready(r)) == BT_OK) continue;
         victim = youngest(w);
-        if (is_alone(w,
-                     victim)) /* admission has seen that it fits; evaluations may be in its way */
+        if (is_alone(w, victim)) /* it fits, as admission has seen: evaluations are in its way */
             BT_TRY(bt_worker_fail(w, victim, BT_RPC_RESOURCE_EXHAUSTED,
                                   "no page is left, and nobody can give one back"));
         else

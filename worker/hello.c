@@ -7,8 +7,6 @@
 #include "core/rank_flags.h"
 #include "worker/rank.h"
 
-enum { PROTOCOL = 1 };
-
 static char *arithmetic(const bt_rank *r)
 {
     const bt_gate_config *gate = &r->cfg.moe.gate;
@@ -38,7 +36,7 @@ bt_status bt_rank_say_hello(bt_rank *r)
     if (gethostname(host, sizeof(host)) != 0) snprintf(host, sizeof(host), "unknown");
     host[sizeof(host) - 1] = '\0';
 
-    *h = (bt_up_hello){.protocol          = PROTOCOL,
+    *h = (bt_up_hello){.protocol          = BT_CONTROL_PROTOCOL,
                        .rank              = r->facts.rank,
                        .n_ranks           = r->facts.n_ranks,
                        .n_prefill         = r->facts.n_prefill,

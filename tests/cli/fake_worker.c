@@ -62,7 +62,7 @@ static void say_hello(void)
 {
     bt_up m = {.kind = BT_UP_HELLO};
 
-    m.u.hello                       = (bt_up_hello){.protocol          = 1,
+    m.u.hello                       = (bt_up_hello){.protocol          = BT_CONTROL_PROTOCOL,
                                                     .rank              = g_rank,
                                                     .n_ranks           = g_n_both ? g_n_both : g_n_prefill + g_n_decode,
                                                     .n_prefill         = g_n_prefill,

@@ -10,8 +10,7 @@
  * With one thread, and where the family has such a kernel, also a block of keys of a strip of
  * queries.
  *
- *     bench_gemm [family [threads]]    all families of this CPU, 1 and 2 threads, when none is
- * named */
+ *     bench_gemm [family [threads]]    without: all families of this CPU, 1 and 2 threads */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* bench/bench_step.c - steps of a whole model in one process, against this machine's own roofs.
  *
- *     bench_step DIR [threads [rounds [case]]]      DIR: `baton synth --like v2-lite --layers 4
- * OUT`
+ *     baton synth --like v2-lite --layers 4 DIR
+ *     bench_step DIR [threads [rounds [case]]]
  *
  * Cases: prompts in chunks, and decode steps of a batch at a context; random tokens, so that rows
  * choose their experts apart.  For each: milliseconds by the wall's clock and in CPU time a thread,

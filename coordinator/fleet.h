@@ -2,9 +2,8 @@
  *
  * A rank names its cell when it attaches.  Every cell lives by itself:
  *
- *     attaching --all ranks are here--> loading --all are ready--> serving --Drain--> draining --.
- *         '---------- a rank is lost, or a deadline passes ----------+-------------------------->
- * leaving
+ *     attaching -> loading, when all ranks are here -> serving, when all are ready -> draining
+ *     leaving, from each of them: a rank is lost, a deadline passes, or what drained is done
  *
  * (With relay.replace a serving cell goes on without the rank, as long as both its groups have
  * one.)

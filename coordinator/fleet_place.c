@@ -16,7 +16,7 @@ typedef struct {
     uint32_t        n_prompt, n_keys;
     uint32_t        max_tokens, n_choices; /* that may follow, in each of so many */
     const uint32_t *prompt;                /* NULL: it uses no cached prefix */
-    bt_block_key   *keys;                  /* owned while choosing */
+    bt_page_key    *keys;                  /* owned while choosing */
 } wish;
 
 /* The serving cell that could ever hold the request and would have the least to do for it; a
@@ -37,8 +37,8 @@ static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
     if (n < 2) return n == 0 ? NULL : found[0];
     /* Where memory is short it is placed by load alone. */
     if (w->prompt != NULL)
-        bt_block_keys(fleet->prefix_seed, bt_cell_facts(&found[0]->cell)->page_tokens, w->n_prompt,
-                      w->prompt, &w->keys, &w->n_keys);
+        bt_page_keys(fleet->prefix_seed, bt_cell_facts(&found[0]->cell)->page_tokens, w->n_prompt,
+                     w->prompt, &w->keys, &w->n_keys);
     for (uint32_t i = 0; i < n; i++) {
         double pressure = bt_relay_pressure(found[i]->relay) +
                           bt_relay_pressure_of(found[i]->relay, w->n_prompt, w->n_keys, w->keys);

@@ -1,4 +1,4 @@
-/* coordinator/fleet_state.h - inside the fleet only: what fleet.c and fleet_place.c share. */
+/* coordinator/fleet_state.h - inside the fleet only: what its files share. */
 #ifndef BT_COORDINATOR_FLEET_STATE_H
 #define BT_COORDINATOR_FLEET_STATE_H
 

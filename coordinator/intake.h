@@ -11,9 +11,9 @@
 
 typedef struct {
     uint32_t vocab_size, max_context, page_tokens;
-    uint64_t max_tokens,
-        max_prompt; /* that one rank's pool can hold: of a request, of its prompt */
-    bool tokenizer; /* the model has one: stop strings can be found */
+    uint64_t max_tokens; /* of a request that one rank's pool can hold */
+    uint64_t max_prompt; /* likewise, of its prompt */
+    bool     tokenizer;  /* the model has one: stop strings can be found */
 } bt_intake_limits;
 
 /* How the client wants its answer. */

@@ -218,7 +218,7 @@ void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice)
 {
     const bt_request_choice *c    = &q->choices[choice];
     uint32_t                *all  = NULL;
-    bt_block_key            *keys = NULL;
+    bt_page_key             *keys = NULL;
     uint32_t                 n    = 0;
 
     if (!relay->cfg.share_generated || c->n_out == 0) return;
@@ -227,8 +227,8 @@ void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice)
     memcpy(all, q->prompt, q->n_prompt * sizeof(*all));
     memcpy(all + q->n_prompt, c->out, c->n_out * sizeof(*all));
     /* The last token's row is not computed. */
-    if (bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt + c->n_out - 1, all,
-                      &keys, &n) == BT_OK)
+    if (bt_page_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt + c->n_out - 1, all,
+                     &keys, &n) == BT_OK)
         bt_prefix_index_add(&relay->ranks[q->decode_rank].index, n, keys);
     bt_free(keys);
     bt_free(all);

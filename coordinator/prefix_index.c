@@ -18,13 +18,13 @@ uint64_t bt_prefix_seed(void)
     return seed != 0 ? seed : 1;
 }
 
-bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
-                        const uint32_t *prompt, bt_block_key **keys_out, uint32_t *n_out)
+bt_status bt_page_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
+                       const uint32_t *prompt, bt_page_key **keys_out, uint32_t *n_out)
 {
-    bt_status     st   = BT_OK;
-    uint32_t      n    = n_prompt / page_tokens;
-    bt_block_key *keys = NULL;
-    uint64_t      key[2];
+    bt_status    st   = BT_OK;
+    uint32_t     n    = n_prompt / page_tokens;
+    bt_page_key *keys = NULL;
+    uint64_t     key[2];
 
     *keys_out = NULL;
     *n_out    = n;
@@ -34,7 +34,7 @@ bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
     bt_prefix_key_begin(seed, key);
     for (uint32_t i = 0; i < n; i++) {
         bt_prefix_key_next(seed, page_tokens, prompt + (size_t)i * page_tokens, key);
-        keys[i] = (bt_block_key){key[0], key[1]};
+        keys[i] = (bt_page_key){key[0], key[1]};
     }
     *keys_out = keys;
 out:
@@ -60,18 +60,18 @@ void bt_prefix_index_fini(bt_prefix_index *index)
     *index = (bt_prefix_index){0};
 }
 
-static uint64_t *slot_of(const bt_prefix_index *index, const bt_block_key *key)
+static uint64_t *slot_of(const bt_prefix_index *index, const bt_page_key *key)
 {
     return &index->slots[key->lo & (index->n_slots - 1)];
 }
 
-void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_block_key *keys)
+void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
 {
     for (uint32_t i = 0; i < n; i++)
         *slot_of(index, &keys[i]) = keys[i].hi;
 }
 
-uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_block_key *keys)
+uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
 {
     uint32_t found = 0;
 

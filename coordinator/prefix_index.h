@@ -15,7 +15,7 @@
 
 typedef struct {
     uint64_t lo, hi; /* as 16 bytes on the wire */
-} bt_block_key;
+} bt_page_key;
 
 typedef struct {
     uint64_t *slots; /* owned */
@@ -26,14 +26,14 @@ typedef struct {
 uint64_t bt_prefix_seed(void);
 /* Keys of the prompt's full pages; *n_out may be 0, then *keys_out is NULL.  The caller frees them.
  * NO_MEMORY. */
-bt_status bt_block_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
-                        const uint32_t *prompt, bt_block_key **keys_out, uint32_t *n_out);
+bt_status bt_page_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
+                       const uint32_t *prompt, bt_page_key **keys_out, uint32_t *n_out);
 
 bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages); /* NO_MEMORY */
 void      bt_prefix_index_fini(bt_prefix_index *index);
-void      bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_block_key *keys);
+void      bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys);
 /* How many of the first pages are probably there: a key stands for all pages before its own too, so
  * that it makes up for a few before it that were overwritten. */
-uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_block_key *keys);
+uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys);
 
 #endif

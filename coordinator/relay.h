@@ -158,7 +158,7 @@ const bt_request *bt_relay_first_queued(const bt_relay *relay);
 double bt_relay_pressure(const bt_relay *relay);
 /* What a prompt with these keys would add to that: less where a rank probably has its prefix. */
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
-                            const bt_block_key *keys);
+                            const bt_page_key *keys);
 /* By first arrival; a request is in one list at most.  To go through one, take bt_request_next()
  * before the request may leave it. */
 typedef struct {

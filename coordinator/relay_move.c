@@ -99,8 +99,8 @@ bt_status bt_relay_enter(bt_relay *relay, bt_request *q)
 
     /* A cached prefix has no logits: a request for prompt logprobs neither uses nor leaves one. */
     if (q->sampling.prompt_logprobs == 0)
-        BT_TRY(bt_block_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
-                             &q->keys, &q->n_keys));
+        BT_TRY(bt_page_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
+                            &q->keys, &q->n_keys));
     BT_TRY(bt_table_put(&relay->names, q->name_key, q));
     named = true;
     BT_TRY(bt_table_put(&relay->numbers, number, q));
@@ -206,7 +206,7 @@ double bt_relay_pressure(const bt_relay *relay)
 }
 
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
-                            const bt_block_key *keys)
+                            const bt_page_key *keys)
 {
     uint32_t most = (n_prompt - 1) / relay->cfg.page_tokens, held[2] = {0, 0};
 

@@ -27,7 +27,7 @@ struct bt_request {
     bt_request_state state;
     uint32_t         n_prompt;
     uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_block_key    *keys;   /* owned: of the prompt's full pages */
+    bt_page_key     *keys;   /* owned: of the prompt's full pages */
     uint32_t         n_keys;
     void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
     size_t      n_form_map_bytes;

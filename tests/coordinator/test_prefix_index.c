@@ -6,17 +6,17 @@
 enum { PAGES = 64, SLOTS = 2 * PAGES, N = 20 };
 
 /* Keys of one prompt, each in the slot of that number. */
-static void make_keys(bt_block_key keys_out[N], const uint64_t slots[N], uint64_t prompt)
+static void make_keys(bt_page_key keys_out[N], const uint64_t slots[N], uint64_t prompt)
 {
     for (uint64_t i = 0; i < N; i++)
-        keys_out[i] = (bt_block_key){.lo = slots[i] + SLOTS * i, .hi = prompt * N + i + 1};
+        keys_out[i] = (bt_page_key){.lo = slots[i] + SLOTS * i, .hi = prompt * N + i + 1};
 }
 
 static void prefix_index_knows_a_prompt_whose_keys_share_slots(void)
 {
     static const uint64_t SHARED[N] = {7, 9, 9, 9, 7, 5, 4, 7};
     bt_prefix_index       index;
-    bt_block_key          keys[N];
+    bt_page_key           keys[N];
 
     make_keys(keys, SHARED, 1);
     EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
@@ -32,7 +32,7 @@ static void prefix_index_forgets_what_was_overwritten_in_a_row(void)
 {
     uint64_t        slots[N];
     bt_prefix_index index;
-    bt_block_key    one[N], other[N];
+    bt_page_key     one[N], other[N];
 
     for (uint64_t i = 0; i < N; i++)
         slots[i] = i;

@@ -84,7 +84,6 @@ static void tell_ranks_to_leave(bt_member *m, const char *reason)
     }
 }
 
-/* No request is there any more; the ranks go. */
 void bt_fleet_dismiss(bt_member *m, const char *reason)
 {
     bt_relay_loads loads;
@@ -257,7 +256,6 @@ out:
     }
 }
 
-/* As far as it gets with those who have attached and are ready. */
 void bt_fleet_advance(bt_member *m)
 {
     if (m->state == BT_CELL_ATTACHING && bt_cell_complete(&m->cell)) {

@@ -1,6 +1,6 @@
 /* parallel/handoff_parts.h - the hand-off's state, shared by its files; inside parallel/ only.
  *
- * signals, all of BT_SIGNAL_BYTES, per pair of ranks and in order:
+ * Signals, all of BT_SIGNAL_BYTES, per pair of ranks and in order:
  *
  *     sender -> receiver   ASK(serial)        request to send
  *     receiver -> sender   GRANT(serial)      send it now: from here on it is sent in full
@@ -16,7 +16,7 @@
  * A GRANT that crosses a WITHDRAW is ignored; the receiver frees it on the WITHDRAW.
  *
  * handoff.c          create, staging, cancel, the poll
- * handoff_signal.c  signals in and out
+ * handoff_signal.c   signals in and out
  * handoff_send.c     asking and sending
  * handoff_recv.c     granting, receiving, delivering
  * handoff_line.c, handoff_line_start.c, handoff_line_note.c   rows by NCCL

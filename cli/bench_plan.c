@@ -1,7 +1,6 @@
 #include "cli/bench_plan.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/parse.h"
@@ -13,24 +12,19 @@ enum { OF_PROMPT = 1, OF_OUTPUT, OF_PREFIX, OF_GAP, OF_TOKENS, OF_SHARED };
 
 /* ---- lengths */
 
-static bool parse_number(const char **text, uint32_t *out)
+static bool parse_length(const char **text, const char *ends, uint32_t *out)
 {
-    char         *end;
-    unsigned long n;
+    int64_t n;
 
-    if (**text < '0' || **text > '9') return false;
-    n = strtoul(*text, &end, 10);
-    if (n < 1 || n > MAX_LENGTH) return false;
-    *text = end;
-    *out  = (uint32_t)n;
+    if (!bt_parse_whole_in(text, ends, 1, MAX_LENGTH, &n)) return false;
+    *out = (uint32_t)n;
     return true;
 }
 
 static bool parse_range(const char **text, bt_lengths *out)
 {
-    if (!parse_number(text, &out->lo) || **text != '-') return false;
-    ++*text;
-    return parse_number(text, &out->hi) && out->lo <= out->hi;
+    if (!parse_length(text, "-", &out->lo) || *(*text)++ != '-') return false;
+    return parse_length(text, ":", &out->hi) && out->lo <= out->hi;
 }
 
 static bool parse_zipf(const char *text, bt_lengths *out)
@@ -49,12 +43,11 @@ static bool parse_list(const char *text, bt_lengths *out)
     for (;;) {
         uint32_t *v = &out->values[out->n_values];
 
-        if (out->n_values == BT_MAX_LENGTHS || !parse_number(&text, v)) return false;
+        if (out->n_values == BT_MAX_LENGTHS || !parse_length(&text, ",", v)) return false;
         out->n_values++;
         if (*v < out->lo) out->lo = *v;
         if (*v > out->hi) out->hi = *v;
-        if (*text == '\0') return true;
-        if (*text++ != ',') return false;
+        if (*text++ == '\0') return true;
     }
 }
 

@@ -89,14 +89,12 @@ out:
 static bt_status take_setting(const reader *r, const char *word, line *l)
 {
     bt_status st = BT_OK;
-    char     *end;
+    int64_t   n  = 0;
 
     if (strncmp(word, "ranks=", 6) == 0) {
-        unsigned long n = strtoul(word + 6, &end, 10);
-
-        BT_REQUIRE(word[6] >= '0' && word[6] <= '9' && *end == '\0' && n >= 1 && n <= RANKS_MAX,
-                   BT_ERR_INVALID_ARG, "%s:%u: \"%.40s\": expected a number from 1 to %d", r->path,
-                   r->number, word, RANKS_MAX);
+        BT_REQUIRE(bt_parse_whole(word + 6, 1, RANKS_MAX, &n), BT_ERR_INVALID_ARG,
+                   "%s:%u: \"%.40s\": expected a number from 1 to %d", r->path, r->number, word,
+                   RANKS_MAX);
         l->n_ranks = (uint32_t)n;
     } else if (strncmp(word, "cores=", 6) == 0) {
         BT_REQUIRE(bt_rank_list_parse(word + 6, CORES_MAX, l->cores, &l->n_cores),

@@ -43,7 +43,7 @@ static uint64_t cpu_ns(const clients *c)
     return (uint64_t)t.tv_sec * BT_NS_PER_S + (uint64_t)t.tv_nsec;
 }
 
-__attribute__((format(printf, 2, 3))) static void wrong(clients *c, const char *fmt, ...)
+BT_PRINTF(2, 3) static void wrong(clients *c, const char *fmt, ...)
 {
     va_list ap;
 

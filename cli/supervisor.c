@@ -109,16 +109,16 @@ static void on_signals(supervisor *s)
     }
 }
 
+static bool ended_well(const bt_child *child)
+{
+    return child->pid == 0 || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0);
+}
+
 static void on_client_end(supervisor *s)
 {
-    if (WIFEXITED(s->client.status) && WEXITSTATUS(s->client.status) == 0) {
-        s->asked = true;
-        begin_stop(s);
-    } else {
-        s->asked = true; /* the cell is well: end it in order */
-        begin_stop(s);
-        bt_supervisor_fail(s, "the answer did not come");
-    }
+    s->asked = true; /* the cell is well: end it in order */
+    begin_stop(s);
+    if (!ended_well(&s->client)) bt_supervisor_fail(s, "the answer did not come");
 }
 
 /* By our own signal, before it could say how it wants to end. */
@@ -126,11 +126,6 @@ static bool ended_as_asked(const supervisor *s, const bt_child *child)
 {
     return s->asked && WIFSIGNALED(child->status) &&
            (WTERMSIG(child->status) == SIGTERM || WTERMSIG(child->status) == SIGINT);
-}
-
-static bool ended_well(const bt_child *child)
-{
-    return child->pid == 0 || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0);
 }
 
 /* ---- starting again */
@@ -142,8 +137,7 @@ static void forget(bt_child *child)
     bt_child_init(child);
 }
 
-__attribute__((format(printf, 3, 4))) static void start_again(supervisor *s, uint64_t *at_ns,
-                                                              const char *fmt, ...)
+BT_PRINTF(3, 4) static void start_again(supervisor *s, uint64_t *at_ns, const char *fmt, ...)
 {
     uint64_t now = bt_now_ns(), wait_ns;
     char     why[400];

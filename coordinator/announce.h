@@ -18,7 +18,9 @@
 
 #include <stdbool.h>
 
+#include "core/log.h"
+
 /* fd -1: writes nothing.  must: waits up to a second for room before the line is dropped. */
-__attribute__((format(printf, 3, 4))) void bt_announce(int fd, bool must, const char *fmt, ...);
+BT_PRINTF(3, 4) void bt_announce(int fd, bool must, const char *fmt, ...);
 
 #endif

@@ -61,7 +61,7 @@ static void close_down(coordinator *c, int exit_code, const char *reason)
     bt_fleet_stop(c->fleet, GRPC_STATUS_UNAVAILABLE, reason);
 }
 
-__attribute__((format(printf, 2, 3))) static void fail(coordinator *c, const char *fmt, ...)
+BT_PRINTF(2, 3) static void fail(coordinator *c, const char *fmt, ...)
 {
     char    reason[TEXT_MAX];
     va_list ap;

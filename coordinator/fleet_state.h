@@ -54,7 +54,7 @@ bt_member *bt_fleet_find(const bt_fleet *fleet, const char *name); /* NULL: no s
 /* The cell does without it from now on: it hears that, if it can, and nothing of it is heard. */
 void bt_fleet_shut_out(bt_member *m, uint32_t rank, const char *reason);
 /* The cell has failed: its requests go elsewhere, its ranks are told to leave. */
-__attribute__((format(printf, 2, 3))) void bt_fleet_lose(bt_member *m, const char *fmt, ...);
+BT_PRINTF(2, 3) void bt_fleet_lose(bt_member *m, const char *fmt, ...);
 
 /* Forgets a cell that has gone, or never was. */
 void bt_fleet_remove(bt_fleet *fleet, bt_member *m);

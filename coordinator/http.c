@@ -77,8 +77,8 @@ static enum MHD_Result answer_page(struct MHD_Connection *connection, bt_http_pa
     return MHD_queue_response(connection, MHD_HTTP_OK, page->response);
 }
 
-__attribute__((format(printf, 3, 4))) static enum MHD_Result
-answer_line(struct MHD_Connection *connection, unsigned code, const char *fmt, ...)
+BT_PRINTF(3, 4)
+static enum MHD_Result answer_line(struct MHD_Connection *to, unsigned code, const char *fmt, ...)
 {
     char    line[256];
     va_list ap;
@@ -86,7 +86,7 @@ answer_line(struct MHD_Connection *connection, unsigned code, const char *fmt, .
     va_start(ap, fmt);
     vsnprintf(line, sizeof(line), fmt, ap);
     va_end(ap);
-    return answer(connection, code, "text/plain; charset=utf-8",
+    return answer(to, code, "text/plain; charset=utf-8",
                   MHD_create_response_from_buffer(strlen(line), line, MHD_RESPMEM_MUST_COPY));
 }
 

@@ -151,8 +151,9 @@ void bt_relay_finish(bt_relay *relay, bt_request *q, const bt_relay_end *end);
 /* only_choice: 0 for all of it, else 1 + the choice. */
 void bt_relay_send_abort(bt_relay *relay, const bt_request *q, uint32_t rank, uint32_t only_choice);
 
-__attribute__((format(printf, 4, 5))) void
-bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt, ...);
+BT_PRINTF(4, 5)
+void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt,
+                          ...);
 void bt_relay_end_no_memory(bt_relay *relay, bt_request *q);
 
 /* relay_tokens.c */

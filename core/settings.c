@@ -355,7 +355,7 @@ static void flush(report *r)
     r->n = 0;
 }
 
-__attribute__((format(printf, 2, 3))) static void tell(report *r, const char *fmt, ...)
+BT_PRINTF(2, 3) static void tell(report *r, const char *fmt, ...)
 {
     char    word[REPORT_BYTES];
     va_list ap;

@@ -224,7 +224,7 @@ out:
 
 static uint32_t g_wrong;
 
-__attribute__((format(printf, 2, 3))) static void wrong(const char *host, const char *fmt, ...)
+BT_PRINTF(2, 3) static void wrong(const char *host, const char *fmt, ...)
 {
     va_list ap;
 

@@ -20,7 +20,7 @@
 
 enum { CONNECT_MS = 3000, READ_BYTES = 64 << 20, BLOCK = 1 << 20 };
 
-__attribute__((format(printf, 1, 2))) static void trouble(const char *fmt, ...)
+BT_PRINTF(1, 2) static void trouble(const char *fmt, ...)
 {
     va_list ap;
 

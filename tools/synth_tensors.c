@@ -17,9 +17,7 @@ typedef struct {
     bt_status             st;
 } listing;
 
-static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, float mean,
-                float deviation, const char *format, ...) __attribute__((format(printf, 7, 8)));
-
+BT_PRINTF(7, 8)
 static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, float mean,
                 float deviation, const char *format, ...)
 {

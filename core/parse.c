@@ -50,6 +50,16 @@ bool bt_parse_address(const char *text)
     return port <= UINT16_MAX;
 }
 
+const char *bt_split_address(const char *address, char host_out[BT_ADDRESS_BYTES])
+{
+    const char *colon    = strrchr(address, ':');
+    int         brackets = address[0] == '[';
+
+    snprintf(host_out, BT_ADDRESS_BYTES, "%.*s", (int)(colon - address) - 2 * brackets,
+             address + brackets);
+    return colon + 1;
+}
+
 bool bt_parse_host(const char *name, size_t n)
 {
     return n > 0 && n <= HOST_MAX && name[0] != '-' && strcspn(name, " \t\r\n,:") >= n;

@@ -14,6 +14,8 @@ bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
  * its zero it takes at most BT_ADDRESS_BYTES. */
 enum { BT_ADDRESS_BYTES = 260 };
 bool bt_parse_address(const char *text);
+/* Its host, without brackets; returns its port, as it stands there. */
+const char *bt_split_address(const char *address, char host_out[BT_ADDRESS_BYTES]);
 
 /* The first n bytes of a string as a host's name: no option of mpirun or ssh, no list's separator.
  */

@@ -16,6 +16,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "proto/text.h"
 
 enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20 };
@@ -198,23 +199,6 @@ const grpc_channel_args *bt_rpc_client_args(void)
     return &all;
 }
 
-/* "host:port" or "[::1]:80" into its parts. */
-static bool split(const char *address, char *host, size_t capacity, char *service, size_t n_service)
-{
-    const char *colon = strrchr(address, ':');
-
-    if (colon == NULL || colon[1] == 0 || (size_t)(colon - address) >= capacity ||
-        strlen(colon + 1) >= n_service)
-        return false;
-    snprintf(service, n_service, "%s", colon + 1);
-    snprintf(host, capacity, "%.*s", (int)(colon - address), address);
-    if (host[0] == '[') {
-        memmove(host, host + 1, strlen(host));
-        host[strcspn(host, "]")] = 0;
-    }
-    return true;
-}
-
 static int try_one(const struct addrinfo *a)
 {
     int one = 1, fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), rc = -1;
@@ -236,14 +220,16 @@ static int try_one(const struct addrinfo *a)
 bt_status bt_rpc_try_bind(const char *address)
 {
     bt_status        st = BT_OK;
-    char             host[256], service[8];
+    char             host[BT_ADDRESS_BYTES];
+    const char      *port;
     struct addrinfo  hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *info  = NULL;
     int              rc;
 
-    BT_REQUIRE(split(address, host, sizeof(host), service, sizeof(service)) && host[0] != '\0',
-               BT_ERR_IO, "cannot listen on %s: expected HOST:PORT", address);
-    rc = getaddrinfo(host, service, &hints, &info);
+    BT_REQUIRE(bt_parse_address(address), BT_ERR_IO, "cannot listen on %s: expected HOST:PORT",
+               address);
+    port = bt_split_address(address, host);
+    rc   = getaddrinfo(host, port, &hints, &info);
     BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
     for (const struct addrinfo *a = info; a != NULL; a = a->ai_next)
         BT_REQUIRE(try_one(a) == 0, BT_ERR_IO, "cannot listen on %s: %s", address, strerror(errno));

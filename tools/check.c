@@ -303,12 +303,11 @@ static void judge_together(const options *opt, const bt_asked_node *nodes)
 static int hold_port(const char *address)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
-    const char     *port = strrchr(address, ':');
-    char            host[256];
+    char            host[BT_ADDRESS_BYTES];
+    const char     *port = bt_split_address(address, host);
     int             fd = -1, one = 1, code;
 
-    snprintf(host, sizeof(host), "%.*s", (int)(port - address), address);
-    code = getaddrinfo(host, port + 1, &hints, &list);
+    code = getaddrinfo(host, port, &hints, &list);
     if (code != 0) {
         wrong("here", "the control address %s: %s", address, gai_strerror(code));
         return -1;

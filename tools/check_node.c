@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/parse.h"
 #include "device/cpu/device_cpu.h"
 #include "model/model.h"
 #include "model/weights.h"
@@ -175,12 +176,10 @@ static bool connects(const struct addrinfo *a)
 static void look_at_control(const char *address)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
-    char            host[BT_CHECK_TEXT];
-    const char     *port = strrchr(address, ':');
-    int             code;
+    char            host[BT_ADDRESS_BYTES];
+    const char     *port = bt_split_address(address, host);
+    int             code = getaddrinfo(host, port, &hints, &list);
 
-    snprintf(host, sizeof(host), "%.*s", (int)(port - address), address);
-    code = getaddrinfo(host, port + 1, &hints, &list);
     if (code != 0)
         trouble("the control address %s: %s", address, gai_strerror(code));
     else if (!connects(list))

@@ -24,12 +24,14 @@ static void bytes_have_binary_suffixes(void)
 
 static void addresses_have_a_host_and_a_port(void)
 {
-    char longest[BT_ADDRESS_BYTES + 1];
+    char longest[BT_ADDRESS_BYTES + 1], host[BT_ADDRESS_BYTES];
 
     snprintf(longest, sizeof(longest), "%0*d:65535", BT_ADDRESS_BYTES - 7, 0);
     EXPECT(bt_parse_address(longest));
     snprintf(longest, sizeof(longest), "%0*d:65535", BT_ADDRESS_BYTES - 6, 0);
     EXPECT(!bt_parse_address(longest));
+    EXPECT(strcmp(bt_split_address("[::1]:65535", host), "65535") == 0 && strcmp(host, "::1") == 0);
+    EXPECT(strcmp(bt_split_address("node1:0", host), "0") == 0 && strcmp(host, "node1") == 0);
     EXPECT(bt_parse_address("127.0.0.1:8000"));
     EXPECT(bt_parse_address("node1.cluster:0"));
     EXPECT(bt_parse_address("[::1]:65535"));

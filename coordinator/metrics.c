@@ -89,7 +89,6 @@ void bt_metrics_end(bt_metrics *m, const bt_request_clock *clock, grpc_status_co
     else
         m->n_stop++;
     add_time(&m->e2e, now_ns - clock->arrived_ns);
-    add_window(&m->e2e_window, now_ns - clock->arrived_ns);
     add_size(&m->prompt, clock->n_prompt);
     add_size(&m->generated, clock->n_generated);
 }

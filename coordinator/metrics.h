@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     bt_time_histogram ttft, itl, e2e;
     bt_size_histogram prompt, generated;
-    bt_time_window    ttft_window, itl_window, e2e_window;
+    bt_time_window    ttft_window, itl_window;
     uint64_t          n_requests, prompt_tokens, generated_tokens;
     uint64_t          n_status[BT_N_STATUS]; /* by google.rpc.Code */
     uint64_t          n_stop, n_length;      /* of those that ended well */

@@ -233,7 +233,6 @@ static void end_second(bt_observer *o, bt_fleet *fleet, const bt_relay_loads *lo
     o->second_ns      = now_ns;
     memset(&m->ttft_window, 0, sizeof(m->ttft_window));
     memset(&m->itl_window, 0, sizeof(m->itl_window));
-    memset(&m->e2e_window, 0, sizeof(m->e2e_window));
 }
 
 /* ---- snapshots */

@@ -80,6 +80,8 @@ static inline const bt_page_id *bt_study_pages(const bt_study *s, uint32_t reque
 /* Rows of W are rows, or columns when transposed, of a matrix on the host. */
 bt_status bt_study_linear(bt_device *dev, const bt_bf16 *data, size_t ld, uint32_t n, uint32_t k,
                           bool transposed, bt_linear **linear_out);
+/* Memory of the device, owned by the caller; complete when it returns. */
+bt_status bt_study_upload(bt_study *s, const bt_bf16 *host, size_t elems, bt_bf16 **ptr_out);
 
 /* merged.c */
 bt_status bt_merged_init(bt_study *s);

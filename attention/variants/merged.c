@@ -72,36 +72,24 @@ out:
     return st;
 }
 
-static bt_status upload(bt_study *s, const bt_bf16 *host, size_t elems, void **mem_out)
-{
-    bt_status st  = BT_OK;
-    void     *mem = NULL;
-
-    BT_TRY(bt_device_alloc(s->dev, elems * sizeof(*host), &mem));
-    *mem_out = mem;
-    BT_TRY(bt_device_upload(s->dev, mem, host, elems * sizeof(*host)));
-    BT_TRY(bt_device_sync(s->dev));
-out:
-    return st;
-}
-
 /* Row (h, i) of the result is sum_d W_UK_h[d][i] W_UQ_h[d][:]. */
 static bt_status merge_queries(bt_study *s)
 {
     bt_status            st  = BT_OK;
     const bt_mla_config *cfg = &s->cfg;
     size_t               c = cfg->kv_lora_rank, dn = cfg->qk_nope_dim;
-    size_t               elems  = cfg->n_heads * c * dn;
-    bt_bf16             *turned = bt_calloc(elems, sizeof(*turned)); /* [n_heads][c][dn] */
-    void                *x = NULL, *product = NULL;
-    factors              f = {NULL, 0};
+    size_t               elems   = cfg->n_heads * c * dn;
+    bt_bf16             *turned  = bt_calloc(elems, sizeof(*turned)); /* [n_heads][c][dn] */
+    bt_bf16             *x       = NULL;
+    void                *product = NULL;
+    factors              f       = {NULL, 0};
 
     BT_REQUIRE(turned != NULL, BT_ERR_NO_MEMORY, "W_UK of %u heads, transposed", cfg->n_heads);
     for (size_t h = 0; h < cfg->n_heads; h++)
         for (size_t d = 0; d < dn; d++)
             for (size_t i = 0; i < c; i++)
                 turned[(h * c + i) * dn + d] = s->host.kv_b[(h * (dn + cfg->v_dim) + d) * c + i];
-    BT_TRY(upload(s, turned, elems, &x));
+    BT_TRY(bt_study_upload(s, turned, elems, &x));
     BT_TRY(bt_device_alloc(s->dev, cfg->n_heads * c * s->q_in * sizeof(bt_bf16), &product));
     BT_TRY(make(s, s->host.q, (dn + cfg->qk_rope_dim) * s->q_in, s->q_in, s->q_in, cfg->qk_nope_dim,
                 &f));
@@ -121,11 +109,12 @@ static bt_status merge_output(bt_study *s)
     bt_status            st  = BT_OK;
     const bt_mla_config *cfg = &s->cfg;
     size_t               c = cfg->kv_lora_rank, dv = cfg->v_dim, n_o = cfg->n_heads * dv;
-    size_t               width = cfg->n_heads * c;
-    void                *x = NULL, *product = NULL;
-    factors              f = {NULL, 0};
+    size_t               width   = cfg->n_heads * c;
+    bt_bf16             *x       = NULL;
+    void                *product = NULL;
+    factors              f       = {NULL, 0};
 
-    BT_TRY(upload(s, s->host.o, cfg->hidden * n_o, &x));
+    BT_TRY(bt_study_upload(s, s->host.o, cfg->hidden * n_o, &x));
     BT_TRY(bt_device_alloc(s->dev, cfg->hidden * width * sizeof(bt_bf16), &product));
     BT_TRY(make(s, s->host.kv_b + cfg->qk_nope_dim * c, (cfg->qk_nope_dim + dv) * c, c,
                 cfg->kv_lora_rank, cfg->v_dim, &f));

@@ -41,7 +41,7 @@ static bt_status take(bt_study *s, size_t elems, size_t size, void *ptr_out)
     return bt_device_alloc_array(s->dev, elems, size, NULL, ptr_out);
 }
 
-static bt_status upload(bt_study *s, const bt_bf16 *host, size_t elems, bt_bf16 **ptr_out)
+bt_status bt_study_upload(bt_study *s, const bt_bf16 *host, size_t elems, bt_bf16 **ptr_out)
 {
     bt_status st = BT_OK;
 
@@ -87,14 +87,14 @@ static bt_status create_weights(bt_study *s)
     if (cfg->q_lora_rank != 0) {
         BT_TRY(bt_study_linear(s->dev, h->q_a, cfg->hidden, cfg->q_lora_rank, cfg->hidden, false,
                                &s->w.q_a));
-        BT_TRY(upload(s, h->q_a_norm, cfg->q_lora_rank, &s->w.q_a_norm));
+        BT_TRY(bt_study_upload(s, h->q_a_norm, cfg->q_lora_rank, &s->w.q_a_norm));
         BT_TRY(bt_study_linear(s->dev, h->q, s->q_in, s->q_dim, s->q_in, false, &s->w.q_b));
     } else {
         BT_TRY(bt_study_linear(s->dev, h->q, s->q_in, s->q_dim, s->q_in, false, &s->w.q));
     }
     BT_TRY(
         bt_study_linear(s->dev, h->kv_a, cfg->hidden, s->kv_dim, cfg->hidden, false, &s->w.kv_a));
-    BT_TRY(upload(s, h->kv_a_norm, cfg->kv_lora_rank, &s->w.kv_a_norm));
+    BT_TRY(bt_study_upload(s, h->kv_a_norm, cfg->kv_lora_rank, &s->w.kv_a_norm));
     BT_TRY(bt_study_linear(s->dev, h->o, n_o, cfg->hidden, n_o, false, &s->w.o));
     BT_TRY(create_heads(s));
 out:

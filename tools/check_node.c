@@ -13,11 +13,11 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/machine.h"
 #include "core/parse.h"
 #include "device/cpu/device_cpu.h"
 #include "model/model.h"
 #include "model/weights.h"
-#include "tools/machine.h"
 
 enum { CONNECT_MS = 3000, READ_BYTES = 64 << 20, BLOCK = 1 << 20 };
 

@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "attention/kv_pool.h"
+#include "core/machine.h"
 #include "core/parse.h"
 #include "model/weights.h"
 #include "tools/census.h"
-#include "tools/machine.h"
 
 static const char DOC[] =
     "Says what a model is, what it weighs, and what of it fits on this machine.\v"

@@ -6,46 +6,16 @@
 #include <string.h>
 
 #include "attention/kv_pool.h"
+#include "core/machine.h"
 
 enum { POOL_CONTEXTS = 4, SHARE_PERCENT = 85 };
 
-/* The number after `key` in a file of "Key: value" lines, or the whole file's number when key is
- * NULL; 0 when there is none ("max" of a control group too). */
-static uint64_t number_in(const char *path, const char *key)
-{
-    char     line[256];
-    uint64_t value = 0;
-    size_t   n     = key == NULL ? 0 : strlen(key);
-    FILE    *f     = fopen(path, "r");
-
-    if (f == NULL) return 0;
-    while (fgets(line, sizeof(line), f) != NULL) {
-        if (key != NULL && strncmp(line, key, n) != 0) continue;
-        value = strtoull(line + n, NULL, 10);
-        break;
-    }
-    fclose(f);
-    return value;
-}
-
-/* What a control group leaves, UINT64_MAX without a limit. */
-static uint64_t group_leaves(const char *limit_path, const char *used_path)
-{
-    uint64_t limit = number_in(limit_path, NULL), used = number_in(used_path, NULL);
-
-    if (limit == 0 || limit >= UINT64_C(1) << 60) return UINT64_MAX;
-    return limit > used ? limit - used : 0;
-}
-
 uint64_t bt_memory_available(void)
 {
-    uint64_t least = number_in("/proc/meminfo", "MemAvailable:") * 1024, left;
+    bt_machine machine;
 
-    left  = group_leaves("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current");
-    least = left < least ? left : least;
-    left  = group_leaves("/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                         "/sys/fs/cgroup/memory/memory.usage_in_bytes");
-    return left < least ? left : least;
+    bt_machine_look(&machine);
+    return machine.free_bytes;
 }
 
 bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out)

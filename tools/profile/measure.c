@@ -9,9 +9,9 @@
 #include "attention/variants/variants.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/machine.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/roofs.h"
-#include "tools/machine.h"
 #include "tools/profile/cores.h"
 
 enum {

@@ -6,9 +6,9 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/machine.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/roofs.h"
-#include "tools/machine.h"
 
 enum {
     READ_BYTES  = 768 << 20, /* more than second-level caches hold, and most third-level ones */

@@ -1,6 +1,6 @@
-/* tools/machine.h - the memory that a process on this machine may use. */
-#ifndef BT_TOOLS_MACHINE_H
-#define BT_TOOLS_MACHINE_H
+/* core/machine.h - the memory and the cores that a process on this machine may use. */
+#ifndef BT_CORE_MACHINE_H
+#define BT_CORE_MACHINE_H
 
 #include <stdint.h>
 

@@ -4,11 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include "cli/child.h"
-
-enum { EX_USAGE = 64 };
 
 static const struct {
     const char *verb, *text;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include "cli/child.h"
@@ -204,7 +205,7 @@ static void take_map(struct argp_state *state, bt_cell_options *opt)
         opt->hostfile != NULL || opt->slurm || opt->n_spares != 0)
         argp_error(state, "--rank-map says how many ranks there are and where: it goes without "
                           "--prefill, --decode, --both, --spares, --hosts, --hostfile and --slurm");
-    if (bt_rank_map_read(opt->rank_map, &map) != BT_OK) exit(64);
+    if (bt_rank_map_read(opt->rank_map, &map) != BT_OK) exit(EX_USAGE);
     opt->n_both    = map.n_both;
     opt->n_prefill = map.n_prefill;
     opt->n_decode  = map.n_decode;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sysexits.h>
 
 #include "cli/cell_options.h"
 #include "cli/child.h"
@@ -292,7 +293,7 @@ int main(int argc, char **argv)
 
     signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     bt_log_init("logits", BT_LOG_INFO);
-    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
+    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return EX_USAGE;
     argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);
     bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;

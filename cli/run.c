@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sysexits.h>
 
 #include "cli/supervisor.h"
 #include "core/clock.h"
@@ -362,7 +363,7 @@ int main(int argc, char **argv)
 
     signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     bt_log_init("run", BT_LOG_INFO);
-    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
+    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return EX_USAGE;
     argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);
     if (opt.run.chat != NULL && !opt.log_given) opt.run.log = BT_LOG_WARN;
     if (opt.run.chat != NULL && !opt.port_given) opt.run.port = 0;

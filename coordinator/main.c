@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sysexits.h>
 
 #include "coordinator/accept.h"
 #include "coordinator/coordinator.h"
@@ -280,7 +281,7 @@ int main(int argc, char **argv)
     bt_log_init("coordinator", BT_LOG_INFO);
     bt_log_never_block();
     bt_log_bound();
-    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return 64;
+    if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return EX_USAGE;
     argp_parse(&argp, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &o);
     bt_settings_log(settings);
     if (bt_limits_check() != BT_OK) return 1;

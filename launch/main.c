@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -30,7 +31,7 @@ enum {
     OPT_BIND,
     OPT_TELL
 };
-enum { MAX_RANKS = 65536, EX_USAGE = 64 };
+enum { MAX_RANKS = 65536 };
 /* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
 #define STOP_NS (6 * BT_NS_PER_S)
 /* For the other ranks, after the first one has ended well: they were all told to leave. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
@@ -19,7 +20,6 @@
 enum {
     NODES_MAX   = 1024,
     COMMAND_MAX = 12000,
-    EX_USAGE    = 64,
     OPT_MAP     = 256,
     OPT_HOSTS,
     OPT_CONTROL,

@@ -408,10 +408,11 @@ static void config_bad_generation_config_is_refused(void)
     static const struct {
         const char *text, *part;
     } FILES[] = {
-        {"{",                        "expected JSON"                 },
-        {"{\"eos_token_id\": 9999}", "field eos_token_id"            },
-        {"{\"temperature\": -1}",    "field temperature: expected"   },
-        {"{\"top_p\": \"x\"}",       "field top_p: expected a number"},
+        {"{",                        "expected JSON"                       },
+        {"{\"eos_token_id\": 9999}", "field eos_token_id"                  },
+        {"{\"temperature\": -1}",    "field temperature: expected"         },
+        {"{\"top_p\": \"x\"}",       "field top_p: expected a number"      },
+        {"{\"top_k\": 1.5}",         "field top_k: expected a whole number"},
     };
     bt_model_config c;
 

@@ -148,7 +148,8 @@ static bt_status once(bt_talk *talk, const char *message, history *h)
             input[n - 1] = '\0'; /* the line's end, not the text's */
         message = input;
     }
-    BT_REQUIRE(message[0] != '\0', BT_ERR_INVALID_ARG, "the message is empty");
+    BT_REQUIRE(message[0] != '\0', BT_ERR_INVALID_ARG,
+               "the message is empty: expected text after --message, or on stdin");
     BT_TRY(say(h, "user", message));
     BT_TRY(answer(talk, h));
 out:

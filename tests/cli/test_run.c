@@ -131,6 +131,8 @@ static void generate_refusals_are_told(void)
     EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"", (char *)"--no-bos")),
               1);
     EXPECT_HAS(g_client.output, "the prompt is empty");
+    EXPECT_EQ(client("baton-chat", ARGS((char *)"--message", (char *)"")), 1);
+    EXPECT_HAS(g_client.output, "the message is empty: expected text after --message");
     EXPECT_EQ(client("baton-generate", ARGS((char *)"--temperature", (char *)"-1")), 64);
     EXPECT_HAS(g_client.output, "--temperature");
     stop(SIGTERM);

@@ -543,7 +543,7 @@ bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *aske
 
     BT_ASSERT(model->n_launched - model->n_awaited < BT_N_MARKS);
     BT_TRY(check_step(model, &step, n_rows));
-    step.last_rows.some = true;
+    step.last_rows.partial = true;
     if (step.graph.n_rows != 0) {
         step.group_rows.live   = model->live;
         step.group_rows.n_live = step.n_rows;

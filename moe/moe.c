@@ -37,8 +37,8 @@ bt_status bt_moe_begin(bt_moe *moe, const bt_step_rows *rows)
                    (unsigned long long)n, moe->max_rows);
         moe->row_at[q + 1] = moe->row_at[q] + (uint32_t)n;
     }
-    moe->some = rows->some;
-    if (!rows->some) memcpy(moe->all_at, moe->row_at, (moe->n_ranks + 1) * sizeof(*moe->row_at));
+    moe->partial = rows->partial;
+    if (!rows->partial) memcpy(moe->all_at, moe->row_at, (moe->n_ranks + 1) * sizeof(*moe->row_at));
 out:
     return st;
 }

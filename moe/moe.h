@@ -49,7 +49,7 @@ typedef struct {
      * device.  NULL: none of them is padding.  Only where routes stay on the device. */
     uint32_t        n_live;
     const uint32_t *live;
-    bool            some; /* of the step's rows: these are all that go on */
+    bool            partial; /* of the step's rows: these are all that go on */
 } bt_step_rows;
 
 /* dev, group and placement are borrowed.  max_rows bounds one rank's rows in a step: capacity for

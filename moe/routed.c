@@ -34,13 +34,12 @@ out:
     return st;
 }
 
-/* Of the first row where some of the step's rows go on: where all did they have the numbers below.
- */
-static uint32_t some_from(const bt_moe *moe) { return moe->n_ranks * moe->max_rows; }
+/* The first row of a partial layer: in layers of all rows they have the numbers below. */
+static uint32_t partial_from(const bt_moe *moe) { return moe->n_ranks * moe->max_rows; }
 
 bt_status bt_moe_experts(bt_moe *moe, const bt_moe_weights *w)
 {
-    uint32_t  all = moe->row_at[moe->n_ranks], first = moe->some ? some_from(moe) : 0;
+    uint32_t  all = moe->row_at[moe->n_ranks], first = moe->partial ? partial_from(moe) : 0;
     size_t    row = (size_t)moe->items_of[moe->self] * moe->cfg.hidden;
     bt_status st  = BT_OK;
 
@@ -112,9 +111,9 @@ out:
     return st;
 }
 
-static uint32_t *noted_at(const bt_moe *moe, uint32_t i, bool some)
+static uint32_t *noted_at(const bt_moe *moe, uint32_t i, bool partial)
 {
-    return moe->noted_at + ((size_t)2 * i + some) * (moe->n_ranks + 1);
+    return moe->noted_at + ((size_t)2 * i + partial) * (moe->n_ranks + 1);
 }
 
 bt_status bt_moe_routed_note(bt_moe *moe, uint32_t i)
@@ -131,11 +130,11 @@ bt_status bt_moe_routed_check(const bt_moe *moe, uint32_t i)
     bt_status       st = BT_OK;
     const uint32_t *row_at;
     uint32_t        row = moe->bad_row[i], q = 0;
-    bool            some = row >= some_from(moe);
+    bool            partial = row >= partial_from(moe);
 
     if (row == UINT32_MAX) return BT_OK;
-    row_at = noted_at(moe, i, some);
-    row -= some ? some_from(moe) : 0;
+    row_at = noted_at(moe, i, partial);
+    row -= partial ? partial_from(moe) : 0;
     while (q + 1 < moe->n_ranks && row >= row_at[q + 1])
         q++;
     BT_REQUIRE(false, BT_ERR_PROTOCOL,

@@ -47,7 +47,7 @@ struct bt_moe {
     /* Host memory, owned. */
     uint32_t       *row_at;     /* [n_ranks + 1] first wire row of each rank */
     uint32_t       *all_at;     /* [n_ranks + 1] the same where all rows of the step went on */
-    bool            some;       /* not all do now */
+    bool            partial;    /* not all do now */
     uint32_t       *first_item; /* [n_ranks max_rows + 1] first item of each wire row */
     uint32_t       *n_came;     /* [n_ranks] items seen from each rank */
     uint16_t       *entries;    /* [n_ranks max_rows][3 top_k] of every rank's wire rows */

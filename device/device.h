@@ -117,7 +117,8 @@ typedef struct {
                      bt_bf16 *act);
     bt_status (*rms_norm)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
                           size_t ld_x, const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y);
-    bt_status (*add)(bt_device *dev, size_t n_elems, const bt_bf16 *x, bt_bf16 *y);
+    bt_status (*add_norm)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
+                          bt_bf16 *residual, const bt_bf16 *weight, float eps, bt_bf16 *y);
     bt_status (*swiglu)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
                         bt_bf16 *y);
     bt_status (*gather_rows)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *table,
@@ -295,10 +296,13 @@ static inline bt_status bt_device_rms_norm(bt_device *dev, uint32_t rows, uint32
 {
     return dev->ops->rms_norm(dev, rows, dim, x, ld_x, weight, eps, y, ld_y);
 }
-/* y += x, in fp32, rounded to bf16. */
-static inline bt_status bt_device_add(bt_device *dev, size_t n_elems, const bt_bf16 *x, bt_bf16 *y)
+/* residual += x, in fp32, rounded to bf16; then y is rms_norm() of that.  [rows, dim]; y may be x.
+ */
+static inline bt_status bt_device_add_norm(bt_device *dev, uint32_t rows, uint32_t dim,
+                                           const bt_bf16 *x, bt_bf16 *residual,
+                                           const bt_bf16 *weight, float eps, bt_bf16 *y)
 {
-    return dev->ops->add(dev, n_elems, x, y);
+    return dev->ops->add_norm(dev, rows, dim, x, residual, weight, eps, y);
 }
 /* y[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, dim + i]), silu(z) = z / (1 + e^-z), fp32. */
 static inline bt_status bt_device_swiglu(bt_device *dev, uint32_t rows, uint32_t dim,

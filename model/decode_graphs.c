@@ -150,10 +150,8 @@ static bt_status attend(walk *w, uint32_t layer)
     uint32_t                n  = w->fixed.n_rows;
     bt_status               st = BT_OK;
 
-    BT_TRY(bt_model_norm_rows(m, n, m->h, lw->input_norm, m->normed));
     BT_TRY(bt_mla_forward_fixed(m->mla, &lw->mla, w->pool, layer, &w->fixed, m->normed, m->out));
-    BT_TRY(bt_device_add(m->dev, (size_t)n * m->cfg->hidden, m->out, m->h));
-    BT_TRY(bt_model_norm_rows(m, n, m->h, lw->post_norm, m->normed));
+    BT_TRY(bt_model_add_norm(m, n, m->out, m->h, lw->post_norm));
 out:
     return st;
 }
@@ -225,7 +223,7 @@ static bt_status walk_layer(walk *w, uint32_t layer)
         BT_TRY(bt_model_dense(m, lw, n));
     }
     if (w->captures)
-        BT_TRY(bt_device_add(m->dev, (size_t)w->fixed.n_rows * m->cfg->hidden, m->out, m->h));
+        BT_TRY(bt_model_add_norm(m, w->fixed.n_rows, m->out, m->h, bt_model_norm_after(m, layer)));
 out:
     return st;
 }
@@ -242,18 +240,14 @@ static bt_status head(const walk *w)
 {
     bt_model *m    = w->model;
     bt_gemm   gemm = {.w       = m->w.lm_head,
-                      .x       = m->last,
+                      .x       = m->normed,
                       .ld_x    = m->cfg->hidden,
                       .y       = m->logits,
                       .ld_y    = m->cfg->vocab_size,
                       .m       = w->fixed.n_rows,
                       .y_dtype = BT_F32};
-    bt_status st   = BT_OK;
 
-    BT_TRY(bt_model_norm_rows(m, w->fixed.n_rows, m->h, m->w.norm, m->last));
-    BT_TRY(bt_device_gemm(m->dev, BT_ROLE_GENERATED, 1, &gemm));
-out:
-    return st;
+    return bt_device_gemm(m->dev, BT_ROLE_GENERATED, 1, &gemm);
 }
 
 static bt_status walk_all(walk *w)
@@ -263,6 +257,7 @@ static bt_status walk_all(walk *w)
     if (w->model->moe != NULL) BT_TRY(bt_moe_begin(w->model->moe, &w->rows));
     BT_TRY(open_stretch(w));
     if (w->captures) BT_TRY(embed(w));
+    if (w->captures) BT_TRY(bt_model_norm_first(w->model, w->fixed.n_rows));
     for (uint32_t layer = 0; layer < w->model->cfg->n_layers; layer++)
         BT_TRY(walk_layer(w, layer));
     if (w->captures) BT_TRY(head(w));

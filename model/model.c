@@ -303,25 +303,35 @@ out:
     return st;
 }
 
-bt_status bt_model_norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x,
-                             const bt_bf16 *weight, bt_bf16 *y)
+bt_status bt_model_norm_first(bt_model *model, uint32_t rows)
 {
     uint32_t hidden = model->cfg->hidden;
 
-    return bt_device_rms_norm(model->dev, rows, hidden, x, hidden, weight, model->cfg->rms_norm_eps,
-                              y, hidden);
+    return bt_device_rms_norm(model->dev, rows, hidden, model->h, hidden,
+                              model->w.layers[0].input_norm, model->cfg->rms_norm_eps,
+                              model->normed, hidden);
+}
+
+bt_status bt_model_add_norm(bt_model *model, uint32_t rows, const bt_bf16 *x, bt_bf16 *h,
+                            const bt_bf16 *weight)
+{
+    return bt_device_add_norm(model->dev, rows, model->cfg->hidden, x, h, weight,
+                              model->cfg->rms_norm_eps, model->normed);
+}
+
+const bt_bf16 *bt_model_norm_after(const bt_model *model, uint32_t layer)
+{
+    return layer + 1 < model->cfg->n_layers ? model->w.layers[layer + 1].input_norm : model->w.norm;
 }
 
 static bt_status attend(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer)
 {
-    const bt_layer_weights *w     = &model->w.layers[layer];
-    size_t                  elems = (size_t)step->n_rows * model->cfg->hidden;
-    bt_status               st    = BT_OK;
+    const bt_layer_weights *w  = &model->w.layers[layer];
+    bt_status               st = BT_OK;
 
-    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
     BT_TRY(bt_mla_forward(model->mla, &w->mla, pool, layer, model->normed, model->out,
                           step->n_spans, step->spans));
-    BT_TRY(bt_device_add(model->dev, elems, model->out, model->h));
+    BT_TRY(bt_model_add_norm(model, step->n_rows, model->out, model->h, w->post_norm));
 out:
     return st;
 }
@@ -356,7 +366,6 @@ static bt_status attend_last(bt_model *model, bt_kv_pool *pool, const bt_step *s
     const bt_layer_weights *w  = &model->w.layers[layer];
     bt_status               st = BT_OK;
 
-    BT_TRY(bt_model_norm_rows(model, step->n_rows, model->h, w->input_norm, model->normed));
     BT_TRY(bt_mla_fill_pages(model->mla, &w->mla, pool, layer, model->normed, step->n_spans,
                              step->spans));
     if (n == 0) goto out;
@@ -365,7 +374,7 @@ static bt_status attend_last(bt_model *model, bt_kv_pool *pool, const bt_step *s
         bt_device_gather_rows(model->dev, n, hidden, model->normed, step->logit_rows, model->out));
     BT_TRY(bt_mla_attend(model->mla, &w->mla, pool, layer, model->out, model->normed,
                          list_last_spans(step, model->last_spans), model->last_spans));
-    BT_TRY(bt_device_add(model->dev, (size_t)n * hidden, model->normed, model->last));
+    BT_TRY(bt_model_add_norm(model, n, model->normed, model->last, w->post_norm));
 out:
     return st;
 }
@@ -391,7 +400,7 @@ static bool any_rank_has_rows(const bt_step_rows *rows)
     return any != 0;
 }
 
-/* The dense layer, or the experts: h += ffn(rms_norm(h)). */
+/* The dense layer, or the experts: h += ffn(normed). */
 static bt_status feed_forward(bt_model *model, const bt_step *step, uint32_t layer,
                               uint32_t moe_layer, const layer_rows *rows)
 {
@@ -401,7 +410,6 @@ static bt_status feed_forward(bt_model *model, const bt_step *step, uint32_t lay
     bt_status               st     = BT_OK;
 
     wait.layer = (int32_t)layer;
-    BT_TRY(bt_model_norm_rows(model, n_of(rows), rows->h, w->post_norm, model->normed));
     if (bt_model_layer_is_moe(model->cfg, layer)) {
         const uint16_t *forced = step->forced != NULL ? step->forced + moe_layer * routes : NULL;
         uint16_t       *chosen = step->chosen != NULL ? step->chosen + moe_layer * routes : NULL;
@@ -412,7 +420,8 @@ static bt_status feed_forward(bt_model *model, const bt_step *step, uint32_t lay
     } else {
         BT_TRY(bt_model_dense(model, w, rows->of_role));
     }
-    BT_TRY(bt_device_add(model->dev, (size_t)n_of(rows) * model->cfg->hidden, model->out, rows->h));
+    BT_TRY(bt_model_add_norm(model, n_of(rows), model->out, rows->h,
+                             bt_model_norm_after(model, layer)));
 out:
     return st;
 }
@@ -441,22 +450,24 @@ out:
     return st;
 }
 
-/* Final norm and head for the rows that ask, each in its role. */
+/* The head, for the rows that ask, each in its role. */
 static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_prompt_rows)
 {
     size_t    hidden = model->cfg->hidden, vocab = model->cfg->vocab_size, at = 0;
     uint32_t  n  = step->n_logit_rows, n_of[BT_N_ROLES];
+    bt_bf16  *x  = model->normed;
     bt_status st = BT_OK;
 
     if (n == 0) return BT_OK;
     count_logit_rows(step, n_prompt_rows, n_of);
-    if (!leaves_rows_out(step))
-        BT_TRY(bt_device_gather_rows(model->dev, n, (uint32_t)hidden, model->h, step->logit_rows,
-                                     model->last));
-    BT_TRY(bt_model_norm_rows(model, n, model->last, model->w.norm, model->last));
+    if (n < step->n_rows && !leaves_rows_out(step)) {
+        x = model->last;
+        BT_TRY(bt_device_gather_rows(model->dev, n, (uint32_t)hidden, model->normed,
+                                     step->logit_rows, x));
+    }
     for (int role = 0; role < BT_N_ROLES; role++) {
         bt_gemm gemm = {.w       = model->w.lm_head,
-                        .x       = model->last + at * hidden,
+                        .x       = x + at * hidden,
                         .ld_x    = hidden,
                         .y       = model->logits + at * vocab,
                         .ld_y    = vocab,
@@ -522,6 +533,7 @@ static bt_status run_layers(bt_model *model, bt_kv_pool *pool, const bt_step *st
     bt_status st        = BT_OK;
 
     BT_TRY(embed(model, step));
+    BT_TRY(bt_model_norm_first(model, step->n_rows));
     for (uint32_t layer = 0; layer < model->cfg->n_layers; layer++) {
         BT_TRY(run_layer(model, pool, step, layer, moe_layer, n_rows));
         moe_layer += bt_model_layer_is_moe(model->cfg, layer);

@@ -14,10 +14,11 @@ struct bt_model {
     bt_mla                *mla; /* owned */
     bt_moe                *moe; /* owned; NULL without experts */
 
-    /* Device memory, owned.  h is the residual stream, bf16 as the rest. */
+    /* Device memory, owned.  h is the residual stream, bf16 as the rest; normed is its norm for
+     * what comes next: attention, a feed-forward block, or the head. */
     bt_bf16  *h, *normed, *out;    /* [max_rows, hidden] */
     bt_bf16  *gate_up, *act;       /* [max_rows, 2 dense_dim], [max_rows, dense_dim] */
-    bt_bf16  *last;                /* [max_logit_rows, hidden]: h of the rows with logits */
+    bt_bf16  *last;                /* [max_logit_rows, hidden]: of h, or of normed */
     float    *logits;              /* [max_logit_rows, vocab_size] */
     uint32_t *live;                /* [1] rows of a padded step that are none of padding; or NULL */
     uint32_t *tokens;              /* [max_rows] of a step, where the device chooses; or NULL */
@@ -30,8 +31,13 @@ struct bt_model {
 
 /* The step's tokens to model->tokens, and as many of id 0 as make n of them. */
 bt_status bt_model_send_tokens(bt_model *model, const bt_step *step, uint32_t n);
-bt_status bt_model_norm_rows(bt_model *model, uint32_t rows, const bt_bf16 *x,
-                             const bt_bf16 *weight, bt_bf16 *y);
+/* normed = rms_norm(h), for the first layer. */
+bt_status bt_model_norm_first(bt_model *model, uint32_t rows);
+/* h += x; normed = rms_norm(h), by the weight of what comes next. */
+bt_status bt_model_add_norm(bt_model *model, uint32_t rows, const bt_bf16 *x, bt_bf16 *h,
+                            const bt_bf16 *weight);
+/* That weight behind a layer: the next layer's, or the head's. */
+const bt_bf16 *bt_model_norm_after(const bt_model *model, uint32_t layer);
 /* out = down(silu(gate) * up) of the normed rows, role by role. */
 bt_status bt_model_dense(bt_model *model, const bt_layer_weights *w,
                          const uint32_t n_rows[BT_N_ROLES]);

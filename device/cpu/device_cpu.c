@@ -98,12 +98,13 @@ static void cpu_linear_destroy(bt_device *dev, bt_linear *linear)
     bt_cpu_linear_destroy(linear);
 }
 
-/* A row operation cut into chunks of whole rows (or, for add, of elements). */
+/* A row operation cut into chunks of whole rows. */
 typedef struct {
     const bt_cpu_row_kernels *kernels;
     uint32_t                  rows, rows_per_chunk, dim;
     const bt_bf16            *x;
     size_t                    ld_x;
+    bt_bf16                  *residual;
     const bt_bf16            *weight;
     float                     eps;
     const uint32_t           *index;
@@ -158,32 +159,28 @@ static bt_status cpu_rms_norm(bt_device *dev, uint32_t rows, uint32_t dim, const
     return over_rows(dev, &job);
 }
 
-/* Rows of CHUNK_ELEMS; the last one is shorter. */
-typedef struct {
-    const bt_cpu_row_kernels *kernels;
-    size_t                    n_elems;
-    const bt_bf16            *x;
-    bt_bf16                  *y;
-} add_job;
-
-static void run_add(void *ctx, uint32_t chunk, uint32_t member)
+static void add_norm_one(const void *ctx, uint32_t row)
 {
-    const add_job *job  = ctx;
-    size_t         at   = (size_t)chunk * CHUNK_ELEMS;
-    size_t         left = job->n_elems - at;
+    const row_job *job = ctx;
+    size_t         at  = (size_t)row * job->dim;
 
-    (void)member;
-    job->kernels->add_row(job->x + at, left < CHUNK_ELEMS ? left : CHUNK_ELEMS, job->y + at);
+    job->kernels->add_norm_row(job->x + at, job->residual + at, job->weight, job->dim, job->eps,
+                               job->y + at);
 }
 
-static bt_status cpu_add(bt_device *dev, size_t n_elems, const bt_bf16 *x, bt_bf16 *y)
+static bt_status cpu_add_norm(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
+                              bt_bf16 *residual, const bt_bf16 *weight, float eps, bt_bf16 *y)
 {
-    bt_device_cpu *cpu = (bt_device_cpu *)dev;
-    add_job        job = {cpu->kernels->rows, n_elems, x, y};
+    row_job job = {.rows     = rows,
+                   .dim      = dim,
+                   .x        = x,
+                   .residual = residual,
+                   .weight   = weight,
+                   .eps      = eps,
+                   .y        = y,
+                   .one      = add_norm_one};
 
-    bt_cpu_pool_run(cpu->pool, (uint32_t)((n_elems + CHUNK_ELEMS - 1) / CHUNK_ELEMS), run_add,
-                    &job);
-    return BT_OK;
+    return over_rows(dev, &job);
 }
 
 static void swiglu_one(const void *ctx, uint32_t row)
@@ -274,7 +271,7 @@ static const bt_device_ops CPU_OPS = {
     .gemm              = bt_cpu_gemm,
     .ffn               = bt_cpu_ffn,
     .rms_norm          = cpu_rms_norm,
-    .add               = cpu_add,
+    .add_norm          = cpu_add_norm,
     .swiglu            = cpu_swiglu,
     .gather_rows       = cpu_gather_rows,
     .gather_rows_by    = cpu_gather_rows,

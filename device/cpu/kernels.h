@@ -171,10 +171,11 @@ typedef struct {
 
     /* One row each of the operations in device.h. */
     void (*rms_norm_row)(const bt_bf16 *x, const bt_bf16 *weight, size_t n, float eps, bt_bf16 *y);
+    void (*add_norm_row)(const bt_bf16 *x, bt_bf16 *residual, const bt_bf16 *weight, size_t n,
+                         float eps, bt_bf16 *y);
     /* RoPE of interleaved pairs, cos_sin [n / 2][2]: y[2i] = x[2i] cos - x[2i+1] sin, y[2i+1] =
      * x[2i+1] cos + x[2i] sin, in fp32, rounded once; y may be x. */
     void (*rope_row)(const float *cos_sin, const bt_bf16 *x, size_t n, bt_bf16 *y);
-    void (*add_row)(const bt_bf16 *x, size_t n, bt_bf16 *y);
     void (*swiglu_row)(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16 *y);
 } bt_cpu_row_kernels;
 

@@ -169,6 +169,13 @@ static void add_row(const bt_bf16 *x, size_t n, bt_bf16 *y)
         store_bf16_part(y + i, load_bf16_part(y + i, n - i) + load_bf16_part(x + i, n - i), n - i);
 }
 
+static void add_norm_row(const bt_bf16 *x, bt_bf16 *residual, const bt_bf16 *weight, size_t n,
+                         float eps, bt_bf16 *y)
+{
+    add_row(x, n, residual);
+    rms_norm_row(residual, weight, n, eps, y);
+}
+
 /* Columns i .. i + n_vectors WIDTH of sum_parts(), or the `count` < WIDTH last ones. */
 INLINE void sum_columns(const bt_bf16 *const *rows, const uint32_t *n_of, uint32_t n_parts,
                         const float *last, size_t i, int n_vectors, size_t count, bt_bf16 *y)
@@ -271,7 +278,7 @@ const bt_cpu_row_kernels ROWS_TABLE = {
     .exp_row      = exp_row,
     .sum_parts    = sum_parts,
     .rms_norm_row = rms_norm_row,
+    .add_norm_row = add_norm_row,
     .rope_row     = rope_row,
-    .add_row      = add_row,
     .swiglu_row   = swiglu_row,
 };

@@ -231,9 +231,10 @@ static bt_status cuda_rms_norm(bt_device *dev, uint32_t rows, uint32_t dim, cons
     return CUDA(bt_cuda_rms_norm(self_of(dev)->stream, rows, dim, x, ld_x, weight, eps, y, ld_y));
 }
 
-static bt_status cuda_add(bt_device *dev, size_t n_elems, const bt_bf16 *x, bt_bf16 *y)
+static bt_status cuda_add_norm(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
+                               bt_bf16 *residual, const bt_bf16 *weight, float eps, bt_bf16 *y)
 {
-    return CUDA(bt_cuda_add(self_of(dev)->stream, n_elems, x, y));
+    return CUDA(bt_cuda_add_norm(self_of(dev)->stream, rows, dim, x, residual, weight, eps, y));
 }
 
 static bt_status cuda_swiglu(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
@@ -335,7 +336,7 @@ static const bt_device_ops CUDA_OPS = {
     .gemm              = bt_cuda_products,
     .ffn               = bt_cuda_blocks,
     .rms_norm          = cuda_rms_norm,
-    .add               = cuda_add,
+    .add_norm          = cuda_add_norm,
     .swiglu            = cuda_swiglu,
     .gather_rows       = cuda_gather_rows,
     .gather_rows_by    = cuda_gather_rows_by,

@@ -52,23 +52,32 @@ static uint32_t blocks_for(size_t n_chunks)
     for (size_t c = (size_t)blockIdx.x * THREADS + threadIdx.x; c < (n_chunks); \
          c += (size_t)gridDim.x * THREADS)
 
-/* One block a row. */
+/* One block a row: the norm of x, or, where residual [rows, dim] is not NULL, of residual += x. */
 static __global__ void __launch_bounds__(THREADS)
-    rms_norm_kernel(uint32_t dim, const bt_bf16 *x, size_t ld_x, const bt_bf16 *weight, float eps,
-                    bt_bf16 *y, size_t ld_y, bool wide)
+    norm_kernel(uint32_t dim, const bt_bf16 *x, size_t ld_x, bt_bf16 *residual,
+                const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y, bool wide)
 {
     GPU_SHARED(float, part, GPU_WARP);
     float sum = 0, v[CHUNK], w[CHUNK];
 
     x += blockIdx.x * ld_x;
     y += blockIdx.x * ld_y;
+    if (residual != NULL) residual += blockIdx.x * (size_t)dim;
     for (uint32_t i = threadIdx.x * CHUNK; i < dim; i += THREADS * CHUNK) {
         load8(x + i, dim - i, wide, v);
+        if (residual != NULL) {
+            load8(residual + i, dim - i, wide, w);
+            GPU_UNROLL
+            for (int j = 0; j < CHUNK; j++)
+                v[j] = f32_of(bf16_of(w[j] + v[j]));
+            store8(residual + i, dim - i, wide, v);
+        }
         GPU_UNROLL
         for (int j = 0; j < CHUNK; j++)
             sum = fmaf(v[j], v[j], sum);
     }
     sum = 1.0f / sqrtf(block_sum(sum, part) / (float)dim + eps);
+    if (residual != NULL) x = residual; /* what this thread has stored */
     for (uint32_t i = threadIdx.x * CHUNK; i < dim; i += THREADS * CHUNK) {
         load8(x + i, dim - i, wide, v);
         load8(weight + i, dim - i, wide, w);
@@ -85,33 +94,18 @@ int bt_cuda_rms_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x
     bool wide = aligned(x, ld_x) && aligned(y, ld_y) && aligned(weight, 0);
 
     if (rows == 0 || dim == 0) return 0;
-    return gpu_launch(rms_norm_kernel, rows, THREADS, 0, stream, dim, x, ld_x, weight, eps, y, ld_y,
-                      wide);
+    return gpu_launch(norm_kernel, rows, THREADS, 0, stream, dim, x, ld_x, (bt_bf16 *)NULL, weight,
+                      eps, y, ld_y, wide);
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    add_kernel(size_t n, const bt_bf16 *x, bt_bf16 *y, bool wide)
+int bt_cuda_add_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, bt_bf16 *residual,
+                     const bt_bf16 *weight, float eps, bt_bf16 *y)
 {
-    FOR_CHUNKS(c, (n + CHUNK - 1) / CHUNK)
-    {
-        size_t   at   = c * CHUNK;
-        uint32_t left = n - at < CHUNK ? (uint32_t)(n - at) : (uint32_t)CHUNK;
-        float    a[CHUNK], b[CHUNK];
+    bool wide = aligned(x, dim) && aligned(residual, dim) && aligned(y, dim) && aligned(weight, 0);
 
-        load8(x + at, left, wide, a);
-        load8(y + at, left, wide, b);
-        GPU_UNROLL
-        for (int j = 0; j < CHUNK; j++)
-            b[j] = b[j] + a[j];
-        store8(y + at, left, wide, b);
-    }
-}
-
-int bt_cuda_add(void *stream, size_t n_elems, const bt_bf16 *x, bt_bf16 *y)
-{
-    if (n_elems == 0) return 0;
-    return gpu_launch(add_kernel, blocks_for((n_elems + CHUNK - 1) / CHUNK), THREADS, 0, stream,
-                      n_elems, x, y, aligned(x, 0) && aligned(y, 0));
+    if (rows == 0 || dim == 0) return 0;
+    return gpu_launch(norm_kernel, rows, THREADS, 0, stream, dim, x, dim, residual, weight, eps, y,
+                      dim, wide);
 }
 
 static __global__ void __launch_bounds__(THREADS)

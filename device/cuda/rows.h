@@ -3,8 +3,8 @@
  *
  * Each function enqueues on `stream` (a cudaStream_t) and returns a cudaError_t, 0 for success; no
  * rows, no launch.  Every pointer is device memory.  A row's bits are a function of its shape and
- * values only.  add, swiglu and the conversions give the bits of the CPU back end; rms_norm adds in
- * an order of its own. */
+ * values only.  swiglu, the conversions and what is added to a residual give the bits of the CPU
+ * back end; rms_norm adds in an order of its own. */
 #ifndef BT_DEVICE_CUDA_ROWS_H
 #define BT_DEVICE_CUDA_ROWS_H
 
@@ -20,8 +20,10 @@ extern "C" {
 /* y = bf16(weight * bf16(x / sqrt(mean(x^2) + eps))), [rows, dim]; y may be x. */
 int bt_cuda_rms_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, size_t ld_x,
                      const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y);
-/* y += x in fp32, rounded. */
-int bt_cuda_add(void *stream, size_t n_elems, const bt_bf16 *x, bt_bf16 *y);
+/* residual += x in fp32, rounded; y is rms_norm of that, with its bits.  [rows, dim]; y may be x.
+ */
+int bt_cuda_add_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, bt_bf16 *residual,
+                     const bt_bf16 *weight, float eps, bt_bf16 *y);
 /* y[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, dim + i]). */
 int bt_cuda_swiglu(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up, bt_bf16 *y);
 /* y[r, :] = table[index[r], :] */

@@ -260,7 +260,7 @@ static void row_operations_are_those_of_the_cpu(void)
     bt_device *dev = make(), *cpu = NULL;
     uint64_t   rng = 4;
     bt_bf16   *x = random_bf16(ROWS * 2 * DIM, 1, &rng), *w = random_bf16(DIM, 1, &rng);
-    bt_bf16   *got = ARRAY(bt_bf16, ROWS * DIM), *want = ARRAY(bt_bf16, ROWS * DIM);
+    bt_bf16   *got = ARRAY(bt_bf16, 2 * ROWS * DIM), *want = ARRAY(bt_bf16, 2 * ROWS * DIM);
     uint32_t   index[ROWS] = {2, 0, 1};
     difference e           = {0, 0};
 
@@ -269,9 +269,9 @@ static void row_operations_are_those_of_the_cpu(void)
     EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(bt_device_swiglu(cpu, ROWS, DIM, x, want), BT_OK);
     EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
-    EXPECT_EQ(bt_device_add(dev, ROWS * DIM, x, got), BT_OK);
+    EXPECT_EQ(bt_device_add_norm(dev, ROWS, DIM, x, got, w, 1e-6f, got + ROWS * DIM), BT_OK);
     EXPECT_EQ(bt_device_sync(dev), BT_OK);
-    EXPECT_EQ(bt_device_add(cpu, ROWS * DIM, x, want), BT_OK);
+    EXPECT_EQ(bt_device_add_norm(cpu, ROWS, DIM, x, want, w, 1e-6f, want + ROWS * DIM), BT_OK);
     EXPECT_EQ(n_different(got, want, ROWS * DIM * 2), 0);
     EXPECT_EQ(bt_device_gather_rows(dev, ROWS, DIM, x, index, got), BT_OK);
     EXPECT_EQ(bt_device_sync(dev), BT_OK);
@@ -280,7 +280,7 @@ static void row_operations_are_those_of_the_cpu(void)
     EXPECT_EQ(bt_device_rms_norm(dev, ROWS, DIM, x, DIM, w, 1e-6f, got, DIM), BT_OK);
     EXPECT_EQ(bt_device_sync(dev), BT_OK);
     EXPECT_EQ(bt_device_rms_norm(cpu, ROWS, DIM, x, DIM, w, 1e-6f, want, DIM), BT_OK);
-    for (uint32_t i = 0; i < ROWS * DIM; i++)
+    for (uint32_t i = 0; i < 2 * ROWS * DIM; i++)
         differ(&e, bt_bf16_to_f32(got[i]), bt_bf16_to_f32(want[i]), 1e-6, i);
     EXPECT_CLOSE(e, 0.0105);
     bt_device_destroy(cpu);
@@ -320,33 +320,34 @@ static void a_block_has_the_bits_of_its_parts(void)
     drop(dev);
 }
 
-/* b = a + b beside c = a + c, then b = c + b. */
-static void three_sums(bt_device *dev, bt_bf16 *a, size_t n)
+/* Of mem[5][n]: b += a beside c += a, then b += c; d and e are their norms, with the weight a. */
+static void three_sums(bt_device *dev, bt_bf16 *mem, uint32_t n)
 {
+    bt_bf16 *a = mem, *b = a + n, *c = b + n, *d = c + n, *e = d + n;
+
     EXPECT_EQ(bt_device_fork(dev), BT_OK);
-    EXPECT_EQ(bt_device_add(dev, n, a, a + n), BT_OK);
+    EXPECT_EQ(bt_device_add_norm(dev, 1, n, a, b, a, 1e-6f, d), BT_OK);
     EXPECT_EQ(bt_device_unfork(dev), BT_OK);
-    EXPECT_EQ(bt_device_add(dev, n, a, a + 2 * n), BT_OK);
+    EXPECT_EQ(bt_device_add_norm(dev, 1, n, a, c, a, 1e-6f, e), BT_OK);
     EXPECT_EQ(bt_device_join(dev), BT_OK);
-    EXPECT_EQ(bt_device_add(dev, n, a + 2 * n, a + n), BT_OK);
+    EXPECT_EQ(bt_device_add_norm(dev, 1, n, c, b, a, 1e-6f, d), BT_OK);
 }
 
 /* Work that was kept does what it does at once, as often as it is launched and on what is there
  * then. */
 static void a_graph_is_the_work_that_it_kept(void)
 {
-    enum { N = 300, LAUNCHES = 3 };
+    enum { N = 300, ALL = 5 * N, LAUNCHES = 3 };
     bt_device *dev   = make();
     bt_graph  *graph = NULL;
     uint64_t   rng   = 6, launches;
-    bt_bf16   *in    = random_bf16(3 * N, 1, &rng),
-            *out[2]  = {ARRAY(bt_bf16, 3 * N), ARRAY(bt_bf16, 3 * N)};
-    void *mem        = NULL;
+    bt_bf16   *in = random_bf16(ALL, 1, &rng), *out[2] = {ARRAY(bt_bf16, ALL), ARRAY(bt_bf16, ALL)};
+    void      *mem = NULL;
 
-    EXPECT_EQ(bt_device_alloc(dev, 3 * N * sizeof(*in), &mem), BT_OK);
+    EXPECT_EQ(bt_device_alloc(dev, ALL * sizeof(*in), &mem), BT_OK);
     for (int kept = 0; kept < 2; kept++) {
         fake_gpu_seed((unsigned long)kept);
-        EXPECT_EQ(bt_device_upload(dev, mem, in, 3 * N * sizeof(*in)), BT_OK);
+        EXPECT_EQ(bt_device_upload(dev, mem, in, ALL * sizeof(*in)), BT_OK);
         if (kept) {
             EXPECT_EQ(dev->ops->graphs->begin(dev), BT_OK);
             three_sums(dev, mem, N);
@@ -359,11 +360,11 @@ static void a_graph_is_the_work_that_it_kept(void)
             else
                 three_sums(dev, mem, N);
         EXPECT_EQ(simt_n_launches() - launches, kept ? 0 : 3 * LAUNCHES);
-        EXPECT_EQ(bt_device_download(dev, out[kept], mem, 3 * N * sizeof(*in)), BT_OK);
+        EXPECT_EQ(bt_device_download(dev, out[kept], mem, ALL * sizeof(*in)), BT_OK);
         EXPECT_EQ(bt_device_sync(dev), BT_OK);
     }
-    EXPECT(n_different(out[0], in, 3 * N * sizeof(*in)) > 0);
-    EXPECT_EQ(n_different(out[0], out[1], 3 * N * sizeof(*in)), 0);
+    EXPECT(n_different(out[0], in, ALL * sizeof(*in)) > 0);
+    EXPECT_EQ(n_different(out[0], out[1], ALL * sizeof(*in)), 0);
     dev->ops->graphs->destroy(dev, graph);
     bt_device_free(dev, mem);
     free(in), free(out[0]), free(out[1]);
@@ -381,10 +382,10 @@ static void a_spoiled_capture_is_an_error_and_leaves_nothing(void)
     EXPECT_EQ(bt_device_alloc(dev, 64, &mem), BT_OK);
     for (int i = 0; i < 3; i++) {
         EXPECT_EQ(dev->ops->graphs->begin(dev), BT_OK);
-        EXPECT_EQ(bt_device_add(dev, 8, mem, mem), BT_OK);
+        EXPECT_EQ(bt_device_swiglu(dev, 1, 8, mem, mem), BT_OK);
         if (i == 0) EXPECT_EQ(bt_device_alloc(dev, 64, &more), BT_ERR_DEVICE);
         if (i == 1) EXPECT_EQ(bt_device_fork(dev), BT_OK);
-        if (i == 1) EXPECT_EQ(bt_device_add(dev, 8, mem, mem), BT_OK);
+        if (i == 1) EXPECT_EQ(bt_device_swiglu(dev, 1, 8, mem, mem), BT_OK);
         EXPECT_EQ(dev->ops->graphs->end(dev, i < 2 ? &graph : NULL), i < 2 ? BT_ERR_DEVICE : BT_OK);
         EXPECT(graph == NULL);
     }

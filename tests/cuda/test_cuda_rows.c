@@ -57,29 +57,45 @@ static bool same(bt_bf16 a, bt_bf16 b)
     return a == b || (isnan(bt_bf16_to_f32(a)) && isnan(bt_bf16_to_f32(b)));
 }
 
-static void add_and_swiglu_give_the_bits_of_the_cpu(void)
+static void add_norm_has_the_bits_of_add_then_norm(void)
+{
+    uint64_t rng = 5;
+
+    for (int c = 0; c < 2 * N_DIMS; c++) {
+        uint32_t dim = DIMS[c / 2], n = 3 * dim;
+        bt_bf16 *x = random_bf16(n, 4, &rng), *residual = random_bf16(n, 4, &rng);
+        bt_bf16 *w = random_bf16(dim, 2, &rng), *y = c % 2 == 0 ? ARRAY(bt_bf16, n) : x;
+        bt_bf16 *sum = ARRAY(bt_bf16, n), *want = ARRAY(bt_bf16, n);
+
+        x[dim] = 0x7f80, residual[dim] = 0xff80; /* inf - inf, in a row of its own */
+        for (uint32_t i = 0; i < n; i++)
+            sum[i] = bt_bf16_from_f32(bt_bf16_to_f32(residual[i]) + bt_bf16_to_f32(x[i]));
+        EXPECT_EQ(bt_cuda_rms_norm(NULL, 3, dim, sum, dim, w, 1e-6f, want, dim), 0);
+        EXPECT_EQ(bt_cuda_add_norm(NULL, 3, dim, x, residual, w, 1e-6f, y), 0);
+        for (uint32_t i = 0; i < n; i++)
+            EXPECT(same(residual[i], sum[i]) && same(y[i], want[i]));
+        if (y != x) free(y);
+        free(x), free(residual), free(w), free(sum), free(want);
+    }
+}
+
+static void swiglu_gives_the_bits_of_the_cpu(void)
 {
     uint64_t rng = 3;
 
     for (int d = 0; d < N_DIMS; d++) {
         uint32_t dim = DIMS[d], rows = 3;
-        bt_bf16 *x = random_bf16(rows * 2 * dim, 4, &rng),
-                *y = random_bf16(rows * 2 * dim, 4, &rng);
+        bt_bf16 *x = random_bf16(rows * 2 * dim, 4, &rng);
         bt_bf16 *a = ARRAY(bt_bf16, rows * dim), *b = ARRAY(bt_bf16, dim);
 
-        x[0] = 0x7f80, y[0] = 0xff80, x[dim] = 0x8000; /* inf - inf, -0 */
+        x[0] = 0x7f80, x[dim] = 0x8000; /* inf, -0 */
         EXPECT_EQ(bt_cuda_swiglu(NULL, rows, dim, x, a), 0);
         for (uint32_t r = 0; r < rows; r++) {
             cpu()->swiglu_row(x + 2 * r * dim, x + (2 * r + 1) * dim, dim, b);
             for (uint32_t i = 0; i < dim; i++)
                 EXPECT(same(a[r * dim + i], b[i]));
         }
-        memcpy(a, y, rows * dim * sizeof(*a));
-        EXPECT_EQ(bt_cuda_add(NULL, rows * dim, x, a), 0);
-        cpu()->add_row(x, rows * dim, y);
-        for (uint32_t i = 0; i < rows * dim; i++)
-            EXPECT(same(a[i], y[i]));
-        free(x), free(y), free(a), free(b);
+        free(x), free(a), free(b);
     }
 }
 
@@ -110,7 +126,7 @@ static void nothing_to_do_launches_nothing(void)
     uint64_t before = simt_n_launches();
 
     EXPECT_EQ(bt_cuda_rms_norm(NULL, 0, 64, NULL, 64, NULL, 1e-6f, NULL, 64), 0);
-    EXPECT_EQ(bt_cuda_add(NULL, 0, NULL, NULL), 0);
+    EXPECT_EQ(bt_cuda_add_norm(NULL, 0, 64, NULL, NULL, NULL, 1e-6f, NULL), 0);
     EXPECT_EQ(bt_cuda_swiglu(NULL, 0, 64, NULL, NULL), 0);
     EXPECT_EQ(bt_cuda_gather_rows(NULL, 0, 64, NULL, NULL, NULL), 0);
     EXPECT_EQ(simt_n_launches() - before, 0);
@@ -121,7 +137,8 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(rms_norm_of_any_width_is_the_formula),
         BT_TEST(rms_norm_of_a_row_ignores_its_neighbours),
-        BT_TEST(add_and_swiglu_give_the_bits_of_the_cpu),
+        BT_TEST(add_norm_has_the_bits_of_add_then_norm),
+        BT_TEST(swiglu_gives_the_bits_of_the_cpu),
         BT_TEST(rows_are_gathered_and_converted),
         BT_TEST(nothing_to_do_launches_nothing),
     };

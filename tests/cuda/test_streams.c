@@ -78,16 +78,16 @@ static int n_in_order(bool with_event)
     for (unsigned long seed = 0; seed < SEEDS; seed++) {
         cudaStream_t a = stream_new(), b = stream_new();
         cudaEvent_t  event  = NULL;
-        bt_bf16     *memory = memory_new(2 * N * sizeof(*memory)), out[N];
+        bt_bf16     *memory = memory_new(3 * N * sizeof(*memory)), out[N];
 
         fake_gpu_seed(seed);
         EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
-        cudaMemsetAsync(memory, 0x3f, 2 * N * sizeof(*memory), a);
+        cudaMemsetAsync(memory, 0x3f, 3 * N * sizeof(*memory), a);
         cudaStreamSynchronize(a);
-        EXPECT_EQ(bt_cuda_add(a, N, memory, memory + N), 0);
+        EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), 0);
         cudaEventRecord(event, a);
         if (with_event) cudaStreamWaitEvent(b, event, 0);
-        down(out, memory + N, sizeof(out), b);
+        down(out, memory + 2 * N, sizeof(out), b);
         EXPECT_EQ(cudaStreamSynchronize(b), cudaSuccess);
         n += out[N - 1] != 0x3f3f;
         while (cudaEventQuery(event) == cudaErrorNotReady)

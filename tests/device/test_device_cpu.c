@@ -399,13 +399,14 @@ static void row_operations_equal_row_kernels(void)
     for (size_t r = 0; r < ROWS; r++)
         EXPECT(memcmp(x + index[r] * DIM, y + r * DIM, DIM * sizeof(*y)) == 0);
     memcpy(y, x, sizeof(x));
-    EXPECT_EQ(bt_device_add(dev, ROWS * 2 * DIM - 3, x, y), BT_OK);
-    for (size_t i = 0; i < ROWS * 2 * DIM; i++) {
-        float v = bt_bf16_to_f32(x[i]);
-
-        EXPECT(y[i] == (i < ROWS * 2 * DIM - 3 ? bt_bf16_from_f32(v + v) : x[i]));
+    EXPECT_EQ(bt_device_add_norm(dev, ROWS, DIM, x, y, weight, 1e-6f, y + ROWS * DIM), BT_OK);
+    for (size_t r = 0; r < ROWS; r++) {
+        memcpy(want, x + r * DIM, DIM * sizeof(*x));
+        rows->add_norm_row(x + r * DIM, want, weight, DIM, 1e-6f, want + DIM);
+        EXPECT(memcmp(want, y + r * DIM, DIM * sizeof(*y)) == 0);
+        EXPECT(memcmp(want + DIM, y + (ROWS + r) * DIM, DIM * sizeof(*y)) == 0);
     }
-    EXPECT_EQ(bt_device_add(dev, 0, x, y), BT_OK);
+    EXPECT_EQ(bt_device_add_norm(dev, 0, DIM, x, y, weight, 1e-6f, y), BT_OK);
     EXPECT_EQ(bt_device_gather_rows(dev, 0, DIM, x, index, y), BT_OK);
     bt_device_destroy(dev);
 }

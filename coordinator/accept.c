@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -11,7 +12,11 @@
 #include "core/clock.h"
 #include "core/log.h"
 
-enum { FILES_MAX = 1 << 20, RESERVE = 32, SAY_S = 10 };
+enum {
+    FILES_MAX = 1 << 16,
+    RESERVE   = 32, /* for what this process opens later */
+    SAY_S     = 10
+};
 
 static int g_end = INT_MAX; /* of the descriptors that connections may have */
 
@@ -20,12 +25,12 @@ void bt_accept_bound(void)
     struct rlimit limit;
 
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    if (limit.rlim_cur < limit.rlim_max) {
+    if (limit.rlim_cur < limit.rlim_max && limit.rlim_cur < FILES_MAX) {
         limit.rlim_cur = limit.rlim_max < FILES_MAX ? limit.rlim_max : FILES_MAX;
         setrlimit(RLIMIT_NOFILE, &limit);
         getrlimit(RLIMIT_NOFILE, &limit);
     }
-    if (limit.rlim_cur < INT_MAX) g_end = (int)limit.rlim_cur - RESERVE;
+    g_end = (int)(limit.rlim_cur < FILES_MAX ? limit.rlim_cur : FILES_MAX) - RESERVE;
 }
 
 /* Not at each connection of a storm. */
@@ -36,8 +41,19 @@ static void say_full(void)
 
     if (before != 0 && now_ns - before < SAY_S * BT_NS_PER_S) return;
     if (atomic_compare_exchange_strong(&said_ns, &before, now_ns))
-        BT_WARN("clients have opened as many connections as this process may have files open: "
-                "further ones are closed until some end; raise `ulimit -n`");
+        BT_WARN("as many connections are open as this process may have files: further ones, of "
+                "ranks too, are closed until some end; raise `ulimit -n`");
+}
+
+/* What accept(2) passes on from the connection that it took: the next one may be well. */
+static bool is_of_one_connection(int error)
+{
+    static const int ERRORS[] = {ECONNABORTED, EPROTO,       ENOPROTOOPT, ENETDOWN, ENONET,
+                                 EHOSTDOWN,    EHOSTUNREACH, ENETUNREACH, EPERM};
+
+    for (size_t i = 0; i < sizeof(ERRORS) / sizeof(ERRORS[0]); i++)
+        if (error == ERRORS[i]) return true;
+    return false;
 }
 
 /* By its name for the linker: <sys/socket.h> may declare accept4 with a type of its own. */
@@ -47,15 +63,21 @@ bt_accept(int fd, struct sockaddr *address, socklen_t *n_bytes, int flags) __asm
 int bt_accept(int fd, struct sockaddr *address, socklen_t *n_bytes, int flags)
 {
     socklen_t room = n_bytes != NULL ? *n_bytes : 0;
-    int       client;
 
-    while ((client = (int)syscall(SYS_accept4, fd, address, n_bytes, flags)) >= g_end) {
-        close(client);
+    for (;;) {
+        int client = (int)syscall(SYS_accept4, fd, address, n_bytes, flags);
+
+        if (client >= 0 && client < g_end) return client;
+        if (client >= 0) {
+            close(client);
+            say_full();
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            say_full();
+            errno = EAGAIN; /* the connection waits for the next one */
+            return -1;
+        } else if (!is_of_one_connection(errno)) {
+            return -1;
+        }
         if (n_bytes != NULL) *n_bytes = room;
-        say_full();
     }
-    if (client >= 0) return client;
-    if (errno == EMFILE || errno == ENFILE) say_full();
-    if (errno != EINTR && errno != EBADF && errno != EINVAL && errno != ENOTSOCK) errno = EAGAIN;
-    return -1;
 }

@@ -3,15 +3,17 @@
  *
  * gRPC's listener ends for good with the first accept() that fails
  * (github.com/grpc/grpc/issues/16058 and 29308): after one moment without a free descriptor the
- * port would never answer again.  So this program has an accept4() of its own, which gRPC calls. It
- * closes a connection that would take one of the last descriptors, which are for what the process
- * needs itself, and reports what is wrong with one connection, or for a moment, as EAGAIN.
+ * port would never answer again.  So this program has an accept4() of its own, which gRPC calls,
+ * and libmicrohttpd.  It closes a connection that would take one of the last descriptors, which are
+ * for what the process needs itself, passes over one that has failed, and says EAGAIN where memory
+ * or files are short.
  *
  * Threads: accept4() any; the bound is main's to set, before there are others. */
 #ifndef BT_COORDINATOR_ACCEPT_H
 #define BT_COORDINATOR_ACCEPT_H
 
-/* Raises the soft limit of open files to the hard one, and keeps some of them from connections. */
+/* Raises the soft limit of open files to the hard one or to 65,536, and keeps some of these from
+ * connections. */
 void bt_accept_bound(void);
 
 #endif

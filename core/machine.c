@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_CPUS = 8192 };
+
 /* Of a control group, in both versions. */
 static const char *const LIMITS[][2] = {
     {"/sys/fs/cgroup/memory.max",                   "/sys/fs/cgroup/memory.current"              },
@@ -31,10 +33,20 @@ static uint64_t number_in(const char *path, const char *key)
     return value;
 }
 
+uint32_t bt_machine_cores(void)
+{
+    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
+    uint32_t   n   = 0;
+
+    if (set == NULL) return 1;
+    if (sched_getaffinity(0, CPU_ALLOC_SIZE(MAX_CPUS), set) == 0)
+        n = (uint32_t)CPU_COUNT_S(CPU_ALLOC_SIZE(MAX_CPUS), set);
+    CPU_FREE(set);
+    return n == 0 ? 1 : n;
+}
+
 void bt_machine_look(bt_machine *m)
 {
-    cpu_set_t cores;
-
     m->total_bytes = number_in("/proc/meminfo", "MemTotal:") * 1024;
     m->free_bytes  = number_in("/proc/meminfo", "MemAvailable:") * 1024;
     for (size_t i = 0; i < sizeof(LIMITS) / sizeof(LIMITS[0]); i++) {
@@ -45,5 +57,5 @@ void bt_machine_look(bt_machine *m)
         if (limit < m->total_bytes) m->total_bytes = limit;
         if (left < m->free_bytes) m->free_bytes = left;
     }
-    m->n_cores = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? (uint32_t)CPU_COUNT(&cores) : 1;
+    m->n_cores = bt_machine_cores();
 }

@@ -8,14 +8,18 @@
 extern "C" {
 #endif
 
+enum { BT_MAX_THREADS = 1024 }; /* that compute in a process */
+
 typedef struct {
     uint64_t total_bytes, free_bytes; /* free: what could be taken now without swapping */
     uint32_t n_cores;
 } bt_machine;
 
-/* From the kernel and from this control group's limit, whichever is tighter; 0 where neither says.
- */
+/* From the kernel and from this control group's limit, whichever is tighter; 0 bytes where the
+ * kernel does not say. */
 void bt_machine_look(bt_machine *m);
+/* Cores that the scheduler may give to this process. */
+uint32_t bt_machine_cores(void);
 
 #ifdef __cplusplus
 }

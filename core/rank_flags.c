@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "core/log.h"
+#include "core/machine.h"
 #include "core/parse.h"
 
 enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, WORDS_MAX = 6 };
-enum { MAX_THREADS = 1024 }; /* of device/cpu/pool.c */
 enum { MAX_TIMEOUT_S = 3600, MAX_ORPHAN_S = 86400 };
 
 typedef enum { WHOLE, SIZE, NAME, WORD } value_kind;
@@ -21,27 +21,27 @@ typedef struct {
 } rank_flag;
 
 static const rank_flag FLAGS[] = {
-    {"--prefill",               WHOLE, 1, MAX_RANKS,     {0}                                                      },
-    {"--decode",                WHOLE, 1, MAX_RANKS,     {0}                                                      },
-    {"--both",                  WHOLE, 1, MAX_RANKS,     {0}                                                      },
-    {"--spares",                WHOLE, 0, MAX_RANKS,     {0}                                                      },
-    {"--kv-bytes",              SIZE,  0, 0,             {0}                                                      },
-    {"--chunk",                 WHOLE, 1, MAX_ROWS,      {0}                                                      },
-    {"--max-rows",              WHOLE, 1, MAX_ROWS,      {0}                                                      },
-    {"--lookahead",             WHOLE, 0, 1,             {0}                                                      },
-    {"--threads",               WHOLE, 0, MAX_THREADS,   {0}                                                      },
-    {"--timeout-s",             WHOLE, 1, MAX_TIMEOUT_S, {0}                                                      },
-    {"--coordinator-timeout-s", WHOLE, 1, MAX_TIMEOUT_S, {0}                                                      },
-    {"--orphan-s",              WHOLE, 0, MAX_ORPHAN_S,  {0}                                                      },
-    {"--form",                  WORD,  0, 0,             {"role", "normal", "absorbed", "cost"}                   },
-    {"--kernels",               WORD,  0, 0,             {"auto", "amx", "avx512bf16", "avx512", "avx2", "scalar"}},
-    {"--device",                WORD,  0, 0,             {"auto", "cpu", "cuda", "cuda:N"}                        },
-    {"--model",                 NAME,  0, 0,             {"a directory"}                                          },
-    {"--weights-cache",         NAME,  0, 0,             {"a directory"}                                          },
-    {"--cell",                  NAME,  0, 0,             {"a name"}                                               },
-    {"--cuda-library",          NAME,  0, 0,             {"a file"}                                               },
-    {"--nccl-library",          NAME,  0, 0,             {"a file"}                                               },
-    {"--transport",             WORD,  0, 0,             {"auto", "mpi", "nccl"}                                  },
+    {"--prefill",               WHOLE, 1, MAX_RANKS,      {0}                                                      },
+    {"--decode",                WHOLE, 1, MAX_RANKS,      {0}                                                      },
+    {"--both",                  WHOLE, 1, MAX_RANKS,      {0}                                                      },
+    {"--spares",                WHOLE, 0, MAX_RANKS,      {0}                                                      },
+    {"--kv-bytes",              SIZE,  0, 0,              {0}                                                      },
+    {"--chunk",                 WHOLE, 1, MAX_ROWS,       {0}                                                      },
+    {"--max-rows",              WHOLE, 1, MAX_ROWS,       {0}                                                      },
+    {"--lookahead",             WHOLE, 0, 1,              {0}                                                      },
+    {"--threads",               WHOLE, 0, BT_MAX_THREADS, {0}                                                      },
+    {"--timeout-s",             WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                      },
+    {"--coordinator-timeout-s", WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                      },
+    {"--orphan-s",              WHOLE, 0, MAX_ORPHAN_S,   {0}                                                      },
+    {"--form",                  WORD,  0, 0,              {"role", "normal", "absorbed", "cost"}                   },
+    {"--kernels",               WORD,  0, 0,              {"auto", "amx", "avx512bf16", "avx512", "avx2", "scalar"}},
+    {"--device",                WORD,  0, 0,              {"auto", "cpu", "cuda", "cuda:N"}                        },
+    {"--model",                 NAME,  0, 0,              {"a directory"}                                          },
+    {"--weights-cache",         NAME,  0, 0,              {"a directory"}                                          },
+    {"--cell",                  NAME,  0, 0,              {"a name"}                                               },
+    {"--cuda-library",          NAME,  0, 0,              {"a file"}                                               },
+    {"--nccl-library",          NAME,  0, 0,              {"a file"}                                               },
+    {"--transport",             WORD,  0, 0,              {"auto", "mpi", "nccl"}                                  },
 };
 
 static const rank_flag *find(const char *name)

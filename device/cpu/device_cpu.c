@@ -1,14 +1,14 @@
 /* device/cpu/device_cpu.c - the CPU back end: bt_device_ops on the pool and a kernel table. */
 #include "device/cpu/device_cpu.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/machine.h"
 #include "device/cpu/linear.h"
 
-enum { CHUNK_ELEMS = 32768, MAX_CPUS = 8192 };
+enum { CHUNK_ELEMS = 32768 };
 
 static bt_status cpu_alloc(bt_device *dev, size_t bytes, void **ptr_out)
 {
@@ -281,19 +281,6 @@ static const bt_device_ops CPU_OPS = {
     .destroy           = cpu_destroy,
 };
 
-/* Cores that the scheduler may give us. */
-static uint32_t allowed_cores(void)
-{
-    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
-    uint32_t   n   = 0;
-
-    if (set == NULL) return 1;
-    if (sched_getaffinity(0, CPU_ALLOC_SIZE(MAX_CPUS), set) == 0)
-        n = (uint32_t)CPU_COUNT_S(CPU_ALLOC_SIZE(MAX_CPUS), set);
-    CPU_FREE(set);
-    return n == 0 ? 1 : n;
-}
-
 static bt_status create_members(bt_device_cpu *cpu)
 {
     bt_status st     = BT_OK;
@@ -324,7 +311,7 @@ bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev
     BT_REQUIRE(cpu != NULL, BT_ERR_NO_MEMORY, "CPU device");
     cpu->super.ops         = &CPU_OPS;
     cpu->super.host_memory = true;
-    cpu->n_threads         = opt->n_threads != 0 ? opt->n_threads : allowed_cores();
+    cpu->n_threads         = opt->n_threads != 0 ? opt->n_threads : bt_machine_cores();
     cpu->kernels           = bt_cpu_kernels_find(opt->kernels);
     BT_REQUIRE(cpu->kernels != NULL, BT_ERR_UNSUPPORTED, "kernels \"%s\": this CPU has auto,%s",
                opt->kernels, bt_device_cpu_kernels());

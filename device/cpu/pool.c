@@ -20,11 +20,11 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/machine.h"
 
 enum {
-    MAX_THREADS = 1024,
-    SPIN_TICKS  = 25000, /* of the TSC, some 10 microseconds: the gaps between operations of a
-                            layer, and most ends of chunks */
+    SPIN_TICKS = 25000, /* of the TSC, some 10 microseconds: the gaps between operations of a
+                           layer, and most ends of chunks */
     MXCSR_DAZ_FTZ = 0x8040
 };
 
@@ -150,8 +150,8 @@ bt_status bt_cpu_pool_create(uint32_t n_threads, bt_cpu_pool **pool_out)
     bt_cpu_pool *pool = NULL;
     int          rc;
 
-    BT_REQUIRE(n_threads >= 1 && n_threads <= MAX_THREADS, BT_ERR_INVALID_ARG,
-               "a pool has 1 to %d threads, not %u", MAX_THREADS, n_threads);
+    BT_REQUIRE(n_threads >= 1 && n_threads <= BT_MAX_THREADS, BT_ERR_INVALID_ARG,
+               "a pool has 1 to %d threads, not %u", BT_MAX_THREADS, n_threads);
     pool = bt_calloc_aligned(1, sizeof(*pool));
     BT_REQUIRE(pool != NULL, BT_ERR_NO_MEMORY, "compute pool");
     pool->n_threads = n_threads;
@@ -177,7 +177,7 @@ void bt_cpu_pool_destroy(bt_cpu_pool *pool)
     if (pool == NULL) return;
     atomic_store(&pool->leave, true);
     atomic_fetch_add(&pool->signal, 1);
-    futex_wake(&pool->signal, MAX_THREADS);
+    futex_wake(&pool->signal, BT_MAX_THREADS);
     for (uint32_t i = 1; i <= pool->n_started; i++)
         pthread_join(pool->members[i].thread, NULL);
     bt_free(pool->members);

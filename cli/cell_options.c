@@ -264,7 +264,6 @@ const bt_setting_conflict bt_cell_conflicts[] = {
     {"rank-map", "both"    },
     {"rank-map", "prefill" },
     {"rank-map", "decode"  },
-    {"rank-map", "spares"  },
     {"rank-map", "hosts"   },
     {"rank-map", "hostfile"},
     {"rank-map", "slurm"   },

@@ -38,7 +38,8 @@ enum {
     OPT_CHAT_TLS_NAME,
     OPT_CHAT_TLS_CERT,
     OPT_CHAT_TLS_KEY,
-    OPT_BUSY_POLL
+    OPT_BUSY_POLL,
+    OPT_UNREAD
 };
 
 static const char DOC[] =
@@ -83,6 +84,8 @@ static const struct argp_option OPTIONS[] = {
               "Prompt tokens that may wait; a request beyond them is refused (default 4194304)"),
     BT_OPTION("drain-s", OPT_DRAIN, "S",
               "How long requests may go on after SIGTERM (default 20; 0: not at all)"),
+    BT_OPTION("unread-s", OPT_UNREAD, "S",
+              "A client that reads nothing of its answer for S seconds is cut off (default 600)"),
     BT_OPTION(
         "busy-poll", OPT_BUSY_POLL, NULL,
         "While ranks have requests the coordinator looks for their tokens without sleeping: they "
@@ -264,6 +267,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_DRAIN:
         opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
         pass_on(opt, "--drain-s", arg);
+        return 0;
+    case OPT_UNREAD:
+        bt_option_real(state, "--unread-s", arg, 0.5, 1e8);
+        pass_on(opt, "--unread-s", arg);
         return 0;
     case OPT_NAME: pass_name(state, opt, "--served-model-name", "a name", arg); return 0;
     case OPT_TLS_CERT: pass_name(state, opt, "--tls-cert", "a file", arg); return 0;

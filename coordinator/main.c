@@ -190,7 +190,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         o->http_host = bt_option_name(state, "--http-host", "an address", arg);
         break;
     case OPT_DRAIN_S: o->drain_s = bt_option_real(state, "--drain-s", arg, 0, 1e8); break;
-    case OPT_UNREAD_S: o->unread_s = seconds(state, "--unread-s", arg); break;
+    case OPT_UNREAD_S: o->unread_s = bt_option_real(state, "--unread-s", arg, 0.5, 1e8); break;
     case OPT_BUSY_POLL: o->busy_poll = true; break;
     case OPT_TLS_CERT: o->tls_cert = bt_option_name(state, "--tls-cert", "a file", arg); break;
     case OPT_SECRET_FILE:

@@ -267,7 +267,7 @@ static bt_status add_word(bt_settings *s, const setting *t, place from)
     char       *word = NULL;
 
     if (value == NULL || t->dropped || t->key == BT_OPT_CONFIG) return BT_OK;
-    if (!t->takes_value && strcmp(value, "false") == 0) return BT_OK;
+    if (!t->takes_value && (from != strongest(t) || strcmp(value, "false") == 0)) return BT_OK;
     n    = strlen(t->name) + strlen(value) + 4;
     word = bt_calloc(n, 1);
     BT_REQUIRE(word != NULL, BT_ERR_NO_MEMORY, "setting %s", t->name);
@@ -376,11 +376,12 @@ void bt_settings_log(const bt_settings *settings)
 
     for (size_t i = 0; i < settings->n; i++) {
         const setting *t        = &settings->all[i];
-        place          from     = t->dropped ? FROM_DEFAULT : strongest(t);
+        place          from     = strongest(t);
         const char    *fallback = default_of(settings, t->name);
 
         if (from != FROM_DEFAULT)
-            tell(&made, " %s=%s (%s)", t->name, t->values[from], PLACES[from]);
+            tell(&made, " %s=%s (%s%s)", t->name, t->values[from], PLACES[from],
+                 t->dropped ? ", gives way" : "");
         else if (fallback != NULL)
             tell(&rest, " %s=%s", t->name, fallback);
     }

@@ -95,10 +95,15 @@ static void run_generates_for_a_client(void)
 {
     const char *handed_on;
 
-    start_run("", ARGS((char *)"--both", (char *)"1", (char *)"--busy-poll"));
+    setenv("BATON_PREFILL", "3", 1);
+    start_run("", ARGS((char *)"--both", (char *)"1", (char *)"--busy-poll", (char *)"--unread-s",
+                       (char *)"5"));
+    unsetenv("BATON_PREFILL");
     if (!serving()) return;
+    EXPECT_HAS(g_run.output, "prefill=3 (environment, gives way)");
     handed_on = strstr(g_run.output, "coordinator - ");
     EXPECT_HAS(handed_on, "busy-poll=true (flag)");
+    EXPECT_HAS(handed_on, "unread-s=5 (flag)");
     EXPECT_EQ(
         client("baton-generate", ARGS((char *)"--prompt", (char *)"To be", (char *)"--max-tokens",
                                       (char *)"5", (char *)"--json", (char *)"--logprobs")),
@@ -433,8 +438,7 @@ static void run_bad_command_lines_are_refused(void)
 
 static void run_flag_wins_over_what_it_excludes(void)
 {
-    static const char *const EXCLUDED[] = {"BATON_BOTH", "BATON_PREFILL", "BATON_DECODE",
-                                           "BATON_SPARES"};
+    static const char *const EXCLUDED[] = {"BATON_BOTH", "BATON_PREFILL", "BATON_DECODE"};
     char                     program[256];
     char                    *argv[16];
 

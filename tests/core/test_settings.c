@@ -93,6 +93,8 @@ static void settings_come_weakest_first(void)
     setenv("BATON_FAST", "false", 1);
     setenv("BATON_QUEUE_S", "", 1); /* empty is unset */
     EXPECT_WORDS(gather(ARGS(ARG("-q7"))), "--port=2 -q7 ");
+    EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))),
+                 "--queue-s=5 # 6 --port=1 --port=2 --config=baton.conf ");
     unsetenv("BATON_PORT");
     unsetenv("BATON_FAST");
     unsetenv("BATON_QUEUE_S");

@@ -1,5 +1,5 @@
 # libbaton_cuda.so: the CUDA kernels for sm_90a, sm_80 and sm_100 in one module, which programs open at start where there is
-# one.  Built where nvcc >= 12.8 is found, and then always; BT_CUDA=OFF leaves it out.
+# one.  Built where nvcc >= 12.8 is found, but not for sanitizers or fuzzing; BT_CUDA=OFF leaves it out.
 option(BT_CUDA "Build libbaton_cuda.so where nvcc is found" ON)
 
 set(BT_CUDA_KERNELS device/cuda/checksum.cu device/cuda/rows.cu device/cuda/gemm.cu device/cuda/vocab.cu attention/cuda/decode.cu attention/cuda/prefill.cu

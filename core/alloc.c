@@ -11,6 +11,10 @@
 
 #include "core/log.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* of Linux 5.14; headers may be older */
+#endif
+
 enum { LARGE_BYTES = 1 << 20 };
 
 static atomic_long g_fail_at = -1;
@@ -73,7 +77,7 @@ void bt_bring_weights(const void *at, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), head = (uintptr_t)at % page;
 
-    (void)madvise((char *)(uintptr_t)at - head, head + bytes, MADV_POPULATE_READ); /* Linux 5.14 */
+    (void)madvise((char *)(uintptr_t)at - head, head + bytes, MADV_POPULATE_READ);
 }
 
 /* Zeroes memory.  Whole pages of a large block are given back to the kernel, which hands out zeroed

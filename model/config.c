@@ -263,7 +263,7 @@ static bt_status read_sampling(const bt_json_at *at, bt_model_config *cfg)
         if (bt_json_field(at, FIELDS[i].name) == NULL) continue;
         BT_TRY(bt_json_f64(at, FIELDS[i].name, FIELDS[i].lo, FIELDS[i].hi, &v));
         BT_REQUIRE(strcmp(FIELDS[i].name, "top_k") != 0 || v == (double)(int64_t)v, BT_ERR_FORMAT,
-                   "%s: field top_k: expected a whole number, found %g", at->file, v);
+                   "%s: field top_k: expected a whole number, found %.10g", at->file, v);
         /* five fields of at most 45 bytes fit */
         n +=
             (size_t)snprintf(cfg->default_sampling_json + n, sizeof(cfg->default_sampling_json) - n,

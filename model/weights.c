@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "device/cpu/linear.h"
+#include "model/json.h"
 #include "model/weights_loader.h"
 
 static bt_status upload_embedding(bt_loader *l, const bt_matrix *m)
@@ -247,6 +248,7 @@ static bt_status refuse_unused(const bt_loader *l)
 
     for (size_t i = 0; i < bt_safetensors_count(l->st); i++) {
         const bt_tensor *t = bt_safetensors_at(l->st, i);
+        char             name[160];
         unsigned         layer;
         int              at = 0;
 
@@ -255,7 +257,7 @@ static bt_status refuse_unused(const bt_loader *l)
         BT_REQUIRE(layer >= l->cfg->n_layers || may_be_unused(t->name + at), BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected none of this name by config.json, found one: do they "
                    "belong together?",
-                   bt_safetensors_file_of(l->st, t), t->name);
+                   bt_safetensors_file_of(l->st, t), bt_json_printable(t->name, name, sizeof(name)));
     }
 out:
     return st;

@@ -257,7 +257,8 @@ static bt_status refuse_unused(const bt_loader *l)
         BT_REQUIRE(layer >= l->cfg->n_layers || may_be_unused(t->name + at), BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected none of this name by config.json, found one: do they "
                    "belong together?",
-                   bt_safetensors_file_of(l->st, t), bt_json_printable(t->name, name, sizeof(name)));
+                   bt_safetensors_file_of(l->st, t),
+                   bt_json_printable(t->name, name, sizeof(name)));
     }
 out:
     return st;

@@ -90,7 +90,7 @@ static const struct argp_option options[] = {
     BT_OPTION("announce-fd", OPT_ANNOUNCE, "FD",
               "Write what happens, as lines, to this file descriptor"),
     BT_OPTION_GROUP("The server:", 2),
-    BT_OPTION("port", OPT_PORT, "N", "Public port; 0: any free one"),
+    BT_OPTION("port", OPT_PORT, "N", "Public port, which has no default; 0: any free one"),
     BT_OPTION("host", OPT_HOST, "HOST",
               "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",

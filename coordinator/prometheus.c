@@ -1,7 +1,10 @@
+#include <dirent.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "coordinator/exposition.h"
 #include "proto/rpc.h"
@@ -164,7 +167,7 @@ static const rank_metric RANK_METRICS[] = {
      "KV pages by state: free, cached, or owned by requests."                                                                                        },
     {"baton_rank_pages",                     ",state=\"cached\"",   "gauge",   v_cached,         ""                                                  },
     {"baton_rank_pages",                     ",state=\"owned\"",    "gauge",   v_owned,          ""                                                  },
-    {"baton_rank_pages_total",               "",                    "gauge",   v_total,          "KV pages of the rank's pool."                      },
+    {"baton_rank_pool_pages",                "",                    "gauge",   v_total,          "KV pages of the rank's pool."                      },
     {"baton_rank_pages_reserved",            "",                    "gauge",   v_reserved,       "Pages that placed requests may need."              },
     {"baton_handoff_slots_quarantined",      "",                    "gauge",   v_quarantined,
      "Staging slots that a transfer of an ended request still reads."                                                                                },
@@ -281,6 +284,49 @@ static void ranks(page *p, const bt_snapshot *s)
         (double)hit);
 }
 
+/* ---- the coordinator's process: what Prometheus's client libraries tell of any */
+
+static double seconds(struct timeval t) { return (double)t.tv_sec + (double)t.tv_usec * 1e-6; }
+
+static double resident_bytes(void)
+{
+    unsigned long long n_pages = 0;
+    FILE              *f       = fopen("/proc/self/statm", "re");
+
+    if (f == NULL) return 0;
+    if (fscanf(f, "%*u %llu", &n_pages) != 1) n_pages = 0;
+    fclose(f);
+    return (double)n_pages * (double)sysconf(_SC_PAGESIZE);
+}
+
+static double open_files(void)
+{
+    DIR   *dir = opendir("/proc/self/fd");
+    double n   = -3; /* ".", ".." and the directory itself */
+
+    if (dir == NULL) return 0;
+    while (readdir(dir) != NULL)
+        n++;
+    closedir(dir);
+    return n;
+}
+
+static void process(page *p, const bt_snapshot *s)
+{
+    struct rusage used  = {0};
+    struct rlimit files = {0};
+
+    getrusage(RUSAGE_SELF, &used);
+    getrlimit(RLIMIT_NOFILE, &files);
+    one(p, "process_cpu_seconds_total", "counter", "CPU time, user and system.",
+        seconds(used.ru_utime) + seconds(used.ru_stime));
+    one(p, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
+    one(p, "process_open_fds", "gauge", "Open file descriptors.", open_files());
+    one(p, "process_max_fds", "gauge", "How many there may be.", (double)files.rlim_cur);
+    one(p, "process_start_time_seconds", "gauge", "When the process started, in Unix time.",
+        s->unix_s - (double)(s->at_ns - s->started_ns) * 1e-9);
+}
+
 char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
 {
     char *text = NULL;
@@ -294,6 +340,7 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
         s->phase == BT_PHASE_SERVING);
     one(&p, "baton_uptime_seconds", "gauge", "Time since the coordinator started.",
         (double)(s->at_ns - s->started_ns) * 1e-9);
+    process(&p, s);
     requests(&p, s);
     ranks(&p, s);
     slow_links(&p, s);

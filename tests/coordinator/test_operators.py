@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -42,6 +43,7 @@ def parse(text):
         if line.startswith("# TYPE "):
             name, kind = line.split()[2:]
             assert name not in types, f"{name} twice"
+            assert (kind == "counter") == name.endswith("_total"), f"{name}, a {kind}"
             types[name] = kind
         elif not line.startswith("# HELP "):
             found = LINE.match(line)
@@ -104,7 +106,7 @@ class Http(Served):
                                     ("baton_handoff_slots_quarantined", "", 2), ("baton_rank_pages", ',state="owned"', 15),
                                     ("baton_handoff_seconds_sum", "", 3), ("baton_handoff_seconds_count", "", 2),
                                     ("baton_handoff_seconds_bucket", ',le="0.00025"', 2),
-                                    ("baton_rank_pages_total", "", 64), ("baton_handoff_sent_bytes_total", "", 4096),
+                                    ("baton_rank_pool_pages", "", 64), ("baton_handoff_sent_bytes_total", "", 4096),
                                     ("baton_rank_steps_total", "", 5), ("baton_rank_phase_seconds_total", ',phase="model"', 2),
                                     ("baton_rank_phase_seconds_total", ',phase="gather"', 1),
                                     ("baton_batch_rows_bucket", ',le="4"', 6), ("baton_batch_rows_bucket", ',le="+Inf"', 10),
@@ -113,6 +115,23 @@ class Http(Served):
             self.assertEqual(self.metric(name, rank + labels), value, name + labels)
         self.assertEqual(self.metric("vllm:prefix_cache_hits_total"), 64)
         self.assertEqual(self.metric("baton_rank_requests", ',rank="2",role="decode"'), 0)
+
+    def test_tells_of_its_process(self):
+        pid = self.coordinator.process.pid
+        idle = [socket.create_connection((self.address.rsplit(":", 1)[0], int(self.address.rsplit(":", 1)[1])), WAIT_S) for _ in range(20)]
+        try:
+            wait_for(lambda: self.metric("process_open_fds") >= 20, "the connections")
+            self.assertAlmostEqual(self.metric("process_open_fds"), len(os.listdir(f"/proc/{pid}/fd")), delta=5)
+        finally:
+            for s in idle:
+                s.close()
+        self.assertEqual(self.metric("process_max_fds"), resource.prlimit(pid, resource.RLIMIT_NOFILE)[0])
+        self.assertAlmostEqual(self.metric("process_start_time_seconds"), time.time(), delta=600)
+        self.assertAlmostEqual(self.metric("process_cpu_seconds_total"), self.cpu_s(), delta=5)
+        with open(f"/proc/{pid}/statm") as f:
+            resident = int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        self.assertLess(0.5 * resident, self.metric("process_resident_memory_bytes"))
+        self.assertLess(self.metric("process_resident_memory_bytes"), 2 * resident)
 
     def test_shows_the_load_of_experts(self):
         self.cell.ranks[0].send(expert_load=control.ExpertLoad(rows=[5, 0, 7]))

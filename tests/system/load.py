@@ -37,14 +37,14 @@ def metrics(cell, until=lambda m: True, seconds=120):
 def all_free(m):
     """Every page of every rank is free or cached, as far as the ranks have said."""
     pages = {k.split(":")[1]: v for k, v in m.items() if k.startswith("baton_rank_pages:")}
-    return pages["owned"] == 0 and m["baton_handoff_slots_quarantined"] == 0 and pages["free"] + pages["cached"] == m["baton_rank_pages_total"]
+    return pages["owned"] == 0 and m["baton_handoff_slots_quarantined"] == 0 and pages["free"] + pages["cached"] == m["baton_rank_pool_pages"]
 
 
 def expect_free(m, what=""):
     """Every page of every rank is free or cached."""
     pages = {k.split(":")[1]: v for k, v in m.items() if k.startswith("baton_rank_pages:")}
     assert pages["owned"] == 0 and m["baton_handoff_slots_quarantined"] == 0, f"{what}: {pages}"
-    assert pages["free"] + pages["cached"] == m["baton_rank_pages_total"] > 0, f"{what}: {pages} of {m['baton_rank_pages_total']}"
+    assert pages["free"] + pages["cached"] == m["baton_rank_pool_pages"] > 0, f"{what}: {pages} of {m['baton_rank_pool_pages']}"
     return pages
 
 

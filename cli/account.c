@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* "11:02:09.001 I rank=2 - worker/step.c:302 account: 25 steps; computed ..." */
+/* "2026-11-23 11:02:09.001 I rank=2 - worker/step.c:302 account: 25 steps; computed ..." */
 void bt_account_read(const char *line, uint32_t n_ranks, bt_account *accounts)
 {
     const char        *who = strstr(line, " rank="), *text = strstr(line, " account: ");

@@ -19,6 +19,7 @@
 #include "core/file.h"
 #include "core/limits.h"
 #include "core/parse.h"
+#include "core/terminal.h"
 
 enum {
     OPT_RATE = 256,
@@ -200,14 +201,19 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static void show_progress(void *ctx, const bt_bench_progress *p)
 {
-    const bt_bench_load *l = ctx;
-    double               s = (double)p->elapsed_ns * 1e-9;
+    const bt_bench_load *l            = ctx;
+    double               s            = (double)p->elapsed_ns * 1e-9;
+    char                 requests[32] = "", seconds[32] = "", line[200];
 
-    fprintf(stderr, "\r\033[K%" PRIu64, p->n_ended);
-    if (l->send_ns == UINT64_MAX) fprintf(stderr, " of %" PRIu64, l->n_requests);
-    fprintf(stderr, " requests ended, %u under way, %u failed, %.0f tokens/s, %.1f s", p->n_running,
-            p->n_failed, s > 0 ? (double)p->n_tokens / s : 0, s);
-    if (l->send_ns != UINT64_MAX) fprintf(stderr, " of %.1f", (double)l->send_ns * 1e-9);
+    if (l->send_ns == UINT64_MAX)
+        snprintf(requests, sizeof(requests), " of %" PRIu64, l->n_requests);
+    else
+        snprintf(seconds, sizeof(seconds), " of %.1f", (double)l->send_ns * 1e-9);
+    snprintf(line, sizeof(line),
+             "%" PRIu64 "%s requests ended, %u under way, %u failed, %.0f tokens/s, %.1f%s s",
+             p->n_ended, requests, p->n_running, p->n_failed, s > 0 ? (double)p->n_tokens / s : 0,
+             s, seconds);
+    fprintf(stderr, BT_TERMINAL_CLEAR "%.*s", bt_terminal_columns(STDERR_FILENO), line);
 }
 
 /* Asks what the server is, and checks that these lengths fit into its context. */
@@ -295,7 +301,7 @@ static bt_status bench(options *opt, bool *all_well_out)
                               .load          = &load,
                               .token_times   = opt->token_times};
 
-    if (!opt->quiet && isatty(STDERR_FILENO)) load.progress = show_progress;
+    if (!opt->quiet && bt_terminal_columns(STDERR_FILENO) != 0) load.progress = show_progress;
     if (opt->json != NULL && access(opt->json, W_OK) != 0)
         BT_TRY(bt_check_out("--json", opt->json));
     if (opt->plot != NULL) BT_TRY(bt_bench_plot_check(opt->plot));
@@ -303,7 +309,7 @@ static bt_status bench(options *opt, bool *all_well_out)
     opt->plan.vocab_size = model.vocab_size;
     BT_TRY(warm_up(opt, &load));
     BT_TRY(bt_bench_load_run(&load, &run));
-    if (load.progress != NULL) fputs("\r\033[K", stderr);
+    if (load.progress != NULL) fputs(BT_TERMINAL_CLEAR, stderr);
     BT_TRY(report(opt, &about, &run, &s));
     *all_well_out = run.n != 0 && s.n_codes[0] == run.n;
 out:

@@ -5,21 +5,22 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A line of core/log.h: "11:02:07.153 I rank=2 - worker/main.c:88 ready". */
-enum { LEVEL_AT = 13, WHO_AT = 15, BAR_COLUMNS = 100, LINE_BYTES = 4098 };
-#define CLEAR "\r\033[K"
+#include "core/terminal.h"
+
+/* A line of core/log.h: "2026-11-23 11:02:07.153 I rank=2 - worker/main.c:88 ready". */
+enum { LEVEL_AT = 24, WHO_AT = 26, BAR_BYTES = 200, LINE_BYTES = 4098 };
 
 void bt_relay_init(bt_relay *relay, bt_log_level max_level)
 {
     memset(relay, 0, sizeof(*relay));
     relay->max_level = max_level;
-    relay->terminal  = isatty(STDERR_FILENO) == 1;
+    relay->terminal  = bt_terminal_columns(STDERR_FILENO) != 0;
 }
 
 static bool is_log_line(const char *line)
 {
-    return strlen(line) > WHO_AT && line[2] == ':' && line[5] == ':' && line[8] == '.' &&
-           line[LEVEL_AT - 1] == ' ' && line[LEVEL_AT + 1] == ' ' &&
+    return strlen(line) > WHO_AT && line[4] == '-' && line[13] == ':' && line[16] == ':' &&
+           line[19] == '.' && line[LEVEL_AT - 1] == ' ' && line[LEVEL_AT + 1] == ' ' &&
            strchr("EWID", line[LEVEL_AT]) != NULL;
 }
 
@@ -56,19 +57,20 @@ void bt_relay_line(void *relay, const char *line)
 
 void bt_relay_bar(bt_relay *relay, const char *fmt, ...)
 {
-    char    text[sizeof(CLEAR) + BAR_COLUMNS] = CLEAR;
+    char    bar[BAR_BYTES], text[sizeof(BT_TERMINAL_CLEAR) + BAR_BYTES];
     va_list ap;
 
     if (!relay->terminal) return;
     va_start(ap, fmt);
-    vsnprintf(text + sizeof(CLEAR) - 1, BAR_COLUMNS, fmt, ap);
+    vsnprintf(bar, sizeof(bar), fmt, ap);
     va_end(ap);
+    snprintf(text, sizeof(text), BT_TERMINAL_CLEAR "%.*s", bt_terminal_columns(STDERR_FILENO), bar);
     bt_log_pass_on(text, strlen(text));
     relay->bar = true;
 }
 
 void bt_relay_clear_bar(bt_relay *relay)
 {
-    if (relay->bar) bt_log_pass_on(CLEAR, sizeof(CLEAR) - 1);
+    if (relay->bar) bt_log_pass_on(BT_TERMINAL_CLEAR, strlen(BT_TERMINAL_CLEAR));
     relay->bar = false;
 }

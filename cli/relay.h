@@ -20,7 +20,7 @@ typedef struct {
 void bt_relay_init(bt_relay *relay, bt_log_level max_level);
 /* A bt_line_fn; ctx is the relay. */
 void bt_relay_line(void *relay, const char *line);
-/* On a terminal: one line that the next one overwrites. */
+/* On a terminal: one line that the next one overwrites, cut to the terminal's width. */
 BT_PRINTF(2, 3) void bt_relay_bar(bt_relay *relay, const char *fmt, ...);
 void bt_relay_clear_bar(bt_relay *relay);
 

@@ -71,7 +71,7 @@ static void on_joined(supervisor *s)
 
 static void on_progress(supervisor *s, const char *text)
 {
-    enum { BAR = 40 };
+    enum { BAR = 24 }; /* the line fits into 80 columns */
     uint64_t now = bt_now_ns();
     double   part;
     int      n;
@@ -81,9 +81,8 @@ static void on_progress(supervisor *s, const char *text)
     part = bt_progress_part(&s->progress);
     n    = (int)(part * BAR);
     bt_progress_last_rank(&s->progress, now, last, sizeof(last));
-    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%, %s", n,
-                 "########################################", BAR - n,
-                 "........................................", (int)(part * 100), last);
+    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%, %s", n, "########################", BAR - n,
+                 "........................", (int)(part * 100), last);
     if (s->relay.terminal || now - s->told_ns < TELL_NS) return;
     if (s->told_ns != 0) BT_INFO("loading: %d%%, the last is %s", (int)(part * 100), last);
     s->told_ns = now;

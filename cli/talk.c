@@ -14,6 +14,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
+#include "core/terminal.h"
 
 enum { OPT_JSON = 512, OPT_TIMEOUT };
 enum { MAX_TEXT = 256 << 20 };
@@ -83,7 +84,7 @@ bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk)
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     talk->opt = opt;
-    if (isatty(STDERR_FILENO)) {
+    if (bt_terminal_colours(STDERR_FILENO)) {
         strcpy(talk->colour[0], "\033[2m");
         strcpy(talk->colour[1], "\033[0m");
     }

@@ -94,20 +94,20 @@ static bool put(const char *buf, size_t n)
 static size_t make_line(bt_log_level level, const char *file, int line, const char *text,
                         char buf[LINE_BYTES])
 {
-    char            req[32] = "-";
+    char            req[32] = "-", when[32];
     struct timespec now;
     struct tm       tm;
     int             n;
 
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &tm);
+    strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S", &tm);
     if (t_request != 0) snprintf(req, sizeof(req), "req=%llu", (unsigned long long)t_request);
     if (g_is_verb)
         n = snprintf(buf, LINE_BYTES, "baton %s: %s\n", g_who, text);
     else
-        n = snprintf(buf, LINE_BYTES, "%02d:%02d:%02d.%03ld %c %s %s %s:%d %s\n", tm.tm_hour,
-                     tm.tm_min, tm.tm_sec, now.tv_nsec / 1000000, "EWID"[level], g_who, req,
-                     short_path(file), line, text);
+        n = snprintf(buf, LINE_BYTES, "%s.%03ld %c %s %s %s:%d %s\n", when, now.tv_nsec / 1000000,
+                     "EWID"[level], g_who, req, short_path(file), line, text);
     if (n >= LINE_BYTES) {
         n          = LINE_BYTES;
         buf[n - 1] = '\n';

@@ -1,8 +1,8 @@
 /* core/log.h - one line per event on stderr, and the assertion that stays on.
  *
  * A line reads: time level rank req=<id> file:line text
- *     11:02:07.153 I rank=2 - worker/main.c:88 ready
- *     11:02:09.001 E rank=2 req=17 worker/handoff_in.c:140 a hand-off message failed ...
+ *     2026-11-23 11:02:07.153 I rank=2 - worker/main.c:88 ready
+ *     2026-11-23 11:02:09.001 E rank=2 req=17 worker/handoff_in.c:140 a hand-off message failed ...
  * One grep for a request id over all ranks tells that request's whole story.
  *
  * Threads: any thread may log; a line is written with one write(2), so lines never mix.

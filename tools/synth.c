@@ -16,6 +16,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
+#include "core/terminal.h"
 #include "model/config.h"
 #include "tools/synth_files.h"
 #include "tools/synth_shape.h"
@@ -165,15 +166,18 @@ typedef struct {
 
 static void show_progress(void *ctx, uint64_t done, uint64_t total)
 {
-    progress *p   = ctx;
-    uint64_t  now = bt_now_ns();
+    progress *p       = ctx;
+    uint64_t  now     = bt_now_ns();
+    int       columns = bt_terminal_columns(STDERR_FILENO);
+    char      line[100];
 
-    if (!isatty(STDERR_FILENO) || (now - p->last_ns < 100 * BT_NS_PER_MS && done != total)) return;
+    if (columns == 0 || (now - p->last_ns < 100 * BT_NS_PER_MS && done != total)) return;
     p->last_ns = now;
     p->shown   = true;
-    fprintf(stderr, "\r%.2f of %.2f GiB, %3.0f %%, %.0f MiB/s ", (double)done / (1 << 30),
-            (double)total / (1 << 30), 100.0 * (double)done / (double)total,
-            (double)done / (1 << 20) / ((double)(now - p->start_ns + 1) * 1e-9));
+    snprintf(line, sizeof(line), "%.2f of %.2f GiB, %3.0f %%, %.0f MiB/s", (double)done / (1 << 30),
+             (double)total / (1 << 30), 100.0 * (double)done / (double)total,
+             (double)done / (1 << 20) / ((double)(now - p->start_ns + 1) * 1e-9));
+    fprintf(stderr, BT_TERMINAL_CLEAR "%.*s", columns, line);
     if (done == total) fputc('\n', stderr);
 }
 

@@ -1,9 +1,11 @@
 /* The parts of the verbs that can be looked at without processes: lines of a pipe, what is
  * remembered of a rank's words, rows of an evaluation, and every unwinding when memory is short. */
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cli/account.h"
@@ -71,12 +73,63 @@ static void relay_keeps_the_first_error_of_a_rank(void)
     bt_relay relay;
 
     bt_relay_init(&relay, BT_LOG_ERROR);
-    bt_relay_line(&relay, "11:02:07.153 I rank=1 - worker/main.c:88 ready");
-    bt_relay_line(&relay, "11:02:07.153 E coordinator - a/b.c:1 not of a rank");
+    bt_relay_line(&relay, "2026-11-23 11:02:07.153 I rank=1 - worker/main.c:88 ready");
+    bt_relay_line(&relay, "2026-11-23 11:02:07.153 E coordinator - a/b.c:1 not of a rank");
     EXPECT(relay.first_error[0] == '\0');
-    bt_relay_line(&relay, "11:02:09.001 E rank=2 req=17 worker/x.c:140 out of memory: 3 bytes");
-    bt_relay_line(&relay, "11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
+    bt_relay_line(&relay,
+                  "2026-11-23 11:02:09.001 E rank=2 req=17 worker/x.c:140 out of memory: 3 bytes");
+    bt_relay_line(&relay, "2026-11-23 11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
     EXPECT(strcmp(relay.first_error, "rank 2: out of memory: 3 bytes") == 0);
+}
+
+static void relay_knows_the_lines_that_the_log_writes(void)
+{
+    FILE    *file      = tmpfile();
+    int      old       = dup(STDERR_FILENO);
+    time_t   now       = time(NULL);
+    char     line[200] = "", day[16];
+    bt_relay relay;
+
+    NEED(file != NULL && old >= 0);
+    dup2(fileno(file), STDERR_FILENO);
+    bt_log_init("rank=2", BT_LOG_INFO);
+    bt_log_write(BT_LOG_ERROR, "worker/x.c", 140, "out of memory: %d bytes", 3);
+    dup2(old, STDERR_FILENO);
+    close(old);
+    rewind(file);
+    NEED(fgets(line, sizeof(line), file) != NULL);
+    fclose(file);
+    strftime(day, sizeof(day), "%Y-%m-%d ", localtime(&now));
+    EXPECT(strncmp(line, day, strlen(day)) == 0 || time(NULL) / 86400 != now / 86400);
+    line[strcspn(line, "\n")] = '\0';
+    bt_relay_init(&relay, BT_LOG_ERROR);
+    bt_relay_line(&relay, line);
+    EXPECT(strcmp(relay.first_error, "rank 2: out of memory: 3 bytes") == 0);
+}
+
+static void relay_bar_stays_in_its_row(void)
+{
+    struct winsize size = {.ws_row = 24, .ws_col = 40};
+    int      other = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), old = dup(STDERR_FILENO), fd;
+    bt_relay relay;
+    char     text[200];
+    ssize_t  n;
+
+    NEED(other >= 0 && old >= 0 && grantpt(other) == 0 && unlockpt(other) == 0);
+    fd = open(ptsname(other), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    NEED(fd >= 0 && ioctl(fd, TIOCSWINSZ, &size) == 0);
+    setenv("TERM", "xterm", 1);
+    dup2(fd, STDERR_FILENO);
+    bt_relay_init(&relay, BT_LOG_ERROR);
+    bt_relay_bar(&relay, "%s%s", "123456789 123456789 ", "123456789 123456789 123456789");
+    dup2(old, STDERR_FILENO);
+    n = read(other, text, sizeof(text) - 1);
+    NEED(n > 0);
+    text[n] = '\0';
+    EXPECT(strcmp(text, "\r\033[K123456789 123456789 123456789 123456789") == 0);
+    close(old);
+    close(fd);
+    close(other);
 }
 
 static void account_is_read_from_a_ranks_line(void)
@@ -84,18 +137,19 @@ static void account_is_read_from_a_ranks_line(void)
     bt_account accounts[3] = {0};
 
     bt_account_read(
-        "11:02:09.001 I rank=1 - worker/step.c:302 account: 25 steps; computed 12 prompt "
-        "tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
+        "2026-11-23 11:02:09.001 I rank=1 - worker/step.c:302 account: 25 steps; "
+        "computed 12 prompt tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
         3, accounts);
     EXPECT(accounts[1].known && !accounts[0].known && !accounts[2].known);
     EXPECT(accounts[1].steps == 25 && accounts[1].prompt_tokens == 12 &&
            accounts[1].generated_tokens == 24 && accounts[1].pages == 3 &&
            accounts[1].bytes == 47040);
     bt_account_read(
-        "11:02:09.001 I rank=3 - worker/step.c:302 account: 25 steps; computed 12 prompt "
-        "tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
+        "2026-11-23 11:02:09.001 I rank=3 - worker/step.c:302 account: 25 steps; "
+        "computed 12 prompt tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
         3, accounts); /* there is no rank 3 */
-    bt_account_read("11:02:09.001 I rank=2 - worker/step.c:302 account: many steps", 3, accounts);
+    bt_account_read("2026-11-23 11:02:09.001 I rank=2 - worker/step.c:302 account: many steps", 3,
+                    accounts);
     EXPECT(!accounts[2].known);
 }
 
@@ -409,6 +463,8 @@ static const bt_test TESTS[] = {
     BT_TEST(guard_of_a_killed_launcher_may_finish),
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(relay_keeps_the_first_error_of_a_rank),
+    BT_TEST(relay_knows_the_lines_that_the_log_writes),
+    BT_TEST(relay_bar_stays_in_its_row),
     BT_TEST(account_is_read_from_a_ranks_line),
     BT_TEST(account_of_an_idle_rank_claims_no_work),
     BT_TEST(eval_rows_are_checked),

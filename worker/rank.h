@@ -50,6 +50,7 @@ typedef struct {
     bt_worker         *worker;
     bt_plan           *plans;
     uint64_t           progress_ns;              /* when the last Progress was sent */
+    uint64_t           progress_bytes;           /* what it said */
     uint64_t           fingerprint, config_hash; /* of the model, and of its config.json */
 
     uint64_t           orphan_ns;    /* since when no coordinator drives it; 0: one does */

@@ -271,8 +271,11 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
              .kind = BT_UP_PROGRESS, .u.progress = {done_bytes, total_bytes}
     };
 
-    if (now - r->progress_ns >= 100 * BT_NS_PER_MS || done_bytes == total_bytes) {
-        r->progress_ns = now;
+    /* The end is told at once, but once: a wait for what other ranks pack may follow. */
+    if (now - r->progress_ns >= 100 * BT_NS_PER_MS ||
+        (done_bytes == total_bytes && r->progress_bytes != total_bytes)) {
+        r->progress_ns    = now;
+        r->progress_bytes = done_bytes;
         bt_links_send(&r->links, &m); /* a lost stream shows below */
     }
     bt_rank_pass_on_drain(r);

@@ -77,6 +77,30 @@ def main():
             cell.wait_gone()
         assert not [x for x in os.listdir("/dev/shm") if "weights" in x]
     kept_weights(a)
+    progress_is_told_now_and_then(a)
+
+
+def progress_is_told_now_and_then(a):
+    """Ten times a second by each rank, also while it waits for what others pack."""
+    read, write = os.pipe()
+    model, begin = os.path.join(a.source, "models/demo"), time.monotonic()
+    with subprocess.Popen([os.path.join(a.bin, "baton-coordinator"), "--model", model, "--port", "0", "--announce-fd", str(write)],
+                          pass_fds=(write,), stderr=subprocess.DEVNULL) as coordinator, os.fdopen(read) as announced:
+        os.close(write)
+        control = next(line.split()[1] for line in announced if line.startswith("control "))
+        with subprocess.Popen([os.path.join(a.bin, "baton-launch"), "-n", "8", "--", os.path.join(a.bin, "baton-worker"), "--model", model,
+                               "--prefill", "4", "--decode", "4", "--coordinator", control, "--orphan-s", "0"], stderr=subprocess.DEVNULL):
+            told = [0] * 8
+            for line in announced:
+                if line.startswith("progress "):
+                    told[int(line.split()[1])] += 1
+                if line.startswith(("ready ", "failed ")):
+                    break
+            most = 10 * (time.monotonic() - begin) + 2
+            coordinator.terminate()
+    assert line.startswith("ready "), line
+    print(f"progress: told {told} times, at most {most:.0f}")
+    assert 0 < min(told) <= max(told) <= most, told
 
 
 def logits(a, folder, name, *more, ranks=("--prefill", "1", "--decode", "2")):

@@ -242,17 +242,19 @@ static void slow_links(page *p, const bt_snapshot *s)
     }
 }
 
+/* A lost rank has nothing any more: its gauges are 0, what it has counted stays. */
 static void ranks(page *p, const bt_snapshot *s)
 {
     uint64_t asked = 0, hit = 0;
 
     for (size_t k = 0; k < sizeof(RANK_METRICS) / sizeof(RANK_METRICS[0]); k++) {
-        const rank_metric *m = &RANK_METRICS[k];
+        const rank_metric *m     = &RANK_METRICS[k];
+        bool               gauge = strcmp(m->type, "gauge") == 0;
 
         if (m->help[0] != 0) family(p, m->name, m->type, m->help);
         for (uint32_t i = 0; i < s->n_ranks; i++) {
             labels(p, s, m->name, i, m->more);
-            fprintf(p->f, "%.17g\n", m->value(&s->ranks[i]));
+            fprintf(p->f, "%.17g\n", gauge && s->ranks[i].lost ? 0 : m->value(&s->ranks[i]));
         }
     }
     family(p, "baton_step_seconds", "histogram", "Time of a step in the model's layers.");

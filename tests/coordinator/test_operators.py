@@ -246,6 +246,24 @@ class Http(Served):
         self.assertLess(time.monotonic() - begin, 8)
 
 
+class Lost(Served):
+    ARGS = ("--http-port", "0", "--on-death", "replace")
+
+    def test_gauges_of_a_lost_rank_are_zero_and_its_counters_stay(self):
+        """Sums over ranks are what there is; rates do not jump."""
+        http = self.coordinator.line("http")
+        self.cell.ranks[2].send(beat=control.Beat(progress=1, n_requests=3, pages_free=40, pages_total=64, pages_cached=9, steps=5))
+        def of_rank(name, state=""):
+            values = parse(get(http, "/metrics")[1])
+            return next(x for (n, labels), x in values.items() if n == name and ',rank="2",' in labels and state in labels)
+        gauges = [("baton_rank_ready", ""), ("baton_rank_requests", ""), ("baton_rank_pages", "free"), ("baton_rank_pages", "owned"),
+                  ("baton_rank_pool_pages", ""), ("baton_rank_loaded_bytes", "")]
+        wait_for(lambda: [of_rank(*g) for g in gauges] == [1, 3, 40, 15, 64, 5], "the beat")
+        self.cell.ranks[2].cut()
+        wait_for(lambda: [of_rank(*g) for g in gauges] == [0] * 6, "its loss")
+        self.assertEqual(of_rank("baton_rank_steps_total", 'role="lost"'), 5)
+
+
 class Phases(unittest.TestCase):
     def test_ready_follows_the_cell(self):
         c = Coordinator("--http-port", "0")

@@ -70,7 +70,7 @@ def pixels(path):
     return width, height, colours
 
 
-class Page(Served):
+class Browsed(Served):
     ARGS = ("--http-port", "0", "--queue-s", "300")
 
     def setUp(self):
@@ -110,6 +110,8 @@ class Page(Served):
         self.assertLess(max(colours.values()), 0.95 * width * height)
         return colours
 
+
+class Page(Browsed):
     def test_shows_the_cell(self):
         for i in range(3):
             list(self.generate())
@@ -166,6 +168,20 @@ class Page(Served):
         self.screenshot("idle")
         for part in ("No open request.", "Neither side limits: there is room", "Too little load"):
             self.assertTrue(part in page, part)
+
+
+class Lost(Browsed):
+    ARGS = (*Browsed.ARGS, "--on-death", "replace")
+
+    def test_lost_rank_is_named_and_shows_nothing_that_was(self):
+        self.begin_beats()
+        wait_for(lambda: self.status()["ranks"][2]["busy"] > 0.2, "its work")
+        self.cell.ranks[2].cut()
+        wait_for(lambda: self.status()["ranks"][2]["state"] == "lost", "its loss")
+        text = browse(self.http, "--dump-dom")[0].split("<main>")[1].split("</main>")[0]
+        self.screenshot("lost")
+        for part in ("lost of 4 ranks: 2 on testhost", "2 lost", '<span class="bad">lost</span></td><td>–</td>'):
+            self.assertTrue(part in text, part)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
  *
  *     bench_cuda [TFLOP/S]      989 unless told: H100 and H200, dense bf16
  *
- * A time is the median of ROUNDS, each the mean of some calls; what is read lies in as many places
- * as keep it out of the cache. */
+ * A time is the median of ROUNDS, each the mean of some calls in a graph, as in a decode step: a
+ * short kernel's time is its own, not that of its launch by the host.  What is read lies in as many
+ * places as keep it out of the cache, and a graph goes over all of them. */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -75,27 +76,43 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Microseconds of call(ctx, i), i counting the calls. */
-static double time_us(int (*call)(void *ctx, unsigned i), void *ctx)
+/* call(ctx, i) for i < n_calls, one behind the other. */
+static cudaGraphExec_t capture(int (*call)(void *ctx, unsigned i), void *ctx, unsigned n_calls)
 {
-    cudaEvent_t begin, end;
-    float       ms[ROUNDS];
-    unsigned    i = 0;
+    cudaGraph_t     graph = NULL;
+    cudaGraphExec_t exec  = NULL;
+
+    MUST(cudaStreamBeginCapture(g_stream, cudaStreamCaptureModeThreadLocal));
+    for (unsigned i = 0; i < n_calls; i++)
+        must(call(ctx, i), "a kernel's launch");
+    MUST(cudaStreamEndCapture(g_stream, &graph));
+    MUST(cudaGraphInstantiate(&exec, graph, 0));
+    MUST(cudaGraphDestroy(graph));
+    return exec;
+}
+
+/* Microseconds of a call, which reads another of n_places each time. */
+static double time_us(int (*call)(void *ctx, unsigned i), void *ctx, unsigned n_places)
+{
+    unsigned        n_calls = n_places > CALLS ? n_places : CALLS;
+    cudaGraphExec_t exec    = capture(call, ctx, n_calls);
+    cudaEvent_t     begin, end;
+    float           ms[ROUNDS];
 
     MUST(cudaEventCreate(&begin));
     MUST(cudaEventCreate(&end));
     for (int r = -1; r < ROUNDS; r++) { /* the first is to warm up */
         MUST(cudaEventRecord(begin, g_stream));
-        for (int c = 0; c < CALLS; c++)
-            must(call(ctx, i++), "a kernel's launch");
+        MUST(cudaGraphLaunch(exec, g_stream));
         MUST(cudaEventRecord(end, g_stream));
         MUST(cudaEventSynchronize(end));
         if (r >= 0) MUST(cudaEventElapsedTime(&ms[r], begin, end));
     }
     MUST(cudaEventDestroy(begin));
     MUST(cudaEventDestroy(end));
+    MUST(cudaGraphExecDestroy(exec));
     qsort(ms, ROUNDS, sizeof(*ms), compare);
-    return (double)ms[ROUNDS / 2] * 1e3 / CALLS;
+    return (double)ms[ROUNDS / 2] * 1e3 / n_calls;
 }
 
 static void print(const char *what, double us, double bytes, double flops)
@@ -125,7 +142,7 @@ static void measure_copy(void)
 {
     copying c = {take(COLD_BYTES), take(COLD_BYTES)};
 
-    g_gbps = 2.0 * (double)COLD_BYTES / time_us(copy, &c) * 1e-3;
+    g_gbps = 2.0 * (double)COLD_BYTES / time_us(copy, &c, 1) * 1e-3;
     printf(
         "copy within the device: %.0f GB/s, read and written; products: %.0f TFLOP/s by the data "
         "sheet\n",
@@ -197,7 +214,7 @@ static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t
     };
     snprintf(what, sizeof(what), "MLA decode, %u heads, %u x %u rows, context %u", heads, batch,
              rows, context);
-    print(what, time_us(decode, &x), (double)layer, 2 * pairs * (KV_DIM + LORA));
+    print(what, time_us(decode, &x, layers), (double)layer, 2 * pairs * (KV_DIM + LORA));
     void *all[] = {ids,           spans,   x.pool,     (void *)x.d.ql,
                    (void *)x.d.q, x.d.out, x.d.part_o, x.d.part_ms};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -240,7 +257,7 @@ static void bench_prefill(uint32_t heads, uint32_t rows)
 
     MUST(cudaMemcpy(item, &host, sizeof(host), cudaMemcpyHostToDevice));
     snprintf(what, sizeof(what), "prefill attention, %u heads, %u rows, causal", heads, rows);
-    print(what, time_us(prefill, &p), (double)n * heads * (q_dim + 3 * 128) * sizeof(bt_bf16),
+    print(what, time_us(prefill, &p, 1), (double)n * heads * (q_dim + 3 * 128) * sizeof(bt_bf16),
           2 * pairs * (double)(q_dim + 128));
     void *all[] = {ids,         item,          p.pages.base, (void *)p.q, (void *)p.k,
                    (void *)p.v, (void *)p.out, p.run_o,      p.run_ms};
@@ -283,7 +300,7 @@ static void bench_experts(void *weights, float *scales, bt_bf16 *x, bt_bf16 *y, 
     MUST(cudaMemcpy(row_at, host, sizeof(host), cudaMemcpyHostToDevice));
     snprintf(what, sizeof(what), "%u experts, %s, %u rows each", EXPERTS,
              scales != NULL ? "e4m3" : "bf16", rows);
-    print(what, time_us(product, &g),
+    print(what, time_us(product, &g, 1),
           (double)EXPERTS * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
           2.0 * EXPERTS * rows * 2 * EXPERT * HIDDEN);
 }
@@ -346,7 +363,7 @@ static void bench_dense(const char *name, uint32_t n, uint32_t k, bool fp8)
                              .w_scale  = {fp8 ? scales : NULL}};
         snprintf(what, sizeof(what), "%s, %u x %u, %s, %u rows", name, n, k, fp8 ? "e4m3" : "bf16",
                  m);
-        print(what, time_us(dense_product, &x), (double)bytes + (double)m * (n + k) * 2,
+        print(what, time_us(dense_product, &x, copies), (double)bytes + (double)m * (n + k) * 2,
               2.0 * m * n * k);
     }
     void *all[] = {x.weights, scales, rows, y};

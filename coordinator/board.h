@@ -72,19 +72,19 @@ typedef struct {
     double         blocked_prefill, blocked_decode; /* part of the last second or so, and of the
                                                      * cells, in which the oldest request waited
                                                      * for that side */
-    bt_metrics      metrics;
-    bt_second       history[BT_HISTORY_S]; /* a ring */
-    uint32_t        n_history, history_at; /* how many, and where the oldest is */
-    uint32_t        n_requests;
-    bt_request_view requests[BT_VIEW_REQUESTS];
-    uint32_t        n_cells;
-    bt_cell_view    cells[BT_VIEW_CELLS];
-    uint32_t        n_slow_links;
-    bt_link_view    slow_links[BT_VIEW_PAIRS];
-    uint32_t        n_experts;
-    uint64_t        expert_rows[2][BT_EXPERT_LOAD_MAX]; /* of prefill (or all) and decode ranks */
-    bt_rank_view   *ranks; /* owned [rank_cap], n_ranks of them are valid: those that prefill come
-                            * first, of all cells */
+    bt_metrics            metrics;
+    bt_second             history[BT_HISTORY_S]; /* a ring */
+    uint32_t              n_history, history_at; /* how many, and where the oldest is */
+    uint32_t              n_requests;
+    bt_relay_request_view requests[BT_VIEW_REQUESTS];
+    uint32_t              n_cells;
+    bt_cell_view          cells[BT_VIEW_CELLS];
+    uint32_t              n_slow_links;
+    bt_link_view          slow_links[BT_VIEW_PAIRS];
+    uint32_t              n_experts;
+    uint64_t      expert_rows[2][BT_EXPERT_LOAD_MAX]; /* of prefill (or all) and decode ranks */
+    bt_rank_view *ranks; /* owned [rank_cap], n_ranks of them are valid: those that prefill come
+                          * first, of all cells */
     uint32_t rank_cap;
 } bt_snapshot;
 

@@ -70,8 +70,8 @@ void bt_fleet_lost(void *fleet, bt_control_peer *peer);
 void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns);
 
 /* As bt_relay_submit() and those that follow it, over all cells. */
-bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *client, uint64_t now_ns,
-                          uint64_t *number_out, grpc_status_code *code_out);
+bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *client,
+                          uint64_t now_ns, uint64_t *number_out, grpc_status_code *code_out);
 void      bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name,
                                 const char *reason);
 void      bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason);

@@ -54,12 +54,12 @@ static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
     return best;
 }
 
-static bt_member *choose_for(const bt_fleet *fleet, const bt_request *q, const bt_member *but)
+static bt_member *choose_for(const bt_fleet *fleet, const bt_relay_request *q, const bt_member *but)
 {
-    wish w = {.n_prompt   = bt_request_prompt_tokens(q),
-              .max_tokens = bt_request_max_tokens(q),
-              .n_choices  = bt_request_n_open(q),
-              .prompt     = bt_request_prompt(q)};
+    wish w = {.n_prompt   = bt_relay_request_prompt_tokens(q),
+              .max_tokens = bt_relay_request_max_tokens(q),
+              .n_choices  = bt_relay_request_n_open(q),
+              .prompt     = bt_relay_request_prompt(q)};
 
     return choose(fleet, &w, but);
 }
@@ -67,36 +67,38 @@ static bt_member *choose_for(const bt_fleet *fleet, const bt_request *q, const b
 /* ---- the lobby */
 
 /* The relay's end(), for a request that no relay has. */
-static void end_request(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why)
+static void end_request(bt_fleet *fleet, bt_relay_request *q, grpc_status_code code,
+                        const char *why)
 {
-    bt_relay_events events = {.end = fleet->events.end, .ctx = fleet->events.ctx};
-    bt_relay_end    end    = {.code = code, .message = why};
+    bt_relay_end end = {.code = code, .message = why};
 
-    BT_INFO("request \"%.200s\" ends with status %d: %s", bt_request_name(q), (int)code, why);
-    bt_request_end(q, &events, &end);
+    BT_INFO("request \"%.200s\" ends with status %d: %s", bt_relay_request_name(q), (int)code, why);
+    fleet->events.end(fleet->events.ctx, bt_relay_request_client(q), &end);
+    bt_relay_request_destroy(q);
 }
 
-static void leave_lobby(bt_fleet *fleet, bt_request *q)
+static void leave_lobby(bt_fleet *fleet, bt_relay_request *q)
 {
-    bt_list_remove(&fleet->lobby, q);
-    bt_table_remove(&fleet->lobby_names, bt_request_name_key(q));
-    fleet->lobby_tokens -= bt_request_prompt_tokens(q);
+    bt_relay_list_remove(&fleet->lobby, q);
+    bt_table_remove(&fleet->lobby_names, bt_relay_request_name_key(q));
+    fleet->lobby_tokens -= bt_relay_request_prompt_tokens(q);
     fleet->n_lobby--;
 }
 
-static bt_status enter_lobby(bt_fleet *fleet, bt_request *q)
+static bt_status enter_lobby(bt_fleet *fleet, bt_relay_request *q)
 {
     bt_status st = BT_OK;
 
-    BT_TRY(bt_table_put(&fleet->lobby_names, bt_request_name_key(q), q));
-    bt_list_insert(&fleet->lobby, q);
-    fleet->lobby_tokens += bt_request_prompt_tokens(q);
+    BT_TRY(bt_table_put(&fleet->lobby_names, bt_relay_request_name_key(q), q));
+    bt_relay_list_insert(&fleet->lobby, q);
+    fleet->lobby_tokens += bt_relay_request_prompt_tokens(q);
     fleet->n_lobby++;
 out:
     return st;
 }
 
-static void end_in_lobby(bt_fleet *fleet, bt_request *q, grpc_status_code code, const char *why)
+static void end_in_lobby(bt_fleet *fleet, bt_relay_request *q, grpc_status_code code,
+                         const char *why)
 {
     leave_lobby(fleet, q);
     end_request(fleet, q, code, why);
@@ -111,7 +113,7 @@ void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *wh
 /* ---- moving */
 
 /* To the cell, or where that is NULL, to the lobby. */
-static void move(bt_fleet *fleet, bt_request *q, bt_member *to, uint64_t now_ns)
+static void move(bt_fleet *fleet, bt_relay_request *q, bt_member *to, uint64_t now_ns)
 {
     bt_status st = to != NULL ? bt_relay_adopt(to->relay, q, now_ns) : enter_lobby(fleet, q);
 
@@ -121,7 +123,7 @@ static void move(bt_fleet *fleet, bt_request *q, bt_member *to, uint64_t now_ns)
 
 void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
 {
-    bt_request *q;
+    bt_relay_request *q;
 
     while (from->relay != NULL && (q = bt_relay_take_open(from->relay)) != NULL)
         move(fleet, q, choose_for(fleet, q, from), now_ns);
@@ -129,7 +131,7 @@ void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
 
 void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
 {
-    bt_request *q;
+    bt_relay_request *q;
 
     while ((q = bt_relay_take_queued(from->relay)) != NULL)
         move(fleet, q, choose_for(fleet, q, from), now_ns);
@@ -143,7 +145,7 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
 
         if (from->state != BT_CELL_SERVING) continue;
         for (int n = 0; n < MOVES_MAX; n++) {
-            const bt_request *q = bt_relay_first_queued(from->relay);
+            const bt_relay_request *q = bt_relay_first_queued(from->relay);
 
             if (q == NULL || (to = choose_for(fleet, q, from)) == NULL ||
                 bt_relay_first_queued(to->relay) != NULL || bt_relay_pressure(to->relay) >= 1)
@@ -155,11 +157,11 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
 
 static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
 {
-    bt_request *q, *next;
-    bt_member  *to;
+    bt_relay_request *q, *next;
+    bt_member        *to;
 
     for (q = fleet->lobby.first; q != NULL; q = next) {
-        next = bt_request_next(q);
+        next = bt_relay_request_next(q);
         to   = choose_for(fleet, q, NULL);
         if (to == NULL) continue;
         leave_lobby(fleet, q);
@@ -171,15 +173,15 @@ static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
  * have an answer begun, wait as long as a cell may take to come back. */
 static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
 {
-    bt_request *q, *next;
+    bt_relay_request *q, *next;
 
     for (q = fleet->lobby.first; q != NULL; q = next) {
-        bool     again = bt_request_resumed(q);
-        uint64_t from  = again ? fleet->lobby_from_ns : bt_request_arrived_ns(q);
+        bool     again = bt_relay_request_resumed(q);
+        uint64_t from  = again ? fleet->lobby_from_ns : bt_relay_request_arrived_ns(q);
         uint64_t limit = again ? fleet->cfg.wait_ns : fleet->cfg.relay.queue_ns;
         char     why[BT_FLEET_TEXT];
 
-        next = bt_request_next(q);
+        next = bt_relay_request_next(q);
         if (from < fleet->awake_ns) from = fleet->awake_ns;
         if (bt_since_ns(from, now_ns) < limit) continue;
         snprintf(why, sizeof(why), "no cell that could go on with it came within %.1f s",
@@ -213,16 +215,16 @@ static bool has_name(const bt_fleet *fleet, const char *name)
     return bt_table_get(&fleet->lobby_names, bt_relay_name_key(name)) != NULL;
 }
 
-bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *client, uint64_t now_ns,
-                          uint64_t *number_out, grpc_status_code *code_out)
+bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *client,
+                          uint64_t now_ns, uint64_t *number_out, grpc_status_code *code_out)
 {
-    bt_status   st = BT_OK;
-    bt_request *q  = NULL;
-    wish        w  = {.n_prompt   = request->n_prompt,
-                      .max_tokens = request->sampling.max_tokens,
-                      .n_choices  = request->n_choices == 0 ? 1 : request->n_choices,
-                      .prompt     = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
-    bt_member  *m  = choose(fleet, &w, NULL);
+    bt_status         st = BT_OK;
+    bt_relay_request *q  = NULL;
+    wish              w  = {.n_prompt   = request->n_prompt,
+                            .max_tokens = request->sampling.max_tokens,
+                            .n_choices  = request->n_choices == 0 ? 1 : request->n_choices,
+                            .prompt = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
+    bt_member        *m  = choose(fleet, &w, NULL);
 
     BT_REFUSE_UNLESS(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
     BT_REFUSE_UNLESS(!has_name(fleet, request->name), BT_ERR_INVALID_ARG,
@@ -237,9 +239,9 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_request *request, void *clie
         "the queue is full: %llu prompt tokens wait for a cell, at most %llu may (--queue-tokens)",
         (unsigned long long)fleet->lobby_tokens, (unsigned long long)fleet->cfg.relay.queue_tokens);
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
-    BT_TRY(bt_request_create(request, client, now_ns, &q));
+    BT_TRY(bt_relay_request_create(request, client, now_ns, &q));
     st = enter_lobby(fleet, q);
-    if (st != BT_OK) bt_request_return(q, request);
+    if (st != BT_OK) bt_relay_request_return(q, request);
     *number_out = 0; /* it gets one with its place */
 out:
     return st;
@@ -248,25 +250,25 @@ out:
 void bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name,
                            const char *reason)
 {
-    bt_request *q;
+    bt_relay_request *q;
 
     for (uint32_t i = 0; i < fleet->n_members; i++)
         if (fleet->members[i]->relay != NULL)
             bt_relay_abort_client(fleet->members[i]->relay, client, name, reason);
     q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
-    if (q != NULL && bt_request_client(q) == client)
+    if (q != NULL && bt_relay_request_client(q) == client)
         end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
 }
 
 void bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
 {
-    bt_request *q;
+    bt_relay_request *q;
 
     for (uint32_t i = 0; i < fleet->n_members; i++)
         if (fleet->members[i]->relay != NULL)
             bt_relay_abort_name(fleet->members[i]->relay, name, reason);
     q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
-    if (q != NULL && strcmp(bt_request_name(q), name) == 0)
+    if (q != NULL && strcmp(bt_relay_request_name(q), name) == 0)
         end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
 }
 

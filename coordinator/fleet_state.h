@@ -39,7 +39,7 @@ struct bt_fleet {
     uint32_t         life;                   /* this process's own part of incarnations: never 0 */
     char             refusal[BT_FLEET_TEXT]; /* the last rank that was refused, and why */
     uint64_t         arrivals, prefix_seed;  /* of all cells, so that one list of keys serves */
-    bt_request_list  lobby;                  /* owned: requests that wait for a cell */
+    bt_relay_list    lobby;                  /* owned: requests that wait for a cell */
     bt_table         lobby_names;
     uint32_t         n_lobby;
     uint64_t         lobby_tokens, lobby_from_ns; /* since when no cell serves */

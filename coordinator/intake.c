@@ -50,7 +50,7 @@ static bt_status check_request(const request *pb, char *refusal)
 }
 
 static bt_status take_prompt(const Vllm__Grpc__Engine__TokenizedInput *input,
-                             const bt_intake_limits *limits, bt_relay_request *r, char *refusal)
+                             const bt_intake_limits *limits, bt_relay_submission *r, char *refusal)
 {
     size_t n = input->n_input_ids;
 
@@ -85,7 +85,7 @@ static uint64_t room_of(const bt_intake_limits *limits, uint64_t n_prompt, uint3
 }
 
 static bt_status take_max_tokens(const params *p, const bt_intake_limits *limits, uint32_t n,
-                                 bt_relay_request *r, char *refusal)
+                                 bt_relay_submission *r, char *refusal)
 {
     uint64_t n_prompt = r->n_prompt, room = limits->max_context - n_prompt;
     uint64_t pool = room_of(limits, n_prompt, n);
@@ -118,13 +118,13 @@ void bt_intake_answer_free(bt_intake_answer *answer)
 }
 
 bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_intake_limits *limits,
-                    bt_relay_request *request_out, bt_intake_answer *answer_out, char *refusal)
+                    bt_relay_submission *request_out, bt_intake_answer *answer_out, char *refusal)
 {
-    bt_status        st     = BT_OK;
-    const params     none   = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
-    const params    *p      = pb->sampling_params != NULL ? pb->sampling_params : &none;
-    bt_relay_request r      = {.name = pb->request_id};
-    bt_intake_answer answer = {.stream = pb->stream};
+    bt_status           st     = BT_OK;
+    const params        none   = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
+    const params       *p      = pb->sampling_params != NULL ? pb->sampling_params : &none;
+    bt_relay_submission r      = {.name = pb->request_id};
+    bt_intake_answer    answer = {.stream = pb->stream};
 
     BT_TRY(check_request(pb, refusal));
     BT_TRY(bt_intake_sampling(p, limits, &r.sampling, &answer, refusal));

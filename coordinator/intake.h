@@ -33,6 +33,6 @@ enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
  * is borrowed from pb.  INVALID_ARG (not logged: it is the client's affair) writes why into
  * refusal[BT_INTAKE_TEXT]. */
 bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_intake_limits *limits,
-                    bt_relay_request *request_out, bt_intake_answer *answer_out, char *refusal);
+                    bt_relay_submission *request_out, bt_intake_answer *answer_out, char *refusal);
 
 #endif

@@ -71,7 +71,7 @@ static uint32_t free_pages(const bt_rank_state *k)
 }
 
 /* Pages of the prompt that the rank probably has; its last token is always computed. */
-static uint32_t prefix_pages(const bt_relay *r, const bt_request *q, uint32_t rank)
+static uint32_t prefix_pages(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
     uint32_t most = (q->n_prompt - 1) / r->cfg.page_tokens;
 
@@ -81,7 +81,7 @@ static uint32_t prefix_pages(const bt_relay *r, const bt_request *q, uint32_t ra
 
 /* Pages for what is known, and for the next token of each open choice; the prompt's full pages
  * once. */
-static uint32_t pages_now(const bt_relay *r, const bt_request *q)
+static uint32_t pages_now(const bt_relay *r, const bt_relay_request *q)
 {
     uint32_t full = q->n_prompt / r->cfg.page_tokens, pages = full;
 
@@ -93,7 +93,8 @@ static uint32_t pages_now(const bt_relay *r, const bt_request *q)
 
 /* The decode rank that would hold the fewest pages, counting cached pages of the prefix once, of
  * those that have room for it beside `others` pages. */
-static int choose_decode(const bt_relay *r, const bt_request *q, uint32_t others, uint64_t now_ns)
+static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t others,
+                         uint64_t now_ns)
 {
     int      best  = NO_RANK;
     uint32_t need  = pages_now(r, q);
@@ -118,7 +119,7 @@ static int choose_decode(const bt_relay *r, const bt_request *q, uint32_t others
 }
 
 /* A prompt that its prefill rank cannot take in one step. */
-static bool is_long(const bt_relay *r, const bt_request *q, uint32_t rank)
+static bool is_long(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
     return q->n_prompt > r->ranks[rank].limits.max_rows;
 }
@@ -126,7 +127,7 @@ static bool is_long(const bt_relay *r, const bt_request *q, uint32_t rank)
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
  * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
  * longer ones have a window each, so that the former never wait for the latter. */
-static int choose_prefill(const bt_relay *r, const bt_request *q)
+static int choose_prefill(const bt_relay *r, const bt_relay_request *q)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     int      best    = NO_RANK;
@@ -164,7 +165,7 @@ static void hold(bt_rank_state *k, uint64_t now_ns)
     if (k->n_held++ == 0) k->progress_ns = now_ns;
 }
 
-void bt_relay_free_decode(bt_relay *relay, bt_request *q)
+void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q)
 {
     bt_rank_state *k = &relay->ranks[q->decode_rank];
 
@@ -178,7 +179,7 @@ void bt_relay_free_decode(bt_relay *relay, bt_request *q)
     k->refused_until_ns = 0; /* there is room again */
 }
 
-void bt_relay_free_prefill(bt_relay *relay, bt_request *q)
+void bt_relay_free_prefill(bt_relay *relay, bt_relay_request *q)
 {
     bt_rank_state *k = &relay->ranks[q->prefill_rank];
 
@@ -190,7 +191,7 @@ void bt_relay_free_prefill(bt_relay *relay, bt_request *q)
     k->n_held--;
 }
 
-void bt_relay_prefill_done(bt_relay *relay, bt_request *q)
+void bt_relay_prefill_done(bt_relay *relay, bt_relay_request *q)
 {
     bt_rank_state *k = &relay->ranks[q->prefill_rank];
 
@@ -200,7 +201,7 @@ void bt_relay_prefill_done(bt_relay *relay, bt_request *q)
     q->prefill_counts = 0;
 }
 
-static void count_decode_pages(bt_relay *r, bt_request *q)
+static void count_decode_pages(bt_relay *r, bt_relay_request *q)
 {
     uint32_t pages = pages_now(r, q) - q->n_held / r->cfg.page_tokens;
 
@@ -209,17 +210,17 @@ static void count_decode_pages(bt_relay *r, bt_request *q)
     q->decode_pages = pages;
 }
 
-void bt_relay_grew(bt_relay *relay, bt_request *q)
+void bt_relay_grew(bt_relay *relay, bt_relay_request *q)
 {
     if (q->decode_holds) count_decode_pages(relay, q);
 }
 
-void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice)
+void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
 {
-    const bt_request_choice *c    = &q->choices[choice];
-    uint32_t                *all  = NULL;
-    bt_page_key             *keys = NULL;
-    uint32_t                 n    = 0;
+    const bt_relay_request_choice *c    = &q->choices[choice];
+    uint32_t                      *all  = NULL;
+    bt_page_key                   *keys = NULL;
+    uint32_t                       n    = 0;
 
     if (!relay->cfg.share_generated || c->n_out == 0) return;
     all = bt_calloc((size_t)q->n_prompt + c->n_out, sizeof(*all));
@@ -235,7 +236,7 @@ void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice)
 }
 
 /* For a decode rank whose choices, or whose cache, depend on it. */
-static bt_status copy_prompt(const bt_relay *r, const bt_request *q, uint32_t **prompt_out)
+static bt_status copy_prompt(const bt_relay *r, const bt_relay_request *q, uint32_t **prompt_out)
 {
     bt_status st = BT_OK;
 
@@ -247,7 +248,7 @@ out:
 }
 
 /* How the prompt was computed before, if it was. */
-static bt_status copy_map(const bt_request *q, void **map_out, size_t *n_out)
+static bt_status copy_map(const bt_relay_request *q, void **map_out, size_t *n_out)
 {
     bt_status st = BT_OK;
 
@@ -260,7 +261,7 @@ out:
 }
 
 /* The open choices; none for a request of one. */
-static bt_status copy_choices(const bt_request *q, uint32_t **choices_out, uint32_t *n_out)
+static bt_status copy_choices(const bt_relay_request *q, uint32_t **choices_out, uint32_t *n_out)
 {
     bt_status st = BT_OK;
     uint32_t *choices, n = 0;
@@ -277,7 +278,7 @@ out:
 }
 
 /* What the client has of the open choices. */
-static bt_status copy_replay(const bt_request *q, bt_down_reserve *m)
+static bt_status copy_replay(const bt_relay_request *q, bt_down_reserve *m)
 {
     bt_status st = BT_OK;
     uint32_t  n = 0, k = 0;
@@ -288,7 +289,7 @@ static bt_status copy_replay(const bt_request *q, bt_down_reserve *m)
     BT_REQUIRE(m->replay != NULL && (m->replay_lengths != NULL || m->n_choices == 0),
                BT_ERR_NO_MEMORY, "%u tokens to replay", q->n_out);
     for (uint32_t i = 0; i < q->n_choices; i++) {
-        const bt_request_choice *c = &q->choices[i];
+        const bt_relay_request_choice *c = &q->choices[i];
 
         if (c->ended) continue;
         if (c->n_out > 0) memcpy(m->replay + n, c->out, c->n_out * sizeof(*c->out));
@@ -300,14 +301,15 @@ out:
     return st;
 }
 
-static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefill, uint64_t now_ns)
+static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t prefill,
+                    uint64_t now_ns)
 {
     bt_down          m = {.kind = BT_DOWN_RESERVE};
     bt_down_reserve *d = &m.u.reserve;
 
-    bt_list_remove(&r->queue, q);
+    bt_relay_list_remove(&r->queue, q);
     r->queued_tokens -= q->n_prompt;
-    bt_list_insert(&r->placed, q);
+    bt_relay_list_insert(&r->placed, q);
     bt_relay_turn(r, q, BT_RESERVING);
     q->epoch        = r->epoch;
     q->heard_ns     = now_ns;
@@ -349,15 +351,15 @@ static void reserve(bt_relay *r, bt_request *q, uint32_t decode, uint32_t prefil
 }
 
 /* Not always so when ranks have pools of different sizes: the largest may have been lost. */
-static bool could_ever_hold(const bt_relay *r, const bt_request *q)
+static bool could_ever_hold(const bt_relay *r, const bt_relay_request *q)
 {
     return bt_relay_could_hold(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
 }
 
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 {
-    bt_request *q            = relay->queue.first, *next;
-    uint32_t    passed_pages = 0, n_passed = 0;
+    bt_relay_request *q            = relay->queue.first, *next;
+    uint32_t          passed_pages = 0, n_passed = 0;
 
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
@@ -384,7 +386,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 
 /* The rank has no pages although it should have: the request goes back to the queue, with a new
  * number. */
-static void refused(bt_relay *r, bt_request *q, uint64_t now_ns)
+static void refused(bt_relay *r, bt_relay_request *q, uint64_t now_ns)
 {
     bt_relay_free_decode(r, q);
     bt_relay_free_prefill(r, q);
@@ -394,14 +396,14 @@ static void refused(bt_relay *r, bt_request *q, uint64_t now_ns)
     BT_DEBUG("request %llu got no pages on rank %u and is queued again as %llu",
              (unsigned long long)q->number, q->decode_rank, (unsigned long long)r->next_number);
     q->number = r->next_number++;
-    bt_list_remove(&r->placed, q);
-    bt_list_insert(&r->queue, q);
+    bt_relay_list_remove(&r->placed, q);
+    bt_relay_list_insert(&r->queue, q);
     r->queued_tokens += q->n_prompt;
     bt_relay_turn(r, q, BT_QUEUED);
     if (bt_table_put(&r->numbers, q->number, q) != BT_OK) bt_relay_end_no_memory(r, q);
 }
 
-static bool pages_are_sound(const bt_relay *r, const bt_request *q, const bt_up *m)
+static bool pages_are_sound(const bt_relay *r, const bt_relay_request *q, const bt_up *m)
 {
     uint32_t n_pages = r->ranks[q->decode_rank].limits.n_pages;
     uint32_t least   = bt_relay_pages(r, q->n_prompt);
@@ -413,7 +415,7 @@ static bool pages_are_sound(const bt_relay *r, const bt_request *q, const bt_up 
     return true;
 }
 
-static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
+static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t now_ns)
 {
     bt_down          m = {.kind = BT_DOWN_PREFILL};
     bt_down_prefill *p = &m.u.prefill;
@@ -456,7 +458,7 @@ static void prefill(bt_relay *r, bt_request *q, bt_up *ticket, uint64_t now_ns)
 
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 {
-    bt_request *q = bt_table_get(&relay->numbers, m->u.ticket.request);
+    bt_relay_request *q = bt_table_get(&relay->numbers, m->u.ticket.request);
 
     /* An ended request's Abort is on its way already; a Released will follow. */
     if (q == NULL || q->state == BT_ENDED || m->u.ticket.epoch != q->epoch) return;

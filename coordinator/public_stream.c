@@ -297,7 +297,7 @@ void bt_public_end(void *client, const bt_relay_end *end)
     bt_call_release(call);
 }
 
-static bt_stream *stream_create(bt_call *call, const bt_relay_request *r, bt_intake_answer *how)
+static bt_stream *stream_create(bt_call *call, const bt_relay_submission *r, bt_intake_answer *how)
 {
     bt_stream *s = bt_calloc(1, sizeof(*s));
 
@@ -330,7 +330,7 @@ fail:
 }
 
 /* Gives the request to the relay. */
-static void start(bt_stream *s, bt_relay_request *r)
+static void start(bt_stream *s, bt_relay_submission *r)
 {
     uint32_t         max_tokens = r->sampling.max_tokens;
     grpc_status_code code       = GRPC_STATUS_OK;
@@ -353,7 +353,7 @@ static void start(bt_stream *s, bt_relay_request *r)
 void bt_public_generate(bt_call *call, const ProtobufCMessage *request)
 {
     static const bt_intake_answer plain = {.n = 1};
-    bt_relay_request              r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
+    bt_relay_submission           r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
     bt_intake_answer              how = plain;
     bt_status                     st;
 

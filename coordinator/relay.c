@@ -11,17 +11,18 @@
 
 enum { SCAN_MS = 250, MESSAGE_MAX = 512 };
 
-static void request_free(bt_relay *r, bt_request *q)
+static void request_free(bt_relay *r, bt_relay_request *q)
 {
-    bt_list_remove(q->state == BT_QUEUED ? &r->queue : &r->placed, q);
+    bt_relay_list_remove(q->state == BT_QUEUED ? &r->queue : &r->placed, q);
     bt_table_remove(&r->numbers, q->number);
     r->n_in[q->state]--;
-    bt_request_free(q);
+    bt_relay_request_destroy(q);
 }
 
 /* ---- the end of a request */
 
-void bt_relay_send_abort(bt_relay *r, const bt_request *q, uint32_t rank, uint32_t only_choice)
+void bt_relay_send_abort(bt_relay *r, const bt_relay_request *q, uint32_t rank,
+                         uint32_t only_choice)
 {
     bt_down m = {
         .kind = BT_DOWN_ABORT, .u.abort = {q->number, q->epoch, only_choice}
@@ -30,17 +31,17 @@ void bt_relay_send_abort(bt_relay *r, const bt_request *q, uint32_t rank, uint32
     r->events.send(r->events.ctx, rank, &m);
 }
 
-void bt_relay_settle(bt_relay *relay, bt_request *q)
+void bt_relay_settle(bt_relay *relay, bt_relay_request *q)
 {
     if (q->state == BT_ENDED && !q->decode_holds && !q->prefill_holds) request_free(relay, q);
 }
 
-void bt_relay_finish(bt_relay *r, bt_request *q, const bt_relay_end *end)
+void bt_relay_finish(bt_relay *r, bt_relay_request *q, const bt_relay_end *end)
 {
     if (q->state == BT_ENDED) return;
     if (q->state == BT_QUEUED) {
-        bt_list_remove(&r->queue, q);
-        bt_list_insert(&r->placed, q);
+        bt_relay_list_remove(&r->queue, q);
+        bt_relay_list_insert(&r->placed, q);
         r->queued_tokens -= q->n_prompt;
     }
     bt_relay_prefill_done(r, q);
@@ -55,8 +56,8 @@ void bt_relay_finish(bt_relay *r, bt_request *q, const bt_relay_end *end)
     }
 }
 
-void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt,
-                          ...)
+void bt_relay_end_request(bt_relay *relay, bt_relay_request *q, grpc_status_code code,
+                          const char *fmt, ...)
 {
     char         message[MESSAGE_MAX];
     bt_relay_end end = {.code = code, .message = message};
@@ -72,7 +73,7 @@ void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code,
     bt_relay_settle(relay, q);
 }
 
-void bt_relay_end_no_memory(bt_relay *relay, bt_request *q)
+void bt_relay_end_no_memory(bt_relay *relay, bt_relay_request *q)
 {
     bt_relay_end_request(relay, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                          "the coordinator is out of memory");
@@ -129,12 +130,12 @@ void bt_relay_destroy(bt_relay *relay)
 
 /* ---- clients */
 
-bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *client, uint64_t now_ns,
-                          uint64_t *number_out, grpc_status_code *code_out)
+bt_status bt_relay_submit(bt_relay *relay, bt_relay_submission *request, void *client,
+                          uint64_t now_ns, uint64_t *number_out, grpc_status_code *code_out)
 {
-    bt_status   st  = BT_OK;
-    bt_request *q   = NULL;
-    uint64_t    key = bt_relay_name_key(request->name);
+    bt_status         st  = BT_OK;
+    bt_relay_request *q   = NULL;
+    uint64_t          key = bt_relay_name_key(request->name);
 
     BT_REFUSE_UNLESS(!relay->stopped, BT_ERR_PEER, relay->stop_code, "%s", relay->stop_reason);
     BT_REFUSE_UNLESS(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
@@ -148,20 +149,20 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *clie
         (unsigned long long)relay->queued_tokens, (unsigned long long)relay->cfg.queue_tokens);
 
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
-    BT_TRY(bt_request_create(request, client, now_ns, &q));
+    BT_TRY(bt_relay_request_create(request, client, now_ns, &q));
     BT_TRY(bt_relay_enter(relay, q));
     *number_out = q->number;
     q           = NULL; /* handed over */
     bt_relay_place(relay, now_ns);
 out:
-    if (q != NULL) bt_request_return(q, request);
+    if (q != NULL) bt_relay_request_return(q, request);
     return st;
 }
 
 void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name,
                            const char *reason)
 {
-    bt_request *q = bt_table_get(&relay->names, bt_relay_name_key(name));
+    bt_relay_request *q = bt_table_get(&relay->names, bt_relay_name_key(name));
 
     if (q != NULL && q->client == client)
         bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
@@ -169,16 +170,16 @@ void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name
 
 void bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason)
 {
-    bt_request *q = bt_table_get(&relay->names, bt_relay_name_key(name));
+    bt_relay_request *q = bt_table_get(&relay->names, bt_relay_name_key(name));
 
     if (q != NULL && strcmp(q->name, name) == 0)
         bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
 }
 
 /* Ends every open request of the list; ended ones may be freed under way. */
-static void end_all(bt_relay *r, bt_request_list *list, grpc_status_code code, const char *reason)
+static void end_all(bt_relay *r, bt_relay_list *list, grpc_status_code code, const char *reason)
 {
-    bt_request *q, *next;
+    bt_relay_request *q, *next;
 
     for (q = list->first; q != NULL; q = next) {
         next = q->next;
@@ -200,7 +201,7 @@ void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason)
 
 /* Only the prefill rank's first tokens have alternatives, so that the decode rank does not repeat
  * them.  All other tokens may therefore arrive, and the decode rank finish, before these. */
-static bool waits_for_firsts(const bt_request *q)
+static bool waits_for_firsts(const bt_relay_request *q)
 {
     if (!q->prefill_holds) return false;
     for (uint32_t i = 0; i < q->n_choices; i++)
@@ -210,7 +211,7 @@ static bool waits_for_firsts(const bt_request *q)
 
 static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
 {
-    bt_request *q = bt_table_get(&r->numbers, m->u.released.request);
+    bt_relay_request *q = bt_table_get(&r->numbers, m->u.released.request);
 
     if (q == NULL || m->u.released.epoch != q->epoch) return;
     if (q->decode_holds && rank == q->decode_rank) {
@@ -229,9 +230,9 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
     bt_relay_place(r, now_ns);
 }
 
-void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t now_ns)
+void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint64_t now_ns)
 {
-    bt_request *again = bt_calloc(1, sizeof(*again));
+    bt_relay_request *again = bt_calloc(1, sizeof(*again));
 
     if (again == NULL || bt_table_put(&r->numbers, r->next_number, again) != BT_OK) {
         bt_free(again);
@@ -254,7 +255,7 @@ void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t no
                 (unsigned long long)again->number);
     BT_INFO("request %llu is queued again as %llu after %u tokens", (unsigned long long)q->number,
             (unsigned long long)again->number, q->n_out);
-    bt_list_insert(&r->queue, again);
+    bt_relay_list_insert(&r->queue, again);
     r->n_in[BT_QUEUED]++;
     r->queued_tokens += again->n_prompt;
 
@@ -275,7 +276,7 @@ void bt_relay_requeue(bt_relay *r, bt_request *q, bool abort_decode, uint64_t no
 
 static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
 {
-    bt_request *q = bt_table_get(&r->numbers, m->u.retracted.request);
+    bt_relay_request *q = bt_table_get(&r->numbers, m->u.retracted.request);
 
     if (q == NULL || q->state == BT_ENDED || m->u.retracted.epoch != q->epoch) return;
     if (q->state == BT_QUEUED || rank != q->decode_rank) return;
@@ -286,7 +287,7 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
 
 static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
 {
-    bt_request *q = bt_table_get(&r->numbers, m->u.failed.request);
+    bt_relay_request *q = bt_table_get(&r->numbers, m->u.failed.request);
 
     if (q == NULL || q->state == BT_ENDED || m->u.failed.epoch != q->epoch) return;
     if (q->state == BT_QUEUED || (rank != q->decode_rank && rank != q->prefill_rank)) return;
@@ -304,8 +305,8 @@ static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_n
 static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_logprobs *m,
                                uint64_t now_ns)
 {
-    bt_request *q = bt_table_get(&r->numbers, m->request);
-    uint32_t    wanted;
+    bt_relay_request *q = bt_table_get(&r->numbers, m->request);
+    uint32_t          wanted;
 
     if (q == NULL || q->state == BT_ENDED || m->epoch != q->epoch || rank != q->prefill_rank)
         return;
@@ -325,9 +326,9 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
 /* Kept for replays, which must not differ from it once the client has a token. */
 static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
 {
-    bt_request *q    = bt_table_get(&r->numbers, m->u.form_map.request);
-    size_t      n    = m->u.form_map.n_form_map_bytes;
-    size_t      want = q == NULL ? 0 : bt_relay_pages(r, q->n_prompt) * (size_t)BT_PAGE_MAP_BYTES;
+    bt_relay_request *q = bt_table_get(&r->numbers, m->u.form_map.request);
+    size_t            n = m->u.form_map.n_form_map_bytes;
+    size_t want = q == NULL ? 0 : bt_relay_pages(r, q->n_prompt) * (size_t)BT_PAGE_MAP_BYTES;
 
     if (q == NULL || q->state == BT_ENDED || m->u.form_map.epoch != q->epoch ||
         rank != q->prefill_rank)
@@ -402,9 +403,9 @@ static uint64_t from_ns(const bt_relay *r, uint64_t since_ns)
 
 static void end_waiting(bt_relay *r, uint64_t now_ns)
 {
-    bt_request *q = r->queue.first, *next;
-    const char *short_of;
-    uint32_t    taken[2];
+    bt_relay_request *q = r->queue.first, *next;
+    const char       *short_of;
+    uint32_t          taken[2];
 
     bt_relay_count_seats(r, taken);
     short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
@@ -425,7 +426,7 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
     }
 }
 
-static const char *state_text(bt_request_state state)
+static const char *state_text(bt_relay_request_state state)
 {
     static const char *const texts[] = {"queued", "waiting for its ticket", "in prefill",
                                         "decoding", "ended"};
@@ -435,7 +436,7 @@ static const char *state_text(bt_request_state state)
 
 static void end_stalled(bt_relay *r, uint64_t now_ns)
 {
-    bt_request *q, *next;
+    bt_relay_request *q, *next;
 
     for (q = r->placed.first; q != NULL; q = next) {
         next = q->next;

@@ -23,10 +23,10 @@
 #include <grpc/status.h>
 
 #include "coordinator/prefix_index.h"
+#include "coordinator/relay_request.h"
 #include "proto/control_msg.h"
 
-typedef struct bt_relay   bt_relay;
-typedef struct bt_request bt_request;
+typedef struct bt_relay bt_relay;
 
 typedef struct {
     uint32_t n_pages, max_rows;
@@ -74,16 +74,6 @@ typedef struct {
     void (*prompt)(void *ctx, void *client, const bt_up_prompt_logprobs *m);
 } bt_relay_events;
 
-/* A validated request. */
-typedef struct {
-    const char *name; /* request_id, borrowed */
-    uint32_t    n_prompt;
-    uint32_t   *prompt;    /* owned */
-    bt_sampling sampling;  /* owned: its arrays */
-    uint32_t    n_choices; /* at most BT_CHOICES_MAX; 0 and 1: one */
-    uint64_t    arrival;   /* order among several relays; 0: by this relay's numbers */
-} bt_relay_request;
-
 typedef struct {
     uint32_t n_waiting, n_running, max_running;
     uint64_t used_tokens, total_tokens; /* of KV on the decode ranks */
@@ -117,8 +107,8 @@ uint64_t bt_relay_max_prompt(const bt_relay *relay);
 
 /* Takes ownership of what request owns and will call end() once; or, when not OK, neither:
  * *code_out and bt_error_text() say why.  *number_out is for the log. */
-bt_status bt_relay_submit(bt_relay *relay, bt_relay_request *request, void *client, uint64_t now_ns,
-                          uint64_t *number_out, grpc_status_code *code_out);
+bt_status bt_relay_submit(bt_relay *relay, bt_relay_submission *request, void *client,
+                          uint64_t now_ns, uint64_t *number_out, grpc_status_code *code_out);
 /* Ends what client submitted; nothing when that has ended. */
 void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name,
                            const char *reason);
@@ -142,37 +132,22 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns);
  * one has nobody, requests wait. */
 void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2]);
 /* Requests change relays when a cell drains, is lost, or another one has room (relay_move.c).  What
- * is taken out is owned by the caller until another relay adopts it or bt_request_end() ends it; it
- * keeps its client, its arrival and the tokens that its client has.  NULL: there is none left.
+ * is taken out is owned by the caller until another relay adopts it.  NULL: there is none left.
  *
  * take_queued: the one that came first of those that wait.  take_open: any open one; the ranks of
  * the relay have gone: they are not told, and what they held of ended ones is forgotten. */
-bt_request *bt_relay_take_queued(bt_relay *relay);
-bt_request *bt_relay_take_open(bt_relay *relay);
+bt_relay_request *bt_relay_take_queued(bt_relay *relay);
+bt_relay_request *bt_relay_take_open(bt_relay *relay);
 /* Takes ownership, unless out of memory. */
-bt_status bt_relay_adopt(bt_relay *relay, bt_request *q, uint64_t now_ns);
+bt_status bt_relay_adopt(bt_relay *relay, bt_relay_request *q, uint64_t now_ns);
 bool      bt_relay_has_name(const bt_relay *relay, const char *name);
 /* The request that has waited longest; NULL: none. */
-const bt_request *bt_relay_first_queued(const bt_relay *relay);
+const bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
 /* What a prompt with these keys would add to that: less where a rank probably has its prefix. */
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
                             const bt_page_key *keys);
-/* By first arrival; a request is in one list at most.  To go through one, take bt_request_next()
- * before the request may leave it. */
-typedef struct {
-    bt_request *first, *last;
-    bt_request *near; /* where one came last that is neither first nor last: the next is close */
-} bt_request_list;
-/* Behind the last one that arrived no later.  Many in the order of their arrival, or against it,
- * cost one walk through the list together. */
-void        bt_list_insert(bt_request_list *list, bt_request *q);
-void        bt_list_remove(bt_request_list *list, bt_request *q);
-bt_request *bt_request_next(const bt_request *q);
-/* What stands for a name in tables: never 0. */
-uint64_t bt_relay_name_key(const char *name);
-uint64_t bt_request_name_key(const bt_request *q);
 
 /* When the last tick came, and now: how long the process stood still in between, if it did; else
  * 0.  *ticked_ns: 0 before the first. */
@@ -183,23 +158,6 @@ static inline uint64_t bt_stood_still_ns(uint64_t *ticked_ns, uint64_t now_ns, u
     *ticked_ns = now_ns;
     return gap_ns < limit_ns ? 0 : gap_ns;
 }
-
-/* A request that no relay has had yet; takes what request owns, unless out of memory. */
-bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
-                            bt_request **q_out);
-/* Undoes create(). */
-void bt_request_return(bt_request *q, bt_relay_request *request);
-/* Of a request that no relay has. */
-void        bt_request_end(bt_request *q, const bt_relay_events *events, const bt_relay_end *end);
-const char *bt_request_name(const bt_request *q);
-const void *bt_request_client(const bt_request *q);
-uint32_t    bt_request_prompt_tokens(const bt_request *q);
-/* Borrowed; NULL: it uses no cached prefix. */
-const uint32_t *bt_request_prompt(const bt_request *q);
-uint32_t        bt_request_max_tokens(const bt_request *q);
-uint32_t        bt_request_n_open(const bt_request *q); /* choices that have not ended */
-uint64_t        bt_request_arrived_ns(const bt_request *q);
-bool            bt_request_resumed(const bt_request *q);
 
 /* Spares that could take a seat. */
 uint32_t bt_relay_n_spares(const bt_relay *relay);

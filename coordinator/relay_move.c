@@ -1,97 +1,8 @@
-/* Requests as such: their lists and names, how they come into a relay, how they leave it for
- * another one. */
-#include <string.h>
-#include <xxhash.h>
-
+/* How requests come into a relay, and how they leave it for another one. */
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"
 
-/* ---- lists and names */
-
-void bt_list_remove(bt_request_list *list, bt_request *q)
-{
-    if (list->near == q) list->near = q->prev != NULL ? q->prev : q->next;
-    *(q->prev != NULL ? &q->prev->next : &list->first) = q->next;
-    *(q->next != NULL ? &q->next->prev : &list->last)  = q->prev;
-    q->prev = q->next = NULL;
-}
-
-void bt_list_insert(bt_request_list *list, bt_request *q)
-{
-    bt_request *at = list->last;
-
-    if (at != NULL && list->first->arrived_ns > q->arrived_ns) {
-        at = NULL;
-    } else if (at != NULL && at->arrived_ns > q->arrived_ns) { /* first <= q < last */
-        if (list->near != NULL) at = list->near;
-        while (at->arrived_ns > q->arrived_ns)
-            at = at->prev;
-        while (at->next->arrived_ns <= q->arrived_ns)
-            at = at->next;
-        list->near = q;
-    }
-    q->prev                                            = at;
-    q->next                                            = at != NULL ? at->next : list->first;
-    *(q->prev != NULL ? &q->prev->next : &list->first) = q;
-    *(q->next != NULL ? &q->next->prev : &list->last)  = q;
-}
-
-bt_request *bt_request_next(const bt_request *q) { return q->next; }
-
-/* Two names with the same 64-bit key count as duplicates.  That does not happen by chance, and
- * whoever makes it happen gets a refusal. */
-uint64_t bt_relay_name_key(const char *name)
-{
-    uint64_t key = XXH3_64bits(name, strlen(name));
-
-    return key != 0 ? key : 1;
-}
-
-void bt_request_free(bt_request *q)
-{
-    for (uint32_t i = 0; q->choices != NULL && i < q->n_choices; i++) {
-        bt_free(q->choices[i].out);
-        bt_free(q->choices[i].early);
-    }
-    bt_free(q->choices);
-    bt_free(q->name);
-    bt_free(q->prompt);
-    bt_free(q->keys);
-    bt_free(q->form_map);
-    bt_sampling_free(&q->sampling);
-    bt_free(q);
-}
-
-/* ---- coming and going */
-
-bt_status bt_request_create(bt_relay_request *request, void *client, uint64_t now_ns,
-                            bt_request **q_out)
-{
-    bt_status   st = BT_OK;
-    bt_request *q  = bt_calloc(1, sizeof(*q));
-
-    BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
-    q->name = bt_strdup(request->name);
-    BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
-    q->n_choices = q->n_open = request->n_choices == 0 ? 1 : request->n_choices;
-    q->choices               = bt_calloc(q->n_choices, sizeof(*q->choices));
-    BT_REQUIRE(q->choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_choices);
-    q->name_key     = bt_relay_name_key(request->name);
-    q->client       = client;
-    q->arrival      = request->arrival;
-    q->n_prompt     = request->n_prompt;
-    q->prompt       = request->prompt;
-    q->sampling     = bt_sampling_take(&request->sampling);
-    q->arrived_ns   = now_ns;
-    request->prompt = NULL; /* ours now */
-    *q_out          = q;
-    q               = NULL; /* handed over */
-out:
-    if (q != NULL) bt_request_free(q);
-    return st;
-}
-
-bt_status bt_relay_enter(bt_relay *relay, bt_request *q)
+bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
 {
     bt_status st     = BT_OK;
     bool      named  = false;
@@ -107,7 +18,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_request *q)
     relay->next_number++;
     q->number = number;
     if (q->arrival == 0) q->arrival = number;
-    bt_list_insert(&relay->queue, q);
+    bt_relay_list_insert(&relay->queue, q);
     relay->n_in[BT_QUEUED]++;
     relay->queued_tokens += q->n_prompt;
 out:
@@ -120,7 +31,7 @@ out:
     return st;
 }
 
-bt_status bt_relay_adopt(bt_relay *relay, bt_request *q, uint64_t now_ns)
+bt_status bt_relay_adopt(bt_relay *relay, bt_relay_request *q, uint64_t now_ns)
 {
     bt_status st = BT_OK;
 
@@ -134,9 +45,9 @@ out:
 }
 
 /* What it was to this relay is forgotten; what it is to its client stays. */
-static bt_request *take(bt_relay *r, bt_request_list *list, bt_request *q)
+static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request *q)
 {
-    bt_list_remove(list, q);
+    bt_relay_list_remove(list, q);
     bt_table_remove(&r->numbers, q->number);
     bt_table_remove(&r->names, q->name_key);
     if (list == &r->queue) r->queued_tokens -= q->n_prompt;
@@ -155,14 +66,14 @@ static bt_request *take(bt_relay *r, bt_request_list *list, bt_request *q)
     return q;
 }
 
-bt_request *bt_relay_take_queued(bt_relay *relay)
+bt_relay_request *bt_relay_take_queued(bt_relay *relay)
 {
     return relay->queue.first == NULL ? NULL : take(relay, &relay->queue, relay->queue.first);
 }
 
-bt_request *bt_relay_take_open(bt_relay *relay)
+bt_relay_request *bt_relay_take_open(bt_relay *relay)
 {
-    bt_request *q;
+    bt_relay_request *q;
 
     while ((q = relay->placed.first) != NULL) {
         if (q->state != BT_ENDED) return take(relay, &relay->placed, q);
@@ -177,7 +88,7 @@ bool bt_relay_has_name(const bt_relay *relay, const char *name)
     return bt_table_get(&relay->names, bt_relay_name_key(name)) != NULL;
 }
 
-const bt_request *bt_relay_first_queued(const bt_relay *relay) { return relay->queue.first; }
+const bt_relay_request *bt_relay_first_queued(const bt_relay *relay) { return relay->queue.first; }
 
 /* Prompt tokens and pages as parts of what the cell can take. */
 static double part(const bt_relay *relay, double tokens, double pages)
@@ -220,30 +131,3 @@ double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n
     return part(relay, (double)n_prompt - (double)held[0] * relay->cfg.page_tokens,
                 (double)bt_relay_pages(relay, n_prompt) - held[1]);
 }
-
-void bt_request_return(bt_request *q, bt_relay_request *request)
-{
-    request->prompt   = q->prompt;
-    request->sampling = bt_sampling_take(&q->sampling);
-    q->prompt         = NULL;
-    bt_request_free(q);
-}
-
-void bt_request_end(bt_request *q, const bt_relay_events *events, const bt_relay_end *end)
-{
-    events->end(events->ctx, q->client, end);
-    bt_request_free(q);
-}
-
-const char     *bt_request_name(const bt_request *q) { return q->name; }
-uint64_t        bt_request_name_key(const bt_request *q) { return q->name_key; }
-const void     *bt_request_client(const bt_request *q) { return q->client; }
-uint32_t        bt_request_prompt_tokens(const bt_request *q) { return q->n_prompt; }
-const uint32_t *bt_request_prompt(const bt_request *q)
-{
-    return q->sampling.prompt_logprobs == 0 ? q->prompt : NULL;
-}
-uint32_t bt_request_max_tokens(const bt_request *q) { return q->sampling.max_tokens; }
-uint32_t bt_request_n_open(const bt_request *q) { return q->n_open; }
-uint64_t bt_request_arrived_ns(const bt_request *q) { return q->arrived_ns; }
-bool     bt_request_resumed(const bt_request *q) { return q->resumed; }

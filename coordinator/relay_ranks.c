@@ -233,7 +233,7 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
 
 /* Whether a choice has not begun, so that its first token may have been lost with the prefill
  * rank. */
-static bool lacks_first(const bt_request *q)
+static bool lacks_first(const bt_relay_request *q)
 {
     for (uint32_t i = 0; i < q->n_choices; i++)
         if (!q->choices[i].ended && q->choices[i].n_out == 0) return true;
@@ -241,7 +241,7 @@ static bool lacks_first(const bt_request *q)
 }
 
 /* Undoes what the lost rank had of the placement.  q may be gone afterwards. */
-static void lose_placement(bt_relay *r, bt_request *q, uint32_t rank, uint64_t now_ns)
+static void lose_placement(bt_relay *r, bt_relay_request *q, uint32_t rank, uint64_t now_ns)
 {
     bool decoded = q->decode_rank == rank, prefilled = q->prefill_rank == rank;
 
@@ -260,9 +260,9 @@ static void lose_placement(bt_relay *r, bt_request *q, uint32_t rank, uint64_t n
 
 void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
 {
-    bt_rank_state *k     = &relay->ranks[rank];
-    uint32_t       group = k->group;
-    bt_request    *q, *older;
+    bt_rank_state    *k     = &relay->ranks[rank];
+    uint32_t          group = k->group;
+    bt_relay_request *q, *older;
 
     if (k->lost || relay->stopped) return;
     k->lost     = true;

@@ -7,7 +7,7 @@
 #include "coordinator/relay_view.h"
 #include "coordinator/table.h"
 
-typedef enum { BT_QUEUED, BT_RESERVING, BT_PREFILL, BT_DECODE, BT_ENDED } bt_request_state;
+typedef enum { BT_QUEUED, BT_RESERVING, BT_PREFILL, BT_DECODE, BT_ENDED } bt_relay_request_state;
 
 /* One of n. */
 typedef struct {
@@ -16,29 +16,29 @@ typedef struct {
     bt_token *early; /* owned: tokens that came before their turn */
     uint32_t  n_early;
     bool      ended;
-} bt_request_choice;
+} bt_relay_request_choice;
 
-struct bt_request {
-    bt_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
-    uint64_t         number, name_key;
-    uint32_t         epoch; /* of its placement */
-    char            *name;  /* owned */
-    void            *client;
-    bt_request_state state;
-    uint32_t         n_prompt;
-    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_page_key     *keys;   /* owned: of the prompt's full pages */
-    uint32_t         n_keys;
-    void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
-    size_t      n_form_map_bytes;
-    uint64_t    arrival; /* its first number: the smaller, the older */
-    bool        resumed; /* placed before: nothing but its own end refuses it */
-    uint32_t    n_held;  /* prompt tokens that its decode rank had, as the ticket says */
-    bt_sampling sampling;
-    uint32_t    n_choices, n_open; /* all, and those that have not ended */
-    bt_request_choice *choices;    /* owned [n_choices] */
-    uint32_t           decode_rank, prefill_rank;
-    bool               decode_holds, prefill_holds; /* no Released from them yet */
+struct bt_relay_request {
+    bt_relay_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
+    uint64_t               number, name_key;
+    uint32_t               epoch; /* of its placement */
+    char                  *name;  /* owned */
+    void                  *client;
+    bt_relay_request_state state;
+    uint32_t               n_prompt;
+    uint32_t    *prompt; /* owned: copied into each Prefill, since it may be placed again */
+    bt_page_key *keys;   /* owned: of the prompt's full pages */
+    uint32_t     n_keys;
+    void        *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
+    size_t       n_form_map_bytes;
+    uint64_t     arrival; /* its first number: the smaller, the older */
+    bool         resumed; /* placed before: nothing but its own end refuses it */
+    uint32_t     n_held;  /* prompt tokens that its decode rank had, as the ticket says */
+    bt_sampling  sampling;
+    uint32_t     n_choices, n_open;   /* all, and those that have not ended */
+    bt_relay_request_choice *choices; /* owned [n_choices] */
+    uint32_t                 decode_rank, prefill_rank;
+    bool                     decode_holds, prefill_holds; /* no Released from them yet */
     uint32_t prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */
     bool     is_long;        /* and likewise in its long_tokens */
     uint32_t decode_pages, prefill_pages; /* counted as taken there */
@@ -79,7 +79,7 @@ struct bt_relay {
     uint32_t         n_gone;
     uint64_t         ticked_ns; /* the last time */
     uint64_t         awake_ns;  /* since when the coordinator has not stood still */
-    bt_request_list  queue, placed;
+    bt_relay_list    queue, placed;
     uint32_t         n_in[BT_ENDED + 1]; /* requests by state */
     bt_table         numbers, names;
     uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
@@ -106,7 +106,7 @@ static inline bool bt_relay_decodes(const bt_relay *r, uint32_t rank)
 }
 
 /* Of a request that is in the relay's table. */
-static inline void bt_relay_turn(bt_relay *r, bt_request *q, bt_request_state state)
+static inline void bt_relay_turn(bt_relay *r, bt_relay_request *q, bt_relay_request_state state)
 {
     r->n_in[q->state]--;
     r->n_in[state]++;
@@ -114,10 +114,8 @@ static inline void bt_relay_turn(bt_relay *r, bt_request *q, bt_request_state st
 }
 
 /* relay_move.c */
-/* A request without a relay, with all that it owns. */
-void bt_request_free(bt_request *q);
 /* Its name, number, prefix keys and place in the queue; on an error nothing has changed. */
-bt_status bt_relay_enter(bt_relay *relay, bt_request *q);
+bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q);
 
 /* placement.c */
 /* Places the head of the queue as long as there is room. */
@@ -127,34 +125,35 @@ void bt_relay_wake(bt_relay *relay, uint32_t rank);
 /* The number of pages for so many tokens. */
 uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens);
 /* The rank holds nothing of the request any more (or never did). */
-void bt_relay_free_decode(bt_relay *relay, bt_request *q);
-void bt_relay_free_prefill(bt_relay *relay, bt_request *q);
+void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q);
+void bt_relay_free_prefill(bt_relay *relay, bt_relay_request *q);
 /* The prompt is done, or will never be. */
-void bt_relay_prefill_done(bt_relay *relay, bt_request *q);
+void bt_relay_prefill_done(bt_relay *relay, bt_relay_request *q);
 /* A token more: the page that it needs counts as taken. */
-void bt_relay_grew(bt_relay *relay, bt_request *q);
+void bt_relay_grew(bt_relay *relay, bt_relay_request *q);
 /* Pages of the choice's reply that its decode rank probably caches. */
-void bt_relay_learn(bt_relay *relay, const bt_request *q, uint32_t choice);
+void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice);
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 
 /* relay.c */
 /* What an ended request still has is freed once no rank holds anything of it. */
-void bt_relay_settle(bt_relay *relay, bt_request *q);
+void bt_relay_settle(bt_relay *relay, bt_relay_request *q);
 /* The placement is over: what it still holds stays behind as an ended request, and the request goes
  * back to the queue, to the place of its first arrival.  abort_decode: the decode rank does not
  * know. */
-void bt_relay_requeue(bt_relay *relay, bt_request *q, bool abort_decode, uint64_t now_ns);
+void bt_relay_requeue(bt_relay *relay, bt_relay_request *q, bool abort_decode, uint64_t now_ns);
 
 /* Ends it with its one end(); what its ranks hold is kept until bt_relay_settle(). */
-void bt_relay_finish(bt_relay *relay, bt_request *q, const bt_relay_end *end);
+void bt_relay_finish(bt_relay *relay, bt_relay_request *q, const bt_relay_end *end);
 /* only_choice: 0 for all of it, else 1 + the choice. */
-void bt_relay_send_abort(bt_relay *relay, const bt_request *q, uint32_t rank, uint32_t only_choice);
+void bt_relay_send_abort(bt_relay *relay, const bt_relay_request *q, uint32_t rank,
+                         uint32_t only_choice);
 
 BT_PRINTF(4, 5)
-void bt_relay_end_request(bt_relay *relay, bt_request *q, grpc_status_code code, const char *fmt,
-                          ...);
-void bt_relay_end_no_memory(bt_relay *relay, bt_request *q);
+void bt_relay_end_request(bt_relay *relay, bt_relay_request *q, grpc_status_code code,
+                          const char *fmt, ...);
+void bt_relay_end_no_memory(bt_relay *relay, bt_relay_request *q);
 
 /* relay_tokens.c */
 void bt_relay_token(bt_relay *relay, uint32_t rank, const bt_token *t, uint64_t now_ns);

@@ -6,7 +6,7 @@
 enum { EARLY_MAX = 256 };
 
 /* Remembers a token for a replay. */
-static bool keep_out(bt_request_choice *c, uint32_t id)
+static bool keep_out(bt_relay_request_choice *c, uint32_t id)
 {
     if (c->n_out == c->out_capacity) {
         uint32_t  capacity = c->out_capacity == 0 ? 64 : 2 * c->out_capacity;
@@ -21,7 +21,7 @@ static bool keep_out(bt_request_choice *c, uint32_t id)
 }
 
 /* A choice has had its last token; with the last choice the request ends. */
-static void end_choice(bt_relay *r, bt_request *q, const bt_token *t, bt_finish finish)
+static void end_choice(bt_relay *r, bt_relay_request *q, const bt_token *t, bt_finish finish)
 {
     bt_relay_end end = {.code = GRPC_STATUS_OK, .finish = finish, .message = ""};
 
@@ -34,7 +34,7 @@ static void end_choice(bt_relay *r, bt_request *q, const bt_token *t, bt_finish 
         bt_relay_send_abort(r, q, q->decode_rank, 1 + t->choice);
 }
 
-static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
+static void accept_token(bt_relay *r, bt_relay_request *q, const bt_token *t)
 {
     bt_finish finish;
 
@@ -50,10 +50,10 @@ static void accept_token(bt_relay *r, bt_request *q, const bt_token *t)
 }
 
 /* A token before its turn, since two ranks may report one request: kept until then. */
-static void keep_early(bt_relay *r, bt_request *q, uint32_t rank, const bt_token *t)
+static void keep_early(bt_relay *r, bt_relay_request *q, uint32_t rank, const bt_token *t)
 {
-    bt_request_choice *c = &q->choices[t->choice];
-    bt_token          *grown;
+    bt_relay_request_choice *c = &q->choices[t->choice];
+    bt_token                *grown;
 
     for (uint32_t i = 0; i < c->n_early; i++)
         if (c->early[i].position == t->position) return;
@@ -73,7 +73,7 @@ static void keep_early(bt_relay *r, bt_request *q, uint32_t rank, const bt_token
 }
 
 /* The kept token whose turn has come. */
-static bool take_early(const bt_request *q, bt_request_choice *c, bt_token *t_out)
+static bool take_early(const bt_relay_request *q, bt_relay_request_choice *c, bt_token *t_out)
 {
     for (uint32_t i = 0; i < c->n_early; i++)
         if (c->early[i].position == q->n_prompt + c->n_out) {
@@ -84,10 +84,10 @@ static bool take_early(const bt_request *q, bt_request_choice *c, bt_token *t_ou
     return false;
 }
 
-static bool token_is_sound(const bt_relay *r, const bt_request *q, const bt_token *t)
+static bool token_is_sound(const bt_relay *r, const bt_relay_request *q, const bt_token *t)
 {
-    uint32_t                 n = t->position - q->n_prompt; /* wraps when it lies before */
-    const bt_request_choice *c = &q->choices[t->choice < q->n_choices ? t->choice : 0];
+    uint32_t                       n = t->position - q->n_prompt; /* wraps when it lies before */
+    const bt_relay_request_choice *c = &q->choices[t->choice < q->n_choices ? t->choice : 0];
 
     return t->choice < q->n_choices && t->position >= q->n_prompt && n < q->sampling.max_tokens &&
            t->id < r->cfg.vocab_size &&
@@ -96,10 +96,10 @@ static bool token_is_sound(const bt_relay *r, const bt_request *q, const bt_toke
 }
 
 /* Gives the client the token, and those after it that are here already. */
-static void accept_from(bt_relay *r, bt_request *q, const bt_token *t)
+static void accept_from(bt_relay *r, bt_relay_request *q, const bt_token *t)
 {
-    bt_request_choice *c    = &q->choices[t->choice];
-    bt_token           next = *t;
+    bt_relay_request_choice *c    = &q->choices[t->choice];
+    bt_token                 next = *t;
 
     do
         accept_token(r, q, &next);
@@ -108,8 +108,8 @@ static void accept_from(bt_relay *r, bt_request *q, const bt_token *t)
 
 void bt_relay_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_ns)
 {
-    bt_request        *q = bt_table_get(&r->numbers, t->request);
-    bt_request_choice *c;
+    bt_relay_request        *q = bt_table_get(&r->numbers, t->request);
+    bt_relay_request_choice *c;
 
     if (q == NULL || q->state == BT_ENDED || t->epoch != q->epoch) return;
     if ((q->state != BT_PREFILL && q->state != BT_DECODE) ||

@@ -5,30 +5,30 @@
 #include "coordinator/relay_state.h"
 #include "proto/text.h"
 
-static void view(const bt_request *q, uint64_t now_ns, bt_request_view *out)
+static void view(const bt_relay_request *q, uint64_t now_ns, bt_relay_request_view *out)
 {
     static const char *const states[] = {"queued", "reserving", "prefill", "decode", "ended"};
 
-    *out = (bt_request_view){.number       = q->number,
-                             .age_ns       = now_ns - q->arrived_ns,
-                             .n_prompt     = q->n_prompt,
-                             .n_out        = q->n_out,
-                             .max_tokens   = q->sampling.max_tokens,
-                             .prefill_rank = q->prefill_rank,
-                             .decode_rank  = q->decode_rank,
-                             .placed       = q->state != BT_QUEUED,
-                             .state        = states[q->state]};
+    *out = (bt_relay_request_view){.number       = q->number,
+                                   .age_ns       = now_ns - q->arrived_ns,
+                                   .n_prompt     = q->n_prompt,
+                                   .n_out        = q->n_out,
+                                   .max_tokens   = q->sampling.max_tokens,
+                                   .prefill_rank = q->prefill_rank,
+                                   .decode_rank  = q->decode_rank,
+                                   .placed       = q->state != BT_QUEUED,
+                                   .state        = states[q->state]};
     bt_text_clean(q->name, out->name, sizeof(out->name));
 }
 
-uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_request_view *out,
+uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_relay_request_view *out,
                                 uint32_t n_max)
 {
     uint32_t n = 0;
 
-    for (const bt_request *q = relay->placed.first; q != NULL && n < n_max; q = q->next)
+    for (const bt_relay_request *q = relay->placed.first; q != NULL && n < n_max; q = q->next)
         if (q->state != BT_ENDED) view(q, now_ns, &out[n++]);
-    for (const bt_request *q = relay->queue.first; q != NULL && n < n_max; q = q->next)
+    for (const bt_relay_request *q = relay->queue.first; q != NULL && n < n_max; q = q->next)
         view(q, now_ns, &out[n++]);
     return n;
 }

@@ -12,7 +12,7 @@ typedef struct {
     bool        placed;             /* the two ranks are valid */
     const char *state;              /* static */
     char        name[BT_VIEW_NAME]; /* its beginning */
-} bt_request_view;
+} bt_relay_request_view;
 
 typedef struct {
     uint32_t n_held, taken_pages, max_rows;
@@ -23,7 +23,7 @@ typedef struct {
 typedef enum { BT_BLOCKED_NOT, BT_BLOCKED_PREFILL, BT_BLOCKED_DECODE } bt_relay_block;
 
 /* Open requests: the placed ones, then the queue, both oldest first, at most n_max. */
-uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_request_view *out,
+uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_relay_request_view *out,
                                 uint32_t n_max);
 void     bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view *view_out);
 /* The side that had no room for the oldest waiting request. */

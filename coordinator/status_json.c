@@ -112,7 +112,7 @@ static json_t *link_json(const bt_link_view *v)
     return o;
 }
 
-static json_t *request_json(const bt_request_view *v)
+static json_t *request_json(const bt_relay_request_view *v)
 {
     json_t *o = json_object();
 

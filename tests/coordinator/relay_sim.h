@@ -176,8 +176,8 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
                                            uint32_t n_prompt, uint32_t max_tokens, uint32_t stop_at,
                                            uint32_t n_choices)
 {
-    grpc_status_code code = GRPC_STATUS_OK;
-    bt_relay_request r    = {
+    grpc_status_code    code = GRPC_STATUS_OK;
+    bt_relay_submission r    = {
            .name      = name,
            .n_prompt  = n_prompt,
            .prompt    = bt_calloc(n_prompt, sizeof(uint32_t)),
@@ -519,9 +519,9 @@ static inline void sim_bring(sim *s, sim_client *c, sim_at state)
 /* What the relay counts, held against its requests one by one. */
 static inline bt_relay_loads sim_loads(const sim *s)
 {
-    static bt_request_view all[MAX_LIVE];
-    bt_relay_loads         l;
-    uint32_t               n = bt_relay_view_requests(s->relay, s->now, all, MAX_LIVE), running = 0;
+    static bt_relay_request_view all[MAX_LIVE];
+    bt_relay_loads               l;
+    uint32_t n = bt_relay_view_requests(s->relay, s->now, all, MAX_LIVE), running = 0;
 
     for (uint32_t i = 0; i < n; i++)
         running += strcmp(all[i].state, "prefill") == 0 || strcmp(all[i].state, "decode") == 0;

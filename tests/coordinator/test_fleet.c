@@ -118,10 +118,10 @@ static void come(site *s, bt_control_peer *peer, const char *name, uint32_t n_pa
 
 static void submit(site *s, uint32_t i)
 {
-    grpc_status_code code = GRPC_STATUS_OK;
-    uint64_t         number;
-    client          *c = &s->clients[i];
-    bt_relay_request r = {
+    grpc_status_code    code = GRPC_STATUS_OK;
+    uint64_t            number;
+    client             *c = &s->clients[i];
+    bt_relay_submission r = {
         .name      = c->name,
         .n_prompt  = PROMPT,
         .prompt    = bt_calloc(PROMPT, sizeof(uint32_t)),

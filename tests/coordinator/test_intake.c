@@ -41,8 +41,8 @@ static void set_max_tokens(sample *s, uint32_t n)
 /* The request's max_tokens, or 0 with the refusal in text. */
 static uint32_t try_intake(const sample *s, const bt_intake_limits *limits, char *text)
 {
-    bt_relay_request r      = {0};
-    bt_intake_answer answer = {0};
+    bt_relay_submission r      = {0};
+    bt_intake_answer    answer = {0};
 
     text[0] = 0;
     if (bt_intake(&s->request, limits, &r, &answer, text) != BT_OK) return 0;

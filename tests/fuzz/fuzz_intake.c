@@ -17,7 +17,7 @@ static const bt_intake_limits LIMITS = {.vocab_size  = 100,
                                         .max_prompt  = 40,
                                         .tokenizer   = true};
 
-static void check(const bt_relay_request *r)
+static void check(const bt_relay_submission *r)
 {
     BT_ASSERT(r->n_prompt >= 1 && r->n_prompt <= LIMITS.max_prompt);
     BT_ASSERT(r->sampling.max_tokens >= 1 &&
@@ -34,10 +34,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     Vllm__Grpc__Engine__GenerateRequest *pb =
         vllm__grpc__engine__generate_request__unpack(NULL, n, data);
-    bt_relay_request r                   = {0};
-    bt_intake_answer answer              = {0};
-    char             why[BT_INTAKE_TEXT] = "";
-    long             live                = bt_alloc_live();
+    bt_relay_submission r                   = {0};
+    bt_intake_answer    answer              = {0};
+    char                why[BT_INTAKE_TEXT] = "";
+    long                live                = bt_alloc_live();
 
     if (pb == NULL) return 0;
     if (bt_intake(pb, &LIMITS, &r, &answer, why) == BT_OK)

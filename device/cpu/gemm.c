@@ -1,25 +1,23 @@
-/* device/cpu/gemm.c - a list of products as one list of chunks for the pool, and lists of
- * feed-forward blocks.
+/* device/cpu/gemm.c - a list of products as one list of chunks for the pool.
  *
  * A chunk is some rows times some columns of one product, over all of its k, so how the work is cut
  * changes no bit.  Cuts follow the shapes: enough weight bytes to be worth a hand to the pool, few
  * enough that the chunk's weights stay in the second-level cache while its rows pass.
  *
  * For a table with tiles, x of many rows becomes tiles first, once for all columns; as many
- * products of a list as there is room for go together.  What a feed-forward block's first product
- * gives goes through SwiGLU as it leaves the sums, and to the second one in tiles. */
+ * products of a list as there is room for go together. */
+#include "device/cpu/gemm.h"
+
 #include <string.h>
 
 #include "core/minmax.h"
-#include "device/cpu/device_cpu.h"
 #include "device/cpu/linear.h"
 
 enum {
     CHUNK_WEIGHT_BYTES = 256 << 10,
     MIN_COLS           = 32,
     MIN_ROWS           = 32,
-    SMALL_NS           = 8000, /* not worth sharing, even with a thread that is awake */
-    FEW_ROWS           = 16    /* x is not worth making into tiles */
+    SMALL_NS           = 8000 /* not worth sharing, even with a thread that is awake */
 };
 
 typedef struct {
@@ -27,50 +25,38 @@ typedef struct {
     uint32_t n_row_cuts, n_col_cuts;
 } cut;
 
-typedef struct {
-    const bt_device_cpu   *dev;
-    bt_role                role;
-    uint32_t               n_gemms, finer; /* how often the widths of chunks are halved */
-    uint32_t               n_chunks;       /* of all products, once `finer` is known */
-    const bt_gemm         *gemms;
-    bool                   all_tiles; /* also x of few rows */
-    bt_bf16               *tiles;     /* where they are */
-    bt_bf16               *act;    /* tiles for the results of gate and up; NULL: plain products */
-    const uint32_t *const *x_rows; /* with all_tiles: [n_gemms] which row of x is row i, or NULL */
-} gemm_job;
-
 /* Elements of x as tiles; 0 where x is read as it lies. */
-static size_t tile_elems(const gemm_job *job, const bt_gemm *g)
+static size_t tile_elems(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     if (job->all_tiles) return bt_cpu_tiled_elems(g->m, g->w->k);
-    if (job->dev->kernels->mm_tiles == NULL || g->m <= FEW_ROWS ||
+    if (job->dev->kernels->mm_tiles == NULL || g->m <= BT_CPU_UNTILED_ROWS ||
         bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, g->w->k) > BT_CPU_TILE_ELEMS)
         return 0;
     return bt_cpu_tiled_elems(g->m, g->w->k);
 }
 
 /* Columns that are cut: of gate and up only those of gate. */
-static uint32_t n_cols(const gemm_job *job, const bt_gemm *g)
+static uint32_t n_cols(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     return job->act != NULL ? g->w->n / 2 : g->w->n;
 }
 
 /* Many rows want many columns, since each reads the other's bytes, the more where x comes from
  * further away than the second-level cache; with few rows the bytes of the weights are the work. */
-static uint32_t widest_cols(const gemm_job *job, const bt_gemm *g)
+static uint32_t widest_cols(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     if (tile_elems(job, g) != 0 &&
         bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (tile_elems(job, g) != 0) return BT_CPU_CHUNK_COLS;
-    if (g->m > FEW_ROWS) return BT_CPU_CHUNK_COLS * 2;
+    if (g->m > BT_CPU_UNTILED_ROWS) return BT_CPU_CHUNK_COLS * 2;
     if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
     return bt_min_u32(CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
                       BT_CPU_CHUNK_COLS);
 }
 
-static cut cut_of(const gemm_job *job, const bt_gemm *g)
+static cut cut_of(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     cut      c;
     uint32_t cols = widest_cols(job, g) >> job->finer;
@@ -83,7 +69,7 @@ static cut cut_of(const gemm_job *job, const bt_gemm *g)
     return c;
 }
 
-static uint32_t product_chunks(const gemm_job *job, const bt_gemm *g)
+static uint32_t product_chunks(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     cut c = cut_of(job, g);
 
@@ -91,13 +77,13 @@ static uint32_t product_chunks(const gemm_job *job, const bt_gemm *g)
 }
 
 /* Whether the product reads the same x as the one before it. */
-static bool shares_x(const gemm_job *job, const bt_gemm *g)
+static bool shares_x(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     return g != job->gemms && job->x_rows == NULL && g->x == g[-1].x && g->ld_x == g[-1].ld_x &&
            g->m == g[-1].m && g->w->k == g[-1].w->k;
 }
 
-static uint32_t tiling_chunks(const gemm_job *job, const bt_gemm *g)
+static uint32_t tiling_chunks(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     return tile_elems(job, g) == 0 || shares_x(job, g)
                ? 0
@@ -108,8 +94,8 @@ static uint32_t tiling_chunks(const gemm_job *job, const bt_gemm *g)
  * begin at `at->tiles` and `at->act`; chunks of a member ascend, so the search goes on where the
  * last one ended.
  */
-static const bt_gemm *find(const gemm_job *job, bt_cpu_member *at, uint32_t chunk,
-                           uint32_t (*n_chunks)(const gemm_job *job, const bt_gemm *g))
+static const bt_gemm *find(const bt_cpu_gemms *job, bt_cpu_member *at, uint32_t chunk,
+                           uint32_t (*n_chunks)(const bt_cpu_gemms *job, const bt_gemm *g))
 {
     for (;; at->gemm++) {
         const bt_gemm *g = &job->gemms[at->gemm];
@@ -148,10 +134,10 @@ void bt_cpu_make_tiles(const bt_bf16 *x, size_t ld_x, const uint32_t *x_row, uin
 
 static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const gemm_job *job  = ctx;
-    bt_cpu_member  *self = &job->dev->members[member];
-    const bt_gemm  *g    = find(job, self, chunk, tiling_chunks);
-    uint32_t        k = g->w->k, m0 = self->chunk * BT_CPU_TILE_ROWS;
+    const bt_cpu_gemms *job  = ctx;
+    bt_cpu_member      *self = &job->dev->members[member];
+    const bt_gemm      *g    = find(job, self, chunk, tiling_chunks);
+    uint32_t            k = g->w->k, m0 = self->chunk * BT_CPU_TILE_ROWS;
 
     bt_cpu_make_tiles(g->x, g->ld_x, job->x_rows != NULL ? job->x_rows[self->gemm] : NULL, m0,
                       bt_min_u32(g->m - m0, BT_CPU_TILE_ROWS), k,
@@ -159,7 +145,7 @@ static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
 }
 
 /* The weights from the chunk's first column on. */
-static const bt_bf16 *chunk_weights(const gemm_job *job, const bt_gemm *g, uint32_t chunk)
+static const bt_bf16 *chunk_weights(const bt_cpu_gemms *job, const bt_gemm *g, uint32_t chunk)
 {
     cut c = cut_of(job, g);
 
@@ -167,7 +153,8 @@ static const bt_bf16 *chunk_weights(const gemm_job *job, const bt_gemm *g, uint3
 }
 
 /* Those of the chunk that this thread will probably take next, when all are equally fast. */
-static const bt_bf16 *next_weights(const gemm_job *job, const bt_cpu_member *self, uint32_t chunk)
+static const bt_bf16 *next_weights(const bt_cpu_gemms *job, const bt_cpu_member *self,
+                                   uint32_t chunk)
 {
     bt_cpu_member  at = *self;
     const bt_gemm *g;
@@ -178,7 +165,7 @@ static const bt_bf16 *next_weights(const gemm_job *job, const bt_cpu_member *sel
 }
 
 /* A chunk whose x is in tiles; m0 and n0 are its first row and column. */
-static void multiply_tiles(const gemm_job *job, const bt_gemm *g, const bt_cpu_member *self,
+static void multiply_tiles(const bt_cpu_gemms *job, const bt_gemm *g, const bt_cpu_member *self,
                            uint32_t m0, uint32_t n0, bt_cpu_mm_tiles *mm)
 {
     mm->x       = job->tiles + self->tiles + m0 * (size_t)bt_cpu_pad(mm->k, BT_CPU_TILE_COLS);
@@ -196,7 +183,7 @@ static void multiply_tiles(const gemm_job *job, const bt_gemm *g, const bt_cpu_m
     job->dev->kernels->mm_tiles(mm);
 }
 
-static void multiply_rows(const gemm_job *job, const bt_gemm *g, const bt_cpu_member *self,
+static void multiply_rows(const bt_cpu_gemms *job, const bt_gemm *g, const bt_cpu_member *self,
                           uint32_t m0, uint32_t n0, bt_cpu_mm *mm)
 {
     const bt_cpu_kernels *kern = job->dev->kernels;
@@ -219,10 +206,10 @@ static void multiply_rows(const gemm_job *job, const bt_gemm *g, const bt_cpu_me
 
 static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
 {
-    const gemm_job *job  = ctx;
-    bt_cpu_member  *self = &job->dev->members[member];
-    const bt_gemm  *g    = find(job, self, chunk, product_chunks);
-    cut             c    = cut_of(job, g);
+    const bt_cpu_gemms *job  = ctx;
+    bt_cpu_member      *self = &job->dev->members[member];
+    const bt_gemm      *g    = find(job, self, chunk, product_chunks);
+    cut                 c    = cut_of(job, g);
     /* Column cuts of the same rows follow each other: the rows are in cache then. */
     uint32_t m0 = self->chunk / c.n_col_cuts * c.rows, n0 = self->chunk % c.n_col_cuts * c.cols;
     uint32_t m = bt_min_u32(g->m - m0, c.rows), n = bt_min_u32(n_cols(job, g) - n0, c.cols);
@@ -271,8 +258,8 @@ out:
     return st;
 }
 
-static uint32_t count(const gemm_job *job,
-                      uint32_t (*n_chunks)(const gemm_job *job, const bt_gemm *g))
+static uint32_t count(const bt_cpu_gemms *job,
+                      uint32_t (*n_chunks)(const bt_cpu_gemms *job, const bt_gemm *g))
 {
     uint32_t n = 0;
 
@@ -281,7 +268,7 @@ static uint32_t count(const gemm_job *job,
     return n;
 }
 
-static void run(gemm_job *job, uint32_t n_chunks, bt_cpu_task task, bool alone)
+static void run(bt_cpu_gemms *job, uint32_t n_chunks, bt_cpu_task task, bool alone)
 {
     const bt_device_cpu *cpu = job->dev;
 
@@ -294,7 +281,7 @@ static void run(gemm_job *job, uint32_t n_chunks, bt_cpu_task task, bool alone)
     if (!alone) bt_cpu_pool_run(cpu->pool, n_chunks, task, job);
 }
 
-static bool worth_one_thread(const gemm_job *job)
+static bool worth_one_thread(const bt_cpu_gemms *job)
 {
     uint64_t ns = 0;
 
@@ -303,15 +290,14 @@ static bool worth_one_thread(const gemm_job *job)
     return job->dev->n_threads == 1 || ns <= SMALL_NS;
 }
 
-static void make_tiles(gemm_job *job)
+void bt_cpu_gemms_tile(bt_cpu_gemms *job)
 {
     uint32_t n_tilings = count(job, tiling_chunks);
 
     if (n_tilings != 0) run(job, n_tilings, tile_chunk, worth_one_thread(job));
 }
 
-/* Products whose tiles, where they want some, are there. */
-static void run_products(gemm_job *job)
+void bt_cpu_gemms_run(bt_cpu_gemms *job)
 {
     const bt_device_cpu *cpu   = job->dev;
     bool                 alone = worth_one_thread(job);
@@ -327,7 +313,7 @@ static void run_products(gemm_job *job)
 }
 
 /* A product of more rows than tiles fit of, some rows at a time. */
-static void run_sliced(const gemm_job *job)
+static void run_sliced(const bt_cpu_gemms *job)
 {
     const bt_gemm *g = job->gemms;
     uint32_t rows = BT_CPU_TILE_ELEMS / bt_cpu_pad(g->w->k, BT_CPU_TILE_COLS) / BT_CPU_TILE_ROWS *
@@ -335,16 +321,16 @@ static void run_sliced(const gemm_job *job)
     size_t y = bt_dtype_bytes(g->y_dtype);
 
     for (uint32_t m0 = 0; m0 < g->m; m0 += rows) {
-        bt_gemm  slice = *g;
-        gemm_job part  = *job;
+        bt_gemm      slice = *g;
+        bt_cpu_gemms part  = *job;
 
         slice.x = g->x + m0 * g->ld_x;
         slice.y = (char *)g->y + m0 * g->ld_y * y;
         slice.m = bt_min_u32(g->m - m0, rows);
         if (g->weight != NULL) slice.weight = g->weight + m0;
         part.gemms = &slice;
-        make_tiles(&part);
-        run_products(&part);
+        bt_cpu_gemms_tile(&part);
+        bt_cpu_gemms_run(&part);
     }
 }
 
@@ -352,7 +338,7 @@ bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_g
 {
     bt_status      st  = BT_OK;
     bt_device_cpu *cpu = (bt_device_cpu *)dev;
-    gemm_job       job = {.dev = cpu, .role = role, .tiles = cpu->tiles};
+    bt_cpu_gemms   job = {.dev = cpu, .role = role, .tiles = cpu->tiles};
 
     BT_TRY(check(n_gemms, gemms));
     for (uint32_t first = 0; first < n_gemms; first += job.n_gemms) {
@@ -366,8 +352,8 @@ bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_g
             if (elems > BT_CPU_TILE_ELEMS) break;
         }
         if (job.n_gemms != 0) {
-            make_tiles(&job);
-            run_products(&job);
+            bt_cpu_gemms_tile(&job);
+            bt_cpu_gemms_run(&job);
         } else {
             job.n_gemms = 1;
             run_sliced(&job);
@@ -375,95 +361,4 @@ bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_g
     }
 out:
     return st;
-}
-
-/* ---- feed-forward blocks ---- */
-
-enum { LIST = 64 }; /* blocks that go together at most */
-
-/* Rows of a block whose x and activation fit into the tiles, whole chunks where that is possible.
- */
-static uint32_t rows_that_fit(const bt_ffn *f, size_t elems)
-{
-    size_t rows = bt_cpu_ffn_rows(f, elems);
-
-    if (rows > BT_CPU_CHUNK_ROWS) rows = rows / BT_CPU_CHUNK_ROWS * BT_CPU_CHUNK_ROWS;
-    return rows < f->m ? (uint32_t)rows : f->m;
-}
-
-/* Blocks in tiles, from one to the next; `up` and `down` are the first and the second products. */
-static void run_blocks(bt_device_cpu *cpu, bt_role role, uint32_t n, const bt_gemm *up,
-                       const uint32_t *const *x_rows, const bt_gemm *down)
-{
-    gemm_job first = {.dev       = cpu,
-                      .role      = role,
-                      .n_gemms   = n,
-                      .gemms     = up,
-                      .all_tiles = true,
-                      .tiles     = cpu->tiles,
-                      .act       = cpu->tiles,
-                      .x_rows    = x_rows};
-    gemm_job second;
-
-    for (uint32_t i = 0; i < n; i++)
-        first.act += bt_cpu_tiled_elems(up[i].m, up[i].w->k);
-    second       = first;
-    second.gemms = down;
-    second.tiles = first.act;
-    second.act   = NULL;
-    make_tiles(&first);
-    run_products(&first);
-    run_products(&second);
-}
-
-/* Whether blocks go faster in tiles: not when most of a tile would be empty. */
-static bool want_tiles(const bt_device_cpu *cpu, uint32_t n_ffns, const bt_ffn *ffns)
-{
-    uint64_t rows = 0;
-
-    if (cpu->kernels->mm_tiles == NULL) return false;
-    for (uint32_t i = 0; i < n_ffns; i++) {
-        if (ffns[i].down->k % BT_CPU_TILE_COLS != 0 ||
-            rows_that_fit(&ffns[i], BT_CPU_TILE_ELEMS) < bt_min_u32(ffns[i].m, BT_CPU_TILE_ROWS))
-            return false;
-        rows += ffns[i].m;
-    }
-    return rows > (uint64_t)n_ffns * FEW_ROWS;
-}
-
-bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
-                     bt_bf16 *act)
-{
-    bt_device_cpu  *cpu = (bt_device_cpu *)dev;
-    bt_gemm         up[LIST], down[LIST];
-    const uint32_t *x_rows[LIST];
-    uint32_t        i = 0, m0 = 0;
-
-    if (!want_tiles(cpu, n_ffns, ffns)) return bt_ffn_by_parts(dev, role, n_ffns, ffns, h, act);
-    if (bt_cpu_ffn_whole(cpu, n_ffns, ffns)) return BT_OK;
-    while (i < n_ffns) {
-        size_t   left = BT_CPU_TILE_ELEMS;
-        uint32_t n    = 0;
-
-        while (i < n_ffns && n < LIST) {
-            const bt_ffn *f    = &ffns[i];
-            bt_ffn        rest = *f;
-            uint32_t      rows;
-
-            rest.m -= m0;
-            rows = rows_that_fit(&rest, left);
-            if (rows < rest.m && n != 0) break;
-            bt_ffn_products(f, m0, rows, NULL, NULL, &up[n], &down[n]);
-            x_rows[n] = f->x_row != NULL ? f->x_row + m0 : NULL;
-            if (f->x_row != NULL) up[n].x = f->x;
-            left -= bt_cpu_tiled_elems(rows, f->gate_up->k) + bt_cpu_tiled_elems(rows, f->down->k);
-            n++;
-            m0 += rows;
-            if (m0 < f->m) break;
-            m0 = 0;
-            i++;
-        }
-        run_blocks(cpu, role, n, up, x_rows, down);
-    }
-    return BT_OK;
 }

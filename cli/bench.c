@@ -16,10 +16,21 @@
 #include "cli/client.h"
 #include "cli/tls_options.h"
 #include "core/clock.h"
+#include "core/defaults.h"
 #include "core/file.h"
 #include "core/limits.h"
 #include "core/parse.h"
 #include "core/terminal.h"
+
+/* When nobody says anything; what several programs share is in core/defaults.h. */
+#define CONCURRENCY   8
+#define REQUESTS      100
+#define WARMUP        1
+#define TIMEOUT_S     600
+#define SEED          1
+#define PROMPT_TOKENS 128
+#define OUTPUT_TOKENS 64
+#define PREFIXES      1
 
 enum {
     OPT_RATE = 256,
@@ -62,20 +73,26 @@ static const char DOC[] =
 
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The load:", 1),
-    BT_OPTION("address", 'a', "HOST:PORT", "What `baton run` printed (default 127.0.0.1:8000)"),
+    BT_OPTION_DEFAULT("address", 'a', "HOST:PORT", BT_DEFAULT_ADDRESS, "What `baton run` printed"),
     BT_OPTION("rate", OPT_RATE, "R", "Open loop: arrivals a second, on average"),
-    BT_OPTION("concurrency", 'c', "N", "Closed loop: requests under way at all times (default 8)"),
-    BT_OPTION("requests", 'n', "N", "Requests to send (default 100, or no limit with --seconds)"),
+    BT_OPTION_DEFAULT("concurrency", 'c', "N", BT_TEXT(CONCURRENCY),
+                      "Closed loop: requests under way at all times"),
+    BT_OPTION_DEFAULT("requests", 'n', "N", BT_TEXT(REQUESTS) ", or no limit with --seconds",
+                      "Requests to send"),
     BT_OPTION("seconds", OPT_SECONDS, "S", "Send for S seconds, then wait for the answers"),
-    BT_OPTION("warmup", OPT_WARMUP, "N", "Requests sent first that do not count (default 1)"),
-    BT_OPTION("timeout-s", OPT_TIMEOUT, "S", "Deadline of each request (default 600)"),
-    BT_OPTION("seed", OPT_SEED, "N", "Seed of lengths, tokens and arrivals (default 1)"),
+    BT_OPTION_DEFAULT("warmup", OPT_WARMUP, "N", BT_TEXT(WARMUP),
+                      "Requests sent first that do not count"),
+    BT_OPTION_DEFAULT("timeout-s", OPT_TIMEOUT, "S", BT_TEXT(TIMEOUT_S),
+                      "Deadline of each request"),
+    BT_OPTION_DEFAULT("seed", OPT_SEED, "N", BT_TEXT(SEED), "Seed of lengths, tokens and arrivals"),
     BT_OPTION_GROUP("Each request:", 2),
-    BT_OPTION("prompt-tokens", OPT_PROMPT, "LENGTHS", "Length of a prompt (default 128)"),
-    BT_OPTION("output-tokens", OPT_OUTPUT, "LENGTHS", "Length of an answer (default 64)"),
+    BT_OPTION_DEFAULT("prompt-tokens", OPT_PROMPT, "LENGTHS", BT_TEXT(PROMPT_TOKENS),
+                      "Length of a prompt"),
+    BT_OPTION_DEFAULT("output-tokens", OPT_OUTPUT, "LENGTHS", BT_TEXT(OUTPUT_TOKENS),
+                      "Length of an answer"),
     BT_OPTION("shared-prefix", OPT_SHARED, "PART",
               "Part of each prompt, 0 to 1, that is the beginning of a common text (default 0)"),
-    BT_OPTION("prefixes", OPT_PREFIXES, "N", "Number of common texts (default 1)"),
+    BT_OPTION_DEFAULT("prefixes", OPT_PREFIXES, "N", BT_TEXT(PREFIXES), "Number of common texts"),
     BT_OPTION("temperature", OPT_TEMPERATURE, "T", "0 takes the likeliest token (default 0)"),
     BT_OPTION("allow-eos", OPT_ALLOW_EOS, NULL, "Let the model end an answer before its length"),
     BT_OPTION_GROUP("The report:", 3),
@@ -161,8 +178,9 @@ static void finish(options *opt, struct argp_state *state)
     if (opt->plan.rate != 0 && opt->concurrency != 0)
         argp_error(state, "--rate goes without --concurrency");
     if (opt->token_times && opt->json == NULL) argp_error(state, "--token-times goes with --json");
-    if (opt->plan.rate == 0 && opt->concurrency == 0) opt->concurrency = 8;
-    if (opt->n_requests == 0) opt->n_requests = opt->send_ns == UINT64_MAX ? 100 : WARMUP_FIRST;
+    if (opt->plan.rate == 0 && opt->concurrency == 0) opt->concurrency = CONCURRENCY;
+    if (opt->n_requests == 0)
+        opt->n_requests = opt->send_ns == UINT64_MAX ? REQUESTS : WARMUP_FIRST;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -328,13 +346,13 @@ int main(int argc, char **argv)
     bool                   well   = false;
     bt_status              st;
     options                opt = {
-                       .address    = "127.0.0.1:8000",
-                       .prompt     = "128",
-                       .output     = "64",
-                       .plan       = {.n_prefixes = 1, .seed = 1},
-                       .n_warmup   = 1,
+                       .address    = BT_DEFAULT_ADDRESS,
+                       .prompt     = BT_TEXT(PROMPT_TOKENS),
+                       .output     = BT_TEXT(OUTPUT_TOKENS),
+                       .plan       = {.n_prefixes = PREFIXES, .seed = SEED},
+                       .n_warmup   = WARMUP,
                        .send_ns    = UINT64_MAX,
-                       .timeout_ns = 600 * BT_NS_PER_S
+                       .timeout_ns = TIMEOUT_S * BT_NS_PER_S
     };
 
     bt_lengths_parse(opt.prompt, &opt.plan.prompt);

@@ -9,6 +9,7 @@
 
 #include "cli/child.h"
 #include "core/alloc.h"
+#include "core/defaults.h"
 #include "core/parse.h"
 #include "core/rank_flags.h"
 #include "core/rank_map.h"
@@ -41,8 +42,9 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The cell:", 1),
     BT_OPTION("model", 'm', "DIR",
               "Model directory, with config.json, tokenizer.json and *.safetensors"),
-    BT_OPTION("prefill", OPT_PREFILL, "P", "Ranks that compute prompts (default 1)"),
-    BT_OPTION("decode", OPT_DECODE, "D", "Ranks that generate (default 1)"),
+    BT_OPTION_DEFAULT("prefill", OPT_PREFILL, "P", "1 without --both",
+                      "Ranks that compute prompts"),
+    BT_OPTION_DEFAULT("decode", OPT_DECODE, "D", "1 without --both", "Ranks that generate"),
     BT_OPTION("both", OPT_BOTH, "N", "N ranks that do both, in place of --prefill and --decode"),
     BT_OPTION("hosts", OPT_HOSTS, "LIST", "Hosts and slots for mpirun: node1:8,node2:8"),
     BT_OPTION("hostfile", OPT_HOSTFILE, "FILE", "Open MPI host file"),
@@ -57,35 +59,35 @@ static const struct argp_option OPTIONS[] = {
               "leaves, which it logs)"),
     BT_OPTION("weights-cache", OPT_CACHE, "DIR",
               "Keep packed weights in a file in DIR, and map it at later starts (CPU only)"),
-    BT_OPTION(
-        "chunk", OPT_CHUNK, "ROWS",
-        "Most rows of one prompt in a step (default 2048, with --both 512; at most --max-rows)"),
-    BT_OPTION("max-rows", OPT_MAX_ROWS, "ROWS",
-              "Most rows of a rank in a step, over all requests (default: the larger of --chunk "
-              "and 256)"),
-    BT_OPTION(
-        "form", OPT_FORM, "FORM",
-        "Form of attention: role (default: normal for prompts, absorbed for generated tokens), "
-        "normal, absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
+    BT_OPTION_DEFAULT("chunk", OPT_CHUNK, "ROWS",
+                      BT_TEXT(BT_DEFAULT_CHUNK) ", with --both " BT_TEXT(BT_DEFAULT_CHUNK_BOTH),
+                      "Most rows of one prompt in a step; at most --max-rows"),
+    BT_OPTION_DEFAULT("max-rows", OPT_MAX_ROWS, "ROWS",
+                      "the larger of --chunk and " BT_TEXT(BT_DEFAULT_MAX_ROWS),
+                      "Most rows of a rank in a step, over all requests"),
+    BT_OPTION_DEFAULT(
+        "form", OPT_FORM, "FORM", "role",
+        "Form of attention: role (normal for prompts, absorbed for generated tokens), normal, "
+        "absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
     BT_OPTION("share-generated", OPT_SHARE, NULL,
               "Cache full pages of replies too; tokens then depend on what was cached"),
-    BT_OPTION("threads", OPT_THREADS, "N",
-              "Compute threads of a rank (default: one per core; an idle rank leaves its cores to "
-              "the others)"),
-    BT_OPTION("kernels", OPT_KERNELS, "NAME",
-              "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, "
-              "avx512, avx2, scalar"),
-    BT_OPTION("device", OPT_DEVICE, "WHERE",
-              "Where ranks compute: auto (default: a GPU if one can be used), cpu, cuda, cuda:N"),
-    BT_OPTION("transport", OPT_TRANSPORT, "HOW",
-              "How ranks on GPUs exchange data: auto (default), nccl, mpi"),
-    BT_OPTION("timeout-s", OPT_TIMEOUT, "S",
-              "How long a rank waits for another one in a step (default 10)"),
-    BT_OPTION("coordinator-timeout-s", OPT_QUIET, "S",
-              "A coordinator that has not answered for S seconds is lost (default 20)"),
-    BT_OPTION("orphan-s", OPT_ORPHAN, "S",
-              "How long ranks that have lost their coordinator look for a new one (default 60 if "
-              "one may come, else 0)"),
+    BT_OPTION_DEFAULT("threads", OPT_THREADS, "N", "one per core",
+                      "Compute threads of a rank; an idle rank leaves its cores to the others"),
+    BT_OPTION_DEFAULT(
+        "kernels", OPT_KERNELS, "NAME", "auto",
+        "CPU kernels: auto (the best that the machine has), amx, avx512bf16, avx512, avx2, scalar"),
+    BT_OPTION_DEFAULT("device", OPT_DEVICE, "WHERE", "auto",
+                      "Where ranks compute: auto (a GPU if one can be used), cpu, cuda, cuda:N"),
+    BT_OPTION_DEFAULT("transport", OPT_TRANSPORT, "HOW", "auto",
+                      "How ranks on GPUs exchange data: auto, nccl, mpi"),
+    BT_OPTION_DEFAULT("timeout-s", OPT_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_TIMEOUT_S),
+                      "How long a rank waits for another one in a step"),
+    BT_OPTION_DEFAULT("coordinator-timeout-s", OPT_QUIET, "S",
+                      BT_TEXT(BT_DEFAULT_COORDINATOR_TIMEOUT_S),
+                      "A coordinator that has not answered for S seconds is lost"),
+    BT_OPTION_DEFAULT("orphan-s", OPT_ORPHAN, "S",
+                      BT_TEXT(BT_DEFAULT_ORPHAN_S) " if one may come, else 0",
+                      "How long ranks that have lost their coordinator look for a new one"),
     {0},
 };
 

@@ -19,11 +19,14 @@
 #include "cli/relay.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/defaults.h"
 #include "core/file.h"
 #include "core/limits.h"
 #include "core/parse.h"
 #include "core/settings.h"
 #include "proto/secret.h"
+
+#define PARALLEL 8 /* --parallel, when nobody says anything */
 
 enum { OPT_IDS = 256, OPT_OUT, OPT_PARALLEL, OPT_CONTROL, OPT_STALL };
 enum { TICK_MS = 20, STEP_STALLS = 5 }; /* a whole prompt may be one long step */
@@ -53,13 +56,13 @@ static const char DOC[] =
 static const struct argp_option OPTIONS[] = {
     BT_OPTION("ids", OPT_IDS, "IN", "The cases (safetensors)"),
     BT_OPTION("out", OPT_OUT, "OUT", "Where the answers go (safetensors)"),
-    BT_OPTION("parallel", OPT_PARALLEL, "N", "Cases computed at once (default 8)"),
-    BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
-              "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an "
-              "address that all of them reach)"),
-    BT_OPTION("stall-s", OPT_STALL, "S",
-              "Give up when no rank reports progress for S seconds while loading, or 5 times as "
-              "long while computing (default 120)"),
+    BT_OPTION_DEFAULT("parallel", OPT_PARALLEL, "N", BT_TEXT(PARALLEL), "Cases computed at once"),
+    BT_OPTION_DEFAULT("control", OPT_CONTROL, "HOST:PORT", BT_DEFAULT_CONTROL,
+                      "Control port, where the ranks attach; with several hosts an address that "
+                      "all of them reach"),
+    BT_OPTION_DEFAULT("stall-s", OPT_STALL, "S", BT_TEXT(BT_DEFAULT_STALL_S),
+                      "Give up when no rank reports progress for S seconds while loading, or 5 "
+                      "times as long while computing"),
     BT_OPTION("verbose", 'v', NULL, "Show everything that the ranks say"),
     BT_CONFIG_OPTION(0),
     {0},
@@ -271,13 +274,6 @@ out:
     return st;
 }
 
-static const bt_setting_default DEFAULTS[] = {
-    {"control",  "127.0.0.1:0"},
-    {"parallel", "8"          },
-    {"stall-s",  "120"        },
-    {NULL,       NULL         }
-};
-
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
@@ -286,10 +282,12 @@ int main(int argc, char **argv)
     };
     const struct argp      parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     const struct sigaction note     = {.sa_handler = note_signal};
-    bt_settings_spec       spec     = {&parser, DEFAULTS, bt_cell_conflicts};
+    bt_settings_spec       spec     = {&parser, bt_cell_conflicts};
     bt_settings           *settings = NULL;
     int                    code;
-    options opt = {.control = "127.0.0.1:0", .n_parallel = 8, .stall_ns = 120 * BT_NS_PER_S};
+    options                opt = {.control    = BT_DEFAULT_CONTROL,
+                                  .n_parallel = PARALLEL,
+                                  .stall_ns   = BT_DEFAULT_STALL_S * BT_NS_PER_S};
 
     signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     bt_log_init("logits", BT_LOG_INFO);

@@ -7,9 +7,14 @@
 
 #include "cli/supervisor.h"
 #include "core/clock.h"
+#include "core/defaults.h"
 #include "core/limits.h"
 #include "core/parse.h"
 #include "core/settings.h"
+
+/* When nobody says anything; what several programs share is in core/defaults.h. */
+#define RESTARTS   5 /* with --on-death restart */
+#define MAX_TOKENS 256
 
 enum {
     OPT_HOST = 256,
@@ -74,47 +79,47 @@ static const char DOC[] =
 /* Beside groups 1 and 5 of bt_cell_argp. */
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The server:", 2),
-    BT_OPTION("port", 'p', "N", "Public port (default 8000; 0: any free one)"),
-    BT_OPTION("host", OPT_HOST, "HOST",
-              "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)"),
+    BT_OPTION_DEFAULT("port", 'p', "N", BT_TEXT(BT_DEFAULT_PORT), "Public port; 0: any free one"),
+    BT_OPTION_DEFAULT("host", OPT_HOST, "HOST", BT_DEFAULT_HOST,
+                      "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",
               "What clients call the model (default: the directory's name)"),
-    BT_OPTION("queue-s", OPT_QUEUE, "S", "How long a request may wait for its turn (default 30)"),
-    BT_OPTION("queue-tokens", OPT_QUEUE_TOKENS, "N",
-              "Prompt tokens that may wait; a request beyond them is refused (default 4194304)"),
-    BT_OPTION("drain-s", OPT_DRAIN, "S",
-              "How long requests may go on after SIGTERM (default 20; 0: not at all)"),
-    BT_OPTION("unread-s", OPT_UNREAD, "S",
-              "A client that reads nothing of its answer for S seconds is cut off (default 600)"),
+    BT_OPTION_DEFAULT("queue-s", OPT_QUEUE, "S", BT_TEXT(BT_DEFAULT_QUEUE_S),
+                      "How long a request may wait for its turn"),
+    BT_OPTION_DEFAULT("queue-tokens", OPT_QUEUE_TOKENS, "N", BT_TEXT(BT_DEFAULT_QUEUE_TOKENS),
+                      "Prompt tokens that may wait; a request beyond them is refused"),
+    BT_OPTION_DEFAULT("drain-s", OPT_DRAIN, "S", BT_TEXT(BT_DEFAULT_DRAIN_S),
+                      "How long requests may go on after SIGTERM; 0: not at all"),
+    BT_OPTION_DEFAULT("unread-s", OPT_UNREAD, "S", BT_TEXT(BT_DEFAULT_UNREAD_S),
+                      "A client that reads nothing of its answer for S seconds is cut off"),
     BT_OPTION(
         "busy-poll", OPT_BUSY_POLL, NULL,
         "While ranks have requests the coordinator looks for their tokens without sleeping: they "
         "are sent sooner and more evenly, for a whole core, which nothing else should want"),
-    BT_OPTION(
-        "http-port", OPT_HTTP_PORT, "N",
-        "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)"),
-    BT_OPTION("http-host", OPT_HTTP_HOST, "HOST", "Address of the HTTP port (default 127.0.0.1)"),
-    BT_OPTION("log", OPT_LOG, "LEVEL",
-              "Which of the ranks' log lines to show: error, warn, info (default; with --chat "
-              "warn), debug"),
+    BT_OPTION_DEFAULT("http-port", OPT_HTTP_PORT, "N", "none",
+                      "Port of /metrics, /health, /ready and the status page; 0: any free one"),
+    BT_OPTION_DEFAULT("http-host", OPT_HTTP_HOST, "HOST", BT_DEFAULT_HOST,
+                      "Address of the HTTP port"),
+    BT_OPTION_DEFAULT("log", OPT_LOG, "LEVEL", "info, with --chat warn",
+                      "Which of the ranks' log lines to show: error, warn, info, debug"),
     BT_OPTION_GROUP("When a process dies:", 3),
-    BT_OPTION("on-death", OPT_DEATH, "WHAT",
-              "replace (default): the other ranks go on, and recompute what the lost one had; "
-              "restart: what died is started again; stop: the cell ends"),
-    BT_OPTION("spares", OPT_SPARES, "N",
-              "Standby ranks, each of which can take the place of a lost one (default 0)"),
-    BT_OPTION("restarts", OPT_RESTARTS, "N",
-              "Restart a failed cell up to N times in a row (default: 5 with --on-death restart, "
-              "else 0)"),
+    BT_OPTION_DEFAULT("on-death", OPT_DEATH, "WHAT", "replace",
+                      "replace: the other ranks go on, and recompute what the lost one had; "
+                      "restart: what died is started again; stop: the cell ends"),
+    BT_OPTION_DEFAULT("spares", OPT_SPARES, "N", "0",
+                      "Standby ranks, each of which can take the place of a lost one"),
+    BT_OPTION_DEFAULT("restarts", OPT_RESTARTS, "N",
+                      BT_TEXT(RESTARTS) " with --on-death restart, else 0",
+                      "Restart a failed cell up to N times in a row"),
     BT_OPTION("renew", OPT_RENEW, NULL,
               "replace, with --restarts: when ranks are missing and no spare is left, start a new "
               "cell beside this one if memory allows, then drain this one"),
-    BT_OPTION("rejoin-s", OPT_REJOIN, "S",
-              "replace: how long to wait for a spare when a role has no rank left (default 30)"),
-    BT_OPTION("rank-timeout-s", OPT_RANK_TIMEOUT, "S",
-              "A rank with requests that makes no progress for S seconds is lost (default 30)"),
-    BT_OPTION("stall-s", OPT_STALL, "S",
-              "Give up when nothing happens for S seconds before the cell is ready (default 120)"),
+    BT_OPTION_DEFAULT("rejoin-s", OPT_REJOIN, "S", BT_TEXT(BT_DEFAULT_REJOIN_S),
+                      "replace: how long to wait for a spare when a role has no rank left"),
+    BT_OPTION_DEFAULT("rank-timeout-s", OPT_RANK_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
+                      "A rank with requests that makes no progress for S seconds is lost"),
+    BT_OPTION_DEFAULT("stall-s", OPT_STALL, "S", BT_TEXT(BT_DEFAULT_STALL_S),
+                      "Give up when nothing happens for S seconds before the cell is ready"),
     BT_OPTION_GROUP("TLS of the public port:", 4),
     BT_OPTION("tls-cert", OPT_TLS_CERT, "FILE", "PEM certificate chain of the public port"),
     BT_OPTION("tls-key", OPT_TLS_KEY, "FILE", "Private key of that certificate"),
@@ -122,7 +127,7 @@ static const struct argp_option OPTIONS[] = {
               "Accept only clients with a certificate from these authorities"),
     BT_OPTION_GROUP("One answer, then exit:", 6),
     BT_OPTION("chat", OPT_CHAT, "TEXT", "Send TEXT, show answer and summary, then exit"),
-    BT_OPTION("max-tokens", OPT_MAX, "N", "Longest answer, in tokens (default 256)"),
+    BT_OPTION_DEFAULT("max-tokens", OPT_MAX, "N", BT_TEXT(MAX_TOKENS), "Longest answer, in tokens"),
     BT_OPTION("chat-tls-ca", OPT_CHAT_TLS_CA, "FILE",
               "--chat: authorities to trust (default: the server's certificate)"),
     BT_OPTION("chat-tls-server-name", OPT_CHAT_TLS_NAME, "NAME",
@@ -133,9 +138,9 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("Several cells, several machines:", 7),
     BT_OPTION("coordinator", OPT_JOIN, "HOST:PORT",
               "Start ranks only, for the coordinator with this control port; needs --cell"),
-    BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
-              "Control port, where the ranks attach (default 127.0.0.1:0; with several hosts an "
-              "address that all of them reach)"),
+    BT_OPTION_DEFAULT("control", OPT_CONTROL, "HOST:PORT", BT_DEFAULT_CONTROL,
+                      "Control port, where the ranks attach; with several hosts an address that "
+                      "all of them reach"),
     BT_CONFIG_OPTION(8),
     {0},
 };
@@ -331,21 +336,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const bt_setting_default DEFAULTS[] = {
-    {"port",       "8000"                  },
-    {"host",       "127.0.0.1"             },
-    {"control",    "127.0.0.1:0"           },
-    {"on-death",   "replace"               },
-    {"restarts",   "5 with restart, else 0"},
-    {"stall-s",    "120"                   },
-    {"log",        "info"                  },
-    {"max-tokens", "256"                   },
-    {"http-port",  "none"                  },
-    {"http-host",  "127.0.0.1"             },
-    {"drain-s",    "20"                    },
-    {NULL,         NULL                    }
-};
-
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
@@ -353,19 +343,19 @@ int main(int argc, char **argv)
         {NULL,          0, NULL, 0}
     };
     const struct argp parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
-    bt_settings_spec  spec     = {&parser, DEFAULTS, bt_cell_conflicts};
+    bt_settings_spec  spec     = {&parser, bt_cell_conflicts};
     bt_settings      *settings = NULL;
     int               code;
     options           opt = {
                   .run = {.cell       = {.replace = true},
-                          .host       = "127.0.0.1",
-                          .control    = "127.0.0.1:0",
-                          .port       = 8000,
-                          .drain_ns   = 20 * BT_NS_PER_S,
-                          .restarts   = 5,
-                          .stall_ns   = 120 * BT_NS_PER_S,
+                          .host       = BT_DEFAULT_HOST,
+                          .control    = BT_DEFAULT_CONTROL,
+                          .port       = BT_DEFAULT_PORT,
+                          .drain_ns   = BT_DEFAULT_DRAIN_S * BT_NS_PER_S,
+                          .restarts   = RESTARTS,
+                          .stall_ns   = BT_DEFAULT_STALL_S * BT_NS_PER_S,
                           .log        = BT_LOG_INFO,
-                          .max_tokens = "256"}
+                          .max_tokens = BT_TEXT(MAX_TOKENS)}
     };
 
     signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */

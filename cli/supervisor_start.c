@@ -3,6 +3,7 @@
 
 #include "cli/supervisor_state.h"
 #include "core/alloc.h"
+#include "core/defaults.h"
 
 enum { N_CLIENT_ARGS = 9 };
 
@@ -30,7 +31,7 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
     ADD(opt->cell.replace ? "replace" : opt->restarts != 0 ? "restart" : "stop");
     if (opt->cell.replace && opt->restarts != 0) { /* a cell with too few ranks comes again */
         ADD("--cell-wait-s");
-        ADD("120");
+        ADD(BT_TEXT(BT_DEFAULT_CELL_WAIT_S));
     }
     for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
         ADD(opt->coordinator_args[i]);

@@ -13,19 +13,22 @@
 #include "cli/tls_options.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/defaults.h"
 #include "core/parse.h"
 #include "core/terminal.h"
+
+#define TIMEOUT_S 120 /* --timeout-s, when nobody says anything */
 
 enum { OPT_JSON = 512, OPT_TIMEOUT };
 enum { MAX_TEXT = 256 << 20 };
 
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The server:", 1),
-    BT_OPTION("address", 'a', "HOST:PORT", "What `baton run` printed (default 127.0.0.1:8000)"),
+    BT_OPTION_DEFAULT("address", 'a', "HOST:PORT", BT_DEFAULT_ADDRESS, "What `baton run` printed"),
     BT_OPTION("model", 'm', "DIR",
               "Directory with the model's tokenizer.json (default: the one that the server names)"),
-    BT_OPTION("timeout-s", OPT_TIMEOUT, "S",
-              "Give up when nothing comes for S seconds (default 120)"),
+    BT_OPTION_DEFAULT("timeout-s", OPT_TIMEOUT, "S", BT_TEXT(TIMEOUT_S),
+                      "Give up when nothing comes for S seconds"),
     BT_OPTION_GROUP("What is written:", 6),
     BT_OPTION("json", OPT_JSON, NULL, "One JSON object instead of text"),
     BT_OPTION("quiet", 'q', NULL, "No summary on stderr"),
@@ -51,8 +54,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case ARGP_KEY_INIT:
-        opt->address           = "127.0.0.1:8000";
-        opt->limit_ns          = 120 * BT_NS_PER_S;
+        opt->address           = BT_DEFAULT_ADDRESS;
+        opt->limit_ns          = TIMEOUT_S * BT_NS_PER_S;
         state->child_inputs[0] = &opt->request;
         state->child_inputs[1] = &opt->tls;
         return 0;

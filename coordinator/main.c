@@ -12,6 +12,7 @@
 
 #include "coordinator/accept.h"
 #include "coordinator/coordinator.h"
+#include "core/defaults.h"
 #include "core/limits.h"
 #include "core/log.h"
 #include "core/parse.h"
@@ -45,6 +46,12 @@ static const char doc[] =
     "  mpirun -n 2 baton-worker --model models/demo --prefill 1 --decode 1 \\\n"
     "    --coordinator 127.0.0.1:50052";
 
+/* When nobody says anything; what several programs share is in core/defaults.h. */
+#define ATTACH_S       60
+#define LOAD_S         3600
+#define STALL_S        600
+#define PREFILL_WINDOW 16384
+
 enum {
     OPT_MODEL = 256,
     OPT_PORT,
@@ -76,14 +83,14 @@ enum {
 static const struct argp_option options[] = {
     BT_OPTION_GROUP("The cell:", 1),
     BT_OPTION("model", OPT_MODEL, "DIR", "Model directory; gateways look for the tokenizer there"),
-    BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
-              "Control port, where the ranks attach (default 127.0.0.1:0)"),
-    BT_OPTION("attach-s", OPT_ATTACH_S, "S",
-              "How long to wait for the other ranks once the first one has attached (default 60)"),
-    BT_OPTION("load-s", OPT_LOAD_S, "S", "How long loading may take (default 3600)"),
-    BT_OPTION("cell-wait-s", OPT_CELL_WAIT_S, "S",
-              "How long requests wait for a cell when none is left (default: 120 with --on-death "
-              "restart, else not at all)"),
+    BT_OPTION_DEFAULT("control", OPT_CONTROL, "HOST:PORT", BT_DEFAULT_CONTROL,
+                      "Control port, where the ranks attach"),
+    BT_OPTION_DEFAULT("attach-s", OPT_ATTACH_S, "S", BT_TEXT(ATTACH_S),
+                      "How long to wait for the other ranks once the first one has attached"),
+    BT_OPTION_DEFAULT("load-s", OPT_LOAD_S, "S", BT_TEXT(LOAD_S), "How long loading may take"),
+    BT_OPTION_DEFAULT("cell-wait-s", OPT_CELL_WAIT_S, "S",
+                      BT_TEXT(BT_DEFAULT_CELL_WAIT_S) " with --on-death restart, else not at all",
+                      "How long requests wait for a cell when none is left"),
     BT_OPTION("secret-file", OPT_SECRET_FILE, "FILE",
               "File whose first line is the secret that ranks must show (BATON_SECRET in the "
               "environment wins)"),
@@ -91,37 +98,38 @@ static const struct argp_option options[] = {
               "Write what happens, as lines, to this file descriptor"),
     BT_OPTION_GROUP("The server:", 2),
     BT_OPTION("port", OPT_PORT, "N", "Public port, which has no default; 0: any free one"),
-    BT_OPTION("host", OPT_HOST, "HOST",
-              "Public address (default 127.0.0.1; 0.0.0.0 lets other machines in)"),
+    BT_OPTION_DEFAULT("host", OPT_HOST, "HOST", BT_DEFAULT_HOST,
+                      "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",
               "What clients call the model (default: the directory's name)"),
-    BT_OPTION("queue-s", OPT_QUEUE_S, "S", "How long a request may wait for its turn (default 30)"),
-    BT_OPTION("queue-tokens", OPT_QUEUE_TOKENS, "N",
-              "Prompt tokens that may wait; a request beyond them is refused (default 4194304)"),
-    BT_OPTION("prefill-window", OPT_WINDOW, "N",
-              "Prompt tokens sent ahead to one prefill rank (default 16384)"),
-    BT_OPTION("drain-s", OPT_DRAIN_S, "S",
-              "How long requests may go on after SIGTERM (default 20; 0: not at all)"),
-    BT_OPTION("unread-s", OPT_UNREAD_S, "S",
-              "A client that reads nothing of its answer for S seconds is cut off (default 600)"),
+    BT_OPTION_DEFAULT("queue-s", OPT_QUEUE_S, "S", BT_TEXT(BT_DEFAULT_QUEUE_S),
+                      "How long a request may wait for its turn"),
+    BT_OPTION_DEFAULT("queue-tokens", OPT_QUEUE_TOKENS, "N", BT_TEXT(BT_DEFAULT_QUEUE_TOKENS),
+                      "Prompt tokens that may wait; a request beyond them is refused"),
+    BT_OPTION_DEFAULT("prefill-window", OPT_WINDOW, "N", BT_TEXT(PREFILL_WINDOW),
+                      "Prompt tokens sent ahead to one prefill rank"),
+    BT_OPTION_DEFAULT("drain-s", OPT_DRAIN_S, "S", BT_TEXT(BT_DEFAULT_DRAIN_S),
+                      "How long requests may go on after SIGTERM; 0: not at all"),
+    BT_OPTION_DEFAULT("unread-s", OPT_UNREAD_S, "S", BT_TEXT(BT_DEFAULT_UNREAD_S),
+                      "A client that reads nothing of its answer for S seconds is cut off"),
     BT_OPTION("busy-poll", OPT_BUSY_POLL, NULL,
               "While ranks have requests, look for their tokens without sleeping: they are sent "
               "sooner and more evenly, for a whole core, which nothing else should want"),
-    BT_OPTION(
-        "http-port", OPT_HTTP_PORT, "N",
-        "Port of /metrics, /health, /ready and the status page (default: none; 0: any free one)"),
-    BT_OPTION("http-host", OPT_HTTP_HOST, "HOST", "Address of the HTTP port (default 127.0.0.1)"),
+    BT_OPTION_DEFAULT("http-port", OPT_HTTP_PORT, "N", "none",
+                      "Port of /metrics, /health, /ready and the status page; 0: any free one"),
+    BT_OPTION_DEFAULT("http-host", OPT_HTTP_HOST, "HOST", BT_DEFAULT_HOST,
+                      "Address of the HTTP port"),
     BT_OPTION_GROUP("When a rank dies:", 3),
-    BT_OPTION("on-death", OPT_ON_DEATH, "WHAT",
-              "stop (default): its cell ends, and the coordinator with its last one; restart: its "
-              "cell ends, and its requests go on in another one or wait for it to come back; "
-              "replace: the other ranks go on, and recompute what it had"),
-    BT_OPTION("rejoin-s", OPT_REJOIN_S, "S",
-              "replace: how long to wait for a spare when a role has no rank left (default 30)"),
-    BT_OPTION("rank-timeout-s", OPT_RANK_S, "S",
-              "A rank with requests that makes no progress for S seconds is lost (default 30)"),
-    BT_OPTION("stall-s", OPT_STALL_S, "S",
-              "A placed request that nothing is heard of for S seconds fails (default 600)"),
+    BT_OPTION_DEFAULT("on-death", OPT_ON_DEATH, "WHAT", "stop",
+                      "stop: its cell ends, and the coordinator with its last one; restart: its "
+                      "cell ends, and its requests go on in another one or wait for it to come "
+                      "back; replace: the other ranks go on, and recompute what it had"),
+    BT_OPTION_DEFAULT("rejoin-s", OPT_REJOIN_S, "S", BT_TEXT(BT_DEFAULT_REJOIN_S),
+                      "replace: how long to wait for a spare when a role has no rank left"),
+    BT_OPTION_DEFAULT("rank-timeout-s", OPT_RANK_S, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
+                      "A rank with requests that makes no progress for S seconds is lost"),
+    BT_OPTION_DEFAULT("stall-s", OPT_STALL_S, "S", BT_TEXT(STALL_S),
+                      "A placed request that nothing is heard of for S seconds fails"),
     BT_OPTION_GROUP("TLS of the public port:", 4),
     BT_OPTION("tls-cert", OPT_TLS_CERT, "FILE",
               "PEM certificate chain of the public port; needs --tls-key"),
@@ -136,8 +144,6 @@ static double seconds(struct argp_state *state, const char *option, const char *
 {
     return bt_option_real(state, option, arg, 1e-3, 1e8);
 }
-
-enum { CELL_WAIT_S = 120 };
 
 static bool g_has_port, g_restarts;
 
@@ -206,7 +212,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (o->model == NULL) argp_error(state, "--model DIR is missing");
         if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
-        if (g_restarts && o->cell_wait_s == 0) o->cell_wait_s = CELL_WAIT_S;
+        if (g_restarts && o->cell_wait_s == 0) o->cell_wait_s = BT_DEFAULT_CELL_WAIT_S;
         if (strlen(o->host) > 250 || strlen(o->http_host) > 250)
             argp_error(state, "--host or --http-host is too long");
         if ((o->tls_cert == NULL) != (o->tls_key == NULL))
@@ -218,25 +224,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
     return 0;
 }
-
-static const bt_setting_default DEFAULTS[] = {
-    {"host",           "127.0.0.1"  },
-    {"control",        "127.0.0.1:0"},
-    {"on-death",       "stop"       },
-    {"queue-s",        "30"         },
-    {"queue-tokens",   "4194304"    },
-    {"prefill-window", "16384"      },
-    {"attach-s",       "60"         },
-    {"load-s",         "3600"       },
-    {"rank-timeout-s", "30"         },
-    {"rejoin-s",       "30"         },
-    {"stall-s",        "600"        },
-    {"http-port",      "none"       },
-    {"http-host",      "127.0.0.1"  },
-    {"drain-s",        "20"         },
-    {"unread-s",       "600"        },
-    {NULL,             NULL         }
-};
 
 /* What clients and operators are told would be no protobuf string, and no JSON. */
 static bt_status check_names(const bt_coordinator_options *o)
@@ -256,23 +243,23 @@ out:
 
 int main(int argc, char **argv)
 {
-    bt_coordinator_options o        = {.host           = "127.0.0.1",
-                                       .control        = "127.0.0.1:0",
+    bt_coordinator_options o        = {.host           = BT_DEFAULT_HOST,
+                                       .control        = BT_DEFAULT_CONTROL,
                                        .announce_fd    = -1,
-                                       .queue_s        = 30,
-                                       .queue_tokens   = 4194304,
-                                       .prefill_window = 16384,
-                                       .attach_s       = 60,
-                                       .load_s         = 3600,
-                                       .rank_timeout_s = 30,
-                                       .stall_s        = 600,
-                                       .drain_s        = 20,
-                                       .unread_s       = 600,
-                                       .rejoin_s       = 30,
-                                       .http_host      = "127.0.0.1",
+                                       .queue_s        = BT_DEFAULT_QUEUE_S,
+                                       .queue_tokens   = BT_DEFAULT_QUEUE_TOKENS,
+                                       .prefill_window = PREFILL_WINDOW,
+                                       .attach_s       = ATTACH_S,
+                                       .load_s         = LOAD_S,
+                                       .rank_timeout_s = BT_DEFAULT_RANK_TIMEOUT_S,
+                                       .stall_s        = STALL_S,
+                                       .drain_s        = BT_DEFAULT_DRAIN_S,
+                                       .unread_s       = BT_DEFAULT_UNREAD_S,
+                                       .rejoin_s       = BT_DEFAULT_REJOIN_S,
+                                       .http_host      = BT_DEFAULT_HOST,
                                        .http_port      = -1};
     const struct argp      argp     = {options, parse, NULL, doc, NULL, NULL, NULL};
-    bt_settings_spec       spec     = {&argp, DEFAULTS, NULL};
+    bt_settings_spec       spec     = {&argp, NULL};
     bt_settings           *settings = NULL;
     struct stat            info;
     char                  *path;

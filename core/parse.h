@@ -49,6 +49,9 @@ const char *bt_parse_hint(const char *text);
     {                                               \
         name, key, arg, flags, doc, 0               \
     }
+/* With a default, as text without ")": the end of its line in --help; see core/settings.h. */
+#define BT_OPTION_DEFAULT(name, key, arg, by_default, doc) \
+    BT_OPTION(name, key, arg, doc " (default " by_default ")")
 #define BT_OPTION_GROUP(title, group)  \
     {                                  \
         NULL, 0, NULL, 0, title, group \

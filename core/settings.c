@@ -335,11 +335,16 @@ void bt_settings_destroy(bt_settings *settings)
 int    bt_settings_argc(const bt_settings *settings) { return settings->argc; }
 char **bt_settings_argv(const bt_settings *settings) { return settings->argv; }
 
-static const char *default_of(const bt_settings *s, const char *name)
+/* What BT_OPTION_DEFAULT() put at the end of an option's doc, *n_out bytes; NULL: nothing. */
+static const char *default_in(const char *doc, int *n_out)
 {
-    for (const bt_setting_default *d = s->spec.defaults; d != NULL && d->name != NULL; d++)
-        if (strcmp(d->name, name) == 0) return d->value;
-    return NULL;
+    static const char BEFORE[] = " (default ";
+    const char       *at       = strstr(doc, BEFORE);
+
+    if (at == NULL) return NULL;
+    at += strlen(BEFORE);
+    *n_out = (int)strcspn(at, ")");
+    return at[*n_out] == ')' && at[*n_out + 1] == '\0' ? at : NULL;
 }
 
 /* Words of a report, in lines that the log takes whole. */
@@ -375,15 +380,16 @@ void bt_settings_log(const bt_settings *settings)
     report made = {.title = "settings"}, rest = {.title = "by default"};
 
     for (size_t i = 0; i < settings->n; i++) {
-        const setting *t        = &settings->all[i];
-        place          from     = strongest(t);
-        const char    *fallback = default_of(settings, t->name);
+        const setting *t          = &settings->all[i];
+        place          from       = strongest(t);
+        int            n          = 0;
+        const char    *by_default = default_in(settings->flat[i].doc, &n);
 
         if (from != FROM_DEFAULT)
             tell(&made, " %s=%s (%s%s)", t->name, t->values[from], PLACES[from],
                  t->dropped ? ", gives way" : "");
-        else if (fallback != NULL)
-            tell(&rest, " %s=%s", t->name, fallback);
+        else if (by_default != NULL)
+            tell(&rest, " %s=%.*s", t->name, n, by_default);
     }
     flush(&made);
     flush(&rest);

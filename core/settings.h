@@ -17,11 +17,6 @@
 
 typedef struct bt_settings bt_settings;
 
-/* What holds when nobody says anything, as text for the report. */
-typedef struct {
-    const char *name, *value;
-} bt_setting_default;
-
 /* Two options that exclude each other: the one that is set in the stronger place stays. */
 typedef struct {
     const char *a, *b;
@@ -29,8 +24,7 @@ typedef struct {
 
 typedef struct {
     const struct argp         *parser;
-    const bt_setting_default  *defaults;  /* up to a NULL name; may be NULL */
-    const bt_setting_conflict *conflicts; /* the same */
+    const bt_setting_conflict *conflicts; /* up to a NULL name; may be NULL */
 } bt_settings_spec;
 
 /* The option that every parser's table needs for this: key BT_OPT_CONFIG, nothing to do in its
@@ -56,7 +50,8 @@ void      bt_settings_destroy(bt_settings *settings);
 /* What argp is to parse; owned by the settings. */
 int    bt_settings_argc(const bt_settings *settings);
 char **bt_settings_argv(const bt_settings *settings);
-/* To the log, one line: every setting that somebody made, with its place, then the defaults. */
+/* To the log: every setting that somebody made, with its place, then what holds by default, as
+ * BT_OPTION_DEFAULT() says. */
 void bt_settings_log(const bt_settings *settings);
 /* Takes this program's variables out of the environment, so that children which know some of the
  * names get them only as flags. */

@@ -13,9 +13,15 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/defaults.h"
 #include "core/parse.h"
 #include "core/rank_map.h"
 #include "tools/check_ask.h"
+
+/* When nobody says anything; what several programs share is in core/defaults.h. */
+#define NODE_TIMEOUT_S 60
+#define TOKENS         100000
+#define PREFILL_RATE   1000
 
 enum {
     NODES_MAX   = 1024,
@@ -65,18 +71,19 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
               "Where the coordinator will listen for ranks: a free address of this machine"),
     BT_OPTION("agent", OPT_AGENT, "COMMAND", "How to run a command on a host (default ssh)"),
-    BT_OPTION("node-timeout-s", OPT_NODE_TIMEOUT, "S",
-              "How long each node may take to answer; all are asked at once (default 60)"),
+    BT_OPTION_DEFAULT("node-timeout-s", OPT_NODE_TIMEOUT, "S", BT_TEXT(NODE_TIMEOUT_S),
+                      "How long each node may take to answer; all are asked at once"),
     BT_OPTION("quick", OPT_QUICK, NULL,
               "Check only that each host answers, and reaches the coordinator that already listens "
               "at --control"),
     BT_OPTION_GROUP("The pause when a rank is lost:", 1),
     BT_OPTION("group", OPT_RANKS, "N", "Ranks of the smaller group (default: from the map, or 2)"),
-    BT_OPTION("tokens", OPT_TOKENS, "N",
-              "Tokens that a lost rank holds, to be computed again (default 100000)"),
-    BT_OPTION("prefill-rate", OPT_RATE, "N",
-              "Tokens a second of one prefill rank, as the status page shows (default 1000)"),
-    BT_OPTION("rank-timeout-s", OPT_HANG, "S", "--rank-timeout-s of the coordinator (default 30)"),
+    BT_OPTION_DEFAULT("tokens", OPT_TOKENS, "N", BT_TEXT(TOKENS),
+                      "Tokens that a lost rank holds, to be computed again"),
+    BT_OPTION_DEFAULT("prefill-rate", OPT_RATE, "N", BT_TEXT(PREFILL_RATE),
+                      "Tokens a second of one prefill rank, as the status page shows"),
+    BT_OPTION_DEFAULT("rank-timeout-s", OPT_HANG, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
+                      "--rank-timeout-s of the coordinator"),
     BT_OPTION_FLAGS("node", OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks"),
     {0},
 };
@@ -358,7 +365,10 @@ static void tell_pause(const options *opt, const bt_asked_node *nodes)
 int main(int argc, char **argv)
 {
     const struct argp parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
-    static options    opt    = {.n_tokens = 100000, .rate = 1000, .hang_s = 30, .node_s = 60};
+    static options    opt    = {.n_tokens = TOKENS,
+                                .rate     = PREFILL_RATE,
+                                .hang_s   = BT_DEFAULT_RANK_TIMEOUT_S,
+                                .node_s   = NODE_TIMEOUT_S};
     bt_asked_node    *nodes;
     int               port = -1;
 

@@ -5,12 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
+#include "core/defaults.h"
+#include "core/minmax.h"
 #include "core/parse.h"
 #include "core/rank_flags.h"
-
-enum { CHUNK_ALONE = 2048, CHUNK_BOTH = 512, MIN_MAX_ROWS = 256 };
-enum { DEFAULT_TIMEOUT_S = 10, DEFAULT_QUIET_S = 20, DEFAULT_ORPHAN_S = 60 };
-#define S_NS 1000000000ull
 
 enum {
     KEY_MODEL = 256,
@@ -69,7 +68,7 @@ static bt_status read_seconds(const char *flag, const char *text, uint64_t *ns_o
     uint64_t  s  = 0;
 
     BT_TRY(read_flag(flag, text, &s));
-    *ns_out = s * S_NS;
+    *ns_out = s * BT_NS_PER_S;
 out:
     return st;
 }
@@ -174,47 +173,49 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION("weights-cache", KEY_CACHE, "DIR",
               "Keep packed weights in a file in DIR, as large as the model, and map it at later "
               "starts (CPU only; default: pack at each start)"),
-    BT_OPTION("chunk", KEY_CHUNK, "N",
-              "Most rows of one prompt in a step (default 2048; with --both, where generated "
-              "tokens wait for the step, 512; at most --max-rows)"),
-    BT_OPTION("max-rows", KEY_MAX_ROWS, "N",
-              "Most rows of this rank in a step, over all requests (default: the larger of --chunk "
-              "and 256)"),
-    BT_OPTION("lookahead", KEY_LOOKAHEAD, "N",
-              "On a GPU, steps of generated tokens that are launched before the one ahead of them "
-              "is over: 1 (default) or 0"),
-    BT_OPTION(
-        "threads", KEY_THREADS, "N",
-        "Compute threads; 0 (default): one per core that this process may use. Ranks that share a "
-        "machine can each have one per core: an idle rank leaves its cores to the others"),
-    BT_OPTION("kernels", KEY_KERNELS, "NAME",
-              "CPU kernels: auto (default: the best that the machine has), amx, avx512bf16, "
-              "avx512, avx2, scalar"),
-    BT_OPTION("device", KEY_DEVICE, "WHERE",
-              "auto (default): a GPU if one can be used, else the CPU; cpu; cuda: a GPU, dealt out "
-              "in turn to the ranks of a machine; cuda:N: GPU N"),
+    BT_OPTION_DEFAULT("chunk", KEY_CHUNK, "N",
+                      BT_TEXT(BT_DEFAULT_CHUNK) ", with --both " BT_TEXT(BT_DEFAULT_CHUNK_BOTH),
+                      "Most rows of one prompt in a step, fewer with --both, where generated "
+                      "tokens wait for the step; at most --max-rows"),
+    BT_OPTION_DEFAULT("max-rows", KEY_MAX_ROWS, "N",
+                      "the larger of --chunk and " BT_TEXT(BT_DEFAULT_MAX_ROWS),
+                      "Most rows of this rank in a step, over all requests"),
+    BT_OPTION_DEFAULT("lookahead", KEY_LOOKAHEAD, "N", "1",
+                      "On a GPU, steps of generated tokens that are launched before the one ahead "
+                      "of them is over: 0 or 1"),
+    BT_OPTION_DEFAULT(
+        "threads", KEY_THREADS, "N", "0",
+        "Compute threads; 0: one per core that this process may use. Ranks that share a machine "
+        "can each have one per core: an idle rank leaves its cores to the others"),
+    BT_OPTION_DEFAULT(
+        "kernels", KEY_KERNELS, "NAME", "auto",
+        "CPU kernels: auto (the best that the machine has), amx, avx512bf16, avx512, avx2, scalar"),
+    BT_OPTION_DEFAULT("device", KEY_DEVICE, "WHERE", "auto",
+                      "auto: a GPU if one can be used, else the CPU; cpu; cuda: a GPU, dealt out "
+                      "in turn to the ranks of a machine; cuda:N: GPU N"),
     BT_OPTION("cuda-library", KEY_CUDA_LIBRARY, "FILE",
               "The CUDA back end (default: libbaton_cuda.so of this installation)"),
-    BT_OPTION("transport", KEY_TRANSPORT, "HOW",
-              "How ranks on GPUs exchange data: auto (default): nccl if every rank has a GPU of "
-              "its own and can use it, else mpi; mpi: through host memory; nccl"),
+    BT_OPTION_DEFAULT("transport", KEY_TRANSPORT, "HOW", "auto",
+                      "How ranks on GPUs exchange data: auto: nccl if every rank has a GPU of its "
+                      "own and can use it, else mpi; mpi: through host memory; nccl"),
     BT_OPTION("nccl-library", KEY_NCCL_LIBRARY, "FILE",
               "The NCCL module (default: libbaton_nccl.so of this installation)"),
     BT_OPTION_GROUP("Behaviour:", 3),
-    BT_OPTION(
-        "form", KEY_FORM, "FORM",
-        "Form of attention: role (default: normal for prompts, absorbed for generated tokens), "
-        "normal, absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
-    BT_OPTION("timeout-s", KEY_TIMEOUT, "S",
-              "Deadline of each wait for another rank and of each MPI call (default 10)"),
-    BT_OPTION("coordinator-timeout-s", KEY_QUIET, "S",
-              "A coordinator that has not answered for S seconds is lost (default 20)"),
-    BT_OPTION("orphan-s", KEY_ORPHAN, "S",
-              "Without a coordinator: drop all requests, look for a new one at the same address "
-              "for S seconds, then exit (default 60; 0: exit at once)"),
-    BT_OPTION(
-        "on-death", KEY_ON_DEATH, "WHAT",
-        "When a rank dies: stop (default): the cell ends; replace: the others go on without it"),
+    BT_OPTION_DEFAULT(
+        "form", KEY_FORM, "FORM", "role",
+        "Form of attention: role (normal for prompts, absorbed for generated tokens), normal, "
+        "absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
+    BT_OPTION_DEFAULT("timeout-s", KEY_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_TIMEOUT_S),
+                      "Deadline of each wait for another rank and of each MPI call"),
+    BT_OPTION_DEFAULT("coordinator-timeout-s", KEY_QUIET, "S",
+                      BT_TEXT(BT_DEFAULT_COORDINATOR_TIMEOUT_S),
+                      "A coordinator that has not answered for S seconds is lost"),
+    BT_OPTION_DEFAULT("orphan-s", KEY_ORPHAN, "S", BT_TEXT(BT_DEFAULT_ORPHAN_S),
+                      "Without a coordinator: drop all requests, look for a new one at the same "
+                      "address for S seconds, then exit; 0: exit at once"),
+    BT_OPTION_DEFAULT(
+        "on-death", KEY_ON_DEATH, "WHAT", "stop",
+        "When a rank dies: stop: the cell ends; replace: the others go on without it"),
     BT_OPTION("spares", KEY_SPARES, "N",
               "Standby ranks, the last N of the job, each of which can take the place of a lost "
               "one (needs --on-death=replace)"),
@@ -253,36 +254,22 @@ static bt_status check(bt_worker_options *opt)
     BT_REQUIRE(opt->n_spares == 0 || opt->replace, BT_ERR_INVALID_ARG,
                "--spares %u needs --on-death=replace", opt->n_spares);
     if (opt->chunk == 0) {
-        opt->chunk = opt->n_both != 0 ? CHUNK_BOTH : CHUNK_ALONE;
+        opt->chunk = opt->n_both != 0 ? BT_DEFAULT_CHUNK_BOTH : BT_DEFAULT_CHUNK;
         if (opt->max_rows != 0 && opt->max_rows < opt->chunk) opt->chunk = opt->max_rows;
     }
-    if (opt->max_rows == 0) opt->max_rows = opt->chunk > MIN_MAX_ROWS ? opt->chunk : MIN_MAX_ROWS;
+    if (opt->max_rows == 0) opt->max_rows = bt_max_u32(opt->chunk, BT_DEFAULT_MAX_ROWS);
     BT_REQUIRE(bt_rank_rows_fit(opt->chunk, opt->max_rows, why), BT_ERR_INVALID_ARG, "%s", why);
 out:
     return st;
 }
 
-static const struct argp        ARGP       = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
-static const bt_setting_default DEFAULTS[] = {
-    {"chunk",                 "2048, with --both 512"},
-    {"lookahead",             "1"                    },
-    {"threads",               "0"                    },
-    {"kernels",               "auto"                 },
-    {"device",                "auto"                 },
-    {"transport",             "auto"                 },
-    {"form",                  "role"                 },
-    {"timeout-s",             "10"                   },
-    {"coordinator-timeout-s", "20"                   },
-    {"orphan-s",              "60"                   },
-    {"on-death",              "stop"                 },
-    {NULL,                    NULL                   }
-};
+static const struct argp         ARGP        = {OPTIONS, parse_option, NULL, DOC, NULL, NULL, NULL};
 static const bt_setting_conflict CONFLICTS[] = {
     {"both", "prefill"},
     {"both", "decode" },
     {NULL,   NULL     }
 };
-const bt_settings_spec bt_worker_settings = {&ARGP, DEFAULTS, CONFLICTS};
+const bt_settings_spec bt_worker_settings = {&ARGP, CONFLICTS};
 
 bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worker_options *opt_out)
 {
@@ -292,9 +279,9 @@ bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worke
                               .cell       = "",
                               .left_out   = "",
                               .lookahead  = 1,
-                              .timeout_ns = DEFAULT_TIMEOUT_S * S_NS,
-                              .quiet_ns   = DEFAULT_QUIET_S * S_NS,
-                              .orphan_ns  = DEFAULT_ORPHAN_S * S_NS};
+                              .timeout_ns = BT_DEFAULT_TIMEOUT_S * BT_NS_PER_S,
+                              .quiet_ns   = BT_DEFAULT_COORDINATOR_TIMEOUT_S * BT_NS_PER_S,
+                              .orphan_ns  = BT_DEFAULT_ORPHAN_S * BT_NS_PER_S};
     parse_state       p    = {&opt, BT_OK};
     error_t           code = 0;
 

@@ -22,7 +22,7 @@ static const struct argp_child CHILDREN[] = {
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("Head:", 1),
     BT_OPTION("queue-s", 'q', "S", ""),
-    BT_OPTION("port", OPT_PORT, "N", ""),
+    BT_OPTION_DEFAULT("port", OPT_PORT, "N", "8000, or so", "text (of some kind)"),
     BT_OPTION("fast", OPT_FAST, NULL, ""),
     BT_CONFIG_OPTION(0),
     {0},
@@ -33,11 +33,7 @@ static const bt_setting_conflict CONFLICTS[] = {
     {"fast", "queue-s"},
     {NULL,   NULL     }
 };
-static const bt_setting_default DEFAULTS[] = {
-    {"port", "8000"},
-    {NULL,   NULL  }
-};
-static const bt_settings_spec SPEC = {&PARSER, DEFAULTS, CONFLICTS};
+static const bt_settings_spec SPEC = {&PARSER, CONFLICTS};
 
 #define PATH "baton.conf" /* in a folder of its own */
 
@@ -217,6 +213,24 @@ static void settings_with_short_memory_fail_cleanly(void)
     unsetenv("BATON_QUEUE_S");
 }
 
+static void settings_report_says_what_holds_and_why(void)
+{
+    char  text[2048] = "";
+    FILE *f          = tmpfile();
+    int   err        = dup(STDERR_FILENO);
+
+    NEED(f != NULL && err >= 0);
+    dup2(fileno(f), STDERR_FILENO);
+    gather(ARGS(ARG("-q7")));
+    dup2(err, STDERR_FILENO);
+    close(err);
+    rewind(f);
+    EXPECT(fread(text, 1, sizeof(text) - 1, f) > 0);
+    fclose(f);
+    EXPECT_HAS(text, "settings: queue-s=7 (flag)\n");
+    EXPECT_HAS(text, "by default: port=8000, or so\n");
+}
+
 static const bt_test tests[] = {
     BT_TEST(settings_come_weakest_first),
     BT_TEST(settings_file_of_the_environment),
@@ -225,6 +239,7 @@ static const bt_test tests[] = {
     BT_TEST(settings_file_is_text_of_bounded_size),
     BT_TEST(settings_pass_over_service_addresses),
     BT_TEST(settings_leave_the_environment),
+    BT_TEST(settings_report_says_what_holds_and_why),
     BT_TEST(settings_with_short_memory_fail_cleanly),
 };
 

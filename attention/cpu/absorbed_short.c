@@ -9,9 +9,8 @@
  * for each group, at the price of a full tile of AMX. */
 enum {
     SHORT_TOKENS = 128,
-    MIN_HEADS    = 8,   /* of a group, */
-    FEW_TOKENS   = 128, /* or, with fewer, shorter contexts */
-    FEW_ROWS     = 2    /* of no more rows */
+    MIN_HEADS    = 8, /* of a group; or fewer, */
+    FEW_ROWS     = 2  /* of no more rows */
 };
 
 typedef struct {
@@ -150,7 +149,7 @@ static uint32_t longest(const short_job *job)
     const bt_attn_cpu *a = job->a;
 
     if (job->heads < MIN_HEADS)
-        return job->n_rows <= FEW_ROWS && a->cfg.n_heads >= a->n_members ? FEW_TOKENS : 0;
+        return job->n_rows <= FEW_ROWS && a->cfg.n_heads >= a->n_members ? SHORT_TOKENS : 0;
     /* A wave would cut the heads of one row for the threads as finely. */
     if (job->n_rows == 1 && job->n_groups <= a->n_members) return a->split;
     return SHORT_TOKENS;

@@ -247,12 +247,13 @@ static bt_status read_sampling(const bt_json_at *at, bt_model_config *cfg)
     static const struct {
         const char *name;
         double      lo, hi;
+        bool        whole;
     } FIELDS[] = {
-        {"temperature",        0,    100    },
-        {"top_p",              1e-9, 1      },
-        {"top_k",              -1,   1 << 24},
-        {"min_p",              0,    1      },
-        {"repetition_penalty", 1e-6, 100    },
+        {"temperature",        0,    100,     false},
+        {"top_p",              1e-9, 1,       false},
+        {"top_k",              -1,   1 << 24, true },
+        {"min_p",              0,    1,       false},
+        {"repetition_penalty", 1e-6, 100,     false},
     };
     bt_status st = BT_OK;
     size_t    n  = 0;
@@ -262,8 +263,9 @@ static bt_status read_sampling(const bt_json_at *at, bt_model_config *cfg)
 
         if (bt_json_field(at, FIELDS[i].name) == NULL) continue;
         BT_TRY(bt_json_f64(at, FIELDS[i].name, FIELDS[i].lo, FIELDS[i].hi, &v));
-        BT_REQUIRE(strcmp(FIELDS[i].name, "top_k") != 0 || v == (double)(int64_t)v, BT_ERR_FORMAT,
-                   "%s: field top_k: expected a whole number, found %.10g", at->file, v);
+        BT_REQUIRE(!FIELDS[i].whole || v == (double)(int64_t)v, BT_ERR_FORMAT,
+                   "%s: field %s: expected a whole number, found %.10g", at->file, FIELDS[i].name,
+                   v);
         /* five fields of at most 45 bytes fit */
         n +=
             (size_t)snprintf(cfg->default_sampling_json + n, sizeof(cfg->default_sampling_json) - n,

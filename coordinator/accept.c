@@ -10,11 +10,12 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/limits.h"
 #include "core/log.h"
 
 enum {
     FILES_MAX = 1 << 16,
-    RESERVE   = 32, /* for what this process opens later */
+    RESERVE   = BT_FILES / 2, /* the part of them that this process opens later */
     SAY_S     = 10
 };
 

@@ -14,17 +14,11 @@
 #include "coordinator/public.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "proto/config_hash.h"
 #include "proto/secret.h"
 
-enum {
-    TICK_MS       = 50,
-    CLOSE_S       = 4,
-    FLUSH_MS      = 50,
-    VERDICT_MS    = 250,
-    TEXT_MAX      = 512,
-    ADDRESS_BYTES = 300
-};
+enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, VERDICT_MS = 250, TEXT_MAX = 512 };
 
 /* Draining: running requests go on, new ones are refused. */
 typedef enum { OPENING, SERVING, DRAINING, CLOSING } phase;
@@ -107,14 +101,6 @@ static void on_over(void *ctx, bool well, const char *reason)
 
 /* ---- the public port */
 
-/* HOST:PORT; a bare IPv6 address gets its brackets. */
-static void make_address(const char *host, uint32_t port, char buf[ADDRESS_BYTES])
-{
-    bool bare = strchr(host, ':') != NULL && host[0] != '[';
-
-    snprintf(buf, ADDRESS_BYTES, "%s%s%s:%u", bare ? "[" : "", host, bare ? "]" : "", port);
-}
-
 static uint64_t seconds_ns(double s) { return (uint64_t)(s * (double)BT_NS_PER_S); }
 
 /* With the first cell that serves; the others may hold more. */
@@ -130,14 +116,14 @@ static void open_port(void *ctx)
                                .metrics     = bt_observer_metrics(c->observer),
                                .tls         = c->tls.cert != NULL ? &c->tls : NULL,
                                .unread_ns   = seconds_ns(c->opt->unread_s)};
-    char             address[ADDRESS_BYTES];
+    char             address[BT_ADDRESS_BYTES];
 
     if (c->pub != NULL) bt_public_grow(c->pub);
     if (c->phase != OPENING) return;
-    make_address(c->opt->host, c->opt->port, address);
+    bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
     BT_TRY(bt_public_create(c->loop, address, &config, c->fleet, &c->pub, &port));
     c->phase = SERVING;
-    make_address(c->opt->host, port, address);
+    bt_join_address(c->opt->host, port, address);
     bt_observer_set_address(c->observer, address);
     BT_INFO("ready: %s serves %s on %s", c->opt->served_name, config.facts->model_type, address);
     bt_announce(c->opt->announce_fd, true, "ready %s", address);
@@ -297,11 +283,11 @@ static bt_status open_http(coordinator *c)
 {
     bt_status st   = BT_OK;
     uint16_t  port = 0;
-    char      address[ADDRESS_BYTES];
+    char      address[BT_ADDRESS_BYTES];
 
     BT_TRY(bt_http_start(c->opt->http_host, (uint16_t)c->opt->http_port,
                          bt_observer_board(c->observer), &c->http, &port));
-    make_address(c->opt->http_host, port, address);
+    bt_join_address(c->opt->http_host, port, address);
     BT_INFO("metrics and status page on http://%s", address);
     bt_announce(c->opt->announce_fd, true, "http %s", address);
 out:
@@ -332,13 +318,13 @@ static bt_status start(coordinator *c)
     bt_status         st     = BT_OK;
     bt_control_events events = {.message = bt_fleet_message, .lost = bt_fleet_lost};
     uint16_t          port   = 0;
-    char              address[ADDRESS_BYTES];
+    char              address[BT_ADDRESS_BYTES];
     const char       *colon = strrchr(c->opt->control, ':');
 
     bt_observer_config seen = {
         .model = c->opt->model, .served_name = c->opt->served_name, .version = BT_VERSION};
 
-    make_address(c->opt->host, c->opt->port, address);
+    bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
     BT_TRY(check_secret(c->opt));
     BT_TRY(bt_rpc_try_bind(address)); /* better known now than after an hour of loading */
     if (c->opt->tls_cert != NULL)

@@ -11,6 +11,7 @@
 #include "coordinator/http_parts.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "proto/rpc.h"
 
 enum {
@@ -183,18 +184,19 @@ bt_status bt_http_start(const char *host, uint16_t port, bt_board *board, bt_htt
 {
     bt_status        st = BT_OK;
     bt_http         *h  = bt_calloc(1, sizeof(*h));
-    char             address[300], service[8];
+    char             address[BT_ADDRESS_BYTES], bare_host[BT_ADDRESS_BYTES];
     struct addrinfo  hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *info  = NULL;
+    const char      *service;
     sigset_t         all, before;
     int              rc;
 
     BT_REQUIRE(h != NULL, BT_ERR_NO_MEMORY, "HTTP port");
     h->board = board;
-    snprintf(address, sizeof(address), strchr(host, ':') != NULL ? "[%s]:%u" : "%s:%u", host, port);
-    snprintf(service, sizeof(service), "%u", port);
+    bt_join_address(host, port, address);
     BT_TRY(bt_rpc_try_bind(address)); /* says why it would fail */
-    rc = getaddrinfo(host, service, &hints, &info);
+    service = bt_split_address(address, bare_host);
+    rc      = getaddrinfo(bare_host, service, &hints, &info);
     BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
     sigfillset(&all); /* signals are for the main thread */
     pthread_sigmask(SIG_SETMASK, &all, &before);

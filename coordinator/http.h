@@ -9,8 +9,8 @@
 
 typedef struct bt_http bt_http;
 
-/* host: a numeric address or a name; port 0: any.  The board is borrowed until stop().  IO names
- * address and cause. */
+/* host: a numeric address, an IPv6 one with brackets or without, or a name; port 0: any.  The board
+ * is borrowed until stop().  IO names address and cause. */
 bt_status bt_http_start(const char *host, uint16_t port, bt_board *board, bt_http **http_out,
                         uint16_t *port_out);
 void      bt_http_stop(bt_http *http);

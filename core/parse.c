@@ -60,6 +60,14 @@ const char *bt_split_address(const char *address, char host_out[BT_ADDRESS_BYTES
     return colon + 1;
 }
 
+void bt_join_address(const char *host, uint16_t port, char address_out[BT_ADDRESS_BYTES])
+{
+    bool bare = strchr(host, ':') != NULL && host[0] != '[';
+
+    snprintf(address_out, BT_ADDRESS_BYTES, "%s%.250s%s:%u", bare ? "[" : "", host, bare ? "]" : "",
+             port);
+}
+
 bool bt_parse_host(const char *name, size_t n)
 {
     return n > 0 && n <= HOST_MAX && name[0] != '-' && strcspn(name, " \t\r\n,:") >= n;

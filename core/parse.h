@@ -16,6 +16,8 @@ enum { BT_ADDRESS_BYTES = 260 };
 bool bt_parse_address(const char *text);
 /* Its host, without brackets; returns its port, as it stands there. */
 const char *bt_split_address(const char *address, char host_out[BT_ADDRESS_BYTES]);
+/* The address of a host of at most 250 bytes; a bare IPv6 one gets its brackets. */
+void bt_join_address(const char *host, uint16_t port, char address_out[BT_ADDRESS_BYTES]);
 
 /* The first n bytes of a string as a host's name: no option of mpirun or ssh, no list's separator.
  */

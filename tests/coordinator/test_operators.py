@@ -281,6 +281,18 @@ class Phases(unittest.TestCase):
         c.process.terminate()
         self.assertEqual(c.wait(), 0)
 
+    def test_http_host_may_stand_in_brackets(self):
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            self.skipTest("no IPv6 here")
+        for host in ("::1", "[::1]"):
+            c = Coordinator("--http-port", "0", "--http-host", host)
+            self.addCleanup(c.close)
+            http = c.line("http")
+            self.assertTrue(http.startswith("[::1]:"), http)
+            self.assertEqual(get(http, "/health"), (200, "ok\n"))
+
     def test_http_port_in_use_is_said(self):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))

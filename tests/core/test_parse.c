@@ -32,6 +32,12 @@ static void addresses_have_a_host_and_a_port(void)
     EXPECT(!bt_parse_address(longest));
     EXPECT(strcmp(bt_split_address("[::1]:65535", host), "65535") == 0 && strcmp(host, "::1") == 0);
     EXPECT(strcmp(bt_split_address("node1:0", host), "0") == 0 && strcmp(host, "node1") == 0);
+    bt_join_address("node1", 7, host);
+    EXPECT(strcmp(host, "node1:7") == 0);
+    bt_join_address("::1", 65535, host);
+    EXPECT(strcmp(host, "[::1]:65535") == 0);
+    bt_join_address("[::1]", 65535, host);
+    EXPECT(strcmp(host, "[::1]:65535") == 0);
     EXPECT(bt_parse_address("127.0.0.1:8000"));
     EXPECT(bt_parse_address("node1.cluster:0"));
     EXPECT(bt_parse_address("[::1]:65535"));

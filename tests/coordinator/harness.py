@@ -187,7 +187,7 @@ class Cell:
         return out
 
     def generate(self, rank, reserve, m):
-        """First token from the prefill rank, then all from the decode rank, the first one again."""
+        """First token from the prefill rank, then all but what is replayed from the decode rank, the first one again."""
         self.gate.wait(WAIT_S)
         if m.request in self.aborted:
             return
@@ -203,6 +203,8 @@ class Cell:
         for i, t in enumerate(tokens):
             if self.split_after is not None and i == self.split_after:
                 self.more_gate.wait(10 * WAIT_S)
+            if i < len(reserve.replay):
+                continue
             with self.lock:
                 if m.request not in decode.held:
                     return

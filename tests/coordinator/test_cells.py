@@ -11,7 +11,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 class NamedCell(Cell):
-    """Ranks that say which cell they are of, and that go on behind what a client has already."""
+    """Ranks that say which cell they are of; notes what they are to replay."""
 
     def __init__(self, address, name, hello=None, **kw):
         super().__init__(address, **kw)
@@ -26,28 +26,6 @@ class NamedCell(Cell):
         if m.replay:
             self.replays.append((m.request, list(m.replay)))
         super().on_reserve(rank, m)
-
-    def generate(self, rank, reserve, m):
-        """As the harness's, but what is replayed is not sent again by the decode rank."""
-        self.gate.wait(WAIT_S)
-        if m.request in self.aborted:
-            return
-        tokens = self.tokens(reserve, m.prompt)
-        decode, n_old = self.ranks[m.decode_rank], len(reserve.replay)
-        rank.send(tokens=control.Tokens(tokens=tokens[:1]))
-        released = control.Released(request=m.request, epoch=m.epoch)
-        rank.send(released=released)
-        for i, t in enumerate(tokens):
-            if self.split_after is not None and i == self.split_after:
-                self.more_gate.wait(10 * WAIT_S)
-            if i < n_old:
-                continue
-            with self.lock:
-                if m.request not in decode.held:
-                    return
-                decode.send(tokens=control.Tokens(tokens=[t]))
-        decode.held.pop(m.request, None)
-        decode.send(released=released)
 
 
 class Cells(unittest.TestCase):

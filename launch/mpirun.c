@@ -26,7 +26,7 @@ enum { FILES = BT_FILES, FILES_A_RANK = 8 };
 #define BT_MPIEXEC "mpirun"
 #endif
 
-/* This program's own path, and its directory. */
+/* This program's own path. */
 static bt_status own_path(char path_out[PATH_MAX])
 {
     bt_status st = BT_OK;
@@ -225,85 +225,103 @@ out:
     return st;
 }
 
-bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
-                          pid_t *pid_out)
+/* mpirun's command line, and what it points at. */
+typedef struct {
+    char **argv; /* owned, as is bind */
+    char  *bind;
+    char   exe[PATH_MAX], mpirun[PATH_MAX], places[PATH_MAX], n_ranks[16];
+} command;
+
+static bt_status make_command(const bt_mpirun_options *options, const bt_scratch *scratch,
+                              command *c)
 {
     bt_status st     = BT_OK;
-    char    **argv   = NULL;
     size_t    n_args = 0, n = 0;
-    pid_t     self = getpid(), pid;
-    int       out  = -1;
-    char      exe[PATH_MAX], mpirun[PATH_MAX], places[PATH_MAX], n_ranks[16], *bind = NULL;
 
-    BT_REQUIRE(getcwd(exe, sizeof(exe)) != NULL, BT_ERR_IO,
-               "the working directory, where mpirun starts the ranks: %s", strerror(errno));
-    BT_TRY(own_path(exe));
-    BT_TRY(find_mpirun(options->mpirun, exe, mpirun));
-    BT_TRY(bt_limits_allow_files(
-        "mpirun", FILES + FILES_A_RANK * (bt_mpirun_is_far(options) ? 0 : options->n_ranks)));
-    if (!bt_mpirun_is_far(options)) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));
+    BT_TRY(own_path(c->exe));
+    BT_TRY(find_mpirun(options->mpirun, c->exe, c->mpirun));
     while (options->argv[n_args] != NULL)
         n_args++;
-    argv = bt_calloc(n_args + 24, sizeof(*argv));
-    BT_REQUIRE(argv != NULL, BT_ERR_NO_MEMORY, "%zu arguments", n_args);
-    snprintf(n_ranks, sizeof(n_ranks), "%u", options->n_ranks);
-    argv[n++] = mpirun;
-    argv[n++] = (char *)"-q"; /* --as-rank says better how a rank ended */
-    argv[n++] = (char *)"-n";
-    argv[n++] = n_ranks;
+    c->argv = bt_calloc(n_args + 24, sizeof(*c->argv));
+    BT_REQUIRE(c->argv != NULL, BT_ERR_NO_MEMORY, "%zu arguments", n_args);
+    snprintf(c->n_ranks, sizeof(c->n_ranks), "%u", options->n_ranks);
+#define ADD(text) c->argv[n++] = (char *)(text)
+    ADD(c->mpirun);
+    ADD("-q"); /* --as-rank says better how a rank ended */
+    ADD("-n");
+    ADD(c->n_ranks);
     if (options->hostfile != NULL) {
-        argv[n++] = (char *)"--hostfile";
-        argv[n++] = (char *)options->hostfile;
+        ADD("--hostfile");
+        ADD(options->hostfile);
     }
     if (options->hosts != NULL) {
-        argv[n++] = (char *)"--host";
-        argv[n++] = (char *)options->hosts;
+        ADD("--host");
+        ADD(options->hosts);
     }
     if (options->map != NULL) {
-        BT_TRY(write_places(options->map, scratch, places));
-        BT_TRY(bt_bind_text(options->map, &bind));
-        argv[n++] = (char *)"--hostfile";
-        argv[n++] = places;
-        argv[n++] = (char *)"--map-by";
-        argv[n++] = (char *)"seq";
+        BT_TRY(write_places(options->map, scratch, c->places));
+        BT_TRY(bt_bind_text(options->map, &c->bind));
+        ADD("--hostfile");
+        ADD(c->places);
+        ADD("--map-by");
+        ADD("seq");
     }
     /* By name alone: values on a command line are everybody's to read. */
     for (size_t i = 0; i < sizeof(FORWARDED) / sizeof(FORWARDED[0]); i++) {
         if (getenv(FORWARDED[i]) == NULL) continue;
-        argv[n++] = (char *)"-x";
-        argv[n++] = (char *)FORWARDED[i];
+        ADD("-x");
+        ADD(FORWARDED[i]);
     }
-    argv[n++] = exe;
-    argv[n++] = (char *)"--as-rank";
+    ADD(c->exe);
+    ADD("--as-rank");
     if (bt_mpirun_is_far(options)) {
-        argv[n++] = (char *)"--shm";
-        argv[n++] = (char *)scratch->shm;
+        ADD("--shm");
+        ADD(scratch->shm);
     }
-    if (bind != NULL) {
-        argv[n++] = (char *)"--bind";
-        argv[n++] = bind;
+    if (c->bind != NULL) {
+        ADD("--bind");
+        ADD(c->bind);
     }
+    if (bt_mpirun_survives_far(options)) ADD("--tell-end");
+    ADD("--");
+    memcpy(c->argv + n, options->argv, n_args * sizeof(*c->argv));
+#undef ADD
+out:
+    return st;
+}
+
+bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
+                          pid_t *pid_out)
+{
+    bt_status st   = BT_OK;
+    bool      far  = bt_mpirun_is_far(options);
+    command   c    = {0};
+    pid_t     self = getpid(), pid;
+    int       out  = -1;
+    char      folder[PATH_MAX];
+
+    BT_REQUIRE(getcwd(folder, sizeof(folder)) != NULL, BT_ERR_IO,
+               "the working directory, where mpirun starts the ranks: %s", strerror(errno));
+    BT_TRY(make_command(options, scratch, &c));
+    BT_TRY(bt_limits_allow_files("mpirun", FILES + FILES_A_RANK * (far ? 0 : options->n_ranks)));
+    if (!far) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));
     if (bt_mpirun_survives_far(options)) {
-        argv[n++] = (char *)"--tell-end";
-        out       = bt_endings_listen();
+        out = bt_endings_listen();
         BT_REQUIRE(out >= 0, BT_ERR_IO, "pipe: %s", strerror(errno));
     }
-    argv[n++] = (char *)"--";
-    memcpy(argv + n, options->argv, n_args * sizeof(*argv));
-
-    BT_TRY(bt_endings_provide(bt_mpirun_is_far(options) ? NULL : scratch->session));
+    BT_TRY(bt_endings_provide(far ? NULL : scratch->session));
     set_environment(options, scratch);
     BT_REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, BT_ERR_IO, "PR_SET_CHILD_SUBREAPER: %s",
                strerror(errno));
     pid = fork();
-    if (pid == 0) exec_mpirun(argv, self, out);
+    if (pid == 0) exec_mpirun(c.argv, self, out);
     BT_REQUIRE(pid > 0, BT_ERR_IO, "fork: %s", strerror(errno));
     setpgid(pid, pid); /* on both sides, so that nobody can be too early */
     *pid_out = pid;
 out:
     if (out >= 0) close(out);
-    bt_free(argv);
-    bt_free(bind);
+    bt_free(c.argv);
+    bt_free(c.bind);
     return st;
 }
 

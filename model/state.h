@@ -1,4 +1,4 @@
-/* model/state.h - the inside of a bt_model, for model.c and decode_graphs.c only. */
+/* model/state.h - the inside of a bt_model, for model.c, step.c and decode_graphs.c only. */
 #ifndef BT_MODEL_STATE_H
 #define BT_MODEL_STATE_H
 
@@ -29,6 +29,7 @@ struct bt_model {
     uint32_t          n_launched, n_awaited; /* steps */
 };
 
+/* step.c */
 /* The step's tokens to model->tokens, and as many of id 0 as make n of them. */
 bt_status bt_model_send_tokens(bt_model *model, const bt_step *step, uint32_t n);
 /* normed = rms_norm(h), for the first layer. */

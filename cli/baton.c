@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cli/child.h"
+#include "core/file.h"
 
 static const struct {
     const char *verb, *text;
@@ -29,14 +30,11 @@ static const struct {
 
 static bool exists(const char *verb, char path_out[PATH_MAX])
 {
-    char    self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char name[NAME_MAX];
 
-    if (n <= 0 || strchr(verb, '/') != NULL) return false;
-    self[n]             = '\0';
-    *strrchr(self, '/') = '\0';
-    return snprintf(path_out, PATH_MAX, "%s/baton-%s", self, verb) < PATH_MAX &&
-           access(path_out, X_OK) == 0;
+    return strchr(verb, '/') == NULL &&
+           snprintf(name, sizeof(name), "baton-%s", verb) < (int)sizeof(name) &&
+           bt_path_beside(name, path_out) && access(path_out, X_OK) == 0;
 }
 
 static void help(FILE *to)

@@ -14,11 +14,8 @@
 static bt_status find_script(char path[PATH_MAX])
 {
     bt_status st = BT_OK;
-    ssize_t   n  = readlink("/proc/self/exe", path, PATH_MAX - 64);
 
-    BT_REQUIRE(n > 0, BT_ERR_IO, "/proc/self/exe: %s", strerror(errno));
-    path[n] = '\0';
-    strcpy(strrchr(path, '/') + 1, SCRIPT);
+    BT_REQUIRE(bt_path_beside(SCRIPT, path), BT_ERR_IO, "this program's folder is not known");
     BT_REQUIRE(access(path, R_OK) == 0, BT_ERR_UNSUPPORTED, "%s: %s; --plot needs that script",
                path, strerror(errno));
 out:

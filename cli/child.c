@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 
 enum { ARGUMENT_MAX = 512 };
 #define GUARD_NS (3 * BT_NS_PER_S) /* to remove what a killed launcher left */
@@ -259,19 +260,11 @@ void bt_child_end_all(uint64_t wait_ns)
 bt_status bt_program_path(const char *name, char path_out[PATH_MAX])
 {
     bt_status st = BT_OK;
-    char      self[PATH_MAX];
-    ssize_t   n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char     *slash;
 
-    BT_REQUIRE(n > 0, BT_ERR_IO, "readlink /proc/self/exe: %s", strerror(errno));
-    self[n] = '\0';
-    slash   = strrchr(self, '/');
-    BT_REQUIRE(snprintf(path_out, PATH_MAX, "%.*s/%s", (int)(slash - self), self, name) < PATH_MAX,
-               BT_ERR_IO, "the path of %s is too long", name);
+    BT_REQUIRE(bt_path_beside(name, path_out), BT_ERR_IO,
+               "this program's folder, where %s lies, is not known", name);
     BT_REQUIRE(access(path_out, X_OK) == 0, BT_ERR_IO,
-               "%s: %s (the programs of Baton stay in one "
-               "directory)",
-               path_out, strerror(errno));
+               "%s: %s (the programs of Baton stay in one directory)", path_out, strerror(errno));
 out:
     return st;
 }

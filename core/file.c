@@ -63,6 +63,24 @@ out:
     return st;
 }
 
+bool bt_own_path(char path_out[PATH_MAX])
+{
+    ssize_t n = readlink("/proc/self/exe", path_out, PATH_MAX - 1);
+
+    if (n <= 0) return false;
+    path_out[n] = '\0';
+    return true;
+}
+
+bool bt_path_beside(const char *name, char path_out[PATH_MAX])
+{
+    char  self[PATH_MAX];
+    char *slash;
+
+    if (!bt_own_path(self) || (slash = strrchr(self, '/')) == NULL) return false;
+    return snprintf(path_out, PATH_MAX, "%.*s/%s", (int)(slash - self), self, name) < PATH_MAX;
+}
+
 const char *bt_python(void)
 {
     static const char SYSTEM[] = "/usr/bin/python3";

@@ -1,7 +1,9 @@
-/* core/file.h - files that users name. */
+/* core/file.h - files that users name, and those that lie beside the program. */
 #ifndef BT_CORE_FILE_H
 #define BT_CORE_FILE_H
 
+#include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/types.h>
 
@@ -22,6 +24,12 @@ FILE *bt_open_regular(const char *path, const char **why_out);
 /* Can a new file be put at path?  Asked before long work; nothing is created.  IO says why not,
  * after `option`, which named it. */
 bt_status bt_check_out(const char *option, const char *path);
+
+/* This program's own file.  False: the system does not tell. */
+bool bt_own_path(char path_out[PATH_MAX]);
+/* `name` in that file's folder, which may begin with "../"; whether it is there nobody has looked.
+ * False also when the path is too long. */
+bool bt_path_beside(const char *name, char path_out[PATH_MAX]);
 
 /* The Python that draws: BATON_PYTHON, else the system's, where distributions put matplotlib, else
  * the one in PATH.  Borrowed. */

@@ -1,45 +1,29 @@
 #include "core/module.h"
 
 #include <dlfcn.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 4096 };
-
-/* The program's folder, without a slash at its end; false when the system does not tell. */
-static bool own_folder(char folder[PATH_BYTES])
-{
-    ssize_t n = readlink("/proc/self/exe", folder, PATH_BYTES - 1);
-    char   *slash;
-
-    if (n <= 0) return false;
-    folder[n] = 0;
-    slash     = strrchr(folder, '/');
-    if (slash == NULL) return false;
-    *slash = 0;
-    return true;
-}
+#include "core/file.h"
 
 /* The first of these that is there; else its name, for the loader to find. */
-static void find_library(const char *file, char path[PATH_BYTES])
+static void find_library(const char *file, char path[PATH_MAX])
 {
-    static const char *const PLACES[] = {"", "/../lib/baton"};
-    char                     folder[PATH_BYTES];
+    static const char *const PLACES[] = {"", "../lib/baton/"};
+    char                     name[NAME_MAX];
 
-    for (int i = 0; i < 2 && own_folder(folder); i++) {
-        int n = snprintf(path, PATH_BYTES, "%s%s/%s", folder, PLACES[i], file);
-
-        if (n > 0 && n < PATH_BYTES && access(path, R_OK) == 0) return;
+    for (int i = 0; i < 2; i++) {
+        snprintf(name, sizeof(name), "%s%s", PLACES[i], file);
+        if (bt_path_beside(name, path) && access(path, R_OK) == 0) return;
     }
-    snprintf(path, PATH_BYTES, "%s", file);
+    snprintf(path, PATH_MAX, "%s", file);
 }
 
 const void *bt_module_open(const char *library, const char *file, const char *symbol,
                            uint32_t version, char *text, size_t text_bytes)
 {
-    char        path[PATH_BYTES];
+    char        path[PATH_MAX];
     void       *handle;
     const void *table;
     uint32_t    found = 0;

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "core/limits.h"
 #include "launch/bind.h"
 #include "launch/endings.h"
@@ -25,18 +26,6 @@ enum { FILES = BT_FILES, FILES_A_RANK = 8 };
 #ifndef BT_MPIEXEC
 #define BT_MPIEXEC "mpirun"
 #endif
-
-/* This program's own path. */
-static bt_status own_path(char path_out[PATH_MAX])
-{
-    bt_status st = BT_OK;
-    ssize_t   n  = readlink("/proc/self/exe", path_out, PATH_MAX - 1);
-
-    BT_REQUIRE(n > 0, BT_ERR_IO, "readlink /proc/self/exe: %s", strerror(errno));
-    path_out[n] = '\0';
-out:
-    return st;
-}
 
 static bool in_path(const char *name, char path_out[PATH_MAX])
 {
@@ -238,7 +227,7 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
     bt_status st     = BT_OK;
     size_t    n_args = 0, n = 0;
 
-    BT_TRY(own_path(c->exe));
+    BT_REQUIRE(bt_own_path(c->exe), BT_ERR_IO, "this program's path is not known");
     BT_TRY(find_mpirun(options->mpirun, c->exe, c->mpirun));
     while (options->argv[n_args] != NULL)
         n_args++;

@@ -14,6 +14,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/defaults.h"
+#include "core/file.h"
 #include "core/parse.h"
 #include "core/rank_map.h"
 #include "tools/check_ask.h"
@@ -189,11 +190,10 @@ static bool is_here(const char *host)
 
 static void make_command(const options *opt, const char *host, char *buf, size_t capacity)
 {
-    char        self[1024] = "", model[2048], probe[4096], quoted[8192];
-    const char *agent      = opt->agent;
+    char        self[PATH_MAX], model[2048], probe[PATH_MAX + 2560], quoted[8192];
+    const char *agent = opt->agent;
 
-    if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
-        snprintf(self, sizeof(self), "baton-check");
+    if (!bt_own_path(self)) snprintf(self, sizeof(self), "baton-check");
     quote(opt->model != NULL ? opt->model : "", model, sizeof(model));
     snprintf(probe, sizeof(probe), "%s --node %s%s%s%s", self, opt->quick ? "--quick" : "--model ",
              opt->quick ? "" : model, opt->control != NULL ? " --control " : "",

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/machine.h"
 #include "core/parse.h"
 #include "device/cpu/device_cpu.h"
@@ -52,13 +53,10 @@ static bool first_line(const char *command, char *buf, size_t capacity)
 /* A program of ours that cannot start says why: a library that is not there, above all. */
 static void look_at_program(const char *name)
 {
-    char self[512], command[700], line[BT_CHECK_TEXT];
-    long n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char path[PATH_MAX], command[PATH_MAX + 64], line[BT_CHECK_TEXT];
 
-    if (n <= 0) return;
-    self[n]             = '\0';
-    *strrchr(self, '/') = '\0';
-    snprintf(command, sizeof(command), "'%s/%s' --help 2>&1 >/dev/null", self, name);
+    if (!bt_path_beside(name, path)) return;
+    snprintf(command, sizeof(command), "'%s' --help 2>&1 >/dev/null", path);
     if (!first_line(command, line, sizeof(line))) trouble("%s does not start: %s", name, line);
 }
 

@@ -55,21 +55,10 @@ out:
     return st;
 }
 
-/* PREFIX/share/baton/profile/plot.py of the PREFIX/bin that this program lies in. */
+/* Where it lies both in a build and in an installed tree. */
 static bool find_script(char path_out[PATH_MAX])
 {
-    char    self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char   *slash;
-
-    if (n <= 0) return false;
-    self[n] = '\0';
-    for (int i = 0; i < 2; i++) {
-        slash = strrchr(self, '/');
-        if (slash == NULL) return false;
-        *slash = '\0';
-    }
-    return snprintf(path_out, PATH_MAX, "%s/share/baton/profile/plot.py", self) < PATH_MAX &&
+    return bt_path_beside("../share/baton/profile/plot.py", path_out) &&
            access(path_out, R_OK) == 0;
 }
 

@@ -15,8 +15,8 @@
 
 #include "cli/cell_options.h"
 #include "cli/child.h"
+#include "cli/echo.h"
 #include "cli/eval_cell.h"
-#include "cli/relay.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/defaults.h"
@@ -139,7 +139,7 @@ out:
 }
 
 typedef struct {
-    bt_relay      relay;
+    bt_echo       echo;
     bt_child      launch;
     bt_rpc_loop  *loop;
     bt_eval_cell *cell;
@@ -152,7 +152,7 @@ static void turn(session *s)
     bt_child *children[] = {&s->launch};
 
     bt_rpc_loop_run_once(s->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
-    bt_lines_read(&s->launch.err, bt_relay_line, &s->relay);
+    bt_lines_read(&s->launch.err, bt_echo_line, &s->echo);
     bt_child_collect(children, 1);
 }
 
@@ -206,7 +206,7 @@ static void end_cell(session *s, bool failed)
     }
     bt_rpc_loop_destroy(s->loop);
     bt_child_end_all(KILL_NS);
-    bt_lines_read(&s->launch.err, bt_relay_line, &s->relay);
+    bt_lines_read(&s->launch.err, bt_echo_line, &s->echo);
     bt_child_close(&s->launch);
 }
 
@@ -255,7 +255,7 @@ static bt_status evaluate(options *opt)
     char      chunk[16];
 
     bt_child_init(&s.launch);
-    bt_relay_init(&s.relay, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
+    bt_echo_init(&s.echo, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
     BT_TRY(bt_check_out("--out", opt->out)); /* before hours of work */
     BT_TRY(read_top_k(opt->cell.model, &top_k));
     BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
@@ -265,8 +265,8 @@ static bt_status evaluate(options *opt)
     st = start_cell(&s, opt);
     if (st == BT_OK) st = run_cases(&s, opt->stall_ns);
     end_cell(&s, st != BT_OK);
-    if (st != BT_OK && s.relay.first_error[0] != '\0') {
-        fprintf(stderr, "baton-logits: first error of the cell: %s\n", s.relay.first_error);
+    if (st != BT_OK && s.echo.first_error[0] != '\0') {
+        fprintf(stderr, "baton-logits: first error of the cell: %s\n", s.echo.first_error);
     }
     if (st == BT_OK) st = bt_eval_cases_write(&s.cases, opt->out);
 out:

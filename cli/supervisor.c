@@ -40,7 +40,7 @@ static void begin_stop(supervisor *s)
     s->phase         = STOPPING;
     bt_child_kill(&s->client, SIGTERM);
     bt_child_kill(&s->asker, SIGKILL);
-    bt_relay_clear_bar(&s->relay);
+    bt_echo_clear_bar(&s->echo);
 }
 
 void bt_supervisor_fail(supervisor *s, const char *fmt, ...)
@@ -66,7 +66,7 @@ bool bt_supervisor_ended_ranks(const supervisor *s)
 static void read_all(supervisor *s)
 {
     bt_lines_read(&s->coordinator.report, bt_supervisor_on_announcement, s);
-    bt_lines_read(&s->coordinator.err, bt_relay_line, &s->relay);
+    bt_lines_read(&s->coordinator.err, bt_echo_line, &s->echo);
     bt_lines_read(&s->launch.err, bt_supervisor_on_rank_line, s);
     bt_lines_read(&s->fresh.err, bt_supervisor_on_fresh_line, s);
     bt_lines_read(&s->asker.err, bt_supervisor_host_line, s);
@@ -146,13 +146,13 @@ BT_PRINTF(3, 4) static void start_again(supervisor *s, uint64_t *at_ns, const ch
     va_start(ap, fmt);
     vsnprintf(why, sizeof(why), fmt, ap);
     va_end(ap);
-    bt_relay_clear_bar(&s->relay);
-    if (!bt_backoff_next(&s->backoff, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
+    bt_echo_clear_bar(&s->echo);
+    if (!bt_restart_wait_next(&s->restart_wait, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
         bt_supervisor_fail(s, "%s; given up after %u restarts in a row", why, s->opt->restarts);
         return;
     }
     BT_WARN("%s; starting again in %.1f s, the %u. of at most %u times in a row", why,
-            (double)wait_ns * 1e-9, s->backoff.n, s->opt->restarts);
+            (double)wait_ns * 1e-9, s->restart_wait.n, s->opt->restarts);
     if (s->died_ns == 0) s->died_ns = now;
     s->serving_ns = 0;
     s->n_restarts++;
@@ -382,8 +382,8 @@ static int verdict(supervisor *s)
     }
     if (s->failure[0] == '\0') return EXIT_SUCCESS;
     say("baton-run: ", s->failure);
-    if (s->relay.first_error[0] != '\0')
-        say("baton-run: first error of a rank: ", s->relay.first_error);
+    if (s->echo.first_error[0] != '\0')
+        say("baton-run: first error of a rank: ", s->echo.first_error);
     return s->client.ended && !ended_well(&s->client) && WIFEXITED(s->client.status)
                ? WEXITSTATUS(s->client.status)
                : EXIT_FAILURE;
@@ -401,7 +401,7 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     bt_child_init(&s->fresh);
     bt_child_init(&s->client);
     bt_child_init(&s->asker);
-    bt_relay_init(&s->relay, opt->log);
+    bt_echo_init(&s->echo, opt->log);
     s->heard_ns = s->start_ns = bt_now_ns();
     s->port                   = opt->port;
     BT_TRY(bt_supervisor_find_hosts(s));
@@ -444,7 +444,7 @@ int bt_supervisor_run(const bt_run_options *opt)
         if (opt->chat != NULL) bt_account_print(&opt->cell, s.accounts);
         code = verdict(&s);
     }
-    bt_relay_clear_bar(&s.relay);
+    bt_echo_clear_bar(&s.echo);
     bt_child_close(&s.coordinator);
     bt_child_close(&s.launch);
     bt_child_close(&s.fresh);

@@ -26,7 +26,7 @@ static void on_serving(supervisor *s)
 
     s->phase      = SERVING;
     s->serving_ns = now;
-    bt_relay_clear_bar(&s->relay);
+    bt_echo_clear_bar(&s->echo);
     if (s->died_ns != 0)
         BT_WARN("serving again, %.1f s after the end; restart %u",
                 (double)(now - s->died_ns) * 1e-9, s->n_restarts);
@@ -81,9 +81,9 @@ static void on_progress(supervisor *s, const char *text)
     part = bt_progress_part(&s->progress);
     n    = (int)(part * BAR);
     bt_progress_last_rank(&s->progress, now, last, sizeof(last));
-    bt_relay_bar(&s->relay, "loading %.*s%.*s %3d%%, %s", n, "########################", BAR - n,
-                 "........................", (int)(part * 100), last);
-    if (s->relay.terminal || now - s->told_ns < TELL_NS) return;
+    bt_echo_bar(&s->echo, "loading %.*s%.*s %3d%%, %s", n, "########################", BAR - n,
+                "........................", (int)(part * 100), last);
+    if (s->echo.terminal || now - s->told_ns < TELL_NS) return;
     if (s->told_ns != 0) BT_INFO("loading: %d%%, the last is %s", (int)(part * 100), last);
     s->told_ns = now;
 }
@@ -147,7 +147,7 @@ void bt_supervisor_on_rank_line(void *ctx, const char *line)
 
     bt_supervisor_hear(s, bt_now_ns());
     bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
-    bt_relay_line(&s->relay, line);
+    bt_echo_line(&s->echo, line);
     /* A rank that dies while MPI starts leaves the others waiting, if they survive deaths. */
     if (s->opt->cell.replace && s->phase == LOADING && s->launch_term_ns == 0 &&
         tells_of_failure(line))
@@ -162,5 +162,5 @@ void bt_supervisor_on_fresh_line(void *ctx, const char *line)
     supervisor *s = ctx;
 
     bt_supervisor_hear(s, bt_now_ns());
-    bt_relay_line(&s->relay, line);
+    bt_echo_line(&s->echo, line);
 }

@@ -16,7 +16,7 @@ void bt_supervisor_renew(supervisor *s)
     if (!s->opt->renew || s->phase != SERVING || s->draining || s->fresh_at_ns != 0 ||
         bt_child_running(&s->fresh))
         return;
-    if (!bt_backoff_next(&s->backoff, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
+    if (!bt_restart_wait_next(&s->restart_wait, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
         BT_WARN("ranks are missing, and no spare is left; no fresh cell is started after %u starts "
                 "in a row",
                 s->opt->restarts);

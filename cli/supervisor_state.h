@@ -3,10 +3,10 @@
 #define BT_CLI_SUPERVISOR_STATE_H
 
 #include "cli/account.h"
-#include "cli/backoff.h"
 #include "cli/child.h"
+#include "cli/echo.h"
 #include "cli/progress.h"
-#include "cli/relay.h"
+#include "cli/restart_wait.h"
 #include "cli/supervisor.h"
 #include "core/rank_map.h"
 
@@ -36,14 +36,14 @@ typedef struct supervisor {
     bt_cell_hosts   hosts;
     bt_child        asker; /* of the hosts */
     phase           phase;
-    bt_relay        relay;
+    bt_echo         echo;
     bt_child        coordinator, launch, client;
     bt_child        fresh; /* ranks of a cell that is to take the place of launch's */
     int             signal_fd;
     char            address[128];
     char            control[300]; /* where ranks attach, once known */
     uint16_t        port;         /* of the public port: what came of 0 the first time */
-    bt_backoff      backoff;
+    bt_restart_wait restart_wait;
     uint64_t        coordinator_at_ns, launch_at_ns; /* when to start it; 0: not to be started */
     uint64_t        fresh_at_ns, fresh_term_ns;
     uint32_t        n_renewed;

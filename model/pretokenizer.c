@@ -184,27 +184,27 @@ void bt_pretokenizer_destroy(bt_pretokenizer *pre)
     bt_free(pre);
 }
 
-void bt_pieces_fini(bt_pieces *pieces)
+void bt_pretokens_fini(bt_pretokens *pieces)
 {
     if (pieces->match != NULL) pcre2_match_data_free(pieces->match);
     bt_free(pieces->pieces);
     bt_free(pieces->before);
-    *pieces = (bt_pieces){0};
+    *pieces = (bt_pretokens){0};
 }
 
-static bt_status push(bt_pieces *p, size_t at, size_t n)
+static bt_status push(bt_pretokens *p, size_t at, size_t n)
 {
     bt_status st = BT_OK;
 
     if (p->n == p->capacity) {
-        size_t    capacity = p->capacity == 0 ? 64 : 2 * p->capacity;
-        bt_piece *grown    = bt_realloc(p->pieces, capacity, sizeof(*grown));
+        size_t       capacity = p->capacity == 0 ? 64 : 2 * p->capacity;
+        bt_pretoken *grown    = bt_realloc(p->pieces, capacity, sizeof(*grown));
 
         BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "tokenizer: %zu pieces", capacity);
         p->pieces   = grown;
         p->capacity = capacity;
     }
-    p->pieces[p->n++] = (bt_piece){(uint32_t)at, (uint32_t)n};
+    p->pieces[p->n++] = (bt_pretoken){(uint32_t)at, (uint32_t)n};
 out:
     return st;
 }
@@ -233,8 +233,8 @@ out:
 }
 
 /* One step on one piece: matches and gaps both become pieces. */
-static bt_status cut_piece(const pcre2_code *code, const char *text, bt_piece piece,
-                           bt_pieces *pieces)
+static bt_status cut_piece(const pcre2_code *code, const char *text, bt_pretoken piece,
+                           bt_pretokens *pieces)
 {
     bt_status   st  = BT_OK;
     const char *sub = text + piece.at; /* the piece alone: lookaheads and $ see its end */
@@ -250,10 +250,10 @@ out:
     return st;
 }
 
-static void swap_lists(bt_pieces *p)
+static void swap_lists(bt_pretokens *p)
 {
-    bt_piece *list     = p->pieces;
-    size_t    capacity = p->capacity;
+    bt_pretoken *list     = p->pieces;
+    size_t       capacity = p->capacity;
 
     p->pieces          = p->before;
     p->capacity        = p->before_capacity;
@@ -262,7 +262,7 @@ static void swap_lists(bt_pieces *p)
 }
 
 bt_status bt_pretokenizer_cut(const bt_pretokenizer *pre, const char *text, size_t n,
-                              bt_pieces *pieces)
+                              bt_pretokens *pieces)
 {
     bt_status st = BT_OK;
 

@@ -5,7 +5,7 @@
  * file's own regexes run, by PCRE2; what PCRE2 would read otherwise than Hugging Face's engine
  * (Oniguruma) is rewritten or refused.
  *
- * Threads: cutting is safe from several threads, each with its own bt_pieces. */
+ * Threads: cutting is safe from several threads, each with its own bt_pretokens. */
 #ifndef BT_MODEL_PRETOKENIZER_H
 #define BT_MODEL_PRETOKENIZER_H
 
@@ -27,21 +27,21 @@ void      bt_pretokenizer_destroy(bt_pretokenizer *pre);
 
 typedef struct {
     uint32_t at, n;
-} bt_piece;
+} bt_pretoken;
 
 /* The pieces of the latest cut, and workspace; all zero at first. */
 typedef struct {
-    bt_piece *pieces; /* owned: [capacity] */
-    size_t    n, capacity;
-    bt_piece *before; /* owned: what the step before left */
-    size_t    before_capacity;
-    void     *match; /* owned: PCRE2's match data */
-} bt_pieces;
-void bt_pieces_fini(bt_pieces *pieces);
+    bt_pretoken *pieces; /* owned: [capacity] */
+    size_t       n, capacity;
+    bt_pretoken *before; /* owned: what the step before left */
+    size_t       before_capacity;
+    void        *match; /* owned: PCRE2's match data */
+} bt_pretokens;
+void bt_pretokens_fini(bt_pretokens *pieces);
 
 /* Cuts text (valid UTF-8, at most INT32_MAX bytes) into pieces->pieces, none empty. */
 bt_status bt_pretokenizer_cut(const bt_pretokenizer *pre, const char *text, size_t n,
-                              bt_pieces *pieces);
+                              bt_pretokens *pieces);
 
 /* The regex as PCRE2 has to be given it; NO_MEMORY or UNSUPPORTED.  Owned by the caller. */
 bt_status bt_pretokenizer_translate(const char *where, const char *regex, char **pcre_out);

@@ -63,7 +63,7 @@ uint32_t bt_tokenizer_vocab_size(const bt_tokenizer *tok) { return tok->n_tokens
 const char *bt_tokenizer_bytes(const bt_tokenizer *tok, uint32_t id, size_t *n_out,
                                bool *special_out)
 {
-    const bt_token *t = id < tok->n_tokens ? &tok->tokens[id] : NULL;
+    const bt_vocab_token *t = id < tok->n_tokens ? &tok->tokens[id] : NULL;
 
     *n_out = t == NULL ? 0 : t->n;
     if (special_out != NULL) *special_out = t != NULL && t->special;
@@ -83,7 +83,7 @@ int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text)
 /* One call of encode. */
 typedef struct {
     const bt_tokenizer *tok;
-    bt_pieces           pieces;
+    bt_pretokens        pieces;
     bt_bpe_scratch      scratch;
     uint32_t           *ids; /* owned: [capacity] */
     size_t              n, capacity;
@@ -114,7 +114,7 @@ static bool find_whole(const bt_tokenizer *tok, const char *piece, size_t n, uin
 
     while (lo < hi) {
         size_t mid   = lo + (hi - lo) / 2;
-        int    order = bt_token_compare(tok, tok->by_text[mid], piece, n);
+        int    order = bt_vocab_token_compare(tok, tok->by_text[mid], piece, n);
 
         if (order == 0) {
             *id_out = tok->by_text[mid];
@@ -194,7 +194,7 @@ bt_status bt_tokenizer_encode(const bt_tokenizer *tok, const char *text, size_t 
 out:
     bt_free(e.ids);
     bt_bpe_scratch_fini(&e.scratch);
-    bt_pieces_fini(&e.pieces);
+    bt_pretokens_fini(&e.pieces);
     bt_free(whole);
     return st;
 }

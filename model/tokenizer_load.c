@@ -82,7 +82,7 @@ out:
 
 static void store(loading *l, const char *entry, uint32_t id)
 {
-    bt_token *t = &l->tok->tokens[id];
+    bt_vocab_token *t = &l->tok->tokens[id];
 
     t->at = (uint32_t)l->arena_at;
     t->n  = (uint32_t)bt_byte_level_bytes(entry, strlen(entry), l->tok->arena + l->arena_at,
@@ -111,20 +111,20 @@ out:
     return st;
 }
 
-int bt_token_compare(const bt_tokenizer *tok, uint32_t id, const char *text, size_t n)
+int bt_vocab_token_compare(const bt_tokenizer *tok, uint32_t id, const char *text, size_t n)
 {
-    const bt_token *t     = &tok->tokens[id];
-    int             order = memcmp(tok->arena + t->at, text, t->n < n ? t->n : n);
+    const bt_vocab_token *t     = &tok->tokens[id];
+    int                   order = memcmp(tok->arena + t->at, text, t->n < n ? t->n : n);
 
     return order != 0 ? order : (t->n > n) - (t->n < n);
 }
 
 static int by_text(const void *a, const void *b, void *ctx)
 {
-    const bt_tokenizer *tok = ctx;
-    const bt_token     *t   = &tok->tokens[*(const uint32_t *)b];
+    const bt_tokenizer   *tok = ctx;
+    const bt_vocab_token *t   = &tok->tokens[*(const uint32_t *)b];
 
-    return bt_token_compare(tok, *(const uint32_t *)a, tok->arena + t->at, t->n);
+    return bt_vocab_token_compare(tok, *(const uint32_t *)a, tok->arena + t->at, t->n);
 }
 
 /* With ignore_merges a piece that is a token as a whole is that token. */

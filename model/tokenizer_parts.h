@@ -15,7 +15,7 @@ typedef struct {
     uint32_t at, n;  /* bytes in the arena; n == 0: no such id */
     bool     mapped; /* of the vocabulary, byte by byte: merging can make it */
     bool     special;
-} bt_token;
+} bt_vocab_token;
 
 /* Two lists of added tokens, as Hugging Face has: those that match before normalisation, and those
  * that match in what these left.  (No normalizer is supported, so only the order differs.) */
@@ -24,7 +24,7 @@ enum { BT_N_ADDED_LISTS = 2 };
 struct bt_tokenizer {
     char            *path;   /* owned: for errors */
     char            *arena;  /* owned: the bytes of all tokens */
-    bt_token        *tokens; /* owned: [n_tokens] */
+    bt_vocab_token  *tokens; /* owned: [n_tokens] */
     uint32_t         n_tokens;
     bt_added_tokens *added[BT_N_ADDED_LISTS]; /* owned */
     bt_pretokenizer *pre;                     /* owned */
@@ -38,7 +38,7 @@ struct bt_tokenizer {
 };
 
 /* memcmp order, a prefix first. */
-int bt_token_compare(const bt_tokenizer *tok, uint32_t id, const char *text, size_t n);
+int bt_vocab_token_compare(const bt_tokenizer *tok, uint32_t id, const char *text, size_t n);
 
 /* Fills an empty tokenizer from tokenizer.json. */
 bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path);

@@ -11,9 +11,9 @@
 #include "cli/account.h"
 #include "cli/child.h"
 #include "cli/client.h"
+#include "cli/echo.h"
 #include "cli/eval_cases.h"
 #include "cli/eval_cell.h"
-#include "cli/relay.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "model/safetensors.h"
@@ -21,7 +21,7 @@
 
 enum { N = 6, VOCAB = 5, N_MOE = 2, TOP_K = 3 };
 
-/* ---- child, relay */
+/* ---- child, echo */
 
 static char g_lines[8][5000];
 static int  g_n_lines;
@@ -68,27 +68,27 @@ static void lines_come_whole_whatever_the_reads(void)
     EXPECT_EQ(strlen(g_lines[0]) + strlen(g_lines[1]) + strlen(g_lines[2]), sizeof(text) - 1);
 }
 
-static void relay_keeps_the_first_error_of_a_rank(void)
+static void echo_keeps_the_first_error_of_a_rank(void)
 {
-    bt_relay relay;
+    bt_echo echo;
 
-    bt_relay_init(&relay, BT_LOG_ERROR);
-    bt_relay_line(&relay, "2026-11-23 11:02:07.153 I rank=1 - worker/main.c:88 ready");
-    bt_relay_line(&relay, "2026-11-23 11:02:07.153 E coordinator - a/b.c:1 not of a rank");
-    EXPECT(relay.first_error[0] == '\0');
-    bt_relay_line(&relay,
-                  "2026-11-23 11:02:09.001 E rank=2 req=17 worker/x.c:140 out of memory: 3 bytes");
-    bt_relay_line(&relay, "2026-11-23 11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
-    EXPECT(strcmp(relay.first_error, "rank 2: out of memory: 3 bytes") == 0);
+    bt_echo_init(&echo, BT_LOG_ERROR);
+    bt_echo_line(&echo, "2026-11-23 11:02:07.153 I rank=1 - worker/main.c:88 ready");
+    bt_echo_line(&echo, "2026-11-23 11:02:07.153 E coordinator - a/b.c:1 not of a rank");
+    EXPECT(echo.first_error[0] == '\0');
+    bt_echo_line(&echo,
+                 "2026-11-23 11:02:09.001 E rank=2 req=17 worker/x.c:140 out of memory: 3 bytes");
+    bt_echo_line(&echo, "2026-11-23 11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
+    EXPECT(strcmp(echo.first_error, "rank 2: out of memory: 3 bytes") == 0);
 }
 
-static void relay_knows_the_lines_that_the_log_writes(void)
+static void echo_knows_the_lines_that_the_log_writes(void)
 {
-    FILE    *file      = tmpfile();
-    int      old       = dup(STDERR_FILENO);
-    time_t   now       = time(NULL);
-    char     line[200] = "", day[16];
-    bt_relay relay;
+    FILE   *file      = tmpfile();
+    int     old       = dup(STDERR_FILENO);
+    time_t  now       = time(NULL);
+    char    line[200] = "", day[16];
+    bt_echo echo;
 
     NEED(file != NULL && old >= 0);
     dup2(fileno(file), STDERR_FILENO);
@@ -102,26 +102,26 @@ static void relay_knows_the_lines_that_the_log_writes(void)
     strftime(day, sizeof(day), "%Y-%m-%d ", localtime(&now));
     EXPECT(strncmp(line, day, strlen(day)) == 0 || time(NULL) / 86400 != now / 86400);
     line[strcspn(line, "\n")] = '\0';
-    bt_relay_init(&relay, BT_LOG_ERROR);
-    bt_relay_line(&relay, line);
-    EXPECT(strcmp(relay.first_error, "rank 2: out of memory: 3 bytes") == 0);
+    bt_echo_init(&echo, BT_LOG_ERROR);
+    bt_echo_line(&echo, line);
+    EXPECT(strcmp(echo.first_error, "rank 2: out of memory: 3 bytes") == 0);
 }
 
-static void relay_bar_stays_in_its_row(void)
+static void echo_bar_stays_in_its_row(void)
 {
     struct winsize size = {.ws_row = 24, .ws_col = 40};
-    int      other = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), old = dup(STDERR_FILENO), fd;
-    bt_relay relay;
-    char     text[200];
-    ssize_t  n;
+    int     other = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), old = dup(STDERR_FILENO), fd;
+    bt_echo echo;
+    char    text[200];
+    ssize_t n;
 
     NEED(other >= 0 && old >= 0 && grantpt(other) == 0 && unlockpt(other) == 0);
     fd = open(ptsname(other), O_RDWR | O_NOCTTY | O_CLOEXEC);
     NEED(fd >= 0 && ioctl(fd, TIOCSWINSZ, &size) == 0);
     setenv("TERM", "xterm", 1);
     dup2(fd, STDERR_FILENO);
-    bt_relay_init(&relay, BT_LOG_ERROR);
-    bt_relay_bar(&relay, "%s%s", "123456789 123456789 ", "123456789 123456789 123456789");
+    bt_echo_init(&echo, BT_LOG_ERROR);
+    bt_echo_bar(&echo, "%s%s", "123456789 123456789 ", "123456789 123456789 123456789");
     dup2(old, STDERR_FILENO);
     n = read(other, text, sizeof(text) - 1);
     NEED(n > 0);
@@ -462,9 +462,9 @@ static void guard_of_a_killed_launcher_may_finish(void)
 static const bt_test TESTS[] = {
     BT_TEST(guard_of_a_killed_launcher_may_finish),
     BT_TEST(lines_come_whole_whatever_the_reads),
-    BT_TEST(relay_keeps_the_first_error_of_a_rank),
-    BT_TEST(relay_knows_the_lines_that_the_log_writes),
-    BT_TEST(relay_bar_stays_in_its_row),
+    BT_TEST(echo_keeps_the_first_error_of_a_rank),
+    BT_TEST(echo_knows_the_lines_that_the_log_writes),
+    BT_TEST(echo_bar_stays_in_its_row),
     BT_TEST(account_is_read_from_a_ranks_line),
     BT_TEST(account_of_an_idle_rank_claims_no_work),
     BT_TEST(eval_rows_are_checked),

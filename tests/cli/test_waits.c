@@ -1,36 +1,36 @@
 /* How long a supervisor waits before it starts something again, and how long a load will take. */
 #include <string.h>
 
-#include "cli/backoff.h"
 #include "cli/progress.h"
+#include "cli/restart_wait.h"
 #include "core/clock.h"
 #include "tests/support/test.h"
 
 #define S BT_NS_PER_S
 
-static void backoff_doubles_and_gives_up(void)
+static void restart_wait_doubles_and_gives_up(void)
 {
     static const double WAITS[] = {0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30};
 
-    bt_backoff b = {0};
-    uint64_t   wait;
+    bt_restart_wait b = {0};
+    uint64_t        wait;
 
     for (int i = 0; i < 10; i++) {
-        EXPECT(bt_backoff_next(&b, 10, 100 * S, 101 * S, &wait));
+        EXPECT(bt_restart_wait_next(&b, 10, 100 * S, 101 * S, &wait));
         EXPECT_EQ(wait, (uint64_t)(WAITS[i] * 1e9 + 0.5));
     }
-    EXPECT(!bt_backoff_next(&b, 10, 100 * S, 101 * S, &wait));
-    EXPECT(!bt_backoff_next(&b, 10, 0, 999 * S, &wait)); /* what never served has not worked */
+    EXPECT(!bt_restart_wait_next(&b, 10, 100 * S, 101 * S, &wait));
+    EXPECT(!bt_restart_wait_next(&b, 10, 0, 999 * S, &wait)); /* what never served has not worked */
 }
 
-static void backoff_begins_anew_after_a_good_minute(void)
+static void restart_wait_begins_anew_after_a_good_minute(void)
 {
-    bt_backoff b = {0};
-    uint64_t   wait;
+    bt_restart_wait b = {0};
+    uint64_t        wait;
 
     for (int i = 0; i < 5; i++)
-        EXPECT(bt_backoff_next(&b, 5, 0, S, &wait));
-    EXPECT(bt_backoff_next(&b, 5, 100 * S, 160 * S, &wait));
+        EXPECT(bt_restart_wait_next(&b, 5, 0, S, &wait));
+    EXPECT(bt_restart_wait_next(&b, 5, 100 * S, 160 * S, &wait));
     EXPECT_EQ(wait, 200 * BT_NS_PER_MS);
 }
 
@@ -62,8 +62,8 @@ static void progress_names_the_rank_that_will_be_last(void)
 }
 
 static const bt_test TESTS[] = {
-    BT_TEST(backoff_doubles_and_gives_up),
-    BT_TEST(backoff_begins_anew_after_a_good_minute),
+    BT_TEST(restart_wait_doubles_and_gives_up),
+    BT_TEST(restart_wait_begins_anew_after_a_good_minute),
     BT_TEST(progress_names_the_rank_that_will_be_last),
 };
 

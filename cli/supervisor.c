@@ -276,14 +276,13 @@ static void on_stall(supervisor *s, uint64_t now)
     s->launch_term_ns = now;
 }
 
-/* While this process stood still, most often with its machine, nobody was late. */
+/* While this process stood still nobody was late. */
 static void forgive_own_silence(supervisor *s, uint64_t now)
 {
     uint64_t *const ends[] = {&s->coordinator_term_ns, &s->launch_term_ns, &s->fresh_term_ns};
-    uint64_t        gap_ns = s->looked_ns == 0 ? 0 : now - s->looked_ns;
+    uint64_t        gap_ns = bt_stood_still_ns(&s->looked_ns, now, STILL_NS);
 
-    s->looked_ns = now;
-    if (gap_ns < STILL_NS) return;
+    if (gap_ns == 0) return;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
         if (*ends[i] != 0) *ends[i] += gap_ns;
     s->stop_ns = s->stop_ns + gap_ns < now ? s->stop_ns + gap_ns : now;

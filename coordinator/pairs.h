@@ -1,11 +1,13 @@
 /* coordinator/pairs.h - which two ranks reach each other slowly: a link, not a rank.
  *
- * Ranks say once a second what went between them and each peer (PeerLoad).  Two
- * figures of a pair are compared with the median of the other pairs of its kind.  Hand-off: bytes
- * by the time that handing them over took, from a prefill to a decode rank.  Exchange: the part of
- * the time that two ranks of a group wait for each other, the smaller of both directions.  The
- * others wait for a slow rank and it does not wait for them; on a slow link both wait.  A pair with
- * a rank that is slow by itself (slow.h) is not named, nor are two ranks of one machine.
+ * Ranks say once a second what went between them and each peer (PeerLoad).  Two figures of a pair
+ * are compared with the median of the other pairs of its kind:
+ *     hand-off: bytes by the time that handing them over took, from a prefill to a decode rank;
+ *     exchange: the part of the time that two ranks of a group wait for each other, the smaller of
+ *               both directions.  The others wait for a slow rank and it does not wait for them; on
+ *               a slow link both wait.
+ * A pair with a rank that is slow by itself (slow.h) is not named, nor are two ranks of one
+ * machine.
  *
  * Plain code over numbers; the loop's thread. */
 #ifndef BT_COORDINATOR_PAIRS_H

@@ -149,16 +149,6 @@ double bt_relay_pressure(const bt_relay *relay);
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
                             const bt_page_key *keys);
 
-/* When the last tick came, and now: how long the process stood still in between, if it did; else
- * 0.  *ticked_ns: 0 before the first. */
-static inline uint64_t bt_stood_still_ns(uint64_t *ticked_ns, uint64_t now_ns, uint64_t limit_ns)
-{
-    uint64_t gap_ns = *ticked_ns == 0 ? 0 : now_ns - *ticked_ns;
-
-    *ticked_ns = now_ns;
-    return gap_ns < limit_ns ? 0 : gap_ns;
-}
-
 /* Spares that could take a seat. */
 uint32_t bt_relay_n_spares(const bt_relay *relay);
 /* Deadlines and placement; call it several times a second. */

@@ -22,6 +22,17 @@ static inline uint64_t bt_since_ns(uint64_t then_ns, uint64_t now_ns)
     return now_ns > then_ns ? now_ns - then_ns : 0;
 }
 
+/* How long this process stood still, most often with its machine, so that nobody else was late: the
+ * time since it looked last, if that is limit_ns or more; else 0.  *looked_ns: when that was, 0
+ * before the first look; becomes now. */
+static inline uint64_t bt_stood_still_ns(uint64_t *looked_ns, uint64_t now_ns, uint64_t limit_ns)
+{
+    uint64_t gap_ns = *looked_ns == 0 ? 0 : now_ns - *looked_ns;
+
+    *looked_ns = now_ns;
+    return gap_ns < limit_ns ? 0 : gap_ns;
+}
+
 #ifdef __cplusplus
 }
 #endif

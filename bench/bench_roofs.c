@@ -8,7 +8,6 @@
  * they are ours, of use when others have them too.
  * Medians of short samples: on a shared machine a roof holds for the seconds in which it was taken.
  */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 
 #include "bench/stats.h"
 #include "core/clock.h"
+#include "core/machine.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/roofs.h"
 
@@ -90,16 +90,9 @@ static void print_peak(probe *p)
     print_rates("gflops", ops, measure(p, n_chunks, multiply_part));
 }
 
-static uint32_t count_cores(void)
-{
-    cpu_set_t cores;
-
-    return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? (uint32_t)CPU_COUNT(&cores) : 1;
-}
-
 int main(int argc, char **argv)
 {
-    uint32_t    n_threads = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : count_cores();
+    uint32_t    n_threads = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : bt_machine_cores();
     char        best[64];
     const char *kernels = argc > 2 ? argv[2] : best;
     char       *memory  = mmap(NULL, ALL_BYTES, PROT_READ | PROT_WRITE,

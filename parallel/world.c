@@ -1,33 +1,20 @@
-/* parallel/world.c - starts and ends MPI, and learns how its ranks are connected.
- *
- * Everything that blocks inside MPI is in bt_world_init() and bt_world_fini(). */
+/* parallel/world.c - the MPI job once it has started (world_start.c), and its end; tags; wrecks. */
 #include "parallel/world.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/machine.h"
 #include "core/watchdog.h"
 #include "parallel/group_parts.h"
 #include "parallel/world_state.h"
 
 enum {
     TAG_SPACE_BITS = 3,
-    PARAM_BYTES    = 4096,
-    EAGER_HEADER   = 1024,      /* room for MPI's own header below the eager limit */
-    FRAGMENT_MAX   = 60 * 1024, /* the measured safe size */
-    FRAGMENT_MIN   = 1024,
     SPIN_NS        = 3000,
     FINI_CANCEL_MS = 100,
     TIMER_SLACK_NS = 1000,
@@ -41,270 +28,6 @@ const char *bt_mpi_text(int code)
     if (MPI_Error_string(code, text, &n) != MPI_SUCCESS)
         snprintf(text, sizeof(text), "MPI code %d", code);
     return text;
-}
-
-static const char START_HINT[] =
-    "start the ranks with baton-launch, or with `mpirun -n RANKS baton-worker ...`; as root export "
-    "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; for more ranks than cores pass "
-    "--oversubscribe; Open MPI 4 must be installed (Debian: openmpi-bin libopenmpi3) and TMPDIR "
-    "and /dev/shm be writable";
-
-/* Open MPI ends the process inside MPI_Init when it cannot start, past atexit and error handlers.
- * A child that waits for the end of a pipe then says what to do; one on each machine is enough.
- * Returns the child, or -1, and the pipe's end that says "started". */
-static pid_t watch_start(int *started_out)
-{
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-    int         ends[2];
-    pid_t       child;
-    char        byte;
-
-    *started_out = -1;
-    if ((local != NULL && strcmp(local, "0") != 0) || pipe2(ends, O_CLOEXEC) != 0) return -1;
-    child = fork();
-    if (child == 0) {
-        signal(SIGTERM, SIG_IGN); /* mpirun ends the ranks with it, before this one has spoken */
-        close(ends[1]);
-        if (read(ends[0], &byte, 1) == 0)
-            bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PEER),
-                         "MPI did not start, or was ended while it did (the reason is above): %s",
-                         START_HINT);
-        _exit(0);
-    }
-    close(ends[0]);
-    *started_out = ends[1];
-    return child;
-}
-
-static void end_watch(pid_t child, int started)
-{
-    if (started >= 0 && write(started, "", 1) < 0) BT_DEBUG("the start's watcher has gone");
-    if (started >= 0) close(started);
-    if (child > 0) waitpid(child, NULL, 0);
-}
-
-static bt_status start_mpi(int *argc, char ***argv)
-{
-    bt_status st       = BT_OK;
-    int       provided = 0, started = 0, watch, code;
-    pid_t     child;
-
-    signal(SIGPIPE, SIG_IGN); /* the TCP transport writes to sockets of dead ranks */
-    /* Open MPI would print a trace from within the signal that ends a process, and wait there for
-     * ever when that comes inside malloc: the rank would hang instead of being dead. */
-    setenv("OMPI_MCA_opal_signal", "", 0);
-    BT_REQUIRE(MPI_Initialized(&started) == MPI_SUCCESS, BT_ERR_PEER, "MPI_Initialized failed");
-    if (started) return BT_OK;
-    child = watch_start(&watch);
-    bt_watchdog_enter("start of MPI (MPI_Init)", -1);
-    code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    bt_watchdog_leave();
-    end_watch(child, watch);
-    BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, "MPI did not start (code %d): %s", code,
-               START_HINT);
-    BT_REQUIRE(provided >= MPI_THREAD_FUNNELED, BT_ERR_UNSUPPORTED,
-               "this MPI gives thread level %d, want at least MPI_THREAD_FUNNELED (%d): install an "
-               "MPI built with threads",
-               provided, MPI_THREAD_FUNNELED);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-out:
-    return st;
-}
-
-/* MPI's parameter `name` as text or number into text; "" when this MPI does not have it. */
-static void read_param(const char *name, char text[PARAM_BYTES])
-{
-    int               index, n_elems = 0, size = 0, verbosity, bind, scope, name_n = 0, desc_n = 0;
-    MPI_Datatype      type;
-    MPI_T_enum        kind;
-    MPI_T_cvar_handle handle;
-    char              raw[PARAM_BYTES] = {0};
-
-    text[0] = '\0';
-    if (MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS) return;
-    if (MPI_T_cvar_get_info(index, NULL, &name_n, &verbosity, &type, &kind, NULL, &desc_n, &bind,
-                            &scope) != MPI_SUCCESS)
-        return;
-    if (MPI_T_cvar_handle_alloc(index, NULL, &handle, &n_elems) != MPI_SUCCESS) return;
-    MPI_Type_size(type, &size);
-    if ((size_t)n_elems * (size_t)size < sizeof(raw) &&
-        MPI_T_cvar_read(handle, raw) == MPI_SUCCESS) {
-        uint64_t number = 0;
-
-        memcpy(&number, raw, size < 8 ? (size_t)size : 8);
-        if (type == MPI_CHAR)
-            memcpy(text, raw, sizeof(raw));
-        else
-            snprintf(text, PARAM_BYTES, "%llu", (unsigned long long)number);
-    }
-    MPI_T_cvar_handle_free(&handle);
-}
-
-/* Whether the comma-separated list names the component. */
-static bool list_has(const char *list, const char *name)
-{
-    size_t n = strlen(name);
-
-    for (const char *p = list; p != NULL; p = strchr(p, ',')) {
-        p += strspn(p, ",^ ");
-        if (strncmp(p, name, n) == 0 && (p[n] == '\0' || p[n] == ',' || p[n] == ' ')) return true;
-    }
-    return false;
-}
-
-/* Open MPI's rule for component lists: "" all, "a,b" these only, "^a,b" all but these. */
-static bool list_allows(const char *list, const char *name)
-{
-    list += strspn(list, " ");
-    if (*list == '\0') return true;
-    return list_has(list, name) != (*list == '^');
-}
-
-bool bt_transport_is_shared(const char *btl, const char *pml)
-{
-    return list_allows(pml, "ob1") && (list_allows(btl, "vader") || list_allows(btl, "sm"));
-}
-
-static void read_transport(bt_world *world)
-{
-    char          btl[PARAM_BYTES], pml[PARAM_BYTES], eager[PARAM_BYTES];
-    const char   *force    = getenv("BT_TCP_RULE");
-    int           provided = 0;
-    unsigned long eager_bytes;
-
-    world->shared_memory  = false;
-    world->fragment_bytes = FRAGMENT_MAX;
-    if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) return;
-    read_param("btl", btl);
-    read_param("pml", pml);
-    read_param("btl_tcp_eager_limit", eager);
-    MPI_T_finalize();
-    world->shared_memory = bt_transport_is_shared(btl, pml) && (force == NULL || force[0] != '1');
-    eager_bytes          = strtoul(eager, NULL, 10);
-    if (eager_bytes > EAGER_HEADER && eager_bytes - EAGER_HEADER < world->fragment_bytes)
-        world->fragment_bytes = eager_bytes - EAGER_HEADER;
-    if (world->fragment_bytes < FRAGMENT_MIN) world->fragment_bytes = FRAGMENT_MIN;
-}
-
-/* How a machine's other ranks find the file that its first one has made. */
-typedef struct {
-    uint64_t pid, fd, device, inode; /* fd: UINT64_MAX where there is none */
-} file_address;
-
-static file_address make_shared_file(bt_world *world)
-{
-    file_address a = {.fd = UINT64_MAX};
-    struct stat  file;
-
-    world->shared_fd = memfd_create("baton-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (world->shared_fd < 0 || fstat(world->shared_fd, &file) != 0 ||
-        fcntl(world->shared_fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
-        BT_WARN("no memory to share with this machine's other ranks: %s", strerror(errno));
-        return a;
-    }
-    return (file_address){(uint64_t)getpid(), (uint64_t)world->shared_fd, file.st_dev, file.st_ino};
-}
-
-/* The number may mean another process here, and another file. */
-static void open_shared_file(bt_world *world, const file_address *a)
-{
-    char        path[64];
-    struct stat file;
-
-    if (a->fd == UINT64_MAX) return;
-    snprintf(path, sizeof(path), "/proc/%llu/fd/%llu", (unsigned long long)a->pid,
-             (unsigned long long)a->fd);
-    world->shared_fd = open(path, O_RDWR | O_CLOEXEC);
-    if (world->shared_fd >= 0 && fstat(world->shared_fd, &file) == 0 && file.st_dev == a->device &&
-        file.st_ino == a->inode)
-        return;
-    BT_WARN("%s is not the memory that this machine's first rank shares: %s", path,
-            world->shared_fd < 0 ? strerror(errno) : "another file");
-    if (world->shared_fd >= 0) close(world->shared_fd);
-    world->shared_fd = -1;
-}
-
-/* Collective over the machine's ranks. */
-static bt_status share_file(bt_world *world, MPI_Comm node)
-{
-    bt_status    st = BT_OK;
-    file_address a  = {0};
-
-    if (world->local_size == 1) return BT_OK;
-    if (world->local_rank == 0) a = make_shared_file(world);
-    BT_REQUIRE(MPI_Bcast(&a, sizeof(a), MPI_BYTE, 0, node) == MPI_SUCCESS, BT_ERR_PEER,
-               "the first rank of this machine cannot be heard");
-    if (world->local_rank != 0) open_shared_file(world, &a);
-out:
-    return st;
-}
-
-/* Collective over the job: who shares a machine with whom. */
-static bt_status find_nodes(bt_world *world)
-{
-    bt_status st   = BT_OK;
-    MPI_Comm  node = MPI_COMM_NULL;
-    int       rank = 0, size = 0;
-    uint32_t  leader = world->rank;
-
-    BT_REQUIRE(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, (int)world->rank,
-                                   MPI_INFO_NULL, &node) == MPI_SUCCESS,
-               BT_ERR_PEER, "MPI cannot tell which ranks share this machine");
-    MPI_Comm_rank(node, &rank);
-    MPI_Comm_size(node, &size);
-    world->local_rank = (uint32_t)rank;
-    world->local_size = (uint32_t)size;
-    BT_TRY(share_file(world, node)); /* it stays open at the first rank until all have come here: */
-    BT_REQUIRE(MPI_Bcast(&leader, 1, MPI_UINT32_T, 0, node) == MPI_SUCCESS &&
-                   MPI_Allgather(&leader, 1, MPI_UINT32_T, world->node_of, 1, MPI_UINT32_T,
-                                 MPI_COMM_WORLD) == MPI_SUCCESS,
-               BT_ERR_PEER, "MPI cannot tell which ranks share a machine");
-out:
-    if (node != MPI_COMM_NULL) MPI_Comm_free(&node);
-    return st;
-}
-
-/* Collective over the job: both ends of a message must cut it alike. */
-static bt_status agree_on_transport(bt_world *world)
-{
-    bt_status st = BT_OK;
-    uint64_t  mine[2], least[2];
-
-    mine[0] = world->fragment_bytes;
-    mine[1] = world->shared_memory;
-    BT_REQUIRE(MPI_Allreduce(mine, least, 2, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD) == MPI_SUCCESS,
-               BT_ERR_PEER, "the ranks cannot agree on a fragment size");
-    world->fragment_bytes = least[0];
-    world->shared_memory  = least[1] != 0;
-out:
-    return st;
-}
-
-static bt_status dup_comm(MPI_Comm *comm)
-{
-    bt_status st = BT_OK;
-    int       code;
-
-    code = MPI_Comm_dup(MPI_COMM_WORLD, comm);
-    BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, "MPI_Comm_dup: %s", bt_mpi_text(code));
-    MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
-out:
-    return st;
-}
-
-/* Collective over the job: all that blocks in MPI once it has started. */
-static bt_status meet(bt_world *world)
-{
-    bt_status st = BT_OK;
-
-    bt_watchdog_enter("the first exchange of all ranks", -1);
-    BT_TRY(find_nodes(world));
-    BT_TRY(agree_on_transport(world));
-    BT_TRY(dup_comm(&world->group_comm));
-    BT_TRY(dup_comm(&world->handoff_comm));
-out:
-    bt_watchdog_leave();
-    return st;
 }
 
 static void free_world(bt_world *world)
@@ -321,9 +44,8 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
     bt_status st    = BT_OK;
     bt_world *world = NULL;
     int       rank = 0, size = 0, has_ub = 0, *ub = NULL;
-    cpu_set_t cores;
 
-    BT_TRY(start_mpi(argc, argv));
+    BT_TRY(bt_world_start_mpi(argc, argv));
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     world = bt_calloc(1, sizeof(*world));
@@ -339,11 +61,8 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &ub, &has_ub);
     world->tags        = bt_tag_layout_of(has_ub ? *ub : 32767);
     world->next_serial = 1;
-    read_transport(world);
-    BT_TRY(meet(world));
-    if (sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
-        (uint32_t)CPU_COUNT(&cores) > world->local_size)
-        world->spin_ns = SPIN_NS;
+    BT_TRY(bt_world_meet(world));
+    if (bt_machine_cores() > world->local_size) world->spin_ns = SPIN_NS;
     prctl(PR_SET_TIMERSLACK, (unsigned long)TIMER_SLACK_NS); /* short sleeps stay short */
     *world_out = world;
     world      = NULL;
@@ -447,7 +166,7 @@ bool     bt_world_same_machine(const bt_world *world, uint32_t a, uint32_t b)
 
 int bt_world_shared_fd(bt_world *world)
 {
-    if (world->shared_fd < 0 && world->local_size == 1) (void)make_shared_file(world);
+    if (world->shared_fd < 0 && world->local_size == 1) (void)bt_world_make_shared_file(world);
     return world->shared_fd;
 }
 

@@ -40,6 +40,17 @@ struct bt_world {
     bt_wreck     *wrecks;
 };
 
+/* world_start.c */
+bt_status bt_world_start_mpi(int *argc, char ***argv);
+/* Collective over the job, all that blocks in MPI once it has started: machines, transport, the two
+ * communicators.  Rank, size and node_of are there. */
+bt_status bt_world_meet(bt_world *world);
+/* How a machine's other ranks find the file that its first one has made. */
+typedef struct {
+    uint64_t pid, fd, device, inode; /* fd: UINT64_MAX where there is none */
+} bt_world_file;
+bt_world_file bt_world_make_shared_file(bt_world *world);
+
 /* True when messages between this rank and `peer` must obey the TCP rule: at most one fragment
  * below the eager limit is under way to a peer (Open MPI can hang otherwise when that peer dies).
  */

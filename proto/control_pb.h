@@ -10,7 +10,6 @@
 #define PB(name) Baton__Control__V1__##name
 
 enum {
-    BT_CONTROL_TEXT_MAX  = 4096, /* bytes of a reason or message */
     BT_CONTROL_STOP_MAX  = 1024, /* stop_token_ids of one request */
     BT_CONTROL_BIAS_MAX  = 1024, /* logit biases of one request */
     BT_CONTROL_RANKS_MAX = 4096  /* seats of a group */

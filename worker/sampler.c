@@ -93,13 +93,6 @@ static float sum_exp(const bt_sampler *s, const float *logits, float max)
     return sum;
 }
 
-float bt_log_sum_exp(const bt_sampler *s, const float *logits)
-{
-    float max = s->k->row_max(logits, s->n_vocab, -INFINITY);
-
-    return max + bt_logf(sum_exp(s, logits, max));
-}
-
 static uint32_t first_equal(const float *logits, uint32_t n_vocab, float value)
 {
     uint32_t id = 0;

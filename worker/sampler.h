@@ -75,9 +75,6 @@ bt_status bt_sample(const bt_sampler *s, const float *logits, const bt_sample_ho
 uint32_t bt_logprobs(const bt_sampler *s, const float *logits, uint32_t id, uint32_t n_top,
                      float *logprob_out, uint32_t *ids_out, float *logprobs_out);
 
-/* log(sum(exp(logits))). */
-float bt_log_sum_exp(const bt_sampler *s, const float *logits);
-
 /* In [0, 1), 53 bits: from seed, choice and position. */
 double bt_sample_uniform(const bt_sample_how *how);
 

@@ -26,7 +26,6 @@
 #define BT_LN2_HI_F64 0x1.62e42fefap-1
 #define BT_LN2_LO_F64 0x1.cf79abc9e3b3ap-40
 #define BT_LOG2_E_F32 0x1.715476p+0f
-#define BT_LOG2_E_F64 0x1.71547652b82fep+0
 
 BT_MATH float bt_f32_from_bits(uint32_t bits)
 {
@@ -68,33 +67,6 @@ BT_MATH float bt_expf(float x)
     half = k >> 1; /* in two steps, since 2^128 and 2^-150 are no floats */
     y    = y * bt_f32_from_bits((uint32_t)(half + 127) << 23);
     return y * bt_f32_from_bits((uint32_t)(k - half + 127) << 23);
-}
-
-/* e^x in double. */
-BT_MATH double bt_exp(double x)
-{
-    static const double INV_FACTORIAL[] = {
-        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-        1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
-    double   t, n, r, y = 1.0 / 6227020800;
-    uint64_t bits;
-    int64_t  k, half;
-
-    x = x < -760.0 ? -760.0 : x;
-    x = x > 710.0 ? 710.0 : x;
-    t = x * BT_LOG2_E_F64 + BT_ROUND_F64;
-    n = t - BT_ROUND_F64;
-    r = x - n * BT_LN2_HI_F64;
-    r = r - n * BT_LN2_LO_F64;
-    for (unsigned i = 0; i < sizeof(INV_FACTORIAL) / sizeof(INV_FACTORIAL[0]); i++)
-        y = y * r + INV_FACTORIAL[i];
-    y = y * r * r + r;
-    y = y + 1.0;
-    memcpy(&bits, &t, sizeof(bits));
-    k    = (int64_t)(bits - 0x4338000000000000u);
-    half = k >> 1;
-    y    = y * bt_f64_from_bits((uint64_t)(half + 1023) << 52);
-    return y * bt_f64_from_bits((uint64_t)(k - half + 1023) << 52);
 }
 
 /* Natural logarithm: x = 2^k m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m-1) / (m+1)). */

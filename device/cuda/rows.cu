@@ -168,27 +168,3 @@ int bt_cuda_gather_rows(void *stream, uint32_t rows, uint32_t dim, const bt_bf16
     return gpu_launch(gather_kernel, blocks_for(chunks), THREADS, 0, stream, rows, dim, table,
                       index, y, aligned(table, dim) && aligned(y, dim));
 }
-
-static __global__ void __launch_bounds__(THREADS)
-    to_bf16_kernel(size_t n, const float *x, bt_bf16 *y)
-{
-    FOR_CHUNKS(i, n) y[i] = bf16_of(x[i]);
-}
-
-int bt_cuda_to_bf16(void *stream, size_t n_elems, const float *x, bt_bf16 *y)
-{
-    if (n_elems == 0) return 0;
-    return gpu_launch(to_bf16_kernel, blocks_for(n_elems), THREADS, 0, stream, n_elems, x, y);
-}
-
-static __global__ void __launch_bounds__(THREADS)
-    to_f32_kernel(size_t n, const bt_bf16 *x, float *y)
-{
-    FOR_CHUNKS(i, n) y[i] = f32_of(x[i]);
-}
-
-int bt_cuda_to_f32(void *stream, size_t n_elems, const bt_bf16 *x, float *y)
-{
-    if (n_elems == 0) return 0;
-    return gpu_launch(to_f32_kernel, blocks_for(n_elems), THREADS, 0, stream, n_elems, x, y);
-}

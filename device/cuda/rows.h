@@ -1,10 +1,9 @@
-/* device/cuda/rows.h - operations on rows as kernels: norms, activations, residuals, embedding,
- * conversions, FP8.
+/* device/cuda/rows.h - operations on rows as kernels: norms, activations, residuals, embedding.
  *
  * Each function enqueues on `stream` (a cudaStream_t) and returns a cudaError_t, 0 for success; no
  * rows, no launch.  Every pointer is device memory.  A row's bits are a function of its shape and
- * values only.  swiglu, the conversions and what is added to a residual give the bits of the CPU
- * back end; rms_norm adds in an order of its own. */
+ * values only.  swiglu and what is added to a residual give the bits of the CPU back end; rms_norm
+ * adds in an order of its own. */
 #ifndef BT_DEVICE_CUDA_ROWS_H
 #define BT_DEVICE_CUDA_ROWS_H
 
@@ -29,8 +28,6 @@ int bt_cuda_swiglu(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *gat
 /* y[r, :] = table[index[r], :] */
 int bt_cuda_gather_rows(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *table,
                         const uint32_t *index, bt_bf16 *y);
-int bt_cuda_to_bf16(void *stream, size_t n_elems, const float *x, bt_bf16 *y);
-int bt_cuda_to_f32(void *stream, size_t n_elems, const bt_bf16 *x, float *y);
 
 #ifdef __cplusplus
 }

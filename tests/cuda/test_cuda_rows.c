@@ -99,25 +99,20 @@ static void swiglu_gives_the_bits_of_the_cpu(void)
     }
 }
 
-static void rows_are_gathered_and_converted(void)
+static void rows_are_gathered(void)
 {
     uint64_t rng = 4;
 
     for (int d = 0; d < N_DIMS; d++) {
         uint32_t dim = DIMS[d], *index = ARRAY(uint32_t, 5);
         bt_bf16 *table = random_bf16(9 * dim, 1, &rng), *y = ARRAY(bt_bf16, 5 * dim);
-        float   *f = random_f32(5 * dim, 1, &rng), *g = ARRAY(float, 5 * dim);
 
         for (int i = 0; i < 5; i++)
             index[i] = (uint32_t)(i * 5 % 9);
         EXPECT_EQ(bt_cuda_gather_rows(NULL, 5, dim, table, index, y), 0);
         for (int i = 0; i < 5; i++)
             EXPECT_EQ(n_different(y + i * dim, table + index[i] * dim, dim * sizeof(*y)), 0);
-        EXPECT_EQ(bt_cuda_to_bf16(NULL, 5 * dim, f, y), 0);
-        EXPECT_EQ(bt_cuda_to_f32(NULL, 5 * dim, y, g), 0);
-        for (uint32_t i = 0; i < 5 * dim; i++)
-            EXPECT(y[i] == bt_bf16_from_f32(f[i]) && g[i] == bt_bf16_to_f32(y[i]));
-        free(index), free(table), free(y), free(f), free(g);
+        free(index), free(table), free(y);
     }
 }
 
@@ -139,7 +134,7 @@ int main(int argc, char **argv)
         BT_TEST(rms_norm_of_a_row_ignores_its_neighbours),
         BT_TEST(add_norm_has_the_bits_of_add_then_norm),
         BT_TEST(swiglu_gives_the_bits_of_the_cpu),
-        BT_TEST(rows_are_gathered_and_converted),
+        BT_TEST(rows_are_gathered),
         BT_TEST(nothing_to_do_launches_nothing),
     };
 

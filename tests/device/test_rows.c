@@ -302,17 +302,12 @@ static double ulps(double got, double want, double ulp_of_1)
 
 static void exp_and_log_are_near_libm(void)
 {
-    double worst_expf = 0, worst_exp = 0, worst_log = 0;
+    double worst_expf = 0, worst_log = 0;
 
     for (double x = -87; x < 88.7; x += 0.000713) {
         double u = ulps((double)bt_expf((float)x), exp((double)(float)x), 0x1p-23);
 
         worst_expf = u > worst_expf ? u : worst_expf;
-    }
-    for (double x = -700; x < 709; x += 0.00713) {
-        double u = ulps(bt_exp(x), exp(x), 0x1p-52);
-
-        worst_exp = u > worst_exp ? u : worst_exp;
     }
     for (double x = 1e-300; x < 1e300; x *= 1.00371) {
         double u = ulps(bt_log(x), log(x), 0x1p-52);
@@ -324,10 +319,8 @@ static void exp_and_log_are_near_libm(void)
 
         worst_log = u > worst_log ? u : worst_log;
     }
-    printf("worst error in ulp: bt_expf %.2f bt_exp %.2f bt_log %.2f\n", worst_expf, worst_exp,
-           worst_log);
+    printf("worst error in ulp: bt_expf %.2f bt_log %.2f\n", worst_expf, worst_log);
     EXPECT(worst_expf <= 2);
-    EXPECT(worst_exp <= 4);
     EXPECT(worst_log <= 4);
 }
 
@@ -336,8 +329,6 @@ static void exp_and_log_at_their_ends(void)
     EXPECT(bt_expf(0) == 1 && bt_expf(-INFINITY) == 0 && bt_expf(INFINITY) == INFINITY);
     EXPECT(bt_expf(-200) == 0 && bt_expf(200) == INFINITY && isnan(bt_expf(NAN)));
     EXPECT(bt_expf(88.72f) < INFINITY && bt_expf(88.73f) == INFINITY);
-    EXPECT(bt_exp(0) == 1 && bt_exp(-INFINITY) == 0 && bt_exp(INFINITY) == INFINITY);
-    EXPECT(isnan(bt_exp(NAN)) && bt_exp(-1000) == 0);
     EXPECT(bt_log(1) == 0 && bt_log(0) == -INFINITY && bt_log(INFINITY) == INFINITY);
     EXPECT(isnan(bt_log(-1)) && isnan(bt_log(NAN)) && bt_logf(1) == 0);
 }

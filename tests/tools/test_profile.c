@@ -87,8 +87,8 @@ static void study001_figures_are_those_of_the_reference(void)
     }
 }
 
-/* attention.md A.2, reading 2: the floor of the layer, which leaves out kv_a and norms. */
-static void roof_gives_the_floors_of_the_reference(void)
+/* In microseconds, of the layer without kv_a and norms. */
+static void roof_gives_known_floors_of_an_a100(void)
 {
     static bt_profile_model m;
     bt_variant_account      me;
@@ -227,7 +227,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(profile_knows_the_published_models),
         BT_TEST(study001_figures_are_those_of_the_reference),
-        BT_TEST(roof_gives_the_floors_of_the_reference),
+        BT_TEST(roof_gives_known_floors_of_an_a100),
         BT_TEST(shares_of_ranks_follow_the_rules),
         BT_TEST(price_of_the_laws_is_one_where_the_forms_agree),
         BT_TEST(text_has_few_digits_and_a_unit),

@@ -233,6 +233,24 @@ static void check_tls(struct argp_state *state, bt_run_options *opt)
     if (chat_value(opt, "--tls-ca") == NULL) pass_to_chat(state, opt, "--tls-ca", "a file", *cert);
 }
 
+static void check(struct argp_state *state, options *all)
+{
+    bt_run_options *opt = &all->run;
+
+    if (opt->cell.n_spares != 0 && !opt->cell.replace)
+        argp_error(state, "--spares needs --on-death=replace");
+    if (opt->chat != NULL || (!all->restart && !(opt->cell.replace && all->restarts_given)))
+        opt->restarts = 0;
+    if (opt->renew && (!opt->cell.replace || opt->restarts == 0 || opt->join != NULL))
+        argp_error(state, "--renew goes with --on-death replace and --restarts N, and without "
+                          "--coordinator");
+    if (opt->restarts == 0 && opt->join == NULL)
+        bt_cell_default(&opt->cell, "--orphan-s", "0"); /* no other coordinator will come */
+    if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
+        argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
+    check_tls(state, opt);
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options        *all = state->input;
@@ -285,20 +303,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", "a name", arg); return 0;
     case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", "a file", arg); return 0;
     case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", "a file", arg); return 0;
-    case ARGP_KEY_END:
-        if (opt->cell.n_spares != 0 && !opt->cell.replace)
-            argp_error(state, "--spares needs --on-death=replace");
-        if (opt->chat != NULL || (!all->restart && !(opt->cell.replace && all->restarts_given)))
-            opt->restarts = 0;
-        if (opt->renew && (!opt->cell.replace || opt->restarts == 0 || opt->join != NULL))
-            argp_error(state, "--renew goes with --on-death replace and --restarts N, and without "
-                              "--coordinator");
-        if (opt->restarts == 0 && opt->join == NULL)
-            bt_cell_default(&opt->cell, "--orphan-s", "0"); /* no other coordinator will come */
-        if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
-            argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
-        check_tls(state, opt);
-        return 0;
+    case ARGP_KEY_END: check(state, all); return 0;
     case OPT_DEATH:
         opt->cell.replace = strcmp(arg, "replace") == 0;
         all->restart      = strcmp(arg, "restart") == 0;

@@ -147,6 +147,19 @@ static double seconds(struct argp_state *state, const char *option, const char *
 
 static bool g_has_port, g_restarts;
 
+static void check(struct argp_state *state, bt_coordinator_options *o)
+{
+    if (o->model == NULL) argp_error(state, "--model DIR is missing");
+    if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
+    if (g_restarts && o->cell_wait_s == 0) o->cell_wait_s = BT_DEFAULT_CELL_WAIT_S;
+    if (strlen(o->host) > BT_HOST_MAX || strlen(o->http_host) > BT_HOST_MAX)
+        argp_error(state, "--host or --http-host is too long");
+    if ((o->tls_cert == NULL) != (o->tls_key == NULL))
+        argp_error(state, "--tls-cert and --tls-key go together");
+    if (o->tls_client_ca != NULL && o->tls_cert == NULL)
+        argp_error(state, "--tls-client-ca needs --tls-cert and --tls-key");
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     bt_coordinator_options *o = state->input;
@@ -209,17 +222,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case BT_OPT_CONFIG: break; /* has been read */
     case ARGP_KEY_ARG: argp_error(state, "\"%s\" is not an option", arg); break;
-    case ARGP_KEY_END:
-        if (o->model == NULL) argp_error(state, "--model DIR is missing");
-        if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
-        if (g_restarts && o->cell_wait_s == 0) o->cell_wait_s = BT_DEFAULT_CELL_WAIT_S;
-        if (strlen(o->host) > 250 || strlen(o->http_host) > 250)
-            argp_error(state, "--host or --http-host is too long");
-        if ((o->tls_cert == NULL) != (o->tls_key == NULL))
-            argp_error(state, "--tls-cert and --tls-key go together");
-        if (o->tls_client_ca != NULL && o->tls_cert == NULL)
-            argp_error(state, "--tls-client-ca needs --tls-cert and --tls-key");
-        break;
+    case ARGP_KEY_END: check(state, o); break;
     default: return ARGP_ERR_UNKNOWN;
     }
     return 0;

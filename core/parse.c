@@ -64,8 +64,8 @@ void bt_join_address(const char *host, uint16_t port, char address_out[BT_ADDRES
 {
     bool bare = strchr(host, ':') != NULL && host[0] != '[';
 
-    snprintf(address_out, BT_ADDRESS_BYTES, "%s%.250s%s:%u", bare ? "[" : "", host, bare ? "]" : "",
-             port);
+    snprintf(address_out, BT_ADDRESS_BYTES, "%s%.*s%s:%u", bare ? "[" : "", BT_HOST_MAX, host,
+             bare ? "]" : "", port);
 }
 
 bool bt_parse_host(const char *name, size_t n)

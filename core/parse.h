@@ -11,12 +11,12 @@
 bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
 
 /* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000.  With
- * its zero it takes at most BT_ADDRESS_BYTES. */
-enum { BT_ADDRESS_BYTES = 260 };
+ * its zero it takes at most BT_ADDRESS_BYTES, and its host, without brackets, BT_HOST_MAX. */
+enum { BT_HOST_MAX = 251, BT_ADDRESS_BYTES = BT_HOST_MAX + sizeof("[]:65535") };
 bool bt_parse_address(const char *text);
 /* Its host, without brackets; returns its port, as it stands there. */
 const char *bt_split_address(const char *address, char host_out[BT_ADDRESS_BYTES]);
-/* The address of a host of at most 250 bytes; a bare IPv6 one gets its brackets. */
+/* The address of a host, brackets or not: an IPv6 one gets them. */
 void bt_join_address(const char *host, uint16_t port, char address_out[BT_ADDRESS_BYTES]);
 
 /* The first n bytes of a string as a host's name: no option of mpirun or ssh, no list's separator.

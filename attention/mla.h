@@ -81,13 +81,12 @@ typedef struct {
 
 /* Consecutive tokens of one request in a step. */
 typedef struct {
-    const bt_page_id
-                *pages; /* host, borrowed: the request's pages, covering start + n_rows tokens */
-    uint32_t     first_row; /* in the step's row matrices */
-    uint32_t     n_rows;
-    uint32_t     start; /* absolute position of the first row */
-    bt_role      role;
-    bt_attn_form form;
+    const bt_page_id *pages;     /* host, borrowed: of at least start + n_rows tokens */
+    uint32_t          first_row; /* in the step's row matrices */
+    uint32_t          n_rows;
+    uint32_t          start; /* absolute position of the first row */
+    bt_role           role;
+    bt_attn_form      form;
 } bt_span;
 
 typedef struct bt_mla bt_mla;

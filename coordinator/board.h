@@ -41,8 +41,7 @@ typedef struct {
     uint32_t           group; /* 0 prefill (or both roles), 1 decode, 2 none: a spare, or lost */
     /* Of the last seconds, smoothed. */
     double busy, gather, sample; /* fractions of the time */
-    double
-        slowness; /* how many times as long it computes as the others of its group; 0: not slow */
+    double slowness; /* how many times as long it computes as others of its group; 0: not slow */
     double step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
     double prompt_share; /* of prompt_rate in that of its cell's busiest rank, 0 to 1 */
     double handoff_s; /* of the last second with one: from the prompt's end to the last message */

@@ -37,13 +37,12 @@ typedef enum {
 } bt_cell_state;
 
 typedef struct {
-    bt_relay_config
-             relay; /* limits and times; what is a cell's own (ranks, shape, epoch) is not set */
-    uint64_t attach_ns, load_ns;
-    uint64_t rejoin_ns;   /* relay.replace: how long a group without a rank is waited for */
-    uint64_t config_hash; /* of the model's config.json, which ranks must have too; 0: any */
-    uint64_t wait_ns;     /* how long requests wait for a cell, where none is left; 0: the fleet has
-                           * failed then */
+    bt_relay_config relay; /* limits and times; a cell's own (ranks, shape, epoch) is not set */
+    uint64_t        attach_ns, load_ns;
+    uint64_t        rejoin_ns;   /* relay.replace: how long a group without a rank is waited for */
+    uint64_t        config_hash; /* of the model's config.json, which ranks must have too; 0: any */
+    uint64_t wait_ns; /* how long requests wait for a cell, where none is left; 0: the fleet has
+                       * failed then */
     int announce_fd;
 } bt_fleet_config;
 

@@ -10,15 +10,14 @@
 #include "launch/scratch.h"
 
 typedef struct {
-    uint32_t    n_ranks;
-    const char *mpirun;   /* NULL: search */
-    const char *hostfile; /* NULL: this machine only */
-    const char *hosts;    /* "n1:2,n2:2", or NULL */
-    const bt_rank_map
-          *map;     /* where each rank runs, borrowed; NULL: mpirun fills the hosts' slots */
-    bool   slurm;   /* the nodes of the Slurm job that this runs in */
-    bool   survive; /* the other ranks go on when one dies */
-    char **argv;    /* the program and its arguments, NULL-terminated */
+    uint32_t           n_ranks;
+    const char        *mpirun;   /* NULL: search */
+    const char        *hostfile; /* NULL: this machine only */
+    const char        *hosts;    /* "n1:2,n2:2", or NULL */
+    const bt_rank_map *map;   /* where each rank runs, borrowed; NULL: in the slots of the hosts */
+    bool               slurm; /* the nodes of the Slurm job that this runs in */
+    bool               survive; /* the other ranks go on when one dies */
+    char             **argv;    /* the program and its arguments, NULL-terminated */
 } bt_mpirun_options;
 
 /* The ranks run on several hosts and go on when one dies: endings come by lines (endings.h). */

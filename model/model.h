@@ -82,9 +82,9 @@ typedef struct {
     float          *logits; /* out [n_logit_rows, vocab_size]; not touched where draws are given */
     bt_device_sampler *sampling; /* of the device, which runs the draws and feeds rows; or NULL */
     const bt_draws    *draws;    /* rows count in logit_rows; `logits` is the model's to fill in */
-    const uint16_t *
-        forced; /* [n_moe_layers][n_rows][top_k], a row starting with UINT16_MAX is free; or NULL */
-    uint16_t *chosen; /* out, same shape, or NULL */
+    const uint16_t    *forced;   /* [n_moe_layers][n_rows][top_k] or NULL; a row that begins with
+                                    UINT16_MAX is free */
+    uint16_t *chosen;            /* out, same shape, or NULL */
     /* After layer `layer` of every row is computed and its pages are written.  NULL: never. */
     void (*layer_done)(void *ctx, uint32_t layer);
     void   *ctx;

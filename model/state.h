@@ -20,7 +20,7 @@ struct bt_model {
     bt_bf16  *gate_up, *act;       /* [max_rows, 2 dense_dim], [max_rows, dense_dim] */
     bt_bf16  *last;                /* [max_logit_rows, hidden]: of h, or of normed */
     float    *logits;              /* [max_logit_rows, vocab_size] */
-    uint32_t *live;                /* [1] rows of a padded step that are none of padding; or NULL */
+    uint32_t *live;                /* [1] rows of a padded step that are no padding; or NULL */
     uint32_t *tokens;              /* [max_rows] of a step, where the device chooses; or NULL */
     size_t    own_workspace_bytes; /* of these */
     bt_span  *last_spans;          /* owned, host: [max_logit_rows] of a step's rows with logits */

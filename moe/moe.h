@@ -45,8 +45,8 @@ typedef struct {
 typedef struct {
     uint32_t n_ranks;
     const uint32_t (*n_rows)[BT_N_ROLES];
-    /* Where the group pads its rows: how many of this rank's are none, on the host and, [1], on the
-     * device.  NULL: none of them is padding.  Only where routes stay on the device. */
+    /* Where the group pads its rows: how many of this rank's are no padding, on the host and, [1],
+     * on the device.  NULL: all.  Only where routes stay on the device. */
     uint32_t        n_live;
     const uint32_t *live;
     bool            partial; /* of the step's rows: these are all that go on */

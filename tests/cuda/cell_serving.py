@@ -3,9 +3,10 @@
 
     cell_serving.py --bin DIR --source DIR
 
-Each request runs alone on --both 1, without lookahead.  Then all arrive at once, with it, at one prefill and two decode ranks whose pools
-are so small that requests are retracted, and behind a common prefix that is cached; others are cancelled or run into their deadline
-meanwhile.  Ids, logprobs, alternatives and finish reasons are equal, bit by bit."""
+Each request runs alone on --both 1, without lookahead.  Then all arrive at once, with it, at one prefill and two decode ranks, whose rows
+travel as BATON_TRANSPORT says and whose pools are so small that requests are retracted, and behind a common prefix that is cached; others
+are cancelled or run into their deadline meanwhile.  Ids, logprobs, alternatives and finish reasons are equal, bit by bit, and decode steps
+were launched as graphs."""
 import os
 import random
 import re
@@ -109,6 +110,10 @@ def steps_ahead(cell):
     return sum(int(n) for n in re.findall(r"launched (\d+) steps ahead", "\n".join(cell.lines)))
 
 
+def steps_as_graphs(cell):
+    return sum(int(n) for n in re.findall(r"(\d+) decode steps of epoch \d+ were launched as graphs", "\n".join(cell.lines)))
+
+
 def expect_gpus(cell, n_ranks):
     log = "\n".join(cell.lines)
     for rank in range(n_ranks):
@@ -125,6 +130,7 @@ def main():
     requests = make_requests()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(a, folder)
+        transport = os.environ.pop("BATON_TRANSPORT", "auto")    # between several ranks
         os.environ["BATON_LOOKAHEAD"] = "0"
         with cells.Cell(a.bin, model, "both1", "--threads", "1") as cell, cell.channel() as channel:
             client = load.Client(pb, rpc, channel)
@@ -133,6 +139,7 @@ def main():
             expect_gpus(cell, 1)
             assert steps_ahead(cell) == 0, cell.log()
         del os.environ["BATON_LOOKAHEAD"]
+        os.environ["BATON_TRANSPORT"] = transport
         size = load.page_bytes(model)
         with cells.Cell(a.bin, model, "1+2", "--threads", "1", "--http-port", "0", "--queue-s", "600", "--kv-bytes", str(PAGES * size)) as cell, cell.channel() as channel:
             client = load.Client(pb, rpc, channel)
@@ -144,10 +151,11 @@ def main():
             load.expect_free(m)
             assert cell.stop() == 0, cell.log()
             expect_gpus(cell, 3)
-            ahead = steps_ahead(cell)
+            ahead, graphs = steps_ahead(cell), steps_as_graphs(cell)
         retracted = int(m["vllm:num_preemptions_total"])
-    print(f"{sum(len(c[0]) for x in alone.values() for c in x)} tokens equal; {hits} requests with cached tokens, {retracted} retractions, {ahead} steps launched ahead")
-    assert hits > 0 and retracted > 0 and ahead > 20
+    print(f"{sum(len(c[0]) for x in alone.values() for c in x)} tokens equal; {hits} requests with cached tokens, {retracted} retractions, {ahead} steps launched ahead, "
+          f"{graphs} as graphs")
+    assert hits > 0 and retracted > 0 and ahead > 20 and graphs > 20
     assert {c[3] for choices in alone.values() for c in choices} == {"length", "stop"}, alone
     return 0
 

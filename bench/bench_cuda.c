@@ -82,6 +82,8 @@ static cudaGraphExec_t capture(int (*call)(void *ctx, unsigned i), void *ctx, un
     cudaGraph_t     graph = NULL;
     cudaGraphExec_t exec  = NULL;
 
+    must(call(ctx, 0), "a kernel's launch"); /* which loads it: not for a capture to do */
+    MUST(cudaStreamSynchronize(g_stream));
     MUST(cudaStreamBeginCapture(g_stream, cudaStreamCaptureModeThreadLocal));
     for (unsigned i = 0; i < n_calls; i++)
         must(call(ctx, i), "a kernel's launch");

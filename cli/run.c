@@ -91,7 +91,8 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_DEFAULT("drain-s", OPT_DRAIN, "S", BT_TEXT(BT_DEFAULT_DRAIN_S),
                       "How long requests may go on after SIGTERM; 0: not at all"),
     BT_OPTION_DEFAULT("unread-s", OPT_UNREAD, "S", BT_TEXT(BT_DEFAULT_UNREAD_S),
-                      "A client that reads nothing of its answer for S seconds is cut off"),
+                      "A client that reads nothing of its answer, does not finish its request, or "
+                      "has a connection and no call for S seconds is cut off"),
     BT_OPTION(
         "busy-poll", OPT_BUSY_POLL, NULL,
         "While ranks have requests the coordinator looks for their tokens without sleeping: they "

@@ -111,7 +111,8 @@ static const struct argp_option options[] = {
     BT_OPTION_DEFAULT("drain-s", OPT_DRAIN_S, "S", BT_TEXT(BT_DEFAULT_DRAIN_S),
                       "How long requests may go on after SIGTERM; 0: not at all"),
     BT_OPTION_DEFAULT("unread-s", OPT_UNREAD_S, "S", BT_TEXT(BT_DEFAULT_UNREAD_S),
-                      "A client that reads nothing of its answer for S seconds is cut off"),
+                      "A client that reads nothing of its answer, does not finish its request, or "
+                      "has a connection and no call for S seconds is cut off"),
     BT_OPTION("busy-poll", OPT_BUSY_POLL, NULL,
               "While ranks have requests, look for their tokens without sleeping: they are sent "
               "sooner and more evenly, for a whole core, which nothing else should want"),

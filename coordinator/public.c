@@ -1,7 +1,9 @@
 /* The server: methods, calls that arrive, answers that are one message. */
 #include "coordinator/public.h"
 
+#include <grpc/support/alloc.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +23,7 @@ static void listen_for(bt_public *pub, const bt_method *method, void *registered
 
 /* ---- calls */
 
-void bt_call_begin(bt_call *call, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
+static void begin(bt_call *call, const grpc_op *ops, size_t n, bt_rpc_tag *tag)
 {
     grpc_call_error e = grpc_call_start_batch(call->call, ops, n, tag, NULL);
 
@@ -54,7 +56,79 @@ void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok))
 
     op.data.recv_close_on_server.cancelled = &call->cancelled;
     call->closed                           = (bt_rpc_tag){fn, call};
-    bt_call_begin(call, &op, 1, &call->closed);
+    begin(call, &op, 1, &call->closed);
+}
+
+/* ---- sending */
+
+static void begin_unread(bt_call *call)
+{
+    bt_public *pub = call->pub;
+
+    call->unread      = true;
+    call->sent_ns     = bt_now_ns();
+    call->prev_unread = pub->unread_last;
+    call->next_unread = NULL;
+    *(call->prev_unread != NULL ? &call->prev_unread->next_unread : &pub->unread) = call;
+    pub->unread_last                                                              = call;
+}
+
+static void end_unread(bt_call *call)
+{
+    bt_public *pub  = call->pub;
+    bt_call   *prev = call->prev_unread, *next = call->next_unread;
+
+    if (!call->unread) return;
+    call->unread                                             = false;
+    *(prev != NULL ? &prev->next_unread : &pub->unread)      = next;
+    *(next != NULL ? &next->prev_unread : &pub->unread_last) = prev;
+}
+
+static void cut_off(bt_call *call)
+{
+    const char *method = call->method != NULL ? call->method->path : "another method";
+    char       *peer   = grpc_call_get_peer(call->call);
+
+    BT_WARN("\"%.200s\": its client, %s, has read nothing for %.0f s and is cut off",
+            call->stream != NULL ? bt_stream_name(call->stream) : method, peer,
+            (double)call->pub->unread_ns * 1e-9);
+    gpr_free(peer);
+    grpc_call_cancel_with_status(call->call, GRPC_STATUS_DEADLINE_EXCEEDED,
+                                 "nothing of the answer was read for too long", NULL);
+}
+
+/* gRPC takes a message from us when the client has made room for the one before. */
+void bt_public_cut_off_unread(bt_public *pub)
+{
+    uint64_t now_ns = bt_now_ns();
+
+    if (bt_stood_still_ns(&pub->polled_ns, now_ns, pub->unread_ns / 2) != 0)
+        for (bt_call *call = pub->unread; call != NULL; call = call->next_unread)
+            call->sent_ns = now_ns; /* it was not the clients */
+    while (pub->unread != NULL && now_ns - pub->unread->sent_ns >= pub->unread_ns) {
+        bt_call *call = pub->unread;
+
+        end_unread(call);
+        cut_off(call);
+    }
+}
+
+static void on_sent(bt_rpc_tag *tag, bool ok)
+{
+    bt_call *call = tag->ctx;
+
+    (void)ok; /* a send that fails is followed by the close */
+    end_unread(call);
+    if (call->then != NULL) call->then(call);
+    bt_call_release(call);
+}
+
+void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_call *call))
+{
+    call->sent = (bt_rpc_tag){on_sent, call};
+    call->then = then;
+    begin_unread(call);
+    begin(call, ops, n, &call->sent);
 }
 
 /* Everything that a call without a stream ever sends, in one batch.  Without a message gRPC makes
@@ -72,8 +146,7 @@ static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code co
     ops[n].op                                            = GRPC_OP_SEND_STATUS_FROM_SERVER;
     ops[n].data.send_status_from_server.status           = code;
     ops[n++].data.send_status_from_server.status_details = &details;
-    call->sent                                           = (bt_rpc_tag){on_done, call};
-    bt_call_begin(call, ops, n, &call->sent);
+    bt_call_send(call, ops, n, NULL);
     if (message != NULL) grpc_byte_buffer_destroy(message);
     grpc_slice_unref(details);
 }
@@ -179,11 +252,12 @@ static char *supported_defaults(const char *text)
 /* Messages larger than any request needs are not read, since unpacking them would hold up every
  * stream.  What clients send and never finish is bounded too: beyond that bound gRPC reads on only
  * as it frees other messages. */
-static grpc_server *create_server(uint32_t max_context)
+static grpc_server *create_server(uint32_t max_context, uint64_t unread_ns)
 {
-    const grpc_channel_args *usual = bt_rpc_server_args();
-    uint64_t                 limit = (uint64_t)max_context * TOKEN_BYTES + OTHER_BYTES;
-    grpc_resource_quota     *quota = grpc_resource_quota_create("public");
+    const grpc_channel_args *usual   = bt_rpc_server_args();
+    uint64_t                 limit   = (uint64_t)max_context * TOKEN_BYTES + OTHER_BYTES;
+    uint64_t                 idle_ms = unread_ns / BT_NS_PER_MS;
+    grpc_resource_quota     *quota   = grpc_resource_quota_create("public");
     grpc_server             *server;
     grpc_arg                 args[MAX_ARGS];
     grpc_channel_args        all = {usual->num_args, args};
@@ -195,6 +269,8 @@ static grpc_server *create_server(uint32_t max_context)
         if (strcmp(args[i].key, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH) == 0 &&
             limit < (uint64_t)args[i].value.integer)
             args[i].value.integer = (int)limit;
+        if (strcmp(args[i].key, GRPC_ARG_MAX_CONNECTION_IDLE_MS) == 0)
+            args[i].value.integer = idle_ms < INT_MAX ? (int)idle_ms : INT_MAX;
     }
     args[all.num_args++] =
         (grpc_arg)BT_RPC_INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, BT_PUBLIC_CALLS);
@@ -256,7 +332,7 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     pub->fleet = fleet;
     pub->down  = (bt_rpc_tag){on_down, pub};
     BT_TRY(init(pub, config));
-    pub->server = create_server(config->facts->max_context);
+    pub->server = create_server(config->facts->max_context, config->unread_ns);
     grpc_server_register_completion_queue(pub->server, bt_rpc_loop_cq(loop), NULL);
     for (size_t i = 0; i < bt_public_n_methods; i++)
         registered[i] = grpc_server_register_method(pub->server, bt_public_methods[i].path, NULL,

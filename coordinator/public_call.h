@@ -43,10 +43,14 @@ struct bt_call {
     int                 cancelled;
     uint32_t            refs;
     bt_rpc_tag          arrived, sent, closed;
-    grpc_status_code    code; /* of an answer that is an error */
-    char                why[BT_INTAKE_TEXT];
-    bt_stream          *stream; /* owned */
-    bt_watch            watch;
+    void (*then)(bt_call *call); /* the send under way has ended; NULL: nobody wants to know */
+    bool             unread;     /* in the list of sends under way */
+    bt_call         *prev_unread, *next_unread;
+    uint64_t         sent_ns; /* when that send began */
+    grpc_status_code code;    /* of an answer that is an error */
+    char             why[BT_INTAKE_TEXT];
+    bt_stream       *stream; /* owned */
+    bt_watch         watch;
 };
 
 struct bt_public {
@@ -62,7 +66,7 @@ struct bt_public {
     bt_metrics        *metrics;              /* borrowed */
     bt_tokenizer      *tokenizer;            /* owned; NULL: the model has none that can be read */
     bt_stream         *fresh, *fresh_last;   /* streams with something to send, first come first */
-    bt_stream         *unread, *unread_last; /* streams with a send under way, oldest first */
+    bt_call           *unread, *unread_last; /* calls with a send under way, oldest first */
     uint64_t           unread_ns;            /* how old one may become */
     uint64_t           polled_ns;            /* when that was last looked at */
     bt_call           *watchers;             /* list of the health Watch calls */
@@ -74,7 +78,11 @@ struct bt_public {
     uint64_t           rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */
 };
 
-void bt_call_begin(bt_call *call, const grpc_op *ops, size_t n, bt_rpc_tag *tag);
+/* Sends, one batch at a time; then() hears when the client has made room for it, or will never.
+ * A client that does not for unread_ns is cut off. */
+void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_call *call));
+/* Of all calls; when the loop has run. */
+void bt_public_cut_off_unread(bt_public *pub);
 /* fn, which releases the call, hears when it is over, also when it is cut.  gRPC wants every call
  * to ask, even one that need not know. */
 void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok));
@@ -85,6 +93,7 @@ extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
 void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
 void                   bt_stream_free(bt_stream *stream);
+const char            *bt_stream_name(const bt_stream *stream);
 
 /* public_watch.c */
 bool bt_public_has_service(const char *service);

@@ -29,15 +29,14 @@ struct bt_stream {
     bool              begun, sending, ended, status_sent, gone;
     bool              fresh; /* in the list of bt_public_poll() */
     bt_stream        *next_fresh;
-    bool              unread; /* in the list of sends under way */
-    bt_stream        *prev_unread, *next_unread;
-    uint64_t          sent_ns; /* when the send under way began */
     grpc_status_code  code;
     char              message[BT_INTAKE_TEXT];
     bt_request_clock  clock;
 };
 
 static void send_soon(bt_stream *s);
+
+const char *bt_stream_name(const bt_stream *stream) { return stream->name; }
 
 void bt_stream_free(bt_stream *stream)
 {
@@ -55,57 +54,10 @@ void bt_stream_free(bt_stream *stream)
 
 /* ---- sending */
 
-static void begin_unread(bt_stream *s)
+static void on_sent(bt_call *call)
 {
-    bt_public *pub = s->call->pub;
-
-    s->unread                                                               = true;
-    s->sent_ns                                                              = bt_now_ns();
-    s->prev_unread                                                          = pub->unread_last;
-    s->next_unread                                                          = NULL;
-    *(s->prev_unread != NULL ? &s->prev_unread->next_unread : &pub->unread) = s;
-    pub->unread_last                                                        = s;
-}
-
-static void end_unread(bt_stream *s)
-{
-    bt_public *pub = s->call->pub;
-
-    if (!s->unread) return;
-    s->unread                                                                    = false;
-    *(s->prev_unread != NULL ? &s->prev_unread->next_unread : &pub->unread)      = s->next_unread;
-    *(s->next_unread != NULL ? &s->next_unread->prev_unread : &pub->unread_last) = s->prev_unread;
-}
-
-/* gRPC takes a message from us when the client has made room for the one before. */
-static void cut_off_unread(bt_public *pub)
-{
-    uint64_t now_ns = bt_now_ns();
-
-    if (bt_stood_still_ns(&pub->polled_ns, now_ns, pub->unread_ns / 2) != 0)
-        for (bt_stream *s = pub->unread; s != NULL; s = s->next_unread)
-            s->sent_ns = now_ns; /* it was not the clients */
-    while (pub->unread != NULL && now_ns - pub->unread->sent_ns >= pub->unread_ns) {
-        bt_stream *s = pub->unread;
-
-        end_unread(s);
-        BT_WARN("\"%.200s\": its client has read nothing for %.0f s and is cut off", s->name,
-                (double)pub->unread_ns * 1e-9);
-        grpc_call_cancel_with_status(s->call->call, GRPC_STATUS_DEADLINE_EXCEEDED,
-                                     "nothing of the answer was read for too long", NULL);
-    }
-}
-
-static void on_sent(bt_rpc_tag *tag, bool ok)
-{
-    bt_call   *call = tag->ctx;
-    bt_stream *s    = call->stream;
-
-    (void)ok; /* a send that fails is followed by the close */
-    s->sending = false;
-    end_unread(s);
-    send_soon(s);
-    bt_call_release(call);
+    call->stream->sending = false;
+    send_soon(call->stream);
 }
 
 /* One message, or the status, or both; headers when they are the first. */
@@ -129,10 +81,8 @@ static void send_parts(bt_stream *s, grpc_byte_buffer *message, bool status)
         s->status_sent                                       = true;
     }
     s->sending = true;
-    begin_unread(s);
-    s->call->sent = (bt_rpc_tag){on_sent, s->call};
     bt_cork_hold(&s->call->pub->corks, s->connection);
-    bt_call_begin(s->call, ops, n, &s->call->sent);
+    bt_call_send(s->call, ops, n, on_sent);
     if (message != NULL) grpc_byte_buffer_destroy(message);
     grpc_slice_unref(details);
 }
@@ -217,7 +167,7 @@ void bt_public_poll(bt_public *pub)
         bt_call_release(s->call);
     }
     bt_cork_release(&pub->corks);
-    cut_off_unread(pub);
+    bt_public_cut_off_unread(pub);
 }
 
 /* ---- the end */

@@ -22,14 +22,10 @@ static int status_now(const bt_call *call)
 
 static void tell(bt_call *call);
 
-static void on_told(bt_rpc_tag *tag, bool ok)
+static void on_told(bt_call *call)
 {
-    bt_call *call = tag->ctx;
-
-    (void)ok; /* a send that fails is followed by the close */
     call->watch.sending = false;
     tell(call);
-    bt_call_release(call);
 }
 
 /* Sends the status unless it is the one that the client has. */
@@ -49,8 +45,7 @@ static void tell(bt_call *call)
     ops[n++].data.send_message.send_message = message;
     call->watch.told                        = now;
     call->watch.sending                     = true;
-    call->sent                              = (bt_rpc_tag){on_told, call};
-    bt_call_begin(call, ops, n, &call->sent);
+    bt_call_send(call, ops, n, on_told);
     grpc_byte_buffer_destroy(message);
 }
 

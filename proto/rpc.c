@@ -19,7 +19,7 @@
 #include "core/parse.h"
 #include "proto/text.h"
 
-enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20 };
+enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20, IDLE_S = 600 };
 
 struct bt_rpc_loop {
     grpc_completion_queue *cq; /* owned */
@@ -168,6 +168,8 @@ const grpc_channel_args *bt_rpc_server_args(void)
         /* A client whose machine has gone is noticed, and its requests end. */
         BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 60000),
         BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 30000),
+        /* A connection without a call is closed; clients open another one with their next. */
+        BT_RPC_INT_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 1000 * IDLE_S),
         /* What nobody asks for costs time at every message. */
         BT_RPC_INT_ARG(GRPC_ARG_ENABLE_CHANNELZ, 0),
         BT_RPC_INT_ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),

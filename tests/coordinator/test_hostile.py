@@ -15,6 +15,7 @@ STREAMS = 16384  # BT_PUBLIC_STREAMS
 MAY_TAKE = 420 * MIB  # coordinator/public.c lets gRPC hold 256 MiB and 64 messages; the rest is the process's own
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 INITIAL_WINDOW = 4
+GENERATE, INFO, WATCH = "/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/GetModelInfo", "/grpc.health.v1.Health/Watch"
 
 
 def frame(kind, flags, stream, payload=b""):
@@ -81,14 +82,14 @@ class Wire:
         """A message that lacks its last byte; what it holds is no request yet.  Returns what was sent."""
         return self.send(stream, struct.pack(">BI", 0, n_bytes + 1) + bytes(n_bytes))
 
-    def call(self, stream, message):
+    def call(self, stream, message, path=GENERATE):
         """A whole message."""
-        return self.send(stream, struct.pack(">BI", 0, len(message)) + message)
+        return self.send(stream, struct.pack(">BI", 0, len(message)) + message, path)
 
-    def send(self, stream, data):
+    def send(self, stream, data, path=GENERATE):
         left = data
         self.windows.setdefault(stream, self.initial)
-        self.put(frame(HEADERS, 4, stream, headers("/vllm.grpc.engine.VllmEngine/Generate")))
+        self.put(frame(HEADERS, 4, stream, headers(path)))
         while left and self.open:
             n = min(self.windows[0], self.windows[stream], 16384, len(left))
             if n <= 0:
@@ -186,7 +187,9 @@ class Unread(Hostile):
     def test_clients_that_never_read_do_not_hold_up_a_drain(self):
         wire = Wire(self.address, 0.05)
         wire.put(frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW, 0)))
-        for n in range(8):
+        for n, path in enumerate((INFO, WATCH)):
+            wire.call(2 * n + 1, b"", path)
+        for n in range(2, 10):
             wire.call(2 * n + 1, self.request(request_id=f"w{n}").SerializeToString())
         self.serves()
         self.coordinator.process.send_signal(signal.SIGUSR1)
@@ -194,8 +197,17 @@ class Unread(Hostile):
         while self.coordinator.process.poll() is None and time.monotonic() < end:
             wire.hear()  # it lives, and answers pings
         self.assertEqual(self.coordinator.wait(), 0)
-        self.assertIn("has read nothing for", self.coordinator.text())
+        for name in (INFO, WATCH, "w2", "w9"):
+            self.assertIn(f'"{name}": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has read nothing for', self.coordinator.text())
         wire.socket.close()
+
+    def test_connections_without_a_call_are_closed(self):
+        wire = Wire(self.address, WAIT_S)
+        end = time.monotonic() + WAIT_S
+        while wire.open and time.monotonic() < end:
+            wire.hear()
+        self.assertFalse(wire.open)
+        self.serves()  # by a connection that may have been closed meanwhile
 
 
 class Connections(Hostile):

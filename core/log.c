@@ -182,6 +182,13 @@ static void write_line(bt_log_level level, const char *file, int line, const cha
     bt_log_pass_on(buf, make_line(BT_LOG_WARN, file, line, omitted, buf));
 }
 
+/* Whatever files and peers have named, a line stays one, and a terminal that shows it as it was. */
+static void make_printable(char *text)
+{
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
+}
+
 void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...)
 {
     char    text[TEXT_BYTES];
@@ -191,6 +198,7 @@ void bt_log_write(bt_log_level level, const char *file, int line, const char *fm
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    make_printable(text);
     write_line(level, file, line, text);
 }
 
@@ -200,6 +208,7 @@ static void keep_error(const char *what, const char *fmt, va_list ap)
 
     vsnprintf(text, sizeof(text), fmt, ap);
     snprintf(t_error, sizeof(t_error), "%.60s: %s", what, text);
+    make_printable(t_error);
 }
 
 void bt_error_keep(const char *what, const char *fmt, ...)

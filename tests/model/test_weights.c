@@ -434,6 +434,9 @@ static void weights_without_a_use_are_refused(void)
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "tensor model.layers.1.self_attn.q_a_proj.bias: expected none");
     EXPECT_HAS(bt_error_text(), c.file);
+    c.tensors[c.n - 1].name = "model.layers.1.\x1b[2J\nbias";
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "tensor model.layers.1.?[2J?bias: expected none");
     c.n--;
     c.cfg.moe.shared_dim = 0;
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);

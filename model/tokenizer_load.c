@@ -90,21 +90,36 @@ static void store(loading *l, const char *entry, uint32_t id)
     l->arena_at += t->n;
 }
 
+/* The first token of the vocabulary with this id. */
+static const char *text_of(const loading *l, uint32_t id)
+{
+    const char *text;
+    json_t     *v;
+
+    json_object_foreach(l->vocab, text, v)
+    {
+        if (json_integer_value(v) == id) return text;
+    }
+    return "";
+}
+
 static bt_status load_vocab(loading *l)
 {
     bt_status   st = BT_OK;
     uint32_t    id = 0;
     const char *text;
     json_t     *v;
-    char        name[SHOW_BYTES];
+    char        name[SHOW_BYTES], other[SHOW_BYTES];
 
     json_object_foreach(l->vocab, text, v)
     {
         BT_TRY(id_of(l, text, v, &id));
-        BT_REQUIRE(text[0] != '\0' && l->tok->tokens[id].n == 0, BT_ERR_FORMAT,
-                   "%s: token \"%s\": expected a text and an id of its own, found %s%u", l->path,
-                   bt_json_printable(text, name, sizeof(name)),
-                   text[0] == '\0' ? "no text for id " : "a second token with id ", id);
+        BT_REQUIRE(text[0] != '\0', BT_ERR_FORMAT,
+                   "%s: token \"\": expected a text, found none for id %u", l->path, id);
+        BT_REQUIRE(l->tok->tokens[id].n == 0, BT_ERR_FORMAT,
+                   "%s: token \"%s\": expected an id of its own, found %u, as token \"%s\" has",
+                   l->path, bt_json_printable(text, name, sizeof(name)), id,
+                   bt_json_printable(text_of(l, id), other, sizeof(other)));
         store(l, text, id);
     }
 out:

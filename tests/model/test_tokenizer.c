@@ -313,6 +313,11 @@ static void tokenizer_lower_rank_merges_first(void)
     expect_ids("bcab", 2, (uint32_t[]){302, 300});
     write_small(AB_VOCAB, "[\"a b\", \"b c\"]", BYTE_LEVEL, "");
     expect_ids("abbc", 2, (uint32_t[]){300, 302});
+    write_small(AB_VOCAB, "[\"b c\", \"a b\"]", BYTE_LEVEL, "");
+    expect_ids("abc", 2, (uint32_t[]){'a', 302});
+    /* of one that stands twice the last rank counts, as in Hugging Face's tokenizers */
+    write_small(AB_VOCAB, "[\"b c\", \"a b\", [\"b\", \"c\"]]", BYTE_LEVEL, "");
+    expect_ids("abc", 2, (uint32_t[]){300, 'c'});
 }
 
 static void tokenizer_ignore_merges_takes_whole_tokens(void)
@@ -379,12 +384,13 @@ static const bad_case BAD[] = {
     {", \"xy\": 300.0", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found 300.0"}},
     {", \"xy\": 1e400", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"", "real number overflow"}},
     {", \"xy\": {\"id\": 300}", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found {"}},
-    {", \"\": 300", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"expected a text and an id of its own", "no text for id 300"}},
+    {", \"\": 300", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"\": expected a text", "found none for id 300"}},
     {", \"\\u0000\": 300", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"", "u0000"}},
     {AB_VOCAB, "[\" b\"]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected a token \"\"", "found none"}},
     {AB_VOCAB, "[[\"a\", \"\"]]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected a token \"\"", "found none"}},
     {", \"xy\": \"7\"", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found \"7\""}},
-    {", \"xy\": 7", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"expected a text and an id of its own", "7"}},
+    {", \"xy\": 97", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id of its own", "found 97, as token \"a\" has"}},
+    {AB_VOCAB ", \"xy\": 301", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id of its own", "found 301, as token \"abc\" has"}},
     {", \"a\": 301", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"duplicate", ""}},
     {"", "[], \"type\": \"BPE\"", BYTE_LEVEL, "", BT_ERR_FORMAT, {"duplicate", ""}},
     {"", "[], \"byte_fallback\": true", BYTE_LEVEL, "", BT_ERR_UNSUPPORTED, {"field model.byte_fallback", "found true"}},

@@ -2,8 +2,10 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -16,14 +18,24 @@
 enum {
     FILES_MAX = 1 << 16,
     RESERVE   = BT_FILES / 2, /* the part of them that this process opens later */
-    SAY_S     = 10
+    SHARE     = 16,           /* one of so many is for ranks */
+    SAY_S     = 10,
+    AGAIN_S   = 1,
+    LISTENERS = 8
 };
 
-static int g_end = INT_MAX; /* of the descriptors that connections may have */
+/* The ends of the descriptors that ranks' connections may have, and others. */
+static int g_end = INT_MAX, g_end_of_others = INT_MAX;
+
+static atomic_int g_ranks_port;
+
+/* Listeners on which connections wait that could not be accepted; 0: none. */
+static atomic_int g_short[LISTENERS];
 
 void bt_accept_bound(void)
 {
     struct rlimit limit;
+    int           n;
 
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
     if (limit.rlim_cur < limit.rlim_max && limit.rlim_cur < FILES_MAX) {
@@ -31,20 +43,81 @@ void bt_accept_bound(void)
         setrlimit(RLIMIT_NOFILE, &limit);
         getrlimit(RLIMIT_NOFILE, &limit);
     }
-    g_end = (int)(limit.rlim_cur < FILES_MAX ? limit.rlim_cur : FILES_MAX) - RESERVE;
+    n               = (int)(limit.rlim_cur < FILES_MAX ? limit.rlim_cur : FILES_MAX);
+    g_end           = n - RESERVE;
+    g_end_of_others = g_end - n / SHARE;
+}
+
+void bt_accept_keep_for(uint16_t port) { g_ranks_port = port; }
+
+/* -1: no TCP. */
+static int port_of(const struct sockaddr_storage *a)
+{
+    if (a->ss_family == AF_INET) return ntohs(((const struct sockaddr_in *)a)->sin_port);
+    if (a->ss_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)a)->sin6_port);
+    return -1;
+}
+
+static bool is_for_ranks(int listener)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t               n = sizeof(a);
+
+    return getsockname(listener, (struct sockaddr *)&a, &n) == 0 && port_of(&a) == g_ranks_port;
 }
 
 /* Not at each connection of a storm. */
-static void say_full(void)
+static bool may_say(void)
 {
     static _Atomic uint64_t said_ns;
     uint64_t                now_ns = bt_now_ns(), before = said_ns;
 
-    if (before != 0 && now_ns - before < SAY_S * BT_NS_PER_S) return;
-    if (atomic_compare_exchange_strong(&said_ns, &before, now_ns))
-        BT_WARN("as many connections are open as this process may have files: further ones, of "
-                "ranks too, are closed until some end; raise `ulimit -n`");
+    if (before != 0 && now_ns - before < SAY_S * BT_NS_PER_S) return false;
+    return atomic_compare_exchange_strong(&said_ns, &before, now_ns);
 }
+
+/* ---- connections that wait */
+
+static void note_short(int listener)
+{
+    for (int i = 0; i < LISTENERS; i++) {
+        int there = 0;
+
+        if (atomic_compare_exchange_strong(&g_short[i], &there, listener) || there == listener)
+            return;
+    }
+}
+
+/* One more connection is what a listener's edge-triggered poll sees; it is gone when it is
+ * accepted. */
+static bool nudge(int listener)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t               n = sizeof(a);
+    int                     fd;
+
+    if (getsockname(listener, (struct sockaddr *)&a, &n) != 0) return true; /* closed meanwhile */
+    fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return false;
+    connect(fd, (struct sockaddr *)&a, n);
+    close(fd);
+    return true;
+}
+
+void bt_accept_again(uint64_t now_ns)
+{
+    static uint64_t looked_ns; /* the caller's thread only */
+
+    if (now_ns - looked_ns < AGAIN_S * BT_NS_PER_S) return;
+    looked_ns = now_ns;
+    for (int i = 0; i < LISTENERS; i++) {
+        int listener = atomic_exchange(&g_short[i], 0);
+
+        if (listener != 0 && !nudge(listener)) note_short(listener);
+    }
+}
+
+/* ---- accept4() */
 
 /* What accept(2) passes on from the connection that it took: the next one may be well. */
 static bool is_of_one_connection(int error)
@@ -54,6 +127,20 @@ static bool is_of_one_connection(int error)
 
     for (size_t i = 0; i < sizeof(ERRORS) / sizeof(ERRORS[0]); i++)
         if (error == ERRORS[i]) return true;
+    return false;
+}
+
+/* There is room for the connection; else it is closed. */
+static bool take(int listener, int client)
+{
+    bool ranks = client >= g_end_of_others && is_for_ranks(listener);
+
+    if (client < (ranks ? g_end : g_end_of_others)) return true;
+    close(client);
+    if (may_say())
+        BT_WARN("as many connections%s are open as this process may have files: further ones are "
+                "closed until some end; raise `ulimit -n`",
+                ranks ? ", of ranks too," : "");
     return false;
 }
 
@@ -68,17 +155,15 @@ int bt_accept(int fd, struct sockaddr *address, socklen_t *n_bytes, int flags)
     for (;;) {
         int client = (int)syscall(SYS_accept4, fd, address, n_bytes, flags);
 
-        if (client >= 0 && client < g_end) return client;
-        if (client >= 0) {
-            close(client);
-            say_full();
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            say_full();
-            errno = EAGAIN; /* the connection waits for the next one */
-            return -1;
-        } else if (!is_of_one_connection(errno)) {
+        if (client >= 0 && take(fd, client)) return client;
+        if (client < 0 &&
+            (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+            if (may_say()) BT_WARN("a connection cannot be accepted yet: %s", strerror(errno));
+            note_short(fd);
+            errno = EAGAIN;
             return -1;
         }
+        if (client < 0 && !is_of_one_connection(errno)) return -1;
         if (n_bytes != NULL) *n_bytes = room;
     }
 }

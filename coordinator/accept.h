@@ -5,15 +5,22 @@
  * (github.com/grpc/grpc/issues/16058 and 29308): after one moment without a free descriptor the
  * port would never answer again.  So this program has an accept4() of its own, which gRPC calls,
  * and libmicrohttpd.  It closes a connection that would take one of the last descriptors, which are
- * for what the process needs itself, passes over one that has failed, and says EAGAIN where memory
- * or files are short.
+ * for what the process needs itself and for ranks, passes over one that has failed, and says EAGAIN
+ * where memory or files are short.
  *
- * Threads: accept4() any; the bound is main's to set, before there are others. */
+ * Threads: accept4() any; the others are main's, the bound before there are others. */
 #ifndef BT_COORDINATOR_ACCEPT_H
 #define BT_COORDINATOR_ACCEPT_H
+
+#include <stdint.h>
 
 /* Raises the soft limit of open files to the hard one or to 65,536, and keeps some of these from
  * connections. */
 void bt_accept_bound(void);
+/* Ranks attach to this port: clients leave a sixteenth of the files to its connections. */
+void bt_accept_keep_for(uint16_t port);
+/* To be called now and then (bt_now_ns clock): connections that wait since memory or files were
+ * short are looked at again.  gRPC by itself would do so only at the next one. */
+void bt_accept_again(uint64_t now_ns);
 
 #endif

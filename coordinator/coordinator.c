@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "coordinator/accept.h"
 #include "coordinator/announce.h"
 #include "coordinator/fleet.h"
 #include "coordinator/http.h"
@@ -253,6 +254,7 @@ static void serve(coordinator *c)
         await(c);
         if (c->pub != NULL) bt_public_poll(c->pub);
         bt_fleet_tick(c->fleet, bt_now_ns());
+        bt_accept_again(bt_now_ns());
         if (c->phase == DRAINING) check_drained(c);
         check_signals(c);
         observe(c);
@@ -336,6 +338,7 @@ static bt_status start(coordinator *c)
     if (c->opt->http_port >= 0) BT_TRY(open_http(c));
     BT_TRY(bt_rpc_loop_create(&c->loop));
     BT_TRY(bt_control_server_create(c->loop, c->opt->control, &events, &c->control, &port));
+    bt_accept_keep_for(port);
     BT_INFO("workers attach on %.*s:%u", (int)(colon - c->opt->control), c->opt->control, port);
     bt_announce(c->opt->announce_fd, true, "control %.*s:%u", (int)(colon - c->opt->control),
                 c->opt->control, port);

@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from harness import WAIT_S, Served, control, expected, grpc, main, vllm, wait_for
+from harness import WAIT_S, Rank, Served, control, expected, grpc, main, vllm, wait_for
 
 MIB = 1 << 20
 SENT, MOST, LIMIT_S = 300000, 600 * MIB, 100
@@ -223,6 +223,10 @@ class Connections(Hostile):
             except ConnectionResetError:
                 pass
         self.assertIn("raise `ulimit -n`", self.coordinator.text())
+        rank = Rank(self.cell, 1)  # for which there is room
+        wait_for(lambda: rank.end is not None, "an answer of the control port")
+        self.assertIn("is here already", rank.end[1])
+        rank.cut()
         for s in idle:
             s.close()
         self.serves()

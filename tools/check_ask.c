@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,19 +25,38 @@ typedef struct {
     char           line[2 * BT_CHECK_TEXT];
 } asked;
 
+static void end_group(int sig)
+{
+    (void)sig;
+    kill(0, SIGKILL);
+}
+
+/* The leader of a group that ends with its parent: the shell, the agent and what that starts. */
+static BT_NORETURN void run_child(const char *command, pid_t parent, const int ends[2])
+{
+    signal(SIGTERM, end_group);
+    setpgid(0, 0); /* signals of the terminal do not reach it */
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(127);
+    if (fork() == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    wait(NULL);
+    _exit(0);
+}
+
 /* Its output's descriptor, or -1, which the node's last words then explain. */
 static int begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
 {
-    int ends[2] = {-1, -1};
+    int   ends[2] = {-1, -1};
+    pid_t self    = getpid();
 
     *a = (asked){.node = node, .pid = -1, .end_ns = bt_now_ns() + limit_ns, .begun_s = bt_unix_s()};
     if (pipe2(ends, O_CLOEXEC) == 0) a->pid = fork();
-    if (a->pid == 0) {
-        setpgid(0, 0);
-        dup2(ends[1], STDOUT_FILENO);
-        execl("/bin/sh", "sh", "-c", node->command, (char *)NULL);
-        _exit(127);
-    }
+    if (a->pid == 0) run_child(node->command, self, ends);
     if (ends[1] >= 0) close(ends[1]);
     if (a->pid > 0) {
         setpgid(a->pid, a->pid); /* on both sides, so that nobody can be too early */

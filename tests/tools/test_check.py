@@ -50,6 +50,13 @@ def has(text, *parts):
         assert part in text, f"\"{part}\" is not in:\n{text}"
 
 
+def wait_for_agents(agent, there):
+    end = time.monotonic() + 60
+    while (subprocess.run(["pgrep", "-f", f"{agent} slow"], capture_output=True).returncode == 0) != there:
+        assert time.monotonic() < end, "no agent was started" if there else "an agent is left"
+        time.sleep(0.1)
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         agent = os.path.join(folder, "agent")
@@ -78,10 +85,12 @@ def main():
         out = check("--hosts", "slow,localhost,slow1,slow2", "--node-timeout-s", "10", "--agent", agent, code=1)
         has(out, "slow         WRONG  it has not answered within 10.0 s: ssh: asking for a password", "slow2        WRONG  it has not", "localhost    ok")
         assert os.path.exists(os.path.join(folder, "together")), "slow nodes are asked one after the other"
-        end = time.monotonic() + 60
-        while subprocess.run(["pgrep", "-f", f"{agent} slow"], capture_output=True).returncode != 1:
-            assert time.monotonic() < end, "an agent is left"
-            time.sleep(0.1)
+        wait_for_agents(agent, False)
+        asking = subprocess.Popen([CHECK, "--quick", "--hosts", "slow", "--agent", agent, "--node-timeout-s", "600"], stdout=subprocess.DEVNULL)
+        wait_for_agents(agent, True)
+        asking.kill()
+        asking.wait()
+        wait_for_agents(agent, False)
 
         rank_map = os.path.join(folder, "ranks.map")
         with open(rank_map, "w") as f:

@@ -22,7 +22,7 @@ typedef struct {
     int         http_port; /* -1: none */
     bool        replace;   /* --on-death=replace */
     double      rejoin_s;
-    double      unread_s;  /* a client that takes nothing, or has no call, for so long is cut off */
+    double      unread_s;  /* a client from which nothing comes, though it should, is cut off */
     double      drain_s;   /* SIGTERM lets running requests go on so long; 0: not at all */
     bool        busy_poll; /* no sleep while ranks have requests */
     const char *tls_cert, *tls_key, *tls_client_ca; /* files; NULL: plain text */

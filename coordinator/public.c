@@ -59,29 +59,29 @@ void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok))
     begin(call, &op, 1, &call->closed);
 }
 
-/* ---- sending */
+/* ---- waiting for clients */
 
-static void begin_unread(bt_call *call)
+static void begin_wait(bt_call *call)
 {
     bt_public *pub = call->pub;
 
-    call->unread      = true;
-    call->sent_ns     = bt_now_ns();
-    call->prev_unread = pub->unread_last;
-    call->next_unread = NULL;
-    *(call->prev_unread != NULL ? &call->prev_unread->next_unread : &pub->unread) = call;
-    pub->unread_last                                                              = call;
+    call->waiting      = true;
+    call->since_ns     = bt_now_ns();
+    call->prev_waiting = pub->waiting_last;
+    call->next_waiting = NULL;
+    *(call->prev_waiting != NULL ? &call->prev_waiting->next_waiting : &pub->waiting) = call;
+    pub->waiting_last                                                                 = call;
 }
 
-static void end_unread(bt_call *call)
+static void end_wait(bt_call *call)
 {
     bt_public *pub  = call->pub;
-    bt_call   *prev = call->prev_unread, *next = call->next_unread;
+    bt_call   *prev = call->prev_waiting, *next = call->next_waiting;
 
-    if (!call->unread) return;
-    call->unread                                             = false;
-    *(prev != NULL ? &prev->next_unread : &pub->unread)      = next;
-    *(next != NULL ? &next->prev_unread : &pub->unread_last) = prev;
+    if (!call->waiting) return;
+    call->waiting                                              = false;
+    *(prev != NULL ? &prev->next_waiting : &pub->waiting)      = next;
+    *(next != NULL ? &next->prev_waiting : &pub->waiting_last) = prev;
 }
 
 static void cut_off(bt_call *call)
@@ -89,26 +89,29 @@ static void cut_off(bt_call *call)
     const char *method = call->method != NULL ? call->method->path : "another method";
     char       *peer   = grpc_call_get_peer(call->call);
 
-    BT_WARN("\"%.200s\": its client, %s, has read nothing for %.0f s and is cut off",
+    BT_WARN("\"%.200s\": its client, %s, has %s for %.0f s and is cut off",
             call->stream != NULL ? bt_stream_name(call->stream) : method, peer,
+            call->receiving ? "not finished its request" : "read nothing",
             (double)call->pub->unread_ns * 1e-9);
     gpr_free(peer);
     grpc_call_cancel_with_status(call->call, GRPC_STATUS_DEADLINE_EXCEEDED,
-                                 "nothing of the answer was read for too long", NULL);
+                                 call->receiving ? "the request was not finished for too long"
+                                                 : "nothing of the answer was read for too long",
+                                 NULL);
 }
 
 /* gRPC takes a message from us when the client has made room for the one before. */
-void bt_public_cut_off_unread(bt_public *pub)
+void bt_public_cut_off_silent(bt_public *pub)
 {
     uint64_t now_ns = bt_now_ns();
 
     if (bt_stood_still_ns(&pub->polled_ns, now_ns, pub->unread_ns / 2) != 0)
-        for (bt_call *call = pub->unread; call != NULL; call = call->next_unread)
-            call->sent_ns = now_ns; /* it was not the clients */
-    while (pub->unread != NULL && now_ns - pub->unread->sent_ns >= pub->unread_ns) {
-        bt_call *call = pub->unread;
+        for (bt_call *call = pub->waiting; call != NULL; call = call->next_waiting)
+            call->since_ns = now_ns; /* it was not the clients */
+    while (pub->waiting != NULL && now_ns - pub->waiting->since_ns >= pub->unread_ns) {
+        bt_call *call = pub->waiting;
 
-        end_unread(call);
+        end_wait(call);
         cut_off(call);
     }
 }
@@ -118,7 +121,7 @@ static void on_sent(bt_rpc_tag *tag, bool ok)
     bt_call *call = tag->ctx;
 
     (void)ok; /* a send that fails is followed by the close */
-    end_unread(call);
+    end_wait(call);
     if (call->then != NULL) call->then(call);
     bt_call_release(call);
 }
@@ -127,7 +130,7 @@ void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_c
 {
     call->sent = (bt_rpc_tag){on_sent, call};
     call->then = then;
-    begin_unread(call);
+    begin_wait(call);
     begin(call, ops, n, &call->sent);
 }
 
@@ -176,6 +179,27 @@ static void serve(bt_call *call)
     protobuf_c_message_free_unpacked(request, NULL);
 }
 
+static void on_received(bt_rpc_tag *tag, bool ok)
+{
+    bt_call *call = tag->ctx;
+
+    (void)ok; /* what is no message cannot be parsed */
+    end_wait(call);
+    call->receiving = false;
+    serve(call);
+    bt_call_release(call);
+}
+
+static void receive(bt_call *call)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->payload};
+
+    call->received  = (bt_rpc_tag){on_received, call};
+    call->receiving = true;
+    begin_wait(call);
+    begin(call, &op, 1, &call->received);
+}
+
 static void on_arrived(bt_rpc_tag *tag, bool ok)
 {
     bt_call *call = tag->ctx;
@@ -183,7 +207,7 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
     if (ok) {
         listen_for(call->pub, call->method, call->registered);
         if (call->method != NULL) {
-            serve(call);
+            receive(call);
         } else {
             bt_call_watch_close(call, on_done);
             answer(call, NULL, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method");
@@ -215,8 +239,8 @@ static void listen_for(bt_public *pub, const bt_method *method, void *registered
     grpc_call_details_init(&call->details);
     if (method != NULL)
         e = grpc_server_request_registered_call(pub->server, registered, &call->call,
-                                                &call->deadline, &call->headers, &call->payload, cq,
-                                                cq, &call->arrived);
+                                                &call->deadline, &call->headers, NULL, cq, cq,
+                                                &call->arrived);
     else
         e = grpc_server_request_call(pub->server, &call->call, &call->details, &call->headers, cq,
                                      cq, &call->arrived);
@@ -336,7 +360,7 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     grpc_server_register_completion_queue(pub->server, bt_rpc_loop_cq(loop), NULL);
     for (size_t i = 0; i < bt_public_n_methods; i++)
         registered[i] = grpc_server_register_method(pub->server, bt_public_methods[i].path, NULL,
-                                                    GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+                                                    GRPC_SRM_PAYLOAD_NONE, 0);
     st = bt_rpc_listen(pub->server, address, config->tls, &pub->port);
     grpc_server_start(pub->server); /* also one that never listened must start to be shut down */
     if (st != BT_OK) goto out;

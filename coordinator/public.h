@@ -17,8 +17,8 @@ typedef struct {
     const bt_up_hello *facts;                              /* borrowed while the port is open */
     bt_metrics        *metrics;                            /* the same; requests write there */
     const bt_rpc_tls  *tls;                                /* borrowed during create; NULL: plain */
-    uint64_t           unread_ns; /* a client that takes nothing, or has no call, for so long is
-                                     cut off */
+    uint64_t           unread_ns; /* a client that takes nothing, does not finish its request, or
+                                     has no call for so long is cut off */
 } bt_public_config;
 
 /* Listens and serves from now on. */

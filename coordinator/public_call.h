@@ -42,12 +42,13 @@ struct bt_call {
     grpc_byte_buffer   *payload;
     int                 cancelled;
     uint32_t            refs;
-    bt_rpc_tag          arrived, sent, closed;
+    bt_rpc_tag          arrived, received, sent, closed;
     void (*then)(bt_call *call); /* the send under way has ended; NULL: nobody wants to know */
-    bool             unread;     /* in the list of sends under way */
-    bt_call         *prev_unread, *next_unread;
-    uint64_t         sent_ns; /* when that send began */
-    grpc_status_code code;    /* of an answer that is an error */
+    bool             waiting;    /* for its client, in the list of such calls */
+    bool             receiving;  /* the request; else something is sent */
+    bt_call         *prev_waiting, *next_waiting;
+    uint64_t         since_ns; /* when that began */
+    grpc_status_code code;     /* of an answer that is an error */
     char             why[BT_INTAKE_TEXT];
     bt_stream       *stream; /* owned */
     bt_watch         watch;
@@ -63,26 +64,26 @@ struct bt_public {
     bt_corks           corks;
     bt_intake_limits   limits;
     const bt_up_hello *facts;
-    bt_metrics        *metrics;              /* borrowed */
-    bt_tokenizer      *tokenizer;            /* owned; NULL: the model has none that can be read */
-    bt_stream         *fresh, *fresh_last;   /* streams with something to send, first come first */
-    bt_call           *unread, *unread_last; /* calls with a send under way, oldest first */
-    uint64_t           unread_ns;            /* how old one may become */
-    uint64_t           polled_ns;            /* when that was last looked at */
-    bt_call           *watchers;             /* list of the health Watch calls */
-    char              *model_path, *served_name, *version, *default_sampling; /* owned */
-    uint64_t           n_calls;   /* not yet freed, waiting ones too */
-    uint32_t           n_streams; /* Generate calls not yet freed */
-    uint64_t           started_ns;
-    double             last_receive;               /* Unix time of the last Generate */
-    uint64_t           rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */
+    bt_metrics        *metrics;            /* borrowed */
+    bt_tokenizer      *tokenizer;          /* owned; NULL: the model has none that can be read */
+    bt_stream         *fresh, *fresh_last; /* streams with something to send, first come first */
+    bt_call *waiting, *waiting_last;       /* calls that wait for their clients, longest first */
+    uint64_t unread_ns;                    /* for how long one may */
+    uint64_t polled_ns;                    /* when that was last looked at */
+    bt_call *watchers;                     /* list of the health Watch calls */
+    char    *model_path, *served_name, *version, *default_sampling; /* owned */
+    uint64_t n_calls;   /* not yet freed, waiting ones too */
+    uint32_t n_streams; /* Generate calls not yet freed */
+    uint64_t started_ns;
+    double   last_receive;               /* Unix time of the last Generate */
+    uint64_t rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */
 };
 
 /* Sends, one batch at a time; then() hears when the client has made room for it, or will never.
  * A client that does not for unread_ns is cut off. */
 void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_call *call));
-/* Of all calls; when the loop has run. */
-void bt_public_cut_off_unread(bt_public *pub);
+/* Of all calls, those too whose request is not complete; when the loop has run. */
+void bt_public_cut_off_silent(bt_public *pub);
 /* fn, which releases the call, hears when it is over, also when it is cut.  gRPC wants every call
  * to ask, even one that need not know. */
 void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok));

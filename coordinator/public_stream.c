@@ -167,7 +167,7 @@ void bt_public_poll(bt_public *pub)
         bt_call_release(s->call);
     }
     bt_cork_release(&pub->corks);
-    bt_public_cut_off_unread(pub);
+    bt_public_cut_off_silent(pub);
 }
 
 /* ---- the end */

@@ -189,7 +189,8 @@ class Unread(Hostile):
         wire.put(frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW, 0)))
         for n, path in enumerate((INFO, WATCH)):
             wire.call(2 * n + 1, b"", path)
-        for n in range(2, 10):
+        wire.send(5, b"\0\0\0\0\5", path="/grpc.health.v1.Health/Check")  # five bytes, of which none comes
+        for n in range(3, 11):
             wire.call(2 * n + 1, self.request(request_id=f"w{n}").SerializeToString())
         self.serves()
         self.coordinator.process.send_signal(signal.SIGUSR1)
@@ -197,8 +198,10 @@ class Unread(Hostile):
         while self.coordinator.process.poll() is None and time.monotonic() < end:
             wire.hear()  # it lives, and answers pings
         self.assertEqual(self.coordinator.wait(), 0)
-        for name in (INFO, WATCH, "w2", "w9"):
+        for name in (INFO, WATCH, "w3", "w10"):
             self.assertIn(f'"{name}": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has read nothing for', self.coordinator.text())
+        self.assertIn(f'"/grpc.health.v1.Health/Check": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has not finished its request for',
+                      self.coordinator.text())
         wire.socket.close()
 
     def test_connections_without_a_call_are_closed(self):

@@ -178,6 +178,8 @@ static void finish(options *opt, struct argp_state *state)
     if (opt->plan.rate != 0 && opt->concurrency != 0)
         argp_error(state, "--rate goes without --concurrency");
     if (opt->token_times && opt->json == NULL) argp_error(state, "--token-times goes with --json");
+    if (opt->plan.n_prefixes > 1 && opt->plan.shared == 0)
+        argp_error(state, "--prefixes goes with --shared-prefix");
     if (opt->plan.rate == 0 && opt->concurrency == 0) opt->concurrency = CONCURRENCY;
     if (opt->n_requests == 0)
         opt->n_requests = opt->send_ns == UINT64_MAX ? REQUESTS : WARMUP_FIRST;

@@ -273,6 +273,12 @@ out:
     return st;
 }
 
+static const bt_setting_idle IDLE[] = {
+    {"cell",            BT_WITH, NULL, NULL, "since its cell has no coordinator, which could have others"},
+    {"share-generated", BT_WITH, NULL, NULL, "since an evaluation uses no cache"                         },
+    {NULL,              BT_WITH, NULL, NULL, NULL                                                        }
+};
+
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
@@ -281,7 +287,7 @@ int main(int argc, char **argv)
     };
     const struct argp      parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     const struct sigaction note     = {.sa_handler = note_signal};
-    bt_settings_spec       spec     = {&parser, bt_cell_conflicts};
+    bt_settings_spec       spec     = {&parser, bt_cell_conflicts, IDLE};
     bt_settings           *settings = NULL;
     int                    code;
     options                opt = {.control    = BT_DEFAULT_CONTROL,

@@ -182,6 +182,19 @@ static error_t parse_choice(int key, char *arg, struct argp_state *state, bt_cli
     }
 }
 
+/* The likeliest token is taken whatever these say. */
+static void check_choice(struct argp_state *state, const bt_client_request *r)
+{
+    const char *idle = r->top_k != 0                   ? "--top-k"
+                       : r->top_p != 0 && r->top_p < 1 ? "--top-p"
+                       : r->min_p > 0                  ? "--min-p"
+                                                       : NULL;
+
+    if (r->temperature == 0 && idle != NULL)
+        argp_error(state, "%s has no effect with --temperature 0, the default: give a higher one",
+                   idle);
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     bt_request_options *o = state->input;
@@ -201,6 +214,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_STOP: add_stop(o, state, arg); return 0;
     case OPT_STOP_TOKEN: add_stop_token(o, state, arg); return 0;
     case OPT_BIAS: add_bias(o, state, arg); return 0;
+    case ARGP_KEY_END: check_choice(state, r); return 0;
     default: return parse_choice(key, arg, state, r);
     }
 }

@@ -342,6 +342,34 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
+#define OF_COORDINATOR(name)                                                                       \
+    {                                                                                              \
+        name, BT_WITH, "coordinator", NULL, "or give it to the coordinator, where that is started" \
+    }
+static const bt_setting_idle IDLE[] = {
+    OF_COORDINATOR("port"),
+    OF_COORDINATOR("host"),
+    OF_COORDINATOR("control"),
+    OF_COORDINATOR("served-model-name"),
+    OF_COORDINATOR("queue-s"),
+    OF_COORDINATOR("queue-tokens"),
+    OF_COORDINATOR("unread-s"),
+    OF_COORDINATOR("busy-poll"),
+    OF_COORDINATOR("http-port"),
+    OF_COORDINATOR("http-host"),
+    OF_COORDINATOR("rejoin-s"),
+    OF_COORDINATOR("rank-timeout-s"),
+    OF_COORDINATOR("tls-cert"),
+    OF_COORDINATOR("tls-key"),
+    OF_COORDINATOR("tls-client-ca"),
+    {"http-host",  BT_WITHOUT, "http-port", NULL,      "or give --http-port too"               },
+    {"rejoin-s",   BT_WITHOUT, "on-death",  "replace", "or give --on-death replace"            },
+    {"restarts",   BT_WITH,    "on-death",  "stop",    "or give another --on-death"            },
+    {"restarts",   BT_WITH,    "chat",      NULL,      "since one answer ends the cell"        },
+    {"max-tokens", BT_WITHOUT, "chat",      NULL,      "since clients say it with each request"},
+    {NULL,         BT_WITH,    NULL,        NULL,      NULL                                    }
+};
+
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
@@ -349,7 +377,7 @@ int main(int argc, char **argv)
         {NULL,          0, NULL, 0}
     };
     const struct argp parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
-    bt_settings_spec  spec     = {&parser, bt_cell_conflicts};
+    bt_settings_spec  spec     = {&parser, bt_cell_conflicts, IDLE};
     bt_settings      *settings = NULL;
     int               code;
     options           opt = {

@@ -229,6 +229,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
+static const bt_setting_idle IDLE[] = {
+    {"http-host", BT_WITHOUT, "http-port", NULL,      "or give --http-port too"   },
+    {"rejoin-s",  BT_WITHOUT, "on-death",  "replace", "or give --on-death replace"},
+    {NULL,        BT_WITH,    NULL,        NULL,      NULL                        }
+};
+
 /* What clients and operators are told would be no protobuf string, and no JSON. */
 static bt_status check_names(const bt_coordinator_options *o)
 {
@@ -263,7 +269,7 @@ int main(int argc, char **argv)
                                        .http_host      = BT_DEFAULT_HOST,
                                        .http_port      = -1};
     const struct argp      argp     = {options, parse, NULL, doc, NULL, NULL, NULL};
-    bt_settings_spec       spec     = {&argp, NULL};
+    bt_settings_spec       spec     = {&argp, NULL, IDLE};
     bt_settings           *settings = NULL;
     struct stat            info;
     char                  *path;

@@ -26,6 +26,7 @@ typedef struct {
     bool        takes_value;
     char       *values[N_PLACES]; /* owned; by file and environment, and by flag for the report */
     bool        dropped;          /* a stronger place set what excludes it */
+    bool        idle;             /* it is set, and has no effect */
 } setting;
 
 struct bt_settings {
@@ -258,6 +259,76 @@ static void settle_conflicts(bt_settings *s)
     }
 }
 
+/* What BT_OPTION_DEFAULT() put at the end of an option's doc, *n_out bytes; NULL: nothing. */
+static const char *default_in(const char *doc, int *n_out)
+{
+    static const char BEFORE[] = " (default ";
+    const char       *at       = strstr(doc, BEFORE);
+
+    if (at == NULL) return NULL;
+    at += strlen(BEFORE);
+    *n_out = (int)strcspn(at, ")");
+    return at[*n_out] == ')' && at[*n_out + 1] == '\0' ? at : NULL;
+}
+
+static bool is_set(const setting *t)
+{
+    place from = strongest(t);
+
+    return from != FROM_DEFAULT && !t->dropped && !t->idle &&
+           (t->takes_value || strcmp(t->values[from], "false") != 0);
+}
+
+/* It is set to this value, or by default; NULL: it is set. */
+static bool has_value(const bt_settings *s, const setting *t, const char *value)
+{
+    const char *by_default;
+    int         n = 0;
+
+    if (value == NULL) return is_set(t);
+    if (is_set(t)) return strcmp(t->values[strongest(t)], value) == 0;
+    by_default = default_in(s->flat[t - s->all].doc, &n);
+    return by_default != NULL && (size_t)n == strlen(value) &&
+           memcmp(by_default, value, (size_t)n) == 0;
+}
+
+/* The rule's condition holds. */
+static bool is_idle(bt_settings *s, const bt_setting_idle *rule)
+{
+    const setting *other = rule->other != NULL ? find_name(s, rule->other) : NULL;
+
+    return other == NULL || has_value(s, other, rule->value) == (rule->when == BT_WITH);
+}
+
+/* " with --other value" */
+static void tell_when(const bt_setting_idle *rule, char *buf, size_t capacity)
+{
+    buf[0] = '\0';
+    if (rule->other != NULL)
+        snprintf(buf, capacity, " %s --%s%s%s", rule->when == BT_WITH ? "with" : "without",
+                 rule->other, rule->value != NULL ? " " : "",
+                 rule->value != NULL ? rule->value : "");
+}
+
+static bt_status settle_idle(bt_settings *s)
+{
+    bt_status st = BT_OK;
+    char      when[2 * NAME_BYTES];
+
+    for (const bt_setting_idle *rule = s->spec.idle; rule != NULL && rule->name != NULL; rule++) {
+        setting *t = find_name(s, rule->name);
+
+        BT_ASSERT(t != NULL);
+        if (t->dropped || strongest(t) == FROM_DEFAULT || !is_idle(s, rule)) continue;
+        tell_when(rule, when, sizeof(when));
+        BT_REQUIRE(strongest(t) != FROM_FLAG, BT_ERR_INVALID_ARG,
+                   "--%s has no effect%s: leave it out, %s", rule->name, when, rule->more);
+        t->idle = true;
+    }
+out:
+    return st;
+}
+
 /* "--name=value", or "--name". */
 static bt_status add_word(bt_settings *s, const setting *t, place from)
 {
@@ -266,7 +337,7 @@ static bt_status add_word(bt_settings *s, const setting *t, place from)
     size_t      n;
     char       *word = NULL;
 
-    if (value == NULL || t->dropped || t->key == BT_OPT_CONFIG) return BT_OK;
+    if (value == NULL || t->dropped || t->idle || t->key == BT_OPT_CONFIG) return BT_OK;
     if (!t->takes_value && (from != strongest(t) || strcmp(value, "false") == 0)) return BT_OK;
     n    = strlen(t->name) + strlen(value) + 4;
     word = bt_calloc(n, 1);
@@ -295,25 +366,52 @@ out:
     return st;
 }
 
-bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
-                             bt_settings **settings_out)
+static bt_status create(const bt_settings_spec *spec, int argc, char **argv,
+                        bt_settings **settings_out)
 {
     bt_status    st = BT_OK;
     bt_settings *s  = bt_calloc(1, sizeof(*s));
-    setting     *config;
 
     BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "settings");
     s->spec = *spec;
     BT_TRY(collect(s, spec->parser));
     BT_TRY(read_flags(s, argc, argv));
+    *settings_out = s;
+    s             = NULL; /* handed over */
+out:
+    bt_settings_destroy(s);
+    return st;
+}
+
+bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
+                             bt_settings **settings_out)
+{
+    bt_status    st = BT_OK;
+    bt_settings *s  = NULL;
+    setting     *config;
+
+    BT_TRY(create(spec, argc, argv, &s));
     BT_TRY(read_environment(s));
     config = find_name(s, "config");
     if (config != NULL && strongest(config) != FROM_DEFAULT)
         BT_TRY(read_file(s, config->values[strongest(config)]));
     settle_conflicts(s);
+    BT_TRY(settle_idle(s));
     BT_TRY(make_command_line(s, argc, argv));
     *settings_out = s;
     s             = NULL; /* handed over */
+out:
+    bt_settings_destroy(s);
+    return st;
+}
+
+bt_status bt_settings_check_flags(const bt_settings_spec *spec, int argc, char **argv)
+{
+    bt_status    st = BT_OK;
+    bt_settings *s  = NULL;
+
+    BT_TRY(create(spec, argc, argv, &s));
+    BT_TRY(settle_idle(s));
 out:
     bt_settings_destroy(s);
     return st;
@@ -334,18 +432,6 @@ void bt_settings_destroy(bt_settings *settings)
 
 int    bt_settings_argc(const bt_settings *settings) { return settings->argc; }
 char **bt_settings_argv(const bt_settings *settings) { return settings->argv; }
-
-/* What BT_OPTION_DEFAULT() put at the end of an option's doc, *n_out bytes; NULL: nothing. */
-static const char *default_in(const char *doc, int *n_out)
-{
-    static const char BEFORE[] = " (default ";
-    const char       *at       = strstr(doc, BEFORE);
-
-    if (at == NULL) return NULL;
-    at += strlen(BEFORE);
-    *n_out = (int)strcspn(at, ")");
-    return at[*n_out] == ')' && at[*n_out + 1] == '\0' ? at : NULL;
-}
 
 /* Words of a report, in lines that the log takes whole. */
 typedef struct {
@@ -387,7 +473,9 @@ void bt_settings_log(const bt_settings *settings)
 
         if (from != FROM_DEFAULT)
             tell(&made, " %s=%s (%s%s)", t->name, t->values[from], PLACES[from],
-                 t->dropped ? ", gives way" : "");
+                 t->dropped ? ", gives way"
+                 : t->idle  ? ", no effect here"
+                            : "");
         else if (by_default != NULL)
             tell(&rest, " %s=%.*s", t->name, n, by_default);
     }

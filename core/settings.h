@@ -22,9 +22,20 @@ typedef struct {
     const char *a, *b;
 } bt_setting_conflict;
 
+/* An option that has no effect with, or without, another one of this value.  As a flag it is an
+ * error; a file and an environment may be shared with runs where it has one. */
+typedef enum { BT_WITHOUT, BT_WITH } bt_setting_when;
+typedef struct {
+    const char     *name;
+    bt_setting_when when;
+    const char     *other, *value; /* value NULL: any.  other NULL: name never has an effect */
+    const char     *more;          /* after "--name has no effect ...: leave it out, " */
+} bt_setting_idle;
+
 typedef struct {
     const struct argp         *parser;
     const bt_setting_conflict *conflicts; /* up to a NULL name; may be NULL */
+    const bt_setting_idle     *idle;      /* the same */
 } bt_settings_spec;
 
 /* The option that every parser's table needs for this: key BT_OPT_CONFIG, nothing to do in its
@@ -43,10 +54,12 @@ enum { BT_OPT_CONFIG = 0x7f00 };
     "environment, as BATON_NAME with '_' for '-'. A flag wins over the environment, the "    \
     "environment over the file, the file over the default."
 
-/* INVALID_ARG or IO names file and line, or the variable. */
+/* INVALID_ARG or IO names file and line, or the variable, or the flag that has no effect. */
 bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
                              bt_settings **settings_out);
 void      bt_settings_destroy(bt_settings *settings);
+/* For a program that takes flags only: INVALID_ARG names one that has no effect. */
+bt_status bt_settings_check_flags(const bt_settings_spec *spec, int argc, char **argv);
 /* What argp is to parse; owned by the settings. */
 int    bt_settings_argc(const bt_settings *settings);
 char **bt_settings_argv(const bt_settings *settings);

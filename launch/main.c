@@ -43,8 +43,9 @@ enum { MAX_RANKS = 65536 };
 
 typedef struct {
     bt_mpirun_options mpirun;
-    bt_rank_map       map;  /* owned */
-    bt_rank_options   rank; /* with as_rank */
+    bt_rank_map       map;     /* owned */
+    uint32_t          n_ranks; /* as --ranks has it */
+    bt_rank_options   rank;    /* with as_rank */
     bool              as_rank;
 } options;
 
@@ -91,14 +92,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case 'n':
-        opt->mpirun.n_ranks = (uint32_t)bt_option_number(state, "--ranks", arg, 1, MAX_RANKS);
+        opt->n_ranks = (uint32_t)bt_option_number(state, "--ranks", arg, 1, MAX_RANKS);
         return 0;
     case OPT_MAP:
         bt_rank_map_fini(&opt->map);
         bt_option_name(state, "--rank-map", "a file", arg);
         if (bt_rank_map_read(arg, &opt->map) != BT_OK) exit(EX_USAGE);
-        opt->mpirun.map     = &opt->map;
-        opt->mpirun.n_ranks = opt->map.n_ranks;
+        opt->mpirun.map = &opt->map;
         return 0;
     case OPT_SLURM: opt->mpirun.slurm = true; return 0;
     case OPT_SHM: opt->rank.shm = arg; return 0;
@@ -121,6 +121,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case ARGP_KEY_NO_ARGS: argp_error(state, "no program to start; put it after --"); return 0;
     case ARGP_KEY_END:
+        if (opt->mpirun.map != NULL && opt->n_ranks != 0)
+            argp_error(state, "--rank-map says how many ranks there are: it goes without --ranks");
+        opt->mpirun.n_ranks = opt->mpirun.map != NULL ? opt->map.n_ranks : opt->n_ranks;
         if (!opt->as_rank && opt->mpirun.n_ranks == 0) argp_error(state, "--ranks is missing");
         if ((opt->mpirun.hosts != NULL) + (opt->mpirun.hostfile != NULL) +
                 (opt->mpirun.map != NULL) + opt->mpirun.slurm >

@@ -17,6 +17,7 @@
 #include "core/file.h"
 #include "core/parse.h"
 #include "core/rank_map.h"
+#include "core/settings.h"
 #include "tools/check_ask.h"
 
 /* When nobody says anything; what several programs share is in core/defaults.h. */
@@ -362,18 +363,29 @@ static void tell_pause(const options *opt, const bt_asked_node *nodes)
            0.3 + reload + replay, opt->hang_s, (double)bytes / n_group / slowest);
 }
 
+#define NOT_QUICK(name)                                                                       \
+    {                                                                                         \
+        name, BT_WITH, "quick", NULL, "since only answers and the control port are looked at" \
+    }
+static const bt_setting_idle IDLE[] = {
+    NOT_QUICK("model"),        NOT_QUICK("group"),          NOT_QUICK("tokens"),
+    NOT_QUICK("prefill-rate"), NOT_QUICK("rank-timeout-s"), {NULL, BT_WITH, NULL, NULL, NULL},
+};
+
 int main(int argc, char **argv)
 {
-    const struct argp parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
-    static options    opt    = {.n_tokens = TOKENS,
-                                .rate     = PREFILL_RATE,
-                                .hang_s   = BT_DEFAULT_RANK_TIMEOUT_S,
-                                .node_s   = NODE_TIMEOUT_S};
-    bt_asked_node    *nodes;
-    int               port = -1;
+    const struct argp      parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
+    const bt_settings_spec spec   = {&parser, NULL, IDLE};
+    static options         opt    = {.n_tokens = TOKENS,
+                                     .rate     = PREFILL_RATE,
+                                     .hang_s   = BT_DEFAULT_RANK_TIMEOUT_S,
+                                     .node_s   = NODE_TIMEOUT_S};
+    bt_asked_node         *nodes;
+    int                    port = -1;
 
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init_verb("check", opt.node ? BT_LOG_ERROR : BT_LOG_INFO);
+    if (bt_settings_check_flags(&spec, argc, argv) != BT_OK) return EX_USAGE;
     if (opt.node) {
         bt_check_node_tell(opt.quick ? NULL : opt.model, opt.control);
         return EXIT_SUCCESS;

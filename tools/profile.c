@@ -3,10 +3,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sysexits.h>
 
 #include "core/alloc.h"
 #include "core/limits.h"
 #include "core/parse.h"
+#include "core/settings.h"
 #include "device/cpu/kernels.h"
 #include "tools/profile/files.h"
 #include "tools/profile/report.h"
@@ -305,23 +307,51 @@ out:
     return st;
 }
 
+#define NOT_MEASURED(option, other)                                     \
+    {                                                                   \
+        option, BT_WITH, other, NULL, "since nothing is to be measured" \
+    }
+#define NOT_EXPLAINED(option)                                                        \
+    {                                                                                \
+        option, BT_WITH, "explain", NULL, "since it answers one question, on stdout" \
+    }
+static const bt_setting_idle IDLE[] = {
+    NOT_MEASURED("variants", "analysis"),
+    NOT_MEASURED("variants", "explain"),
+    NOT_MEASURED("variants", "gpu"),
+    NOT_MEASURED("seconds", "analysis"),
+    NOT_MEASURED("seconds", "explain"),
+    NOT_MEASURED("seconds", "gpu"),
+    NOT_MEASURED("threads", "gpu"),
+    NOT_MEASURED("kernels", "gpu"),
+    NOT_EXPLAINED("analysis"),
+    NOT_EXPLAINED("batch"),
+    NOT_EXPLAINED("context"),
+    NOT_EXPLAINED("bandwidth"),
+    NOT_EXPLAINED("out"),
+    NOT_EXPLAINED("json"),
+    {NULL, BT_WITH, NULL, NULL, NULL},
+};
+
 int main(int argc, char **argv)
 {
-    const struct argp parser = {OPTIONS, parse, "[DIR]", DOC, NULL, NULL, NULL};
-    options           opt    = {
-                     .measure      = {.n_batches  = 2,
-                                      .batches    = {1, 32},
-                                      .n_contexts = 4,
-                                      .contexts   = {32, 512, 4096, 32768},
-                                      .kernels    = "auto",
-                                      .seconds    = 30,
-                                      .progress   = progress},
-                     .n_bandwidths = 3,
-                     .bandwidths   = {1.25e9, 12.5e9,      50e9}
+    const struct argp      parser = {OPTIONS, parse, "[DIR]", DOC, NULL, NULL, NULL};
+    const bt_settings_spec spec   = {&parser, NULL, IDLE};
+    options                opt    = {
+                          .measure      = {.n_batches  = 2,
+                                           .batches    = {1, 32},
+                                           .n_contexts = 4,
+                                           .contexts   = {32, 512, 4096, 32768},
+                                           .kernels    = "auto",
+                                           .seconds    = 30,
+                                           .progress   = progress},
+                          .n_bandwidths = 3,
+                          .bandwidths   = {1.25e9, 12.5e9,      50e9}
     };
 
     bt_log_init_verb("profile", BT_LOG_INFO);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
+    if (bt_settings_check_flags(&spec, argc, argv) != BT_OK) return EX_USAGE;
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     return profile(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -269,7 +269,14 @@ static const bt_setting_conflict CONFLICTS[] = {
     {"both", "decode" },
     {NULL,   NULL     }
 };
-const bt_settings_spec bt_worker_settings = {&ARGP, CONFLICTS};
+static const bt_setting_idle IDLE[] = {
+    {"nccl-library", BT_WITH, "device",    "cpu", "since ranks on CPUs exchange by MPI"},
+    {"nccl-library", BT_WITH, "transport", "mpi", "since ranks exchange by MPI then"   },
+    {"cuda-library", BT_WITH, "device",    "cpu", "since no GPU is used then"          },
+    {"lookahead",    BT_WITH, "device",    "cpu", "since it is for GPUs"               },
+    {NULL,           BT_WITH, NULL,        NULL,  NULL                                 }
+};
+const bt_settings_spec bt_worker_settings = {&ARGP, CONFLICTS, IDLE};
 
 bt_status bt_worker_options_parse(int argc, char **argv, bool may_exit, bt_worker_options *opt_out)
 {

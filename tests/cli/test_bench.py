@@ -325,6 +325,7 @@ def usage_is_checked(server, bench):
             (("--shared-prefix", "1.5"), "--shared-prefix must be a number from 0 to 1"),
             (("--rate", "nan"), "--rate must be a number"),
             (("--token-times",), "--token-times goes with --json"),
+            (("--prefixes", "2"), "--prefixes goes with --shared-prefix"),
             (("word",), "\"word\" is not an option")):
         has(bench(*args, code=64, report=False)[0], part)
     has(bench("--prompt-tokens", "64-4090", code=1)[0], "a request of 4090 prompt and 64 output tokens does not fit into the context of 4096")

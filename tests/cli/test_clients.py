@@ -90,7 +90,8 @@ class Flags(Served):
     def test_wrong_usage_names_the_flag(self):
         for args, words in ((["--top-p", "1.5"], "--top-p must be"), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"),
                             (["--choices", "65"], "--choices must be"), (["--logprobs=21"], "--logprobs must be"), (["--tls-cert", "a"], "--tls-key go together"),
-                            (["--tls-server-name", "a"], "goes with --tls-ca")):
+                            (["--tls-server-name", "a"], "goes with --tls-ca"),
+                            (["--top-p", "0.9"], "--top-p has no effect with --temperature 0")):
             code, _, err = run("baton-generate", *args, "--prompt", "x")
             self.assertEqual(code, 64, args)
             self.assertIn(words, err)
@@ -124,6 +125,9 @@ class Logits(unittest.TestCase):
             self.assertIn("--ids /from/the/environment: ", out)
             self.assertIn(" ids=/from/the/environment (environment) ", out)
             self.assertIn(" parallel=2 (file) ", out)
+            code, out = self.ask("--config", f.name, "--cell", "a")
+            self.assertEqual(code, 64, out)
+            self.assertIn("--cell has no effect: leave it out, since its cell has no coordinator", out)
             f.write("nonsense = 1\n")
             f.flush()
             code, out = self.ask("--config", f.name)

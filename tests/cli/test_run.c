@@ -421,6 +421,11 @@ static void run_bad_command_lines_are_refused(void)
         {{(char *)"--chat-tls-ca=a", (char *)"--chat-tls-ca=b",
           (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
          "--chat-tls-ca goes with --chat",                                                                                            64},
+        {{(char *)"--coordinator=127.0.0.1:9", (char *)"--cell=a", (char *)"--port=1",
+          (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--port has no effect with --coordinator: leave it out, or give it to",                                                      64},
+        {{(char *)"--max-tokens=5", (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--max-tokens has no effect without --chat: leave it out, since clients say",                                                64},
         {{(char *)"--slurm", NULL},                                                          "SLURM_JOB_ID is not set",               64},
         {{(char *)"--cell", (char *)"", NULL},                                               "--cell is \"\", expected a name",       64},
     };

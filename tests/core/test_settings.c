@@ -33,7 +33,14 @@ static const bt_setting_conflict CONFLICTS[] = {
     {"fast", "queue-s"},
     {NULL,   NULL     }
 };
-static const bt_settings_spec SPEC = {&PARSER, CONFLICTS};
+static const bt_setting_idle IDLE[] = {
+    {"port",    BT_WITH,    "prefill", NULL,          "give it elsewhere" },
+    {"fast",    BT_WITHOUT, "port",    "8000, or so", "ports are slow"    },
+    {"queue-s", BT_WITHOUT, "fast",    NULL,          "there is no queue" },
+    {"both",    BT_WITH,    NULL,      NULL,          "it never is of use"},
+    {NULL,      BT_WITH,    NULL,      NULL,          NULL                }
+};
+static const bt_settings_spec SPEC = {&PARSER, CONFLICTS, NULL}, MODES = {&PARSER, NULL, IDLE};
 
 #define PATH "baton.conf" /* in a folder of its own */
 
@@ -48,7 +55,7 @@ static void write_bytes(const char *bytes, size_t n)
 static void write_config(const char *text) { write_bytes(text, strlen(text)); }
 
 /* The words that argp gets, joined; "" and the error's text when there are none. */
-static const char *gather(char **argv)
+static const char *gather_by(const bt_settings_spec *spec, char **argv)
 {
     static char  text[2048];
     bt_settings *s = NULL;
@@ -57,7 +64,7 @@ static const char *gather(char **argv)
     while (argv[n] != NULL)
         n++;
     text[0] = 0;
-    if (bt_settings_gather(&SPEC, n, argv, &s) != BT_OK) return text;
+    if (bt_settings_gather(spec, n, argv, &s) != BT_OK) return text;
     for (int i = 1; i < bt_settings_argc(s); i++) {
         strcat(text, bt_settings_argv(s)[i]);
         strcat(text, " ");
@@ -67,6 +74,7 @@ static const char *gather(char **argv)
     bt_settings_destroy(s);
     return text;
 }
+static const char *gather(char **argv) { return gather_by(&SPEC, argv); }
 #define ARGS(...) \
     (char *[]) { (char *)"program", __VA_ARGS__, NULL }
 #define ARG(text) (char *)(text)
@@ -121,6 +129,35 @@ static void settings_that_exclude_each_other_follow_the_stronger(void)
     EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "--fast --config=baton.conf ");
     setenv("BATON_FAST", "false", 1);
     EXPECT_WORDS(gather(ARGS(ARG("--config=" PATH))), "--queue-s=5 --config=baton.conf ");
+    unsetenv("BATON_FAST");
+}
+
+/* What a file says may be meant for other runs; a flag is for this one. */
+static void settings_without_effect_are_errors_as_flags(void)
+{
+    static const char *const CASES[][3] = {
+        {"--port=1",    "--prefill=2",
+         "--port has no effect with --prefill: leave it out, give it elsewhere"                },
+        {"--port=1",    "--fast",
+         "--fast has no effect without --port 8000, or so: leave it out, ports are slow"       },
+        {"--queue-s=1", "--port=1",
+         "--queue-s has no effect without --fast: leave it out, there is no queue"             },
+        {"--both=1",    "--port=1",    "--both has no effect: leave it out, it never is of use"},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        EXPECT_WORDS(gather_by(&MODES, ARGS(ARG(CASES[i][0]), ARG(CASES[i][1]))), "");
+        EXPECT_HAS(bt_error_text(), CASES[i][2]);
+        EXPECT_EQ(bt_settings_check_flags(&MODES, 3, ARGS(ARG(CASES[i][0]), ARG(CASES[i][1]))),
+                  BT_ERR_INVALID_ARG);
+    }
+    EXPECT_EQ(bt_settings_check_flags(&MODES, 3, ARGS(ARG("--queue-s=1"), ARG("--fast"))), BT_OK);
+    write_config("port = 1\nqueue-s = 2\nboth = 3\n");
+    EXPECT_WORDS(gather_by(&MODES, ARGS(ARG("--config=" PATH), ARG("--prefill=2"))),
+                 "--config=baton.conf --prefill=2 ");
+    setenv("BATON_FAST", "true", 1);
+    EXPECT_WORDS(gather_by(&MODES, ARGS(ARG("--config=" PATH))),
+                 "--port=1 --config=baton.conf "); /* what has no effect is no reason */
     unsetenv("BATON_FAST");
 }
 
@@ -235,6 +272,7 @@ static const bt_test tests[] = {
     BT_TEST(settings_come_weakest_first),
     BT_TEST(settings_file_of_the_environment),
     BT_TEST(settings_that_exclude_each_other_follow_the_stronger),
+    BT_TEST(settings_without_effect_are_errors_as_flags),
     BT_TEST(settings_that_are_wrong_name_their_place),
     BT_TEST(settings_file_is_text_of_bounded_size),
     BT_TEST(settings_pass_over_service_addresses),

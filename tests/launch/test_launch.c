@@ -373,6 +373,11 @@ static void launch_rank_map_binds_each_rank(void)
     EXPECT_HAS(g_command.output, " device 1\n");
     EXPECT_HAS(g_command.output, " device 0\n");
     expect_removed("shm ", &g_command);
+    argv[3] = (char *)"--ranks=2";
+    argv[4] = (char *)"/bin/true";
+    argv[5] = NULL;
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 64);
+    EXPECT_HAS(g_command.output, "it goes without --ranks");
     unlink(path);
 }
 

@@ -39,7 +39,7 @@ MEET = """meet() {
 
 
 def check(*args, code=None, env=None):
-    done = subprocess.run([CHECK, "--model", MODEL, *args], capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})})
+    done = subprocess.run([CHECK, *([] if "--quick" in args else ["--model", MODEL]), *args], capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})})
     if code is not None:
         assert done.returncode == code, f"{args}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
@@ -128,6 +128,7 @@ def main():
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")
         has(check("--tokens", "-1", code=64), "--tokens must be a number from 1")
+        has(check("--quick", "--group", "2", code=64), "--group has no effect with --quick: leave it out, since only")
         for hosts, host in (("", ""), ("a,,b", ""), ("a,", ""), (":8", ""), ("a,-1", "-1"), ("x" * 300, "x" * 64)):
             has(check("--hosts", hosts, code=64), f'--hosts has "{host}", expected a name')
     print("every wrong node is named with what is wrong")

@@ -177,6 +177,10 @@ static void program_refuses_what_it_cannot_read(void)
     EXPECT_HAS(g_command.output, "--out /nowhere/at/all: No such file or directory");
     EXPECT(strstr(g_command.output, "measuring") == NULL);
     EXPECT_EQ(run("--json --csv"), 64);
+    EXPECT_EQ(run("--analysis --seconds 3"), 64);
+    EXPECT_HAS(g_command.output, "--seconds has no effect with --analysis: leave it out, since");
+    EXPECT_EQ(run("--explain 1,2,3 --out d"), 64);
+    EXPECT_HAS(g_command.output, "--out has no effect with --explain");
     EXPECT_EQ(run("v2 v3"), 64);
 }
 

@@ -1,18 +1,33 @@
 /* device/open_cuda.c - finds libbaton_cuda.so and asks it for a device.  No CUDA in here. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "core/log.h"
 #include "core/module.h"
 #include "device/cuda/module.h"
+
+/* What is there already is the user's wish, or only that of a container's image. */
+static void prefer(const char *name, const char *value, const char *why)
+{
+    const char *has = getenv(name);
+
+    if (has == NULL)
+        (void)setenv(name, value, 1);
+    else if (strcmp(has, value) != 0)
+        BT_WARN("the environment has %s=%s: expected %s, %s", name, has, value, why);
+}
 
 void bt_device_cuda_environment(void)
 {
     /* Kernels are loaded when the context is made: not by the first step that needs them, which may
      * stand in a capture, or wait for a peer. */
-    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    prefer("CUDA_MODULE_LOADING", "EAGER",
+           "since a kernel's first launch may stand in a capture, or wait for a peer");
     /* As many queues as there are streams, NCCL's too: in one queue with others, an operation that
      * waits for its peer would hold them back. */
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    prefer("CUDA_DEVICE_MAX_CONNECTIONS", "32",
+           "since what waits for a peer holds back what shares its queue");
 }
 
 static const bt_cuda_module_table *open_module(const char *library, char *text, size_t text_bytes)

@@ -34,8 +34,8 @@ def transports():
     yield "GPUs of their own", 2, "devices=2", ["--device", "cuda", "--nccl-library", twin, *PAST], ["between ranks: NCCL, which all 2 of them have", TOO_SMALL]
 
 
-def run(ranks, machine, arguments, library=twin):
-    env = dict(os.environ, BT_FAKE_GPU=machine, BATON_CUDA_LIBRARY=library)
+def run(ranks, machine, arguments, library=twin, **more):
+    env = dict(os.environ, BT_FAKE_GPU=machine, BATON_CUDA_LIBRARY=library, **more)
     done = subprocess.run(["mpirun", "-n", str(ranks), worker, "--both", str(ranks), *BASE, *arguments], env=env, capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout + done.stderr
 
@@ -44,6 +44,8 @@ def main():
     failed = 0
     results = [(what, wanted, *run(*how)) for what, *how, wanted in [*cases(), *transports()]]
     results.append(("no library", ["rank 0 finds no GPU", "cannot be opened: /nowhere.so"], *run(1, "", ["--device", "cuda"], "/nowhere.so")))
+    late = run(1, "", ["--device", "cuda", *PAST], CUDA_MODULE_LOADING="LAZY", CUDA_DEVICE_MAX_CONNECTIONS="1")
+    results.append(("an image's settings", ["CUDA_MODULE_LOADING=LAZY: expected EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=1: expected 32", TOO_SMALL], *late))
     for what, wanted, code, log in results:
         missing = [w for w in wanted if w not in log]
         failed += code != 1 or bool(missing)

@@ -1,5 +1,6 @@
 #include "proto/control_server.h"
 
+#include <grpc/support/alloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@
 #include "proto/secret.h"
 #include "proto/text.h"
 
-enum { REASON_MAX = 512, RING_INIT = 16 };
+enum { REASON_MAX = 512, RING_INIT = 16, LOOK_S = 1 };
 
 /* One stream.  Its memory lives until every operation on its call has completed; the owner may use
  * it from its hello until lost() or refuse. */
@@ -26,6 +27,7 @@ struct bt_control_peer {
     uint32_t            n_ops; /* in flight */
     grpc_byte_buffer  **queue; /* ring of messages to send */
     uint32_t            queue_cap, queue_at, n_queued;
+    uint64_t            attached_ns; /* 0: it is still waited for */
     bool                said_hello, sending, ended, finishing;
     grpc_status_code    code; /* that ends the stream */
     char                reason[REASON_MAX];
@@ -50,6 +52,7 @@ struct bt_control_server {
     bt_control_peer  *peers;
     bt_rpc_tag        down;
     bool              stopping, is_down;
+    uint64_t          looked_ns;                 /* for peers that say nothing */
     char              secret[BT_SECRET_MAX + 1]; /* "": none is asked for */
 };
 
@@ -258,6 +261,7 @@ static void on_attached(bt_rpc_tag *tag, bool ok)
     open.data.send_initial_metadata.count          = 1;
     open.data.send_initial_metadata.metadata       = &header;
     wait_close.data.recv_close_on_server.cancelled = &p->cancelled;
+    p->attached_ns                                 = bt_now_ns();
     begin(p, &wait_close, 1, &p->closed);
     begin(p, &open, 1, &p->opened);
     recv_next(p);
@@ -292,6 +296,27 @@ static void listen_for_peer(bt_control_server *s)
                                             bt_rpc_loop_cq(s->loop), &p->attached);
     BT_ASSERT(e == GRPC_CALL_OK);
     bt_rpc_loop_begin(s->loop);
+}
+
+/* It may be a rank that is slow: it may try again. */
+static void cut_off(bt_control_peer *p)
+{
+    char *who = grpc_call_get_peer(p->call);
+
+    BT_WARN("%s has opened a control stream and not said hello within %d s: it is cut off", who,
+            BT_CONTROL_HELLO_S);
+    gpr_free(who);
+    end(p, GRPC_STATUS_UNAVAILABLE, "no hello has come", false);
+}
+
+void bt_control_server_tick(bt_control_server *server, uint64_t now_ns)
+{
+    if (now_ns - server->looked_ns < LOOK_S * BT_NS_PER_S) return;
+    server->looked_ns = now_ns;
+    for (bt_control_peer *p = server->peers; p != NULL; p = p->next)
+        if (p->attached_ns != 0 && !p->said_hello && !p->ended &&
+            now_ns >= p->attached_ns + BT_CONTROL_HELLO_S * BT_NS_PER_S)
+            cut_off(p);
 }
 
 /* ---- other methods */

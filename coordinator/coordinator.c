@@ -327,9 +327,7 @@ static bt_status start(coordinator *c)
     bt_observer_config seen = {
         .model = c->opt->model, .served_name = c->opt->served_name, .version = BT_VERSION};
 
-    bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
     BT_TRY(check_secret(c->opt));
-    BT_TRY(bt_rpc_try_bind(address)); /* better known now than after an hour of loading */
     if (c->opt->tls_cert != NULL)
         BT_TRY(bt_rpc_tls_read(c->opt->tls_cert, c->opt->tls_key, c->opt->tls_client_ca, &c->tls));
     BT_TRY(create_fleet(c));
@@ -340,6 +338,9 @@ static bt_status start(coordinator *c)
     BT_TRY(bt_rpc_loop_create(&c->loop));
     BT_TRY(bt_control_server_create(c->loop, c->opt->control, &events, &c->control, &port));
     bt_accept_keep_for(port);
+    /* Better known now than after an hour of loading, also that one of our own ports is there. */
+    bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
+    BT_TRY(bt_rpc_try_bind(address));
     BT_INFO("workers attach on %.*s:%u", (int)(colon - c->opt->control), c->opt->control, port);
     bt_announce(c->opt->announce_fd, true, "control %.*s:%u", (int)(colon - c->opt->control),
                 c->opt->control, port);

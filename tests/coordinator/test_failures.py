@@ -55,6 +55,9 @@ class Start(unittest.TestCase):
             c = self.coordinator(port=str(port))
             self.assertEqual(c.wait(), 1)
             self.assertIn(f"127.0.0.1:{port}: Address already in use", c.line("failed"))
+        c = self.coordinator("--http-port", str(port), port=str(port))  # which is free, and only once
+        self.assertEqual(c.wait(), 1)
+        self.assertIn(f"127.0.0.1:{port}: Address already in use", c.line("failed"))
 
     def test_hellos_that_disagree_are_refused_by_name(self):
         c = self.coordinator()

@@ -73,8 +73,8 @@ def run_route(a, model, route, folder):
                *rank_flags(ranks), "--form", form]
     if chunk:
         command += ["--chunk", str(chunk)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
-        said = "".join(cells.passed_on(run.stderr))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:    # NCCL warns on stdout
+        said = "".join(cells.passed_on(run.stdout))
     if run.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\nexit code {run.returncode}\n{said[-4000:]}")
     return tensors.read(dst), names

@@ -312,7 +312,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--on-death is \"%s\", expected stop, restart or replace", arg);
         return 0;
     case OPT_SPARES:
-        opt->cell.n_spares = (uint32_t)bt_option_number(state, "--spares", arg, 0, 4096);
+        opt->cell.n_spares = (uint32_t)bt_option_number(state, "--spares", arg, 0, BT_RANKS_MAX);
         return 0;
     case OPT_REJOIN:
         bt_option_real(state, "--rejoin-s", arg, 0.001, 86400);

@@ -17,7 +17,6 @@
 #include "proto/secret.h"
 
 /* All in all less than 15 s from a failure to the end of every process. */
-#define LEAVE_NS  (5 * BT_NS_PER_S) /* for what ends by itself when its peer has gone */
 #define LAUNCH_NS (8 * BT_NS_PER_S) /* then the ranks are told by a signal */
 #define KILL_NS   (13 * BT_NS_PER_S)
 #define LAST_NS   (3 * BT_NS_PER_S)
@@ -31,9 +30,9 @@ static void begin_stop(supervisor *s)
     if (s->phase == STOPPING) return;
     /* Asked to end, the coordinator tells its ranks.  After a failure it ends open requests with
      * the reason, then itself; where there are none yet, nobody need wait. */
-    s->coordinator_term_ns = s->phase == SERVING && !s->asked ? now + LEAVE_NS : now;
+    s->coordinator_term_ns = s->phase == SERVING && !s->asked ? now + BT_SUPERVISOR_LEAVE_NS : now;
     s->launch_term_ns      = now;
-    if (s->phase == SERVING) s->launch_term_ns += s->asked ? LAUNCH_NS : LEAVE_NS;
+    if (s->phase == SERVING) s->launch_term_ns += s->asked ? LAUNCH_NS : BT_SUPERVISOR_LEAVE_NS;
     s->fresh_term_ns = s->launch_term_ns;
     s->served        = s->phase == SERVING;
     s->stop_ns       = now;
@@ -231,7 +230,7 @@ static void on_child_end(supervisor *s)
     if (s->client.ended && s->phase == SERVING) on_client_end(s);
     if (s->phase == STOPPING) {
         /* When one side has gone, the other one has nothing to wait for. */
-        uint64_t soon = bt_now_ns() + LEAVE_NS;
+        uint64_t soon = bt_now_ns() + BT_SUPERVISOR_LEAVE_NS;
 
         if (s->coordinator.ended && s->launch_term_ns > soon) s->launch_term_ns = soon;
         return;

@@ -6,8 +6,7 @@
 #include "cli/supervisor_state.h"
 #include "core/clock.h"
 
-#define LEAVE_NS (5 * BT_NS_PER_S) /* for what ends by itself when its peer has gone */
-#define TELL_NS  (5 * BT_NS_PER_S) /* between lines on how far the loading is */
+#define TELL_NS (5 * BT_NS_PER_S) /* between lines on how far the loading is */
 
 static void describe_ranks(const bt_cell_options *cell, char *buf, size_t capacity)
 {
@@ -121,11 +120,12 @@ void bt_supervisor_on_announcement(void *ctx, const char *line)
     } else if (strncmp(line, "worn", 4) == 0) {
         bt_supervisor_renew(s);
     } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
-        if (s->fresh_term_ns == 0) s->fresh_term_ns = now + LEAVE_NS;
+        if (s->fresh_term_ns == 0) s->fresh_term_ns = now + BT_SUPERVISOR_LEAVE_NS;
     } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_may_restart(s)) {
         if (s->died_ns == 0) s->died_ns = now;
         if (bt_child_running(&s->launch) && s->launch_term_ns == 0)
-            s->launch_term_ns = now + LEAVE_NS; /* its ranks have been told to leave */
+            s->launch_term_ns =
+                now + BT_SUPERVISOR_LEAVE_NS; /* its ranks have been told to leave */
     } else if (strncmp(line, "failed ", 7) == 0 && !bt_supervisor_ended_ranks(s) &&
                !bt_supervisor_may_restart(s)) {
         bt_supervisor_fail(s, "coordinator: %s", line + 7);

@@ -8,7 +8,11 @@
 #include "cli/progress.h"
 #include "cli/restart_wait.h"
 #include "cli/supervisor.h"
+#include "core/clock.h"
 #include "core/rank_map.h"
+
+/* For what ends by itself when its peer has gone. */
+#define BT_SUPERVISOR_LEAVE_NS (5 * BT_NS_PER_S)
 
 typedef enum { STARTING, LOADING, SERVING, STOPPING } phase;
 

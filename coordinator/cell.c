@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
-
-enum { RANKS_MAX = 65536 };
+#include "core/rank_map.h"
 
 void bt_cell_hello_free(bt_up_hello *hello)
 {
@@ -145,9 +144,9 @@ bt_status bt_cell_fits(const bt_cell *cell, const bt_up_hello *hello)
 {
     bt_status st = BT_OK;
 
-    BT_REQUIRE(hello->n_ranks <= RANKS_MAX, BT_ERR_INVALID_ARG,
+    BT_REQUIRE(hello->n_ranks <= BT_JOB_RANKS_MAX, BT_ERR_INVALID_ARG,
                "rank %u says it is one of %u, at most %d are supported", hello->rank,
-               hello->n_ranks, RANKS_MAX);
+               hello->n_ranks, BT_JOB_RANKS_MAX);
     BT_TRY(check_seats(hello));
     if (cell->n_ranks != 0) BT_TRY(same_cell(&cell->ranks[cell->first].hello, hello));
 out:

@@ -7,7 +7,6 @@
 #include "core/alloc.h"
 #include "proto/text.h"
 
-enum { STOP_IDS_MAX = 1024, BIASES_MAX = 1024 };
 /* Below this a temperature means greedy, as in the engine whose protocol this is. */
 static const float GREEDY = 1e-5f, TEMPERATURE_MAX = 1e6f; /* the ranks take no more */
 
@@ -82,8 +81,8 @@ static bt_status take_biases(const params *p, const bt_intake_limits *limits, bt
     size_t n = p->n_logit_bias;
 
     if (n == 0) return BT_OK;
-    REFUSE_UNLESS(n <= BIASES_MAX, "logit_bias has %zu entries, at most %d are allowed", n,
-                  BIASES_MAX);
+    REFUSE_UNLESS(n <= BT_LOGIT_BIASES_MAX, "logit_bias has %zu entries, at most %d are allowed", n,
+                  BT_LOGIT_BIASES_MAX);
     s->bias_ids = bt_calloc(n, sizeof(*s->bias_ids));
     s->biases   = bt_calloc(n, sizeof(*s->biases));
     REFUSE_UNLESS(s->bias_ids != NULL && s->biases != NULL, "out of memory");
@@ -111,8 +110,8 @@ static bt_status take_stop_ids(const params *p, const bt_intake_limits *limits, 
     size_t n = p->n_stop_token_ids;
 
     if (n == 0) return BT_OK;
-    REFUSE_UNLESS(n <= STOP_IDS_MAX, "stop_token_ids has %zu ids, at most %d are allowed", n,
-                  STOP_IDS_MAX);
+    REFUSE_UNLESS(n <= BT_STOP_TOKENS_MAX, "stop_token_ids has %zu ids, at most %d are allowed", n,
+                  BT_STOP_TOKENS_MAX);
     for (size_t i = 0; i < n; i++)
         REFUSE_UNLESS(p->stop_token_ids[i] < limits->vocab_size,
                       "stop_token_ids holds %u, but the vocabulary has %u ids",

@@ -7,8 +7,9 @@
 #include "core/log.h"
 #include "core/machine.h"
 #include "core/parse.h"
+#include "core/rank_map.h"
 
-enum { MAX_RANKS = 4096, MAX_ROWS = 1 << 20, WORDS_MAX = 6 };
+enum { MAX_ROWS = 1 << 20, WORDS_MAX = 6 };
 enum { MAX_TIMEOUT_S = 3600, MAX_ORPHAN_S = 86400 };
 
 typedef enum { WHOLE, SIZE, NAME, WORD } value_kind;
@@ -21,10 +22,10 @@ typedef struct {
 } rank_flag;
 
 static const rank_flag FLAGS[] = {
-    {"--prefill",               WHOLE, 1, MAX_RANKS,      {0}                                                      },
-    {"--decode",                WHOLE, 1, MAX_RANKS,      {0}                                                      },
-    {"--both",                  WHOLE, 1, MAX_RANKS,      {0}                                                      },
-    {"--spares",                WHOLE, 0, MAX_RANKS,      {0}                                                      },
+    {"--prefill",               WHOLE, 1, BT_RANKS_MAX,   {0}                                                      },
+    {"--decode",                WHOLE, 1, BT_RANKS_MAX,   {0}                                                      },
+    {"--both",                  WHOLE, 1, BT_RANKS_MAX,   {0}                                                      },
+    {"--spares",                WHOLE, 0, BT_RANKS_MAX,   {0}                                                      },
     {"--kv-bytes",              SIZE,  0, 0,              {0}                                                      },
     {"--chunk",                 WHOLE, 1, MAX_ROWS,       {0}                                                      },
     {"--max-rows",              WHOLE, 1, MAX_ROWS,       {0}                                                      },

@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "core/parse.h"
 
-enum { RANKS_MAX = 4096, CORES_MAX = 8192, WORDS_MAX = 6, TEXT_MAX = 12 * BT_RANK_LIST_MAX };
+enum { CORES_MAX = 8192, WORDS_MAX = 6, TEXT_MAX = 12 * BT_RANK_LIST_MAX };
 
 /* ---- lists of numbers */
 
@@ -92,9 +92,9 @@ static bt_status take_setting(const reader *r, const char *word, line *l)
     int64_t   n  = 0;
 
     if (strncmp(word, "ranks=", 6) == 0) {
-        BT_REQUIRE(bt_parse_whole(word + 6, 1, RANKS_MAX, &n), BT_ERR_INVALID_ARG,
+        BT_REQUIRE(bt_parse_whole(word + 6, 1, BT_RANKS_MAX, &n), BT_ERR_INVALID_ARG,
                    "%s:%u: \"%.40s\": expected a number from 1 to %d", r->path, r->number, word,
-                   RANKS_MAX);
+                   BT_RANKS_MAX);
         l->n_ranks = (uint32_t)n;
     } else if (strncmp(word, "cores=", 6) == 0) {
         BT_REQUIRE(bt_rank_list_parse(word + 6, CORES_MAX, l->cores, &l->n_cores),
@@ -123,8 +123,8 @@ static bt_status add_ranks(reader *r, const line *l)
     BT_REQUIRE(l->n_cores % l->n_ranks == 0 && l->n_devices % l->n_ranks == 0, BT_ERR_INVALID_ARG,
                "%s:%u: %u cores and %u devices cannot be dealt out evenly to %u ranks", r->path,
                r->number, l->n_cores, l->n_devices, l->n_ranks);
-    BT_REQUIRE(map->n_ranks + l->n_ranks <= RANKS_MAX, BT_ERR_INVALID_ARG,
-               "%s:%u: more than %d ranks", r->path, r->number, RANKS_MAX);
+    BT_REQUIRE(map->n_ranks + l->n_ranks <= BT_RANKS_MAX, BT_ERR_INVALID_ARG,
+               "%s:%u: more than %d ranks", r->path, r->number, BT_RANKS_MAX);
     if (map->n_ranks + l->n_ranks > r->capacity) {
         uint32_t       capacity = 2 * (map->n_ranks + l->n_ranks);
         bt_rank_place *grown    = bt_realloc(map->ranks, capacity, sizeof(*grown));

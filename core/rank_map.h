@@ -18,6 +18,8 @@
 
 #include "core/status.h"
 
+/* Ranks of a role, and of a map; and of a job, all roles together. */
+enum { BT_RANKS_MAX = 4096, BT_JOB_RANKS_MAX = 65536 };
 enum { BT_RANK_LIST_MAX = 256 };
 
 typedef enum { BT_RANK_PREFILL, BT_RANK_DECODE, BT_RANK_SPARE } bt_rank_kind; /* both: PREFILL */

@@ -31,7 +31,6 @@ enum {
     OPT_BIND,
     OPT_TELL
 };
-enum { MAX_RANKS = 65536 };
 /* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
 #define STOP_NS (6 * BT_NS_PER_S)
 /* For the other ranks, after the first one has ended well: they were all told to leave. */
@@ -92,7 +91,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case 'n':
-        opt->n_ranks = (uint32_t)bt_option_number(state, "--ranks", arg, 1, MAX_RANKS);
+        opt->n_ranks = (uint32_t)bt_option_number(state, "--ranks", arg, 1, BT_JOB_RANKS_MAX);
         return 0;
     case OPT_MAP:
         bt_rank_map_fini(&opt->map);

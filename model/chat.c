@@ -1,5 +1,6 @@
 /* Chat templates by recognition: the Jinja text is compared with those that this file can render;
  * any other is refused with its beginning. */
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,12 +17,7 @@
     "<\xef\xbd\x9c" \
     "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"
 
-enum {
-    MAX_PATH           = 4096,
-    MAX_CONFIG_BYTES   = 64 << 20,
-    MAX_TEMPLATE_BYTES = 1 << 20,
-    SHOW_BYTES         = 120
-};
+enum { MAX_CONFIG_BYTES = 64 << 20, MAX_TEMPLATE_BYTES = 1 << 20 };
 
 /* What a template writes around each message. */
 typedef struct {
@@ -207,7 +203,7 @@ static bt_status find_style(const bt_tokenizer *tok, const style **style_out)
     char        *squeezed = NULL;
     const style *s        = NULL;
     bool         bare     = false;
-    char         show[SHOW_BYTES];
+    char         show[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(tok->chat_template != NULL, BT_ERR_UNSUPPORTED,
                "%s: expected a chat_template in tokenizer_config.json beside it, found none",
@@ -258,7 +254,7 @@ static bt_status read_text(const bt_json_at *at, const char *field, char **text_
     bt_status     st   = BT_OK;
     const json_t *v    = bt_json_field(at, field);
     const char   *text = json_string_value(json_is_object(v) ? json_object_get(v, "content") : v);
-    char          found[SHOW_BYTES];
+    char          found[BT_JSON_SHOW_BYTES];
 
     if (v == NULL) goto out;
     BT_REQUIRE(text != NULL, BT_ERR_FORMAT, "%s: field %s: expected a text, found %s", at->file,
@@ -275,7 +271,7 @@ static bt_status read_template(const bt_json_at *at, char **text_out)
     bt_status     st = BT_OK;
     const json_t *v  = bt_json_field(at, "chat_template");
     const json_t *of = v;
-    char          found[SHOW_BYTES];
+    char          found[BT_JSON_SHOW_BYTES];
 
     if (v == NULL) goto out;
     for (size_t i = 0; i < json_array_size(v); i++) {
@@ -322,7 +318,7 @@ bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir)
     bt_status  st   = BT_OK;
     json_t    *json = NULL;
     bt_json_at at;
-    char       path[MAX_PATH], found[SHOW_BYTES];
+    char       path[PATH_MAX], found[BT_JSON_SHOW_BYTES];
 
     snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
     if (bt_json_file_exists(path)) {

@@ -1,12 +1,13 @@
 #include "model/config.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "model/config_parts.h"
 #include "model/json.h"
 
-enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 24 };
+enum { MAX_FILE_BYTES = 16 << 20, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 24 };
 
 static const struct {
     const char     *model_type, *architecture;
@@ -298,7 +299,7 @@ static bt_status read_generation(const char *dir, bt_model_config *cfg)
     bt_status  st   = BT_OK;
     json_t    *json = NULL;
     bt_json_at at;
-    char       path[MAX_PATH];
+    char       path[PATH_MAX];
 
     snprintf(path, sizeof(path), "%s/generation_config.json", dir);
     if (!bt_json_file_exists(path)) goto out; /* it may be absent */
@@ -318,10 +319,10 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     json_t         *json = NULL;
     bt_model_family fam  = BT_FAMILY_V3;
     bt_json_at      at;
-    char            path[MAX_PATH];
+    char            path[PATH_MAX];
 
-    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < MAX_PATH - 32, BT_ERR_IO,
-               "model directory: expected a path under %d bytes", MAX_PATH - 32);
+    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < PATH_MAX - 32, BT_ERR_IO,
+               "model directory: expected a path under %d bytes", PATH_MAX - 32);
     BT_TRY(read_object(path, &json));
     at = (bt_json_at){path, "", json};
     BT_TRY(read_family(&at, &cfg, &fam));

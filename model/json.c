@@ -10,14 +10,12 @@
 #include "core/alloc.h"
 #include "core/file.h"
 
-enum { SHOW_BYTES = 96 };
-
 bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **json_out)
 {
     bt_status    st   = BT_OK;
     json_error_t err  = {.text = ""};
     json_t      *json = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &err);
-    char         what[SHOW_BYTES];
+    char         what[BT_JSON_SHOW_BYTES];
 
     /* jansson leaves the text empty when an allocation failed */
     BT_REQUIRE(json != NULL || err.text[0] != '\0', BT_ERR_NO_MEMORY, "%s: parsing %zu bytes",
@@ -94,7 +92,7 @@ json_t *bt_json_field(const bt_json_at *at, const char *field)
 
 static bt_status wrong(const bt_json_at *at, const char *field, const char *expected)
 {
-    char found[SHOW_BYTES];
+    char found[BT_JSON_SHOW_BYTES];
 
     bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_FORMAT),
                  "%s: field %s%s%s: expected %s, found %s", at->file, at->in,
@@ -107,7 +105,7 @@ bt_status bt_json_u32(const bt_json_at *at, const char *field, uint32_t lo, uint
                       uint32_t *v_out)
 {
     const json_t *v = bt_json_field(at, field);
-    char          expected[SHOW_BYTES];
+    char          expected[BT_JSON_SHOW_BYTES];
 
     if (!json_is_integer(v) || json_integer_value(v) < lo || json_integer_value(v) > hi) {
         snprintf(expected, sizeof(expected), "an integer from %u to %u", lo, hi);
@@ -121,7 +119,7 @@ bt_status bt_json_f64(const bt_json_at *at, const char *field, double lo, double
 {
     const json_t *v = bt_json_field(at, field);
     double        x = json_number_value(v);
-    char          expected[SHOW_BYTES];
+    char          expected[BT_JSON_SHOW_BYTES];
 
     if (!json_is_number(v) || !(x >= lo && x <= hi)) {
         snprintf(expected, sizeof(expected), "a number from %g to %g", lo, hi);

@@ -47,7 +47,8 @@ bt_status bt_json_bool(const bt_json_at *at, const char *field, bool *v_out);
 bt_status bt_json_str(const bt_json_at *at, const char *field, const char **v_out);
 
 /* A value as an error message shows it: `"abc" (a string)`, `nothing`; cut to fit, printable ASCII.
- * Returns buf. */
+ * Returns buf, of which BT_JSON_SHOW_BYTES are enough to see what it is. */
+enum { BT_JSON_SHOW_BYTES = 96 };
 const char *bt_json_show(const json_t *v, char *buf, size_t capacity);
 /* Text from a file as an error message shows it: cut to fit, control bytes as '?'. Returns buf. */
 const char *bt_json_printable(const char *text, char *buf, size_t capacity);

@@ -8,7 +8,7 @@
 #include "core/alloc.h"
 #include "model/json.h"
 
-enum { MAX_STEPS = 32, SHOW_BYTES = 96 };
+enum { MAX_STEPS = 32 };
 
 struct bt_pretokenizer {
     pcre2_general_context *memory;           /* owned: PCRE2 allocates through core/alloc.h */
@@ -37,7 +37,7 @@ static bt_status add_regex(bt_pretokenizer *pre, const char *where, const char *
     uint32_t               empty   = 0;
     PCRE2_SIZE             at      = 0;
     PCRE2_UCHAR            why[96];
-    char                   show[SHOW_BYTES];
+    char                   show[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(context != NULL, BT_ERR_NO_MEMORY, "%s: pre_tokenizer", where);
     BT_REQUIRE(pre->n_steps < MAX_STEPS, BT_ERR_UNSUPPORTED,
@@ -72,7 +72,7 @@ static bt_status add_split(bt_pretokenizer *pre, const bt_json_at *at)
     const char *behavior = NULL, *regex = NULL;
     bool        invert = false;
     char       *pcre   = NULL;
-    char        show[SHOW_BYTES];
+    char        show[BT_JSON_SHOW_BYTES];
 
     BT_TRY(bt_json_str(at, "behavior", &behavior));
     BT_TRY(bt_json_bool(at, "invert", &invert));
@@ -119,7 +119,7 @@ static bt_status add_step(bt_pretokenizer *pre, const bt_json_at *at, bool is_la
 {
     bt_status   st   = BT_OK;
     const char *type = NULL;
-    char        show[SHOW_BYTES];
+    char        show[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(json_is_object(at->obj), BT_ERR_FORMAT,
                "%s: pre_tokenizer: expected an object, found %s", at->file,
@@ -152,7 +152,7 @@ bt_status bt_pretokenizer_create(const char *where, const json_t *spec, bt_preto
     const json_t    *list = json_object_get(spec, "pretokenizers");
     const char      *type = json_string_value(json_object_get(spec, "type"));
     bt_json_at       at   = {where, "pre_tokenizer", spec};
-    char             show[SHOW_BYTES];
+    char             show[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(pre != NULL, BT_ERR_NO_MEMORY, "%s: pre_tokenizer", where);
     pre->memory = pcre2_general_context_create(allocate, release, NULL);

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FP8_BLOCK = 128, NAME_BYTES = 256, SHAPE_BYTES = 128 };
+#include "device/device.h"
+
+enum { NAME_BYTES = 256, SHAPE_BYTES = 128 };
 
 static const char *shape_text(const bt_tensor *t, char text[SHAPE_BYTES])
 {
@@ -38,8 +40,9 @@ out:
 
 static bt_status find_scale(const bt_safetensors *st_set, const char *name, bt_matrix *m)
 {
-    uint32_t  rows = (m->n + FP8_BLOCK - 1) / FP8_BLOCK, cols = (m->k + FP8_BLOCK - 1) / FP8_BLOCK;
-    bt_status st = BT_OK;
+    uint32_t rows = (m->n + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK,
+             cols = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
+    bt_status st  = BT_OK;
     char      scale_name[NAME_BYTES];
 
     snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
@@ -118,18 +121,18 @@ static float read_f32(const void *data, size_t i)
 
 static float scale_at(const bt_matrix *m, uint32_t row, uint32_t col)
 {
-    size_t per_row = (m->k + FP8_BLOCK - 1) / FP8_BLOCK;
+    size_t per_row = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
 
-    return read_f32(m->scale->data, row / FP8_BLOCK * per_row + col / FP8_BLOCK);
+    return read_f32(m->scale->data, row / BT_FP8_BLOCK * per_row + col / BT_FP8_BLOCK);
 }
 
 static void fp8_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
 {
     const uint8_t *data = (const uint8_t *)m->t->data + (size_t)n * m->k;
 
-    for (uint32_t k0 = 0; k0 < m->k; k0 += FP8_BLOCK) {
+    for (uint32_t k0 = 0; k0 < m->k; k0 += BT_FP8_BLOCK) {
         float    scale = scale_at(m, n, k0);
-        uint32_t end   = m->k - k0 < FP8_BLOCK ? m->k : k0 + FP8_BLOCK;
+        uint32_t end   = m->k - k0 < BT_FP8_BLOCK ? m->k : k0 + BT_FP8_BLOCK;
 
         for (uint32_t k = k0; k < end; k++)
             out[k] = bt_bf16_from_f32(fp8_to_f32(data[k]) * scale);
@@ -139,8 +142,8 @@ static void fp8_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
 void bt_matrix_fp8_row(const bt_matrix *m, uint32_t n, uint8_t *out, float *scale_out)
 {
     memcpy(out, (const uint8_t *)m->t->data + (size_t)n * m->k, m->k);
-    for (uint32_t k0 = 0; k0 < m->k; k0 += FP8_BLOCK)
-        scale_out[k0 / FP8_BLOCK] = scale_at(m, n, k0);
+    for (uint32_t k0 = 0; k0 < m->k; k0 += BT_FP8_BLOCK)
+        scale_out[k0 / BT_FP8_BLOCK] = scale_at(m, n, k0);
 }
 
 void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 #include "model/json.h"
 #include "model/safetensors_header.h"
 
-enum { MAX_PATH = 4096, MAX_INDEX_BYTES = 256 << 20, NAME_BYTES = 160, SHOW_BYTES = 96 };
+enum { MAX_INDEX_BYTES = 256 << 20, NAME_BYTES = 160 };
 
 typedef struct {
     char    *name; /* owned: the file's path */
@@ -178,7 +179,7 @@ static bt_status list_files(const char *index, json_t *map, const char ***files_
     size_t       n = 0, kept = 0;
     const char  *name;
     json_t      *v;
-    char         label[NAME_BYTES], found[SHOW_BYTES];
+    char         label[NAME_BYTES], found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(files != NULL, BT_ERR_NO_MEMORY, "%s: %zu tensors", index, json_object_size(map));
     json_object_foreach(map, name, v)
@@ -237,7 +238,7 @@ static bt_status open_index(bt_safetensors *set, const char *dir, const char *in
     json_t      *json  = NULL, *map;
     const char **files = NULL;
     size_t       n     = 0;
-    char         path[MAX_PATH], found[SHOW_BYTES];
+    char         path[PATH_MAX], found[BT_JSON_SHOW_BYTES];
 
     BT_TRY(bt_json_read_file(index, MAX_INDEX_BYTES, &json));
     map = json_object_get(json, "weight_map");
@@ -248,8 +249,8 @@ static bt_status open_index(bt_safetensors *set, const char *dir, const char *in
     set->shards = bt_calloc(n, sizeof(*set->shards));
     BT_REQUIRE(set->shards != NULL, BT_ERR_NO_MEMORY, "%s: %zu shards", index, n);
     for (size_t i = 0; i < n; i++) {
-        BT_REQUIRE(snprintf(path, sizeof(path), "%s/%s", dir, files[i]) < MAX_PATH, BT_ERR_IO,
-                   "%s: expected a path under %d bytes", index, MAX_PATH);
+        BT_REQUIRE(snprintf(path, sizeof(path), "%s/%s", dir, files[i]) < PATH_MAX, BT_ERR_IO,
+                   "%s: expected a path under %d bytes", index, PATH_MAX);
         BT_TRY(open_shard(set, path));
     }
     BT_TRY(sort_by_name(set));
@@ -276,10 +277,10 @@ out:
 static bt_status open_dir(bt_safetensors *set, const char *dir)
 {
     bt_status st = BT_OK;
-    char      single[MAX_PATH], index[MAX_PATH];
+    char      single[PATH_MAX], index[PATH_MAX];
 
-    BT_REQUIRE(strlen(dir) < MAX_PATH - 64, BT_ERR_IO,
-               "model directory: expected a path under %d bytes", MAX_PATH - 64);
+    BT_REQUIRE(strlen(dir) < PATH_MAX - 64, BT_ERR_IO,
+               "model directory: expected a path under %d bytes", PATH_MAX - 64);
     snprintf(single, sizeof(single), "%s/model.safetensors", dir);
     snprintf(index, sizeof(index), "%s/model.safetensors.index.json", dir);
     if (bt_json_file_exists(single)) {

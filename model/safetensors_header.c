@@ -6,7 +6,7 @@
 #include "core/alloc.h"
 #include "model/json.h"
 
-enum { NAME_BYTES = 160, SHOW_BYTES = 96 };
+enum { NAME_BYTES = 160 };
 
 /* In the order of the enumeration. */
 static const struct {
@@ -77,7 +77,7 @@ static bt_status parse_dtype(const header *h, const char *name, const json_t *v,
     bt_status   st = BT_OK;
     const char *s  = json_is_string(v) ? json_string_value(v) : "";
     int         i  = 0;
-    char        found[SHOW_BYTES];
+    char        found[BT_JSON_SHOW_BYTES];
 
     while (i < N_DTYPES && strcmp(s, DTYPES[i].name) != 0)
         i++;
@@ -96,7 +96,7 @@ static bt_status parse_shape(const header *h, const char *name, const json_t *v,
 {
     bt_status st = BT_OK;
     uint64_t  n_elems, n_bits;
-    char      found[SHOW_BYTES];
+    char      found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(json_is_array(v) && json_array_size(v) <= BT_MAX_TENSOR_DIMS, BT_ERR_FORMAT,
                "%s: tensor %s: field shape: expected a list of at most %d sizes, found %s",
@@ -130,7 +130,7 @@ static bt_status parse_offsets(const header *h, const char *name, const json_t *
     bt_status     st    = BT_OK;
     const json_t *begin = json_array_get(v, 0), *end = json_array_get(v, 1);
     uint64_t      b, e;
-    char          found[SHOW_BYTES];
+    char          found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(json_array_size(v) == 2 && json_is_integer(begin) && json_is_integer(end) &&
                    json_integer_value(begin) >= 0 &&
@@ -160,7 +160,7 @@ static bt_status parse_tensor(header *h, const char *name, const json_t *v)
     bt_status  st = BT_OK;
     bt_tensor *t  = &h->tensors[h->n];
     uint32_t   bits;
-    char       label[NAME_BYTES], found[SHOW_BYTES];
+    char       label[NAME_BYTES], found[BT_JSON_SHOW_BYTES];
 
     bt_json_printable(name, label, sizeof(label));
     BT_REQUIRE(name[0] != '\0', BT_ERR_FORMAT,
@@ -220,7 +220,7 @@ static bt_status parse_members(header *h, json_t *json)
     size_t      n  = json_object_size(json);
     const char *name;
     json_t     *v;
-    char        found[SHOW_BYTES];
+    char        found[BT_JSON_SHOW_BYTES];
 
     h->tensors = bt_calloc(n, sizeof(*h->tensors));
     h->offsets = bt_calloc(n, sizeof(*h->offsets));
@@ -247,7 +247,7 @@ bt_status bt_safetensors_parse_header(const char *where, const char *json_text, 
     bt_status st   = BT_OK;
     json_t   *json = NULL;
     header    h    = {.where = where};
-    char      found[SHOW_BYTES];
+    char      found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(n <= BT_ST_MAX_HEADER_BYTES && file_bytes >= BT_ST_LENGTH_BYTES &&
                    n <= file_bytes - BT_ST_LENGTH_BYTES,

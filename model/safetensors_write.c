@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +11,6 @@
 #include "model/json.h"
 #include "model/safetensors.h"
 #include "model/safetensors_header.h"
-
-enum { MAX_PATH = 4096 };
 
 /* Widest elements first, so that every tensor is aligned to its element. */
 static int by_width(const void *a, const void *b)
@@ -116,7 +115,7 @@ bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tens
     uint64_t          at     = 0;
     bool              made   = false;
     struct stat       info;
-    char              part[MAX_PATH];
+    char              part[PATH_MAX];
 
     BT_REQUIRE(header != NULL && order != NULL, BT_ERR_NO_MEMORY, "%s: %zu tensors", path, n);
     for (size_t i = 0; i < n; i++)
@@ -126,8 +125,8 @@ bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tens
         BT_TRY(describe(path, order[i], at, header));
         at += order[i]->bytes;
     }
-    BT_REQUIRE(snprintf(part, sizeof(part), "%s.part-%ld", path, (long)getpid()) < MAX_PATH,
-               BT_ERR_IO, "%s: expected a path under %d bytes", path, MAX_PATH - 32);
+    BT_REQUIRE(snprintf(part, sizeof(part), "%s.part-%ld", path, (long)getpid()) < PATH_MAX,
+               BT_ERR_IO, "%s: expected a path under %d bytes", path, PATH_MAX - 32);
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) { /* a pipe or a device: no rename */
         BT_TRY(put_file(path, header, n, order));
         goto out;

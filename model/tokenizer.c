@@ -1,5 +1,6 @@
 #include "model/tokenizer.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,19 +9,17 @@
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
 
-enum { MAX_PATH = 4096 };
-
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
 {
     bt_status     st  = BT_OK;
     bt_tokenizer *tok = bt_calloc(1, sizeof(*tok));
     const char   *last;
     struct stat   info;
-    char          file[MAX_PATH], dir[MAX_PATH];
+    char          file[PATH_MAX], dir[PATH_MAX];
 
     BT_REQUIRE(tok != NULL, BT_ERR_NO_MEMORY, "%s", path);
-    BT_REQUIRE(strlen(path) < MAX_PATH - 32, BT_ERR_IO, "tokenizer: expected a path under %d bytes",
-               MAX_PATH - 32);
+    BT_REQUIRE(strlen(path) < PATH_MAX - 32, BT_ERR_IO, "tokenizer: expected a path under %d bytes",
+               PATH_MAX - 32);
     snprintf(dir, sizeof(dir), "%s", path);
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         snprintf(file, sizeof(file), "%s/tokenizer.json", path);

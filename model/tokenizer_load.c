@@ -9,8 +9,7 @@
 enum {
     MAX_FILE_BYTES = 256 << 20,
     MAX_UNUSED     = 1 << 16, /* ids, beyond as many as there are tokens */
-    MAX_MERGED     = 1 << 14,
-    SHOW_BYTES     = 96
+    MAX_MERGED     = 1 << 14
 };
 
 /* What the parts of tokenizer.json are read with. */
@@ -25,7 +24,7 @@ typedef struct {
 static bt_status id_of(const loading *l, const char *what, const json_t *v, uint32_t *id_out)
 {
     bt_status st = BT_OK;
-    char      name[SHOW_BYTES], found[SHOW_BYTES];
+    char      name[BT_JSON_SHOW_BYTES], found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(json_is_integer(v) && json_integer_value(v) >= 0 &&
                    json_integer_value(v) <= l->max_id,
@@ -109,7 +108,7 @@ static bt_status load_vocab(loading *l)
     uint32_t    id = 0;
     const char *text;
     json_t     *v;
-    char        name[SHOW_BYTES], other[SHOW_BYTES];
+    char        name[BT_JSON_SHOW_BYTES], other[BT_JSON_SHOW_BYTES];
 
     json_object_foreach(l->vocab, text, v)
     {
@@ -190,7 +189,7 @@ static bt_status split_merge(const loading *l, size_t i, const char **left_out, 
     const char   *left  = json_string_value(json_is_array(v) ? json_array_get(v, 0) : v);
     const char   *right = json_string_value(json_array_get(v, 1));
     const char   *blank = left != NULL && !json_is_array(v) ? strchr(left, ' ') : NULL;
-    char          found[SHOW_BYTES];
+    char          found[BT_JSON_SHOW_BYTES];
 
     if (blank != NULL) right = blank + 1;
     BT_REQUIRE(left != NULL && right != NULL && (blank != NULL || json_array_size(v) == 2) &&
@@ -211,7 +210,7 @@ static bt_status add_merge(loading *l, size_t i)
     const char *left = NULL, *right = NULL;
     size_t      n_left = 0, n_right;
     uint32_t    ids[3];
-    char        both[MAX_MERGED], name[SHOW_BYTES];
+    char        both[MAX_MERGED], name[BT_JSON_SHOW_BYTES];
 
     BT_TRY(split_merge(l, i, &left, &n_left, &right));
     n_right = strlen(right);
@@ -254,7 +253,7 @@ static bt_status refuse_strips(const loading *l, const bt_json_at *at, const cha
 {
     static const char *const FLAGS[] = {"single_word", "lstrip", "rstrip"};
     bt_status                st      = BT_OK;
-    char                     name[SHOW_BYTES];
+    char                     name[BT_JSON_SHOW_BYTES];
 
     for (int i = 0; i < 3; i++)
         BT_REQUIRE(!json_is_true(json_object_get(at->obj, FLAGS[i])), BT_ERR_UNSUPPORTED,
@@ -272,7 +271,7 @@ static bt_status add_added(loading *l, size_t i)
     const char *text = NULL;
     json_t     *v;
     bool        normalized = false;
-    char        name[SHOW_BYTES];
+    char        name[BT_JSON_SHOW_BYTES];
 
     BT_TRY(added_text(l, i, &text));
     BT_TRY(id_of(l, text, json_object_get(at.obj, "id"), &id));
@@ -326,7 +325,7 @@ static bt_status check_model(loading *l)
     bt_status                st             = BT_OK;
     bt_json_at               at             = {l->path, "model", l->model};
     const char              *type           = NULL;
-    char                     found[SHOW_BYTES];
+    char                     found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(json_is_object(l->model), BT_ERR_FORMAT,
                "%s: field model: expected an object, found %s", l->path,
@@ -364,7 +363,7 @@ static bt_status check_frame(loading *l, const json_t *json)
     bt_json_at    at         = {l->path, "", json};
     const json_t *normalizer = bt_json_field(&at, "normalizer");
     const char   *decoder;
-    char          found[SHOW_BYTES];
+    char          found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s", l->path,
                bt_json_show(json, found, sizeof(found)));

@@ -131,9 +131,9 @@ static bt_status take_bias(const PB(Sampling) * pb, bt_sampling *s)
 {
     bt_status st = BT_OK;
 
-    BT_REQUIRE(pb->n_bias_ids == pb->n_biases && pb->n_biases <= BT_CONTROL_BIAS_MAX,
+    BT_REQUIRE(pb->n_bias_ids == pb->n_biases && pb->n_biases <= BT_LOGIT_BIASES_MAX,
                BT_ERR_PROTOCOL, "%zu biases of %zu tokens, expected as many, and at most %d",
-               pb->n_biases, pb->n_bias_ids, BT_CONTROL_BIAS_MAX);
+               pb->n_biases, pb->n_bias_ids, BT_LOGIT_BIASES_MAX);
     if (pb->n_biases == 0) goto out;
     for (size_t i = 0; i < pb->n_biases; i++)
         BT_REQUIRE(isfinite(pb->biases[i]), BT_ERR_PROTOCOL, "the bias of token %u is %.9g",
@@ -176,8 +176,8 @@ bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *s
     BT_REQUIRE(isfinite(pb->temperature) && pb->temperature >= 0, BT_ERR_PROTOCOL,
                "temperature is %.9g, expected a finite number >= 0", (double)pb->temperature);
     BT_REQUIRE(pb->max_tokens >= 1 || eval, BT_ERR_PROTOCOL, "max_tokens is 0");
-    BT_REQUIRE(pb->n_stop_token_ids <= BT_CONTROL_STOP_MAX, BT_ERR_PROTOCOL,
-               "%zu stop tokens, expected at most %d", pb->n_stop_token_ids, BT_CONTROL_STOP_MAX);
+    BT_REQUIRE(pb->n_stop_token_ids <= BT_STOP_TOKENS_MAX, BT_ERR_PROTOCOL,
+               "%zu stop tokens, expected at most %d", pb->n_stop_token_ids, BT_STOP_TOKENS_MAX);
     BT_TRY(check_filters(pb));
     s.temperature        = pb->temperature;
     s.seed               = pb->seed;

@@ -9,12 +9,6 @@
 
 #define PB(name) Baton__Control__V1__##name
 
-enum {
-    BT_CONTROL_STOP_MAX  = 1024, /* stop_token_ids of one request */
-    BT_CONTROL_BIAS_MAX  = 1024, /* logit biases of one request */
-    BT_CONTROL_RANKS_MAX = 4096  /* seats of a group */
-};
-
 extern const ProtobufCAllocator bt_pb_allocator;
 
 bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_out);

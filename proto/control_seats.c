@@ -1,5 +1,6 @@
 /* Regroup, which a coordinator says to its ranks, and they to the next one in their hellos. */
 #include "core/alloc.h"
+#include "core/rank_map.h"
 #include "proto/control_pb.h"
 
 void bt_pb_make_regroup(const bt_down_regroup *r, PB(Seats) seats[2], PB(Regroup) * pb)
@@ -43,12 +44,11 @@ bt_status bt_pb_take_regroup(const PB(Regroup) * pb, bt_down_regroup *r)
     bt_status st = BT_OK;
 
     BT_REQUIRE(pb->prefill != NULL && pb->decode != NULL && pb->prefill->n_ranks >= 1 &&
-                   pb->prefill->n_ranks <= BT_CONTROL_RANKS_MAX &&
-                   pb->decode->n_ranks <= BT_CONTROL_RANKS_MAX &&
-                   pb->n_gone <= BT_CONTROL_RANKS_MAX,
+                   pb->prefill->n_ranks <= BT_RANKS_MAX && pb->decode->n_ranks <= BT_RANKS_MAX &&
+                   pb->n_gone <= BT_RANKS_MAX,
                BT_ERR_PROTOCOL,
                "a regroup without groups, or with more than %d seats in one or ranks gone",
-               BT_CONTROL_RANKS_MAX);
+               BT_RANKS_MAX);
     r->epoch           = pb->epoch;
     r->prepare         = pb->prepare;
     r->groups[0].epoch = pb->prefill->epoch;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/rank_map.h"
 #include "proto/control_pb.h"
 
 /* It stands in logs, labels and lines: a word. */
@@ -291,9 +292,8 @@ static bt_status take_expired(const PB(Expired) * pb, bt_up *m)
 {
     bt_status st = BT_OK;
 
-    BT_REQUIRE(pb->n_ranks <= BT_CONTROL_RANKS_MAX, BT_ERR_PROTOCOL,
-               "a rank waits for %zu others, expected at most %d", pb->n_ranks,
-               BT_CONTROL_RANKS_MAX);
+    BT_REQUIRE(pb->n_ranks <= BT_RANKS_MAX, BT_ERR_PROTOCOL,
+               "a rank waits for %zu others, expected at most %d", pb->n_ranks, BT_RANKS_MAX);
     m->u.expired.epoch = pb->epoch;
     BT_TRY(bt_pb_take_u32s(pb->ranks, pb->n_ranks, &m->u.expired.ranks, &m->u.expired.n));
     BT_TRY(bt_pb_take_string(pb->what, "expired.what", &m->u.expired.what));

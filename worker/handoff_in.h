@@ -57,8 +57,8 @@ bt_status bt_handoff_in_init(bt_handoff_in *in, const bt_kv_pool *pool, uint32_t
 void      bt_handoff_in_fini(bt_handoff_in *in);
 
 /* Verifies a message (whose checksum is right) and copies its rows to the pages; rows on the device
- * are there when the stream has come so far.  CHECKSUM says what
- * was expected and found; then nothing was written. */
+ * are there when the stream has come so far.  CHECKSUM says what was expected and found; then
+ * nothing was written. */
 bt_status bt_handoff_in_accept(bt_handoff_in *in, const bt_kv_pool *pool, const bt_page_id *pages,
                                const bt_page_message *m, const bt_page_payload *p);
 

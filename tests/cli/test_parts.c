@@ -107,6 +107,41 @@ static void echo_knows_the_lines_that_the_log_writes(void)
     EXPECT(strcmp(echo.first_error, "rank 2: out of memory: 3 bytes") == 0);
 }
 
+/* What an echo that shows all but debug lines passes on of these. */
+static const char *passed_on(const char *const *lines, size_t n)
+{
+    static char text[1024];
+    FILE       *file = tmpfile();
+    int         old  = dup(STDERR_FILENO);
+    bt_echo     echo;
+
+    NEED(file != NULL && old >= 0);
+    dup2(fileno(file), STDERR_FILENO);
+    bt_echo_init(&echo, BT_LOG_INFO);
+    for (size_t i = 0; i < n; i++)
+        bt_echo_line(&echo, lines[i]);
+    dup2(old, STDERR_FILENO);
+    close(old);
+    rewind(file);
+    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+static void echo_passes_on_what_mpi_says_but_for_noise(void)
+{
+    static const char *const LINES[] = {
+        "[n1:17483] PMIX ERROR: BAD-PARAM in file ../../../src/event/pmix_event_notification.c at "
+        "line 1033",
+        "[n1:17483] PMIX ERROR: NO-PERMISSIONS in file ../../../src/mca/ptl/ptl.c at line 3",
+        "2026-11-23 11:02:07.153 I rank=1 - worker/main.c:88 ready",
+        "2026-11-23 11:02:07.153 D rank=1 - worker/main.c:88 a step"};
+
+    EXPECT(strcmp(passed_on(LINES, 4),
+                  "[n1:17483] PMIX ERROR: NO-PERMISSIONS in file ../../../src/mca/ptl/ptl.c at "
+                  "line 3\n2026-11-23 11:02:07.153 I rank=1 - worker/main.c:88 ready\n") == 0);
+}
+
 static void echo_bar_stays_in_its_row(void)
 {
     struct winsize size = {.ws_row = 24, .ws_col = 40};
@@ -464,6 +499,7 @@ static const bt_test TESTS[] = {
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(echo_keeps_the_first_error_of_a_rank),
     BT_TEST(echo_knows_the_lines_that_the_log_writes),
+    BT_TEST(echo_passes_on_what_mpi_says_but_for_noise),
     BT_TEST(echo_bar_stays_in_its_row),
     BT_TEST(account_is_read_from_a_ranks_line),
     BT_TEST(account_of_an_idle_rank_claims_no_work),

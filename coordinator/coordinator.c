@@ -193,10 +193,12 @@ static void observe(coordinator *c)
 /* Takes no new request from now on; the process ends with the last one that runs. */
 static void drain(coordinator *c, double limit_s)
 {
+    uint32_t n = bt_public_n_streams(c->pub);
+
     if (c->phase != SERVING) return;
     c->phase = DRAINING;
     if (limit_s > 0) c->deadline_ns = bt_now_ns() + seconds_ns(limit_s);
-    BT_INFO("draining: %u requests run", bt_public_n_streams(c->pub));
+    BT_INFO("draining: %u request%s under way", n, n == 1 ? "" : "s");
     bt_announce(c->opt->announce_fd, true, "draining");
     bt_public_drain(c->pub);
 }

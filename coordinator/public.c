@@ -1,11 +1,13 @@
 /* The server: methods, calls that arrive, answers that are one message. */
 #include "coordinator/public.h"
 
+#include <errno.h>
 #include <grpc/support/alloc.h>
 #include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "coordinator/public_call.h"
 #include "core/alloc.h"
@@ -316,6 +318,18 @@ static void on_down(bt_rpc_tag *tag, bool ok)
     pub->is_down = true;
 }
 
+/* Without one only stop strings cannot be had. */
+static void open_tokenizer(bt_public *pub, const char *model)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof(path), "%s/tokenizer.json", model);
+    if (access(path, F_OK) != 0)
+        BT_WARN("no stop strings: %s: %s", path, strerror(errno));
+    else if (bt_tokenizer_open(model, &pub->tokenizer) != BT_OK)
+        BT_WARN("no stop strings: %s", bt_error_text());
+}
+
 static bt_status init(bt_public *pub, const bt_public_config *config)
 {
     bt_status st = BT_OK;
@@ -328,9 +342,7 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->limits.page_tokens = pub->facts->page_tokens;
     pub->unread_ns          = config->unread_ns;
     bt_public_grow(pub);
-    /* Without one only stop strings cannot be had. */
-    if (bt_tokenizer_open(config->model_path, &pub->tokenizer) != BT_OK)
-        BT_WARN("no stop strings: %s", bt_error_text());
+    open_tokenizer(pub, config->model_path);
     pub->limits.tokenizer = pub->tokenizer != NULL;
     pub->model_path       = bt_strdup(config->model_path);
     pub->served_name      = bt_strdup(config->served_name);

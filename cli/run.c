@@ -1,9 +1,12 @@
 /* baton-run - a whole cell in one command: coordinator and ranks. */
 #include <argp.h>
+#include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sysexits.h>
+#include <unistd.h>
 
 #include "cli/supervisor.h"
 #include "core/clock.h"
@@ -234,6 +237,16 @@ static void check_tls(struct argp_state *state, bt_run_options *opt)
     if (chat_value(opt, "--tls-ca") == NULL) pass_to_chat(state, opt, "--tls-ca", "a file", *cert);
 }
 
+/* The answer is text: better said before a large model is loaded than after. */
+static void check_tokenizer(struct argp_state *state, const char *model)
+{
+    char path[PATH_MAX];
+
+    if (snprintf(path, sizeof(path), "%s/tokenizer.json", model) >= (int)sizeof(path) ||
+        access(path, R_OK) != 0)
+        argp_failure(state, EXIT_FAILURE, errno, "--chat needs the model's tokenizer: %s", path);
+}
+
 static void check(struct argp_state *state, options *all)
 {
     bt_run_options *opt = &all->run;
@@ -250,6 +263,7 @@ static void check(struct argp_state *state, options *all)
     if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
         argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
     check_tls(state, opt);
+    if (opt->chat != NULL) check_tokenizer(state, opt->cell.model);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)

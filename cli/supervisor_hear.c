@@ -10,12 +10,17 @@
 
 static void describe_ranks(const bt_cell_options *cell, char *buf, size_t capacity)
 {
+    int n;
+
     if (cell->n_both != 0)
-        snprintf(buf, capacity, "%u rank%s with both roles", cell->n_both,
-                 cell->n_both == 1 ? "" : "s");
+        n = snprintf(buf, capacity, "%u rank%s with both roles", cell->n_both,
+                     cell->n_both == 1 ? "" : "s");
     else
-        snprintf(buf, capacity, "%u prefill and %u decode rank%s", cell->n_prefill, cell->n_decode,
-                 cell->n_decode == 1 ? "" : "s");
+        n = snprintf(buf, capacity, "%u prefill and %u decode rank%s", cell->n_prefill,
+                     cell->n_decode, cell->n_decode == 1 ? "" : "s");
+    if (cell->n_spares != 0)
+        snprintf(buf + n, capacity - (size_t)n, ", %u spare%s", cell->n_spares,
+                 cell->n_spares == 1 ? "" : "s");
 }
 
 /* The cell serves, for the first time or again. */
@@ -38,7 +43,7 @@ static void on_ready(supervisor *s, const char *address)
     FILE       *to    = s->opt->chat != NULL ? stderr : stdout;
     const char *colon = strrchr(address, ':');
     bool        again = s->has_served;
-    char        ranks[64];
+    char        ranks[96];
 
     on_serving(s);
     snprintf(s->address, sizeof(s->address), "%s", address);
@@ -58,7 +63,7 @@ static void on_ready(supervisor *s, const char *address)
 static void on_joined(supervisor *s)
 {
     bool again = s->has_served;
-    char ranks[64];
+    char ranks[96];
 
     on_serving(s);
     if (again) return;

@@ -1,9 +1,14 @@
 #include "core/machine.h"
 
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 enum { MAX_CPUS = 8192 };
 
@@ -58,4 +63,39 @@ void bt_machine_look(bt_machine *m)
         if (left < m->free_bytes) m->free_bytes = left;
     }
     m->n_cores = bt_machine_cores();
+}
+
+/* The whole of 127.0.0.0/8 is the loopback's. */
+static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
+{
+    if (b == NULL || a->sa_family != b->sa_family) return false;
+    if (a->sa_family == AF_INET) {
+        uint32_t x = ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr);
+        uint32_t y = ntohl(((const struct sockaddr_in *)b)->sin_addr.s_addr);
+
+        return x == y || (x >> 24 == IN_LOOPBACKNET && y >> 24 == IN_LOOPBACKNET);
+    }
+    return a->sa_family == AF_INET6 &&
+           memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
+                  &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
+}
+
+bool bt_machine_is(const char *host)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
+    struct ifaddrs *own       = NULL;
+    char            name[256] = "";
+    bool            is        = false;
+
+    if (strcmp(host, "localhost") == 0) return true;
+    if (gethostname(name, sizeof(name) - 1) == 0 && strcmp(host, name) == 0) return true;
+    if (getaddrinfo(host, NULL, &hints, &list) != 0) return false;
+    if (getifaddrs(&own) == 0) {
+        for (const struct addrinfo *a = list; a != NULL; a = a->ai_next)
+            for (const struct ifaddrs *i = own; i != NULL && !is; i = i->ifa_next)
+                is = same_address(a->ai_addr, i->ifa_addr);
+        freeifaddrs(own);
+    }
+    freeaddrinfo(list);
+    return is;
 }

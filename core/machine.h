@@ -1,7 +1,9 @@
-/* core/machine.h - the memory and the cores that a process on this machine may use. */
+/* core/machine.h - the memory and the cores that a process on this machine may use, and its names.
+ */
 #ifndef BT_CORE_MACHINE_H
 #define BT_CORE_MACHINE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -20,6 +22,9 @@ typedef struct {
 void bt_machine_look(bt_machine *m);
 /* Cores that the scheduler may give to this process. */
 uint32_t bt_machine_cores(void);
+/* Whether the host is this machine: "localhost", its name, or what is or resolves to an address of
+ * one of its interfaces. */
+bool bt_machine_is(const char *host);
 
 #ifdef __cplusplus
 }

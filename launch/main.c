@@ -217,6 +217,21 @@ static bool ranks_have_ended(const bt_mpirun_options *opt, pid_t mpirun, uint64_
     return n >= opt->n_ranks || (*first_ns != 0 && now - *first_ns >= LEAVE_NS);
 }
 
+/* mpirun is quiet (-q), since ranks' parents say better how a rank ended: it says nothing of a host
+ * that it does not know either.  Over several hosts only ranks that may die tell how they end. */
+static void tell_no_start(const bt_mpirun_options *opt, int status)
+{
+    uint32_t n_well;
+
+    if (status == 0 || bt_endings_count(&n_well) != 0) return;
+    if (bt_mpirun_is_far(opt) && !opt->survive) return;
+    bt_log_error(__FILE__, __LINE__, "no rank has ended",
+                 "but mpirun has (%s %d): `mpirun --host HOST hostname` tells whether it can start "
+                 "programs on each host",
+                 WIFSIGNALED(status) ? "signal" : "exit code",
+                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+}
+
 /* Returns mpirun's wait status; all its processes on this machine are gone by then. */
 static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *signals,
                     pid_t guard)
@@ -244,6 +259,7 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
     }
     bt_mpirun_reap(guard);
     bt_endings_hear();
+    if (stop_at_ns == 0) tell_no_start(opt, status);
     /* It ended as asked: how mpirun itself died on the way does not matter. */
     if (stop_at_ns != 0 && WIFSIGNALED(status)) status = SIGTERM;
     if (ended || (stop_at_ns == 0 && status == 0)) status = W_EXITCODE(bt_endings_code(), 0);

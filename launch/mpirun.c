@@ -16,6 +16,7 @@
 #include "core/alloc.h"
 #include "core/file.h"
 #include "core/limits.h"
+#include "core/machine.h"
 #include "launch/bind.h"
 #include "launch/endings.h"
 
@@ -206,9 +207,8 @@ static bt_status write_places(const bt_rank_map *map, const bt_scratch *scratch,
     f = fopen(path_out, "we");
     BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
     if (gethostname(self, sizeof(self) - 1) != 0) snprintf(self, sizeof(self), "localhost");
-    for (uint32_t i = 0; i < map->n_ranks; i++) /* the mapper does not know that name */
-        fprintf(f, "%s\n",
-                strcmp(map->ranks[i].host, "localhost") == 0 ? self : map->ranks[i].host);
+    for (uint32_t i = 0; i < map->n_ranks; i++) /* the mapper knows no other name of this machine */
+        fprintf(f, "%s\n", bt_machine_is(map->ranks[i].host) ? self : map->ranks[i].host);
     BT_REQUIRE(fclose(f) == 0, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
 out:
     return st;

@@ -15,6 +15,7 @@
 #include "core/clock.h"
 #include "core/defaults.h"
 #include "core/file.h"
+#include "core/machine.h"
 #include "core/parse.h"
 #include "core/rank_map.h"
 #include "core/settings.h"
@@ -171,24 +172,6 @@ static void quote(const char *text, char *buf, size_t capacity)
     buf[at]   = '\0';
 }
 
-/* Of this machine: no agent is needed, as mpirun needs none. */
-static bool is_here(const char *host)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICHOST}, *list = NULL;
-    char            name[256] = "";
-    bool            here;
-    int             fd;
-
-    if (strcmp(host, "localhost") == 0) return true;
-    if (gethostname(name, sizeof(name) - 1) == 0 && strcmp(host, name) == 0) return true;
-    if (getaddrinfo(host, NULL, &hints, &list) != 0) return false;
-    fd   = socket(list->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    here = fd >= 0 && bind(fd, list->ai_addr, list->ai_addrlen) == 0;
-    if (fd >= 0) close(fd);
-    freeaddrinfo(list);
-    return here;
-}
-
 static void make_command(const options *opt, const char *host, char *buf, size_t capacity)
 {
     char        self[PATH_MAX], model[2048], probe[PATH_MAX + 2560], quoted[8192];
@@ -200,7 +183,7 @@ static void make_command(const options *opt, const char *host, char *buf, size_t
              opt->quick ? "" : model, opt->control != NULL ? " --control " : "",
              opt->control != NULL ? opt->control : "");
     if (agent == NULL) agent = getenv("OMPI_MCA_plm_rsh_agent");
-    if (is_here(host)) {
+    if (bt_machine_is(host)) { /* no agent is needed, as mpirun needs none */
         snprintf(buf, capacity, "%s 2>&1", probe);
     } else if (agent == NULL && getenv("SLURM_JOB_ID") != NULL) {
         snprintf(buf, capacity, "srun --overlap -N1 -n1 -w '%s' %s 2>&1", host, probe);

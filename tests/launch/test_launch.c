@@ -363,7 +363,7 @@ static void launch_rank_map_binds_each_rank(void)
     cpu_set_t own;
 
     EXPECT(fd >= 0 && dprintf(fd, "decode localhost cores=0 device=3\n"
-                                  "prefill localhost ranks=2 device=1,0\n") > 0);
+                                  "prefill 127.0.0.1 ranks=2 device=1,0\n") > 0);
     close(fd);
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
     EXPECT_HAS(g_command.output, "rank 2 of 3 cores 0 device 3");
@@ -416,6 +416,15 @@ static void launch_without_mpirun_says_what_to_do(void)
 
     EXPECT_EQ(launch("true", missing), 1);
     EXPECT_HAS(g_command.output, "/nowhere/mpirun");
+}
+
+/* mpirun -q ends without a word when it does not know a host. */
+static void launch_mpirun_that_starts_nothing_is_told(void)
+{
+    const char *const silent[] = {"BATON_MPIRUN=/bin/false", NULL};
+
+    EXPECT_EQ(launch("true", silent), 1);
+    EXPECT_HAS(g_command.output, "no rank has ended: but mpirun has (exit code 1)");
 }
 
 static void launch_tmpdir_too_long_is_refused(void)
@@ -535,6 +544,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_bad_command_lines_are_refused),
     BT_TEST(launch_without_mpirun_says_what_to_do),
+    BT_TEST(launch_mpirun_that_starts_nothing_is_told),
     BT_TEST(launch_tmpdir_too_long_is_refused),
     BT_TEST(launch_in_a_deleted_directory_is_refused),
     BT_TEST(launch_with_few_files_is_refused),

@@ -3,12 +3,13 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import unittest
 
 import grpc
 
-from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, main, vllm, wait_for
+from harness import SOURCE, WAIT_S, Cell, Coordinator, Rank, Served, control, expected, main, vllm, wait_for
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 from ports import free_port  # noqa: E402
@@ -26,6 +27,17 @@ class Start(unittest.TestCase):
         cell = Cell(c.line("control"), **kw)
         self.addCleanup(cell.close)
         return cell
+
+    def test_model_without_a_tokenizer_is_served_with_one_warning(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("config.json", "model.safetensors"):
+                os.symlink(os.path.join(SOURCE, "models", "demo", name), os.path.join(folder, name))
+            c = self.coordinator("--model", folder)
+            self.cell(c).attach().ready()
+            c.line("ready")
+        told = [line for line in c.text().splitlines() if "tokenizer.json" in line]
+        self.assertEqual(len(told), 1, told)
+        self.assertRegex(told[0], " W coordinator .* no stop strings: .*/tokenizer.json: No such file or directory$")
 
     def test_port_opens_only_when_every_rank_is_ready(self):
         port = free_port()

@@ -6,7 +6,8 @@
  *
  * A time is the median of ROUNDS, each the mean of some calls in a graph, as in a decode step: a
  * short kernel's time is its own, not that of its launch by the host.  What is read lies in as many
- * places as keep it out of the cache, and a graph goes over all of them. */
+ * places as keep it out of the cache, and a graph goes over all of them; but for prefill, whose
+ * limit is the products. */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -32,7 +32,6 @@ enum { OPT_IDS = 256, OPT_OUT, OPT_PARALLEL, OPT_CONTROL, OPT_STALL };
 enum { TICK_MS = 20, STEP_STALLS = 5 }; /* a whole prompt may be one long step */
 #define LEAVE_NS (8 * BT_NS_PER_S)
 #define KILL_NS  (5 * BT_NS_PER_S)
-#define STILL_NS (1 * BT_NS_PER_S) /* between turns: more than a busy machine takes */
 
 static const char DOC[] =
     "Computes the logits of every position of given token sequences, in a cell that it starts and "
@@ -164,7 +163,7 @@ static bt_status run_cases(session *s, uint64_t stall_ns)
 
     while (!bt_eval_cell_done(s->cell)) {
         turn(s);
-        heard_ns += bt_stood_still_ns(&looked_ns, bt_now_ns(), STILL_NS);
+        heard_ns += bt_stood_still_ns(&looked_ns, bt_now_ns(), BT_STILL_NS);
         BT_TRY(bt_eval_cell_status(s->cell));
         BT_REQUIRE(g_signal == 0, BT_ERR_CANCELLED, "signal %d", (int)g_signal);
         BT_REQUIRE(!s->launch.ended, BT_ERR_PEER, "the ranks have ended: baton-launch %s",

@@ -105,7 +105,7 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_DEFAULT("http-host", OPT_HTTP_HOST, "HOST", BT_DEFAULT_HOST,
                       "Address of the HTTP port"),
     BT_OPTION_DEFAULT("log", OPT_LOG, "LEVEL", "info, with --chat warn",
-                      "Which of the ranks' log lines to show: error, warn, info, debug"),
+                      "Which log lines to show, of all its processes: error, warn, info, debug"),
     BT_OPTION_GROUP("When a process dies:", 3),
     BT_OPTION_DEFAULT("on-death", OPT_DEATH, "WHAT", "replace",
                       "replace: the other ranks go on, and recompute what the lost one had; "

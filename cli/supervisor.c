@@ -20,7 +20,6 @@
 #define LAUNCH_NS (8 * BT_NS_PER_S) /* then the ranks are told by a signal */
 #define KILL_NS   (13 * BT_NS_PER_S)
 #define LAST_NS   (3 * BT_NS_PER_S)
-#define STILL_NS  (1 * BT_NS_PER_S) /* between two looks: more than a busy machine takes */
 #define TICK_MS   100
 
 static void begin_stop(supervisor *s)
@@ -279,7 +278,7 @@ static void on_stall(supervisor *s, uint64_t now)
 static void forgive_own_silence(supervisor *s, uint64_t now)
 {
     uint64_t *const ends[] = {&s->coordinator_term_ns, &s->launch_term_ns, &s->fresh_term_ns};
-    uint64_t        gap_ns = bt_stood_still_ns(&s->looked_ns, now, STILL_NS);
+    uint64_t        gap_ns = bt_stood_still_ns(&s->looked_ns, now, BT_STILL_NS);
 
     if (gap_ns == 0) return;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)

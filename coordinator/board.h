@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
     bt_phase       phase;
     uint64_t       at_ns, started_ns;
-    double         unix_s;
+    double         unix_s, started_unix_s;
     const char    *model, *served_name, *version; /* of the process's life */
     char           public_address[128];
     uint32_t       n_ranks, n_prefill, n_decode, page_tokens;

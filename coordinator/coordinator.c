@@ -193,9 +193,10 @@ static void observe(coordinator *c)
 /* Takes no new request from now on; the process ends with the last one that runs. */
 static void drain(coordinator *c, double limit_s)
 {
-    uint32_t n = bt_public_n_streams(c->pub);
+    uint32_t n;
 
     if (c->phase != SERVING) return;
+    n        = bt_public_n_streams(c->pub);
     c->phase = DRAINING;
     if (limit_s > 0) c->deadline_ns = bt_now_ns() + seconds_ns(limit_s);
     BT_INFO("draining: %u request%s under way", n, n == 1 ? "" : "s");

@@ -20,6 +20,7 @@ struct bt_observer {
     bt_second          history[BT_HISTORY_S];
     uint32_t           n_history, history_at;
     uint64_t           started_ns, second_ns, published_ns;
+    double             started_unix_s;
     uint64_t           last_generated, last_prompt;
     double             blocked[2]; /* prefill, decode: part of the last second or so */
     bt_phase           phase;
@@ -33,6 +34,7 @@ bt_status bt_observer_create(const bt_observer_config *config, bt_observer **obs
     BT_REQUIRE(o != NULL, BT_ERR_NO_MEMORY, "observer");
     o->config     = *config;
     o->started_ns = o->second_ns = bt_now_ns();
+    o->started_unix_s            = bt_unix_s();
     BT_TRY(bt_board_create(&o->board));
     *observer_out = o;
     o             = NULL; /* handed over */
@@ -372,16 +374,17 @@ static void publish(bt_observer *o, bt_fleet *fleet, uint32_t n_ranks, const bt_
     bt_snapshot *s = bt_board_begin(o->board, n_ranks);
 
     if (s == NULL) return; /* the last one stays, and grows old */
-    s->phase       = o->phase;
-    s->at_ns       = now_ns;
-    s->started_ns  = o->started_ns;
-    s->unix_s      = bt_unix_s();
-    s->model       = o->config.model;
-    s->served_name = o->config.served_name;
-    s->version     = o->config.version;
-    s->metrics     = o->metrics;
-    s->loads       = *loads;
-    s->n_ranks     = n_ranks;
+    s->phase          = o->phase;
+    s->at_ns          = now_ns;
+    s->started_ns     = o->started_ns;
+    s->unix_s         = bt_unix_s();
+    s->started_unix_s = o->started_unix_s;
+    s->model          = o->config.model;
+    s->served_name    = o->config.served_name;
+    s->version        = o->config.version;
+    s->metrics        = o->metrics;
+    s->loads          = *loads;
+    s->n_ranks        = n_ranks;
     memcpy(s->public_address, o->address, sizeof(s->public_address));
     memcpy(s->history, o->history, sizeof(s->history));
     s->n_history  = o->n_history;

@@ -393,8 +393,10 @@ static void refused(bt_relay *r, bt_relay_request *q, uint64_t now_ns)
     bt_relay_prefill_done(r, q);
     r->ranks[q->decode_rank].refused_until_ns = now_ns + REFUSED_MS * BT_NS_PER_MS;
     bt_table_remove(&r->numbers, q->number);
-    BT_DEBUG("request %llu got no pages on rank %u and is queued again as %llu",
-             (unsigned long long)q->number, q->decode_rank, (unsigned long long)r->next_number);
+    bt_log_set_request(q->number);
+    BT_DEBUG("no pages on rank %u: queued again as %llu", q->decode_rank,
+             (unsigned long long)r->next_number);
+    bt_log_set_request(0);
     q->number = r->next_number++;
     bt_relay_list_remove(&r->placed, q);
     bt_relay_list_insert(&r->queue, q);

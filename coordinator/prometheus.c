@@ -326,7 +326,7 @@ static void process(page *p, const bt_snapshot *s)
     one(p, "process_open_fds", "gauge", "Open file descriptors.", open_files());
     one(p, "process_max_fds", "gauge", "How many there may be.", (double)files.rlim_cur);
     one(p, "process_start_time_seconds", "gauge", "When the process started, in Unix time.",
-        s->unix_s - (double)(s->at_ns - s->started_ns) * 1e-9);
+        s->started_unix_s);
 }
 
 char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)

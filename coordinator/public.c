@@ -93,12 +93,12 @@ static void cut_off(bt_call *call)
 
     BT_WARN("\"%.200s\": its client, %s, has %s for %.0f s and is cut off",
             call->stream != NULL ? bt_stream_name(call->stream) : method, peer,
-            call->receiving ? "not finished its request" : "read nothing",
+            call->receiving ? "not finished its request" : "taken no message",
             (double)call->pub->unread_ns * 1e-9);
     gpr_free(peer);
     grpc_call_cancel_with_status(call->call, GRPC_STATUS_DEADLINE_EXCEEDED,
                                  call->receiving ? "the request was not finished for too long"
-                                                 : "nothing of the answer was read for too long",
+                                                 : "no message of the answer was taken for too long",
                                  NULL);
 }
 

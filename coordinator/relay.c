@@ -253,8 +253,9 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     if (bt_table_put(&r->names, q->name_key, again) != BT_OK)
         BT_WARN("request %llu cannot be found by its name any more",
                 (unsigned long long)again->number);
-    BT_INFO("request %llu is queued again as %llu after %u tokens", (unsigned long long)q->number,
-            (unsigned long long)again->number, q->n_out);
+    bt_log_set_request(q->number);
+    BT_INFO("queued again as %llu after %u tokens", (unsigned long long)again->number, q->n_out);
+    bt_log_set_request(0);
     bt_relay_list_insert(&r->queue, again);
     r->n_in[BT_QUEUED]++;
     r->queued_tokens += again->n_prompt;

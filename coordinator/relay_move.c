@@ -37,8 +37,9 @@ bt_status bt_relay_adopt(bt_relay *relay, bt_relay_request *q, uint64_t now_ns)
 
     BT_TRY(bt_relay_enter(relay, q));
     q->heard_ns = now_ns;
-    BT_INFO("request \"%.200s\" is queued again as %llu, after %u tokens", q->name,
-            (unsigned long long)q->number, q->n_out);
+    bt_log_set_request(q->number);
+    BT_INFO("\"%.200s\" is queued again, after %u tokens", q->name, q->n_out);
+    bt_log_set_request(0);
     bt_relay_place(relay, now_ns);
 out:
     return st;

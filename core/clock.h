@@ -12,6 +12,9 @@ extern "C" {
 #define BT_NS_PER_MS 1000000ull
 #define BT_NS_PER_S  1000000000ull
 
+/* Between two looks of a program that looks all the time: more than a busy machine takes. */
+#define BT_STILL_NS (1 * BT_NS_PER_S)
+
 uint64_t bt_now_ns(void);
 void     bt_sleep_ns(uint64_t ns);
 double   bt_unix_s(void); /* seconds since 1970; may jump */

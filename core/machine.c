@@ -80,12 +80,13 @@ static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
                   &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
 }
 
-bool bt_machine_is(const char *host)
+bool bt_machine_is(const char *host, bool look_up)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
-    struct ifaddrs *own       = NULL;
-    char            name[256] = "";
-    bool            is        = false;
+    struct addrinfo  hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = look_up ? 0 : AI_NUMERICHOST};
+    struct addrinfo *list  = NULL;
+    struct ifaddrs  *own   = NULL;
+    char             name[256] = "";
+    bool             is        = false;
 
     if (strcmp(host, "localhost") == 0) return true;
     if (gethostname(name, sizeof(name) - 1) == 0 && strcmp(host, name) == 0) return true;

@@ -22,9 +22,9 @@ typedef struct {
 void bt_machine_look(bt_machine *m);
 /* Cores that the scheduler may give to this process. */
 uint32_t bt_machine_cores(void);
-/* Whether the host is this machine: "localhost", its name, or what is or resolves to an address of
- * one of its interfaces. */
-bool bt_machine_is(const char *host);
+/* Whether the host is this machine: "localhost", its name, or what is an address of one of its
+ * interfaces, or with look_up resolves to one: a name server that is silent takes seconds. */
+bool bt_machine_is(const char *host, bool look_up);
 
 #ifdef __cplusplus
 }

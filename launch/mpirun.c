@@ -201,14 +201,20 @@ static bt_status write_places(const bt_rank_map *map, const bt_scratch *scratch,
 {
     bt_status st        = BT_OK;
     char      self[256] = "";
+    bool      here      = false;
     FILE     *f;
 
     snprintf(path_out, PATH_MAX, "%s/hosts", scratch->session);
     f = fopen(path_out, "we");
     BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
     if (gethostname(self, sizeof(self) - 1) != 0) snprintf(self, sizeof(self), "localhost");
-    for (uint32_t i = 0; i < map->n_ranks; i++) /* the mapper knows no other name of this machine */
-        fprintf(f, "%s\n", bt_machine_is(map->ranks[i].host) ? self : map->ranks[i].host);
+    for (uint32_t i = 0; i < map->n_ranks;
+         i++) { /* the mapper knows no other name of this machine */
+        const char *host = map->ranks[i].host;
+
+        if (i == 0 || strcmp(host, map->ranks[i - 1].host) != 0) here = bt_machine_is(host, true);
+        fprintf(f, "%s\n", here ? self : host);
+    }
     BT_REQUIRE(fclose(f) == 0, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
 out:
     return st;

@@ -183,7 +183,7 @@ static void make_command(const options *opt, const char *host, char *buf, size_t
              opt->quick ? "" : model, opt->control != NULL ? " --control " : "",
              opt->control != NULL ? opt->control : "");
     if (agent == NULL) agent = getenv("OMPI_MCA_plm_rsh_agent");
-    if (bt_machine_is(host)) { /* no agent is needed, as mpirun needs none */
+    if (bt_machine_is(host, !opt->quick)) { /* no agent is needed, as mpirun needs none */
         snprintf(buf, capacity, "%s 2>&1", probe);
     } else if (agent == NULL && getenv("SLURM_JOB_ID") != NULL) {
         snprintf(buf, capacity, "srun --overlap -N1 -n1 -w '%s' %s 2>&1", host, probe);

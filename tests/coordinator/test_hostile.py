@@ -199,7 +199,7 @@ class Unread(Hostile):
             wire.hear()  # it lives, and answers pings
         self.assertEqual(self.coordinator.wait(), 0)
         for name in (INFO, WATCH, "w3", "w10"):
-            self.assertIn(f'"{name}": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has read nothing for', self.coordinator.text())
+            self.assertIn(f'"{name}": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has taken no message for', self.coordinator.text())
         self.assertIn(f'"/grpc.health.v1.Health/Check": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has not finished its request for',
                       self.coordinator.text())
         wire.socket.close()

@@ -118,7 +118,9 @@ class Chaos:
         self.cell.wait_nothing_left(self.seen)
         for h in self.hosts.list if self.hosts else ():
             h.nothing_left(GONE_S)
-        bad = [x for x in self.cell.lines if re.match(r"\d\d:\d\d:\d\d\.\d+ E ", x) and not EXPECTED.search(x)]
+        levels = {level: [x for x in self.cell.lines if re.match(rf"\S+ \d\d:\d\d:\d\d\.\d+ {level} ", x)] for level in "EI"}
+        assert levels["I"], f"no line of the log is known as one\n{self.cell.log()}"
+        bad = [x for x in levels["E"] if not EXPECTED.search(x)]
         assert not bad, "errors that no fault explains:\n" + "\n".join(bad)
 
     def check_streams(self):
@@ -300,7 +302,7 @@ class Chaos:
                 self.deck.append((f["moment"], f["kind"]))
                 f["moment"] = "decode"
             f["pauses"] = sorted(s for s in (x.silence(f["at"], f["at"] + 1.0) for x in self.load.streams) if s is not None)
-            f["again"] = sum("queued again as" in x for x in self.cell.lines[f["line"]:])
+            f["again"] = sum("queued again" in x for x in self.cell.lines[f["line"]:])
             if f["pauses"] and f["pauses"][-1] > LONG_S and f["kind"] in ("SIGKILL", "SIGABRT") and not f["restart"] and not f["beside"]:
                 f["said"] = [x for x in self.cell.lines[f["line"]:] if TELLING.search(x)][:12]
 

@@ -109,13 +109,8 @@ def write(run, path):
 
 
 def clock_of(line):
-    """Of a log line, as time.time(); they carry the time of the day, UTC."""
-    m = re.match(r"(\d\d):(\d\d):(\d\d\.\d+) ", line)
-    if not m:
-        return 0
-    seconds = int(m.group(1)) * 3600 + int(m.group(2)) * 60 + float(m.group(3))
-    today = time.time() - time.time() % 86400
-    return today + seconds - (86400 if today + seconds > time.time() + 3600 else 0)
+    """Of a log line, as time.time(): "2026-01-31 12:34:56.789 I ..."."""
+    return time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")) + float(line[19:23])
 
 
 def commit_of(source):

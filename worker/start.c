@@ -5,10 +5,12 @@
  *
  * What ranks wait for each other for comes before the weights, which one may read for longer than
  * another one. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "attention/page_rows.h"
 #include "core/alloc.h"
@@ -27,8 +29,14 @@ enum { SLOT_BYTES = 4 << 20, N_SLOTS = 8 };
 
 static bt_status read_model(bt_rank *r)
 {
-    bt_status st = BT_OK;
+    bt_status   st    = BT_OK;
+    const char *cache = r->opt.weights_cache;
+    struct stat s;
 
+    BT_REQUIRE(cache == NULL || stat(cache, &s) == 0, BT_ERR_IO, "--weights-cache %s: %s", cache,
+               strerror(errno));
+    BT_REQUIRE(cache == NULL || S_ISDIR(s.st_mode), BT_ERR_IO,
+               "--weights-cache %s: expected a directory", cache);
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
     r->fingerprint = bt_model_fingerprint(&r->cfg, r->st);

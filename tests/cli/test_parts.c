@@ -131,8 +131,8 @@ static const char *passed_on(const char *const *lines, size_t n)
 static void echo_passes_on_what_mpi_says_but_for_noise(void)
 {
     static const char *const LINES[] = {
-        "[n1:17483] PMIX ERROR: BAD-PARAM in file ../../../src/event/pmix_event_notification.c at "
-        "line 1033",
+        ("[n1:17483] PMIX ERROR: BAD-PARAM in file ../../../src/event/pmix_event_notification.c at "
+         "line 1033"),
         "[n1:17483] PMIX ERROR: NO-PERMISSIONS in file ../../../src/mca/ptl/ptl.c at line 3",
         "2026-11-23 11:02:07.153 I rank=1 - worker/main.c:88 ready",
         "2026-11-23 11:02:07.153 D rank=1 - worker/main.c:88 a step"};

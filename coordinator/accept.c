@@ -29,7 +29,8 @@ static int g_end = INT_MAX, g_end_of_others = INT_MAX;
 
 static atomic_int g_ranks_port;
 
-/* Listeners on which connections wait that could not be accepted; 0: none. */
+/* Listeners on which connections wait that could not be accepted, until accept4() is called for
+ * them again; 0: none. */
 static atomic_int g_short[LISTENERS];
 
 void bt_accept_bound(void)
@@ -76,6 +77,25 @@ static bool may_say(void)
     return atomic_compare_exchange_strong(&said_ns, &before, now_ns);
 }
 
+/* ---- how accept4() fails */
+
+/* What accept(2) passes on from the connection that it took: the next one may be well. */
+static bool is_of_one_connection(int error)
+{
+    static const int ERRORS[] = {ECONNABORTED, EPROTO,       ENOPROTOOPT, ENETDOWN, ENONET,
+                                 EHOSTDOWN,    EHOSTUNREACH, ENETUNREACH, EPERM};
+
+    for (size_t i = 0; i < sizeof(ERRORS) / sizeof(ERRORS[0]); i++)
+        if (error == ERRORS[i]) return true;
+    return false;
+}
+
+/* Of files or memory: the connection waits. */
+static bool is_short(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 /* ---- connections that wait */
 
 static void note_short(int listener)
@@ -88,20 +108,30 @@ static void note_short(int listener)
     }
 }
 
-/* One more connection is what a listener's edge-triggered poll sees; it is gone when it is
- * accepted. */
-static bool nudge(int listener)
+static void forget_short(int listener)
 {
-    struct sockaddr_storage a = {0};
-    socklen_t               n = sizeof(a);
-    int                     fd;
+    for (int i = 0; i < LISTENERS; i++)
+        atomic_compare_exchange_strong(&g_short[i], &(int){listener}, 0);
+}
 
-    if (getsockname(listener, (struct sockaddr *)&a, &n) != 0) return true; /* closed meanwhile */
+/* One more connection is what a listener's edge-triggered poll sees; it is gone when it is
+ * accepted.  A full queue would not take it, and nobody would know: the first that waits goes, and
+ * its client has to come again.  While that one cannot be accepted either, nothing is done. */
+static void nudge(int listener)
+{
+    struct sockaddr_storage a  = {0};
+    socklen_t               n  = sizeof(a);
+    int                     fd = (int)syscall(SYS_accept4, listener, NULL, NULL, SOCK_CLOEXEC);
+
+    if (fd < 0 && !is_short(errno) && !is_of_one_connection(errno)) return; /* none waits */
+    note_short(listener);
+    if (fd < 0) return;
+    close(fd);
+    if (getsockname(listener, (struct sockaddr *)&a, &n) != 0) return;
     fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) return false;
+    if (fd < 0) return;
     connect(fd, (struct sockaddr *)&a, n);
     close(fd);
-    return true;
 }
 
 void bt_accept_again(uint64_t now_ns)
@@ -113,22 +143,11 @@ void bt_accept_again(uint64_t now_ns)
     for (int i = 0; i < LISTENERS; i++) {
         int listener = atomic_exchange(&g_short[i], 0);
 
-        if (listener != 0 && !nudge(listener)) note_short(listener);
+        if (listener != 0) nudge(listener);
     }
 }
 
 /* ---- accept4() */
-
-/* What accept(2) passes on from the connection that it took: the next one may be well. */
-static bool is_of_one_connection(int error)
-{
-    static const int ERRORS[] = {ECONNABORTED, EPROTO,       ENOPROTOOPT, ENETDOWN, ENONET,
-                                 EHOSTDOWN,    EHOSTUNREACH, ENETUNREACH, EPERM};
-
-    for (size_t i = 0; i < sizeof(ERRORS) / sizeof(ERRORS[0]); i++)
-        if (error == ERRORS[i]) return true;
-    return false;
-}
 
 /* There is room for the connection; else it is closed. */
 static bool take(int listener, int client)
@@ -152,12 +171,12 @@ int bt_accept(int fd, struct sockaddr *address, socklen_t *n_bytes, int flags)
 {
     socklen_t room = n_bytes != NULL ? *n_bytes : 0;
 
+    forget_short(fd);
     for (;;) {
         int client = (int)syscall(SYS_accept4, fd, address, n_bytes, flags);
 
         if (client >= 0 && take(fd, client)) return client;
-        if (client < 0 &&
-            (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+        if (client < 0 && is_short(errno)) {
             if (may_say()) BT_WARN("a connection cannot be accepted yet: %s", strerror(errno));
             note_short(fd);
             errno = EAGAIN;

@@ -13,7 +13,7 @@
 #include "core/clock.h"
 #include "tests/support/test.h"
 
-enum { WAIT_MS = 60000 };
+enum { WAIT_MS = 60000, QUEUE = 16 };
 
 static const int    *g_errors; /* of the next accepts, up to a 0 */
 static struct rlimit g_limit;
@@ -62,7 +62,7 @@ static void listener_open(listener *l)
     l->fd      = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     l->poll_fd = epoll_create1(0);
     EXPECT_EQ(bind(l->fd, (struct sockaddr *)&l->address, n), 0);
-    EXPECT_EQ(listen(l->fd, 16), 0);
+    EXPECT_EQ(listen(l->fd, QUEUE), 0);
     EXPECT_EQ(getsockname(l->fd, (struct sockaddr *)&l->address, &n), 0);
     EXPECT_EQ(epoll_ctl(l->poll_fd, EPOLL_CTL_ADD, l->fd, &event), 0);
 }
@@ -122,7 +122,9 @@ static void accept_passes_over_connections_that_failed(void)
     listener_close(&l);
 }
 
-/* The connection is the last that comes: nothing but the nudge can bring it back. */
+static bool is_closed(int fd) { return read(fd, &(char){0}, 1) <= 0; }
+
+/* The connections are the last that come: nothing but the nudge can bring them back. */
 static void accept_that_was_short_is_tried_again(void)
 {
     static const int ERRORS[][2] = {{EMFILE}, {ENFILE}, {ENOBUFS}, {ENOMEM}};
@@ -130,9 +132,10 @@ static void accept_that_was_short_is_tried_again(void)
 
     for (size_t i = 0; i < sizeof(ERRORS) / sizeof(ERRORS[0]); i++) {
         listener l;
-        int      client, served;
+        int      first, client, served;
 
         listener_open(&l);
+        first  = client_open(&l);
         client = client_open(&l);
         EXPECT_EQ(n_events(&l, WAIT_MS), 1);
         g_errors = ERRORS[i];
@@ -141,6 +144,7 @@ static void accept_that_was_short_is_tried_again(void)
         EXPECT_EQ(n_events(&l, 0), 0);
         bt_accept_again(now_ns += AGAIN_S * BT_NS_PER_S);
         EXPECT_EQ(n_events(&l, WAIT_MS), 1);
+        EXPECT(is_closed(first)); /* it has made room */
         served = accept_one(&l);
         EXPECT_EQ(write(client, "x", 1), 1);
         EXPECT_EQ(read(served, &(char){0}, 1), 1);
@@ -150,9 +154,39 @@ static void accept_that_was_short_is_tried_again(void)
         EXPECT(served >= 0);
         EXPECT_EQ(accept_one(&l), -1);
         close(served);
+        close(first);
         close(client);
         listener_close(&l);
     }
+}
+
+static void accept_with_a_full_queue_is_tried_again(void)
+{
+    static const int SHORT[] = {ENOMEM, ENOMEM, ENOMEM, 0};
+    uint64_t         now_ns  = bt_now_ns() + 3600 * BT_NS_PER_S; /* after all tests before */
+    listener         l;
+    int              clients[QUEUE + 1], served, n = 0;
+
+    listener_open(&l);
+    for (int i = 0; i <= QUEUE; i++)
+        clients[i] = client_open(&l);
+    EXPECT_EQ(n_events(&l, WAIT_MS), 1);
+    g_errors = SHORT;
+    EXPECT_EQ(accept_one(&l), -1);
+    bt_accept_again(now_ns += AGAIN_S * BT_NS_PER_S);
+    bt_accept_again(now_ns += AGAIN_S * BT_NS_PER_S);
+    EXPECT_EQ(n_events(&l, 0), 0); /* short for all that time */
+    EXPECT_EQ(*g_errors, 0);
+    bt_accept_again(now_ns += AGAIN_S * BT_NS_PER_S);
+    EXPECT_EQ(n_events(&l, WAIT_MS), 1);
+    while ((served = accept_one(&l)) >= 0) {
+        close(served);
+        n++;
+    }
+    EXPECT_EQ(n, QUEUE + 1); /* without the first one, with the nudge */
+    for (int i = 0; i <= QUEUE; i++)
+        close(clients[i]);
+    listener_close(&l);
 }
 
 static void bound_raises_the_limit_up_to_65536(void)
@@ -176,8 +210,6 @@ static void bound_raises_the_limit_up_to_65536(void)
         EXPECT_EQ(g_end_of_others, CASES[i].others);
     }
 }
-
-static bool is_closed(int fd) { return read(fd, &(char){0}, 1) <= 0; }
 
 static void full_closes_clients_before_ranks(void)
 {
@@ -211,6 +243,7 @@ static void full_closes_clients_before_ranks(void)
 static const bt_test TESTS[] = {
     BT_TEST(accept_passes_over_connections_that_failed),
     BT_TEST(accept_that_was_short_is_tried_again),
+    BT_TEST(accept_with_a_full_queue_is_tried_again),
     BT_TEST(bound_raises_the_limit_up_to_65536),
     BT_TEST(full_closes_clients_before_ranks),
 };

@@ -218,18 +218,20 @@ static bool ranks_have_ended(const bt_mpirun_options *opt, pid_t mpirun, uint64_
 }
 
 /* mpirun is quiet (-q), since ranks' parents say better how a rank ended: it says nothing of a host
- * that it does not know either.  Over several hosts only ranks that may die tell how they end. */
+ * that it does not know either.  Over several hosts only ranks that may die tell how they end: of
+ * others it is not known here whether there was any. */
 static void tell_no_start(const bt_mpirun_options *opt, int status)
 {
+    bool     far = bt_mpirun_is_far(opt), known = !far || opt->survive;
     uint32_t n_well;
 
     if (status == 0 || bt_endings_count(&n_well) != 0) return;
-    if (bt_mpirun_is_far(opt) && !opt->survive) return;
-    bt_log_error(__FILE__, __LINE__, "no rank has ended",
-                 "but mpirun has (%s %d): `mpirun --host HOST hostname` tells whether it can start "
-                 "programs on each host",
+    bt_log_error(__FILE__, __LINE__, "mpirun has ended", "%s %d%s `mpirun %s hostname` tells %s",
                  WIFSIGNALED(status) ? "signal" : "exit code",
-                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
+                 known ? ", before any rank:" : "; where no rank has said why,",
+                 far ? "--host HOST" : "-n 1",
+                 far ? "whether it can start programs on each host" : "whether it works");
 }
 
 /* Returns mpirun's wait status; all its processes on this machine are gone by then. */

@@ -422,9 +422,14 @@ static void launch_without_mpirun_says_what_to_do(void)
 static void launch_mpirun_that_starts_nothing_is_told(void)
 {
     const char *const silent[] = {"BATON_MPIRUN=/bin/false", NULL};
+    char             *argv[] = {(char *)g_launch,    (char *)"-n", (char *)"1",    (char *)"--host",
+                                (char *)"localhost", (char *)"--", (char *)"true", NULL};
 
     EXPECT_EQ(launch("true", silent), 1);
-    EXPECT_HAS(g_command.output, "no rank has ended: but mpirun has (exit code 1)");
+    EXPECT_HAS(g_command.output, "mpirun has ended: exit code 1, before any rank: `mpirun -n 1 ");
+    EXPECT_EQ(bt_command_run(&g_command, argv, silent, END_S), 1);
+    EXPECT_HAS(g_command.output, "mpirun has ended: exit code 1; where no rank has said why, "
+                                 "`mpirun --host HOST hostname` tells whether");
 }
 
 static void launch_tmpdir_too_long_is_refused(void)

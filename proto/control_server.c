@@ -299,24 +299,29 @@ static void listen_for_peer(bt_control_server *s)
 }
 
 /* It may be a rank that is slow: it may try again. */
-static void cut_off(bt_control_peer *p)
+static void cut_off(bt_control_peer *p, uint64_t hello_ns)
 {
     char *who = grpc_call_get_peer(p->call);
 
-    BT_WARN("%s has opened a control stream and not said hello within %d s: it is cut off", who,
-            BT_CONTROL_HELLO_S);
+    BT_WARN("%s has opened a control stream and not said hello within %.0f s: it is cut off", who,
+            (double)hello_ns * 1e-9);
     gpr_free(who);
     end(p, GRPC_STATUS_UNAVAILABLE, "no hello has come", false);
 }
 
-void bt_control_server_tick(bt_control_server *server, uint64_t now_ns)
+void bt_control_server_tick(bt_control_server *server, uint64_t now_ns, uint64_t hello_ns)
 {
+    uint64_t gap_ns;
+
     if (now_ns - server->looked_ns < LOOK_S * BT_NS_PER_S) return;
-    server->looked_ns = now_ns;
-    for (bt_control_peer *p = server->peers; p != NULL; p = p->next)
-        if (p->attached_ns != 0 && !p->said_hello && !p->ended &&
-            now_ns >= p->attached_ns + BT_CONTROL_HELLO_S * BT_NS_PER_S)
-            cut_off(p);
+    gap_ns = bt_stood_still_ns(&server->looked_ns, now_ns, LOOK_S * BT_NS_PER_S + hello_ns / 2);
+    for (bt_control_peer *p = server->peers; p != NULL; p = p->next) {
+        if (p->attached_ns == 0 || p->said_hello || p->ended) continue;
+        if (gap_ns != 0)
+            p->attached_ns = now_ns;
+        else if (bt_since_ns(p->attached_ns, now_ns) >= hello_ns)
+            cut_off(p, hello_ns);
+    }
 }
 
 /* ---- other methods */

@@ -13,7 +13,7 @@
 #include "tests/proto/control_samples.h"
 #include "tests/support/test.h"
 
-enum { WAIT_S = 60 };
+enum { WAIT_S = 60, HELLO_S = 30 };
 
 typedef struct {
     bt_rpc_loop       *loop;
@@ -313,16 +313,33 @@ static void stream_without_a_hello_ends_at_its_deadline(void)
     bt_control_client *client = NULL;
     bt_down            down;
     char               why[512];
+    uint64_t           now_ns;
 
     host_start(&h);
     EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
-    bt_control_server_tick(h.server, bt_now_ns());
-    bt_control_server_tick(h.server, bt_now_ns() + BT_CONTROL_HELLO_S * BT_NS_PER_S);
+    now_ns = bt_now_ns();
+    for (int s = 0; s <= HELLO_S; s += HELLO_S / 3)
+        bt_control_server_tick(h.server, now_ns + (uint64_t)s * BT_NS_PER_S, HELLO_S * BT_NS_PER_S);
     EXPECT(!take(&h, client, &down));
     bt_control_client_loss(client, why, sizeof(why));
     EXPECT_HAS(why, "no hello has come");
     EXPECT(bt_control_client_orphaned(client));
     EXPECT_EQ(h.n_lost, 0);
+    bt_control_client_stop(client, 0);
+    host_stop(&h);
+}
+
+static void stream_without_a_hello_is_not_late_while_the_host_stands_still(void)
+{
+    host               h;
+    bt_control_client *client = NULL;
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
+    bt_control_server_tick(h.server, bt_now_ns(), HELLO_S * BT_NS_PER_S);
+    bt_control_server_tick(h.server, bt_now_ns() + HELLO_S * BT_NS_PER_S, HELLO_S * BT_NS_PER_S);
+    say_hello(client);
+    UNTIL(&h, h.n_hello == 1);
     bt_control_client_stop(client, 0);
     host_stop(&h);
 }
@@ -475,6 +492,7 @@ static const bt_test tests[] = {
     BT_TEST(attach_finds_the_next_host_at_the_address),
     BT_TEST(stream_first_message_must_be_a_hello),
     BT_TEST(stream_without_a_hello_ends_at_its_deadline),
+    BT_TEST(stream_without_a_hello_is_not_late_while_the_host_stands_still),
     BT_TEST(stream_message_out_of_range_ends_it),
     BT_TEST(stream_server_gone_is_reported_after_its_last_message),
     BT_TEST(stream_to_a_closed_port_names_address_and_cause),

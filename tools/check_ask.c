@@ -14,6 +14,7 @@
 #include "core/clock.h"
 
 enum { AT_ONCE = 128 };
+#define CANNOT_START "its command cannot be started: %s"
 
 /* One whose command runs. */
 typedef struct {
@@ -34,15 +35,19 @@ static void end_group(int sig)
 /* The leader of a group that ends with its parent: the shell, the agent and what that starts. */
 static BT_NORETURN void run_child(const char *command, pid_t parent, const int ends[2])
 {
-    signal(SIGTERM, end_group);
+    pid_t shell;
+
     setpgid(0, 0); /* signals of the terminal do not reach it */
+    signal(SIGTERM, end_group);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(127);
-    if (fork() == 0) {
+    shell = fork();
+    if (shell == 0) {
         dup2(ends[1], STDOUT_FILENO);
         execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         _exit(127);
     }
+    if (shell < 0) dprintf(ends[1], CANNOT_START, strerror(errno));
     close(ends[1]);
     wait(NULL);
     _exit(0);
@@ -62,7 +67,7 @@ static int begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
         setpgid(a->pid, a->pid); /* on both sides, so that nobody can be too early */
         return ends[0];
     }
-    snprintf(node->last, sizeof(node->last), "its command cannot be started: %s", strerror(errno));
+    snprintf(node->last, sizeof(node->last), CANNOT_START, strerror(errno));
     if (ends[0] >= 0) close(ends[0]);
     return -1;
 }

@@ -300,14 +300,18 @@ static bool is_idle(bt_settings *s, const bt_setting_idle *rule)
     return other == NULL || has_value(s, other, rule->value) == (rule->when == BT_WITH);
 }
 
-/* " with --other value" */
-static void tell_when(const bt_setting_idle *rule, char *buf, size_t capacity)
+/* " with --other value", and which place says that when no flag does. */
+static void tell_when(bt_settings *s, const bt_setting_idle *rule, char *buf, size_t capacity)
 {
+    static const char *const SAYS[] = {" (default)", " (file)", " (environment)", ""};
+    const setting           *other  = rule->other != NULL ? find_name(s, rule->other) : NULL;
+    place from = other != NULL && is_set(other) ? strongest(other) : FROM_DEFAULT;
+
     buf[0] = '\0';
-    if (rule->other != NULL)
-        snprintf(buf, capacity, " %s --%s%s%s", rule->when == BT_WITH ? "with" : "without",
+    if (other != NULL)
+        snprintf(buf, capacity, " %s --%s%s%s%s", rule->when == BT_WITH ? "with" : "without",
                  rule->other, rule->value != NULL ? " " : "",
-                 rule->value != NULL ? rule->value : "");
+                 rule->value != NULL ? rule->value : "", rule->when == BT_WITH ? SAYS[from] : "");
 }
 
 static bt_status settle_idle(bt_settings *s)
@@ -318,9 +322,9 @@ static bt_status settle_idle(bt_settings *s)
     for (const bt_setting_idle *rule = s->spec.idle; rule != NULL && rule->name != NULL; rule++) {
         setting *t = find_name(s, rule->name);
 
-        BT_ASSERT(t != NULL);
+        BT_ASSERT(t != NULL && (rule->other == NULL || find_name(s, rule->other) != NULL));
         if (t->dropped || strongest(t) == FROM_DEFAULT || !is_idle(s, rule)) continue;
-        tell_when(rule, when, sizeof(when));
+        tell_when(s, rule, when, sizeof(when));
         BT_REQUIRE(strongest(t) != FROM_FLAG, BT_ERR_INVALID_ARG,
                    "--%s has no effect%s: leave it out, %s", rule->name, when, rule->more);
         t->idle = true;

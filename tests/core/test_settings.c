@@ -152,6 +152,10 @@ static void settings_without_effect_are_errors_as_flags(void)
                   BT_ERR_INVALID_ARG);
     }
     EXPECT_EQ(bt_settings_check_flags(&MODES, 3, ARGS(ARG("--queue-s=1"), ARG("--fast"))), BT_OK);
+    setenv("BATON_PREFILL", "2", 1);
+    EXPECT_WORDS(gather_by(&MODES, ARGS(ARG("--port=1"))), "");
+    EXPECT_HAS(bt_error_text(), "--port has no effect with --prefill (environment): leave it out");
+    unsetenv("BATON_PREFILL");
     write_config("port = 1\nqueue-s = 2\nboth = 3\n");
     EXPECT_WORDS(gather_by(&MODES, ARGS(ARG("--config=" PATH), ARG("--prefill=2"))),
                  "--config=baton.conf --prefill=2 ");

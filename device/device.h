@@ -156,7 +156,7 @@ bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev
 const char *bt_device_cpu_kernels(void);
 
 /* Says to the CUDA driver, in the environment, how to start: before MPI does, which may start it,
- * and before the process has threads.  Other values that are there already stay, with a warning. */
+ * and before the process has threads.  Other values that are there already stay: create() warns. */
 void bt_device_cuda_environment(void);
 /* The CUDA back end lies in libbaton_cuda.so, which is opened at the first call, from the program's
  * folder, ../lib/baton beside it, or the loader's path; or from `library` when that is not NULL.

@@ -7,27 +7,34 @@
 #include "core/module.h"
 #include "device/cuda/module.h"
 
-/* What is there already is the user's wish, or only that of a container's image. */
-static void prefer(const char *name, const char *value, const char *why)
-{
-    const char *has = getenv(name);
-
-    if (has == NULL)
-        (void)setenv(name, value, 1);
-    else if (strcmp(has, value) != 0)
-        BT_WARN("the environment has %s=%s: expected %s, %s", name, has, value, why);
-}
+/* Kernels are loaded when the context is made, not by the first step that needs them; and there are
+ * as many queues as streams, NCCL's too. */
+static const struct {
+    const char *name, *value, *why;
+} PREFERRED[] = {
+    {"CUDA_MODULE_LOADING",         "EAGER",
+     "since a kernel's first launch may stand in a capture, or wait for a peer"},
+    {"CUDA_DEVICE_MAX_CONNECTIONS", "32",
+     "since what waits for a peer holds back what shares its queue"            },
+};
+enum { N_PREFERRED = sizeof(PREFERRED) / sizeof(PREFERRED[0]) };
 
 void bt_device_cuda_environment(void)
 {
-    /* Kernels are loaded when the context is made: not by the first step that needs them, which may
-     * stand in a capture, or wait for a peer. */
-    prefer("CUDA_MODULE_LOADING", "EAGER",
-           "since a kernel's first launch may stand in a capture, or wait for a peer");
-    /* As many queues as there are streams, NCCL's too: in one queue with others, an operation that
-     * waits for its peer would hold them back. */
-    prefer("CUDA_DEVICE_MAX_CONNECTIONS", "32",
-           "since what waits for a peer holds back what shares its queue");
+    for (size_t i = 0; i < N_PREFERRED; i++)
+        (void)setenv(PREFERRED[i].name, PREFERRED[i].value, 0);
+}
+
+/* What was there already is the user's wish, or only that of a container's image. */
+static void check_environment(void)
+{
+    for (size_t i = 0; i < N_PREFERRED; i++) {
+        const char *has = getenv(PREFERRED[i].name);
+
+        if (has != NULL && strcmp(has, PREFERRED[i].value) != 0)
+            BT_WARN("the environment has %s=%s: expected %s, %s", PREFERRED[i].name, has,
+                    PREFERRED[i].value, PREFERRED[i].why);
+    }
 }
 
 static const bt_cuda_module_table *open_module(const char *library, char *text, size_t text_bytes)
@@ -61,6 +68,7 @@ bt_status bt_device_cuda_create(const char *library, uint32_t device, bt_device 
     const bt_cuda_module_table *table = open_module(library, text, sizeof(text));
 
     BT_REQUIRE(table != NULL, BT_ERR_UNSUPPORTED, "%s", text);
+    check_environment();
     BT_TRY(table->create(device, dev_out));
 out:
     return st;

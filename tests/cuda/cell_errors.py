@@ -46,6 +46,10 @@ def main():
     results.append(("no library", ["rank 0 finds no GPU", "cannot be opened: /nowhere.so"], *run(1, "", ["--device", "cuda"], "/nowhere.so")))
     late = run(1, "", ["--device", "cuda", *PAST], CUDA_MODULE_LOADING="LAZY", CUDA_DEVICE_MAX_CONNECTIONS="1")
     results.append(("an image's settings", ["CUDA_MODULE_LOADING=LAZY: expected EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=1: expected 32", TOO_SMALL], *late))
+    unused = run(1, "driver=0", ["--device", "auto", *PAST], CUDA_MODULE_LOADING="LAZY")
+    if TOO_SMALL not in unused[1] or "CUDA_MODULE_LOADING" in unused[1]:
+        print(f"an image's settings, and no GPU: FAILED: not started, or a warning\n{unused[1]}")
+        failed += 1
     for what, wanted, code, log in results:
         missing = [w for w in wanted if w not in log]
         failed += code != 1 or bool(missing)

@@ -1,8 +1,8 @@
 /* cli/echo.h - what the processes of a cell write, passed on to our stderr, and remembered.
  *
- * Lines of core/log.h are filtered by level; other lines (of MPI, of a crash) pass, but for
- * one of MPI's that means nothing.  The
- * first error of a rank is kept: it says why a cell ended better than what follows from it. */
+ * Lines of core/log.h are filtered by level; other lines (of MPI, of a crash) pass, but for one of
+ * MPI's that means nothing.  The first error of a rank is kept: it says why a cell ended better
+ * than what follows from it. */
 #ifndef BT_CLI_ECHO_H
 #define BT_CLI_ECHO_H
 

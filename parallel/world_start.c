@@ -1,7 +1,7 @@
 /* parallel/world_start.c - starts MPI, and learns how its ranks are connected: which share a
  * machine, memory there, and what may be under way between two.
  *
- * Everything here blocks inside MPI, under the watchdog. */
+ * MPI's start and the first exchange of all ranks block inside MPI, under the watchdog. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

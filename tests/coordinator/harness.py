@@ -123,6 +123,7 @@ class Cell:
         self.gate.set()
         self.tickets_to_refuse = 0
         self.on_prefill = None
+        self.repeats_replayed = False  # the decode rank sends again what is replayed
         self.split_after = None  # tokens after which decoding waits for more_gate
         self.more_gate = threading.Event()
         self.aborted = set()
@@ -187,7 +188,7 @@ class Cell:
         return out
 
     def generate(self, rank, reserve, m):
-        """First token from the prefill rank, then all but what is replayed from the decode rank, the first one again."""
+        """First token from the prefill rank, then all but what is replayed from the decode rank; where nothing is, the first one again."""
         self.gate.wait(WAIT_S)
         if m.request in self.aborted:
             return
@@ -203,7 +204,7 @@ class Cell:
         for i, t in enumerate(tokens):
             if self.split_after is not None and i == self.split_after:
                 self.more_gate.wait(10 * WAIT_S)
-            if i < len(reserve.replay):
+            if i < len(reserve.replay) and not self.repeats_replayed:
                 continue
             with self.lock:
                 if m.request not in decode.held:

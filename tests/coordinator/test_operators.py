@@ -117,10 +117,10 @@ class Http(Served):
         self.assertEqual(self.metric("baton_rank_requests", ',rank="2",role="decode"'), 0)
 
     def test_tells_of_its_process(self):
-        pid = self.coordinator.process.pid
+        pid, before = self.coordinator.process.pid, self.metric("process_open_fds")
         idle = [socket.create_connection((self.address.rsplit(":", 1)[0], int(self.address.rsplit(":", 1)[1])), WAIT_S) for _ in range(20)]
         try:
-            wait_for(lambda: self.metric("process_open_fds") >= 20, "the connections")
+            wait_for(lambda: self.metric("process_open_fds") >= before + 20, "the connections")
             self.assertAlmostEqual(self.metric("process_open_fds"), len(os.listdir(f"/proc/{pid}/fd")), delta=5)
         finally:
             for s in idle:
@@ -129,7 +129,8 @@ class Http(Served):
         started = self.metric("process_start_time_seconds")
         self.assertAlmostEqual(started, time.time(), delta=600)
         self.assertEqual(self.metric("process_start_time_seconds"), started) # else each scrape looks like a restart
-        self.assertAlmostEqual(self.metric("process_cpu_seconds_total"), self.cpu_s(), delta=5)
+        self.assertGreater(self.metric("process_cpu_seconds_total"), 0)
+        self.assertAlmostEqual(self.metric("process_cpu_seconds_total"), self.cpu_s(), delta=0.5)
         with open(f"/proc/{pid}/statm") as f:
             resident = int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
         self.assertLess(0.5 * resident, self.metric("process_resident_memory_bytes"))

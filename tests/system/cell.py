@@ -60,6 +60,14 @@ def passed_on(lines):
         yield line
 
 
+def kill(process):
+    """The process, unless it has ended, and all below it."""
+    if process.poll() is None:
+        for pid in [*descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 class Cell:
     """baton-run as a process of its own; `with Cell(...) as cell:` ends it.  ranks: "2+3", "both4", or "hosts" where `more` says which.
     hosts: those of tests/support/hosts.py, in whose namespace every process is the test's."""
@@ -75,13 +83,7 @@ class Cell:
                                         env=hosts.environment() if hosts else None)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
-        atexit.register(self._kill)    # what a failed test leaves would take the cores from those after it
-
-    def _kill(self):
-        if self.process.poll() is None:
-            for pid in [*descendants(self.process.pid), self.process.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        atexit.register(kill, self.process)    # what a failed test leaves would take the cores from those after it
 
     def _read(self):
         for line in passed_on(self.process.stdout):
@@ -161,7 +163,7 @@ class Cell:
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self._kill()
+            kill(self.process)
             raise AssertionError(f"still running after {timeout} s:\n" + self.log())
         self.reader.join(60)
         return code

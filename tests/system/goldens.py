@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 
 import numpy as np
 
@@ -28,6 +29,7 @@ FORMS = ["role", "normal", "absorbed", "cost"]
 CHUNKS = [0, 1, 7, 64]  # 0: whole
 WAIVES_LAW_B = {"cost"}
 SHORT_PROMPT = 256
+LIMIT_S = 900  # of a route
 
 
 def pairwise():
@@ -74,7 +76,10 @@ def run_route(a, model, route, folder):
     if chunk:
         command += ["--chunk", str(chunk)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:    # NCCL warns on stdout
+        limit = threading.Timer(LIMIT_S, cells.kill, [run])
+        limit.start()
         said = "".join(cells.passed_on(run.stdout))
+        limit.cancel()
     if run.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\nexit code {run.returncode}\n{said[-4000:]}")
     return tensors.read(dst), names
@@ -135,7 +140,7 @@ def check_neighbours(v, a, model, folder):
         tensors.write(src, {**inputs, **extra})
         command = [os.path.join(a.bin, "baton-logits"), "--model", model.dir, "--ids", src, "--out", dst,
                    "--prefill", "2", "--decode", "1", "--parallel", str(parallel)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         v.hold(run.returncode == 0, f"{' '.join(command)}: exit code {run.returncode}: {run.stderr[-2000:]}")
         if run.returncode != 0:
             return

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -83,22 +84,32 @@ def main():
 def progress_is_told_now_and_then(a):
     """Ten times a second by each rank, also while it waits for what others pack."""
     read, write = os.pipe()
-    model, begin = os.path.join(a.source, "models/demo"), time.monotonic()
-    with subprocess.Popen([os.path.join(a.bin, "baton-coordinator"), "--model", model, "--port", "0", "--announce-fd", str(write)],
-                          pass_fds=(write,), stderr=subprocess.DEVNULL) as coordinator, os.fdopen(read) as announced:
+    model, begin, told, line = os.path.join(a.source, "models/demo"), time.monotonic(), [0] * 8, ""
+    with tempfile.TemporaryFile() as log, os.fdopen(read) as announced, contextlib.ExitStack() as ends:
+        def start(program, *arguments, **more):
+            process = subprocess.Popen([os.path.join(a.bin, program), *arguments], stderr=log, **more)
+            ends.callback(process.wait)
+            ends.callback(cells.kill, process)
+            return process
+
+        coordinator = start("baton-coordinator", "--model", model, "--port", "0", "--announce-fd", str(write), pass_fds=(write,))
         os.close(write)
-        control = next(line.split()[1] for line in announced if line.startswith("control "))
-        with subprocess.Popen([os.path.join(a.bin, "baton-launch"), "-n", "8", "--", os.path.join(a.bin, "baton-worker"), "--model", model,
-                               "--prefill", "4", "--decode", "4", "--coordinator", control, "--orphan-s", "0"], stderr=subprocess.DEVNULL):
-            told = [0] * 8
-            for line in announced:
-                if line.startswith("progress "):
-                    told[int(line.split()[1])] += 1
-                if line.startswith(("ready ", "failed ")):
-                    break
-            most = 10 * (time.monotonic() - begin) + 2
-            coordinator.terminate()
-    assert line.startswith("ready "), line
+        limit = threading.Timer(cells.START_S, coordinator.kill)    # with it ends what it announces
+        ends.callback(limit.cancel)
+        limit.start()
+        control = next((line.split()[1] for line in announced if line.startswith("control ")), "nowhere")
+        launch = start("baton-launch", "-n", "8", "--", os.path.join(a.bin, "baton-worker"), "--model", model,
+                       "--prefill", "4", "--decode", "4", "--coordinator", control, "--orphan-s", "0")
+        threading.Thread(target=lambda: (launch.wait(), coordinator.kill()), daemon=True).start()
+        for line in announced:
+            if line.startswith("progress "):
+                told[int(line.split()[1])] += 1
+            if line.startswith(("ready ", "failed ")):
+                break
+        most = 10 * (time.monotonic() - begin) + 2
+        assert line.startswith("ready "), f"{line}\n{os.pread(log.fileno(), 1 << 20, 0).decode(errors='replace')[-3000:]}"
+        coordinator.terminate()
+        launch.wait()
     print(f"progress: told {told} times, at most {most:.0f}")
     assert 0 < min(told) <= max(told) <= most, told
 

@@ -50,9 +50,15 @@ def has(text, *parts):
         assert part in text, f"\"{part}\" is not in:\n{text}"
 
 
+def has_agents(agent):
+    found = subprocess.run(["pgrep", "-f", f"{agent} slow"], capture_output=True, text=True)
+    assert found.returncode in (0, 1), f"pgrep: exit code {found.returncode}: {found.stderr}"
+    return found.returncode == 0
+
+
 def wait_for_agents(agent, there):
     end = time.monotonic() + 60
-    while (subprocess.run(["pgrep", "-f", f"{agent} slow"], capture_output=True).returncode == 0) != there:
+    while has_agents(agent) != there:
         assert time.monotonic() < end, "no agent was started" if there else "an agent is left"
         time.sleep(0.1)
 
@@ -87,9 +93,11 @@ def main():
         assert os.path.exists(os.path.join(folder, "together")), "slow nodes are asked one after the other"
         wait_for_agents(agent, False)
         asking = subprocess.Popen([CHECK, "--quick", "--hosts", "slow", "--agent", agent, "--node-timeout-s", "600"], stdout=subprocess.DEVNULL)
-        wait_for_agents(agent, True)
-        asking.kill()
-        asking.wait()
+        try:
+            wait_for_agents(agent, True)
+        finally:
+            asking.kill()
+            asking.wait()
         wait_for_agents(agent, False)
 
         rank_map = os.path.join(folder, "ranks.map")

@@ -310,22 +310,28 @@ static void stream_first_message_must_be_a_hello(void)
 static void stream_without_a_hello_ends_at_its_deadline(void)
 {
     host               h;
-    bt_control_client *client = NULL;
+    bt_control_client *early = NULL, *late = NULL;
     bt_down            down;
     char               why[512];
     uint64_t           now_ns;
 
     host_start(&h);
-    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &early), BT_OK);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &late), BT_OK);
     now_ns = bt_now_ns();
-    for (int s = 0; s <= HELLO_S; s += HELLO_S / 3)
+    for (int s = 0; s < HELLO_S; s += HELLO_S / 3)
         bt_control_server_tick(h.server, now_ns + (uint64_t)s * BT_NS_PER_S, HELLO_S * BT_NS_PER_S);
-    EXPECT(!take(&h, client, &down));
-    bt_control_client_loss(client, why, sizeof(why));
+    say_hello(early); /* just in time */
+    UNTIL(&h, h.n_hello == 1);
+    bt_control_server_tick(h.server, now_ns + HELLO_S * BT_NS_PER_S, HELLO_S * BT_NS_PER_S);
+    EXPECT(!take(&h, late, &down));
+    bt_control_client_loss(late, why, sizeof(why));
     EXPECT_HAS(why, "no hello has come");
-    EXPECT(bt_control_client_orphaned(client));
+    EXPECT(bt_control_client_orphaned(late));
     EXPECT_EQ(h.n_lost, 0);
-    bt_control_client_stop(client, 0);
+    EXPECT(!bt_control_client_lost(early));
+    bt_control_client_stop(early, 0);
+    bt_control_client_stop(late, 0);
     host_stop(&h);
 }
 

@@ -97,8 +97,9 @@ static void cut_off(bt_call *call)
             (double)call->pub->unread_ns * 1e-9);
     gpr_free(peer);
     grpc_call_cancel_with_status(call->call, GRPC_STATUS_DEADLINE_EXCEEDED,
-                                 call->receiving ? "the request was not finished for too long"
-                                                 : "no message of the answer was taken for too long",
+                                 call->receiving
+                                     ? "the request was not finished for too long"
+                                     : "no message of the answer was taken for too long",
                                  NULL);
 }
 

@@ -174,6 +174,7 @@ int main(int argc, char **argv)
         bt_worker_options_parse(bt_settings_argc(settings), bt_settings_argv(settings), true,
                                 &r.opt) != BT_OK) {
         fprintf(stderr, "baton-worker --help says more\n");
+        bt_settings_destroy(settings);
         return EX_USAGE;
     }
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;

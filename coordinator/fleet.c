@@ -243,7 +243,8 @@ static void serve(bt_member *m)
     fleet->has_facts = true;
     m->state         = BT_CELL_SERVING;
     m->deadline_ns   = UINT64_MAX;
-    BT_INFO("%s serves with %u ranks", bt_cell_title(&m->cell, title), m->n_peers);
+    BT_INFO("%s serves with %u rank%s", bt_cell_title(&m->cell, title), m->n_peers,
+            m->n_peers == 1 ? "" : "s");
     fleet->events.serving(fleet->events.ctx);
     bt_announce(fleet->cfg.announce_fd, true, "serving %s", m->cell.name);
     bt_fleet_balance(fleet, bt_now_ns());

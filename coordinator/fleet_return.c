@@ -101,6 +101,8 @@ void bt_fleet_welcome(bt_member *m)
     if (cell->incarnation != 0)
         BT_INFO("%s has come back with %u of %u ranks: incarnation %u", bt_cell_title(cell, title),
                 m->n_peers, cell->n_ranks, count_of(m->incarnation));
+    else if (cell->n_ranks == 1)
+        BT_INFO("the one rank has attached");
     else
         BT_INFO("all %u ranks have attached", cell->n_ranks);
 }

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "core/clock.h"
 #include "core/limits.h"
 #include "core/log.h"
+#include "proto/rpc.h"
 
 enum {
     FILES_MAX = 1 << 16,
@@ -50,22 +50,6 @@ void bt_accept_bound(void)
 }
 
 void bt_accept_keep_for(uint16_t port) { g_ranks_port = port; }
-
-/* -1: no TCP. */
-static int port_of(const struct sockaddr_storage *a)
-{
-    if (a->ss_family == AF_INET) return ntohs(((const struct sockaddr_in *)a)->sin_port);
-    if (a->ss_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)a)->sin6_port);
-    return -1;
-}
-
-static bool is_for_ranks(int listener)
-{
-    struct sockaddr_storage a = {0};
-    socklen_t               n = sizeof(a);
-
-    return getsockname(listener, (struct sockaddr *)&a, &n) == 0 && port_of(&a) == g_ranks_port;
-}
 
 /* Not at each connection of a storm. */
 static bool may_say(void)
@@ -152,7 +136,7 @@ void bt_accept_again(uint64_t now_ns)
 /* There is room for the connection; else it is closed. */
 static bool take(int listener, int client)
 {
-    bool ranks = client >= g_end_of_others && is_for_ranks(listener);
+    bool ranks = client >= g_end_of_others && bt_rpc_local_port(listener) == g_ranks_port;
 
     if (client < (ranks ? g_end : g_end_of_others)) return true;
     close(client);

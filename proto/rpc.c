@@ -273,8 +273,7 @@ out:
     return st;
 }
 
-/* The port that the socket is bound to; -1: no TCP socket. */
-static int local_port(int fd)
+int bt_rpc_local_port(int fd)
 {
     struct sockaddr_storage a = {0};
     socklen_t               n = sizeof(a);
@@ -293,7 +292,7 @@ void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx)
     while (all != NULL && (entry = readdir(all)) != NULL) {
         int fd = atoi(entry->d_name); /* "." is 0, which no server has its socket on */
 
-        if (fd > 0 && local_port(fd) == port) fn(ctx, fd);
+        if (fd > 0 && bt_rpc_local_port(fd) == port) fn(ctx, fd);
     }
     if (all != NULL) closedir(all);
 }

@@ -293,18 +293,15 @@ static bool has_value(const bt_settings *s, const setting *t, const char *value)
 }
 
 /* The rule's condition holds. */
-static bool is_idle(bt_settings *s, const bt_setting_idle *rule)
+static bool is_idle(const bt_settings *s, const bt_setting_idle *rule, const setting *other)
 {
-    const setting *other = rule->other != NULL ? find_name(s, rule->other) : NULL;
-
     return other == NULL || has_value(s, other, rule->value) == (rule->when == BT_WITH);
 }
 
 /* " with --other value", and which place says that when no flag does. */
-static void tell_when(bt_settings *s, const bt_setting_idle *rule, char *buf, size_t capacity)
+static void tell_when(const bt_setting_idle *rule, const setting *other, char *buf, size_t capacity)
 {
     static const char *const SAYS[] = {" (default)", " (file)", " (environment)", ""};
-    const setting           *other  = rule->other != NULL ? find_name(s, rule->other) : NULL;
     place from = other != NULL && is_set(other) ? strongest(other) : FROM_DEFAULT;
 
     buf[0] = '\0';
@@ -320,11 +317,12 @@ static bt_status settle_idle(bt_settings *s)
     char      when[2 * NAME_BYTES];
 
     for (const bt_setting_idle *rule = s->spec.idle; rule != NULL && rule->name != NULL; rule++) {
-        setting *t = find_name(s, rule->name);
+        setting *t     = find_name(s, rule->name);
+        setting *other = rule->other != NULL ? find_name(s, rule->other) : NULL;
 
-        BT_ASSERT(t != NULL && (rule->other == NULL || find_name(s, rule->other) != NULL));
-        if (t->dropped || strongest(t) == FROM_DEFAULT || !is_idle(s, rule)) continue;
-        tell_when(s, rule, when, sizeof(when));
+        BT_ASSERT(t != NULL && (rule->other == NULL || other != NULL));
+        if (t->dropped || strongest(t) == FROM_DEFAULT || !is_idle(s, rule, other)) continue;
+        tell_when(rule, other, when, sizeof(when));
         BT_REQUIRE(strongest(t) != FROM_FLAG, BT_ERR_INVALID_ARG,
                    "--%s has no effect%s: leave it out, %s", rule->name, when, rule->more);
         t->idle = true;

@@ -208,12 +208,11 @@ static bt_status write_places(const bt_rank_map *map, const bt_scratch *scratch,
     f = fopen(path_out, "we");
     BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
     if (gethostname(self, sizeof(self) - 1) != 0) snprintf(self, sizeof(self), "localhost");
-    for (uint32_t i = 0; i < map->n_ranks;
-         i++) { /* the mapper knows no other name of this machine */
+    for (uint32_t i = 0; i < map->n_ranks; i++) {
         const char *host = map->ranks[i].host;
 
         if (i == 0 || strcmp(host, map->ranks[i - 1].host) != 0) here = bt_machine_is(host, true);
-        fprintf(f, "%s\n", here ? self : host);
+        fprintf(f, "%s\n", here ? self : host); /* the mapper knows this machine by one name */
     }
     BT_REQUIRE(fclose(f) == 0, BT_ERR_IO, "%s: %s", path_out, strerror(errno));
 out:

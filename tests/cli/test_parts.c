@@ -17,6 +17,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "model/safetensors.h"
+#include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
 
 enum { N = 6, VOCAB = 5, N_MOE = 2, TOP_K = 3 };
@@ -113,22 +114,13 @@ static void echo_knows_the_lines_that_the_log_writes(void)
 /* What an echo that shows all but debug lines passes on of these. */
 static const char *passed_on(const char *const *lines, size_t n)
 {
-    static char text[1024];
-    FILE       *file = tmpfile();
-    int         old  = dup(STDERR_FILENO);
-    bt_echo     echo;
+    own_stderr own = begin_stderr();
+    bt_echo    echo;
 
-    NEED(file != NULL && old >= 0);
-    dup2(fileno(file), STDERR_FILENO);
     bt_echo_init(&echo, BT_LOG_INFO);
     for (size_t i = 0; i < n; i++)
         bt_echo_line(&echo, lines[i]);
-    dup2(old, STDERR_FILENO);
-    close(old);
-    rewind(file);
-    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
-    fclose(file);
-    return text;
+    return end_stderr(own);
 }
 
 static void echo_passes_on_what_mpi_says_but_for_noise(void)
@@ -194,21 +186,10 @@ static void account_is_read_from_a_ranks_line(void)
 /* What bt_account_print() writes to stderr. */
 static const char *printed(const bt_cell_options *cell, const bt_account *accounts)
 {
-    static char text[1024];
-    FILE       *file = tmpfile();
-    int         old  = dup(STDERR_FILENO);
-    size_t      n;
+    own_stderr own = begin_stderr();
 
-    EXPECT(file != NULL && old >= 0);
-    dup2(fileno(file), STDERR_FILENO);
     bt_account_print(cell, accounts);
-    dup2(old, STDERR_FILENO);
-    close(old);
-    rewind(file);
-    n       = fread(text, 1, sizeof(text) - 1, file);
-    text[n] = '\0';
-    fclose(file);
-    return text;
+    return end_stderr(own);
 }
 
 static void account_of_an_idle_rank_claims_no_work(void)

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "core/parse.h"
+#include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
 
 enum { OPT_PORT = 256, OPT_BOTH, OPT_PREFILL, OPT_FAST };
@@ -256,18 +257,11 @@ static void settings_with_short_memory_fail_cleanly(void)
 
 static void settings_report_says_what_holds_and_why(void)
 {
-    char  text[2048] = "";
-    FILE *f          = tmpfile();
-    int   err        = dup(STDERR_FILENO);
+    own_stderr  own = begin_stderr();
+    const char *text;
 
-    NEED(f != NULL && err >= 0);
-    dup2(fileno(f), STDERR_FILENO);
     gather(ARGS(ARG("-q7")));
-    dup2(err, STDERR_FILENO);
-    close(err);
-    rewind(f);
-    EXPECT(fread(text, 1, sizeof(text) - 1, f) > 0);
-    fclose(f);
+    text = end_stderr(own);
     EXPECT_HAS(text, "settings: queue-s=7 (flag)\n");
     EXPECT_HAS(text, "by default: port=8000, or so\n");
 }

@@ -1,9 +1,9 @@
 /* device/cuda/staging.c - host memory on its way to the device: short lists through a ring of
  * pinned memory, weights through two pinned buffers that several threads fill. */
-#include <sched.h>
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/machine.h"
 #include "device/cuda/device_cuda.h"
 
 enum {
@@ -120,14 +120,6 @@ bt_status bt_cuda_staging_rows(bt_device *dev, uint32_t n, uint32_t k, bt_linear
 
 /* ---- life */
 
-static uint32_t n_fillers(void)
-{
-    cpu_set_t set;
-    int       n = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : MAX_FILLERS;
-
-    return n < 1 ? 1 : n > MAX_FILLERS ? MAX_FILLERS : (uint32_t)n;
-}
-
 static bt_status event_create(cudaEvent_t *event_out)
 {
     return CUDA(cudaEventCreateWithFlags(event_out, cudaEventDisableTiming));
@@ -135,10 +127,11 @@ static bt_status event_create(cudaEvent_t *event_out)
 
 bt_status bt_cuda_staging_init(bt_cuda_staging *s)
 {
-    bt_status st  = BT_OK;
-    void     *mem = NULL;
+    bt_status st      = BT_OK;
+    void     *mem     = NULL;
+    uint32_t  n_cores = bt_machine_cores();
 
-    BT_TRY(bt_cpu_pool_create(n_fillers(), &s->fillers));
+    BT_TRY(bt_cpu_pool_create(n_cores < MAX_FILLERS ? n_cores : MAX_FILLERS, &s->fillers));
     BT_TRY(CUDA(
         cudaHostAlloc(&mem, (size_t)BT_CUDA_RING_PARTS * BT_CUDA_RING_PART, cudaHostAllocDefault)));
     s->ring = mem;

@@ -6,6 +6,7 @@
 #include <sysexits.h>
 
 #include "core/alloc.h"
+#include "core/defaults.h"
 #include "core/limits.h"
 #include "core/parse.h"
 #include "core/settings.h"
@@ -58,12 +59,18 @@ enum {
     KEY_BANDWIDTH
 };
 
+#define DEFAULT_MODEL      "v2"
+#define DEFAULT_BATCHES    "1,32"
+#define DEFAULT_CONTEXTS   "32,512,4096,32768"
+#define DEFAULT_SECONDS    30
+#define DEFAULT_BANDWIDTHS "1.25,12.5,50"
+
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The model:", 1),
     BT_OPTION("like", KEY_LIKE, "MODEL",
               "A published model: v2, v2-lite, v3 (r1, v3.1), v3.2, kimi-k2, moonlight, glm-flash, "
               "glm-5, mistral-large-3, mistral-small-4, longcat-flash, minicpm3 (default, if no "
-              "DIR is given: v2)"),
+              "DIR is given: " DEFAULT_MODEL ")"),
     BT_OPTION_GROUP("Without running a layer:", 2),
     BT_OPTION("analysis", KEY_ANALYSIS, NULL,
               "Formulas, with this machine's measured bandwidth and arithmetic"),
@@ -71,16 +78,17 @@ static const struct argp_option OPTIONS[] = {
               "Which form --form cost chooses for Q new tokens that attend to KV tokens, and the "
               "cost of both"),
     BT_OPTION_GROUP("What to measure:", 3),
-    BT_OPTION("batch", KEY_BATCH, "LIST", "Requests in a step, like 1,8,32 (default 1,32)"),
-    BT_OPTION("context", KEY_CONTEXT, "LIST",
-              "Tokens that each attends to (default 32,512,4096,32768)"),
+    BT_OPTION_DEFAULT("batch", KEY_BATCH, "LIST", DEFAULT_BATCHES,
+                      "Requests in a step, like 1,8,32"),
+    BT_OPTION_DEFAULT("context", KEY_CONTEXT, "LIST", DEFAULT_CONTEXTS,
+                      "Tokens that each attends to"),
     BT_OPTION("variants", KEY_VARIANTS, "LIST",
               "Which variants to measure beside fused, like CD,A_CC_ME (default: all five)"),
     BT_OPTION("threads", KEY_THREADS, "N", "Compute threads (default: one per core)"),
     BT_OPTION("kernels", KEY_KERNELS, "FAMILY",
               "CPU kernels: auto (default: the best that the machine has), or one of its families"),
-    BT_OPTION("seconds", KEY_SECONDS, "S",
-              "About how long to measure, all points together (default 30)"),
+    BT_OPTION_DEFAULT("seconds", KEY_SECONDS, "S", BT_TEXT(DEFAULT_SECONDS),
+                      "About how long to measure, all points together"),
     BT_OPTION_GROUP("Output:", 4),
     BT_OPTION("out", KEY_OUT, "DIR", "Write profile.json, profile.csv and plots (SVG, PNG) there"),
     BT_OPTION("json", KEY_JSON, NULL, "JSON to stdout in place of the tables"),
@@ -90,8 +98,8 @@ static const struct argp_option OPTIONS[] = {
         "gpu", KEY_GPU, "NAME",
         "A GPU's bandwidth and arithmetic, by its vendor's figures, in place of this machine's: "
         "A100-40GB, A100-80GB, RTX4080, RTX4090, L40S, H20, H800, H100, H200, B200"),
-    BT_OPTION("bandwidth", KEY_BANDWIDTH, "LIST",
-              "GB/s between prefill and decode ranks, for hand-off times (default 1.25,12.5,50)"),
+    BT_OPTION_DEFAULT("bandwidth", KEY_BANDWIDTH, "LIST", DEFAULT_BANDWIDTHS,
+                      "GB/s between prefill and decode ranks, for hand-off times"),
     {0},
 };
 
@@ -152,11 +160,12 @@ static void parse_bandwidths(struct argp_state *state, const char *text, options
     for (const char *at = text;; at++) {
         double v = 0;
 
-        if (opt->n_bandwidths == 4 || !bt_parse_real_in(&at, ",", 1e-6, 1e6, &v))
+        if (opt->n_bandwidths == BT_ANALYSIS_MAX_BANDWIDTHS ||
+            !bt_parse_real_in(&at, ",", 1e-6, 1e6, &v))
             argp_error(state,
-                       "--bandwidth %s: expected at most 4 numbers of GB/s from 1e-6 to 1e6, "
+                       "--bandwidth %s: expected at most %d numbers of GB/s from 1e-6 to 1e6, "
                        "separated by commas",
-                       text);
+                       text, BT_ANALYSIS_MAX_BANDWIDTHS);
         opt->bandwidths[opt->n_bandwidths++] = v * 1e9;
         if (*at == '\0') return;
     }
@@ -178,7 +187,7 @@ static void parse_model(struct argp_state *state, const char *name, options *opt
     opt->model = bt_option_name(state, "--like", "a model", name);
 }
 
-static error_t parse_measured(int key, char *arg, struct argp_state *state, options *opt)
+static error_t parse_measured(int key, const char *arg, struct argp_state *state, options *opt)
 {
     bt_measure_options *m = &opt->measure;
     uint32_t            n;
@@ -201,11 +210,19 @@ static error_t parse_measured(int key, char *arg, struct argp_state *state, opti
     }
 }
 
+static void set_lists(struct argp_state *state, options *opt)
+{
+    parse_measured(KEY_BATCH, DEFAULT_BATCHES, state, opt);
+    parse_measured(KEY_CONTEXT, DEFAULT_CONTEXTS, state, opt);
+    parse_bandwidths(state, DEFAULT_BANDWIDTHS, opt);
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options *opt = state->input;
 
     switch (key) {
+    case ARGP_KEY_INIT: set_lists(state, opt); return 0;
     case KEY_LIKE:
     case ARGP_KEY_ARG: parse_model(state, arg, opt); return 0;
     case KEY_ANALYSIS: opt->analysis = true; return 0;
@@ -286,7 +303,7 @@ static bt_status profile(options *opt)
     memcpy(a.bandwidths, opt->bandwidths, sizeof(a.bandwidths));
     BT_REQUIRE(m != NULL && model != NULL, BT_ERR_NO_MEMORY, "measurement");
     if (opt->out != NULL) BT_TRY(bt_files_prepare(opt->out)); /* before the work */
-    BT_TRY(bt_profile_model_find(opt->model != NULL ? opt->model : "v2", model));
+    BT_TRY(bt_profile_model_find(opt->model != NULL ? opt->model : DEFAULT_MODEL, model));
     if (measures) {
         BT_TRY(bt_measure(model, &opt->measure, m));
         roof = m->roof;
@@ -338,15 +355,7 @@ int main(int argc, char **argv)
     const struct argp      parser = {OPTIONS, parse, "[DIR]", DOC, NULL, NULL, NULL};
     const bt_settings_spec spec   = {&parser, NULL, IDLE};
     options                opt    = {
-                          .measure      = {.n_batches  = 2,
-                                           .batches    = {1, 32},
-                                           .n_contexts = 4,
-                                           .contexts   = {32, 512, 4096, 32768},
-                                           .kernels    = "auto",
-                                           .seconds    = 30,
-                                           .progress   = progress},
-                          .n_bandwidths = 3,
-                          .bandwidths   = {1.25e9, 12.5e9,      50e9}
+                          .measure = {.kernels = "auto", .seconds = DEFAULT_SECONDS, .progress = progress}
     };
 
     bt_log_init_verb("profile", BT_LOG_INFO);

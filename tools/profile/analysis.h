@@ -8,7 +8,7 @@
 #include "tools/profile/model.h"
 #include "tools/profile/roof.h"
 
-enum { BT_ANALYSIS_MAX_BANDWIDTHS = 8 };
+enum { BT_ANALYSIS_MAX_BANDWIDTHS = 4 };
 
 typedef struct {
     const bt_profile_model *model;

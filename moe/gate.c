@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "device/cpu/kernels.h"
+#include "moe/group_score.h"
 
 /* One row's scores and what the selection sees of them; a score of -inf is out of the choice. */
 typedef struct {
@@ -91,22 +92,6 @@ static uint32_t best_of(uint32_t n, const float *values, const bool *marked)
     return best;
 }
 
-/* DeepSeek-V2: a group is as good as its best expert; V3: as the sum of its two best. */
-static float group_score(bt_gate_kind kind, uint32_t size, const float *choice)
-{
-    float first = -INFINITY, second = -INFINITY;
-
-    for (uint32_t i = 0; i < size; i++) {
-        if (choice[i] > first) {
-            second = first;
-            first  = choice[i];
-        } else if (choice[i] > second) {
-            second = choice[i];
-        }
-    }
-    return kind == BT_GATE_SIGMOID_BIAS && size > 1 ? first + second : first;
-}
-
 /* Marks the experts of all groups but the topk_groups best. */
 static void drop_groups(const bt_gate_config *cfg, const float *choice, bool *marked)
 {
@@ -115,7 +100,7 @@ static void drop_groups(const bt_gate_config *cfg, const float *choice, bool *ma
     bool     kept[BT_MAX_EXPERTS] = {false};
 
     for (uint32_t g = 0; g < cfg->n_groups; g++)
-        score[g] = group_score(cfg->kind, size, choice + (size_t)g * size);
+        score[g] = bt_gate_group_score(cfg->kind, size, choice + (size_t)g * size);
     for (uint32_t i = 0; i < cfg->topk_groups; i++)
         kept[best_of(cfg->n_groups, score, kept)] = true;
     for (uint32_t e = 0; e < cfg->n_experts; e++)

@@ -11,11 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __CUDACC__ /* kernels use them too */
-#define BT_MATH static inline __host__ __device__
-#else
-#define BT_MATH static inline
-#endif
+#include "device/host_device.h"
 
 /* Adding and taking away 1.5 * 2^23 (2^52) rounds to an integer, which the low bits then hold. */
 #define BT_ROUND_F32 12582912.0f
@@ -27,7 +23,7 @@
 #define BT_LN2_LO_F64 0x1.cf79abc9e3b3ap-40
 #define BT_LOG2_E_F32 0x1.715476p+0f
 
-BT_MATH float bt_f32_from_bits(uint32_t bits)
+BT_HOST_DEVICE float bt_f32_from_bits(uint32_t bits)
 {
     float f;
 
@@ -35,7 +31,7 @@ BT_MATH float bt_f32_from_bits(uint32_t bits)
     return f;
 }
 
-BT_MATH double bt_f64_from_bits(uint64_t bits)
+BT_HOST_DEVICE double bt_f64_from_bits(uint64_t bits)
 {
     double d;
 
@@ -44,7 +40,7 @@ BT_MATH double bt_f64_from_bits(uint64_t bits)
 }
 
 /* e^x.  device/cpu/rows.inc.h has the same steps on 16 lanes; the tests hold them together. */
-BT_MATH float bt_expf(float x)
+BT_HOST_DEVICE float bt_expf(float x)
 {
     float    t, n, r, y;
     uint32_t bits;
@@ -70,7 +66,7 @@ BT_MATH float bt_expf(float x)
 }
 
 /* Natural logarithm: x = 2^k m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m-1) / (m+1)). */
-BT_MATH double bt_log(double x)
+BT_HOST_DEVICE double bt_log(double x)
 {
     double   k = 0, m, s, z, y = 1.0 / 23;
     uint64_t bits;
@@ -96,11 +92,11 @@ BT_MATH double bt_log(double x)
     return k * BT_LN2_HI_F64 + (y + k * BT_LN2_LO_F64);
 }
 
-BT_MATH float bt_logf(float x) { return (float)bt_log((double)x); }
+BT_HOST_DEVICE float bt_logf(float x) { return (float)bt_log((double)x); }
 
 /* sin and cos of the same angle in radians, for |x| <= 2^20 (a rope angle is at most the context
  * length); beyond that, and for inf, both are NaN. */
-BT_MATH void bt_sincos(double x, double *sin_out, double *cos_out)
+BT_HOST_DEVICE void bt_sincos(double x, double *sin_out, double *cos_out)
 {
     /* pi/2 in three parts of 33 bits, so that n * part is exact for |n| < 2^20. */
     static const double P1 = 0x1.921fb544p+0, P2 = 0x1.0b4611a6p-34, P3 = 0x1.3198a2e037073p-69;

@@ -1,17 +1,10 @@
 /* device/cuda/checksum.cu - see checksum.h; device/checksum.c is the plain twin. */
 #include "device/cuda/checksum.h"
 
+#include "device/checksum_mix.h"
 #include "device/cuda/gpu.cuh"
 
 enum { THREADS = 512, WORDS_A_BLOCK = 4 * THREADS, MOST_BLOCKS = 64 };
-
-static __device__ __forceinline__ uint64_t mixed(uint64_t word, uint64_t i)
-{
-    uint64_t x = (word ^ (word >> 31)) * 0xbf58476d1ce4e5b9u + (i + 1) * 0x9e3779b97f4a7c15u;
-
-    x = (x ^ (x >> 29)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 32);
-}
 
 /* What the words' sum is added to: seed, length, and the bytes behind the last whole word. */
 static __global__ void __launch_bounds__(1)
@@ -21,7 +14,7 @@ static __global__ void __launch_bounds__(1)
 
     for (uint64_t i = 0; i < bytes % 8; i++)
         last |= (uint64_t)data[8 * n + i] << (8 * i);
-    *sum = mixed(seed, bytes) + (bytes % 8 != 0 ? mixed(last, n) : 0);
+    *sum = bt_checksum_mix(seed, bytes) + (bytes % 8 != 0 ? bt_checksum_mix(last, n) : 0);
 }
 
 /* A sum of integers is the same in any order. */
@@ -32,7 +25,7 @@ static __global__ void __launch_bounds__(THREADS)
 
     for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < n;
          i += (uint64_t)gridDim.x * THREADS)
-        mine += mixed(words[i], i);
+        mine += bt_checksum_mix(words[i], i);
     for (int x = GPU_WARP / 2; x >= 1; x /= 2)
         mine += __shfl_xor_sync(~0u, mine, x);
     if (threadIdx.x % GPU_WARP == 0) atomicAdd((unsigned long long *)sum, mine);

@@ -3,6 +3,7 @@
 #include "device/cpu/math.h"
 #include "device/cuda/gpu.cuh"
 #include "moe/cuda/moe_kernels.h"
+#include "moe/group_score.h"
 
 enum { THREADS = 128, ROWS = THREADS / GPU_WARP };
 
@@ -88,21 +89,6 @@ static __device__ uint32_t best_of(uint32_t n, const float *values, const uint8_
     return warp_best(n, best, value);
 }
 
-static __device__ float group_score(bt_gate_kind kind, uint32_t size, const float *choice)
-{
-    float first = -INFINITY, second = -INFINITY;
-
-    for (uint32_t i = 0; i < size; i++) {
-        if (choice[i] > first) {
-            second = first;
-            first  = choice[i];
-        } else if (choice[i] > second) {
-            second = choice[i];
-        }
-    }
-    return kind == BT_GATE_SIGMOID_BIAS && size > 1 ? first + second : first;
-}
-
 /* Marks the experts of all groups but the best.  `scores` and `kept`: [n_groups]. */
 static __device__ void drop_groups(const bt_gate_config &g, const gate_row &row, float *scores,
                                    uint8_t *kept)
@@ -111,7 +97,7 @@ static __device__ void drop_groups(const bt_gate_config &g, const gate_row &row,
 
     FOR_LANES(i, g.n_groups)
     {
-        scores[i] = group_score(g.kind, size, row.choice + (size_t)i * size);
+        scores[i] = bt_gate_group_score(g.kind, size, row.choice + (size_t)i * size);
         kept[i]   = 0;
     }
     __syncwarp();

@@ -91,7 +91,7 @@ const bt_up_hello *bt_fleet_facts(const bt_fleet *fleet);
 
 /* For those who show it. */
 uint32_t        bt_fleet_n_cells(const bt_fleet *fleet);
-bt_cell        *bt_fleet_cell(const bt_fleet *fleet, uint32_t i);
+bt_cell        *bt_fleet_cell_at(const bt_fleet *fleet, uint32_t i);
 const bt_relay *bt_fleet_relay(const bt_fleet *fleet, uint32_t i); /* NULL: not serving */
 bt_cell_state   bt_fleet_state(const bt_fleet *fleet, uint32_t i);
 bool            bt_fleet_is_short(const bt_fleet *fleet, uint32_t i); /* a group has no rank left */

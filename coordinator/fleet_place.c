@@ -21,18 +21,18 @@ typedef struct {
 
 /* The serving cell that could ever hold the request and would have the least to do for it; a
  * prefix that a rank has cached counts as done.  NULL: none. */
-static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
+static bt_fleet_cell *choose(const bt_fleet *fleet, wish *w, const bt_fleet_cell *but)
 {
-    bt_member *best  = NULL, *found[BT_FLEET_CELLS];
-    double     least = 0;
-    uint32_t   n     = 0;
+    bt_fleet_cell *best  = NULL, *found[BT_FLEET_CELLS];
+    double         least = 0;
+    uint32_t       n     = 0;
 
-    for (uint32_t i = 0; i < fleet->n_members; i++) {
-        bt_member *m = fleet->members[i];
+    for (uint32_t i = 0; i < fleet->n_cells; i++) {
+        bt_fleet_cell *c = fleet->cells[i];
 
-        if (m->state == BT_CELL_SERVING && m != but &&
-            bt_relay_could_hold(m->relay, w->n_prompt, w->max_tokens, w->n_choices))
-            found[n++] = m;
+        if (c->state == BT_CELL_SERVING && c != but &&
+            bt_relay_could_hold(c->relay, w->n_prompt, w->max_tokens, w->n_choices))
+            found[n++] = c;
     }
     if (n < 2) return n == 0 ? NULL : found[0];
     /* Where memory is short it is placed by load alone. */
@@ -54,7 +54,8 @@ static bt_member *choose(const bt_fleet *fleet, wish *w, const bt_member *but)
     return best;
 }
 
-static bt_member *choose_for(const bt_fleet *fleet, const bt_relay_request *q, const bt_member *but)
+static bt_fleet_cell *choose_for(const bt_fleet *fleet, const bt_relay_request *q,
+                                 const bt_fleet_cell *but)
 {
     wish w = {.n_prompt   = bt_relay_request_prompt_tokens(q),
               .max_tokens = bt_relay_request_max_tokens(q),
@@ -113,7 +114,7 @@ void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *wh
 /* ---- moving */
 
 /* To the cell, or where that is NULL, to the lobby. */
-static void move(bt_fleet *fleet, bt_relay_request *q, bt_member *to, uint64_t now_ns)
+static void move(bt_fleet *fleet, bt_relay_request *q, bt_fleet_cell *to, uint64_t now_ns)
 {
     bt_status st = to != NULL ? bt_relay_adopt(to->relay, q, now_ns) : enter_lobby(fleet, q);
 
@@ -121,7 +122,7 @@ static void move(bt_fleet *fleet, bt_relay_request *q, bt_member *to, uint64_t n
         end_request(fleet, q, GRPC_STATUS_RESOURCE_EXHAUSTED, "the coordinator is out of memory");
 }
 
-void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
+void bt_fleet_move_all(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 {
     bt_relay_request *q;
 
@@ -129,7 +130,7 @@ void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
         move(fleet, q, choose_for(fleet, q, from), now_ns);
 }
 
-void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
+void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 {
     bt_relay_request *q;
 
@@ -140,8 +141,8 @@ void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns)
 /* Moves the oldest request of a cell in which requests wait to one in which none waits. */
 static void even_out(bt_fleet *fleet, uint64_t now_ns)
 {
-    for (uint32_t i = 0; i < fleet->n_members; i++) {
-        bt_member *from = fleet->members[i], *to;
+    for (uint32_t i = 0; i < fleet->n_cells; i++) {
+        bt_fleet_cell *from = fleet->cells[i], *to;
 
         if (from->state != BT_CELL_SERVING) continue;
         for (int n = 0; n < MOVES_MAX; n++) {
@@ -158,7 +159,7 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
 static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
 {
     bt_relay_request *q, *next;
-    bt_member        *to;
+    bt_fleet_cell    *to;
 
     for (q = fleet->lobby.first; q != NULL; q = next) {
         next = bt_relay_request_next(q);
@@ -192,8 +193,8 @@ static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
 
 static bool any_serves(const bt_fleet *fleet)
 {
-    for (uint32_t i = 0; i < fleet->n_members; i++)
-        if (fleet->members[i]->state == BT_CELL_SERVING) return true;
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (fleet->cells[i]->state == BT_CELL_SERVING) return true;
     return false;
 }
 
@@ -202,15 +203,15 @@ void bt_fleet_balance(bt_fleet *fleet, uint64_t now_ns)
     if (any_serves(fleet) || fleet->lobby_from_ns == 0) fleet->lobby_from_ns = now_ns;
     if (fleet->n_lobby > 0) serve_lobby(fleet, now_ns);
     if (fleet->n_lobby > 0) end_waiting(fleet, now_ns);
-    if (fleet->n_members > 1) even_out(fleet, now_ns);
+    if (fleet->n_cells > 1) even_out(fleet, now_ns);
 }
 
 /* ---- clients */
 
 static bool has_name(const bt_fleet *fleet, const char *name)
 {
-    for (uint32_t i = 0; i < fleet->n_members; i++)
-        if (fleet->members[i]->relay != NULL && bt_relay_has_name(fleet->members[i]->relay, name))
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (fleet->cells[i]->relay != NULL && bt_relay_has_name(fleet->cells[i]->relay, name))
             return true;
     return bt_table_get(&fleet->lobby_names, bt_relay_name_key(name)) != NULL;
 }
@@ -224,14 +225,14 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
                             .max_tokens = request->sampling.max_tokens,
                             .n_choices  = request->n_choices == 0 ? 1 : request->n_choices,
                             .prompt = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
-    bt_member        *m  = choose(fleet, &w, NULL);
+    bt_fleet_cell    *c  = choose(fleet, &w, NULL);
 
     BT_REFUSE_UNLESS(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
     BT_REFUSE_UNLESS(!has_name(fleet, request->name), BT_ERR_INVALID_ARG,
                      GRPC_STATUS_INVALID_ARGUMENT,
                      "request_id \"%.200s\" belongs to a request that still runs", request->name);
     request->arrival = ++fleet->arrivals;
-    if (m != NULL) return bt_relay_submit(m->relay, request, client, now_ns, number_out, code_out);
+    if (c != NULL) return bt_relay_submit(c->relay, request, client, now_ns, number_out, code_out);
     BT_REFUSE_UNLESS(
         fleet->n_lobby == 0 ||
             fleet->lobby_tokens + request->n_prompt <= fleet->cfg.relay.queue_tokens,
@@ -252,9 +253,9 @@ void bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name
 {
     bt_relay_request *q;
 
-    for (uint32_t i = 0; i < fleet->n_members; i++)
-        if (fleet->members[i]->relay != NULL)
-            bt_relay_abort_client(fleet->members[i]->relay, client, name, reason);
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (fleet->cells[i]->relay != NULL)
+            bt_relay_abort_client(fleet->cells[i]->relay, client, name, reason);
     q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
     if (q != NULL && bt_relay_request_client(q) == client)
         end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
@@ -264,9 +265,9 @@ void bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
 {
     bt_relay_request *q;
 
-    for (uint32_t i = 0; i < fleet->n_members; i++)
-        if (fleet->members[i]->relay != NULL)
-            bt_relay_abort_name(fleet->members[i]->relay, name, reason);
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (fleet->cells[i]->relay != NULL)
+            bt_relay_abort_name(fleet->cells[i]->relay, name, reason);
     q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
     if (q != NULL && strcmp(bt_relay_request_name(q), name) == 0)
         end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
@@ -278,11 +279,11 @@ void bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out)
                           .tokens_out = fleet->tokens_before,
                           .retracted  = fleet->retracted_before};
 
-    for (uint32_t i = 0; i < fleet->n_members; i++) {
+    for (uint32_t i = 0; i < fleet->n_cells; i++) {
         bt_relay_loads l;
 
-        if (fleet->members[i]->relay == NULL) continue;
-        bt_relay_get_loads(fleet->members[i]->relay, &l);
+        if (fleet->cells[i]->relay == NULL) continue;
+        bt_relay_get_loads(fleet->cells[i]->relay, &l);
         all.n_waiting += l.n_waiting;
         all.n_running += l.n_running;
         all.max_running += l.max_running;
@@ -298,8 +299,8 @@ uint64_t bt_fleet_max_tokens(const bt_fleet *fleet)
 {
     uint64_t most = 0;
 
-    for (uint32_t i = 0; i < fleet->n_members; i++) {
-        const bt_relay *relay = fleet->members[i]->relay;
+    for (uint32_t i = 0; i < fleet->n_cells; i++) {
+        const bt_relay *relay = fleet->cells[i]->relay;
 
         if (relay != NULL && bt_relay_max_tokens(relay) > most) most = bt_relay_max_tokens(relay);
     }
@@ -310,8 +311,8 @@ uint64_t bt_fleet_max_prompt(const bt_fleet *fleet)
 {
     uint64_t most = 0;
 
-    for (uint32_t i = 0; i < fleet->n_members; i++) {
-        const bt_relay *relay = fleet->members[i]->relay;
+    for (uint32_t i = 0; i < fleet->n_cells; i++) {
+        const bt_relay *relay = fleet->cells[i]->relay;
 
         if (relay != NULL && bt_relay_max_prompt(relay) > most) most = bt_relay_max_prompt(relay);
     }
@@ -322,7 +323,7 @@ uint64_t bt_fleet_queued_tokens(const bt_fleet *fleet)
 {
     uint64_t n = fleet->lobby_tokens;
 
-    for (uint32_t i = 0; i < fleet->n_members; i++)
-        if (fleet->members[i]->relay != NULL) n += bt_relay_queued_tokens(fleet->members[i]->relay);
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (fleet->cells[i]->relay != NULL) n += bt_relay_queued_tokens(fleet->cells[i]->relay);
     return n;
 }

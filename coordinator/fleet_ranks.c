@@ -17,95 +17,95 @@ static uint64_t wait_for(const bt_fleet *fleet, const bt_up_hello *hello)
     return hello->incarnation != 0 && quiet_ns < attach_ns ? quiet_ns : attach_ns;
 }
 
-/* The member that the hello belongs to, made when it is the first of its cell. */
-static bt_status find_place(bt_fleet *fleet, const bt_up_hello *hello, bt_member **member_out)
+/* The cell that the hello names, made when it is the first of it. */
+static bt_status find_cell(bt_fleet *fleet, const bt_up_hello *hello, bt_fleet_cell **cell_out)
 {
     bt_status          st = BT_OK;
-    bt_member         *m = bt_fleet_find(fleet, hello->cell), *fresh = NULL;
+    bt_fleet_cell     *c = bt_fleet_find(fleet, hello->cell), *fresh = NULL;
     const bt_up_hello *facts = fleet->has_facts ? &fleet->facts : NULL;
 
     BT_REQUIRE(!fleet->stopped, BT_ERR_PEER, "the coordinator is shutting down");
-    BT_REQUIRE(m == NULL || m->state != BT_CELL_LEAVING, BT_ERR_PEER,
+    BT_REQUIRE(c == NULL || c->state != BT_CELL_LEAVING, BT_ERR_PEER,
                "rank %u comes too early: the cell \"%s\" before it has not left yet", hello->rank,
                hello->cell);
-    if (facts == NULL && m == NULL && fleet->n_members > 0)
-        facts = bt_cell_facts(&fleet->members[0]->cell);
-    if (facts != NULL && m == NULL) BT_TRY(bt_cell_agree(facts, hello));
-    if (m == NULL) {
-        BT_REQUIRE(fleet->n_members < BT_FLEET_CELLS, BT_ERR_INVALID_ARG,
+    if (facts == NULL && c == NULL && fleet->n_cells > 0)
+        facts = bt_cell_facts(&fleet->cells[0]->cell);
+    if (facts != NULL && c == NULL) BT_TRY(bt_cell_agree(facts, hello));
+    if (c == NULL) {
+        BT_REQUIRE(fleet->n_cells < BT_FLEET_CELLS, BT_ERR_INVALID_ARG,
                    "there are %d cells already", BT_FLEET_CELLS);
         fresh = bt_calloc(1, sizeof(*fresh));
         BT_REQUIRE(fresh != NULL, BT_ERR_NO_MEMORY, "a cell");
-        fresh->fleet                       = fleet;
-        fresh->deadline_ns                 = bt_now_ns() + wait_for(fleet, hello);
-        fleet->members[fleet->n_members++] = fresh;
-        m                                  = fresh;
+        fresh->fleet                   = fleet;
+        fresh->deadline_ns             = bt_now_ns() + wait_for(fleet, hello);
+        fleet->cells[fleet->n_cells++] = fresh;
+        c                              = fresh;
     }
-    *member_out = m;
+    *cell_out = c;
 out:
     return st;
 }
 
-static bt_status attach(bt_member *m, bt_control_peer *peer, bt_up_hello *hello)
+static bt_status attach(bt_fleet_cell *c, bt_control_peer *peer, bt_up_hello *hello)
 {
     bt_status st   = BT_OK;
     uint32_t  rank = hello->rank, n_ranks = hello->n_ranks;
 
-    BT_TRY(bt_cell_attach(&m->cell, hello));
-    if (m->seats == NULL) m->seats = bt_calloc(n_ranks, sizeof(*m->seats));
-    BT_REQUIRE(m->seats != NULL, BT_ERR_NO_MEMORY, "a table of %u ranks", n_ranks);
-    m->seats[rank] = (bt_seat){.member = m, .rank = rank, .peer = peer};
-    m->n_peers++;
-    bt_control_peer_set_data(peer, &m->seats[rank]);
-    bt_fleet_advance(m);
+    BT_TRY(bt_cell_attach(&c->cell, hello));
+    if (c->streams == NULL) c->streams = bt_calloc(n_ranks, sizeof(*c->streams));
+    BT_REQUIRE(c->streams != NULL, BT_ERR_NO_MEMORY, "a table of %u ranks", n_ranks);
+    c->streams[rank] = (bt_rank_stream){.cell = c, .rank = rank, .peer = peer};
+    c->n_peers++;
+    bt_control_peer_set_data(peer, &c->streams[rank]);
+    bt_fleet_advance(c);
 out:
     return st;
 }
 
 static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
 {
-    bt_member *m     = NULL;
-    bool       again = hello->incarnation != 0;
+    bt_fleet_cell *c     = NULL;
+    bool           again = hello->incarnation != 0;
 
     if (bt_fleet_check_origin(fleet, hello, &again) == BT_OK &&
-        find_place(fleet, hello, &m) == BT_OK && attach(m, peer, hello) == BT_OK)
+        find_cell(fleet, hello, &c) == BT_OK && attach(c, peer, hello) == BT_OK)
         return;
     snprintf(fleet->refusal, sizeof(fleet->refusal), "%s", bt_error_text());
-    if (m != NULL && hello->rank < m->cell.n_ranks && m->cell.ranks[hello->rank].lost)
+    if (c != NULL && hello->rank < c->cell.n_ranks && c->cell.ranks[hello->rank].lost)
         again = false;
     /* The cell never served.  One with a relay that has just lost all its ranks has requests. */
-    if (m != NULL && m->n_peers == 0 && m->relay == NULL) bt_fleet_remove(fleet, m);
+    if (c != NULL && c->n_peers == 0 && c->relay == NULL) bt_fleet_remove(fleet, c);
     bt_control_refuse(peer, again ? GRPC_STATUS_UNAVAILABLE : GRPC_STATUS_FAILED_PRECONDITION,
                       fleet->refusal);
 }
 
 /* ---- messages of ranks */
 
-static void on_progress(bt_member *m, uint32_t rank, const bt_up *up)
+static void on_progress(bt_fleet_cell *c, uint32_t rank, const bt_up *up)
 {
-    bt_cell_rank *k    = &m->cell.ranks[rank];
-    const char   *name = m->cell.name;
+    bt_cell_rank *k    = &c->cell.ranks[rank];
+    const char   *name = c->cell.name;
 
     k->done_bytes  = up->u.progress.done_bytes;
     k->total_bytes = up->u.progress.total_bytes;
-    bt_announce(m->fleet->cfg.announce_fd, false, "progress %u %llu %llu%s%s", rank,
+    bt_announce(c->fleet->cfg.announce_fd, false, "progress %u %llu %llu%s%s", rank,
                 (unsigned long long)k->done_bytes, (unsigned long long)k->total_bytes,
                 name[0] != 0 ? " " : "", name);
 }
 
-static void on_ready(bt_member *m, uint32_t rank)
+static void on_ready(bt_fleet_cell *c, uint32_t rank)
 {
-    bt_cell_rank *k = &m->cell.ranks[rank];
+    bt_cell_rank *k = &c->cell.ranks[rank];
 
-    if (m->relay != NULL) bt_relay_ready(m->relay, rank, bt_now_ns());
+    if (c->relay != NULL) bt_relay_ready(c->relay, rank, bt_now_ns());
     if (k->ready) return;
     k->ready = true;
-    bt_fleet_advance(m);
+    bt_fleet_advance(c);
 }
 
-static void on_leaving(bt_member *m, uint32_t rank, bt_up *up)
+static void on_leaving(bt_fleet_cell *c, uint32_t rank, bt_up *up)
 {
-    bt_cell_rank *k = &m->cell.ranks[rank];
+    bt_cell_rank *k = &c->cell.ranks[rank];
 
     k->left = true;
     bt_free(k->leave_reason);
@@ -114,17 +114,17 @@ static void on_leaving(bt_member *m, uint32_t rank, bt_up *up)
 }
 
 /* Somebody has signalled a rank: what runs goes on, what waits goes elsewhere. */
-static void on_drain(bt_member *m)
+static void on_drain(bt_fleet_cell *c)
 {
     char title[BT_CELL_TITLE];
 
-    if (m->state == BT_CELL_ATTACHING || m->state == BT_CELL_LOADING) {
-        bt_fleet_dismiss(m, "drained before it served");
-        bt_fleet_over_if_last(m->fleet, true, "the last cell has drained");
-    } else if (m->state == BT_CELL_SERVING) {
-        BT_INFO("%s drains", bt_cell_title(&m->cell, title));
-        m->state = BT_CELL_DRAINING;
-        bt_fleet_move_queue(m->fleet, m, bt_now_ns());
+    if (c->state == BT_CELL_ATTACHING || c->state == BT_CELL_LOADING) {
+        bt_fleet_dismiss(c, "drained before it served");
+        bt_fleet_over_if_last(c->fleet, true, "the last cell has drained");
+    } else if (c->state == BT_CELL_SERVING) {
+        BT_INFO("%s drains", bt_cell_title(&c->cell, title));
+        c->state = BT_CELL_DRAINING;
+        bt_fleet_move_queue(c->fleet, c, bt_now_ns());
     }
 }
 
@@ -138,55 +138,56 @@ static void on_load(bt_cell_rank *k, bt_up *up)
 
 void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
 {
-    bt_seat *seat = bt_control_peer_data(peer);
+    bt_rank_stream *stream = bt_control_peer_data(peer);
+    bt_fleet_cell  *c;
 
     if (up->kind == BT_UP_HELLO) {
         on_hello(ctx, peer, &up->u.hello);
         return;
     }
-    if (seat->peer != peer) return; /* it has been shut out */
+    if (stream->peer != peer) return; /* it has been shut out */
+    c = stream->cell;
     switch (up->kind) {
-    case BT_UP_PROGRESS: on_progress(seat->member, seat->rank, up); break;
-    case BT_UP_READY: on_ready(seat->member, seat->rank); break;
-    case BT_UP_LEAVING: on_leaving(seat->member, seat->rank, up); break;
-    case BT_UP_DRAIN: on_drain(seat->member); break;
-    case BT_UP_EXPERT_LOAD: on_load(&seat->member->cell.ranks[seat->rank], up); break;
+    case BT_UP_PROGRESS: on_progress(c, stream->rank, up); break;
+    case BT_UP_READY: on_ready(c, stream->rank); break;
+    case BT_UP_LEAVING: on_leaving(c, stream->rank, up); break;
+    case BT_UP_DRAIN: on_drain(c); break;
+    case BT_UP_EXPERT_LOAD: on_load(&c->cell.ranks[stream->rank], up); break;
     case BT_UP_PEER_LOAD:
-        bt_pairs_hear(&seat->member->cell, seat->rank, up->u.peer_load.at_ns, up->u.peer_load.n,
+        bt_pairs_hear(&c->cell, stream->rank, up->u.peer_load.at_ns, up->u.peer_load.n,
                       up->u.peer_load.peers);
         break;
-    case BT_UP_BEAT: seat->member->cell.ranks[seat->rank].beat = up->u.beat; /* fall through */
+    case BT_UP_BEAT: c->cell.ranks[stream->rank].beat = up->u.beat; /* fall through */
     default:
-        if (seat->member->relay != NULL)
-            bt_relay_message(seat->member->relay, seat->rank, up, bt_now_ns());
+        if (c->relay != NULL) bt_relay_message(c->relay, stream->rank, up, bt_now_ns());
     }
 }
 
 void bt_fleet_lost(void *ctx, bt_control_peer *peer)
 {
-    bt_fleet   *fleet   = ctx;
-    bt_seat    *seat    = bt_control_peer_data(peer);
-    bt_member  *m       = seat->member;
-    const char *why     = m->cell.ranks[seat->rank].leave_reason;
-    bool        opening = m->state == BT_CELL_ATTACHING || m->state == BT_CELL_LOADING;
-    char        who[192];
+    bt_fleet       *fleet   = ctx;
+    bt_rank_stream *stream  = bt_control_peer_data(peer);
+    bt_fleet_cell  *c       = stream->cell;
+    const char     *why     = c->cell.ranks[stream->rank].leave_reason;
+    bool            opening = c->state == BT_CELL_ATTACHING || c->state == BT_CELL_LOADING;
+    char            who[192];
 
-    if (seat->peer != peer) return; /* it has been shut out */
-    seat->peer = NULL;
-    m->n_peers--;
-    if (fleet->stopped || m->state == BT_CELL_LEAVING) return;
-    bt_cell_rank_text(&m->cell, seat->rank, who, sizeof(who));
-    if (fleet->cfg.relay.replace && m->relay != NULL) {
-        m->cell.ranks[seat->rank].lost = true;
+    if (stream->peer != peer) return; /* it has been shut out */
+    stream->peer = NULL;
+    c->n_peers--;
+    if (fleet->stopped || c->state == BT_CELL_LEAVING) return;
+    bt_cell_rank_text(&c->cell, stream->rank, who, sizeof(who));
+    if (fleet->cfg.relay.replace && c->relay != NULL) {
+        c->cell.ranks[stream->rank].lost = true;
         BT_WARN("%s was lost: %s", who, why != NULL ? why : "its control stream ended");
-        bt_relay_lose(m->relay, seat->rank, bt_now_ns());
+        bt_relay_lose(c->relay, stream->rank, bt_now_ns());
         return;
     }
-    if (opening && bt_fleet_go_without_rank(m, seat->rank)) {
-        bt_fleet_advance(m);
+    if (opening && bt_fleet_go_without_rank(c, stream->rank)) {
+        bt_fleet_advance(c);
         return;
     }
-    bt_fleet_lose(m, "%s was lost%s: %s%s%s", who, opening ? " while the cell was starting" : "",
+    bt_fleet_lose(c, "%s was lost%s: %s%s%s", who, opening ? " while the cell was starting" : "",
                   why != NULL ? why : "its control stream ended",
                   fleet->refusal[0] != 0 && opening ? "; a rank was refused before: " : "",
                   opening ? fleet->refusal : "");

@@ -25,8 +25,8 @@ static uint32_t count_of(uint64_t incarnation) { return (uint32_t)(incarnation >
 
 bt_status bt_fleet_check_origin(bt_fleet *fleet, const bt_up_hello *hello, bool *again_out)
 {
-    bt_status  st = BT_OK;
-    bt_member *m  = bt_fleet_find(fleet, hello->cell);
+    bt_status      st = BT_OK;
+    bt_fleet_cell *c  = bt_fleet_find(fleet, hello->cell);
 
     *again_out = hello->incarnation != 0;
     BT_REQUIRE(fleet->cfg.config_hash == 0 || hello->config_hash == 0 ||
@@ -46,17 +46,17 @@ bt_status bt_fleet_check_origin(bt_fleet *fleet, const bt_up_hello *hello, bool 
                    "rank %u on %s was lost to this coordinator, which goes on without it",
                    hello->rank, hello->host);
     }
-    if (m == NULL || m->incarnation == 0 || m->state == BT_CELL_LEAVING) goto out;
-    if (hello->incarnation > m->incarnation) {
-        BT_TRY(bt_cell_fits(&m->cell, hello)); /* a rank of something else says nothing about it */
-        bt_fleet_lose(m,
+    if (c == NULL || c->incarnation == 0 || c->state == BT_CELL_LEAVING) goto out;
+    if (hello->incarnation > c->incarnation) {
+        BT_TRY(bt_cell_fits(&c->cell, hello)); /* a rank of something else says nothing about it */
+        bt_fleet_lose(c,
                       "another coordinator (incarnation %016llx) has taken cell \"%s\" from this "
                       "one (%016llx)",
                       (unsigned long long)hello->incarnation, hello->cell,
-                      (unsigned long long)m->incarnation);
+                      (unsigned long long)c->incarnation);
     }
     BT_REQUIRE(
-        hello->incarnation < m->incarnation, BT_ERR_INVALID_ARG,
+        hello->incarnation < c->incarnation, BT_ERR_INVALID_ARG,
         "rank %u on %s has followed another coordinator (incarnation %016llx) since this one "
         "had its cell",
         hello->rank, hello->host, (unsigned long long)hello->incarnation);
@@ -65,74 +65,74 @@ out:
 }
 
 /* The first cell's caches stay of use; there is one seed for all. */
-static void take_seed(bt_member *m)
+static void take_seed(bt_fleet_cell *c)
 {
-    bt_fleet *fleet = m->fleet;
-    uint64_t  seed  = bt_cell_memory(&m->cell)->prefix_seed;
+    bt_fleet *fleet = c->fleet;
+    uint64_t  seed  = bt_cell_memory(&c->cell)->prefix_seed;
 
-    for (uint32_t i = 0; i < fleet->n_members; i++)
-        if (fleet->members[i]->incarnation != 0) return;
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (fleet->cells[i]->incarnation != 0) return;
     if (seed != 0 && !fleet->has_facts) fleet->prefix_seed = seed;
 }
 
-void bt_fleet_welcome(bt_member *m)
+void bt_fleet_welcome(bt_fleet_cell *c)
 {
-    bt_cell *cell = &m->cell;
+    bt_cell *cell = &c->cell;
     char     who[192], why[BT_FLEET_TEXT], title[BT_CELL_TITLE];
 
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
-        if (!cell->ranks[i].lost || m->seats[i].peer == NULL) continue;
+        if (!cell->ranks[i].lost || c->streams[i].peer == NULL) continue;
         bt_cell_rank_text(cell, i, who, sizeof(who));
         snprintf(why, sizeof(why), "%s has been removed from its cell, which goes on without it",
                  who);
         BT_WARN("%s", why);
-        bt_fleet_shut_out(m, i, why);
+        bt_fleet_shut_out(c, i, why);
     }
-    take_seed(m);
-    m->incarnation = (uint64_t)(count_of(cell->incarnation) + 1) << 32 | m->fleet->life;
+    take_seed(c);
+    c->incarnation = (uint64_t)(count_of(cell->incarnation) + 1) << 32 | c->fleet->life;
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
         bt_down down = {
             .kind      = BT_DOWN_WELCOME,
-            .u.welcome = {cell->max_epoch + 1, m->incarnation, m->fleet->prefix_seed}
+            .u.welcome = {cell->max_epoch + 1, c->incarnation, c->fleet->prefix_seed}
         };
 
-        if (m->seats[i].peer != NULL) bt_control_send(m->seats[i].peer, &down);
+        if (c->streams[i].peer != NULL) bt_control_send(c->streams[i].peer, &down);
     }
     if (cell->incarnation != 0)
         BT_INFO("%s has come back with %u of %u ranks: incarnation %u", bt_cell_title(cell, title),
-                m->n_peers, cell->n_ranks, count_of(m->incarnation));
+                c->n_peers, cell->n_ranks, count_of(c->incarnation));
     else if (cell->n_ranks == 1)
         BT_INFO("the one rank has attached");
     else
         BT_INFO("all %u ranks have attached", cell->n_ranks);
 }
 
-static bool may_lack_ranks(const bt_member *m)
+static bool may_lack_ranks(const bt_fleet_cell *c)
 {
-    return m->fleet->cfg.relay.replace && m->cell.incarnation != 0;
+    return c->fleet->cfg.relay.replace && c->cell.incarnation != 0;
 }
 
-static void give_up(bt_member *m, uint32_t rank, const char *why)
+static void give_up(bt_fleet_cell *c, uint32_t rank, const char *why)
 {
     char who[192];
 
-    bt_cell_rank_text(&m->cell, rank, who, sizeof(who));
+    bt_cell_rank_text(&c->cell, rank, who, sizeof(who));
     BT_WARN("%s %s: the cell goes on without it", who, why);
-    m->cell.ranks[rank].lost = true;
+    c->cell.ranks[rank].lost = true;
 }
 
-bool bt_fleet_go_without(bt_member *m)
+bool bt_fleet_go_without(bt_fleet_cell *c)
 {
-    if (!may_lack_ranks(m) || !bt_cell_has_most(&m->cell)) return false;
-    for (uint32_t i = 0; i < m->cell.n_ranks; i++)
-        if (!m->cell.ranks[i].attached && !m->cell.ranks[i].lost)
-            give_up(m, i, "has not come back");
+    if (!may_lack_ranks(c) || !bt_cell_has_most(&c->cell)) return false;
+    for (uint32_t i = 0; i < c->cell.n_ranks; i++)
+        if (!c->cell.ranks[i].attached && !c->cell.ranks[i].lost)
+            give_up(c, i, "has not come back");
     return true;
 }
 
-bool bt_fleet_go_without_rank(bt_member *m, uint32_t rank)
+bool bt_fleet_go_without_rank(bt_fleet_cell *c, uint32_t rank)
 {
-    if (!may_lack_ranks(m)) return false;
-    give_up(m, rank, "was lost on its way back");
+    if (!may_lack_ranks(c)) return false;
+    give_up(c, rank, "was lost on its way back");
     return true;
 }

@@ -5,35 +5,35 @@
 #include "coordinator/fleet.h"
 #include "coordinator/table.h"
 
-typedef struct bt_member bt_member;
+typedef struct bt_fleet_cell bt_fleet_cell;
 
-/* A rank's place, which its stream points at. */
+/* A rank's control stream: the data of its peer. */
 typedef struct {
-    bt_member       *member;
+    bt_fleet_cell   *cell;
     uint32_t         rank;
-    bt_control_peer *peer; /* NULL: not here */
-} bt_seat;
+    bt_control_peer *peer; /* NULL: not here, or shut out */
+} bt_rank_stream;
 
-/* A cell of the fleet. */
-struct bt_member {
-    bt_fleet     *fleet;
-    bt_cell       cell;
-    bt_cell_state state;
-    bt_seat      *seats; /* owned [cell.n_ranks] */
-    uint32_t      n_peers;
-    uint64_t      incarnation;          /* as its ranks were welcomed; 0: not yet */
-    bt_relay     *relay;                /* owned; NULL unless serving or draining */
-    uint64_t      deadline_ns;          /* of the state; UINT64_MAX: none */
-    uint32_t      n_worn;               /* empty seats without a spare, as announced */
-    uint64_t      short_since_ns;       /* a group has no rank left; 0: none has */
-    char          stuck[BT_FLEET_TEXT]; /* by the relay, acted upon after it returns */
+/* A cell, and what the fleet keeps of it. */
+struct bt_fleet_cell {
+    bt_fleet       *fleet;
+    bt_cell         cell;
+    bt_cell_state   state;
+    bt_rank_stream *streams; /* owned [cell.n_ranks] */
+    uint32_t        n_peers;
+    uint64_t        incarnation;          /* as its ranks were welcomed; 0: not yet */
+    bt_relay       *relay;                /* owned; NULL unless serving or draining */
+    uint64_t        deadline_ns;          /* of the state; UINT64_MAX: none */
+    uint32_t        n_worn;               /* empty seats without a spare, as announced */
+    uint64_t        short_since_ns;       /* a group has no rank left; 0: none has */
+    char            stuck[BT_FLEET_TEXT]; /* by the relay, acted upon after it returns */
 };
 
 struct bt_fleet {
     bt_fleet_config  cfg;
     bt_fleet_events  events;
-    bt_member       *members[BT_FLEET_CELLS]; /* owned [n_members] */
-    uint32_t         n_members;
+    bt_fleet_cell   *cells[BT_FLEET_CELLS]; /* owned [n_cells] */
+    uint32_t         n_cells;
     bt_up_hello      facts; /* owned */
     bool             has_facts, stopped;
     uint32_t         life;                   /* this process's own part of incarnations: never 0 */
@@ -50,19 +50,19 @@ struct bt_fleet {
 };
 
 /* fleet.c */
-bt_member *bt_fleet_find(const bt_fleet *fleet, const char *name); /* NULL: no such cell */
+bt_fleet_cell *bt_fleet_find(const bt_fleet *fleet, const char *name); /* NULL: no such cell */
 /* The cell does without it from now on: it hears that, if it can, and nothing of it is heard. */
-void bt_fleet_shut_out(bt_member *m, uint32_t rank, const char *reason);
+void bt_fleet_shut_out(bt_fleet_cell *c, uint32_t rank, const char *reason);
 /* The cell has failed: its requests go elsewhere, its ranks are told to leave. */
-BT_PRINTF(2, 3) void bt_fleet_lose(bt_member *m, const char *fmt, ...);
+BT_PRINTF(2, 3) void bt_fleet_lose(bt_fleet_cell *c, const char *fmt, ...);
 
 /* Forgets a cell that has gone, or never was. */
-void bt_fleet_remove(bt_fleet *fleet, bt_member *m);
+void bt_fleet_remove(bt_fleet *fleet, bt_fleet_cell *c);
 /* No request of the cell is there any more: its ranks are told to leave. */
-void bt_fleet_dismiss(bt_member *m, const char *reason);
+void bt_fleet_dismiss(bt_fleet_cell *c, const char *reason);
 void bt_fleet_over_if_last(bt_fleet *fleet, bool well, const char *reason);
 /* As far towards serving as it gets with those who have attached and are ready. */
-void bt_fleet_advance(bt_member *m);
+void bt_fleet_advance(bt_fleet_cell *c);
 
 /* fleet_return.c */
 uint32_t bt_fleet_draw_life(void);
@@ -70,17 +70,17 @@ uint32_t bt_fleet_draw_life(void);
  * not; *again_out: it may try again, since what is wrong is not the rank. */
 bt_status bt_fleet_check_origin(bt_fleet *fleet, const bt_up_hello *hello, bool *again_out);
 /* Everybody is here who is waited for.  Shuts out whom the others know as lost; says Welcome. */
-void bt_fleet_welcome(bt_member *m);
+void bt_fleet_welcome(bt_fleet_cell *c);
 /* The rest is not waited for any longer; false: too few are here, or the cell is not of that kind.
  */
-bool bt_fleet_go_without(bt_member *m);
+bool bt_fleet_go_without(bt_fleet_cell *c);
 /* bt_fleet_go_without(), for one that has died. */
-bool bt_fleet_go_without_rank(bt_member *m, uint32_t rank);
+bool bt_fleet_go_without_rank(bt_fleet_cell *c, uint32_t rank);
 
 /* fleet_place.c */
 /* All open requests of a lost cell, or those of a draining one that wait, go to others. */
-void bt_fleet_move_all(bt_fleet *fleet, bt_member *from, uint64_t now_ns);
-void bt_fleet_move_queue(bt_fleet *fleet, bt_member *from, uint64_t now_ns);
+void bt_fleet_move_all(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns);
+void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns);
 /* From the lobby and from full cells to those with room; ends what has waited too long. */
 void bt_fleet_balance(bt_fleet *fleet, uint64_t now_ns);
 void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *why);

@@ -200,7 +200,7 @@ static void ranks_second(bt_fleet *fleet, bt_second *out)
     uint32_t n[2] = {0};
 
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++)
-        cell_second(bt_fleet_cell(fleet, i), bt_fleet_relay(fleet, i), out, n);
+        cell_second(bt_fleet_cell_at(fleet, i), bt_fleet_relay(fleet, i), out, n);
     if (n[0] > 0) out->busy_prefill /= (float)n[0];
     if (n[1] > 0) out->busy_decode /= (float)n[1];
 }
@@ -276,7 +276,7 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
 
 static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)
 {
-    const bt_cell     *cell = bt_fleet_cell(fleet, i);
+    const bt_cell     *cell = bt_fleet_cell_at(fleet, i);
     const bt_up_hello *h    = bt_cell_facts(cell);
 
     *v = (bt_cell_view){.state     = bt_fleet_state(fleet, i),
@@ -315,7 +315,7 @@ static void show_experts(const bt_fleet *fleet, bt_snapshot *s)
     s->n_experts = 0;
     memset(s->expert_rows, 0, sizeof(s->expert_rows));
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
-        const bt_cell *cell = bt_fleet_cell(fleet, i);
+        const bt_cell *cell = bt_fleet_cell_at(fleet, i);
 
         for (uint32_t k = 0; k < cell->n_ranks; k++) {
             const bt_cell_rank *r     = &cell->ranks[k];
@@ -336,7 +336,7 @@ static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
-            const bt_cell  *cell  = bt_fleet_cell(fleet, i);
+            const bt_cell  *cell  = bt_fleet_cell_at(fleet, i);
             const bt_relay *relay = bt_fleet_relay(fleet, i);
             double          top   = top_rate(cell);
 
@@ -351,13 +351,13 @@ static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
     s->n_cells = s->n_prefill = s->n_decode = s->page_tokens = s->n_requests = 0;
     s->n_slow_links                                                          = 0;
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
-        const bt_up_hello *h     = bt_cell_facts(bt_fleet_cell(fleet, i));
+        const bt_up_hello *h     = bt_cell_facts(bt_fleet_cell_at(fleet, i));
         const bt_relay    *relay = bt_fleet_relay(fleet, i);
 
         s->n_prefill += h->n_prefill;
         s->n_decode += h->n_decode;
         s->page_tokens = h->page_tokens;
-        show_pairs(bt_fleet_cell(fleet, i), s);
+        show_pairs(bt_fleet_cell_at(fleet, i), s);
         if (i < BT_VIEW_CELLS) show_cell(fleet, s->n_cells++, &s->cells[i]);
         if (relay != NULL)
             s->n_requests += bt_relay_view_requests(relay, now_ns, &s->requests[s->n_requests],
@@ -421,7 +421,7 @@ void bt_observer_tick(bt_observer *observer, bt_phase phase, bt_fleet *fleet, ui
     if (observer->phase == phase && now_ns - observer->published_ns < PUBLISH_MS * BT_NS_PER_MS)
         return;
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++)
-        n_ranks += bt_fleet_cell(fleet, i)->n_ranks;
+        n_ranks += bt_fleet_cell_at(fleet, i)->n_ranks;
     observer->phase        = phase;
     observer->published_ns = now_ns;
     bt_fleet_get_loads(fleet, &loads);

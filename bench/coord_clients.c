@@ -120,12 +120,11 @@ static void call_begin(clients *c, uint32_t i, grpc_channel *channel)
     Vllm__Grpc__Engine__TokenizedInput  input  = VLLM__GRPC__ENGINE__TOKENIZED_INPUT__INIT;
     Vllm__Grpc__Engine__SamplingParams  params = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
     uint32_t                            ids[BENCH_PROMPT];
-    char                                name[32], none[1] = "";
+    char                                name[32];
 
     for (uint32_t k = 0; k < BENCH_PROMPT; k++)
         ids[k] = i;
     snprintf(name, sizeof(name), "stream-%u", i);
-    input.original_text     = none;
     input.n_input_ids       = BENCH_PROMPT;
     input.input_ids         = ids;
     params._max_tokens_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___MAX_TOKENS_MAX_TOKENS;

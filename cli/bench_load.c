@@ -183,7 +183,6 @@ static void begin_call(bench_call *c, const bt_bench_request *r)
     how._seed_case        = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___SEED_SEED;
     how.seed              = (int32_t)(c->i % INT32_MAX);
     how.ignore_eos        = load->ignore_eos;
-    in.original_text      = (char *)"";
     in.n_input_ids        = r->n_prompt;
     in.input_ids          = c->d->prompt;
     q.request_id          = id;

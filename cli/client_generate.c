@@ -248,7 +248,6 @@ bt_status bt_client_generate(bt_client *client, const bt_client_request *request
     snprintf(id, sizeof(id), "baton-%d-%llx-%u", (int)getpid(), (unsigned long long)g.start_ns,
              client->n_requests++);
     BT_TRY(fill_sampling(request, &how, &block));
-    in.original_text  = (char *)"";
     in.n_input_ids    = request->n_prompt;
     in.input_ids      = (uint32_t *)request->prompt;
     q.request_id      = id;

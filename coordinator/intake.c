@@ -5,7 +5,6 @@
 
 #include "coordinator/intake_parts.h"
 #include "core/alloc.h"
-#include "proto/text.h"
 
 typedef Vllm__Grpc__Engine__GenerateRequest request;
 typedef Vllm__Grpc__Engine__SamplingParams  params;
@@ -24,7 +23,6 @@ static bt_status check_request(const request *pb, char *refusal)
     REFUSE_UNLESS(strlen(pb->request_id) <= BT_INTAKE_NAME_MAX,
                   "request_id has %zu bytes, at most %d are allowed", strlen(pb->request_id),
                   BT_INTAKE_NAME_MAX);
-    REFUSE_UNLESS(bt_text_is_utf8(pb->request_id), "request_id is not UTF-8");
     REFUSE_UNLESS(!has_control_characters(pb->request_id), "request_id holds control characters");
     REFUSE_UNLESS(pb->input_case != VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TEXT,
                   "text is not supported: send token ids in tokenized");

@@ -5,7 +5,6 @@
 
 #include "coordinator/intake_parts.h"
 #include "core/alloc.h"
-#include "proto/text.h"
 
 /* Below this a temperature means greedy, as in the engine whose protocol this is. */
 static const float GREEDY = 1e-5f, TEMPERATURE_MAX = 1e6f; /* the ranks take no more */
@@ -136,7 +135,6 @@ static bt_status take_stop_strings(const params *p, const bt_intake_limits *limi
         REFUSE_UNLESS(strlen(p->stop[i]) <= BT_STOP_STRING_BYTES_MAX,
                       "stop holds a string of %zu bytes, at most %d are allowed",
                       strlen(p->stop[i]), BT_STOP_STRING_BYTES_MAX);
-        REFUSE_UNLESS(bt_text_is_utf8(p->stop[i]), "stop holds a string that is not UTF-8");
     }
     REFUSE_UNLESS(bt_stop_set_create(p->n_stop, p->stop, &answer->stop) == BT_OK, "out of memory");
     return BT_OK;

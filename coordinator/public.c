@@ -167,8 +167,7 @@ static void serve(bt_call *call)
     call->payload = NULL;
     if (request == NULL) {
         bt_call_watch_close(call, on_done);
-        snprintf(call->why, sizeof(call->why), "the request cannot be parsed as %s",
-                 m->request->name);
+        snprintf(call->why, sizeof(call->why), "%s", bt_error_text());
         answer(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why);
         return;
     }

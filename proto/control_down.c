@@ -293,20 +293,18 @@ out:
 
 bt_status bt_down_unpack(const uint8_t *bytes, size_t n, bt_down *m_out)
 {
-    bt_status st     = BT_OK;
-    bt_down   m      = {0};
-    PB(ToWorker) *pb = NULL;
+    bt_status         st = BT_OK;
+    bt_down           m  = {0};
+    ProtobufCMessage *pb = NULL;
 
-    pb = baton__control__v1__to_worker__unpack((ProtobufCAllocator *)&bt_pb_allocator, n, bytes);
-    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL,
-               "%zu bytes cannot be parsed as a message of the coordinator", n);
-    BT_TRY(take_down(pb, &m));
+    BT_TRY(
+        bt_pb_unpack(&baton__control__v1__to_worker__descriptor, bytes, n, "the coordinator", &pb));
+    BT_TRY(take_down((const PB(ToWorker) *)pb, &m));
     *m_out = m;
     memset(&m, 0, sizeof(m)); /* handed over */
 out:
     bt_down_free(&m);
-    if (pb != NULL)
-        baton__control__v1__to_worker__free_unpacked(pb, (ProtobufCAllocator *)&bt_pb_allocator);
+    bt_pb_free(pb);
     return st;
 }
 

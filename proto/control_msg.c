@@ -6,7 +6,7 @@
 
 #include "core/alloc.h"
 #include "proto/control_pb.h"
-#include "proto/text.h"
+#include "proto/message_text.h"
 
 static void *pb_alloc(void *ctx, size_t size)
 {
@@ -14,13 +14,14 @@ static void *pb_alloc(void *ctx, size_t size)
     return bt_calloc(size, 1);
 }
 
-static void pb_free(void *ctx, void *ptr)
+static void pb_dealloc(void *ctx, void *ptr)
 {
     (void)ctx;
     bt_free(ptr);
 }
 
-const ProtobufCAllocator bt_pb_allocator = {.alloc = pb_alloc, .free = pb_free};
+static ProtobufCAllocator pb_allocator = {.alloc = pb_alloc,
+                                          .free  = pb_dealloc}; /* never written */
 
 bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_out)
 {
@@ -35,12 +36,34 @@ out:
     return st;
 }
 
+bt_status bt_pb_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                       const char *from, ProtobufCMessage **pb_out)
+{
+    bt_status         st = BT_OK;
+    ProtobufCMessage *pb = protobuf_c_message_unpack(type, &pb_allocator, n, bytes);
+    char              why[256];
+
+    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes cannot be parsed as a message of %s", n,
+               from);
+    BT_REQUIRE(bt_message_text_ok(type, bytes, n, why, sizeof(why)), BT_ERR_PROTOCOL,
+               "a message of %s: %s", from, why);
+    *pb_out = pb;
+    pb      = NULL; /* handed over */
+out:
+    bt_pb_free(pb);
+    return st;
+}
+
+void bt_pb_free(ProtobufCMessage *pb)
+{
+    if (pb != NULL) protobuf_c_message_free_unpacked(pb, &pb_allocator);
+}
+
 bt_status bt_pb_take_string(const char *text, const char *field, char **text_out)
 {
     bt_status st = BT_OK;
     char     *copy;
 
-    BT_REQUIRE(bt_text_is_utf8(text), BT_ERR_PROTOCOL, "%s is not UTF-8", field);
     copy = bt_strdup(text);
     BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "%s of %zu bytes", field, strlen(text));
     *text_out = copy;

@@ -9,9 +9,11 @@
 
 #define PB(name) Baton__Control__V1__##name
 
-extern const ProtobufCAllocator bt_pb_allocator;
-
 bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_out);
+/* from: whose it should be. */
+bt_status bt_pb_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                       const char *from, ProtobufCMessage **pb_out);
+void      bt_pb_free(ProtobufCMessage *pb); /* of bt_pb_unpack(), or NULL */
 
 /* Copies of what a protobuf message holds.  NULL with n == 0 is a success. */
 bt_status bt_pb_take_string(const char *text, const char *field, char **text_out);

@@ -385,20 +385,17 @@ bt_status bt_up_unpack(const uint8_t *bytes, size_t n, bt_up *m_out)
 
 bt_status bt_pb_up(const uint8_t *bytes, size_t n, bt_up *m_out)
 {
-    bt_status st       = BT_OK;
-    bt_up     m        = {0};
-    PB(FromWorker) *pb = NULL;
+    bt_status         st = BT_OK;
+    bt_up             m  = {0};
+    ProtobufCMessage *pb = NULL;
 
-    pb = baton__control__v1__from_worker__unpack((ProtobufCAllocator *)&bt_pb_allocator, n, bytes);
-    BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes cannot be parsed as a message of a worker",
-               n);
-    BT_TRY(take_up(pb, &m));
+    BT_TRY(bt_pb_unpack(&baton__control__v1__from_worker__descriptor, bytes, n, "a worker", &pb));
+    BT_TRY(take_up((const PB(FromWorker) *)pb, &m));
     *m_out = m;
     memset(&m, 0, sizeof(m)); /* handed over */
 out:
     bt_up_free(&m);
-    if (pb != NULL)
-        baton__control__v1__from_worker__free_unpacked(pb, (ProtobufCAllocator *)&bt_pb_allocator);
+    bt_pb_free(pb);
     return st;
 }
 

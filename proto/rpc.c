@@ -17,6 +17,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
+#include "proto/message_text.h"
 #include "proto/text.h"
 
 enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20, IDLE_S = 600 };
@@ -357,11 +358,19 @@ ProtobufCMessage *bt_rpc_unpack(grpc_byte_buffer                 *buffer,
     grpc_byte_buffer_reader reader;
     ProtobufCMessage       *message;
     grpc_slice              slice;
+    char                    why[256] = "the bytes cannot be parsed as one";
 
+    bt_error_keep(descriptor->name, "it has not come");
     if (buffer == NULL || !grpc_byte_buffer_reader_init(&reader, buffer)) return NULL;
     slice   = grpc_byte_buffer_reader_readall(&reader);
     message = protobuf_c_message_unpack(descriptor, NULL, GRPC_SLICE_LENGTH(slice),
                                         GRPC_SLICE_START_PTR(slice));
+    if (message != NULL && !bt_message_text_ok(descriptor, GRPC_SLICE_START_PTR(slice),
+                                               GRPC_SLICE_LENGTH(slice), why, sizeof(why))) {
+        protobuf_c_message_free_unpacked(message, NULL);
+        message = NULL;
+    }
+    if (message == NULL) bt_error_keep(descriptor->name, "%s", why);
     grpc_slice_unref(slice);
     grpc_byte_buffer_reader_destroy(&reader);
     return message;

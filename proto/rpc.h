@@ -106,7 +106,8 @@ const char *bt_rpc_code_name(grpc_status_code code);
 void bt_rpc_slice_text(grpc_slice slice, char *buf, size_t capacity);
 
 /* A packed message as a byte buffer (owned by the caller), and back.  NULL when memory is short or
- * the bytes are no such message. */
+ * the bytes are no such message, or its texts no texts (message_text.h): bt_error_text() says what
+ * is wrong, and nothing is logged. */
 grpc_byte_buffer *bt_rpc_pack(const ProtobufCMessage *message);
 ProtobufCMessage *bt_rpc_unpack(grpc_byte_buffer                 *buffer,
                                 const ProtobufCMessageDescriptor *descriptor);

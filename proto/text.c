@@ -1,8 +1,9 @@
 #include "proto/text.h"
 
-/* Bytes of the well-formed character at p, or 0.  Stops at the terminating NUL by itself, since NUL
- * is no continuation byte. */
-static size_t char_bytes(const unsigned char *p)
+#include <string.h>
+
+/* Bytes of the well-formed character at p, where there are n_left > 0, or 0. */
+static size_t char_bytes(const unsigned char *p, size_t n_left)
 {
     unsigned char low = 0x80, high = 0xbf;
     size_t        n;
@@ -10,6 +11,7 @@ static size_t char_bytes(const unsigned char *p)
     if (p[0] < 0x80) return 1;
     if (p[0] < 0xc2 || p[0] > 0xf4) return 0;
     n = p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (n > n_left) return 0;
     if (p[0] == 0xe0) low = 0xa0;  /* overlong */
     if (p[0] == 0xed) high = 0x9f; /* surrogates */
     if (p[0] == 0xf0) low = 0x90;
@@ -20,26 +22,32 @@ static size_t char_bytes(const unsigned char *p)
     return n;
 }
 
+size_t bt_text_good_bytes(const void *bytes, size_t n)
+{
+    const unsigned char *p  = bytes;
+    size_t               at = 0, step;
+
+    for (; at < n && p[at] != 0; at += step) {
+        step = char_bytes(p + at, n - at);
+        if (step == 0) break;
+    }
+    return at;
+}
+
 bool bt_text_is_utf8(const char *text)
 {
-    const unsigned char *p = (const unsigned char *)text;
+    size_t n = strlen(text);
 
-    while (*p != 0) {
-        size_t n = char_bytes(p);
-
-        if (n == 0) return false;
-        p += n;
-    }
-    return true;
+    return bt_text_good_bytes(text, n) == n;
 }
 
 void bt_text_clean(const char *text, char *buf, size_t capacity)
 {
-    const unsigned char *p  = (const unsigned char *)text;
+    const unsigned char *p = (const unsigned char *)text, *end = p + strlen(text);
     size_t               at = 0;
 
-    while (*p != 0) {
-        size_t n = char_bytes(p), take = n == 0 ? 1 : n;
+    while (p < end) {
+        size_t n = char_bytes(p, (size_t)(end - p)), take = n == 0 ? 1 : n;
 
         if (at + take + 1 > capacity) break;
         if (n == 0) buf[at++] = '?';

@@ -1,7 +1,5 @@
-/* proto/text.h - checks of strings that cross a process boundary.
- *
- * protobuf-c does not look at what a `string` field holds, but proto3 demands UTF-8, and gateways
- * built on prost drop a whole message over one bad byte. */
+/* proto/text.h - checks of strings that cross a process boundary: proto3 demands UTF-8, and
+ * gateways built on prost drop a whole message over one bad byte. */
 #ifndef BT_PROTO_TEXT_H
 #define BT_PROTO_TEXT_H
 
@@ -12,6 +10,8 @@
 extern "C" {
 #endif
 
+/* How many of bytes[n] come before the first that is NUL or no UTF-8; n: all are good. */
+size_t bt_text_good_bytes(const void *bytes, size_t n);
 /* Well-formed UTF-8 after Unicode table 3-7: no overlong form, no surrogate, nothing past
  * U+10FFFF. */
 bool bt_text_is_utf8(const char *text);

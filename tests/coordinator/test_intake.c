@@ -229,9 +229,6 @@ static void intake_takes_biases_and_stop_strings_whole_or_not_at_all(void)
     stop[1]               = (char *)"";
     EXPECT_EQ(try_intake(&s, &with, text), 0);
     EXPECT_HAS(text, "empty string");
-    stop[1] = (char *)"\xff";
-    EXPECT_EQ(try_intake(&s, &with, text), 0);
-    EXPECT_HAS(text, "UTF-8");
     EXPECT_EQ(bt_alloc_live(), live);
 }
 

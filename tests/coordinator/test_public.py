@@ -177,7 +177,7 @@ class Refusals(Served):
                                spaces_between_special_tokens=True, json_object=False, include_stop_str_in_output=True)
         request.data_parallel_rank = -1
         request.kv_transfer_params_json = ""
-        request.tokenized.original_text = "ignored"
+        request.tokenized.original_text = b"ignored\0\xff"
         parts(list(self.generate(request)))
         parts(list(self.generate(vllm.GenerateRequest(request_id="bare", tokenized=vllm.TokenizedInput(input_ids=[3, 4])))))
 
@@ -246,11 +246,19 @@ class Refusals(Served):
                 s.close()
         self.all_released()
 
-    def test_bytes_that_are_no_utf8_never_come_back(self):
-        data = bytearray(self.request(request_id="abcd").SerializeToString())
-        data[2:6] = b"\xff\xfe\xfd\xfc"
-        code, details, _ = self.error(self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")(bytes(data)))
-        self.assertEqual((code, details), (INVALID, "request_id is not UTF-8"))
+    def test_texts_with_bytes_that_are_none_are_refused(self):
+        for data, words in ((self.request(request_id="abcd").SerializeToString().replace(b"abcd", b"ab\xffd"), "GenerateRequest.request_id is not UTF-8 at byte 2 of its 4"),
+                            (self.request(request_id="ab\0d").SerializeToString(), "GenerateRequest.request_id has a NUL at byte 2 of its 4"),
+                            (self.request(stop=["ab", "\n\0"]).SerializeToString(), "SamplingParams.stop has a NUL at byte 1 of its 2")):
+            code, details, n = self.error(self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")(data))
+            self.assertEqual((code, details, n), (INVALID, "vllm.grpc.engine.GenerateRequest: " + words, 0))
+        self.cell.gate.clear()
+        call = self.generate(request_id="a")
+        with self.assertRaises(grpc.RpcError) as refused:
+            self.stub.Abort(vllm.AbortRequest(request_ids=["a\0b"]), timeout=WAIT_S)
+        self.assertEqual(refused.exception.code(), INVALID)
+        self.cell.gate.set()
+        parts(list(call))  # it is another one
 
 
 class Pool(Served):

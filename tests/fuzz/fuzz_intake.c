@@ -6,6 +6,7 @@
 
 #include "coordinator/intake.h"
 #include "core/alloc.h"
+#include "proto/message_text.h"
 #include "proto/text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -40,7 +41,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     long                live                = bt_alloc_live();
 
     if (pb == NULL) return 0;
-    if (bt_intake(pb, &LIMITS, &r, &answer, why) == BT_OK)
+    if (!bt_message_text_ok(pb->base.descriptor, data, n, why, sizeof(why)))
+        BT_ASSERT(why[0] != 0);
+    else if (bt_intake(pb, &LIMITS, &r, &answer, why) == BT_OK)
         check(&r);
     else
         BT_ASSERT(why[0] != 0);

@@ -303,7 +303,7 @@ static void control_msg_out_of_range_is_refused(void)
     refused_up(up, "0 pages");
     up                 = sample_hello(0, 4);
     up.u.hello.host[0] = (char)0xff;
-    refused_up(up, "host is not UTF-8");
+    refused_up(up, "Hello.host is not UTF-8 at byte 0 of its ");
     down             = sample_down(BT_DOWN_WAKE);
     down.u.wake.wake = UINT64_MAX;
     refused_down(down, "wake number 18446744073709551615, expected at most");

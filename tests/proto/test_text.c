@@ -1,5 +1,10 @@
-/* UTF-8 checks: every form that Unicode table 3-7 forbids. */
+/* UTF-8 checks: every form that Unicode table 3-7 forbids; and those of whole messages. */
 #include "proto/text.h"
+
+#include <string.h>
+
+#include "proto/message_text.h"
+#include "proto/vllm_engine.pb-c.h"
 #include "tests/support/test.h"
 
 static void text_well_formed_is_utf8(void)
@@ -45,10 +50,98 @@ static void text_clean_replaces_and_cuts_at_characters(void)
     EXPECT(strcmp(buf, "abcde") == 0);
 }
 
+#define VLLM(name) Vllm__Grpc__Engine__##name
+#define INIT(NAME) VLLM__GRPC__ENGINE__##NAME##__INIT
+
+/* Texts alone, repeated, in messages, in a oneof; ids packed, and entries of a map, which hold
+ * bytes that no text may. */
+static size_t pack_texts(uint8_t bytes_out[512])
+{
+    VLLM(GenerateRequest) q                           = INIT(GENERATE_REQUEST);
+    VLLM(SamplingParams) p                            = INIT(SAMPLING_PARAMS);
+    VLLM(TokenizedInput) in                           = INIT(TOKENIZED_INPUT);
+    VLLM(SamplingParams__LogitBiasEntry) e            = INIT(SAMPLING_PARAMS__LOGIT_BIAS_ENTRY);
+    VLLM(SamplingParams__LogitBiasEntry) * entries[2] = {&e, &e};
+    uint32_t ids[]                                    = {0, 255, 70000};
+    char    *stop[]                                   = {(char *)"STOP", (char *)"NEXT"};
+    uint8_t  raw[]                                    = {0, 0xff};
+
+    e.value           = -1.5f;
+    in.input_ids      = ids;
+    in.n_input_ids    = 3;
+    in.original_text  = (ProtobufCBinaryData){sizeof(raw), raw};
+    p.stop            = stop;
+    p.n_stop          = 2;
+    p.constraint_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_REGEX;
+    p.regex           = (char *)"RULE";
+    p.logit_bias      = entries;
+    p.n_logit_bias    = 2;
+    q.request_id      = (char *)"NAME";
+    q.input_case      = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TOKENIZED;
+    q.tokenized       = &in;
+    q.sampling_params = &p;
+    EXPECT(protobuf_c_message_get_packed_size(&q.base) <= 512);
+    return protobuf_c_message_pack(&q.base, bytes_out);
+}
+
+static void message_with_a_byte_that_no_text_has_names_field_and_place(void)
+{
+    static const struct {
+        const char *text, *words[2];
+    } cases[] = {
+        {"NAME",
+         {"GenerateRequest.request_id has a NUL at byte 2 of its 4",
+          "GenerateRequest.request_id is not UTF-8 at byte 2 of its 4"}},
+        {"STOP",
+         {"SamplingParams.stop has a NUL at byte 2 of its 4",
+          "SamplingParams.stop is not UTF-8 at byte 2 of its 4"}       },
+        {"NEXT",
+         {"SamplingParams.stop has a NUL at byte 2 of its 4",
+          "SamplingParams.stop is not UTF-8 at byte 2 of its 4"}       },
+        {"RULE",
+         {"SamplingParams.regex has a NUL at byte 2 of its 4",
+          "SamplingParams.regex is not UTF-8 at byte 2 of its 4"}      },
+    };
+    const ProtobufCMessageDescriptor *type = &vllm__grpc__engine__generate_request__descriptor;
+    uint8_t                           bytes[512], *at;
+    size_t                            n = pack_texts(bytes);
+    char                              why[128];
+
+    EXPECT(bt_message_text_ok(type, bytes, n, why, sizeof(why)));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        for (int bad = 0; bad < 2; bad++) {
+            pack_texts(bytes);
+            at = memmem(bytes, n, cases[i].text, 4);
+            EXPECT(at != NULL);
+            at[2] = bad == 0 ? 0 : 0xe2; /* the first byte of three */
+            EXPECT(!bt_message_text_ok(type, bytes, n, why, sizeof(why)));
+            EXPECT(strcmp(why, cases[i].words[bad]) == 0);
+        }
+}
+
+/* What protobuf-c would not have taken is no text either, and nothing behind the end is read. */
+static void message_cut_anywhere_is_read_to_its_end(void)
+{
+    const ProtobufCMessageDescriptor *type = &vllm__grpc__engine__generate_request__descriptor;
+    uint8_t                           bytes[512];
+    size_t                            n = pack_texts(bytes);
+    char                              why[128];
+
+    for (size_t cut = 0; cut < n; cut++) {
+        ProtobufCMessage *pb = protobuf_c_message_unpack(type, NULL, cut, bytes);
+
+        if (pb != NULL) EXPECT(bt_message_text_ok(type, bytes, cut, why, sizeof(why)));
+        if (pb != NULL) protobuf_c_message_free_unpacked(pb, NULL);
+        bt_message_text_ok(type, bytes, cut, why, sizeof(why));
+    }
+}
+
 static const bt_test tests[] = {
     BT_TEST(text_well_formed_is_utf8),
     BT_TEST(text_ill_formed_is_not_utf8),
     BT_TEST(text_clean_replaces_and_cuts_at_characters),
+    BT_TEST(message_with_a_byte_that_no_text_has_names_field_and_place),
+    BT_TEST(message_cut_anywhere_is_read_to_its_end),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

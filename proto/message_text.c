@@ -1,0 +1,62 @@
+#include "proto/message_text.h"
+
+#include <stdio.h>
+
+#include "proto/text.h"
+
+static uint64_t take_varint(const uint8_t **p, const uint8_t *end)
+{
+    uint64_t value = 0;
+
+    for (unsigned shift = 0; *p < end && shift < 64; shift += 7) {
+        uint8_t byte = *(*p)++;
+
+        value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) break;
+    }
+    return value;
+}
+
+static bool field_ok(const ProtobufCMessageDescriptor *type, const ProtobufCFieldDescriptor *field,
+                     const uint8_t *bytes, size_t n, char *why, size_t capacity)
+{
+    size_t n_good;
+
+    if (field->type == PROTOBUF_C_TYPE_MESSAGE) /* an entry of a map is one, too */
+        return bt_message_text_ok(field->descriptor, bytes, n, why, capacity);
+    if (field->type != PROTOBUF_C_TYPE_STRING) return true;
+    n_good = bt_text_good_bytes(bytes, n);
+    if (n_good < n)
+        snprintf(why, capacity, "%s.%s %s at byte %zu of its %zu", type->short_name, field->name,
+                 bytes[n_good] == 0 ? "has a NUL" : "is not UTF-8", n_good, n);
+    return n_good == n;
+}
+
+bool bt_message_text_ok(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                        char *why, size_t capacity)
+{
+    const uint8_t *p = bytes, *end = bytes + n;
+
+    while (p < end) {
+        uint64_t                        key = take_varint(&p, end), n_value = 0;
+        const ProtobufCFieldDescriptor *field =
+            protobuf_c_message_descriptor_get_field(type, (unsigned)(key >> 3));
+
+        switch (key & 7) {
+        case PROTOBUF_C_WIRE_TYPE_VARINT: take_varint(&p, end); break;
+        case PROTOBUF_C_WIRE_TYPE_64BIT: n_value = 8; break;
+        case PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED: n_value = take_varint(&p, end); break;
+        case PROTOBUF_C_WIRE_TYPE_32BIT: n_value = 4; break;
+        default: n_value = UINT64_MAX; /* protobuf-c refuses groups */
+        }
+        if (n_value > (size_t)(end - p)) {
+            snprintf(why, capacity, "%s is cut short", type->short_name);
+            return false;
+        }
+        if ((key & 7) == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED && field != NULL &&
+            !field_ok(type, field, p, (size_t)n_value, why, capacity))
+            return false;
+        p += n_value;
+    }
+    return true;
+}

@@ -1,0 +1,18 @@
+/* proto/message_text.h - whether the texts of a message are what proto3 calls a string.
+ *
+ * protobuf-c looks at no text, and gives each as a C string: what stands behind a NUL byte is lost,
+ * and nobody can tell.  So the bytes are looked at as they came. */
+#ifndef BT_PROTO_MESSAGE_TEXT_H
+#define BT_PROTO_MESSAGE_TEXT_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Of bytes[n] that protobuf-c has unpacked as `type`: every `string` in it, and in the messages in
+ * it, is UTF-8 without a NUL byte.  Else why[capacity] names the field and the byte. */
+bool bt_message_text_ok(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                        char *why, size_t capacity);
+
+#endif

@@ -16,8 +16,8 @@ static const char LINE[]     = "baton-launch: a rank has ended with ";
 static struct {
     int      fd; /* of the lines; 0: there is a file, or nothing */
     size_t   n;
-    char     buf[4096]; /* a line that is not complete */
-    long     at;        /* of the file: what has been read */
+    char     buf[4096 + 1]; /* a line that is not complete, and room for its end */
+    long     at;            /* of the file: what has been read */
     uint32_t count, n_well;
     int      code; /* as bt_endings_code() */
 } heard;
@@ -55,20 +55,22 @@ static void take(int code)
     heard.n_well += code == 0;
 }
 
+/* Before a parent's word may stand what its rank has written without a newline. */
 static void take_line(const char *line, size_t n)
 {
-    if (n > sizeof(LINE) && strncmp(line, LINE, sizeof(LINE) - 1) == 0)
-        take(atoi(line + sizeof(LINE) - 1));
-    else
-        fwrite(line, 1, n, stdout);
+    const char *told = memmem(line, n, LINE, sizeof(LINE) - 1);
+
+    fwrite(line, 1, told != NULL ? (size_t)(told - line) : n, stdout);
+    if (told != NULL) take(atoi(told + sizeof(LINE) - 1));
 }
 
 static void hear_lines(void)
 {
-    ssize_t got;
+    const size_t room = sizeof(heard.buf) - 1;
+    ssize_t      got;
 
     if (heard.fd <= 0) return;
-    while ((got = read(heard.fd, heard.buf + heard.n, sizeof(heard.buf) - heard.n)) > 0 ||
+    while ((got = read(heard.fd, heard.buf + heard.n, room - heard.n)) > 0 ||
            (got < 0 && errno == EINTR)) {
         char *begin = heard.buf, *end;
 
@@ -80,8 +82,13 @@ static void hear_lines(void)
         }
         heard.n -= (size_t)(begin - heard.buf);
         memmove(heard.buf, begin, heard.n);
-        if (heard.n < sizeof(heard.buf)) continue;
+        if (heard.n < room) continue;
         fwrite(heard.buf, 1, heard.n, stdout); /* a longer line goes in pieces */
+        heard.n = 0;
+    }
+    if (got == 0 && heard.n > 0) { /* the last line of all, without a newline */
+        heard.buf[heard.n] = '\0';
+        take_line(heard.buf, heard.n);
         heard.n = 0;
     }
     fflush(stdout);

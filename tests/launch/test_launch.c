@@ -1,5 +1,6 @@
 /* baton-launch as a user runs it; the ranks are shell scripts, which mpirun starts as well. */
 #include <sched.h>
+#include <sys/stat.h>
 
 #include "tests/support/command.h"
 #include "tests/support/test.h"
@@ -432,6 +433,38 @@ static void launch_mpirun_that_starts_nothing_is_told(void)
                                  "`mpirun --host HOST hostname` tells whether");
 }
 
+/* What ranks write and what is told of them are one stream, whose lines need not be whole. */
+static void launch_words_without_a_newline_are_passed_on(void)
+{
+    char        folder[]      = "/tmp/baton-test-XXXXXX", path[64], variable[128];
+    const char *environment[] = {variable, NULL};
+    char       *argv[]        = {(char *)g_launch,
+                                 (char *)"-n",
+                                 (char *)"2",
+                                 (char *)"--on-death=replace",
+                                 (char *)"--host",
+                                 (char *)"localhost",
+                                 (char *)"--",
+                                 (char *)"true",
+                                 NULL};
+    FILE       *f;
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof(path), "%s/mpirun", folder);
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    f = fopen(path, "w");
+    EXPECT(f != NULL);
+    fputs("#!/bin/sh\n"
+          "printf 'first words baton-launch: a rank has ended with 3\\nlast words'\n",
+          f);
+    fclose(f);
+    EXPECT_EQ(chmod(path, 0700), 0);
+    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 3);
+    EXPECT_HAS(g_command.output, "first words ");
+    EXPECT_HAS(g_command.output, "last words");
+    EXPECT(unlink(path) == 0 && rmdir(folder) == 0);
+}
+
 static void launch_tmpdir_too_long_is_refused(void)
 {
     const char *const deep[] = {
@@ -550,6 +583,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_bad_command_lines_are_refused),
     BT_TEST(launch_without_mpirun_says_what_to_do),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
+    BT_TEST(launch_words_without_a_newline_are_passed_on),
     BT_TEST(launch_tmpdir_too_long_is_refused),
     BT_TEST(launch_in_a_deleted_directory_is_refused),
     BT_TEST(launch_with_few_files_is_refused),

@@ -84,6 +84,12 @@ static void on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *m)
     bt_public_prompt(client, m);
 }
 
+static void on_placed(void *ctx, void *client)
+{
+    (void)ctx;
+    bt_public_placed(client);
+}
+
 static void on_end(void *ctx, void *client, const bt_relay_end *end)
 {
     (void)ctx;
@@ -157,6 +163,7 @@ static bt_status create_fleet(coordinator *c)
     };
     bt_fleet_events events = {.token   = on_token,
                               .prompt  = on_prompt,
+                              .placed  = on_placed,
                               .end     = on_end,
                               .serving = open_port,
                               .over    = on_over,

@@ -157,6 +157,13 @@ static void on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *up)
     e->prompt(e->ctx, client, up);
 }
 
+static void on_placed(void *ctx, void *client)
+{
+    const bt_fleet_events *e = &((bt_fleet_cell *)ctx)->fleet->events;
+
+    e->placed(e->ctx, client);
+}
+
 static void on_end(void *ctx, void *client, const bt_relay_end *end)
 {
     const bt_fleet_events *e = &((bt_fleet_cell *)ctx)->fleet->events;
@@ -202,7 +209,8 @@ static bt_status create_relay(bt_fleet_cell *c)
                                  .end    = on_end,
                                  .stuck  = on_stuck,
                                  .ctx    = c,
-                                 .prompt = on_prompt};
+                                 .prompt = on_prompt,
+                                 .placed = on_placed};
 
     BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", c->cell.n_ranks);
     for (uint32_t i = 0; i < c->cell.n_ranks; i++)

@@ -61,6 +61,13 @@ void bt_metrics_arrived(bt_metrics *m, bt_request_clock *clock, uint32_t n_promp
     m->n_requests++;
 }
 
+void bt_metrics_left_queue(bt_metrics *m, bt_request_clock *clock, uint64_t now_ns)
+{
+    if (clock->placed_ns != 0) return;
+    clock->placed_ns = now_ns;
+    add_time(&m->queue, now_ns - clock->arrived_ns);
+}
+
 void bt_metrics_token(bt_metrics *m, bt_request_clock *clock, uint32_t choice, uint64_t now_ns)
 {
     clock->n_generated++;
@@ -69,11 +76,13 @@ void bt_metrics_token(bt_metrics *m, bt_request_clock *clock, uint32_t choice, u
         clock->first_ns = clock->last_ns = now_ns;
         m->prompt_tokens += clock->n_prompt;
         add_time(&m->ttft, now_ns - clock->arrived_ns);
+        add_time(&m->prefill, now_ns - clock->placed_ns);
         add_window(&m->ttft_window, now_ns - clock->arrived_ns);
     } else if (choice == 0) {
         add_time(&m->itl, now_ns - clock->last_ns);
         add_window(&m->itl_window, now_ns - clock->last_ns);
         clock->last_ns = now_ns;
+        clock->n_gaps++;
     }
 }
 
@@ -89,6 +98,8 @@ void bt_metrics_end(bt_metrics *m, const bt_request_clock *clock, grpc_status_co
     else
         m->n_stop++;
     add_time(&m->e2e, now_ns - clock->arrived_ns);
+    add_time(&m->decode, now_ns - clock->first_ns);
+    if (clock->n_gaps != 0) add_time(&m->tpot, (clock->last_ns - clock->first_ns) / clock->n_gaps);
     add_size(&m->prompt, clock->n_prompt);
     add_size(&m->generated, clock->n_generated);
 }

@@ -35,7 +35,7 @@ typedef struct {
 } bt_time_window;
 
 typedef struct {
-    bt_time_histogram ttft, itl, e2e;
+    bt_time_histogram ttft, itl, e2e, queue, prefill, decode, tpot;
     bt_size_histogram prompt, generated;
     bt_time_window    ttft_window, itl_window;
     uint64_t          n_requests, prompt_tokens, generated_tokens;
@@ -45,11 +45,13 @@ typedef struct {
 
 /* A request's times; its owner keeps it. */
 typedef struct {
-    uint64_t arrived_ns, first_ns, last_ns;
-    uint32_t n_prompt, n_generated;
+    uint64_t arrived_ns, placed_ns, first_ns, last_ns;
+    uint32_t n_prompt, n_generated, n_gaps; /* n_gaps: latencies between tokens */
 } bt_request_clock;
 
 void bt_metrics_arrived(bt_metrics *m, bt_request_clock *clock, uint32_t n_prompt, uint64_t now_ns);
+/* It was placed, or ended in the queue; only the first time counts. */
+void bt_metrics_left_queue(bt_metrics *m, bt_request_clock *clock, uint64_t now_ns);
 /* Inter-token latency is that of choice 0: a request's choices advance in the same steps. */
 void bt_metrics_token(bt_metrics *m, bt_request_clock *clock, uint32_t choice, uint64_t now_ns);
 /* A refused request has an end too; its clock may be all zeroes. */

@@ -106,6 +106,13 @@ static void requests(page *p, const bt_snapshot *s)
     times(p, "vllm:inter_token_latency_seconds", "From a token to the next one.", &m->itl);
     times(p, "vllm:e2e_request_latency_seconds",
           "From arrival to the end, for requests that end well.", &m->e2e);
+    times(p, "vllm:request_queue_time_seconds",
+          "From arrival until a prefill rank has the prompt, or the request gives up.", &m->queue);
+    times(p, "vllm:request_prefill_time_seconds", "From then until the first token.", &m->prefill);
+    times(p, "vllm:request_decode_time_seconds",
+          "From the first token to the end, for requests that end well.", &m->decode);
+    times(p, "vllm:request_time_per_output_token_seconds",
+          "Mean inter-token latency of a request that ends well.", &m->tpot);
     sizes(p, "vllm:request_prompt_tokens", "Prompt tokens of a request.", &m->prompt);
     sizes(p, "vllm:request_generation_tokens", "Generated tokens of a request.", &m->generated);
 }

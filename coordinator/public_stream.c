@@ -231,12 +231,20 @@ void bt_public_prompt(void *client, const bt_up_prompt_logprobs *m)
     if (!s->input_sent) bt_input_logprobs_add(&s->input, m);
 }
 
+void bt_public_placed(void *client)
+{
+    bt_stream *s = client;
+
+    bt_metrics_left_queue(s->call->pub->metrics, &s->clock, bt_now_ns());
+}
+
 void bt_public_end(void *client, const bt_relay_end *end)
 {
     bt_stream *s    = client;
     bt_call   *call = s->call;
 
     s->open = false;
+    bt_metrics_left_queue(call->pub->metrics, &s->clock, bt_now_ns());
     if (end->code != GRPC_STATUS_OK) {
         fail(s, end->code, end->message);
     } else if (!s->ended) {

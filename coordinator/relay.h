@@ -72,6 +72,8 @@ typedef struct {
     /* Logprobs of prompt tokens, all of them before the first token; again after a retraction.
      * NULL: nobody asks for them. */
     void (*prompt)(void *ctx, void *client, const bt_up_prompt_logprobs *m);
+    /* The prompt has gone to a prefill rank; again for each placement.  NULL: nobody asks. */
+    void (*placed)(void *ctx, void *client);
 } bt_relay_events;
 
 typedef struct {

@@ -120,7 +120,7 @@ static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
 static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks,
                                uint32_t n_pages, bool replace)
 {
-    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, s, NULL};
+    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, s, NULL, NULL};
 
     memset(s, 0, sizeof(*s));
     s->ranks = calloc(MAX_RANKS, sizeof(sim_rank));

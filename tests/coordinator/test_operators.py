@@ -94,6 +94,40 @@ class Http(Served):
             self.assertEqual(buckets, sorted(buckets))
             self.assertEqual(buckets[-1], v[f"vllm:{name}_seconds_count", model])
 
+    def test_parts_of_a_request_s_time_add_up(self):
+        parts = {"queue": "request_queue_time", "prefill": "request_prefill_time", "decode": "request_decode_time",
+                 "tpot": "request_time_per_output_token", "itl": "inter_token_latency", "ttft": "time_to_first_token", "e2e": "e2e_request_latency"}
+
+        def read(part):
+            v = parse(get(self.http, "/metrics")[1])
+            return {name: v[f"vllm:{metric}_seconds_{part}", 'model_name="demo"'] for name, metric in parts.items()}
+
+        self.cell.tickets_to_refuse = 2  # each decode rank: it waits until the first is asked again
+        self.cell.gate.clear()
+        call = self.generate(prompt=[500, 1], max_tokens=21)
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        begun = time.monotonic()
+        wait_for(lambda: read("count")["queue"] == 1, "its time in the queue, before it has a token")
+        held = time.monotonic() - begun
+        self.cell.gate.set()
+        list(call)
+        wait_for(lambda: read("count")["e2e"] == 1, "its end")
+        s = read("sum")
+        self.assertGreaterEqual(s["queue"], 0.2)
+        self.assertGreaterEqual(s["prefill"], held)
+        self.assertAlmostEqual(s["queue"] + s["prefill"], s["ttft"], 6)
+        self.assertAlmostEqual(s["ttft"] + s["decode"], s["e2e"], 6)
+        self.assertAlmostEqual(s["tpot"] * 20, s["itl"], 6)
+        self.cell.tickets_to_refuse = 10**6
+        call = self.generate()
+        wait_for(lambda: self.metric("vllm:num_requests_waiting") == 1, "the one that waits")
+        call.cancel()
+        wait_for(lambda: read("count")["queue"] == 2, "the one that gave up")
+        self.assertEqual({name: n for name, n in read("count").items() if n != 1}, {"queue": 2, "itl": 20})
+        self.error(self.generate(max_tokens=10**6))  # never in the queue
+        wait_for(lambda: self.metric("baton_requests_total", ',status="INVALID_ARGUMENT"') == 1, "the refusal")
+        self.assertEqual(read("count")["queue"], 2)
+
     def test_shows_what_ranks_say(self):
         beat = control.Beat(progress=1, n_requests=3, pages_free=40, pages_total=64, pages_cached=9, slots_quarantined=2, steps=5,
                             handoff_bytes=4096, handoff_pages=2, gather_ns=10**9, model_ns=2 * 10**9, sample_ns=5 * 10**8,

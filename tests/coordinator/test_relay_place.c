@@ -65,10 +65,10 @@ static void relay_queue_is_bounded_in_tokens_and_time(void)
     bt_relay_destroy(s.relay);
     s.cfg.queue_tokens = 10;
     s.cfg.ranks        = s.limits;
-    EXPECT_EQ(bt_relay_create(
-                  &s.cfg,
-                  &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL},
-                  &s.relay),
+    EXPECT_EQ(bt_relay_create(&s.cfg,
+                              &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck,
+                                                 &s, NULL, NULL},
+                              &s.relay),
               BT_OK);
     EXPECT_EQ(sim_submit(&s, &big, "big", 28, 4, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 8, 2, 100), BT_OK);

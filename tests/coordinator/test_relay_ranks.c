@@ -252,7 +252,7 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
 static void relay_what_no_rank_could_hold_lets_others_pass(void)
 {
     sim             s;
-    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL};
+    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL, NULL};
     sim_client      large, small;
 
     sim_init_as(&s, 1, 2, 3, 40, true);

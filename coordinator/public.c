@@ -137,14 +137,16 @@ void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_c
     begin(call, ops, n, &call->sent);
 }
 
-/* Everything that a call without a stream ever sends, in one batch.  Without a message gRPC makes
- * headers and status one frame, so that the client sees a failed call and no begun answer. */
+/* The end of a call without a stream, and all that it sends if it has one request, in one batch.
+ * Without a message gRPC makes headers and status one frame, so that the client sees a failed call
+ * and no begun answer. */
 static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code code, const char *why)
 {
-    grpc_op    ops[4]  = {{.op = GRPC_OP_SEND_INITIAL_METADATA}};
+    grpc_op    ops[4]  = {0};
     grpc_slice details = grpc_slice_from_copied_string(why);
-    size_t     n       = 1;
+    size_t     n       = 0;
 
+    if (!call->begun) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
     if (message != NULL) {
         ops[n].op                               = GRPC_OP_SEND_MESSAGE;
         ops[n++].data.send_message.send_message = message;
@@ -157,28 +159,47 @@ static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code co
     grpc_slice_unref(details);
 }
 
+static void receive(bt_call *call);
+
+/* The answer to one of many requests; the next one is received when the client has made room. */
+static void answer_one(bt_call *call, grpc_byte_buffer *message)
+{
+    grpc_op ops[2] = {0};
+    size_t  n      = 0;
+
+    if (!call->begun) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    call->begun                             = true;
+    ops[n].op                               = GRPC_OP_SEND_MESSAGE;
+    ops[n++].data.send_message.send_message = message;
+    bt_call_send(call, ops, n, receive);
+    grpc_byte_buffer_destroy(message);
+}
+
 static void serve(bt_call *call)
 {
     const bt_method  *m       = call->method;
-    ProtobufCMessage *request = bt_rpc_unpack(call->payload, m->request);
+    bool              at_end  = m->answer_each != NULL && call->payload == NULL;
+    ProtobufCMessage *request = at_end ? NULL : bt_rpc_unpack(call->payload, m->request);
     grpc_byte_buffer *reply;
 
     if (call->payload != NULL) grpc_byte_buffer_destroy(call->payload);
     call->payload = NULL;
-    if (request == NULL) {
-        bt_call_watch_close(call, on_done);
+    if (!call->begun && (request == NULL || m->stream == NULL)) bt_call_watch_close(call, on_done);
+    if (at_end) { /* the client sends no more */
+        answer(call, NULL, GRPC_STATUS_OK, "");
+    } else if (request == NULL) {
         snprintf(call->why, sizeof(call->why), "%s", bt_error_text());
         answer(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why);
-        return;
-    }
-    if (m->stream != NULL) {
+    } else if (m->stream != NULL) {
         m->stream(call, request);
     } else {
-        bt_call_watch_close(call, on_done);
-        reply = m->answer(call, request);
-        answer(call, reply, reply != NULL ? GRPC_STATUS_OK : call->code, call->why);
+        reply = (m->answer != NULL ? m->answer : m->answer_each)(call, request);
+        if (reply != NULL && m->answer_each != NULL)
+            answer_one(call, reply);
+        else
+            answer(call, reply, reply != NULL ? GRPC_STATUS_OK : call->code, call->why);
     }
-    protobuf_c_message_free_unpacked(request, NULL);
+    if (request != NULL) protobuf_c_message_free_unpacked(request, NULL);
 }
 
 static void on_received(bt_rpc_tag *tag, bool ok)

@@ -1,4 +1,5 @@
-/* coordinator/public.h - the public port: vllm.grpc.engine.VllmEngine and grpc.health.v1.Health.
+/* coordinator/public.h - the public port: vllm.grpc.engine.VllmEngine, grpc.health.v1.Health and
+ * grpc.reflection.v1.ServerReflection.
  *
  * Every other method, of these services or any, is answered with UNIMPLEMENTED at once: gateways
  * probe for several protocols and wait for all answers.  Runs on the loop's thread. */

@@ -17,9 +17,11 @@ typedef struct bt_stream bt_stream;
 typedef struct {
     const char                       *path;
     const ProtobufCMessageDescriptor *request;
-    /* Exactly one of the two.  Both borrow the request. */
+    /* Exactly one of the three.  All borrow the request. */
     grpc_byte_buffer *(*answer)(bt_call *call, const ProtobufCMessage *request);
     void (*stream)(bt_call *call, const ProtobufCMessage *request);
+    /* The client sends any number of requests, and gets an answer to each in turn. */
+    grpc_byte_buffer *(*answer_each)(bt_call *call, const ProtobufCMessage *request);
 } bt_method;
 
 /* A health Watch call. */
@@ -46,6 +48,7 @@ struct bt_call {
     void (*then)(bt_call *call); /* the send under way has ended; NULL: nobody wants to know */
     bool             waiting;    /* for its client, in the list of such calls */
     bool             receiving;  /* the request; else something is sent */
+    bool             begun;      /* of many requests: one has been answered */
     bt_call         *prev_waiting, *next_waiting;
     uint64_t         since_ns; /* when that began */
     grpc_status_code code;     /* of an answer that is an error */
@@ -95,6 +98,9 @@ extern const size_t    bt_public_n_methods;
 void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
 void                   bt_stream_free(bt_stream *stream);
 const char            *bt_stream_name(const bt_stream *stream);
+
+/* public_reflection.c */
+grpc_byte_buffer *bt_public_reflect(bt_call *call, const ProtobufCMessage *request);
 
 /* public_watch.c */
 bool bt_public_has_service(const char *service);

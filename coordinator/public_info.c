@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/health.pb-c.h"
+#include "proto/reflection.pb-c.h"
 #include "proto/text.h"
 
 enum { RATE_WINDOW_S = 5, EOS_MAX = 64, ABORTS_MAX = 4096 };
@@ -170,27 +171,33 @@ static void generate(bt_call *call, const ProtobufCMessage *request)
 const bt_method bt_public_methods[] = {
     {.path    = ENGINE "Generate",
      .request = &vllm__grpc__engine__generate_request__descriptor,
-     .stream  = generate       },
+     .stream  = generate             },
     {.path    = ENGINE "Abort",
      .request = &vllm__grpc__engine__abort_request__descriptor,
-     .answer  = abort_requests },
+     .answer  = abort_requests       },
     {.path    = ENGINE "HealthCheck",
      .request = &vllm__grpc__engine__health_check_request__descriptor,
-     .answer  = health_check   },
+     .answer  = health_check         },
     {.path    = ENGINE "GetModelInfo",
      .request = &vllm__grpc__engine__get_model_info_request__descriptor,
-     .answer  = model_info     },
+     .answer  = model_info           },
     {.path    = ENGINE "GetServerInfo",
      .request = &vllm__grpc__engine__get_server_info_request__descriptor,
-     .answer  = server_info    },
+     .answer  = server_info          },
     {.path    = ENGINE "GetLoads",
      .request = &vllm__grpc__engine__get_loads_request__descriptor,
-     .answer  = loads          },
+     .answer  = loads                },
     {.path    = "/grpc.health.v1.Health/Check",
      .request = &grpc__health__v1__health_check_request__descriptor,
-     .answer  = standard_health},
+     .answer  = standard_health      },
     {.path    = "/grpc.health.v1.Health/Watch",
      .request = &grpc__health__v1__health_check_request__descriptor,
-     .stream  = bt_public_watch},
+     .stream  = bt_public_watch      },
+    {.path        = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+     .request     = &grpc__reflection__v1__server_reflection_request__descriptor,
+     .answer_each = bt_public_reflect},
+    {.path        = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+     .request     = &grpc__reflection__v1__server_reflection_request__descriptor,
+     .answer_each = bt_public_reflect},
 };
 const size_t bt_public_n_methods = sizeof(bt_public_methods) / sizeof(bt_public_methods[0]);

@@ -150,6 +150,85 @@ static void step_that_fails_is_passed_on(void)
     bench_tear_down(&b);
 }
 
+/* The bench's leases: six deadlines. */
+#define LEASE_NS (60 * BT_NS_PER_S)
+
+/* It has failed request 1, as the sentence says, and has no page of it any more. */
+static void expect_lease_ended(bench *b, const char *says)
+{
+    bt_plan plan;
+    bt_next next;
+
+    b->now += LEASE_NS;
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(b->n_up, 0); /* not a moment too early */
+    b->now += 100 * BT_NS_PER_MS;
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT(b->n_up > 0 && b->up[0].kind == BT_UP_FAILED);
+    if (b->n_up == 0 || b->up[0].kind != BT_UP_FAILED) return;
+    EXPECT_EQ(b->up[0].u.failed.code, 14);
+    EXPECT_HAS(b->up[0].u.failed.message, says);
+    EXPECT_EQ(bt_kv_pool_n_free(b->pool), BENCH_PAGES);
+}
+
+/* Between living ranks.  While nothing has come yet the prompt waits for its turn elsewhere. */
+static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
+{
+    static bt_bf16  rows[10 * BENCH_DIM];
+    bt_page_payload payload = {.rows = rows};
+    bt_page_message first   = {.request       = 1,
+                               .epoch         = 3,
+                               .token1        = 10,
+                               .layer1        = 1,
+                               .kv_dim        = BENCH_DIM,
+                               .payload_bytes = sizeof(rows)};
+    bench           b;
+    bt_down         m;
+    bt_plan         plan;
+    bt_next         next;
+
+    bench_set_up(&b, 1, 1, 1);
+    m = bench_reserve(1, 10, 5), bench_order(&b, &m);
+    first.pages_tag =
+        bt_pages_tag(1, &b.up[0].u.ticket.pages[0].id, &b.up[0].u.ticket.pages[0].generation);
+    bench_forget(&b);
+    EXPECT(bt_worker_expects_pages(b.worker)); /* it polls for them, parked or not */
+    b.now += 2 * LEASE_NS;
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    bt_worker_delivered(b.worker, 0, &first, &payload);
+    expect_lease_ended(&b, "the hand-off from rank 0 stands still after 10 of 20 rows");
+    EXPECT(!bt_worker_expects_pages(b.worker));
+    bench_tear_down(&b);
+}
+
+/* The pages are free with the lease's end; the slot of what was granted is when that has left. */
+static void hand_off_that_nobody_takes_ends_on_the_prefill_rank(void)
+{
+    bench   b;
+    bt_down m;
+    bt_plan plan;
+    bt_next next;
+    bool    leave = true;
+
+    bench_set_up(&b, 0, 1, 1);
+    m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(bt_worker_finish(b.worker, &plan, &leave), BT_OK);
+    bench_forget(&b);
+    b.granted = true;
+    expect_lease_ended(&b, "rank 1 takes no pages");
+    EXPECT_EQ(b.n_up, 1);
+    EXPECT(bt_worker_expects_pages(b.worker));
+    b.granted = false;
+    b.now += 100 * BT_NS_PER_MS;
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT(b.n_up == 2 && b.up[1].kind == BT_UP_RELEASED);
+    EXPECT(!bt_worker_expects_pages(b.worker));
+    bench_tear_down(&b);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -158,6 +237,8 @@ int main(int argc, char **argv)
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(step_that_fails_is_passed_on),
+        BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
+        BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
     };
 
     bt_log_init("rank", BT_LOG_ERROR);

@@ -14,13 +14,17 @@ enum { FEW = 1250, MANY = 40000, PROMPT = 5, WAIT_S = 60, QUEUE_S = 30 };
 /* ---- ranks that only listen */
 
 struct bt_control_peer {
-    void *data;
-    int   n_refused;
+    void    *data;
+    int      n_refused;
+    uint32_t n_reserved;
+    uint64_t arrivals[4]; /* as its first orders say */
 };
 
 void bt_control_send(bt_control_peer *peer, bt_down *m)
 {
-    (void)peer;
+    if (m->kind == BT_DOWN_RESERVE && peer->n_reserved < 4)
+        peer->arrivals[peer->n_reserved] = m->u.reserve.arrival;
+    peer->n_reserved += m->kind == BT_DOWN_RESERVE;
     bt_down_free(m);
 }
 void  bt_control_peer_set_data(bt_control_peer *peer, void *data) { peer->data = data; }
@@ -229,11 +233,31 @@ static void fleet_own_silence_is_no_wait_for_a_cell(void)
     tear_down(&s);
 }
 
+/* A request's age is its first arrival, in whatever cell: who gives way goes by it. */
+static void fleet_request_keeps_its_age_in_another_cell(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 3);
+    come(&s, &a, "a", 64);
+    submit(&s, 0);
+    submit(&s, 1);
+    EXPECT(a.n_reserved == 2 && a.arrivals[0] < a.arrivals[1]);
+    come(&s, &b, "b", 64);
+    submit(&s, 2);
+    bt_fleet_lost(s.fleet, &a);
+    EXPECT_EQ(b.n_reserved, 3);
+    EXPECT(b.arrivals[1] < b.arrivals[2] && b.arrivals[2] < b.arrivals[0]);
+    tear_down(&s);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(fleet_loses_cells_in_linear_time),
         BT_TEST(fleet_own_silence_is_no_wait_for_a_cell),
+        BT_TEST(fleet_request_keeps_its_age_in_another_cell),
     };
 
     bt_log_init("fleet", BT_LOG_ERROR);

@@ -310,6 +310,9 @@ static void relay_other_epochs_are_not_heard(void)
     sim_tell(&s, 1, m);
     EXPECT_EQ(c.ends, 0);
     EXPECT(sim_loads(&s).used_tokens > 0);
+    sim_tell(&s, 1, sim_ticket(c.number, 4));
+    sim_tell(&s, 0, sim_in(sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE), EPOCH - 1));
+    EXPECT_EQ(c.n, 0);
     sim_fini(&s);
 }
 

@@ -1,6 +1,13 @@
 /* Requests that are placed again, and those of several choices, in a simulated cell. */
 #include "tests/coordinator/relay_sim.h"
 
+static const bt_down *last_down(const sim *s, uint32_t rank)
+{
+    const sim_rank *k = &s->ranks[rank];
+
+    return &k->down[(k->down_at + k->n_down - 1) % FIFO];
+}
+
 /* A retracted request is placed again, before younger ones, with what its client has; the client
  * sees nothing of it. */
 static void relay_retracted_request_replays(void)
@@ -48,6 +55,72 @@ static void relay_retracted_request_replays(void)
     }
 }
 
+/* Its age is its first arrival: it goes before one that came while it ran. */
+static void relay_retracted_request_keeps_its_place(void)
+{
+    sim        s;
+    sim_client old, young;
+
+    sim_init(&s, 1, 1, 2, 11);
+    EXPECT_EQ(sim_submit(&s, &old, "old", 22, 4, 100), BT_OK);
+    s.now += BT_NS_PER_S;
+    EXPECT_EQ(sim_submit(&s, &young, "young", 40, 4, 100), BT_OK); /* needs nearly all pages */
+    sim_tell(&s, 1, sim_ticket(old.number, 6));
+    sim_tell(&s, 0, sim_tokens(old.number, 22, sim_token(22, 0), BT_FINISH_NONE));
+    s.now += BT_NS_PER_S;
+    sim_tell(&s, 0, sim_released(old.number));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    sim_tell(&s, 1, sim_retracted(old.number, EPOCH));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    EXPECT_EQ(last_down(&s, 1)->u.reserve.n_prompt, 22);
+    EXPECT_EQ(last_down(&s, 1)->u.reserve.arrival, old.number);
+    sim_fini(&s);
+}
+
+static bt_up form_map(uint64_t number, size_t n_bytes, uint8_t of)
+{
+    bt_up m = {.kind = BT_UP_FORM_MAP};
+
+    m.u.form_map.request          = number;
+    m.u.form_map.epoch            = EPOCH;
+    m.u.form_map.n_form_map_bytes = n_bytes;
+    m.u.form_map.form_map         = bt_calloc(1, n_bytes);
+    memset(m.u.form_map.form_map, of, n_bytes);
+    return m;
+}
+
+/* How the prompt was computed goes with each later placement, to both ranks; a rank that has
+ * computed it in another way than the client's tokens came from fails the request. */
+static void relay_form_map_binds_a_replay(void)
+{
+    enum { BYTES = 2 * BT_PAGE_MAP_BYTES }; /* 6 prompt tokens are two of its pages */
+    sim                    s;
+    sim_client             c;
+    const bt_down_reserve *again;
+    const bt_down_prefill *order;
+
+    for (int other = 0; other < 3; other++) {
+        sim_bring(&s, &c, AT_PREFILL);
+        sim_tell(&s, 0, form_map(c.number, BYTES, 1)); /* of a step that broke off */
+        sim_tell(&s, 0, form_map(c.number, BYTES, 7));
+        sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+        sim_tell(&s, 1, sim_retracted(c.number, EPOCH));
+        again = &last_down(&s, 1)->u.reserve;
+        EXPECT_EQ(again->n_form_map_bytes, BYTES);
+        EXPECT(again->form_map != NULL && ((const uint8_t *)again->form_map)[BYTES - 1] == 7);
+        sim_tell(&s, 1, sim_ticket(c.number + 1, 2));
+        order = &last_down(&s, 0)->u.prefill;
+        EXPECT_EQ(order->request, c.number + 1);
+        EXPECT_EQ(order->n_form_map_bytes, BYTES);
+        EXPECT(order->form_map != NULL && ((const uint8_t *)order->form_map)[0] == 7);
+        sim_tell(&s, 0, form_map(c.number + 1, other == 2 ? BYTES - 1 : BYTES, other == 1 ? 6 : 7));
+        EXPECT_EQ(c.ends, other > 0);
+        if (other > 0) EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+        if (other > 0) EXPECT_HAS(c.message, "in other forms");
+        sim_fini(&s);
+    }
+}
+
 /* The clock of the queue does not end what its client has begun to read. */
 static void relay_retracted_request_outwaits_the_queue(void)
 {
@@ -80,11 +153,25 @@ static void bring_choices(sim *s, sim_client *c)
         sim_tell(s, 0, sim_choice_token(c->number, i, 6, i, BT_FINISH_NONE));
 }
 
-static const bt_down *last_down(const sim *s, uint32_t rank)
+/* The first tokens of some choices have come when their prefill rank is lost: those of the others
+ * may be lost with it.  When all have begun the decode rank knows what it has. */
+static void relay_choices_without_a_first_token_replay(void)
 {
-    const sim_rank *k = &s->ranks[rank];
+    for (uint32_t n_begun = 2; n_begun <= 3; n_begun++) {
+        sim        s;
+        sim_client c;
 
-    return &k->down[(k->down_at + k->n_down - 1) % FIFO];
+        sim_init_as(&s, 2, 1, 3, 32, true);
+        EXPECT_EQ(sim_submit_choices(&s, &c, "a", 6, 10, 100, 3), BT_OK);
+        sim_tell(&s, 2, sim_ticket(c.number, 2));
+        for (uint32_t i = 0; i < n_begun; i++)
+            sim_tell(&s, 0, sim_choice_token(c.number, i, 6, i, BT_FINISH_NONE));
+        sim_lose(&s, 0);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], n_begun == 2 ? 2u : 1u);
+        EXPECT_EQ(s.n_down[BT_DOWN_ABORT], n_begun == 2 ? 1u : 0u);
+        EXPECT_EQ(c.ends, 0);
+        sim_fini(&s);
+    }
 }
 
 /* Each choice ends by itself; the request with the last of them. */
@@ -201,7 +288,10 @@ static void relay_retractions_lose_nothing(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(relay_retracted_request_replays),
+    BT_TEST(relay_retracted_request_keeps_its_place),
+    BT_TEST(relay_form_map_binds_a_replay),
     BT_TEST(relay_retracted_request_outwaits_the_queue),
+    BT_TEST(relay_choices_without_a_first_token_replay),
     BT_TEST(relay_choices_end_one_by_one),
     BT_TEST(relay_retracted_choices_replay),
     BT_TEST(relay_absurd_choices_end_their_request),

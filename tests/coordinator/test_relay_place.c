@@ -56,6 +56,27 @@ static void relay_prefill_window_holds_work_back(void)
     sim_fini(&s);
 }
 
+/* A long prompt waits for the window of long ones.  Short ones do not wait for it, but leave it the
+ * pages that it needs. */
+static void relay_short_prompts_pass_a_long_one_that_waits(void)
+{
+    for (uint32_t spare = 0; spare < 2; spare++) {
+        sim        s;
+        sim_client first, waits, brief;
+
+        sim_init(&s, 1, 1, 2, 16 + 11 + 3 + spare);
+        EXPECT_EQ(sim_submit(&s, &first, "first", 60, 2, 100), BT_OK); /* 16 pages */
+        EXPECT_EQ(sim_submit(&s, &waits, "waits", 40, 2, 100), BT_OK); /* 11 */
+        EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK); /* 4 */
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1 + spare);
+        sim_settle(&s);
+        sim_expect_done(&first);
+        sim_expect_done(&waits);
+        sim_expect_done(&brief);
+        sim_fini(&s);
+    }
+}
+
 static void relay_queue_is_bounded_in_tokens_and_time(void)
 {
     sim        s;
@@ -133,6 +154,26 @@ static void relay_quiet_rank_with_work_is_stuck(void)
     }
     EXPECT_EQ(s.n_stuck, 1);
     sim_fini(&s);
+}
+
+/* Of several that show no progress it is the one of which nothing has been heard for longest: those
+ * that only wait for it still beat. */
+static void relay_of_stuck_ranks_the_silent_one_goes(void)
+{
+    for (uint32_t silent = 0; silent < 2; silent++) {
+        sim        s;
+        sim_client c;
+
+        sim_bring(&s, &c, AT_PREFILL);
+        for (uint32_t second = 1; second <= 21 && s.n_stuck == 0; second++) {
+            s.now += BT_NS_PER_S;
+            sim_tell(&s, 1 - silent, (bt_up){.kind = BT_UP_BEAT});
+            bt_relay_tick(s.relay, s.now);
+        }
+        EXPECT_EQ(s.n_stuck, 1);
+        EXPECT_EQ(s.last_stuck, silent);
+        sim_fini(&s);
+    }
 }
 
 /* It was stopped for long itself: what the ranks have said meanwhile is still to be read. */
@@ -226,9 +267,11 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_placement_takes_the_least_loaded_ranks),
     BT_TEST(relay_queue_is_first_come_first_served),
     BT_TEST(relay_prefill_window_holds_work_back),
+    BT_TEST(relay_short_prompts_pass_a_long_one_that_waits),
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),
     BT_TEST(relay_quiet_rank_with_work_is_stuck),
+    BT_TEST(relay_of_stuck_ranks_the_silent_one_goes),
     BT_TEST(relay_own_silence_is_not_taken_for_that_of_a_rank),
     BT_TEST(relay_own_silence_is_no_wait_for_room),
     BT_TEST(relay_stalled_request_fails_alone),

@@ -37,7 +37,8 @@ enum {
     OPT_RANKS,
     OPT_TOKENS,
     OPT_RATE,
-    OPT_HANG,
+    OPT_TIMEOUT,
+    OPT_RANK_TIMEOUT,
     OPT_NODE_TIMEOUT,
     OPT_QUICK
 };
@@ -62,7 +63,8 @@ typedef struct {
     const char *model, *control, *agent, *map;
     char       *names[NODES_MAX]; /* owned */
     uint32_t    n_nodes, n_group; /* n_group: ranks of the smaller group */
-    double      n_tokens, rate, hang_s, node_s;
+    double      n_tokens, rate, node_s;
+    double      timeout_s, rank_timeout_s; /* after which a rank that hangs is lost */
     bool        node, quick;
 } options;
 
@@ -85,8 +87,10 @@ static const struct argp_option OPTIONS[] = {
                       "Tokens that a lost rank holds, to be computed again"),
     BT_OPTION_DEFAULT("prefill-rate", OPT_RATE, "N", BT_TEXT(PREFILL_RATE),
                       "Tokens a second of one prefill rank, as the status page shows"),
-    BT_OPTION_DEFAULT("rank-timeout-s", OPT_HANG, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
-                      "--rank-timeout-s of the coordinator"),
+    BT_OPTION_DEFAULT("timeout-s", OPT_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_TIMEOUT_S),
+                      "--timeout-s of the ranks, after which their group reports one that hangs"),
+    BT_OPTION_DEFAULT("rank-timeout-s", OPT_RANK_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
+                      "--rank-timeout-s of the coordinator, for a group of one rank"),
     BT_OPTION_FLAGS("node", OPT_NODE, NULL, OPTION_HIDDEN, "Be the one that looks"),
     {0},
 };
@@ -142,8 +146,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_NODE_TIMEOUT:
         opt->node_s = bt_option_real(state, "--node-timeout-s", arg, 1e-3, 86400);
         return 0;
-    case OPT_HANG:
-        opt->hang_s = bt_option_real(state, "--rank-timeout-s", arg, 1e-3, 86400);
+    case OPT_TIMEOUT:
+        opt->timeout_s = bt_option_real(state, "--timeout-s", arg, 1e-3, 86400);
+        return 0;
+    case OPT_RANK_TIMEOUT:
+        opt->rank_timeout_s = bt_option_real(state, "--rank-timeout-s", arg, 1e-3, 86400);
         return 0;
     case ARGP_KEY_END:
         if (opt->model == NULL && !opt->quick)
@@ -343,7 +350,8 @@ static void tell_pause(const options *opt, const bt_asked_node *nodes)
            "more; a restarted cell reloads for %.1f s\n",
            "pause", reload, (double)bytes / n_group / fmax(n_group - 1, 1) / (1u << 30),
            fmax(n_group - 1, 1), slowest * 1e-9, replay, opt->n_tokens, opt->rate,
-           0.3 + reload + replay, opt->hang_s, (double)bytes / n_group / slowest);
+           0.3 + reload + replay, n_group > 1 ? opt->timeout_s : opt->rank_timeout_s,
+           (double)bytes / n_group / slowest);
 }
 
 #define NOT_QUICK(name)                                                                       \
@@ -351,18 +359,24 @@ static void tell_pause(const options *opt, const bt_asked_node *nodes)
         name, BT_WITH, "quick", NULL, "since only answers and the control port are looked at" \
     }
 static const bt_setting_idle IDLE[] = {
-    NOT_QUICK("model"),        NOT_QUICK("group"),          NOT_QUICK("tokens"),
-    NOT_QUICK("prefill-rate"), NOT_QUICK("rank-timeout-s"), {NULL, BT_WITH, NULL, NULL, NULL},
+    NOT_QUICK("model"),
+    NOT_QUICK("group"),
+    NOT_QUICK("tokens"),
+    NOT_QUICK("prefill-rate"),
+    NOT_QUICK("timeout-s"),
+    NOT_QUICK("rank-timeout-s"),
+    {NULL, BT_WITH, NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv)
 {
     const struct argp      parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
     const bt_settings_spec spec   = {&parser, NULL, IDLE};
-    static options         opt    = {.n_tokens = TOKENS,
-                                     .rate     = PREFILL_RATE,
-                                     .hang_s   = BT_DEFAULT_RANK_TIMEOUT_S,
-                                     .node_s   = NODE_TIMEOUT_S};
+    static options         opt    = {.n_tokens       = TOKENS,
+                                     .rate           = PREFILL_RATE,
+                                     .timeout_s      = BT_DEFAULT_TIMEOUT_S,
+                                     .rank_timeout_s = BT_DEFAULT_RANK_TIMEOUT_S,
+                                     .node_s         = NODE_TIMEOUT_S};
     bt_asked_node         *nodes;
     int                    port = -1;
 

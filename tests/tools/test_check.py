@@ -104,7 +104,8 @@ def main():
         with open(rank_map, "w") as f:
             f.write("prefill localhost ranks=2\ndecode good ranks=4\n")
         has(check("--rank-map", rank_map, "--agent", agent, "--tokens", "5000", "--prefill-rate", "100", code=0), "good         ok",
-            "each of 1 ranks", "50.0 s to replay (5000 tokens at 100 a second)")
+            "each of 1 ranks", "50.0 s to replay (5000 tokens at 100 a second)", "one that hangs: 10 s more")
+        has(check("--group", "1", "--rank-timeout-s", "7"), "one that hangs: 7 s more")    # nobody waits for it
 
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))

@@ -1,19 +1,18 @@
 /* baton-run - a whole cell in one command: coordinator and ranks. */
 #include <argp.h>
-#include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sysexits.h>
-#include <unistd.h>
 
 #include "cli/supervisor.h"
+#include "core/alloc.h"
 #include "core/clock.h"
 #include "core/defaults.h"
 #include "core/limits.h"
 #include "core/parse.h"
 #include "core/settings.h"
+#include "model/tokenizer.h"
 
 /* When nobody says anything; what several programs share is in core/defaults.h. */
 #define RESTARTS   5 /* with --on-death restart */
@@ -237,16 +236,6 @@ static void check_tls(struct argp_state *state, bt_run_options *opt)
     if (chat_value(opt, "--tls-ca") == NULL) pass_to_chat(state, opt, "--tls-ca", "a file", *cert);
 }
 
-/* The answer is text: better said before a large model is loaded than after. */
-static void check_tokenizer(struct argp_state *state, const char *model)
-{
-    char path[PATH_MAX];
-
-    if (snprintf(path, sizeof(path), "%s/tokenizer.json", model) >= (int)sizeof(path) ||
-        access(path, R_OK) != 0)
-        argp_failure(state, EXIT_FAILURE, errno, "--chat needs the model's tokenizer: %s", path);
-}
-
 static void check(struct argp_state *state, options *all)
 {
     bt_run_options *opt = &all->run;
@@ -263,7 +252,6 @@ static void check(struct argp_state *state, options *all)
     if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
         argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
     check_tls(state, opt);
-    if (opt->chat != NULL) check_tokenizer(state, opt->cell.model);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -384,6 +372,25 @@ static const bt_setting_idle IDLE[] = {
     {NULL,         BT_WITH,    NULL,        NULL,      NULL                                    }
 };
 
+/* Better said before a large model is loaded than after. */
+static bt_status check_chat(const char *model)
+{
+    bt_status       st      = BT_OK;
+    bt_tokenizer   *tok     = NULL;
+    char           *text    = NULL;
+    bt_chat_message message = {"user", ""};
+
+    BT_TRY(bt_tokenizer_open(model, &tok));
+    BT_TRY(bt_tokenizer_chat(tok, 1, &message, &text));
+out:
+    if (st != BT_OK)
+        BT_WARN("--chat needs the model's tokenizer and chat template: leave it out to serve "
+                "without, and send text with `baton generate`, or token ids");
+    bt_free(text);
+    bt_tokenizer_close(tok);
+    return st;
+}
+
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
@@ -414,6 +421,7 @@ int main(int argc, char **argv)
     if (opt.run.chat != NULL && !opt.port_given) opt.run.port = 0;
     bt_log_init("run", opt.run.log);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
+    if (opt.run.chat != NULL && check_chat(opt.run.cell.model) != BT_OK) return EXIT_FAILURE;
     bt_log_never_block(); /* who stops reading its lines does not stop the cell */
     opt.run.cell.verbose = opt.run.log == BT_LOG_DEBUG;
     bt_settings_log(settings);

@@ -205,9 +205,11 @@ static bt_status find_style(const bt_tokenizer *tok, const style **style_out)
     bool         bare     = false;
     char         show[BT_JSON_SHOW_BYTES];
 
-    BT_REQUIRE(tok->chat_template != NULL, BT_ERR_UNSUPPORTED,
-               "%s: expected a chat_template in tokenizer_config.json beside it, found none",
-               tok->path);
+    BT_REQUIRE(
+        tok->chat_template != NULL, BT_ERR_UNSUPPORTED,
+        "%s: expected a chat_template in tokenizer_config.json, or chat_template.jinja, beside "
+        "it, found neither: such a model completes text (`baton generate`)",
+        tok->path);
     squeezed = bt_calloc(strlen(tok->chat_template) + 1, 1);
     BT_REQUIRE(squeezed != NULL, BT_ERR_NO_MEMORY, "chat template");
     squeeze(tok->chat_template, squeezed, &bare);

@@ -196,6 +196,32 @@ static void run_chat_answers_and_ends(void)
     EXPECT_HAS(g_run.output, "4 generated (length)");
 }
 
+/* Before anything is started. */
+static void run_chat_without_a_template_is_said(void)
+{
+    static const char *const FILES[] = {"config.json", "model.safetensors", "tokenizer.json"};
+    char                     dir[]   = "/tmp/baton-run-XXXXXX", from[300], to[64], program[256];
+    char                    *argv[16];
+
+    EXPECT(mkdtemp(dir) != NULL);
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(from, sizeof(from), "%s/%s", g_model, FILES[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, FILES[i]);
+        EXPECT_EQ(symlink(from, to), 0);
+    }
+    build_argv(program, sizeof(program), "baton-run",
+               ARGS((char *)"--model", dir, (char *)"--chat", (char *)"Good morrow."), argv);
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 1);
+    EXPECT_HAS(g_run.output, "expected a chat_template in tokenizer_config.json");
+    EXPECT_HAS(g_run.output, "leave it out to serve without");
+    EXPECT(strstr(g_run.output, "coordinator - ") == NULL);
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(to, sizeof(to), "%s/%s", dir, FILES[i]);
+        unlink(to);
+    }
+    rmdir(dir);
+}
+
 static void run_death_of_a_rank_is_named(void)
 {
     static const struct {
@@ -420,7 +446,7 @@ static void run_bad_command_lines_are_refused(void)
          "--rank-map says how many ranks there are and where: it goes without",                                                       64},
         {{(char *)"--chat=one", (char *)"--chat=two",
           (char *)"--model=" BT_SOURCE_DIR "/tests/models/v2", NULL},
-         "--chat needs the model's tokenizer: ",                                                                                      1 },
+         "--chat needs the model's tokenizer and",                                                                                    1 },
         {{(char *)"--chat-tls-ca=a", (char *)"--chat-tls-ca=b",
           (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
          "--chat-tls-ca goes with --chat",                                                                                            64},
@@ -488,6 +514,7 @@ static const bt_test TESTS[] = {
     BT_TEST(generate_refusals_are_told),
     BT_TEST(clients_tell_lost_streams),
     BT_TEST(run_chat_answers_and_ends),
+    BT_TEST(run_chat_without_a_template_is_said),
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),
     BT_TEST(run_signal_at_once_ends_cleanly),

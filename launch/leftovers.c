@@ -14,6 +14,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "launch/endings.h"
 #include "launch/scratch.h"
 
 enum { HOLD_TRIES = 20 };
@@ -89,9 +90,14 @@ static void end_daemon(pid_t pid)
     if (is_daemon(pid) && !has_ranks(pid)) kill(pid, SIGKILL);
 }
 
-static BT_NORETURN void guard(const char *dir, const char *local_rank, pid_t daemon, int alive_fd)
+static BT_NORETURN void guard(const char *dir, const char *local_rank, pid_t daemon, int alive_fd,
+                              bool tell)
 {
-    bt_scratch_outlive(alive_fd, dir, NULL);
+    if (!bt_scratch_outlive(alive_fd, dir, NULL, tell) && tell) {
+        fcntl(STDOUT_FILENO, F_SETFL, O_NONBLOCK); /* of a daemon that may hang */
+        bt_endings_note(128 + SIGKILL, true);
+    }
+    close(STDOUT_FILENO);
     bt_sleep_ns(WORKER_NS);
     remove_segments(dir, local_rank);
     if (rmdir(dir) == 0 || errno == ENOENT) end_daemon(daemon);
@@ -119,7 +125,9 @@ static void clear_beside(const char *dir)
     bt_scratch_clear(base);
 }
 
-bt_status bt_leftovers_watch(const char *dir, const char *local_rank)
+static int g_alive_fd = -1; /* closes with this process */
+
+bt_status bt_leftovers_watch(const char *dir, const char *local_rank, bool tell)
 {
     bt_status st     = BT_OK;
     pid_t     daemon = getppid(), pid;
@@ -131,9 +139,16 @@ bt_status bt_leftovers_watch(const char *dir, const char *local_rank)
                "cannot start the guard of local rank %s: %s", local_rank, strerror(errno));
     if (pid == 0) {
         close(ends[1]);
-        guard(dir, local_rank, daemon, ends[0]);
+        guard(dir, local_rank, daemon, ends[0], tell);
     }
-    close(ends[0]); /* the other end closes with this process */
+    close(ends[0]);
+    g_alive_fd = ends[1];
 out:
     return st;
+}
+
+void bt_leftovers_told(void)
+{
+    if (g_alive_fd >= 0 && write(g_alive_fd, "", 1) != 1)
+        BT_WARN("this rank's guard has gone: %s", strerror(errno));
 }

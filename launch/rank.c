@@ -78,7 +78,8 @@ int bt_rank_run(char **argv, const bt_rank_options *options)
     if (options->bind != NULL &&
         bt_bind_apply(options->bind, rank != NULL ? (uint32_t)strtoul(rank, NULL, 10) : 0) != BT_OK)
         return EXIT_FAILURE;
-    if (options->shm != NULL && local != NULL && bt_leftovers_watch(options->shm, local) != BT_OK)
+    if (options->shm != NULL && local != NULL &&
+        bt_leftovers_watch(options->shm, local, options->tell) != BT_OK)
         return EXIT_FAILURE;
     pid = fork();
     if (pid == 0) exec_worker(argv, self, &old_mask);
@@ -95,5 +96,6 @@ int bt_rank_run(char **argv, const bt_rank_options *options)
     }
     status = report(pid, argv[0], status);
     bt_endings_note(status, options->tell);
+    bt_leftovers_told();
     return status;
 }

@@ -84,29 +84,33 @@ void bt_scratch_clear(const char *base)
 
 /* ---- the guard */
 
-void bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir)
+bool bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir, bool keep_out)
 {
-    int  null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    char byte;
+    int     null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    char    byte;
+    bool    told = false;
+    ssize_t got;
 
     setsid(); /* signals of a terminal, or of Open MPI, reach the parent's group, not us */
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_NAME, "baton-guard");
     dup2(alive_fd, STDIN_FILENO);
-    dup2(null, STDOUT_FILENO); /* whoever reads the parent's output must not wait for us */
+    if (!keep_out) dup2(null, STDOUT_FILENO); /* who reads the parent's must not wait for us */
     dup2(null, STDERR_FILENO);
     close_range(STDERR_FILENO + 1, ~0u, 0);
     bt_scratch_hold(dir);
     if (other_dir != NULL) bt_scratch_hold(other_dir);
-    while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
-        continue;
+    while ((got = read(STDIN_FILENO, &byte, 1)) > 0 || (got < 0 && errno == EINTR))
+        told = told || got > 0;
+    return told;
 }
 
 static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
 {
-    bt_scratch_outlive(alive_fd, scratch->shm, scratch->session);
+    bt_scratch_outlive(alive_fd, scratch->shm, scratch->session, false);
     remove_tree(scratch->shm);
     remove_tree(scratch->session);
     _exit(0);

@@ -303,6 +303,29 @@ static void launch_rank_whose_parent_is_killed_is_told(void)
     expect_nothing_left();
 }
 
+/* Over several hosts the rank's guard says it in its place; here the one host is this machine. */
+static void launch_rank_of_a_host_whose_parent_is_killed_is_told(void)
+{
+    char *argv[] = {(char *)g_launch,
+                    (char *)"--on-death=replace",
+                    (char *)"--host=localhost:2",
+                    (char *)"-n",
+                    (char *)"2",
+                    (char *)"--",
+                    (char *)"/bin/sh",
+                    (char *)"-c",
+                    (char *)SAY "[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $PPID; sleep 600",
+                    NULL};
+
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_wait_for(&g_command, "1 of 2 ranks have failed", START_S));
+    kill(g_command.pid, SIGTERM);
+    bt_command_finish(&g_command, END_S);
+    expect_removed("shm ", &g_command);
+    for (int i = 0; i < 2; i++)
+        EXPECT(bt_process_gone((pid_t)number_after(" pid ", i), END_S));
+}
+
 /* The same of a daemon on another host, whose ranks are zombies then. */
 static void launch_daemon_that_hangs_is_ended(void)
 {
@@ -576,6 +599,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),
     BT_TEST(launch_rank_whose_parent_is_killed_is_told),
+    BT_TEST(launch_rank_of_a_host_whose_parent_is_killed_is_told),
     BT_TEST(launch_daemon_that_hangs_is_ended),
     BT_TEST(launch_sigterm_after_a_death_ends_in_order),
     BT_TEST(launch_sigusr1_reaches_every_rank),

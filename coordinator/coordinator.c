@@ -264,8 +264,7 @@ static void serve(coordinator *c)
         await(c);
         if (c->pub != NULL) bt_public_poll(c->pub);
         bt_fleet_tick(c->fleet, bt_now_ns());
-        /* A rank that attaches again while it loads says hello when it next looks. */
-        bt_control_server_tick(c->control, bt_now_ns(), seconds_ns(c->opt->load_s));
+        bt_control_server_tick(c->control, bt_now_ns());
         bt_accept_again(bt_now_ns());
         if (c->phase == DRAINING) check_drained(c);
         check_signals(c);

@@ -10,6 +10,7 @@
 struct bt_control_attach {
     char               address[256];
     uint64_t           connect_ns, quiet_ns;
+    bt_up              hello; /* owned, until it is sent */
     pthread_t          thread;
     atomic_bool        over; /* client and why are the owner's then */
     bt_control_client *client;
@@ -20,14 +21,18 @@ static void *attach_main(void *arg)
 {
     bt_control_attach *a = arg;
 
-    if (bt_control_client_start(a->address, a->connect_ns, a->quiet_ns, &a->client) != BT_OK)
+    if (bt_control_client_start(a->address, a->connect_ns, a->quiet_ns, &a->client) == BT_OK) {
+        bt_control_client_send(a->client, &a->hello); /* a loss shows by itself */
+    } else {
         snprintf(a->why, sizeof(a->why), "%s", bt_error_text());
+        bt_up_free(&a->hello);
+    }
     atomic_store(&a->over, true);
     return NULL;
 }
 
 bt_status bt_control_attach_start(const char *address, uint64_t connect_ns, uint64_t quiet_ns,
-                                  bt_control_attach **attach_out)
+                                  bt_up *hello, bt_control_attach **attach_out)
 {
     bt_status          st = BT_OK;
     bt_control_attach *a  = bt_calloc(1, sizeof(*a));
@@ -38,6 +43,7 @@ bt_status bt_control_attach_start(const char *address, uint64_t connect_ns, uint
     snprintf(a->address, sizeof(a->address), "%s", address);
     a->connect_ns = connect_ns;
     a->quiet_ns   = quiet_ns;
+    a->hello      = *hello;
     sigfillset(&all); /* signals are for the process's main thread */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     rc = pthread_create(&a->thread, NULL, attach_main, a);
@@ -46,6 +52,7 @@ bt_status bt_control_attach_start(const char *address, uint64_t connect_ns, uint
     *attach_out = a;
     a           = NULL; /* handed over */
 out:
+    if (st != BT_OK) bt_up_free(hello);
     bt_free(a);
     return st;
 }

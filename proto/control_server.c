@@ -299,19 +299,20 @@ static void listen_for_peer(bt_control_server *s)
 }
 
 /* It may be a rank that is slow: it may try again. */
-static void cut_off(bt_control_peer *p, uint64_t hello_ns)
+static void cut_off(bt_control_peer *p)
 {
     char *who = grpc_call_get_peer(p->call);
 
-    BT_WARN("%s has opened a control stream and not said hello within %.0f s: it is cut off", who,
-            (double)hello_ns * 1e-9);
+    BT_WARN("%s has opened a control stream and not said hello within %d s: it is cut off", who,
+            BT_CONTROL_HELLO_S);
     gpr_free(who);
     end(p, GRPC_STATUS_UNAVAILABLE, "no hello has come", false);
 }
 
-void bt_control_server_tick(bt_control_server *server, uint64_t now_ns, uint64_t hello_ns)
+void bt_control_server_tick(bt_control_server *server, uint64_t now_ns)
 {
-    uint64_t gap_ns;
+    const uint64_t hello_ns = BT_CONTROL_HELLO_S * BT_NS_PER_S;
+    uint64_t       gap_ns;
 
     if (now_ns - server->looked_ns < LOOK_S * BT_NS_PER_S) return;
     gap_ns = bt_stood_still_ns(&server->looked_ns, now_ns, LOOK_S * BT_NS_PER_S + hello_ns / 2);
@@ -320,7 +321,7 @@ void bt_control_server_tick(bt_control_server *server, uint64_t now_ns, uint64_t
         if (gap_ns != 0)
             p->attached_ns = now_ns;
         else if (bt_since_ns(p->attached_ns, now_ns) >= hello_ns)
-            cut_off(p, hello_ns);
+            cut_off(p);
     }
 }
 

@@ -20,7 +20,7 @@ static char *arithmetic(const bt_rank *r)
     return bt_strdup(text);
 }
 
-bt_status bt_rank_say_hello(bt_rank *r)
+bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out)
 {
     bt_status       st = BT_OK;
     bt_up           m  = {.kind = BT_UP_HELLO};
@@ -74,8 +74,8 @@ bt_status bt_rank_say_hello(bt_rank *r)
                    h->default_sampling_json != NULL && h->eos_tokens != NULL,
                BT_ERR_NO_MEMORY, "hello");
     memcpy(h->eos_tokens, r->cfg.eos_tokens, r->cfg.n_eos * sizeof(*h->eos_tokens));
-    st     = bt_links_send(&r->links, &m);
-    m.kind = BT_UP_READY; /* it owns nothing any more */
+    *hello_out = m;
+    m.kind     = BT_UP_READY; /* it owns nothing any more */
 out:
     bt_up_free(&m);
     return st;

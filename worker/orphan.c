@@ -44,22 +44,25 @@ static bt_status begin_search(bt_rank *r)
 {
     bt_status st  = BT_OK;
     uint64_t  now = bt_now_ns(), end_ns = r->orphan_ns + r->opt.orphan_ns;
+    bt_up     hello;
 
     if (now < r->search_ns) return BT_OK;
     BT_REQUIRE(now < end_ns, BT_ERR_PEER,
                "no coordinator at %s has taken this rank within the %.0f s of --orphan-s: %s",
                r->opt.coordinator, (double)r->opt.orphan_ns * 1e-9, r->refusal);
-    BT_TRY(bt_control_attach_start(r->opt.coordinator, end_ns - now, r->opt.quiet_ns, &r->search));
+    BT_TRY(bt_rank_make_hello(r, &hello)); /* until it is welcomed nothing of that changes */
+    BT_TRY(bt_control_attach_start(r->opt.coordinator, end_ns - now, r->opt.quiet_ns, &hello,
+                                   &r->search));
 out:
     return st;
 }
 
+/* To whom the search has said hello. */
 static bt_status present_itself(bt_rank *r)
 {
     bt_status st = BT_OK;
 
     bt_links_set_client(&r->links, r->client);
-    BT_TRY(bt_rank_say_hello(r));
     if (r->worker != NULL) BT_TRY(bt_rank_say_ready(r));
     BT_INFO("attached to the coordinator at %s, %.2f s after the loss of the last one",
             r->opt.coordinator, (double)(bt_now_ns() - r->orphan_ns) * 1e-9);

@@ -78,8 +78,8 @@ bt_status bt_rank_open_transport(bt_rank *r);
 bt_status bt_rank_form_all(bt_rank *r, bt_group **group_out);
 /* How ranks wait for each other that have just started. */
 bt_wait bt_rank_wait_at_start(const bt_rank *r, const char *what);
-/* hello.c.  What this rank is, to a coordinator that it has just attached to. */
-bt_status bt_rank_say_hello(bt_rank *r);
+/* hello.c.  What this rank is, for a coordinator; freed with bt_up_free(). */
+bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out);
 bt_status bt_rank_say_ready(bt_rank *r);
 
 /* orphan.c.  While a coordinator drives this rank: nothing.  When it is lost: drops what it has

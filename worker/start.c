@@ -399,6 +399,7 @@ out:
 bt_status bt_rank_start(bt_rank *r)
 {
     bt_status st = BT_OK;
+    bt_up     hello;
 
     BT_TRY(bt_worker_options_check_ranks(&r->opt, bt_world_size(r->world)));
     BT_TRY(bt_rank_find_place(r));
@@ -412,7 +413,8 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(bt_control_client_start(r->opt.coordinator, CONNECT_NS, r->opt.quiet_ns, &r->client));
     bt_links_set_client(&r->links, r->client);
     *r->tell = 1;
-    BT_TRY(bt_rank_say_hello(r));
+    BT_TRY(bt_rank_make_hello(r, &hello));
+    BT_TRY(bt_links_send(&r->links, &hello));
     BT_TRY(load(r));
     BT_TRY(create_worker(r));
     BT_TRY(print_headroom(r));

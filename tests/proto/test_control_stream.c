@@ -13,7 +13,7 @@
 #include "tests/proto/control_samples.h"
 #include "tests/support/test.h"
 
-enum { WAIT_S = 60, HELLO_S = 30 };
+enum { WAIT_S = 60 };
 
 typedef struct {
     bt_rpc_loop       *loop;
@@ -254,24 +254,24 @@ static void attach_finds_the_next_host_at_the_address(void)
     bt_control_attach *search = NULL;
     bt_control_client *client = NULL;
     char               address[64], why[512];
-    bool               over = false;
-    long               live = bt_alloc_live();
+    bool               over  = false;
+    long               live  = bt_alloc_live();
+    bt_up              hello = sample_hello(1, 4);
     uint64_t           end;
 
     host_start(&h);
     memcpy(address, h.address, sizeof(address));
     host_stop(&h);
-    EXPECT_EQ(bt_control_attach_start(address, WAIT_S * BT_NS_PER_S, 0, &search), BT_OK);
+    EXPECT_EQ(bt_control_attach_start(address, WAIT_S * BT_NS_PER_S, 0, &hello, &search), BT_OK);
     bt_sleep_ns(300 * BT_NS_PER_MS);
     EXPECT(!bt_control_attach_poll(search, &client, why, sizeof(why)));
     host_start_at(&h, address);
+    UNTIL(&h, h.n_hello == 1); /* also while nobody polls */
     for (end = bt_now_ns() + WAIT_S * BT_NS_PER_S; !over && bt_now_ns() < end;) {
         bt_rpc_loop_run_once(h.loop, bt_now_ns() + BT_NS_PER_MS);
         over = bt_control_attach_poll(search, &client, why, sizeof(why));
     }
     EXPECT(over && client != NULL);
-    say_hello(client);
-    UNTIL(&h, h.n_hello == 1);
     EXPECT(bt_control_client_orphaned(client) == false);
     host_stop(&h);
     end = bt_now_ns() + WAIT_S * BT_NS_PER_S;
@@ -280,7 +280,8 @@ static void attach_finds_the_next_host_at_the_address(void)
     EXPECT(bt_control_client_lost(client));
     bt_control_client_stop(client, 0);
 
-    EXPECT_EQ(bt_control_attach_start(address, 100 * BT_NS_PER_MS, 0, &search), BT_OK);
+    hello = sample_hello(1, 4);
+    EXPECT_EQ(bt_control_attach_start(address, 100 * BT_NS_PER_MS, 0, &hello, &search), BT_OK);
     for (over = false, end = bt_now_ns() + WAIT_S * BT_NS_PER_S; !over && bt_now_ns() < end;)
         over = bt_control_attach_poll(search, &client, why, sizeof(why));
     EXPECT(over && client == NULL);
@@ -319,11 +320,11 @@ static void stream_without_a_hello_ends_at_its_deadline(void)
     EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &early), BT_OK);
     EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &late), BT_OK);
     now_ns = bt_now_ns();
-    for (int s = 0; s < HELLO_S; s += HELLO_S / 3)
-        bt_control_server_tick(h.server, now_ns + (uint64_t)s * BT_NS_PER_S, HELLO_S * BT_NS_PER_S);
+    for (int s = 0; s < BT_CONTROL_HELLO_S; s += BT_CONTROL_HELLO_S / 3)
+        bt_control_server_tick(h.server, now_ns + (uint64_t)s * BT_NS_PER_S);
     say_hello(early); /* just in time */
     UNTIL(&h, h.n_hello == 1);
-    bt_control_server_tick(h.server, now_ns + HELLO_S * BT_NS_PER_S, HELLO_S * BT_NS_PER_S);
+    bt_control_server_tick(h.server, now_ns + BT_CONTROL_HELLO_S * BT_NS_PER_S);
     EXPECT(!take(&h, late, &down));
     bt_control_client_loss(late, why, sizeof(why));
     EXPECT_HAS(why, "no hello has come");
@@ -342,8 +343,8 @@ static void stream_without_a_hello_is_not_late_while_the_host_stands_still(void)
 
     host_start(&h);
     EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
-    bt_control_server_tick(h.server, bt_now_ns(), HELLO_S * BT_NS_PER_S);
-    bt_control_server_tick(h.server, bt_now_ns() + HELLO_S * BT_NS_PER_S, HELLO_S * BT_NS_PER_S);
+    bt_control_server_tick(h.server, bt_now_ns());
+    bt_control_server_tick(h.server, bt_now_ns() + BT_CONTROL_HELLO_S * BT_NS_PER_S);
     say_hello(client);
     UNTIL(&h, h.n_hello == 1);
     bt_control_client_stop(client, 0);

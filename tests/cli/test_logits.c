@@ -72,11 +72,10 @@ static void write_input(void)
     unlink(g_out);
 }
 
-static int logits(const char *fake, char *const *more)
+static int logits(const char *fake, const char *const *more)
 {
     char              program[256], model[256], setting[64];
-    char             *argv[32] = {program, (char *)"--model", model, (char *)"--ids",
-                                  g_in,    (char *)"--out",   g_out};
+    const char       *argv[32] = {program, "--model", model, "--ids", g_in, "--out", g_out};
     const char *const env[]    = {setting, NULL};
 
     snprintf(program, sizeof(program), "%s/baton-logits", g_bin);
@@ -138,11 +137,11 @@ static void expect_rows(const bt_safetensors *st, int i, int n, bool forced)
 
 static void logits_rows_of_every_case_come_back(void)
 {
-    char *const routes[][6] = {
-        {(char *)"--prefill",   (char *)"1", (char *)"--decode", (char *)"1", NULL},
-        {(char *)"--prefill",   (char *)"2", (char *)"--decode", (char *)"3", NULL},
-        {(char *)"--both",      (char *)"2", NULL              },
-        {(char *)"--both", (char *)"1", (char *)"--parallel",               (char *)"1",            NULL},
+    const char *const routes[][6] = {
+        {"--prefill",   "1", "--decode", "1", NULL},
+        {"--prefill",   "2", "--decode", "3", NULL},
+        {"--both",      "2", NULL      },
+        {"--both", "1", "--parallel",       "1",    NULL},
     };
     bt_safetensors *st = NULL;
 
@@ -170,7 +169,7 @@ static void logits_rows_of_every_case_come_back(void)
 
 static void logits_refused_ticket_is_asked_again(void)
 {
-    char *const one[] = {(char *)"--parallel", (char *)"2", NULL};
+    const char *const one[] = {"--parallel", "2", NULL};
 
     g_input.n = 0;
     add_case(0, 40, 12);
@@ -198,7 +197,7 @@ static void logits_failures_of_ranks_are_named(void)
         {"short_rows:0",     "bytes of logits",            "case0"                  },
         {"silent:0",         "no progress for 20 s",       "28 of 40"               },
     };
-    char *const stall[] = {(char *)"--stall-s", (char *)"4", NULL};
+    const char *const stall[] = {"--stall-s", "4", NULL};
 
     g_input.n = 0;
     add_case(0, 40, 12);
@@ -244,10 +243,10 @@ static void logits_bad_inputs_are_refused(void)
 
 static void logits_bad_command_lines_are_refused(void)
 {
-    char *const form[]  = {(char *)"--form", (char *)"sideways", NULL};
-    char *const both[]  = {(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL};
-    char *const chunk[] = {(char *)"--chunk", (char *)"0", NULL};
-    char *const bytes[] = {(char *)"--kv-bytes", (char *)"2X", NULL};
+    const char *const form[]  = {"--form", "sideways", NULL};
+    const char *const both[]  = {"--both", "1", "--decode", "1", NULL};
+    const char *const chunk[] = {"--chunk", "0", NULL};
+    const char *const bytes[] = {"--kv-bytes", "2X", NULL};
 
     EXPECT_EQ(logits("", form), 64);
     EXPECT_HAS(g_command.output, "sideways");
@@ -262,8 +261,8 @@ static void logits_bad_command_lines_are_refused(void)
 /* At once: a rank that was started would hang. */
 static void logits_out_that_cannot_be_is_refused_at_once(void)
 {
-    char *const nowhere[]   = {(char *)"--out", (char *)"/nowhere/at/all/out", NULL};
-    char *const directory[] = {(char *)"--out", g_dir, NULL};
+    const char *const nowhere[]   = {"--out", "/nowhere/at/all/out", NULL};
+    const char *const directory[] = {"--out", g_dir, NULL};
 
     g_input.n = 0;
     add_case(0, 40, 12);
@@ -276,8 +275,8 @@ static void logits_out_that_cannot_be_is_refused_at_once(void)
 
 static void logits_config_that_is_a_pipe_is_refused(void)
 {
-    char        model[64], path[80];
-    char *const args[] = {(char *)"--model", model, NULL};
+    char              model[64], path[80];
+    const char *const args[] = {"--model", model, NULL};
 
     snprintf(model, sizeof(model), "%s/model", g_dir);
     snprintf(path, sizeof(path), "%s/config.json", model);
@@ -291,8 +290,7 @@ static void logits_config_that_is_a_pipe_is_refused(void)
 static void logits_sigterm_ends_it(void)
 {
     char              program[256], model[256];
-    char             *argv[] = {program, (char *)"--model", model, (char *)"--ids",
-                                g_in,    (char *)"--out",   g_out, NULL};
+    const char       *argv[] = {program, "--model", model, "--ids", g_in, "--out", g_out, NULL};
     const char *const env[]  = {"FAKE=never_ready:0", NULL};
 
     g_input.n = 0;

@@ -14,8 +14,8 @@ static bt_command  g_run, g_client;
 static char        g_address[64];
 
 /* NAME ARGS... from the test's directory of programs. */
-static void build_argv(char *program, size_t capacity, const char *name, char *const *args,
-                       char **argv)
+static void build_argv(char *program, size_t capacity, const char *name, const char *const *args,
+                       const char **argv)
 {
     int n = 0;
 
@@ -26,11 +26,11 @@ static void build_argv(char *program, size_t capacity, const char *name, char *c
     argv[n] = NULL;
 }
 
-static void start_run(const char *fake, char *const *more)
+static void start_run(const char *fake, const char *const *more)
 {
     char              program[256], setting[64];
-    char             *args[24] = {(char *)"--model", g_model, (char *)"--port", (char *)"0"};
-    char             *argv[32];
+    const char       *args[24] = {"--model", g_model, "--port", "0"};
+    const char       *argv[32];
     const char *const env[] = {setting, NULL};
 
     for (int i = 0; more[i] != NULL; i++)
@@ -57,11 +57,11 @@ static bool serving(void)
     return true;
 }
 
-static int client(const char *name, char *const *more)
+static int client(const char *name, const char *const *more)
 {
-    char  program[256];
-    char *args[24] = {(char *)"--address", g_address, (char *)"--model", g_model};
-    char *argv[32];
+    char        program[256];
+    const char *args[24] = {"--address", g_address, "--model", g_model};
+    const char *argv[32];
 
     for (int i = 0; more[i] != NULL; i++)
         args[4 + i] = more[i];
@@ -69,9 +69,9 @@ static int client(const char *name, char *const *more)
     return bt_command_run(&g_client, argv, NULL, END_S);
 }
 
-#define ARGS(...) ((char *const[]){__VA_ARGS__, NULL})
-#define BOTH_1    ARGS((char *)"--both", (char *)"1")
-#define TWO_RANKS ARGS((char *)"--prefill", (char *)"1", (char *)"--decode", (char *)"1")
+#define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define BOTH_1    ARGS("--both", "1")
+#define TWO_RANKS ARGS("--prefill", "1", "--decode", "1")
 
 static void stop(int sig)
 {
@@ -96,31 +96,27 @@ static void run_generates_for_a_client(void)
     const char *handed_on;
 
     setenv("BATON_PREFILL", "3", 1);
-    start_run("", ARGS((char *)"--both", (char *)"1", (char *)"--busy-poll", (char *)"--unread-s",
-                       (char *)"5"));
+    start_run("", ARGS("--both", "1", "--busy-poll", "--unread-s", "5"));
     unsetenv("BATON_PREFILL");
     if (!serving()) return;
     EXPECT_HAS(g_run.output, "prefill=3 (environment, gives way)");
     handed_on = strstr(g_run.output, "coordinator - ");
     EXPECT_HAS(handed_on, "busy-poll=true (flag)");
     EXPECT_HAS(handed_on, "unread-s=5 (flag)");
-    EXPECT_EQ(
-        client("baton-generate", ARGS((char *)"--prompt", (char *)"To be", (char *)"--max-tokens",
-                                      (char *)"5", (char *)"--json", (char *)"--logprobs")),
-        0);
+    EXPECT_EQ(client("baton-generate",
+                     ARGS("--prompt", "To be", "--max-tokens", "5", "--json", "--logprobs")),
+              0);
     EXPECT_HAS(g_client.output, "\"ids\":[300,301,302,303,304]");
     EXPECT_HAS(g_client.output, "\"finish_reason\":\"length\"");
     EXPECT_HAS(g_client.output, "\"logprobs\":[-0.5,-0.5,-0.5,-0.5,-0.5]");
     EXPECT_HAS(g_client.output, "\"completion_tokens\":5");
     EXPECT_HAS(g_client.output, "5 generated (length)");
-    EXPECT_EQ(
-        client("baton-generate", ARGS((char *)"--prompt", (char *)"To be", (char *)"--no-stream",
-                                      (char *)"--max-tokens", (char *)"3", (char *)"--logprobs")),
-        0);
-    EXPECT_HAS(g_client.output, " -0.500000     302");
-    EXPECT_EQ(client("baton-chat", ARGS((char *)"--message", (char *)"Good morrow.",
-                                        (char *)"--quiet", (char *)"--max-tokens", (char *)"3")),
+    EXPECT_EQ(client("baton-generate",
+                     ARGS("--prompt", "To be", "--no-stream", "--max-tokens", "3", "--logprobs")),
               0);
+    EXPECT_HAS(g_client.output, " -0.500000     302");
+    EXPECT_EQ(
+        client("baton-chat", ARGS("--message", "Good morrow.", "--quiet", "--max-tokens", "3")), 0);
     EXPECT(g_client.n > 1);
     stop(SIGTERM);
 }
@@ -129,29 +125,25 @@ static void generate_refusals_are_told(void)
 {
     start_run("", BOTH_1);
     if (!serving()) return;
-    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"x", (char *)"--max-tokens",
-                                            (char *)"100000")),
-              1);
+    EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x", "--max-tokens", "100000")), 1);
     EXPECT_HAS(g_client.output, "INVALID_ARGUMENT");
-    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"", (char *)"--no-bos")),
-              1);
+    EXPECT_EQ(client("baton-generate", ARGS("--prompt", "", "--no-bos")), 1);
     EXPECT_HAS(g_client.output, "the prompt is empty");
-    EXPECT_EQ(client("baton-chat", ARGS((char *)"--message", (char *)"")), 1);
+    EXPECT_EQ(client("baton-chat", ARGS("--message", "")), 1);
     EXPECT_HAS(g_client.output, "the message is empty: expected text after --message");
-    EXPECT_EQ(client("baton-generate", ARGS((char *)"--temperature", (char *)"-1")), 64);
+    EXPECT_EQ(client("baton-generate", ARGS("--temperature", "-1")), 64);
     EXPECT_HAS(g_client.output, "--temperature");
     stop(SIGTERM);
-    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"x")), 1);
+    EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x")), 1);
     EXPECT_HAS(g_client.output, "UNAVAILABLE"); /* nobody listens any more */
 }
 
 /* SCRIPT with $0: a client and $1.. its arguments, as a shell runs it. */
-static void shell_client(const char *name, const char *script, char *const *more)
+static void shell_client(const char *name, const char *script, const char *const *more)
 {
-    char  program[256];
-    char *argv[32] = {(char *)"/bin/sh",      (char *)"-c", (char *)script,    program,
-                      (char *)"--address",    g_address,    (char *)"--model", g_model,
-                      (char *)"--max-tokens", (char *)"5"};
+    char        program[256];
+    const char *argv[32] = {"/bin/sh", "-c",      script,  program,        "--address",
+                            g_address, "--model", g_model, "--max-tokens", "5"};
 
     snprintf(program, sizeof(program), "%s/%s", g_bin, name);
     for (int i = 0; more[i] != NULL; i++)
@@ -170,14 +162,13 @@ static void clients_tell_lost_streams(void)
     start_run("", BOTH_1);
     if (!serving()) return;
     for (size_t i = 0; i < 2; i++) {
-        shell_client("baton-generate", SCRIPTS[i], ARGS((char *)"--prompt", (char *)"To be"));
+        shell_client("baton-generate", SCRIPTS[i], ARGS("--prompt", "To be"));
         EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
         EXPECT_HAS(g_client.output, "code 1\n");
-        shell_client("baton-generate", SCRIPTS[i],
-                     ARGS((char *)"--prompt", (char *)"x", (char *)"--json"));
+        shell_client("baton-generate", SCRIPTS[i], ARGS("--prompt", "x", "--json"));
         EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
         EXPECT_HAS(g_client.output, "code 1\n");
-        shell_client("baton-chat", SCRIPTS[i], ARGS((char *)"--message", (char *)"To be"));
+        shell_client("baton-chat", SCRIPTS[i], ARGS("--message", "To be"));
         EXPECT_HAS(g_client.output, "cannot write the answer to stdout");
         EXPECT_HAS(g_client.output, "code 1\n");
     }
@@ -189,8 +180,7 @@ static void clients_tell_lost_streams(void)
 
 static void run_chat_answers_and_ends(void)
 {
-    start_run("", ARGS((char *)"--both", (char *)"2", (char *)"--chat", (char *)"Good morrow.",
-                       (char *)"--max-tokens", (char *)"4"));
+    start_run("", ARGS("--both", "2", "--chat", "Good morrow.", "--max-tokens", "4"));
     EXPECT_EQ(bt_command_finish(&g_run, START_S + END_S), 0);
     EXPECT_HAS(g_run.output, "> Good morrow.");
     EXPECT_HAS(g_run.output, "4 generated (length)");
@@ -201,7 +191,7 @@ static void run_chat_without_a_template_is_said(void)
 {
     static const char *const FILES[] = {"config.json", "model.safetensors", "tokenizer.json"};
     char                     dir[]   = "/tmp/baton-run-XXXXXX", from[300], to[64], program[256];
-    char                    *argv[16];
+    const char              *argv[16];
 
     EXPECT(mkdtemp(dir) != NULL);
     for (size_t i = 0; i < 3; i++) {
@@ -210,7 +200,7 @@ static void run_chat_without_a_template_is_said(void)
         EXPECT_EQ(symlink(from, to), 0);
     }
     build_argv(program, sizeof(program), "baton-run",
-               ARGS((char *)"--model", dir, (char *)"--chat", (char *)"Good morrow."), argv);
+               ARGS("--model", dir, "--chat", "Good morrow."), argv);
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 1);
     EXPECT_HAS(g_run.output, "expected a chat_template in tokenizer_config.json");
     EXPECT_HAS(g_run.output, "leave it out to serve without");
@@ -238,8 +228,8 @@ static void run_death_of_a_rank_is_named(void)
         bool stalls = strncmp(CASES[i].says, "no sign of life", 15) == 0;
         int  before = g_failures;
 
-        start_run(CASES[i].fake, ARGS((char *)"--prefill", (char *)"1", (char *)"--decode",
-                                      (char *)"1", (char *)"--stall-s", stalls ? "6" : "300"));
+        start_run(CASES[i].fake,
+                  ARGS("--prefill", "1", "--decode", "1", "--stall-s", stalls ? "6" : "300"));
         expect_over();
         EXPECT_HAS(g_run.output, CASES[i].says);
         EXPECT_HAS(g_run.output, CASES[i].also);
@@ -254,7 +244,7 @@ static void run_death_while_serving_ends_requests(void)
 {
     start_run("die_in_prefill:0", BOTH_1);
     if (!serving()) return;
-    EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"To be")), 1);
+    EXPECT_EQ(client("baton-generate", ARGS("--prompt", "To be")), 1);
     EXPECT_HAS(g_client.output, "UNAVAILABLE");
     expect_over();
     EXPECT_HAS(g_run.output, "rank 0");
@@ -275,14 +265,11 @@ static void run_goes_on_when_nobody_reads_its_lines(void)
     double end;
     int    status = 0;
 
-    start_run("", ARGS((char *)"--prefill", (char *)"1", (char *)"--decode", (char *)"1",
-                       (char *)"--log", (char *)"debug"));
+    start_run("", ARGS("--prefill", "1", "--decode", "1", "--log", "debug"));
     fcntl(g_run.fd, F_SETPIPE_SZ, 4096);
     if (!serving()) return;
     for (int i = 0; i < 8; i++)
-        EXPECT_EQ(client("baton-generate", ARGS((char *)"--prompt", (char *)"x",
-                                                (char *)"--max-tokens", (char *)"2")),
-                  0);
+        EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x", "--max-tokens", "2")), 0);
     kill(g_run.pid, SIGTERM);
     end = bt_command_now() + END_S;
     while (waitpid(g_run.pid, &status, WNOHANG | WNOWAIT) == 0 && bt_command_now() < end)
@@ -301,20 +288,13 @@ static void programs_name_the_limit_that_is_too_low(void)
     static const char *const PROGRAMS[] = {"baton-run", "baton-generate", "baton-coordinator"};
 
     for (size_t i = 0; i < 2 * sizeof(PROGRAMS) / sizeof(PROGRAMS[0]); i++) {
-        char  program[256];
-        char *argv[] = {(char *)"/bin/sh",
-                        (char *)"-c",
-                        (char *)LIMITS[i % 2][0],
-                        program,
-                        (char *)"--model",
-                        g_model,
-                        NULL,
-                        NULL,
-                        NULL};
+        char        program[256];
+        const char *argv[] = {"/bin/sh", "-c", LIMITS[i % 2][0], program, "--model", g_model, NULL,
+                              NULL,      NULL};
 
         snprintf(program, sizeof(program), "%s/%s", g_bin, PROGRAMS[i / 2]);
-        argv[6] = (char *)(i / 2 == 0 ? "--both" : i / 2 == 1 ? "--address" : "--port");
-        argv[7] = (char *)(i / 2 == 0 ? "1" : i / 2 == 1 ? "127.0.0.1:9" : "0");
+        argv[6] = (i / 2 == 0 ? "--both" : i / 2 == 1 ? "--address" : "--port");
+        argv[7] = (i / 2 == 0 ? "1" : i / 2 == 1 ? "127.0.0.1:9" : "0");
         EXPECT_EQ(bt_command_run(&g_client, argv, NULL, END_S), 1);
         EXPECT_HAS(g_client.output, LIMITS[i % 2][1]);
     }
@@ -344,9 +324,7 @@ static void run_with_ignored_signals_ends_when_asked(void)
     signal(SIGHUP, hangup);
     if (!serving()) return;
     kill(g_run.pid, SIGHUP);
-    EXPECT_EQ(client("baton-generate",
-                     ARGS((char *)"--prompt", (char *)"x", (char *)"--max-tokens", (char *)"2")),
-              0);
+    EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x", "--max-tokens", "2")), 0);
     stop(SIGTERM);
 }
 
@@ -372,9 +350,7 @@ static void run_rank_that_leaves_late_is_no_failure(void)
 {
     start_run("leave_late:1", TWO_RANKS);
     if (!serving()) return;
-    EXPECT_EQ(client("baton-generate",
-                     ARGS((char *)"--prompt", (char *)"x", (char *)"--max-tokens", (char *)"2")),
-              0);
+    EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x", "--max-tokens", "2")), 0);
     stop(SIGTERM);
     EXPECT_HAS(g_run.output, "the ranks had not left in time, and were told by a signal");
 }
@@ -390,7 +366,7 @@ static void run_port_in_use_is_named(void)
     EXPECT(bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0 && listen(fd, 1) == 0 &&
            getsockname(fd, (struct sockaddr *)&a, &n) == 0);
     snprintf(port, sizeof(port), "%d", ntohs(a.sin_port));
-    start_run("", ARGS((char *)"--both", (char *)"1", (char *)"--port", port));
+    start_run("", ARGS("--both", "1", "--port", port));
     expect_over();
     EXPECT_HAS(g_run.output, port);
     EXPECT_HAS(g_run.output, "in use");
@@ -400,68 +376,62 @@ static void run_port_in_use_is_named(void)
 static void run_bad_command_lines_are_refused(void)
 {
     static const struct {
-        char       *args[6];
+        const char *args[6];
         const char *says;
         int         code;
     } CASES[] = {
-        {{(char *)"--model", (char *)"/nowhere", NULL},                                      "/nowhere/config.json",                  1 },
-        {{(char *)"--both", (char *)"1", NULL},                                              "--model",                               64},
-        {{(char *)"--port", (char *)"70000", NULL},                                          "70000",                                 64},
-        {{(char *)"--prefill", (char *)"0", NULL},                                           "--prefill",                             64},
-        {{(char *)"--both", (char *)"4097", NULL},                                           "from 1 to 4096, not \"4097\"",          64},
-        {{(char *)"--threads", (char *)"1025", NULL},                                        "from 0 to 1024, not \"1025\"",          64},
-        {{(char *)"--timeout-s", (char *)"3601", NULL},                                      "from 1 to 3600, not \"3601\"",          64},
-        {{(char *)"--on-death", (char *)"dance", NULL},                                      "dance",                                 64},
-        {{(char *)"--log", (char *)"loud", NULL},                                            "loud",                                  64},
-        {{(char *)"--both", (char *)"1", (char *)"--decode", (char *)"1", NULL},             "--both",                                64},
-        {{(char *)"--model", (char *)"", NULL},                                              "--model is \"\", expected a directory", 64},
-        {{(char *)"--host", (char *)"", NULL},                                               "--host is \"\", expected an address",   64},
-        {{(char *)"--chat", (char *)"", NULL},                                               "--chat is empty",                       64},
-        {{(char *)"--served-model-name", (char *)"", NULL},
-         "--served-model-name is \"\", expected a name",                                                                              64},
-        {{(char *)"--control", (char *)"127.0.0.1:99999", NULL},                             "expected HOST:PORT",                    64},
-        {{(char *)"extra", NULL},                                                            "extra",                                 64},
-        {{(char *)"--device", (char *)"WRONG", NULL},
-         "--device must be auto, cpu, cuda or cuda:N, not \"WRONG\"",                                                                 64},
-        {{(char *)"--device", (char *)"cuda:64", NULL},
-         "--device cuda:N must be a whole number from 0 to 63, not \"64\"",                                                           64},
-        {{(char *)"--transport", (char *)"WRONG", NULL},
-         "--transport must be auto, mpi or nccl, not \"WRONG\"",                                                                      64},
-        {{(char *)"--kernels", (char *)"WRONG", NULL},
-         "--kernels must be auto, amx, avx512bf16, avx512, avx2 or scalar, not \"WRONG\"",                                            64},
-        {{(char *)"--weights-cache", (char *)"--both", NULL},
-         "--weights-cache is \"--both\", expected a directory",                                                                       64},
-        {{(char *)"--chunk", (char *)"9", (char *)"--max-rows", (char *)"8", NULL},
-         "--chunk 9 does not fit",                                                                                                    64},
-        {{(char *)"--hosts", (char *)"n1,", NULL},                                           "--hosts is \"n1,\", expected names",    64},
-        {{(char *)"--hosts", (char *)"-oProxyCommand=x", NULL},
-         "expected names like node1:8,node2:8",                                                                                       64},
-        {{(char *)"--hosts", (char *)"n1:x", NULL},                                          "slots from 1 to 65536",                 64},
-        {{(char *)"--hostfile", (char *)"/nowhere", NULL},                                   "--hostfile /nowhere: No such file",     64},
-        {{(char *)"--hosts", (char *)"n1", (char *)"--hostfile", (char *)"/dev/null", NULL},
-         "regular file",                                                                                                              64},
-        {{(char *)"--hosts", (char *)"n1", (char *)"--slurm", NULL},
-         "--hosts, --hostfile and --slurm exclude each other",                                                                        64},
-        {{(char *)"--rank-map", (char *)"m", (char *)"--spares", (char *)"1", NULL},
-         "--rank-map says how many ranks there are and where: it goes without",                                                       64},
-        {{(char *)"--chat=one", (char *)"--chat=two",
-          (char *)"--model=" BT_SOURCE_DIR "/tests/models/v2", NULL},
-         "--chat needs the model's tokenizer and",                                                                                    1 },
-        {{(char *)"--chat-tls-ca=a", (char *)"--chat-tls-ca=b",
-          (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
-         "--chat-tls-ca goes with --chat",                                                                                            64},
-        {{(char *)"--coordinator=127.0.0.1:9", (char *)"--cell=a", (char *)"--port=1",
-          (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
-         "--port has no effect with --coordinator: leave it out, or give it to",                                                      64},
-        {{(char *)"--max-tokens=5", (char *)"--model=" BT_SOURCE_DIR "/models/demo", NULL},
-         "--max-tokens has no effect without --chat: leave it out, since clients say",                                                64},
-        {{(char *)"--slurm", NULL},                                                          "SLURM_JOB_ID is not set",               64},
-        {{(char *)"--cell", (char *)"", NULL},                                               "--cell is \"\", expected a name",       64},
+        {{"--model", "/nowhere", NULL},                                                         "/nowhere/config.json",                         1 },
+        {{"--both", "1", NULL},                                                                 "--model",                                      64},
+        {{"--port", "70000", NULL},                                                             "70000",                                        64},
+        {{"--prefill", "0", NULL},                                                              "--prefill",                                    64},
+        {{"--both", "4097", NULL},                                                              "from 1 to 4096, not \"4097\"",                 64},
+        {{"--threads", "1025", NULL},                                                           "from 0 to 1024, not \"1025\"",                 64},
+        {{"--timeout-s", "3601", NULL},                                                         "from 1 to 3600, not \"3601\"",                 64},
+        {{"--on-death", "dance", NULL},                                                         "dance",                                        64},
+        {{"--log", "loud", NULL},                                                               "loud",                                         64},
+        {{"--both", "1", "--decode", "1", NULL},                                                "--both",                                       64},
+        {{"--model", "", NULL},                                                                 "--model is \"\", expected a directory",        64},
+        {{"--host", "", NULL},                                                                  "--host is \"\", expected an address",          64},
+        {{"--chat", "", NULL},                                                                  "--chat is empty",                              64},
+        {{"--served-model-name", "", NULL},                                                     "--served-model-name is \"\", expected a name", 64},
+        {{"--control", "127.0.0.1:99999", NULL},                                                "expected HOST:PORT",                           64},
+        {{"extra", NULL},                                                                       "extra",                                        64},
+        {{"--device", "WRONG", NULL},
+         "--device must be auto, cpu, cuda or cuda:N, not \"WRONG\"",                                                                           64},
+        {{"--device", "cuda:64", NULL},
+         "--device cuda:N must be a whole number from 0 to 63, not \"64\"",                                                                     64},
+        {{"--transport", "WRONG", NULL},
+         "--transport must be auto, mpi or nccl, not \"WRONG\"",                                                                                64},
+        {{"--kernels", "WRONG", NULL},
+         "--kernels must be auto, amx, avx512bf16, avx512, avx2 or scalar, not \"WRONG\"",                                                      64},
+        {{"--weights-cache", "--both", NULL},
+         "--weights-cache is \"--both\", expected a directory",                                                                                 64},
+        {{"--chunk", "9", "--max-rows", "8", NULL},                                             "--chunk 9 does not fit",                       64},
+        {{"--hosts", "n1,", NULL},                                                              "--hosts is \"n1,\", expected names",           64},
+        {{"--hosts", "-oProxyCommand=x", NULL},                                                 "expected names like node1:8,node2:8",          64},
+        {{"--hosts", "n1:x", NULL},                                                             "slots from 1 to 65536",                        64},
+        {{"--hostfile", "/nowhere", NULL},                                                      "--hostfile /nowhere: No such file",            64},
+        {{"--hosts", "n1", "--hostfile", "/dev/null", NULL},                                    "regular file",                                 64},
+        {{"--hosts", "n1", "--slurm", NULL},
+         "--hosts, --hostfile and --slurm exclude each other",                                                                                  64},
+        {{"--rank-map", "m", "--spares", "1", NULL},
+         "--rank-map says how many ranks there are and where: it goes without",                                                                 64},
+        {{"--chat=one", "--chat=two", "--model=" BT_SOURCE_DIR "/tests/models/v2", NULL},
+         "--chat needs the model's tokenizer and",                                                                                              1 },
+        {{"--chat-tls-ca=a", "--chat-tls-ca=b", "--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--chat-tls-ca goes with --chat",                                                                                                      64},
+        {{"--coordinator=127.0.0.1:9", "--cell=a", "--port=1",
+          "--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--port has no effect with --coordinator: leave it out, or give it to",                                                                64},
+        {{"--max-tokens=5", "--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--max-tokens has no effect without --chat: leave it out, since clients say",                                                          64},
+        {{"--slurm", NULL},                                                                     "SLURM_JOB_ID is not set",                      64},
+        {{"--cell", "", NULL},                                                                  "--cell is \"\", expected a name",              64},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        char  program[256];
-        char *argv[16];
+        char        program[256];
+        const char *argv[16];
 
         build_argv(program, sizeof(program), "baton-run", CASES[i].args, argv);
         EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), CASES[i].code);
@@ -474,10 +444,9 @@ static void run_flag_wins_over_what_it_excludes(void)
 {
     static const char *const EXCLUDED[] = {"BATON_BOTH", "BATON_PREFILL", "BATON_DECODE"};
     char                     program[256];
-    char                    *argv[16];
+    const char              *argv[16];
 
-    build_argv(program, sizeof(program), "baton-run", ARGS((char *)"--rank-map=/nowhere.map"),
-               argv);
+    build_argv(program, sizeof(program), "baton-run", ARGS("--rank-map=/nowhere.map"), argv);
     for (size_t i = 0; i < sizeof(EXCLUDED) / sizeof(EXCLUDED[0]); i++) {
         setenv(EXCLUDED[i], "2", 1);
         EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 64);
@@ -488,20 +457,20 @@ static void run_flag_wins_over_what_it_excludes(void)
 
 static void baton_verbs_are_found_and_listed(void)
 {
-    char  program[256];
-    char *argv[16];
+    char        program[256];
+    const char *argv[16];
 
-    build_argv(program, sizeof(program), "baton", ARGS((char *)"--help"), argv);
+    build_argv(program, sizeof(program), "baton", ARGS("--help"), argv);
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 0);
     EXPECT_HAS(g_run.output, "generate");
-    build_argv(program, sizeof(program), "baton", ARGS((char *)"help", (char *)"run"), argv);
+    build_argv(program, sizeof(program), "baton", ARGS("help", "run"), argv);
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 0);
     EXPECT_HAS(g_run.output, "--prefill");
     EXPECT_HAS(g_run.output, "Usage: baton run [OPTION...]");
-    build_argv(program, sizeof(program), "baton", ARGS((char *)"juggle"), argv);
+    build_argv(program, sizeof(program), "baton", ARGS("juggle"), argv);
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 64);
     EXPECT_HAS(g_run.output, "no verb \"juggle\"");
-    build_argv(program, sizeof(program), "baton", ARGS((char *)"../bin/baton-run"), argv);
+    build_argv(program, sizeof(program), "baton", ARGS("../bin/baton-run"), argv);
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 64);
 }
 

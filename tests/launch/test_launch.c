@@ -19,16 +19,14 @@ static bt_command g_command;
 
 static int launch(const char *script, const char *const *environment)
 {
-    char *argv[] = {(char *)g_launch,  (char *)"--ranks", (char *)"3",    (char *)"--",
-                    (char *)"/bin/sh", (char *)"-c",      (char *)script, NULL};
+    const char *argv[] = {g_launch, "--ranks", "3", "--", "/bin/sh", "-c", script, NULL};
 
     return bt_command_run(&g_command, argv, environment, END_S);
 }
 
 static void start_with(const char *script, const char *const *environment)
 {
-    char *argv[] = {(char *)g_launch,  (char *)"--ranks", (char *)"2",    (char *)"--",
-                    (char *)"/bin/sh", (char *)"-c",      (char *)script, NULL};
+    const char *argv[] = {g_launch, "--ranks", "2", "--", "/bin/sh", "-c", script, NULL};
 
     bt_command_start(&g_command, argv, environment);
     EXPECT(bt_command_wait_for(&g_command, "up 0", START_S));
@@ -105,27 +103,19 @@ static void launch_signal_of_a_rank_is_named(void)
 /* Where ranks may be lost, what counts is whether any of them ended well. */
 static void launch_that_survives_deaths_tells_when_none_was_survived(void)
 {
-    char *argv[] = {(char *)g_launch,
-                    (char *)"--on-death=replace",
-                    (char *)"-n",
-                    (char *)"2",
-                    (char *)"--",
-                    (char *)"/bin/sh",
-                    (char *)"-c",
-                    (char *)"exit 3",
-                    NULL};
+    const char *argv[] = {
+        g_launch, "--on-death=replace", "-n", "2", "--", "/bin/sh", "-c", "exit 3", NULL};
 
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 3);
-    argv[7] = (char *)"kill -9 $$";
+    argv[7] = "kill -9 $$";
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 128 + 9);
-    argv[7] = (char *)"[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 3";
+    argv[7] = "[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 3";
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
 }
 
 static void launch_program_that_is_missing_is_named(void)
 {
-    char *argv[] = {(char *)g_launch,          (char *)"-n", (char *)"1", (char *)"--",
-                    (char *)"/nowhere/worker", NULL};
+    const char *argv[] = {g_launch, "-n", "1", "--", "/nowhere/worker", NULL};
 
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 127);
     EXPECT_HAS(g_command.output, "/nowhere/worker: No such file");
@@ -142,9 +132,7 @@ static void launch_sigterm_ends_ranks_that_ignore_it(void)
 /* While mpirun starts, Open MPI would hang or crash when told to stop. */
 static void launch_sigterm_at_any_moment_of_the_start(void)
 {
-    char *argv[] = {
-        (char *)g_launch, (char *)"--ranks",        (char *)"2", (char *)"--", (char *)"/bin/sh",
-        (char *)"-c",     (char *)"exec sleep 600", NULL};
+    const char *argv[] = {g_launch, "--ranks", "2", "--", "/bin/sh", "-c", "exec sleep 600", NULL};
 
     for (int ms = 0; ms <= 480; ms += 80) {
         struct timespec wait = {0, ms * 1000000L};
@@ -286,15 +274,11 @@ static void launch_mpirun_that_hangs_after_a_death_is_ended(void)
 /* Who kills a rank's parent kills what would have said how the rank ended. */
 static void launch_rank_whose_parent_is_killed_is_told(void)
 {
-    char *argv[] = {(char *)g_launch,
-                    (char *)"--on-death=replace",
-                    (char *)"-n",
-                    (char *)"2",
-                    (char *)"--",
-                    (char *)"/bin/sh",
-                    (char *)"-c",
-                    (char *)SAY "[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $PPID; sleep 600",
-                    NULL};
+    const char *argv[] = {g_launch, "--on-death=replace",
+                          "-n",     "2",
+                          "--",     "/bin/sh",
+                          "-c",     SAY "[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $PPID; sleep 600",
+                          NULL};
 
     bt_command_start(&g_command, argv, NULL);
     EXPECT(bt_command_wait_for(&g_command, "1 of 2 ranks have failed", START_S));
@@ -306,16 +290,16 @@ static void launch_rank_whose_parent_is_killed_is_told(void)
 /* Over several hosts the rank's guard says it in its place; here the one host is this machine. */
 static void launch_rank_of_a_host_whose_parent_is_killed_is_told(void)
 {
-    char *argv[] = {(char *)g_launch,
-                    (char *)"--on-death=replace",
-                    (char *)"--host=localhost:2",
-                    (char *)"-n",
-                    (char *)"2",
-                    (char *)"--",
-                    (char *)"/bin/sh",
-                    (char *)"-c",
-                    (char *)SAY "[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $PPID; sleep 600",
-                    NULL};
+    const char *argv[] = {g_launch,
+                          "--on-death=replace",
+                          "--host=localhost:2",
+                          "-n",
+                          "2",
+                          "--",
+                          "/bin/sh",
+                          "-c",
+                          SAY "[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $PPID; sleep 600",
+                          NULL};
 
     bt_command_start(&g_command, argv, NULL);
     EXPECT(bt_command_wait_for(&g_command, "1 of 2 ranks have failed", START_S));
@@ -329,8 +313,8 @@ static void launch_rank_of_a_host_whose_parent_is_killed_is_told(void)
 /* The same of a daemon on another host, whose ranks are zombies then. */
 static void launch_daemon_that_hangs_is_ended(void)
 {
-    char  folder[] = "/tmp/baton-test-XXXXXX", script[1024], daemon[64];
-    char *argv[]   = {daemon, (char *)"-c", script, NULL};
+    char        folder[] = "/tmp/baton-test-XXXXXX", script[1024], daemon[64];
+    const char *argv[]   = {daemon, "-c", script, NULL};
 
     EXPECT(mkdtemp(folder) != NULL);
     snprintf(daemon, sizeof(daemon), "%s/orted", folder);
@@ -371,18 +355,18 @@ static void launch_sigusr1_reaches_every_rank(void)
 /* Ranks in the order of their roles, each on its own cores and device. */
 static void launch_rank_map_binds_each_rank(void)
 {
-    char  path[] = "/tmp/baton-map-XXXXXX";
-    int   fd     = mkstemp(path);
-    char *argv[] = {
-        (char *)g_launch,
-        (char *)"--rank-map",
+    char        path[] = "/tmp/baton-map-XXXXXX";
+    int         fd     = mkstemp(path);
+    const char *argv[] = {
+        g_launch,
+        "--rank-map",
         path,
-        (char *)"--",
-        (char *)"/bin/sh",
-        (char *)"-c",
-        (char *)"echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE cores $(taskset -cp $$ | "
-                "sed 's/.*: //') device ${CUDA_VISIBLE_DEVICES-none}; echo shm "
-                "$OMPI_MCA_btl_vader_backing_directory",
+        "--",
+        "/bin/sh",
+        "-c",
+        "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE cores $(taskset -cp $$ | "
+        "sed 's/.*: //') device ${CUDA_VISIBLE_DEVICES-none}; echo shm "
+        "$OMPI_MCA_btl_vader_backing_directory",
         NULL};
     cpu_set_t own;
 
@@ -397,8 +381,8 @@ static void launch_rank_map_binds_each_rank(void)
     EXPECT_HAS(g_command.output, " device 1\n");
     EXPECT_HAS(g_command.output, " device 0\n");
     expect_removed("shm ", &g_command);
-    argv[3] = (char *)"--ranks=2";
-    argv[4] = (char *)"/bin/true";
+    argv[3] = "--ranks=2";
+    argv[4] = "/bin/true";
     argv[5] = NULL;
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 64);
     EXPECT_HAS(g_command.output, "it goes without --ranks");
@@ -425,10 +409,10 @@ static void launch_bad_command_lines_are_refused(void)
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        char *argv[8] = {(char *)g_launch};
+        const char *argv[8] = {g_launch};
 
         for (int k = 0; CASES[i].argv[k] != NULL; k++)
-            argv[k + 1] = (char *)CASES[i].argv[k];
+            argv[k + 1] = CASES[i].argv[k];
         EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 64);
         EXPECT_HAS(g_command.output, CASES[i].says);
     }
@@ -446,8 +430,7 @@ static void launch_without_mpirun_says_what_to_do(void)
 static void launch_mpirun_that_starts_nothing_is_told(void)
 {
     const char *const silent[] = {"BATON_MPIRUN=/bin/false", NULL};
-    char             *argv[] = {(char *)g_launch,    (char *)"-n", (char *)"1",    (char *)"--host",
-                                (char *)"localhost", (char *)"--", (char *)"true", NULL};
+    const char       *argv[]   = {g_launch, "-n", "1", "--host", "localhost", "--", "true", NULL};
 
     EXPECT_EQ(launch("true", silent), 1);
     EXPECT_HAS(g_command.output, "mpirun has ended: exit code 1, before any rank: `mpirun -n 1 ");
@@ -461,15 +444,8 @@ static void launch_words_without_a_newline_are_passed_on(void)
 {
     char        folder[]      = "/tmp/baton-test-XXXXXX", path[64], variable[128];
     const char *environment[] = {variable, NULL};
-    char       *argv[]        = {(char *)g_launch,
-                                 (char *)"-n",
-                                 (char *)"2",
-                                 (char *)"--on-death=replace",
-                                 (char *)"--host",
-                                 (char *)"localhost",
-                                 (char *)"--",
-                                 (char *)"true",
-                                 NULL};
+    const char *argv[]        = {g_launch, "-n",   "2", "--on-death=replace", "--host", "localhost",
+                                 "--",     "true", NULL};
     FILE       *f;
 
     EXPECT(mkdtemp(folder) != NULL);
@@ -502,9 +478,9 @@ static void launch_tmpdir_too_long_is_refused(void)
 /* mpirun itself would not say whose. */
 static void launch_in_a_deleted_directory_is_refused(void)
 {
-    char *argv[] = {(char *)"/bin/sh", (char *)"-c",
-                    (char *)"cd $(mktemp -d) && rmdir $PWD && exec $0 -n 1 -- /bin/true",
-                    (char *)g_launch, NULL};
+    const char *argv[] = {"/bin/sh", "-c",
+                          "cd $(mktemp -d) && rmdir $PWD && exec $0 -n 1 -- /bin/true", g_launch,
+                          NULL};
 
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
     EXPECT_HAS(g_command.output, "the working directory, where mpirun starts the ranks: No such");
@@ -512,18 +488,17 @@ static void launch_in_a_deleted_directory_is_refused(void)
 
 static void launch_with_few_files_is_refused(void)
 {
-    char *argv[] = {(char *)"/bin/sh", (char *)"-c",
-                    (char *)"ulimit -n 32; exec \"$0\" --ranks 2 -- /bin/true", (char *)g_launch,
-                    NULL};
+    const char *argv[] = {"/bin/sh", "-c", "ulimit -n 32; exec \"$0\" --ranks 2 -- /bin/true",
+                          g_launch, NULL};
 
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
     EXPECT_HAS(g_command.output, "this program may open 32 files, and needs up to 64");
     EXPECT_HAS(g_command.output, "ulimit -n");
-    argv[2] = (char *)"ulimit -n 70; exec \"$0\" --ranks 2 -- /bin/true";
+    argv[2] = "ulimit -n 70; exec \"$0\" --ranks 2 -- /bin/true";
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
     EXPECT_HAS(g_command.output, "mpirun may open 70 files, and needs up to 80");
     /* A soft limit below the hard one is no obstacle. */
-    argv[2] = (char *)"ulimit -Sn 32; exec \"$0\" --ranks 2 -- /bin/true";
+    argv[2] = "ulimit -Sn 32; exec \"$0\" --ranks 2 -- /bin/true";
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
 }
 
@@ -535,16 +510,10 @@ static void launch_without_room_says_where(void)
         {"size=1m /tmp",      "/tmp has 1 MiB left, expected at least 16 "   },
         {"size=32m /dev/shm", "it starts"                                    },
     };
-    char  script[512];
-    char *argv[] = {(char *)"/usr/bin/unshare",
-                    (char *)"--user",
-                    (char *)"--map-root-user",
-                    (char *)"--mount",
-                    (char *)"/bin/sh",
-                    (char *)"-c",
-                    script,
-                    (char *)g_launch,
-                    NULL};
+    char        script[512];
+    const char *argv[] = {
+        "/usr/bin/unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", script,
+        g_launch,           NULL};
 
     if (system("unshare --user --map-root-user --mount true") != 0) {
         printf("skipped: no namespaces of mounts here\n");
@@ -563,21 +532,21 @@ static void launch_without_room_says_where(void)
 /* A cell of another size than its ranks': the worker says which command line would do. */
 static void launch_too_few_ranks_are_refused(void)
 {
-    char  worker[512];
-    char *argv[] = {(char *)g_launch,
-                    (char *)"-n",
-                    (char *)"1",
-                    (char *)"--",
-                    worker,
-                    (char *)"--model",
-                    (char *)BT_SOURCE_DIR "/models/demo",
-                    (char *)"--prefill",
-                    (char *)"1",
-                    (char *)"--decode",
-                    (char *)"2",
-                    (char *)"--coordinator",
-                    (char *)"127.0.0.1:1",
-                    NULL};
+    char        worker[512];
+    const char *argv[] = {g_launch,
+                          "-n",
+                          "1",
+                          "--",
+                          worker,
+                          "--model",
+                          BT_SOURCE_DIR "/models/demo",
+                          "--prefill",
+                          "1",
+                          "--decode",
+                          "2",
+                          "--coordinator",
+                          "127.0.0.1:1",
+                          NULL};
 
     snprintf(worker, sizeof(worker), "%.*s/baton-worker", (int)(strrchr(g_launch, '/') - g_launch),
              g_launch);

@@ -38,7 +38,7 @@ static inline double bt_command_now(void)
 }
 
 /* argv[0] is a path; `environment` holds NAME=VALUE strings to add, NULL-terminated, or NULL. */
-static inline void bt_command_start(bt_command *c, char *const *argv,
+static inline void bt_command_start(bt_command *c, const char *const *argv,
                                     const char *const *environment)
 {
     int fds[2];
@@ -58,7 +58,7 @@ static inline void bt_command_start(bt_command *c, char *const *argv,
         for (; environment != NULL && *environment != NULL; environment++) {
             putenv((char *)*environment);
         }
-        execv(argv[0], argv);
+        execv(argv[0], (char *const *)argv);
         _exit(126);
     }
     close(fds[1]);
@@ -108,8 +108,8 @@ static inline int bt_command_finish(bt_command *c, double seconds)
     return c->code;
 }
 
-static inline int bt_command_run(bt_command *c, char *const *argv, const char *const *environment,
-                                 double seconds)
+static inline int bt_command_run(bt_command *c, const char *const *argv,
+                                 const char *const *environment, double seconds)
 {
     bt_command_start(c, argv, environment);
     return bt_command_finish(c, seconds);

@@ -14,11 +14,11 @@ static bt_command  g_command;
 
 static int run(const char *args)
 {
-    char line[512], *argv[24], *rest = line;
-    int  n = 0;
+    char        line[512], *rest = line;
+    const char *argv[24] = {g_program};
+    int         n        = 1;
 
     snprintf(line, sizeof(line), "%s", args);
-    argv[n++] = (char *)(uintptr_t)g_program;
     while (n < 23 && (argv[n] = strtok_r(rest, " ", &rest)) != NULL)
         n++;
     argv[n] = NULL;

@@ -37,8 +37,9 @@ static void clear(void)
 static int synth(const char *line)
 {
     static char text[2048];
-    char       *argv[MAX_ARGS] = {(char *)BT_SYNTH}, *rest = text;
-    int         n = 1;
+    const char *argv[MAX_ARGS] = {BT_SYNTH};
+    char       *rest           = text;
+    int         n              = 1;
 
     snprintf(text, sizeof(text), "%s", line);
     while (n < MAX_ARGS - 1 && (argv[n] = strtok_r(rest, " ", &rest)) != NULL)
@@ -239,11 +240,11 @@ static void synth_gives_sane_logits(void)
 
 static void synth_is_counted_right(void)
 {
-    char *argv[] = {(char *)BT_INSPECT, NULL, NULL};
+    const char *argv[] = {BT_INSPECT, NULL, NULL};
 
     clear();
     EXPECT_EQ(synth_small("glm-flash", "m", "--q-lora-rank 24"), 0);
-    argv[1] = (char *)path_of("m");
+    argv[1] = path_of("m");
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, RUN_S), 0);
     EXPECT_HAS(g_command.output, "Glm4MoeLiteForCausalLM");
     EXPECT(strstr(g_command.output, "expected") == NULL);
@@ -293,15 +294,9 @@ static void synth_overwrites_nothing(void)
 /* Files by their first bytes are there long before the end: the end must not come. */
 static void synth_interrupted_leaves_nothing(void)
 {
-    char   line[2048];
-    char  *argv[] = {(char *)BT_SYNTH,
-                     (char *)"--like",
-                     (char *)"v2-lite",
-                     (char *)"--layers",
-                     (char *)"2",
-                     line,
-                     NULL};
-    double end    = bt_command_now() + RUN_S;
+    char        line[2048];
+    const char *argv[] = {BT_SYNTH, "--like", "v2-lite", "--layers", "2", line, NULL};
+    double      end    = bt_command_now() + RUN_S;
 
     clear();
     snprintf(line, sizeof(line), "%s", path_of("m"));
@@ -317,8 +312,8 @@ static void synth_interrupted_leaves_nothing(void)
 
 static void synth_beyond_a_file_limit_leaves_nothing(void)
 {
-    char  line[2048];
-    char *argv[] = {(char *)"/bin/sh", (char *)"-c", line, NULL};
+    char        line[2048];
+    const char *argv[] = {"/bin/sh", "-c", line, NULL};
 
     clear();
     snprintf(line, sizeof(line), "ulimit -f 100; exec '%s' --like v2-lite --layers 2 '%s'",

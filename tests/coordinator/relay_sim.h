@@ -49,7 +49,7 @@ typedef struct {
     bt_relay_rank   limits[MAX_RANKS];
     sim_rank       *ranks; /* [MAX_RANKS] */
     uint64_t        now, state;
-    uint32_t        last_stuck;
+    uint32_t        last_stuck, prompt_logprobs;
     int             n_stuck, refuse_percent, fail_percent, n_retracted;
     uint32_t        stop_at_of[MAX_LIVE]; /* by number: what the prompt says */
     uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
@@ -181,7 +181,10 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
            .name      = name,
            .n_prompt  = n_prompt,
            .prompt    = bt_calloc(n_prompt, sizeof(uint32_t)),
-           .sampling  = {.max_tokens = max_tokens, .seed = stop_at, .n_stop = 1},
+           .sampling  = {.max_tokens      = max_tokens,
+                         .seed            = stop_at,
+                         .n_stop          = 1,
+                         .prompt_logprobs = s->prompt_logprobs},
            .n_choices = n_choices,
     };
     bt_status st;

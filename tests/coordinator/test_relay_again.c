@@ -24,6 +24,7 @@ static void relay_retracted_request_replays(void)
         first = c.number;
         sim_tell(&s, 1, sim_tokens(first, 6, sim_token(6, 0), BT_FINISH_NONE));
         sim_tell(&s, 1, sim_tokens(first, 7, sim_token(6, 1), BT_FINISH_NONE));
+        sim_tell(&s, 1, sim_tokens(first, 9, 1, BT_FINISH_NONE)); /* before its turn */
         if (!prefill_holds) sim_tell(&s, 0, sim_released(first));
         gone.u.retracted.request = first + 7;
         gone.u.retracted.epoch   = EPOCH;
@@ -48,6 +49,9 @@ static void relay_retracted_request_replays(void)
         if (prefill_holds) sim_tell(&s, 0, sim_released(first));
         sim_tell(&s, 1, sim_tokens(first, 8, 0, BT_FINISH_NONE)); /* a late word: not heard */
         EXPECT_EQ(c.n, 2);
+        sim_tell(&s, 1, sim_ticket(first + 1, 3));
+        sim_tell(&s, 1, sim_tokens(first + 1, 8, sim_token(6, 2), BT_FINISH_NONE));
+        EXPECT_EQ(c.n, 3); /* what was kept of the old placement is said again */
         bt_relay_abort_name(s.relay, "a", "asked");
         EXPECT_EQ(c.ends, 1);
         EXPECT_EQ(c.end.code, GRPC_STATUS_CANCELLED);

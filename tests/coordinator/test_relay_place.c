@@ -259,6 +259,11 @@ static void relay_placement_prefers_cached_prefixes(void)
     sim_settle(&s);
     sim_expect_done(&c[1]);
     sim_expect_done(&c[2]);
+    s.prompt_logprobs = 1;
+    EXPECT_EQ(sim_submit(&s, &c[0], "3", 13, 4, 100), BT_OK); /* every row has to be computed */
+    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prompt, 13);
+    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prefix_key_bytes, 0);
+    sim_settle(&s);
     sim_expect_idle(&s);
     sim_fini(&s);
 }

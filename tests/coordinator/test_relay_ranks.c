@@ -159,6 +159,23 @@ static void relay_silent_spare_is_removed(void)
     sim_fini(&s);
 }
 
+/* Ranks that could not go on without a lost one have their quiet time again. */
+static void relay_lost_rank_is_no_fault_of_those_that_waited(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init_as(&s, 1, 2, 3, 32, true);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK); /* rank 1 decodes it */
+    for (uint32_t second = 1; second <= 30; second++) {
+        s.now += BT_NS_PER_S;
+        if (second == 10) sim_lose(&s, 2);
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, second < 30 ? 0 : 1);
+    }
+    sim_fini(&s);
+}
+
 /* Without a decode rank requests wait; limits stay those of the ranks that were, and the end says
  * for what was waited. */
 static void relay_waits_for_ranks_until_the_deadline(void)
@@ -299,6 +316,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_a_spare_goes_where_nobody_is),
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
     BT_TEST(relay_silent_spare_is_removed),
+    BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),

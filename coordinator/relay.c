@@ -314,14 +314,18 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
     wanted      = q->sampling.prompt_logprobs;
     q->heard_ns = now_ns;
     if (wanted == 0 || r->events.prompt == NULL || m->n_top + 1 != wanted ||
-        (uint64_t)m->position + m->n > q->n_prompt) {
+        m->position > 1 + q->n_prompt_logprobs || (uint64_t)m->position + m->n > q->n_prompt ||
+        !bt_relay_has_ids(r, (size_t)m->n * m->n_top, m->top_ids)) {
         bt_relay_end_request(
             r, q, GRPC_STATUS_INTERNAL,
-            "rank %u sent %u logprobs from position %u on for a prompt of %u tokens", rank, m->n,
-            m->position, q->n_prompt);
+            "rank %u sent %u logprobs from position %u on for a prompt of %u tokens that has %u, "
+            "with a vocabulary of %u",
+            rank, m->n, m->position, q->n_prompt, q->n_prompt_logprobs, r->cfg.vocab_size);
         return;
     }
     r->events.prompt(r->events.ctx, q->client, m);
+    if (m->position + m->n > 1 + q->n_prompt_logprobs)
+        q->n_prompt_logprobs = m->position + m->n - 1;
 }
 
 /* Kept for replays, which must not differ from it once the client has a token. */

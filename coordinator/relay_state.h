@@ -44,6 +44,7 @@ struct bt_relay_request {
     uint32_t decode_pages, prefill_pages; /* counted as taken there */
     uint32_t decode_choices;              /* and likewise in its rank's n_choices */
     uint32_t n_out;                       /* tokens given to the client, of all choices */
+    uint32_t n_prompt_logprobs;           /* likewise, from the prompt's second token on */
     uint64_t arrived_ns, heard_ns;
 };
 
@@ -157,6 +158,8 @@ void bt_relay_end_no_memory(bt_relay *relay, bt_relay_request *q);
 
 /* relay_tokens.c */
 void bt_relay_token(bt_relay *relay, uint32_t rank, const bt_token *t, uint64_t now_ns);
+/* Whether all are of the vocabulary. */
+bool bt_relay_has_ids(const bt_relay *relay, size_t n, const uint32_t *ids);
 
 /* relay_ranks.c */
 /* seats NULL: as launched.  NO_MEMORY. */

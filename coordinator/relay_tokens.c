@@ -84,15 +84,29 @@ static bool take_early(const bt_relay_request *q, bt_relay_request_choice *c, bt
     return false;
 }
 
+/* The first token comes after all logprobs of the prompt. */
+static bool prompt_is_complete(const bt_relay_request *q)
+{
+    return q->sampling.prompt_logprobs == 0 || q->n_prompt_logprobs + 1 >= q->n_prompt;
+}
+
+bool bt_relay_has_ids(const bt_relay *r, size_t n, const uint32_t *ids)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= r->cfg.vocab_size) return false;
+    return true;
+}
+
 static bool token_is_sound(const bt_relay *r, const bt_relay_request *q, const bt_token *t)
 {
     uint32_t                       n = t->position - q->n_prompt; /* wraps when it lies before */
     const bt_relay_request_choice *c = &q->choices[t->choice < q->n_choices ? t->choice : 0];
 
     return t->choice < q->n_choices && t->position >= q->n_prompt && n < q->sampling.max_tokens &&
-           t->id < r->cfg.vocab_size &&
+           t->id < r->cfg.vocab_size && t->cached <= q->n_prompt &&
+           bt_relay_has_ids(r, t->n_top, t->top_ids) &&
            (t->finish != BT_FINISH_NONE || n + 1 < q->sampling.max_tokens) &&
-           !(n == 0 && c->n_out > 0 && t->id != c->out[0]);
+           (n > 0 || prompt_is_complete(q)) && !(n == 0 && c->n_out > 0 && t->id != c->out[0]);
 }
 
 /* Gives the client the token, and those after it that are here already. */
@@ -121,10 +135,12 @@ void bt_relay_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_
     q->heard_ns = now_ns;
     if (!token_is_sound(r, q, t)) {
         bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
-                             "rank %u sent token %u of choice %u at position %u (finish %d) for a "
-                             "request of %u choices and %u + %u tokens that has %u",
-                             rank, t->id, t->choice, t->position, (int)t->finish, q->n_choices,
-                             q->n_prompt, q->sampling.max_tokens, q->n_out);
+                             "rank %u sent token %u of choice %u at position %u (finish %d, %u "
+                             "cached) for a request of %u choices and %u + %u tokens that has %u "
+                             "and %u logprobs of its prompt, with a vocabulary of %u",
+                             rank, t->id, t->choice, t->position, (int)t->finish, t->cached,
+                             q->n_choices, q->n_prompt, q->sampling.max_tokens, q->n_out,
+                             q->n_prompt_logprobs, r->cfg.vocab_size);
         return;
     }
     if (q->state == BT_PREFILL) { /* whatever comes first, the prompt is done */

@@ -22,6 +22,7 @@ typedef struct {
     uint64_t     number;
     uint32_t     ids[64];
     bt_relay_end end;
+    uint32_t     n_logprobs; /* of its prompt */
     char         message[256], name[24];
 } sim_client;
 
@@ -109,6 +110,12 @@ static void sim_on_end(void *ctx, void *client, const bt_relay_end *end)
     snprintf(c->message, sizeof(c->message), "%s", end->message);
 }
 
+static void sim_on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *m)
+{
+    (void)ctx;
+    ((sim_client *)client)->n_logprobs += m->n;
+}
+
 static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
 {
     EXPECT(strstr(reason, "no progress") != NULL || strstr(reason, "too long") != NULL ||
@@ -120,7 +127,8 @@ static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
 static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks,
                                uint32_t n_pages, bool replace)
 {
-    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, s, NULL, NULL};
+    bt_relay_events events = {sim_send, sim_on_token,  sim_on_end, sim_on_stuck,
+                              s,        sim_on_prompt, NULL};
 
     memset(s, 0, sizeof(*s));
     s->ranks = calloc(MAX_RANKS, sizeof(sim_rank));

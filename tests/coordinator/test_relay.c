@@ -239,6 +239,82 @@ static void relay_absurd_tokens_end_their_request(void)
     }
 }
 
+/* What a client would get for facts. */
+static void relay_absurd_facts_of_a_token_end_its_request(void)
+{
+    for (int i = 0; i < 3; i++) {
+        sim        s;
+        sim_client c;
+        bt_up      m;
+
+        sim_bring(&s, &c, AT_DECODE);
+        m = sim_tokens(c.number, 7, 1, BT_FINISH_NONE);
+        if (i == 1) m.u.tokens.tokens[0].cached = 7; /* of 6 */
+        if (i == 2) m.u.tokens.tokens[0].n_top = 2;
+        if (i == 2) m.u.tokens.tokens[0].top_ids[1] = SIM_VOCAB;
+        sim_tell(&s, 1, m);
+        EXPECT_EQ(c.ends, i > 0);
+        if (i > 0) EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+        sim_fini(&s);
+    }
+}
+
+static bt_up prompt_logprobs(uint64_t number, uint32_t position, uint32_t n, uint32_t top_id)
+{
+    bt_up                  m = {.kind = BT_UP_PROMPT_LOGPROBS};
+    bt_up_prompt_logprobs *p = &m.u.prompt_logprobs;
+
+    *p = (bt_up_prompt_logprobs){
+        .request = number, .epoch = EPOCH, .position = position, .n = n, .n_top = 1};
+    p->logprobs       = bt_calloc(n, sizeof(*p->logprobs));
+    p->top_ids        = bt_calloc(n, sizeof(*p->top_ids));
+    p->top_logprobs   = bt_calloc(n, sizeof(*p->top_logprobs));
+    p->top_ids[n - 1] = top_id;
+    return m;
+}
+
+/* Of a prompt of 6 tokens 5 have a logprob, and a client would take those that are missing for 0.
+ */
+static void relay_missing_prompt_logprobs_end_their_request(void)
+{
+    static const struct {
+        uint32_t position[2], n[2], top_id;
+        bool     ends;
+    } cases[] = {
+        {{1, 4}, {3, 2}, 0,         false},
+        {{1, 1}, {5, 5}, 0,         false}, /* again, after a loss */
+        {{1, 4}, {2, 2}, 0,         true }, /* a gap */
+        {{1, 3}, {2, 2}, 0,         true }, /* without the last one */
+        {{1, 4}, {3, 2}, SIM_VOCAB, true },
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        sim                 s;
+        sim_client          c    = {.n_prompt = 6, .max_tokens = 10, .n_choices = 1};
+        grpc_status_code    code = GRPC_STATUS_OK;
+        bt_relay_submission r    = {
+               .name     = "a",
+               .n_prompt = 6,
+               .prompt   = bt_calloc(6, sizeof(uint32_t)),
+               .sampling = {.max_tokens = 10, .prompt_logprobs = 2},
+        };
+
+        sim_init(&s, 1, 1, 2, 8);
+        EXPECT_EQ(bt_relay_submit(s.relay, &r, &c, s.now, &c.number, &code), BT_OK);
+        sim_tell(&s, 1, sim_ticket(c.number, 4));
+        for (int k = 0; k < 2; k++)
+            sim_tell(
+                &s, 0,
+                prompt_logprobs(c.number, cases[i].position[k], cases[i].n[k], cases[i].top_id));
+        sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+        EXPECT_EQ(c.ends, cases[i].ends);
+        EXPECT_EQ(c.n, !cases[i].ends);
+        if (c.n > 0) EXPECT(c.n_logprobs >= 5);
+        if (c.ends > 0) EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+        sim_fini(&s);
+    }
+}
+
 static void relay_endless_gap_fails_the_request(void)
 {
     sim        s;
@@ -425,6 +501,8 @@ static const bt_test tests[] = {
     BT_TEST(relay_refused_ticket_is_tried_when_something_is_released),
     BT_TEST(relay_tokens_are_ordered_and_single),
     BT_TEST(relay_absurd_tokens_end_their_request),
+    BT_TEST(relay_absurd_facts_of_a_token_end_its_request),
+    BT_TEST(relay_missing_prompt_logprobs_end_their_request),
     BT_TEST(relay_endless_gap_fails_the_request),
     BT_TEST(relay_bad_tickets_fail_the_request),
     BT_TEST(relay_rank_that_drops_a_live_request_fails_it),

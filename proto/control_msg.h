@@ -21,7 +21,8 @@ enum { BT_TOP_LOGPROBS_MAX = 20, BT_CHOICES_MAX = 64, BT_EXPERT_LOAD_MAX = 1024 
 enum { BT_PEER_LOAD_MAX = 65536 };
 /* Of one request. */
 enum { BT_STOP_TOKENS_MAX = 1024, BT_LOGIT_BIASES_MAX = 1024 };
-#define BT_WAKE_MAX (UINT64_MAX / 2) /* no counter gets there */
+#define BT_WAKE_MAX  (UINT64_MAX / 2) /* no counter gets there */
+#define BT_EPOCH_MAX (UINT32_MAX / 2) /* nor this one */
 
 typedef struct {
     float     temperature;

@@ -11,6 +11,8 @@
 #include "proto/text.h"
 
 enum { REASON_MAX = 512, RING_INIT = 16, LOOK_S = 1 };
+/* Of a hello.  A stranger's longer message is not unpacked, which may take many times its size. */
+enum { HELLO_BYTES = 1 << 20 };
 
 /* One stream.  Its memory lives until every operation on its call has completed; the owner may use
  * it from its hello until lost() or refuse. */
@@ -162,9 +164,14 @@ static void recv_next(bt_control_peer *p)
 
 static void handle(bt_control_peer *p, grpc_byte_buffer *buffer)
 {
-    bt_up     m  = {0};
-    bt_status st = bt_control_read_up(buffer, &m);
+    bt_up     m = {0};
+    bt_status st;
 
+    if (!p->said_hello && grpc_byte_buffer_length(buffer) > HELLO_BYTES) {
+        end(p, GRPC_STATUS_INVALID_ARGUMENT, "the first message is too long for a hello", false);
+        return;
+    }
+    st = bt_control_read_up(buffer, &m);
     if (st != BT_OK) {
         end(p, GRPC_STATUS_INVALID_ARGUMENT, bt_error_text(), true);
         return;

@@ -45,6 +45,9 @@ static bt_status check_hello(const PB(Hello) * pb)
                    pb->pad_token < pb->vocab_size,
                BT_ERR_PROTOCOL, "rank %u: bos %lld, pad %lld with a vocabulary of %u", pb->rank,
                (long long)pb->bos_token, (long long)pb->pad_token, pb->vocab_size);
+    BT_REQUIRE(pb->epoch <= BT_EPOCH_MAX && (pb->seats == NULL || pb->seats->epoch <= BT_EPOCH_MAX),
+               BT_ERR_PROTOCOL, "rank %u knows of epochs %u and %u, expected at most %u", pb->rank,
+               pb->epoch, pb->seats != NULL ? pb->seats->epoch : 0, BT_EPOCH_MAX);
     BT_REQUIRE(pb->incarnation == 0 || pb->seats != NULL, BT_ERR_PROTOCOL,
                "rank %u has followed a coordinator and does not say who sits where", pb->rank);
     for (size_t i = 0; i < pb->n_eos_tokens; i++)

@@ -308,6 +308,30 @@ static void stream_first_message_must_be_a_hello(void)
     host_stop(&h);
 }
 
+static void stream_first_message_longer_than_any_hello_is_not_unpacked(void)
+{
+    host               h;
+    bt_control_client *client = NULL;
+    bt_up              m      = sample_hello(1, 4);
+    bt_down            down;
+    char               why[512];
+    enum { LONG = 2 << 20 };
+
+    host_start(&h);
+    EXPECT_EQ(attach(&h, WAIT_S * BT_NS_PER_S, &client), BT_OK);
+    bt_free(m.u.hello.model_type);
+    m.u.hello.model_type = bt_calloc(LONG, 1);
+    EXPECT(m.u.hello.model_type != NULL);
+    memset(m.u.hello.model_type, 'a', LONG - 1);
+    EXPECT_EQ(bt_control_client_send(client, &m), BT_OK);
+    EXPECT(!take(&h, client, &down));
+    bt_control_client_loss(client, why, sizeof(why));
+    EXPECT_HAS(why, "too long for a hello");
+    EXPECT(h.n_up == 0 && h.n_lost == 0);
+    bt_control_client_stop(client, 0);
+    host_stop(&h);
+}
+
 static void stream_without_a_hello_ends_at_its_deadline(void)
 {
     host               h;
@@ -498,6 +522,7 @@ static const bt_test tests[] = {
     BT_TEST(stream_refusal_reaches_the_rank),
     BT_TEST(attach_finds_the_next_host_at_the_address),
     BT_TEST(stream_first_message_must_be_a_hello),
+    BT_TEST(stream_first_message_longer_than_any_hello_is_not_unpacked),
     BT_TEST(stream_without_a_hello_ends_at_its_deadline),
     BT_TEST(stream_without_a_hello_is_not_late_while_the_host_stands_still),
     BT_TEST(stream_message_out_of_range_ends_it),

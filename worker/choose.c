@@ -62,50 +62,113 @@ static const float *last_logits(const bt_batch *b, uint32_t piece, uint32_t n_vo
     return b->logits + (size_t)(b->first_logit[piece] + last) * n_vocab;
 }
 
-/* The next token from a row of logits, with its logprobs. */
-static bt_status choose_here(bt_worker *w, const bt_request *r, const float *logits, bt_token *t)
+/* How many choices are drawn after the piece, and how the i-th of them. */
+static uint32_t n_draws(const bt_batch *b, uint32_t piece)
 {
-    bt_status     st  = BT_OK;
-    bt_sample_how how = how_of(w, r, t->choice, t->position);
+    const bt_piece *p = &b->pieces[piece];
 
-    BT_TRY(bt_sample(&w->sampler, logits, &how, &t->id));
-    if (r->sampling.logprobs)
-        t->n_top = bt_logprobs(&w->sampler, logits, t->id, r->sampling.top_logprobs, &t->logprob,
-                               t->top_ids, t->top_logprobs);
-out:
-    return st;
+    return p->request == NULL || !b->due[piece] ? 0
+           : bt_piece_is_prompt(p)              ? p->request->n_choices
+                                                : 1;
 }
 
-/* The same as the device has chosen it. */
-static bt_status take_draw(bt_worker *w, const bt_request *r, const bt_draw_results *out,
-                           uint32_t draw, bt_token *t)
+static bt_sample_how how_of_draw(const bt_worker *w, const bt_batch *b, uint32_t piece, uint32_t i)
+{
+    const bt_piece   *p = &b->pieces[piece];
+    const bt_request *r = p->request;
+
+    return bt_piece_is_prompt(p)
+               ? how_of(w, r, r->choices[i], r->n_prompt)
+               : how_of(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn);
+}
+
+/* ---- choices of the host, each made by a thread that is free */
+
+static void run_on_all(const bt_worker *w, uint32_t n, bt_cpu_task task, void *ctx)
+{
+    if (w->cfg.threads != NULL) {
+        bt_cpu_pool_run(w->cfg.threads, n, task, ctx);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        task(ctx, i, 0);
+}
+
+static void draw_task(void *ctx, uint32_t draw, uint32_t thread)
+{
+    const bt_worker  *w = ctx;
+    const bt_sampler *s = &w->samplers[thread];
+    bt_host_draw     *d = &w->host_draws[draw];
+    bt_token         *t = &d->token;
+
+    d->found = bt_sample(s, d->logits, &d->how, &t->id);
+    if (d->found && d->sampling->logprobs)
+        t->n_top = bt_logprobs(s, d->logits, t->id, d->sampling->top_logprobs, &t->logprob,
+                               t->top_ids, t->top_logprobs);
+}
+
+/* All choices of the step into w->host_draws, a piece's from first_draw on. */
+static bt_status draw_here(bt_worker *w, bt_batch *b)
 {
     bt_status st = BT_OK;
+    uint32_t  n  = 0;
 
-    BT_TRY(bt_drawn_id(&w->draws, out, draw, &t->id));
-    if (r->sampling.logprobs)
-        t->n_top = bt_drawn_logprobs(out, draw, &t->logprob, t->top_ids, t->top_logprobs);
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        b->first_draw[i] = n;
+        n += n_draws(b, i);
+    }
+    if (n > w->host_draws_capacity) {
+        bt_host_draw *grown = bt_realloc(w->host_draws, n, sizeof(*grown));
+
+        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "choices of %u tokens", n);
+        w->host_draws          = grown;
+        w->host_draws_capacity = n;
+    }
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        for (uint32_t k = 0; k < n_draws(b, i); k++)
+            w->host_draws[b->first_draw[i] + k] =
+                (bt_host_draw){.logits   = last_logits(b, i, w->cfg.facts.model->vocab_size),
+                               .how      = how_of_draw(w, b, i, k),
+                               .sampling = &b->pieces[i].request->sampling};
+    run_on_all(w, n, draw_task, w);
 out:
     return st;
 }
 
-/* Chooses a choice's token at `position`, from the piece's row of logits or as its draw `draw`, and
- * puts it into the message. */
+/* ---- what a step has chosen */
+
+/* False when no logit was finite. */
+static bool take_drawn(const bt_worker *w, const bt_batch *b, const bt_request *r, uint32_t draw,
+                       bt_token *t)
+{
+    if (!b->on_device) {
+        *t = w->host_draws[draw].token;
+        return w->host_draws[draw].found;
+    }
+    if (!bt_drawn_id(&w->draws, b->draws.out, draw, &t->id)) return false;
+    if (r->sampling.logprobs)
+        t->n_top = bt_drawn_logprobs(b->draws.out, draw, &t->logprob, t->top_ids, t->top_logprobs);
+    return true;
+}
+
+/* Takes what is drawn for a choice's token at `position`, the piece's draw `draw`, and puts it into
+ * the message. */
 static bt_status choose(bt_worker *w, bt_batch *b, uint32_t piece, uint32_t choice,
                         uint32_t position, uint32_t draw, bt_token *token_out)
 {
     bt_status         st = BT_OK;
     const bt_request *r  = b->pieces[piece].request;
-    bt_token          t  = {.request  = r->id,
-                            .choice   = choice,
-                            .position = position,
-                            .epoch    = r->epoch,
-                            .cached   = position == r->n_prompt ? r->n_held : 0};
+    bt_token          t  = {0};
 
-    BT_TRY(b->on_device
-               ? take_draw(w, r, b->draws.out, b->first_draw[piece] + draw, &t)
-               : choose_here(w, r, last_logits(b, piece, w->cfg.facts.model->vocab_size), &t));
-    t.finish = bt_request_finish(w->cfg.facts.model, r, position, t.id);
+    BT_REQUIRE(take_drawn(w, b, r, b->first_draw[piece] + draw, &t), BT_ERR_DEVICE,
+               "the highest of %u logits for position %u is not a finite number",
+               w->cfg.facts.model->vocab_size, position);
+    t.request  = r->id;
+    t.choice   = choice;
+    t.position = position;
+    t.epoch    = r->epoch;
+    t.cached   = position == r->n_prompt ? r->n_held : 0;
+    t.finish   = bt_request_finish(w->cfg.facts.model, r, position, t.id);
     BT_TRY(emit(b, &t));
     *token_out = t;
 out:
@@ -176,16 +239,39 @@ out:
     return st;
 }
 
+typedef struct {
+    const bt_worker       *w;
+    const float           *logits; /* of the first of them */
+    const uint32_t        *ids;
+    bt_up_prompt_logprobs *u;
+} prompt_rows;
+
+/* Where fewer alternatives are finite the rest says id 0 and probability 0. */
+static void prompt_row_task(void *ctx, uint32_t row, uint32_t thread)
+{
+    const prompt_rows     *p       = ctx;
+    bt_up_prompt_logprobs *u       = p->u;
+    uint32_t               n_vocab = p->w->cfg.facts.model->vocab_size;
+    size_t                 at      = (size_t)row * u->n_top;
+
+    for (uint32_t k =
+             bt_logprobs(&p->w->samplers[thread], p->logits + (size_t)row * n_vocab, p->ids[row],
+                         u->n_top, &u->logprobs[row], u->top_ids + at, u->top_logprobs + at);
+         k < u->n_top; k++)
+        u->top_logprobs[at + k] = -INFINITY;
+}
+
 /* What the piece's rows say of the prompt's own next tokens. */
 static bt_status send_prompt_logprobs(bt_worker *w, const bt_batch *b, uint32_t piece)
 {
-    bt_status              st = BT_OK;
-    const bt_piece        *p  = &b->pieces[piece];
-    const bt_request      *r  = p->request;
-    const float           *row;
+    bt_status              st      = BT_OK;
+    const bt_piece        *p       = &b->pieces[piece];
+    const bt_request      *r       = p->request;
     uint32_t               n_vocab = w->cfg.facts.model->vocab_size;
     bt_up                  m       = {.kind = BT_UP_PROMPT_LOGPROBS};
     bt_up_prompt_logprobs *u       = &m.u.prompt_logprobs;
+    prompt_rows            rows    = {w, b->logits + (size_t)b->first_logit[piece] * n_vocab,
+                                      r->prompt + p->start + 1, u};
 
     if (r->eval || r->sampling.prompt_logprobs == 0) goto out;
     u->request  = r->id;
@@ -199,16 +285,7 @@ static bt_status send_prompt_logprobs(bt_worker *w, const bt_batch *b, uint32_t 
     u->top_logprobs = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_logprobs));
     BT_REQUIRE(u->logprobs != NULL && u->top_ids != NULL && u->top_logprobs != NULL,
                BT_ERR_NO_MEMORY, "logprobs of %u prompt tokens", u->n);
-    row = b->logits + (size_t)b->first_logit[piece] * n_vocab;
-    for (uint32_t i = 0; i < u->n; i++, row += n_vocab) {
-        size_t at = (size_t)i * u->n_top;
-
-        /* Where fewer are finite the rest says id 0 and probability 0. */
-        for (uint32_t k = bt_logprobs(&w->sampler, row, r->prompt[u->position + i], u->n_top,
-                                      &u->logprobs[i], u->top_ids + at, u->top_logprobs + at);
-             k < u->n_top; k++)
-            u->top_logprobs[at + k] = -INFINITY;
-    }
+    run_on_all(w, u->n, prompt_row_task, &rows);
     st     = w->cfg.links.up(w->cfg.links.ctx, &m);
     m.kind = BT_UP_READY; /* it owns nothing any more */
 out:
@@ -259,15 +336,11 @@ out:
 
 static bool add_draws(bt_worker *w, bt_batch *b, uint32_t piece)
 {
-    const bt_piece   *p      = &b->pieces[piece];
-    const bt_request *r      = p->request;
-    bool              prompt = bt_piece_is_prompt(p);
-    uint32_t          n      = !b->due[piece] ? 0 : prompt ? r->n_choices : 1;
+    const bt_request *r = b->pieces[piece].request;
 
     b->first_draw[piece] = w->draws.n;
-    for (uint32_t i = 0; i < n; i++) {
-        bt_sample_how how = how_of(w, r, prompt ? r->choices[i] : r->sampling.choice,
-                                   r->n_prompt + (prompt ? 0 : r->n_known + r->n_drawn));
+    for (uint32_t i = 0; i < n_draws(b, piece); i++) {
+        bt_sample_how how = how_of_draw(w, b, piece, i);
 
         if (!bt_draw_list_add(&w->draws, &how, r->on_device, b->first_logit[piece],
                               r->sampling.logprobs, r->sampling.top_logprobs))
@@ -330,6 +403,7 @@ bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b)
     bt_status st = BT_OK;
 
     b->n_out = 0;
+    if (!b->on_device) BT_TRY(draw_here(w, b));
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         bt_piece   *p      = &b->pieces[i];
         bt_request *r      = p->request;

@@ -226,17 +226,10 @@ bt_draws bt_draw_list_view(bt_draw_list *l)
                       .out          = &l->out[l->turn]};
 }
 
-bt_status bt_drawn_id(const bt_draw_list *l, const bt_draw_results *out, uint32_t i,
-                      uint32_t *id_out)
+bool bt_drawn_id(const bt_draw_list *l, const bt_draw_results *out, uint32_t i, uint32_t *id_out)
 {
-    bt_status st = BT_OK;
-    int32_t   id = out->ids[i];
-
-    BT_REQUIRE(id >= 0 && (uint32_t)id < l->n_vocab, BT_ERR_DEVICE,
-               "the highest of %u logits is not a finite number", l->n_vocab);
-    *id_out = (uint32_t)id;
-out:
-    return st;
+    *id_out = (uint32_t)out->ids[i]; /* BT_NO_TOKEN is beyond every vocabulary */
+    return *id_out < l->n_vocab;
 }
 
 uint32_t bt_drawn_logprobs(const bt_draw_results *out, uint32_t i, float *logprob_out,

@@ -44,8 +44,7 @@ bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t histor
  * the step is launched. */
 bt_draws bt_draw_list_view(bt_draw_list *l);
 /* As bt_sample(), of choice i of the step that had `out`, when that has come. */
-bt_status bt_drawn_id(const bt_draw_list *l, const bt_draw_results *out, uint32_t i,
-                      uint32_t *id_out);
+bool bt_drawn_id(const bt_draw_list *l, const bt_draw_results *out, uint32_t i, uint32_t *id_out);
 /* As bt_logprobs(). */
 uint32_t bt_drawn_logprobs(const bt_draw_results *out, uint32_t i, float *logprob_out,
                            uint32_t *ids_out, float *logprobs_out);

@@ -33,6 +33,7 @@ bt_status bt_rank_open_device(bt_rank *r)
         BT_TRY(bt_device_cpu_create(&cpu, &r->dev));
     }
     r->kernels = r->dev->host_memory ? bt_device_cpu_table(r->dev) : bt_cpu_kernels_find("auto");
+    r->threads = r->dev->host_memory ? bt_device_cpu_pool(r->dev) : NULL;
 out:
     return st;
 }

@@ -24,6 +24,7 @@ typedef struct {
     bt_safetensors       *st;
     bt_device            *dev;
     const bt_cpu_kernels *kernels;     /* of what the CPU does itself */
+    bt_cpu_pool          *threads;     /* dev's, where that is the CPU; else NULL */
     uint32_t              gpu;         /* dev's, where it is one */
     uint32_t              gpu_sharers; /* ranks of this machine on that, this one too */
     const bt_nccl_module *nccl;        /* between ranks; NULL: MPI, through host memory */
@@ -67,8 +68,8 @@ typedef struct {
  * r->tell are set.  Every rank of the job goes through the same order. */
 bt_status bt_rank_start(bt_rank *r);
 
-/* open_device.c.  r->dev, r->kernels and r->gpu, as --device says.  UNSUPPORTED names the rank and
- * says why there is no GPU for it. */
+/* open_device.c.  r->dev, r->kernels, r->threads and r->gpu, as --device says.  UNSUPPORTED names
+ * the rank and says why there is no GPU for it. */
 bt_status bt_rank_open_device(bt_rank *r);
 /* open_transport.c.  Collective over the job: r->gpu_sharers and r->nccl, as --transport says; rank
  * 0 logs what came of it, and why.  UNSUPPORTED on every rank when NCCL was asked for and a rank

@@ -93,15 +93,6 @@ static float sum_exp(const bt_sampler *s, const float *logits, float max)
     return sum;
 }
 
-static uint32_t first_equal(const float *logits, uint32_t n_vocab, float value)
-{
-    uint32_t id = 0;
-
-    while (id < n_vocab && logits[id] != value)
-        id++;
-    return id;
-}
-
 /* ---- logprobs */
 
 /* Puts id in its place among the n highest; equal ones stay behind those that came before. */
@@ -191,6 +182,7 @@ static const float *adjust(const bt_sampler *s, const float *logits, const bt_sa
 typedef struct {
     const float *logits;          /* adjusted */
     float        scale, top, max; /* max: the highest logit */
+    uint32_t     max_block;       /* the first that has it */
     double       whole;           /* of the blocks' sums */
     float        total;           /* likewise, in fp32 */
     uint32_t     n_blocks;
@@ -198,10 +190,33 @@ typedef struct {
     float        sums[BT_MAX_VOCAB / BT_VOCAB_BLOCK];  /* of each block */
 } chances;
 
+static void fill_maxes(const bt_sampler *s, chances *c)
+{
+    c->max = -INFINITY;
+    for (uint32_t first = 0; first < s->n_vocab; first += BT_VOCAB_BLOCK) {
+        float max = s->k->row_max(c->logits + first, block_len(s->n_vocab, first), -INFINITY);
+
+        if (max > c->max) {
+            c->max       = max;
+            c->max_block = c->n_blocks;
+        }
+        c->maxes[c->n_blocks++] = max;
+    }
+}
+
+static uint32_t highest(const chances *c)
+{
+    uint32_t id = c->max_block * BT_VOCAB_BLOCK;
+
+    while (c->logits[id] != c->max)
+        id++;
+    return id;
+}
+
 static void fill_chances(const bt_sampler *s, const bt_sample_how *how, chances *c)
 {
-    for (uint32_t first = 0; first < s->n_vocab; first += BT_VOCAB_BLOCK) {
-        uint32_t len = block_len(s->n_vocab, first);
+    for (uint32_t block = 0; block < c->n_blocks; block++) {
+        uint32_t first = block * BT_VOCAB_BLOCK, len = block_len(s->n_vocab, first);
         float   *e   = s->e + first;
         float    sum = block_exp(s->k, c->logits + first, len, c->scale, c->top, e);
 
@@ -210,8 +225,7 @@ static void fill_chances(const bt_sampler *s, const bt_sample_how *how, chances 
                 e[i] = e[i] >= how->min_p ? e[i] : 0;
             sum = s->k->row_sum(e, len);
         }
-        c->maxes[c->n_blocks]  = s->k->row_max(c->logits + first, len, -INFINITY);
-        c->sums[c->n_blocks++] = sum;
+        c->sums[block] = sum;
         c->whole += sum;
         c->total += sum;
     }
@@ -383,28 +397,21 @@ static uint32_t draw_by_rank(const bt_sampler *s, const bt_sample_how *how, cons
     return (uint32_t)order[at];
 }
 
-bt_status bt_sample(const bt_sampler *s, const float *logits, const bt_sample_how *how,
-                    uint32_t *id_out)
+bool bt_sample(const bt_sampler *s, const float *logits, const bt_sample_how *how, uint32_t *id_out)
 {
-    bt_status    st  = BT_OK;
-    const float *row = adjust(s, logits, how);
-    float        max = s->k->row_max(row, s->n_vocab, -INFINITY);
-    chances      c   = {.logits = row};
-    bool         ranked;
+    chances c = {.logits = adjust(s, logits, how)};
+    bool    ranked;
 
-    BT_REQUIRE(isfinite(max), BT_ERR_DEVICE,
-               "the highest of %u logits for position %u is %f, not a finite number", s->n_vocab,
-               how->position, (double)max);
+    fill_maxes(s, &c);
+    if (!isfinite(c.max)) return false;
     if (how->temperature < BT_MIN_TEMPERATURE) {
-        *id_out = first_equal(row, s->n_vocab, max);
-        goto out;
+        *id_out = highest(&c);
+        return true;
     }
     c.scale = 1.0f / how->temperature;
-    c.max   = max;
-    c.top   = max * c.scale;
+    c.top   = c.max * c.scale;
     fill_chances(s, how, &c);
     ranked  = (how->top_k > 0 && how->top_k < s->n_vocab) || (how->top_p > 0 && how->top_p < 1);
     *id_out = ranked ? draw_by_rank(s, how, &c) : draw_by_id(s, how, &c);
-out:
-    return st;
+    return true;
 }

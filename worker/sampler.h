@@ -64,10 +64,10 @@ typedef struct {
 } bt_sample_how;
 
 /* logits: host [n_vocab], of which a NaN counts as the lowest.  *id_out: the highest adjusted
- * logit, ties to the lower id; or, with a temperature, a draw.  DEVICE when the highest is no
- * finite number. */
-bt_status bt_sample(const bt_sampler *s, const float *logits, const bt_sample_how *how,
-                    uint32_t *id_out);
+ * logit, ties to the lower id; or, with a temperature, a draw.  False when the highest is no finite
+ * number. */
+bool bt_sample(const bt_sampler *s, const float *logits, const bt_sample_how *how,
+               uint32_t *id_out);
 
 /* Log softmax of the raw logits: *logprob_out of `id`; and of the n_top highest, by (logit
  * descending, id ascending), into ids_out and logprobs_out.  Returns how many of these there are:

@@ -366,6 +366,7 @@ static bt_status create_worker(bt_rank *r)
                                           .dev        = r->dev,
                                           .pool       = r->pool,
                                           .kernels    = r->kernels,
+                                          .threads    = r->threads,
                                           .links      = bt_links_table(&r->links),
                                           .group_size = r->group_size,
                                           .group_self = r->group_self,

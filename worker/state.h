@@ -23,7 +23,7 @@ typedef struct {
     uint32_t *fed;                      /* [max_rows] the draw of the step before that is a row's
                                            token, where only the device knows it yet */
     uint32_t *first_logit;              /* [max_rows] of each piece: its first row in `logits` */
-    uint32_t *first_draw;               /* [max_rows] of each piece, where the device chooses */
+    uint32_t *first_draw;               /* [max_rows] of each piece */
     bool     *due;                      /* [max_rows] a token follows the piece */
     float    *logits;                   /* [max_rows][vocab_size]; untouched rows cost no memory */
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
@@ -39,6 +39,15 @@ typedef struct {
     uint64_t   from_ns; /* of its launch */
 } bt_batch;
 
+/* A token that the host chooses. */
+typedef struct {
+    const float       *logits; /* host [vocab_size] */
+    const bt_sampling *sampling;
+    bt_sample_how      how;
+    bool               found; /* and then, of the token, its id and logprobs */
+    bt_token           token;
+} bt_host_draw;
+
 struct bt_worker {
     bt_worker_config cfg;
     bt_requests      requests;
@@ -47,7 +56,9 @@ struct bt_worker {
     bt_batch        *batch;      /* of the next step, or the one that is launched last */
     bt_batch        *under_way;  /* launched, and its tokens not yet read; NULL: none is */
     bool             lookahead;
-    bt_sampler       sampler;
+    bt_sampler      *samplers;   /* owned: one for each of the threads that choose here */
+    bt_host_draw    *host_draws; /* owned: [host_draws_capacity], which grows; of a step */
+    uint32_t         n_samplers, host_draws_capacity;
     bt_draw_list     draws;
 
     bt_seats seats[2]; /* owned, once they have changed */

@@ -4,6 +4,20 @@
 #include "core/alloc.h"
 #include "worker/state.h"
 
+static bt_status open_samplers(bt_worker *w)
+{
+    bt_status st = BT_OK;
+    uint32_t  n  = w->cfg.threads == NULL ? 1 : bt_cpu_pool_n_threads(w->cfg.threads);
+
+    w->samplers = bt_calloc(n, sizeof(*w->samplers));
+    BT_REQUIRE(w->samplers != NULL, BT_ERR_NO_MEMORY, "%u samplers", n);
+    for (; w->n_samplers < n; w->n_samplers++)
+        BT_TRY(bt_sampler_init(&w->samplers[w->n_samplers], w->cfg.kernels->rows,
+                               w->cfg.facts.model->vocab_size));
+out:
+    return st;
+}
+
 bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
 {
     bt_status  st        = BT_OK;
@@ -22,7 +36,7 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
     w->cfg       = *cfg;
     w->scheduler = (bt_scheduler){.max_rows = cfg->max_rows, .chunk = cfg->chunk};
     w->parked    = true; /* every rank starts parked at wake number 0 */
-    BT_TRY(bt_sampler_init(&w->sampler, cfg->kernels->rows, cfg->facts.model->vocab_size));
+    BT_TRY(open_samplers(w));
     BT_TRY(bt_draw_list_init(&w->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));
     /* If the device chooses tokens, they can feed the next step without the host. */
     w->lookahead = cfg->lookahead && w->draws.sampling != NULL;
@@ -52,7 +66,10 @@ void bt_worker_destroy(bt_worker *w)
     bt_free(w->seats[1].ranks);
     for (int i = 0; i < 2; i++)
         bt_batch_fini(&w->batches[i]);
-    bt_sampler_fini(&w->sampler);
+    while (w->n_samplers > 0)
+        bt_sampler_fini(&w->samplers[--w->n_samplers]);
+    bt_free(w->samplers);
+    bt_free(w->host_draws);
     bt_draw_list_fini(&w->draws);
     bt_free(w);
 }

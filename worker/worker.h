@@ -66,9 +66,10 @@ typedef struct {
 typedef struct {
     bt_rank_facts         facts;
     bt_form_policy        form;
-    bt_device            *dev; /* borrowed, as are pool and kernels */
+    bt_device            *dev; /* borrowed, as are pool, kernels and threads */
     bt_kv_pool           *pool;
     const bt_cpu_kernels *kernels;
+    bt_cpu_pool          *threads; /* of what the host chooses; NULL: the caller alone */
     bt_worker_links       links;
     uint32_t              group_size, group_self; /* size 0: a spare, which has no group yet */
     uint32_t              epoch;                  /* of the group */

@@ -142,7 +142,7 @@ static void take(history *h, const bt_draw_results *out, uint32_t at, uint32_t n
 
     EXPECT_EQ(bt_model_await(g_engine.model, &WAIT), BT_OK);
     for (uint32_t i = 0; i < n; i++) {
-        EXPECT_EQ(bt_drawn_id(&h->draws, out, i, &h->ids[at][i]), BT_OK);
+        EXPECT(bt_drawn_id(&h->draws, out, i, &h->ids[at][i]));
         bt_drawn_logprobs(out, i, &h->logprobs[at][i], ids, tops);
         h->next[i] = h->ids[at][i];
     }

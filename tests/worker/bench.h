@@ -1,5 +1,5 @@
 /* tests/worker/bench.h - one rank and the orders that it gets, without a cell around it: what it
- * says is kept, its hand-off has never room, and a step's logits are all the same. */
+ * says is kept, its hand-off has never room, and a step's logits are all the same, or different. */
 #ifndef BT_TESTS_WORKER_BENCH_H
 #define BT_TESTS_WORKER_BENCH_H
 
@@ -29,6 +29,7 @@ typedef struct {
     uint64_t        now;
     bt_status       step_status;
     float           logit;         /* of every id */
+    bool            uneven;        /* each logit is another one */
     bool            granted;       /* a message is under way and cannot be withdrawn */
     uint32_t        n_quarantined; /* as the last beat says */
     size_t          tail_max;
@@ -73,7 +74,7 @@ static inline bt_status bench_launch(void *ctx, bt_step *step)
     for (uint32_t i = 0; i < step->group_rows.n_ranks; i++)
         b->group_rows += step->group_rows.n_rows[i][BT_ROLE_GENERATED];
     for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
-        step->logits[i] = b->logit;
+        step->logits[i] = b->uneven ? (float)(i * 2654435761u >> 16) * 0x1p-14f : b->logit;
     return b->step_status;
 }
 
@@ -110,7 +111,7 @@ static inline bt_worker_config bench_config(bench *b, uint32_t rank, uint32_t n_
 
 static inline void bench_set_up(bench *b, uint32_t rank, uint32_t n_prefill, uint32_t n_decode)
 {
-    bt_device_cpu_options cpu  = {.n_threads = 1, .kernels = "scalar"};
+    bt_device_cpu_options cpu  = {.n_threads = 2, .kernels = "scalar"};
     bt_kv_pool_config     pool = {
             .n_layers = BENCH_LAYERS, .n_pages = BENCH_PAGES, .kv_dim = BENCH_DIM};
     bt_worker_config cfg;

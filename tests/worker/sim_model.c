@@ -100,7 +100,7 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
             logits_by_map(r, all, n, logits);
         else
             sim_logits_of(all, n, logits);
-        if (bt_sample(&sampler, logits, &how, &id) != BT_OK) abort();
+        if (!bt_sample(&sampler, logits, &how, &id)) abort();
         if (r->repetition != 0 && bt_history_add(&seen, id, false) != BT_OK) abort();
         all[n]                 = id;
         tokens_out[(*n_out)++] = id;

@@ -71,7 +71,7 @@ static void draw_for(sim_rank *r, sim_late_step *l, uint32_t row, uint32_t posit
         how.repetition = d->repetition;
         how.frequency  = d->frequency;
         how.presence   = d->presence;
-        if (bt_sample(&r->cell->sampler, edited(l, i, logits), &how, &l->ids[i]) != BT_OK) abort();
+        if (!bt_sample(&r->cell->sampler, edited(l, i, logits), &how, &l->ids[i])) abort();
         if (d->history != 0 && bt_history_add(history, l->ids[i], false) != BT_OK) abort();
         bt_logprobs(&r->cell->sampler, logits, l->ids[i], 0, &l->logprobs[i], ids, top);
         r->last_ids[i] = l->ids[i];

@@ -140,6 +140,63 @@ static void logits_that_are_no_numbers_fail_the_request_alone(void)
     bench_tear_down(&b);
 }
 
+/* Four choices of a prompt, and logprobs of everything. */
+static void run_choices(bench *b, bt_cpu_pool *threads)
+{
+    bt_worker_config cfg = bench_config(b, 0, 1, 1);
+    bt_down          m   = bench_prefill(1, 10, 4, 1);
+    bt_plan          plan;
+    bt_next          next;
+    bool             leave;
+
+    bt_worker_destroy(b->worker);
+    cfg.threads = threads;
+    b->uneven   = true;
+    EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
+    m.u.prefill.sampling  = (bt_sampling){.temperature     = 1,
+                                          .seed            = 7,
+                                          .max_tokens      = 5,
+                                          .logprobs        = true,
+                                          .top_logprobs    = 3,
+                                          .prompt_logprobs = 3};
+    m.u.prefill.n_choices = 4;
+    m.u.prefill.choices   = bt_calloc(4, sizeof(uint32_t));
+    for (uint32_t i = 0; i < 4; i++)
+        m.u.prefill.choices[i] = i;
+    bench_order(b, &m);
+    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bench_order(b, &m);
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(bt_worker_finish(b->worker, &plan, &leave), BT_OK);
+}
+
+static void choices_do_not_depend_on_threads(void)
+{
+    bench                        b[2];
+    const bt_up_prompt_logprobs *prompt[2];
+    const bt_token              *tokens[2];
+
+    for (int i = 0; i < 2; i++) {
+        bench_set_up(&b[i], 0, 1, 1);
+        run_choices(&b[i], i == 0 ? NULL : bt_device_cpu_pool(b[i].dev));
+        EXPECT_EQ(b[i].n_up, 2);
+        EXPECT(b[i].up[0].kind == BT_UP_PROMPT_LOGPROBS && b[i].up[1].kind == BT_UP_TOKENS);
+        prompt[i] = &b[i].up[0].u.prompt_logprobs;
+        tokens[i] = b[i].up[1].u.tokens.tokens;
+        EXPECT_EQ(prompt[i]->n, 9);
+        EXPECT_EQ(b[i].up[1].u.tokens.n, 4);
+    }
+    EXPECT_EQ(memcmp(prompt[0]->logprobs, prompt[1]->logprobs, 9 * sizeof(float)), 0);
+    EXPECT_EQ(memcmp(prompt[0]->top_ids, prompt[1]->top_ids, 9 * 2 * sizeof(uint32_t)), 0);
+    EXPECT_EQ(memcmp(tokens[0], tokens[1], 4 * sizeof(*tokens[0])), 0);
+    for (uint32_t i = 0; i < 4; i++)
+        EXPECT(tokens[0][i].choice == i && tokens[0][i].n_top == 3 && tokens[0][i].logprob < 0);
+    EXPECT(tokens[0][0].id != tokens[0][1].id || tokens[0][0].id != tokens[0][2].id);
+    EXPECT(prompt[0]->logprobs[0] != prompt[0]->logprobs[8]);
+    bench_tear_down(&b[0]);
+    bench_tear_down(&b[1]);
+}
+
 static void step_that_fails_is_passed_on(void)
 {
     bench b;
@@ -236,6 +293,7 @@ int main(int argc, char **argv)
         BT_TEST(plans_that_do_not_agree_stop_the_rank),
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
+        BT_TEST(choices_do_not_depend_on_threads),
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),

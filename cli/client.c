@@ -26,7 +26,8 @@ static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
 {
     call *c = rpc->ctx;
 
-    c->last_ns = bt_now_ns();
+    c->last_ns          = bt_now_ns();
+    c->client->answered = true;
     if (c->st == BT_OK && message == NULL) {
         bt_log_error(__FILE__, __LINE__, "a peer broke the protocol",
                      "%s sent bytes that cannot be parsed as %s", c->client->address,
@@ -44,6 +45,31 @@ static void on_end(bt_rpc_call *rpc)
     c->ended = true;
 }
 
+/* The call's status. */
+static bt_status check_end(const call *c)
+{
+    bt_status        st     = BT_OK;
+    const bt_client *client = c->client;
+    char             reason[1024];
+    const char      *cause = reason; /* the deepest: gRPC tells a chain of them */
+
+    bt_rpc_slice_text(c->rpc.details, reason, sizeof(reason));
+    for (const char *at = reason; (at = strstr(at, ": ")) != NULL;)
+        cause = at += 2;
+    BT_REQUIRE(c->rpc.code != GRPC_STATUS_UNAVAILABLE || client->answered ||
+                   grpc_channel_check_connectivity_state(client->channel, 0) == GRPC_CHANNEL_READY,
+               BT_ERR_PEER,
+               "cannot connect to %s %s TLS: %s; expected the address that `baton run` %s",
+               client->address, client->tls ? "with" : "without", cause,
+               client->tls ? "printed, and a server with a certificate that --tls-ca vouches for"
+                           : "printed, and --tls-ca for a server with TLS");
+    BT_REQUIRE(c->rpc.code == GRPC_STATUS_OK, BT_ERR_PEER, "%s: %s: %s%s", client->address,
+               bt_rpc_code_name(c->rpc.code), reason,
+               c->rpc.code == GRPC_STATUS_UNAVAILABLE ? "; the request may be sent again" : "");
+out:
+    return st;
+}
+
 /* Drives the loop until the call has ended. */
 static bt_status wait_call(call *c)
 {
@@ -58,7 +84,7 @@ static bt_status wait_call(call *c)
         if (!cancelled && (expired || stopped)) {
             st = stopped ? BT_ERR_CANCELLED : BT_ERR_TIMEOUT;
             if (!stopped) {
-                bt_log_error(__FILE__, __LINE__, bt_status_str(st), "%s sent nothing for %llu s",
+                bt_log_error(__FILE__, __LINE__, bt_status_head(st), "%s sent nothing for %llu s",
                              c->client->address,
                              (unsigned long long)(c->client->limit_ns / BT_NS_PER_S));
             }
@@ -82,15 +108,12 @@ bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCM
               .ctx        = ctx,
               .last_ns    = bt_now_ns()
     };
-    char reason[1024];
 
     c.rpc.ctx = &c;
     bt_rpc_call_start(&c.rpc, client->loop, client->channel, method, request, UINT64_MAX);
     BT_TRY(wait_call(&c));
     BT_TRY(c.st);
-    bt_rpc_slice_text(c.rpc.details, reason, sizeof(reason));
-    BT_REQUIRE(c.rpc.code == GRPC_STATUS_OK, BT_ERR_PEER, "%s: %s: %s", client->address,
-               bt_rpc_code_name(c.rpc.code), reason);
+    BT_TRY(check_end(&c));
 out:
     bt_rpc_call_fini(&c.rpc);
     return st;
@@ -108,6 +131,7 @@ bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint
                BT_ERR_INVALID_ARG, "an address of %zu bytes", strlen(address));
     client->limit_ns = limit_ns;
     client->stop     = stop;
+    client->tls      = tls->on;
     BT_TRY(bt_rpc_loop_create(&client->loop));
     BT_TRY(bt_rpc_channel_create(address, tls, &client->channel));
     *client_out = client;

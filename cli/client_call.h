@@ -17,6 +17,7 @@ struct bt_client {
     const atomic_int *stop; /* may be NULL */
     uint64_t          limit_ns;
     uint32_t          n_requests;
+    bool              tls, answered; /* answered: something has come from the server */
     char              address[128];
 };
 

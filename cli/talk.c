@@ -100,7 +100,11 @@ bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk)
                    "%s does not say where its tokenizer lies; give --model DIR", opt->address);
         snprintf(talk->model, sizeof(talk->model), "%s", model.tokenizer_path);
     }
-    BT_TRY(bt_tokenizer_open(talk->model, &talk->tokenizer));
+    st = bt_tokenizer_open(talk->model, &talk->tokenizer);
+    if (st != BT_OK && opt->model == NULL)
+        BT_WARN("%s names that directory; if it lies on another machine, give --model DIR, a copy "
+                "of its tokenizer's files",
+                opt->address);
 out:
     return st;
 }
@@ -124,7 +128,8 @@ static double ms(uint64_t ns) { return (double)ns / 1e6; }
 static void print_account(const bt_talk *talk, const bt_client_result *r)
 {
     if (talk->opt->quiet) return;
-    fprintf(stderr, "%s%u prompt tokens", talk->colour[0], r->prompt_tokens);
+    fprintf(stderr, "%s%u prompt token%s", talk->colour[0], r->prompt_tokens,
+            r->prompt_tokens == 1 ? "" : "s");
     if (r->cached_tokens != 0) fprintf(stderr, " (%u cached)", r->cached_tokens);
     fprintf(stderr, ", %u generated", r->completion_tokens);
     if (r->n_choices == 1)

@@ -51,6 +51,8 @@ void bt_log_init_verb(const char *who, bt_log_level max_level)
     g_is_verb = true;
 }
 
+bool bt_log_is_verb(void) { return g_is_verb; }
+
 /* The pipe or terminal is opened anew: O_NONBLOCK belongs to what others have open as well. */
 void bt_log_never_block(void)
 {
@@ -207,7 +209,7 @@ static void keep_error(const char *what, const char *fmt, va_list ap)
     char text[TEXT_BYTES - 64];
 
     vsnprintf(text, sizeof(text), fmt, ap);
-    snprintf(t_error, sizeof(t_error), "%.60s: %s", what, text);
+    snprintf(t_error, sizeof(t_error), "%.60s%s%s", what, what[0] != 0 ? ": " : "", text);
     make_printable(t_error);
 }
 

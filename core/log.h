@@ -11,6 +11,7 @@
 #ifndef BT_CORE_LOG_H
 #define BT_CORE_LOG_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +37,7 @@ void bt_log_init(const char *who, bt_log_level max_level);
 /* The same for a verb that a person runs and reads: a line is "baton <who>: text", as those about
  * wrong usage are. */
 void bt_log_init_verb(const char *who, bt_log_level max_level);
+bool bt_log_is_verb(void);
 
 /* From now on a line that nobody takes off a full pipe, terminal or socket is dropped and counted,
  * and no thread waits; the next line that gets through is followed by the number.  Files stay as
@@ -61,7 +63,8 @@ void bt_log_write(bt_log_level level, const char *file, int line, const char *fm
 #define BT_WARN(...)  bt_log_write(BT_LOG_WARN, __FILE__, __LINE__, __VA_ARGS__)
 #define BT_DEBUG(...) bt_log_write(BT_LOG_DEBUG, __FILE__, __LINE__, __VA_ARGS__)
 
-/* Writes "<what>: <text>" as an error line and keeps it for bt_error_text(). */
+/* Writes "<what>: <text>", or the text alone when what is "", as an error line and keeps it for
+ * bt_error_text(). */
 BT_PRINTF(4, 5)
 void bt_log_error(const char *file, int line, const char *what, const char *fmt, ...);
 

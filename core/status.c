@@ -12,6 +12,13 @@ const char *bt_status_str(bt_status st)
     return "unknown status";
 }
 
+const char *bt_status_head(bt_status st)
+{
+    bool is_said = st != BT_ERR_NO_MEMORY && st != BT_ERR_DEVICE; /* by the text behind it */
+
+    return is_said && bt_log_is_verb() ? "" : bt_status_str(st);
+}
+
 bt_scope bt_status_scope(bt_status st)
 {
     switch (st) {

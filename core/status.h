@@ -42,6 +42,9 @@ typedef enum { BT_SCOPE_REQUEST, BT_SCOPE_RANK, BT_SCOPE_CELL } bt_scope;
 /* Both are total: an unknown code has a text too, and scope CELL. */
 const char *bt_status_str(bt_status st);
 bt_scope    bt_status_scope(bt_status st);
+/* What begins an error's line: the code's text; "" in a verb (core/log.h), whose reader does not
+ * need it, except where the line would not say what is wrong. */
+const char *bt_status_head(bt_status st);
 
 /* The only two control-flow macros.  The enclosing function has a local `bt_status st` and one
  * label `out`; neither macro ever returns. */
@@ -50,13 +53,13 @@ bt_scope    bt_status_scope(bt_status st);
         st = (call);               \
         if (st != BT_OK) goto out; \
     } while (0)
-#define BT_REQUIRE(cond, code, ...)                                           \
-    do {                                                                      \
-        if (!(cond)) {                                                        \
-            st = (code);                                                      \
-            bt_log_error(__FILE__, __LINE__, bt_status_str(st), __VA_ARGS__); \
-            goto out;                                                         \
-        }                                                                     \
+#define BT_REQUIRE(cond, code, ...)                                            \
+    do {                                                                       \
+        if (!(cond)) {                                                         \
+            st = (code);                                                       \
+            bt_log_error(__FILE__, __LINE__, bt_status_head(st), __VA_ARGS__); \
+            goto out;                                                          \
+        }                                                                      \
     } while (0)
 
 #ifdef __cplusplus

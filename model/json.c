@@ -94,7 +94,7 @@ static bt_status wrong(const bt_json_at *at, const char *field, const char *expe
 {
     char found[BT_JSON_SHOW_BYTES];
 
-    bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_FORMAT),
+    bt_log_error(__FILE__, __LINE__, bt_status_head(BT_ERR_FORMAT),
                  "%s: field %s%s%s: expected %s, found %s", at->file, at->in,
                  at->in[0] != '\0' ? "." : "", field, expected,
                  bt_json_show(bt_json_field(at, field), found, sizeof(found)));

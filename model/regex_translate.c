@@ -28,7 +28,7 @@ static bt_status refuse(const translation *t, size_t n, const char *what)
     char part[16], show[SHOW_BYTES];
 
     snprintf(part, sizeof(part), "%.*s", (int)n, t->regex + t->i);
-    bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_UNSUPPORTED),
+    bt_log_error(__FILE__, __LINE__, bt_status_head(BT_ERR_UNSUPPORTED),
                  "%s: pre_tokenizer: the regex has \"%s\" at byte %zu (%s): %s", t->where, part,
                  t->i, what, bt_json_printable(t->regex, show, sizeof(show)));
     return BT_ERR_UNSUPPORTED;

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "coordinator"))
-from harness import SOURCE, Served, control  # noqa: E402
+from harness import SOURCE, Cell, Coordinator, Served, control  # noqa: E402
 from certificates import TlsCase  # noqa: E402
 
 BIN = sys.argv.pop(1)
@@ -97,6 +97,40 @@ class Flags(Served):
             self.assertIn(words, err)
 
 
+class Errors(Served):
+    """A line says what was expected and found, and what to do: no code's name before it."""
+
+    def says(self, words, program, *args, stdin=""):
+        code, out, err = run(program, *args, stdin=stdin)
+        self.assertEqual((code, out), (1, ""), err)
+        self.assertEqual(err.splitlines()[0][:len(words)], words)
+        return err
+
+    def test_nobody_listens(self):
+        for program in ("generate", "chat", "bench"):
+            err = self.says(f"baton {program}: cannot connect to 127.0.0.1:1 without TLS: Connection refused; expected the address that `baton run` printed",
+                            f"baton-{program}", "-a", "127.0.0.1:1", stdin="x")
+            self.assertEqual(err.count("\n"), 1)
+
+    def test_refusals_and_files(self):
+        ask = "baton-generate", "-a", self.address, "--prompt", "x"
+        self.says(f"baton generate: {self.address}: INVALID_ARGUMENT: ", *ask, "--model", MODEL, "--max-tokens", "99999")
+        self.says("baton generate: /nowhere: No such file", *ask, "--model", "/nowhere")
+        self.says("baton tokenize: stdin line 1: expected a JSON string, found", "baton-tokenize", "--model", MODEL, stdin="x\n")
+        self.says("baton inspect: /nowhere/config.json: No such file", "baton-inspect", "/nowhere")
+
+    def test_a_tokenizer_elsewhere(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(os.path.join(MODEL, "config.json"), os.path.join(folder, "config.json"))
+            c = Coordinator("--model", folder)
+            self.addCleanup(c.close)
+            cell = Cell(c.line("control")).attach().ready()
+            self.addCleanup(cell.close)
+            address = c.line("ready")
+            err = self.says(f"baton generate: {folder}/tokenizer.json: No such file", "baton-generate", "-a", address, "--prompt", "x")
+            self.assertIn(f"{address} names that directory; if it lies on another machine, give --model DIR", err)
+
+
 class Logits(unittest.TestCase):
     """What is wrong with the cases or the settings is said before a cell starts."""
 
@@ -147,7 +181,7 @@ class Tls(TlsCase):
         for args in ([], ["--tls"], ["--tls-ca", self.path("other.pem")]):
             code, _, err = self.ask(address, *args)
             self.assertEqual(code, 1, args)
-            self.assertIn("UNAVAILABLE", err)
+            self.assertIn(f"cannot connect to {address} with{'' if args else 'out'} TLS: ", err)
         code, out, err = run("baton-bench", "-a", address, "-n", "2", "-c", "1", "--prompt-tokens", "8", "--output-tokens", "4", "--warmup", "0", "--tls-ca",
                              self.path("ca.pem"))
         self.assertEqual(code, 0, err + out)
@@ -171,7 +205,7 @@ class Tls(TlsCase):
             self.assertNotEqual(out.strip(), "")
         code, _, err = chat("--chat-tls-ca", self.path("other.pem"))
         self.assertEqual(code, 1, err)
-        self.assertIn("UNAVAILABLE", err)
+        self.assertIn("cannot connect to ", err)
         for args, words in ((["--tls-client-ca", self.path("ca.pem")], "needs --chat-tls-cert"), (client[:2], "--chat-tls-key go together")):
             code, _, err = chat(*args)
             self.assertEqual(code, 64, err)

@@ -1,13 +1,14 @@
-/* moe/cuda/gate.cu - the gate: a warp a row.  See moe_kernels.h.  Sums run as on the CPU, one after
- * the other, since a row has few experts; searches run over the lanes. */
+/* moe/cuda/gate.cu - the gate: a block a row, whose first warp chooses while the others copy.  See
+ * moe_kernels.h.  Sums run as on the CPU, one after the other, since a row has few experts;
+ * searches run over the lanes. */
 #include "device/cpu/math.h"
 #include "device/cuda/gpu.cuh"
 #include "moe/cuda/moe_kernels.h"
 #include "moe/group_score.h"
 
-enum { THREADS = 128, ROWS = THREADS / GPU_WARP };
+enum { THREADS = 128 };
 
-/* One row's work space in shared memory. */
+/* The row's work space in shared memory. */
 typedef struct {
     float   *score, *choice; /* [n_experts]: for the weights; for the selection */
     uint8_t *marked;         /* [n_experts] dropped or chosen */
@@ -156,38 +157,42 @@ static __device__ void put_weights(const bt_gate_config &g, const gate_row &row,
     }
 }
 
-/* The row's elements to the wire, 16 bytes at a time where that fits. */
+/* The row's elements to the wire, 16 bytes at a time where that fits; by all warps but the first.
+ */
 static __device__ __forceinline__ void copy_row(bt_bf16 *dst, const bt_bf16 *src, uint32_t n)
 {
-    enum { PER_VEC = sizeof(gpu_vec16) / sizeof(bt_bf16) };
+    enum { PER_VEC = sizeof(gpu_vec16) / sizeof(bt_bf16), COPYING = THREADS - GPU_WARP };
+    uint32_t first = threadIdx.x - GPU_WARP;
 
     if (((uintptr_t)dst | (uintptr_t)src) % sizeof(gpu_vec16) == 0 && n % PER_VEC == 0)
-        FOR_LANES(i, n / PER_VEC) { ((gpu_vec16 *)dst)[i] = ((const gpu_vec16 *)src)[i]; }
+        for (uint32_t i = first; i < n / PER_VEC; i += COPYING)
+            ((gpu_vec16 *)dst)[i] = ((const gpu_vec16 *)src)[i];
     else
-        FOR_LANES(i, n) dst[i] = src[i];
+        for (uint32_t i = first; i < n; i += COPYING)
+            dst[i] = src[i];
 }
 
 static __global__ void __launch_bounds__(THREADS)
     route_kernel(const GPU_CONSTANT bt_cuda_route r, uint32_t n_wire)
 {
-    GPU_DYNAMIC_SHARED(float, mem);
+    GPU_DYNAMIC_SHARED(float, own); /* score, choice, group scores; marks of experts and groups */
     const bt_gate_config &g = r.gate;
-    uint32_t        n = g.n_experts, warp = threadIdx.x / GPU_WARP, row = blockIdx.x * ROWS + warp;
-    float          *own     = mem + (size_t)warp * 3 * n; /* score, choice, group scores */
-    uint8_t        *marks   = (uint8_t *)(mem + (size_t)ROWS * 3 * n) + (size_t)warp * 2 * n;
-    gate_row        w       = {own, own + n, marks};
-    bt_bf16        *wire    = r.wire + (size_t)row * n_wire;
-    uint16_t       *experts = wire + r.hidden;
-    const float    *logits  = r.logits + (size_t)row * n;
-    const bt_bf16  *x       = r.x + (size_t)row * r.hidden;
-    const uint16_t *forced  = r.forced == NULL ? NULL : r.forced + (size_t)row * g.top_k;
+    uint32_t              n = g.n_experts, row = blockIdx.x;
+    uint8_t              *marks   = (uint8_t *)(own + 3 * (size_t)n);
+    gate_row              w       = {own, own + n, marks};
+    bt_bf16              *wire    = r.wire + (size_t)row * n_wire;
+    uint16_t             *experts = wire + r.hidden;
+    const float          *logits  = r.logits + (size_t)row * n;
+    const uint16_t       *forced  = r.forced == NULL ? NULL : r.forced + (size_t)row * g.top_k;
 
-    if (row >= r.n_rows) return;
     if (r.live != NULL && row >= *r.live) {
-        if (threadIdx.x % GPU_WARP == 0) experts[0] = BT_NO_EXPERTS;
+        if (threadIdx.x == 0) experts[0] = BT_NO_EXPERTS;
         return;
     }
-    copy_row(wire, x, r.hidden);
+    if (threadIdx.x >= GPU_WARP) {
+        copy_row(wire, r.x + (size_t)row * r.hidden, r.hidden);
+        return;
+    }
     FOR_LANES(e, n) w.marked[e] = 0;
     if (g.kind == BT_GATE_SIGMOID_BIAS)
         score_sigmoid(n, logits, r.bias, w);
@@ -205,9 +210,9 @@ static __global__ void __launch_bounds__(THREADS)
 
 int bt_cuda_route_run(void *stream, const bt_cuda_route *r)
 {
-    size_t shared = (size_t)ROWS * r->gate.n_experts * (3 * sizeof(float) + 2);
+    size_t shared = (size_t)r->gate.n_experts * (3 * sizeof(float) + 2);
 
     if (r->n_rows == 0) return 0;
-    return gpu_launch(route_kernel, dim3(gpu_blocks(r->n_rows, ROWS)), dim3(THREADS), shared,
-                      stream, *r, bt_wire_elems(r->hidden, r->gate.top_k));
+    return gpu_launch(route_kernel, dim3(r->n_rows), dim3(THREADS), shared, stream, *r,
+                      bt_wire_elems(r->hidden, r->gate.top_k));
 }

@@ -5,25 +5,56 @@
 
 enum { THREADS = 256, N_WARPS = THREADS / GPU_WARP };
 
-/* ---- permutation: one block an expert; it scans all entries, so that its terms ascend by row */
+/* ---- permutation: one block an expert; it looks at all rows, so that its terms ascend by row */
 
-static __device__ bool row_ok(const bt_cuda_permute &p, const uint16_t *experts)
+typedef struct {
+    uint32_t before; /* how many experts of the row stand before this block's on this rank */
+    uint32_t entry;  /* which one is this block's; top_k: none */
+    bool     ok;     /* else it asks for nothing */
+} row_wish;
+
+static __device__ const uint16_t *experts_of(const bt_cuda_permute &p, uint32_t row)
 {
-    bool ok = true;
-
-    for (uint32_t j = 0; j < p.top_k; j++)
-        ok = ok && experts[j] < p.n_experts && (j == 0 || experts[j] > experts[j - 1]);
-    return ok;
+    return (const uint16_t *)p.wire + (size_t)row * p.n_wire + p.hidden;
 }
 
-/* Whether entry i (of n_rows top_k) asks for this block's expert. */
-static __device__ bool asks(const bt_cuda_permute &p, size_t i)
+static __device__ row_wish wish_of(const bt_cuda_permute &p, uint32_t row)
 {
-    const uint16_t *experts;
+    const uint16_t *experts = experts_of(p, row);
+    row_wish        w       = {0, p.top_k, true};
 
-    if (i >= (size_t)p.n_rows * p.top_k) return false;
-    experts = (const uint16_t *)p.wire + i / p.top_k * p.n_wire + p.hidden;
-    return row_ok(p, experts) && p.local_of[experts[i % p.top_k]] == blockIdx.x;
+    for (uint32_t j = 0, last = 0; j < p.top_k && w.ok; j++) {
+        uint32_t e = experts[j], local;
+
+        w.ok = e < p.n_experts && (j == 0 || e > last);
+        last = e;
+        if (!w.ok) break;
+        local = p.local_of[e];
+        w.before += local < blockIdx.x;
+        w.entry = local == blockIdx.x ? j : w.entry;
+    }
+    return w.ok ? w : row_wish{0, p.top_k, false};
+}
+
+/* Entries that are nobody's here, and a row that says nonsense. */
+static __device__ void check_row(const bt_cuda_permute &p, uint32_t row, bool ok)
+{
+    const uint16_t *experts = experts_of(p, row);
+
+    if (!ok && experts[0] != BT_NO_EXPERTS) atomicMin(p.bad_row, p.first_row + row);
+    for (uint32_t j = 0; j < p.top_k; j++)
+        if (!ok || p.local_of[experts[j]] >= p.n_local)
+            p.term_of[(size_t)row * p.top_k + j] = UINT32_MAX;
+}
+
+static __device__ void put_term(const bt_cuda_permute &p, uint32_t row, uint32_t entry,
+                                uint32_t term)
+{
+    const uint16_t *w = experts_of(p, row) + p.top_k + 2 * entry;
+
+    p.term_row[term]                         = row;
+    p.term_weight[term]                      = __uint_as_float((uint32_t)w[1] << 16 | w[0]);
+    p.term_of[(size_t)row * p.top_k + entry] = term;
 }
 
 /* The sum over the block, in every thread; in_warp is free before and after. */
@@ -41,50 +72,38 @@ static __device__ uint32_t sum_all(uint32_t n, uint32_t *in_warp)
     return sum;
 }
 
-static __global__ void __launch_bounds__(THREADS) count_kernel(const GPU_CONSTANT bt_cuda_permute p)
+/* Its first term, and how many it has; each row is checked by one block. */
+static __device__ void count_terms(const bt_cuda_permute &p, uint32_t *in_warp, uint32_t *first,
+                                   uint32_t *n)
 {
-    GPU_SHARED(uint32_t, in_warp, N_WARPS);
-    uint32_t n = 0;
+    *first = *n = 0;
+    for (uint32_t row = threadIdx.x; row < p.n_rows; row += THREADS) {
+        row_wish w = wish_of(p, row);
 
-    for (size_t i = threadIdx.x; i < (size_t)p.n_rows * p.top_k; i += THREADS)
-        n += asks(p, i);
-    n = sum_all(n, in_warp);
-    if (threadIdx.x == 0) p.count[blockIdx.x] = n;
-    if (threadIdx.x == 0) p.rows_run[blockIdx.x] += n;
+        *first += w.before;
+        *n += w.entry < p.top_k;
+        if (row % p.n_local == blockIdx.x) check_row(p, row, w.ok);
+    }
+    *first = sum_all(*first, in_warp);
+    *n     = sum_all(*n, in_warp);
 }
 
-/* Entries that are nobody's here, and rows that say nonsense. */
-static __global__ void __launch_bounds__(THREADS) check_kernel(const GPU_CONSTANT bt_cuda_permute p)
-{
-    uint32_t        row = blockIdx.x * THREADS + threadIdx.x;
-    const uint16_t *experts;
-    bool            ok;
-
-    if (row >= p.n_rows) return;
-    experts = (const uint16_t *)p.wire + (size_t)row * p.n_wire + p.hidden;
-    ok      = row_ok(p, experts);
-    if (!ok && experts[0] != BT_NO_EXPERTS) atomicMin(p.bad_row, p.first_row + row);
-    for (uint32_t j = 0; j < p.top_k; j++)
-        if (!ok || p.local_of[experts[j]] >= p.n_local)
-            p.term_of[(size_t)row * p.top_k + j] = UINT32_MAX;
-}
-
-static __global__ void __launch_bounds__(THREADS) fill_kernel(const GPU_CONSTANT bt_cuda_permute p)
+static __global__ void __launch_bounds__(THREADS)
+    permute_kernel(const GPU_CONSTANT bt_cuda_permute p)
 {
     GPU_SHARED(uint32_t, in_warp, N_WARPS);
-    uint32_t lane = threadIdx.x % GPU_WARP, warp = threadIdx.x / GPU_WARP, at = 0;
+    uint32_t lane = threadIdx.x % GPU_WARP, warp = threadIdx.x / GPU_WARP, at, n;
 
-    for (uint32_t e = threadIdx.x; e < blockIdx.x; e += THREADS)
-        at += p.count[e];
-    at = sum_all(at, in_warp);
+    count_terms(p, in_warp, &at, &n);
     if (threadIdx.x == 0) {
         p.row_at[blockIdx.x] = at;
-        if (blockIdx.x + 1 == p.n_local) p.row_at[p.n_local] = at + p.count[blockIdx.x];
+        p.rows_run[blockIdx.x] += n;
+        if (blockIdx.x + 1 == p.n_local) p.row_at[p.n_local] = at + n;
     }
-    for (size_t i0 = 0; i0 < (size_t)p.n_rows * p.top_k; i0 += THREADS) {
-        size_t   i = i0 + threadIdx.x, row = i / p.top_k;
-        bool     mine = asks(p, i);
-        uint32_t mask = __ballot_sync(~0u, mine), before = 0, total = 0;
+    for (uint32_t row0 = 0; row0 < p.n_rows && n != 0; row0 += THREADS) {
+        uint32_t row   = row0 + threadIdx.x;
+        uint32_t entry = row < p.n_rows ? wish_of(p, row).entry : p.top_k;
+        uint32_t mask = __ballot_sync(~0u, entry < p.top_k), before = 0, total = 0;
 
         if (lane == 0) in_warp[warp] = __popc(mask);
         __syncthreads();
@@ -92,15 +111,8 @@ static __global__ void __launch_bounds__(THREADS) fill_kernel(const GPU_CONSTANT
             before += w < warp ? in_warp[w] : 0;
             total += in_warp[w];
         }
-        if (mine) {
-            uint32_t        term = at + before + __popc(mask & ((1u << lane) - 1));
-            const uint16_t *w =
-                (const uint16_t *)p.wire + row * p.n_wire + p.hidden + p.top_k + 2 * (i % p.top_k);
-
-            p.term_row[term]    = (uint32_t)row;
-            p.term_weight[term] = __uint_as_float((uint32_t)w[1] << 16 | w[0]);
-            p.term_of[i]        = term;
-        }
+        if (entry < p.top_k)
+            put_term(p, row, entry, at + before + __popc(mask & ((1u << lane) - 1)));
         at += total;
         __syncthreads();
     }
@@ -108,15 +120,8 @@ static __global__ void __launch_bounds__(THREADS) fill_kernel(const GPU_CONSTANT
 
 int bt_cuda_permute_run(void *stream, const bt_cuda_permute *p)
 {
-    int err;
-
     if (p->n_local == 0) return 0; /* without rows the offsets are still written */
-    err = gpu_launch(count_kernel, dim3(p->n_local), dim3(THREADS), 0, stream, *p);
-    if (err == 0 && p->n_rows != 0)
-        err = gpu_launch(check_kernel, dim3(gpu_blocks(p->n_rows, THREADS)), dim3(THREADS), 0,
-                         stream, *p);
-    if (err == 0) err = gpu_launch(fill_kernel, dim3(p->n_local), dim3(THREADS), 0, stream, *p);
-    return err;
+    return gpu_launch(permute_kernel, dim3(p->n_local), dim3(THREADS), 0, stream, *p);
 }
 
 static __global__ void __launch_bounds__(THREADS)

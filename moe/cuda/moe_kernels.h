@@ -37,7 +37,6 @@ typedef struct {
     const bt_bf16 *wire;
     const uint16_t
              *local_of;    /* [n_experts]: index among this rank's experts, UINT16_MAX: elsewhere */
-    uint32_t *count;       /* [n_local], scratch */
     uint32_t *row_at;      /* out [n_local + 1]: first term of each expert; the number of all */
     uint32_t *term_row;    /* out [n_rows top_k]: wire row of each term */
     float    *term_weight; /* out [n_rows top_k] */

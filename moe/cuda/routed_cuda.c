@@ -17,7 +17,7 @@ struct bt_moe_routed {
     uint16_t *local_of, *owner;        /* [n_experts] */
     uint8_t  *whole;                   /* [n_blocks] */
     uint32_t *items_of, *items_before; /* [n_ranks] */
-    uint32_t *count, *row_at;          /* [n_local (+ 1)] */
+    uint32_t *row_at;                  /* [n_local + 1] */
     uint32_t *term_row, *term_of;      /* [tile_rows, top_k] */
     float    *term_weight;             /* [tile_rows, top_k] */
     bt_bf16  *act;                     /* [terms, expert_dim] */
@@ -29,9 +29,9 @@ struct bt_moe_routed {
 static void destroy(bt_moe_routed *r)
 {
     if (r == NULL) return;
-    void *lists[] = {r->local_of, r->owner,  r->whole,    r->items_of, r->items_before,
-                     r->count,    r->row_at, r->term_row, r->term_of,  r->term_weight,
-                     r->act,      r->y,      r->bad_row,  r->rows_run};
+    void *lists[] = {r->local_of, r->owner,    r->whole,   r->items_of,    r->items_before,
+                     r->row_at,   r->term_row, r->term_of, r->term_weight, r->act,
+                     r->y,        r->bad_row,  r->rows_run};
 
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
         bt_device_free(r->dev, lists[i]);
@@ -92,7 +92,6 @@ static bt_status create(bt_device *dev, const bt_moe_layout *l, bt_moe_routed **
     r->n_wire = bt_wire_elems(l->hidden, l->top_k);
     r->items  = l->items_of[l->self];
     BT_TRY(put_tables(r, l, before));
-    BT_TRY(take(r, l->n_local, sizeof(*r->count), &r->count));
     BT_TRY(take(r, (size_t)l->n_local + 1, sizeof(*r->row_at), &r->row_at));
     BT_TRY(take(r, entries, sizeof(*r->term_row), &r->term_row));
     BT_TRY(take(r, entries, sizeof(*r->term_of), &r->term_of));
@@ -121,7 +120,6 @@ static bt_status permute(bt_moe_routed *r, uint32_t first_row, uint32_t n_rows, 
                                                        .n_local     = r->l.n_local,
                                                        .wire        = wire,
                                                        .local_of    = r->local_of,
-                                                       .count       = r->count,
                                                        .row_at      = r->row_at,
                                                        .term_row    = r->term_row,
                                                        .term_weight = r->term_weight,

@@ -73,14 +73,13 @@ static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts,
     uint32_t  n_wire = bt_wire_elems(HIDDEN, top_k), n_local = 0, n_entries = rows * top_k, at = 0;
     bt_bf16  *wire     = random_bf16((size_t)rows * n_wire + 1, 1, &rng);
     uint16_t *local_of = ARRAY(uint16_t, n_experts), *entries = ARRAY(uint16_t, n_entries * 3 + 1);
-    uint32_t *count, *row_at, *term_row = ARRAY(uint32_t, n_entries + 1);
+    uint32_t *row_at, *term_row                               = ARRAY(uint32_t, n_entries + 1);
     uint32_t *term_of = ARRAY(uint32_t, n_entries + 1), *bad_row = ARRAY(uint32_t, 1);
     float    *weight = ARRAY(float, n_entries + 1);
-    uint64_t *run;
+    uint64_t *run, before = simt_n_launches();
 
     for (uint32_t e = 0; e < n_experts; e++) /* e.g. 1, 2, 4, 5, .. live here */
         local_of[e] = e % 3 != 0 || n_experts == 1 ? (uint16_t)n_local++ : UINT16_MAX;
-    count  = ARRAY(uint32_t, n_local);
     row_at = ARRAY(uint32_t, n_local + 1);
     run    = ARRAY(uint64_t, n_local);
     for (uint32_t e = 0; e < n_local; e++)
@@ -103,7 +102,6 @@ static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts,
                                                            .n_local     = n_local,
                                                            .wire        = wire,
                                                            .local_of    = local_of,
-                                                           .count       = count,
                                                            .row_at      = row_at,
                                                            .term_row    = term_row,
                                                            .term_weight = weight,
@@ -112,6 +110,7 @@ static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts,
                                                            .bad_row     = bad_row,
                                                            .rows_run    = run}),
               0);
+    EXPECT(simt_n_launches() - before <= 1);
     EXPECT_EQ(bad_row[0], bad < rows ? FIRST + bad : UINT32_MAX);
     EXPECT_EQ(bt_cuda_entries_run(NULL, rows, HIDDEN, top_k, wire, entries), 0);
     for (uint32_t r = 0; r < rows; r++)
@@ -140,7 +139,7 @@ static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts,
 
         if (e >= n_experts || local_of[e] == UINT16_MAX) EXPECT_EQ(term_of[i], UINT32_MAX);
     }
-    free(wire), free(local_of), free(count), free(row_at), free(term_row), free(term_of);
+    free(wire), free(local_of), free(row_at), free(term_row), free(term_of);
     free(bad_row), free(weight), free(entries), free(run);
 }
 

@@ -56,11 +56,12 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefau
  * major=7 minor=5 mib=64 seed=3", of which any may be left out. */
 typedef struct {
     int    n_devices, driver, major, minor;
-    size_t bytes;   /* of the GPU */
-    long   fail_at; /* the call from now that fails with cudaErrorInvalidValue; -1: none */
-    size_t taken;   /* of the GPU */
-    long   live;    /* memory, streams and events not yet given back */
-    long   n_waits; /* of the host, for work that had not ended */
+    size_t bytes;    /* of the GPU */
+    long   fail_at;  /* the call from now that fails with cudaErrorInvalidValue; -1: none */
+    size_t taken;    /* of the GPU */
+    long   live;     /* memory, streams and events not yet given back */
+    long   n_waits;  /* of the host, for work that had not ended */
+    long   n_graphs; /* launched */
 } fake_gpu;
 extern fake_gpu g_fake_gpu;
 /* Moves what other libraries have under way; NULL: there is none. */

@@ -6,7 +6,7 @@
 
 #include "tests/cuda/fake/inside.h"
 
-fake_gpu g_fake_gpu = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0, 0};
+fake_gpu g_fake_gpu = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0, 0, 0};
 
 static int number_of(const char *text, const char *name, int otherwise)
 {

@@ -319,5 +319,6 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    g_fake_gpu.n_graphs++;
     return put(stream, (fake_op){.kind = GRAPH, .graph = exec});
 }

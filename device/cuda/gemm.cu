@@ -20,37 +20,44 @@ typedef struct {
     uint32_t group, first, n_rows;
 } row_tile;
 
-/* Tile number `slot` of the groups' tiles of bm rows, in group order; n_rows is 0 beyond the last.
- * For the first warp, every lane alike. */
-static __device__ row_tile find_tile(const bt_cuda_gemm &g, uint32_t slot, uint32_t bm)
+/* Tile number `slot` of the groups' tiles of BM rows, in group order; n_rows is 0 beyond the last.
+ * By the first warp, for the block: each lane has some neighbouring groups, and asks for all their
+ * rows at once. */
+template <int BM>
+static __device__ void find_tile(const bt_cuda_gemm &g, uint32_t slot, row_tile *tile)
 {
-    uint32_t lane = threadIdx.x % GPU_WARP, before = 0;
+    enum { GROUPS = BT_CUDA_MAX_GROUPS / GPU_WARP };
+    uint32_t lane = threadIdx.x % GPU_WARP, group = lane * GROUPS, at[GROUPS + 1], n = 0, end;
 
-    for (uint32_t g0 = 0; g0 < g.n_groups; g0 += GPU_WARP) {
-        bool     in    = g0 + lane < g.n_groups;
-        uint32_t first = in ? g.row_at[g0 + lane] : 0;
-        uint32_t n     = in ? g.row_at[g0 + lane + 1] - first : 0;
-        uint32_t end   = (n + bm - 1) / bm; /* becomes the tiles up to this group */
-        uint32_t found, here;
+    GPU_UNROLL
+    for (int i = 0; i <= GROUPS; i++)
+        at[i] = g.row_at[group + i < g.n_groups ? group + i : g.n_groups];
+    GPU_UNROLL
+    for (int i = 0; i < GROUPS; i++)
+        n += (at[i + 1] - at[i] + BM - 1) / BM;
+    end = n; /* becomes the tiles up to this lane's last */
+    for (int by = 1; by < GPU_WARP; by *= 2) {
+        uint32_t other = __shfl_up_sync(~0u, end, by);
 
-        for (int by = 1; by < GPU_WARP; by *= 2) {
-            uint32_t other = __shfl_up_sync(~0u, end, by);
-
-            end += lane >= (uint32_t)by ? other : 0;
-        }
-        found = __ballot_sync(~0u, before + end > slot);
-        if (found == 0) {
-            before += __shfl_sync(~0u, end, GPU_WARP - 1);
-            continue;
-        }
-        here = (uint32_t)__ffs((int)found) - 1;
-        slot -= before + __shfl_sync(~0u, end, here) -
-                (__shfl_sync(~0u, n, here) + bm - 1) / bm; /* within the group */
-        first = __shfl_sync(~0u, first, here) + slot * bm;
-        n     = __shfl_sync(~0u, n, here) - slot * bm;
-        return row_tile{g0 + here, first, n < bm ? n : bm};
+        end += lane >= (uint32_t)by ? other : 0;
     }
-    return row_tile{0, 0, 0};
+    if (slot >= __shfl_sync(~0u, end, GPU_WARP - 1)) {
+        if (lane == 0) *tile = row_tile{0, 0, 0};
+        return;
+    }
+    if (slot >= end || slot < end - n) return; /* another lane's */
+    slot -= end - n;
+    GPU_UNROLL
+    for (int i = 0; i < GROUPS; i++) {
+        uint32_t rows = at[i + 1] - at[i], n_tiles = (rows + BM - 1) / BM;
+
+        if (slot < n_tiles) {
+            rows -= slot * BM;
+            *tile = row_tile{group + i, at[i] + slot * BM, rows < BM ? rows : BM};
+            return;
+        }
+        slot -= n_tiles;
+    }
 }
 
 /* Where tile row r of the weights stands: for swiglu, 8 gate rows alternate with their 8 up rows.
@@ -292,10 +299,7 @@ static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
     float                       acc[MT][NT][4] = {};
 
     if (g.row_at != NULL) {
-        if (warp == 0) {
-            rows = find_tile(g, blockIdx.y, BM);
-            if (threadIdx.x == 0) where[0] = rows;
-        }
+        if (warp == 0) find_tile<BM>(g, blockIdx.y, where);
         __syncthreads();
         rows = where[0];
     } else {
@@ -353,12 +357,13 @@ static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
     put_tile<BN, MT, NT>(g, rows, row0, col0, acc);
 }
 
-/* Of tiles of bm by bn; with row_at at most. */
+/* Of tiles of bm by bn; with row_at at most: each has a row, and a group one that is not full. */
 static dim3 grid_of(const bt_cuda_gemm *g, uint32_t bm, uint32_t bn)
 {
-    uint64_t tiles = g->row_at != NULL
-                         ? ((uint64_t)g->max_rows + (uint64_t)g->n_groups * (bm - 1)) / bm
-                         : (uint64_t)gpu_blocks(g->max_rows, bm) * g->n_groups;
+    uint32_t with_rows = g->n_groups < g->max_rows ? g->n_groups : g->max_rows;
+    uint64_t tiles     = g->row_at != NULL
+                             ? ((uint64_t)g->max_rows + (uint64_t)with_rows * (bm - 1)) / bm
+                             : (uint64_t)gpu_blocks(g->max_rows, bm) * g->n_groups;
 
     return dim3(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? bn / 2 : bn), (uint32_t)tiles);
 }
@@ -376,7 +381,9 @@ static int run(void *stream, const bt_cuda_gemm *g, bool wide)
 
 template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
 {
-    uint32_t per_group = g->row_at != NULL ? g->max_rows / g->n_groups : g->max_rows;
+    uint32_t per_group = g->row_at == NULL     ? g->max_rows
+                         : g->likely_rows != 0 ? g->likely_rows
+                                               : g->max_rows / g->n_groups;
     uint32_t bm        = per_group <= 16 ? 16 : per_group <= 64 ? 64 : 128;
     dim3     grid      = grid_of(g, bm, WIDE_BN);
     bool     narrow    = (uint64_t)grid.x * grid.y * 2 <= gpu_n_multiprocessors();

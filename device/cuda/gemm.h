@@ -35,6 +35,8 @@ typedef struct {
      * x + g x_group and y + g y_group elements. */
     uint32_t        max_rows;
     const uint32_t *row_at;
+    uint32_t likely_rows; /* of a group, with row_at: what tiles are made for; 0: an even share of
+                             max_rows */
     size_t          x_group, y_group;
     const uint32_t *x_row; /* device, or NULL: row r reads row x_row[r] of x */
     const bt_bf16  *x;     /* [.., k], row stride ld_x elements */

@@ -152,23 +152,26 @@ static bt_status experts(bt_moe_routed *r, bt_linear *const *gate_up, bt_linear 
 {
     bt_status     st      = BT_OK;
     uint32_t      per_row = r->l.top_k < r->l.n_local ? r->l.top_k : r->l.n_local;
-    bt_cuda_gemm  up      = {.n        = r->l.expert_dim,
-                             .k        = r->l.hidden,
-                             .out      = BT_CUDA_OUT_SWIGLU,
-                             .max_rows = n_rows * per_row,
-                             .x_row    = r->term_row,
-                             .x        = wire,
-                             .ld_x     = r->n_wire,
-                             .y        = r->act,
-                             .ld_y     = r->l.expert_dim};
-    bt_cuda_gemm  back    = {.n        = r->l.hidden,
-                             .k        = r->l.expert_dim,
-                             .out      = BT_CUDA_OUT_F32,
-                             .max_rows = n_rows * per_row,
-                             .x        = r->act,
-                             .ld_x     = r->l.expert_dim,
-                             .y        = r->y,
-                             .ld_y     = r->l.hidden};
+    uint32_t      likely  = (n_rows * r->l.top_k + r->l.n_experts - 1) / r->l.n_experts;
+    bt_cuda_gemm  up      = {.n           = r->l.expert_dim,
+                             .k           = r->l.hidden,
+                             .out         = BT_CUDA_OUT_SWIGLU,
+                             .max_rows    = n_rows * per_row,
+                             .likely_rows = likely,
+                             .x_row       = r->term_row,
+                             .x           = wire,
+                             .ld_x        = r->n_wire,
+                             .y           = r->act,
+                             .ld_y        = r->l.expert_dim};
+    bt_cuda_gemm  back    = {.n           = r->l.hidden,
+                             .k           = r->l.expert_dim,
+                             .out         = BT_CUDA_OUT_F32,
+                             .max_rows    = n_rows * per_row,
+                             .likely_rows = likely,
+                             .x           = r->act,
+                             .ld_x        = r->l.expert_dim,
+                             .y           = r->y,
+                             .ld_y        = r->l.hidden};
     bt_cuda_items made    = {.n_rows        = n_rows,
                              .n_wire        = r->n_wire,
                              .hidden        = r->l.hidden,

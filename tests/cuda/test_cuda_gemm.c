@@ -268,6 +268,55 @@ static void narrow_tiles_have_the_bits_of_wide_ones(void)
     }
 }
 
+/* Decode's few rows among many experts: no block without a row, if the rows stand apart; and what
+ * is likely changes tiles, not bits. */
+static void few_rows_take_few_blocks(void)
+{
+    enum { GROUPS = 256, N = 40, K = 72, ROWS = 5 };
+    static const uint32_t AT[ROWS] = {0, 7, 8, 200, 255}; /* the rows' groups */
+    uint64_t              rng      = 4, before;
+    bt_bf16     *x = random_bf16(ROWS * K, 1, &rng), *w = random_bf16(ROWS * N * K, 1, &rng);
+    float       *y = ARRAY(float, ROWS *N), *alone = ARRAY(float, ROWS *N);
+    uint32_t    *row_at = ARRAY(uint32_t, GROUPS + 1);
+    bt_cuda_gemm g      = {.n        = N,
+                           .k        = K,
+                           .n_groups = GROUPS,
+                           .out      = BT_CUDA_OUT_F32,
+                           .max_rows = ROWS,
+                           .row_at   = row_at,
+                           .x        = x,
+                           .ld_x     = K,
+                           .ld_y     = N};
+
+    for (uint32_t i = 0, r = 0; i < GROUPS; i++) {
+        row_at[i] = r;
+        g.w[i]    = w + (r < ROWS ? r : 0) * N * K;
+        r += r < ROWS && AT[r] == i;
+        row_at[i + 1] = r;
+    }
+    for (uint32_t r = 0; r < ROWS; r++) {
+        bt_cuda_gemm one = g;
+
+        one.n_groups = 1;
+        one.max_rows = 1;
+        one.row_at   = NULL;
+        one.x        = x + r * K;
+        one.w[0]     = w + r * N * K;
+        one.y        = alone + r * N;
+        EXPECT_EQ(bt_cuda_gemm_run(NULL, &one), 0);
+    }
+    for (uint32_t likely = 0; likely <= 80; likely += 40) {
+        memset(y, 0xff, ROWS * N * sizeof(*y));
+        g.y           = y;
+        g.likely_rows = likely;
+        before        = simt_n_blocks();
+        EXPECT_EQ(bt_cuda_gemm_run(NULL, &g), 0);
+        EXPECT(simt_n_blocks() - before <= ROWS);
+        EXPECT_EQ(n_different(y, alone, ROWS * N * sizeof(*y)), 0);
+    }
+    free(x), free(w), free(y), free(alone), free(row_at);
+}
+
 /* The heads of a layer: one x and one y with a stride between the groups. */
 static void strided_groups_are_heads(void)
 {
@@ -322,6 +371,7 @@ int main(int argc, char **argv)
         BT_TEST(fp8_products_are_right),
         BT_TEST(a_rows_bits_do_not_depend_on_its_neighbours),
         BT_TEST(narrow_tiles_have_the_bits_of_wide_ones),
+        BT_TEST(few_rows_take_few_blocks),
         BT_TEST(strided_groups_are_heads),
         BT_TEST(no_rows_launch_nothing),
     };

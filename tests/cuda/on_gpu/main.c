@@ -88,6 +88,7 @@ cudaError_t __wrap_cudaGetLastError(void)
 void     simt_seed(uint64_t seed) { (void)seed; }
 void     simt_limit_shared(uint32_t bytes) { (void)bytes; }
 uint64_t simt_n_launches(void) { return 0; }
+uint64_t simt_n_blocks(void) { return 0; }
 
 /* ---- life */
 

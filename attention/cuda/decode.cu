@@ -58,9 +58,8 @@ static __device__ bool find_work(const bt_cuda_decode &d, uint32_t bm, work *w)
 }
 
 /* Queries: C columns of the latent part, then the rope part, zeros around them. */
-template <int C, int BM>
-static __device__ void fill_queries(const bt_cuda_decode &d, const work &w, bt_bf16 *tile,
-                                    bool wide)
+template <int C, int BM, bool WIDE>
+static __device__ void fill_queries(const bt_cuda_decode &d, const work &w, bt_bf16 *tile)
 {
     uint32_t    head_dim = d.dims.nope + d.dims.rope;
     tile_source src      = {d.ql + w.lane0 * d.dims.kv_lora,
@@ -70,21 +69,21 @@ static __device__ void fill_queries(const bt_cuda_decode &d, const work &w, bt_b
                             (int)d.dims.kv_lora,
                             (int)d.dims.rope};
 
-    fill_tile<C, C + BT_CUDA_MAX_ROPE, BM, THREADS>(tile, src, w.n_lanes, wide);
+    fill_tile<C, C + BT_CUDA_MAX_ROPE, BM, THREADS, WIDE>(tile, src, w.n_lanes);
 }
 
 /* A page, rows beyond the last position as zeros: what lies there may be anything. */
-template <int C>
+template <int C, bool WIDE>
 static __device__ void fill_page(const bt_cuda_decode &d, const work &w, uint32_t page,
-                                 bt_bf16 *tile, bool wide)
+                                 bt_bf16 *tile)
 {
     const bt_bf16 *rows   = d.pages.base + d.pages.ids[w.span.page_at + page] * d.pages.page_stride;
     size_t         kv_dim = d.dims.kv_lora + d.dims.rope;
     tile_source    src    = {rows,   rows + d.dims.kv_lora, kv_dim,
                              kv_dim, (int)d.dims.kv_lora,   (int)d.dims.rope};
 
-    fill_tile<C, C + BT_CUDA_MAX_ROPE, PAGE, THREADS>(tile, src, w.last_pos + 1 - page * PAGE,
-                                                      wide);
+    fill_tile<C, C + BT_CUDA_MAX_ROPE, PAGE, THREADS, WIDE>(tile, src,
+                                                            w.last_pos + 1 - page * PAGE);
     copy_async_commit();
 }
 
@@ -241,9 +240,9 @@ enum { HOPPER_SHARED = 227 << 10 };
 static_assert(shared_bytes<512, 4, 2>() <= HOPPER_SHARED, "two pages beside the tallest tile");
 static_assert(shared_bytes<512, 4, 1>() <= GPU_LEAST_SHARED, "one page beside it");
 
-template <int C, int WARPS_M, int STAGES>
+template <int C, int WARPS_M, int STAGES, bool WIDE>
 static __global__ void __launch_bounds__(THREADS, 1)
-    decode_kernel(const GPU_CONSTANT bt_cuda_decode d, bool wide)
+    decode_kernel(const GPU_CONSTANT bt_cuda_decode d)
 {
     enum {
         COLS    = C + BT_CUDA_MAX_ROPE,
@@ -269,8 +268,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
     if (!find_work(d, BM, &w)) return;
     rows_pos(w, d.dims.n_heads, row0, pos);
-    fill_queries<C, BM>(d, w, queries, wide);
-    fill_page<C>(d, w, w.first_page, ring, wide); /* one group with the queries */
+    fill_queries<C, BM, WIDE>(d, w, queries);
+    fill_page<C, WIDE>(d, w, w.first_page, ring); /* one group with the queries */
     for (uint32_t page = w.first_page; page < w.end_page; page++) {
         uint32_t start = page * PAGE, i = page - w.first_page;
         bt_bf16 *tile = ring + i % STAGES * PAGE * COLS;
@@ -279,7 +278,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         copy_async_wait<0>();
         __syncthreads();
         if (STAGES > 1 && page + 1 < w.end_page)
-            fill_page<C>(d, w, page + 1, ring + (i + 1) % STAGES * PAGE * COLS, wide);
+            fill_page<C, WIDE>(d, w, page + 1, ring + (i + 1) % STAGES * PAGE * COLS);
         score<COLS, NT_S>(s, queries, tile, row0, key0);
         softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos, state);
         shrink_sums<WARPS_M, NT_O>(acc, x);
@@ -295,7 +294,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         add_values<COLS, WARPS_M, NT_O>(acc, p, tile, col0 / 16);
         if (STAGES == 1 && page + 1 < w.end_page) {
             __syncthreads();
-            fill_page<C>(d, w, page + 1, ring, wide);
+            fill_page<C, WIDE>(d, w, page + 1, ring);
         }
     }
     __syncthreads(); /* the exchange is free */
@@ -342,31 +341,31 @@ static __global__ void __launch_bounds__(THREADS) merge_kernel(const GPU_CONSTAN
     }
 }
 
-template <int C, int WARPS_M, int STAGES>
-static int run(void *stream, const bt_cuda_decode *d, bool wide)
+template <int C, int WARPS_M, int STAGES, bool WIDE = true>
+static int run(void *stream, const bt_cuda_decode *d)
 {
     uint32_t lanes = d->max_rows * d->dims.n_heads;
 
-    return gpu_launch(decode_kernel<C, WARPS_M, STAGES>,
+    return gpu_launch(decode_kernel<C, WARPS_M, STAGES, WIDE>,
                       dim3(d->max_parts, gpu_blocks(lanes, WARPS_M * 16), d->n_spans),
-                      dim3(THREADS), shared_bytes<C, WARPS_M, STAGES>(), stream, *d, wide);
+                      dim3(THREADS), shared_bytes<C, WARPS_M, STAGES>(), stream, *d);
 }
 
 /* Two pages in shared memory where the device has room for them. */
-template <int C, int WARPS_M>
-static int run_staged(void *stream, const bt_cuda_decode *d, bool wide)
+template <int C, int WARPS_M> static int run_staged(void *stream, const bt_cuda_decode *d)
 {
-    return shared_bytes<C, WARPS_M, 2>() <= gpu_max_shared() ? run<C, WARPS_M, 2>(stream, d, wide)
-                                                             : run<C, WARPS_M, 1>(stream, d, wide);
+    return shared_bytes<C, WARPS_M, 2>() <= gpu_max_shared() ? run<C, WARPS_M, 2>(stream, d)
+                                                             : run<C, WARPS_M, 1>(stream, d);
 }
 
 template <int C> static int run_tiled(void *stream, const bt_cuda_decode *d, bool wide)
 {
     uint32_t lanes = d->max_rows * d->dims.n_heads;
 
-    if (lanes <= 16) return run_staged<C, 1>(stream, d, wide);
-    if (lanes <= 32) return run_staged<C, 2>(stream, d, wide);
-    return run_staged<C, 4>(stream, d, wide);
+    if (!wide) return run<C, 4, 1, false>(stream, d);
+    if (lanes <= 16) return run_staged<C, 1>(stream, d);
+    if (lanes <= 32) return run_staged<C, 2>(stream, d);
+    return run_staged<C, 4>(stream, d);
 }
 
 int bt_cuda_decode_run(void *stream, const bt_cuda_decode *d)

@@ -49,9 +49,9 @@ static __device__ __forceinline__ uint32_t keys_left(const work &w, uint32_t pag
     return w.last_pos + 1 - page * PAGE;
 }
 
-template <int DN>
+template <int DN, bool WIDE>
 static __device__ __forceinline__ void fill_keys(const bt_cuda_prefill &p, const work &w,
-                                                 uint32_t page, bt_bf16 *tile, bool wide)
+                                                 uint32_t page, bt_bf16 *tile)
 {
     const bt_cuda_dims &m   = p.dims;
     size_t              row = w.kv_at + (page * PAGE - w.part_start);
@@ -63,26 +63,26 @@ static __device__ __forceinline__ void fill_keys(const bt_cuda_prefill &p, const
                            (int)m.nope,
                            (int)m.rope};
 
-    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, PAGE, THREADS>(tile, src, keys_left(w, page), wide);
+    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, PAGE, THREADS, WIDE>(tile, src, keys_left(w, page));
     copy_async_commit();
 }
 
-template <int DV>
+template <int DV, bool WIDE>
 static __device__ __forceinline__ void fill_values(const bt_cuda_prefill &p, const work &w,
-                                                   uint32_t page, bt_bf16 *tile, bool wide)
+                                                   uint32_t page, bt_bf16 *tile)
 {
     const bt_cuda_dims &m   = p.dims;
     size_t              row = w.kv_at + (page * PAGE - w.part_start);
     const bt_bf16      *v   = p.v + (row * m.n_heads + blockIdx.y) * m.v_dim;
     tile_source         src = {v, v, (size_t)m.n_heads * m.v_dim, 0, (int)m.v_dim, 0};
 
-    fill_tile<DV, DV, PAGE, THREADS>(tile, src, keys_left(w, page), wide);
+    fill_tile<DV, DV, PAGE, THREADS, WIDE>(tile, src, keys_left(w, page));
     copy_async_commit();
 }
 
-template <int DN, int BM>
+template <int DN, int BM, bool WIDE>
 static __device__ __forceinline__ void fill_queries(const bt_cuda_prefill &p, const work &w,
-                                                    bt_bf16 *tile, bool wide)
+                                                    bt_bf16 *tile)
 {
     const bt_cuda_dims &m        = p.dims;
     size_t              head_dim = m.nope + m.rope, row = (size_t)w.span.first_row + w.row0;
@@ -90,7 +90,7 @@ static __device__ __forceinline__ void fill_queries(const bt_cuda_prefill &p, co
     tile_source         src = {q,           q + m.nope, m.n_heads * head_dim, m.n_heads * head_dim,
                                (int)m.nope, (int)m.rope};
 
-    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, BM, THREADS>(tile, src, w.n_rows, wide);
+    fill_tile<DN, DN + BT_CUDA_MAX_ROPE, BM, THREADS, WIDE>(tile, src, w.n_rows);
 }
 
 /* Scores of a warp's rows with a page's keys. */
@@ -210,9 +210,9 @@ static __device__ __forceinline__ void put_out(const bt_cuda_prefill &p, const w
     }
 }
 
-template <int DN, int DV, int MT>
+template <int DN, int DV, int MT, bool WIDE>
 static __global__ void __launch_bounds__(THREADS, DV <= 128 ? 2 : 1)
-    prefill_kernel(const GPU_CONSTANT bt_cuda_prefill p, bool wide)
+    prefill_kernel(const GPU_CONSTANT bt_cuda_prefill p)
 {
     enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * MT * 16, NT = DV / 8 };
     GPU_DYNAMIC_SHARED(bt_bf16, queries);
@@ -227,9 +227,9 @@ static __global__ void __launch_bounds__(THREADS, DV <= 128 ? 2 : 1)
     for (int i = 0; i < 2 * MT; i++)
         state[i / 2][i % 2] = row_state{NO_KEY, 0};
     page = w.part_start / PAGE;
-    fill_queries<DN, BM>(p, w, queries, wide);
-    fill_keys<DN>(p, w, page, keys, wide); /* one group with the queries */
-    fill_values<DV>(p, w, page, values, wide);
+    fill_queries<DN, BM, WIDE>(p, w, queries);
+    fill_keys<DN, WIDE>(p, w, page, keys); /* one group with the queries */
+    fill_values<DV, WIDE>(p, w, page, values);
     for (; page < w.end_page; page++) {
         uint32_t start = page * PAGE;
         bool works = row0 < w.n_rows && start <= w.first_pos + row0 + MT * 16 - 1; /* this warp */
@@ -262,7 +262,7 @@ static __global__ void __launch_bounds__(THREADS, DV <= 128 ? 2 : 1)
         }
         __syncthreads(); /* all have read the keys */
         if (page + 1 < w.end_page)
-            fill_keys<DN>(p, w, page + 1, keys, wide);
+            fill_keys<DN, WIDE>(p, w, page + 1, keys);
         else
             copy_async_commit();
         copy_async_wait<1>(); /* the values */
@@ -281,7 +281,7 @@ static __global__ void __launch_bounds__(THREADS, DV <= 128 ? 2 : 1)
         if (works) add_values<DV, MT, NT>(acc, fragment, values, 0);
         __syncthreads(); /* all have read the values */
         if (page + 1 < w.end_page)
-            fill_values<DV>(p, w, page + 1, values, wide);
+            fill_values<DV, WIDE>(p, w, page + 1, values);
         else
             copy_async_commit();
     }
@@ -294,16 +294,17 @@ static __global__ void __launch_bounds__(THREADS, DV <= 128 ? 2 : 1)
     }
 }
 
-template <int DN, int DV, int MT> static int run(void *stream, const bt_cuda_prefill *p, bool wide)
+template <int DN, int DV, int MT, bool WIDE = true>
+static int run(void *stream, const bt_cuda_prefill *p)
 {
     enum { COLS = DN + BT_CUDA_MAX_ROPE, BM = WARPS * MT * 16 };
     constexpr size_t shared =
         sizeof(bt_bf16) * ((size_t)(BM + PAGE) * COLS + (size_t)PAGE * DV + (size_t)BM * PAGE);
     static_assert(shared <= GPU_LEAST_SHARED, "a block's tiles");
 
-    return gpu_launch(prefill_kernel<DN, DV, MT>,
+    return gpu_launch(prefill_kernel<DN, DV, MT, WIDE>,
                       dim3(gpu_blocks(p->max_rows, BM), p->dims.n_heads, p->n_items), dim3(THREADS),
-                      shared, stream, *p, wide);
+                      shared, stream, *p);
 }
 
 int bt_cuda_prefill_run(void *stream, const bt_cuda_prefill *p)
@@ -317,7 +318,7 @@ int bt_cuda_prefill_run(void *stream, const bt_cuda_prefill *p)
     if (p->n_items == 0 || p->max_rows == 0) return 0;
     if (m->nope > BT_CUDA_MAX_HEAD || m->v_dim > BT_CUDA_MAX_HEAD || m->rope > BT_CUDA_MAX_ROPE)
         return BT_CUDA_BAD_SHAPE;
-    if (m->nope > 128 || m->v_dim > 128) return run<256, 256, 1>(stream, p, wide);
-    return p->max_rows <= 64 ? run<128, 128, 1>(stream, p, wide)
-                             : run<128, 128, 2>(stream, p, wide);
+    if (!wide) return run<256, 256, 1, false>(stream, p);
+    if (m->nope > 128 || m->v_dim > 128) return run<256, 256, 1>(stream, p);
+    return p->max_rows <= 64 ? run<128, 128, 1>(stream, p) : run<128, 128, 2>(stream, p);
 }

@@ -106,7 +106,8 @@ template <int BM, int BN, int THREADS, bool FP8> struct share {
     const bt_bf16 *x[X_ROWS]; /* at slice 0 */
     const uint8_t *w;         /* of the first row at slice 0; the next rows each w_step bytes on */
     const float   *scale;
-    size_t         w_step, scale_step;
+    size_t         scale_step;
+    uint32_t       w_step;
     uint32_t       has_x, has_w, has_scale; /* bit i: row i exists */
 };
 
@@ -141,7 +142,7 @@ make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
         s.has_x |= (uint32_t)has << i;
     }
     s.has_w  = weight_rows<BN>(g, w_r, S::W_ROWS, S::W_APART);
-    s.w_step = (size_t)(S::W_APART / half) * g.k * S::W_ELEM;
+    s.w_step = S::W_APART / half * g.k * S::W_ELEM;
     s.w      = (const uint8_t *)g.w[rows.group] +
           ((row == UINT32_MAX ? 0 : (size_t)row * g.k) + threadIdx.x % (BK / S::PER_W) * S::PER_W) *
               S::W_ELEM;
@@ -156,9 +157,9 @@ make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
 }
 
 /* Slice `slice` of k of both operands into one stage: x tile, then weights. */
-template <int BM, int BN, int THREADS, bool FP8>
+template <int BM, int BN, int THREADS, bool FP8, bool WIDE>
 static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, FP8> &s, uint32_t k,
-                                                  bt_bf16 *stage, uint32_t slice, bool wide)
+                                                  bt_bf16 *stage, uint32_t slice)
 {
     typedef share<BM, BN, THREADS, FP8> S;
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
@@ -173,19 +174,19 @@ static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, F
         int n = s.has_x >> i & 1 ? n_x : 0;
 
         if (BM % S::APART == 0 || r < BM)
-            fill_chunk(to + i * S::APART * BK, s.x[i] + (n > 0 ? k0 : 0), n, wide);
+            fill_chunk(to + i * S::APART * BK, s.x[i] + (n > 0 ? k0 : 0), n, WIDE);
     }
     GPU_UNROLL
     for (int i = 0; i < S::W_ROWS; i++) {
         int            n    = s.has_w >> i & 1 ? n_w : 0;
-        const uint8_t *from = n > 0 ? s.w + i * s.w_step + k0 * S::W_ELEM : s.w;
+        const uint8_t *from = s.w + (n > 0 ? s.w_step * i + k0 * S::W_ELEM : 0);
 
         if constexpr (FP8)
             fill_raw((uint8_t *)weights + (w_r + i * S::W_APART) * BK + w_chunk * RAW_CHUNK, from,
-                     n, wide);
+                     n, WIDE);
         else
             fill_chunk(tile_chunk<BK>(weights, w_r, w_chunk) + i * S::W_APART * BK,
-                       (const bt_bf16 *)from, n, wide);
+                       (const bt_bf16 *)from, n, WIDE);
     }
     copy_async_commit();
 }
@@ -276,16 +277,17 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
     }
 }
 
-template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8>
+/* WIDE: see fill_chunk().  It is known beforehand, since the loop over slices is short. */
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8, bool WIDE>
 static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
-    gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g, bool wide)
+    gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g)
 {
     enum {
         THREADS = N_WARPS * GPU_WARP,
         WARPS_N = N_WARPS / WARPS_M,
         MT      = BM / WARPS_M / 16,
         NT      = BN / WARPS_N / 8,
-        WIDE    = FP8 ? BN * BK : 0, /* the tile of widened weights, before the stages */
+        WIDENED = FP8 ? BN * BK : 0, /* the tile of widened weights, before the stages */
         STAGE   = (BM + (FP8 ? BN / 2 : BN)) * BK
     };
     GPU_DYNAMIC_SHARED(bt_bf16, shared);
@@ -295,7 +297,7 @@ static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
     row_tile                    rows;
     share<BM, BN, THREADS, FP8> mine;
     const bt_bf16              *x              = g.x;
-    bt_bf16                    *stages         = shared + WIDE;
+    bt_bf16                    *stages         = shared + WIDENED;
     float                       acc[MT][NT][4] = {};
 
     if (g.row_at != NULL) {
@@ -315,7 +317,7 @@ static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
     GPU_UNROLL
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < n_slices)
-            fill_stage(mine, g.k, stages + s * STAGE, s, wide);
+            fill_stage<BM, BN, THREADS, FP8, WIDE>(mine, g.k, stages + s * STAGE, s);
         else
             copy_async_commit();
     }
@@ -328,7 +330,8 @@ static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         if (s + STAGES - 1 < n_slices)
-            fill_stage(mine, g.k, stages + (s + STAGES - 1) % STAGES * STAGE, s + STAGES - 1, wide);
+            fill_stage<BM, BN, THREADS, FP8, WIDE>(
+                mine, g.k, stages + (s + STAGES - 1) % STAGES * STAGE, s + STAGES - 1);
         else
             copy_async_commit();
         if constexpr (FP8) {
@@ -368,15 +371,25 @@ static dim3 grid_of(const bt_cuda_gemm *g, uint32_t bm, uint32_t bn)
     return dim3(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? bn / 2 : bn), (uint32_t)tiles);
 }
 
-template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8>
-static int run(void *stream, const bt_cuda_gemm *g, bool wide)
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8, bool WIDE = true>
+static int run(void *stream, const bt_cuda_gemm *g)
 {
     constexpr size_t shared =
         (FP8 ? STAGES * (BM + BN / 2) + BN : STAGES * (BM + BN)) * BK * sizeof(bt_bf16);
     static_assert(shared + sizeof(row_tile) <= GPU_LEAST_SHARED, "a block's stages");
 
-    return gpu_launch(gemm_kernel<BM, BN, WARPS_M, N_WARPS, STAGES, FP8>, grid_of(g, BM, BN),
-                      dim3(N_WARPS * GPU_WARP), shared, stream, *g, wide);
+    return gpu_launch(gemm_kernel<BM, BN, WARPS_M, N_WARPS, STAGES, FP8, WIDE>, grid_of(g, BM, BN),
+                      dim3(N_WARPS * GPU_WARP), shared, stream, *g);
+}
+
+template <bool FP8> static bool is_wide(const bt_cuda_gemm *g)
+{
+    uint32_t  chunk = FP8 ? (uint32_t)RAW_CHUNK : (uint32_t)TILE_CHUNK;
+    uintptr_t at    = (uintptr_t)g->x;
+
+    for (uint32_t i = 0; i < g->n_groups; i++)
+        at |= (uintptr_t)g->w[i];
+    return at % 16 == 0 && g->k % chunk == 0 && g->ld_x % 8 == 0 && g->x_group % 8 == 0;
 }
 
 template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
@@ -387,19 +400,14 @@ template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
     uint32_t bm        = per_group <= 16 ? 16 : per_group <= 64 ? 64 : 128;
     dim3     grid      = grid_of(g, bm, WIDE_BN);
     bool     narrow    = (uint64_t)grid.x * grid.y * 2 <= gpu_n_multiprocessors();
-    size_t   at        = (uintptr_t)g->x;
-    bool     wide      = g->k % (FP8 ? (uint32_t)RAW_CHUNK : (uint32_t)TILE_CHUNK) == 0 &&
-                g->ld_x % 8 == 0 && g->x_group % 8 == 0;
 
-    for (uint32_t i = 0; i < g->n_groups; i++)
-        at |= (uintptr_t)g->w[i];
-    wide = wide && at % 16 == 0;
+    if (!is_wide<FP8>(g)) return run<64, NARROW_BN, 2, 4, 4, FP8, false>(stream, g);
     if (bm == 16)
-        return narrow ? run<16, NARROW_BN, 1, 4, 8, FP8>(stream, g, wide)
-                      : run<16, WIDE_BN, 1, 8, 4, FP8>(stream, g, wide);
-    if (narrow) return run<64, NARROW_BN, 2, 4, 6, FP8>(stream, g, wide);
-    return bm == 64 ? run<64, WIDE_BN, 2, 8, 4, FP8>(stream, g, wide)
-                    : run<128, WIDE_BN, 2, 4, 3, FP8>(stream, g, wide);
+        return narrow ? run<16, NARROW_BN, 1, 4, 8, FP8>(stream, g)
+                      : run<16, WIDE_BN, 1, 8, 4, FP8>(stream, g);
+    if (narrow) return run<64, NARROW_BN, 2, 4, 6, FP8>(stream, g);
+    return bm == 64 ? run<64, WIDE_BN, 2, 8, 4, FP8>(stream, g)
+                    : run<128, WIDE_BN, 2, 4, 3, FP8>(stream, g);
 }
 
 int bt_cuda_gemm_run(void *stream, const bt_cuda_gemm *g)

@@ -15,6 +15,17 @@ static __device__ __forceinline__ bt_bf16 *tile_chunk(bt_bf16 *tile, uint32_t ro
     return tile + (size_t)row * COLS + (chunk ^ (row & 7)) * TILE_CHUNK;
 }
 
+/* Chunk c0 + c1, c0 a multiple of a power of two above c1: what c1 asks for stands alone, so that
+ * an unrolled loop over c0 computes it once. */
+template <int COLS>
+static __device__ __forceinline__ bt_bf16 *tile_chunk_of(bt_bf16 *tile, uint32_t row, uint32_t c0,
+                                                         uint32_t c1)
+{
+    uint32_t mine = row * COLS + (c1 ^ (row & 7)) * TILE_CHUNK;
+
+    return tile + (mine ^ (c0 & 7) * TILE_CHUNK) + (c0 & ~7u) * TILE_CHUNK;
+}
+
 /* A[16][16]: rows row0.., columns 16 k16... */
 template <int COLS>
 static __device__ __forceinline__ void load_a(uint32_t a[4], bt_bf16 *tile, uint32_t row0,
@@ -43,11 +54,12 @@ static __device__ __forceinline__ void load_b_rows(uint32_t b[4], bt_bf16 *tile,
 {
     uint32_t lane = threadIdx.x % GPU_WARP;
 
-    load_matrix_turned(b, tile_chunk<COLS>(tile, k16 * 16 + lane % 16, n16 * 2 + lane / 16));
+    load_matrix_turned(b, tile_chunk_of<COLS>(tile, k16 * 16 + lane % 16, n16 * 2, lane / 16));
 }
 
-/* One chunk of a tile from src[0 .. n), the rest zeros; asynchronous where `wide` says that src is
- * aligned to 16 bytes and n is not between 0 and 8.  src lies in global memory, also for no n. */
+/* One chunk of a tile from src[0 .. n), the rest zeros; asynchronous where `wide`, a constant of
+ * the caller, says that src is aligned to 16 bytes and n is not between 0 and 8.  src lies in
+ * global memory, also for no n. */
 static __device__ __forceinline__ void fill_chunk(bt_bf16 *dst, const bt_bf16 *src, int n,
                                                   bool wide)
 {
@@ -69,9 +81,9 @@ typedef struct {
 
 /* N_COLS columns of a tile of N_ROWS rows, from column COL0 on: n_rows rows and n_cols columns of
  * src, zeros elsewhere.  By the whole block; a thread takes the same chunk of every APARTth row. */
-template <int COLS, int COL0, int N_COLS, int N_ROWS, int THREADS>
+template <int COLS, int COL0, int N_COLS, int N_ROWS, int THREADS, bool WIDE>
 static __device__ __forceinline__ void fill_columns(bt_bf16 *tile, const bt_bf16 *src, size_t ld,
-                                                    uint32_t n_rows, int n_cols, bool wide)
+                                                    uint32_t n_rows, int n_cols)
 {
     enum { CHUNKS = N_COLS / TILE_CHUNK, APART = THREADS / CHUNKS };
     static_assert(THREADS % CHUNKS == 0, "no thread without a chunk");
@@ -80,7 +92,7 @@ static __device__ __forceinline__ void fill_columns(bt_bf16 *tile, const bt_bf16
     const bt_bf16 *from = src + row * ld + (n > 0 ? chunk * TILE_CHUNK : 0);
 
     if (n <= 0) n_rows = 0;
-    if (wide) {
+    if (WIDE) {
         GPU_UNROLL
         for (uint32_t i = 0; i < N_ROWS; i += APART, from += APART * ld)
             if (N_ROWS % APART == 0 || row + i < N_ROWS)
@@ -96,15 +108,15 @@ static __device__ __forceinline__ void fill_columns(bt_bf16 *tile, const bt_bf16
 
 /* A tile of N_ROWS rows: n_rows of the source, its left columns from column 0 on, its right ones
  * from column C on, zeros elsewhere.  By the whole block of THREADS. */
-template <int C, int COLS, int N_ROWS, int THREADS>
+template <int C, int COLS, int N_ROWS, int THREADS, bool WIDE>
 static __device__ __forceinline__ void fill_tile(bt_bf16 *tile, const tile_source &src,
-                                                 uint32_t n_rows, bool wide)
+                                                 uint32_t n_rows)
 {
-    fill_columns<COLS, 0, C, N_ROWS, THREADS>(tile, src.left, src.ld_left, n_rows, src.n_left,
-                                              wide);
+    fill_columns<COLS, 0, C, N_ROWS, THREADS, WIDE>(tile, src.left, src.ld_left, n_rows,
+                                                    src.n_left);
     if constexpr (COLS > C)
-        fill_columns<COLS, C, COLS - C, N_ROWS, THREADS>(tile, src.right, src.ld_right, n_rows,
-                                                         src.n_right, wide);
+        fill_columns<COLS, C, COLS - C, N_ROWS, THREADS, WIDE>(tile, src.right, src.ld_right,
+                                                               n_rows, src.n_right);
 }
 
 #endif

@@ -3,6 +3,7 @@
 #include "tests/cuda/attention_world.h"
 
 static const bt_cuda_dims SMALL = {3, 24, 8, 6, 10, 0.3f}; /* no vector access fits */
+static const bt_cuda_dims EVEN  = {3, 24, 8, 8, 16, 0.3f};
 static const bt_cuda_dims WIDE  = {16, 512, 128, 64, 128, 0.0722f};
 static const bt_cuda_dims MID   = {5, 136, 16, 32, 16, 0.1f};
 
@@ -80,9 +81,9 @@ static void attention_of_odd_shapes_is_right(void)
         {300, 13},
         {0,   0 }
     };
-    const bt_cuda_dims *DIMS[] = {&SMALL, &MID};
+    const bt_cuda_dims *DIMS[] = {&SMALL, &EVEN, &MID};
 
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         for (uint32_t split = 1; split <= 32; split *= 4) { /* 1, 4: many parts; 16: one */
             world w = make_world(*DIMS[i], SPANS, split);
             call  k = make_call(&w, split);
@@ -137,8 +138,23 @@ static void run_apart(const world *w, const call *k, uint32_t i, uint32_t rows, 
     }
 }
 
+/* The same with queries that no vector access fits. */
+static void run_unaligned(const world *w, const call *k, bt_bf16 *out)
+{
+    size_t         elems = (size_t)w->n_rows * w->dims.n_heads * (w->dims.nope + w->dims.rope);
+    bt_bf16       *q     = ARRAY(bt_bf16, elems + 1);
+    bt_cuda_decode d     = k->d;
+
+    memcpy(q + 1, k->q, elems * sizeof(*q));
+    d.q   = q + 1;
+    d.out = out;
+    EXPECT_EQ(bt_cuda_decode_run(NULL, &d), 0);
+    free(q);
+}
+
 static void bits_do_not_depend_on_tiles_neighbours_or_order(void)
 {
+    const bt_cuda_dims   *DIMS[]     = {&SMALL, &EVEN, &MID};
     static const uint32_t SPANS[][2] = {
         {60,  30},
         {120, 20},
@@ -148,7 +164,7 @@ static void bits_do_not_depend_on_tiles_neighbours_or_order(void)
     };
 
     for (uint32_t seed = 0; seed < 3; seed++) {
-        world    w     = make_world(seed == 1 ? MID : SMALL, SPANS, seed);
+        world    w     = make_world(*DIMS[seed], SPANS, seed);
         call     k     = make_call(&w, 2);
         size_t   elems = (size_t)w.n_rows * w.dims.n_heads * w.dims.kv_lora;
         bt_bf16 *out   = ARRAY(bt_bf16, elems);
@@ -162,6 +178,9 @@ static void bits_do_not_depend_on_tiles_neighbours_or_order(void)
                 run_apart(&w, &k, i, rows, out);
             EXPECT_EQ(n_different(out, k.out, elems * sizeof(*out)), 0);
         }
+        memset(out, 0xff, elems * sizeof(*out));
+        run_unaligned(&w, &k, out);
+        EXPECT_EQ(n_different(out, k.out, elems * sizeof(*out)), 0);
         free(out);
         drop_call(&k);
         drop_world(&w);
@@ -175,7 +194,7 @@ static void a_later_tokens_nan_stays_with_the_later_tokens(void)
         {60, 14},
         {0,  0 }
     };
-    world    w      = make_world(SMALL, SPANS, 5);
+    world    w      = make_world(EVEN, SPANS, 5);
     call     k      = make_call(&w, 32);
     uint32_t row    = w.dims.n_heads * w.dims.kv_lora;
     bt_bf16 *before = ARRAY(bt_bf16, w.n_rows * row);

@@ -204,7 +204,7 @@ static void fp8_products_are_right(void)
 static void a_rows_bits_do_not_depend_on_its_neighbours(void)
 {
     static const uint32_t COUNTS[] = {2, 15, 16, 17, 64, 65, 200};
-    shape                 s        = {136, 328, 1, {200}, BT_CUDA_OUT_F32, false, false, false};
+    shape                 s        = {136, 336, 1, {200}, BT_CUDA_OUT_F32, false, false, false};
 
     for (int fp8 = 0; fp8 < 2; fp8++) {
         uint64_t rng = 77;
@@ -245,7 +245,7 @@ static void narrow_tiles_have_the_bits_of_wide_ones(void)
     static const uint32_t ROWS[] = {5, 40, 70};
 
     for (int i = 0; i < 6; i++) {
-        shape        s   = {72, 200, 1, {ROWS[i / 2]}, BT_CUDA_OUT_SWIGLU, i % 2, false, false};
+        shape        s   = {72, 208, 1, {ROWS[i / 2]}, BT_CUDA_OUT_SWIGLU, i % 2, false, false};
         uint64_t     rng = 3;
         problem      p   = make(&s, &rng);
         bt_bf16     *y   = poisoned(MANY * p.y_bytes, 1);

@@ -87,30 +87,66 @@ static __device__ void fill_page(const bt_cuda_decode &d, const work &w, uint32_
     copy_async_commit();
 }
 
-/* Scores of a warp's 16 lanes with NT blocks of 8 keys from key0 on. */
-template <int COLS, int NT>
-static __device__ __forceinline__ void score(float s[NT][4], bt_bf16 *queries, bt_bf16 *page,
-                                             uint32_t row0, uint32_t key0)
+/* Scores of a warp's 16 lanes with NT blocks of 8 keys from key0 on; q(k16, a) gives the lanes'
+ * columns 16 k16 .. as a fragment. */
+template <int COLS, int NT, typename Q>
+static __device__ __forceinline__ void score(float s[NT][4], const Q &q, bt_bf16 *page,
+                                             uint32_t key0)
 {
     uint32_t lane = threadIdx.x % GPU_WARP;
 
     GPU_UNROLL
     for (int i = 0; i < 4 * NT; i++)
         s[i / 4][i % 4] = 0;
+    GPU_UNROLL_BY(Q::AT_ONCE)
     for (uint32_t k32 = 0; k32 < COLS / 32; k32++) {
         uint32_t a[2][4], b[4];
 
-        load_a<COLS>(a[0], queries, row0, 2 * k32);
-        load_a<COLS>(a[1], queries, row0, 2 * k32 + 1);
+        q(2 * k32, a[0]);
+        q(2 * k32 + 1, a[1]);
         GPU_UNROLL
         for (int n = 0; n < NT; n++) {
             /* 8 keys, 32 columns */
-            load_matrix(b, tile_chunk<COLS>(page, key0 + n * 8 + lane % 8, k32 * 4 + lane / 8));
+            load_matrix(b, tile_chunk_of<COLS>(page, key0 + n * 8 + lane % 8, k32 * 4, lane / 8));
             mma_bf16(s[n], a[0], b);
             mma_bf16(s[n], a[1], b + 2);
         }
     }
 }
+
+/* Where a warp has its queries: of one tile of lanes they stay in registers from page to page, so
+ * that shared memory gives each page and nothing else; of more, sums leave no room for them. */
+template <int COLS, bool KEPT> struct query_rows {
+    enum { AT_ONCE = 2 }; /* turns of score() */
+    bt_bf16 *tile;
+    uint32_t row0;
+
+    __device__ __forceinline__ query_rows(bt_bf16 *queries, uint32_t first)
+        : tile(queries), row0(first)
+    {
+    }
+    __device__ __forceinline__ void operator()(uint32_t k16, uint32_t a[4]) const
+    {
+        load_a<COLS>(a, tile, row0, k16);
+    }
+};
+template <int COLS> struct query_rows<COLS, true> {
+    enum { AT_ONCE = COLS / 32 };
+    uint32_t kept[COLS / 16][4];
+
+    __device__ __forceinline__ query_rows(bt_bf16 *queries, uint32_t first)
+    {
+        GPU_UNROLL
+        for (uint32_t k16 = 0; k16 < COLS / 16; k16++)
+            load_a<COLS>(kept[k16], queries, first, k16);
+    }
+    __device__ __forceinline__ void operator()(uint32_t k16, uint32_t a[4]) const
+    {
+        GPU_UNROLL
+        for (int i = 0; i < 4; i++)
+            a[i] = kept[k16][i];
+    }
+};
 
 /* Where warps exchange what they know of a page. */
 typedef struct {
@@ -270,6 +306,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     rows_pos(w, d.dims.n_heads, row0, pos);
     fill_queries<C, BM, WIDE>(d, w, queries);
     fill_page<C, WIDE>(d, w, w.first_page, ring); /* one group with the queries */
+    copy_async_wait<0>();
+    __syncthreads();
+    query_rows<COLS, WARPS_M == 1> q(queries, row0);
     for (uint32_t page = w.first_page; page < w.end_page; page++) {
         uint32_t start = page * PAGE, i = page - w.first_page;
         bt_bf16 *tile = ring + i % STAGES * PAGE * COLS;
@@ -279,7 +318,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (STAGES > 1 && page + 1 < w.end_page)
             fill_page<C, WIDE>(d, w, page + 1, ring + (i + 1) % STAGES * PAGE * COLS);
-        score<COLS, NT_S>(s, queries, tile, row0, key0);
+        score<COLS, NT_S>(s, q, tile, key0);
         softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos, state);
         shrink_sums<WARPS_M, NT_O>(acc, x);
         if (w.first_pos < w.last_pos && w.first_pos < start + PAGE - 1 &&

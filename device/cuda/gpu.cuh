@@ -28,6 +28,8 @@ enum { GPU_WARP = 32, GPU_LEAST_SHARED = 163 << 10 };
     extern __shared__ __align__(128) unsigned char gpu_shared_[]; \
     T *const                                       name = (T *)gpu_shared_
 #define GPU_UNROLL        _Pragma("unroll")
+#define GPU_PRAGMA_(p)    _Pragma(#p)
+#define GPU_UNROLL_BY(n)  GPU_PRAGMA_(unroll n)
 #define GPU_ONE_AT_A_TIME _Pragma("unroll 1")
 #define GPU_CONSTANT      __grid_constant__ /* a parameter struct that is read where it lies */
 

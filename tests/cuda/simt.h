@@ -165,6 +165,7 @@ template <typename T> T atomicMin(T *at, T v)
     T *const    name = (T *)simt::shared_array(&name##_site, sizeof(T) * (n))
 #define GPU_DYNAMIC_SHARED(T, name) T *const name = (T *)simt::dynamic_shared()
 #define GPU_UNROLL
+#define GPU_UNROLL_BY(n)
 #define GPU_ONE_AT_A_TIME
 #define GPU_CONSTANT
 

@@ -4,6 +4,7 @@
 #include "device/cuda/gpu.cuh"
 
 enum { THREADS = 128, PAGE = BT_CUDA_PAGE, CHUNK = 8 };
+enum { PART = 4 * THREADS }; /* pairs of a row's queries that a block turns */
 
 /* (x0, x1) turn by each pair's angle, in fp32, rounded once. */
 static __device__ __forceinline__ void turn_pair(const float *cos_sin, const bt_bf16 *x, bt_bf16 *y)
@@ -33,7 +34,7 @@ static __device__ void put_latent(const bt_cuda_append &a, const bt_bf16 *latent
         dst[i] = bf16_of(f32_of(bf16_of(f32_of(latent[i]) * sum)) * f32_of(a.norm[i]));
 }
 
-/* Blocks: [spans][rows of the longest]. */
+/* Blocks: [parts of the queries][spans][rows of the longest]; the first part has the latent too. */
 static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTANT bt_cuda_append a)
 {
     GPU_SHARED(float, part, GPU_WARP);
@@ -44,7 +45,7 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
     const float *cos_sin = a.cos_sin + (size_t)pos * a.dims.rope;
 
     if (blockIdx.x >= span.n_rows) return;
-    if (a.kv != NULL) {
+    if (a.kv != NULL && blockIdx.z == 0) {
         const bt_bf16 *kv = a.kv + row * kv_dim;
         bt_bf16 *dst = a.pages.base + a.pages.ids[span.page_at + pos / PAGE] * a.pages.page_stride +
                        (size_t)(pos % PAGE) * kv_dim;
@@ -54,7 +55,8 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
             turn_pair(cos_sin + 2 * i, kv + a.dims.kv_lora + 2 * i, dst + a.dims.kv_lora + 2 * i);
     }
     if (a.q == NULL) return;
-    for (uint32_t i = threadIdx.x; i < a.dims.n_heads * pairs; i += THREADS) {
+    for (uint32_t i = blockIdx.z * THREADS + threadIdx.x; i < a.dims.n_heads * pairs;
+         i += gridDim.z * THREADS) {
         bt_bf16 *x =
             a.q + (row * a.dims.n_heads + i / pairs) * head_dim + a.dims.nope + 2 * (i % pairs);
 
@@ -65,7 +67,10 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
 int bt_cuda_append_run(void *stream, const bt_cuda_append *a)
 {
     if (a->n_spans == 0 || a->max_rows == 0) return 0;
-    return gpu_launch(append_kernel, dim3(a->max_rows, a->n_spans), dim3(THREADS), 0, stream, *a);
+    return gpu_launch(
+        append_kernel,
+        dim3(a->max_rows, a->n_spans, gpu_blocks(a->dims.n_heads * a->dims.rope / 2, PART)),
+        dim3(THREADS), 0, stream, *a);
 }
 
 /* Rows of elements that move together: 16 bytes at a time where everything is aligned. */

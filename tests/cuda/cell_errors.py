@@ -2,6 +2,7 @@
 """Starts baton-worker on machines whose GPU cannot be used: each rank that was told to use one ends with exit code 1 and a sentence.
 
     cell_errors.py WORKER SOURCE TWIN"""
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -42,7 +43,9 @@ def run(ranks, machine, arguments, library=twin, **more):
 
 def main():
     failed = 0
-    results = [(what, wanted, *run(*how)) for what, *how, wanted in [*cases(), *transports()]]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:    # mpirun takes seconds to end, and waits
+        started = [(what, wanted, pool.submit(run, *how)) for what, *how, wanted in [*cases(), *transports()]]
+    results = [(what, wanted, *done.result()) for what, wanted, done in started]
     results.append(("no library", ["rank 0 finds no GPU", "cannot be opened: /nowhere.so"], *run(1, "", ["--device", "cuda"], "/nowhere.so")))
     late = run(1, "", ["--device", "cuda", *PAST], CUDA_MODULE_LOADING="LAZY", CUDA_DEVICE_MAX_CONNECTIONS="1")
     results.append(("an image's settings", ["CUDA_MODULE_LOADING=LAZY: expected EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=1: expected 32", TOO_SMALL], *late))

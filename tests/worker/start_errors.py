@@ -3,6 +3,7 @@
 says what to do.
 
     start_errors.py WORKER SOURCE"""
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -62,8 +63,10 @@ def check(what, code, expected, log, wanted):
 def main():
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        for what, ranks, arguments, wanted in cases(folder):
-            code, log = run(ranks, arguments, 100)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:    # mpirun takes seconds to end, and waits
+            started = [(case, pool.submit(run, *case[1:3], 100)) for case in cases(folder)]
+        for (what, ranks, _, wanted), done in started:
+            code, log = done.result()
             failed += check(what, code, 1 if ranks else 64, log, wanted)
     done = subprocess.run([worker, "--help"], capture_output=True, text=True, timeout=100)
     failed += done.returncode != 0 or "mpirun -n 4 baton-worker" not in done.stdout

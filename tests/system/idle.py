@@ -48,14 +48,16 @@ def idle_shares(running):
             for shape, cell in running.items()}
 
 
-def waking(client):
-    """Seconds to the first token right after another request, and how much later it comes after a pause."""
-    busy, paused = [], []
+def waking(clients):
+    """By shape: seconds to the first token right after another request, and how much later it comes after a pause.  One cell after the other is
+    asked, while the rest are idle."""
+    busy, paused = {shape: [] for shape in clients}, {shape: [] for shape in clients}
     for _ in range(25):
         time.sleep(0.15)
-        paused.append(client.run(*REQUEST)[2])
-        busy.append(min(client.run(*REQUEST)[2] for _ in range(2)))
-    return quartile(busy), quartile(paused) - quartile(busy)
+        for shape, client in clients.items():
+            paused[shape].append(client.run(*REQUEST)[2])
+            busy[shape].append(min(client.run(*REQUEST)[2] for _ in range(2)))
+    return {shape: (quartile(busy[shape]), quartile(paused[shape]) - quartile(busy[shape])) for shape in clients}
 
 
 def main():
@@ -72,8 +74,9 @@ def main():
             client.wait_drained()
             running[shape] = (cell, client)
         shares = idle_shares({shape: cell for shape, (cell, _) in running.items()})
-        for shape, (cell, client) in running.items():
-            used, (first, late) = shares[shape], waking(client)
+        woken = waking({shape: client for shape, (_, client) in running.items()})
+        for shape, (cell, _) in running.items():
+            used, (first, late) = shares[shape], woken[shape]
             assert len(used) >= 3 and max(used.values()) < SHARE, f"{shape}: shares of a core while idle: {used}"
             assert late < WAKE_S, f"{shape}: {late * 1e3:.2f} ms later after a pause"
             assert cell.stop() == 0, cell.log()

@@ -24,9 +24,9 @@ static bt_status read_pem(const char *path, const char *marker, char **text_out)
     BT_REQUIRE(ferror(f) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_REQUIRE(n <= PEM_MAX, BT_ERR_IO, "%s: over %d bytes, expected a PEM file", path, PEM_MAX);
     text[n] = 0;
-    BT_REQUIRE(strlen(text) == n && strstr(text, "-----BEGIN ") != NULL &&
-                   strstr(text, marker) != NULL,
-               BT_ERR_IO, "%s: expected a PEM file with a %s", path, marker);
+    BT_REQUIRE(
+        strlen(text) == n && strstr(text, "-----BEGIN ") != NULL && strstr(text, marker) != NULL,
+        BT_ERR_IO, "%s: expected a PEM file with a %.*s", path, (int)strcspn(marker, "-"), marker);
     *text_out = text;
     text      = NULL; /* handed over */
 out:

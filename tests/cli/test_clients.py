@@ -103,7 +103,7 @@ class Errors(Served):
     def says(self, words, program, *args, stdin=""):
         code, out, err = run(program, *args, stdin=stdin)
         self.assertEqual((code, out), (1, ""), err)
-        self.assertEqual(err.splitlines()[0][:len(words)], words)
+        self.assertEqual(err[:len(words)], words)
         return err
 
     def test_nobody_listens(self):
@@ -116,6 +116,7 @@ class Errors(Served):
         ask = "baton-generate", "-a", self.address, "--prompt", "x"
         self.says(f"baton generate: {self.address}: INVALID_ARGUMENT: ", *ask, "--model", MODEL, "--max-tokens", "99999")
         self.says("baton generate: /nowhere: No such file", *ask, "--model", "/nowhere")
+        self.says(f"baton generate: {__file__}: expected a PEM file with a CERTIFICATE\n", *ask, "--tls-ca", __file__)
         self.says("baton tokenize: stdin line 1: expected a JSON string, found", "baton-tokenize", "--model", MODEL, stdin="x\n")
         self.says("baton inspect: /nowhere/config.json: No such file", "baton-inspect", "/nowhere")
 

@@ -12,6 +12,7 @@
 
 static const char VARIABLE[] = "BT_RANK_ENDINGS";
 static const char LINE[]     = "baton-launch: a rank has ended with ";
+enum { LINE_BYTES = sizeof(LINE) + sizeof("255\n") }; /* with its code */
 
 static struct {
     int      fd; /* of the lines; 0: there is a file, or nothing */
@@ -55,13 +56,17 @@ static void take(int code)
     heard.n_well += code == 0;
 }
 
-/* Before a parent's word may stand what its rank has written without a newline. */
+/* Before a parent's word may stand what its rank has written without a newline.  What another rank
+ * has written may stand inside it: that is text, since the code is not to be had. */
 static void take_line(const char *line, size_t n)
 {
-    const char *told = memmem(line, n, LINE, sizeof(LINE) - 1);
+    const char *told     = memmem(line, n, LINE, sizeof(LINE) - 1);
+    const char *code     = told != NULL ? told + sizeof(LINE) - 1 : "";
+    size_t      n_digits = strspn(code, "0123456789");
 
+    if (n_digits == 0 || (code[n_digits] != '\n' && code[n_digits] != '\0')) told = NULL;
     fwrite(line, 1, told != NULL ? (size_t)(told - line) : n, stdout);
-    if (told != NULL) take(atoi(told + sizeof(LINE) - 1));
+    if (told != NULL) take(atoi(code));
 }
 
 static void hear_lines(void)
@@ -83,8 +88,10 @@ static void hear_lines(void)
         heard.n -= (size_t)(begin - heard.buf);
         memmove(heard.buf, begin, heard.n);
         if (heard.n < room) continue;
-        fwrite(heard.buf, 1, heard.n, stdout); /* a longer line goes in pieces */
-        heard.n = 0;
+        /* A longer line goes in pieces; a parent's word may have begun in its last bytes. */
+        fwrite(heard.buf, 1, room - LINE_BYTES, stdout);
+        memmove(heard.buf, heard.buf + room - LINE_BYTES, LINE_BYTES);
+        heard.n = LINE_BYTES;
     }
     if (got == 0 && heard.n > 0) { /* the last line of all, without a newline */
         heard.buf[heard.n] = '\0';

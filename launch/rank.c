@@ -60,21 +60,15 @@ static int wait_for(pid_t pid, const sigset_t *signals, int *status_out)
     }
 }
 
-int bt_rank_run(char **argv, const bt_rank_options *options)
+/* From bindings to the worker's end: the exit code. */
+static int run(char **argv, const bt_rank_options *options, const char *rank,
+               const sigset_t *old_mask)
 {
-    const char *rank  = getenv("OMPI_COMM_WORLD_RANK"),
-               *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-    pid_t    self = getpid(), pid, parent = getppid();
-    sigset_t all, old_mask, waited;
-    int      status;
-    char     who[32];
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    pid_t       self  = getpid(), pid;
+    sigset_t    waited;
+    int         status;
 
-    snprintf(who, sizeof(who), "rank=%s", rank != NULL ? rank : "?");
-    bt_log_init(who, BT_LOG_INFO);
-    sigfillset(&all);
-    sigprocmask(SIG_BLOCK, &all, &old_mask); /* the worker decides what a signal means */
-    prctl(PR_SET_PDEATHSIG, SIGHUP);         /* of mpirun, or of the daemon on another host */
-    if (getppid() != parent) return 128 + SIGHUP;
     if (options->bind != NULL &&
         bt_bind_apply(options->bind, rank != NULL ? (uint32_t)strtoul(rank, NULL, 10) : 0) != BT_OK)
         return EXIT_FAILURE;
@@ -82,7 +76,7 @@ int bt_rank_run(char **argv, const bt_rank_options *options)
         bt_leftovers_watch(options->shm, local, options->tell) != BT_OK)
         return EXIT_FAILURE;
     pid = fork();
-    if (pid == 0) exec_worker(argv, self, &old_mask);
+    if (pid == 0) exec_worker(argv, self, old_mask);
     if (pid < 0) {
         bt_log_error(__FILE__, __LINE__, "cannot start the worker", "fork: %s", strerror(errno));
         return 127;
@@ -94,8 +88,25 @@ int bt_rank_run(char **argv, const bt_rank_options *options)
         bt_log_error(__FILE__, __LINE__, "cannot wait for the worker", "%s", strerror(errno));
         return 127;
     }
-    status = report(pid, argv[0], status);
-    bt_endings_note(status, options->tell);
+    return report(pid, argv[0], status);
+}
+
+int bt_rank_run(char **argv, const bt_rank_options *options)
+{
+    const char *rank   = getenv("OMPI_COMM_WORLD_RANK");
+    pid_t       parent = getppid();
+    sigset_t    all, old_mask;
+    int         code;
+    char        who[32];
+
+    snprintf(who, sizeof(who), "rank=%s", rank != NULL ? rank : "?");
+    bt_log_init(who, BT_LOG_INFO);
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &old_mask); /* the worker decides what a signal means */
+    prctl(PR_SET_PDEATHSIG, SIGHUP);         /* of mpirun, or of the daemon on another host */
+    if (getppid() != parent) return 128 + SIGHUP;
+    code = run(argv, options, rank, &old_mask);
+    bt_endings_note(code, options->tell);
     bt_leftovers_told();
-    return status;
+    return code;
 }

@@ -194,8 +194,10 @@ static void launch_clears_what_a_killed_guard_left(void)
     EXPECT(bt_process_gone(guard, END_S));
     kill(g_command.pid, SIGKILL);
     EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        EXPECT(number_after(" pid ", i) > 1);
         EXPECT(bt_process_gone((pid_t)number_after(" pid ", i), END_S));
+    }
     EXPECT_EQ(sscanf(strstr(g_command.output, "session "), "session %255s", session), 1);
     EXPECT(access(session, F_OK) == 0);
     other = g_command;
@@ -208,7 +210,7 @@ static void launch_clears_what_a_killed_guard_left(void)
     EXPECT_EQ(launch("true", own), 0);
     EXPECT(access(session, F_OK) == 0);
     kill(other.pid, SIGTERM);
-    bt_command_finish(&other, END_S);
+    EXPECT(bt_command_finish(&other, END_S) != -1);
     g_command = other;
     expect_nothing_left();
     EXPECT(rmdir(folder) == 0);
@@ -283,7 +285,7 @@ static void launch_rank_whose_parent_is_killed_is_told(void)
     bt_command_start(&g_command, argv, NULL);
     EXPECT(bt_command_wait_for(&g_command, "1 of 2 ranks have failed", START_S));
     kill(g_command.pid, SIGTERM);
-    bt_command_finish(&g_command, END_S);
+    EXPECT(bt_command_finish(&g_command, END_S) != -1);
     expect_nothing_left();
 }
 
@@ -304,10 +306,34 @@ static void launch_rank_of_a_host_whose_parent_is_killed_is_told(void)
     bt_command_start(&g_command, argv, NULL);
     EXPECT(bt_command_wait_for(&g_command, "1 of 2 ranks have failed", START_S));
     kill(g_command.pid, SIGTERM);
-    bt_command_finish(&g_command, END_S);
+    EXPECT(bt_command_finish(&g_command, END_S) != -1);
     expect_removed("shm ", &g_command);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        EXPECT(number_after(" pid ", i) > 1);
         EXPECT(bt_process_gone((pid_t)number_after(" pid ", i), END_S));
+    }
+}
+
+/* A rank that cannot even start its worker: the other would wait for it inside MPI_Init. */
+static void launch_rank_of_a_host_that_cannot_be_bound_is_told(void)
+{
+    char        path[] = "/tmp/baton-map-XXXXXX";
+    int         fd     = mkstemp(path);
+    const char *argv[] = {g_launch, "--on-death=replace", "--rank-map", path, "--", "/bin/sh",
+                          "-c",     SAY "sleep 600",      NULL};
+
+    EXPECT(fd >= 0 &&
+           dprintf(fd, "prefill localhost\ndecode localhost cores=%d\n", CPU_SETSIZE - 1) > 0);
+    close(fd);
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_wait_for(&g_command, "1 of 2 ranks have failed", START_S));
+    EXPECT(bt_command_wait_for(&g_command, "rank 0 of 2", START_S));
+    kill(g_command.pid, SIGTERM);
+    EXPECT(bt_command_finish(&g_command, END_S) != -1);
+    EXPECT_HAS(g_command.output, "rank 1 cannot be bound to cores");
+    EXPECT(number_after(" pid ", 0) > 1);
+    EXPECT(bt_process_gone((pid_t)number_after(" pid ", 0), END_S));
+    unlink(path);
 }
 
 /* The same of a daemon on another host, whose ranks are zombies then. */
@@ -442,6 +468,19 @@ static void launch_mpirun_that_starts_nothing_is_told(void)
 /* What ranks write and what is told of them are one stream, whose lines need not be whole. */
 static void launch_words_without_a_newline_are_passed_on(void)
 {
+#define ENDED "baton-launch: a rank has ended with "
+    static const struct {
+        const char *prints; /* mpirun, in printf(1)'s words */
+        int         code;
+        const char *has[2];
+    } CASES[] = {
+        {"'first words " ENDED "3\\nlast words'",       3,   {"first words ", "last words"}        },
+        {"'" ENDED "another rank says\\n137\\n'",       1,   {ENDED "another rank says\n", "137\n"}},
+        {"'" ENDED "0 says another\\n" ENDED "137\\n'", 137, {ENDED "0 says another\n", ""}        },
+ /* Around the end of the launcher's buffer. */
+        {"'%04090d" ENDED "3\\nlast words' 1",          3,   {"0000", "01last words"}              },
+        {"'%04058d" ENDED "137\\nlast words' 1",        137, {"0000", "01last words"}              },
+    };
     char        folder[]      = "/tmp/baton-test-XXXXXX", path[64], variable[128];
     const char *environment[] = {variable, NULL};
     const char *argv[]        = {g_launch, "-n",   "2", "--on-death=replace", "--host", "localhost",
@@ -451,17 +490,18 @@ static void launch_words_without_a_newline_are_passed_on(void)
     EXPECT(mkdtemp(folder) != NULL);
     snprintf(path, sizeof(path), "%s/mpirun", folder);
     snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
-    f = fopen(path, "w");
-    EXPECT(f != NULL);
-    fputs("#!/bin/sh\n"
-          "printf 'first words baton-launch: a rank has ended with 3\\nlast words'\n",
-          f);
-    fclose(f);
-    EXPECT_EQ(chmod(path, 0700), 0);
-    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 3);
-    EXPECT_HAS(g_command.output, "first words ");
-    EXPECT_HAS(g_command.output, "last words");
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        f = fopen(path, "w");
+        EXPECT(f != NULL);
+        fprintf(f, "#!/bin/sh\nprintf %s\n", CASES[i].prints);
+        fclose(f);
+        EXPECT_EQ(chmod(path, 0700), 0);
+        EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), CASES[i].code);
+        EXPECT_HAS(g_command.output, CASES[i].has[0]);
+        EXPECT_HAS(g_command.output, CASES[i].has[1]);
+    }
     EXPECT(unlink(path) == 0 && rmdir(folder) == 0);
+#undef ENDED
 }
 
 static void launch_tmpdir_too_long_is_refused(void)
@@ -474,7 +514,6 @@ static void launch_tmpdir_too_long_is_refused(void)
     EXPECT_HAS(g_command.output, "TMPDIR");
 }
 
-/* mpirun itself would hang. */
 /* mpirun itself would not say whose. */
 static void launch_in_a_deleted_directory_is_refused(void)
 {
@@ -486,6 +525,7 @@ static void launch_in_a_deleted_directory_is_refused(void)
     EXPECT_HAS(g_command.output, "the working directory, where mpirun starts the ranks: No such");
 }
 
+/* mpirun itself would hang. */
 static void launch_with_few_files_is_refused(void)
 {
     const char *argv[] = {"/bin/sh", "-c", "ulimit -n 32; exec \"$0\" --ranks 2 -- /bin/true",
@@ -569,6 +609,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),
     BT_TEST(launch_rank_whose_parent_is_killed_is_told),
     BT_TEST(launch_rank_of_a_host_whose_parent_is_killed_is_told),
+    BT_TEST(launch_rank_of_a_host_that_cannot_be_bound_is_told),
     BT_TEST(launch_daemon_that_hangs_is_ended),
     BT_TEST(launch_sigterm_after_a_death_ends_in_order),
     BT_TEST(launch_sigusr1_reaches_every_rank),

@@ -3,7 +3,8 @@
  * Where the others go on after a rank's death, mpirun ends with 0 whatever became of them; over
  * several hosts it does not end at all then.  So each rank's parent tells the rank's exit code: on
  * this machine it appends it to a file in the job's private directory, from other ones it comes as
- * a line of mpirun's output. */
+ * a line of mpirun's output.  There the rank's guard (leftovers.h) tells it when the parent was
+ * killed; on this machine the launcher sees by itself that the parent has gone. */
 #ifndef BT_LAUNCH_ENDINGS_H
 #define BT_LAUNCH_ENDINGS_H
 
@@ -21,7 +22,7 @@ int bt_endings_listen(void);
 /* Takes what has been told by now, and passes on to stdout what is the ranks' own. */
 void bt_endings_hear(void);
 
-/* In a rank's parent. by_line: not to the file. */
+/* In a rank's parent, or its guard.  by_line: not to the file. */
 void bt_endings_note(int code, bool by_line);
 
 /* In the launcher: how many have been told of, and how many of them ended with 0. */

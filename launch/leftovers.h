@@ -3,8 +3,8 @@
  *
  * Each rank has a guard, a process of its own that outlives whatever kills the rank: it removes the
  * rank's shared memory, and says in the parent's place that the rank has ended, when the parent was
- * killed.  The guard that comes last on a host also ends Open MPI's daemon there,
- * when that stays without any rank: cut off from mpirun it would wait for a quarter of an hour. */
+ * killed.  The guard that comes last on a host also ends Open MPI's daemon there, when that stays
+ * without any rank: cut off from mpirun it would wait for a quarter of an hour. */
 #ifndef BT_LAUNCH_LEFTOVERS_H
 #define BT_LAUNCH_LEFTOVERS_H
 

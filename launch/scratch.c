@@ -98,7 +98,8 @@ bool bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir, bo
     signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_NAME, "baton-guard");
     dup2(alive_fd, STDIN_FILENO);
-    if (!keep_out) dup2(null, STDOUT_FILENO); /* who reads the parent's must not wait for us */
+    /* A reader of the parent's output waits for its end until every holder has closed it. */
+    if (!keep_out) dup2(null, STDOUT_FILENO);
     dup2(null, STDERR_FILENO);
     close_range(STDERR_FILENO + 1, ~0u, 0);
     bt_scratch_hold(dir);

@@ -375,6 +375,18 @@ static void stream_without_a_hello_is_not_late_while_the_host_stands_still(void)
     host_stop(&h);
 }
 
+static void attach_without_memory_frees_the_hello(void)
+{
+    bt_control_attach *attach = NULL;
+    long               live   = bt_alloc_live();
+    bt_up              hello  = sample_hello(1, 4);
+
+    bt_alloc_fail_at(0);
+    EXPECT_EQ(bt_control_attach_start("127.0.0.1:1", 0, 0, &hello, &attach), BT_ERR_NO_MEMORY);
+    bt_alloc_fail_at(-1);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
 static void stream_message_out_of_range_ends_it(void)
 {
     host               h;
@@ -525,6 +537,7 @@ static const bt_test tests[] = {
     BT_TEST(stream_first_message_longer_than_any_hello_is_not_unpacked),
     BT_TEST(stream_without_a_hello_ends_at_its_deadline),
     BT_TEST(stream_without_a_hello_is_not_late_while_the_host_stands_still),
+    BT_TEST(attach_without_memory_frees_the_hello),
     BT_TEST(stream_message_out_of_range_ends_it),
     BT_TEST(stream_server_gone_is_reported_after_its_last_message),
     BT_TEST(stream_to_a_closed_port_names_address_and_cause),

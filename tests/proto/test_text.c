@@ -128,11 +128,15 @@ static void message_cut_anywhere_is_read_to_its_end(void)
     char                              why[128];
 
     for (size_t cut = 0; cut < n; cut++) {
-        ProtobufCMessage *pb = protobuf_c_message_unpack(type, NULL, cut, bytes);
+        uint8_t          *part = malloc(cut); /* of its own, so that sanitizers see its end */
+        ProtobufCMessage *pb   = protobuf_c_message_unpack(type, NULL, cut, bytes);
+        bool              ok;
 
-        if (pb != NULL) EXPECT(bt_message_text_ok(type, bytes, cut, why, sizeof(why)));
+        memcpy(part, bytes, cut);
+        ok = bt_message_text_ok(type, part, cut, why, sizeof(why));
+        if (pb != NULL) EXPECT(ok);
         if (pb != NULL) protobuf_c_message_free_unpacked(pb, NULL);
-        bt_message_text_ok(type, bytes, cut, why, sizeof(why));
+        free(part);
     }
 }
 

@@ -360,8 +360,10 @@ ProtobufCMessage *bt_rpc_unpack(grpc_byte_buffer                 *buffer,
     grpc_slice              slice;
     char                    why[256] = "the bytes cannot be parsed as one";
 
-    bt_error_keep(descriptor->name, "it has not come");
-    if (buffer == NULL || !grpc_byte_buffer_reader_init(&reader, buffer)) return NULL;
+    if (buffer == NULL || !grpc_byte_buffer_reader_init(&reader, buffer)) {
+        bt_error_keep(descriptor->name, "it has not come");
+        return NULL;
+    }
     slice   = grpc_byte_buffer_reader_readall(&reader);
     message = protobuf_c_message_unpack(descriptor, NULL, GRPC_SLICE_LENGTH(slice),
                                         GRPC_SLICE_START_PTR(slice));

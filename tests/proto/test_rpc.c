@@ -1,9 +1,12 @@
-/* The completion loop: that it wakes, sleeps and stays awake when it should. */
+/* The completion loop: that it wakes, sleeps and stays awake when it should.  Messages from byte
+ * buffers. */
 #include "proto/rpc.h"
 
 #include <sys/resource.h>
 
 #include "core/clock.h"
+#include "core/log.h"
+#include "proto/health.pb-c.h"
 #include "tests/support/test.h"
 
 enum { LOOKS = 40, LOOK_MS = 5, FAR_S = 60 };
@@ -86,9 +89,35 @@ static void rpc_loop_completion_ends_the_wait(void)
     comes_in_time(bt_rpc_loop_spin_once);
 }
 
+static void rpc_unpack_keeps_the_error_of_what_is_no_message_alone(void)
+{
+    const ProtobufCMessageDescriptor    *type = &grpc__health__v1__health_check_request__descriptor;
+    Grpc__Health__V1__HealthCheckRequest request = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    grpc_byte_buffer                    *good, *bad;
+    ProtobufCMessage                    *pb;
+    grpc_slice                           bytes = grpc_slice_from_static_string("\xff");
+
+    request.service = (char *)"x";
+    good            = bt_rpc_pack(&request.base);
+    bad             = grpc_raw_byte_buffer_create(&bytes, 1);
+    bt_error_keep("before", "another error");
+    pb = bt_rpc_unpack(good, type);
+    NEED(pb != NULL);
+    EXPECT_HAS(((Grpc__Health__V1__HealthCheckRequest *)pb)->service, "x");
+    EXPECT_HAS(bt_error_text(), "another error");
+    protobuf_c_message_free_unpacked(pb, NULL);
+    EXPECT(bt_rpc_unpack(NULL, type) == NULL);
+    EXPECT_HAS(bt_error_text(), "HealthCheckRequest: it has not come");
+    EXPECT(bt_rpc_unpack(bad, type) == NULL);
+    EXPECT_HAS(bt_error_text(), "HealthCheckRequest: the bytes cannot be parsed as one");
+    grpc_byte_buffer_destroy(good);
+    grpc_byte_buffer_destroy(bad);
+}
+
 static const bt_test tests[] = {
     BT_TEST(rpc_loop_without_completions_sleeps_or_spins),
     BT_TEST(rpc_loop_completion_ends_the_wait),
+    BT_TEST(rpc_unpack_keeps_the_error_of_what_is_no_message_alone),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

@@ -282,7 +282,7 @@ static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
         return bt_pb_take_regroup(pb->regroup, &m->u.regroup);
     case BATON__CONTROL__V1__TO_WORKER__BODY_SHUTDOWN:
         m->kind = BT_DOWN_SHUTDOWN;
-        return bt_pb_take_string(pb->shutdown->reason, "shutdown.reason", &m->u.shutdown.reason);
+        return bt_pb_take_string(pb->shutdown->reason, &m->u.shutdown.reason);
     default:
         BT_REQUIRE(false, BT_ERR_PROTOCOL, "a coordinator's message has an unknown body (%d)",
                    (int)pb->body_case);

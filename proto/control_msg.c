@@ -59,13 +59,13 @@ void bt_pb_free(ProtobufCMessage *pb)
     if (pb != NULL) protobuf_c_message_free_unpacked(pb, &pb_allocator);
 }
 
-bt_status bt_pb_take_string(const char *text, const char *field, char **text_out)
+bt_status bt_pb_take_string(const char *text, char **text_out)
 {
     bt_status st = BT_OK;
     char     *copy;
 
     copy = bt_strdup(text);
-    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "%s of %zu bytes", field, strlen(text));
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "a text of %zu bytes", strlen(text));
     *text_out = copy;
 out:
     return st;

@@ -16,7 +16,7 @@ bt_status bt_pb_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *by
 void      bt_pb_free(ProtobufCMessage *pb); /* of bt_pb_unpack(), or NULL */
 
 /* Copies of what a protobuf message holds.  NULL with n == 0 is a success. */
-bt_status bt_pb_take_string(const char *text, const char *field, char **text_out);
+bt_status bt_pb_take_string(const char *text, char **text_out);
 bt_status bt_pb_take_bytes(const ProtobufCBinaryData *data, const char *field, void **bytes_out,
                            size_t *n_out);
 /* A form map: whole pages of it. */

@@ -86,14 +86,13 @@ static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
     h->incarnation       = pb->incarnation;
     h->prefix_seed       = pb->prefix_seed;
     if (pb->incarnation != 0) BT_TRY(bt_pb_take_regroup(pb->seats, &h->seats));
-    BT_TRY(bt_pb_take_string(pb->host, "host", &h->host));
-    BT_TRY(bt_pb_take_string(pb->cell, "cell", &h->cell));
-    BT_TRY(bt_pb_take_string(pb->left_out, "left_out", &h->left_out));
-    BT_TRY(bt_pb_take_string(pb->arithmetic, "arithmetic", &h->arithmetic));
-    BT_TRY(bt_pb_take_string(pb->model_type, "model_type", &h->model_type));
-    BT_TRY(bt_pb_take_string(pb->architecture, "architecture", &h->architecture));
-    BT_TRY(bt_pb_take_string(pb->default_sampling_json, "default_sampling_json",
-                             &h->default_sampling_json));
+    BT_TRY(bt_pb_take_string(pb->host, &h->host));
+    BT_TRY(bt_pb_take_string(pb->cell, &h->cell));
+    BT_TRY(bt_pb_take_string(pb->left_out, &h->left_out));
+    BT_TRY(bt_pb_take_string(pb->arithmetic, &h->arithmetic));
+    BT_TRY(bt_pb_take_string(pb->model_type, &h->model_type));
+    BT_TRY(bt_pb_take_string(pb->architecture, &h->architecture));
+    BT_TRY(bt_pb_take_string(pb->default_sampling_json, &h->default_sampling_json));
     BT_TRY(bt_pb_take_u32s(pb->eos_tokens, pb->n_eos_tokens, &h->eos_tokens, &h->n_eos));
 out:
     return st;
@@ -286,7 +285,7 @@ static bt_status take_failed(const PB(Failed) * pb, bt_up *m)
     m->u.failed.request = pb->request;
     m->u.failed.epoch   = pb->epoch;
     m->u.failed.code    = pb->code;
-    BT_TRY(bt_pb_take_string(pb->message, "failed.message", &m->u.failed.message));
+    BT_TRY(bt_pb_take_string(pb->message, &m->u.failed.message));
 out:
     return st;
 }
@@ -299,7 +298,7 @@ static bt_status take_expired(const PB(Expired) * pb, bt_up *m)
                "a rank waits for %zu others, expected at most %d", pb->n_ranks, BT_RANKS_MAX);
     m->u.expired.epoch = pb->epoch;
     BT_TRY(bt_pb_take_u32s(pb->ranks, pb->n_ranks, &m->u.expired.ranks, &m->u.expired.n));
-    BT_TRY(bt_pb_take_string(pb->what, "expired.what", &m->u.expired.what));
+    BT_TRY(bt_pb_take_string(pb->what, &m->u.expired.what));
 out:
     return st;
 }
@@ -372,7 +371,7 @@ static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
     case BATON__CONTROL__V1__FROM_WORKER__BODY_LEAVING:
         m->kind           = BT_UP_LEAVING;
         m->u.leaving.code = pb->leaving->code;
-        return bt_pb_take_string(pb->leaving->reason, "leaving.reason", &m->u.leaving.reason);
+        return bt_pb_take_string(pb->leaving->reason, &m->u.leaving.reason);
     default:
         BT_REQUIRE(false, BT_ERR_PROTOCOL, "a worker's message has an unknown body (%d)",
                    (int)pb->body_case);

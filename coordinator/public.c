@@ -363,6 +363,7 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->limits.page_tokens = pub->facts->page_tokens;
     pub->unread_ns          = config->unread_ns;
     bt_public_grow(pub);
+    BT_TRY(bt_reflection_create(&pub->reflection));
     open_tokenizer(pub, config->model_path);
     pub->limits.tokenizer = pub->tokenizer != NULL;
     pub->model_path       = bt_strdup(config->model_path);
@@ -443,6 +444,7 @@ void bt_public_destroy(bt_public *pub)
         grpc_server_destroy(pub->server);
     }
     bt_cork_fini(&pub->corks);
+    bt_reflection_destroy(pub->reflection);
     bt_tokenizer_close(pub->tokenizer);
     bt_free(pub->model_path);
     bt_free(pub->served_name);

@@ -10,10 +10,12 @@
  * calls of one connection, which has some for questions too. */
 enum { BT_PUBLIC_STREAMS = 16384, BT_PUBLIC_CALLS = BT_PUBLIC_STREAMS + 1024 };
 
-typedef struct bt_call   bt_call;
-typedef struct bt_stream bt_stream;
+typedef struct bt_call       bt_call;
+typedef struct bt_reflection bt_reflection;
+typedef struct bt_stream     bt_stream;
 
-/* A method: unary ones fill an answer, or return another status with bt_call.why. */
+/* A method.  Its answer, packed, is owned by the caller; NULL: the call ends with bt_call.code and
+ * bt_call.why. */
 typedef struct {
     const char                       *path;
     const ProtobufCMessageDescriptor *request;
@@ -69,6 +71,7 @@ struct bt_public {
     const bt_up_hello *facts;
     bt_metrics        *metrics;            /* borrowed */
     bt_tokenizer      *tokenizer;          /* owned; NULL: the model has none that can be read */
+    bt_reflection     *reflection;         /* owned */
     bt_stream         *fresh, *fresh_last; /* streams with something to send, first come first */
     bt_call *waiting, *waiting_last;       /* calls that wait for their clients, longest first */
     uint64_t unread_ns;                    /* for how long one may */
@@ -92,14 +95,17 @@ void bt_public_cut_off_silent(bt_public *pub);
 void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok));
 void bt_call_release(bt_call *call);
 
-/* The unary methods (public_info.c) and Generate (public_stream.c). */
+/* All methods, and the unary ones of them (public_info.c); Generate (public_stream.c). */
 extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
 void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
 void                   bt_stream_free(bt_stream *stream);
 const char            *bt_stream_name(const bt_stream *stream);
 
-/* public_reflection.c */
+/* public_reflection.c: the .proto files, unpacked once, and the method that sends them.
+ * NO_MEMORY. */
+bt_status         bt_reflection_create(bt_reflection **reflection_out);
+void              bt_reflection_destroy(bt_reflection *reflection);
 grpc_byte_buffer *bt_public_reflect(bt_call *call, const ProtobufCMessage *request);
 
 /* public_watch.c */

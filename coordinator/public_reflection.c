@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "coordinator/public_call.h"
+#include "core/alloc.h"
 #include "proto/descriptor.pb-c.h"
 #include "proto/health.pb-c.h"
 #include "proto/reflection.pb-c.h"
@@ -18,6 +19,11 @@ typedef Grpc__Reflection__V1__ServiceResponse          service_pb;
 #define ASKED(kind)  GRPC__REFLECTION__V1__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##kind
 #define ANSWER(kind) GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##kind
 typedef Baton__Descriptor__File file_pb;
+
+struct bt_reflection {
+    Baton__Descriptor__FileSet *set;   /* owned, as is all below: the files as they are sent */
+    file_pb                   **files; /* [set->n_files]: what they declare */
+};
 
 /* ---- who declares a name */
 
@@ -37,6 +43,15 @@ static bool is_in(size_t n, Baton__Descriptor__Named *const *names, const char *
     return false;
 }
 
+static bool in_enums(size_t n, Baton__Descriptor__Enum *const *enums, const char *symbol)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(symbol, enums[i]->name) == 0 ||
+            is_in(enums[i]->n_values, enums[i]->values, symbol))
+            return true;
+    return false;
+}
+
 static bool in_messages(size_t n, Baton__Descriptor__Message *const *messages, const char *symbol)
 {
     for (size_t i = 0; i < n; i++) {
@@ -45,7 +60,8 @@ static bool in_messages(size_t n, Baton__Descriptor__Message *const *messages, c
 
         if (rest != NULL &&
             (rest[0] == 0 || is_in(m->n_fields, m->fields, rest) ||
-             is_in(m->n_enums, m->enums, rest) || in_messages(m->n_nested, m->nested, rest)))
+             is_in(m->n_oneofs, m->oneofs, rest) || in_enums(m->n_enums, m->enums, rest) ||
+             in_messages(m->n_nested, m->nested, rest)))
             return true;
     }
     return false;
@@ -68,7 +84,7 @@ static bool declares(const file_pb *file, const char *symbol)
     const char *rest = after(symbol, file->package);
 
     return rest != NULL && (in_messages(file->n_messages, file->messages, rest) ||
-                            is_in(file->n_enums, file->enums, rest) ||
+                            in_enums(file->n_enums, file->enums, rest) ||
                             in_services(file->n_services, file->services, rest));
 }
 
@@ -77,23 +93,40 @@ static bool is_named(const file_pb *file, const char *name)
     return strcmp(file->name, name) == 0;
 }
 
-/* ---- answers */
-
-/* Borrowed from the set; NULL: no file has it. */
-static ProtobufCBinaryData *find(const Baton__Descriptor__FileSet *set,
-                                 bool (*has)(const file_pb *file, const char *what),
-                                 const char *what)
+bt_status bt_reflection_create(bt_reflection **reflection_out)
 {
-    for (size_t i = 0; set != NULL && i < set->n_files; i++) {
-        ProtobufCBinaryData *packed = &set->files[i];
-        file_pb *file  = baton__descriptor__file__unpack(NULL, packed->len, packed->data);
-        bool     found = file != NULL && has(file, what);
+    bt_status      st = BT_OK;
+    bt_reflection *r  = bt_calloc(1, sizeof(*r));
 
-        if (file != NULL) baton__descriptor__file__free_unpacked(file, NULL);
-        if (found) return packed;
+    BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "reflection");
+    r->set = baton__descriptor__file_set__unpack(NULL, bt_public_protos_bytes, bt_public_protos);
+    BT_REQUIRE(r->set != NULL, BT_ERR_NO_MEMORY, "the public .proto files");
+    r->files = bt_calloc(r->set->n_files, sizeof(*r->files));
+    BT_REQUIRE(r->files != NULL, BT_ERR_NO_MEMORY, "the public .proto files");
+    for (size_t i = 0; i < r->set->n_files; i++) {
+        const ProtobufCBinaryData *packed = &r->set->files[i];
+
+        r->files[i] = baton__descriptor__file__unpack(NULL, packed->len, packed->data);
+        BT_REQUIRE(r->files[i] != NULL, BT_ERR_NO_MEMORY, "a public .proto file");
     }
-    return NULL;
+    *reflection_out = r;
+    r               = NULL; /* handed over */
+out:
+    bt_reflection_destroy(r);
+    return st;
 }
+
+void bt_reflection_destroy(bt_reflection *r)
+{
+    if (r == NULL) return;
+    for (size_t i = 0; r->files != NULL && i < r->set->n_files; i++)
+        if (r->files[i] != NULL) baton__descriptor__file__free_unpacked(r->files[i], NULL);
+    bt_free(r->files);
+    if (r->set != NULL) baton__descriptor__file_set__free_unpacked(r->set, NULL);
+    bt_free(r);
+}
+
+/* ---- answers */
 
 static grpc_byte_buffer *error(response_pb *reply, grpc_status_code code, const char *why)
 {
@@ -128,43 +161,38 @@ static grpc_byte_buffer *services(response_pb *reply)
     return bt_rpc_pack(&reply->base);
 }
 
-static grpc_byte_buffer *
-file_that(response_pb *reply, bool (*has)(const file_pb *file, const char *what), const char *what)
+static grpc_byte_buffer *file_that(const bt_reflection *r, response_pb *reply,
+                                   bool (*has)(const file_pb *file, const char *what),
+                                   const char *what)
 {
     Grpc__Reflection__V1__FileDescriptorResponse files =
         GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
-    Baton__Descriptor__FileSet *set =
-        baton__descriptor__file_set__unpack(NULL, bt_public_protos_bytes, bt_public_protos);
-    ProtobufCBinaryData *found = find(set, has, what);
-    grpc_byte_buffer    *packed;
+    size_t i = 0;
 
-    if (found == NULL) {
-        packed =
-            error(reply, GRPC_STATUS_NOT_FOUND, "no file or symbol of this name is known here");
-    } else {
-        files.n_file_descriptor_proto   = 1;
-        files.file_descriptor_proto     = found;
-        reply->file_descriptor_response = &files;
-        reply->message_response_case    = ANSWER(FILE_DESCRIPTOR_RESPONSE);
-        packed                          = bt_rpc_pack(&reply->base);
-    }
-    if (set != NULL) baton__descriptor__file_set__free_unpacked(set, NULL);
-    return packed;
+    while (i < r->set->n_files && !has(r->files[i], what))
+        i++;
+    if (i == r->set->n_files)
+        return error(reply, GRPC_STATUS_NOT_FOUND, "no file or symbol of this name is known here");
+    files.n_file_descriptor_proto   = 1;
+    files.file_descriptor_proto     = &r->set->files[i];
+    reply->file_descriptor_response = &files;
+    reply->message_response_case    = ANSWER(FILE_DESCRIPTOR_RESPONSE);
+    return bt_rpc_pack(&reply->base);
 }
 
 grpc_byte_buffer *bt_public_reflect(bt_call *call, const ProtobufCMessage *request)
 {
-    request_pb *pb    = (request_pb *)request; /* the answer holds it, and is packed at once */
-    response_pb reply = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
+    const bt_reflection *r = call->pub->reflection;
+    request_pb *pb         = (request_pb *)request; /* the answer holds it, and is packed at once */
+    response_pb reply      = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
 
-    (void)call;
     reply.valid_host       = pb->host;
     reply.original_request = pb;
     switch (pb->message_request_case) {
     case ASKED(LIST_SERVICES): return services(&reply);
-    case ASKED(FILE_BY_FILENAME): return file_that(&reply, is_named, pb->file_by_filename);
+    case ASKED(FILE_BY_FILENAME): return file_that(r, &reply, is_named, pb->file_by_filename);
     case ASKED(FILE_CONTAINING_SYMBOL):
-        return file_that(&reply, declares, pb->file_containing_symbol);
+        return file_that(r, &reply, declares, pb->file_containing_symbol);
     case ASKED(_NOT_SET):
         return error(&reply, GRPC_STATUS_INVALID_ARGUMENT, "the request asks for nothing");
     default: return error(&reply, GRPC_STATUS_NOT_FOUND, "no extensions are declared here");

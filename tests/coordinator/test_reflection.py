@@ -9,6 +9,12 @@ LIST = reflection.ServerReflectionRequest(list_services="").SerializeToString()
 NOT_FOUND, INVALID = grpc.StatusCode.NOT_FOUND.value[0], grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
+def message_class(descriptor):
+    if hasattr(message_factory, "GetMessageClass"):
+        return message_factory.GetMessageClass(descriptor)
+    return message_factory.MessageFactory().GetPrototype(descriptor)    # protobuf before 4.22
+
+
 class Streams(Served):
     def talk(self, messages, version=VERSIONS[0]):
         return self.channel.stream_stream(f"/{version}.ServerReflection/ServerReflectionInfo")(messages, timeout=WAIT_S)
@@ -63,9 +69,7 @@ class Reflection(Streams):
     def test_requests_can_be_made_from_it(self):
         pool = self.pool()
         generate = pool.FindMethodByName(ENGINE + ".Generate")
-        factory = message_factory.MessageFactory(pool)
-        request, response = (factory.GetPrototype(t) for t in (generate.input_type, generate.output_type))
-        self.ids += 1
+        request, response = (message_class(t) for t in (generate.input_type, generate.output_type))
         answers = self.channel.unary_stream(f"/{ENGINE}/Generate", request.SerializeToString, response.FromString)(
             request(request_id="r", tokenized=dict(input_ids=[5, 200, 300]), sampling_params=dict(temperature=0, max_tokens=20)), timeout=WAIT_S)
         self.assertEqual(list(list(answers)[-1].complete.output_ids), expected([5, 200, 300], 20))
@@ -76,10 +80,13 @@ class Reflection(Streams):
             self.assertEqual(file.package, "vllm.grpc.engine")
             self.assertEqual(self.file_of(file_by_filename=file.name), file)
         self.assertTrue(any("off, like 1" in at.trailing_comments for at in file.source_code_info.location))
-        self.assertEqual(self.file_of(file_containing_symbol="grpc.health.v1.HealthCheckResponse.ServingStatus").package, "grpc.health.v1")
+        for symbol in ("ServingStatus", "SERVING"):     # an enum, and a value, whose name stands beside it
+            self.assertEqual(self.file_of(file_containing_symbol="grpc.health.v1.HealthCheckResponse." + symbol).package, "grpc.health.v1")
+        self.assertTrue(self.file_of(file_containing_symbol="vllm.grpc.engine.GenerateRequest.input"))     # a oneof
 
     def test_others_are_errors_and_the_stream_goes_on(self):
         symbols = ("", ".", "vllm", "vllm.grpc.engine", "vllm.grpc.engine.", "vllm.grpc.engine.Nothing", "vllm.grpc.engine.SamplingParams.nothing",
+                   "grpc.health.v1.HealthCheckResponse.ServingStatus.SERVING", "grpc.health.v1.HealthCheckResponse.NOTHING",
                    ENGINE + ".Nothing", ENGINE + ".Generate.more", ENGINE + "s", "baton.control.v1.Control", "x" * 200000)
         cases = [(dict(file_containing_symbol=s), NOT_FOUND) for s in symbols]
         cases += [(dict(file_by_filename=s), NOT_FOUND) for s in ("", "proto", "proto/control.proto", "../proto/health.proto")]

@@ -17,6 +17,7 @@
 #include "core/file.h"
 #include "core/machine.h"
 #include "core/parse.h"
+#include "core/rank_flags.h"
 #include "core/rank_map.h"
 #include "core/settings.h"
 #include "tools/check_ask.h"
@@ -123,7 +124,9 @@ static void take_map(struct argp_state *state, options *opt)
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    options *opt = state->input;
+    options *opt       = state->input;
+    uint64_t timeout_s = 0;
+    char     why[BT_RANK_FLAG_WHY];
 
     switch (key) {
     case 'm': opt->model = bt_option_name(state, "--model", "a directory", arg); return 0;
@@ -147,7 +150,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->node_s = bt_option_real(state, "--node-timeout-s", arg, 1e-3, 86400);
         return 0;
     case OPT_TIMEOUT:
-        opt->timeout_s = bt_option_real(state, "--timeout-s", arg, 1e-3, 86400);
+        if (!bt_rank_flag_read("--timeout-s", arg, &timeout_s, why)) argp_error(state, "%s", why);
+        opt->timeout_s = (double)timeout_s;
         return 0;
     case OPT_RANK_TIMEOUT:
         opt->rank_timeout_s = bt_option_real(state, "--rank-timeout-s", arg, 1e-3, 86400);

@@ -106,6 +106,7 @@ def main():
         has(check("--rank-map", rank_map, "--agent", agent, "--tokens", "5000", "--prefill-rate", "100", code=0), "good         ok",
             "each of 1 ranks", "50.0 s to replay (5000 tokens at 100 a second)", "one that hangs: 10 s more")
         has(check("--group", "1", "--rank-timeout-s", "7"), "one that hangs: 7 s more")    # nobody waits for it
+        has(check("--timeout-s", "3601", code=64), "--timeout-s must be a whole number from 1 to 3600")    # as those of the ranks
 
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))

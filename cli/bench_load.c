@@ -121,7 +121,7 @@ static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
     bench_call *c = rpc->ctx;
 
     if (message == NULL)
-        broken(c, "bytes that cannot be parsed as GenerateResponse");
+        broken(c, bt_error_text());
     else
         take_response(c, (const VLLM(GenerateResponse) *)message);
     if (c->broken) bt_rpc_call_cancel(rpc);

@@ -29,9 +29,8 @@ static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
     c->last_ns          = bt_now_ns();
     c->client->answered = true;
     if (c->st == BT_OK && message == NULL) {
-        bt_log_error(__FILE__, __LINE__, "a peer broke the protocol",
-                     "%s sent bytes that cannot be parsed as %s", c->client->address,
-                     rpc->answer->name);
+        bt_log_error(__FILE__, __LINE__, "a peer broke the protocol", "%s: %s", c->client->address,
+                     bt_error_text());
         c->st = BT_ERR_PROTOCOL;
     }
     if (c->st == BT_OK) c->st = c->on_message(c->ctx, message);

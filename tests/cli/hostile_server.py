@@ -48,6 +48,7 @@ def cases(pb):
     yield "no logprobs", ok, ["--logprobs"], 1, "logprobs"
     yield "too few logprobs", [chunk(pb, 300, 301, logprobs=1), complete(pb, 2)], ["--logprobs"], 1, "1 logprobs"
     yield "garbage", [b"\xff\xff\xff\xff\xff"], [], 1, "cannot be parsed"
+    yield "a text with a NUL", [chunk(pb, 300), complete(pb, 1).replace(b"stop", b"s\0op")], [], 1, "GenerateComplete.finish_reason has a NUL at byte 1 of its 4"
     yield "an empty message", [b""], [], 1, "empty answer"
     yield "silence", [Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
     yield "silence after a token", [chunk(pb, 300), Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"

@@ -7,7 +7,8 @@
 
 extern const bt_cuda_module_table bt_cuda_module;
 
-static const fake_gpu HOPPER = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0, 0};
+static const fake_gpu HOPPER = {
+    .n_devices = 1, .driver = CUDART_VERSION, .major = 9, .bytes = (size_t)1 << 30, .fail_at = -1};
 
 static bt_device *make(void)
 {

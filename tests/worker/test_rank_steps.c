@@ -140,14 +140,24 @@ static void logits_that_are_no_numbers_fail_the_request_alone(void)
     bench_tear_down(&b);
 }
 
+/* Wakes the rank for its first step. */
+static void run_step(bench *b)
+{
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bt_plan plan;
+    bt_next next;
+    bool    leave = true;
+
+    bench_order(b, &m);
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(bt_worker_finish(b->worker, &plan, &leave), BT_OK);
+}
+
 /* Four choices of a prompt, and logprobs of everything. */
 static void run_choices(bench *b, bt_cpu_pool *threads)
 {
     bt_worker_config cfg = bench_config(b, 0, 1, 1);
     bt_down          m   = bench_prefill(1, 10, 4, 1);
-    bt_plan          plan;
-    bt_next          next;
-    bool             leave;
 
     bt_worker_destroy(b->worker);
     cfg.threads = threads;
@@ -164,10 +174,38 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
     for (uint32_t i = 0; i < 4; i++)
         m.u.prefill.choices[i] = i;
     bench_order(b, &m);
-    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
-    bench_order(b, &m);
-    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
-    EXPECT_EQ(bt_worker_finish(b->worker, &plan, &leave), BT_OK);
+    run_step(b);
+}
+
+/* The likeliest first token when those before the n-th may not be `stop`. */
+static uint32_t first_but(uint32_t stop, uint32_t min_tokens)
+{
+    bench    b;
+    bt_down  m;
+    uint32_t id = UINT32_MAX;
+
+    bench_set_up(&b, 0, 1, 1);
+    b.uneven                          = true;
+    m                                 = bench_prefill(1, 10, 1, 1);
+    m.u.prefill.sampling.min_tokens   = min_tokens;
+    m.u.prefill.sampling.n_stop       = 1;
+    m.u.prefill.sampling.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
+    *m.u.prefill.sampling.stop_tokens = stop;
+    bench_order(&b, &m);
+    run_step(&b);
+    for (uint32_t i = 0; i < b.n_up; i++)
+        if (b.up[i].kind == BT_UP_TOKENS) id = b.up[i].u.tokens.tokens[0].id;
+    bench_tear_down(&b);
+    return id;
+}
+
+static void nothing_ends_a_request_before_its_least_tokens(void)
+{
+    uint32_t likeliest = first_but(0, 0);
+
+    EXPECT(likeliest != 0 && likeliest < BENCH_VOCAB);
+    EXPECT_EQ(first_but(likeliest, 0), likeliest);
+    EXPECT(first_but(likeliest, 1) != likeliest && first_but(likeliest, 1) < BENCH_VOCAB);
 }
 
 static void choices_do_not_depend_on_threads(void)
@@ -239,6 +277,7 @@ static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
                                .layer1        = 1,
                                .kv_dim        = BENCH_DIM,
                                .payload_bytes = sizeof(rows)};
+    bt_page_message rest;
     bench           b;
     bt_down         m;
     bt_plan         plan;
@@ -248,13 +287,45 @@ static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
     m = bench_reserve(1, 10, 5), bench_order(&b, &m);
     first.pages_tag =
         bt_pages_tag(1, &b.up[0].u.ticket.pages[0].id, &b.up[0].u.ticket.pages[0].generation);
+    rest = first;
     bench_forget(&b);
     EXPECT(bt_worker_expects_pages(b.worker)); /* it polls for them, parked or not */
     b.now += 2 * LEASE_NS;
     EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
     bt_worker_delivered(b.worker, 0, &first, &payload);
+    rest.layer0 = 1;
+    rest.layer1 = 2;
+    bt_worker_delivered(b.worker, 2, &rest, &payload); /* it was not asked */
+    rest.epoch = 2;
+    bt_worker_delivered(b.worker, 0, &rest, &payload); /* of an older placement */
     expect_lease_ended(&b, "the hand-off from rank 0 stands still after 10 of 20 rows");
     EXPECT(!bt_worker_expects_pages(b.worker));
+    bench_tear_down(&b);
+}
+
+/* A message that fails its checks fails the request that it names, if that waits for its sender;
+ * one that names none, the rank. */
+static void rejected_messages_are_somebodys_loss(void)
+{
+    bench   b;
+    bt_down m;
+
+    bench_set_up(&b, 1, 1, 1);
+    m = bench_reserve(1, 10, 5), bench_order(&b, &m);
+    bench_forget(&b);
+    bt_worker_rejected(b.worker, 2, 1, BT_ERR_CHECKSUM);
+    bt_worker_rejected(b.worker, 0, 7, BT_ERR_CHECKSUM);
+    EXPECT_EQ(b.n_up, 0);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_OK);
+    bt_worker_rejected(b.worker, 0, 0, BT_ERR_CHECKSUM);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_ERR_CHECKSUM);
+    EXPECT_EQ(b.n_up, 0);
+    bt_worker_rejected(b.worker, 0, 1, BT_ERR_CHECKSUM);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_OK);
+    EXPECT_EQ(b.n_up, 2);
+    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b.up[--b.n_up]);
+    bench_expect_failed(&b, 15, "a page message of rank 0 was refused");
     bench_tear_down(&b);
 }
 
@@ -265,14 +336,10 @@ static void hand_off_that_nobody_takes_ends_on_the_prefill_rank(void)
     bt_down m;
     bt_plan plan;
     bt_next next;
-    bool    leave = true;
 
     bench_set_up(&b, 0, 1, 1);
     m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
-    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
-    bench_order(&b, &m);
-    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
-    EXPECT_EQ(bt_worker_finish(b.worker, &plan, &leave), BT_OK);
+    run_step(&b);
     bench_forget(&b);
     b.granted = true;
     expect_lease_ended(&b, "rank 1 takes no pages");
@@ -293,9 +360,11 @@ int main(int argc, char **argv)
         BT_TEST(plans_that_do_not_agree_stop_the_rank),
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
+        BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(choices_do_not_depend_on_threads),
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
+        BT_TEST(rejected_messages_are_somebodys_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
     };
 

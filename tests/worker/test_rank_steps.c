@@ -103,10 +103,9 @@ static void ranks_agree_on_the_graph_of_a_step(void)
     bench_tear_down(&b);
 }
 
-/* Runs the one request of a rank of both roles through its prompt. */
-static bt_status run_prompt(bench *b)
+/* Runs the one request of a rank of both roles, of 10 tokens, through its prompt. */
+static bt_status run_prompt(bench *b, bt_down m)
 {
-    bt_down   m = bench_reserve(1, 10, 5);
     bt_plan   plan;
     bt_next   next;
     bool      leave;
@@ -132,7 +131,7 @@ static void logits_that_are_no_numbers_fail_the_request_alone(void)
 
     bench_set_up(&b, 0, 0, 0);
     b.logit = 0.0f / 0.0f;
-    EXPECT_EQ(run_prompt(&b), BT_OK);
+    EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
     EXPECT_EQ(b.n_up, 2);
     EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
     bt_up_free(&b.up[--b.n_up]);
@@ -235,13 +234,29 @@ static void choices_do_not_depend_on_threads(void)
     bench_tear_down(&b[1]);
 }
 
+static void replay_that_begins_otherwise_fails_the_request(void)
+{
+    bench   b;
+    bt_down m = bench_reserve(1, 10, 5);
+
+    m.u.reserve.n_replay = 1;
+    m.u.reserve.replay   = bt_calloc(1, sizeof(uint32_t));
+    *m.u.reserve.replay  = 7;
+    bench_set_up(&b, 0, 0, 0);
+    EXPECT_EQ(run_prompt(&b, m), BT_OK);
+    EXPECT(b.n_up == 3 && b.up[0].kind == BT_UP_TOKENS && b.up[2].kind == BT_UP_RELEASED);
+    EXPECT_EQ(b.up[1].kind, BT_UP_FAILED);
+    EXPECT_HAS(b.up[1].u.failed.message, "is followed by token 0, the client has 7");
+    bench_tear_down(&b);
+}
+
 static void step_that_fails_is_passed_on(void)
 {
     bench b;
 
     bench_set_up(&b, 0, 0, 0);
     b.step_status = BT_ERR_TIMEOUT;
-    EXPECT_EQ(run_prompt(&b), BT_ERR_TIMEOUT);
+    EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_ERR_TIMEOUT);
     bench_tear_down(&b);
 }
 
@@ -362,6 +377,7 @@ int main(int argc, char **argv)
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(choices_do_not_depend_on_threads),
+        BT_TEST(replay_that_begins_otherwise_fails_the_request),
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
         BT_TEST(rejected_messages_are_somebodys_loss),

@@ -31,7 +31,9 @@ typedef struct {
     float           logit;         /* of every id */
     bool            uneven;        /* each logit is another one */
     bool            granted;       /* a message is under way and cannot be withdrawn */
+    bool            tells_layers;  /* a step says that its layers are done */
     uint32_t        n_quarantined; /* as the last beat says */
+    uint64_t        progress;      /* likewise */
     size_t          tail_max;
     bt_graph_offer  offer;      /* of the rank's model, for every step */
     bt_graph_choice graph;      /* of the last step */
@@ -45,6 +47,7 @@ static inline bt_status bench_up(void *ctx, bt_up *m)
     bench *b = ctx;
 
     if (m->kind == BT_UP_BEAT) b->n_quarantined = m->u.beat.slots_quarantined;
+    if (m->kind == BT_UP_BEAT) b->progress = m->u.beat.progress;
     if (m->kind == BT_UP_BEAT || b->n_up == BENCH_MAX_UP)
         bt_up_free(m);
     else
@@ -75,6 +78,8 @@ static inline bt_status bench_launch(void *ctx, bt_step *step)
         b->group_rows += step->group_rows.n_rows[i][BT_ROLE_GENERATED];
     for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
         step->logits[i] = b->uneven ? (float)(i * 2654435761u >> 16) * 0x1p-14f : b->logit;
+    for (uint32_t layer = 0; b->tells_layers && layer < BENCH_LAYERS; layer++)
+        step->layer_done(step->ctx, layer);
     return b->step_status;
 }
 

@@ -250,6 +250,20 @@ static void replay_that_begins_otherwise_fails_the_request(void)
     bench_tear_down(&b);
 }
 
+/* A long step is no rank that stands still. */
+static void every_layer_is_progress(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.tells_layers = true;
+    EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    b.now += BT_NS_PER_S;
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.progress, 1 + BENCH_LAYERS); /* the step's begin, too */
+    bench_tear_down(&b);
+}
+
 static void step_that_fails_is_passed_on(void)
 {
     bench b;
@@ -378,6 +392,7 @@ int main(int argc, char **argv)
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(choices_do_not_depend_on_threads),
         BT_TEST(replay_that_begins_otherwise_fails_the_request),
+        BT_TEST(every_layer_is_progress),
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
         BT_TEST(rejected_messages_are_somebodys_loss),

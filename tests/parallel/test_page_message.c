@@ -156,6 +156,12 @@ static void overflowing_products_are_refused(void)
     EXPECT_HAS(bt_error_text(), "empty or absurd");
     put_at(wire, 64, 0x100000000ull, 8);
     EXPECT_EQ(bt_page_message_parse(wire, sizeof(wire), &back), BT_ERR_PROTOCOL);
+    put_at(wire, 24, 1 << 20, 4);
+    put_at(wire, 32, 1 << 20, 4);
+    put_at(wire, 36, (1 << 24) + 1, 4);
+    put_at(wire, 64, (1ull << 41) + m.tail_bytes, 8); /* 2^65 + 2^41 bytes and the tail */
+    EXPECT_EQ(bt_page_message_parse(wire, sizeof(wire), &back), BT_ERR_PROTOCOL);
+    EXPECT_HAS(bt_error_text(), "empty or absurd");
 }
 
 static void page_tags_tell_ids_generations_order_and_length_apart(void)

@@ -18,8 +18,11 @@ static bool equal(const bt_page_map *a, const bt_page_map *b)
 
 static void map_says_how_each_token_was_computed(void)
 {
-    bt_form_map map, copy;
-    long        live = bt_alloc_live();
+    bt_form_map   map, copy;
+    bt_prefix_key chains[3] = {
+        {0, 0}
+    };
+    long live = bt_alloc_live();
 
     EXPECT_EQ(bt_form_map_init(&map, PROMPT, NULL, 0), BT_OK);
     EXPECT_EQ(bt_form_map_run(&map, 0, 50), 50); /* nothing is fixed */
@@ -40,7 +43,18 @@ static void map_says_how_each_token_was_computed(void)
     EXPECT_EQ(bt_form_map_copy(&map, &copy), BT_OK);
     EXPECT(copy.n_fixed == 130 && memcmp(copy.pages, map.pages, bt_form_map_bytes(&map)) == 0);
     bt_form_map_fini(&copy);
+    map.n_fixed = 90; /* pages were taken, and given back */
+    bt_form_map_fix(&map, PROMPT, BT_ROLE_PROMPT, BT_FORM_NORMAL);
+    EXPECT(bt_form_map_role(&map, 89) == BT_ROLE_GENERATED &&
+           bt_form_map_role(&map, 90) == BT_ROLE_PROMPT);
+    EXPECT(bt_form_map_form(&map, 89) == BT_FORM_ABSORBED &&
+           bt_form_map_form(&map, 129) == BT_FORM_NORMAL);
+    EXPECT_EQ(bt_form_map_fixed_bytes(&map), bt_form_map_bytes(&map));
     bt_form_map_fini(&map);
+    bt_form_map_chain(&chains[0], &(bt_prefix_key){1, 2}, &ALL_ABSORBED);
+    bt_form_map_chain(&chains[1], &(bt_prefix_key){1, 2}, &(bt_page_map){0, 1});
+    bt_form_map_chain(&chains[2], &(bt_prefix_key){1, 2}, &GENERATED);
+    EXPECT(chains[0].lo != chains[1].lo && chains[0].lo != chains[2].lo);
     EXPECT_EQ(bt_form_map_init(&map, PROMPT, &GENERATED, 15), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_form_map_init(&map, 64, (bt_page_map[2]){GENERATED, GENERATED}, 32),
               BT_ERR_INVALID_ARG);

@@ -4,6 +4,14 @@
 #include "tests/support/test.h"
 #include "tests/worker/bench.h"
 
+static uint32_t *one_id(uint32_t id)
+{
+    uint32_t *ids = bt_calloc(1, sizeof(*ids));
+
+    *ids = id;
+    return ids;
+}
+
 static void decode_rank_refuses_wrong_reservations_with_a_sentence(void)
 {
     bench   b;
@@ -29,6 +37,48 @@ static void decode_rank_refuses_wrong_reservations_with_a_sentence(void)
     bench_tear_down(&b);
 }
 
+/* What would lie outside of the vocabulary's rows, or has no meaning together. */
+static void decode_rank_refuses_what_a_reservation_brings(void)
+{
+    static const char *const SAYS[] = {
+        "token 0 of the stop tokens is 50",
+        "token 0 of the logit bias is 50",
+        "token 0 of the replay is 50",
+        "5 tokens to replay of a request for 5",
+        "token 0 of the continuation is 50",
+        "1 tokens to replay",
+        "16 bytes of prefix keys",
+        "without the prompt's tokens",
+        "this rank keeps none",
+    };
+    bench b;
+
+    bench_set_up(&b, 1, 1, 1);
+    for (int fault = 0; fault < 9; fault++) {
+        bt_down          m = bench_reserve(1, 70, 5);
+        bt_down_reserve *r = &m.u.reserve;
+
+        r->eval = fault >= 4 && fault <= 6;
+        switch (fault) {
+        case 0: r->sampling.n_stop = 1, r->sampling.stop_tokens = one_id(BENCH_VOCAB); break;
+        case 1:
+            r->sampling.n_bias = 1, r->sampling.bias_ids = one_id(BENCH_VOCAB);
+            r->sampling.biases = bt_calloc(1, sizeof(float));
+            break;
+        case 2: r->n_replay = 1, r->replay = one_id(BENCH_VOCAB); break;
+        case 3: r->n_replay = 5, r->replay = bt_calloc(5, sizeof(uint32_t)); break;
+        case 4: r->n_eval = 1, r->eval_tokens = one_id(BENCH_VOCAB); break;
+        case 5: r->n_replay = 1, r->replay = one_id(0); break;
+        case 6: r->n_prefix_key_bytes = 16, r->prefix_keys = bt_calloc(1, 16); break;
+        case 7: r->sampling.repetition_penalty = 2; break;
+        default: r->n_form_map_bytes = 16, r->form_map = bt_calloc(1, 16);
+        }
+        bench_order(&b, &m);
+        bench_expect_failed(&b, 3, SAYS[fault]);
+    }
+    bench_tear_down(&b);
+}
+
 static void prefill_rank_refuses_wrong_orders_with_a_sentence(void)
 {
     bench   b;
@@ -49,6 +99,13 @@ static void prefill_rank_refuses_wrong_orders_with_a_sentence(void)
     bench_expect_failed(&b, 3, "temperature");
     m = bench_prefill(1, 280, 5, 1), bench_order(&b, &m);
     bench_expect_failed(&b, 3, "needs 5 pages");
+    m = bench_prefill(1, 100, 2, 1), m.u.prefill.held = 10, bench_order(&b, &m);
+    bench_expect_failed(&b, 3, "holds 10 of 100");
+    m = bench_prefill(1, 128, 2, 1), m.u.prefill.held = 128, bench_order(&b, &m);
+    bench_expect_failed(&b, 3, "holds 128 of 128");
+    b.tail_max = sizeof(bt_first_token) - 1;
+    m          = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    bench_expect_failed(&b, 3, "has room for 11");
     bench_tear_down(&b);
 }
 
@@ -260,6 +317,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(decode_rank_refuses_wrong_reservations_with_a_sentence),
+        BT_TEST(decode_rank_refuses_what_a_reservation_brings),
         BT_TEST(prefill_rank_refuses_wrong_orders_with_a_sentence),
         BT_TEST(forced_experts_are_checked),
         BT_TEST(rank_with_both_roles_needs_its_own_ticket),

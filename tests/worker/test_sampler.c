@@ -295,6 +295,31 @@ static void penalties_bias_and_bans_agree_with_the_oracle(void)
     bt_history_fini(&h);
 }
 
+/* What prompt and reply count for, apart and together, for logits of both signs. */
+static void penalties_tell_prompt_from_reply(void)
+{
+    static oracle_seen seen;
+    bt_history         h   = {0};
+    bt_sample_how      how = {.temperature = 1.0f,
+                              .seed        = 6,
+                              .history     = &h,
+                              .repetition  = 2,
+                              .frequency   = 0.25f,
+                              .presence    = 0.5f};
+
+    for (uint32_t i = 0; i < VOCAB; i++)
+        g_logits[i] = i >= 8 ? -200.0f : i % 2 == 0 ? 1.0f : -1.0f;
+    for (uint32_t i = 2; i < 8; i++) {
+        seen.prompt[i]    = i < 4 || i >= 6;
+        seen.generated[i] = i < 4 ? 0 : 2;
+        if (seen.prompt[i]) EXPECT_EQ(bt_history_add(&h, i, true), BT_OK);
+        for (uint32_t k = 0; k < seen.generated[i]; k++)
+            EXPECT_EQ(bt_history_add(&h, i, false), BT_OK);
+    }
+    expect_like_oracle(how, &seen, "prompt and reply");
+    bt_history_fini(&h);
+}
+
 /* Of equal logits the lower ids are kept, whichever blocks they lie in. */
 static void ties_go_to_the_lower_id(void)
 {
@@ -352,6 +377,8 @@ static void top_logprobs_are_the_highest_in_order(void)
         EXPECT(memcmp(&other, &tops[i], sizeof(other)) == 0);
         EXPECT(i == 0 || tops[i] < tops[i - 1] || (tops[i] == tops[i - 1] && ids[i] > ids[i - 1]));
     }
+    bt_logprobs(&g_sampler, g_logits, 2000, 0, &other, NULL, NULL);
+    EXPECT(isinf(other) && other < 0);
     g_logits[2000] = -100.0f;
     oracle_probabilities(g_logits, VOCAB, &(bt_sample_how){.temperature = 1.0f}, NULL, p);
     for (uint32_t i = 0; i < BT_TOP; i++)
@@ -360,6 +387,9 @@ static void top_logprobs_are_the_highest_in_order(void)
         g_logits[i] = -INFINITY;
     EXPECT_EQ(bt_logprobs(&g_sampler, g_logits, 5, BT_TOP, &logprob, ids, tops), 3);
     EXPECT(isinf(logprob));
+    g_logits[0] = g_logits[1] = g_logits[2] = 3.0f; /* of one block */
+    EXPECT_EQ(bt_logprobs(&g_sampler, g_logits, 5, 2, &logprob, ids, tops), 2);
+    EXPECT(ids[0] == 0 && ids[1] == 1);
 }
 
 static void history_grows_and_fails_cleanly(void)
@@ -407,6 +437,7 @@ int main(int argc, char **argv)
         BT_TEST(logits_without_a_finite_number_are_an_error),
         BT_TEST(filters_agree_with_the_oracle),
         BT_TEST(penalties_bias_and_bans_agree_with_the_oracle),
+        BT_TEST(penalties_tell_prompt_from_reply),
         BT_TEST(ties_go_to_the_lower_id),
         BT_TEST(top_logprobs_are_the_highest_in_order),
         BT_TEST(history_grows_and_fails_cleanly),

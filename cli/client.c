@@ -26,8 +26,7 @@ static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
 {
     call *c = rpc->ctx;
 
-    c->last_ns          = bt_now_ns();
-    c->client->answered = true;
+    c->last_ns = bt_now_ns();
     if (c->st == BT_OK && message == NULL) {
         bt_log_error(__FILE__, __LINE__, "a peer broke the protocol", "%s: %s", c->client->address,
                      bt_error_text());
@@ -55,9 +54,7 @@ static bt_status check_end(const call *c)
     bt_rpc_slice_text(c->rpc.details, reason, sizeof(reason));
     for (const char *at = reason; (at = strstr(at, ": ")) != NULL;)
         cause = at += 2;
-    BT_REQUIRE(c->rpc.code != GRPC_STATUS_UNAVAILABLE || client->answered ||
-                   grpc_channel_check_connectivity_state(client->channel, 0) == GRPC_CHANNEL_READY,
-               BT_ERR_PEER,
+    BT_REQUIRE(c->rpc.code != GRPC_STATUS_UNAVAILABLE || client->connected, BT_ERR_PEER,
                "cannot connect to %s %s TLS: %s; expected the address that `baton run` %s",
                client->address, client->tls ? "with" : "without", cause,
                client->tls ? "printed, and a server with a certificate that --tls-ca vouches for"
@@ -91,6 +88,8 @@ static bt_status wait_call(call *c)
             cancelled = true;
         }
         bt_rpc_loop_run_once(c->client->loop, now + TICK_NS);
+        c->client->connected |=
+            grpc_channel_check_connectivity_state(c->client->channel, 0) == GRPC_CHANNEL_READY;
     }
     return st;
 }

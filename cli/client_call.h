@@ -17,7 +17,7 @@ struct bt_client {
     const atomic_int *stop; /* may be NULL */
     uint64_t          limit_ns;
     uint32_t          n_requests;
-    bool              tls, answered; /* answered: something has come from the server */
+    bool              tls, connected; /* connected: the channel was ready once */
     char              address[128];
 };
 

@@ -35,6 +35,10 @@ class Hang(Exception):
     pass
 
 
+class Die(Exception):
+    """The server's process, with the request and without a word."""
+
+
 def cases(pb):
     """(name, messages, flags, exit code, what it says)"""
     ok = [chunk(pb, 300), chunk(pb, 301), complete(pb, 2, 300, 301)]
@@ -52,6 +56,7 @@ def cases(pb):
     yield "an empty message", [b""], [], 1, "empty answer"
     yield "silence", [Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
     yield "silence after a token", [chunk(pb, 300), Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
+    yield "a server that dies", "dies", [], 1, "; the request may be sent again"
     yield "a status", [grpc.StatusCode.RESOURCE_EXHAUSTED], [], 1, "RESOURCE_EXHAUSTED: \"quoted\" and \\x01"
 
 
@@ -62,6 +67,9 @@ def serve(messages):
             if isinstance(m, Hang):
                 while context.is_active():
                     time.sleep(0.02)
+            elif isinstance(m, Die):
+                time.sleep(0.3)    # the client looks every 50 ms whether it is connected
+                os._exit(0)
             elif isinstance(m, grpc.StatusCode):
                 context.abort(m, "\"quoted\" and \\x01")
             else:
@@ -75,19 +83,38 @@ def serve(messages):
     return server, port
 
 
+def ask(a, port, *flags):
+    return subprocess.run([os.path.join(a.bin, "baton-generate"), "--address", f"127.0.0.1:{port}", "--model",
+                           os.path.join(a.source, "models/demo"), "--prompt", "x", *flags], capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def ask_one_that_dies(a):
+    with subprocess.Popen([sys.executable, __file__, "--bin", a.bin, "--source", a.source, "--die"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            return ask(a, int(server.stdout.readline()))
+        finally:
+            server.kill()
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--bin", required=True)
     ap.add_argument("--source", required=True)
+    ap.add_argument("--die", action="store_true", help="be a server that ends with its first request")
     a = ap.parse_args()
+    if a.die:
+        _server, port = serve([Die()])
+        print(port, flush=True)
+        time.sleep(LIMIT_S)
     pb, _ = cells.stubs(a.source)
     failures = 0
     for name, messages, flags, code, says in cases(pb):
-        server, port = serve(messages)
-        run = subprocess.run([os.path.join(a.bin, "baton-generate"), "--address", f"127.0.0.1:{port}", "--model",
-                              os.path.join(a.source, "models/demo"), "--prompt", "x", *flags],
-                             capture_output=True, text=True, timeout=LIMIT_S)
-        server.stop(0)
+        if messages == "dies":
+            run = ask_one_that_dies(a)
+        else:
+            server, port = serve(messages)
+            run = ask(a, port, *flags)
+            server.stop(0)
         good = run.returncode == code and says in run.stderr
         failures += not good
         print(f"{name}: {'ok' if good else f'FAILED: exit code {run.returncode}, stderr: {run.stderr}'}", flush=True)

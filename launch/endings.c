@@ -60,11 +60,15 @@ static void take(int code)
  * has written may stand inside it: that is text, since the code is not to be had. */
 static void take_line(const char *line, size_t n)
 {
-    const char *told     = memmem(line, n, LINE, sizeof(LINE) - 1);
-    const char *code     = told != NULL ? told + sizeof(LINE) - 1 : "";
-    size_t      n_digits = strspn(code, "0123456789");
+    const char *told = line, *code;
+    size_t      n_digits;
 
-    if (n_digits == 0 || (code[n_digits] != '\n' && code[n_digits] != '\0')) told = NULL;
+    while ((told = memmem(told, n - (size_t)(told - line), LINE, sizeof(LINE) - 1)) != NULL) {
+        code     = told + sizeof(LINE) - 1;
+        n_digits = strspn(code, "0123456789");
+        if (n_digits > 0 && (code[n_digits] == '\n' || code[n_digits] == '\0')) break;
+        told = code;
+    }
     fwrite(line, 1, told != NULL ? (size_t)(told - line) : n, stdout);
     if (told != NULL) take(atoi(code));
 }

@@ -477,6 +477,7 @@ static void launch_words_without_a_newline_are_passed_on(void)
         {"'first words " ENDED "3\\nlast words'",       3,   {"first words ", "last words"}        },
         {"'" ENDED "another rank says\\n137\\n'",       1,   {ENDED "another rank says\n", "137\n"}},
         {"'" ENDED "0 says another\\n" ENDED "137\\n'", 137, {ENDED "0 says another\n", ""}        },
+        {"'" ENDED ENDED "137\\n'",                     137, {ENDED, ""}                           },
  /* Around the end of the launcher's buffer. */
         {"'%04090d" ENDED "3\\nlast words' 1",          3,   {"0000", "01last words"}              },
         {"'%04058d" ENDED "137\\nlast words' 1",        137, {"0000", "01last words"}              },

@@ -17,7 +17,7 @@
 #include "device/cpu/roofs.h"
 #include "worker/sampler.h"
 
-enum { N_ROUNDS = 21, MAX_THREADS = 1024, ROOF_BYTES = 256 << 20, PART_BYTES = 4 << 20 };
+enum { N_ROUNDS = 21, MAX_THREADS = 1024, ROOF_BYTES = 128 << 20, PART_BYTES = 4 << 20 };
 
 typedef struct {
     const char *name;

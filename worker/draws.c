@@ -228,8 +228,11 @@ bt_draws bt_draw_list_view(bt_draw_list *l)
 
 bool bt_drawn_id(const bt_draw_list *l, const bt_draw_results *out, uint32_t i, uint32_t *id_out)
 {
-    *id_out = (uint32_t)out->ids[i]; /* BT_NO_TOKEN is beyond every vocabulary */
-    return *id_out < l->n_vocab;
+    uint32_t id = (uint32_t)out->ids[i]; /* BT_NO_TOKEN is beyond every vocabulary */
+
+    if (id >= l->n_vocab) return false;
+    *id_out = id;
+    return true;
 }
 
 uint32_t bt_drawn_logprobs(const bt_draw_results *out, uint32_t i, float *logprob_out,

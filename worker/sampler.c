@@ -8,6 +8,13 @@
 
 enum { DIGIT_BITS = 11, N_DIGITS = 3 };
 
+size_t bt_sampler_bytes(uint32_t n_vocab)
+{
+    bt_sampler *s = NULL;
+
+    return n_vocab * (sizeof(*s->adjusted) + sizeof(*s->e) + sizeof(*s->order) + sizeof(*s->spare));
+}
+
 bt_status bt_sampler_init(bt_sampler *s, const bt_cpu_row_kernels *k, uint32_t n_vocab)
 {
     bt_status st = BT_OK;

@@ -28,7 +28,7 @@ enum { BT_VOCAB_BLOCK = 1024, BT_MAX_VOCAB = 1 << 20 };
 /* Below this a temperature means greedy. */
 #define BT_MIN_TEMPERATURE 1e-5f
 
-/* The work space of a rank for rows of n_vocab logits. */
+/* The work space of a thread for rows of n_vocab logits. */
 typedef struct {
     const bt_cpu_row_kernels *k; /* borrowed */
     uint32_t                  n_vocab;
@@ -36,6 +36,8 @@ typedef struct {
     uint64_t                 *order, *spare; /* owned [n_vocab]: candidates, (key << 32 | id) */
 } bt_sampler;
 
+/* Memory that init() takes, as far as it is used. */
+size_t    bt_sampler_bytes(uint32_t n_vocab);
 bt_status bt_sampler_init(bt_sampler *s, const bt_cpu_row_kernels *k, uint32_t n_vocab);
 void      bt_sampler_fini(bt_sampler *s);
 

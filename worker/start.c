@@ -253,6 +253,8 @@ static bt_status draw_account(bt_rank *r)
     m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
               bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
+    if (r->threads != NULL)
+        m->step += bt_cpu_pool_n_threads(r->threads) * bt_sampler_bytes(r->cfg.vocab_size);
     if (absorbed) m->graphs = bt_model_graph_bytes(r->dev, &r->cfg, r->opt.max_rows);
     if (handoff && r->nccl == NULL) /* NCCL's has been taken by now */
         m->staging = (uint64_t)SLOT_BYTES * (m->on_gpu ? 1 : N_SLOTS + BT_HANDOFF_INBOXES);

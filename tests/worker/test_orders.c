@@ -273,8 +273,9 @@ static void worker_create_unwinds_at_every_allocation(void)
     bt_status        st;
 
     bench_set_up(&b, 0, 1, 1);
-    cfg  = bench_config(&b, 0, 1, 1);
-    live = bt_alloc_live();
+    cfg         = bench_config(&b, 0, 1, 1);
+    cfg.threads = bt_device_cpu_pool(b.dev);
+    live        = bt_alloc_live();
     do {
         bt_alloc_fail_at(++k);
         st = bt_worker_create(&cfg, &w);

@@ -88,20 +88,20 @@ static void end_wait(bt_call *call)
 
 static void cut_off(bt_call *call)
 {
-    bool        idle   = call->receiving && call->begun; /* it has its answers: no fault */
+    bool        idle   = call->receiving && call->begun; /* it has its answers */
     const char *method = call->method != NULL ? call->method->path : "another method";
     char       *peer   = grpc_call_get_peer(call->call);
 
     bt_log_write(idle ? BT_LOG_INFO : BT_LOG_WARN, __FILE__, __LINE__,
                  "\"%.200s\": its client, %s, has %s for %.0f s and is cut off",
                  call->stream != NULL ? bt_stream_name(call->stream) : method, peer,
-                 idle              ? "asked no more"
+                 idle              ? "sent no other request"
                  : call->receiving ? "not finished its request"
                                    : "taken no message",
                  (double)call->pub->unread_ns * 1e-9);
     gpr_free(peer);
     grpc_call_cancel_with_status(call->call, GRPC_STATUS_DEADLINE_EXCEEDED,
-                                 idle ? "no further request came for too long"
+                                 idle ? "no other request came for too long"
                                  : call->receiving
                                      ? "the request was not finished for too long"
                                      : "no message of the answer was taken for too long",

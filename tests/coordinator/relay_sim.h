@@ -22,7 +22,7 @@ typedef struct {
     uint64_t     number;
     uint32_t     ids[64];
     bt_relay_end end;
-    uint32_t     n_logprobs; /* of its prompt */
+    uint32_t     prompt_logprobs, n_logprobs; /* wanted, and given, of its prompt */
     char         message[256], name[24];
 } sim_client;
 
@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     uint64_t number;
     uint32_t n_prompt, max_tokens, n_pages, n_out, stop_at, decode_rank, prefill_rank, epoch;
+    uint32_t prompt_logprobs, n_told; /* wanted, and told */
     uint64_t arrival;
     bool     joined, prefilling;
 } sim_work;
@@ -197,8 +198,11 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
     };
     bt_status st;
 
-    *c = (sim_client){
-        .n_prompt = n_prompt, .max_tokens = max_tokens, .stop_at = stop_at, .n_choices = n_choices};
+    *c                     = (sim_client){.n_prompt        = n_prompt,
+                                          .max_tokens      = max_tokens,
+                                          .stop_at         = stop_at,
+                                          .n_choices       = n_choices,
+                                          .prompt_logprobs = s->prompt_logprobs};
     r.sampling.stop_tokens = bt_calloc(1, sizeof(uint32_t));
     snprintf(c->name, sizeof(c->name), "%s", name);
     st = r.prompt == NULL || r.sampling.stop_tokens == NULL
@@ -234,8 +238,24 @@ static inline bt_up sim_in(bt_up m, uint32_t epoch)
     case BT_UP_TOKENS: m.u.tokens.tokens[0].epoch = epoch; break;
     case BT_UP_FAILED: m.u.failed.epoch = epoch; break;
     case BT_UP_RETRACTED: m.u.retracted.epoch = epoch; break;
+    case BT_UP_PROMPT_LOGPROBS: m.u.prompt_logprobs.epoch = epoch; break;
     default: m.u.released.epoch = epoch;
     }
+    return m;
+}
+
+/* Of n tokens of the prompt from `position` on. */
+static inline bt_up sim_prompt_logprobs(uint64_t number, uint32_t position, uint32_t n,
+                                        uint32_t n_top)
+{
+    bt_up                  m = {.kind = BT_UP_PROMPT_LOGPROBS};
+    bt_up_prompt_logprobs *p = &m.u.prompt_logprobs;
+
+    *p = (bt_up_prompt_logprobs){
+        .request = number, .epoch = EPOCH, .position = position, .n = n, .n_top = n_top};
+    p->logprobs     = bt_calloc(n, sizeof(*p->logprobs));
+    p->top_ids      = bt_calloc((size_t)n * n_top, sizeof(*p->top_ids));
+    p->top_logprobs = bt_calloc((size_t)n * n_top, sizeof(*p->top_logprobs));
     return m;
 }
 
@@ -286,6 +306,8 @@ static inline void sim_on_reserve(sim *s, uint32_t rank, const bt_down_reserve *
                                       .n_out        = m->n_replay,
                                       .arrival      = m->arrival,
                                       .decode_rank  = rank};
+    if (m->prefill_rank == rank)
+        k->work[k->n_work - 1].prompt_logprobs = m->sampling.prompt_logprobs;
     k->free_pages -= n_pages;
     sim_up(s, rank, sim_in(sim_ticket(m->request, n_pages), m->epoch));
 }
@@ -304,14 +326,15 @@ static inline void sim_on_prefill(sim *s, uint32_t rank, const bt_down_prefill *
     n_pages = (m->n_prompt + SIM_PAGE - 1) / SIM_PAGE;
     EXPECT(n_pages <= k->free_pages);
     BT_ASSERT(k->n_work < 256);
-    k->work[k->n_work++] = (sim_work){.number      = m->request,
-                                      .epoch       = m->epoch,
-                                      .n_prompt    = m->n_prompt,
-                                      .max_tokens  = m->sampling.max_tokens,
-                                      .stop_at     = (uint32_t)m->sampling.seed,
-                                      .n_pages     = n_pages,
-                                      .decode_rank = m->decode_rank,
-                                      .prefilling  = true};
+    k->work[k->n_work++] = (sim_work){.number          = m->request,
+                                      .epoch           = m->epoch,
+                                      .n_prompt        = m->n_prompt,
+                                      .max_tokens      = m->sampling.max_tokens,
+                                      .stop_at         = (uint32_t)m->sampling.seed,
+                                      .n_pages         = n_pages,
+                                      .prompt_logprobs = m->sampling.prompt_logprobs,
+                                      .decode_rank     = m->decode_rank,
+                                      .prefilling      = true};
     k->free_pages -= n_pages;
 }
 
@@ -441,6 +464,20 @@ static inline bool sim_grow(sim *s, uint32_t rank, uint64_t number)
     return true;
 }
 
+/* Logprobs of some of the prompt's tokens, as they are computed; false: they are told. */
+static inline bool sim_tell_prompt(sim *s, uint32_t rank, sim_work *w)
+{
+    uint32_t left = w->n_prompt - 1 - w->n_told, n;
+
+    if (w->prompt_logprobs == 0 || left == 0) return false;
+    n = 1 + sim_random(s, left);
+    sim_up(
+        s, rank,
+        sim_in(sim_prompt_logprobs(w->number, 1 + w->n_told, n, w->prompt_logprobs - 1), w->epoch));
+    w->n_told += n;
+    return true;
+}
+
 /* One of the rank's requests moves by one token. */
 static inline void sim_step(sim *s, uint32_t rank)
 {
@@ -456,6 +493,7 @@ static inline void sim_step(sim *s, uint32_t rank)
         sim_drop(s, rank, w);
         return;
     }
+    if ((w->prefilling || w->joined) && sim_tell_prompt(s, rank, w)) return;
     if (w->prefilling) {
         bt_finish finish = sim_finish(w, 0);
 
@@ -463,7 +501,11 @@ static inline void sim_step(sim *s, uint32_t rank)
                sim_in(sim_tokens(w->number, w->n_prompt, sim_token(w->n_prompt, 0), finish),
                       w->epoch));
         there = sim_find(&s->ranks[w->decode_rank], w->number);
-        if (there != NULL && finish == BT_FINISH_NONE) there->joined = true; /* handed over */
+        if (there != NULL && finish == BT_FINISH_NONE) {
+            there->joined = true; /* handed over */
+            /* It says the first token again, but not before the prompt's logprobs. */
+            if (w->prompt_logprobs != 0 && there->n_out == 0) there->n_out = 1;
+        }
         sim_drop(s, rank, w);
     } else if (w->joined) {
         bt_finish finish = sim_finish(w, w->n_out);
@@ -560,6 +602,7 @@ static inline void sim_expect_done(const sim_client *c)
     EXPECT_EQ(c->end.code, GRPC_STATUS_OK);
     EXPECT_EQ(c->end.finish, c->stop_at < c->max_tokens ? BT_FINISH_EOS : BT_FINISH_LENGTH);
     EXPECT_EQ(c->n, n);
+    EXPECT(c->prompt_logprobs == 0 || c->n_logprobs >= c->n_prompt - 1);
     for (uint32_t i = 0; i < n && i < 64; i++)
         EXPECT_EQ(c->ids[i], sim_token(c->n_prompt, i));
 }

@@ -113,8 +113,8 @@ class Silent(Streams):
     ARGS = ("--unread-s", "2")
 
     def test_a_client_that_asks_no_more_is_cut_off(self):
-        self.assertEqual(self.error(self.silent()), (grpc.StatusCode.DEADLINE_EXCEEDED, "no further request came for too long", 1))
-        self.assertIn("has asked no more for", self.coordinator.text())
+        self.assertEqual(self.error(self.silent()), (grpc.StatusCode.DEADLINE_EXCEEDED, "no other request came for too long", 1))
+        self.assertIn("has sent no other request for", self.coordinator.text())
 
 
 main()

@@ -259,20 +259,6 @@ static void relay_absurd_facts_of_a_token_end_its_request(void)
     }
 }
 
-static bt_up prompt_logprobs(uint64_t number, uint32_t position, uint32_t n, uint32_t top_id)
-{
-    bt_up                  m = {.kind = BT_UP_PROMPT_LOGPROBS};
-    bt_up_prompt_logprobs *p = &m.u.prompt_logprobs;
-
-    *p = (bt_up_prompt_logprobs){
-        .request = number, .epoch = EPOCH, .position = position, .n = n, .n_top = 1};
-    p->logprobs       = bt_calloc(n, sizeof(*p->logprobs));
-    p->top_ids        = bt_calloc(n, sizeof(*p->top_ids));
-    p->top_logprobs   = bt_calloc(n, sizeof(*p->top_logprobs));
-    p->top_ids[n - 1] = top_id;
-    return m;
-}
-
 /* Of a prompt of 6 tokens 5 have a logprob, and a client would take those that are missing for 0.
  */
 static void relay_missing_prompt_logprobs_end_their_request(void)
@@ -302,10 +288,12 @@ static void relay_missing_prompt_logprobs_end_their_request(void)
         sim_init(&s, 1, 1, 2, 8);
         EXPECT_EQ(bt_relay_submit(s.relay, &r, &c, s.now, &c.number, &code), BT_OK);
         sim_tell(&s, 1, sim_ticket(c.number, 4));
-        for (int k = 0; k < 2; k++)
-            sim_tell(
-                &s, 0,
-                prompt_logprobs(c.number, cases[i].position[k], cases[i].n[k], cases[i].top_id));
+        for (int k = 0; k < 2; k++) {
+            bt_up m = sim_prompt_logprobs(c.number, cases[i].position[k], cases[i].n[k], 1);
+
+            m.u.prompt_logprobs.top_ids[cases[i].n[k] - 1] = cases[i].top_id;
+            sim_tell(&s, 0, m);
+        }
         sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
         EXPECT_EQ(c.ends, cases[i].ends);
         EXPECT_EQ(c.n, !cases[i].ends);
@@ -409,6 +397,7 @@ static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint6
     while (n < N) {
         if (sim_random(&s, 40) == 0) {
             snprintf(name, sizeof(name), "r%d", n);
+            s.prompt_logprobs = sim_random(&s, 3);
             EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 60),
                                  1 + sim_random(&s, 40), sim_random(&s, 60)),
                       BT_OK);

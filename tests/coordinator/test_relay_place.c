@@ -264,6 +264,7 @@ static void relay_placement_prefers_cached_prefixes(void)
     EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prompt, 13);
     EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prefix_key_bytes, 0);
     sim_settle(&s);
+    sim_expect_done(&c[0]);
     sim_expect_idle(&s);
     sim_fini(&s);
 }

@@ -14,9 +14,16 @@ NET = "10.77.0"
 INSIDE = "BT_TEST_IN_NAMESPACE"
 
 
+def own_tmpdir():
+    """Of the mount namespace: Open MPI's files of killed jobs go with it, whose pids come again in the next test."""
+    run("mount", "-t", "tmpfs", "tmpfs", "/mnt")
+    os.environ["TMPDIR"] = "/mnt"
+
+
 def enter():
     """Continues in a network, mount and process namespace of our own; the caller's processes die with it."""
     if os.environ.get(INSIDE):
+        own_tmpdir()
         return
     probe = subprocess.run(["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "true"], capture_output=True, text=True)
     if probe.returncode != 0:

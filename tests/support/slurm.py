@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import hosts
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 READY_S = 120
 
@@ -25,6 +27,7 @@ def enter():
         # Slurm asks for addresses of families that some interface beside loopback has.
         for command in ("link set lo up", "link add name b0 type bridge", "addr add 10.77.1.1/24 dev b0", "link set b0 up"):
             subprocess.run(["ip", *command.split()], check=True)
+        hosts.own_tmpdir()
         return
     probe = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount-proc", "ip", "link", "add", "name", "b0", "type", "bridge"], capture_output=True, text=True)
     if probe.returncode != 0:

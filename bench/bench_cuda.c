@@ -279,55 +279,68 @@ static int product(void *ctx, unsigned i)
     return bt_cuda_gemm_run(g_stream, ctx);
 }
 
-static void bench_experts(void *weights, float *scales, bt_bf16 *x, bt_bf16 *y, uint32_t *row_at,
-                          uint32_t rows)
+typedef struct {
+    void     *w;
+    float    *scales;
+    bt_bf16  *x, *y;
+    uint32_t *row_at;
+} expert_data;
+
+/* Of at most max_rows rows, the first n experts have `rows` each. */
+static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t rows,
+                          uint32_t max_rows)
 {
-    size_t       elem  = scales != NULL ? 1 : sizeof(bt_bf16);
-    size_t       bytes = (size_t)2 * EXPERT * HIDDEN * elem;
+    size_t       bytes = (size_t)2 * EXPERT * HIDDEN * (fp8 ? 1 : sizeof(bt_bf16));
     uint32_t     host[EXPERTS + 1];
     char         what[128];
-    bt_cuda_gemm g = {.n        = EXPERT,
-                      .k        = HIDDEN,
-                      .n_groups = EXPERTS,
-                      .out      = BT_CUDA_OUT_SWIGLU,
-                      .max_rows = rows * EXPERTS,
-                      .row_at   = row_at,
-                      .x        = x,
-                      .ld_x     = HIDDEN,
-                      .y        = y,
-                      .ld_y     = EXPERT};
+    bt_cuda_gemm g = {.n           = EXPERT,
+                      .k           = HIDDEN,
+                      .n_groups    = n,
+                      .out         = BT_CUDA_OUT_SWIGLU,
+                      .max_rows    = max_rows,
+                      .row_at      = d->row_at,
+                      .likely_rows = rows,
+                      .x           = d->x,
+                      .ld_x        = HIDDEN,
+                      .y           = d->y,
+                      .ld_y        = EXPERT};
 
-    for (uint32_t e = 0; e <= EXPERTS; e++)
+    for (uint32_t e = 0; e <= n; e++)
         host[e] = e * rows;
-    for (uint32_t e = 0; e < EXPERTS; e++) {
-        g.w[e]       = (uint8_t *)weights + e * bytes;
-        g.w_scale[e] = scales;
+    for (uint32_t e = 0; e < n; e++) {
+        g.w[e]       = (uint8_t *)d->w + e * bytes;
+        g.w_scale[e] = fp8 ? d->scales : NULL;
     }
-    MUST(cudaMemcpy(row_at, host, sizeof(host), cudaMemcpyHostToDevice));
-    snprintf(what, sizeof(what), "%u experts, %s, %u rows each", EXPERTS,
-             scales != NULL ? "e4m3" : "bf16", rows);
+    MUST(cudaMemcpy(d->row_at, host, (n + 1) * sizeof(*host), cudaMemcpyHostToDevice));
+    snprintf(what, sizeof(what), "%u experts, %s, %u rows each of at most %u", n,
+             fp8 ? "e4m3" : "bf16", rows, max_rows);
     print(what, time_us(product, &g, 1),
-          (double)EXPERTS * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
-          2.0 * EXPERTS * rows * 2 * EXPERT * HIDDEN);
+          (double)n * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
+          2.0 * n * rows * 2 * EXPERT * HIDDEN);
 }
 
 static void bench_all_experts(void)
 {
-    size_t    n      = (size_t)EXPERTS * 2 * EXPERT * HIDDEN;
-    void     *w      = take_random(n * sizeof(bt_bf16));
-    float    *scales = take_random((size_t)2 * EXPERT * (HIDDEN / 128) * sizeof(float));
-    bt_bf16  *x      = take_random((size_t)EXPERTS * MANY_ROWS * HIDDEN * sizeof(bt_bf16));
-    bt_bf16  *y      = take((size_t)EXPERTS * MANY_ROWS * EXPERT * sizeof(bt_bf16));
-    uint32_t *row_at = take((EXPERTS + 1) * sizeof(*row_at));
+    size_t      n = (size_t)EXPERTS * 2 * EXPERT * HIDDEN;
+    expert_data d = {take_random(n * sizeof(bt_bf16)),
+                     take_random((size_t)2 * EXPERT * (HIDDEN / 128) * sizeof(float)),
+                     take_random((size_t)EXPERTS * MANY_ROWS * HIDDEN * sizeof(bt_bf16)),
+                     take((size_t)EXPERTS * MANY_ROWS * EXPERT * sizeof(bt_bf16)),
+                     take((EXPERTS + 1) * sizeof(*d.row_at))};
 
-    for (int fp8 = 0; fp8 < 2; fp8++)
+    for (int fp8 = 0; fp8 < 2; fp8++) {
         for (uint32_t rows = 1; rows <= MANY_ROWS; rows *= 4)
-            bench_experts(w, fp8 ? scales : NULL, x, y, row_at, rows);
-    MUST(cudaFree(w));
-    MUST(cudaFree(scales));
-    MUST(cudaFree(x));
-    MUST(cudaFree(y));
-    MUST(cudaFree(row_at));
+            bench_experts(&d, fp8, EXPERTS, rows, rows * EXPERTS);
+        /* one rank of 32 in a step of 256 rows, each of which may ask for all 8 experts here: what
+         * blocks without a row cost */
+        bench_experts(&d, fp8, 8, 8, 8 * 8);
+        bench_experts(&d, fp8, 8, 8, 256 * 8);
+    }
+    MUST(cudaFree(d.w));
+    MUST(cudaFree(d.scales));
+    MUST(cudaFree(d.x));
+    MUST(cudaFree(d.y));
+    MUST(cudaFree(d.row_at));
 }
 
 /* ---- one product: the narrow ones of a decode step, and the widest */

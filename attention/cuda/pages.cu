@@ -66,11 +66,11 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
 
 int bt_cuda_append_run(void *stream, const bt_cuda_append *a)
 {
+    uint32_t n_parts = a->q == NULL ? 1 : gpu_blocks(a->dims.n_heads * a->dims.rope / 2, PART);
+
     if (a->n_spans == 0 || a->max_rows == 0) return 0;
-    return gpu_launch(
-        append_kernel,
-        dim3(a->max_rows, a->n_spans, gpu_blocks(a->dims.n_heads * a->dims.rope / 2, PART)),
-        dim3(THREADS), 0, stream, *a);
+    return gpu_launch(append_kernel, dim3(a->max_rows, a->n_spans, n_parts), dim3(THREADS), 0,
+                      stream, *a);
 }
 
 /* Rows of elements that move together: 16 bytes at a time where everything is aligned. */

@@ -4,7 +4,7 @@
  * groups that have any.  k runs in slices of 64 through a ring of STAGES tiles in shared memory,
  * filled ahead by asynchronous copies.  e4m3 weights come to the ring as they are, and each slice
  * is widened into one bf16 tile beside it when its turn has come.  Launches that would leave half
- * of the GPU idle take narrow tiles. */
+ * of the GPU idle take narrow tiles, and so do those that no vector access fits. */
 #include "device/cuda/gemm.h"
 
 #include "device/cpu/math.h"

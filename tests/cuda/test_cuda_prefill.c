@@ -5,6 +5,7 @@
 
 static const bt_cuda_dims SMALL = {3, 24, 10, 6, 12, 0.3f}; /* no vector access fits */
 static const bt_cuda_dims EVEN  = {3, 24, 16, 8, 16, 0.3f};
+static const bt_cuda_dims HEADS = {40, 24, 16, 64, 16, 0.3f}; /* pairs for three blocks a row */
 static const bt_cuda_dims WIDE  = {2, 512, 128, 64, 128, 0.0722f};
 static const bt_cuda_dims LARGE = {2, 64, 192, 64, 256, 0.06f};
 
@@ -138,6 +139,19 @@ static void attention_of_odd_shapes_is_right(void)
         }
 }
 
+/* The same with queries that no vector access fits. */
+static void run_unaligned(const world *w, const call *k)
+{
+    size_t   elems = (size_t)w->n_rows * w->dims.n_heads * (w->dims.nope + w->dims.rope);
+    bt_bf16 *q     = ARRAY(bt_bf16, elems + 1);
+    call     moved = *k;
+
+    memcpy(q + 1, k->q, elems * sizeof(*q));
+    moved.q = q + 1;
+    run(w, &moved, ~0u, 0, UINT32_MAX);
+    free(q);
+}
+
 /* A prompt cut in pieces, alone or with others, has the bits of the whole. */
 static void bits_do_not_depend_on_pieces_or_neighbours(void)
 {
@@ -164,6 +178,9 @@ static void bits_do_not_depend_on_pieces_or_neighbours(void)
         }
         EXPECT_EQ(n_different(k.out, whole, elems * sizeof(*whole)), 0);
     }
+    memset(k.out, 0xff, elems * sizeof(*k.out));
+    run_unaligned(&w, &k);
+    EXPECT_EQ(n_different(k.out, whole, elems * sizeof(*whole)), 0);
     free(whole);
     drop_call(&k);
     drop_world(&w);
@@ -175,31 +192,33 @@ static void a_later_tokens_nan_stays_with_the_later_tokens(void)
         {60, 40},
         {0,  0 }
     };
-    world    w   = make_world(EVEN, SPANS, 2);
-    call     k   = make_call(&w, 32);
-    uint32_t row = w.dims.n_heads * w.dims.v_dim, v_dim = w.dims.v_dim;
-    bt_bf16 *before = ARRAY(bt_bf16, w.n_rows * row);
 
-    run(&w, &k, 1, 0, UINT32_MAX);
-    memcpy(before, k.out, w.n_rows * row * sizeof(*before));
-    k.v[70 * row + 2]         = 0x7fc0; /* head 0 */
-    k.v[71 * row + v_dim + 1] = 0x7f80; /* head 1 */
-    run(&w, &k, 1, 0, UINT32_MAX);
-    for (uint32_t pos = 60; pos < 100; pos++)
-        for (uint32_t i = 0; i < row; i++) {
-            size_t at = (pos - 60) * row + i;
-            float  v  = bt_bf16_to_f32(k.out[at]);
+    for (int i = 0; i < 2; i++) {
+        world    w   = make_world(i == 0 ? EVEN : SMALL, SPANS, 2);
+        call     k   = make_call(&w, 32);
+        uint32_t row = w.dims.n_heads * w.dims.v_dim, v_dim = w.dims.v_dim;
+        bt_bf16 *before = ARRAY(bt_bf16, w.n_rows * row);
 
-            if (i == 2 && pos >= 70)
+        run(&w, &k, 1, 0, UINT32_MAX);
+        memcpy(before, k.out, w.n_rows * row * sizeof(*before));
+        k.v[70 * row + 2]         = 0x7fc0; /* head 0 */
+        k.v[71 * row + v_dim + 1] = 0x7f80; /* head 1 */
+        run(&w, &k, 1, 0, UINT32_MAX);
+        for (uint32_t at = 0; at < 40 * row; at++) {
+            uint32_t pos = 60 + at / row, col = at % row;
+            float    v = bt_bf16_to_f32(k.out[at]);
+
+            if (col == 2 && pos >= 70)
                 EXPECT(isnan(v));
-            else if (i == v_dim + 1 && pos >= 71)
+            else if (col == v_dim + 1 && pos >= 71)
                 EXPECT(isinf(v) && v > 0);
             else
                 EXPECT(k.out[at] == before[at]);
         }
-    free(before);
-    drop_call(&k);
-    drop_world(&w);
+        free(before);
+        drop_call(&k);
+        drop_world(&w);
+    }
 }
 
 /* ---- pages */
@@ -213,27 +232,31 @@ static void appended_tokens_are_normed_and_turned(void)
         {0,   0}
     };
 
-    for (int fused = 0; fused < 2; fused++) {
-        world    w = make_world(SMALL, SPANS, 3);
+    for (int way = 0; way < 4; way++) {
+        bool     fused = way % 2;
+        world    w     = make_world(way < 2 ? SMALL : HEADS, SPANS, 3);
         uint32_t c = w.dims.kv_lora, rope = w.dims.rope, head_dim = w.dims.nope + rope;
         size_t   q_elems = (size_t)w.n_rows * w.dims.n_heads * head_dim;
         bt_bf16 *q = random_bf16(q_elems, 1, &w.rng), *was = ARRAY(bt_bf16, q_elems);
-        bt_bf16 *kv                = random_bf16(w.n_rows * kv_dim(&w), 1, &w.rng),
-                *norm              = random_bf16(c, 1, &w.rng);
-        bt_bf16       *pool        = ARRAY(bt_bf16, w.n_pages * w.pages.page_stride);
-        double         inv_freq[3] = {1, 0.3, 0.01};
-        float         *cos_sin     = ARRAY(float, w.max_end *rope);
-        bt_cuda_append a           = {.dims     = w.dims,
-                                      .pages    = w.pages,
-                                      .spans    = w.spans,
-                                      .n_spans  = w.n_spans,
-                                      .max_rows = w.max_rows,
-                                      .q        = q,
-                                      .kv       = kv,
-                                      .norm     = fused ? norm : NULL,
-                                      .eps      = 1e-6f,
-                                      .cos_sin  = cos_sin};
+        bt_bf16 *kv         = random_bf16(w.n_rows * kv_dim(&w), 1, &w.rng),
+                *norm       = random_bf16(c, 1, &w.rng);
+        bt_bf16       *pool = ARRAY(bt_bf16, w.n_pages * w.pages.page_stride);
+        double         inv_freq[BT_CUDA_MAX_ROPE / 2];
+        float         *cos_sin = ARRAY(float, w.max_end *rope);
+        uint64_t       before;
+        bt_cuda_append a = {.dims     = w.dims,
+                            .pages    = w.pages,
+                            .spans    = w.spans,
+                            .n_spans  = w.n_spans,
+                            .max_rows = w.max_rows,
+                            .q        = q,
+                            .kv       = kv,
+                            .norm     = fused ? norm : NULL,
+                            .eps      = 1e-6f,
+                            .cos_sin  = cos_sin};
 
+        for (uint32_t pair = 0; pair < rope / 2; pair++)
+            inv_freq[pair] = 1 / (1.0 + 3 * pair);
         memcpy(was, q, q_elems * sizeof(*q));
         memcpy(pool, w.pool, w.n_pages * w.pages.page_stride * sizeof(*pool));
         EXPECT_EQ(bt_rope_fill(w.max_end, rope / 2, inv_freq, 1, cos_sin), BT_OK);
@@ -268,11 +291,18 @@ static void appended_tokens_are_normed_and_turned(void)
 
                         EXPECT_EQ(q[at + w.dims.nope + i],
                                   bt_bf16_from_f32(x0 * t[i] - x1 * t[i + 1]));
+                        EXPECT_EQ(q[at + w.dims.nope + i + 1],
+                                  bt_bf16_from_f32(x0 * t[i + 1] + x1 * t[i]));
                     }
                 }
                 memcpy(pool + (got - w.pool), got, kv_dim(&w) * sizeof(*got));
             }
         /* nothing else was written */
+        EXPECT_EQ(n_different(pool, w.pool, w.n_pages * w.pages.page_stride * sizeof(*pool)), 0);
+        a.q    = NULL; /* then no block is there for it */
+        before = simt_n_blocks();
+        EXPECT_EQ(bt_cuda_append_run(NULL, &a), 0);
+        EXPECT_EQ(simt_n_blocks() - before, w.n_spans * w.max_rows);
         EXPECT_EQ(n_different(pool, w.pool, w.n_pages * w.pages.page_stride * sizeof(*pool)), 0);
         free(q), free(was), free(kv), free(norm), free(pool), free(cos_sin);
         drop_world(&w);

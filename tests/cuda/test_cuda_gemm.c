@@ -154,6 +154,7 @@ static void groups_with_and_without_rows_are_right(void)
         {66, 96,  5, {70, 0, 1, 64, 65},         BT_CUDA_OUT_SWIGLU, false, true,  false},
         {65, 40,  3, {0, 200, 0},                BT_CUDA_OUT_SWIGLU, false, false, true },
         {70, 129, 2, {300, 2},                   BT_CUDA_OUT_BF16,   false, true,  true },
+        {70, 136, 2, {300, 2},                   BT_CUDA_OUT_BF16,   false, true,  false},
     };
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
@@ -164,10 +165,11 @@ static void groups_with_and_without_rows_are_right(void)
 static void fp8_products_are_right(void)
 {
     static const shape SHAPES[] = {
-        {130, 256, 2, {5, 9},      BT_CUDA_OUT_F32,    true, false, false},
-        {66,  136, 3, {20, 0, 33}, BT_CUDA_OUT_SWIGLU, true, true,  false},
-        {130, 131, 1, {70},        BT_CUDA_OUT_BF16,   true, false, true },
-        {40,  400, 2, {3, 130},    BT_CUDA_OUT_F32,    true, false, false},
+        {130, 256, 2, {5, 9},       BT_CUDA_OUT_F32,    true, false, false},
+        {66,  136, 3, {20, 0, 33},  BT_CUDA_OUT_SWIGLU, true, true,  false},
+        {130, 131, 1, {70},         BT_CUDA_OUT_BF16,   true, false, true },
+        {40,  400, 2, {3, 130},     BT_CUDA_OUT_F32,    true, false, false},
+        {66,  144, 3, {200, 0, 70}, BT_CUDA_OUT_SWIGLU, true, true,  false},
     };
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++) {
@@ -317,6 +319,39 @@ static void few_rows_take_few_blocks(void)
     free(x), free(w), free(y), free(alone), free(row_at);
 }
 
+/* Fewer rows than there may be, and not as many to a group as is likely. */
+static void likely_rows_change_no_bits(void)
+{
+    static const uint32_t LIKELY[] = {1, 40, 80};
+
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        shape s = {
+            .n        = 72,
+            .k        = 208,
+            .n_groups = 5,
+            .rows     = {0, 200, 0, 1, 17},
+            .out      = BT_CUDA_OUT_SWIGLU,
+            .fp8      = fp8,
+            .gathered = true
+        };
+        uint64_t rng = 6;
+        problem  p   = make(&s, &rng);
+        void    *y   = poisoned(p.y_bytes, 1);
+
+        p.g.max_rows = 400;
+        EXPECT_EQ(bt_cuda_gemm_run(NULL, &p.g), 0);
+        p.g.y = y;
+        for (int i = 0; i < 3; i++) {
+            memset(y, 0xff, p.y_bytes);
+            p.g.likely_rows = LIKELY[i];
+            EXPECT_EQ(bt_cuda_gemm_run(NULL, &p.g), 0);
+            EXPECT_EQ(n_different(p.y, y, p.y_bytes), 0);
+        }
+        free(y);
+        drop(&p);
+    }
+}
+
 /* The heads of a layer: one x and one y with a stride between the groups. */
 static void strided_groups_are_heads(void)
 {
@@ -372,6 +407,7 @@ int main(int argc, char **argv)
         BT_TEST(a_rows_bits_do_not_depend_on_its_neighbours),
         BT_TEST(narrow_tiles_have_the_bits_of_wide_ones),
         BT_TEST(few_rows_take_few_blocks),
+        BT_TEST(likely_rows_change_no_bits),
         BT_TEST(strided_groups_are_heads),
         BT_TEST(no_rows_launch_nothing),
     };

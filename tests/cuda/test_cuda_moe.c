@@ -61,6 +61,9 @@ static void every_gate_chooses_as_the_cpu_does(void)
             check_gate(&GATES[i], rows, 33 + i, i % 2 == 0, false, i);
             check_gate(&GATES[i], rows, 40, true, true, i + 100);
         }
+    /* more elements than threads copy, and more vectors */
+    check_gate(&GATES[0], 5, 301, false, false, 1);
+    check_gate(&GATES[0], 5, 1000, false, false, 2);
 }
 
 /* ---- permutation */
@@ -151,8 +154,9 @@ static void terms_stand_by_expert_then_row(void)
         check_permutation(1, 1, 1, seed, UINT32_MAX);
         check_permutation(7, 3, 8, seed, UINT32_MAX);
         check_permutation(129, 6, 20, seed, UINT32_MAX);
+        check_permutation(600, 3, 20, seed, UINT32_MAX); /* more rows than threads in a block */
     }
-    check_permutation(60, 8, 400, 3, UINT32_MAX); /* more experts here than threads in a block */
+    check_permutation(60, 8, 400, 3, UINT32_MAX); /* more experts here than rows */
 }
 
 static void a_row_that_says_nonsense_is_told_and_ignored(void)

@@ -10,6 +10,7 @@
 #include "model/graph_plan.h"
 #include "moe/ops.h"
 #include "parallel/nccl/module.h"
+#include "tests/cuda/simt_control.h"
 #include "worker/draws.h"
 
 extern const bt_cuda_module_table bt_cuda_module;
@@ -21,6 +22,7 @@ static void connect_ranks(bt_device *dev, bt_group *group);
 #include "tests/model/engine.h"
 
 enum { ROLL_SPACE = 4, REQUESTS = 5, STEPS = 6, MAX_ROWS = 16, MAX_TOP_K = 16, MAX_MOE = 8 };
+enum { FEW_LAUNCHES = 12 }; /* beside a step's graph: those that draw its tokens */
 enum { PART_PAGES = BT_ATTN_SPLIT_TOKENS / BT_PAGE_TOKENS };
 
 typedef enum { CALLS, GRAPHS } way; /* GRAPHS: where all can; a new one is captured first */
@@ -91,6 +93,7 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
     uint32_t        tokens[REQUESTS], fed[REQUESTS], logit_rows[REQUESTS];
     bt_span         spans[REQUESTS];
     bt_sample_how   sample = {.temperature = 0.8f, .seed = 5, .position = position};
+    uint64_t        n_launches; /* beside those of a graph */
     bt_draws        view;
     bt_step         step = {
                 .n_rows  = n,
@@ -128,8 +131,11 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
     for (uint32_t q = 0; q < g_engine.n_ranks; q++)
         rows[q][BT_ROLE_GENERATED] = step.graph.n_rows != 0 ? step.graph.n_rows : own_of(q, most);
     h->n_graphs = g_fake_gpu.n_graphs;
+    n_launches  = simt_n_launches();
     EXPECT_EQ(bt_model_launch(g_engine.model, g_engine.pool, &step), BT_OK);
     h->n_graphs = g_fake_gpu.n_graphs - h->n_graphs;
+    n_launches  = simt_n_launches() - n_launches;
+    EXPECT(h->n_graphs == 0 || (h->n_graphs == 1 && n_launches < FEW_LAUNCHES));
     return view.out;
 }
 

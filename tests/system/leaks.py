@@ -23,7 +23,7 @@ SHAPES = ["2+2", "both2"]
 PAGES, PARALLEL = 11, 20
 QUEUE_S = "600"  # a slow machine refuses nobody
 CUT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED)
-GROWTH_KIB, ROUNDS = 1024, 5  # of any process; memory that is touched for the first time comes in steps of 2 MiB, but not for ever
+GROWTH_KIB, ROUNDS = 1024, 10  # of any process; memory that is touched for the first time comes in steps of 2 MiB, but not for ever
 
 
 def rss_kib(cell):

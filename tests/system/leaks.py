@@ -20,7 +20,7 @@ import cell as cells  # noqa: E402
 import load  # noqa: E402
 
 SHAPES = ["2+2", "both2"]
-PAGES, PARALLEL = 11, 20
+PAGES, PARALLEL = 12, 20  # pages: as many as the largest of the requests needs
 QUEUE_S = "600"  # a slow machine refuses nobody
 CUT = (grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED)
 GROWTH_KIB, ROUNDS = 1024, 10  # of any process; memory that is touched for the first time comes in steps of 2 MiB, but not for ever

@@ -103,26 +103,30 @@ static void ranks_agree_on_the_graph_of_a_step(void)
     bench_tear_down(&b);
 }
 
+/* Wakes the rank for its first step, and runs that. */
+static bt_status run_step(bench *b)
+{
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bt_plan plan;
+    bt_next next;
+    bool    leave = true;
+
+    bench_order(b, &m);
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    return bt_worker_finish(b->worker, &plan, &leave);
+}
+
 /* Runs the one request of a rank of both roles, of 10 tokens, through its prompt. */
 static bt_status run_prompt(bench *b, bt_down m)
 {
-    bt_plan   plan;
-    bt_next   next;
-    bool      leave;
-    bt_status st;
-
     bench_order(b, &m);
     m                               = bench_prefill(1, 10, 1, 0);
     m.u.prefill.pages[0].id         = b->up[0].u.ticket.pages[0].id;
     m.u.prefill.pages[0].generation = b->up[0].u.ticket.pages[0].generation;
     bench_order(b, &m);
-    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
-    bench_order(b, &m);
     bench_forget(b);
-    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
-    EXPECT_EQ(next, BT_NEXT_GATHER);
-    st = bt_worker_finish(b->worker, &plan, &leave);
-    return st;
+    return run_step(b);
 }
 
 static void logits_that_are_no_numbers_fail_the_request_alone(void)
@@ -137,19 +141,6 @@ static void logits_that_are_no_numbers_fail_the_request_alone(void)
     bt_up_free(&b.up[--b.n_up]);
     bench_expect_failed(&b, 13, "not a finite number");
     bench_tear_down(&b);
-}
-
-/* Wakes the rank for its first step. */
-static void run_step(bench *b)
-{
-    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
-    bt_plan plan;
-    bt_next next;
-    bool    leave = true;
-
-    bench_order(b, &m);
-    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
-    EXPECT_EQ(bt_worker_finish(b->worker, &plan, &leave), BT_OK);
 }
 
 /* Four choices of a prompt, and logprobs of everything. */
@@ -173,7 +164,7 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
     for (uint32_t i = 0; i < 4; i++)
         m.u.prefill.choices[i] = i;
     bench_order(b, &m);
-    run_step(b);
+    EXPECT_EQ(run_step(b), BT_OK);
 }
 
 /* The likeliest first token when those before the n-th may not be `stop`. */
@@ -191,7 +182,7 @@ static uint32_t first_but(uint32_t stop, uint32_t min_tokens)
     m.u.prefill.sampling.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
     *m.u.prefill.sampling.stop_tokens = stop;
     bench_order(&b, &m);
-    run_step(&b);
+    EXPECT_EQ(run_step(&b), BT_OK);
     for (uint32_t i = 0; i < b.n_up; i++)
         if (b.up[i].kind == BT_UP_TOKENS) id = b.up[i].u.tokens.tokens[0].id;
     bench_tear_down(&b);
@@ -368,7 +359,7 @@ static void hand_off_that_nobody_takes_ends_on_the_prefill_rank(void)
 
     bench_set_up(&b, 0, 1, 1);
     m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
-    run_step(&b);
+    EXPECT_EQ(run_step(&b), BT_OK);
     bench_forget(&b);
     b.granted = true;
     expect_lease_ended(&b, "rank 1 takes no pages");

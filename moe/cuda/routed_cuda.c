@@ -2,6 +2,7 @@
  * sorted by expert where they lie, two grouped products run over them, the first with SwiGLU, and
  * what they made becomes items. */
 #include "core/alloc.h"
+#include "core/minmax.h"
 #include "device/cuda/gemm.h"
 #include "device/cuda/launch.h"
 #include "moe/cuda/moe_cuda.h"
@@ -81,7 +82,7 @@ out:
 static bt_status create(bt_device *dev, const bt_moe_layout *l, bt_moe_routed **routed_out)
 {
     bt_status st      = BT_OK;
-    uint32_t  per_row = l->top_k < l->n_local ? l->top_k : l->n_local;
+    uint32_t  per_row = bt_min_u32(l->top_k, l->n_local);
     size_t    entries = (size_t)l->tile_rows * l->top_k, terms = (size_t)l->tile_rows * per_row;
     uint32_t *before = bt_calloc(l->n_ranks, sizeof(*before));
     bt_moe_routed *r = bt_calloc(1, sizeof(*r));
@@ -151,7 +152,7 @@ static bt_status experts(bt_moe_routed *r, bt_linear *const *gate_up, bt_linear 
                          uint32_t first_row, uint32_t n_rows, const bt_bf16 *wire, bt_bf16 *items)
 {
     bt_status     st      = BT_OK;
-    uint32_t      per_row = r->l.top_k < r->l.n_local ? r->l.top_k : r->l.n_local;
+    uint32_t      per_row = bt_min_u32(r->l.top_k, r->l.n_local);
     uint32_t      likely  = (n_rows * r->l.top_k + r->l.n_experts - 1) / r->l.n_experts;
     bt_cuda_gemm  up      = {.n           = r->l.expert_dim,
                              .k           = r->l.hidden,

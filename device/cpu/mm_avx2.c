@@ -11,6 +11,8 @@ enum {
     VEC          = 8,
     HALVES       = 2,
     PANEL_ELEMS  = 8,
+    AHEAD        = 64,
+    FETCH_TO     = _MM_HINT_T1,
     MAX_ROWS     = 6,
     MAX_VECS     = 8,
     PANEL_K      = 192,

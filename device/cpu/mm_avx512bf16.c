@@ -6,7 +6,7 @@
 typedef bt_bf16 x_elem;
 typedef __m512i weights;
 #define STAGE(v) (v)
-enum { HALVES = 1, PANEL_ELEMS = 32, PANEL_K = 192 };
+enum { HALVES = 1, PANEL_ELEMS = 32, PANEL_K = 192, AHEAD = 64, FETCH_TO = _MM_HINT_T1 };
 #include "device/cpu/mm_avx512.inc.h"
 
 INLINE weights half_of(const bt_bf16 *b, int half)

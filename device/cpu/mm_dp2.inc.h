@@ -1,13 +1,17 @@
 /* device/cpu/mm_dp2.inc.h - dp2 by tiles of vector registers, whatever the instruction set.  The
  * including file defines what mm.inc.h wants but tile(), and
  *     vec, VEC            a register of sums, and how many it has; zeros(), load_y(), store_y()
- *     weights             a register of B for HALVES halves of a pair of k: both at once (1), or
- * the odd k and then the even ones (2) half_of(b, half)    those of VEC columns, from the pairs at
- * b load_panel(), store_panel()   them as they are, as PANEL_ELEMS elements multiply(x, w, acc) acc
- * + x w, with x at its (half of a) pair MAX_VECS            of a tile's row PANEL_K             k
- * of a piece: a multiple of 32 PANEL_BLOCKS        column blocks of a panel: a power of two, four
- * at most PANEL_ROWS          rows of a tile that goes past a panel PANEL_CASES         those
- * tiles: for all rows that share_of() gives
+ *     weights             a register of B, for HALVES halves of a pair of k: both at once (1), or
+ *                         the odd k and then the even ones (2)
+ *     half_of(b, half)    those of VEC columns, from the pairs at b
+ *     load_panel(), store_panel()    them as they are, as PANEL_ELEMS elements
+ *     multiply(x, w, acc)            acc + x w, with x at its (half of a) pair
+ *     MAX_VECS            of a tile's row
+ *     AHEAD, FETCH_TO     pairs, from what is read of B to what is fetched from memory; to where
+ *     PANEL_K             k of a piece: a multiple of 32
+ *     PANEL_BLOCKS        column blocks of a panel: a power of two, four at most
+ *     PANEL_ROWS          rows of a tile that goes past a panel
+ *     PANEL_CASES         those tiles: for all rows that share_of() gives
  *
  * A panel is a piece of k of some columns, as tiles read it.  It comes from memory once, is made by
  * the first rows' tile, and stays in the first-level cache while all rows go past it, a tile of
@@ -16,8 +20,7 @@
 
 enum {
     GROUP      = 256, /* rows that go past a panel */
-    AHEAD      = 32,  /* pairs, from what is read of B to what is fetched from memory, */
-    AHEAD_NEAR = 6    /* or from the second-level cache */
+    AHEAD_NEAR = 6    /* pairs, from what is read of B to what is fetched from the second level */
 };
 
 /* What a tile does with B: reads it as it is packed, makes a panel of it besides, or reads that. */
@@ -82,7 +85,8 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
                 _mm_prefetch((const char *)later, _MM_HINT_T1);
             else
                 for (int c = 0; c < blocks; c++)
-                    _mm_prefetch((const char *)(later + (size_t)c * block), _MM_HINT_T0);
+                    _mm_prefetch((const char *)(later + (size_t)c * block),
+                                 from == PACKED ? FETCH_TO : _MM_HINT_T0);
             multiply_pair(rows, vecs, from, x, b, block, panel, acc);
             x += 2;
             b += 2 * LANES;

@@ -1,7 +1,7 @@
 /* device/cpu/mm_avx512.inc.h - tiles of registers of 512 bits, of which there are 32.  A load gives
- * more multiplications the closer a tile is to a square. */
+ * more multiplications the closer a tile is to a square.  The including file defines the panels. */
 typedef __m512 vec;
-enum { VEC = 16, MAX_ROWS = 12, MAX_VECS = 4, PANEL_ROWS = 6, PANEL_BLOCKS = 4 };
+enum { VEC = 16, MAX_ROWS = 12, MAX_VECS = 4 };
 /* clang-format off */
 #define BY_2(CASE, rows) CASE(rows, 2) CASE(rows, 1)
 #define BY_3(CASE, rows) CASE(rows, 3) BY_2(CASE, rows)
@@ -10,7 +10,6 @@ enum { VEC = 16, MAX_ROWS = 12, MAX_VECS = 4, PANEL_ROWS = 6, PANEL_BLOCKS = 4 }
     BY_4(TILE_CASE, 1) BY_4(TILE_CASE, 2) BY_4(TILE_CASE, 3) BY_4(TILE_CASE, 4)   \
     BY_4(TILE_CASE, 5) BY_4(TILE_CASE, 6) BY_3(TILE_CASE, 7) BY_3(TILE_CASE, 8)   \
     BY_2(TILE_CASE, 9) BY_2(TILE_CASE, 10) BY_2(TILE_CASE, 11) BY_2(TILE_CASE, 12)
-#define PANEL_CASES BY_4(PANEL_CASE, 4) BY_4(PANEL_CASE, 5) BY_4(PANEL_CASE, 6)
 /* clang-format on */
 #include "device/cpu/mm_dp2.inc.h"
 

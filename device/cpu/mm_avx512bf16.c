@@ -6,7 +6,14 @@
 typedef bt_bf16 x_elem;
 typedef __m512i weights;
 #define STAGE(v) (v)
-enum { HALVES = 1, PANEL_ELEMS = 32, PANEL_K = 192, AHEAD = 64, FETCH_TO = _MM_HINT_T1 };
+enum { HALVES = 1, PANEL_ELEMS = 32, AHEAD = 64, FETCH_TO = _MM_HINT_T1 };
+/* One vdpbf16ps a cycle leaves time for the loads of a long tile, whose sums leave seldom. */
+enum { PANEL_K = 512, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };
+/* clang-format off */
+#define PANEL_CASES                                                         \
+    BY_2(PANEL_CASE, 8) BY_2(PANEL_CASE, 9) BY_2(PANEL_CASE, 10)            \
+    BY_2(PANEL_CASE, 11) BY_2(PANEL_CASE, 12)
+/* clang-format on */
 #include "device/cpu/mm_avx512.inc.h"
 
 INLINE weights half_of(const bt_bf16 *b, int half)

@@ -19,7 +19,7 @@
 #include "device/cpu/mm.inc.h"
 
 enum {
-    GROUP      = 256, /* rows that go past a panel */
+    GROUP      = 256, /* rows that go past a panel, at most */
     AHEAD_NEAR = 6    /* pairs, from what is read of B to what is fetched from the second level */
 };
 
@@ -153,10 +153,10 @@ static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
 static void run_many(const bt_cpu_mm *mm)
 {
     _Alignas(64) x_elem staged[GROUP * PANEL_K];
-    uint32_t            k_pad = bt_cpu_pad(mm->k, 32);
+    uint32_t            k_pad = bt_cpu_pad(mm->k, 32), n_groups = (mm->m + GROUP - 1) / GROUP;
 
-    for (uint32_t m0 = 0, m; m0 < mm->m; m0 += m) {
-        m = mm->m - m0 < GROUP ? mm->m - m0 : GROUP;
+    for (uint32_t i = 0, m0 = 0, m; i < n_groups; i++, m0 += m) {
+        m = share_of(mm->m, n_groups, i);
         for (uint32_t k0 = 0, n_k; k0 < k_pad; k0 += n_k) {
             const bt_bf16 *b = mm->packed + (size_t)k0 * LANES, *later = b + PANEL_K * LANES;
 

@@ -7,11 +7,12 @@ typedef float  x_elem;
 typedef __m256 weights;
 typedef __m256 vec;
 #define STAGE(v) bt_bf16_to_f32(v)
+/* As many lines under way, whatever the tile. */
+#define AHEAD(blocks) (128 / (blocks))
 enum {
     VEC          = 8,
     HALVES       = 2,
     PANEL_ELEMS  = 8,
-    AHEAD        = 64,
     FETCH_TO     = _MM_HINT_T1,
     MAX_ROWS     = 6,
     MAX_VECS     = 8,

@@ -7,8 +7,8 @@
  *     load_panel(), store_panel()    them as they are, as PANEL_ELEMS elements
  *     multiply(x, w, acc)            acc + x w, with x at its (half of a) pair
  *     MAX_VECS            of a tile's row
- *     AHEAD, FETCH_TO     pairs, from what is read of B to what is fetched from memory; to where
- *     PANEL_K             k of a piece: a multiple of 32
+ *     AHEAD(blocks)       pairs, from what a tile of blocks reads of B to what it fetches from
+ * memory, FETCH_TO            and to where PANEL_K             k of a piece: a multiple of 32
  *     PANEL_BLOCKS        column blocks of a panel: a power of two, four at most
  *     PANEL_ROWS          rows of a tile that goes past a panel
  *     PANEL_CASES         those tiles: for all rows that share_of() gives
@@ -68,6 +68,7 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
     const x_elem *x     = a->x;
     x_elem       *panel = a->panel;
     const size_t  block = a->block;
+    const int     ahead = from == PACKED ? AHEAD(blocks) : AHEAD_NEAR;
     vec           acc[MAX_ROWS][MAX_VECS];
 
     UNROLL
@@ -78,8 +79,7 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
     for (uint32_t p0 = 0, n; p0 < a->n_pairs; p0 += n) {
         const bt_bf16 *b = a->b + (size_t)p0 * 2 * LANES, *later = a->next;
 
-        n = from == PANEL ? a->n_pairs
-                          : pairs_until_next(a, p0, from == PACKED ? AHEAD : AHEAD_NEAR, &later);
+        n = from == PANEL ? a->n_pairs : pairs_until_next(a, p0, ahead, &later);
         for (uint32_t p = 0; p < n; p++) {
             if (from == PANEL)
                 _mm_prefetch((const char *)later, _MM_HINT_T1);

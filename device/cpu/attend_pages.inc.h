@@ -4,14 +4,19 @@
  * ATTEND_PAGES; and HALVES, in which a pair of k is multiplied: at once (1), or the odd k and then
  * the even one with fused multiply-adds (2).
  *
- * In both products a number of a lane multiplies two vectors, which it takes one load to spread:
- *     scores:  of keys, packed page by page for a piece of k, so that lanes share the packing
- *     sums:    of columns, of a pair of rows
+ * In both products one load spreads a number that multiplies vectors:
+ *     scores:  with HALVES 1 that of a key, by all lanes; with 2 that of a lane, by keys, which are
+ *              packed page by page for a piece of k, so that lanes share the packing
+ *     sums:    that of a lane, by two vectors of columns, of a pair of rows
+ *
  * With HALVES 2 a number is a float, of which a pair of bf16 becomes two by a shift and a mask;
  * with 1 it is the pair.  So the sums' vectors are even and odd columns, or fours of columns by
  * turns, and meet again when they leave. */
 #include "device/cpu/families.h"
 #include "device/cpu/lanes.inc.h"
+
+/* Loops over sums: what they go through must be registers. */
+#define UNROLL _Pragma("GCC unroll 16")
 
 enum {
     PIECE     = 128, /* of k: queries and packed keys of a page stay in the first-level cache */
@@ -126,6 +131,55 @@ INLINE void store_weights(float *scores, uint32_t key, vf e)
 
 /* ---- scores ---- */
 
+#if HALVES == 1
+/* A pair of a key, spread, by the pairs of all lanes. */
+INLINE vf add_key(const bt_bf16 *key, vu q, vf sum)
+{
+    uint32_t pair;
+
+    memcpy(&pair, key, sizeof(pair));
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)q, (__m512bh)((vu){0} + pair));
+}
+
+/* Scores of sixteen keys: sums of [key][lane] that leave as [lane][key]. */
+static void score_keys(const bt_cpu_attend_pages *a, const bt_bf16 *keys, float *scores)
+{
+    const bt_bf16 *q = a->q, *at[] = {keys, keys + 4 * a->ld, keys + 8 * a->ld, keys + 12 * a->ld};
+    size_t         ld         = a->ld;
+    vf             sum[LANES] = {{0}}, by_key[LANES], by_lane[LANES];
+
+    for (uint32_t pair = 0; pair < a->k / 2; pair++, q += 2 * LANES) {
+        vu pairs = load_pairs(q);
+
+        UNROLL
+        for (int i = 0; i < LANES; i++)
+            sum[i] = add_key(at[i / 4] + (size_t)(i % 4) * ld, pairs, sum[i]);
+        UNROLL
+        for (int i = 0; i < 4; i++)
+            at[i] += 2;
+    }
+    if (a->k % 2 != 0) {
+        UNROLL
+        for (int i = 0; i < LANES; i++) {
+            const bt_bf16 last[2] = {at[i / 4][(size_t)(i % 4) * ld], 0};
+
+            sum[i] = add_key(last, load_pairs(q), sum[i]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < LANES; i++)
+        by_key[i] = sum[i];
+    PACK_ROWS((const bt_bf16 *)by_key, 2 * LANES, LANES, 2 * LANES, (bt_bf16 *)by_lane);
+    for (size_t lane = 0; lane < LANES; lane++)
+        store(scores + lane * LD, by_lane[lane]);
+}
+
+static void make_scores(const bt_cpu_attend_pages *a)
+{
+    for (uint32_t key = 0; key < a->n_keys; key += LANES)
+        score_keys(a, a->pages[key / PAGE] + key % PAGE * a->ld, a->scores + key);
+}
+#else
 /* A piece of k: of the queries' numbers, and of a page's keys. */
 typedef struct {
     number   q[PIECE / 2][HALVES][LANES]; /* [pair][even, odd][lane] */
@@ -155,7 +209,7 @@ INLINE void score_tile(const piece *p, uint32_t lane, uint32_t key, bool begins,
             store(scores + i * LD + v * WIDTH, acc[i].part[v]);
 }
 
-static void add_scores(const bt_cpu_attend_pages *a, uint32_t k0)
+static void add_piece(const bt_cpu_attend_pages *a, uint32_t k0)
 {
     _Alignas(64) piece p;
     uint32_t           n_k = a->k - k0 < PIECE ? a->k - k0 : PIECE;
@@ -179,6 +233,13 @@ static void add_scores(const bt_cpu_attend_pages *a, uint32_t k0)
                 score_tile(&p, lane, key, k0 == 0, a->scores + lane * LD + key0 + key);
     }
 }
+
+static void make_scores(const bt_cpu_attend_pages *a)
+{
+    for (uint32_t k = 0; k < a->k; k += PIECE)
+        add_piece(a, k);
+}
+#endif
 
 /* ---- softmax ---- */
 
@@ -290,8 +351,7 @@ void ATTEND_PAGES(const bt_cpu_attend_pages *a)
 {
     float shrink[LANES] = {0};
 
-    for (uint32_t k = 0; k < a->k; k += PIECE)
-        add_scores(a, k);
+    make_scores(a);
     for (uint32_t lane = 0; lane < a->n_lanes; lane++)
         shrink[lane] = softmax(a, lane);
     for (uint32_t col = 0; col < a->v_dim; col += TILE_COLS)

@@ -81,12 +81,11 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
 
         n = from == PANEL ? a->n_pairs : pairs_until_next(a, p0, ahead, &later);
         for (uint32_t p = 0; p < n; p++) {
-            if (from == PANEL)
-                _mm_prefetch((const char *)later, _MM_HINT_T1);
-            else
-                for (int c = 0; c < blocks; c++)
-                    _mm_prefetch((const char *)(later + (size_t)c * block),
-                                 from == PACKED ? FETCH_TO : _MM_HINT_T0);
+            if (from == PANEL) _mm_prefetch((const char *)later, _MM_HINT_T1);
+            for (int c = 0; from == FILLING && c < blocks; c++)
+                _mm_prefetch((const char *)(later + (size_t)c * block), _MM_HINT_T0);
+            for (int c = 0; from == PACKED && c < blocks; c++)
+                _mm_prefetch((const char *)(later + (size_t)c * block), FETCH_TO);
             multiply_pair(rows, vecs, from, x, b, block, panel, acc);
             x += 2;
             b += 2 * LANES;

@@ -9,11 +9,11 @@ typedef __m256 vec;
 #define STAGE(v) bt_bf16_to_f32(v)
 /* As many lines under way, whatever the tile. */
 #define AHEAD(blocks) (128 / (blocks))
+#define FETCH_TO      _MM_HINT_T1
 enum {
     VEC          = 8,
     HALVES       = 2,
     PANEL_ELEMS  = 8,
-    FETCH_TO     = _MM_HINT_T1,
     MAX_ROWS     = 6,
     MAX_VECS     = 8,
     PANEL_K      = 192,

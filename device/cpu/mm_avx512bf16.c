@@ -8,7 +8,8 @@ typedef __m512i weights;
 #define STAGE(v) (v)
 /* As many lines under way, whatever the tile. */
 #define AHEAD(blocks) (128 / (blocks))
-enum { HALVES = 1, PANEL_ELEMS = 32, FETCH_TO = _MM_HINT_T1 };
+#define FETCH_TO      _MM_HINT_T1
+enum { HALVES = 1, PANEL_ELEMS = 32 };
 /* One vdpbf16ps a cycle leaves time for the loads of a long tile, whose sums leave seldom. */
 enum { PANEL_K = 512, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };
 /* clang-format off */

@@ -6,9 +6,9 @@
 typedef bt_bf16 x_elem;
 typedef __m512i weights;
 #define STAGE(v) (v)
-/* As many lines under way, whatever the tile. */
-#define AHEAD(blocks) (128 / (blocks))
-#define FETCH_TO      _MM_HINT_T1
+/* As many lines under way, whatever the tile; one row is through with them sooner. */
+#define AHEAD(rows, blocks) (((rows) == 1 ? 64 : 128) / (blocks))
+#define FETCH_TO            _MM_HINT_T1
 enum { HALVES = 1, PANEL_ELEMS = 32 };
 /* One vdpbf16ps a cycle leaves time for the loads of a long tile, whose sums leave seldom. */
 enum { PANEL_K = 512, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };

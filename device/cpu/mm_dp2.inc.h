@@ -7,8 +7,9 @@
  *     load_panel(), store_panel()    them as they are, as PANEL_ELEMS elements
  *     multiply(x, w, acc)            acc + x w, with x at its (half of a) pair
  *     MAX_VECS            of a tile's row
- *     AHEAD(blocks)       pairs, from what a tile of blocks reads of B to what it fetches from
- * memory, FETCH_TO            and to where PANEL_K             k of a piece: a multiple of 32
+ *     AHEAD(rows, blocks) pairs, from what such a tile reads of B to what it fetches from memory,
+ *     FETCH_TO            and to where
+ *     PANEL_K             k of a piece: a multiple of 32
  *     PANEL_BLOCKS        column blocks of a panel: a power of two, four at most
  *     PANEL_ROWS          rows of a tile that goes past a panel
  *     PANEL_CASES         those tiles: for all rows that share_of() gives
@@ -68,7 +69,7 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
     const x_elem *x     = a->x;
     x_elem       *panel = a->panel;
     const size_t  block = a->block;
-    const int     ahead = from == PACKED ? AHEAD(blocks) : AHEAD_NEAR;
+    const int     ahead = from == PACKED ? AHEAD(rows, blocks) : AHEAD_NEAR;
     vec           acc[MAX_ROWS][MAX_VECS];
 
     UNROLL

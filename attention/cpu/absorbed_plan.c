@@ -5,7 +5,7 @@
 enum {
     MIN_TILE_LANES  = 8,
     PAGE_COST_LANES = 32, /* what a tile does once for a page, in lanes; */
-    PACK_COST_LANES = 4,  /* where the page's keys are packed for all of them */
+    PACK_COST_LANES = 4,  /* with attend_pages: avx512f packs the page's keys for all of them */
     MERGE_COST      = 20, /* of an item, in positions */
     UNEVEN          = 16  /* threads end apart by a part's so much */
 };

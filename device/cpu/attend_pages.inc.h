@@ -15,11 +15,7 @@
 #include "device/cpu/families.h"
 #include "device/cpu/lanes.inc.h"
 
-/* Loops over sums: what they go through must be registers. */
-#define UNROLL _Pragma("GCC unroll 16")
-
 enum {
-    PIECE     = 128, /* of k: queries and packed keys of a page stay in the first-level cache */
     TILE_COLS = 2 * WIDTH,
     PAGE      = BT_CPU_PAGE_ROWS,
     LD        = BT_CPU_LD_SCORES,
@@ -41,7 +37,6 @@ INLINE vu load_pairs(const bt_bf16 *x)
 /* ---- what HALVES makes different ----
  *
  *     number, halves        of a pair of k, or of a vector of them, what is multiplied at a time
- *     halves_of(pairs)      even numbers first
  *     add(a, x, y, sum)     sum + a x, and sum + a y
  *     pair_rows(...)        x, y: a tile's columns of two rows
  *     store_weights(...)    where scores were: floats, or from the first one on bf16
@@ -52,8 +47,6 @@ typedef uint32_t number;
 typedef struct {
     vu half[HALVES];
 } halves;
-
-INLINE halves halves_of(vu pairs) { return (halves){{pairs}}; }
 
 INLINE void add(number a, vu x, vu y, two *sum)
 {
@@ -132,6 +125,9 @@ INLINE void store_weights(float *scores, uint32_t key, vf e)
 /* ---- scores ---- */
 
 #if HALVES == 1
+/* Loops over sums: what they go through must be registers. */
+#define UNROLL _Pragma("GCC unroll 16")
+
 /* A pair of a key, spread, by the pairs of all lanes. */
 INLINE vf add_key(const bt_bf16 *key, vu q, vf sum)
 {
@@ -180,6 +176,8 @@ static void make_scores(const bt_cpu_attend_pages *a)
         score_keys(a, a->pages[key / PAGE] + key % PAGE * a->ld, a->scores + key);
 }
 #else
+enum { PIECE = 128 }; /* of k: queries and packed keys of a page stay in the first-level cache */
+
 /* A piece of k: of the queries' numbers, and of a page's keys. */
 typedef struct {
     number   q[PIECE / 2][HALVES][LANES]; /* [pair][even, odd][lane] */

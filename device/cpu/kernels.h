@@ -121,7 +121,8 @@ enum { BT_CPU_LD_SCORES = BT_CPU_STRIP_KEYS + 16 };
  * v_dim <= k is a multiple of 32.  Rows of o up to the sixteenth are written. */
 typedef struct {
     const bt_bf16        *q;     /* packed [16, k]: +0 from n_lanes on */
-    const bt_bf16 *const *pages; /* [n_keys] a row, row stride ld elements */
+    const bt_bf16 *const *pages; /* [n_keys] a row, row stride ld elements; there are rows up to
+                                    the sixteenth, whatever is in them */
     size_t                ld;
     const bt_bf16 *const *later; /* for each page a page's elements that are read soon, to be
                                     fetched meanwhile, or NULL */

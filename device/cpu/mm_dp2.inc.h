@@ -15,8 +15,8 @@
  *     PANEL_CASES         those tiles: for all rows that share_of() gives
  *
  * A panel is a piece of k of some columns, as tiles read it.  It comes from memory once, is made by
- * the first rows' tile, and stays in the first-level cache while all rows go past it, a tile of
- * them after the other.  Meanwhile the next panel's B is fetched into the second-level cache. */
+ * the first rows' tile, and stays in a near cache while all rows go past it, a tile of them after
+ * the other.  Meanwhile the next panel's B is fetched into the second-level cache. */
 #include "device/cpu/mm.inc.h"
 
 enum {

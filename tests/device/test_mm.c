@@ -78,7 +78,7 @@ static void check(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k,
 static void sweep(bt_role role, twin_kind kind, uint32_t k, bool add)
 {
     bool     slow  = strcmp(g_kernels->name, "scalar") == 0;
-    uint32_t m_max = k > 600 ? 17 : k == 64 || k == 545 ? MAX_M : 49;
+    uint32_t m_max = k > 1200 ? 17 : k == 64 || k == 545 ? MAX_M : 49;
 
     fill(kind, k, 77u * k + kind);
     g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
@@ -110,7 +110,8 @@ static void sweep_k(twin_kind kind, const uint32_t *ks, size_t n_ks)
 
 static void mm_of_ordinary_numbers_equals_its_twin(void)
 {
-    SWEEP_K(TWIN_ORDINARY, 1, 2, 3, 31, 32, 33, 63, 64, 65, 100, 192, 340, 342, 511, 512, 513, 545);
+    SWEEP_K(TWIN_ORDINARY, 1, 2, 3, 31, 32, 33, 63, 64, 65, 100, 192, 340, 342, 511, 512, 513, 545,
+            1057);
 }
 static void mm_of_long_rows_equals_its_twin(void) { SWEEP_K(TWIN_ORDINARY, 2049, 4096, 4130); }
 static void mm_of_tiny_numbers_flushes_like_its_twin(void)

@@ -31,7 +31,8 @@ enum {
     X_ELEMS_FEW = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
     MANY_ROWS   = 32,           /* of a result that no cache keeps for its reader */
     SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
-    FEW_ROWS    = 64
+    FEW_ROWS    = 64,
+    MOST_ROWS   = 256 /* whose weights are wanted slowly, and by other rows before */
 };
 
 /* One call. */
@@ -50,9 +51,12 @@ typedef struct {
     size_t         low_x; /* and elements to the next one */
     const bt_bf16 *b;     /* of the first column block, */
     size_t         block; /* and elements to the second one; 0: there is only one */
-    const bt_bf16 *next;  /* the same of what follows */
+    const bt_bf16 *next;  /* the panel that follows: likewise */
     size_t         next_block;
-    uint32_t       n_next; /* lines of it that a step fetches */
+    uint32_t       n_ahead; /* lines of either of its blocks that have been fetched, */
+    uint32_t       n_next;  /* that a step fetches, */
+    uint32_t       streams; /* from so many places by turns: a power of two, and this its log, */
+    size_t         stream;  /* and elements from one place to the next */
     uint32_t       n_steps;
     const float   *from; /* the sums so far; NULL: zero */
     float         *to;
@@ -148,11 +152,16 @@ static void put_rest(run *r)
 
 /* ---- products ---- */
 
+/* From several places by turns: the core's own prefetcher follows each page by itself, and is
+ * further ahead in a page that is asked for less often. */
 INLINE void fetch(const piece *p, uint32_t step)
 {
-    const bt_bf16 *next = p->next + (size_t)step * p->n_next * LINE;
+    uint32_t line = p->n_ahead + step * p->n_next;
 
-    for (uint32_t i = 0; i < p->n_next; i++, next += LINE) {
+    for (uint32_t i = 0; i < p->n_next; i++, line++) {
+        uint32_t       place = line & ((1u << p->streams) - 1);
+        const bt_bf16 *next  = p->next + place * p->stream + (size_t)(line >> p->streams) * LINE;
+
         _mm_prefetch((const char *)next, _MM_HINT_T1);
         _mm_prefetch((const char *)(next + p->next_block), _MM_HINT_T1);
     }
@@ -279,7 +288,7 @@ static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float
             r->n_rows = bt_min_u32(m - m0, PAIR);
         }
         p.x += 2 * p.low_x;
-        p.next += (size_t)p.n_steps * p.n_next * LINE;
+        p.n_ahead += p.n_steps * p.n_next;
     }
 }
 
@@ -291,7 +300,8 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
     size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t                 block    = mm->up != 0 ? mm->up : tile_row;
     uint32_t               k = to_k - from_k, n_pieces = (k + PIECE - 1) / PIECE;
-    uint32_t               length = bt_cpu_pad((k + n_pieces - 1) / n_pieces, STEP);
+    uint32_t               streams = mm->m < MOST_ROWS ? 2 : 1;
+    uint32_t               length  = bt_cpu_pad((k + n_pieces - 1) / n_pieces, STEP);
 
     for (uint32_t k0 = from_k, k1; k0 < to_k; k0 = k1) {
         k1      = bt_min_u32(to_k, k0 + length);
@@ -299,8 +309,11 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
                    .low_x      = tile_row,
                    .b          = mm->packed + n0 / TILE * tile_row + (size_t)k0 * TILE,
                    .block      = mm->up == 0 && mm->n - n0 <= TILE ? 0 : block,
-                   .next       = next == NULL ? NULL : next + (size_t)(k0 - from_k) * TILE,
+                   .next       = next,
                    .next_block = block,
+                   .n_ahead    = (k0 - from_k) / STEP * TILE,
+                   .streams    = streams,
+                   .stream     = (size_t)bt_cpu_pad(k, STEP) * TILE >> streams,
                    .n_steps    = bt_cpu_pad(k1 - k0, STEP) / STEP};
 
         run_piece(r, p, n0, k0 == 0, k1 == mm->k, sums);

@@ -563,3 +563,4 @@ void     simt_job_free(simt_job *job)
 }
 uint64_t simt_n_launches(void) { return simt::g_launches; }
 uint64_t simt_n_blocks(void) { return simt::g_blocks; }
+bool     simt_counts(void) { return true; }

@@ -2,6 +2,7 @@
 #ifndef BT_TESTS_CUDA_SIMT_CONTROL_H
 #define BT_TESTS_CUDA_SIMT_CONTROL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -13,8 +14,10 @@ void simt_seed(uint64_t seed);
 /* Bytes of shared memory that a block may ask for: 232448 (a Hopper) unless set. */
 void     simt_limit_shared(uint32_t bytes);
 uint32_t simt_max_shared(void);
+/* So far; on a GPU (on_gpu/main.c) nobody counts: both stay 0, and simt_counts() says so. */
 uint64_t simt_n_launches(void);
 uint64_t simt_n_blocks(void);
+bool     simt_counts(void);
 /* A launch with its arguments as they were.  It may run any number of times, or never. */
 typedef struct simt_job simt_job;
 /* Launches from now on do not run at once: `take` gets them, and owns them. */

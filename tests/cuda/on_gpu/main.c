@@ -89,6 +89,7 @@ void     simt_seed(uint64_t seed) { (void)seed; }
 void     simt_limit_shared(uint32_t bytes) { (void)bytes; }
 uint64_t simt_n_launches(void) { return 0; }
 uint64_t simt_n_blocks(void) { return 0; }
+bool     simt_counts(void) { return false; }
 
 /* ---- life */
 

@@ -8,6 +8,8 @@
 
 enum { BT_TEST_SKIP = 77 };
 static int g_failures;
+/* The test that runs, for whatever ends the process; one for all files of a program. */
+__attribute__((weak)) const char *bt_test_now;
 
 #define EXPECT(cond)                                                           \
     do {                                                                       \
@@ -53,14 +55,19 @@ typedef struct {
 #fn, fn     \
     }
 
-/* only: when given, the one test to run. */
+/* only: when given, the one test to run; "--list" prints their names instead. */
 static inline int bt_run_tests(const bt_test *tests, size_t n, const char *only)
 {
+    int list = only != NULL && strcmp(only, "--list") == 0;
+
     for (size_t i = 0; i < n; i++) {
         int before = g_failures;
 
+        if (list) puts(tests[i].name);
         if (only != NULL && strcmp(only, tests[i].name) != 0) continue;
+        bt_test_now = tests[i].name;
         tests[i].fn();
+        bt_test_now = NULL;
         printf("%-70s %s\n", tests[i].name, g_failures == before ? "ok" : "FAILED");
         fflush(stdout);
     }

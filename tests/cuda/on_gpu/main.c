@@ -3,7 +3,12 @@
  * The tests hand ordinary arrays to kernels.  Here their heap and their stack are host memory that
  * the GPU reads and writes where it lies, and each launch has ended when it returns, so the same
  * bodies run: the linker gives this file their calls, and their start (--wrap).  Without a GPU they
- * skip. */
+ * skip.
+ *
+ *     gpu_test_NAME [TEST | --list]
+ *
+ * After a kernel's fault every call fails for as long as the process lives, so it names the test
+ * and ends; scripts/gpu-check gives each test a process. */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -23,6 +28,12 @@ cudaError_t __real_cudaGetLastError(void);
 int         __wrap_posix_memalign(void **ptr, size_t align, size_t bytes);
 void        __wrap_free(void *ptr);
 cudaError_t __wrap_cudaGetLastError(void);
+
+static void say(const char *call, cudaError_t err)
+{
+    fprintf(stderr, "on the GPU, in %s, %s: %s\n", bt_test_now != NULL ? bt_test_now : "no test",
+            call, cudaGetErrorString(err));
+}
 
 /* ---- memory: an array has a list entry, since free() is asked about everything */
 
@@ -44,6 +55,7 @@ int __wrap_posix_memalign(void **ptr, size_t align, size_t bytes)
     g_inside = true;
     err      = cudaHostAlloc(ptr, bytes == 0 ? 1 : bytes, cudaHostAllocDefault);
     g_inside = false;
+    if (err != cudaSuccess) say("cudaHostAlloc", err);
     if (p == NULL || err != cudaSuccess) abort();
     *p       = (piece){g_pieces, *ptr};
     g_pieces = p;
@@ -52,7 +64,8 @@ int __wrap_posix_memalign(void **ptr, size_t align, size_t bytes)
 
 void __wrap_free(void *ptr)
 {
-    piece **at = &g_pieces;
+    piece     **at = &g_pieces;
+    cudaError_t err;
 
     while (!g_inside && *at != NULL && (*at)->ptr != ptr)
         at = &(*at)->next;
@@ -64,8 +77,12 @@ void __wrap_free(void *ptr)
 
     *at      = p->next;
     g_inside = true;
-    if (cudaFreeHost(ptr) != cudaSuccess) abort();
+    err      = cudaFreeHost(ptr);
     g_inside = false;
+    if (err != cudaSuccess) {
+        say("cudaFreeHost", err);
+        abort();
+    }
     __real_free(p);
 }
 
@@ -75,11 +92,13 @@ cudaError_t __wrap_cudaGetLastError(void)
 {
     cudaError_t err = __real_cudaGetLastError();
 
-    if (!g_ready || g_inside || err != cudaSuccess) return err;
-    g_inside = true;
-    err      = cudaDeviceSynchronize();
-    g_inside = false;
-    if (err != cudaSuccess) fprintf(stderr, "on the GPU: %s\n", cudaGetErrorString(err));
+    if (!g_ready || g_inside) return err;
+    if (err == cudaSuccess) {
+        g_inside = true;
+        err      = cudaDeviceSynchronize();
+        g_inside = false;
+    }
+    if (err != cudaSuccess) say("a launch", err);
     return err;
 }
 
@@ -104,8 +123,10 @@ int __wrap_main(int argc, char **argv)
     void                 *stack = NULL;
     int                   n     = 0;
     struct cudaDeviceProp gpu;
-    cudaError_t           err = cudaGetDeviceCount(&n);
+    cudaError_t           err;
 
+    if (argc > 1 && strcmp(argv[1], "--list") == 0) return __real_main(argc, argv);
+    err = cudaGetDeviceCount(&n);
     if (err != cudaSuccess || n == 0) {
         printf("skipped, no GPU: %s\n", cudaGetErrorString(err));
         return BT_TEST_SKIP;

@@ -78,8 +78,13 @@ def run_route(a, model, route, folder):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:    # NCCL warns on stdout
         limit = threading.Timer(LIMIT_S, cells.kill, [run])
         limit.start()
-        said = "".join(cells.passed_on(run.stdout))
-        limit.cancel()
+        try:
+            said = "".join(cells.passed_on(run.stdout))
+        except KeyboardInterrupt:
+            cells.kill(run)
+            raise
+        finally:
+            limit.cancel()
     if run.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\nexit code {run.returncode}\n{said[-4000:]}")
     return tensors.read(dst), names

@@ -2,17 +2,21 @@
  * each beside the roof that it meets: memory (measured here, by a copy) or bf16 products (the data
  * sheet's, an argument).
  *
- *     bench_cuda [TFLOP/S]      989 unless told: H100 and H200, dense bf16
+ *     bench_cuda [decode | prefill | experts | dense] [TFLOP/S]
+ *                               all unless told; 989: H100 and H200, dense bf16
  *
  * A time is the median of ROUNDS, each the mean of some calls in a graph, as in a decode step.  The
  * GPU still runs the graph once more while the host launches the one that counts, so that a short
  * kernel's time is its own.  What is read lies in as many places as keep it out of the cache, and a
- * graph goes over all of them; but for prefill, whose limit is the products. */
+ * graph goes over all of them; but for prefill, whose limit is the products.
+ *
+ * The first error ends the program and names its case. */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "attention/cuda/attn_kernels.h"
 #include "device/cuda/gemm.h"
@@ -20,6 +24,7 @@
 enum {
     ROUNDS    = 7,
     CALLS     = 10,
+    WARM_MS   = 500,
     PAGE      = BT_CUDA_PAGE,
     LORA      = 512,
     ROPE      = 64,
@@ -34,11 +39,12 @@ static const size_t COLD_BYTES = (size_t)256 << 20;
 
 static cudaStream_t g_stream;
 static double       g_gbps, g_tflops = 989;
+static char         g_case[128] = "start";
 
 static void must(int err, const char *what)
 {
     if (err == cudaSuccess) return;
-    fprintf(stderr, "bench_cuda: %s: %s\n", what, cudaGetErrorString((cudaError_t)err));
+    fprintf(stderr, "bench_cuda: %s: %s: %s\n", g_case, what, cudaGetErrorString((cudaError_t)err));
     exit(EXIT_FAILURE);
 }
 #define MUST(call) must((int)(call), #call)
@@ -127,11 +133,11 @@ static double time_us(int (*call)(void *ctx, unsigned i), void *ctx, unsigned n_
     return (double)ms[ROUNDS / 2] * 1e3 / n_calls;
 }
 
-static void print(const char *what, double us, double bytes, double flops)
+static void print(double us, double bytes, double flops)
 {
     double gbps = bytes / us * 1e-3, tflops = flops / us * 1e-6;
 
-    printf("%-58s %9.1f us %7.0f GB/s %5.1f %% %7.1f TFLOP/s %5.1f %%\n", what, us, gbps,
+    printf("%-58s %9.1f us %7.0f GB/s %5.1f %% %7.1f TFLOP/s %5.1f %%\n", g_case, us, gbps,
            100 * gbps / g_gbps, tflops, 100 * tflops / g_tflops);
     fflush(stdout);
 }
@@ -150,18 +156,25 @@ static int copy(void *ctx, unsigned i)
     return (int)cudaMemcpyAsync(c->to, c->from, COLD_BYTES, cudaMemcpyDeviceToDevice, g_stream);
 }
 
-static void measure_copy(void)
+/* As plain calls: a graph may give them to a copy engine, which is slower.  So many ms of them go
+ * first: a GPU that was idle needs some time for its full clocks. */
+static double copy_gbps(const char *when, double warm_ms)
 {
-    copying c = {take(COLD_BYTES), take(COLD_BYTES)};
+    copying c;
+    double  gbps, us;
 
-    /* as a plain call: a graph may give it to a copy engine, which is slower */
-    g_gbps = 2.0 * (double)COLD_BYTES / time_us(copy, &c, 0) * 1e-3;
-    printf(
-        "copy within the device: %.0f GB/s, read and written; products: %.0f TFLOP/s by the data "
-        "sheet\n",
-        g_gbps, g_tflops);
+    snprintf(g_case, sizeof(g_case), "copy within the device, %s", when);
+    c = (copying){take(COLD_BYTES), take(COLD_BYTES)};
+    do {
+        us = time_us(copy, &c, 0);
+        warm_ms -= us * 2 * (ROUNDS + 1) * CALLS * 1e-3;
+    } while (warm_ms > 0);
+    gbps = 2.0 * (double)COLD_BYTES / us * 1e-3;
+    printf("%s: %.0f GB/s, read and written\n", g_case, gbps);
+    fflush(stdout);
     MUST(cudaFree(c.from));
     MUST(cudaFree(c.to));
+    return gbps;
 }
 
 /* ---- attention */
@@ -199,14 +212,16 @@ static int decode(void *ctx, unsigned i)
 
 static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t context)
 {
-    uint32_t      pages = context / PAGE, n = batch * rows, parts = (context - 1) / SPLIT + 1;
+    uint32_t pages = context / PAGE, n = batch * rows, parts = (context - 1) / SPLIT + 1;
+
+    snprintf(g_case, sizeof(g_case), "MLA decode, %u heads, %u x %u rows, context %u", heads, batch,
+             rows, context);
     size_t        layer  = (size_t)batch * pages * PAGE * KV_DIM * sizeof(bt_bf16);
     uint32_t      layers = (uint32_t)(COLD_BYTES / layer + 1);
     bt_cuda_span *spans = take(batch * sizeof(*spans)), *host = calloc(batch, sizeof(*host));
     uint32_t     *ids   = take_pages(batch * pages);
     decoding      x     = {.n_layers = layers, .pool = take_random(layer * layers)};
-    double        pairs = (double)n * heads * context;
-    char          what[128];
+    double        lanes = (double)n * heads;
 
     for (uint32_t i = 0; host != NULL && i < batch; i++)
         host[i] = (bt_cuda_span){i * rows, rows, context - rows, i * pages};
@@ -225,9 +240,7 @@ static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t
         .part_o      = take((size_t)n * heads * parts * LORA * sizeof(float)),
         .part_ms     = take((size_t)n * heads * parts * 2 * sizeof(float))
     };
-    snprintf(what, sizeof(what), "MLA decode, %u heads, %u x %u rows, context %u", heads, batch,
-             rows, context);
-    print(what, time_us(decode, &x, layers), (double)layer, 2 * pairs * (KV_DIM + LORA));
+    print(time_us(decode, &x, layers), (double)layer, 2 * lanes * context * (KV_DIM + LORA));
     void *all[] = {ids,           spans,   x.pool,     (void *)x.d.ql,
                    (void *)x.d.q, x.d.out, x.d.part_o, x.d.part_ms};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -244,14 +257,15 @@ static int prefill(void *ctx, unsigned i)
 /* The last part of a prompt of SPLIT rows from `start` on, against its own part of keys. */
 static void bench_prefill(uint32_t heads, uint32_t rows)
 {
+    size_t n = rows, q_dim = 128 + ROPE;
+    double pairs = (double)heads * ((double)rows * (rows + 1) / 2);
+
+    snprintf(g_case, sizeof(g_case), "prefill attention, %u heads, %u rows, causal", heads, rows);
     uint32_t             *ids  = take_pages(SPLIT / PAGE);
     bt_cuda_prefill_item *item = take(sizeof(*item)), host = {
                                                           {0, rows, 0, 0},
                                                           0
     };
-    size_t          n = rows, q_dim = 128 + ROPE;
-    double          pairs = (double)heads * ((double)rows * (rows + 1) / 2);
-    char            what[128];
     bt_cuda_prefill p = {
         .dims     = dims_of(heads),
         .pages    = {take_random((size_t)SPLIT * KV_DIM * sizeof(bt_bf16)), (size_t)PAGE * KV_DIM,
@@ -269,8 +283,7 @@ static void bench_prefill(uint32_t heads, uint32_t rows)
     };
 
     MUST(cudaMemcpy(item, &host, sizeof(host), cudaMemcpyHostToDevice));
-    snprintf(what, sizeof(what), "prefill attention, %u heads, %u rows, causal", heads, rows);
-    print(what, time_us(prefill, &p, 1), (double)n * heads * (q_dim + 3 * 128) * sizeof(bt_bf16),
+    print(time_us(prefill, &p, 1), (double)n * heads * (q_dim + 3 * 128) * sizeof(bt_bf16),
           2 * pairs * (double)(q_dim + 128));
     void *all[] = {ids,         item,          p.pages.base, (void *)p.q, (void *)p.k,
                    (void *)p.v, (void *)p.out, p.run_o,      p.run_ms};
@@ -299,7 +312,6 @@ static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t r
 {
     size_t       bytes = (size_t)2 * EXPERT * HIDDEN * (fp8 ? 1 : sizeof(bt_bf16));
     uint32_t     host[EXPERTS + 1];
-    char         what[128];
     bt_cuda_gemm g = {.n           = EXPERT,
                       .k           = HIDDEN,
                       .n_groups    = n,
@@ -312,6 +324,8 @@ static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t r
                       .y           = d->y,
                       .ld_y        = EXPERT};
 
+    snprintf(g_case, sizeof(g_case), "%u experts, %s, %u rows each of at most %u", n,
+             fp8 ? "e4m3" : "bf16", rows, max_rows);
     for (uint32_t e = 0; e <= n; e++)
         host[e] = e * rows;
     for (uint32_t e = 0; e < n; e++) {
@@ -319,15 +333,14 @@ static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t r
         g.w_scale[e] = fp8 ? d->scales : NULL;
     }
     MUST(cudaMemcpy(d->row_at, host, (n + 1) * sizeof(*host), cudaMemcpyHostToDevice));
-    snprintf(what, sizeof(what), "%u experts, %s, %u rows each of at most %u", n,
-             fp8 ? "e4m3" : "bf16", rows, max_rows);
-    print(what, time_us(product, &g, 1),
+    print(time_us(product, &g, 1),
           (double)n * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
           2.0 * n * rows * 2 * EXPERT * HIDDEN);
 }
 
 static void bench_all_experts(void)
 {
+    snprintf(g_case, sizeof(g_case), "%u experts", EXPERTS);
     size_t      n = (size_t)EXPERTS * 2 * EXPERT * HIDDEN;
     expert_data d = {take_random(n * sizeof(bt_bf16)),
                      take_random((size_t)2 * EXPERT * (HIDDEN / 128) * sizeof(float)),
@@ -369,13 +382,15 @@ static int dense_product(void *ctx, unsigned i)
 
 static void bench_dense(const char *name, uint32_t n, uint32_t k, bool fp8)
 {
+    const char *dtype = fp8 ? "e4m3" : "bf16";
+
+    snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s", name, n, k, dtype);
     size_t   bytes  = (size_t)n * k * (fp8 ? 1 : sizeof(bt_bf16));
     uint32_t copies = (uint32_t)(COLD_BYTES / bytes + 1);
     dense    x      = {.weights = take_random(bytes * copies), .bytes = bytes, .n_copies = copies};
     float   *scales = take_random((size_t)n * ((k + 127) / 128) * sizeof(float));
     bt_bf16 *rows   = take_random((size_t)MANY_ROWS * k * sizeof(bt_bf16));
     bt_bf16 *y      = take((size_t)MANY_ROWS * n * sizeof(bt_bf16));
-    char     what[128];
 
     for (uint32_t m = 1; m <= MANY_ROWS; m *= 16) {
         x.g = (bt_cuda_gemm){.n        = n,
@@ -387,9 +402,8 @@ static void bench_dense(const char *name, uint32_t n, uint32_t k, bool fp8)
                              .y        = y,
                              .ld_y     = n,
                              .w_scale  = {fp8 ? scales : NULL}};
-        snprintf(what, sizeof(what), "%s, %u x %u, %s, %u rows", name, n, k, fp8 ? "e4m3" : "bf16",
-                 m);
-        print(what, time_us(dense_product, &x, copies), (double)bytes + (double)m * (n + k) * 2,
+        snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s, %u rows", name, n, k, dtype, m);
+        print(time_us(dense_product, &x, copies), (double)bytes + (double)m * (n + k) * 2,
               2.0 * m * n * k);
     }
     void *all[] = {x.weights, scales, rows, y};
@@ -397,34 +411,80 @@ static void bench_dense(const char *name, uint32_t n, uint32_t k, bool fp8)
         MUST(cudaFree(all[i]));
 }
 
-int main(int argc, char **argv)
+/* ---- all */
+
+static void bench_all_decode(void)
 {
     static const uint32_t CONTEXTS[] = {1024, 4096, 32768};
-    struct cudaDeviceProp gpu;
-    int                   n = 0;
 
-    if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
-        printf("bench_cuda: no GPU\n");
-        return 77;
-    }
-    if (argc > 1) g_tflops = atof(argv[1]);
-    MUST(cudaGetDeviceProperties(&gpu, 0));
-    MUST(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking));
-    printf("%s, %d multiprocessors\n", gpu.name, gpu.multiProcessorCount);
-    measure_copy();
     for (uint32_t heads = 128; heads >= 16; heads /= 8)
         for (int c = 0; c < 3; c++)
             for (uint32_t batch = 1; batch <= 128; batch *= CONTEXTS[c] > 4096 ? 16 : 8)
                 bench_decode(heads, batch, 1, CONTEXTS[c]);
     bench_decode(128, 128, 2, 4096);
+}
+
+static void bench_all_prefill(void)
+{
     for (uint32_t heads = 128; heads >= 16; heads /= 8)
         for (uint32_t rows = 512; rows <= SPLIT; rows *= 2)
             bench_prefill(heads, rows);
-    bench_all_experts();
+}
+
+static void bench_all_dense(void)
+{
     for (int fp8 = 0; fp8 < 2; fp8++) {
         bench_dense("q_a", 1536, HIDDEN, fp8);
         bench_dense("kv_a", KV_DIM, HIDDEN, fp8);
         bench_dense("o", HIDDEN, 16384, fp8);
     }
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} BENCHES[] = {
+    {"decode",  bench_all_decode },
+    {"prefill", bench_all_prefill},
+    {"experts", bench_all_experts},
+    {"dense",   bench_all_dense  }
+};
+enum { N_BENCHES = sizeof(BENCHES) / sizeof(BENCHES[0]) };
+
+/* Which to run, N_BENCHES for all; false: the arguments make no sense. */
+static bool parse(int argc, char **argv, int *only_out)
+{
+    int only = 0, at = 1;
+
+    while (at < argc && only < N_BENCHES && strcmp(argv[at], BENCHES[only].name) != 0)
+        only++;
+    if (at < argc && only < N_BENCHES) at++;
+    if (argc == 1) only = N_BENCHES;
+    if (at < argc) g_tflops = atof(argv[at++]);
+    *only_out = only;
+    return at == argc && g_tflops > 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct cudaDeviceProp gpu;
+    int                   n = 0, only;
+
+    if (!parse(argc, argv, &only)) {
+        fprintf(stderr, "bench_cuda [decode | prefill | experts | dense] [TFLOP/S]\n");
+        return EXIT_FAILURE;
+    }
+    if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
+        printf("bench_cuda: no GPU\n");
+        return 77;
+    }
+    MUST(cudaGetDeviceProperties(&gpu, 0));
+    MUST(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking));
+    printf("%s, %d multiprocessors; products: %.0f TFLOP/s by the data sheet\n", gpu.name,
+           gpu.multiProcessorCount, g_tflops);
+    g_gbps = copy_gbps("first", WARM_MS);
+    for (int i = 0; i < N_BENCHES; i++)
+        if (only == N_BENCHES || only == i) BENCHES[i].run();
+    copy_gbps("last", 0);
     return EXIT_SUCCESS;
 }

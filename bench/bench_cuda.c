@@ -33,6 +33,7 @@ enum {
     HIDDEN    = 7168,
     EXPERT    = 2048,
     EXPERTS   = 32,
+    SCALES    = 2 * EXPERT * (HIDDEN / 128), /* of an e4m3 expert */
     MANY_ROWS = 1024 /* an expert's: bf16 weights cost more time than their products below 300 */
 };
 static const size_t COLD_BYTES = (size_t)256 << 20;
@@ -221,8 +222,10 @@ static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t
     bt_cuda_span *spans = take(batch * sizeof(*spans)), *host = calloc(batch, sizeof(*host));
     uint32_t     *ids   = take_pages(batch * pages);
     decoding      x     = {.n_layers = layers, .pool = take_random(layer * layers)};
-    double        lanes = (double)n * heads;
+    double        lanes = (double)n * heads, bytes = (double)layer;
 
+    bytes += lanes * (LORA + ROPE + LORA) * sizeof(bt_bf16);
+    if (parts > 1) bytes += lanes * parts * 2 * (LORA + 2) * sizeof(float);
     for (uint32_t i = 0; host != NULL && i < batch; i++)
         host[i] = (bt_cuda_span){i * rows, rows, context - rows, i * pages};
     MUST(cudaMemcpy(spans, host, batch * sizeof(*spans), cudaMemcpyHostToDevice));
@@ -240,7 +243,7 @@ static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t
         .part_o      = take((size_t)n * heads * parts * LORA * sizeof(float)),
         .part_ms     = take((size_t)n * heads * parts * 2 * sizeof(float))
     };
-    print(time_us(decode, &x, layers), (double)layer, 2 * lanes * context * (KV_DIM + LORA));
+    print(time_us(decode, &x, layers), bytes, 2 * lanes * context * (KV_DIM + LORA));
     void *all[] = {ids,           spans,   x.pool,     (void *)x.d.ql,
                    (void *)x.d.q, x.d.out, x.d.part_o, x.d.part_ms};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -310,7 +313,8 @@ typedef struct {
 static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t rows,
                           uint32_t max_rows)
 {
-    size_t       bytes = (size_t)2 * EXPERT * HIDDEN * (fp8 ? 1 : sizeof(bt_bf16));
+    size_t       bytes    = (size_t)2 * EXPERT * HIDDEN * (fp8 ? 1 : sizeof(bt_bf16));
+    size_t       n_scales = fp8 ? SCALES : 0;
     uint32_t     host[EXPERTS + 1];
     bt_cuda_gemm g = {.n           = EXPERT,
                       .k           = HIDDEN,
@@ -330,9 +334,10 @@ static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t r
         host[e] = e * rows;
     for (uint32_t e = 0; e < n; e++) {
         g.w[e]       = (uint8_t *)d->w + e * bytes;
-        g.w_scale[e] = fp8 ? d->scales : NULL;
+        g.w_scale[e] = fp8 ? d->scales + e * n_scales : NULL;
     }
     MUST(cudaMemcpy(d->row_at, host, (n + 1) * sizeof(*host), cudaMemcpyHostToDevice));
+    bytes += n_scales * sizeof(float);
     print(time_us(product, &g, 1),
           (double)n * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
           2.0 * n * rows * 2 * EXPERT * HIDDEN);
@@ -343,7 +348,7 @@ static void bench_all_experts(void)
     snprintf(g_case, sizeof(g_case), "%u experts", EXPERTS);
     size_t      n = (size_t)EXPERTS * 2 * EXPERT * HIDDEN;
     expert_data d = {take_random(n * sizeof(bt_bf16)),
-                     take_random((size_t)2 * EXPERT * (HIDDEN / 128) * sizeof(float)),
+                     take_random((size_t)EXPERTS * SCALES * sizeof(float)),
                      take_random((size_t)EXPERTS * MANY_ROWS * HIDDEN * sizeof(bt_bf16)),
                      take((size_t)EXPERTS * MANY_ROWS * EXPERT * sizeof(bt_bf16)),
                      take((EXPERTS + 1) * sizeof(*d.row_at))};
@@ -368,7 +373,8 @@ static void bench_all_experts(void)
 typedef struct {
     bt_cuda_gemm g;
     uint8_t     *weights;
-    size_t       bytes; /* of one copy of them */
+    float       *scales;          /* NULL: bf16 */
+    size_t       bytes, n_scales; /* of one copy of them */
     uint32_t     n_copies;
 } dense;
 
@@ -376,7 +382,8 @@ static int dense_product(void *ctx, unsigned i)
 {
     dense *x = ctx;
 
-    x->g.w[0] = x->weights + i % x->n_copies * x->bytes;
+    x->g.w[0]       = x->weights + i % x->n_copies * x->bytes;
+    x->g.w_scale[0] = x->scales != NULL ? x->scales + i % x->n_copies * x->n_scales : NULL;
     return bt_cuda_gemm_run(g_stream, &x->g);
 }
 
@@ -385,28 +392,26 @@ static void bench_dense(const char *name, uint32_t n, uint32_t k, bool fp8)
     const char *dtype = fp8 ? "e4m3" : "bf16";
 
     snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s", name, n, k, dtype);
-    size_t   bytes  = (size_t)n * k * (fp8 ? 1 : sizeof(bt_bf16));
-    uint32_t copies = (uint32_t)(COLD_BYTES / bytes + 1);
-    dense    x      = {.weights = take_random(bytes * copies), .bytes = bytes, .n_copies = copies};
-    float   *scales = take_random((size_t)n * ((k + 127) / 128) * sizeof(float));
-    bt_bf16 *rows   = take_random((size_t)MANY_ROWS * k * sizeof(bt_bf16));
-    bt_bf16 *y      = take((size_t)MANY_ROWS * n * sizeof(bt_bf16));
+    size_t   bytes    = (size_t)n * k * (fp8 ? 1 : sizeof(bt_bf16));
+    size_t   n_scales = fp8 ? (size_t)n * ((k + 127) / 128) : 0;
+    uint32_t copies   = (uint32_t)(COLD_BYTES / bytes + 1);
+    dense    x        = {.weights  = take_random(bytes * copies),
+                         .scales   = fp8 ? take_random(n_scales * copies * sizeof(float)) : NULL,
+                         .bytes    = bytes,
+                         .n_scales = n_scales,
+                         .n_copies = copies};
+    bt_bf16 *rows     = take_random((size_t)MANY_ROWS * k * sizeof(bt_bf16));
+    bt_bf16 *y        = take((size_t)MANY_ROWS * n * sizeof(bt_bf16));
 
     for (uint32_t m = 1; m <= MANY_ROWS; m *= 16) {
-        x.g = (bt_cuda_gemm){.n        = n,
-                             .k        = k,
-                             .n_groups = 1,
-                             .max_rows = m,
-                             .x        = rows,
-                             .ld_x     = k,
-                             .y        = y,
-                             .ld_y     = n,
-                             .w_scale  = {fp8 ? scales : NULL}};
+        x.g = (bt_cuda_gemm){
+            .n = n, .k = k, .n_groups = 1, .max_rows = m, .x = rows, .ld_x = k, .y = y, .ld_y = n};
         snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s, %u rows", name, n, k, dtype, m);
-        print(time_us(dense_product, &x, copies), (double)bytes + (double)m * (n + k) * 2,
+        print(time_us(dense_product, &x, copies),
+              (double)bytes + (double)n_scales * sizeof(float) + (double)m * (n + k) * 2,
               2.0 * m * n * k);
     }
-    void *all[] = {x.weights, scales, rows, y};
+    void *all[] = {x.weights, x.scales, rows, y};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         MUST(cudaFree(all[i]));
 }
@@ -441,13 +446,13 @@ static void bench_all_dense(void)
 }
 
 static const struct {
-    const char *name;
+    const char *name, *bytes;
     void (*run)(void);
 } BENCHES[] = {
-    {"decode",  bench_all_decode },
-    {"prefill", bench_all_prefill},
-    {"experts", bench_all_experts},
-    {"dense",   bench_all_dense  }
+    {"decode",  "pages, queries, outputs, parts if several (written and read)", bench_all_decode },
+    {"prefill", "queries, keys, values, outputs",                               bench_all_prefill},
+    {"experts", "weights, scales, rows, outputs",                               bench_all_experts},
+    {"dense",   "weights, scales, rows, outputs",                               bench_all_dense  }
 };
 enum { N_BENCHES = sizeof(BENCHES) / sizeof(BENCHES[0]) };
 
@@ -484,7 +489,10 @@ int main(int argc, char **argv)
            gpu.multiProcessorCount, g_tflops);
     g_gbps = copy_gbps("first", WARM_MS);
     for (int i = 0; i < N_BENCHES; i++)
-        if (only == N_BENCHES || only == i) BENCHES[i].run();
+        if (only == N_BENCHES || only == i) {
+            printf("%s; bytes: %s\n", BENCHES[i].name, BENCHES[i].bytes);
+            BENCHES[i].run();
+        }
     copy_gbps("last", 0);
     return EXIT_SUCCESS;
 }

@@ -3,14 +3,16 @@
  * For each family, role, number of threads and shape: the time of one product, its bandwidth over
  * the weights, its rate, and the part of the roof that it reaches,
  *     max(weight bytes / read bandwidth, operations / peak rate) / time.
- * Weights rotate through a set larger than the second-level caches, as they do in a model; the read
- * roof is measured over the same memory, before each family.  Medians of short samples: on a shared
- * machine compare only figures of one run.
+ * Weights rotate through a set larger than the second-level caches, as they do in a model; with one
+ * larger than the third level too they come from memory, as an expert's do.  The read roof is
+ * measured over the same set, before each shape.  Medians of short samples: on a shared machine
+ * compare only figures of one run.
  *
  * With one thread, and where the family has such a kernel, also a block of keys of a strip of
  * queries.
  *
- *     bench_gemm [family [threads]]    without: all families of this CPU, 1 and 2 threads */
+ *     bench_gemm [family [threads [MiB of the set]]]
+ *                      without: all families of this CPU, 1 and 2 threads, 128 MiB */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +26,7 @@
 enum {
     N_SAMPLES   = 7,
     SAMPLE_NS   = 12000000,
-    SET_BYTES   = 128 << 20,
+    SET_MIB     = 128,
     MAX_LINEARS = 1024,
     MAX_X       = 2048 * 10944,
     MAX_Y       = 2048 * 21888
@@ -38,7 +40,9 @@ static const uint32_t SHAPES[][3] = {
     {64,   2048,  2048 },
     {512,  2048,  2048 },
     {1,    256,   256  },
- /* of V2-Lite: experts at 512 and 2,048 tokens; queries, the shared and the dense layer */
+ /* of V2-Lite: experts at 128, 512 and 2,048 tokens; queries, the shared and the dense layer */
+    {12,   2816,  2048 },
+    {12,   2048,  1408 },
     {48,   2816,  2048 },
     {48,   2048,  1408 },
     {192,  2816,  2048 },
@@ -56,6 +60,7 @@ typedef struct {
     uint32_t    n_linears, next, m, k, n;
     bt_linear  *linears[MAX_LINEARS];
     bt_bf16    *x, *y;
+    size_t      set_bytes;
     const char *kernels;
 } bench;
 
@@ -186,8 +191,9 @@ static void make_linears(bench *b)
 {
     size_t bytes = bt_cpu_packed_elems(b->n, b->k) * sizeof(bt_bf16);
 
-    b->n_linears = (uint32_t)(SET_BYTES / bytes < MAX_LINEARS ? SET_BYTES / bytes : MAX_LINEARS);
-    b->next      = 0;
+    b->n_linears =
+        b->set_bytes / bytes < MAX_LINEARS ? (uint32_t)(b->set_bytes / bytes) : MAX_LINEARS;
+    b->next = 0;
     for (uint32_t i = 0; i < b->n_linears; i++)
         if (bt_device_linear_create(b->dev, b->n, b->k, fill_row, b, &b->linears[i]) != BT_OK)
             exit(EXIT_FAILURE);
@@ -221,13 +227,14 @@ static void run_shape(bench *b, const uint32_t *shape, uint32_t n_threads)
         bt_device_linear_destroy(b->dev, b->linears[i]);
 }
 
-static void run_family(const char *kernels, uint32_t n_threads, bt_bf16 *x, bt_bf16 *y)
+static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes, bt_bf16 *x,
+                       bt_bf16 *y)
 {
     bt_device_cpu_options opt = {.n_threads = n_threads, .kernels = kernels};
     static bench          b;
     uint32_t              most_rows;
 
-    b = (bench){.x = x, .y = y, .kernels = kernels};
+    b = (bench){.x = x, .y = y, .set_bytes = set_bytes, .kernels = kernels};
     if (bt_device_cpu_create(&opt, &b.dev) != BT_OK) exit(EXIT_FAILURE);
     most_rows = bt_device_cpu_table(b.dev)->mm_tiles != NULL ? UINT32_MAX
                 : strcmp(kernels, "scalar") == 0             ? 16
@@ -245,15 +252,20 @@ int main(int argc, char **argv)
     char     names[64], *rest = names, *name;
     uint32_t first = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
     uint32_t last  = argc > 2 ? first : 2;
+    size_t   mib   = argc > 3 ? strtoul(argv[3], NULL, 10) : SET_MIB;
     bt_bf16 *x = aligned_alloc(64, MAX_X * sizeof(*x)), *y = aligned_alloc(64, MAX_Y * sizeof(*y));
 
     if (x == NULL || y == NULL) return EXIT_FAILURE;
+    if (mib < SET_MIB) {
+        fprintf(stderr, "bench_gemm: a set of %zu MiB, expected %d or more\n", mib, SET_MIB);
+        return EXIT_FAILURE;
+    }
     for (size_t i = 0; i < MAX_X; i++)
         x[i] = (bt_bf16)(0x3f00u + i % 128);
     snprintf(names, sizeof(names), "%s", argc > 1 ? argv[1] : bt_device_cpu_kernels());
     while ((name = strtok_r(rest, ",", &rest)) != NULL)
         for (uint32_t n_threads = first; n_threads <= last; n_threads++)
-            run_family(name, n_threads, x, y);
+            run_family(name, n_threads, mib << 20, x, y);
     free(x);
     free(y);
     return EXIT_SUCCESS;

@@ -109,25 +109,25 @@ static const bt_gemm *find(const bt_cpu_gemms *job, bt_cpu_member *at, uint32_t 
     }
 }
 
+/* Tile after tile: a row's lines lie 1 KiB apart there, too many for their sets of a first-level
+ * cache. */
 void bt_cpu_make_tiles(const bt_bf16 *x, size_t ld_x, const uint32_t *x_row, uint32_t m0,
                        uint32_t n_rows, uint32_t k, bt_bf16 *tiles)
 {
-    uint32_t k_pad = bt_cpu_pad(k, BT_CPU_TILE_COLS);
+    const bt_bf16 *rows[BT_CPU_TILE_ROWS];
 
-    for (uint32_t r = 0; r < BT_CPU_TILE_ROWS; r++, tiles += BT_CPU_TILE_COLS) {
-        bool           real = r < n_rows;
-        const bt_bf16 *row  = real ? x + (x_row != NULL ? x_row[m0 + r] : m0 + r) * ld_x : NULL;
+    for (uint32_t r = 0; r < n_rows; r++)
+        rows[r] = x + (x_row != NULL ? x_row[m0 + r] : m0 + r) * ld_x;
+    for (uint32_t k0 = 0; k0 < k; k0 += BT_CPU_TILE_COLS) {
+        uint32_t n = bt_min_u32(k - k0, BT_CPU_TILE_COLS);
 
-        for (uint32_t k0 = 0; k0 < k_pad; k0 += BT_CPU_TILE_COLS) {
-            bt_bf16 *out = tiles + (size_t)k0 * BT_CPU_TILE_ROWS;
-            uint32_t n   = !real ? 0 : bt_min_u32(k - k0, BT_CPU_TILE_COLS);
-
-            if (n == BT_CPU_TILE_COLS) {
-                memcpy(out, row + k0, BT_CPU_TILE_COLS * sizeof(*out));
+        for (uint32_t r = 0; r < BT_CPU_TILE_ROWS; r++, tiles += BT_CPU_TILE_COLS) {
+            if (r < n_rows && n == BT_CPU_TILE_COLS) {
+                memcpy(tiles, rows[r] + k0, BT_CPU_TILE_COLS * sizeof(*tiles));
                 continue;
             }
-            memset(out, 0, BT_CPU_TILE_COLS * sizeof(*out));
-            if (n != 0) memcpy(out, row + k0, n * sizeof(*out));
+            memset(tiles, 0, BT_CPU_TILE_COLS * sizeof(*tiles));
+            if (r < n_rows) memcpy(tiles, rows[r] + k0, n * sizeof(*tiles));
         }
     }
 }

@@ -34,6 +34,10 @@ static inline void *bt_lay(char *mem, size_t *used, size_t n, size_t size)
 
 /* Large memory: in huge pages where the system has them on request, and in no core file. */
 void bt_advise_large(void *at, size_t bytes);
+/* A piece of such memory that is shared and still empty, in a mapping that goes on for `room` bytes
+ * from `at`: the huge pages that begin in it are made now, since on advice alone most systems have
+ * them for private memory only.  Where that cannot be, pages stay small. */
+void bt_make_huge(void *at, size_t bytes, size_t room);
 /* A mapping of weights: the same, and what has come into memory stays there, idle or not, where
  * RLIMIT_MEMLOCK allows that: a line of the log says where it does not. */
 void bt_hold_weights(void *at, size_t bytes);

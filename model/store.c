@@ -286,6 +286,7 @@ static bt_store_claim claim(bt_store *s, slot *at, uint64_t offset, uint32_t exp
         return BT_STORE_FULL;
     }
     entry_out->fill = s->fill + offset;
+    bt_make_huge(entry_out->fill, at->bytes, s->opt.bytes - offset);
     return BT_STORE_MINE;
 }
 

@@ -13,7 +13,7 @@
 #include "core/clock.h"
 #include "tests/support/test.h"
 
-enum { BYTES = 10000, PAGES = 3 * 4096, ROOM = 1 << 20 };
+enum { BYTES = 10000, PAGES = 3 * 4096, ROOM = 1 << 20, HUGE = 2 << 20 };
 
 static bt_store_options options(int fd, uint32_t member)
 {
@@ -223,6 +223,68 @@ static void weights_stay_in_memory_where_that_is_allowed(void)
     close(fd);
 }
 
+/* Of the mapping that has this address: KiB in huge pages. */
+static unsigned long huge_kib(const void *at)
+{
+    FILE         *maps = fopen("/proc/self/smaps", "r");
+    char          line[512];
+    bool          here = false;
+    unsigned long from, to, kib = 0;
+
+    NEED(maps != NULL);
+    while (fgets(line, sizeof(line), maps) != NULL) {
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            here = (uintptr_t)at >= from && (uintptr_t)at < to;
+        if (here && sscanf(line, "ShmemPmdMapped: %lu kB", &kib) == 1) break;
+    }
+    fclose(maps);
+    return kib;
+}
+
+/* Asked for without Baton's own code. */
+static bool has_huge_pages(void)
+{
+    int   fd   = new_file();
+    char *room = mmap(NULL, 2 * HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *at;
+    bool  has;
+
+    NEED(room != MAP_FAILED && ftruncate(fd, HUGE) == 0);
+    at = room + (HUGE - (uintptr_t)room % HUGE) % HUGE;
+    NEED(mmap(at, HUGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at);
+    *at = 1;
+    has = madvise(at, HUGE, 25 /* MADV_COLLAPSE */) == 0;
+    munmap(room, 2 * HUGE);
+    close(fd);
+    return has;
+}
+
+static void weights_lie_in_huge_pages_where_the_system_has_them(void)
+{
+    int              fd  = new_file();
+    bt_store_options opt = options(fd, 0);
+    bt_store        *s;
+    bt_store_entry   x, y;
+
+    opt.bytes = 16 * HUGE;
+    NEED(bt_store_open(&opt, &s) == BT_OK);
+    EXPECT_EQ(bt_store_take(s, "x", 3 * HUGE + 5000, &x), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_take(s, "y", 13 * HUGE - 8192, &y), BT_STORE_MINE); /* to the end */
+    memset(x.fill, 1, 3 * HUGE + 5000);
+    memset(y.fill, 2, 13 * HUGE - 8192);
+    bt_store_commit(s, &x);
+    bt_store_commit(s, &y);
+    bt_bring_weights(x.data, 3 * HUGE + 5000);
+    bt_bring_weights(y.data, 13 * HUGE - 8192);
+    EXPECT_EQ(((const char *)x.data)[3 * HUGE + 4999], 1);
+    EXPECT_EQ(((const char *)y.data)[0], 2);
+    if (has_huge_pages())
+        EXPECT(huge_kib(x.data) >= 14 * (HUGE >> 10)); /* all but those that it shares a part of */
+    else
+        printf("no huge pages for shared memory here: not looked at\n");
+    bt_store_close(s);
+    close(fd);
+}
+
 static void entries_beyond_the_room_have_no_place(void)
 {
     int            fd = new_file();
@@ -328,6 +390,7 @@ int main(int argc, char **argv)
         BT_TEST(entry_of_a_rank_that_stands_still_is_filled_again),
         BT_TEST(memory_goes_back_with_the_last_reader),
         BT_TEST(weights_stay_in_memory_where_that_is_allowed),
+        BT_TEST(weights_lie_in_huge_pages_where_the_system_has_them),
         BT_TEST(entries_beyond_the_room_have_no_place),
         BT_TEST(foreign_memory_is_refused),
         BT_TEST(unfinished_head_names_its_rank),

@@ -270,7 +270,7 @@ class Case:
             wall, bound = shortest(self.work, here, "")
             ideal, _ = shortest(self.work, here, "_cpu")
             self.rows.append({"seconds": seconds, "cpu_seconds": cpu, "others_cores": others, "bound": bound,
-                              "wall_share": wall / seconds, "cpu_share": ideal * threads / cpu,
+                              "wall_share": wall / seconds, "cpu_share": ideal * threads / max(cpu, 1 / TICKS),
                               "computed_share": shortest(self.computed, here, "")[0] / seconds})
 
     def result(self):

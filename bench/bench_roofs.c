@@ -2,7 +2,8 @@
  *
  *     bench_roofs [threads [kernels]]        default: every core, the machine's best family
  *
- * read_gbs: plain loads over memory far larger than the caches, each thread its own part.
+ * read_gbs: loads over memory far larger than the caches, in huge pages where the system has them,
+ * each thread its own part.
  * gflops: multiply-adds on registers, the widest that the family's arithmetic can use.
  * The same with _cpu counts the threads' own time instead of the wall's: what the cores do while
  * they are ours, of use when others have them too.
@@ -15,6 +16,7 @@
 #include <time.h>
 
 #include "bench/stats.h"
+#include "core/alloc.h"
 #include "core/clock.h"
 #include "core/machine.h"
 #include "device/cpu/kernels.h"
@@ -95,9 +97,9 @@ int main(int argc, char **argv)
     uint32_t    n_threads = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : bt_machine_cores();
     char        best[64];
     const char *kernels = argc > 2 ? argv[2] : best;
-    char       *memory  = mmap(NULL, ALL_BYTES, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    probe       p       = {.kernels = kernels, .memory = memory};
+    char       *memory =
+        mmap(NULL, ALL_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    probe p = {.kernels = kernels, .memory = memory};
 
     snprintf(best, sizeof(best), "%s", bt_device_cpu_kernels());
     best[strcspn(best, ",")] = '\0'; /* the best comes first */
@@ -106,7 +108,8 @@ int main(int argc, char **argv)
         fputs("bench_roofs: cannot take 1.5 GiB and start the threads\n", stderr);
         return EXIT_FAILURE;
     }
-    memset(memory, 1, ALL_BYTES); /* zero pages may share one frame */
+    bt_advise_large(memory, ALL_BYTES); /* as weights lie */
+    memset(memory, 1, ALL_BYTES);       /* zero pages may share one frame */
     printf("{\"threads\": %u, \"kernels\": \"%s\"", n_threads, kernels);
     print_rates("read_gbs", (double)ALL_BYTES,
                 measure(&p, (uint32_t)(ALL_BYTES / PART_BYTES), read_part));

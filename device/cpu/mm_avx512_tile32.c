@@ -41,7 +41,7 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
                 even[r][c] = odd[r][c] = _mm512_setzero_ps();
         for (uint32_t p = p0; p < p0 + STEP_PAIRS; p++, b += 2 * LANES, later += 2 * LANES) {
             for (int c = 0; c < blocks; c++)
-                _mm_prefetch((const char *)(later + (size_t)c * a->block), _MM_HINT_T0);
+                _mm_prefetch((const char *)(later + (size_t)c * a->block), _MM_HINT_T1);
             for (int c = 0; c < blocks; c++) {
                 __m512i pair = _mm512_load_si512(b + (size_t)c * a->block);
                 __m512  high = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));

@@ -119,13 +119,13 @@ static double time_us(int (*call)(void *ctx, unsigned i), void *ctx, unsigned n_
 
     MUST(cudaEventCreate(&begin));
     MUST(cudaEventCreate(&end));
-    for (int r = -1; r < ROUNDS; r++) {    /* the first is to warm up */
-        enqueue(exec, call, ctx, n_calls); /* keeps the GPU busy while the rest is enqueued */
+    for (int r = 0; r < ROUNDS; r++) {
+        enqueue(exec, call, ctx, n_calls); /* warms up, and lasts while the rest is enqueued */
         MUST(cudaEventRecord(begin, g_stream));
         enqueue(exec, call, ctx, n_calls);
         MUST(cudaEventRecord(end, g_stream));
         MUST(cudaEventSynchronize(end));
-        if (r >= 0) MUST(cudaEventElapsedTime(&ms[r], begin, end));
+        MUST(cudaEventElapsedTime(&ms[r], begin, end));
     }
     MUST(cudaEventDestroy(begin));
     MUST(cudaEventDestroy(end));
@@ -168,7 +168,7 @@ static double copy_gbps(const char *when, double warm_ms)
     c = (copying){take(COLD_BYTES), take(COLD_BYTES)};
     do {
         us = time_us(copy, &c, 0);
-        warm_ms -= us * 2 * (ROUNDS + 1) * CALLS * 1e-3;
+        warm_ms -= us * 2 * ROUNDS * CALLS * 1e-3;
     } while (warm_ms > 0);
     gbps = 2.0 * (double)COLD_BYTES / us * 1e-3;
     printf("%s: %.0f GB/s, read and written\n", g_case, gbps);

@@ -18,7 +18,7 @@
 #define MADV_COLLAPSE 25 /* of Linux 6.1 */
 #endif
 
-enum { LARGE_BYTES = 1 << 20, HUGE_BYTES = 2 << 20 };
+enum { LARGE_BYTES = 1 << 20 };
 
 static atomic_long g_fail_at = -1;
 static atomic_long g_live;
@@ -70,15 +70,15 @@ void bt_advise_large(void *at, size_t bytes)
 
 void bt_make_huge(void *at, size_t bytes, size_t room)
 {
-    size_t         head = (HUGE_BYTES - (uintptr_t)at % HUGE_BYTES) % HUGE_BYTES, n;
+    size_t         head = (BT_HUGE_BYTES - (uintptr_t)at % BT_HUGE_BYTES) % BT_HUGE_BYTES, n;
     volatile char *from = (volatile char *)at + head;
 
     if (bytes <= head || room <= head) return;
-    n = (bytes - head + HUGE_BYTES - 1) / HUGE_BYTES;
-    if (n > (room - head) / HUGE_BYTES) n = (room - head) / HUGE_BYTES;
+    n = (bytes - head + BT_HUGE_BYTES - 1) / BT_HUGE_BYTES;
+    if (n > (room - head) / BT_HUGE_BYTES) n = (room - head) / BT_HUGE_BYTES;
     for (size_t i = 0; i < n; i++)
-        (void)from[i * HUGE_BYTES]; /* one that has nothing yet is left alone */
-    if (n != 0 && madvise((void *)from, n * HUGE_BYTES, MADV_COLLAPSE) != 0)
+        (void)from[i * BT_HUGE_BYTES]; /* one that has nothing yet is left alone */
+    if (n != 0 && madvise((void *)from, n * BT_HUGE_BYTES, MADV_COLLAPSE) != 0)
         BT_DEBUG("shared weights in small pages: madvise, MADV_COLLAPSE: %s", strerror(errno));
 }
 

@@ -32,6 +32,7 @@ static inline void *bt_lay(char *mem, size_t *used, size_t n, size_t size)
     return piece;
 }
 
+enum { BT_HUGE_BYTES = 2 << 20 }; /* of a huge page */
 /* Large memory: in huge pages where the system has them on request, and in no core file. */
 void bt_advise_large(void *at, size_t bytes);
 /* A piece of such memory that is shared and still empty, in a mapping that goes on for `room` bytes

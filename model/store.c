@@ -18,7 +18,7 @@
 #define POLL_NS  (200 * BT_NS_PER_US)
 #define ALIGN(n) (((n) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES)
 
-enum { VERSION = 2, PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
+enum { VERSION = 2, PAGE_BYTES = 4096 };
 /* Of a slot; FILLS + m: member m fills it. */
 enum { EMPTY = 0, WHOLE = 1, FILLS = 2 };
 
@@ -76,15 +76,16 @@ static bool is_gone(const head *h, uint32_t member)
 /* Maps [offset, offset + bytes) of the file; what can only be read stays in memory. */
 static void *map(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
-    uint8_t *room = mmap(NULL, bytes + HUGE_BYTES, PROT_NONE,
+    uint8_t *room = mmap(NULL, bytes + BT_HUGE_BYTES, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     uint8_t *at;
 
     if (room == MAP_FAILED) return NULL;
     /* Addresses and offsets agree modulo a huge page. */
-    at = room + (HUGE_BYTES + offset % HUGE_BYTES - (uintptr_t)room % HUGE_BYTES) % HUGE_BYTES;
+    at = room +
+         (BT_HUGE_BYTES + offset % BT_HUGE_BYTES - (uintptr_t)room % BT_HUGE_BYTES) % BT_HUGE_BYTES;
     if (at > room) munmap(room, (size_t)(at - room));
-    if (at < room + HUGE_BYTES) munmap(at + bytes, (size_t)(room + HUGE_BYTES - at));
+    if (at < room + BT_HUGE_BYTES) munmap(at + bytes, (size_t)(room + BT_HUGE_BYTES - at));
     if (mmap(at, bytes, protection, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, (off_t)offset) ==
         MAP_FAILED) {
         munmap(at, bytes);

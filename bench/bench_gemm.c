@@ -40,7 +40,13 @@ static const uint32_t SHAPES[][3] = {
     {64,   2048,  2048 },
     {512,  2048,  2048 },
     {1,    256,   256  },
- /* of V2-Lite: experts at 128, 512 and 2,048 tokens; queries, the shared and the dense layer */
+ /* of V2-Lite: experts, the shared and the dense layer at 32 requests */
+    {3,    2816,  2048 },
+    {3,    2048,  1408 },
+    {32,   5632,  2048 },
+    {32,   2048,  2816 },
+    {32,   2048,  10944},
+ /* experts at 128, 512 and 2,048 tokens; queries, the shared and the dense layer */
     {12,   2816,  2048 },
     {12,   2048,  1408 },
     {48,   2816,  2048 },

@@ -1,6 +1,7 @@
 /* device/cpu/mm.inc.h - the loops around a register tile that the including file defines, for
  * arithmetics that go through k from one end to the other:
  *     x_elem, STAGE(v)           an element of x as the tile wants it: float, or bt_bf16 as it is
+ *     STAGE_ELEMS                of x that a tile goes through in one piece
  *     MAX_ROWS                   rows of the largest tile
  *     tile_blocks(rows)          column blocks of 16 in a tile of so many rows
  *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
@@ -17,9 +18,8 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 enum {
-    LANES       = 16,
-    STAGE_ELEMS = 4096, /* of a tile */
-    FEW_TILES   = 2     /* that go past the same columns */
+    LANES     = 16,
+    FEW_TILES = 2 /* that go past the same columns, at most */
 };
 /* From one staged row to the next: a constant in each tile. */
 #define STAGE_LD(rows) ((size_t)(STAGE_ELEMS / (rows) / 32 * 32))
@@ -34,7 +34,7 @@ typedef struct {
     size_t         ld_y;
     bool           from_zero; /* else from y */
     x_elem        *panel;     /* for mm_dp2.inc.h */
-    bool           fills;     /* the panel, or reads it */
+    bool           first;     /* past it */
 } tile_args;
 
 INLINE void     tile(const int rows, const int blocks, const tile_args *a);

@@ -10,12 +10,15 @@ typedef __m256 vec;
 /* As many lines under way, whatever the tile. */
 #define AHEAD(rows, blocks) (128 / (blocks))
 #define FETCH_TO            _MM_HINT_T1
+#define MAKES_PANELS        1
 enum {
     VEC          = 8,
     HALVES       = 2,
     PANEL_ELEMS  = 8,
     MAX_ROWS     = 6,
     MAX_VECS     = 8,
+    STAGE_ELEMS  = 4096,
+    FEW_ROWS     = 12,
     PANEL_K      = 192,
     PANEL_ROWS   = 6,
     PANEL_BLOCKS = 1

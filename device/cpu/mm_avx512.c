@@ -9,7 +9,8 @@ typedef __m512 weights;
 #define STAGE(v)            bt_bf16_to_f32(v)
 #define AHEAD(rows, blocks) 32
 #define FETCH_TO            _MM_HINT_T0
-enum { HALVES = 2, PANEL_ELEMS = 16 };
+#define MAKES_PANELS        1
+enum { HALVES = 2, PANEL_ELEMS = 16, STAGE_ELEMS = 4096, FEW_ROWS = 24 };
 enum { PANEL_K = 128, PANEL_ROWS = 6, PANEL_BLOCKS = 4 };
 #define PANEL_CASES BY_4(PANEL_CASE, 5) BY_4(PANEL_CASE, 6)
 #include "device/cpu/mm_avx512.inc.h"

@@ -12,7 +12,7 @@ typedef float x_elem;
     TILE_CASE(2, 4) TILE_CASE(2, 3) TILE_CASE(2, 2) TILE_CASE(2, 1) \
     TILE_CASE(1, 4) TILE_CASE(1, 3) TILE_CASE(1, 2) TILE_CASE(1, 1)
 /* clang-format on */
-enum { MAX_ROWS = 2, MAX_BLOCKS = 4, STEP_PAIRS = 16, AHEAD_PAIRS = 32 };
+enum { MAX_ROWS = 2, MAX_BLOCKS = 4, STAGE_ELEMS = 4096, STEP_PAIRS = 16, AHEAD_PAIRS = 32 };
 #include "device/cpu/mm.inc.h"
 
 INLINE uint32_t tile_blocks(uint32_t rows)

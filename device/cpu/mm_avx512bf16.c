@@ -9,13 +9,16 @@ typedef __m512i weights;
 /* As many lines under way, whatever the tile; one row is through with them sooner. */
 #define AHEAD(rows, blocks) (((rows) == 1 ? 64 : 128) / (blocks))
 #define FETCH_TO            _MM_HINT_T1
-enum { HALVES = 1, PANEL_ELEMS = 32 };
+/* B is as tiles want it: streams of a few lines next to each other, in long pieces. */
+#define MAKES_PANELS 0
+enum { HALVES = 1, STAGE_ELEMS = 24 << 10, FEW_ROWS = 12 };
 /* One vdpbf16ps a cycle leaves time for the loads of a long tile, whose sums leave seldom. */
-enum { PANEL_K = 512, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };
+enum { PANEL_K = 1024, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };
 /* clang-format off */
 #define PANEL_CASES                                                         \
-    BY_2(PANEL_CASE, 8) BY_2(PANEL_CASE, 9) BY_2(PANEL_CASE, 10)            \
-    BY_2(PANEL_CASE, 11) BY_2(PANEL_CASE, 12)
+    BY_2(PANEL_CASE, 6) BY_2(PANEL_CASE, 7) BY_2(PANEL_CASE, 8)             \
+    BY_2(PANEL_CASE, 9) BY_2(PANEL_CASE, 10) BY_2(PANEL_CASE, 11)           \
+    BY_2(PANEL_CASE, 12)
 /* clang-format on */
 #include "device/cpu/mm_avx512.inc.h"
 
@@ -24,8 +27,6 @@ INLINE weights half_of(const bt_bf16 *b, int half)
     (void)half;
     return _mm512_load_si512(b);
 }
-INLINE weights load_panel(const bt_bf16 *at) { return _mm512_load_si512(at); }
-INLINE void    store_panel(bt_bf16 *at, weights w) { _mm512_store_si512(at, w); }
 
 INLINE vec multiply(const bt_bf16 *x, weights w, vec acc)
 {

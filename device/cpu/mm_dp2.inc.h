@@ -4,42 +4,64 @@
  *     weights             a register of B, for HALVES halves of a pair of k: both at once (1), or
  *                         the odd k and then the even ones (2)
  *     half_of(b, half)    those of VEC columns, from the pairs at b
- *     load_panel(), store_panel()    them as they are, as PANEL_ELEMS elements
+ *     MAKES_PANELS                   0: B is read as it is packed; 1: it is worth being made
+ *     load_panel(), store_panel()    weights of a panel that was made, as PANEL_ELEMS elements
  *     multiply(x, w, acc)            acc + x w, with x at its (half of a) pair
  *     MAX_VECS            of a tile's row
  *     AHEAD(rows, blocks) pairs, from what such a tile reads of B to what it fetches from memory,
  *     FETCH_TO            and to where
+ *     FEW_ROWS            that panels are not worth while for
  *     PANEL_K             k of a piece: a multiple of 32
  *     PANEL_BLOCKS        column blocks of a panel: a power of two, four at most
  *     PANEL_ROWS          rows of a tile that goes past a panel
  *     PANEL_CASES         those tiles: for all rows that share_of() gives
  *
- * A panel is a piece of k of some columns, as tiles read it.  It comes from memory once, is made by
- * the first rows' tile, and stays in a near cache while all rows go past it, a tile of them after
- * the other.  Meanwhile the next panel's B is fetched into the second-level cache. */
+ * A panel is a piece of k of some columns, as tiles read it.  It comes from memory once, goes to a
+ * near cache with the first rows' tile, which also makes it where it is made, and stays there while
+ * all rows go past it, a tile of them after the other.  Meanwhile the next panel's B is fetched
+ * into the second-level cache. */
 #include "device/cpu/mm.inc.h"
 
 enum {
-    GROUP      = 256, /* rows that go past a panel, at most */
-    AHEAD_NEAR = 6    /* pairs, from what is read of B to what is fetched from the second level */
+    GROUP      = 256,          /* rows that go past a panel, at most */
+    PANEL_LD   = PANEL_K + 32, /* from one of them to the next: not all in one set of a cache */
+    AHEAD_NEAR = 6 /* pairs, from what is read of B to what is fetched from the second level */
 };
 
-/* What a tile does with B: reads it as it is packed, makes a panel of it besides, or reads that. */
-typedef enum { PACKED, FILLING, PANEL } b_source;
+/* What a tile reads: B of some columns, B of a panel, or a panel. */
+typedef enum { PACKED, FIRST, PANEL } b_source;
 
 INLINE vec     zeros(void);
 INLINE vec     load_y(const float *y);
 INLINE void    store_y(float *y, vec v);
 INLINE weights half_of(const bt_bf16 *b, int half);
+#if MAKES_PANELS
 INLINE weights load_panel(const x_elem *at);
 INLINE void    store_panel(x_elem *at, weights w);
-INLINE vec     multiply(const x_elem *x, weights w, vec acc);
+#endif
+INLINE vec multiply(const x_elem *x, weights w, vec acc);
+
+/* A register of B, or the one at `i` of a panel that was made of it. */
+INLINE weights weights_at(const b_source from, const bt_bf16 *b, int half, x_elem *panel, int i)
+{
+#if MAKES_PANELS
+    weights w;
+
+    if (from == PANEL) return load_panel(panel + i * PANEL_ELEMS);
+    w = half_of(b, half);
+    if (from == FIRST) store_panel(panel + i * PANEL_ELEMS, w);
+    return w;
+#else
+    (void)from, (void)panel, (void)i;
+    return half_of(b, half);
+#endif
+}
 
 /* A pair of k: b, of the first block, or panel. */
 INLINE void multiply_pair(const int rows, const int vecs, const b_source from, const x_elem *x,
                           const bt_bf16 *b, size_t block, x_elem *panel, vec acc[][MAX_VECS])
 {
-    const size_t ld_x = from == PACKED ? STAGE_LD(rows) : PANEL_K;
+    const size_t ld_x = from == PACKED ? STAGE_LD(rows) : PANEL_LD;
     weights      w[MAX_VECS];
 
     UNROLL
@@ -47,14 +69,9 @@ INLINE void multiply_pair(const int rows, const int vecs, const b_source from, c
         const int half = HALVES - 1 - i;
 
         UNROLL
-        for (int v = 0; v < vecs; v++) {
-            x_elem *at = panel + (i * vecs + v) * PANEL_ELEMS;
-
-            w[v] = from == PANEL
-                       ? load_panel(at)
-                       : half_of(b + (size_t)(v * VEC / LANES) * block + v * VEC % LANES * 2, half);
-            if (from == FILLING) store_panel(at, w[v]);
-        }
+        for (int v = 0; v < vecs; v++)
+            w[v] = weights_at(from, b + (size_t)(v * VEC / LANES) * block + v * VEC % LANES * 2,
+                              half, panel, i * vecs + v);
         UNROLL
         for (int r = 0; r < rows; r++)
             UNROLL
@@ -69,7 +86,6 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
     const x_elem *x     = a->x;
     x_elem       *panel = a->panel;
     const size_t  block = a->block;
-    const int     ahead = from == PACKED ? AHEAD(rows, blocks) : AHEAD_NEAR;
     vec           acc[MAX_ROWS][MAX_VECS];
 
     UNROLL
@@ -80,18 +96,21 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
     for (uint32_t p0 = 0, n; p0 < a->n_pairs; p0 += n) {
         const bt_bf16 *b = a->b + (size_t)p0 * 2 * LANES, *later = a->next;
 
-        n = from == PANEL ? a->n_pairs : pairs_until_next(a, p0, ahead, &later);
+        n = from == PACKED ? pairs_until_next(a, p0, AHEAD(rows, blocks), &later) : a->n_pairs;
         for (uint32_t p = 0; p < n; p++) {
-            if (from == PANEL) _mm_prefetch((const char *)later, _MM_HINT_T1);
-            for (int c = 0; from == FILLING && c < blocks; c++)
-                _mm_prefetch((const char *)(later + (size_t)c * block), _MM_HINT_T0);
+            for (int c = 0; from == FIRST && c < blocks; c++)
+                _mm_prefetch((const char *)(b + AHEAD_NEAR * 2 * LANES + (size_t)c * block),
+                             _MM_HINT_T0);
             for (int c = 0; from == PACKED && c < blocks; c++)
                 _mm_prefetch((const char *)(later + (size_t)c * block), FETCH_TO);
+            if (from != PACKED) _mm_prefetch((const char *)later, _MM_HINT_T1);
             multiply_pair(rows, vecs, from, x, b, block, panel, acc);
             x += 2;
             b += 2 * LANES;
             later += 2 * LANES;
+#if MAKES_PANELS
             if (from != PACKED) panel += HALVES * vecs * PANEL_ELEMS;
+#endif
         }
     }
     UNROLL
@@ -106,12 +125,12 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
     dp2_tile(rows, blocks, PACKED, a);
 }
 
-#define PANEL_CASE(rows, blocks)                \
-    case (rows)*8 + (blocks):                   \
-        if (a->fills)                           \
-            dp2_tile(rows, blocks, FILLING, a); \
-        else                                    \
-            dp2_tile(rows, blocks, PANEL, a);   \
+#define PANEL_CASE(rows, blocks)              \
+    case (rows)*8 + (blocks):                 \
+        if (a->first)                         \
+            dp2_tile(rows, blocks, FIRST, a); \
+        else                                  \
+            dp2_tile(rows, blocks, PANEL, a); \
         break;
 static void run_panel_tile(uint32_t rows, uint32_t blocks, const tile_args *a)
 {
@@ -121,17 +140,16 @@ static void run_panel_tile(uint32_t rows, uint32_t blocks, const tile_args *a)
     }
 }
 
-/* All rows past the panel of `cols` columns; B at `next` is read after it.  Each tile but the first
- * fetches a block of that. */
+/* All rows past the panel of `cols` columns; B at `next` is read after it, of which each tile
+ * fetches a block. */
 static void run_panel(uint32_t m, uint32_t cols, const bt_bf16 *next, tile_args a)
 {
     uint32_t n_tiles = (m + PANEL_ROWS - 1) / PANEL_ROWS, rows;
 
-    for (uint32_t i = 0; i < n_tiles; i++, a.x += rows * PANEL_K, a.y += rows * a.ld_y) {
+    for (uint32_t i = 0; i < n_tiles; i++, a.x += rows * PANEL_LD, a.y += rows * a.ld_y) {
         rows    = share_of(m, n_tiles, i);
-        a.fills = i == 0;
-        a.next  = next + (i + PANEL_BLOCKS - 1) % PANEL_BLOCKS * a.block;
-        if (a.fills) a.next = next;
+        a.first = i == 0;
+        a.next  = next + i % PANEL_BLOCKS * a.block;
         run_wide(run_panel_tile, rows, cols, &a);
     }
 }
@@ -139,10 +157,12 @@ static void run_panel(uint32_t m, uint32_t cols, const bt_bf16 *next, tile_args 
 /* Some rows times a piece of all columns; B at `later` is read after it. */
 static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
 {
+    uint32_t blocks = PANEL_BLOCKS;
+#if MAKES_PANELS
     _Alignas(64) x_elem panel[PANEL_K / 2 * PANEL_BLOCKS * LANES / VEC * HALVES * PANEL_ELEMS];
-    uint32_t            blocks = PANEL_BLOCKS;
 
     a.panel = panel;
+#endif
     for (uint32_t cols; n != 0; n -= cols, a.y += cols, a.b += blocks * a.block) {
         if (blocks * LANES > n) blocks = n < LANES ? 1 : n / LANES;
         cols = n < LANES ? n : blocks * LANES;
@@ -152,7 +172,7 @@ static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
 
 static void run_many(const bt_cpu_mm *mm)
 {
-    _Alignas(64) x_elem staged[GROUP * PANEL_K];
+    _Alignas(64) x_elem staged[GROUP * PANEL_LD];
     uint32_t            k_pad = bt_cpu_pad(mm->k, 32), n_groups = (mm->m + GROUP - 1) / GROUP;
 
     for (uint32_t i = 0, m0 = 0, m; i < n_groups; i++, m0 += m) {
@@ -164,7 +184,7 @@ static void run_many(const bt_cpu_mm *mm)
             if (k0 + n_k == k_pad && mm->after != NULL) later = mm->after;
             for (uint32_t r = 0; r < m; r++)
                 stage_row(mm->x + (m0 + r) * mm->ld_x + k0, mm->k - k0 < n_k ? mm->k - k0 : n_k,
-                          n_k, staged + r * PANEL_K);
+                          n_k, staged + r * PANEL_LD);
             run_piece(m, mm->n, later,
                       (tile_args){.x         = staged,
                                   .b         = b,
@@ -179,7 +199,7 @@ static void run_many(const bt_cpu_mm *mm)
 
 static void run_dp2(const bt_cpu_mm *mm)
 {
-    if (mm->m > FEW_TILES * MAX_ROWS)
+    if (mm->m > FEW_ROWS)
         run_many(mm);
     else
         run_few(mm);

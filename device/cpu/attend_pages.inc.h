@@ -308,19 +308,22 @@ INLINE void add_rows(const float *weights, uint32_t pair, const bt_bf16 *even, c
             add(weight_at(weights + i * LD, pair, half), x.half[half], y.half[half], &acc[i]);
 }
 
-/* n keys' rows, from the tile's columns on.  A line is fetched with each pair.  The last of an odd
- * number has a row of zeros beside it, whose weight is 0. */
+/* n keys' rows, from the tile's columns on.  Of the lines from `later` on, one is fetched with each
+ * pair, and what is left until `end` after them.  The last row of an odd number has one of zeros
+ * beside it, whose weight is 0. */
 INLINE void add_page(const float *weights, const bt_bf16 *row, size_t ld, uint32_t n,
-                     const bt_bf16 *later, two acc[TILE_LANES])
+                     const bt_bf16 *later, const bt_bf16 *end, two acc[TILE_LANES])
 {
     static const bt_bf16 ZEROS[TILE_COLS];
     uint32_t             pair = 0;
 
-    for (; pair < n / 2; pair++, row += 2 * ld, later += LINE) {
+    for (; pair < n / 2; pair++, row += 2 * ld, later += later < end ? LINE : 0) {
         __builtin_prefetch(later, 0, 1);
         add_rows(weights, pair, row, row + ld, acc);
     }
     if (n % 2 != 0) add_rows(weights, pair, row, ZEROS, acc);
+    for (; later < end; later += LINE)
+        __builtin_prefetch(later, 0, 1);
 }
 
 static void add_values(const bt_cpu_attend_pages *a, uint32_t lane, uint32_t col,
@@ -328,18 +331,20 @@ static void add_values(const bt_cpu_attend_pages *a, uint32_t lane, uint32_t col
 {
     const float *weights = a->scores + (size_t)lane * LD;
     float       *o       = a->o + lane * a->ld_o + col;
-    size_t       at =
-        ((size_t)col / TILE_COLS * (LANES / TILE_LANES) + lane / TILE_LANES) * PAGE / 2 * LINE;
-    two acc[TILE_LANES];
+    /* Each of these tiles fetches as many lines of the pages that are read later. */
+    size_t n_rows = (a->n_lanes + TILE_LANES - 1) / TILE_LANES, n = a->v_dim / TILE_COLS * n_rows;
+    size_t tile = col / TILE_COLS * n_rows + lane / TILE_LANES, n_lines = PAGE * a->ld / LINE;
+    size_t from = n_lines * tile / n * LINE, end = n_lines * (tile + 1) / n * LINE;
+    two    acc[TILE_LANES];
 
     for (size_t i = 0; i < TILE_LANES; i++)
         acc[i] = a->begins ? (two){{{0}}} : take(o + i * a->ld_o, shrink[lane + i]);
     for (uint32_t key = 0; key < a->n_keys; key += PAGE) {
-        uint32_t       n   = a->n_keys - key < PAGE ? a->n_keys - key : PAGE;
+        uint32_t       n_keys = a->n_keys - key < PAGE ? a->n_keys - key : PAGE;
         const bt_bf16 *row = a->pages[key / PAGE] + col, *later = a->later[key / PAGE];
 
-        later = later != NULL && at + PAGE / 2 * LINE <= PAGE * a->ld ? later + at : row;
-        add_page(weights + key / 2 * HALVES, row, a->ld, n, later, acc);
+        add_page(weights + key / 2 * HALVES, row, a->ld, n_keys, later != NULL ? later + from : row,
+                 later != NULL ? later + end : row, acc);
     }
     for (size_t i = 0; i < TILE_LANES; i++)
         leave(acc[i], o + i * a->ld_o);

@@ -183,24 +183,27 @@ static void multiply_tiles(const bt_cpu_gemms *job, const bt_gemm *g, const bt_c
     job->dev->kernels->mm_tiles(mm);
 }
 
+/* Sums go to scratch, next to each other: rows of y may lie a power of two apart. */
 static void multiply_rows(const bt_cpu_gemms *job, const bt_gemm *g, const bt_cpu_member *self,
                           uint32_t m0, uint32_t n0, bt_cpu_mm *mm)
 {
     const bt_cpu_kernels *kern = job->dev->kernels;
-    size_t                to   = m0 * g->ld_y + n0;
 
     mm->x    = g->x + m0 * g->ld_x;
     mm->ld_x = g->ld_x;
-    mm->y    = g->y_dtype == BT_F32 ? (float *)g->y + to : self->scratch;
-    mm->ld_y = g->y_dtype == BT_F32 ? g->ld_y : mm->n;
+    mm->y    = self->scratch;
+    mm->ld_y = mm->n;
     kern->mm[job->role](mm);
-    for (uint32_t r = 0; g->y_dtype == BT_BF16 && r < mm->m; r++) {
-        bt_bf16 *y = (bt_bf16 *)g->y + to + r * g->ld_y;
+    for (uint32_t r = 0; r < mm->m; r++) {
+        const float *sums = mm->y + r * mm->ld_y;
+        size_t       to   = (m0 + r) * g->ld_y + n0;
 
-        if (g->weight != NULL)
-            kern->rows->scale_bf16(mm->y + r * mm->ld_y, mm->n, g->weight[m0 + r], y);
+        if (g->y_dtype == BT_F32)
+            memcpy((float *)g->y + to, sums, mm->n * sizeof(*sums));
+        else if (g->weight != NULL)
+            kern->rows->scale_bf16(sums, mm->n, g->weight[m0 + r], (bt_bf16 *)g->y + to);
         else
-            kern->rows->to_bf16(mm->y + r * mm->ld_y, mm->n, y);
+            kern->rows->to_bf16(sums, mm->n, (bt_bf16 *)g->y + to);
     }
 }
 

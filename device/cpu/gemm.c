@@ -14,10 +14,9 @@
 #include "device/cpu/linear.h"
 
 enum {
-    CHUNK_WEIGHT_BYTES = 256 << 10,
-    MIN_COLS           = 32,
-    MIN_ROWS           = 32,
-    SMALL_NS           = 8000 /* not worth sharing, even with a thread that is awake */
+    MIN_COLS = 32,
+    MIN_ROWS = 32,
+    SMALL_NS = 8000 /* not worth sharing, even with a thread that is awake */
 };
 
 typedef struct {
@@ -45,14 +44,17 @@ static uint32_t n_cols(const bt_cpu_gemms *job, const bt_gemm *g)
  * further away than the second-level cache; with few rows the bytes of the weights are the work. */
 static uint32_t widest_cols(const bt_cpu_gemms *job, const bt_gemm *g)
 {
+    bool     tiles = job->dev->kernels->mm_tiles != NULL;
+    uint32_t bytes = (tiles ? 256 : 1024) << 10;
+
     if (tile_elems(job, g) != 0 &&
         bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (tile_elems(job, g) != 0) return BT_CPU_CHUNK_COLS;
-    if (g->m > BT_CPU_UNTILED_ROWS) return BT_CPU_CHUNK_COLS * 2;
+    if (g->m > BT_CPU_UNTILED_ROWS || (g->m > 2 && !tiles)) return BT_CPU_CHUNK_COLS * 2;
     if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
-    return bt_min_u32(CHUNK_WEIGHT_BYTES / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
+    return bt_min_u32(bytes / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
                       BT_CPU_CHUNK_COLS);
 }
 

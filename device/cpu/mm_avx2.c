@@ -18,7 +18,7 @@ enum {
     MAX_ROWS     = 6,
     MAX_VECS     = 8,
     STAGE_ELEMS  = 4096,
-    FEW_ROWS     = 12,
+    FEW_ROWS     = 10,
     PANEL_K      = 192,
     PANEL_ROWS   = 6,
     PANEL_BLOCKS = 1
@@ -48,9 +48,11 @@ INLINE weights half_of(const bt_bf16 *b, int half)
 INLINE weights load_panel(const float *at) { return _mm256_load_ps(at); }
 INLINE void    store_panel(float *at, weights w) { _mm256_store_ps(at, w); }
 
+/* As an intrinsic, gcc 12 spills. */
 INLINE vec multiply(const float *x, weights w, vec acc)
 {
-    return _mm256_fmadd_ps(_mm256_broadcast_ss(x), w, acc);
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(w), "x"(_mm256_broadcast_ss(x)));
+    return acc;
 }
 
 void bt_cpu_mm_dp2_avx2(const bt_cpu_mm *mm) { run_dp2(mm); }

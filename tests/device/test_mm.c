@@ -10,8 +10,8 @@ static const bt_cpu_kernels *g_kernels;
 static bt_bf16              *g_x, *g_w, *g_packed; /* [MAX_M][MAX_K], [MAX_N][MAX_K] */
 static float                *g_want, *g_y, *g_start;
 
-static const uint32_t MS[] = {1,  2,  3,  4,  5,  7,  8,  11, 12, 13,  15,  16,
-                              17, 25, 31, 32, 33, 47, 49, 64, 95, 128, 257, 270};
+static const uint32_t MS[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,  12,  13, 15,
+                              16, 17, 25, 31, 32, 33, 47, 49, 64, 95, 128, 257, 270};
 static const uint32_t NS[] = {1, 5, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 97};
 enum { N_MS = sizeof(MS) / sizeof(*MS), N_NS = sizeof(NS) / sizeof(*NS) };
 

@@ -308,9 +308,9 @@ INLINE void add_rows(const float *weights, uint32_t pair, const bt_bf16 *even, c
             add(weight_at(weights + i * LD, pair, half), x.half[half], y.half[half], &acc[i]);
 }
 
-/* n keys' rows, from the tile's columns on.  Of the lines from `later` on, one is fetched with each
- * pair, and what is left until `end` after them.  The last row of an odd number has one of zeros
- * beside it, whose weight is 0. */
+/* n keys' rows, from the tile's columns on.  Of the lines from `later` to `end` one is fetched with
+ * each pair (that at `end`, when there are fewer), and the others after them.  The last row of an
+ * odd number has one of zeros beside it, whose weight is 0. */
 INLINE void add_page(const float *weights, const bt_bf16 *row, size_t ld, uint32_t n,
                      const bt_bf16 *later, const bt_bf16 *end, two acc[TILE_LANES])
 {
@@ -331,9 +331,9 @@ static void add_values(const bt_cpu_attend_pages *a, uint32_t lane, uint32_t col
 {
     const float *weights = a->scores + (size_t)lane * LD;
     float       *o       = a->o + lane * a->ld_o + col;
-    /* Each of these tiles fetches as many lines of the pages that are read later. */
-    size_t n_rows = (a->n_lanes + TILE_LANES - 1) / TILE_LANES, n = a->v_dim / TILE_COLS * n_rows;
-    size_t tile = col / TILE_COLS * n_rows + lane / TILE_LANES, n_lines = PAGE * a->ld / LINE;
+    /* The tiles share the lines of the pages that are read later. */
+    size_t rows = (a->n_lanes + TILE_LANES - 1) / TILE_LANES, n = a->v_dim / TILE_COLS * rows;
+    size_t tile = col / TILE_COLS * rows + lane / TILE_LANES, n_lines = PAGE * a->ld / LINE;
     size_t from = n_lines * tile / n * LINE, end = n_lines * (tile + 1) / n * LINE;
     two    acc[TILE_LANES];
 
@@ -341,10 +341,11 @@ static void add_values(const bt_cpu_attend_pages *a, uint32_t lane, uint32_t col
         acc[i] = a->begins ? (two){{{0}}} : take(o + i * a->ld_o, shrink[lane + i]);
     for (uint32_t key = 0; key < a->n_keys; key += PAGE) {
         uint32_t       n_keys = a->n_keys - key < PAGE ? a->n_keys - key : PAGE;
-        const bt_bf16 *row = a->pages[key / PAGE] + col, *later = a->later[key / PAGE];
+        const bt_bf16 *row = a->pages[key / PAGE] + col, *page = a->later[key / PAGE];
+        const bt_bf16 *later = page != NULL ? page + from : row;
 
-        add_page(weights + key / 2 * HALVES, row, a->ld, n_keys, later != NULL ? later + from : row,
-                 later != NULL ? later + end : row, acc);
+        add_page(weights + key / 2 * HALVES, row, a->ld, n_keys, later,
+                 page != NULL ? page + end : later, acc);
     }
     for (size_t i = 0; i < TILE_LANES; i++)
         leave(acc[i], o + i * a->ld_o);

@@ -1,8 +1,9 @@
 /* device/cpu/gemm.c - a list of products as one list of chunks for the pool.
  *
  * A chunk is some rows times some columns of one product, over all of its k, so how the work is cut
- * changes no bit.  Cuts follow the shapes: enough weight bytes to be worth a hand to the pool, few
- * enough that the chunk's weights stay in the second-level cache while its rows pass.
+ * changes no bit.  Cuts follow the shapes: enough weight bytes to be worth a hand to the pool; in
+ * tiles few enough that the chunk's weights stay in the second-level cache while its rows pass;
+ * else many, since each chunk stages its x, and reads its weights once whatever they are.
  *
  * For a table with tiles, x of many rows becomes tiles first, once for all columns; as many
  * products of a list as there is room for go together. */
@@ -45,17 +46,16 @@ static uint32_t n_cols(const bt_cpu_gemms *job, const bt_gemm *g)
 static uint32_t widest_cols(const bt_cpu_gemms *job, const bt_gemm *g)
 {
     bool     tiles = job->dev->kernels->mm_tiles != NULL;
-    uint32_t bytes = (tiles ? 256 : 1024) << 10;
+    uint32_t elems = (tiles ? 128 : 512) << 10; /* of the weights for one or two rows */
 
     if (tile_elems(job, g) != 0 &&
         bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (tile_elems(job, g) != 0) return BT_CPU_CHUNK_COLS;
-    if (g->m > BT_CPU_UNTILED_ROWS || (g->m > 2 && !tiles)) return BT_CPU_CHUNK_COLS * 2;
+    if (g->m > (tiles ? BT_CPU_UNTILED_ROWS : 2)) return BT_CPU_CHUNK_COLS * 2;
     if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
-    return bt_min_u32(bytes / (2 * bt_cpu_pad(g->w->k, 32)) / MIN_COLS * MIN_COLS,
-                      BT_CPU_CHUNK_COLS);
+    return bt_min_u32(elems / bt_cpu_pad(g->w->k, 32) / MIN_COLS * MIN_COLS, BT_CPU_CHUNK_COLS);
 }
 
 static cut cut_of(const bt_cpu_gemms *job, const bt_gemm *g)
@@ -185,7 +185,7 @@ static void multiply_tiles(const bt_cpu_gemms *job, const bt_gemm *g, const bt_c
     job->dev->kernels->mm_tiles(mm);
 }
 
-/* Sums go to scratch, next to each other: rows of y may lie a power of two apart. */
+/* Sums go to scratch: rows of y may lie a multiple of 4 KiB apart, in one set of a cache. */
 static void multiply_rows(const bt_cpu_gemms *job, const bt_gemm *g, const bt_cpu_member *self,
                           uint32_t m0, uint32_t n0, bt_cpu_mm *mm)
 {

@@ -1,13 +1,13 @@
 /* device/cpu/mm.inc.h - the loops around a register tile that the including file defines, for
  * arithmetics that go through k from one end to the other:
  *     x_elem, STAGE(v)           an element of x as the tile wants it: float, or bt_bf16 as it is
- *     STAGE_ELEMS                of x that a tile goes through in one piece
+ *     STAGE_ELEMS                of x, at most, that a tile goes through in one piece of k
  *     MAX_ROWS                   rows of the largest tile
  *     tile_blocks(rows)          column blocks of 16 in a tile of so many rows
  *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
  *     TILE_CASES                 the tiles that there are
- * k goes in pieces, multiples of 32, whose x fits the first-level cache; between pieces the
- * accumulators wait in y, which is exact, so the pieces change no bit. */
+ * k goes in pieces, multiples of 32, whose x is in a near cache; between pieces the accumulators
+ * wait in y, which is exact, so the pieces change no bit. */
 #include <string.h>
 
 #include "core/log.h"
@@ -33,8 +33,8 @@ typedef struct {
     float         *y;
     size_t         ld_y;
     bool           from_zero; /* else from y */
-    x_elem        *panel;     /* for mm_dp2.inc.h */
-    bool           first;     /* past it */
+    void          *panel;     /* for mm_dp2.inc.h; */
+    bool           first;     /* the tile that goes past it first */
 } tile_args;
 
 INLINE void     tile(const int rows, const int blocks, const tile_args *a);

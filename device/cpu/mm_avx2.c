@@ -10,15 +10,15 @@ typedef __m256 vec;
 /* As many lines under way, whatever the tile. */
 #define AHEAD(rows, blocks) (128 / (blocks))
 #define FETCH_TO            _MM_HINT_T1
-#define MAKES_PANELS        1
 enum {
     VEC          = 8,
     HALVES       = 2,
-    PANEL_ELEMS  = 8,
+    MAKES_PANELS = 1,
     MAX_ROWS     = 6,
     MAX_VECS     = 8,
     STAGE_ELEMS  = 4096,
     FEW_ROWS     = 10,
+    GROUP        = 256,
     PANEL_K      = 192,
     PANEL_ROWS   = 6,
     PANEL_BLOCKS = 1
@@ -45,9 +45,6 @@ INLINE weights half_of(const bt_bf16 *b, int half)
                                    ? _mm256_slli_epi32(pairs, 16)
                                    : _mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
 }
-INLINE weights load_panel(const float *at) { return _mm256_load_ps(at); }
-INLINE void    store_panel(float *at, weights w) { _mm256_store_ps(at, w); }
-
 /* As an intrinsic, gcc 12 spills. */
 INLINE vec multiply(const float *x, weights w, vec acc)
 {

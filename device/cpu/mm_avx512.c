@@ -9,9 +9,8 @@ typedef __m512 weights;
 #define STAGE(v)            bt_bf16_to_f32(v)
 #define AHEAD(rows, blocks) 32
 #define FETCH_TO            _MM_HINT_T0
-#define MAKES_PANELS        1
-enum { HALVES = 2, PANEL_ELEMS = 16, STAGE_ELEMS = 4096, FEW_ROWS = 24 };
-enum { PANEL_K = 128, PANEL_ROWS = 6, PANEL_BLOCKS = 4 };
+enum { HALVES = 2, MAKES_PANELS = 1, STAGE_ELEMS = 4096, FEW_ROWS = 24 };
+enum { GROUP = 256, PANEL_K = 128, PANEL_ROWS = 6, PANEL_BLOCKS = 4 };
 #define PANEL_CASES BY_4(PANEL_CASE, 5) BY_4(PANEL_CASE, 6)
 #include "device/cpu/mm_avx512.inc.h"
 
@@ -23,9 +22,6 @@ INLINE weights half_of(const bt_bf16 *b, int half)
                                    ? _mm512_slli_epi32(pairs, 16)
                                    : _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
 }
-INLINE weights load_panel(const float *at) { return _mm512_load_ps(at); }
-INLINE void    store_panel(float *at, weights w) { _mm512_store_ps(at, w); }
-
 /* As an intrinsic, gcc 12 overwrites w or x with some sums, copies and spills. */
 INLINE vec multiply(const float *x, weights w, vec acc)
 {

@@ -9,11 +9,10 @@ typedef __m512i weights;
 /* As many lines under way, whatever the tile; one row is through with them sooner. */
 #define AHEAD(rows, blocks) (((rows) == 1 ? 64 : 128) / (blocks))
 #define FETCH_TO            _MM_HINT_T1
-/* B is as tiles want it: streams of a few lines next to each other, in long pieces. */
-#define MAKES_PANELS 0
-enum { HALVES = 1, STAGE_ELEMS = 24 << 10, FEW_ROWS = 12 };
-/* One vdpbf16ps a cycle leaves time for the loads of a long tile, whose sums leave seldom. */
-enum { PANEL_K = 1024, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };
+/* A register of B is a load from where it lies: there is no panel to make. */
+enum { HALVES = 1, MAKES_PANELS = 0, STAGE_ELEMS = 24 << 10, FEW_ROWS = 12 };
+/* There is time for the loads of a long tile, whose sums leave seldom. */
+enum { GROUP = 128, PANEL_K = 1024, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };
 /* clang-format off */
 #define PANEL_CASES                                                         \
     BY_2(PANEL_CASE, 6) BY_2(PANEL_CASE, 7) BY_2(PANEL_CASE, 8)             \

@@ -4,62 +4,54 @@
  *     weights             a register of B, for HALVES halves of a pair of k: both at once (1), or
  *                         the odd k and then the even ones (2)
  *     half_of(b, half)    those of VEC columns, from the pairs at b
- *     MAKES_PANELS                   0: B is read as it is packed; 1: it is worth being made
- *     load_panel(), store_panel()    weights of a panel that was made, as PANEL_ELEMS elements
- *     multiply(x, w, acc)            acc + x w, with x at its (half of a) pair
+ *     multiply(x, w, acc) acc + x w, with x at its (half of a) pair
  *     MAX_VECS            of a tile's row
  *     AHEAD(rows, blocks) pairs, from what such a tile reads of B to what it fetches from memory,
  *     FETCH_TO            and to where
- *     FEW_ROWS            that panels are not worth while for
+ *     FEW_ROWS            of products without panels, at most: FEW_TILES * MAX_ROWS or fewer
+ *     MAKES_PANELS        0: a panel is B as it is packed; 1: its weights as registers want them
  *     PANEL_K             k of a piece: a multiple of 32
  *     PANEL_BLOCKS        column blocks of a panel: a power of two, four at most
- *     PANEL_ROWS          rows of a tile that goes past a panel
+ *     GROUP               rows that go past a panel, at most
+ *     PANEL_ROWS          those of the largest tile: MAX_ROWS or fewer
  *     PANEL_CASES         those tiles: for all rows that share_of() gives
  *
- * A panel is a piece of k of some columns, as tiles read it.  It comes from memory once, goes to a
- * near cache with the first rows' tile, which also makes it where it is made, and stays there while
+ * A panel is a piece of k of some columns, as tiles read it.  It comes from memory once, to a near
+ * cache, with the first tile of rows, which also makes it where it is made, and stays there while
  * all rows go past it, a tile of them after the other.  Meanwhile the next panel's B is fetched
  * into the second-level cache. */
 #include "device/cpu/mm.inc.h"
 
 enum {
-    GROUP      = 256,          /* rows that go past a panel, at most */
-    PANEL_LD   = PANEL_K + 32, /* from one of them to the next: not all in one set of a cache */
+    PANEL_LD   = PANEL_K + 32, /* from row to row of x: not all in one set of a cache */
     AHEAD_NEAR = 6 /* pairs, from what is read of B to what is fetched from the second level */
 };
+_Static_assert(sizeof(x_elem) * GROUP * PANEL_LD <= 300 << 10,
+               "x of a panel's rows, on the stack of any thread");
 
-/* What a tile reads: B of some columns, B of a panel, or a panel. */
+/* What a tile reads: B outside panels; B of a panel, as the first tile past it; or the panel. */
 typedef enum { PACKED, FIRST, PANEL } b_source;
 
 INLINE vec     zeros(void);
 INLINE vec     load_y(const float *y);
 INLINE void    store_y(float *y, vec v);
 INLINE weights half_of(const bt_bf16 *b, int half);
-#if MAKES_PANELS
-INLINE weights load_panel(const x_elem *at);
-INLINE void    store_panel(x_elem *at, weights w);
-#endif
-INLINE vec multiply(const x_elem *x, weights w, vec acc);
+INLINE vec     multiply(const x_elem *x, weights w, vec acc);
 
-/* A register of B, or the one at `i` of a panel that was made of it. */
-INLINE weights weights_at(const b_source from, const bt_bf16 *b, int half, x_elem *panel, int i)
+/* A register of B, or the i-th of a panel that was made of it. */
+INLINE weights weights_at(const b_source from, const bt_bf16 *b, int half, weights *panel, int i)
 {
-#if MAKES_PANELS
     weights w;
 
-    if (from == PANEL) return load_panel(panel + i * PANEL_ELEMS);
+    if (MAKES_PANELS && from == PANEL) return panel[i];
     w = half_of(b, half);
-    if (from == FIRST) store_panel(panel + i * PANEL_ELEMS, w);
+    if (MAKES_PANELS && from == FIRST) panel[i] = w;
     return w;
-#else
-    (void)from, (void)panel, (void)i;
-    return half_of(b, half);
-#endif
 }
 
 /* A pair of k: b, of the first block, or panel. */
 INLINE void multiply_pair(const int rows, const int vecs, const b_source from, const x_elem *x,
-                          const bt_bf16 *b, size_t block, x_elem *panel, vec acc[][MAX_VECS])
+                          const bt_bf16 *b, size_t block, weights *panel, vec acc[][MAX_VECS])
 {
     const size_t ld_x = from == PACKED ? STAGE_LD(rows) : PANEL_LD;
     weights      w[MAX_VECS];
@@ -84,7 +76,7 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
 {
     const int     vecs  = blocks * LANES / VEC;
     const x_elem *x     = a->x;
-    x_elem       *panel = a->panel;
+    weights      *panel = a->panel;
     const size_t  block = a->block;
     vec           acc[MAX_ROWS][MAX_VECS];
 
@@ -108,9 +100,7 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
             x += 2;
             b += 2 * LANES;
             later += 2 * LANES;
-#if MAKES_PANELS
-            if (from != PACKED) panel += HALVES * vecs * PANEL_ELEMS;
-#endif
+            if (MAKES_PANELS && from != PACKED) panel += HALVES * vecs;
         }
     }
     UNROLL
@@ -157,12 +147,10 @@ static void run_panel(uint32_t m, uint32_t cols, const bt_bf16 *next, tile_args 
 /* Some rows times a piece of all columns; B at `later` is read after it. */
 static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
 {
+    weights  panel[MAKES_PANELS ? PANEL_K / 2 * PANEL_BLOCKS * LANES / VEC * HALVES : 1];
     uint32_t blocks = PANEL_BLOCKS;
-#if MAKES_PANELS
-    _Alignas(64) x_elem panel[PANEL_K / 2 * PANEL_BLOCKS * LANES / VEC * HALVES * PANEL_ELEMS];
 
     a.panel = panel;
-#endif
     for (uint32_t cols; n != 0; n -= cols, a.y += cols, a.b += blocks * a.block) {
         if (blocks * LANES > n) blocks = n < LANES ? 1 : n / LANES;
         cols = n < LANES ? n : blocks * LANES;

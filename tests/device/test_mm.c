@@ -78,7 +78,7 @@ static void check(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k,
 static void sweep(bt_role role, twin_kind kind, uint32_t k, bool add)
 {
     bool     slow  = strcmp(g_kernels->name, "scalar") == 0;
-    uint32_t m_max = k > 1200 ? 17 : k == 64 || k == 545 ? MAX_M : 49;
+    uint32_t m_max = k > 1200 ? 17 : k == 64 || k == 1057 ? MAX_M : 49;
 
     fill(kind, k, 77u * k + kind);
     g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);

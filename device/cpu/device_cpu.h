@@ -5,8 +5,7 @@
 #include "device/cpu/kernels.h"
 
 /* A chunk of a product, at most: its fp32 sums go to scratch, and from there to y.  Wide ones are
- * those whose x passes the second-level cache; where rows go in registers, as much again is usual.
- */
+ * those whose x passes the second-level cache; rows that go in registers take twice CHUNK_COLS. */
 enum { BT_CPU_CHUNK_ROWS = 256, BT_CPU_CHUNK_COLS = 256, BT_CPU_WIDE_COLS = 1024 };
 /* Elements of x that are tiles at a time, a multiple of any product's 16 rows. */
 enum { BT_CPU_TILE_ELEMS = 16 << 20 };

@@ -45,6 +45,7 @@ INLINE weights half_of(const bt_bf16 *b, int half)
                                    ? _mm256_slli_epi32(pairs, 16)
                                    : _mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
 }
+
 /* As an intrinsic, gcc 12 spills. */
 INLINE vec multiply(const float *x, weights w, vec acc)
 {

@@ -22,6 +22,7 @@ INLINE weights half_of(const bt_bf16 *b, int half)
                                    ? _mm512_slli_epi32(pairs, 16)
                                    : _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)));
 }
+
 /* As an intrinsic, gcc 12 overwrites w or x with some sums, copies and spills. */
 INLINE vec multiply(const float *x, weights w, vec acc)
 {

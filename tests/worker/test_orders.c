@@ -182,6 +182,22 @@ static void rank_without_pages_refuses_the_ticket(void)
     bench_tear_down(&b);
 }
 
+/* It has all pages that it will ever need. */
+static void evaluation_leaves_its_neighbours_every_page(void)
+{
+    bench   b;
+    bt_down m;
+
+    bench_set_up(&b, 1, 1, 1);
+    m = bench_reserve(1, 100, 0), m.u.reserve.eval = true, bench_order(&b, &m);
+    m = bench_reserve(2, 100, 20), bench_order(&b, &m);
+    EXPECT_EQ(b.n_up, 2);
+    EXPECT(!b.up[0].u.ticket.refused && b.up[0].u.ticket.n_pages == 2);
+    EXPECT(!b.up[1].u.ticket.refused && b.up[1].u.ticket.n_pages == 2);
+    EXPECT_EQ(bt_kv_pool_n_free(b.pool), 0);
+    bench_tear_down(&b);
+}
+
 static void abort_of_an_unknown_request_is_answered(void)
 {
     bench   b;
@@ -323,6 +339,7 @@ int main(int argc, char **argv)
         BT_TEST(forced_experts_are_checked),
         BT_TEST(rank_with_both_roles_needs_its_own_ticket),
         BT_TEST(rank_without_pages_refuses_the_ticket),
+        BT_TEST(evaluation_leaves_its_neighbours_every_page),
         BT_TEST(abort_of_an_unknown_request_is_answered),
         BT_TEST(abort_frees_pages_at_once_and_quarantines_the_slot),
         BT_TEST(newer_placement_takes_the_place_of_an_older_one),

@@ -265,6 +265,48 @@ static void step_that_fails_is_passed_on(void)
     bench_tear_down(&b);
 }
 
+/* A page that no request has, where none is left, has been lost. */
+static void rank_that_has_lost_a_page_does_not_park(void)
+{
+    bench      b;
+    bt_page_id page = 0;
+
+    bench_set_up(&b, 0, 0, 0);
+    EXPECT_EQ(bt_kv_pool_acquire(b.pool, 1, &page), BT_OK);
+    EXPECT_EQ(run_step(&b), BT_ERR_PROTOCOL);
+    EXPECT_HAS(bt_error_text(), "no request is here, but 3 pages are free");
+    bt_kv_pool_release(b.pool, page);
+    bench_tear_down(&b);
+}
+
+/* The evaluation has two pages of four until it ends, and the request beside it wants a third. */
+static void request_beside_an_evaluation_has_nobody_to_give_way(void)
+{
+    bench   b;
+    bt_down m;
+    bt_up  *last;
+
+    bench_set_up(&b, 0, 0, 0);
+    m = bench_reserve(2, 100, 0), m.u.reserve.eval = true, bench_order(&b, &m);
+    bench_forget(&b);
+    m = bench_reserve(1, 100, 60), m.u.reserve.sampling.ignore_eos = true, bench_order(&b, &m);
+    m                               = bench_prefill(1, 100, 2, 0);
+    m.u.prefill.sampling.max_tokens = 60;
+    m.u.prefill.sampling.ignore_eos = true;
+    for (uint32_t i = 0; i < 2; i++)
+        m.u.prefill.pages[i] = b.up[0].u.ticket.pages[i];
+    bench_order(&b, &m);
+    do {
+        bench_forget(&b);
+        EXPECT_EQ(run_step(&b), BT_OK);
+        last = b.n_up > 0 ? &b.up[0] : NULL;
+    } while (last == NULL || last->kind == BT_UP_TOKENS);
+    EXPECT_EQ(last->kind, BT_UP_FAILED);
+    EXPECT_EQ(last->u.failed.code, 8);
+    EXPECT_HAS(last->u.failed.message, "nobody can give one back");
+    bench_tear_down(&b);
+}
+
 /* The bench's leases: six deadlines. */
 #define LEASE_NS (60 * BT_NS_PER_S)
 
@@ -385,6 +427,8 @@ int main(int argc, char **argv)
         BT_TEST(replay_that_begins_otherwise_fails_the_request),
         BT_TEST(every_layer_is_progress),
         BT_TEST(step_that_fails_is_passed_on),
+        BT_TEST(rank_that_has_lost_a_page_does_not_park),
+        BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
         BT_TEST(rejected_messages_are_somebodys_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),

@@ -13,8 +13,10 @@ their experts apart.  Writes OUT.json and OUT.md.
 The prompts of a batch are computed before its probe and come again then, from the caches of both ranks, so that all requests decode at
 once; what the decode ranks wait for is counted, what prompts take is not.
 
-Work is counted as for the peers: every token goes through every layer.  A prompt needs less: in the last layer tokens without logits
-only fill their pages.  *Computed* is the wall's share counting that alone.
+Work is counted as for the peers: every token goes through every layer, and a step is bound by its operations or its bytes, whichever
+takes longer.  *Computed* is the wall's share of what is computed, part after part.  A prompt needs less: in the last layer tokens without
+logits only fill their pages.  A step of decode needs more: projections, attention, dense layers, experts and the head wait for each other,
+so each is bound by its own operations or bytes.
 
 Every case is preceded by a probe of the roofs, cases take turns, and medians over all rounds count.  Two shares are given.  *Wall*: the
 time that the roof would take / the time it took.  *CPU*: the same in CPU seconds of all ranks and of the probe's threads; where others
@@ -24,6 +26,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,6 +70,7 @@ class Work:
         self.head = c["vocab_size"] * h
         self.qk_v = layers * n * (dn + dr + dv)
         self.kv_row = layers * (lat + dr) * 2
+        self.absorbed = 2 * layers * n * (2 * lat + dr)
         self.positions = c["max_position_embeddings"]
         self.always = self.attention + self.dense + self.shared
         kv, expansion = (lat + dr) * h, n * (dn + dv) * lat
@@ -94,6 +98,15 @@ class Work:
         unique = self.experts * (1 - (1 - self.top_k / self.experts) ** batch)
         ops = 2 * batch * (self.always + self.n_moe * self.top_k * self.expert + self.head)
         return ops, 2 * (self.always + self.n_moe * unique * self.expert + self.head) + batch * context * self.kv_row
+
+    def decode_parts(self, batch, context):
+        """The same, with the operations of attention (absorbed), as the parts that wait for each other.  Routed and shared experts do not."""
+        ops, size = self.decode(batch, context)
+        kv = batch * context * self.kv_row
+        products = [(2 * batch * n, 2 * n) for n in (self.attention, self.dense, self.head)]
+        attention = batch * context * self.absorbed, kv
+        experts = ops - sum(o for o, _ in products), size - kv - sum(b for _, b in products)
+        return [*products, attention, experts]
 
 
 # ---- the machine and its roofs
@@ -133,6 +146,11 @@ def shortest(work, roofs, suffix):
     times = {"arithmetic": ops / (roofs[f"gflops{suffix}"] * 1e9), "memory": size / (roofs[f"read_gbs{suffix}"] * 1e9)}
     bound = max(times, key=times.get)
     return times[bound], bound
+
+
+def in_turn(parts, roofs):
+    """Seconds that the roofs leave to parts of which each waits for the one before."""
+    return sum(shortest(part, roofs, "")[0] for part in parts)
 
 
 # ---- the cell
@@ -254,10 +272,10 @@ def decode_samples(cell, folder, batch, context, tokens, seed):
 
 
 class Case:
-    """tokens: of a sample; computed: the part of the work that is; prepare: what comes before a sample and does not count."""
+    """tokens: of a sample; parts: what is computed, one after the other; prepare: what comes before a sample and does not count."""
 
-    def __init__(self, name, work, computed, tokens, sample, prepare=None):
-        self.name, self.work, self.computed, self.tokens, self.sample, self.prepare, self.rows = name, work, computed, tokens, sample, prepare, []
+    def __init__(self, name, work, parts, tokens, sample, prepare=None):
+        self.name, self.work, self.parts, self.tokens, self.sample, self.prepare, self.rows = name, work, parts, tokens, sample, prepare, []
 
     def take(self, cell, folder, roofs, threads, seed):
         if self.prepare:
@@ -271,7 +289,7 @@ class Case:
             ideal, _ = shortest(self.work, here, "_cpu")
             self.rows.append({"seconds": seconds, "cpu_seconds": cpu, "others_cores": others, "bound": bound,
                               "wall_share": wall / seconds, "cpu_share": ideal * threads / max(cpu, 1 / TICKS),
-                              "computed_share": shortest(self.computed, here, "")[0] / seconds})
+                              "computed_share": in_turn(self.parts, here) / seconds})
 
     def result(self):
         mid = {k: statistics.median(r[k] for r in self.rows) for k in ("seconds", "cpu_seconds", "others_cores", "wall_share", "cpu_share", "computed_share")}
@@ -289,12 +307,12 @@ def choose(cases, only):
 
 def make_cases(work, decode_tokens):
     def prefill(n, requests):
-        return Case(f"prefill {n}", work.prefill(n), work.computed(n), n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
+        return Case(f"prefill {n}", work.prefill(n), [work.computed(n)], n, lambda cell, folder, seed: prefill_samples(cell, folder, n, requests, seed))
 
     def decode(name, batch, context):
         seed = 100000 * batch + context  # the same prompts in each round
-        step = work.decode(batch, context + decode_tokens / 2)
-        return Case(name, step, step, batch,
+        middle = context + decode_tokens / 2
+        return Case(name, work.decode(batch, middle), work.decode_parts(batch, middle), batch,
                     lambda cell, folder, _: decode_samples(cell, folder, batch, context, decode_tokens, seed),
                     lambda cell, folder: compute_prompts(cell, folder, batch, context, seed))
 
@@ -348,8 +366,8 @@ def markdown(report):
         ops, size = (report["threads"] / c["cpu_seconds"] * x for x in (c["gflop"] / r["gflops_cpu"], c["gbytes"] / r["read_gbs_cpu"]))
         lines.append(f"| {c['name']} | {c['tokens_per_s']:.1f} | {c['bound']} | {c['wall_share']:.2f} | {c['computed_share']:.2f} | {c['cpu_share']:.2f} | {ops:.2f} | {size:.2f} | "
                      f"{c['cpu_seconds']:.3f} | {c['others_cores']:.1f} cores |")
-    lines += ["", "Shares count every token through every layer, as for the peers; *computed* counts what a prompt's tokens without logits need of the last "
-              "layer, their latents, alone. CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "
+    lines += ["", "Shares count every token through every layer, as for the peers; *computed* counts what is computed, part after part: of a prompt's tokens without logits "
+              "only the latents in the last layer; of a step projections, attention, dense layers, experts and head, each at its own roof. CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "
               "0.1 of that, read the CPU column: the wall's tokens/s are then a lower bound."]
     for name, rows in report["profiles"].items():
         lines += ["", f"## Where time goes: {name}", "", "| share | function |", "|---|---|"]
@@ -380,6 +398,7 @@ def main():
     ap.add_argument("--decode-tokens", type=int, default=48)
     ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the table)")
     args = ap.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # not before the cell
     bin_dir, threads = os.path.join(args.build, "bin"), len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or os.path.join(folder, "model")

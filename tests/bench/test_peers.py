@@ -72,6 +72,21 @@ def report_takes_medians_against_the_roof_around_each_run():
     assert set(report.TARGETS) == set(peers.POINTS) == {p for g in peers.TOGETHER for p in g}
 
 
+def parts_of_a_step_wait_for_each_other():
+    import bench_engine
+    work = bench_engine.Work(json.load(open(os.path.join(ARGS.folder, "config.json"))))
+    for batch, context in ((1, 16), (32, 1024)):
+        whole, parts = work.decode(batch, context), work.decode_parts(batch, context)
+        assert abs(sum(size for _, size in parts) - whole[1]) < 1e-9 * whole[1], parts
+        assert abs(sum(ops for ops, _ in parts) - whole[0] - batch * context * work.absorbed) < 1e-9 * whole[0], parts
+        assert all(ops > 0 and size > 0 for ops, size in parts), parts
+    least, *_, most = sorted(ops / size for ops, size in parts)  # between these some parts are bound by memory, others by operations
+    for gflops, mixed in ((least / 2, False), ((least * most) ** 0.5, True), (most * 2, False)):
+        roofs = {"read_gbs": 1.0, "gflops": gflops}
+        together, _ = bench_engine.shortest(tuple(map(sum, zip(*parts))), roofs, "")
+        assert (bench_engine.in_turn(parts, roofs) > (1 + 1e-9) * together) == mixed, gflops
+
+
 def timing_is_refused_without_agreement():
     import peers
     with tempfile.TemporaryDirectory() as work:
@@ -168,6 +183,7 @@ def main():
         import compare
         equal_engines_pass_and_others_do_not(compare.compare)
         report_takes_medians_against_the_roof_around_each_run()
+        parts_of_a_step_wait_for_each_other()
         timing_is_refused_without_agreement()
 
 

@@ -117,6 +117,7 @@ class Errors(Served):
         self.says(f"baton generate: {self.address}: INVALID_ARGUMENT: ", *ask, "--model", MODEL, "--max-tokens", "99999")
         self.says("baton generate: /nowhere: No such file", *ask, "--model", "/nowhere")
         self.says(f"baton generate: {__file__}: expected a PEM file with a CERTIFICATE\n", *ask, "--tls-ca", __file__)
+        self.says("baton generate: stdin is empty: expected a prompt there", *ask[:-2], "--model", MODEL)
         self.says("baton tokenize: stdin line 1: expected a JSON string, found", "baton-tokenize", "--model", MODEL, stdin="x\n")
         self.says("baton inspect: /nowhere/config.json: No such file", "baton-inspect", "/nowhere")
 

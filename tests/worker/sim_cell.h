@@ -39,6 +39,7 @@ typedef struct {
     bool     force; /* experts */
     float    temperature;
     float    repetition; /* 0: no penalty; else it, and others with it */
+    uint32_t top_logprobs;
     uint64_t seed;
     uint32_t stop_token;                       /* SIM_VOCAB: none */
     uint32_t prefill_rank, decode_rank, epoch; /* epoch: of its placement */

@@ -49,11 +49,12 @@ static void wake_group(sim_cell *c, uint32_t group)
 
 static bt_sampling sampling_of(const sim_request *q)
 {
-    bt_sampling s = {.temperature = q->temperature,
-                     .seed        = q->seed,
-                     .max_tokens  = q->max_tokens,
-                     .ignore_eos  = q->ignore_eos,
-                     .logprobs    = true};
+    bt_sampling s = {.temperature  = q->temperature,
+                     .seed         = q->seed,
+                     .max_tokens   = q->max_tokens,
+                     .ignore_eos   = q->ignore_eos,
+                     .logprobs     = true,
+                     .top_logprobs = q->top_logprobs};
 
     if (q->repetition != 0) {
         s.repetition_penalty = q->repetition;

@@ -55,23 +55,25 @@ typedef struct {
 #fn, fn     \
     }
 
-/* only: when given, the one test to run; "--list" prints their names instead. */
+/* only: the one test to run, an error if there is none of that name; "--list" prints all names. */
 static inline int bt_run_tests(const bt_test *tests, size_t n, const char *only)
 {
-    int list = only != NULL && strcmp(only, "--list") == 0;
+    int list = only != NULL && strcmp(only, "--list") == 0, found = only == NULL || list;
 
     for (size_t i = 0; i < n; i++) {
         int before = g_failures;
 
         if (list) puts(tests[i].name);
         if (only != NULL && strcmp(only, tests[i].name) != 0) continue;
+        found       = 1;
         bt_test_now = tests[i].name;
         tests[i].fn();
         bt_test_now = NULL;
         printf("%-70s %s\n", tests[i].name, g_failures == before ? "ok" : "FAILED");
         fflush(stdout);
     }
-    return g_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    if (!found) fprintf(stderr, "no test is called %s; --list prints their names\n", only);
+    return found && g_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 #define BT_RUN_TESTS(tests, only) bt_run_tests(tests, sizeof(tests) / sizeof((tests)[0]), only)
 #endif

@@ -38,6 +38,7 @@ typedef struct {
     bt_graph_offer  offer;      /* of the rank's model, for every step */
     bt_graph_choice graph;      /* of the last step */
     uint32_t        group_rows; /* all that one had */
+    bt_span         prompt;     /* the last one of a prompt; its pages are gone */
 } bench;
 
 static inline uint64_t bench_now(void *ctx) { return ((bench *)ctx)->now; }
@@ -72,7 +73,9 @@ static inline bt_status bench_launch(void *ctx, bt_step *step)
 {
     bench *b = ctx;
 
-    b->graph      = step->graph;
+    b->graph = step->graph;
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        if (step->spans[i].role == BT_ROLE_PROMPT) b->prompt = step->spans[i];
     b->group_rows = 0;
     for (uint32_t i = 0; i < step->group_rows.n_ranks; i++)
         b->group_rows += step->group_rows.n_rows[i][BT_ROLE_GENERATED];

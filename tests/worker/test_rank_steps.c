@@ -117,15 +117,23 @@ static bt_status run_step(bench *b)
     return bt_worker_finish(b->worker, &plan, &leave);
 }
 
+/* Reserves for a request of a rank of both roles, of one page, and orders its prompt. */
+static void order_both(bench *b, bt_down m)
+{
+    uint64_t id       = m.u.reserve.request;
+    uint32_t n_prompt = m.u.reserve.n_prompt;
+
+    bench_order(b, &m);
+    m                    = bench_prefill(id, n_prompt, 1, 0);
+    m.u.prefill.pages[0] = b->up[0].u.ticket.pages[0];
+    bench_order(b, &m);
+    bench_forget(b);
+}
+
 /* Runs the one request of a rank of both roles, of 10 tokens, through its prompt. */
 static bt_status run_prompt(bench *b, bt_down m)
 {
-    bench_order(b, &m);
-    m                               = bench_prefill(1, 10, 1, 0);
-    m.u.prefill.pages[0].id         = b->up[0].u.ticket.pages[0].id;
-    m.u.prefill.pages[0].generation = b->up[0].u.ticket.pages[0].generation;
-    bench_order(b, &m);
-    bench_forget(b);
+    order_both(b, m);
     return run_step(b);
 }
 
@@ -263,6 +271,42 @@ static void step_that_fails_is_passed_on(void)
     b.step_status = BT_ERR_TIMEOUT;
     EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_ERR_TIMEOUT);
     bench_tear_down(&b);
+}
+
+/* Rows of it may have been handed over.  By the dimensions here 16 rows behind 16 others are
+ * cheaper in the normal form, 15 in the absorbed one. */
+static void step_that_came_to_nothing_is_computed_in_the_same_form(void)
+{
+    for (uint32_t fails = 0; fails < 2; fails++) {
+        bench            b;
+        bt_worker_config cfg;
+
+        bench_set_up(&b, 0, 0, 0);
+        bt_worker_destroy(b.worker);
+        b.model.mla =
+            (bt_mla_config){.kv_lora_rank = 32, .qk_nope_dim = 16, .v_dim = 15, .qk_rope_dim = 2};
+        cfg                  = bench_config(&b, 0, 0, 0);
+        cfg.max_rows         = cfg.chunk;
+        cfg.form             = BT_FORM_BY_COST;
+        cfg.facts.keeps_maps = true;
+        EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+        order_both(&b, bench_reserve(1, 40, 5));
+        EXPECT_EQ(run_step(&b), BT_OK);
+        if (fails) {
+            b.step_status = BT_ERR_CANCELLED;
+            EXPECT_EQ(run_step(&b), BT_ERR_CANCELLED);
+            EXPECT(b.prompt.start == 16 && b.prompt.n_rows == 16);
+            EXPECT_EQ(b.prompt.form, BT_FORM_NORMAL);
+            b.step_status = BT_OK;
+        }
+        order_both(&b, bench_reserve(2, 10, 5));
+        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT_EQ(b.prompt.n_rows, 10);
+        EXPECT_EQ(run_step(&b), BT_OK); /* and a row that request 2 generates */
+        EXPECT(b.prompt.start == 16 && b.prompt.n_rows == 15);
+        EXPECT_EQ(b.prompt.form, fails ? BT_FORM_NORMAL : BT_FORM_ABSORBED);
+        bench_tear_down(&b);
+    }
 }
 
 /* A page that no request has, where none is left, has been lost. */
@@ -427,6 +471,7 @@ int main(int argc, char **argv)
         BT_TEST(replay_that_begins_otherwise_fails_the_request),
         BT_TEST(every_layer_is_progress),
         BT_TEST(step_that_fails_is_passed_on),
+        BT_TEST(step_that_came_to_nothing_is_computed_in_the_same_form),
         BT_TEST(rank_that_has_lost_a_page_does_not_park),
         BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),

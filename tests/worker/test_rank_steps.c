@@ -117,15 +117,18 @@ static bt_status run_step(bench *b)
     return bt_worker_finish(b->worker, &plan, &leave);
 }
 
-/* Reserves for a request of a rank of both roles, of one page, and orders its prompt. */
+/* Reserves for a request of a rank of both roles, sampled without lists, and orders its prompt. */
 static void order_both(bench *b, bt_down m)
 {
-    uint64_t id       = m.u.reserve.request;
-    uint32_t n_prompt = m.u.reserve.n_prompt;
+    const bt_up *said     = &b->up[0];
+    bt_sampling  sampling = m.u.reserve.sampling;
+    uint64_t     id       = m.u.reserve.request;
+    uint32_t     n_prompt = m.u.reserve.n_prompt;
 
     bench_order(b, &m);
-    m                    = bench_prefill(id, n_prompt, 1, 0);
-    m.u.prefill.pages[0] = b->up[0].u.ticket.pages[0];
+    m                    = bench_prefill(id, n_prompt, said->u.ticket.n_pages, 0);
+    m.u.prefill.sampling = sampling;
+    memcpy(m.u.prefill.pages, said->u.ticket.pages, m.u.prefill.n_pages * sizeof(bt_page_ref));
     bench_order(b, &m);
     bench_forget(b);
 }
@@ -328,26 +331,21 @@ static void request_beside_an_evaluation_has_nobody_to_give_way(void)
 {
     bench   b;
     bt_down m;
-    bt_up  *last;
 
     bench_set_up(&b, 0, 0, 0);
     m = bench_reserve(2, 100, 0), m.u.reserve.eval = true, bench_order(&b, &m);
     bench_forget(&b);
-    m = bench_reserve(1, 100, 60), m.u.reserve.sampling.ignore_eos = true, bench_order(&b, &m);
-    m                               = bench_prefill(1, 100, 2, 0);
-    m.u.prefill.sampling.max_tokens = 60;
-    m.u.prefill.sampling.ignore_eos = true;
-    for (uint32_t i = 0; i < 2; i++)
-        m.u.prefill.pages[i] = b.up[0].u.ticket.pages[i];
-    bench_order(&b, &m);
-    do {
+    m                               = bench_reserve(1, 100, 60);
+    m.u.reserve.sampling.ignore_eos = true;
+    order_both(&b, m);
+    for (uint32_t i = 0; i < 60 && (b.n_up == 0 || b.up[0].kind == BT_UP_TOKENS); i++) {
         bench_forget(&b);
         EXPECT_EQ(run_step(&b), BT_OK);
-        last = b.n_up > 0 ? &b.up[0] : NULL;
-    } while (last == NULL || last->kind == BT_UP_TOKENS);
-    EXPECT_EQ(last->kind, BT_UP_FAILED);
-    EXPECT_EQ(last->u.failed.code, 8);
-    EXPECT_HAS(last->u.failed.message, "nobody can give one back");
+    }
+    EXPECT_EQ(b.n_up, 2); /* Failed, and Released */
+    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b.up[--b.n_up]);
+    bench_expect_failed(&b, 8, "nobody can give one back");
     bench_tear_down(&b);
 }
 

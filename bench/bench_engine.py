@@ -22,6 +22,7 @@ Every case is preceded by a probe of the roofs, cases take turns, and medians ov
 time that the roof would take / the time it took.  *CPU*: the same in CPU seconds of all ranks and of the probe's threads; where others
 use the cores too, wall figures fall for reasons that are not the engine's, and these hold.  Exit code 77: skipped, with its reason."""
 import argparse
+import atexit
 import json
 import os
 import re
@@ -202,6 +203,8 @@ class Cell:
                                          "--kv-bytes", "256M",  # prompts soon have been in all pages, as in a server that has run for a while
                                          "--queue-s", "600"],  # 32 prompts at once take minutes on a slow machine
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        atexit.register(self.process.terminate)  # however the program ends, the cell does
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
         start, log = time.monotonic(), []
         self.log = log
         for line in self.process.stdout:
@@ -398,7 +401,6 @@ def main():
     ap.add_argument("--decode-tokens", type=int, default=48)
     ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the table)")
     args = ap.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # not before the cell
     bin_dir, threads = os.path.join(args.build, "bin"), len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or os.path.join(folder, "model")

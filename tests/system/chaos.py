@@ -50,6 +50,7 @@ SIGNALS = ["SIGKILL", "SIGABRT", *STOPS]
 LINKS = ["cut 0.5 s", "cut", "power off"]
 MAP = "prefill n1\nprefill n2\ndecode n1\ndecode n2\ndecode n3\nspare n3\nspare n1\n"
 HOST_OF = [0, 1, 0, 1, 2, 2, 0]
+N_SEATS = MAP.count("prefill") + MAP.count("decode")
 EXPECTED = re.compile(r"a wait passed its deadline|the cell has failed: |the worker died|lost: another rank|has lost its seat|gone or|no coordinator at|the job has lost|PMIX ERROR|"
                       r"the coordinator has not said|rank \d+ is to prepare|MPI did not start")
 
@@ -142,13 +143,11 @@ class Chaos:
 
     # ---- who can be struck
 
-    def serves(self, without, one_by_one=False):
-        """Somebody, or a spare, is left for every role.  one_by_one: the losses become known seconds apart, so that a spare may have the seat that was
-        known of first: then spares must do for all of them."""
+    def serves(self, without):
+        """Somebody is left for every role, or spares for all empty seats: which of them they take first depends on when each loss becomes known."""
         alive = [role for rank, role in self.roles.items() if role != "lost" and rank not in self.dead | without]
-        empty = {"prefill", "decode"} - set(alive)
-        seats = sum(self.roles[r] in ("prefill", "decode") for r in without) if empty and one_by_one else len(empty)
-        return alive.count("spare") >= seats
+        seated = len(alive) - alive.count("spare")
+        return {"prefill", "decode"} <= set(alive) or alive.count("spare") >= N_SEATS - seated
 
     def alive(self, *roles):
         return [rank for rank, role in self.roles.items() if role in roles and rank not in self.dead]
@@ -159,7 +158,7 @@ class Chaos:
         if kind not in LINKS:
             return [r for r in ranks if kind == "stop 0.2 s" or self.serves(beside | {r})]
         found = sorted({HOST_OF[r] for r in ranks} - set(self.lost_hosts))
-        return [h for h in found if kind == "cut 0.5 s" or self.serves(beside | self.ranks_on(h), one_by_one=True)]
+        return [h for h in found if kind == "cut 0.5 s" or self.serves(beside | self.ranks_on(h))]
 
     def ranks_on(self, host):
         return {r for r in self.roles if HOST_OF[r] == host}
@@ -199,10 +198,14 @@ class Chaos:
     def wait_until(self, what, condition, seconds=SETTLE_S):
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, f"{what} did not come within {seconds} s\n{self.cell.log()}"
-            assert not self.load.errors, f"{self.load.errors}\n{self.cell.log()}"
+            assert time.monotonic() < end, f"{what} did not come within {seconds} s\n{self.said()}"
+            assert not self.load.errors, f"{self.load.errors}\n{self.said()}"
             assert self.cell.process.poll() is None, "the cell has ended\n" + self.cell.log()
             time.sleep(0.0003)
+
+    def said(self):
+        """What the log says of this generation, but for the ordinary course of requests."""
+        return "\n".join([x for x in self.cell.lines[self.first_line:] if " I coordinator req=" not in x][-200:])
 
     def await_moment(self, moment):
         time.sleep(self.rng.uniform(0.02, 0.4))
@@ -282,7 +285,7 @@ class Chaos:
             self.learn_roles()
             self.send(rank, signal.SIGCONT)
             del self.stopped[rank]
-            if self.roles[rank] != "lost":    # nobody needed it meanwhile
+            if self.roles.get(rank, "lost") != "lost":    # nobody needed it meanwhile
                 self.dead.discard(rank)
                 continue
             end = time.monotonic() + 60
@@ -292,11 +295,14 @@ class Chaos:
             self.n_fenced += 1
 
     def settle(self, faults):
-        """Until each stream that the faults met goes on, or has ended; then their pauses.  What comes right after a fault was on its way before."""
+        """Until each stream that the faults met goes on, or has ended, and the dead are known as lost; then the streams' pauses.  What comes right after
+        a fault was on its way before."""
         streams, begin = [s for s in self.load.streams if s.is_open()], time.monotonic() + 0.25
         self.wait_until(f"a token of each stream after {faults}", lambda: time.monotonic() > begin and not any(s.is_open() and s.times[-1] < begin for s in streams))
         self.wake_stopped()
-        self.learn_roles()
+        self.wait_until(f"the loss of all of {self.dead - set(self.stopped)}", self.knows_losses)
+        if self.has_failed():
+            self.begin_unplanned(faults)
         for f in faults:
             if f["moment"] in ("regrouping", "joining") and self.came_late(f):
                 self.deck.append((f["moment"], f["kind"]))
@@ -305,6 +311,23 @@ class Chaos:
             f["again"] = sum("queued again" in x for x in self.cell.lines[f["line"]:])
             if f["pauses"] and f["pauses"][-1] > LONG_S and f["kind"] in ("SIGKILL", "SIGABRT") and not f["restart"] and not f["beside"]:
                 f["said"] = [x for x in self.cell.lines[f["line"]:] if TELLING.search(x)][:12]
+
+    def knows_losses(self):
+        """The coordinator has missed the ranks that died.  Those of a host that is cut off it misses when their deadlines pass."""
+        self.learn_roles()
+        dead = self.dead - set(self.stopped) - {r for h in self.lost_hosts for r in self.ranks_on(h)}
+        return self.has_failed() or all(self.roles[r] == "lost" for r in dead)
+
+    def has_failed(self):
+        """The cell of this generation, with a role that nobody had any more."""
+        return any("the cell has failed" in x for x in self.cell.lines[self.first_line:])
+
+    def begin_unplanned(self, faults):
+        """A busy machine has kept more ranks from answering than the faults have struck: the cell is started again here too."""
+        assert "is removed from the cell" in self.said(), f"the cell was lost, which no fault explains\n{self.said()}"
+        for f in faults:
+            f["restart"] = True
+        self.begin_again()
 
     def play_pair(self, moment, kind):
         """A rank is killed; as soon as the others hear of it, or a spare prepares for its seat, something else is struck."""
@@ -363,31 +386,33 @@ class Chaos:
         self.revive_hosts()
         time.sleep(0.3)    # spares that woke up take their seats
         self.learn_roles()
+        if self.has_failed():
+            self.begin_unplanned([])
         victims = self.alive("spare", self.rng.choice(["prefill", "decode"]))
         assert victims, f"a role has nobody left, which no fault explains: {self.roles}\n{self.cell.log()}"
-        n_served, old, line = self.n_served(), set(self.pids.values()), len(self.cell.lines)
+        old = set(self.pids.values())
         faults = [self.note("last of a role", "SIGKILL", victims[-1])]
         for rank in victims:
             self.send(rank, signal.SIGKILL)
         if loading:
-            faults.append(self.strike_loading(loading, old, n_served))
+            faults.append(self.strike_loading(loading, old))
         for f in faults:
             f["restart"], f["again_loading"] = True, bool(loading)
-        self.wait_until("a cell started again", lambda: self.n_served() > n_served and self.stays(line), AGAIN_S)
-        self.n_restarts, self.n_all_restarts = self.n_restarts + 1, self.n_all_restarts + 1
-        self.begin_generation()
+        self.begin_again()
         self.settle(faults)
 
-    def n_served(self):
-        return sum("serving again" in x for x in self.cell.lines)
+    def begin_again(self):
+        self.wait_until("a cell started again", self.serves_again, AGAIN_S)
+        self.n_restarts, self.n_all_restarts = self.n_restarts + 1, self.n_all_restarts + 1
+        self.begin_generation()
 
-    def stays(self, line):
-        """The cell that serves is not one whose start has been given up, and which is about to end."""
-        marks = [m.group(0) for m in map(re.compile("ending them|ranks have ended|serving again").search, self.cell.lines[line:]) if m]
+    def serves_again(self):
+        """The cell has been started since this generation began, and it is not one whose start has been given up, and which is about to end."""
+        marks = [m.group(0) for m in map(re.compile("ending them|ranks have ended|serving again").search, self.cell.lines[self.first_line:]) if m]
         given_up = max((i for i, m in enumerate(marks) if m == "ending them"), default=-1)
-        return marks[-1] == "serving again" and (given_up < 0 or "ranks have ended" in marks[given_up:])
+        return marks[-1:] == ["serving again"] and (given_up < 0 or "ranks have ended" in marks[given_up:])
 
-    def strike_loading(self, kind, old, n_served):
+    def strike_loading(self, kind, old):
         fresh = {}
 
         def all_started():
@@ -396,7 +421,7 @@ class Chaos:
         self.wait_until("new ranks", all_started)
         time.sleep(self.rng.uniform(0, 0.4))
         victim = self.rng.choice(sorted(fresh))
-        late = self.n_served() > n_served
+        late = self.serves_again()
         fault = self.note("loading" if not late else "decode", kind, victim)
         self.pids = fresh
         self.send(victim, getattr(signal, kind) if kind not in STOPS else signal.SIGSTOP)

@@ -46,6 +46,7 @@ enum {
     OPT_CHAT_TLS_CERT,
     OPT_CHAT_TLS_KEY,
     OPT_BUSY_POLL,
+    OPT_SGLANG,
     OPT_UNREAD
 };
 
@@ -86,6 +87,9 @@ static const struct argp_option OPTIONS[] = {
                       "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",
               "What clients call the model (default: the directory's name)"),
+    BT_OPTION("sglang", OPT_SGLANG, NULL,
+              "Speak sglang.grpc.scheduler.SglangScheduler too; a gateway that finds both uses "
+              "that one, which has no seeds"),
     BT_OPTION_DEFAULT("queue-s", OPT_QUEUE, "S", BT_TEXT(BT_DEFAULT_QUEUE_S),
                       "How long a request may wait for its turn"),
     BT_OPTION_DEFAULT("queue-tokens", OPT_QUEUE_TOKENS, "N", BT_TEXT(BT_DEFAULT_QUEUE_TOKENS),
@@ -290,6 +294,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_HTTP_HOST: pass_name(state, opt, "--http-host", "an address", arg); return 0;
     case OPT_BUSY_POLL: opt->busy_poll = true; return 0;
+    case OPT_SGLANG: opt->sglang = true; return 0;
     case OPT_DRAIN:
         opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
         pass_on(opt, "--drain-s", arg);
@@ -357,6 +362,7 @@ static const bt_setting_idle IDLE[] = {
     OF_COORDINATOR("queue-tokens"),
     OF_COORDINATOR("unread-s"),
     OF_COORDINATOR("busy-poll"),
+    OF_COORDINATOR("sglang"),
     OF_COORDINATOR("http-port"),
     OF_COORDINATOR("http-host"),
     OF_COORDINATOR("rejoin-s"),

@@ -35,10 +35,10 @@ typedef struct {
     bool            renew;    /* a cell that lacks ranks is replaced by a fresh one beside it */
     const char     *coordinator_args[BT_RUN_COORDINATOR_ARGS]; /* passed on as they are */
     uint32_t        n_coordinator_args;
-    bool            busy_poll; /* the coordinator's */
-    uint64_t        drain_ns;  /* how long SIGTERM lets running requests go on; 0: not at all */
-    uint16_t        port;      /* 0: any */
-    uint64_t        stall_ns;  /* loading without progress for so long is a failure */
+    bool            busy_poll, sglang; /* the coordinator's */
+    uint64_t        drain_ns; /* how long SIGTERM lets running requests go on; 0: not at all */
+    uint16_t        port;     /* 0: any */
+    uint64_t        stall_ns; /* loading without progress for so long is a failure */
     bt_log_level    log;
     const char     *chat;       /* ask this, then stop; NULL: serve until a signal */
     const char     *max_tokens; /* of that answer */

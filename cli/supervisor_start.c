@@ -36,6 +36,7 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
     for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
         ADD(opt->coordinator_args[i]);
     if (opt->busy_poll) ADD("--busy-poll");
+    if (opt->sglang) ADD("--sglang");
     ADD("--announce-fd");
     ADD("@report");
     ADD(NULL);

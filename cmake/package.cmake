@@ -16,7 +16,7 @@ if(BT_BUNDLE)
   install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/bundle.cmake)
 endif()
 install(DIRECTORY models/demo DESTINATION ${CMAKE_INSTALL_DATADIR}/baton/models)
-install(FILES proto/vllm_engine.proto DESTINATION ${CMAKE_INSTALL_DATADIR}/baton/proto)
+install(FILES proto/vllm_engine.proto proto/sglang_scheduler.proto DESTINATION ${CMAKE_INSTALL_DATADIR}/baton/proto)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
 

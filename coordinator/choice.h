@@ -1,14 +1,11 @@
-/* coordinator/choice.h - one choice of a Generate call: its tokens, its stop strings, its messages.
+/* coordinator/choice.h - one choice of a Generate call: its tokens and its stop strings.
  *
- * Tokens are kept until the end, since the last message repeats them.  Those whose bytes may begin
- * a stop string are not ready to be sent; a match ends the choice with the token in which it is
- * complete, and the match's own tokens are part of the answer. */
+ * Tokens are kept until the end, since the last message (dialect.h) repeats them.  Those whose
+ * bytes may begin a stop string are not ready to be sent; a match ends the choice with the token in
+ * which it is complete, and the match's own tokens are part of the answer. */
 #ifndef BT_COORDINATOR_CHOICE_H
 #define BT_COORDINATOR_CHOICE_H
 
-#include <grpc/byte_buffer.h>
-
-#include "coordinator/input_logprobs.h"
 #include "coordinator/intake.h"
 #include "model/tokenizer.h"
 
@@ -32,13 +29,6 @@ typedef struct {
     int                 matched;        /* the stop string, or BT_STOP_NONE */
 } bt_choice;
 
-/* What a message says beside the choice's tokens. */
-typedef struct {
-    uint32_t                 n_prompt, n_cached;
-    bool                     logprobs;
-    const bt_input_logprobs *input; /* NULL: none, or not in this message */
-} bt_choice_facts;
-
 /* NO_MEMORY (logged).  fini() takes a half-built one and one that is all zero. */
 bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, uint32_t max_tokens,
                          const bt_tokenizer *tokenizer);
@@ -48,10 +38,5 @@ void      bt_choice_fini(bt_choice *c);
 bt_finish bt_choice_token(bt_choice *c, const bt_token *token);
 /* Nothing more will come: what was held back is ready. */
 void bt_choice_end(bt_choice *c, bt_finish finish);
-
-/* The ready tokens that no chunk has carried yet, or all of them as the last message.  NULL: out of
- * memory. */
-grpc_byte_buffer *bt_choice_chunk(bt_choice *c, const bt_choice_facts *facts);
-grpc_byte_buffer *bt_choice_complete(const bt_choice *c, const bt_choice_facts *facts);
 
 #endif

@@ -122,6 +122,7 @@ static void open_port(void *ctx)
                                .facts       = bt_fleet_facts(c->fleet),
                                .metrics     = bt_observer_metrics(c->observer),
                                .tls         = c->tls.cert != NULL ? &c->tls : NULL,
+                               .sglang      = c->opt->sglang,
                                .unread_ns   = seconds_ns(c->opt->unread_s)};
     char             address[BT_ADDRESS_BYTES];
 

@@ -74,7 +74,7 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
                           uint64_t now_ns, uint64_t *number_out, grpc_status_code *code_out);
 void      bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name,
                                 const char *reason);
-void      bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason);
+bool      bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason);
 void      bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out);
 uint64_t  bt_fleet_max_tokens(const bt_fleet *fleet);
 uint64_t  bt_fleet_max_prompt(const bt_fleet *fleet);

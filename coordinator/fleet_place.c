@@ -261,16 +261,18 @@ void bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name
         end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
 }
 
-void bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
+bool bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
 {
     bt_relay_request *q;
+    bool              found = false;
 
     for (uint32_t i = 0; i < fleet->n_cells; i++)
         if (fleet->cells[i]->relay != NULL)
-            bt_relay_abort_name(fleet->cells[i]->relay, name, reason);
+            found = bt_relay_abort_name(fleet->cells[i]->relay, name, reason) || found;
     q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
-    if (q != NULL && strcmp(bt_relay_request_name(q), name) == 0)
-        end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
+    if (q == NULL || strcmp(bt_relay_request_name(q), name) != 0) return found;
+    end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
+    return true;
 }
 
 void bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out)

@@ -1,13 +1,15 @@
-/* coordinator/intake.h - a GenerateRequest as a validated request of the relay.
+/* coordinator/intake.h - what a client asks, validated: a request of the relay.
  *
- * What cannot be done is refused by the field's name before anything is sent: a field is never
- * ignored unless it holds a value that changes nothing. */
+ * The public protocols (dialect.h) say the same things in messages of their own; each fills a
+ * bt_ask.  What cannot be done is refused by the field's name before anything is sent: a field is
+ * never ignored unless it holds a value that changes nothing. */
 #ifndef BT_COORDINATOR_INTAKE_H
 #define BT_COORDINATOR_INTAKE_H
 
+#include <stdio.h>
+
 #include "coordinator/relay.h"
 #include "coordinator/stop_strings.h"
-#include "proto/vllm_engine.pb-c.h"
 
 typedef struct {
     uint32_t vocab_size, max_context, page_tokens;
@@ -16,11 +18,40 @@ typedef struct {
     bool     tokenizer;  /* the model has one: stop strings can be found */
 } bt_intake_limits;
 
+/* What a protocol calls fields that the protocols call differently. */
+typedef struct {
+    const char *max_tokens, *min_tokens, *logprobs, *prompt_logprobs, *prompt_from;
+} bt_ask_names;
+
+/* What a message asks, as it stands there; all borrowed from it.  0 where it says nothing. */
+typedef struct {
+    const bt_ask_names *names;
+    const char         *name; /* request_id */
+    bool                stream;
+    size_t              n_ids; /* the prompt */
+    const uint32_t     *ids;
+    float    temperature, top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
+    uint32_t top_k, n, min_tokens;
+    bool     has_max_tokens, has_seed, has_logprobs, has_prompt_logprobs;
+    uint32_t max_tokens;
+    int32_t  seed, logprobs, prompt_logprobs; /* the last two: how many alternatives */
+    uint32_t prompt_from;                     /* the first token that prompt_logprobs are told of */
+    bool     ignore_eos, skip_special_tokens;
+    size_t   n_stop, n_stop_token_ids, n_bias;
+    char   **stop;
+    const uint32_t *stop_token_ids;
+    /* Of entry i; false: its key is no number, and key_out is that text. */
+    bool (*bias)(const void *params, size_t i, const char **key_out, int64_t *id_out,
+                 float *bias_out);
+    const void *params; /* bias()'s */
+} bt_ask;
+
 /* How the client wants its answer. */
 typedef struct {
     bool         stream, logprobs;
-    uint32_t     n_top, n; /* alternatives of each token; choices */
-    bt_stop_set *stop;     /* owned; NULL: none */
+    uint32_t     n_top, n;    /* alternatives of each token; choices */
+    uint32_t     prompt_from; /* the prompt's logprobs begin there */
+    bt_stop_set *stop;        /* owned; NULL: none */
     bool     skip_special; /* special tokens are not part of the text, and match no stop string */
     uint32_t min_tokens;   /* tokens that come before a stop string counts */
 } bt_intake_answer;
@@ -30,9 +61,22 @@ void bt_intake_answer_free(bt_intake_answer *answer);
 enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
 
 /* OK: request_out owns its prompt and the sampling's arrays, answer_out its stop strings; the name
- * is borrowed from pb.  INVALID_ARG (not logged: it is the client's affair) writes why into
+ * is borrowed from ask.  INVALID_ARG (not logged: it is the client's affair) writes why into
  * refusal[BT_INTAKE_TEXT]. */
-bt_status bt_intake(const Vllm__Grpc__Engine__GenerateRequest *pb, const bt_intake_limits *limits,
+bt_status bt_intake(const bt_ask *ask, const bt_intake_limits *limits,
                     bt_relay_submission *request_out, bt_intake_answer *answer_out, char *refusal);
+
+#define BT_INTAKE_REQUIRE(cond, ...)                        \
+    do {                                                    \
+        if (!(cond)) {                                      \
+            snprintf(refusal, BT_INTAKE_TEXT, __VA_ARGS__); \
+            return BT_ERR_INVALID_ARG;                      \
+        }                                                   \
+    } while (0)
+
+/* Inside the intake only (intake_sampling.c): how tokens are chosen, but for max_tokens.  What it
+ * took so far is owned by sampling and answer also when it refuses. */
+bt_status bt_intake_sampling(const bt_ask *ask, const bt_intake_limits *limits,
+                             bt_sampling *sampling, bt_intake_answer *answer, char *refusal);
 
 #endif

@@ -1,184 +1,159 @@
-/* SamplingParams: what is asked, in range, or refused by its name. */
-#include <math.h>
+/* How tokens are chosen: what is asked, in range, or refused by its name. */
 #include <string.h>
 #include <sys/random.h>
 
-#include "coordinator/intake_parts.h"
+#include "coordinator/intake.h"
 #include "core/alloc.h"
 
 /* Below this a temperature means greedy, as in the engine whose protocol this is. */
 static const float GREEDY = 1e-5f, TEMPERATURE_MAX = 1e6f; /* the ranks take no more */
 
-typedef Vllm__Grpc__Engine__SamplingParams params;
-
-static const char *constraint_name(const params *p)
-{
-    switch (p->constraint_case) {
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA: return "json_schema";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_REGEX: return "regex";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_GRAMMAR: return "grammar";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG: return "structural_tag";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT:
-        return p->json_object ? "json_object" : NULL;
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE: return "choice";
-    default: return NULL;
-    }
-}
-
-/* What is not supported unless it changes nothing. */
-static bt_status check_neutral(const params *p, char *refusal)
-{
-    const char *constraint = constraint_name(p);
-
-    REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
-    REFUSE_UNLESS(!p->grammar_from_first_token, "grammar_from_first_token is not supported");
-    REFUSE_UNLESS(p->_truncate_prompt_tokens_case ==
-                      VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET,
-                  "truncate_prompt_tokens is not supported");
-    return BT_OK;
-}
-
 /* A comparison with a NaN is false, so that every range refuses it. */
-static bt_status take_filters(const params *p, bt_sampling *s, char *refusal)
+static bt_status take_filters(const bt_ask *p, bt_sampling *s, char *refusal)
 {
-    s->temperature = 1.0f;
-    if (p->_temperature_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE__NOT_SET)
-        s->temperature = p->temperature;
-    REFUSE_UNLESS(s->temperature >= 0.0f && s->temperature <= TEMPERATURE_MAX,
-                  "temperature is %.9g, it must be from 0 to 1e6", (double)s->temperature);
+    s->temperature = p->temperature;
+    BT_INTAKE_REQUIRE(s->temperature >= 0.0f && s->temperature <= TEMPERATURE_MAX,
+                      "temperature is %.9g, it must be from 0 to 1e6", (double)s->temperature);
     if (s->temperature < GREEDY) s->temperature = 0.0f;
-    REFUSE_UNLESS(p->top_p >= 0.0f && p->top_p <= 1.0f,
-                  "top_p is %.9g, it must lie above 0 and be at most 1", (double)p->top_p);
-    REFUSE_UNLESS(p->min_p >= 0.0f && p->min_p <= 1.0f, "min_p is %.9g, it must be from 0 to 1",
-                  (double)p->min_p);
+    BT_INTAKE_REQUIRE(p->top_p >= 0.0f && p->top_p <= 1.0f,
+                      "top_p is %.9g, it must lie above 0 and be at most 1", (double)p->top_p);
+    BT_INTAKE_REQUIRE(p->min_p >= 0.0f && p->min_p <= 1.0f, "min_p is %.9g, it must be from 0 to 1",
+                      (double)p->min_p);
     s->top_p = p->top_p;
     s->top_k = p->top_k;
     s->min_p = p->min_p;
     return BT_OK;
 }
 
-static bt_status take_penalties(const params *p, bt_sampling *s, char *refusal)
+static bt_status take_penalties(const bt_ask *p, bt_sampling *s, char *refusal)
 {
-    REFUSE_UNLESS(p->frequency_penalty >= -2.0f && p->frequency_penalty <= 2.0f,
-                  "frequency_penalty is %.9g, it must be from -2 to 2",
-                  (double)p->frequency_penalty);
-    REFUSE_UNLESS(p->presence_penalty >= -2.0f && p->presence_penalty <= 2.0f,
-                  "presence_penalty is %.9g, it must be from -2 to 2", (double)p->presence_penalty);
-    REFUSE_UNLESS(p->repetition_penalty == 0.0f ||
-                      (p->repetition_penalty >= 0.001f && p->repetition_penalty <= 1000.0f),
-                  "repetition_penalty is %.9g, it must be from 0.001 to 1000",
-                  (double)p->repetition_penalty);
+    BT_INTAKE_REQUIRE(p->frequency_penalty >= -2.0f && p->frequency_penalty <= 2.0f,
+                      "frequency_penalty is %.9g, it must be from -2 to 2",
+                      (double)p->frequency_penalty);
+    BT_INTAKE_REQUIRE(p->presence_penalty >= -2.0f && p->presence_penalty <= 2.0f,
+                      "presence_penalty is %.9g, it must be from -2 to 2",
+                      (double)p->presence_penalty);
+    BT_INTAKE_REQUIRE(p->repetition_penalty == 0.0f ||
+                          (p->repetition_penalty >= 0.001f && p->repetition_penalty <= 1000.0f),
+                      "repetition_penalty is %.9g, it must be from 0.001 to 1000",
+                      (double)p->repetition_penalty);
     s->frequency_penalty  = p->frequency_penalty;
     s->presence_penalty   = p->presence_penalty;
     s->repetition_penalty = p->repetition_penalty;
     return BT_OK;
 }
 
-static bt_status take_biases(const params *p, const bt_intake_limits *limits, bt_sampling *s,
+static bt_status take_biases(const bt_ask *p, const bt_intake_limits *limits, bt_sampling *s,
                              char *refusal)
 {
-    size_t n = p->n_logit_bias;
+    size_t n = p->n_bias;
 
     if (n == 0) return BT_OK;
-    REFUSE_UNLESS(n <= BT_LOGIT_BIASES_MAX, "logit_bias has %zu entries, at most %d are allowed", n,
-                  BT_LOGIT_BIASES_MAX);
+    BT_INTAKE_REQUIRE(n <= BT_LOGIT_BIASES_MAX,
+                      "logit_bias has %zu entries, at most %d are allowed", n, BT_LOGIT_BIASES_MAX);
     s->bias_ids = bt_calloc(n, sizeof(*s->bias_ids));
     s->biases   = bt_calloc(n, sizeof(*s->biases));
-    REFUSE_UNLESS(s->bias_ids != NULL && s->biases != NULL, "out of memory");
+    BT_INTAKE_REQUIRE(s->bias_ids != NULL && s->biases != NULL, "out of memory");
     for (size_t i = 0; i < n; i++) {
-        int32_t id   = p->logit_bias[i]->key;
-        float   bias = p->logit_bias[i]->value;
+        const char *key = "";
+        int64_t     named;
+        float       bias;
 
-        REFUSE_UNLESS(id >= 0 && (uint32_t)id < limits->vocab_size,
-                      "logit_bias names token %d, but the vocabulary has %u ids", id,
-                      limits->vocab_size);
-        REFUSE_UNLESS(bias >= -1e6f && bias <= 1e6f,
-                      "logit_bias of token %d is %.9g, it must be from -1e6 to 1e6", id,
-                      (double)bias);
+        BT_INTAKE_REQUIRE(p->bias(p->params, i, &key, &named, &bias),
+                          "logit_bias names \"%.40s\", which is no token id", key);
+        BT_INTAKE_REQUIRE(named >= 0 && named < limits->vocab_size,
+                          "logit_bias names token %lld, but the vocabulary has %u ids",
+                          (long long)named, limits->vocab_size);
+        BT_INTAKE_REQUIRE(bias >= -1e6f && bias <= 1e6f,
+                          "logit_bias of token %lld is %.9g, it must be from -1e6 to 1e6",
+                          (long long)named, (double)bias);
         for (uint32_t k = 0; k < s->n_bias; k++)
-            REFUSE_UNLESS(s->bias_ids[k] != (uint32_t)id, "logit_bias names token %d twice", id);
-        s->bias_ids[s->n_bias] = (uint32_t)id;
+            BT_INTAKE_REQUIRE(s->bias_ids[k] != named, "logit_bias names token %lld twice",
+                              (long long)named);
+        s->bias_ids[s->n_bias] = (uint32_t)named;
         s->biases[s->n_bias++] = bias;
     }
     return BT_OK;
 }
 
-static bt_status take_stop_ids(const params *p, const bt_intake_limits *limits, bt_sampling *s,
+static bt_status take_stop_ids(const bt_ask *p, const bt_intake_limits *limits, bt_sampling *s,
                                char *refusal)
 {
     size_t n = p->n_stop_token_ids;
 
     if (n == 0) return BT_OK;
-    REFUSE_UNLESS(n <= BT_STOP_TOKENS_MAX, "stop_token_ids has %zu ids, at most %d are allowed", n,
-                  BT_STOP_TOKENS_MAX);
+    BT_INTAKE_REQUIRE(n <= BT_STOP_TOKENS_MAX, "stop_token_ids has %zu ids, at most %d are allowed",
+                      n, BT_STOP_TOKENS_MAX);
     for (size_t i = 0; i < n; i++)
-        REFUSE_UNLESS(p->stop_token_ids[i] < limits->vocab_size,
-                      "stop_token_ids holds %u, but the vocabulary has %u ids",
-                      p->stop_token_ids[i], limits->vocab_size);
+        BT_INTAKE_REQUIRE(p->stop_token_ids[i] < limits->vocab_size,
+                          "stop_token_ids holds %u, but the vocabulary has %u ids",
+                          p->stop_token_ids[i], limits->vocab_size);
     s->stop_tokens = bt_calloc(n, sizeof(*s->stop_tokens));
-    REFUSE_UNLESS(s->stop_tokens != NULL, "out of memory");
+    BT_INTAKE_REQUIRE(s->stop_tokens != NULL, "out of memory");
     memcpy(s->stop_tokens, p->stop_token_ids, n * sizeof(*s->stop_tokens));
     s->n_stop = (uint32_t)n;
     return BT_OK;
 }
 
-static bt_status take_stop_strings(const params *p, const bt_intake_limits *limits,
+static bt_status take_stop_strings(const bt_ask *p, const bt_intake_limits *limits,
                                    bt_intake_answer *answer, char *refusal)
 {
     if (p->n_stop == 0) return BT_OK;
-    REFUSE_UNLESS(limits->tokenizer,
-                  "stop (strings) is not supported: the model has no tokenizer.json here");
-    REFUSE_UNLESS(p->n_stop <= BT_STOP_STRINGS_MAX, "stop has %zu strings, at most %d are allowed",
-                  p->n_stop, BT_STOP_STRINGS_MAX);
+    BT_INTAKE_REQUIRE(limits->tokenizer,
+                      "stop (strings) is not supported: the model has no tokenizer.json here");
+    BT_INTAKE_REQUIRE(p->n_stop <= BT_STOP_STRINGS_MAX,
+                      "stop has %zu strings, at most %d are allowed", p->n_stop,
+                      BT_STOP_STRINGS_MAX);
     for (size_t i = 0; i < p->n_stop; i++) {
-        REFUSE_UNLESS(p->stop[i][0] != 0, "stop holds an empty string");
-        REFUSE_UNLESS(strlen(p->stop[i]) <= BT_STOP_STRING_BYTES_MAX,
-                      "stop holds a string of %zu bytes, at most %d are allowed",
-                      strlen(p->stop[i]), BT_STOP_STRING_BYTES_MAX);
+        BT_INTAKE_REQUIRE(p->stop[i][0] != 0, "stop holds an empty string");
+        BT_INTAKE_REQUIRE(strlen(p->stop[i]) <= BT_STOP_STRING_BYTES_MAX,
+                          "stop holds a string of %zu bytes, at most %d are allowed",
+                          strlen(p->stop[i]), BT_STOP_STRING_BYTES_MAX);
     }
-    REFUSE_UNLESS(bt_stop_set_create(p->n_stop, p->stop, &answer->stop) == BT_OK, "out of memory");
+    BT_INTAKE_REQUIRE(bt_stop_set_create(p->n_stop, p->stop, &answer->stop) == BT_OK,
+                      "out of memory");
     return BT_OK;
 }
 
-static bt_status take_prompt_logprobs(const params *p, bt_sampling *s, char *refusal)
+static bt_status take_prompt_logprobs(const bt_ask *p, bt_sampling *s, char *refusal)
 {
-    if (p->_prompt_logprobs_case == VLLM__GRPC__ENGINE__SAMPLING_PARAMS___PROMPT_LOGPROBS__NOT_SET)
-        return BT_OK;
-    REFUSE_UNLESS(p->prompt_logprobs >= 0 && p->prompt_logprobs <= BT_TOP_LOGPROBS_MAX,
-                  "prompt_logprobs is %d, it must be from 0 to %d", p->prompt_logprobs,
-                  BT_TOP_LOGPROBS_MAX);
+    if (!p->has_prompt_logprobs) return BT_OK;
+    BT_INTAKE_REQUIRE(p->prompt_logprobs >= 0 && p->prompt_logprobs <= BT_TOP_LOGPROBS_MAX,
+                      "%s is %d, it must be from 0 to %d", p->names->prompt_logprobs,
+                      p->prompt_logprobs, BT_TOP_LOGPROBS_MAX);
     s->prompt_logprobs = (uint32_t)p->prompt_logprobs + 1;
     return BT_OK;
 }
 
-static bt_status take_logprobs(const params *p, bt_sampling *s, bt_intake_answer *answer,
+static bt_status take_logprobs(const bt_ask *p, bt_sampling *s, bt_intake_answer *answer,
                                char *refusal)
 {
-    if (p->_logprobs_case == VLLM__GRPC__ENGINE__SAMPLING_PARAMS___LOGPROBS__NOT_SET) return BT_OK;
-    REFUSE_UNLESS(p->logprobs >= 0 && p->logprobs <= BT_TOP_LOGPROBS_MAX,
-                  "logprobs is %d, it must be from 0 to %d", p->logprobs, BT_TOP_LOGPROBS_MAX);
+    if (!p->has_logprobs) return BT_OK;
+    BT_INTAKE_REQUIRE(p->logprobs >= 0 && p->logprobs <= BT_TOP_LOGPROBS_MAX,
+                      "%s is %d, it must be from 0 to %d", p->names->logprobs, p->logprobs,
+                      BT_TOP_LOGPROBS_MAX);
     s->logprobs = answer->logprobs = true;
     s->top_logprobs = answer->n_top = (uint32_t)p->logprobs;
     return BT_OK;
 }
 
-bt_status bt_intake_sampling(const params *p, const bt_intake_limits *limits, bt_sampling *sampling,
+bt_status bt_intake_sampling(const bt_ask *p, const bt_intake_limits *limits, bt_sampling *sampling,
                              bt_intake_answer *answer, char *refusal)
 {
     bt_status    st = BT_OK;
     bt_sampling *s  = sampling;
 
-    BT_TRY(check_neutral(p, refusal));
     BT_TRY(take_filters(p, s, refusal));
     BT_TRY(take_penalties(p, s, refusal));
     BT_TRY(take_logprobs(p, s, answer, refusal));
     BT_TRY(take_prompt_logprobs(p, s, refusal));
-    if (p->_seed_case != VLLM__GRPC__ENGINE__SAMPLING_PARAMS___SEED__NOT_SET)
+    if (p->has_seed)
         s->seed = (uint64_t)(int64_t)p->seed;
     else
-        REFUSE_UNLESS(getrandom(&s->seed, sizeof(s->seed), 0) == (ssize_t)sizeof(s->seed),
-                      "no random seed could be drawn");
-    REFUSE_UNLESS(p->n <= BT_CHOICES_MAX, "n is %u, at most %d is allowed", p->n, BT_CHOICES_MAX);
+        BT_INTAKE_REQUIRE(getrandom(&s->seed, sizeof(s->seed), 0) == (ssize_t)sizeof(s->seed),
+                          "no random seed could be drawn");
+    BT_INTAKE_REQUIRE(p->n <= BT_CHOICES_MAX, "n is %u, at most %d is allowed", p->n,
+                      BT_CHOICES_MAX);
     answer->n            = p->n == 0 ? 1 : p->n;
     answer->skip_special = p->skip_special_tokens;
     answer->min_tokens = s->min_tokens = p->min_tokens;

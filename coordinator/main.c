@@ -77,7 +77,8 @@ enum {
     OPT_TLS_CLIENT_CA,
     OPT_SECRET_FILE,
     OPT_CELL_WAIT_S,
-    OPT_BUSY_POLL
+    OPT_BUSY_POLL,
+    OPT_SGLANG
 };
 
 static const struct argp_option options[] = {
@@ -102,6 +103,9 @@ static const struct argp_option options[] = {
                       "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",
               "What clients call the model (default: the directory's name)"),
+    BT_OPTION("sglang", OPT_SGLANG, NULL,
+              "Speak sglang.grpc.scheduler.SglangScheduler too; a gateway that finds both uses "
+              "that one, which has no seeds"),
     BT_OPTION_DEFAULT("queue-s", OPT_QUEUE_S, "S", BT_TEXT(BT_DEFAULT_QUEUE_S),
                       "How long a request may wait for its turn"),
     BT_OPTION_DEFAULT("queue-tokens", OPT_QUEUE_TOKENS, "N", BT_TEXT(BT_DEFAULT_QUEUE_TOKENS),
@@ -212,6 +216,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_DRAIN_S: o->drain_s = bt_option_real(state, "--drain-s", arg, 0, 1e8); break;
     case OPT_UNREAD_S: o->unread_s = bt_option_real(state, "--unread-s", arg, 0.5, 1e8); break;
     case OPT_BUSY_POLL: o->busy_poll = true; break;
+    case OPT_SGLANG: o->sglang = true; break;
     case OPT_TLS_CERT: o->tls_cert = bt_option_name(state, "--tls-cert", "a file", arg); break;
     case OPT_SECRET_FILE:
         bt_option_name(state, "--secret-file", "a file", arg);

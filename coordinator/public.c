@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "coordinator/public_call.h"
+#include "coordinator/dialect.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { END_TRIES = 2000, MAX_ARGS = 16 };
+enum { END_TRIES = 2000, MAX_ARGS = 16, METHODS_MAX = 24 };
 /* Largest message: for each token its id and what it stands for, which some gateways send along;
  * and a constant for everything else. */
 enum { TOKEN_BYTES = 32, OTHER_BYTES = 256 << 10 };
@@ -360,13 +360,15 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
 {
     bt_status st = BT_OK;
 
-    pub->started_ns         = bt_now_ns();
-    pub->facts              = config->facts;
-    pub->metrics            = config->metrics;
-    pub->limits.vocab_size  = config->facts->vocab_size;
-    pub->limits.max_context = config->facts->max_context;
-    pub->limits.page_tokens = pub->facts->page_tokens;
-    pub->unread_ns          = config->unread_ns;
+    pub->started_ns                  = bt_now_ns();
+    pub->facts                       = config->facts;
+    pub->metrics                     = config->metrics;
+    pub->limits.vocab_size           = config->facts->vocab_size;
+    pub->limits.max_context          = config->facts->max_context;
+    pub->limits.page_tokens          = pub->facts->page_tokens;
+    pub->unread_ns                   = config->unread_ns;
+    pub->dialects[pub->n_dialects++] = &bt_dialect_vllm;
+    if (config->sglang) pub->dialects[pub->n_dialects++] = &bt_dialect_sglang;
     bt_public_grow(pub);
     BT_TRY(bt_reflection_create(&pub->reflection));
     open_tokenizer(pub, config->model_path);
@@ -382,29 +384,46 @@ out:
     return st;
 }
 
+/* A method and gRPC's name for it. */
+typedef struct {
+    const bt_method *method;
+    void            *registered;
+} registration;
+
+static size_t register_methods(bt_public *pub, const bt_method *methods, size_t n,
+                               registration *all, size_t n_all)
+{
+    BT_ASSERT(n_all + n <= METHODS_MAX);
+    for (size_t i = 0; i < n; i++)
+        all[n_all + i] = (registration){
+            &methods[i], grpc_server_register_method(pub->server, methods[i].path, NULL,
+                                                     GRPC_SRM_PAYLOAD_NONE, 0)};
+    return n_all + n;
+}
+
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
                            bt_fleet *fleet, bt_public **public_out, uint16_t *port_out)
 {
-    bt_status  st  = BT_OK;
-    bt_public *pub = bt_calloc(1, sizeof(*pub));
-    void      *registered[16];
+    bt_status    st  = BT_OK;
+    bt_public   *pub = bt_calloc(1, sizeof(*pub));
+    registration all[METHODS_MAX];
+    size_t       n = 0;
 
     BT_REQUIRE(pub != NULL, BT_ERR_NO_MEMORY, "public port");
-    BT_ASSERT(bt_public_n_methods <= sizeof(registered) / sizeof(registered[0]));
     pub->loop  = loop;
     pub->fleet = fleet;
     pub->down  = (bt_rpc_tag){on_down, pub};
     BT_TRY(init(pub, config));
     pub->server = create_server(config->facts->max_context, config->unread_ns);
     grpc_server_register_completion_queue(pub->server, bt_rpc_loop_cq(loop), NULL);
-    for (size_t i = 0; i < bt_public_n_methods; i++)
-        registered[i] = grpc_server_register_method(pub->server, bt_public_methods[i].path, NULL,
-                                                    GRPC_SRM_PAYLOAD_NONE, 0);
+    n = register_methods(pub, bt_public_methods, bt_public_n_methods, all, n);
+    for (size_t i = 0; i < pub->n_dialects; i++)
+        n = register_methods(pub, pub->dialects[i]->methods, pub->dialects[i]->n_methods, all, n);
     st = bt_rpc_listen(pub->server, address, config->tls, &pub->port);
     grpc_server_start(pub->server); /* also one that never listened must start to be shut down */
     if (st != BT_OK) goto out;
-    for (size_t i = 0; i < bt_public_n_methods; i++)
-        listen_for(pub, &bt_public_methods[i], registered[i]);
+    for (size_t i = 0; i < n; i++)
+        listen_for(pub, all[i].method, all[i].registered);
     listen_for(pub, NULL, NULL);
     pub->corks.port = *port_out = pub->port;
     *public_out                 = pub;

@@ -1,4 +1,5 @@
-/* coordinator/public.h - the public port: vllm.grpc.engine.VllmEngine, grpc.health.v1.Health and
+/* coordinator/public.h - the public port: vllm.grpc.engine.VllmEngine, if wanted
+ * sglang.grpc.scheduler.SglangScheduler too, grpc.health.v1.Health and
  * grpc.reflection.v1.ServerReflection.
  *
  * Every other method, of these services or any, is answered with UNIMPLEMENTED at once: gateways
@@ -18,6 +19,7 @@ typedef struct {
     const bt_up_hello *facts;                              /* borrowed while the port is open */
     bt_metrics        *metrics;                            /* the same; requests write there */
     const bt_rpc_tls  *tls;                                /* borrowed during create; NULL: plain */
+    bool               sglang;                             /* speak that protocol too */
     uint64_t           unread_ns; /* a client that takes nothing, does not finish its request, or
                                      has no call for so long is cut off */
 } bt_public_config;

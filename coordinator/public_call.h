@@ -11,6 +11,7 @@
 enum { BT_PUBLIC_STREAMS = 16384, BT_PUBLIC_CALLS = BT_PUBLIC_STREAMS + 1024 };
 
 typedef struct bt_call       bt_call;
+typedef struct bt_dialect    bt_dialect;
 typedef struct bt_reflection bt_reflection;
 typedef struct bt_stream     bt_stream;
 
@@ -69,20 +70,22 @@ struct bt_public {
     bt_corks           corks;
     bt_intake_limits   limits;
     const bt_up_hello *facts;
-    bt_metrics        *metrics;            /* borrowed */
-    bt_tokenizer      *tokenizer;          /* owned; NULL: the model has none that can be read */
-    bt_reflection     *reflection;         /* owned */
-    bt_stream         *fresh, *fresh_last; /* streams with something to send, first come first */
-    bt_call *waiting, *waiting_last;       /* calls that wait for their clients, longest first */
-    uint64_t unread_ns;                    /* for how long one may */
-    uint64_t polled_ns;                    /* when that was last looked at */
-    bt_call *watchers;                     /* list of the health Watch calls */
-    char    *model_path, *served_name, *version, *default_sampling; /* owned */
-    uint64_t n_calls;   /* not yet freed, waiting ones too */
-    uint32_t n_streams; /* Generate calls not yet freed */
-    uint64_t started_ns;
-    double   last_receive;               /* Unix time of the last Generate */
-    uint64_t rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */
+    bt_metrics        *metrics;               /* borrowed */
+    bt_tokenizer      *tokenizer;             /* owned; NULL: the model has none that can be read */
+    bt_reflection     *reflection;            /* owned */
+    bt_stream         *fresh, *fresh_last;    /* streams with something to send, first come first */
+    bt_call          *waiting, *waiting_last; /* calls that wait for their clients, longest first */
+    uint64_t          unread_ns;              /* for how long one may */
+    uint64_t          polled_ns;              /* when that was last looked at */
+    bt_call          *watchers;               /* list of the health Watch calls */
+    const bt_dialect *dialects[2];            /* [n_dialects]: the protocols that are spoken */
+    size_t            n_dialects;
+    char             *model_path, *served_name, *version, *default_sampling; /* owned */
+    uint64_t          n_calls;   /* not yet freed, waiting ones too */
+    uint32_t          n_streams; /* Generate calls not yet freed */
+    uint64_t          started_ns;
+    double            last_receive;               /* Unix time of the last Generate */
+    uint64_t          rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */
 };
 
 /* Sends, one batch at a time; then() hears when the client has made room for it, or will never.
@@ -95,12 +98,13 @@ void bt_public_cut_off_silent(bt_public *pub);
 void bt_call_watch_close(bt_call *call, void (*fn)(bt_rpc_tag *tag, bool ok));
 void bt_call_release(bt_call *call);
 
-/* All methods, and the unary ones of them (public_info.c); Generate (public_stream.c). */
+/* Those of every server: health and reflection (public_info.c). */
 extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
-void                   bt_public_generate(bt_call *call, const ProtobufCMessage *request);
-void                   bt_stream_free(bt_stream *stream);
-const char            *bt_stream_name(const bt_stream *stream);
+/* Generate (public_stream.c). */
+void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt_dialect *dialect);
+void bt_stream_free(bt_stream *stream);
+const char *bt_stream_name(const bt_stream *stream);
 
 /* public_reflection.c: the .proto files, unpacked once, and the method that sends them.
  * NO_MEMORY. */
@@ -109,7 +113,7 @@ void              bt_reflection_destroy(bt_reflection *reflection);
 grpc_byte_buffer *bt_public_reflect(bt_call *call, const ProtobufCMessage *request);
 
 /* public_watch.c */
-bool bt_public_has_service(const char *service);
+bool bt_public_has_service(const bt_public *pub, const char *service);
 void bt_public_watch(bt_call *call, const ProtobufCMessage *request);
 /* The status may have changed: tells every watcher. */
 void bt_public_tell_watchers(bt_public *pub);

@@ -3,7 +3,7 @@
  * one or declares extensions. */
 #include <string.h>
 
-#include "coordinator/public_call.h"
+#include "coordinator/dialect.h"
 #include "core/alloc.h"
 #include "proto/descriptor.pb-c.h"
 #include "proto/health.pb-c.h"
@@ -139,37 +139,47 @@ static grpc_byte_buffer *error(response_pb *reply, grpc_status_code code, const 
     return bt_rpc_pack(&reply->base);
 }
 
-static grpc_byte_buffer *services(response_pb *reply)
+static grpc_byte_buffer *services(const bt_public *pub, response_pb *reply)
 {
-    static const ProtobufCServiceDescriptor *const all[] = {
-        &vllm__grpc__engine__vllm_engine__descriptor, &grpc__health__v1__health__descriptor,
-        &grpc__reflection__v1__server_reflection__descriptor};
-    enum { N = sizeof(all) / sizeof(all[0]) };
+    enum { N_MAX = 4 };
+    const char *names[N_MAX] = {grpc__health__v1__health__descriptor.name,
+                                grpc__reflection__v1__server_reflection__descriptor.name};
+    size_t      n            = 2;
     Grpc__Reflection__V1__ListServiceResponse list =
         GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
-    service_pb each[N], *pointers[N];
+    service_pb each[N_MAX], *pointers[N_MAX];
 
-    for (size_t i = 0; i < N; i++) {
+    for (size_t i = 0; i < pub->n_dialects; i++)
+        names[n++] = pub->dialects[i]->service;
+    for (size_t i = 0; i < n; i++) {
         each[i]      = (service_pb)GRPC__REFLECTION__V1__SERVICE_RESPONSE__INIT;
-        each[i].name = (char *)all[i]->name;
+        each[i].name = (char *)names[i];
         pointers[i]  = &each[i];
     }
-    list.n_service                = N;
+    list.n_service                = n;
     list.service                  = pointers;
     reply->list_services_response = &list;
     reply->message_response_case  = ANSWER(LIST_SERVICES_RESPONSE);
     return bt_rpc_pack(&reply->base);
 }
 
-static grpc_byte_buffer *file_that(const bt_reflection *r, response_pb *reply,
+/* It declares a protocol that is not spoken here. */
+static bool is_hidden(const bt_public *pub, const file_pb *file)
+{
+    return !bt_public_has_service(pub, bt_dialect_sglang.service) &&
+           after(bt_dialect_sglang.service, file->package) != NULL;
+}
+
+static grpc_byte_buffer *file_that(const bt_public *pub, response_pb *reply,
                                    bool (*has)(const file_pb *file, const char *what),
                                    const char *what)
 {
     Grpc__Reflection__V1__FileDescriptorResponse files =
         GRPC__REFLECTION__V1__FILE_DESCRIPTOR_RESPONSE__INIT;
-    size_t i = 0;
+    const bt_reflection *r = pub->reflection;
+    size_t               i = 0;
 
-    while (i < r->set->n_files && !has(r->files[i], what))
+    while (i < r->set->n_files && (is_hidden(pub, r->files[i]) || !has(r->files[i], what)))
         i++;
     if (i == r->set->n_files)
         return error(reply, GRPC_STATUS_NOT_FOUND, "no file or symbol of this name is known here");
@@ -182,17 +192,17 @@ static grpc_byte_buffer *file_that(const bt_reflection *r, response_pb *reply,
 
 grpc_byte_buffer *bt_public_reflect(bt_call *call, const ProtobufCMessage *request)
 {
-    const bt_reflection *r = call->pub->reflection;
-    request_pb *pb         = (request_pb *)request; /* the answer holds it, and is packed at once */
-    response_pb reply      = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
+    request_pb *pb    = (request_pb *)request; /* the answer holds it, and is packed at once */
+    response_pb reply = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
 
     reply.valid_host       = pb->host;
     reply.original_request = pb;
     switch (pb->message_request_case) {
-    case ASKED(LIST_SERVICES): return services(&reply);
-    case ASKED(FILE_BY_FILENAME): return file_that(r, &reply, is_named, pb->file_by_filename);
+    case ASKED(LIST_SERVICES): return services(call->pub, &reply);
+    case ASKED(FILE_BY_FILENAME):
+        return file_that(call->pub, &reply, is_named, pb->file_by_filename);
     case ASKED(FILE_CONTAINING_SYMBOL):
-        return file_that(r, &reply, declares, pb->file_containing_symbol);
+        return file_that(call->pub, &reply, declares, pb->file_containing_symbol);
     case ASKED(_NOT_SET):
         return error(&reply, GRPC_STATUS_INVALID_ARGUMENT, "the request asks for nothing");
     default: return error(&reply, GRPC_STATUS_NOT_FOUND, "no extensions are declared here");

@@ -8,14 +8,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "coordinator/choice.h"
-#include "coordinator/public_call.h"
+#include "coordinator/dialect.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/text.h"
 
 struct bt_stream {
-    bt_call          *call;       /* whose part this is */
+    bt_call          *call; /* whose part this is */
+    const bt_dialect *dialect;
     bt_connection    *connection; /* counted */
     bt_intake_answer  how;        /* owned: its stop strings */
     char             *name;       /* owned */
@@ -113,9 +113,11 @@ static void pump(bt_stream *s)
 {
     grpc_byte_buffer *message;
     bt_choice        *c;
-    bt_choice_facts   facts = {
-          .n_prompt = s->n_prompt, .n_cached = s->n_cached, .logprobs = s->how.logprobs};
-    bool status = false;
+    bt_choice_facts   facts  = {.name     = s->name,
+                                .n_prompt = s->n_prompt,
+                                .n_cached = s->n_cached,
+                                .logprobs = s->how.logprobs};
+    bool              status = false;
 
     if (s->sending || s->status_sent || s->gone) return;
     if (s->ended && s->code != GRPC_STATUS_OK) {
@@ -129,10 +131,10 @@ static void pump(bt_stream *s)
         s->input_sent = true;
     }
     if (c != NULL && c->n_sent != c->n_ready && s->how.stream) {
-        message = bt_choice_chunk(c, &facts);
+        message = s->dialect->chunk(c, &facts);
     } else if (s->ended) {
         facts.logprobs = facts.logprobs && !s->how.stream; /* a stream's are in its chunks */
-        message        = bt_choice_complete(&s->choices[s->n_completed++], &facts);
+        message        = s->dialect->complete(&s->choices[s->n_completed++], &facts);
         status         = s->n_completed == s->n_choices;
     } else {
         return;
@@ -255,12 +257,14 @@ void bt_public_end(void *client, const bt_relay_end *end)
     bt_call_release(call);
 }
 
-static bt_stream *stream_create(bt_call *call, const bt_relay_submission *r, bt_intake_answer *how)
+static bt_stream *stream_create(bt_call *call, const bt_dialect *dialect,
+                                const bt_relay_submission *r, bt_intake_answer *how)
 {
     bt_stream *s = bt_calloc(1, sizeof(*s));
 
     if (s == NULL) return NULL;
-    s->call = call;
+    s->call    = call;
+    s->dialect = dialect;
     call->pub->n_streams++;
     s->connection = bt_cork_join(&call->pub->corks, call->call);
     s->how        = *how;
@@ -278,8 +282,8 @@ static bt_stream *stream_create(bt_call *call, const bt_relay_submission *r, bt_
         c->index = i;
     }
     if (r->sampling.prompt_logprobs != 0 &&
-        bt_input_logprobs_init(&s->input, r->n_prompt, r->prompt,
-                               r->sampling.prompt_logprobs - 1) != BT_OK)
+        bt_input_logprobs_init(&s->input, r->n_prompt, r->prompt, r->sampling.prompt_logprobs - 1,
+                               s->how.prompt_from) != BT_OK)
         goto fail;
     return s;
 fail:
@@ -308,16 +312,16 @@ static void start(bt_stream *s, bt_relay_submission *r)
     bt_log_set_request(0);
 }
 
-void bt_public_generate(bt_call *call, const ProtobufCMessage *request)
+void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt_dialect *dialect)
 {
     static const bt_intake_answer plain = {.n = 1};
     bt_relay_submission           r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
     bt_intake_answer              how = plain;
     bt_status                     st;
 
-    st = bt_intake((const Vllm__Grpc__Engine__GenerateRequest *)request, &call->pub->limits, &r,
-                   &how, call->why);
-    call->stream = stream_create(call, st == BT_OK ? &r : &nothing, &how);
+    call->pub->last_receive = bt_unix_s();
+    st                      = dialect->intake(request, &call->pub->limits, &r, &how, call->why);
+    call->stream            = stream_create(call, dialect, st == BT_OK ? &r : &nothing, &how);
     if (call->stream == NULL) {
         grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
                                      "the coordinator is out of memory", NULL);

@@ -2,13 +2,14 @@
  * leaves.  An unknown service is SERVICE_UNKNOWN and the call goes on, as the protocol demands. */
 #include <string.h>
 
-#include "coordinator/public_call.h"
+#include "coordinator/dialect.h"
 #include "proto/health.pb-c.h"
 
-bool bt_public_has_service(const char *service)
+bool bt_public_has_service(const bt_public *pub, const char *service)
 {
-    return service[0] == 0 || strcmp(service, "vllm.grpc.engine.VllmEngine") == 0 ||
-           strcmp(service, "grpc.health.v1.Health") == 0;
+    for (size_t i = 0; i < pub->n_dialects; i++)
+        if (strcmp(service, pub->dialects[i]->service) == 0) return true;
+    return service[0] == 0 || strcmp(service, "grpc.health.v1.Health") == 0;
 }
 
 static int status_now(const bt_call *call)
@@ -65,11 +66,12 @@ void bt_public_watch(bt_call *call, const ProtobufCMessage *request)
 {
     bt_public *pub = call->pub;
 
-    call->watch = (bt_watch){.next   = pub->watchers,
-                             .listed = true,
-                             .told   = -1,
-                             .known  = bt_public_has_service(
-                                  ((const Grpc__Health__V1__HealthCheckRequest *)request)->service)};
+    call->watch =
+        (bt_watch){.next   = pub->watchers,
+                   .listed = true,
+                   .told   = -1,
+                   .known  = bt_public_has_service(
+                        pub, ((const Grpc__Health__V1__HealthCheckRequest *)request)->service)};
     if (pub->watchers != NULL) pub->watchers->watch.prev = call;
     pub->watchers = call;
     bt_call_watch_close(call, on_closed);

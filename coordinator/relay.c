@@ -168,12 +168,13 @@ void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name
         bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
 }
 
-void bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason)
+bool bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason)
 {
     bt_relay_request *q = bt_table_get(&relay->names, bt_relay_name_key(name));
 
-    if (q != NULL && strcmp(q->name, name) == 0)
-        bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
+    if (q == NULL || strcmp(q->name, name) != 0) return false;
+    bt_relay_end_request(relay, q, GRPC_STATUS_CANCELLED, "%s", reason);
+    return true;
 }
 
 /* Ends every open request of the list; ended ones may be freed under way. */

@@ -114,8 +114,8 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_submission *request, void *c
 /* Ends what client submitted; nothing when that has ended. */
 void bt_relay_abort_client(bt_relay *relay, const void *client, const char *name,
                            const char *reason);
-/* Ends the live request of that name, if there is one. */
-void bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason);
+/* Ends the live request of that name; false: there is none. */
+bool bt_relay_abort_name(bt_relay *relay, const char *name, const char *reason);
 /* Ends every request and refuses new ones, with this code and reason.  Sends nothing. */
 void bt_relay_stop(bt_relay *relay, grpc_status_code code, const char *reason);
 

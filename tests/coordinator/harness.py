@@ -28,7 +28,7 @@ WAIT_S = 60.0  # a busy machine keeps a test waiting, and nothing is held by how
 VOCAB, CONTEXT, EOS, PAGE_TOKENS = 1000, 2048, 1, 64
 
 _stubs = tempfile.mkdtemp(prefix="baton-stubs-")
-for _name in ("control", "vllm_engine", "health", "reflection"):
+for _name in ("control", "vllm_engine", "sglang_scheduler", "health", "reflection"):
     if protoc.main(["protoc", f"-I{SOURCE}/proto", f"--python_out={_stubs}", f"--grpc_python_out={_stubs}",
                     f"{_name}.proto"]) != 0:
         sys.exit(f"{_name}.proto does not compile")
@@ -37,6 +37,8 @@ control = importlib.import_module("control_pb2")
 control_grpc = importlib.import_module("control_pb2_grpc")
 vllm = importlib.import_module("vllm_engine_pb2")
 vllm_grpc = importlib.import_module("vllm_engine_pb2_grpc")
+sglang = importlib.import_module("sglang_scheduler_pb2")
+sglang_grpc = importlib.import_module("sglang_scheduler_pb2_grpc")
 health = importlib.import_module("health_pb2")
 health_grpc = importlib.import_module("health_pb2_grpc")
 reflection = importlib.import_module("reflection_pb2")

@@ -1,5 +1,5 @@
 /* The bytes of a choice's chunks: those that protobuf-c makes of the same message. */
-#include "coordinator/choice.h"
+#include "coordinator/dialect.h"
 
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc.h>
@@ -7,9 +7,11 @@
 
 #include "core/alloc.h"
 #include "proto/rpc.h"
+#include "proto/sglang_scheduler.pb-c.h"
+#include "proto/vllm_engine.pb-c.h"
 #include "tests/support/test.h"
 
-enum { MOST = 40 };
+enum { MOST = 40, BEFORE = 3 }; /* tokens; those that chunks before have carried */
 
 static void same_bytes(grpc_byte_buffer *a, grpc_byte_buffer *b)
 {
@@ -20,37 +22,54 @@ static void same_bytes(grpc_byte_buffer *a, grpc_byte_buffer *b)
     EXPECT(grpc_slice_eq(x, y));
 }
 
+/* One for each protocol, whose messages have the same names for the same things. */
+#define CHUNK_CHECK(dialect, Prefix, PREFIX, descriptor_, name_of, n_before)                       \
+    static void check_##dialect(const bt_choice_facts *facts, uint32_t index, const uint32_t *ids, \
+                                uint32_t n)                                                        \
+    {                                                                                              \
+        bt_intake_answer          how = {.stream = true, .n = 1};                                  \
+        Prefix##GenerateResponse *m;                                                               \
+        grpc_byte_buffer         *bytes, *again;                                                   \
+        bt_choice                 c;                                                               \
+                                                                                                   \
+        EXPECT_EQ(bt_choice_init(&c, &how, MOST, NULL), BT_OK);                                    \
+        c.index = index;                                                                           \
+        for (uint32_t i = 0; i < n; i++)                                                           \
+            bt_choice_token(&c, &(bt_token){.id = ids[i], .logprob = -0.25f});                     \
+        c.n_sent = BEFORE < n ? BEFORE : 0;                                                        \
+        ids += c.n_sent;                                                                           \
+        n -= c.n_sent;                                                                             \
+        bytes = bt_dialect_##dialect.chunk(&c, facts);                                             \
+        EXPECT_EQ(c.n_sent, c.n);                                                                  \
+        m = (Prefix##GenerateResponse *)bt_rpc_unpack(bytes, &descriptor_);                        \
+        EXPECT(m != NULL && m->response_case == PREFIX##GENERATE_RESPONSE__RESPONSE_CHUNK);        \
+        EXPECT(strcmp(name_of, facts->name) == 0);                                                 \
+        EXPECT_EQ(m->chunk->n_token_ids, n);                                                       \
+        for (uint32_t i = 0; i < n; i++)                                                           \
+            EXPECT_EQ(m->chunk->token_ids[i], ids[i]);                                             \
+        EXPECT_EQ(m->chunk->prompt_tokens, facts->n_prompt);                                       \
+        EXPECT_EQ(m->chunk->completion_tokens, n + (n_before));                                    \
+        EXPECT_EQ(m->chunk->cached_tokens, facts->n_cached);                                       \
+        EXPECT_EQ(m->chunk->index, index);                                                         \
+        EXPECT_EQ(m->chunk->output_logprobs != NULL, facts->logprobs);                             \
+        again = bt_rpc_pack(&m->base); /* nothing unknown was in it, and the order is the same */  \
+        same_bytes(bytes, again);                                                                  \
+        grpc_byte_buffer_destroy(bytes);                                                           \
+        grpc_byte_buffer_destroy(again);                                                           \
+        protobuf_c_message_free_unpacked(&m->base, NULL);                                          \
+        bt_choice_fini(&c);                                                                        \
+    }
+
+CHUNK_CHECK(vllm, Vllm__Grpc__Engine__, VLLM__GRPC__ENGINE__,
+            vllm__grpc__engine__generate_response__descriptor, facts->name, 0)
+CHUNK_CHECK(sglang, Sglang__Grpc__Scheduler__, SGLANG__GRPC__SCHEDULER__,
+            sglang__grpc__scheduler__generate_response__descriptor, m->request_id, c.n - n)
+
 static void check_chunk(const bt_choice_facts *facts, uint32_t index, const uint32_t *ids,
                         uint32_t n)
 {
-    bt_intake_answer                      how = {.stream = true, .n = 1};
-    Vllm__Grpc__Engine__GenerateResponse *m;
-    grpc_byte_buffer                     *bytes, *again;
-    bt_choice                             c;
-
-    EXPECT_EQ(bt_choice_init(&c, &how, MOST, NULL), BT_OK);
-    c.index = index;
-    for (uint32_t i = 0; i < n; i++)
-        bt_choice_token(&c, &(bt_token){.id = ids[i], .logprob = -0.25f});
-    bytes = bt_choice_chunk(&c, facts);
-    EXPECT_EQ(c.n_sent, n);
-    m = (Vllm__Grpc__Engine__GenerateResponse *)bt_rpc_unpack(
-        bytes, &vllm__grpc__engine__generate_response__descriptor);
-    EXPECT(m != NULL && m->response_case == VLLM__GRPC__ENGINE__GENERATE_RESPONSE__RESPONSE_CHUNK);
-    EXPECT_EQ(m->chunk->n_token_ids, n);
-    for (uint32_t i = 0; i < n; i++)
-        EXPECT_EQ(m->chunk->token_ids[i], ids[i]);
-    EXPECT_EQ(m->chunk->prompt_tokens, facts->n_prompt);
-    EXPECT_EQ(m->chunk->completion_tokens, n);
-    EXPECT_EQ(m->chunk->cached_tokens, facts->n_cached);
-    EXPECT_EQ(m->chunk->index, index);
-    EXPECT_EQ(m->chunk->output_logprobs != NULL, facts->logprobs);
-    again = bt_rpc_pack(&m->base); /* nothing unknown was in it, and the order is the same */
-    same_bytes(bytes, again);
-    grpc_byte_buffer_destroy(bytes);
-    grpc_byte_buffer_destroy(again);
-    protobuf_c_message_free_unpacked(&m->base, NULL);
-    bt_choice_fini(&c);
+    check_vllm(facts, index, ids, n);
+    check_sglang(facts, index, ids, n);
 }
 
 static void choice_chunks_are_what_protobuf_makes_of_them(void)
@@ -59,10 +78,13 @@ static void choice_chunks_are_what_protobuf_makes_of_them(void)
     const uint32_t n_numbers = sizeof(numbers) / sizeof(numbers[0]);
     uint32_t       ids[MOST];
 
-    EXPECT_EQ(vllm__grpc__engine__generate_stream_chunk__descriptor.n_fields, 7); /* those below */
+    /* Those that are checked. */
+    EXPECT_EQ(vllm__grpc__engine__generate_stream_chunk__descriptor.n_fields, 7);
+    EXPECT_EQ(sglang__grpc__scheduler__generate_stream_chunk__descriptor.n_fields, 7);
     for (uint32_t shift = 0; shift < n_numbers; shift++)
         for (uint32_t n = 1; n <= MOST; n++) {
-            bt_choice_facts facts = {.n_prompt = numbers[1 + (shift + n) % (n_numbers - 1)],
+            bt_choice_facts facts = {.name     = "a request",
+                                     .n_prompt = numbers[1 + (shift + n) % (n_numbers - 1)],
                                      .n_cached = numbers[(shift + 2 * n) % n_numbers]};
 
             for (uint32_t i = 0; i < n; i++)
@@ -75,10 +97,13 @@ static void choice_chunks_are_what_protobuf_makes_of_them(void)
 
 static void choice_chunks_of_the_longest_numbers_fit(void)
 {
-    const bt_choice_facts facts = {.n_prompt = UINT32_MAX, .n_cached = UINT32_MAX};
-    uint32_t              ids[MOST];
+    char            name[BT_INTAKE_NAME_MAX + 1];
+    bt_choice_facts facts = {.name = name, .n_prompt = UINT32_MAX, .n_cached = UINT32_MAX};
+    uint32_t        ids[MOST];
 
     memset(ids, 0xff, sizeof(ids));
+    memset(name, 'x', BT_INTAKE_NAME_MAX);
+    name[BT_INTAKE_NAME_MAX] = 0;
     for (uint32_t n = 1; n <= MOST; n++)
         check_chunk(&facts, UINT32_MAX, ids, n);
 }

@@ -1,9 +1,11 @@
 /* Validation: limits to the token, and memory.  Fields by name: test_public.py. */
-#include "coordinator/intake.h"
-
 #include <math.h>
 
+#include "coordinator/dialect.h"
+
 #include "core/alloc.h"
+#include "proto/sglang_scheduler.pb-c.h"
+#include "proto/vllm_engine.pb-c.h"
 #include "tests/support/test.h"
 
 static const bt_intake_limits LIMITS = {
@@ -45,7 +47,7 @@ static uint32_t try_intake(const sample *s, const bt_intake_limits *limits, char
     bt_intake_answer    answer = {0};
 
     text[0] = 0;
-    if (bt_intake(&s->request, limits, &r, &answer, text) != BT_OK) return 0;
+    if (bt_dialect_vllm.intake(&s->request.base, limits, &r, &answer, text) != BT_OK) return 0;
     bt_free(r.prompt);
     bt_sampling_free(&r.sampling);
     bt_intake_answer_free(&answer);

@@ -3,7 +3,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from harness import WAIT_S, Served, expected, grpc, main, reflection
 
-ENGINE = "vllm.grpc.engine.VllmEngine"
+ENGINE, SECOND = "vllm.grpc.engine.VllmEngine", "sglang.grpc.scheduler.SglangScheduler"
 VERSIONS = "grpc.reflection.v1", "grpc.reflection.v1alpha"
 LIST = reflection.ServerReflectionRequest(list_services="").SerializeToString()
 NOT_FOUND, INVALID = grpc.StatusCode.NOT_FOUND.value[0], grpc.StatusCode.INVALID_ARGUMENT.value[0]
@@ -27,7 +27,7 @@ class Streams(Served):
         return self.talk(one())
 
 
-class Reflection(Streams):
+class Asked(Streams):
     def ask(self, *requests, version=VERSIONS[0]):
         requests = [reflection.ServerReflectionRequest(host="h", **r) for r in requests]
         answers = [reflection.ServerReflectionResponse.FromString(m) for m in self.talk((r.SerializeToString() for r in requests), version)]
@@ -50,11 +50,7 @@ class Reflection(Streams):
             pool.Add(self.file_of(file_containing_symbol=name))
         return pool
 
-    def test_both_versions_name_the_services(self):
-        for version in VERSIONS:
-            self.assertEqual(set(self.services(version)), {ENGINE, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"})
-
-    def test_all_that_is_declared_is_served(self):
+    def all_that_is_declared_is_served(self):
         pool = self.pool()
         for name in self.services():
             for method in pool.FindServiceByName(name).methods:
@@ -63,6 +59,15 @@ class Reflection(Streams):
                     list(call)
                 except grpc.RpcError as e:
                     self.assertEqual(e.code(), grpc.StatusCode.INVALID_ARGUMENT, method.full_name)  # no message came
+
+
+class Reflection(Asked):
+    def test_both_versions_name_the_services(self):
+        for version in VERSIONS:
+            self.assertEqual(set(self.services(version)), {ENGINE, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"})
+
+    def test_all_that_is_declared_is_served(self):
+        self.all_that_is_declared_is_served()
 
     def test_requests_can_be_made_from_it(self):
         pool = self.pool()
@@ -85,9 +90,9 @@ class Reflection(Streams):
     def test_others_are_errors_and_the_stream_goes_on(self):
         symbols = ("", ".", "vllm", "vllm.grpc.engine", "vllm.grpc.engine.", "vllm.grpc.engine.Nothing", "vllm.grpc.engine.SamplingParams.nothing",
                    "grpc.health.v1.HealthCheckResponse.ServingStatus.SERVING", "grpc.health.v1.HealthCheckResponse.NOTHING",
-                   ENGINE + ".Nothing", ENGINE + ".Generate.more", ENGINE + "s", "baton.control.v1.Control", "x" * 200000)
+                   ENGINE + ".Nothing", ENGINE + ".Generate.more", ENGINE + "s", SECOND, "sglang.grpc.scheduler.SamplingParams", "baton.control.v1.Control", "x" * 200000)
         cases = [(dict(file_containing_symbol=s), NOT_FOUND) for s in symbols]
-        cases += [(dict(file_by_filename=s), NOT_FOUND) for s in ("", "proto", "proto/control.proto", "../proto/health.proto")]
+        cases += [(dict(file_by_filename=s), NOT_FOUND) for s in ("", "proto", "proto/sglang_scheduler.proto", "proto/control.proto", "../proto/health.proto")]
         cases += [({}, INVALID), (dict(all_extension_numbers_of_type="vllm.grpc.engine.SamplingParams"), NOT_FOUND),
                   (dict(file_containing_extension=dict(containing_type="a", extension_number=1)), NOT_FOUND)]
         for answer, (request, code) in zip(self.ask(*(r for r, _ in cases)), cases):
@@ -107,6 +112,14 @@ class Reflection(Streams):
         self.assertEqual(self.coordinator.wait(), 0)
         for call in calls:
             self.assertEqual(self.error(call)[0], grpc.StatusCode.UNAVAILABLE)
+
+
+class Both(Asked):
+    ARGS = ("--sglang",)
+
+    def test_the_second_protocol_is_named_and_declared(self):
+        self.assertLessEqual({ENGINE, SECOND}, set(self.services()))
+        self.all_that_is_declared_is_served()
 
 
 class Silent(Streams):

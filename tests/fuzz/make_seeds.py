@@ -106,6 +106,18 @@ def intake():
     write("intake", "kv", pb((1, "r3"), (2, ids), (6, pb((1, "host"), (2, 80))), (9, 0)))
 
 
+def intake_sglang():
+    """proto/sglang_scheduler.proto, GenerateRequest"""
+    ids = pb((1, "To be"), (2, [5, 7, 99, 1]))
+    plain = [(1, 0.5), (2, 0.9), (3, 40), (4, 0.1), (5, 0.5), (6, -0.5), (7, 1.1), (8, 16), (18, 2), (19, 1), (21, 1)]
+    for name, params, more in [("greedy", [(8, 4)], []), ("all", plain, [(5, 1), (6, -1), (7, 2), (17, 1)]),
+                               ("stops", [(8, 8), (9, "ab"), (9, "\n\n"), (10, [3, 4]), (20, 1)], []), ("choices", [(8, 4), (17, 3)], []),
+                               ("bias", [(8, 4), (22, pb((1, "5"), (2, -1.5))), (22, pb((1, "six"), (2, 2.5)))], []),
+                               ("prompt", [(8, 1)], [(5, 1), (6, 2), (7, 3)]), ("regex", [(8, 4), (13, "a*")], []),
+                               ("pd", [(8, 4)], [(10, pb((1, "host"), (2, 8998), (3, 7))), (16, 2)])]:
+        write("intake", f"sglang-{name}", pb((1, "r1"), (2, ids), (4, pb(*params)), *more))
+
+
 def control():
     """proto/control.proto, FromWorker and ToWorker"""
     sampling = pb((1, 0.5), (2, 9), (3, 8), (5, [3, 4]), (6, 1), (7, 2), (8, 0.9), (15, [4, 5]), (16, struct.pack("<2f", 1, -1)))
@@ -140,5 +152,5 @@ def http():
     write("http", "range", b"\x10GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-5\r\nAccept-Encoding: gzip\r\nCookie: a=b; c\r\nExpect: 100-continue\r\n\r\n")
 
 
-for make in (safetensors, tokenizer, tokenizer_json, config, page_message, intake, control, http):
+for make in (safetensors, tokenizer, tokenizer_json, config, page_message, intake, intake_sglang, control, http):
     make()

@@ -1,0 +1,311 @@
+/* coordinator/dialect.inc.h - what both protocols say with fields of the same names, written once
+ * and compiled for each: vllm.c and sglang.c define
+ *   PB(Name), PB_INIT(NAME), PB_DESCRIPTOR(name)  a message's type, initialiser and descriptor
+ *   PB_CASE(NAME)         the case of a oneof
+ *   TAG_CHUNK, TAG_INDEX  the numbers of GenerateResponse.chunk and of the chunk's index
+ *   SPEAKER               the field tag of request_id in each reply; 0: there is none
+ *   SO_FAR                whether a chunk counts the tokens before it too
+ * and include it. */
+#include <string.h>
+
+#include "coordinator/dialect.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+
+/* ---- logprobs */
+
+/* Of tokens [from, to): borrows the choice's arrays.  *block_out is memory to be freed. */
+static bool make_output(const bt_choice *c, uint32_t from, uint32_t to, PB(OutputLogProbs) * lp,
+                        void **block_out)
+{
+    size_t n = to - from;
+    PB(TopLogProbs) * *table, *tops;
+
+    *lp                  = (PB(OutputLogProbs))PB_INIT(OUTPUT_LOG_PROBS);
+    lp->n_token_logprobs = lp->n_token_ids = n;
+    lp->token_logprobs                     = c->logprobs + from;
+    lp->token_ids                          = c->ids + from;
+    if (c->n_top == 0 || n == 0) return true;
+    table = bt_calloc(n, sizeof(*table) + sizeof(*tops));
+    if (table == NULL) return false;
+    tops = (PB(TopLogProbs) *)(void *)(table + n);
+    for (size_t i = 0; i < n; i++) {
+        tops[i]          = (PB(TopLogProbs))PB_INIT(TOP_LOG_PROBS);
+        tops[i].n_values = tops[i].n_token_ids = c->tops[from + i];
+        tops[i].values                         = c->top_logprobs + (from + i) * c->n_top;
+        tops[i].token_ids                      = c->top_ids + (from + i) * c->n_top;
+        table[i]                               = &tops[i];
+    }
+    lp->n_top_logprobs = n;
+    lp->top_logprobs   = table;
+    *block_out         = table;
+    return true;
+}
+
+/* The first one has no logprob.  Borrows p's arrays; *block_out is memory to be freed. */
+static bool make_input(const bt_input_logprobs *p, PB(InputLogProbs) * lp, void **block_out)
+{
+    size_t n = p->n_prompt - p->from;
+    PB(InputTokenLogProb) * *table, *values;
+    PB(TopLogProbs) * *top_table, *tops;
+
+    *lp   = (PB(InputLogProbs))PB_INIT(INPUT_LOG_PROBS);
+    table = bt_calloc(n, sizeof(*table) + sizeof(*values) + sizeof(*top_table) + sizeof(*tops));
+    if (table == NULL) return false;
+    top_table = (PB(TopLogProbs) **)(void *)(table + n);
+    values    = (PB(InputTokenLogProb) *)(void *)(top_table + n);
+    tops      = (PB(TopLogProbs) *)(void *)(values + n);
+    for (size_t i = 0; i < n; i++) {
+        size_t at = p->from + i;
+
+        values[i]    = (PB(InputTokenLogProb))PB_INIT(INPUT_TOKEN_LOG_PROB);
+        tops[i]      = (PB(TopLogProbs))PB_INIT(TOP_LOG_PROBS);
+        table[i]     = &values[i];
+        top_table[i] = &tops[i];
+        if (i == 0) continue;
+        values[i]._value_case = PB_CASE(INPUT_TOKEN_LOG_PROB___VALUE_VALUE);
+        values[i].value       = p->logprobs[at];
+        tops[i].n_values = tops[i].n_token_ids = p->n_top;
+        tops[i].values                         = p->top_logprobs + at * p->n_top;
+        tops[i].token_ids                      = p->top_ids + at * p->n_top;
+    }
+    lp->n_token_logprobs = lp->n_token_ids = n;
+    lp->token_logprobs                     = table;
+    lp->token_ids                          = p->ids + p->from;
+    if (p->n_top > 0) {
+        lp->n_top_logprobs = n;
+        lp->top_logprobs   = top_table;
+    }
+    *block_out = table;
+    return true;
+}
+
+/* ---- a chunk of few tokens, and what it is packed by */
+
+enum {
+    TAG_IDS        = 1 << 3 | 2, /* GenerateStreamChunk.token_ids, and so on */
+    TAG_PROMPT     = 2 << 3,
+    TAG_COMPLETION = 3 << 3,
+    TAG_CACHED     = 4 << 3,
+    FEW            = 16, /* tokens */
+    U32_BYTES      = 5,  /* at most */
+    FIELDS_BYTES   = 6 * (1 + U32_BYTES),
+    NAME_BYTES     = SPEAKER != 0 ? BT_INTAKE_NAME_MAX + 1 + U32_BYTES : 0
+};
+
+static uint8_t *put_u32(uint8_t *at, uint32_t v)
+{
+    for (; v >= 0x80; v >>= 7)
+        *at++ = (uint8_t)(v | 0x80);
+    *at++ = (uint8_t)v;
+    return at;
+}
+
+/* Nothing for 0, as proto3 has it. */
+static uint8_t *put_field(uint8_t *at, uint8_t tag, size_t v)
+{
+    if (v == 0) return at;
+    *at++ = tag;
+    return put_u32(at, (uint32_t)v);
+}
+
+static uint8_t *put_part(uint8_t *at, uint8_t tag, const void *part, size_t n)
+{
+    if (n == 0) return at;
+    at = put_field(at, tag, n);
+    memcpy(at, part, n);
+    return at + n;
+}
+
+/* The reply with this chunk, of at most FEW tokens and without logprobs.  Every token of every
+ * stream comes this way, and protobuf-c, which would make the same bytes, takes several times as
+ * long. */
+static grpc_byte_buffer *pack_plain(const PB(GenerateStreamChunk) * m, const char *name)
+{
+    uint8_t ids[FEW * U32_BYTES], body[sizeof(ids) + FIELDS_BYTES],
+        reply[NAME_BYTES + sizeof(body) + 1 + U32_BYTES];
+    uint8_t          *at = ids, *end = body;
+    grpc_slice        slice;
+    grpc_byte_buffer *buffer;
+
+    for (size_t i = 0; i < m->n_token_ids; i++)
+        at = put_u32(at, m->token_ids[i]);
+    end    = put_part(end, TAG_IDS, ids, (size_t)(at - ids));
+    end    = put_field(end, TAG_PROMPT, m->prompt_tokens);
+    end    = put_field(end, TAG_COMPLETION, m->completion_tokens);
+    end    = put_field(end, TAG_CACHED, m->cached_tokens);
+    end    = put_field(end, TAG_INDEX << 3, m->index);
+    at     = SPEAKER != 0 ? put_part(reply, SPEAKER, name, strlen(name)) : reply;
+    at     = put_part(at, TAG_CHUNK << 3 | 2, body, (size_t)(end - body));
+    slice  = grpc_slice_from_copied_buffer((const char *)reply, (size_t)(at - reply));
+    buffer = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+    return buffer;
+}
+
+/* ---- messages */
+
+static grpc_byte_buffer *pack_chunk(PB(GenerateStreamChunk) * m, const char *name)
+{
+    PB(GenerateResponse) reply = PB_INIT(GENERATE_RESPONSE);
+
+    if (m->n_token_ids <= FEW && m->output_logprobs == NULL && m->input_logprobs == NULL)
+        return pack_plain(m, name);
+    SAY_NAME(reply, name);
+    reply.response_case = PB_CASE(GENERATE_RESPONSE__RESPONSE_CHUNK);
+    reply.chunk         = m;
+    return bt_rpc_pack(&reply.base);
+}
+
+static grpc_byte_buffer *chunk(bt_choice *c, const bt_choice_facts *facts)
+{
+    PB(GenerateStreamChunk) m = PB_INIT(GENERATE_STREAM_CHUNK);
+    PB(OutputLogProbs) output;
+    PB(InputLogProbs) input;
+    grpc_byte_buffer *buffer = NULL;
+    void             *block = NULL, *input_block = NULL;
+
+    m.n_token_ids       = c->n_ready - c->n_sent;
+    m.token_ids         = c->ids + c->n_sent;
+    m.prompt_tokens     = facts->n_prompt;
+    m.completion_tokens = SO_FAR ? c->n_ready : c->n_ready - c->n_sent;
+    m.cached_tokens     = facts->n_cached;
+    m.index             = c->index;
+    if ((!facts->logprobs || make_output(c, c->n_sent, c->n_ready, &output, &block)) &&
+        (facts->input == NULL || make_input(facts->input, &input, &input_block))) {
+        if (facts->logprobs) m.output_logprobs = &output;
+        if (facts->input != NULL) m.input_logprobs = &input;
+        buffer    = pack_chunk(&m, facts->name);
+        c->n_sent = c->n_ready;
+    }
+    bt_free(input_block);
+    bt_free(block);
+    return buffer;
+}
+
+static grpc_byte_buffer *complete(const bt_choice *c, const bt_choice_facts *facts)
+{
+    PB(GenerateComplete) done  = PB_INIT(GENERATE_COMPLETE);
+    PB(GenerateResponse) reply = PB_INIT(GENERATE_RESPONSE);
+    PB(OutputLogProbs) output;
+    PB(InputLogProbs) input;
+    grpc_byte_buffer *buffer = NULL;
+    static char       stop[] = "stop", length[] = "length";
+    void             *block = NULL, *input_block = NULL;
+
+    done.n_output_ids      = c->n;
+    done.output_ids        = c->ids;
+    done.finish_reason     = c->finish == BT_FINISH_LENGTH ? length : stop;
+    done.prompt_tokens     = facts->n_prompt;
+    done.completion_tokens = c->n;
+    done.cached_tokens     = facts->n_cached;
+    done.index             = c->index;
+    if (c->finish == BT_FINISH_STOP_TOKEN) {
+        done.matched_stop_case = PB_CASE(GENERATE_COMPLETE__MATCHED_STOP_MATCHED_TOKEN_ID);
+        done.matched_token_id  = c->ids[c->n - 1];
+    } else if (c->finish == BT_FINISH_STOP_STRING) {
+        done.matched_stop_case = PB_CASE(GENERATE_COMPLETE__MATCHED_STOP_MATCHED_STOP_STR);
+        done.matched_stop_str  = (char *)bt_stop_set_string(c->stop, c->matched);
+    }
+    if ((!facts->logprobs || make_output(c, 0, c->n, &output, &block)) &&
+        (facts->input == NULL || make_input(facts->input, &input, &input_block))) {
+        if (facts->logprobs) done.output_logprobs = &output;
+        if (facts->input != NULL) done.input_logprobs = &input;
+        SAY_NAME(reply, facts->name);
+        reply.response_case = PB_CASE(GENERATE_RESPONSE__RESPONSE_COMPLETE);
+        reply.complete      = &done;
+        buffer              = bt_rpc_pack(&reply.base);
+    }
+    bt_free(input_block);
+    bt_free(block);
+    return buffer;
+}
+
+/* ---- facts */
+
+static grpc_byte_buffer *health_check(bt_call *call, const ProtobufCMessage *request)
+{
+    PB(HealthCheckResponse) reply = PB_INIT(HEALTH_CHECK_RESPONSE);
+    static char ready[]           = "ready";
+
+    (void)request;
+    /* healthy = false would not suffice: a gateway that registers looks at the status alone. */
+    if (call->pub->draining)
+        return bt_public_fail(call, GRPC_STATUS_UNAVAILABLE, "the server is shutting down");
+    reply.healthy = 1;
+    reply.message = ready;
+    return bt_rpc_pack(&reply.base);
+}
+
+static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *request)
+{
+    enum { EOS_MAX = 64 };
+    PB(GetModelInfoResponse) reply = PB_INIT(GET_MODEL_INFO_RESPONSE);
+    const bt_public   *pub         = call->pub;
+    const bt_up_hello *h           = pub->facts;
+    int32_t            eos[EOS_MAX];
+    char              *architectures[1] = {h->architecture};
+
+    (void)request;
+    reply.model_path         = pub->model_path;
+    reply.tokenizer_path     = pub->model_path; /* must be there on the gateway's machine too */
+    reply.served_model_name  = pub->served_name;
+    reply.is_generation      = 1;
+    reply.max_context_length = (int32_t)h->max_context;
+    reply.max_req_input_len  = (int32_t)h->max_context - 1;
+    reply.vocab_size         = (int32_t)h->vocab_size;
+    reply.model_type         = h->model_type;
+    reply.n_architectures    = h->architecture[0] != 0;
+    reply.architectures      = architectures;
+    reply.n_eos_token_ids    = h->n_eos < EOS_MAX ? h->n_eos : EOS_MAX;
+    for (size_t i = 0; i < reply.n_eos_token_ids; i++)
+        eos[i] = (int32_t)h->eos_tokens[i];
+    reply.eos_token_ids                = eos;
+    reply.bos_token_id                 = h->bos_token > 0 ? (int32_t)h->bos_token : 0;
+    reply.pad_token_id                 = h->pad_token > 0 ? (int32_t)h->pad_token : 0;
+    reply.default_sampling_params_json = pub->default_sampling;
+    return bt_rpc_pack(&reply.base);
+}
+
+static grpc_byte_buffer *server_info(bt_call *call, const ProtobufCMessage *request)
+{
+    PB(GetServerInfoResponse) reply = PB_INIT(GET_SERVER_INFO_RESPONSE);
+    bt_relay_loads loads;
+    static char    type[] = "baton";
+
+    (void)request;
+    bt_fleet_get_loads(call->pub->fleet, &loads);
+    SAY_ROOM(reply, loads);
+    reply.active_requests        = loads.n_waiting + loads.n_running;
+    reply.last_receive_timestamp = call->pub->last_receive;
+    reply.uptime_seconds         = (double)(bt_now_ns() - call->pub->started_ns) * 1e-9;
+    reply.server_type            = type;
+    return bt_rpc_pack(&reply.base);
+}
+
+static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *request)
+{
+    PB(SchedulerLoad) load = PB_INIT(SCHEDULER_LOAD), *list[] = {&load};
+    PB(GetLoadsResponse) reply = PB_INIT(GET_LOADS_RESPONSE);
+    char           stamp[BT_TIME_TEXT];
+    bt_relay_loads l;
+
+    (void)request; /* one load whatever rank and sections are asked for */
+    bt_fleet_get_loads(call->pub->fleet, &l);
+    bt_public_time(stamp);
+    load.num_running_reqs     = bt_public_clamp(l.n_running);
+    load.num_waiting_reqs     = bt_public_clamp(l.n_waiting);
+    load.num_total_reqs       = bt_public_clamp((uint64_t)l.n_running + l.n_waiting);
+    load.num_used_tokens      = bt_public_clamp(l.used_tokens);
+    load.max_total_num_tokens = bt_public_clamp(l.total_tokens);
+    load.token_usage    = l.total_tokens == 0 ? 1 : (double)l.used_tokens / (double)l.total_tokens;
+    load.utilization    = load.token_usage;
+    load.gen_throughput = bt_public_throughput(call->pub, l.tokens_out);
+    load.max_running_requests = bt_public_clamp(l.max_running);
+    reply.timestamp           = stamp;
+    reply.version             = call->pub->version;
+    reply.dp_rank_count       = 1;
+    reply.n_loads             = 1;
+    reply.loads               = list;
+    return bt_rpc_pack(&reply.base);
+}

@@ -1,0 +1,188 @@
+/* sglang.grpc.scheduler.SglangScheduler: a gateway that finds it prefers it to the other one, and
+ * then has no seeds; so it is there only where it is asked for. */
+#define PB(name)              Sglang__Grpc__Scheduler__##name
+#define PB_INIT(name)         SGLANG__GRPC__SCHEDULER__##name##__INIT
+#define PB_CASE(name)         SGLANG__GRPC__SCHEDULER__##name
+#define TAG_CHUNK             2
+#define TAG_INDEX             8
+#define SPEAKER               (1 << 3 | 2)
+#define SO_FAR                true
+#define SAY_NAME(reply, name) ((reply).request_id = (char *)(name))
+#define SAY_ROOM(reply, loads) \
+    ((reply).max_total_num_tokens = bt_public_clamp((loads).total_tokens))
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "proto/sglang_scheduler.pb-c.h"
+
+#include "coordinator/dialect.inc.h"
+
+typedef PB(GenerateRequest) generate_request;
+typedef PB(SamplingParams) params;
+
+/* ---- requests */
+
+/* What is not supported unless it changes nothing. */
+static bt_status check_request(const generate_request *pb, char *refusal)
+{
+    const PB(DisaggregatedParams) *pd = pb->disaggregated_params;
+
+    BT_INTAKE_REQUIRE(pb->tokenized != NULL,
+                      "the request has no input: send token ids in tokenized");
+    BT_INTAKE_REQUIRE(pb->mm_inputs == NULL, "mm_inputs is not supported");
+    BT_INTAKE_REQUIRE(pb->n_input_embeds == 0, "input_embeds is not supported");
+    BT_INTAKE_REQUIRE(pb->n_token_ids_logprob == 0, "token_ids_logprob is not supported");
+    BT_INTAKE_REQUIRE(!pb->return_hidden_states, "return_hidden_states is not supported");
+    BT_INTAKE_REQUIRE(pd == NULL || (pd->bootstrap_host[0] == 0 && pd->bootstrap_port == 0 &&
+                                     pd->bootstrap_room == 0),
+                      "disaggregated_params is not supported: prefill and decode are this server's "
+                      "own");
+    BT_INTAKE_REQUIRE(pb->custom_logit_processor[0] == 0,
+                      "custom_logit_processor is not supported");
+    BT_INTAKE_REQUIRE(pb->lora_id[0] == 0, "lora_id is not supported");
+    BT_INTAKE_REQUIRE(pb->data_parallel_rank <= 0,
+                      "data_parallel_rank is %d, but this server places requests itself",
+                      pb->data_parallel_rank);
+    return BT_OK;
+}
+
+static const char *constraint_name(const params *p)
+{
+    switch (p->constraint_case) {
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_REGEX): return "regex";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA): return "json_schema";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_EBNF_GRAMMAR): return "ebnf_grammar";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG): return "structural_tag";
+    default: return NULL;
+    }
+}
+
+static bt_status check_params(const params *p, char *refusal)
+{
+    const char *constraint = constraint_name(p);
+
+    BT_INTAKE_REQUIRE(constraint == NULL, "%s is not supported", constraint);
+    BT_INTAKE_REQUIRE(p->custom_params == NULL, "custom_params is not supported");
+    BT_INTAKE_REQUIRE(p->_stream_interval_case ==
+                              PB_CASE(SAMPLING_PARAMS___STREAM_INTERVAL__NOT_SET) ||
+                          p->stream_interval == 1,
+                      "stream_interval is %d, only 1 is supported: tokens are sent as they come",
+                      p->stream_interval);
+    BT_INTAKE_REQUIRE(p->top_k >= -1, "top_k is %d, it must be at least -1", p->top_k);
+    return BT_OK;
+}
+
+static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_out, float *bias_out)
+{
+    const params *p = from;
+    char         *end;
+
+    *key_out  = p->logit_bias[i]->key;
+    *bias_out = p->logit_bias[i]->value;
+    errno     = 0;
+    *id_out   = strtoll(*key_out, &end, 10);
+    return end != *key_out && *end == 0 && errno == 0;
+}
+
+static void ask_params(const params *p, bt_ask *ask)
+{
+    ask->params              = p;
+    ask->bias                = bias;
+    ask->temperature         = p->temperature;
+    ask->top_p               = p->top_p;
+    ask->top_k               = p->top_k > 0 ? (uint32_t)p->top_k : 0;
+    ask->min_p               = p->min_p;
+    ask->frequency_penalty   = p->frequency_penalty;
+    ask->presence_penalty    = p->presence_penalty;
+    ask->repetition_penalty  = p->repetition_penalty;
+    ask->n                   = p->n;
+    ask->min_tokens          = p->min_new_tokens;
+    ask->ignore_eos          = p->ignore_eos;
+    ask->skip_special_tokens = p->skip_special_tokens;
+    ask->n_bias              = p->n_logit_bias;
+    ask->n_stop              = p->n_stop;
+    ask->stop                = p->stop;
+    ask->n_stop_token_ids    = p->n_stop_token_ids;
+    ask->stop_token_ids      = p->stop_token_ids;
+    ask->max_tokens          = p->max_new_tokens;
+    ask->has_max_tokens =
+        p->_max_new_tokens_case != PB_CASE(SAMPLING_PARAMS___MAX_NEW_TOKENS__NOT_SET);
+}
+
+static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits *limits,
+                        bt_relay_submission *request_out, bt_intake_answer *answer_out,
+                        char *refusal)
+{
+    static const bt_ask_names names = {.max_tokens      = "max_new_tokens",
+                                       .min_tokens      = "min_new_tokens",
+                                       .logprobs        = "top_logprobs_num",
+                                       .prompt_logprobs = "top_logprobs_num",
+                                       .prompt_from     = "logprob_start_len"};
+    bt_status                 st    = BT_OK;
+    const generate_request   *pb    = (const generate_request *)request;
+    const params              none  = PB_INIT(SAMPLING_PARAMS);
+    const params             *p     = pb->sampling_params != NULL ? pb->sampling_params : &none;
+    bt_ask                    ask   = {.names = &names, .name = pb->request_id};
+
+    BT_TRY(check_request(pb, refusal));
+    BT_TRY(check_params(p, refusal));
+    ask_params(p, &ask);
+    ask.stream              = pb->stream;
+    ask.n_ids               = pb->tokenized->n_input_ids;
+    ask.ids                 = pb->tokenized->input_ids;
+    ask.has_logprobs        = pb->return_logprob;
+    ask.has_prompt_logprobs = pb->return_logprob && pb->logprob_start_len >= 0;
+    ask.logprobs = ask.prompt_logprobs = pb->top_logprobs_num;
+    ask.prompt_from = ask.has_prompt_logprobs ? (uint32_t)pb->logprob_start_len : 0;
+    BT_TRY(bt_intake(&ask, limits, request_out, answer_out, refusal));
+out:
+    return st;
+}
+
+/* ---- methods */
+
+static grpc_byte_buffer *abort_request(bt_call *call, const ProtobufCMessage *request)
+{
+    const PB(AbortRequest) *pb = (const PB(AbortRequest) *)request;
+    PB(AbortResponse) reply    = PB_INIT(ABORT_RESPONSE);
+    static char live[] = "aborted", none[] = "no such request is live";
+
+    reply.success = bt_fleet_abort_name(call->pub->fleet, pb->request_id, "aborted by the client");
+    reply.message = reply.success ? live : none;
+    return bt_rpc_pack(&reply.base);
+}
+
+static void generate(bt_call *call, const ProtobufCMessage *request)
+{
+    bt_public_generate(call, request, &bt_dialect_sglang);
+}
+
+#define ENGINE "sglang.grpc.scheduler.SglangScheduler"
+static const bt_method METHODS[] = {
+    {.path    = "/" ENGINE "/Generate",
+     .request = &sglang__grpc__scheduler__generate_request__descriptor,
+     .stream  = generate     },
+    {.path    = "/" ENGINE "/Abort",
+     .request = &sglang__grpc__scheduler__abort_request__descriptor,
+     .answer  = abort_request},
+    {.path    = "/" ENGINE "/HealthCheck",
+     .request = &sglang__grpc__scheduler__health_check_request__descriptor,
+     .answer  = health_check },
+    {.path    = "/" ENGINE "/GetModelInfo",
+     .request = &sglang__grpc__scheduler__get_model_info_request__descriptor,
+     .answer  = model_info   },
+    {.path    = "/" ENGINE "/GetServerInfo",
+     .request = &sglang__grpc__scheduler__get_server_info_request__descriptor,
+     .answer  = server_info  },
+    {.path    = "/" ENGINE "/GetLoads",
+     .request = &sglang__grpc__scheduler__get_loads_request__descriptor,
+     .answer  = get_loads    },
+};
+
+const bt_dialect bt_dialect_sglang = {.service   = ENGINE,
+                                      .methods   = METHODS,
+                                      .n_methods = sizeof(METHODS) / sizeof(METHODS[0]),
+                                      .intake    = intake,
+                                      .chunk     = chunk,
+                                      .complete  = complete};

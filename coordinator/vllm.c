@@ -1,0 +1,194 @@
+/* vllm.grpc.engine.VllmEngine. */
+#define PB(name)               Vllm__Grpc__Engine__##name
+#define PB_INIT(name)          VLLM__GRPC__ENGINE__##name##__INIT
+#define PB_CASE(name)          VLLM__GRPC__ENGINE__##name
+#define TAG_CHUNK              1
+#define TAG_INDEX              7
+#define SPEAKER                0
+#define SO_FAR                 false
+#define SAY_NAME(reply, name)  ((void)(name))
+#define SAY_ROOM(reply, loads) ((void)0)
+
+#include "proto/vllm_engine.pb-c.h"
+
+#include "coordinator/dialect.inc.h"
+
+enum { ABORTS_MAX = 4096 };
+
+typedef PB(GenerateRequest) generate_request;
+typedef PB(SamplingParams) params;
+
+/* ---- requests */
+
+/* What is not supported unless it changes nothing. */
+static bt_status check_request(const generate_request *pb, char *refusal)
+{
+    BT_INTAKE_REQUIRE(pb->input_case != VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TEXT,
+                      "text is not supported: send token ids in tokenized");
+    BT_INTAKE_REQUIRE(pb->input_case == VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TOKENIZED,
+                      "the request has no input: send token ids in tokenized");
+    BT_INTAKE_REQUIRE(pb->mm_inputs == NULL, "mm_inputs is not supported");
+    BT_INTAKE_REQUIRE(pb->n_media_refs == 0, "media_refs is not supported");
+    BT_INTAKE_REQUIRE(pb->n_extra_mm_inputs == 0, "extra_mm_inputs is not supported");
+    BT_INTAKE_REQUIRE(
+        pb->kv_transfer_params == NULL || (pb->kv_transfer_params->remote_host[0] == 0 &&
+                                           pb->kv_transfer_params->remote_port == 0),
+        "kv_transfer_params is not supported: prefill and decode are this server's own");
+    BT_INTAKE_REQUIRE(
+        pb->_kv_transfer_params_json_case ==
+                VLLM__GRPC__ENGINE__GENERATE_REQUEST___KV_TRANSFER_PARAMS_JSON__NOT_SET ||
+            pb->kv_transfer_params_json[0] == 0,
+        "kv_transfer_params_json is not supported: prefill and decode are this server's own");
+    BT_INTAKE_REQUIRE(pb->_data_parallel_rank_case ==
+                              VLLM__GRPC__ENGINE__GENERATE_REQUEST___DATA_PARALLEL_RANK__NOT_SET ||
+                          pb->data_parallel_rank < 0,
+                      "data_parallel_rank is %d, but this server places requests itself",
+                      pb->data_parallel_rank);
+    return BT_OK;
+}
+
+static const char *constraint_name(const params *p)
+{
+    switch (p->constraint_case) {
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA: return "json_schema";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_REGEX: return "regex";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_GRAMMAR: return "grammar";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG: return "structural_tag";
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT:
+        return p->json_object ? "json_object" : NULL;
+    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE: return "choice";
+    default: return NULL;
+    }
+}
+
+static bt_status check_params(const params *p, char *refusal)
+{
+    const char *constraint = constraint_name(p);
+
+    BT_INTAKE_REQUIRE(constraint == NULL, "%s is not supported", constraint);
+    BT_INTAKE_REQUIRE(!p->grammar_from_first_token, "grammar_from_first_token is not supported");
+    BT_INTAKE_REQUIRE(p->_truncate_prompt_tokens_case ==
+                          VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET,
+                      "truncate_prompt_tokens is not supported");
+    return BT_OK;
+}
+
+static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_out, float *bias_out)
+{
+    const params *p = from;
+
+    (void)key_out;
+    *id_out   = p->logit_bias[i]->key;
+    *bias_out = p->logit_bias[i]->value;
+    return true;
+}
+
+static void ask_params(const params *p, bt_ask *ask)
+{
+    ask->params            = p;
+    ask->bias              = bias;
+    ask->temperature       = p->_temperature_case == PB_CASE(SAMPLING_PARAMS___TEMPERATURE__NOT_SET)
+                                 ? 1.0f
+                                 : p->temperature;
+    ask->top_p             = p->top_p;
+    ask->top_k             = p->top_k;
+    ask->min_p             = p->min_p;
+    ask->frequency_penalty = p->frequency_penalty;
+    ask->presence_penalty  = p->presence_penalty;
+    ask->repetition_penalty  = p->repetition_penalty;
+    ask->n                   = p->n;
+    ask->min_tokens          = p->min_tokens;
+    ask->ignore_eos          = p->ignore_eos;
+    ask->skip_special_tokens = p->skip_special_tokens;
+    ask->n_bias              = p->n_logit_bias;
+    ask->n_stop              = p->n_stop;
+    ask->stop                = p->stop;
+    ask->n_stop_token_ids    = p->n_stop_token_ids;
+    ask->stop_token_ids      = p->stop_token_ids;
+    ask->has_max_tokens = p->_max_tokens_case != PB_CASE(SAMPLING_PARAMS___MAX_TOKENS__NOT_SET);
+    ask->max_tokens     = p->max_tokens;
+    ask->has_seed       = p->_seed_case != PB_CASE(SAMPLING_PARAMS___SEED__NOT_SET);
+    ask->seed           = p->seed;
+    ask->has_logprobs   = p->_logprobs_case != PB_CASE(SAMPLING_PARAMS___LOGPROBS__NOT_SET);
+    ask->logprobs       = p->logprobs;
+    ask->has_prompt_logprobs =
+        p->_prompt_logprobs_case != PB_CASE(SAMPLING_PARAMS___PROMPT_LOGPROBS__NOT_SET);
+    ask->prompt_logprobs = p->prompt_logprobs;
+}
+
+static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits *limits,
+                        bt_relay_submission *request_out, bt_intake_answer *answer_out,
+                        char *refusal)
+{
+    static const bt_ask_names names = {.max_tokens      = "max_tokens",
+                                       .min_tokens      = "min_tokens",
+                                       .logprobs        = "logprobs",
+                                       .prompt_logprobs = "prompt_logprobs"};
+    bt_status                 st    = BT_OK;
+    const generate_request   *pb    = (const generate_request *)request;
+    const params              none  = PB_INIT(SAMPLING_PARAMS);
+    const params             *p     = pb->sampling_params != NULL ? pb->sampling_params : &none;
+    bt_ask                    ask   = {.names = &names, .name = pb->request_id};
+
+    BT_TRY(check_request(pb, refusal));
+    BT_TRY(check_params(p, refusal));
+    ask_params(p, &ask);
+    ask.stream = pb->stream;
+    ask.n_ids  = pb->tokenized->n_input_ids;
+    ask.ids    = pb->tokenized->input_ids;
+    BT_TRY(bt_intake(&ask, limits, request_out, answer_out, refusal));
+out:
+    return st;
+}
+
+/* ---- methods */
+
+static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *request)
+{
+    const PB(AbortRequest) *pb = (const PB(AbortRequest) *)request;
+    PB(AbortResponse) reply    = PB_INIT(ABORT_RESPONSE);
+
+    if (pb->n_request_ids > ABORTS_MAX) {
+        call->code = GRPC_STATUS_INVALID_ARGUMENT;
+        snprintf(call->why, sizeof(call->why), "%zu request_ids, at most %d are allowed",
+                 pb->n_request_ids, ABORTS_MAX);
+        return NULL;
+    }
+    for (size_t i = 0; i < pb->n_request_ids; i++) /* unknown and ended ones are fine */
+        bt_fleet_abort_name(call->pub->fleet, pb->request_ids[i], "aborted by the client");
+    return bt_rpc_pack(&reply.base);
+}
+
+static void generate(bt_call *call, const ProtobufCMessage *request)
+{
+    bt_public_generate(call, request, &bt_dialect_vllm);
+}
+
+#define ENGINE "vllm.grpc.engine.VllmEngine"
+static const bt_method METHODS[] = {
+    {.path    = "/" ENGINE "/Generate",
+     .request = &vllm__grpc__engine__generate_request__descriptor,
+     .stream  = generate      },
+    {.path    = "/" ENGINE "/Abort",
+     .request = &vllm__grpc__engine__abort_request__descriptor,
+     .answer  = abort_requests},
+    {.path    = "/" ENGINE "/HealthCheck",
+     .request = &vllm__grpc__engine__health_check_request__descriptor,
+     .answer  = health_check  },
+    {.path    = "/" ENGINE "/GetModelInfo",
+     .request = &vllm__grpc__engine__get_model_info_request__descriptor,
+     .answer  = model_info    },
+    {.path    = "/" ENGINE "/GetServerInfo",
+     .request = &vllm__grpc__engine__get_server_info_request__descriptor,
+     .answer  = server_info   },
+    {.path    = "/" ENGINE "/GetLoads",
+     .request = &vllm__grpc__engine__get_loads_request__descriptor,
+     .answer  = get_loads     },
+};
+
+const bt_dialect bt_dialect_vllm = {.service   = ENGINE,
+                                    .methods   = METHODS,
+                                    .n_methods = sizeof(METHODS) / sizeof(METHODS[0]),
+                                    .intake    = intake,
+                                    .chunk     = chunk,
+                                    .complete  = complete};

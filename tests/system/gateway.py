@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A real OpenAI-compatible gateway in front of a cell: SMG, which tokenizes, speaks VllmEngine to the coordinator and HTTP to users.
 
-    gateway.py --bin DIR --source DIR --cache DIR --version 1.9.0|newest
+    gateway.py --bin DIR --source DIR --cache DIR --version 1.9.0|newest [--sglang]
 
-Installs that version with pip into a virtual environment below --cache and drives it over HTTP with its default flags, retries and
+With --sglang the cell speaks both protocols, and the gateway SglangScheduler with it.  Installs that version with pip into a virtual environment below --cache and drives it over HTTP with its default flags, retries and
 circuit breaker on.  The texts must be those that the engine gives for the same tokens without a gateway.  Skips (77), with the reason,
 where pip cannot install it."""
 import concurrent.futures
@@ -96,6 +96,41 @@ def choices_and_seeds(g, engine):
         assert got.texts == two and all(got.reasons), (got.texts, got.reasons, two)
 
 
+def spoken(g, engine):
+    """Which protocol the gateway has chosen."""
+    status, workers = g.get("/workers")
+    assert status == 200 and [w["runtime_type"] for w in workers["workers"]] == ["sglang"], (status, workers)
+
+
+def choices(g, engine):
+    """Where there are no seeds they are equal, and each is drawn anew where they are not."""
+    for path, body, prompt in (("/v1/chat/completions", chat_body, engine.chat_prompt), ("/v1/completions", text_body, str)):
+        want, _ = engine.text(prompt("Speak."), 32)
+        assert texts(plain(g, path, body("Speak.", n=2, temperature=0))) == [want] * 2
+        got = Streamed(g, path, body("Speak.", n=2, temperature=0), n=2)
+        assert got.texts == [want] * 2 and all(got.reasons), (got.texts, got.reasons, want)
+        two = texts(plain(g, path, body("Speak.", n=2, temperature=0.9)))
+        assert two[0] != two[1] != want, two
+
+
+def native(g, engine):
+    """The gateway's own path of this protocol, which asks for logprobs of the prompt too."""
+    ids = engine.encode("What news from the king?")
+    for start in (0, 3):
+        status, reply = g.post("/generate", dict(model=MODEL, input_ids=ids, sampling_params=dict(max_new_tokens=8, temperature=0), return_logprob=True,
+                                                 logprob_start_len=start, top_logprobs_num=2))
+        assert status == 200, f"{status} {reply}"
+        reply = reply[0] if isinstance(reply, list) else reply
+        _, want = engine.text("What news from the king?", 8)
+        meta = reply["meta_info"]
+        assert reply["output_ids"] == want and meta["prompt_tokens"] == len(ids) and meta["completion_tokens"] == 8, reply
+        assert [t[1] for t in meta["output_token_logprobs"]] == want, meta
+        for (value, _), sure in zip(((t[0], t[1]) for t in meta["output_token_logprobs"]), engine.logprobs):
+            assert abs(value - sure) < 1e-4, (value, sure)
+        assert [t[1] for t in meta["input_token_logprobs"]] == ids[start:], meta
+        assert [t[0] is None for t in meta["input_token_logprobs"]] == [True] + [False] * (len(ids) - start - 1), meta
+
+
 def logprobs(g, engine):
     body = chat_body("Tell me of the night.", temperature=0, logprobs=True, top_logprobs=3)
     want, ids = engine.text(engine.chat_prompt("Tell me of the night."), 32)
@@ -138,15 +173,19 @@ def cached_tokens(g, engine):
     assert found == [0, whole, whole, whole], f"{found} cached of {n}"
 
 
-def many_streams(g, engine):
+def many_streams(g, engine, temperatures=(0, 0.8)):
     """64 at once, each equal to its twin that ran alone."""
     rng = random.Random(2)
-    bodies = [text_body(some_words(rng, rng.randrange(3, 60)), temperature=rng.choice([0, 0.8]), seed=i, max_tokens=48) for i in range(CROWD)]
+    bodies = [text_body(some_words(rng, rng.randrange(3, 60)), temperature=rng.choice(temperatures), seed=i, max_tokens=48) for i in range(CROWD)]
     alone = [texts(plain(g, "/v1/completions", b)) for b in bodies]
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
         got = list(pool.map(lambda i: Streamed(g, "/v1/completions", bodies[i % CROWD]).texts, range(STREAMS)))
     for i, text in enumerate(got):
         assert text == alone[i % CROWD], f"stream {i}: {text} is not {alone[i % CROWD]}"
+
+
+def many_greedy_streams(g, engine):
+    many_streams(g, engine, (0,))
 
 
 # ---- what users do to it
@@ -252,18 +291,24 @@ def main():
     ap = cells.arguments(__doc__)
     ap.add_argument("--cache", required=True)
     ap.add_argument("--version", required=True)
+    ap.add_argument("--sglang", action="store_true")
     a = ap.parse_args()
     program, version = smg.install(a.cache, a.version)
     pb, rpc = cells.stubs(a.source)
     model = os.path.join(a.source, "models/demo")
-    with cells.Cell(a.bin, model, "2+2", "--http-port", "0", *PATIENT) as cell, smg.Gateway(program, cell.address) as g:
+    checks = [chat_and_completions, choices_and_seeds, logprobs, stop_strings, cached_tokens, many_streams, disconnects, bad_input]
+    if a.sglang:
+        checks = [spoken, chat_and_completions, choices, native, logprobs, stop_strings, cached_tokens, many_greedy_streams, disconnects, bad_input]
+    with cells.Cell(a.bin, model, "2+2", "--http-port", "0", *PATIENT, *["--sglang"] * a.sglang) as cell, smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)
         g.wait_served(chat_body("Hello."))
-        for check in (chat_and_completions, choices_and_seeds, logprobs, stop_strings, cached_tokens, many_streams, disconnects, bad_input):
+        for check in checks:
             start = time.monotonic()
             check(g, engine)
             print(f"smg {version}: {check.__name__}, {time.monotonic() - start:.1f} s", flush=True)
         assert cell.stop() == 0, cell.log()
+    if a.sglang:
+        return 0    # what a full cell does to users is not the protocol's
     with cells.Cell(a.bin, model, "1+1", "--http-port", "0", *PATIENT, "--kv-bytes", str(14 * load.page_bytes(model))) as cell, \
             smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)

@@ -126,7 +126,14 @@ class Gateway:
 
     def post(self, path, body):
         """(status, reply)"""
-        c = self.request(path, body)
+        return self.reply_to(self.request(path, body))
+
+    def get(self, path):
+        c = self.connection()
+        c.request("GET", path)
+        return self.reply_to(c)
+
+    def reply_to(self, c):
         try:
             reply = c.getresponse()
             text = reply.read().decode(errors="replace")

@@ -1,9 +1,9 @@
 /* coordinator/dialect.inc.h - what both protocols say with fields of the same names, written once
  * and compiled for each: vllm.c and sglang.c define
- *   PB(Name), PB_INIT(NAME), PB_DESCRIPTOR(name)  a message's type, initialiser and descriptor
- *   PB_CASE(NAME)         the case of a oneof
+ *   PB(Name), PB_INIT(NAME), PB_CASE(NAME)  a message's type, its initialiser, the case of a oneof
  *   TAG_CHUNK, TAG_INDEX  the numbers of GenerateResponse.chunk and of the chunk's index
- *   SPEAKER               the field tag of request_id in each reply; 0: there is none
+ *   SPEAKER               what comes before request_id on the wire of a reply; 0: it has none
+ *   SAY_NAME(reply, name), SAY_ROOM(reply, loads)  fill request_id, and how much KV there is
  *   SO_FAR                whether a chunk counts the tokens before it too
  * and include it. */
 #include <string.h>

@@ -21,7 +21,8 @@
 
 static const char doc[] =
     "The coordinator of one cell or several: takes requests over gRPC "
-    "(vllm.grpc.engine.VllmEngine), gives each to a decode and a prefill rank, and streams the "
+    "(vllm.grpc.engine.VllmEngine, with --sglang sglang.grpc.scheduler.SglangScheduler too), gives "
+    "each to a decode and a prefill rank, and streams the "
     "tokens back.\v"
     "Ranks attach to the control port by themselves (baton-worker --coordinator HOST:PORT). The "
     "public port opens when all ranks of a cell have loaded the model. `baton run` starts a "

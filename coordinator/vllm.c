@@ -23,9 +23,9 @@ typedef PB(SamplingParams) params;
 /* What is not supported unless it changes nothing. */
 static bt_status check_request(const generate_request *pb, char *refusal)
 {
-    BT_INTAKE_REQUIRE(pb->input_case != VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TEXT,
+    BT_INTAKE_REQUIRE(pb->input_case != PB_CASE(GENERATE_REQUEST__INPUT_TEXT),
                       "text is not supported: send token ids in tokenized");
-    BT_INTAKE_REQUIRE(pb->input_case == VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TOKENIZED,
+    BT_INTAKE_REQUIRE(pb->input_case == PB_CASE(GENERATE_REQUEST__INPUT_TOKENIZED),
                       "the request has no input: send token ids in tokenized");
     BT_INTAKE_REQUIRE(pb->mm_inputs == NULL, "mm_inputs is not supported");
     BT_INTAKE_REQUIRE(pb->n_media_refs == 0, "media_refs is not supported");
@@ -36,27 +36,26 @@ static bt_status check_request(const generate_request *pb, char *refusal)
         "kv_transfer_params is not supported: prefill and decode are this server's own");
     BT_INTAKE_REQUIRE(
         pb->_kv_transfer_params_json_case ==
-                VLLM__GRPC__ENGINE__GENERATE_REQUEST___KV_TRANSFER_PARAMS_JSON__NOT_SET ||
+                PB_CASE(GENERATE_REQUEST___KV_TRANSFER_PARAMS_JSON__NOT_SET) ||
             pb->kv_transfer_params_json[0] == 0,
         "kv_transfer_params_json is not supported: prefill and decode are this server's own");
-    BT_INTAKE_REQUIRE(pb->_data_parallel_rank_case ==
-                              VLLM__GRPC__ENGINE__GENERATE_REQUEST___DATA_PARALLEL_RANK__NOT_SET ||
-                          pb->data_parallel_rank < 0,
-                      "data_parallel_rank is %d, but this server places requests itself",
-                      pb->data_parallel_rank);
+    BT_INTAKE_REQUIRE(
+        pb->_data_parallel_rank_case == PB_CASE(GENERATE_REQUEST___DATA_PARALLEL_RANK__NOT_SET) ||
+            pb->data_parallel_rank < 0,
+        "data_parallel_rank is %d, but this server places requests itself", pb->data_parallel_rank);
     return BT_OK;
 }
 
 static const char *constraint_name(const params *p)
 {
     switch (p->constraint_case) {
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA: return "json_schema";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_REGEX: return "regex";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_GRAMMAR: return "grammar";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG: return "structural_tag";
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT:
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA): return "json_schema";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_REGEX): return "regex";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_GRAMMAR): return "grammar";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG): return "structural_tag";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT):
         return p->json_object ? "json_object" : NULL;
-    case VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE: return "choice";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_CHOICE): return "choice";
     default: return NULL;
     }
 }
@@ -68,7 +67,7 @@ static bt_status check_params(const params *p, char *refusal)
     BT_INTAKE_REQUIRE(constraint == NULL, "%s is not supported", constraint);
     BT_INTAKE_REQUIRE(!p->grammar_from_first_token, "grammar_from_first_token is not supported");
     BT_INTAKE_REQUIRE(p->_truncate_prompt_tokens_case ==
-                          VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET,
+                          PB_CASE(SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET),
                       "truncate_prompt_tokens is not supported");
     return BT_OK;
 }

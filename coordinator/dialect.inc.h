@@ -12,14 +12,35 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
+/* ---- requests */
+
+/* What both protocols call and mean alike. */
+static void ask_same(const PB(SamplingParams) *p, bt_ask *ask)
+{
+    ask->n_bias              = p->n_logit_bias;
+    ask->temperature         = p->temperature;
+    ask->top_p               = p->top_p;
+    ask->min_p               = p->min_p;
+    ask->frequency_penalty   = p->frequency_penalty;
+    ask->presence_penalty    = p->presence_penalty;
+    ask->repetition_penalty  = p->repetition_penalty;
+    ask->n                   = p->n;
+    ask->ignore_eos          = p->ignore_eos;
+    ask->skip_special_tokens = p->skip_special_tokens;
+    ask->n_stop              = p->n_stop;
+    ask->stop                = p->stop;
+    ask->n_stop_token_ids    = p->n_stop_token_ids;
+    ask->stop_token_ids      = p->stop_token_ids;
+}
+
 /* ---- logprobs */
 
 /* Of tokens [from, to): borrows the choice's arrays.  *block_out is memory to be freed. */
-static bool make_output(const bt_choice *c, uint32_t from, uint32_t to, PB(OutputLogProbs) * lp,
+static bool make_output(const bt_choice *c, uint32_t from, uint32_t to, PB(OutputLogProbs) *lp,
                         void **block_out)
 {
-    size_t n = to - from;
-    PB(TopLogProbs) * *table, *tops;
+    size_t            n = to - from;
+    PB(TopLogProbs) **table, *tops;
 
     *lp                  = (PB(OutputLogProbs))PB_INIT(OUTPUT_LOG_PROBS);
     lp->n_token_logprobs = lp->n_token_ids = n;
@@ -43,11 +64,11 @@ static bool make_output(const bt_choice *c, uint32_t from, uint32_t to, PB(Outpu
 }
 
 /* The first one has no logprob.  Borrows p's arrays; *block_out is memory to be freed. */
-static bool make_input(const bt_input_logprobs *p, PB(InputLogProbs) * lp, void **block_out)
+static bool make_input(const bt_input_logprobs *p, PB(InputLogProbs) *lp, void **block_out)
 {
-    size_t n = p->n_prompt - p->from;
-    PB(InputTokenLogProb) * *table, *values;
-    PB(TopLogProbs) * *top_table, *tops;
+    size_t                  n = p->n_prompt - p->from;
+    PB(InputTokenLogProb) **table, *values;
+    PB(TopLogProbs)       **top_table, *tops;
 
     *lp   = (PB(InputLogProbs))PB_INIT(INPUT_LOG_PROBS);
     table = bt_calloc(n, sizeof(*table) + sizeof(*values) + sizeof(*top_table) + sizeof(*tops));
@@ -120,7 +141,7 @@ static uint8_t *put_part(uint8_t *at, uint8_t tag, const void *part, size_t n)
 /* The reply with this chunk, of at most FEW tokens and without logprobs.  Every token of every
  * stream comes this way, and protobuf-c, which would make the same bytes, takes several times as
  * long. */
-static grpc_byte_buffer *pack_plain(const PB(GenerateStreamChunk) * m, const char *name)
+static grpc_byte_buffer *pack_plain(const PB(GenerateStreamChunk) *m, const char *name)
 {
     uint8_t ids[FEW * U32_BYTES], body[sizeof(ids) + FIELDS_BYTES],
         reply[NAME_BYTES + sizeof(body) + 1 + U32_BYTES];
@@ -145,7 +166,7 @@ static grpc_byte_buffer *pack_plain(const PB(GenerateStreamChunk) * m, const cha
 
 /* ---- messages */
 
-static grpc_byte_buffer *pack_chunk(PB(GenerateStreamChunk) * m, const char *name)
+static grpc_byte_buffer *pack_chunk(PB(GenerateStreamChunk) *m, const char *name)
 {
     PB(GenerateResponse) reply = PB_INIT(GENERATE_RESPONSE);
 
@@ -160,10 +181,10 @@ static grpc_byte_buffer *pack_chunk(PB(GenerateStreamChunk) * m, const char *nam
 static grpc_byte_buffer *chunk(bt_choice *c, const bt_choice_facts *facts)
 {
     PB(GenerateStreamChunk) m = PB_INIT(GENERATE_STREAM_CHUNK);
-    PB(OutputLogProbs) output;
-    PB(InputLogProbs) input;
-    grpc_byte_buffer *buffer = NULL;
-    void             *block = NULL, *input_block = NULL;
+    PB(OutputLogProbs)      output;
+    PB(InputLogProbs)       input;
+    grpc_byte_buffer       *buffer = NULL;
+    void                   *block = NULL, *input_block = NULL;
 
     m.n_token_ids       = c->n_ready - c->n_sent;
     m.token_ids         = c->ids + c->n_sent;
@@ -187,11 +208,11 @@ static grpc_byte_buffer *complete(const bt_choice *c, const bt_choice_facts *fac
 {
     PB(GenerateComplete) done  = PB_INIT(GENERATE_COMPLETE);
     PB(GenerateResponse) reply = PB_INIT(GENERATE_RESPONSE);
-    PB(OutputLogProbs) output;
-    PB(InputLogProbs) input;
-    grpc_byte_buffer *buffer = NULL;
-    static char       stop[] = "stop", length[] = "length";
-    void             *block = NULL, *input_block = NULL;
+    PB(OutputLogProbs)   output;
+    PB(InputLogProbs)    input;
+    grpc_byte_buffer    *buffer = NULL;
+    static char          stop[] = "stop", length[] = "length";
+    void                *block = NULL, *input_block = NULL;
 
     done.n_output_ids      = c->n;
     done.output_ids        = c->ids;
@@ -225,8 +246,8 @@ static grpc_byte_buffer *complete(const bt_choice *c, const bt_choice_facts *fac
 
 static grpc_byte_buffer *health_check(bt_call *call, const ProtobufCMessage *request)
 {
-    PB(HealthCheckResponse) reply = PB_INIT(HEALTH_CHECK_RESPONSE);
-    static char ready[]           = "ready";
+    PB(HealthCheckResponse) reply   = PB_INIT(HEALTH_CHECK_RESPONSE);
+    static char             ready[] = "ready";
 
     (void)request;
     /* healthy = false would not suffice: a gateway that registers looks at the status alone. */
@@ -241,10 +262,10 @@ static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *reque
 {
     enum { EOS_MAX = 64 };
     PB(GetModelInfoResponse) reply = PB_INIT(GET_MODEL_INFO_RESPONSE);
-    const bt_public   *pub         = call->pub;
-    const bt_up_hello *h           = pub->facts;
-    int32_t            eos[EOS_MAX];
-    char              *architectures[1] = {h->architecture};
+    const bt_public         *pub   = call->pub;
+    const bt_up_hello       *h     = pub->facts;
+    int32_t                  eos[EOS_MAX];
+    char                    *architectures[1] = {h->architecture};
 
     (void)request;
     reply.model_path         = pub->model_path;
@@ -270,8 +291,8 @@ static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *reque
 static grpc_byte_buffer *server_info(bt_call *call, const ProtobufCMessage *request)
 {
     PB(GetServerInfoResponse) reply = PB_INIT(GET_SERVER_INFO_RESPONSE);
-    bt_relay_loads loads;
-    static char    type[] = "baton";
+    bt_relay_loads            loads;
+    static char               type[] = "baton";
 
     (void)request;
     bt_fleet_get_loads(call->pub->fleet, &loads);
@@ -285,10 +306,10 @@ static grpc_byte_buffer *server_info(bt_call *call, const ProtobufCMessage *requ
 
 static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *request)
 {
-    PB(SchedulerLoad) load = PB_INIT(SCHEDULER_LOAD), *list[] = {&load};
+    PB(SchedulerLoad)    load = PB_INIT(SCHEDULER_LOAD), *list[] = {&load};
     PB(GetLoadsResponse) reply = PB_INIT(GET_LOADS_RESPONSE);
-    char           stamp[BT_TIME_TEXT];
-    bt_relay_loads l;
+    char                 stamp[BT_TIME_TEXT];
+    bt_relay_loads       l;
 
     (void)request; /* one load whatever rank and sections are asked for */
     bt_fleet_get_loads(call->pub->fleet, &l);

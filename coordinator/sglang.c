@@ -11,7 +11,6 @@
 #define SAY_ROOM(reply, loads) \
     ((reply).max_total_num_tokens = bt_public_clamp((loads).total_tokens))
 
-#include <errno.h>
 #include <stdlib.h>
 
 #include "proto/sglang_scheduler.pb-c.h"
@@ -19,7 +18,9 @@
 #include "coordinator/dialect.inc.h"
 
 typedef PB(GenerateRequest) generate_request;
-typedef PB(SamplingParams) params;
+typedef PB(SamplingParams)  params;
+
+enum { DIGITS_MAX = 18 }; /* of a number that fits */
 
 /* ---- requests */
 
@@ -75,37 +76,22 @@ static bt_status check_params(const params *p, char *refusal)
 
 static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_out, float *bias_out)
 {
-    const params *p = from;
-    char         *end;
+    const params *p   = from;
+    const char   *key = p->logit_bias[i]->key;
+    size_t        n   = strlen(key);
 
-    *key_out  = p->logit_bias[i]->key;
+    *key_out  = key;
+    *id_out   = strtoll(key, NULL, 10);
     *bias_out = p->logit_bias[i]->value;
-    errno     = 0;
-    *id_out   = strtoll(*key_out, &end, 10);
-    return end != *key_out && *end == 0 && errno == 0;
+    return n > 0 && n <= DIGITS_MAX && strspn(key, "0123456789") == n;
 }
 
 static void ask_params(const params *p, bt_ask *ask)
 {
-    ask->params              = p;
-    ask->bias                = bias;
-    ask->temperature         = p->temperature;
-    ask->top_p               = p->top_p;
-    ask->top_k               = p->top_k > 0 ? (uint32_t)p->top_k : 0;
-    ask->min_p               = p->min_p;
-    ask->frequency_penalty   = p->frequency_penalty;
-    ask->presence_penalty    = p->presence_penalty;
-    ask->repetition_penalty  = p->repetition_penalty;
-    ask->n                   = p->n;
-    ask->min_tokens          = p->min_new_tokens;
-    ask->ignore_eos          = p->ignore_eos;
-    ask->skip_special_tokens = p->skip_special_tokens;
-    ask->n_bias              = p->n_logit_bias;
-    ask->n_stop              = p->n_stop;
-    ask->stop                = p->stop;
-    ask->n_stop_token_ids    = p->n_stop_token_ids;
-    ask->stop_token_ids      = p->stop_token_ids;
-    ask->max_tokens          = p->max_new_tokens;
+    ask_same(p, ask);
+    ask->top_k      = p->top_k > 0 ? (uint32_t)p->top_k : 0;
+    ask->min_tokens = p->min_new_tokens;
+    ask->max_tokens = p->max_new_tokens;
     ask->has_max_tokens =
         p->_max_new_tokens_case != PB_CASE(SAMPLING_PARAMS___MAX_NEW_TOKENS__NOT_SET);
 }
@@ -123,7 +109,7 @@ static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits 
     const generate_request   *pb    = (const generate_request *)request;
     const params              none  = PB_INIT(SAMPLING_PARAMS);
     const params             *p     = pb->sampling_params != NULL ? pb->sampling_params : &none;
-    bt_ask                    ask   = {.names = &names, .name = pb->request_id};
+    bt_ask ask = {.names = &names, .name = pb->request_id, .params = p, .bias = bias};
 
     BT_TRY(check_request(pb, refusal));
     BT_TRY(check_params(p, refusal));
@@ -144,9 +130,9 @@ out:
 
 static grpc_byte_buffer *abort_request(bt_call *call, const ProtobufCMessage *request)
 {
-    const PB(AbortRequest) *pb = (const PB(AbortRequest) *)request;
-    PB(AbortResponse) reply    = PB_INIT(ABORT_RESPONSE);
-    static char live[] = "aborted", none[] = "no such request is live";
+    const PB(AbortRequest) *pb     = (const PB(AbortRequest) *)request;
+    PB(AbortResponse)       reply  = PB_INIT(ABORT_RESPONSE);
+    static char             live[] = "aborted", none[] = "no such request is live";
 
     reply.success = bt_fleet_abort_name(call->pub->fleet, pb->request_id, "aborted by the client");
     reply.message = reply.success ? live : none;

@@ -16,7 +16,7 @@
 enum { ABORTS_MAX = 4096 };
 
 typedef PB(GenerateRequest) generate_request;
-typedef PB(SamplingParams) params;
+typedef PB(SamplingParams)  params;
 
 /* ---- requests */
 
@@ -84,26 +84,11 @@ static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_o
 
 static void ask_params(const params *p, bt_ask *ask)
 {
-    ask->params            = p;
-    ask->bias              = bias;
-    ask->temperature       = p->_temperature_case == PB_CASE(SAMPLING_PARAMS___TEMPERATURE__NOT_SET)
-                                 ? 1.0f
-                                 : p->temperature;
-    ask->top_p             = p->top_p;
-    ask->top_k             = p->top_k;
-    ask->min_p             = p->min_p;
-    ask->frequency_penalty = p->frequency_penalty;
-    ask->presence_penalty  = p->presence_penalty;
-    ask->repetition_penalty  = p->repetition_penalty;
-    ask->n                   = p->n;
-    ask->min_tokens          = p->min_tokens;
-    ask->ignore_eos          = p->ignore_eos;
-    ask->skip_special_tokens = p->skip_special_tokens;
-    ask->n_bias              = p->n_logit_bias;
-    ask->n_stop              = p->n_stop;
-    ask->stop                = p->stop;
-    ask->n_stop_token_ids    = p->n_stop_token_ids;
-    ask->stop_token_ids      = p->stop_token_ids;
+    ask_same(p, ask);
+    if (p->_temperature_case == PB_CASE(SAMPLING_PARAMS___TEMPERATURE__NOT_SET))
+        ask->temperature = 1.0f;
+    ask->top_k          = p->top_k;
+    ask->min_tokens     = p->min_tokens;
     ask->has_max_tokens = p->_max_tokens_case != PB_CASE(SAMPLING_PARAMS___MAX_TOKENS__NOT_SET);
     ask->max_tokens     = p->max_tokens;
     ask->has_seed       = p->_seed_case != PB_CASE(SAMPLING_PARAMS___SEED__NOT_SET);
@@ -127,7 +112,7 @@ static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits 
     const generate_request   *pb    = (const generate_request *)request;
     const params              none  = PB_INIT(SAMPLING_PARAMS);
     const params             *p     = pb->sampling_params != NULL ? pb->sampling_params : &none;
-    bt_ask                    ask   = {.names = &names, .name = pb->request_id};
+    bt_ask ask = {.names = &names, .name = pb->request_id, .params = p, .bias = bias};
 
     BT_TRY(check_request(pb, refusal));
     BT_TRY(check_params(p, refusal));
@@ -144,8 +129,8 @@ out:
 
 static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *request)
 {
-    const PB(AbortRequest) *pb = (const PB(AbortRequest) *)request;
-    PB(AbortResponse) reply    = PB_INIT(ABORT_RESPONSE);
+    const PB(AbortRequest) *pb    = (const PB(AbortRequest) *)request;
+    PB(AbortResponse)       reply = PB_INIT(ABORT_RESPONSE);
 
     if (pb->n_request_ids > ABORTS_MAX) {
         call->code = GRPC_STATUS_INVALID_ARGUMENT;

@@ -5,16 +5,16 @@
 #include "proto/control_pb.h"
 
 typedef union {
-    PB(Welcome) welcome;
-    PB(Reserve) reserve;
-    PB(Prefill) prefill;
-    PB(Abort) abort;
-    PB(Wake) wake;
-    PB(Regroup) regroup;
+    PB(Welcome)  welcome;
+    PB(Reserve)  reserve;
+    PB(Prefill)  prefill;
+    PB(Abort)    abort;
+    PB(Wake)     wake;
+    PB(Regroup)  regroup;
     PB(Shutdown) shutdown;
 } down_body;
 
-static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(Reserve) * pb)
+static void make_reserve(const bt_down_reserve *r, PB(Sampling) *sampling, PB(Reserve) *pb)
 {
     bt_pb_make_sampling(&r->sampling, sampling);
     pb->request          = r->request;
@@ -40,7 +40,7 @@ static void make_reserve(const bt_down_reserve *r, PB(Sampling) * sampling, PB(R
     pb->prefix_seed      = r->prefix_seed;
 }
 
-static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling, PB(Prefill) * pb)
+static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) *sampling, PB(Prefill) *pb)
 {
     bt_pb_make_sampling(&p->sampling, sampling);
     pb->request      = p->request;
@@ -63,7 +63,7 @@ static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) * sampling,
 /* What an envelope points to beside its body. */
 typedef struct {
     PB(Sampling) sampling;
-    PB(Seats) seats[2];
+    PB(Seats)    seats[2];
 } down_parts;
 
 /* Makes b's message of that name the envelope's body, empty. */
@@ -75,7 +75,7 @@ typedef struct {
     } while (0)
 
 /* Fills the envelope; *table_out is memory that must live until it is packed. */
-static bt_status make_down(const bt_down *m, down_body *b, down_parts *parts, PB(ToWorker) * pb,
+static bt_status make_down(const bt_down *m, down_body *b, down_parts *parts, PB(ToWorker) *pb,
                            void **table_out)
 {
     bt_status   st = BT_OK;
@@ -124,11 +124,11 @@ out:
 
 bt_status bt_down_pack(const bt_down *m, uint8_t **bytes_out, size_t *n_out)
 {
-    bt_status  st = BT_OK;
-    down_body  body;
-    down_parts parts;
+    bt_status    st = BT_OK;
+    down_body    body;
+    down_parts   parts;
     PB(ToWorker) pb;
-    void *table = NULL;
+    void        *table = NULL;
 
     BT_TRY(make_down(m, &body, &parts, &pb, &table));
     BT_TRY(bt_pb_pack(&pb.base, bytes_out, n_out));
@@ -166,7 +166,7 @@ out:
 }
 
 /* What each choice replays; the lengths add up to all of it. */
-static bt_status take_replay(const PB(Reserve) * pb, bt_down_reserve *r)
+static bt_status take_replay(const PB(Reserve) *pb, bt_down_reserve *r)
 {
     bt_status st       = BT_OK;
     size_t    n_listed = pb->n_replay_lengths;
@@ -187,7 +187,7 @@ out:
     return st;
 }
 
-static bt_status take_reserve(const PB(Reserve) * pb, bt_down_reserve *r)
+static bt_status take_reserve(const PB(Reserve) *pb, bt_down_reserve *r)
 {
     bt_status st = BT_OK;
     uint32_t  n_prompt; /* as checked */
@@ -220,7 +220,7 @@ out:
     return st;
 }
 
-static bt_status take_prefill(const PB(Prefill) * pb, bt_down_prefill *p)
+static bt_status take_prefill(const PB(Prefill) *pb, bt_down_prefill *p)
 {
     bt_status st = BT_OK;
 
@@ -247,7 +247,7 @@ out:
     return st;
 }
 
-static bt_status take_down(const PB(ToWorker) * pb, bt_down *m)
+static bt_status take_down(const PB(ToWorker) *pb, bt_down *m)
 {
     bt_status st = BT_OK;
 

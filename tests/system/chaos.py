@@ -316,7 +316,7 @@ class Chaos:
         """The coordinator has missed the ranks that died.  Those of a host that is cut off it misses when their deadlines pass."""
         self.learn_roles()
         dead = self.dead - set(self.stopped) - {r for h in self.lost_hosts for r in self.ranks_on(h)}
-        return self.has_failed() or all(self.roles[r] == "lost" for r in dead)
+        return self.has_failed() or all(self.roles.get(r) == "lost" for r in dead)
 
     def has_failed(self):
         """The cell of this generation, with a role that nobody had any more."""

@@ -1,10 +1,13 @@
 /* coordinator/dialect.inc.h - what both protocols say with fields of the same names, written once
  * and compiled for each: vllm.c and sglang.c define
- *   PB(Name), PB_INIT(NAME), PB_CASE(NAME)  a message's type, its initialiser, the case of a oneof
+ *   SERVICE, DIALECT      the service's full name, and the object that stands for it here
+ *   PB(Name), PB_INIT(NAME), PB_CASE(NAME), PB_DESCRIPTOR(name)  a message's type, its initialiser,
+ *                         the case of a oneof, a message's descriptor
  *   TAG_CHUNK, TAG_INDEX  the numbers of GenerateResponse.chunk and of the chunk's index
  *   SPEAKER               what comes before request_id on the wire of a reply; 0: it has none
  *   SAY_NAME(reply, name), SAY_ROOM(reply, loads)  fill request_id, and how much KV there is
  *   SO_FAR                whether a chunk counts the tokens before it too
+ *   intake(), abort_live()  below, with what is declared here
  * and include it. */
 #include <string.h>
 
@@ -330,3 +333,41 @@ static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *reques
     reply.loads               = list;
     return bt_rpc_pack(&reply.base);
 }
+
+/* ---- methods */
+
+static bt_status         intake(const ProtobufCMessage *request, const bt_intake_limits *limits,
+                                bt_relay_submission *request_out, bt_intake_answer *answer_out,
+                                char *refusal);
+static grpc_byte_buffer *abort_live(bt_call *call, const ProtobufCMessage *request);
+
+static void generate(bt_call *call, const ProtobufCMessage *request)
+{
+    bt_public_generate(call, request, &DIALECT);
+}
+
+static const bt_method METHODS[] = {
+    {.path    = "/" SERVICE "/Generate",
+     .request = &PB_DESCRIPTOR(generate_request),
+     .stream  = generate                                                                                    },
+    {.path = "/" SERVICE "/Abort",            .request = &PB_DESCRIPTOR(abort_request), .answer = abort_live},
+    {.path    = "/" SERVICE "/HealthCheck",
+     .request = &PB_DESCRIPTOR(health_check_request),
+     .answer  = health_check                                                                                },
+    {.path    = "/" SERVICE "/GetModelInfo",
+     .request = &PB_DESCRIPTOR(get_model_info_request),
+     .answer  = model_info                                                                                  },
+    {.path    = "/" SERVICE "/GetServerInfo",
+     .request = &PB_DESCRIPTOR(get_server_info_request),
+     .answer  = server_info                                                                                 },
+    {.path    = "/" SERVICE "/GetLoads",
+     .request = &PB_DESCRIPTOR(get_loads_request),
+     .answer  = get_loads                                                                                   },
+};
+
+const bt_dialect DIALECT = {.service   = SERVICE,
+                            .methods   = METHODS,
+                            .n_methods = sizeof(METHODS) / sizeof(METHODS[0]),
+                            .intake    = intake,
+                            .chunk     = chunk,
+                            .complete  = complete};

@@ -3,6 +3,9 @@
 #define PB(name)              Sglang__Grpc__Scheduler__##name
 #define PB_INIT(name)         SGLANG__GRPC__SCHEDULER__##name##__INIT
 #define PB_CASE(name)         SGLANG__GRPC__SCHEDULER__##name
+#define PB_DESCRIPTOR(name)   sglang__grpc__scheduler__##name##__descriptor
+#define SERVICE               "sglang.grpc.scheduler.SglangScheduler"
+#define DIALECT               bt_dialect_sglang
 #define TAG_CHUNK             2
 #define TAG_INDEX             8
 #define SPEAKER               (1 << 3 | 2)
@@ -126,9 +129,9 @@ out:
     return st;
 }
 
-/* ---- methods */
+/* ---- Abort */
 
-static grpc_byte_buffer *abort_request(bt_call *call, const ProtobufCMessage *request)
+static grpc_byte_buffer *abort_live(bt_call *call, const ProtobufCMessage *request)
 {
     const PB(AbortRequest) *pb     = (const PB(AbortRequest) *)request;
     PB(AbortResponse)       reply  = PB_INIT(ABORT_RESPONSE);
@@ -138,37 +141,3 @@ static grpc_byte_buffer *abort_request(bt_call *call, const ProtobufCMessage *re
     reply.message = reply.success ? live : none;
     return bt_rpc_pack(&reply.base);
 }
-
-static void generate(bt_call *call, const ProtobufCMessage *request)
-{
-    bt_public_generate(call, request, &bt_dialect_sglang);
-}
-
-#define ENGINE "sglang.grpc.scheduler.SglangScheduler"
-static const bt_method METHODS[] = {
-    {.path    = "/" ENGINE "/Generate",
-     .request = &sglang__grpc__scheduler__generate_request__descriptor,
-     .stream  = generate     },
-    {.path    = "/" ENGINE "/Abort",
-     .request = &sglang__grpc__scheduler__abort_request__descriptor,
-     .answer  = abort_request},
-    {.path    = "/" ENGINE "/HealthCheck",
-     .request = &sglang__grpc__scheduler__health_check_request__descriptor,
-     .answer  = health_check },
-    {.path    = "/" ENGINE "/GetModelInfo",
-     .request = &sglang__grpc__scheduler__get_model_info_request__descriptor,
-     .answer  = model_info   },
-    {.path    = "/" ENGINE "/GetServerInfo",
-     .request = &sglang__grpc__scheduler__get_server_info_request__descriptor,
-     .answer  = server_info  },
-    {.path    = "/" ENGINE "/GetLoads",
-     .request = &sglang__grpc__scheduler__get_loads_request__descriptor,
-     .answer  = get_loads    },
-};
-
-const bt_dialect bt_dialect_sglang = {.service   = ENGINE,
-                                      .methods   = METHODS,
-                                      .n_methods = sizeof(METHODS) / sizeof(METHODS[0]),
-                                      .intake    = intake,
-                                      .chunk     = chunk,
-                                      .complete  = complete};

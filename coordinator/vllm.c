@@ -2,6 +2,9 @@
 #define PB(name)               Vllm__Grpc__Engine__##name
 #define PB_INIT(name)          VLLM__GRPC__ENGINE__##name##__INIT
 #define PB_CASE(name)          VLLM__GRPC__ENGINE__##name
+#define PB_DESCRIPTOR(name)    vllm__grpc__engine__##name##__descriptor
+#define SERVICE                "vllm.grpc.engine.VllmEngine"
+#define DIALECT                bt_dialect_vllm
 #define TAG_CHUNK              1
 #define TAG_INDEX              7
 #define SPEAKER                0
@@ -125,9 +128,9 @@ out:
     return st;
 }
 
-/* ---- methods */
+/* ---- Abort */
 
-static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *request)
+static grpc_byte_buffer *abort_live(bt_call *call, const ProtobufCMessage *request)
 {
     const PB(AbortRequest) *pb    = (const PB(AbortRequest) *)request;
     PB(AbortResponse)       reply = PB_INIT(ABORT_RESPONSE);
@@ -142,37 +145,3 @@ static grpc_byte_buffer *abort_requests(bt_call *call, const ProtobufCMessage *r
         bt_fleet_abort_name(call->pub->fleet, pb->request_ids[i], "aborted by the client");
     return bt_rpc_pack(&reply.base);
 }
-
-static void generate(bt_call *call, const ProtobufCMessage *request)
-{
-    bt_public_generate(call, request, &bt_dialect_vllm);
-}
-
-#define ENGINE "vllm.grpc.engine.VllmEngine"
-static const bt_method METHODS[] = {
-    {.path    = "/" ENGINE "/Generate",
-     .request = &vllm__grpc__engine__generate_request__descriptor,
-     .stream  = generate      },
-    {.path    = "/" ENGINE "/Abort",
-     .request = &vllm__grpc__engine__abort_request__descriptor,
-     .answer  = abort_requests},
-    {.path    = "/" ENGINE "/HealthCheck",
-     .request = &vllm__grpc__engine__health_check_request__descriptor,
-     .answer  = health_check  },
-    {.path    = "/" ENGINE "/GetModelInfo",
-     .request = &vllm__grpc__engine__get_model_info_request__descriptor,
-     .answer  = model_info    },
-    {.path    = "/" ENGINE "/GetServerInfo",
-     .request = &vllm__grpc__engine__get_server_info_request__descriptor,
-     .answer  = server_info   },
-    {.path    = "/" ENGINE "/GetLoads",
-     .request = &vllm__grpc__engine__get_loads_request__descriptor,
-     .answer  = get_loads     },
-};
-
-const bt_dialect bt_dialect_vllm = {.service   = ENGINE,
-                                    .methods   = METHODS,
-                                    .n_methods = sizeof(METHODS) / sizeof(METHODS[0]),
-                                    .intake    = intake,
-                                    .chunk     = chunk,
-                                    .complete  = complete};

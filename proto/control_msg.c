@@ -115,7 +115,7 @@ out:
     return st;
 }
 
-bt_status bt_pb_take_pages(PB(Page) * *pages, size_t n, bt_page_ref **pages_out, uint32_t *n_out)
+bt_status bt_pb_take_pages(PB(Page) **pages, size_t n, bt_page_ref **pages_out, uint32_t *n_out)
 {
     bt_status    st = BT_OK;
     bt_page_ref *refs;
@@ -131,10 +131,10 @@ out:
     return st;
 }
 
-bt_status bt_pb_make_pages(const bt_page_ref *refs, size_t n, PB(Page) * **pages_out)
+bt_status bt_pb_make_pages(const bt_page_ref *refs, size_t n, PB(Page) ***pages_out)
 {
-    bt_status st = BT_OK;
-    PB(Page) * *table, *pages;
+    bt_status  st = BT_OK;
+    PB(Page) **table, *pages;
 
     table = bt_calloc(n, sizeof(*table) + sizeof(*pages));
     BT_REQUIRE(table != NULL, BT_ERR_NO_MEMORY, "ticket of %zu pages", n);
@@ -150,7 +150,7 @@ out:
     return st;
 }
 
-static bt_status take_bias(const PB(Sampling) * pb, bt_sampling *s)
+static bt_status take_bias(const PB(Sampling) *pb, bt_sampling *s)
 {
     bt_status st = BT_OK;
 
@@ -169,7 +169,7 @@ out:
     return st;
 }
 
-static bt_status check_filters(const PB(Sampling) * pb)
+static bt_status check_filters(const PB(Sampling) *pb)
 {
     bt_status st = BT_OK;
 
@@ -189,7 +189,7 @@ out:
     return st;
 }
 
-bt_status bt_pb_take_sampling(const PB(Sampling) * pb, bool eval, bt_sampling *sampling_out)
+bt_status bt_pb_take_sampling(const PB(Sampling) *pb, bool eval, bt_sampling *sampling_out)
 {
     bt_status   st = BT_OK;
     bt_sampling s  = {0};
@@ -260,7 +260,7 @@ out:
     return st;
 }
 
-void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) * pb_out)
+void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) *pb_out)
 {
     baton__control__v1__sampling__init(pb_out);
     pb_out->temperature        = sampling->temperature;

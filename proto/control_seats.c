@@ -3,7 +3,7 @@
 #include "core/rank_map.h"
 #include "proto/control_pb.h"
 
-void bt_pb_make_regroup(const bt_down_regroup *r, PB(Seats) seats[2], PB(Regroup) * pb)
+void bt_pb_make_regroup(const bt_down_regroup *r, PB(Seats) seats[2], PB(Regroup) *pb)
 {
     baton__control__v1__regroup__init(pb);
     for (int i = 0; i < 2; i++) {
@@ -39,7 +39,7 @@ out:
     return st;
 }
 
-bt_status bt_pb_take_regroup(const PB(Regroup) * pb, bt_down_regroup *r)
+bt_status bt_pb_take_regroup(const PB(Regroup) *pb, bt_down_regroup *r)
 {
     bt_status st = BT_OK;
 

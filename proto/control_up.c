@@ -15,7 +15,7 @@ static bool is_name(const char *name)
            n == strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
 }
 
-static bt_status check_hello(const PB(Hello) * pb)
+static bt_status check_hello(const PB(Hello) *pb)
 {
     bt_status st = BT_OK;
 
@@ -58,7 +58,7 @@ out:
     return st;
 }
 
-static bt_status take_hello(const PB(Hello) * pb, bt_up_hello *h)
+static bt_status take_hello(const PB(Hello) *pb, bt_up_hello *h)
 {
     bt_status st = BT_OK;
 
@@ -98,7 +98,7 @@ out:
     return st;
 }
 
-static bt_status take_tokens(const PB(Tokens) * pb, bt_up *m)
+static bt_status take_tokens(const PB(Tokens) *pb, bt_up *m)
 {
     bt_status st = BT_OK;
     bt_token *tokens;
@@ -147,7 +147,7 @@ out:
     return st;
 }
 
-static bt_status take_prompt_logprobs(const PB(PromptLogprobs) * pb, bt_up_prompt_logprobs *p)
+static bt_status take_prompt_logprobs(const PB(PromptLogprobs) *pb, bt_up_prompt_logprobs *p)
 {
     bt_status st = BT_OK;
     size_t    n  = pb->n_logprobs;
@@ -169,7 +169,7 @@ out:
     return st;
 }
 
-static bt_status take_eval_rows(const PB(EvalRows) * pb, bt_up_eval_rows *e)
+static bt_status take_eval_rows(const PB(EvalRows) *pb, bt_up_eval_rows *e)
 {
     bt_status st = BT_OK;
 
@@ -188,7 +188,7 @@ out:
     return st;
 }
 
-static bt_status take_beat(const PB(Beat) * pb, bt_up_beat *b)
+static bt_status take_beat(const PB(Beat) *pb, bt_up_beat *b)
 {
     bt_status st = BT_OK;
 
@@ -228,7 +228,7 @@ out:
     return st;
 }
 
-static bt_status take_peer_load(const PB(PeerLoad) * pb, bt_up *m)
+static bt_status take_peer_load(const PB(PeerLoad) *pb, bt_up *m)
 {
     bt_status st = BT_OK;
     size_t    n  = pb->n_numbers / 4;
@@ -245,7 +245,7 @@ out:
     return st;
 }
 
-static bt_status take_expert_load(const PB(ExpertLoad) * pb, bt_up *m)
+static bt_status take_expert_load(const PB(ExpertLoad) *pb, bt_up *m)
 {
     bt_status st = BT_OK;
 
@@ -259,7 +259,7 @@ out:
     return st;
 }
 
-static bt_status take_ticket(const PB(Ticket) * pb, bt_up *m)
+static bt_status take_ticket(const PB(Ticket) *pb, bt_up *m)
 {
     bt_status st = BT_OK;
 
@@ -275,7 +275,7 @@ out:
     return st;
 }
 
-static bt_status take_failed(const PB(Failed) * pb, bt_up *m)
+static bt_status take_failed(const PB(Failed) *pb, bt_up *m)
 {
     bt_status st = BT_OK;
 
@@ -290,7 +290,7 @@ out:
     return st;
 }
 
-static bt_status take_expired(const PB(Expired) * pb, bt_up *m)
+static bt_status take_expired(const PB(Expired) *pb, bt_up *m)
 {
     bt_status st = BT_OK;
 
@@ -303,7 +303,7 @@ out:
     return st;
 }
 
-static bt_status take_up(const PB(FromWorker) * pb, bt_up *m)
+static bt_status take_up(const PB(FromWorker) *pb, bt_up *m)
 {
     bt_status st = BT_OK;
 

@@ -13,10 +13,10 @@ static char *text(char *s)
 /* Hello's own seats, where it has some. */
 typedef struct {
     PB(Regroup) regroup;
-    PB(Seats) seats[2];
+    PB(Seats)   seats[2];
 } hello_parts;
 
-static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) * pb)
+static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) *pb)
 {
     pb->protocol              = h->protocol;
     pb->rank                  = h->rank;
@@ -55,10 +55,10 @@ static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) * pb)
 }
 
 /* Token messages for n tokens: one block with the pointer table in front (bt_free it). */
-static bt_status make_tokens(const bt_token *tokens, size_t n, PB(Token) * **tokens_out)
+static bt_status make_tokens(const bt_token *tokens, size_t n, PB(Token) ***tokens_out)
 {
-    bt_status st = BT_OK;
-    PB(Token) * *table, *pb;
+    bt_status   st = BT_OK;
+    PB(Token) **table, *pb;
 
     table = bt_calloc(n, sizeof(*table) + sizeof(*pb));
     BT_REQUIRE(table != NULL, BT_ERR_NO_MEMORY, "message of %zu tokens", n);
@@ -84,28 +84,28 @@ out:
 }
 
 typedef union {
-    PB(Hello) hello;
-    PB(Progress) progress;
-    PB(Ready) ready;
-    PB(Beat) beat;
-    PB(Ticket) ticket;
-    PB(Tokens) tokens;
-    PB(Failed) failed;
-    PB(Released) released;
-    PB(WakeRequest) wake_request;
-    PB(EvalRows) eval_rows;
-    PB(Leaving) leaving;
-    PB(Retracted) retracted;
+    PB(Hello)          hello;
+    PB(Progress)       progress;
+    PB(Ready)          ready;
+    PB(Beat)           beat;
+    PB(Ticket)         ticket;
+    PB(Tokens)         tokens;
+    PB(Failed)         failed;
+    PB(Released)       released;
+    PB(WakeRequest)    wake_request;
+    PB(EvalRows)       eval_rows;
+    PB(Leaving)        leaving;
+    PB(Retracted)      retracted;
     PB(PromptLogprobs) prompt_logprobs;
-    PB(Expired) expired;
-    PB(Drain) drain;
-    PB(FormMap) form_map;
-    PB(ExpertLoad) expert_load;
-    PB(PeerLoad) peer_load;
+    PB(Expired)        expired;
+    PB(Drain)          drain;
+    PB(FormMap)        form_map;
+    PB(ExpertLoad)     expert_load;
+    PB(PeerLoad)       peer_load;
 } up_body;
 
 /* Packing only reads the histograms. */
-static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
+static void make_beat(const bt_up_beat *b, PB(Beat) *pb)
 {
     pb->progress            = b->progress;
     pb->n_requests          = b->n_requests;
@@ -134,7 +134,7 @@ static void make_beat(const bt_up_beat *b, PB(Beat) * pb)
     pb->at_ns               = b->at_ns;
 }
 
-static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
+static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) *pb)
 {
     pb->request  = e->request;
     pb->epoch    = e->epoch;
@@ -144,7 +144,7 @@ static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) * pb)
     pb->experts  = (ProtobufCBinaryData){e->n_expert_bytes, e->experts};
 }
 
-static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogprobs) * pb)
+static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogprobs) *pb)
 {
     pb->request    = p->request;
     pb->epoch      = p->epoch;
@@ -165,7 +165,7 @@ static void make_prompt_logprobs(const bt_up_prompt_logprobs *p, PB(PromptLogpro
     } while (0)
 
 /* Fills the envelope; *table_out is memory that must live until it is packed. */
-static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(FromWorker) * pb,
+static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(FromWorker) *pb,
                          void **table_out)
 {
     bt_status st = BT_OK;
@@ -272,11 +272,11 @@ out:
 
 bt_status bt_up_pack(const bt_up *m, uint8_t **bytes_out, size_t *n_out)
 {
-    bt_status st = BT_OK;
-    up_body   body;
+    bt_status      st = BT_OK;
+    up_body        body;
     PB(FromWorker) pb;
-    hello_parts parts;
-    void       *table = NULL;
+    hello_parts    parts;
+    void          *table = NULL;
 
     BT_TRY(make_up(m, &body, &parts, &pb, &table));
     BT_TRY(bt_pb_pack(&pb.base, bytes_out, n_out));

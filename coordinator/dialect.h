@@ -35,12 +35,4 @@ struct bt_dialect {
 
 extern const bt_dialect bt_dialect_vllm, bt_dialect_sglang;
 
-/* For their methods (public_info.c).  fail() returns NULL. */
-grpc_byte_buffer *bt_public_fail(bt_call *call, grpc_status_code code, const char *why);
-/* Tokens a second of late, n_tokens having been sent ever. */
-double bt_public_throughput(bt_public *pub, uint64_t n_tokens);
-enum { BT_TIME_TEXT = 32 };
-void    bt_public_time(char text[BT_TIME_TEXT]); /* now, ISO 8601 */
-int32_t bt_public_clamp(uint64_t value);
-
 #endif

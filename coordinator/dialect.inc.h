@@ -4,9 +4,9 @@
  *   PB(Name), PB_INIT(NAME), PB_CASE(NAME), PB_DESCRIPTOR(name)  a message's type, its initialiser,
  *                         the case of a oneof, a message's descriptor
  *   TAG_CHUNK, TAG_INDEX  the numbers of GenerateResponse.chunk and of the chunk's index
- *   SPEAKER               what comes before request_id on the wire of a reply; 0: it has none
- *   SAY_NAME(reply, name), SAY_ROOM(reply, loads)  fill request_id, and how much KV there is
- *   SO_FAR                whether a chunk counts the tokens before it too
+ *   TAG_REQUEST_ID        that of a reply's request_id; 0: it has none
+ *   SET_REQUEST_ID(reply, name), SET_KV_TOKENS(reply, loads)  fill fields that one of them has
+ *   CHUNK_COUNTS_ALL      whether a chunk's completion_tokens are all so far, or its own
  *   intake(), abort_live()  below, with what is declared here
  * and include it. */
 #include <string.h>
@@ -114,7 +114,7 @@ enum {
     FEW            = 16, /* tokens */
     U32_BYTES      = 5,  /* at most */
     FIELDS_BYTES   = 6 * (1 + U32_BYTES),
-    NAME_BYTES     = SPEAKER != 0 ? BT_INTAKE_NAME_MAX + 1 + U32_BYTES : 0
+    NAME_BYTES     = TAG_REQUEST_ID != 0 ? BT_INTAKE_NAME_MAX + 1 + U32_BYTES : 0
 };
 
 static uint8_t *put_u32(uint8_t *at, uint32_t v)
@@ -152,15 +152,16 @@ static grpc_byte_buffer *pack_plain(const PB(GenerateStreamChunk) *m, const char
     grpc_slice        slice;
     grpc_byte_buffer *buffer;
 
+    BT_ASSERT(m->n_token_ids <= FEW && strlen(name) <= BT_INTAKE_NAME_MAX);
     for (size_t i = 0; i < m->n_token_ids; i++)
         at = put_u32(at, m->token_ids[i]);
-    end    = put_part(end, TAG_IDS, ids, (size_t)(at - ids));
-    end    = put_field(end, TAG_PROMPT, m->prompt_tokens);
-    end    = put_field(end, TAG_COMPLETION, m->completion_tokens);
-    end    = put_field(end, TAG_CACHED, m->cached_tokens);
-    end    = put_field(end, TAG_INDEX << 3, m->index);
-    at     = SPEAKER != 0 ? put_part(reply, SPEAKER, name, strlen(name)) : reply;
-    at     = put_part(at, TAG_CHUNK << 3 | 2, body, (size_t)(end - body));
+    end = put_part(end, TAG_IDS, ids, (size_t)(at - ids));
+    end = put_field(end, TAG_PROMPT, m->prompt_tokens);
+    end = put_field(end, TAG_COMPLETION, m->completion_tokens);
+    end = put_field(end, TAG_CACHED, m->cached_tokens);
+    end = put_field(end, TAG_INDEX << 3, m->index);
+    at = TAG_REQUEST_ID != 0 ? put_part(reply, TAG_REQUEST_ID << 3 | 2, name, strlen(name)) : reply;
+    at = put_part(at, TAG_CHUNK << 3 | 2, body, (size_t)(end - body));
     slice  = grpc_slice_from_copied_buffer((const char *)reply, (size_t)(at - reply));
     buffer = grpc_raw_byte_buffer_create(&slice, 1);
     grpc_slice_unref(slice);
@@ -175,7 +176,7 @@ static grpc_byte_buffer *pack_chunk(PB(GenerateStreamChunk) *m, const char *name
 
     if (m->n_token_ids <= FEW && m->output_logprobs == NULL && m->input_logprobs == NULL)
         return pack_plain(m, name);
-    SAY_NAME(reply, name);
+    SET_REQUEST_ID(reply, name);
     reply.response_case = PB_CASE(GENERATE_RESPONSE__RESPONSE_CHUNK);
     reply.chunk         = m;
     return bt_rpc_pack(&reply.base);
@@ -192,7 +193,7 @@ static grpc_byte_buffer *chunk(bt_choice *c, const bt_choice_facts *facts)
     m.n_token_ids       = c->n_ready - c->n_sent;
     m.token_ids         = c->ids + c->n_sent;
     m.prompt_tokens     = facts->n_prompt;
-    m.completion_tokens = SO_FAR ? c->n_ready : c->n_ready - c->n_sent;
+    m.completion_tokens = CHUNK_COUNTS_ALL ? c->n_ready : c->n_ready - c->n_sent;
     m.cached_tokens     = facts->n_cached;
     m.index             = c->index;
     if ((!facts->logprobs || make_output(c, c->n_sent, c->n_ready, &output, &block)) &&
@@ -235,7 +236,7 @@ static grpc_byte_buffer *complete(const bt_choice *c, const bt_choice_facts *fac
         (facts->input == NULL || make_input(facts->input, &input, &input_block))) {
         if (facts->logprobs) done.output_logprobs = &output;
         if (facts->input != NULL) done.input_logprobs = &input;
-        SAY_NAME(reply, facts->name);
+        SET_REQUEST_ID(reply, facts->name);
         reply.response_case = PB_CASE(GENERATE_RESPONSE__RESPONSE_COMPLETE);
         reply.complete      = &done;
         buffer              = bt_rpc_pack(&reply.base);
@@ -299,7 +300,7 @@ static grpc_byte_buffer *server_info(bt_call *call, const ProtobufCMessage *requ
 
     (void)request;
     bt_fleet_get_loads(call->pub->fleet, &loads);
-    SAY_ROOM(reply, loads);
+    SET_KV_TOKENS(reply, loads);
     reply.active_requests        = loads.n_waiting + loads.n_running;
     reply.last_receive_timestamp = call->pub->last_receive;
     reply.uptime_seconds         = (double)(bt_now_ns() - call->pub->started_ns) * 1e-9;
@@ -325,12 +326,13 @@ static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *reques
     load.token_usage    = l.total_tokens == 0 ? 1 : (double)l.used_tokens / (double)l.total_tokens;
     load.utilization    = load.token_usage;
     load.gen_throughput = bt_public_throughput(call->pub, l.tokens_out);
-    load.max_running_requests = bt_public_clamp(l.max_running);
-    reply.timestamp           = stamp;
-    reply.version             = call->pub->version;
-    reply.dp_rank_count       = 1;
-    reply.n_loads             = 1;
-    reply.loads               = list;
+    load.max_running_requests        = bt_public_clamp(l.max_running);
+    load.num_waiting_uncached_tokens = bt_public_clamp(bt_fleet_queued_tokens(call->pub->fleet));
+    reply.timestamp                  = stamp;
+    reply.version                    = call->pub->version;
+    reply.dp_rank_count              = 1;
+    reply.n_loads                    = 1;
+    reply.loads                      = list;
     return bt_rpc_pack(&reply.base);
 }
 

@@ -13,11 +13,11 @@ static bool has_control_characters(const char *text)
 
 static bt_status check_name(const char *name, char *refusal)
 {
-    BT_INTAKE_REQUIRE(name[0] != 0, "request_id is empty");
-    BT_INTAKE_REQUIRE(strlen(name) <= BT_INTAKE_NAME_MAX,
-                      "request_id has %zu bytes, at most %d are allowed", strlen(name),
-                      BT_INTAKE_NAME_MAX);
-    BT_INTAKE_REQUIRE(!has_control_characters(name), "request_id holds control characters");
+    BT_INTAKE_REFUSE_UNLESS(name[0] != 0, "request_id is empty");
+    BT_INTAKE_REFUSE_UNLESS(strlen(name) <= BT_INTAKE_NAME_MAX,
+                            "request_id has %zu bytes, at most %d are allowed", strlen(name),
+                            BT_INTAKE_NAME_MAX);
+    BT_INTAKE_REFUSE_UNLESS(!has_control_characters(name), "request_id holds control characters");
     return BT_OK;
 }
 
@@ -26,21 +26,22 @@ static bt_status take_prompt(const bt_ask *ask, const bt_intake_limits *limits,
 {
     size_t n = ask->n_ids;
 
-    BT_INTAKE_REQUIRE(n > 0, "the prompt is empty: tokenized.input_ids has no ids");
-    BT_INTAKE_REQUIRE(n < limits->max_context,
-                      "the prompt has %zu tokens, but the context is %u and one token must follow",
-                      n, limits->max_context);
-    BT_INTAKE_REQUIRE(n <= limits->max_prompt && n < limits->max_tokens,
-                      "the prompt has %zu tokens, more than a rank's KV pages hold (%llu)", n,
-                      (unsigned long long)(limits->max_prompt < limits->max_tokens
-                                               ? limits->max_prompt
-                                               : limits->max_tokens - 1));
+    BT_INTAKE_REFUSE_UNLESS(n > 0, "the prompt is empty: tokenized.input_ids has no ids");
+    BT_INTAKE_REFUSE_UNLESS(
+        n < limits->max_context,
+        "the prompt has %zu tokens, but the context is %u and one token must follow", n,
+        limits->max_context);
+    BT_INTAKE_REFUSE_UNLESS(n <= limits->max_prompt && n < limits->max_tokens,
+                            "the prompt has %zu tokens, more than a rank's KV pages hold (%llu)", n,
+                            (unsigned long long)(limits->max_prompt < limits->max_tokens
+                                                     ? limits->max_prompt
+                                                     : limits->max_tokens - 1));
     for (size_t i = 0; i < n; i++)
-        BT_INTAKE_REQUIRE(ask->ids[i] < limits->vocab_size,
-                          "token %zu of the prompt is %u, but the vocabulary has %u ids", i,
-                          ask->ids[i], limits->vocab_size);
+        BT_INTAKE_REFUSE_UNLESS(ask->ids[i] < limits->vocab_size,
+                                "token %zu of the prompt is %u, but the vocabulary has %u ids", i,
+                                ask->ids[i], limits->vocab_size);
     r->prompt = bt_calloc(n, sizeof(*r->prompt));
-    BT_INTAKE_REQUIRE(r->prompt != NULL, "out of memory");
+    BT_INTAKE_REFUSE_UNLESS(r->prompt != NULL, "out of memory");
     memcpy(r->prompt, ask->ids, n * sizeof(*r->prompt));
     r->n_prompt = (uint32_t)n;
     return BT_OK;
@@ -64,18 +65,18 @@ static bt_status take_max_tokens(const bt_ask *ask, const bt_intake_limits *limi
     uint64_t    pool = room_of(limits, n_prompt, n);
 
     if (!ask->has_max_tokens) {
-        BT_INTAKE_REQUIRE(
+        BT_INTAKE_REFUSE_UNLESS(
             pool >= 1,
             "%u choices of %llu prompt tokens are more than a rank's KV pages hold (%llu)", n,
             (unsigned long long)n_prompt, (unsigned long long)limits->max_tokens);
         r->sampling.max_tokens = (uint32_t)(room < pool ? room : pool);
         return BT_OK;
     }
-    BT_INTAKE_REQUIRE(ask->max_tokens >= 1, "%s is 0, it must be at least 1", field);
-    BT_INTAKE_REQUIRE(ask->max_tokens <= room,
-                      "%llu prompt tokens and %s %u are more than the context of %u",
-                      (unsigned long long)n_prompt, field, ask->max_tokens, limits->max_context);
-    BT_INTAKE_REQUIRE(
+    BT_INTAKE_REFUSE_UNLESS(ask->max_tokens >= 1, "%s is 0, it must be at least 1", field);
+    BT_INTAKE_REFUSE_UNLESS(
+        ask->max_tokens <= room, "%llu prompt tokens and %s %u are more than the context of %u",
+        (unsigned long long)n_prompt, field, ask->max_tokens, limits->max_context);
+    BT_INTAKE_REFUSE_UNLESS(
         ask->max_tokens <= pool,
         "%llu prompt tokens and %s %u of %u choices are more than a rank's KV pages hold "
         "(%llu)",
@@ -100,11 +101,12 @@ static bt_status take(const bt_ask *ask, const bt_intake_limits *limits, bt_rela
     BT_TRY(bt_intake_sampling(ask, limits, &r->sampling, answer, refusal));
     BT_TRY(take_prompt(ask, limits, r, refusal));
     BT_TRY(take_max_tokens(ask, limits, answer->n, r, refusal));
-    BT_INTAKE_REQUIRE(r->sampling.min_tokens <= r->sampling.max_tokens,
-                      "%s is %u, more than %s, which is %u", ask->names->min_tokens,
-                      r->sampling.min_tokens, ask->names->max_tokens, r->sampling.max_tokens);
-    BT_INTAKE_REQUIRE(ask->prompt_from < r->n_prompt, "%s is %u, but the prompt has %u tokens",
-                      ask->names->prompt_from, ask->prompt_from, r->n_prompt);
+    BT_INTAKE_REFUSE_UNLESS(r->sampling.min_tokens <= r->sampling.max_tokens,
+                            "%s is %u, more than %s, which is %u", ask->names->min_tokens,
+                            r->sampling.min_tokens, ask->names->max_tokens, r->sampling.max_tokens);
+    BT_INTAKE_REFUSE_UNLESS(ask->prompt_from < r->n_prompt,
+                            "%s is %u, but the prompt has %u tokens", ask->names->prompt_from,
+                            ask->prompt_from, r->n_prompt);
 out:
     return st;
 }

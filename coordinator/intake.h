@@ -66,7 +66,7 @@ enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
 bt_status bt_intake(const bt_ask *ask, const bt_intake_limits *limits,
                     bt_relay_submission *request_out, bt_intake_answer *answer_out, char *refusal);
 
-#define BT_INTAKE_REQUIRE(cond, ...)                        \
+#define BT_INTAKE_REFUSE_UNLESS(cond, ...)                  \
     do {                                                    \
         if (!(cond)) {                                      \
             snprintf(refusal, BT_INTAKE_TEXT, __VA_ARGS__); \

@@ -101,6 +101,14 @@ void bt_call_release(bt_call *call);
 /* Those of every server: health and reflection (public_info.c). */
 extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
+/* For the methods of protocols (public_info.c).  fail() returns NULL. */
+grpc_byte_buffer *bt_public_fail(bt_call *call, grpc_status_code code, const char *why);
+/* Tokens a second of late, n_tokens having been sent ever. */
+double bt_public_throughput(bt_public *pub, uint64_t n_tokens);
+enum { BT_TIME_TEXT = 32 };
+void    bt_public_time(char text[BT_TIME_TEXT]); /* now, ISO 8601 */
+int32_t bt_public_clamp(uint64_t value);
+
 /* Generate (public_stream.c). */
 void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt_dialect *dialect);
 void bt_stream_free(bt_stream *stream);

@@ -1,17 +1,17 @@
 /* sglang.grpc.scheduler.SglangScheduler: a gateway that finds it prefers it to the other one, and
  * then has no seeds; so it is there only where it is asked for. */
-#define PB(name)              Sglang__Grpc__Scheduler__##name
-#define PB_INIT(name)         SGLANG__GRPC__SCHEDULER__##name##__INIT
-#define PB_CASE(name)         SGLANG__GRPC__SCHEDULER__##name
-#define PB_DESCRIPTOR(name)   sglang__grpc__scheduler__##name##__descriptor
-#define SERVICE               "sglang.grpc.scheduler.SglangScheduler"
-#define DIALECT               bt_dialect_sglang
-#define TAG_CHUNK             2
-#define TAG_INDEX             8
-#define SPEAKER               (1 << 3 | 2)
-#define SO_FAR                true
-#define SAY_NAME(reply, name) ((reply).request_id = (char *)(name))
-#define SAY_ROOM(reply, loads) \
+#define PB(name)                    Sglang__Grpc__Scheduler__##name
+#define PB_INIT(name)               SGLANG__GRPC__SCHEDULER__##name##__INIT
+#define PB_CASE(name)               SGLANG__GRPC__SCHEDULER__##name
+#define PB_DESCRIPTOR(name)         sglang__grpc__scheduler__##name##__descriptor
+#define SERVICE                     "sglang.grpc.scheduler.SglangScheduler"
+#define DIALECT                     bt_dialect_sglang
+#define TAG_CHUNK                   2
+#define TAG_INDEX                   8
+#define TAG_REQUEST_ID              1
+#define CHUNK_COUNTS_ALL            true
+#define SET_REQUEST_ID(reply, name) ((reply).request_id = (char *)(name))
+#define SET_KV_TOKENS(reply, loads) \
     ((reply).max_total_num_tokens = bt_public_clamp((loads).total_tokens))
 
 #include <stdlib.h>
@@ -32,22 +32,23 @@ static bt_status check_request(const generate_request *pb, char *refusal)
 {
     const PB(DisaggregatedParams) *pd = pb->disaggregated_params;
 
-    BT_INTAKE_REQUIRE(pb->tokenized != NULL,
-                      "the request has no input: send token ids in tokenized");
-    BT_INTAKE_REQUIRE(pb->mm_inputs == NULL, "mm_inputs is not supported");
-    BT_INTAKE_REQUIRE(pb->n_input_embeds == 0, "input_embeds is not supported");
-    BT_INTAKE_REQUIRE(pb->n_token_ids_logprob == 0, "token_ids_logprob is not supported");
-    BT_INTAKE_REQUIRE(!pb->return_hidden_states, "return_hidden_states is not supported");
-    BT_INTAKE_REQUIRE(pd == NULL || (pd->bootstrap_host[0] == 0 && pd->bootstrap_port == 0 &&
-                                     pd->bootstrap_room == 0),
-                      "disaggregated_params is not supported: prefill and decode are this server's "
-                      "own");
-    BT_INTAKE_REQUIRE(pb->custom_logit_processor[0] == 0,
-                      "custom_logit_processor is not supported");
-    BT_INTAKE_REQUIRE(pb->lora_id[0] == 0, "lora_id is not supported");
-    BT_INTAKE_REQUIRE(pb->data_parallel_rank <= 0,
-                      "data_parallel_rank is %d, but this server places requests itself",
-                      pb->data_parallel_rank);
+    BT_INTAKE_REFUSE_UNLESS(pb->tokenized != NULL,
+                            "the request has no input: send token ids in tokenized");
+    BT_INTAKE_REFUSE_UNLESS(pb->mm_inputs == NULL, "mm_inputs is not supported");
+    BT_INTAKE_REFUSE_UNLESS(pb->n_input_embeds == 0, "input_embeds is not supported");
+    BT_INTAKE_REFUSE_UNLESS(pb->n_token_ids_logprob == 0, "token_ids_logprob is not supported");
+    BT_INTAKE_REFUSE_UNLESS(!pb->return_hidden_states, "return_hidden_states is not supported");
+    BT_INTAKE_REFUSE_UNLESS(
+        pd == NULL ||
+            (pd->bootstrap_host[0] == 0 && pd->bootstrap_port == 0 && pd->bootstrap_room == 0),
+        "disaggregated_params is not supported: prefill and decode are this server's "
+        "own");
+    BT_INTAKE_REFUSE_UNLESS(pb->custom_logit_processor[0] == 0,
+                            "custom_logit_processor is not supported");
+    BT_INTAKE_REFUSE_UNLESS(pb->lora_id[0] == 0, "lora_id is not supported");
+    BT_INTAKE_REFUSE_UNLESS(pb->data_parallel_rank <= 0,
+                            "data_parallel_rank is %d, but this server places requests itself",
+                            pb->data_parallel_rank);
     return BT_OK;
 }
 
@@ -66,14 +67,14 @@ static bt_status check_params(const params *p, char *refusal)
 {
     const char *constraint = constraint_name(p);
 
-    BT_INTAKE_REQUIRE(constraint == NULL, "%s is not supported", constraint);
-    BT_INTAKE_REQUIRE(p->custom_params == NULL, "custom_params is not supported");
-    BT_INTAKE_REQUIRE(p->_stream_interval_case ==
-                              PB_CASE(SAMPLING_PARAMS___STREAM_INTERVAL__NOT_SET) ||
-                          p->stream_interval == 1,
-                      "stream_interval is %d, only 1 is supported: tokens are sent as they come",
-                      p->stream_interval);
-    BT_INTAKE_REQUIRE(p->top_k >= -1, "top_k is %d, it must be at least -1", p->top_k);
+    BT_INTAKE_REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
+    BT_INTAKE_REFUSE_UNLESS(p->custom_params == NULL, "custom_params is not supported");
+    BT_INTAKE_REFUSE_UNLESS(
+        p->_stream_interval_case == PB_CASE(SAMPLING_PARAMS___STREAM_INTERVAL__NOT_SET) ||
+            p->stream_interval == 1,
+        "stream_interval is %d, only 1 is supported: tokens are sent as they come",
+        p->stream_interval);
+    BT_INTAKE_REFUSE_UNLESS(p->top_k >= -1, "top_k is %d, it must be at least -1", p->top_k);
     return BT_OK;
 }
 

@@ -1,16 +1,17 @@
-/* vllm.grpc.engine.VllmEngine. */
-#define PB(name)               Vllm__Grpc__Engine__##name
-#define PB_INIT(name)          VLLM__GRPC__ENGINE__##name##__INIT
-#define PB_CASE(name)          VLLM__GRPC__ENGINE__##name
-#define PB_DESCRIPTOR(name)    vllm__grpc__engine__##name##__descriptor
-#define SERVICE                "vllm.grpc.engine.VllmEngine"
-#define DIALECT                bt_dialect_vllm
-#define TAG_CHUNK              1
-#define TAG_INDEX              7
-#define SPEAKER                0
-#define SO_FAR                 false
-#define SAY_NAME(reply, name)  ((void)(name))
-#define SAY_ROOM(reply, loads) ((void)0)
+/* vllm.grpc.engine.VllmEngine: the protocol of every server here.  Temperature, max_tokens, seed
+ * and logprobs have presence, and replies do not name their request. */
+#define PB(name)                    Vllm__Grpc__Engine__##name
+#define PB_INIT(name)               VLLM__GRPC__ENGINE__##name##__INIT
+#define PB_CASE(name)               VLLM__GRPC__ENGINE__##name
+#define PB_DESCRIPTOR(name)         vllm__grpc__engine__##name##__descriptor
+#define SERVICE                     "vllm.grpc.engine.VllmEngine"
+#define DIALECT                     bt_dialect_vllm
+#define TAG_CHUNK                   1
+#define TAG_INDEX                   7
+#define TAG_REQUEST_ID              0
+#define CHUNK_COUNTS_ALL            false
+#define SET_REQUEST_ID(reply, name) ((void)(name))
+#define SET_KV_TOKENS(reply, loads) ((void)0)
 
 #include "proto/vllm_engine.pb-c.h"
 
@@ -26,23 +27,23 @@ typedef PB(SamplingParams)  params;
 /* What is not supported unless it changes nothing. */
 static bt_status check_request(const generate_request *pb, char *refusal)
 {
-    BT_INTAKE_REQUIRE(pb->input_case != PB_CASE(GENERATE_REQUEST__INPUT_TEXT),
-                      "text is not supported: send token ids in tokenized");
-    BT_INTAKE_REQUIRE(pb->input_case == PB_CASE(GENERATE_REQUEST__INPUT_TOKENIZED),
-                      "the request has no input: send token ids in tokenized");
-    BT_INTAKE_REQUIRE(pb->mm_inputs == NULL, "mm_inputs is not supported");
-    BT_INTAKE_REQUIRE(pb->n_media_refs == 0, "media_refs is not supported");
-    BT_INTAKE_REQUIRE(pb->n_extra_mm_inputs == 0, "extra_mm_inputs is not supported");
-    BT_INTAKE_REQUIRE(
+    BT_INTAKE_REFUSE_UNLESS(pb->input_case != PB_CASE(GENERATE_REQUEST__INPUT_TEXT),
+                            "text is not supported: send token ids in tokenized");
+    BT_INTAKE_REFUSE_UNLESS(pb->input_case == PB_CASE(GENERATE_REQUEST__INPUT_TOKENIZED),
+                            "the request has no input: send token ids in tokenized");
+    BT_INTAKE_REFUSE_UNLESS(pb->mm_inputs == NULL, "mm_inputs is not supported");
+    BT_INTAKE_REFUSE_UNLESS(pb->n_media_refs == 0, "media_refs is not supported");
+    BT_INTAKE_REFUSE_UNLESS(pb->n_extra_mm_inputs == 0, "extra_mm_inputs is not supported");
+    BT_INTAKE_REFUSE_UNLESS(
         pb->kv_transfer_params == NULL || (pb->kv_transfer_params->remote_host[0] == 0 &&
                                            pb->kv_transfer_params->remote_port == 0),
         "kv_transfer_params is not supported: prefill and decode are this server's own");
-    BT_INTAKE_REQUIRE(
+    BT_INTAKE_REFUSE_UNLESS(
         pb->_kv_transfer_params_json_case ==
                 PB_CASE(GENERATE_REQUEST___KV_TRANSFER_PARAMS_JSON__NOT_SET) ||
             pb->kv_transfer_params_json[0] == 0,
         "kv_transfer_params_json is not supported: prefill and decode are this server's own");
-    BT_INTAKE_REQUIRE(
+    BT_INTAKE_REFUSE_UNLESS(
         pb->_data_parallel_rank_case == PB_CASE(GENERATE_REQUEST___DATA_PARALLEL_RANK__NOT_SET) ||
             pb->data_parallel_rank < 0,
         "data_parallel_rank is %d, but this server places requests itself", pb->data_parallel_rank);
@@ -67,11 +68,12 @@ static bt_status check_params(const params *p, char *refusal)
 {
     const char *constraint = constraint_name(p);
 
-    BT_INTAKE_REQUIRE(constraint == NULL, "%s is not supported", constraint);
-    BT_INTAKE_REQUIRE(!p->grammar_from_first_token, "grammar_from_first_token is not supported");
-    BT_INTAKE_REQUIRE(p->_truncate_prompt_tokens_case ==
-                          PB_CASE(SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET),
-                      "truncate_prompt_tokens is not supported");
+    BT_INTAKE_REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
+    BT_INTAKE_REFUSE_UNLESS(!p->grammar_from_first_token,
+                            "grammar_from_first_token is not supported");
+    BT_INTAKE_REFUSE_UNLESS(p->_truncate_prompt_tokens_case ==
+                                PB_CASE(SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET),
+                            "truncate_prompt_tokens is not supported");
     return BT_OK;
 }
 

@@ -96,12 +96,13 @@ static void run_generates_for_a_client(void)
     const char *handed_on;
 
     setenv("BATON_PREFILL", "3", 1);
-    start_run("", ARGS("--both", "1", "--busy-poll", "--unread-s", "5"));
+    start_run("", ARGS("--both", "1", "--busy-poll", "--sglang", "--unread-s", "5"));
     unsetenv("BATON_PREFILL");
     if (!serving()) return;
     EXPECT_HAS(g_run.output, "prefill=3 (environment, gives way)");
     handed_on = strstr(g_run.output, "coordinator - ");
     EXPECT_HAS(handed_on, "busy-poll=true (flag)");
+    EXPECT_HAS(handed_on, "sglang=true (flag)");
     EXPECT_HAS(handed_on, "unread-s=5 (flag)");
     EXPECT_EQ(client("baton-generate",
                      ARGS("--prompt", "To be", "--max-tokens", "5", "--json", "--logprobs")),

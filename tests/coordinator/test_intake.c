@@ -4,7 +4,6 @@
 #include "coordinator/dialect.h"
 
 #include "core/alloc.h"
-#include "proto/sglang_scheduler.pb-c.h"
 #include "proto/vllm_engine.pb-c.h"
 #include "tests/support/test.h"
 

@@ -1,7 +1,9 @@
 """The second public protocol, --sglang: it says what the first one says, in its own messages."""
+import json
+import os
 import random
 
-from harness import CONTEXT, EOS, VOCAB, WAIT_S, Served, control, expected, grpc, health, health_grpc, logprob, main, sglang, sglang_grpc, vllm, wait_for
+from harness import CONTEXT, EOS, SOURCE, VOCAB, WAIT_S, Served, control, expected, grpc, health, health_grpc, logprob, main, sglang, sglang_grpc, vllm, wait_for
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 SERVICE = "sglang.grpc.scheduler.SglangScheduler"
@@ -73,6 +75,28 @@ class Generate(Spoken):
         self.assertEqual((done.finish_reason, done.matched_token_id, done.completion_tokens), ("stop", stop, 3))
         _, [done] = self.answer(sampling=dict(max_new_tokens=4))
         self.assertEqual((done.finish_reason, done.WhichOneof("matched_stop")), ("length", None))
+
+    def test_a_stop_string_is_named(self):
+        ids = expected(PROMPT, 5)
+        with open(os.path.join(SOURCE, "models", "demo", "tokenizer.json"), encoding="utf-8") as f:
+            text = next(t for t, i in json.load(f)["model"]["vocab"].items() if i == ids[3]).replace("Ġ", " ")
+        _, [done] = self.answer(sampling=dict(stop=["never", text]))
+        self.assertEqual((done.finish_reason, done.matched_stop_str, list(done.output_ids)), ("stop", text, ids[:4]))
+
+    def test_choices_come_with_their_index_and_completes_in_order(self):
+        def all_choices(rank, reserve, m):
+            for k in (1, 0):
+                tokens = self.cell.tokens(reserve, m.prompt)
+                for t in tokens:
+                    t.choice = k
+                rank.send(tokens=control.Tokens(tokens=tokens))
+            rank.send(released=control.Released(request=m.request, epoch=m.epoch))
+        self.cell.on_prefill = all_choices
+        for stream in (False, True):
+            chunks, completes = self.answer(stream=stream, sampling=dict(n=2))    # completes: in the order of the index
+            self.assertEqual([list(c.output_ids) for c in completes], [expected(PROMPT, 20)] * 2)
+            for k in (0, 1) if stream else ():
+                self.assertEqual([i for c in chunks if c.index == k for i in c.token_ids], expected(PROMPT, 20))
 
     def test_logprobs_of_the_answer(self):
         for stream in (False, True):
@@ -177,8 +201,12 @@ class Beside(Spoken):
         self.assertEqual(self.error(first)[:2], (grpc.StatusCode.CANCELLED, "aborted by the client"))
         again = self.other.Abort(sglang.AbortRequest(request_id="same"))
         self.assertEqual((again.success, again.message), (False, "no such request is live"))
-        second = self.generate(request_id="same")
+        second = self.ask(request_id="same")
         wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefill")
+        self.stub.Abort(vllm.AbortRequest(request_ids=["same"]))
+        self.assertEqual(self.error(second)[0], grpc.StatusCode.CANCELLED)
+        second = self.generate(request_id="same")
+        wait_for(lambda: len(self.cell.seen("prefill")) == 3, "the prefill")
         self.assertTrue(self.other.Abort(sglang.AbortRequest(request_id="same")).success)
         self.assertEqual(self.error(second)[0], grpc.StatusCode.CANCELLED)
         self.all_released()

@@ -89,7 +89,8 @@ class Chaos:
 
     def begin_generation(self):
         """All ranks are there, for the first time or again."""
-        self.dead, self.stopped, self.pids, self.first_line = set(), {}, self.cell.ranks(), len(self.cell.lines)
+        self.first_line = len(self.cell.lines)
+        self.dead, self.stopped, self.pids = set(), {}, self.cell.ranks()
         self.seen |= set(cells.descendants(self.cell.process.pid)) | {self.cell.process.pid}
         self.learn_roles()
 
@@ -102,7 +103,7 @@ class Chaos:
         """What each rank does by now; a spare that prepares has its role already."""
         self.roles = {r["rank"]: r["role"] for r in self.status()["ranks"]}
         for m in map(re.compile(r"spare rank (\d+) prepares for seat \d+ of the (\w+) group").search, self.cell.lines[self.first_line:]):
-            if m and self.roles[int(m.group(1))] == "spare":
+            if m and self.roles.get(int(m.group(1))) == "spare":
                 self.roles[int(m.group(1))] = "prefill" if m.group(2) == "first" else "decode"
 
     def end_cell(self):
@@ -195,13 +196,13 @@ class Chaos:
 
     # ---- moments
 
-    def wait_until(self, what, condition, seconds=SETTLE_S):
+    def wait_until(self, what, condition, seconds=SETTLE_S, pause=0.0003):
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"{what} did not come within {seconds} s\n{self.said()}"
             assert not self.load.errors, f"{self.load.errors}\n{self.said()}"
             assert self.cell.process.poll() is None, "the cell has ended\n" + self.cell.log()
-            time.sleep(0.0003)
+            time.sleep(pause)
 
     def said(self):
         """What the log says of this generation, but for the ordinary course of requests."""
@@ -300,7 +301,7 @@ class Chaos:
         streams, begin = [s for s in self.load.streams if s.is_open()], time.monotonic() + 0.25
         self.wait_until(f"a token of each stream after {faults}", lambda: time.monotonic() > begin and not any(s.is_open() and s.times[-1] < begin for s in streams))
         self.wake_stopped()
-        self.wait_until(f"the loss of all of {self.dead - set(self.stopped)}", self.knows_losses)
+        self.wait_until(f"the loss of all of {self.dead - set(self.stopped)}", self.knows_losses, pause=0.05)
         if self.has_failed():
             self.begin_unplanned(faults)
         for f in faults:
@@ -314,9 +315,10 @@ class Chaos:
 
     def knows_losses(self):
         """The coordinator has missed the ranks that died.  Those of a host that is cut off it misses when their deadlines pass."""
+        if self.has_failed():
+            return True
         self.learn_roles()
-        dead = self.dead - set(self.stopped) - {r for h in self.lost_hosts for r in self.ranks_on(h)}
-        return self.has_failed() or all(self.roles.get(r) == "lost" for r in dead)
+        return all(self.roles.get(r) == "lost" for r in self.dead - set(self.stopped) - {r for h in self.lost_hosts for r in self.ranks_on(h)})
 
     def has_failed(self):
         """The cell of this generation, with a role that nobody had any more."""
@@ -324,9 +326,13 @@ class Chaos:
 
     def begin_unplanned(self, faults):
         """A busy machine has kept more ranks from answering than the faults have struck: the cell is started again here too."""
-        assert "is removed from the cell" in self.said(), f"the cell was lost, which no fault explains\n{self.said()}"
+        removed = {int(m.group(1)) for m in map(re.compile(r" rank (\d+) \(.*\) is removed from the cell").search, self.cell.lines[self.first_line:]) if m}
+        assert removed - self.dead, f"the cell was lost, which no fault explains: {self.dead} were struck\n{self.said()}"
+        print(f"cell {self.cell_number} was lost by itself: ranks {removed - self.dead} were too slow", file=sys.stderr, flush=True)
         for f in faults:
             f["restart"] = True
+        self.wake_stopped(all_of_them=True)
+        self.revive_hosts()
         self.begin_again()
 
     def play_pair(self, moment, kind):
@@ -447,7 +453,7 @@ class Chaos:
         while not self.enough():
             card = self.draw()
             if card is None or card[0] == "loading":
-                if card is None and self.n_restarts == RESTARTS:
+                if card is None and self.n_restarts >= RESTARTS:
                     break
                 self.wear_out(card and card[1])
             else:

@@ -1,6 +1,5 @@
 /* baton-synth - a checkpoint with the shape of a known model and random weights. */
 #include <argp.h>
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -9,21 +8,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
-#include "core/terminal.h"
 #include "model/config.h"
+#include "tools/out_dir.h"
 #include "tools/synth_files.h"
 #include "tools/synth_shape.h"
 
 enum { OPT_LIKE = 256, OPT_SEED, OPT_FILE, OPT_SIZE };
 enum { N_HEAD_OPTIONS = 5, MAX_OPTIONS = 48 };
-#define SPARE_BYTES (64ull << 20) /* headers, index, and room for others on that disk */
 
 static const char DOC[] =
     "Writes a checkpoint with the shape of a known model and random weights: config.json and bf16 "
@@ -115,71 +111,7 @@ static void make_options(struct argp_option all[MAX_OPTIONS])
                                                        .group = 2};
 }
 
-/* ---- the directory */
-
-/* Makes it, or accepts an empty one. */
-static bt_status open_out(const char *dir, bool *made_out)
-{
-    bt_status      st    = BT_OK;
-    DIR           *d     = NULL;
-    struct dirent *entry = NULL;
-
-    *made_out = mkdir(dir, 0777) == 0;
-    if (*made_out) goto out;
-    BT_REQUIRE(errno == EEXIST, BT_ERR_IO, "%s: %s", dir, strerror(errno));
-    d = opendir(dir);
-    BT_REQUIRE(d != NULL, BT_ERR_IO, "%s: %s", dir, strerror(errno));
-    while ((entry = readdir(d)) != NULL)
-        BT_REQUIRE(
-            strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0, BT_ERR_INVALID_ARG,
-            "%s: expected an empty directory or none, found %s in it; nothing is overwritten", dir,
-            entry->d_name);
-out:
-    if (d != NULL) closedir(d);
-    return st;
-}
-
-static bt_status check_room(const char *dir, uint64_t bytes)
-{
-    bt_status      st = BT_OK;
-    struct statvfs fs;
-    uint64_t       room;
-
-    BT_REQUIRE(statvfs(dir, &fs) == 0, BT_ERR_IO, "%s: %s", dir, strerror(errno));
-    room = (uint64_t)fs.f_bavail * fs.f_frsize;
-    BT_REQUIRE(
-        room >= bytes + SPARE_BYTES, BT_ERR_IO,
-        "%s: the weights need %llu MiB, the file system has %llu MiB free; fewer --layers or "
-        "--experts need less",
-        dir, (unsigned long long)((bytes + SPARE_BYTES - 1) >> 20) + 1,
-        (unsigned long long)room >> 20);
-out:
-    return st;
-}
-
 /* ---- the whole */
-
-typedef struct {
-    uint64_t start_ns, last_ns;
-    bool     shown;
-} progress;
-
-static void show_progress(void *ctx, uint64_t done, uint64_t total)
-{
-    progress *p       = ctx;
-    uint64_t  now     = bt_now_ns();
-    int       columns = bt_terminal_columns(STDERR_FILENO);
-    char      line[100];
-
-    if (columns == 0 || (now - p->last_ns < 100 * BT_NS_PER_MS && done != total)) return;
-    p->last_ns = now;
-    p->shown   = true;
-    snprintf(line, sizeof(line), "%.2f of %.2f GiB, %3.0f %%, %.0f MiB/s", (double)done / (1 << 30),
-             (double)total / (1 << 30), 100.0 * (double)done / (double)total,
-             (double)done / (1 << 20) / ((double)(now - p->start_ns + 1) * 1e-9));
-    fprintf(stderr, BT_TERMINAL_CLEAR "%.*s", columns, line);
-    if (done == total) fputc('\n', stderr);
-}
 
 /* The config is written and read back first: sizes that no model can have are refused in the words
  * that loading would use. */
@@ -197,26 +129,41 @@ out:
     return st;
 }
 
+typedef struct {
+    const bt_synth_list *list;
+    uint64_t             seed;
+} filling;
+
+static void fill_tensor(void *ctx, size_t i, uint64_t first, size_t n, void *out)
+{
+    const filling *f = ctx;
+
+    bt_synth_fill(&f->list->tensors[i], f->seed, first, n, out);
+}
+
 static bt_status synth(const options *opt)
 {
-    bt_status     st   = BT_OK;
-    bt_synth_list list = {0};
-    bool          made = false, ours = false;
-    progress      p   = {.start_ns = bt_now_ns()};
-    bt_synth_job  job = {.dir        = opt->out,
-                         .list       = &list,
-                         .seed       = opt->seed,
-                         .file_bytes = opt->file_bytes,
-                         .stop       = &g_stop,
-                         .progress   = show_progress,
-                         .ctx        = &p};
-    double        seconds;
+    bt_status       st   = BT_OK;
+    bt_synth_list   list = {0};
+    bool            made = false, ours = false;
+    bt_out_progress p    = {.start_ns = bt_now_ns()};
+    filling         fill = {&list, opt->seed};
+    bt_synth_job    job  = {.dir          = opt->out,
+                            .list         = &list,
+                            .file_bytes   = opt->file_bytes,
+                            .stop         = &g_stop,
+                            .fill         = fill_tensor,
+                            .fill_ctx     = &fill,
+                            .progress     = bt_out_show_progress,
+                            .progress_ctx = &p};
+    double          seconds;
 
     BT_TRY(bt_synth_list_make(&opt->shape, &list));
-    BT_TRY(open_out(opt->out, &made));
+    BT_TRY(bt_out_dir_open(opt->out, &made));
     ours = true;
     BT_TRY(check_config(opt));
-    BT_TRY(check_room(opt->out, bt_synth_total_bytes(&list)));
+    BT_TRY(bt_out_dir_check_room(opt->out, bt_synth_total_bytes(&list),
+                                 "; fewer --layers or --experts need less"));
     BT_TRY(bt_synth_write(&job));
     seconds = (double)(bt_now_ns() - p.start_ns) * 1e-9;
     printf("%s: like %s, %u layers, seed %" PRIu64 ": %.3f B parameters, %.2f GiB in %u file%s, "

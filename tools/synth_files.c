@@ -116,20 +116,21 @@ out:
     return st;
 }
 
-static bt_status put_tensor(writer *w, int fd, const char *path, const bt_synth_tensor *t)
+static bt_status put_tensor(writer *w, int fd, const char *path, size_t i)
 {
-    bt_status           st    = BT_OK;
-    const bt_synth_job *job   = w->job;
-    uint64_t            n     = t->shape[0] * t->shape[1];
-    size_t              width = t->dtype == BT_ST_F32 ? 4 : 2;
+    bt_status              st    = BT_OK;
+    const bt_synth_job    *job   = w->job;
+    const bt_synth_tensor *t     = &job->list->tensors[i];
+    uint64_t               n     = t->shape[0] * t->shape[1];
+    size_t                 width = t->dtype == BT_ST_F32 ? 4 : 2;
 
     for (uint64_t at = 0, part; at < n; at += part) {
         part = n - at < CHUNK_ELEMS ? n - at : CHUNK_ELEMS;
-        if (job->stop != NULL && *job->stop != 0) return BT_ERR_CANCELLED;
-        bt_synth_fill(t, job->seed, at, part, w->chunk);
+        if (*job->stop != 0) return BT_ERR_CANCELLED;
+        job->fill(job->fill_ctx, i, at, part, w->chunk);
         BT_TRY(put(fd, path, w->chunk, part * width));
         w->done += part * width;
-        if (job->progress != NULL) job->progress(job->ctx, w->done, w->total);
+        job->progress(job->progress_ctx, w->done, w->total);
     }
 out:
     return st;
@@ -148,7 +149,7 @@ static bt_status write_file(writer *w, const char *name, size_t first, size_t en
     for (size_t i = first; i < end; i++) {
         const bt_synth_tensor *t = &w->job->list->tensors[i];
 
-        BT_TRY(put_tensor(w, fd, path, t));
+        BT_TRY(put_tensor(w, fd, path, i));
         BT_REQUIRE(json_object_set_new(w->files, t->name, json_string(name)) == 0, BT_ERR_NO_MEMORY,
                    "%s: the index", path);
     }

@@ -13,10 +13,14 @@ extern "C" {
 typedef struct {
     const char          *dir;
     const bt_synth_list *list;
-    uint64_t             seed, file_bytes; /* a file is closed before it holds more than that */
-    const atomic_int    *stop;             /* nonzero: give up with CANCELLED */
+    uint64_t             file_bytes; /* a file is closed before it holds more than that */
+    const atomic_int    *stop;       /* nonzero: give up with CANCELLED */
+    /* Elements first .. first+n of the list's tensor i, into `out` in its dtype; first is a
+     * multiple of 2^20. */
+    void (*fill)(void *ctx, size_t i, uint64_t first, size_t n, void *out);
+    void *fill_ctx;
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
-    void *ctx;
+    void *progress_ctx;
 } bt_synth_job;
 
 uint64_t bt_synth_total_bytes(const bt_synth_list *list);

@@ -12,28 +12,28 @@ static const bt_synth_shape SHAPES[] = {
      .hidden = 2048, .n_layers = 27, .n_dense_layers = 1, .vocab_size = 102400, .context = 163840,
      .n_heads = 16, .q_lora_rank = 0, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
      .dense_dim = 10944, .expert_dim = 1408, .n_experts = 64, .n_shared = 2, .top_k = 6, .n_groups = 1, .topk_groups = 1,
-     .scale = 1, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .beta_fast = 32, .mscale = 0.707,
+     .scale = 1, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .yarn_context = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 0.707,
      .bos = 100000, .eos = {100001, -1, -1}},
     {.like = "v2", /* DeepSeek-V2, V2.5 */
      .architecture = "DeepseekV2ForCausalLM", .model_type = "deepseek_v2",
      .hidden = 5120, .n_layers = 60, .n_dense_layers = 1, .vocab_size = 102400, .context = 163840,
      .n_heads = 128, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
      .dense_dim = 12288, .expert_dim = 1536, .n_experts = 160, .n_shared = 2, .top_k = 6, .n_groups = 8, .topk_groups = 3,
-     .scale = 16, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .beta_fast = 32, .mscale = 0.707,
+     .scale = 16, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .yarn_context = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 0.707,
      .bos = 100000, .eos = {100001, -1, -1}},
     {.like = "v3", /* DeepSeek-V3, R1, V3.1; in bf16, without the MTP layer */
      .architecture = "DeepseekV3ForCausalLM", .model_type = "deepseek_v3", .sigmoid = true,
      .hidden = 7168, .n_layers = 61, .n_dense_layers = 3, .vocab_size = 129280, .context = 163840,
      .n_heads = 128, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
      .dense_dim = 18432, .expert_dim = 2048, .n_experts = 256, .n_shared = 1, .top_k = 8, .n_groups = 8, .topk_groups = 4,
-     .norm_topk = true, .scale = 2.5, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .beta_fast = 32, .mscale = 1,
+     .norm_topk = true, .scale = 2.5, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .yarn_context = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 1,
      .bos = 0, .eos = {1, -1, -1}},
     {.like = "kimi-k2", /* Kimi-K2, in bf16; its own model_type, kimi_k2, needs remote code in Hugging Face */
      .architecture = "DeepseekV3ForCausalLM", .model_type = "deepseek_v3", .sigmoid = true,
      .hidden = 7168, .n_layers = 61, .n_dense_layers = 1, .vocab_size = 163840, .context = 131072,
      .n_heads = 64, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
      .dense_dim = 18432, .expert_dim = 2048, .n_experts = 384, .n_shared = 1, .top_k = 8, .n_groups = 1, .topk_groups = 1,
-     .norm_topk = true, .scale = 2.827, .eps = 1e-6, .theta = 50000, .yarn_factor = 32, .beta_fast = 1, .mscale = 1,
+     .norm_topk = true, .scale = 2.827, .eps = 1e-6, .theta = 50000, .yarn_factor = 32, .yarn_context = 4096, .beta_fast = 1, .beta_slow = 1, .mscale = 1,
      .bos = 163584, .eos = {163585, -1, -1}},
     {.like = "moonlight", /* Moonlight-16B-A3B */
      .architecture = "DeepseekV3ForCausalLM", .model_type = "deepseek_v3", .sigmoid = true,
@@ -128,9 +128,9 @@ static json_t *yarn(const bt_synth_shape *s)
 {
     if (s->yarn_factor == 0) return json_null();
     return json_pack("{s:s, s:f, s:i, s:f, s:f, s:f, s:f}", "type", "yarn", "factor",
-                     s->yarn_factor, "original_max_position_embeddings", 4096, "beta_fast",
-                     s->beta_fast, "beta_slow", 1.0, "mscale", s->mscale, "mscale_all_dim",
-                     s->mscale);
+                     s->yarn_factor, "original_max_position_embeddings", s->yarn_context,
+                     "beta_fast", s->beta_fast, "beta_slow", s->beta_slow, "mscale", s->mscale,
+                     "mscale_all_dim", s->mscale);
 }
 
 static const char *topk_method(const bt_synth_shape *s)

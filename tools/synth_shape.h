@@ -1,7 +1,8 @@
-/* tools/synth_shape.h - the sizes and rules of a model that is made up, and its config.json.
+/* tools/synth_shape.h - the sizes and rules of a model whose checkpoint is written, and its
+ * config.json.
  *
- * Fields have the values of the published models (named in synth_shape.c); each size may be
- * overridden. */
+ * For a model that is made up, fields have the values of the published ones (named in
+ * synth_shape.c); each size may be overridden. */
 #ifndef BT_TOOLS_SYNTH_SHAPE_H
 #define BT_TOOLS_SYNTH_SHAPE_H
 
@@ -23,8 +24,9 @@ typedef struct {
     uint32_t dense_dim, expert_dim, n_experts, n_shared, top_k, n_groups, topk_groups;
     bool     norm_topk;
     double   scale, eps, theta;
-    double   yarn_factor, beta_fast, mscale; /* factor 0: no YaRN */
-    int32_t  bos, eos[3];                    /* -1: none */
+    double   yarn_factor, beta_fast, beta_slow, mscale; /* factor 0: no YaRN */
+    uint32_t yarn_context;                              /* before it was extended */
+    int32_t  bos, eos[3];                               /* -1: none */
 } bt_synth_shape;
 
 /* A size that the command line may set. */

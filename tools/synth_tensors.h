@@ -1,4 +1,5 @@
-/* tools/synth_tensors.h - the tensors of a model that is made up, and their numbers.
+/* tools/synth_tensors.h - the tensors of a shape under the names of Hugging Face, and the numbers
+ * of a model that is made up.
  *
  * A number depends on the seed, its tensor's name and its place alone: not on other tensors, the
  * order of writing, the machine or the number of threads.  Integer hashing and correctly rounded

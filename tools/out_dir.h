@@ -1,0 +1,30 @@
+/* tools/out_dir.h - the directory that a checkpoint is written into, and how far that has come. */
+#ifndef BT_TOOLS_OUT_DIR_H
+#define BT_TOOLS_OUT_DIR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Makes it, or accepts an empty one; *made_out says which. */
+bt_status bt_out_dir_open(const char *dir, bool *made_out);
+/* Has its file system room for so many bytes of weights?  `advice` ends the message. */
+bt_status bt_out_dir_check_room(const char *dir, uint64_t bytes, const char *advice);
+
+typedef struct {
+    uint64_t start_ns, last_ns;
+    bool     shown; /* a line without an end stands on the terminal */
+} bt_out_progress;
+
+/* Shows it on a terminal; ctx is a bt_out_progress. */
+void bt_out_show_progress(void *ctx, uint64_t done, uint64_t total);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -30,6 +30,21 @@ def safetensors():
         write("safetensors", stem, struct.pack("<I", at) + json.dumps(header).encode())
 
 
+def gguf():
+    """A file for each type of tensor, two blocks of it, and keys of each kind."""
+    def text(s):
+        return struct.pack("<Q", len(s)) + s
+
+    keys = [(b"u", 4, struct.pack("<I", 5)), (b"f", 6, struct.pack("<f", 0.5)), (b"b", 7, b"\1"), (b"s", 8, text(b"abc")),
+            (b"texts", 9, struct.pack("<IQ", 8, 2) + text(b"a") + text(b"bc")), (b"numbers", 9, struct.pack("<IQ3I", 4, 3, 1, 2, 3))]
+    blocks = {0: (1, 4), 1: (1, 2), 30: (1, 2), 8: (32, 34), 2: (32, 18), 6: (32, 22), 7: (32, 24), 10: (256, 84), 11: (256, 110), 12: (256, 144),
+              13: (256, 176), 14: (256, 210), 20: (32, 18), 39: (32, 17)}
+    for kind, (weights, size) in blocks.items():
+        head = b"GGUF" + struct.pack("<IQQ", 3, 1, len(keys)) + b"".join(text(name) + struct.pack("<I", k) + v for name, k, v in keys)
+        head += text(b"t") + struct.pack("<IQQIQ", 2, weights, 2, kind, 0)
+        write("gguf", f"type-{kind}", head + bytes(-len(head) % 32) + bytes(i & 255 for i in range(2 * size)))
+
+
 def tokenizer():
     for which, name in enumerate(["v3", "v2", "code"]):
         with open(f"{source}/tests/fixtures/tokenizer-{name}.jsonl") as f:
@@ -152,5 +167,5 @@ def http():
     write("http", "range", b"\x10GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-5\r\nAccept-Encoding: gzip\r\nCookie: a=b; c\r\nExpect: 100-continue\r\n\r\n")
 
 
-for make in (safetensors, tokenizer, tokenizer_json, config, page_message, intake, intake_sglang, control, http):
+for make in (safetensors, gguf, tokenizer, tokenizer_json, config, page_message, intake, intake_sglang, control, http):
     make()

@@ -21,6 +21,7 @@ static const struct {
     {"tokenize",    "turn text into token ids, as the model does"                         },
     {"check",       "check every node of a cell before anything is started there"         },
     {"inspect",     "show what a model is, how large it is, and what fits here"           },
+    {"convert",     "make a checkpoint from a GGUF file"                                  },
     {"synth",       "make a checkpoint with the shape of a known model and random weights"},
     {"profile",     "measure what the variants of attention cost on this machine"         },
     {"coordinator", "start the coordinator of a cell alone"                               },

@@ -144,6 +144,12 @@ def converted_tensors_hold_the_checkpoints_bits():
     assert (gate.data.reshape(-1) == to_gguf.to_float(t["model.layers.1.mlp.gate.weight"]).reshape(-1)).all()
     # Every tensor of the checkpoint has gone somewhere.
     assert sum(int(np.prod(x.shape)) for x in got.values()) == sum(int(np.prod(shape)) for _, _, shape in t.at.values())
+    # And comes back.
+    back = os.path.join(ARGS.folder, "back")
+    subprocess.run([os.path.join(os.path.dirname(ARGS.synth), "baton-convert"), path, back], check=True, stdout=subprocess.DEVNULL)
+    again = to_gguf.Checkpoint(back)
+    assert set(again.at) == set(t.at)
+    assert all((again[name] == t[name]).all() for name in t.at)
     for key, value in (("model_type", "deepseek_v3"), ("scoring_func", "sigmoid"), ("topk_method", "group_limited_greedy")):
         try:
             to_gguf.check({**c, key: value})

@@ -56,7 +56,7 @@ def run(*command):
 # ---- what the work is at least
 
 class Work:
-    """Operations and bytes of a model's steps, from its config.json; weights in bf16."""
+    """Operations and bytes of a model's steps, from its config.json; weights in bf16, or in e4m3 all but gate, kv_b, embedding and head."""
 
     def __init__(self, c):
         h, n, r = c["hidden_size"], c["num_attention_heads"], c["q_lora_rank"]
@@ -80,31 +80,36 @@ class Work:
         self.on = self.attention / layers - kv - expansion + last
         self.others_experts = (self.experts - self.top_k) * self.expert if self.n_moe else 0
         self.last_qk_v = n * (dn + dr + dv)
-        self.weights = self.always + self.n_moe * self.experts * self.expert + 2 * self.head
+        self.width = width = 1 if "quantization_config" in c else 2  # bytes of a weight
+        self.attention_bytes = width * self.attention + (2 - width) * layers * expansion
+        self.shared_bytes = width * self.shared + (2 - width) * self.n_moe * self.experts * h
+        self.always_bytes = self.attention_bytes + width * self.dense + self.shared_bytes
+        self.experts_bytes = width * self.n_moe * self.experts * self.expert
+        self.weight_bytes = self.always_bytes + self.experts_bytes + 2 * 2 * self.head
 
     def prefill(self, n):
         """(operations, bytes) of a prompt: weights once a chunk, attention in the normal form, one row of logits."""
         token = self.always + self.n_moe * self.top_k * self.expert
         ops = 2 * n * token + 2 * self.qk_v * n * (n + 1) / 2 + 2 * self.head
-        return ops, 2 * (-(-n // CHUNK) * (self.always + self.n_moe * self.experts * self.expert) + self.head)
+        return ops, -(-n // CHUNK) * (self.always_bytes + self.experts_bytes) + 2 * self.head
 
     def computed(self, n):
         """The same without what the last layer leaves out: of n tokens one goes on, n - 1 need no attention."""
         ops, size = self.prefill(n)
         skipped = 2 * (n - 1) * self.on + 2 * self.last_qk_v * n * (n - 1) / 2
-        return ops - skipped, size - 2 * self.others_experts
+        return ops - skipped, size - self.width * self.others_experts
 
     def decode(self, batch, context):
         """(operations, bytes) of a step: the experts that random tokens choose are read once each."""
-        unique = self.experts * (1 - (1 - self.top_k / self.experts) ** batch)
+        read = 1 - (1 - self.top_k / self.experts) ** batch  # of the experts
         ops = 2 * batch * (self.always + self.n_moe * self.top_k * self.expert + self.head)
-        return ops, 2 * (self.always + self.n_moe * unique * self.expert + self.head) + batch * context * self.kv_row
+        return ops, self.always_bytes + read * self.experts_bytes + 2 * self.head + batch * context * self.kv_row
 
     def decode_parts(self, batch, context):
         """The same, with the operations of attention (absorbed), as the parts that wait for each other.  Routed and shared experts do not."""
         ops, size = self.decode(batch, context)
         kv = batch * context * self.kv_row
-        products = [(2 * batch * n, 2 * n) for n in (self.attention, self.dense, self.head)]
+        products = [(2 * batch * n, size) for n, size in ((self.attention, self.attention_bytes), (self.dense, self.width * self.dense), (self.head, 2 * self.head))]
         attention = batch * context * self.absorbed, kv
         experts = ops - sum(o for o, _ in products), size - kv - sum(b for _, b in products)
         return [*products, attention, experts]
@@ -358,7 +363,7 @@ def markdown(report):
              f"- When: {report['when']}, commit {report['commit']}",
              f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
              f"- Caches: {m['caches']}",
-             f"- Model: `baton synth {' '.join(SYNTH)}`, {report['weights_gib']:.2f} GiB of bf16 weights; one prefill and one decode rank, {report['threads']} "
+             f"- Model: `{report['model']}`, {report['weights_gib']:.2f} GiB of {report['dtype']} weights; one prefill and one decode rank, {report['threads']} "
              f"threads each, chunks of {CHUNK}",
              f"- Roofs, median of {r['n']} probes between the cases: {r['read_gbs']:.1f} GB/s, {r['gflops'] / 1e3:.2f} TFLOP/s (`{r['kernels']}`) by the "
              f"wall's clock; {r['read_gbs_cpu']:.1f} GB/s, {r['gflops_cpu'] / 1e3:.2f} TFLOP/s by CPU time",
@@ -383,37 +388,39 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
-def need_room(weights, folder, have_model):
+def need_room(weight_bytes, folder, have_model):
     available = int(re.search(r"MemAvailable:\s*(\d+)", read("/proc/meminfo"))[1]) * 1024
-    need = 2.1 * weights + (5 << 30)  # packed once for both ranks
+    need = 1.05 * weight_bytes + (5 << 30)  # packed once for both ranks
     if available < need:
         skip(f"two ranks of this model need {need / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are free")
-    if not have_model and shutil.disk_usage(folder).free < 2.2 * weights:
-        skip(f"the model needs {2.2 * weights / 2**30:.1f} GiB of disk in {folder}")
+    if not have_model and shutil.disk_usage(folder).free < 1.1 * weight_bytes:
+        skip(f"the model needs {1.1 * weight_bytes / 2**30:.1f} GiB of disk in {folder}")
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--build", required=True, help="a build directory, with bin/ and bench/")
     ap.add_argument("--model", help="a model that `baton synth` made before")
+    ap.add_argument("--fp8", action="store_true", help="a model with matrices in e4m3 (`baton synth --fp8`)")
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--only", help="names of cases, with ; between them (default: all, and profiles)")
     ap.add_argument("--decode-tokens", type=int, default=48)
     ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the table)")
     args = ap.parse_args()
+    synth = SYNTH + ["--fp8"] * args.fp8
     bin_dir, threads = os.path.join(args.build, "bin"), len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or os.path.join(folder, "model")
         if not args.model:
             tiny = os.path.join(folder, "shape")  # its config.json, with tiny experts, tells how large the model will be
-            run(os.path.join(bin_dir, "baton-synth"), *SYNTH, "--vocab", "2", "--hidden", "1", "--dense-dim", "1", "--expert-dim", "1", tiny)
+            run(os.path.join(bin_dir, "baton-synth"), *synth, "--vocab", "2", "--hidden", "1", "--dense-dim", "1", "--expert-dim", "1", tiny)
             with open(os.path.join(tiny, "config.json")) as f:
                 shape = dict(json.load(f), vocab_size=102400, hidden_size=2048, intermediate_size=10944, moe_intermediate_size=1408)
-            need_room(Work(shape).weights, folder, False)
-            print(run(os.path.join(bin_dir, "baton-synth"), *SYNTH, model), end="", flush=True)
+            need_room(Work(shape).weight_bytes, folder, False)
+            print(run(os.path.join(bin_dir, "baton-synth"), *synth, model), end="", flush=True)
         with open(os.path.join(model, "config.json")) as f:
             work = Work(json.load(f))
-        need_room(work.weights, folder, True)
+        need_room(work.weight_bytes, folder, True)
         cases, roofs = choose(make_cases(work, args.decode_tokens), args.only), Roofs(os.path.join(args.build, "bench", "bench_roofs"), threads)
         cell = Cell(bin_dir, model, threads)
         try:
@@ -430,7 +437,7 @@ def main():
             cell.stop()
     middle = {k: statistics.median(s[k] for s in roofs.samples) for k in roofs.samples[0] if k not in ("threads", "kernels")}
     report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit(), "machine": machine(), "threads": threads,
-              "weights_gib": 2 * work.weights / 2**30, "load_s": cell.load_s, "memory_gib": memory,
+              "model": f"baton synth {' '.join(SYNTH)}" + " --fp8" * (work.width == 1), "dtype": "e4m3" if work.width == 1 else "bf16", "weights_gib": work.weight_bytes / 2**30, "load_s": cell.load_s, "memory_gib": memory,
               "roofs": {"n": len(roofs.samples), "kernels": roofs.samples[0]["kernels"], **middle},
               "cases": [c.result() for c in cases], "profiles": {k: v for k, v in profiles.items() if v}}
     text = markdown(report)

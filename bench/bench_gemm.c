@@ -11,8 +11,8 @@
  * With one thread, and where the family has such a kernel, also a block of keys of a strip of
  * queries.
  *
- *     bench_gemm [family [threads [MiB of the set]]]
- *                      without: all families of this CPU, 1 and 2 threads, 128 MiB */
+ *     bench_gemm [family [threads [MiB of the set [bf16|e4m3]]]]
+ *                      without: all families of this CPU, 1 and 2 threads, 128 MiB, bf16 */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 
 #include "bench/stats.h"
 #include "core/clock.h"
-#include "device/cpu/kernels.h"
+#include "device/cpu/linear.h"
 #include "device/cpu/roofs.h"
 
 enum {
@@ -67,6 +67,7 @@ typedef struct {
     bt_linear  *linears[MAX_LINEARS];
     bt_bf16    *x, *y;
     size_t      set_bytes;
+    bool        fp8;
     const char *kernels;
 } bench;
 
@@ -99,6 +100,16 @@ static void fill_row(void *ctx, uint32_t n, bt_bf16 *row)
         row[i] = (bt_bf16)(0x3f00u + (n * 7 + i * 13) % 128);
 }
 
+static void fill_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
+{
+    const bench *b = ctx;
+
+    for (uint32_t i = 0; i < b->k; i++)
+        row[i] = (uint8_t)(0x30u + (n * 7 + i * 13) % 16);
+    for (uint32_t i = 0; i < b->k; i += BT_FP8_BLOCK)
+        scale[i / BT_FP8_BLOCK] = 1 + (float)(i / BT_FP8_BLOCK % 4) / 8;
+}
+
 static void one_gemm(bench *b)
 {
     bt_gemm g = {.w       = b->linears[b->next],
@@ -119,7 +130,7 @@ static void read_share(void *ctx, uint32_t chunk, uint32_t member)
     const bench *b = ctx;
 
     (void)member;
-    bt_roof_read(bt_linear_packed(b->linears[chunk]), bt_linear_bytes(b->linears[chunk]));
+    bt_roof_read(bt_cpu_linear_columns(b->linears[chunk], 0), bt_linear_bytes(b->linears[chunk]));
 }
 static void read_all(bench *b)
 {
@@ -195,14 +206,17 @@ static void run_strip(bench *b)
 
 static void make_linears(bench *b)
 {
-    size_t bytes = bt_cpu_packed_elems(b->n, b->k) * sizeof(bt_bf16);
+    size_t    bytes = bt_cpu_linear_bytes(b->n, b->k, b->fp8);
+    bt_status st    = BT_OK;
 
     b->n_linears =
         b->set_bytes / bytes < MAX_LINEARS ? (uint32_t)(b->set_bytes / bytes) : MAX_LINEARS;
     b->next = 0;
-    for (uint32_t i = 0; i < b->n_linears; i++)
-        if (bt_device_linear_create(b->dev, b->n, b->k, fill_row, b, &b->linears[i]) != BT_OK)
-            exit(EXIT_FAILURE);
+    for (uint32_t i = 0; st == BT_OK && i < b->n_linears; i++)
+        st = b->fp8
+                 ? bt_device_linear_create_fp8(b->dev, b->n, b->k, fill_fp8_row, b, &b->linears[i])
+                 : bt_device_linear_create(b->dev, b->n, b->k, fill_row, b, &b->linears[i]);
+    if (st != BT_OK) exit(EXIT_FAILURE);
 }
 
 static void run_shape(bench *b, const uint32_t *shape, uint32_t n_threads)
@@ -233,14 +247,14 @@ static void run_shape(bench *b, const uint32_t *shape, uint32_t n_threads)
         bt_device_linear_destroy(b->dev, b->linears[i]);
 }
 
-static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes, bt_bf16 *x,
-                       bt_bf16 *y)
+static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes, bool fp8,
+                       bt_bf16 *x, bt_bf16 *y)
 {
     bt_device_cpu_options opt = {.n_threads = n_threads, .kernels = kernels};
     static bench          b;
     uint32_t              most_rows;
 
-    b = (bench){.x = x, .y = y, .set_bytes = set_bytes, .kernels = kernels};
+    b = (bench){.x = x, .y = y, .set_bytes = set_bytes, .fp8 = fp8, .kernels = kernels};
     if (bt_device_cpu_create(&opt, &b.dev) != BT_OK) exit(EXIT_FAILURE);
     most_rows = bt_device_cpu_table(b.dev)->mm_tiles != NULL ? UINT32_MAX
                 : strcmp(kernels, "scalar") == 0             ? 16
@@ -259,6 +273,7 @@ int main(int argc, char **argv)
     uint32_t first = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
     uint32_t last  = argc > 2 ? first : 2;
     size_t   mib   = argc > 3 ? strtoul(argv[3], NULL, 10) : SET_MIB;
+    bool     fp8   = argc > 4 && strcmp(argv[4], "e4m3") == 0;
     bt_bf16 *x = aligned_alloc(64, MAX_X * sizeof(*x)), *y = aligned_alloc(64, MAX_Y * sizeof(*y));
 
     if (x == NULL || y == NULL) return EXIT_FAILURE;
@@ -271,7 +286,7 @@ int main(int argc, char **argv)
     snprintf(names, sizeof(names), "%s", argc > 1 ? argv[1] : bt_device_cpu_kernels());
     while ((name = strtok_r(rest, ",", &rest)) != NULL)
         for (uint32_t n_threads = first; n_threads <= last; n_threads++)
-            run_family(name, n_threads, mib << 20, x, y);
+            run_family(name, n_threads, mib << 20, fp8, x, y);
     free(x);
     free(y);
     return EXIT_SUCCESS;

@@ -156,6 +156,9 @@ static double query_weights(const bt_mla_config *m)
     return q + n * m->v_dim * h;
 }
 
+/* Bytes of a weight that is e4m3 where the model is: not of gate, expansion and head. */
+static double weight_bytes(const bench *b) { return b->cfg.fp8 ? 1 : sizeof(bt_bf16); }
+
 static uint32_t unique_experts(const bench *b, uint32_t layer, uint32_t n_rows)
 {
     uint32_t k = b->cfg.moe.gate.top_k, n = 0;
@@ -187,18 +190,21 @@ static void count_layer(bench *b, uint32_t layer, double unique, const layer_wor
     double               on     = query_weights(m); /* weights for rows that go on */
 
     b->ops += 2 * w->filled * latent_weights(m);
-    b->bytes += 2 * latent_weights(m) + 2 * w->context * (m->kv_lora_rank + m->qk_rope_dim);
+    b->bytes +=
+        weight_bytes(b) * latent_weights(m) + 2 * w->context * (m->kv_lora_rank + m->qk_rope_dim);
     if (w->rows == 0) return;
     if (bt_model_layer_is_moe(&b->cfg, layer)) {
-        on += 3.0 * h * b->cfg.moe.shared_dim + h * b->cfg.moe.gate.n_experts;
+        on += 3.0 * h * b->cfg.moe.shared_dim;
+        b->ops += 2 * w->rows * h * b->cfg.moe.gate.n_experts;
+        b->bytes += 2 * h * b->cfg.moe.gate.n_experts;
         b->ops += 2 * w->rows * b->cfg.moe.gate.top_k * expert;
-        b->bytes += 2 * unique * expert;
+        b->bytes += weight_bytes(b) * unique * expert;
     } else {
         on += 3.0 * h * b->cfg.dense_dim;
     }
     b->ops += 2 * w->rows * on + 2 * w->expanded * expansion_weights(m) +
               2 * w->pairs * m->n_heads * width;
-    b->bytes += 2 * (on + expansion_weights(m));
+    b->bytes += weight_bytes(b) * on + 2 * expansion_weights(m);
 }
 
 /* A piece of a prompt that begins at `start`; in the last layer the row with logits alone goes on.

@@ -10,10 +10,11 @@ extern "C" {
 
 struct bt_linear {
     uint32_t n, k;
-    size_t   bytes;    /* of packed and scale */
-    bt_bf16 *packed;   /* device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k] */
-    float   *scale;    /* NULL; or packed is e4m3, and this [n, ceil(k / 128)], device memory */
-    bool     borrowed; /* packed is another's, and only read; else owned */
+    size_t   bytes;  /* of packed and scale */
+    void    *packed; /* device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k] */
+    float   *scale;  /* NULL: packed is bf16; or it is e4m3, and this CUDA: [n, ceil(k / 128)],
+                        device memory; CPU: within packed */
+    bool borrowed;   /* packed is another's, and only read; else owned */
 };
 
 #ifdef __cplusplus

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/e4m3.h"
 #include "device/device.h"
 
 enum { NAME_BYTES = 256, SHAPE_BYTES = 128 };
@@ -94,23 +95,6 @@ out:
     return st;
 }
 
-/* e4m3: 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN. */
-static float fp8_to_f32(uint8_t v)
-{
-    uint32_t sign = (uint32_t)(v & 0x80) << 24, exponent = v >> 3 & 15, mantissa = v & 7;
-    uint32_t bits;
-    float    f;
-
-    if (exponent == 0) {
-        f = (float)mantissa * 0x1p-9f;
-        return sign != 0 ? -f : f;
-    }
-    bits = sign | (exponent + 120) << 23 | mantissa << 20;
-    if ((v & 0x7f) == 0x7f) bits = sign | 0x7fc00000u;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
-}
-
 static float read_f32(const void *data, size_t i)
 {
     float f;
@@ -126,6 +110,24 @@ static float scale_at(const bt_matrix *m, uint32_t row, uint32_t col)
     return read_f32(m->scale->data, row / BT_FP8_BLOCK * per_row + col / BT_FP8_BLOCK);
 }
 
+bt_status bt_matrix_check_scales(const bt_safetensors *st_set, const bt_matrix *m)
+{
+    bt_status st      = BT_OK;
+    size_t    n       = m->scale == NULL ? 0 : m->scale->bytes / sizeof(float);
+    size_t    per_row = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
+
+    for (size_t i = 0; i < n; i++) {
+        float scale = read_f32(m->scale->data, i);
+
+        BT_REQUIRE(isfinite(scale) && !signbit(scale), BT_ERR_FORMAT,
+                   "%s: tensor %s: expected finite scales of 0 or more, found %g at [%zu, %zu]",
+                   bt_safetensors_file_of(st_set, m->scale), m->scale->name, (double)scale,
+                   i / per_row, i % per_row);
+    }
+out:
+    return st;
+}
+
 static void fp8_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
 {
     const uint8_t *data = (const uint8_t *)m->t->data + (size_t)n * m->k;
@@ -135,7 +137,7 @@ static void fp8_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
         uint32_t end   = m->k - k0 < BT_FP8_BLOCK ? m->k : k0 + BT_FP8_BLOCK;
 
         for (uint32_t k = k0; k < end; k++)
-            out[k] = bt_bf16_from_f32(fp8_to_f32(data[k]) * scale);
+            out[k] = bt_bf16_from_f32(bt_e4m3_to_f32(data[k]) * scale);
     }
 }
 
@@ -177,7 +179,7 @@ float bt_matrix_element(const bt_matrix *m, size_t i)
     case BT_ST_BF16:
         memcpy(&half, (const char *)m->t->data + i * sizeof(half), sizeof(half));
         return bt_bf16_to_f32(half);
-    case BT_ST_F8_E4M3: return fp8_to_f32(((const uint8_t *)m->t->data)[i]);
+    case BT_ST_F8_E4M3: return bt_e4m3_to_f32(((const uint8_t *)m->t->data)[i]);
     default: return read_f32(m->t->data, i);
     }
 }

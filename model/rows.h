@@ -21,6 +21,9 @@ bt_status bt_matrix_find(const bt_safetensors *st, const char *name, uint32_t n,
 bt_status bt_vector_find(const bt_safetensors *st, const char *name, uint32_t n,
                          bt_matrix *vector_out);
 
+/* FORMAT: a scale of it is negative or not finite; named.  Other matrices than e4m3 have none. */
+bt_status bt_matrix_check_scales(const bt_safetensors *st, const bt_matrix *m);
+
 /* out[0..k) = row n. */
 void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out);
 /* Of an e4m3 matrix: row n as it is, with the scales of its 128 columns each. */

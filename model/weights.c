@@ -75,8 +75,9 @@ static bt_status load_heads(bt_loader *l, uint32_t layer, bt_mla_weights *w)
                        (w->ukt != NULL || !l->opt->absorbed),
                    BT_ERR_NO_MEMORY, "heads of layer %u", layer);
         for (uint32_t h = 0; h < m->n_heads; h++) {
-            bt_row_source k = {.part = {kv_b}, .first = h * both, .n = m->qk_nope_dim};
-            bt_row_source v = {.part = {kv_b}, .first = k.first + k.n, .n = m->v_dim};
+            bool          cpu = l->opt->dev->host_memory;
+            bt_row_source k   = {{kv_b}, h * both, m->qk_nope_dim, cpu};
+            bt_row_source v   = {{kv_b}, k.first + k.n, m->v_dim, cpu};
 
             BT_TRY(bt_loader_pack(l, bt_loader_name(l, "%u.uv.%u", layer, h), m->v_dim, rank,
                                   bt_source_row, &v, &w->uv[h]));

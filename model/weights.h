@@ -1,9 +1,10 @@
 /* model/weights.h - the weights of one rank: all of attention, dense layers and head, and of the
  * experts only its own.
  *
- * FP8 blocks (e4m3, one fp32 scale per 128 x 128, partial at both ends) stay so on a device that
- * keeps them, but for W_UK transposed; else they are dequantised to bf16 while they are packed.
- * fp32 matrices are rounded to bf16. */
+ * FP8 blocks (e4m3, one fp32 scale per 128 x 128, partial at both ends) stay so, but for W_UK
+ * transposed and, on the CPU, the other heads of kv_b, which its attention reads as bf16; and where
+ * rows that the device takes together have different scales (device.h: fp8_rows).  These are
+ * dequantised to bf16 while they are packed.  fp32 matrices are rounded to bf16. */
 #ifndef BT_MODEL_WEIGHTS_H
 #define BT_MODEL_WEIGHTS_H
 

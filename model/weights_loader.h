@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     bt_matrix part[2];
     uint32_t  first, n;
+    bool      widened; /* e4m3 becomes bf16, on any device */
 } bt_row_source;
 
 /* bt_linear_row_fn over a bt_row_source: its rows, and the columns of its first part. */

@@ -22,10 +22,12 @@ static void source_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
     bt_matrix_fp8_row(&s->part[n / s->n], s->first + n % s->n, row, scale);
 }
 
-/* Its n rows are e4m3, all of them. */
-static bool is_fp8(const bt_row_source *s, uint32_t n)
+/* Its n rows stay e4m3: all of them are, and those that the device wants to have the same scales
+ * have, since scales hold for 128 rows of a tensor. */
+static bool stays_fp8(const bt_row_source *s, uint32_t n, uint32_t fp8_rows)
 {
-    return s->part[0].scale != NULL && (n <= s->n || s->part[1].scale != NULL);
+    return !s->widened && s->part[0].scale != NULL && s->first % fp8_rows == 0 &&
+           (n <= s->n || (s->part[1].scale != NULL && s->n % fp8_rows == 0));
 }
 
 void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row)
@@ -86,29 +88,32 @@ bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
                          bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out)
 {
     bt_status      st    = BT_OK;
-    size_t         bytes = bt_cpu_packed_elems(n, k) * sizeof(bt_bf16);
+    bt_device     *dev   = l->opt->dev;
+    bool           fp8   = rows == bt_source_row && stays_fp8(source, n, dev->fp8_rows);
+    size_t         bytes = bt_cpu_linear_bytes(n, k, fp8); /* only the CPU's are shared */
     bt_store_entry entry = {0};
     bt_store_claim got;
 
     if (*linear_out != NULL) goto out; /* of the walk before */
-    if (l->opt->dev->keeps_fp8 && rows == bt_source_row && is_fp8(source, n)) {
-        BT_TRY(bt_device_linear_create_fp8(l->opt->dev, n, k, source_fp8_row, source, linear_out));
-        goto packed;
-    }
+    for (uint32_t i = 0; i < (n <= source->n ? 1 : 2); i++)
+        BT_TRY(bt_matrix_check_scales(l->st, &source->part[i]));
     got = bt_loader_take_shared(l, what, bytes, &entry);
     if (got == BT_STORE_BUSY) goto out;
-    if (got == BT_STORE_FULL) {
-        BT_TRY(bt_device_linear_create(l->opt->dev, n, k, rows, source, linear_out));
+    if (got == BT_STORE_FULL && fp8) {
+        BT_TRY(bt_device_linear_create_fp8(dev, n, k, source_fp8_row, source, linear_out));
+    } else if (got == BT_STORE_FULL) {
+        BT_TRY(bt_device_linear_create(dev, n, k, rows, source, linear_out));
     } else {
         if (got == BT_STORE_MINE) {
-            BT_TRY(bt_cpu_linear_pack(l->opt->dev, n, k, rows, source, entry.fill));
+            bt_cpu_rows from = {fp8 ? NULL : rows, fp8 ? source_fp8_row : NULL, source};
+
+            BT_TRY(bt_cpu_linear_pack(dev, n, k, from, entry.fill));
             bt_store_commit(l->w->store, &entry);
         }
         bt_bring_weights(entry.data, bytes);
-        BT_TRY(bt_cpu_linear_over(n, k, entry.data, linear_out));
+        BT_TRY(bt_cpu_linear_over(n, k, fp8, entry.data, linear_out));
         l->w->shared_bytes += bytes;
     }
-packed:
     l->w->bytes += bt_linear_bytes(*linear_out);
 out:
     return st;

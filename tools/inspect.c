@@ -16,8 +16,9 @@ static const char DOC[] =
     "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
     "are checked completely, each tensor's name, type and shape against config.json, so that what "
     "passes can be loaded.\n\n"
-    "The last table is an estimate for cells of CPU ranks on this machine: weights in bf16, FP8 "
-    "widened, in memory once for all ranks; a tenth of the free memory kept back for buffers and "
+    "The last table is an estimate for cells of CPU ranks on this machine: weights in bf16, or FP8 "
+    "where the files have it, in memory once for all ranks; a tenth of the free memory kept back "
+    "for buffers and "
     "other programs; the rest for latent KV pages.\n\n"
     "Exit code: 0, 1 when the model cannot be loaded, 64 for wrong usage.\n\n"
     "Example:\n"
@@ -160,7 +161,7 @@ static void print_kv(const bt_model_config *cfg)
 static void print_fit(const bt_model_config *cfg, const bt_census *c)
 {
     bt_machine m;
-    uint64_t   usable, weights = 2 * sum(c->n_params, 0, BT_PART_MTP);
+    uint64_t   usable, weights = 2 * sum(c->n_params, 0, BT_PART_MTP) - c->n_fp8;
     char       a[32], b[32];
 
     bt_machine_look(&m);

@@ -18,12 +18,12 @@
 #include "tools/synth_files.h"
 #include "tools/synth_shape.h"
 
-enum { OPT_LIKE = 256, OPT_SEED, OPT_FILE, OPT_SIZE };
-enum { N_HEAD_OPTIONS = 5, MAX_OPTIONS = 48 };
+enum { OPT_LIKE = 256, OPT_SEED, OPT_FILE, OPT_FP8, OPT_SIZE };
+enum { N_HEAD_OPTIONS = 6, MAX_OPTIONS = 48 };
 
 static const char DOC[] =
-    "Writes a checkpoint with the shape of a known model and random weights: config.json and bf16 "
-    "safetensors, for tests and measurements that need a model's size but not its sense.\v"
+    "Writes a checkpoint with the shape of a known model and random weights: config.json and "
+    "safetensors in bf16, for tests and measurements that need a model's size but not its sense.\v"
     "The weights are scaled so that activations keep their size and logits stay a few units wide. "
     "A number depends on the seed, the tensor's name and its place alone, so the same command "
     "writes the same bytes on every machine. There is no tokenizer. Memory use is a few MiB, "
@@ -40,6 +40,7 @@ typedef struct {
     const char    *like, *out;
     bt_synth_shape shape;
     uint64_t       seed, file_bytes;
+    bool           fp8;
     uint32_t       size[64]; /* of each bt_synth_sizes */
     bool           given[64];
 } options;
@@ -57,6 +58,7 @@ static void finish(options *opt, struct argp_state *state)
     for (size_t i = 0; i < bt_synth_n_sizes; i++)
         if (opt->given[i])
             memcpy((char *)&opt->shape + bt_synth_sizes[i].offset, &opt->size[i], sizeof(uint32_t));
+    opt->shape.fp8 = opt->fp8;
     bt_synth_settle(&opt->shape);
 }
 
@@ -74,6 +76,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_FILE:
         opt->file_bytes = (uint64_t)bt_option_number(state, "--file-mib", arg, 1, 1 << 20) << 20;
         return 0;
+    case OPT_FP8: opt->fp8 = true; return 0;
     case ARGP_KEY_ARG:
         if (opt->out != NULL) argp_error(state, "expected one OUT, found \"%s\" too", arg);
         opt->out = bt_option_name(state, "OUT", "a directory", arg);
@@ -98,6 +101,9 @@ static void make_options(struct argp_option all[MAX_OPTIONS])
         {"seed",     OPT_SEED, "N",    0, "Seed of the weights (default 1)",   1},
         {"file-mib", OPT_FILE, "N",    0,
          "Largest size of a file, unless one tensor is larger (default 4096)", 1},
+        {"fp8",      OPT_FP8,  NULL,   0,
+         "Matrices in FP8 with a scale for 128 x 128, as V3 is published, but for gate, embedding "
+         "and head",                                                           1},
         {NULL,       0,        NULL,   0, "Sizes other than the model's own:", 2},
     };
 

@@ -94,9 +94,9 @@ static bt_status put_header(const writer *w, int fd, const char *path, size_t fi
         for (uint32_t d = 0; d < t->n_dims; d++)
             json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
         json_object_set_new(header, t->name,
-                            json_pack("{s:s, s:o, s:[I, I]}", "dtype",
-                                      t->dtype == BT_ST_F32 ? "F32" : "BF16", "shape", shape,
-                                      "data_offsets", (json_int_t)at, (json_int_t)to));
+                            json_pack("{s:s, s:o, s:[I, I]}", "dtype", bt_st_dtype_name(t->dtype),
+                                      "shape", shape, "data_offsets", (json_int_t)at,
+                                      (json_int_t)to));
         at = to;
     }
     text = json_dumps(header, JSON_COMPACT);
@@ -122,7 +122,7 @@ static bt_status put_tensor(writer *w, int fd, const char *path, size_t i)
     const bt_synth_job    *job   = w->job;
     const bt_synth_tensor *t     = &job->list->tensors[i];
     uint64_t               n     = t->shape[0] * t->shape[1];
-    size_t                 width = t->dtype == BT_ST_F32 ? 4 : 2;
+    size_t                 width = bt_synth_elem_bytes(t->dtype);
 
     for (uint64_t at = 0, part; at < n; at += part) {
         part = n - at < CHUNK_ELEMS ? n - at : CHUNK_ELEMS;

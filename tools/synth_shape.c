@@ -169,11 +169,19 @@ static json_t *rules(const bt_synth_shape *s)
         "attention_bias", 0, "attention_dropout", 0.0, "use_cache", 1, "initializer_range", 0.02);
 }
 
+static json_t *quantization(void)
+{
+    return json_pack("{s:s, s:s, s:s, s:[i, i]}", "quant_method", "fp8", "fmt", "e4m3",
+                     "activation_scheme", "dynamic", "weight_block_size", 128, 128);
+}
+
 bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path)
 {
     bt_status st     = BT_OK;
     json_t   *config = rules(shape), *dims = sizes(shape);
 
+    if (shape->fp8 && dims != NULL)
+        json_object_set_new(dims, "quantization_config", quantization());
     BT_REQUIRE(config != NULL && dims != NULL && json_object_update(config, dims) == 0,
                BT_ERR_NO_MEMORY, "%s", path);
     BT_REQUIRE(json_dump_file(config, path, JSON_INDENT(2) | JSON_REAL_PRECISION(12)) == 0,

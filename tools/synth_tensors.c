@@ -7,6 +7,8 @@
 
 #include "core/alloc.h"
 #include "core/bf16.h"
+#include "core/e4m3.h"
+#include "device/device.h"
 
 /* ---- which tensors there are */
 
@@ -51,10 +53,27 @@ static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, flo
 }
 
 /* A matrix whose outputs have `gain` times the size of its inputs. */
+static void bf16_matrix(listing *l, const char *prefix, const char *name, uint64_t rows,
+                        uint64_t cols, float gain)
+{
+    add(l, BT_ST_BF16, rows, cols, 0, gain / sqrtf((float)cols), "%s%s.weight", prefix, name);
+}
+
+/* The same; in e4m3 where the shape says so, with the largest number nearly the format's. */
 static void matrix(listing *l, const char *prefix, const char *name, uint64_t rows, uint64_t cols,
                    float gain)
 {
-    add(l, BT_ST_BF16, rows, cols, 0, gain / sqrtf((float)cols), "%s%s.weight", prefix, name);
+    const float unit  = 448 / 3.5f; /* bell() */
+    float       scale = gain / sqrtf((float)cols) / unit;
+
+    if (!l->s->fp8) {
+        bf16_matrix(l, prefix, name, rows, cols, gain);
+        return;
+    }
+    add(l, BT_ST_F8_E4M3, rows, cols, 0, unit, "%s%s.weight", prefix, name);
+    add(l, BT_ST_F32, (rows + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK,
+        (cols + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK, scale, scale / 8, "%s%s.weight_scale_inv", prefix,
+        name);
 }
 
 static void norm(listing *l, const char *prefix, const char *name, uint64_t n)
@@ -95,7 +114,7 @@ static void experts(listing *l, const char *layer)
     const bt_synth_shape *s = l->s;
     char                  prefix[80];
 
-    matrix(l, layer, "mlp.gate", s->n_experts, s->hidden, 2);
+    bf16_matrix(l, layer, "mlp.gate", s->n_experts, s->hidden, 2);
     if (s->sigmoid)
         add(l, BT_ST_F32, 0, s->n_experts, 0, 0.1f, "%smlp.gate.e_score_correction_bias", layer);
     for (uint32_t e = 0; e < s->n_experts; e++) {
@@ -128,7 +147,7 @@ static void all(listing *l)
             experts(l, layer);
     }
     norm(l, "", "model.norm", s->hidden);
-    matrix(l, "", "lm_head", s->vocab_size, s->hidden, 2);
+    bf16_matrix(l, "", "lm_head", s->vocab_size, s->hidden, 2);
 }
 
 bt_status bt_synth_list_make(const bt_synth_shape *shape, bt_synth_list *list)
@@ -139,6 +158,8 @@ bt_status bt_synth_list_make(const bt_synth_shape *shape, bt_synth_list *list)
     *list = (bt_synth_list){0};
     all(&l);
     l.wanted = BT_ST_BF16;
+    all(&l);
+    l.wanted = BT_ST_F8_E4M3;
     all(&l);
     BT_REQUIRE(l.st == BT_OK, l.st, "the names of the tensors");
 out:
@@ -151,7 +172,7 @@ out:
 
 uint64_t bt_synth_bytes(const bt_synth_tensor *t)
 {
-    return t->shape[0] * t->shape[1] * (t->dtype == BT_ST_F32 ? 4 : 2);
+    return t->shape[0] * t->shape[1] * bt_synth_elem_bytes(t->dtype);
 }
 
 /* ---- their numbers */
@@ -193,6 +214,11 @@ void bt_synth_fill(const bt_synth_tensor *t, uint64_t seed, uint64_t first, size
 
         for (size_t i = 0; i < n; i++)
             f[i] = t->mean + t->deviation * bell(key, first + i);
+    } else if (t->dtype == BT_ST_F8_E4M3) {
+        uint8_t *b = out;
+
+        for (size_t i = 0; i < n; i++)
+            b[i] = bt_e4m3_from_f32(t->deviation * bell(key, first + i));
     } else {
         bt_bf16 *b = out;
 

@@ -37,8 +37,7 @@ static long index_after(const char *name, const char *part)
     return at == NULL ? -1 : strtol(at + strlen(part), NULL, 10);
 }
 
-uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own,
-                           bool keeps_fp8)
+uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own)
 {
     uint64_t bytes = 0;
 
@@ -54,7 +53,7 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
         for (uint32_t d = 0; d < t->n_dims; d++)
             elems *= t->shape[d];
         /* kv_b is there transposed too, and so in bf16. */
-        if (keeps_fp8 && t->dtype == BT_ST_F8_E4M3 && strstr(t->name, "kv_b_proj") == NULL)
+        if (t->dtype == BT_ST_F8_E4M3 && strstr(t->name, "kv_b_proj") == NULL)
             bytes += elems + elems / BT_FP8_BLOCK * sizeof(float);
         else
             bytes += elems * sizeof(bt_bf16);

@@ -32,9 +32,8 @@ uint64_t bt_memory_available(void);
 bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out);
 
 /* What a rank will load: everything but the experts that are not its own and MTP layers.  own:
- * [n_experts], or NULL: all.  keeps_fp8: as its device says. */
-uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own,
-                           bool keeps_fp8);
+ * [n_experts], or NULL: all. */
+uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own);
 /* A generous estimate of what a step of max_rows rows takes in a group of group_size ranks. */
 uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows);
 

@@ -78,7 +78,7 @@ static void count_adopted(bt_rank *r, uint32_t group, uint64_t none, uint64_t al
 {
     bt_memory_account *m     = &r->memory;
     uint32_t           n     = r->cfg.moe.gate.n_experts;
-    uint64_t           whole = bt_memory_weights(&r->cfg, r->st, NULL, r->dev->keeps_fp8), most;
+    uint64_t           whole = bt_memory_weights(&r->cfg, r->st, NULL), most;
 
     if (n == 0) return;
     m->expert = (whole - none) / n;
@@ -97,12 +97,12 @@ static bt_status count_weights(bt_rank *r, uint32_t group, uint64_t *own_out, ui
     bool     *own = bt_calloc(n, sizeof(*own)), *all = bt_calloc(n, sizeof(*all));
 
     BT_REQUIRE(own != NULL && all != NULL, BT_ERR_NO_MEMORY, "lists of %u experts", n);
-    none = bt_memory_weights(&r->cfg, r->st, own, r->dev->keeps_fp8);
+    none = bt_memory_weights(&r->cfg, r->st, own);
     if (n != 0) BT_TRY(mark_rank(r, r->facts.rank, own));
     for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++)
         if (bt_world_same_machine(r->world, r->facts.rank, rank)) BT_TRY(mark_rank(r, rank, all));
-    *own_out = bt_memory_weights(&r->cfg, r->st, own, r->dev->keeps_fp8);
-    *all_out = bt_memory_weights(&r->cfg, r->st, all, r->dev->keeps_fp8);
+    *own_out = bt_memory_weights(&r->cfg, r->st, own);
+    *all_out = bt_memory_weights(&r->cfg, r->st, all);
     count_adopted(r, group, none, *all_out);
 out:
     bt_free(own);

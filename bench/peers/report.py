@@ -126,7 +126,7 @@ def write(args, rows):
         check = json.load(f)
     day = [time.strftime("%Y-%m-%d %H:%M", time.gmtime(f(r["at"] for r in rows))) for f in (min, max)]
     report = {"from": day[0], "to": day[1], "versions": versions(rows), "machine": bench_engine.machine(),
-              "threads": args.threads, "weights_gib": 2 * work.weights / 2**30, "kernels": rows[0]["kernels"],
+              "threads": args.threads, "weights_gib": work.weight_bytes / 2**30, "kernels": rows[0]["kernels"],
               "check": {k: v for k, v in check.items() if k != "model"}, "points": summarise(work, rows), "rows": rows}
     text = markdown(report, os.path.basename(args.out or "peers"))
     if args.out:

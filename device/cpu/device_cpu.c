@@ -92,6 +92,18 @@ static bt_status cpu_checksum(bt_device *dev, void *stream, const void *data, si
     return BT_OK;
 }
 
+static bt_status cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
+                                   void *ctx, bt_linear **linear_out)
+{
+    return bt_cpu_linear_create(dev, n, k, (bt_cpu_rows){.bf16 = rows, .ctx = ctx}, linear_out);
+}
+
+static bt_status cpu_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
+                                       bt_linear_fp8_fn rows, void *ctx, bt_linear **linear_out)
+{
+    return bt_cpu_linear_create(dev, n, k, (bt_cpu_rows){.fp8 = rows, .ctx = ctx}, linear_out);
+}
+
 static void cpu_linear_destroy(bt_device *dev, bt_linear *linear)
 {
     (void)dev;
@@ -228,17 +240,6 @@ static bt_status cpu_gather_rows(bt_device *dev, uint32_t rows, uint32_t dim, co
     return over_rows(dev, &job);
 }
 
-static bt_status cpu_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
-                                       bt_linear_fp8_fn rows, void *ctx, bt_linear **linear_out)
-{
-    bt_status st = BT_OK;
-
-    (void)dev, (void)rows, (void)ctx, (void)linear_out;
-    BT_REQUIRE(false, BT_ERR_UNSUPPORTED, "[%u, %u] in e4m3: the CPU's kernels read bf16", n, k);
-out:
-    return st;
-}
-
 static void cpu_destroy(bt_device *dev)
 {
     bt_device_cpu *cpu = (bt_device_cpu *)dev;
@@ -265,7 +266,7 @@ static const bt_device_ops CPU_OPS = {
     .await             = cpu_mark,
     .stream            = cpu_stream,
     .checksum          = cpu_checksum,
-    .linear_create     = bt_cpu_linear_create,
+    .linear_create     = cpu_linear_create,
     .linear_create_fp8 = cpu_linear_create_fp8,
     .linear_destroy    = cpu_linear_destroy,
     .gemm              = bt_cpu_gemm,
@@ -311,6 +312,7 @@ bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev
     BT_REQUIRE(cpu != NULL, BT_ERR_NO_MEMORY, "CPU device");
     cpu->super.ops         = &CPU_OPS;
     cpu->super.host_memory = true;
+    cpu->super.fp8_rows    = BT_CPU_SCALE_COLS;
     cpu->n_threads         = opt->n_threads != 0 ? opt->n_threads : bt_machine_cores();
     cpu->kernels           = bt_cpu_kernels_find(opt->kernels);
     BT_REQUIRE(cpu->kernels != NULL, BT_ERR_UNSUPPORTED, "kernels \"%s\": this CPU has auto,%s",

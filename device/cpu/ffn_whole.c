@@ -27,20 +27,20 @@ typedef struct {
     share          shares[MAX_SHARES];
 } whole_job;
 
-/* One of a share's products, some columns at a time; `mm` has what all of them have in common, and
- * `after` is read next. */
-static void multiply(const whole_job *job, uint32_t n, uint32_t cols, const bt_bf16 *after,
-                     bt_cpu_mm_tiles *mm)
+/* The first n columns of one of a share's products, some at a time; `mm` has what all of them have
+ * in common, and `after` is read next. */
+static void multiply(const whole_job *job, const bt_linear *w, uint32_t n, uint32_t cols,
+                     const void *after, bt_cpu_mm_tiles *mm)
 {
-    const bt_bf16 *packed = mm->packed;
-    char          *y      = mm->y;
+    char  *y     = mm->y;
     size_t y_col = mm->up != 0 ? BT_CPU_TILE_ROWS * sizeof(bt_bf16) : bt_dtype_bytes(mm->y_dtype);
 
     for (uint32_t n0 = 0; n0 < n; n0 += mm->n) {
         mm->n      = bt_min_u32(n - n0, cols);
-        mm->packed = packed + bt_cpu_packed_elems(n0, mm->k);
+        mm->packed = bt_cpu_linear_columns(w, n0);
+        mm->scale  = bt_cpu_linear_scale(w, n0);
         mm->y      = y + n0 * y_col;
-        mm->next   = n0 + mm->n < n ? packed + bt_cpu_packed_elems(n0 + mm->n, mm->k) : after;
+        mm->next   = n0 + mm->n < n ? bt_cpu_linear_columns(w, n0 + mm->n) : after;
         job->cpu->kernels->mm_tiles(mm);
     }
 }
@@ -53,7 +53,7 @@ static void run_share(void *ctx, uint32_t chunk, uint32_t member)
     uint32_t         k = f->gate_up->k, dim = f->down->k;
     bt_bf16         *x     = job->cpu->tiles + member * job->elems;
     bt_bf16         *act   = x + bt_cpu_tiled_elems(s->m, k);
-    const bt_bf16   *after = chunk + job->cpu->n_threads < job->n_shares
+    const void      *after = chunk + job->cpu->n_threads < job->n_shares
                                  ? s[job->cpu->n_threads].f->gate_up->packed
                                  : NULL;
 
@@ -61,9 +61,8 @@ static void run_share(void *ctx, uint32_t chunk, uint32_t member)
         bt_cpu_make_tiles(f->x, f->ld_x, f->x_row, s->m0 + i,
                           bt_min_u32(s->m - i, BT_CPU_TILE_ROWS), k,
                           x + (size_t)i * bt_cpu_pad(k, BT_CPU_TILE_COLS));
-    multiply(job, dim, BT_CPU_WIDE_COLS / 2, f->down->packed,
+    multiply(job, f->gate_up, dim, BT_CPU_WIDE_COLS / 2, f->down->packed,
              &(bt_cpu_mm_tiles){.x       = x,
-                                .packed  = f->gate_up->packed,
                                 .up      = bt_cpu_packed_elems(dim, k),
                                 .y       = act,
                                 .ld_y    = bt_cpu_tiled_elems(BT_CPU_TILE_ROWS, dim),
@@ -71,9 +70,8 @@ static void run_share(void *ctx, uint32_t chunk, uint32_t member)
                                 .sums    = job->cpu->members[member].scratch,
                                 .m       = s->m,
                                 .k       = k});
-    multiply(job, f->down->n, BT_CPU_WIDE_COLS, after,
-             &(bt_cpu_mm_tiles){.x      = act,
-                                .packed = f->down->packed,
+    multiply(job, f->down, f->down->n, BT_CPU_WIDE_COLS, after,
+             &(bt_cpu_mm_tiles){.x    = act,
                                 .y    = (char *)f->y + s->m0 * f->ld_y * bt_dtype_bytes(f->y_dtype),
                                 .ld_y = f->ld_y,
                                 .y_dtype = f->y_dtype,

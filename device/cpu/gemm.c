@@ -146,24 +146,17 @@ static void tile_chunk(void *ctx, uint32_t chunk, uint32_t member)
                       job->tiles + self->tiles + (size_t)m0 * bt_cpu_pad(k, BT_CPU_TILE_COLS));
 }
 
-/* The weights from the chunk's first column on. */
-static const bt_bf16 *chunk_weights(const bt_cpu_gemms *job, const bt_gemm *g, uint32_t chunk)
-{
-    cut c = cut_of(job, g);
-
-    return g->w->packed + bt_cpu_packed_elems(chunk % c.n_col_cuts * c.cols, g->w->k);
-}
-
 /* Those of the chunk that this thread will probably take next, when all are equally fast. */
-static const bt_bf16 *next_weights(const bt_cpu_gemms *job, const bt_cpu_member *self,
-                                   uint32_t chunk)
+static const void *next_weights(const bt_cpu_gemms *job, const bt_cpu_member *self, uint32_t chunk)
 {
     bt_cpu_member  at = *self;
     const bt_gemm *g;
+    cut            c;
 
     if (job->n_chunks - chunk <= job->dev->n_threads) return NULL;
     g = find(job, &at, chunk + job->dev->n_threads, product_chunks);
-    return chunk_weights(job, g, at.chunk);
+    c = cut_of(job, g);
+    return bt_cpu_linear_columns(g->w, at.chunk % c.n_col_cuts * c.cols);
 }
 
 /* A chunk whose x is in tiles; m0 and n0 are its first row and column. */
@@ -221,14 +214,16 @@ static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
 
     if (tile_elems(job, g) != 0)
         multiply_tiles(job, g, self, m0, n0,
-                       &(bt_cpu_mm_tiles){.packed = chunk_weights(job, g, self->chunk),
+                       &(bt_cpu_mm_tiles){.packed = bt_cpu_linear_columns(g->w, n0),
+                                          .scale  = bt_cpu_linear_scale(g->w, n0),
                                           .next   = next_weights(job, self, chunk),
                                           .m      = m,
                                           .n      = n,
                                           .k      = g->w->k});
     else
         multiply_rows(job, g, self, m0, n0,
-                      &(bt_cpu_mm){.packed = chunk_weights(job, g, self->chunk),
+                      &(bt_cpu_mm){.packed = bt_cpu_linear_columns(g->w, n0),
+                                   .scale  = bt_cpu_linear_scale(g->w, n0),
                                    .after  = next_weights(job, self, chunk),
                                    .m      = m,
                                    .n      = n,

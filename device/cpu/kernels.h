@@ -9,6 +9,11 @@
  * so that 32 rows of 16 columns are one AMX tile of 1 KiB.  Weights W[n][k] (y = x W^T) are B with
  * row n of W as its column n.  Aligned to 64 bytes.
  *
+ * Weights in e4m3 are packed alike, a byte each, but that byte 16 l + 8 h + j of each 64 belongs to
+ * element 32 h + 8 l + j (l, h, j < 4, 2, 8): so shuffles within 16 bytes widen them.  Behind them
+ * lie their scales, [n16/16][k128/128] fp32, one for 16 columns and 128 k; a weight is
+ * bf16(value * scale), fp32 inside, and what is padding is +0.
+ *
  * Arithmetic.  Both start at +0, or at y with `add`; k is padded to 32 with +0; fp32, round to
  * nearest even, subnormals are 0 on the way in and out; a NaN result is some NaN.
  *     dp2:     for each pair p ascending:  acc = fma(x[2p], b[2p], fma(x[2p+1], b[2p+1], acc))
@@ -36,14 +41,15 @@ typedef enum { BT_CPU_DP2, BT_CPU_TILE32 } bt_cpu_arithmetic;
 typedef struct {
     const bt_bf16 *x; /* [m, k], row stride ld_x elements */
     size_t         ld_x;
-    const bt_bf16 *packed;
+    const void    *packed;   /* of bf16; */
+    const float   *scale;    /* or of e4m3, with the scales from its first column on; else NULL */
     uint32_t       k_packed; /* its k, where only the first k of more are multiplied; else 0 */
     float         *y;        /* [m, n], row stride ld_y elements */
     size_t         ld_y;
     uint32_t       m, n, k;
     bool           add;     /* start from y instead of +0 */
     bool           cached;  /* B is in a near cache: fetching it ahead is of no use */
-    const bt_bf16 *after;   /* or NULL: B of the same k to be read next; its beginning is fetched */
+    const void    *after;   /* or NULL: B of the same k to be read next; its beginning is fetched */
     const bt_bf16 *fetch;   /* with `cached`: what else is read soon, to be fetched meanwhile, */
     uint32_t       n_fetch; /* so many elements of it; or 0 */
 } bt_cpu_mm;
@@ -57,11 +63,12 @@ enum { BT_CPU_TILE_ROWS = 16, BT_CPU_TILE_COLS = 32 };
  * With `up`, B is gate, and `up` elements behind it lies a B of the same shape; y is then
  * bf16(silu(g) * u) of the rounded products (device.h: swiglu), n a multiple of 16, in tiles. */
 typedef struct {
-    const bt_bf16 *x; /* tiles of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k; rows
-                         beyond m are read, and change no other */
-    const bt_bf16 *packed;
-    size_t         up;    /* or 0 */
-    const bt_bf16 *next;  /* where this thread probably goes on: columns of the same k, to be
+    const bt_bf16 *x;     /* tiles of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k; rows
+                             beyond m are read, and change no other */
+    const void  *packed;  /* of bf16; */
+    const float *scale;   /* or of e4m3, with the scales from its first column on; else NULL */
+    size_t       up;      /* or 0 */
+    const void  *next;    /* where this thread probably goes on: columns of the same k, to be
                              fetched towards the caches meanwhile; or NULL */
     void        *y;       /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
     size_t       ld_y;    /* elements from row to row, or from tile row to tile row */
@@ -198,6 +205,17 @@ static inline size_t bt_cpu_packed_elems(uint32_t n, uint32_t k)
     return (size_t)bt_cpu_pad(n, 16) * bt_cpu_pad(k, 32);
 }
 
+enum { BT_CPU_SCALE_COLS = 16, BT_CPU_SCALE_K = 128 };
+/* Scales of 16 columns of an operand in e4m3, and of all. */
+static inline size_t bt_cpu_scale_ld(uint32_t k)
+{
+    return bt_cpu_pad(k, BT_CPU_SCALE_K) / BT_CPU_SCALE_K;
+}
+static inline size_t bt_cpu_n_scales(uint32_t n, uint32_t k)
+{
+    return bt_cpu_pad(n, BT_CPU_SCALE_COLS) / BT_CPU_SCALE_COLS * bt_cpu_scale_ld(k);
+}
+
 /* Elements of x [m, k] as tiles. */
 static inline size_t bt_cpu_tiled_elems(uint32_t m, uint32_t k)
 {
@@ -220,7 +238,7 @@ const bt_cpu_kernels *bt_cpu_kernels_find(const char *name);
 /* Of a device made by bt_device_cpu_create(); borrowed for the device's life. */
 const bt_cpu_kernels *bt_device_cpu_table(const bt_device *dev);
 bt_cpu_pool          *bt_device_cpu_pool(bt_device *dev);
-/* The packed operand of a linear on such a device; n and k as it was created. */
+/* The packed operand of a linear of bf16 on such a device; n and k as it was created. */
 const bt_bf16 *bt_linear_packed(const bt_linear *linear);
 
 #endif

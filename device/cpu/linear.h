@@ -5,14 +5,28 @@
 #include "device/cpu/kernels.h"
 #include "device/linear.h"
 
-/* Packs on the device's pool; see bt_device_linear_create(). */
-bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
-                               void *ctx, bt_linear **linear_out);
-/* Packs into zeroed memory of bt_cpu_packed_elems(n, k) elements, aligned to 64 bytes. */
-bt_status bt_cpu_linear_pack(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
-                             void *ctx, bt_bf16 *packed);
+/* Where a matrix's rows come from: one of the two. */
+typedef struct {
+    bt_linear_row_fn bf16;
+    bt_linear_fp8_fn fp8; /* scales are 0 or more, the same for 16 rows from a multiple of it on */
+    void            *ctx;
+} bt_cpu_rows;
+
+/* Packs on the device's pool; see bt_device_linear_create() and bt_device_linear_create_fp8(). */
+bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows,
+                               bt_linear **linear_out);
+/* Bytes of the packed matrix, with its scales if it has any. */
+size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bool fp8);
+/* Packs into zeroed memory of so many bytes, aligned to 64. */
+bt_status bt_cpu_linear_pack(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows,
+                             void *packed);
 /* A matrix over memory that has been packed; borrowed until destroy(), and only read. */
-bt_status bt_cpu_linear_over(uint32_t n, uint32_t k, const bt_bf16 *packed, bt_linear **linear_out);
+bt_status bt_cpu_linear_over(uint32_t n, uint32_t k, bool fp8, const void *packed,
+                             bt_linear **linear_out);
 void      bt_cpu_linear_destroy(bt_linear *linear);
+
+/* For kernels: the columns from n0 on, a multiple of 16, and their scales (or NULL). */
+const void  *bt_cpu_linear_columns(const bt_linear *linear, uint32_t n0);
+const float *bt_cpu_linear_scale(const bt_linear *linear, uint32_t n0);
 
 #endif

@@ -7,34 +7,50 @@
  *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
  *     TILE_CASES                 the tiles that there are
  * k goes in pieces, multiples of 32, whose x is in a near cache; between pieces the accumulators
- * wait in y, which is exact, so the pieces change no bit. */
+ * wait in y, which is exact, so the pieces change no bit.  B in e4m3 is widened a few k at a time,
+ * just before they are multiplied. */
 #include <string.h>
 
 #include "core/log.h"
 #include "device/cpu/families.h"
+#include "device/cpu/widen.inc.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* Loops over a tile's rows, blocks and vectors: what they go through must be registers. */
 #define UNROLL _Pragma("GCC unroll 16")
 
 enum {
-    LANES     = 16,
-    FEW_TILES = 2 /* that go past the same columns, at most */
+    LANES       = 16,
+    FEW_TILES   = 2,                           /* that go past the same columns, at most */
+    PAIR_BYTES  = 2 * LANES * sizeof(bt_bf16), /* of a block, */
+    NARROW_PAIR = 2 * LANES,                   /* and in e4m3 */
+    WIDE_K      = 32,                          /* at a time, of */
+    WIDE_BLOCKS = 4,                           /* column blocks at most, */
+    WIDE_LD     = WIDE_K * LANES + 32          /* elements apart */
 };
 /* From one staged row to the next: a constant in each tile. */
 #define STAGE_LD(rows) ((size_t)(STAGE_ELEMS / (rows) / 32 * 32))
 
 typedef struct {
-    const x_elem  *x;       /* [rows] STAGE_LD(rows) apart, padded with 0 to the end of the piece */
-    const bt_bf16 *b;       /* this piece of the first column block */
-    size_t         block;   /* elements from one column block to the next */
-    const bt_bf16 *next;    /* this piece of what is read after these columns, or what lies there */
-    uint32_t       n_pairs; /* in this piece */
-    float         *y;
-    size_t         ld_y;
-    bool           from_zero; /* else from y */
-    void          *panel;     /* for mm_dp2.inc.h; */
-    bool           first;     /* the tile that goes past it first */
+    const x_elem *x;       /* [rows] STAGE_LD(rows) apart, padded with 0 to the end of the piece */
+    const char   *b;       /* this piece of the first column block, */
+    size_t        block;   /* bytes from one column block to the next, */
+    size_t        pair;    /* and from one pair of k to the next */
+    const char   *next;    /* this piece of what is read after these columns, or what lies there */
+    uint32_t      k0;      /* where the piece begins */
+    uint32_t      n_pairs; /* in it */
+    const float  *scale;   /* of the first column block, where b is e4m3; else NULL */
+    size_t        ld_scale;
+    wide_table   *tables; /* [WIDE_BLOCKS] */
+    bt_bf16      *wide;   /* [WIDE_BLOCKS], WIDE_LD apart */
+    float        *y;
+    size_t        ld_y;
+    bool          from_zero; /* else from y */
+    /* For mm_dp2.inc.h: */
+    const bt_bf16 *panel_b; /* a panel's B, */
+    size_t         panel_block;
+    void          *panel; /* what is made of it, */
+    bool           first; /* and the tile that goes past it first */
 } tile_args;
 
 INLINE void     tile(const int rows, const int blocks, const tile_args *a);
@@ -55,16 +71,68 @@ typedef void (*tile_runner)(uint32_t rows, uint32_t blocks, const tile_args *a);
 /* Pairs from p0 on while which those `ahead` of them are to be fetched, from `later_out` on: of
  * this piece, or of what is read next. */
 INLINE uint32_t pairs_until_next(const tile_args *a, uint32_t p0, uint32_t ahead,
-                                 const bt_bf16 **later_out)
+                                 const char **later_out)
 {
     uint32_t n = a->n_pairs - p0;
 
     if (n > ahead) {
-        *later_out = a->b + (size_t)(p0 + ahead) * 2 * LANES;
+        *later_out = a->b + (p0 + ahead) * a->pair;
         return n - ahead;
     }
-    *later_out = a->next + (size_t)(ahead - n) * 2 * LANES;
+    *later_out = a->next + (ahead - n) * a->pair;
     return n;
+}
+
+/* The piece's B from p0 on, in bf16 with its blocks *block_elems apart.  Where it is e4m3, *n_pairs
+ * becomes how many pairs have been widened. */
+INLINE const bt_bf16 *wide_b(const tile_args *a, uint32_t p0, uint32_t blocks, uint32_t *n_pairs,
+                             size_t *block_elems)
+{
+    if (a->scale == NULL) {
+        *block_elems = a->block / sizeof(bt_bf16);
+        return (const bt_bf16 *)(const void *)(a->b + (size_t)p0 * PAIR_BYTES);
+    }
+    if (*n_pairs > WIDE_K / 2) *n_pairs = WIDE_K / 2;
+    widen_blocks(&(narrow_weights){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block,
+                                   a->scale, a->ld_scale},
+                 a->k0 + 2 * p0, 2 * *n_pairs, blocks, a->tables, a->wide, WIDE_LD);
+    *block_elems = WIDE_LD;
+    return a->wide;
+}
+
+/* The columns behind the first blocks. */
+INLINE void skip_blocks(tile_args *a, uint32_t blocks)
+{
+    a->b += blocks * a->block;
+    if (a->scale != NULL) a->scale += blocks * a->ld_scale;
+}
+
+/* What all pieces of a product have in common; of e4m3, tables and wide are set. */
+INLINE tile_args args_of(const bt_cpu_mm *mm, wide_table *tables, bt_bf16 *wide)
+{
+    bool      narrow = mm->scale != NULL;
+    size_t    pair   = narrow ? NARROW_PAIR : PAIR_BYTES;
+    tile_args a      = {.block  = bt_cpu_block_elems(mm) / (2 * LANES) * pair,
+                        .pair   = pair,
+                        .scale  = mm->scale,
+                        .tables = tables,
+                        .wide   = wide,
+                        .y      = mm->y,
+                        .ld_y   = mm->ld_y};
+
+    a.ld_scale = bt_cpu_scale_ld(mm->k_packed != 0 ? mm->k_packed : mm->k);
+    for (int c = 0; narrow && c < WIDE_BLOCKS; c++)
+        begin_table(&tables[c]);
+    return a;
+}
+
+/* The piece from k0 on. */
+INLINE void begin_piece(const bt_cpu_mm *mm, uint32_t k0, uint32_t n_k, tile_args *a)
+{
+    a->b         = (const char *)mm->packed + k0 / 2 * a->pair;
+    a->k0        = k0;
+    a->n_pairs   = n_k / 2;
+    a->from_zero = k0 == 0 && !mm->add;
 }
 
 /* A tile with part of a block of columns, which goes through a buffer. */
@@ -111,12 +179,12 @@ static uint32_t share_of(uint32_t rows, uint32_t n, uint32_t i)
 }
 
 /* Rows of at most FEW_TILES tiles past some columns after the other. */
-static void run_columns(uint32_t m, uint32_t n, const bt_bf16 *after, tile_args a)
+static void run_columns(uint32_t m, uint32_t n, const char *after, tile_args a)
 {
     uint32_t n_tiles = (m + MAX_ROWS - 1) / MAX_ROWS, rows;
     uint32_t blocks  = tile_blocks(share_of(m, n_tiles, 0));
 
-    for (uint32_t cols; n != 0; n -= cols, a.y += cols, a.b += blocks * a.block) {
+    for (uint32_t cols; n != 0; n -= cols, a.y += cols, skip_blocks(&a, blocks)) {
         tile_args t = a;
 
         if (blocks * LANES > n) blocks = n < LANES ? 1 : n / LANES;
@@ -131,12 +199,16 @@ static void run_columns(uint32_t m, uint32_t n, const bt_bf16 *after, tile_args 
 
 static void run_few(const bt_cpu_mm *mm)
 {
-    _Alignas(64) x_elem staged[FEW_TILES * STAGE_ELEMS];
-    uint32_t            k_pad = bt_cpu_pad(mm->k, 32), n_tiles = (mm->m + MAX_ROWS - 1) / MAX_ROWS;
-    uint32_t            piece = (uint32_t)STAGE_LD(share_of(mm->m, n_tiles, 0));
+    _Alignas(64) x_elem  staged[FEW_TILES * STAGE_ELEMS];
+    _Alignas(64) bt_bf16 wide[WIDE_BLOCKS * WIDE_LD];
+    wide_table           tables[WIDE_BLOCKS];
+    uint32_t             k_pad = bt_cpu_pad(mm->k, 32), n_tiles = (mm->m + MAX_ROWS - 1) / MAX_ROWS;
+    uint32_t             piece = (uint32_t)STAGE_LD(share_of(mm->m, n_tiles, 0));
+    tile_args            a     = args_of(mm, tables, wide);
 
     BT_ASSERT(n_tiles <= FEW_TILES);
 
+    a.x = staged;
     for (uint32_t k0 = 0, n_k; k0 < k_pad; k0 += n_k) {
         const bt_bf16 *x = mm->x + k0;
 
@@ -145,13 +217,8 @@ static void run_few(const bt_cpu_mm *mm)
             for (uint32_t r = 0, rows = share_of(mm->m, n_tiles, i); r < rows; r++, x += mm->ld_x)
                 stage_row(x, mm->k - k0 < n_k ? mm->k - k0 : n_k, n_k,
                           staged + i * STAGE_ELEMS + r * STAGE_LD(rows));
-        run_columns(mm->m, mm->n, mm->after == NULL ? NULL : mm->after + (size_t)k0 * LANES,
-                    (tile_args){.x         = staged,
-                                .b         = mm->packed + (size_t)k0 * LANES,
-                                .block     = bt_cpu_block_elems(mm),
-                                .n_pairs   = n_k / 2,
-                                .y         = mm->y,
-                                .ld_y      = mm->ld_y,
-                                .from_zero = k0 == 0 && !mm->add});
+        begin_piece(mm, k0, n_k, &a);
+        run_columns(mm->m, mm->n,
+                    mm->after == NULL ? NULL : (const char *)mm->after + k0 / 2 * a.pair, a);
     }
 }

@@ -8,12 +8,13 @@
  *
  * While a pair of column blocks meets its first rows, the next pair is fetched into the
  * second-level cache: weights come from memory once a product, and a tile load waits for all of its
- * lines. */
+ * lines.  Of e4m3, a piece of a pair of blocks is widened before a group of rows meets it. */
 #include <string.h>
 
 #include "core/minmax.h"
 #include "device/cpu/amx.h"
 #include "device/cpu/families.h"
+#include "device/cpu/widen.inc.h"
 
 enum {
     LINE        = 32,  /* elements */
@@ -40,6 +41,14 @@ typedef struct {
     size_t         ld_y;
     bool           from_zero; /* else from y */
 } tile_args;
+
+enum { WIDE_LD = K_PIECE * TILE + LINE };
+
+/* A piece of two blocks of columns that was e4m3. */
+typedef struct {
+    _Alignas(64) bt_bf16 b[2][WIDE_LD];
+    wide_table tables[2];
+} wide_columns;
 
 INLINE void fetch(const tile_args *a, uint32_t s)
 {
@@ -196,42 +205,68 @@ static void stage(const bt_bf16 *x, size_t ld_x, uint32_t rows, uint32_t n_k, bt
     publish(tiles);
 }
 
+static size_t weight_bytes(const bt_cpu_mm *mm) { return mm->scale != NULL ? 1 : sizeof(bt_bf16); }
+
+/* B from k0 on of a column block. */
+static const void *b_at(const bt_cpu_mm *mm, uint32_t block, uint32_t k0)
+{
+    return (const char *)mm->packed +
+           (block * bt_cpu_block_elems(mm) + (size_t)k0 * TILE) * weight_bytes(mm);
+}
+
 /* Where B goes on after the columns from n0 of the piece from k0 on to k1: the next columns, or the
  * first ones of the next piece, or what comes after. */
-static const bt_bf16 *b_after(const bt_cpu_mm *mm, size_t block, uint32_t n0, uint32_t k0,
-                              uint32_t k1)
+static const void *b_after(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_t k1)
 {
-    if (n0 + 2 * TILE < mm->n) return mm->packed + (n0 / TILE + 2) * block + (size_t)k0 * TILE;
-    return k1 < mm->k ? mm->packed + (size_t)k1 * TILE : mm->after;
+    if (n0 + 2 * TILE < mm->n) return b_at(mm, n0 / TILE + 2, k0);
+    return k1 < mm->k ? b_at(mm, 0, k1) : mm->after;
 }
 
 /* What a pass of a group over its rows fetches: of B, when it is first read; or of `fetch`. */
 static void plan_fetch(const bt_cpu_mm *mm, uint32_t m0, uint32_t n0, uint32_t k0, uint32_t k1,
                        uint32_t n_passes, tile_args *a)
 {
-    const bt_bf16 *next = m0 == 0 && !mm->cached ? b_after(mm, a->block, n0, k0, k1) : NULL;
+    const bt_bf16 *next  = m0 == 0 && !mm->cached ? b_after(mm, n0, k0, k1) : NULL;
+    uint32_t       lines = TILE * (uint32_t)weight_bytes(mm) / sizeof(*next);
 
     if (mm->n_fetch != 0) return;
     a->next   = next != NULL ? next : a->b;
-    a->next_2 = a->block;
-    a->n_next = next != NULL ? (TILE + n_passes - 1) / n_passes : 0;
+    a->next_2 = bt_cpu_block_elems(mm) * weight_bytes(mm) / sizeof(*next);
+    a->n_next = next != NULL ? (lines + n_passes - 1) / n_passes : 0;
+}
+
+/* The piece from k0 to k1 of the columns from n0 on: where it lies, or widened. */
+static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_t k1,
+                          wide_columns *wide, tile_args *a)
+{
+    uint32_t blocks = mm->n - n0 > TILE ? 2 : 1;
+    size_t   ld     = bt_cpu_scale_ld(mm->k_packed != 0 ? mm->k_packed : mm->k);
+
+    a->b     = b_at(mm, n0 / TILE, k0);
+    a->block = bt_cpu_block_elems(mm);
+    if (mm->scale == NULL) return;
+    widen_blocks(&(narrow_weights){b_at(mm, n0 / TILE, 0), bt_cpu_block_elems(mm),
+                                   mm->scale + n0 / TILE * ld, ld},
+                 k0, bt_cpu_pad(k1 - k0, STEP), blocks, wide->tables, wide->b[0], WIDE_LD);
+    publish(wide);
+    a->b     = wide->b[0];
+    a->block = WIDE_LD;
 }
 
 /* Rows m0 .. m0+rows, whole tiles or fewer rows than one, of the piece from k0 to k1, whose tiles
  * or rows of x are in a. */
 static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t k0, uint32_t k1,
-                      tile_args *a)
+                      wide_columns *wide, tile_args *a)
 {
     const bt_bf16 *x        = a->x;
     uint32_t       n_passes = (rows + 2 * TILE - 1) / (2 * TILE);
 
     configure(rows < TILE ? rows : TILE);
-    a->block     = bt_cpu_block_elems(mm);
     a->n_steps   = bt_cpu_pad(k1 - k0, STEP) / STEP;
     a->ld_y      = mm->ld_y;
     a->from_zero = k0 == 0 && !mm->add;
     for (uint32_t n0 = 0; n0 < mm->n; n0 += 2 * TILE) {
-        a->b = mm->packed + n0 / TILE * a->block + (size_t)k0 * TILE;
+        begin_columns(mm, n0, k0, k1, wide, a);
         plan_fetch(mm, m0, n0, k0, k1, n_passes, a);
         for (uint32_t r = 0; r < rows; r += 2 * TILE) {
             a->x = x + r / TILE * a->low_x;
@@ -267,11 +302,15 @@ static uint32_t fetch_lines(const bt_cpu_mm *mm)
 static void multiply_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
+    wide_columns         wide;
     bool                 staged = (mm->n > FEW_COLUMNS && !mm->cached) || mm->k % STEP != 0;
+    bool                 pieces = staged || mm->scale != NULL;
     tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
 
+    begin_table(&wide.tables[0]);
+    begin_table(&wide.tables[1]);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
-        k1 = staged ? bt_min_u32(mm->k, k0 + K_PIECE) : mm->k;
+        k1 = pieces ? bt_min_u32(mm->k, k0 + K_PIECE) : mm->k;
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
             a.x      = mm->x + m0 * mm->ld_x + k0;
             a.ld_x   = mm->ld_x;
@@ -285,7 +324,7 @@ static void multiply_rows(const bt_cpu_mm *mm)
                 a.step_x = TILE_ELEMS;
                 a.low_x  = (size_t)bt_cpu_pad(k1 - k0, STEP) * TILE;
             }
-            run_group(mm, m0, rows, k0, k1, &a);
+            run_group(mm, m0, rows, k0, k1, &wide, &a);
         }
     }
 }

@@ -11,13 +11,15 @@
  * sums leave one tile at a time, during the first step of the pair that follows, and whole ones
  * become results a few rows a step.
  *
- * With `up`, a panel is 16 columns of gate and the same of up.
+ * With `up`, a panel is 16 columns of gate and the same of up.  Of e4m3, each piece of a panel is
+ * widened before the tiles of x pass.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
 #include "core/minmax.h"
 #include "device/cpu/amx.h"
 #include "device/cpu/families.h"
+#include "device/cpu/widen.inc.h"
 
 #define WIDTH 16
 #include "device/cpu/lanes.inc.h"
@@ -32,6 +34,7 @@ enum {
     MANY_ROWS   = 32,           /* of a result that no cache keeps for its reader */
     SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
     FEW_ROWS    = 64,
+    WIDE_LD     = PIECE * TILE + LINE, /* elements of a block that was e4m3 */
     MOST_ROWS   = 256 /* whose weights are wanted slowly, and by other rows before */
 };
 
@@ -42,8 +45,15 @@ typedef struct {
     float                 *held; /* where the sums in tiles 0-3 belong; NULL: they are there */
     /* Whole sums, of rows m0 .. m0+n_rows and the panel at n0; before `row` they are results. */
     _Alignas(64) float whole[SUMS];
-    uint32_t m0, n0, row, n_rows;
+    uint32_t           m0, n0, row, n_rows;
+    struct wide_panel *wide;
 } run;
+
+/* A piece of a panel that was e4m3. */
+typedef struct wide_panel {
+    _Alignas(64) bt_bf16 b[2][WIDE_LD];
+    wide_table tables[2];
+} wide_panel;
 
 /* A piece of k of a pair of tile rows and one panel, and what is done meanwhile. */
 typedef struct {
@@ -54,7 +64,8 @@ typedef struct {
     const bt_bf16 *next;  /* the panel that follows: likewise */
     size_t         next_block;
     uint32_t       n_ahead; /* lines of either of its blocks that have been fetched, */
-    uint32_t       n_next;  /* that a step fetches, */
+    uint32_t       n_lines; /* that all rows' steps fetch together, */
+    uint32_t       n_next;  /* and one step, */
     uint32_t       streams; /* from so many places by turns: a power of two, and this its log, */
     size_t         stream;  /* and elements from one place to the next */
     uint32_t       n_steps;
@@ -264,8 +275,8 @@ static void tiles_12(run *r, const piece *p)
 static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float *sums)
 {
     uint32_t m        = r->mm->up != 0 ? bt_cpu_pad(r->mm->m, TILE) : r->mm->m;
-    uint32_t n_passes = bt_cpu_pad(m, PAIR) / PAIR, left = TILE;
-    uint32_t lines = p.next == NULL ? 0 : (TILE + n_passes - 1) / n_passes;
+    uint32_t n_passes = bt_cpu_pad(m, PAIR) / PAIR, left = p.n_lines;
+    uint32_t lines = p.next == NULL ? 0 : (left + n_passes - 1) / n_passes;
 
     if (p.next == NULL) p.next = p.b;
     for (uint32_t m0 = 0; m0 < m; m0 += PAIR, left -= p.n_next) {
@@ -292,6 +303,35 @@ static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float
     }
 }
 
+/* Bytes of a weight as it lies in memory. */
+static size_t weight_bytes(const bt_cpu_mm_tiles *mm)
+{
+    return mm->scale != NULL ? 1 : sizeof(bt_bf16);
+}
+
+/* B from k0 on of the column block at n0. */
+static const void *b_at(const bt_cpu_mm_tiles *mm, uint32_t n0, uint32_t k0)
+{
+    size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
+
+    return (const char *)mm->packed + (n0 / TILE * tile_row + (size_t)k0 * TILE) * weight_bytes(mm);
+}
+
+/* A piece of a panel of e4m3, whose second block lies `block` weights behind the first. */
+static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t n_k, piece *p)
+{
+    const bt_cpu_mm_tiles *mm       = r->mm;
+    size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
+    size_t                 ld       = bt_cpu_scale_ld(mm->k);
+
+    widen_blocks(&(narrow_weights){b_at(mm, n0, 0), block, mm->scale + n0 / TILE * ld,
+                                   block / tile_row * ld},
+                 k0, n_k, p->block == 0 ? 1 : 2, r->wide->tables, r->wide->b[0], WIDE_LD);
+    publish(r->wide);
+    p->b     = r->wide->b[0];
+    p->block = p->block == 0 ? 0 : WIDE_LD;
+}
+
 /* The panel that begins at column n0, over the k of a macro piece. */
 static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float *sums,
                       const bt_bf16 *next)
@@ -302,20 +342,23 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
     uint32_t               k = to_k - from_k, n_pieces = (k + PIECE - 1) / PIECE;
     uint32_t               streams = mm->m < MOST_ROWS ? 2 : 1;
     uint32_t               length  = bt_cpu_pad((k + n_pieces - 1) / n_pieces, STEP);
+    uint32_t               lines   = TILE * (uint32_t)weight_bytes(mm) / sizeof(bt_bf16);
 
     for (uint32_t k0 = from_k, k1; k0 < to_k; k0 = k1) {
         k1      = bt_min_u32(to_k, k0 + length);
         piece p = {.x          = mm->x + (size_t)k0 * TILE,
                    .low_x      = tile_row,
-                   .b          = mm->packed + n0 / TILE * tile_row + (size_t)k0 * TILE,
+                   .b          = b_at(mm, n0, k0),
                    .block      = mm->up == 0 && mm->n - n0 <= TILE ? 0 : block,
                    .next       = next,
-                   .next_block = block,
-                   .n_ahead    = (k0 - from_k) / STEP * TILE,
+                   .next_block = block * lines / TILE,
+                   .n_ahead    = (k0 - from_k) / STEP * lines,
+                   .n_lines    = lines,
                    .streams    = streams,
-                   .stream     = (size_t)bt_cpu_pad(k, STEP) * TILE >> streams,
+                   .stream     = (size_t)bt_cpu_pad(k, STEP) * lines >> streams,
                    .n_steps    = bt_cpu_pad(k1 - k0, STEP) / STEP};
 
+        if (mm->scale != NULL) widen_panel(r, n0, block, k0, p.n_steps * STEP, &p);
         run_piece(r, p, n0, k0 == 0, k1 == mm->k, sums);
     }
 }
@@ -334,26 +377,29 @@ static uint32_t macro_k(const bt_cpu_mm_tiles *mm)
 
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
-    size_t   tile_row   = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
-    size_t   panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
-    uint32_t width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
-    uint32_t macro      = macro_k(mm);
-    size_t   ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
-    run      r          = {
-                      .mm = mm,
-                      .past = !mm->near && mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
+    size_t     panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
+    uint32_t   width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
+    uint32_t   macro      = macro_k(mm);
+    size_t     ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
+    wide_panel wide;
+    run        r = {
+               .mm   = mm,
+               .wide = &wide,
+               .past = !mm->near && mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
     };
 
     configure(TILE);
+    begin_table(&wide.tables[0]);
+    begin_table(&wide.tables[1]);
     for (uint32_t from_k = 0, to_k; from_k < mm->k; from_k = to_k) {
         to_k = bt_min_u32(mm->k, from_k + macro);
         for (uint32_t n0 = 0; n0 < mm->n; n0 += width) {
             const bt_bf16 *next = mm->next;
 
             if (n0 + width < mm->n)
-                next = mm->packed + (n0 + width) / TILE * tile_row + (size_t)from_k * TILE;
+                next = b_at(mm, n0 + width, from_k);
             else if (to_k < mm->k)
-                next = mm->packed + (size_t)to_k * TILE;
+                next = b_at(mm, 0, to_k);
             run_panel(&r, n0, from_k, to_k,
                       mm->sums + (macro < mm->k ? n0 / width * panel_sums : 0), next);
         }

@@ -23,27 +23,29 @@ INLINE uint32_t tile_blocks(uint32_t rows)
 
 INLINE void tile(const int rows, const int blocks, const tile_args *a)
 {
-    const __m512i  upper = _mm512_set1_epi32((int)0xffff0000u);
-    const bt_bf16 *b     = a->b;
-    __m512         acc[MAX_ROWS][MAX_BLOCKS], even[MAX_ROWS][MAX_BLOCKS], odd[MAX_ROWS][MAX_BLOCKS];
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    __m512        acc[MAX_ROWS][MAX_BLOCKS], even[MAX_ROWS][MAX_BLOCKS], odd[MAX_ROWS][MAX_BLOCKS];
 
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < blocks; c++)
             acc[r][c] = a->from_zero ? _mm512_setzero_ps()
                                      : _mm512_loadu_ps(a->y + (size_t)r * a->ld_y + c * LANES);
     for (uint32_t p0 = 0; p0 < a->n_pairs; p0 += STEP_PAIRS) {
-        const bt_bf16 *later = p0 + AHEAD_PAIRS < a->n_pairs
-                                   ? b + (size_t)AHEAD_PAIRS * 2 * LANES
-                                   : a->next + (size_t)(p0 + AHEAD_PAIRS - a->n_pairs) * 2 * LANES;
+        uint32_t       n = STEP_PAIRS, ahead = PAIR_BYTES / (uint32_t)a->pair * AHEAD_PAIRS;
+        const char    *later;
+        size_t         block;
+        const bt_bf16 *b = wide_b(a, p0, blocks, &n, &block);
+
+        pairs_until_next(a, p0, ahead, &later);
 
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < blocks; c++)
                 even[r][c] = odd[r][c] = _mm512_setzero_ps();
-        for (uint32_t p = p0; p < p0 + STEP_PAIRS; p++, b += 2 * LANES, later += 2 * LANES) {
+        for (uint32_t p = p0; p < p0 + STEP_PAIRS; p++, b += 2 * LANES, later += a->pair) {
             for (int c = 0; c < blocks; c++)
-                _mm_prefetch((const char *)(later + (size_t)c * a->block), _MM_HINT_T1);
+                _mm_prefetch(later + c * a->block, _MM_HINT_T1);
             for (int c = 0; c < blocks; c++) {
-                __m512i pair = _mm512_load_si512(b + (size_t)c * a->block);
+                __m512i pair = _mm512_load_si512(b + c * block);
                 __m512  high = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));
                 __m512  low  = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
 

@@ -24,8 +24,12 @@
 
 enum {
     PANEL_LD   = PANEL_K + 32, /* from row to row of x: not all in one set of a cache */
-    AHEAD_NEAR = 6 /* pairs, from what is read of B to what is fetched from the second level */
+    AHEAD_NEAR = 6, /* pairs, from what is read of B to what is fetched from the second level */
+    PANEL_WIDE = PANEL_K * LANES + 32 /* elements of a column block that was e4m3 */
 };
+/* As many bytes, in whole steps of what is widened. */
+#define NARROW_AHEAD(rows, blocks) \
+    ((AHEAD(rows, blocks) * 2 + WIDE_K / 2 - 1) / (WIDE_K / 2) * (WIDE_K / 2))
 _Static_assert(sizeof(x_elem) * GROUP * PANEL_LD <= 300 << 10,
                "x of a panel's rows, on the stack of any thread");
 
@@ -74,11 +78,11 @@ INLINE void multiply_pair(const int rows, const int vecs, const b_source from, c
 
 INLINE void dp2_tile(const int rows, const int blocks, const b_source from, const tile_args *a)
 {
-    const int     vecs  = blocks * LANES / VEC;
-    const x_elem *x     = a->x;
-    weights      *panel = a->panel;
-    const size_t  block = a->block;
-    vec           acc[MAX_ROWS][MAX_VECS];
+    const int      vecs  = blocks * LANES / VEC;
+    const uint32_t ahead = a->scale == NULL ? AHEAD(rows, blocks) : NARROW_AHEAD(rows, blocks);
+    const x_elem  *x     = a->x;
+    weights       *panel = a->panel;
+    vec            acc[MAX_ROWS][MAX_VECS];
 
     UNROLL
     for (int r = 0; r < rows; r++)
@@ -86,20 +90,23 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
     for (int v = 0; v < vecs; v++)
         acc[r][v] = a->from_zero ? zeros() : load_y(a->y + (size_t)r * a->ld_y + v * VEC);
     for (uint32_t p0 = 0, n; p0 < a->n_pairs; p0 += n) {
-        const bt_bf16 *b = a->b + (size_t)p0 * 2 * LANES, *later = a->next;
+        const char    *later = a->next;
+        const bt_bf16 *b     = a->panel_b;
+        size_t         block = a->panel_block;
 
-        n = from == PACKED ? pairs_until_next(a, p0, AHEAD(rows, blocks), &later) : a->n_pairs;
+        n = from == PACKED ? pairs_until_next(a, p0, ahead, &later) : a->n_pairs;
+        if (from == PACKED) b = wide_b(a, p0, blocks, &n, &block);
         for (uint32_t p = 0; p < n; p++) {
             for (int c = 0; from == FIRST && c < blocks; c++)
                 _mm_prefetch((const char *)(b + AHEAD_NEAR * 2 * LANES + (size_t)c * block),
                              _MM_HINT_T0);
             for (int c = 0; from == PACKED && c < blocks; c++)
-                _mm_prefetch((const char *)(later + (size_t)c * block), FETCH_TO);
-            if (from != PACKED) _mm_prefetch((const char *)later, _MM_HINT_T1);
+                _mm_prefetch(later + c * a->block, FETCH_TO);
+            if (from != PACKED) _mm_prefetch(later, _MM_HINT_T1);
             multiply_pair(rows, vecs, from, x, b, block, panel, acc);
             x += 2;
             b += 2 * LANES;
-            later += 2 * LANES;
+            later += a->pair;
             if (MAKES_PANELS && from != PACKED) panel += HALVES * vecs;
         }
     }
@@ -132,7 +139,7 @@ static void run_panel_tile(uint32_t rows, uint32_t blocks, const tile_args *a)
 
 /* All rows past the panel of `cols` columns; B at `next` is read after it, of which each tile
  * fetches a block. */
-static void run_panel(uint32_t m, uint32_t cols, const bt_bf16 *next, tile_args a)
+static void run_panel(uint32_t m, uint32_t cols, const char *next, tile_args a)
 {
     uint32_t n_tiles = (m + PANEL_ROWS - 1) / PANEL_ROWS, rows;
 
@@ -144,16 +151,31 @@ static void run_panel(uint32_t m, uint32_t cols, const bt_bf16 *next, tile_args 
     }
 }
 
-/* Some rows times a piece of all columns; B at `later` is read after it. */
-static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
+/* The panel at a->b as it is read: where it lies, or widened. */
+static void begin_panel(uint32_t blocks, bt_bf16 *wide, tile_args *a)
 {
-    weights  panel[MAKES_PANELS ? PANEL_K / 2 * PANEL_BLOCKS * LANES / VEC * HALVES : 1];
-    uint32_t blocks = PANEL_BLOCKS;
+    a->panel_b     = (const bt_bf16 *)(const void *)a->b;
+    a->panel_block = a->block / sizeof(bt_bf16);
+    if (a->scale == NULL) return;
+    widen_blocks(&(narrow_weights){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block,
+                                   a->scale, a->ld_scale},
+                 a->k0, 2 * a->n_pairs, blocks, a->tables, wide, PANEL_WIDE);
+    a->panel_b     = wide;
+    a->panel_block = PANEL_WIDE;
+}
+
+/* Some rows times a piece of all columns; B at `later` is read after it. */
+static void run_piece(uint32_t m, uint32_t n, const char *later, tile_args a)
+{
+    weights panel[MAKES_PANELS ? PANEL_K / 2 * PANEL_BLOCKS * LANES / VEC * HALVES : 1];
+    _Alignas(64) bt_bf16 wide[PANEL_BLOCKS * PANEL_WIDE];
+    uint32_t             blocks = PANEL_BLOCKS;
 
     a.panel = panel;
-    for (uint32_t cols; n != 0; n -= cols, a.y += cols, a.b += blocks * a.block) {
+    for (uint32_t cols; n != 0; n -= cols, a.y += cols, skip_blocks(&a, blocks)) {
         if (blocks * LANES > n) blocks = n < LANES ? 1 : n / LANES;
         cols = n < LANES ? n : blocks * LANES;
+        begin_panel(blocks, wide, &a);
         run_panel(m, cols, n > cols ? a.b + blocks * a.block : later, a);
     }
 }
@@ -161,26 +183,24 @@ static void run_piece(uint32_t m, uint32_t n, const bt_bf16 *later, tile_args a)
 static void run_many(const bt_cpu_mm *mm)
 {
     _Alignas(64) x_elem staged[GROUP * PANEL_LD];
+    wide_table          tables[WIDE_BLOCKS];
     uint32_t            k_pad = bt_cpu_pad(mm->k, 32), n_groups = (mm->m + GROUP - 1) / GROUP;
+    tile_args           a = args_of(mm, tables, NULL);
 
+    a.x = staged;
     for (uint32_t i = 0, m0 = 0, m; i < n_groups; i++, m0 += m) {
-        m = share_of(mm->m, n_groups, i);
+        m   = share_of(mm->m, n_groups, i);
+        a.y = mm->y + m0 * mm->ld_y;
         for (uint32_t k0 = 0, n_k; k0 < k_pad; k0 += n_k) {
-            const bt_bf16 *b = mm->packed + (size_t)k0 * LANES, *later = b + PANEL_K * LANES;
+            const char *later;
 
             n_k = k_pad - k0 < PANEL_K ? k_pad - k0 : PANEL_K;
-            if (k0 + n_k == k_pad && mm->after != NULL) later = mm->after;
+            begin_piece(mm, k0, n_k, &a);
+            later = k0 + n_k == k_pad && mm->after != NULL ? mm->after : a.b + PANEL_K / 2 * a.pair;
             for (uint32_t r = 0; r < m; r++)
                 stage_row(mm->x + (m0 + r) * mm->ld_x + k0, mm->k - k0 < n_k ? mm->k - k0 : n_k,
                           n_k, staged + r * PANEL_LD);
-            run_piece(m, mm->n, later,
-                      (tile_args){.x         = staged,
-                                  .b         = b,
-                                  .block     = bt_cpu_block_elems(mm),
-                                  .n_pairs   = n_k / 2,
-                                  .y         = mm->y + m0 * mm->ld_y,
-                                  .ld_y      = mm->ld_y,
-                                  .from_zero = k0 == 0 && !mm->add});
+            run_piece(m, mm->n, later, a);
         }
     }
 }

@@ -7,17 +7,19 @@
 #include <string.h>
 
 #include "device/cpu/families.h"
+#include "device/cpu/widen.inc.h"
 
-enum { LANES = 16 };
+enum { LANES = 16, STEP = 32 /* k */ };
 
 static float fma_bf16(float x, float b, float acc)
 {
     return (float)((double)x * (double)b + (double)acc);
 }
 
-static void block_dp2(const bt_bf16 *x, uint32_t k, const bt_bf16 *packed, float *acc)
+/* n_k of B's k; x has k of them or more, then come +0. */
+static void block_dp2(const bt_bf16 *x, uint32_t k, uint32_t n_k, const bt_bf16 *packed, float *acc)
 {
-    for (uint32_t p = 0; p < bt_cpu_pad(k, 32) / 2; p++, packed += 2 * LANES) {
+    for (uint32_t p = 0; p < n_k / 2; p++, packed += 2 * LANES) {
         float even = 2 * p < k ? bt_bf16_to_f32(x[2 * p]) : 0;
         float odd  = 2 * p + 1 < k ? bt_bf16_to_f32(x[2 * p + 1]) : 0;
 
@@ -28,18 +30,39 @@ static void block_dp2(const bt_bf16 *x, uint32_t k, const bt_bf16 *packed, float
     }
 }
 
+/* A block of e4m3, some k after the other. */
+static void narrow_block_dp2(const bt_cpu_mm *mm, const bt_bf16 *x, uint32_t block, float *acc)
+{
+    uint32_t       k = mm->k, k_all = mm->k_packed != 0 ? mm->k_packed : k;
+    narrow_weights from = {.bytes = (const uint8_t *)mm->packed + block * bt_cpu_block_elems(mm),
+                           .scale = mm->scale + block * bt_cpu_scale_ld(k_all)};
+    wide_table     table;
+    bt_bf16        wide[STEP * LANES];
+
+    begin_table(&table);
+    for (uint32_t k0 = 0; k0 < k; k0 += STEP) {
+        widen_blocks(&from, k0, STEP, 1, &table, wide, 0);
+        block_dp2(x + k0, k - k0, STEP, wide, acc);
+    }
+}
+
 void bt_cpu_mm_dp2_scalar(const bt_cpu_mm *mm)
 {
     size_t block = bt_cpu_block_elems(mm);
 
     for (uint32_t r = 0; r < mm->m; r++) {
         for (uint32_t n = 0; n < mm->n; n += LANES) {
-            uint32_t cols       = mm->n - n < LANES ? mm->n - n : LANES;
-            float   *y          = mm->y + r * mm->ld_y + n;
-            float    acc[LANES] = {0};
+            uint32_t       cols       = mm->n - n < LANES ? mm->n - n : LANES;
+            const bt_bf16 *x          = mm->x + r * mm->ld_x;
+            float         *y          = mm->y + r * mm->ld_y + n;
+            float          acc[LANES] = {0};
 
             if (mm->add) memcpy(acc, y, cols * sizeof(*y));
-            block_dp2(mm->x + r * mm->ld_x, mm->k, mm->packed + n / LANES * block, acc);
+            if (mm->scale != NULL)
+                narrow_block_dp2(mm, x, n / LANES, acc);
+            else
+                block_dp2(x, mm->k, bt_cpu_pad(mm->k, 32),
+                          (const bt_bf16 *)mm->packed + n / LANES * block, acc);
             memcpy(y, acc, cols * sizeof(*y));
         }
     }

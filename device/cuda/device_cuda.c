@@ -432,7 +432,7 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda = bt_calloc(1, sizeof(*cuda));
     BT_REQUIRE(cuda != NULL, BT_ERR_NO_MEMORY, "CUDA device");
     cuda->super.ops        = &CUDA_OPS;
-    cuda->super.keeps_fp8  = true;
+    cuda->super.fp8_rows   = 1;
     cuda->super.arithmetic = "prompt:mma16,generated:mma16";
     cuda->gpu              = (int)device;
     BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));

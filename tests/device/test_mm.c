@@ -1,6 +1,7 @@
 /* Every product kernel of every family that this CPU has gives the bits of its plain-loop twin, for
  * any m, n, k, any numbers, and whatever stands beside a row.  argv[1]: the family. */
 #include "core/alloc.h"
+#include "core/e4m3.h"
 #include "tests/device/twin.h"
 #include "tests/support/test.h"
 
@@ -290,6 +291,120 @@ static void mm_of_pages_equals_its_twin(void)
     bt_free(b);
 }
 
+/* ---- weights in e4m3 ---- */
+
+enum { SCALES = (MAX_K + BT_CPU_SCALE_K - 1) / BT_CPU_SCALE_K };
+
+typedef struct {
+    uint8_t *packed;
+    float   *scale; /* [n16/16][k128/128] */
+} narrow;
+
+/* The numbers of `kind` or any bytes, with scales of that size. */
+static void fill_narrow(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
+{
+    static const float SIZES[] = {0x1p-3f, 0x1p-118f, 0x1p118f, 0x1p-6f};
+    uint32_t           k_pad = bt_cpu_pad(k, 32), n_pad = bt_cpu_pad(MAX_N, 16);
+    size_t             ld = bt_cpu_scale_ld(k), size = seed % 4;
+
+    fill(kind, k, seed);
+    for (size_t i = 0; i < n_pad / 16 * ld; i++) /* neighbours share one, some of the time */
+        b->scale[i] = SIZES[size] * (1.0f + (float)(twin_random(&seed) % 3) / 7);
+    memset(b->packed, 0, (size_t)n_pad * k_pad);
+    for (uint32_t n = 0; n < MAX_N; n++) {
+        for (uint32_t i = 0; i < k; i++) {
+            uint8_t  v = kind == TWIN_BITS ? (uint8_t)twin_random(&seed)
+                                           : (uint8_t)(twin_random(&seed) % 0x7f | (n + i) % 2 << 7);
+            uint32_t e = (i % 4 / 2) * 32 + n % 16 * 2 + i % 2;
+
+            g_w[(size_t)n * k + i] =
+                bt_bf16_from_f32(bt_e4m3_to_f32(v) * b->scale[n / 16 * ld + i / BT_CPU_SCALE_K]);
+            b->packed[(size_t)(n / 16) * 16 * k_pad + i / 4 * 64 + e % 32 / 8 * 16 + e / 32 * 8 +
+                      e % 8] = v;
+        }
+    }
+    g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
+}
+
+static void check_narrow(const narrow *b, bt_role role, uint32_t m, uint32_t n, uint32_t n0,
+                         uint32_t k, bool add)
+{
+    size_t    block = (size_t)n0 * bt_cpu_pad(k, 32);
+    bt_cpu_mm mm    = {.x = g_x, .ld_x = k, .packed = g_packed + block, .y = g_want, .ld_y = n};
+    size_t    bytes = (size_t)m * n * sizeof(float), wrong = 0;
+
+    mm.m = m, mm.n = n, mm.k = k, mm.add = add;
+    memcpy(g_want, g_start, bytes);
+    g_kernels->mm[role](&mm);
+    mm.packed = b->packed + block;
+    mm.scale  = b->scale + n0 / 16 * bt_cpu_scale_ld(k);
+    mm.after  = m % 2 == 0 ? b->packed : NULL;
+    mm.y      = g_y;
+    memcpy(g_y, g_start, bytes);
+    g_kernels->mm[role](&mm);
+    for (size_t i = 0; i < (size_t)m * n; i++)
+        wrong += !twin_same(g_y[i], g_want[i]);
+    if (wrong != 0) fprintf(stderr, "role %d m %u n %u k %u add %d\n", (int)role, m, n, k, add);
+    EXPECT_EQ(wrong, 0);
+}
+
+static void check_narrow_tiles(const narrow *b, uint32_t m, uint32_t n, uint32_t k, bool up,
+                               const bt_bf16 *tiles, float *sums)
+{
+    bt_cpu_mm_tiles mm    = {.x       = tiles,
+                             .packed  = g_packed,
+                             .up      = up ? bt_cpu_packed_elems(MAX_N / 2 / 16 * 16, k) : 0,
+                             .y       = g_want,
+                             .ld_y    = up ? bt_cpu_tiled_elems(16, n) : n,
+                             .y_dtype = up ? BT_BF16 : BT_F32,
+                             .sums    = sums,
+                             .m       = m,
+                             .n       = n,
+                             .k       = k};
+    size_t          bytes = up ? bt_cpu_tiled_elems(m, n) * 2 : (size_t)m * n * sizeof(float);
+
+    memset(g_want, GUARD, bytes);
+    g_kernels->mm_tiles(&mm);
+    mm.packed = b->packed;
+    mm.scale  = b->scale;
+    mm.next   = m % 2 == 0 ? b->packed : NULL;
+    mm.y      = g_y;
+    memset(g_y, GUARD, bytes);
+    g_kernels->mm_tiles(&mm);
+    EXPECT(memcmp(g_y, g_want, bytes) == 0);
+}
+
+/* With the bits of the weights that were widened before. */
+static void mm_of_e4m3_equals_that_of_bf16(void)
+{
+    static const uint32_t KS[] = {1, 2, 31, 32, 64, 100, 128, 160, 257, 1057, 4130};
+    narrow                b    = {.packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), 1),
+                                  .scale = bt_calloc_aligned((MAX_N / 16 + 1) * SCALES, sizeof(float))};
+    float   *sums = bt_calloc_aligned(bt_cpu_pad(MAX_M, 32) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
+    bt_bf16 *tiles = bt_calloc_aligned((size_t)bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_K, 32), 2);
+
+    for (size_t i = 0; i < sizeof(KS) / sizeof(*KS) * 4; i++) {
+        uint32_t k = KS[i / 4], m_max = k > 1200 ? 30 : 270;
+        bool     slow = strcmp(g_kernels->name, "scalar") == 0;
+
+        fill_narrow(&b, i % 4 == 3 ? TWIN_BITS : TWIN_ORDINARY, k, i);
+        for (uint32_t j = i % 3; j < N_MS && MS[j] <= m_max; j += slow ? 7 : 3) {
+            check_narrow(&b, BT_ROLE_PROMPT, MS[j], NS[(i + j) % N_NS], 0, k, false);
+            check_narrow(&b, BT_ROLE_GENERATED, MS[j], MAX_N - 32, 32, k, true);
+        }
+        if (g_kernels->mm_tiles == NULL || i % 4 == 3) continue;
+        for (uint32_t m = 1 + (uint32_t)i % 5; m <= m_max; m = m * 2 + 1) {
+            make_tiles(m, k, tiles);
+            check_narrow_tiles(&b, m, NS[(i + m) % N_NS], k, false, tiles, sums);
+            check_narrow_tiles(&b, m, 16 + 16 * (m % 2), k, true, tiles, sums);
+        }
+    }
+    bt_free(b.packed);
+    bt_free(b.scale);
+    bt_free(sums);
+    bt_free(tiles);
+}
+
 /* A B made from columns is the B made from the transposed rows. */
 static void pack_cols_equals_pack_rows_of_the_transpose(void)
 {
@@ -337,6 +452,7 @@ int main(int argc, char **argv)
         BT_TEST(mm_of_any_bits_equals_its_twin),
         BT_TEST(mm_of_tiles_equals_its_twin),
         BT_TEST(mm_of_pages_equals_its_twin),
+        BT_TEST(mm_of_e4m3_equals_that_of_bf16),
         BT_TEST(pack_cols_equals_pack_rows_of_the_transpose),
     };
 

@@ -2,6 +2,7 @@
  * in a checkpoint named. */
 #include "model/weights.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -394,6 +395,59 @@ static void weights_leave_out_the_form_that_is_not_run(void)
     checkpoint_close(&c);
 }
 
+/* A byte a weight where rows of 16 share their scales: not where gate ends and up begins, at 72,
+ * nor where attention wants bf16. */
+static void weights_in_8_bits_stay_so(void)
+{
+    checkpoint            c;
+    bt_weights            w;
+    const bt_moe_weights *moe;
+
+    checkpoint_open(&c, "v3-fp8");
+    NEED(load(&c, c.set, &w) == BT_OK);
+    moe = &w.layers[c.cfg.n_layers - 1].moe;
+    for (uint32_t e = 0; e < c.cfg.moe.gate.n_experts; e++) {
+        EXPECT(bt_linear_is_fp8(moe->down[e]) && !bt_linear_is_fp8(moe->gate_up[e]));
+        EXPECT_EQ(bt_linear_bytes(moe->down[e]),
+                  bt_cpu_packed_elems(c.cfg.hidden, c.cfg.moe.expert_dim) +
+                      bt_cpu_n_scales(c.cfg.hidden, c.cfg.moe.expert_dim) * sizeof(float));
+    }
+    EXPECT(bt_linear_is_fp8(w.layers[0].gate_up) && bt_linear_is_fp8(w.layers[0].mla.o));
+    EXPECT(!bt_linear_is_fp8(w.layers[0].mla.uv[0]) && !bt_linear_is_fp8(w.layers[0].mla.ukt[1]));
+    EXPECT(!bt_linear_is_fp8(moe->router) && !bt_linear_is_fp8(w.lm_head));
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+static void weights_name_a_scale_that_is_none(void)
+{
+    static const float WRONG[] = {NAN, INFINITY, -1.0f, -0.0f};
+    checkpoint         c;
+    bt_weights         w;
+
+    checkpoint_open(&c, "v3-fp8");
+    for (size_t i = 0, turn = 0; i < c.n; i++) {
+        bt_tensor was = c.tensors[i];
+        size_t    n = was.bytes / sizeof(float), at = turn % n;
+        float    *scale = bt_calloc(n, sizeof(*scale));
+        char      place[96];
+
+        if (strstr(was.name, "_scale_inv") != NULL) {
+            memcpy(scale, was.data, was.bytes);
+            scale[at]         = WRONG[turn++ % 4];
+            c.tensors[i].data = scale;
+            EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+            snprintf(place, sizeof(place), "expected finite scales of 0 or more, found %g at [%zu,",
+                     (double)scale[at], at / was.shape[1]);
+            EXPECT_HAS(bt_error_text(), was.name);
+            EXPECT_HAS(bt_error_text(), place);
+            c.tensors[i] = was;
+        }
+        bt_free(scale);
+    }
+    checkpoint_close(&c);
+}
+
 static void weights_name_each_missing_tensor(void)
 {
     checkpoint c;
@@ -647,6 +701,8 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_are_kept_for_the_next_start),
     BT_TEST(weights_take_only_their_own_experts),
     BT_TEST(weights_leave_out_the_form_that_is_not_run),
+    BT_TEST(weights_in_8_bits_stay_so),
+    BT_TEST(weights_name_a_scale_that_is_none),
     BT_TEST(weights_name_each_missing_tensor),
     BT_TEST(weights_without_a_use_are_refused),
     BT_TEST(weights_name_each_wrong_shape),

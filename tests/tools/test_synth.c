@@ -66,7 +66,7 @@ static long number(const json_t *config, const char *field)
 }
 
 /* The command that asks for the sizes of a micro model. */
-static int synth_as(const char *like, const char *micro, const char *out)
+static int synth_as(const char *like, const char *micro, const char *out, const char *more)
 {
     static const char *const FIELDS[][2] = {
         {"layers",         "num_hidden_layers"      },
@@ -96,7 +96,7 @@ static int synth_as(const char *like, const char *micro, const char *out)
     for (size_t i = 0; i < sizeof(FIELDS) / sizeof(FIELDS[0]); i++)
         n += (size_t)snprintf(line + n, sizeof(line) - n, " --%s %ld", FIELDS[i][0],
                               number(config, FIELDS[i][1]));
-    snprintf(line + n, sizeof(line) - n, " %s", path_of(out));
+    snprintf(line + n, sizeof(line) - n, " %s %s", more, path_of(out));
     json_decref(config);
     return synth(line);
 }
@@ -144,16 +144,18 @@ static void expect_same_config(const char *name, const char *got_path, const cha
 
 static void synth_writes_what_hugging_face_reads(void)
 {
-    static const char *const NAMES[] = {"v2-lite", "v2", "kimi-k2", "moonlight", "glm-flash"};
+    static const char *const NAMES[] = {"v2-lite",   "v2",        "kimi-k2",
+                                        "moonlight", "glm-flash", "v3-fp8"};
     char                     micro[512], config[600];
 
     for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++) {
+        bool            fp8 = strcmp(NAMES[i], "v3-fp8") == 0;
         bt_safetensors *got = NULL, *want = NULL;
 
         snprintf(micro, sizeof(micro), MICRO "%s", NAMES[i]);
         snprintf(config, sizeof(config), "%s/config.json", micro);
         clear();
-        EXPECT_EQ(synth_as(NAMES[i], config, "m"), 0);
+        EXPECT_EQ(synth_as(fp8 ? "v3" : NAMES[i], config, "m", fp8 ? "--fp8" : ""), 0);
         expect_same_config(NAMES[i], path_of("m/config.json"), config);
         EXPECT_EQ(bt_safetensors_open(path_of("m"), &got), BT_OK);
         EXPECT_EQ(bt_safetensors_open(micro, &want), BT_OK);
@@ -207,7 +209,8 @@ static void synth_repeats_a_seed(void)
 /* Logits of a few random tokens are finite and a few units wide, in every family. */
 static void synth_gives_sane_logits(void)
 {
-    static const char *const NAMES[] = {"v2-lite", "v2", "v3", "kimi-k2", "moonlight", "glm-flash"};
+    static const char *const NAMES[] = {"v2-lite",   "v2",        "v3",      "kimi-k2",
+                                        "moonlight", "glm-flash", "v3 --fp8"};
     enum { N = 24, VOCAB = 512 };
     static float logits[N * VOCAB];
     uint32_t     tokens[N];

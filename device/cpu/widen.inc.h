@@ -1,0 +1,210 @@
+/* device/cpu/widen.inc.h - e4m3 weights become bf16 on their way to a kernel: a part of the files
+ * that multiply, for the instruction set that they are compiled for.
+ *
+ * A weight is bf16(value * scale), and a scale holds for 16 columns and 128 k at least, so each of
+ * its 128 magnitudes is rounded once, to a table, and a weight is looked up.  With VBMI one
+ * instruction looks up 64 bytes.  Without it a row of 16 entries is enough: from one exponent to
+ * the next the rounded weights differ in nothing else, unless they leave bf16's range; then, and
+ * without either, each weight is looked up by itself. */
+#include <immintrin.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "core/bf16.h"
+#include "device/cpu/kernels.h"
+
+enum { WIDE_GROUP = 64, WIDE_SCALE_K = BT_CPU_SCALE_K };
+#if defined(__AVX2__) && !defined(__AVX512VBMI__)
+#define USES_ROWS true
+#else
+#define USES_ROWS false
+#endif
+
+/* Packed weights in e4m3, from their first k on (kernels.h). */
+typedef struct {
+    const uint8_t *bytes; /* of the first block of 16 columns, */
+    size_t         block; /* and from one to the next */
+    const float   *scale; /* likewise, one for each WIDE_SCALE_K */
+    size_t         ld_scale;
+} narrow_weights;
+
+typedef struct {
+    float scale;
+    bool  regular;                                  /* row[] is enough */
+    _Alignas(64) uint8_t low[128], high[128];       /* bytes of bf16(magnitude * scale) */
+    _Alignas(16) uint8_t row_low[16], row_high[16]; /* mantissas of any exponent, without it; those
+                                                       of exponent 0 */
+} wide_table;
+
+/* A table of no scale yet. */
+static inline void begin_table(wide_table *t) { t->scale = __builtin_nanf(""); }
+
+/* clang-format off */
+#define EIGHT(unit) 8 * (unit), 9 * (unit), 10 * (unit), 11 * (unit), \
+                    12 * (unit), 13 * (unit), 14 * (unit), 15 * (unit)
+static const float MAGNITUDES[128] = {
+    0, 0x1p-9f, 0x2p-9f, 0x3p-9f, 0x4p-9f, 0x5p-9f, 0x6p-9f, 0x7p-9f,
+    EIGHT(0x1p-9f), EIGHT(0x1p-8f), EIGHT(0x1p-7f), EIGHT(0x1p-6f), EIGHT(0x1p-5f),
+    EIGHT(0x1p-4f), EIGHT(0x1p-3f), EIGHT(0x1p-2f), EIGHT(0x1p-1f), EIGHT(0x1p0f),
+    EIGHT(0x1p1f), EIGHT(0x1p2f), EIGHT(0x1p3f), EIGHT(0x1p4f),
+    8 * 0x1p5f, 9 * 0x1p5f, 10 * 0x1p5f, 11 * 0x1p5f, 12 * 0x1p5f, 13 * 0x1p5f, 14 * 0x1p5f,
+    __builtin_nanf("")};
+/* clang-format on */
+
+/* Whether the row is enough, which then is there. */
+static inline bool fill_row(const uint16_t *wide, wide_table *t)
+{
+    uint16_t differs = 0;
+
+    for (int i = 0; i < 8; i++) {
+        uint16_t normal = (uint16_t)(wide[8 + i] - 0x80);
+
+        t->row_low[i]      = (uint8_t)normal;
+        t->row_high[i]     = (uint8_t)(normal >> 8);
+        t->row_low[8 + i]  = (uint8_t)wide[i];
+        t->row_high[8 + i] = (uint8_t)(wide[i] >> 8);
+    }
+    for (int i = 16; i < 127; i++) /* of the next exponent, else the same */
+        differs |= (uint16_t)(wide[i] ^ (uint16_t)(wide[i - 8] + 0x80));
+    return differs == 0;
+}
+
+static void fill_table(float scale, wide_table *t)
+{
+    _Alignas(64) uint16_t wide[128];
+
+    for (int i = 0; i < 128; i++) {
+        float    f = MAGNITUDES[i] * scale;
+        uint32_t bits;
+
+        memcpy(&bits, &f, sizeof(bits)); /* bt_bf16_from_f32(): the only NaN here has no payload */
+        wide[i] = (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    }
+    for (int i = 0; i < 128; i++)
+        t->low[i] = (uint8_t)wide[i];
+    for (int i = 0; i < 128; i++)
+        t->high[i] = (uint8_t)(wide[i] >> 8);
+    t->regular = USES_ROWS && fill_row(wide, t);
+    t->scale   = scale;
+}
+
+/* One after the other: n_groups of 64 weights. */
+static inline void widen_singly(const uint8_t *src, uint32_t n_groups, const wide_table *t,
+                                bt_bf16 *out)
+{
+    for (uint32_t g = 0; g < n_groups; g++, src += WIDE_GROUP, out += WIDE_GROUP) {
+        for (int i = 0; i < WIDE_GROUP; i++) {
+            uint8_t  v = src[i];
+            unsigned w = t->low[v & 0x7f] | (unsigned)t->high[v & 0x7f] << 8;
+
+            /* kernels.h: the order of packed bytes */
+            out[i / 8 % 2 * 32 + i / 16 * 8 + i % 8] = (bt_bf16)(w ^ (v & 0x80u) << 8);
+        }
+    }
+}
+
+#if defined(__AVX512VBMI__)
+
+static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const wide_table *t,
+                                bt_bf16 *out)
+{
+    const __m512i low0 = _mm512_load_si512(t->low), low1 = _mm512_load_si512(t->low + 64);
+    const __m512i high0 = _mm512_load_si512(t->high), high1 = _mm512_load_si512(t->high + 64);
+    const __m512i sign = _mm512_set1_epi8((char)0x80);
+
+    for (uint32_t g = 0; g < n_groups; g++, src += WIDE_GROUP, out += WIDE_GROUP) {
+        __m512i v    = _mm512_load_si512(src);
+        __m512i low  = _mm512_permutex2var_epi8(low0, v, low1);
+        __m512i high = _mm512_permutex2var_epi8(high0, v, high1);
+
+        high = _mm512_ternarylogic_epi32(high, v, sign, 0x78); /* high ^ (v & sign) */
+        _mm512_store_si512(out, _mm512_unpacklo_epi8(low, high));
+        _mm512_store_si512(out + WIDE_GROUP / 2, _mm512_unpackhi_epi8(low, high));
+    }
+}
+
+#elif defined(__AVX2__)
+
+/* Registers of 512 bits where there are shuffles of their bytes, else of 256. */
+#if defined(__AVX512BW__)
+typedef __m512i wide_reg;
+#define OP(name)          _mm512_##name
+#define LOGIC(name)       _mm512_##name##_si512
+#define EQUAL_BYTES(a, b) _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b))
+#define ROW(entries) \
+    _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)(const void *)(entries)))
+#else
+typedef __m256i wide_reg;
+#define OP(name)          _mm256_##name
+#define LOGIC(name)       _mm256_##name##_si256
+#define EQUAL_BYTES(a, b) _mm256_cmpeq_epi8(a, b)
+#define ROW(entries) \
+    _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(const void *)(entries)))
+#endif
+
+/* Words of entries, v and nan become weights: with v's exponent and sign, or NaN. */
+static inline void store_wide(wide_reg entry, wide_reg v, wide_reg nan, bt_bf16 *out)
+{
+    wide_reg exponent = OP(slli_epi16)(LOGIC(and)(v, OP(set1_epi16)(0x78)), 4);
+    wide_reg sign     = OP(slli_epi16)(LOGIC(and)(v, OP(set1_epi16)(0x80)), 8);
+    wide_reg w        = LOGIC(xor)(OP(add_epi16)(entry, exponent), sign);
+
+    w = LOGIC(or)(w, LOGIC(and)(nan, OP(set1_epi16)(0x7fc0)));
+    memcpy(out, &w, sizeof(w));
+}
+
+static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const wide_table *t,
+                                bt_bf16 *out)
+{
+    enum { PARTS = WIDE_GROUP / sizeof(wide_reg) };
+    const wide_reg row_low = ROW(t->row_low), row_high = ROW(t->row_high);
+    const wide_reg zero = LOGIC(xor)(row_low, row_low), all = OP(set1_epi8)(0x7f);
+
+    if (!t->regular) {
+        widen_singly(src, n_groups, t, out);
+        return;
+    }
+    for (uint32_t i = 0; i < n_groups * PARTS; i++, src += sizeof(wide_reg)) {
+        bt_bf16 *to = out + i / PARTS * WIDE_GROUP + i % PARTS * sizeof(wide_reg) / 2;
+        wide_reg v, nan, entry, low, high;
+
+        memcpy(&v, src, sizeof(v));
+        nan   = EQUAL_BYTES(LOGIC(and)(v, all), all);
+        entry = EQUAL_BYTES(LOGIC(and)(v, OP(set1_epi8)(0x78)), zero);
+        entry = LOGIC(and)(entry, OP(set1_epi8)(8));
+        entry = LOGIC(or)(entry, LOGIC(and)(v, OP(set1_epi8)(7)));
+        low   = OP(shuffle_epi8)(row_low, entry);
+        high  = OP(shuffle_epi8)(row_high, entry);
+        store_wide(OP(unpacklo_epi8)(low, high), OP(unpacklo_epi8)(v, zero),
+                   OP(unpacklo_epi8)(nan, nan), to);
+        store_wide(OP(unpackhi_epi8)(low, high), OP(unpackhi_epi8)(v, zero),
+                   OP(unpackhi_epi8)(nan, nan), to + WIDE_GROUP / 2);
+    }
+}
+
+#else
+#define widen_groups widen_singly
+#endif
+
+/* n_k weights from k0 on, multiples of 32, of some blocks of 16 columns, as kernels.h packs bf16
+ * ones; from block to block ld_out elements, and a table each, of which neighbours share one as a
+ * rule. */
+static __attribute__((noinline)) void widen_blocks(const narrow_weights *from, uint32_t k0,
+                                                   uint32_t n_k, uint32_t n_blocks,
+                                                   wide_table *tables, bt_bf16 *out, size_t ld_out)
+{
+    wide_table *t = tables;
+
+    for (uint32_t k = k0, end; k < k0 + n_k; k = end) {
+        end = (k / WIDE_SCALE_K + 1) * WIDE_SCALE_K;
+        if (end > k0 + n_k) end = k0 + n_k;
+        for (uint32_t c = 0; c < n_blocks; c++) {
+            float scale = from->scale[c * from->ld_scale + k / WIDE_SCALE_K];
+
+            if (t->scale != scale) t = &tables[c];
+            if (!(t->scale == scale)) fill_table(scale, t);
+            widen_groups(from->bytes + c * from->block + (size_t)k * 16,
+                         (end - k) * 16 / WIDE_GROUP, t, out + c * ld_out + (size_t)(k - k0) * 16);
+        }
+    }
+}

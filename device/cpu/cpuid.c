@@ -51,8 +51,7 @@ static void detect(void)
     if (!covers(state, STATE_AVX512) || !has(b, 16) || !has(b, 17) || !has(b, 30) || !has(b, 31))
         return;
     g_features |= BT_CPU_AVX512;
-    if (!has(c, 1)) return;
-    g_features |= BT_CPU_AVX512VBMI;
+    if (has(c, 1)) g_features |= BT_CPU_AVX512VBMI;
     if (!has(sub_a, 5)) return;
     g_features |= BT_CPU_AVX512BF16;
     if (covers(state, STATE_TILE) && has(d, 22) && has(d, 24) && tiles_granted())

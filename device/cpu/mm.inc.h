@@ -13,7 +13,7 @@
 
 #include "core/log.h"
 #include "device/cpu/families.h"
-#include "device/cpu/widen.inc.h"
+#include "device/cpu/widen.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* Loops over a tile's rows, blocks and vectors: what they go through must be registers. */
@@ -32,20 +32,21 @@ enum {
 #define STAGE_LD(rows) ((size_t)(STAGE_ELEMS / (rows) / 32 * 32))
 
 typedef struct {
-    const x_elem *x;       /* [rows] STAGE_LD(rows) apart, padded with 0 to the end of the piece */
-    const char   *b;       /* this piece of the first column block, */
-    size_t        block;   /* bytes from one column block to the next, */
-    size_t        pair;    /* and from one pair of k to the next */
-    const char   *next;    /* this piece of what is read after these columns, or what lies there */
-    uint32_t      k0;      /* where the piece begins */
-    uint32_t      n_pairs; /* in it */
-    const float  *scale;   /* of the first column block, where b is e4m3; else NULL */
-    size_t        ld_scale;
-    wide_table   *tables; /* [WIDE_BLOCKS] */
-    bt_bf16      *wide;   /* [WIDE_BLOCKS], WIDE_LD apart */
-    float        *y;
-    size_t        ld_y;
-    bool          from_zero; /* else from y */
+    const x_elem   *x;     /* [rows] STAGE_LD(rows) apart, padded with 0 to the end of the piece */
+    const char     *b;     /* this piece of the first column block, */
+    size_t          block; /* bytes from one column block to the next, */
+    size_t          pair;  /* and from one pair of k to the next */
+    const char     *next;  /* this piece of what is read after these columns, or what lies there */
+    uint32_t        k0;    /* where the piece begins */
+    uint32_t        n_pairs; /* in it */
+    const float    *scale;   /* of the first column block, where b is e4m3; else NULL */
+    size_t          ld_scale;
+    bt_cpu_widen_fn widen;
+    bt_cpu_wide_table *tables; /* [WIDE_BLOCKS] */
+    bt_bf16           *wide;   /* [WIDE_BLOCKS], WIDE_LD apart */
+    float             *y;
+    size_t             ld_y;
+    bool               from_zero; /* else from y */
     /* For mm_dp2.inc.h: */
     const bt_bf16 *panel_b; /* a panel's B, */
     size_t         panel_block;
@@ -93,9 +94,9 @@ INLINE const bt_bf16 *wide_b(const tile_args *a, uint32_t p0, uint32_t blocks, u
         return (const bt_bf16 *)(const void *)(a->b + (size_t)p0 * PAIR_BYTES);
     }
     if (*n_pairs > WIDE_K / 2) *n_pairs = WIDE_K / 2;
-    widen_blocks(&(narrow_weights){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block,
-                                   a->scale, a->ld_scale},
-                 a->k0 + 2 * p0, 2 * *n_pairs, blocks, a->tables, a->wide, WIDE_LD);
+    a->widen(&(bt_cpu_narrow){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block, a->scale,
+                              a->ld_scale},
+             a->k0 + 2 * p0, 2 * *n_pairs, blocks, a->tables, a->wide, WIDE_LD);
     *block_elems = WIDE_LD;
     return a->wide;
 }
@@ -108,7 +109,7 @@ INLINE void skip_blocks(tile_args *a, uint32_t blocks)
 }
 
 /* What all pieces of a product have in common; of e4m3, tables and wide are set. */
-INLINE tile_args args_of(const bt_cpu_mm *mm, wide_table *tables, bt_bf16 *wide)
+INLINE tile_args args_of(const bt_cpu_mm *mm, bt_cpu_wide_table *tables, bt_bf16 *wide)
 {
     bool      narrow = mm->scale != NULL;
     size_t    pair   = narrow ? NARROW_PAIR : PAIR_BYTES;
@@ -121,8 +122,9 @@ INLINE tile_args args_of(const bt_cpu_mm *mm, wide_table *tables, bt_bf16 *wide)
                         .ld_y   = mm->ld_y};
 
     a.ld_scale = bt_cpu_scale_ld(mm->k_packed != 0 ? mm->k_packed : mm->k);
+    if (narrow) a.widen = bt_cpu_widen_best();
     for (int c = 0; narrow && c < WIDE_BLOCKS; c++)
-        begin_table(&tables[c]);
+        bt_cpu_wide_begin(&tables[c]);
     return a;
 }
 
@@ -201,7 +203,7 @@ static void run_few(const bt_cpu_mm *mm)
 {
     _Alignas(64) x_elem  staged[FEW_TILES * STAGE_ELEMS];
     _Alignas(64) bt_bf16 wide[WIDE_BLOCKS * WIDE_LD];
-    wide_table           tables[WIDE_BLOCKS];
+    bt_cpu_wide_table    tables[WIDE_BLOCKS];
     uint32_t             k_pad = bt_cpu_pad(mm->k, 32), n_tiles = (mm->m + MAX_ROWS - 1) / MAX_ROWS;
     uint32_t             piece = (uint32_t)STAGE_LD(share_of(mm->m, n_tiles, 0));
     tile_args            a     = args_of(mm, tables, wide);

@@ -14,7 +14,6 @@
 #include "core/minmax.h"
 #include "device/cpu/amx.h"
 #include "device/cpu/families.h"
-#include "device/cpu/widen.inc.h"
 
 enum {
     LINE        = 32,  /* elements */
@@ -47,7 +46,8 @@ enum { WIDE_LD = K_PIECE * TILE + LINE };
 /* A piece of two blocks of columns that was e4m3. */
 typedef struct {
     _Alignas(64) bt_bf16 b[2][WIDE_LD];
-    wide_table tables[2];
+    bt_cpu_wide_table tables[2];
+    bt_cpu_widen_fn   widen;
 } wide_columns;
 
 INLINE void fetch(const tile_args *a, uint32_t s)
@@ -245,9 +245,9 @@ static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_
     a->b     = b_at(mm, n0 / TILE, k0);
     a->block = bt_cpu_block_elems(mm);
     if (mm->scale == NULL) return;
-    widen_blocks(&(narrow_weights){b_at(mm, n0 / TILE, 0), bt_cpu_block_elems(mm),
-                                   mm->scale + n0 / TILE * ld, ld},
-                 k0, bt_cpu_pad(k1 - k0, STEP), blocks, wide->tables, wide->b[0], WIDE_LD);
+    wide->widen(&(bt_cpu_narrow){b_at(mm, n0 / TILE, 0), bt_cpu_block_elems(mm),
+                                 mm->scale + n0 / TILE * ld, ld},
+                k0, bt_cpu_pad(k1 - k0, STEP), blocks, wide->tables, wide->b[0], WIDE_LD);
     publish(wide);
     a->b     = wide->b[0];
     a->block = WIDE_LD;
@@ -307,8 +307,9 @@ static void multiply_rows(const bt_cpu_mm *mm)
     bool                 pieces = staged || mm->scale != NULL;
     tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
 
-    begin_table(&wide.tables[0]);
-    begin_table(&wide.tables[1]);
+    wide.widen = bt_cpu_widen_best();
+    bt_cpu_wide_begin(&wide.tables[0]);
+    bt_cpu_wide_begin(&wide.tables[1]);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
         k1 = pieces ? bt_min_u32(mm->k, k0 + K_PIECE) : mm->k;
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {

@@ -19,7 +19,6 @@
 #include "core/minmax.h"
 #include "device/cpu/amx.h"
 #include "device/cpu/families.h"
-#include "device/cpu/widen.inc.h"
 
 #define WIDTH 16
 #include "device/cpu/lanes.inc.h"
@@ -52,7 +51,8 @@ typedef struct {
 /* A piece of a panel that was e4m3. */
 typedef struct wide_panel {
     _Alignas(64) bt_bf16 b[2][WIDE_LD];
-    wide_table tables[2];
+    bt_cpu_wide_table tables[2];
+    bt_cpu_widen_fn   widen;
 } wide_panel;
 
 /* A piece of k of a pair of tile rows and one panel, and what is done meanwhile. */
@@ -324,9 +324,9 @@ static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t
     size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t                 ld       = bt_cpu_scale_ld(mm->k);
 
-    widen_blocks(&(narrow_weights){b_at(mm, n0, 0), block, mm->scale + n0 / TILE * ld,
-                                   block / tile_row * ld},
-                 k0, n_k, p->block == 0 ? 1 : 2, r->wide->tables, r->wide->b[0], WIDE_LD);
+    r->wide->widen(
+        &(bt_cpu_narrow){b_at(mm, n0, 0), block, mm->scale + n0 / TILE * ld, block / tile_row * ld},
+        k0, n_k, p->block == 0 ? 1 : 2, r->wide->tables, r->wide->b[0], WIDE_LD);
     publish(r->wide);
     p->b     = r->wide->b[0];
     p->block = p->block == 0 ? 0 : WIDE_LD;
@@ -389,8 +389,9 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
     };
 
     configure(TILE);
-    begin_table(&wide.tables[0]);
-    begin_table(&wide.tables[1]);
+    wide.widen = bt_cpu_widen_best();
+    bt_cpu_wide_begin(&wide.tables[0]);
+    bt_cpu_wide_begin(&wide.tables[1]);
     for (uint32_t from_k = 0, to_k; from_k < mm->k; from_k = to_k) {
         to_k = bt_min_u32(mm->k, from_k + macro);
         for (uint32_t n0 = 0; n0 < mm->n; n0 += width) {

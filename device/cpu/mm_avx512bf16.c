@@ -23,8 +23,11 @@ enum { GROUP = 128, PANEL_K = 1024, PANEL_ROWS = 12, PANEL_BLOCKS = 2 };
 
 INLINE weights half_of(const bt_bf16 *b, int half)
 {
+    __m512i pairs = _mm512_load_si512(b);
+
     (void)half;
-    return _mm512_load_si512(b);
+    __asm__("" : "+v"(pairs)); /* else gcc 12 loads it again for each row */
+    return pairs;
 }
 
 INLINE vec multiply(const bt_bf16 *x, weights w, vec acc)

@@ -157,9 +157,9 @@ static void begin_panel(uint32_t blocks, bt_bf16 *wide, tile_args *a)
     a->panel_b     = (const bt_bf16 *)(const void *)a->b;
     a->panel_block = a->block / sizeof(bt_bf16);
     if (a->scale == NULL) return;
-    widen_blocks(&(narrow_weights){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block,
-                                   a->scale, a->ld_scale},
-                 a->k0, 2 * a->n_pairs, blocks, a->tables, wide, PANEL_WIDE);
+    a->widen(&(bt_cpu_narrow){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block, a->scale,
+                              a->ld_scale},
+             a->k0, 2 * a->n_pairs, blocks, a->tables, wide, PANEL_WIDE);
     a->panel_b     = wide;
     a->panel_block = PANEL_WIDE;
 }
@@ -183,7 +183,7 @@ static void run_piece(uint32_t m, uint32_t n, const char *later, tile_args a)
 static void run_many(const bt_cpu_mm *mm)
 {
     _Alignas(64) x_elem staged[GROUP * PANEL_LD];
-    wide_table          tables[WIDE_BLOCKS];
+    bt_cpu_wide_table   tables[WIDE_BLOCKS];
     uint32_t            k_pad = bt_cpu_pad(mm->k, 32), n_groups = (mm->m + GROUP - 1) / GROUP;
     tile_args           a = args_of(mm, tables, NULL);
 

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "device/cpu/families.h"
-#include "device/cpu/widen.inc.h"
 
 enum { LANES = 16, STEP = 32 /* k */ };
 
@@ -33,15 +32,16 @@ static void block_dp2(const bt_bf16 *x, uint32_t k, uint32_t n_k, const bt_bf16 
 /* A block of e4m3, some k after the other. */
 static void narrow_block_dp2(const bt_cpu_mm *mm, const bt_bf16 *x, uint32_t block, float *acc)
 {
-    uint32_t       k = mm->k, k_all = mm->k_packed != 0 ? mm->k_packed : k;
-    narrow_weights from = {.bytes = (const uint8_t *)mm->packed + block * bt_cpu_block_elems(mm),
-                           .scale = mm->scale + block * bt_cpu_scale_ld(k_all)};
-    wide_table     table;
-    bt_bf16        wide[STEP * LANES];
+    uint32_t          k = mm->k, k_all = mm->k_packed != 0 ? mm->k_packed : k;
+    bt_cpu_narrow     from = {.bytes = (const uint8_t *)mm->packed + block * bt_cpu_block_elems(mm),
+                              .scale = mm->scale + block * bt_cpu_scale_ld(k_all)};
+    bt_cpu_wide_table table;
+    _Alignas(64) bt_bf16 wide[STEP * LANES];
+    bt_cpu_widen_fn      widen = bt_cpu_widen_best();
 
-    begin_table(&table);
+    bt_cpu_wide_begin(&table);
     for (uint32_t k0 = 0; k0 < k; k0 += STEP) {
-        widen_blocks(&from, k0, STEP, 1, &table, wide, 0);
+        widen(&from, k0, STEP, 1, &table, wide, 0);
         block_dp2(x + k0, k - k0, STEP, wide, acc);
     }
 }

@@ -1,43 +1,21 @@
-/* device/cpu/widen.inc.h - e4m3 weights become bf16 on their way to a kernel: a part of the files
- * that multiply, for the instruction set that they are compiled for.
+/* device/cpu/widen.inc.h - widen.h for the instruction set that a file is compiled for, which names
+ * the function WIDEN.
  *
- * A weight is bf16(value * scale), and a scale holds for 16 columns and 128 k at least, so each of
- * its 128 magnitudes is rounded once, to a table, and a weight is looked up.  With VBMI one
- * instruction looks up 64 bytes.  Without it a row of 16 entries is enough: from one exponent to
- * the next the rounded weights differ in nothing else, unless they leave bf16's range; then, and
- * without either, each weight is looked up by itself. */
+ * With VBMI one instruction looks up 64 bytes.  Without it a row of 16 entries is enough: from one
+ * exponent to the next the rounded weights differ in nothing else, unless they leave bf16's range;
+ * then, and without either, each weight is looked up by itself. */
 #include <immintrin.h>
-#include <stdbool.h>
 #include <string.h>
 
-#include "core/bf16.h"
-#include "device/cpu/kernels.h"
+#include "device/cpu/families.h"
+#include "device/cpu/widen.h"
 
-enum { WIDE_GROUP = 64, WIDE_SCALE_K = BT_CPU_SCALE_K };
+enum { GROUP = 64 };
 #if defined(__AVX2__) && !defined(__AVX512VBMI__)
 #define USES_ROWS true
 #else
 #define USES_ROWS false
 #endif
-
-/* Packed weights in e4m3, from their first k on (kernels.h). */
-typedef struct {
-    const uint8_t *bytes; /* of the first block of 16 columns, */
-    size_t         block; /* and from one to the next */
-    const float   *scale; /* likewise, one for each WIDE_SCALE_K */
-    size_t         ld_scale;
-} narrow_weights;
-
-typedef struct {
-    float scale;
-    bool  regular;                                  /* row[] is enough */
-    _Alignas(64) uint8_t low[128], high[128];       /* bytes of bf16(magnitude * scale) */
-    _Alignas(16) uint8_t row_low[16], row_high[16]; /* mantissas of any exponent, without it; those
-                                                       of exponent 0 */
-} wide_table;
-
-/* A table of no scale yet. */
-static inline void begin_table(wide_table *t) { t->scale = __builtin_nanf(""); }
 
 /* clang-format off */
 #define EIGHT(unit) 8 * (unit), 9 * (unit), 10 * (unit), 11 * (unit), \
@@ -52,7 +30,7 @@ static const float MAGNITUDES[128] = {
 /* clang-format on */
 
 /* Whether the row is enough, which then is there. */
-static inline bool fill_row(const uint16_t *wide, wide_table *t)
+static inline bool fill_row(const uint16_t *wide, bt_cpu_wide_table *t)
 {
     uint16_t differs = 0;
 
@@ -69,7 +47,7 @@ static inline bool fill_row(const uint16_t *wide, wide_table *t)
     return differs == 0;
 }
 
-static void fill_table(float scale, wide_table *t)
+static void fill_table(float scale, bt_cpu_wide_table *t)
 {
     _Alignas(64) uint16_t wide[128];
 
@@ -89,11 +67,11 @@ static void fill_table(float scale, wide_table *t)
 }
 
 /* One after the other: n_groups of 64 weights. */
-static inline void widen_singly(const uint8_t *src, uint32_t n_groups, const wide_table *t,
+static inline void widen_singly(const uint8_t *src, uint32_t n_groups, const bt_cpu_wide_table *t,
                                 bt_bf16 *out)
 {
-    for (uint32_t g = 0; g < n_groups; g++, src += WIDE_GROUP, out += WIDE_GROUP) {
-        for (int i = 0; i < WIDE_GROUP; i++) {
+    for (uint32_t g = 0; g < n_groups; g++, src += GROUP, out += GROUP) {
+        for (int i = 0; i < GROUP; i++) {
             uint8_t  v = src[i];
             unsigned w = t->low[v & 0x7f] | (unsigned)t->high[v & 0x7f] << 8;
 
@@ -105,21 +83,21 @@ static inline void widen_singly(const uint8_t *src, uint32_t n_groups, const wid
 
 #if defined(__AVX512VBMI__)
 
-static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const wide_table *t,
+static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_cpu_wide_table *t,
                                 bt_bf16 *out)
 {
     const __m512i low0 = _mm512_load_si512(t->low), low1 = _mm512_load_si512(t->low + 64);
     const __m512i high0 = _mm512_load_si512(t->high), high1 = _mm512_load_si512(t->high + 64);
     const __m512i sign = _mm512_set1_epi8((char)0x80);
 
-    for (uint32_t g = 0; g < n_groups; g++, src += WIDE_GROUP, out += WIDE_GROUP) {
+    for (uint32_t g = 0; g < n_groups; g++, src += GROUP, out += GROUP) {
         __m512i v    = _mm512_load_si512(src);
         __m512i low  = _mm512_permutex2var_epi8(low0, v, low1);
         __m512i high = _mm512_permutex2var_epi8(high0, v, high1);
 
         high = _mm512_ternarylogic_epi32(high, v, sign, 0x78); /* high ^ (v & sign) */
         _mm512_store_si512(out, _mm512_unpacklo_epi8(low, high));
-        _mm512_store_si512(out + WIDE_GROUP / 2, _mm512_unpackhi_epi8(low, high));
+        _mm512_store_si512(out + GROUP / 2, _mm512_unpackhi_epi8(low, high));
     }
 }
 
@@ -153,10 +131,10 @@ static inline void store_wide(wide_reg entry, wide_reg v, wide_reg nan, bt_bf16 
     memcpy(out, &w, sizeof(w));
 }
 
-static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const wide_table *t,
+static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_cpu_wide_table *t,
                                 bt_bf16 *out)
 {
-    enum { PARTS = WIDE_GROUP / sizeof(wide_reg) };
+    enum { PARTS = GROUP / sizeof(wide_reg) };
     const wide_reg row_low = ROW(t->row_low), row_high = ROW(t->row_high);
     const wide_reg zero = LOGIC(xor)(row_low, row_low), all = OP(set1_epi8)(0x7f);
 
@@ -165,7 +143,7 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const wid
         return;
     }
     for (uint32_t i = 0; i < n_groups * PARTS; i++, src += sizeof(wide_reg)) {
-        bt_bf16 *to = out + i / PARTS * WIDE_GROUP + i % PARTS * sizeof(wide_reg) / 2;
+        bt_bf16 *to = out + i / PARTS * GROUP + i % PARTS * sizeof(wide_reg) / 2;
         wide_reg v, nan, entry, low, high;
 
         memcpy(&v, src, sizeof(v));
@@ -178,7 +156,7 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const wid
         store_wide(OP(unpacklo_epi8)(low, high), OP(unpacklo_epi8)(v, zero),
                    OP(unpacklo_epi8)(nan, nan), to);
         store_wide(OP(unpackhi_epi8)(low, high), OP(unpackhi_epi8)(v, zero),
-                   OP(unpackhi_epi8)(nan, nan), to + WIDE_GROUP / 2);
+                   OP(unpackhi_epi8)(nan, nan), to + GROUP / 2);
     }
 }
 
@@ -186,25 +164,20 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const wid
 #define widen_groups widen_singly
 #endif
 
-/* n_k weights from k0 on, multiples of 32, of some blocks of 16 columns, as kernels.h packs bf16
- * ones; from block to block ld_out elements, and a table each, of which neighbours share one as a
- * rule. */
-static __attribute__((noinline)) void widen_blocks(const narrow_weights *from, uint32_t k0,
-                                                   uint32_t n_k, uint32_t n_blocks,
-                                                   wide_table *tables, bt_bf16 *out, size_t ld_out)
+void WIDEN(BT_CPU_WIDEN_ARGS)
 {
-    wide_table *t = tables;
+    bt_cpu_wide_table *t = tables;
 
     for (uint32_t k = k0, end; k < k0 + n_k; k = end) {
-        end = (k / WIDE_SCALE_K + 1) * WIDE_SCALE_K;
+        end = (k / BT_CPU_SCALE_K + 1) * BT_CPU_SCALE_K;
         if (end > k0 + n_k) end = k0 + n_k;
         for (uint32_t c = 0; c < n_blocks; c++) {
-            float scale = from->scale[c * from->ld_scale + k / WIDE_SCALE_K];
+            float scale = from->scale[c * from->ld_scale + k / BT_CPU_SCALE_K];
 
             if (t->scale != scale) t = &tables[c];
             if (!(t->scale == scale)) fill_table(scale, t);
-            widen_groups(from->bytes + c * from->block + (size_t)k * 16,
-                         (end - k) * 16 / WIDE_GROUP, t, out + c * ld_out + (size_t)(k - k0) * 16);
+            widen_groups(from->bytes + c * from->block + (size_t)k * 16, (end - k) * 16 / GROUP, t,
+                         out + c * ld_out + (size_t)(k - k0) * 16);
         }
     }
 }

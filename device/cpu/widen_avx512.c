@@ -1,0 +1,3 @@
+/* device/cpu/widen_avx512.c - widen.h for AVX-512 F and BW. */
+#define WIDEN bt_cpu_widen_avx512
+#include "device/cpu/widen.inc.h"

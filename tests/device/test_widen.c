@@ -1,0 +1,105 @@
+/* e4m3 weights that are widened, by every instruction set, are bf16(value * scale) in the order of
+ * the packed operand, whatever the scale. */
+#include "device/cpu/widen.h"
+
+#include <math.h>
+
+#include "core/alloc.h"
+#include "core/e4m3.h"
+#include "tests/device/twin.h"
+#include "tests/support/test.h"
+
+enum { BLOCKS = 3, K = 352, LD_SCALE = 4, BLOCK = K * 16, LD_OUT = K * 16 + 32 };
+
+static const char *const SETS[] = {"scalar", "avx2", "avx512", "avx512vbmi"};
+
+/* Ordinary ones; those at which weights overflow, lose bits, or are 0. */
+static const float SCALES[] = {1.0f,      0.0123f,   7.0f / 3,   0x1.fep-1f, 0x1p-110f, 0x1.5p-119f,
+                               0x1p-126f, 0x1p-130f, 0x1.fp118f, 0x1p120f,   0x1p127f,  0.0f};
+enum { N_SCALES = sizeof(SCALES) / sizeof(*SCALES) };
+
+static uint8_t *g_bytes; /* [BLOCKS][BLOCK] */
+static float    g_scale[BLOCKS * LD_SCALE];
+static bt_bf16 *g_out; /* [BLOCKS][LD_OUT] */
+
+/* Where element (k, column) of a block is, among bytes and among bf16. */
+static size_t byte_at(uint32_t k, uint32_t column)
+{
+    uint32_t e = k % 4 / 2 * 32 + column * 2 + k % 2;
+
+    return k / 4 * 64 + e % 32 / 8 * 16 + e / 32 * 8 + e % 8;
+}
+static size_t wide_at(uint32_t k, uint32_t column) { return k / 2 * 32 + column * 2 + k % 2; }
+
+static uint32_t n_wrong(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
+{
+    uint32_t wrong = 0;
+
+    for (uint32_t b = 0; b < n_blocks; b++)
+        for (uint32_t k = k0; k < k0 + n_k; k++)
+            for (uint32_t c = 0; c < 16; c++) {
+                float want = bt_e4m3_to_f32(g_bytes[b * BLOCK + byte_at(k, c)]) *
+                             g_scale[b * LD_SCALE + k / BT_CPU_SCALE_K];
+
+                wrong +=
+                    !twin_same_bf16(g_out[b * LD_OUT + wide_at(k - k0, c)], bt_bf16_from_f32(want));
+            }
+    for (uint32_t b = 0; b < BLOCKS; b++) /* what is beyond stays as it was */
+        for (uint32_t i = b < n_blocks ? n_k * 16 : 0; i < LD_OUT; i++)
+            wrong += g_out[b * LD_OUT + i] != 0x5a5a;
+    return wrong;
+}
+
+static void widened_weights_are_rounded_products(void)
+{
+    static const uint32_t PIECES[][3] = {
+        {0,   K,  BLOCKS},
+        {0,   32, 1     },
+        {96,  64, 2     }, /* across two scales */
+        {320, 32, BLOCKS}
+    };
+    uint64_t seed = 5;
+
+    for (uint32_t turn = 0; turn < N_SCALES * 3; turn++) {
+        const bt_cpu_narrow from = {g_bytes, BLOCK, g_scale, LD_SCALE};
+
+        for (uint32_t i = 0; i < BLOCKS * BLOCK; i++)
+            g_bytes[i] = turn % 2 == 0 ? (uint8_t)i : (uint8_t)twin_random(&seed);
+        for (uint32_t i = 0; i < BLOCKS * LD_SCALE; i++) /* all the same, or often, or never */
+            g_scale[i] = SCALES[(turn / 3 + (turn % 3 == 0 ? 0 : i / (turn % 3))) % N_SCALES];
+        for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
+            bt_cpu_widen_fn   widen = bt_cpu_widen_find(SETS[s]);
+            bt_cpu_wide_table tables[BLOCKS];
+
+            if (widen == NULL) continue;
+            for (int i = 0; i < BLOCKS; i++)
+                bt_cpu_wide_begin(&tables[i]);
+            for (size_t p = 0; p < sizeof(PIECES) / sizeof(*PIECES); p++) {
+                memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
+                widen(&from, PIECES[p][0], PIECES[p][1], PIECES[p][2], tables, g_out, LD_OUT);
+                EXPECT_EQ(n_wrong(PIECES[p][0], PIECES[p][1], PIECES[p][2]), 0);
+            }
+        }
+    }
+}
+
+static void the_best_is_one_of_those_there_are(void)
+{
+    bt_cpu_widen_fn best = NULL;
+
+    for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++)
+        if (bt_cpu_widen_find(SETS[s]) != NULL) best = bt_cpu_widen_find(SETS[s]);
+    EXPECT(best != NULL && bt_cpu_widen_best() == best);
+    EXPECT(bt_cpu_widen_find("avx") == NULL);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {BT_TEST(widened_weights_are_rounded_products),
+                                    BT_TEST(the_best_is_one_of_those_there_are)};
+
+    bt_cpu_flush_denormals();
+    g_bytes = bt_calloc_aligned(BLOCKS * BLOCK, 1);
+    g_out   = bt_calloc_aligned(BLOCKS * LD_OUT, sizeof(*g_out));
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

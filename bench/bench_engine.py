@@ -109,7 +109,7 @@ class Work:
         """The same, with the operations of attention (absorbed), as the parts that wait for each other.  Routed and shared experts do not."""
         ops, size = self.decode(batch, context)
         kv = batch * context * self.kv_row
-        products = [(2 * batch * n, size) for n, size in ((self.attention, self.attention_bytes), (self.dense, self.width * self.dense), (self.head, 2 * self.head))]
+        products = [(2 * batch * n, read) for n, read in ((self.attention, self.attention_bytes), (self.dense, self.width * self.dense), (self.head, 2 * self.head))]
         attention = batch * context * self.absorbed, kv
         experts = ops - sum(o for o, _ in products), size - kv - sum(b for _, b in products)
         return [*products, attention, experts]

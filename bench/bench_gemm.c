@@ -277,6 +277,10 @@ int main(int argc, char **argv)
     bt_bf16 *x = aligned_alloc(64, MAX_X * sizeof(*x)), *y = aligned_alloc(64, MAX_Y * sizeof(*y));
 
     if (x == NULL || y == NULL) return EXIT_FAILURE;
+    if (argc > 4 && !fp8 && strcmp(argv[4], "bf16") != 0) {
+        fprintf(stderr, "bench_gemm: weights of \"%s\", expected bf16 or e4m3\n", argv[4]);
+        return EXIT_FAILURE;
+    }
     if (mib < SET_MIB) {
         fprintf(stderr, "bench_gemm: a set of %zu MiB, expected %d or more\n", mib, SET_MIB);
         return EXIT_FAILURE;

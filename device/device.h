@@ -139,15 +139,15 @@ struct bt_device {
                                         "prompt:tile32,generated:tile32"; ranks of a cell must agree */
     bool     host_memory;            /* its memory is the host's: anybody may follow its pointers */
     uint32_t fp8_rows; /* so many rows of an e4m3 matrix, from a multiple of it on, must have the
-                          same scales */
+                          same scales; 1 or more */
     uint64_t n_allocs; /* how often device or pinned memory was asked for */
     uint64_t pinned_bytes; /* of host memory: its own, and all that was asked for */
 };                         /* first member of each implementation */
 
 typedef struct {
     uint32_t    n_threads; /* compute threads, the caller counted; 0 = one per core allowed to us */
-    const char *kernels;   /* "auto", or one of bt_device_cpu_kernels(); UNSUPPORTED if this CPU
-                              lacks it */
+    const char *kernels;   /* "auto", or one of bt_device_cpu_kernels(): UNSUPPORTED if this CPU
+                              lacks it.  e4m3 weights are widened by the best there is */
 } bt_device_cpu_options;
 
 /* The CPU back end.  Sets DAZ and FTZ on the calling thread and on its pool's. */
@@ -181,8 +181,8 @@ static inline bt_status bt_device_linear_create(bt_device *dev, uint32_t n, uint
 }
 /* The same of e4m3 weights, which stay what they are: a product takes each as bf16(weight * scale),
  * with the bits that linear_create() of such rows would give.  Matrices of one call of gemm() or
- * ffn() may differ in it, the experts of a layer may not.  INVALID_ARG, of the CPU back end: scales
- * that are negative or not finite, or not the same for dev->fp8_rows rows. */
+ * ffn() may differ in it, the experts of a layer on a GPU may not.  INVALID_ARG, of the CPU back
+ * end: scales that are negative or not finite, or not the same for dev->fp8_rows rows. */
 static inline bt_status bt_device_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
                                                     bt_linear_fp8_fn rows, void *ctx,
                                                     bt_linear **linear_out)

@@ -34,6 +34,7 @@ static bt_status load_embedding(bt_loader *l)
 
     BT_TRY(bt_matrix_find(l->st, "model.embed_tokens.weight", cfg->vocab_size, cfg->hidden, &m));
     if (l->dry || l->w->embedding != NULL) goto counted;
+    BT_TRY(bt_matrix_check_scales(l->st, &m));
     got = bt_loader_take_shared(l, "the embedding", bytes, &entry); /* no tensor has this name */
     if (got == BT_STORE_BUSY) goto counted;
     if (got == BT_STORE_FULL) {
@@ -145,13 +146,14 @@ out:
     return st;
 }
 
-/* A layer's experts run in one call.  *first: one that is loaded already; n_experts: none yet. */
+/* A layer's experts run in one call, which on a GPU wants them alike.  *first: one that is loaded
+ * already; n_experts: none yet. */
 static bt_status check_alike(const bt_loader *l, const bt_moe_weights *w, uint32_t layer,
                              uint32_t e, uint32_t *first)
 {
     bt_status st = BT_OK;
 
-    if (w->gate_up[e] == NULL || w->down[e] == NULL) goto out; /* another rank packs it */
+    if (l->opt->dev->host_memory) goto out;
     if (*first == l->cfg->moe.gate.n_experts) *first = e;
     BT_REQUIRE(bt_linear_is_fp8(w->gate_up[e]) == bt_linear_is_fp8(w->gate_up[*first]) &&
                    bt_linear_is_fp8(w->down[e]) == bt_linear_is_fp8(w->down[*first]),

@@ -50,8 +50,9 @@ typedef struct {
  * only. FORMAT names the first that is missing or differs, with expected and found; UNSUPPORTED one
  * of a served layer that cfg has no use for. */
 bt_status bt_weights_check(const bt_model_config *cfg, const bt_safetensors *st);
-/* Checks the tensors that this rank needs likewise before it reads the first.  cfg and st are
- * borrowed during the call.  *w_out is written on success only. */
+/* Checks the tensors that this rank needs likewise before it reads the first.  FORMAT also names a
+ * scale that is negative or not finite, when it comes to it.  cfg and st are borrowed during the
+ * call.  *w_out is written on success only. */
 bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *st,
                           const bt_weights_options *opt, bt_weights *w_out);
 /* Loads the experts of opt->own_experts that are not here, frees those that are and are not own;

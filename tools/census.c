@@ -82,7 +82,9 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
 
         if (!is_scale(t->name)) c->n_params[part] += n_elems(t);
         c->bytes[part] += t->bytes;
-        if (t->dtype == BT_ST_F8_E4M3 && part != BT_PART_MTP) c->n_fp8 += n_elems(t);
+        if (t->dtype == BT_ST_F8_E4M3 && part != BT_PART_MTP && part != BT_PART_EMBEDDING &&
+            strstr(t->name, "kv_b_proj") == NULL)
+            c->n_fp8 += n_elems(t);
         if (part == BT_PART_OTHER && c->first_other[0] == '\0')
             snprintf(c->first_other, sizeof(c->first_other), "%s", t->name);
     }

@@ -31,7 +31,7 @@ const char *bt_part_name(bt_part part);
 typedef struct {
     uint64_t n_params[BT_N_PARTS]; /* scales of FP8 blocks not counted */
     uint64_t bytes[BT_N_PARTS];    /* in the files, scales counted */
-    uint64_t n_fp8;                /* of the parameters, those in FP8, MTP aside */
+    uint64_t n_fp8; /* of the parameters, those that stay in FP8 in memory; MTP aside */
     uint64_t n_tensors;
     char     first_other[128]; /* the name of a tensor that no part has, or "" */
 } bt_census;

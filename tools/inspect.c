@@ -15,11 +15,10 @@ static const char DOC[] =
     "Says what a model is, what it weighs, and what of it fits on this machine.\v"
     "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
     "are checked completely, each tensor's name, type and shape against config.json, so that what "
-    "passes can be loaded.\n\n"
+    "passes can be loaded, unless a scale of FP8 weights is no number.\n\n"
     "The last table is an estimate for cells of CPU ranks on this machine: weights in bf16, or FP8 "
     "where the files have it, in memory once for all ranks; a tenth of the free memory kept back "
-    "for buffers and "
-    "other programs; the rest for latent KV pages.\n\n"
+    "for buffers and other programs; the rest for latent KV pages.\n\n"
     "Exit code: 0, 1 when the model cannot be loaded, 64 for wrong usage.\n\n"
     "Example:\n"
     "  baton inspect models/demo";

@@ -49,7 +49,7 @@ static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, flo
     t->shape[1]  = rows == 0 ? 1 : cols;
     t->mean      = mean;
     t->deviation = deviation;
-    list->n_params += t->shape[0] * t->shape[1];
+    if (strstr(t->name, "_scale_inv") == NULL) list->n_params += t->shape[0] * t->shape[1];
 }
 
 /* A matrix whose outputs have `gain` times the size of its inputs. */

@@ -52,8 +52,10 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
             continue;
         for (uint32_t d = 0; d < t->n_dims; d++)
             elems *= t->shape[d];
-        /* kv_b is there transposed too, and so in bf16. */
-        if (t->dtype == BT_ST_F8_E4M3 && strstr(t->name, "kv_b_proj") == NULL)
+        /* kv_b and the embedding are there in bf16; what else a CPU widens (weights.h), the
+         * published models do not have. */
+        if (t->dtype == BT_ST_F8_E4M3 && strstr(t->name, "kv_b_proj") == NULL &&
+            strstr(t->name, "embed_tokens") == NULL)
             bytes += elems + elems / BT_FP8_BLOCK * sizeof(float);
         else
             bytes += elems * sizeof(bt_bf16);

@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "core/bf16.h"
+#include "device/cpu/widen.h"
 
 enum { TILE = 16, STEP = 32 /* k */, TILE_ELEMS = TILE * STEP };
 
@@ -35,5 +35,36 @@ static inline void configure(uint32_t rows)
     publish(&c);
     _tile_loadconfig(&c);
 }
+
+/* A piece of two blocks of columns that was e4m3. */
+enum { WIDE_K = 512, WIDE_LD = WIDE_K * TILE + STEP };
+typedef struct {
+    _Alignas(64) bt_bf16 b[2][WIDE_LD];
+    bt_cpu_wide_table tables[2];
+    bt_cpu_widen_fn   widen;
+} wide_pair;
+
+static inline void begin_wide(wide_pair *w)
+{
+    w->widen = bt_cpu_widen_best();
+    bt_cpu_wide_begin(&w->tables[0]);
+    bt_cpu_wide_begin(&w->tables[1]);
+}
+
+/* n_k <= WIDE_K from k0 on, of one block or two. */
+static inline void widen_pair(wide_pair *w, const bt_cpu_narrow *from, uint32_t k0, uint32_t n_k,
+                              uint32_t n_blocks)
+{
+    w->widen(from, k0, n_k, n_blocks, w->tables, w->b[0], WIDE_LD);
+    publish(w);
+}
+
+/* The i-th of packed weights, of e4m3 where they have scales; and lines of 64 bytes that a step
+ * reads of a block of columns. */
+static inline const void *weight_at(const void *packed, const float *scale, size_t i)
+{
+    return (const char *)packed + (scale != NULL ? i : i * sizeof(bt_bf16));
+}
+static inline uint32_t step_lines(const float *scale) { return scale != NULL ? TILE / 2 : TILE; }
 
 #endif

@@ -1,6 +1,6 @@
 /* device/cpu/families.h - the functions of each instruction set, from which kernels.c makes its
- * tables.  A file mm_<isa>.c or rows_<isa>.c is compiled for that set alone and may only be called
- * after cpuid has said that the CPU has it. */
+ * tables.  A file mm_<isa>.c, rows_<isa>.c or widen_<isa>.c is compiled for that set alone and may
+ * only be called after cpuid has said that the CPU has it. */
 #ifndef BT_DEVICE_CPU_FAMILIES_H
 #define BT_DEVICE_CPU_FAMILIES_H
 

@@ -43,7 +43,7 @@ typedef struct {
     size_t         ld_x;
     const void    *packed;   /* of bf16; */
     const float   *scale;    /* or of e4m3, with the scales from its first column on; else NULL */
-    uint32_t       k_packed; /* its k, where only the first k of more are multiplied; else 0 */
+    uint32_t       k_packed; /* of bf16, where only the first k of more are multiplied; else 0 */
     float         *y;        /* [m, n], row stride ld_y elements */
     size_t         ld_y;
     uint32_t       m, n, k;

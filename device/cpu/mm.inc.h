@@ -84,6 +84,16 @@ INLINE uint32_t pairs_until_next(const tile_args *a, uint32_t p0, uint32_t ahead
     return n;
 }
 
+/* n_pairs of e4m3, from p0 of the piece on, of some blocks. */
+INLINE void widen_pairs(const tile_args *a, uint32_t p0, uint32_t n_pairs, uint32_t blocks,
+                        bt_bf16 *out, size_t ld_out)
+{
+    const uint8_t *from_0 = (const uint8_t *)a->b - (size_t)a->k0 * LANES;
+
+    a->widen(&(bt_cpu_narrow){from_0, a->block, a->scale, a->ld_scale}, a->k0 + 2 * p0, 2 * n_pairs,
+             blocks, a->tables, out, ld_out);
+}
+
 /* The piece's B from p0 on, in bf16 with its blocks *block_elems apart.  Where it is e4m3, *n_pairs
  * becomes how many pairs have been widened. */
 INLINE const bt_bf16 *wide_b(const tile_args *a, uint32_t p0, uint32_t blocks, uint32_t *n_pairs,
@@ -94,9 +104,7 @@ INLINE const bt_bf16 *wide_b(const tile_args *a, uint32_t p0, uint32_t blocks, u
         return (const bt_bf16 *)(const void *)(a->b + (size_t)p0 * PAIR_BYTES);
     }
     if (*n_pairs > WIDE_K / 2) *n_pairs = WIDE_K / 2;
-    a->widen(&(bt_cpu_narrow){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block, a->scale,
-                              a->ld_scale},
-             a->k0 + 2 * p0, 2 * *n_pairs, blocks, a->tables, a->wide, WIDE_LD);
+    widen_pairs(a, p0, *n_pairs, blocks, a->wide, WIDE_LD);
     *block_elems = WIDE_LD;
     return a->wide;
 }
@@ -121,7 +129,7 @@ INLINE tile_args args_of(const bt_cpu_mm *mm, bt_cpu_wide_table *tables, bt_bf16
                         .y      = mm->y,
                         .ld_y   = mm->ld_y};
 
-    a.ld_scale = bt_cpu_scale_ld(mm->k_packed != 0 ? mm->k_packed : mm->k);
+    a.ld_scale = bt_cpu_scale_ld(mm->k);
     if (narrow) a.widen = bt_cpu_widen_best();
     for (int c = 0; narrow && c < WIDE_BLOCKS; c++)
         bt_cpu_wide_begin(&tables[c]);

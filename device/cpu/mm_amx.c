@@ -41,14 +41,7 @@ typedef struct {
     bool           from_zero; /* else from y */
 } tile_args;
 
-enum { WIDE_LD = K_PIECE * TILE + LINE };
-
-/* A piece of two blocks of columns that was e4m3. */
-typedef struct {
-    _Alignas(64) bt_bf16 b[2][WIDE_LD];
-    bt_cpu_wide_table tables[2];
-    bt_cpu_widen_fn   widen;
-} wide_columns;
+_Static_assert((int)K_PIECE <= (int)WIDE_K, "a piece that was e4m3");
 
 INLINE void fetch(const tile_args *a, uint32_t s)
 {
@@ -205,13 +198,10 @@ static void stage(const bt_bf16 *x, size_t ld_x, uint32_t rows, uint32_t n_k, bt
     publish(tiles);
 }
 
-static size_t weight_bytes(const bt_cpu_mm *mm) { return mm->scale != NULL ? 1 : sizeof(bt_bf16); }
-
 /* B from k0 on of a column block. */
 static const void *b_at(const bt_cpu_mm *mm, uint32_t block, uint32_t k0)
 {
-    return (const char *)mm->packed +
-           (block * bt_cpu_block_elems(mm) + (size_t)k0 * TILE) * weight_bytes(mm);
+    return weight_at(mm->packed, mm->scale, block * bt_cpu_block_elems(mm) + (size_t)k0 * TILE);
 }
 
 /* Where B goes on after the columns from n0 of the piece from k0 on to k1: the next columns, or the
@@ -227,28 +217,27 @@ static void plan_fetch(const bt_cpu_mm *mm, uint32_t m0, uint32_t n0, uint32_t k
                        uint32_t n_passes, tile_args *a)
 {
     const bt_bf16 *next  = m0 == 0 && !mm->cached ? b_after(mm, n0, k0, k1) : NULL;
-    uint32_t       lines = TILE * (uint32_t)weight_bytes(mm) / sizeof(*next);
+    uint32_t       lines = step_lines(mm->scale);
 
     if (mm->n_fetch != 0) return;
     a->next   = next != NULL ? next : a->b;
-    a->next_2 = bt_cpu_block_elems(mm) * weight_bytes(mm) / sizeof(*next);
+    a->next_2 = bt_cpu_block_elems(mm) * lines / TILE;
     a->n_next = next != NULL ? (lines + n_passes - 1) / n_passes : 0;
 }
 
 /* The piece from k0 to k1 of the columns from n0 on: where it lies, or widened. */
 static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_t k1,
-                          wide_columns *wide, tile_args *a)
+                          wide_pair *wide, tile_args *a)
 {
     uint32_t blocks = mm->n - n0 > TILE ? 2 : 1;
-    size_t   ld     = bt_cpu_scale_ld(mm->k_packed != 0 ? mm->k_packed : mm->k);
+    size_t   ld     = bt_cpu_scale_ld(mm->k);
 
     a->b     = b_at(mm, n0 / TILE, k0);
     a->block = bt_cpu_block_elems(mm);
     if (mm->scale == NULL) return;
-    wide->widen(&(bt_cpu_narrow){b_at(mm, n0 / TILE, 0), bt_cpu_block_elems(mm),
-                                 mm->scale + n0 / TILE * ld, ld},
-                k0, bt_cpu_pad(k1 - k0, STEP), blocks, wide->tables, wide->b[0], WIDE_LD);
-    publish(wide);
+    widen_pair(wide,
+               &(bt_cpu_narrow){b_at(mm, n0 / TILE, 0), a->block, mm->scale + n0 / TILE * ld, ld},
+               k0, bt_cpu_pad(k1 - k0, STEP), blocks);
     a->b     = wide->b[0];
     a->block = WIDE_LD;
 }
@@ -256,7 +245,7 @@ static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_
 /* Rows m0 .. m0+rows, whole tiles or fewer rows than one, of the piece from k0 to k1, whose tiles
  * or rows of x are in a. */
 static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t k0, uint32_t k1,
-                      wide_columns *wide, tile_args *a)
+                      wide_pair *wide, tile_args *a)
 {
     const bt_bf16 *x        = a->x;
     uint32_t       n_passes = (rows + 2 * TILE - 1) / (2 * TILE);
@@ -302,14 +291,12 @@ static uint32_t fetch_lines(const bt_cpu_mm *mm)
 static void multiply_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
-    wide_columns         wide;
+    wide_pair            wide;
     bool                 staged = (mm->n > FEW_COLUMNS && !mm->cached) || mm->k % STEP != 0;
     bool                 pieces = staged || mm->scale != NULL;
     tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
 
-    wide.widen = bt_cpu_widen_best();
-    bt_cpu_wide_begin(&wide.tables[0]);
-    bt_cpu_wide_begin(&wide.tables[1]);
+    begin_wide(&wide);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
         k1 = pieces ? bt_min_u32(mm->k, k0 + K_PIECE) : mm->k;
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {

@@ -33,7 +33,6 @@ enum {
     MANY_ROWS   = 32,           /* of a result that no cache keeps for its reader */
     SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
     FEW_ROWS    = 64,
-    WIDE_LD     = PIECE * TILE + LINE, /* elements of a block that was e4m3 */
     MOST_ROWS   = 256 /* whose weights are wanted slowly, and by other rows before */
 };
 
@@ -44,16 +43,11 @@ typedef struct {
     float                 *held; /* where the sums in tiles 0-3 belong; NULL: they are there */
     /* Whole sums, of rows m0 .. m0+n_rows and the panel at n0; before `row` they are results. */
     _Alignas(64) float whole[SUMS];
-    uint32_t           m0, n0, row, n_rows;
-    struct wide_panel *wide;
+    uint32_t   m0, n0, row, n_rows;
+    wide_pair *wide;
 } run;
 
-/* A piece of a panel that was e4m3. */
-typedef struct wide_panel {
-    _Alignas(64) bt_bf16 b[2][WIDE_LD];
-    bt_cpu_wide_table tables[2];
-    bt_cpu_widen_fn   widen;
-} wide_panel;
+_Static_assert((int)PIECE <= (int)WIDE_K, "a piece that was e4m3");
 
 /* A piece of k of a pair of tile rows and one panel, and what is done meanwhile. */
 typedef struct {
@@ -303,18 +297,12 @@ static void run_piece(run *r, piece p, uint32_t n0, bool first, bool last, float
     }
 }
 
-/* Bytes of a weight as it lies in memory. */
-static size_t weight_bytes(const bt_cpu_mm_tiles *mm)
-{
-    return mm->scale != NULL ? 1 : sizeof(bt_bf16);
-}
-
 /* B from k0 on of the column block at n0. */
 static const void *b_at(const bt_cpu_mm_tiles *mm, uint32_t n0, uint32_t k0)
 {
     size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
 
-    return (const char *)mm->packed + (n0 / TILE * tile_row + (size_t)k0 * TILE) * weight_bytes(mm);
+    return weight_at(mm->packed, mm->scale, n0 / TILE * tile_row + (size_t)k0 * TILE);
 }
 
 /* A piece of a panel of e4m3, whose second block lies `block` weights behind the first. */
@@ -324,10 +312,10 @@ static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t
     size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t                 ld       = bt_cpu_scale_ld(mm->k);
 
-    r->wide->widen(
+    widen_pair(
+        r->wide,
         &(bt_cpu_narrow){b_at(mm, n0, 0), block, mm->scale + n0 / TILE * ld, block / tile_row * ld},
-        k0, n_k, p->block == 0 ? 1 : 2, r->wide->tables, r->wide->b[0], WIDE_LD);
-    publish(r->wide);
+        k0, n_k, p->block == 0 ? 1 : 2);
     p->b     = r->wide->b[0];
     p->block = p->block == 0 ? 0 : WIDE_LD;
 }
@@ -342,7 +330,7 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
     uint32_t               k = to_k - from_k, n_pieces = (k + PIECE - 1) / PIECE;
     uint32_t               streams = mm->m < MOST_ROWS ? 2 : 1;
     uint32_t               length  = bt_cpu_pad((k + n_pieces - 1) / n_pieces, STEP);
-    uint32_t               lines   = TILE * (uint32_t)weight_bytes(mm) / sizeof(bt_bf16);
+    uint32_t               lines   = step_lines(mm->scale);
 
     for (uint32_t k0 = from_k, k1; k0 < to_k; k0 = k1) {
         k1      = bt_min_u32(to_k, k0 + length);
@@ -377,21 +365,19 @@ static uint32_t macro_k(const bt_cpu_mm_tiles *mm)
 
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
-    size_t     panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
-    uint32_t   width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
-    uint32_t   macro      = macro_k(mm);
-    size_t     ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
-    wide_panel wide;
-    run        r = {
-               .mm   = mm,
-               .wide = &wide,
-               .past = !mm->near && mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
+    size_t    panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
+    uint32_t  width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
+    uint32_t  macro      = macro_k(mm);
+    size_t    ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
+    wide_pair wide;
+    run       r = {
+              .mm   = mm,
+              .wide = &wide,
+              .past = !mm->near && mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
     };
 
     configure(TILE);
-    wide.widen = bt_cpu_widen_best();
-    bt_cpu_wide_begin(&wide.tables[0]);
-    bt_cpu_wide_begin(&wide.tables[1]);
+    begin_wide(&wide);
     for (uint32_t from_k = 0, to_k; from_k < mm->k; from_k = to_k) {
         to_k = bt_min_u32(mm->k, from_k + macro);
         for (uint32_t n0 = 0; n0 < mm->n; n0 += width) {

@@ -30,8 +30,12 @@ enum {
 /* As many bytes, in whole steps of what is widened. */
 #define NARROW_AHEAD(rows, blocks) \
     ((AHEAD(rows, blocks) * 2 + WIDE_K / 2 - 1) / (WIDE_K / 2) * (WIDE_K / 2))
-_Static_assert(sizeof(x_elem) * GROUP * PANEL_LD <= 300 << 10,
-               "x of a panel's rows, on the stack of any thread");
+_Static_assert(sizeof(x_elem) * GROUP * PANEL_LD + sizeof(bt_bf16) * PANEL_BLOCKS * PANEL_WIDE <=
+                   400 << 10,
+               "x of a panel's rows, and what was e4m3 of it, on the stack of any thread");
+_Static_assert((int)PANEL_BLOCKS <= (int)WIDE_BLOCKS &&
+                   (int)MAX_VECS * (int)VEC / (int)LANES <= (int)WIDE_BLOCKS,
+               "a table for each block of columns");
 
 /* What a tile reads: B outside panels; B of a panel, as the first tile past it; or the panel. */
 typedef enum { PACKED, FIRST, PANEL } b_source;
@@ -157,9 +161,7 @@ static void begin_panel(uint32_t blocks, bt_bf16 *wide, tile_args *a)
     a->panel_b     = (const bt_bf16 *)(const void *)a->b;
     a->panel_block = a->block / sizeof(bt_bf16);
     if (a->scale == NULL) return;
-    a->widen(&(bt_cpu_narrow){(const uint8_t *)a->b - (size_t)a->k0 * LANES, a->block, a->scale,
-                              a->ld_scale},
-             a->k0, 2 * a->n_pairs, blocks, a->tables, wide, PANEL_WIDE);
+    widen_pairs(a, 0, a->n_pairs, blocks, wide, PANEL_WIDE);
     a->panel_b     = wide;
     a->panel_block = PANEL_WIDE;
 }

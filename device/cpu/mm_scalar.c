@@ -32,9 +32,9 @@ static void block_dp2(const bt_bf16 *x, uint32_t k, uint32_t n_k, const bt_bf16 
 /* A block of e4m3, some k after the other. */
 static void narrow_block_dp2(const bt_cpu_mm *mm, const bt_bf16 *x, uint32_t block, float *acc)
 {
-    uint32_t          k = mm->k, k_all = mm->k_packed != 0 ? mm->k_packed : k;
+    uint32_t          k    = mm->k;
     bt_cpu_narrow     from = {.bytes = (const uint8_t *)mm->packed + block * bt_cpu_block_elems(mm),
-                              .scale = mm->scale + block * bt_cpu_scale_ld(k_all)};
+                              .scale = mm->scale + block * bt_cpu_scale_ld(k)};
     bt_cpu_wide_table table;
     _Alignas(64) bt_bf16 wide[STEP * LANES];
     bt_cpu_widen_fn      widen = bt_cpu_widen_best();

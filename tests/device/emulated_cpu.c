@@ -1,5 +1,5 @@
-/* tests/device/emulated_cpu.c - a CPU with AVX-512 has the bf16 instructions and AMX too,
- * where they are emulated: the linker sends every question of cpuid.h here. */
+/* tests/device/emulated_cpu.c - a CPU with AVX-512 has the bf16 instructions and AMX too, where
+ * they are emulated: the linker sends every question of cpuid.h here. */
 #include "device/cpu/cpuid.h"
 #include "tests/device/amx_emulated.h"
 

@@ -395,9 +395,12 @@ static void check_narrow_gemm(bt_device *dev, bt_linear *const w[2], const bt_bf
 static void check_narrow_ffn(bt_device *dev, bt_linear *const up[2], bt_linear *const down[2],
                              const bt_bf16 *x, uint32_t n_ffns, const uint32_t *ms)
 {
-    size_t   rows = (size_t)n_ffns * NARROW_M, wrong = 0;
+    static float weight[NARROW_M];
+    size_t       rows = (size_t)n_ffns * NARROW_M, wrong = 0;
     bt_bf16 *h = bt_calloc(rows * 2 * NARROW_DIM, 2), *act = bt_calloc(rows * NARROW_DIM, 2), *y[2];
 
+    for (uint32_t i = 0; i < NARROW_M; i++)
+        weight[i] = 0.01f * (float)i - 1;
     for (int j = 0; j < 2; j++) {
         bt_ffn ffns[MAX_FFNS];
 
@@ -410,7 +413,8 @@ static void check_narrow_ffn(bt_device *dev, bt_linear *const up[2], bt_linear *
                                .y       = y[j] + (size_t)i * NARROW_M * NARROW_N,
                                .ld_y    = NARROW_N,
                                .m       = ms[i],
-                               .y_dtype = BT_BF16};
+                               .y_dtype = BT_BF16,
+                               .weight  = i % 2 == 0 ? weight : NULL};
         EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, n_ffns, ffns, h, act), BT_OK);
     }
     for (size_t i = 0; i < rows * NARROW_N; i++)
@@ -455,9 +459,11 @@ static void weights_in_8_bits_with_wrong_scales_are_refused(void)
 {
     static const narrow_matrix WRONG[] = {
         {40, 17, 3.0f    }, /* one of sixteen */
-        {40, 0,  INFINITY},
-        {40, 31, NAN     },
-        {40, 16, -1.0f   }
+        {40, 0,  3.0f    }, /* the first of them */
+        {40, 32, INFINITY}, /* alone */
+        {40, 32, NAN     },
+        {40, 32, -1.0f   },
+        {40, 32, -0.0f   }
     };
     bt_device *dev = device("auto", 2);
 

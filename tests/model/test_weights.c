@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
-#include "device/cpu/kernels.h"
+#include "device/cpu/linear.h"
 #include "model/model.h"
 #include "model/reference_parts.h"
 #include "tests/model/goldens.h"
@@ -238,7 +238,7 @@ static void weights_are_packed_once_for_ranks_that_share(void)
         checkpoint_open(&c, MODELS[i]);
         for (uint32_t m = 0; m < 3; m++)
             store[m] = open_store(&c, fd, m);
-        packed = bt_cpu_packed_elems(c.cfg.hidden, c.cfg.moe.expert_dim) * sizeof(bt_bf16);
+        packed = bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, c.cfg.fp8);
         EXPECT_EQ(
             bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight", packed, &left),
             BT_STORE_MINE);
@@ -255,6 +255,7 @@ static void weights_are_packed_once_for_ranks_that_share(void)
         for (int r = 0; r < 2; r++) {
             EXPECT_EQ(w[r].shared_bytes, packed);
             EXPECT(w[r].bytes >= packed);
+            EXPECT(w[r].layers[2].moe.down[1]->borrowed);
             expect_weights(&c, &w[r]);
             bt_weights_fini(&w[r]);
         }
@@ -266,7 +267,7 @@ static void weights_are_packed_once_for_ranks_that_share(void)
 }
 
 /* Experts that move at a regroup: memory goes with the last rank that has them. */
-static void shared_experts_move(void)
+static void experts_of_a_model_move(const char *model)
 {
     int                fd  = memfd_create("test-weights", MFD_CLOEXEC);
     bt_weights_options opt = {.dev = g_dev};
@@ -275,7 +276,7 @@ static void shared_experts_move(void)
     bt_weights         w[2];
     uint64_t           all;
 
-    checkpoint_open(&c, "v2-lite");
+    checkpoint_open(&c, model);
     opt.own_experts = c.own;
     for (uint32_t m = 0; m < 2; m++) {
         g_store = store[m] = open_store(&c, fd, m);
@@ -301,6 +302,12 @@ static void shared_experts_move(void)
     }
     close(fd);
     checkpoint_close(&c);
+}
+
+static void shared_experts_move(void)
+{
+    experts_of_a_model_move("v2-lite");
+    experts_of_a_model_move("v3-fp8");
 }
 
 /* One start of a rank: returns how many bytes it had to pack, and keeps them. */

@@ -62,6 +62,16 @@ static void q4_0_block(const uint8_t *b, float *y)
     }
 }
 
+static void q4_1_block(const uint8_t *b, float *y)
+{
+    float d = read_f16(b), m = read_f16(b + 2);
+
+    for (int i = 0; i < 16; i++) {
+        y[i]      = d * (float)(b[4 + i] & 15) + m;
+        y[i + 16] = d * (float)(b[4 + i] >> 4) + m;
+    }
+}
+
 /* The 32 numbers of 5 bits whose fifth ones stand in `high`. */
 static void five_bits(uint32_t high, const uint8_t *low, int q[32])
 {
@@ -99,12 +109,23 @@ static void table_block(const int8_t table[16], float d, const uint8_t *b, float
     }
 }
 
-static void iq4_nl_block(const uint8_t *b, float *y)
-{
-    static const int8_t TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                     1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                               1,    13,   25,  38,  53,  69,  89,  113};
 
-    table_block(TABLE, read_f16(b), b + 2, y);
+static void iq4_nl_block(const uint8_t *b, float *y) { table_block(IQ4, read_f16(b), b + 2, y); }
+
+/* Eight blocks of 32 with a scale of 6 bits each: 4 low ones, then 2 high ones. */
+static void iq4_xs_block(const uint8_t *b, float *y)
+{
+    float    d    = read_f16(b);
+    unsigned high = read_u16(b + 2);
+
+    for (int j = 0; j < 8; j++) {
+        int low   = b[4 + j / 2] >> (j % 2 * 4) & 15;
+        int scale = low | (int)(high >> 2 * j & 3) << 4;
+
+        table_block(IQ4, d * (float)(scale - 32), b + 8 + 16 * j, y + 32 * j);
+    }
 }
 
 static void mxfp4_block(const uint8_t *b, float *y)
@@ -203,6 +224,7 @@ static const struct {
     {"BF16",    TYPE_BF16, 1,  2,   bf16_block  },
     {"Q8_0",    8,         32, 34,  q8_0_block  },
     {"Q4_0",    2,         32, 18,  q4_0_block  },
+    {"Q4_1",    3,         32, 20,  q4_1_block  },
     {"Q5_0",    6,         32, 22,  q5_0_block  },
     {"Q5_1",    7,         32, 24,  q5_1_block  },
     {"Q2_K",    10,        QK, 84,  q2_k_block  },
@@ -211,8 +233,8 @@ static const struct {
     {"Q5_K",    13,        QK, 176, q5_k_block  },
     {"Q6_K",    14,        QK, 210, q6_k_block  },
     {"IQ4_NL",  20,        32, 18,  iq4_nl_block},
+    {"IQ4_XS",  23,        QK, 136, iq4_xs_block},
     {"MXFP4",   39,        32, 17,  mxfp4_block },
-    {"Q4_1",    3,         0,  0,   NULL        },
     {"Q8_1",    9,         0,  0,   NULL        },
     {"Q8_K",    15,        0,  0,   NULL        },
     {"IQ2_XXS", 16,        0,  0,   NULL        },
@@ -221,7 +243,6 @@ static const struct {
     {"IQ1_S",   19,        0,  0,   NULL        },
     {"IQ3_S",   21,        0,  0,   NULL        },
     {"IQ2_S",   22,        0,  0,   NULL        },
-    {"IQ4_XS",  23,        0,  0,   NULL        },
     {"IQ1_M",   29,        0,  0,   NULL        },
     {"TQ1_0",   34,        0,  0,   NULL        },
     {"TQ2_0",   35,        0,  0,   NULL        },

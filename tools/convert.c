@@ -1,8 +1,6 @@
 /* baton-convert - a checkpoint that Baton and Hugging Face load, from a GGUF file. */
 #include <argp.h>
 #include <limits.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -23,8 +21,9 @@ static const char DOC[] =
     "FILE is a GGUF file of version 2 or 3 and architecture deepseek2, which V2, V3, R1, Kimi-K2, "
     "Moonlight and GLM-4.7-Flash have. Of a model in several files it is the first, "
     "NAME-00001-of-0000N.gguf, with the others beside it.\n\n"
-    "Tensors of type F32, F16, BF16, Q8_0, Q4_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL "
-    "and MXFP4 are read. BF16 keeps every bit; the others are computed in fp32 and rounded to "
+    "Tensors of type F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, "
+    "IQ4_NL, IQ4_XS and MXFP4 are read. BF16 keeps every bit; the others are computed in fp32 and "
+    "rounded to "
     "bf16, so a file of 4 bits a weight becomes almost four times as large, and no better. V3 and "
     "R1 take 1.3 TB in bf16. Too little room on the disk is an error before any weights are "
     "written.\n\n"
@@ -33,13 +32,18 @@ static const char DOC[] =
     "The tokenizer is written where it is V3's or V2's (key tokenizer.ggml.pre: deepseek-v3, "
     "deepseek-llm). Where it is another, or the file has none, the weights are converted all the "
     "same, and the last line says so: copy tokenizer.json and tokenizer_config.json of the "
-    "original model into DIR, or send token ids. A GGUF file may call added tokens special that "
+    "original model into DIR where it has them (Kimi-K2 and Moonlight have tiktoken.model "
+    "instead), or send token ids. Default sampling and further ids that end an answer stand in the "
+    "original's generation_config.json, which no GGUF file holds: copy it as well. A GGUF file may "
+    "call added tokens special that "
     "the original shows in answers, such as those around tool calls; if that matters, copy "
     "these two files as well.\n\n"
     "DIR must not exist, or be an empty directory. When the command fails or is interrupted, what "
-    "it wrote is removed. Weights pass through memory a few MiB at a time, whatever the model's "
+    "it wrote is removed, unless FILE is cut or cannot be read meanwhile (SIGBUS). Weights pass "
+    "through memory a few MiB at a time, whatever the model's "
     "size.\n\n"
-    "Exit code: 0, 1 when something failed, 64 for wrong usage, 130 after SIGINT or SIGTERM.\n\n"
+    "Exit code: 0, 1 when something failed, 64 for wrong usage, 130 after SIGINT, SIGTERM or "
+    "SIGHUP.\n\n"
     "Examples:\n"
     "  baton convert DeepSeek-V2-Lite-Chat.Q8_0.gguf v2-lite-chat\n"
     "  baton convert DeepSeek-R1-Q4_K_M-00001-of-00009.gguf r1\n"
@@ -55,10 +59,6 @@ typedef struct {
     const char *file, *dir;
     uint64_t    file_bytes;
 } options;
-
-static atomic_int g_stop;
-
-static void on_signal(int sig) { g_stop = sig; }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -138,7 +138,7 @@ static bt_status convert(const options *opt)
     bt_synth_job        job = {.dir          = opt->dir,
                                .list         = &list,
                                .file_bytes   = opt->file_bytes,
-                               .stop         = &g_stop,
+                               .stop         = bt_out_stop_flag(),
                                .fill         = bt_convert_fill,
                                .progress     = bt_out_show_progress,
                                .progress_ctx = &p};
@@ -170,16 +170,12 @@ out:
 
 int main(int argc, char **argv)
 {
-    const struct argp      parser = {OPTIONS, parse, "FILE DIR", DOC, NULL, NULL, NULL};
-    const struct sigaction action = {.sa_handler = on_signal};
-    options                opt    = {.file_bytes = 4096ull << 20};
-    bt_status              st;
+    const struct argp parser = {OPTIONS, parse, "FILE DIR", DOC, NULL, NULL, NULL};
+    options           opt    = {.file_bytes = 4096ull << 20};
+    bt_status         st;
 
     bt_log_init_verb("convert", BT_LOG_INFO);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a limit of the shell's: write() says so, and what is there goes */
     st = convert(&opt);
     if (st == BT_ERR_CANCELLED) {
         fprintf(stderr, "interrupted: %s is as it was before\n", opt.dir);

@@ -98,10 +98,22 @@ out:
     return st;
 }
 
+/* Some layer's gate corrects its choice, which only those with sigmoid scores do. */
+static bool corrects(const bt_gguf *g, uint32_t n_layers)
+{
+    char name[64];
+
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        snprintf(name, sizeof(name), "blk.%u.exp_probs_b.bias", layer);
+        if (bt_gguf_find(g, name) != NULL) return true;
+    }
+    return false;
+}
+
 static bt_status read_gate(const bt_gguf *g, bt_synth_shape *s)
 {
     bt_status   st       = BT_OK;
-    uint32_t    gating   = 0; /* files of V2's time have none: softmax */
+    uint32_t    gating   = 0; /* files of V2's time have none, nor have GLM-4.7-Flash's */
     const field fields[] = {
         {ARCH ".expert_count",               &s->n_experts,   1, MAX_EXPERTS, true },
         {ARCH ".expert_used_count",          &s->top_k,       1, MAX_EXPERTS, true },
@@ -113,7 +125,9 @@ static bt_status read_gate(const bt_gguf *g, bt_synth_shape *s)
     };
 
     BT_TRY(read_fields(g, fields, sizeof(fields) / sizeof(fields[0])));
-    if (!bt_gguf_has(g, ARCH ".expert_group_count")) { /* V2's and V3's first files lack it */
+    if (bt_gguf_has(g, ARCH ".expert_group_count"))
+        BT_TRY(need(g, ARCH ".expert_group_used_count", "a number"));
+    else { /* V2's and V3's first files lack it */
         bool v2 = s->n_experts == 160, v3 = s->n_experts == 256;
 
         s->n_groups    = v2 || v3 ? 8 : 1;
@@ -123,7 +137,7 @@ static bt_status read_gate(const bt_gguf *g, bt_synth_shape *s)
     BT_REQUIRE(gating <= 2, BT_ERR_UNSUPPORTED,
                "%s: key " ARCH ".expert_gating_func: expected 1 (softmax) or 2 (sigmoid), found %u",
                bt_gguf_path(g), gating);
-    s->sigmoid      = gating == 2;
+    s->sigmoid      = gating == 2 || (gating == 0 && corrects(g, s->n_layers));
     s->model_type   = s->sigmoid ? "deepseek_v3" : "deepseek_v2";
     s->architecture = s->sigmoid ? "DeepseekV3ForCausalLM" : "DeepseekV2ForCausalLM";
     s->scale        = 1;
@@ -147,7 +161,7 @@ static bt_status read_yarn(const bt_gguf *g, bt_synth_shape *s)
     BT_TRY(need(g, ARCH ".rope.scaling.original_context_length", "a number"));
     BT_TRY(
         bt_gguf_u32(g, ARCH ".rope.scaling.original_context_length", 1, 1 << 24, &s->yarn_context));
-    s->beta_fast = 32;
+    s->beta_fast = s->n_experts == 384 ? 1 : 32; /* Kimi-K2's first files lack it too */
     s->beta_slow = 1;
     BT_TRY(bt_gguf_f64(g, ARCH ".rope.scaling.yarn_beta_fast", 1e-3, 1e6, &s->beta_fast));
     BT_TRY(bt_gguf_f64(g, ARCH ".rope.scaling.yarn_beta_slow", 1e-3, 1e6, &s->beta_slow));
@@ -158,10 +172,47 @@ out:
     return st;
 }
 
+/* What would change the model's results, and no config.json of the family can say. */
+static bt_status refuse_others(const bt_gguf *g)
+{
+    static const struct {
+        const char *key;
+        double      neutral;
+    } OTHERS[] = {
+        {ARCH ".attention.temperature_scale",   0},
+        {ARCH ".attention.scale",               0},
+        {ARCH ".attn_logit_softcapping",        0},
+        {ARCH ".final_logit_softcapping",       0},
+        {ARCH ".logit_scale",                   1},
+        {ARCH ".rope.scale_linear",             1},
+        {ARCH ".rope.scaling.attn_factor",      1},
+        {ARCH ".rope.scaling.yarn_attn_factor", 1},
+    };
+    bt_status st     = BT_OK;
+    uint32_t  window = 0;
+
+    for (size_t i = 0; i < sizeof(OTHERS) / sizeof(OTHERS[0]); i++) {
+        double v = OTHERS[i].neutral;
+
+        BT_TRY(bt_gguf_f64(g, OTHERS[i].key, -1e30, 1e30, &v));
+        BT_REQUIRE(v == OTHERS[i].neutral, BT_ERR_UNSUPPORTED,
+                   "%s: key %s: expected it absent or %g, found %g: models that it says something "
+                   "about are not supported",
+                   bt_gguf_path(g), OTHERS[i].key, OTHERS[i].neutral, v);
+    }
+    BT_TRY(bt_gguf_u32(g, ARCH ".attention.sliding_window", 0, UINT32_MAX, &window));
+    BT_REQUIRE(window == 0, BT_ERR_UNSUPPORTED,
+               "%s: key " ARCH ".attention.sliding_window: expected it absent or 0, found %u",
+               bt_gguf_path(g), window);
+out:
+    return st;
+}
+
 static bt_status read_rope(const bt_gguf *g, bt_synth_shape *s)
 {
-    bt_status    st   = BT_OK;
-    bt_gguf_text type = {"none", 4};
+    bt_status    st     = BT_OK;
+    bt_gguf_text type   = {"none", 4};
+    double       factor = 1;
     bool         yarn;
 
     BT_TRY(need(g, ARCH ".rope.freq_base", "a number"));
@@ -171,10 +222,8 @@ static bt_status read_rope(const bt_gguf *g, bt_synth_shape *s)
     BT_REQUIRE(yarn || (type.n == 4 && memcmp(type.text, "none", 4) == 0), BT_ERR_UNSUPPORTED,
                "%s: key " ARCH ".rope.scaling.type: expected \"yarn\" or \"none\", found \"%.*s\"",
                bt_gguf_path(g), type.n < 32 ? (int)type.n : 32, type.text);
-    BT_REQUIRE(!bt_gguf_has(g, ARCH ".attention.temperature_scale"), BT_ERR_UNSUPPORTED,
-               "%s: key " ARCH ".attention.temperature_scale: expected it absent: queries that "
-               "are scaled by position are not supported",
-               bt_gguf_path(g));
+    BT_TRY(bt_gguf_f64(g, ARCH ".rope.scaling.factor", 1, 1e6, &factor));
+    if (factor != 1) BT_TRY(need(g, ARCH ".rope.scaling.type", "one beside its factor"));
     if (yarn) BT_TRY(read_yarn(g, s));
 out:
     return st;
@@ -188,6 +237,27 @@ static bt_status read_token(const bt_gguf *g, const char *key, uint32_t vocab_si
 
     BT_TRY(bt_gguf_u32(g, key, 0, vocab_size - 1, &id));
     *id_out = id == UINT32_MAX ? -1 : (int32_t)id;
+out:
+    return st;
+}
+
+/* The ids that end an answer: of a text, of a turn, of a message.  llama.cpp stops at any. */
+static bt_status read_ends(const bt_gguf *g, bt_synth_shape *s)
+{
+    static const char *const KEYS[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    bt_status                st     = BT_OK;
+    int                      n      = 0;
+
+    for (int i = 0; i < 3; i++) {
+        int32_t id;
+        bool    known = false;
+
+        BT_TRY(read_token(g, KEYS[i], s->vocab_size, &id));
+        for (int j = 0; j < n; j++)
+            known = known || s->eos[j] == id;
+        if (id >= 0 && !known) s->eos[n++] = id;
+    }
 out:
     return st;
 }
@@ -207,7 +277,8 @@ bt_status bt_convert_shape(const bt_gguf *g, bt_synth_shape *shape_out, uint32_t
     BT_TRY(need(g, ARCH ".attention.layer_norm_rms_epsilon", "a number"));
     BT_TRY(bt_gguf_f64(g, ARCH ".attention.layer_norm_rms_epsilon", 1e-12, 1e-1, &s.eps));
     BT_TRY(read_token(g, "tokenizer.ggml.bos_token_id", s.vocab_size, &s.bos));
-    BT_TRY(read_token(g, "tokenizer.ggml.eos_token_id", s.vocab_size, &s.eos[0]));
+    BT_TRY(read_ends(g, &s));
+    BT_TRY(refuse_others(g));
     *shape_out = s;
     *n_mtp_out = n_mtp;
 out:

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/minmax.h"
+#include "model/json.h"
 #include "model/tokenizer.h"
 #include "tools/convert.h"
 
@@ -73,7 +75,8 @@ static bool is(bt_gguf_text text, const char *what)
 /* Which pre-tokenizer, or why there is none. */
 static bt_status find_pre(vocabulary *v, const char **why_not_out)
 {
-    static char  why[256];
+    static char  why[320];
+    char         found[2][64], text[2][64];
     bt_status    st    = BT_OK;
     bt_gguf_text model = {"no_vocab", 8}, pre = {"", 0};
 
@@ -87,11 +90,15 @@ static bt_status find_pre(vocabulary *v, const char **why_not_out)
     } else if (is(model, "gpt2") && is(pre, "deepseek-llm")) {
         v->pre = V2;
     } else {
-        snprintf(why, sizeof(why),
-                 "expected one of model gpt2 and pre deepseek-v3 or deepseek-llm, found %.*s and "
-                 "%.*s; copy tokenizer.json and tokenizer_config.json of the original model there",
-                 model.n < 32 ? (int)model.n : 32, model.text, pre.n < 32 ? (int)pre.n : 32,
-                 pre.text);
+        snprintf(text[0], sizeof(text[0]), "%.*s", (int)bt_min_u32((uint32_t)model.n, 63),
+                 model.text);
+        snprintf(text[1], sizeof(text[1]), "%.*s", (int)bt_min_u32((uint32_t)pre.n, 63), pre.text);
+        snprintf(
+            why, sizeof(why),
+            "expected one of model gpt2 and pre deepseek-v3 or deepseek-llm, found \"%s\" and "
+            "\"%s\"; copy tokenizer.json and tokenizer_config.json of the original model there",
+            bt_json_printable(text[0], found[0], sizeof(found[0])),
+            bt_json_printable(text[1], found[1], sizeof(found[1])));
         *why_not_out = why;
     }
 out:

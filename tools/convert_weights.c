@@ -168,7 +168,8 @@ out:
     return st;
 }
 
-/* Left over may be the layers for multi-token prediction, and the second form of kv_b_proj. */
+/* Left over may be the layers for multi-token prediction, and the second form of kv_b_proj.  The
+ * former are what nextn_predict_layers says only if they have what it takes to predict. */
 static bt_status refuse_unknown(const bt_convert_weights *w, uint32_t n_mtp)
 {
     bt_status st = BT_OK;
@@ -179,12 +180,17 @@ static bt_status refuse_unknown(const bt_convert_weights *w, uint32_t n_mtp)
         int         n        = 0;
         bool        in_layer = sscanf(name, "blk.%u.%n", &layer, &n) == 1 && n != 0;
         bool in_mtp = in_layer && layer >= w->shape->n_layers && layer - w->shape->n_layers < n_mtp;
-        bool twice  = in_layer && (strcmp(name + n, "attn_k_b.weight") == 0 ||
-                                  strcmp(name + n, "attn_v_b.weight") == 0);
+        bool twice =
+            in_layer && layer < w->shape->n_layers &&
+            (strcmp(name + n, "attn_k_b.weight") == 0 || strcmp(name + n, "attn_v_b.weight") == 0);
 
         BT_REQUIRE(w->used[i] || in_mtp || twice, BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: the model that the keys describe has no place for it",
                    bt_gguf_path(w->g), name);
+        BT_REQUIRE(!in_mtp || has(w, layer, "nextn.eh_proj.weight"), BT_ERR_FORMAT,
+                   "%s: tensor blk.%u.nextn.eh_proj.weight: expected it in one of the last "
+                   "nextn_predict_layers (%u), found nothing: is this a layer of the model itself?",
+                   bt_gguf_path(w->g), layer, n_mtp);
     }
 out:
     return st;

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -48,6 +49,21 @@ bt_status bt_out_dir_check_room(const char *dir, uint64_t bytes, const char *adv
                (unsigned long long)room >> 20, advice);
 out:
     return st;
+}
+
+static atomic_int g_stop;
+
+static void on_signal(int sig) { g_stop = sig; }
+
+const atomic_int *bt_out_stop_flag(void)
+{
+    const struct sigaction action = {.sa_handler = on_signal};
+
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) sigaction(SIGHUP, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);
+    return &g_stop;
 }
 
 void bt_out_show_progress(void *ctx, uint64_t done, uint64_t total)

@@ -2,6 +2,7 @@
 #ifndef BT_TOOLS_OUT_DIR_H
 #define BT_TOOLS_OUT_DIR_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,6 +16,10 @@ extern "C" {
 bt_status bt_out_dir_open(const char *dir, bool *made_out);
 /* Has its file system room for so many bytes of weights?  `advice` ends the message. */
 bt_status bt_out_dir_check_room(const char *dir, uint64_t bytes, const char *advice);
+
+/* From now on SIGINT, SIGTERM and, unless it is ignored, SIGHUP set what this points to, and a
+ * limit on file sizes is an error of write(). */
+const atomic_int *bt_out_stop_flag(void);
 
 typedef struct {
     uint64_t start_ns, last_ns;

@@ -3,8 +3,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +28,8 @@ static const char DOC[] =
     "whatever the model's size.\n\n"
     "OUT must not exist, or be an empty directory. When the command fails or is interrupted, what "
     "it wrote is removed.\n\n"
-    "Exit code: 0, 1 when something failed, 64 for wrong usage, 130 after SIGINT or SIGTERM.\n\n"
+    "Exit code: 0, 1 when something failed, 64 for wrong usage, 130 after SIGINT, SIGTERM or "
+    "SIGHUP.\n\n"
     "Examples:\n"
     "  baton synth --like v2-lite --layers 4 --seed 1 lite4\n"
     "  baton synth --like v3 --layers 2 --dense-layers 1 --experts 16 \\\n"
@@ -44,10 +43,6 @@ typedef struct {
     uint32_t       size[64]; /* of each bt_synth_sizes */
     bool           given[64];
 } options;
-
-static atomic_int g_stop;
-
-static void on_signal(int sig) { g_stop = sig; }
 
 static void finish(options *opt, struct argp_state *state)
 {
@@ -157,7 +152,7 @@ static bt_status synth(const options *opt)
     bt_synth_job    job  = {.dir          = opt->out,
                             .list         = &list,
                             .file_bytes   = opt->file_bytes,
-                            .stop         = &g_stop,
+                            .stop         = bt_out_stop_flag(),
                             .fill         = fill_tensor,
                             .fill_ctx     = &fill,
                             .progress     = bt_out_show_progress,
@@ -187,18 +182,14 @@ out:
 
 int main(int argc, char **argv)
 {
-    struct argp_option     all[MAX_OPTIONS];
-    const struct argp      parser = {all, parse, "OUT", DOC, NULL, NULL, NULL};
-    const struct sigaction action = {.sa_handler = on_signal};
-    options                opt    = {.seed = 1, .file_bytes = 4096ull << 20};
-    bt_status              st;
+    struct argp_option all[MAX_OPTIONS];
+    const struct argp  parser = {all, parse, "OUT", DOC, NULL, NULL, NULL};
+    options            opt    = {.seed = 1, .file_bytes = 4096ull << 20};
+    bt_status          st;
 
     bt_log_init_verb("synth", BT_LOG_INFO);
     make_options(all);
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a limit of the shell's: write() says so, and what is there goes */
     st = synth(&opt);
     if (st == BT_ERR_CANCELLED) {
         fprintf(stderr, "interrupted: %s is as it was before\n", opt.out);

@@ -150,6 +150,16 @@ def q3_k(b):
 
 NL = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 E2M1 = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+
+
+def iq4_xs(b):
+    d, high, out = half(b[:2]), struct.unpack("<H", b[2:4])[0], []
+    for g in range(8):
+        scale = ((b[4:8][g >> 1] >> (4 if g & 1 else 0)) & 15) + 16 * (high >> (2 * g) & 3)
+        out += [mul(d, scale - 32, NL[q]) for q in nibbles(b[8 + 16 * g:24 + 16 * g])]
+    return out
+
+
 TYPES = {  # number: (weights of a block, bytes, where its fp16 numbers stand, decoder)
     F32: (1, 4, [], lambda b: [struct.unpack("<f", b)[0]]), F16: (1, 2, [0], lambda b: [half(b)]),
     BF16: (1, 2, [], lambda b: [struct.unpack("<f", bytes(2) + b)[0]]),
@@ -157,7 +167,9 @@ TYPES = {  # number: (weights of a block, bytes, where its fp16 numbers stand, d
     2: (32, 18, [0], lambda b: [mul(half(b[:2]), q - 8) for q in nibbles(b[2:])]),
     6: (32, 22, [0], lambda b: [mul(half(b[:2]), q - 16) for q in fifths(b[6:], b[2:6])]),
     7: (32, 24, [0, 2], lambda b: [f32(mul(half(b[:2]), q) + half(b[2:4])) for q in fifths(b[8:], b[4:8])]),
+    3: (32, 20, [0, 2], lambda b: [f32(mul(half(b[:2]), q) + half(b[2:4])) for q in nibbles(b[4:])]),
     20: (32, 18, [0], lambda b: [mul(half(b[:2]), NL[q]) for q in nibbles(b[2:])]),
+    23: (256, 136, [0], iq4_xs),
     39: (32, 17, [], lambda b: [f32(E2M1[q] * 2.0 ** (b[0] - 128)) for q in nibbles(b[1:])]),
     10: (256, 84, [80, 82], q2_k), 11: (256, 110, [108], q3_k), 12: (256, 144, [0, 2], q4_k),
     13: (256, 176, [0, 2], lambda b: q4_k(b, b[16:48])), 14: (256, 210, [208], q6_k)}

@@ -286,6 +286,9 @@ def tokenizer_of_v2_comes_back():
     out, said = convert(gguf)
     assert "no tokenizer: expected one of model gpt2" in said and "kimi-k2" in said, said
     assert not os.path.exists(os.path.join(out, "tokenizer.json"))
+    gguf.keys["tokenizer.ggml.pre"] = (STRING, "\x1b[31mred")
+    said = convert(gguf)[1]
+    assert "\x1b" not in said and "[31mred" in said, said
 
 
 # ---- types
@@ -334,7 +337,7 @@ def every_type_is_decoded():
              "attn_output": 6, "ffn_gate_exps": 10, "ffn_up_exps": 11, "ffn_down_exps": 20, "ffn_gate_inp": F32, "ffn_gate_shexp": 13, "ffn_norm": F32,
              "attn_norm": F16, "ffn_up_shexp": 39, "ffn_down_shexp": 2}
     second = {"token_embd": F16, "output": F32, "attn_k_b": 6, "attn_v_b": 11, "ffn_gate_exps": 39, "ffn_up_exps": 2, "ffn_down_exps": 7, "attn_q": 20,
-              "ffn_down": 8, "ffn_gate_shexp": 12, "attn_output": BF16}
+              "ffn_down": 8, "ffn_gate_shexp": 12, "attn_output": BF16, "attn_kv_a_mqa": 23, "ffn_down_shexp": 3}
     assert set(first.values()) | set(second.values()) == set(TYPES)
     for kinds in (first, second):
         gguf = small_model(rng, kinds)
@@ -378,7 +381,8 @@ def what_old_files_leave_out_is_known():
     rng, tiny = random.Random(6), dict(hidden_size=32, kv_lora_rank=32, num_attention_heads=1, intermediate_size=32, moe_intermediate_size=32)
     yarn = dict(factor=40.0, original_max_position_embeddings=4096, beta_fast=32.0, beta_slow=1.0, mscale_all_dim=0.707)
     groups = [A + "expert_group_count", A + "expert_group_used_count"]
-    for n, scoring, want in ((160, "softmax", (8, 3)), (256, "sigmoid", (8, 4)), (64, "softmax", (1, 1))):
+    for n, scoring, want in ((160, "softmax", (8, 3)), (256, "sigmoid", (8, 4)), (64, "softmax", (1, 1)), (384, "sigmoid", (1, 1))):
+        yarn["beta_fast"] = 1.0 if n == 384 else 32.0
         gguf = small_model(rng, n_routed_experts=n, scoring_func=scoring, norm_topk_prob=scoring == "sigmoid", rope_scaling=yarn, **tiny)
         left_out = groups + [A + "rope.scaling.yarn_beta_fast", A + "rope.scaling.yarn_beta_slow"]
         if scoring == "softmax":
@@ -392,6 +396,33 @@ def what_old_files_leave_out_is_known():
         assert c["topk_method"] == method, c
 
 
+def a_gate_without_its_key_is_told_by_its_bias():
+    folder = os.path.join(SOURCE, "tests/models/glm-flash")
+    c, gguf = model_of(folder)
+    for unsaid in ({}, {A + "expert_gating_func": (U32, 0)}):
+        gguf.keys = {**{k: v for k, v in gguf.keys.items() if k != A + "expert_gating_func"}, **unsaid}
+        expect_same(folder, convert(gguf)[0], c["num_hidden_layers"])
+
+
+def every_end_of_an_answer_is_kept():
+    gguf = small_model(random.Random(14))
+    eos, eot, eom = ("tokenizer.ggml." + key for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
+    for ids, want in (({eos: 1, eot: 5, eom: 6}, [1, 5, 6]), ({eos: 1, eot: 1}, 1), ({eos: 1, eom: 7}, [1, 7]), ({eot: 5}, 5)):
+        gguf.keys = {**{k: v for k, v in gguf.keys.items() if k not in (eos, eot, eom)}, **{k: (U32, v) for k, v in ids.items()}}
+        assert config_of(gguf)["eos_token_id"] == want, (ids, want)
+    refused(["key " + eom, "found 48"], Gguf({**gguf.keys, eom: (U32, 48)}, gguf.tensors))
+
+
+def keys_without_effect_are_no_reason_to_refuse():
+    gguf = small_model(random.Random(15))
+    for key, kind, none, some in (("attention.temperature_scale", F32_KEY, 0.0, 0.1), ("rope.scale_linear", F32_KEY, 1.0, 4.0), ("logit_scale", F32_KEY, 1.0, 0.5),
+                                  ("attn_logit_softcapping", F32_KEY, 0.0, 50.0), ("attention.sliding_window", U32, 0, 4096)):
+        convert(Gguf({**gguf.keys, A + key: (kind, none)}, gguf.tensors))
+        refused([f"key {A}{key}: expected it absent or", f"found {some:g}"], Gguf({**gguf.keys, A + key: (kind, some)}, gguf.tensors))
+    refused("rope.scaling.type: expected one beside its factor", Gguf({**gguf.keys, A + "rope.scaling.factor": (F32_KEY, 40.0)}, gguf.tensors))
+    refused("expert_group_used_count: expected a number", Gguf({k: v for k, v in gguf.keys.items() if k != A + "expert_group_used_count"}, gguf.tensors))
+
+
 def layers_for_prediction_are_left_out():
     rng = random.Random(7)
     gguf = small_model(rng)
@@ -403,6 +434,10 @@ def layers_for_prediction_are_left_out():
     assert "1 layer for multi-token prediction left out" in said, said
     assert json.load(open(os.path.join(out, "config.json")))["num_hidden_layers"] == 2
     assert not any(name.startswith("model.layers.2.") for name in read_checkpoint(out))
+    del gguf.tensors["blk.2.nextn.eh_proj.weight"]
+    refused(["tensor blk.2.nextn.eh_proj.weight: expected", "a layer of the model itself"], gguf)
+    gguf.tensors = {name: t for name, t in gguf.tensors.items() if not name.startswith("blk.2.")}
+    assert "left out" in convert(gguf)[1]  # they had been before
 
 
 def an_output_that_is_missing_is_the_embedding():
@@ -472,6 +507,7 @@ def broken_files_are_refused_by_name():
     size = len(gguf.bytes()) // 32 * 32
     refused("expected 128 bytes at offset", gguf, **one_tensor("x", [32], offset=size))
     refused("name of a tensor: expected", gguf, **one_tensor("x" * 128, [32]))
+    refused(["tensor blk.9.attn_k_b.weight", "no place for it"], gguf, **one_tensor("blk.9.attn_k_b.weight", [32]))
     refused(["tensor blk.0.attn_q.bias", "no place for it"], gguf, **one_tensor("blk.0.attn_q.bias", [32]))
 
 
@@ -562,7 +598,8 @@ def nothing_is_overwritten_and_nothing_half_written_left():
 
 try:
     for test in (models_come_back_bit_for_bit, demo_comes_back_with_its_tokenizer, tokenizer_of_v2_comes_back, every_type_is_decoded,
-                 what_old_files_leave_out_is_known, layers_for_prediction_are_left_out, an_output_that_is_missing_is_the_embedding,
+                 what_old_files_leave_out_is_known, a_gate_without_its_key_is_told_by_its_bias, every_end_of_an_answer_is_kept,
+                 keys_without_effect_are_no_reason_to_refuse, layers_for_prediction_are_left_out, an_output_that_is_missing_is_the_embedding,
                  files_of_a_set_are_one_model, broken_files_are_refused_by_name, wrong_models_are_refused_by_name,
                  wrong_vocabularies_are_refused_by_name, damaged_files_never_crash, nothing_is_overwritten_and_nothing_half_written_left):
         test()

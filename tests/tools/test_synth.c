@@ -295,7 +295,7 @@ static void synth_overwrites_nothing(void)
 }
 
 /* Files by their first bytes are there long before the end: the end must not come. */
-static void synth_interrupted_leaves_nothing(void)
+static void interrupt(int sig)
 {
     char        line[2048];
     const char *argv[] = {BT_SYNTH, "--like", "v2-lite", "--layers", "2", line, NULL};
@@ -307,10 +307,16 @@ static void synth_interrupted_leaves_nothing(void)
     while (!exists("m/model.safetensors") && bt_command_now() < end)
         usleep(1000);
     EXPECT(exists("m/model.safetensors"));
-    kill(g_command.pid, SIGTERM);
+    kill(g_command.pid, sig);
     EXPECT_EQ(bt_command_finish(&g_command, RUN_S), 130);
     EXPECT_HAS(g_command.output, "interrupted");
     EXPECT(!exists("m"));
+}
+
+static void synth_interrupted_leaves_nothing(void)
+{
+    interrupt(SIGTERM);
+    interrupt(SIGHUP);
 }
 
 static void synth_beyond_a_file_limit_leaves_nothing(void)

@@ -561,6 +561,10 @@ static void launch_without_room_says_where(void)
         return;
     }
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        if (i == 1 && strncmp(g_launch, "/tmp/", 5) == 0) {
+            printf("skipped: the case of a full /tmp, since %s would be hidden\n", g_launch);
+            continue;
+        }
         snprintf(script, sizeof(script),
                  "unset TMPDIR; mount -t tmpfs none -o %s && exec \"$0\" --ranks 2 -- /bin/echo it "
                  "starts",

@@ -330,6 +330,35 @@ PLACES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
+def expect_decoded(gguf, sizes):
+    """Every tensor comes out as the decoders here have it."""
+    got = read_checkpoint(convert(gguf)[0])
+    for name, (ne, kind, raw) in gguf.tensors.items():
+        want, parts = decode(kind, raw), name.split(".")
+        at = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
+        stem = parts[-2]
+        if name.endswith(".bias"):
+            assert got[at + "mlp.gate.e_score_correction_bias"] == ("F32", ne, raw), name
+        elif stem in WHOLE:
+            assert got[WHOLE[stem] + ".weight"] == ("BF16", ne[::-1], want), (name, kind)
+        elif stem.endswith("_exps"):
+            size = len(want) // ne[2]
+            for e in range(ne[2]):
+                expert = got[f"{at}mlp.experts.{e}.{stem.split('_')[1]}_proj.weight"]
+                assert expert == ("BF16", [ne[1], ne[0]], want[e * size:(e + 1) * size]), (name, kind, e)
+        elif stem in ("attn_k_b", "attn_v_b"):
+            both = array.array("H", got[at + "self_attn.kv_b_proj.weight"][2])
+            rank, dn, dv = (sizes[k] for k in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+            mine = array.array("H", want)
+            for h in range(ne[2]):
+                for d in range(dn if stem == "attn_k_b" else dv):
+                    row = mine[h * rank * dn + d:(h + 1) * rank * dn:dn] if stem == "attn_k_b" else mine[(h * dv + d) * rank:(h * dv + d + 1) * rank]
+                    at_row = (h * (dn + dv) + d + (0 if stem == "attn_k_b" else dn)) * rank
+                    assert both[at_row:at_row + rank] == row, (name, kind, h, d)
+        else:
+            assert got[f"{at}{PLACES[stem]}.weight"] == ("BF16", ne[::-1], want), (name, kind)
+
+
 def every_type_is_decoded():
     """Two files: types of 256 weights need rows of as many, so that not every tensor can have every type."""
     rng = random.Random(5)
@@ -340,33 +369,13 @@ def every_type_is_decoded():
               "ffn_down": 8, "ffn_gate_shexp": 12, "attn_output": BF16, "attn_kv_a_mqa": 23, "ffn_down_shexp": 3}
     assert set(first.values()) | set(second.values()) == set(TYPES)
     for kinds in (first, second):
-        gguf = small_model(rng, kinds)
-        out, _ = convert(gguf)
-        got = read_checkpoint(out)
-        for name, (ne, kind, raw) in gguf.tensors.items():
-            want, parts = decode(kind, raw), name.split(".")
-            at = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
-            stem = parts[-2]
-            if name.endswith(".bias"):
-                assert got[at + "mlp.gate.e_score_correction_bias"] == ("F32", ne, raw), name
-            elif stem in WHOLE:
-                assert got[WHOLE[stem] + ".weight"] == ("BF16", ne[::-1], want), (name, kind)
-            elif stem.endswith("_exps"):
-                size = len(want) // ne[2]
-                for e in range(ne[2]):
-                    expert = got[f"{at}mlp.experts.{e}.{stem.split('_')[1]}_proj.weight"]
-                    assert expert == ("BF16", [ne[1], ne[0]], want[e * size:(e + 1) * size]), (name, kind, e)
-            elif stem in ("attn_k_b", "attn_v_b"):
-                both = array.array("H", got[at + "self_attn.kv_b_proj.weight"][2])
-                rank, dn, dv = SMALL["kv_lora_rank"], SMALL["qk_nope_head_dim"], SMALL["v_head_dim"]
-                mine = array.array("H", want)
-                for h in range(ne[2]):
-                    for d in range(dn if stem == "attn_k_b" else dv):
-                        row = mine[h * rank * dn + d:(h + 1) * rank * dn:dn] if stem == "attn_k_b" else mine[(h * dv + d) * rank:(h * dv + d + 1) * rank]
-                        at_row = (h * (dn + dv) + d + (0 if stem == "attn_k_b" else dn)) * rank
-                        assert both[at_row:at_row + rank] == row, (name, kind, h, d)
-            else:
-                assert got[f"{at}{PLACES[stem]}.weight"] == ("BF16", ne[::-1], want), (name, kind)
+        expect_decoded(small_model(rng, kinds), SMALL)
+
+
+def tensors_longer_than_a_chunk_come_whole():
+    """They are written 2^20 weights at a time, which here end within a head of kv_b_proj."""
+    sizes = {**SMALL, "num_attention_heads": 24, "qk_nope_head_dim": 96, "v_head_dim": 96, "vocab_size": 4500}
+    expect_decoded(small_model(random.Random(16), {"output": 12}, **sizes), sizes)
 
 
 # ---- keys
@@ -597,7 +606,7 @@ def nothing_is_overwritten_and_nothing_half_written_left():
 
 
 try:
-    for test in (models_come_back_bit_for_bit, demo_comes_back_with_its_tokenizer, tokenizer_of_v2_comes_back, every_type_is_decoded,
+    for test in (models_come_back_bit_for_bit, demo_comes_back_with_its_tokenizer, tokenizer_of_v2_comes_back, every_type_is_decoded, tensors_longer_than_a_chunk_come_whole,
                  what_old_files_leave_out_is_known, a_gate_without_its_key_is_told_by_its_bias, every_end_of_an_answer_is_kept,
                  keys_without_effect_are_no_reason_to_refuse, layers_for_prediction_are_left_out, an_output_that_is_missing_is_the_embedding,
                  files_of_a_set_are_one_model, broken_files_are_refused_by_name, wrong_models_are_refused_by_name,

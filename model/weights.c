@@ -32,9 +32,8 @@ static bt_status load_embedding(bt_loader *l)
     bt_store_claim         got;
     bt_matrix              m;
 
-    BT_TRY(bt_matrix_find(l->st, "model.embed_tokens.weight", cfg->vocab_size, cfg->hidden, &m));
+    BT_TRY(bt_loader_find(l, "model.embed_tokens.weight", cfg->vocab_size, cfg->hidden, &m));
     if (l->dry || l->w->embedding != NULL) goto counted;
-    BT_TRY(bt_matrix_check_scales(l->st, &m));
     got = bt_loader_take_shared(l, "the embedding", bytes, &entry); /* no tensor has this name */
     if (got == BT_STORE_BUSY) goto counted;
     if (got == BT_STORE_FULL) {
@@ -65,8 +64,7 @@ static bt_status load_heads(bt_loader *l, uint32_t layer, bt_mla_weights *w)
     bt_status            st = BT_OK;
     bt_matrix            kv_b;
 
-    BT_TRY(bt_matrix_find(l->st,
-                          bt_loader_name(l, "model.layers.%u.self_attn.kv_b_proj.weight", layer),
+    BT_TRY(bt_loader_find(l, bt_loader_name(l, "model.layers.%u.self_attn.kv_b_proj.weight", layer),
                           m->n_heads * both, rank, &kv_b));
     if (!l->dry) {
         if (w->uv == NULL) w->uv = bt_calloc(m->n_heads, sizeof(bt_linear *));

@@ -36,6 +36,9 @@ void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row);
 
 /* A tensor's name, valid until the next one is asked for. */
 BT_PRINTF(2, 3) const char *bt_loader_name(bt_loader *l, const char *format, ...);
+/* bt_matrix_find(); and, in the walk that loads, bt_matrix_check_scales(). */
+bt_status bt_loader_find(const bt_loader *l, const char *name, uint32_t n, uint32_t k,
+                         bt_matrix *matrix_out);
 /* The tensor is done with: counts its bytes, tells of the progress, gives its pages back. */
 void bt_loader_count(bt_loader *l, const bt_matrix *m);
 /* What was packed earlier, or a part of the store; FULL where there is none, or it has no room: the

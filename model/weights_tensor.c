@@ -69,6 +69,17 @@ void bt_loader_count(bt_loader *l, const bt_matrix *m)
     say_progress(l);
 }
 
+bt_status bt_loader_find(const bt_loader *l, const char *name, uint32_t n, uint32_t k,
+                         bt_matrix *matrix_out)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_matrix_find(l->st, name, n, k, matrix_out));
+    if (!l->dry && !l->again) BT_TRY(bt_matrix_check_scales(l->st, matrix_out));
+out:
+    return st;
+}
+
 bt_store_claim bt_loader_take_shared(bt_loader *l, const char *name, size_t bytes,
                                      bt_store_entry *entry)
 {
@@ -95,8 +106,6 @@ bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
     bt_store_claim got;
 
     if (*linear_out != NULL) goto out; /* of the walk before */
-    for (uint32_t i = 0; i < (n <= source->n ? 1 : 2); i++)
-        BT_TRY(bt_matrix_check_scales(l->st, &source->part[i]));
     got = bt_loader_take_shared(l, what, bytes, &entry);
     if (got == BT_STORE_BUSY) goto out;
     if (got == BT_STORE_FULL && fp8) {
@@ -125,7 +134,7 @@ bt_status bt_loader_matrix(bt_loader *l, uint32_t n, uint32_t k, const char *nam
     bt_row_source source = {.first = 0, .n = n};
     bt_status     st     = BT_OK;
 
-    BT_TRY(bt_matrix_find(l->st, name, n, k, &source.part[0]));
+    BT_TRY(bt_loader_find(l, name, n, k, &source.part[0]));
     if (!l->dry) BT_TRY(bt_loader_pack(l, name, n, k, bt_source_row, &source, linear_out));
     bt_loader_count(l, &source.part[0]);
 out:
@@ -141,9 +150,9 @@ bt_status bt_loader_mlp(bt_loader *l, uint32_t dim, const char *prefix, bt_linea
     char          name[sizeof(l->name) + 32];
 
     snprintf(name, sizeof(name), "%s.gate_proj.weight", prefix);
-    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[0]));
+    BT_TRY(bt_loader_find(l, name, dim, hidden, &source.part[0]));
     snprintf(name, sizeof(name), "%s.up_proj.weight", prefix);
-    BT_TRY(bt_matrix_find(l->st, name, dim, hidden, &source.part[1]));
+    BT_TRY(bt_loader_find(l, name, dim, hidden, &source.part[1]));
     if (!l->dry)
         BT_TRY(bt_loader_pack(l, name, 2 * dim, hidden, bt_source_row, &source, gate_up_out));
     bt_loader_count(l, &source.part[0]);

@@ -1,86 +1,15 @@
-/* Loading one rank's weights: every value against the plain reference's reading, and what is wrong
- * in a checkpoint named. */
-#include "model/weights.h"
-
-#include <math.h>
-#include <stdio.h>
+/* Loading one rank's weights: every value against the plain reference's reading, what ranks and
+ * starts share, and how it unwinds. test_weights_refused.c has what is wrong in a checkpoint. */
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "core/alloc.h"
 #include "device/cpu/linear.h"
 #include "model/model.h"
 #include "model/reference_parts.h"
-#include "tests/model/goldens.h"
-
-enum { MAX_TENSORS = 512, MAX_EXPERTS = 64 };
+#include "tests/model/checkpoint.h"
 
 static const char *const MODELS[] = {"v3-fp8", "v2-lite", "glm-flash",
                                      "v2",     "kimi-k2", "moonlight"};
-static bt_device        *g_dev;
-static bt_store         *g_store;  /* where load() shares what it packs, or NULL */
-static bt_packed        *g_packed; /* what it need not pack, or NULL */
-
-/* A model's config, its tensors as a list that a test may change, and a file to write it to. */
-typedef struct {
-    char            dir[512], file[64];
-    bt_model_config cfg;
-    bt_safetensors *set;
-    bt_tensor       tensors[MAX_TENSORS];
-    size_t          n;
-    bool            own[MAX_EXPERTS];
-} checkpoint;
-
-static void checkpoint_open(checkpoint *c, const char *model)
-{
-    int fd;
-
-    memset(c, 0, sizeof(*c));
-    snprintf(c->dir, sizeof(c->dir), "%s/tests/models/%s", BT_SOURCE_DIR, model);
-    snprintf(c->file, sizeof(c->file), "/tmp/baton-weights-XXXXXX");
-    fd = mkstemp(c->file);
-    NEED(fd >= 0);
-    close(fd);
-    NEED(bt_model_config_read(c->dir, &c->cfg) == BT_OK);
-    NEED(bt_safetensors_open(c->dir, &c->set) == BT_OK);
-    c->n = bt_safetensors_count(c->set);
-    NEED(c->n <= MAX_TENSORS && c->cfg.moe.gate.n_experts <= MAX_EXPERTS);
-    for (size_t i = 0; i < c->n; i++)
-        c->tensors[i] = *bt_safetensors_at(c->set, i);
-    for (uint32_t e = 0; e < MAX_EXPERTS; e++)
-        c->own[e] = true;
-}
-
-static void checkpoint_close(checkpoint *c)
-{
-    bt_safetensors_close(c->set);
-    unlink(c->file);
-}
-
-static bt_status load(const checkpoint *c, const bt_safetensors *set, bt_weights *w)
-{
-    bt_weights_options opt = {.dev         = g_dev,
-                              .own_experts = c->own,
-                              .normal      = true,
-                              .absorbed    = true,
-                              .store       = g_store,
-                              .packed      = g_packed};
-
-    return bt_weights_load(&c->cfg, set, &opt, w);
-}
-
-/* Writes the list as a file and loads that. */
-static bt_status load_list(checkpoint *c, bt_weights *w)
-{
-    bt_safetensors *set = NULL;
-    bt_status       st;
-
-    NEED(bt_safetensors_write(c->file, c->n, c->tensors) == BT_OK);
-    NEED(bt_safetensors_open(c->file, &set) == BT_OK);
-    st = load(c, set, w);
-    bt_safetensors_close(set);
-    return st;
-}
 
 /* What x = the identity gives is W itself, exactly. */
 static void expect_linear(const bt_linear *w, const float *want, size_t ld, size_t step,
@@ -242,13 +171,13 @@ static void weights_are_packed_once_for_ranks_that_share(void)
         EXPECT_EQ(
             bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight", packed, &left),
             BT_STORE_MINE);
-        g_store = store[0];
+        c.store = store[0];
         EXPECT_EQ(load(&c, c.set, &w[0]), BT_OK);
         packed  = bt_store_bytes(store[0]);
-        g_store = store[1];
+        c.store = store[1];
         before  = mapped_shared();
         EXPECT_EQ(load(&c, c.set, &w[1]), BT_OK);
-        g_store = NULL;
+        c.store = NULL;
         /* No page is left to the first request; the kernel counts some late. */
         EXPECT(mapped_shared() - before > packed / 4 * 3);
         EXPECT_EQ(bt_store_bytes(store[0]), packed);
@@ -279,10 +208,10 @@ static void experts_of_a_model_move(const char *model)
     checkpoint_open(&c, model);
     opt.own_experts = c.own;
     for (uint32_t m = 0; m < 2; m++) {
-        g_store = store[m] = open_store(&c, fd, m);
+        c.store = store[m] = open_store(&c, fd, m);
         EXPECT_EQ(load(&c, c.set, &w[m]), BT_OK);
     }
-    g_store  = NULL;
+    c.store  = NULL;
     all      = bt_store_bytes(store[0]);
     c.own[1] = false;
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
@@ -311,7 +240,7 @@ static void shared_experts_move(void)
 }
 
 /* One start of a rank: returns how many bytes it had to pack, and keeps them. */
-static uint64_t start_with(const checkpoint *c, const char *path)
+static uint64_t start_with(checkpoint *c, const char *path)
 {
     int              fd    = memfd_create("test-weights", MFD_CLOEXEC);
     bt_store        *other = open_store(c, fd, 1);
@@ -320,23 +249,23 @@ static uint64_t start_with(const checkpoint *c, const char *path)
     uint64_t         packed;
 
     bt_model_store_options(&c->cfg, c->set, &opt);
-    g_store = open_store(c, fd, 0);
-    EXPECT_EQ(bt_packed_open(path, opt.key, &g_packed), BT_OK);
+    c->store = open_store(c, fd, 0);
+    EXPECT_EQ(bt_packed_open(path, opt.key, &c->packed), BT_OK);
     EXPECT_EQ(load(c, c->set, &w), BT_OK);
-    packed = bt_store_bytes(g_store);
+    packed = bt_store_bytes(c->store);
     EXPECT(w.shared_bytes >= packed && w.bytes >= w.shared_bytes);
     if (c->own[1]) expect_weights(c, &w);
-    if (g_packed == NULL) { /* not before all have loaded */
-        EXPECT_EQ(bt_store_save(g_store, path, g_packed, NULL, NULL), BT_OK);
+    if (c->packed == NULL) { /* not before all have loaded */
+        EXPECT_EQ(bt_store_save(c->store, path, c->packed, NULL, NULL), BT_OK);
         EXPECT(access(path, F_OK) != 0);
     }
     bt_store_close(other);
-    EXPECT_EQ(bt_store_save(g_store, path, g_packed, NULL, NULL), BT_OK);
+    EXPECT_EQ(bt_store_save(c->store, path, c->packed, NULL, NULL), BT_OK);
     bt_weights_fini(&w);
-    bt_store_close(g_store);
-    bt_packed_close(g_packed);
-    g_store  = NULL;
-    g_packed = NULL;
+    bt_store_close(c->store);
+    bt_packed_close(c->packed);
+    c->store  = NULL;
+    c->packed = NULL;
     close(fd);
     return packed;
 }
@@ -423,163 +352,6 @@ static void weights_in_8_bits_stay_so(void)
     EXPECT(!bt_linear_is_fp8(w.layers[0].mla.uv[0]) && !bt_linear_is_fp8(w.layers[0].mla.ukt[1]));
     EXPECT(!bt_linear_is_fp8(moe->router) && !bt_linear_is_fp8(w.lm_head));
     bt_weights_fini(&w);
-    checkpoint_close(&c);
-}
-
-static void weights_name_a_scale_that_is_none(void)
-{
-    static const float WRONG[] = {NAN, INFINITY, -1.0f, -0.0f};
-    checkpoint         c;
-    bt_weights         w;
-
-    checkpoint_open(&c, "v3-fp8");
-    for (size_t i = 0, turn = 0; i < c.n; i++) {
-        bt_tensor was = c.tensors[i];
-        size_t    n = was.bytes / sizeof(float), at = turn % n;
-        float    *scale = bt_calloc(n, sizeof(*scale));
-        char      place[96];
-
-        if (strstr(was.name, "_scale_inv") != NULL) {
-            memcpy(scale, was.data, was.bytes);
-            scale[at]         = WRONG[turn++ % 4];
-            c.tensors[i].data = scale;
-            EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
-            snprintf(place, sizeof(place), "expected finite scales of 0 or more, found %g at [%zu,",
-                     (double)scale[at], at / was.shape[1]);
-            EXPECT_HAS(bt_error_text(), was.name);
-            EXPECT_HAS(bt_error_text(), place);
-            c.tensors[i] = was;
-        }
-        bt_free(scale);
-    }
-    checkpoint_close(&c);
-}
-
-static void weights_name_each_missing_tensor(void)
-{
-    checkpoint c;
-    bt_weights w;
-
-    checkpoint_open(&c, "v3-fp8");
-    for (size_t i = 0; i < c.n; i++) {
-        bt_tensor gone = c.tensors[i], last = c.tensors[c.n - 1];
-
-        c.tensors[i] = last;
-        c.n--;
-        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
-        EXPECT_HAS(bt_error_text(), gone.name);
-        EXPECT_HAS(bt_error_text(), "found none");
-        EXPECT_HAS(bt_error_text(), c.file);
-        c.n++;
-        c.tensors[i]       = gone;
-        c.tensors[c.n - 1] = last;
-    }
-    checkpoint_close(&c);
-}
-
-/* What config.json leaves out would change the results, in silence. */
-static void weights_without_a_use_are_refused(void)
-{
-    checkpoint c;
-    bt_weights w;
-
-    checkpoint_open(&c, "v3-fp8");
-    c.tensors[c.n]        = c.tensors[0];
-    c.tensors[c.n++].name = "model.layers.0.self_attn.rotary_emb.inv_freq";
-    EXPECT_EQ(load_list(&c, &w), BT_OK);
-    bt_weights_fini(&w);
-    c.tensors[c.n - 1].name = "model.layers.99.mlp.gate.bias"; /* of no layer that is served */
-    EXPECT_EQ(load_list(&c, &w), BT_OK);
-    bt_weights_fini(&w);
-    c.tensors[c.n - 1].name = "model.layers.1.self_attn.q_a_proj.bias";
-    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
-    EXPECT_HAS(bt_error_text(), "tensor model.layers.1.self_attn.q_a_proj.bias: expected none");
-    EXPECT_HAS(bt_error_text(), c.file);
-    c.tensors[c.n - 1].name = "model.layers.1.\x1b[2J\nbias";
-    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
-    EXPECT_HAS(bt_error_text(), "tensor model.layers.1.?[2J?bias: expected none");
-    c.n--;
-    c.cfg.moe.shared_dim = 0;
-    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
-    EXPECT_HAS(bt_error_text(), ".mlp.shared_experts.");
-    EXPECT_EQ(bt_weights_check(&c.cfg, c.set), BT_ERR_UNSUPPORTED);
-    checkpoint_close(&c);
-}
-
-static void weights_name_each_wrong_shape(void)
-{
-    checkpoint c;
-    bt_weights w;
-
-    checkpoint_open(&c, "v3-fp8");
-    for (size_t i = 0; i < c.n; i++) {
-        bt_tensor was = c.tensors[i], *t = &c.tensors[i];
-
-        t->shape[t->n_dims++] = 1; /* the same bytes with one dimension more */
-        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
-        EXPECT_HAS(bt_error_text(), was.name);
-        EXPECT_HAS(bt_error_text(), "expected shape");
-        *t = was;
-        if (t->n_dims == 2 && t->shape[0] != t->shape[1]) { /* transposed */
-            t->shape[0] = was.shape[1];
-            t->shape[1] = was.shape[0];
-            EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
-            EXPECT_HAS(bt_error_text(), was.name);
-            *t = was;
-        }
-    }
-    checkpoint_close(&c);
-}
-
-static void weights_name_a_wrong_dtype(void)
-{
-    checkpoint c;
-    bt_weights w;
-
-    checkpoint_open(&c, "v3-fp8");
-    for (size_t i = 0; i < c.n; i++) {
-        bt_tensor was = c.tensors[i];
-
-        if (was.dtype == BT_ST_BF16)
-            c.tensors[i].dtype = BT_ST_F16;
-        else if (was.dtype == BT_ST_F32)
-            c.tensors[i].dtype = BT_ST_I32;
-        else
-            continue;
-        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
-        EXPECT_HAS(bt_error_text(), was.name);
-        EXPECT_HAS(bt_error_text(), was.dtype == BT_ST_BF16 ? "found F16" : "found I32");
-        EXPECT_HAS(bt_error_text(), c.file);
-        c.tensors[i] = was;
-    }
-    checkpoint_close(&c);
-}
-
-/* One of the format's dtypes that no weight may have: the error says which, and in which file. */
-static void weights_name_a_foreign_dtype_and_its_file(void)
-{
-    checkpoint      c;
-    bt_weights      w;
-    bt_safetensors *set = NULL;
-    char            header[65536], *at;
-    size_t          n;
-    FILE           *f;
-
-    checkpoint_open(&c, "v2-lite");
-    NEED(bt_safetensors_write(c.file, c.n, c.tensors) == BT_OK);
-    f = fopen(c.file, "r+");
-    NEED(f != NULL);
-    NEED(fseek(f, 8, SEEK_SET) == 0);
-    n  = fread(header, 1, sizeof(header) - 1, f);
-    at = memmem(header, n, "\"BF16\"", 6);
-    NEED(at != NULL);
-    NEED(fseek(f, 8 + (at - header), SEEK_SET) == 0 && fwrite("\"I16\" ", 1, 6, f) == 6);
-    fclose(f);
-    NEED(bt_safetensors_open(c.file, &set) == BT_OK);
-    EXPECT_EQ(load(&c, set, &w), BT_ERR_FORMAT);
-    EXPECT_HAS(bt_error_text(), c.file);
-    EXPECT_HAS(bt_error_text(), "found I16");
-    bt_safetensors_close(set);
     checkpoint_close(&c);
 }
 
@@ -709,12 +481,6 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_take_only_their_own_experts),
     BT_TEST(weights_leave_out_the_form_that_is_not_run),
     BT_TEST(weights_in_8_bits_stay_so),
-    BT_TEST(weights_name_a_scale_that_is_none),
-    BT_TEST(weights_name_each_missing_tensor),
-    BT_TEST(weights_without_a_use_are_refused),
-    BT_TEST(weights_name_each_wrong_shape),
-    BT_TEST(weights_name_a_wrong_dtype),
-    BT_TEST(weights_name_a_foreign_dtype_and_its_file),
     BT_TEST(weights_read_fp32),
     BT_TEST(weights_report_progress_to_the_end),
     BT_TEST(weights_unwind_at_every_allocation),
@@ -723,11 +489,5 @@ static const bt_test TESTS[] = {
 
 int main(int argc, char **argv)
 {
-    bt_device_cpu_options opt = {.n_threads = 2, .kernels = "auto"};
-    int                   rc;
-
-    NEED(bt_device_cpu_create(&opt, &g_dev) == BT_OK);
-    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
-    bt_device_destroy(g_dev);
-    return rc;
+    return checkpoint_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
 }

@@ -26,6 +26,7 @@ enum {
     OPT_MAX_ROWS,
     OPT_FORM,
     OPT_SHARE,
+    OPT_SPECULATE,
     OPT_THREADS,
     OPT_KERNELS,
     OPT_DEVICE,
@@ -69,6 +70,9 @@ static const struct argp_option OPTIONS[] = {
         "form", OPT_FORM, "FORM", "role",
         "Form of attention: role (normal for prompts, absorbed for generated tokens), normal, "
         "absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
+    BT_OPTION_DEFAULT("speculate", OPT_SPECULATE, "N", "0",
+                      "Up to N tokens more a step of a request that repeats what it has said or "
+                      "was told; tokens do not change (CPU only)"),
     BT_OPTION("share-generated", OPT_SHARE, NULL,
               "Cache full pages of replies too; tokens then depend on what was cached"),
     BT_OPTION_DEFAULT("threads", OPT_THREADS, "N", "one per core",
@@ -165,6 +169,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
     case OPT_CHUNK: pass_checked(state, opt, "--chunk", arg); return 0;
     case OPT_MAX_ROWS: pass_checked(state, opt, "--max-rows", arg); return 0;
     case OPT_FORM: pass_checked(state, opt, "--form", arg); return 0;
+    case OPT_SPECULATE: pass_checked(state, opt, "--speculate", arg); return 0;
     case OPT_SHARE: pass_flag(opt, "--share-generated"); return 0;
     case OPT_THREADS: pass_checked(state, opt, "--threads", arg); return 0;
     case OPT_KERNELS: pass_checked(state, opt, "--kernels", arg); return 0;

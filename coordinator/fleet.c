@@ -227,6 +227,7 @@ static bt_status create_relay(bt_fleet_cell *c)
     config.page_tokens     = facts->page_tokens;
     config.vocab_size      = facts->vocab_size;
     config.share_generated = facts->share_generated;
+    config.speculates      = facts->speculates;
     config.prefix_seed     = c->fleet->prefix_seed;
     config.seats           = back ? &bt_cell_memory(&c->cell)->seats : NULL;
     config.first_number    = 1 + ((c->incarnation >> 32) - 1) * NUMBERS;

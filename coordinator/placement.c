@@ -235,12 +235,13 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
     bt_free(all);
 }
 
-/* For a decode rank whose choices, or whose cache, depend on it. */
+/* For a decode rank whose choices, cache or drafts depend on it. */
 static bt_status copy_prompt(const bt_relay *r, const bt_relay_request *q, uint32_t **prompt_out)
 {
     bt_status st = BT_OK;
 
-    if (!bt_sampling_needs_prompt(&q->sampling) && !r->cfg.share_generated) goto out;
+    if (!bt_sampling_needs_prompt(&q->sampling) && !r->cfg.share_generated && !r->cfg.speculates)
+        goto out;
     *prompt_out = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
     BT_REQUIRE(*prompt_out != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", q->n_prompt);
 out:

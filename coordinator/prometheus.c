@@ -159,6 +159,8 @@ VALUE(v_prompt_rows, r->beat.prompt_rows)
 VALUE(v_generated_rows, r->beat.generated_rows)
 VALUE(v_asked, r->beat.prefix_asked_tokens)
 VALUE(v_hit, r->beat.prefix_hit_tokens)
+VALUE(v_draft, r->beat.draft_tokens)
+VALUE(v_right, r->beat.draft_right_tokens)
 
 /* Rows with the same name follow each other. */
 static const rank_metric RANK_METRICS[] = {
@@ -193,6 +195,10 @@ static const rank_metric RANK_METRICS[] = {
      "Prompt tokens looked up in the prefix cache."                                                                                                  },
     {"baton_rank_prefix_hit_tokens_total",   "",                    "counter", v_hit,
      "Prompt tokens found in the prefix cache."                                                                                                      },
+    {"baton_rank_draft_tokens_total",        "",                    "counter", v_draft,
+     "Tokens of drafts that were computed (--speculate)."                                                                                            },
+    {"baton_rank_draft_right_tokens_total",  "",                    "counter", v_right,
+     "Of them, those that were right."                                                                                                               },
 };
 
 static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char *name,
@@ -252,7 +258,7 @@ static void slow_links(page *p, const bt_snapshot *s)
 /* A lost rank has nothing any more: its gauges are 0, what it has counted stays. */
 static void ranks(page *p, const bt_snapshot *s)
 {
-    uint64_t asked = 0, hit = 0;
+    uint64_t asked = 0, hit = 0, draft = 0, right = 0;
 
     for (size_t k = 0; k < sizeof(RANK_METRICS) / sizeof(RANK_METRICS[0]); k++) {
         const rank_metric *m     = &RANK_METRICS[k];
@@ -283,6 +289,8 @@ static void ranks(page *p, const bt_snapshot *s)
     /* Only prefill ranks count: a hit there saves computing, one on a decode rank only the
      * transfer. */
     for (uint32_t i = 0; i < s->n_ranks; i++) {
+        draft += s->ranks[i].beat.draft_tokens;
+        right += s->ranks[i].beat.draft_right_tokens;
         if (s->ranks[i].group != 0) continue;
         asked += s->ranks[i].beat.prefix_asked_tokens;
         hit += s->ranks[i].beat.prefix_hit_tokens;
@@ -291,6 +299,10 @@ static void ranks(page *p, const bt_snapshot *s)
         (double)asked);
     one(p, "vllm:prefix_cache_hits_total", "counter", "Tokens found in prefix caches.",
         (double)hit);
+    one(p, "vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens of drafts, computed.",
+        (double)draft);
+    one(p, "vllm:spec_decode_num_accepted_tokens_total", "counter",
+        "Tokens of drafts that were right.", (double)right);
 }
 
 /* ---- the coordinator's process: what Prometheus's client libraries tell of any */

@@ -46,6 +46,7 @@ typedef struct {
     uint64_t queue_tokens;    /* prompt tokens that may wait */
     uint64_t queue_ns;        /* how long a request may wait for its ticket */
     bool     share_generated; /* ranks cache pages of replies: they get what names them */
+    bool     speculates;      /* decode ranks make drafts: they get the prompts */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
     uint64_t stall_ns;      /* a placed request of which nothing was heard so long has failed */
     uint64_t prefix_seed;   /* of the keys of cached prefixes; 0: one of its own */

@@ -82,6 +82,7 @@ static bt_status take_hello(const PB(Hello) *pb, bt_up_hello *h)
     h->weight_bytes      = pb->weight_bytes;
     h->n_spares          = pb->n_spares;
     h->share_generated   = pb->share_generated;
+    h->speculates        = pb->speculates;
     h->config_hash       = pb->config_hash;
     h->incarnation       = pb->incarnation;
     h->prefix_seed       = pb->prefix_seed;
@@ -217,6 +218,8 @@ static bt_status take_beat(const PB(Beat) *pb, bt_up_beat *b)
                       .handoff_ns          = pb->handoff_ns,
                       .prefix_asked_tokens = pb->prefix_asked_tokens,
                       .prefix_hit_tokens   = pb->prefix_hit_tokens,
+                      .draft_tokens        = pb->draft_tokens,
+                      .draft_right_tokens  = pb->draft_right_tokens,
                       .at_ns               = pb->at_ns};
     for (size_t i = 0; i < pb->n_batch_rows; i++)
         b->batch_rows[i] = pb->batch_rows[i];

@@ -42,6 +42,7 @@ static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) *pb)
     pb->architecture          = text(h->architecture);
     pb->default_sampling_json = text(h->default_sampling_json);
     pb->share_generated       = h->share_generated;
+    pb->speculates            = h->speculates;
     pb->weight_bytes          = h->weight_bytes;
     pb->n_spares              = h->n_spares;
     pb->cell                  = text(h->cell);
@@ -131,6 +132,8 @@ static void make_beat(const bt_up_beat *b, PB(Beat) *pb)
     pb->handoff_times       = (uint64_t *)b->handoff_times;
     pb->prefix_asked_tokens = b->prefix_asked_tokens;
     pb->prefix_hit_tokens   = b->prefix_hit_tokens;
+    pb->draft_tokens        = b->draft_tokens;
+    pb->draft_right_tokens  = b->draft_right_tokens;
     pb->at_ns               = b->at_ns;
 }
 

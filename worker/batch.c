@@ -96,17 +96,18 @@ static uint32_t token_at(const bt_piece *p, uint32_t position)
     if (bt_piece_is_prompt(p)) return r->prompt[position];
     position -= r->n_prompt;
     if (r->eval) return r->eval_tokens[position];
+    if (position >= r->n_known) return r->draft[position - r->n_known];
     return position < r->n_replay ? r->replay[position] : r->next_token;
 }
 
 /* Rows of the piece whose logits are needed: all rows of an evaluation, and of a prompt with
- * prompt logprobs, else the row that a token is chosen from. */
+ * prompt logprobs, else the row that a token is chosen from and those of the draft after it. */
 static uint32_t first_logit_row(const bt_piece *p)
 {
     bool ends = !bt_piece_is_prompt(p) || p->start + p->n_rows == p->request->n_prompt;
 
     if (bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0) return 0;
-    return p->request->eval ? 0 : ends ? p->n_rows - 1 : p->n_rows;
+    return p->request->eval ? 0 : ends ? p->n_rows - p->n_draft - 1 : p->n_rows;
 }
 
 static void fill_forced(bt_batch *b, const bt_worker_config *cfg, uint32_t n_rows)

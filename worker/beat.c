@@ -111,6 +111,8 @@ bt_status bt_worker_beat(bt_worker *w)
                               .slots_quarantined   = count_quarantined(w),
                               .prefix_asked_tokens = w->prefix_asked_tokens,
                               .prefix_hit_tokens   = w->prefix_hit_tokens,
+                              .draft_tokens        = w->n_drafted,
+                              .draft_right_tokens  = w->n_draft_right,
                               .gather_ns           = w->gather_ns,
                               .model_ns            = w->model_ns,
                               .sample_ns           = w->sample_ns,

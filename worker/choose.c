@@ -52,14 +52,15 @@ static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t ch
     return how;
 }
 
-/* The row that the piece's token is chosen from. */
-static const float *last_logits(const bt_batch *b, uint32_t piece, uint32_t n_vocab)
+/* The row that the piece's i-th draw is from: one row has a prompt's first tokens, and each row of
+ * a draft the token after it. */
+static const float *logits_of_draw(const bt_batch *b, uint32_t piece, uint32_t i, uint32_t n_vocab)
 {
-    const bt_piece *p    = &b->pieces[piece];
-    bool            all  = bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0;
-    uint32_t        last = all ? p->n_rows - 1 : 0;
+    const bt_piece *p   = &b->pieces[piece];
+    bool            all = bt_piece_is_prompt(p) && p->request->sampling.prompt_logprobs != 0;
+    uint32_t        row = bt_piece_is_prompt(p) ? (all ? p->n_rows - 1 : 0) : i;
 
-    return b->logits + (size_t)(b->first_logit[piece] + last) * n_vocab;
+    return b->logits + (size_t)(b->first_logit[piece] + row) * n_vocab;
 }
 
 /* How many choices are drawn after the piece, and how the i-th of them. */
@@ -69,7 +70,7 @@ static uint32_t n_draws(const bt_batch *b, uint32_t piece)
 
     return p->request == NULL || !b->due[piece] ? 0
            : bt_piece_is_prompt(p)              ? p->request->n_choices
-                                                : 1;
+                                                : 1 + p->n_draft;
 }
 
 static bt_sample_how how_of_draw(const bt_worker *w, const bt_batch *b, uint32_t piece, uint32_t i)
@@ -79,7 +80,7 @@ static bt_sample_how how_of_draw(const bt_worker *w, const bt_batch *b, uint32_t
 
     return bt_piece_is_prompt(p)
                ? how_of(w, r, r->choices[i], r->n_prompt)
-               : how_of(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn);
+               : how_of(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn + i);
 }
 
 /* ---- choices of the host, each made by a thread that is free */
@@ -127,7 +128,7 @@ static bt_status draw_here(bt_worker *w, bt_batch *b)
     for (uint32_t i = 0; i < b->n_pieces; i++)
         for (uint32_t k = 0; k < n_draws(b, i); k++)
             w->host_draws[b->first_draw[i] + k] =
-                (bt_host_draw){.logits   = last_logits(b, i, w->cfg.facts.model->vocab_size),
+                (bt_host_draw){.logits   = logits_of_draw(b, i, k, w->cfg.facts.model->vocab_size),
                                .how      = how_of_draw(w, b, i, k),
                                .sampling = &b->pieces[i].request->sampling};
     run_on_all(w, n, draw_task, w);
@@ -213,12 +214,38 @@ out:
     return st;
 }
 
-/* The token after the piece's last row. */
+/* The token that follows what is known, from the piece's draw `draw`. */
+static bt_status choose_one(bt_worker *w, bt_batch *b, uint32_t piece, uint32_t draw)
+{
+    bt_status   st = BT_OK;
+    bt_request *r  = b->pieces[piece].request;
+    bt_token    t  = {0};
+
+    BT_TRY(choose(w, b, piece, r->sampling.choice, r->n_prompt + r->n_known, draw, &t));
+    BT_TRY(bt_request_note(r, t.id));
+    if (!b->on_device) r->on_device = 0; /* which lacks the token */
+    r->n_known++;
+    r->next_token    = t.id;
+    b->finish[piece] = t.finish;
+out:
+    return st;
+}
+
+/* The row of the draft's token i is right: what was drawn before it is that token. */
+static void keep_drafted(bt_worker *w, const bt_batch *b, uint32_t piece, uint32_t i)
+{
+    bt_request *r = b->pieces[piece].request;
+
+    bt_request_keep_generated(r, w->cfg.pool, r->n_computed, 1, &r->draft[i], b->spans[piece].form);
+    r->step_end = ++r->n_computed;
+}
+
+/* The token after the piece's last known one, and after each of its draft that was drawn. */
 static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
 {
-    bt_status   st    = BT_OK;
-    bt_request *r     = b->pieces[piece].request;
-    bt_token    t     = {0};
+    bt_status   st      = BT_OK;
+    bt_request *r       = b->pieces[piece].request;
+    uint32_t    n_draft = b->pieces[piece].n_draft, n_right = 0;
     bt_token    again = {.request  = r->id,
                          .choice   = r->sampling.choice,
                          .position = r->n_prompt,
@@ -229,12 +256,15 @@ static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
 
     if (r->repeat_first) BT_TRY(emit(b, &again)); /* should the prefill rank have died */
     r->repeat_first = false;
-    BT_TRY(choose(w, b, piece, r->sampling.choice, r->n_prompt + r->n_known, 0, &t));
-    BT_TRY(bt_request_note(r, t.id));
-    if (!b->on_device) r->on_device = 0; /* which lacks the token */
-    r->n_known++;
-    r->next_token    = t.id;
-    b->finish[piece] = t.finish;
+    BT_TRY(choose_one(w, b, piece, 0));
+    while (n_right < n_draft && b->finish[piece] == BT_FINISH_NONE &&
+           r->next_token == r->draft[n_right]) {
+        keep_drafted(w, b, piece, n_right++);
+        BT_TRY(choose_one(w, b, piece, n_right));
+    }
+    if (n_draft > 0) bt_drafter_learn(&r->drafter, n_draft, n_right);
+    w->n_drafted += n_draft;
+    w->n_draft_right += n_right;
 out:
     return st;
 }
@@ -386,14 +416,14 @@ static void keep_pages(bt_worker *w, bt_batch *b, uint32_t piece)
     const bt_piece *p    = &b->pieces[piece];
     const bt_span  *span = &b->spans[piece];
     bt_request     *r    = p->request;
-    uint32_t        last = span->first_row + p->n_rows - 1;
+    uint32_t        n = p->n_rows - p->n_draft, last = span->first_row + n - 1;
 
     if (bt_piece_is_prompt(p)) {
         bt_form_map_fix(&r->map, r->n_computed, p->role, span->form);
         bt_request_keep_pages(r, w->cfg.pool, r->n_computed);
     } else {
         if (b->fed[last] != BT_NOT_DRAWN) b->tokens[last] = r->next_token; /* known by now */
-        bt_request_keep_generated(r, w->cfg.pool, p->start, p->n_rows, b->tokens + span->first_row,
+        bt_request_keep_generated(r, w->cfg.pool, p->start, n, b->tokens + span->first_row,
                                   span->form);
     }
 }
@@ -411,7 +441,7 @@ bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b)
 
         b->finish[i] = BT_FINISH_NONE;
         if (r == NULL) continue;
-        r->n_computed = p->start + p->n_rows;
+        r->n_computed = p->start + p->n_rows - p->n_draft;
         if (prompt) BT_TRY(send_prompt_logprobs(w, b, i));
         keep_pages(w, b, i);
         if (!b->due[i]) continue;

@@ -118,9 +118,29 @@ out:
     return st;
 }
 
+/* What drafts are made of: the prompt, where the order has it. */
+static bt_status read_drafter(const bt_rank_facts *f, const bt_down_reserve *m, bt_request *r)
+{
+    bt_status st = BT_OK;
+
+    /* Penalties depend on the tokens before, which in a draft are not known to be right. */
+    if (m->eval || !f->speculates || bt_sampling_counts_tokens(&m->sampling)) goto out;
+    r->drafts = true;
+    if (m->prompt == NULL) goto out;
+    BT_TRY(check_ids(f, "prompt", m->n_prompt, m->prompt));
+    BT_TRY(bt_drafter_add(&r->drafter, m->n_prompt, m->prompt));
+out:
+    return st;
+}
+
 bt_status bt_request_note(bt_request *r, uint32_t id)
 {
-    return bt_sampling_counts_tokens(&r->sampling) ? bt_history_add(&r->history, id, false) : BT_OK;
+    bt_status st = BT_OK;
+
+    if (r->drafts) BT_TRY(bt_drafter_add(&r->drafter, 1, &id));
+    if (bt_sampling_counts_tokens(&r->sampling)) BT_TRY(bt_history_add(&r->history, id, false));
+out:
+    return st;
 }
 
 /* The form map of the order: how the tokens were, or must be, computed. */
@@ -227,6 +247,7 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
     BT_TRY(read_map(f, r, m->form_map, m->n_form_map_bytes));
     BT_TRY(read_tail(f, m, r));
+    BT_TRY(read_drafter(f, m, r));
     BT_TRY(read_choices(r, m->n_choices, &m->choices));
     r->id              = m->request;
     r->epoch           = m->epoch;
@@ -327,6 +348,8 @@ bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32
     BT_TRY(bt_sampling_copy(&first->sampling, &r->sampling));
     r->sampling.choice = choice;
     BT_TRY(bt_history_copy(&first->history, &r->history));
+    r->drafts = first->drafts;
+    BT_TRY(bt_drafter_copy(&first->drafter, &r->drafter));
     if (n_replay > 0) {
         r->replay = bt_calloc(n_replay, sizeof(*r->replay));
         BT_REQUIRE(r->replay != NULL, BT_ERR_NO_MEMORY, "%u tokens to replay", n_replay);
@@ -369,6 +392,7 @@ void bt_request_destroy(bt_request *r)
     bt_handoff_in_fini(&r->in);
     bt_sampling_free(&r->sampling);
     bt_history_fini(&r->history);
+    bt_drafter_fini(&r->drafter);
     bt_form_map_fini(&r->map);
     bt_free(r->prompt);
     bt_free(r->eval_tokens);

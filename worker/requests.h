@@ -26,6 +26,7 @@
 
 #include "model/config.h"
 #include "proto/control_msg.h"
+#include "worker/draft.h"
 #include "worker/form_map.h"
 #include "worker/handoff_in.h"
 #include "worker/handoff_out.h"
@@ -40,6 +41,7 @@ typedef struct {
     const bt_seats        *seats; /* borrowed: [2] of its cell by now, or NULL: as launched */
     bool share_generated;         /* full pages of generated tokens enter the prefix cache too */
     bool keeps_maps;              /* that, or forms by cost: requests carry form maps */
+    bool speculates;              /* requests that decode keep what drafts are made of */
 } bt_rank_facts;
 
 static inline bool bt_rank_has_both(const bt_rank_facts *f) { return f->n_prefill == 0; }
@@ -87,10 +89,13 @@ typedef struct {
     uint32_t         epoch; /* of its placement */
     bt_request_state state;
     bool             eval;
-    bt_sampling      sampling;  /* owned: its arrays */
-    bt_history       history;   /* owned; of the sampling that counts tokens, else empty */
-    uint32_t         on_device; /* the device's history that equals it, with what is under way; 0:
-                                   none */
+    bt_sampling      sampling;    /* owned: its arrays */
+    bt_history       history;     /* owned; of the sampling that counts tokens, else empty */
+    bool             drafts;      /* it may bring rows of a draft when it decodes */
+    bt_drafter       drafter;     /* owned: then, of its tokens; else empty */
+    uint32_t draft[BT_DRAFT_MAX]; /* of the step that is planned or runs; bt_piece.n_draft */
+    uint32_t on_device;           /* the device's history that equals it, with what is under way; 0:
+                                     none */
     uint32_t  n_prompt;
     uint32_t *prompt;     /* owned; NULL on a decode rank */
     uint32_t  peer;       /* world rank of the other end of its hand-off; ours with both roles */
@@ -187,7 +192,8 @@ void bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
 /* Its pages must have been released. */
 void bt_request_destroy(bt_request *r);
 
-/* Counts a generated token for the penalties: each once, in any order, also replayed ones. */
+/* One more generated token, for the penalties and for drafts: each once, also replayed ones, in
+ * order. */
 bt_status bt_request_note(bt_request *r, uint32_t id);
 
 /* Whether token `id`, at absolute `position`, ends the request, and how. */

@@ -98,7 +98,7 @@ static bt_status launch(bt_worker *w)
         const bt_piece *p = &b->pieces[i];
         bt_request     *r = p->request;
 
-        r->step_end = p->start + p->n_rows;
+        r->step_end = p->start + p->n_rows - p->n_draft;
         r->n_launched++;
         if (!b->due[i] || bt_piece_is_prompt(p)) continue;
         r->n_drawn++;

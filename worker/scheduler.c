@@ -40,7 +40,7 @@ static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_
         if (in) continue;
         if (piece > *budget && n > 0) break;
         piece       = bt_form_map_run(&r->map, r->n_computed, bt_min_u32(piece, *budget));
-        pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece};
+        pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0};
         *budget -= piece;
         n_most--;
     }
@@ -77,11 +77,38 @@ static uint32_t add_generated(bt_scheduler *s, const bt_requests *t, uint32_t bu
         uint32_t    rows = bt_min_u32(wanted(s, r), budget);
 
         if (rows == 0) continue;
-        pieces[n++] = (bt_piece){r, BT_ROLE_GENERATED, r->step_end, rows};
+        pieces[n++] = (bt_piece){r, BT_ROLE_GENERATED, r->step_end, rows, 0};
         budget -= rows;
         if (budget == 0) s->turn = i + 1;
     }
     return n;
+}
+
+/* Tokens that a draft of the piece's request may have: its rows reach to where a token is drawn,
+ * and behind that are positions in its pages and a last token that needs no row. */
+static uint32_t draft_room(const bt_piece *p)
+{
+    const bt_request *r   = p->request;
+    uint32_t          end = p->start + p->n_rows, room;
+
+    if (bt_piece_is_prompt(p) || !r->drafts || end != r->n_prompt + r->n_known) return 0;
+    room = r->n_pages * BT_PAGE_TOKENS - end;
+    return bt_min_u32(room, r->sampling.max_tokens - r->n_known - 1);
+}
+
+static void add_drafts(const bt_scheduler *s, bt_piece *pieces, uint32_t n, uint32_t n_rows)
+{
+    uint32_t most = bt_min_u32(s->draft_rows, s->max_rows);
+
+    for (uint32_t i = 0; i < n && n_rows < most; i++) {
+        bt_piece *p    = &pieces[i];
+        uint32_t  room = bt_min_u32(draft_room(p), bt_min_u32(s->speculate, most - n_rows));
+
+        if (room == 0) continue;
+        p->n_draft = bt_drafter_draft(&p->request->drafter, room, p->request->draft);
+        p->n_rows += p->n_draft;
+        n_rows += p->n_draft;
+    }
 }
 
 /* Puts rows of role prompt first and keeps the order otherwise: a prompt that hit pages of
@@ -102,7 +129,7 @@ static void sort_roles(bt_piece *pieces, uint32_t n)
 uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out,
                      uint32_t rows_out[BT_N_ROLES])
 {
-    uint32_t prompt = 0, generated = 0, keep, n;
+    uint32_t prompt = 0, generated = 0, n_rows = 0, keep, n;
 
     for (uint32_t i = 0; i < t->n; i++) {
         if (t->at[i]->state == BT_REQUEST_PREFILL)
@@ -118,6 +145,9 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
 
     n = add_prompts(s, t, s->max_rows - generated, pieces_out);
     n += add_generated(s, t, generated, pieces_out + n);
+    for (uint32_t i = 0; i < n; i++)
+        n_rows += pieces_out[i].n_rows;
+    if (s->speculate > 0) add_drafts(s, pieces_out, n, n_rows);
     sort_roles(pieces_out, n);
     rows_out[BT_ROLE_PROMPT] = rows_out[BT_ROLE_GENERATED] = 0;
     for (uint32_t i = 0; i < n; i++)

@@ -7,7 +7,10 @@
  * for the next step rather than take a piece that is cut short by the budget.  Decoding requests
  * bring one row each (an evaluation or a replay its next known tokens, up to `chunk`); where they
  * exceed the budget they take turns. With both roles prompts keep a quarter of the budget while any
- * waits. */
+ * waits.
+ *
+ * Where the rank speculates, a request that brings its last known token brings a draft's rows as
+ * well, into the pages that it has: as long as the step stays small, where a row costs little. */
 #ifndef BT_WORKER_SCHEDULER_H
 #define BT_WORKER_SCHEDULER_H
 
@@ -17,6 +20,7 @@ typedef struct {
     bt_request *request; /* borrowed */
     bt_role     role;
     uint32_t    start, n_rows; /* absolute position of the first row */
+    uint32_t    n_draft;       /* of these rows, the last ones: their tokens are a draft's */
 } bt_piece;
 
 /* Whether the piece is of its request's prompt; no piece has rows of both sides. */
@@ -24,6 +28,8 @@ static inline bool bt_piece_is_prompt(const bt_piece *p) { return p->start < p->
 
 typedef struct {
     uint32_t max_rows, chunk; /* 1 <= chunk <= max_rows */
+    uint32_t speculate;       /* most tokens of a request's draft; 0: none */
+    uint32_t draft_rows;      /* a step with drafts has at most so many rows */
     uint32_t turn;            /* which decoding request comes first when not all fit */
     bool     prompts_turn;    /* with max_rows 1 the roles alternate */
     bool     long_turn;       /* a prompt of several pieces got nothing in the last step */

@@ -117,8 +117,8 @@ class Rank:
 class Cell:
     """All ranks.  Hooks: gate (set: tokens flow), tickets_to_refuse, on_prefill (replaces the default)."""
 
-    def __init__(self, address, prefill=2, decode=2, both=0, pages=64, max_rows=64):
-        self.address, self.pages, self.max_rows = address, pages, max_rows
+    def __init__(self, address, prefill=2, decode=2, both=0, pages=64, max_rows=64, hello=None):
+        self.address, self.pages, self.max_rows, self.hello = address, pages, max_rows, hello or {}
         self.prefill, self.decode = (0, 0) if both else (prefill, decode)
         self.n = both or prefill + decode
         self.lock = threading.RLock()
@@ -136,7 +136,7 @@ class Cell:
         self.ranks = []
 
     def attach(self):
-        self.ranks = [Rank(self, i) for i in range(self.n)]
+        self.ranks = [Rank(self, i, **self.hello) for i in range(self.n)]
         return self
 
     def ready(self):

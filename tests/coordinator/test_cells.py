@@ -14,13 +14,9 @@ class NamedCell(Cell):
     """Ranks that say which cell they are of; notes what they are to replay."""
 
     def __init__(self, address, name, hello=None, **kw):
-        super().__init__(address, **kw)
-        self.name, self.hello = name, hello or {}
+        super().__init__(address, hello=dict(hello or {}, name=name), **kw)
+        self.name = name
         self.replays = []
-
-    def attach(self):
-        self.ranks = [Rank(self, i, name=self.name, **self.hello) for i in range(self.n)]
-        return self
 
     def on_reserve(self, rank, m):
         if m.replay:

@@ -233,5 +233,13 @@ class Sampling(Served):
         self.all_released()
 
 
+class Speculating(Served):
+    CELL = dict(hello=dict(speculates=True))
+
+    def test_decode_ranks_get_what_drafts_are_made_of(self):
+        list(self.generate(prompt=[5, 6, 7]))
+        self.assertEqual(list(self.cell.seen("reserve")[0][1].prompt_tokens), [5, 6, 7])
+
+
 if __name__ == "__main__":
     main()

@@ -51,6 +51,7 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .architecture          = bt_strdup("DeepseekV3ForCausalLM"),
                               .default_sampling_json = bt_strdup("{}"),
                               .weight_bytes          = 1ull << 40,
+                              .speculates            = true,
                               .config_hash           = 0xabcdef0123456789u,
                               .n_spares              = n_ranks / 2};
     return m;
@@ -100,6 +101,8 @@ static inline bt_up sample_up(bt_up_kind kind)
             .generated_rows      = 12,
             .prefix_asked_tokens = 13,
             .prefix_hit_tokens   = 14,
+            .draft_tokens        = 22,
+            .draft_right_tokens  = 23,
             .at_ns               = 20,
             .batch_rows          = {15, 16},
             .step_times          = {[BT_BEAT_TIME_BUCKETS - 1] = 17 },

@@ -4,7 +4,8 @@
     laws.py --bin DIR --source DIR [--requests 200] [--seed N]
 
 First each request runs alone on a 1+1 cell whose cache is emptied before it.  Then all of them arrive at random times on cells of
-other shapes, with warm caches and pools so small that requests are retracted and resumed; then once more alone, with what is cached.
+other shapes, with warm caches and pools so small that requests are retracted and resumed, one of them with speculation; then once more
+alone, with what is cached.
 Ids, logprobs, alternatives and finish reasons must be equal to the bit, and every kind of event must have happened."""
 import os
 import random
@@ -18,6 +19,7 @@ import load  # noqa: E402
 
 ALONE_PAGES, CROWDED_PAGES, PARALLEL = 12, 14, 16
 SHAPES = ["2+2", "1+3", "both2"]
+SPECULATES = {"1+3": "6"}  # tokens of a draft
 QUEUE_S = "600"  # a slow machine refuses nobody
 
 
@@ -76,8 +78,8 @@ def main():
         assert cell.stop() == 0, cell.log()
     print(f"1+1: {len(requests)} requests alone, {sum(len(c[0]) for x in alone.values() for c in x)} tokens", flush=True)
     for shape in a.shapes:
-        with cells.Cell(a.bin, model, shape, "--http-port", "0", "--queue-s", QUEUE_S, "--kv-bytes",
-                        str(CROWDED_PAGES * size)) as cell, cell.channel() as channel:
+        with cells.Cell(a.bin, model, shape, "--http-port", "0", "--queue-s", QUEUE_S, "--kv-bytes", str(CROWDED_PAGES * size),
+                        "--speculate", SPECULATES.get(shape, "0")) as cell, cell.channel() as channel:
             client = load.Client(pb, rpc, channel)
             got, hits = run_together(client, requests, a.seed)
             expect_equal(f"{shape} crowded", got, alone)
@@ -85,9 +87,11 @@ def main():
                          {r[0]: alone[r[0]] for r in requests[:10]})
             client.wait_drained()
             n = load.retracted(client, cell, CROWDED_PAGES)
+            right = load.metrics(cell)["baton_rank_draft_right_tokens_total"]
             assert cell.stop() == 0, cell.log()
         assert hits > 0, f"{shape}: no request had cached tokens"
-        print(f"{shape}: equal; {hits} with cached tokens, {n} retractions", flush=True)
+        assert (right > 0) == (shape in SPECULATES), f"{shape}: {right} tokens of drafts were right"
+        print(f"{shape}: equal; {hits} with cached tokens, {n} retractions, {right:.0f} tokens from drafts", flush=True)
     return 0
 
 

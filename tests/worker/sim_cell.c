@@ -45,6 +45,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                               .chunk      = c->opt.chunk,
                               .max_rows   = c->opt.max_rows,
                               .lookahead  = true,
+                              .speculate  = c->opt.lookahead ? 0 : c->opt.speculate,
                               .timeout_ns = 10 * BT_NS_PER_S};
 
     r->cell        = c;
@@ -59,6 +60,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                      .model           = &c->model,
                                      .n_pages         = c->opt.n_pages,
                                      .share_generated = c->opt.share,
+                                     .speculates      = c->opt.speculate != 0,
                                      .keeps_maps      = sim_keeps_maps(c)};
     cfg.form       = c->opt.by_cost ? BT_FORM_BY_COST : BT_FORM_BY_ROLE;
     cfg.group_size = c->group_size[r->group];
@@ -73,6 +75,7 @@ sim_cell *sim_create(const sim_options *opt)
     sim_cell             *c   = calloc(1, sizeof(*c));
     bt_device_cpu_options cpu = {.n_threads = 1, .kernels = "scalar"};
 
+    sim_n_peaks       = opt->n_peaks != 0 ? opt->n_peaks : SIM_VOCAB;
     c->opt            = *opt;
     c->random         = opt->seed * 0x9E3779B97F4A7C15ull + 1;
     c->now            = BT_NS_PER_S;
@@ -123,7 +126,7 @@ sim_request *sim_add(sim_cell *c, uint32_t n_prompt, uint32_t max_tokens)
     q->max_tokens       = max_tokens;
     q->stop_token       = SIM_VOCAB;
     for (uint32_t i = 0; i < n_prompt; i++)
-        q->prompt[i] = (uint32_t)(sim_mix(q->id * 1000 + i) % SIM_VOCAB);
+        q->prompt[i] = (uint32_t)(sim_mix(q->id * 1000 + i) % sim_n_peaks);
     q->prefill_rank = (uint32_t)q->id % c->group_size[0];
     q->decode_rank =
         c->opt.n_both != 0 ? q->prefill_rank : c->opt.n_prefill + (uint32_t)q->id % c->opt.n_decode;

@@ -6,6 +6,9 @@
  * of each layer arrived where it belongs.  With forms by cost or shared replies the hash takes in
  * how a row was computed, and the tokens must follow from the form map that the request was given.
  *
+ * Few peaks make texts that repeat themselves, where drafts are right again and again and wrong as
+ * often.
+ *
  * With lookahead the device chooses tokens, and steps of generated rows run late: some when they
  * are launched, some only when the rank waits for them.
  */
@@ -71,6 +74,8 @@ typedef struct {
     sim_fault fault; /* of the request that comes first */
     bool      by_cost, share;
     bool      lookahead;
+    uint32_t  speculate; /* tokens of a draft */
+    uint32_t  n_peaks;   /* not 0: the highest logit is one of the first n tokens' */
 } sim_options;
 
 sim_cell *sim_create(const sim_options *opt);

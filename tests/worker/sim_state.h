@@ -85,10 +85,11 @@ void sim_check(sim_cell *c, bt_status st);
 uint64_t sim_mix(uint64_t h);
 bool     sim_keeps_maps(const sim_cell *c);
 /* how: 0, or sim_how_of(). */
-void     sim_latent(uint32_t token, uint32_t position, uint32_t layer, uint32_t how,
-                    bt_bf16 row[SIM_DIM]);
-uint64_t sim_add_row(uint64_t h, const bt_bf16 row[SIM_DIM]);
-void     sim_fill_logits(uint64_t h, float *logits);
+void            sim_latent(uint32_t token, uint32_t position, uint32_t layer, uint32_t how,
+                           bt_bf16 row[SIM_DIM]);
+uint64_t        sim_add_row(uint64_t h, const bt_bf16 row[SIM_DIM]);
+extern uint32_t sim_n_peaks; /* of the cell that runs */
+void            sim_fill_logits(uint64_t h, float *logits);
 /* What a row was computed with beside its role's own. */
 uint32_t sim_how_of(bool generated, bool absorbed);
 

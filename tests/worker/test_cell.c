@@ -65,6 +65,50 @@ static void cell_launches_steps_ahead(void)
     }
 }
 
+/* A request alone in the cell, after which that still stands. */
+static sim_cell *run_one(const sim_options *opt, uint64_t *steps_out)
+{
+    sim_cell    *c = sim_create(opt);
+    sim_request *q = sim_add(c, 40, 150);
+
+    q->ignore_eos = true;
+    sim_start(c, q);
+    EXPECT(sim_run(c));
+    expect_right(q);
+    *steps_out = sim_steps(c);
+    return c;
+}
+
+/* Texts of two tokens, where drafts are right or wrong at every place: tokens are those that come
+ * without, in fewer steps. */
+static void cell_keeps_what_is_right_of_drafts(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < 2 * SEEDS; seed += 2) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c;
+            sim_request *q[8];
+            uint64_t     steps, without;
+
+            opt.n_peaks = 2;
+            opt.share   = seed % 3 == 0;
+            opt.payload_max += sizeof(((sim_request *)0)->map);
+            opt.speculate = 0;
+            sim_destroy(run_one(&opt, &without));
+            opt.speculate = 1 + seed % 11;
+            c             = run_one(&opt, &steps);
+            EXPECT(steps < without);
+            add_mix(c, q, 8);
+            for (uint32_t k = 0; k < 8; k++)
+                sim_start(c, q[k]);
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 8; k++)
+                expect_right(q[k]);
+            expect_clean_end(c, opt.n_pages);
+        }
+    }
+}
+
 /* More requests with penalties at once than the device counts tokens of: the others' tokens are the
  * host's to count, and come as they must. */
 static void cell_has_more_penalties_than_the_device_has_histories(void)
@@ -459,6 +503,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_gives_every_request_its_tokens),
         BT_TEST(cell_with_one_request_steps_with_its_idle_ranks),
         BT_TEST(cell_launches_steps_ahead),
+        BT_TEST(cell_keeps_what_is_right_of_drafts),
         BT_TEST(cell_has_more_penalties_than_the_device_has_histories),
         BT_TEST(cell_ends_requests_whose_rows_are_under_way),
         BT_TEST(cell_wakes_for_every_wave),

@@ -216,6 +216,58 @@ static void scheduler_plans_behind_what_is_under_way(void)
 }
 
 /* Any mix: never more than the budget, and everybody gets there. */
+static void give_text(bt_request *r, const char *text)
+{
+    r->drafts              = true;
+    r->sampling.max_tokens = 100;
+    r->n_pages             = 2;
+    for (; *text != '\0'; text++)
+        NEED(bt_drafter_add(&r->drafter, 1, &(uint32_t){(uint32_t)*text}) == BT_OK);
+}
+
+/* Rows of drafts behind the last known token, as long as the step is small; not while more tokens
+ * are known, not beyond the pages, not for the token that will be the last. */
+static void scheduler_adds_rows_of_drafts(void)
+{
+    bt_scheduler s = {.max_rows = 100, .chunk = 4, .speculate = 5, .draft_rows = 9};
+
+    clear();
+    give_text(add(BT_REQUEST_DECODE, 3, 12), "abcdefghijabc");
+    give_text(add(BT_REQUEST_DECODE, 3, 5), "xyzxyz");
+    add(BT_REQUEST_DECODE, 3, 5); /* with penalties */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 12, 6);
+    EXPECT_EQ(g_pieces[0].n_draft, 5);
+    EXPECT_EQ(g_requests[0].draft[4], (uint32_t)'h');
+    expect_piece(1, 2, BT_ROLE_GENERATED, 5, 2); /* the step is full */
+    EXPECT_EQ(g_pieces[1].n_draft, 1);
+    expect_piece(2, 3, BT_ROLE_GENERATED, 5, 1);
+    EXPECT_EQ(g_rows[BT_ROLE_GENERATED], 9);
+
+    g_requests[0].n_known += 1; /* two rows of known tokens: the next one's draft follows them */
+    g_requests[1].sampling.max_tokens = g_requests[1].n_known + 3;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 12, 7);
+    EXPECT_EQ(g_pieces[0].n_draft, 5);
+    expect_piece(1, 2, BT_ROLE_GENERATED, 5, 1);
+    s.draft_rows = 20;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(1, 2, BT_ROLE_GENERATED, 5, 3);
+
+    g_requests[0].n_known += 3; /* five known tokens, of which four fit */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 12, 4);
+    EXPECT_EQ(g_pieces[0].n_draft, 0);
+
+    g_requests[0].n_known             = 124 - 3 + 1; /* three positions are left of its pages */
+    g_requests[0].step_end            = 124;
+    g_requests[0].sampling.max_tokens = 1000;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 124, 4);
+    bt_drafter_fini(&g_requests[0].drafter);
+    bt_drafter_fini(&g_requests[1].drafter);
+}
+
 static void scheduler_serves_everybody_within_the_budget(void)
 {
     bt_scheduler s     = {.max_rows = 7, .chunk = 3};
@@ -266,6 +318,7 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_with_one_row_alternates),
         BT_TEST(scheduler_forces_several_known_tokens_a_step),
         BT_TEST(scheduler_plans_behind_what_is_under_way),
+        BT_TEST(scheduler_adds_rows_of_drafts),
         BT_TEST(scheduler_serves_everybody_within_the_budget),
     };
 

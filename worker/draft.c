@@ -1,0 +1,110 @@
+#include "worker/draft.h"
+
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/minmax.h"
+
+enum { FIRST_CAPACITY = 64, MOST_SKIPS = 63 };
+
+/* Of the tokens that end before `end`. */
+static uint32_t *slot_of(const bt_drafter *d, uint32_t end)
+{
+    uint64_t h = 0;
+
+    for (uint32_t i = end - BT_DRAFT_MATCH; i < end; i++)
+        h = (h ^ d->tokens[i]) * 0x9e3779b97f4a7c15u; /* 2^64 over the golden ratio */
+    return &d->after[(h >> 32) & (2 * d->capacity - 1)];
+}
+
+static void index_all(bt_drafter *d)
+{
+    for (uint32_t end = BT_DRAFT_MATCH; end < d->n; end++)
+        *slot_of(d, end) = end;
+}
+
+static bt_status reserve(bt_drafter *d, uint32_t n)
+{
+    bt_status st       = BT_OK;
+    uint32_t  capacity = d->capacity == 0 ? FIRST_CAPACITY : d->capacity;
+    uint32_t *tokens = NULL, *after = NULL;
+
+    while (capacity < n)
+        capacity *= 2;
+    if (capacity == d->capacity) goto out;
+    tokens = bt_calloc(capacity, sizeof(*tokens));
+    after  = bt_calloc((size_t)2 * capacity, sizeof(*after));
+    BT_REQUIRE(tokens != NULL && after != NULL, BT_ERR_NO_MEMORY, "drafts from %u tokens", n);
+    if (d->n > 0) memcpy(tokens, d->tokens, d->n * sizeof(*tokens));
+    bt_free(d->tokens);
+    bt_free(d->after);
+    d->tokens   = tokens;
+    d->after    = after;
+    d->capacity = capacity;
+    tokens = after = NULL; /* handed over */
+    index_all(d);
+out:
+    bt_free(tokens);
+    bt_free(after);
+    return st;
+}
+
+bt_status bt_drafter_add(bt_drafter *d, uint32_t n, const uint32_t *tokens)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(reserve(d, d->n + n));
+    for (uint32_t i = 0; i < n; i++) {
+        if (d->n >= BT_DRAFT_MATCH) *slot_of(d, d->n) = d->n;
+        d->tokens[d->n++] = tokens[i];
+    }
+out:
+    return st;
+}
+
+bt_status bt_drafter_copy(const bt_drafter *from, bt_drafter *to_out)
+{
+    *to_out = (bt_drafter){0};
+    return from->n == 0 ? BT_OK : bt_drafter_add(to_out, from->n, from->tokens);
+}
+
+void bt_drafter_fini(bt_drafter *d)
+{
+    bt_free(d->tokens);
+    bt_free(d->after);
+    *d = (bt_drafter){0};
+}
+
+/* Where what the tokens end with stood before, and after it: a position; 0: nowhere. */
+static uint32_t find(const bt_drafter *d)
+{
+    uint32_t after;
+
+    if (d->n < BT_DRAFT_MATCH) return 0;
+    after = *slot_of(d, d->n);
+    if (after == 0 || memcmp(d->tokens + after - BT_DRAFT_MATCH, d->tokens + d->n - BT_DRAFT_MATCH,
+                             BT_DRAFT_MATCH * sizeof(*d->tokens)) != 0)
+        return 0;
+    return after;
+}
+
+uint32_t bt_drafter_draft(bt_drafter *d, uint32_t n_most, uint32_t *tokens_out)
+{
+    uint32_t after = find(d), n = d->most == 0 ? n_most : bt_min_u32(n_most, d->most);
+
+    if (after == 0 || n == 0) return 0;
+    if (d->skipped < d->skips) {
+        d->skipped++;
+        return 0;
+    }
+    for (uint32_t i = 0; i < n; i++) /* beyond the end it goes on as it has begun */
+        tokens_out[i] = after + i < d->n ? d->tokens[after + i] : tokens_out[after + i - d->n];
+    return n;
+}
+
+void bt_drafter_learn(bt_drafter *d, uint32_t n, uint32_t n_right)
+{
+    d->skipped = 0;
+    d->skips   = n_right > 0 ? 0 : bt_min_u32(2 * d->skips + 1, MOST_SKIPS);
+    d->most    = bt_min_u32(n_right < n ? n_right + 1 : 2 * n, BT_DRAFT_MAX);
+}

@@ -201,12 +201,13 @@ class Clock(threading.Thread):
 
 
 class Cell:
-    def __init__(self, bin_dir, model, threads, prefill=1, decode=1):
+    def __init__(self, bin_dir, model, threads, prefill=1, decode=1, more=()):
         self.bin = bin_dir
         self.process = subprocess.Popen([os.path.join(bin_dir, "baton-run"), "--model", model, "--prefill", str(prefill), "--decode", str(decode),
                                          "--port", "0", "--threads", str(threads), "--chunk", str(CHUNK),
                                          "--kv-bytes", "256M",  # prompts soon have been in all pages, as in a server that has run for a while
-                                         "--queue-s", "600"],  # 32 prompts at once take minutes on a slow machine
+                                         "--queue-s", "600",  # 32 prompts at once take minutes on a slow machine
+                                         *more],
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         atexit.register(self.process.terminate)  # however the program ends, the cell does
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))

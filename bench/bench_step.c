@@ -3,13 +3,14 @@
  *     baton synth --like v2-lite --layers 4 DIR
  *     bench_step DIR [threads [rounds [case]]]
  *
- * Cases: prompts in chunks, and decode steps of a batch at a context; random tokens, so that rows
- * choose their experts apart.  For each: milliseconds by the wall's clock and in CPU time a thread,
- * the least bytes (weights that the step needs, each once, by the experts that were chosen, or all
- * of them for a prompt; latents in context) and operations of the work, and the share of the roof,
- *     max(bytes / read bandwidth, operations / multiply rate) / time,
- * both ways; the roofs are measured before each case, on the same threads.  Cases take turns, and
- * medians count.  The time and the peak memory of loading are printed first. */
+ * Cases: prompts in chunks, and decode steps of a batch at a context, also with drafts
+ * (worker/draft.h: several rows of a request); random tokens, so that rows choose their experts
+ * apart.  For each: milliseconds by the wall's clock and in CPU time a thread, the least bytes
+ * (weights that the step needs, each once, by the experts that were chosen, or all of them for a
+ * prompt; latents in context) and operations of the work, and the share of the roof, max(bytes /
+ * read bandwidth, operations / multiply rate) / time, both ways; the roofs are measured before each
+ * case, on the same threads.  Cases take turns, and medians count.  The time and the peak memory of
+ * loading are printed first. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,18 +39,26 @@ enum {
 typedef struct {
     const char *name;
     uint32_t    n_tokens, chunk; /* a prompt; or */
-    uint32_t    batch, context;  /* decode */
+    uint32_t    batch, context;  /* decode, */
+    uint32_t    n_draft;         /* each request with rows of a draft */
 } bench_case;
 
 static const bench_case CASES[] = {
-    {"prefill 512, chunk 512",        512,  512,  0,  0      },
-    {"prefill 2048, chunk 512",       2048, 512,  0,  0      },
-    {"prefill 2048, chunk 2048",      2048, 2048, 0,  0      },
-    {"decode batch 1, context 16",    0,    0,    1,  16     },
-    {"decode batch 1, context 1024",  0,    0,    1,  CONTEXT},
-    {"decode batch 1, context 8191",  0,    0,    1,  8191   },
-    {"decode batch 8, context 1024",  0,    0,    8,  CONTEXT},
-    {"decode batch 32, context 1024", 0,    0,    32, CONTEXT},
+    {"prefill 512, chunk 512",        512,  512,  0,  0,       0 },
+    {"prefill 2048, chunk 512",       2048, 512,  0,  0,       0 },
+    {"prefill 2048, chunk 2048",      2048, 2048, 0,  0,       0 },
+    {"decode batch 1, context 16",    0,    0,    1,  16,      0 },
+    {"decode batch 1, context 1024",  0,    0,    1,  CONTEXT, 0 },
+    {"decode batch 1, context 8191",  0,    0,    1,  8191,    0 },
+    {"decode batch 8, context 1024",  0,    0,    8,  CONTEXT, 0 },
+    {"decode batch 32, context 1024", 0,    0,    32, CONTEXT, 0 },
+    {"the first with a draft of 1",   0,    0,    1,  16,      1 },
+    {"the first with a draft of 2",   0,    0,    1,  16,      2 },
+    {"the first with a draft of 4",   0,    0,    1,  16,      4 },
+    {"the first with a draft of 8",   0,    0,    1,  16,      8 },
+    {"the first with a draft of 15",  0,    0,    1,  16,      15},
+    {"four with drafts of 3",         0,    0,    4,  CONTEXT, 3 },
+    {"four without",                  0,    0,    4,  CONTEXT, 0 },
 };
 enum { N_CASES = sizeof(CASES) / sizeof(CASES[0]) };
 
@@ -220,10 +229,10 @@ static void count_piece(bench *b, uint32_t n_rows, uint32_t start, bool ends)
     count_layer(b, b->cfg.n_layers - 1, b->cfg.moe.gate.top_k, &last);
 }
 
-static void count_decode(bench *b, uint32_t n_rows, double context)
+static void count_decode(bench *b, const bench_case *c, uint32_t n_rows)
 {
-    double     rows = n_rows, latents = rows * context;
-    layer_work w = {rows, rows, latents, rows, latents, false};
+    double     rows = n_rows, context = c->context + 1 + c->n_draft, middle = c->n_draft / 2.0;
+    layer_work w = {rows, rows, rows * (context - middle), rows, c->batch * context, false};
 
     for (uint32_t layer = 0, moe = 0; layer < b->cfg.n_layers; layer++)
         count_layer(b, layer,
@@ -286,21 +295,22 @@ static void run_prompt(bench *b, const bench_case *c)
 static void run_batch(bench *b, const bench_case *c)
 {
     bt_span  spans[MAX_BATCH];
-    uint32_t rows[MAX_BATCH], each = bt_kv_pages_for(CONTEXT + 1);
+    uint32_t rows[MAX_LOGITS], each = bt_kv_pages_for(CONTEXT + 1), n_rows = 0;
 
     for (uint32_t i = 0; i < c->batch; i++) {
-        rows[i]  = i;
         spans[i] = (bt_span){.pages     = b->pages + (size_t)i * each,
-                             .first_row = i,
-                             .n_rows    = 1,
+                             .first_row = n_rows,
+                             .n_rows    = 1 + c->n_draft,
                              .start     = c->context,
                              .role      = BT_ROLE_GENERATED,
                              .form      = BT_FORM_ABSORBED};
+        for (uint32_t k = 0; k <= c->n_draft; k++, n_rows++)
+            rows[n_rows] = n_rows;
     }
     for (int i = 0; i < STEPS; i++) {
-        run_step(b, c->batch, c->batch, spans, c->batch, rows);
-        count_decode(b, c->batch, c->context + 1);
-        count_head(b, c->batch);
+        run_step(b, n_rows, c->batch, spans, n_rows, rows);
+        count_decode(b, c, n_rows);
+        count_head(b, n_rows);
     }
 }
 
@@ -345,7 +355,7 @@ static double middle(const sample *samples, uint32_t n, size_t field)
 static void print_case(const bench_case *c, const sample *s, uint32_t n)
 {
 #define MIDDLE(field) middle(s, n, offsetof(sample, field))
-    double tokens = c->batch != 0 ? c->batch : c->n_tokens;
+    double tokens = c->batch != 0 ? c->batch * (1 + c->n_draft) : c->n_tokens; /* if right */
 
     printf("%-30s %8.1f ms %8.1f tokens/s, CPU %8.1f ms a thread; %6.2f GB %7.1f GFLOP; share of "
            "roof %.2f, by CPU time %.2f (%.1f GB/s, %.2f TFLOP/s)\n",

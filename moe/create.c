@@ -6,8 +6,18 @@
 
 /* Terms (row, expert) that go through the experts together, at least, and bytes of their results:
  * larger steps are cut into tiles of rows, which bounds the workspace and changes no bit, but each
- * of them reads the experts' weights. */
-enum { TILE_TERMS = 4096, TILE_BYTES = 64 << 20 };
+ * of them reads the experts' weights.  Where routes stay on the device nobody knows how many terms
+ * of a tile's rows are this rank's, and room is made for all. */
+enum { TILE_TERMS = 4096, TILE_BYTES = 64 << 20, ROUTED_TILE_BYTES = 1 << 30 };
+
+static uint32_t tile_terms(const bt_moe_ops *ops, const bt_moe_config *cfg)
+{
+    size_t routed = cfg->hidden * sizeof(float) + cfg->expert_dim * sizeof(bt_bf16);
+    size_t n      = ops->routed != NULL ? ROUTED_TILE_BYTES / routed
+                                        : TILE_BYTES / (cfg->hidden * sizeof(bt_bf16));
+
+    return n < TILE_TERMS ? TILE_TERMS : (uint32_t)n;
+}
 
 static bt_status check_config(const bt_moe_config *cfg, const bt_group *group,
                               const bt_placement *placement, uint32_t max_rows)
@@ -239,10 +249,9 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     BT_REQUIRE(all_rows < UINT32_MAX / BT_MAX_TOP_K, BT_ERR_INVALID_ARG,
                "moe: %u ranks of %u rows are too many", moe->n_ranks, max_rows);
     BT_TRY(map_experts(moe));
-    per_row = bt_min_u32(cfg->gate.top_k, moe->n_local);
-    terms   = all_rows * per_row;
-    most    = TILE_BYTES / sizeof(bt_bf16) / cfg->hidden;
-    if (most < TILE_TERMS) most = TILE_TERMS;
+    per_row         = bt_min_u32(cfg->gate.top_k, moe->n_local);
+    terms           = all_rows * per_row;
+    most            = tile_terms(ops, cfg);
     moe->tile_rows  = bt_min_u32((uint32_t)all_rows, most / (per_row == 0 ? 1 : per_row));
     moe->tile_terms = terms < most ? (uint32_t)terms : most;
     if (ops->routed != NULL) moe->tile_terms = 0; /* the back end has its own */

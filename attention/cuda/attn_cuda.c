@@ -15,7 +15,7 @@ enum {
     ABSORBED_ROWS  = 512,
     NORMAL_ROWS    = 2048,
     KV_TOKENS      = 2 * BT_ATTN_SPLIT_TOKENS,
-    PART_MEGABYTES = 256
+    PART_MEGABYTES = 1024 /* what does not fit runs batch by batch, and not as a graph */
 };
 
 bt_cuda_dims bt_attn_cuda_dims(const bt_attn_cuda *a)
@@ -72,6 +72,8 @@ bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t 
 
         if (left == 0) continue;
         if (n == 0 || pages > a->max_ids - n_ids) break;
+        /* Blocks are made for the longest span: few of them would work for spans of one row. */
+        if (part_rows != 0 && b.n_rows != 0 && (n > 1) != (b.max_rows > 1)) break;
         if (b.n_rows == 0) b.first_row = s->first_row + at->row;
         for (uint32_t i = 0; i < pages; i++)
             a->ids[n_ids + i] = s->pages[i];
@@ -99,11 +101,11 @@ static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const b
     size_t q_at = b->first_row * a->cfg.n_heads * head_dim, kv_at = b->first_row * kv_dim;
 
     return CUDA(bt_cuda_append_run(
-        bt_cuda_stream(a->dev), &(bt_cuda_append){.dims     = bt_attn_cuda_dims(a),
-                                                  .pages    = bt_attn_cuda_pages(a, call),
-                                                  .spans    = a->spans_dev,
-                                                  .n_spans  = b->n_spans,
-                                                  .max_rows = b->max_rows,
+        bt_cuda_stream(a->dev), &(bt_cuda_append){.dims    = bt_attn_cuda_dims(a),
+                                                  .pages   = bt_attn_cuda_pages(a, call),
+                                                  .spans   = a->spans_dev,
+                                                  .n_spans = b->n_spans,
+                                                  .n_rows  = b->n_rows,
                                                   .q  = call->q != NULL ? call->q + q_at : NULL,
                                                   .kv = call->kv != NULL ? call->kv + kv_at : NULL,
                                                   .cos_sin = a->rope}));

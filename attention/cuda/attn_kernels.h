@@ -51,12 +51,13 @@ typedef struct {
     bt_cuda_dims        dims;
     bt_cuda_pages       pages;
     const bt_cuda_span *spans;
-    uint32_t            n_spans, max_rows; /* max_rows: of the longest span */
-    bt_bf16            *q;                 /* [rows, n_heads, nope + rope], or NULL: not there */
-    const bt_bf16      *kv;                /* [rows, kv_lora + rope], or NULL */
-    const bt_bf16      *norm;              /* [kv_lora], or NULL: kv is after its norm */
-    float               eps;
-    const float        *cos_sin; /* [max_context][rope / 2][2] */
+    uint32_t            n_spans, n_rows; /* of the spans, from row 0 on, without gaps; a span may
+                                            be empty where each row has its own */
+    bt_bf16       *q;                    /* [rows, n_heads, nope + rope], or NULL: not there */
+    const bt_bf16 *kv;                   /* [rows, kv_lora + rope], or NULL */
+    const bt_bf16 *norm;                 /* [kv_lora], or NULL: kv is after its norm */
+    float          eps;
+    const float   *cos_sin; /* [max_context][rope / 2][2] */
 } bt_cuda_append;
 int bt_cuda_append_run(void *stream, const bt_cuda_append *a);
 

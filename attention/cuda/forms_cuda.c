@@ -68,23 +68,28 @@ out:
     return st;
 }
 
-/* Keys and values of n tokens of the span's pages from `first` on, into the workspace at kv_at. */
-static bt_status expand(bt_attn_cuda *a, const bt_attn_call *call, const bt_cuda_span *s,
-                        uint32_t first, uint32_t n, uint32_t kv_at)
+/* n tokens of the span's pages from `first` on, into the workspace at kv_at. */
+static bt_status collect(bt_attn_cuda *a, const bt_attn_call *call, const bt_cuda_span *s,
+                         uint32_t first, uint32_t n, uint32_t kv_at)
 {
-    bt_status            st    = BT_OK;
-    const bt_mla_config *c     = &a->cfg;
-    bt_cuda_dims         dims  = bt_attn_cuda_dims(a);
-    bt_cuda_pages        pages = bt_attn_cuda_pages(a, call);
-    bt_bf16             *rows  = a->latents + (size_t)kv_at * c->kv_lora_rank;
-    bt_role              role  = call->spans[0].role;
+    bt_cuda_dims  dims  = bt_attn_cuda_dims(a);
+    bt_cuda_pages pages = bt_attn_cuda_pages(a, call);
 
     pages.ids += s->page_at;
-    BT_TRY(CUDA(bt_cuda_latents_run(bt_cuda_stream(a->dev), &dims, &pages, first, n, rows)));
-    BT_TRY(heads(a, call->w->uk, role, rows, 0, c->kv_lora_rank,
-                 a->keys + (size_t)kv_at * c->n_heads * c->qk_nope_dim, n));
-    BT_TRY(heads(a, call->w->uv, role, rows, 0, c->kv_lora_rank,
-                 a->values + (size_t)kv_at * c->n_heads * c->v_dim, n));
+    return CUDA(bt_cuda_latents_run(bt_cuda_stream(a->dev), &dims, &pages, first, n,
+                                    a->latents + (size_t)kv_at * a->cfg.kv_lora_rank));
+}
+
+/* Keys and values of the n latents that have been collected: W_UK and W_UV are read once for all.
+ */
+static bt_status expand(bt_attn_cuda *a, const bt_attn_call *call, uint32_t n)
+{
+    bt_status st   = BT_OK;
+    size_t    rank = a->cfg.kv_lora_rank;
+    bt_role   role = call->spans[0].role;
+
+    BT_TRY(heads(a, call->w->uk, role, a->latents, 0, rank, a->keys, n));
+    BT_TRY(heads(a, call->w->uv, role, a->latents, 0, rank, a->values, n));
 out:
     return st;
 }
@@ -105,11 +110,12 @@ static bt_status normal_wave(bt_attn_cuda *a, const bt_attn_call *call, const bt
 
         if (n == 0) continue;
         if (n > a->kv_tokens - used) break;
-        BT_TRY(expand(a, call, s, first, n, used));
+        BT_TRY(collect(a, call, s, first, n, used));
         a->items[n_items++] = (bt_cuda_prefill_item){*s, used};
         used += n;
         if (s->n_rows > max_rows) max_rows = s->n_rows;
     }
+    BT_TRY(expand(a, call, used));
     BT_TRY(bt_device_upload(a->dev, a->items_dev, a->items, n_items * sizeof(*a->items)));
     BT_TRY(CUDA(bt_cuda_prefill_run(
         bt_cuda_stream(a->dev),

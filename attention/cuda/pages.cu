@@ -34,18 +34,35 @@ static __device__ void put_latent(const bt_cuda_append &a, const bt_bf16 *latent
         dst[i] = bf16_of(f32_of(bf16_of(f32_of(latent[i]) * sum)) * f32_of(a.norm[i]));
 }
 
-/* Blocks: [parts of the queries][spans][rows of the longest]; the first part has the latent too. */
+/* The span that has the row, or that ends before it: the last one that begins no later.  Where each
+ * row has its own no search is needed. */
+static __device__ bt_cuda_span span_of(const bt_cuda_append &a, uint32_t row)
+{
+    uint32_t at = 0, n = a.n_spans;
+
+    if (a.n_spans == a.n_rows) return a.spans[row];
+    while (n > 1) {
+        uint32_t half  = n / 2;
+        bool     right = a.spans[at + half].first_row <= row;
+
+        at = right ? at + half : at;
+        n  = right ? n - half : half;
+    }
+    return a.spans[at];
+}
+
+/* Blocks: [parts of the queries][rows]; the first part has the latent too. */
 static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTANT bt_cuda_append a)
 {
     GPU_SHARED(float, part, GPU_WARP);
-    bt_cuda_span span = a.spans[blockIdx.y];
-    uint32_t     pos = span.start + blockIdx.x, pairs = a.dims.rope / 2;
+    size_t       row  = blockIdx.x;
+    bt_cuda_span span = span_of(a, blockIdx.x);
+    uint32_t     pos = span.start + (blockIdx.x - span.first_row), pairs = a.dims.rope / 2;
     uint32_t     head_dim = a.dims.nope + a.dims.rope, kv_dim = a.dims.kv_lora + a.dims.rope;
-    size_t       row     = (size_t)span.first_row + blockIdx.x;
     const float *cos_sin = a.cos_sin + (size_t)pos * a.dims.rope;
 
-    if (blockIdx.x >= span.n_rows) return;
-    if (a.kv != NULL && blockIdx.z == 0) {
+    if (blockIdx.x - span.first_row >= span.n_rows) return;
+    if (a.kv != NULL && blockIdx.y == 0) {
         const bt_bf16 *kv = a.kv + row * kv_dim;
         bt_bf16 *dst = a.pages.base + a.pages.ids[span.page_at + pos / PAGE] * a.pages.page_stride +
                        (size_t)(pos % PAGE) * kv_dim;
@@ -55,8 +72,8 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
             turn_pair(cos_sin + 2 * i, kv + a.dims.kv_lora + 2 * i, dst + a.dims.kv_lora + 2 * i);
     }
     if (a.q == NULL) return;
-    for (uint32_t i = blockIdx.z * THREADS + threadIdx.x; i < a.dims.n_heads * pairs;
-         i += gridDim.z * THREADS) {
+    for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < a.dims.n_heads * pairs;
+         i += gridDim.y * THREADS) {
         bt_bf16 *x =
             a.q + (row * a.dims.n_heads + i / pairs) * head_dim + a.dims.nope + 2 * (i % pairs);
 
@@ -68,9 +85,8 @@ int bt_cuda_append_run(void *stream, const bt_cuda_append *a)
 {
     uint32_t n_parts = a->q == NULL ? 1 : gpu_blocks(a->dims.n_heads * a->dims.rope / 2, PART);
 
-    if (a->n_spans == 0 || a->max_rows == 0) return 0;
-    return gpu_launch(append_kernel, dim3(a->max_rows, a->n_spans, n_parts), dim3(THREADS), 0,
-                      stream, *a);
+    if (a->n_spans == 0 || a->n_rows == 0) return 0;
+    return gpu_launch(append_kernel, dim3(a->n_rows, n_parts), dim3(THREADS), 0, stream, *a);
 }
 
 /* Rows of elements that move together: 16 bytes at a time where everything is aligned. */

@@ -105,14 +105,26 @@ static __device__ __forceinline__ bt_bf16 *tile_at(bt_bf16 *tile, uint32_t row, 
 
 static __device__ __forceinline__ bool not_finite(bt_bf16 v) { return (v & 0x7f80u) == 0x7f80u; }
 
+/* Either of two neighbours. */
+static __device__ __forceinline__ bool pair_not_finite(uint32_t v)
+{
+    return not_finite((bt_bf16)v) || not_finite((bt_bf16)(v >> 16));
+}
+
 /* Whether columns [0, N_COLS) of a page's values hold an inf or a NaN; for the whole block. */
 template <int COLS, int N_COLS> static __device__ bool any_not_finite(bt_bf16 *tile)
 {
-    int bad = 0;
+    enum { CHUNKS = N_COLS / TILE_CHUNK };
+    static_assert(N_COLS % TILE_CHUNK == 0, "whole chunks");
+    bool bad = false;
 
     GPU_ONE_AT_A_TIME
-    for (uint32_t i = threadIdx.x; i < BT_CUDA_PAGE * N_COLS; i += blockDim.x)
-        bad |= not_finite(*tile_at<COLS>(tile, i / N_COLS, i % N_COLS));
+    for (uint32_t i = threadIdx.x; i < BT_CUDA_PAGE * CHUNKS; i += blockDim.x) {
+        gpu_vec16 v = *(const gpu_vec16 *)tile_chunk<COLS>(tile, i / CHUNKS, i % CHUNKS);
+
+        bad = bad || pair_not_finite(v.x) || pair_not_finite(v.y) || pair_not_finite(v.z) ||
+              pair_not_finite(v.w);
+    }
     return __syncthreads_or(bad) != 0;
 }
 

@@ -421,6 +421,19 @@ out:
     return st;
 }
 
+/* Within an instruction's 16 products each generation adds in a way of its own. */
+static bt_status name_arithmetic(bt_device_cuda *cuda)
+{
+    bt_status st    = BT_OK;
+    int       major = 0;
+
+    BT_TRY(CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->gpu)));
+    snprintf(cuda->arithmetic, sizeof(cuda->arithmetic), "prompt:mma16-sm%d,generated:mma16-sm%d",
+             10 * major, 10 * major);
+out:
+    return st;
+}
+
 static bt_status cuda_create(uint32_t device, bt_device **dev_out)
 {
     bt_status       st   = BT_OK;
@@ -433,9 +446,10 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     BT_REQUIRE(cuda != NULL, BT_ERR_NO_MEMORY, "CUDA device");
     cuda->super.ops        = &CUDA_OPS;
     cuda->super.fp8_rows   = 1;
-    cuda->super.arithmetic = "prompt:mma16,generated:mma16";
+    cuda->super.arithmetic = cuda->arithmetic;
     cuda->gpu              = (int)device;
     BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));
+    BT_TRY(name_arithmetic(cuda));
     BT_TRY(make_streams(cuda));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->forked, cudaEventDisableTiming)));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->done, cudaEventDisableTiming)));

@@ -277,43 +277,25 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
     }
 }
 
-/* WIDE: see fill_chunk().  It is known beforehand, since the loop over slices is short. */
+/* One tile of rows.  `shared` holds the stages, before them the widened weights. */
 template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8, bool WIDE>
-static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
-    gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g)
+static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, const bt_bf16 *x,
+                                                     const row_tile &rows, bt_bf16 *shared)
 {
     enum {
         THREADS = N_WARPS * GPU_WARP,
         WARPS_N = N_WARPS / WARPS_M,
         MT      = BM / WARPS_M / 16,
         NT      = BN / WARPS_N / 8,
-        WIDENED = FP8 ? BN * BK : 0, /* the tile of widened weights, before the stages */
+        WIDENED = FP8 ? BN * BK : 0,
         STAGE   = (BM + (FP8 ? BN / 2 : BN)) * BK
     };
-    GPU_DYNAMIC_SHARED(bt_bf16, shared);
-    GPU_SHARED(row_tile, where, 1);
     uint32_t                    warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
     uint32_t                    row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
-    row_tile                    rows;
-    share<BM, BN, THREADS, FP8> mine;
-    const bt_bf16              *x              = g.x;
     bt_bf16                    *stages         = shared + WIDENED;
     float                       acc[MT][NT][4] = {};
+    share<BM, BN, THREADS, FP8> mine           = make_share<BM, BN, THREADS, FP8>(g, x, rows);
 
-    if (g.row_at != NULL) {
-        if (warp == 0) find_tile<BM>(g, blockIdx.y, where);
-        __syncthreads();
-        rows = where[0];
-    } else {
-        uint32_t per_group = (g.max_rows + BM - 1) / BM, first = blockIdx.y % per_group * BM;
-
-        rows = row_tile{blockIdx.y / per_group, first,
-                        g.max_rows - first < BM ? g.max_rows - first : BM};
-        x += rows.group * g.x_group;
-    }
-    if (rows.n_rows == 0) return;
-
-    mine = make_share<BM, BN, THREADS, FP8>(g, x, rows);
     GPU_UNROLL
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < n_slices)
@@ -360,14 +342,49 @@ static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
     put_tile<BN, MT, NT>(g, rows, row0, col0, acc);
 }
 
-/* Of tiles of bm by bn; with row_at at most: each has a row, and a group one that is not full. */
+/* WIDE: see fill_chunk().  It is known beforehand, since the loop over slices is short.  With
+ * row_at a block goes on to the tile a grid's height below, should there be one. */
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8, bool WIDE>
+static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
+    gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g)
+{
+    GPU_DYNAMIC_SHARED(bt_bf16, shared);
+    GPU_SHARED(row_tile, where, 1);
+
+    for (uint32_t slot = blockIdx.y;; slot += gridDim.y) {
+        const bt_bf16 *x = g.x;
+        row_tile       rows;
+
+        if (g.row_at != NULL) {
+            if (threadIdx.x < GPU_WARP) find_tile<BM>(g, slot, where);
+            __syncthreads();
+            rows = where[0];
+            if (rows.n_rows == 0) return;
+        } else {
+            uint32_t per_group = (g.max_rows + BM - 1) / BM, first = slot % per_group * BM;
+
+            rows = row_tile{slot / per_group, first,
+                            g.max_rows - first < BM ? g.max_rows - first : BM};
+            x += rows.group * g.x_group;
+        }
+        multiply_tile<BM, BN, WARPS_M, N_WARPS, STAGES, FP8, WIDE>(g, x, rows, shared);
+        if (g.row_at == NULL) return;
+        __syncthreads(); /* all have read the last stage */
+    }
+}
+
+/* Of tiles of bm by bn; with row_at at most: each has a row, and a group one that is not full.  Of
+ * many ranks' rows most are not this rank's: twice what is likely are enough then, since blocks
+ * take more than one tile where that is wrong. */
 static dim3 grid_of(const bt_cuda_gemm *g, uint32_t bm, uint32_t bn)
 {
     uint32_t with_rows = g->n_groups < g->max_rows ? g->n_groups : g->max_rows;
     uint64_t tiles     = g->row_at != NULL
                              ? ((uint64_t)g->max_rows + (uint64_t)with_rows * (bm - 1)) / bm
                              : (uint64_t)gpu_blocks(g->max_rows, bm) * g->n_groups;
+    uint64_t likely    = 2 * (uint64_t)gpu_blocks(g->likely_rows, bm) * g->n_groups;
 
+    if (g->row_at != NULL && g->likely_rows != 0 && likely < tiles) tiles = likely;
     return dim3(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? bn / 2 : bn), (uint32_t)tiles);
 }
 

@@ -325,7 +325,8 @@ static __device__ const uint64_t *rank(const choice_row &r, const bt_cuda_draw &
     return order;
 }
 
-/* Fewer nats below the highest first: few candidates decide nearly always. */
+/* Fewer nats below the highest first: few candidates decide nearly always, and a wide step to the
+ * next bound would sort many more than are needed. */
 static __device__ uint32_t draw_by_rank(const choice_row &r, const bt_cuda_draw &d,
                                         uint64_t *near_by, uint32_t *left)
 {
@@ -333,10 +334,10 @@ static __device__ uint32_t draw_by_rank(const choice_row &r, const bt_cuda_draw 
     double          whole = 0, target, before = 0;
     uint32_t        n, at = 0;
 
-    for (int i = 0; i < 4; i++) {
-        float nats = i == 0 ? 1.0f : i == 1 ? 4.0f : 12.0f;
+    for (float nats = 1; nats <= 14; nats += nats < 4 ? 3 : 2) {
+        float t = nats <= 12 ? r.max - nats * d.temperature : -INFINITY;
 
-        order = rank(r, d, i < 3 ? r.max - nats * d.temperature : -INFINITY, near_by, left);
+        order = rank(r, d, t, near_by, left);
         if (*left != 0) break;
         __syncthreads();
     }

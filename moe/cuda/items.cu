@@ -209,6 +209,16 @@ static __device__ const bt_bf16 *find_item(const bt_cuda_join &c, size_t row,
            ((size_t)c.n_rows * c.items_before[rank] + row * c.items_of[rank] + slot) * c.hidden;
 }
 
+/* Behind the last entry, from j on, of entry j's block. */
+static __device__ uint32_t block_end(const bt_cuda_join &c, const uint16_t *experts, uint32_t j)
+{
+    uint32_t block = experts[j] / c.block_size;
+
+    while (j < c.top_k && experts[j] / c.block_size == block)
+        j++;
+    return j;
+}
+
 /* Column i of what came for the block whose entries are [first, end), from +0. */
 static __device__ __forceinline__ float block_part(const bt_bf16 *const *items, uint32_t first,
                                                    uint32_t end, uint32_t i)
@@ -224,24 +234,22 @@ static __device__ __forceinline__ float block_part(const bt_bf16 *const *items, 
 static __global__ void __launch_bounds__(THREADS) join_kernel(const GPU_CONSTANT bt_cuda_join c)
 {
     GPU_SHARED(const bt_bf16 *, items, BT_MAX_TOP_K);
+    GPU_SHARED(uint32_t, ends, BT_MAX_TOP_K); /* of the block that entry j begins */
     size_t          row     = blockIdx.x;
     const uint16_t *experts = (const uint16_t *)c.wire + row * c.n_wire + c.hidden;
 
     if (experts[0] == BT_NO_EXPERTS) return;
-    if (threadIdx.x < c.top_k) items[threadIdx.x] = find_item(c, row, experts, threadIdx.x);
+    if (threadIdx.x < c.top_k) {
+        items[threadIdx.x] = find_item(c, row, experts, threadIdx.x);
+        ends[threadIdx.x]  = block_end(c, experts, threadIdx.x);
+    }
     __syncthreads();
     FOR_COLUMNS(i, c.hidden)
     {
-        float    sum = 0;
-        uint32_t j   = 0;
+        float sum = 0; /* never -0, so that blocks without an entry, which add +0, change nothing */
 
-        for (uint32_t b = 0; b < c.n_blocks; b++) {
-            uint32_t first = j;
-
-            while (j < c.top_k && experts[j] / c.block_size == b)
-                j++;
-            sum = sum + block_part(items, first, j, i);
-        }
+        for (uint32_t j = 0; j < c.top_k; j = ends[j])
+            sum = sum + block_part(items, j, ends[j], i);
         if (c.shared != NULL) sum = sum + c.shared[row * c.hidden + i];
         c.y[row * c.hidden + i] = bf16_of(sum);
     }

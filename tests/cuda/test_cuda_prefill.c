@@ -231,10 +231,16 @@ static void appended_tokens_are_normed_and_turned(void)
         {127, 1},
         {0,   0}
     };
+    static const uint32_t ROWS[][2] = {
+        {5,  1},
+        {70, 1},
+        {0,  1},
+        {0,  0}
+    };
 
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 6; way++) {
         bool     fused = way % 2;
-        world    w     = make_world(way < 2 ? SMALL : HEADS, SPANS, 3);
+        world    w     = make_world(way < 2 ? SMALL : HEADS, way < 4 ? SPANS : ROWS, 3);
         uint32_t c = w.dims.kv_lora, rope = w.dims.rope, head_dim = w.dims.nope + rope;
         size_t   q_elems = (size_t)w.n_rows * w.dims.n_heads * head_dim;
         bt_bf16 *q = random_bf16(q_elems, 1, &w.rng), *was = ARRAY(bt_bf16, q_elems);
@@ -244,16 +250,16 @@ static void appended_tokens_are_normed_and_turned(void)
         double         inv_freq[BT_CUDA_MAX_ROPE / 2];
         float         *cos_sin = ARRAY(float, w.max_end *rope);
         uint64_t       before;
-        bt_cuda_append a = {.dims     = w.dims,
-                            .pages    = w.pages,
-                            .spans    = w.spans,
-                            .n_spans  = w.n_spans,
-                            .max_rows = w.max_rows,
-                            .q        = q,
-                            .kv       = kv,
-                            .norm     = fused ? norm : NULL,
-                            .eps      = 1e-6f,
-                            .cos_sin  = cos_sin};
+        bt_cuda_append a = {.dims    = w.dims,
+                            .pages   = w.pages,
+                            .spans   = w.spans,
+                            .n_spans = w.n_spans,
+                            .n_rows  = w.n_rows,
+                            .q       = q,
+                            .kv      = kv,
+                            .norm    = fused ? norm : NULL,
+                            .eps     = 1e-6f,
+                            .cos_sin = cos_sin};
 
         for (uint32_t pair = 0; pair < rope / 2; pair++)
             inv_freq[pair] = 1 / (1.0 + 3 * pair);
@@ -302,7 +308,7 @@ static void appended_tokens_are_normed_and_turned(void)
         a.q    = NULL; /* then no block is there for it */
         before = simt_n_blocks();
         EXPECT_EQ(bt_cuda_append_run(NULL, &a), 0);
-        EXPECT_EQ(simt_n_blocks() - before, simt_counts() ? w.n_spans * w.max_rows : 0);
+        EXPECT_EQ(simt_n_blocks() - before, simt_counts() ? w.n_rows : 0);
         EXPECT_EQ(n_different(pool, w.pool, w.n_pages * w.pages.page_stride * sizeof(*pool)), 0);
         free(q), free(was), free(kv), free(norm), free(pool), free(cos_sin);
         drop_world(&w);

@@ -15,9 +15,14 @@ extern "C" {
 /* Between two looks of a program that looks all the time: more than a busy machine takes. */
 #define BT_STILL_NS (1 * BT_NS_PER_S)
 
+double bt_unix_s(void); /* seconds since 1970; may jump */
+
+#pragma GCC visibility push(default) /* libbaton_nccl.so takes these from the program */
+
 uint64_t bt_now_ns(void);
 void     bt_sleep_ns(uint64_t ns);
-double   bt_unix_s(void); /* seconds since 1970; may jump */
+
+#pragma GCC visibility pop
 
 /* How long ago it was; 0 for what has happened since now_ns was read. */
 static inline uint64_t bt_since_ns(uint64_t then_ns, uint64_t now_ns)

@@ -17,6 +17,7 @@ enum { TEXT_BYTES = 96, ROLL_PART = 8, WARM_BYTES = 64 };
 enum { N_MARKS = BT_N_MARKS + 1, NO_MARK = N_MARKS }; /* the last one: of bt_group_settle() */
 #define ROLL_MIN_NS  (100 * BT_NS_PER_MS)
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
+#define TAKE_MAX_NS  (1 * BT_NS_PER_S)
 
 typedef struct {
     bt_carrier            super;
@@ -24,9 +25,10 @@ typedef struct {
     bt_device            *dev;   /* borrowed */
     bt_world             *world; /* borrowed */
     uint32_t              tag_space;
-    bt_nccl_comm         *comm; /* owned; NULL: before the first operation, or after an error */
-    bt_group             *roll; /* owned; made with the communicator */
-    uint8_t              *warm; /* owned, device: [2][world size][WARM_BYTES] */
+    bt_nccl_comm         *comm;  /* owned; NULL: before the first operation, or after an error */
+    bt_group             *roll;  /* owned; made with the communicator */
+    bool                  ready; /* the communicator is connected */
+    uint8_t              *warm;  /* owned, device: [2][world size][WARM_BYTES] */
 } carrier;
 
 typedef struct {
@@ -36,6 +38,17 @@ typedef struct {
 
 /* ---- the end of a communicator */
 
+/* NCCL's thread may be writing an operation into a captured graph, which ends here.  In a connected
+ * communicator that waits for no peer. */
+static void let_nccl_finish(carrier *c)
+{
+    uint64_t end_ns = bt_now_ns() + TAKE_MAX_NS;
+    bool     busy   = c->ready;
+
+    while (busy && bt_now_ns() < end_ns && c->nccl->poll(c->comm, &busy) == BT_OK && busy)
+        bt_sleep_ns(BT_NS_PER_MS / 10);
+}
+
 /* Kernels leave the stream once they have seen the abort; until then they may write. */
 static void stop(carrier *c)
 {
@@ -44,6 +57,7 @@ static void stop(carrier *c)
 
     if (c->comm == NULL) return;
     bt_watchdog_enter("end of an NCCL communicator", -1);
+    let_nccl_finish(c);
     if (c->super.ends != NULL) c->super.ends(c->super.ends_ctx); /* NCCL waits for its graphs */
     c->nccl->abort(c->comm);
     if (c->nccl->mark(c->comm, 0) != BT_OK) done = true; /* the stream itself is in error */
@@ -52,7 +66,8 @@ static void stop(carrier *c)
         bt_sleep_ns(BT_NS_PER_MS / 10);
     if (!done) BT_WARN("the GPU's work has not ended with its communicator");
     c->nccl->destroy(c->comm);
-    c->comm = NULL;
+    c->comm  = NULL;
+    c->ready = false;
     bt_watchdog_leave();
 }
 
@@ -198,6 +213,7 @@ static bt_status connect(carrier *c, bt_group *group, uint64_t start_ns, const b
     st = c->nccl->start(&cfg, &c->comm);
     if (st != BT_OK) st = give_up(c, wait, st);
     if (st == BT_OK) st = await(c, NO_MARK, start_ns, wait);
+    c->ready = st == BT_OK;
 out:
     return st;
 }

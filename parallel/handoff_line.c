@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "parallel/handoff_parts.h"
 
-enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4 };
+enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4, MOST_DOUBLINGS = 3 };
 enum { NOTE_SCATTERED, NOTE_TAKEN, NOTE_LEFT, N_NOTES }; /* behind those of the slots */
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
 #define OP_MIN_NS    (2 * BT_NS_PER_S)
@@ -16,6 +16,14 @@ enum { NOTE_SCATTERED, NOTE_TAKEN, NOTE_LEFT, N_NOTES }; /* behind those of the 
 uint64_t bt_line_limit_ns(const bt_handoff *h)
 {
     return OP_GRANTS * h->grant_ns > OP_MIN_NS ? OP_GRANTS * h->grant_ns : OP_MIN_NS;
+}
+
+uint64_t bt_line_start_limit_ns(const bt_handoff *h)
+{
+    uint32_t before = (uint32_t)h->line->number; /* attempts, and this one */
+
+    if (before > 0) before--;
+    return bt_line_limit_ns(h) << (before < MOST_DOUBLINGS ? before : MOST_DOUBLINGS);
 }
 
 static size_t words_of(size_t bytes) { return (bytes + 7) / 8 * 8; }
@@ -155,15 +163,14 @@ void bt_line_fail(bt_handoff *h, uint64_t now_ns)
     }
 }
 
-void bt_line_fail_late(bt_handoff *h, const char *what, uint64_t now_ns)
+void bt_line_fail_late(bt_handoff *h, const char *what, uint64_t limit_ns, uint64_t now_ns)
 {
     bt_line *l = h->line;
 
     bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_TIMEOUT),
                  "hand-off by NCCL in epoch %u (attempt %u of %u ranks): %s rank %u has not come "
                  "about within %.3f s",
-                 l->epoch, (uint32_t)l->number, l->n, what, l->peer,
-                 (double)(bt_line_limit_ns(h)) / 1e9);
+                 l->epoch, (uint32_t)l->number, l->n, what, l->peer, (double)limit_ns / 1e9);
     bt_line_fail(h, now_ns);
 }
 
@@ -399,7 +406,8 @@ static bool work(bt_handoff *h, uint64_t now_ns)
         return true;
     }
     if (!moved && now_ns - l->op_ns >= bt_line_limit_ns(h))
-        bt_line_fail_late(h, l->sends ? "a message to" : "a message from", now_ns);
+        bt_line_fail_late(h, l->sends ? "a message to" : "a message from", bt_line_limit_ns(h),
+                          now_ns);
     return moved;
 }
 

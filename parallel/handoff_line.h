@@ -132,10 +132,12 @@ bool bt_line_receive_notes(bt_handoff *h, uint64_t now_ns);
 void bt_line_end(bt_handoff *h, uint64_t now_ns);
 /* Ends it because it has failed (logged by the caller), and sees to a new one. */
 void bt_line_fail(bt_handoff *h, uint64_t now_ns);
-/* The same; `what` and l->peer say what has not come about within limit_ns(). */
-void bt_line_fail_late(bt_handoff *h, const char *what, uint64_t now_ns);
-/* How long an operation, or the making of a line, may take. */
+/* The same; `what` and l->peer say what has not come about within limit_ns. */
+void bt_line_fail_late(bt_handoff *h, const char *what, uint64_t limit_ns, uint64_t now_ns);
+/* How long an operation may take; and the making of a line, where each attempt has twice the time
+ * of the one before, up to eight times. */
 uint64_t bt_line_limit_ns(const bt_handoff *h);
+uint64_t bt_line_start_limit_ns(const bt_handoff *h);
 /* Progress.  True when something moved. */
 bool bt_line_poll(bt_handoff *h, uint64_t now_ns);
 

@@ -121,10 +121,10 @@ bool bt_line_start_up(bt_handoff *h, uint64_t now_ns)
         return true;
     }
     l->peer = l->ranks[0];
-    if (!moved && now_ns - l->since_ns >= bt_line_limit_ns(h))
+    if (!moved && now_ns - l->since_ns >= bt_line_start_limit_ns(h))
         bt_line_fail_late(h,
                           l->state == BT_LINE_CONNECTING ? "the communicator of"
                                                          : "a first message in the communicator of",
-                          now_ns);
+                          bt_line_start_limit_ns(h), now_ns);
     return moved || l->state == BT_LINE_LEAVING;
 }

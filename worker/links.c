@@ -241,6 +241,7 @@ bt_status bt_links_gather(bt_links *l, const bt_plan *plan, bt_plan *plans_out)
 
     BT_TRY(bt_group_all_gather(l->group, plan, sizeof(*plan), plans_out, &wait));
     wait.what = "first exchange"; /* all of the group are here */
+    wait.timeout_ns *= 2;         /* NCCL connects all pairs, which takes longer than a step */
     BT_TRY(bt_group_warm(l->group, &wait));
 out:
     return st;

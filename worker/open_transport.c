@@ -1,8 +1,8 @@
 /* worker/open_transport.c - how the device memory of ranks travels.  All ranks must use the same
  * way, so each tells the others what it has before anybody decides. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -14,7 +14,7 @@ enum { GPU_BYTES = 60, WHY_BYTES = 252 };
 /* Where a rank computes. */
 typedef struct {
     uint32_t on_gpu;
-    char     gpu[GPU_BYTES]; /* its name among all that the ranks of its machine see */
+    char     gpu[GPU_BYTES]; /* bt_device.bus_id */
 } place;
 
 typedef struct {
@@ -22,18 +22,24 @@ typedef struct {
     char     why[WHY_BYTES]; /* not */
 } vote;
 
-/* A rank may see some of the machine's GPUs only (a rank map's devices): it counts those. */
-static void name_gpu(const bt_rank *r, char name[GPU_BYTES])
-{
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES"), *at = visible;
+/* NCCL has a pool in /dev/shm for each communicator with a peer over the network, of which a rank
+ * has two: proxy.cc of version 2.28. */
+enum { SHM_BYTES = 33 << 20 };
 
-    snprintf(name, GPU_BYTES, "%u", r->gpu);
-    for (uint32_t i = 0; at != NULL && i < r->gpu; i++) {
-        at = strchr(at, ',');
-        if (at != NULL) at++;
-    }
-    if (at != NULL && strcspn(at, ",") > 0)
-        snprintf(name, GPU_BYTES, "%.*s", (int)strcspn(at, ","), at);
+/* Between ranks that share a GPU NCCL takes the network as well.  Said once a machine. */
+static void warn_of_shm(const bt_rank *r)
+{
+    uint32_t       n_local = bt_world_local_size(r->world);
+    uint64_t       need    = 2ull * SHM_BYTES * n_local, left;
+    struct statvfs s;
+
+    if (bt_world_local_rank(r->world) != 0 || statvfs("/dev/shm", &s) != 0) return;
+    if (r->gpu_sharers < 2 && n_local == r->facts.n_ranks) return;
+    left = (uint64_t)s.f_bavail * s.f_frsize;
+    if (left < need)
+        BT_WARN("NCCL wants about %llu MiB of /dev/shm for the %u ranks of this machine, and %llu "
+                "MiB are free: a container gets more by docker run --shm-size",
+                (unsigned long long)(need >> 20), n_local, (unsigned long long)(left >> 20));
 }
 
 bt_status bt_rank_form_all(bt_rank *r, bt_group **group_out)
@@ -154,11 +160,12 @@ bt_status bt_rank_open_transport(bt_rank *r)
     place     mine = {.on_gpu = !r->dev->host_memory}, *all = NULL;
     char      why[WHY_BYTES];
 
-    if (mine.on_gpu) name_gpu(r, mine.gpu);
+    snprintf(mine.gpu, GPU_BYTES, "%s", r->dev->bus_id);
     BT_TRY(bt_rank_form_all(r, &group));
     BT_TRY(tell_all(r, group, "devices of all ranks", &mine, sizeof(mine), &all));
     count_sharers(r, all);
     if (may_use_nccl(r, all, why)) BT_TRY(open_nccl(r, group, why, &r->nccl));
+    if (r->nccl != NULL) warn_of_shm(r);
     BT_REQUIRE(r->nccl != NULL || r->opt.transport != BT_BY_NCCL, BT_ERR_UNSUPPORTED,
                "--transport nccl: %s", why);
     if (r->facts.rank != 0) goto out;

@@ -273,8 +273,9 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     if (g->prepare) return prepare(r, g);
     own     = group_of(g->groups, r->facts.rank);
     follows = own < 2 && (r->group == NULL || g->groups[own].epoch != bt_group_epoch(r->group));
-    if (follows && r->group != NULL)
-        bt_group_end_exchanges(r->group); /* they may wait for the lost */
+    /* Exchanges may wait for one who is lost by this change, or by the next one, which has come
+     * too: they end before the hand-off's communicator does. */
+    if ((follows || r->links.regroup_due) && r->group != NULL) bt_group_end_exchanges(r->group);
     BT_TRY(exclude_lost(r, g));
     BT_TRY(bt_rank_join_handoff(r, g->epoch, g->groups));
     r->links.regroup_due = false; /* a later one that waits in the inbox is taken before any step */

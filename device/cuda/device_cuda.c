@@ -447,9 +447,11 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda->super.ops        = &CUDA_OPS;
     cuda->super.fp8_rows   = 1;
     cuda->super.arithmetic = cuda->arithmetic;
+    cuda->super.bus_id     = cuda->bus_id;
     cuda->gpu              = (int)device;
     BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));
     BT_TRY(name_arithmetic(cuda));
+    BT_TRY(CUDA(cudaDeviceGetPCIBusId(cuda->bus_id, sizeof(cuda->bus_id), cuda->gpu)));
     BT_TRY(make_streams(cuda));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->forked, cudaEventDisableTiming)));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->done, cudaEventDisableTiming)));

@@ -5,11 +5,15 @@
  * only kernels of this rank into ours, so that nothing comes late into memory of a new use. */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "parallel/nccl/module.h"
 
 #if NCCL_VERSION_CODE < 22700 /* OLDEST */
@@ -18,9 +22,13 @@
 _Static_assert(BT_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "ids travel as bytes");
 
 enum { NAME_BYTES = 64, OLDEST = 22700 }; /* that has all that is called here */
+#define END_MAX_NS (2 * BT_NS_PER_S)
+
+typedef struct ending ending;
 
 struct bt_nccl_comm {
     ncclComm_t   comm; /* NULL: stopped */
+    ending      *end;  /* owned, until it is used */
     uint32_t     n, self;
     char         name[NAME_BYTES];
     cudaStream_t stream;
@@ -62,6 +70,8 @@ static bool nccl_usable(char *text, size_t text_bytes)
 
     (void)setenv("NCCL_GRAPH_REGISTER", "0", 1); /* read by NCCL at its first communicator */
     (void)setenv("NCCL_LOCAL_REGISTER", "0", 1);
+    (void)setenv("NCCL_COMM_BLOCKING", "0", 1); /* it would outrank what init_comm() asks for */
+    (void)setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1); /* no order among communicators is needed */
     (void)setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1); /* steps as graphs and by calls take turns */
     if (ncclGetVersion(&version) != ncclSuccess || version < OLDEST)
         snprintf(text, text_bytes, "NCCL here is of version %d: expected %d or newer", version,
@@ -84,20 +94,76 @@ static bt_status nccl_new_id(uint8_t id_out[BT_NCCL_ID_BYTES])
     return st;
 }
 
-static void stop(bt_nccl_comm *c)
+/* Communicators that end together.  Where NCCL has no memory that the driver shares between
+ * processes (containers without CAP_SYS_NICE), its proxy ends only when the peers on this machine
+ * have closed their connections (proxy.cc, version 2.28), which they do when they hear of the end:
+ * perhaps later, and from this rank.  So a thread of its own waits for that. */
+struct ending {
+    bt_nccl_comm of[2];
+    uint32_t     n;
+    atomic_bool  over;
+    atomic_int   users; /* the last one frees it */
+};
+
+static void leave_ending(ending *e)
 {
-    if (c->comm != NULL) (void)NCCL(c, ncclCommAbort(c->comm));
-    c->comm = NULL;
+    if (atomic_fetch_sub(&e->users, 1) == 1) bt_free(e);
 }
 
 /* In a group all are told to stop before the first one's memory is freed. */
+static void *end_all(void *arg)
+{
+    ending *e = arg;
+
+    (void)NCCL(&e->of[0], ncclGroupStart());
+    for (uint32_t i = 0; i < e->n; i++)
+        (void)NCCL(&e->of[i], ncclCommAbort(e->of[i].comm));
+    (void)NCCL(&e->of[0], ncclGroupEnd());
+    atomic_store(&e->over, true);
+    leave_ending(e);
+    return NULL;
+}
+
+/* Signals are for the other threads.  Without a thread to be had the caller waits. */
+static void end_beside(ending *e)
+{
+    pthread_attr_t attr;
+    pthread_t      thread;
+    sigset_t       all, before;
+    int            code;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    code = pthread_create(&thread, &attr, end_all, e);
+    pthread_attr_destroy(&attr);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code != 0) end_all(e);
+}
+
 static void nccl_abort(bt_nccl_comm *comm)
 {
+    ending  *e      = comm->end;
+    uint64_t end_ns = bt_now_ns() + END_MAX_NS;
+
     if (comm->comm == NULL) return;
-    (void)NCCL(comm, ncclGroupStart());
-    stop(comm);
-    if (g_along != NULL) stop(g_along);
-    (void)NCCL(comm, ncclGroupEnd());
+    comm->end     = NULL;
+    e->of[e->n++] = *comm;
+    comm->comm    = NULL;
+    if (g_along != NULL && g_along->comm != NULL) {
+        e->of[e->n++] = *g_along;
+        g_along->comm = NULL;
+    }
+    atomic_store(&e->users, 2);
+    end_beside(e);
+    while (!atomic_load(&e->over) && bt_now_ns() < end_ns)
+        bt_sleep_ns(BT_NS_PER_MS / 10);
+    if (!atomic_load(&e->over))
+        BT_WARN("%s: NCCL has not ended it within %.0f s, since other ranks of this machine still "
+                "have connections to it, and goes on beside",
+                comm->name, (double)END_MAX_NS / BT_NS_PER_S);
+    leave_ending(e);
 }
 
 static bt_status still_there(const bt_nccl_comm *c)
@@ -118,6 +184,7 @@ static void nccl_destroy(bt_nccl_comm *comm)
         if (comm->marks[i] != NULL) (void)cudaEventDestroy(comm->marks[i]);
     if (comm->fetched != NULL) (void)cudaFreeHost(comm->fetched);
     bt_free(comm->marks);
+    bt_free(comm->end);
     bt_free(comm);
 }
 
@@ -165,7 +232,8 @@ static bt_status nccl_start(const bt_nccl_config *cfg, bt_nccl_comm **comm_out)
     c->stream  = cfg->stream;
     snprintf(c->name, sizeof(c->name), "%s", cfg->name);
     c->marks = bt_calloc(c->n_marks, sizeof(*c->marks));
-    BT_REQUIRE(c->marks != NULL, BT_ERR_NO_MEMORY, "the marks of a communicator");
+    c->end   = bt_calloc(1, sizeof(*c->end));
+    BT_REQUIRE(c->marks != NULL && c->end != NULL, BT_ERR_NO_MEMORY, "the marks of a communicator");
     BT_TRY(take_marks(c));
     BT_TRY(init_comm(c, cfg));
     if (cfg->along) {

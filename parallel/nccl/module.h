@@ -82,7 +82,8 @@ struct bt_nccl_module {
      * NCCL then frees memory, and CUDA may let that wait until the GPU has nothing left to do: for
      * ever, if an operation of another communicator waits for a peer that is gone.  So the one that
      * goes along stops at the same time, before anything is freed, and poll() says so; and who
-     * stops that one alone sees to it that no other waits for a peer. */
+     * stops that one alone sees to it that no other waits for a peer.  Where peers on this machine
+     * hold NCCL up, abort() comes back after 2 s, and NCCL goes on in a thread of its own. */
     void (*abort)(bt_nccl_comm *comm);
     /* NULL is allowed. */
     void (*destroy)(bt_nccl_comm *comm);

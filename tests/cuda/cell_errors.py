@@ -36,10 +36,31 @@ def transports():
     yield "GPUs of their own", 2, "devices=2", ["--device", "cuda", "--nccl-library", twin, *PAST], ["between ranks: NCCL, which all 2 of them have", TOO_SMALL]
 
 
-def run(ranks, machine, arguments, library=twin, **more):
+def run(ranks, machine, arguments, library=twin, each=None, around=(), **more):
+    """each: what a rank's shell does first; around: a program that starts mpirun."""
     env = dict(os.environ, BT_FAKE_GPU=machine, BATON_CUDA_LIBRARY=library, **more)
-    done = subprocess.run(["mpirun", "-n", str(ranks), worker, "--both", str(ranks), *BASE, *arguments], env=env, capture_output=True, text=True, timeout=100)
+    rank = [worker, "--both", str(ranks), *BASE, *arguments]
+    if each:
+        rank = ["sh", "-c", each + '; exec "$@"', "sh", *rank]
+    done = subprocess.run([*around, "mpirun", "-n", str(ranks), *rank], env=env, capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout + done.stderr
+
+
+def visible():
+    """A GPU is the same for all ranks of a machine, whatever number each has for it."""
+    nccl = ["--device", "cuda", "--nccl-library", twin, *PAST]
+    yield "a GPU by two numbers", ["ranks 0 and 1 share a GPU", TOO_SMALL], *run(2, "devices=2", nccl, each="export CUDA_VISIBLE_DEVICES=1,1")
+    yield "two GPUs by one number", ["NCCL, which all 2 of them have", TOO_SMALL], *run(2, "", nccl, each="export CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_RANK")
+
+
+def small_shm():
+    """A container's /dev/shm, where the test may make one."""
+    around = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m shm /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*around, "true"], capture_output=True).returncode == 0:
+        yield "a small /dev/shm", ["NCCL wants about 132 MiB of /dev/shm for the 2 ranks", "--shm-size", TOO_SMALL], \
+            *run(2, "", ["--device", "cuda", "--transport", "nccl", "--nccl-library", twin, *PAST], around=around)
+    else:
+        print("a small /dev/shm: left out, since this user may not mount one")
 
 
 def main():
@@ -48,6 +69,7 @@ def main():
         started = [(what, wanted, pool.submit(run, *how)) for what, *how, wanted in [*cases(), *transports()]]
     results = [(what, wanted, *done.result()) for what, wanted, done in started]
     results.append(("no library", ["rank 0 finds no GPU", "cannot be opened: /nowhere.so"], *run(1, "", ["--device", "cuda"], "/nowhere.so")))
+    results += [*visible(), *small_shm()]
     late = run(1, "", ["--device", "cuda", *PAST], CUDA_MODULE_LOADING="LAZY", CUDA_DEVICE_MAX_CONNECTIONS="1")
     results.append(("an image's settings", ["CUDA_MODULE_LOADING=LAZY: expected EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=1: expected 32", TOO_SMALL], *late))
     unused = run(1, "driver=0", ["--device", "auto", *PAST], CUDA_MODULE_LOADING="LAZY")

@@ -82,6 +82,36 @@ static void operation_that_stands_still_ends_at_the_deadline(void)
     close_device();
 }
 
+/* NCCL comes back late from the end of a communicator: the rank goes on after two seconds, and a
+ * new communicator works. */
+static void end_that_peers_hold_up_holds_nobody_up(void)
+{
+    void     *memory = take(MAX_RANKS * 1000);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(30);
+    uint64_t  start_ns;
+    long      live = bt_alloc_live();
+
+    EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
+    meet();
+    g_fake_nccl.held_up_ms = g_rank == 0 ? 4000 : 0;
+    start_ns               = bt_now_ns();
+    bt_group_end_exchanges(group);
+    EXPECT(bt_now_ns() - start_ns < 3500 * BT_NS_PER_MS);
+    bt_group_destroy(group);
+    g_fake_nccl.held_up_ms = 0;
+    meet();
+    group = carried_group();
+    EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
+    meet();
+    bt_group_destroy(group);
+    while (bt_alloc_live() >= live && bt_now_ns() - start_ns < 30 * BT_NS_PER_S)
+        bt_sleep_ns(10 * BT_NS_PER_MS); /* what ended late has given its memory back */
+    EXPECT(bt_alloc_live() < live);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
 /* After that nothing on the device is waited for: one operation of NCCL is enqueued for each call.
  */
 static void warm_group_has_its_communicator_and_only_enqueues(void)
@@ -347,6 +377,7 @@ static const bt_test TESTS[] = {
     BT_TEST(failure_of_one_rank_is_heard_by_all),
     BT_TEST(ranks_that_wait_for_a_waiting_one_name_whom_it_waits_for),
     BT_TEST(operation_that_stands_still_ends_at_the_deadline),
+    BT_TEST(end_that_peers_hold_up_holds_nobody_up),
     BT_TEST(warm_group_has_its_communicator_and_only_enqueues),
     BT_TEST(end_of_one_communicator_leaves_the_other_alone),
     BT_TEST(nccl_that_lacks_a_call_is_refused),

@@ -82,6 +82,7 @@ cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t err);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device);
+cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaMalloc(void **ptr, size_t bytes);
 cudaError_t cudaFree(void *ptr);

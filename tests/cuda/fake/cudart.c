@@ -1,5 +1,6 @@
 /* tests/cuda/fake/cudart.c - the fake GPU and its memory: see cuda_runtime_api.h beside it. */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -99,6 +100,17 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 {
     (void)device;
     *value = attr == cudaDevAttrComputeCapabilityMajor ? g_fake_gpu.major : g_fake_gpu.minor;
+    return fake_gpu_step();
+}
+
+/* CUDA_VISIBLE_DEVICES says which of the machine's GPUs this process sees, in which order. */
+cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
+{
+    const char *at = getenv("CUDA_VISIBLE_DEVICES");
+
+    for (int i = 0; at != NULL && i < device; i++)
+        at = strchr(at, ',') == NULL ? NULL : strchr(at, ',') + 1;
+    snprintf(id, (size_t)bytes, "0000:%02x:00.0", at != NULL ? atoi(at) : device);
     return fake_gpu_step();
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/cuda/fake/inside.h"
@@ -14,16 +15,18 @@
 
 enum { BUSY_POLLS = 3 };
 
-fake_nccl g_fake_nccl = {NCCL_VERSION_CODE, -1, -1, -1, 0, 0, 0};
+fake_nccl g_fake_nccl = {NCCL_VERSION_CODE, -1, -1, -1, 0, 0, 0, 0};
 
 typedef struct {
     int      pid, fd;
     uint64_t nonce; /* descriptors are used again */
 } id_content;
 
-static op *g_group;            /* of the group call that is open */
-static int g_depth, g_spoiled; /* a call of the open group was refused: all of it is */
-static int g_frees;            /* a communicator has ended, its memory is still there */
+/* As in the real one, groups are a thread's. */
+static _Thread_local op *g_group; /* of the group call that is open */
+static _Thread_local int g_depth,
+    g_spoiled;                    /* a call of the open group was refused: all of it is */
+static _Thread_local int g_frees; /* a communicator has ended, its memory is there */
 
 static ncclResult_t refused(void)
 {
@@ -91,8 +94,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, in
 
 static void free_memory(void)
 {
-    if (g_frees) fake_gpu_drain();
+    struct timespec held_up = {.tv_sec = g_fake_nccl.held_up_ms / 1000};
+
+    if (!g_frees) return;
     g_frees = 0;
+    fake_gpu_drain();
+    if (held_up.tv_sec > 0) nanosleep(&held_up, NULL);
 }
 
 /* Peers hear nothing of it.  NCCL waits here for the end of all graphs that hold its operations;

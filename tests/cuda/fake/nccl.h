@@ -48,6 +48,7 @@ typedef struct {
     long fail_at;    /* the operation from now that fails on its way (ncclRemoteError); -1: none */
     long corrupt_at; /* the receiving operation from now whose first byte changes; -1: none */
     int  stalled;    /* operations stand still, and so do new communicators */
+    int  held_up_ms; /* how long an end waits for peers to close their connections */
     long live;       /* communicators not yet given back */
     long n_launched; /* operations that stood in a stream */
 } fake_nccl;

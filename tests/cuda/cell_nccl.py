@@ -6,13 +6,17 @@
 Each request runs alone on --both 1, without lookahead.  Then all arrive at once, with it, at two prefill and three decode ranks, where one
 rank is killed in a hand-off, one in an exchange of the decode group within a graph, and one stops in one; two spares take the first two seats.  Once they
 have, all requests arrive again.  Every stream is equal, bit by bit, the ranks that wait for the one that stopped name it, with operation
-and epoch, and the spares' steps are launched as graphs too."""
+and epoch, and the spares' steps are launched as graphs too.
+
+Last, a rank of each group is killed at once, as if their machine were lost, while requests run."""
 import contextlib
 import os
 import re
 import signal
 import sys
 import tempfile
+import threading
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "system"))
@@ -82,7 +86,28 @@ def run_struck(a, model, requests, alone):
                      rf"(by NCCL, call of the roll|step plan) .*nothing came from ranks: {STOPPED}",
                      r"rank=[56] .* decode steps of epoch \d+ were launched as graphs")
         assert not [x for x in cell.lines if "captured operation" in x], cell.log()
+        del os.environ["BT_FAKE_NCCL"]
         return n, sum(" E rank=" in x and "though all" in x for x in cell.lines)
+
+
+def run_without_a_machine(a, model, requests, alone):
+    with cells.Cell(a.bin, model, "2+2", "--threads", "1", "--queue-s", "600", "--on-death", "replace", "--timeout-s", str(TIMEOUT_S),
+                    "--rank-timeout-s", str(6 * TIMEOUT_S)) as cell, cell.channel() as channel:
+        client, lost = load.Client(*a.stubs, channel), [cell.ranks()[rank] for rank in (1, 3)]
+
+        def strike():
+            time.sleep(0.7)
+            for pid in lost:
+                os.kill(pid, signal.SIGKILL)
+        striker = threading.Thread(target=strike)
+        striker.start()
+        while striker.is_alive():
+            run_all(client, requests, alone)
+        n = run_all(client, requests, alone)
+        client.wait_drained()
+        assert cell.stop() == 0, cell.log()
+        expect_lines(cell, "hand-off by NCCL in epoch 1: all 4 ranks", "hand-off by NCCL in epoch [2-9]: all [23] ranks", "regrouped in epoch")
+    return n
 
 
 def main():
@@ -93,6 +118,7 @@ def main():
         model = make_model(a, folder)
         alone = run_alone(a, model, requests)
         n, n_in_vain = run_struck(a, model, requests, alone)
+        n += run_without_a_machine(a, model, requests, alone)
     print(f"{n} requests equal to {len(alone)} alone, three of five ranks lost; {n_in_vain} waits passed their deadline though all answered")
     return 0
 

@@ -89,7 +89,7 @@ static void cell_keeps_what_is_right_of_drafts(void)
         for (uint32_t seed = 0; seed < 2 * SEEDS; seed += 2) {
             sim_options  opt = cell_of(i, seed);
             sim_cell    *c;
-            sim_request *q[8];
+            sim_request *q[20];
             uint64_t     without;
 
             opt.n_peaks = 2;
@@ -102,13 +102,14 @@ static void cell_keeps_what_is_right_of_drafts(void)
             opt.n_peaks = 3;
             c           = sim_create(&opt);
             add_mix(c, q, 8);
-            for (uint32_t k = 0; k < 8; k++) {
-                if (k % 4 < 2) q[k]->stop_token = 2;
-                q[k]->max_tokens += 20;
-                sim_start(c, q[k]);
+            for (uint32_t k = 8; k < 20; k++) {
+                q[k]             = sim_add(c, 50 + k, 60);
+                q[k]->stop_token = 2;
             }
+            for (uint32_t k = 0; k < 20; k++)
+                sim_start(c, q[k]);
             EXPECT(sim_run(c));
-            for (uint32_t k = 0; k < 8; k++)
+            for (uint32_t k = 0; k < 20; k++)
                 expect_right(q[k]);
             expect_clean_end(c, opt.n_pages);
         }

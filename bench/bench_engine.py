@@ -329,6 +329,16 @@ def make_cases(work, decode_tokens):
             decode("batch 8, ctx 1k", 8, 1024), decode("batch 32, ctx 1k", 32, 1024)]
 
 
+def publish(report, text, out):
+    """The text on stdout, and both as OUT.json and OUT.md; out: OUT or None."""
+    if out:
+        os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+        for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", text)):
+            with open(out + suffix, "w") as f:
+                f.write(content)
+    print(text)
+
+
 # ---- where time goes
 
 def profile(cell, folder, args, seconds):
@@ -441,14 +451,7 @@ def main():
               "model": f"baton synth {' '.join(SYNTH)}" + " --fp8" * (work.width == 1), "dtype": "e4m3" if work.width == 1 else "bf16", "weights_gib": work.weight_bytes / 2**30, "load_s": cell.load_s, "memory_gib": memory,
               "roofs": {"n": len(roofs.samples), "kernels": roofs.samples[0]["kernels"], **middle},
               "cases": [c.result() for c in cases], "profiles": {k: v for k, v in profiles.items() if v}}
-    text = markdown(report)
-    if args.out:
-        os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
-        with open(args.out + ".json", "w") as f:
-            json.dump(report, f, indent=1)
-        with open(args.out + ".md", "w") as f:
-            f.write(text)
-    print(text)
+    publish(report, markdown(report), args.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Cores: one prefill and one decode rank, with as many threads each as there are c
 work it should have all cores; while both work, more threads than cores must not cost.  Three loads: prompts of 1,024 tokens one after
 the other; one stream; and 8 clients with prompts of 512 tokens and replies of 32.  Both cells come in turns, --rounds times; medians."""
 import argparse
-import json
 import os
 import re
 import statistics
@@ -93,11 +92,7 @@ def main():
         report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": bench_engine.commit(), "machine": bench_engine.machine(),
                   "memory": [memory(args, folder, *shape) for shape in ((1, 1), (2, 2))],
                   "runs": [cores(args, folder, n) for _ in range(args.rounds) for n in sorted({args.cores, max(1, args.cores // 2)}, reverse=True)]}
-    if args.out:
-        for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", markdown(report))):
-            with open(args.out + suffix, "w") as f:
-                f.write(content)
-    print(markdown(report))
+    bench_engine.publish(report, markdown(report), args.out)
 
 
 if __name__ == "__main__":

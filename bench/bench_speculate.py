@@ -10,7 +10,6 @@ replies in JSON or code do.
 Price: `bench_step` with DIR, a model that `baton synth` made: a step of one request and a draft of random tokens, so that each row chooses
 experts of its own, against a step without.  Bytes are those of the weights that the step reads; they do not depend on the machine."""
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -96,11 +95,7 @@ def main():
     args = ap.parse_args()
     report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": bench_engine.commit(), "machine": bench_engine.machine(),
               "brought": brought(os.path.join(args.build, "bin")), "price": price(args.build, args.model, args.rounds)}
-    if args.out:
-        for suffix, content in ((".json", json.dumps(report, indent=1) + "\n"), (".md", markdown(report))):
-            with open(args.out + suffix, "w") as f:
-                f.write(content)
-    print(markdown(report))
+    bench_engine.publish(report, markdown(report), args.out)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ class Unread(Hostile):
         wire.send(5, b"\0\0\0\0\5", path="/grpc.health.v1.Health/Check")  # five bytes, of which none comes
         for n in range(3, 11):
             wire.call(2 * n + 1, self.request(request_id=f"w{n}").SerializeToString())
-        self.serves()
+        wait_for(lambda: '"w10": 3 prompt tokens' in self.coordinator.text(), "the last request")
         self.coordinator.process.send_signal(signal.SIGUSR1)
         end = time.monotonic() + WAIT_S
         while self.coordinator.process.poll() is None and time.monotonic() < end:

@@ -109,8 +109,9 @@ def write(run, path):
 
 
 def clock_of(line):
-    """Of a log line, as time.time(): "2026-01-31 12:34:56.789 I ..."."""
-    return time.mktime(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S")) + float(line[19:23])
+    """Of a log line, as time.time(): "2026-01-31 12:34:56.789 I ...".  Open MPI's bytes may stand before it, or have cut it: 0."""
+    at = re.search(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{3}) ", line)
+    return time.mktime(time.strptime(at[1], "%Y-%m-%d %H:%M:%S")) + float(at[2]) if at else 0
 
 
 def commit_of(source):

@@ -1,7 +1,6 @@
 #include "core/watchdog.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/thread.h"
 
 enum { LOOKS = 16 }; /* in the time of the limit */
 #define LOOK_MAX_NS BT_NS_PER_S
@@ -70,17 +70,13 @@ bt_status bt_watchdog_start(uint64_t limit_ns, bt_watchdog_fn expired, void *ctx
 {
     bt_status st = BT_OK;
     pthread_t thread;
-    sigset_t  all, before;
     int       code;
 
     BT_ASSERT(g_dog.fn == NULL && expired != NULL && limit_ns >= LOOKS);
     g_dog.fn  = expired;
     g_dog.ctx = ctx;
     atomic_store(&g_dog.limit_ns, limit_ns);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the others */
-    code = pthread_create(&thread, NULL, watch, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    code = bt_thread_start(&thread, watch, NULL);
     BT_REQUIRE(code == 0, BT_ERR_NO_MEMORY, "the watchdog's thread: %s", strerror(code));
     pthread_detach(thread);
 out:

@@ -1,11 +1,11 @@
 #include "proto/control_attach.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "core/thread.h"
 
 struct bt_control_attach {
     char               address[256];
@@ -36,7 +36,6 @@ bt_status bt_control_attach_start(const char *address, uint64_t connect_ns, uint
 {
     bt_status          st = BT_OK;
     bt_control_attach *a  = bt_calloc(1, sizeof(*a));
-    sigset_t           all, before;
     int                rc;
 
     BT_REQUIRE(a != NULL, BT_ERR_NO_MEMORY, "the search for a coordinator");
@@ -44,10 +43,7 @@ bt_status bt_control_attach_start(const char *address, uint64_t connect_ns, uint
     a->connect_ns = connect_ns;
     a->quiet_ns   = quiet_ns;
     a->hello      = *hello;
-    sigfillset(&all); /* signals are for the process's main thread */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&a->thread, NULL, attach_main, a);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    rc            = bt_thread_start(&a->thread, attach_main, a);
     BT_REQUIRE(rc == 0, BT_ERR_NO_MEMORY, "the thread that looks for a coordinator");
     *attach_out = a;
     a           = NULL; /* handed over */

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -21,6 +20,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/machine.h"
+#include "core/thread.h"
 
 enum {
     SPIN_TICKS = 25000, /* of the TSC, some 10 microseconds: the gaps between operations of a
@@ -130,16 +130,10 @@ static void *member_main(void *arg)
     }
 }
 
-/* All signals blocked: they belong to the process's other threads. */
 static int start_member(member *m)
 {
-    sigset_t all, old;
-    int      rc;
+    int rc = bt_thread_start(&m->thread, member_main, m);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    rc = pthread_create(&m->thread, NULL, member_main, m);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc == 0) pthread_setname_np(m->thread, "bt-compute");
     return rc;
 }

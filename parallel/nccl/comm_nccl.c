@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/thread.h"
 #include "parallel/nccl/module.h"
 
 #if NCCL_VERSION_CODE < 22700 /* OLDEST */
@@ -124,22 +124,15 @@ static void *end_all(void *arg)
     return NULL;
 }
 
-/* Signals are for the other threads.  Without a thread to be had the caller waits. */
+/* Without a thread to be had the caller waits. */
 static void end_beside(ending *e)
 {
-    pthread_attr_t attr;
-    pthread_t      thread;
-    sigset_t       all, before;
-    int            code;
+    pthread_t thread;
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    code = pthread_create(&thread, &attr, end_all, e);
-    pthread_attr_destroy(&attr);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (code != 0) end_all(e);
+    if (bt_thread_start(&thread, end_all, e) == 0)
+        pthread_detach(thread);
+    else
+        end_all(e);
 }
 
 static void nccl_abort(bt_nccl_comm *comm)

@@ -294,10 +294,11 @@ class Case:
         after = roofs.probe()
         here = {k: (before[k] + after[k]) / 2 for k in before if k.startswith(("read_gbs", "gflops"))}
         for seconds, cpu, others in samples:
+            cpu = max(cpu, 1 / TICKS)  # of a short sample no tick may be there
             wall, bound = shortest(self.work, here, "")
             ideal, _ = shortest(self.work, here, "_cpu")
             self.rows.append({"seconds": seconds, "cpu_seconds": cpu, "others_cores": others, "bound": bound,
-                              "wall_share": wall / seconds, "cpu_share": ideal * threads / max(cpu, 1 / TICKS),
+                              "wall_share": wall / seconds, "cpu_share": ideal * threads / cpu,
                               "computed_share": in_turn(self.parts, here) / seconds})
 
     def result(self):
@@ -327,6 +328,28 @@ def make_cases(work, decode_tokens):
 
     return [prefill(512, 3), prefill(2048, 2), decode("batch 1, ctx 0", 1, 16), decode("batch 1, ctx 8k", 1, min(8192, work.positions - decode_tokens)),
             decode("batch 8, ctx 1k", 8, 1024), decode("batch 32, ctx 1k", 32, 1024)]
+
+
+def heading(title, script, r):
+    """The first lines of a report: how it was made, when and where."""
+    m = r["machine"]
+    return [f"# {title}", "", f"Made by `bench/{script}`, which says what each figure means.", "", f"- When: {r['when']}, commit {r['commit']}",
+            f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}"]
+
+
+def about():
+    """What heading() reads."""
+    return {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit(), "machine": machine()}
+
+
+def arguments(doc, rounds):
+    """Of a bench with a model and a report; parse them."""
+    ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--build", required=True, help="a build directory, with bin/")
+    ap.add_argument("--model", required=True, help="a model that `baton synth` made before")
+    ap.add_argument("--rounds", type=int, default=rounds)
+    ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the tables)")
+    return ap
 
 
 def publish(report, text, out):
@@ -370,10 +393,8 @@ def take_profiles(cell, folder):
 
 def markdown(report):
     m, r = report["machine"], report["roofs"]
-    lines = ["# The engine on this CPU", "", "Made by `bench/bench_engine.py`, which says what each figure means.", "",
-             f"- When: {report['when']}, commit {report['commit']}",
-             f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
-             f"- Caches: {m['caches']}",
+    lines = heading("The engine on this CPU", "bench_engine.py", report)
+    lines += [f"- Caches: {m['caches']}",
              f"- Model: `{report['model']}`, {report['weights_gib']:.2f} GiB of {report['dtype']} weights; one prefill and one decode rank, {report['threads']} "
              f"threads each, chunks of {CHUNK}",
              f"- Roofs, median of {r['n']} probes between the cases: {r['read_gbs']:.1f} GB/s, {r['gflops'] / 1e3:.2f} TFLOP/s (`{r['kernels']}`) by the "
@@ -447,7 +468,7 @@ def main():
         finally:
             cell.stop()
     middle = {k: statistics.median(s[k] for s in roofs.samples) for k in roofs.samples[0] if k not in ("threads", "kernels")}
-    report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit(), "machine": machine(), "threads": threads,
+    report = {**about(), "threads": threads,
               "model": f"baton synth {' '.join(SYNTH)}" + " --fp8" * (work.width == 1), "dtype": "e4m3" if work.width == 1 else "bf16", "weights_gib": work.weight_bytes / 2**30, "load_s": cell.load_s, "memory_gib": memory,
               "roofs": {"n": len(roofs.samples), "kernels": roofs.samples[0]["kernels"], **middle},
               "cases": [c.result() for c in cases], "profiles": {k: v for k, v in profiles.items() if v}}

@@ -9,13 +9,11 @@ the file without a name takes in which they lie (fstat).
 Cores: one prefill and one decode rank, with as many threads each as there are cores, and with half of them.  While one rank is alone at
 work it should have all cores; while both work, more threads than cores must not cost.  Three loads: prompts of 1,024 tokens one after
 the other; one stream; and 8 clients with prompts of 512 tokens and replies of 32.  Both cells come in turns, --rounds times; medians."""
-import argparse
 import os
 import re
 import statistics
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bench_engine  # noqa: E402
@@ -66,11 +64,8 @@ def medians(runs):
 
 
 def markdown(r):
-    m = r["machine"]
-    lines = ["# Ranks that share a machine", "", "Made by `bench/bench_node.py`, which says what each figure means.", "",
-             f"- When: {r['when']}, commit {r['commit']}",
-             f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
-             f"- Model: `baton synth {' '.join(bench_engine.SYNTH)} DIR`",
+    lines = bench_engine.heading("Ranks that share a machine", "bench_node.py", r)
+    lines += [f"- Model: `baton synth {' '.join(bench_engine.SYNTH)} DIR`",
              "- Command: `python3 bench/bench_node.py --build build/release --model DIR --out docs/measurements/node_cpu`", "",
              "| prefill + decode ranks | weights, each its own | in memory | slowest rank's load | start to serving |", "|---|---|---|---|---|"]
     lines += [f"| {x['ranks']} | {x['own_gib']:.2f} GiB | {x['memory_gib']:.2f} GiB | {x['load_s']:.1f} s | {x['start_s']:.1f} s |" for x in r["memory"]]
@@ -81,15 +76,10 @@ def markdown(r):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--build", required=True, help="a build directory, with bin/")
-    ap.add_argument("--model", required=True, help="a model that `baton synth` made before")
-    ap.add_argument("--rounds", type=int, default=2)
-    ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the tables)")
-    args = ap.parse_args()
+    args = bench_engine.arguments(__doc__, 2).parse_args()
     args.cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
-        report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": bench_engine.commit(), "machine": bench_engine.machine(),
+        report = {**bench_engine.about(),
                   "memory": [memory(args, folder, *shape) for shape in ((1, 1), (2, 2))],
                   "runs": [cores(args, folder, n) for _ in range(args.rounds) for n in sorted({args.cores, max(1, args.cores // 2)}, reverse=True)]}
     bench_engine.publish(report, markdown(report), args.out)

@@ -9,7 +9,6 @@ replies in JSON or code do.
 
 Price: `bench_step` with DIR, a model that `baton synth` made: a step of one request and a draft of random tokens, so that each row chooses
 experts of its own, against a step without.  Bytes are those of the weights that the step reads; they do not depend on the machine."""
-import argparse
 import os
 import re
 import subprocess
@@ -73,10 +72,9 @@ def price(build, model, rounds):
 
 
 def markdown(r):
-    m, one = r["machine"], r["price"][0]
-    lines = ["# Speculation", "", "Made by `bench/bench_speculate.py`, which says what each figure means.", "", f"- When: {r['when']}, commit {r['commit']}",
-             f"- Machine: {m['cpu']}, {m['cores']} cores (hypervisor: {m['hypervisor']}), {m['memory_gib']} GiB, Linux {m['kernel']}; {' '.join(m['flags'])}",
-             f"- Price: `baton synth {' '.join(bench_engine.SYNTH)} DIR`; tokens a step: models/demo, {N_TOKENS} tokens a text", "",
+    one = r["price"][0]
+    lines = bench_engine.heading("Speculation", "bench_speculate.py", r)
+    lines += [f"- Price: `baton synth {' '.join(bench_engine.SYNTH)} DIR`; tokens a step: models/demo, {N_TOKENS} tokens a text", "",
              "## Tokens a step, and rows", "", "| most tokens of a draft | " + " | ".join(map(str, DRAFTS)) + " |", "|---" * (len(DRAFTS) + 1) + "|"]
     lines += [f"| {x['load']} | " + " | ".join(f"{t:.2f} of {n:.2f}" for t, n in zip(x["tokens_a_step"], x["rows_a_step"])) + " |" for x in r["brought"]]
     lines += ["", "## Price of a step", "", "| tokens of the draft | weights read | of one row's | time, of one row's | share of roof, CPU | pays off with more right tokens than |",
@@ -87,13 +85,8 @@ def markdown(r):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--build", required=True, help="a build directory, with bin/")
-    ap.add_argument("--model", required=True, help="a model that `baton synth` made before")
-    ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the tables)")
-    args = ap.parse_args()
-    report = {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": bench_engine.commit(), "machine": bench_engine.machine(),
+    args = bench_engine.arguments(__doc__, 3).parse_args()
+    report = {**bench_engine.about(),
               "brought": brought(os.path.join(args.build, "bin")), "price": price(args.build, args.model, args.rounds)}
     bench_engine.publish(report, markdown(report), args.out)
 

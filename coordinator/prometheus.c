@@ -286,11 +286,10 @@ static void ranks(page *p, const bt_snapshot *s)
         rank_histogram(p, s, i, "baton_batch_rows", s->ranks[i].beat.batch_rows,
                        BT_BEAT_BATCH_BUCKETS, 1,
                        (double)(s->ranks[i].beat.prompt_rows + s->ranks[i].beat.generated_rows));
-    /* Only prefill ranks count: a hit there saves computing, one on a decode rank only the
-     * transfer. */
     for (uint32_t i = 0; i < s->n_ranks; i++) {
         draft += s->ranks[i].beat.draft_tokens;
         right += s->ranks[i].beat.draft_right_tokens;
+        /* A hit on a prefill rank saves computing, one on a decode rank only the transfer. */
         if (s->ranks[i].group != 0) continue;
         asked += s->ranks[i].beat.prefix_asked_tokens;
         hit += s->ranks[i].beat.prefix_hit_tokens;

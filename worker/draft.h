@@ -16,9 +16,10 @@
 
 #include <stdint.h>
 
+#include "core/rank_flags.h"
 #include "core/status.h"
 
-enum { BT_DRAFT_MATCH = 3, BT_DRAFT_MAX = 15 };
+enum { BT_DRAFT_MATCH = 3 };
 
 typedef struct {
     uint32_t  n, capacity;

@@ -8,13 +8,12 @@
 #include "core/clock.h"
 #include "worker/rank.h"
 
-enum { GPU_BYTES = 60, WHY_BYTES = 252 };
+enum { GPU_BYTES = 64, WHY_BYTES = 252 };
 #define LEAST_NS (60 * BT_NS_PER_S) /* ranks start one after the other */
 
 /* Where a rank computes. */
 typedef struct {
-    uint32_t on_gpu;
-    char     gpu[GPU_BYTES]; /* bt_device.bus_id */
+    char gpu[GPU_BYTES]; /* bt_device.bus_id */
 } place;
 
 typedef struct {
@@ -82,9 +81,11 @@ out:
     return st;
 }
 
+static bool on_gpu(const place *p) { return p->gpu[0] != '\0'; }
+
 static bool same_gpu(const bt_rank *r, const place *all, uint32_t a, uint32_t b)
 {
-    return all[a].on_gpu && all[b].on_gpu && bt_world_same_machine(r->world, a, b) &&
+    return on_gpu(&all[a]) && bt_world_same_machine(r->world, a, b) &&
            strcmp(all[a].gpu, all[b].gpu) == 0;
 }
 
@@ -93,7 +94,7 @@ static void count_sharers(bt_rank *r, const place *all)
     uint32_t self = r->facts.rank;
 
     r->gpu_sharers = 0;
-    if (!all[self].on_gpu) return;
+    if (!on_gpu(&all[self])) return;
     for (uint32_t i = 0; i < r->facts.n_ranks; i++)
         r->gpu_sharers += same_gpu(r, all, self, i);
     BT_INFO("rank %u computes on GPU %u, with %u more ranks", self, r->gpu, r->gpu_sharers - 1);
@@ -121,7 +122,7 @@ static bool may_use_nccl(const bt_rank *r, const place *all, char *why)
     if (r->opt.transport == BT_BY_MPI) snprintf(why, WHY_BYTES, "--transport says so");
     if (r->facts.n_ranks == 1) snprintf(why, WHY_BYTES, "a cell of one rank needs no other");
     for (uint32_t i = 0; i < r->facts.n_ranks && why[0] == '\0'; i++)
-        if (!all[i].on_gpu) snprintf(why, WHY_BYTES, "rank %u computes on the CPU", i);
+        if (!on_gpu(&all[i])) snprintf(why, WHY_BYTES, "rank %u computes on the CPU", i);
     if (why[0] == '\0' && r->opt.transport == BT_BY_ANY && find_pair(r, all, &a, &b))
         snprintf(why, WHY_BYTES,
                  "ranks %u and %u share a GPU, which NCCL does not promise to work on (--transport "
@@ -157,7 +158,7 @@ bt_status bt_rank_open_transport(bt_rank *r)
 {
     bt_status st    = BT_OK;
     bt_group *group = NULL;
-    place     mine = {.on_gpu = !r->dev->host_memory}, *all = NULL;
+    place     mine = {.gpu = ""}, *all = NULL;
     char      why[WHY_BYTES];
 
     snprintf(mine.gpu, GPU_BYTES, "%s", r->dev->bus_id);

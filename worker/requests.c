@@ -124,7 +124,7 @@ static bt_status read_drafter(const bt_rank_facts *f, const bt_down_reserve *m, 
     bt_status st = BT_OK;
 
     /* Penalties depend on the tokens before, which in a draft are not known to be right. */
-    if (m->eval || !f->speculates || bt_sampling_counts_tokens(&m->sampling)) goto out;
+    if (m->eval || f->speculate == 0 || bt_sampling_counts_tokens(&m->sampling)) goto out;
     r->drafts = true;
     if (m->prompt == NULL) goto out;
     BT_TRY(check_ids(f, "prompt", m->n_prompt, m->prompt));

@@ -39,9 +39,9 @@ typedef struct {
     const bt_model_config *model;               /* borrowed */
     uint32_t               n_pages;
     const bt_seats        *seats; /* borrowed: [2] of its cell by now, or NULL: as launched */
-    bool share_generated;         /* full pages of generated tokens enter the prefix cache too */
-    bool keeps_maps;              /* that, or forms by cost: requests carry form maps */
-    bool speculates;              /* requests that decode keep what drafts are made of */
+    bool     share_generated;     /* full pages of generated tokens enter the prefix cache too */
+    bool     keeps_maps;          /* that, or forms by cost: requests carry form maps */
+    uint32_t speculate;           /* most tokens of a draft; 0: none */
 } bt_rank_facts;
 
 static inline bool bt_rank_has_both(const bt_rank_facts *f) { return f->n_prefill == 0; }

@@ -96,10 +96,12 @@ static uint32_t draft_room(const bt_piece *p)
     return bt_min_u32(room, r->sampling.max_tokens - r->n_known - 1);
 }
 
-static void add_drafts(const bt_scheduler *s, bt_piece *pieces, uint32_t n, uint32_t n_rows)
+static void add_drafts(const bt_scheduler *s, bt_piece *pieces, uint32_t n)
 {
-    uint32_t most = bt_min_u32(s->draft_rows, s->max_rows);
+    uint32_t most = bt_min_u32(s->draft_rows, s->max_rows), n_rows = 0;
 
+    for (uint32_t i = 0; i < n; i++)
+        n_rows += pieces[i].n_rows;
     for (uint32_t i = 0; i < n && n_rows < most; i++) {
         bt_piece *p    = &pieces[i];
         uint32_t  room = bt_min_u32(draft_room(p), bt_min_u32(s->speculate, most - n_rows));
@@ -129,7 +131,7 @@ static void sort_roles(bt_piece *pieces, uint32_t n)
 uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out,
                      uint32_t rows_out[BT_N_ROLES])
 {
-    uint32_t prompt = 0, generated = 0, n_rows = 0, keep, n;
+    uint32_t prompt = 0, generated = 0, keep, n;
 
     for (uint32_t i = 0; i < t->n; i++) {
         if (t->at[i]->state == BT_REQUEST_PREFILL)
@@ -145,9 +147,7 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
 
     n = add_prompts(s, t, s->max_rows - generated, pieces_out);
     n += add_generated(s, t, generated, pieces_out + n);
-    for (uint32_t i = 0; i < n; i++)
-        n_rows += pieces_out[i].n_rows;
-    if (s->speculate > 0) add_drafts(s, pieces_out, n, n_rows);
+    if (s->speculate > 0) add_drafts(s, pieces_out, n);
     sort_roles(pieces_out, n);
     rows_out[BT_ROLE_PROMPT] = rows_out[BT_ROLE_GENERATED] = 0;
     for (uint32_t i = 0; i < n; i++)

@@ -266,7 +266,7 @@ static bt_status draw_account(bt_rank *r)
     BT_TRY(bt_memory_plan_pages(&r->cfg, r->opt.kv_bytes, m));
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
-    r->facts.speculates      = r->opt.speculate != 0;
+    r->facts.speculate       = r->opt.speculate;
     r->facts.keeps_maps      = r->opt.share_generated || r->opt.form == BT_FORM_BY_COST;
     bt_memory_print(m);
 out:
@@ -377,7 +377,6 @@ static bt_status create_worker(bt_rank *r)
                                           .chunk      = r->opt.chunk,
                                           .max_rows   = r->opt.max_rows,
                                           .lookahead  = r->opt.lookahead != 0,
-                                          .speculate  = r->opt.speculate,
                                           .timeout_ns = r->opt.timeout_ns};
     BT_TRY(bt_worker_create(&cfg, &r->worker));
     r->links.worker = r->worker;

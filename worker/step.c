@@ -39,14 +39,14 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
     w->cfg       = *cfg;
     w->scheduler = (bt_scheduler){.max_rows   = cfg->max_rows,
                                   .chunk      = cfg->chunk,
-                                  .speculate  = cfg->speculate,
+                                  .speculate  = cfg->facts.speculate,
                                   .draft_rows = DRAFT_ROWS};
     w->parked    = true; /* every rank starts parked at wake number 0 */
     BT_TRY(open_samplers(w));
     BT_TRY(bt_draw_list_init(&w->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));
     /* If the device chooses tokens, they can feed the next step without the host. */
     w->lookahead = cfg->lookahead && w->draws.sampling != NULL;
-    BT_ASSERT(cfg->speculate == 0 || w->draws.sampling == NULL);
+    BT_ASSERT(cfg->facts.speculate == 0 || w->draws.sampling == NULL);
     for (int i = 0; i < (w->lookahead ? 2 : 1); i++)
         BT_TRY(bt_batch_init(&w->batches[i], cfg));
     w->batch        = &w->batches[0];

@@ -75,7 +75,6 @@ typedef struct {
     uint32_t              epoch;                  /* of the group */
     uint32_t              chunk, max_rows;
     bool                  lookahead; /* where the device chooses tokens; else it is none */
-    uint32_t              speculate; /* most tokens of a draft; 0: none.  Not with lookahead */
     uint64_t              timeout_ns;
 } bt_worker_config;
 

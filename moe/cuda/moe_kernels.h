@@ -68,7 +68,7 @@ int bt_cuda_items_run(void *stream, const bt_cuda_items *p);
 /* As bt_moe_combine, for rows of this rank, whose items lie by rank: own, and came.  Rows that are
  * padding keep what they have in y. */
 typedef struct {
-    uint32_t        n_rows, n_wire, hidden, top_k, n_blocks, block_size, self;
+    uint32_t        n_rows, n_wire, hidden, top_k, block_size, self;
     const bt_bf16  *wire;         /* [n_rows, n_wire] */
     const uint16_t *owner;        /* [n_experts] */
     const uint8_t  *whole;        /* [n_blocks] */

@@ -202,7 +202,6 @@ static bt_status join(bt_moe_routed *r, uint32_t n_rows, const bt_bf16 *wire, co
                                                                  .n_wire       = r->n_wire,
                                                                  .hidden       = r->l.hidden,
                                                                  .top_k        = r->l.top_k,
-                                                                 .n_blocks     = r->l.n_blocks,
                                                                  .block_size   = r->l.block_size,
                                                                  .self         = r->l.self,
                                                                  .wire         = wire,

@@ -279,7 +279,6 @@ static void join_as(const sum_case *c, uint32_t self, const float *shared, bt_bf
                                                      .n_wire       = c->n_wire,
                                                      .hidden       = c->hidden,
                                                      .top_k        = TOP_K,
-                                                     .n_blocks     = N_BLOCKS,
                                                      .block_size   = BLOCK,
                                                      .self         = self,
                                                      .wire         = c->wire,

@@ -45,7 +45,6 @@ static void create_rank(sim_cell *c, uint32_t rank)
                               .chunk      = c->opt.chunk,
                               .max_rows   = c->opt.max_rows,
                               .lookahead  = true,
-                              .speculate  = c->opt.lookahead ? 0 : c->opt.speculate,
                               .timeout_ns = 10 * BT_NS_PER_S};
 
     r->cell        = c;
@@ -60,7 +59,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                      .model           = &c->model,
                                      .n_pages         = c->opt.n_pages,
                                      .share_generated = c->opt.share,
-                                     .speculates      = c->opt.speculate != 0,
+                                     .speculate       = c->opt.lookahead ? 0 : c->opt.speculate,
                                      .keeps_maps      = sim_keeps_maps(c)};
     cfg.form       = c->opt.by_cost ? BT_FORM_BY_COST : BT_FORM_BY_ROLE;
     cfg.group_size = c->group_size[r->group];

@@ -10,11 +10,15 @@
  * of a tile's rows are this rank's, and room is made for all. */
 enum { TILE_TERMS = 4096, TILE_BYTES = 64 << 20, ROUTED_TILE_BYTES = 1 << 30 };
 
+static size_t routed_term_bytes(const bt_moe_config *cfg)
+{
+    return cfg->hidden * sizeof(float) + cfg->expert_dim * sizeof(bt_bf16);
+}
+
 static uint32_t tile_terms(const bt_moe_ops *ops, const bt_moe_config *cfg)
 {
-    size_t routed = cfg->hidden * sizeof(float) + cfg->expert_dim * sizeof(bt_bf16);
-    size_t n      = ops->routed != NULL ? ROUTED_TILE_BYTES / routed
-                                        : TILE_BYTES / (cfg->hidden * sizeof(bt_bf16));
+    size_t n = ops->routed != NULL ? ROUTED_TILE_BYTES / routed_term_bytes(cfg)
+                                   : TILE_BYTES / (cfg->hidden * sizeof(bt_bf16));
 
     return n < TILE_TERMS ? TILE_TERMS : (uint32_t)n;
 }
@@ -203,6 +207,17 @@ static const bt_moe_ops *find_back_end(const bt_device *dev)
 {
     if (strcmp(bt_moe_cpu_ops.device, dev->ops->name) == 0) return &bt_moe_cpu_ops;
     return bt_device_symbol(dev, BT_MOE_MODULE_SYMBOL);
+}
+
+uint64_t bt_moe_tile_bytes(const bt_device *dev, const bt_moe_config *cfg, uint32_t n_ranks,
+                           uint32_t max_rows)
+{
+    const bt_moe_ops *ops   = find_back_end(dev);
+    uint64_t          terms = (uint64_t)n_ranks * max_rows * cfg->gate.top_k, most;
+
+    if (ops == NULL || ops->routed == NULL || cfg->gate.n_experts == 0) return 0;
+    most = tile_terms(ops, cfg);
+    return (terms < most ? terms : most) * routed_term_bytes(cfg);
 }
 
 uint64_t bt_moe_exchange_bytes(const bt_device *dev, const bt_placement *placement,

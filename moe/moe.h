@@ -61,6 +61,10 @@ void      bt_moe_destroy(bt_moe *moe);
  * placement. */
 uint64_t bt_moe_exchange_bytes(const bt_device *dev, const bt_placement *placement,
                                const bt_moe_config *cfg, uint32_t self, uint32_t max_rows);
+/* Of a device that keeps routes: what create() takes, at most, for the results of experts.  Else 0:
+ * a small part of the step's memory. */
+uint64_t bt_moe_tile_bytes(const bt_device *dev, const bt_moe_config *cfg, uint32_t n_ranks,
+                           uint32_t max_rows);
 size_t   bt_moe_workspace_bytes(const bt_moe *moe); /* device memory taken by create() */
 /* Rows that this rank's experts have run in all calls, [n_experts]; borrowed, grows with each call.
  */

@@ -56,10 +56,14 @@ static void stop(carrier *c)
     bool     done = false;
 
     if (c->comm == NULL) return;
-    bt_watchdog_enter("end of an NCCL communicator", -1);
+    bt_watchdog_enter("what an NCCL communicator is at", -1);
     let_nccl_finish(c);
+    bt_watchdog_leave();
+    bt_watchdog_enter("end of an NCCL communicator", -1);
     if (c->super.ends != NULL) c->super.ends(c->super.ends_ctx); /* NCCL waits for its graphs */
     c->nccl->abort(c->comm);
+    bt_watchdog_leave();
+    bt_watchdog_enter("the GPU's work of an NCCL communicator", -1);
     if (c->nccl->mark(c->comm, 0) != BT_OK) done = true; /* the stream itself is in error */
     end_ns = bt_now_ns() + DRAIN_MAX_NS;
     while (!done && bt_now_ns() < end_ns && c->nccl->reached(c->comm, 0, &done) == BT_OK && !done)

@@ -258,7 +258,8 @@ static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
     r->repeat_first = false;
     BT_TRY(choose_one(w, b, piece, 0));
     while (n_right < n_draft && b->finish[piece] == BT_FINISH_NONE &&
-           r->next_token == r->draft[n_right]) {
+           r->next_token == r->draft[n_right] &&
+           w->host_draws[b->first_draw[piece] + n_right + 1].found) { /* else it fails alone */
         keep_drafted(w, b, piece, n_right++);
         BT_TRY(choose_one(w, b, piece, n_right));
     }

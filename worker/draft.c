@@ -64,8 +64,16 @@ out:
 
 bt_status bt_drafter_copy(const bt_drafter *from, bt_drafter *to_out)
 {
+    bt_status st = BT_OK;
+
     *to_out = (bt_drafter){0};
-    return from->n == 0 ? BT_OK : bt_drafter_add(to_out, from->n, from->tokens);
+    if (from->n == 0) goto out;
+    BT_TRY(reserve(to_out, from->capacity));
+    memcpy(to_out->tokens, from->tokens, from->n * sizeof(*from->tokens));
+    memcpy(to_out->after, from->after, (size_t)2 * from->capacity * sizeof(*from->after));
+    to_out->n = from->n;
+out:
+    return st;
 }
 
 void bt_drafter_fini(bt_drafter *d)
@@ -106,5 +114,8 @@ void bt_drafter_learn(bt_drafter *d, uint32_t n, uint32_t n_right)
 {
     d->skipped = 0;
     d->skips   = n_right > 0 ? 0 : bt_min_u32(2 * d->skips + 1, MOST_SKIPS);
-    d->most    = bt_min_u32(n_right < n ? n_right + 1 : 2 * n, BT_DRAFT_MAX);
+    if (n_right < n)
+        d->most = n_right + 1;
+    else if (d->most != 0 && d->most < 2 * n) /* a short one may have had no room */
+        d->most = bt_min_u32(2 * n, BT_DRAFT_MAX);
 }

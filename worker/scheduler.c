@@ -96,14 +96,14 @@ static uint32_t draft_room(const bt_piece *p)
     return bt_min_u32(room, r->sampling.max_tokens - r->n_known - 1);
 }
 
-static void add_drafts(const bt_scheduler *s, bt_piece *pieces, uint32_t n)
+static void add_drafts(bt_scheduler *s, bt_piece *pieces, uint32_t n)
 {
-    uint32_t most = bt_min_u32(s->draft_rows, s->max_rows), n_rows = 0;
+    uint32_t most = bt_min_u32(s->draft_rows, s->max_rows), n_rows = 0, first = s->draft_turn++;
 
     for (uint32_t i = 0; i < n; i++)
         n_rows += pieces[i].n_rows;
     for (uint32_t i = 0; i < n && n_rows < most; i++) {
-        bt_piece *p    = &pieces[i];
+        bt_piece *p    = &pieces[(first + i) % n];
         uint32_t  room = bt_min_u32(draft_room(p), bt_min_u32(s->speculate, most - n_rows));
 
         if (room == 0) continue;

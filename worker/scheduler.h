@@ -30,6 +30,7 @@ typedef struct {
     uint32_t max_rows, chunk; /* 1 <= chunk <= max_rows */
     uint32_t speculate;       /* most tokens of a request's draft; 0: none */
     uint32_t draft_rows;      /* a step with drafts has at most so many rows */
+    uint32_t draft_turn;      /* whose draft comes first where these are too few */
     uint32_t turn;            /* which decoding request comes first when not all fit */
     bool     prompts_turn;    /* with max_rows 1 the roles alternate */
     bool     long_turn;       /* a prompt of several pieces got nothing in the last step */

@@ -252,6 +252,7 @@ static bt_status draw_account(bt_rank *r)
     m->max_rows = r->opt.max_rows;
     m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
+              bt_moe_tile_bytes(r->dev, &r->cfg.moe, group, r->opt.max_rows) +
               bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
     if (r->threads != NULL)
         m->step += bt_cpu_pool_n_threads(r->threads) * bt_sampler_bytes(r->cfg.vocab_size);

@@ -101,6 +101,7 @@ static bt_status nccl_new_id(uint8_t id_out[BT_NCCL_ID_BYTES])
 struct ending {
     bt_nccl_comm of[2];
     uint32_t     n;
+    int          gpu;
     atomic_bool  over;
     atomic_int   users; /* the last one frees it */
 };
@@ -110,11 +111,13 @@ static void leave_ending(ending *e)
     if (atomic_fetch_sub(&e->users, 1) == 1) bt_free(e);
 }
 
-/* In a group all are told to stop before the first one's memory is freed. */
+/* In a group all are told to stop before the first one's memory is freed.  A new thread's GPU is
+ * the first one until it says otherwise, and NCCL goes back to it: that takes memory there. */
 static void *end_all(void *arg)
 {
     ending *e = arg;
 
+    (void)CUDA(&e->of[0], cudaSetDevice(e->gpu));
     (void)NCCL(&e->of[0], ncclGroupStart());
     for (uint32_t i = 0; i < e->n; i++)
         (void)NCCL(&e->of[i], ncclCommAbort(e->of[i].comm));
@@ -144,6 +147,7 @@ static void nccl_abort(bt_nccl_comm *comm)
     comm->end     = NULL;
     e->of[e->n++] = *comm;
     comm->comm    = NULL;
+    (void)CUDA(comm, cudaGetDevice(&e->gpu));
     if (g_along != NULL && g_along->comm != NULL) {
         e->of[e->n++] = *g_along;
         g_along->comm = NULL;

@@ -319,26 +319,33 @@ static void few_rows_take_few_blocks(void)
     free(x), free(w), free(y), free(alone), free(row_at);
 }
 
-/* Fewer rows than there may be, and not as many to a group as is likely. */
+/* Fewer rows than there may be, and not as many to a group as is likely: in the second shape blocks
+ * go on to a second and third tile, whatever the tile's height. */
 static void likely_rows_change_no_bits(void)
 {
+    static const struct {
+        uint32_t n_groups, max_rows, rows[5];
+    } OF[] = {
+        {5, 400, {0, 200, 0, 1, 17}},
+        {2, 700, {600, 1}          },
+    };
     static const uint32_t LIKELY[] = {1, 40, 80};
 
-    for (int fp8 = 0; fp8 < 2; fp8++) {
-        shape s = {
-            .n        = 72,
-            .k        = 208,
-            .n_groups = 5,
-            .rows     = {0, 200, 0, 1, 17},
-            .out      = BT_CUDA_OUT_SWIGLU,
-            .fp8      = fp8,
-            .gathered = true
-        };
+    for (int at = 0; at < 4; at++) {
+        shape    s   = {.n        = 72,
+                        .k        = 208,
+                        .n_groups = OF[at / 2].n_groups,
+                        .out      = BT_CUDA_OUT_SWIGLU,
+                        .fp8      = at % 2,
+                        .gathered = true};
         uint64_t rng = 6;
-        problem  p   = make(&s, &rng);
-        void    *y   = poisoned(p.y_bytes, 1);
+        problem  p;
+        void    *y;
 
-        p.g.max_rows = 400;
+        memcpy(s.rows, OF[at / 2].rows, sizeof(OF[0].rows));
+        p            = make(&s, &rng);
+        y            = poisoned(p.y_bytes, 1);
+        p.g.max_rows = OF[at / 2].max_rows;
         EXPECT_EQ(bt_cuda_gemm_run(NULL, &p.g), 0);
         p.g.y = y;
         for (int i = 0; i < 3; i++) {

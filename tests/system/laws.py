@@ -4,7 +4,7 @@
     laws.py --bin DIR --source DIR [--requests 200] [--seed N]
 
 First each request runs alone on a 1+1 cell whose cache is emptied before it.  Then all of them arrive at random times on cells of
-other shapes, with warm caches and pools so small that requests are retracted and resumed, one of them with speculation; then once more
+other shapes, with warm caches and pools so small that requests are retracted and resumed, two of them with speculation; then once more
 alone, with what is cached.
 Ids, logprobs, alternatives and finish reasons must be equal to the bit, and every kind of event must have happened."""
 import os
@@ -19,7 +19,7 @@ import load  # noqa: E402
 
 ALONE_PAGES, CROWDED_PAGES, PARALLEL = 12, 14, 16
 SHAPES = ["2+2", "1+3", "both2"]
-SPECULATES = {"1+3": "6"}  # tokens of a draft
+SPECULATES = {"1+3": "6", "both2": "3"}  # tokens of a draft
 QUEUE_S = "600"  # a slow machine refuses nobody
 
 

@@ -58,6 +58,7 @@ static void draft_follows_what_was_right(void)
     bt_drafter d = {0};
 
     add(&d, "abcdefghijklmnopabc");
+    bt_drafter_learn(&d, 1, 1); /* there was no room for more */
     expect_draft(&d, 8, "defghijk");
     bt_drafter_learn(&d, 8, 3);
     expect_draft(&d, 8, "defg");

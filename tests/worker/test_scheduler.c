@@ -246,10 +246,17 @@ static void scheduler_adds_rows_of_drafts(void)
 
     g_requests[0].n_known += 1; /* two rows of known tokens: the next one's draft follows them */
     g_requests[1].sampling.max_tokens = g_requests[1].n_known + 3;
+    s.draft_turn                      = 0;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
     expect_piece(0, 1, BT_ROLE_GENERATED, 12, 7);
     EXPECT_EQ(g_pieces[0].n_draft, 5);
     expect_piece(1, 2, BT_ROLE_GENERATED, 5, 1);
+    s.draft_turn = 0;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 12, 7);
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 12, 5); /* the other's draft came first */
+    EXPECT_EQ(g_pieces[1].n_draft, 2);
     s.draft_rows = 20;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
     expect_piece(1, 2, BT_ROLE_GENERATED, 5, 3);

@@ -114,10 +114,18 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
     return fake_gpu_step();
 }
 
+static _Thread_local int g_device;
+
 cudaError_t cudaSetDevice(int device)
 {
-    (void)device;
+    g_device = device;
     return fake_gpu_step();
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = g_device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes)

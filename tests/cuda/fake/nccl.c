@@ -84,6 +84,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, in
     }
     c->n    = n;
     c->self = rank;
+    cudaGetDevice(&c->gpu);
     snprintf(c->name, sizeof(c->name), "%s", config->commName);
     c->busy         = BUSY_POLLS;
     g_fake_progress = fake_nccl_progress;
@@ -107,6 +108,14 @@ static void free_memory(void)
  * communicators' operations included.  Those that end in one group leave together before that. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
+    int gpu;
+
+    cudaGetDevice(&gpu);
+    if (gpu != comm->gpu) {
+        fprintf(stderr, "fake NCCL: %s of GPU %d is to end in a thread of GPU %d\n", comm->name,
+                comm->gpu, gpu);
+        abort();
+    }
     if (comm->n_held > 0) {
         fprintf(stderr, "fake NCCL: %s is to end while graphs hold %d of its operations\n",
                 comm->name, comm->n_held);

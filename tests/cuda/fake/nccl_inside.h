@@ -48,7 +48,7 @@ typedef struct op {
 } op;
 
 struct ncclComm {
-    int          n, self, joined, busy, fd;
+    int          n, self, joined, busy, fd, gpu;
     int          n_kept; /* operations that graphs hold */
     int          n_held; /* of them, in graphs that the program has not destroyed */
     int          aborted;

@@ -57,7 +57,7 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("Each rank:", 5),
     BT_OPTION("kv-bytes", OPT_KV_BYTES, "BYTES",
               "Memory of each rank for KV pages, like 512M or 2G (default: what its memory account "
-              "leaves, which it logs)"),
+              "leaves, on a CPU at most 4 full contexts; it logs that)"),
     BT_OPTION("weights-cache", OPT_CACHE, "DIR",
               "Keep packed weights in a file in DIR, and map it at later starts (CPU only)"),
     BT_OPTION_DEFAULT("chunk", OPT_CHUNK, "ROWS",

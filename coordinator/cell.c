@@ -165,9 +165,11 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
         cell->n_ranks = hello->n_ranks;
         cell->first = cell->speaker = rank;
     }
-    BT_REQUIRE(!cell->ranks[rank].attached, BT_ERR_INVALID_ARG,
-               "rank %u (pid %u on %s) is here already: pid %u on %s", rank, hello->pid,
-               hello->host, cell->ranks[rank].hello.pid, cell->ranks[rank].hello.host);
+    BT_REQUIRE(
+        !cell->ranks[rank].attached, BT_ERR_INVALID_ARG,
+        "rank %u (pid %u on %s) is here already: pid %u on %s; a second cell needs a name of "
+        "its own (--cell)",
+        rank, hello->pid, hello->host, cell->ranks[rank].hello.pid, cell->ranks[rank].hello.host);
     BT_REQUIRE(!cell->ranks[rank].lost, BT_ERR_INVALID_ARG,
                "rank %u (pid %u on %s) has been removed from its cell, which goes on without it",
                rank, hello->pid, hello->host);

@@ -65,12 +65,13 @@ out:
 static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
 {
     bt_fleet_cell *c     = NULL;
-    bool           again = hello->incarnation != 0;
+    bool           again = hello->incarnation != 0, named = hello->cell[0] != '\0';
 
     if (bt_fleet_check_origin(fleet, hello, &again) == BT_OK &&
         find_cell(fleet, hello, &c) == BT_OK && attach(c, peer, hello) == BT_OK)
         return;
-    snprintf(fleet->refusal, sizeof(fleet->refusal), "%s", bt_error_text());
+    snprintf(fleet->refusal, sizeof(fleet->refusal), "%s%s%s%s", named ? "cell \"" : "",
+             named ? hello->cell : "", named ? "\": " : "", bt_error_text());
     if (c != NULL && hello->rank < c->cell.n_ranks && c->cell.ranks[hello->rank].lost)
         again = false;
     /* The cell never served.  One with a relay that has just lost all its ranks has requests. */

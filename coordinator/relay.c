@@ -426,8 +426,10 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
                                  (double)(now_ns - q->arrived_ns) * 1e-9);
         else
             bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                                 "no rank had room for %u + %u tokens (%u choices) within %.1f s",
+                                 "no rank had room for %u + %u tokens, %u %s, within %.1f s; more "
+                                 "ranks or a larger --kv-bytes make room",
                                  q->n_prompt, q->sampling.max_tokens, q->n_choices,
+                                 q->n_choices == 1 ? "choice" : "choices",
                                  (double)(now_ns - q->arrived_ns) * 1e-9);
     }
 }

@@ -6,6 +6,8 @@
  * After: a program that ends well has written all that it had to say to stdout, else it fails. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,12 +29,21 @@ static void reserve(void)
 
 __attribute__((section(".preinit_array"), used)) static void (*const g_reserve)(void) = reserve;
 
+/* Whoever read stdout has heard enough and has closed the pipe. */
+static bool no_reader(void)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLERR) != 0;
+}
+
 /* Whoever fails has said why. */
 static void finish(int status, void *unused)
 {
     (void)unused;
     errno = 0;
     if (status != EXIT_SUCCESS || (fflush(stdout) == 0 && !ferror(stdout))) return;
+    if (errno == EPIPE || no_reader()) _exit(EXIT_FAILURE); /* as where SIGPIPE ends a program */
     fprintf(stderr, "%s: stdout: %s\n", program_invocation_short_name,
             errno != 0 ? strerror(errno) : "a write has failed: is the disk full?");
     _exit(EXIT_FAILURE);

@@ -465,24 +465,28 @@ BT_PRINTF(2, 3) static void tell(report *r, const char *fmt, ...)
 
 void bt_settings_log(const bt_settings *settings)
 {
-    report made = {.title = "settings"}, rest = {.title = "by default"};
+    report r = {.title = "settings"};
 
     for (size_t i = 0; i < settings->n; i++) {
-        const setting *t          = &settings->all[i];
-        place          from       = strongest(t);
-        int            n          = 0;
-        const char    *by_default = default_in(settings->flat[i].doc, &n);
+        const setting *t    = &settings->all[i];
+        place          from = strongest(t);
 
         if (from != FROM_DEFAULT)
-            tell(&made, " %s=%s (%s%s)", t->name, t->values[from], PLACES[from],
+            tell(&r, " %s=%s (%s%s)", t->name, t->values[from], PLACES[from],
                  t->dropped ? ", gives way"
                  : t->idle  ? ", no effect here"
                             : "");
-        else if (by_default != NULL)
-            tell(&rest, " %s=%.*s", t->name, n, by_default);
     }
-    flush(&made);
-    flush(&rest);
+    flush(&r);
+    r.title = "by default";
+    for (size_t i = 0; i < settings->n; i++) {
+        int         n          = 0;
+        const char *by_default = default_in(settings->flat[i].doc, &n);
+
+        if (strongest(&settings->all[i]) == FROM_DEFAULT && by_default != NULL)
+            tell(&r, " %s=%.*s", settings->all[i].name, n, by_default);
+    }
+    flush(&r);
 }
 
 void bt_settings_clear_environment(const bt_settings *settings)

@@ -17,6 +17,7 @@
 #include "model/safetensors_header.h"
 
 enum { MAX_INDEX_BYTES = 256 << 20, NAME_BYTES = 160 };
+static const char LFS[] = "version https://git-lfs"; /* git-lfs.com, spec.md */
 
 typedef struct {
     char    *name; /* owned: the file's path */
@@ -117,6 +118,10 @@ static bt_status open_shard(bt_safetensors *set, const char *path)
     s->name = bt_strdup(path);
     BT_REQUIRE(s->name != NULL, BT_ERR_NO_MEMORY, "%s", path);
     BT_TRY(map_file(path, s));
+    BT_REQUIRE(s->bytes < sizeof(LFS) || memcmp(s->map, LFS, sizeof(LFS) - 1) != 0, BT_ERR_FORMAT,
+               "%s: expected a safetensors file, found a pointer of Git LFS to one: run `git lfs "
+               "pull` where it was cloned",
+               path);
     n = read_u64(s->map);
     BT_REQUIRE(n <= BT_ST_MAX_HEADER_BYTES && n <= s->bytes - BT_ST_LENGTH_BYTES, BT_ERR_FORMAT,
                "%s: header length: expected at most %zu (the file has %zu bytes), found %llu", path,

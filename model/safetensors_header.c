@@ -142,8 +142,8 @@ static bt_status parse_offsets(const header *h, const char *name, const json_t *
     b = (uint64_t)json_integer_value(begin);
     e = (uint64_t)json_integer_value(end);
     BT_REQUIRE(e <= h->data_bytes, BT_ERR_FORMAT,
-               "%s: tensor %s: field data_offsets: expected at most %llu (the file's data), found "
-               "%s",
+               "%s: tensor %s: field data_offsets: expected at most %llu (the file's data; is "
+               "it cut short?), found %s",
                h->where, name, (unsigned long long)h->data_bytes,
                bt_json_show(v, found, sizeof(found)));
     BT_REQUIRE(e - b == t->bytes, BT_ERR_FORMAT,

@@ -105,16 +105,22 @@ static void on_recv(bt_control_client *c)
 static void on_status(bt_control_client *c)
 {
     char details[BT_CONTROL_TEXT / 2];
+    bool refused;
 
     bt_rpc_slice_text(c->details, details, sizeof(details));
+    refused = c->code == GRPC_STATUS_FAILED_PRECONDITION || c->code == GRPC_STATUS_INVALID_ARGUMENT;
     pthread_mutex_lock(&c->lock);
     c->has_status = true;
     if (c->code == GRPC_STATUS_OK)
         snprintf(c->loss, sizeof(c->loss), "the coordinator at %s ended the stream", c->address);
+    else if (refused)
+        snprintf(c->loss, sizeof(c->loss), "the coordinator at %s refused this rank: %s",
+                 c->address, details);
     else
         snprintf(c->loss, sizeof(c->loss), "the stream to the coordinator at %s ended: %s (%d)",
                  c->address, details, (int)c->code);
-    if (!c->stopping) BT_WARN("%s", c->loss);
+    if (!c->stopping)
+        bt_log_write(refused ? BT_LOG_ERROR : BT_LOG_WARN, __FILE__, __LINE__, "%s", c->loss);
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -164,7 +164,7 @@ static void print_fit(const bt_model_config *cfg, const bt_census *c)
     char       a[32], b[32];
 
     bt_machine_look(&m);
-    usable = m.free_bytes - m.free_bytes / 10;
+    usable = m.free_bytes / 100 * BT_MEMORY_PERCENT;
     printf("\nThis machine  %u cores, %s of memory, %s free\n", m.n_cores,
            in_units(m.total_bytes, a), in_units(m.free_bytes, b));
     printf("  weights     %s, once for all ranks\n", in_units(weights, a));
@@ -175,6 +175,8 @@ static void print_fit(const bt_model_config *cfg, const bt_census *c)
     for (unsigned n = 1; n <= 8; n *= 2)
         printf("  %u rank%s     room for %s tokens of KV on each\n", n, n == 1 ? " " : "s",
                grouped((usable - weights) / n / kv_token_bytes(cfg), a));
+    printf("  on a CPU    a rank takes room for at most %s, unless --kv-bytes says more\n",
+           grouped((uint64_t)BT_CPU_CONTEXTS * cfg->max_context, a));
 }
 
 static bt_status inspect(const char *dir)

@@ -8,8 +8,6 @@
 #include "attention/kv_pool.h"
 #include "core/machine.h"
 
-enum { POOL_CONTEXTS = 4, SHARE_PERCENT = 85 };
-
 uint64_t bt_memory_available(void)
 {
     bt_machine machine;
@@ -148,7 +146,7 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
 {
     bt_status st    = BT_OK;
     uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
-    uint64_t  all   = a->available / 100 * SHARE_PERCENT;
+    uint64_t  all   = a->available / 100 * BT_MEMORY_PERCENT;
     uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size;
     uint64_t  other =
         (a->shared != 0 ? 0 : a->weights) + a->step + a->graphs + a->staging + a->adopt;
@@ -156,7 +154,7 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
 
     a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
     a->given      = kv_bytes != 0;
-    most          = (uint64_t)POOL_CONTEXTS * bt_kv_pages_for(cfg->max_context);
+    most          = (uint64_t)BT_CPU_CONTEXTS * bt_kv_pages_for(cfg->max_context);
     if (a->given) {
         BT_REQUIRE(kv_bytes >= a->page_bytes, BT_ERR_INVALID_ARG,
                    "--kv-bytes %" PRIu64 " does not hold one page: a page (%d tokens in %u layers) "
@@ -180,8 +178,9 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
             a->adopt = 0;
         }
         if (share < other + a->page_bytes) BT_TRY(fail_small(a, share, other));
-        n = (share - other) / a->page_bytes;
-        n = n > most ? most : n;
+        n         = (share - other) / a->page_bytes;
+        a->capped = !a->on_gpu && n > most;
+        n         = a->capped ? most : n;
     }
     a->n_pages = n > UINT32_MAX / BT_PAGE_TOKENS ? UINT32_MAX / BT_PAGE_TOKENS : (uint32_t)n;
     a->pages   = a->n_pages * a->page_bytes;
@@ -200,7 +199,10 @@ void bt_memory_print(const bt_memory_account *a)
             mib(a->weights), mib(a->shared != 0 ? a->shared : a->local_size * a->weights),
             mib(a->adopt), mib(a->step), mib(a->graphs), mib(a->staging), a->n_pages,
             (double)a->page_bytes / 1024, mib(a->pages),
-            (unsigned long long)a->n_pages * BT_PAGE_TOKENS, a->given ? " (--kv-bytes)" : "",
+            (unsigned long long)a->n_pages * BT_PAGE_TOKENS,
+            a->given    ? " (--kv-bytes)"
+            : a->capped ? " (4 full contexts; --kv-bytes gives more)"
+                        : "",
             mib(a->available), a->local_size, a->on_gpu ? "GPU" : "machine");
     if (a->on_gpu)
         BT_INFO("memory: beside the GPU's %.1f MiB of pinned host memory", mib(a->pinned));

@@ -171,7 +171,7 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("Memory and speed:", 2),
     BT_OPTION("kv-bytes", KEY_KV_BYTES, "SIZE",
               "Memory of this rank for KV pages, like 512M or 2G (default: what the memory account "
-              "leaves)"),
+              "leaves, on a CPU at most 4 full contexts)"),
     BT_OPTION("weights-cache", KEY_CACHE, "DIR",
               "Keep packed weights in a file in DIR, as large as the model, and map it at later "
               "starts (CPU only; default: pack at each start)"),

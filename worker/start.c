@@ -295,7 +295,12 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
         if (bt_rank_tend_coordinator(r) == BT_OK) return;
         bt_rank_leave(r, EXIT_FAILURE, bt_error_text());
     }
-    if (r->links.lost) bt_rank_leave(r, EXIT_FAILURE, "the coordinator was lost");
+    if (r->links.lost) {
+        char why[512];
+
+        bt_control_client_loss(r->client, why, sizeof(why));
+        bt_rank_leave(r, EXIT_FAILURE, why[0] != '\0' ? why : "the coordinator was lost");
+    }
     bt_rank_leave(r, EXIT_SUCCESS, "told to leave while loading");
 }
 

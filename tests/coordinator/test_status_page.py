@@ -180,7 +180,7 @@ class Lost(Browsed):
         wait_for(lambda: self.status()["ranks"][2]["state"] == "lost", "its loss")
         text = browse(self.http, "--dump-dom")[0].split("<main>")[1].split("</main>")[0]
         self.screenshot("lost")
-        for part in ("lost of 4 ranks: 2 on testhost", "2 lost", '<span class="bad">lost</span></td><td>–</td>'):
+        for part in ("1 of 4 ranks is lost: rank 2 on testhost", "2 lost", '<span class="bad">lost</span></td><td>–</td>'):
             self.assertTrue(part in text, part)
 
 

@@ -113,6 +113,7 @@ def run_without_a_machine(a, model, requests, alone):
 def main():
     a = cells.arguments(__doc__).parse_args()
     a.stubs = cells.stubs(a.source)
+    os.environ["BT_FAKE_GPU"] = "devices=8"
     requests = make_requests()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(a, folder)

@@ -176,6 +176,19 @@ static void safetensors_absurd_header_length_is_refused(void)
     EXPECT(set == NULL);
 }
 
+static void safetensors_pointer_of_git_lfs_is_called_so(void)
+{
+    static const char POINTER[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n";
+    bt_safetensors   *set       = NULL;
+    uint64_t          first     = 0;
+
+    memcpy(&first, POINTER, sizeof(first));
+    scratch_clear();
+    write_raw("t.safetensors", first, POINTER + sizeof(first), sizeof(POINTER) - sizeof(first), 0);
+    EXPECT_EQ(bt_safetensors_open(scratch_path("t.safetensors"), &set), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "git lfs pull");
+}
+
 static void safetensors_truncated_anywhere_are_refused(void)
 {
     size_t n            = 0;
@@ -405,6 +418,7 @@ static const bt_test TESTS[] = {
     BT_TEST(safetensors_data_is_where_the_offsets_say),
     BT_TEST(safetensors_lying_headers_are_refused),
     BT_TEST(safetensors_absurd_header_length_is_refused),
+    BT_TEST(safetensors_pointer_of_git_lfs_is_called_so),
     BT_TEST(safetensors_truncated_anywhere_are_refused),
     BT_TEST(safetensors_corrupted_headers_never_escape_the_file),
     BT_TEST(safetensors_deep_json_is_refused),

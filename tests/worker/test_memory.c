@@ -38,6 +38,11 @@ static void pages_of_the_account_are_shared_and_bounded(void)
     a = (bt_memory_account){.available = 64ull * GIB, .local_size = 1};
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
     EXPECT_EQ(a.n_pages, 4 * 8192 / 64); /* four full contexts */
+    EXPECT(a.capped);
+    a = (bt_memory_account){.available = 64ull * GIB, .local_size = 1, .on_gpu = true};
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    EXPECT_EQ(a.n_pages, 64ull * GIB / 100 * 85 / 294912); /* all there is */
+    EXPECT(!a.capped);
     a = (bt_memory_account){
         .available = GIB, .local_size = 4, .weights = 100 << 20, .shared = 700 << 20};
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK); /* shared weights are taken off once */

@@ -38,7 +38,8 @@ typedef struct {
     bool               attached, ready, lost;
     bt_up_beat         beat;
     bt_relay_rank_view relay;
-    uint32_t           group; /* 0 prefill (or both roles), 1 decode, 2 none: a spare, or lost */
+    uint32_t           group; /* 0 prefill (or both roles), 1 decode, 2 none: a spare; of a lost
+                               * one as launched, so that sums of counters do not fall */
     /* Of the last seconds, smoothed. */
     double busy, gather, sample; /* fractions of the time */
     double slowness; /* how many times as long it computes as others of its group; 0: not slow */

@@ -134,9 +134,7 @@ static void hear(bt_cell *cell, uint32_t rank)
     if (h->incarnation > cell->incarnation) cell->incarnation = h->incarnation;
     if (said != h && said->incarnation != 0 && said->seats.epoch >= h->seats.epoch) return;
     cell->speaker = rank;
-    for (uint32_t i = 0; i < cell->n_ranks; i++)
-        cell->ranks[i].lost = false;
-    for (uint32_t i = 0; i < h->seats.n_gone; i++)
+    for (uint32_t i = 0; i < h->seats.n_gone; i++) /* and nobody comes back */
         cell->ranks[h->seats.gone[i]].lost = true;
 }
 

@@ -86,10 +86,11 @@ static void leave_lobby(bt_fleet *fleet, bt_relay_request *q)
     fleet->n_lobby--;
 }
 
-static bt_status enter_lobby(bt_fleet *fleet, bt_relay_request *q)
+static bt_status enter_lobby(bt_fleet *fleet, bt_relay_request *q, uint64_t now_ns)
 {
     bt_status st = BT_OK;
 
+    bt_relay_request_hear(q, now_ns);
     BT_TRY(bt_table_put(&fleet->lobby_names, bt_relay_request_name_key(q), q));
     bt_relay_list_insert(&fleet->lobby, q);
     fleet->lobby_tokens += bt_relay_request_prompt_tokens(q);
@@ -116,7 +117,8 @@ void bt_fleet_empty_lobby(bt_fleet *fleet, grpc_status_code code, const char *wh
 /* To the cell, or where that is NULL, to the lobby. */
 static void move(bt_fleet *fleet, bt_relay_request *q, bt_fleet_cell *to, uint64_t now_ns)
 {
-    bt_status st = to != NULL ? bt_relay_adopt(to->relay, q, now_ns) : enter_lobby(fleet, q);
+    bt_status st =
+        to != NULL ? bt_relay_adopt(to->relay, q, now_ns) : enter_lobby(fleet, q, now_ns);
 
     if (st != BT_OK)
         end_request(fleet, q, GRPC_STATUS_RESOURCE_EXHAUSTED, "the coordinator is out of memory");
@@ -132,10 +134,14 @@ void bt_fleet_move_all(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 
 void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 {
-    bt_relay_request *q;
+    const bt_relay_request *q;
+    bt_fleet_cell          *to;
 
-    while ((q = bt_relay_take_queued(from->relay)) != NULL)
-        move(fleet, q, choose_for(fleet, q, from), now_ns);
+    while ((q = bt_relay_first_queued(from->relay)) != NULL) {
+        to = choose_for(fleet, q, from);
+        if (to == NULL && bt_relay_request_resumed(q)) break; /* it has begun here and ends here */
+        move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
+    }
 }
 
 /* Moves the oldest request of a cell in which requests wait to one in which none waits. */
@@ -148,8 +154,9 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
         for (int n = 0; n < MOVES_MAX; n++) {
             const bt_relay_request *q = bt_relay_first_queued(from->relay);
 
-            if (q == NULL || (to = choose_for(fleet, q, from)) == NULL ||
-                bt_relay_first_queued(to->relay) != NULL || bt_relay_pressure(to->relay) >= 1)
+            if (q == NULL || (to = choose_for(fleet, q, from)) == NULL || to->short_since_ns != 0 ||
+                bt_relay_first_queued(to->relay) != NULL || bt_relay_pressure(to->relay) >= 1 ||
+                !bt_relay_has_rows(to->relay, bt_relay_request_n_open(q)))
                 break;
             move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
         }
@@ -178,7 +185,7 @@ static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
 
     for (q = fleet->lobby.first; q != NULL; q = next) {
         bool     again = bt_relay_request_resumed(q);
-        uint64_t from  = again ? fleet->lobby_from_ns : bt_relay_request_arrived_ns(q);
+        uint64_t from  = again ? bt_relay_request_heard_ns(q) : bt_relay_request_arrived_ns(q);
         uint64_t limit = again ? fleet->cfg.wait_ns : fleet->cfg.relay.queue_ns;
         char     why[BT_FLEET_TEXT];
 
@@ -191,16 +198,8 @@ static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
     }
 }
 
-static bool any_serves(const bt_fleet *fleet)
-{
-    for (uint32_t i = 0; i < fleet->n_cells; i++)
-        if (fleet->cells[i]->state == BT_CELL_SERVING) return true;
-    return false;
-}
-
 void bt_fleet_balance(bt_fleet *fleet, uint64_t now_ns)
 {
-    if (any_serves(fleet) || fleet->lobby_from_ns == 0) fleet->lobby_from_ns = now_ns;
     if (fleet->n_lobby > 0) serve_lobby(fleet, now_ns);
     if (fleet->n_lobby > 0) end_waiting(fleet, now_ns);
     if (fleet->n_cells > 1) even_out(fleet, now_ns);
@@ -241,7 +240,7 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
         (unsigned long long)fleet->lobby_tokens, (unsigned long long)fleet->cfg.relay.queue_tokens);
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
     BT_TRY(bt_relay_request_create(request, client, now_ns, &q));
-    st = enter_lobby(fleet, q);
+    st = enter_lobby(fleet, q, now_ns);
     if (st != BT_OK) bt_relay_request_return(q, request);
     *number_out = 0; /* it gets one with its place */
 out:

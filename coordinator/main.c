@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <malloc.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -281,6 +282,9 @@ int main(int argc, char **argv)
     char                  *path;
     int                    rc;
 
+    /* A request's arrays are as long as its answer may be: they are pages that are touched as it
+     * grows, even where malloc() would get used to such sizes and keep them. */
+    mallopt(M_MMAP_THRESHOLD, 128 << 10);
     bt_log_init("coordinator", BT_LOG_INFO);
     bt_log_never_block();
     bt_log_bound();

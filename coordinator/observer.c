@@ -271,7 +271,7 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
     snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
-    v->group = group_of(cell, relay, i);
+    v->group = k->lost ? bt_cell_group_of(cell, i) : group_of(cell, relay, i);
 }
 
 static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)

@@ -109,7 +109,7 @@ static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t 
         held = prefix_pages(r, q, i);
         all  = (int64_t)k->taken_pages + need - held;
         if (all + others > k->limits.n_pages || k->refused_until_ns > now_ns) continue;
-        if (k->n_choices > 0 && k->n_choices + q->n_open > k->limits.max_rows) continue;
+        if (!bt_rank_has_rows(k, q->n_open)) continue;
         if (best == NO_RANK || all < least) {
             best  = (int)i;
             least = all;

@@ -68,6 +68,8 @@ const uint32_t *bt_relay_request_prompt(const bt_relay_request *q)
 uint32_t bt_relay_request_max_tokens(const bt_relay_request *q) { return q->sampling.max_tokens; }
 uint32_t bt_relay_request_n_open(const bt_relay_request *q) { return q->n_open; }
 uint64_t bt_relay_request_arrived_ns(const bt_relay_request *q) { return q->arrived_ns; }
+uint64_t bt_relay_request_heard_ns(const bt_relay_request *q) { return q->heard_ns; }
+void     bt_relay_request_hear(bt_relay_request *q, uint64_t now_ns) { q->heard_ns = now_ns; }
 bool     bt_relay_request_resumed(const bt_relay_request *q) { return q->resumed; }
 
 /* Two names with the same 64-bit key count as duplicates.  That does not happen by chance, and

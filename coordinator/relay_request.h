@@ -39,6 +39,9 @@ const uint32_t *bt_relay_request_prompt(const bt_relay_request *q);
 uint32_t        bt_relay_request_max_tokens(const bt_relay_request *q);
 uint32_t bt_relay_request_n_open(const bt_relay_request *q); /* choices that have not ended */
 uint64_t bt_relay_request_arrived_ns(const bt_relay_request *q);
+/* When a rank last said anything of it, or it came to where it waits. */
+uint64_t bt_relay_request_heard_ns(const bt_relay_request *q);
+void     bt_relay_request_hear(bt_relay_request *q, uint64_t now_ns);
 bool     bt_relay_request_resumed(const bt_relay_request *q); /* it has been placed before */
 
 /* What stands for a name in tables: never 0. */

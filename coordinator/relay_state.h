@@ -72,6 +72,12 @@ typedef struct {
     uint32_t        n_blamed; /* how many of its group wait for it */
 } bt_rank_state;
 
+/* For so many choices more: of one request by itself they take turns. */
+static inline bool bt_rank_has_rows(const bt_rank_state *k, uint32_t n_choices)
+{
+    return k->n_choices == 0 || k->n_choices + n_choices <= k->limits.max_rows;
+}
+
 struct bt_relay {
     bt_relay_config  cfg;
     bt_relay_events  events;

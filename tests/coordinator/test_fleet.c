@@ -18,13 +18,19 @@ struct bt_control_peer {
     int      n_refused;
     uint32_t n_reserved;
     uint64_t arrivals[4]; /* as its first orders say */
+    uint64_t number;      /* of the last one, which has the epoch */
+    uint32_t epoch;
 };
 
 void bt_control_send(bt_control_peer *peer, bt_down *m)
 {
     if (m->kind == BT_DOWN_RESERVE && peer->n_reserved < 4)
         peer->arrivals[peer->n_reserved] = m->u.reserve.arrival;
-    peer->n_reserved += m->kind == BT_DOWN_RESERVE;
+    if (m->kind == BT_DOWN_RESERVE) {
+        peer->n_reserved++;
+        peer->number = m->u.reserve.request;
+        peer->epoch  = m->u.reserve.epoch;
+    }
     bt_down_free(m);
 }
 void  bt_control_peer_set_data(bt_control_peer *peer, void *data) { peer->data = data; }
@@ -120,7 +126,7 @@ static void come(site *s, bt_control_peer *peer, const char *name, uint32_t n_pa
     bt_fleet_message(s->fleet, peer, &ready);
 }
 
-static void submit(site *s, uint32_t i)
+static void submit_of(site *s, uint32_t i, uint32_t max_tokens)
 {
     grpc_status_code    code = GRPC_STATUS_OK;
     uint64_t            number;
@@ -129,13 +135,15 @@ static void submit(site *s, uint32_t i)
         .name      = c->name,
         .n_prompt  = PROMPT,
         .prompt    = bt_calloc(PROMPT, sizeof(uint32_t)),
-        .sampling  = {.max_tokens = 5},
+        .sampling  = {.max_tokens = max_tokens},
         .n_choices = 1,
     };
 
     snprintf(c->name, sizeof(c->name), "r%u", i);
     EXPECT_EQ(bt_fleet_submit(s->fleet, &r, c, s->now + i, &number, &code), BT_OK);
 }
+
+static void submit(site *s, uint32_t i) { submit_of(s, i, 5); }
 
 static void abort_one(site *s, uint32_t i)
 {
@@ -252,12 +260,60 @@ static void fleet_request_keeps_its_age_in_another_cell(void)
     tear_down(&s);
 }
 
+/* The cell that held it is lost, and the one that serves is too small for it. */
+static void fleet_wait_for_a_large_cell_has_an_end(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 4);
+    submit_of(&s, 0, 10 * 64);
+    EXPECT_EQ(a.n_reserved, 1);
+    bt_fleet_lost(s.fleet, &a);
+    for (uint64_t t = 0; t <= WAIT_S + 5; t += 5) {
+        EXPECT_EQ(s.clients[0].ends, t > WAIT_S);
+        bt_fleet_tick(s.fleet, bt_now_ns() + t * BT_NS_PER_S);
+    }
+    EXPECT_EQ(s.clients[0].code, GRPC_STATUS_UNAVAILABLE);
+    tear_down(&s);
+}
+
+/* It has nowhere else to go: the only cell drains, and its pool had too little room for a while. */
+static void fleet_retracted_request_ends_in_the_cell_that_drains(void)
+{
+    site            s;
+    bt_control_peer a;
+    bt_up           drain = {.kind = BT_UP_DRAIN}, retracted = {.kind = BT_UP_RETRACTED},
+          released = {.kind = BT_UP_RELEASED};
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 1);
+    submit(&s, 0);
+    EXPECT_EQ(a.n_reserved, 1);
+    bt_fleet_message(s.fleet, &a, &drain);
+    retracted.u.retracted.request = released.u.released.request = a.number;
+    retracted.u.retracted.epoch = released.u.released.epoch = a.epoch;
+    bt_fleet_message(s.fleet, &a, &retracted);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    EXPECT_EQ(n_waiting(&s), 1);
+    EXPECT_EQ(a.n_reserved, 1); /* the page is not free yet */
+    bt_fleet_message(s.fleet, &a, &released);
+    bt_fleet_tick(s.fleet, s.now + 2);
+    EXPECT_EQ(a.n_reserved, 2);
+    EXPECT_EQ(s.clients[0].ends, 0);
+    tear_down(&s);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(fleet_loses_cells_in_linear_time),
         BT_TEST(fleet_own_silence_is_no_wait_for_a_cell),
         BT_TEST(fleet_request_keeps_its_age_in_another_cell),
+        BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
+        BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),
     };
 
     bt_log_init("fleet", BT_LOG_ERROR);

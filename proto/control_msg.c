@@ -45,7 +45,7 @@ bt_status bt_pb_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *by
 
     BT_REQUIRE(pb != NULL, BT_ERR_PROTOCOL, "%zu bytes cannot be parsed as a message of %s", n,
                from);
-    BT_REQUIRE(bt_message_text_ok(type, bytes, n, why, sizeof(why)), BT_ERR_PROTOCOL,
+    BT_REQUIRE(bt_message_text_ok(type, bytes, n, UINT64_MAX, why, sizeof(why)), BT_ERR_PROTOCOL,
                "a message of %s: %s", from, why);
     *pb_out = pb;
     pb      = NULL; /* handed over */

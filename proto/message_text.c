@@ -17,13 +17,17 @@ static uint64_t take_varint(const uint8_t **p, const uint8_t *end)
     return value;
 }
 
+static bool walk(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                 uint64_t *n_parts_left, char *why, size_t capacity);
+
 static bool field_ok(const ProtobufCMessageDescriptor *type, const ProtobufCFieldDescriptor *field,
-                     const uint8_t *bytes, size_t n, char *why, size_t capacity)
+                     const uint8_t *bytes, size_t n, uint64_t *n_parts_left, char *why,
+                     size_t capacity)
 {
     size_t n_good;
 
     if (field->type == PROTOBUF_C_TYPE_MESSAGE) /* an entry of a map is one, too */
-        return bt_message_text_ok(field->descriptor, bytes, n, why, capacity);
+        return walk(field->descriptor, bytes, n, n_parts_left, why, capacity);
     if (field->type != PROTOBUF_C_TYPE_STRING) return true;
     n_good = bt_text_good_bytes(bytes, n);
     if (n_good < n)
@@ -32,8 +36,8 @@ static bool field_ok(const ProtobufCMessageDescriptor *type, const ProtobufCFiel
     return n_good == n;
 }
 
-bool bt_message_text_ok(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
-                        char *why, size_t capacity)
+static bool walk(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                 uint64_t *n_parts_left, char *why, size_t capacity)
 {
     const uint8_t *p = bytes, *end = bytes + n;
 
@@ -50,13 +54,26 @@ bool bt_message_text_ok(const ProtobufCMessageDescriptor *type, const uint8_t *b
         default: n_value = UINT64_MAX; /* protobuf-c refuses groups */
         }
         if (n_value > (size_t)(end - p)) {
-            snprintf(why, capacity, "%s is cut short", type->short_name);
+            snprintf(why, capacity, "%s is cut short, or is none", type->short_name);
             return false;
         }
+        if (field == NULL || (key & 7) == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED) {
+            if (*n_parts_left == 0) {
+                snprintf(why, capacity, "%s has too many parts", type->short_name);
+                return false;
+            }
+            --*n_parts_left;
+        }
         if ((key & 7) == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED && field != NULL &&
-            !field_ok(type, field, p, (size_t)n_value, why, capacity))
+            !field_ok(type, field, p, (size_t)n_value, n_parts_left, why, capacity))
             return false;
         p += n_value;
     }
     return true;
+}
+
+bool bt_message_text_ok(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
+                        uint64_t n_parts_max, char *why, size_t capacity)
+{
+    return walk(type, bytes, n, &n_parts_max, why, capacity);
 }

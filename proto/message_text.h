@@ -10,9 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of bytes[n] that protobuf-c has unpacked as `type`: every `string` in it, and in the messages in
- * it, is UTF-8 without a NUL byte.  Else why[capacity] names the field and the byte. */
+/* Of any bytes[n] that may be a `type`: every `string` in it, and in the messages in it, is UTF-8
+ * without a NUL byte, and it has at most n_parts_max texts, messages, packed lists and unknown
+ * fields, for each of which protobuf-c takes memory, be it of two bytes.  Else why[capacity] names
+ * the field and the byte. */
 bool bt_message_text_ok(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
-                        char *why, size_t capacity);
+                        uint64_t n_parts_max, char *why, size_t capacity);
 
 #endif

@@ -20,6 +20,8 @@
 #include "proto/message_text.h"
 #include "proto/text.h"
 
+/* Of a message, each of which takes memory: many more than any has that is meant well. */
+enum { PARTS_MAX = 1 << 16 };
 enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20, IDLE_S = 600 };
 
 struct bt_rpc_loop {
@@ -356,7 +358,7 @@ ProtobufCMessage *bt_rpc_unpack(grpc_byte_buffer                 *buffer,
                                 const ProtobufCMessageDescriptor *descriptor)
 {
     grpc_byte_buffer_reader reader;
-    ProtobufCMessage       *message;
+    ProtobufCMessage       *message = NULL;
     grpc_slice              slice;
     char                    why[256] = "the bytes cannot be parsed as one";
 
@@ -364,14 +366,11 @@ ProtobufCMessage *bt_rpc_unpack(grpc_byte_buffer                 *buffer,
         bt_error_keep(descriptor->name, "it has not come");
         return NULL;
     }
-    slice   = grpc_byte_buffer_reader_readall(&reader);
-    message = protobuf_c_message_unpack(descriptor, NULL, GRPC_SLICE_LENGTH(slice),
-                                        GRPC_SLICE_START_PTR(slice));
-    if (message != NULL && !bt_message_text_ok(descriptor, GRPC_SLICE_START_PTR(slice),
-                                               GRPC_SLICE_LENGTH(slice), why, sizeof(why))) {
-        protobuf_c_message_free_unpacked(message, NULL);
-        message = NULL;
-    }
+    slice = grpc_byte_buffer_reader_readall(&reader);
+    if (bt_message_text_ok(descriptor, GRPC_SLICE_START_PTR(slice), GRPC_SLICE_LENGTH(slice),
+                           PARTS_MAX, why, sizeof(why)))
+        message = protobuf_c_message_unpack(descriptor, NULL, GRPC_SLICE_LENGTH(slice),
+                                            GRPC_SLICE_START_PTR(slice));
     if (message == NULL) bt_error_keep(descriptor->name, "%s", why);
     grpc_slice_unref(slice);
     grpc_byte_buffer_reader_destroy(&reader);

@@ -44,7 +44,7 @@ static void take(const ProtobufCMessageDescriptor *kind, const bt_dialect *diale
     long                live                = bt_alloc_live();
 
     if (pb == NULL) return;
-    if (!bt_message_text_ok(kind, data, n, why, sizeof(why)))
+    if (!bt_message_text_ok(kind, data, n, UINT64_MAX, why, sizeof(why)))
         BT_ASSERT(why[0] != 0);
     else if (dialect->intake(pb, &LIMITS, &r, &answer, why) == BT_OK)
         check(&r, &answer);

@@ -107,16 +107,37 @@ static void message_with_a_byte_that_no_text_has_names_field_and_place(void)
     size_t                            n = pack_texts(bytes);
     char                              why[128];
 
-    EXPECT(bt_message_text_ok(type, bytes, n, why, sizeof(why)));
+    EXPECT(bt_message_text_ok(type, bytes, n, UINT64_MAX, why, sizeof(why)));
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         for (int bad = 0; bad < 2; bad++) {
             pack_texts(bytes);
             at = memmem(bytes, n, cases[i].text, 4);
             EXPECT(at != NULL);
             at[2] = bad == 0 ? 0 : 0xe2; /* the first byte of three */
-            EXPECT(!bt_message_text_ok(type, bytes, n, why, sizeof(why)));
+            EXPECT(!bt_message_text_ok(type, bytes, n, UINT64_MAX, why, sizeof(why)));
             EXPECT(strcmp(why, cases[i].words[bad]) == 0);
         }
+}
+
+/* Texts, messages and packed lists count, and so do fields that nobody knows. */
+static void message_of_too_many_parts_is_refused(void)
+{
+    static const uint8_t UNKNOWN[] = {0xf8, 0x7f, 1, 0xf8, 0x7f, 1}; /* field 2047 is 1, twice */
+    const ProtobufCMessageDescriptor *type = &vllm__grpc__engine__generate_request__descriptor;
+    uint8_t                           bytes[512];
+    size_t                            n       = pack_texts(bytes);
+    uint64_t                          n_parts = 0;
+    char                              why[128];
+
+    while (!bt_message_text_ok(type, bytes, n, n_parts, why, sizeof(why))) {
+        EXPECT(strstr(why, " has too many parts") != NULL);
+        NEED(++n_parts < 100);
+    }
+    EXPECT(n_parts >= 5);
+    memcpy(bytes + n, UNKNOWN, sizeof(UNKNOWN));
+    n += sizeof(UNKNOWN);
+    EXPECT(!bt_message_text_ok(type, bytes, n, n_parts + 1, why, sizeof(why)));
+    EXPECT(bt_message_text_ok(type, bytes, n, n_parts + 2, why, sizeof(why)));
 }
 
 /* What protobuf-c would not have taken is no text either, and nothing behind the end is read. */
@@ -133,7 +154,7 @@ static void message_cut_anywhere_is_read_to_its_end(void)
         bool              ok;
 
         memcpy(part, bytes, cut);
-        ok = bt_message_text_ok(type, part, cut, why, sizeof(why));
+        ok = bt_message_text_ok(type, part, cut, UINT64_MAX, why, sizeof(why));
         if (pb != NULL) EXPECT(ok);
         if (pb != NULL) protobuf_c_message_free_unpacked(pb, NULL);
         free(part);
@@ -145,6 +166,7 @@ static const bt_test tests[] = {
     BT_TEST(text_ill_formed_is_not_utf8),
     BT_TEST(text_clean_replaces_and_cuts_at_characters),
     BT_TEST(message_with_a_byte_that_no_text_has_names_field_and_place),
+    BT_TEST(message_of_too_many_parts_is_refused),
     BT_TEST(message_cut_anywhere_is_read_to_its_end),
 };
 

@@ -84,7 +84,7 @@ static bt_status read_ids(const bt_tokenizer *tok, size_t line, const json_t *v,
         BT_REQUIRE(json_is_integer(id) && json_integer_value(id) >= 0 &&
                        json_integer_value(id) < bt_tokenizer_vocab_size(tok),
                    BT_ERR_INVALID_ARG, "stdin line %zu, entry %zu: expected an id from 0 to %u",
-                   line, i, bt_tokenizer_vocab_size(tok) - 1);
+                   line, i + 1, bt_tokenizer_vocab_size(tok) - 1);
         ids[i] = (uint32_t)json_integer_value(id);
         bt_tokenizer_bytes(tok, ids[i], &n, NULL);
         n_bytes += 3 * n + 16;

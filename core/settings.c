@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sysexits.h>
 
 #include "core/alloc.h"
 #include "core/file.h"
@@ -385,6 +386,23 @@ out:
     return st;
 }
 
+static const bt_settings *g_parsed; /* by argp, which knows flags only */
+
+/* A complaint about a flag that nobody typed. */
+static void tell_places(int status, void *unused)
+{
+    (void)unused;
+    if (status != EX_USAGE || g_parsed == NULL) return;
+    for (size_t i = 0; i < g_parsed->n; i++) {
+        const setting *t    = &g_parsed->all[i];
+        place          from = strongest(t);
+
+        if (t->dropped || t->idle || (from != FROM_FILE && from != FROM_ENVIRONMENT)) continue;
+        fprintf(stderr, "%s: --%s is \"%.200s\" by the %s\n", program_invocation_short_name,
+                t->name, t->values[from], PLACES[from]);
+    }
+}
+
 bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
                              bt_settings **settings_out)
 {
@@ -400,6 +418,8 @@ bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv
     settle_conflicts(s);
     BT_TRY(settle_idle(s));
     BT_TRY(make_command_line(s, argc, argv));
+    g_parsed = s;
+    on_exit(tell_places, NULL);
     *settings_out = s;
     s             = NULL; /* handed over */
 out:
@@ -422,6 +442,7 @@ out:
 void bt_settings_destroy(bt_settings *settings)
 {
     if (settings == NULL) return;
+    if (g_parsed == settings) g_parsed = NULL;
     for (size_t i = 0; i < settings->n; i++)
         for (int from = 0; from < N_PLACES; from++)
             bt_free(settings->all[i].values[from]);

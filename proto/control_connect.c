@@ -16,6 +16,8 @@ enum {
     CANCEL_N  = 100   /* or stand still, so that the clock alone does not tell: more is a bug */
 };
 
+#define SILENCE_NS (2 * BT_NS_PER_S) /* in which a coordinator that starts beside it comes */
+
 /* A channel of its own for each attempt: none waits because of what an earlier one has met. */
 static void open_channel(bt_control_client *c)
 {
@@ -128,13 +130,18 @@ bt_status bt_control_connect(bt_control_client *c, uint64_t connect_ns)
     bt_status st    = BT_OK;
     uint64_t  begin = bt_now_ns(), deadline = begin + connect_ns, wait_ns = RETRY_MS * BT_NS_PER_MS;
     uint64_t  end_ns;
-    bool      attached = false, retry = true;
+    bool      attached = false, retry = true, told = false;
     char      cause[BT_CONTROL_TEXT] = "no attempt was made";
 
     for (;;) {
         end_ns   = bt_now_ns() + TRY_MS * BT_NS_PER_MS;
         attached = attach_once(c, end_ns < deadline ? end_ns : deadline, cause, &retry);
         if (attached || !retry || bt_now_ns() + wait_ns >= deadline) break;
+        if (!told && bt_now_ns() - begin > SILENCE_NS) {
+            told = true;
+            BT_INFO("no coordinator at %s yet: it is looked for, for %.0f s", c->address,
+                    (double)connect_ns * 1e-9);
+        }
         bt_sleep_ns(wait_ns);
         if (wait_ns < SLOW_MS * BT_NS_PER_MS) wait_ns *= 2;
     }

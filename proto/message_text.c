@@ -54,7 +54,8 @@ static bool walk(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, s
         default: n_value = UINT64_MAX; /* protobuf-c refuses groups */
         }
         if (n_value > (size_t)(end - p)) {
-            snprintf(why, capacity, "%s is cut short, or is none", type->short_name);
+            snprintf(why, capacity, "%s cannot be parsed: it is cut short, or none",
+                     type->short_name);
             return false;
         }
         if (field == NULL || (key & 7) == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED) {

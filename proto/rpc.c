@@ -237,7 +237,9 @@ bt_status bt_rpc_try_bind(const char *address)
     rc   = getaddrinfo(host, port, &hints, &info);
     BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
     for (const struct addrinfo *a = info; a != NULL; a = a->ai_next)
-        BT_REQUIRE(try_one(a) == 0, BT_ERR_IO, "cannot listen on %s: %s", address, strerror(errno));
+        BT_REQUIRE(try_one(a) == 0, BT_ERR_IO, "cannot listen on %s: %s%s", address,
+                   strerror(errno),
+                   errno == EADDRINUSE ? " by another program; 0 takes any free port" : "");
 out:
     if (info != NULL) freeaddrinfo(info);
     return st;

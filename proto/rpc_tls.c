@@ -19,7 +19,8 @@ static bt_status read_pem(const char *path, const char *marker, char **text_out)
     size_t      n = 0;
 
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "the file %s", path);
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s: expected a PEM file with a %.*s", path, why,
+               (int)strcspn(marker, "-"), marker);
     n = fread(text, 1, PEM_MAX + 1, f);
     BT_REQUIRE(ferror(f) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_REQUIRE(n <= PEM_MAX, BT_ERR_IO, "%s: over %d bytes, expected a PEM file", path, PEM_MAX);

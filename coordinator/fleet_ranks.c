@@ -65,15 +65,15 @@ out:
 static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
 {
     bt_fleet_cell *c     = NULL;
-    bool           again = hello->incarnation != 0, named = hello->cell[0] != '\0';
+    bool           again = hello->incarnation != 0;
     char           name[96];
 
     snprintf(name, sizeof(name), "%s", hello->cell); /* which may be handed over */
     if (bt_fleet_check_origin(fleet, hello, &again) == BT_OK &&
         find_cell(fleet, hello, &c) == BT_OK && attach(c, peer, hello) == BT_OK)
         return;
-    snprintf(fleet->refusal, sizeof(fleet->refusal), "%s%s%s%s", named ? "cell \"" : "",
-             named ? name : "", named ? "\": " : "", bt_error_text());
+    snprintf(fleet->refusal, sizeof(fleet->refusal), "%s%s%s%s", name[0] != '\0' ? "cell \"" : "",
+             name, name[0] != '\0' ? "\": " : "", bt_error_text());
     if (c != NULL && hello->rank < c->cell.n_ranks && c->cell.ranks[hello->rank].lost)
         again = false;
     /* The cell never served.  One with a relay that has just lost all its ranks has requests. */

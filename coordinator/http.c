@@ -200,7 +200,8 @@ bt_status bt_http_start(const char *host, uint16_t port, bt_board *board, bt_htt
     BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
     sigfillset(&all); /* signals are for the main thread */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    h->daemon = start(h, info);
+    for (const struct addrinfo *a = info; a != NULL && h->daemon == NULL; a = a->ai_next)
+        h->daemon = start(h, a);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     BT_REQUIRE(h->daemon != NULL, BT_ERR_IO, "cannot serve HTTP on %s", address);
     *port_out = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;

@@ -41,7 +41,7 @@ static bt_status take_prompt(const bt_ask *ask, const bt_intake_limits *limits,
                                 "token %zu of the prompt is %u, but the vocabulary has %u ids", i,
                                 ask->ids[i], limits->vocab_size);
     r->prompt = bt_calloc(n, sizeof(*r->prompt));
-    BT_INTAKE_REFUSE_UNLESS(r->prompt != NULL, "out of memory");
+    BT_INTAKE_NEED(r->prompt != NULL);
     memcpy(r->prompt, ask->ids, n * sizeof(*r->prompt));
     r->n_prompt = (uint32_t)n;
     return BT_OK;

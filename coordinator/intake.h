@@ -61,8 +61,8 @@ void bt_intake_answer_free(bt_intake_answer *answer);
 enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
 
 /* OK: request_out owns its prompt and the sampling's arrays, answer_out its stop strings; the name
- * is borrowed from ask.  INVALID_ARG (not logged: it is the client's affair) writes why into
- * refusal[BT_INTAKE_TEXT]. */
+ * is borrowed from ask.  INVALID_ARG (not logged: it is the client's affair) and NO_MEMORY write
+ * why into refusal[BT_INTAKE_TEXT]. */
 bt_status bt_intake(const bt_ask *ask, const bt_intake_limits *limits,
                     bt_relay_submission *request_out, bt_intake_answer *answer_out, char *refusal);
 
@@ -72,6 +72,15 @@ bt_status bt_intake(const bt_ask *ask, const bt_intake_limits *limits,
             snprintf(refusal, BT_INTAKE_TEXT, __VA_ARGS__); \
             return BT_ERR_INVALID_ARG;                      \
         }                                                   \
+    } while (0)
+
+/* Of memory. */
+#define BT_INTAKE_NEED(cond)                                    \
+    do {                                                        \
+        if (!(cond)) {                                          \
+            snprintf(refusal, BT_INTAKE_TEXT, "out of memory"); \
+            return BT_ERR_NO_MEMORY;                            \
+        }                                                       \
     } while (0)
 
 /* Inside the intake only (intake_sampling.c): how tokens are chosen, but for max_tokens.  What it

@@ -56,7 +56,7 @@ static bt_status take_biases(const bt_ask *p, const bt_intake_limits *limits, bt
                             BT_LOGIT_BIASES_MAX);
     s->bias_ids = bt_calloc(n, sizeof(*s->bias_ids));
     s->biases   = bt_calloc(n, sizeof(*s->biases));
-    BT_INTAKE_REFUSE_UNLESS(s->bias_ids != NULL && s->biases != NULL, "out of memory");
+    BT_INTAKE_NEED(s->bias_ids != NULL && s->biases != NULL);
     for (size_t i = 0; i < n; i++) {
         const char *key = "";
         int64_t     named;
@@ -93,7 +93,7 @@ static bt_status take_stop_ids(const bt_ask *p, const bt_intake_limits *limits, 
                                 "stop_token_ids holds %u, but the vocabulary has %u ids",
                                 p->stop_token_ids[i], limits->vocab_size);
     s->stop_tokens = bt_calloc(n, sizeof(*s->stop_tokens));
-    BT_INTAKE_REFUSE_UNLESS(s->stop_tokens != NULL, "out of memory");
+    BT_INTAKE_NEED(s->stop_tokens != NULL);
     memcpy(s->stop_tokens, p->stop_token_ids, n * sizeof(*s->stop_tokens));
     s->n_stop = (uint32_t)n;
     return BT_OK;
@@ -114,8 +114,7 @@ static bt_status take_stop_strings(const bt_ask *p, const bt_intake_limits *limi
                                 "stop holds a string of %zu bytes, at most %d are allowed",
                                 strlen(p->stop[i]), BT_STOP_STRING_BYTES_MAX);
     }
-    BT_INTAKE_REFUSE_UNLESS(bt_stop_set_create(p->n_stop, p->stop, &answer->stop) == BT_OK,
-                            "out of memory");
+    BT_INTAKE_NEED(bt_stop_set_create(p->n_stop, p->stop, &answer->stop) == BT_OK);
     return BT_OK;
 }
 

@@ -337,7 +337,10 @@ void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt
             fail(call->stream, GRPC_STATUS_UNAVAILABLE,
                  "draining: this server takes no new requests");
         } else if (st != BT_OK) {
-            fail(call->stream, GRPC_STATUS_INVALID_ARGUMENT, call->why);
+            fail(call->stream,
+                 st == BT_ERR_NO_MEMORY ? GRPC_STATUS_RESOURCE_EXHAUSTED
+                                        : GRPC_STATUS_INVALID_ARGUMENT,
+                 call->why);
         } else {
             start(call->stream, &r);
         }

@@ -229,7 +229,8 @@ bt_status bt_rpc_try_bind(const char *address)
     const char      *port;
     struct addrinfo  hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *info  = NULL;
-    int              rc;
+    bool             any   = false;
+    int              rc, cause = 0;
 
     BT_REQUIRE(bt_parse_address(address), BT_ERR_IO, "cannot listen on %s: expected HOST:PORT",
                address);
@@ -237,9 +238,13 @@ bt_status bt_rpc_try_bind(const char *address)
     rc   = getaddrinfo(host, port, &hints, &info);
     BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
     for (const struct addrinfo *a = info; a != NULL; a = a->ai_next)
-        BT_REQUIRE(try_one(a) == 0, BT_ERR_IO, "cannot listen on %s: %s%s", address,
-                   strerror(errno),
-                   errno == EADDRINUSE ? " by another program; 0 takes any free port" : "");
+        if (try_one(a) == 0)
+            any = true; /* of a name's addresses gRPC too is content with one */
+        else if (cause != EADDRINUSE)
+            cause = errno;
+    BT_REQUIRE(any && cause != EADDRINUSE, BT_ERR_IO, "cannot listen on %s: %s%s", address,
+               strerror(cause),
+               cause == EADDRINUSE ? " by another program; 0 takes any free port" : "");
 out:
     if (info != NULL) freeaddrinfo(info);
     return st;

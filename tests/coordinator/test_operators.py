@@ -304,6 +304,17 @@ class Lost(Served):
         wait_for(lambda: [of_rank(*g) for g in gauges] == [0] * 6, "its loss")
         self.assertEqual(of_rank("baton_rank_steps_total", 'role="lost"'), 5)
 
+    def test_sums_over_prefill_ranks_keep_what_a_lost_one_counted(self):
+        http = self.coordinator.line("http")
+        def hits():
+            return parse(get(http, "/metrics")[1])["vllm:prefix_cache_hits_total", 'model_name="demo"']
+        for rank in 0, 1:
+            self.cell.ranks[rank].send(beat=control.Beat(progress=1, pages_total=64, prefix_asked_tokens=128, prefix_hit_tokens=64))
+        wait_for(lambda: hits() == 128, "the beats")
+        self.cell.ranks[1].cut()
+        wait_for(lambda: 'rank="1",role="lost"' in get(http, "/metrics")[1], "its loss")
+        self.assertEqual(hits(), 128)
+
 
 class Phases(unittest.TestCase):
     def test_ready_follows_the_cell(self):

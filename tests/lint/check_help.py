@@ -1,7 +1,8 @@
 """Every verb has a --help whose examples can be pasted: argp wraps lines of more than 79 columns, and a wrapped command is none.
-It has a --version too, fails with a word where the disk is full, and refuses options that are empty by name.
+It has a --version too, fails with a word where the disk is full and without one where nobody reads, and refuses options that are empty by name.
 
     check_help.py BIN_DIR"""
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,8 @@ def help_of(*verb):
 def lost_words(*verb):
     """Answers of a verb that it gives wrongly, or that are lost without a word."""
     def ask(option, out):
-        done = subprocess.run([f"{sys.argv[1]}/baton", *verb, option], stdout=out, stderr=subprocess.PIPE, text=True, timeout=20)
+        done = subprocess.run([f"{sys.argv[1]}/baton", *verb, option], stdout=out, stderr=subprocess.PIPE, text=True, timeout=20,
+                              restore_signals=False)  # SIGPIPE is ignored, as by many parents
         return done, f"baton {' '.join((*verb, option))}: exit code {done.returncode}, {done.stdout!r}, {done.stderr!r}"
     done, text = ask("--version", subprocess.PIPE)
     if done.returncode != 0 or not re.fullmatch(r"baton [0-9.]+\n", done.stdout):
@@ -25,6 +27,12 @@ def lost_words(*verb):
         with open("/dev/full", "w") as full:
             done, text = ask(option, full)
         if done.returncode == 0 or "stdout: " not in done.stderr:
+            yield text
+        reader, writer = os.pipe()
+        os.close(reader)
+        done, text = ask(option, writer)
+        os.close(writer)
+        if done.returncode == 0 or done.stderr:  # whoever reads has heard enough
             yield text
 
 

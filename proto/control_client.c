@@ -84,7 +84,8 @@ static void on_recv(bt_control_client *c)
         pthread_mutex_unlock(&c->lock);
         return;
     }
-    st = bt_control_read_down(buffer, &m);
+    c->heard = true;
+    st       = bt_control_read_down(buffer, &m);
     grpc_byte_buffer_destroy(buffer);
     if (st == BT_OK) {
         log_order(&m);
@@ -108,7 +109,8 @@ static void on_status(bt_control_client *c)
     bool refused;
 
     bt_rpc_slice_text(c->details, details, sizeof(details));
-    refused = c->code == GRPC_STATUS_FAILED_PRECONDITION || c->code == GRPC_STATUS_INVALID_ARGUMENT;
+    refused = !c->heard && (c->code == GRPC_STATUS_FAILED_PRECONDITION ||
+                            c->code == GRPC_STATUS_INVALID_ARGUMENT);
     pthread_mutex_lock(&c->lock);
     c->has_status = true;
     if (c->code == GRPC_STATUS_OK)

@@ -23,6 +23,7 @@ struct bt_control_client {
     grpc_byte_buffer      *received; /* of the RECV_MESSAGE in flight */
     pthread_t              reader, writer;
     bool                   has_call, has_reader, has_writer;
+    bool                   heard; /* the reader's: a message has come */
     uint64_t               quiet_ns;
     int                    fd;
     pthread_mutex_t        lock; /* of everything below */

@@ -51,7 +51,7 @@ LINKS = ["cut 0.5 s", "cut", "power off"]
 MAP = "prefill n1\nprefill n2\ndecode n1\ndecode n2\ndecode n3\nspare n3\nspare n1\n"
 HOST_OF = [0, 1, 0, 1, 2, 2, 0]
 N_SEATS = MAP.count("prefill") + MAP.count("decode")
-EXPECTED = re.compile(r"a wait passed its deadline|the cell has failed: |the worker died|lost: another rank|has lost its seat|gone or|no coordinator at|the job has lost|PMIX ERROR|"
+EXPECTED = re.compile(r"a wait passed its deadline|the cell has failed: |the worker died|lost: another rank|has lost its seat|gone or|no coordinator at|the job has lost|PMIX ERROR|has been removed from its cell|"
                       r"the coordinator has not said|rank \d+ is to prepare|MPI did not start")
 
 

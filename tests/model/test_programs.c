@@ -86,7 +86,7 @@ static void tokenize_names_the_bad_line(void)
     expect_run("printf '\"a\\n'" TOKENIZE "2>&1", 1, "stdin line 1: expected a JSON string");
     expect_run("printf '\"a\"\\n7\\n\"b\"\\n'" TOKENIZE "2>/dev/null", 1, "[67]\n");
     expect_run("echo '[1, 99999]'" TOKENIZE "-d 2>&1", 1,
-               "stdin line 1, entry 1: expected an id from 0 to 2047");
+               "stdin line 1, entry 2: expected an id from 0 to 2047");
     expect_run("echo '\"a\"'" TOKENIZE "-d 2>&1", 1, "stdin line 1: expected a JSON list");
     expect_run("echo '\"a\"'" TOKENIZE "2>&1 >/dev/full", 1, "stdout: No space left on device");
     expect_run("echo '\"a\\u0000\\u4e2d\"'" TOKENIZE, 0, "]\n");

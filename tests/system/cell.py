@@ -79,7 +79,7 @@ class Cell:
             flags = ["--both", ranks[4:]] if ranks.startswith("both") else ["--prefill", ranks.split("+")[0], "--decode", ranks.split("+")[1]]
         self.command = [os.path.join(bin_dir, "baton-run"), "--model", model, *flags, "--port", "0", *more]
         self.lines, self.address, self.http, self.scratch, self.hosts = [], None, None, set(), hosts
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                         env=hosts.environment() if hosts else None)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

@@ -13,6 +13,9 @@ int fake_gpu_is_pinned(const void *ptr, size_t bytes);
 void fake_gpu_run_all(void);
 /* All work of the GPU; what never ends is the test's mistake. */
 void fake_gpu_drain(void);
+/* What ends soon, in a thread beside the one that gives work, which waits meanwhile, but not for
+ * ever (comm_nccl.c): the fake GPU serves one thread at a time. */
+void fake_gpu_drain_beside(void);
 
 typedef struct fake_run fake_run; /* a launch of a graph that is under way */
 typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT, GRAPH, FOREIGN } fake_op_kind;

@@ -99,7 +99,10 @@ static void free_memory(void)
 
     if (!g_frees) return;
     g_frees = 0;
-    fake_gpu_drain();
+    if (gettid() == getpid())
+        fake_gpu_drain();
+    else
+        fake_gpu_drain_beside();
     if (held_up.tv_sec > 0) nanosleep(&held_up, NULL);
 }
 

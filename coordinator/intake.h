@@ -66,22 +66,15 @@ enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
 bt_status bt_intake(const bt_ask *ask, const bt_intake_limits *limits,
                     bt_relay_submission *request_out, bt_intake_answer *answer_out, char *refusal);
 
-#define BT_INTAKE_REFUSE_UNLESS(cond, ...)                  \
+#define BT_INTAKE_UNLESS(cond, status, ...)                 \
     do {                                                    \
         if (!(cond)) {                                      \
             snprintf(refusal, BT_INTAKE_TEXT, __VA_ARGS__); \
-            return BT_ERR_INVALID_ARG;                      \
+            return status;                                  \
         }                                                   \
     } while (0)
-
-/* Of memory. */
-#define BT_INTAKE_NEED(cond)                                    \
-    do {                                                        \
-        if (!(cond)) {                                          \
-            snprintf(refusal, BT_INTAKE_TEXT, "out of memory"); \
-            return BT_ERR_NO_MEMORY;                            \
-        }                                                       \
-    } while (0)
+#define BT_INTAKE_REFUSE_UNLESS(cond, ...) BT_INTAKE_UNLESS(cond, BT_ERR_INVALID_ARG, __VA_ARGS__)
+#define BT_INTAKE_NEED(cond)               BT_INTAKE_UNLESS(cond, BT_ERR_NO_MEMORY, "out of memory")
 
 /* Inside the intake only (intake_sampling.c): how tokens are chosen, but for max_tokens.  What it
  * took so far is owned by sampling and answer also when it refuses. */

@@ -38,8 +38,7 @@ typedef struct {
     bool               attached, ready, lost;
     bt_up_beat         beat;
     bt_relay_rank_view relay;
-    uint32_t           group; /* 0 prefill (or both roles), 1 decode, 2 none: a spare; of a lost
-                               * one as launched, so that sums of counters do not fall */
+    uint32_t           group; /* as bt_cell_rank has it */
     /* Of the last seconds, smoothed. */
     double busy, gather, sample; /* fractions of the time */
     double slowness; /* how many times as long it computes as others of its group; 0: not slow */
@@ -81,8 +80,7 @@ typedef struct {
     bt_cell_view          cells[BT_VIEW_CELLS];
     uint32_t              n_slow_links;
     bt_link_view          slow_links[BT_VIEW_PAIRS];
-    uint32_t              n_experts;
-    uint64_t      expert_rows[2][BT_EXPERT_LOAD_MAX]; /* of prefill (or all) and decode ranks */
+    bt_cell_counts        counts; /* of all cells since the start */
     bt_rank_view *ranks; /* owned [rank_cap], n_ranks of them are valid: those that prefill come
                           * first, of all cells */
     uint32_t rank_cap;

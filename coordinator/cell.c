@@ -174,6 +174,8 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
     cell->ranks[rank].hello    = *hello;
     cell->ranks[rank].attached = true;
     cell->name                 = cell->ranks[cell->first].hello.cell;
+    for (uint32_t i = 0; i < cell->n_ranks && cell->n_attached == 0; i++)
+        cell->ranks[i].group = bt_cell_group_of(cell, i);
     cell->n_attached++;
     if (hello->epoch > cell->max_epoch) cell->max_epoch = hello->epoch;
     memset(hello, 0, sizeof(*hello)); /* ours now */
@@ -217,6 +219,23 @@ void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity)
 
         if (k->lost || (complete ? k->ready : k->attached)) continue;
         at += (size_t)snprintf(buf + at, capacity - at, "%s %u", at > 5 ? "," : "", i);
+    }
+}
+
+void bt_cell_count(const bt_cell *cell, bt_cell_counts *sum)
+{
+    if (cell->n_ranks == 0) return;
+    if (bt_cell_facts(cell)->n_decode != 0) sum->n_groups = 2;
+    for (uint32_t i = 0; i < cell->n_ranks; i++) {
+        const bt_cell_rank *k = &cell->ranks[i];
+
+        sum->draft_tokens += k->beat.draft_tokens;
+        sum->draft_right_tokens += k->beat.draft_right_tokens;
+        if (k->group == 0) sum->prefix_asked_tokens += k->beat.prefix_asked_tokens;
+        if (k->group == 0) sum->prefix_hit_tokens += k->beat.prefix_hit_tokens;
+        if (k->n_experts > sum->n_experts) sum->n_experts = k->n_experts;
+        for (uint32_t e = 0; k->group < 2 && e < k->n_experts; e++)
+            sum->expert_rows[k->group][e] += k->expert_rows[e];
     }
 }
 

@@ -22,6 +22,7 @@ typedef struct bt_peer_state bt_peer_state; /* pairs.c */
 typedef struct {
     bt_up_hello    hello;                       /* owned */
     bool           attached, ready, left, lost; /* lost: it will not come back */
+    uint32_t       group; /* 0 prefill (or both roles), 1 decode, 2 none; when lost: the last */
     uint64_t       done_bytes, total_bytes;
     bt_up_beat     beat;
     uint32_t       n_experts;
@@ -32,6 +33,16 @@ typedef struct {
     uint32_t       peers_quiet_s; /* seconds since then */
     char          *leave_reason;  /* owned: why it said it would go */
 } bt_cell_rank;
+
+/* What ranks have counted since they started, lost ones too. */
+typedef struct {
+    uint64_t prefix_asked_tokens, prefix_hit_tokens; /* of those that prefill: a hit on a decode
+                                                      * rank saves only the transfer */
+    uint64_t draft_tokens, draft_right_tokens;
+    uint32_t n_groups; /* 1: ranks have both roles */
+    uint32_t n_experts;
+    uint64_t expert_rows[2][BT_EXPERT_LOAD_MAX]; /* by group */
+} bt_cell_counts;
 
 typedef struct {
     const char   *name;                /* the first rank's; "" unless it names its cell */
@@ -69,6 +80,8 @@ bool      bt_cell_ready(const bt_cell *cell);    /* and is ready */
 bool bt_cell_has_most(const bt_cell *cell);
 /* "ranks 1, 3, 4": those not attached, or, when all are, those not ready. */
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);
+/* Adds the ranks' counts to the sum. */
+void bt_cell_count(const bt_cell *cell, bt_cell_counts *sum);
 /* As launched: 0 prefill (or both roles), 1 decode, 2 spare. */
 uint32_t bt_cell_group_of(const bt_cell *cell, uint32_t rank);
 /* "the cell", or "cell "NAME"" where it has one; in buf. */

@@ -8,6 +8,7 @@
 #include "coordinator/announce.h"
 #include "coordinator/fleet_state.h"
 #include "coordinator/pairs.h"
+#include "coordinator/relay_view.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 
@@ -30,11 +31,12 @@ bt_status bt_fleet_create(const bt_fleet_config *config, const bt_fleet_events *
     bt_fleet *fleet = bt_calloc(1, sizeof(*fleet));
 
     BT_REQUIRE(fleet != NULL, BT_ERR_NO_MEMORY, "the table of cells");
-    fleet->cfg         = *config;
-    fleet->events      = *events;
-    fleet->life        = bt_fleet_draw_life();
-    fleet->prefix_seed = bt_prefix_seed();
-    *fleet_out         = fleet;
+    fleet->cfg                    = *config;
+    fleet->events                 = *events;
+    fleet->life                   = bt_fleet_draw_life();
+    fleet->prefix_seed            = bt_prefix_seed();
+    fleet->counts_before.n_groups = 1;
+    *fleet_out                    = fleet;
 out:
     return st;
 }
@@ -67,6 +69,7 @@ void bt_fleet_remove(bt_fleet *fleet, bt_fleet_cell *c)
         i++;
     fleet->n_cells--;
     memmove(&fleet->cells[i], &fleet->cells[i + 1], (fleet->n_cells - i) * sizeof(fleet->cells[0]));
+    bt_cell_count(&c->cell, &fleet->counts_before);
     cell_free(c);
 }
 
@@ -374,6 +377,17 @@ static bool bury(bt_fleet_cell *c, uint64_t now_ns)
     return true;
 }
 
+/* Where ranks sit by now. */
+static void note_groups(bt_fleet_cell *c)
+{
+    for (uint32_t i = 0; i < c->cell.n_ranks; i++) {
+        bt_relay_rank_view v;
+
+        bt_relay_view_rank(c->relay, i, &v);
+        if (v.group < 2) c->cell.ranks[i].group = v.group;
+    }
+}
+
 /* While the process stood still no rank and no cell was late. */
 static void forgive_own_silence(bt_fleet *fleet, uint64_t now_ns)
 {
@@ -399,6 +413,7 @@ void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
 
         if (c->relay != NULL) bt_relay_tick(c->relay, now_ns);
         if (c->stuck[0] != 0) bt_fleet_lose(c, "%s", c->stuck);
+        if (c->relay != NULL) note_groups(c);
         if (c->relay != NULL) check_seats(c, now_ns);
         check_deadline(c, now_ns);
         if (c->state == BT_CELL_DRAINING) {
@@ -458,6 +473,13 @@ const bt_up_hello *bt_fleet_facts(const bt_fleet *fleet)
 uint32_t bt_fleet_n_cells(const bt_fleet *fleet) { return fleet->n_cells; }
 bt_cell *bt_fleet_cell_at(const bt_fleet *fleet, uint32_t i) { return &fleet->cells[i]->cell; }
 const bt_relay *bt_fleet_relay(const bt_fleet *fleet, uint32_t i) { return fleet->cells[i]->relay; }
+
+void bt_fleet_count(const bt_fleet *fleet, bt_cell_counts *counts_out)
+{
+    *counts_out = fleet->counts_before;
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        bt_cell_count(&fleet->cells[i]->cell, counts_out);
+}
 
 bool bt_fleet_is_short(const bt_fleet *fleet, uint32_t i)
 {

@@ -98,4 +98,7 @@ bt_cell_state   bt_fleet_state(const bt_fleet *fleet, uint32_t i);
 bool            bt_fleet_is_short(const bt_fleet *fleet, uint32_t i); /* a group has no rank left */
 const char     *bt_cell_state_name(bt_cell_state state);
 
+/* Of all ranks of all cells, also those that have gone. */
+void bt_fleet_count(const bt_fleet *fleet, bt_cell_counts *counts_out);
+
 #endif

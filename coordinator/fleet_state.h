@@ -44,7 +44,8 @@ struct bt_fleet {
     uint32_t         n_lobby;
     uint64_t         lobby_tokens;
     uint64_t         ticked_ns, awake_ns; /* the last time; since when it has not stood still */
-    uint64_t         tokens_before, retracted_before; /* of cells that have gone */
+    uint64_t         tokens_before, retracted_before; /* of cells that have gone, */
+    bt_cell_counts   counts_before;                   /* and what their ranks have counted */
     grpc_status_code stop_code;
     char             stop_reason[BT_FLEET_TEXT];
 };

@@ -116,14 +116,10 @@ static void rank_second(bt_rank_rates *r, const bt_up_beat *b)
     r->beat = *b;
 }
 
-/* As it is by now, or as it was launched. */
-static uint32_t group_of(const bt_cell *cell, const bt_relay *relay, uint32_t rank)
+/* As bt_cell_rank has it; of a lost one 2. */
+static uint32_t group_of(const bt_cell *cell, uint32_t rank)
 {
-    bt_relay_rank_view v;
-
-    if (relay == NULL) return bt_cell_group_of(cell, rank);
-    bt_relay_view_rank(relay, rank, &v);
-    return v.group;
+    return cell->ranks[rank].lost ? 2 : cell->ranks[rank].group;
 }
 
 /* Logs once that a rank holds its group up, and again when it keeps pace. */
@@ -145,7 +141,7 @@ static void note_slow(bt_cell *cell, uint32_t rank, double slowness)
         BT_INFO("%s keeps pace again", who);
 }
 
-static void find_slow(bt_cell *cell, const bt_relay *relay)
+static void find_slow(bt_cell *cell)
 {
     double   sorted[SLOW_RANKS];
     uint32_t ranks[SLOW_RANKS];
@@ -154,7 +150,7 @@ static void find_slow(bt_cell *cell, const bt_relay *relay)
         uint32_t n = 0;
 
         for (uint32_t i = 0; i < cell->n_ranks && n < SLOW_RANKS; i++) {
-            if (group_of(cell, relay, i) != group || cell->ranks[i].lost) continue;
+            if (group_of(cell, i) != group) continue;
             ranks[n]    = i;
             sorted[n++] = cell->ranks[i].rates.own;
         }
@@ -164,21 +160,21 @@ static void find_slow(bt_cell *cell, const bt_relay *relay)
     }
 }
 
-static void find_slow_pairs(bt_cell *cell, const bt_relay *relay)
+static void find_slow_pairs(bt_cell *cell)
 {
     uint32_t groups[BT_PAIR_RANKS];
 
     if (cell->n_ranks > BT_PAIR_RANKS) return;
     for (uint32_t i = 0; i < cell->n_ranks; i++)
-        groups[i] = cell->ranks[i].lost ? 2 : group_of(cell, relay, i);
+        groups[i] = group_of(cell, i);
     bt_pairs_compare(cell, groups);
 }
 
-static void cell_second(bt_cell *cell, const bt_relay *relay, bt_second *sum, uint32_t n[2])
+static void cell_second(bt_cell *cell, bt_second *sum, uint32_t n[2])
 {
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
         bt_rank_rates *r     = &cell->ranks[i].rates;
-        uint32_t       group = group_of(cell, relay, i);
+        uint32_t       group = group_of(cell, i);
 
         rank_second(r, &cell->ranks[i].beat);
         if (group == 0) {
@@ -191,8 +187,8 @@ static void cell_second(bt_cell *cell, const bt_relay *relay, bt_second *sum, ui
         }
         sum->handoff_bytes += (float)r->handoff_rate;
     }
-    find_slow(cell, relay);
-    find_slow_pairs(cell, relay);
+    find_slow(cell);
+    find_slow_pairs(cell);
 }
 
 static void ranks_second(bt_fleet *fleet, bt_second *out)
@@ -200,7 +196,7 @@ static void ranks_second(bt_fleet *fleet, bt_second *out)
     uint32_t n[2] = {0};
 
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++)
-        cell_second(bt_fleet_cell_at(fleet, i), bt_fleet_relay(fleet, i), out, n);
+        cell_second(bt_fleet_cell_at(fleet, i), out, n);
     if (n[0] > 0) out->busy_prefill /= (float)n[0];
     if (n[1] > 0) out->busy_decode /= (float)n[1];
 }
@@ -271,7 +267,7 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
     snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
-    v->group = k->lost ? bt_cell_group_of(cell, i) : group_of(cell, relay, i);
+    v->group = k->group;
 }
 
 static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)
@@ -309,26 +305,6 @@ static void show_pairs(const bt_cell *cell, bt_snapshot *s)
     }
 }
 
-/* Rows by expert, over the ranks of either group: a rank counts its own experts only. */
-static void show_experts(const bt_fleet *fleet, bt_snapshot *s)
-{
-    s->n_experts = 0;
-    memset(s->expert_rows, 0, sizeof(s->expert_rows));
-    for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
-        const bt_cell *cell = bt_fleet_cell_at(fleet, i);
-
-        for (uint32_t k = 0; k < cell->n_ranks; k++) {
-            const bt_cell_rank *r     = &cell->ranks[k];
-            uint32_t            group = group_of(cell, bt_fleet_relay(fleet, i), k);
-
-            if (group >= 2) continue;
-            if (r->n_experts > s->n_experts) s->n_experts = r->n_experts;
-            for (uint32_t e = 0; e < r->n_experts; e++)
-                s->expert_rows[group][e] += r->expert_rows[e];
-        }
-    }
-}
-
 /* Those that prefill, of all cells, then the others. */
 static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 {
@@ -341,7 +317,7 @@ static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
             double          top   = top_rate(cell);
 
             for (uint32_t k = 0; k < cell->n_ranks; k++)
-                if ((group_of(cell, relay, k) == 0) == (pass == 0))
+                if ((cell->ranks[k].group == 0) == (pass == 0))
                     show_rank(cell, relay, k, top, &s->ranks[at++]);
         }
 }
@@ -364,7 +340,7 @@ static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
                                                     BT_VIEW_REQUESTS - s->n_requests);
     }
     s->queued_tokens = bt_fleet_queued_tokens(fleet);
-    show_experts(fleet, s);
+    bt_fleet_count(fleet, &s->counts);
     show_ranks(fleet, s);
 }
 

@@ -226,18 +226,18 @@ static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char
 }
 
 /* One series for each expert and group: as many as the model has, however many ranks there are. */
-static void experts(page *p, const bt_snapshot *s)
+static void experts(page *p, const bt_cell_counts *c)
 {
     family(p, "baton_expert_rows_total", "counter", "Rows that an expert ran, over all layers.");
-    for (uint32_t group = 0; group < (s->n_decode == 0 ? 1u : 2u); group++)
-        for (uint32_t e = 0; e < s->n_experts; e++)
+    for (uint32_t group = 0; group < c->n_groups; group++)
+        for (uint32_t e = 0; e < c->n_experts; e++)
             fprintf(p->f,
                     "baton_expert_rows_total{model_name=\"%s\",role=\"%s\",expert=\"%u\"} %llu\n",
                     p->model,
-                    s->n_decode == 0 ? "both"
+                    c->n_groups == 1 ? "both"
                     : group == 0     ? "prefill"
                                      : "decode",
-                    e, (unsigned long long)s->expert_rows[group][e]);
+                    e, (unsigned long long)c->expert_rows[group][e]);
 }
 
 /* Of the pairs that are named only. */
@@ -258,8 +258,6 @@ static void slow_links(page *p, const bt_snapshot *s)
 /* A lost rank has nothing any more: its gauges are 0, what it has counted stays. */
 static void ranks(page *p, const bt_snapshot *s)
 {
-    uint64_t asked = 0, hit = 0, draft = 0, right = 0;
-
     for (size_t k = 0; k < sizeof(RANK_METRICS) / sizeof(RANK_METRICS[0]); k++) {
         const rank_metric *m     = &RANK_METRICS[k];
         bool               gauge = strcmp(m->type, "gauge") == 0;
@@ -286,22 +284,14 @@ static void ranks(page *p, const bt_snapshot *s)
         rank_histogram(p, s, i, "baton_batch_rows", s->ranks[i].beat.batch_rows,
                        BT_BEAT_BATCH_BUCKETS, 1,
                        (double)(s->ranks[i].beat.prompt_rows + s->ranks[i].beat.generated_rows));
-    for (uint32_t i = 0; i < s->n_ranks; i++) {
-        draft += s->ranks[i].beat.draft_tokens;
-        right += s->ranks[i].beat.draft_right_tokens;
-        /* A hit on a prefill rank saves computing, one on a decode rank only the transfer. */
-        if (s->ranks[i].group != 0) continue;
-        asked += s->ranks[i].beat.prefix_asked_tokens;
-        hit += s->ranks[i].beat.prefix_hit_tokens;
-    }
     one(p, "vllm:prefix_cache_queries_total", "counter", "Tokens looked up in prefix caches.",
-        (double)asked);
+        (double)s->counts.prefix_asked_tokens);
     one(p, "vllm:prefix_cache_hits_total", "counter", "Tokens found in prefix caches.",
-        (double)hit);
+        (double)s->counts.prefix_hit_tokens);
     one(p, "vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens of drafts, computed.",
-        (double)draft);
+        (double)s->counts.draft_tokens);
     one(p, "vllm:spec_decode_num_accepted_tokens_total", "counter",
-        "Tokens of drafts that were right.", (double)right);
+        "Tokens of drafts that were right.", (double)s->counts.draft_right_tokens);
 }
 
 /* ---- the coordinator's process: what Prometheus's client libraries tell of any */
@@ -364,7 +354,7 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
     requests(&p, s);
     ranks(&p, s);
     slow_links(&p, s);
-    experts(&p, s);
+    experts(&p, &s->counts);
     if (fclose(p.f) != 0) {
         free(text);
         return NULL;

@@ -73,15 +73,15 @@ static json_t *experts_json(const bt_snapshot *s, uint32_t group)
     json_t  *o = json_object(), *rows = json_array();
     uint64_t sum = 0, most = 0;
 
-    for (uint32_t e = 0; e < s->n_experts; e++) {
-        uint64_t n = s->expert_rows[group][e];
+    for (uint32_t e = 0; e < s->counts.n_experts; e++) {
+        uint64_t n = s->counts.expert_rows[group][e];
 
         json_array_append_new(rows, json_integer((json_int_t)n));
         sum += n;
         if (n > most) most = n;
     }
     put(o, "rows", rows);
-    put_real(o, "imbalance", sum == 0 ? 1 : (double)most * s->n_experts / (double)sum);
+    put_real(o, "imbalance", sum == 0 ? 1 : (double)most * s->counts.n_experts / (double)sum);
     return o;
 }
 

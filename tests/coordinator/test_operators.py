@@ -287,6 +287,18 @@ class Http(Served):
         self.assertLess(time.monotonic() - begin, 8)
 
 
+COUNTED = control.Beat(progress=1, pages_total=64, prefix_asked_tokens=128, prefix_hit_tokens=64, draft_tokens=20, draft_right_tokens=15)
+
+
+def sums(http):
+    """Over ranks, of what the beats and loads of these tests count."""
+    values = parse(get(http, "/metrics")[1])
+    return {"prefix_hit": values["vllm:prefix_cache_hits_total", 'model_name="demo"'],
+            "draft": values["vllm:spec_decode_num_draft_tokens_total", 'model_name="demo"'],
+            **{role: [values.get(("baton_expert_rows_total", f'model_name="demo",role="{role}",expert="{i}"')) for i in range(3)]
+               for role in ("prefill", "decode")}}
+
+
 class Lost(Served):
     ARGS = ("--http-port", "0", "--on-death", "replace")
 
@@ -304,16 +316,36 @@ class Lost(Served):
         wait_for(lambda: [of_rank(*g) for g in gauges] == [0] * 6, "its loss")
         self.assertEqual(of_rank("baton_rank_steps_total", 'role="lost"'), 5)
 
-    def test_sums_over_prefill_ranks_keep_what_a_lost_one_counted(self):
+    def test_sums_over_ranks_keep_what_a_lost_one_counted(self):
         http = self.coordinator.line("http")
-        def hits():
-            return parse(get(http, "/metrics")[1])["vllm:prefix_cache_hits_total", 'model_name="demo"']
-        for rank in 0, 1:
-            self.cell.ranks[rank].send(beat=control.Beat(progress=1, pages_total=64, prefix_asked_tokens=128, prefix_hit_tokens=64))
-        wait_for(lambda: hits() == 128, "the beats")
-        self.cell.ranks[1].cut()
-        wait_for(lambda: 'rank="1",role="lost"' in get(http, "/metrics")[1], "its loss")
-        self.assertEqual(hits(), 128)
+        for rank in 0, 1, 2:
+            self.cell.ranks[rank].send(beat=COUNTED)
+            self.cell.ranks[rank].send(expert_load=control.ExpertLoad(rows=[5, 0, 7]))
+        counted = {"prefix_hit": 128, "draft": 60, "prefill": [10, 0, 14], "decode": [5, 0, 7]}
+        wait_for(lambda: sums(http) == counted, "the beats")
+        for rank in 1, 2:
+            self.cell.ranks[rank].cut()
+            wait_for(lambda: f'rank="{rank}",role="lost"' in get(http, "/metrics")[1], "its loss")
+        self.assertEqual(sums(http), counted)
+
+
+class Left(unittest.TestCase):
+    def test_sums_keep_what_a_cell_that_left_counted(self):
+        c = Coordinator("--http-port", "0")
+        self.addCleanup(c.close)
+        http = c.line("http")
+        cells = [Cell(c.line("control"), prefill=1, decode=1, hello={"name": name}).attach().ready() for name in ("a", "b")]
+        for cell in cells:
+            self.addCleanup(cell.close)
+        wait_for(lambda: {"serving a", "serving b"} <= set(c.lines), "the cells")
+        for rank in cells[0].ranks + cells[1].ranks:
+            rank.send(beat=COUNTED)
+            rank.send(expert_load=control.ExpertLoad(rows=[5, 0, 7]))
+        counted = {"prefix_hit": 128, "draft": 80, "prefill": [10, 0, 14], "decode": [10, 0, 14]}
+        wait_for(lambda: sums(http) == counted, "the beats")
+        cells[0].ranks[0].send(drain=control.Drain())
+        wait_for(lambda: 'cell="a"' not in get(http, "/metrics")[1], "the end of one")
+        self.assertEqual(sums(http), counted)
 
 
 class Phases(unittest.TestCase):

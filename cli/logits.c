@@ -264,7 +264,8 @@ static bt_status evaluate(options *opt)
     if (st == BT_OK) st = run_cases(&s, opt->stall_ns);
     end_cell(&s, st != BT_OK);
     if (st != BT_OK && s.echo.first_error[0] != '\0') {
-        fprintf(stderr, "baton-logits: first error of the cell: %s\n", s.echo.first_error);
+        fprintf(stderr, "%s: first error of the cell: %s\n", program_invocation_short_name,
+                s.echo.first_error);
     }
     if (st == BT_OK) st = bt_eval_cases_write(&s.cases, opt->out);
 out:

@@ -343,10 +343,10 @@ static void loop(supervisor *s)
 /* ---- the end */
 
 /* Where nobody reads it the end does not wait for that. */
-static void say(const char *who, const char *what)
+static void say(const char *intro, const char *what)
 {
     char line[1024];
-    int  n = snprintf(line, sizeof(line), "%s%s\n", who, what);
+    int  n = snprintf(line, sizeof(line), "%s: %s%s\n", program_invocation_short_name, intro, what);
 
     bt_log_pass_on(line, n < (int)sizeof(line) ? (size_t)n : sizeof(line) - 1);
 }
@@ -378,9 +378,8 @@ static int verdict(supervisor *s)
             bt_supervisor_fail(s, "at the end baton-launch %s", text);
     }
     if (s->failure[0] == '\0') return EXIT_SUCCESS;
-    say("baton-run: ", s->failure);
-    if (s->echo.first_error[0] != '\0')
-        say("baton-run: first error of a rank: ", s->echo.first_error);
+    say("", s->failure);
+    if (s->echo.first_error[0] != '\0') say("first error of a rank: ", s->echo.first_error);
     return s->client.ended && !ended_well(&s->client) && WIFEXITED(s->client.status)
                ? WEXITSTATUS(s->client.status)
                : EXIT_FAILURE;

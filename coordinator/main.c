@@ -295,7 +295,7 @@ int main(int argc, char **argv)
     bt_accept_bound();
     path = realpath(o.model, NULL);
     if (path == NULL || stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
-        fprintf(stderr, "baton-coordinator: --model %s: %s\n", o.model,
+        fprintf(stderr, "%s: --model %s: %s\n", program_invocation_short_name, o.model,
                 path == NULL ? strerror(errno) : "expected a directory");
         free(path);
         bt_settings_destroy(settings);

@@ -72,7 +72,7 @@ def main():
         os.chmod(agent, 0o755)
 
         out = check(code=0)
-        has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank: 0.3 s to detect")
+        has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank, by estimate: 0.3 s to detect")
         has(check("--hosts", "good:8,far,localhost", "--agent", agent, code=0), "good         ok", "far          ok", "localhost    ok")
         for host, words in (("model", "its model is another one (0123456789abcdef) than on localhost"),
                             ("bits", "it computes other bits (prompt:other,generated:other) than localhost"),
@@ -104,7 +104,7 @@ def main():
         with open(rank_map, "w") as f:
             f.write("prefill localhost ranks=2\ndecode good ranks=4\n")
         has(check("--rank-map", rank_map, "--agent", agent, "--tokens", "5000", "--prefill-rate", "100", code=0), "good         ok",
-            "each of 1 ranks", "50.0 s to replay (5000 tokens at 100 a second)", "one that hangs: 10 s more")
+            "each of 1 ranks", "50.0 s to replay (--tokens 5000 at --prefill-rate 100)", "one that hangs: 10 s more")
         has(check("--group", "1", "--rank-timeout-s", "7"), "one that hangs: 7 s more")    # nobody waits for it
         has(check("--timeout-s", "3601", code=64), "--timeout-s must be a whole number from 1 to 3600")    # as those of the ranks
 

@@ -47,7 +47,9 @@ static bool lost_its_peer(const bt_worker *w, const bt_request *r)
     const bt_rank_facts *f = &w->cfg.facts;
 
     if (bt_rank_has_both(f) || r->peer == f->rank) return false;
-    if (r->state == BT_REQUEST_DECODE || r->state == BT_REQUEST_WAITING) return false;
+    if (r->state == BT_REQUEST_DECODE || r->state == BT_REQUEST_WAITING ||
+        r->state == BT_REQUEST_DRAINING) /* it has ended already */
+        return false;
     return !bt_rank_sits(f, BT_GROUP_PREFILL, r->peer) &&
            !bt_rank_sits(f, BT_GROUP_DECODE, r->peer);
 }

@@ -47,6 +47,46 @@ static void cell_survives_the_loss_of_ranks(void)
     }
 }
 
+/* A request that has ended while a step has rows of it on the device has no peer to lose: it goes
+ * when the step does. */
+static void cell_with_ended_rows_under_way_survives_the_loss_of_their_peer(void)
+{
+    enum { N = 12, TURNS = 20000 };
+
+    for (uint32_t seed = 180; seed < 330; seed++) {
+        sim_options  opt = {.n_prefill   = 2,
+                            .n_decode    = 1,
+                            .chunk       = 64,
+                            .max_rows    = 64,
+                            .seed        = seed,
+                            .n_pages     = 64,
+                            .n_slots     = 2,
+                            .payload_max = 30 * SIM_DIM * sizeof(bt_bf16) + TAIL,
+                            .lookahead   = true,
+                            .n_peaks     = 24};
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *q[N];
+        bool         ended = false;
+
+        for (uint32_t k = 0; k < N; k++) {
+            q[k]             = sim_add(c, 10 + 3 * k, 60 + k);
+            q[k]->stop_token = 3 + k % 5;
+            sim_start(c, q[k]);
+        }
+        for (uint32_t turn = 0; turn < TURNS && !ended; turn++) {
+            if (turn == 400 + seed * 37 % 600) sim_kill(c, seed % 2, false);
+            EXPECT(sim_act(c));
+            ended = true;
+            for (uint32_t k = 0; k < N; k++)
+                ended = ended && sim_ended(q[k]);
+        }
+        EXPECT(sim_run(c));
+        for (uint32_t k = 0; k < N; k++)
+            expect_right(q[k]);
+        expect_clean_end(c, opt.n_pages);
+    }
+}
+
 /* At any moment the coordinator dies with all its requests; what the next one orders has its own
  * tokens, and the ranks are as if the others had never been, but for their caches. */
 static void cell_outlives_its_coordinators(void)
@@ -152,6 +192,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(cell_survives_the_loss_of_ranks),
+        BT_TEST(cell_with_ended_rows_under_way_survives_the_loss_of_their_peer),
         BT_TEST(cell_outlives_its_coordinators),
         BT_TEST(cell_keeps_its_prefix_caches_without_a_coordinator),
         BT_TEST(cell_fails_only_the_request_with_the_bad_message),

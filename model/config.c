@@ -7,7 +7,7 @@
 #include "model/config_parts.h"
 #include "model/json.h"
 
-enum { MAX_FILE_BYTES = 16 << 20, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 24 };
+enum { MAX_FILE_BYTES = 16 << 20, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 20 };
 
 static const struct {
     const char     *model_type, *architecture;

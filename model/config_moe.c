@@ -44,10 +44,11 @@ static bt_status read_gate_kind(const bt_json_at *at, bt_model_family fam, bt_ga
     static const struct {
         const char  *method, *scoring;
         bt_gate_kind kind;
+        bool         v2; /* else of the other families */
     } KINDS[] = {
-        {"greedy",               "softmax", BT_GATE_SOFTMAX       },
-        {"group_limited_greedy", "softmax", BT_GATE_SOFTMAX_GROUPS},
-        {"noaux_tc",             "sigmoid", BT_GATE_SIGMOID_BIAS  },
+        {"greedy",               "softmax", BT_GATE_SOFTMAX,        true },
+        {"group_limited_greedy", "softmax", BT_GATE_SOFTMAX_GROUPS, true },
+        {"noaux_tc",             "sigmoid", BT_GATE_SIGMOID_BIAS,   false},
     };
     enum { N_KINDS = sizeof(KINDS) / sizeof(KINDS[0]) };
     bt_status   st      = BT_OK;
@@ -60,13 +61,16 @@ static bt_status read_gate_kind(const bt_json_at *at, bt_model_family fam, bt_ga
     if (bt_json_field(at, "scoring_func") != NULL)
         BT_TRY(bt_json_str(at, "scoring_func", &scoring));
     while (i < N_KINDS &&
-           (strcmp(method, KINDS[i].method) != 0 || strcmp(scoring, KINDS[i].scoring) != 0))
+           (strcmp(method, KINDS[i].method) != 0 || strcmp(scoring, KINDS[i].scoring) != 0 ||
+            KINDS[i].v2 != (fam == BT_FAMILY_V2)))
         i++;
     BT_REQUIRE(i < N_KINDS, BT_ERR_UNSUPPORTED,
-               "%s: fields topk_method and scoring_func: expected greedy with softmax, "
-               "group_limited_greedy with softmax or noaux_tc with sigmoid, found \"%s\" with "
-               "\"%s\"",
-               at->file, bt_json_printable(method, found_method, sizeof(found_method)),
+               "%s: fields topk_method and scoring_func: expected %s for this model_type, found "
+               "\"%s\" with \"%s\"",
+               at->file,
+               fam == BT_FAMILY_V2 ? "greedy or group_limited_greedy with softmax"
+                                   : "noaux_tc with sigmoid",
+               bt_json_printable(method, found_method, sizeof(found_method)),
                bt_json_printable(scoring, found_scoring, sizeof(found_scoring)));
     *kind_out = KINDS[i].kind;
 out:
@@ -109,14 +113,18 @@ static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_co
     };
 
     BT_TRY(read_gate_kind(at, fam, &g->kind));
-    g->n_groups = g->topk_groups = 1;
+    /* As in Hugging Face where the fields are absent. */
+    g->n_groups    = fam == BT_FAMILY_V3 ? 8 : 1;
+    g->topk_groups = fam == BT_FAMILY_V3 ? 4 : 1;
     BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
     if (g->kind == BT_GATE_SOFTMAX) g->n_groups = g->topk_groups = 1; /* greedy knows no groups */
     BT_TRY(check_groups(at, g));
     BT_TRY(bt_json_bool(at, "norm_topk_prob", &g->norm_topk));
     BT_TRY(bt_json_f64(at, "routed_scaling_factor", 1e-6, 1e6, &scale));
-    /* V2's code either normalises or scales (models with both do not exist) */
-    if (fam == BT_FAMILY_V2 && g->norm_topk && g->top_k > 1) scale = 1;
+    /* DeepSeek's own code would normalise and not scale, Hugging Face's does the opposite. */
+    BT_REQUIRE(fam != BT_FAMILY_V2 || !g->norm_topk, BT_ERR_UNSUPPORTED,
+               "%s: field norm_topk_prob: expected false for this model_type, found true",
+               at->file);
     g->scale = (float)scale;
 out:
     return st;

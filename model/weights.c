@@ -245,8 +245,14 @@ static bool may_be_unused(const char *rest)
 /* What files hold for a layer and config.json does not speak of would change the results. */
 static bt_status refuse_unused(const bt_loader *l)
 {
-    bt_status st = BT_OK;
+    bt_status        st   = BT_OK;
+    const bt_tensor *head = bt_safetensors_find(l->st, "lm_head.weight");
 
+    /* Hugging Face's version 4 would use the embedding, version 5 the tensor. */
+    BT_REQUIRE(!l->cfg->tie_embeddings || head == NULL, BT_ERR_UNSUPPORTED,
+               "%s: tensor lm_head.weight: expected none, since config.json says "
+               "tie_word_embeddings, found one: set that field to false to use the tensor",
+               bt_safetensors_file_of(l->st, head));
     for (size_t i = 0; i < bt_safetensors_count(l->st); i++) {
         const bt_tensor *t = bt_safetensors_at(l->st, i);
         char             name[160];

@@ -66,7 +66,7 @@ static bt_status read_sizes(const bt_gguf *g, bt_synth_shape *s, uint32_t *n_mtp
     const field fields[] = {
         {ARCH ".block_count",               &n_blocks,          1, MAX_LAYERS,            true },
         {ARCH ".nextn_predict_layers",      &n_mtp,             0, MAX_LAYERS,            false},
-        {ARCH ".context_length",            &s->context,        1, 1 << 24,               true },
+        {ARCH ".context_length",            &s->context,        1, 1 << 20,               true },
         {ARCH ".embedding_length",          &s->hidden,         1, MAX_DIM,               true },
         {ARCH ".feed_forward_length",       &s->dense_dim,      1, MAX_DIM,               true },
         {ARCH ".attention.head_count",      &s->n_heads,        1, 1 << 14,               true },
@@ -143,10 +143,10 @@ static bt_status read_gate(const bt_gguf *g, bt_synth_shape *s)
     s->scale        = 1;
     BT_TRY(bt_gguf_f64(g, ARCH ".expert_weights_scale", 1e-6, 1e6, &s->scale));
     BT_TRY(bt_gguf_bool(g, ARCH ".expert_weights_norm", &s->norm_topk));
-    BT_REQUIRE(s->sigmoid || !s->norm_topk || s->scale == 1, BT_ERR_UNSUPPORTED,
-               "%s: key " ARCH ".expert_weights_scale: expected 1 where a softmax gate's weights "
-               "are normalised, found %g",
-               bt_gguf_path(g), s->scale);
+    BT_REQUIRE(s->sigmoid || !s->norm_topk, BT_ERR_UNSUPPORTED,
+               "%s: key " ARCH ".expert_weights_norm: expected false for a softmax gate, found "
+               "true",
+               bt_gguf_path(g));
 out:
     return st;
 }

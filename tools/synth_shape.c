@@ -70,7 +70,7 @@ const bt_synth_size bt_synth_sizes[] = {
     SIZE("groups",        n_groups,       1, 1024,    "Groups of experts"),
     SIZE("topk-groups",   topk_groups,    1, 1024,    "Groups that a token may use"),
     SIZE("vocab",         vocab_size,     2, 1 << 24, "Size of the vocabulary"),
-    SIZE("context",       context,        1, 1 << 24, "Length of the context"),
+    SIZE("context",       context,        1, 1 << 20, "Length of the context"),
 };
 /* clang-format on */
 const size_t bt_synth_n_sizes = sizeof(bt_synth_sizes) / sizeof(bt_synth_sizes[0]);

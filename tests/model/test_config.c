@@ -163,6 +163,15 @@ static void config_yarn_gives_the_published_numbers(void)
     EXPECT(fabs(c.mla.softmax_scale - 0.1308608) < 1e-7);
 }
 
+static void config_takes_groups_that_are_absent_from_the_family(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"n_group\": \"-\", \"topk_group\": \"-\"}", &c), BT_OK);
+    EXPECT_EQ(c.moe.gate.n_groups, 8);
+    EXPECT_EQ(c.moe.gate.topk_groups, 4);
+}
+
 static void config_without_yarn_has_plain_rope(void)
 {
     bt_model_config c;
@@ -263,6 +272,7 @@ static const bad_case BAD[] = {
     {"{\"qk_rope_head_dim\": \"-\"}",        BT_ERR_FORMAT, {"field qk_rope_head_dim", "expected", "found nothing"}},
     {"{\"v_head_dim\": \"-\"}",              BT_ERR_FORMAT, {"field v_head_dim", "expected", "found nothing"}},
     {"{\"intermediate_size\": \"-\"}",       BT_ERR_FORMAT, {"field intermediate_size", "expected", "found nothing"}},
+    {"{\"max_position_embeddings\": 1048577}", BT_ERR_FORMAT, {"field max_position_embeddings", "expected an integer from 1 to 1048576", "found 1048577"}},
     {"{\"max_position_embeddings\": \"-\"}", BT_ERR_FORMAT, {"field max_position_embeddings", "expected", "found nothing"}},
     {"{\"rms_norm_eps\": \"-\"}",            BT_ERR_FORMAT, {"field rms_norm_eps", "expected a number", "found nothing"}},
     {"{\"rope_theta\": \"-\"}",              BT_ERR_FORMAT, {"field rope_theta", "expected a number", "found nothing"}},
@@ -329,7 +339,10 @@ static const bad_case BAD[] = {
     {"{\"rope_interleave\": false}",         BT_ERR_UNSUPPORTED, {"field rope_interleave", "expected true", "found false"}},
     {"{\"partial_rotary_factor\": 0.5}",     BT_ERR_UNSUPPORTED, {"field partial_rotary_factor", "expected 1", "found 0.5"}},
     {"{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}}", BT_ERR_UNSUPPORTED, {"field rope_scaling.type", "expected \"yarn\"", "found \"linear\""}},
-    {"{\"topk_method\": \"hash\"}",          BT_ERR_UNSUPPORTED, {"topk_method", "expected greedy with softmax", "found \"hash\" with \"sigmoid\""}},
+    {"{\"topk_method\": \"hash\"}",          BT_ERR_UNSUPPORTED, {"topk_method", "expected noaux_tc with sigmoid", "found \"hash\" with \"sigmoid\""}},
+    {"{\"topk_method\": \"greedy\", \"scoring_func\": \"softmax\"}", BT_ERR_UNSUPPORTED, {"topk_method", "expected noaux_tc with sigmoid", "found \"greedy\" with \"softmax\""}},
+    {"{\"model_type\": \"deepseek_v2\", \"architectures\": [\"DeepseekV2ForCausalLM\"]}", BT_ERR_UNSUPPORTED, {"topk_method", "expected greedy or group_limited_greedy with softmax", "found \"noaux_tc\" with \"sigmoid\""}},
+    {"{\"model_type\": \"deepseek_v2\", \"architectures\": [\"DeepseekV2ForCausalLM\"], \"topk_method\": \"greedy\", \"scoring_func\": \"softmax\"}", BT_ERR_UNSUPPORTED, {"field norm_topk_prob", "expected false", "found true"}},
     {"{\"scoring_func\": \"softmax\"}",      BT_ERR_UNSUPPORTED, {"scoring_func", "expected", "found \"noaux_tc\" with \"softmax\""}},
     {"{\"quantization_config\": {\"quant_method\": \"awq\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quant_method", "expected \"fp8\"", "found \"awq\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.fmt", "expected \"e4m3\"", "found \"e5m2\""}},
@@ -463,6 +476,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_of_demo_has_every_field),
     BT_TEST(config_of_every_model_is_read),
     BT_TEST(config_yarn_gives_the_published_numbers),
+    BT_TEST(config_takes_groups_that_are_absent_from_the_family),
     BT_TEST(config_without_yarn_has_plain_rope),
     BT_TEST(config_new_rope_spelling_equals_the_old),
     BT_TEST(config_yarn_without_mscale_scales_the_rotation),

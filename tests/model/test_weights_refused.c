@@ -77,6 +77,11 @@ static void weights_without_a_use_are_refused(void)
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "tensor model.layers.1.?[2J?bias: expected none");
     c.n--;
+    c.cfg.tie_embeddings = true; /* and yet there is a head of its own */
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "tensor lm_head.weight: expected none");
+    EXPECT_HAS(bt_error_text(), c.file);
+    c.cfg.tie_embeddings = false;
     c.cfg.moe.shared_dim = 0;
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), ".mlp.shared_experts.");

@@ -83,11 +83,12 @@ uint32_t bt_memory_adopted(uint32_t n_experts, uint32_t n_ranks)
 }
 
 bt_status bt_memory_check_room(const bt_memory_account *a, uint32_t n_more, uint32_t n_at_once,
-                               uint64_t available)
+                               uint64_t most, uint64_t available)
 {
     bt_status st   = BT_OK;
     uint64_t  need = n_more * a->expert * n_at_once;
 
+    if (need > most) need = most;
     BT_REQUIRE(
         need <= available, BT_ERR_NO_MEMORY,
         "%u more experts are to be held here after a loss, by %u ranks at a time: that needs "

@@ -41,10 +41,11 @@ uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_
 /* Experts that one of n_ranks has more after the loss of another one, at most
  * (moe/placement.h). */
 uint32_t bt_memory_adopted(uint32_t n_experts, uint32_t n_ranks);
-/* So many more experts are to be read by n_at_once ranks of this machine each, where `available` is
- * left: NO_MEMORY says that it does not suffice, which is better than to be killed for it. */
+/* So many more experts are to be read by n_at_once ranks of this machine each, together at most
+ * `most` bytes, where `available` is left: NO_MEMORY says that it does not suffice, which is better
+ * than to be killed for it. */
 bt_status bt_memory_check_room(const bt_memory_account *account, uint32_t n_more,
-                               uint32_t n_at_once, uint64_t available);
+                               uint32_t n_at_once, uint64_t most, uint64_t available);
 
 /* So much of the pinned memory is still to be taken by each of this machine's ranks, where
  * `available` of the host's is left.  NO_MEMORY: it does not suffice. */

@@ -187,15 +187,20 @@ out:
     return st;
 }
 
-/* Experts are read and packed: a sign of life from time to time. */
+/* Experts are read and packed: a sign of life from time to time, without which the coordinator
+ * would take this rank, or those that wait for it, for stuck. */
 static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     bt_rank *r   = ctx;
     uint64_t now = bt_now_ns();
+    bt_up    m   = {
+             .kind = BT_UP_PROGRESS, .u.progress = {done_bytes, total_bytes}
+    };
 
-    (void)done_bytes, (void)total_bytes;
     if (now - r->progress_ns < BEAT_NS) return;
     r->progress_ns = now;
+    if (bt_links_must_leave(&r->links)) bt_rank_leave_early(r, BT_ERR_CANCELLED);
+    bt_links_send(&r->links, &m); /* a lost stream shows by itself */
     bt_worker_background(r->worker);
 }
 
@@ -209,16 +214,26 @@ static uint32_t count_experts(const bt_rank *r)
     return n;
 }
 
+/* What the ranks of this machine share and do not hold yet: a lost rank's experts are still there.
+ */
+static uint64_t most_to_share(const bt_rank *r)
+{
+    uint64_t whole = bt_memory_weights(&r->cfg, r->st, NULL), held = bt_store_bytes(r->store);
+
+    return whole > held ? whole - held : 0;
+}
+
 /* Checked before experts are read: other ranks of this machine may adopt some at the same time. */
 static bt_status check_room(const bt_rank *r, uint32_t n_before)
 {
     bt_status st = BT_OK;
     uint32_t  n = count_experts(r), n_at_once = n_before == 0 ? 1 : r->memory.local_size;
-    uint64_t  left = bt_memory_available();
+    uint64_t  left = bt_memory_available(), most = UINT64_MAX;
 
     if (n <= n_before) return BT_OK;
     if (r->memory.on_gpu) BT_TRY(bt_memory_available_on(r->dev, 1, &left));
-    BT_TRY(bt_memory_check_room(&r->memory, n - n_before, n_at_once, left));
+    if (r->store != NULL) most = most_to_share(r);
+    BT_TRY(bt_memory_check_room(&r->memory, n - n_before, n_at_once, most, left));
 out:
     return st;
 }

@@ -158,9 +158,11 @@ static void experts_of_a_lost_rank_have_room(void)
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
     EXPECT_EQ(a.adopt, 0);
     EXPECT_EQ(a.n_pages, without);
-    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, 120 << 20), BT_OK);
-    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, (120 << 20) - 1), BT_ERR_NO_MEMORY);
+    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, UINT64_MAX, 120 << 20), BT_OK);
+    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, UINT64_MAX, (120 << 20) - 1), BT_ERR_NO_MEMORY);
     EXPECT_HAS(bt_error_text(), "needs 120 MiB, and 119 MiB are left");
+    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, 7 << 20, 7 << 20), BT_OK);
+    EXPECT_EQ(bt_memory_check_room(&a, 3, 4, 7 << 20, (7 << 20) - 1), BT_ERR_NO_MEMORY);
 }
 
 static void available_memory_is_some(void)

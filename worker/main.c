@@ -108,7 +108,7 @@ static bt_status what_follows(bt_rank *r, bt_status st)
 {
     if (st == BT_ERR_CANCELLED)
         return r->links.regroup_due || bt_links_orphaned(&r->links) ? BT_OK : st;
-    return is_broken(r) && r->opt.replace ? bt_rank_await_regroup(r) : st;
+    return is_broken(r) && r->opt.replace ? bt_rank_await_regroup(r, st) : st;
 }
 
 /* One step with the group. */
@@ -117,7 +117,9 @@ static bt_status step(bt_rank *r, const bt_plan *plan, bool *together_out)
     bt_status st = bt_links_gather(&r->links, plan, r->plans);
 
     if (st == BT_OK) st = bt_worker_finish(r->worker, r->plans, together_out);
-    return st == BT_OK ? BT_OK : what_follows(r, st);
+    if (st != BT_OK) return what_follows(r, st);
+    r->n_in_vain = 0;
+    return BT_OK;
 }
 
 /* Until the group leaves together (BT_OK), or this rank must leave alone (CANCELLED), or fails. */

@@ -53,6 +53,7 @@ typedef struct {
     uint64_t           progress_ns;              /* when the last Progress was sent */
     uint64_t           progress_bytes;           /* what it said */
     uint64_t           fingerprint, config_hash; /* of the model, and of its config.json */
+    uint32_t           n_in_vain; /* exchanges in a row that have failed with nobody missing */
 
     uint64_t           orphan_ns;    /* since when no coordinator drives it; 0: one does */
     bt_control_attach *search;       /* for the next one; NULL: none under way */
@@ -100,9 +101,10 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2]);
 bt_status bt_rank_join_handoff(bt_rank *r, uint32_t epoch, const bt_seats seats[2]);
 /* The coordinator's Regroup: the transport, the model and then the requests follow it. */
 bt_status bt_rank_regroup(bt_rank *r, bt_down *m);
-/* An exchange has failed.  Says for whom this rank waits, and waits for the coordinator's word,
- * which lies in the inbox then.  CANCELLED when it must leave, TIMEOUT when no word comes. */
-bt_status bt_rank_await_regroup(bt_rank *r);
+/* An exchange has failed with `why`.  Says for whom this rank waits, and waits for the
+ * coordinator's word, which lies in the inbox then.  CANCELLED when it must leave, TIMEOUT when no
+ * word comes; `why` when that has happened several times in a row and nobody was missing. */
+bt_status bt_rank_await_regroup(bt_rank *r, bt_status why);
 
 /* leave.c.  Tells the coordinator that somebody wants this cell to drain, once for each signal. */
 void bt_rank_pass_on_drain(bt_rank *r);

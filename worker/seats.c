@@ -11,7 +11,10 @@
 #define BEAT_NS  (50 * BT_NS_PER_MS)
 #define SLEEP_NS (1 * BT_NS_PER_MS)
 
-enum { DECISION_TIMEOUTS = 3 }; /* of waits: how long the coordinator may take to decide */
+enum {
+    DECISION_TIMEOUTS = 3, /* of waits: how long the coordinator may take to decide */
+    MOST_IN_VAIN      = 3  /* a group that begins anew so often begins no more */
+};
 
 /* ---- as launched */
 
@@ -323,6 +326,7 @@ static bt_status say_expired(bt_rank *r)
     BT_REQUIRE(m.u.expired.ranks != NULL && m.u.expired.what != NULL, BT_ERR_NO_MEMORY,
                "the report of an expired wait");
     m.u.expired.n = bt_group_missing(r->group, m.u.expired.ranks);
+    r->n_in_vain  = m.u.expired.n == 0 ? r->n_in_vain + 1 : 0;
     st            = bt_links_send(&r->links, &m);
     m.kind        = BT_UP_READY; /* it owns nothing any more */
 out:
@@ -330,12 +334,13 @@ out:
     return st;
 }
 
-bt_status bt_rank_await_regroup(bt_rank *r)
+bt_status bt_rank_await_regroup(bt_rank *r, bt_status why)
 {
     bt_status st       = BT_OK;
     uint64_t  start_ns = bt_now_ns(), limit_ns = DECISION_TIMEOUTS * r->opt.timeout_ns;
 
     BT_TRY(say_expired(r));
+    if (r->n_in_vain >= MOST_IN_VAIN) return why;
     while (!r->links.regroup_due) {
         if (bt_links_must_leave(&r->links)) return BT_ERR_CANCELLED;
         if (bt_now_ns() - start_ns >= limit_ns) bt_links_forsake(&r->links);

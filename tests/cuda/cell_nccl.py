@@ -8,7 +8,8 @@ rank is killed in a hand-off, one in an exchange of the decode group within a gr
 have, all requests arrive again.  Every stream is equal, bit by bit, the ranks that wait for the one that stopped name it, with operation
 and epoch, and the spares' steps are launched as graphs too.
 
-Last, a rank of each group is killed at once, as if their machine were lost, while requests run."""
+Then a rank of each group is killed at once, as if their machine were lost, while requests run.  Last, NCCL fails again and again although
+all ranks are there: the cell ends, and says why."""
 import contextlib
 import os
 import re
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import threading
 import time
+
+import grpc
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "system"))
@@ -110,6 +113,22 @@ def run_without_a_machine(a, model, requests, alone):
     return n
 
 
+def run_in_vain(a, model):
+    os.environ["BT_FAKE_NCCL"] = "1:group:5:0"
+    with cells.Cell(a.bin, model, "1+2", "--threads", "1", "--on-death", "replace", "--timeout-s", "4") as cell, cell.channel() as channel:
+        stub = a.stubs[1].VllmEngineStub(channel)
+        try:
+            load.ask(a.stubs[0], stub, 0, 400)
+            raise AssertionError("a stream ended well")
+        except grpc.RpcError as e:
+            assert e.code() == grpc.StatusCode.UNAVAILABLE, e
+        assert cell.wait_gone() == 1, cell.log()
+        expect_lines(cell, "rank=1 .*NCCL", "baton-run: first error of a rank: ")
+        regroups = sum("rank=1" in x and "regrouped in epoch" in x for x in cell.lines)
+        assert regroups == 2, f"{regroups} new beginnings:\n{cell.log()}"
+    del os.environ["BT_FAKE_NCCL"]
+
+
 def main():
     a = cells.arguments(__doc__).parse_args()
     a.stubs = cells.stubs(a.source)
@@ -120,6 +139,7 @@ def main():
         alone = run_alone(a, model, requests)
         n, n_in_vain = run_struck(a, model, requests, alone)
         n += run_without_a_machine(a, model, requests, alone)
+        run_in_vain(a, model)
     print(f"{n} requests equal to {len(alone)} alone, three of five ranks lost; {n_in_vain} waits passed their deadline though all answered")
     return 0
 

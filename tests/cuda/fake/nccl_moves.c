@@ -10,7 +10,8 @@
 static op *g_under_way; /* in the order of their launch */
 
 /* BT_FAKE_NCCL="2:hand-off:5:9 3:group:40:19": rank 2 of the job gets signal 9 at its 5th operation
- * of communicators whose name has "hand-off" in it, rank 3 signal 19.  Once each. */
+ * of communicators whose name has "hand-off" in it, rank 3 signal 19.  Once each; with 0 for the
+ * signal the operation fails, and so do all that follow. */
 enum { MAX_FATES = 4 };
 typedef struct {
     char name[16];
@@ -120,12 +121,14 @@ static int may_move(const op *o)
 }
 
 /* Nothing of the operation has moved. */
-static void meet_fate(const op *o)
+static void meet_fate(op *o)
 {
     for (int i = 0; i < g_n_fates; i++) {
         fate *f = &g_fates[i];
 
-        if (strstr(o->comm->name, f->name) == NULL || --f->at != 0) continue;
+        if (strstr(o->comm->name, f->name) == NULL || --f->at > 0) continue;
+        if (f->signal == 0) o->comm->error = ncclSystemError;
+        if (f->signal == 0 || f->at < 0) continue;
         fprintf(stderr, "fake NCCL: signal %d at an operation of %s\n", f->signal, o->comm->name);
         raise(f->signal);
     }

@@ -66,8 +66,6 @@ static bt_status read_ids(const bt_safetensors *file, const char *path, bt_eval_
     const bt_tensor *prompt = part(file, c->name, ".prompt");
     char             text[FOUND_BYTES];
 
-    BT_REQUIRE(ids != NULL, BT_ERR_FORMAT, "%s: %s.ids is missing beside the case's other tensors",
-               path, c->name);
     BT_REQUIRE(ids->dtype == BT_ST_I32 && ids->n_dims == 1 && ids->shape[0] >= 1 &&
                    ids->shape[0] <= MAX_TOKENS,
                BT_ERR_FORMAT, "%s: %s.ids: expected i32 [T] with T from 1 to %d, found %s", path,
@@ -119,16 +117,7 @@ out:
     return st;
 }
 
-static bool has_case(const bt_eval_cases *cases, const char *name, size_t n)
-{
-    for (size_t i = 0; i < cases->n; i++) {
-        if (strlen(cases->cases[i].name) == n && memcmp(cases->cases[i].name, name, n) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
+/* A case for each NAME.ids, and no other tensor without one. */
 static bt_status collect_names(const bt_safetensors *file, const char *path, bt_eval_cases *cases)
 {
     bt_status st    = BT_OK;
@@ -145,8 +134,12 @@ static bt_status collect_names(const bt_safetensors *file, const char *path, bt_
         BT_REQUIRE((size_t)(suffix - name) < BT_EVAL_NAME_BYTES, BT_ERR_FORMAT,
                    "%s: the name of case %s is longer than %d bytes", path, name,
                    BT_EVAL_NAME_BYTES - 1);
-        if (has_case(cases, name, (size_t)(suffix - name))) continue;
-        memcpy(cases->cases[cases->n++].name, name, (size_t)(suffix - name));
+        memcpy(cases->cases[cases->n].name, name, (size_t)(suffix - name));
+        cases->cases[cases->n].name[suffix - name] = '\0';
+        BT_REQUIRE(part(file, cases->cases[cases->n].name, ".ids") != NULL, BT_ERR_FORMAT,
+                   "%s: %s.ids is missing beside the case's other tensors", path,
+                   cases->cases[cases->n].name);
+        if (strcmp(suffix, ".ids") == 0) cases->n++;
     }
     BT_REQUIRE(cases->n != 0, BT_ERR_FORMAT, "%s holds no case (NAME.ids and NAME.prompt)", path);
 out:
@@ -235,13 +228,16 @@ static void sort_ascending(int32_t *ids, uint32_t n)
     }
 }
 
-/* The first rows tell how many MoE layers there are: bytes = n_moe * n_rows * top_k * 4. */
+/* The first rows tell how many MoE layers there are: bytes = n_moe * n_rows * top_k * 4.  A config
+ * may name experts that none of its layers has. */
 static bt_status learn_layers(bt_eval_cases *cases, bt_eval_case *c, uint32_t n_rows, size_t bytes)
 {
-    bt_status st  = BT_OK;
-    size_t    one = (size_t)n_rows * cases->top_k * sizeof(int32_t);
+    bt_status st = BT_OK;
+    size_t    one;
     uint32_t  n_moe;
 
+    if (bytes == 0 && cases->n_moe == 0) cases->top_k = 0;
+    one = (size_t)n_rows * cases->top_k * sizeof(int32_t);
     if (cases->top_k == 0) {
         BT_REQUIRE(bytes == 0, BT_ERR_PROTOCOL,
                    "case %s: %zu bytes of experts from a model that has none", c->name, bytes);

@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     size_t        n;
     bt_eval_case *cases;
-    uint32_t      top_k; /* of the model; 0: no MoE layers */
+    uint32_t      top_k; /* of the model; 0: no MoE layers, as the first rows may say too */
     uint32_t      n_moe; /* 0: not yet known */
     uint32_t      vocab; /* 0: not yet known */
 } bt_eval_cases;

@@ -332,6 +332,15 @@ out:
     return st;
 }
 
+/* argp parses what this place says, weaker than others or not. */
+static bool is_passed(const setting *t, place from)
+{
+    const char *value = t->values[from];
+
+    if (value == NULL || t->dropped || t->idle || t->key == BT_OPT_CONFIG) return false;
+    return t->takes_value || (from == strongest(t) && strcmp(value, "false") != 0);
+}
+
 /* "--name=value", or "--name". */
 static bt_status add_word(bt_settings *s, const setting *t, place from)
 {
@@ -340,8 +349,7 @@ static bt_status add_word(bt_settings *s, const setting *t, place from)
     size_t      n;
     char       *word = NULL;
 
-    if (value == NULL || t->dropped || t->idle || t->key == BT_OPT_CONFIG) return BT_OK;
-    if (!t->takes_value && (from != strongest(t) || strcmp(value, "false") == 0)) return BT_OK;
+    if (!is_passed(t, from)) return BT_OK;
     n    = strlen(t->name) + strlen(value) + 4;
     word = bt_calloc(n, 1);
     BT_REQUIRE(word != NULL, BT_ERR_NO_MEMORY, "setting %s", t->name);
@@ -394,12 +402,12 @@ static void tell_places(int status, void *unused)
     (void)unused;
     if (status != EX_USAGE || g_parsed == NULL) return;
     for (size_t i = 0; i < g_parsed->n; i++) {
-        const setting *t    = &g_parsed->all[i];
-        place          from = strongest(t);
+        const setting *t = &g_parsed->all[i];
 
-        if (t->dropped || t->idle || (from != FROM_FILE && from != FROM_ENVIRONMENT)) continue;
-        fprintf(stderr, "%s: --%s is \"%.200s\" by the %s\n", program_invocation_short_name,
-                t->name, t->values[from], PLACES[from]);
+        for (int from = FROM_FILE; from <= FROM_ENVIRONMENT; from++)
+            if (is_passed(t, (place)from))
+                fprintf(stderr, "%s: --%s is \"%.200s\" by the %s\n", program_invocation_short_name,
+                        t->name, t->values[from], PLACES[from]);
     }
 }
 

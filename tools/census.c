@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/json.h"
+
 const char *bt_part_name(bt_part part)
 {
     static const char *const NAMES[BT_N_PARTS] = {
@@ -86,7 +88,7 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
             strstr(t->name, "kv_b_proj") == NULL)
             c->n_fp8 += n_elems(t);
         if (part == BT_PART_OTHER && c->first_other[0] == '\0')
-            snprintf(c->first_other, sizeof(c->first_other), "%s", t->name);
+            bt_json_printable(t->name, c->first_other, sizeof(c->first_other));
     }
 }
 

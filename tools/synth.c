@@ -159,10 +159,10 @@ static bt_status synth(const options *opt)
                             .progress_ctx = &p};
     double          seconds;
 
-    BT_TRY(bt_synth_list_make(&opt->shape, &list));
     BT_TRY(bt_out_dir_open(opt->out, &made));
     ours = true;
     BT_TRY(check_config(opt));
+    BT_TRY(bt_synth_list_make(&opt->shape, &list));
     BT_TRY(bt_out_dir_check_room(opt->out, bt_synth_total_bytes(&list),
                                  "; fewer --layers or --experts need less"));
     BT_TRY(bt_synth_write(&job));

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "moe/placement.h"
+
 /* clang-format off */
 static const bt_synth_shape SHAPES[] = {
     {.like = "v2-lite", /* DeepSeek-V2-Lite */
@@ -64,7 +66,7 @@ const bt_synth_size bt_synth_sizes[] = {
     SIZE("v-dim",         v_dim,          1, 1 << 16, "Width of a value head"),
     SIZE("dense-dim",     dense_dim,      1, 1 << 20, "Width of a dense MLP"),
     SIZE("expert-dim",    expert_dim,     1, 1 << 20, "Width of an expert"),
-    SIZE("experts",       n_experts,      1, 1 << 16, "Routed experts of a layer"),
+    SIZE("experts",       n_experts,      1, BT_MAX_EXPERTS, "Routed experts of a layer"),
     SIZE("shared-experts", n_shared,      0, 64,      "Shared experts of a layer"),
     SIZE("top-k",         top_k,          1, 1024,    "Experts that a token uses"),
     SIZE("groups",        n_groups,       1, 1024,    "Groups of experts"),

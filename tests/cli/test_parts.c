@@ -284,6 +284,32 @@ static void eval_dense_model_has_no_experts(void)
     bt_eval_cases_free(&cases);
 }
 
+/* Its config names experts, but its layers are all dense. */
+static void eval_layers_without_experts_are_dense(void)
+{
+    bt_eval_cases cases;
+    float         logits[VOCAB]  = {0};
+    int32_t       experts[TOP_K] = {0};
+
+    init_cases(&cases);
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
+    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
+    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 0, 1, logits, sizeof(logits), NULL, 0),
+              BT_OK);
+    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 1, 1, logits, sizeof(logits), experts,
+                                sizeof(experts)),
+              BT_ERR_PROTOCOL);
+    EXPECT(cases.cases[0].experts == NULL);
+    bt_eval_cases_free(&cases);
+    init_cases(&cases);
+    cases.n_moe = N_MOE; /* as forced experts say */
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
+    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
+    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 0, 1, logits, sizeof(logits), NULL, 0),
+              BT_ERR_PROTOCOL);
+    bt_eval_cases_free(&cases);
+}
+
 /* A pipe stays a pipe, and what lies beside OUT stays as it was. */
 static void eval_out_may_be_a_pipe(void)
 {
@@ -362,6 +388,56 @@ static void eval_cases_read_unwinds_at_every_allocation(void)
     sweep(make_cases, end_cases, &cases, 3);
     close(fd);
     unlink(g_path);
+    strcpy(g_path + strlen(g_path) - 6, "XXXXXX");
+}
+
+static bt_status read_cases(size_t n, const bt_tensor *tensors, bt_eval_cases *cases)
+{
+    bt_status st;
+    int       fd = mkstemp(g_path);
+
+    EXPECT(fd >= 0);
+    EXPECT_EQ(bt_safetensors_write(g_path, n, tensors), BT_OK);
+    st = bt_eval_cases_read(g_path, TOP_K, cases);
+    close(fd);
+    unlink(g_path);
+    strcpy(g_path + strlen(g_path) - 6, "XXXXXX");
+    return st;
+}
+
+static void eval_cases_are_read_in_one_look(void)
+{
+    enum { N_CASES = 100000 };
+    static char      names[2 * N_CASES][24];
+    static bt_tensor tensors[2 * N_CASES];
+    int32_t          one   = 1;
+    bt_eval_cases    cases = {0};
+    uint64_t         begin = bt_now_ns();
+
+    for (int i = 0; i < 2 * N_CASES; i++) {
+        snprintf(names[i], sizeof(names[i]), "c%05d.%s", i / 2, i % 2 == 0 ? "ids" : "prompt");
+        tensors[i] = (bt_tensor){names[i], BT_ST_I32, 1, {1}, &one, sizeof(one)};
+    }
+    EXPECT_EQ(read_cases(2 * N_CASES, tensors, &cases), BT_OK);
+    EXPECT_EQ(cases.n, N_CASES);
+    EXPECT(strcmp(cases.cases[N_CASES - 1].name, "c99999") == 0);
+    bt_eval_cases_free(&cases);
+    EXPECT(bt_now_ns() - begin < 20 * BT_NS_PER_S); /* case against case takes minutes */
+}
+
+static void eval_case_without_ids_is_named(void)
+{
+    int32_t         one       = 1;
+    const bt_tensor tensors[] = {
+        {"a.ids",     BT_ST_I32, 1, {1}, &one, sizeof(one)},
+        {"a.prompt",  BT_ST_I32, 1, {1}, &one, sizeof(one)},
+        {"bb.prompt", BT_ST_I32, 1, {1}, &one, sizeof(one)},
+    };
+    bt_eval_cases cases = {0};
+
+    EXPECT_EQ(read_cases(3, tensors, &cases), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), ": bb.ids is missing beside the case's other tensors");
+    bt_eval_cases_free(&cases);
 }
 
 typedef struct {
@@ -489,7 +565,10 @@ static const bt_test TESTS[] = {
     BT_TEST(account_of_an_idle_rank_claims_no_work),
     BT_TEST(eval_rows_are_checked),
     BT_TEST(eval_dense_model_has_no_experts),
+    BT_TEST(eval_layers_without_experts_are_dense),
     BT_TEST(eval_out_may_be_a_pipe),
+    BT_TEST(eval_cases_are_read_in_one_look),
+    BT_TEST(eval_case_without_ids_is_named),
     BT_TEST(eval_cases_read_unwinds_at_every_allocation),
     BT_TEST(eval_cell_create_unwinds_at_every_allocation),
     BT_TEST(client_open_unwinds_at_every_allocation),

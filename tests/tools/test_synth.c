@@ -284,6 +284,40 @@ static void synth_refuses_by_name(void)
     EXPECT(!exists("m"));
 }
 
+/* Sizes that no model can have cost nothing: the tensors would not fit this. */
+static void synth_refuses_before_it_lists_tensors(void)
+{
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    char        line[2048];
+    const char *argv[] = {"/bin/sh", "-c", line, NULL};
+
+    clear();
+    snprintf(line, sizeof(line),
+             "ulimit -v 200000; exec '%s' --like v3 --layers 1024 --experts 1024 --groups 7 '%s'",
+             BT_SYNTH, path_of("m"));
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, RUN_S), 1);
+    EXPECT_HAS(g_command.output, "n_group: expected a divisor");
+    EXPECT(!exists("m"));
+#endif
+    EXPECT_EQ(synth("--like v3 --experts 1025 x"), 64);
+    EXPECT_HAS(g_command.output, "--experts must be a whole number from 1 to 1024");
+}
+
+/* A tensor's name is anything that its file says. */
+static void inspect_shows_names_without_control_bytes(void)
+{
+    static const char name[] = "x\x1b[31m\nModel fine";
+    const bt_tensor   tensor = {name, BT_ST_F32, 1, {1}, &(float){1}, sizeof(float)};
+    const char       *argv[] = {BT_INSPECT, NULL, NULL};
+
+    clear();
+    EXPECT_EQ(synth_small("v2-lite", "m", ""), 0);
+    EXPECT_EQ(bt_safetensors_write(path_of("m/model.safetensors"), 1, &tensor), BT_OK);
+    argv[1] = path_of("m");
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, RUN_S), 1);
+    EXPECT_HAS(g_command.output, "(the first is x?[31m?Model fine)");
+}
+
 static void synth_overwrites_nothing(void)
 {
     clear();
@@ -337,6 +371,8 @@ static const bt_test TESTS[] = {BT_TEST(synth_writes_what_hugging_face_reads),
                                 BT_TEST(synth_gives_sane_logits),
                                 BT_TEST(synth_is_counted_right),
                                 BT_TEST(synth_refuses_by_name),
+                                BT_TEST(synth_refuses_before_it_lists_tensors),
+                                BT_TEST(inspect_shows_names_without_control_bytes),
                                 BT_TEST(synth_overwrites_nothing),
                                 BT_TEST(synth_interrupted_leaves_nothing),
                                 BT_TEST(synth_beyond_a_file_limit_leaves_nothing)};

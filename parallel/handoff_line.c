@@ -272,7 +272,16 @@ out:
     return st;
 }
 
-/* Of the granted slots the one whose message came first. */
+/* One for this receiver that was under way when the line before ended must go first, and cannot:
+ * its header of then is still leaving. */
+static bool must_wait(const bt_handoff *h, uint32_t to)
+{
+    const bt_slot *first = &h->slots[bt_handoff_first_for(h, to)];
+
+    return first->state == BT_SLOT_SENDING && first->carry == BT_CARRY_AGAIN;
+}
+
+/* Of the granted slots that need not wait the one whose message came first. */
 static uint32_t next_due(const bt_handoff *h)
 {
     uint32_t best = BT_NO_SLOT;
@@ -281,10 +290,19 @@ static uint32_t next_due(const bt_handoff *h)
         const bt_slot *s = &h->slots[i];
 
         if (s->state == BT_SLOT_SENDING && s->carry == BT_CARRY_DUE &&
-            (best == BT_NO_SLOT || s->order < h->slots[best].order))
+            (best == BT_NO_SLOT || s->order < h->slots[best].order) && !must_wait(h, s->to))
             best = i;
     }
     return best;
+}
+
+/* The next one granted, or what is older for its receiver, by its grant. */
+static bt_status launch_due(bt_handoff *h, uint32_t i, uint64_t now_ns)
+{
+    uint32_t first = bt_handoff_first_for(h, h->slots[i].to);
+
+    bt_handoff_pass_grant(h, i, first);
+    return launch_send(h, first, now_ns);
 }
 
 static bool launch(bt_handoff *h, uint64_t now_ns)
@@ -294,7 +312,7 @@ static bool launch(bt_handoff *h, uint64_t now_ns)
     bt_status st;
 
     if (!l->pending && i == BT_NO_SLOT) return false;
-    st = l->pending ? launch_recv(h, now_ns) : launch_send(h, i, now_ns);
+    st = l->pending ? launch_recv(h, now_ns) : launch_due(h, i, now_ns);
     if (st != BT_OK) bt_line_fail(h, now_ns);
     return true;
 }

@@ -18,7 +18,7 @@
  * ranks, which gives each a number and an id once all have said that they are here.  Numbers grow:
  * epoch << 32 | attempt.  A rank whose line fails (an error, a deadline) ends it and says so to the
  * origin, which gives a new one.  What was under way is queued again; a message that had come all
- * the same is known by its order. */
+ * the same is known by its order (handoff_parts.h), so those granted after it wait for it. */
 #ifndef BT_PARALLEL_HANDOFF_LINE_H
 #define BT_PARALLEL_HANDOFF_LINE_H
 

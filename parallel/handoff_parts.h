@@ -13,6 +13,10 @@
  *
  *     receiver -> sender   TAKEN(n)           messages of an order below n have come
  *
+ * which holds as messages to one receiver come in ascending order, whichever lines carry them: a
+ * message that was granted goes only when those before it have gone on the same line or have come.
+ * Grants are not bound to a message, so the one that is to go uses what another was granted.
+ *
  * A GRANT that crosses a WITHDRAW is ignored; the receiver frees it on the WITHDRAW.
  *
  * handoff.c          create, staging, cancel, the poll
@@ -167,6 +171,12 @@ static inline uint8_t *bt_handoff_wire(const bt_handoff *h, uint8_t *memory)
 }
 
 /* ---- handoff_send.c */
+/* By a line: the oldest message for world rank `to` that the present line has not had, granted or
+ * not; BT_NO_SLOT: none. */
+uint32_t bt_handoff_first_for(const bt_handoff *h, uint32_t to);
+/* The grant of slot i becomes that of `first`, which is queued or asked for, for the same receiver;
+ * slot i stands where `first` stood.  Nothing is done where they are one. */
+void bt_handoff_pass_grant(bt_handoff *h, uint32_t i, uint32_t first);
 void bt_handoff_on_grant(bt_handoff *h, uint32_t from, uint64_t serial);
 void bt_handoff_on_taken(bt_handoff *h, uint32_t from, uint64_t n_ordered);
 void bt_handoff_on_withdrawn(bt_handoff *h, uint32_t from, uint64_t serial);

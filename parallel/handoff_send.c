@@ -17,17 +17,35 @@ static void withdraw(bt_handoff *h, uint64_t now_ns)
     h->n_withdrawing++;
 }
 
-/* The oldest message for the receiver that granted, which need not be the one that it was asked
- * for: by a line one that was under way when that ended may have come back. */
-static uint32_t oldest_for(const bt_handoff *h, uint32_t i)
+static bool is_on_line(const bt_slot *s)
 {
-    uint32_t best = i;
+    return s->state == BT_SLOT_SENDING &&
+           (s->carry == BT_CARRY_LAUNCHED || s->carry == BT_CARRY_GONE);
+}
 
-    for (uint32_t k = 0; k < h->n_slots; k++)
-        if (h->slots[k].state == BT_SLOT_QUEUED && h->slots[k].to == h->slots[i].to &&
-            h->slots[k].order < h->slots[best].order)
-            best = k;
-    return best;
+uint32_t bt_handoff_first_for(const bt_handoff *h, uint32_t to)
+{
+    uint32_t first = BT_NO_SLOT;
+
+    for (uint32_t i = 0; i < h->n_slots; i++) {
+        const bt_slot *s = &h->slots[i];
+
+        if (s->state >= BT_SLOT_QUEUED && s->to == to && !is_on_line(s) &&
+            (first == BT_NO_SLOT || s->order < h->slots[first].order))
+            first = i;
+    }
+    return first;
+}
+
+void bt_handoff_pass_grant(bt_handoff *h, uint32_t i, uint32_t first)
+{
+    bt_slot *s = &h->slots[i], *f = &h->slots[first];
+
+    if (i == first) return;
+    if (f->state == BT_SLOT_ASKED) h->ask_slot = i; /* what comes of the request is slot i's now */
+    s->state = f->state;
+    f->state = BT_SLOT_SENDING;
+    bt_line_send(h, first);
 }
 
 /* The granted payload leaves.  Open MPI may give a request that is inactive at once. */
@@ -38,15 +56,11 @@ static void start_payload(bt_handoff *h, uint32_t i)
     size_t       bytes   = BT_PAGE_MESSAGE_BYTES + s->message.payload_bytes;
 
     s->asked_ns = h->ask_since_ns;
+    s->state    = BT_SLOT_SENDING;
     if (h->line != NULL) {
-        uint32_t oldest = oldest_for(h, i);
-
-        s->state               = BT_SLOT_QUEUED;
-        h->slots[oldest].state = BT_SLOT_SENDING;
-        bt_line_send(h, oldest);
+        bt_line_send(h, i);
         return;
     }
-    s->state = BT_SLOT_SENDING;
     if (MPI_Isend(s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)bytes, MPI_BYTE,
                   (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, request) != MPI_SUCCESS) {
         *request = MPI_REQUEST_NULL;

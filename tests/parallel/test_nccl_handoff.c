@@ -136,6 +136,89 @@ static void line_that_stands_still_ends_at_its_deadline(void)
     EXPECT_EQ(g_site.n_delivered, g_rank == receiver);
 }
 
+/* Polls until slot i is granted and its rows are as far as `carry`; false after 30 s. */
+static bool poll_until_carried(uint32_t i, bt_carry carry)
+{
+    const bt_slot *s      = &g_site.h->slots[i];
+    uint64_t       end_ns = bt_now_ns() + 30 * BT_NS_PER_S;
+
+    while ((s->state != BT_SLOT_SENDING || s->carry != carry) && bt_now_ns() < end_ns)
+        if (!bt_handoff_poll(g_site.h)) bt_sleep_ns(20000);
+    return s->state == BT_SLOT_SENDING && s->carry == carry;
+}
+
+/* Rank 0 has a message under way to a receiver whose NCCL stands still, and so lets the grant of
+ * slot 1 expire, for another one, which then grants slot 2 too.  When that first message has come
+ * slot 1 is under way. */
+static void have_two_granted(uint32_t stuck, uint32_t to)
+{
+    enum { ROWS = 15000 }; /* more than the fake NCCL takes while nobody receives */
+    bt_handoff *h      = g_site.h;
+    uint64_t    end_ns = bt_now_ns() + 30 * BT_NS_PER_S;
+
+    if (g_rank == stuck) g_fake_nccl.stalled = 1;
+    meet();
+    if (g_rank == 0) {
+        EXPECT(site_send(&g_site, stuck, 4, ROWS) != NULL);
+        EXPECT(poll_until_carried(0, BT_CARRY_LAUNCHED));
+        EXPECT(site_send(&g_site, to, 8, ROWS) != NULL);
+        EXPECT(site_send(&g_site, to, 12, ROWS) != NULL);
+        EXPECT(poll_until_carried(1, BT_CARRY_DUE) && poll_until_carried(2, BT_CARRY_DUE));
+    }
+    while (g_rank == to && h->peers[0].n_granted < 2 && bt_now_ns() < end_ns) {
+        if (h->grant_to == 0) h->grant_since_ns = 0; /* long ago */
+        if (!bt_handoff_poll(h)) bt_sleep_ns(20000);
+    }
+    site_meet(&g_site);
+    if (g_rank == to) g_fake_nccl.stalled = 1;
+    meet();
+    if (g_rank == stuck) g_fake_nccl.stalled = 0;
+    if (g_rank == 0)
+        EXPECT(poll_until_carried(1, BT_CARRY_LAUNCHED) && poll_until(&g_site, &g_site.n_sent, 1));
+    site_meet(&g_site);
+}
+
+/* The first of two granted messages is under way when the line ends.  On the next one the second
+ * waits while the header of the first is still leaving, and then gives it its grant. */
+static void message_that_comes_back_goes_before_one_granted_after_it(void)
+{
+    uint32_t    stuck = n_senders(), to = stuck + 1;
+    bt_slot    *slots;
+    MPI_Request header = MPI_REQUEST_NULL;
+    uint8_t     byte   = 0;
+
+    site_init(&g_site, 4, 600000, 5);
+    slots = g_site.h->slots;
+    have_two_granted(stuck, to);
+    if (g_rank == 0) { /* the header's request is one that lasts as long as the test wants */
+        EXPECT(slots[2].state == BT_SLOT_SENDING && slots[2].carry == BT_CARRY_DUE);
+        header = *slots[1].request;
+        MPI_Irecv(&byte, 1, MPI_BYTE, 0, 0, MPI_COMM_SELF, slots[1].request);
+    }
+    site_join(&g_site, g_ranks);
+    g_fake_nccl.stalled = 0;
+    site_wait_ready(&g_site);
+    site_meet(&g_site);
+    meet(); /* only rank 0 polls now, so nothing more is granted */
+    if (g_rank == 0) {
+        for (int i = 0; i < 100; i++)
+            bt_handoff_poll(g_site.h);
+        EXPECT(slots[1].state == BT_SLOT_SENDING && slots[1].carry == BT_CARRY_AGAIN);
+        EXPECT(slots[2].state == BT_SLOT_SENDING && slots[2].carry == BT_CARRY_DUE);
+        MPI_Send(&byte, 1, MPI_BYTE, 0, 0, MPI_COMM_SELF);
+        MPI_Wait(&header, MPI_STATUS_IGNORE);
+        EXPECT(poll_until_carried(1, BT_CARRY_LAUNCHED));
+        EXPECT(slots[2].state != BT_SLOT_SENDING);
+    }
+    meet();
+    if (g_rank == 0) EXPECT(poll_until(&g_site, &g_site.n_sent, 3));
+    site_meet(&g_site);
+    EXPECT_EQ(g_site.n_delivered, (g_rank == stuck) + 2 * (g_rank == to));
+    if (g_rank == to) EXPECT_EQ(g_site.last_request, request_of(0, to, 12));
+    site_fini(&g_site);
+    expect_each_once();
+}
+
 static void changed_rows_are_rejected_by_their_checksum(void)
 {
     uint32_t receiver = n_senders();
@@ -356,6 +439,7 @@ static const bt_test TESTS[] = {
     BT_TEST(who_has_not_joined_is_named),
     BT_TEST(line_that_fails_is_made_anew_and_nothing_is_lost),
     BT_TEST(line_that_stands_still_ends_at_its_deadline),
+    BT_TEST(message_that_comes_back_goes_before_one_granted_after_it),
     BT_TEST(changed_rows_are_rejected_by_their_checksum),
     BT_TEST(nonsense_is_refused_and_the_line_goes_on),
     BT_TEST(lost_receiver_ends_with_its_epoch),

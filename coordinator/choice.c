@@ -4,33 +4,23 @@
 
 #include "core/alloc.h"
 
+enum { CAPACITY_INIT = 64 }; /* tokens */
+
 bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, uint32_t max_tokens,
                          const bt_tokenizer *tokenizer)
 {
-    bt_status st  = BT_OK;
-    size_t    top = (size_t)max_tokens * how->n_top;
+    bt_status st = BT_OK;
 
-    *c          = (bt_choice){.matched = BT_STOP_NONE};
-    c->capacity = max_tokens;
-    c->n_top    = how->n_top;
-    c->ids      = bt_calloc(max_tokens, sizeof(*c->ids));
-    c->logprobs = bt_calloc(max_tokens, sizeof(*c->logprobs));
-    BT_REQUIRE(c->ids != NULL && c->logprobs != NULL, BT_ERR_NO_MEMORY, "%u tokens", max_tokens);
-    if (top > 0) {
-        c->tops         = bt_calloc(max_tokens, sizeof(*c->tops));
-        c->top_ids      = bt_calloc(top, sizeof(*c->top_ids));
-        c->top_logprobs = bt_calloc(top, sizeof(*c->top_logprobs));
-        BT_REQUIRE(c->tops != NULL && c->top_ids != NULL && c->top_logprobs != NULL,
-                   BT_ERR_NO_MEMORY, "alternatives of %u tokens", max_tokens);
-    }
+    *c            = (bt_choice){.matched = BT_STOP_NONE};
+    c->max_tokens = max_tokens;
+    c->n_top      = how->n_top;
     if (how->stop != NULL) {
         c->stop         = how->stop;
         c->tokenizer    = tokenizer;
         c->keep_special = !how->skip_special;
         c->min_tokens   = how->min_tokens;
         c->stop_state   = bt_calloc(bt_stop_set_size(how->stop), sizeof(*c->stop_state));
-        c->ends         = bt_calloc(max_tokens, sizeof(*c->ends));
-        BT_REQUIRE(c->stop_state != NULL && c->ends != NULL, BT_ERR_NO_MEMORY, "stop strings");
+        BT_REQUIRE(c->stop_state != NULL, BT_ERR_NO_MEMORY, "stop strings");
     }
 out:
     return st;
@@ -64,9 +54,45 @@ static bool match(bt_choice *c)
     return c->matched != BT_STOP_NONE;
 }
 
-bt_finish bt_choice_token(bt_choice *c, const bt_token *token)
+/* The array with room for n elements, or as it was. */
+static void *grown(void *array, size_t n, size_t elem_bytes, bool *ok)
 {
-    BT_ASSERT(c->n < c->capacity);
+    void *larger = bt_realloc(array, n, elem_bytes);
+
+    if (larger != NULL) return larger;
+    *ok = false;
+    return array;
+}
+
+/* Few choices have as many tokens as they may have. */
+static bt_status grow(bt_choice *c)
+{
+    bt_status st       = BT_OK;
+    bool      ok       = true;
+    uint32_t  capacity = c->capacity == 0 ? CAPACITY_INIT : 2 * c->capacity;
+    size_t    n = capacity, top = n * c->n_top;
+
+    c->ids      = grown(c->ids, n, sizeof(*c->ids), &ok);
+    c->logprobs = grown(c->logprobs, n, sizeof(*c->logprobs), &ok);
+    if (c->n_top > 0) {
+        c->tops         = grown(c->tops, n, sizeof(*c->tops), &ok);
+        c->top_ids      = grown(c->top_ids, top, sizeof(*c->top_ids), &ok);
+        c->top_logprobs = grown(c->top_logprobs, top, sizeof(*c->top_logprobs), &ok);
+    }
+    if (c->stop != NULL) c->ends = grown(c->ends, n, sizeof(*c->ends), &ok);
+    BT_REQUIRE(ok, BT_ERR_NO_MEMORY, "%u tokens of choice %u", capacity, c->index);
+    c->capacity = capacity;
+out:
+    return st;
+}
+
+bt_status bt_choice_token(bt_choice *c, const bt_token *token, bt_finish *finish_out)
+{
+    bt_status st     = BT_OK;
+    bt_finish finish = token->finish;
+
+    BT_ASSERT(c->n < c->max_tokens);
+    if (c->n == c->capacity) BT_TRY(grow(c));
     c->ids[c->n]      = token->id;
     c->logprobs[c->n] = token->logprob;
     if (c->n_top > 0) {
@@ -80,9 +106,11 @@ bt_finish bt_choice_token(bt_choice *c, const bt_token *token)
     c->n++;
     if (c->stop == NULL)
         c->n_ready = c->n;
-    else if (match(c) && (token->finish == BT_FINISH_NONE || token->finish == BT_FINISH_LENGTH))
-        return BT_FINISH_STOP_STRING;
-    return token->finish;
+    else if (match(c) && (finish == BT_FINISH_NONE || finish == BT_FINISH_LENGTH))
+        finish = BT_FINISH_STOP_STRING;
+    *finish_out = finish;
+out:
+    return st;
 }
 
 void bt_choice_end(bt_choice *c, bt_finish finish)

@@ -13,9 +13,10 @@ typedef struct {
     uint32_t  index;
     bt_finish finish; /* NONE: it goes on */
 
-    uint32_t  n, n_ready, n_sent, capacity; /* tokens: that came, may be sent, were sent */
-    uint32_t *ids;                          /* owned [capacity], touched as tokens come */
-    float    *logprobs;                     /* owned [capacity] */
+    uint32_t  n, n_ready, n_sent;   /* tokens: that came, may be sent, were sent */
+    uint32_t  max_tokens, capacity; /* the arrays grow as tokens come */
+    uint32_t *ids;                  /* owned [capacity] */
+    float    *logprobs;             /* owned [capacity] */
     uint32_t  n_top;
     uint8_t  *tops;         /* owned [capacity]: how many alternatives each token has */
     uint32_t *top_ids;      /* owned [capacity][n_top] */
@@ -34,8 +35,9 @@ bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, uint32_t max
                          const bt_tokenizer *tokenizer);
 void      bt_choice_fini(bt_choice *c);
 
-/* One more token.  Returns how it ends the choice: as the rank said, or by a stop string. */
-bt_finish bt_choice_token(bt_choice *c, const bt_token *token);
+/* One more token, of at most max_tokens.  *finish_out: how it ends the choice: as the rank said, or
+ * by a stop string.  NO_MEMORY (logged): the choice is as it was. */
+bt_status bt_choice_token(bt_choice *c, const bt_token *token, bt_finish *finish_out);
 /* Nothing more will come: what was held back is ready. */
 void bt_choice_end(bt_choice *c, bt_finish finish);
 

@@ -17,6 +17,27 @@
 
 /* ---- requests */
 
+/* A field of a newer protocol may mean anything: it is not ignored. */
+static bt_status check_known(const ProtobufCMessage *m, char *refusal)
+{
+    BT_INTAKE_REFUSE_UNLESS(m == NULL || m->n_unknown_fields == 0,
+                            "field %u of %s is not known here, expected those of proto/ alone",
+                            m->unknown_fields[0].tag, m->descriptor->short_name);
+    return BT_OK;
+}
+
+/* Of a request with tokens. */
+static bt_status check_all_known(const PB(GenerateRequest) *pb, char *refusal)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(check_known(&pb->base, refusal));
+    BT_TRY(check_known((const ProtobufCMessage *)pb->sampling_params, refusal));
+    BT_TRY(check_known(&pb->tokenized->base, refusal));
+out:
+    return st;
+}
+
 /* What both protocols call and mean alike. */
 static void ask_same(const PB(SamplingParams) *p, bt_ask *ask)
 {
@@ -277,7 +298,7 @@ static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *reque
     reply.served_model_name  = pub->served_name;
     reply.is_generation      = 1;
     reply.max_context_length = (int32_t)h->max_context;
-    reply.max_req_input_len  = (int32_t)h->max_context - 1;
+    reply.max_req_input_len  = (int32_t)bt_intake_max_prompt(&pub->limits);
     reply.vocab_size         = (int32_t)h->vocab_size;
     reply.model_type         = h->model_type;
     reply.n_architectures    = h->architecture[0] != 0;
@@ -310,22 +331,33 @@ static grpc_byte_buffer *server_info(bt_call *call, const ProtobufCMessage *requ
 
 static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *request)
 {
-    PB(SchedulerLoad)    load = PB_INIT(SCHEDULER_LOAD), *list[] = {&load};
-    PB(GetLoadsResponse) reply = PB_INIT(GET_LOADS_RESPONSE);
-    char                 stamp[BT_TIME_TEXT];
-    bt_relay_loads       l;
+    PB(SchedulerLoad)          load = PB_INIT(SCHEDULER_LOAD), *list[] = {&load};
+    PB(GetLoadsResponse)       reply = PB_INIT(GET_LOADS_RESPONSE);
+    char                       stamp[BT_TIME_TEXT];
+    const PB(GetLoadsRequest) *pb = (const PB(GetLoadsRequest) *)request;
+    bt_relay_loads             l;
+    bt_cell_counts             counts;
 
-    (void)request; /* one load whatever rank and sections are asked for */
+    /* Whatever sections are asked for, all are sent. */
+    if (pb->_dp_rank_case != PB_CASE(GET_LOADS_REQUEST___DP_RANK__NOT_SET) && pb->dp_rank != 0) {
+        snprintf(call->why, sizeof(call->why),
+                 "dp_rank is %d, expected 0: to its clients this server is one rank", pb->dp_rank);
+        call->code = GRPC_STATUS_INVALID_ARGUMENT;
+        return NULL;
+    }
     bt_fleet_get_loads(call->pub->fleet, &l);
+    bt_fleet_count(call->pub->fleet, &counts);
     bt_public_time(stamp);
     load.num_running_reqs     = bt_public_clamp(l.n_running);
     load.num_waiting_reqs     = bt_public_clamp(l.n_waiting);
     load.num_total_reqs       = bt_public_clamp((uint64_t)l.n_running + l.n_waiting);
     load.num_used_tokens      = bt_public_clamp(l.used_tokens);
     load.max_total_num_tokens = bt_public_clamp(l.total_tokens);
-    load.token_usage    = l.total_tokens == 0 ? 1 : (double)l.used_tokens / (double)l.total_tokens;
-    load.utilization    = load.token_usage;
-    load.gen_throughput = bt_public_throughput(call->pub, l.tokens_out);
+    load.token_usage = l.total_tokens == 0 ? 1 : (double)l.used_tokens / (double)l.total_tokens;
+    load.utilization = load.token_usage;
+    if (counts.prefix_asked_tokens != 0)
+        load.cache_hit_rate = (double)counts.prefix_hit_tokens / (double)counts.prefix_asked_tokens;
+    load.gen_throughput              = bt_public_throughput(call->pub, l.tokens_out);
     load.max_running_requests        = bt_public_clamp(l.max_running);
     load.num_waiting_uncached_tokens = bt_public_clamp(bt_fleet_queued_tokens(call->pub->fleet));
     reply.timestamp                  = stamp;
@@ -349,22 +381,37 @@ static void generate(bt_call *call, const ProtobufCMessage *request)
 }
 
 static const bt_method METHODS[] = {
-    {.path    = "/" SERVICE "/Generate",
+    {
+     .path    = "/" SERVICE "/Generate",
      .request = &PB_DESCRIPTOR(generate_request),
-     .stream  = generate                                                                                    },
-    {.path = "/" SERVICE "/Abort",            .request = &PB_DESCRIPTOR(abort_request), .answer = abort_live},
-    {.path    = "/" SERVICE "/HealthCheck",
+     .stream  = generate,
+     .counted = true,
+     },
+    {
+     .path    = "/" SERVICE "/Abort",
+     .request = &PB_DESCRIPTOR(abort_request),
+     .answer  = abort_live,
+     },
+    {
+     .path    = "/" SERVICE "/HealthCheck",
      .request = &PB_DESCRIPTOR(health_check_request),
-     .answer  = health_check                                                                                },
-    {.path    = "/" SERVICE "/GetModelInfo",
+     .answer  = health_check,
+     },
+    {
+     .path    = "/" SERVICE "/GetModelInfo",
      .request = &PB_DESCRIPTOR(get_model_info_request),
-     .answer  = model_info                                                                                  },
-    {.path    = "/" SERVICE "/GetServerInfo",
+     .answer  = model_info,
+     },
+    {
+     .path    = "/" SERVICE "/GetServerInfo",
      .request = &PB_DESCRIPTOR(get_server_info_request),
-     .answer  = server_info                                                                                 },
-    {.path    = "/" SERVICE "/GetLoads",
+     .answer  = server_info,
+     },
+    {
+     .path    = "/" SERVICE "/GetLoads",
      .request = &PB_DESCRIPTOR(get_loads_request),
-     .answer  = get_loads                                                                                   },
+     .answer  = get_loads,
+     },
 };
 
 const bt_dialect DIALECT = {.service   = SERVICE,

@@ -228,7 +228,7 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
 
     BT_REFUSE_UNLESS(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
     BT_REFUSE_UNLESS(!has_name(fleet, request->name), BT_ERR_INVALID_ARG,
-                     GRPC_STATUS_INVALID_ARGUMENT,
+                     GRPC_STATUS_ALREADY_EXISTS,
                      "request_id \"%.200s\" belongs to a request that still runs", request->name);
     request->arrival = ++fleet->arrivals;
     if (c != NULL) return bt_relay_submit(c->relay, request, client, now_ns, number_out, code_out);

@@ -150,8 +150,10 @@ void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
     }
     if (stream->peer != peer) return; /* it has been shut out */
     c = stream->cell;
+    if (up->kind == BT_UP_BEAT) c->cell.ranks[stream->rank].beat = up->u.beat;
+    if (up->kind == BT_UP_PROGRESS && !c->cell.ranks[stream->rank].ready)
+        on_progress(c, stream->rank, up); /* else it reads experts of a lost rank */
     switch (up->kind) {
-    case BT_UP_PROGRESS: on_progress(c, stream->rank, up); break;
     case BT_UP_READY: on_ready(c, stream->rank); break;
     case BT_UP_LEAVING: on_leaving(c, stream->rank, up); break;
     case BT_UP_DRAIN: on_drain(c); break;
@@ -160,7 +162,6 @@ void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
         bt_pairs_hear(&c->cell, stream->rank, up->u.peer_load.at_ns, up->u.peer_load.n,
                       up->u.peer_load.peers);
         break;
-    case BT_UP_BEAT: c->cell.ranks[stream->rank].beat = up->u.beat; /* fall through */
     default:
         if (c->relay != NULL) bt_relay_message(c->relay, stream->rank, up, bt_now_ns());
     }

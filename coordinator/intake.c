@@ -21,6 +21,14 @@ static bt_status check_name(const char *name, char *refusal)
     return BT_OK;
 }
 
+uint32_t bt_intake_max_prompt(const bt_intake_limits *limits)
+{
+    uint64_t pool =
+        limits->max_prompt < limits->max_tokens ? limits->max_prompt : limits->max_tokens - 1;
+
+    return pool < limits->max_context ? (uint32_t)pool : limits->max_context - 1;
+}
+
 static bt_status take_prompt(const bt_ask *ask, const bt_intake_limits *limits,
                              bt_relay_submission *r, char *refusal)
 {
@@ -31,11 +39,9 @@ static bt_status take_prompt(const bt_ask *ask, const bt_intake_limits *limits,
         n < limits->max_context,
         "the prompt has %zu tokens, but the context is %u and one token must follow", n,
         limits->max_context);
-    BT_INTAKE_REFUSE_UNLESS(n <= limits->max_prompt && n < limits->max_tokens,
-                            "the prompt has %zu tokens, more than a rank's KV pages hold (%llu)", n,
-                            (unsigned long long)(limits->max_prompt < limits->max_tokens
-                                                     ? limits->max_prompt
-                                                     : limits->max_tokens - 1));
+    BT_INTAKE_REFUSE_UNLESS(n <= bt_intake_max_prompt(limits),
+                            "the prompt has %zu tokens, more than a rank's KV pages hold (%u)", n,
+                            bt_intake_max_prompt(limits));
     for (size_t i = 0; i < n; i++)
         BT_INTAKE_REFUSE_UNLESS(ask->ids[i] < limits->vocab_size,
                                 "token %zu of the prompt is %u, but the vocabulary has %u ids", i,

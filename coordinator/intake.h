@@ -2,7 +2,8 @@
  *
  * The public protocols (dialect.h) say the same things in messages of their own; each fills a
  * bt_ask.  What cannot be done is refused by the field's name before anything is sent: a field is
- * never ignored unless it holds a value that changes nothing. */
+ * never ignored unless it holds a value that changes nothing; one that the protocol does not have
+ * here is refused by its number. */
 #ifndef BT_COORDINATOR_INTAKE_H
 #define BT_COORDINATOR_INTAKE_H
 
@@ -59,6 +60,9 @@ typedef struct {
 void bt_intake_answer_free(bt_intake_answer *answer);
 
 enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
+
+/* Tokens of the longest prompt that is taken: one token must be able to follow it. */
+uint32_t bt_intake_max_prompt(const bt_intake_limits *limits);
 
 /* OK: request_out owns its prompt and the sampling's arrays, answer_out its stop strings; the name
  * is borrowed from ask.  INVALID_ARG (not logged: it is the client's affair) and NO_MEMORY write

@@ -1,4 +1,6 @@
 /* How tokens are chosen: what is asked, in range, or refused by its name. */
+#include <float.h>
+#include <math.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -7,6 +9,9 @@
 
 /* Below this a temperature means greedy, as in vLLM. */
 static const float GREEDY = 1e-5f, TEMPERATURE_MAX = 1e6f; /* the ranks take no more */
+/* Below it a number is 0 to the ranks, which count denormal ones as that, and 0 is off: of all the
+ * fields only this one would then be the opposite of what is asked. */
+static const float TOP_P_MIN = FLT_MIN;
 
 /* A comparison with a NaN is false, so that every range refuses it. */
 static bt_status take_filters(const bt_ask *p, bt_sampling *s, char *refusal)
@@ -21,7 +26,7 @@ static bt_status take_filters(const bt_ask *p, bt_sampling *s, char *refusal)
                             (double)p->top_p);
     BT_INTAKE_REFUSE_UNLESS(p->min_p >= 0.0f && p->min_p <= 1.0f,
                             "min_p is %.9g, it must be from 0 to 1", (double)p->min_p);
-    s->top_p = p->top_p;
+    s->top_p = p->top_p > 0.0f ? fmaxf(p->top_p, TOP_P_MIN) : p->top_p;
     s->top_k = p->top_k;
     s->min_p = p->min_p;
     return BT_OK;

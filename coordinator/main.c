@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <malloc.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,7 +135,8 @@ static const struct argp_option options[] = {
     BT_OPTION_DEFAULT("rank-timeout-s", OPT_RANK_S, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
                       "A rank with requests that makes no progress for S seconds is lost"),
     BT_OPTION_DEFAULT("stall-s", OPT_STALL_S, "S", BT_TEXT(STALL_S),
-                      "A placed request that nothing is heard of for S seconds fails"),
+                      "A placed request that nothing is heard of for S seconds fails, unless its "
+                      "rank computes prompts"),
     BT_OPTION_GROUP("TLS of the public port:", 4),
     BT_OPTION("tls-cert", OPT_TLS_CERT, "FILE",
               "PEM certificate chain of the public port; needs --tls-key"),
@@ -282,9 +282,6 @@ int main(int argc, char **argv)
     char                  *path;
     int                    rc;
 
-    /* A request's arrays are as long as its answer may be: they are pages that are touched as it
-     * grows, even where malloc() would get used to such sizes and keep them. */
-    mallopt(M_MMAP_THRESHOLD, 128 << 10);
     bt_log_init("coordinator", BT_LOG_INFO);
     bt_log_never_block();
     bt_log_bound();

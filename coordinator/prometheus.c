@@ -7,11 +7,12 @@
 #include <unistd.h>
 
 #include "coordinator/exposition.h"
+#include "core/alloc.h"
 #include "proto/rpc.h"
 
 typedef struct {
     FILE *f;
-    char  model[256]; /* the label, escaped */
+    char *model; /* owned: the label, escaped */
 } page;
 
 static void family(page *p, const char *name, const char *type, const char *help)
@@ -26,21 +27,17 @@ static void one(page *p, const char *name, const char *type, const char *help, d
     fprintf(p->f, "%s{model_name=\"%s\"} %.17g\n", name, p->model, value);
 }
 
-/* A label's value: backslash, quote and newline are escaped. */
-static void escape(const char *text, char *buf, size_t capacity)
+/* A label's value, owned: backslash, quote and newline are escaped.  NULL: no memory. */
+static char *escape(const char *text)
 {
-    size_t n = 0;
+    size_t n   = 0;
+    char  *buf = bt_calloc(2 * strlen(text) + 1, 1);
 
-    for (; *text != 0 && n + 3 < capacity; text++) {
-        if (*text == '\\' || *text == '"') buf[n++] = '\\';
-        if (*text == '\n') {
-            buf[n++] = '\\';
-            buf[n++] = 'n';
-        } else {
-            buf[n++] = *text;
-        }
+    for (; buf != NULL && *text != 0; text++) {
+        if (*text == '\\' || *text == '"' || *text == '\n') buf[n++] = '\\';
+        buf[n++] = *text == '\n' ? 'n' : *text;
     }
-    buf[n] = 0;
+    return buf;
 }
 
 static void histogram(page *p, const char *name, const char *help, const uint64_t *counts,
@@ -340,10 +337,10 @@ static void process(page *p, const bt_snapshot *s)
 char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
 {
     char *text = NULL;
-    page  p    = {.f = open_memstream(&text, n_out)};
+    page  p    = {.model = escape(s->served_name)};
 
-    if (p.f == NULL) return NULL;
-    escape(s->served_name, p.model, sizeof(p.model));
+    if (p.model != NULL) p.f = open_memstream(&text, n_out);
+    if (p.f == NULL) goto out;
     family(&p, "baton_info", "gauge", "The version; always 1.");
     fprintf(p.f, "baton_info{model_name=\"%s\",version=\"%s\"} 1\n", p.model, s->version);
     one(&p, "baton_ready", "gauge", "1 while the public port takes requests, else 0.",
@@ -357,7 +354,9 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
     experts(&p, &s->counts);
     if (fclose(p.f) != 0) {
         free(text);
-        return NULL;
+        text = NULL;
     }
+out:
+    bt_free(p.model);
     return text;
 }

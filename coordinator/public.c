@@ -13,7 +13,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { END_TRIES = 2000, MAX_ARGS = 16, METHODS_MAX = 24 };
+enum { END_TRIES = 2000, MAX_ARGS = 16 };
 /* Largest message: for each token its id and what it stands for, which some gateways send along;
  * and a constant for everything else. */
 enum { TOKEN_BYTES = 32, OTHER_BYTES = 256 << 10 };
@@ -21,7 +21,7 @@ enum { TOKEN_BYTES = 32, OTHER_BYTES = 256 << 10 };
  * complete: this, and so many of the largest messages. */
 enum { WIRE_BYTES = 256 << 20, WIRE_MESSAGES = 64 };
 
-static void listen_for(bt_public *pub, const bt_method *method, void *registered);
+static void listen_for(bt_public *pub, bt_listener *listener);
 
 /* ---- calls */
 
@@ -180,10 +180,20 @@ static void answer_one(bt_call *call, grpc_byte_buffer *message)
     grpc_byte_buffer_destroy(message);
 }
 
+static void count_refused(bt_public *pub)
+{
+    bt_request_clock clock;
+    uint64_t         now_ns = bt_now_ns();
+
+    bt_metrics_arrived(pub->metrics, &clock, 0, now_ns);
+    bt_metrics_end(pub->metrics, &clock, GRPC_STATUS_INVALID_ARGUMENT, BT_FINISH_NONE, now_ns);
+}
+
 static void serve(bt_call *call)
 {
     const bt_method  *m       = call->method;
-    bool              at_end  = m->answer_each != NULL && call->payload == NULL;
+    bool              came    = call->payload != NULL; /* else its client has gone */
+    bool              at_end  = m->answer_each != NULL && !came;
     ProtobufCMessage *request = at_end ? NULL : bt_rpc_unpack(call->payload, m->request);
     grpc_byte_buffer *reply;
 
@@ -193,6 +203,7 @@ static void serve(bt_call *call)
     if (at_end) { /* the client sends no more */
         answer(call, NULL, GRPC_STATUS_OK, "");
     } else if (request == NULL) {
+        if (came && m->counted) count_refused(call->pub);
         snprintf(call->why, sizeof(call->why), "%s", bt_error_text());
         answer(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why);
     } else if (m->stream != NULL) {
@@ -233,7 +244,7 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
     bt_call *call = tag->ctx;
 
     if (ok) {
-        listen_for(call->pub, call->method, call->registered);
+        listen_for(call->pub, call->listener);
         if (call->method != NULL) {
             receive(call);
         } else {
@@ -244,29 +255,31 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
     bt_call_release(call);
 }
 
-/* Waits for the next call of a method; of any other path when method is NULL. */
-static void listen_for(bt_public *pub, const bt_method *method, void *registered)
+static void listen_for(bt_public *pub, bt_listener *listener)
 {
-    grpc_completion_queue *cq   = bt_rpc_loop_cq(pub->loop);
-    bt_call               *call = pub->stopping ? NULL : bt_calloc(1, sizeof(*call));
+    grpc_completion_queue *cq     = bt_rpc_loop_cq(pub->loop);
+    bt_call               *call   = pub->stopping ? NULL : bt_calloc(1, sizeof(*call));
+    const bt_method       *method = listener->method;
     grpc_call_error        e;
 
     if (call == NULL) {
-        if (!pub->stopping)
-            BT_WARN("out of memory: no further calls of %s",
+        if (!pub->stopping && !listener->deaf)
+            BT_WARN("out of memory: calls of %s wait until there is some",
                     method != NULL ? method->path : "other methods");
+        listener->deaf = true;
         return;
     }
+    listener->deaf = false;
     pub->n_calls++;
-    call->pub        = pub;
-    call->method     = method;
-    call->registered = registered;
-    call->refs       = 1;
-    call->arrived    = (bt_rpc_tag){on_arrived, call};
+    call->pub      = pub;
+    call->method   = method;
+    call->listener = listener;
+    call->refs     = 1;
+    call->arrived  = (bt_rpc_tag){on_arrived, call};
     grpc_metadata_array_init(&call->headers);
     grpc_call_details_init(&call->details);
     if (method != NULL)
-        e = grpc_server_request_registered_call(pub->server, registered, &call->call,
+        e = grpc_server_request_registered_call(pub->server, listener->registered, &call->call,
                                                 &call->deadline, &call->headers, NULL, cq, cq,
                                                 &call->arrived);
     else
@@ -274,6 +287,12 @@ static void listen_for(bt_public *pub, const bt_method *method, void *registered
                                      cq, &call->arrived);
     BT_ASSERT(e == GRPC_CALL_OK);
     bt_rpc_loop_begin(pub->loop);
+}
+
+void bt_public_listen_again(bt_public *pub)
+{
+    for (size_t i = 0; i < pub->n_listeners && !pub->stopping; i++)
+        if (pub->listeners[i].deaf) listen_for(pub, &pub->listeners[i]);
 }
 
 /* ---- the server */
@@ -384,30 +403,21 @@ out:
     return st;
 }
 
-/* A method and gRPC's name for it. */
-typedef struct {
-    const bt_method *method;
-    void            *registered;
-} registration;
-
-static size_t register_methods(bt_public *pub, const bt_method *methods, size_t n,
-                               registration *all, size_t n_all)
+static void register_methods(bt_public *pub, const bt_method *methods, size_t n)
 {
-    BT_ASSERT(n_all + n <= METHODS_MAX);
+    BT_ASSERT(pub->n_listeners + n <= BT_METHODS_MAX);
     for (size_t i = 0; i < n; i++)
-        all[n_all + i] = (registration){
-            &methods[i], grpc_server_register_method(pub->server, methods[i].path, NULL,
-                                                     GRPC_SRM_PAYLOAD_NONE, 0)};
-    return n_all + n;
+        pub->listeners[pub->n_listeners++] =
+            (bt_listener){.method     = &methods[i],
+                          .registered = grpc_server_register_method(
+                              pub->server, methods[i].path, NULL, GRPC_SRM_PAYLOAD_NONE, 0)};
 }
 
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
                            bt_fleet *fleet, bt_public **public_out, uint16_t *port_out)
 {
-    bt_status    st  = BT_OK;
-    bt_public   *pub = bt_calloc(1, sizeof(*pub));
-    registration all[METHODS_MAX];
-    size_t       n = 0;
+    bt_status  st  = BT_OK;
+    bt_public *pub = bt_calloc(1, sizeof(*pub));
 
     BT_REQUIRE(pub != NULL, BT_ERR_NO_MEMORY, "public port");
     pub->loop  = loop;
@@ -416,15 +426,15 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     BT_TRY(init(pub, config));
     pub->server = create_server(config->facts->max_context, config->unread_ns);
     grpc_server_register_completion_queue(pub->server, bt_rpc_loop_cq(loop), NULL);
-    n = register_methods(pub, bt_public_methods, bt_public_n_methods, all, n);
+    register_methods(pub, bt_public_methods, bt_public_n_methods);
     for (size_t i = 0; i < pub->n_dialects; i++)
-        n = register_methods(pub, pub->dialects[i]->methods, pub->dialects[i]->n_methods, all, n);
+        register_methods(pub, pub->dialects[i]->methods, pub->dialects[i]->n_methods);
+    pub->n_listeners++; /* of other paths */
     st = bt_rpc_listen(pub->server, address, config->tls, &pub->port);
     grpc_server_start(pub->server); /* also one that never listened must start to be shut down */
     if (st != BT_OK) goto out;
-    for (size_t i = 0; i < n; i++)
-        listen_for(pub, all[i].method, all[i].registered);
-    listen_for(pub, NULL, NULL);
+    for (size_t i = 0; i < pub->n_listeners; i++)
+        listen_for(pub, &pub->listeners[i]);
     pub->corks.port = *port_out = pub->port;
     *public_out                 = pub;
     pub                         = NULL; /* handed over */

@@ -25,7 +25,17 @@ typedef struct {
     void (*stream)(bt_call *call, const ProtobufCMessage *request);
     /* The client sends any number of requests, and gets an answer to each in turn. */
     grpc_byte_buffer *(*answer_each)(bt_call *call, const ProtobufCMessage *request);
+    bool counted; /* its calls are requests of the metrics, also those that cannot be parsed */
 } bt_method;
+
+/* What waits for the next call of a method. */
+typedef struct {
+    const bt_method *method;     /* NULL: of any other path */
+    void            *registered; /* gRPC's name for it */
+    bool             deaf;       /* there was no memory to wait */
+} bt_listener;
+
+enum { BT_METHODS_MAX = 24 };
 
 /* A health Watch call. */
 typedef struct {
@@ -39,7 +49,7 @@ typedef struct {
 struct bt_call {
     bt_public          *pub;
     const bt_method    *method; /* NULL: any other path */
-    void               *registered;
+    bt_listener        *listener;
     grpc_call          *call;
     gpr_timespec        deadline; /* gRPC ends the call at it by itself */
     grpc_metadata_array headers;
@@ -78,7 +88,9 @@ struct bt_public {
     uint64_t          unread_ns;              /* for how long one may */
     uint64_t          polled_ns;              /* when that was last looked at */
     bt_call          *watchers;               /* list of the health Watch calls */
-    const bt_dialect *dialects[2];            /* [n_dialects]: the protocols that are spoken */
+    bt_listener       listeners[BT_METHODS_MAX + 1]; /* [n_listeners] */
+    size_t            n_listeners;
+    const bt_dialect *dialects[2]; /* [n_dialects]: the protocols that are spoken */
     size_t            n_dialects;
     char             *model_path, *served_name, *version, *default_sampling; /* owned */
     uint64_t          n_calls;   /* not yet freed, waiting ones too */
@@ -91,6 +103,8 @@ struct bt_public {
 /* Sends, one batch at a time; then() hears when the client has made room for it, or will never.
  * A client that does not for unread_ns is cut off. */
 void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_call *call));
+/* Methods that had no memory to wait for their next call try again; when the loop has run. */
+void bt_public_listen_again(bt_public *pub);
 /* Of all calls, those too whose request is not complete; when the loop has run. */
 void bt_public_cut_off_silent(bt_public *pub);
 /* fn, which releases the call, hears when it is over, also when it is cut.  gRPC wants every call

@@ -170,6 +170,7 @@ void bt_public_poll(bt_public *pub)
     }
     bt_cork_release(&pub->corks);
     bt_public_cut_off_silent(pub);
+    bt_public_listen_again(pub);
 }
 
 /* ---- the end */
@@ -216,7 +217,11 @@ bt_finish bt_public_token(void *client, const bt_token *token)
     if (s->ended) return token->finish;
     bt_metrics_token(s->call->pub->metrics, &s->clock, c->index, bt_now_ns());
     if (c->n == 0) s->n_cached = token->cached;
-    finish = bt_choice_token(c, token);
+    if (bt_choice_token(c, token, &finish) != BT_OK) {
+        /* the relay hears of it from the close that follows */
+        fail(s, GRPC_STATUS_RESOURCE_EXHAUSTED, "the coordinator is out of memory");
+        return token->finish;
+    }
     if (finish != BT_FINISH_NONE) {
         bt_choice_end(c, finish);
         log_end(s, c);

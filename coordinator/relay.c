@@ -139,7 +139,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_submission *request, void *c
 
     BT_REFUSE_UNLESS(!relay->stopped, BT_ERR_PEER, relay->stop_code, "%s", relay->stop_reason);
     BT_REFUSE_UNLESS(bt_table_get(&relay->names, key) == NULL, BT_ERR_INVALID_ARG,
-                     GRPC_STATUS_INVALID_ARGUMENT,
+                     GRPC_STATUS_ALREADY_EXISTS,
                      "request_id \"%.200s\" belongs to a request that still runs", request->name);
     BT_REFUSE_UNLESS(
         relay->queue.first == NULL ||
@@ -353,6 +353,14 @@ static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
     m->u.form_map.form_map = NULL; /* ours now */
 }
 
+static void on_beat(bt_rank_state *k, const bt_up_beat *beat, uint64_t now_ns)
+{
+    if (beat->prompt_rows != k->prompt_rows) k->rows_ns = now_ns;
+    k->reads       = k->reads && beat->progress == k->progress;
+    k->progress    = beat->progress;
+    k->prompt_rows = beat->prompt_rows;
+}
+
 static void on_wake_request(bt_relay *r, uint32_t rank, uint64_t wake)
 {
     uint32_t group = r->ranks[rank].group;
@@ -373,7 +381,8 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     /* A beat shows life only when its counter moves; any other message is work. */
     if (m->kind != BT_UP_BEAT || m->u.beat.progress != k->progress) k->progress_ns = now_ns;
     switch (m->kind) {
-    case BT_UP_BEAT: k->progress = m->u.beat.progress; break;
+    case BT_UP_BEAT: on_beat(k, &m->u.beat, now_ns); break;
+    case BT_UP_PROGRESS: bt_relay_reads(relay, rank, now_ns); break;
     case BT_UP_TICKET:
         bt_relay_ticket(relay, rank, m, now_ns);
         bt_relay_place(relay, now_ns);
@@ -442,13 +451,26 @@ static const char *state_text(bt_relay_request_state state)
     return texts[state];
 }
 
+/* When a request last moved.  Nothing is heard of a prompt until its first token, which takes as
+ * long as the prompt is: meanwhile the rows that its rank computes of prompts, which it takes in
+ * their order, speak for it.  Mere steps do not: a rank that has forgotten the request still joins
+ * those of its group. */
+static uint64_t moved_ns(const bt_relay *r, const bt_relay_request *q)
+{
+    const bt_rank_state *k        = &r->ranks[q->prefill_rank];
+    bool                 computes = q->state == BT_PREFILL && q->prefill_counts > 0;
+
+    return computes && k->rows_ns > q->heard_ns ? k->rows_ns : q->heard_ns;
+}
+
 static void end_stalled(bt_relay *r, uint64_t now_ns)
 {
     bt_relay_request *q, *next;
 
     for (q = r->placed.first; q != NULL; q = next) {
         next = q->next;
-        if (q->state == BT_ENDED || bt_since_ns(from_ns(r, q->heard_ns), now_ns) < r->cfg.stall_ns)
+        if (q->state == BT_ENDED ||
+            bt_since_ns(from_ns(r, moved_ns(r, q)), now_ns) < r->cfg.stall_ns)
             continue;
         bt_relay_end_request(r, q, GRPC_STATUS_DEADLINE_EXCEEDED,
                              "nothing from rank %u for %.1f s; the request is %s",

@@ -312,21 +312,36 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t n
         relay->verdict_ns[k->group] = now_ns + relay->cfg.verdict_ns;
 }
 
+void bt_relay_reads(bt_relay *relay, uint32_t rank, uint64_t now_ns)
+{
+    relay->ranks[rank].reads = true;
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) /* which wait for it */
+        if (relay->ranks[i].group == relay->ranks[rank].group) relay->ranks[i].progress_ns = now_ns;
+}
+
 /* Is a, the higher rank, more likely than b to be the one that holds the group up? */
 static bool is_likelier(const bt_rank_state *a, const bt_rank_state *b)
 {
     return a->n_blamed != b->n_blamed ? a->n_blamed > b->n_blamed : b->reported || !a->reported;
 }
 
+/* Nobody who reads is to blame for that: the others begin anew until it is there. */
+static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
+{
+    bool reads = k->reads && bt_since_ns(k->progress_ns, now_ns) < r->cfg.rank_quiet_ns;
+
+    return k->n_blamed > 0 && !reads;
+}
+
 /* BT_NO_RANK when nobody is named. */
-static uint32_t most_blamed(const bt_relay *r, uint32_t group)
+static uint32_t most_blamed(const bt_relay *r, uint32_t group, uint64_t now_ns)
 {
     uint32_t found = BT_NO_RANK;
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         const bt_rank_state *k = &r->ranks[i];
 
-        if (k->group == group && k->n_blamed > 0 &&
+        if (k->group == group && is_to_blame(r, k, now_ns) &&
             (found == BT_NO_RANK || is_likelier(k, &r->ranks[found])))
             found = i;
     }
@@ -352,7 +367,7 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
 
         if (relay->verdict_ns[g] == 0) continue;
         if (now_ns < relay->verdict_ns[g] && !all_have_spoken(relay, g)) continue;
-        rank = most_blamed(relay, g);
+        rank = most_blamed(relay, g, now_ns);
         if (rank == BT_NO_RANK) {
             raise_epoch(relay, g);
             tell_all(relay, now_ns);

@@ -58,11 +58,13 @@ typedef struct {
     uint64_t      prefill_tokens;        /* to be computed there, first token not seen */
     uint64_t      long_tokens;           /* of them: of prompts that take several steps */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
+    uint64_t      prompt_rows, rows_ns;  /* likewise: rows of prompts, and when one was computed */
     uint64_t      refused_until_ns;
 
     bt_prefix_index index; /* what its prefix cache probably holds */
     bool            stuck;
     bool            lost;
+    bool            reads;    /* experts of a lost rank, as long as it says so */
     bool            ready;    /* a spare: it has loaded what it can */
     bool            prepares; /* for a seat: */
     uint32_t        next_group, next_seat;
@@ -172,6 +174,8 @@ bool bt_relay_has_ids(const bt_relay *relay, size_t n, const uint32_t *ids);
 bt_status bt_relay_seat_ranks(bt_relay *relay, const bt_down_regroup *seats);
 /* A rank's report of an expired wait. */
 void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t now_ns);
+/* The rank reads experts of a lost one, and says so from time to time. */
+void bt_relay_reads(bt_relay *relay, uint32_t rank, uint64_t now_ns);
 /* Ranks from which too little is heard, and groups that have reported. */
 void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns);
 void bt_relay_decide(bt_relay *relay, uint64_t now_ns);

@@ -13,7 +13,7 @@ static void view(const bt_relay_request *q, uint64_t now_ns, bt_relay_request_vi
                                    .age_ns       = now_ns - q->arrived_ns,
                                    .n_prompt     = q->n_prompt,
                                    .n_out        = q->n_out,
-                                   .max_tokens   = q->sampling.max_tokens,
+                                   .max_tokens   = (uint64_t)q->sampling.max_tokens * q->n_choices,
                                    .prefill_rank = q->prefill_rank,
                                    .decode_rank  = q->decode_rank,
                                    .placed       = q->state != BT_QUEUED,

@@ -8,7 +8,8 @@ enum { BT_VIEW_NAME = 40 };
 
 typedef struct {
     uint64_t    number, age_ns;
-    uint32_t    n_prompt, n_out, max_tokens, prefill_rank, decode_rank;
+    uint64_t    max_tokens; /* of all choices together, as n_out */
+    uint32_t    n_prompt, n_out, prefill_rank, decode_rank;
     bool        placed;             /* the two ranks are valid */
     const char *state;              /* static */
     char        name[BT_VIEW_NAME]; /* its beginning */

@@ -116,6 +116,7 @@ static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits 
     bt_ask ask = {.names = &names, .name = pb->request_id, .params = p, .bias = bias};
 
     BT_TRY(check_request(pb, refusal));
+    BT_TRY(check_all_known(pb, refusal));
     BT_TRY(check_params(p, refusal));
     ask_params(p, &ask);
     ask.stream              = pb->stream;

@@ -54,6 +54,7 @@ struct bt_control_server {
     bt_control_peer  *peers;
     bt_rpc_tag        down;
     bool              stopping, is_down;
+    bool              deaf, deaf_to_strays;      /* there was no memory to wait for the next one */
     uint64_t          looked_ns;                 /* for peers that say nothing */
     char              secret[BT_SECRET_MAX + 1]; /* "": none is asked for */
 };
@@ -281,10 +282,10 @@ static void listen_for_peer(bt_control_server *s)
     bt_control_peer *p = s->stopping ? NULL : bt_calloc(1, sizeof(*p));
     grpc_call_error  e;
 
-    if (p == NULL) {
-        if (!s->stopping) BT_WARN("out of memory: no further rank can attach");
-        return;
-    }
+    if (p == NULL && !s->stopping && !s->deaf)
+        BT_WARN("out of memory: ranks that attach wait until there is some");
+    s->deaf = p == NULL;
+    if (p == NULL) return;
     p->server   = s;
     p->attached = (bt_rpc_tag){on_attached, p};
     p->opened   = (bt_rpc_tag){on_simple, p};
@@ -305,6 +306,8 @@ static void listen_for_peer(bt_control_server *s)
     bt_rpc_loop_begin(s->loop);
 }
 
+static void listen_for_stray(bt_control_server *s);
+
 /* It may be a rank that is slow: it may try again. */
 static void cut_off(bt_control_peer *p)
 {
@@ -321,6 +324,8 @@ void bt_control_server_tick(bt_control_server *server, uint64_t now_ns)
     const uint64_t hello_ns = BT_CONTROL_HELLO_S * BT_NS_PER_S;
     uint64_t       gap_ns;
 
+    if (server->deaf) listen_for_peer(server);
+    if (server->deaf_to_strays) listen_for_stray(server);
     if (now_ns - server->looked_ns < LOOK_S * BT_NS_PER_S) return;
     gap_ns = bt_stood_still_ns(&server->looked_ns, now_ns, LOOK_S * BT_NS_PER_S + hello_ns / 2);
     for (bt_control_peer *p = server->peers; p != NULL; p = p->next) {
@@ -347,8 +352,6 @@ static void on_answered(bt_rpc_tag *tag, bool ok)
     (void)ok;
     stray_free(tag->ctx);
 }
-
-static void listen_for_stray(bt_control_server *s);
 
 static void on_stray(bt_rpc_tag *tag, bool ok)
 {
@@ -377,6 +380,7 @@ static void listen_for_stray(bt_control_server *s)
     stray          *x = s->stopping ? NULL : bt_calloc(1, sizeof(*x));
     grpc_call_error e;
 
+    s->deaf_to_strays = x == NULL;
     if (x == NULL) return;
     x->server   = s;
     x->arrived  = (bt_rpc_tag){on_stray, x};

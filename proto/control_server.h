@@ -29,7 +29,8 @@ bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
                                    const bt_control_events *events, bt_control_server **server_out,
                                    uint16_t *port_out);
 /* To be called now and then (bt_now_ns clock): a peer that has not said hello BT_CONTROL_HELLO_S
- * after it has attached is named and cut off.  While this process stands still nobody is late. */
+ * after it has attached is named and cut off.  While this process stands still nobody is late.
+ * Where there was no memory to wait for the next peer, it is tried again. */
 enum { BT_CONTROL_HELLO_S = 30 };
 void bt_control_server_tick(bt_control_server *server, uint64_t now_ns);
 /* Cancels every stream and stops listening; then drive the loop until bt_rpc_loop_idle(). */

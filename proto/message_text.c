@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "core/log.h"
 #include "proto/text.h"
 
 static uint64_t take_varint(const uint8_t **p, const uint8_t *end)
@@ -19,6 +20,21 @@ static uint64_t take_varint(const uint8_t **p, const uint8_t *end)
 
 static bool walk(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,
                  uint64_t *n_parts_left, char *why, size_t capacity);
+
+/* Whether protobuf-c would merge the field into one that came before: of their oneofs it may then
+ * take the wrong member. */
+static bool is_again(const ProtobufCMessageDescriptor *type, const ProtobufCFieldDescriptor *field,
+                     uint64_t *seen)
+{
+    uint64_t bit = UINT64_C(1) << (field - type->fields);
+    bool     again;
+
+    if (field->type != PROTOBUF_C_TYPE_MESSAGE || field->label == PROTOBUF_C_LABEL_REPEATED)
+        return false;
+    again = (*seen & bit) != 0;
+    *seen |= bit;
+    return again;
+}
 
 static bool field_ok(const ProtobufCMessageDescriptor *type, const ProtobufCFieldDescriptor *field,
                      const uint8_t *bytes, size_t n, uint64_t *n_parts_left, char *why,
@@ -40,7 +56,9 @@ static bool walk(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, s
                  uint64_t *n_parts_left, char *why, size_t capacity)
 {
     const uint8_t *p = bytes, *end = bytes + n;
+    uint64_t       seen = 0; /* a bit for each field of the type */
 
+    BT_ASSERT(type->n_fields <= 64);
     while (p < end) {
         uint64_t                        key = take_varint(&p, end), n_value = 0;
         const ProtobufCFieldDescriptor *field =
@@ -65,9 +83,15 @@ static bool walk(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, s
             }
             --*n_parts_left;
         }
-        if ((key & 7) == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED && field != NULL &&
-            !field_ok(type, field, p, (size_t)n_value, n_parts_left, why, capacity))
-            return false;
+        if ((key & 7) == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED && field != NULL) {
+            if (is_again(type, field, &seen)) {
+                snprintf(why, capacity, "%s.%s comes twice, expected once", type->short_name,
+                         field->name);
+                return false;
+            }
+            if (!field_ok(type, field, p, (size_t)n_value, n_parts_left, why, capacity))
+                return false;
+        }
         p += n_value;
     }
     return true;

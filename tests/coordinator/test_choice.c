@@ -1,4 +1,4 @@
-/* The bytes of a choice's chunks: those that protobuf-c makes of the same message. */
+/* The bytes of a choice's chunks: those that protobuf-c makes of the same message; its memory. */
 #include "coordinator/dialect.h"
 
 #include <grpc/byte_buffer.h>
@@ -28,6 +28,7 @@ static void same_bytes(grpc_byte_buffer *a, grpc_byte_buffer *b)
                                 uint32_t n)                                                        \
     {                                                                                              \
         bt_intake_answer          how = {.stream = true, .n = 1};                                  \
+        bt_finish                 finish;                                                          \
         Prefix##GenerateResponse *m;                                                               \
         grpc_byte_buffer         *bytes, *again;                                                   \
         bt_choice                 c;                                                               \
@@ -35,7 +36,8 @@ static void same_bytes(grpc_byte_buffer *a, grpc_byte_buffer *b)
         EXPECT_EQ(bt_choice_init(&c, &how, MOST, NULL), BT_OK);                                    \
         c.index = index;                                                                           \
         for (uint32_t i = 0; i < n; i++)                                                           \
-            bt_choice_token(&c, &(bt_token){.id = ids[i], .logprob = -0.25f});                     \
+            EXPECT_EQ(bt_choice_token(&c, &(bt_token){.id = ids[i], .logprob = -0.25f}, &finish),  \
+                      BT_OK);                                                                      \
         c.n_sent = BEFORE < n ? BEFORE : 0;                                                        \
         ids += c.n_sent;                                                                           \
         n -= c.n_sent;                                                                             \
@@ -108,9 +110,62 @@ static void choice_chunks_of_the_longest_numbers_fit(void)
         check_chunk(&facts, UINT32_MAX, ids, n);
 }
 
+/* Memory comes with the tokens, not with what the request may have of them. */
+static void choice_memory_grows_with_its_tokens(void)
+{
+    enum { TOP = 20, TOKENS = 1000 };
+    bt_intake_answer how   = {.n = 1, .n_top = TOP, .logprobs = true};
+    bt_token         token = {.n_top = TOP, .finish = BT_FINISH_NONE};
+    bt_finish        finish;
+    bt_choice        c;
+    long             live = bt_alloc_live();
+
+    EXPECT_EQ(bt_choice_init(&c, &how, UINT32_MAX, NULL), BT_OK);
+    EXPECT_EQ(bt_alloc_live(), live);
+    for (uint32_t i = 0; i < TOKENS; i++) {
+        token.id         = i;
+        token.logprob    = -(float)i;
+        token.top_ids[0] = i + 1;
+        EXPECT_EQ(bt_choice_token(&c, &token, &finish), BT_OK);
+        EXPECT(c.capacity < 2 * c.n + 64);
+    }
+    for (uint32_t i = 0; i < TOKENS; i++)
+        EXPECT(c.ids[i] == i && c.logprobs[i] == -(float)i && c.tops[i] == TOP &&
+               c.top_ids[(size_t)i * TOP] == i + 1);
+    bt_choice_fini(&c);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static void choice_short_memory_leaves_it_as_it_was(void)
+{
+    bt_intake_answer how   = {.n = 1, .n_top = 1};
+    bt_token         token = {.n_top = 1};
+    bt_finish        finish;
+    bt_choice        c;
+    long             live = bt_alloc_live(), k;
+
+    EXPECT_EQ(bt_choice_init(&c, &how, 200, NULL), BT_OK);
+    while (c.n < 128) {
+        for (k = 0;; k++) {
+            bt_alloc_fail_at(k);
+            token.id = c.n;
+            if (bt_choice_token(&c, &token, &finish) == BT_OK) break;
+            EXPECT_EQ(c.n, token.id);
+        }
+        bt_alloc_fail_at(-1);
+        EXPECT_EQ(k, token.id == 0 || token.id == 64 ? 5 : 0);
+    }
+    for (uint32_t i = 0; i < c.n; i++)
+        EXPECT_EQ(c.ids[i], i);
+    bt_choice_fini(&c);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
 static const bt_test tests[] = {
     BT_TEST(choice_chunks_are_what_protobuf_makes_of_them),
     BT_TEST(choice_chunks_of_the_longest_numbers_fit),
+    BT_TEST(choice_memory_grows_with_its_tokens),
+    BT_TEST(choice_short_memory_leaves_it_as_it_was),
 };
 
 int main(int argc, char **argv)

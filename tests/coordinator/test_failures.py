@@ -48,6 +48,7 @@ class Start(unittest.TestCase):
             with socket.socket() as s:
                 return s.connect_ex(("127.0.0.1", port)) == 0
         for r in cell.ranks[:3]:
+            r.send(progress=control.Progress(done_bytes=5, total_bytes=10))
             r.send(ready=control.Ready())
         time.sleep(0.3)
         self.assertFalse(open_())

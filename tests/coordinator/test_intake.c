@@ -1,4 +1,5 @@
 /* Validation: limits to the token, and memory.  Fields by name: test_public.py. */
+#include <float.h>
 #include <math.h>
 
 #include "coordinator/dialect.h"
@@ -156,6 +157,27 @@ static void intake_sampling_fields_have_ranges(void)
     }
 }
 
+/* A rank takes a denormal number for 0, which is off. */
+static void intake_tiny_top_p_stays_on(void)
+{
+    static const float TINY[] = {1e-45f, 1e-39f, FLT_MIN, 1e-30f};
+
+    for (size_t i = 0; i < sizeof(TINY) / sizeof(TINY[0]); i++) {
+        sample              s;
+        bt_relay_submission r      = {0};
+        bt_intake_answer    answer = {0};
+        char                text[BT_INTAKE_TEXT];
+
+        sample_init(&s, 3);
+        s.params.top_p = TINY[i];
+        EXPECT_EQ(bt_dialect_vllm.intake(&s.request.base, &LIMITS, &r, &answer, text), BT_OK);
+        EXPECT(r.sampling.top_p == (TINY[i] < FLT_MIN ? FLT_MIN : TINY[i]));
+        bt_free(r.prompt);
+        bt_sampling_free(&r.sampling);
+        bt_intake_answer_free(&answer);
+    }
+}
+
 /* Refused values do not look like allowed ones. */
 static void intake_shows_values_just_outside_as_they_are(void)
 {
@@ -238,6 +260,7 @@ static const bt_test tests[] = {
     BT_TEST(intake_checks_every_id),
     BT_TEST(intake_short_memory_is_refused_without_leak),
     BT_TEST(intake_sampling_fields_have_ranges),
+    BT_TEST(intake_tiny_top_p_stays_on),
     BT_TEST(intake_shows_values_just_outside_as_they_are),
     BT_TEST(intake_takes_biases_and_stop_strings_whole_or_not_at_all),
 };

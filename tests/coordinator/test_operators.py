@@ -94,6 +94,17 @@ class Http(Served):
             self.assertEqual(buckets, sorted(buckets))
             self.assertEqual(buckets[-1], v[f"vllm:{name}_seconds_count", model])
 
+    def test_requests_that_cannot_be_parsed_are_counted(self):
+        refused = lambda: self.metric("baton_requests_total", ',status="INVALID_ARGUMENT"')
+        self.assertEqual(refused(), 0)
+        for n, data in enumerate((b"\xff", b"\x0a\x01\xff", b"")):
+            self.error(self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")(data, timeout=WAIT_S))
+            wait_for(lambda: refused() == n + 1, "the refusal")
+        with self.assertRaises(grpc.RpcError):    # no request
+            self.channel.unary_unary("/vllm.grpc.engine.VllmEngine/Abort")(b"\xff", timeout=WAIT_S)
+        self.error(self.generate(max_tokens=10**6))
+        wait_for(lambda: refused() == 4, "the refusal")
+
     def test_parts_of_a_request_s_time_add_up(self):
         parts = {"queue": "request_queue_time", "prefill": "request_prefill_time", "decode": "request_decode_time",
                  "tpot": "request_time_per_output_token", "itl": "inter_token_latency", "ttft": "time_to_first_token", "e2e": "e2e_request_latency"}
@@ -127,6 +138,17 @@ class Http(Served):
         self.error(self.generate(max_tokens=10**6))  # never in the queue
         wait_for(lambda: self.metric("baton_requests_total", ',status="INVALID_ARGUMENT"') == 1, "the refusal")
         self.assertEqual(read("count")["queue"], 2)
+
+    def test_load_has_the_hit_rate_of_prefix_caches(self):
+        self.assertEqual(self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].cache_hit_rate, 0)
+        for rank, hit in ((0, 64), (1, 32), (2, 128)):    # a decode rank's saves only the transfer
+            self.cell.ranks[rank].send(beat=control.Beat(progress=1, prefix_asked_tokens=128, prefix_hit_tokens=hit))
+        wait_for(lambda: self.stub.GetLoads(vllm.GetLoadsRequest(dp_rank=0)).loads[0].cache_hit_rate == 96 / 256, "the beats")
+        for rank in (1, -1):
+            with self.assertRaises(grpc.RpcError) as refused:
+                self.stub.GetLoads(vllm.GetLoadsRequest(dp_rank=rank))
+            self.assertEqual(refused.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+            self.assertIn(f"dp_rank is {rank}, expected 0", refused.exception.details())
 
     def test_shows_what_ranks_say(self):
         beat = control.Beat(progress=1, n_requests=3, pages_free=40, pages_total=64, pages_cached=9, slots_quarantined=2, steps=5,
@@ -198,6 +220,13 @@ class Http(Served):
         self.cell.gate.set()
         list(call)
         wait_for(lambda: len(json.loads(get(self.http, "/status.json")[1])["history"]["generated"]) >= 2, "two seconds")
+
+    def test_status_counts_all_choices_of_a_request_and_what_they_may_have(self):
+        self.cell.gate.clear()
+        call = self.generate(n=3, max_tokens=20)
+        wait_for(lambda: [q["max_tokens"] for q in json.loads(get(self.http, "/status.json")[1])["open_requests"]] == [60], "the request")
+        call.cancel()
+        self.all_released()
 
     def test_page_needs_nothing_from_elsewhere(self):
         status, text = get(self.http, "/")
@@ -619,6 +648,15 @@ class Secret(unittest.TestCase):
             self.addCleanup(c.close)
             self.assertEqual(c.wait(), 1)
             self.assertIn(text, c.line("failed"))
+
+
+class LongName(Served):
+    NAME = '"' + "\u20ac" * 200 + "end"
+    ARGS = ("--http-port", "0", "--served-model-name", NAME)
+
+    def test_metrics_tell_a_long_name_whole(self):
+        text = get(self.coordinator.line("http"), "/metrics")[1]    # UTF-8
+        self.assertEqual(set(re.findall(r'model_name="((?:[^"\\]|\\.)*)"', text)), {"\\" + self.NAME})
 
 
 class Settings(unittest.TestCase):

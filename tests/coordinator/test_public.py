@@ -199,7 +199,9 @@ class Refusals(Served):
         self.cell.gate.clear()
         first = self.generate(request_id="same")
         wait_for(lambda: self.cell.seen("prefill"), "the prefill")
-        self.refused("same", request_id="same")
+        code, details, n = self.error(self.generate(request_id="same"))
+        self.assertEqual((code, n), (grpc.StatusCode.ALREADY_EXISTS, 0))
+        self.assertIn("same", details)
         self.cell.gate.set()
         parts(list(first))
         parts(list(self.generate(request_id="same")))
@@ -246,6 +248,27 @@ class Refusals(Served):
                 s.close()
         self.all_released()
 
+    def test_messages_that_come_twice_are_refused(self):
+        """A parser that merges them as protobuf-c 1.4.1 does computes another prompt than the one that is meant."""
+        again = vllm.GenerateRequest(tokenized=vllm.TokenizedInput(input_ids=[5]), sampling_params=vllm.SamplingParams(max_tokens=3))
+        for name in ("tokenized", "sampling_params"):
+            part = vllm.GenerateRequest(**{name: getattr(again, name)})
+            code, details, n = self.error(self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")(
+                self.request().SerializeToString() + part.SerializeToString()))
+            self.assertEqual((code, details, n), (INVALID, f"vllm.grpc.engine.GenerateRequest: GenerateRequest.{name} comes twice, expected once", 0))
+        self.assertEqual(self.cell.seen("reserve"), [])
+
+    def test_fields_that_nobody_knows_are_refused(self):
+        unknown, raw = b"\xc2\x3e\x01x", self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")    # field 1000: "x"
+        for part in ("", "tokenized", "sampling_params"):
+            request = self.request()
+            (getattr(request, part) if part else request).MergeFromString(unknown)
+            name = (getattr(request, part) if part else request).DESCRIPTOR.name
+            code, details, n = self.error(raw(request.SerializeToString()))
+            self.assertEqual((code, n), (INVALID, 0))
+            self.assertIn(f"field 1000 of {name} is not known here", details)
+        self.assertEqual(self.cell.seen("reserve"), [])
+
     def test_texts_with_bytes_that_are_none_are_refused(self):
         for data, words in ((self.request(request_id="abcd").SerializeToString().replace(b"abcd", b"ab\xffd"), "GenerateRequest.request_id is not UTF-8 at byte 2 of its 4"),
                             (self.request(request_id="ab\0d").SerializeToString(), "GenerateRequest.request_id has a NUL at byte 2 of its 4"),
@@ -263,6 +286,12 @@ class Refusals(Served):
 
 class Pool(Served):
     CELL = dict(pages=8)
+
+    def test_the_longest_prompt_is_told(self):
+        most = self.stub.GetModelInfo(vllm.GetModelInfoRequest()).max_req_input_len
+        self.assertEqual(most, 8 * 64 - 1)
+        self.assertEqual(parts(list(self.generate(prompt=[500] * most, max_tokens=None)))[1].prompt_tokens, most)
+        self.assertEqual(self.error(self.generate(prompt=[500] * (most + 1), max_tokens=None))[0], INVALID)
 
     def test_more_than_a_ranks_pages_is_refused_at_once(self):
         code, details, _ = self.error(self.generate(prompt=[5] * 10, max_tokens=8 * 64))

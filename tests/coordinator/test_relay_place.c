@@ -117,7 +117,7 @@ static void relay_duplicate_name_is_refused_until_the_end(void)
     sim_init(&s, 1, 1, 2, 32);
     EXPECT_EQ(sim_submit(&s, &a, "same", 4, 4, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &twin, "same", 4, 4, 100), BT_ERR_INVALID_ARG);
-    EXPECT_EQ(twin.end.code, GRPC_STATUS_INVALID_ARGUMENT);
+    EXPECT_EQ(twin.end.code, GRPC_STATUS_ALREADY_EXISTS);
     sim_settle(&s);
     sim_expect_done(&a);
     EXPECT_EQ(sim_submit(&s, &twin, "same", 4, 4, 100), BT_OK);
@@ -242,6 +242,60 @@ static void relay_stalled_request_fails_alone(void)
     sim_fini(&s);
 }
 
+/* A long prompt says nothing until its first token, while its rank computes rows of prompts. */
+static void relay_long_prefill_is_no_stall(void)
+{
+    sim        s;
+    sim_client c;
+    bt_up      beat = {.kind = BT_UP_BEAT};
+
+    sim_bring(&s, &c, AT_PREFILL);
+    for (int i = 0; i < 20; i++) {
+        s.now += 9 * BT_NS_PER_S;
+        beat.u.beat.progress++;
+        beat.u.beat.prompt_rows = 0;
+        sim_tell(&s, 1, beat);
+        beat.u.beat.prompt_rows = beat.u.beat.progress;
+        sim_tell(&s, 0, beat);
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(c.ends, 0);
+    }
+    for (int i = 0; i < 7; i++) { /* it only joins steps of its group now */
+        EXPECT_EQ(c.ends, 0);
+        s.now += 9 * BT_NS_PER_S;
+        beat.u.beat.progress++;
+        for (uint32_t rank = 0; rank < 2; rank++)
+            sim_tell(&s, rank, beat);
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(s.n_stuck, 0);
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_DEADLINE_EXCEEDED);
+    sim_fini(&s);
+}
+
+/* Once the first token has come, prompts of others say nothing of it. */
+static void relay_prompts_of_others_do_not_hide_a_stall(void)
+{
+    sim        s;
+    sim_client c;
+    bt_up      beat = {.kind = BT_UP_BEAT};
+
+    sim_bring(&s, &c, AT_DECODE);
+    for (int i = 0; i < 7; i++) {
+        EXPECT_EQ(c.ends, 0);
+        s.now += 9 * BT_NS_PER_S;
+        beat.u.beat.progress    = 1 + (uint64_t)i;
+        beat.u.beat.prompt_rows = 1 + (uint64_t)i;
+        for (uint32_t rank = 0; rank < 2; rank++)
+            sim_tell(&s, rank, beat);
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_HAS(c.message, "decoding");
+    sim_fini(&s);
+}
+
 static void relay_placement_prefers_cached_prefixes(void)
 {
     sim        s;
@@ -281,6 +335,8 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_own_silence_is_not_taken_for_that_of_a_rank),
     BT_TEST(relay_own_silence_is_no_wait_for_room),
     BT_TEST(relay_stalled_request_fails_alone),
+    BT_TEST(relay_long_prefill_is_no_stall),
+    BT_TEST(relay_prompts_of_others_do_not_hide_a_stall),
     BT_TEST(relay_placement_prefers_cached_prefixes),
 };
 

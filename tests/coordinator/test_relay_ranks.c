@@ -266,6 +266,42 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
     }
 }
 
+/* While rank 2 reads experts of a lost one, the others of its group wait for it, and say so when
+ * their waits expire.  Nobody is removed for that, also not when it takes longer than ranks may be
+ * silent; once it hangs it is. */
+static void relay_waits_for_a_rank_that_reads(void)
+{
+    sim        s;
+    sim_client client;
+    uint32_t   epoch = EPOCH - 1;
+
+    sim_init_as(&s, 0, 0, 3, 32, true);
+    EXPECT_EQ(sim_submit(&s, &client, "long", 5, 5, 9), BT_OK);
+    for (int turn = 0; turn < 60; turn++) {
+        bt_up progress = {
+            .kind = BT_UP_PROGRESS, .u.progress = {100 * (uint64_t)turn, 6000}
+        };
+
+        s.now += BT_NS_PER_S;
+        sim_tell(&s, 2, progress);
+        if (turn % 10 == 9) {
+            sim_tell(&s, 0, expired(epoch, 1, 2, 0));
+            sim_tell(&s, 1, expired(epoch, 1, 2, 0));
+            epoch = EPOCH + 1 + (uint32_t)turn / 10; /* they begin anew */
+        }
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, 0);
+        EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], 3 * (((uint32_t)turn + 1) / 10));
+    }
+    sim_tell(&s, 2, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}}); /* it steps again */
+    sim_tell(&s, 0, expired(epoch, 1, 2, 0));
+    sim_tell(&s, 1, expired(epoch, 1, 2, 0));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 2);
+    sim_fini(&s);
+}
+
 /* Rank 1 decodes with 40 pages, rank 2 with 8.  What only the lost one could hold waits for its
  * time to pass, and holds nobody up. */
 static void relay_what_no_rank_could_hold_lets_others_pass(void)
@@ -320,6 +356,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
+    BT_TEST(relay_waits_for_a_rank_that_reads),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
     BT_TEST(relay_what_no_rank_could_hold_lets_others_pass),
 };

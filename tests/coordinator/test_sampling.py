@@ -171,7 +171,7 @@ class Sampling(Served):
         while next(call).chunk.index != 0:  # its only token ends choice 0
             pass
         code, details, _ = self.error(self.generate(request_id="same"))
-        self.assertEqual(code, INVALID)
+        self.assertEqual(code, grpc.StatusCode.ALREADY_EXISTS)
         self.assertIn("still runs", details)
         self.go.set()
         list(call)
@@ -224,7 +224,7 @@ class Sampling(Served):
                 break
         wait_for(lambda: self.cell.dropped, "the end of choice 0")
         code, details, _ = self.error(self.generate(request_id="both"))
-        self.assertEqual(code, grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertEqual(code, grpc.StatusCode.ALREADY_EXISTS)
         self.assertIn("both", details)
         self.stub.Abort(vllm.AbortRequest(request_ids=["both"]))  # finds choice 1, though choice 0 has ended
         self.assertEqual(self.error(call)[:2], (grpc.StatusCode.CANCELLED, "aborted by the client"))

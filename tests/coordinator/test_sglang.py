@@ -170,6 +170,15 @@ class Refusals(Spoken):
                              sampling=dict(stream_interval=1, no_stop_trim=True, skip_special_tokens=True, spaces_between_special_tokens=True, n=1))
         self.assertEqual(list(list(self.ask(request))[0].complete.output_ids), expected(PROMPT, 20))
 
+    def test_fields_that_nobody_knows_are_refused(self):
+        unknown, raw = b"\xc2\x3e\x01x", self.channel.unary_stream(f"/{SERVICE}/Generate")    # field 1000: "x"
+        for part in ("", "tokenized", "sampling_params"):
+            request = self.asked()
+            (getattr(request, part) if part else request).MergeFromString(unknown)
+            code, details, n = self.error(raw(request.SerializeToString()))
+            self.assertEqual((code, n), (INVALID, 0))
+            self.assertIn("field 1000 of", details)
+
     def test_malformed_requests_harm_nobody(self):
         rng = random.Random(9)
         raw = self.channel.unary_stream(f"/{SERVICE}/Generate")
@@ -196,7 +205,7 @@ class Beside(Spoken):
         self.cell.gate.clear()
         first = self.ask(request_id="same")
         wait_for(lambda: self.cell.seen("prefill"), "the prefill")
-        self.assertEqual(self.error(self.generate(request_id="same"))[0], INVALID)
+        self.assertEqual(self.error(self.generate(request_id="same"))[0], grpc.StatusCode.ALREADY_EXISTS)
         self.assertTrue(self.other.Abort(sglang.AbortRequest(request_id="same", reason="enough")).success)
         self.assertEqual(self.error(first)[:2], (grpc.StatusCode.CANCELLED, "aborted by the client"))
         again = self.other.Abort(sglang.AbortRequest(request_id="same"))

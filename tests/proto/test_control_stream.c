@@ -375,6 +375,36 @@ static void stream_without_a_hello_is_not_late_while_the_host_stands_still(void)
     host_stop(&h);
 }
 
+/* Whatever allocation of the start fails: where the server is there, it listens. */
+static void server_that_had_no_memory_to_listen_tries_again(void)
+{
+    uint32_t n_served = 0;
+
+    for (long k = 0; k < 4; k++) {
+        bt_control_events  events = {on_message, on_lost, NULL};
+        host               h      = {.in_order = true};
+        bt_control_client *client = NULL;
+        bt_status          st;
+
+        events.ctx = &h;
+        EXPECT_EQ(bt_rpc_loop_create(&h.loop), BT_OK);
+        bt_alloc_fail_at(k);
+        st = bt_control_server_create(h.loop, "127.0.0.1:0", &events, &h.server, &h.port);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) {
+            n_served++;
+            snprintf(h.address, sizeof(h.address), "127.0.0.1:%u", h.port);
+            bt_control_server_tick(h.server, bt_now_ns());
+            EXPECT_EQ(attach(&h, 2 * BT_NS_PER_S, &client), BT_OK);
+            bt_control_client_stop(client, 0);
+            bt_control_server_stop(h.server);
+            bt_control_server_destroy(h.server);
+        }
+        bt_rpc_loop_destroy(h.loop);
+    }
+    EXPECT(n_served >= 3); /* without memory for peers, for strays, and with all of it */
+}
+
 static void attach_without_memory_frees_the_hello(void)
 {
     bt_control_attach *attach = NULL;
@@ -537,6 +567,7 @@ static const bt_test tests[] = {
     BT_TEST(stream_first_message_longer_than_any_hello_is_not_unpacked),
     BT_TEST(stream_without_a_hello_ends_at_its_deadline),
     BT_TEST(stream_without_a_hello_is_not_late_while_the_host_stands_still),
+    BT_TEST(server_that_had_no_memory_to_listen_tries_again),
     BT_TEST(attach_without_memory_frees_the_hello),
     BT_TEST(stream_message_out_of_range_ends_it),
     BT_TEST(stream_server_gone_is_reported_after_its_last_message),

@@ -119,6 +119,36 @@ static void message_with_a_byte_that_no_text_has_names_field_and_place(void)
         }
 }
 
+/* Legal on the wire, but protobuf-c would make another message of it. */
+static void message_that_comes_twice_in_one_field_is_refused(void)
+{
+    const ProtobufCMessageDescriptor *type = &vllm__grpc__engine__generate_request__descriptor;
+    uint8_t                           bytes[1024];
+    size_t                            n = pack_texts(bytes), n_more;
+    char                              why[128];
+    VLLM(GenerateRequest) q = INIT(GENERATE_REQUEST);
+    VLLM(TokenizedInput) in = INIT(TOKENIZED_INPUT);
+    VLLM(SamplingParams) p  = INIT(SAMPLING_PARAMS);
+
+    q.input_case = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT_TOKENIZED;
+    q.tokenized  = &in;
+    n_more       = protobuf_c_message_pack(&q.base, bytes + n);
+    EXPECT(!bt_message_text_ok(type, bytes, n + n_more, UINT64_MAX, why, sizeof(why)));
+    EXPECT(strcmp(why, "GenerateRequest.tokenized comes twice, expected once") == 0);
+
+    q.input_case      = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INPUT__NOT_SET;
+    q.sampling_params = &p;
+    n_more            = protobuf_c_message_pack(&q.base, bytes + n);
+    EXPECT(!bt_message_text_ok(type, bytes, n + n_more, UINT64_MAX, why, sizeof(why)));
+    EXPECT(strcmp(why, "GenerateRequest.sampling_params comes twice, expected once") == 0);
+
+    q.sampling_params = NULL; /* of what is no message the last one counts */
+    q.request_id      = (char *)"again";
+    q.stream          = 1;
+    n_more            = protobuf_c_message_pack(&q.base, bytes + n);
+    EXPECT(bt_message_text_ok(type, bytes, n + n_more, UINT64_MAX, why, sizeof(why)));
+}
+
 /* Texts, messages and packed lists count, and so do fields that nobody knows. */
 static void message_of_too_many_parts_is_refused(void)
 {
@@ -166,6 +196,7 @@ static const bt_test tests[] = {
     BT_TEST(text_ill_formed_is_not_utf8),
     BT_TEST(text_clean_replaces_and_cuts_at_characters),
     BT_TEST(message_with_a_byte_that_no_text_has_names_field_and_place),
+    BT_TEST(message_that_comes_twice_in_one_field_is_refused),
     BT_TEST(message_of_too_many_parts_is_refused),
     BT_TEST(message_cut_anywhere_is_read_to_its_end),
 };

@@ -158,7 +158,8 @@ def endings(client, base):
     q = client.request(prompt, 8000, ignore_eos=True, request_id="to-abort")
     call = client.stub.Generate(q, timeout=LIMIT_S)
     next(call)
-    expect_refused(client, "a live duplicate", client.request(prompt, 4, request_id="to-abort"), "to-abort")
+    expect_refused(client, "a live duplicate", client.request(prompt, 4, request_id="to-abort"), "to-abort",
+                   grpc.StatusCode.ALREADY_EXISTS)
     client.stub.Abort(client.pb.AbortRequest(request_ids=["to-abort", "unknown"]), timeout=LIMIT_S)
     try:
         messages = list(call)

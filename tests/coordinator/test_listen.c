@@ -1,0 +1,107 @@
+/* The public port when memory is short: a method that could not wait for its next call does later.
+ */
+#include "coordinator/public.h"
+
+#include <grpc/grpc.h>
+
+#include "coordinator/fleet.h"
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "proto/rpc_call.h"
+#include "proto/vllm_engine.pb-c.h"
+#include "tests/support/test.h"
+
+enum { WAIT_S = 5, ALLOCATIONS_MAX = 40 };
+
+static bool g_ended;
+
+static void on_message(bt_rpc_call *call, ProtobufCMessage *message) { (void)call, (void)message; }
+static void on_end(bt_rpc_call *call) { (void)call, g_ended = true; }
+
+/* The status of a call, also one that nobody answers. */
+static grpc_status_code ask(bt_rpc_loop *loop, bt_public *pub, uint16_t port, const char *method)
+{
+    Vllm__Grpc__Engine__GetModelInfoRequest request =
+        VLLM__GRPC__ENGINE__GET_MODEL_INFO_REQUEST__INIT;
+    bt_rpc_call      call    = {.on_message = on_message, .on_end = on_end};
+    grpc_channel    *channel = NULL;
+    grpc_status_code code;
+    char             address[32];
+
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    EXPECT_EQ(bt_rpc_channel_create(address, &(bt_rpc_client_tls){0}, &channel), BT_OK);
+    g_ended     = false;
+    call.answer = &vllm__grpc__engine__get_model_info_response__descriptor;
+    bt_rpc_call_start(&call, loop, channel, method, &request.base,
+                      bt_now_ns() + WAIT_S * BT_NS_PER_S);
+    while (!g_ended) {
+        bt_public_poll(pub);
+        bt_rpc_loop_run_once(loop, bt_now_ns() + BT_NS_PER_MS);
+    }
+    code = call.code;
+    bt_rpc_call_fini(&call);
+    grpc_channel_destroy(channel);
+    return code;
+}
+
+static void listen_without_memory_is_tried_again(void)
+{
+    bt_fleet_config  fleet_config = {.announce_fd = -1};
+    bt_fleet_events  events       = {0};
+    bt_metrics       metrics      = {0};
+    bt_up_hello      facts        = {.vocab_size            = 10,
+                                     .max_context           = 64,
+                                     .page_tokens           = 8,
+                                     .model_type            = (char *)"m",
+                                     .architecture          = (char *)"A",
+                                     .default_sampling_json = (char *)""};
+    bt_public_config config       = {.model_path  = "no such model",
+                                     .served_name = "m",
+                                     .version     = "1",
+                                     .facts       = &facts,
+                                     .metrics     = &metrics,
+                                     .unread_ns   = 60 * BT_NS_PER_S};
+    uint32_t         n_deaf       = 0;
+    bt_rpc_loop     *loop         = NULL;
+    bt_fleet        *fleet        = NULL;
+    long             live         = bt_alloc_live(), before, n_all;
+
+    EXPECT_EQ(bt_rpc_loop_create(&loop), BT_OK);
+    EXPECT_EQ(bt_fleet_create(&fleet_config, &events, &fleet), BT_OK);
+    for (long k = 0; k < ALLOCATIONS_MAX; k++) {
+        bt_public *pub = NULL;
+        uint16_t   port;
+        bt_status  st;
+
+        before = bt_alloc_live();
+        bt_alloc_fail_at(k);
+        st    = bt_public_create(loop, "127.0.0.1:0", &config, fleet, &pub, &port);
+        n_all = bt_alloc_live() - before;
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) {
+            bt_public_poll(pub);
+            n_deaf += bt_alloc_live() - before > n_all; /* it waits now */
+            EXPECT_EQ(ask(loop, pub, port, "/vllm.grpc.engine.VllmEngine/GetModelInfo"),
+                      GRPC_STATUS_OK);
+            EXPECT_EQ(ask(loop, pub, port, "/vllm.grpc.engine.VllmEngine/Embed"),
+                      GRPC_STATUS_UNIMPLEMENTED);
+            bt_public_destroy(pub);
+        }
+        EXPECT_EQ(bt_alloc_live(), before);
+    }
+    EXPECT_EQ(n_deaf,
+              11); /* of four methods of all servers, six of the protocol, and other paths */
+    bt_fleet_destroy(fleet);
+    bt_rpc_loop_destroy(loop);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static const bt_test tests[] = {
+    BT_TEST(listen_without_memory_is_tried_again),
+};
+
+int main(int argc, char **argv)
+{
+    bt_log_init("test", BT_LOG_ERROR);
+    return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL);
+}

@@ -1,6 +1,7 @@
 #include "core/machine.h"
 
 #include <ifaddrs.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -12,10 +13,25 @@
 
 enum { MAX_CPUS = 8192 };
 
-/* Of a control group, in both versions. */
-static const char *const LIMITS[][2] = {
-    {"/sys/fs/cgroup/memory.max",                   "/sys/fs/cgroup/memory.current"              },
-    {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"},
+/* The memory of control groups, in both versions. */
+typedef struct {
+    const char *controllers; /* the version's line of /proc/self/cgroup: "4:memory:/job" */
+    const char *mount, *limit, *used;
+    const char *inactive, *active; /* in memory.stat: pages of files, which the kernel takes back */
+} hierarchy;
+static const hierarchy HIERARCHIES[] = {
+    {.controllers = "",
+     .mount       = "/sys/fs/cgroup",
+     .limit       = "memory.max",
+     .used        = "memory.current",
+     .inactive    = "inactive_file ",
+     .active      = "active_file "      },
+    {.controllers = "memory",
+     .mount       = "/sys/fs/cgroup/memory",
+     .limit       = "memory.limit_in_bytes",
+     .used        = "memory.usage_in_bytes",
+     .inactive    = "total_inactive_file ",
+     .active      = "total_active_file "},
 };
 #define NO_LIMIT (UINT64_C(1) << 60) /* version 1 says so by a larger number */
 
@@ -50,20 +66,85 @@ uint32_t bt_machine_cores(void)
     return n == 0 ? 1 : n;
 }
 
-void bt_machine_look(bt_machine *m)
+/* Whether one of the names between commas is the word. */
+static bool has_word(const char *names, size_t n, const char *word)
 {
-    m->total_bytes = number_in("/proc/meminfo", "MemTotal:") * 1024;
-    m->free_bytes  = number_in("/proc/meminfo", "MemAvailable:") * 1024;
-    for (size_t i = 0; i < sizeof(LIMITS) / sizeof(LIMITS[0]); i++) {
-        uint64_t limit = number_in(LIMITS[i][0], ""), used = number_in(LIMITS[i][1], "");
-        uint64_t left = limit > used ? limit - used : 0;
+    size_t n_word = strlen(word);
 
-        if (limit == 0 || limit >= NO_LIMIT) continue;
-        if (limit < m->total_bytes) m->total_bytes = limit;
-        if (left < m->free_bytes) m->free_bytes = left;
+    for (size_t at = 0, end; at <= n; at = end + 1) {
+        for (end = at; end < n && names[end] != ',';)
+            end++;
+        if (end - at == n_word && memcmp(names + at, word, n_word) == 0) return true;
+    }
+    return false;
+}
+
+/* The group of this process in a hierarchy, "" at its top or where the kernel does not say. */
+static void find_group(const char *root, const hierarchy *h, char group[PATH_MAX])
+{
+    char  path[PATH_MAX], line[PATH_MAX];
+    FILE *f;
+
+    group[0] = '\0';
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    f = fopen(path, "r");
+    if (f == NULL) return;
+    while (fgets(line, sizeof(line), f) != NULL) {
+        char *names = strchr(line, ':'), *where = names != NULL ? strchr(names + 1, ':') : NULL;
+
+        if (where == NULL || !has_word(names + 1, (size_t)(where - names - 1), h->controllers))
+            continue;
+        where[1 + strcspn(where + 1, "\n")] = '\0';
+        if (strcmp(where + 1, "/") != 0) snprintf(group, PATH_MAX, "%s", where + 1);
+        break;
+    }
+    fclose(f);
+}
+
+static uint64_t number_of(const char *root, const hierarchy *h, const char *group, const char *file,
+                          const char *key)
+{
+    char path[3 * PATH_MAX];
+
+    snprintf(path, sizeof(path), "%s%s%s/%s", root, h->mount, group, file);
+    return number_in(path, key);
+}
+
+/* What a group may have, and what it could still take. */
+static void heed(const char *root, const hierarchy *h, const char *group, bt_machine *m)
+{
+    uint64_t limit = number_of(root, h, group, h->limit, "");
+    uint64_t used  = number_of(root, h, group, h->used, "");
+    uint64_t files = number_of(root, h, group, "memory.stat", h->inactive) +
+                     number_of(root, h, group, "memory.stat", h->active);
+    uint64_t left;
+
+    if (limit == 0 || limit >= NO_LIMIT) return;
+    used = used > files ? used - files : 0;
+    left = limit > used ? limit - used : 0;
+    if (limit < m->total_bytes) m->total_bytes = limit;
+    if (left < m->free_bytes) m->free_bytes = left;
+}
+
+void bt_machine_look_in(const char *root, bt_machine *m)
+{
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    m->total_bytes = number_in(path, "MemTotal:") * 1024;
+    m->free_bytes  = number_in(path, "MemAvailable:") * 1024;
+    for (size_t i = 0; i < sizeof(HIERARCHIES) / sizeof(HIERARCHIES[0]); i++) {
+        find_group(root, &HIERARCHIES[i], path);
+        heed(root, &HIERARCHIES[i], path, m);
+        for (char *last; (last = strrchr(path, '/')) != NULL;) { /* those above it */
+            *last = '\0';
+            heed(root, &HIERARCHIES[i], path, m);
+        }
     }
     m->n_cores = bt_machine_cores();
 }
+
+void bt_machine_look(bt_machine *m) { bt_machine_look_in("", m); }
 
 /* The whole of 127.0.0.0/8 is the loopback's. */
 static bool same_address(const struct sockaddr *a, const struct sockaddr *b)

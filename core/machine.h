@@ -21,9 +21,11 @@ typedef struct {
     uint32_t n_cores;
 } bt_machine;
 
-/* From the kernel and from this control group's limit, whichever is tighter; 0 bytes where the
- * kernel does not say. */
+/* From the kernel and from the limits of this process's control group and those above it, whichever
+ * is tightest; 0 bytes where the kernel does not say. */
 void bt_machine_look(bt_machine *m);
+/* As above, with /proc and /sys in another directory. */
+void bt_machine_look_in(const char *root, bt_machine *m);
 /* Cores that the scheduler may give to this process. */
 uint32_t bt_machine_cores(void);
 /* Whether the host is this machine: "localhost", its name, or what is an address of one of its

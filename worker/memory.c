@@ -145,10 +145,12 @@ out:
 
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt_memory_account *a)
 {
-    bt_status st    = BT_OK;
-    uint32_t  dim   = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
-    uint64_t  all   = a->available / 100 * BT_MEMORY_PERCENT;
-    uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size;
+    bt_status st     = BT_OK;
+    uint32_t  dim    = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
+    uint64_t  all    = a->available / 100 * BT_MEMORY_PERCENT;
+    uint64_t  share  = (all > a->shared ? all - a->shared : 0) / a->local_size;
+    uint64_t  fixed  = a->shared != 0 ? a->shared : a->local_size * a->weights; /* of all ranks */
+    uint64_t  beside = (a->available > fixed ? a->available - fixed : 0) / a->local_size;
     uint64_t  other =
         (a->shared != 0 ? 0 : a->weights) + a->step + a->graphs + a->staging + a->adopt;
     uint64_t most, n;
@@ -161,11 +163,16 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
                    "--kv-bytes %" PRIu64 " does not hold one page: a page (%d tokens in %u layers) "
                    "needs %" PRIu64,
                    kv_bytes, BT_PAGE_TOKENS, cfg->n_layers, a->page_bytes);
-        BT_REQUIRE(kv_bytes <= a->available, BT_ERR_INVALID_ARG,
-                   "--kv-bytes %" PRIu64 " is more than this %s has: %" PRIu64 " are available",
-                   kv_bytes, a->on_gpu ? "GPU" : "machine", a->available);
+        BT_REQUIRE(kv_bytes <= beside, BT_ERR_INVALID_ARG,
+                   "--kv-bytes %" PRIu64 " is more than this %s has for each of its %u ranks: "
+                   "%" PRIu64 ", beside the weights",
+                   kv_bytes, a->on_gpu ? "GPU" : "machine", a->local_size, beside);
         n = kv_bytes / a->page_bytes;
-        if (a->adopt != 0 && other + kv_bytes > share)
+        if (other - a->adopt + kv_bytes > share)
+            BT_WARN("--kv-bytes leaves steps and other programs less than %d %% of what is "
+                    "available: it may run out",
+                    100 - BT_MEMORY_PERCENT);
+        else if (a->adopt != 0 && other + kv_bytes > share)
             BT_WARN("--kv-bytes leaves no room for the experts of a lost rank: %" PRIu64
                     " MiB are missing; the cell ends, or starts again, when it loses one",
                     (other + kv_bytes - share) >> 20);

@@ -26,6 +26,13 @@ static void pages_of_given_bytes_are_rounded_down(void)
     EXPECT_EQ(bt_memory_plan_pages(&cfg, GIB, &a), BT_OK);
     EXPECT_EQ(bt_memory_plan_pages(&cfg, (uint64_t)GIB + 1, &a), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "--kv-bytes 1073741825 is more than this machine has");
+    a = (bt_memory_account){.available = GIB, .local_size = 4, .shared = 600 << 20};
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 106 << 20, &a), BT_OK);
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, (106 << 20) + 1, &a), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "for each of its 4 ranks: 111149056, beside the weights");
+    a = (bt_memory_account){.available = GIB, .local_size = 4, .weights = 150 << 20};
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 106 << 20, &a), BT_OK);
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, (106 << 20) + 1, &a), BT_ERR_INVALID_ARG);
 }
 
 static void pages_of_the_account_are_shared_and_bounded(void)

@@ -1,0 +1,109 @@
+/* What a machine says of its memory, from a /proc and a /sys that the test writes. */
+#include "core/machine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/support/test.h"
+
+#define MIB(n) ((uint64_t)(n) << 20)
+
+static char g_root[] = "/tmp/baton-machine-XXXXXX";
+
+/* A file below the root, with the folders above it. */
+static void put(const char *name, const char *text)
+{
+    char  path[512];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s%s", g_root, name);
+    for (char *at = path + strlen(g_root) + 1; (at = strchr(at, '/')) != NULL; at++) {
+        *at = '\0';
+        mkdir(path, 0700);
+        *at = '/';
+    }
+    f = fopen(path, "w");
+    NEED(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+static void begin(const char *cgroup)
+{
+    char command[64];
+
+    snprintf(command, sizeof(command), "rm -rf %s/*", g_root);
+    EXPECT_EQ(system(command), 0);
+    put("/proc/meminfo",
+        "MemTotal:       65536000 kB\nMemFree:  1 kB\nMemAvailable:   50000000 kB\n");
+    put("/proc/self/cgroup", cgroup);
+}
+
+static void expect(uint64_t total, uint64_t free_bytes)
+{
+    bt_machine m;
+
+    bt_machine_look_in(g_root, &m);
+    EXPECT_EQ(m.total_bytes, total);
+    EXPECT_EQ(m.free_bytes, free_bytes);
+}
+
+static void memory_without_limits_is_the_kernel_s(void)
+{
+    begin("0::/\n");
+    expect(65536000ull << 10, 50000000ull << 10);
+    put("/sys/fs/cgroup/memory.max", "max\n");
+    put("/sys/fs/cgroup/memory.current", "123456\n");
+    expect(65536000ull << 10, 50000000ull << 10);
+}
+
+/* The group of a container is at the top of what it sees. */
+static void files_in_the_page_cache_are_not_used(void)
+{
+    begin("0::/\n");
+    put("/sys/fs/cgroup/memory.max", "2147483648\n");
+    put("/sys/fs/cgroup/memory.current", "2097152000\n");
+    expect(MIB(2048), MIB(48));
+    put("/sys/fs/cgroup/memory.stat", "anon 1\nfile 1990000000\ninactive_anon 7\ninactive_file "
+                                      "943718400\nactive_file 104857600\n");
+    expect(MIB(2048), MIB(1048));
+    begin("9:name=systemd:/x\n4:cpu,memory:/\n0::/\n");
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2147483648\n");
+    put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "2097152000\n");
+    put("/sys/fs/cgroup/memory/memory.stat", "inactive_file 5\nactive_file 5\ntotal_inactive_file "
+                                             "943718400\ntotal_active_file 104857600\n");
+    expect(MIB(2048), MIB(1048));
+}
+
+/* A job's limit is of a group further down; the tightest of all above it counts. */
+static void limits_of_groups_above_and_below_are_heeded(void)
+{
+    begin("0::/slurm/job_7/step_0\n");
+    put("/sys/fs/cgroup/slurm/job_7/memory.max", "1073741824\n");
+    put("/sys/fs/cgroup/slurm/job_7/memory.current", "104857600\n");
+    put("/sys/fs/cgroup/slurm/job_7/step_0/memory.max", "max\n");
+    put("/sys/fs/cgroup/slurm/memory.max", "8589934592\n");
+    put("/sys/fs/cgroup/slurm/memory.current", "8489271296\n");
+    expect(MIB(1024), MIB(96));
+    begin("3:cpuset:/other\n4:memory:/slurm/job_7\n");
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    put("/sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "1073741824\n");
+    put("/sys/fs/cgroup/memory/slurm/job_7/memory.usage_in_bytes", "104857600\n");
+    expect(MIB(1024), MIB(924));
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(memory_without_limits_is_the_kernel_s),
+        BT_TEST(files_in_the_page_cache_are_not_used),
+        BT_TEST(limits_of_groups_above_and_below_are_heeded),
+    };
+    int  failed;
+    char command[64];
+
+    if (mkdtemp(g_root) == NULL) return 1;
+    failed = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    snprintf(command, sizeof(command), "rm -rf %s", g_root);
+    return system(command) != 0 || failed;
+}

@@ -1,7 +1,5 @@
 /* baton-generate - sends one prompt to a running cell and writes what it generates. */
 #include <argp.h>
-#include <jansson.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +16,9 @@ enum { OPT_PROMPT = 256, OPT_BOS, OPT_NO_BOS };
 static const char DOC[] =
     "Sends a prompt to a running cell (see `baton run`) and writes the text that it generates.\v"
     "The prompt is --prompt or all of stdin, taken as it is: no chat template (that is `baton "
-    "chat`). A beginning-of-text token is put in front when the model's tokenizer_config.json says "
-    "add_bos_token; --bos and --no-bos decide otherwise.\n\n"
+    "chat`). A beginning-of-text token is put in front when the model's files say so "
+    "(add_bos_token in tokenizer_config.json, or without that the post_processor in "
+    "tokenizer.json); --bos and --no-bos decide otherwise.\n\n"
     "The text goes to stdout as it comes, a short summary to stderr.\n\n"
     "Exit code: 0 when the answer is complete, 1 on an error, 130 after ^C, 64 for wrong usage.\n\n"
     "Examples:\n"
@@ -33,7 +32,7 @@ static const struct argp_option OPTIONS[] = {
     {0},
 };
 
-typedef enum { BOS_BY_CONFIG, BOS_YES, BOS_NO } bos_rule;
+typedef enum { BOS_BY_MODEL, BOS_YES, BOS_NO } bos_rule;
 
 typedef struct {
     bt_talk_options talk;
@@ -57,44 +56,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* The id to put in front, or -1. */
-static bt_status bos_token(const bt_talk *talk, bos_rule rule, int64_t *id_out)
-{
-    bt_status    st = BT_OK;
-    char         path[PATH_MAX];
-    json_t      *config = NULL, *bos;
-    json_error_t error;
-
-    *id_out = -1;
-    if (rule == BOS_NO) goto out;
-    snprintf(path, sizeof(path), "%s/tokenizer_config.json", talk->model);
-    if (access(path, F_OK) == 0) {
-        config = json_load_file(path, 0, &error);
-        BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
-    }
-    if (rule == BOS_BY_CONFIG && !json_is_true(json_object_get(config, "add_bos_token"))) goto out;
-    bos = json_object_get(config, "bos_token"); /* a string, or an object with `content` */
-    if (json_is_object(bos)) bos = json_object_get(bos, "content");
-    if (json_is_string(bos)) {
-        *id_out = bt_tokenizer_added_id(talk->tokenizer, json_string_value(bos));
-    }
-    BT_REQUIRE(*id_out >= 0, BT_ERR_FORMAT,
-               "%s: field bos_token: expected the text of an added token; --no-bos does without",
-               path);
-out:
-    json_decref(config);
-    return st;
-}
-
 static bt_status encode(const bt_talk *talk, const options *opt, const char *text, size_t n_bytes,
                         uint32_t **ids_out, size_t *n_out)
 {
     bt_status st    = BT_OK;
     uint32_t *plain = NULL, *ids = NULL;
-    size_t    n = 0;
-    int64_t   bos;
+    size_t    n   = 0;
+    int64_t   bos = -1;
 
-    BT_TRY(bos_token(talk, opt->bos, &bos));
+    if (opt->bos != BOS_NO) BT_TRY(bt_tokenizer_bos(talk->tokenizer, opt->bos == BOS_YES, &bos));
     BT_TRY(bt_tokenizer_encode(talk->tokenizer, text, n_bytes, &plain, &n));
     ids = bt_calloc(n + 1, sizeof(*ids));
     BT_REQUIRE(ids != NULL, BT_ERR_NO_MEMORY, "%zu prompt tokens", n);

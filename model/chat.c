@@ -1,11 +1,8 @@
 /* Chat templates by recognition: the Jinja text is compared with those that this file can render;
  * any other is refused with its beginning. */
-#include <limits.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/file.h"
 #include "model/json.h"
 #include "model/tokenizer_parts.h"
 
@@ -17,7 +14,7 @@
     "<\xef\xbd\x9c" \
     "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"
 
-enum { MAX_CONFIG_BYTES = 64 << 20, MAX_TEMPLATE_BYTES = 1 << 20 };
+#define BLANKS " \n\r\t"
 
 /* What a template writes around each message. */
 typedef struct {
@@ -36,7 +33,7 @@ static const style V3   = {"DeepSeek-V3", "",     USER,      "",
 static const style V3_JOINED = {"DeepSeek-V3-0324", "",     USER,      "",
                                 ASSISTANT,          V3_EOS, ASSISTANT, SYSTEM_JOINED_IN_FRONT};
 
-/* Pieces of a template, without the blanks that mean nothing to Jinja. */
+/* Templates as squeeze() leaves them. */
 #define DEMO_TEXT                                                                        \
     "{{bos_token}}{%forminmessages%}{%ifm['role']=='system'%}{{m['content']}}"           \
     "{%elifm['role']=='user'%}{{'" USER "'+m['content']}}{%elifm['role']=='assistant'%}" \
@@ -50,75 +47,204 @@ static const style V3_JOINED = {"DeepSeek-V3-0324", "",     USER,      "",
     "{%ifadd_generation_prompt%}{{'Assistant:'}}{%endif%}"
 #define DEFAULT_PROMPT_TEXT \
     "{%ifnotadd_generation_promptisdefined%}{%setadd_generation_prompt=false%}{%endif%}"
-/* V3's differ in what they do with tools; without tools these decide what is written. */
-static const char *const V3_PARTS[] = {
-    "{{bos_token}}{{ns.system_prompt}}",
-    "{{'" USER "'+message['content']}}",
-    "{{'" ASSISTANT "'+message['content']+'" V3_EOS "'}}",
-};
-#define V3_PROMPT_TEXT "{%ifadd_generation_promptandnotns.is_tool%}{{'" ASSISTANT "'}}{%endif%}"
-#define V3_LAST_TEXT   "{%setns.system_prompt=message['content']%}"
-#define V3_JOIN_TEXT   "{%setns.system_prompt=ns.system_prompt+'\\n\\n'+message['content']%}"
+/* V3's, without the branches for tools. */
+#define V3_NAMESPACE "{%setns=namespace("
+#define V3_SYSTEM    ")%}{%formessageinmessages%}{%ifmessage['role']=='system'%}"
+#define V3_LAST      "{%setns.system_prompt=message['content']%}"
+#define V3_JOIN                                                                       \
+    "{%ifns.is_first_sp%}{%setns.system_prompt=ns.system_prompt+message['content']%}" \
+    "{%setns.is_first_sp=false%}{%else%}"                                             \
+    "{%setns.system_prompt=ns.system_prompt+'\\n\\n'+message['content']%}{%endif%}"
+#define V3_USER                                                                             \
+    "{%endif%}{%endfor%}{{bos_token}}{{ns.system_prompt}}{%formessageinmessages%}"          \
+    "{%ifmessage['role']=='user'%}{%setns.is_tool=false%}{{'" USER "'+message['content']}}" \
+    "{%endif%}"
+#define IF_ASSISTANT "{%ifmessage['role']=='assistant'and"
+#define V3_END                                                               \
+    "{{'" ASSISTANT "'+message['content']+'" V3_EOS "'}}{%endif%}{%endfor%}" \
+    "{%ifadd_generation_promptandnotns.is_tool%}{{'" ASSISTANT "'}}{%endif%}"
 
-/* The template without blanks outside quotes and without the dashes that trim them, every quote a
- * single one; *bare_out: whether text stands outside the tags.  `out` holds as many bytes. */
-static void squeeze(const char *t, char *out, bool *bare_out)
+/* Messages here have a text and no tools, and none is a tool's: never true, and always of an
+ * assistant's. */
+static const char *const NEVER[]  = {IF_ASSISTANT "message['content']isnone%}",
+                                     IF_ASSISTANT "'tool_calls'inmessage%}",
+                                     "{%ifmessage['role']=='tool'%}", "{%ifns.is_tool%}", NULL};
+static const char *const ALWAYS[] = {IF_ASSISTANT "message['content']isnotnone%}",
+                                     IF_ASSISTANT "'tool_calls'notinmessage%}", NULL};
+/* What the namespace may begin with, beside system_prompt and is_first_sp. */
+static const char *const NAMES[] = {"is_first=false", "is_tool=false", "is_output_first=true",
+                                    NULL};
+enum { MAX_BRANCHES = 16 }; /* for tools; V3's have four */
+
+static bool is_tag(const char *t) { return t[0] == '{' && (t[1] == '{' || t[1] == '%'); }
+
+/* Bytes of the tag that begins at t, or 1. */
+static size_t step(const char *t)
 {
-    char   quote  = 0;
-    bool   in_tag = false;
-    size_t n      = 0;
+    char   quote = 0, closing = t[1] == '{' ? '}' : '%';
+    size_t n;
 
-    *bare_out = false;
-    for (; *t != '\0'; t++) {
-        bool opened = n >= 2 && out[n - 2] == '{' && (out[n - 1] == '{' || out[n - 1] == '%');
-        bool closes = (t[1] == '%' || t[1] == '}') && t[2] == '}';
+    if (!is_tag(t)) return 1;
+    for (n = 2; t[n] != '\0'; n++) {
+        if (quote != 0 && t[n] == '\\' && t[n + 1] != '\0')
+            n++;
+        else if (quote != 0)
+            quote = t[n] == quote ? 0 : quote;
+        else if (t[n] == '\'' || t[n] == '"')
+            quote = t[n];
+        else if (t[n] == closing && t[n + 1] == '}')
+            return n + 2;
+    }
+    return n;
+}
 
-        if (quote != 0 && *t == '\\' && t[1] != '\0') {
-            out[n++] = *t++;
-            out[n++] = *t;
+/* A tag of n bytes without blanks outside quotes and without the dashes that trim what is around
+ * it, every quote a single one.  Returns behind what it writes. */
+static char *squeeze_tag(const char *t, size_t n, char *out)
+{
+    char quote = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (quote != 0 && t[i] == '\\' && i + 1 < n) {
+            *out++ = t[i++];
+            *out++ = t[i];
         } else if (quote != 0) {
-            out[n++] = *t == quote ? '\'' : *t;
-            if (*t == quote) quote = 0;
-        } else if (strchr(" \n\r\t", *t) != NULL || (*t == '-' && (opened || closes))) {
-            continue;
-        } else if (in_tag && (*t == '\'' || *t == '"')) {
-            quote    = *t;
-            out[n++] = '\'';
-        } else {
-            in_tag    = in_tag || (t[0] == '{' && (t[1] == '{' || t[1] == '%'));
-            *bare_out = *bare_out || !in_tag;
-            out[n++]  = *t;
-            if (*t == '}' && n > 1 && (out[n - 2] == '}' || out[n - 2] == '%')) in_tag = false;
+            *out++ = t[i] == quote ? '\'' : t[i] == '\'' ? '"' : t[i];
+            quote  = t[i] == quote ? 0 : quote;
+        } else if (t[i] == '\'' || t[i] == '"') {
+            *out++ = '\'';
+            quote  = t[i];
+        } else if (strchr(BLANKS, t[i]) == NULL && (t[i] != '-' || (i != 2 && i + 3 != n))) {
+            *out++ = t[i];
         }
     }
-    out[n] = '\0';
+    return out;
 }
 
-static bool ends_with(const char *text, const char *tail)
+/* Whether Jinja prints any of the blanks of template t from `at` to `end`, as Hugging Face runs it:
+ * not the newline behind a {% %} (trim_blocks), not the blanks that begin the line of one
+ * (lstrip_blocks), and not the newline that ends the template. */
+static bool is_printed(const char *t, const char *at, const char *end)
 {
-    size_t n = strlen(text), n_tail = strlen(tail);
+    bool line_begins = at == t;
 
-    return n >= n_tail && strcmp(text + n - n_tail, tail) == 0;
+    if ((at - t > 2 && at[-3] == '-') || (is_tag(end) && end[2] == '-')) return false;
+    if (*end == '\0' && end[-1] == '\n') end--;
+    if (at - t > 1 && at[-2] == '%' && at < end && *at == '\n') {
+        line_begins = true;
+        at++;
+    }
+    if (line_begins && end[0] == '{' && end[1] == '%') at += strspn(at, " \t");
+    return at < end;
 }
 
+/* The template without what means nothing to Jinja.  `out` holds as many bytes. */
+static void squeeze(const char *t, char *out)
+{
+    for (const char *at = t; *at != '\0';) {
+        size_t n = strspn(at, BLANKS);
+
+        if (n != 0) {
+            if (is_printed(t, at, at + n)) *out++ = ' ';
+        } else {
+            n   = step(at);
+            out = squeeze_tag(at, n, out);
+        }
+        at += n;
+    }
+    *out = '\0';
+}
+
+static bool take(const char **t, const char *text)
+{
+    size_t n    = strlen(text);
+    bool   same = strncmp(*t, text, n) == 0;
+
+    if (same) *t += n;
+    return same;
+}
+
+static bool take_one(const char **t, const char *const *texts)
+{
+    while (*texts != NULL)
+        if (take(t, *texts++)) return true;
+    return false;
+}
+
+/* Of the {% if %} at t: its {% endif %}, and its {% else %} or NULL.  False: it has more, or what
+ * could hide either. */
+static bool find_ends(char *t, char **else_out, char **endif_out)
+{
+    int depth = 0;
+
+    *else_out = NULL;
+    for (; *t != '\0'; t += step(t)) {
+        const char *at = t;
+
+        if (take(&at, "{#") || take(&at, "{%raw") || (depth == 1 && take(&at, "{%elif")))
+            return false;
+        if (take(&at, "{%if") || take(&at, "{%for")) depth++;
+        if (depth == 1 && take(&at, "{%else%}")) *else_out = t;
+        if (take(&at, "{%endif%}") || take(&at, "{%endfor%}")) depth--;
+        *endif_out = t;
+        if (depth == 0) return true;
+    }
+    return false;
+}
+
+/* Removes the branches that no message here enters from a squeezed template. */
+static void prune(char *t)
+{
+    char *or_else, *endif;
+
+    for (int n = 0; n < MAX_BRANCHES && *t != '\0';) {
+        const char *behind = t;
+
+        if (!take_one(&behind, NEVER)) {
+            t += step(t);
+            continue;
+        }
+        if (!find_ends(t, &or_else, &endif)) return;
+        behind = endif + step(endif);
+        memmove(endif, behind, strlen(behind) + 1);
+        behind = or_else != NULL ? or_else + step(or_else) : endif;
+        memmove(t, behind, strlen(behind) + 1);
+        n++;
+    }
+}
+
+/* V3's differ in what they do with tools, and in what several system texts make. */
 static const style *recognise_v3(const char *t)
 {
-    for (size_t i = 0; i < sizeof(V3_PARTS) / sizeof(V3_PARTS[0]); i++)
-        if (strstr(t, V3_PARTS[i]) == NULL) return NULL;
-    /* reasoning models drop the thoughts of earlier turns, and prompt for new ones */
-    if (!ends_with(t, V3_PROMPT_TEXT) || strstr(t, "think") != NULL) return NULL;
-    if (strstr(t, V3_JOIN_TEXT) != NULL) return &V3_JOINED;
-    return strstr(t, V3_LAST_TEXT) != NULL ? &V3 : NULL;
+    bool         empty = false, first = false;
+    const style *s = NULL;
+
+    if (!take(&t, V3_NAMESPACE)) return NULL;
+    do {
+        if (take(&t, "system_prompt=''"))
+            empty = true;
+        else if (take(&t, "is_first_sp=true"))
+            first = true;
+        else if (!take_one(&t, NAMES))
+            return NULL;
+    } while (take(&t, ","));
+    if (!empty || !take(&t, V3_SYSTEM)) return NULL;
+    if (take(&t, V3_LAST))
+        s = &V3;
+    else if (first && take(&t, V3_JOIN))
+        s = &V3_JOINED;
+    return take(&t, V3_USER) && take_one(&t, ALWAYS) && strcmp(t, V3_END) == 0 ? s : NULL;
 }
 
-static const style *recognise(const char *squeezed)
+static const style *recognise(char *squeezed)
 {
-    const char *t        = squeezed;
-    size_t      n_prefix = strlen(DEFAULT_PROMPT_TEXT);
+    char  *t        = squeezed;
+    size_t n_prefix = strlen(DEFAULT_PROMPT_TEXT);
 
     if (strncmp(t, DEFAULT_PROMPT_TEXT, n_prefix) == 0) t += n_prefix;
     if (strcmp(t, DEMO_TEXT) == 0) return &DEMO;
     if (strcmp(t, V2_TEXT) == 0) return &V2;
+    prune(t);
     return recognise_v3(t);
 }
 
@@ -202,7 +328,6 @@ static bt_status find_style(const bt_tokenizer *tok, const style **style_out)
     bt_status    st       = BT_OK;
     char        *squeezed = NULL;
     const style *s        = NULL;
-    bool         bare     = false;
     char         show[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(
@@ -212,8 +337,8 @@ static bt_status find_style(const bt_tokenizer *tok, const style **style_out)
         tok->path);
     squeezed = bt_calloc(strlen(tok->chat_template) + 1, 1);
     BT_REQUIRE(squeezed != NULL, BT_ERR_NO_MEMORY, "chat template");
-    squeeze(tok->chat_template, squeezed, &bare);
-    s = bare ? NULL : recognise(squeezed);
+    squeeze(tok->chat_template, squeezed);
+    s = recognise(squeezed);
     BT_REQUIRE(s != NULL, BT_ERR_UNSUPPORTED,
                "%s: chat_template: expected DeepSeek-V2's, DeepSeek-V3's or the demo's, found one "
                "of %zu bytes that begins \"%s\"",
@@ -247,95 +372,5 @@ bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_mes
     w.text    = NULL;
 out:
     bt_free(w.text);
-    return st;
-}
-
-/* A token's text, spelled "text" or {"content": "text"}. */
-static bt_status read_text(const bt_json_at *at, const char *field, char **text_out)
-{
-    bt_status     st   = BT_OK;
-    const json_t *v    = bt_json_field(at, field);
-    const char   *text = json_string_value(json_is_object(v) ? json_object_get(v, "content") : v);
-    char          found[BT_JSON_SHOW_BYTES];
-
-    if (v == NULL) goto out;
-    BT_REQUIRE(text != NULL, BT_ERR_FORMAT, "%s: field %s: expected a text, found %s", at->file,
-               field, bt_json_show(v, found, sizeof(found)));
-    *text_out = bt_strdup(text);
-    BT_REQUIRE(*text_out != NULL, BT_ERR_NO_MEMORY, "%s", at->file);
-out:
-    return st;
-}
-
-/* chat_template: a text, or a list of {name, template} of which "default" counts. */
-static bt_status read_template(const bt_json_at *at, char **text_out)
-{
-    bt_status     st = BT_OK;
-    const json_t *v  = bt_json_field(at, "chat_template");
-    const json_t *of = v;
-    char          found[BT_JSON_SHOW_BYTES];
-
-    if (v == NULL) goto out;
-    for (size_t i = 0; i < json_array_size(v); i++) {
-        const json_t *entry = json_array_get(v, i);
-        const char   *name  = json_string_value(json_object_get(entry, "name"));
-
-        if (name != NULL && strcmp(name, "default") == 0) of = json_object_get(entry, "template");
-    }
-    BT_REQUIRE(json_is_string(of), BT_ERR_FORMAT,
-               "%s: field chat_template: expected a text, or a list with one named default, found "
-               "%s",
-               at->file, bt_json_show(v, found, sizeof(found)));
-    *text_out = bt_strdup(json_string_value(of));
-    BT_REQUIRE(*text_out != NULL, BT_ERR_NO_MEMORY, "%s", at->file);
-out:
-    return st;
-}
-
-/* Newer checkpoints keep the template in a file of its own. */
-static bt_status read_template_file(const char *path, char **text_out)
-{
-    bt_status   st = BT_OK;
-    const char *why;
-    FILE       *f    = bt_open_regular(path, &why);
-    char       *text = NULL;
-    size_t      n;
-
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
-    text = bt_calloc(MAX_TEMPLATE_BYTES + 1, 1);
-    BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s", path);
-    n = fread(text, 1, MAX_TEMPLATE_BYTES + 1, f);
-    BT_REQUIRE(ferror(f) == 0 && n <= MAX_TEMPLATE_BYTES && memchr(text, 0, n) == NULL,
-               BT_ERR_FORMAT, "%s: expected a text of at most %d bytes", path, MAX_TEMPLATE_BYTES);
-    *text_out = text;
-    text      = NULL;
-out:
-    bt_free(text);
-    if (f != NULL) fclose(f);
-    return st;
-}
-
-bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir)
-{
-    bt_status  st   = BT_OK;
-    json_t    *json = NULL;
-    bt_json_at at;
-    char       path[PATH_MAX], found[BT_JSON_SHOW_BYTES];
-
-    snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
-    if (bt_json_file_exists(path)) {
-        BT_TRY(bt_json_read_file(path, MAX_CONFIG_BYTES, &json));
-        BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s", path,
-                   bt_json_show(json, found, sizeof(found)));
-        at = (bt_json_at){path, "", json};
-        BT_TRY(read_text(&at, "bos_token", &tok->bos));
-        BT_TRY(read_text(&at, "eos_token", &tok->eos));
-        BT_TRY(read_template(&at, &tok->chat_template));
-    }
-    snprintf(path, sizeof(path), "%s/chat_template.jinja", dir);
-    if (tok->chat_template == NULL && bt_json_file_exists(path))
-        BT_TRY(read_template_file(path, &tok->chat_template));
-out:
-    json_decref(json);
     return st;
 }

@@ -3,10 +3,12 @@
 
 #include <pcre2.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
 #include "model/json.h"
+#include "model/unicode_added.h"
 
 enum { MAX_STEPS = 32 };
 
@@ -58,8 +60,9 @@ static bt_status add_regex(bt_pretokenizer *pre, const char *where, const char *
     BT_REQUIRE(empty == 0, BT_ERR_UNSUPPORTED,
                "%s: pre_tokenizer: expected a regex that matches no empty text, found %s", where,
                bt_json_printable(regex, show, sizeof(show)));
-    /* only speed: without it the interpreter runs */
-    pcre2_jit_compile(pre->steps[pre->n_steps - 1], PCRE2_JIT_COMPLETE);
+    /* only speed: without it the interpreter runs; 10.42's goes back into a repeated (?>..) */
+    if (strstr(regex, "(?>") == NULL)
+        pcre2_jit_compile(pre->steps[pre->n_steps - 1], PCRE2_JIT_COMPLETE);
 out:
     pcre2_compile_context_free(context);
     return st;
@@ -92,10 +95,15 @@ static bt_status add_digits(bt_pretokenizer *pre, const bt_json_at *at)
 {
     bt_status st         = BT_OK;
     bool      individual = false;
+    char      regex[128];
+    char     *pcre = NULL;
 
     BT_TRY(bt_json_bool(at, "individual_digits", &individual));
-    BT_TRY(add_regex(pre, at->file, individual ? "\\p{N}" : "\\p{N}+"));
+    snprintf(regex, sizeof(regex), "%s%s", bt_unicode_digits, individual ? "" : "+");
+    BT_TRY(bt_pretokenizer_translate(at->file, regex, &pcre));
+    BT_TRY(add_regex(pre, at->file, pcre));
 out:
+    bt_free(pcre);
     return st;
 }
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "core/alloc.h"
+#include "model/json.h"
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
 
@@ -77,6 +78,25 @@ int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text)
     for (int i = 0; n != 0 && i < BT_N_ADDED_LISTS; i++)
         if (bt_added_tokens_find(tok->added[i], text, n, &start, &id) == n) return id;
     return -1;
+}
+
+bt_status bt_tokenizer_bos(const bt_tokenizer *tok, bool always, int64_t *id_out)
+{
+    bt_status st = BT_OK;
+    int64_t   id = tok->add_bos == BT_ADD_BOS_UNSAID ? tok->front_id : -1;
+    char      found[BT_JSON_SHOW_BYTES];
+
+    if (always || tok->add_bos == BT_ADD_BOS) {
+        id = tok->bos != NULL ? bt_tokenizer_added_id(tok, tok->bos) : -1;
+        BT_REQUIRE(id >= 0, BT_ERR_FORMAT,
+                   "%s: expected bos_token of tokenizer_config.json to be the text of an added "
+                   "token, found \"%s\"; --no-bos does without",
+                   tok->path,
+                   bt_json_printable(tok->bos != NULL ? tok->bos : "", found, sizeof(found)));
+    }
+    *id_out = id;
+out:
+    return st;
 }
 
 /* One call of encode. */

@@ -21,7 +21,7 @@ extern "C" {
 typedef struct bt_tokenizer bt_tokenizer;
 
 /* path: a model directory or a tokenizer.json.  The chat template, bos and eos come from
- * tokenizer_config.json beside it, when there is one. */
+ * tokenizer_config.json and chat_template.jinja beside it, where they are. */
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out);
 void      bt_tokenizer_close(bt_tokenizer *tok);
 uint32_t  bt_tokenizer_vocab_size(const bt_tokenizer *tok); /* highest id + 1 */
@@ -37,6 +37,10 @@ const char *bt_tokenizer_bytes(const bt_tokenizer *tok, uint32_t id, size_t *n_o
                                bool *special_out);
 /* -1 when the text is not an added token. */
 int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text);
+/* The id that belongs in front of a prompt, or -1: add_bos_token of tokenizer_config.json decides,
+ * the post_processor of tokenizer.json where that says nothing.  With `always` it is bos_token,
+ * whatever they say.  FORMAT when bos_token is needed and is not the text of an added token. */
+bt_status bt_tokenizer_bos(const bt_tokenizer *tok, bool always, int64_t *id_out);
 
 /* Streaming detokenisation: what can be shown now; incomplete UTF-8 stays behind until the next
  * token, or until end. */

@@ -356,7 +356,56 @@ out:
     return st;
 }
 
-/* Truncation, padding and the post-processor (which adds BOS) are for the caller to do. */
+static bool is_template(const json_t *post)
+{
+    const char *type = json_string_value(json_object_get(post, "type"));
+
+    return type != NULL && strcmp(type, "TemplateProcessing") == 0;
+}
+
+/* The post-processor itself, or one of its sequence; NULL: none of them. */
+static const json_t *find_template(const json_t *post)
+{
+    const json_t *steps = json_object_get(post, "processors");
+
+    if (is_template(post)) return post;
+    for (size_t i = 0; i < json_array_size(steps); i++)
+        if (is_template(json_array_get(steps, i))) return json_array_get(steps, i);
+    return NULL;
+}
+
+/* The special token that the post-processor's template begins with. */
+static bt_status load_front(loading *l, const json_t *post)
+{
+    bt_status st           = BT_OK;
+    const json_t *template = find_template(post);
+    const json_t *first    = json_array_get(json_object_get(template, "single"), 0);
+    const char   *name;
+    const json_t *ids;
+    uint32_t      id = 0;
+    char          shown[BT_JSON_SHOW_BYTES], found[BT_JSON_SHOW_BYTES];
+
+    l->tok->front_id = -1;
+    first            = json_object_get(first, "SpecialToken");
+    if (first == NULL) goto out;
+    name = json_string_value(json_object_get(first, "id"));
+    name = name != NULL ? name : "";
+    ids  = json_object_get(json_object_get(template, "special_tokens"), name);
+    ids  = json_object_get(ids, "ids");
+    BT_REQUIRE(json_array_size(ids) == 1, BT_ERR_UNSUPPORTED,
+               "%s: field post_processor: expected one id of the special token \"%s\", found %s",
+               l->path, bt_json_printable(name, shown, sizeof(shown)),
+               bt_json_show(ids, found, sizeof(found)));
+    BT_TRY(id_of(l, name, json_array_get(ids, 0), &id));
+    BT_REQUIRE(id < l->tok->n_tokens && l->tok->tokens[id].n != 0, BT_ERR_FORMAT,
+               "%s: field post_processor: expected the id of a token for \"%s\", found %u", l->path,
+               bt_json_printable(name, shown, sizeof(shown)), id);
+    l->tok->front_id = id;
+out:
+    return st;
+}
+
+/* Truncation and padding are for the caller to do, and so is what the post-processor adds. */
 static bt_status check_frame(loading *l, const json_t *json)
 {
     bt_status     st         = BT_OK;
@@ -400,6 +449,7 @@ bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path)
     BT_TRY(load_whole_tokens(&l));
     BT_TRY(load_merges(&l));
     BT_TRY(load_added(&l));
+    BT_TRY(load_front(&l, json_object_get(json, "post_processor")));
     BT_TRY(bt_pretokenizer_create(path, json_object_get(json, "pre_tokenizer"), &tok->pre));
 out:
     json_decref(json);

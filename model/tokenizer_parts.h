@@ -33,8 +33,10 @@ struct bt_tokenizer {
                                                  ignore_merges; NULL without it */
     size_t n_by_text;
 
-    char *chat_template; /* owned: or NULL */
-    char *bos, *eos;     /* owned: their texts, or NULL */
+    char *chat_template;                                           /* owned: or NULL */
+    char *bos, *eos;                                               /* owned: their texts, or NULL */
+    enum { BT_ADD_BOS_UNSAID, BT_ADD_BOS, BT_ADD_NO_BOS } add_bos; /* of tokenizer_config.json */
+    int64_t front_id; /* what the post_processor puts in front of a text, or -1 */
 };
 
 /* memcmp order, a prefix first. */
@@ -42,8 +44,8 @@ int bt_vocab_token_compare(const bt_tokenizer *tok, uint32_t id, const char *tex
 
 /* Fills an empty tokenizer from tokenizer.json. */
 bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path);
-/* Template, bos and eos from `dir`/tokenizer_config.json and chat_template.jinja, where they are.
- */
+/* Template, bos, eos and add_bos_token from tokenizer_config.json and chat_template.jinja in `dir`,
+ * where they are. */
 bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir);
 
 #ifdef __cplusplus

@@ -4,6 +4,7 @@ are cut off, choices and logprobs are shown, TLS and mutual TLS work, and what i
     BT_COORDINATOR=... test_clients.py BIN_DIR"""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,20 @@ class Flags(Served):
         a = self.answer("--max-tokens", "12", "--stop", stop, "--include-stop")
         self.assertTrue(a["text"].startswith(text[:at] + stop), a)
         self.assertEqual(a["ids"], whole["ids"][:len(a["ids"])])
+
+    def test_what_begins_the_prompt(self):
+        """add_bos_token decides; without it, the post_processor of tokenizer.json; --bos and --no-bos before both."""
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(os.path.join(MODEL, "tokenizer.json"), folder)
+            with open(os.path.join(MODEL, "tokenizer_config.json")) as f:
+                config = json.load(f)
+            for add, option, want in ((True, [], True), (False, [], False), (None, [], True), (None, ["--no-bos"], False), (False, ["--bos"], True)):
+                config["add_bos_token"] = add
+                with open(os.path.join(folder, "tokenizer_config.json"), "w") as f:
+                    json.dump({k: v for k, v in config.items() if v is not None}, f)
+                code, _, err = run("baton-generate", "-a", self.address, "--model", folder, "--prompt", "", "--max-tokens", "1", *option)
+                self.assertEqual((code, "the prompt is empty" in err), (0, False) if want else (1, True), err)
+        self.assertEqual([list(m.prompt) for _, m in self.cell.seen("prefill")], 3 * [[0]])
 
     def both_choices(self, rank, reserve, m):
         """Ranks that answer choice k with the ids 300 + 10 k + i."""
@@ -164,6 +179,10 @@ class Logits(unittest.TestCase):
             code, out = self.ask("--config", f.name, env={"BATON_TIMEOUT_S": "soon"})
             self.assertEqual(code, 64, out)
             self.assertIn('--timeout-s is "soon" by the environment', out)
+            code, out = self.ask("--config", f.name, "--timeout-s", "5", env={"BATON_TIMEOUT_S": "soon", "BATON_PARALLEL": "3"})
+            self.assertEqual(code, 64, out)
+            for words in ('--timeout-s is "soon" by the environment', '--parallel is "2" by the file', '--parallel is "3" by the environment'):
+                self.assertIn(words, out)
             code, out = self.ask("--config", f.name, "--cell", "a")
             self.assertEqual(code, 64, out)
             self.assertIn("--cell has no effect: leave it out, since its cell has no coordinator", out)

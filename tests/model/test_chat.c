@@ -37,6 +37,41 @@
     "{% set ns.is_first_sp = false %}{%- else %}{% set ns.system_prompt = ns.system_prompt + "   \
     "'\\n\\n' + message['content'] %}{%- endif %}"
 
+/* As the published files go on: with branches for tools. */
+#define TOOL_CALLS                                                                        \
+    "{%- set ns.is_tool = false -%}{%- for tool in message['tool_calls'] %}"              \
+    "{%- if not ns.is_first %}{{'<call>' + tool['type'] + '\\n'}}"                        \
+    "{%- set ns.is_first = true -%}{%- else %}{{'\\n<call>' + tool['type']}}{%- endif %}" \
+    "{%- endfor %}{{'</call>'}}{%- endif %}"
+#define TOOL_RESULTS                                                                 \
+    "{%- if message['role'] == 'tool' %}{%- set ns.is_tool = true -%}"               \
+    "{%- if ns.is_output_first %}{{'<out>' + message['content']}}"                   \
+    "{%- set ns.is_output_first = false %}{%- else %}{{'\\n' + message['content']}}" \
+    "{%- endif %}{%- endif %}"
+#define V3_TOOLS(names, system, calls, no_calls)                                                   \
+    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}"         \
+    "{% endif %}{% set ns = namespace(is_first=false, is_tool=false, is_output_first=true, " names \
+    ") %}{%- for message in messages %}"                                                           \
+    "{%- if message['role'] == 'system' %}" system "{%- endif %}{%- endfor %}"                     \
+    "{{bos_token}}{{ns.system_prompt}}{%- for message in messages %}"                              \
+    "{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}"                            \
+    "{{'" USER "' + message['content']}}{%- endif %}"                                              \
+    "{%- if message['role'] == 'assistant' and " calls " %}" TOOL_CALLS                            \
+    "{%- if message['role'] == 'assistant' and " no_calls " %}{%- if ns.is_tool %}"                \
+    "{{'</out>' + message['content'] + '" EOS "'}}{%- set ns.is_tool = false -%}"                  \
+    "{%- else %}{{'" ASSISTANT "' + message['content'] + '" EOS "'}}{%- endif %}"                  \
+    "{%- endif %}" TOOL_RESULTS "{%- endfor -%}{% if ns.is_tool %}{{'</out>'}}{% endif %}"         \
+    "{% if add_generation_prompt and not ns.is_tool %}{{'" ASSISTANT "'}}{% endif %}"
+#define V3_CALLS(names, system, calls) \
+    V3_TOOLS(names, system, calls, "message['content'] is not none")
+/* The demo's, with blanks at some places. */
+#define DEMO_WITH(bos, blanks)                                                            \
+    bos "{% for m in messages %}" blanks "{% if m['role'] == 'system' %}"                 \
+        "{{ m['content'] }}{% elif m['role'] == 'user' %}{{ '" USER "' + m['content'] }}" \
+        "{% elif m['role'] == 'assistant' %}{{ '" ASSISTANT "' + m['content'] + '" EOS    \
+        "' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '" ASSISTANT         \
+        "' }}{% endif %}"
+
 static const bt_chat_message TALK[] = {
     {"system",    "Be brief."},
     {"user",      "Hi\n"     },
@@ -114,6 +149,50 @@ static void chat_of_later_v3_joins_the_system_texts(void)
                                "Why?" ASSISTANT);
 }
 
+static void chat_of_v3_leaves_out_the_branches_for_tools(void)
+{
+    write_template(V3_CALLS("system_prompt=''", LAST_SYSTEM, "message['content'] is none"));
+    expect_text(g_scratch, BOS "Rhyme." USER "Hi\n" ASSISTANT " Hello. " EOS USER "Why?" ASSISTANT);
+    write_template(V3_TOOLS("system_prompt='', is_first_sp=true", JOINED_SYSTEM,
+                            "'tool_calls' in message", "'tool_calls' not in message"));
+    expect_text(g_scratch, BOS "Be brief.\n\nRhyme." USER "Hi\n" ASSISTANT " Hello. " EOS USER
+                               "Why?" ASSISTANT);
+}
+
+/* As Hugging Face runs Jinja: with trim_blocks and lstrip_blocks. */
+static void chat_blanks_count_where_jinja_prints_them(void)
+{
+    static const struct {
+        const char *text;
+        bool        printed;
+    } CASES[] = {
+        {DEMO_WITH("{{ bos_token }}",   "\n"),                          false},
+        {DEMO_WITH("{{ bos_token }}",                             "\n \t"),                                 false},
+        {DEMO_WITH("{{ bos_token -}} \n ",                        "") "\n",                      false},
+        {DEMO_WITH("{{- bos_token -}}","") "\n\n",  false},
+        {"\n" DEMO_WITH("\n {{- bos_token }}", "\n"),                        false},
+        {"  " V2_TEMPLATE "\n",                             false                       },
+        {DEMO_WITH("{{ bos_token }}",                        " "),                               true},
+        {DEMO_WITH("{{ bos_token }}","\n\n"),   true},
+        {DEMO_WITH("{{ bos_token }}\n",  ""),true},
+        {DEMO_WITH("{{ bos_token }}\n  ",   ""),                               true},
+        {DEMO_WITH(" {{ bos_token }}",                             ""),                               true},
+        {DEMO_WITH("{{ bos_token }}",                         "") " ",                                                          true},
+        {DEMO_WITH("{{ bos_token }}",                        "") "\n\n\n",                    true},
+        {"\n" V2_TEMPLATE,  true},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        char *text   = NULL;
+        int   before = g_failures;
+
+        write_template(CASES[i].text);
+        EXPECT_EQ(render(g_scratch, 2, TALK, &text), CASES[i].printed ? BT_ERR_UNSUPPORTED : BT_OK);
+        if (g_failures != before) fprintf(stderr, "    in case %zu\n", i);
+        bt_free(text);
+    }
+}
+
 static void chat_template_may_be_a_list_or_a_file(void)
 {
     json_t *config = json_pack("{s:s, s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "bos_token", BOS,
@@ -129,6 +208,11 @@ static void chat_template_may_be_a_list_or_a_file(void)
     scratch_write("chat_template.jinja", V2_TEMPLATE, strlen(V2_TEMPLATE));
     EXPECT_EQ(render(g_scratch, 3, TALK, &text), BT_OK);
     EXPECT(strcmp(text, "<b>Be brief.\n\nUser: Hi\n\n\nAssistant:  Hello. <e>Assistant:") == 0);
+    bt_free(text);
+    write_template(V3_WITH(LAST_SYSTEM, ASSISTANT)); /* of the two the file counts */
+    scratch_write("chat_template.jinja", V2_TEMPLATE, strlen(V2_TEMPLATE));
+    EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_OK);
+    EXPECT_HAS(text, "User: Hi");
     bt_free(text);
     free(dump);
     json_decref(config);
@@ -160,6 +244,24 @@ static void chat_of_other_templates_is_refused_by_name(void)
         V3_WITH("", ASSISTANT),                       /* no system text */
         "Hello " V2_TEMPLATE,                         /* text outside the tags */
         V2_TEMPLATE "{{ 'x' }}",                      /* another output */
+        V3_CALLS("system_prompt='You help.'", LAST_SYSTEM, "message['content'] is none"),
+        V3_CALLS("is_first_sp=true", LAST_SYSTEM, "message['content'] is none"),
+        V3_CALLS("system_prompt=''", JOINED_SYSTEM,
+                 "message['content'] is none"), /* no is_first_sp */
+        V3_CALLS("system_prompt='') %}{{ 'Today' }}{% set x = f(1", LAST_SYSTEM,
+                 "message['content'] is none"),
+        V3_CALLS("system_prompt='') %}{% set messages = messages[-1:] %}{% set x = f(1",
+                 LAST_SYSTEM, "message['content'] is none"),
+        V3_CALLS("system_prompt=''",
+                 LAST_SYSTEM "{% set ns.system_prompt = ns.system_prompt + '!' %}",
+                 "message['content'] is none"),
+        V3_CALLS("system_prompt=''", LAST_SYSTEM "{{ '\\n' }}", "message['content'] is none"),
+        V3_CALLS("system_prompt=''", LAST_SYSTEM,
+                 "message['content']"), /* a branch that is entered */
+        V3_CALLS("system_prompt=''", LAST_SYSTEM,
+                 "message['content'] is none %}{# {% if x %} #}{% endif %}{{ 'x' }}{% if x"),
+        V3_CALLS("system_prompt=''", LAST_SYSTEM, "message['content'] is none %}{% elif 1"),
+        V3_WITH(LAST_SYSTEM " ", ASSISTANT " "),
         "{{ bos_token }}",
         "{% for",
         "\\",
@@ -235,6 +337,8 @@ static const bt_test TESTS[] = {
     BT_TEST(chat_of_v2),
     BT_TEST(chat_of_v3_puts_the_last_system_text_in_front),
     BT_TEST(chat_of_later_v3_joins_the_system_texts),
+    BT_TEST(chat_of_v3_leaves_out_the_branches_for_tools),
+    BT_TEST(chat_blanks_count_where_jinja_prints_them),
     BT_TEST(chat_template_may_be_a_list_or_a_file),
     BT_TEST(chat_rendered_text_begins_with_one_bos),
     BT_TEST(chat_of_other_templates_is_refused_by_name),

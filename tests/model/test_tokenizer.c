@@ -362,6 +362,53 @@ static void tokenizer_added_tokens_match_longest_first(void)
     expect_ids("xbbb", 3, (uint32_t[]){'x', 403, 'b'});
 }
 
+#define BEGIN_TOKEN ", \"added_tokens\": [{\"id\": 400, \"content\": \"<b>\"}]"
+#define TEMPLATE                                                                     \
+    "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": "   \
+    "\"<b>\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], "  \
+    "\"pair\": [], \"special_tokens\": {\"<b>\": {\"id\": \"<b>\", \"ids\": [400], " \
+    "\"tokens\": [\"<b>\"]}}}"
+
+/* What stands in front of a prompt with this post-processor and this tokenizer_config.json. */
+static int64_t begin_of(const char *post, const char *config, bool always)
+{
+    bt_tokenizer *tok = NULL;
+    int64_t       id  = -2;
+    char          frame[1024];
+
+    snprintf(frame, sizeof(frame), BEGIN_TOKEN ", \"post_processor\": %s", post);
+    write_small("", "[]", BYTE_LEVEL, frame);
+    if (config != NULL) scratch_write("tokenizer_config.json", config, strlen(config));
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    if (tok != NULL && bt_tokenizer_bos(tok, always, &id) != BT_OK) {
+        EXPECT_HAS(bt_error_text(), "tokenizer.json: expected bos_token of tokenizer_config.json");
+        EXPECT_HAS(bt_error_text(), "--no-bos does without");
+        id = -3;
+    }
+    bt_tokenizer_close(tok);
+    return id;
+}
+
+static void tokenizer_begin_is_add_bos_token_or_the_post_processor(void)
+{
+    static const char BYTES[]    = "{\"type\": \"ByteLevel\", \"trim_offsets\": false}";
+    static const char SEQUENCE[] = "{\"type\": \"Sequence\", \"processors\": [{\"type\": "
+                                   "\"ByteLevel\"}, " TEMPLATE "]}";
+    static const char BEHIND[]   = "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": "
+                                   "{\"id\": \"A\"}}, {\"SpecialToken\": {\"id\": \"<b>\"}}]}";
+
+    EXPECT_EQ(begin_of("null", NULL, false), -1);
+    EXPECT_EQ(begin_of(BYTES, "{\"bos_token\": \"<b>\"}", false), -1);
+    EXPECT_EQ(begin_of(BEHIND, "{\"bos_token\": \"<b>\"}", false), -1);
+    EXPECT_EQ(begin_of(TEMPLATE, NULL, false), 400);
+    EXPECT_EQ(begin_of(SEQUENCE, "{\"add_bos_token\": null}", false), 400);
+    EXPECT_EQ(begin_of(TEMPLATE, "{\"add_bos_token\": false}", false), -1);
+    EXPECT_EQ(begin_of(BYTES, "{\"add_bos_token\": true, \"bos_token\": \"<b>\"}", false), 400);
+    EXPECT_EQ(begin_of("null", "{\"add_bos_token\": false, \"bos_token\": \"<b>\"}", true), 400);
+    EXPECT_EQ(begin_of("null", "{\"add_bos_token\": true}", false), -3);
+    EXPECT_EQ(begin_of("null", "{\"bos_token\": \"<c>\"}", true), -3);
+}
+
 typedef struct {
     const char *vocab, *merges, *pre, *frame;
     bt_status   st;
@@ -424,6 +471,8 @@ static const bad_case BAD[] = {
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"\"}]", BT_ERR_FORMAT, {"field added_tokens[0].content: expected text", ""}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 3, \"content\": \"xyz\"}]", BT_ERR_FORMAT, {"added token \"xyz\": expected an id of its own", "found 3"}},
     {AB_VOCAB, "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 3, \"content\": \"ab\"}]", BT_ERR_FORMAT, {"added token \"ab\": expected the id of the vocabulary, 300", "found 3"}},
+    {"", "[]", BYTE_LEVEL, ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"<b>\"}}]}", BT_ERR_UNSUPPORTED, {"field post_processor: expected one id of the special token \"<b>\"", "found nothing"}},
+    {"", "[]", BYTE_LEVEL, ", \"post_processor\": " TEMPLATE, BT_ERR_FORMAT, {"field post_processor: expected the id of a token for \"<b>\"", "found 400"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"x\\ny\", \"lstrip\": true}]", BT_ERR_UNSUPPORTED, {"added token \"x?y\": field lstrip", "found true"}},
 };
 /* clang-format on */
@@ -637,6 +686,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tokenizer_blanks_are_unicode_white_space),
     BT_TEST(tokenizer_dollar_is_the_end_of_a_line),
     BT_TEST(tokenizer_added_tokens_match_longest_first),
+    BT_TEST(tokenizer_begin_is_add_bos_token_or_the_post_processor),
     BT_TEST(tokenizer_bad_files_are_refused_by_name),
     BT_TEST(tokenizer_other_bad_files_are_refused),
     BT_TEST(tokenizer_deep_files_are_refused),

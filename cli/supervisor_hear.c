@@ -35,7 +35,7 @@ static void on_serving(supervisor *s)
         BT_WARN("serving again, %.1f s after the end; restart %u",
                 (double)(now - s->died_ns) * 1e-9, s->n_restarts);
     s->died_ns    = 0;
-    s->has_served = true;
+    s->has_served = s->launch_has_served = true;
 }
 
 static void on_ready(supervisor *s, const char *address)
@@ -122,13 +122,16 @@ void bt_supervisor_on_announcement(void *ctx, const char *line)
         bt_supervisor_fresh_serves(s);
     } else if (strncmp(line, "serving", 7) == 0 && s->phase == LOADING && s->has_served) {
         on_serving(s);
-    } else if (strncmp(line, "worn", 4) == 0) {
+    } else if (strncmp(line, "worn ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
+        s->fresh_worn = true;
+    } else if (strncmp(line, "worn ", 5) == 0) {
         bt_supervisor_renew(s);
     } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
         if (s->fresh_term_ns == 0) s->fresh_term_ns = now + BT_SUPERVISOR_LEAVE_NS;
-    } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_may_restart(s)) {
+    } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_launch(s, line + 5) &&
+               bt_supervisor_may_restart(s)) {
         if (s->died_ns == 0) s->died_ns = now;
-        if (bt_child_running(&s->launch) && s->launch_term_ns == 0)
+        if (s->launch_term_ns == 0)
             s->launch_term_ns =
                 now + BT_SUPERVISOR_LEAVE_NS; /* its ranks have been told to leave */
     } else if (strncmp(line, "failed ", 7) == 0 && !bt_supervisor_ended_ranks(s) &&
@@ -154,8 +157,8 @@ void bt_supervisor_on_rank_line(void *ctx, const char *line)
     bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
     bt_echo_line(&s->echo, line);
     /* A rank that dies while MPI starts leaves the others waiting, if they survive deaths. */
-    if (s->opt->cell.replace && s->phase == LOADING && s->launch_term_ns == 0 &&
-        tells_of_failure(line))
+    if (s->opt->cell.replace && s->phase == LOADING && !s->launch_has_served &&
+        s->launch_term_ns == 0 && tells_of_failure(line))
         s->launch_term_ns = bt_now_ns();
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
         ++s->n_ready == bt_cell_n_ranks(&s->cell))

@@ -31,12 +31,22 @@ void bt_supervisor_renew(supervisor *s)
     s->fresh_at_ns = now + wait_ns;
 }
 
+/* Before a reason, or alone. */
+static bool is_name(const char *text, const char *name)
+{
+    size_t n = strlen(name);
+
+    return strncmp(text, name, n) == 0 && (text[n] == '\0' || text[n] == ':');
+}
+
 bool bt_supervisor_is_fresh(const supervisor *s, const char *name)
 {
-    size_t n = strlen(s->fresh_name);
+    return bt_child_running(&s->fresh) && is_name(name, s->fresh_name);
+}
 
-    return bt_child_running(&s->fresh) && strncmp(name, s->fresh_name, n) == 0 &&
-           (name[n] == '\0' || name[n] == ':');
+bool bt_supervisor_is_launch(const supervisor *s, const char *name)
+{
+    return bt_child_running(&s->launch) && is_name(name, s->launch_name);
 }
 
 void bt_supervisor_fresh_serves(supervisor *s)
@@ -65,7 +75,7 @@ void bt_supervisor_fresh_ended(supervisor *s)
     bt_child_close(&s->fresh);
     bt_child_init(&s->fresh);
     s->fresh_term_ns = 0;
-    s->fresh_serves  = false;
+    s->fresh_serves = s->fresh_worn = false;
 }
 
 bool bt_supervisor_take_fresh(supervisor *s)
@@ -82,14 +92,17 @@ bool bt_supervisor_take_fresh(supervisor *s)
     s->fresh_term_ns  = 0;
     bt_child_init(&s->fresh);
     bt_progress_reset(&s->progress);
+    snprintf(s->launch_name, sizeof(s->launch_name), "%s", s->fresh_name);
+    s->launch_has_served = s->fresh_serves;
     if (s->fresh_serves) {
         s->serving_ns = now;
         s->died_ns    = 0;
+        if (s->fresh_worn) bt_supervisor_renew(s);
     } else { /* the old one has died before the fresh one served */
         s->phase = LOADING;
         if (s->died_ns == 0) s->died_ns = now;
         s->heard_ns = now;
     }
-    s->fresh_serves = false;
+    s->fresh_serves = s->fresh_worn = false;
     return true;
 }

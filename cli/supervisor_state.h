@@ -51,8 +51,9 @@ typedef struct supervisor {
     uint64_t        coordinator_at_ns, launch_at_ns; /* when to start it; 0: not to be started */
     uint64_t        fresh_at_ns, fresh_term_ns;
     uint32_t        n_renewed;
-    bool            fresh_serves;
-    char            fresh_name[64];
+    bool            fresh_serves, fresh_worn;        /* fresh_worn: it lacks ranks by now */
+    char            fresh_name[64], launch_name[64]; /* of the cells; launch_name: "" without one */
+    bool            launch_has_served;
     uint64_t        died_ns;             /* since when it does not serve any more; 0: it does */
     uint32_t        n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
     bool            has_served;
@@ -97,8 +98,9 @@ bt_status bt_supervisor_start_client(supervisor *s);
 
 /* supervisor_renew.c */
 void bt_supervisor_renew(supervisor *s); /* the cell lacks ranks: a fresh one, if it may be */
-/* `name`, as the coordinator says it, is that of the fresh cell. */
+/* `name`, as the coordinator says it, is that of the fresh cell, or of launch's. */
 bool bt_supervisor_is_fresh(const supervisor *s, const char *name);
+bool bt_supervisor_is_launch(const supervisor *s, const char *name);
 void bt_supervisor_fresh_serves(supervisor *s);
 void bt_supervisor_watch_fresh(supervisor *s, uint64_t now_ns); /* it may hang before it serves */
 void bt_supervisor_fresh_ended(supervisor *s);

@@ -130,9 +130,20 @@ bool bt_fleet_go_without(bt_fleet_cell *c)
     return true;
 }
 
+/* Of those that were there when the other coordinator was lost, more than half are here or may
+ * still come. */
+static bool may_have_most(const bt_cell *cell, uint32_t without)
+{
+    uint32_t n = 0, all = cell->n_ranks - bt_cell_memory(cell)->seats.n_gone;
+
+    for (uint32_t i = 0; i < cell->n_ranks; i++)
+        n += i != without && !cell->ranks[i].lost;
+    return 2 * n > all;
+}
+
 bool bt_fleet_go_without_rank(bt_fleet_cell *c, uint32_t rank)
 {
-    if (!may_lack_ranks(c)) return false;
+    if (!may_lack_ranks(c) || !may_have_most(&c->cell, rank)) return false;
     give_up(c, rank, "was lost on its way back");
     return true;
 }

@@ -180,20 +180,37 @@ const bt_packed_entry *bt_packed_at(const bt_packed *p, uint32_t i) { return &p-
 
 /* ---- writing */
 
+/* *locked_out: else another process has the lock.  Where files have none, an empty one goes. */
+static bt_status lock_part(const char *path, int fd, bool empty, bool *locked_out)
+{
+    bt_status st    = BT_OK;
+    int       error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+
+    if (error != 0 && error != EWOULDBLOCK && empty) (void)unlink(path);
+    BT_REQUIRE(error == 0 || error == EWOULDBLOCK, BT_ERR_IO,
+               "%s: flock: %s: expected a file system whose files can be locked", path,
+               strerror(error));
+    *locked_out = error == 0;
+out:
+    return st;
+}
+
 /* A file that this process alone writes, empty; -1 without an error: another one writes it. */
 static bt_status open_part(const char *path, int *fd_out)
 {
     bt_status   st = BT_OK;
     int         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     struct stat file, there;
+    bool        locked = false;
 
     BT_REQUIRE(fd >= 0 && fstat(fd, &file) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_REQUIRE(S_ISREG(file.st_mode) && file.st_uid == geteuid(), BT_ERR_UNSUPPORTED,
                "%s is not a file of user %u", path, geteuid());
+    BT_TRY(lock_part(path, fd, file.st_size == 0, &locked));
     /* Who had the lock before may have given the file its name: then it is no more to be written.
      */
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 || lstat(path, &there) != 0 ||
-        there.st_ino != file.st_ino || there.st_dev != file.st_dev) {
+    if (!locked || lstat(path, &there) != 0 || there.st_ino != file.st_ino ||
+        there.st_dev != file.st_dev) {
         *fd_out = -1;
         goto out;
     }

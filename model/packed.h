@@ -42,7 +42,8 @@ const bt_packed_entry *bt_packed_at(const bt_packed *packed, uint32_t i);
 
 /* Writes the entries, which it sorts; of those with the same key, and so the same bytes, one.
  * Nothing is left of a file that could not be written whole.  OK, and nothing written, while
- * another process writes the same file. `progress`, or NULL, is called after each entry. */
+ * another process writes the same file; IO where that cannot be known, since files cannot be
+ * locked there (Lustre mounted without flock). `progress`, or NULL, is called after each entry. */
 bt_status bt_packed_write(const char *path, uint64_t key, uint32_t n, bt_packed_entry *entries,
                           void (*progress)(void *ctx), void *ctx);
 

@@ -18,15 +18,16 @@
 #define POLL_NS  (200 * BT_NS_PER_US)
 #define ALIGN(n) (((n) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES)
 
-enum { VERSION = 2, PAGE_BYTES = 4096 };
-/* Of a slot; FILLS + m: member m fills it. */
-enum { EMPTY = 0, WHOLE = 1, FILLS = 2 };
+enum { VERSION = 3, PAGE_BYTES = 4096 };
+/* Of a slot; FILLS + m: member m fills it, DROPS + m: it gives its memory back. */
+enum { EMPTY = 0, WHOLE = 1, FILLS = 2, DROPS = FILLS + BT_STORE_MEMBERS };
 
 typedef struct {
     _Atomic uint64_t key; /* 0: no entry yet */
     _Atomic uint64_t at;  /* offset in data + 1; 0: not known yet */
     _Atomic uint64_t bytes;
     _Atomic uint64_t readers; /* a bit for each member */
+    _Atomic uint64_t waived;  /* the same: who found it without readers in a sweep */
     _Atomic uint32_t state;
     uint32_t         pad;
 } slot;
@@ -37,8 +38,8 @@ typedef struct {
     uint32_t version, n_slots, pad;
     uint64_t magic, key, bytes;
     _Atomic uint64_t next;                      /* offset of free room in data */
-    _Atomic uint64_t whole;                     /* bytes of entries */
     _Atomic uint64_t members[BT_STORE_MEMBERS]; /* pid and rank in the job */
+    _Atomic uint64_t beats[BT_STORE_MEMBERS];   /* signs of life while it fills */
     _Atomic uint32_t n_loading;                 /* members that have not sealed yet */
     _Atomic uint32_t saved;                     /* a member has begun to save */
 } head;
@@ -70,6 +71,22 @@ static bool is_gone(const head *h, uint32_t member)
 {
     return kill(pid_of(h, member), 0) != 0 && errno == ESRCH;
 }
+
+static uint64_t bit_of(const bt_store *s) { return UINT64_C(1) << s->opt.member; }
+
+/* A bit for each member that has come and whose process has not ended. */
+static uint64_t living_members(const head *h)
+{
+    uint64_t living = 0;
+
+    for (uint32_t m = 0; m < BT_STORE_MEMBERS; m++)
+        if (pid_of(h, m) != 0 && !is_gone(h, m)) living |= UINT64_C(1) << m;
+    return living;
+}
+
+/* Of a slot's state: a member has the slot, and which one. */
+static bool is_held(uint32_t state) { return state >= FILLS && state < DROPS + BT_STORE_MEMBERS; }
+static uint32_t member_of(uint32_t state) { return (state - FILLS) % BT_STORE_MEMBERS; }
 
 /* ---- open and close */
 
@@ -211,7 +228,7 @@ void bt_store_close(bt_store *s)
     uint64_t bit;
 
     if (s == NULL) return;
-    bit = UINT64_C(1) << s->opt.member;
+    bit = bit_of(s);
     for (uint32_t i = 0; s->slots != NULL && i < s->opt.n_slots; i++)
         if (atomic_load(&s->slots[i].readers) & bit) atomic_fetch_and(&s->slots[i].readers, ~bit);
     bt_store_seal(s);
@@ -229,7 +246,14 @@ void bt_store_seal(bt_store *s)
     s->loading = false;
 }
 
-uint64_t bt_store_bytes(const bt_store *s) { return atomic_load(&s->head->whole); }
+uint64_t bt_store_bytes(const bt_store *s)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < s->opt.n_slots; i++)
+        if (atomic_load(&s->slots[i].state) == WHOLE) bytes += s->slots[i].bytes;
+    return bytes;
+}
 
 /* ---- entries */
 
@@ -272,6 +296,13 @@ static bool writable(bt_store *s)
     return s->fill != NULL;
 }
 
+/* This member has its own copy, or none. */
+static bt_store_claim do_without(const bt_store *s, slot *at)
+{
+    atomic_fetch_and(&at->readers, ~bit_of(s));
+    return BT_STORE_FULL;
+}
+
 /* What a state means to this member, and the entry's addresses. */
 static bt_store_claim claim(bt_store *s, slot *at, uint64_t offset, uint32_t expect,
                             bt_store_entry *entry_out)
@@ -284,8 +315,9 @@ static bt_store_claim claim(bt_store *s, slot *at, uint64_t offset, uint32_t exp
     if (!won) return expect == WHOLE ? BT_STORE_WHOLE : BT_STORE_BUSY;
     if (!writable(s)) {
         atomic_store(&at->state, EMPTY);
-        return BT_STORE_FULL;
+        return do_without(s, at);
     }
+    bt_store_beat(s);
     entry_out->fill = s->fill + offset;
     bt_make_huge(entry_out->fill, at->bytes, s->opt.bytes - offset);
     return BT_STORE_MINE;
@@ -294,32 +326,64 @@ static bt_store_claim claim(bt_store *s, slot *at, uint64_t offset, uint32_t exp
 bt_store_claim bt_store_take(bt_store *s, const char *name, size_t bytes, bt_store_entry *entry_out)
 {
     slot    *at     = find(s, name);
-    uint64_t offset = 0, bit = UINT64_C(1) << s->opt.member;
+    uint64_t offset = 0;
 
     if (at == NULL || !place(s, at, bytes, &offset)) return BT_STORE_FULL;
-    atomic_fetch_or(&at->readers, bit); /* before the state is looked at: see drop() */
+    atomic_fetch_or(&at->readers, bit_of(s)); /* before the state is looked at: see give_back() */
+    atomic_store(&at->waived, 0);
     return claim(s, at, offset, EMPTY, entry_out);
+}
+
+void bt_store_beat(bt_store *s)
+{
+    atomic_fetch_add_explicit(&s->head->beats[s->opt.member], 1, memory_order_relaxed);
+}
+
+/* What a waiter has seen last, and when first. */
+typedef struct {
+    uint32_t state;
+    uint64_t beats, since_ns;
+} sight;
+
+/* The member that has the entry shows no sign of life. */
+static bool stands_still(const bt_store *s, uint32_t state, sight *seen)
+{
+    uint64_t now = bt_now_ns(), beats = atomic_load(&s->head->beats[member_of(state)]);
+
+    if (state != seen->state || beats != seen->beats) *seen = (sight){state, beats, now};
+    return now - seen->since_ns >= s->opt.timeout_ns;
+}
+
+/* Who fills an entry late writes what is there already.  Who drops it late would take away what has
+ * been filled since: only a dead one's place is taken. */
+static bt_store_claim take_over(bt_store *s, const char *name, uint32_t state, bool gone,
+                                bt_store_entry *entry_out)
+{
+    slot    *at     = &s->slots[entry_out->slot];
+    uint32_t member = member_of(state);
+    bool     drops = state >= DROPS, alone = drops && !gone;
+
+    BT_WARN("rank %u, process %d, %s while it %s %s: packing it here%s", rank_of(s->head, member),
+            pid_of(s->head, member), gone ? "has died" : "stands still",
+            drops ? "gave back the memory of" : "packed", name,
+            alone ? ", for this rank alone" : "");
+    if (alone) return do_without(s, at);
+    return claim(s, at, (uint64_t)((const uint8_t *)entry_out->data - s->data), state, entry_out);
 }
 
 bt_store_claim bt_store_await(bt_store *s, const char *name, size_t bytes, void (*idle)(void *ctx),
                               void *ctx, bt_store_entry *entry_out)
 {
-    uint64_t       start_ns = bt_now_ns();
+    sight          seen = {.state = EMPTY};
     bt_store_claim got;
 
     while ((got = bt_store_take(s, name, bytes, entry_out)) == BT_STORE_BUSY) {
-        slot    *at    = &s->slots[entry_out->slot];
-        uint32_t state = atomic_load(&at->state), member = state - FILLS;
-        bool     late = bt_now_ns() - start_ns >= s->opt.timeout_ns;
+        uint32_t state = atomic_load(&s->slots[entry_out->slot].state);
+        bool     gone  = is_held(state) && is_gone(s->head, member_of(state));
 
-        if (state >= FILLS && member < BT_STORE_MEMBERS && (late || is_gone(s->head, member))) {
-            BT_WARN("rank %u, process %d, %s while it packed %s: packing it here",
-                    rank_of(s->head, member), pid_of(s->head, member),
-                    late ? "stands still" : "has died", name);
-            got = claim(s, at, (uint64_t)((const uint8_t *)entry_out->data - s->data), state,
-                        entry_out);
-            if (got != BT_STORE_BUSY) return got;
-        }
+        if (gone || (is_held(state) && stands_still(s, state, &seen)))
+            got = take_over(s, name, state, gone, entry_out);
+        if (got != BT_STORE_BUSY) return got;
         if (idle != NULL) idle(ctx);
         bt_sleep_ns(POLL_NS);
     }
@@ -328,45 +392,55 @@ bt_store_claim bt_store_await(bt_store *s, const char *name, size_t bytes, void 
 
 void bt_store_commit(bt_store *s, const bt_store_entry *entry)
 {
-    slot    *at   = &s->slots[entry->slot];
     uint32_t mine = FILLS + s->opt.member;
 
     /* Else somebody has taken it over: with the same bytes. */
-    if (atomic_compare_exchange_strong(&at->state, &mine, WHOLE))
-        atomic_fetch_add(&s->head->whole, at->bytes);
+    atomic_compare_exchange_strong(&s->slots[entry->slot].state, &mine, WHOLE);
 }
 
 /* ---- giving memory back */
 
-/* Members whose process has ended read nothing. */
-static uint64_t living_readers(bt_store *s, slot *at)
+/* Of what is whole, or was left half done by a member that has died; not while anybody living reads
+ * it, or waits for it.  Nobody begins to read between the look at the readers and the entry's end:
+ * a reader sets its bit first, and then finds the entry being dropped, or is seen here. */
+static void give_back(bt_store *s, slot *at)
 {
-    uint64_t readers = atomic_load(&at->readers);
+    uint32_t was = atomic_load(&at->state);
 
-    for (uint32_t m = 0; m < BT_STORE_MEMBERS; m++)
-        if (readers >> m & 1 && is_gone(s->head, m)) readers &= ~(UINT64_C(1) << m);
-    return readers;
-}
-
-/* Nobody begins to read between the look at the readers and the entry's end: a reader sets its bit
- * first, and then finds the entry being filled, or is seen here. */
-void bt_store_drop(bt_store *s, const char *name)
-{
-    slot    *at    = find(s, name);
-    uint32_t whole = WHOLE, mine = FILLS + s->opt.member;
-
-    if (at == NULL) return;
-    atomic_fetch_and(&at->readers, ~(UINT64_C(1) << s->opt.member));
-    if (!atomic_compare_exchange_strong(&at->state, &whole, mine)) return;
-    if (living_readers(s, at) != 0) {
-        atomic_store(&at->state, WHOLE);
+    if (was != WHOLE && !(is_held(was) && is_gone(s->head, member_of(was)))) return;
+    if (!atomic_compare_exchange_strong(&at->state, &was, DROPS + s->opt.member)) return;
+    if ((atomic_load(&at->readers) & living_members(s->head)) != 0) {
+        atomic_store(&at->state, was);
         return;
     }
-    atomic_fetch_sub(&s->head->whole, at->bytes);
     if (fallocate(s->opt.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   (off_t)(s->data_at + at->at - 1), (off_t)ALIGN(at->bytes)) != 0)
-        BT_WARN("%s keeps its memory: %s", name, strerror(errno));
+        BT_WARN("%" PRIu64 " bytes of shared weights keep their memory: %s", at->bytes,
+                strerror(errno));
     atomic_store(&at->state, EMPTY);
+}
+
+void bt_store_drop(bt_store *s, const char *name)
+{
+    slot *at = find(s, name);
+
+    if (at == NULL) return;
+    atomic_fetch_and(&at->readers, ~bit_of(s));
+    give_back(s, at);
+}
+
+void bt_store_sweep(bt_store *s)
+{
+    uint64_t living = living_members(s->head), bit = bit_of(s);
+
+    for (uint32_t i = 0; i < s->opt.n_slots; i++) {
+        slot    *at = &s->slots[i];
+        uint64_t waived;
+
+        if (atomic_load(&at->state) == EMPTY || (atomic_load(&at->readers) & living) != 0) continue;
+        waived = atomic_fetch_or(&at->waived, bit);
+        if ((waived & bit) != 0 || (living & ~(waived | bit)) == 0) give_back(s, at);
+    }
 }
 
 /* ---- saving */
@@ -374,7 +448,7 @@ void bt_store_drop(bt_store *s, const char *name)
 /* What is whole, read by this member from now on; reads[i]: it read slot i before. */
 static uint32_t list_whole(bt_store *s, bt_packed_entry *entries, bool *reads)
 {
-    uint64_t bit = UINT64_C(1) << s->opt.member;
+    uint64_t bit = bit_of(s);
     uint32_t n   = 0;
 
     for (uint32_t i = 0; i < s->opt.n_slots; i++) {
@@ -405,7 +479,7 @@ bt_status bt_store_save(bt_store *s, const char *path, const bt_packed *packed,
         entries[n++] = *bt_packed_at(packed, i);
     st = bt_packed_write(path, s->opt.key, n, entries, progress, ctx);
     for (uint32_t i = 0; i < n_slots; i++)
-        if (!reads[i]) atomic_fetch_and(&s->slots[i].readers, ~(UINT64_C(1) << s->opt.member));
+        if (!reads[i]) atomic_fetch_and(&s->slots[i].readers, ~bit_of(s));
 out:
     bt_free(entries);
     bt_free(reads);

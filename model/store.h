@@ -5,12 +5,13 @@
  * room for data:
  *     head | slots[n_slots] | data        each begins at a page; data is sparse
  * A slot is found by a key for the entry's name, and keeps its place in the data for ever.  Its
- * state says whether it is empty, whole, or being filled, and by whom.  Who finds it empty fills
- * it; who finds it being filled goes on with other work first, and waits for it last.
+ * state says whether it is empty, whole, or being filled or dropped, and by whom.  Who finds it
+ * empty fills it; who finds it being filled goes on with other work first, and waits for it last.
  *
  * What an entry holds is a function of its name and of the store's key, the same bytes whoever
  * makes them.  So an entry whose filler has died, or stands still, is simply filled again by one
- * who waits for it, and a filler that wakes up late changes nothing.
+ * who waits for it, and a filler that wakes up late changes nothing.  One that drops an entry and
+ * wakes up late takes its bytes away: until it has died, who waits for it has a copy of its own.
  *
  * Threads: the step thread of each process; the processes meet in atomic words.
  * Memory:  data is read through a read-only mapping; a writable one exists while a rank loads. */
@@ -38,7 +39,7 @@ typedef struct {
     uint64_t key;    /* of model, arithmetic and packing */
     uint32_t n_slots;
     uint64_t bytes;      /* room for data; costs nothing until it is used */
-    uint64_t timeout_ns; /* how long an entry may be filled by another, with no end in sight */
+    uint64_t timeout_ns; /* how long another that has an entry may show no sign of life */
 } bt_store_options;
 
 /* The first member writes the head.  UNSUPPORTED: more members than a store has, or the head is of
@@ -56,20 +57,30 @@ typedef struct {
 typedef enum {
     BT_STORE_WHOLE, /* data may be read */
     BT_STORE_MINE,  /* fill must be filled now, zero before, then commit() */
-    BT_STORE_BUSY,  /* another member fills it */
-    BT_STORE_FULL   /* no room, or no memory to map: it has no place here */
+    BT_STORE_BUSY,  /* another member fills or drops it */
+    BT_STORE_FULL   /* no room, no memory to map, or dropped without end: it has no place here */
 } bt_store_claim;
 
 /* Takes part in the entry `name` of so many bytes. */
 bt_store_claim bt_store_take(bt_store *store, const char *name, size_t bytes,
                              bt_store_entry *entry_out);
 /* The same for one that is BUSY: waits until it is whole, or MINE since whoever filled it is gone
- * or has passed the deadline (a warning names that rank).  idle is called while it waits. */
+ * or has stood still for timeout_ns (a warning names that rank); FULL if that one was to drop it.
+ * Every beat() of the filler, and every other filler, starts that time anew.  idle is called while
+ * it waits. */
 bt_store_claim bt_store_await(bt_store *store, const char *name, size_t bytes,
                               void (*idle)(void *ctx), void *ctx, bt_store_entry *entry_out);
-void           bt_store_commit(bt_store *store, const bt_store_entry *entry);
+/* This member goes on filling what it has; from any thread. */
+void bt_store_beat(bt_store *store);
+void bt_store_commit(bt_store *store, const bt_store_entry *entry);
 /* This member no longer reads the entry; without any reader its memory goes back. */
 void bt_store_drop(bt_store *store, const char *name);
+/* Called when this member has taken what it needs at a regroup: gives back what no living member
+ * reads, such as a lost rank's entries.  Others may be about to adopt them in the same regroup: so
+ * an entry without readers goes once every living member has found it so in a sweep, or this one
+ * for the second time, since some take no part in a regroup.  One that goes too early, when ranks
+ * are lost right after each other, is filled again. */
+void bt_store_sweep(bt_store *store);
 /* Loading is over: nothing can be written until the next take(). */
 void bt_store_seal(bt_store *store);
 

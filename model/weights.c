@@ -41,8 +41,10 @@ static bt_status load_embedding(bt_loader *l)
         goto counted;
     }
     if (got == BT_STORE_MINE) {
-        for (uint32_t n = 0; n < cfg->vocab_size; n++)
+        for (uint32_t n = 0; n < cfg->vocab_size; n++) {
             bt_matrix_row(&m, n, (bt_bf16 *)entry.fill + (size_t)n * cfg->hidden);
+            bt_store_beat(l->w->store);
+        }
         bt_store_commit(l->w->store, &entry);
     }
     bt_bring_weights(entry.data, bytes);
@@ -389,7 +391,10 @@ bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetenso
         for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
             if (bt_model_layer_is_moe(cfg, layer)) BT_TRY(move_layer(&l, layer));
     }
-    if (w->store != NULL) bt_store_seal(w->store);
+    if (w->store != NULL) {
+        bt_store_seal(w->store);
+        bt_store_sweep(w->store);
+    }
 out:
     return st;
 }

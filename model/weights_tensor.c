@@ -37,6 +37,31 @@ void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row)
     bt_matrix_column(&s->part[0], n, s->first, s->n, row);
 }
 
+/* Rows that are packed into the store: those who wait for a large matrix see it go on. */
+typedef struct {
+    bt_store        *store;
+    bt_linear_row_fn rows;
+    bt_row_source   *source;
+} store_source;
+
+enum { ROWS_PER_BEAT = 64 }; /* all threads of the pool beat on one word */
+
+static void store_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const store_source *s = ctx;
+
+    if (n % ROWS_PER_BEAT == 0) bt_store_beat(s->store);
+    s->rows(s->source, n, row);
+}
+
+static void store_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
+{
+    const store_source *s = ctx;
+
+    if (n % ROWS_PER_BEAT == 0) bt_store_beat(s->store);
+    source_fp8_row(s->source, n, row, scale);
+}
+
 /* ---- one tensor ---- */
 
 const char *bt_loader_name(bt_loader *l, const char *format, ...)
@@ -114,7 +139,8 @@ bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
         BT_TRY(bt_device_linear_create(dev, n, k, rows, source, linear_out));
     } else {
         if (got == BT_STORE_MINE) {
-            bt_cpu_rows from = {fp8 ? NULL : rows, fp8 ? source_fp8_row : NULL, source};
+            store_source in   = {l->w->store, rows, source};
+            bt_cpu_rows  from = {fp8 ? NULL : store_row, fp8 ? store_fp8_row : NULL, &in};
 
             BT_TRY(bt_cpu_linear_pack(dev, n, k, from, entry.fill));
             bt_store_commit(l->w->store, &entry);

@@ -1,10 +1,12 @@
 /* Files of packed weights: what comes back, and what is refused. */
 #include "model/packed.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <xxhash.h>
 
 #include "core/alloc.h"
@@ -12,6 +14,15 @@
 #include "tests/support/test.h"
 
 enum { KEY = 77, BYTES = 5000, HEAD_BYTES = 40, PLACE_BYTES = 24, PAGE_BYTES = 4096 };
+
+static int g_flock_errno; /* not 0: files here have no locks */
+
+int flock(int fd, int operation)
+{
+    if (g_flock_errno == 0) return (int)syscall(SYS_flock, fd, operation);
+    errno = g_flock_errno;
+    return -1;
+}
 
 static char g_a[BYTES], g_b[2 * BYTES];
 
@@ -200,6 +211,28 @@ static void a_file_that_cannot_be_written_leaves_nothing(void)
     scratch_clear();
 }
 
+/* What somebody has written under the temporary name stays, an empty file does not. */
+static void a_file_that_cannot_be_locked_is_told_of(void)
+{
+    char path[512], part[512];
+    int  fd;
+
+    snprintf(path, sizeof(path), "%s", scratch_path("p"));
+    snprintf(part, sizeof(part), "%s", scratch_path("p.part"));
+    g_flock_errno = ENOSYS;
+    EXPECT_EQ(write_two(path), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), part);
+    EXPECT_HAS(bt_error_text(), strerror(ENOSYS));
+    EXPECT(access(path, F_OK) != 0 && access(part, F_OK) != 0);
+    fd = open(part, O_WRONLY | O_CREAT, 0600);
+    NEED(fd >= 0 && write(fd, "x", 1) == 1 && close(fd) == 0);
+    g_flock_errno = EOPNOTSUPP;
+    EXPECT_EQ(write_two(path), BT_ERR_IO);
+    EXPECT(access(path, F_OK) != 0 && access(part, F_OK) == 0);
+    g_flock_errno = 0;
+    scratch_clear();
+}
+
 static void open_and_write_survive_every_failing_allocation(void)
 {
     char       path[512];
@@ -233,6 +266,7 @@ int main(int argc, char **argv)
         BT_TEST(places_outside_the_file_are_refused),
         BT_TEST(one_process_writes),
         BT_TEST(a_file_that_cannot_be_written_leaves_nothing),
+        BT_TEST(a_file_that_cannot_be_locked_is_told_of),
         BT_TEST(open_and_write_survive_every_failing_allocation),
     };
     int rc;

@@ -1,19 +1,36 @@
 /* Weights that ranks share: who fills what, who waits for whom, and what is left when one dies. */
 #include "model/store.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "model/weights.h"
 #include "tests/support/test.h"
 
 enum { BYTES = 10000, PAGES = 3 * 4096, ROOM = 1 << 20, HUGE = 2 << 20 };
+
+/* Called once, in place of a member that stands still just before it gives memory back. */
+static void (*g_before_punch)(void);
+
+int fallocate(int fd, int mode, off_t at, off_t bytes)
+{
+    void (*before)(void) = g_before_punch;
+
+    if ((mode & FALLOC_FL_PUNCH_HOLE) != 0 && before != NULL) {
+        g_before_punch = NULL;
+        before();
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, at, bytes);
+}
 
 static bt_store_options options(int fd, uint32_t member)
 {
@@ -164,6 +181,199 @@ static void entry_of_a_rank_that_stands_still_is_filled_again(void)
     EXPECT_EQ(bt_store_take(a, "x", BYTES, &late), BT_STORE_BUSY);
     fill(b, &x, 3);
     EXPECT_EQ(bt_store_take(a, "x", BYTES, &late), BT_STORE_WHOLE);
+    EXPECT_EQ(bt_store_bytes(a), BYTES);
+    bt_store_close(a);
+    bt_store_close(b);
+    close(fd);
+}
+
+/* Members in a wait's idle(). */
+typedef struct {
+    bt_store      *filler;
+    bt_store_entry entry;
+    uint64_t       start_ns;
+} partner;
+
+static void go_on_for_long(void *ctx)
+{
+    partner *p = ctx;
+
+    bt_store_beat(p->filler);
+    if (bt_now_ns() - p->start_ns >= 300 * BT_NS_PER_MS) fill(p->filler, &p->entry, 6);
+}
+
+static void entry_is_waited_for_while_its_rank_goes_on(void)
+{
+    int            fd = new_file();
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1);
+    partner        p = {.filler = a, .start_ns = bt_now_ns()};
+    bt_store_entry x;
+
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &p.entry), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_await(b, "x", BYTES, go_on_for_long, &p, &x), BT_STORE_WHOLE);
+    EXPECT(bt_now_ns() - p.start_ns >= 300 * BT_NS_PER_MS); /* three times the deadline */
+    EXPECT_EQ(bt_store_bytes(b), BYTES);
+    bt_store_close(a);
+    bt_store_close(b);
+    close(fd);
+}
+
+static void take_over_then_fill(void *ctx)
+{
+    partner *p = ctx;
+
+    if (p->start_ns == 0) {
+        p->start_ns = 1;
+        EXPECT_EQ(bt_store_await(p->filler, "x", BYTES, NULL, NULL, &p->entry), BT_STORE_MINE);
+    } else {
+        fill(p->filler, &p->entry, 6);
+    }
+}
+
+/* By the time that the first takes the entry over, the second has waited as long. */
+static void entry_is_taken_over_by_one_of_those_who_wait(void)
+{
+    int            fd = new_file();
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1), *c = open_store(fd, 2);
+    partner        p = {.filler = c};
+    bt_store_entry x;
+
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_await(b, "x", BYTES, take_over_then_fill, &p, &x), BT_STORE_WHOLE);
+    bt_store_close(a);
+    bt_store_close(b);
+    bt_store_close(c);
+    close(fd);
+}
+
+static bt_store *g_other;
+
+/* One that could not wait has the bytes elsewhere, and does not count as a reader. */
+static void wait_in_vain(void)
+{
+    bt_store_entry x;
+
+    EXPECT_EQ(bt_store_take(g_other, "x", BYTES, &x), BT_STORE_BUSY);
+    EXPECT_EQ(bt_store_await(g_other, "x", BYTES, NULL, NULL, &x), BT_STORE_FULL);
+    EXPECT(x.fill == NULL);
+    EXPECT_EQ(bt_store_bytes(g_other), 0);
+}
+
+static void entry_is_not_taken_from_a_rank_that_drops_it_late(void)
+{
+    int            fd = new_file();
+    bt_store      *a  = open_store(fd, 0);
+    bt_store_entry x;
+
+    g_other = open_store(fd, 1);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE);
+    fill(a, &x, 4);
+    g_before_punch = wait_in_vain;
+    bt_store_drop(a, "x");
+    EXPECT(g_before_punch == NULL);
+    EXPECT(blocks(fd) < PAGES + 4096);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE); /* all that it was is over */
+    fill(a, &x, 4);
+    EXPECT_EQ(((const char *)x.data)[BYTES - 1], 4);
+    bt_store_drop(a, "x");
+    EXPECT(blocks(fd) < PAGES + 4096);
+    bt_store_close(a);
+    bt_store_close(g_other);
+    close(fd);
+}
+
+static void die(void) { _exit(0); }
+
+/* A member of its own process that packs x and is gone before it has given its memory back, or
+ * (drops false) leaves it whole. */
+static void lose_member(int fd, uint32_t member, const char *name, bool drops)
+{
+    int   status = 0;
+    pid_t child  = fork();
+
+    NEED(child >= 0);
+    if (child == 0) {
+        bt_store      *s = open_store(fd, member);
+        bt_store_entry x;
+
+        if (bt_store_take(s, name, BYTES, &x) != BT_STORE_MINE) _exit(1);
+        fill(s, &x, 5);
+        bt_store_seal(s);
+        g_before_punch = die;
+        if (drops) bt_store_drop(s, name);
+        _exit(drops); /* it dies in drop() */
+    }
+    NEED(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void entry_of_a_rank_that_died_dropping_it_is_filled_again(void)
+{
+    int              fd    = new_file();
+    bt_store_options opt   = options(fd, 0);
+    bt_store        *a     = NULL;
+    uint64_t         start = bt_now_ns();
+    bt_store_entry   x;
+
+    opt.timeout_ns = 60 * BT_NS_PER_S;
+    NEED(bt_store_open(&opt, &a) == BT_OK);
+    lose_member(fd, 1, "x", true);
+    EXPECT_EQ(bt_store_bytes(a), 0);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_BUSY);
+    EXPECT_EQ(bt_store_await(a, "x", BYTES, NULL, NULL, &x), BT_STORE_MINE);
+    EXPECT(bt_now_ns() - start < 30 * BT_NS_PER_S);
+    fill(a, &x, 5);
+    EXPECT_EQ(bt_store_bytes(a), BYTES);
+    lose_member(fd, 1, "y", true);
+    EXPECT(blocks(fd) >= 2 * PAGES);
+    bt_store_sweep(a); /* what nobody waits for goes too, what is read stays */
+    EXPECT(blocks(fd) < 2 * PAGES);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_WHOLE);
+    bt_store_close(a);
+    close(fd);
+}
+
+/* Experts of a lost rank that go to another machine: nobody here is left to drop them. */
+static void memory_of_a_lost_rank_goes_back_at_the_regroup(void)
+{
+    int                fd  = new_file();
+    bt_store          *a   = open_store(fd, 0);
+    bt_model_config    cfg = {.n_layers = 0};
+    bt_weights_options opt = {.own_experts = NULL};
+    bt_weights         w   = {.store = a};
+    bt_store_entry     x;
+
+    lose_member(fd, 1, "x", false);
+    lose_member(fd, 2, "y", false);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_WHOLE); /* this one comes here */
+    EXPECT_EQ(bt_store_bytes(a), 2 * BYTES);
+    EXPECT_EQ(bt_weights_move_experts(&cfg, NULL, &opt, &w), BT_OK);
+    EXPECT_EQ(bt_store_bytes(a), BYTES);
+    EXPECT(blocks(fd) < 2 * PAGES);
+    EXPECT_EQ(((const char *)x.data)[BYTES - 1], 5);
+    bt_store_close(a);
+    close(fd);
+}
+
+/* The second member is slower, and adopts x after the first is done. */
+static void lost_entries_are_kept_for_those_who_are_slow(void)
+{
+    int            fd = new_file();
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1);
+    bt_store_entry x;
+
+    lose_member(fd, 2, "x", false);
+    lose_member(fd, 3, "y", false);
+    bt_store_sweep(a);
+    EXPECT_EQ(bt_store_bytes(a), 2 * BYTES);
+    EXPECT_EQ(bt_store_take(b, "x", BYTES, &x), BT_STORE_WHOLE);
+    bt_store_sweep(b); /* the last one that might have come for y */
+    EXPECT_EQ(bt_store_bytes(a), BYTES);
+    bt_store_sweep(b);
+    EXPECT_EQ(bt_store_take(b, "x", BYTES, &x), BT_STORE_WHOLE);
+    lose_member(fd, 3, "y", false);
+    bt_store_sweep(a);
+    EXPECT_EQ(bt_store_bytes(a), 2 * BYTES);
+    bt_store_sweep(a); /* a later regroup, in which b has no part */
     EXPECT_EQ(bt_store_bytes(a), BYTES);
     bt_store_close(a);
     bt_store_close(b);
@@ -348,10 +558,10 @@ static void unfinished_head_names_its_rank(void)
     bt_store        *store = NULL;
 
     NEED(ftruncate(fd, 4096) == 0 && pwrite(fd, &word, 4, 0) == 4);
-    NEED(pwrite(fd, &who, 8, 56 + 3 * 8) == 8);
+    NEED(pwrite(fd, &who, 8, 48 + 3 * 8) == 8);
     expect_refused(&opt, BT_ERR_TIMEOUT, "rank 42");
     who = UINT64_C(42) << 32 | 0x7fffffff; /* no such process: it has died */
-    NEED(pwrite(fd, &who, 8, 56 + 3 * 8) == 8);
+    NEED(pwrite(fd, &who, 8, 48 + 3 * 8) == 8);
     EXPECT_EQ(bt_store_open(&opt, &store), BT_OK);
     bt_store_close(store);
     close(fd);
@@ -388,6 +598,12 @@ int main(int argc, char **argv)
         BT_TEST(entry_cannot_be_written_by_readers),
         BT_TEST(entry_of_a_dead_rank_is_filled_again),
         BT_TEST(entry_of_a_rank_that_stands_still_is_filled_again),
+        BT_TEST(entry_is_waited_for_while_its_rank_goes_on),
+        BT_TEST(entry_is_taken_over_by_one_of_those_who_wait),
+        BT_TEST(entry_is_not_taken_from_a_rank_that_drops_it_late),
+        BT_TEST(entry_of_a_rank_that_died_dropping_it_is_filled_again),
+        BT_TEST(memory_of_a_lost_rank_goes_back_at_the_regroup),
+        BT_TEST(lost_entries_are_kept_for_those_who_are_slow),
         BT_TEST(memory_goes_back_with_the_last_reader),
         BT_TEST(weights_stay_in_memory_where_that_is_allowed),
         BT_TEST(weights_lie_in_huge_pages_where_the_system_has_them),

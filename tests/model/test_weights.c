@@ -195,6 +195,37 @@ static void weights_are_packed_once_for_ranks_that_share(void)
     }
 }
 
+/* Those who wait for a matrix see its rows go on: signs of life in the store's head (store.c). */
+static void packing_shows_signs_of_life(void)
+{
+    enum { BEATS_AT = 560, SLOTS_AT = 4096, SLOT_BYTES = 48 };
+
+    for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
+        int              fd  = memfd_create("test-weights", MFD_CLOEXEC);
+        bt_store_options opt = {.fd = fd};
+        checkpoint       c;
+        bt_weights       w;
+        uint64_t         beats = 0, key, n_entries = 0;
+
+        checkpoint_open(&c, MODELS[i]);
+        bt_model_store_options(&c.cfg, c.set, &opt);
+        c.store = open_store(&c, fd, 0);
+        EXPECT_EQ(load(&c, c.set, &w), BT_OK);
+        NEED(pread(fd, &beats, sizeof(beats), BEATS_AT) == sizeof(beats));
+        for (uint32_t s = 0; s < opt.n_slots; s++) {
+            NEED(pread(fd, &key, sizeof(key), SLOTS_AT + s * SLOT_BYTES) == sizeof(key));
+            n_entries += key != 0;
+        }
+        /* One to begin with, at least one for a matrix, and the embedding's rows. */
+        EXPECT(n_entries > 1 && beats >= 2 * n_entries - 1 + c.cfg.vocab_size);
+        bt_weights_fini(&w);
+        bt_store_close(c.store);
+        c.store = NULL;
+        close(fd);
+        checkpoint_close(&c);
+    }
+}
+
 /* Experts that move at a regroup: memory goes with the last rank that has them. */
 static void experts_of_a_model_move(const char *model)
 {
@@ -476,6 +507,7 @@ static void fingerprint_tells_models_apart(void)
 static const bt_test TESTS[] = {
     BT_TEST(weights_are_what_the_file_holds),
     BT_TEST(weights_are_packed_once_for_ranks_that_share),
+    BT_TEST(packing_shows_signs_of_life),
     BT_TEST(shared_experts_move),
     BT_TEST(weights_are_kept_for_the_next_start),
     BT_TEST(weights_take_only_their_own_experts),

@@ -5,7 +5,8 @@
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
 the same port and ranks serve again. renewed: with --renew a cell that lacks
-ranks is replaced under load by a fresh one beside it, again and again. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
+ranks is replaced under load by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the
+launcher of the old one dies. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
 import os
 import signal
 import sys
@@ -143,6 +144,42 @@ def renewed(a, pb, rpc):
     cell.wait_nothing_left()
 
 
+def named(cell, name):
+    return {pid for pid in cell.processes() if cells.name_of(pid) == name}
+
+
+def renewed_in_turn(a, pb, rpc):
+    cell = start(a, "1+2", "--on-death", "replace", "--restarts", "5", "--renew", "--kv-bytes", "64m")
+    want, streams = ask(pb, rpc, cell, 1, 4000), []
+
+    def lose_one(n):
+        """Of a cell with a long stream, which drains once the fresh one serves; its launcher, and the workers of that one."""
+        launcher, workers, begun = named(cell, "baton-launch"), named(cell, "baton-worker"), threading.Event()
+        stream = threading.Thread(target=lambda: streams.append(asked(begun)), daemon=True)
+        stream.start()
+        assert begun.wait(BACK_S)
+        os.kill(cell.ranks()[2], signal.SIGKILL)
+        wait_for(cell, f"the cell renewed-{n} serves", 1)
+        return stream, launcher.pop(), named(cell, "baton-worker") - workers
+
+    def asked(begun):
+        with cell.channel() as channel:
+            return load.ask(pb, rpc.VllmEngineStub(channel), 1, 4000, lambda _: begun.set())
+    stream, _, fresh = lose_one(1)
+    os.kill(max(fresh), signal.SIGKILL)    # the fresh cell lacks a rank before it is alone
+    wait_for(cell, "the cell renewed-2 serves", 1)
+    stream.join(BACK_S)
+    wait_for(cell, "the ranks of the old cell have ended", 2)
+    stream, launcher, fresh = lose_one(3)
+    os.kill(launcher, signal.SIGKILL)    # what is said of the old cell then is not meant for the fresh one
+    wait_for(cell, "the ranks of the old cell have ended", 3)
+    stream.join(BACK_S)
+    time.sleep(6)
+    assert streams == [want, want], f"{[len(s) for s in streams]} tokens\n{cell.log()}"
+    assert named(cell, "baton-worker") == fresh and not any("starting again" in line for line in cell.lines), cell.log()
+    assert cell.stop() == 0, cell.log()
+
+
 def crash_loop(a, pb, rpc):
     cell = start(a, "1+1", "--restarts", "7", "--stall-s", "15")    # the last pause is longer than what counts as a stall
     begin = time.monotonic()
@@ -173,7 +210,7 @@ def start_up(a, pb, rpc):
         assert min(times) < START_S, f"expected below {START_S} s"
 
 
-CASES = [ranks, coordinator, renewed, crash_loop, start_up]
+CASES = [ranks, coordinator, renewed, renewed_in_turn, crash_loop, start_up]
 
 
 def main():

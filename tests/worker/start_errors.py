@@ -36,7 +36,7 @@ def cases(folder):
     yield "no weights", 1, ["--both", "1", "--model", copy_of_demo(folder, ["model.safetensors"]), "--coordinator", NOBODY], ["safetensors"]
     yield "truncated weights", 1, ["--both", "1", "--model", truncated, "--coordinator", NOBODY], ["model.safetensors"]
     yield "pool below a page", 1, [*both, "--kv-bytes", "1K"], ["--kv-bytes 1024 does not hold one page", "294912"]
-    yield "pool beyond the machine", 1, [*both, "--kv-bytes", "999T"], ["--kv-bytes 1098412116148224 is more than this machine has", "are available"]
+    yield "pool beyond the machine", 1, [*both, "--kv-bytes", "999T"], ["--kv-bytes 1098412116148224 is more than this machine has", "for each of its 1 ranks: "]
     yield "no place for packed weights", 1, [*both, "--weights-cache", "/nonexistent"], ["--weights-cache /nonexistent: No such file or directory"]
     yield "a file for packed weights", 1, [*both, "--weights-cache", os.path.join(demo, "config.json")], ["config.json: expected a directory"]
     yield "unknown kernels", 0, [*both, "--kernels", "quick"], ['avx2 or scalar, not "quick"']

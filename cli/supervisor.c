@@ -14,6 +14,7 @@
 #include "cli/supervisor_state.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/defaults.h"
 #include "proto/secret.h"
 
 /* All in all less than 15 s from a failure to the end of every process. */
@@ -21,6 +22,7 @@
 #define KILL_NS   (13 * BT_NS_PER_S)
 #define LAST_NS   (3 * BT_NS_PER_S)
 #define TICK_MS   100
+#define QUIET_NS  (3 * BT_NS_PER_S) /* of the coordinator at least: it speaks every second */
 
 static void begin_stop(supervisor *s)
 {
@@ -80,6 +82,8 @@ static bool drain(supervisor *s, int number)
         return false;
     if (s->draining) return true;
     s->draining = true;
+    if (number == SIGTERM)
+        s->drain_end_ns = bt_now_ns() + s->opt->drain_ns + BT_SUPERVISOR_LEAVE_NS;
     if (s->opt->join != NULL) { /* its ranks tell the coordinator, which lets them go */
         bt_child_kill(&s->launch, SIGUSR1);
         if (number == SIGTERM) s->launch_term_ns = bt_now_ns() + s->opt->drain_ns;
@@ -185,6 +189,12 @@ static void on_coordinator_end(supervisor *s)
     char text[128];
 
     bt_child_ending(&s->coordinator, text, sizeof(text));
+    if (s->hung_s != 0)
+        snprintf(text, sizeof(text),
+                 s->has_spoken ? "has not answered for %u s" : "has not started within %u s",
+                 s->hung_s);
+    s->hung_s     = 0;
+    s->has_spoken = false;
     if (!bt_supervisor_may_restart(s) && !(s->phase == LOADING && s->opt->restarts != 0)) {
         bt_supervisor_fail(s, "the coordinator %s", text);
         return;
@@ -209,7 +219,19 @@ static void start_when_due(supervisor *s, uint64_t *at_ns, const bt_child *child
     bt_supervisor_hear(s, now);
     BT_TRY(start(s));
 out:
-    if (st != BT_OK) bt_supervisor_fail(s, "%s", bt_error_text());
+    if (st == BT_OK) return;
+    if (!bt_supervisor_may_restart(s)) {
+        bt_supervisor_fail(s, "%s", bt_error_text());
+    } else if (child == &s->fresh) {
+        *at_ns = 0;
+        BT_WARN("the cell %s has not come: %s; the one that lacks ranks goes on", s->fresh_name,
+                bt_error_text());
+    } else {
+        char why[300];
+
+        snprintf(why, sizeof(why), "%s", bt_error_text());
+        start_again(s, at_ns, "%s", why);
+    }
 }
 
 static void start_what_is_due(supervisor *s, uint64_t now)
@@ -255,16 +277,33 @@ static void kill_at(bt_child *child, int sig, uint64_t *at_ns, uint64_t now)
     *at_ns = 0; /* once: a second SIGTERM would cut their own clean-up short */
 }
 
+/* How long the coordinator may be silent.  One that is started again is waited for no longer, since
+ * ranks look for it. */
+static uint64_t coordinator_limit_ns(const supervisor *s)
+{
+    if (s->has_spoken || (s->has_served && s->quiet_ns < s->opt->stall_ns)) return s->quiet_ns;
+    return s->opt->stall_ns;
+}
+
+/* One that hangs answers neither clients nor ranks, and may do so for ever. */
+static void watch_coordinator(supervisor *s, uint64_t now)
+{
+    uint64_t limit_ns = coordinator_limit_ns(s);
+
+    if (!bt_child_running(&s->coordinator)) s->spoke_ns = now;
+    if (s->hung_s != 0 || now <= s->spoke_ns + limit_ns) return;
+    s->hung_s = (uint32_t)(limit_ns / BT_NS_PER_S);
+    bt_child_kill(&s->coordinator, SIGKILL);
+}
+
 /* Nothing has come for too long before the cell was ready. */
 static void on_stall(supervisor *s, uint64_t now)
 {
     char text[256], last[96];
 
     bt_progress_last_rank(&s->progress, now, last, sizeof(last));
-    snprintf(text, sizeof(text), "no sign of life for %llu s while %s%s",
-             (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S),
-             s->phase == STARTING ? "the coordinator starts" : "the ranks load; the last is ",
-             s->phase == STARTING ? "" : last);
+    snprintf(text, sizeof(text), "no sign of life for %llu s while the ranks load; the last is %s",
+             (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S), last);
     if (!bt_supervisor_may_restart(s) || !bt_child_running(&s->launch)) {
         bt_supervisor_fail(s, "not ready: %s", text);
         return;
@@ -274,10 +313,23 @@ static void on_stall(supervisor *s, uint64_t now)
     s->launch_term_ns = now;
 }
 
+/* The drain should be over, and the coordinator have let its ranks go. */
+static void on_drain_end(supervisor *s, uint64_t now)
+{
+    s->asked = true;
+    begin_stop(s);
+    if (!bt_child_running(&s->coordinator) || now <= s->spoke_ns + QUIET_NS) return;
+    bt_supervisor_fail(s, "the coordinator has not answered for %llu s while it drained",
+                       (unsigned long long)((now - s->spoke_ns) / BT_NS_PER_S));
+    bt_child_kill(&s->coordinator, SIGKILL);
+    s->launch_term_ns = s->fresh_term_ns = now; /* nobody else tells them */
+}
+
 /* While this process stood still nobody was late. */
 static void forgive_own_silence(supervisor *s, uint64_t now)
 {
-    uint64_t *const ends[] = {&s->coordinator_term_ns, &s->launch_term_ns, &s->fresh_term_ns};
+    uint64_t *const ends[] = {&s->coordinator_term_ns, &s->launch_term_ns, &s->fresh_term_ns,
+                              &s->drain_end_ns, &s->spoke_ns};
     uint64_t        gap_ns = bt_stood_still_ns(&s->looked_ns, now, BT_STILL_NS);
 
     if (gap_ns == 0) return;
@@ -306,9 +358,11 @@ static void on_tick(supervisor *s)
     if (bt_child_running(&s->launch)) kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
     if (bt_child_running(&s->fresh)) kill_at(&s->fresh, SIGTERM, &s->fresh_term_ns, now);
     start_what_is_due(s, now);
+    watch_coordinator(s, now);
     bt_supervisor_watch_fresh(s, now);
     bt_supervisor_watch_hosts(s, now);
-    if (s->phase != SERVING && now > s->heard_ns + s->opt->stall_ns) on_stall(s, now);
+    if (s->phase == LOADING && now > s->heard_ns + s->opt->stall_ns) on_stall(s, now);
+    if (s->drain_end_ns != 0 && now > s->drain_end_ns && s->phase != STOPPING) on_drain_end(s, now);
 }
 
 static bool all_ended(const supervisor *s)
@@ -337,6 +391,7 @@ static void loop(supervisor *s)
         read_all(s);
         if (bt_child_collect(children, sizeof(children) / sizeof(children[0]))) on_child_end(s);
         on_tick(s);
+        bt_outlet_push(&s->out);
     }
 }
 
@@ -385,6 +440,15 @@ static int verdict(supervisor *s)
                : EXIT_FAILURE;
 }
 
+static uint64_t quiet_ns(const bt_cell_options *cell)
+{
+    const char *text = bt_cell_value(cell, "--coordinator-timeout-s");
+    uint64_t    ns =
+        (text != NULL ? strtoul(text, NULL, 10) : BT_DEFAULT_COORDINATOR_TIMEOUT_S) * BT_NS_PER_S;
+
+    return ns > QUIET_NS ? ns : QUIET_NS;
+}
+
 static bt_status prepare(supervisor *s, const bt_run_options *opt)
 {
     bt_status        st = BT_OK;
@@ -398,7 +462,9 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     bt_child_init(&s->client);
     bt_child_init(&s->asker);
     bt_echo_init(&s->echo, opt->log);
+    bt_outlet_open(&s->out, opt->chat != NULL ? STDERR_FILENO : STDOUT_FILENO);
     s->heard_ns = s->start_ns = bt_now_ns();
+    s->quiet_ns               = quiet_ns(&opt->cell);
     s->port                   = opt->port;
     BT_TRY(bt_supervisor_find_hosts(s));
     BT_TRY(bt_progress_init(&s->progress, bt_cell_n_ranks(&opt->cell)));
@@ -423,6 +489,7 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
         snprintf(s->control, sizeof(s->control), "%s", opt->join);
     } else {
         BT_TRY(bt_supervisor_start_coordinator(s));
+        s->spoke_ns = bt_now_ns();
     }
 out:
     return st;
@@ -430,7 +497,7 @@ out:
 
 int bt_supervisor_run(const bt_run_options *opt)
 {
-    supervisor s    = {.signal_fd = -1, .hosts = {.map_fd = -1}};
+    supervisor s    = {.signal_fd = -1, .hosts = {.map_fd = -1}, .out = {.fd = -1}};
     int        code = EXIT_FAILURE;
 
     if (prepare(&s, opt) == BT_OK) {
@@ -446,6 +513,7 @@ int bt_supervisor_run(const bt_run_options *opt)
     bt_child_close(&s.fresh);
     bt_child_close(&s.client);
     bt_supervisor_forget_hosts(&s);
+    bt_outlet_close(&s.out);
     if (s.signal_fd >= 0) close(s.signal_fd);
     bt_progress_fini(&s.progress);
     bt_free(s.accounts);

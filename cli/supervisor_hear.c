@@ -40,7 +40,6 @@ static void on_serving(supervisor *s)
 
 static void on_ready(supervisor *s, const char *address)
 {
-    FILE       *to    = s->opt->chat != NULL ? stderr : stdout;
     const char *colon = strrchr(address, ':');
     bool        again = s->has_served;
     char        ranks[96];
@@ -50,12 +49,12 @@ static void on_ready(supervisor *s, const char *address)
     if (colon != NULL) s->port = (uint16_t)strtoul(colon + 1, NULL, 10); /* for a restart */
     if (again) return;
     describe_ranks(&s->opt->cell, ranks, sizeof(ranks));
-    fprintf(to, "serving %s at %s (%s; ready after %.1f s)\n", s->opt->cell.model, address, ranks,
-            (double)(s->serving_ns - s->start_ns) / 1e9);
-    if (s->http[0] != '\0') fprintf(to, "metrics and status page at http://%s/\n", s->http);
-    fflush(stdout);
+    bt_outlet_say(&s->out, "serving %s at %s (%s; ready after %.1f s)\n", s->opt->cell.model,
+                  address, ranks, (double)(s->serving_ns - s->start_ns) / 1e9);
+    if (s->http[0] != '\0')
+        bt_outlet_say(&s->out, "metrics and status page at http://%s/\n", s->http);
     if (s->opt->chat == NULL) return;
-    fprintf(stderr, "> %s\n", s->opt->chat);
+    bt_outlet_say(&s->out, "> %s\n", s->opt->chat);
     if (bt_supervisor_start_client(s) != BT_OK) bt_supervisor_fail(s, "%s", bt_error_text());
 }
 
@@ -68,9 +67,9 @@ static void on_joined(supervisor *s)
     on_serving(s);
     if (again) return;
     describe_ranks(&s->opt->cell, ranks, sizeof(ranks));
-    printf("cell %s serves %s under %s (%s; ready after %.1f s)\n", s->opt->cell.name,
-           s->opt->cell.model, s->control, ranks, (double)(s->serving_ns - s->start_ns) / 1e9);
-    fflush(stdout);
+    bt_outlet_say(&s->out, "cell %s serves %s under %s (%s; ready after %.1f s)\n",
+                  s->opt->cell.name, s->opt->cell.model, s->control, ranks,
+                  (double)(s->serving_ns - s->start_ns) / 1e9);
 }
 
 static void on_progress(supervisor *s, const char *text)
@@ -107,6 +106,9 @@ void bt_supervisor_on_announcement(void *ctx, const char *line)
     supervisor *s   = ctx;
     uint64_t    now = bt_now_ns();
 
+    s->spoke_ns   = now;
+    s->has_spoken = true;
+    if (strcmp(line, "alive") == 0) return; /* which says nothing of its ranks */
     bt_supervisor_hear(s, now);
     if (strncmp(line, "control ", 8) == 0 && s->phase == STARTING) {
         s->phase = LOADING;

@@ -5,6 +5,7 @@
 #include "cli/account.h"
 #include "cli/child.h"
 #include "cli/echo.h"
+#include "cli/outlet.h"
 #include "cli/progress.h"
 #include "cli/restart_wait.h"
 #include "cli/supervisor.h"
@@ -41,6 +42,7 @@ typedef struct supervisor {
     bt_child        asker; /* of the hosts */
     phase           phase;
     bt_echo         echo;
+    bt_outlet       out; /* what we say ourselves when the cell is ready */
     bt_child        coordinator, launch, client;
     bt_child        fresh; /* ranks of a cell that is to take the place of launch's */
     int             signal_fd;
@@ -58,15 +60,20 @@ typedef struct supervisor {
     uint32_t        n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
     bool            has_served;
     bt_progress     progress;
-    uint64_t        told_ns;   /* when progress was last logged */
-    bt_account     *accounts;  /* [n_ranks] */
-    uint64_t        heard_ns;  /* when anything came */
-    uint64_t        looked_ns; /* the last time; 0: not yet */
+    uint64_t        told_ns;    /* when progress was last logged */
+    bt_account     *accounts;   /* [n_ranks] */
+    uint64_t        heard_ns;   /* when anything came */
+    uint64_t        looked_ns;  /* the last time; 0: not yet */
+    uint64_t        spoke_ns;   /* when the coordinator last said anything */
+    uint64_t        quiet_ns;   /* then it may be silent for so long */
+    uint32_t        hung_s;     /* it was ended, silent for so long; 0: it was not */
+    bool            has_spoken; /* since it was started */
     uint64_t        start_ns, stop_ns;
     uint64_t        serving_ns;                          /* since when; 0: not */
     uint64_t        coordinator_term_ns, launch_term_ns; /* while stopping */
     bool            asked;                               /* the end was asked for */
     bool            draining;     /* and the coordinator ends when nothing runs any more */
+    uint64_t        drain_end_ns; /* it should have by then; 0: it has no limit */
     char            http[128];    /* where its HTTP port is; "" */
     bool            hurried;      /* asked again: the ranks were ended by a signal at our word */
     bool            served;       /* the cell was ready when it stopped */

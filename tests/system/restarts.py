@@ -8,8 +8,10 @@ the same port and ranks serve again. renewed: with --renew a cell that lacks
 ranks is replaced under load by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the
 launcher of the old one dies. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -180,6 +182,20 @@ def renewed_in_turn(a, pb, rpc):
     assert cell.stop() == 0, cell.log()
 
 
+def upgraded(a, pb, rpc):
+    """A program that is not there for a moment is one more reason to try again."""
+    with tempfile.TemporaryDirectory() as folder:
+        programs = shutil.copytree(a.bin, os.path.join(folder, "bin"))
+        launcher, aside = os.path.join(programs, "baton-launch"), os.path.join(programs, "aside")
+        cell = cells.Cell(programs, os.path.join(a.source, "models/demo"), "1+1", "--on-death", "restart").wait_ready()
+        os.rename(launcher, aside)
+        os.kill(cells.process_named(cell, "baton-launch"), signal.SIGKILL)
+        wait_for(cell, "baton-launch: No such file or directory", 1)
+        os.rename(aside, launcher)
+        wait_for(cell, "serving again", 1)
+        assert cell.stop() == 0, cell.log()
+
+
 def crash_loop(a, pb, rpc):
     cell = start(a, "1+1", "--restarts", "7", "--stall-s", "15")    # the last pause is longer than what counts as a stall
     begin = time.monotonic()
@@ -210,7 +226,7 @@ def start_up(a, pb, rpc):
         assert min(times) < START_S, f"expected below {START_S} s"
 
 
-CASES = [ranks, coordinator, renewed, renewed_in_turn, crash_loop, start_up]
+CASES = [ranks, coordinator, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
 
 
 def main():

@@ -13,8 +13,13 @@
 #include "core/clock.h"
 #include "core/file.h"
 
-enum { ARGUMENT_MAX = 512 };
+enum { ARGUMENT_MAX = 512, STARTED_MAX = 64 };
 #define GUARD_NS (3 * BT_NS_PER_S) /* to remove what a killed launcher left */
+
+/* What bt_child_spawn() has started and nobody has collected yet. */
+static pid_t  g_started[STARTED_MAX];
+static size_t g_n_started;
+static bool   g_others; /* there were children before: bt_child_adopt() */
 
 void bt_lines_read(bt_lines *lines, bt_line_fn fn, void *ctx)
 {
@@ -139,6 +144,7 @@ bt_status bt_child_spawn(const bt_child_spec *spec, bt_child *child_out)
     int       go[2] = {-1, -1}, err[2] = {-1, -1}, report[2] = {-1, -1};
     bool      failed = true;
 
+    BT_ASSERT(g_n_started < STARTED_MAX);
     BT_TRY(make_pipe(spec->held, true, go));
     BT_TRY(make_pipe(!spec->own_stderr, false, err));
     BT_TRY(make_pipe(spec->reports, false, report));
@@ -149,6 +155,7 @@ bt_status bt_child_spawn(const bt_child_spec *spec, bt_child *child_out)
     }
     BT_REQUIRE(pid > 0, BT_ERR_IO, "fork for %s: %s", spec->name, strerror(errno));
     if (spec->own_group) setpgid(pid, pid);
+    g_started[g_n_started++] = pid;
     bt_child_init(child_out);
     child_out->name      = spec->name;
     child_out->pid       = pid;
@@ -182,6 +189,16 @@ void bt_child_kill(const bt_child *child, int sig)
     if (bt_child_running(child)) kill(child->pid, sig);
 }
 
+/* Before its pid can be another's. */
+static void forget_started(pid_t pid)
+{
+    for (size_t i = 0; i < g_n_started; i++) {
+        if (g_started[i] != pid) continue;
+        g_started[i] = g_started[--g_n_started];
+        return;
+    }
+}
+
 bool bt_child_collect(bt_child *const *children, size_t n)
 {
     bool  found = false;
@@ -189,6 +206,7 @@ bool bt_child_collect(bt_child *const *children, size_t n)
     pid_t pid;
 
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        forget_started(pid);
         for (size_t i = 0; i < n; i++) {
             if (children[i]->pid != pid) continue;
             children[i]->ended  = true;
@@ -218,7 +236,24 @@ void bt_child_close(bt_child *child)
     child->go_fd = child->err.fd = child->report.fd = -1;
 }
 
-void bt_child_adopt(void) { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+void bt_child_adopt(void)
+{
+    pid_t got;
+
+    while ((got = waitpid(-1, NULL, WNOHANG)) > 0)
+        continue; /* nobody else will */
+    g_others = got == 0;
+    if (!g_others) prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+static bool is_ours(long pid)
+{
+    bool found = !g_others;
+
+    for (size_t i = 0; !found && i < g_n_started; i++)
+        found = g_started[i] == pid;
+    return found;
+}
 
 /* The launcher's guard, which removes the private directories of a launcher that was killed. */
 static bool is_guard(long pid)
@@ -234,25 +269,31 @@ static bool is_guard(long pid)
     return strcmp(name, "baton-guard\n") == 0;
 }
 
+static void kill_ours(bool guards_too)
+{
+    char  path[64];
+    FILE *list;
+    long  pid;
+
+    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
+    list = fopen(path, "re");
+    if (list == NULL) return;
+    while (fscanf(list, "%ld", &pid) == 1)
+        if (is_ours(pid) && (guards_too || !is_guard(pid))) kill((pid_t)pid, SIGKILL);
+    fclose(list);
+}
+
 void bt_child_end_all(uint64_t wait_ns)
 {
     uint64_t kill_at_ns = bt_now_ns() + wait_ns;
-    char     path[64];
-    FILE    *list;
-    long     pid;
 
-    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
     for (;;) {
         pid_t got = waitpid(-1, NULL, WNOHANG);
 
+        if (got > 0) forget_started(got);
         if (got > 0 || (got < 0 && errno == EINTR)) continue;
-        if (got < 0) return; /* no child is left */
-        if (bt_now_ns() > kill_at_ns && (list = fopen(path, "re")) != NULL) {
-            while (fscanf(list, "%ld", &pid) == 1)
-                if (!is_guard(pid) || bt_now_ns() > kill_at_ns + GUARD_NS)
-                    kill((pid_t)pid, SIGKILL);
-            fclose(list);
-        }
+        if (got < 0 || (g_others && g_n_started == 0)) return; /* none of ours is left */
+        if (bt_now_ns() > kill_at_ns) kill_ours(bt_now_ns() > kill_at_ns + GUARD_NS);
         bt_sleep_ns(10 * BT_NS_PER_MS);
     }
 }

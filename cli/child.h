@@ -59,9 +59,12 @@ bool bt_child_collect(bt_child *const *children, size_t n);
 const char *bt_child_ending(const bt_child *child, char *buf, size_t capacity);
 void        bt_child_close(bt_child *child); /* its pipes */
 
-/* Also takes over what dying children leave behind (PR_SET_CHILD_SUBREAPER); ends and collects it,
- * within wait_ns.  Call it last. */
+/* Before the first spawn: takes over what dying children leave behind (PR_SET_CHILD_SUBREAPER).
+ * Where this process has children already, as after `helper & exec baton run`, it does not: theirs
+ * could not be told from ours, which die with their parents anyway. */
 void bt_child_adopt(void);
+/* Waits wait_ns, then kills and collects, what was spawned and taken over; children from before
+ * adopt() and their children live on.  Call it last. */
 void bt_child_end_all(uint64_t wait_ns);
 
 /* The path of a program of ours: it lies in this program's own directory. */

@@ -306,7 +306,7 @@ int main(int argc, char **argv)
     opt.cell.verbose = opt.verbose;
     sigaction(SIGTERM, &note, NULL);
     sigaction(SIGINT, &note, NULL);
-    sigaction(SIGHUP, &note, NULL);
+    if (signal(SIGHUP, SIG_IGN) != SIG_IGN) sigaction(SIGHUP, &note, NULL); /* not under nohup */
     code = evaluate(&opt) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
     bt_settings_destroy(settings);
     return code;

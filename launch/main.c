@@ -236,7 +236,7 @@ static void tell_no_start(const bt_mpirun_options *opt, int status)
 
 /* Returns mpirun's wait status; all its processes on this machine are gone by then. */
 static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *signals,
-                    pid_t guard)
+                    pid_t guard, bool others)
 {
     uint64_t stop_at_ns = 0, first_ns = 0;
     bool     ended  = false;
@@ -259,7 +259,7 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
             stop_at_ns = bt_now_ns() + STOP_NS;
         }
     }
-    bt_mpirun_reap(guard);
+    bt_mpirun_reap(mpirun, guard, others);
     bt_endings_hear();
     if (stop_at_ns == 0) tell_no_start(opt, status);
     /* It ended as asked: how mpirun itself died on the way does not matter. */
@@ -268,14 +268,38 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
     return status;
 }
 
+/* What this program waits for; a hangup, where it is ignored as under nohup, stays so. */
+static void block_signals(sigset_t *signals_out)
+{
+    static const int HANDLED[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+    struct sigaction old;
+
+    sigemptyset(signals_out);
+    for (size_t i = 0; i < sizeof(HANDLED) / sizeof(HANDLED[0]); i++)
+        sigaddset(signals_out, HANDLED[i]);
+    if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler == SIG_IGN)
+        sigdelset(signals_out, SIGHUP);
+    sigprocmask(SIG_BLOCK, signals_out, NULL);
+}
+
+/* Those of the shell that has exec'ed this program, as `helper & exec baton-launch` does. */
+static bool has_children(void)
+{
+    pid_t got;
+
+    while ((got = waitpid(-1, NULL, WNOHANG)) > 0)
+        continue; /* nobody else will collect it */
+    return got == 0;
+}
+
 int main(int argc, char **argv)
 {
-    static const int  HANDLED[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
-    const struct argp parser    = {OPTIONS, parse, "-- PROGRAM [ARG...]", DOC, NULL, NULL, NULL};
-    options           opt       = {0};
-    bt_scratch        scratch   = BT_SCRATCH_NONE;
+    const struct argp parser  = {OPTIONS, parse, "-- PROGRAM [ARG...]", DOC, NULL, NULL, NULL};
+    options           opt     = {0};
+    bt_scratch        scratch = BT_SCRATCH_NONE;
     sigset_t          signals;
     pid_t             mpirun;
+    bool              others;
     int               status = 0;
     bt_status         st;
 
@@ -285,13 +309,11 @@ int main(int argc, char **argv)
     bt_log_init("launch", BT_LOG_INFO);
     bt_log_never_block();
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
-    sigemptyset(&signals);
-    for (size_t i = 0; i < sizeof(HANDLED) / sizeof(HANDLED[0]); i++)
-        sigaddset(&signals, HANDLED[i]);
-    sigprocmask(SIG_BLOCK, &signals, NULL);
-    st = bt_scratch_open(&scratch);
+    block_signals(&signals);
+    others = has_children();
+    st     = bt_scratch_open(&scratch);
     if (st == BT_OK) st = bt_mpirun_start(&opt.mpirun, &scratch, &mpirun);
-    if (st == BT_OK) status = wait_for(&opt.mpirun, mpirun, &signals, scratch.guard);
+    if (st == BT_OK) status = wait_for(&opt.mpirun, mpirun, &signals, scratch.guard, others);
     bt_scratch_close(&scratch);
     bt_rank_map_fini(&opt.map);
     return st == BT_OK ? exit_code(status) : EXIT_FAILURE;

@@ -183,7 +183,9 @@ static BT_NORETURN void exec_mpirun(char **argv, pid_t parent, int out)
     sigset_t none;
     int      null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
-    setpgid(0, 0); /* a terminal's ^C is for the launcher, which ends the job in order */
+    /* A terminal's ^C is for the launcher, which ends the job in order; and whoever is left of the
+     * job is known by its session. */
+    setsid();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(128 + SIGKILL);
     sigemptyset(&none);
@@ -310,7 +312,6 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     pid = fork();
     if (pid == 0) exec_mpirun(c.argv, self, out);
     BT_REQUIRE(pid > 0, BT_ERR_IO, "fork: %s", strerror(errno));
-    setpgid(pid, pid); /* on both sides, so that nobody can be too early */
     *pid_out = pid;
 out:
     if (out >= 0) close(out);
@@ -335,7 +336,7 @@ uint32_t bt_mpirun_n_children(pid_t mpirun)
     return n;
 }
 
-void bt_mpirun_reap(pid_t keep)
+void bt_mpirun_reap(pid_t mpirun, pid_t keep, bool session_only)
 {
     char  path[64];
     FILE *children;
@@ -348,7 +349,7 @@ void bt_mpirun_reap(pid_t keep)
         children = fopen(path, "re");
         if (children == NULL) return;
         while (fscanf(children, "%ld", &pid) == 1) {
-            if (pid == (long)keep) continue;
+            if (pid == (long)keep || (session_only && getsid((pid_t)pid) != mpirun)) continue;
             found = true;
             kill((pid_t)pid, SIGKILL);
             while (waitpid((pid_t)pid, NULL, 0) < 0 && errno == EINTR)

@@ -23,7 +23,7 @@ typedef struct {
 /* The ranks run on several hosts and go on when one dies: endings come by lines (endings.h). */
 bool bt_mpirun_survives_far(const bt_mpirun_options *options);
 
-/* Starts mpirun in a process group of its own; it dies with this process.  Every rank runs
+/* Starts mpirun in a session of its own; it dies with this process.  Every rank runs
  * `baton-launch --as-rank -- argv`.  Variables of Open MPI that the user has set stay as they are.
  */
 bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
@@ -36,8 +36,9 @@ bool bt_mpirun_is_far(const bt_mpirun_options *options);
  * known. */
 uint32_t bt_mpirun_n_children(pid_t mpirun);
 
-/* Ends what a killed mpirun may have left: every child of this process except `keep`.  Needs
+/* Ends what a killed mpirun may have left: every child of this process except `keep`; session_only:
+ * of these the ones of mpirun's session, as others may be none of the job's.  Needs
  * PR_SET_CHILD_SUBREAPER, which start() sets. */
-void bt_mpirun_reap(pid_t keep);
+void bt_mpirun_reap(pid_t mpirun, pid_t keep, bool session_only);
 
 #endif

@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <sys/stat.h>
 
+#include "model/safetensors.h"
 #include "tests/support/command.h"
 #include "tests/support/test.h"
 
@@ -378,6 +379,83 @@ static void launch_sigusr1_reaches_every_rank(void)
     EXPECT_HAS(g_command.output, "drained 1");
 }
 
+/* Under nohup. */
+static void launch_hangup_that_is_ignored_ends_nothing(void)
+{
+    const char *argv[] = {
+        "/bin/sh", "-c",
+        "trap '' HUP; exec \"$0\" -n 1 -- /bin/sh -c \"trap 'echo drained; exit 0' "
+        "USR1; echo up 0; while :; do sleep 0.1; done\"",
+        g_launch, NULL};
+
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_wait_for(&g_command, "up 0", START_S));
+    kill(g_command.pid, SIGHUP);
+    kill(g_command.pid, SIGUSR1);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 0);
+    EXPECT_HAS(g_command.output, "drained");
+}
+
+/* The same of a verb that starts ranks itself. */
+static void logits_hangup_that_is_ignored_ends_nothing(void)
+{
+    int32_t         ids[] = {1, 2, 3, 4}, prompt = 2;
+    const bt_tensor tensors[] = {
+        {"a.ids",    BT_ST_I32, 1, {4}, ids,     sizeof(ids)   },
+        {"a.prompt", BT_ST_I32, 1, {1}, &prompt, sizeof(prompt)},
+    };
+    char        folder[] = "/tmp/baton-test-XXXXXX", program[512], in[64], out[64];
+    const char *argv[]   = {"/bin/sh", "-c",      "trap '' HUP; exec \"$0\" \"$@\"",
+                            program,   "--model", BT_SOURCE_DIR "/models/demo",
+                            "--ids",   in,        "--out",
+                            out,       NULL};
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(program, sizeof(program), "%.*s/baton-logits",
+             (int)(strrchr(g_launch, '/') - g_launch), g_launch);
+    snprintf(in, sizeof(in), "%s/in", folder);
+    snprintf(out, sizeof(out), "%s/out", folder);
+    EXPECT_EQ(bt_safetensors_write(in, 2, tensors), BT_OK);
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_has_child(&g_command, START_S)); /* from then on it would hear it */
+    kill(g_command.pid, SIGHUP);
+    EXPECT_EQ(bt_command_finish(&g_command, 2 * END_S), 0);
+    EXPECT(unlink(out) == 0 && unlink(in) == 0 && rmdir(folder) == 0);
+}
+
+/* Those of a shell that has exec'ed the launcher, and theirs, which come to it as the job's do. */
+static void launch_children_from_before_live_on(void)
+{
+    const char *argv[] = {
+        "/bin/sh",
+        "-c",
+        "(trap 'sleep 600 & echo orphan $!; exit' USR1; for i in $(seq 600); do sleep 0.1; done) & "
+        "echo helper $!; sleep 600 & echo other $!; exec \"$0\" -n 2 -- /bin/sh -c \"$1\"",
+        g_launch,
+        SAY "sleep 600 & echo stray $!; echo up $OMPI_COMM_WORLD_RANK; exec sleep 600",
+        NULL};
+    pid_t left[2], helper;
+
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_wait_for(&g_command, "up 0", START_S));
+    EXPECT(bt_command_wait_for(&g_command, "up 1", START_S));
+    helper = (pid_t)number_after("helper ", 0);
+    if (helper > 0) kill(helper, SIGUSR1);
+    EXPECT(bt_command_wait_for(&g_command, "orphan ", START_S));
+    EXPECT(helper > 0 && bt_process_gone(helper, END_S));
+    signal_mpirun(SIGKILL);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    expect_nothing_left();
+    for (int i = 0; i < 2; i++)
+        EXPECT(bt_process_gone((pid_t)number_after("stray ", i), END_S));
+    left[0] = (pid_t)number_after("other ", 0);
+    left[1] = (pid_t)number_after("orphan ", 0);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(left[i] > 0 && !bt_process_gone(left[i], 0));
+        if (left[i] > 0) kill(left[i], SIGKILL);
+    }
+}
+
 /* Ranks in the order of their roles, each on its own cores and device. */
 static void launch_rank_map_binds_each_rank(void)
 {
@@ -618,6 +696,9 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_daemon_that_hangs_is_ended),
     BT_TEST(launch_sigterm_after_a_death_ends_in_order),
     BT_TEST(launch_sigusr1_reaches_every_rank),
+    BT_TEST(launch_hangup_that_is_ignored_ends_nothing),
+    BT_TEST(logits_hangup_that_is_ignored_ends_nothing),
+    BT_TEST(launch_children_from_before_live_on),
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_bad_command_lines_are_refused),
     BT_TEST(launch_without_mpirun_says_what_to_do),

@@ -1,7 +1,12 @@
 #include "cli/account.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "core/log.h"
+
+enum { LINE_BYTES = 512 };
 
 /* "2026-11-23 11:02:09.001 I rank=2 - worker/step.c:302 account: 25 steps; computed ..." */
 void bt_account_read(const char *line, uint32_t n_ranks, bt_account *accounts)
@@ -42,28 +47,39 @@ static bool others_have_tokens(uint32_t n_ranks, const bt_account *accounts, uin
     return false;
 }
 
+/* Adds to the line, of which *n bytes are there. */
+BT_PRINTF(3, 4) static void add(char line[LINE_BYTES], size_t *n, const char *fmt, ...)
+{
+    va_list ap;
+    int     more;
+
+    va_start(ap, fmt);
+    more = vsnprintf(line + *n, LINE_BYTES - *n, fmt, ap);
+    va_end(ap);
+    *n += more < (int)(LINE_BYTES - *n) ? (size_t)more : LINE_BYTES - *n - 1;
+}
+
 void bt_account_print(const bt_cell_options *cell, const bt_account *accounts)
 {
     for (uint32_t r = 0; r < bt_cell_n_ranks(cell); r++) {
         const bt_account *a = &accounts[r];
+        char              line[LINE_BYTES];
+        size_t            n = 0;
 
         if (!a->known) continue;
-        fprintf(stderr, "rank %u, %s: %llu step%s", r, role_of(cell, r), a->steps,
-                plural(a->steps));
-        if (a->prompt_tokens != 0) {
-            fprintf(stderr, ", %llu prompt token%s", a->prompt_tokens, plural(a->prompt_tokens));
-        }
-        if (a->generated_tokens != 0) fprintf(stderr, ", %llu generated", a->generated_tokens);
-        if (a->prompt_tokens == 0 && a->generated_tokens == 0) {
-            fputs(a->steps != 0 && others_have_tokens(bt_cell_n_ranks(cell), accounts, r)
-                      ? ", its experts for the others' tokens"
-                      : ", no tokens",
-                  stderr);
-        }
-        if (a->pages != 0) {
-            fprintf(stderr, ", %llu KV page%s (%llu bytes) handed over", a->pages, plural(a->pages),
-                    a->bytes);
-        }
-        fputc('\n', stderr);
+        add(line, &n, "rank %u, %s: %llu step%s", r, role_of(cell, r), a->steps, plural(a->steps));
+        if (a->prompt_tokens != 0)
+            add(line, &n, ", %llu prompt token%s", a->prompt_tokens, plural(a->prompt_tokens));
+        if (a->generated_tokens != 0) add(line, &n, ", %llu generated", a->generated_tokens);
+        if (a->prompt_tokens == 0 && a->generated_tokens == 0)
+            add(line, &n, "%s",
+                a->steps != 0 && others_have_tokens(bt_cell_n_ranks(cell), accounts, r)
+                    ? ", its experts for the others' tokens"
+                    : ", no tokens");
+        if (a->pages != 0)
+            add(line, &n, ", %llu KV page%s (%llu bytes) handed over", a->pages, plural(a->pages),
+                a->bytes);
+        add(line, &n, "\n");
+        bt_log_pass_on(line, n);
     }
 }

@@ -16,7 +16,7 @@ typedef struct {
 
 /* Any line of a rank; when it is an account, accounts[its rank] is set. */
 void bt_account_read(const char *line, uint32_t n_ranks, bt_account *accounts);
-/* One line per rank that has given one, to stderr. */
+/* One line per rank that has given one, to stderr; dropped where nobody reads it. */
 void bt_account_print(const bt_cell_options *cell, const bt_account *accounts);
 
 #endif

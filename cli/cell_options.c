@@ -143,6 +143,13 @@ void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value)
     if (find_flag(opt, flag) == opt->n_worker_args) pass_on(opt, flag, value);
 }
 
+const char *bt_cell_value(const bt_cell_options *opt, const char *flag)
+{
+    uint32_t i = find_flag(opt, flag);
+
+    return i + 1 < opt->n_worker_args ? opt->worker_args[i + 1] : NULL;
+}
+
 void bt_cell_rename(bt_cell_options *opt, const char *name)
 {
     opt->name = name;

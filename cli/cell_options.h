@@ -46,6 +46,9 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
 /* A flag for every rank unless the user has given it; both strings are borrowed. */
 void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value);
 
+/* What the ranks get with the flag, borrowed; NULL where they have their default. */
+const char *bt_cell_value(const bt_cell_options *opt, const char *flag);
+
 /* Its name among a coordinator's cells, borrowed. */
 void bt_cell_rename(bt_cell_options *opt, const char *name);
 

@@ -205,6 +205,19 @@ static void on_coordinator_end(supervisor *s)
     start_again(s, &s->coordinator_at_ns, "the coordinator %s", text);
 }
 
+static bool is_silent(const supervisor *s, uint64_t since_ns)
+{
+    return bt_child_running(&s->coordinator) && bt_now_ns() > s->spoke_ns + since_ns;
+}
+
+/* No other one will come. */
+static void end_silent_coordinator(supervisor *s, const char *when)
+{
+    bt_supervisor_fail(s, "the coordinator has not answered for %llu s%s",
+                       (unsigned long long)((bt_now_ns() - s->spoke_ns) / BT_NS_PER_S), when);
+    bt_child_kill(&s->coordinator, SIGKILL);
+}
+
 /* Starts the child when its time has come; ranks, when their hosts have been chosen too. */
 static void start_when_due(supervisor *s, uint64_t *at_ns, const bt_child *child,
                            bt_status (*start)(supervisor *s), uint64_t now)
@@ -266,7 +279,10 @@ static void on_child_end(supervisor *s)
         begin_stop(s);
         return;
     }
-    if (s->launch.ended) on_ranks_end(s);
+    if (s->launch.ended && is_silent(s, s->quiet_ns / 2) && !bt_supervisor_may_restart(s))
+        end_silent_coordinator(s, ", and its ranks have left"); /* they found that sooner than we */
+    else if (s->launch.ended)
+        on_ranks_end(s);
     if (s->coordinator.ended && s->phase != STOPPING) on_coordinator_end(s);
 }
 
@@ -318,10 +334,8 @@ static void on_drain_end(supervisor *s, uint64_t now)
 {
     s->asked = true;
     begin_stop(s);
-    if (!bt_child_running(&s->coordinator) || now <= s->spoke_ns + QUIET_NS) return;
-    bt_supervisor_fail(s, "the coordinator has not answered for %llu s while it drained",
-                       (unsigned long long)((now - s->spoke_ns) / BT_NS_PER_S));
-    bt_child_kill(&s->coordinator, SIGKILL);
+    if (!is_silent(s, QUIET_NS)) return;
+    end_silent_coordinator(s, " while it drained");
     s->launch_term_ns = s->fresh_term_ns = now; /* nobody else tells them */
 }
 

@@ -35,6 +35,7 @@ typedef struct {
     bt_rpc_tls                    tls;  /* owned */
     phase                         phase;
     uint64_t                      deadline_ns; /* of the phase; UINT64_MAX: none */
+    uint64_t                      alive_ns;    /* when that is to be announced next */
     int                           exit_code;
 } coordinator;
 
@@ -270,6 +271,7 @@ static void serve(coordinator *c)
         if (c->phase == DRAINING) check_drained(c);
         check_signals(c);
         observe(c);
+        bt_announce_alive(c->opt->announce_fd, bt_now_ns(), &c->alive_ns);
     }
 }
 
@@ -285,6 +287,7 @@ static void close_up(coordinator *c)
                                             (c->pub != NULL && bt_public_n_streams(c->pub) > 0))) {
         bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
         if (c->pub != NULL) bt_public_poll(c->pub);
+        bt_announce_alive(c->opt->announce_fd, bt_now_ns(), &c->alive_ns);
     }
     bt_fleet_name_stragglers(c->fleet, CLOSE_S);
     while (bt_now_ns() < flush_ns) { /* what is said last should reach the wire */

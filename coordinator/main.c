@@ -30,7 +30,7 @@ static const char doc[] =
     "--announce-fd gets these lines: \"http HOST:PORT\", \"control HOST:PORT\", \"progress RANK "
     "DONE TOTAL [CELL]\", \"ready HOST:PORT\", \"serving CELL\", \"draining\", \"worn CELL\" (it "
     "lacks ranks and has no spare left), \"lost CELL: REASON\", \"left CELL\", \"failed "
-    "REASON\".\n\n"
+    "REASON\", and, in a pipe that is read, \"alive\" every second.\n\n"
     "SIGTERM drains: new requests are refused with UNAVAILABLE, running ones have --drain-s "
     "seconds to finish, then what is still open ends with UNAVAILABLE, and the ranks are told to "
     "exit. SIGUSR1 drains without a limit. SIGINT ends at once, and so does SIGTERM "

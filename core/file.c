@@ -35,6 +35,16 @@ FILE *bt_open_regular(const char *path, const char **why_out)
     return f;
 }
 
+int bt_open_never_blocking(int fd)
+{
+    struct stat info;
+    char        path[32];
+
+    if (fstat(fd, &info) != 0 || (!S_ISFIFO(info.st_mode) && !isatty(fd))) return -1;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    return open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+}
+
 bt_status bt_check_out(const char *option, const char *path)
 {
     bt_status   st    = BT_OK;

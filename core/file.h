@@ -21,6 +21,10 @@ const char *bt_file_kind(mode_t mode);
  * text changes. */
 FILE *bt_open_regular(const char *path, const char **why_out);
 
+/* The pipe or terminal of fd, opened once more so that writing never waits: O_NONBLOCK belongs to
+ * what others have open as well.  Owned by the caller; -1: it is neither, or cannot be opened. */
+int bt_open_never_blocking(int fd);
+
 /* Can a new file be put at path?  Asked before long work; nothing is created.  IO says why not,
  * after `option`, which named it. */
 bt_status bt_check_out(const char *option, const char *path);

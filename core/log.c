@@ -1,7 +1,6 @@
 #include "core/log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 
 enum { LINE_BYTES = 1024, TEXT_BYTES = 640, N_PLACES = 256 };
 
@@ -53,16 +53,14 @@ void bt_log_init_verb(const char *who, bt_log_level max_level)
 
 bool bt_log_is_verb(void) { return g_is_verb; }
 
-/* The pipe or terminal is opened anew: O_NONBLOCK belongs to what others have open as well. */
 void bt_log_never_block(void)
 {
     struct stat info;
-    int         fd = -1;
+    int         fd;
 
     if (fstat(STDERR_FILENO, &info) != 0) return;
     g_is_socket = S_ISSOCK(info.st_mode);
-    if (S_ISFIFO(info.st_mode) || isatty(STDERR_FILENO))
-        fd = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    fd          = bt_open_never_blocking(STDERR_FILENO);
     if (fd >= 0) g_fd = fd;
 }
 

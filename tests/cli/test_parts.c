@@ -1,8 +1,10 @@
 /* The parts of the verbs that can be looked at without processes: lines of a pipe, what is
  * remembered of a rank's words, rows of an evaluation, and every unwinding when memory is short. */
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -14,6 +16,7 @@
 #include "cli/echo.h"
 #include "cli/eval_cases.h"
 #include "cli/eval_cell.h"
+#include "cli/outlet.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "model/safetensors.h"
@@ -204,6 +207,61 @@ static void account_of_an_idle_rank_claims_no_work(void)
     EXPECT_HAS(printed(&two, accounts), "rank 1, both roles: 3 steps, no tokens\n");
     accounts[0] = (bt_account){.known = true, .steps = 3, .prompt_tokens = 2};
     EXPECT_HAS(printed(&two, accounts), "3 steps, its experts for the others' tokens\n");
+}
+
+/* ---- outlet */
+
+static size_t fill(int fd)
+{
+    size_t n = 0;
+
+    while (write(fd, "x", 1) == 1)
+        n++;
+    return n;
+}
+
+/* A socket and a pipe, with ends that block for others; the text is longer than one write. */
+static void outlet_waits_in_memory(void)
+{
+    static char  text[9000], got[300000];
+    sighandler_t pipe_ends = signal(SIGPIPE, SIG_IGN);
+
+    memset(text, 'y', sizeof(text) - 1);
+    for (int i = 0; i < 2; i++) {
+        bt_outlet out;
+        size_t    n, n_got = 0;
+        ssize_t   some;
+        int       fds[2];
+
+        NEED(i == 0 ? pipe(fds) == 0 : socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+        fcntl(fds[0], F_SETFL, O_NONBLOCK);
+        fcntl(fds[1], F_SETFL, O_WRONLY | O_NONBLOCK);
+        n = fill(fds[1]);
+        fcntl(fds[1], F_SETFL, O_WRONLY);
+        bt_outlet_open(&out, fds[1]);
+        bt_outlet_say(&out, "%s", text);
+        bt_alloc_fail_at(0);
+        bt_outlet_say(&out, "there is no memory for that");
+        bt_alloc_fail_at(-1);
+        bt_outlet_say(&out, "%d", 17);
+        bt_outlet_push(&out);
+        while (n_got < sizeof(got) - 1 &&
+               (some = read(fds[0], got + n_got, sizeof(got) - 1 - n_got)) > 0) {
+            n_got += (size_t)some;
+            bt_outlet_push(&out);
+        }
+        got[n_got] = '\0';
+        EXPECT_EQ(n_got, n + sizeof(text) - 1 + 2);
+        EXPECT(n_got > 9000 && got[n - 1] == 'x' && strncmp(got + n, text, 8999) == 0);
+        EXPECT(strcmp(got + n + 8999, "17") == 0);
+        EXPECT((fcntl(fds[1], F_GETFL) & O_NONBLOCK) == 0);
+        close(fds[0]);
+        bt_outlet_say(&out, "to nobody");
+        EXPECT_EQ(out.n_rest, 0);
+        bt_outlet_close(&out);
+        EXPECT(close(fds[1]) == 0);
+    }
+    signal(SIGPIPE, pipe_ends);
 }
 
 /* ---- rows */
@@ -554,8 +612,71 @@ static void guard_of_a_killed_launcher_may_finish(void)
     rmdir(folder);
 }
 
+static BT_NORETURN void be_idle(void)
+{
+    for (;;)
+        pause();
+}
+
+/* Writes the pid of a child when it is told to, and leaves it behind. */
+static BT_NORETURN void be_parent(int told_fd, int pid_fd)
+{
+    char  byte;
+    pid_t child;
+
+    if (read(told_fd, &byte, 1) != 1) _exit(1);
+    child = fork();
+    if (child == 0) be_idle();
+    _exit(write(pid_fd, &child, sizeof(child)) != sizeof(child));
+}
+
+/* As `helper & exec baton run` has it: 0 when ours alone has ended. */
+static int end_beside_others(int told[2], int pid_fd)
+{
+    char *const         argv[] = {(char *)"/bin/sleep", (char *)"600", NULL};
+    const bt_child_spec spec   = {.name = "ours", .argv = (char **)argv, .own_group = true};
+    bt_child            ours;
+    pid_t               helper = fork(), parent;
+
+    if (helper == 0) be_idle();
+    parent = fork();
+    if (parent == 0) be_parent(told[0], pid_fd);
+    bt_child_adopt();
+    if (bt_child_spawn(&spec, &ours) != BT_OK || write(told[1], "t", 1) != 1 ||
+        waitpid(parent, NULL, 0) != parent)
+        return 1;
+    bt_child_end_all(100 * BT_NS_PER_MS);
+    if (waitpid(helper, NULL, WNOHANG) != 0) return 2;
+    kill(helper, SIGKILL);
+    return waitpid(ours.pid, NULL, WNOHANG) < 0 ? 0 : 3;
+}
+
+static void children_from_before_live_on(void)
+{
+    int   told[2], pids[2], status = -1;
+    pid_t child, left = -1;
+
+    EXPECT(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0 && pipe(told) == 0 && pipe(pids) == 0);
+    child = fork();
+    if (child == 0) _exit(end_beside_others(told, pids[1]));
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT_EQ(status, 0);
+    EXPECT(read(pids[0], &left, sizeof(left)) == sizeof(left));
+    EXPECT_EQ(waitpid(left, NULL, WNOHANG), 0); /* it lives, and has come to us */
+    if (left > 0) {
+        kill(left, SIGKILL);
+        waitpid(left, NULL, 0);
+    }
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+    for (int i = 0; i < 2; i++) {
+        close(told[i]);
+        close(pids[i]);
+    }
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(guard_of_a_killed_launcher_may_finish),
+    BT_TEST(children_from_before_live_on),
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(echo_keeps_the_first_error_of_a_rank),
     BT_TEST(echo_knows_the_lines_that_the_log_writes),
@@ -563,6 +684,7 @@ static const bt_test TESTS[] = {
     BT_TEST(echo_bar_stays_in_its_row),
     BT_TEST(account_is_read_from_a_ranks_line),
     BT_TEST(account_of_an_idle_rank_claims_no_work),
+    BT_TEST(outlet_waits_in_memory),
     BT_TEST(eval_rows_are_checked),
     BT_TEST(eval_dense_model_has_no_experts),
     BT_TEST(eval_layers_without_experts_are_dense),

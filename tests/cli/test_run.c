@@ -279,6 +279,117 @@ static void run_goes_on_when_nobody_reads_its_lines(void)
     EXPECT_EQ(bt_command_finish(&g_run, END_S), 0);
 }
 
+/* A pipe whose writing end is full; returns of how many bytes. */
+static size_t open_full_pipe(int fds_out[2])
+{
+    char   byte = 'x';
+    size_t n    = 0;
+
+    EXPECT(pipe2(fds_out, O_NONBLOCK) == 0);
+    fcntl(fds_out[1], F_SETPIPE_SZ, 4096);
+    while (write(fds_out[1], &byte, 1) == 1)
+        n++;
+    fcntl(fds_out[1], F_SETFL, 0);
+    return n;
+}
+
+/* The line that comes after n_skipped bytes, borrowed; "" when none does. */
+static const char *read_line(int fd, size_t n_skipped)
+{
+    static char line[1024];
+    double      end = bt_command_now() + START_S;
+    size_t      n   = 0;
+    char        byte;
+
+    while (n + 1 < sizeof(line) && (n == 0 || line[n - 1] != '\n') && bt_command_now() < end) {
+        struct pollfd p = {fd, POLLIN, 0};
+
+        poll(&p, 1, 20);
+        if (read(fd, &byte, 1) != 1) continue;
+        if (n_skipped > 0)
+            n_skipped--;
+        else
+            line[n++] = byte;
+    }
+    line[n] = '\0';
+    return line;
+}
+
+/* Where it serves it says when somebody reads; until then it serves, and ends when asked. */
+static void run_goes_on_when_nobody_reads_its_stdout(void)
+{
+    char        program[256], script[64];
+    const char *argv[] = {"/bin/sh", "-c", script,   program, "--model", g_model,
+                          "--port",  "0",  "--both", "1",     NULL};
+
+    snprintf(program, sizeof(program), "%s/baton-run", g_bin);
+    for (int reads = 0; reads < 2; reads++) {
+        int         fds[2];
+        size_t      n = open_full_pipe(fds);
+        const char *line;
+
+        snprintf(script, sizeof(script), "exec \"$0\" \"$@\" >&%d", fds[1]);
+        bt_command_start(&g_run, argv, NULL);
+        close(fds[1]);
+        EXPECT(bt_command_wait_for(&g_run, " ready: ", START_S));
+        if (reads != 0) {
+            line = read_line(fds[0], n);
+            EXPECT(strncmp(line, "serving ", 8) == 0);
+            EXPECT_HAS(line, " at 127.0.0.1:");
+            EXPECT_HAS(line, " s)\n");
+        }
+        stop(SIGTERM);
+        close(fds[0]);
+    }
+}
+
+/* Of the cell's coordinator; 0: there is none. */
+static pid_t coordinator_pid(void)
+{
+    char  path[64], name[32];
+    long  pid, found = 0;
+    FILE *children, *comm;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)g_run.pid, (int)g_run.pid);
+    children = fopen(path, "re");
+    while (children != NULL && found == 0 && fscanf(children, "%ld", &pid) == 1) {
+        snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+        comm = fopen(path, "re");
+        if (comm != NULL && fgets(name, sizeof(name), comm) != NULL &&
+            strcmp(name, "baton-coordinat\n") == 0)
+            found = pid;
+        if (comm != NULL) fclose(comm);
+    }
+    if (children != NULL) fclose(children);
+    EXPECT(found != 0);
+    return (pid_t)found;
+}
+
+/* One that may be started again: tests/system/restarts.py. */
+static void run_coordinator_that_hangs_ends_the_cell(void)
+{
+    pid_t pid;
+
+    start_run("", ARGS("--both", "1", "--on-death", "stop", "--coordinator-timeout-s", "3"));
+    if (!serving() || (pid = coordinator_pid()) == 0) return;
+    kill(pid, SIGSTOP);
+    expect_over();
+    EXPECT_HAS(g_run.output, "the coordinator has not answered for 3 s");
+}
+
+/* Nobody ends the requests, and nobody tells the ranks. */
+static void run_drain_ends_when_the_coordinator_hangs(void)
+{
+    pid_t pid;
+
+    start_run("", ARGS("--both", "1", "--drain-s", "1"));
+    if (!serving() || (pid = coordinator_pid()) == 0) return;
+    kill(pid, SIGSTOP);
+    kill(g_run.pid, SIGTERM);
+    expect_over();
+    EXPECT_HAS(g_run.output, "s while it drained");
+}
+
 /* Else a program dies without a word of ours. */
 static void programs_name_the_limit_that_is_too_low(void)
 {
@@ -489,6 +600,9 @@ static const bt_test TESTS[] = {
     BT_TEST(run_death_while_serving_ends_requests),
     BT_TEST(run_signal_at_once_ends_cleanly),
     BT_TEST(run_goes_on_when_nobody_reads_its_lines),
+    BT_TEST(run_goes_on_when_nobody_reads_its_stdout),
+    BT_TEST(run_coordinator_that_hangs_ends_the_cell),
+    BT_TEST(run_drain_ends_when_the_coordinator_hangs),
     BT_TEST(programs_name_the_limit_that_is_too_low),
     BT_TEST(run_with_ignored_signals_ends_when_asked),
     BT_TEST(run_signal_while_loading_ends_cleanly),

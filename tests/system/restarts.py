@@ -4,7 +4,7 @@
     restarts.py --bin DIR --source DIR [--only NAME]
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
-the same port and ranks serve again. renewed: with --renew a cell that lacks
+the same port and ranks serve again. hung: so does a coordinator that answers no more. renewed: with --renew a cell that lacks
 ranks is replaced under load by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the
 launcher of the old one dies. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
 import os
@@ -100,6 +100,36 @@ def coordinator(a, pb, rpc):
     assert cell.ranks() == before, "the ranks were started again too"
     assert cell.stop() == 0, cell.log()
     print("coordinator killed: UNAVAILABLE, then the same port, the same ranks and the same tokens", flush=True)
+
+
+def hung(a, pb, rpc):
+    """The coordinator stands still while it serves, then the next one while it starts; the ranks stay."""
+    with tempfile.TemporaryDirectory() as folder:
+        programs = shutil.copytree(a.bin, os.path.join(folder, "bin"))
+        program, aside = os.path.join(programs, "baton-coordinator"), os.path.join(programs, "aside")
+        cell = cells.Cell(programs, os.path.join(a.source, "models/demo"), "1+1", "--on-death", "restart", "--coordinator-timeout-s", "4")
+        cell.wait_ready()
+        address, before, want = cell.address, cell.ranks(), ask(pb, rpc, cell, 1, 30)
+        os.kill(cells.process_named(cell, "baton-coordinator"), signal.SIGSTOP)
+        wait_for(cell, "the coordinator has not answered for 4 s; starting again", 1)
+        wait_for(cell, "serving again", 1)
+        assert cell.address == address and ask(pb, rpc, cell, 1, 30) == want
+        os.rename(program, aside)
+        with open(program, "w", encoding="utf-8") as f:
+            f.write("#!/bin/sh\nexec sleep 600\n")
+        os.chmod(program, 0o755)
+        os.kill(cells.process_named(cell, "baton-coordinator"), signal.SIGKILL)
+        end = time.monotonic() + BACK_S
+        while not any(cells.name_of(pid) == "sleep" for pid in cells.descendants(cell.process.pid)):
+            assert time.monotonic() < end, cell.log()
+            time.sleep(0.02)
+        os.rename(aside, program)
+        wait_for(cell, "the coordinator has not started within 4 s; starting again", 1)
+        wait_for(cell, "serving again", 2)
+        assert cell.address == address and ask(pb, rpc, cell, 1, 30) == want
+        assert cell.ranks() == before, "the ranks were started again too"
+        assert cell.stop() == 0, cell.log()
+    print("a coordinator that hangs is started again, with the same ranks", flush=True)
 
 
 def renewed(a, pb, rpc):
@@ -226,7 +256,7 @@ def start_up(a, pb, rpc):
         assert min(times) < START_S, f"expected below {START_S} s"
 
 
-CASES = [ranks, coordinator, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
+CASES = [ranks, coordinator, hung, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
 
 
 def main():

@@ -4,8 +4,8 @@
  *
  * With restarts, what dies after it has served is started again, with a growing wait
  * (restart_wait.h): ranks under the same coordinator, which replays their requests; or the
- * coordinator, also while ranks load, at the same addresses: the ranks attach to it again.  One that
- * is silent for too long is killed, and has died.  With `join` there are only ranks, for a
+ * coordinator, also while ranks load, at the same addresses: the ranks attach to it again.  One
+ * that is silent for too long is killed, and has died.  With `join` there are only ranks, for a
  * coordinator elsewhere.
  *
  * With `renew` ranks of a second cell are started under the same coordinator when the first lacks

@@ -233,7 +233,7 @@ static void start_when_due(supervisor *s, uint64_t *at_ns, const bt_child *child
     BT_TRY(start(s));
 out:
     if (st == BT_OK) return;
-    if (!bt_supervisor_may_restart(s)) {
+    if (!bt_supervisor_may_restart(s) && (child != &s->coordinator || s->opt->restarts == 0)) {
         bt_supervisor_fail(s, "%s", bt_error_text());
     } else if (child == &s->fresh) {
         *at_ns = 0;

@@ -198,14 +198,12 @@ bool bt_cell_ready(const bt_cell *cell)
     return cell->n_ranks != 0;
 }
 
-bool bt_cell_has_most(const bt_cell *cell)
+bool bt_cell_has_most(const bt_cell *cell, bool hope)
 {
-    uint32_t here = 0, all = 0;
+    uint32_t here = 0, all = cell->n_ranks - bt_cell_memory(cell)->seats.n_gone;
 
-    for (uint32_t i = 0; i < cell->n_ranks; i++) {
-        all += !cell->ranks[i].lost;
-        here += cell->ranks[i].attached && !cell->ranks[i].lost;
-    }
+    for (uint32_t i = 0; i < cell->n_ranks; i++)
+        here += (hope || cell->ranks[i].attached) && !cell->ranks[i].lost;
     return 2 * here > all;
 }
 

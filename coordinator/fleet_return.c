@@ -123,27 +123,18 @@ static void give_up(bt_fleet_cell *c, uint32_t rank, const char *why)
 
 bool bt_fleet_go_without(bt_fleet_cell *c)
 {
-    if (!may_lack_ranks(c) || !bt_cell_has_most(&c->cell)) return false;
+    if (!may_lack_ranks(c) || !bt_cell_has_most(&c->cell, false)) return false;
     for (uint32_t i = 0; i < c->cell.n_ranks; i++)
         if (!c->cell.ranks[i].attached && !c->cell.ranks[i].lost)
             give_up(c, i, "has not come back");
     return true;
 }
 
-/* Of those that were there when the other coordinator was lost, more than half are here or may
- * still come. */
-static bool may_have_most(const bt_cell *cell, uint32_t without)
-{
-    uint32_t n = 0, all = cell->n_ranks - bt_cell_memory(cell)->seats.n_gone;
-
-    for (uint32_t i = 0; i < cell->n_ranks; i++)
-        n += i != without && !cell->ranks[i].lost;
-    return 2 * n > all;
-}
-
 bool bt_fleet_go_without_rank(bt_fleet_cell *c, uint32_t rank)
 {
-    if (!may_lack_ranks(c) || !may_have_most(&c->cell, rank)) return false;
+    if (!may_lack_ranks(c)) return false;
+    c->cell.ranks[rank].lost = true;
+    if (!bt_cell_has_most(&c->cell, true)) return false;
     give_up(c, rank, "was lost on its way back");
     return true;
 }

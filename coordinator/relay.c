@@ -356,7 +356,6 @@ static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
 static void on_beat(bt_rank_state *k, const bt_up_beat *beat, uint64_t now_ns)
 {
     if (beat->prompt_rows != k->prompt_rows) k->rows_ns = now_ns;
-    k->reads       = k->reads && beat->progress == k->progress;
     k->progress    = beat->progress;
     k->prompt_rows = beat->prompt_rows;
 }

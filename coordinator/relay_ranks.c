@@ -314,7 +314,7 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t n
 
 void bt_relay_reads(bt_relay *relay, uint32_t rank, uint64_t now_ns)
 {
-    relay->ranks[rank].reads = true;
+    relay->ranks[rank].reads_ns = now_ns;
     for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) /* which wait for it */
         if (relay->ranks[i].group == relay->ranks[rank].group) relay->ranks[i].progress_ns = now_ns;
 }
@@ -325,10 +325,11 @@ static bool is_likelier(const bt_rank_state *a, const bt_rank_state *b)
     return a->n_blamed != b->n_blamed ? a->n_blamed > b->n_blamed : b->reported || !a->reported;
 }
 
-/* Nobody who reads is to blame for that: the others begin anew until it is there. */
+/* Nobody who reads, or just has, is to blame for that: the others begin anew until it is there. */
 static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
-    bool reads = k->reads && bt_since_ns(k->progress_ns, now_ns) < r->cfg.rank_quiet_ns;
+    uint64_t said_ns = k->reads_ns > r->awake_ns ? k->reads_ns : r->awake_ns;
+    bool     reads   = k->reads_ns != 0 && bt_since_ns(said_ns, now_ns) < r->cfg.rank_quiet_ns;
 
     return k->n_blamed > 0 && !reads;
 }

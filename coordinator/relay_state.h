@@ -64,7 +64,7 @@ typedef struct {
     bt_prefix_index index; /* what its prefix cache probably holds */
     bool            stuck;
     bool            lost;
-    bool            reads;    /* experts of a lost rank, as long as it says so */
+    uint64_t        reads_ns; /* when it last said that it reads a lost rank's experts */
     bool            ready;    /* a spare: it has loaded what it can */
     bool            prepares; /* for a seat: */
     uint32_t        next_group, next_seat;

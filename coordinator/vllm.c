@@ -121,6 +121,7 @@ static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits 
 
     BT_TRY(check_request(pb, refusal));
     BT_TRY(check_all_known(pb, refusal));
+    BT_TRY(check_known((const ProtobufCMessage *)pb->kv_transfer_params, refusal));
     BT_TRY(check_params(p, refusal));
     ask_params(p, &ask);
     ask.stream = pb->stream;

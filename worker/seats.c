@@ -203,8 +203,8 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
     if (now - r->progress_ns < BEAT_NS) return;
     r->progress_ns = now;
     if (bt_links_must_leave(&r->links)) bt_rank_leave_early(r, BT_ERR_CANCELLED);
-    bt_links_send(&r->links, &m); /* a lost stream shows by itself */
-    bt_worker_background(r->worker);
+    bt_worker_background(r->worker); /* a beat that is due tells of the last step: it goes first */
+    bt_links_send(&r->links, &m);    /* a lost stream shows by itself */
 }
 
 static uint32_t count_experts(const bt_rank *r)

@@ -260,7 +260,7 @@ class Refusals(Served):
 
     def test_fields_that_nobody_knows_are_refused(self):
         unknown, raw = b"\xc2\x3e\x01x", self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")    # field 1000: "x"
-        for part in ("", "tokenized", "sampling_params"):
+        for part in ("", "tokenized", "sampling_params", "kv_transfer_params"):
             request = self.request()
             (getattr(request, part) if part else request).MergeFromString(unknown)
             name = (getattr(request, part) if part else request).DESCRIPTOR.name

@@ -95,14 +95,23 @@ static void cell_that_comes_back_believes_whom_has_heard_last(void)
     EXPECT(cell.ranks[0].lost && !cell.ranks[1].lost);
     EXPECT_EQ(bt_cell_memory(&cell)->rank, 2);
     EXPECT_EQ(cell.incarnation, 2ull << 32 | 7);
-    EXPECT(!bt_cell_has_most(&cell)); /* 2 and 3, of 1 to 4 */
-    m                       = hello_again(1, 7, 4, 0);
-    m.u.hello.seats.gone[0] = 1;
+    EXPECT(!bt_cell_has_most(&cell, false)); /* 2 and 3, of 1 to 4 */
+    EXPECT(bt_cell_has_most(&cell, true));
+    cell.ranks[2].lost = true; /* it died on its way: of four it was all the same */
+    EXPECT(bt_cell_has_most(&cell, true));
+    cell.ranks[3].lost = true;
+    EXPECT(!bt_cell_has_most(&cell, true));
+    cell.ranks[2].lost = cell.ranks[3].lost = false;
+    m                                       = hello_again(1, 7, 4, 0);
+    m.u.hello.seats.gone[0]                 = 1;
     EXPECT_EQ(attach(&cell, m), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "rank 1 says that rank 1 of 5 is gone");
     EXPECT_EQ(attach(&cell, hello_again(1, 7, 4, 0)), BT_OK); /* the spare has a seat by now */
     EXPECT_EQ(bt_cell_memory(&cell)->rank, 1);
-    EXPECT(bt_cell_has_most(&cell) && !bt_cell_complete(&cell));
+    EXPECT(bt_cell_has_most(&cell, false) && !bt_cell_complete(&cell));
+    cell.ranks[3].lost = true;
+    EXPECT(!bt_cell_has_most(&cell, false)); /* 1 and 2, of 1 to 4 */
+    cell.ranks[3].lost = false;
     EXPECT_EQ(attach(&cell, hello_again(4, 7, 4, 0)), BT_OK);
     EXPECT(bt_cell_complete(&cell));
     for (uint32_t i = 1; i < 5; i++)

@@ -293,12 +293,45 @@ static void relay_waits_for_a_rank_that_reads(void)
         EXPECT_EQ(s.n_stuck, 0);
         EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], 3 * (((uint32_t)turn + 1) / 10));
     }
-    sim_tell(&s, 2, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}}); /* it steps again */
+    for (uint64_t ns = 0; ns < s.cfg.rank_quiet_ns; ns += BT_NS_PER_S) { /* so does rank 1, alone */
+        bt_up progress = {
+            .kind = BT_UP_PROGRESS, .u.progress = {1, 2}
+        };
+
+        s.now += BT_NS_PER_S;
+        sim_tell(&s, 1, progress);
+        bt_relay_tick(s.relay, s.now);
+    }
     sim_tell(&s, 0, expired(epoch, 1, 2, 0));
     sim_tell(&s, 1, expired(epoch, 1, 2, 0));
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.n_stuck, 1);
     EXPECT_EQ(s.last_stuck, 2);
+    sim_fini(&s);
+}
+
+/* It has time to come; then it is to blame at once. */
+static void relay_a_rank_that_has_read_is_one_like_others(void)
+{
+    sim s;
+
+    sim_init_as(&s, 0, 0, 3, 32, true);
+    sim_tell(&s, 2,
+             (bt_up){
+                 .kind = BT_UP_PROGRESS, .u.progress = {1, 2}
+    });
+    sim_tell(&s, 2, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    s.now += s.cfg.rank_quiet_ns - 1;
+    sim_tell(&s, 0, expired(EPOCH - 1, 1, 2, 0));
+    sim_tell(&s, 1, expired(EPOCH - 1, 1, 2, 0));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0);
+    s.now += 1;
+    sim_tell(&s, 0, expired(EPOCH + 1, 1, 2, 0));
+    sim_tell(&s, 1, expired(EPOCH + 1, 1, 2, 0));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.last_stuck, 2);
+    EXPECT_EQ(s.n_stuck, 1);
     sim_fini(&s);
 }
 
@@ -357,6 +390,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_waits_for_a_rank_that_reads),
+    BT_TEST(relay_a_rank_that_has_read_is_one_like_others),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
     BT_TEST(relay_what_no_rank_could_hold_lets_others_pass),
 };

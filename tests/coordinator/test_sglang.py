@@ -172,7 +172,7 @@ class Refusals(Spoken):
 
     def test_fields_that_nobody_knows_are_refused(self):
         unknown, raw = b"\xc2\x3e\x01x", self.channel.unary_stream(f"/{SERVICE}/Generate")    # field 1000: "x"
-        for part in ("", "tokenized", "sampling_params"):
+        for part in ("", "tokenized", "sampling_params", "disaggregated_params"):
             request = self.asked()
             (getattr(request, part) if part else request).MergeFromString(unknown)
             code, details, n = self.error(raw(request.SerializeToString()))

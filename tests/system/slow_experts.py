@@ -32,7 +32,13 @@ def lose_one(a, pb, rpc, *limits, **slow):
             stub, streams, begun = rpc.VllmEngineStub(channel), {}, threading.Barrier(4)
 
             def stream(i):
-                streams[i] = load.ask(pb, stub, i, TOKENS, lambda n: begun.wait(60) if n == 1 else None)
+                come = []
+
+                def on_token(n):
+                    come.append(n)
+                    if len(come) == 1:
+                        begun.wait(60)
+                streams[i] = load.ask(pb, stub, i, TOKENS, on_token)
             threads = [threading.Thread(target=stream, args=(i,), daemon=True) for i in range(3)]
             for t in threads:
                 t.start()

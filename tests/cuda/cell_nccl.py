@@ -9,7 +9,7 @@ have, all requests arrive again.  Every stream is equal, bit by bit, the ranks t
 and epoch, and the spares' steps are launched as graphs too.
 
 Then a rank of each group is killed at once, as if their machine were lost, while requests run.  Last, NCCL fails again and again although
-all ranks are there: the cell ends, and says why."""
+all ranks are there: one of them leaves, and says why."""
 import contextlib
 import os
 import re
@@ -118,14 +118,12 @@ def run_in_vain(a, model):
     with cells.Cell(a.bin, model, "1+2", "--threads", "1", "--on-death", "replace", "--timeout-s", "4") as cell, cell.channel() as channel:
         stub = a.stubs[1].VllmEngineStub(channel)
         try:
-            load.ask(a.stubs[0], stub, 0, 400)
-            raise AssertionError("a stream ended well")
+            load.ask(a.stubs[0], stub, 0, 400)    # one that is left alone needs no NCCL
         except grpc.RpcError as e:
             assert e.code() == grpc.StatusCode.UNAVAILABLE, e
-        assert cell.wait_gone() == 1, cell.log()
-        expect_lines(cell, "rank=1 .*NCCL", "baton-run: first error of a rank: ")
+        expect_lines(cell, "decode rank [12] .* was lost: .*NCCL")
         regroups = sum("rank=1" in x and "regrouped in epoch" in x for x in cell.lines)
-        assert regroups == 2, f"{regroups} new beginnings:\n{cell.log()}"
+        assert 2 <= regroups <= 3, f"{regroups} new beginnings:\n{cell.log()}"
     del os.environ["BT_FAKE_NCCL"]
 
 

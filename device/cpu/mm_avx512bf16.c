@@ -6,8 +6,8 @@
 typedef bt_bf16 x_elem;
 typedef __m512i weights;
 #define STAGE(v) (v)
-/* As many lines under way, whatever the tile; one row is through with them sooner. */
-#define AHEAD(rows, blocks) (((rows) == 1 ? 64 : 128) / (blocks))
+/* Lines under way, of all columns of a tile: the fewer its rows, the sooner it is through. */
+#define AHEAD(rows, blocks) (((rows) <= 3 ? 64 : (rows) <= 8 ? 128 : 192) / (blocks))
 #define FETCH_TO            _MM_HINT_T1
 /* A register of B is a load from where it lies: there is no panel to make. */
 enum { HALVES = 1, MAKES_PANELS = 0, STAGE_ELEMS = 24 << 10, FEW_ROWS = 12 };

@@ -238,11 +238,7 @@ void bt_child_close(bt_child *child)
 
 void bt_child_adopt(void)
 {
-    pid_t got;
-
-    while ((got = waitpid(-1, NULL, WNOHANG)) > 0)
-        continue; /* nobody else will */
-    g_others = got == 0;
+    g_others = bt_has_children();
     if (!g_others) prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 

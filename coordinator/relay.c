@@ -408,13 +408,6 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 
 /* ---- time */
 
-/* Since when somebody has been waited for: while the coordinator itself stood still nobody was
- * late. */
-static uint64_t from_ns(const bt_relay *r, uint64_t since_ns)
-{
-    return since_ns > r->awake_ns ? since_ns : r->awake_ns;
-}
-
 static void end_waiting(bt_relay *r, uint64_t now_ns)
 {
     bt_relay_request *q = r->queue.first, *next;
@@ -423,10 +416,10 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
 
     bt_relay_count_seats(r, taken);
     short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
-    for (; q != NULL && bt_since_ns(from_ns(r, q->arrived_ns), now_ns) >= r->cfg.queue_ns;
+    for (; q != NULL && bt_since_ns(bt_relay_from_ns(r, q->arrived_ns), now_ns) >= r->cfg.queue_ns;
          q = next) { /* oldest first */
         next = q->next;
-        if (q->resumed && bt_since_ns(from_ns(r, q->heard_ns), now_ns) < r->cfg.stall_ns)
+        if (q->resumed && bt_since_ns(bt_relay_from_ns(r, q->heard_ns), now_ns) < r->cfg.stall_ns)
             continue; /* its client has been promised an answer */
         if (short_of != NULL)
             bt_relay_end_request(r, q, GRPC_STATUS_UNAVAILABLE,
@@ -469,7 +462,7 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
     for (q = r->placed.first; q != NULL; q = next) {
         next = q->next;
         if (q->state == BT_ENDED ||
-            bt_since_ns(from_ns(r, moved_ns(r, q)), now_ns) < r->cfg.stall_ns)
+            bt_since_ns(bt_relay_from_ns(r, moved_ns(r, q)), now_ns) < r->cfg.stall_ns)
             continue;
         bt_relay_end_request(r, q, GRPC_STATUS_DEADLINE_EXCEEDED,
                              "nothing from rank %u for %.1f s; the request is %s",

@@ -328,8 +328,8 @@ static bool is_likelier(const bt_rank_state *a, const bt_rank_state *b)
 /* Nobody who reads, or just has, is to blame for that: the others begin anew until it is there. */
 static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
-    uint64_t said_ns = k->reads_ns > r->awake_ns ? k->reads_ns : r->awake_ns;
-    bool     reads   = k->reads_ns != 0 && bt_since_ns(said_ns, now_ns) < r->cfg.rank_quiet_ns;
+    bool reads = k->reads_ns != 0 &&
+                 bt_since_ns(bt_relay_from_ns(r, k->reads_ns), now_ns) < r->cfg.rank_quiet_ns;
 
     return k->n_blamed > 0 && !reads;
 }

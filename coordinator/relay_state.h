@@ -114,6 +114,13 @@ static inline bool bt_relay_decodes(const bt_relay *r, uint32_t rank)
     return r->ranks[rank].group == (bt_relay_both(r) ? BT_SEATED_PREFILL : BT_SEATED_DECODE);
 }
 
+/* Since when somebody has been waited for: while the coordinator itself stood still nobody was
+ * late. */
+static inline uint64_t bt_relay_from_ns(const bt_relay *r, uint64_t since_ns)
+{
+    return since_ns > r->awake_ns ? since_ns : r->awake_ns;
+}
+
 /* Of a request that is in the relay's table. */
 static inline void bt_relay_turn(bt_relay *r, bt_relay_request *q, bt_relay_request_state state)
 {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 const char *bt_file_kind(mode_t mode)
@@ -98,4 +99,13 @@ const char *bt_python(void)
 
     if (named != NULL) return named;
     return access(SYSTEM, X_OK) == 0 ? SYSTEM : "python3";
+}
+
+bool bt_has_children(void)
+{
+    pid_t got;
+
+    while ((got = waitpid(-1, NULL, WNOHANG)) > 0)
+        continue; /* nobody else will */
+    return got == 0;
 }

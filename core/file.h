@@ -31,6 +31,9 @@ bt_status bt_check_out(const char *option, const char *path);
 
 /* This program's own file.  False: the system does not tell. */
 bool bt_own_path(char path_out[PATH_MAX]);
+/* Whether this process has children that live: before it starts any, those of the shell that has
+ * exec'ed it, as `helper & exec baton` does.  Collects those that have ended. */
+bool bt_has_children(void);
 /* `name` in that file's folder, which may begin with "../"; whether it is there nobody has looked.
  * False also when the path is too long. */
 bool bt_path_beside(const char *name, char path_out[PATH_MAX]);

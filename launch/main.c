@@ -282,16 +282,6 @@ static void block_signals(sigset_t *signals_out)
     sigprocmask(SIG_BLOCK, signals_out, NULL);
 }
 
-/* Those of the shell that has exec'ed this program, as `helper & exec baton-launch` does. */
-static bool has_children(void)
-{
-    pid_t got;
-
-    while ((got = waitpid(-1, NULL, WNOHANG)) > 0)
-        continue; /* nobody else will collect it */
-    return got == 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct argp parser  = {OPTIONS, parse, "-- PROGRAM [ARG...]", DOC, NULL, NULL, NULL};
@@ -310,7 +300,7 @@ int main(int argc, char **argv)
     bt_log_never_block();
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     block_signals(&signals);
-    others = has_children();
+    others = bt_has_children();
     st     = bt_scratch_open(&scratch);
     if (st == BT_OK) st = bt_mpirun_start(&opt.mpirun, &scratch, &mpirun);
     if (st == BT_OK) status = wait_for(&opt.mpirun, mpirun, &signals, scratch.guard, others);

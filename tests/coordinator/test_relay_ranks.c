@@ -266,6 +266,23 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
     }
 }
 
+/* The rank reads experts of a lost one. */
+static void tell_reads(sim *s, uint32_t rank)
+{
+    bt_up progress = {
+        .kind = BT_UP_PROGRESS, .u.progress = {1, 2}
+    };
+
+    sim_tell(s, rank, progress);
+}
+
+/* Ranks 0 and 1 have waited for rank 2 for too long. */
+static void tell_of_rank_2(sim *s, uint32_t epoch)
+{
+    sim_tell(s, 0, expired(epoch, 1, 2, 0));
+    sim_tell(s, 1, expired(epoch, 1, 2, 0));
+}
+
 /* While rank 2 reads experts of a lost one, the others of its group wait for it, and say so when
  * their waits expire.  Nobody is removed for that, also not when it takes longer than ranks may be
  * silent; once it hangs it is. */
@@ -278,15 +295,10 @@ static void relay_waits_for_a_rank_that_reads(void)
     sim_init_as(&s, 0, 0, 3, 32, true);
     EXPECT_EQ(sim_submit(&s, &client, "long", 5, 5, 9), BT_OK);
     for (int turn = 0; turn < 60; turn++) {
-        bt_up progress = {
-            .kind = BT_UP_PROGRESS, .u.progress = {100 * (uint64_t)turn, 6000}
-        };
-
         s.now += BT_NS_PER_S;
-        sim_tell(&s, 2, progress);
+        tell_reads(&s, 2);
         if (turn % 10 == 9) {
-            sim_tell(&s, 0, expired(epoch, 1, 2, 0));
-            sim_tell(&s, 1, expired(epoch, 1, 2, 0));
+            tell_of_rank_2(&s, epoch);
             epoch = EPOCH + 1 + (uint32_t)turn / 10; /* they begin anew */
         }
         bt_relay_tick(s.relay, s.now);
@@ -294,16 +306,11 @@ static void relay_waits_for_a_rank_that_reads(void)
         EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], 3 * (((uint32_t)turn + 1) / 10));
     }
     for (uint64_t ns = 0; ns < s.cfg.rank_quiet_ns; ns += BT_NS_PER_S) { /* so does rank 1, alone */
-        bt_up progress = {
-            .kind = BT_UP_PROGRESS, .u.progress = {1, 2}
-        };
-
         s.now += BT_NS_PER_S;
-        sim_tell(&s, 1, progress);
+        tell_reads(&s, 1);
         bt_relay_tick(s.relay, s.now);
     }
-    sim_tell(&s, 0, expired(epoch, 1, 2, 0));
-    sim_tell(&s, 1, expired(epoch, 1, 2, 0));
+    tell_of_rank_2(&s, epoch);
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.n_stuck, 1);
     EXPECT_EQ(s.last_stuck, 2);
@@ -316,19 +323,14 @@ static void relay_a_rank_that_has_read_is_one_like_others(void)
     sim s;
 
     sim_init_as(&s, 0, 0, 3, 32, true);
-    sim_tell(&s, 2,
-             (bt_up){
-                 .kind = BT_UP_PROGRESS, .u.progress = {1, 2}
-    });
+    tell_reads(&s, 2);
     sim_tell(&s, 2, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
     s.now += s.cfg.rank_quiet_ns - 1;
-    sim_tell(&s, 0, expired(EPOCH - 1, 1, 2, 0));
-    sim_tell(&s, 1, expired(EPOCH - 1, 1, 2, 0));
+    tell_of_rank_2(&s, EPOCH - 1);
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.n_stuck, 0);
     s.now += 1;
-    sim_tell(&s, 0, expired(EPOCH + 1, 1, 2, 0));
-    sim_tell(&s, 1, expired(EPOCH + 1, 1, 2, 0));
+    tell_of_rank_2(&s, EPOCH + 1);
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.last_stuck, 2);
     EXPECT_EQ(s.n_stuck, 1);

@@ -1,4 +1,4 @@
-/* model/tokenizer.h - byte-level BPE of tokenizer.json, and chat templates by recognition.
+/* model/tokenizer.h - byte-level BPE of tokenizer.json, and chat templates (model/jinja/).
  *
  * Pre-tokenizers: V3's three Splits and V2's Splits, both exactly as Hugging Face `tokenizers` runs
  * them (each Split works on the pieces that the one before left).  Added tokens match before the
@@ -61,7 +61,8 @@ typedef struct {
 } bt_chat_message;
 
 /* Renders messages with the model's chat template plus the generation prompt; *text_out is owned by
- * the caller.  UNSUPPORTED names the template when it is none of V2's, V3's or the demo's. */
+ * the caller.  Errors of the template are those of bt_jinja_render(); a role is system, user or
+ * assistant. */
 bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_message *messages,
                             char **text_out);
 

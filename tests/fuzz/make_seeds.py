@@ -77,6 +77,12 @@ def tokenizer_json():
             write("tokenizer_json", f"{name}-{kind}", json.dumps(tok, ensure_ascii=False).encode())
 
 
+def chat():
+    with open(source + "/tests/fixtures/chat.jsonl") as f:
+        for i, line in enumerate(f):
+            write("chat", str(i), json.loads(line)["template"].encode())
+
+
 def config():
     for path in MODELS:
         with open(path + "config.json", "rb") as f:
@@ -167,5 +173,5 @@ def http():
     write("http", "range", b"\x10GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-5\r\nAccept-Encoding: gzip\r\nCookie: a=b; c\r\nExpect: 100-continue\r\n\r\n")
 
 
-for make in (safetensors, gguf, tokenizer, tokenizer_json, config, page_message, intake, intake_sglang, control, http):
+for make in (safetensors, gguf, tokenizer, tokenizer_json, chat, config, page_message, intake, intake_sglang, control, http):
     make()

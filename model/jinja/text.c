@@ -1,0 +1,114 @@
+/* Texts of a template: UTF-8, in characters where Python counts in them. */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/jinja/parts.h"
+#include "model/utf8.h"
+
+enum { STEP_BYTES = 64 };
+
+bool bt_jinja_same_text(bt_jinja_text a, bt_jinja_text b)
+{
+    return a.n == b.n && (a.n == 0 || memcmp(a.s, b.s, a.n) == 0);
+}
+
+/* Steps for going through a text. */
+size_t bt_jinja_steps(const bt_jinja_value *v)
+{
+    return v->kind == BT_JINJA_IS_STRING ? v->text.n / STEP_BYTES : 0;
+}
+
+static size_t char_bytes(bt_jinja_text t)
+{
+    bt_utf8_kind kind;
+
+    return bt_utf8_next(t.s, t.n, &kind);
+}
+
+bt_jinja_text bt_jinja_behind(bt_jinja_text t, size_t n)
+{
+    return (bt_jinja_text){t.s + n, t.n - n};
+}
+
+static size_t n_chars(bt_jinja_text t)
+{
+    size_t n = 0;
+
+    for (; t.n != 0; n++)
+        t = bt_jinja_behind(t, char_bytes(t));
+    return n;
+}
+
+/* A text's characters as a list. */
+bt_status bt_jinja_chars(bt_jinja *j, bt_jinja_text t, bt_jinja_value *list_out)
+{
+    bt_status      st   = BT_OK;
+    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST};
+
+    BT_JINJA_NEW(j, list.list.at, n_chars(t));
+    while (t.n != 0) {
+        size_t n = char_bytes(t);
+
+        list.list.at[list.list.n++] = bt_jinja_string(t.s, n);
+        t                           = bt_jinja_behind(t, n);
+    }
+    *list_out = list;
+out:
+    return st;
+}
+
+/* Python's str.isspace(), of one character. */
+static bool is_space(bt_jinja_text c)
+{
+    bt_utf8_kind kind;
+    uint32_t     u;
+
+    bt_utf8_next(c.s, c.n, &kind);
+    if (kind != BT_UTF8_GOOD) return false;
+    u = bt_utf8_char(c.s, c.n);
+    return (u >= 0x09 && u <= 0x0d) || (u >= 0x1c && u <= 0x20) || u == 0x85 || u == 0xa0 ||
+           u == 0x1680 || (u >= 0x2000 && u <= 0x200a) || u == 0x2028 || u == 0x2029 ||
+           u == 0x202f || u == 0x205f || u == 0x3000;
+}
+
+const char *bt_jinja_find_text(bt_jinja_text in, bt_jinja_text what)
+{
+    return what.n == 0 ? in.s : memmem(in.s, in.n, what.s, what.n);
+}
+
+/* Without what is in `chars` (NULL: blanks) at its ends. */
+bt_jinja_text bt_jinja_strip(bt_jinja_text t, const bt_jinja_text *chars, bool left, bool right)
+{
+    size_t n = 0, end = 0;
+
+    for (bt_jinja_text rest = t; rest.n != 0;) {
+        bt_jinja_text c    = {rest.s, char_bytes(rest)};
+        bool          goes = chars != NULL ? bt_jinja_find_text(*chars, c) != NULL : is_space(c);
+
+        rest = bt_jinja_behind(rest, c.n);
+        if (!goes) end = t.n - rest.n;
+        if (!goes || !left) left = false;
+        if (left) n = t.n - rest.n;
+    }
+    if (!right) end = t.n;
+    return (bt_jinja_text){t.s + n, end > n ? end - n : 0};
+}
+
+bt_status bt_jinja_join(bt_jinja *j, const bt_jinja_value *list, bt_jinja_value *value_out)
+{
+    bt_status st = BT_OK;
+    size_t    n  = 0;
+    char     *text;
+
+    for (size_t i = 0; i < list->list.n; i++)
+        n += list->list.at[i].text.n;
+    BT_JINJA_NEW(j, text, n + 1);
+    n = 0;
+    for (size_t i = 0; i < list->list.n; i++) {
+        memcpy(text + n, list->list.at[i].text.s, list->list.at[i].text.n);
+        n += list->list.at[i].text.n;
+    }
+    *value_out = bt_jinja_string(text, n);
+out:
+    return st;
+}

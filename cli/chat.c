@@ -12,7 +12,7 @@
 #include "core/limits.h"
 #include "core/parse.h"
 
-enum { OPT_MESSAGE = 256, OPT_SYSTEM };
+enum { OPT_MESSAGE = 256, OPT_SYSTEM, OPT_THINK };
 
 static const char DOC[] =
     "Talks with a running cell (see `baton run`) through the model's chat template.\v"
@@ -28,12 +28,17 @@ static const char DOC[] =
 static const struct argp_option OPTIONS[] = {
     BT_OPTION("message", OPT_MESSAGE, "TEXT", "One message instead of a conversation"),
     BT_OPTION("system", OPT_SYSTEM, "TEXT", "What the model is told first"),
+    BT_OPTION(
+        "think", OPT_THINK, "yes|no",
+        "Whether the model thinks before it answers, where its chat template leaves that open "
+        "(default: as that says)"),
     {0},
 };
 
 typedef struct {
     bt_talk_options talk;
     const char     *message, *system;
+    bt_chat_think   think;
 } options;
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -44,6 +49,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT: state->child_inputs[0] = &opt->talk; return 0;
     case OPT_MESSAGE: opt->message = arg; return 0;
     case OPT_SYSTEM: opt->system = arg; return 0;
+    case OPT_THINK:
+        if (strcmp(arg, "yes") != 0 && strcmp(arg, "no") != 0)
+            argp_error(state, "--think is \"%s\": expected yes or no", arg);
+        opt->think = arg[0] == 'y' ? BT_THINK_YES : BT_THINK_NO;
+        return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "\"%s\" is not an option; a message goes after --message", arg);
         return 0;
@@ -55,6 +65,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 typedef struct {
     bt_chat_message *messages;
     size_t           n, capacity;
+    bt_chat_think    think;
 } history;
 
 static bt_status say(history *h, const char *role, const char *text)
@@ -93,7 +104,7 @@ static bt_status answer(bt_talk *talk, history *h)
     uint32_t *ids = NULL;
     size_t    n;
 
-    BT_TRY(bt_tokenizer_chat(talk->tokenizer, h->n, h->messages, &text));
+    BT_TRY(bt_tokenizer_chat(talk->tokenizer, h->n, h->messages, h->think, &text));
     BT_TRY(bt_tokenizer_encode(talk->tokenizer, text, strlen(text), &ids, &n));
     BT_TRY(bt_talk_ask(talk, ids, n, &reply));
     BT_TRY(say(h, "assistant", reply));
@@ -161,7 +172,7 @@ static bt_status chat(const options *opt)
 {
     bt_status st   = BT_OK;
     bt_talk   talk = {0};
-    history   h    = {0};
+    history   h    = {.think = opt->think};
 
     BT_TRY(bt_talk_open(&opt->talk, &talk));
     if (opt->system != NULL) BT_TRY(say(&h, "system", opt->system));

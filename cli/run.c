@@ -388,7 +388,7 @@ static bt_status check_chat(const char *model)
     bt_chat_message message = {"user", ""};
 
     BT_TRY(bt_tokenizer_open(model, &tok));
-    BT_TRY(bt_tokenizer_chat(tok, 1, &message, &text));
+    BT_TRY(bt_tokenizer_chat(tok, 1, &message, BT_THINK_UNSAID, &text));
 out:
     if (st != BT_OK)
         BT_WARN("--chat needs the model's tokenizer and chat template: leave it out to serve "

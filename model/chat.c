@@ -12,7 +12,7 @@ static bool is_known(const char *role)
 }
 
 bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_message *messages,
-                            char **text_out)
+                            bt_chat_think think, char **text_out)
 {
     bt_status st = BT_OK;
 
@@ -21,6 +21,10 @@ bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_mes
         "%s: expected a chat_template in tokenizer_config.json, or chat_template.jinja, beside "
         "it, found neither: such a model completes text (`baton generate`)",
         tok->path);
+    BT_REQUIRE(think == BT_THINK_UNSAID || strstr(tok->chat_template, "thinking") != NULL,
+               BT_ERR_UNSUPPORTED,
+               "%s: expected a chat template that says when to think, found one without",
+               tok->path);
     for (size_t i = 0; i < n; i++)
         BT_REQUIRE(is_known(messages[i].role), BT_ERR_INVALID_ARG,
                    "chat: role: expected system, user or assistant, found \"%.32s\"",
@@ -30,7 +34,8 @@ bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_mes
                                             .messages   = messages,
                                             .n_messages = n,
                                             .bos        = tok->bos,
-                                            .eos        = tok->eos},
+                                            .eos        = tok->eos,
+                                            .think      = think},
                            text_out));
 out:
     return st;

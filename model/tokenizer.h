@@ -60,11 +60,15 @@ typedef struct {
     const char *content;
 } bt_chat_message;
 
+/* What a template hears as `thinking` and `enable_thinking`: nothing, true or false. */
+typedef enum { BT_THINK_UNSAID, BT_THINK_YES, BT_THINK_NO } bt_chat_think;
+
 /* Renders messages with the model's chat template plus the generation prompt; *text_out is owned by
- * the caller.  Errors of the template are those of bt_jinja_render(); a role is system, user or
- * assistant. */
+ * the caller.  A role is system, user or assistant.  UNSUPPORTED when the template knows no
+ * thinking, of which `think` says something; errors of the template are those of
+ * bt_jinja_render(). */
 bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_message *messages,
-                            char **text_out);
+                            bt_chat_think think, char **text_out);
 
 #ifdef __cplusplus
 }

@@ -21,6 +21,7 @@ typedef struct {
     const bt_chat_message *messages; /* [n_messages] */
     size_t                 n_messages;
     const char            *bos, *eos; /* bos_token and eos_token, or NULL: undefined */
+    bt_chat_think          think;
 } bt_jinja_chat;
 
 /* The text with the prompt for an answer (add_generation_prompt); *text_out is owned by the caller

@@ -122,6 +122,12 @@ static bt_status put_globals(bt_jinja *j, const bt_jinja_chat *chat, bt_jinja_ma
     BT_TRY(bt_jinja_put(j, globals, word("add_generation_prompt"), bt_jinja_bool(true)));
     if (chat->bos != NULL) BT_TRY(put_text(j, globals, "bos_token", chat->bos));
     if (chat->eos != NULL) BT_TRY(put_text(j, globals, "eos_token", chat->eos));
+    if (chat->think != BT_THINK_UNSAID) {
+        bt_jinja_value think = bt_jinja_bool(chat->think == BT_THINK_YES);
+
+        BT_TRY(bt_jinja_put(j, globals, word("thinking"), think));
+        BT_TRY(bt_jinja_put(j, globals, word("enable_thinking"), think));
+    }
 out:
     return st;
 }

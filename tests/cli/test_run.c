@@ -132,6 +132,10 @@ static void generate_refusals_are_told(void)
     EXPECT_HAS(g_client.output, "the prompt is empty");
     EXPECT_EQ(client("baton-chat", ARGS("--message", "")), 1);
     EXPECT_HAS(g_client.output, "the message is empty: expected text after --message");
+    EXPECT_EQ(client("baton-chat", ARGS("--message", "x", "--think", "no")), 1);
+    EXPECT_HAS(g_client.output, "expected a chat template that says when to think");
+    EXPECT_EQ(client("baton-chat", ARGS("--message", "x", "--think", "hard")), 64);
+    EXPECT_HAS(g_client.output, "--think is \"hard\": expected yes or no");
     EXPECT_EQ(client("baton-generate", ARGS("--temperature", "-1")), 64);
     EXPECT_HAS(g_client.output, "--temperature");
     stop(SIGTERM);

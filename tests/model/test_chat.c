@@ -58,7 +58,7 @@ static bt_status render(const char *dir, size_t n, const bt_chat_message *messag
     bt_tokenizer *tok = NULL;
     bt_status     st  = bt_tokenizer_open(dir, &tok);
 
-    if (st == BT_OK) st = bt_tokenizer_chat(tok, n, messages, text);
+    if (st == BT_OK) st = bt_tokenizer_chat(tok, n, messages, BT_THINK_UNSAID, text);
     bt_tokenizer_close(tok);
     return st;
 }
@@ -134,6 +134,28 @@ static void chat_templates_render_as_jinja_renders_them(void)
     if (f != NULL) fclose(f);
 }
 
+static void chat_may_say_whether_to_think(void)
+{
+    static const char *const WANT[] = {"as it likes", "True True", "False False"};
+    bt_tokenizer            *tok    = NULL;
+    char                    *text   = NULL;
+
+    write_template(
+        "{{ thinking ~ ' ' ~ enable_thinking if thinking is defined else 'as it likes' }}");
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    for (int think = BT_THINK_UNSAID; think <= BT_THINK_NO; think++) {
+        EXPECT_EQ(bt_tokenizer_chat(tok, 2, TALK, think, &text), BT_OK);
+        EXPECT(text != NULL && strcmp(text, WANT[think]) == 0);
+        bt_free(text);
+        text = NULL;
+    }
+    bt_tokenizer_close(tok);
+    EXPECT_EQ(bt_tokenizer_open(DEMO, &tok), BT_OK);
+    EXPECT_EQ(bt_tokenizer_chat(tok, 2, TALK, BT_THINK_NO, &text), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "expected a chat template that says when to think");
+    bt_tokenizer_close(tok);
+}
+
 static void chat_template_may_be_a_list_or_a_file(void)
 {
     json_t *config = json_pack("{s:s, s:s, s:[{s:s, s:s}, {s:s, s:s}]}", "bos_token", BOS,
@@ -167,7 +189,7 @@ static void chat_rendered_text_begins_with_one_bos(void)
     size_t        n    = 0;
 
     EXPECT_EQ(bt_tokenizer_open(DEMO, &tok), BT_OK);
-    EXPECT_EQ(bt_tokenizer_chat(tok, 2, TALK, &text), BT_OK);
+    EXPECT_EQ(bt_tokenizer_chat(tok, 2, TALK, BT_THINK_UNSAID, &text), BT_OK);
     EXPECT_EQ(bt_tokenizer_encode(tok, text, strlen(text), &ids, &n), BT_OK);
     EXPECT(n > 3 && ids[0] == 0 && ids[1] != 0);
     EXPECT_EQ(ids[n - 1], bt_tokenizer_added_id(tok, ASSISTANT));
@@ -288,7 +310,7 @@ static void chat_unwinds_at_every_allocation(void)
     live = bt_alloc_live();
     do {
         bt_alloc_fail_at(++k);
-        st = bt_tokenizer_chat(tok, 5, TALK, &text);
+        st = bt_tokenizer_chat(tok, 5, TALK, BT_THINK_UNSAID, &text);
         bt_alloc_fail_at(-1);
         if (st == BT_OK) break;
         EXPECT_EQ(st, BT_ERR_NO_MEMORY);
@@ -303,6 +325,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chat_of_the_demo),
     BT_TEST(chat_of_v2),
     BT_TEST(chat_templates_render_as_jinja_renders_them),
+    BT_TEST(chat_may_say_whether_to_think),
     BT_TEST(chat_template_may_be_a_list_or_a_file),
     BT_TEST(chat_rendered_text_begins_with_one_bos),
     BT_TEST(chat_templates_that_cannot_be_rendered_say_where),

@@ -132,10 +132,8 @@ static char *reserve(bt_answer *a, bt_answer_choice *c, size_t n)
     return c->text + c->n;
 }
 
-static void show_ready(bt_answer *a, bt_answer_choice *c, size_t hold)
+static void show_ready(bt_answer *a, bt_answer_choice *c, size_t ready)
 {
-    size_t ready = c->n > hold ? c->n - hold : 0;
-
     if (!streams(a) || ready <= c->shown) return;
     show(a, c->text + c->shown, ready - c->shown);
     c->shown = ready;
@@ -150,9 +148,13 @@ static void add_text(bt_answer *a, bt_answer_choice *c, uint32_t id)
     bt_tokenizer_bytes(a->tokenizer, id, &n, &special);
     to = reserve(a, c, 3 * n + 16);
     if (to == NULL) return;
+    c->last = c->n;
     c->n += bt_detokenize(a->tokenizer, &c->state, id, a->request->keep_special, to, 3 * n + 16);
     c->text[c->n] = '\0';
-    show_ready(a, c, a->hold);
+    if (a->request->n_stop == 0)
+        show_ready(a, c, c->n);
+    else if (c->last > a->hold) /* that a token completes a stop text is said after it */
+        show_ready(a, c, c->last - a->hold);
 }
 
 static json_t *make_top(const bt_client_top *top)
@@ -188,14 +190,15 @@ void bt_answer_tokens(void *ctx, const bt_client_tokens *t)
 
 static double ms(uint64_t ns) { return (double)ns / 1e6; }
 
-/* Nothing of the answer can follow after the last place where it stands. */
-static void cut_stop(bt_answer_choice *c, const char *stop)
+/* The stop text is complete in the last token, which may go on behind it and even hold it again. */
+static void cut_stop(bt_answer_choice *c, const char *stop, bool include)
 {
-    size_t n = strlen(stop);
+    size_t n = strlen(stop), from = c->last + 1 > n ? c->last + 1 - n : 0;
 
-    for (size_t at = c->n >= n ? c->n - n + 1 : 0; n > 0 && at-- > 0;)
+    if (n == 0) return;
+    for (size_t at = from; at + n <= c->n; at++)
         if (memcmp(c->text + at, stop, n) == 0) {
-            c->text[c->n = at] = '\0';
+            c->text[c->n = include ? at + n : at] = '\0';
             return;
         }
 }
@@ -207,8 +210,8 @@ static bool end_text(bt_answer *a, bt_answer_choice *c, const bt_client_choice *
     if (to == NULL) return false;
     c->n += bt_detokenize_end(&c->state, to, sizeof(c->state.held) * 3 + 16);
     c->text[c->n] = '\0';
-    if (!a->request->include_stop) cut_stop(c, r->matched_stop);
-    show_ready(a, c, 0);
+    cut_stop(c, r->matched_stop, a->request->include_stop);
+    show_ready(a, c, c->n);
     return true;
 }
 

@@ -1,8 +1,8 @@
 /* cli/answer.h - an answer as it comes: text, token lines or one JSON object on stdout.
  *
- * With one choice text is written as it comes; what may begin a stop text is held back, and what
- * matched is cut off, since the server delivers the tokens of a match.  Several choices are written
- * when all are complete. */
+ * With one choice text is written as it comes; what may belong to a stop text is held back, and
+ * what matched is cut off, since the server delivers the tokens of a match whole.  Several choices
+ * are written when all are complete. */
 #ifndef BT_CLI_ANSWER_H
 #define BT_CLI_ANSWER_H
 
@@ -15,6 +15,7 @@
 typedef struct {
     char          *text; /* owned, terminated */
     size_t         n, capacity, shown;
+    size_t         last; /* where the text of its last token begins */
     bt_detokenizer state;
     json_t        *ids, *logprobs, *tops; /* owned */
 } bt_answer_choice;
@@ -23,7 +24,7 @@ typedef struct {
     const bt_client_request *request; /* borrowed */
     bt_tokenizer            *tokenizer;
     bool                     json;
-    size_t                   hold; /* bytes that may be the beginning of a stop text */
+    size_t                   hold; /* bytes before the last token that may begin a stop text */
     json_t                  *prompt_logprobs, *prompt_tops; /* owned */
     bool                     no_memory;
     int                      out_error; /* errno of the first failed write to stdout, or 0 */

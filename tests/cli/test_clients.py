@@ -59,8 +59,25 @@ class Flags(Served):
             self.assertEqual((a["text"], a["finish_reason"], a["matched_stop"]), (text[:at], "stop", stop))
             self.assertEqual(self.generate("--max-tokens", "12", "--stop", stop, "--stop", "never", *more)[0], text[:at] + "\n")
         a = self.answer("--max-tokens", "12", "--stop", stop, "--include-stop")
-        self.assertTrue(a["text"].startswith(text[:at] + stop), a)
+        self.assertEqual(a["text"], text[:at] + stop)
         self.assertEqual(a["ids"], whole["ids"][:len(a["ids"])])
+
+    def test_a_stop_text_within_a_token(self):
+        """Of one byte, or twice in the token that completes it: the text is what --json says, with nothing of it or behind it."""
+        def say(rank, reserve, m):
+            rank.send(released=control.Released(request=m.request, epoch=m.epoch))
+            self.cell.ranks[m.decode_rank].send(tokens=control.Tokens(tokens=[
+                control.Token(request=m.request, position=len(m.prompt) + i, epoch=m.epoch, id=704, finish=control.LENGTH if i == 2 else control.GOES_ON)
+                for i in range(3)]))
+            self.cell.ranks[m.decode_rank].send(released=control.Released(request=m.request, epoch=m.epoch))
+        self.cell.on_prefill = say
+        self.assertEqual(self.answer("--max-tokens", "3")["text"], 3 * " RICHARD")
+        for stop, text, more in (("R", " ", []), (" ", "", []), ("D", " RICHAR", []), ("RD R", " RICHA", []), ("R", " R", ["--include-stop"]),
+                                 ("RD R", " RICHARD R", ["--include-stop"]), ("X", 3 * " RICHARD", [])):
+            for way in ([], ["--no-stream"]):
+                with self.subTest(stop=stop, more=more + way):
+                    self.assertEqual(self.answer("--max-tokens", "3", "--stop", stop, *more, *way)["text"], text)
+                    self.assertEqual(self.generate("--max-tokens", "3", "--stop", stop, *more, *way)[0], text + "\n")
 
     def test_what_begins_the_prompt(self):
         """add_bos_token decides; without it, the post_processor of tokenizer.json; --bos and --no-bos before both."""

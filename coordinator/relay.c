@@ -47,6 +47,7 @@ void bt_relay_finish(bt_relay *r, bt_relay_request *q, const bt_relay_end *end)
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
     bt_relay_turn(r, q, BT_ENDED);
+    bt_relay_forget_early(q);
     bt_table_remove(&r->names, q->name_key);
     r->events.end(r->events.ctx, q->client, end);
     q->client = NULL;
@@ -247,8 +248,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     again->resumed            = true;
     again->decode_holds = again->prefill_holds = false;
     again->prefill_counts = again->decode_pages = again->prefill_pages = 0;
-    for (uint32_t i = 0; i < again->n_choices; i++)
-        again->choices[i].n_early = 0; /* it will say them again */
+    bt_relay_forget_early(again);
     again->heard_ns = now_ns;
     bt_table_remove(&r->names, q->name_key);
     if (bt_table_put(&r->names, q->name_key, again) != BT_OK)

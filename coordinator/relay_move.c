@@ -56,8 +56,7 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     q->keys   = NULL;
     q->n_keys = 0;
     q->n_held = 0;
-    for (uint32_t i = 0; i < q->n_choices; i++)
-        q->choices[i].n_early = 0; /* they will be said again */
+    bt_relay_forget_early(q);
     r->n_in[q->state]--;
     q->resumed = q->resumed || q->state != BT_QUEUED;
     q->state   = BT_QUEUED;

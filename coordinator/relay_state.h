@@ -13,8 +13,8 @@ typedef enum { BT_QUEUED, BT_RESERVING, BT_PREFILL, BT_DECODE, BT_ENDED } bt_rel
 typedef struct {
     uint32_t *out; /* owned: the ids given to the client, to replay */
     uint32_t  n_out, out_capacity;
-    bt_token *early; /* owned: tokens that came before their turn */
-    uint32_t  n_early;
+    bt_token *early; /* owned: those behind the first token, while that is missing */
+    uint32_t  n_early, early_capacity;
     bool      ended;
 } bt_relay_request_choice;
 
@@ -173,6 +173,8 @@ void bt_relay_end_no_memory(bt_relay *relay, bt_relay_request *q);
 
 /* relay_tokens.c */
 void bt_relay_token(bt_relay *relay, uint32_t rank, const bt_token *t, uint64_t now_ns);
+/* What came before its turn: nobody waits for it any more, or it will be said again. */
+void bt_relay_forget_early(bt_relay_request *q);
 /* Whether all are of the vocabulary. */
 bool bt_relay_has_ids(const bt_relay *relay, size_t n, const uint32_t *ids);
 

@@ -3,8 +3,6 @@
 #include "core/alloc.h"
 #include "core/log.h"
 
-enum { EARLY_MAX = 256 };
-
 /* Remembers a token for a replay. */
 static bool keep_out(bt_relay_request_choice *c, uint32_t id)
 {
@@ -49,39 +47,54 @@ static void accept_token(bt_relay *r, bt_relay_request *q, const bt_token *t)
     bt_relay_grew(r, q);
 }
 
-/* A token before its turn, since two ranks may report one request: kept until then. */
+/* Where only the prefill rank says the first token, and is late with it, the decode rank goes on:
+ * its tokens are kept until then.  Nothing else can be missing, since a rank's tokens come in
+ * order: a rank that leaves one out has failed the request. */
 static void keep_early(bt_relay *r, bt_relay_request *q, uint32_t rank, const bt_token *t)
 {
-    bt_relay_request_choice *c = &q->choices[t->choice];
-    bt_token                *grown;
+    bt_relay_request_choice *c    = &q->choices[t->choice];
+    uint32_t                 next = q->n_prompt + (c->n_out == 0 ? 1 + c->n_early : c->n_out);
 
-    for (uint32_t i = 0; i < c->n_early; i++)
-        if (c->early[i].position == t->position) return;
-    if (c->n_early == EARLY_MAX) {
+    if (t->position < next) return; /* again */
+    if (t->position > next) {
         bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
                              "token %u of choice %u is missing, but rank %u goes on with token %u",
-                             q->n_prompt + c->n_out, t->choice, rank, t->position);
+                             next, t->choice, rank, t->position);
         return;
     }
-    grown = bt_realloc(c->early, c->n_early + 1, sizeof(*grown));
-    if (grown == NULL) {
-        bt_relay_end_no_memory(r, q);
-        return;
+    if (c->n_early == c->early_capacity) {
+        uint32_t  capacity = c->early_capacity == 0 ? 16 : 2 * c->early_capacity;
+        bt_token *grown    = bt_realloc(c->early, capacity, sizeof(*grown));
+
+        if (grown == NULL) {
+            bt_relay_end_no_memory(r, q);
+            return;
+        }
+        c->early          = grown;
+        c->early_capacity = capacity;
     }
-    c->early               = grown;
     c->early[c->n_early++] = *t;
 }
 
 /* The kept token whose turn has come. */
-static bool take_early(const bt_relay_request *q, bt_relay_request_choice *c, bt_token *t_out)
+static bool take_early(const bt_relay_request_choice *c, bt_token *t_out)
 {
-    for (uint32_t i = 0; i < c->n_early; i++)
-        if (c->early[i].position == q->n_prompt + c->n_out) {
-            *t_out      = c->early[i];
-            c->early[i] = c->early[--c->n_early];
-            return true;
-        }
-    return false;
+    if (c->n_out > c->n_early) return false;
+    *t_out = c->early[c->n_out - 1];
+    return true;
+}
+
+static void forget_early(bt_relay_request_choice *c)
+{
+    bt_free(c->early);
+    c->early   = NULL;
+    c->n_early = c->early_capacity = 0;
+}
+
+void bt_relay_forget_early(bt_relay_request *q)
+{
+    for (uint32_t i = 0; i < q->n_choices; i++)
+        forget_early(&q->choices[i]);
 }
 
 /* The first token comes after all logprobs of the prompt. */
@@ -117,7 +130,8 @@ static void accept_from(bt_relay *r, bt_relay_request *q, const bt_token *t)
 
     do
         accept_token(r, q, &next);
-    while (q->state != BT_ENDED && !c->ended && take_early(q, c, &next));
+    while (q->state != BT_ENDED && !c->ended && take_early(c, &next));
+    forget_early(c);
 }
 
 void bt_relay_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_ns)

@@ -191,14 +191,13 @@ static void relay_tokens_are_ordered_and_single(void)
     sim_client c;
 
     sim_bring(&s, &c, AT_PREFILL);
-    sim_tell(&s, 1, sim_tokens(c.number, 8, 12, BT_FINISH_NONE)); /* before its turn */
+    sim_tell(&s, 1, sim_tokens(c.number, 7, 11, BT_FINISH_NONE)); /* before its turn */
+    sim_tell(&s, 1, sim_tokens(c.number, 7, 11, BT_FINISH_NONE));
     sim_tell(&s, 1, sim_tokens(c.number, 8, 12, BT_FINISH_NONE));
     EXPECT_EQ(c.n, 0);
-    sim_tell(&s, 1, sim_tokens(c.number, 6, 10, BT_FINISH_NONE));
-    EXPECT_EQ(c.n, 1);
-    sim_tell(&s, 0, sim_tokens(c.number, 6, 10, BT_FINISH_NONE)); /* the first one again */
-    EXPECT_EQ(c.n, 1);
-    sim_tell(&s, 1, sim_tokens(c.number, 7, 11, BT_FINISH_NONE));
+    sim_tell(&s, 0, sim_tokens(c.number, 6, 10, BT_FINISH_NONE));
+    EXPECT_EQ(c.n, 3);
+    sim_tell(&s, 1, sim_tokens(c.number, 6, 10, BT_FINISH_NONE)); /* the first one again */
     EXPECT_EQ(c.n, 3);
     sim_tell(&s, 1, sim_tokens(c.number, 9, 13, BT_FINISH_EOS));
     EXPECT_EQ(c.n, 4);
@@ -303,19 +302,53 @@ static void relay_missing_prompt_logprobs_end_their_request(void)
     }
 }
 
-static void relay_endless_gap_fails_the_request(void)
+/* The prefill rank's stream is late with the first token, while the decode rank says all others. */
+static void relay_late_first_token_is_a_pause(void)
 {
+    enum { N = 1000 };
     sim        s;
     sim_client c;
 
     sim_init(&s, 1, 1, 2, 1000);
-    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 1000, 5000), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, N, 5000), BT_OK);
     sim_tell(&s, 1, sim_ticket(c.number, 252));
-    for (uint32_t i = 0; i < 300 && c.ends == 0; i++)
-        sim_tell(&s, 1, sim_tokens(c.number, 8 + i, 1, BT_FINISH_NONE));
-    EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
-    EXPECT_HAS(c.message, "token 6 of choice 0 is missing");
+    for (uint32_t i = 1; i < N; i++)
+        sim_tell(&s, 1,
+                 sim_tokens(c.number, 6 + i, sim_token(6, i),
+                            i + 1 == N ? BT_FINISH_LENGTH : BT_FINISH_NONE));
+    sim_tell(&s, 1, sim_released(c.number));
+    EXPECT(c.ends == 0 && c.n == 0);
+    sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    EXPECT_EQ(c.n, N);
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_OK);
+    for (uint32_t i = 0; i < 64; i++)
+        EXPECT_EQ(c.ids[i], sim_token(6, i));
+    sim_tell(&s, 0, sim_released(c.number));
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
     sim_fini(&s);
+}
+
+/* A rank's tokens come in order: nothing but the first token, which is another rank's, can be late.
+ */
+static void relay_gap_fails_the_request(void)
+{
+    for (uint32_t n_out = 0; n_out < 3; n_out++) {
+        sim        s;
+        sim_client c;
+        char       missing[64];
+
+        sim_bring(&s, &c, AT_PREFILL);
+        for (uint32_t i = 0; i < n_out; i++)
+            sim_tell(&s, 0, sim_tokens(c.number, 6 + i, sim_token(6, i), BT_FINISH_NONE));
+        if (n_out == 0) sim_tell(&s, 1, sim_tokens(c.number, 7, 1, BT_FINISH_NONE));
+        sim_tell(&s, 1, sim_tokens(c.number, 9, 1, BT_FINISH_NONE));
+        EXPECT_EQ(c.ends, 1);
+        EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+        snprintf(missing, sizeof(missing), "token %u of choice 0 is missing", n_out == 1 ? 7 : 8);
+        EXPECT_HAS(c.message, missing);
+        sim_fini(&s);
+    }
 }
 
 static void relay_bad_tickets_fail_the_request(void)
@@ -492,7 +525,8 @@ static const bt_test tests[] = {
     BT_TEST(relay_absurd_tokens_end_their_request),
     BT_TEST(relay_absurd_facts_of_a_token_end_its_request),
     BT_TEST(relay_missing_prompt_logprobs_end_their_request),
-    BT_TEST(relay_endless_gap_fails_the_request),
+    BT_TEST(relay_late_first_token_is_a_pause),
+    BT_TEST(relay_gap_fails_the_request),
     BT_TEST(relay_bad_tickets_fail_the_request),
     BT_TEST(relay_rank_that_drops_a_live_request_fails_it),
     BT_TEST(relay_other_epochs_are_not_heard),

@@ -24,7 +24,6 @@ static void relay_retracted_request_replays(void)
         first = c.number;
         sim_tell(&s, 1, sim_tokens(first, 6, sim_token(6, 0), BT_FINISH_NONE));
         sim_tell(&s, 1, sim_tokens(first, 7, sim_token(6, 1), BT_FINISH_NONE));
-        sim_tell(&s, 1, sim_tokens(first, 9, 1, BT_FINISH_NONE)); /* before its turn */
         if (!prefill_holds) sim_tell(&s, 0, sim_released(first));
         gone.u.retracted.request = first + 7;
         gone.u.retracted.epoch   = EPOCH;
@@ -51,7 +50,7 @@ static void relay_retracted_request_replays(void)
         EXPECT_EQ(c.n, 2);
         sim_tell(&s, 1, sim_ticket(first + 1, 3));
         sim_tell(&s, 1, sim_tokens(first + 1, 8, sim_token(6, 2), BT_FINISH_NONE));
-        EXPECT_EQ(c.n, 3); /* what was kept of the old placement is said again */
+        EXPECT_EQ(c.n, 3);
         bt_relay_abort_name(s.relay, "a", "asked");
         EXPECT_EQ(c.ends, 1);
         EXPECT_EQ(c.end.code, GRPC_STATUS_CANCELLED);
@@ -178,6 +177,34 @@ static void relay_choices_without_a_first_token_replay(void)
     }
 }
 
+/* The prefill rank hangs before the first token, which nobody else says: the request is placed
+ * again, and what the decode rank said meanwhile is said again. */
+static void relay_first_token_that_is_lost_replays(void)
+{
+    enum { N = 300 };
+    sim        s;
+    sim_client c;
+
+    sim_init_as(&s, 2, 1, 3, 200, true);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 2 * N, 5000), BT_OK);
+    sim_tell(&s, 2, sim_ticket(c.number, 2));
+    s.now += s.cfg.rank_quiet_ns;
+    for (uint32_t i = 1; i <= N; i++)
+        sim_tell(&s, 2, sim_tokens(c.number, 6 + i, sim_token(6, i), BT_FINISH_NONE));
+    s.ranks[0].dead = true; /* to what it is told */
+    bt_relay_tick(s.relay, s.now);
+    EXPECT(s.n_stuck == 1 && s.last_stuck == 0);
+    EXPECT(c.ends == 0 && c.n == 0);
+    EXPECT_EQ(last_down(&s, 2)->u.reserve.n_replay, 0);
+    sim_tell(&s, 2, sim_in(sim_ticket(c.number + 1, 2), EPOCH + 1));
+    sim_tell(&s, 1,
+             sim_in(sim_tokens(c.number + 1, 6, sim_token(6, 0), BT_FINISH_NONE), EPOCH + 1));
+    EXPECT_EQ(c.n, 1);
+    sim_tell(&s, 2, sim_in(sim_tokens(c.number + 1, 7, sim_token(6, 1), BT_FINISH_EOS), EPOCH + 1));
+    EXPECT(c.ends == 1 && c.end.code == GRPC_STATUS_OK && c.n == 2);
+    sim_fini(&s);
+}
+
 /* Each choice ends by itself; the request with the last of them. */
 static void relay_choices_end_one_by_one(void)
 {
@@ -188,7 +215,6 @@ static void relay_choices_end_one_by_one(void)
     c.cut_at = 2;
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
     EXPECT_EQ(last_down(&s, 0)->u.prefill.n_choices, 3);
-    sim_tell(&s, 1, sim_choice_token(c.number, 2, 8, 1, BT_FINISH_NONE)); /* before its turn */
     sim_tell(&s, 1, sim_choice_token(c.number, 2, 6, 2, BT_FINISH_NONE)); /* once more */
     sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 5, BT_FINISH_EOS));
     sim_tell(&s, 1, sim_choice_token(c.number, 0, 8, 5, BT_FINISH_NONE)); /* past its end */
@@ -199,6 +225,7 @@ static void relay_choices_end_one_by_one(void)
     EXPECT_EQ(last_down(&s, 1)->u.abort.only_choice, 2);
     EXPECT_EQ(c.ends, 0);
     sim_tell(&s, 1, sim_choice_token(c.number, 2, 7, 5, BT_FINISH_NONE));
+    sim_tell(&s, 1, sim_choice_token(c.number, 2, 8, 1, BT_FINISH_NONE));
     EXPECT_EQ(c.n_of[2], 3);
     EXPECT_EQ(sim_submit(&s, &(sim_client){0}, "a", 2, 2, 100), BT_ERR_INVALID_ARG);
     sim_tell(&s, 1, sim_choice_token(c.number, 2, 9, 5, BT_FINISH_EOS));
@@ -296,6 +323,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_form_map_binds_a_replay),
     BT_TEST(relay_retracted_request_outwaits_the_queue),
     BT_TEST(relay_choices_without_a_first_token_replay),
+    BT_TEST(relay_first_token_that_is_lost_replays),
     BT_TEST(relay_choices_end_one_by_one),
     BT_TEST(relay_retracted_choices_replay),
     BT_TEST(relay_absurd_choices_end_their_request),

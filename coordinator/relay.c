@@ -216,6 +216,7 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
     bt_relay_request *q = bt_table_get(&r->numbers, m->u.released.request);
 
     if (q == NULL || m->u.released.epoch != q->epoch) return;
+    r->moved_ns = now_ns;
     if (q->decode_holds && rank == q->decode_rank) {
         bt_relay_free_decode(r, q);
     } else if (q->prefill_holds && rank == q->prefill_rank) {
@@ -313,7 +314,7 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
     if (q == NULL || q->state == BT_ENDED || m->epoch != q->epoch || rank != q->prefill_rank)
         return;
     wanted      = q->sampling.prompt_logprobs;
-    q->heard_ns = now_ns;
+    r->moved_ns = q->heard_ns = now_ns;
     if (wanted == 0 || r->events.prompt == NULL || m->n_top + 1 != wanted ||
         m->position > 1 + q->n_prompt_logprobs || (uint64_t)m->position + m->n > q->n_prompt ||
         !bt_relay_has_ids(r, (size_t)m->n * m->n_top, m->top_ids)) {
@@ -353,9 +354,9 @@ static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
     m->u.form_map.form_map = NULL; /* ours now */
 }
 
-static void on_beat(bt_rank_state *k, const bt_up_beat *beat, uint64_t now_ns)
+static void on_beat(bt_relay *r, bt_rank_state *k, const bt_up_beat *beat, uint64_t now_ns)
 {
-    if (beat->prompt_rows != k->prompt_rows) k->rows_ns = now_ns;
+    if (beat->prompt_rows != k->prompt_rows) r->moved_ns = k->rows_ns = now_ns;
     k->progress    = beat->progress;
     k->prompt_rows = beat->prompt_rows;
 }
@@ -380,7 +381,7 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     /* A beat shows life only when its counter moves; any other message is work. */
     if (m->kind != BT_UP_BEAT || m->u.beat.progress != k->progress) k->progress_ns = now_ns;
     switch (m->kind) {
-    case BT_UP_BEAT: on_beat(k, &m->u.beat, now_ns); break;
+    case BT_UP_BEAT: on_beat(relay, k, &m->u.beat, now_ns); break;
     case BT_UP_PROGRESS: bt_relay_reads(relay, rank, now_ns); break;
     case BT_UP_TICKET:
         bt_relay_ticket(relay, rank, m, now_ns);
@@ -408,6 +409,19 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 
 /* ---- time */
 
+/* Since when the request has waited in vain.  One that has been placed before, whose client has
+ * been promised an answer, waits as long as others move that make room for it in the end; where a
+ * role is missing, or no rank could ever hold it, they make none. */
+static uint64_t waits_since_ns(const bt_relay *r, const bt_relay_request *q, bool has_roles)
+{
+    uint64_t since_ns = q->resumed ? q->heard_ns : q->arrived_ns;
+
+    if (q->resumed && has_roles && r->moved_ns > since_ns &&
+        bt_relay_could_hold(r, q->n_prompt, q->sampling.max_tokens, q->n_open))
+        since_ns = r->moved_ns;
+    return bt_relay_from_ns(r, since_ns);
+}
+
 static void end_waiting(bt_relay *r, uint64_t now_ns)
 {
     bt_relay_request *q = r->queue.first, *next;
@@ -418,20 +432,21 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
     short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
     for (; q != NULL && bt_since_ns(bt_relay_from_ns(r, q->arrived_ns), now_ns) >= r->cfg.queue_ns;
          q = next) { /* oldest first */
+        uint64_t waited_ns = bt_since_ns(waits_since_ns(r, q, short_of == NULL), now_ns);
+
         next = q->next;
-        if (q->resumed && bt_since_ns(bt_relay_from_ns(r, q->heard_ns), now_ns) < r->cfg.stall_ns)
-            continue; /* its client has been promised an answer */
+        if (q->resumed && waited_ns < r->cfg.stall_ns) continue;
         if (short_of != NULL)
             bt_relay_end_request(r, q, GRPC_STATUS_UNAVAILABLE,
                                  "no %s rank is left; the request waited %.1f s for one", short_of,
-                                 (double)(now_ns - q->arrived_ns) * 1e-9);
+                                 (double)waited_ns * 1e-9);
         else
             bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                                  "no rank had room for %u + %u tokens, %u %s, within %.1f s; more "
                                  "ranks or a larger --kv-bytes make room",
                                  q->n_prompt, q->sampling.max_tokens, q->n_choices,
                                  q->n_choices == 1 ? "choice" : "choices",
-                                 (double)(now_ns - q->arrived_ns) * 1e-9);
+                                 (double)waited_ns * 1e-9);
     }
 }
 
@@ -464,6 +479,7 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
         if (q->state == BT_ENDED ||
             bt_since_ns(bt_relay_from_ns(r, moved_ns(r, q)), now_ns) < r->cfg.stall_ns)
             continue;
+        r->moved_ns = now_ns; /* room, soon */
         bt_relay_end_request(r, q, GRPC_STATUS_DEADLINE_EXCEEDED,
                              "nothing from rank %u for %.1f s; the request is %s",
                              q->state == BT_PREFILL ? q->prefill_rank : q->decode_rank,
@@ -495,8 +511,8 @@ void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
     if (now_ns < relay->next_scan_ns) return;
     relay->next_scan_ns = now_ns + SCAN_MS * BT_NS_PER_MS;
     bt_relay_find_stuck(relay, now_ns);
-    end_waiting(relay, now_ns);
     end_stalled(relay, now_ns);
+    end_waiting(relay, now_ns);
     bt_relay_place(relay, now_ns);
 }
 

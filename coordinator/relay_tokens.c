@@ -146,7 +146,7 @@ void bt_relay_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_
                 (unsigned long long)t->request);
         return;
     }
-    q->heard_ns = now_ns;
+    r->moved_ns = q->heard_ns = now_ns;
     if (!token_is_sound(r, q, t)) {
         bt_relay_end_request(r, q, GRPC_STATUS_INTERNAL,
                              "rank %u sent token %u of choice %u at position %u (finish %d, %u "

@@ -145,6 +145,77 @@ static void relay_retracted_request_outwaits_the_queue(void)
     sim_fini(&s);
 }
 
+static void beat_and_tick(sim *s, uint64_t progress)
+{
+    s->now += BT_NS_PER_S;
+    sim_tell(s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = progress}});
+    bt_relay_tick(s->relay, s->now);
+}
+
+/* It waits for room as long as an older request that has it moves; for stall_ns when nothing does.
+ */
+static void relay_retracted_request_waits_while_others_move(void)
+{
+    sim        s;
+    sim_client old, young;
+
+    sim_init(&s, 1, 1, 2, 8);
+    EXPECT_EQ(sim_submit(&s, &old, "old", 6, 26, 100), BT_OK); /* in the end it takes all pages */
+    sim_tell(&s, 1, sim_ticket(old.number, 2));
+    sim_tell(&s, 0, sim_tokens(old.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    sim_tell(&s, 0, sim_released(old.number));
+    EXPECT_EQ(sim_submit(&s, &young, "young", 6, 26, 100), BT_OK);
+    sim_tell(&s, 1, sim_ticket(young.number, 2));
+    sim_tell(&s, 0, sim_tokens(young.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    sim_tell(&s, 0, sim_released(young.number));
+    for (uint32_t i = 1; i < 22; i++)
+        sim_tell(&s, 1, sim_tokens(old.number, 6 + i, sim_token(6, i), BT_FINISH_NONE));
+    sim_tell(&s, 1, sim_retracted(young.number, EPOCH));
+    sim_tell(&s, 1, sim_released(young.number));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    for (uint32_t i = 1; i <= 3 * 59; i++) {
+        beat_and_tick(&s, i);
+        if (i % 59 == 0) /* just below stall_ns */
+            sim_tell(&s, 1, sim_tokens(old.number, 27 + i / 59, 1, BT_FINISH_NONE));
+        EXPECT(old.ends == 0 && young.ends == 0);
+    }
+    for (uint32_t i = 1; i <= 120; i++) { /* the rank lives, and gives nobody a token */
+        beat_and_tick(&s, 3 * 59 + i);
+        EXPECT_EQ(old.ends, i >= 60); /* which could have made room */
+        EXPECT_EQ(young.ends, i == 120);
+    }
+    EXPECT_EQ(young.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    EXPECT_HAS(young.message, "within 60.0 s");
+    sim_fini(&s);
+}
+
+/* Where no rank could take it, what moves makes no room for it. */
+static void relay_retracted_request_waits_for_its_role(void)
+{
+    sim        s;
+    sim_client old, young;
+
+    sim_init_as(&s, 1, 2, 3, 8, true);
+    EXPECT_EQ(sim_submit(&s, &old, "old", 6, 26, 100), BT_OK);
+    sim_tell(&s, 1, sim_ticket(old.number, 2));
+    sim_tell(&s, 0, sim_tokens(old.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    EXPECT_EQ(sim_submit(&s, &young, "young", 6, 26, 100), BT_OK);
+    sim_tell(&s, 2, sim_ticket(young.number, 2));
+    sim_tell(&s, 0, sim_tokens(young.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    sim_lose(&s, 0);
+    sim_tell(&s, 2, sim_retracted(young.number, EPOCH));
+    sim_tell(&s, 2, sim_released(young.number));
+    for (uint32_t i = 1; i <= 60; i++) {
+        beat_and_tick(&s, i);
+        if (i % 3 == 0) sim_tell(&s, 1, sim_tokens(old.number, 6 + i / 3, 1, BT_FINISH_NONE));
+        EXPECT_EQ(young.ends, i == 60);
+    }
+    EXPECT_EQ(old.ends, 0);
+    EXPECT_EQ(young.end.code, GRPC_STATUS_UNAVAILABLE);
+    EXPECT_HAS(young.message, "no prefill rank is left; the request waited 60.0 s");
+    sim_fini(&s);
+}
+
 /* 6 prompt tokens are a full page and two rows: three choices take 1 + 3 of its 4 tokens' pages. */
 static void bring_choices(sim *s, sim_client *c)
 {
@@ -322,6 +393,8 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_retracted_request_keeps_its_place),
     BT_TEST(relay_form_map_binds_a_replay),
     BT_TEST(relay_retracted_request_outwaits_the_queue),
+    BT_TEST(relay_retracted_request_waits_while_others_move),
+    BT_TEST(relay_retracted_request_waits_for_its_role),
     BT_TEST(relay_choices_without_a_first_token_replay),
     BT_TEST(relay_first_token_that_is_lost_replays),
     BT_TEST(relay_choices_end_one_by_one),

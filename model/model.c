@@ -1,6 +1,8 @@
 /* model/model.c - a model comes to life, changes its group, and ends; its steps are in step.c. */
 #include "model/model.h"
 
+#include <string.h>
+
 #include "core/alloc.h"
 #include "model/decode_graphs.h"
 #include "model/state.h"
@@ -85,7 +87,10 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
     model->max_logit_rows = opt->max_logit_rows;
 
     BT_TRY(own_experts(cfg, opt, &own));
-    w_opt.own_experts = own;
+    w_opt.own_experts  = own;
+    model->expert_rows = bt_calloc(cfg->moe.gate.n_experts, 2 * sizeof(*model->expert_rows));
+    BT_REQUIRE(model->expert_rows != NULL, BT_ERR_NO_MEMORY, "rows of %u experts",
+               cfg->moe.gate.n_experts);
     if (cfg->n_mtp_layers != 0 && opt->group != NULL &&
         bt_group_self(opt->group) == 0) /* one line a group */
         BT_INFO("%u multi-token-prediction layer(s) in the checkpoint are not loaded",
@@ -111,6 +116,15 @@ void bt_model_leave_group(bt_model *model)
     model->graphs = NULL;
 }
 
+/* What is counted goes on over groups: a counter that starts again says nothing beside those of
+ * other ranks. */
+static void keep_expert_rows(bt_model *model)
+{
+    const uint64_t *all = bt_model_expert_rows(model);
+
+    if (all != NULL) memcpy(model->expert_rows, all, model->cfg->moe.gate.n_experts * sizeof(*all));
+}
+
 bt_status bt_model_regroup(bt_model *model, const bt_safetensors *set, const bt_model_options *opt)
 {
     bt_status          st    = BT_OK;
@@ -125,6 +139,7 @@ bt_status bt_model_regroup(bt_model *model, const bt_safetensors *set, const bt_
     model->n_awaited = model->n_launched;
     if (own != NULL) {
         w_opt.own_experts = own;
+        keep_expert_rows(model);
         bt_moe_destroy(model->moe);
         model->moe = NULL;
         BT_TRY(bt_weights_move_experts(model->cfg, set, &w_opt, &model->w));
@@ -166,6 +181,7 @@ void bt_model_destroy(bt_model *model)
     bt_device_free(model->dev, model->logits);
     bt_device_free(model->dev, model->live);
     bt_device_free(model->dev, model->tokens);
+    bt_free(model->expert_rows);
     bt_free(model->last_spans);
     bt_free(model);
 }
@@ -182,5 +198,12 @@ size_t bt_model_workspace_bytes(const bt_model *model)
 
 const uint64_t *bt_model_expert_rows(bt_model *model)
 {
-    return model->moe != NULL ? bt_moe_expert_rows(model->moe) : NULL;
+    uint32_t        n    = model->cfg->moe.gate.n_experts;
+    const uint64_t *rows = NULL;
+
+    if (model->moe == NULL) return NULL;
+    rows = bt_moe_expert_rows(model->moe);
+    for (uint32_t e = 0; e < n; e++)
+        model->expert_rows[n + e] = model->expert_rows[e] + rows[e];
+    return model->expert_rows + n;
 }

@@ -54,8 +54,8 @@ void      bt_model_destroy(bt_model *model);
 size_t    bt_model_weight_bytes(const bt_model *model);
 size_t    bt_model_shared_bytes(const bt_model *model); /* of these, in the store */
 size_t    bt_model_workspace_bytes(const bt_model *model);
-/* Rows that this rank's experts have run, over all layers, [n_experts]; borrowed until the next
- * step or regroup.  NULL: no experts. */
+/* Rows that this rank's experts have run, over all layers and groups, [n_experts]; borrowed until
+ * the next call.  NULL: no experts. */
 const uint64_t *bt_model_expert_rows(bt_model *model);
 /* XXH3 over the config and every tensor's name, dtype, shape and a sample of its bytes: ranks of a
  * cell must agree. */

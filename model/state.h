@@ -10,9 +10,10 @@ struct bt_model {
     bt_device             *dev;   /* borrowed */
     bt_group              *group; /* borrowed */
     uint32_t               max_rows, max_logit_rows;
-    bt_weights             w;   /* owned */
-    bt_mla                *mla; /* owned */
-    bt_moe                *moe; /* owned; NULL without experts */
+    bt_weights             w;           /* owned */
+    bt_mla                *mla;         /* owned */
+    bt_moe                *moe;         /* owned; NULL without experts */
+    uint64_t              *expert_rows; /* owned [2][n_experts]: of earlier groups, and of all */
 
     /* Device memory, owned.  h is the residual stream, bf16 as the rest; normed is its norm for
      * what comes next: attention, a feed-forward block, or the head. */

@@ -146,8 +146,19 @@ static void sit_down(engine *e, const bool *taken, uint32_t epoch)
     NEED(bt_model_regroup(e->model, g_goldens.weights, &opt) == BT_OK);
 }
 
+static uint64_t expert_rows(const engine *e)
+{
+    const uint64_t *rows = bt_model_expert_rows(e->model);
+    uint64_t        sum  = 0;
+
+    NEED(rows != NULL);
+    for (uint32_t i = 0; i < g_goldens.cfg.moe.gate.n_experts; i++)
+        sum += rows[i];
+    return sum;
+}
+
 /* Each rank is lost once, and comes back: survivors and then all again compute the same bits, and
- * in the end everybody has as many weights as at first. */
+ * in the end everybody has as many weights as at first.  What experts ran is counted over all. */
 static void group_bits_survive_losses(void)
 {
     sequence alone[MAX_GOLDEN_CASES];
@@ -155,6 +166,7 @@ static void group_bits_survive_losses(void)
     size_t   bytes;
     bool     taken[MAX_RANKS];
     uint32_t epoch = 2;
+    uint64_t n_rows;
 
     run_alone(alone);
     group_open(&e, NULL);
@@ -166,10 +178,13 @@ static void group_bits_survive_losses(void)
             for (uint32_t r = 0; r < g_n_ranks; r++)
                 taken[r] = back || r != lost;
             if (!taken[g_rank]) continue;
+            n_rows = expert_rows(&e);
             sit_down(&e, taken, epoch);
+            EXPECT_EQ(expert_rows(&e), n_rows);
             one.rank = e.n_ranks - 1;
             engine_run(&e, 1, &one);
             if (e.self == one.rank) expect_same(&one, &alone[lost % 2], "after a loss");
+            EXPECT(expert_rows(&e) > n_rows);
             sequence_free(&one);
         }
     }

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "proto/control_server.h"
+#include "proto/hello.h"
 
 enum { EPOCH = 1, PREFILL_GROUP = 0, DECODE_GROUP = 1 };
 
@@ -34,6 +35,7 @@ struct bt_eval_cell {
     rank_info         *ranks; /* [n_ranks] */
     run               *runs;  /* [cases->n] */
     size_t             n_active, n_done;
+    bt_up_hello        first; /* owned: of the rank that the others must agree with */
     uint32_t           n_attached, n_ready;
     uint32_t           wake[2]; /* by group; with both roles only the first */
     uint64_t           progress;
@@ -270,10 +272,9 @@ static bt_status on_hello(bt_eval_cell *cell, bt_control_peer *peer, const bt_up
                cell->opt.n_prefill, cell->opt.n_decode);
     if (cell->n_attached == 0) {
         BT_TRY(bt_eval_cases_check(cell->cases, h->vocab_size, h->max_context));
+        BT_TRY(bt_hello_copy(h, &cell->first));
     }
-    BT_REQUIRE(h->vocab_size == cell->cases->vocab, BT_ERR_PROTOCOL,
-               "rank %u has a vocabulary of %u ids, the others of %u", h->rank, h->vocab_size,
-               cell->cases->vocab);
+    BT_TRY(bt_hello_agree(&cell->first, h));
     for (size_t i = 0; i < cell->cases->n; i++) {
         const bt_eval_case *c = &cell->cases->cases[i];
 
@@ -410,6 +411,7 @@ void bt_eval_cell_destroy(bt_eval_cell *cell)
 {
     if (cell == NULL) return;
     bt_control_server_destroy(cell->server);
+    bt_hello_free(&cell->first);
     bt_free(cell->runs);
     bt_free(cell->ranks);
     bt_free(cell);

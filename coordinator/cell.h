@@ -60,11 +60,6 @@ static inline const bt_up_hello *bt_cell_memory(const bt_cell *cell)
     return &cell->ranks[cell->speaker].hello;
 }
 
-/* Whether a rank computes the same bits as another one, of any cell: INVALID_ARG names both. */
-bt_status bt_cell_agree(const bt_up_hello *a, const bt_up_hello *b);
-bt_status bt_cell_hello_copy(const bt_up_hello *from, bt_up_hello *to_out);
-void      bt_cell_hello_free(bt_up_hello *hello); /* accepts zeroes */
-
 void bt_cell_fini(bt_cell *cell); /* a cell of zeroes is an empty one */
 /* Could it be a rank of this cell, by what it says of itself and of the others? */
 bt_status bt_cell_fits(const bt_cell *cell, const bt_up_hello *hello);

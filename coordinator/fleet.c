@@ -11,6 +11,7 @@
 #include "coordinator/relay_view.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/hello.h"
 
 enum { LEAVE_S = 4 };
 #define NUMBERS 1000000000ull /* of requests in a life of a coordinator */
@@ -57,7 +58,7 @@ void bt_fleet_destroy(bt_fleet *fleet)
         cell_free(fleet->cells[i]);
     BT_ASSERT(fleet->n_lobby == 0); /* stop() has ended what was there */
     bt_table_fini(&fleet->lobby_names);
-    bt_cell_hello_free(&fleet->facts);
+    bt_hello_free(&fleet->facts);
     bt_free(fleet);
 }
 
@@ -250,7 +251,7 @@ static void serve(bt_fleet_cell *c)
     char      title[BT_CELL_TITLE];
 
     BT_TRY(create_relay(c));
-    if (!fleet->has_facts) BT_TRY(bt_cell_hello_copy(bt_cell_facts(&c->cell), &fleet->facts));
+    if (!fleet->has_facts) BT_TRY(bt_hello_copy(bt_cell_facts(&c->cell), &fleet->facts));
     fleet->has_facts = true;
     c->state         = BT_CELL_SERVING;
     c->deadline_ns   = UINT64_MAX;

@@ -7,6 +7,7 @@
 #include "coordinator/pairs.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/hello.h"
 
 /* How long the first rank of a cell waits for the last one.  Ranks that come back are all running
  * already. */
@@ -30,7 +31,7 @@ static bt_status find_cell(bt_fleet *fleet, const bt_up_hello *hello, bt_fleet_c
                hello->cell);
     if (facts == NULL && c == NULL && fleet->n_cells > 0)
         facts = bt_cell_facts(&fleet->cells[0]->cell);
-    if (facts != NULL && c == NULL) BT_TRY(bt_cell_agree(facts, hello));
+    if (facts != NULL && c == NULL) BT_TRY(bt_hello_agree(facts, hello));
     if (c == NULL) {
         BT_REQUIRE(fleet->n_cells < BT_FLEET_CELLS, BT_ERR_INVALID_ARG,
                    "there are %d cells already", BT_FLEET_CELLS);

@@ -68,7 +68,7 @@ static void say_hello(void)
                                                     .n_prefill         = g_n_prefill,
                                                     .n_decode          = g_n_decode,
                                                     .pid               = (uint32_t)getpid(),
-                                                    .model_fingerprint = 1,
+                                                    .model_fingerprint = fault("other_model") ? 2 : 1,
                                                     .n_pages           = N_PAGES,
                                                     .page_tokens       = PAGE_TOKENS,
                                                     .page_bytes        = 4096,
@@ -79,7 +79,7 @@ static void say_hello(void)
                                                     .pad_token         = -1,
                                                     .n_eos             = 1};
     m.u.hello.host                  = bt_strdup("here");
-    m.u.hello.arithmetic            = bt_strdup("none");
+    m.u.hello.arithmetic            = bt_strdup(fault("other_arithmetic") ? "another" : "none");
     m.u.hello.model_type            = bt_strdup("deepseek_v3");
     m.u.hello.architecture          = bt_strdup("DeepseekV3ForCausalLM");
     m.u.hello.default_sampling_json = bt_strdup("");

@@ -184,18 +184,20 @@ static void logits_failures_of_ranks_are_named(void)
     static const struct {
         const char *fake, *says, *also;
     } CASES[] = {
-        {"error_at_start:1", "the fake rank cannot start", "rank 1"                 },
-        {"die_at_start:0",   "signal 9",                   "rank 0"                 },
-        {"die_loading:1",    "rank 1",                     "signal 9"               },
-        {"die_in_prefill:0", "rank 0",                     "signal 9"               },
-        {"absent:1",         "no progress for 4 s",        "rank 1 has not attached"},
-        {"never_ready:0",    "no progress for 4 s",        "rank 0 is loading"      },
-        {"leave:1",          "the fake rank had enough",   "rank 1"                 },
-        {"fail:0",           "the fake rank cannot",       "case case0"             },
-        {"refuse_always:1",  "--kv-bytes",                 "rank 1"                 },
-        {"rows_twice:0",     "came twice",                 "case0"                  },
-        {"short_rows:0",     "bytes of logits",            "case0"                  },
-        {"silent:0",         "no progress for 20 s",       "28 of 40"               },
+        {"error_at_start:1",   "the fake rank cannot start",      "rank 1"                 },
+        {"die_at_start:0",     "signal 9",                        "rank 0"                 },
+        {"die_loading:1",      "rank 1",                          "signal 9"               },
+        {"die_in_prefill:0",   "rank 0",                          "signal 9"               },
+        {"absent:1",           "no progress for 4 s",             "rank 1 has not attached"},
+        {"never_ready:0",      "no progress for 4 s",             "rank 0 is loading"      },
+        {"other_arithmetic:1", "\"another\"",                     "rank 1 on here"         },
+        {"other_model:1",      "has another model (fingerprint ", "rank 1 on here"         },
+        {"leave:1",            "the fake rank had enough",        "rank 1"                 },
+        {"fail:0",             "the fake rank cannot",            "case case0"             },
+        {"refuse_always:1",    "--kv-bytes",                      "rank 1"                 },
+        {"rows_twice:0",       "came twice",                      "case0"                  },
+        {"short_rows:0",       "bytes of logits",                 "case0"                  },
+        {"silent:0",           "no progress for 20 s",            "28 of 40"               },
     };
     const char *const stall[] = {"--stall-s", "4", NULL};
 

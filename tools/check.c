@@ -185,23 +185,27 @@ static void quote(const char *text, char *buf, size_t capacity)
 
 static void make_command(const options *opt, const char *host, char *buf, size_t capacity)
 {
-    char        self[PATH_MAX], model[2048], probe[PATH_MAX + 2560], quoted[8192];
+    char        path[PATH_MAX], self[PATH_MAX + 64], model[2048], control[4 * BT_ADDRESS_BYTES];
+    char        probe[PATH_MAX + 4096], quoted[8192], name[1024];
     const char *agent = opt->agent;
 
-    if (!bt_own_path(self)) snprintf(self, sizeof(self), "baton-check");
+    if (!bt_own_path(path)) snprintf(path, sizeof(path), "baton-check");
+    quote(path, self, sizeof(self));
     quote(opt->model != NULL ? opt->model : "", model, sizeof(model));
+    quote(opt->control != NULL ? opt->control : "", control, sizeof(control));
+    quote(host, name, sizeof(name));
     snprintf(probe, sizeof(probe), "%s --node %s%s%s%s", self, opt->quick ? "--quick" : "--model ",
              opt->quick ? "" : model, opt->control != NULL ? " --control " : "",
-             opt->control != NULL ? opt->control : "");
+             opt->control != NULL ? control : "");
     if (agent == NULL) agent = getenv("OMPI_MCA_plm_rsh_agent");
     if (bt_machine_is(host, !opt->quick)) { /* no agent is needed, as mpirun needs none */
         snprintf(buf, capacity, "%s 2>&1", probe);
     } else if (agent == NULL && getenv("SLURM_JOB_ID") != NULL) {
-        snprintf(buf, capacity, "srun --overlap -N1 -n1 -w '%s' %s 2>&1", host, probe);
+        snprintf(buf, capacity, "srun --overlap -N1 -n1 -w %s %s 2>&1", name, probe);
     } else {
         quote(probe, quoted, sizeof(quoted));
-        snprintf(buf, capacity, "%s '%s' %s 2>&1 </dev/null",
-                 agent != NULL ? agent : "ssh -o BatchMode=yes -o ConnectTimeout=10", host, quoted);
+        snprintf(buf, capacity, "%s %s %s 2>&1 </dev/null",
+                 agent != NULL ? agent : "ssh -o BatchMode=yes -o ConnectTimeout=10", name, quoted);
     }
 }
 

@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def main():
             has(done.stdout + done.stderr, "tensor model.embed_tokens.weight: expected shape [2048, 512], found [2048, 256]")
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")
+
+        # Whatever the path of the tree, and whatever a host is called: shells get it as it is, here and there.
+        moved = os.path.join(folder, "my tree; touch $(echo ran) 'it'")
+        os.mkdir(moved)
+        shutil.copy(CHECK, moved)
+        done = subprocess.run([os.path.join(moved, "baton-check"), "--quick", "--hosts", "localhost,good,a'b$(touch${IFS}ran)", "--agent", agent], capture_output=True,
+                              text=True, timeout=300, cwd=folder)
+        has(done.stdout, "localhost    ok\n", "good         ok\n", "WRONG  it does not answer: nothing came")
+        assert done.returncode == 1 and not os.path.exists(os.path.join(folder, "ran")), os.listdir(folder)
         has(check("--tokens", "-1", code=64), "--tokens must be a number from 1")
         has(check("--quick", "--group", "2", code=64), "--group has no effect with --quick: leave it out, since only")
         for hosts, host in (("", ""), ("a,,b", ""), ("a,", ""), (":8", ""), ("a,-1", "-1"), ("x" * 300, "x" * 64)):

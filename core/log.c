@@ -182,11 +182,25 @@ static void write_line(bt_log_level level, const char *file, int line, const cha
     bt_log_pass_on(buf, make_line(BT_LOG_WARN, file, line, omitted, buf));
 }
 
+/* How many bytes of the text are one character that controls a terminal, breaks a line (U+2028 and
+ * U+2029) or turns what follows around (U+202A to U+202E, U+2066 to U+2069). */
+static size_t n_control(const char *text)
+{
+    const unsigned char *at = (const unsigned char *)text;
+
+    if (at[0] < 0x20 || at[0] == 0x7f) return 1;
+    if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] <= 0x9f) return 2; /* U+0080 to U+009F */
+    if (at[0] == 0xe2 && at[1] == 0x80 && at[2] >= 0xa8 && at[2] <= 0xae) return 3;
+    if (at[0] == 0xe2 && at[1] == 0x81 && at[2] >= 0xa6 && at[2] <= 0xa9) return 3;
+    return 0;
+}
+
 /* Whatever files and peers have named, a line stays one, and a terminal that shows it as it was. */
 static void make_printable(char *text)
 {
     for (; *text != '\0'; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
+        for (size_t n = n_control(text); n > 0; n--)
+            text[n - 1] = '?';
 }
 
 void bt_log_write(bt_log_level level, const char *file, int line, const char *fmt, ...)

@@ -3,8 +3,8 @@
  * A line reads: time level rank req=<id> file:line text
  *     2026-11-23 11:02:07.153 I rank=2 - worker/main.c:88 ready
  *     2026-11-23 11:02:09.001 E rank=2 req=17 worker/handoff_in.c:140 a hand-off message failed ...
- * One grep for a request id over all ranks tells that request's whole story.  Control characters
- * in the text become '?', in the text of an error too.
+ * One grep for a request id over all ranks tells that request's whole story.  The bytes of
+ * control characters in the text become '?', in the text of an error too.
  *
  * Threads: any thread may log; a line is written with one write(2), so lines never mix.
  * Memory:  never allocates. */

@@ -164,6 +164,11 @@ static void log_from_two_places(int err)
         BT_INFO("line %d of many", i);
     }
     BT_INFO("the line\nof %s place", "another\x1b[2J"); /* as a file or a peer may name things */
+    BT_INFO("C1 %s, breaks %s, order %s, and %s", "\xc2\x85\xc2\x9b[2J\xc2\x9f\u00a0",
+            "\u2028\u2029", "\u202a\u202e\u2066\u2069",
+            "\u00e9\u2027\u202f\u2065\u206a\u4f60\U0001f600");
+    bt_error_keep("", "%s\xe2", "\xc2\x9b[2J"); /* and what a cut has left of one */
+    BT_INFO("%s", bt_error_text());
     _exit(0);
 }
 
@@ -201,6 +206,9 @@ static void bound_place_leaves_out_lines_and_says_how_many(void)
     n = count_lines(text);
     EXPECT(n > BT_LOG_BURST && n < LINES - 100);
     EXPECT_HAS(text, "the line?of another?[2J place\n");
+    EXPECT_HAS(text, "C1 ????[2J??\u00a0, breaks ??????, order ????????????, and "
+                     "\u00e9\u2027\u202f\u2065\u206a\u4f60\U0001f600\n");
+    EXPECT_HAS(text, " ??[2J\xe2\n");
     EXPECT_EQ(count_left_out(text), LINES + 1 - n);
     close(fd);
 }

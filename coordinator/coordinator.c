@@ -355,6 +355,7 @@ static bt_status start(coordinator *c)
     /* Better known now than after an hour of loading, also that one of our own ports is there. */
     bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
     BT_TRY(bt_rpc_try_bind(address));
+    if (c->opt->tls_cert != NULL) BT_TRY(bt_rpc_try_tls(c->opt->host, &c->tls));
     BT_INFO("workers attach on %.*s:%u", (int)(colon - c->opt->control), c->opt->control, port);
     bt_announce(c->opt->announce_fd, true, "control %.*s:%u", (int)(colon - c->opt->control),
                 c->opt->control, port);

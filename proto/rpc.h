@@ -100,6 +100,8 @@ void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx)
 void bt_rpc_hang_up(uint16_t port);
 /* Could a server bind the address now?  IO names address and cause. */
 bt_status bt_rpc_try_bind(const char *address);
+/* Would a server on this host, at any port, take the files?  IO: gRPC refuses them. */
+bt_status bt_rpc_try_tls(const char *host, const bt_rpc_tls *tls);
 /* "OK", "CANCELLED" ... as google.rpc.Code has them; of any number. */
 const char *bt_rpc_code_name(grpc_status_code code);
 /* A slice as text, cut to the capacity, always terminated and UTF-8. */

@@ -45,6 +45,10 @@ bt_status bt_rpc_tls_read(const char *cert, const char *key, const char *client_
 
     BT_TRY(read_pem(cert, "CERTIFICATE-----", &tls.cert));
     BT_TRY(read_pem(key, "PRIVATE KEY-----", &tls.key));
+    BT_REQUIRE(strstr(tls.key, "ENCRYPTED") == NULL, BT_ERR_IO,
+               "%s: the key has a passphrase, which nobody here can type: expected one without "
+               "(openssl pkey -in FILE -out FILE)",
+               key);
     if (client_ca != NULL) BT_TRY(read_pem(client_ca, "CERTIFICATE-----", &tls.client_ca));
     *tls_out = tls;
     tls      = (bt_rpc_tls){0}; /* handed over */

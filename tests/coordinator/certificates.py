@@ -8,7 +8,7 @@ from harness import Cell, Coordinator
 
 
 def make(folder):
-    """A CA, a server's and a client's certificate of it, and a stranger's."""
+    """A CA, a server's and a client's certificate of it, a stranger's, and keys with a passphrase."""
     def run(*args):
         subprocess.run(["openssl", *args], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for ca in ("ca", "other"):
@@ -21,6 +21,8 @@ def make(folder):
             "-out", f"{name}.csr")
         run("x509", "-req", "-in", f"{name}.csr", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2",
             "-extfile", "ext", "-out", f"{name}.pem")
+    run("pkey", "-in", "server.key", "-aes256", "-passout", "pass:word", "-out", "locked.key")
+    run("ec", "-in", "server.key", "-aes256", "-passout", "pass:word", "-out", "locked-old.key")
 
 
 class TlsCase(unittest.TestCase):

@@ -597,8 +597,11 @@ class Tls(TlsCase):
         self.assertEqual(self.ask(address, good), expected([500, 3], 5))
 
     def test_bad_files_are_named(self):
+        """Before any rank has attached: loading may take an hour."""
         for cert, key, text in (("missing.pem", "server.key", "missing.pem: No such file"), ("server.key", "server.key", "CERTIFICATE"),
-                                ("server.pem", "server.pem", "PRIVATE KEY")):
+                                ("server.pem", "server.pem", "PRIVATE KEY"), ("server.pem", "client.key", "belong together"),
+                                ("server.pem", "locked.key", "locked.key: the key has a passphrase"),
+                                ("server.pem", "locked-old.key", "locked-old.key: the key has a passphrase")):
             c = Coordinator("--tls-cert", self.path(cert), "--tls-key", self.path(key))
             self.addCleanup(c.close)
             self.assertEqual(c.wait(), 1)

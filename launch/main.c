@@ -58,7 +58,9 @@ static const char DOC[] =
     "/dev/shm) that are removed at the end.\n\n"
     "Exit code: 0 when every rank ended with 0; else that of the first rank that failed, 128 + the "
     "signal that ended it, or 1. With --on-death=replace 0 when any rank ended with 0.\n\n"
-    "Variables OMPI_MCA_* that you set win over those that this program would set.\n\n"
+    "Variables OMPI_MCA_* that you set win over those that this program would set, except, on this "
+    "machine alone, for the private directories (orte_tmpdir_base, "
+    "btl_vader_backing_directory).\n\n"
     "Example, what `baton run` does:\n"
     "  baton-launch --ranks 4 -- baton-worker --model models/demo \\\n"
     "    --prefill 2 --decode 2 --coordinator 127.0.0.1:4711";

@@ -17,6 +17,7 @@
 #include "cli/child.h"
 #include "cli/echo.h"
 #include "cli/eval_cell.h"
+#include "cli/places.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/defaults.h"
@@ -100,6 +101,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (opt->in == NULL) argp_error(state, "--ids is missing: the cases to compute");
         if (opt->out == NULL) argp_error(state, "--out is missing: where the answers go");
+        bt_places_check_control(state, &opt->cell, opt->control);
+        if (opt->control == NULL) opt->control = BT_DEFAULT_CONTROL;
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -291,9 +294,7 @@ int main(int argc, char **argv)
     bt_settings_spec       spec     = {&parser, bt_cell_conflicts, IDLE};
     bt_settings           *settings = NULL;
     int                    code;
-    options                opt = {.control    = BT_DEFAULT_CONTROL,
-                                  .n_parallel = PARALLEL,
-                                  .stall_ns   = BT_DEFAULT_STALL_S * BT_NS_PER_S};
+    options opt = {.n_parallel = PARALLEL, .stall_ns = BT_DEFAULT_STALL_S * BT_NS_PER_S};
 
     signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     bt_log_init("logits", BT_LOG_INFO);

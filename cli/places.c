@@ -4,10 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/defaults.h"
 #include "core/file.h"
+#include "core/machine.h"
+#include "core/parse.h"
 
 /* ---- from hosts with slots */
 
@@ -143,6 +147,37 @@ out:
     bt_rank_map_fini(&map);
     hosts_fini(&list);
     return st;
+}
+
+/* ---- and whether they reach the control port */
+
+static BT_NORETURN void refuse_control(struct argp_state *state, const char *control,
+                                       const char *who)
+{
+    argp_error(state,
+               "--control is %s, which %s cannot reach: give an address of this machine that all "
+               "hosts reach, like 10.0.0.1:0",
+               control, who);
+    abort(); /* it does not come back */
+}
+
+void bt_places_check_control(struct argp_state *state, const bt_cell_options *opt,
+                             const char *given)
+{
+    const char *control = given != NULL ? given : BT_DEFAULT_CONTROL, *before = "";
+    const char *nodes = getenv("SLURM_JOB_NUM_NODES");
+    bt_rank_map map   = {0};
+    char        own[BT_ADDRESS_BYTES];
+
+    bt_split_address(control, own);
+    if (!bt_machine_is_any(own)) return;
+    if (opt->slurm && given == NULL && nodes != NULL && slots(nodes) > 1)
+        refuse_control(state, control, "the job's other nodes");
+    if (bt_places_read(opt, &map) != BT_OK) exit(EX_USAGE);
+    for (uint32_t i = 0; i < map.n_ranks; before = map.ranks[i++].host)
+        if (strcmp(map.ranks[i].host, before) != 0 && !bt_machine_is(map.ranks[i].host, true))
+            refuse_control(state, control, map.ranks[i].host);
+    bt_rank_map_fini(&map);
 }
 
 /* ---- without some hosts */

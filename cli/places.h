@@ -15,6 +15,12 @@ bt_status bt_places_read(const bt_cell_options *opt, bt_rank_map *map_out);
 bool bt_places_leave_out(bt_rank_map *map, bool (*is_out)(const void *ctx, const char *host),
                          const void  *ctx);
 
+/* Ends the program, as argp does, when a host of the cell cannot reach the control address because
+ * that is each machine's own.  `given` is borrowed; NULL: nobody has said anything.  The addresses
+ * of a Slurm job's nodes are not known here: there what was given is taken. */
+void bt_places_check_control(struct argp_state *state, const bt_cell_options *opt,
+                             const char *given);
+
 /* As a file that bt_rank_map_read() takes. */
 bt_status bt_places_write(const bt_rank_map *map, int fd);
 

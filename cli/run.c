@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "cli/places.h"
 #include "cli/supervisor.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -258,6 +259,8 @@ static void check(struct argp_state *state, options *all)
     if (opt->join != NULL && (opt->cell.name == NULL || opt->chat != NULL))
         argp_error(state, "--coordinator needs --cell NAME and goes without --chat");
     check_tls(state, opt);
+    if (opt->join == NULL) bt_places_check_control(state, &opt->cell, opt->control);
+    if (opt->control == NULL) opt->control = BT_DEFAULT_CONTROL;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -412,7 +415,6 @@ int main(int argc, char **argv)
     options           opt = {
                   .run = {.cell       = {.replace = true},
                           .host       = BT_DEFAULT_HOST,
-                          .control    = BT_DEFAULT_CONTROL,
                           .port       = BT_DEFAULT_PORT,
                           .drain_ns   = BT_DEFAULT_DRAIN_S * BT_NS_PER_S,
                           .restarts   = RESTARTS,

@@ -181,3 +181,24 @@ bool bt_machine_is(const char *host, bool look_up)
     freeaddrinfo(list);
     return is;
 }
+
+static bool is_own(const struct sockaddr *a)
+{
+    const struct in6_addr *x = &((const struct sockaddr_in6 *)a)->sin6_addr;
+    uint32_t               y = ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr);
+
+    if (a->sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(x) || IN6_IS_ADDR_UNSPECIFIED(x);
+    return y == INADDR_ANY || y >> 24 == IN_LOOPBACKNET;
+}
+
+bool bt_machine_is_any(const char *host)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
+    bool            is = true;
+
+    if (getaddrinfo(host, NULL, &hints, &list) != 0) return false;
+    for (const struct addrinfo *a = list; a != NULL; a = a->ai_next)
+        is = is && is_own(a->ai_addr);
+    freeaddrinfo(list);
+    return is;
+}

@@ -31,6 +31,9 @@ uint32_t bt_machine_cores(void);
 /* Whether the host is this machine: "localhost", its name, or what is an address of one of its
  * interfaces, or with look_up resolves to one: a name server that is silent takes seconds. */
 bool bt_machine_is(const char *host, bool look_up);
+/* Whether the host, on every machine, is that machine: its addresses are the loopback's, or the one
+ * that stands for all.  False for a name that does not resolve. */
+bool bt_machine_is_any(const char *host);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 /* baton, baton-run and the clients: a real coordinator, and ranks that compute nothing
  * (fake_worker.c), so that every stage of a cell's life can be made to fail. */
 #include <arpa/inet.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include "tests/support/command.h"
@@ -556,6 +557,51 @@ static void run_bad_command_lines_are_refused(void)
     }
 }
 
+/* 192.0.2.1 is nobody's.  What is not refused fails later, since the model has no tokenizer. */
+static void control_address_of_each_machine_is_refused_with_other_hosts(void)
+{
+    static const char MAP[]   = "prefill localhost\ndecode 192.0.2.1\n";
+    static const char HOSTS[] = "192.0.2.1 slots=2\n";
+    static const char LATER[] = "--chat needs the model's tokenizer and";
+    int               map     = memfd_create("map", MFD_CLOEXEC);
+    int               hosts   = memfd_create("hosts", MFD_CLOEXEC);
+    char              map_arg[64], hosts_arg[64];
+    const struct {
+        const char *args[3];
+        const char *says;
+        int         code;
+    } CASES[] = {
+        {{"--hosts=127.0.0.1,192.0.2.1"},
+         "--control is 127.0.0.1:0, which 192.0.2.1 cannot reach",                                   64},
+        {{"--hosts=192.0.2.1", "--control=localhost:9"}, "--control is localhost:9, which 192",      64},
+        {{map_arg, "--control=[::]:0"},                  "--control is [::]:0, which 192.0.2.1",     64},
+        {{hosts_arg},                                    "which 192.0.2.1 cannot reach",             64},
+        {{"--slurm"},                                    "which the job's other nodes cannot reach", 64},
+        {{"--slurm", "--control=127.0.0.1:0"},           LATER,                                      1 },
+        {{"--hosts=127.0.0.1,localhost"},                LATER,                                      1 },
+        {{"--hosts=192.0.2.1", "--control=192.0.2.7:0"}, LATER,                                      1 },
+    };
+
+    EXPECT(write(map, MAP, sizeof(MAP) - 1) > 0 && write(hosts, HOSTS, sizeof(HOSTS) - 1) > 0);
+    snprintf(map_arg, sizeof(map_arg), "--rank-map=/proc/%d/fd/%d", (int)getpid(), map);
+    snprintf(hosts_arg, sizeof(hosts_arg), "--hostfile=/proc/%d/fd/%d", (int)getpid(), hosts);
+    setenv("SLURM_JOB_ID", "1", 1);
+    setenv("SLURM_JOB_NUM_NODES", "2", 1);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        char        program[256];
+        const char *argv[16], *args[] = {"--chat=x", "--model=" BT_SOURCE_DIR "/tests/models/v2",
+                                         CASES[i].args[0], CASES[i].args[1], NULL};
+
+        build_argv(program, sizeof(program), "baton-run", args, argv);
+        EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), CASES[i].code);
+        EXPECT_HAS(g_run.output, CASES[i].says);
+    }
+    unsetenv("SLURM_JOB_ID");
+    unsetenv("SLURM_JOB_NUM_NODES");
+    close(map);
+    close(hosts);
+}
+
 static void run_flag_wins_over_what_it_excludes(void)
 {
     static const char *const EXCLUDED[] = {"BATON_BOTH", "BATON_PREFILL", "BATON_DECODE"};
@@ -593,6 +639,7 @@ static void baton_verbs_are_found_and_listed(void)
 static const bt_test TESTS[] = {
     BT_TEST(baton_verbs_are_found_and_listed),
     BT_TEST(run_bad_command_lines_are_refused),
+    BT_TEST(control_address_of_each_machine_is_refused_with_other_hosts),
     BT_TEST(run_flag_wins_over_what_it_excludes),
     BT_TEST(run_serves_until_a_signal),
     BT_TEST(run_generates_for_a_client),

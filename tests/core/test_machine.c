@@ -92,12 +92,24 @@ static void limits_of_groups_above_and_below_are_heeded(void)
     expect(MIB(1024), MIB(924));
 }
 
+static void hosts_that_are_each_machine_s_own_are_known(void)
+{
+    static const char *const OWN[]    = {"127.0.0.1", "127.9.9.9", "0.0.0.0", "::1", "::"};
+    static const char *const OTHERS[] = {"192.0.2.1", "2001:db8::1", "1.127.0.0", "no such host"};
+
+    for (size_t i = 0; i < sizeof(OWN) / sizeof(OWN[0]); i++)
+        EXPECT(bt_machine_is_any(OWN[i]));
+    for (size_t i = 0; i < sizeof(OTHERS) / sizeof(OTHERS[0]); i++)
+        EXPECT(!bt_machine_is_any(OTHERS[i]));
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(memory_without_limits_is_the_kernel_s),
         BT_TEST(files_in_the_page_cache_are_not_used),
         BT_TEST(limits_of_groups_above_and_below_are_heeded),
+        BT_TEST(hosts_that_are_each_machine_s_own_are_known),
     };
     int  failed;
     char command[64];

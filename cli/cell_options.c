@@ -281,6 +281,7 @@ const bt_setting_conflict bt_cell_conflicts[] = {
     {"rank-map", "hosts"   },
     {"rank-map", "hostfile"},
     {"rank-map", "slurm"   },
+    {"rank-map", "spares"  },
     {NULL,       NULL      }
 };
 

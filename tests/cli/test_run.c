@@ -604,7 +604,8 @@ static void control_address_of_each_machine_is_refused_with_other_hosts(void)
 
 static void run_flag_wins_over_what_it_excludes(void)
 {
-    static const char *const EXCLUDED[] = {"BATON_BOTH", "BATON_PREFILL", "BATON_DECODE"};
+    static const char *const EXCLUDED[] = {"BATON_BOTH", "BATON_PREFILL", "BATON_DECODE",
+                                           "BATON_SPARES"};
     char                     program[256];
     const char              *argv[16];
 

@@ -27,7 +27,7 @@ build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
 
 install: build
-	@cmake --install $(BUILD) --prefix $(PREFIX)
+	@cmake --install $(BUILD) --prefix "$(PREFIX)"
 
 package: build
 	@cd $(BUILD) && cpack

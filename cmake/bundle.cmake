@@ -1,7 +1,7 @@
 # Run by `cmake --install`: copies the shared libraries of the programs, and Open MPI's launcher with its plugins.
 # Variables: BT_BUILD_BIN, BT_MPIEXEC (cmake/package.cmake sets them).
-set(root "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
-set(to "${root}/lib/baton")
+# file(INSTALL) puts DESTDIR before the path, other commands do not.
+set(to "${CMAKE_INSTALL_PREFIX}/lib/baton")
 
 # Open MPI: where its plugins and texts lie, below its own prefix.
 get_filename_component(mpi_bin "${BT_MPIEXEC}" DIRECTORY)
@@ -47,7 +47,7 @@ foreach(library ${libraries})
   # A RUNPATH of its own would hide the programs' RPATH from it.
   get_filename_component(name "${library}" REALPATH)
   get_filename_component(name "${name}" NAME)
-  file(RPATH_REMOVE FILE "${to}/${name}")
+  file(RPATH_REMOVE FILE "$ENV{DESTDIR}${to}/${name}")
 endforeach()
 if(IS_DIRECTORY "${pmix}/lib/pmix")
   file(INSTALL "${pmix}/lib/pmix" DESTINATION "${to}/pmix/lib" FILES_MATCHING PATTERN "*.so")

@@ -5,7 +5,12 @@ set -eu
 build=$1 cmake=$2
 there=$(mktemp -d)
 trap 'rm -rf "$there"' EXIT
-DESTDIR= "$cmake" --install "$build" --prefix "$there/first" >"$there/log" 2>&1 || { cat "$there/log"; exit 1; }
+install() { DESTDIR=$1 "$cmake" --install "$build" --prefix "$2" >"$there/log" 2>&1 || { cat "$there/log"; exit 1; }; }
+install "" "$there/first"
+# As packages of distributions are made: the same tree below another root.
+install "$there/root" /opt/baton
+diff -r "$there/root/opt/baton" "$there/first"
+rm -r "$there/root"
 mv "$there/first" "$there/second"
 
 # Every library of a program comes from the tree, glibc's aside.

@@ -13,11 +13,12 @@
 
 enum { MAX_CPUS = 8192 };
 
-/* The memory of control groups, in both versions. */
+/* Memory and CPU time of control groups, in both versions; NULL: said by another one. */
 typedef struct {
     const char *controllers; /* the version's line of /proc/self/cgroup: "4:memory:/job" */
     const char *mount, *limit, *used;
     const char *inactive, *active; /* in memory.stat: pages of files, which the kernel takes back */
+    const char *quota, *period;    /* of CPU time; NULL: the period follows the quota */
 } hierarchy;
 static const hierarchy HIERARCHIES[] = {
     {.controllers = "",
@@ -25,13 +26,18 @@ static const hierarchy HIERARCHIES[] = {
      .limit       = "memory.max",
      .used        = "memory.current",
      .inactive    = "inactive_file ",
-     .active      = "active_file "      },
+     .active      = "active_file ",
+     .quota       = "cpu.max"},
     {.controllers = "memory",
      .mount       = "/sys/fs/cgroup/memory",
      .limit       = "memory.limit_in_bytes",
      .used        = "memory.usage_in_bytes",
      .inactive    = "total_inactive_file ",
      .active      = "total_active_file "},
+    {.controllers = "cpu",
+     .mount       = "/sys/fs/cgroup/cpu",
+     .quota       = "cpu.cfs_quota_us",
+     .period      = "cpu.cfs_period_us"               },
 };
 #define NO_LIMIT (UINT64_C(1) << 60) /* version 1 says so by a larger number */
 
@@ -52,18 +58,6 @@ static uint64_t number_in(const char *path, const char *key)
     }
     fclose(f);
     return value;
-}
-
-uint32_t bt_machine_cores(void)
-{
-    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
-    uint32_t   n   = 0;
-
-    if (set == NULL) return 1;
-    if (sched_getaffinity(0, CPU_ALLOC_SIZE(MAX_CPUS), set) == 0)
-        n = (uint32_t)CPU_COUNT_S(CPU_ALLOC_SIZE(MAX_CPUS), set);
-    CPU_FREE(set);
-    return n == 0 ? 1 : n;
 }
 
 /* Whether one of the names between commas is the word. */
@@ -111,7 +105,7 @@ static uint64_t number_of(const char *root, const hierarchy *h, const char *grou
 }
 
 /* What a group may have, and what it could still take. */
-static void heed(const char *root, const hierarchy *h, const char *group, bt_machine *m)
+static void heed_memory(const char *root, const hierarchy *h, const char *group, bt_machine *m)
 {
     uint64_t limit = number_of(root, h, group, h->limit, "");
     uint64_t used  = number_of(root, h, group, h->used, "");
@@ -126,6 +120,41 @@ static void heed(const char *root, const hierarchy *h, const char *group, bt_mac
     if (left < m->free_bytes) m->free_bytes = left;
 }
 
+static void heed_quota(const char *root, const hierarchy *h, const char *group, bt_machine *m)
+{
+    char      path[3 * PATH_MAX];
+    long long quota = 0, period = 0; /* "max", or -1: none */
+    FILE     *f;
+
+    snprintf(path, sizeof(path), "%s%s%s/%s", root, h->mount, group, h->quota);
+    f = fopen(path, "r");
+    if (f == NULL) return;
+    if (fscanf(f, "%lld %lld", &quota, &period) == 1 && h->period != NULL)
+        period = (long long)number_of(root, h, group, h->period, "");
+    fclose(f);
+    if (quota > 0 && period > 0 && (quota - 1) / period + 1 < m->n_cores)
+        m->n_cores = (uint32_t)((quota - 1) / period + 1);
+}
+
+static void heed(const char *root, const hierarchy *h, const char *group, bt_machine *m)
+{
+    if (h->limit != NULL) heed_memory(root, h, group, m);
+    if (h->quota != NULL) heed_quota(root, h, group, m);
+}
+
+/* Cores that the scheduler may use for this process. */
+static uint32_t n_allowed(void)
+{
+    cpu_set_t *set = CPU_ALLOC(MAX_CPUS);
+    uint32_t   n   = 0;
+
+    if (set == NULL) return 1;
+    if (sched_getaffinity(0, CPU_ALLOC_SIZE(MAX_CPUS), set) == 0)
+        n = (uint32_t)CPU_COUNT_S(CPU_ALLOC_SIZE(MAX_CPUS), set);
+    CPU_FREE(set);
+    return n == 0 ? 1 : n;
+}
+
 void bt_machine_look_in(const char *root, bt_machine *m)
 {
     char path[PATH_MAX];
@@ -133,6 +162,7 @@ void bt_machine_look_in(const char *root, bt_machine *m)
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
     m->total_bytes = number_in(path, "MemTotal:") * 1024;
     m->free_bytes  = number_in(path, "MemAvailable:") * 1024;
+    m->n_cores     = n_allowed();
     for (size_t i = 0; i < sizeof(HIERARCHIES) / sizeof(HIERARCHIES[0]); i++) {
         find_group(root, &HIERARCHIES[i], path);
         heed(root, &HIERARCHIES[i], path, m);
@@ -141,10 +171,17 @@ void bt_machine_look_in(const char *root, bt_machine *m)
             heed(root, &HIERARCHIES[i], path, m);
         }
     }
-    m->n_cores = bt_machine_cores();
 }
 
 void bt_machine_look(bt_machine *m) { bt_machine_look_in("", m); }
+
+uint32_t bt_machine_cores(void)
+{
+    bt_machine m;
+
+    bt_machine_look(&m);
+    return m.n_cores;
+}
 
 /* The whole of 127.0.0.0/8 is the loopback's. */
 static bool same_address(const struct sockaddr *a, const struct sockaddr *b)

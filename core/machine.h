@@ -26,7 +26,8 @@ typedef struct {
 void bt_machine_look(bt_machine *m);
 /* As above, with /proc and /sys in another directory. */
 void bt_machine_look_in(const char *root, bt_machine *m);
-/* Cores that the scheduler may give to this process. */
+/* Cores that the scheduler may give to this process: at most as many as the CPU quotas of its
+ * control group and of those above it are worth, rounded up. */
 uint32_t bt_machine_cores(void);
 /* Whether the host is this machine: "localhost", its name, or what is an address of one of its
  * interfaces, or with look_up resolves to one: a name server that is silent takes seconds. */

@@ -92,6 +92,38 @@ static void limits_of_groups_above_and_below_are_heeded(void)
     expect(MIB(1024), MIB(924));
 }
 
+static uint32_t n_cores(void)
+{
+    bt_machine m;
+
+    bt_machine_look_in(g_root, &m);
+    return m.n_cores;
+}
+
+/* A quota of one core and a half keeps two busy. */
+static void cores_are_at_most_what_quotas_are_worth(void)
+{
+    uint32_t all, two;
+
+    begin("0::/slurm/job_7/step_0\n");
+    all = n_cores();
+    two = all < 2 ? all : 2;
+    put("/sys/fs/cgroup/slurm/job_7/step_0/cpu.max", "max 100000\n");
+    EXPECT_EQ(n_cores(), all);
+    put("/sys/fs/cgroup/slurm/job_7/cpu.max", "150000 100000\n");
+    EXPECT_EQ(n_cores(), two);
+    put("/sys/fs/cgroup/slurm/cpu.max", "5000 10000\n");
+    EXPECT_EQ(n_cores(), 1);
+    begin("3:cpuset:/other\n4:cpu,cpuacct:/docker/x\n");
+    put("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "-1\n");
+    put("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n");
+    EXPECT_EQ(n_cores(), all);
+    put("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "100001\n");
+    EXPECT_EQ(n_cores(), two);
+    put("/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "100000\n");
+    EXPECT_EQ(n_cores(), 1);
+}
+
 static void hosts_that_are_each_machine_s_own_are_known(void)
 {
     static const char *const OWN[]    = {"127.0.0.1", "127.9.9.9", "0.0.0.0", "::1", "::"};
@@ -109,6 +141,7 @@ int main(int argc, char **argv)
         BT_TEST(memory_without_limits_is_the_kernel_s),
         BT_TEST(files_in_the_page_cache_are_not_used),
         BT_TEST(limits_of_groups_above_and_below_are_heeded),
+        BT_TEST(cores_are_at_most_what_quotas_are_worth),
         BT_TEST(hosts_that_are_each_machine_s_own_are_known),
     };
     int  failed;

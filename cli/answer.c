@@ -148,7 +148,8 @@ static void add_text(bt_answer *a, bt_answer_choice *c, uint32_t id)
     bt_tokenizer_bytes(a->tokenizer, id, &n, &special);
     to = reserve(a, c, 3 * n + 16);
     if (to == NULL) return;
-    c->last = c->n;
+    c->last      = c->n;
+    c->ends_mark = special;
     c->n += bt_detokenize(a->tokenizer, &c->state, id, a->request->keep_special, to, 3 * n + 16);
     c->text[c->n] = '\0';
     if (a->request->n_stop == 0)

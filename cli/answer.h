@@ -15,7 +15,8 @@
 typedef struct {
     char          *text; /* owned, terminated */
     size_t         n, capacity, shown;
-    size_t         last; /* where the text of its last token begins */
+    size_t         last;      /* where the text of its last token begins */
+    bool           ends_mark; /* and that is a special one */
     bt_detokenizer state;
     json_t        *ids, *logprobs, *tops; /* owned */
 } bt_answer_choice;

@@ -116,7 +116,7 @@ out:
 }
 
 /* False at the end of the conversation. */
-static bool read_line(char **line, size_t *capacity)
+static bool read_line(char **line, size_t *capacity, size_t *n_out)
 {
     ssize_t n;
 
@@ -125,26 +125,61 @@ static bool read_line(char **line, size_t *capacity)
     n = getline(line, capacity, stdin);
     if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = '\0';
     if (n <= 0) putchar('\n');
+    *n_out = n > 0 ? (size_t)n : 0;
     return n > 0;
 }
 
+static bt_status check_message(const char *text, size_t n)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(n != 0, BT_ERR_INVALID_ARG,
+               "the message is empty: expected text after --message, or on stdin");
+    BT_REQUIRE(memchr(text, '\0', n) == NULL, BT_ERR_INVALID_ARG,
+               "the message has a byte of zero after %zu others: expected text", strlen(text));
+out:
+    return st;
+}
+
+/* A terminal passes on so much of a line, and drops the rest of it. */
+static bt_status check_line(const char *line, size_t n)
+{
+    enum { TERMINAL_BYTES = 4095 };
+    bt_status st = BT_OK;
+
+    BT_TRY(check_message(line, n));
+    BT_REQUIRE(
+        n < TERMINAL_BYTES, BT_ERR_INVALID_ARG,
+        "the line has the %d bytes that a terminal passes on, and may have had more: a longer "
+        "message goes after --message, or to stdin from a file",
+        TERMINAL_BYTES);
+out:
+    return st;
+}
+
+/* Goes on after an answer that failed, whose line may be sent again, or another one.  Returns what
+ * failed first. */
 static bt_status converse(bt_talk *talk, history *h)
 {
-    bt_status st       = BT_OK;
+    bt_status st, failed = BT_OK;
     char     *line     = NULL; /* getline's, not ours */
-    size_t    capacity = 0;
+    size_t    capacity = 0, n;
 
-    while (read_line(&line, &capacity)) {
-        BT_TRY(say(h, "user", line));
-        st = answer(talk, h);
+    while (read_line(&line, &capacity, &n)) {
+        st = check_line(line, n);
+        if (st == BT_OK) st = say(h, "user", line);
+        if (st == BT_OK) {
+            st = answer(talk, h);
+            if (st != BT_OK) unsay(h);
+        }
         if (st == BT_OK) continue;
-        unsay(h); /* the line may be sent again, or another one */
-        if (bt_talk_interrupted() || st == BT_ERR_PEER) st = BT_OK;
-        if (st != BT_OK) break;
+        if (bt_talk_interrupted()) st = BT_ERR_CANCELLED;
+        if (failed == BT_OK) failed = st;
+        if (st != BT_ERR_CANCELLED && st != BT_ERR_PEER && st != BT_ERR_INVALID_ARG) break;
     }
-out:
+    if (failed == BT_OK && bt_talk_interrupted()) failed = BT_ERR_CANCELLED; /* at the prompt */
     free(line);
-    return st;
+    return failed;
 }
 
 static bt_status once(bt_talk *talk, const char *message, history *h)
@@ -155,12 +190,12 @@ static bt_status once(bt_talk *talk, const char *message, history *h)
 
     if (message == NULL) {
         BT_TRY(bt_talk_read_all(STDIN_FILENO, "the message on stdin", &input, &n));
-        if (n != 0 && input[n - 1] == '\n')
-            input[n - 1] = '\0'; /* the line's end, not the text's */
+        if (n != 0 && input[n - 1] == '\n') input[--n] = '\0'; /* the line's end, not the text's */
         message = input;
+    } else {
+        n = strlen(message);
     }
-    BT_REQUIRE(message[0] != '\0', BT_ERR_INVALID_ARG,
-               "the message is empty: expected text after --message, or on stdin");
+    BT_TRY(check_message(message, n));
     BT_TRY(say(h, "user", message));
     BT_TRY(answer(talk, h));
 out:

@@ -173,6 +173,8 @@ bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply
     BT_TRY(check_out(&a));
     print_account(talk, &result);
     if (reply_out != NULL) {
+        if (a.choices[0].ends_mark && strcmp(result.choices[0].finish_reason, "stop") == 0)
+            a.choices[0].text[a.choices[0].last] = '\0';
         *reply_out        = a.choices[0].text;
         a.choices[0].text = NULL;
     }

@@ -38,7 +38,8 @@ void      bt_talk_close(bt_talk *talk);
 bool bt_talk_interrupted(void);
 
 /* Sends the prompt, writes the answer to stdout as it comes and the account to stderr.  *reply_out,
- * when it is not NULL, becomes the text (owned by the caller). */
+ * when it is not NULL, becomes the text (owned by the caller), without the special token that ended
+ * it: that is the template's to write. */
 bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply_out);
 
 /* All that a pipe or file holds, terminated (owned by the caller). */

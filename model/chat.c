@@ -16,6 +16,7 @@ bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_mes
 {
     bt_status st = BT_OK;
 
+    BT_REQUIRE(tok->no_chat == NULL, BT_ERR_FORMAT, "%s", tok->no_chat);
     BT_REQUIRE(
         tok->chat_template != NULL, BT_ERR_UNSUPPORTED,
         "%s: expected a chat_template in tokenizer_config.json, or chat_template.jinja, beside "

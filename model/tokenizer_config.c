@@ -27,13 +27,26 @@ out:
     return st;
 }
 
+/* Who completes text needs no template: why one cannot be used is told who wants a chat. */
+static bt_status refuse_chat(bt_tokenizer *tok, const char *path, const char *why)
+{
+    bt_status st = BT_OK;
+    size_t    n  = strlen(path) + strlen(why) + 3;
+
+    tok->no_chat = bt_calloc(n, 1);
+    BT_REQUIRE(tok->no_chat != NULL, BT_ERR_NO_MEMORY, "%s", path);
+    snprintf(tok->no_chat, n, "%s: %s", path, why);
+out:
+    return st;
+}
+
 /* chat_template: a text, or a list of {name, template} of which "default" counts. */
-static bt_status read_template(const bt_json_at *at, char **text_out)
+static bt_status read_template(const bt_json_at *at, bt_tokenizer *tok)
 {
     bt_status     st = BT_OK;
     const json_t *v  = bt_json_field(at, "chat_template");
     const json_t *of = v;
-    char          found[BT_JSON_SHOW_BYTES];
+    char          found[BT_JSON_SHOW_BYTES], why[BT_JSON_SHOW_BYTES + 96];
 
     if (v == NULL) goto out;
     for (size_t i = 0; i < json_array_size(v); i++) {
@@ -42,33 +55,41 @@ static bt_status read_template(const bt_json_at *at, char **text_out)
 
         if (name != NULL && strcmp(name, "default") == 0) of = json_object_get(entry, "template");
     }
-    BT_REQUIRE(json_is_string(of), BT_ERR_FORMAT,
-               "%s: field chat_template: expected a text, or a list with one named default, found "
-               "%s",
-               at->file, bt_json_show(v, found, sizeof(found)));
-    *text_out = bt_strdup(json_string_value(of));
-    BT_REQUIRE(*text_out != NULL, BT_ERR_NO_MEMORY, "%s", at->file);
+    if (!json_is_string(of)) {
+        snprintf(why, sizeof(why),
+                 "field chat_template: expected a text, or a list with one named default, found %s",
+                 bt_json_show(v, found, sizeof(found)));
+        BT_TRY(refuse_chat(tok, at->file, why));
+        goto out;
+    }
+    tok->chat_template = bt_strdup(json_string_value(of));
+    BT_REQUIRE(tok->chat_template != NULL, BT_ERR_NO_MEMORY, "%s", at->file);
 out:
     return st;
 }
 
 /* Newer checkpoints keep the template in a file of its own, which counts before the other. */
-static bt_status read_template_file(const char *path, char **text_out)
+static bt_status read_template_file(const char *path, bt_tokenizer *tok)
 {
-    bt_status   st = BT_OK;
-    const char *why;
+    bt_status   st   = BT_OK;
+    const char *why  = NULL;
     FILE       *f    = bt_open_regular(path, &why);
     char       *text = NULL;
     size_t      n;
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
+    if (f == NULL) {
+        BT_TRY(refuse_chat(tok, path, why));
+        goto out;
+    }
     text = bt_calloc(MAX_TEMPLATE_BYTES + 1, 1);
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s", path);
     n = fread(text, 1, MAX_TEMPLATE_BYTES + 1, f);
-    BT_REQUIRE(ferror(f) == 0 && n <= MAX_TEMPLATE_BYTES && memchr(text, 0, n) == NULL,
-               BT_ERR_FORMAT, "%s: expected a text of at most %d bytes", path, MAX_TEMPLATE_BYTES);
-    *text_out = text;
-    text      = NULL;
+    if (ferror(f) != 0 || n > MAX_TEMPLATE_BYTES || memchr(text, 0, n) != NULL) {
+        BT_TRY(refuse_chat(tok, path, "expected a text of at most 1 MiB"));
+        goto out;
+    }
+    tok->chat_template = text;
+    text               = NULL;
 out:
     bt_free(text);
     if (f != NULL) fclose(f);
@@ -84,7 +105,7 @@ bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir)
     char       path[PATH_MAX], found[BT_JSON_SHOW_BYTES];
 
     snprintf(path, sizeof(path), "%s/chat_template.jinja", dir);
-    if (bt_json_file_exists(path)) BT_TRY(read_template_file(path, &tok->chat_template));
+    if (bt_json_file_exists(path)) BT_TRY(read_template_file(path, tok));
     snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
     if (bt_json_file_exists(path)) {
         BT_TRY(bt_json_read_file(path, MAX_CONFIG_BYTES, &json));
@@ -97,7 +118,7 @@ bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir)
             BT_TRY(bt_json_bool(&at, "add_bos_token", &add_bos));
             tok->add_bos = add_bos ? BT_ADD_BOS : BT_ADD_NO_BOS;
         }
-        if (tok->chat_template == NULL) BT_TRY(read_template(&at, &tok->chat_template));
+        if (tok->chat_template == NULL && tok->no_chat == NULL) BT_TRY(read_template(&at, tok));
     }
 out:
     json_decref(json);

@@ -2,8 +2,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "model/jinja/parts.h"
+
+enum { STRIPPED_BYTES = 256 };
 
 /* An argument by name becomes the next one by place. */
 static void place(bt_jinja_call *call, const char *name)
@@ -56,6 +59,9 @@ static bt_status strip_call(bt_jinja *j, const bt_jinja_call *call, bt_jinja_tex
     bt_status st = BT_OK;
 
     BT_TRY(want_texts(j, call, 0, 1));
+    BT_JINJA_REQUIRE(j, call->at, call->n_args == 0 || call->args[0].text.n <= STRIPPED_BYTES,
+                     BT_ERR_UNSUPPORTED, "%.*s: expected at most %d bytes of characters",
+                     bt_jinja_shown(call->name), call->name.s, STRIPPED_BYTES);
     t          = bt_jinja_strip(t, call->n_args != 0 ? &call->args[0].text : NULL, left, right);
     *value_out = bt_jinja_string(t.s, t.n);
 out:
@@ -258,6 +264,10 @@ static bt_status length_filter(bt_jinja *j, const bt_jinja_call *call, bt_jinja_
     bt_jinja_value list;
 
     BT_TRY(want(j, call, 0, 0));
+    if (call->value.kind == BT_JINJA_IS_STRING) {
+        *value_out = bt_jinja_int((int64_t)bt_jinja_n_chars(call->value.text));
+        goto out;
+    }
     BT_TRY(bt_jinja_items(j, call->at, &call->value, &list));
     *value_out = bt_jinja_int((int64_t)list.list.n);
 out:
@@ -283,13 +293,12 @@ out:
 static bt_status end_filter(bt_jinja *j, const bt_jinja_call *call, bool last,
                             bt_jinja_value *value_out)
 {
-    bt_status      st = BT_OK;
-    bt_jinja_value list;
+    bt_status      st   = BT_OK;
+    bt_jinja_value list = call->value, at = bt_jinja_int(last ? -1 : 0);
 
     BT_TRY(want(j, call, 0, 0));
-    BT_TRY(bt_jinja_items(j, call->at, &call->value, &list));
-    *value_out = list.list.n == 0 ? bt_jinja_undefined(call->name)
-                                  : list.list.at[last ? list.list.n - 1 : 0];
+    if (list.kind != BT_JINJA_IS_STRING) BT_TRY(bt_jinja_items(j, call->at, &call->value, &list));
+    BT_TRY(bt_jinja_index(j, call->at, &list, &at, value_out));
 out:
     return st;
 }
@@ -391,7 +400,7 @@ bt_status bt_jinja_test(bt_jinja *j, bt_jinja_call *call, bool *is_out)
     bt_jinja_text         name  = call->name;
     const bt_jinja_value *v     = &call->value;
     bool                  space = v->kind == BT_JINJA_IS_MAP && v->map->is_namespace;
-    int kind = space ? BT_JINJA_IS_MACRO + 1 : (int)v->kind; /* a namespace is nothing else */
+    int kind = space ? BT_JINJA_ABSENT : (int)v->kind; /* a namespace is nothing else */
 
     for (size_t i = 0; i < sizeof(TESTS) / sizeof(TESTS[0]); i++)
         if (bt_jinja_is(name, TESTS[i].name)) {
@@ -445,6 +454,34 @@ out:
     return st;
 }
 
+static bt_status strftime_call(bt_jinja *j, const bt_jinja_call *call, bt_jinja_value *value_out)
+{
+    enum { MOST = 256 };
+    bt_status st  = BT_OK;
+    time_t    now = time(NULL);
+    struct tm local;
+    char     *format, *text;
+
+    BT_TRY(want_texts(j, call, 1, 1));
+    BT_JINJA_NEW(j, format, call->args[0].text.n + 1);
+    memcpy(format, call->args[0].text.s, call->args[0].text.n);
+    BT_JINJA_NEW(j, text, MOST);
+    localtime_r(&now, &local);
+    *value_out = bt_jinja_string(text, strftime(text, MOST, format, &local));
+out:
+    return st;
+}
+
+bool bt_jinja_is_function(bt_jinja_text name)
+{
+    static const char *const NAMES[] = {"range",        "namespace", "dict",   "raise_exception",
+                                        "strftime_now", "lipsum",    "cycler", "joiner"};
+
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++)
+        if (bt_jinja_is(name, NAMES[i])) return true;
+    return false;
+}
+
 bt_status bt_jinja_function(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *value_out)
 {
     bt_status     st = BT_OK;
@@ -462,6 +499,8 @@ bt_status bt_jinja_function(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *va
         *made.map              = call->keywords;
         made.map->is_namespace = call->name.s[0] == 'n';
         *value_out             = made;
+    } else if (bt_jinja_is(call->name, "strftime_now")) {
+        BT_TRY(strftime_call(j, call, value_out));
     } else if (bt_jinja_is(call->name, "raise_exception")) {
         BT_TRY(want(j, call, 1, 1));
         BT_TRY(bt_jinja_to_text(j, call->at, &call->args[0], &why));

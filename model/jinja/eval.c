@@ -5,7 +5,7 @@
 
 #include "model/jinja/parts.h"
 
-enum { MOST_DEPTH = 1000 };
+enum { MOST_DEPTH = 1000, STEP_ENTRIES = 16 };
 
 bt_status bt_jinja_step(bt_jinja *j, const bt_jinja_node *node)
 {
@@ -19,27 +19,34 @@ out:
     return st;
 }
 
+/* The tokenizer's texts, of which only two are loaded. */
+static bool is_token(bt_jinja_text name)
+{
+    size_t n = name.n;
+
+    if (bt_jinja_is(name, "additional_special_tokens")) return true;
+    return n > 6 && memcmp(name.s + n - 6, "_token", 6) == 0 && !bt_jinja_is(name, "bos_token") &&
+           !bt_jinja_is(name, "eos_token");
+}
+
 static bt_status evaluate_name(bt_jinja *j, const bt_jinja_map *scope, const bt_jinja_node *node,
                                bt_jinja_value *value_out)
 {
-    bt_status st    = BT_OK;
-    size_t    n     = node->text.n;
-    bool      token = n > 6 && memcmp(node->text.s + n - 6, "_token", 6) == 0;
+    bt_status st = BT_OK;
 
     for (; scope != NULL; scope = scope->up) {
         bt_jinja_entry *found = bt_jinja_find(scope, node->text);
 
+        BT_TRY(bt_jinja_count(j, node->at, scope->n / STEP_ENTRIES));
         if (found == NULL) continue;
         *value_out = found->value;
         goto out;
     }
-    /* one of the tokenizer's texts that is not loaded (pad_token) */
-    BT_JINJA_REQUIRE(j, node->at,
-                     !token || bt_jinja_is(node->text, "bos_token") ||
-                         bt_jinja_is(node->text, "eos_token"),
-                     BT_ERR_UNSUPPORTED, "expected bos_token or eos_token, found %.*s",
-                     bt_jinja_shown(node->text), node->text.s);
-    *value_out = bt_jinja_undefined(node->text);
+    BT_JINJA_REQUIRE(j, node->at, !is_token(node->text), BT_ERR_UNSUPPORTED,
+                     "expected bos_token or eos_token, found %.*s", bt_jinja_shown(node->text),
+                     node->text.s);
+    *value_out = bt_jinja_is_function(node->text) ? (bt_jinja_value){.kind = BT_JINJA_IS_MACRO}
+                                                  : bt_jinja_undefined(node->text);
 out:
     return st;
 }
@@ -132,7 +139,7 @@ static bt_status evaluate_call(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_
     BT_TRY(evaluate_arguments(j, scope, node->list, &call));
     if (what->kind == BT_JINJA_ATTR)
         BT_TRY(bt_jinja_method(j, &call, value_out));
-    else if (call.value.kind == BT_JINJA_IS_MACRO)
+    else if (call.value.kind == BT_JINJA_IS_MACRO && call.value.macro.node != NULL)
         BT_TRY(bt_jinja_run_macro(j, &call, value_out));
     else
         BT_TRY(bt_jinja_function(j, &call, value_out));

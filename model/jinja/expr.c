@@ -220,6 +220,11 @@ static bt_status parse_postfix(bt_jinja_parser *p, bt_jinja_node **node_out)
         } else if (bt_jinja_at_sign(p, '.')) {
             BT_TRY(wrap(p, BT_JINJA_ATTR, node_out));
             BT_TRY(bt_jinja_read(p));
+            if (p->now.kind == BT_JINJA_NUMBER) {
+                (*node_out)->kind = BT_JINJA_INDEX;
+                BT_TRY(parse_primary(p, &(*node_out)->b));
+                continue;
+            }
             if (p->now.kind != BT_JINJA_WORD) BT_TRY(bt_jinja_expected(p, "a name"));
             (*node_out)->text = p->now.text;
             BT_TRY(bt_jinja_read(p));

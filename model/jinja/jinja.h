@@ -1,8 +1,8 @@
 /* model/jinja/jinja.h - a chat template on a conversation: the part of Jinja that chat templates
  * use, as Hugging Face runs it (trim_blocks, lstrip_blocks, break and continue).
  *
- * What a template reaches for beyond that part (a filter, a method, a tag) is refused by its name
- * and line, only when it is reached: branches for tools are read and never entered.  Threads: any.
+ * Beyond that part, tags and grammar are refused by name and line; so are filters, tests, methods
+ * and functions, but only when they are reached: branches for tools are not.  Threads: any.
  * Semantics: the documentation of Jinja 3.1, and tests/oracles/chat_cases.py against the library.
  */
 #ifndef BT_MODEL_JINJA_H
@@ -27,7 +27,7 @@ typedef struct {
 /* The text with the prompt for an answer (add_generation_prompt); *text_out is owned by the caller
  * (bt_free).  FORMAT: not a template; UNSUPPORTED: more than this part of Jinja; INVALID_ARG: what
  * the template itself refuses (raise_exception).  A template cannot take more than 256 MiB or
- * 10,000,000 steps. */
+ * 20,000,000 steps. */
 bt_status bt_jinja_render(const bt_jinja_chat *chat, char **text_out);
 
 #ifdef __cplusplus

@@ -6,8 +6,6 @@
 
 #include "model/jinja/parts.h"
 
-#define BLANKS " \t\n\v\f\r"
-
 static bt_status parse_body(bt_jinja_parser *p, bt_jinja_node **list_out);
 
 /* ---- text ---- */
@@ -22,18 +20,18 @@ static const char *find_tag(const char *c)
 /* Where the text from `begin` ends that is printed before the tag. */
 static const char *text_end(const bt_jinja *j, const char *begin, const char *tag)
 {
-    const char *line = tag;
+    bt_jinja_text text = {begin, (size_t)(tag - begin)}, line = {tag, 0};
 
     if (*tag == '\0') return tag;
     if (tag[2] == '-') {
-        while (tag > begin && strchr(BLANKS, tag[-1]) != NULL)
-            tag--;
-        return tag;
+        text = bt_jinja_strip(text, NULL, false, true);
+        return text.s + text.n;
     }
     if (tag[1] == '{' || tag[2] == '+') return tag;
-    while (line > begin && line[-1] != '\n' && strchr(BLANKS, line[-1]) != NULL)
-        line--;
-    return line == j->text || line[-1] == '\n' ? line : tag;
+    for (; line.s > begin && line.s[-1] != '\n'; line.n++)
+        line.s--;
+    if (line.s != j->text && line.s[-1] != '\n') return tag;
+    return bt_jinja_strip(line, NULL, true, false).n == 0 ? line.s : tag;
 }
 
 /* The text before the next tag; p->at is at the tag afterwards.  None: *text_out stays. */
@@ -59,7 +57,7 @@ static bt_status pass_comment(bt_jinja_parser *p)
     BT_JINJA_REQUIRE(p->j, p->at, end != NULL, BT_ERR_FORMAT, "a comment that does not end");
     p->at = end + 2;
     if (end[-1] == '-')
-        p->at += strspn(p->at, BLANKS);
+        p->at = bt_jinja_skip_space(p->at);
     else if (end[-1] != '+' && *p->at == '\n')
         p->at++;
 out:

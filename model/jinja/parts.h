@@ -166,7 +166,8 @@ struct bt_jinja_value {
         BT_JINJA_IS_STRING,
         BT_JINJA_IS_LIST,
         BT_JINJA_IS_MAP,
-        BT_JINJA_IS_MACRO
+        BT_JINJA_IS_MACRO, /* or, without a node, one of the functions */
+        BT_JINJA_ABSENT    /* of an entry that is kept for later */
     } kind;
     union {
         int64_t       number;
@@ -220,6 +221,11 @@ bt_jinja_text bt_jinja_behind(bt_jinja_text t, size_t n);
 const char *bt_jinja_find_text(bt_jinja_text in, bt_jinja_text what);
 /* Without what is in `chars` (NULL: blanks, as Python's str.isspace()) at its ends. */
 bt_jinja_text bt_jinja_strip(bt_jinja_text t, const bt_jinja_text *chars, bool left, bool right);
+/* Behind the blanks that a text with a zero at its end begins with. */
+const char *bt_jinja_skip_space(const char *at);
+size_t      bt_jinja_n_chars(bt_jinja_text t);
+/* Its characters from number `from` to before number `to`, as far as there are some. */
+bt_jinja_text bt_jinja_part(bt_jinja_text t, size_t from, size_t to);
 /* The characters as a list, and a list of texts as one. */
 bt_status bt_jinja_chars(bt_jinja *j, bt_jinja_text t, bt_jinja_value *list_out);
 bt_status bt_jinja_join(bt_jinja *j, const bt_jinja_value *list, bt_jinja_value *value_out);
@@ -268,7 +274,9 @@ typedef struct {
 bt_status bt_jinja_method(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *value_out);
 bt_status bt_jinja_filter(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *value_out);
 bt_status bt_jinja_test(bt_jinja *j, bt_jinja_call *call, bool *is_out);
-/* range(), namespace(), raise_exception() */
+/* Whether Jinja, or Hugging Face, has a function of that name. */
+bool bt_jinja_is_function(bt_jinja_text name);
+/* range(), namespace(), dict(), strftime_now(), raise_exception() */
 bt_status bt_jinja_function(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *value_out);
 
 /* One step deeper; undone by j->depth--, also after an error. */

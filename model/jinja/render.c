@@ -6,7 +6,7 @@
 #include "core/alloc.h"
 #include "model/jinja/parts.h"
 
-enum { BLOCK_BYTES = 64 << 10, MOST_BYTES = 256 << 20, MOST_STEPS = 10000000, SHOWN = 40 };
+enum { BLOCK_BYTES = 64 << 10, MOST_BYTES = 256 << 20, MOST_STEPS = 20000000, SHOWN = 40 };
 
 struct bt_jinja_block {
     bt_jinja_block *next;

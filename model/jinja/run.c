@@ -4,6 +4,8 @@
 
 #include "model/jinja/parts.h"
 
+enum { TURN_STEPS = 8 }; /* of a loop, for what `loop` is */
+
 /* How a list of statements came to its end. */
 typedef enum { GOES_ON, BREAKS, CONTINUES } ending;
 
@@ -119,15 +121,15 @@ static bt_status put_number(bt_jinja *j, bt_jinja_map *map, const char *key, siz
 }
 
 /* What `loop` is on its i-th turn. */
-static bt_status put_loop(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_value *list, size_t i)
+static bt_status put_loop(bt_jinja *j, bt_jinja_map *scope, bt_jinja_map *map,
+                          const bt_jinja_value *list, size_t i)
 {
     bt_status             st   = BT_OK;
-    bt_jinja_value        loop = {.kind = BT_JINJA_IS_MAP};
+    bt_jinja_value        loop = {.kind = BT_JINJA_IS_MAP, .map = map};
     size_t                n    = list->list.n;
     const bt_jinja_value *at   = list->list.at;
     bt_jinja_text         none = {"loop's neighbour", 16};
 
-    BT_JINJA_NEW(j, loop.map, 1);
     BT_TRY(put_number(j, loop.map, "index", i + 1));
     BT_TRY(put_number(j, loop.map, "index0", i));
     BT_TRY(put_number(j, loop.map, "revindex", n - i));
@@ -154,6 +156,13 @@ out:
     return st;
 }
 
+/* A turn's names are gone with it; their memory serves the next one. */
+static void forget(bt_jinja_map *scope)
+{
+    for (bt_jinja_entry *e = scope->first; e != NULL; e = e->next)
+        e->value.kind = BT_JINJA_ABSENT;
+}
+
 /* Leaves in the list what the loop's condition takes. */
 static bt_status keep_chosen(bt_jinja *j, bt_jinja_map *around, const bt_jinja_node *node,
                              bt_jinja_value *list)
@@ -164,8 +173,8 @@ static bt_status keep_chosen(bt_jinja *j, bt_jinja_map *around, const bt_jinja_n
     size_t          n = 0;
 
     BT_JINJA_NEW(j, kept, list->list.n);
+    BT_TRY(new_scope(j, around, &scope));
     for (size_t i = 0; i < list->list.n; i++) {
-        BT_TRY(new_scope(j, around, &scope));
         BT_TRY(store(j, scope, node->b, list->list.at[i]));
         BT_TRY(bt_jinja_evaluate(j, scope, node->c, &chosen));
         if (bt_jinja_truth(&chosen)) kept[n++] = list->list.at[i];
@@ -181,14 +190,17 @@ static bt_status run_for(bt_jinja *j, bt_jinja_map *around, const bt_jinja_node 
     bt_status      st  = BT_OK;
     ending         how = GOES_ON;
     bt_jinja_value of, list;
-    bt_jinja_map  *scope;
+    bt_jinja_map  *scope, *loop;
 
     BT_TRY(bt_jinja_evaluate(j, around, node->a, &of));
     BT_TRY(bt_jinja_items(j, node->at, &of, &list));
     if (node->c != NULL) BT_TRY(keep_chosen(j, around, node, &list));
+    BT_TRY(new_scope(j, around, &scope));
+    BT_JINJA_NEW(j, loop, 1);
     for (size_t i = 0; i < list.list.n && how != BREAKS; i++) {
-        BT_TRY(new_scope(j, around, &scope));
-        BT_TRY(put_loop(j, scope, &list, i));
+        BT_TRY(bt_jinja_count(j, node->at, TURN_STEPS));
+        forget(scope);
+        BT_TRY(put_loop(j, scope, loop, &list, i));
         BT_TRY(store(j, scope, node->b, list.list.at[i]));
         BT_TRY(run_list(j, scope, node->list, &how));
     }

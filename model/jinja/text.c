@@ -30,7 +30,7 @@ bt_jinja_text bt_jinja_behind(bt_jinja_text t, size_t n)
     return (bt_jinja_text){t.s + n, t.n - n};
 }
 
-static size_t n_chars(bt_jinja_text t)
+size_t bt_jinja_n_chars(bt_jinja_text t)
 {
     size_t n = 0;
 
@@ -39,13 +39,26 @@ static size_t n_chars(bt_jinja_text t)
     return n;
 }
 
+bt_jinja_text bt_jinja_part(bt_jinja_text t, size_t from, size_t to)
+{
+    bt_jinja_text part;
+
+    for (size_t i = 0; i < from && t.n != 0; i++)
+        t = bt_jinja_behind(t, char_bytes(t));
+    part = t;
+    for (size_t i = from; i < to && t.n != 0; i++)
+        t = bt_jinja_behind(t, char_bytes(t));
+    part.n -= t.n;
+    return part;
+}
+
 /* A text's characters as a list. */
 bt_status bt_jinja_chars(bt_jinja *j, bt_jinja_text t, bt_jinja_value *list_out)
 {
     bt_status      st   = BT_OK;
     bt_jinja_value list = {.kind = BT_JINJA_IS_LIST};
 
-    BT_JINJA_NEW(j, list.list.at, n_chars(t));
+    BT_JINJA_NEW(j, list.list.at, bt_jinja_n_chars(t));
     while (t.n != 0) {
         size_t n = char_bytes(t);
 
@@ -76,22 +89,50 @@ const char *bt_jinja_find_text(bt_jinja_text in, bt_jinja_text what)
     return what.n == 0 ? in.s : memmem(in.s, in.n, what.s, what.n);
 }
 
-/* Without what is in `chars` (NULL: blanks) at its ends. */
+/* The last character of a text that is not empty; an ill-formed part goes byte by byte. */
+static bt_jinja_text last_char(bt_jinja_text t)
+{
+    for (size_t n = 1; n <= 4 && n <= t.n; n++) {
+        bt_utf8_kind kind;
+
+        if (bt_utf8_next(t.s + t.n - n, n, &kind) == n && kind == BT_UTF8_GOOD)
+            return (bt_jinja_text){t.s + t.n - n, n};
+    }
+    return (bt_jinja_text){t.s + t.n - 1, 1};
+}
+
+static bool goes(bt_jinja_text c, const bt_jinja_text *chars)
+{
+    return chars != NULL ? bt_jinja_find_text(*chars, c) != NULL : is_space(c);
+}
+
 bt_jinja_text bt_jinja_strip(bt_jinja_text t, const bt_jinja_text *chars, bool left, bool right)
 {
-    size_t n = 0, end = 0;
+    while (left && t.n != 0) {
+        bt_jinja_text c = {t.s, char_bytes(t)};
 
-    for (bt_jinja_text rest = t; rest.n != 0;) {
-        bt_jinja_text c    = {rest.s, char_bytes(rest)};
-        bool          goes = chars != NULL ? bt_jinja_find_text(*chars, c) != NULL : is_space(c);
-
-        rest = bt_jinja_behind(rest, c.n);
-        if (!goes) end = t.n - rest.n;
-        if (!goes || !left) left = false;
-        if (left) n = t.n - rest.n;
+        left = goes(c, chars);
+        if (left) t = bt_jinja_behind(t, c.n);
     }
-    if (!right) end = t.n;
-    return (bt_jinja_text){t.s + n, end > n ? end - n : 0};
+    while (right && t.n != 0) {
+        bt_jinja_text c = last_char(t);
+
+        right = goes(c, chars);
+        if (right) t.n -= c.n;
+    }
+    return t;
+}
+
+const char *bt_jinja_skip_space(const char *at)
+{
+    while (*at != '\0') {
+        bt_jinja_text c = {at, strnlen(at, 4)};
+
+        c.n = char_bytes(c);
+        if (!is_space(c)) break;
+        at += c.n;
+    }
+    return at;
 }
 
 bt_status bt_jinja_join(bt_jinja *j, const bt_jinja_value *list, bt_jinja_value *value_out)

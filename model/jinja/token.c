@@ -142,7 +142,7 @@ static bool pass_end(bt_jinja_parser *p)
     if (p->open != 0 || c[0] != p->closing || c[1] != '}') return false;
     c += 2;
     if (trim == '-')
-        c += strspn(c, " \t\n\v\f\r");
+        c = bt_jinja_skip_space(c);
     else if (trim == '\0' && p->closing == '%' && *c == '\n')
         c++;
     p->now.kind = BT_JINJA_TAG_END;
@@ -177,7 +177,7 @@ bt_status bt_jinja_read(bt_jinja_parser *p)
     bt_status   st = BT_OK;
     const char *end;
 
-    p->at += strspn(p->at, " \t\n\v\f\r");
+    p->at  = bt_jinja_skip_space(p->at);
     p->now = (bt_jinja_token){
         .at = p->at, .text = {p->at, 0}
     };

@@ -5,7 +5,7 @@
 
 #include "model/jinja/parts.h"
 
-enum { MOST_NESTED = 100 };
+enum { MOST_NESTED = 100, STEP_ENTRIES = 16 };
 
 /* ---- making and finding ---- */
 
@@ -28,7 +28,7 @@ bt_jinja_value bt_jinja_string(const char *s, size_t n)
     };
 }
 
-bt_jinja_entry *bt_jinja_find(const bt_jinja_map *map, bt_jinja_text key)
+static bt_jinja_entry *entry_of(const bt_jinja_map *map, bt_jinja_text key)
 {
     bt_jinja_entry *e = map->first;
 
@@ -37,11 +37,19 @@ bt_jinja_entry *bt_jinja_find(const bt_jinja_map *map, bt_jinja_text key)
     return e;
 }
 
+bt_jinja_entry *bt_jinja_find(const bt_jinja_map *map, bt_jinja_text key)
+{
+    bt_jinja_entry *e = entry_of(map, key);
+
+    return e != NULL && e->value.kind != BT_JINJA_ABSENT ? e : NULL;
+}
+
 bt_status bt_jinja_put(bt_jinja *j, bt_jinja_map *map, bt_jinja_text key, bt_jinja_value v)
 {
     bt_status       st = BT_OK;
-    bt_jinja_entry *e  = bt_jinja_find(map, key);
+    bt_jinja_entry *e  = entry_of(map, key);
 
+    BT_TRY(bt_jinja_count(j, j->text, map->n / STEP_ENTRIES));
     if (e == NULL) {
         BT_JINJA_NEW(j, e, 1);
         e->key = key;
@@ -318,13 +326,21 @@ out:
 
 /* ---- parts ---- */
 
+/* Of a text, a text. */
+static void take_char(bt_jinja_text t, int64_t i, bt_jinja_value *value_out)
+{
+    int64_t n = i < 0 ? (int64_t)bt_jinja_n_chars(t) : 0;
+
+    if (i + n < 0) return;
+    t = bt_jinja_part(t, (size_t)(i + n), (size_t)(i + n) + 1);
+    if (t.n != 0) *value_out = bt_jinja_string(t.s, t.n);
+}
+
 bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
                          const bt_jinja_value *by, bt_jinja_value *value_out)
 {
-    bt_status      st   = BT_OK;
-    bt_jinja_value list = *of;
-    bt_jinja_text  name = by->kind == BT_JINJA_IS_STRING ? by->text : (bt_jinja_text){"item", 4};
-    int64_t        i;
+    bt_status     st   = BT_OK;
+    bt_jinja_text name = by->kind == BT_JINJA_IS_STRING ? by->text : (bt_jinja_text){"item", 4};
 
     BT_JINJA_REQUIRE(j, at, of->kind != BT_JINJA_UNDEFINED, BT_ERR_FORMAT,
                      "%.*s is undefined and has no %.*s", bt_jinja_shown(of->text), of->text.s,
@@ -333,13 +349,16 @@ bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
     if (of->kind == BT_JINJA_IS_MAP && by->kind == BT_JINJA_IS_STRING) {
         const bt_jinja_entry *e = bt_jinja_find(of->map, by->text);
 
+        BT_TRY(bt_jinja_count(j, at, of->map->n / STEP_ENTRIES));
         if (e != NULL) *value_out = e->value;
+    } else if (of->kind == BT_JINJA_IS_STRING && bt_jinja_is_number(by)) {
+        BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(of)));
+        take_char(of->text, by->number, value_out);
+    } else if (of->kind == BT_JINJA_IS_LIST && bt_jinja_is_number(by)) {
+        int64_t n = (int64_t)of->list.n, i = by->number < 0 ? by->number + n : by->number;
+
+        if (i >= 0 && i < n) *value_out = of->list.at[i];
     }
-    if (!bt_jinja_is_number(by)) goto out;
-    if (of->kind == BT_JINJA_IS_STRING) BT_TRY(bt_jinja_chars(j, of->text, &list));
-    if (list.kind != BT_JINJA_IS_LIST) goto out;
-    i = by->number < 0 ? by->number + (int64_t)list.list.n : by->number;
-    if (i >= 0 && i < (int64_t)list.list.n) *value_out = list.list.at[i];
 out:
     return st;
 }
@@ -352,6 +371,15 @@ static int64_t bound(const bt_jinja_value *v, int64_t n, int64_t step, int64_t o
     if (v->kind == BT_JINJA_IS_NONE) return otherwise;
     if (i < 0) i += n;
     return i < least ? least : i > most ? most : i;
+}
+
+static bt_jinja_value part_of(bt_jinja_text t, const bt_jinja_value bounds[3])
+{
+    int64_t n    = (int64_t)bt_jinja_n_chars(t);
+    int64_t from = bound(&bounds[0], n, 1, 0), to = bound(&bounds[1], n, 1, n);
+
+    if (from < to) t = bt_jinja_part(t, (size_t)from, (size_t)to);
+    return bt_jinja_string(t.s, from < to ? t.n : 0);
 }
 
 bt_status bt_jinja_slice(bt_jinja *j, const char *at, const bt_jinja_value *of,
@@ -371,6 +399,11 @@ bt_status bt_jinja_slice(bt_jinja *j, const char *at, const bt_jinja_value *of,
     BT_JINJA_REQUIRE(j, at, of->kind != BT_JINJA_UNDEFINED, BT_ERR_FORMAT,
                      "%.*s is undefined and cannot be sliced", bt_jinja_shown(of->text),
                      of->text.s);
+    if (of->kind == BT_JINJA_IS_STRING && step == 1) {
+        BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(of)));
+        *value_out = part_of(of->text, bounds);
+        goto out;
+    }
     if (of->kind == BT_JINJA_IS_STRING) BT_TRY(bt_jinja_chars(j, of->text, &list));
     if (list.kind != BT_JINJA_IS_LIST) {
         *value_out = bt_jinja_undefined((bt_jinja_text){"a slice", 7});

@@ -2,12 +2,15 @@
 are cut off, choices and logprobs are shown, TLS and mutual TLS work, and what is wrong is told.
 
     BT_COORDINATOR=... test_clients.py BIN_DIR"""
+import fcntl
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "coordinator"))
@@ -163,6 +166,63 @@ class Errors(Served):
             address = c.line("ready")
             err = self.says(f"baton generate: {folder}/tokenizer.json: No such file", "baton-generate", "-a", address, "--prompt", "x")
             self.assertIn(f"{address} names that directory; if it lies on another machine, give --model DIR", err)
+
+
+class Conversation(Served):
+    """baton-chat on a terminal.  A chat's prompt begins with id 0, after which the scripted ranks say the end at once."""
+
+    def setUp(self):
+        super().setUp()
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        self.model = made.name  # whose template needs none of the ids that the scripted ranks lack
+        shutil.copy(os.path.join(MODEL, "tokenizer.json"), made.name)
+        with open(os.path.join(MODEL, "tokenizer_config.json")) as f:
+            config = json.load(f)
+        config["chat_template"] = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' }}{% endfor %}"
+        with open(os.path.join(made.name, "tokenizer_config.json"), "w") as f:
+            json.dump(config, f)
+
+    def talk(self, *lines, args=(), end="\x04"):
+        """(exit code, what the terminal showed)"""
+        master, slave = pty.openpty()
+        self.addCleanup(os.close, master)
+        chat = subprocess.Popen([os.path.join(BIN, "baton-chat"), "-a", self.address, "--model", self.model, *args], stdin=slave, stdout=slave,
+                                stderr=slave, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(slave)
+        shown = ""
+        for i, line in enumerate([*lines, end]):
+            while shown.count("> ") < i + 1:
+                shown += os.read(master, 65536).decode()
+            os.write(master, (line + "\n" if line != end else end).encode())
+        try:
+            while more := os.read(master, 65536):
+                shown += more.decode()
+        except OSError:  # the other side is closed
+            pass
+        return chat.wait(60), shown
+
+    def prompts(self):
+        return [m.n_prompt for _, m in self.cell.seen("reserve")]
+
+    def test_it_ends_as_its_answers_did(self):
+        self.assertEqual(self.talk("QZ", "ZQ")[0], 0)
+        self.assertEqual(self.talk("QZ", end="\x03")[0], 130)
+        code, shown = self.talk("QZ" * 20, "Q" * 5000, "ZQ")
+        self.assertEqual(code, 1)
+        self.assertIn("the line has the 4095 bytes that a terminal passes on", shown)
+        self.assertEqual(shown.count("prompt tokens"), 2)
+
+    def test_the_mark_at_an_answers_end_is_not_said_again(self):
+        self.assertIn("<\uff5cend", self.talk("QZ", "ZQ", args=["--keep-special"])[1])
+        kept = self.prompts()
+        self.talk("QZ", "ZQ")
+        self.assertEqual(self.prompts(), 2 * kept)
+
+    def test_a_byte_of_zero_is_refused(self):
+        code, _, err = run("baton-chat", "-a", self.address, "--model", MODEL, stdin="hello\0world\n")
+        self.assertEqual(code, 1)
+        self.assertIn("a byte of zero after 5 others", err)
 
 
 class Logits(unittest.TestCase):

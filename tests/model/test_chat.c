@@ -134,6 +134,27 @@ static void chat_templates_render_as_jinja_renders_them(void)
     if (f != NULL) fclose(f);
 }
 
+/* Each turn of a loop goes without memory of its own. */
+static void chat_of_many_messages_fits(void)
+{
+    enum { MANY = 1000 };
+    static bt_chat_message talk[MANY];
+    bt_jinja_chat          chat = {.name = "chat",
+                                   .text =
+                                       "{% for m in messages %}{% for o in messages %}{% set r = o.role %}"
+                                                "{% if r == 'tool' %}{{ r }}{% endif %}{% endfor %}"
+                                                "{{ m.content[-1] }}{{ m.content|length }}{% endfor %}",
+                                   .messages   = talk,
+                                   .n_messages = MANY};
+    char                  *text = NULL;
+
+    for (int i = 0; i < MANY; i++)
+        talk[i] = (bt_chat_message){"user", "Good morrow, cousin."};
+    EXPECT_EQ(bt_jinja_render(&chat, &text), BT_OK);
+    EXPECT(text != NULL && strlen(text) == 3 * MANY && strncmp(text, ".20.20", 6) == 0);
+    bt_free(text);
+}
+
 static void chat_may_say_whether_to_think(void)
 {
     static const char *const WANT[] = {"as it likes", "True True", "False False"};
@@ -266,7 +287,8 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
 
 static void chat_without_a_template_is_refused(void)
 {
-    char *text = NULL;
+    bt_tokenizer *tok  = NULL;
+    char         *text = NULL;
 
     write_model(NULL);
     EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_ERR_UNSUPPORTED);
@@ -276,9 +298,14 @@ static void chat_without_a_template_is_refused(void)
                 "\", \"bos_token\": 7}");
     EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_ERR_FORMAT);
     EXPECT_HAS(bt_error_text(), "field bos_token: expected a text, found 7");
-    write_model("{\"chat_template\": [1]}");
+    write_model("{\"chat_template\": [1]}"); /* who completes text does without */
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    bt_tokenizer_close(tok);
     EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_ERR_FORMAT);
     EXPECT_HAS(bt_error_text(), "field chat_template: expected a text");
+    scratch_write("chat_template.jinja", "a\0b", 3);
+    EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "chat_template.jinja: expected a text of at most 1 MiB");
     write_model("[]");
     EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_ERR_FORMAT);
     EXPECT_HAS(bt_error_text(), "tokenizer_config.json: expected an object");
@@ -325,6 +352,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chat_of_the_demo),
     BT_TEST(chat_of_v2),
     BT_TEST(chat_templates_render_as_jinja_renders_them),
+    BT_TEST(chat_of_many_messages_fits),
     BT_TEST(chat_may_say_whether_to_think),
     BT_TEST(chat_template_may_be_a_list_or_a_file),
     BT_TEST(chat_rendered_text_begins_with_one_bos),

@@ -6,6 +6,7 @@ One JSON object a line: {"template", "messages": [{"role", "content"}], "bos", "
 refuses.  First what templates of the families do, in words of our own; then random ones.  Made with Jinja 3.1.6.
 """
 import argparse, json, random
+from datetime import datetime
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock
@@ -168,6 +169,9 @@ OTHERS = [
     "{{ ' x '.strip() }}|{{ 'xxaxx'.strip('x') }}|{{ ' x '.lstrip() }}|{{ ' x '|trim }}|{{ 'a,b,,c'.split(',', maxsplit=1)[1] }}",
     "{% set a, b = 1, 2 %}{{ a }}{{ b }}{% set c %}in {{ a }}{% set a = 3 %}{% endset %}{{ c }}{{ a }}{# {{ no }} #}{{ '{# no #}' }}",
     "{% macro f(a, b='B', c=none) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ f('A') }}{{ f(b=1, a=2) }}{{ f(1, 2, c=3) }}{{ f() }}",
+    "{% for i in range(2) %}{% if x is defined %}again{% endif %}{% set x = i %}{{ x }}{% endfor %}{{ x is defined }}"
+    "{{ range is defined }}{{ strftime_now is callable }}{{ messages.0.role }}{{ 'abc'[-2] }}{{ 'abc'[5] is defined }}",
+    "{{ '\u00e9\u3000a\u00e9'.strip('\u00e9') }}|{{ '\u00e9a\u00e9'|last }}{{ '\u00e9a'|length }}{{ '\u00e9a\u00e9'[1:] }}{{ 'abc'[:-1] }}",
     "{{ undef }}{{ undef|length }}{{ undef|default('d') }}{{ ''|default('e', true) }}{{ undef is defined }}{{ undef or 'o' }}",
     "{{ raise_exception('no') if false }}{{ nothing.here if false }}{{ 'x'|nofilter if false }}ok",
     "{% if messages[0].content is string and not (messages[0]['role'] == 'tool') -%} a {%- elif 1 -%} b {%- endif -%} c",
@@ -197,6 +201,7 @@ def environment():
         raise TemplateError(why)
 
     env.globals["raise_exception"] = refuse
+    env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return env
 
 
@@ -235,7 +240,7 @@ class Random:
         return self.r.choice(["{%", "{%", "{%-", "{%+"]) + f" {inside} " + self.r.choice(["%}", "%}", "-%}", "+%}"])
 
     def blanks(self):
-        return self.r.choice(["", " ", "\n", "\n  ", " \n", "x", "\r\n", "\t", "\u00e9 ", " y "])
+        return self.r.choice(["", " ", "\n", "\n  ", " \n", "x", "\r\n", "\t", "\u00e9 ", " y ", "\u00a0", "\n\u3000 "])
 
     def body(self, depth):
         return "".join(self.statement(depth + 1) for _ in range(self.r.randint(0, 2))) + self.blanks()

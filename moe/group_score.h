@@ -12,7 +12,7 @@
  * V3: as the sum of its two best. */
 BT_HOST_DEVICE float bt_gate_group_score(bt_gate_kind kind, uint32_t size, const float *choice)
 {
-    float first = -INFINITY, second = -INFINITY;
+    float first = -INFINITY, second = -INFINITY, sum;
 
     for (uint32_t i = 0; i < size; i++) {
         if (choice[i] > first) {
@@ -22,7 +22,9 @@ BT_HOST_DEVICE float bt_gate_group_score(bt_gate_kind kind, uint32_t size, const
             second = choice[i];
         }
     }
-    return kind == BT_GATE_SIGMOID_BIAS && size > 1 ? first + second : first;
+    if (kind != BT_GATE_SIGMOID_BIAS || size == 1) return first;
+    sum = first + second;
+    return sum == sum ? sum : -INFINITY; /* of inf and -inf: searches could not order it */
 }
 
 #endif

@@ -6,7 +6,7 @@
 /* ---- gate */
 
 static void check_gate(const bt_gate_config *g, uint32_t rows, uint32_t hidden, bool biased,
-                       bool forced, uint64_t seed)
+                       bool forced, bool infinite, uint64_t seed)
 {
     uint64_t      rng = seed;
     uint32_t      n = g->n_experts, n_wire = bt_wire_elems(hidden, g->top_k);
@@ -24,6 +24,10 @@ static void check_gate(const bt_gate_config *g, uint32_t rows, uint32_t hidden, 
 
     for (uint32_t i = 0; i < n; i += 3) /* ties */
         logits[i] = 1.5f;
+    for (uint32_t i = 0; i < n && infinite;
+         i++) /* the two best of some groups add up to no number */
+        if (i / (n / g->n_groups) % 3 == 1)
+            bias[i] = i % (n / g->n_groups) == 0 ? INFINITY : -INFINITY;
     logits[rows * n - 1] = NAN;
     if (rows > 1) logits[n] = INFINITY;
     for (uint32_t i = 0; i < g->top_k; i++)
@@ -58,12 +62,13 @@ static void every_gate_chooses_as_the_cpu_does(void)
     for (uint32_t i = 0; i < sizeof(GATES) / sizeof(GATES[0]); i++)
         for (uint32_t rows = 1; rows <= 5; rows += 4) {
             simt_seed(i);
-            check_gate(&GATES[i], rows, 33 + i, i % 2 == 0, false, i);
-            check_gate(&GATES[i], rows, 40, true, true, i + 100);
+            check_gate(&GATES[i], rows, 33 + i, i % 2 == 0, false, false, i);
+            check_gate(&GATES[i], rows, 40, true, true, false, i + 100);
+            check_gate(&GATES[i], rows, 40, true, false, true, i + 200);
         }
     /* more elements than threads copy, and more vectors */
-    check_gate(&GATES[0], 5, 301, false, false, 1);
-    check_gate(&GATES[0], 5, 1000, false, false, 2);
+    check_gate(&GATES[0], 5, 301, false, false, false, 1);
+    check_gate(&GATES[0], 5, 1000, false, false, false, 2);
 }
 
 /* ---- permutation */

@@ -14,6 +14,8 @@ typedef struct {
     bt_sample_how how[MAX_ROWS];
     int32_t       ids[MAX_ROWS];
     uint32_t      next[MAX_ROWS];
+    uint32_t      history[MAX_ROWS]; /* of `words`, from 1 on; 0: none */
+    uint32_t     *words;             /* [histories, n_vocab], or NULL */
     bt_sampler    sampler;
 } vocab;
 
@@ -51,14 +53,23 @@ static double uniform(const bt_sample_how *how)
     return ((double)(w[0] >> 5) * 67108864.0 + (double)(w[1] >> 6)) * 0x1p-53;
 }
 
-static void run(vocab *v)
+static void set_draws(vocab *v)
 {
     for (uint32_t r = 0; r < v->n_rows; r++)
         v->draws[r] = (bt_cuda_draw){.temperature = v->how[r].temperature,
                                      .top_p       = v->how[r].top_p,
                                      .min_p       = v->how[r].min_p,
                                      .top_k       = v->how[r].top_k,
-                                     .uniform     = uniform(&v->how[r])};
+                                     .uniform     = uniform(&v->how[r]),
+                                     .history     = v->history[r],
+                                     .repetition  = v->how[r].repetition,
+                                     .frequency   = v->how[r].frequency,
+                                     .presence    = v->how[r].presence};
+}
+
+static void run(vocab *v)
+{
+    set_draws(v);
     EXPECT_EQ(bt_cuda_sample_run(NULL, &(bt_cuda_sample){.n_rows  = v->n_rows,
                                                          .n_vocab = v->n_vocab,
                                                          .logits  = v->logits,
@@ -69,7 +80,8 @@ static void run(vocab *v)
                                                          .maxima  = v->maxima,
                                                          .sums    = v->sums,
                                                          .ids     = v->ids,
-                                                         .next    = v->next}),
+                                                         .next    = v->next,
+                                                         .words   = v->words}),
               0);
     for (uint32_t r = 0; r < v->n_rows; r++)
         EXPECT_EQ(v->next[r], v->ids[r] < 0 ? 0 : v->ids[r]);
@@ -202,6 +214,49 @@ static void penalties_are_those_of_the_sampler(void)
     EXPECT(x[3] == 0.5f - 0.25f * 3.0f);
 }
 
+/* Tokens of a prompt go up; those that are drawn are added where they are. */
+static void draws_follow_from_those_before_them(void)
+{
+    enum { VOCAB = 1100, ROWS = 3, HISTORIES = 2, PROMPT = 300, STEPS = 12 };
+    vocab         v          = make(VOCAB, ROWS, 2, 7);
+    float        *raw        = v.logits;
+    bt_history    seen[ROWS] = {{0}};
+    bt_cuda_seen *up         = ARRAY(bt_cuda_seen, PROMPT);
+
+    v.logits = ARRAY(float, ROWS *VOCAB);
+    v.words  = ARRAY(uint32_t, HISTORIES * VOCAB);
+    memset(v.words, 0, HISTORIES * VOCAB * sizeof(*v.words));
+    for (uint32_t r = 0; r < ROWS; r += 2) { /* the row between has none */
+        v.history[r] = HISTORIES - r / 2;
+        for (uint32_t i = 0; i < PROMPT; i++) {
+            up[i] = (bt_cuda_seen){(i * 3 + r) % VOCAB, i % 4 == 0};
+            EXPECT_EQ(bt_history_add(&seen[r], up[i].id, up[i].count == 0), BT_OK);
+        }
+        EXPECT_EQ(
+            bt_cuda_set_history(NULL, PROMPT, up, v.words + (v.history[r] - 1) * (size_t)VOCAB), 0);
+        v.how[r] = (bt_sample_how){
+            .repetition = 1.3f, .frequency = 0.4f, .presence = 0.2f, .history = &seen[r]};
+    }
+    v.how[2].temperature = 0.5f; /* the first one is greedy */
+    for (uint32_t k = 0; k < STEPS; k++) {
+        memcpy(v.logits, raw, ROWS * VOCAB * sizeof(*raw));
+        set_draws(&v);
+        EXPECT_EQ(bt_cuda_penalise(NULL, ROWS, VOCAB, v.draws, v.words, v.logits), 0);
+        run(&v);
+        for (uint32_t r = 0; r < ROWS; r++) {
+            uint32_t want = 0;
+
+            EXPECT(bt_sample(&v.sampler, raw + r * (size_t)VOCAB, &v.how[r], &want));
+            EXPECT_EQ(v.ids[r], want);
+            if (r != 1) EXPECT_EQ(bt_history_add(&seen[r], want, false), BT_OK);
+        }
+    }
+    for (uint32_t r = 0; r < ROWS; r++)
+        bt_history_fini(&seen[r]);
+    free(raw), free(up), free(v.words);
+    drop(&v);
+}
+
 static void logprobs_are_those_of_the_sampler(void)
 {
     enum { TOP = 7 };
@@ -245,6 +300,7 @@ int main(int argc, char **argv)
         BT_TEST(a_row_without_a_finite_highest_has_no_token),
         BT_TEST(edits_come_before_the_draw),
         BT_TEST(penalties_are_those_of_the_sampler),
+        BT_TEST(draws_follow_from_those_before_them),
         BT_TEST(logprobs_are_those_of_the_sampler),
     };
 

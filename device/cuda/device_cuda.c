@@ -372,7 +372,7 @@ static uint32_t cuda_count(char *text, size_t text_bytes)
     (void)cudaDriverGetVersion(&driver);
     if (err == cudaErrorInsufficientDriver && driver == 0)
         snprintf(text, text_bytes, "this machine has no NVIDIA driver");
-    else if (err == cudaErrorInsufficientDriver || driver < OLDEST_DRIVER)
+    else if (driver != 0 && (err == cudaErrorInsufficientDriver || driver < OLDEST_DRIVER))
         snprintf(text, text_bytes,
                  "the NVIDIA driver is too old: it knows CUDA %d.%d, expected %d.%d or above",
                  driver / 1000, driver % 1000 / 10, OLDEST_DRIVER / 1000,
@@ -421,15 +421,16 @@ out:
     return st;
 }
 
-/* Within an instruction's 16 products each generation adds in a way of its own. */
+/* Within an instruction's 16 products each compute capability may add in a way of its own. */
 static bt_status name_arithmetic(bt_device_cuda *cuda)
 {
     bt_status st    = BT_OK;
-    int       major = 0;
+    int       major = 0, minor = 0;
 
     BT_TRY(CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->gpu)));
+    BT_TRY(CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->gpu)));
     snprintf(cuda->arithmetic, sizeof(cuda->arithmetic), "prompt:mma16-sm%d,generated:mma16-sm%d",
-             10 * major, 10 * major);
+             10 * major + minor, 10 * major + minor);
 out:
     return st;
 }

@@ -5,9 +5,9 @@
  * accumulation on tensor cores.
  *
  * Arithmetic "mma16": an element's accumulator starts at +0 and takes k in steps of 16, ascending;
- * within a step the instruction adds, as its generation of GPUs does.  An e4m3 weight counts as
- * bf16(weight * its scale), so that the bits are those of weights widened before.  Tiles are wider
- * for more rows; an element's bits do not depend on it.  A group without rows costs nothing. */
+ * within a step the instruction adds, as its GPU does.  An e4m3 weight counts as bf16(weight * its
+ * scale), so that the bits are those of weights widened before.  Tiles are wider for more rows; an
+ * element's bits do not depend on it.  A group without rows costs nothing. */
 #ifndef BT_DEVICE_CUDA_GEMM_H
 #define BT_DEVICE_CUDA_GEMM_H
 

@@ -417,6 +417,9 @@ static void machines_that_cannot_are_told_why(void)
     expect_unusable(gpu, 0, "too old: it knows CUDA 11.8, expected 12.1");
     gpu.driver = 12000; /* the runtime would take it */
     expect_unusable(gpu, 0, "too old: it knows CUDA 12.0, expected 12.1");
+    gpu      = HOPPER;
+    gpu.stub = 1;
+    expect_unusable(gpu, 0, "no GPU can be used: CUDA driver is a stub library");
     gpu           = HOPPER;
     gpu.n_devices = 0;
     expect_unusable(gpu, 0, "no CUDA-capable device");
@@ -428,6 +431,19 @@ static void machines_that_cannot_are_told_why(void)
     gpu.major = 8;
     gpu.minor = 6; /* of too little shared memory */
     expect_unusable(gpu, 1, "compute capability 8.6: expected 8.0, 9.0 or 10.x");
+}
+
+/* B200 and B300 load the same kernels, and may add in different orders. */
+static void arithmetic_is_named_by_the_compute_capability(void)
+{
+    bt_device *dev = NULL;
+
+    g_fake_gpu       = HOPPER;
+    g_fake_gpu.major = 10;
+    g_fake_gpu.minor = 3;
+    EXPECT_EQ(bt_cuda_module.create(0, &dev), BT_OK);
+    EXPECT_EQ(strcmp(dev->arithmetic, "prompt:mma16-sm103,generated:mma16-sm103"), 0);
+    drop(dev);
 }
 
 static void a_full_gpu_says_how_much_is_left(void)
@@ -504,6 +520,7 @@ int main(int argc, char **argv)
         BT_TEST(a_graph_is_the_work_that_it_kept),
         BT_TEST(a_spoiled_capture_is_an_error_and_leaves_nothing),
         BT_TEST(machines_that_cannot_are_told_why),
+        BT_TEST(arithmetic_is_named_by_the_compute_capability),
         BT_TEST(a_full_gpu_says_how_much_is_left),
         BT_TEST(every_failure_of_creation_leaves_nothing),
     };

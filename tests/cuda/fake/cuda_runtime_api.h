@@ -14,6 +14,7 @@ typedef enum {
     cudaSuccess                       = 0,
     cudaErrorInvalidValue             = 1,
     cudaErrorMemoryAllocation         = 2,
+    cudaErrorStubLibrary              = 34,
     cudaErrorInsufficientDriver       = 35,
     cudaErrorNoDevice                 = 100,
     cudaErrorNotReady                 = 600,
@@ -56,6 +57,7 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefau
  * major=7 minor=5 mib=64 seed=3", of which any may be left out. */
 typedef struct {
     int    n_devices, driver, major, minor;
+    int    stub;     /* the driver's library is the one that programs are linked with */
     size_t bytes;    /* of the GPU */
     long   fail_at;  /* the call from now that fails with cudaErrorInvalidValue; -1: none */
     size_t taken;    /* of the GPU */

@@ -7,7 +7,8 @@
 
 #include "tests/cuda/fake/inside.h"
 
-fake_gpu g_fake_gpu = {1, CUDART_VERSION, 9, 0, (size_t)1 << 30, -1, 0, 0, 0, 0};
+fake_gpu g_fake_gpu = {
+    .n_devices = 1, .driver = CUDART_VERSION, .major = 9, .bytes = (size_t)1 << 30, .fail_at = -1};
 
 static int number_of(const char *text, const char *name, int otherwise)
 {
@@ -77,6 +78,7 @@ cudaError_t fake_gpu_step(void)
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
+    if (g_fake_gpu.stub) return cudaErrorStubLibrary;
     if (g_fake_gpu.driver < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
     if (g_fake_gpu.n_devices == 0) return cudaErrorNoDevice;
     *n = g_fake_gpu.n_devices;
@@ -85,7 +87,7 @@ cudaError_t cudaGetDeviceCount(int *n)
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = g_fake_gpu.driver;
+    *version = g_fake_gpu.stub ? 0 : g_fake_gpu.driver;
     return cudaSuccess;
 }
 
@@ -93,7 +95,9 @@ cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 
 const char *cudaGetErrorString(cudaError_t err)
 {
-    return err == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "invalid argument";
+    return err == cudaErrorNoDevice      ? "no CUDA-capable device is detected"
+           : err == cudaErrorStubLibrary ? "CUDA driver is a stub library"
+                                         : "invalid argument";
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)

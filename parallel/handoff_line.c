@@ -327,7 +327,7 @@ static bt_status start_check(bt_handoff *h)
 
     BT_TRY(bt_device_checksum(l->dev, l->nccl->lane_stream(l->lane), rows, n, l->message.checksum,
                               (uint64_t *)(void *)sums + 1));
-    BT_TRY(l->nccl->fetch(l->comm, sums));
+    BT_TRY(l->nccl->fetch(l->lane, sums));
     BT_TRY(l->nccl->mark(l->comm, 0));
     l->phase = BT_LINE_CHECKING;
 out:
@@ -357,7 +357,7 @@ static bt_status deliver(bt_handoff *h)
     uint64_t               sums[2], order;
     bool                   again;
 
-    memcpy(sums, l->nccl->fetched(l->comm), sizeof(sums));
+    memcpy(sums, l->nccl->fetched(l->lane), sizeof(sums));
     memcpy(&order, prefix_of(in->memory) + 8, sizeof(order));
     again    = order < peer->n_ordered; /* its sender had not seen that it had come */
     l->phase = BT_LINE_IDLE;

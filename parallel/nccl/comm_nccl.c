@@ -32,7 +32,6 @@ struct bt_nccl_comm {
     uint32_t     n, self;
     char         name[NAME_BYTES];
     cudaStream_t stream;
-    void        *fetched; /* owned, pinned host memory, BT_NCCL_FETCH_BYTES */
     uint32_t     n_marks;
     cudaEvent_t *marks; /* owned, [n_marks] */
 };
@@ -179,7 +178,6 @@ static void nccl_destroy(bt_nccl_comm *comm)
     if (g_along == comm) g_along = NULL;
     for (uint32_t i = 0; comm->marks != NULL && i < comm->n_marks; i++)
         if (comm->marks[i] != NULL) (void)cudaEventDestroy(comm->marks[i]);
-    if (comm->fetched != NULL) (void)cudaFreeHost(comm->fetched);
     bt_free(comm->marks);
     bt_free(comm->end);
     bt_free(comm);
@@ -189,7 +187,6 @@ static bt_status take_marks(bt_nccl_comm *c)
 {
     bt_status st = BT_OK;
 
-    BT_TRY(CUDA(c, cudaHostAlloc(&c->fetched, BT_NCCL_FETCH_BYTES, cudaHostAllocDefault)));
     for (uint32_t i = 0; i < c->n_marks; i++)
         BT_TRY(CUDA(c, cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming)));
 out:
@@ -296,14 +293,6 @@ static bt_status nccl_recv(bt_nccl_comm *comm, void *to, size_t bytes, uint32_t 
                : NCCL(comm, ncclRecv(to, bytes, ncclChar, (int)from, comm->comm, comm->stream));
 }
 
-static bt_status nccl_fetch(bt_nccl_comm *comm, const void *from)
-{
-    return CUDA(comm, cudaMemcpyAsync(comm->fetched, from, BT_NCCL_FETCH_BYTES,
-                                      cudaMemcpyDeviceToHost, comm->stream));
-}
-
-static const void *nccl_fetched(const bt_nccl_comm *comm) { return comm->fetched; }
-
 static bt_status nccl_mark(bt_nccl_comm *comm, uint32_t i)
 {
     BT_ASSERT(i < comm->n_marks);
@@ -329,6 +318,7 @@ static bt_status nccl_reached(bt_nccl_comm *comm, uint32_t i, bool *reached_out)
 struct bt_nccl_lane {
     bt_nccl_comm nobody; /* the name of errors */
     cudaStream_t stream;
+    void        *fetched; /* owned, pinned host memory, BT_NCCL_FETCH_BYTES */
     uint32_t     n_notes;
     cudaEvent_t *notes; /* owned, [n_notes] */
 };
@@ -342,6 +332,7 @@ static void nccl_lane_destroy(bt_nccl_lane *lane)
         (void)cudaStreamSynchronize(lane->stream);
         (void)cudaStreamDestroy(lane->stream);
     }
+    if (lane->fetched != NULL) (void)cudaFreeHost(lane->fetched);
     bt_free(lane->notes);
     bt_free(lane);
 }
@@ -360,6 +351,7 @@ static bt_status nccl_lane_create(uint32_t n_notes, bt_nccl_lane **lane_out)
     BT_TRY(CUDA(&l->nobody, cudaDeviceGetStreamPriorityRange(&least, &greatest)));
     BT_TRY(
         CUDA(&l->nobody, cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, least)));
+    BT_TRY(CUDA(&l->nobody, cudaHostAlloc(&l->fetched, BT_NCCL_FETCH_BYTES, cudaHostAllocDefault)));
     for (uint32_t i = 0; i < n_notes; i++)
         BT_TRY(CUDA(&l->nobody, cudaEventCreateWithFlags(&l->notes[i], cudaEventDisableTiming)));
     *lane_out = l;
@@ -387,6 +379,14 @@ static bt_status nccl_passed(const bt_nccl_lane *lane, uint32_t i, bool *passed_
 {
     return has_come(&lane->nobody, lane->notes[i], passed_out);
 }
+
+static bt_status nccl_fetch(bt_nccl_lane *lane, const void *from)
+{
+    return CUDA(&lane->nobody, cudaMemcpyAsync(lane->fetched, from, BT_NCCL_FETCH_BYTES,
+                                               cudaMemcpyDeviceToHost, lane->stream));
+}
+
+static const void *nccl_fetched(const bt_nccl_lane *lane) { return lane->fetched; }
 
 __attribute__((visibility("default"))) const bt_nccl_module bt_nccl_module_table = {
     .version      = BT_NCCL_MODULE_VERSION,

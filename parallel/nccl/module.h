@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change of the table: program and module must agree. */
-enum { BT_NCCL_MODULE_VERSION = 4, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
+enum { BT_NCCL_MODULE_VERSION = 5, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
 #define BT_NCCL_MODULE_SYMBOL "bt_nccl_module_table"
 
 typedef struct bt_nccl_comm bt_nccl_comm;
@@ -68,10 +68,12 @@ struct bt_nccl_module {
     /* Whether all that note i stands for is done. */
     bt_status (*passed)(const bt_nccl_lane *lane, uint32_t i, bool *passed_out);
 
-    /* BT_NCCL_FETCH_BYTES of device memory to the host, enqueued; there when a mark behind says so.
-     */
-    bt_status (*fetch)(bt_nccl_comm *comm, const void *from);
-    const void *(*fetched)(const bt_nccl_comm *comm);
+    /* BT_NCCL_FETCH_BYTES of device memory to the host, enqueued on the lane's stream; there when a
+     * mark behind says so.  Into memory of the lane's, which lives as long as it: pinned memory
+     * that is given back may wait until the GPU has nothing left to do, as below. */
+    bt_status (*fetch)(bt_nccl_lane *lane, const void *from);
+    const void *(*fetched)(const bt_nccl_lane *lane);
+
     /* Notes the end of all that stands in the stream now as mark i. */
     bt_status (*mark)(bt_nccl_comm *comm, uint32_t i);
     bt_status (*reached)(bt_nccl_comm *comm, uint32_t i, bool *reached_out);

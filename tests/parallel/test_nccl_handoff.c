@@ -361,6 +361,40 @@ static void other_communicators_are_left_alone(void)
     expect_each_once();
 }
 
+/* A line ends while the group's exchange, which began after that, waits for its peers: the end
+ * waits for nothing on the device. */
+static void line_that_ends_leaves_a_waiting_group_alone(void)
+{
+    enum { BYTES = 500 };
+    uint32_t  first = sends() ? 0 : n_senders(), n = sends() ? n_senders() : g_ranks - n_senders();
+    uint32_t  epoch  = next_epoch();
+    uint64_t  end_ns = bt_now_ns() + 30 * BT_NS_PER_S;
+    bt_group *group;
+    bt_wait   wait = wait_s(60);
+    uint8_t  *memory;
+
+    site_init(&g_site, 2, 4000, 0.5);
+    memory = take((size_t)MAX_RANKS * BYTES);
+    group  = gathering_group(sends(), first, n, epoch);
+    EXPECT_EQ(gather_and_settle(group, memory, BYTES, &wait), BT_OK);
+    site_meet(&g_site);
+    bt_line_end(g_site.h, bt_now_ns());
+    EXPECT_EQ(g_site.h->line->state, BT_LINE_ENDING);
+    meet();
+    g_fake_nccl.stalled = 1;
+    EXPECT_EQ(gather(group, memory, BYTES, &wait), BT_OK);
+    while (g_site.h->line->state == BT_LINE_ENDING && bt_now_ns() < end_ns)
+        if (!bt_handoff_poll(g_site.h)) bt_sleep_ns(20000);
+    EXPECT(g_site.h->line->comm == NULL);
+    g_fake_nccl.stalled = 0;
+    EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    meet();
+    site_close(&g_site);
+    meet();
+}
+
 static uint64_t g_fails_ns; /* 0: it has failed */
 
 static void fail_and_poll(void *ctx)
@@ -444,6 +478,7 @@ static const bt_test TESTS[] = {
     BT_TEST(nonsense_is_refused_and_the_line_goes_on),
     BT_TEST(lost_receiver_ends_with_its_epoch),
     BT_TEST(other_communicators_are_left_alone),
+    BT_TEST(line_that_ends_leaves_a_waiting_group_alone),
     BT_TEST(line_that_fails_while_the_group_waits_ends_with_that_wait),
     BT_TEST(every_failing_call_of_create_is_survived),
 };

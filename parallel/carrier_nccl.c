@@ -137,6 +137,10 @@ static bt_status look(carrier *c, uint32_t mark, const bt_wait *wait, bool *done
     return st;
 }
 
+/* While NCCL works on an operation the stream may get nothing else, and what is done meanwhile (the
+ * hand-off) gives it work; a communicator that connects has none yet. */
+static bool may_idle(const carrier *c, uint32_t mark) { return mark != NO_MARK || !c->ready; }
+
 static bt_status await(carrier *c, uint32_t mark, uint64_t start_ns, const bt_wait *wait)
 {
     bt_status  st   = BT_OK;
@@ -153,7 +157,7 @@ static bt_status await(carrier *c, uint32_t mark, uint64_t start_ns, const bt_wa
         if (bt_backoff_late(&backoff, now_ns, limit_ns(wait)) || bt_group_is_called(c->roll))
             st = BT_ERR_TIMEOUT;
         if (st != BT_OK) break;
-        if (wait->idle != NULL) wait->idle(wait->ctx);
+        if (wait->idle != NULL && may_idle(c, mark)) wait->idle(wait->ctx);
         bt_backoff_wait(&backoff, now_ns);
     }
     bt_world_count_wait(c->world, bt_now_ns() - start_ns);

@@ -142,8 +142,8 @@ static void graph_may_be_destroyed_while_it_runs(void)
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
-/* Real NCCL hangs there. */
-static void communicator_that_ends_before_its_graph_is_told(void)
+/* A mistake ends the process, with these words. */
+static void expect_end(void (*mistake)(void), const char *words)
 {
     char    text[300] = "";
     int     fd[2], how = 0;
@@ -154,8 +154,7 @@ static void communicator_that_ends_before_its_graph_is_told(void)
     if (child == 0) {
         dup2(fd[1], STDERR_FILENO);
         open_all();
-        (void)captured();
-        ncclCommAbort(g_comm);
+        mistake();
         _exit(0);
     }
     close(fd[1]);
@@ -163,7 +162,26 @@ static void communicator_that_ends_before_its_graph_is_told(void)
         ;
     close(fd[0]);
     EXPECT(waitpid(child, &how, 0) == child && WIFSIGNALED(how));
-    EXPECT_HAS(text, "one rank is to end while graphs hold 1 of its operations");
+    EXPECT_HAS(text, words);
+}
+
+static void end_before_the_graph(void)
+{
+    (void)captured();
+    ncclCommAbort(g_comm);
+}
+
+static void work_during_a_call(void)
+{
+    copy();
+    cudaMemsetAsync(g_memory, 1, N, g_stream);
+}
+
+/* Real NCCL hangs in the one, and forbids the other. */
+static void mistakes_are_told(void)
+{
+    expect_end(end_before_the_graph, "one rank is to end while graphs hold 1 of its operations");
+    expect_end(work_during_a_call, "a stream that NCCL has a call in progress on");
 }
 
 /* NCCL has not put the call into the stream when the capture ends: it would run outside. */
@@ -298,7 +316,7 @@ int main(int argc, char **argv)
         BT_TEST(captured_operation_runs_at_launches_alone),
         BT_TEST(call_behind_a_graph_lets_it_run_first),
         BT_TEST(graph_may_be_destroyed_while_it_runs),
-        BT_TEST(communicator_that_ends_before_its_graph_is_told),
+        BT_TEST(mistakes_are_told),
         BT_TEST(capture_that_ends_too_early_is_an_error),
         BT_TEST(ranks_launch_what_they_have_captured_together),
     };

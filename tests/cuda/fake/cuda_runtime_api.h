@@ -35,7 +35,8 @@ typedef struct fake_graph  *cudaGraph_t, *cudaGraphExec_t;
 typedef enum { cudaStreamCaptureModeThreadLocal = 1 } cudaStreamCaptureMode;
 typedef struct fake_op fake_op;
 /* Work of the runtime's own, and what other libraries (fake/nccl.h) give the stream to do, each
- * counted; an own piece waits for what they had given before. */
+ * counted; an own piece waits for what they had given before.  While a library works on a call for
+ * the stream (n_calls) nobody may give it anything to run. */
 struct fake_stream {
     unsigned long n_put, n_ran;
     unsigned long n_given, n_done;
@@ -44,6 +45,7 @@ struct fake_stream {
 };
 /* What another library puts into a captured stream.  begin() comes at each launch, when the work's
  * turn has come; *done becomes 1 when it has run.  Graph and executable are both destroyed:
+    unsigned      n_calls;
  * dropped(), though a launch may still be under way; then no launch is either: release(). */
 typedef struct {
     void *of;

@@ -125,6 +125,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
         abort();
     }
     fake_nccl_drop(comm);
+    if (comm->waiting != NULL) comm->waiting->stream->n_calls--;
     free(comm->waiting);
     munmap(comm->s, sizeof(*comm->s));
     close(comm->fd);
@@ -193,6 +194,7 @@ ncclResult_t ncclGroupEnd(void)
     }
     o->comm->waiting = o;
     o->comm->busy    = BUSY_POLLS;
+    o->stream->n_calls++;
     return ncclInProgress;
 }
 

@@ -3,12 +3,13 @@
  *
  * As NCCL's non-blocking communicators: a call is in progress until ncclCommGetAsyncError() has
  * been asked a few times, only then it stands in its stream, and the communicator takes no other
- * call before; operations of a stream and of a communicator run in order, and end when all ranks
- * have done their part; messages match by their order alone; a peer that has gone is waited for
- * for ever.  In a captured stream an operation does not run but is kept, and runs at each launch of
- * the graph; graphs must be destroyed before the communicator that they hold operations of.  Ranks
- * that meet in an operation have captured it together, or none has: else each is told, with the
- * error INVALID_USAGE (NVIDIA's guide asks for that; the real one does not check). */
+ * call before, nor its stream other work; operations of a stream and of a communicator run in
+ * order, and end when all ranks have done their part; messages match by their order alone; a peer
+ * that has gone is waited for for ever.  In a captured stream an operation does not run but is
+ * kept, and runs at each launch of the graph; graphs must be destroyed before the communicator that
+ * they hold operations of.  Ranks that meet in an operation have captured it together, or none has:
+ * else each is told, with the error INVALID_USAGE (NVIDIA's guide asks for that; the real one does
+ * not check). */
 #ifndef BT_TESTS_CUDA_FAKE_NCCL_H
 #define BT_TESTS_CUDA_FAKE_NCCL_H
 

@@ -261,6 +261,7 @@ void fake_nccl_launch(ncclComm_t c)
 
     c->waiting = NULL;
     if (o == NULL) return;
+    o->stream->n_calls--;
     if (o->capture != fake_gpu_capture_of(o->stream)) {
         fprintf(stderr,
                 "fake NCCL: a capture has begun or ended while %s worked on a call for it\n",

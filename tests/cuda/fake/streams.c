@@ -40,10 +40,20 @@ void fake_op_fini(fake_op *op)
     free(op->kept);
 }
 
+/* NVIDIA's guide to NCCL, ncclCommGetAsyncError(): no kernel before the call has succeeded. */
+static void expect_no_call(cudaStream_t stream, fake_op_kind kind)
+{
+    if (stream->n_calls == 0 || kind == RECORD || kind == AWAIT) return;
+    fprintf(stderr,
+            "the fake GPU is given work for a stream that NCCL has a call in progress on\n");
+    abort();
+}
+
 static cudaError_t put(cudaStream_t stream, fake_op from)
 {
     fake_op *op;
 
+    expect_no_call(stream, from.kind);
     if (fake_capture_has(stream) || (fake_capture_is_on() && from.kind == AWAIT))
         return fake_capture_add(stream, &from);
     op        = malloc(sizeof(*op));

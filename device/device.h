@@ -137,10 +137,11 @@ struct bt_device {
     const bt_device_ops *ops;
     const char          *arithmetic; /* names the order of additions of both roles, as
                                         "prompt:tile32,generated:tile32"; ranks of a cell must agree */
-    const char *bus_id;   /* of a GPU: its name among all of its machine, whichever of them a
-                             process sees; "" of the CPU */
-    bool     host_memory; /* its memory is the host's: anybody may follow its pointers */
-    uint32_t fp8_rows;    /* so many rows of an e4m3 matrix, from a multiple of it on, must have the
+    const char *bus_id; /* of a GPU: its name among all of its machine, whichever of them a
+                           process sees; "" of the CPU */
+    const char *uuid;   /* likewise, and of an instance of a GPU (MIG) its own; "" of the CPU */
+    bool        host_memory; /* its memory is the host's: anybody may follow its pointers */
+    uint32_t    fp8_rows; /* so many rows of an e4m3 matrix, from a multiple of it on, must have the
                              same scales; 1 or more */
     uint64_t n_allocs;    /* how often device or pinned memory was asked for */
     uint64_t pinned_bytes; /* of host memory: its own, and all that was asked for */

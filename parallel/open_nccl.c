@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "core/log.h"
 #include "core/module.h"
 #include "parallel/nccl/module.h"
 
@@ -9,10 +10,15 @@
  * different machines. */
 static void hide_neighbours(uint32_t rank)
 {
-    char name[32];
+    const char *set = getenv("NCCL_HOSTID");
+    char        name[32];
 
     snprintf(name, sizeof(name), "baton-rank-%u", rank);
-    (void)setenv("NCCL_HOSTID", name, 0);
+    if (set != NULL)
+        BT_WARN("NCCL_HOSTID=%s: it is %s here, since ranks share a GPU and NCCL wants to see each "
+                "on a machine of its own",
+                set, name);
+    (void)setenv("NCCL_HOSTID", name, 1);
 }
 
 const bt_nccl_module *bt_nccl_open(const char *library, uint32_t rank, bool shares_gpu, char *text,

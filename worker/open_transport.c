@@ -8,12 +8,12 @@
 #include "core/clock.h"
 #include "worker/rank.h"
 
-enum { GPU_BYTES = 64, WHY_BYTES = 252 };
+enum { GPU_BYTES = 40, WHY_BYTES = 252 };
 #define LEAST_NS (60 * BT_NS_PER_S) /* ranks start one after the other */
 
-/* Where a rank computes. */
+/* Where a rank computes: as in bt_device. */
 typedef struct {
-    char gpu[GPU_BYTES]; /* bt_device.bus_id */
+    char bus_id[GPU_BYTES], uuid[GPU_BYTES];
 } place;
 
 typedef struct {
@@ -33,7 +33,7 @@ static void warn_of_shm(const bt_rank *r)
     struct statvfs s;
 
     if (bt_world_local_rank(r->world) != 0 || statvfs("/dev/shm", &s) != 0) return;
-    if (r->gpu_sharers < 2 && n_local == r->facts.n_ranks) return;
+    if (!r->shares_gpu && n_local == r->facts.n_ranks) return;
     left = (uint64_t)s.f_bavail * s.f_frsize;
     if (left < need)
         BT_WARN("NCCL wants about %llu MiB of /dev/shm for the %u ranks of this machine, and %llu "
@@ -81,22 +81,27 @@ out:
     return st;
 }
 
-static bool on_gpu(const place *p) { return p->gpu[0] != '\0'; }
+static bool on_gpu(const place *p) { return p->bus_id[0] != '\0'; }
 
+/* As NCCL sees it: instances of one GPU (MIG) are the same. */
 static bool same_gpu(const bt_rank *r, const place *all, uint32_t a, uint32_t b)
 {
     return on_gpu(&all[a]) && bt_world_same_machine(r->world, a, b) &&
-           strcmp(all[a].gpu, all[b].gpu) == 0;
+           strcmp(all[a].bus_id, all[b].bus_id) == 0;
 }
 
+/* An instance has memory of its own. */
 static void count_sharers(bt_rank *r, const place *all)
 {
     uint32_t self = r->facts.rank;
 
     r->gpu_sharers = 0;
     if (!on_gpu(&all[self])) return;
-    for (uint32_t i = 0; i < r->facts.n_ranks; i++)
-        r->gpu_sharers += same_gpu(r, all, self, i);
+    for (uint32_t i = 0; i < r->facts.n_ranks; i++) {
+        if (!same_gpu(r, all, self, i)) continue;
+        r->gpu_sharers += strcmp(all[self].uuid, all[i].uuid) == 0;
+        r->shares_gpu |= i != self;
+    }
     BT_INFO("rank %u computes on GPU %u, with %u more ranks", self, r->gpu, r->gpu_sharers - 1);
 }
 
@@ -136,8 +141,8 @@ static bt_status open_nccl(bt_rank *r, bt_group *group, char *why, const bt_nccl
 {
     bt_status             st   = BT_OK;
     vote                  mine = {.can = 0}, *all = NULL;
-    const bt_nccl_module *nccl = bt_nccl_open(r->opt.nccl_library, r->facts.rank,
-                                              r->gpu_sharers > 1, mine.why, sizeof(mine.why));
+    const bt_nccl_module *nccl = bt_nccl_open(r->opt.nccl_library, r->facts.rank, r->shares_gpu,
+                                              mine.why, sizeof(mine.why));
 
     mine.can = nccl != NULL;
     BT_TRY(tell_all(r, group, "transport of all ranks", &mine, sizeof(mine), &all));
@@ -158,10 +163,11 @@ bt_status bt_rank_open_transport(bt_rank *r)
 {
     bt_status st    = BT_OK;
     bt_group *group = NULL;
-    place     mine = {.gpu = ""}, *all = NULL;
+    place     mine = {.bus_id = ""}, *all = NULL;
     char      why[WHY_BYTES];
 
-    snprintf(mine.gpu, GPU_BYTES, "%s", r->dev->bus_id);
+    snprintf(mine.bus_id, GPU_BYTES, "%s", r->dev->bus_id);
+    snprintf(mine.uuid, GPU_BYTES, "%s", r->dev->uuid);
     BT_TRY(bt_rank_form_all(r, &group));
     BT_TRY(tell_all(r, group, "devices of all ranks", &mine, sizeof(mine), &all));
     count_sharers(r, all);

@@ -26,7 +26,8 @@ typedef struct {
     const bt_cpu_kernels *kernels;     /* of what the CPU does itself */
     bt_cpu_pool          *threads;     /* dev's, where that is the CPU; else NULL */
     uint32_t              gpu;         /* dev's, where it is one */
-    uint32_t              gpu_sharers; /* ranks of this machine on that, this one too */
+    uint32_t              gpu_sharers; /* ranks in that one's memory, this one too */
+    bool                  shares_gpu;  /* with another, if in instances (MIG) of their own */
     const bt_nccl_module *nccl;        /* between ranks; NULL: MPI, through host memory */
     bt_placement          placement;
     bool                  has_placement;
@@ -72,9 +73,9 @@ bt_status bt_rank_start(bt_rank *r);
 /* open_device.c.  r->dev, r->kernels, r->threads and r->gpu, as --device says.  UNSUPPORTED names
  * the rank and says why there is no GPU for it. */
 bt_status bt_rank_open_device(bt_rank *r);
-/* open_transport.c.  Collective over the job: r->gpu_sharers and r->nccl, as --transport says; rank
- * 0 logs what came of it, and why.  UNSUPPORTED on every rank when NCCL was asked for and a rank
- * cannot: names it, and says why. */
+/* open_transport.c.  Collective over the job: r->gpu_sharers, r->shares_gpu and r->nccl, as
+ * --transport says; rank 0 logs what came of it, and why.  UNSUPPORTED on every rank when NCCL was
+ * asked for and a rank cannot: names it, and says why. */
 bt_status bt_rank_open_transport(bt_rank *r);
 /* A group of all ranks of the job, at the start.  Local. */
 bt_status bt_rank_form_all(bt_rank *r, bt_group **group_out);

@@ -322,6 +322,7 @@ bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev
              ARITHMETIC[cpu->kernels->arithmetic[BT_ROLE_GENERATED]]);
     cpu->super.arithmetic = cpu->arithmetic;
     cpu->super.bus_id     = "";
+    cpu->super.uuid       = "";
     BT_TRY(create_members(cpu));
     BT_TRY(bt_cpu_pool_create(cpu->n_threads, &cpu->pool));
     *dev_out = &cpu->super;

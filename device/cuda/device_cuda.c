@@ -435,6 +435,18 @@ out:
     return st;
 }
 
+static bt_status name_memory(bt_device_cuda *cuda)
+{
+    bt_status             st = BT_OK;
+    struct cudaDeviceProp p;
+
+    BT_TRY(CUDA(cudaGetDeviceProperties(&p, cuda->gpu)));
+    for (size_t i = 0; i < sizeof(p.uuid.bytes); i++)
+        snprintf(cuda->uuid + 2 * i, 3, "%02x", (unsigned char)p.uuid.bytes[i]);
+out:
+    return st;
+}
+
 static bt_status cuda_create(uint32_t device, bt_device **dev_out)
 {
     bt_status       st   = BT_OK;
@@ -449,10 +461,12 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda->super.fp8_rows   = 1;
     cuda->super.arithmetic = cuda->arithmetic;
     cuda->super.bus_id     = cuda->bus_id;
+    cuda->super.uuid       = cuda->uuid;
     cuda->gpu              = (int)device;
     BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));
     BT_TRY(name_arithmetic(cuda));
     BT_TRY(CUDA(cudaDeviceGetPCIBusId(cuda->bus_id, sizeof(cuda->bus_id), cuda->gpu)));
+    BT_TRY(name_memory(cuda));
     BT_TRY(make_streams(cuda));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->forked, cudaEventDisableTiming)));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->done, cudaEventDisableTiming)));

@@ -33,6 +33,8 @@ def transports():
     yield "no NCCL", 2, "devices=2", ["--device", "cuda", "--transport", "nccl", "--nccl-library", "/nowhere.so"], ["--transport nccl: rank 0: the NCCL", "/nowhere.so"]
     yield "no NCCL needed", 2, "devices=2", ["--device", "cuda", "--nccl-library", "/nowhere.so", *PAST], ["MPI, through host memory: rank 0: the NCCL", TOO_SMALL]
     yield "a shared GPU", 2, "", ["--device", "cuda", "--nccl-library", twin, *PAST], ["MPI, through host memory: ranks 0 and 1 share a GPU", TOO_SMALL]
+    yield "instances of a GPU", 2, "devices=2 mig=1", ["--device", "cuda", "--nccl-library", twin, *PAST], \
+        ["rank 0 computes on GPU 0, with 0 more", "rank 1 computes on GPU 1, with 0 more", "ranks 0 and 1 share a GPU", TOO_SMALL]
     yield "GPUs of their own", 2, "devices=2", ["--device", "cuda", "--nccl-library", twin, *PAST], ["between ranks: NCCL, which all 2 of them have", TOO_SMALL]
 
 
@@ -50,6 +52,8 @@ def visible():
     """A GPU is the same for all ranks of a machine, whatever number each has for it."""
     nccl = ["--device", "cuda", "--nccl-library", twin, *PAST]
     yield "a GPU by two numbers", ["ranks 0 and 1 share a GPU", TOO_SMALL], *run(2, "devices=2", nccl, each="export CUDA_VISIBLE_DEVICES=1,1")
+    yield "an image's NCCL_HOSTID", ["NCCL_HOSTID=here: it is baton-rank-1 here", TOO_SMALL], \
+        *run(2, "", [*nccl, "--transport", "nccl"], each="export NCCL_HOSTID=here")
     yield "two GPUs by one number", ["NCCL, which all 2 of them have", TOO_SMALL], *run(2, "", nccl, each="export CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_RANK")
 
 

@@ -29,6 +29,11 @@ typedef enum {
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76
 } cudaDeviceAttr;
+struct cudaDeviceProp {
+    struct {
+        char bytes[16];
+    } uuid;
+};
 typedef struct fake_stream *cudaStream_t;
 typedef struct fake_event  *cudaEvent_t;
 typedef struct fake_graph  *cudaGraph_t, *cudaGraphExec_t;
@@ -40,12 +45,12 @@ typedef struct fake_op fake_op;
 struct fake_stream {
     unsigned long n_put, n_ran;
     unsigned long n_given, n_done;
+    unsigned      n_calls;
     int           priority;
     fake_op      *first, **end;
 };
 /* What another library puts into a captured stream.  begin() comes at each launch, when the work's
  * turn has come; *done becomes 1 when it has run.  Graph and executable are both destroyed:
-    unsigned      n_calls;
  * dropped(), though a launch may still be under way; then no launch is either: release(). */
 typedef struct {
     void *of;
@@ -59,6 +64,7 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefau
  * major=7 minor=5 mib=64 seed=3", of which any may be left out. */
 typedef struct {
     int    n_devices, driver, major, minor;
+    int    mig;      /* all are instances of one GPU */
     int    stub;     /* the driver's library is the one that programs are linked with */
     size_t bytes;    /* of the GPU */
     long   fail_at;  /* the call from now that fails with cudaErrorInvalidValue; -1: none */
@@ -87,6 +93,7 @@ cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t err);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device);
 cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaMalloc(void **ptr, size_t bytes);

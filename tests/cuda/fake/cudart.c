@@ -26,6 +26,7 @@ __attribute__((constructor)) static void read_environment(void)
     g_fake_gpu.driver    = number_of(text, "driver=", g_fake_gpu.driver);
     g_fake_gpu.major     = number_of(text, "major=", g_fake_gpu.major);
     g_fake_gpu.minor     = number_of(text, "minor=", g_fake_gpu.minor);
+    g_fake_gpu.mig       = number_of(text, "mig=", 0);
     g_fake_gpu.bytes     = (size_t)number_of(text, "mib=", 1024) << 20;
     fake_gpu_seed((unsigned long)number_of(text, "seed=", 0));
 }
@@ -108,13 +109,25 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 }
 
 /* CUDA_VISIBLE_DEVICES says which of the machine's GPUs this process sees, in which order. */
-cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
+static int seen_as(int device)
 {
     const char *at = getenv("CUDA_VISIBLE_DEVICES");
 
     for (int i = 0; at != NULL && i < device; i++)
         at = strchr(at, ',') == NULL ? NULL : strchr(at, ',') + 1;
-    snprintf(id, (size_t)bytes, "0000:%02x:00.0", at != NULL ? atoi(at) : device);
+    return at != NULL ? atoi(at) : device;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
+{
+    snprintf(id, (size_t)bytes, "0000:%02x:00.0", g_fake_gpu.mig ? 0 : seen_as(device));
+    return fake_gpu_step();
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
+{
+    memset(p, 0, sizeof(*p));
+    p->uuid.bytes[15] = (char)seen_as(device);
     return fake_gpu_step();
 }
 

@@ -99,6 +99,10 @@ void bt_group_end_exchanges(bt_group *group);
 /* What libbaton_nccl.so shows (parallel/nccl/module.h). */
 typedef struct bt_nccl_module bt_nccl_module;
 
+/* The least timeout of waits in a job with NCCL, and of its watchdog: an end of a communicator may
+ * keep a rank 2 s inside NCCL, and 2 s more until its kernels have left the GPU. */
+#define BT_NCCL_LEAST_TIMEOUT_NS (4 * BT_NS_PER_S)
+
 /* Opens libbaton_nccl.so, from the program's folder, ../lib/baton beside it, or the loader's path;
  * or `library` when that is not NULL.  Once, before the process has threads.  shares_gpu: other
  * ranks of the job use this rank's GPU too (NCCL's way between them is then the network).  NULL,

@@ -43,13 +43,14 @@ static void on_alarm(int number)
     _exit(EXIT_FAILURE);
 }
 
-/* On the watchdog's thread, while the step thread hangs inside MPI. */
+/* On the watchdog's thread, while the step thread hangs inside a library. */
 static void on_stuck(void *ctx, const char *where, uint64_t quiet_ns)
 {
     bt_rank *r = ctx;
 
     bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_TIMEOUT),
-                 "MPI has not come back from the %s for %.1f s", where, (double)quiet_ns / 1e9);
+                 "%s has not come back from the %s for %.1f s",
+                 r->nccl != NULL ? "MPI or NCCL" : "MPI", where, (double)quiet_ns / 1e9);
     bt_rank_leave(r, EXIT_FAILURE, bt_error_text());
 }
 

@@ -141,9 +141,16 @@ static bt_status open_nccl(bt_rank *r, bt_group *group, char *why, const bt_nccl
 {
     bt_status             st   = BT_OK;
     vote                  mine = {.can = 0}, *all = NULL;
-    const bt_nccl_module *nccl = bt_nccl_open(r->opt.nccl_library, r->facts.rank, r->shares_gpu,
-                                              mine.why, sizeof(mine.why));
+    const bt_nccl_module *nccl = NULL;
 
+    if (r->opt.timeout_ns < BT_NCCL_LEAST_TIMEOUT_NS)
+        snprintf(mine.why, sizeof(mine.why),
+                 "--timeout-s is %.0f: with NCCL it has to be %.0f or more",
+                 (double)r->opt.timeout_ns / BT_NS_PER_S,
+                 (double)BT_NCCL_LEAST_TIMEOUT_NS / BT_NS_PER_S);
+    else
+        nccl = bt_nccl_open(r->opt.nccl_library, r->facts.rank, r->shares_gpu, mine.why,
+                            sizeof(mine.why));
     mine.can = nccl != NULL;
     BT_TRY(tell_all(r, group, "transport of all ranks", &mine, sizeof(mine), &all));
     for (uint32_t i = 0; i < r->facts.n_ranks && nccl != NULL; i++) {

@@ -207,8 +207,9 @@ static const struct argp_option OPTIONS[] = {
         "form", KEY_FORM, "FORM", "role",
         "Form of attention: role (normal for prompts, absorbed for generated tokens), normal, "
         "absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
-    BT_OPTION_DEFAULT("timeout-s", KEY_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_TIMEOUT_S),
-                      "Deadline of each wait for another rank and of each MPI call"),
+    BT_OPTION_DEFAULT(
+        "timeout-s", KEY_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_TIMEOUT_S),
+        "Deadline of each wait for another rank and of each MPI call; with NCCL 4 or more"),
     BT_OPTION_DEFAULT("coordinator-timeout-s", KEY_QUIET, "S",
                       BT_TEXT(BT_DEFAULT_COORDINATOR_TIMEOUT_S),
                       "A coordinator that has not answered for S seconds is lost"),

@@ -35,6 +35,7 @@ def transports():
     yield "a shared GPU", 2, "", ["--device", "cuda", "--nccl-library", twin, *PAST], ["MPI, through host memory: ranks 0 and 1 share a GPU", TOO_SMALL]
     yield "instances of a GPU", 2, "devices=2 mig=1", ["--device", "cuda", "--nccl-library", twin, *PAST], \
         ["rank 0 computes on GPU 0, with 0 more", "rank 1 computes on GPU 1, with 0 more", "ranks 0 and 1 share a GPU", TOO_SMALL]
+    yield "no time for NCCL", 2, "devices=2", ["--device", "cuda", "--transport", "nccl", "--nccl-library", twin, "--timeout-s", "3"], ["--transport nccl: rank 0: --timeout-s is 3: with NCCL it has to be 4"]
     yield "GPUs of their own", 2, "devices=2", ["--device", "cuda", "--nccl-library", twin, *PAST], ["between ranks: NCCL, which all 2 of them have", TOO_SMALL]
 
 

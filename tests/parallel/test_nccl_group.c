@@ -1,5 +1,6 @@
 /* What only NCCL does: calls that it refuses, operations that fail or stand still on their way,
  * communicators side by side. */
+#include "core/watchdog.h"
 #include "tests/parallel/carrier_site.h"
 
 /* A call of rank 0 is refused, or its operation fails: it says so at once, and the others, who hear
@@ -82,8 +83,16 @@ static void operation_that_stands_still_ends_at_the_deadline(void)
     close_device();
 }
 
+static void on_stuck(void *ctx, const char *where, uint64_t quiet_ns)
+{
+    (void)ctx;
+    fprintf(stderr, "the watchdog: %s for %.1f s\n", where, (double)quiet_ns / 1e9);
+    abort();
+}
+
 /* NCCL comes back late from the end of a communicator: the rank goes on after two seconds, and a
- * new communicator works. */
+ * new communicator works.  The watchdog has nothing to say, even where ranks wait for each other no
+ * longer than is allowed. */
 static void end_that_peers_hold_up_holds_nobody_up(void)
 {
     void     *memory = take(MAX_RANKS * 1000);
@@ -94,11 +103,13 @@ static void end_that_peers_hold_up_holds_nobody_up(void)
 
     EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
     meet();
+    EXPECT_EQ(bt_watchdog_start(BT_NCCL_LEAST_TIMEOUT_NS, on_stuck, NULL), BT_OK);
     g_fake_nccl.held_up_ms = g_rank == 0 ? 4000 : 0;
     start_ns               = bt_now_ns();
     bt_group_end_exchanges(group);
     EXPECT(bt_now_ns() - start_ns < 3500 * BT_NS_PER_MS);
     bt_group_destroy(group);
+    bt_watchdog_set_limit(60 * BT_NS_PER_S);
     g_fake_nccl.held_up_ms = 0;
     meet();
     group = carried_group();

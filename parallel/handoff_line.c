@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "parallel/handoff_parts.h"
 
-enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4, MOST_DOUBLINGS = 3 };
+enum { ALIGN = 256, OP_GRANTS = 4, RETRY_PART = 4, MOST_DOUBLINGS = 3, MOST_PAUSE_DOUBLINGS = 7 };
 enum { NOTE_SCATTERED, NOTE_TAKEN, NOTE_LEFT, N_NOTES }; /* behind those of the slots */
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
 #define OP_MIN_NS    (2 * BT_NS_PER_S)
@@ -24,6 +24,12 @@ uint64_t bt_line_start_limit_ns(const bt_handoff *h)
 
     if (before > 0) before--;
     return bt_line_limit_ns(h) << (before < MOST_DOUBLINGS ? before : MOST_DOUBLINGS);
+}
+
+uint64_t bt_line_pause_ns(const bt_handoff *h, uint32_t n_in_vain)
+{
+    return h->grant_ns / RETRY_PART
+           << (n_in_vain < MOST_PAUSE_DOUBLINGS ? n_in_vain : MOST_PAUSE_DOUBLINGS);
 }
 
 static size_t words_of(size_t bytes) { return (bytes + 7) / 8 * 8; }
@@ -159,7 +165,8 @@ void bt_line_fail(bt_handoff *h, uint64_t now_ns)
         bt_line_complain(h);
     } else if (!l->try_again) {
         l->try_again = true;
-        l->try_ns    = now_ns + h->grant_ns / RETRY_PART;
+        l->try_ns    = now_ns + bt_line_pause_ns(h, 0);
+        if (l->try_ns < l->next_ns) l->try_ns = l->next_ns;
     }
 }
 

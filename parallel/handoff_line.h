@@ -71,8 +71,9 @@ struct bt_line {
     uint64_t due_number; /* 0: nothing */
     uint32_t due_from;
     uint8_t  due_id[BT_NCCL_ID_BYTES];
-    bool     try_again; /* the origin's */
-    uint64_t try_ns;
+    bool     try_again;       /* the origin's: this, and below */
+    uint64_t try_ns, next_ns; /* when, and no sooner than */
+    uint32_t n_in_vain;       /* attempts in a row of which none got ready */
 
     /* the one operation */
     bt_line_phase   phase;
@@ -138,6 +139,10 @@ void bt_line_fail_late(bt_handoff *h, const char *what, uint64_t limit_ns, uint6
  * of the one before, up to eight times. */
 uint64_t bt_line_limit_ns(const bt_handoff *h);
 uint64_t bt_line_start_limit_ns(const bt_handoff *h);
+/* From one attempt to the next, twice as long after each that was in vain, up to 128 times: where a
+ * rank fails before NCCL's ranks have met, the id keeps a thread and a descriptor of the origin's
+ * for ever (bootstrap.cc of version 2.28). */
+uint64_t bt_line_pause_ns(const bt_handoff *h, uint32_t n_in_vain);
 /* Progress.  True when something moved. */
 bool bt_line_poll(bt_handoff *h, uint64_t now_ns);
 

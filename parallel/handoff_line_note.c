@@ -110,6 +110,7 @@ void bt_line_propose(bt_handoff *h, uint64_t now_ns)
     if (l->due_number > number && l->due_number >> 32 == l->epoch) number = l->due_number;
     if (l->nccl->new_id(l->due_id) != BT_OK) return; /* and again later */
     l->try_again  = false;
+    l->next_ns    = now_ns + bt_line_pause_ns(h, l->n_in_vain++);
     l->due_number = number + 1;
     l->due_from   = h->world->rank;
     for (uint32_t i = 1; i < l->n; i++)

@@ -28,6 +28,7 @@ bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, uint32_t n_sen
         if (ranks[i] == h->world->rank) l->self = i;
     l->try_again = l->self == 0 && n > 0;
     l->try_ns = l->join_ns = now;
+    l->n_in_vain           = 0;
     l->missed              = false;
     bt_line_say_here(h);
 out:
@@ -104,8 +105,10 @@ static bt_status look_at_start(bt_handoff *h, uint64_t now_ns, bool *moved_out)
         if (!reached) goto out;
         BT_INFO("hand-off by NCCL in epoch %u: all %u ranks after %.1f ms", l->epoch, l->n,
                 (double)(now_ns - l->since_ns) / BT_NS_PER_MS);
-        l->phase = BT_LINE_IDLE;
-        l->state = BT_LINE_READY;
+        l->phase     = BT_LINE_IDLE;
+        l->state     = BT_LINE_READY;
+        l->next_ns   = 0;
+        l->n_in_vain = 0;
     }
 out:
     return st;

@@ -107,6 +107,36 @@ static void line_that_fails_is_made_anew_and_nothing_is_lost(void)
     site_fini(&g_site);
 }
 
+/* One rank fails at once, again and again: each attempt leaves a thread behind in NCCL. */
+static void attempts_in_vain_are_made_ever_more_rarely(void)
+{
+    enum { REFUSED = 6, PAUSE_MS = 10 };
+    uint64_t start_ns, took_ns;
+    long     n_ids;
+
+    site_init(&g_site, 2, 4000, 4e-3 * PAUSE_MS);
+    n_ids    = g_fake_nccl.n_ids;
+    start_ns = bt_now_ns();
+    site_join(&g_site, g_ranks);
+    do {
+        const bt_line *l = g_site.h->line;
+
+        if (g_rank == g_ranks - 1 && l->number < ((uint64_t)l->epoch << 32 | REFUSED))
+            g_fake_nccl.refuse_at = 0;
+        if (!bt_handoff_poll(g_site.h)) bt_sleep_ns(20000);
+        took_ns = bt_now_ns() - start_ns;
+    } while (!bt_handoff_is_ready(g_site.h) && took_ns < 60 * BT_NS_PER_S);
+    EXPECT(bt_handoff_is_ready(g_site.h));
+    if (g_rank == 0) {
+        EXPECT(g_fake_nccl.n_ids - n_ids > REFUSED);
+        EXPECT(took_ns >= PAUSE_MS * BT_NS_PER_MS * ((1 << REFUSED) - 1));
+    }
+    run_traffic(12, g_ranks, NULL);
+    site_meet(&g_site);
+    expect_each_once();
+    site_fini(&g_site);
+}
+
 /* Rank 0's and the first receiver's NCCL stands still: both name the other at the deadline. */
 static void line_that_stands_still_ends_at_its_deadline(void)
 {
@@ -472,6 +502,7 @@ static const bt_test TESTS[] = {
     BT_TEST(each_pair_has_a_first_message_before_the_line_is_ready),
     BT_TEST(who_has_not_joined_is_named),
     BT_TEST(line_that_fails_is_made_anew_and_nothing_is_lost),
+    BT_TEST(attempts_in_vain_are_made_ever_more_rarely),
     BT_TEST(line_that_stands_still_ends_at_its_deadline),
     BT_TEST(message_that_comes_back_goes_before_one_granted_after_it),
     BT_TEST(changed_rows_are_rejected_by_their_checksum),

@@ -15,7 +15,8 @@
 
 enum { BUSY_POLLS = 3 };
 
-fake_nccl g_fake_nccl = {NCCL_VERSION_CODE, -1, -1, -1, 0, 0, 0, 0};
+fake_nccl g_fake_nccl = {
+    .version = NCCL_VERSION_CODE, .refuse_at = -1, .fail_at = -1, .corrupt_at = -1};
 
 typedef struct {
     int      pid, fd;
@@ -44,11 +45,11 @@ ncclResult_t ncclGetVersion(int *version)
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    static uint64_t n_ids;
-    id_content      content = {.pid = (int)getpid(), .nonce = ++n_ids};
+    id_content content = {.pid = (int)getpid()};
 
     if (refused() != ncclSuccess) return ncclSystemError;
-    content.fd = memfd_create("fake nccl", MFD_CLOEXEC);
+    content.nonce = (uint64_t)++g_fake_nccl.n_ids;
+    content.fd    = memfd_create("fake nccl", MFD_CLOEXEC);
     if (content.fd < 0 || ftruncate(content.fd, sizeof(shared)) != 0 ||
         pwrite(content.fd, &content.nonce, sizeof(content.nonce), offsetof(shared, nonce)) !=
             sizeof(content.nonce))

@@ -52,6 +52,7 @@ typedef struct {
     int  held_up_ms; /* how long an end waits for peers to close their connections */
     long live;       /* communicators not yet given back */
     long n_launched; /* operations that stood in a stream */
+    long n_ids;      /* given */
 } fake_nccl;
 extern fake_nccl g_fake_nccl;
 

@@ -97,6 +97,26 @@ static void signals_without_a_cause_do_no_harm(void)
     a_good_message_still_arrives();
 }
 
+/* Rank 1 grants nothing, however long what comes next takes. */
+static void be_busy(void)
+{
+    if (g_rank == 1) {
+        g_site.h->grant_to       = 1;
+        g_site.h->grant_since_ns = bt_now_ns();
+        g_site.h->grant_ns       = 120 * BT_NS_PER_S;
+    }
+    meet();
+}
+
+static void send_signal(bt_signal_kind kind, uint64_t serial)
+{
+    bt_signal s = {kind, serial, 5};
+    uint8_t   wire[BT_SIGNAL_BYTES];
+
+    bt_signal_encode(&s, wire);
+    send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+}
+
 static void second_request_before_an_answer_is_refused(void)
 {
     uint8_t   wire[BT_SIGNAL_BYTES];
@@ -107,12 +127,7 @@ static void second_request_before_an_answer_is_refused(void)
     };
 
     site_init(&g_site, 2, 4000, 0.1);
-    if (g_rank == 1) { /* busy until both lie in its queue, however long they take */
-        g_site.h->grant_to       = 1;
-        g_site.h->grant_since_ns = bt_now_ns();
-        g_site.h->grant_ns       = 120 * BT_NS_PER_S;
-    }
-    meet(); /* or the first could be granted before */
+    be_busy(); /* until both lie in its queue, or the first could be granted before */
     for (int i = 0; i < 3; i++) {
         bt_signal_encode(&ask[i], wire);
         if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
@@ -126,6 +141,25 @@ static void second_request_before_an_answer_is_refused(void)
         poll_for(&g_site, 0.15);
     }
     a_good_message_still_arrives();
+}
+
+/* Not the rank with the lowest number, and not the youngest. */
+static void requests_are_granted_in_their_order(void)
+{
+    site_init(&g_site, 2, 4000, 20);
+    be_busy();
+    for (uint32_t n = 1; n <= 2 && g_ranks > 2; n++) {
+        if (g_rank == (n == 1 ? 2u : 0u)) send_signal(BT_SIGNAL_ASK, 1000000 + n);
+        if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.h->n_asked, n));
+        meet();
+    }
+    if (g_rank == 1) {
+        g_site.h->grant_since_ns -= g_site.h->grant_ns; /* it has expired */
+        bt_handoff_poll(g_site.h);
+        EXPECT_EQ(g_site.h->grant_to, g_ranks > 2 ? 2 : BT_NO_PEER);
+        EXPECT_EQ(g_site.h->n_asked, g_ranks > 2);
+    }
+    site_fini(&g_site);
 }
 
 /* Garbage, lies and overlong payloads without any grant. */
@@ -212,6 +246,105 @@ static void payload_larger_than_the_receivers_room_is_refused(void)
     site_fini(&g_site);
 }
 
+/* ---- a peer that is lost ------------------------------------------------------------------ */
+
+/* It has asked and was not answered: there is nobody to grant it to. */
+static void request_of_a_lost_peer_is_not_granted(void)
+{
+    site_init(&g_site, 2, 4000, 20);
+    be_busy();
+    if (g_rank == 0) send_signal(BT_SIGNAL_ASK, 1000001);
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &g_site.h->n_asked, 1));
+        EXPECT_EQ(bt_handoff_exclude(g_site.h, 0), BT_OK);
+        EXPECT_EQ(g_site.h->n_asked, 0);
+        g_site.h->grant_since_ns -= g_site.h->grant_ns;
+        if (g_site.h->n_asked == 0) bt_handoff_poll(g_site.h);
+        EXPECT_EQ(g_site.h->grant_to, BT_NO_PEER);
+    }
+    site_fini(&g_site);
+}
+
+/* Whatever it had of this rank: it may still read what was granted to it, and write where it had
+ * begun to, so both go on elsewhere. */
+static void nothing_stays_open_for_a_lost_peer(void)
+{
+    site_init(&g_site, 2, 4000, 20);
+    if (g_rank == 1) {
+        bt_handoff *h    = g_site.h;
+        bt_slot    *slot = &h->slots[0];
+        bt_inbox   *in   = &h->inboxes[0];
+        uint8_t    *lent[2];
+
+        EXPECT(site_send(&g_site, 0, 1, 5) != NULL && slot->state == BT_SLOT_QUEUED);
+        EXPECT(site_send(&g_site, 0, 2, 5) != NULL);
+        slot->state                  = BT_SLOT_SENDING;
+        in->busy                     = true;
+        in->from                     = 0;
+        h->slots[1].state            = BT_SLOT_ASKED;
+        h->ask_serial                = 7;
+        h->ask_slot                  = 1;
+        h->ask_to                    = 0;
+        h->grant_to                  = 0;
+        h->peers[0].n_granted        = 1;
+        h->peers[0].withdrawn_serial = 6;
+        h->n_withdrawing             = 1;
+        h->peers[0].owed_serial      = 9;
+        h->n_owed                    = 1;
+        lent[0]                      = slot->memory;
+        lent[1]                      = in->memory;
+        EXPECT_EQ(bt_handoff_exclude(h, 0), BT_OK);
+        EXPECT(handoff_is_idle(h));
+        EXPECT_EQ(h->n_withdrawing, 0);
+        EXPECT(slot->memory != lent[0] && in->memory != lent[1]);
+    }
+    site_fini(&g_site);
+}
+
+static bool payload_waits(void)
+{
+    int found = 0;
+
+    MPI_Iprobe(0, BT_TAG_PAYLOAD, g_world->handoff_comm, &found, MPI_STATUS_IGNORE);
+    return found != 0;
+}
+
+/* Late rows may be of pages that others have by now. */
+static void payload_of_a_lost_peer_is_not_taken(void)
+{
+    uint8_t         rows[320], raw[BT_PAGE_MESSAGE_BYTES + sizeof(rows)];
+    bt_page_message m = {
+        .request = request_of(0, 1, 1), .token1 = 10, .layer1 = 1, .kv_dim = KV_DIM};
+
+    fill_rows(m.request, rows, sizeof(rows));
+    bt_page_message_seal(&m, rows, raw);
+    memcpy(raw + BT_PAGE_MESSAGE_BYTES, rows, sizeof(rows));
+    site_init(&g_site, 2, 4000, 20);
+    if (g_rank == 1) EXPECT_EQ(bt_handoff_exclude(g_site.h, 0), BT_OK);
+    meet();
+    if (g_rank == 0) send_raw(BT_TAG_PAYLOAD, raw, sizeof(raw));
+    if (g_rank == 1) {
+        uint64_t end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
+
+        while (!payload_waits() && bt_now_ns() < end_ns)
+            ;
+        while (payload_waits() && bt_now_ns() < end_ns)
+            bt_handoff_poll(g_site.h);
+        EXPECT(bt_now_ns() < end_ns);
+    }
+    meet();
+    if (g_rank == 2) {
+        EXPECT(site_send(&g_site, 1, 1, 5) != NULL);
+        EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    }
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, g_ranks > 2));
+        EXPECT_EQ(g_site.n_delivered, g_ranks > 2);
+        EXPECT_EQ(g_site.n_rejected, 0);
+    }
+    site_fini(&g_site);
+}
+
 /* ---- not hostile, but refused ------------------------------------------------------------- */
 
 static void absurd_configurations_are_refused(void)
@@ -259,9 +392,13 @@ static const bt_test TESTS[] = {
     BT_TEST(broken_signals_are_refused),
     BT_TEST(signals_without_a_cause_do_no_harm),
     BT_TEST(second_request_before_an_answer_is_refused),
+    BT_TEST(requests_are_granted_in_their_order),
     BT_TEST(payloads_out_of_the_blue_are_refused),
     BT_TEST(corrupted_payload_is_rejected_by_its_checksum),
     BT_TEST(payload_larger_than_the_receivers_room_is_refused),
+    BT_TEST(request_of_a_lost_peer_is_not_granted),
+    BT_TEST(nothing_stays_open_for_a_lost_peer),
+    BT_TEST(payload_of_a_lost_peer_is_not_taken),
     BT_TEST(absurd_configurations_are_refused),
     BT_TEST(every_failing_allocation_is_survived),
 };

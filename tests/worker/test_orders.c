@@ -79,6 +79,32 @@ static void decode_rank_refuses_what_a_reservation_brings(void)
     bench_tear_down(&b);
 }
 
+/* What a penalty counts is not known to be right in a draft. */
+static void requests_with_penalties_make_no_drafts(void)
+{
+    bench         b;
+    bt_rank_facts facts;
+
+    bench_set_up(&b, 1, 1, 1);
+    facts           = bench_config(&b, 1, 1, 1).facts;
+    facts.speculate = 4;
+    for (int penalty = 0; penalty < 4; penalty++) {
+        bt_down      m = bench_reserve(1, 70, 5);
+        bt_sampling *s = &m.u.reserve.sampling;
+        bt_request  *r = NULL;
+
+        m.u.reserve.prompt = bt_calloc(70, sizeof(uint32_t));
+        if (penalty == 1) s->frequency_penalty = 0.1f;
+        if (penalty == 2) s->presence_penalty = -0.1f;
+        if (penalty == 3) s->repetition_penalty = 1.1f;
+        EXPECT_EQ(bt_request_from_reserve(&facts, &m.u.reserve, &r), BT_OK);
+        if (r != NULL) EXPECT_EQ(r->drafts, penalty == 0);
+        bt_request_destroy(r);
+        bt_down_free(&m);
+    }
+    bench_tear_down(&b);
+}
+
 static void prefill_rank_refuses_wrong_orders_with_a_sentence(void)
 {
     bench   b;
@@ -195,6 +221,38 @@ static void evaluation_leaves_its_neighbours_every_page(void)
     EXPECT(!b.up[0].u.ticket.refused && b.up[0].u.ticket.n_pages == 2);
     EXPECT(!b.up[1].u.ticket.refused && b.up[1].u.ticket.n_pages == 2);
     EXPECT_EQ(bt_kv_pool_n_free(b.pool), 0);
+    bench_tear_down(&b);
+}
+
+static void abort_one(bench *b, uint64_t id)
+{
+    bt_down m = {
+        .kind = BT_DOWN_ABORT, .u.abort = {.request = id, .epoch = 3}
+    };
+
+    bench_order(b, &m);
+}
+
+/* Or those that need much would never come to their turn. */
+static void prompts_that_wait_for_pages_are_not_overtaken(void)
+{
+    bench   b;
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bt_plan plan;
+    bt_next next;
+
+    bench_set_up(&b, 0, 1, 1);
+    bench_order(&b, &m);
+    m = bench_prefill(1, 100, 2, 1), bench_order(&b, &m);
+    m = bench_prefill(2, 150, 3, 1), bench_order(&b, &m);
+    m = bench_prefill(3, 10, 1, 1), bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(bt_kv_pool_n_free(b.pool), BENCH_PAGES - 2);
+    abort_one(&b, 1);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(bt_kv_pool_n_free(b.pool), 0); /* 3 + 1 */
+    abort_one(&b, 2);
+    abort_one(&b, 3);
     bench_tear_down(&b);
 }
 
@@ -335,11 +393,13 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(decode_rank_refuses_wrong_reservations_with_a_sentence),
         BT_TEST(decode_rank_refuses_what_a_reservation_brings),
+        BT_TEST(requests_with_penalties_make_no_drafts),
         BT_TEST(prefill_rank_refuses_wrong_orders_with_a_sentence),
         BT_TEST(forced_experts_are_checked),
         BT_TEST(rank_with_both_roles_needs_its_own_ticket),
         BT_TEST(rank_without_pages_refuses_the_ticket),
         BT_TEST(evaluation_leaves_its_neighbours_every_page),
+        BT_TEST(prompts_that_wait_for_pages_are_not_overtaken),
         BT_TEST(abort_of_an_unknown_request_is_answered),
         BT_TEST(abort_frees_pages_at_once_and_quarantines_the_slot),
         BT_TEST(newer_placement_takes_the_place_of_an_older_one),

@@ -254,7 +254,7 @@ static void penalties_bias_and_bans_agree_with_the_oracle(void)
 {
     static oracle_seen    seen;
     static const uint32_t BIASED[] = {3, 1500}, BANNED[] = {1023, 9};
-    static const float    BIASES[] = {12.5f, -30.0f};
+    static const float    BIASES[] = {20.5f, -30.0f};
     bt_history            h        = {0};
     bt_sample_how         how      = {
                      .temperature = 1.0f,
@@ -279,6 +279,8 @@ static void penalties_bias_and_bans_agree_with_the_oracle(void)
         else
             seen.generated[id]++;
     }
+    EXPECT(seen.prompt[3] || seen.generated[3] > 0);
+    g_logits[3]    = -3.0f; /* above 0 with its bias, which counts before the penalties do */
     g_logits[1023] = 40.0f;
     g_logits[9]    = 41.0f;
     expect_like_oracle(how, &seen, "all of them");

@@ -106,6 +106,7 @@ def check_promises(client, source, base):
             assert three[0] == base[f"{kind}/plain/{i}"][0], "choice 0 is the request without n"
             assert len({tuple(three[k][0]) for k in range(3)}) == 3, "choices draw on their own"
             assert 301 not in base[f"{kind}/bias/{i}"][0][0]
+            assert len(base[f"{kind}/min_tokens/{i}"][0][0]) >= 20
         same = base[f"{kind}/greedy choices/0"]
         assert same[0] == same[1], "choices at temperature 0 are equal"
     one = client.generate(prompt, temperature=1.2, seed=1, top_k=1)

@@ -32,6 +32,7 @@ typedef struct {
     bool            uneven;        /* each logit is another one */
     bool            granted;       /* a message is under way and cannot be withdrawn */
     bool            tells_layers;  /* a step says that its layers are done */
+    bool            has_come;      /* its hand-off has brought something since it was asked last */
     uint32_t        n_quarantined; /* as the last beat says */
     uint64_t        progress;      /* likewise */
     size_t          tail_max;
@@ -61,6 +62,15 @@ static inline size_t bench_tail_max(void *ctx) { return ((bench *)ctx)->tail_max
 static inline bool bench_cancel(void *ctx, uint64_t request)
 {
     return request != 0 && !((bench *)ctx)->granted;
+}
+
+static inline bool bench_poll(void *ctx)
+{
+    bench *b     = ctx;
+    bool   moved = b->has_come;
+
+    b->has_come = false;
+    return moved;
 }
 
 static inline void bench_offer_graphs(void *ctx, const bt_step *step, bt_graph_offer *offer_out)
@@ -95,6 +105,7 @@ static inline bt_worker_config bench_config(bench *b, uint32_t rank, uint32_t n_
     links.up           = bench_up;
     links.tail_max     = bench_tail_max;
     links.cancel       = bench_cancel;
+    links.poll         = bench_poll;
     links.launch       = bench_launch;
     links.offer_graphs = bench_offer_graphs;
 

@@ -178,20 +178,26 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
     EXPECT_EQ(run_step(b), BT_OK);
 }
 
-/* The likeliest first token when those before the n-th may not be `stop`. */
-static uint32_t first_but(uint32_t stop, uint32_t min_tokens)
+/* The likeliest first token when those before the n-th may not be `end`, which is the model's end
+ * or a stop token. */
+static uint32_t first_but(uint32_t end, bool is_eos, uint32_t min_tokens)
 {
     bench    b;
     bt_down  m;
     uint32_t id = UINT32_MAX;
 
     bench_set_up(&b, 0, 1, 1);
-    b.uneven                          = true;
-    m                                 = bench_prefill(1, 10, 1, 1);
-    m.u.prefill.sampling.min_tokens   = min_tokens;
-    m.u.prefill.sampling.n_stop       = 1;
-    m.u.prefill.sampling.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
-    *m.u.prefill.sampling.stop_tokens = stop;
+    b.uneven                        = true;
+    m                               = bench_prefill(1, 10, 1, 1);
+    m.u.prefill.sampling.min_tokens = min_tokens;
+    if (is_eos) {
+        b.model.n_eos         = 1;
+        b.model.eos_tokens[0] = end;
+    } else {
+        m.u.prefill.sampling.n_stop       = 1;
+        m.u.prefill.sampling.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
+        *m.u.prefill.sampling.stop_tokens = end;
+    }
     bench_order(&b, &m);
     EXPECT_EQ(run_step(&b), BT_OK);
     for (uint32_t i = 0; i < b.n_up; i++)
@@ -202,11 +208,45 @@ static uint32_t first_but(uint32_t stop, uint32_t min_tokens)
 
 static void nothing_ends_a_request_before_its_least_tokens(void)
 {
-    uint32_t likeliest = first_but(0, 0);
+    uint32_t likeliest = first_but(0, false, 0);
 
     EXPECT(likeliest != 0 && likeliest < BENCH_VOCAB);
-    EXPECT_EQ(first_but(likeliest, 0), likeliest);
-    EXPECT(first_but(likeliest, 1) != likeliest && first_but(likeliest, 1) < BENCH_VOCAB);
+    for (int is_eos = 0; is_eos < 2; is_eos++) {
+        uint32_t other = first_but(likeliest, is_eos, 1);
+
+        EXPECT_EQ(first_but(likeliest, is_eos, 0), likeliest);
+        EXPECT(other != likeliest && other < BENCH_VOCAB);
+    }
+}
+
+static void every_end_is_one(void)
+{
+    static uint32_t stops[] = {7, 9};
+    static const struct {
+        uint32_t  position, id;
+        bt_finish finish, without_eos;
+    } CASES[] = {
+        {10, 1, BT_FINISH_EOS,        BT_FINISH_NONE      },
+        {10, 2, BT_FINISH_EOS,        BT_FINISH_NONE      },
+        {10, 7, BT_FINISH_STOP_TOKEN, BT_FINISH_STOP_TOKEN},
+        {10, 9, BT_FINISH_STOP_TOKEN, BT_FINISH_STOP_TOKEN},
+        {13, 3, BT_FINISH_NONE,       BT_FINISH_NONE      },
+        {14, 3, BT_FINISH_LENGTH,     BT_FINISH_LENGTH    },
+    };
+    bt_model_config model = {
+        .n_eos = 2, .eos_tokens = {1, 2}
+    };
+    bt_request r = {
+        .n_prompt = 10, .sampling = {.max_tokens = 5, .n_stop = 2, .stop_tokens = stops}
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        r.sampling.ignore_eos = false;
+        EXPECT_EQ(bt_request_finish(&model, &r, CASES[i].position, CASES[i].id), CASES[i].finish);
+        r.sampling.ignore_eos = true;
+        EXPECT_EQ(bt_request_finish(&model, &r, CASES[i].position, CASES[i].id),
+                  CASES[i].without_eos);
+    }
 }
 
 static void choices_do_not_depend_on_threads(void)
@@ -407,6 +447,43 @@ static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
     bench_tear_down(&b);
 }
 
+/* The decode rank says the first token once more with the second one, unless logprobs go before it,
+ * of the prompt or of alternatives, which only the prefill rank has. */
+static void first_token_is_repeated_without_logprobs_alone(void)
+{
+    static bt_bf16  rows[BENCH_LAYERS * 10 * BENCH_DIM];
+    bt_first_token  first   = {.id = 3, .logprob = -1};
+    bt_page_payload payload = {.rows = rows, .tail = &first};
+
+    for (uint32_t kind = 0; kind < 3; kind++) {
+        bench           b;
+        bt_down         m       = bench_reserve(1, 10, 2);
+        bt_page_message message = {.request       = 1,
+                                   .epoch         = 3,
+                                   .token1        = 10,
+                                   .layer1        = BENCH_LAYERS,
+                                   .kv_dim        = BENCH_DIM,
+                                   .last          = true,
+                                   .tail_bytes    = sizeof(first),
+                                   .payload_bytes = sizeof(rows) + sizeof(first)};
+
+        bench_set_up(&b, 1, 1, 1);
+        m.u.reserve.sampling.prompt_logprobs = kind == 1;
+        m.u.reserve.sampling.top_logprobs    = kind == 2;
+        bench_order(&b, &m);
+        message.pages_tag =
+            bt_pages_tag(1, &b.up[0].u.ticket.pages[0].id, &b.up[0].u.ticket.pages[0].generation);
+        bench_forget(&b);
+        bt_worker_delivered(b.worker, 0, &message, &payload);
+        b.has_come = true;
+        bt_worker_background(b.worker);
+        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT(b.n_up == 2 && b.up[0].kind == BT_UP_TOKENS && b.up[1].kind == BT_UP_RELEASED);
+        if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.n, kind == 0 ? 2 : 1);
+        bench_tear_down(&b);
+    }
+}
+
 /* A message that fails its checks fails the request that it names, if that waits for its sender;
  * one that names none, the rank. */
 static void rejected_messages_are_somebodys_loss(void)
@@ -465,6 +542,7 @@ int main(int argc, char **argv)
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
+        BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),
         BT_TEST(replay_that_begins_otherwise_fails_the_request),
         BT_TEST(every_layer_is_progress),
@@ -473,6 +551,7 @@ int main(int argc, char **argv)
         BT_TEST(rank_that_has_lost_a_page_does_not_park),
         BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
+        BT_TEST(first_token_is_repeated_without_logprobs_alone),
         BT_TEST(rejected_messages_are_somebodys_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
     };

@@ -296,4 +296,5 @@ bool sim_pool_is_sound(const sim_cell *c, uint32_t rank)
 }
 uint64_t sim_steps(const sim_cell *c) { return c->n_steps; }
 uint64_t sim_steps_ahead(const sim_cell *c) { return c->n_ahead; }
+uint64_t sim_draws_uncounted(const sim_cell *c) { return c->n_uncounted; }
 void     sim_pass_time(sim_cell *c, uint64_t ns) { c->now += ns; }

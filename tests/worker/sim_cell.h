@@ -43,6 +43,8 @@ typedef struct {
     float    temperature;
     float    repetition; /* 0: no penalty; else it, and others with it */
     uint32_t top_logprobs;
+    uint32_t
+        prompt_logprobs; /* not 0: it has no keys of pages either, as the coordinator does it */
     uint64_t seed;
     uint32_t stop_token;                       /* SIM_VOCAB: none */
     uint32_t prefill_rank, decode_rank, epoch; /* epoch: of its placement */
@@ -112,6 +114,8 @@ bool     sim_pool_is_sound(const sim_cell *c, uint32_t rank);
 uint64_t sim_steps(const sim_cell *c);
 /* Steps that a rank launched while its last one was under way. */
 uint64_t sim_steps_ahead(const sim_cell *c);
+/* Draws after the first token whose edits came with the step: no history of the device had them. */
+uint64_t sim_draws_uncounted(const sim_cell *c);
 void     sim_pass_time(sim_cell *c, uint64_t ns);
 
 /* The tokens that the request must have, from the definition of the model alone. */

@@ -49,12 +49,13 @@ static void wake_group(sim_cell *c, uint32_t group)
 
 static bt_sampling sampling_of(const sim_request *q)
 {
-    bt_sampling s = {.temperature  = q->temperature,
-                     .seed         = q->seed,
-                     .max_tokens   = q->max_tokens,
-                     .ignore_eos   = q->ignore_eos,
-                     .logprobs     = true,
-                     .top_logprobs = q->top_logprobs};
+    bt_sampling s = {.temperature     = q->temperature,
+                     .seed            = q->seed,
+                     .max_tokens      = q->max_tokens,
+                     .ignore_eos      = q->ignore_eos,
+                     .logprobs        = true,
+                     .top_logprobs    = q->top_logprobs,
+                     .prompt_logprobs = q->prompt_logprobs};
 
     if (q->repetition != 0) {
         s.repetition_penalty = q->repetition;
@@ -88,7 +89,7 @@ static void *forced_of(const sim_request *q, size_t *bytes)
 /* Chained over full pages, as the coordinator's are. */
 static void *keys_of(const sim_request *q, size_t *bytes)
 {
-    uint32_t  n    = q->eval ? 0 : q->n_prompt / BT_PAGE_TOKENS;
+    uint32_t  n    = q->eval || q->prompt_logprobs != 0 ? 0 : q->n_prompt / BT_PAGE_TOKENS;
     uint64_t *keys = bt_calloc(2 * (size_t)n, sizeof(*keys)), key[2];
 
     bt_prefix_key_begin(SIM_PREFIX_SEED, key);

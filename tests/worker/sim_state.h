@@ -60,7 +60,7 @@ struct sim_cell {
     bt_device      *dev;
     bt_device_ops   ops; /* its own, or also a device's that chooses tokens */
     bt_sampler      sampler;
-    uint64_t        n_ahead;
+    uint64_t        n_ahead, n_uncounted;
     uint32_t        n_ranks, group_size[2], group_first[2];
     uint64_t        wake[2];
     uint32_t        epoch, group_epoch[2];

@@ -55,8 +55,16 @@ static const float *edited(const sim_late_step *l, uint32_t i, const float *logi
     return row;
 }
 
-static void draw_for(sim_rank *r, sim_late_step *l, uint32_t row, uint32_t position,
-                     const float *logits)
+static bool has_edit(const sim_late_step *l, uint32_t draw)
+{
+    for (uint32_t k = 0; k < l->draws.n_edits; k++)
+        if (l->edits[k].draw == draw) return true;
+    return false;
+}
+
+/* span, position: of the token that is drawn. */
+static void draw_for(sim_rank *r, sim_late_step *l, uint32_t row, const bt_span *span,
+                     uint32_t position, const float *logits)
 {
     for (uint32_t i = 0; i < l->draws.n_draws; i++) {
         const bt_draw *d       = &l->draw[i];
@@ -71,6 +79,8 @@ static void draw_for(sim_rank *r, sim_late_step *l, uint32_t row, uint32_t posit
         how.repetition = d->repetition;
         how.frequency  = d->frequency;
         how.presence   = d->presence;
+        r->cell->n_uncounted +=
+            d->history == 0 && span->role == BT_ROLE_GENERATED && has_edit(l, i);
         if (!bt_sample(&r->cell->sampler, edited(l, i, logits), &how, &l->ids[i])) abort();
         if (d->history != 0 && bt_history_add(history, l->ids[i], false) != BT_OK) abort();
         bt_logprobs(&r->cell->sampler, logits, l->ids[i], 0, &l->logprobs[i], ids, top);
@@ -134,7 +144,7 @@ static bt_status run_step(sim_rank *r, sim_late_step *l)
             continue;
         }
         sim_fill_logits(h, row);
-        draw_for(r, l, k, span->start + step->logit_rows[k] - span->first_row + 1, row);
+        draw_for(r, l, k, span, span->start + step->logit_rows[k] - span->first_row + 1, row);
     }
     for (uint32_t i = 0; step->chosen != NULL && i < SIM_MOE_LAYERS * step->n_rows; i++) {
         const uint16_t *forced   = step->forced == NULL ? NULL : step->forced + i * SIM_TOP_K;

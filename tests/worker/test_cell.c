@@ -124,16 +124,17 @@ static void cell_has_more_penalties_than_the_device_has_histories(void)
     sim_cell    *c;
     sim_request *q[70];
 
-    opt.n_pages = 200;
+    opt.n_pages = 400;
     c           = sim_create(&opt);
-    for (uint32_t k = 0; k < 70; k++) {
-        q[k]              = sim_add(c, 3 + k % 5, 12 + k % 9);
+    for (uint32_t k = 0; k < 70; k++) { /* long enough to be here all at once */
+        q[k]              = sim_add(c, 3 + k % 5, 250 + k % 9);
         q[k]->repetition  = 0.45f;
         q[k]->ignore_eos  = true;
         q[k]->decode_rank = q[k]->prefill_rank = 0;
         sim_start(c, q[k]);
     }
     EXPECT(sim_run(c));
+    EXPECT(sim_draws_uncounted(c) > 0);
     for (uint32_t k = 0; k < 70; k++)
         expect_right(q[k]);
     expect_clean_end(c, opt.n_pages);
@@ -283,29 +284,34 @@ static void cell_retracts_the_youngest_and_resumes_it(void)
     EXPECT(n_retracted > 50);
 }
 
-/* A reply is part of the next prompt: its full pages are found where it was generated, and what
- * they were computed with goes into the next request's map. */
+/* A reply is part of the next prompt: its full pages are found where it was generated, in whichever
+ * choice, and what they were computed with goes into the next request's map. */
 static void cell_shares_generated_pages(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
         for (uint32_t seed = 0; seed < SEEDS; seed++) {
-            sim_options  opt = waiving(i, seed, seed % 2 == 1, true);
-            sim_cell    *c   = sim_create(&opt);
+            uint32_t     n_choices = 1 + seed / 4 % 2;
+            sim_options  opt       = waiving(i, seed, seed % 2 == 1, true);
+            sim_cell    *c         = sim_create(&opt);
             sim_request *q[3];
 
             for (uint32_t k = 0; k < 3; k++) {
                 q[k]               = sim_add(c, 70 + 100 * k, 90);
                 q[k]->ignore_eos   = true;
+                q[k]->temperature  = n_choices > 1 ? 1.5f : 0;
                 q[k]->prefill_rank = q[0]->prefill_rank;
                 q[k]->decode_rank  = q[0]->decode_rank;
                 if (k > 0) {
-                    memcpy(q[k]->prompt, q[k - 1]->prompt, q[k - 1]->n_prompt * sizeof(uint32_t));
-                    memcpy(q[k]->prompt + q[k - 1]->n_prompt, q[k - 1]->tokens,
-                           q[k - 1]->n_tokens * sizeof(uint32_t));
+                    const sim_request *said = sim_choice(c, q[k - 1], n_choices - 1);
+
+                    memcpy(q[k]->prompt, said->prompt, said->n_prompt * sizeof(uint32_t));
+                    memcpy(q[k]->prompt + said->n_prompt, said->tokens,
+                           said->n_tokens * sizeof(uint32_t));
                 }
+                sim_split(c, q[k], n_choices);
                 sim_start(c, q[k]);
                 EXPECT(sim_run(c));
-                expect_right(q[k]);
+                expect_choices_right(c, q[k]);
             }
             /* 70 + 90 tokens: two full pages, the second with generated rows */
             EXPECT(q[1]->map[0].generated == 0 && q[1]->map[1].generated == ~0ull << 6);
@@ -314,6 +320,34 @@ static void cell_shares_generated_pages(void)
             EXPECT_EQ(q[2]->n_cached, opt.n_both != 0 ? 256 : 128);
             expect_clean_end(c, opt.n_pages);
         }
+    }
+}
+
+/* What is generated behind a prompt without keys has none either: one that begins like the reply
+ * would find pages of other tokens. */
+static void cell_shares_no_generated_page_behind_one_without_a_key(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        sim_options  opt = waiving(i, 1, false, true);
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *q[2];
+
+        for (uint32_t k = 0; k < 2; k++) {
+            q[k]                  = sim_add(c, 70, 90);
+            q[k]->ignore_eos      = true;
+            q[k]->prompt_logprobs = k == 0;
+            q[k]->prefill_rank    = q[0]->prefill_rank;
+            q[k]->decode_rank     = q[0]->decode_rank;
+            if (k == 1) { /* the first one's second page */
+                memcpy(q[1]->prompt, q[0]->prompt + 64, 6 * sizeof(uint32_t));
+                memcpy(q[1]->prompt + 6, q[0]->tokens, 64 * sizeof(uint32_t));
+            }
+            sim_start(c, q[k]);
+            EXPECT(sim_run(c));
+            expect_right(q[k]);
+            EXPECT_EQ(q[k]->n_cached, 0);
+        }
+        expect_clean_end(c, opt.n_pages);
     }
 }
 
@@ -518,6 +552,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_shares_prefixes_under_way),
         BT_TEST(cell_retracts_the_youngest_and_resumes_it),
         BT_TEST(cell_shares_generated_pages),
+        BT_TEST(cell_shares_no_generated_page_behind_one_without_a_key),
         BT_TEST(cell_replays_by_the_form_map),
         BT_TEST(cell_without_pages_refuses_and_serves_later),
         BT_TEST(cell_frees_everything_of_aborted_requests),

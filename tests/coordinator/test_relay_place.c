@@ -197,6 +197,24 @@ static void relay_own_silence_is_not_taken_for_that_of_a_rank(void)
     sim_fini(&s);
 }
 
+static void relay_own_silence_is_not_taken_for_that_of_a_spare(void)
+{
+    sim s;
+
+    sim_init_as(&s, 1, 1, 3, 32, true);
+    bt_relay_tick(s.relay, s.now);
+    s.now += 50 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_EQ(s.n_stuck, 0);
+        s.now += 9 * BT_NS_PER_S;
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 2);
+    sim_fini(&s);
+}
+
 /* It was stopped while requests waited: no rank has refused them meanwhile. */
 static void relay_own_silence_is_no_wait_for_room(void)
 {
@@ -333,6 +351,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_quiet_rank_with_work_is_stuck),
     BT_TEST(relay_of_stuck_ranks_the_silent_one_goes),
     BT_TEST(relay_own_silence_is_not_taken_for_that_of_a_rank),
+    BT_TEST(relay_own_silence_is_not_taken_for_that_of_a_spare),
     BT_TEST(relay_own_silence_is_no_wait_for_room),
     BT_TEST(relay_stalled_request_fails_alone),
     BT_TEST(relay_long_prefill_is_no_stall),

@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "coordinator/fleet.h"
+#include "coordinator/fleet_state.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "tests/coordinator/relay_words.h"
 #include "tests/proto/control_samples.h"
 #include "tests/support/test.h"
 
@@ -71,6 +72,7 @@ static void on_end(void *ctx, void *who, const bt_relay_end *end)
     c->code = end->code;
 }
 
+static void on_placed(void *ctx, void *who) { (void)ctx, (void)who; }
 static void on_serving(void *ctx) { (void)ctx; }
 
 static void on_over(void *ctx, bool well, const char *reason)
@@ -94,8 +96,12 @@ static void set_up(site *s, uint32_t n)
         .wait_ns     = WAIT_S * BT_NS_PER_S,
         .announce_fd = -1
     };
-    bt_fleet_events events = {
-        .token = on_token, .end = on_end, .serving = on_serving, .over = on_over, .ctx = s};
+    bt_fleet_events events = {.token   = on_token,
+                              .placed  = on_placed,
+                              .end     = on_end,
+                              .serving = on_serving,
+                              .over    = on_over,
+                              .ctx     = s};
 
     *s = (site){.clients = calloc(n, sizeof(client)), .n = n, .now = bt_now_ns()};
     EXPECT_EQ(bt_fleet_create(&config, &events, &s->fleet), BT_OK);
@@ -126,7 +132,8 @@ static void come(site *s, bt_control_peer *peer, const char *name, uint32_t n_pa
     bt_fleet_message(s->fleet, peer, &ready);
 }
 
-static void submit_of(site *s, uint32_t i, uint32_t max_tokens)
+/* OK, or why it is refused. */
+static grpc_status_code submit_as(site *s, uint32_t i, const char *name, uint32_t max_tokens)
 {
     grpc_status_code    code = GRPC_STATUS_OK;
     uint64_t            number;
@@ -139,8 +146,19 @@ static void submit_of(site *s, uint32_t i, uint32_t max_tokens)
         .n_choices = 1,
     };
 
-    snprintf(c->name, sizeof(c->name), "r%u", i);
-    EXPECT_EQ(bt_fleet_submit(s->fleet, &r, c, s->now + i, &number, &code), BT_OK);
+    snprintf(c->name, sizeof(c->name), "%s", name);
+    if (bt_fleet_submit(s->fleet, &r, c, s->now + i, &number, &code) == BT_OK)
+        return GRPC_STATUS_OK;
+    bt_free(r.prompt);
+    return code;
+}
+
+static void submit_of(site *s, uint32_t i, uint32_t max_tokens)
+{
+    char name[16];
+
+    snprintf(name, sizeof(name), "r%u", i);
+    EXPECT_EQ(submit_as(s, i, name, max_tokens), GRPC_STATUS_OK);
 }
 
 static void submit(site *s, uint32_t i) { submit_of(s, i, 5); }
@@ -260,6 +278,93 @@ static void fleet_request_keeps_its_age_in_another_cell(void)
     tear_down(&s);
 }
 
+static void fleet_queue_that_has_moved_is_empty(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 3);
+    come(&s, &a, "a", 1);
+    for (uint32_t i = 0; i < 3; i++)
+        submit(&s, i);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), 2 * PROMPT);
+    come(&s, &b, "b", 64);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    EXPECT_EQ(b.n_reserved, 2);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), 0);
+    tear_down(&s);
+}
+
+/* Wherever the request that has it is: in the lobby, in this cell, or in another one. */
+static void fleet_name_belongs_to_one_request(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 2);
+    EXPECT_EQ(submit_as(&s, 0, "same", 5), GRPC_STATUS_OK);
+    EXPECT_EQ(n_waiting(&s), 1);
+    EXPECT_EQ(submit_as(&s, 1, "same", 5), GRPC_STATUS_ALREADY_EXISTS);
+    come(&s, &a, "a", 64);
+    EXPECT_EQ(a.n_reserved, 1);
+    EXPECT_EQ(submit_as(&s, 1, "same", 5), GRPC_STATUS_ALREADY_EXISTS);
+    come(&s, &b, "b", 64);
+    EXPECT_EQ(submit_as(&s, 1, "same", 5), GRPC_STATUS_ALREADY_EXISTS);
+    EXPECT_EQ(submit_as(&s, 1, "other", 5), GRPC_STATUS_OK);
+    EXPECT_EQ(b.n_reserved, 1); /* where it would have gone each time */
+    tear_down(&s);
+}
+
+/* It may not have one again for long, and is the last choice, however little it has to do. */
+static void fleet_prefers_cells_with_a_rank_for_every_role(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 3);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 4);
+    for (uint32_t i = 0; i < 2; i++) {
+        bt_fleet_cell *c = bt_fleet_find(s.fleet, i == 0 ? "b" : "a");
+
+        c->short_since_ns = s.now;
+        submit(&s, i);
+        EXPECT(a.n_reserved == 1 && b.n_reserved == i);
+        if (i == 0) c->short_since_ns = 0;
+    }
+    bt_fleet_find(s.fleet, "b")->short_since_ns = s.now;
+    submit(&s, 2); /* there is no other */
+    EXPECT(a.n_reserved == 2 && b.n_reserved == 1);
+    tear_down(&s);
+}
+
+/* What a counter has counted it has counted: it never falls. */
+static void fleet_counts_tokens_of_cells_that_have_gone(void)
+{
+    site            s;
+    bt_control_peer a;
+    bt_up           said[2];
+    bt_relay_loads  loads;
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 64);
+    submit(&s, 0);
+    said[0]                          = sim_ticket(a.number, 1);
+    said[0].u.ticket.epoch           = a.epoch;
+    said[1]                          = sim_tokens(a.number, PROMPT, 7, BT_FINISH_NONE);
+    said[1].u.tokens.tokens[0].epoch = a.epoch;
+    for (int i = 0; i < 2; i++) {
+        bt_fleet_message(s.fleet, &a, &said[i]);
+        bt_up_free(&said[i]);
+    }
+    bt_fleet_get_loads(s.fleet, &loads);
+    EXPECT_EQ(loads.tokens_out, 1);
+    bt_fleet_lost(s.fleet, &a);
+    bt_fleet_get_loads(s.fleet, &loads);
+    EXPECT_EQ(loads.tokens_out, 1);
+    tear_down(&s);
+}
+
 /* The cell that held it is lost, and the one that serves is too small for it. */
 static void fleet_wait_for_a_large_cell_has_an_end(void)
 {
@@ -312,6 +417,10 @@ int main(int argc, char **argv)
         BT_TEST(fleet_loses_cells_in_linear_time),
         BT_TEST(fleet_own_silence_is_no_wait_for_a_cell),
         BT_TEST(fleet_request_keeps_its_age_in_another_cell),
+        BT_TEST(fleet_queue_that_has_moved_is_empty),
+        BT_TEST(fleet_name_belongs_to_one_request),
+        BT_TEST(fleet_prefers_cells_with_a_rank_for_every_role),
+        BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),
     };

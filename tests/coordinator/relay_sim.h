@@ -584,14 +584,20 @@ static inline bt_relay_loads sim_loads(const sim *s)
     return l;
 }
 
-/* Nothing is left: no request, no page. */
+/* Nothing is left: no request, no page, nothing that is counted of either. */
 static inline void sim_expect_idle(const sim *s)
 {
     EXPECT_EQ(sim_loads(s).n_waiting, 0);
     EXPECT_EQ(sim_loads(s).n_running, 0);
     EXPECT_EQ(sim_loads(s).used_tokens, 0);
-    for (uint32_t i = 0; i < s->cfg.n_ranks; i++)
+    EXPECT_EQ(bt_relay_queued_tokens(s->relay), 0);
+    for (uint32_t i = 0; i < s->cfg.n_ranks; i++) {
+        bt_relay_rank_view v;
+
+        bt_relay_view_rank(s->relay, i, &v);
+        EXPECT(v.taken_pages == 0 && v.n_held == 0 && v.prefill_tokens == 0);
         EXPECT_EQ(s->ranks[i].free_pages, s->limits[i].n_pages);
+    }
 }
 
 static inline void sim_expect_done(const sim_client *c)

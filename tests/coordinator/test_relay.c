@@ -208,6 +208,21 @@ static void relay_tokens_are_ordered_and_single(void)
     sim_fini(&s);
 }
 
+/* A decode rank whose requests have grown has less room for others. */
+static void relay_request_counts_the_pages_that_it_grows_into(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_bring(&s, &c, AT_DECODE); /* 6 prompt tokens, one that it has, and the next one: 2 pages */
+    EXPECT_EQ(sim_loads(&s).used_tokens, 2 * SIM_PAGE);
+    for (uint32_t i = 1; i < 6; i++) {
+        sim_tell(&s, 1, sim_tokens(c.number, 6 + i, sim_token(6, i), BT_FINISH_NONE));
+        EXPECT_EQ(sim_loads(&s).used_tokens, sim_pages(6 + c.n + 1) * SIM_PAGE);
+    }
+    sim_fini(&s);
+}
+
 static void relay_absurd_tokens_end_their_request(void)
 {
     const uint32_t FIRST = sim_token(6, 0);
@@ -522,6 +537,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_refused_ticket_waits_and_goes_on_with_a_new_number),
     BT_TEST(relay_refused_ticket_is_tried_when_something_is_released),
     BT_TEST(relay_tokens_are_ordered_and_single),
+    BT_TEST(relay_request_counts_the_pages_that_it_grows_into),
     BT_TEST(relay_absurd_tokens_end_their_request),
     BT_TEST(relay_absurd_facts_of_a_token_end_its_request),
     BT_TEST(relay_missing_prompt_logprobs_end_their_request),

@@ -276,6 +276,25 @@ static void relay_first_token_that_is_lost_replays(void)
     sim_fini(&s);
 }
 
+/* Its client ends it with its first token, which comes behind what the decode rank made after it.
+ */
+static void relay_choice_gets_nothing_past_its_own_end(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 1, 1, 2, 16);
+    EXPECT_EQ(sim_submit_choices(&s, &c, "a", 6, 10, 100, 3), BT_OK);
+    c.cut_at = 1;
+    sim_tell(&s, 1, sim_ticket(c.number, 2));
+    for (uint32_t i = 7; i <= 8; i++)
+        sim_tell(&s, 1, sim_choice_token(c.number, 1, i, 5, BT_FINISH_NONE));
+    sim_tell(&s, 0, sim_choice_token(c.number, 1, 6, 1, BT_FINISH_NONE));
+    EXPECT_EQ(c.n_of[1], 1);
+    EXPECT_EQ(c.ends, 0);
+    sim_fini(&s);
+}
+
 /* Each choice ends by itself; the request with the last of them. */
 static void relay_choices_end_one_by_one(void)
 {
@@ -397,6 +416,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_retracted_request_waits_for_its_role),
     BT_TEST(relay_choices_without_a_first_token_replay),
     BT_TEST(relay_first_token_that_is_lost_replays),
+    BT_TEST(relay_choice_gets_nothing_past_its_own_end),
     BT_TEST(relay_choices_end_one_by_one),
     BT_TEST(relay_retracted_choices_replay),
     BT_TEST(relay_absurd_choices_end_their_request),

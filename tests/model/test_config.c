@@ -10,6 +10,7 @@
 #define DEMO BT_SOURCE_DIR "/models/demo"
 
 static bool near(double got, double want) { return fabs(got - want) <= 1e-8 * fabs(want); }
+static bool near_fp32(double got, double want) { return fabs(got - want) <= 1e-6 * fabs(want); }
 
 /* The demo's config.json with the patch's members on top; "-" removes one. */
 static void write_patched(const char *patch_text)
@@ -214,6 +215,46 @@ static void config_yarn_without_mscale_scales_the_rotation(void)
               BT_OK);
     EXPECT(near(c.mla.rope_magnitude, 0.1 * log(40) + 1));
     EXPECT(fabs(c.mla.softmax_scale - 0.0721688) < 1e-7);
+}
+
+/* What no published model has.  The numbers are those of transformers 5.24.0, in fp32:
+ * ROPE_INIT_FUNCTIONS["yarn"](config) and DeepseekV3Attention(config, 0).scaling, with
+ * qk_rope_head_dim 64 (as head_dim too), qk_nope_head_dim 128 and rope_theta 10000. */
+static void config_yarn_is_that_of_transformers(void)
+{
+    static const struct {
+        const char *scaling;
+        double      inv_freq[4]; /* of pairs 0, 11, 20 and 31 */
+        double      magnitude, softmax_scale;
+    } CASES[] = {
+        {"\"factor\": 40.0, \"original_max_position_embeddings\": 4096",
+         {1, 0.039006926, 0.00079056941, 3.3338035e-06},
+         1.36888795, 0.0721687836},
+        {"\"factor\": 40.0, \"original_max_position_embeddings\": 4096, \"beta_slow\": 0.02, "
+         "\"mscale\": 0.707",                                   {1, 0.040646855, 0.0020203441, 3.2226766e-05},
+         1.36888795, 0.0721687836},
+        {"\"factor\": 40.0, \"original_max_position_embeddings\": 4096, \"beta_fast\": 8.0, "
+         "\"mscale_all_dim\": 0.707",                           {1, 0.042169649, 0.0012352648, 3.3338035e-06},
+         1.36888795, 0.114721387 },
+        {"\"factor\": 8.0, \"original_max_position_embeddings\": 6, \"mscale\": 1.0, "
+         "\"mscale_all_dim\": 0.5",                             {1, 0.0052712061, 0.00039528473, 1.6669019e-05},
+         1.09417999, 0.0879560188},
+    };
+    static const uint32_t PAIRS[4] = {0, 11, 20, 31};
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bt_model_config c;
+        char            patch[300];
+
+        snprintf(patch, sizeof(patch),
+                 "{\"rope_theta\": 10000.0, \"rope_scaling\": {\"type\": \"yarn\", %s}}",
+                 CASES[i].scaling);
+        EXPECT_EQ(read_patched(patch, &c), BT_OK);
+        for (int k = 0; k < 4; k++)
+            EXPECT(near_fp32(c.rope_inv_freq[PAIRS[k]], CASES[i].inv_freq[k]));
+        EXPECT(near_fp32(c.mla.rope_magnitude, CASES[i].magnitude));
+        EXPECT(near_fp32(c.mla.softmax_scale, CASES[i].softmax_scale));
+    }
 }
 
 static void config_dense_model_has_no_experts(void)
@@ -480,6 +521,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_without_yarn_has_plain_rope),
     BT_TEST(config_new_rope_spelling_equals_the_old),
     BT_TEST(config_yarn_without_mscale_scales_the_rotation),
+    BT_TEST(config_yarn_is_that_of_transformers),
     BT_TEST(config_dense_model_has_no_experts),
     BT_TEST(config_layer_list_of_transformers_5_is_read),
     BT_TEST(config_eos_ids_of_both_files_are_joined),

@@ -60,8 +60,11 @@ uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *
                      fail at its first own allocation */
     XXH3_64bits_reset(hash);
     add_config(hash, cfg);
+    /* Else each slice would bring in all that lies around it: the whole checkpoint. */
+    bt_safetensors_expect_samples(st, true);
     for (size_t i = 0; i < bt_safetensors_count(st); i++)
         add_tensor(hash, bt_safetensors_at(st, i));
+    bt_safetensors_expect_samples(st, false);
     digest = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     return digest;

@@ -359,3 +359,11 @@ void bt_safetensors_release(const bt_tensor *t)
     /* A private mapping that nobody writes to: nothing is lost. */
     if (end > first) (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }
+
+void bt_safetensors_expect_samples(const bt_safetensors *st, bool samples)
+{
+    for (size_t i = 0; i < st->n_shards; i++)
+        if (st->shards[i].map != NULL)
+            (void)madvise(st->shards[i].map, st->shards[i].bytes,
+                          samples ? MADV_RANDOM : MADV_NORMAL);
+}

@@ -7,6 +7,7 @@
 #ifndef BT_MODEL_SAFETENSORS_H
 #define BT_MODEL_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -68,6 +69,9 @@ const bt_tensor *bt_safetensors_at(const bt_safetensors *st, size_t i);
 const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name);
 /* The tensor's pages leave this process's memory; reading them again brings them back. */
 void bt_safetensors_release(const bt_tensor *t);
+/* Whether few bytes here and there are read from now on, or, as after opening, tensors in full: the
+ * kernel reads ahead for those only. */
+void bt_safetensors_expect_samples(const bt_safetensors *st, bool samples);
 
 /* What was opened, and the file of a tensor of the set; for messages. */
 const char *bt_safetensors_path(const bt_safetensors *st);

@@ -112,7 +112,7 @@ static void look_at_model(const char *dir)
 {
     bt_model_config cfg;
     bt_safetensors *st    = NULL;
-    uint64_t        bytes = 0;
+    uint64_t        bytes = 0, print;
 
     if (bt_model_config_read(dir, &cfg) != BT_OK || bt_safetensors_open(dir, &st) != BT_OK ||
         bt_weights_check(&cfg, st) != BT_OK) {
@@ -121,8 +121,9 @@ static void look_at_model(const char *dir)
     }
     for (size_t i = 0; i < bt_safetensors_count(st); i++)
         bytes += bt_safetensors_at(st, i)->bytes;
-    printf("model %016llx %llu %.0f\n", (unsigned long long)bt_model_fingerprint(&cfg, st),
-           (unsigned long long)bytes, read_rate(st));
+    print = bt_model_fingerprint(&cfg, st); /* first: what read_rate() drops may be in the cache */
+    printf("model %016llx %llu %.0f\n", (unsigned long long)print, (unsigned long long)bytes,
+           read_rate(st));
 out:
     bt_safetensors_close(st);
 }

@@ -1,6 +1,7 @@
 /* Loading one rank's weights: every value against the plain reference's reading, what ranks and
  * starts share, and how it unwinds. test_weights_refused.c has what is wrong in a checkpoint. */
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "core/alloc.h"
 #include "device/cpu/linear.h"
@@ -472,6 +473,29 @@ static void weights_unwind_at_every_allocation(void)
     checkpoint_close(&c);
 }
 
+/* How often each was advised; the C library's function is not called. */
+static uint32_t g_samples, g_in_full;
+
+int madvise(void *memory, size_t n, int advice)
+{
+    g_samples += advice == MADV_RANDOM;
+    g_in_full += advice == MADV_NORMAL;
+    return (int)syscall(SYS_madvise, memory, n, advice);
+}
+
+/* With read-ahead its samples bring in the whole file. */
+static void fingerprint_reads_no_more_than_its_samples(void)
+{
+    checkpoint c;
+
+    checkpoint_open(&c, "v2-lite");
+    g_samples = g_in_full = 0;
+    bt_model_fingerprint(&c.cfg, c.set);
+    EXPECT_EQ(g_samples, 1); /* the checkpoint is one file */
+    EXPECT_EQ(g_in_full, 1); /* which is then loaded */
+    checkpoint_close(&c);
+}
+
 static void fingerprint_tells_models_apart(void)
 {
     checkpoint      c, other;
@@ -516,6 +540,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_read_fp32),
     BT_TEST(weights_report_progress_to_the_end),
     BT_TEST(weights_unwind_at_every_allocation),
+    BT_TEST(fingerprint_reads_no_more_than_its_samples),
     BT_TEST(fingerprint_tells_models_apart),
 };
 

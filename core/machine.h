@@ -11,10 +11,11 @@ extern "C" {
 #endif
 
 enum {
-    BT_MAX_THREADS    = 1024, /* that compute in a process */
-    BT_MEMORY_PERCENT = 85,   /* of what is free that ranks take */
-    BT_CPU_CONTEXTS   = 4     /* full contexts of KV that one on a CPU takes unless told more */
+    BT_MAX_THREADS   = 1024,    /* that compute in a process */
+    BT_CPU_CONTEXTS  = 4,       /* full contexts of KV that one on a CPU takes unless told more */
+    BT_STAGING_BYTES = 44 << 20 /* of the hand-off, by MPI, of a rank on a CPU with one role */
 };
+#define BT_MEMORY_PERCENT 85 /* of what is free that ranks take; a literal, for --help */
 
 typedef struct {
     uint64_t total_bytes, free_bytes; /* free: what could be taken now without swapping */

@@ -196,6 +196,20 @@ size_t bt_model_workspace_bytes(const bt_model *model)
            (model->moe != NULL ? bt_moe_workspace_bytes(model->moe) : 0);
 }
 
+uint64_t bt_model_step_bytes(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows)
+{
+    uint64_t heads = (uint64_t)cfg->mla.n_heads *
+                     (cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim + cfg->mla.kv_lora_rank);
+    uint64_t row = 8ull * cfg->hidden + 2ull * heads + 3ull * cfg->dense_dim;
+
+    /* Every rank's rows come together in the experts' exchange: a row, and what each of its experts
+     * makes of it. */
+    if (cfg->moe.gate.n_experts != 0)
+        row += (uint64_t)group_size * (cfg->moe.gate.top_k + 2) *
+               (cfg->hidden + 3ull * cfg->moe.expert_dim);
+    return max_rows * (row * sizeof(bt_bf16) + 2ull * cfg->vocab_size * sizeof(float));
+}
+
 const uint64_t *bt_model_expert_rows(bt_model *model)
 {
     uint32_t        n    = model->cfg->moe.gate.n_experts;

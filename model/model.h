@@ -54,6 +54,9 @@ void      bt_model_destroy(bt_model *model);
 size_t    bt_model_weight_bytes(const bt_model *model);
 size_t    bt_model_shared_bytes(const bt_model *model); /* of these, in the store */
 size_t    bt_model_workspace_bytes(const bt_model *model);
+/* A generous estimate, before there is a model, of what a step of max_rows rows takes in a group of
+ * group_size ranks. */
+uint64_t bt_model_step_bytes(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows);
 /* Rows that this rank's experts have run, over all layers and groups, [n_experts]; borrowed until
  * the next call.  NULL: no experts. */
 const uint64_t *bt_model_expert_rows(bt_model *model);

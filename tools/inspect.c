@@ -6,19 +6,23 @@
 #include <string.h>
 
 #include "attention/kv_pool.h"
+#include "core/defaults.h"
 #include "core/machine.h"
 #include "core/parse.h"
+#include "model/model.h"
 #include "model/weights.h"
 #include "tools/census.h"
 
+#define PERCENT BT_TEXT(BT_MEMORY_PERCENT)
 static const char DOC[] =
     "Says what a model is, what it weighs, and what of it fits on this machine.\v"
     "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
     "are checked completely, each tensor's name, type and shape against config.json, so that what "
     "passes can be loaded, unless a scale of FP8 weights is no number.\n\n"
     "The last table is an estimate for cells of CPU ranks on this machine: weights in bf16, or FP8 "
-    "where the files have it, in memory once for all ranks; a tenth of the free memory kept back "
-    "for buffers and other programs; the rest for latent KV pages.\n\n"
+    "where the files have it, in memory once for all ranks; " PERCENT " % of the free memory in "
+    "use; on each rank the buffers of a step with the default --chunk, and those of the hand-off; "
+    "the rest for latent KV pages. One rank has both roles; of more, half are prefill ranks.\n\n"
     "Exit code: 0, 1 when the model cannot be loaded, 64 for wrong usage.\n\n"
     "Example:\n"
     "  baton inspect models/demo";
@@ -157,6 +161,13 @@ static void print_kv(const bt_model_config *cfg)
            BT_PAGE_TOKENS, in_units(kv_token_bytes(cfg) * cfg->max_context, c));
 }
 
+/* What a rank on a CPU takes beside weights and pages, where n are started and nobody says how. */
+static uint64_t rank_bytes(const bt_model_config *cfg, uint32_t n)
+{
+    return n == 1 ? bt_model_step_bytes(cfg, 1, BT_DEFAULT_CHUNK_BOTH)
+                  : bt_model_step_bytes(cfg, n / 2, BT_DEFAULT_CHUNK) + BT_STAGING_BYTES;
+}
+
 static void print_fit(const bt_model_config *cfg, const bt_census *c)
 {
     bt_machine m;
@@ -172,9 +183,18 @@ static void print_fit(const bt_model_config *cfg, const bt_census *c)
         printf("  no room     %s too many\n", in_units(weights - usable, a));
         return;
     }
-    for (unsigned n = 1; n <= 8; n *= 2)
-        printf("  %u rank%s     room for %s tokens of KV on each\n", n, n == 1 ? " " : "s",
-               grouped((usable - weights) / n / kv_token_bytes(cfg), a));
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        uint64_t share = (usable - weights) / n, taken = rank_bytes(cfg, n);
+        uint64_t pages =
+            share > taken ? (share - taken) / (kv_token_bytes(cfg) * BT_PAGE_TOKENS) : 0;
+
+        if (pages == 0)
+            printf("  %u rank%s     none: each needs %s for its steps, and has %s\n", n,
+                   n == 1 ? " " : "s", in_units(taken, a), in_units(share, b));
+        else
+            printf("  %u rank%s     room for %s tokens of KV on each\n", n, n == 1 ? " " : "s",
+                   grouped(pages * BT_PAGE_TOKENS, a));
+    }
     printf("  on a CPU    a rank takes room for at most %s, unless --kv-bytes says more\n",
            grouped((uint64_t)BT_CPU_CONTEXTS * cfg->max_context, a));
 }

@@ -61,20 +61,6 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
     return bytes;
 }
 
-uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows)
-{
-    uint64_t heads = (uint64_t)cfg->mla.n_heads *
-                     (cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim + cfg->mla.kv_lora_rank);
-    uint64_t row = 8ull * cfg->hidden + 2ull * heads + 3ull * cfg->dense_dim;
-
-    /* Every rank's rows come together in the experts' exchange: a row, and what each of its experts
-     * makes of it. */
-    if (cfg->moe.gate.n_experts != 0)
-        row += (uint64_t)group_size * (cfg->moe.gate.top_k + 2) *
-               (cfg->hidden + 3ull * cfg->moe.expert_dim);
-    return max_rows * (row * sizeof(bt_bf16) + 2ull * cfg->vocab_size * sizeof(float));
-}
-
 uint32_t bt_memory_adopted(uint32_t n_experts, uint32_t n_ranks)
 {
     uint32_t lost = n_ranks == 0 ? 0 : (n_experts + n_ranks - 1) / n_ranks;

@@ -35,8 +35,6 @@ bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *a
 /* What a rank will load: everything but the experts that are not its own and MTP layers.  own:
  * [n_experts], or NULL: all. */
 uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own);
-/* A generous estimate of what a step of max_rows rows takes in a group of group_size ranks. */
-uint64_t bt_memory_step(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows);
 
 /* Experts that one of n_ranks has more after the loss of another one, at most
  * (moe/placement.h). */

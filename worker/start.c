@@ -15,6 +15,7 @@
 #include "attention/page_rows.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/machine.h"
 #include "parallel/carrier.h"
 #include "proto/config_hash.h"
 #include "worker/draws.h"
@@ -26,6 +27,7 @@
 /* A rank that computes moves one message a layer: it should hold what a piece of 2,048 tokens adds
  * to a layer, 2.25 MiB of latents of 576, so that pages keep up with the layers. */
 enum { SLOT_BYTES = 4 << 20, N_SLOTS = 8 };
+_Static_assert(BT_STAGING_BYTES == SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES), "staging");
 
 static bt_status read_model(bt_rank *r)
 {
@@ -250,7 +252,7 @@ static bt_status draw_account(bt_rank *r)
     m->available  = bt_memory_available();
     if (m->on_gpu) BT_TRY(bt_memory_available_on(r->dev, r->gpu_sharers, &m->available));
     m->max_rows = r->opt.max_rows;
-    m->step     = bt_memory_step(&r->cfg, group, r->opt.max_rows) +
+    m->step     = bt_model_step_bytes(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
               bt_moe_tile_bytes(r->dev, &r->cfg.moe, group, r->opt.max_rows) +
               bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
@@ -258,7 +260,7 @@ static bt_status draw_account(bt_rank *r)
         m->step += bt_cpu_pool_n_threads(r->threads) * bt_sampler_bytes(r->cfg.vocab_size);
     if (absorbed) m->graphs = bt_model_graph_bytes(r->dev, &r->cfg, r->opt.max_rows);
     if (handoff && r->nccl == NULL) /* NCCL's has been taken by now */
-        m->staging = (uint64_t)SLOT_BYTES * (m->on_gpu ? 1 : N_SLOTS + BT_HANDOFF_INBOXES);
+        m->staging = m->on_gpu ? SLOT_BYTES : BT_STAGING_BYTES;
     if (m->on_gpu) {
         m->pinned = count_pinned(r);
         BT_TRY(bt_memory_check_pinned(m, m->pinned - r->dev->pinned_bytes,

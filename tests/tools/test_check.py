@@ -1,5 +1,6 @@
 """baton check against nodes that are in order, and against each thing that can be wrong with one."""
 import json
+import math
 import os
 import re
 import shutil
@@ -49,6 +50,28 @@ def check(*args, code=None, env=None):
 def has(text, *parts):
     for part in parts:
         assert part in text, f"\"{part}\" is not in:\n{text}"
+
+
+def wide_model(folder, vocab):
+    """The demo with another vocabulary and 16 wide, of zeros that no disk holds: steps that are large beside the weights."""
+    with open(os.path.join(MODEL, "model.safetensors"), "rb") as f:
+        head = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+    config = json.load(open(os.path.join(MODEL, "config.json")))
+    sizes = {config["vocab_size"]: vocab, config["hidden_size"]: 16}
+    at = 0
+    head = {name: t for name, t in head.items() if name != "__metadata__"}
+    for name, t in head.items():
+        t["shape"] = [sizes.get(n, n) for n in t["shape"]]
+        n_bytes = math.prod(t["shape"]) * {"BF16": 2, "F32": 4}[t["dtype"]]
+        t["data_offsets"] = [at, at + n_bytes]
+        at += n_bytes
+    os.mkdir(folder)
+    json.dump(config | {"vocab_size": vocab, "hidden_size": 16}, open(os.path.join(folder, "config.json"), "w"))
+    text = json.dumps(head).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        f.truncate(8 + len(text) + at)
+    return folder
 
 
 def has_agents(agent):
@@ -128,6 +151,12 @@ def main():
         done = subprocess.run([INSPECT, MODEL], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         has(done.stdout, "all (served)                  7,963,696     15.2 MiB", "weights     15.2 MiB, once for all ranks", "8 ranks     room for ")
+        # A step of the default chunk takes 2048 rows of 8 bytes a word on each of several ranks, 512 on one that has both roles.
+        free = re.search(r"of memory, ([\d.]+) ([MGT])iB free", done.stdout)
+        free = int(float(free[1]) * 1024 ** (" MGT".index(free[2]) + 1))
+        done = subprocess.run([INSPECT, wide_model(os.path.join(folder, "wide"), min(free // 8 // 1024, 1 << 24))], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        has(done.stdout, "1 rank      room for ", "8 ranks     none: each needs ")
         # A config.json that does not fit the tensors: neither check nor inspect may pass it.
         config = json.load(open(os.path.join(MODEL, "config.json")))
         json.dump(config | {"hidden_size": 2 * config["hidden_size"]}, open(os.path.join(broken, "config.json"), "w"))

@@ -92,6 +92,15 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
     }
 }
 
+uint64_t bt_census_loaded_bytes(const bt_census *c)
+{
+    uint64_t n = 0;
+
+    for (int i = 0; i < BT_PART_MTP; i++)
+        n += c->n_params[i];
+    return 2 * n - c->n_fp8 + c->n_fp8 / BT_FP8_BLOCK * sizeof(float);
+}
+
 static uint64_t attention_of_a_layer(const bt_mla_config *m)
 {
     uint64_t q_rows = (uint64_t)m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);

@@ -48,8 +48,9 @@ static const double CLOCK_S = 1, SHM_BYTES = 64 << 20;
 
 static const char DOC[] =
     "Checks every node of a cell before anything is loaded: that the programs start, the same "
-    "model is there, the processors compute the same bits, memory and shared memory suffice, the "
-    "clocks agree, and the control port can be reached. Also says what the MPI found there can do "
+    "model is there, the processors compute the same bits, the memory holds the weights of "
+    "ranks on CPUs, there is shared memory, the clocks agree, and the control port can be reached. "
+    "Also says what the MPI found there can do "
     "when a rank is lost, and how long the pause would be.\v"
     "Each node is asked by `AGENT HOST baton-check --node ...`, where AGENT is ssh, or what "
     "OMPI_MCA_plm_rsh_agent says, or inside a Slurm job srun. This program must lie at the same "
@@ -63,6 +64,7 @@ static const char DOC[] =
 typedef struct {
     const char *model, *control, *agent, *map;
     char       *names[NODES_MAX]; /* owned */
+    double      share[NODES_MAX]; /* of the experts that each node holds, at least */
     uint32_t    n_nodes, n_group; /* n_group: ranks of the smaller group */
     double      n_tokens, rate, node_s;
     double      timeout_s, rank_timeout_s; /* after which a rank that hangs is lost */
@@ -108,6 +110,21 @@ static void add_node(struct argp_state *state, options *opt, const char *name, s
     opt->n_nodes++;
 }
 
+/* The ranks of one role on the host, of all of that role; each has its share of the experts, and
+ * the two roles' ranks may have the same ones. */
+static double share_of(const bt_rank_map *map, const char *host)
+{
+    uint32_t n[BT_RANK_SPARE + 1] = {0};
+    uint32_t all[] = {map->n_both != 0 ? map->n_both : map->n_prefill, map->n_decode};
+    double   most  = 0;
+
+    for (uint32_t i = 0; i < map->n_ranks; i++)
+        n[map->ranks[i].kind] += strcmp(map->ranks[i].host, host) == 0;
+    for (int k = 0; k < BT_RANK_SPARE; k++)
+        if (all[k] != 0) most = fmax(most, (double)n[k] / all[k]);
+    return most;
+}
+
 static void take_map(struct argp_state *state, options *opt)
 {
     bt_rank_map map;
@@ -115,6 +132,8 @@ static void take_map(struct argp_state *state, options *opt)
     if (bt_rank_map_read(opt->map, &map) != BT_OK) exit(EX_USAGE);
     for (uint32_t i = 0; i < map.n_ranks; i++)
         add_node(state, opt, map.ranks[i].host, strlen(map.ranks[i].host));
+    for (uint32_t i = 0; i < opt->n_nodes; i++)
+        opt->share[i] = share_of(&map, opt->names[i]);
     if (opt->n_group == 0)
         opt->n_group = map.n_both != 0                ? map.n_both
                        : map.n_prefill < map.n_decode ? map.n_prefill
@@ -161,6 +180,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--model is missing: the directory of a model");
         if (opt->map != NULL) take_map(state, opt);
         if (opt->n_nodes == 0) add_node(state, opt, "localhost", strlen("localhost"));
+        for (uint32_t i = 0; opt->map == NULL && i < opt->n_nodes; i++)
+            opt->share[i] = 1.0 / opt->n_nodes; /* a rank on each, all in one group */
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -244,7 +265,22 @@ BT_PRINTF(2, 3) static void wrong(const char *host, const char *fmt, ...)
 
 static double gib(uint64_t bytes) { return (double)bytes / (1u << 30); }
 
-static void judge_alone(const options *opt, const bt_asked_node *n)
+/* Steps and pages aside: those follow from options of the ranks. */
+static void judge_memory(const char *host, const bt_node_facts *f, double share)
+{
+    double held   = (double)f->expert_bytes * share;
+    double need   = (double)(f->loaded_bytes - f->expert_bytes) + held;
+    double usable = (double)f->memory_bytes / 100 * BT_MEMORY_PERCENT;
+
+    if (f->memory_bytes != 0 && need > usable)
+        wrong(
+            host,
+            "its ranks need %.2f GiB or more for weights and may take %.2f GiB, %d %% of the free "
+            "memory",
+            need / (1u << 30), usable / (1u << 30), BT_MEMORY_PERCENT);
+}
+
+static void judge_alone(const options *opt, const bt_asked_node *n, double share)
 {
     const bt_node_facts *f      = &n->facts;
     const char          *host   = n->host;
@@ -271,6 +307,7 @@ static void judge_alone(const options *opt, const bt_asked_node *n)
     if (f->shm_bytes != 0 && (double)f->shm_bytes < SHM_BYTES)
         wrong(host, "/dev/shm has %llu MiB left, expected at least 64",
               (unsigned long long)f->shm_bytes >> 20);
+    judge_memory(host, f, share);
     if (g_wrong == before)
         printf(
             "%-12s ok     %u cores, %.1f GiB of memory, model %016llx of %.2f GiB, %.2f GB/s from "
@@ -398,7 +435,7 @@ int main(int argc, char **argv)
     if (opt.control != NULL && !opt.quick) port = hold_port(opt.control);
     if (ask_all(&opt, nodes) != BT_OK) return EXIT_FAILURE;
     for (uint32_t i = 0; i < opt.n_nodes; i++)
-        judge_alone(&opt, &nodes[i]);
+        judge_alone(&opt, &nodes[i], opt.share[i]);
     judge_together(&opt, nodes);
     if (!opt.quick) {
         tell_remedies(nodes, opt.n_nodes);

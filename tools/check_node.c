@@ -19,6 +19,7 @@
 #include "device/cpu/device_cpu.h"
 #include "model/model.h"
 #include "model/weights.h"
+#include "tools/census.h"
 
 enum { CONNECT_MS = 3000, READ_BYTES = 64 << 20, BLOCK = 1 << 20 };
 
@@ -108,6 +109,18 @@ out:
     return 0;
 }
 
+/* What all of the model takes in the host's memory. */
+static void look_at_size(const bt_model_config *cfg, const bt_safetensors *st)
+{
+    char      text[BT_CHECK_TEXT];
+    bt_census c;
+
+    if (bt_device_cuda_count(NULL, text, sizeof(text)) != 0) return;
+    bt_census_take(st, cfg, &c);
+    printf("needs %llu %llu\n", (unsigned long long)bt_census_loaded_bytes(&c),
+           (unsigned long long)c.n_params[BT_PART_EXPERTS] * (cfg->fp8 ? 1 : 2));
+}
+
 static void look_at_model(const char *dir)
 {
     bt_model_config cfg;
@@ -124,6 +137,7 @@ static void look_at_model(const char *dir)
     print = bt_model_fingerprint(&cfg, st); /* first: what read_rate() drops may be in the cache */
     printf("model %016llx %llu %.0f\n", (unsigned long long)print, (unsigned long long)bytes,
            read_rate(st));
+    look_at_size(&cfg, st);
 out:
     bt_safetensors_close(st);
 }
@@ -218,6 +232,10 @@ void bt_check_node_hear(bt_node_facts *f, const char *line)
     if (sscanf(line, "model %llx %llu %lf", &a, &b, &f->read_rate) == 3) {
         f->fingerprint  = a;
         f->weight_bytes = b;
+    }
+    if (sscanf(line, "needs %llu %llu", &a, &b) == 2) {
+        f->loaded_bytes = a;
+        f->expert_bytes = b;
     }
     if (sscanf(line, "clock %lf", &f->unix_s) == 1) return;
     f->answered = f->answered || strcmp(line, "end") == 0;

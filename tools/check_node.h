@@ -14,7 +14,9 @@ typedef struct {
     char     trouble[8][BT_CHECK_TEXT]; /* each a sentence */
     uint32_t n_trouble, n_cores;
     uint64_t fingerprint, weight_bytes, memory_bytes, shm_bytes;
-    double   unix_s, read_rate; /* bytes a second of the checkpoint's files, from disk */
+    uint64_t loaded_bytes, expert_bytes; /* in memory: all of the model, and of that its routed
+                                            experts; 0 where ranks compute on GPUs */
+    double unix_s, read_rate;            /* bytes a second of the checkpoint's files, from disk */
 } bt_node_facts;
 
 /* On the node: looks, and writes to stdout.  control: HOST:PORT to connect to, or NULL; model: NULL

@@ -171,7 +171,7 @@ static uint64_t rank_bytes(const bt_model_config *cfg, uint32_t n)
 static void print_fit(const bt_model_config *cfg, const bt_census *c)
 {
     bt_machine m;
-    uint64_t   usable, weights = 2 * sum(c->n_params, 0, BT_PART_MTP) - c->n_fp8;
+    uint64_t   usable, weights = bt_census_loaded_bytes(c);
     char       a[32], b[32];
 
     bt_machine_look(&m);

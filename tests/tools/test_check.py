@@ -22,6 +22,7 @@ WRONGS = {  # host: what the agent does to the answer of a good node
     "old": "sed 's/^version .*/version 0.0.9/'",
     "mpi": "sed 's/^mpi .*/mpi mpirun (Open MPI) 5.0.1/'",
     "late": "awk '/^clock / {printf \"clock %.3f\\n\", $2 - 90; next} {print}'",
+    "small": "sed 's/^machine [0-9]*/machine 15204352/'",
     "shm": "sed 's/^shm .*/shm 67108863/'",
     "lib": "sh -c 'echo \"baton-check: error while loading shared libraries: libjansson.so.4: cannot open shared object file\"'",
     **{f"slow{i}": "meet" for i in (1, 2)},
@@ -41,7 +42,7 @@ MEET = """meet() {
 
 
 def check(*args, code=None, env=None):
-    done = subprocess.run([CHECK, *([] if "--quick" in args else ["--model", MODEL]), *args], capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})})
+    done = subprocess.run([CHECK, *([] if "--quick" in args else ["--model", MODEL]), *args], capture_output=True, text=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(env or {})})
     if code is not None:
         assert done.returncode == code, f"{args}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
@@ -106,6 +107,14 @@ def main():
                             ("dead", "it does not answer: ssh: connect to host dead port 22: No route to host")):
             out = check("--hosts", f"localhost,{host}", "--agent", agent, code=1)
             has(out, f"{host:12} WRONG  {words}", "localhost    ok", "1 found wrong")
+        # 15.2 MiB of weights do not fit there, nor half of the experts and the rest; a part of the experts does.
+        has(check("--hosts", "small", "--agent", agent, code=1), "small        WRONG  its ranks need 0.01 GiB or more for weights and may take 0.01 GiB, 85 % of the free memory")
+        rank_map = os.path.join(folder, "small.map")
+        for shares, code in (((1, 1), 1), ((1, 5), 0)):
+            with open(rank_map, "w") as f:
+                f.write("both small ranks=%d\nboth good ranks=%d\n" % shares)
+            out = check("--rank-map", rank_map, "--agent", agent, code=code)
+            has(out, "good         ok", "small        WRONG  its ranks need" if code else "small        ok")
         late = re.search(r"late         WRONG  its clock is (-\d+\.\d) s off", check("--hosts", "localhost,late", "--agent", agent, code=1))
         assert late and -90 <= float(late[1]) < -30, late    # it was read a while after the question, more on a busy machine
         has(check("--hosts", "mpi", "--agent", agent, code=0), "replace needs Open MPI 4 on every node")

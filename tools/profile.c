@@ -40,7 +40,7 @@ static const char DOC[] =
     "  baton profile models/demo --analysis   a checkpoint's sizes\n"
     "  baton profile --like v3 --analysis --gpu H100\n"
     "  baton profile --like v3 --explain 64,8192,4\n\n"
-    "Exit code: 0, 1 when it failed, 64 for wrong usage.";
+    "Exit code: 0, 1 when it failed or a variant's result was another one, 64 for wrong usage.";
 
 enum {
     KEY_LIKE = 256,
@@ -282,6 +282,7 @@ static bt_status output(const options *opt, const bt_analysis *a, const bt_measu
         BT_TRY(bt_files_plot(opt->out));
         fprintf(stderr, "written to %s/\n", opt->out);
     }
+    if (m != NULL) BT_TRY(bt_report_check(m)); /* last: the figures help to see what is wrong */
 out:
     json_decref(json);
     return st;

@@ -6,6 +6,7 @@
 #include "tests/support/test.h"
 #include "tools/profile/analysis.h"
 #include "tools/profile/measure.h"
+#include "tools/profile/report.h"
 #include "tools/profile/study001.h"
 #include "tools/profile/text.h"
 
@@ -208,6 +209,58 @@ static void program_analyses_a_model_on_a_gpu(void)
     EXPECT_HAS(g_command.output, "4 layers");
 }
 
+/* What the report prints of a measurement; owned by this function until the next call. */
+static const char *report_of(const bt_measurement *m)
+{
+    static bt_profile_model model;
+    static char            *text;
+    size_t                  n;
+    FILE                   *to;
+
+    free(text);
+    text = NULL;
+    to   = open_memstream(&text, &n);
+    if (to == NULL || bt_profile_model_find("v2", &model) != BT_OK) abort();
+    bt_report_print(&model, m, to);
+    fclose(to);
+    return text;
+}
+
+/* One point at which `kind` ran beside the fused kernel. */
+static void set_point(bt_measurement *m, bt_variant_kind kind, uint32_t n_rounds, double distance)
+{
+    bt_point done = {.state = BT_POINT_DONE, .n_rounds = n_rounds, .step_s = 1, .roof_s = 1};
+
+    memset(m, 0, sizeof(*m));
+    m->n_points  = 1;
+    m->points[0] = (bt_measured){.batch = 3, .n_keys = 5};
+    for (int k = 0; k < BT_N_VARIANTS; k++)
+        m->points[0].of[k].state = BT_POINT_LEFT_OUT;
+    done.over_fused = done.cpu_over_fused = (bt_ratio){1, 0.875, 1.125};
+    m->points[0].of[BT_VARIANT_FUSED]     = done;
+    m->points[0].of[kind]                 = done;
+    m->points[0].of[kind].distance        = distance;
+}
+
+static void report_tells_a_variant_with_another_result(void)
+{
+    static bt_measurement m;
+    static const char     SAME[] = "gave the fused kernel's result";
+
+    set_point(&m, BT_VARIANT_CC, 9, 0.04);
+    EXPECT_EQ(bt_report_check(&m), BT_OK);
+    EXPECT_HAS(report_of(&m), "result, to 0.04 of its rms (comparisons: 1)");
+    for (int i = 0; i < 2; i++) {
+        set_point(&m, BT_VARIANT_CC, 9, i == 0 ? 0.06 : NAN);
+        EXPECT_EQ(bt_report_check(&m), BT_ERR_DEVICE);
+        EXPECT_HAS(bt_error_text(), "CC at batch 3, context 5: expected");
+        EXPECT(strstr(report_of(&m), SAME) == NULL);
+    }
+    set_point(&m, BT_VARIANT_FUSED, 9, 0); /* alone: nothing was compared */
+    EXPECT_EQ(bt_report_check(&m), BT_OK);
+    EXPECT(strstr(report_of(&m), SAME) == NULL);
+}
+
 static void program_says_politely_what_does_not_fit(void)
 {
     EXPECT_EQ(run("--like v2-lite --batch 4096 --context 1048576 --seconds 1"), 0);
@@ -239,6 +292,7 @@ int main(int argc, char **argv)
         BT_TEST(program_refuses_what_it_cannot_read),
         BT_TEST(program_explains_a_form),
         BT_TEST(program_analyses_a_model_on_a_gpu),
+        BT_TEST(report_tells_a_variant_with_another_result),
         BT_TEST(program_says_politely_what_does_not_fit),
         BT_TEST(program_measures_the_variants_asked_for),
     };

@@ -261,6 +261,16 @@ static void report_tells_a_variant_with_another_result(void)
     EXPECT(strstr(report_of(&m), SAME) == NULL);
 }
 
+static void report_gives_intervals_of_enough_rounds_only(void)
+{
+    static bt_measurement m;
+
+    set_point(&m, BT_VARIANT_CC, 6, 0);
+    EXPECT_HAS(report_of(&m), "CC   1.000x (0.875-1.125)");
+    set_point(&m, BT_VARIANT_CC, 5, 0);
+    EXPECT_HAS(report_of(&m), "CC   1.000x - ");
+}
+
 static void program_says_politely_what_does_not_fit(void)
 {
     EXPECT_EQ(run("--like v2-lite --batch 4096 --context 1048576 --seconds 1"), 0);
@@ -293,6 +303,7 @@ int main(int argc, char **argv)
         BT_TEST(program_explains_a_form),
         BT_TEST(program_analyses_a_model_on_a_gpu),
         BT_TEST(report_tells_a_variant_with_another_result),
+        BT_TEST(report_gives_intervals_of_enough_rounds_only),
         BT_TEST(program_says_politely_what_does_not_fit),
         BT_TEST(program_measures_the_variants_asked_for),
     };

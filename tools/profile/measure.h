@@ -22,6 +22,9 @@ extern "C" {
 #endif
 
 enum { BT_PROFILE_MAX_LIST = 32, BT_PROFILE_MAX_ROUNDS = 2047 };
+/* From so many rounds on their least and their largest ratio hold the median with 95 %: all lie on
+ * one side of it in 2 of 2^n cases. */
+enum { BT_INTERVAL_ROUNDS = 6 };
 
 typedef struct {
     uint32_t    n_batches, n_contexts;
@@ -42,7 +45,7 @@ typedef enum {
 
 /* Median of the rounds' ratios of a variant's step to the fused kernel's, and the interval in which
  * the median of all such rounds lies with at least 95 %: from the order of the ratios, whatever
- * their distribution; with fewer than 6 rounds only the least and the largest. */
+ * their distribution; with fewer than BT_INTERVAL_ROUNDS only the least and the largest. */
 typedef struct {
     double median, low, high;
 } bt_ratio;

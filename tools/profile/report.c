@@ -95,14 +95,18 @@ static void print_best(const bt_measured *p, bool by_cpu_time, FILE *to)
 {
     int      best = bt_measured_best(p, by_cpu_time);
     bt_ratio r;
+    char     lies[48];
 
     if (best == BT_N_VARIANTS) {
         fprintf(to, "  %32s", "-");
         return;
     }
     r = by_cpu_time ? p->of[best].cpu_over_fused : p->of[best].over_fused;
-    fprintf(to, "  %9s %7.3fx (%.3f-%.3f)", bt_variant_name((bt_variant_kind)best), r.median, r.low,
-            r.high);
+    if (p->of[best].n_rounds < BT_INTERVAL_ROUNDS)
+        snprintf(lies, sizeof(lies), "-");
+    else
+        snprintf(lies, sizeof(lies), "(%.3f-%.3f)", r.low, r.high);
+    fprintf(to, "  %9s %7.3fx %-13s", bt_variant_name((bt_variant_kind)best), r.median, lies);
 }
 
 static void print_ratios(const bt_measurement *m, FILE *to)
@@ -110,10 +114,11 @@ static void print_ratios(const bt_measurement *m, FILE *to)
     fprintf(to,
             "\nMedian ratios of this run's rounds (above 1: the one named first is slower), and "
             "where they lie with 95 %%:\n"
-            "  an interval with 1 in it is a tie\n"
+            "  an interval with 1 in it is a tie; fewer than %d rounds have none\n"
             "                   best of the five / fused\n"
             "  %5s %9s  %32s  %32s  %9s  %9s  %9s\n",
-            "batch", "context", "by time", "by CPU time", "CD/fused", "CD/A_CC_ME", "the same*");
+            BT_INTERVAL_ROUNDS, "batch", "context", "by time", "by CPU time", "CD/fused",
+            "CD/A_CC_ME", "the same*");
     for (uint32_t i = 0; i < m->n_points; i++) {
         const bt_measured *p     = &m->points[i];
         const bt_point    *fused = &p->of[BT_VARIANT_FUSED], *cd = &p->of[BT_VARIANT_CD];

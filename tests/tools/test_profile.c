@@ -71,6 +71,24 @@ static void profile_knows_the_published_models(void)
     EXPECT_HAS(bt_error_text(), "kimi-k2");
 }
 
+static void profile_counts_weights_in_8_bits(void)
+{
+    static bt_profile_model m;
+    static const double     FP8  = 1 + 4.0 / (128 * 128);
+    const double            kv_b = 3 * 4 * (32 + 32) * 128; /* layers, heads, nope + v, latent */
+
+    EXPECT_EQ(bt_profile_model_find(BT_SOURCE_DIR "/tests/models/v3-fp8", &m), BT_OK);
+    EXPECT(m.fp8);
+    EXPECT_EQ(m.expert_bytes, 663552 * FP8);
+    EXPECT_EQ(m.attention_bytes, 2 * kv_b + (366240 - kv_b) * FP8);
+    /* Dense and shared MLPs; embedding, head, routers and norms. */
+    EXPECT_EQ(m.other_bytes, (184320 + 82944) * FP8 + 2 * (2 * 61440 + 3088 + 1344));
+    EXPECT_EQ(run(BT_SOURCE_DIR "/tests/models/v3-fp8 --analysis --gpu H100"), 0);
+    EXPECT_HAS(g_command.output, "weights (FP8) on a rank");
+    EXPECT_EQ(bt_profile_model_find("v3", &m), BT_OK);
+    EXPECT(!m.fp8 && m.expert_bytes == 2.0 * (double)m.expert_params);
+}
+
 static void study001_figures_are_those_of_the_reference(void)
 {
     EXPECT(bt_study001_us("A100-40GB", 1, 131072, BT_VARIANT_A_CC_ME) == 2397.1f);
@@ -293,6 +311,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(profile_knows_the_published_models),
+        BT_TEST(profile_counts_weights_in_8_bits),
         BT_TEST(study001_figures_are_those_of_the_reference),
         BT_TEST(roof_gives_known_floors_of_an_a100),
         BT_TEST(shares_of_ranks_follow_the_rules),

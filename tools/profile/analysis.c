@@ -12,9 +12,8 @@ static double latent_bytes(const bt_analysis *a)
 bt_analysis_rank bt_analysis_share(const bt_analysis *a, bt_share share, uint32_t ranks)
 {
     const bt_profile_model *m = a->model;
-    double attention = 2.0 * (double)m->attention_params, experts = 2.0 * (double)m->expert_params;
-    double other = 2.0 * (double)m->other_params, n = share == BT_SHARE_PD ? ranks / 2.0 : ranks;
-    double room;
+    double attention = m->attention_bytes, experts = m->expert_bytes, other = m->other_bytes;
+    double n = share == BT_SHARE_PD ? ranks / 2.0 : ranks, room;
 
     bt_analysis_rank r = {.weight_bytes = share == BT_SHARE_TP ? (attention + experts + other) / n
                                                                : attention + other + experts / n,
@@ -170,11 +169,12 @@ static void print_ranks(const bt_analysis *a, FILE *to)
 {
     static const char *const NAMES[] = {"TP", "DP + EP", "PD, DP + EP"};
 
-    fprintf(to,
-            "\nRanks of %s each: weights on a rank, KV of a served token on a rank, and tokens of "
-            "KV that the ranks hold\n"
-            "  %5s",
-            bt_text_bytes(a->roof->memory_bytes).text, "ranks");
+    fprintf(
+        to,
+        "\nRanks of %s each: weights (%s) on a rank, KV of a served token on a rank, and tokens of "
+        "KV that the ranks hold\n"
+        "  %5s",
+        bt_text_bytes(a->roof->memory_bytes).text, a->model->fp8 ? "FP8" : "bf16", "ranks");
     for (int s = 0; s < 3; s++)
         fprintf(to, " | %-11s%8s%12s%9s", NAMES[s], "weights", "KV / token", "tokens");
     fprintf(to, "\n");

@@ -104,7 +104,26 @@ static void from_row(const row *r, bt_profile_model *m)
     m->attention_params = r->layers * attention_params(&m->mla);
     m->expert_params    = (uint64_t)r->moe_layers * r->n_experts * 3 * r->expert_dim * r->hidden;
     m->other_params     = (uint64_t)r->total - m->attention_params - m->expert_params;
+    m->attention_bytes  = 2.0 * (double)m->attention_params;
+    m->expert_bytes     = 2.0 * (double)m->expert_params;
+    m->other_bytes      = 2.0 * (double)m->other_params;
     m->note             = r->note;
+}
+
+/* bf16, or e4m3 with a scale for each block where the checkpoint has those; its few norms among
+ * them do not matter. */
+static void count_bytes(const bt_model_config *cfg, const uint64_t n[BT_N_PARTS],
+                        bt_profile_model *m)
+{
+    const bt_mla_config *a      = &m->mla;
+    double               small  = m->fp8 ? 1 + 4.0 / (BT_FP8_BLOCK * BT_FP8_BLOCK) : 2;
+    uint64_t             narrow = n[BT_PART_DENSE] + n[BT_PART_SHARED];
+    uint64_t             kv_b =
+        (uint64_t)cfg->n_layers * a->n_heads * (a->qk_nope_dim + a->v_dim) * a->kv_lora_rank;
+
+    m->attention_bytes = 2.0 * (double)kv_b + small * (double)(m->attention_params - kv_b);
+    m->expert_bytes    = small * (double)m->expert_params;
+    m->other_bytes     = 2.0 * (double)(m->other_params - narrow) + small * (double)narrow;
 }
 
 static bt_status from_directory(const char *dir, bt_profile_model *m)
@@ -127,6 +146,8 @@ static bt_status from_directory(const char *dir, bt_profile_model *m)
     m->attention_params = n[BT_PART_ATTENTION];
     m->expert_params    = n[BT_PART_EXPERTS];
     m->other_params -= m->attention_params + m->expert_params;
+    m->fp8 = cfg.fp8;
+    count_bytes(&cfg, n, m);
 out:
     return st;
 }

@@ -19,7 +19,9 @@ typedef struct {
     uint32_t      n_experts, top_k;
     uint64_t      attention_params, expert_params; /* over all layers */
     uint64_t      other_params;                    /* all the rest */
-    const char   *note;                            /* what the figures leave out, or NULL */
+    bool          fp8; /* all but embedding, head, routers, norms and kv_b in 8 bits */
+    double attention_bytes, expert_bytes, other_bytes; /* of the same, in the checkpoint's types */
+    const char *note;                                  /* what the figures leave out, or NULL */
 } bt_profile_model;
 
 /* A name that --like takes, or a directory with a config.json.  INVALID_ARG with all names

@@ -4,13 +4,18 @@
 
 /* transformers 5 lists each layer's kind; only "dense" layers first, then "sparse" ones, is a
  * model that first_k_dense_replace can say. */
-static bt_status read_layer_types(const bt_json_at *at, bt_model_config *cfg)
+static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
 {
     bt_status     st      = BT_OK;
     const json_t *list    = bt_json_field(at, "mlp_layer_types");
     uint32_t      n_dense = 0;
     char          found[96];
 
+    BT_REQUIRE(
+        list != NULL || fam != BT_FAMILY_GLM4 || cfg->first_moe_layer == 1, BT_ERR_UNSUPPORTED,
+        "%s: field first_k_dense_replace: expected 1 where mlp_layer_types is missing, found "
+        "%u: Hugging Face reads only the latter for this model_type",
+        at->file, cfg->first_moe_layer);
     if (list == NULL) goto out;
     BT_REQUIRE(json_array_size(list) == cfg->n_layers, BT_ERR_FORMAT,
                "%s: field mlp_layer_types: expected a list of %u, found %s", at->file,
@@ -153,7 +158,7 @@ bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_conf
                BT_ERR_FORMAT,
                "%s: field first_k_dense_replace: expected an integer from 0 to %u, found nothing",
                at->file, cfg->n_layers);
-    BT_TRY(read_layer_types(at, cfg));
+    BT_TRY(read_layer_types(at, fam, cfg));
     BT_REQUIRE((uint64_t)n_shared * cfg->moe.expert_dim <= BT_CONFIG_MAX_DIM, BT_ERR_FORMAT,
                "%s: field n_shared_experts: expected n_shared_experts * moe_intermediate_size <= "
                "%d, found %u * %u",

@@ -177,11 +177,23 @@ static json_t *quantization(void)
                      "activation_scheme", "dynamic", "weight_block_size", 128, 128);
 }
 
+/* For glm4_moe_lite, of which Hugging Face does not read first_k_dense_replace. */
+static json_t *layer_types(const bt_synth_shape *s)
+{
+    json_t *list = json_array();
+
+    for (uint32_t i = 0; i < s->n_layers; i++)
+        json_array_append_new(list, json_string(i < s->n_dense_layers ? "dense" : "sparse"));
+    return list;
+}
+
 bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path)
 {
     bt_status st     = BT_OK;
     json_t   *config = rules(shape), *dims = sizes(shape);
 
+    if (strcmp(shape->model_type, "glm4_moe_lite") == 0 && dims != NULL)
+        json_object_set_new(dims, "mlp_layer_types", layer_types(shape));
     if (shape->fp8 && dims != NULL)
         json_object_set_new(dims, "quantization_config", quantization());
     BT_REQUIRE(config != NULL && dims != NULL && json_object_update(config, dims) == 0,

@@ -165,6 +165,29 @@ static void synth_writes_what_hugging_face_reads(void)
     }
 }
 
+static void synth_lists_the_layers_of_glm(void)
+{
+    static const char *const WANT[] = {"dense", "dense", "sparse"};
+    json_t                  *config, *list;
+    bt_model_config          cfg;
+
+    clear();
+    EXPECT_EQ(synth_small("glm-flash", "m", "--dense-layers 2"), 0);
+    config = json_load_file(path_of("m/config.json"), 0, NULL);
+    list   = json_object_get(config, "mlp_layer_types");
+    EXPECT_EQ(json_array_size(list), 3);
+    for (size_t i = 0; i < json_array_size(list); i++)
+        EXPECT(strcmp(json_string_value(json_array_get(list, i)), WANT[i]) == 0);
+    EXPECT_EQ(bt_model_config_read(path_of("m"), &cfg), BT_OK);
+    EXPECT_EQ(cfg.first_moe_layer, 2);
+    /* Without the list Hugging Face would take only the first layer for dense. */
+    json_object_del(config, "mlp_layer_types");
+    EXPECT_EQ(json_dump_file(config, path_of("m/config.json"), 0), 0);
+    EXPECT_EQ(bt_model_config_read(path_of("m"), &cfg), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "field first_k_dense_replace: expected 1");
+    json_decref(config);
+}
+
 /* Bytes of the tensors that differ between two models of the same shape; -1 when one is missing. */
 static long count_different(const char *a_dir, const char *b_dir)
 {
@@ -367,6 +390,7 @@ static void synth_beyond_a_file_limit_leaves_nothing(void)
 }
 
 static const bt_test TESTS[] = {BT_TEST(synth_writes_what_hugging_face_reads),
+                                BT_TEST(synth_lists_the_layers_of_glm),
                                 BT_TEST(synth_repeats_a_seed),
                                 BT_TEST(synth_gives_sane_logits),
                                 BT_TEST(synth_is_counted_right),

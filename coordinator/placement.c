@@ -126,8 +126,9 @@ static bool is_long(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
  * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
- * longer ones have a window each, so that the former never wait for the latter. */
-static int choose_prefill(const bt_relay *r, const bt_relay_request *q)
+ * longer ones have a window each, so that the former never wait for the latter.  Where none is
+ * chosen, full_out says whether one had room, and a full window. */
+static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *full_out)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     int      best    = NO_RANK;
@@ -141,7 +142,10 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q)
         rest = q->n_prompt - prefix_pages(r, q, i) * r->cfg.page_tokens;
         lane = is_long(r, q, i) ? k->long_tokens : k->prefill_tokens - k->long_tokens;
         if (free_pages(k) < n_pages) continue;
-        if (lane > 0 && lane + rest > r->cfg.prefill_window) continue;
+        if (lane > 0 && lane + rest > r->cfg.prefill_window) {
+            *full_out = true;
+            continue;
+        }
         if (best == NO_RANK || k->prefill_tokens + rest < least) {
             best  = (int)i;
             least = k->prefill_tokens + rest;
@@ -365,10 +369,12 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
     for (; q != NULL && n_passed < LOOK_BEHIND; q = next) {
-        int decode  = choose_decode(relay, q, passed_pages, now_ns);
-        int prefill = bt_relay_both(relay) ? decode : choose_prefill(relay, q);
+        int  decode  = choose_decode(relay, q, passed_pages, now_ns);
+        bool full    = false;
+        int  prefill = bt_relay_both(relay) ? decode : choose_prefill(relay, q, &full);
 
-        next = q->next;
+        next        = q->next;
+        q->short_of = decode != NO_RANK && full ? BT_SHORT_OF_WINDOW : BT_SHORT_OF_ROOM;
         if ((decode == NO_RANK || prefill == NO_RANK) && relay->blocked == BT_BLOCKED_NOT)
             relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
         if (decode == NO_RANK) {

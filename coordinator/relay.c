@@ -427,6 +427,7 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
     bt_relay_request *q = r->queue.first, *next;
     const char       *short_of;
     uint32_t          taken[2];
+    bool              full = false; /* those not looked at wait for what the ones before them do */
 
     bt_relay_count_seats(r, taken);
     short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
@@ -435,11 +436,19 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
         uint64_t waited_ns = bt_since_ns(waits_since_ns(r, q, short_of == NULL), now_ns);
 
         next = q->next;
+        if (q->short_of != BT_SHORT_UNKNOWN) full = q->short_of == BT_SHORT_OF_WINDOW;
         if (q->resumed && waited_ns < r->cfg.stall_ns) continue;
         if (short_of != NULL)
             bt_relay_end_request(r, q, GRPC_STATUS_UNAVAILABLE,
                                  "no %s rank is left; the request waited %.1f s for one", short_of,
                                  (double)waited_ns * 1e-9);
+        else if (full)
+            bt_relay_end_request(
+                r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                "the prefill ranks were busy for %.1f s with other prompts than "
+                "this one of %u tokens; more prefill ranks take more, and a longer "
+                "--queue-s waits longer",
+                (double)waited_ns * 1e-9, q->n_prompt);
         else
             bt_relay_end_request(r, q, GRPC_STATUS_RESOURCE_EXHAUSTED,
                                  "no rank had room for %u + %u tokens, %u %s, within %.1f s; more "

@@ -18,6 +18,9 @@ typedef struct {
     bool      ended;
 } bt_relay_request_choice;
 
+/* What turned a queued request away when it was last looked at. */
+typedef enum { BT_SHORT_UNKNOWN, BT_SHORT_OF_ROOM, BT_SHORT_OF_WINDOW } bt_relay_short;
+
 struct bt_relay_request {
     bt_relay_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
     uint64_t               number, name_key;
@@ -37,6 +40,7 @@ struct bt_relay_request {
     bt_sampling  sampling;
     uint32_t     n_choices, n_open;   /* all, and those that have not ended */
     bt_relay_request_choice *choices; /* owned [n_choices] */
+    bt_relay_short           short_of;
     uint32_t                 decode_rank, prefill_rank;
     bool                     decode_holds, prefill_holds; /* no Released from them yet */
     uint32_t prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */

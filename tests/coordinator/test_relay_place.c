@@ -56,6 +56,25 @@ static void relay_prefill_window_holds_work_back(void)
     sim_fini(&s);
 }
 
+/* There is room for its pages: --kv-bytes would not help. */
+static void relay_full_window_is_not_called_a_lack_of_room(void)
+{
+    sim        s;
+    sim_client first, waiting;
+
+    sim_init(&s, 1, 1, 2, 200);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 100, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 30, 2, 100), BT_OK);
+    s.now += 31 * BT_NS_PER_S;
+    sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(waiting.ends, 1);
+    EXPECT_EQ(waiting.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    EXPECT_HAS(waiting.message, "the prefill ranks were busy for 31.0 s with other prompts");
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 /* A long prompt waits for the window of long ones.  Short ones do not wait for it, but leave it the
  * pages that it needs. */
 static void relay_short_prompts_pass_a_long_one_that_waits(void)
@@ -103,6 +122,7 @@ static void relay_queue_is_bounded_in_tokens_and_time(void)
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(waiting.ends, 1);
     EXPECT_EQ(waiting.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    EXPECT_HAS(waiting.message, "no rank had room for 8 + 2 tokens, 1 choice, within 31.0 s");
     EXPECT_EQ(big.ends, 0);
     EXPECT_EQ(sim_submit(&s, &too_much, "too much", 3, 2, 100), BT_OK);
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
@@ -345,6 +365,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_placement_takes_the_least_loaded_ranks),
     BT_TEST(relay_queue_is_first_come_first_served),
     BT_TEST(relay_prefill_window_holds_work_back),
+    BT_TEST(relay_full_window_is_not_called_a_lack_of_room),
     BT_TEST(relay_short_prompts_pass_a_long_one_that_waits),
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),

@@ -52,7 +52,7 @@ static bool good(const bt_bench_summary *s, const bt_bench_record *r)
            (s->slo_itl_ms == 0 || tpot_ms(r) <= s->slo_itl_ms);
 }
 
-/* One metric's values over all requests that ended well; returns how many. */
+/* One metric's values over all requests; returns how many. */
 static size_t collect(const bt_bench_run *run, int metric, double *values)
 {
     size_t n = 0;
@@ -60,10 +60,9 @@ static size_t collect(const bt_bench_run *run, int metric, double *values)
     for (size_t i = 0; i < run->n; i++) {
         const bt_bench_record *r = &run->records[i];
 
-        if (r->code != 0) continue;
-        if (metric == BT_BENCH_E2E) values[n++] = ms(r->end_ns - r->due_ns);
         if (metric == BT_BENCH_TTFT && r->n_tokens != 0) values[n++] = ttft_ms(r);
-        if (metric == BT_BENCH_TPOT && r->n_tokens > 1) values[n++] = tpot_ms(r);
+        if (metric == BT_BENCH_E2E && r->code == 0) values[n++] = ms(r->end_ns - r->due_ns);
+        if (metric == BT_BENCH_TPOT && r->code == 0 && r->n_tokens > 1) values[n++] = tpot_ms(r);
         if (metric != BT_BENCH_ITL || r->n_messages == 0) continue;
         for (size_t m = r->first_message; run->messages[m].next != SIZE_MAX;
              m        = run->messages[m].next)
@@ -109,11 +108,11 @@ static void print_metric(FILE *to, const char *name, const bt_bench_metric *m)
     const double *q = m->quantiles;
 
     if (m->n == 0) {
-        fprintf(to, "  %-8s %10s\n", name, "none");
+        fprintf(to, "  %-8s %10s %10s\n", name, "0", "none");
         return;
     }
-    fprintf(to, "  %-8s %10.2f %10.2f %10.2f %10.2f %10.2f\n", name, m->mean, q[50], q[90], q[99],
-            q[100]);
+    fprintf(to, "  %-8s %10zu %10.2f %10.2f %10.2f %10.2f %10.2f\n", name, m->n, m->mean, q[50],
+            q[90], q[99], q[100]);
 }
 
 static void print_errors(FILE *to, const bt_bench_run *run, const bt_bench_summary *s)
@@ -147,7 +146,8 @@ void bt_bench_print(FILE *to, const bt_bench_run *run, const bt_bench_summary *s
             s->prompt_tokens, s->cached_tokens, s->output_tokens);
     if (s->n_messages != 0)
         fprintf(to, ", %.2f a message", (double)s->output_tokens / (double)s->n_messages);
-    fprintf(to, "\n\n  %-8s %10s %10s %10s %10s %10s\n", "ms", "mean", "p50", "p90", "p99", "most");
+    fprintf(to, "\n\n  %-8s %10s %10s %10s %10s %10s %10s\n", "ms", "n", "mean", "p50", "p90",
+            "p99", "most");
     print_metric(to, "TTFT", &s->metrics[BT_BENCH_TTFT]);
     print_metric(to, "ITL", &s->metrics[BT_BENCH_ITL]);
     print_metric(to, "TPOT", &s->metrics[BT_BENCH_TPOT]);

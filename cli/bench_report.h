@@ -5,7 +5,8 @@
  * ITL    between two messages with tokens of one request: the pauses that a reader sees
  * TPOT   (last token - first token) / (tokens - 1) of one request
  * e2e    from arrival to the final status
- * Latencies are those of requests that ended well; throughput counts every token that came. */
+ * TTFT and ITL are of every request whose first token came, however it ended; TPOT and e2e of those
+ * that ended well; throughput counts every token that came. */
 #ifndef BT_CLI_BENCH_REPORT_H
 #define BT_CLI_BENCH_REPORT_H
 

@@ -244,7 +244,11 @@ def errors_are_counted_by_status(server, bench):
         got[r["status"]].add(r["tokens"])
     assert got.pop("UNAVAILABLE") <= {0, 2}    # gRPC drops messages that the status of a failure overtakes
     assert got == {"OK": {2}, "RESOURCE_EXHAUSTED": {0}, "broken protocol": {1}}, got
-    assert run["summary"]["output_tokens"] == sum(r["tokens"] for r in run["requests"]) and run["summary"]["ttft_ms"]["n"] == 10
+    assert run["summary"]["output_tokens"] == sum(r["tokens"] for r in run["requests"])
+    # What had come counts, however its request ended; whole requests are those that ended well.
+    first = sum(r["first_ms"] is not None for r in run["requests"])
+    assert first >= 20 and [run["summary"][m]["n"] for m in ("ttft_ms", "tpot_ms", "e2e_ms")] == [first, 10, 10], run["summary"]
+    assert re.search(rf"\n  ms +n +mean .*\n  TTFT +{first} .*\n  ITL +.*\n  TPOT +10 .*\n  e2e +10 ", text), text
 
 
 def a_stream_without_an_end_is_broken(server, bench):
@@ -310,8 +314,10 @@ def a_signal_reports_what_came(server, bench):
     assert process.returncode == 130, (process.returncode, text)
     has(text, "Unfinished   4 when the run was stopped")
     with open(bench.json) as f:
-        s = json.load(f)["summary"]
+        run = json.load(f)
+    s = run["summary"]
     assert s["stopped"] and s["unfinished"] == 4 and s["ok"] == 4, s
+    assert s["ttft_ms"]["n"] == sum(r["first_ms"] is not None for r in run["requests"]), s
 
 
 def usage_is_checked(server, bench):

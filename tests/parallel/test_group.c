@@ -24,6 +24,23 @@ static void all_gather_of_many_sizes_brings_everyones_bytes(void)
     bt_group_destroy(group);
 }
 
+/* Which of the others are slow shows in it. */
+static void time_that_others_take_is_counted_for_each(void)
+{
+    const bt_traffic *traffic = bt_world_traffic(g_world);
+    bt_group         *group   = group_of_all();
+    bt_wait           wait    = wait_s(30);
+    uint8_t           mine    = 1, all[MAX_RANKS];
+    uint64_t          before[MAX_RANKS];
+
+    for (uint32_t i = 0; i < g_ranks; i++)
+        before[i] = traffic[i].waited_ns;
+    EXPECT_EQ(bt_group_all_gather(group, &mine, 1, all, &wait), BT_OK);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        EXPECT(i == g_rank ? traffic[i].waited_ns == before[i] : traffic[i].waited_ns > before[i]);
+    bt_group_destroy(group);
+}
+
 static void exchange_with_random_counts_brings_what_was_sent(void)
 {
     enum { ROUNDS = 400, MAX_BYTES = 900000 };
@@ -414,6 +431,7 @@ static void every_failing_allocation_is_survived(void)
 static const bt_test TESTS[] = {
     BT_TEST(every_failing_allocation_is_survived), /* first: later ones leave memory to the world */
     BT_TEST(all_gather_of_many_sizes_brings_everyones_bytes),
+    BT_TEST(time_that_others_take_is_counted_for_each),
     BT_TEST(exchange_with_random_counts_brings_what_was_sent),
     BT_TEST(exchange_one_way_brings_a_large_block),
     BT_TEST(many_small_operations_stay_in_step),

@@ -24,6 +24,8 @@ typedef struct {
     bt_status   rejected_why;
     uint32_t    sent_order[64];  /* receivers, in the order in which payloads left */
     uint8_t     seen[SITE_SEEN]; /* request % SITE_SEEN: how often */
+    void       *pages;  /* not NULL: where rows on the device are copied to, in their order, */
+    void       *before; /* after the device has read what was there, to here */
 } site;
 
 /* Nothing queued, granted or in flight on this rank. */
@@ -84,6 +86,21 @@ static inline bool rows_are(uint64_t request, const uint8_t *p, size_t n)
     return true;
 }
 
+static inline void take_rows(site *s, const bt_page_payload *p, size_t n)
+{
+#ifdef SITE_NCCL
+    if (s->pages == NULL) return;
+    EXPECT_EQ(
+        cudaMemcpyAsync(s->before, s->pages, n, cudaMemcpyDeviceToDevice, bt_device_stream(g_dev)),
+        cudaSuccess);
+    EXPECT_EQ(bt_handoff_take(s->h), BT_OK);
+    EXPECT_EQ(cudaMemcpyAsync(s->pages, p->rows, n, cudaMemcpyDeviceToDevice, p->stream),
+              cudaSuccess);
+#else
+    (void)s, (void)p, (void)n;
+#endif
+}
+
 static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m,
                          const bt_page_payload *p)
 {
@@ -96,6 +113,7 @@ static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m,
     s->last_request = m->request;
     s->seen[m->request % SITE_SEEN]++;
     EXPECT_EQ(p->on_device, g_dev != NULL);
+    take_rows(s, p, n);
     get_rows(copy, p->rows, n);
     memcpy(copy + n, p->tail, m->tail_bytes);
     if (m->request >> 32 != from + 1 || (m->request >> 24 & 0xff) != g_rank ||

@@ -249,6 +249,30 @@ static void message_that_comes_back_goes_before_one_granted_after_it(void)
     expect_each_once();
 }
 
+/* What is not below the order that the receiver names has not come, and may have to go again. */
+static void messages_below_the_named_order_are_taken(void)
+{
+    uint32_t receiver = n_senders();
+    bt_slot *slots;
+
+    site_init(&g_site, 3, 4000, 5);
+    slots = g_site.h->slots;
+    for (uint32_t i = 0; i < 3; i++) {
+        slots[i].state = BT_SLOT_SENDING;
+        slots[i].carry = BT_CARRY_GONE;
+        slots[i].to    = receiver;
+        slots[i].order = 5 + i;
+        slots[i].taken = false;
+    }
+    bt_handoff_on_taken(g_site.h, receiver + 1, 8);
+    EXPECT(!slots[0].taken && !slots[1].taken && !slots[2].taken);
+    bt_handoff_on_taken(g_site.h, receiver, 6);
+    EXPECT(slots[0].taken && !slots[1].taken && !slots[2].taken);
+    for (uint32_t i = 0; i < 3; i++)
+        slots[i].state = BT_SLOT_FREE;
+    site_fini(&g_site);
+}
+
 static void changed_rows_are_rejected_by_their_checksum(void)
 {
     uint32_t receiver = n_senders();
@@ -264,6 +288,72 @@ static void changed_rows_are_rejected_by_their_checksum(void)
         EXPECT_EQ(g_site.rejected_request, request_of(0, receiver, 1));
         EXPECT_EQ(g_site.rejected_why, BT_ERR_CHECKSUM);
     }
+    site_fini(&g_site);
+}
+
+/* It travels with the header; the rows behind it are never received, so the line is made anew, and
+ * the message comes again until its sender gives it up. */
+static void changed_tail_is_rejected_by_its_checksum(void)
+{
+    uint32_t receiver = n_senders();
+    uint64_t request = request_of(0, receiver, 3), end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
+    uint8_t *tail;
+
+    site_init(&g_site, 3, 4000, 5);
+    if (g_rank == 0) {
+        tail = site_send(&g_site, receiver, 3, 10);
+        EXPECT(tail != NULL);
+        tail[5] ^= 0x40; /* after the seal */
+    }
+    if (g_rank == receiver) {
+        while (g_site.n_rejected + g_site.n_delivered == 0 && bt_now_ns() < end_ns)
+            if (!bt_handoff_poll(g_site.h)) bt_sleep_ns(20000);
+        EXPECT_EQ(g_site.n_delivered, 0);
+        EXPECT_EQ(g_site.rejected_request, request);
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_CHECKSUM);
+    }
+    site_meet(&g_site);
+    while (g_rank == 0 && !bt_handoff_cancel(g_site.h, request) && bt_now_ns() < end_ns)
+        bt_handoff_poll(g_site.h);
+    site_meet(&g_site);
+    run_traffic(9, g_ranks, NULL);
+    site_meet(&g_site);
+    site_fini(&g_site);
+}
+
+/* Rows go where others' were until now: after all that the device had to do with those, and before
+ * all that it does from then on. */
+static void rows_keep_their_place_in_the_work_of_the_device(void)
+{
+    enum { ROWS = 10, N = 20 };
+    uint32_t receiver = n_senders();
+    size_t   n        = row_bytes(ROWS);
+    uint8_t *host     = malloc(n);
+
+    site_init(&g_site, 2, 4000, 5);
+    if (g_rank == receiver) {
+        g_site.pages  = take(n);
+        g_site.before = take(n);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        if (g_rank == 0) {
+            EXPECT(site_send(&g_site, receiver, 4 * i, ROWS) != NULL);
+            EXPECT(poll_until(&g_site, &g_site.n_sent, i + 1));
+        }
+        if (g_rank == receiver) {
+            EXPECT(poll_until(&g_site, &g_site.n_delivered, i + 1));
+            get_rows(host, g_site.pages, n);
+            EXPECT(rows_are(request_of(0, receiver, 4 * i), host, n));
+            get_rows(host, g_site.before, n);
+            if (i > 0) EXPECT(rows_are(request_of(0, receiver, 4 * (i - 1)), host, n));
+        }
+        site_meet(&g_site);
+    }
+    if (g_rank == receiver) {
+        bt_device_free(g_dev, g_site.pages);
+        bt_device_free(g_dev, g_site.before);
+    }
+    free(host);
     site_fini(&g_site);
 }
 
@@ -505,7 +595,10 @@ static const bt_test TESTS[] = {
     BT_TEST(attempts_in_vain_are_made_ever_more_rarely),
     BT_TEST(line_that_stands_still_ends_at_its_deadline),
     BT_TEST(message_that_comes_back_goes_before_one_granted_after_it),
+    BT_TEST(messages_below_the_named_order_are_taken),
     BT_TEST(changed_rows_are_rejected_by_their_checksum),
+    BT_TEST(changed_tail_is_rejected_by_its_checksum),
+    BT_TEST(rows_keep_their_place_in_the_work_of_the_device),
     BT_TEST(nonsense_is_refused_and_the_line_goes_on),
     BT_TEST(lost_receiver_ends_with_its_epoch),
     BT_TEST(other_communicators_are_left_alone),

@@ -24,7 +24,11 @@ typedef enum {
     cudaErrorStreamCaptureIsolation   = 905,
     cudaErrorCapturedEvent            = 907
 } cudaError_t;
-typedef enum { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 } cudaMemcpyKind;
+typedef enum {
+    cudaMemcpyHostToDevice   = 1,
+    cudaMemcpyDeviceToHost   = 2,
+    cudaMemcpyDeviceToDevice = 3
+} cudaMemcpyKind;
 typedef enum {
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76

@@ -85,7 +85,7 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_DEFAULT("transport", OPT_TRANSPORT, "HOW", "auto",
                       "How ranks on GPUs exchange data: auto, nccl, mpi"),
     BT_OPTION_DEFAULT("timeout-s", OPT_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_TIMEOUT_S),
-                      "How long a rank waits for another one in a step"),
+                      "How long a rank waits for another one in a step; with NCCL 4 or more"),
     BT_OPTION_DEFAULT("coordinator-timeout-s", OPT_QUIET, "S",
                       BT_TEXT(BT_DEFAULT_COORDINATOR_TIMEOUT_S),
                       "A coordinator that has not answered for S seconds is lost"),

@@ -35,7 +35,7 @@ struct bt_relay_request {
     void        *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
     size_t       n_form_map_bytes;
     uint64_t     arrival; /* its first number: the smaller, the older */
-    bool         resumed; /* placed before: nothing but its own end refuses it */
+    bool         resumed; /* placed before: it waits as long as its cell moves */
     uint32_t     n_held;  /* prompt tokens that its decode rank had, as the ticket says */
     bt_sampling  sampling;
     uint32_t     n_choices, n_open;   /* all, and those that have not ended */

@@ -25,12 +25,12 @@ bt_status bt_tokenizer_chat(const bt_tokenizer *tok, size_t n, const bt_chat_mes
     BT_REQUIRE(think == BT_THINK_UNSAID || strstr(tok->chat_template, "thinking") != NULL,
                BT_ERR_UNSUPPORTED,
                "%s: expected a chat template that says when to think, found one without",
-               tok->path);
+               tok->chat_path);
     for (size_t i = 0; i < n; i++)
         BT_REQUIRE(is_known(messages[i].role), BT_ERR_INVALID_ARG,
                    "chat: role: expected system, user or assistant, found \"%.32s\"",
                    messages[i].role);
-    BT_TRY(bt_jinja_render(&(bt_jinja_chat){.name       = tok->path,
+    BT_TRY(bt_jinja_render(&(bt_jinja_chat){.name       = tok->chat_path,
                                             .text       = tok->chat_template,
                                             .messages   = messages,
                                             .n_messages = n,

@@ -52,6 +52,7 @@ void bt_tokenizer_close(bt_tokenizer *tok)
     bt_free(tok->tokens);
     bt_free(tok->arena);
     bt_free(tok->chat_template);
+    bt_free(tok->chat_path);
     bt_free(tok->no_chat);
     bt_free(tok->bos);
     bt_free(tok->eos);

@@ -63,7 +63,9 @@ static bt_status read_template(const bt_json_at *at, bt_tokenizer *tok)
         goto out;
     }
     tok->chat_template = bt_strdup(json_string_value(of));
-    BT_REQUIRE(tok->chat_template != NULL, BT_ERR_NO_MEMORY, "%s", at->file);
+    tok->chat_path     = bt_strdup(at->file);
+    BT_REQUIRE(tok->chat_template != NULL && tok->chat_path != NULL, BT_ERR_NO_MEMORY, "%s",
+               at->file);
 out:
     return st;
 }
@@ -85,11 +87,14 @@ static bt_status read_template_file(const char *path, bt_tokenizer *tok)
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s", path);
     n = fread(text, 1, MAX_TEMPLATE_BYTES + 1, f);
     if (ferror(f) != 0 || n > MAX_TEMPLATE_BYTES || memchr(text, 0, n) != NULL) {
-        BT_TRY(refuse_chat(tok, path, "expected a text of at most 1 MiB"));
+        BT_TRY(refuse_chat(
+            tok, path, ferror(f) != 0 ? "it cannot be read" : "expected a text of at most 1 MiB"));
         goto out;
     }
     tok->chat_template = text;
     text               = NULL;
+    tok->chat_path     = bt_strdup(path);
+    BT_REQUIRE(tok->chat_path != NULL, BT_ERR_NO_MEMORY, "%s", path);
 out:
     bt_free(text);
     if (f != NULL) fclose(f);

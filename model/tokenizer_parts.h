@@ -33,8 +33,9 @@ struct bt_tokenizer {
                                                  ignore_merges; NULL without it */
     size_t n_by_text;
 
-    char *chat_template, *no_chat; /* owned: or NULL; why there is none */
-    char *bos, *eos;               /* owned: their texts, or NULL */
+    char *chat_template, *chat_path; /* owned, or NULL: and its file */
+    char *no_chat;                   /* owned, or NULL: why there is none */
+    char *bos, *eos;                 /* owned: their texts, or NULL */
     enum { BT_ADD_BOS_UNSAID, BT_ADD_BOS, BT_ADD_NO_BOS } add_bos; /* of tokenizer_config.json */
     int64_t front_id; /* what the post_processor puts in front of a text, or -1 */
 };

@@ -101,6 +101,13 @@ uint64_t bt_census_loaded_bytes(const bt_census *c)
     return 2 * n - c->n_fp8 + c->n_fp8 / BT_FP8_BLOCK * sizeof(float);
 }
 
+uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg)
+{
+    uint64_t n = c->n_params[BT_PART_EXPERTS];
+
+    return cfg->fp8 ? n + n / BT_FP8_BLOCK * sizeof(float) : 2 * n;
+}
+
 static uint64_t attention_of_a_layer(const bt_mla_config *m)
 {
     uint64_t q_rows = (uint64_t)m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);

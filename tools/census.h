@@ -37,8 +37,10 @@ typedef struct {
 } bt_census;
 
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c);
-/* Bytes of what is served once loaded: bf16, or FP8 with its scales. */
+/* Bytes of what is served once loaded, and of the experts among them: bf16, or FP8 with its scales.
+ */
 uint64_t bt_census_loaded_bytes(const bt_census *c);
+uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg);
 
 /* By the sizes in config.json; MTP and OTHER are left at 0. */
 void bt_census_expect(const bt_model_config *cfg, uint64_t n_params[BT_N_PARTS]);

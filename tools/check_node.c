@@ -118,7 +118,7 @@ static void look_at_size(const bt_model_config *cfg, const bt_safetensors *st)
     if (bt_device_cuda_count(NULL, text, sizeof(text)) != 0) return;
     bt_census_take(st, cfg, &c);
     printf("needs %llu %llu\n", (unsigned long long)bt_census_loaded_bytes(&c),
-           (unsigned long long)c.n_params[BT_PART_EXPERTS] * (cfg->fp8 ? 1 : 2));
+           (unsigned long long)bt_census_expert_bytes(&c, cfg));
 }
 
 static void look_at_model(const char *dir)

@@ -8,12 +8,12 @@
 
 enum { STRIPPED_BYTES = 256 };
 
-/* An argument by name becomes the next one by place. */
-static void place(bt_jinja_call *call, const char *name)
+/* An argument by name is the i-th by place, if those before it are there. */
+static void place(bt_jinja_call *call, size_t i, const char *name)
 {
     const bt_jinja_entry *e = bt_jinja_find(&call->keywords, (bt_jinja_text){name, strlen(name)});
 
-    if (e == NULL || call->n_args == BT_JINJA_MAX_ARGS) return;
+    if (e == NULL || call->n_args != i) return;
     call->args[call->n_args++] = e->value;
     call->keywords.n--;
 }
@@ -77,8 +77,8 @@ static bt_status split_call(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *va
     bt_jinja_value list = {.kind = BT_JINJA_IS_LIST};
     const char    *at;
 
-    place(call, "sep");
-    place(call, "maxsplit");
+    place(call, 0, "sep");
+    place(call, 1, "maxsplit");
     BT_TRY(want(j, call, 1, 2));
     BT_JINJA_REQUIRE(j, call->at,
                      call->args[0].kind == BT_JINJA_IS_STRING && call->args[0].text.n != 0 &&
@@ -147,26 +147,6 @@ static bt_status case_call(bt_jinja *j, const bt_jinja_call *call, bt_jinja_text
         text[i] = c;
     }
     *value_out = bt_jinja_string(text, t.n);
-out:
-    return st;
-}
-
-static bt_status join_call(bt_jinja *j, const bt_jinja_call *call, const bt_jinja_value *items,
-                           bt_jinja_text by, bt_jinja_value *value_out)
-{
-    bt_status      st   = BT_OK;
-    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST}, of;
-
-    BT_TRY(bt_jinja_items(j, call->at, items, &of));
-    BT_JINJA_NEW(j, list.list.at, 2 * of.list.n);
-    for (size_t i = 0; i < of.list.n; i++) {
-        bt_jinja_text t;
-
-        BT_TRY(bt_jinja_to_text(j, call->at, &of.list.at[i], &t));
-        if (i != 0) list.list.at[list.list.n++] = bt_jinja_string(by.s, by.n);
-        list.list.at[list.list.n++] = bt_jinja_string(t.s, t.n);
-    }
-    BT_TRY(bt_jinja_join(j, &list, value_out));
 out:
     return st;
 }
@@ -279,12 +259,13 @@ static bt_status default_filter(bt_jinja *j, bt_jinja_call *call, bt_jinja_value
     bt_status st = BT_OK;
     bool      absent;
 
-    place(call, "default_value");
-    place(call, "boolean");
+    place(call, 0, "default_value");
+    if (call->n_args == 0) call->args[call->n_args++] = bt_jinja_string("", 0);
+    place(call, 1, "boolean");
     BT_TRY(want(j, call, 0, 2));
     absent = call->value.kind == BT_JINJA_UNDEFINED ||
              (call->n_args == 2 && bt_jinja_truth(&call->args[1]) && !bt_jinja_truth(&call->value));
-    *value_out = !absent ? call->value : call->n_args != 0 ? call->args[0] : bt_jinja_string("", 0);
+    *value_out = absent ? call->args[0] : call->value;
 out:
     return st;
 }
@@ -305,13 +286,21 @@ out:
 
 static bt_status join_filter(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *value_out)
 {
-    bt_status     st = BT_OK;
-    bt_jinja_text by = {"", 0};
+    bt_status      st   = BT_OK;
+    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST}, of;
 
-    place(call, "d");
+    place(call, 0, "d");
     BT_TRY(want_texts(j, call, 0, 1));
-    if (call->n_args != 0) by = call->args[0].text;
-    BT_TRY(join_call(j, call, &call->value, by, value_out));
+    BT_TRY(bt_jinja_items(j, call->at, &call->value, &of));
+    BT_JINJA_NEW(j, list.list.at, 2 * of.list.n);
+    for (size_t i = 0; i < of.list.n; i++) {
+        bt_jinja_text t;
+
+        BT_TRY(bt_jinja_to_text(j, call->at, &of.list.at[i], &t));
+        if (i != 0 && call->n_args != 0) list.list.at[list.list.n++] = call->args[0];
+        list.list.at[list.list.n++] = bt_jinja_string(t.s, t.n);
+    }
+    BT_TRY(bt_jinja_join(j, &list, value_out));
 out:
     return st;
 }

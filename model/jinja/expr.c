@@ -490,6 +490,12 @@ bt_status bt_jinja_parse_target(bt_jinja_parser *p, bt_jinja_node **node_out)
     bt_status      st = BT_OK;
     bt_jinja_node *list, *last;
 
+    if (bt_jinja_at_sign(p, '(')) {
+        BT_TRY(bt_jinja_read(p));
+        BT_TRY(bt_jinja_parse_target(p, node_out));
+        BT_TRY(bt_jinja_pass_sign(p, ')'));
+        goto out;
+    }
     if (p->now.kind != BT_JINJA_WORD) BT_TRY(bt_jinja_expected(p, "a name"));
     BT_TRY(parse_word(p, node_out));
     if ((*node_out)->kind != BT_JINJA_NAME) BT_TRY(bt_jinja_expected(p, "a name to store in"));

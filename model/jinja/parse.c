@@ -125,7 +125,9 @@ static bt_status parse_for(bt_jinja_parser *p, bt_jinja_node **node_out)
     BT_JINJA_REQUIRE(p->j, p->now.at, !bt_jinja_at_word(p, "recursive"), BT_ERR_UNSUPPORTED,
                      "expected a loop that is not recursive");
     BT_TRY(pass_end(p));
+    p->n_loops++;
     BT_TRY(parse_body(p, &loop->list));
+    p->n_loops--;
     if (bt_jinja_at_word(p, "else")) {
         BT_TRY(bt_jinja_read(p));
         BT_TRY(parse_until(p, "endfor", &loop->or_else));
@@ -182,11 +184,15 @@ out:
     return st;
 }
 
-static bt_status parse_plain(bt_jinja_parser *p, int kind, bt_jinja_node **node_out)
+/* break or continue */
+static bt_status parse_leap(bt_jinja_parser *p, bt_jinja_token word, bt_jinja_node **node_out)
 {
     bt_status st = BT_OK;
 
-    BT_TRY(bt_jinja_node_new(p, kind, node_out));
+    BT_JINJA_REQUIRE(p->j, word.at, p->n_loops != 0, BT_ERR_FORMAT, "%.*s outside a loop",
+                     bt_jinja_shown(word.text), word.text.s);
+    BT_TRY(
+        bt_jinja_node_new(p, word.text.s[0] == 'b' ? BT_JINJA_BREAK : BT_JINJA_CONTINUE, node_out));
     BT_TRY(pass_end(p));
 out:
     return st;
@@ -217,10 +223,8 @@ static bt_status parse_statement(bt_jinja_parser *p, bt_jinja_node **node_out)
         BT_TRY(parse_set(p, node_out));
     else if (bt_jinja_is(word.text, "macro"))
         BT_TRY(parse_macro(p, node_out));
-    else if (bt_jinja_is(word.text, "break"))
-        BT_TRY(parse_plain(p, BT_JINJA_BREAK, node_out));
-    else if (bt_jinja_is(word.text, "continue"))
-        BT_TRY(parse_plain(p, BT_JINJA_CONTINUE, node_out));
+    else if (bt_jinja_is(word.text, "break") || bt_jinja_is(word.text, "continue"))
+        BT_TRY(parse_leap(p, word, node_out));
     else if (bt_jinja_is(word.text, "generation"))
         BT_TRY(parse_generation(p, node_out));
     else

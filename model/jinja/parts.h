@@ -129,9 +129,9 @@ typedef struct {
     bt_jinja      *j;
     const char    *at; /* behind `now` */
     bt_jinja_token now;
-    char           closing; /* of the tag: '%' or '}' */
-    uint32_t       open;    /* brackets in the tag */
-    uint32_t       depth;
+    char           closing;        /* of the tag: '%' or '}' */
+    uint32_t       open;           /* brackets in the tag */
+    uint32_t       depth, n_loops; /* around */
 } bt_jinja_parser;
 
 /* The next token of a tag. */
@@ -198,10 +198,12 @@ struct bt_jinja_map {
     bool            is_namespace;
 };
 
-bt_jinja_value  bt_jinja_undefined(bt_jinja_text name);
-bt_jinja_value  bt_jinja_bool(bool is);
-bt_jinja_value  bt_jinja_int(int64_t number);
-bt_jinja_value  bt_jinja_string(const char *s, size_t n);
+bt_jinja_value bt_jinja_undefined(bt_jinja_text name);
+bt_jinja_value bt_jinja_bool(bool is);
+bt_jinja_value bt_jinja_int(int64_t number);
+bt_jinja_value bt_jinja_string(const char *s, size_t n);
+/* Steps that a search in it counts as. */
+size_t          bt_jinja_find_steps(const bt_jinja_map *map);
 bt_jinja_entry *bt_jinja_find(const bt_jinja_map *map, bt_jinja_text key);
 bt_status       bt_jinja_put(bt_jinja *j, bt_jinja_map *map, bt_jinja_text key, bt_jinja_value v);
 

@@ -43,7 +43,7 @@ static bt_status capture(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_node *
     j->n_out        = 0;
     j->out_capacity = 0;
     BT_TRY(run_list(j, scope, list, &how));
-    *value_out = bt_jinja_string(j->out, j->n_out);
+    *value_out = bt_jinja_string(j->out != NULL ? j->out : "", j->n_out);
 out:
     j->out          = around.out;
     j->n_out        = around.n_out;
@@ -185,7 +185,8 @@ out:
     return st;
 }
 
-static bt_status run_for(bt_jinja *j, bt_jinja_map *around, const bt_jinja_node *node)
+static bt_status run_for(bt_jinja *j, bt_jinja_map *around, const bt_jinja_node *node,
+                         ending *how_out)
 {
     bt_status      st  = BT_OK;
     ending         how = GOES_ON;
@@ -204,7 +205,7 @@ static bt_status run_for(bt_jinja *j, bt_jinja_map *around, const bt_jinja_node 
         BT_TRY(store(j, scope, node->b, list.list.at[i]));
         BT_TRY(run_list(j, scope, node->list, &how));
     }
-    if (list.list.n == 0) BT_TRY(run_list(j, around, node->or_else, &how));
+    if (list.list.n == 0) BT_TRY(run_list(j, scope, node->or_else, how_out));
 out:
     return st;
 }
@@ -271,7 +272,7 @@ static bt_status run_statement(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_
     switch (node->kind) {
     case BT_JINJA_TEXT: return print(j, node->text);
     case BT_JINJA_IF: return run_if(j, scope, node, how_out);
-    case BT_JINJA_FOR: return run_for(j, scope, node);
+    case BT_JINJA_FOR: return run_for(j, scope, node, how_out);
     case BT_JINJA_SET: return run_set(j, scope, node);
     case BT_JINJA_MACRO:
         return bt_jinja_put(j, scope, node->text,

@@ -7,6 +7,8 @@
 
 enum { MOST_NESTED = 100, STEP_ENTRIES = 16 };
 
+size_t bt_jinja_find_steps(const bt_jinja_map *map) { return map->n / STEP_ENTRIES; }
+
 /* ---- making and finding ---- */
 
 bt_jinja_value bt_jinja_undefined(bt_jinja_text name)
@@ -49,7 +51,7 @@ bt_status bt_jinja_put(bt_jinja *j, bt_jinja_map *map, bt_jinja_text key, bt_jin
     bt_status       st = BT_OK;
     bt_jinja_entry *e  = entry_of(map, key);
 
-    BT_TRY(bt_jinja_count(j, j->text, map->n / STEP_ENTRIES));
+    BT_TRY(bt_jinja_count(j, j->text, bt_jinja_find_steps(map)));
     if (e == NULL) {
         BT_JINJA_NEW(j, e, 1);
         e->key = key;
@@ -349,7 +351,7 @@ bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
     if (of->kind == BT_JINJA_IS_MAP && by->kind == BT_JINJA_IS_STRING) {
         const bt_jinja_entry *e = bt_jinja_find(of->map, by->text);
 
-        BT_TRY(bt_jinja_count(j, at, of->map->n / STEP_ENTRIES));
+        BT_TRY(bt_jinja_count(j, at, bt_jinja_find_steps(of->map)));
         if (e != NULL) *value_out = e->value;
     } else if (of->kind == BT_JINJA_IS_STRING && bt_jinja_is_number(by)) {
         BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(of)));

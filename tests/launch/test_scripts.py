@@ -114,7 +114,7 @@ def folder_belongs_to_one_coordinator(folder):
     assert read(files["job"]) == "8\n" and all(map(read, files.values())), os.listdir(folder)
     write(f"{folder}/end.8", "")
     assert second.result()[0] == 0
-    assert not any(map(os.path.exists, files.values())), os.listdir(folder)
+    assert not any(map(read, files.values())), os.listdir(folder)
 
 
 def main():

@@ -253,6 +253,8 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
          "expected a list to go through, found a number"                                                                                                                         },
         {"{% if 1 %}",                                                                               BT_ERR_FORMAT,      "expected endif, found the end"                         },
         {"{% if 1 %}{% endfor %}",                                                                   BT_ERR_FORMAT,      "expected endif, found endfor %}"                       },
+        {"{% if 1 %}{% break %}{% endif %}",                                                         BT_ERR_FORMAT,      "break outside a loop"                                  },
+        {"{{ 'a'|default('p', default_value='q') }}",                                                BT_ERR_UNSUPPORTED, "and 1 more by name"                                    },
         {"x{% endif %}",                                                                             BT_ERR_FORMAT,      "expected a tag that belongs to one before, found endif"},
         {"{{ (1 }}",                                                                                 BT_ERR_FORMAT,      "line 1: expected"                                      },
         {"{{ 'a }}",                                                                                 BT_ERR_FORMAT,      "a quote that does not end"                             },

@@ -172,6 +172,9 @@ OTHERS = [
     "{% for i in range(2) %}{% if x is defined %}again{% endif %}{% set x = i %}{{ x }}{% endfor %}{{ x is defined }}"
     "{{ range is defined }}{{ strftime_now is callable }}{{ messages.0.role }}{{ 'abc'[-2] }}{{ 'abc'[5] is defined }}",
     "{{ '\u00e9\u3000a\u00e9'.strip('\u00e9') }}|{{ '\u00e9a\u00e9'|last }}{{ '\u00e9a'|length }}{{ '\u00e9a\u00e9'[1:] }}{{ 'abc'[:-1] }}",
+    "{% set x %}{% endset %}{{ '' in x }}{{ x.split('a')|length }}{{ ''|default(boolean=true) }}|{{ 'a'|default(boolean=true) }}",
+    "{% for i in [] %}{% else %}{% set k = 1 %}{{ k }}{% endfor %}[{{ k }}]{% for (a, b) in [[1, 2]] %}{{ a }}{{ b }}{% endfor %}"
+    "{% for i in [1, 2] %}{{ i }}{% for j in [] %}{% else %}{% break %}{% endfor %}{% endfor %}{% set (a, b) = 3, 4 %}{{ a }}{{ b }}",
     "{{ undef }}{{ undef|length }}{{ undef|default('d') }}{{ ''|default('e', true) }}{{ undef is defined }}{{ undef or 'o' }}",
     "{{ raise_exception('no') if false }}{{ nothing.here if false }}{{ 'x'|nofilter if false }}ok",
     "{% if messages[0].content is string and not (messages[0]['role'] == 'tool') -%} a {%- elif 1 -%} b {%- endif -%} c",

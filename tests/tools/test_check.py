@@ -166,6 +166,10 @@ def main():
         done = subprocess.run([INSPECT, wide_model(os.path.join(folder, "wide"), min(free // 8 // 1024, 1 << 24))], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         has(done.stdout, "1 rank      room for ", "8 ranks     none: each needs ")
+        # In FP8 an expert's weights have their scales: 663,552 bytes and a float for each 128 of them.
+        done = subprocess.run([CHECK, "--node", "--model", os.path.join(SOURCE, "tests/models/v3-fp8")], capture_output=True, text=True, timeout=300,
+                              env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        has(done.stdout, "\nneeds 1688096 684288\n")
         # A config.json that does not fit the tensors: neither check nor inspect may pass it.
         config = json.load(open(os.path.join(MODEL, "config.json")))
         json.dump(config | {"hidden_size": 2 * config["hidden_size"]}, open(os.path.join(broken, "config.json"), "w"))

@@ -74,7 +74,7 @@ static void profile_knows_the_published_models(void)
 static void profile_counts_weights_in_8_bits(void)
 {
     static bt_profile_model m;
-    static const double     FP8  = 1 + 4.0 / (128 * 128);
+    static const double     FP8  = 1 + 4.0 / 128;           /* with scales */
     const double            kv_b = 3 * 4 * (32 + 32) * 128; /* layers, heads, nope + v, latent */
 
     EXPECT_EQ(bt_profile_model_find(BT_SOURCE_DIR "/tests/models/v3-fp8", &m), BT_OK);

@@ -2,11 +2,18 @@
 
 #include <math.h>
 
+#include "core/machine.h"
 #include "tools/profile/text.h"
 
 static double latent_bytes(const bt_analysis *a)
 {
     return (double)bt_profile_latent_bytes(a->model);
+}
+
+/* As ranks take it. */
+static double usable_bytes(const bt_analysis *a)
+{
+    return BT_MEMORY_PERCENT / 100.0 * a->roof->memory_bytes;
 }
 
 bt_analysis_rank bt_analysis_share(const bt_analysis *a, bt_share share, uint32_t ranks)
@@ -19,7 +26,7 @@ bt_analysis_rank bt_analysis_share(const bt_analysis *a, bt_share share, uint32_
                                                                : attention + other + experts / n,
                           .kv_bytes     = latent_bytes(a) / (share == BT_SHARE_TP ? 1 : n)};
 
-    room     = 0.9 * a->roof->memory_bytes - r.weight_bytes;
+    room     = usable_bytes(a) - r.weight_bytes;
     r.tokens = room <= 0 ? 0 : room / r.kv_bytes;
     return r;
 }
@@ -112,27 +119,24 @@ static void print_cache(const bt_analysis *a, FILE *to)
     double               expanded = (double)bt_profile_expanded_bytes(a->model);
     double               rope     = 2.0 * (m->n_heads - 1) * m->qk_rope_dim;
 
-    fprintf(
-        to,
-        "\nCache of a token           a layer     %u layers   128 Ki tokens   fit in %s\n"
-        "  keys and values      %10s %13s %15s   %s tokens\n"
-        "  the same, rope once  %10s %13s %15s   %s tokens\n"
-        "  latent               %10s %13s %15s   %s tokens   (%.2f %% less)\n",
-        a->model->n_layers, bt_text_bytes(0.9 * a->roof->memory_bytes).text,
-        bt_text_bytes(expanded / a->model->n_layers).text, bt_text_bytes(expanded).text,
-        bt_text_bytes(131072 * expanded).text,
-        bt_text_count(floor(0.9 * a->roof->memory_bytes / expanded)).text,
-        bt_text_bytes(expanded / a->model->n_layers - rope).text,
-        bt_text_bytes(expanded - rope * a->model->n_layers).text,
-        bt_text_bytes(131072 * (expanded - rope * a->model->n_layers)).text,
-        bt_text_count(floor(0.9 * a->roof->memory_bytes / (expanded - rope * a->model->n_layers)))
-            .text,
-        bt_text_bytes(latent / a->model->n_layers).text, bt_text_bytes(latent).text,
-        bt_text_bytes(131072 * latent).text,
-        bt_text_count(floor(0.9 * a->roof->memory_bytes / latent)).text,
-        100 * (1 - latent / expanded));
-    fprintf(to, "  (nine tenths of %s, before weights; the table of ranks below counts weights)\n",
-            a->roof->measured ? "the free memory" : "the GPU's memory");
+    fprintf(to,
+            "\nCache of a token           a layer     %u layers   128 Ki tokens   fit in %s\n"
+            "  keys and values      %10s %13s %15s   %s tokens\n"
+            "  the same, rope once  %10s %13s %15s   %s tokens\n"
+            "  latent               %10s %13s %15s   %s tokens   (%.2f %% less)\n",
+            a->model->n_layers, bt_text_bytes(usable_bytes(a)).text,
+            bt_text_bytes(expanded / a->model->n_layers).text, bt_text_bytes(expanded).text,
+            bt_text_bytes(131072 * expanded).text,
+            bt_text_count(floor(usable_bytes(a) / expanded)).text,
+            bt_text_bytes(expanded / a->model->n_layers - rope).text,
+            bt_text_bytes(expanded - rope * a->model->n_layers).text,
+            bt_text_bytes(131072 * (expanded - rope * a->model->n_layers)).text,
+            bt_text_count(floor(usable_bytes(a) / (expanded - rope * a->model->n_layers))).text,
+            bt_text_bytes(latent / a->model->n_layers).text, bt_text_bytes(latent).text,
+            bt_text_bytes(131072 * latent).text,
+            bt_text_count(floor(usable_bytes(a) / latent)).text, 100 * (1 - latent / expanded));
+    fprintf(to, "  (%d %% of %s, before weights; the table of ranks below counts weights)\n",
+            BT_MEMORY_PERCENT, a->roof->measured ? "the free memory" : "the GPU's memory");
 }
 
 static const uint32_t CROSS_KV[] = {512, 1024, 4096, 32768, 131072};
@@ -410,7 +414,7 @@ static json_t *handoff_json(const bt_analysis *a)
 
 json_t *bt_analysis_json(const bt_analysis *a)
 {
-    double memory = 0.9 * a->roof->memory_bytes;
+    double memory = usable_bytes(a);
 
     return json_pack("{s:o,s:{s:f,s:f,s:f,s:f},s:o,s:o,s:o,s:o}", "variants", variants_json(a),
                      "cache", "latent_bytes_per_token", latent_bytes(a), "expanded_bytes_per_token",

@@ -110,13 +110,13 @@ static void from_row(const row *r, bt_profile_model *m)
     m->note             = r->note;
 }
 
-/* bf16, or e4m3 with a scale for each block where the checkpoint has those; its few norms among
+/* As they lie in memory: bf16, or e4m3 with a scale for 128 elements of a row; its few norms among
  * them do not matter. */
 static void count_bytes(const bt_model_config *cfg, const uint64_t n[BT_N_PARTS],
                         bt_profile_model *m)
 {
     const bt_mla_config *a      = &m->mla;
-    double               small  = m->fp8 ? 1 + 4.0 / (BT_FP8_BLOCK * BT_FP8_BLOCK) : 2;
+    double               small  = m->fp8 ? 1 + 4.0 / BT_FP8_BLOCK : 2;
     uint64_t             narrow = n[BT_PART_DENSE] + n[BT_PART_SHARED];
     uint64_t             kv_b =
         (uint64_t)cfg->n_layers * a->n_heads * (a->qk_nope_dim + a->v_dim) * a->kv_lora_rank;

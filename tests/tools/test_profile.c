@@ -137,7 +137,9 @@ static void shares_of_ranks_follow_the_rules(void)
     EXPECT(tp.kv_bytes == 70272); /* every rank has every latent */
     EXPECT(dp.kv_bytes == 70272 / 16.0);
     EXPECT(pd.kv_bytes == dp.kv_bytes && pd.weight_bytes == dp.weight_bytes);
-    EXPECT(tp.weight_bytes < dp.weight_bytes && dp.tokens > 3 * tp.tokens);
+    EXPECT(tp.weight_bytes < dp.weight_bytes && dp.tokens > tp.tokens);
+    EXPECT(bt_analysis_share(&a, BT_SHARE_DP_EP, 32).tokens >
+           10 * bt_analysis_share(&a, BT_SHARE_TP, 32).tokens);
     EXPECT(bt_analysis_share(&a, BT_SHARE_TP, 1).tokens == 0); /* 1.3 TB of weights */
 }
 

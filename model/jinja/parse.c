@@ -84,6 +84,19 @@ out:
     return st;
 }
 
+/* What is printed for somebody else, whom no break leaves. */
+static bt_status parse_own(bt_jinja_parser *p, const char *word, bt_jinja_node **list_out)
+{
+    bt_status st      = BT_OK;
+    uint32_t  n_loops = p->n_loops;
+
+    p->n_loops = 0;
+    BT_TRY(parse_until(p, word, list_out));
+    p->n_loops = n_loops;
+out:
+    return st;
+}
+
 static bt_status parse_if(bt_jinja_parser *p, bt_jinja_node **node_out)
 {
     bt_status       st     = BT_OK;
@@ -147,7 +160,7 @@ static bt_status parse_set(bt_jinja_parser *p, bt_jinja_node **node_out)
     BT_TRY(bt_jinja_node_new(p, BT_JINJA_SET, node_out));
     BT_TRY(bt_jinja_parse_target(p, &(*node_out)->a));
     if (p->now.kind == BT_JINJA_TAG_END) {
-        BT_TRY(parse_until(p, "endset", &(*node_out)->list));
+        BT_TRY(parse_own(p, "endset", &(*node_out)->list));
         goto out;
     }
     BT_TRY(bt_jinja_pass_sign(p, '='));
@@ -178,7 +191,7 @@ static bt_status parse_macro(bt_jinja_parser *p, bt_jinja_node **node_out)
         BT_TRY(bt_jinja_parse_expression(p, &(*to)->a));
     }
     BT_TRY(bt_jinja_read(p));
-    BT_TRY(parse_until(p, "endmacro", &macro->list));
+    BT_TRY(parse_own(p, "endmacro", &macro->list));
     *node_out = macro;
 out:
     return st;
@@ -204,7 +217,7 @@ static bt_status parse_generation(bt_jinja_parser *p, bt_jinja_node **node_out)
     bt_status st = BT_OK;
 
     BT_TRY(bt_jinja_node_new(p, BT_JINJA_BODY, node_out));
-    BT_TRY(parse_until(p, "endgeneration", &(*node_out)->list));
+    BT_TRY(parse_own(p, "endgeneration", &(*node_out)->list));
 out:
     return st;
 }

@@ -122,7 +122,8 @@ static bool read_line(char **line, size_t *capacity, size_t *n_out)
 
     fputs("> ", stdout);
     fflush(stdout);
-    n = getline(line, capacity, stdin);
+    /* A signal just before a read would leave it waiting.  Terminals give a line at a time. */
+    n = bt_talk_await_input() ? getline(line, capacity, stdin) : -1;
     if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = '\0';
     if (n <= 0) putchar('\n');
     *n_out = n > 0 ? (size_t)n : 0;

@@ -2,11 +2,13 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "cli/answer.h"
@@ -37,15 +39,37 @@ static const struct argp_option OPTIONS[] = {
 
 enum { OUTPUT_LOST = -1 }; /* in g_stop, which else holds a signal */
 static atomic_int g_stop;
+static int        g_wake = -1; /* an eventfd: readable once a signal has come */
 
-static void on_signal(int sig) { g_stop = sig; }
+static void on_signal(int sig)
+{
+    const uint64_t one   = 1;
+    int            error = errno;
+
+    g_stop = sig;
+    if (write(g_wake, &one, sizeof(one)) < 0) errno = error;
+}
 
 bool bt_talk_interrupted(void)
 {
-    bool was = g_stop != 0;
+    bool     was = g_stop != 0;
+    uint64_t n;
 
+    if (read(g_wake, &n, sizeof(n)) < 0) n = 0; /* none is the usual case */
     g_stop = 0;
     return was;
+}
+
+bool bt_talk_await_input(void)
+{
+    struct pollfd fds[] = {
+        {.fd = STDIN_FILENO, .events = POLLIN},
+        {.fd = g_wake,       .events = POLLIN}
+    };
+
+    while (g_stop == 0 && poll(fds, 2, -1) < 0 && errno == EINTR)
+        continue;
+    return g_stop == 0;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -84,6 +108,8 @@ bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk)
     bt_client_model        model;
     const struct sigaction action = {.sa_handler = on_signal};
 
+    g_wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    BT_REQUIRE(g_wake >= 0, BT_ERR_IO, "eventfd: %s", strerror(errno));
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     talk->opt = opt;
@@ -113,6 +139,8 @@ void bt_talk_close(bt_talk *talk)
 {
     if (talk->tokenizer != NULL) bt_tokenizer_close(talk->tokenizer);
     bt_client_close(talk->client);
+    if (g_wake >= 0) close(g_wake);
+    g_wake = -1;
     memset(talk, 0, sizeof(*talk));
 }
 

@@ -36,6 +36,8 @@ bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk);
 void      bt_talk_close(bt_talk *talk);
 /* A signal came; resets it. */
 bool bt_talk_interrupted(void);
+/* Until stdin has something or its end; false when a signal came first, or before. */
+bool bt_talk_await_input(void);
 
 /* Sends the prompt, writes the answer to stdout as it comes and the account to stderr.  *reply_out,
  * when it is not NULL, becomes the text (owned by the caller), without the special token that ended

@@ -2,10 +2,12 @@
 are cut off, choices and logprobs are shown, TLS and mutual TLS work, and what is wrong is told.
 
     BT_COORDINATOR=... test_clients.py BIN_DIR"""
+import contextlib
 import fcntl
 import json
 import os
 import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -191,16 +193,22 @@ class Conversation(Served):
                                 stderr=slave, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(slave)
         shown = ""
-        for i, line in enumerate([*lines, end]):
-            while shown.count("> ") < i + 1:
-                shown += os.read(master, 65536).decode()
-            os.write(master, (line + "\n" if line != end else end).encode())
+
+        def more():
+            self.assertTrue(select.select([master], [], [], 60)[0], f"nothing more within 60 s:\n{shown}")
+            with contextlib.suppress(OSError):  # the other side is closed
+                return os.read(master, 65536).decode()
+            return ""
         try:
-            while more := os.read(master, 65536):
-                shown += more.decode()
-        except OSError:  # the other side is closed
-            pass
-        return chat.wait(60), shown
+            for i, line in enumerate([*lines, end]):
+                while shown.count("> ") < i + 1:
+                    shown += more()
+                os.write(master, (line + "\n" if line != end else end).encode())
+            while text := more():
+                shown += text
+            return chat.wait(60), shown
+        finally:
+            chat.kill()
 
     def prompts(self):
         return [m.n_prompt for _, m in self.cell.seen("reserve")]

@@ -46,6 +46,11 @@ typedef void (*bt_linear_row_fn)(void *ctx, uint32_t n, bt_bf16 *row);
  * them after the other are to be multiplied by. */
 typedef void (*bt_linear_fp8_fn)(void *ctx, uint32_t n, uint8_t *row, float *scale);
 enum { BT_FP8_BLOCK = 128 };
+/* Of so many weights in e4m3 in memory, each row's scales with them. */
+static inline uint64_t bt_fp8_bytes(uint64_t n_elems)
+{
+    return n_elems + n_elems / BT_FP8_BLOCK * sizeof(float);
+}
 
 /* y[m, n] = x[m, k] * W[n, k]^T, fp32 accumulation, each result rounded once to y_dtype. */
 typedef struct {

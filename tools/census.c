@@ -98,14 +98,14 @@ uint64_t bt_census_loaded_bytes(const bt_census *c)
 
     for (int i = 0; i < BT_PART_MTP; i++)
         n += c->n_params[i];
-    return 2 * n - c->n_fp8 + c->n_fp8 / BT_FP8_BLOCK * sizeof(float);
+    return 2 * (n - c->n_fp8) + bt_fp8_bytes(c->n_fp8);
 }
 
 uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg)
 {
     uint64_t n = c->n_params[BT_PART_EXPERTS];
 
-    return cfg->fp8 ? n + n / BT_FP8_BLOCK * sizeof(float) : 2 * n;
+    return cfg->fp8 ? bt_fp8_bytes(n) : 2 * n;
 }
 
 static uint64_t attention_of_a_layer(const bt_mla_config *m)

@@ -54,7 +54,7 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
          * published models do not have. */
         if (t->dtype == BT_ST_F8_E4M3 && strstr(t->name, "kv_b_proj") == NULL &&
             strstr(t->name, "embed_tokens") == NULL)
-            bytes += elems + elems / BT_FP8_BLOCK * sizeof(float);
+            bytes += bt_fp8_bytes(elems);
         else
             bytes += elems * sizeof(bt_bf16);
     }

@@ -11,7 +11,7 @@ enum { STRIPPED_BYTES = 256 };
 /* An argument by name is the i-th by place, if those before it are there. */
 static void place(bt_jinja_call *call, size_t i, const char *name)
 {
-    const bt_jinja_entry *e = bt_jinja_find(&call->keywords, (bt_jinja_text){name, strlen(name)});
+    const bt_jinja_entry *e = bt_jinja_find(&call->keywords, bt_jinja_word(name));
 
     if (e == NULL || call->n_args != i) return;
     call->args[call->n_args++] = e->value;

@@ -178,7 +178,7 @@ static bt_status evaluate_choice(bt_jinja *j, bt_jinja_map *scope, const bt_jinj
     if (node->kind == BT_JINJA_CHOOSE) {
         const bt_jinja_node *chosen = bt_jinja_truth(value_out) ? node->a : node->c;
 
-        *value_out = bt_jinja_undefined((bt_jinja_text){"an if without else", 18});
+        *value_out = bt_jinja_undefined(bt_jinja_word("an if without else"));
         if (chosen != NULL) BT_TRY(bt_jinja_evaluate(j, scope, chosen, value_out));
     } else if (bt_jinja_truth(value_out) == (node->kind == BT_JINJA_AND)) {
         BT_TRY(bt_jinja_evaluate(j, scope, node->b, value_out));

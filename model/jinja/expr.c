@@ -67,16 +67,12 @@ static bt_status parse_quoted(bt_jinja_parser *p, bt_jinja_node **node_out)
 {
     bt_status     st = BT_OK;
     bt_jinja_text all;
-    char         *joined;
 
     BT_TRY(bt_jinja_node_new(p, BT_JINJA_STRING, node_out));
     all = p->now.text;
     BT_TRY(bt_jinja_read(p));
     while (p->now.kind == BT_JINJA_QUOTED) {
-        BT_JINJA_NEW(p->j, joined, all.n + p->now.text.n + 1);
-        memcpy(joined, all.s, all.n);
-        memcpy(joined + all.n, p->now.text.s, p->now.text.n);
-        all = (bt_jinja_text){joined, all.n + p->now.text.n};
+        BT_TRY(bt_jinja_concat(p->j, all, p->now.text, &all));
         BT_TRY(bt_jinja_read(p));
     }
     (*node_out)->text = all;
@@ -225,9 +221,7 @@ static bt_status parse_postfix(bt_jinja_parser *p, bt_jinja_node **node_out)
                 BT_TRY(parse_primary(p, &(*node_out)->b));
                 continue;
             }
-            if (p->now.kind != BT_JINJA_WORD) BT_TRY(bt_jinja_expected(p, "a name"));
-            (*node_out)->text = p->now.text;
-            BT_TRY(bt_jinja_read(p));
+            BT_TRY(bt_jinja_pass_name(p, "a name", &(*node_out)->text));
         } else {
             goto out;
         }
@@ -236,34 +230,25 @@ out:
     return st;
 }
 
-static bool ends_test(const bt_jinja_parser *p)
-{
-    static const char *const WORDS[] = {"else", "or", "and", "if", "is", "in", "not"};
-
-    for (size_t i = 0; i < sizeof(WORDS) / sizeof(WORDS[0]); i++)
-        if (bt_jinja_at_word(p, WORDS[i])) return true;
-    return false;
-}
-
 /* `is not word`, `is word(arguments)` or `is word argument`. */
 static bt_status parse_test(bt_jinja_parser *p, bt_jinja_node **node_out)
 {
-    bt_status      st = BT_OK;
-    bt_jinja_node *test;
-    bool           negated;
+    static const char *const ENDS[] = {"else", "or", "and", "if", "is", "in", "not", NULL};
+    bt_status                st     = BT_OK;
+    bt_jinja_node           *test;
+    bool                     negated;
 
     BT_TRY(wrap(p, BT_JINJA_TEST, node_out));
     test = *node_out;
     BT_TRY(bt_jinja_read(p));
     negated = bt_jinja_at_word(p, "not");
     if (negated) BT_TRY(bt_jinja_read(p));
-    if (p->now.kind != BT_JINJA_WORD) BT_TRY(bt_jinja_expected(p, "a test"));
-    test->text = p->now.text;
-    BT_TRY(bt_jinja_read(p));
+    BT_TRY(bt_jinja_pass_name(p, "a test", &test->text));
     if (bt_jinja_at_sign(p, '(')) {
         BT_TRY(parse_arguments(p, &test->list));
-    } else if ((p->now.kind == BT_JINJA_WORD && !ends_test(p)) || p->now.kind == BT_JINJA_QUOTED ||
-               p->now.kind == BT_JINJA_NUMBER || bt_jinja_at_sign(p, '[')) {
+    } else if ((p->now.kind == BT_JINJA_WORD && !bt_jinja_at_any(p, ENDS)) ||
+               p->now.kind == BT_JINJA_QUOTED || p->now.kind == BT_JINJA_NUMBER ||
+               bt_jinja_at_sign(p, '[')) {
         BT_TRY(parse_primary(p, &test->list));
         BT_TRY(parse_postfix(p, &test->list));
     }
@@ -283,9 +268,7 @@ static bt_status parse_filters(bt_jinja_parser *p, bt_jinja_node **node_out)
         } else if (bt_jinja_at_sign(p, '|')) {
             BT_TRY(wrap(p, BT_JINJA_FILTER, node_out));
             BT_TRY(bt_jinja_read(p));
-            if (p->now.kind != BT_JINJA_WORD) BT_TRY(bt_jinja_expected(p, "a filter"));
-            (*node_out)->text = p->now.text;
-            BT_TRY(bt_jinja_read(p));
+            BT_TRY(bt_jinja_pass_name(p, "a filter", &(*node_out)->text));
             if (bt_jinja_at_sign(p, '(')) BT_TRY(parse_arguments(p, &(*node_out)->list));
         } else if (bt_jinja_at_sign(p, '(')) {
             BT_TRY(wrap(p, BT_JINJA_CALL, node_out));

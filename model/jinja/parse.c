@@ -6,6 +6,10 @@
 
 #include "model/jinja/parts.h"
 
+/* Words that end a list, or go on with what is around it. */
+static const char *const ENDS[] = {"elif",   "else",     "endif",         "endfor",
+                                   "endset", "endmacro", "endgeneration", NULL};
+
 static bt_status parse_body(bt_jinja_parser *p, bt_jinja_node **list_out);
 
 /* ---- text ---- */
@@ -97,6 +101,22 @@ out:
     return st;
 }
 
+/* The other list, where there is one, and the tag that begins with this word. */
+static bt_status parse_else(bt_jinja_parser *p, const char *word, bt_jinja_node **list_out)
+{
+    bt_status st = BT_OK;
+
+    if (bt_jinja_at_word(p, "else")) {
+        BT_TRY(bt_jinja_read(p));
+        BT_TRY(parse_until(p, word, list_out));
+    } else {
+        BT_TRY(bt_jinja_pass_word(p, word));
+        BT_TRY(pass_end(p));
+    }
+out:
+    return st;
+}
+
 static bt_status parse_if(bt_jinja_parser *p, bt_jinja_node **node_out)
 {
     bt_status       st     = BT_OK;
@@ -111,13 +131,7 @@ static bt_status parse_if(bt_jinja_parser *p, bt_jinja_node **node_out)
         if (!bt_jinja_at_word(p, "elif")) break;
         BT_TRY(bt_jinja_read(p));
     }
-    if (bt_jinja_at_word(p, "else")) {
-        BT_TRY(bt_jinja_read(p));
-        BT_TRY(parse_until(p, "endif", branch));
-    } else {
-        BT_TRY(bt_jinja_pass_word(p, "endif"));
-        BT_TRY(pass_end(p));
-    }
+    BT_TRY(parse_else(p, "endif", branch));
 out:
     return st;
 }
@@ -141,13 +155,7 @@ static bt_status parse_for(bt_jinja_parser *p, bt_jinja_node **node_out)
     p->n_loops++;
     BT_TRY(parse_body(p, &loop->list));
     p->n_loops--;
-    if (bt_jinja_at_word(p, "else")) {
-        BT_TRY(bt_jinja_read(p));
-        BT_TRY(parse_until(p, "endfor", &loop->or_else));
-    } else {
-        BT_TRY(bt_jinja_pass_word(p, "endfor"));
-        BT_TRY(pass_end(p));
-    }
+    BT_TRY(parse_else(p, "endfor", &loop->or_else));
     *node_out = loop;
 out:
     return st;
@@ -176,9 +184,7 @@ static bt_status parse_macro(bt_jinja_parser *p, bt_jinja_node **node_out)
     bt_jinja_node *macro, **to;
 
     BT_TRY(bt_jinja_node_new(p, BT_JINJA_MACRO, &macro));
-    if (p->now.kind != BT_JINJA_WORD) BT_TRY(bt_jinja_expected(p, "a macro's name"));
-    macro->text = p->now.text;
-    BT_TRY(bt_jinja_read(p));
+    BT_TRY(bt_jinja_pass_name(p, "a macro's name", &macro->text));
     BT_TRY(bt_jinja_pass_sign(p, '('));
     for (to = &macro->b; !bt_jinja_at_sign(p, ')'); to = &(*to)->next) {
         if (to != &macro->b) BT_TRY(bt_jinja_pass_sign(p, ','));
@@ -260,17 +266,6 @@ out:
     return st;
 }
 
-/* Words that end a list, or go on with what is around it. */
-static bool ends_body(const bt_jinja_parser *p)
-{
-    static const char *const WORDS[] = {"elif",   "else",     "endif",        "endfor",
-                                        "endset", "endmacro", "endgeneration"};
-
-    for (size_t i = 0; i < sizeof(WORDS) / sizeof(WORDS[0]); i++)
-        if (bt_jinja_at_word(p, WORDS[i])) return true;
-    return false;
-}
-
 /* One tag, whose statement or output goes to *node_out; *ends_out: it ends the list instead, and
  * p->now is its word. */
 static bt_status parse_tag(bt_jinja_parser *p, bt_jinja_node **node_out, bool *ends_out)
@@ -291,7 +286,7 @@ static bt_status parse_tag(bt_jinja_parser *p, bt_jinja_node **node_out, bool *e
         goto out;
     }
     BT_TRY(bt_jinja_read(p));
-    *ends_out = ends_body(p);
+    *ends_out = bt_jinja_at_any(p, ENDS);
     if (!*ends_out) BT_TRY(parse_statement(p, node_out));
 out:
     return st;

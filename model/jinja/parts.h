@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "model/jinja/jinja.h"
 #include "model/json.h"
@@ -57,7 +58,8 @@ typedef struct {
     size_t      n;
 } bt_jinja_text;
 
-bool bt_jinja_is(bt_jinja_text text, const char *word);
+static inline bt_jinja_text bt_jinja_word(const char *s) { return (bt_jinja_text){s, strlen(s)}; }
+bool                        bt_jinja_is(bt_jinja_text text, const char *word);
 /* For "%.*s", cut to what an error shows. */
 int bt_jinja_shown(bt_jinja_text text);
 
@@ -138,9 +140,12 @@ typedef struct {
 bt_status bt_jinja_read(bt_jinja_parser *p);
 bool      bt_jinja_at_word(const bt_jinja_parser *p, const char *word);
 bool      bt_jinja_at_sign(const bt_jinja_parser *p, int sign);
+/* At one of the words, which end with NULL. */
+bool bt_jinja_at_any(const bt_jinja_parser *p, const char *const *words);
 /* Passes it, or says what was found instead. */
 bt_status bt_jinja_pass_word(bt_jinja_parser *p, const char *word);
 bt_status bt_jinja_pass_sign(bt_jinja_parser *p, int sign);
+bt_status bt_jinja_pass_name(bt_jinja_parser *p, const char *what, bt_jinja_text *name_out);
 bt_status bt_jinja_node_new(bt_jinja_parser *p, int kind, bt_jinja_node **node_out);
 bt_status bt_jinja_expected(const bt_jinja_parser *p, const char *what);
 /* One more level of the tree; undone by p->depth--, also after an error. */
@@ -228,6 +233,7 @@ const char *bt_jinja_skip_space(const char *at);
 size_t      bt_jinja_n_chars(bt_jinja_text t);
 /* Its characters from number `from` to before number `to`, as far as there are some. */
 bt_jinja_text bt_jinja_part(bt_jinja_text t, size_t from, size_t to);
+bt_status bt_jinja_concat(bt_jinja *j, bt_jinja_text a, bt_jinja_text b, bt_jinja_text *text_out);
 /* The characters as a list, and a list of texts as one. */
 bt_status bt_jinja_chars(bt_jinja *j, bt_jinja_text t, bt_jinja_value *list_out);
 bt_status bt_jinja_join(bt_jinja *j, const bt_jinja_value *list, bt_jinja_value *value_out);

@@ -91,11 +91,9 @@ out:
     return st;
 }
 
-static bt_jinja_text word(const char *s) { return (bt_jinja_text){s, strlen(s)}; }
-
 static bt_status put_text(bt_jinja *j, bt_jinja_map *map, const char *key, const char *text)
 {
-    return bt_jinja_put(j, map, word(key), bt_jinja_string(text, strlen(text)));
+    return bt_jinja_put(j, map, bt_jinja_word(key), bt_jinja_string(text, strlen(text)));
 }
 
 /* As apply_chat_template() gives them to a template, for messages of text without tools. */
@@ -116,17 +114,17 @@ static bt_status put_globals(bt_jinja *j, const bt_jinja_chat *chat, bt_jinja_ma
         BT_TRY(put_text(j, message->map, "role", chat->messages[i].role));
         BT_TRY(put_text(j, message->map, "content", chat->messages[i].content));
     }
-    BT_TRY(bt_jinja_put(j, globals, word("messages"), list));
-    BT_TRY(bt_jinja_put(j, globals, word("tools"), none));
-    BT_TRY(bt_jinja_put(j, globals, word("documents"), none));
-    BT_TRY(bt_jinja_put(j, globals, word("add_generation_prompt"), bt_jinja_bool(true)));
+    BT_TRY(bt_jinja_put(j, globals, bt_jinja_word("messages"), list));
+    BT_TRY(bt_jinja_put(j, globals, bt_jinja_word("tools"), none));
+    BT_TRY(bt_jinja_put(j, globals, bt_jinja_word("documents"), none));
+    BT_TRY(bt_jinja_put(j, globals, bt_jinja_word("add_generation_prompt"), bt_jinja_bool(true)));
     if (chat->bos != NULL) BT_TRY(put_text(j, globals, "bos_token", chat->bos));
     if (chat->eos != NULL) BT_TRY(put_text(j, globals, "eos_token", chat->eos));
     if (chat->think != BT_THINK_UNSAID) {
         bt_jinja_value think = bt_jinja_bool(chat->think == BT_THINK_YES);
 
-        BT_TRY(bt_jinja_put(j, globals, word("thinking"), think));
-        BT_TRY(bt_jinja_put(j, globals, word("enable_thinking"), think));
+        BT_TRY(bt_jinja_put(j, globals, bt_jinja_word("thinking"), think));
+        BT_TRY(bt_jinja_put(j, globals, bt_jinja_word("enable_thinking"), think));
     }
 out:
     return st;

@@ -51,6 +51,16 @@ out:
     return st;
 }
 
+static bt_status new_scope(bt_jinja *j, bt_jinja_map *up, bt_jinja_map **scope_out)
+{
+    bt_status st = BT_OK;
+
+    BT_JINJA_NEW(j, *scope_out, 1);
+    (*scope_out)->up = up;
+out:
+    return st;
+}
+
 /* The macro's parameters in a scope of its own: by place, by name, by default. */
 bt_status bt_jinja_run_macro(bt_jinja *j, const bt_jinja_call *call, bt_jinja_value *value_out)
 {
@@ -60,8 +70,7 @@ bt_status bt_jinja_run_macro(bt_jinja *j, const bt_jinja_call *call, bt_jinja_va
     bt_jinja_map        *scope;
     bt_jinja_value       value;
 
-    BT_JINJA_NEW(j, scope, 1);
-    scope->up = call->value.macro.scope;
+    BT_TRY(new_scope(j, call->value.macro.scope, &scope));
     for (const bt_jinja_node *name = macro->b; name != NULL; name = name->next, n++) {
         const bt_jinja_entry *named = bt_jinja_find(&call->keywords, name->text);
 
@@ -117,7 +126,7 @@ out:
 
 static bt_status put_number(bt_jinja *j, bt_jinja_map *map, const char *key, size_t number)
 {
-    return bt_jinja_put(j, map, (bt_jinja_text){key, strlen(key)}, bt_jinja_int((int64_t)number));
+    return bt_jinja_put(j, map, bt_jinja_word(key), bt_jinja_int((int64_t)number));
 }
 
 /* What `loop` is on its i-th turn. */
@@ -128,30 +137,20 @@ static bt_status put_loop(bt_jinja *j, bt_jinja_map *scope, bt_jinja_map *map,
     bt_jinja_value        loop = {.kind = BT_JINJA_IS_MAP, .map = map};
     size_t                n    = list->list.n;
     const bt_jinja_value *at   = list->list.at;
-    bt_jinja_text         none = {"loop's neighbour", 16};
+    bt_jinja_text         none = bt_jinja_word("loop's neighbour");
 
     BT_TRY(put_number(j, loop.map, "index", i + 1));
     BT_TRY(put_number(j, loop.map, "index0", i));
     BT_TRY(put_number(j, loop.map, "revindex", n - i));
     BT_TRY(put_number(j, loop.map, "revindex0", n - i - 1));
     BT_TRY(put_number(j, loop.map, "length", n));
-    BT_TRY(bt_jinja_put(j, loop.map, (bt_jinja_text){"first", 5}, bt_jinja_bool(i == 0)));
-    BT_TRY(bt_jinja_put(j, loop.map, (bt_jinja_text){"last", 4}, bt_jinja_bool(i + 1 == n)));
-    BT_TRY(bt_jinja_put(j, loop.map, (bt_jinja_text){"previtem", 8},
+    BT_TRY(bt_jinja_put(j, loop.map, bt_jinja_word("first"), bt_jinja_bool(i == 0)));
+    BT_TRY(bt_jinja_put(j, loop.map, bt_jinja_word("last"), bt_jinja_bool(i + 1 == n)));
+    BT_TRY(bt_jinja_put(j, loop.map, bt_jinja_word("previtem"),
                         i != 0 ? at[i - 1] : bt_jinja_undefined(none)));
-    BT_TRY(bt_jinja_put(j, loop.map, (bt_jinja_text){"nextitem", 8},
+    BT_TRY(bt_jinja_put(j, loop.map, bt_jinja_word("nextitem"),
                         i + 1 < n ? at[i + 1] : bt_jinja_undefined(none)));
-    BT_TRY(bt_jinja_put(j, scope, (bt_jinja_text){"loop", 4}, loop));
-out:
-    return st;
-}
-
-static bt_status new_scope(bt_jinja *j, bt_jinja_map *up, bt_jinja_map **scope_out)
-{
-    bt_status st = BT_OK;
-
-    BT_JINJA_NEW(j, *scope_out, 1);
-    (*scope_out)->up = up;
+    BT_TRY(bt_jinja_put(j, scope, bt_jinja_word("loop"), loop));
 out:
     return st;
 }

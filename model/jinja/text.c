@@ -135,6 +135,19 @@ const char *bt_jinja_skip_space(const char *at)
     return at;
 }
 
+bt_status bt_jinja_concat(bt_jinja *j, bt_jinja_text a, bt_jinja_text b, bt_jinja_text *text_out)
+{
+    bt_status st = BT_OK;
+    char     *both;
+
+    BT_JINJA_NEW(j, both, a.n + b.n + 1);
+    if (a.n != 0) memcpy(both, a.s, a.n);
+    if (b.n != 0) memcpy(both + a.n, b.s, b.n);
+    *text_out = (bt_jinja_text){both, a.n + b.n};
+out:
+    return st;
+}
+
 bt_status bt_jinja_join(bt_jinja *j, const bt_jinja_value *list, bt_jinja_value *value_out)
 {
     bt_status st = BT_OK;

@@ -204,6 +204,13 @@ bool bt_jinja_at_word(const bt_jinja_parser *p, const char *word)
     return p->now.kind == BT_JINJA_WORD && bt_jinja_is(p->now.text, word);
 }
 
+bool bt_jinja_at_any(const bt_jinja_parser *p, const char *const *words)
+{
+    while (*words != NULL)
+        if (bt_jinja_at_word(p, *words++)) return true;
+    return false;
+}
+
 bool bt_jinja_at_sign(const bt_jinja_parser *p, int sign)
 {
     return p->now.kind == BT_JINJA_SIGN && p->now.number == sign;
@@ -229,4 +236,15 @@ bt_status bt_jinja_pass_sign(bt_jinja_parser *p, int sign)
     char what[2] = {(char)sign, '\0'};
 
     return bt_jinja_at_sign(p, sign) ? bt_jinja_read(p) : bt_jinja_expected(p, what);
+}
+
+bt_status bt_jinja_pass_name(bt_jinja_parser *p, const char *what, bt_jinja_text *name_out)
+{
+    bt_status st = BT_OK;
+
+    if (p->now.kind != BT_JINJA_WORD) BT_TRY(bt_jinja_expected(p, what));
+    *name_out = p->now.text;
+    BT_TRY(bt_jinja_read(p));
+out:
+    return st;
 }

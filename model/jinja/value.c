@@ -107,14 +107,13 @@ bt_status bt_jinja_to_text(bt_jinja *j, const char *at, const bt_jinja_value *v,
     if (v->kind == BT_JINJA_IS_STRING) {
         *text_out = v->text;
     } else if (v->kind == BT_JINJA_IS_BOOL) {
-        *text_out = v->number != 0 ? (bt_jinja_text){"True", 4} : (bt_jinja_text){"False", 5};
+        *text_out = v->number != 0 ? bt_jinja_word("True") : bt_jinja_word("False");
     } else if (v->kind == BT_JINJA_IS_INT) {
         BT_JINJA_NEW(j, digits, 24);
         *text_out =
             (bt_jinja_text){digits, (size_t)snprintf(digits, 24, "%lld", (long long)v->number)};
     } else {
-        *text_out =
-            v->kind == BT_JINJA_IS_NONE ? (bt_jinja_text){"None", 4} : (bt_jinja_text){"", 0};
+        *text_out = v->kind == BT_JINJA_IS_NONE ? bt_jinja_word("None") : bt_jinja_word("");
     }
 out:
     return st;
@@ -214,20 +213,6 @@ out:
     return st;
 }
 
-static bt_status join_texts(bt_jinja *j, bt_jinja_text a, bt_jinja_text b,
-                            bt_jinja_value *value_out)
-{
-    bt_status st = BT_OK;
-    char     *both;
-
-    BT_JINJA_NEW(j, both, a.n + b.n + 1);
-    if (a.n != 0) memcpy(both, a.s, a.n);
-    if (b.n != 0) memcpy(both + a.n, b.s, b.n);
-    *value_out = bt_jinja_string(both, a.n + b.n);
-out:
-    return st;
-}
-
 static bt_status join_lists(bt_jinja *j, const bt_jinja_value *a, const bt_jinja_value *b,
                             bt_jinja_value *value_out)
 {
@@ -302,9 +287,11 @@ bt_status bt_jinja_binary(bt_jinja *j, const bt_jinja_node *node, const bt_jinja
     if (node->number == '~') {
         BT_TRY(bt_jinja_to_text(j, node->at, a, &left));
         BT_TRY(bt_jinja_to_text(j, node->at, b, &right));
-        BT_TRY(join_texts(j, left, right, value_out));
+        BT_TRY(bt_jinja_concat(j, left, right, &left));
+        *value_out = bt_jinja_string(left.s, left.n);
     } else if (node->number == '+' && a->kind == BT_JINJA_IS_STRING && b->kind == a->kind) {
-        BT_TRY(join_texts(j, a->text, b->text, value_out));
+        BT_TRY(bt_jinja_concat(j, a->text, b->text, &left));
+        *value_out = bt_jinja_string(left.s, left.n);
     } else if (node->number == '+' && a->kind == BT_JINJA_IS_LIST && b->kind == a->kind) {
         BT_TRY(join_lists(j, a, b, value_out));
     } else if (node->number == '*' && a->kind == BT_JINJA_IS_STRING && bt_jinja_is_number(b)) {
@@ -342,7 +329,7 @@ bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
                          const bt_jinja_value *by, bt_jinja_value *value_out)
 {
     bt_status     st   = BT_OK;
-    bt_jinja_text name = by->kind == BT_JINJA_IS_STRING ? by->text : (bt_jinja_text){"item", 4};
+    bt_jinja_text name = by->kind == BT_JINJA_IS_STRING ? by->text : bt_jinja_word("item");
 
     BT_JINJA_REQUIRE(j, at, of->kind != BT_JINJA_UNDEFINED, BT_ERR_FORMAT,
                      "%.*s is undefined and has no %.*s", bt_jinja_shown(of->text), of->text.s,
@@ -408,7 +395,7 @@ bt_status bt_jinja_slice(bt_jinja *j, const char *at, const bt_jinja_value *of,
     }
     if (of->kind == BT_JINJA_IS_STRING) BT_TRY(bt_jinja_chars(j, of->text, &list));
     if (list.kind != BT_JINJA_IS_LIST) {
-        *value_out = bt_jinja_undefined((bt_jinja_text){"a slice", 7});
+        *value_out = bt_jinja_undefined(bt_jinja_word("a slice"));
         goto out;
     }
     n    = (int64_t)list.list.n;

@@ -28,7 +28,7 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The server:", 1),
     BT_OPTION_DEFAULT("address", 'a', "HOST:PORT", BT_DEFAULT_ADDRESS, "What `baton run` printed"),
     BT_OPTION("model", 'm', "DIR",
-              "Directory with the model's tokenizer.json (default: the one that the server names)"),
+              "Directory with the model's tokenizer (default: the one that the server names)"),
     BT_OPTION_DEFAULT("timeout-s", OPT_TIMEOUT, "S", BT_TEXT(TIMEOUT_S),
                       "Give up when nothing comes for S seconds"),
     BT_OPTION_GROUP("What is written:", 6),

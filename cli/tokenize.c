@@ -24,7 +24,8 @@ static const char DOC[] =
     "  echo '[407, 310]' | baton tokenize --model models/demo --decode";
 
 static const struct argp_option OPTIONS[] = {
-    BT_OPTION("model", 'm', "PATH", "The model's directory, or its tokenizer.json"),
+    BT_OPTION("model", 'm', "PATH",
+              "The model's directory, or its tokenizer.json or tiktoken.model"),
     BT_OPTION("decode", 'd', NULL, "Turn lists of ids into strings"),
     {0},
 };
@@ -46,7 +47,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case ARGP_KEY_END:
         if (opt->model == NULL)
-            argp_error(state, "--model is missing: a model's directory, or its tokenizer.json");
+            argp_error(state, "--model is missing: a model's directory, or its tokenizer's file");
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

@@ -108,8 +108,8 @@ static bt_status take_stop_strings(const bt_ask *p, const bt_intake_limits *limi
                                    bt_intake_answer *answer, char *refusal)
 {
     if (p->n_stop == 0) return BT_OK;
-    BT_INTAKE_REFUSE_UNLESS(
-        limits->tokenizer, "stop (strings) is not supported: the model has no tokenizer.json here");
+    BT_INTAKE_REFUSE_UNLESS(limits->tokenizer,
+                            "stop (strings) is not supported: the model has no tokenizer here");
     BT_INTAKE_REFUSE_UNLESS(p->n_stop <= BT_STOP_STRINGS_MAX,
                             "stop has %zu strings, at most %d are allowed", p->n_stop,
                             BT_STOP_STRINGS_MAX);

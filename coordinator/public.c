@@ -368,7 +368,7 @@ static void open_tokenizer(bt_public *pub, const char *model)
 {
     char path[PATH_MAX];
 
-    snprintf(path, sizeof(path), "%s/tokenizer.json", model);
+    bt_tokenizer_file(model, path);
     if (access(path, F_OK) != 0)
         BT_WARN("no stop strings: %s: %s", path, strerror(errno));
     else if (bt_tokenizer_open(model, &pub->tokenizer) != BT_OK)

@@ -15,7 +15,7 @@ struct bt_bpe {
     uint32_t byte_ids[256];
     slot    *slots; /* owned: [mask + 1], open addressing, at most half full */
     uint64_t mask;
-    uint32_t next_rank;
+    size_t   n_added;
 };
 
 bt_status bt_bpe_create(const uint32_t byte_ids[256], size_t n_merges, bt_bpe **bpe_out)
@@ -58,12 +58,13 @@ static slot *find(const bt_bpe *bpe, uint32_t left, uint32_t right)
     return &bpe->slots[i & bpe->mask];
 }
 
-void bt_bpe_add(bt_bpe *bpe, uint32_t left, uint32_t right, uint32_t merged)
+void bt_bpe_add(bt_bpe *bpe, uint32_t rank, uint32_t left, uint32_t right, uint32_t merged)
 {
     slot *s = find(bpe, left, right);
 
-    BT_ASSERT(bpe->next_rank <= bpe->mask / 2);
-    *s = (slot){(uint64_t)left << 32 | right, bpe->next_rank++, merged};
+    BT_ASSERT(bpe->n_added <= bpe->mask / 2);
+    bpe->n_added++;
+    *s = (slot){(uint64_t)left << 32 | right, rank, merged};
 }
 
 /* A piece being merged: a linked list of symbols by position, and a heap of merges to try, which

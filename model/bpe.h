@@ -20,9 +20,9 @@ typedef struct bt_bpe bt_bpe;
 /* byte_ids: the id of each single byte.  Room for n_merges merges. */
 bt_status bt_bpe_create(const uint32_t byte_ids[256], size_t n_merges, bt_bpe **bpe_out);
 void      bt_bpe_destroy(bt_bpe *bpe);
-/* left right -> merged, with a lower rank than all that are added later; a pair that was added
- * before takes the new rank and id (as in Hugging Face).  At most n_merges calls. */
-void bt_bpe_add(bt_bpe *bpe, uint32_t left, uint32_t right, uint32_t merged);
+/* left right -> merged; a pair that was added before takes the new rank and id (as in Hugging
+ * Face).  At most n_merges calls. */
+void bt_bpe_add(bt_bpe *bpe, uint32_t rank, uint32_t left, uint32_t right, uint32_t merged);
 
 /* Workspace that grows to the longest piece; all zero at first. */
 typedef struct {

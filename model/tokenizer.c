@@ -10,29 +10,41 @@
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
 
+#define TIKTOKEN "tiktoken.model"
+
+void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX])
+{
+    char other[PATH_MAX];
+
+    snprintf(file_out, PATH_MAX, "%s/tokenizer.json", dir);
+    snprintf(other, sizeof(other), "%s/" TIKTOKEN, dir);
+    if (!bt_json_file_exists(file_out) && bt_json_file_exists(other))
+        snprintf(file_out, PATH_MAX, "%s", other);
+}
+
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
 {
     bt_status     st  = BT_OK;
     bt_tokenizer *tok = bt_calloc(1, sizeof(*tok));
-    const char   *last;
+    const char   *name;
     struct stat   info;
     char          file[PATH_MAX], dir[PATH_MAX];
 
     BT_REQUIRE(tok != NULL, BT_ERR_NO_MEMORY, "%s", path);
     BT_REQUIRE(strlen(path) < PATH_MAX - 32, BT_ERR_IO, "tokenizer: expected a path under %d bytes",
                PATH_MAX - 32);
-    snprintf(dir, sizeof(dir), "%s", path);
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        snprintf(file, sizeof(file), "%s/tokenizer.json", path);
-    } else {
-        snprintf(file, sizeof(file), "%s", path);
-        last = strrchr(path, '/');
-        snprintf(dir, sizeof(dir), "%.*s", last == NULL ? 1 : (int)(last - path) + 1,
-                 last == NULL ? "." : path);
-    }
+    snprintf(file, sizeof(file), "%s", path);
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) bt_tokenizer_file(path, file);
+    name = strrchr(file, '/');
+    name = name != NULL ? name + 1 : file;
+    snprintf(dir, sizeof(dir), "%.*s", name == file ? 1 : (int)(name - file) - 1,
+             name == file ? "." : file);
     tok->path = bt_strdup(file);
     BT_REQUIRE(tok->path != NULL, BT_ERR_NO_MEMORY, "%s", path);
-    BT_TRY(bt_tokenizer_load(tok, file));
+    if (strcmp(name, TIKTOKEN) == 0)
+        BT_TRY(bt_tokenizer_load_tiktoken(tok, file, dir));
+    else
+        BT_TRY(bt_tokenizer_load(tok, file));
     BT_TRY(bt_tokenizer_load_chat(tok, dir));
     *tok_out = tok;
     tok      = NULL;
@@ -128,34 +140,13 @@ out:
     return st;
 }
 
-/* With ignore_merges: whether the piece is a token as it stands. */
-static bool find_whole(const bt_tokenizer *tok, const char *piece, size_t n, uint32_t *id_out)
-{
-    size_t lo = 0, hi = tok->n_by_text;
-
-    while (lo < hi) {
-        size_t mid   = lo + (hi - lo) / 2;
-        int    order = bt_vocab_token_compare(tok, tok->by_text[mid], piece, n);
-
-        if (order == 0) {
-            *id_out = tok->by_text[mid];
-            return true;
-        }
-        if (order < 0)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return false;
-}
-
 static bt_status encode_piece(encoding *e, const char *piece, size_t n)
 {
     bt_status st    = BT_OK;
     size_t    n_ids = 1;
 
     BT_TRY(reserve(e, n));
-    if (!find_whole(e->tok, piece, n, &e->ids[e->n]))
+    if (!bt_vocab_find(e->tok, piece, n, &e->ids[e->n]))
         BT_TRY(bt_bpe_encode(e->tok->bpe, piece, n, &e->scratch, e->ids + e->n, &n_ids));
     e->n += n_ids;
 out:
@@ -165,11 +156,18 @@ out:
 /* Text without added tokens. */
 static bt_status encode_plain(encoding *e, const char *text, size_t n)
 {
-    bt_status st = BT_OK;
+    bt_status st       = BT_OK;
+    uint32_t  in_block = 0;
 
-    BT_TRY(bt_pretokenizer_cut(e->tok->pre, text, n, &e->pieces));
-    for (size_t i = 0; i < e->pieces.n; i++)
-        BT_TRY(encode_piece(e, text + e->pieces.pieces[i].at, e->pieces.pieces[i].n));
+    while (n > 0) {
+        size_t part = e->tok->cuts_text ? bt_tiktoken_part(text, n, &in_block) : n;
+
+        BT_TRY(bt_pretokenizer_cut(e->tok->pre, text, part, &e->pieces));
+        for (size_t i = 0; i < e->pieces.n; i++)
+            BT_TRY(encode_piece(e, text + e->pieces.pieces[i].at, e->pieces.pieces[i].n));
+        text += part;
+        n -= part;
+    }
 out:
     return st;
 }

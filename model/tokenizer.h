@@ -1,13 +1,15 @@
-/* model/tokenizer.h - byte-level BPE of tokenizer.json, and chat templates (model/jinja/).
+/* model/tokenizer.h - byte-level BPE of tokenizer.json or tiktoken.model, and chat templates
+ * (model/jinja/).
  *
  * Pre-tokenizers: V3's three Splits and V2's Splits, both exactly as Hugging Face `tokenizers` runs
- * them (each Split works on the pieces that the one before left).  Added tokens match before the
- * regexes, longest first.
+ * them (each Split works on the pieces that the one before left), and the regex that comes with
+ * tiktoken.model (Kimi-K2, Moonlight).  Added tokens match before the regexes, longest first.
  *
  * Threads: encode and decode are safe from several threads. */
 #ifndef BT_MODEL_TOKENIZER_H
 #define BT_MODEL_TOKENIZER_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,8 +22,14 @@ extern "C" {
 
 typedef struct bt_tokenizer bt_tokenizer;
 
-/* path: a model directory or a tokenizer.json.  The chat template, bos and eos come from
+/* The file with a model directory's tokenizer, there or not: tokenizer.json, but tiktoken.model
+ * where only that is.  The directory's path is under PATH_MAX - 32 bytes. */
+void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX]);
+
+/* path: a model directory, or such a file.  The chat template, bos and eos come from
  * tokenizer_config.json and chat_template.jinja beside it, where they are. */
+extern const char bt_tiktoken_pre[]; /* JSON text: tiktoken.model's pre-tokenizer, as tokenizer.json
+                                        would have it */
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out);
 void      bt_tokenizer_close(bt_tokenizer *tok);
 uint32_t  bt_tokenizer_vocab_size(const bt_tokenizer *tok); /* highest id + 1 */

@@ -125,38 +125,6 @@ out:
     return st;
 }
 
-int bt_vocab_token_compare(const bt_tokenizer *tok, uint32_t id, const char *text, size_t n)
-{
-    const bt_vocab_token *t     = &tok->tokens[id];
-    int                   order = memcmp(tok->arena + t->at, text, t->n < n ? t->n : n);
-
-    return order != 0 ? order : (t->n > n) - (t->n < n);
-}
-
-static int by_text(const void *a, const void *b, void *ctx)
-{
-    const bt_tokenizer   *tok = ctx;
-    const bt_vocab_token *t   = &tok->tokens[*(const uint32_t *)b];
-
-    return bt_vocab_token_compare(tok, *(const uint32_t *)a, tok->arena + t->at, t->n);
-}
-
-/* With ignore_merges a piece that is a token as a whole is that token. */
-static bt_status load_whole_tokens(loading *l)
-{
-    bt_status     st  = BT_OK;
-    bt_tokenizer *tok = l->tok;
-
-    if (!json_is_true(json_object_get(l->model, "ignore_merges"))) goto out;
-    tok->by_text = bt_calloc(tok->n_tokens, sizeof(*tok->by_text));
-    BT_REQUIRE(tok->by_text != NULL, BT_ERR_NO_MEMORY, "%s: %u tokens", l->path, tok->n_tokens);
-    for (uint32_t id = 0; id < tok->n_tokens; id++)
-        if (tok->tokens[id].mapped) tok->by_text[tok->n_by_text++] = id;
-    qsort_r(tok->by_text, tok->n_by_text, sizeof(*tok->by_text), by_text, tok);
-out:
-    return st;
-}
-
 /* The ids of the 256 characters that stand for bytes. */
 static bt_status find_bytes(loading *l, uint32_t byte_ids[256])
 {
@@ -231,7 +199,7 @@ static bt_status add_merge(loading *l, size_t i)
                    l->path, i, bt_json_printable(entry, name, sizeof(name)));
         BT_TRY(id_of(l, entry, v, &ids[part]));
     }
-    bt_bpe_add(l->tok->bpe, ids[1], ids[0], ids[2]);
+    bt_bpe_add(l->tok->bpe, (uint32_t)i, ids[1], ids[0], ids[2]);
 out:
     return st;
 }
@@ -249,7 +217,7 @@ out:
     return st;
 }
 
-static bt_status refuse_strips(const loading *l, const bt_json_at *at, const char *text)
+bt_status bt_tokenizer_refuse_strips(const bt_json_at *at, const char *text)
 {
     static const char *const FLAGS[] = {"single_word", "lstrip", "rstrip"};
     bt_status                st      = BT_OK;
@@ -257,7 +225,7 @@ static bt_status refuse_strips(const loading *l, const bt_json_at *at, const cha
 
     for (int i = 0; i < 3; i++)
         BT_REQUIRE(!json_is_true(json_object_get(at->obj, FLAGS[i])), BT_ERR_UNSUPPORTED,
-                   "%s: added token \"%s\": field %s: expected false, found true", l->path,
+                   "%s: added token \"%s\": field %s: expected false, found true", at->file,
                    bt_json_printable(text, name, sizeof(name)), FLAGS[i]);
 out:
     return st;
@@ -275,7 +243,7 @@ static bt_status add_added(loading *l, size_t i)
 
     BT_TRY(added_text(l, i, &text));
     BT_TRY(id_of(l, text, json_object_get(at.obj, "id"), &id));
-    BT_TRY(refuse_strips(l, &at, text));
+    BT_TRY(bt_tokenizer_refuse_strips(&at, text));
     if (bt_json_field(&at, "normalized") != NULL)
         BT_TRY(bt_json_bool(&at, "normalized", &normalized));
     v = json_object_get(l->vocab, text);
@@ -446,7 +414,7 @@ bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path)
     BT_TRY(check_frame(&l, json));
     BT_TRY(measure(&l));
     BT_TRY(load_vocab(&l));
-    BT_TRY(load_whole_tokens(&l));
+    if (json_is_true(json_object_get(l.model, "ignore_merges"))) BT_TRY(bt_vocab_sort(tok));
     BT_TRY(load_merges(&l));
     BT_TRY(load_added(&l));
     BT_TRY(load_front(&l, json_object_get(json, "post_processor")));

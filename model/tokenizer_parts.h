@@ -4,6 +4,7 @@
 
 #include "model/added_tokens.h"
 #include "model/bpe.h"
+#include "model/json.h"
 #include "model/pretokenizer.h"
 #include "model/tokenizer.h"
 
@@ -29,9 +30,11 @@ struct bt_tokenizer {
     bt_added_tokens *added[BT_N_ADDED_LISTS]; /* owned */
     bt_pretokenizer *pre;                     /* owned */
     bt_bpe          *bpe;                     /* owned */
-    uint32_t        *by_text;                 /* owned: [n_by_text] mapped ids sorted by bytes, for
-                                                 ignore_merges; NULL without it */
+    uint32_t        *by_text;                 /* owned: [n_by_text] mapped ids sorted by bytes, if
+                                                 a piece that is a token as a whole is that token,
+                                                 else NULL */
     size_t n_by_text;
+    bool   cuts_text; /* into bt_tiktoken_part() */
 
     char *chat_template, *chat_path; /* owned, or NULL: and its file */
     char *no_chat;                   /* owned, or NULL: why there is none */
@@ -40,11 +43,22 @@ struct bt_tokenizer {
     int64_t front_id; /* what the post_processor puts in front of a text, or -1 */
 };
 
-/* memcmp order, a prefix first. */
-int bt_vocab_token_compare(const bt_tokenizer *tok, uint32_t id, const char *text, size_t n);
+/* Makes by_text. */
+bt_status bt_vocab_sort(bt_tokenizer *tok);
+/* Whether by_text has the n bytes. */
+bool bt_vocab_find(const bt_tokenizer *tok, const char *text, size_t n, uint32_t *id_out);
 
 /* Fills an empty tokenizer from tokenizer.json. */
 bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path);
+/* The same from tiktoken.model and the tokenizer_config.json in `dir`. */
+bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path, const char *dir);
+/* UNSUPPORTED: the added token takes blanks around it, or whole words only. */
+bt_status bt_tokenizer_refuse_strips(const bt_json_at *at, const char *text);
+
+/* The length of the first of the parts in which TikTokenTokenizer encodes a text of n > 0 bytes:
+ * blocks of 400,000 characters, and within each no run of blanks, or of anything else, beyond
+ * 25,000.  *in_block counts the block's characters, 0 at first. */
+size_t bt_tiktoken_part(const char *text, size_t n, uint32_t *in_block);
 /* Template, bos, eos and add_bos_token from tokenizer_config.json and chat_template.jinja in `dir`,
  * where they are. */
 bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir);

@@ -65,6 +65,7 @@ typedef struct {
     size_t         n, n_merges;
     uint32_t       bos, eos, pad; /* UINT32_MAX: none */
     bool           add_bos;
+    bool           whole_first; /* a piece that is a token as a whole is that token */
 } vocabulary;
 
 static bool is(bt_gguf_text text, const char *what)
@@ -89,13 +90,17 @@ static bt_status find_pre(vocabulary *v, const char **why_not_out)
         v->pre = V3;
     } else if (is(model, "gpt2") && is(pre, "deepseek-llm")) {
         v->pre = V2;
+    } else if (is(model, "gpt2") && is(pre, "kimi-k2")) {
+        v->pre         = bt_tiktoken_pre;
+        v->whole_first = true;
     } else {
         snprintf(text[0], sizeof(text[0]), "%.*s", (int)bt_min_u32((uint32_t)model.n, 63),
                  model.text);
         snprintf(text[1], sizeof(text[1]), "%.*s", (int)bt_min_u32((uint32_t)pre.n, 63), pre.text);
         snprintf(
             why, sizeof(why),
-            "expected one of model gpt2 and pre deepseek-v3 or deepseek-llm, found \"%s\" and "
+            "expected one of model gpt2 and pre deepseek-v3, deepseek-llm or kimi-k2, found \"%s\" "
+            "and "
             "\"%s\"; copy tokenizer.json and tokenizer_config.json of the original model there",
             bt_json_printable(text[0], found[0], sizeof(found[0])),
             bt_json_printable(text[1], found[1], sizeof(found[1])));
@@ -247,7 +252,7 @@ static bt_status write_tokenizer(const vocabulary *v)
                   "decoder", "type", "ByteLevel", "add_prefix_space", 1, "trim_offsets", 1,
                   "use_regex", 1, "model", "type", "BPE", "dropout", "unk_token",
                   "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback",
-                  0, "ignore_merges", 0, "vocab", vocab, "merges", merges);
+                  0, "ignore_merges", v->whole_first, "vocab", vocab, "merges", merges);
     BT_TRY(write_json(v, "tokenizer.json", json));
 out:
     json_decref(vocab);

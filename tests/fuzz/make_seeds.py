@@ -46,7 +46,7 @@ def gguf():
 
 
 def tokenizer():
-    for which, name in enumerate(["v3", "v2", "code"]):
+    for which, name in enumerate(["v3", "v2", "code", "tiktoken"]):
         with open(f"{source}/tests/fixtures/tokenizer-{name}.jsonl") as f:
             cases = [json.loads(line) for line in f]
         for i, case in enumerate(cases[:150]):

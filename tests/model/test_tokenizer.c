@@ -1,100 +1,14 @@
-#include <jansson.h>
 #include <pthread.h>
 #include <stdint.h>
 
 #include "core/alloc.h"
-#include "model/tokenizer.h"
 #include "tests/model/scratch.h"
-#include "tests/support/test.h"
+#include "tests/model/tokenizer_cases.h"
 
 #define FIXTURES BT_SOURCE_DIR "/tests/fixtures"
 #define DEMO     BT_SOURCE_DIR "/models/demo"
 #define V2       BT_SOURCE_DIR "/tests/models/v2-lite"
 #define CODE     FIXTURES "/tokenizer-code.json"
-
-static bt_tokenizer *open_or_die(const char *path)
-{
-    bt_tokenizer *tok = NULL;
-
-    if (bt_tokenizer_open(path, &tok) != BT_OK) abort();
-    return tok;
-}
-
-/* The text of the ids, token by token; the caller frees.  Special tokens kept. */
-static char *decode(const bt_tokenizer *tok, const uint32_t *ids, size_t n, size_t *n_out)
-{
-    bt_detokenizer state = {0};
-    size_t         at = 0, capacity = 64;
-
-    for (size_t i = 0; i < n; i++) {
-        size_t bytes;
-
-        bt_tokenizer_bytes(tok, ids[i], &bytes, NULL);
-        capacity += 3 * bytes + 16;
-    }
-    char *text = calloc(capacity, 1);
-    if (text == NULL) abort();
-    for (size_t i = 0; i < n; i++)
-        at += bt_detokenize(tok, &state, ids[i], true, text + at, capacity - at);
-    at += bt_detokenize_end(&state, text + at, capacity - at);
-    *n_out = at;
-    return text;
-}
-
-static bool ids_equal(const uint32_t *ids, size_t n, const json_t *want)
-{
-    bool equal = n == json_array_size(want);
-
-    for (size_t i = 0; equal && i < n; i++)
-        equal = (json_int_t)ids[i] == json_integer_value(json_array_get(want, i));
-    return equal;
-}
-
-static void check_case(const bt_tokenizer *tok, const char *file, int line, const json_t *c)
-{
-    const json_t *text = json_object_get(c, "text"), *want = json_object_get(c, "decoded");
-    uint32_t     *ids = NULL;
-    size_t        n = 0, n_decoded = 0;
-    char         *decoded;
-
-    EXPECT_EQ(bt_tokenizer_encode(tok, json_string_value(text), json_string_length(text), &ids, &n),
-              BT_OK);
-    if (!ids_equal(ids, n, json_object_get(c, "ids"))) {
-        g_failures++;
-        fprintf(stderr, "%s:%d: other ids for %s\n", file, line, json_string_value(text));
-    }
-    decoded = decode(tok, ids, n, &n_decoded);
-    if (n_decoded != json_string_length(want) ||
-        memcmp(decoded, json_string_value(want), n_decoded) != 0) {
-        g_failures++;
-        fprintf(stderr, "%s:%d: decoded to \"%s\"\n", file, line, decoded);
-    }
-    free(decoded);
-    bt_free(ids);
-}
-
-/* Every case of Hugging Face's tokenizers, both ways. */
-static void check_fixture(const char *tokenizer, const char *file)
-{
-    bt_tokenizer *tok  = open_or_die(tokenizer);
-    FILE         *f    = fopen(file, "r");
-    char         *text = NULL;
-    size_t        room = 0;
-    int           line = 0;
-
-    if (f == NULL) abort();
-    while (getline(&text, &room, f) > 0) {
-        json_t *c = json_loads(text, JSON_ALLOW_NUL, NULL);
-
-        if (c == NULL) abort();
-        check_case(tok, file, ++line, c);
-        json_decref(c);
-    }
-    EXPECT_EQ(line, 453);
-    free(text);
-    fclose(f);
-    bt_tokenizer_close(tok);
-}
 
 static void tokenizer_of_demo_equals_hugging_face(void)
 {
@@ -109,16 +23,6 @@ static void tokenizer_of_v2_equals_hugging_face(void)
 static void tokenizer_of_code_equals_hugging_face(void)
 {
     check_fixture(CODE, FIXTURES "/tokenizer-code.jsonl");
-}
-
-static size_t count(const bt_tokenizer *tok, const char *text, size_t n)
-{
-    uint32_t *ids   = NULL;
-    size_t    n_ids = SIZE_MAX;
-
-    EXPECT_EQ(bt_tokenizer_encode(tok, text, n, &ids, &n_ids), BT_OK);
-    bt_free(ids);
-    return n_ids;
 }
 
 static void tokenizer_v2_gives_each_digit_a_token(void)

@@ -3,6 +3,7 @@ of tests/support/gguf_files.py; and files that are not what they say.
 
     test_convert.py BIN_DIR SOURCE_DIR"""
 import array
+import base64
 import json
 import math
 import os
@@ -256,14 +257,18 @@ def demo_comes_back_with_its_tokenizer():
     got = json.load(open(os.path.join(out, "tokenizer_config.json"), encoding="utf-8"))
     for field in ("bos_token", "eos_token", "pad_token", "add_bos_token", "add_eos_token", "chat_template", "tokenizer_class"):
         assert got[field] == config[field], (field, got[field])
+    expect_same_files(folder, out)
     expect_same_tokens(folder, out, "tokenizer-v3.jsonl")
     run("run", "--model", out, "--prefill", "1", "--decode", "1", "--chat", "Good morrow.", "--max-tokens", "4")
 
 
-def expect_same_tokens(folder, out, fixture):
+def expect_same_files(folder, out):
     a, b = (json.load(open(os.path.join(f, "tokenizer.json"), encoding="utf-8")) for f in (folder, out))
     for field in ("pre_tokenizer", "decoder", "post_processor", "added_tokens", "normalizer"):
         assert a[field] == b[field], f"{field}: {a[field]} and {b[field]}"
+
+
+def expect_same_tokens(folder, out, fixture):
     with open(os.path.join(SOURCE, "tests/fixtures", fixture)) as f:
         cases = [json.loads(line) for line in f]
     assert len(cases) > 100
@@ -281,14 +286,52 @@ def tokenizer_of_v2_comes_back():
     c, gguf = model_of(folder)
     gguf.keys.update(vocabulary_of(folder, "deepseek-llm", c["vocab_size"]))
     out, _ = convert(gguf)
+    expect_same_files(folder, out)
     expect_same_tokens(folder, out, "tokenizer-v2.jsonl")
-    gguf.keys["tokenizer.ggml.pre"] = (STRING, "kimi-k2")
+    gguf.keys["tokenizer.ggml.pre"] = (STRING, "tekken")
     out, said = convert(gguf)
-    assert "no tokenizer: expected one of model gpt2" in said and "kimi-k2" in said, said
+    assert "no tokenizer: expected one of model gpt2" in said and "tekken" in said, said
     assert not os.path.exists(os.path.join(out, "tokenizer.json"))
     gguf.keys["tokenizer.ggml.pre"] = (STRING, "\x1b[31mred")
     said = convert(gguf)[1]
     assert "\x1b" not in said and "[31mred" in said, said
+
+
+def tokens_of_tiktoken(folder):
+    """tiktoken.model as keys, as llama.cpp writes them: a token's merge is what merging its bytes by lower ranks alone leaves."""
+    ranks = {}
+    for line in open(os.path.join(folder, "tiktoken.model"), "rb").read().splitlines():
+        text, rank = line.split()
+        ranks[base64.b64decode(text)] = int(rank)
+    added = json.load(open(os.path.join(folder, "tokenizer_config.json"), encoding="utf-8"))["added_tokens_decoder"]
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in own]
+    shown = {b: chr(b) if b in own else chr(0x100 + others.index(b)) for b in range(256)}
+    tokens, merges = [""] * len(ranks), []
+
+    def text_of(token):
+        return "".join(shown[b] for b in token)
+
+    for token, rank in ranks.items():
+        tokens[rank] = text_of(token)
+        parts = [bytes([b]) for b in token]
+        while len(parts) > 2:
+            best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], len(ranks)))
+            parts[best:best + 2] = [parts[best] + parts[best + 1]]
+        if len(token) > 1:
+            merges.append((rank, " ".join(map(text_of, parts))))
+    tokens += [added[str(i)]["content"] if str(i) in added else f"<|reserved_token_{i}|>" for i in range(len(ranks), len(ranks) + 256)]
+    return {"tokenizer.ggml.model": (STRING, "gpt2"), "tokenizer.ggml.pre": (STRING, "kimi-k2"), "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+            "tokenizer.ggml.token_type": (ARRAY, (I32, [1] * len(ranks) + [3] * 256)),
+            "tokenizer.ggml.merges": (ARRAY, (STRING, [m for _, m in sorted(merges)]))}
+
+
+def tokenizer_of_kimi_becomes_a_tokenizer_json():
+    folder = os.path.join(SOURCE, "tests/fixtures/tiktoken")
+    _, gguf = model_of(os.path.join(SOURCE, "models/demo"))
+    gguf.keys.update(tokens_of_tiktoken(folder))
+    out, _ = convert(gguf)
+    expect_same_tokens(folder, out, "tokenizer-tiktoken.jsonl")
 
 
 # ---- types
@@ -606,7 +649,8 @@ def nothing_is_overwritten_and_nothing_half_written_left():
 
 
 try:
-    for test in (models_come_back_bit_for_bit, demo_comes_back_with_its_tokenizer, tokenizer_of_v2_comes_back, every_type_is_decoded, tensors_longer_than_a_chunk_come_whole,
+    for test in (models_come_back_bit_for_bit, demo_comes_back_with_its_tokenizer, tokenizer_of_v2_comes_back,
+                 tokenizer_of_kimi_becomes_a_tokenizer_json, every_type_is_decoded, tensors_longer_than_a_chunk_come_whole,
                  what_old_files_leave_out_is_known, a_gate_without_its_key_is_told_by_its_bias, every_end_of_an_answer_is_kept,
                  keys_without_effect_are_no_reason_to_refuse, layers_for_prediction_are_left_out, an_output_that_is_missing_is_the_embedding,
                  files_of_a_set_are_one_model, broken_files_are_refused_by_name, wrong_models_are_refused_by_name,

@@ -1,0 +1,339 @@
+/* tiktoken.model, as Kimi-K2 and Moonlight have it: a line for each token, its bytes in base64 and
+ * its rank, which is its id.  There are no merges: two neighbours become one token where their
+ * bytes are one, that of the lowest rank first.  The regex and what follows the vocabulary stand in
+ * the class TikTokenTokenizer of tokenization_kimi.py, which comes with the model. */
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/alloc.h"
+#include "core/file.h"
+#include "model/tokenizer_parts.h"
+#include "model/utf8.h"
+
+enum {
+    MAX_FILE_BYTES   = 64 << 20,
+    MAX_CONFIG_BYTES = 64 << 20,
+    N_SPECIAL        = 256, /* ids behind the vocabulary */
+    NAME_BYTES       = 40,
+    BLOCK_CHARS      = 400000,
+    RUN_CHARS        = 25000
+};
+
+/* The original takes \p{Han} from its classes of letters ([..&&[^\p{Han}]]), which PCRE2 cannot. */
+#define UPPER "(?:(?!\\\\p{Han})[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}])"
+#define LOWER "(?:(?!\\\\p{Han})[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}])"
+#define FRONT "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
+#define SHORT "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+const char bt_tiktoken_pre[] =
+    "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\""
+    "\\\\p{Han}+|" FRONT UPPER "*" LOWER "+" SHORT "|" FRONT UPPER "+" LOWER "*" SHORT
+    "|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|"
+    "\\\\s+\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\","
+    "\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":false}]}";
+
+typedef struct {
+    bt_tokenizer *tok;
+    const char   *path, *config_path;
+    char         *text;  /* owned: the file */
+    json_t       *added; /* borrowed: {"id": {"content": ..}} */
+    size_t        n, arena_at;
+    uint32_t      n_vocab;
+} loading;
+
+static bt_status read_text(loading *l)
+{
+    bt_status   st  = BT_OK;
+    const char *why = NULL;
+    FILE       *f   = bt_open_regular(l->path, &why);
+    struct stat info;
+
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", l->path, why);
+    BT_REQUIRE(fstat(fileno(f), &info) == 0 && info.st_size <= MAX_FILE_BYTES, BT_ERR_FORMAT,
+               "%s: expected at most %d bytes, found %lld", l->path, MAX_FILE_BYTES,
+               (long long)info.st_size);
+    l->text = bt_calloc((size_t)info.st_size + 1, 1);
+    BT_REQUIRE(l->text != NULL, BT_ERR_NO_MEMORY, "%s", l->path);
+    l->n = fread(l->text, 1, (size_t)info.st_size, f);
+    BT_REQUIRE(ferror(f) == 0, BT_ERR_IO, "%s: it cannot be read", l->path);
+    BT_REQUIRE(memchr(l->text, 0, l->n) == NULL, BT_ERR_FORMAT,
+               "%s: expected lines of base64 and a rank, found a byte of zero", l->path);
+    for (size_t i = 0; i < l->n; i++)
+        if (l->text[i] != '\n' && (i == 0 || l->text[i - 1] == '\n')) l->n_vocab++;
+    BT_REQUIRE(l->n_vocab != 0, BT_ERR_FORMAT, "%s: expected tokens, found none", l->path);
+out:
+    if (f != NULL) fclose(f);
+    return st;
+}
+
+/* What stands behind the vocabulary as `id`; name has NAME_BYTES for it if nothing else has. */
+static bt_status special_text(const loading *l, uint32_t id, char *name, const char **text_out,
+                              bool *special_out)
+{
+    bt_status  st = BT_OK;
+    bt_json_at at = {l->config_path, "added_tokens_decoder", NULL};
+
+    snprintf(name, NAME_BYTES, "%u", id);
+    at.obj = json_object_get(l->added, name);
+    snprintf(name, NAME_BYTES, "<|reserved_token_%u|>", id);
+    *text_out    = name;
+    *special_out = false;
+    if (at.obj == NULL) goto out;
+    BT_TRY(bt_json_str(&at, "content", text_out));
+    BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
+               "%s: field added_tokens_decoder: expected a text for id %u, found none",
+               l->config_path, id);
+    BT_TRY(bt_tokenizer_refuse_strips(&at, *text_out));
+    *special_out = json_is_true(json_object_get(at.obj, "special"));
+out:
+    return st;
+}
+
+static bt_status reserve(loading *l)
+{
+    bt_status     st    = BT_OK;
+    bt_tokenizer *tok   = l->tok;
+    size_t        bytes = 0;
+    const char   *text  = NULL;
+    bool          special;
+    char          name[NAME_BYTES];
+
+    tok->n_tokens = l->n_vocab + N_SPECIAL;
+    for (uint32_t id = l->n_vocab; id < tok->n_tokens; id++) {
+        BT_TRY(special_text(l, id, name, &text, &special));
+        bytes += strlen(text);
+    }
+    tok->tokens = bt_calloc(tok->n_tokens, sizeof(*tok->tokens));
+    tok->arena  = bt_calloc(l->n + bytes, 1); /* base64 is longer than what it stands for */
+    BT_REQUIRE(tok->tokens != NULL && tok->arena != NULL, BT_ERR_NO_MEMORY, "%s: %u tokens",
+               l->path, tok->n_tokens);
+    for (int i = 0; i < BT_N_ADDED_LISTS; i++)
+        BT_TRY(bt_added_tokens_create(bytes, &tok->added[i]));
+out:
+    return st;
+}
+
+/* A line, ended by a zero byte. */
+static bt_status add_line(loading *l, const char *line)
+{
+    static const char BASE64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    bt_status         st       = BT_OK;
+    size_t            body = strspn(line, BASE64), n = body + strspn(line + body, "=");
+    const char       *rank   = line + n + 1;
+    size_t            digits = line[n] == ' ' ? strspn(rank, "0123456789") : 0;
+    unsigned long     id     = digits != 0 && digits < 10 ? strtoul(rank, NULL, 10) : l->n_vocab;
+    bt_vocab_token   *t;
+    char              found[BT_JSON_SHOW_BYTES];
+
+    BT_REQUIRE(body != 0 && n % 4 == 0 && n - body <= 2 && digits != 0 && rank[digits] == '\0',
+               BT_ERR_FORMAT, "%s: expected lines of base64, a blank and a rank, found \"%s\"",
+               l->path, bt_json_printable(line, found, sizeof(found)));
+    BT_REQUIRE(id < l->n_vocab && l->tok->tokens[id].n == 0, BT_ERR_FORMAT,
+               "%s: expected each rank from 0 to %u once, found the line \"%s\"", l->path,
+               l->n_vocab - 1, bt_json_printable(line, found, sizeof(found)));
+    t    = &l->tok->tokens[id];
+    *t   = (bt_vocab_token){.at = (uint32_t)l->arena_at, .mapped = true};
+    t->n = (uint32_t)(n / 4 * 3 - (n - body));
+    /* writes zeros for the padding too: at most what the line has */
+    EVP_DecodeBlock((uint8_t *)l->tok->arena + l->arena_at, (const uint8_t *)line, (int)n);
+    l->arena_at += t->n;
+out:
+    return st;
+}
+
+static bt_status load_vocab(loading *l)
+{
+    bt_status     st   = BT_OK;
+    bt_tokenizer *tok  = l->tok;
+    char         *save = NULL;
+
+    for (char *line = strtok_r(l->text, "\n", &save); line != NULL;
+         line       = strtok_r(NULL, "\n", &save))
+        BT_TRY(add_line(l, line));
+    BT_TRY(bt_vocab_sort(tok));
+    for (size_t i = 1; i < tok->n_by_text; i++) {
+        const bt_vocab_token *a = &tok->tokens[tok->by_text[i - 1]];
+        const bt_vocab_token *b = &tok->tokens[tok->by_text[i]];
+
+        BT_REQUIRE(a->n != b->n || memcmp(tok->arena + a->at, tok->arena + b->at, a->n) != 0,
+                   BT_ERR_FORMAT, "%s: expected different tokens, found ranks %u and %u alike",
+                   l->path, tok->by_text[i - 1], tok->by_text[i]);
+    }
+out:
+    return st;
+}
+
+static bt_status load_special(loading *l)
+{
+    bt_status     st   = BT_OK;
+    bt_tokenizer *tok  = l->tok;
+    const char   *text = NULL;
+    uint32_t      first;
+    char          name[NAME_BYTES], found[BT_JSON_SHOW_BYTES];
+
+    for (uint32_t id = l->n_vocab; id < tok->n_tokens; id++) {
+        bt_vocab_token *t = &tok->tokens[id];
+
+        BT_TRY(special_text(l, id, name, &text, &t->special));
+        t->at = (uint32_t)l->arena_at;
+        t->n  = (uint32_t)strlen(text);
+        memcpy(tok->arena + t->at, text, t->n);
+        l->arena_at += t->n;
+        first = bt_added_tokens_add(tok->added[0], text, t->n, id);
+        BT_REQUIRE(first == id, BT_ERR_FORMAT,
+                   "%s: field added_tokens_decoder: expected one id for \"%s\", found %u and %u",
+                   l->config_path, bt_json_printable(text, found, sizeof(found)), first, id);
+    }
+out:
+    return st;
+}
+
+/* Calls for each pair of tokens whose bytes together are a token's; bpe NULL: counts them only. */
+static size_t each_merge(const bt_tokenizer *tok, bt_bpe *bpe)
+{
+    size_t   n_merges = 0;
+    uint32_t left = 0, right = 0;
+
+    for (size_t i = 0; i < tok->n_by_text; i++) {
+        uint32_t              id = tok->by_text[i];
+        const bt_vocab_token *t  = &tok->tokens[id];
+        const char           *of = tok->arena + t->at;
+
+        for (uint32_t cut = 1; cut < t->n; cut++) {
+            if (!bt_vocab_find(tok, of, cut, &left) ||
+                !bt_vocab_find(tok, of + cut, t->n - cut, &right))
+                continue;
+            if (bpe != NULL) bt_bpe_add(bpe, id, left, right, id);
+            n_merges++;
+        }
+    }
+    return n_merges;
+}
+
+static bt_status load_merges(loading *l)
+{
+    bt_status st = BT_OK;
+    uint32_t  byte_ids[256];
+
+    for (int b = 0; b < 256; b++) {
+        char byte = (char)b;
+
+        BT_REQUIRE(bt_vocab_find(l->tok, &byte, 1, &byte_ids[b]), BT_ERR_FORMAT,
+                   "%s: expected a token for each byte, found none for 0x%02x", l->path, b);
+    }
+    BT_TRY(bt_bpe_create(byte_ids, each_merge(l->tok, NULL), &l->tok->bpe));
+    each_merge(l->tok, l->tok->bpe);
+out:
+    return st;
+}
+
+static bt_status load_regex(loading *l)
+{
+    bt_status st   = BT_OK;
+    json_t   *spec = json_loads(bt_tiktoken_pre, 0, NULL);
+
+    BT_REQUIRE(spec != NULL, BT_ERR_NO_MEMORY, "%s", l->path);
+    BT_TRY(bt_pretokenizer_create(l->path, spec, &l->tok->pre));
+out:
+    json_decref(spec);
+    return st;
+}
+
+/* Other classes have other regexes. */
+static bt_status check_config(loading *l, const json_t *json)
+{
+    bt_status  st     = BT_OK;
+    bt_json_at at     = {l->config_path, "", json};
+    const char *class = NULL, *key;
+    json_t *v;
+    char    found[BT_JSON_SHOW_BYTES];
+
+    BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s",
+               l->config_path, bt_json_show(json, found, sizeof(found)));
+    BT_TRY(bt_json_str(&at, "tokenizer_class", &class));
+    BT_REQUIRE(strcmp(class, "TikTokenTokenizer") == 0, BT_ERR_UNSUPPORTED,
+               "%s: field tokenizer_class: expected \"TikTokenTokenizer\" beside tiktoken.model, "
+               "found \"%s\"",
+               l->config_path, bt_json_printable(class, found, sizeof(found)));
+    l->added = bt_json_field(&at, "added_tokens_decoder");
+    BT_REQUIRE(l->added == NULL || json_is_object(l->added), BT_ERR_FORMAT,
+               "%s: field added_tokens_decoder: expected {id: token}, found %s", l->config_path,
+               bt_json_show(l->added, found, sizeof(found)));
+    json_object_foreach(l->added, key, v)
+    {
+        size_t        digits = strspn(key, "0123456789");
+        unsigned long id     = digits < 10 ? strtoul(key, NULL, 10) : 0;
+
+        BT_REQUIRE(key[digits] == '\0' && id >= l->n_vocab && id < l->n_vocab + N_SPECIAL,
+                   BT_ERR_FORMAT,
+                   "%s: field added_tokens_decoder: expected ids from %u to %u, the %d behind the "
+                   "tokens of tiktoken.model, found \"%s\"",
+                   l->config_path, l->n_vocab, l->n_vocab + N_SPECIAL - 1, N_SPECIAL,
+                   bt_json_printable(key, found, sizeof(found)));
+        BT_REQUIRE(json_is_object(v), BT_ERR_FORMAT,
+                   "%s: field added_tokens_decoder.%s: expected an object, found %s",
+                   l->config_path, key, bt_json_show(v, found, sizeof(found)));
+    }
+out:
+    return st;
+}
+
+bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path, const char *dir)
+{
+    bt_status st          = BT_OK;
+    size_t    n           = strlen(dir) + sizeof("/tokenizer_config.json");
+    char     *config_path = bt_calloc(n, 1);
+    json_t   *json        = NULL;
+    loading   l           = {.tok = tok, .path = path, .config_path = config_path};
+
+    BT_REQUIRE(config_path != NULL, BT_ERR_NO_MEMORY, "%s", path);
+    snprintf(config_path, n, "%s/tokenizer_config.json", dir);
+    tok->front_id  = -1;
+    tok->cuts_text = true;
+    BT_TRY(read_text(&l));
+    BT_TRY(bt_json_read_file(config_path, MAX_CONFIG_BYTES, &json));
+    BT_TRY(check_config(&l, json));
+    BT_TRY(reserve(&l));
+    BT_TRY(load_vocab(&l));
+    BT_TRY(load_special(&l));
+    BT_TRY(load_merges(&l));
+    BT_TRY(load_regex(&l));
+out:
+    bt_free(l.text);
+    bt_free(config_path);
+    json_decref(json);
+    return st;
+}
+
+/* Python's str.isspace(). */
+static bool is_space(uint32_t c)
+{
+    return (c >= 0x9 && c <= 0xd) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
+           c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+size_t bt_tiktoken_part(const char *text, size_t n, uint32_t *in_block)
+{
+    bool     in_space = false;
+    uint32_t run      = 0;
+    size_t   at       = 0;
+
+    while (at < n) {
+        bt_utf8_kind kind;
+        size_t       length = bt_utf8_next(text + at, n - at, &kind);
+        bool         space  = is_space(bt_utf8_char(text + at, length));
+
+        run      = at != 0 && space == in_space ? run + 1 : 1;
+        in_space = space;
+        if (run > RUN_CHARS) break;
+        at += length;
+        if (++*in_block == BLOCK_CHARS) {
+            *in_block = 0;
+            break;
+        }
+    }
+    return at;
+}

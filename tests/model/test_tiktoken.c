@@ -1,0 +1,291 @@
+/* tiktoken.model and its tokenizer_config.json, as Kimi-K2 and Moonlight come. */
+#include <openssl/evp.h>
+#include <stdint.h>
+
+#include "model/tokenizer_parts.h"
+#include "tests/model/scratch.h"
+#include "tests/model/tokenizer_cases.h"
+
+#define FIXTURES BT_SOURCE_DIR "/tests/fixtures"
+#define TIKTOKEN FIXTURES "/tiktoken"
+
+static void tiktoken_equals_tiktoken(void)
+{
+    check_fixture(TIKTOKEN, FIXTURES "/tokenizer-tiktoken.jsonl");
+    check_fixture(TIKTOKEN "/tiktoken.model", FIXTURES "/tokenizer-tiktoken.jsonl");
+}
+
+static bool is_special(const bt_tokenizer *tok, const char *text)
+{
+    int64_t id = bt_tokenizer_added_id(tok, text);
+    size_t  n;
+    bool    special = false;
+
+    EXPECT(id >= 0);
+    bt_tokenizer_bytes(tok, (uint32_t)id, &n, &special);
+    EXPECT_EQ(n, strlen(text));
+    return special;
+}
+
+static void tiktoken_has_256_ids_behind_the_vocabulary(void)
+{
+    bt_tokenizer *tok = open_or_die(TIKTOKEN);
+    int64_t       bos = -1;
+
+    EXPECT_EQ(bt_tokenizer_vocab_size(tok), 1792 + 256);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "[BOS]"), 1792);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "<|reserved_token_1797|>"), 1797);
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "[PAD]"), 2047);
+    EXPECT(is_special(tok, "[BOS]"));
+    EXPECT(!is_special(tok, "<think>"));
+    EXPECT(!is_special(tok, "<|reserved_token_1797|>"));
+    EXPECT_EQ(bt_tokenizer_bos(tok, false, &bos), BT_OK);
+    EXPECT_EQ(bos, -1);
+    EXPECT_EQ(bt_tokenizer_bos(tok, true, &bos), BT_OK);
+    EXPECT_EQ(bos, 1792);
+    bt_tokenizer_close(tok);
+}
+
+/* n times the same. */
+static char *repeat(const char *one, size_t n)
+{
+    size_t length = strlen(one);
+    char  *text   = calloc(n * length + 1, 1);
+
+    if (text == NULL) abort();
+    for (size_t i = 0; i < n; i++)
+        memcpy(text + i * length, one, length);
+    return text;
+}
+
+static size_t first_part(const char *text)
+{
+    uint32_t in_block = 0;
+
+    return bt_tiktoken_part(text, strlen(text), &in_block);
+}
+
+static void tiktoken_runs_are_cut(void)
+{
+    static const struct {
+        const char *one;
+        size_t      n, part; /* bytes of the first part */
+    } RUNS[] = {
+        {"a",            25000,  25000 }, /* no cut */
+        {"a",            25001,  25000 },
+        {"\xc3\xa9",     25001,  50000 }, /* characters count, not bytes */
+        {"\t",           25001,  25000 },
+        {"\x1c\xc2\xa0", 12501,  37500 }, /* both are blanks */
+        {"\xe2\x80\x8b", 25001,  75000 }, /* U+200B is none */
+        {"\xe3\x80\x80", 25001,  75000 }, /* U+3000 is */
+        {"a ",           200000, 400000},
+        {"a ",           200001, 400000}, /* a block */
+    };
+
+    for (size_t i = 0; i < sizeof(RUNS) / sizeof(RUNS[0]); i++) {
+        char *text = repeat(RUNS[i].one, RUNS[i].n);
+
+        EXPECT_EQ(first_part(text), RUNS[i].part);
+        free(text);
+    }
+}
+
+/* A cut begins a run anew; a block goes on over it. */
+static void tiktoken_blocks_hold_what_runs_were_cut_into(void)
+{
+    char    *text = calloc(500001, 1);
+    uint32_t in   = 0;
+    size_t   at;
+
+    if (text == NULL) abort();
+    memset(text, 'a', 50001);
+    for (size_t i = 50001; i < 500000; i++)
+        text[i] = i % 2 != 0 ? ' ' : 'b';
+    at = bt_tiktoken_part(text, 500000, &in);
+    EXPECT_EQ(at, 25000);
+    at += bt_tiktoken_part(text + at, 500000 - at, &in);
+    EXPECT_EQ(at, 50000);
+    at += bt_tiktoken_part(text + at, 500000 - at, &in);
+    EXPECT_EQ(at, 400000);
+    at += bt_tiktoken_part(text + at, 500000 - at, &in);
+    EXPECT_EQ(at, 500000);
+    free(text);
+}
+
+/* Three digits are a piece, "11" is a token: the last two stand in different parts. */
+static void tiktoken_encodes_part_by_part(void)
+{
+    bt_tokenizer *tok  = open_or_die(TIKTOKEN);
+    char         *ones = repeat("1", 25001);
+
+    EXPECT_EQ(count(tok, ones, 24999), 2 * 8333);
+    EXPECT_EQ(count(tok, "11", 2), 1);
+    EXPECT_EQ(count(tok, ones, 25001), 2 * 8333 + 2);
+    free(ones);
+    bt_tokenizer_close(tok);
+}
+
+#define CLASS  "\"tokenizer_class\": \"TikTokenTokenizer\""
+#define CONFIG "{" CLASS "}"
+
+/* All bytes, and these lines behind them. */
+static void write_small(const char *more, const char *config)
+{
+    char   file[256 * 16 + 4096];
+    size_t at = 0;
+
+    for (int b = 0; b < 256; b++) {
+        uint8_t byte = (uint8_t)b;
+        char    text[8];
+
+        EVP_EncodeBlock((uint8_t *)text, &byte, 1);
+        at += (size_t)sprintf(file + at, "%s %d\n", text, b);
+    }
+    snprintf(file + at, sizeof(file) - at, "%s", more);
+    scratch_clear();
+    scratch_write("tiktoken.model", file, strlen(file));
+    if (config != NULL) scratch_write("tokenizer_config.json", config, strlen(config));
+}
+
+/* clang-format off */
+static const struct {
+    const char *more, *config;
+    bt_status   st;
+    const char *parts[2];
+} BAD[] = {
+    {"x", CONFIG, BT_ERR_FORMAT, {"tiktoken.model: expected lines of base64, a blank and a rank", "found \"x\""}},
+    {"YWI=", CONFIG, BT_ERR_FORMAT, {"tiktoken.model: expected lines of base64", "found \"YWI=\""}},
+    {"YWI= ", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {"YWI= 256 1", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {"YWI=256", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {" 256", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {"YWI 256", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {"Y=== 256", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {"YW=I 256", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {"YWI= -1", CONFIG, BT_ERR_FORMAT, {"expected lines of base64", ""}},
+    {"YWI= 257", CONFIG, BT_ERR_FORMAT, {"expected each rank from 0 to 256 once", "\"YWI= 257\""}},
+    {"YWI= 10000000000000000256", CONFIG, BT_ERR_FORMAT, {"expected each rank from 0 to 256 once", ""}},
+    {"YWI= 7", CONFIG, BT_ERR_FORMAT, {"expected each rank from 0 to 256 once", "\"YWI= 7\""}},
+    {"YWI= 256\nYWI= 257", CONFIG, BT_ERR_FORMAT, {"expected different tokens", "ranks 25"}},
+    {"", NULL, BT_ERR_IO, {"tokenizer_config.json", "No such file"}},
+    {"", "[]", BT_ERR_FORMAT, {"tokenizer_config.json: expected an object", ""}},
+    {"", "{}", BT_ERR_FORMAT, {"tokenizer_config.json: field tokenizer_class", "found nothing"}},
+    {"", "{\"tokenizer_class\": \"QWenTokenizer\"}", BT_ERR_UNSUPPORTED, {"expected \"TikTokenTokenizer\" beside tiktoken.model", "found \"QWenTokenizer\""}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": 3}", BT_ERR_FORMAT, {"field added_tokens_decoder: expected {id: token}", "found 3"}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"255\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"255\""}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"512\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"512\""}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256x\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"256x\""}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": 1}}", BT_ERR_FORMAT, {"field added_tokens_decoder.256: expected an object", "found 1"}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {}}}", BT_ERR_FORMAT, {"field added_tokens_decoder.content", "found nothing"}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"\"}}}", BT_ERR_FORMAT, {"expected a text for id 256", "found none"}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"x\", \"rstrip\": true}}}", BT_ERR_UNSUPPORTED, {"added token \"x\": field rstrip", "found true"}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"x\"}, \"257\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected one id for \"x\"", "found 256 and 257"}},
+};
+/* clang-format on */
+
+static void tiktoken_bad_files_are_refused_by_name(void)
+{
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        bt_tokenizer *tok    = NULL;
+        int           before = g_failures;
+
+        write_small(BAD[i].more, BAD[i].config);
+        EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BAD[i].st);
+        EXPECT(tok == NULL);
+        EXPECT_HAS(bt_error_text(), BAD[i].parts[0]);
+        EXPECT_HAS(bt_error_text(), BAD[i].parts[1]);
+        if (g_failures != before) fprintf(stderr, "    in case %zu\n", i);
+        bt_tokenizer_close(tok);
+    }
+}
+
+/* What cannot be made of bytes and lines behind them. */
+static void tiktoken_other_bad_files_are_refused(void)
+{
+    static const struct {
+        const char *text;
+        size_t      n;
+        const char *part;
+    } FILES[] = {
+        {"",            0,  "expected tokens, found none"   },
+        {"\n\n",        2,  "expected tokens, found none"   },
+        {"YQ== 0\n",    7,  "expected a token for each byte"},
+        {"YQ== 0\0\nx", 10, "found a byte of zero"          },
+    };
+    bt_tokenizer *tok = NULL;
+
+    for (size_t i = 0; i < sizeof(FILES) / sizeof(FILES[0]); i++) {
+        write_small("", CONFIG);
+        scratch_write("tiktoken.model", FILES[i].text, FILES[i].n);
+        EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_FORMAT);
+        EXPECT_HAS(bt_error_text(), "tiktoken.model: ");
+        EXPECT_HAS(bt_error_text(), FILES[i].part);
+        EXPECT(tok == NULL);
+    }
+}
+
+/* Without a line's end at the file's end, and with empty lines; any order of ranks. */
+static void tiktoken_lines_stand_in_any_order(void)
+{
+    bt_tokenizer *tok = NULL;
+
+    write_small("YWJj 257\n\nYWI= 256", CONFIG);
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    if (tok == NULL) return;
+    EXPECT_EQ(bt_tokenizer_vocab_size(tok), 258 + 256);
+    EXPECT_EQ(count(tok, "abc", 3), 1);
+    EXPECT_EQ(count(tok, "abcab", 5), 2);
+    bt_tokenizer_close(tok);
+}
+
+/* Whoever puts a tokenizer.json there means it. */
+static void tiktoken_is_for_where_no_tokenizer_json_is(void)
+{
+    bt_tokenizer *tok = NULL;
+
+    write_small("", CONFIG);
+    scratch_write("tokenizer.json", "{}", 2);
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "tokenizer.json: field decoder");
+    EXPECT(tok == NULL);
+}
+
+static void tiktoken_open_unwinds_at_every_allocation(void)
+{
+    bt_tokenizer *tok  = NULL;
+    long          live = bt_alloc_live(), k = -1;
+    bt_status     st;
+
+    write_small("YWI= 256",
+                "{" CLASS ", \"added_tokens_decoder\": {\"257\": {\"content\": \"<x>\"}}}");
+    do {
+        bt_alloc_fail_at(++k);
+        st = bt_tokenizer_open(g_scratch, &tok);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(tok == NULL);
+        EXPECT_EQ(bt_alloc_live(), live);
+    } while (k < 1000);
+    EXPECT(k > 12);
+    bt_tokenizer_close(tok);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(tiktoken_equals_tiktoken),
+    BT_TEST(tiktoken_has_256_ids_behind_the_vocabulary),
+    BT_TEST(tiktoken_runs_are_cut),
+    BT_TEST(tiktoken_blocks_hold_what_runs_were_cut_into),
+    BT_TEST(tiktoken_encodes_part_by_part),
+    BT_TEST(tiktoken_bad_files_are_refused_by_name),
+    BT_TEST(tiktoken_other_bad_files_are_refused),
+    BT_TEST(tiktoken_lines_stand_in_any_order),
+    BT_TEST(tiktoken_is_for_where_no_tokenizer_json_is),
+    BT_TEST(tiktoken_open_unwinds_at_every_allocation),
+};
+
+int main(int argc, char **argv)
+{
+    return scratch_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
+}

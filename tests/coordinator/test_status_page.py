@@ -3,6 +3,7 @@
 The screenshot stays in the folder that BT_SCREENSHOTS names, for people to look at."""
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 import urllib.request
 import zlib
 
@@ -19,18 +21,18 @@ if BROWSER is None:
     print("skipped: no Chromium (Debian: apt-get install chromium)")
     sys.exit(77)
 
-from harness import WAIT_S, Served, control, main, wait_for  # noqa: E402
+from harness import SOURCE, WAIT_S, Served, control, main, wait_for  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 1000
 PREFILL, DECODE = (0x2F, 0x6F, 0xDE), (0xD9, 0x73, 0x0D)
 
 
 def browse(address, *args):
-    """(stdout, stderr) of a headless browser that has been at the page for some (virtual) seconds."""
+    """(stdout, stderr) of a headless browser that has been at the page, or a file: URL, for some (virtual) seconds."""
     with tempfile.TemporaryDirectory() as profile:
         run = subprocess.run([BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
                               "--no-first-run", "--disable-background-networking", "--enable-logging=stderr", f"--user-data-dir={profile}",
-                              f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=3500", *args, f"http://{address}/"],
+                              f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=3500", *args, address if "://" in address else f"http://{address}/"],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=True)
     return run.stdout, run.stderr
 
@@ -182,6 +184,20 @@ class Lost(Browsed):
         self.screenshot("lost")
         for part in ("1 of 4 ranks is lost: rank 2 on testhost", "2 lost", '<span class="bad">lost</span></td><td>–</td>'):
             self.assertTrue(part in text, part)
+
+
+class Words(unittest.TestCase):
+    """What the page calls a number, without a cell."""
+
+    def test_no_time_but_0_looks_like_0(self):
+        """Tokens that come in one message are some 100 ns apart."""
+        with open(os.path.join(SOURCE, "coordinator", "status.html"), encoding="utf-8") as page:
+            function = re.search(r"^function time\(s\) \{$.*?^\}$", page.read(), re.S | re.M)[0]
+        with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
+            file.write(f'<meta charset="utf-8"><script>const int = n => Math.round(n);\n{function}\n'
+                       "document.title = [0, 1e-9, 1e-7, 4.4e-7, 1e-6, 1.5e-3, 0.25, 2].map(time).join(', ');</script>")
+            file.flush()
+            self.assertIn("<title>–, 1 ns, 100 ns, 440 ns, 1 µs, 1.5 ms, 250 ms, 2.0 s</title>", browse(f"file://{file.name}", "--dump-dom")[0])
 
 
 if __name__ == "__main__":

@@ -1,23 +1,41 @@
 #!/usr/bin/env python3
-"""Fails when a page names a file of the tree that is not there.
+"""Fails when a page names a file of the tree, or links to a file or heading, that is not there.
 
     check_docs.py SOURCE_ROOT
 
-Every `folder/name.ending` between backticks in a Markdown page must exist."""
+Every `folder/name.ending` between backticks in a Markdown page must exist, and so must what [text](file#heading) says, from the
+page's folder."""
 import glob
 import os
 import re
 import sys
 
 NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:c|h|py|proto|md|cmake|sh|safetensors|json))`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 ELSEWHERE = ("build/",)
+
+
+def headings(page):
+    """Of a page, as GitHub calls them in links."""
+    with open(page, encoding="utf-8") as f:
+        return [re.sub(r"[^\w -]", "", line.lstrip("#").strip().lower()).replace(" ", "-") for line in f if line.startswith("#")]
+
+
+def dead_links(page, text):
+    for file, heading in LINK.findall(text):
+        path = os.path.join(os.path.dirname(page), file) if file else page
+        if not os.path.exists(path) or heading and heading not in headings(path):
+            yield file + (f"#{heading}" if heading else "")
 
 
 def main(root):
     pages = [page for pattern in ("*.md", "docs/**/*.md", "tests/*/README.md") for page in glob.glob(os.path.join(root, pattern), recursive=True)]
     named, missing = 0, []
     for page in pages:
-        for name in NAMED.findall(open(page, encoding="utf-8").read()):
+        with open(page, encoding="utf-8") as f:
+            text = f.read()
+        missing += [f"{os.path.relpath(page, root)}: the link to {link} leads nowhere" for link in dead_links(page, text)]
+        for name in NAMED.findall(text):
             named += 1
             if not name.startswith(ELSEWHERE) and not os.path.exists(os.path.join(root, name)):
                 missing.append(f"{os.path.relpath(page, root)}: {name} does not exist")

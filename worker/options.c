@@ -175,10 +175,11 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION("weights-cache", KEY_CACHE, "DIR",
               "Keep packed weights in a file in DIR, as large as the model, and map it at later "
               "starts (CPU only; default: pack at each start)"),
-    BT_OPTION_DEFAULT("chunk", KEY_CHUNK, "N",
-                      BT_TEXT(BT_DEFAULT_CHUNK) ", with --both " BT_TEXT(BT_DEFAULT_CHUNK_BOTH),
-                      "Most rows of one prompt in a step, fewer with --both, where generated "
-                      "tokens wait for the step; at most --max-rows"),
+    BT_OPTION_DEFAULT(
+        "chunk", KEY_CHUNK, "N",
+        BT_TEXT(BT_DEFAULT_CHUNK) ", with --both " BT_TEXT(BT_DEFAULT_CHUNK_BOTH),
+        "Most rows of one prompt in a step, at most --max-rows; fewer with --both, where "
+        "generated tokens wait for the step"),
     BT_OPTION_DEFAULT("max-rows", KEY_MAX_ROWS, "N",
                       "the larger of --chunk and " BT_TEXT(BT_DEFAULT_MAX_ROWS),
                       "Most rows of this rank in a step, over all requests"),

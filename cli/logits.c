@@ -97,7 +97,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case 'v': opt->verbose = true; return 0;
     case BT_OPT_CONFIG: return 0; /* has been read */
-    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is not an option", arg); return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "\"%s\" is not an option; the model goes after --model", arg);
+        return 0;
     case ARGP_KEY_END:
         if (opt->in == NULL) argp_error(state, "--ids is missing: the cases to compute");
         if (opt->out == NULL) argp_error(state, "--out is missing: where the answers go");

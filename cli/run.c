@@ -349,7 +349,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         all->log_given = true;
         return 0;
     case BT_OPT_CONFIG: return 0; /* has been read */
-    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is not an option", arg); return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "\"%s\" is not an option; the model goes after --model", arg);
+        return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }

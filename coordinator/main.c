@@ -230,7 +230,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         o->tls_client_ca = bt_option_name(state, "--tls-client-ca", "a file", arg);
         break;
     case BT_OPT_CONFIG: break; /* has been read */
-    case ARGP_KEY_ARG: argp_error(state, "\"%s\" is not an option", arg); break;
+    case ARGP_KEY_ARG:
+        argp_error(state, "\"%s\" is not an option; the model goes after --model", arg);
+        break;
     case ARGP_KEY_END: check(state, o); break;
     default: return ARGP_ERR_UNKNOWN;
     }

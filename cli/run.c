@@ -54,9 +54,13 @@ enum {
 static const char DOC[] =
     "Starts a cell - one coordinator, P ranks that compute prompts and D ranks that generate - and "
     "serves until SIGTERM or SIGINT.\v"
-    "When every rank has loaded its part of the model, one line goes to stdout:\n"
+    "When every rank has loaded its part of the model, a line goes to stdout, with --http-port "
+    "two, "
+    "with --chat to stderr:\n"
     "  serving DIR at HOST:PORT (...)\n"
-    "Only then does the port accept connections. It speaks vllm.grpc.engine.VllmEngine over gRPC "
+    "  metrics and status page at http://HOST:PORT/\n"
+    "Only then does the public port accept connections. It speaks vllm.grpc.engine.VllmEngine over "
+    "gRPC "
     "(with --sglang sglang.grpc.scheduler.SglangScheduler too): point a gateway, `baton generate` "
     "or `baton chat` at it. Everything else goes to stderr.\n\n"
     "SIGTERM drains: new requests are refused, running ones have --drain-s seconds to finish, then "
@@ -84,7 +88,8 @@ static const char DOC[] =
 /* Beside groups 1 and 5 of bt_cell_argp. */
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The server:", 2),
-    BT_OPTION_DEFAULT("port", 'p', "N", BT_TEXT(BT_DEFAULT_PORT), "Public port; 0: any free one"),
+    BT_OPTION_DEFAULT("port", 'p', "N", BT_TEXT(BT_DEFAULT_PORT) ", with --chat 0",
+                      "Public port; 0: any free one"),
     BT_OPTION_DEFAULT("host", OPT_HOST, "HOST", BT_DEFAULT_HOST,
                       "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",

@@ -192,6 +192,23 @@ static void run_chat_answers_and_ends(void)
     EXPECT_HAS(g_run.output, "4 generated (length)");
 }
 
+/* No port is taken that a cell on this machine may serve at, and none is told that is not taken. */
+static void run_chat_tells_the_port_that_it_takes(void)
+{
+    static const char *const env[] = {"FAKE=", NULL};
+    char                     program[256];
+    const char              *argv[16];
+
+    build_argv(program, sizeof(program), "baton-run",
+               ARGS("--model", g_model, "--both", "1", "--chat", "Good morrow.", "--max-tokens",
+                    "4", "--log", "info"),
+               argv);
+    EXPECT_EQ(bt_command_run(&g_run, argv, env, START_S + END_S), 0);
+    EXPECT_HAS(g_run.output, "by default: port=8000, with --chat 0 ");
+    EXPECT_HAS(g_run.output, "coordinator - core/settings.c");
+    EXPECT_HAS(g_run.output, " port=0 (flag)");
+}
+
 /* Before anything is started. */
 static void run_chat_without_a_template_is_said(void)
 {
@@ -647,6 +664,7 @@ static const bt_test TESTS[] = {
     BT_TEST(generate_refusals_are_told),
     BT_TEST(clients_tell_lost_streams),
     BT_TEST(run_chat_answers_and_ends),
+    BT_TEST(run_chat_tells_the_port_that_it_takes),
     BT_TEST(run_chat_without_a_template_is_said),
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),

@@ -69,12 +69,15 @@ static bt_status take_max_tokens(const bt_ask *ask, const bt_intake_limits *limi
     const char *field    = ask->names->max_tokens;
     uint64_t    n_prompt = r->n_prompt, room = limits->max_context - n_prompt;
     uint64_t    pool = room_of(limits, n_prompt, n);
+    char        of_choices[40];
 
+    of_choices[0] = '\0';
+    if (n > 1) snprintf(of_choices, sizeof(of_choices), " of each of %u choices", n);
     if (!ask->has_max_tokens) {
         BT_INTAKE_REFUSE_UNLESS(
             pool >= 1,
-            "%u choices of %llu prompt tokens are more than a rank's KV pages hold (%llu)", n,
-            (unsigned long long)n_prompt, (unsigned long long)limits->max_tokens);
+            "%llu prompt tokens leave a rank's KV pages, which hold %llu, no room for a token%s",
+            (unsigned long long)n_prompt, (unsigned long long)limits->max_tokens, of_choices);
         r->sampling.max_tokens = (uint32_t)(room < pool ? room : pool);
         return BT_OK;
     }
@@ -84,9 +87,8 @@ static bt_status take_max_tokens(const bt_ask *ask, const bt_intake_limits *limi
         (unsigned long long)n_prompt, field, ask->max_tokens, limits->max_context);
     BT_INTAKE_REFUSE_UNLESS(
         ask->max_tokens <= pool,
-        "%llu prompt tokens and %s %u of %u choices are more than a rank's KV pages hold "
-        "(%llu)",
-        (unsigned long long)n_prompt, field, ask->max_tokens, n,
+        "%llu prompt tokens and %s %u%s are more than a rank's KV pages hold (%llu)",
+        (unsigned long long)n_prompt, field, ask->max_tokens, of_choices,
         (unsigned long long)limits->max_tokens);
     r->sampling.max_tokens = ask->max_tokens;
     return BT_OK;

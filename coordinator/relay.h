@@ -97,15 +97,16 @@ uint64_t bt_relay_max_tokens(const bt_relay *relay);
 uint64_t bt_relay_max_prompt(const bt_relay *relay);
 
 /* Refuses a client's request, in functions with a code_out.  It is told to the client, who may send
- * many, and counted; nothing is logged. */
-#define BT_REFUSE_UNLESS(cond, status, code, ...)          \
-    do {                                                   \
-        if (!(cond)) {                                     \
-            st        = (status);                          \
-            *code_out = (code);                            \
-            bt_error_keep(bt_status_str(st), __VA_ARGS__); \
-            goto out;                                      \
-        }                                                  \
+ * many, and counted; nothing is logged.  The code says what kind of error it is, so the status's
+ * text does not. */
+#define BT_REFUSE_UNLESS(cond, status, code, ...) \
+    do {                                          \
+        if (!(cond)) {                            \
+            st        = (status);                 \
+            *code_out = (code);                   \
+            bt_error_keep("", __VA_ARGS__);       \
+            goto out;                             \
+        }                                         \
     } while (0)
 
 /* Takes ownership of what request owns and will call end() once; or, when not OK, neither:

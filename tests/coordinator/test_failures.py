@@ -225,7 +225,7 @@ class Queue(Served):
         wait_for(lambda: self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].num_waiting_reqs == 2, "two waiting")
         code, details, _ = self.error(self.generate(prompt=[500] * 400, max_tokens=100))
         self.assertEqual(code, grpc.StatusCode.RESOURCE_EXHAUSTED)
-        self.assertIn("800 prompt tokens wait", details)
+        self.assertEqual(details, "the queue is full: 800 prompt tokens wait, at most 1000 may (--queue-tokens)")
         for call in (late, later):
             code, details, _ = self.error(call)
             self.assertEqual(code, grpc.StatusCode.RESOURCE_EXHAUSTED)

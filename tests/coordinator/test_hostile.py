@@ -187,7 +187,7 @@ class Log(Hostile):
         for _ in range(self.DOUBLES):
             code, details, n = self.error(self.generate(request_id="one"))
             self.assertEqual((code, n), (grpc.StatusCode.ALREADY_EXISTS, 0))
-            self.assertIn('request_id "one" belongs to a request that still runs', details)
+            self.assertEqual(details, 'request_id "one" belongs to a request that still runs')
         self.assertEqual(self.lines(""), before)
         self.cell.gate.set()
         list(first)

@@ -66,7 +66,14 @@ static void intake_takes_all_that_fits_and_no_token_more(void)
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 8);
     set_max_tokens(&s, 9);
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
-    EXPECT_HAS(text, "KV pages");
+    EXPECT_HAS(text, "40 prompt tokens and max_tokens 9 are more than a rank's KV pages hold (48)");
+    s.params.n = 2; /* a page beyond the prompt's for each */
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+    EXPECT_HAS(text, "max_tokens 9 of each of 2 choices are more");
+    sample_init(&s, 40);
+    s.params.n = 2;
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+    EXPECT_HAS(text, "which hold 48, no room for a token of each of 2 choices");
     sample_init(&s, 41);
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
     EXPECT_HAS(text, "(40)");

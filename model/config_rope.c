@@ -81,13 +81,29 @@ out:
     return st;
 }
 
-static bt_status read_yarn(const bt_json_at *rope, yarn *y)
+static bt_status read_original_context(const bt_json_at *at, const bt_json_at *rope, double *v)
+{
+    static const char FIELD[] = "original_max_position_embeddings";
+    bt_status         st      = BT_OK;
+    double            outer;
+
+    BT_TRY(bt_json_f64(rope, FIELD, 1, 1 << 24, v));
+    outer = *v;
+    BT_TRY(optional_f64(at, FIELD, 1, 1 << 24, &outer));
+    BT_REQUIRE(outer == *v, BT_ERR_FORMAT,
+               "%s: field %s: expected %.17g as in %s, found %.17g, which Hugging Face would use",
+               at->file, FIELD, *v, rope->in, outer);
+out:
+    return st;
+}
+
+static bt_status read_yarn(const bt_json_at *at, const bt_json_at *rope, yarn *y)
 {
     bt_status st = BT_OK;
 
     *y = (yarn){.beta_fast = 32, .beta_slow = 1, .mscale = 0, .mscale_all_dim = 0};
     BT_TRY(bt_json_f64(rope, "factor", 1, 1e6, &y->factor));
-    BT_TRY(bt_json_f64(rope, "original_max_position_embeddings", 1, 1 << 24, &y->original_context));
+    BT_TRY(read_original_context(at, rope, &y->original_context));
     BT_TRY(optional_f64(rope, "beta_fast", 1e-3, 1e6, &y->beta_fast));
     BT_TRY(optional_f64(rope, "beta_slow", 1e-3, 1e6, &y->beta_slow));
     BT_TRY(optional_f64(rope, "mscale", 0, 100, &y->mscale));
@@ -179,7 +195,7 @@ bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg)
     cfg->mla.rope_magnitude = 1;
     cfg->mla.softmax_scale  = (float)(1 / sqrt(cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim));
     if (cfg->yarn) {
-        BT_TRY(read_yarn(&rope, &y));
+        BT_TRY(read_yarn(at, &rope, &y));
         apply_yarn(&y, cfg);
     }
 out:

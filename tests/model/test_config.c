@@ -183,6 +183,18 @@ static void config_without_yarn_has_plain_rope(void)
     EXPECT(fabs(c.mla.softmax_scale - 0.0721688) < 1e-7);
 }
 
+/* Hugging Face takes it from there, and only for YaRN. */
+static void config_original_context_may_be_told_twice(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"original_max_position_embeddings\": 2048}", &c), BT_OK);
+    EXPECT(c.yarn_original_context == 2048);
+    EXPECT_EQ(
+        read_patched("{\"rope_scaling\": null, \"original_max_position_embeddings\": 1024}", &c),
+        BT_OK);
+}
+
 /* transformers 5 writes one object, with theta in it. */
 static void config_new_rope_spelling_equals_the_old(void)
 {
@@ -367,6 +379,7 @@ static const bad_case BAD[] = {
     {"{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}}", BT_ERR_FORMAT, {"field rope_scaling.original_max_position_embeddings", "expected", "found nothing"}},
     {"{\"rope_scaling\": {\"factor\": 4}}",  BT_ERR_FORMAT, {"field rope_scaling.rope_type", "expected a string", "found nothing"}},
     {"{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 2048, \"beta_fast\": 1, \"beta_slow\": 32}}", BT_ERR_FORMAT, {"field rope_scaling.beta_fast", "expected at least beta_slow", "found 1"}},
+    {"{\"original_max_position_embeddings\": 1024}", BT_ERR_FORMAT, {"field original_max_position_embeddings", "expected 2048 as in rope_scaling", "found 1024"}},
     {"{\"rope_parameters\": {\"rope_type\": \"default\"}}", BT_ERR_FORMAT, {"rope_scaling", "rope_parameters", "found both"}},
     {"{\"mlp_layer_types\": [\"dense\", \"dense\", \"sparse\", \"sparse\"]}", BT_ERR_FORMAT, {"field mlp_layer_types", "expected 1 dense", "found 2"}},
     {"{\"mlp_layer_types\": [\"dense\", \"wide\", \"sparse\", \"sparse\"]}", BT_ERR_FORMAT, {"field mlp_layer_types[1]", "expected \"dense\" or \"sparse\"", "found \"wide\""}},
@@ -519,6 +532,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_yarn_gives_the_published_numbers),
     BT_TEST(config_takes_groups_that_are_absent_from_the_family),
     BT_TEST(config_without_yarn_has_plain_rope),
+    BT_TEST(config_original_context_may_be_told_twice),
     BT_TEST(config_new_rope_spelling_equals_the_old),
     BT_TEST(config_yarn_without_mscale_scales_the_rotation),
     BT_TEST(config_yarn_is_that_of_transformers),

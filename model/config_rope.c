@@ -60,14 +60,15 @@ static bt_status refuse_variants(const bt_json_at *at, const bt_json_at *rope)
     double    partial    = 1;
     bool      interleave = true, truncate = true;
 
-    if (bt_json_field(at, "rope_interleave") != NULL)
+    /* To Hugging Face a null is false here, not the default. */
+    if (json_object_get(at->obj, "rope_interleave") != NULL)
         BT_TRY(bt_json_bool(at, "rope_interleave", &interleave));
     BT_REQUIRE(interleave, BT_ERR_UNSUPPORTED,
                "%s: field rope_interleave: expected true, found false", at->file);
     BT_TRY(optional_f64(at, "partial_rotary_factor", 0, 1, &partial));
     if (rope->obj != NULL) {
         BT_TRY(optional_f64(rope, "partial_rotary_factor", 0, 1, &partial));
-        if (bt_json_field(rope, "truncate") != NULL)
+        if (json_object_get(rope->obj, "truncate") != NULL)
             BT_TRY(bt_json_bool(rope, "truncate", &truncate));
         BT_REQUIRE(bt_json_field(rope, "attention_factor") == NULL, BT_ERR_UNSUPPORTED,
                    "%s: field %s.attention_factor: expected mscale and mscale_all_dim instead",

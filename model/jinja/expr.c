@@ -473,6 +473,7 @@ bt_status bt_jinja_parse_target(bt_jinja_parser *p, bt_jinja_node **node_out)
     bt_status      st = BT_OK;
     bt_jinja_node *list, *last;
 
+    BT_TRY(bt_jinja_deeper(p));
     if (bt_jinja_at_sign(p, '(')) {
         BT_TRY(bt_jinja_read(p));
         BT_TRY(bt_jinja_parse_target(p, node_out));
@@ -497,5 +498,6 @@ bt_status bt_jinja_parse_target(bt_jinja_parser *p, bt_jinja_node **node_out)
     }
     *node_out = list;
 out:
+    p->depth--;
     return st;
 }

@@ -265,6 +265,7 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
         {"{{ }}",                                                                                    BT_ERR_FORMAT,      "expected an expression, found }}"                      },
         {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",                                          BT_ERR_UNSUPPORTED,
          "less than 1000 deep"                                                                                                                                                   },
+        {"{% set " TEN(TEN("((((((((((")),                                                           BT_ERR_UNSUPPORTED, "nested more than 200 deep"                             },
         {"{{" TEN(TEN("((((((((((")) "1",                                                            BT_ERR_UNSUPPORTED, "nested more than 200 deep"                             },
         {"{% set n = namespace(x=1) %}{% for a in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor "
          "%}"

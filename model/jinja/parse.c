@@ -55,14 +55,17 @@ out:
 
 static bt_status pass_comment(bt_jinja_parser *p)
 {
-    bt_status   st  = BT_OK;
-    const char *end = strstr(p->at + 2, "#}");
+    bt_status   st    = BT_OK;
+    const char *begin = p->at + (p->at[2] == '-' || p->at[2] == '+' ? 3 : 2);
+    const char *end   = strstr(begin, "#}");
+    char        sign;
 
     BT_JINJA_REQUIRE(p->j, p->at, end != NULL, BT_ERR_FORMAT, "a comment that does not end");
     p->at = end + 2;
-    if (end[-1] == '-')
+    sign  = end > begin ? end[-1] : '\0'; /* of {#-#} the dash is the beginning's */
+    if (sign == '-')
         p->at = bt_jinja_skip_space(p->at);
-    else if (end[-1] != '+' && *p->at == '\n')
+    else if (sign != '+' && *p->at == '\n')
         p->at++;
 out:
     return st;

@@ -203,6 +203,7 @@ bt_status bt_jinja_compare(bt_jinja *j, const bt_jinja_node *node, const bt_jinj
     BT_JINJA_REQUIRE(j, node->at, numbers || texts, BT_ERR_UNSUPPORTED,
                      "expected two numbers or two texts to order, found %s and %s",
                      bt_jinja_kind(a), bt_jinja_kind(b));
+    BT_TRY(bt_jinja_count(j, node->at, bt_jinja_steps(a)));
     order =
         numbers ? (a->number > b->number) - (a->number < b->number) : order_texts(a->text, b->text);
     *is_out = node->number == '<'           ? order < 0

@@ -226,7 +226,7 @@ bt_status bt_jinja_method(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *valu
     BT_TRY(bt_jinja_count(j, call->at, bt_jinja_steps(of)));
     if (of->kind == BT_JINJA_IS_STRING) {
         BT_TRY(text_method(j, call, value_out));
-    } else if (of->kind == BT_JINJA_IS_MAP && !of->map->is_namespace) {
+    } else if (of->kind == BT_JINJA_IS_MAP && of->map->sort == BT_JINJA_DICT) {
         BT_TRY(map_method(j, call, value_out));
     } else {
         BT_JINJA_REQUIRE(j, call->at, false, BT_ERR_UNSUPPORTED, "%s has no method %.*s",
@@ -385,11 +385,11 @@ out:
 
 bt_status bt_jinja_test(bt_jinja *j, bt_jinja_call *call, bool *is_out)
 {
-    bt_status             st    = BT_OK;
-    bt_jinja_text         name  = call->name;
-    const bt_jinja_value *v     = &call->value;
-    bool                  space = v->kind == BT_JINJA_IS_MAP && v->map->is_namespace;
-    int kind = space ? BT_JINJA_ABSENT : (int)v->kind; /* a namespace is nothing else */
+    bt_status             st   = BT_OK;
+    bt_jinja_text         name = call->name;
+    const bt_jinja_value *v    = &call->value;
+    bool                  own  = v->kind == BT_JINJA_IS_MAP && v->map->sort != BT_JINJA_DICT;
+    int kind = own ? BT_JINJA_ABSENT : (int)v->kind; /* a namespace is nothing else */
 
     for (size_t i = 0; i < sizeof(TESTS) / sizeof(TESTS[0]); i++)
         if (bt_jinja_is(name, TESTS[i].name)) {
@@ -485,9 +485,9 @@ bt_status bt_jinja_function(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *va
                          "%.*s: expected arguments by name", bt_jinja_shown(call->name),
                          call->name.s);
         BT_JINJA_NEW(j, made.map, 1);
-        *made.map              = call->keywords;
-        made.map->is_namespace = call->name.s[0] == 'n';
-        *value_out             = made;
+        *made.map      = call->keywords;
+        made.map->sort = call->name.s[0] == 'n' ? BT_JINJA_NAMESPACE : BT_JINJA_DICT;
+        *value_out     = made;
     } else if (bt_jinja_is(call->name, "strftime_now")) {
         BT_TRY(strftime_call(j, call, value_out));
     } else if (bt_jinja_is(call->name, "raise_exception")) {

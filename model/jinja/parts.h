@@ -195,12 +195,12 @@ struct bt_jinja_entry {
     bt_jinja_value  value;
     bt_jinja_entry *next;
 };
-/* Entries in their order: of a map, of a namespace, of the names in a scope. */
+/* Entries in their order: of a map, of a namespace, of `loop`, of the names in a scope. */
 struct bt_jinja_map {
     bt_jinja_entry *first, *last;
     size_t          n;
     bt_jinja_map   *up; /* of a scope: what is around it */
-    bool            is_namespace;
+    enum { BT_JINJA_DICT, BT_JINJA_NAMESPACE, BT_JINJA_LOOP } sort;
 };
 
 bt_jinja_value bt_jinja_undefined(bt_jinja_text name);

@@ -107,9 +107,9 @@ static bt_status store(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_node *ta
                          target->kind == BT_JINJA_ATTR && target->a->kind == BT_JINJA_NAME,
                          BT_ERR_FORMAT, "expected a name to store in");
         BT_TRY(bt_jinja_evaluate(j, scope, target->a, &of));
-        BT_JINJA_REQUIRE(j, target->at, of.kind == BT_JINJA_IS_MAP && of.map->is_namespace,
-                         BT_ERR_FORMAT, "expected a namespace to store in, found %s",
-                         bt_jinja_kind(&of));
+        BT_JINJA_REQUIRE(
+            j, target->at, of.kind == BT_JINJA_IS_MAP && of.map->sort == BT_JINJA_NAMESPACE,
+            BT_ERR_FORMAT, "expected a namespace to store in, found %s", bt_jinja_kind(&of));
         return bt_jinja_put(j, of.map, target->text, value);
     }
     BT_TRY(bt_jinja_items(j, target->at, &value, &list));
@@ -144,6 +144,8 @@ static bt_status put_loop(bt_jinja *j, bt_jinja_map *scope, bt_jinja_map *map,
     BT_TRY(put_number(j, loop.map, "revindex", n - i));
     BT_TRY(put_number(j, loop.map, "revindex0", n - i - 1));
     BT_TRY(put_number(j, loop.map, "length", n));
+    BT_TRY(put_number(j, loop.map, "depth", 1)); /* in itself: no loop is recursive */
+    BT_TRY(put_number(j, loop.map, "depth0", 0));
     BT_TRY(bt_jinja_put(j, loop.map, bt_jinja_word("first"), bt_jinja_bool(i == 0)));
     BT_TRY(bt_jinja_put(j, loop.map, bt_jinja_word("last"), bt_jinja_bool(i + 1 == n)));
     BT_TRY(bt_jinja_put(j, loop.map, bt_jinja_word("previtem"),
@@ -197,6 +199,7 @@ static bt_status run_for(bt_jinja *j, bt_jinja_map *around, const bt_jinja_node 
     if (node->c != NULL) BT_TRY(keep_chosen(j, around, node, &list));
     BT_TRY(new_scope(j, around, &scope));
     BT_JINJA_NEW(j, loop, 1);
+    loop->sort = BT_JINJA_LOOP;
     for (size_t i = 0; i < list.list.n && how != BREAKS; i++) {
         BT_TRY(bt_jinja_count(j, node->at, TURN_STEPS));
         forget(scope);

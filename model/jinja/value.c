@@ -76,7 +76,7 @@ bool bt_jinja_truth(const bt_jinja_value *v)
     case BT_JINJA_IS_INT: return v->number != 0;
     case BT_JINJA_IS_STRING: return v->text.n != 0;
     case BT_JINJA_IS_LIST: return v->list.n != 0;
-    case BT_JINJA_IS_MAP: return v->map->n != 0 || v->map->is_namespace;
+    case BT_JINJA_IS_MAP: return v->map->n != 0 || v->map->sort != BT_JINJA_DICT;
     case BT_JINJA_IS_MACRO: return true;
     default: return false;
     }
@@ -139,7 +139,8 @@ bt_status bt_jinja_same(bt_jinja *j, const char *at, const bt_jinja_value *a,
         for (size_t i = 0; i < a->list.n && *is_out; i++)
             BT_TRY(bt_jinja_same(j, at, &a->list.at[i], &b->list.at[i], depth + 1, is_out));
     } else if (*is_out && a->kind == BT_JINJA_IS_MAP && a->map != b->map) {
-        *is_out = !a->map->is_namespace && !b->map->is_namespace && a->map->n == b->map->n;
+        *is_out = a->map->sort == BT_JINJA_DICT && b->map->sort == BT_JINJA_DICT &&
+                  a->map->n == b->map->n;
         for (const bt_jinja_entry *e = a->map->first; e != NULL && *is_out; e = e->next) {
             const bt_jinja_entry *other = bt_jinja_find(b->map, e->key);
 
@@ -161,13 +162,14 @@ bt_status bt_jinja_is_in(bt_jinja *j, const char *at, const bt_jinja_value *a,
 
     *is_out = false;
     BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(b)));
-    BT_JINJA_REQUIRE(
-        j, at,
-        b->kind == BT_JINJA_UNDEFINED || b->kind == BT_JINJA_IS_LIST ||
-            (b->kind == BT_JINJA_IS_STRING && a->kind == BT_JINJA_IS_STRING) ||
-            (b->kind == BT_JINJA_IS_MAP && !b->map->is_namespace && a->kind < BT_JINJA_IS_LIST),
-        BT_ERR_UNSUPPORTED, "expected a text in a text, or a value in a list: not %s in %s",
-        bt_jinja_kind(a), bt_jinja_kind(b));
+    BT_JINJA_REQUIRE(j, at,
+                     b->kind == BT_JINJA_UNDEFINED || b->kind == BT_JINJA_IS_LIST ||
+                         (b->kind == BT_JINJA_IS_STRING && a->kind == BT_JINJA_IS_STRING) ||
+                         (b->kind == BT_JINJA_IS_MAP && b->map->sort == BT_JINJA_DICT &&
+                          a->kind < BT_JINJA_IS_LIST),
+                     BT_ERR_UNSUPPORTED,
+                     "expected a text in a text, or a value in a list: not %s in %s",
+                     bt_jinja_kind(a), bt_jinja_kind(b));
     if (b->kind == BT_JINJA_IS_STRING) *is_out = bt_jinja_find_text(b->text, a->text) != NULL;
     if (b->kind == BT_JINJA_IS_MAP && a->kind == BT_JINJA_IS_STRING)
         *is_out = bt_jinja_find(b->map, a->text) != NULL;
@@ -447,7 +449,7 @@ bt_status bt_jinja_items(bt_jinja *j, const char *at, const bt_jinja_value *of,
     BT_JINJA_REQUIRE(j, at,
                      of->kind == BT_JINJA_UNDEFINED || of->kind == BT_JINJA_IS_LIST ||
                          of->kind == BT_JINJA_IS_STRING ||
-                         (of->kind == BT_JINJA_IS_MAP && !of->map->is_namespace),
+                         (of->kind == BT_JINJA_IS_MAP && of->map->sort == BT_JINJA_DICT),
                      BT_ERR_FORMAT, "expected a list to go through, found %s", bt_jinja_kind(of));
     if (of->kind == BT_JINJA_IS_STRING)
         BT_TRY(bt_jinja_chars(j, of->text, list_out));

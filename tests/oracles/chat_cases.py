@@ -179,6 +179,8 @@ OTHERS = [
     "{{ raise_exception('no') if false }}{{ nothing.here if false }}{{ 'x'|nofilter if false }}ok",
     "{% if messages[0].content is string and not (messages[0]['role'] == 'tool') -%} a {%- elif 1 -%} b {%- endif -%} c",
     "{%- for m in messages if m.role != 'system' -%}{{ m.role[0] }}{{ m.role[1:3] }}{{ m.role[::-1] }}{% else %}none{% endfor %}",
+    "{% for m in messages %}{% for x in [1] %}{{ loop.depth }}{{ loop.depth0 }}{{ loop is mapping }}"
+    "{{ loop == loop }}{{ 'x' if loop }}{{ loop['index'] }}{{ loop.none is defined }}{% endfor %}{% endfor %}",
     "a {#-#} b{#+#}\n c {#--#} d {#-+#}\n{##} e",
     "{{ \"it's\" 'so' }}{{ '\\t\\\\\\'\\u00e9\\x41\\q' }}",
 ]

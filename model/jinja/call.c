@@ -394,7 +394,8 @@ bt_status bt_jinja_test(bt_jinja *j, bt_jinja_call *call, bool *is_out)
     for (size_t i = 0; i < sizeof(TESTS) / sizeof(TESTS[0]); i++)
         if (bt_jinja_is(name, TESTS[i].name)) {
             BT_TRY(want(j, call, 0, 0));
-            *is_out = (TESTS[i].kinds >> kind & 1) != 0;
+            *is_out = (TESTS[i].kinds >> kind & 1) != 0 &&
+                      (v->sort != BT_JINJA_VIEW || !bt_jinja_is(name, "sequence"));
             goto out;
         }
     if (bt_jinja_is(name, "true") || bt_jinja_is(name, "false")) {
@@ -422,7 +423,7 @@ static bt_status range_call(bt_jinja *j, const bt_jinja_call *call, bt_jinja_val
     enum { MOST = 100000 };
     bt_status      st   = BT_OK;
     int64_t        from = 0, to, step = 1;
-    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST};
+    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST, .sort = BT_JINJA_RANGE};
 
     BT_TRY(want(j, call, 1, 3));
     for (size_t i = 0; i < call->n_args; i++)

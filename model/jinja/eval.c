@@ -55,7 +55,8 @@ static bt_status evaluate_list(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_
                                bt_jinja_value *value_out)
 {
     bt_status      st   = BT_OK;
-    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST};
+    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST,
+                           .sort = node->number != 0 ? BT_JINJA_TUPLE : BT_JINJA_PLAIN};
 
     for (const bt_jinja_node *item = node->list; item != NULL; item = item->next)
         list.list.n++;

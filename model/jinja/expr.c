@@ -111,10 +111,12 @@ static bt_status parse_brackets(bt_jinja_parser *p, bt_jinja_node **node_out)
     bt_status st = BT_OK;
 
     BT_TRY(bt_jinja_read(p));
-    if (bt_jinja_at_sign(p, ')'))
+    if (bt_jinja_at_sign(p, ')')) {
         BT_TRY(bt_jinja_node_new(p, BT_JINJA_LIST, node_out));
-    else
+        (*node_out)->number = true;
+    } else {
         BT_TRY(bt_jinja_parse_tuple(p, true, node_out));
+    }
     BT_TRY(bt_jinja_pass_sign(p, ')'));
 out:
     return st;
@@ -455,6 +457,7 @@ bt_status bt_jinja_parse_tuple(bt_jinja_parser *p, bool choice, bt_jinja_node **
     BT_TRY(choice ? bt_jinja_parse_expression(p, node_out) : parse_logic(p, true, node_out));
     if (!bt_jinja_at_sign(p, ',')) goto out;
     BT_TRY(bt_jinja_node_new(p, BT_JINJA_LIST, &list));
+    list->number = true;
     list->list = last = *node_out;
     while (bt_jinja_at_sign(p, ',')) {
         BT_TRY(bt_jinja_read(p));

@@ -75,7 +75,7 @@ struct bt_jinja_node {
         BT_JINJA_INT,     /* number */
         BT_JINJA_STRING,  /* text */
         BT_JINJA_NAME,    /* text */
-        BT_JINJA_LIST,    /* list: items; a tuple is one too */
+        BT_JINJA_LIST,    /* list: items; number: it is a tuple */
         BT_JINJA_MAP,     /* list: key, value, key, value */
         BT_JINJA_ATTR,    /* a . text */
         BT_JINJA_INDEX,   /* a [b] */
@@ -174,6 +174,8 @@ struct bt_jinja_value {
         BT_JINJA_IS_MACRO, /* or, without a node, one of the functions */
         BT_JINJA_ABSENT    /* of an entry that is kept for later */
     } kind;
+    /* Of a list: none equals one of another sort, nor is added to it; a view has no indices. */
+    enum { BT_JINJA_PLAIN, BT_JINJA_TUPLE, BT_JINJA_RANGE, BT_JINJA_VIEW } sort;
     union {
         int64_t       number;
         bt_jinja_text text; /* of a string; of what is undefined its name */
@@ -259,7 +261,7 @@ bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
 /* Of a list or a string; from, to and step may be NULL or none. */
 bt_status bt_jinja_slice(bt_jinja *j, const char *at, const bt_jinja_value *of,
                          const bt_jinja_value bounds[3], bt_jinja_value *value_out);
-/* What a loop goes through. */
+/* What a loop goes through, as a plain list. */
 bt_status bt_jinja_items(bt_jinja *j, const char *at, const bt_jinja_value *of,
                          bt_jinja_value *list_out);
 /* keys, values, or [key, value] of each entry. */

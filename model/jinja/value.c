@@ -92,8 +92,10 @@ const char *bt_jinja_kind(const bt_jinja_value *v)
                                         "a list",
                                         "a map",
                                         "a macro"};
+    static const char *const LISTS[] = {"a list", "a tuple", "a range",
+                                        "keys(), values() or items()"};
 
-    return KINDS[v->kind];
+    return v->kind == BT_JINJA_IS_LIST ? LISTS[v->sort] : KINDS[v->kind];
 }
 
 bt_status bt_jinja_to_text(bt_jinja *j, const char *at, const bt_jinja_value *v,
@@ -135,7 +137,9 @@ bt_status bt_jinja_same(bt_jinja *j, const char *at, const bt_jinja_value *a,
     } else if (*is_out && a->kind == BT_JINJA_IS_STRING) {
         *is_out = bt_jinja_same_text(a->text, b->text);
     } else if (*is_out && a->kind == BT_JINJA_IS_LIST) {
-        *is_out = a->list.n == b->list.n;
+        BT_JINJA_REQUIRE(j, at, a->sort != BT_JINJA_VIEW || b->sort != BT_JINJA_VIEW,
+                         BT_ERR_UNSUPPORTED, "expected no comparison of %s", bt_jinja_kind(a));
+        *is_out = a->sort == b->sort && a->list.n == b->list.n;
         for (size_t i = 0; i < a->list.n && *is_out; i++)
             BT_TRY(bt_jinja_same(j, at, &a->list.at[i], &b->list.at[i], depth + 1, is_out));
     } else if (*is_out && a->kind == BT_JINJA_IS_MAP && a->map != b->map) {
@@ -221,7 +225,7 @@ static bt_status join_lists(bt_jinja *j, const bt_jinja_value *a, const bt_jinja
 {
     bt_status      st   = BT_OK;
     bt_jinja_value list = {
-        .kind = BT_JINJA_IS_LIST, .list = {NULL, a->list.n + b->list.n}
+        .kind = BT_JINJA_IS_LIST, .sort = a->sort, .list = {NULL, a->list.n + b->list.n}
     };
 
     BT_JINJA_NEW(j, list.list.at, list.list.n);
@@ -295,7 +299,8 @@ bt_status bt_jinja_binary(bt_jinja *j, const bt_jinja_node *node, const bt_jinja
     } else if (node->number == '+' && a->kind == BT_JINJA_IS_STRING && b->kind == a->kind) {
         BT_TRY(bt_jinja_concat(j, a->text, b->text, &left));
         *value_out = bt_jinja_string(left.s, left.n);
-    } else if (node->number == '+' && a->kind == BT_JINJA_IS_LIST && b->kind == a->kind) {
+    } else if (node->number == '+' && a->kind == BT_JINJA_IS_LIST && b->kind == a->kind &&
+               a->sort == b->sort && a->sort <= BT_JINJA_TUPLE) {
         BT_TRY(join_lists(j, a, b, value_out));
     } else if (node->number == '*' && a->kind == BT_JINJA_IS_STRING && bt_jinja_is_number(b)) {
         BT_TRY(repeat_text(j, a->text, b->number, value_out));
@@ -346,7 +351,8 @@ bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
     } else if (of->kind == BT_JINJA_IS_STRING && bt_jinja_is_number(by)) {
         BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(of)));
         take_char(of->text, by->number, value_out);
-    } else if (of->kind == BT_JINJA_IS_LIST && bt_jinja_is_number(by)) {
+    } else if (of->kind == BT_JINJA_IS_LIST && of->sort != BT_JINJA_VIEW &&
+               bt_jinja_is_number(by)) {
         int64_t n = (int64_t)of->list.n, i = by->number < 0 ? by->number + n : by->number;
 
         if (i >= 0 && i < n) *value_out = of->list.at[i];
@@ -379,7 +385,7 @@ bt_status bt_jinja_slice(bt_jinja *j, const char *at, const bt_jinja_value *of,
 {
     bt_status      st   = BT_OK;
     int64_t        step = bounds[2].kind == BT_JINJA_IS_NONE ? 1 : bounds[2].number, n, from, to;
-    bt_jinja_value list = *of, part = {.kind = BT_JINJA_IS_LIST};
+    bt_jinja_value list = *of, part = {.kind = BT_JINJA_IS_LIST, .sort = of->sort};
 
     for (int i = 0; i < 3; i++)
         BT_JINJA_REQUIRE(j, at,
@@ -391,6 +397,8 @@ bt_status bt_jinja_slice(bt_jinja *j, const char *at, const bt_jinja_value *of,
     BT_JINJA_REQUIRE(j, at, of->kind != BT_JINJA_UNDEFINED, BT_ERR_FORMAT,
                      "%.*s is undefined and cannot be sliced", bt_jinja_shown(of->text),
                      of->text.s);
+    BT_JINJA_REQUIRE(j, at, of->sort != BT_JINJA_VIEW, BT_ERR_FORMAT,
+                     "expected a list to slice, found %s", bt_jinja_kind(of));
     if (of->kind == BT_JINJA_IS_STRING && step == 1) {
         BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(of)));
         *value_out = part_of(of->text, bounds);
@@ -418,7 +426,7 @@ bt_status bt_jinja_entries(bt_jinja *j, const bt_jinja_map *map, bool keys, bool
                            bt_jinja_value *list_out)
 {
     bt_status      st   = BT_OK;
-    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST}, *pair;
+    bt_jinja_value list = {.kind = BT_JINJA_IS_LIST, .sort = BT_JINJA_VIEW}, *pair;
 
     BT_JINJA_NEW(j, list.list.at, map->n);
     for (const bt_jinja_entry *e = map->first; e != NULL; e = e->next) {
@@ -430,7 +438,7 @@ bt_status bt_jinja_entries(bt_jinja *j, const bt_jinja_map *map, bool keys, bool
             continue;
         }
         *pair = (bt_jinja_value){
-            .kind = BT_JINJA_IS_LIST, .list = {NULL, 2}
+            .kind = BT_JINJA_IS_LIST, .sort = BT_JINJA_TUPLE, .list = {NULL, 2}
         };
         BT_JINJA_NEW(j, pair->list.at, 2);
         pair->list.at[0] = key;
@@ -457,6 +465,7 @@ bt_status bt_jinja_items(bt_jinja *j, const char *at, const bt_jinja_value *of,
         BT_TRY(bt_jinja_entries(j, of->map, true, false, list_out));
     else
         *list_out = of->kind == BT_JINJA_IS_LIST ? *of : (bt_jinja_value){.kind = BT_JINJA_IS_LIST};
+    list_out->sort = BT_JINJA_PLAIN;
 out:
     return st;
 }

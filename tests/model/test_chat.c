@@ -253,6 +253,7 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
          "expected a list to go through, found a number"                                                                                                                         },
         {"{% for i in [1] %}{{ loop|length }}{% endfor %}",                                          BT_ERR_FORMAT,
          "to go through, found a map"                                                                                                                                            },
+        {"{{ [1] + (2,) }}",                                                                         BT_ERR_UNSUPPORTED, "for +, found a list and a tuple"                       },
         {"{% if 1 %}",                                                                               BT_ERR_FORMAT,      "expected endif, found the end"                         },
         {"{% if 1 %}{% endfor %}",                                                                   BT_ERR_FORMAT,      "expected endif, found endfor %}"                       },
         {"{% for i in [1] %}{% set x %}{% break %}{% endset %}{% endfor %}",                         BT_ERR_FORMAT,

@@ -181,6 +181,11 @@ OTHERS = [
     "{%- for m in messages if m.role != 'system' -%}{{ m.role[0] }}{{ m.role[1:3] }}{{ m.role[::-1] }}{% else %}none{% endfor %}",
     "{% for m in messages %}{% for x in [1] %}{{ loop.depth }}{{ loop.depth0 }}{{ loop is mapping }}"
     "{{ loop == loop }}{{ 'x' if loop }}{{ loop['index'] }}{{ loop.none is defined }}{% endfor %}{% endfor %}",
+    "{{ (1, 'a') == [1, 'a'] }}{{ (1, 2) == (1, 2) }}{{ () == [] }}{{ range(2) == [0, 1] }}"
+    "{{ range(2)|list == [0, 1] }}{{ [1] in [(1,)] }}",
+    "{% set d = {'a': 1} %}{{ d.keys()[0] }}{{ d.items() is sequence }}{{ d.items()|first is sequence }}"
+    "{{ d.keys()|list == ['a'] }}{{ d.items()|list == [('a', 1)] }}{{ d.values()|last }}{{ (1, 2)[1:] == (2,) }}{{ ((1,) + (2,))[1] }}",
+    "{{ ([1] + (2,))|length }}", "{{ ({}.keys() + [1])|length }}", "{{ {'a': 1}.items()[:1] is defined }}", "{{ (range(2) + range(2))|length }}",
     "a {#-#} b{#+#}\n c {#--#} d {#-+#}\n{##} e",
     "{{ \"it's\" 'so' }}{{ '\\t\\\\\\'\\u00e9\\x41\\q' }}",
 ]

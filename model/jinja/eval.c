@@ -207,6 +207,26 @@ out:
     return st;
 }
 
+/* What Python has under that name: .items is a method even of {'items': 1}. */
+static bool is_method(const bt_jinja_value *of, bt_jinja_text name)
+{
+    static const char *const NAMES[] = {
+        [BT_JINJA_IS_STRING] =
+            " capitalize casefold center count encode endswith expandtabs find format format_map "
+            "index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric "
+            "isprintable isspace istitle isupper join ljust lower lstrip maketrans partition "
+            "removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split "
+            "splitlines startswith strip swapcase title translate upper zfill ",
+        [BT_JINJA_IS_LIST] = " copy count index ",
+        [BT_JINJA_IS_MAP]  = " copy fromkeys get items keys values "};
+    char word[24];
+    bool own = of->kind == BT_JINJA_IS_MAP && of->map->sort != BT_JINJA_DICT;
+
+    if (own || of->kind > BT_JINJA_IS_MAP || NAMES[of->kind] == NULL || name.n > 20) return false;
+    snprintf(word, sizeof(word), " %.*s ", (int)name.n, name.s);
+    return strstr(NAMES[of->kind], word) != NULL;
+}
+
 static bt_status evaluate_pair(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_node *node,
                                bt_jinja_value *value_out)
 {
@@ -226,6 +246,11 @@ static bt_status evaluate_pair(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_
         *value_out = bt_jinja_bool(is);
     } else {
         BT_TRY(bt_jinja_index(j, node->at, &a, &b, value_out));
+        BT_JINJA_REQUIRE(j, node->at,
+                         (node->kind == BT_JINJA_INDEX && value_out->kind != BT_JINJA_UNDEFINED) ||
+                             b.kind != BT_JINJA_IS_STRING || !is_method(&a, b.text),
+                         BT_ERR_UNSUPPORTED, "expected the call of %.*s, which is a method of %s",
+                         bt_jinja_shown(b.text), b.text.s, bt_jinja_kind(&a));
     }
 out:
     return st;

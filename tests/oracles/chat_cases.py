@@ -186,6 +186,8 @@ OTHERS = [
     "{% set d = {'a': 1} %}{{ d.keys()[0] }}{{ d.items() is sequence }}{{ d.items()|first is sequence }}"
     "{{ d.keys()|list == ['a'] }}{{ d.items()|list == [('a', 1)] }}{{ d.values()|last }}{{ (1, 2)[1:] == (2,) }}{{ ((1,) + (2,))[1] }}",
     "{{ ([1] + (2,))|length }}", "{{ ({}.keys() + [1])|length }}", "{{ {'a': 1}.items()[:1] is defined }}", "{{ (range(2) + range(2))|length }}",
+    "{% set d = {'items': 1, 'keys': 2} %}{{ d['items'] }}{{ d.items()|length }}{{ d.title is defined }}{{ namespace(get=3).get }}"
+    "{{ messages.copies is defined }}{{ messages.append is defined }}",
     "a {#-#} b{#+#}\n c {#--#} d {#-+#}\n{##} e",
     "{{ \"it's\" 'so' }}{{ '\\t\\\\\\'\\u00e9\\x41\\q' }}",
 ]

@@ -365,7 +365,7 @@ static const struct {
     {"number",    KIND(IS_INT) | KIND(IS_BOOL)                                    },
     {"string",    KIND(IS_STRING)                                                 },
     {"mapping",   KIND(IS_MAP)                                                    },
-    {"callable",  KIND(IS_MACRO)                                                  },
+    {"callable",  KIND(UNDEFINED) | KIND(IS_MACRO)                                },
     {"iterable",  KIND(UNDEFINED) | KIND(IS_STRING) | KIND(IS_LIST) | KIND(IS_MAP)},
     {"sequence",  KIND(UNDEFINED) | KIND(IS_STRING) | KIND(IS_LIST) | KIND(IS_MAP)},
 };

@@ -202,7 +202,7 @@ static bt_status evaluate_unary(bt_jinja *j, bt_jinja_map *scope, const bt_jinja
     BT_JINJA_REQUIRE(j, node->at, a.kind == BT_JINJA_IS_INT || a.kind == BT_JINJA_IS_BOOL,
                      BT_ERR_UNSUPPORTED, "expected a number behind the sign, found %s",
                      bt_jinja_kind(&a));
-    *value_out = bt_jinja_int(-a.number);
+    *value_out = bt_jinja_int(node->number * a.number);
 out:
     return st;
 }
@@ -274,7 +274,7 @@ static bt_status evaluate_kind(bt_jinja *j, bt_jinja_map *scope, const bt_jinja_
     case BT_JINJA_OR:
     case BT_JINJA_CHOOSE: return evaluate_choice(j, scope, node, value_out);
     case BT_JINJA_NOT:
-    case BT_JINJA_NEGATE: return evaluate_unary(j, scope, node, value_out);
+    case BT_JINJA_SIGNED: return evaluate_unary(j, scope, node, value_out);
     case BT_JINJA_ATTR:
     case BT_JINJA_INDEX:
     case BT_JINJA_COMPARE:

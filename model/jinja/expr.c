@@ -235,7 +235,7 @@ out:
 /* `is not word`, `is word(arguments)` or `is word argument`. */
 static bt_status parse_test(bt_jinja_parser *p, bt_jinja_node **node_out)
 {
-    static const char *const ENDS[] = {"else", "or", "and", "if", "is", "in", "not", NULL};
+    static const char *const ENDS[] = {"else", "or", "and", NULL};
     bt_status                st     = BT_OK;
     bt_jinja_node           *test;
     bool                     negated;
@@ -250,7 +250,7 @@ static bt_status parse_test(bt_jinja_parser *p, bt_jinja_node **node_out)
         BT_TRY(parse_arguments(p, &test->list));
     } else if ((p->now.kind == BT_JINJA_WORD && !bt_jinja_at_any(p, ENDS)) ||
                p->now.kind == BT_JINJA_QUOTED || p->now.kind == BT_JINJA_NUMBER ||
-               bt_jinja_at_sign(p, '[')) {
+               bt_jinja_at_sign(p, '[') || bt_jinja_at_sign(p, '{')) {
         BT_TRY(parse_primary(p, &test->list));
         BT_TRY(parse_postfix(p, &test->list));
     }
@@ -293,7 +293,8 @@ static bt_status parse_unary(bt_jinja_parser *p, bool filters, bt_jinja_node **n
 
         BT_TRY(bt_jinja_read(p));
         BT_TRY(parse_unary(p, false, node_out));
-        if (minus) BT_TRY(wrap(p, BT_JINJA_NEGATE, node_out));
+        BT_TRY(wrap(p, BT_JINJA_SIGNED, node_out));
+        (*node_out)->number = minus ? -1 : 1;
     } else {
         BT_TRY(parse_primary(p, node_out));
     }

@@ -85,7 +85,7 @@ struct bt_jinja_node {
         BT_JINJA_FILTER,  /* a | text (list) */
         BT_JINJA_TEST,    /* a is text (list) */
         BT_JINJA_NOT,     /* not a */
-        BT_JINJA_NEGATE,  /* - a */
+        BT_JINJA_SIGNED,  /* number, which is 1 or -1, times a */
         BT_JINJA_AND,     /* a and b */
         BT_JINJA_OR,      /* a or b */
         BT_JINJA_COMPARE, /* a number b: < > and BT_JINJA_EQ to BT_JINJA_IN */

@@ -188,6 +188,8 @@ OTHERS = [
     "{{ ([1] + (2,))|length }}", "{{ ({}.keys() + [1])|length }}", "{{ {'a': 1}.items()[:1] is defined }}", "{{ (range(2) + range(2))|length }}",
     "{% set d = {'items': 1, 'keys': 2} %}{{ d['items'] }}{{ d.items()|length }}{{ d.title is defined }}{{ namespace(get=3).get }}"
     "{{ messages.copies is defined }}{{ messages.append is defined }}",
+    "{{ +true }}{{ -true }}{{ +3 - -2 }}{{ 'a' is in {'a': 1} }}{{ nothing is callable }}{{ 1 if x is undefined else 2 }}", "{{ +'a' }}",
+    "{{ 1 is defined if 1 }}", "{{ 1 is defined is true }}",
     "a {#-#} b{#+#}\n c {#--#} d {#-+#}\n{##} e",
     "{{ \"it's\" 'so' }}{{ '\\t\\\\\\'\\u00e9\\x41\\q' }}",
 ]

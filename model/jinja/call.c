@@ -446,18 +446,25 @@ out:
 
 static bt_status strftime_call(bt_jinja *j, const bt_jinja_call *call, bt_jinja_value *value_out)
 {
-    enum { MOST = 256 };
+    enum { MOST = 4096 };
     bt_status st  = BT_OK;
     time_t    now = time(NULL);
     struct tm local;
     char     *format, *text;
+    size_t    n;
 
     BT_TRY(want_texts(j, call, 1, 1));
     BT_JINJA_NEW(j, format, call->args[0].text.n + 1);
     memcpy(format, call->args[0].text.s, call->args[0].text.n);
+    for (const char *c = format; (c = strchr(c, '%')) != NULL && c[1] != '\0'; c += 2)
+        BT_JINJA_REQUIRE(j, call->at, strchr("fzZ:", c[1]) == NULL, BT_ERR_UNSUPPORTED,
+                         "strftime_now: expected a date or a time of day, found %.2s", c);
     BT_JINJA_NEW(j, text, MOST);
     localtime_r(&now, &local);
-    *value_out = bt_jinja_string(text, strftime(text, MOST, format, &local));
+    n = strftime(text, MOST, format, &local);
+    BT_JINJA_REQUIRE(j, call->at, n != 0 || *format == '\0', BT_ERR_UNSUPPORTED,
+                     "strftime_now: expected less than %d bytes", MOST);
+    *value_out = bt_jinja_string(text, n);
 out:
     return st;
 }

@@ -258,6 +258,8 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
          "the call of items, which is a method of a map"                                                                                                                         },
         {"{{ 'a'['title'] is defined }}",                                                            BT_ERR_UNSUPPORTED,
          "the call of title, which is a method of a text"                                                                                                                        },
+        {"{{ strftime_now('%H:%M %Z') }}",                                                           BT_ERR_UNSUPPORTED, "a time of day, found %Z"                               },
+        {"{{ strftime_now('%d' * 4000) }}",                                                          BT_ERR_UNSUPPORTED, "less than 4096 bytes"                                  },
         {"{% if 1 %}",                                                                               BT_ERR_FORMAT,      "expected endif, found the end"                         },
         {"{% if 1 %}{% endfor %}",                                                                   BT_ERR_FORMAT,      "expected endif, found endfor %}"                       },
         {"{% for i in [1] %}{% set x %}{% break %}{% endset %}{% endfor %}",                         BT_ERR_FORMAT,

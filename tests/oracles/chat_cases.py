@@ -190,6 +190,7 @@ OTHERS = [
     "{{ messages.copies is defined }}{{ messages.append is defined }}",
     "{{ +true }}{{ -true }}{{ +3 - -2 }}{{ 'a' is in {'a': 1} }}{{ nothing is callable }}{{ 1 if x is undefined else 2 }}", "{{ +'a' }}",
     "{{ 1 is defined if 1 }}", "{{ 1 is defined is true }}",
+    "{{ strftime_now('%%z ' * 90) }}{{ strftime_now('') }}{{ strftime_now('%Y')|length }}",
     "a {#-#} b{#+#}\n c {#--#} d {#-+#}\n{##} e",
     "{{ \"it's\" 'so' }}{{ '\\t\\\\\\'\\u00e9\\x41\\q' }}",
 ]

@@ -7,7 +7,6 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-#include "cli/child.h"
 #include "core/file.h"
 
 static const struct {

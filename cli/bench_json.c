@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include "cli/bench_report.h"
-#include "core/alloc.h"
 
 enum { N_BINS = 120 };
 

@@ -1,6 +1,5 @@
 /* baton-chat - a conversation with a running cell, in the model's own chat template. */
 #include <argp.h>
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

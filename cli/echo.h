@@ -7,7 +7,6 @@
 #define BT_CLI_ECHO_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #include "core/log.h"
 

@@ -1,7 +1,6 @@
 #include "cli/outlet.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>

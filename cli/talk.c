@@ -1,7 +1,6 @@
 #include "cli/talk.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>

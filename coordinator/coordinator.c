@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "coordinator/accept.h"
 #include "coordinator/announce.h"
@@ -13,7 +12,6 @@
 #include "coordinator/http.h"
 #include "coordinator/observer.h"
 #include "coordinator/public.h"
-#include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
 #include "proto/config_hash.h"

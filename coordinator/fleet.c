@@ -7,7 +7,6 @@
 
 #include "coordinator/announce.h"
 #include "coordinator/fleet_state.h"
-#include "coordinator/pairs.h"
 #include "coordinator/relay_view.h"
 #include "core/alloc.h"
 #include "core/clock.h"

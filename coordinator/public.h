@@ -8,7 +8,6 @@
 #define BT_COORDINATOR_PUBLIC_H
 
 #include "coordinator/fleet.h"
-#include "coordinator/intake.h"
 #include "coordinator/metrics.h"
 #include "proto/rpc.h"
 

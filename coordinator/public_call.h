@@ -2,7 +2,6 @@
 #ifndef BT_COORDINATOR_PUBLIC_CALL_H
 #define BT_COORDINATOR_PUBLIC_CALL_H
 
-#include "coordinator/choice.h"
 #include "coordinator/cork.h"
 #include "coordinator/public.h"
 

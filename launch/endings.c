@@ -8,8 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/log.h"
-
 static const char VARIABLE[] = "BT_RANK_ENDINGS";
 static const char LINE[]     = "baton-launch: a rank has ended with ";
 enum { LINE_BYTES = sizeof(LINE) + sizeof("255\n") }; /* with its code */

@@ -5,7 +5,6 @@
 #define BT_PARALLEL_WORLD_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/status.h"

@@ -16,7 +16,6 @@
 #include "core/file.h"
 #include "core/machine.h"
 #include "core/parse.h"
-#include "device/cpu/device_cpu.h"
 #include "model/model.h"
 #include "model/weights.h"
 #include "tools/census.h"

@@ -13,7 +13,6 @@
 #include "device/cpu/kernels.h"
 #include "tools/profile/files.h"
 #include "tools/profile/report.h"
-#include "tools/profile/text.h"
 
 static const char DOC[] =
     "Says which way of computing multi-head latent attention is cheapest for a model on this "

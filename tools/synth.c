@@ -1,6 +1,5 @@
 /* baton-synth - a checkpoint with the shape of a known model and random weights. */
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>

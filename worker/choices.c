@@ -4,7 +4,6 @@
  * it alone will write, its copy of the partial page first.  When the prompt is there the others
  * share its full pages and copy the partial one's rows, and all decode from their first tokens.
  * From then on each is a request like any other, but for its end. */
-#include <string.h>
 
 #include "core/alloc.h"
 #include "worker/state.h"

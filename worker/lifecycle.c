@@ -1,6 +1,5 @@
 /* worker/lifecycle.c - how requests come, fail and go; what moves while steps run. */
 #include <stdio.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"

@@ -2,7 +2,6 @@
  * same bits whatever the width: included by files that are compiled for one instruction set each.
  */
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "device/cpu/kernels.h"

@@ -6,7 +6,6 @@
  * member that wakes late finds 0 chunks left and touches nothing. */
 #include "device/cpu/pool.h"
 
-#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -2,7 +2,6 @@
  * pinned memory, weights through two pinned buffers that several threads fill. */
 #include <string.h>
 
-#include "core/alloc.h"
 #include "core/machine.h"
 #include "device/cuda/device_cuda.h"
 

@@ -2,7 +2,6 @@
  * and, not, comparison, + -, ~, * / // %, **, unary sign, and behind each operand . [] () | and is.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "model/jinja/parts.h"
 

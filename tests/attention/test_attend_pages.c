@@ -1,6 +1,5 @@
 /* A few queries through a block of keys in pages: scores, softmax and sums have the bits of the
  * scalar twin, for any number of keys and queries, and any numbers.  argv[1]: the kernel family. */
-#include "core/alloc.h"
 #include "tests/attention/twin.h"
 #include "tests/support/test.h"
 

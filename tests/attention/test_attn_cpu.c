@@ -5,7 +5,6 @@
 #include <stdbool.h>
 
 #include "attention/ops.h"
-#include "core/alloc.h"
 #include "tests/attention/twin.h"
 #include "tests/support/test.h"
 

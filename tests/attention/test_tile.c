@@ -1,7 +1,6 @@
 /* The running softmax of a tile has the bits of the scalar twin, whatever stands beside a lane.
  * argv[1]: the kernel family. */
 #include <math.h>
-#include <stdbool.h>
 
 #include "attention/cpu/tile.h"
 #include "attention/mla.h"

@@ -3,7 +3,6 @@
  * real. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>

@@ -1,7 +1,6 @@
 /* The grouped product on the CPU, against sums in double. */
 #include "core/bf16.h"
 #include "device/cpu/device_cpu.h"
-#include "device/cpu/math.h"
 #include "device/cuda/gemm.h"
 #include "tests/cuda/numbers.h"
 

@@ -2,10 +2,7 @@
  * outputs, and its bits in pieces and beside others. */
 #include <cuda_runtime_api.h>
 
-#include "attention/ops.h"
-#include "device/cpu/device_cpu.h"
 #include "device/cuda/module.h"
-#include "moe/ops.h"
 
 extern const bt_cuda_module_table bt_cuda_module;
 

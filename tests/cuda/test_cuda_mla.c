@@ -2,7 +2,6 @@
  * reference and the CPU back end; and the laws. */
 #include <cuda_runtime_api.h>
 
-#include "attention/ops.h"
 #include "attention/reference/mla_reference.h"
 #include "core/alloc.h"
 #include "device/cpu/device_cpu.h"

@@ -1,5 +1,4 @@
 /* Row kernels on the CPU, against the CPU back end's tables and plain formulas. */
-#include "device/cpu/device_cpu.h"
 #include "device/cpu/kernels.h"
 #include "device/cuda/rows.h"
 #include "tests/cuda/numbers.h"

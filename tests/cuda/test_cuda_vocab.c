@@ -1,5 +1,4 @@
 /* Tokens and log-probabilities of the kernels on the CPU, against worker/sampler.h: equal bits. */
-#include "device/cpu/device_cpu.h"
 #include "device/cuda/vocab.h"
 #include "tests/cuda/numbers.h"
 #include "worker/sampler.h"

@@ -4,11 +4,8 @@
  * is a graph's on one side only, or of another one). */
 #include <cuda_runtime_api.h>
 
-#include "attention/ops.h"
-#include "device/cpu/device_cpu.h"
 #include "device/cuda/module.h"
 #include "model/graph_plan.h"
-#include "moe/ops.h"
 #include "parallel/nccl/module.h"
 #include "tests/cuda/simt_control.h"
 #include "worker/draws.h"

@@ -2,7 +2,6 @@
  * bit: on a GPU that is host memory. */
 #include <cuda_runtime_api.h>
 
-#include "device/cpu/device_cpu.h"
 #include "device/cuda/module.h"
 #include "tests/cuda/numbers.h"
 #include "worker/draws.h"

@@ -1,6 +1,5 @@
 /* Row kernels of every family against plain loops, bit by bit, and the functions of math.h against
  * libm.  argv[1]: the family. */
-#include "core/alloc.h"
 #include "device/cpu/math.h"
 #include "tests/device/twin.h"
 #include "tests/support/test.h"

@@ -1,5 +1,4 @@
 #include <jansson.h>
-#include <stdarg.h>
 
 #include "core/alloc.h"
 #include "model/jinja/jinja.h"

@@ -1,6 +1,5 @@
 /* baton-tokenize and baton-inspect as a user runs them. */
 #include <jansson.h>
-#include <stdbool.h>
 #include <sys/wait.h>
 
 #include "tests/model/scratch.h"

@@ -1,6 +1,3 @@
-#include <stdarg.h>
-#include <stdbool.h>
-
 #include "core/alloc.h"
 #include "model/safetensors.h"
 #include "tests/model/scratch.h"

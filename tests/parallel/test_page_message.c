@@ -1,5 +1,4 @@
 /* The page message: what is sealed is read back, and everything else is refused. */
-#include "core/alloc.h"
 #include "parallel/page_message.h"
 #include "tests/support/test.h"
 

@@ -5,7 +5,6 @@
 #ifndef BT_TESTS_SUPPORT_COMMAND_H
 #define BT_TESTS_SUPPORT_COMMAND_H
 
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

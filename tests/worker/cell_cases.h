@@ -3,7 +3,6 @@
 #ifndef BT_TESTS_WORKER_CELL_CASES_H
 #define BT_TESTS_WORKER_CELL_CASES_H
 
-#include "core/alloc.h"
 #include "core/clock.h"
 #include "tests/support/test.h"
 #include "tests/worker/sim_cell.h"

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "device/cpu/device_cpu.h"
 #include "tests/support/test.h"
 #include "worker/options.h"
 

@@ -155,7 +155,6 @@ typedef struct {
 
     /* y[i] = bf16(x[i]) of results of additions and products, none of which is subnormal */
     void (*to_bf16)(const float *x, size_t n, bt_bf16 *y);
-    void (*to_f32)(const bt_bf16 *x, size_t n, float *y);
     /* x[i] *= a */
     void (*scale)(float *x, size_t n, float a);
     /* y[i] = bf16(a * x[i] + 0), so that no zero is negative */

@@ -19,14 +19,6 @@ static void to_bf16(const float *x, size_t n, bt_bf16 *y)
     if (i < n) store_bf16_part(y + i, load_part(x + i, n - i, 0), n - i);
 }
 
-static void to_f32(const bt_bf16 *x, size_t n, float *y)
-{
-    size_t i = 0;
-
-    FOR_VECTORS(i, n) store(y + i, load_bf16(x + i));
-    if (i < n) store_part(y + i, load_bf16_part(x + i, n - i), n - i);
-}
-
 static void scale(float *x, size_t n, float a)
 {
     size_t i = 0;
@@ -269,7 +261,6 @@ const bt_cpu_row_kernels ROWS_TABLE = {
     .pack_rows    = pack_rows,
     .pack_cols    = pack_cols,
     .to_bf16      = to_bf16,
-    .to_f32       = to_f32,
     .scale        = scale,
     .scale_bf16   = scale_bf16,
     .axpy         = axpy,

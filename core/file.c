@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,6 +35,26 @@ FILE *bt_open_regular(const char *path, const char **why_out)
         snprintf(why, sizeof(why), "expected a regular file, found %s", bt_file_kind(info.st_mode));
     if (f == NULL && fd >= 0) close(fd);
     return f;
+}
+
+bt_status bt_map_regular(const char *path, uint8_t **map_out, size_t *bytes_out)
+{
+    bt_status   st  = BT_OK;
+    void       *map = NULL;
+    int         fd  = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo must not block */
+    struct stat info;
+
+    BT_REQUIRE(fd >= 0 && fstat(fd, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
+    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file, found %s", path,
+               bt_file_kind(info.st_mode));
+    if (info.st_size > 0) map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    BT_REQUIRE(map != MAP_FAILED, BT_ERR_IO, "%s: mapping %jd bytes: %s", path,
+               (intmax_t)info.st_size, strerror(errno));
+    *map_out   = map;
+    *bytes_out = (size_t)info.st_size;
+out:
+    if (fd >= 0) close(fd); /* the mapping stays */
+    return st;
 }
 
 int bt_open_never_blocking(int fd)

@@ -4,6 +4,7 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <sys/types.h>
 
@@ -20,6 +21,10 @@ const char *bt_file_kind(mode_t mode);
  * wait for ever.  NULL: *why_out says why not, borrowed until this thread's next call or errno's
  * text changes. */
 FILE *bt_open_regular(const char *path, const char **why_out);
+
+/* All of a regular file, read-only, for munmap() by the caller; NULL where it is empty.  IO says
+ * why not. */
+bt_status bt_map_regular(const char *path, uint8_t **map_out, size_t *bytes_out);
 
 /* The pipe or terminal of fd, opened once more so that writing never waits: O_NONBLOCK belongs to
  * what others have open as well.  Owned by the caller; -1: it is neither, or cannot be opened. */

@@ -1,14 +1,10 @@
 #include "model/gguf.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/file.h"
@@ -463,28 +459,6 @@ out:
 
 /* ---- files */
 
-static bt_status map_file(const char *path, file *f)
-{
-    bt_status   st = BT_OK;
-    struct stat info;
-    void       *map;
-    int         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo must not block */
-
-    BT_REQUIRE(fd >= 0 && fstat(fd, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file, found %s", path,
-               bt_file_kind(info.st_mode));
-    BT_REQUIRE(info.st_size > 0, BT_ERR_FORMAT, "%s: expected a GGUF file, found an empty one",
-               path);
-    map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    BT_REQUIRE(map != MAP_FAILED, BT_ERR_IO, "%s: mapping %jd bytes: %s", path,
-               (intmax_t)info.st_size, strerror(errno));
-    f->map   = map;
-    f->bytes = (size_t)info.st_size;
-out:
-    if (fd >= 0) close(fd); /* the mapping stays */
-    return st;
-}
-
 static bt_status add_file(bt_gguf *g, const char *path, file *f)
 {
     bt_status       st      = BT_OK;
@@ -493,7 +467,8 @@ static bt_status add_file(bt_gguf *g, const char *path, file *f)
     uint64_t        version = 0, n_tensors = 0, n_keys = 0;
     bt_gguf_tensor *grown;
 
-    BT_TRY(map_file(path, f));
+    BT_TRY(bt_map_regular(path, &f->map, &f->bytes));
+    BT_REQUIRE(f->bytes > 0, BT_ERR_FORMAT, "%s: expected a GGUF file, found an empty one", path);
     r.at = f->map;
     BT_TRY(take(&r, "the magic \"GGUF\"", 4, &magic));
     BT_REQUIRE(memcmp(magic, "GGUF", 4) == 0, BT_ERR_FORMAT,

@@ -1,7 +1,6 @@
 #include "model/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -83,30 +82,6 @@ static uint64_t read_u64(const uint8_t *p)
     return v;
 }
 
-static bt_status map_file(const char *path, shard *s)
-{
-    bt_status   st = BT_OK;
-    struct stat info;
-    void       *map;
-    int         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo must not block */
-
-    BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(fstat(fd, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file, found %s", path,
-               bt_file_kind(info.st_mode));
-    BT_REQUIRE(info.st_size >= BT_ST_LENGTH_BYTES, BT_ERR_FORMAT,
-               "%s: expected a safetensors file of at least %d bytes, found %jd", path,
-               BT_ST_LENGTH_BYTES, (intmax_t)info.st_size);
-    map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    BT_REQUIRE(map != MAP_FAILED, BT_ERR_IO, "%s: mapping %jd bytes: %s", path,
-               (intmax_t)info.st_size, strerror(errno));
-    s->map   = map;
-    s->bytes = (size_t)info.st_size;
-out:
-    if (fd >= 0) close(fd); /* the mapping stays */
-    return st;
-}
-
 static bt_status open_shard(bt_safetensors *set, const char *path)
 {
     bt_status st = BT_OK;
@@ -117,7 +92,10 @@ static bt_status open_shard(bt_safetensors *set, const char *path)
     set->n_shards++; /* from here on close() sees it */
     s->name = bt_strdup(path);
     BT_REQUIRE(s->name != NULL, BT_ERR_NO_MEMORY, "%s", path);
-    BT_TRY(map_file(path, s));
+    BT_TRY(bt_map_regular(path, &s->map, &s->bytes));
+    BT_REQUIRE(s->bytes >= BT_ST_LENGTH_BYTES, BT_ERR_FORMAT,
+               "%s: expected a safetensors file of at least %d bytes, found %zu", path,
+               BT_ST_LENGTH_BYTES, s->bytes);
     BT_REQUIRE(s->bytes < sizeof(LFS) || memcmp(s->map, LFS, sizeof(LFS) - 1) != 0, BT_ERR_FORMAT,
                "%s: expected a safetensors file, found a pointer of Git LFS to one: run `git lfs "
                "pull` where it was cloned",

@@ -7,7 +7,6 @@ import re
 import resource
 import signal
 import socket
-import subprocess
 import tempfile
 import threading
 import time

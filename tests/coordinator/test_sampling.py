@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from harness import EOS, SOURCE, VOCAB, WAIT_S, Served, control, main, vllm, wait_for
+from harness import SOURCE, VOCAB, WAIT_S, Served, control, main, vllm, wait_for
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 

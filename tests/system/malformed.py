@@ -182,7 +182,7 @@ def refused(channel, method, data, must, metadata=None):
 
 
 class Doors:
-    def __init__(self, a, pb, cell, channel):
+    def __init__(self, pb, cell, channel):
         control = next(m.group(1) for m in (re.search(r"workers attach on (127\.0\.0\.1:\d+)", line) for line in cell.lines) if m)
         self.pb, self.cell, self.channel = pb, cell, channel
         self.control, self.control_channel = control, grpc.insecure_channel(control)
@@ -249,7 +249,7 @@ def main():
         client = load.Client(pb, rpc, channel)
         alone = {r[0]: client.run(*r)[0] for r in good}
         client.wait_drained()
-        doors, files, over, rounds, todo = Doors(a, pb, cell, other), open_files(cell), threading.Event(), [], list(good)
+        doors, files, over, rounds, todo = Doors(pb, cell, other), open_files(cell), threading.Event(), [], list(good)
 
         def keep_asking():
             request = todo.pop()

@@ -313,7 +313,7 @@ def stopped(a, pb, rpc):
         run.wait_line("another one at", n=3)  # every rank has waited as long as it may, and no longer
         listen, port = f"127.0.0.1:{free_port()}", free_port()
         address.lead(listen)
-        second = site.front(listen=listen, port=port)
+        site.front(listen=listen, port=port)
         site.check(port=port)
         first.kill(signal.SIGCONT)
         first.wait_line("the cell has failed")
@@ -401,7 +401,7 @@ def two_cells(a, pb, rpc):
 
 
 def measure(a, pb, rpc):
-    times, attach = [], []
+    times = []
     with Site(a, pb, rpc) as site:
         front = site.front()
         site.cell(2, 2)

@@ -8,7 +8,6 @@ every stream goes on. node_replaced: with --on-death replace the job survives it
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -47,10 +46,10 @@ class Jobs:
         except OSError:
             return ""
 
-    def wait_log(self, job, pattern, seconds=START_S, after=0):
+    def wait_log(self, job, pattern, seconds=START_S):
         end = time.monotonic() + seconds
         while True:
-            found = re.search(pattern, self.log(job)[after:])
+            found = re.search(pattern, self.log(job))
             if found:
                 return found
             assert time.monotonic() < end, f"job {job} does not say \"{pattern}\" ({self.cluster.job_state(job)}):\n{self.log(job)[-4000:]}"

@@ -10,7 +10,6 @@ import concurrent.futures
 import ctypes
 import ctypes.util
 import importlib
-import os
 import queue
 import random
 import subprocess

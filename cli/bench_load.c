@@ -38,7 +38,6 @@ struct driver {
     bt_bench_progress    seen;
     uint64_t             start_ns, tick_ns, due_ns; /* due: of the next request */
     uint32_t            *prompt;                    /* [the longest] */
-    uint64_t             n_ids;                     /* for request ids */
     bt_status            st;
 };
 

@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     char               host[BT_HOST_TEXT], cell[BT_HOST_TEXT];
     uint32_t           rank, pid, n_pages; /* rank: in its cell */
-    uint64_t           weight_bytes, page_bytes, done_bytes, total_bytes;
+    uint64_t           weight_bytes, done_bytes, total_bytes;
     bool               attached, ready, lost;
     bt_up_beat         beat;
     bt_relay_rank_view relay;

@@ -20,8 +20,8 @@ typedef struct {
 typedef struct bt_peer_state bt_peer_state; /* pairs.c */
 
 typedef struct {
-    bt_up_hello    hello;                       /* owned */
-    bool           attached, ready, left, lost; /* lost: it will not come back */
+    bt_up_hello    hello;                 /* owned */
+    bool           attached, ready, lost; /* lost: it will not come back */
     uint32_t       group; /* 0 prefill (or both roles), 1 decode, 2 none; when lost: the last */
     uint64_t       done_bytes, total_bytes;
     bt_up_beat     beat;

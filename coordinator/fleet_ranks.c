@@ -111,7 +111,6 @@ static void on_leaving(bt_fleet_cell *c, uint32_t rank, bt_up *up)
 {
     bt_cell_rank *k = &c->cell.ranks[rank];
 
-    k->left = true;
     bt_free(k->leave_reason);
     k->leave_reason      = up->u.leaving.reason;
     up->u.leaving.reason = NULL; /* ours now */

@@ -245,7 +245,6 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
                         .pid            = k->hello.pid,
                         .n_pages        = k->hello.n_pages,
                         .weight_bytes   = k->hello.weight_bytes,
-                        .page_bytes     = k->hello.page_bytes,
                         .done_bytes     = k->done_bytes,
                         .total_bytes    = k->total_bytes,
                         .attached       = k->attached,

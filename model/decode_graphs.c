@@ -116,16 +116,15 @@ void bt_decode_graphs_destroy(bt_decode_graphs *g)
 /* ---- a walk over the step: captures it, or launches what has been captured */
 
 typedef struct {
-    bt_decode_graphs *g;
-    bt_model         *model;
-    bt_kv_pool       *pool;
-    bt_wait           wait;
-    bt_attn_fixed     fixed;
-    bt_step_rows      rows;
-    bt_graph        **graphs; /* [n_stretches] of this size and class */
-    uint32_t          stretch;
-    bool              cut;      /* at exchanges */
-    bool              captures; /* and runs nothing */
+    bt_model     *model;
+    bt_kv_pool   *pool;
+    bt_wait       wait;
+    bt_attn_fixed fixed;
+    bt_step_rows  rows;
+    bt_graph    **graphs; /* [n_stretches] of this size and class */
+    uint32_t      stretch;
+    bool          cut;      /* at exchanges */
+    bool          captures; /* and runs nothing */
 } walk;
 
 static bt_status open_stretch(walk *w)
@@ -317,8 +316,7 @@ static walk walk_of(bt_decode_graphs *g, bt_kv_pool *pool, const bt_attn_fixed *
 {
     size_t at = (size_t)bt_log2_up(fixed->n_parts) * g->n_sizes + bt_log2_up(fixed->n_rows);
 
-    return (walk){.g      = g,
-                  .model  = g->model,
+    return (walk){.model  = g->model,
                   .pool   = pool,
                   .wait   = *wait,
                   .fixed  = *fixed,

@@ -99,15 +99,11 @@ static bt_status take_device(bt_moe *moe, size_t all_rows)
 {
     const bt_moe_config *c     = &moe->cfg;
     size_t               terms = moe->tile_terms, rows = moe->max_rows; /* no terms where routed */
-    bt_moe_sizes         sizes = {.max_rows  = moe->max_rows,
-                                  .all_rows  = (uint32_t)all_rows,
-                                  .hidden    = c->hidden,
-                                  .top_k     = c->gate.top_k,
-                                  .n_experts = c->gate.n_experts};
-    uint32_t             k     = c->gate.top_k;
-    size_t               sent  = items_of(moe->placement, k, moe->self);
-    size_t               came  = items_that_come(moe->ops, moe->placement, k, moe->self);
-    bt_status            st    = BT_OK;
+    uint32_t             k = c->gate.top_k;
+    bt_moe_sizes sizes = {.max_rows = moe->max_rows, .all_rows = (uint32_t)all_rows, .top_k = k};
+    size_t       sent  = items_of(moe->placement, k, moe->self);
+    size_t       came  = items_that_come(moe->ops, moe->placement, k, moe->self);
+    bt_status    st    = BT_OK;
 
     BT_TRY(take(moe, rows * c->gate.n_experts, sizeof(float), &moe->logits));
     BT_TRY(take(moe, all_rows * moe->wire_elems, sizeof(bt_bf16), &moe->wire));

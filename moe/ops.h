@@ -75,7 +75,7 @@ typedef struct {
 /* The largest call of each kind, for the scratch. */
 typedef struct {
     uint32_t max_rows, all_rows; /* of this rank; of the group */
-    uint32_t hidden, top_k, n_experts;
+    uint32_t top_k;
 } bt_moe_sizes;
 
 /* Lists that the host makes of the routes; they are free again when a call returns. */

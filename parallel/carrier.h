@@ -36,8 +36,7 @@ typedef struct bt_carrier bt_carrier;
 
 /* A slot is never NULL.  `group` is the one that the carrier is attached to. */
 typedef struct {
-    const char *name;     /* "staged", "nccl" */
-    bool        captures; /* once warm, exchange() only enqueues */
+    bool captures; /* once warm, exchange() only enqueues */
     bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
                           const bt_wait *wait);
     bt_status (*reserve)(bt_carrier *c, size_t out_bytes, size_t in_bytes);

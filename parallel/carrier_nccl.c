@@ -328,8 +328,7 @@ static void nccl_destroy(bt_carrier *super)
     bt_free(c);
 }
 
-static const bt_carrier_ops NCCL_OPS = {.name     = "nccl",
-                                        .captures = true,
+static const bt_carrier_ops NCCL_OPS = {.captures = true,
                                         .exchange = nccl_exchange,
                                         .reserve  = nccl_reserve,
                                         .mark     = nccl_mark,

@@ -126,8 +126,7 @@ static void staged_destroy(bt_carrier *c)
     bt_free(s);
 }
 
-static const bt_carrier_ops STAGED_OPS = {.name     = "staged",
-                                          .exchange = staged_exchange,
+static const bt_carrier_ops STAGED_OPS = {.exchange = staged_exchange,
                                           .reserve  = staged_reserve,
                                           .mark     = staged_mark,
                                           .settle   = staged_mark,

@@ -43,7 +43,6 @@ bt_status bt_worker_retract(bt_worker *w, bt_request *r)
 
     bt_log_set_request(r->id);
     BT_DEBUG("retracted with %u pages after %u tokens", r->n_pages, r->n_known);
-    w->n_retracted++;
     BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
     BT_TRY(bt_worker_end(w, r));
 out:

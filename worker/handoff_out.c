@@ -14,7 +14,7 @@ bt_status bt_handoff_out_init(bt_handoff_out *out, uint32_t n_layers, uint32_t h
 {
     bt_status st = BT_OK;
 
-    *out                    = (bt_handoff_out){.n_ticket = n_ticket, .held = held, .tail = *tail};
+    *out                    = (bt_handoff_out){.held = held, .tail = *tail};
     out->ticket_ids         = bt_calloc(n_ticket, sizeof(*out->ticket_ids));
     out->ticket_generations = bt_calloc(n_ticket, sizeof(*out->ticket_generations));
     out->staged             = bt_calloc(n_layers, sizeof(*out->staged));

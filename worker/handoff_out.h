@@ -15,7 +15,6 @@
 #include "worker/handoff_in.h"
 
 typedef struct {
-    uint32_t  n_ticket;
     uint32_t *ticket_ids, *ticket_generations; /* owned: the decode rank's pages */
     uint32_t  held;                            /* tokens that the decode rank had already */
     uint32_t  cached; /* tokens that this rank had; travels with the last message */

@@ -42,10 +42,7 @@ bt_status bt_history_add(bt_history *h, uint32_t id, bool prompt)
         *e = (bt_history_entry){.id = id, .used = true};
         h->n++;
     }
-    if (prompt)
-        e->prompt = true;
-    else
-        e->count++;
+    if (!prompt) e->count++;
 out:
     return st;
 }

@@ -15,7 +15,7 @@
 
 typedef struct {
     uint32_t id, count; /* count: times generated */
-    bool     used, prompt;
+    bool     used;
 } bt_history_entry;
 
 typedef struct {

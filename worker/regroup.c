@@ -17,9 +17,9 @@ out:
     return st;
 }
 
-/* The group in which this rank sits, and its index among the taken seats; false: in none. */
+/* The group in which this rank sits, and how many do; false: in none. */
 static bool find_seat(const bt_seats seats[2], uint32_t rank, uint32_t *group_out,
-                      uint32_t *self_out, uint32_t *size_out)
+                      uint32_t *size_out)
 {
     bool found = false;
 
@@ -31,7 +31,6 @@ static bool find_seat(const bt_seats seats[2], uint32_t rank, uint32_t *group_ou
             if (seats[g].ranks[i] == rank) {
                 found      = true;
                 *group_out = g;
-                *self_out  = n;
             }
             n++;
         }
@@ -80,13 +79,13 @@ out:
 bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m)
 {
     bt_status st    = BT_OK;
-    uint32_t  group = 0, self = 0, size = 0;
+    uint32_t  group = 0, size = 0;
     bool      seated;
 
     BT_TRY(copy_seats(&m->groups[0], &w->seats[0]));
     BT_TRY(copy_seats(&m->groups[1], &w->seats[1]));
     w->cfg.facts.seats = w->seats;
-    seated             = find_seat(w->seats, w->cfg.facts.rank, &group, &self, &size);
+    seated             = find_seat(w->seats, w->cfg.facts.rank, &group, &size);
     BT_REQUIRE(seated || w->cfg.group_size == 0, BT_ERR_PROTOCOL,
                "rank %u has no seat in epoch %u any more", w->cfg.facts.rank, m->epoch);
     BT_TRY(let_go(w));
@@ -94,7 +93,6 @@ bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m)
     BT_TRY(bt_worker_abandon(w));
     w->cfg.epoch      = w->seats[group].epoch;
     w->cfg.group_size = size;
-    w->cfg.group_self = self;
     w->parked = w->asked = false;
 out:
     return st;

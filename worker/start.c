@@ -380,7 +380,6 @@ static bt_status create_worker(bt_rank *r)
                                           .threads    = r->threads,
                                           .links      = bt_links_table(&r->links),
                                           .group_size = r->group_size,
-                                          .group_self = r->group_self,
                                           .epoch      = BT_FIRST_EPOCH,
                                           .chunk      = r->opt.chunk,
                                           .max_rows   = r->opt.max_rows,

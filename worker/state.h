@@ -74,7 +74,7 @@ struct bt_worker {
     uint64_t  ready_allocs;        /* of the device's, by create() */
     uint64_t  ended_ns;            /* when the last step was over */
     uint64_t  n_ahead;             /* steps launched while the one before was under way */
-    uint64_t  progress, n_steps, handoff_bytes, handoff_pages, n_retracted;
+    uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
     uint64_t  n_drafted, n_draft_right; /* tokens of drafts, and those of them that were drawn */
     uint64_t  prefix_asked_tokens, prefix_hit_tokens; /* looked up in the cache, and found */
     uint64_t  n_rows_done[BT_N_ROLES];                /* of this rank's requests */

@@ -71,8 +71,8 @@ typedef struct {
     const bt_cpu_kernels *kernels;
     bt_cpu_pool          *threads; /* of what the host chooses; NULL: the caller alone */
     bt_worker_links       links;
-    uint32_t              group_size, group_self; /* size 0: a spare, which has no group yet */
-    uint32_t              epoch;                  /* of the group */
+    uint32_t              group_size; /* size 0: a spare, which has no group yet */
+    uint32_t              epoch;      /* of the group */
     uint32_t              chunk, max_rows;
     bool                  lookahead; /* where the device chooses tokens; else it is none */
     uint64_t              timeout_ns;

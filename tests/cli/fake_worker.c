@@ -22,7 +22,6 @@ enum { VOCAB = 2048, N_MOE = 3, TOP_K = 4, N_EXPERTS = 16, PAGE_TOKENS = 64, N_P
 
 /* What the rank was told of one request, by number. */
 typedef struct {
-    bool      here, eval;
     uint32_t  n_prompt, n_eval, epoch;
     int32_t  *forced; /* [N_MOE, n_prompt + n_eval, TOP_K] or NULL */
     uint32_t  n_forced;
@@ -188,8 +187,6 @@ static void on_reserve(bt_down_reserve *q)
         return;
     }
     n         = q->n_prompt + (q->eval ? q->n_eval : q->sampling.max_tokens);
-    o->here   = true;
-    o->eval   = q->eval;
     o->epoch  = q->epoch;
     o->n_eval = q->n_eval;
 

@@ -53,7 +53,6 @@ typedef struct {
     uint64_t        now, state;
     uint32_t        last_stuck, prompt_logprobs;
     int             n_stuck, refuse_percent, fail_percent, n_retracted;
-    uint32_t        stop_at_of[MAX_LIVE]; /* by number: what the prompt says */
     uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
 } sim;
 

@@ -19,7 +19,7 @@ enum { KV_DIM = 16, SITE_SEEN = 1 << 14 };
 typedef struct {
     bt_handoff *h;
     uint32_t    n_delivered, n_sent, n_rejected, n_expired, max_expired, n_wrong;
-    uint32_t    last_from, last_sent_to;
+    uint32_t    last_from;
     uint64_t    last_request, rejected_request;
     bt_status   rejected_why;
     uint32_t    sent_order[64];  /* receivers, in the order in which payloads left */

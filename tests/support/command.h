@@ -22,7 +22,6 @@ enum { BT_COMMAND_OUTPUT = 1 << 20 };
 typedef struct {
     pid_t  pid;
     int    fd;
-    bool   ended;
     int    code; /* exit code, or 128 + signal; -1: had to be killed */
     size_t n;
     char   output[BT_COMMAND_OUTPUT]; /* terminated */
@@ -100,7 +99,6 @@ static inline int bt_command_finish(bt_command *c, double seconds)
     }
     bt_command_wait_for(c, "\x01", 0.05);
     close(c->fd);
-    c->ended = true;
     if (c->code != -1) {
         c->code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     }

@@ -50,7 +50,6 @@ static void create_rank(sim_cell *c, uint32_t rank)
     r->cell        = c;
     r->rank        = rank;
     r->group       = c->opt.n_both == 0 && rank >= c->opt.n_prefill;
-    r->self        = rank - c->group_first[r->group];
     r->epoch       = c->group_epoch[r->group];
     cfg.facts      = (bt_rank_facts){.rank            = rank,
                                      .n_ranks         = c->n_ranks,
@@ -63,7 +62,6 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                      .keeps_maps      = sim_keeps_maps(c)};
     cfg.form       = c->opt.by_cost ? BT_FORM_BY_COST : BT_FORM_BY_ROLE;
     cfg.group_size = c->group_size[r->group];
-    cfg.group_self = r->self;
     if (bt_kv_pool_create(c->dev, &pool, &r->pool) != BT_OK) abort();
     cfg.pool = r->pool;
     if (bt_worker_create(&cfg, &r->worker) != BT_OK) abort();

@@ -38,7 +38,7 @@ typedef struct {
 typedef struct sim_rank sim_rank;
 struct sim_rank {
     sim_cell     *cell;
-    uint32_t      rank, group, self; /* group 0: prefill or all, 1: decode */
+    uint32_t      rank, group; /* group 0: prefill or all, 1: decode */
     bt_worker    *worker;
     bt_kv_pool   *pool;
     bt_down       inbox[1024];

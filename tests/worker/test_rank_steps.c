@@ -78,7 +78,6 @@ static void ranks_agree_on_the_graph_of_a_step(void)
     bt_worker_destroy(b.worker);
     cfg            = bench_config(&b, 2, 1, 2);
     cfg.group_size = 2;
-    cfg.group_self = 1;
     EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
     bench_order(&b, &m);
 

@@ -19,8 +19,6 @@
 
 enum { PLOT_DEADLINE_S = 120, NO_MATPLOTLIB = 3 };
 
-extern char **environ;
-
 bt_status bt_files_prepare(const char *dir)
 {
     bt_status st = BT_OK;

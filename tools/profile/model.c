@@ -99,8 +99,6 @@ static void from_row(const row *r, bt_profile_model *m)
     for (uint32_t i = 0; i < r->dr / 2; i++)
         m->inv_freq[i] = pow(r->theta, -2.0 * i / r->dr);
     m->n_layers         = r->layers;
-    m->n_experts        = r->n_experts;
-    m->top_k            = r->top_k;
     m->attention_params = r->layers * attention_params(&m->mla);
     m->expert_params    = (uint64_t)r->moe_layers * r->n_experts * 3 * r->expert_dim * r->hidden;
     m->other_params     = (uint64_t)r->total - m->attention_params - m->expert_params;
@@ -139,8 +137,6 @@ static bt_status from_directory(const char *dir, bt_profile_model *m)
     memcpy(m->inv_freq, cfg.rope_inv_freq, sizeof(m->inv_freq));
     m->mla.max_context = 0;
     m->n_layers        = cfg.n_layers;
-    m->n_experts       = cfg.moe.gate.n_experts;
-    m->top_k           = cfg.moe.gate.top_k;
     for (int i = 0; i < BT_N_PARTS; i++)
         m->other_params += n[i];
     m->attention_params = n[BT_PART_ATTENTION];

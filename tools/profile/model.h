@@ -16,7 +16,6 @@ typedef struct {
     bt_mla_config mla; /* max_context 0: the caller sets it; rope_inv_freq points here */
     double        inv_freq[BT_MAX_ROPE_PAIRS];
     uint32_t      n_layers; /* with attention, each with a cache of its own */
-    uint32_t      n_experts, top_k;
     uint64_t      attention_params, expert_params; /* over all layers */
     uint64_t      other_params;                    /* all the rest */
     bool          fp8; /* all but embedding, head, routers, norms and kv_b in 8 bits */

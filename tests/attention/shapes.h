@@ -1,11 +1,12 @@
 /* tests/attention/shapes.h - the attention shapes that tests run: those of the models in
- * tests/models and models/demo, and one in which nothing is a multiple of anything. */
+ * tests/models and models/demo, one in which nothing is a multiple of anything, and one with as
+ * many heads as real models have at least, of which some go together and parts are long. */
 #ifndef BT_TESTS_ATTENTION_SHAPES_H
 #define BT_TESTS_ATTENTION_SHAPES_H
 
 #include "attention/mla.h"
 
-enum { SHAPE_DEMO, SHAPE_V2_LITE, SHAPE_GLM, SHAPE_ODD, N_SHAPES };
+enum { SHAPE_DEMO, SHAPE_V2_LITE, SHAPE_GLM, SHAPE_ODD, SHAPE_HEADS, N_SHAPES };
 
 static const struct {
     const char   *name;
@@ -45,6 +46,14 @@ static const struct {
       .qk_nope_dim  = 13,
       .qk_rope_dim  = 18,
       .v_dim        = 7,
+      .max_context  = 8192}},
+    {"many heads",
+     {.hidden       = 48,
+      .n_heads      = 17,
+      .kv_lora_rank = 32,
+      .qk_nope_dim  = 16,
+      .qk_rope_dim  = 8,
+      .v_dim        = 16,
       .max_context  = 8192}},
 };
 

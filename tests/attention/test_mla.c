@@ -293,6 +293,10 @@ static void mla_steps_that_do_not_fit_are_refused(void)
     }),
               BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "50 rows from 50");
+    EXPECT_EQ(bt_mla_forward(l.mla, &l.w, l.pool, LAYER, r.x, r.out, 1,
+                             &(bt_span){r.pages, 1, 4, 0, BT_ROLE_PROMPT, BT_FORM_NORMAL}),
+              BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "4 rows from 1: expected to begin at 0");
     uk     = l.w.uk;
     l.w.uk = NULL;
     EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 0, 8, BT_ROLE_PROMPT, BT_FORM_NORMAL}),

@@ -107,10 +107,10 @@ static void mla_chunks_over_the_restarts_do_not_change_a_bit(void)
     layer_data_free(d);
 }
 
-static void mla_threads_do_not_change_a_bit(void)
+static void check_threads(int shape)
 {
     static const uint32_t THREADS[] = {2, 5};
-    layer_data           *d         = layer_data_new("glm-flash", &SHAPES[SHAPE_GLM].cfg);
+    layer_data           *d         = layer_data_new(SHAPES[shape].name, &SHAPES[shape].cfg);
     layer                 one       = layer_new(d, g_family, 1, 2200);
     request               r         = request_new(&one, 2200, 3);
 
@@ -135,10 +135,17 @@ static void mla_threads_do_not_change_a_bit(void)
     layer_data_free(d);
 }
 
+static void mla_threads_do_not_change_a_bit(void)
+{
+    check_threads(SHAPE_GLM);
+    check_threads(SHAPE_HEADS);
+}
+
 /* Eight requests of other lengths, forms and roles in the same steps. */
 static void mla_neighbours_do_not_change_a_bit(void)
 {
     static const uint32_t LENGTHS[8] = {1, 130, 64, 65, 33, 200, 7, 63};
+    static const uint32_t ORDER[8]   = {2, 6, 0, 3, 4, 7, 1, 5}; /* short contexts alone, by form */
 
     for (int s = 0; s < N_SHAPES; s++) {
         layer_data *d = layer_data_new(SHAPES[s].name, &SHAPES[s].cfg);
@@ -165,11 +172,16 @@ static void mla_neighbours_do_not_change_a_bit(void)
 
         layer_poison(&l);
         EXPECT_EQ(layer_step(&l, 8, p), BT_OK);
-        for (uint32_t t = 0; t < 2; t++) {
-            for (uint32_t i = 0; i < 8; i++)
-                p[i] = (piece){&r[i], LENGTHS[i] + t, 1, BT_ROLE_GENERATED, FORMS[(i + i / 2) % 2]};
-            EXPECT_EQ(layer_step(&l, 8, p), BT_OK);
+        for (uint32_t i = 0; i < 8; i++)
+            p[i] = (piece){&r[i], LENGTHS[i], 1, BT_ROLE_GENERATED, FORMS[(i + i / 2) % 2]};
+        EXPECT_EQ(layer_step(&l, 8, p), BT_OK);
+        for (uint32_t k = 0; k < 8; k++) {
+            uint32_t i = ORDER[k];
+
+            p[k] = (piece){&r[i], LENGTHS[i] + 1, 1, BT_ROLE_GENERATED, FORMS[(i + i / 2) % 2]};
         }
+        EXPECT_EQ(layer_step(&l, 6, p), BT_OK);
+        EXPECT_EQ(layer_step(&l, 2, p + 6), BT_OK);
         for (uint32_t i = 0; i < 8; i++) {
             expect_same(&l, &r[i], &alone[i], "decode batch");
             record_free(&alone[i]);
@@ -220,7 +232,9 @@ static void mla_pages_of_another_call_do_not_change_a_bit(void)
 /* A token whose latent is not finite spoils itself and those after it, no one before it. */
 static void mla_later_nan_does_not_change_a_bit(void)
 {
-    static const bt_bf16 BAD[] = {0x7fc0, 0x7f80, 0x7f7f};
+    static const bt_bf16  BAD[]    = {0x7fc0, 0x7f80, 0x7f7f};
+    static const uint32_t CHUNKS[] = {96, 80, 2}; /* the last ones begin just before it */
+    enum { BAD_AT = 81 };
 
     for (int s = 0; s < N_SHAPES; s++) {
         layer_data *d = layer_data_new(SHAPES[s].name, &SHAPES[s].cfg);
@@ -234,16 +248,18 @@ static void mla_later_nan_does_not_change_a_bit(void)
             layer_poison(&l);
             layer_run(&l, &r, 0, 96, 96, BT_ROLE_PROMPT, FORMS[i % 2]);
             want = record_of(&l, &r);
-            memcpy(kept, r.x + 80 * l.cfg.hidden, sizeof(kept));
-            r.x[80 * l.cfg.hidden]     = BAD[i / 2];
-            r.x[80 * l.cfg.hidden + 1] = BAD[i / 2];
-            layer_poison(&l);
-            layer_run(&l, &r, 0, 96, 96, BT_ROLE_PROMPT, FORMS[i % 2]);
-            EXPECT_EQ(first_difference(&l, r.out, want.out, 80), 80);
-            if (i < 4)
-                for (uint32_t t = 80; t < 96; t++)
-                    EXPECT(isnan(bt_bf16_to_f32(r.out[t * l.cfg.hidden])));
-            memcpy(r.x + 80 * l.cfg.hidden, kept, sizeof(kept));
+            memcpy(kept, r.x + BAD_AT * l.cfg.hidden, sizeof(kept));
+            r.x[BAD_AT * l.cfg.hidden]     = BAD[i / 2];
+            r.x[BAD_AT * l.cfg.hidden + 1] = BAD[i / 2];
+            for (size_t k = 0; k < sizeof(CHUNKS) / sizeof(CHUNKS[0]); k++) {
+                layer_poison(&l);
+                layer_run(&l, &r, 0, 96, CHUNKS[k], BT_ROLE_PROMPT, FORMS[i % 2]);
+                EXPECT_EQ(first_difference(&l, r.out, want.out, BAD_AT), BAD_AT);
+                if (i < 4)
+                    for (uint32_t t = BAD_AT; t < 96; t++)
+                        EXPECT(isnan(bt_bf16_to_f32(r.out[t * l.cfg.hidden])));
+            }
+            memcpy(r.x + BAD_AT * l.cfg.hidden, kept, sizeof(kept));
             record_free(&want);
         }
         request_free(&l, &r);

@@ -60,6 +60,9 @@ static void gate_softmax_divides_or_scales(void)
     bt_gate_select(&cfg, logits, NULL, NULL, experts, w);
     expect_near(w[0], exp(2.0) / (exp(2.0) + exp(1.0)));
     expect_near(w[1], exp(1.0) / (exp(2.0) + exp(1.0)));
+    cfg.top_k = 1; /* one weight alone is not divided by itself */
+    bt_gate_select(&cfg, logits, NULL, NULL, experts, w);
+    expect_near(w[0], 2.0 * exp(2.0) / (exp(0.0) + exp(2.0) + exp(1.0) + exp(-1.0)));
 }
 
 static void gate_v2_keeps_groups_by_their_best_expert(void)
@@ -90,6 +93,19 @@ static void gate_v3_groups_by_two_best_and_bias_only_selects(void)
     EXPECT_EQ(experts[1], 7); /* 0.8176 beats 0.7311 + 0.05 */
     expect_near(w[0], 2.5 * s6 / (s6 + s7));
     expect_near(w[1], 2.5 * s7 / (s6 + s7));
+}
+
+static void gate_v3_takes_groups_of_one_expert(void)
+{
+    static const float logits[8] = {-4.0f, 1.0f, -3.0f, 3.0f, -2.0f, 2.0f, -1.0f, 0.0f};
+    bt_gate_config     cfg       = V3;
+    uint16_t           experts[2];
+    float              w[2];
+
+    cfg.n_groups = 8;
+    bt_gate_select(&cfg, logits, NULL, NULL, experts, w);
+    EXPECT_EQ(experts[0], 3);
+    EXPECT_EQ(experts[1], 5);
 }
 
 static void gate_never_leaves_the_kept_groups(void)
@@ -145,6 +161,24 @@ static void gate_survives_nan_and_infinity(void)
     expect_near(w[0], 0.0);
 }
 
+static void gate_keeps_out_what_a_nan_or_an_infinity_spoils(void)
+{
+    static const float logits[8] = {NAN, 0.0f, 1.0f, 1.0f, 2.0f, 2.0f, -1.0f, -1.0f};
+    static const float zero[8]   = {0};
+    static const float bias[8] = {0.0f, INFINITY}, nan_bias[8] = {NAN};
+    bt_gate_config     single = V3;
+    uint16_t           experts[2];
+    float              w[2];
+
+    bt_gate_select(&V3, logits, bias, NULL, experts, w); /* -inf and inf: no score of a group */
+    EXPECT_EQ(experts[0], 4);
+    EXPECT_EQ(experts[1], 5);
+    single.n_groups = single.topk_groups = 1;
+    bt_gate_select(&single, zero, nan_bias, NULL, experts, w);
+    EXPECT_EQ(experts[0], 1);
+    EXPECT_EQ(experts[1], 2);
+}
+
 static void gate_forced_experts_take_weights_from_the_scores(void)
 {
     static const float    logits[8] = {5.0f, -3.0f, 4.0f, 0.0f, 3.0f, 2.9f, 2.0f, 1.9f};
@@ -183,6 +217,8 @@ static void gate_check_refuses_numbers_that_do_not_fit(void)
     cfg.topk_groups = 5;
     EXPECT_EQ(bt_gate_check(&cfg), BT_ERR_INVALID_ARG);
     cfg           = V3;
+    cfg.n_experts = BT_MAX_EXPERTS;
+    EXPECT_EQ(bt_gate_check(&cfg), BT_OK);
     cfg.n_experts = BT_MAX_EXPERTS + 4;
     EXPECT_EQ(bt_gate_check(&cfg), BT_ERR_INVALID_ARG);
     cfg       = V3;
@@ -273,9 +309,11 @@ static const bt_test TESTS[] = {
     BT_TEST(gate_softmax_divides_or_scales),
     BT_TEST(gate_v2_keeps_groups_by_their_best_expert),
     BT_TEST(gate_v3_groups_by_two_best_and_bias_only_selects),
+    BT_TEST(gate_v3_takes_groups_of_one_expert),
     BT_TEST(gate_never_leaves_the_kept_groups),
     BT_TEST(gate_ties_go_to_the_lower_id),
     BT_TEST(gate_survives_nan_and_infinity),
+    BT_TEST(gate_keeps_out_what_a_nan_or_an_infinity_spoils),
     BT_TEST(gate_forced_experts_take_weights_from_the_scores),
     BT_TEST(gate_check_refuses_numbers_that_do_not_fit),
     BT_TEST(gate_agrees_with_a_sorting_oracle),

@@ -233,6 +233,21 @@ static bt_wait waiting(uint64_t ms)
     return (bt_wait){.timeout_ns = ms * BT_NS_PER_MS, .what = "test", .layer = 7};
 }
 
+/* Each row is counted once for each of its experts.  Of several ranks each counts what its own have
+ * run for all: one that is alone knows how much that is. */
+static void expect_counted(const layer *l, const uint64_t before[N_EXPERTS], uint32_t n,
+                           const uint16_t *chosen)
+{
+    const uint64_t *counted = bt_moe_expert_rows(l->moe);
+    uint64_t        want[N_EXPERTS];
+
+    memcpy(want, before, sizeof(want));
+    for (uint32_t i = 0; i < n * TOP_K && g_n_ranks == 1; i++)
+        want[chosen[i]]++;
+    for (uint32_t e = 0; e < N_EXPERTS; e++)
+        if (g_n_ranks == 1 || l->placement.owner[e] != g_rank) EXPECT_EQ(counted[e], want[e]);
+}
+
 /* Runs one step with rows[rank][role], every fifth row forced, and holds it to the definition. */
 static void check_step(const all_weights *a, layer *l, const uint32_t rows[MAX_RANKS][BT_N_ROLES],
                        const char *what)
@@ -247,8 +262,10 @@ static void check_step(const all_weights *a, layer *l, const uint32_t rows[MAX_R
     uint16_t             *chosen = calloc((size_t)n * TOP_K + 1, sizeof(*chosen));
     bt_step_rows          counts = {.n_ranks = g_n_ranks, .n_rows = rows};
     bt_wait               wait   = waiting(60000);
+    uint64_t              before[N_EXPERTS];
 
     NEED(x && y && forced && chosen);
+    memcpy(before, bt_moe_expert_rows(l->moe), sizeof(before));
     for (uint32_t r = 0; r < n; r++) {
         make_x(g_rank, r, x + (size_t)r * HIDDEN);
         memset(forced + (size_t)r * TOP_K, 0xff, sizeof(replay));
@@ -266,6 +283,7 @@ static void check_step(const all_weights *a, layer *l, const uint32_t rows[MAX_R
         EXPECT(memcmp(experts, chosen + (size_t)r * TOP_K, sizeof(experts)) == 0);
         expect_row(y + (size_t)r * HIDDEN, want, r, what);
     }
+    expect_counted(l, before, n, chosen);
     free(x);
     free(y);
     free(forced);

@@ -55,6 +55,7 @@ static void placement_of_seats_moves_only_what_is_lost(void)
         bt_placement all, p;
         bool         taken[SEATS];
         uint32_t     n_taken = 0, n[SEATS] = {0}, rank_of[SEATS], n_before[SEATS] = {0};
+        uint32_t     run = 0; /* which lost experts went to last: they go in runs */
 
         for (uint32_t i = 0; i < SEATS; i++) {
             taken[i]   = set >> i & 1;
@@ -69,6 +70,9 @@ static void placement_of_seats_moves_only_what_is_lost(void)
             if (taken[all.owner[e]]) {
                 EXPECT_EQ(p.owner[e], rank_of[all.owner[e]]);
                 n_before[p.owner[e]]++;
+            } else {
+                EXPECT(p.owner[e] >= run);
+                run = p.owner[e];
             }
             n[p.owner[e]]++;
         }

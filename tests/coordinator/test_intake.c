@@ -78,7 +78,13 @@ static void intake_takes_all_that_fits_and_no_token_more(void)
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
     EXPECT_HAS(text, "(40)");
 
+    EXPECT_EQ(bt_intake_max_prompt(&wide), 40);
+    wide.max_tokens = wide.max_prompt = 64;
+    EXPECT_EQ(bt_intake_max_prompt(&wide), 63); /* one token must follow */
+    wide.max_tokens = 1000;                     /* of which a prompt may have 64 */
+    EXPECT_EQ(bt_intake_max_prompt(&wide), 63);
     wide.max_tokens = wide.max_prompt = 1000;
+    EXPECT_EQ(bt_intake_max_prompt(&wide), 63);
     sample_init(&s, 63);
     EXPECT_EQ(try_intake(&s, &wide, text), 1);
     sample_init(&s, 64);

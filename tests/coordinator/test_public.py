@@ -170,6 +170,9 @@ class Refusals(Served):
             request.MergeFrom(vllm.GenerateRequest(**{name: value}))
             with self.subTest(name):
                 self.refused(name, request)
+        request = self.request()
+        request.kv_transfer_params.remote_port = 1
+        self.refused("kv_transfer_params", request)
         self.assertEqual(self.cell.seen("reserve"), [])
 
     def test_neutral_values_are_accepted(self):
@@ -495,6 +498,9 @@ class Facts(Served):
         load = loads.loads[0]
         self.assertEqual((load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs), (1, 0, 1))
         self.assertEqual((load.num_used_tokens, load.max_total_num_tokens), (64, 2 * 64 * 64))
+        with self.assertRaises(grpc.RpcError) as e:
+            self.stub.GetLoads(vllm.GetLoadsRequest(dp_rank=1))
+        self.assertEqual(e.exception.code(), INVALID)
         self.cell.more_gate.set()
         parts(list(call))
         self.all_released()

@@ -11,12 +11,13 @@ from harness import SOURCE, VOCAB, WAIT_S, Served, control, main, vllm, wait_for
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 with open(os.path.join(SOURCE, "models", "demo", "tokenizer.json"), encoding="utf-8") as f:
-    IDS = json.load(f)["model"]["vocab"]
+    TOKENIZER = json.load(f)
+IDS, BOS = TOKENIZER["model"]["vocab"], 0
 
 
 def ids_of(text):
-    """One token for each character."""
-    return [IDS[{" ": "Ġ", "\n": "Ċ"}.get(c, c)] for c in text]
+    """One token for each character; "^" is the one that begins a text."""
+    return [BOS if c == "^" else IDS[{" ": "Ġ", "\n": "Ċ"}.get(c, c)] for c in text]
 
 
 class Sampling(Served):
@@ -134,6 +135,13 @@ class Sampling(Served):
         self.assertEqual(list(done.output_ids), ids_of("xxax"))
         (_, done), = self.choices(list(self.generate(stop=["x"])))
         self.assertEqual(list(done.output_ids), ids_of("x"))
+
+    def test_special_tokens_are_part_of_a_stop_string_where_they_are_shown(self):
+        self.script(["a^b"])
+        self.assertIn((BOS, True), [(t["id"], t["special"] and "begin" in t["content"]) for t in TOKENIZER["added_tokens"]])
+        for skip, want in ((True, "a^b"), (False, "a^")):
+            (_, done), = self.choices(list(self.generate(stop=["begin"], skip_special_tokens=skip)))
+            self.assertEqual(list(done.output_ids), ids_of(want))
 
     def test_stop_string_completed_by_the_last_token_is_a_stop(self):
         self.script(["abc"])

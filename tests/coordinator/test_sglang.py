@@ -145,6 +145,8 @@ class Refusals(Spoken):
                                 disaggregated_params=sglang.DisaggregatedParams(bootstrap_host="h"), lora_id="l", data_parallel_rank=1).items():
             with self.subTest(name):
                 self.refused(name, **{name: value})
+        for one in (dict(bootstrap_port=1), dict(bootstrap_room=1)):
+            self.refused("disaggregated_params", disaggregated_params=sglang.DisaggregatedParams(**one))
         self.assertEqual(self.cell.seen("reserve"), [])
 
     def test_limits_are_told_in_its_own_words(self):

@@ -44,6 +44,15 @@ static void slow_half_of_a_group_is_not_one_rank(void)
     EXPECT(!bt_slowness_is_much(slowness(own, 5, 2)));
 }
 
+static void slow_of_two_others_the_one_that_computes_less_counts(void)
+{
+    const double own[] = {0.9, 0.1, 0.8}, close[] = {0.4, 0.4, 0.8};
+
+    EXPECT(slowness(own, 3, 0) > 8.9 && slowness(own, 3, 0) < 9.1);
+    EXPECT(slowness(own, 3, 2) > 7.9 && slowness(own, 3, 2) < 8.1);
+    EXPECT(slowness(close, 3, 2) > 1.9 && slowness(close, 3, 2) < 2.1);
+}
+
 static void slow_two_ranks_compare_with_each_other(void)
 {
     const double own[] = {0.0, 0.9};
@@ -56,6 +65,7 @@ static const bt_test TESTS[] = {
     BT_TEST(slow_rank_is_told_from_the_ones_that_wait),
     BT_TEST(slow_equal_ranks_are_not),
     BT_TEST(slow_half_of_a_group_is_not_one_rank),
+    BT_TEST(slow_of_two_others_the_one_that_computes_less_counts),
     BT_TEST(slow_two_ranks_compare_with_each_other),
 };
 

@@ -101,6 +101,22 @@ static void stop_strings_say_what_may_still_begin_one(void)
     bt_stop_set_destroy(set);
 }
 
+/* Whole ones that stand too early to count: what follows may share their end. */
+static void stop_strings_go_on_behind_one_that_came_too_early(void)
+{
+    char        *strings[] = {(char *)"abab"};
+    bt_stop_set *set       = set_of(1, strings);
+    uint32_t     state[1]  = {0}, held;
+
+    EXPECT_EQ(bt_stop_feed(set, state, "abab", 4, false, &held), BT_STOP_NONE);
+    EXPECT_EQ(held, 2);
+    EXPECT_EQ(bt_stop_feed(set, state, "ab", 2, true, &held), 0);
+    EXPECT_EQ(bt_stop_feed(set, state, "\0", 1, true, &held), BT_STOP_NONE);
+    EXPECT_EQ(held, 0);
+    EXPECT_EQ(bt_stop_feed(set, state, "abab", 4, true, &held), 0);
+    bt_stop_set_destroy(set);
+}
+
 static void stop_strings_survive_failed_allocations(void)
 {
     char        *strings[] = {(char *)"ab", (char *)"cd"};
@@ -122,6 +138,7 @@ static void stop_strings_survive_failed_allocations(void)
 static const bt_test tests[] = {
     BT_TEST(stop_strings_agree_with_a_plain_search),
     BT_TEST(stop_strings_say_what_may_still_begin_one),
+    BT_TEST(stop_strings_go_on_behind_one_that_came_too_early),
     BT_TEST(stop_strings_survive_failed_allocations),
 };
 

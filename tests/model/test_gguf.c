@@ -8,7 +8,7 @@
 #include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
 
-enum { BF16 = 30, Q8_0 = 8 };
+enum { F16 = 1, BF16 = 30, Q8_0 = 8 };
 
 static char   g_file[4096];
 static size_t g_n;
@@ -132,7 +132,7 @@ static void gguf_bf16_keeps_every_bit(void)
     static const uint16_t WANT[4] = {0x7f81, 0xffff, 0x8000, 0x0001}; /* two NaN, -0, subnormal */
     bt_gguf              *g       = NULL;
     const bt_gguf_tensor *t;
-    bt_bf16               got[32];
+    bt_bf16               got[32], more[512];
     float                 wide[32];
 
     NEED(bt_gguf_open(write_file(), &g) == BT_OK);
@@ -147,8 +147,45 @@ static void gguf_bf16_keeps_every_bit(void)
     NEED(t != NULL);
     bt_gguf_read_f32(t, 0, 32, wide);
     EXPECT(wide[0] == -8 && wide[15] == -0.5f && wide[31] == 7.5f);
+    memset(more, 0x55, sizeof(more));
+    bt_gguf_read_bf16(t, 0, 32, more); /* a single block, of fewer weights than others have */
+    EXPECT(more[0] == 0xc100 && more[31] == 0x40f0 && more[32] == 0x5555);
     EXPECT(bt_gguf_find(g, "matri") == NULL);
     bt_gguf_close(g);
+}
+
+static void gguf_halves_are_ieee_s(void)
+{
+    static const uint16_t HALVES[8] = {0x3c00, 0xc000, 0x7bff, 0x7c00,
+                                       0xfc00, 0x7e00, 0x0001, 0x83ff};
+    bt_gguf_tensor        t         = {
+                       .ne = {8, 1, 1, 1},
+                         .type = F16, .data = (const uint8_t *)HALVES, .bytes = sizeof(HALVES)
+    };
+    float wide[8];
+
+    bt_gguf_read_f32(&t, 0, 8, wide);
+    EXPECT(wide[0] == 1 && wide[1] == -2 && wide[2] == 65504 && wide[3] == INFINITY);
+    EXPECT(wide[4] == -INFINITY && isnan(wide[5]));
+    EXPECT(wide[6] == 0x1p-24f && wide[7] == -1023 * 0x1p-24f);
+}
+
+/* Wherever: also behind the table, where nothing but padding is missing. */
+static void gguf_file_that_is_cut_short_is_refused(void)
+{
+    size_t n;
+
+    write_file();
+    n = g_n;
+    for (size_t cut = 0; cut < n; cut++) {
+        bt_gguf   *g   = NULL;
+        own_stderr own = begin_stderr();
+
+        scratch_write("cut.gguf", g_file, cut);
+        EXPECT_EQ(bt_gguf_open(scratch_path("cut.gguf"), &g), BT_ERR_FORMAT);
+        end_stderr(own);
+        EXPECT(g == NULL);
+    }
 }
 
 static void gguf_open_survives_every_failed_allocation(void)
@@ -173,9 +210,10 @@ static void gguf_open_survives_every_failed_allocation(void)
     EXPECT(k > 4);
 }
 
-static const bt_test TESTS[] = {BT_TEST(gguf_keys_are_read_by_kind),
-                                BT_TEST(gguf_bf16_keeps_every_bit),
-                                BT_TEST(gguf_open_survives_every_failed_allocation)};
+static const bt_test TESTS[] = {
+    BT_TEST(gguf_keys_are_read_by_kind), BT_TEST(gguf_halves_are_ieee_s),
+    BT_TEST(gguf_file_that_is_cut_short_is_refused), BT_TEST(gguf_bf16_keeps_every_bit),
+    BT_TEST(gguf_open_survives_every_failed_allocation)};
 
 int main(int argc, char **argv)
 {

@@ -332,6 +332,55 @@ static void entry_of_a_rank_that_died_dropping_it_is_filled_again(void)
     close(fd);
 }
 
+/* One that is there still, but has closed the store, as where its model could not be loaded. */
+static void closed_store_reads_no_more(void)
+{
+    int            fd = new_file();
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1);
+    bt_store_entry x;
+
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE);
+    fill(a, &x, 4);
+    EXPECT_EQ(bt_store_take(b, "x", BYTES, &x), BT_STORE_WHOLE);
+    bt_store_close(b);
+    bt_store_drop(a, "x");
+    EXPECT(blocks(fd) < PAGES + 4096);
+    bt_store_close(a);
+    close(fd);
+}
+
+/* Who saves reads everything meanwhile, and what it read before also afterwards. */
+static void saving_changes_nothing_for_readers(void)
+{
+    int            fd = new_file();
+    bt_store      *a = open_store(fd, 0), *b = open_store(fd, 1);
+    bt_store_entry x;
+    char           path[] = "/tmp/baton-store-XXXXXX";
+    int            file   = mkstemp(path);
+
+    NEED(file >= 0);
+    EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE);
+    fill(a, &x, 4);
+    EXPECT_EQ(bt_store_take(b, "x", BYTES, &x), BT_STORE_WHOLE);
+    EXPECT_EQ(bt_store_take(b, "y", BYTES, &x), BT_STORE_MINE);
+    fill(b, &x, 5);
+    bt_store_seal(a);
+    EXPECT_EQ(bt_store_save(a, path, NULL, NULL, NULL), BT_OK);
+    EXPECT_EQ(unlink(path), 0); /* b loads still: nothing is written, and the empty file stays */
+    bt_store_seal(b);
+    EXPECT_EQ(bt_store_save(a, path, NULL, NULL, NULL), BT_OK);
+    EXPECT_EQ(unlink(path), 0);
+    EXPECT(blocks(fd) >= 2 * PAGES);
+    bt_store_drop(b, "x");
+    EXPECT_EQ(bt_store_bytes(a), 2 * BYTES); /* a reads x */
+    bt_store_drop(b, "y");
+    EXPECT_EQ(bt_store_bytes(a), BYTES); /* and has never read y */
+    bt_store_close(a);
+    bt_store_close(b);
+    close(file);
+    close(fd);
+}
+
 /* Experts of a lost rank that go to another machine: nobody here is left to drop them. */
 static void memory_of_a_lost_rank_goes_back_at_the_regroup(void)
 {
@@ -533,6 +582,12 @@ static void foreign_memory_is_refused(void)
     opt.key = 8;
     expect_refused(&opt, BT_ERR_UNSUPPORTED, "0000000000000007");
     EXPECT_HAS(bt_error_text(), "0000000000000008");
+    opt = options(fd, 1);
+    opt.n_slots++;
+    expect_refused(&opt, BT_ERR_UNSUPPORTED, "entries");
+    opt = options(fd, 1);
+    opt.bytes -= 4096;
+    expect_refused(&opt, BT_ERR_UNSUPPORTED, "bytes), this rank has");
     opt = options(fd, BT_STORE_MEMBERS);
     expect_refused(&opt, BT_ERR_UNSUPPORTED, "64 can share");
     opt = options(fd, 1);
@@ -608,6 +663,8 @@ int main(int argc, char **argv)
         BT_TEST(weights_stay_in_memory_where_that_is_allowed),
         BT_TEST(weights_lie_in_huge_pages_where_the_system_has_them),
         BT_TEST(entries_beyond_the_room_have_no_place),
+        BT_TEST(closed_store_reads_no_more),
+        BT_TEST(saving_changes_nothing_for_readers),
         BT_TEST(foreign_memory_is_refused),
         BT_TEST(unfinished_head_names_its_rank),
         BT_TEST(open_survives_every_failing_allocation),

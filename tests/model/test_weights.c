@@ -227,13 +227,15 @@ static void packing_shows_signs_of_life(void)
     }
 }
 
-/* Experts that move at a regroup: memory goes with the last rank that has them. */
+/* Experts that move at a regroup: memory goes with the last rank that has them; what a third has
+ * left unfinished, the one that needs it packs. */
 static void experts_of_a_model_move(const char *model)
 {
     int                fd  = memfd_create("test-weights", MFD_CLOEXEC);
     bt_weights_options opt = {.dev = g_dev};
     checkpoint         c;
-    bt_store          *store[2];
+    bt_store          *store[3];
+    bt_store_entry     left;
     bt_weights         w[2];
     uint64_t           all;
 
@@ -244,6 +246,7 @@ static void experts_of_a_model_move(const char *model)
         EXPECT_EQ(load(&c, c.set, &w[m]), BT_OK);
     }
     c.store  = NULL;
+    store[2] = open_store(&c, fd, 2);
     all      = bt_store_bytes(store[0]);
     c.own[1] = false;
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
@@ -252,6 +255,10 @@ static void experts_of_a_model_move(const char *model)
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
     EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes);
     c.own[1] = true;
+    EXPECT_EQ(bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight",
+                            bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, c.cfg.fp8),
+                            &left),
+              BT_STORE_MINE);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
     EXPECT_EQ(bt_store_bytes(store[0]), all);
@@ -261,6 +268,7 @@ static void experts_of_a_model_move(const char *model)
         bt_weights_fini(&w[m]);
         bt_store_close(store[m]);
     }
+    bt_store_close(store[2]);
     close(fd);
     checkpoint_close(&c);
 }

@@ -67,6 +67,10 @@ static void files_in_the_page_cache_are_not_used(void)
     put("/sys/fs/cgroup/memory.stat", "anon 1\nfile 1990000000\ninactive_anon 7\ninactive_file "
                                       "943718400\nactive_file 104857600\n");
     expect(MIB(2048), MIB(1048));
+    put("/sys/fs/cgroup/memory.current", "1000000000\n"); /* fewer: the two are not of one moment */
+    expect(MIB(2048), MIB(2048));
+    put("/sys/fs/cgroup/memory.current", "4294967296\n"); /* more than the limit, lowered since */
+    expect(MIB(2048), 0);
     begin("9:name=systemd:/x\n4:cpu,memory:/\n0::/\n");
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2147483648\n");
     put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "2097152000\n");
@@ -131,8 +135,12 @@ static void hosts_that_are_each_machine_s_own_are_known(void)
 
     for (size_t i = 0; i < sizeof(OWN) / sizeof(OWN[0]); i++)
         EXPECT(bt_machine_is_any(OWN[i]));
-    for (size_t i = 0; i < sizeof(OTHERS) / sizeof(OTHERS[0]); i++)
+    for (size_t i = 0; i < sizeof(OTHERS) / sizeof(OTHERS[0]); i++) {
         EXPECT(!bt_machine_is_any(OTHERS[i]));
+        EXPECT(!bt_machine_is(OTHERS[i], false));
+    }
+    EXPECT(bt_machine_is("localhost", false) && bt_machine_is("127.0.0.1", false));
+    EXPECT(bt_machine_is("127.9.9.9", false)); /* no interface has it */
 }
 
 int main(int argc, char **argv)

@@ -49,6 +49,7 @@ static void addresses_have_a_host_and_a_port(void)
     EXPECT(!bt_parse_address("localhost"));
     EXPECT(!bt_parse_address(":8000"));
     EXPECT(!bt_parse_address("::1:8000"));
+    EXPECT(!bt_parse_address("[::1:8000"));
     EXPECT(!bt_parse_address("::1"));
     EXPECT(!bt_parse_address("http://host:80"));
     EXPECT(!bt_parse_address("a b:80"));
@@ -114,6 +115,10 @@ static void numbers_of_a_list_end_at_its_separators(void)
     EXPECT(!bt_parse_whole_in(&at, ",", 0, 9, &n));
     at = "1111111111111111111111111111111111111111111111111111111111111111111111111";
     EXPECT(!bt_parse_real_in(&at, ",", 0, 1e300, &x));
+    at += strlen(at) - 64; /* one more than there is room for */
+    EXPECT(!bt_parse_real_in(&at, ",", 0, 1e300, &x));
+    at++;
+    EXPECT(bt_parse_real_in(&at, ",", 0, 1e300, &x) && *at == '\0');
     at = " 1";
     EXPECT(!bt_parse_whole_in(&at, ",", 0, 9, &n));
 }

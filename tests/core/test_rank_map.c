@@ -19,6 +19,20 @@ static bt_status read_text(const char *text, bt_rank_map *map)
     return bt_rank_map_read(PATH, map);
 }
 
+static void map_lists_end_where_they_must(void)
+{
+    uint32_t numbers[BT_RANK_LIST_MAX], n = 0;
+    char     text[64];
+
+    EXPECT(bt_rank_list_parse("0-2,7", 8, numbers, &n) && n == 4 && numbers[3] == 7);
+    EXPECT(!bt_rank_list_parse("8", 8, numbers, &n));
+    EXPECT(!bt_rank_list_parse("7-8", 8, numbers, &n));
+    snprintf(text, sizeof(text), "1-%d", BT_RANK_LIST_MAX);
+    EXPECT(bt_rank_list_parse(text, 8192, numbers, &n) && n == BT_RANK_LIST_MAX);
+    snprintf(text, sizeof(text), "0-%d", BT_RANK_LIST_MAX);
+    EXPECT(!bt_rank_list_parse(text, 8192, numbers, &n));
+}
+
 static void map_lines_become_ranks_by_role(void)
 {
     bt_rank_map map = {0};
@@ -113,6 +127,7 @@ static void map_memory_that_fails_leaves_nothing(void)
 }
 
 static const bt_test TESTS[] = {
+    BT_TEST(map_lists_end_where_they_must),
     BT_TEST(map_lines_become_ranks_by_role),
     BT_TEST(map_errors_name_the_line),
     BT_TEST(map_memory_that_fails_leaves_nothing),

@@ -485,6 +485,11 @@ static void launch_rank_map_binds_each_rank(void)
     EXPECT_HAS(g_command.output, " device 1\n");
     EXPECT_HAS(g_command.output, " device 0\n");
     expect_removed("shm ", &g_command);
+    fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+    EXPECT(fd >= 0 && dprintf(fd, "both localhost device=5\n") > 0); /* no cores */
+    close(fd);
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
+    EXPECT_HAS(g_command.output, " device 5\n");
     argv[3] = "--ranks=2";
     argv[4] = "/bin/true";
     argv[5] = NULL;

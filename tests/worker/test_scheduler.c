@@ -61,6 +61,12 @@ static void scheduler_cuts_prompts_and_shares_the_step(void)
     expect_piece(1, 4, BT_ROLE_PROMPT, 0, 1);
     expect_piece(2, 1, BT_ROLE_PROMPT, 4, 4);
     EXPECT_EQ(g_rows[BT_ROLE_PROMPT], 8);
+    clear();
+    add(BT_REQUEST_PREFILL, 5, 0);
+    add(BT_REQUEST_PREFILL, 4, 0); /* a whole piece is short still */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 0, 4);
+    expect_piece(1, 1, BT_ROLE_PROMPT, 0, 4);
 }
 
 /* A long prompt is there, and short ones keep coming: each of them waits for one piece at most, and

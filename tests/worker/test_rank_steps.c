@@ -48,6 +48,56 @@ static void plans_that_do_not_agree_stop_the_rank(void)
     bench_tear_down(&b);
 }
 
+/* The last of three ranks, awake at wake number 1, after a step without rows: its next step. */
+static bt_next step_after(bt_plan plans[3], bt_status want, bool *leave_out)
+{
+    bench            b;
+    bt_worker_config cfg;
+    bt_plan          own;
+    bt_next          next = BT_NEXT_LEAVE;
+    bt_down          m    = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+
+    bench_set_up(&b, 3, 1, 3);
+    bt_worker_destroy(b.worker);
+    cfg            = bench_config(&b, 3, 1, 3);
+    cfg.group_size = 3;
+    cfg.group_self = 2;
+    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &own, &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    plans[2] = own;
+    EXPECT_EQ(bt_worker_finish(b.worker, plans, leave_out), want);
+    if (want == BT_OK) EXPECT_EQ(bt_worker_begin(b.worker, &own, &next), BT_OK);
+    bench_tear_down(&b);
+    return next;
+}
+
+/* Whichever rank it is that differs. */
+static void plans_of_all_ranks_decide(void)
+{
+    for (int i = 0; i < 2; i++) {
+        bt_plan plans[3];
+        bool    leave = true;
+
+        plans[0] = plans[1] = (bt_plan){.epoch = 1, .wake = 1};
+        EXPECT_EQ(step_after(plans, BT_OK, &leave), BT_NEXT_PARK);
+        EXPECT(!leave);
+        plans[i].wake = 2; /* it would go on alone */
+        EXPECT_EQ(step_after(plans, BT_OK, &leave), BT_NEXT_GATHER);
+        plans[i].wake     = 1;
+        plans[i].shutdown = 1;
+        EXPECT_EQ(step_after(plans, BT_OK, &leave), BT_NEXT_GATHER);
+        EXPECT(leave);
+        plans[i] = (bt_plan){
+            .epoch = 1, .wake = 1, .n_rows = {2, 1},
+                    .last_rows = {2, 2}
+        };
+        step_after(plans, BT_ERR_PROTOCOL, &leave);
+        EXPECT_HAS(bt_error_text(), "2 rows of a role in the last layer");
+    }
+}
+
 /* A rank without rows; the other one of its group has three. */
 static void run_beside(bench *b, const bt_graph_offer *other)
 {
@@ -538,6 +588,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(rank_that_is_not_woken_in_time_says_who_failed),
         BT_TEST(plans_that_do_not_agree_stop_the_rank),
+        BT_TEST(plans_of_all_ranks_decide),
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),

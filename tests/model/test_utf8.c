@@ -1,6 +1,8 @@
 #include "core/alloc.h"
 #include "model/byte_level.h"
+#include "model/tokenizer.h"
 #include "model/utf8.h"
+#include "tests/model/scratch.h"
 #include "tests/support/test.h"
 
 static void utf8_next_judges_every_kind_of_start(void)
@@ -95,11 +97,54 @@ static void byte_level_special_texts_stand_for_themselves(void)
     EXPECT(!mapped && memcmp(out, "a b", 3) == 0);
 }
 
+/* The demo's tokenizer, whose last token is `text` instead. */
+static bt_tokenizer *with_token(const char *text)
+{
+    static const char NAME[] = "<\xef\xbd\x9c"
+                               "Assistant\xef\xbd\x9c>";
+    static char       file[1 << 20];
+    FILE             *from = fopen(BT_SOURCE_DIR "/models/demo/tokenizer.json", "re");
+    FILE             *to   = fopen(scratch_path("tokenizer.json"), "we");
+    bt_tokenizer     *tok  = NULL;
+    char             *name;
+
+    NEED(from != NULL && to != NULL && fread(file, 1, sizeof(file) - 1, from) > 0);
+    name = strstr(file, NAME);
+    NEED(name != NULL);
+    fprintf(to, "%.*s%s%s", (int)(name - file), file, text, name + strlen(NAME));
+    NEED(fclose(to) == 0 && bt_tokenizer_open(g_scratch, &tok) == BT_OK);
+    fclose(from);
+    return tok;
+}
+
+/* A token may be a whole character of four bytes, or more of them than can be held back. */
+static void detokenizer_shows_characters_of_four_bytes(void)
+{
+    static const char *const TEXTS[] = {"\xf0\x9f\x98\x80",
+                                        "\xf0\x9f\x98\x80\xf0\x9f\x99\x82!\xf0\x9f\x98\x80"};
+
+    for (size_t i = 0; i < sizeof(TEXTS) / sizeof(TEXTS[0]); i++) {
+        bt_tokenizer  *tok   = with_token(TEXTS[i]);
+        bt_detokenizer state = {0};
+        char           buf[64];
+
+        EXPECT_EQ(bt_detokenize(tok, &state, 2047, false, buf, sizeof(buf)), 0); /* a special one */
+        EXPECT_EQ(bt_detokenize(tok, &state, 2047, true, buf, sizeof(buf)), strlen(TEXTS[i]));
+        EXPECT(memcmp(buf, TEXTS[i], strlen(TEXTS[i])) == 0);
+        EXPECT_EQ(bt_detokenize_end(&state, buf, sizeof(buf)), 0);
+        bt_tokenizer_close(tok);
+    }
+}
+
 static const bt_test TESTS[] = {
+    BT_TEST(detokenizer_shows_characters_of_four_bytes),
     BT_TEST(utf8_next_judges_every_kind_of_start),
     BT_TEST(utf8_repair_replaces_maximal_parts),
     BT_TEST(byte_level_maps_every_byte_there_and_back),
     BT_TEST(byte_level_special_texts_stand_for_themselves),
 };
 
-int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }
+int main(int argc, char **argv)
+{
+    return scratch_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
+}

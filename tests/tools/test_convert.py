@@ -584,7 +584,8 @@ def wrong_models_are_refused_by_name():
                                (A + "rope.dimension_count", U32, 48, "keys of a head"), (A + "expert_used_count", U32, 9, "num_experts_per_tok"),
                                (A + "attention.temperature_scale", F32_KEY, 0.1, "temperature_scale"), ("general.architecture", STRING, "llama", "found \"llama\""),
                                (A + "expert_weights_norm", U32, 1, "expected a bool, found u32"), (A + "expert_gating_func", U32, 1, "expert_weights_norm: expected false"),
-                               (A + "nextn_predict_layers", U32, 2, "block_count"), (A + "block_count", U32, 1, "tensor blk.1."), ("tokenizer.ggml.bos_token_id", U32, 48, "found 48")):
+                               (A + "nextn_predict_layers", U32, 2, "block_count"), (A + "nextn_predict_layers", U32, 3, "nextn_predict_layers (3)"),
+                               (A + "leading_dense_block_count", U32, 3, "leading_dense_block_count (3)"), (A + "block_count", U32, 1, "tensor blk.1."), ("tokenizer.ggml.bos_token_id", U32, 48, "found 48")):
         refused(said, Gguf({**base.keys, key: (kind, v)}, base.tensors))
     for name in base.tensors:
         gguf = Gguf(base.keys, {k: v for k, v in base.tensors.items() if k != name})

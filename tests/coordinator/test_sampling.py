@@ -129,6 +129,11 @@ class Sampling(Served):
         self.assertEqual([i for m in rest if m.HasField("chunk") for i in m.chunk.token_ids], ids_of("STO c"))
         self.assertEqual(rest[-1].complete.finish_reason, "length")
 
+    def test_what_is_held_back_comes_with_the_end(self):
+        self.script(["ab STO"])
+        (ids, done), = self.choices(list(self.generate(stop=["STOP"])))
+        self.assertEqual((ids, list(done.output_ids), done.finish_reason), (ids_of("ab STO"), ids_of("ab STO"), "length"))
+
     def test_stop_string_waits_for_min_tokens(self):
         self.script(["xxaxx"])
         (_, done), = self.choices(list(self.generate(stop=["x"], min_tokens=2)))

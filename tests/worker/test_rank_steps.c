@@ -61,7 +61,6 @@ static bt_next step_after(bt_plan plans[3], bt_status want, bool *leave_out)
     bt_worker_destroy(b.worker);
     cfg            = bench_config(&b, 3, 1, 3);
     cfg.group_size = 3;
-    cfg.group_self = 2;
     EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
     bench_order(&b, &m);
     EXPECT_EQ(bt_worker_begin(b.worker, &own, &next), BT_OK);

@@ -399,6 +399,7 @@ bt_status bt_jinja_test(bt_jinja *j, bt_jinja_call *call, bool *is_out)
             goto out;
         }
     if (bt_jinja_is(name, "true") || bt_jinja_is(name, "false")) {
+        BT_TRY(want(j, call, 0, 0));
         *is_out = v->kind == BT_JINJA_IS_BOOL && (v->number != 0) == (name.s[0] == 't');
     } else if (bt_jinja_is(name, "odd") || bt_jinja_is(name, "even")) {
         BT_TRY(number_test(j, call, name.s[0] == 'o', is_out));

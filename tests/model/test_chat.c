@@ -230,6 +230,7 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
         {"a\n{{ x|tojson }}",                                                                        BT_ERR_UNSUPPORTED, "line 2: the filter tojson is not supported"            },
         {"{{ 'a'.format() }}",                                                                       BT_ERR_UNSUPPORTED, "a text's method format"                                },
         {"{{ messages[0].pop() }}",                                                                  BT_ERR_UNSUPPORTED, "a map's method pop"                                    },
+        {"{{ true is true 1 }}",                                                                     BT_ERR_UNSUPPORTED, "true: expected 0 to 0 arguments, found 1"              },
         {"{{ lipsum() }}",                                                                           BT_ERR_UNSUPPORTED, "the function lipsum is not supported"                  },
         {"{{ 1 is prime }}",                                                                         BT_ERR_UNSUPPORTED, "the test prime is not supported"                       },
         {"{% include 'x' %}",                                                                        BT_ERR_UNSUPPORTED, "found include"                                         },

@@ -93,6 +93,7 @@ static bt_status find_pre(vocabulary *v, const char **why_not_out)
     } else if (is(model, "gpt2") && is(pre, "kimi-k2")) {
         v->pre         = bt_tiktoken_pre;
         v->whole_first = true;
+        v->add_bos     = false; /* unless the file says otherwise: the original puts none */
     } else {
         snprintf(text[0], sizeof(text[0]), "%.*s", (int)bt_min_u32((uint32_t)model.n, 63),
                  model.text);

@@ -332,6 +332,7 @@ def tokenizer_of_kimi_becomes_a_tokenizer_json():
     gguf.keys.update(tokens_of_tiktoken(folder))
     out, _ = convert(gguf)
     expect_same_tokens(folder, out, "tokenizer-tiktoken.jsonl")
+    assert json.load(open(os.path.join(out, "tokenizer_config.json"), encoding="utf-8"))["add_bos_token"] is False
 
 
 # ---- types

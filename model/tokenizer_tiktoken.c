@@ -2,7 +2,6 @@
  * its rank, which is its id.  There are no merges: two neighbours become one token where their
  * bytes are one, that of the lowest rank first.  The regex and what follows the vocabulary stand in
  * the class TikTokenTokenizer of tokenization_kimi.py, which comes with the model. */
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,17 +114,30 @@ out:
     return st;
 }
 
+static const char BASE64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/* The bytes that n characters stand for; returns how many. */
+static uint32_t decode(const char *text, size_t n, char *bytes)
+{
+    uint32_t bits = 0, n_bytes = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        bits = bits << 6 | (uint32_t)(strchr(BASE64, text[i]) - BASE64);
+        if (i % 4 != 0) bytes[n_bytes++] = (char)(bits >> (6 - i % 4 * 2));
+    }
+    return n_bytes;
+}
+
 /* A line, ended by a zero byte. */
 static bt_status add_line(loading *l, const char *line)
 {
-    static const char BASE64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    bt_status         st       = BT_OK;
-    size_t            body = strspn(line, BASE64), n = body + strspn(line + body, "=");
-    const char       *rank   = line + n + 1;
-    size_t            digits = line[n] == ' ' ? strspn(rank, "0123456789") : 0;
-    unsigned long     id     = digits != 0 && digits < 10 ? strtoul(rank, NULL, 10) : l->n_vocab;
-    bt_vocab_token   *t;
-    char              found[BT_JSON_SHOW_BYTES];
+    bt_status       st   = BT_OK;
+    size_t          body = strspn(line, BASE64), n = body + strspn(line + body, "=");
+    const char     *rank   = line + n + 1;
+    size_t          digits = line[n] == ' ' ? strspn(rank, "0123456789") : 0;
+    unsigned long   id     = digits != 0 && digits < 10 ? strtoul(rank, NULL, 10) : l->n_vocab;
+    bt_vocab_token *t;
+    char            found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(body != 0 && n % 4 == 0 && n - body <= 2 && digits != 0 && rank[digits] == '\0',
                BT_ERR_FORMAT, "%s: expected lines of base64, a blank and a rank, found \"%s\"",
@@ -135,9 +147,7 @@ static bt_status add_line(loading *l, const char *line)
                l->n_vocab - 1, bt_json_printable(line, found, sizeof(found)));
     t    = &l->tok->tokens[id];
     *t   = (bt_vocab_token){.at = (uint32_t)l->arena_at, .mapped = true};
-    t->n = (uint32_t)(n / 4 * 3 - (n - body));
-    /* writes zeros for the padding too: at most what the line has */
-    EVP_DecodeBlock((uint8_t *)l->tok->arena + l->arena_at, (const uint8_t *)line, (int)n);
+    t->n = decode(line, body, l->tok->arena + l->arena_at);
     l->arena_at += t->n;
 out:
     return st;

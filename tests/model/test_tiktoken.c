@@ -1,5 +1,4 @@
 /* tiktoken.model and its tokenizer_config.json, as Kimi-K2 and Moonlight come. */
-#include <openssl/evp.h>
 #include <stdint.h>
 
 #include "model/tokenizer_parts.h"
@@ -131,16 +130,12 @@ static void tiktoken_encodes_part_by_part(void)
 /* All bytes, and these lines behind them. */
 static void write_small(const char *more, const char *config)
 {
-    char   file[256 * 16 + 4096];
-    size_t at = 0;
+    static const char BASE64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    char              file[256 * 16 + 4096];
+    size_t            at = 0;
 
-    for (int b = 0; b < 256; b++) {
-        uint8_t byte = (uint8_t)b;
-        char    text[8];
-
-        EVP_EncodeBlock((uint8_t *)text, &byte, 1);
-        at += (size_t)sprintf(file + at, "%s %d\n", text, b);
-    }
+    for (int b = 0; b < 256; b++)
+        at += (size_t)sprintf(file + at, "%c%c== %d\n", BASE64[b >> 2], BASE64[b << 4 & 63], b);
     snprintf(file + at, sizeof(file) - at, "%s", more);
     scratch_clear();
     scratch_write("tiktoken.model", file, strlen(file));

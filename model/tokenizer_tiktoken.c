@@ -72,18 +72,18 @@ static bt_status special_text(const loading *l, uint32_t id, char *name, const c
                               bool *special_out)
 {
     bt_status  st = BT_OK;
-    bt_json_at at = {l->config_path, "added_tokens_decoder", NULL};
+    char       in[NAME_BYTES];
+    bt_json_at at = {l->config_path, in, NULL};
 
-    snprintf(name, NAME_BYTES, "%u", id);
-    at.obj = json_object_get(l->added, name);
+    snprintf(in, sizeof(in), "added_tokens_decoder.%u", id);
     snprintf(name, NAME_BYTES, "<|reserved_token_%u|>", id);
+    at.obj       = json_object_get(l->added, strchr(in, '.') + 1);
     *text_out    = name;
     *special_out = false;
     if (at.obj == NULL) goto out;
     BT_TRY(bt_json_str(&at, "content", text_out));
     BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
-               "%s: field added_tokens_decoder: expected a text for id %u, found none",
-               l->config_path, id);
+               "%s: field %s.content: expected a text, found none", l->config_path, in);
     BT_TRY(bt_tokenizer_refuse_strips(&at, *text_out));
     *special_out = json_is_true(json_object_get(at.obj, "special"));
 out:

@@ -171,8 +171,8 @@ static const struct {
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"512\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"512\""}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"256x\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"256x\""}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": 1}}", BT_ERR_FORMAT, {"field added_tokens_decoder.256: expected an object", "found 1"}},
-    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {}}}", BT_ERR_FORMAT, {"field added_tokens_decoder.content", "found nothing"}},
-    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"\"}}}", BT_ERR_FORMAT, {"expected a text for id 256", "found none"}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {}}}", BT_ERR_FORMAT, {"field added_tokens_decoder.256.content", "found nothing"}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"\"}}}", BT_ERR_FORMAT, {"field added_tokens_decoder.256.content: expected a text", "found none"}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"x\", \"rstrip\": true}}}", BT_ERR_UNSUPPORTED, {"added token \"x\": field rstrip", "found true"}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"x\"}, \"257\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected one id for \"x\"", "found 256 and 257"}},
 };

@@ -22,14 +22,15 @@ extern "C" {
 
 typedef struct bt_tokenizer bt_tokenizer;
 
+/* JSON text: the pre-tokenizer of tiktoken.model, as a tokenizer.json has it. */
+extern const char bt_tiktoken_pre[];
+
 /* The file with a model directory's tokenizer, there or not: tokenizer.json, but tiktoken.model
  * where only that is.  The directory's path is under PATH_MAX - 32 bytes. */
 void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX]);
 
 /* path: a model directory, or such a file.  The chat template, bos and eos come from
  * tokenizer_config.json and chat_template.jinja beside it, where they are. */
-extern const char bt_tiktoken_pre[]; /* JSON text: tiktoken.model's pre-tokenizer, as tokenizer.json
-                                        would have it */
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out);
 void      bt_tokenizer_close(bt_tokenizer *tok);
 uint32_t  bt_tokenizer_vocab_size(const bt_tokenizer *tok); /* highest id + 1 */

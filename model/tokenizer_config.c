@@ -1,4 +1,5 @@
-/* What stands beside tokenizer.json: bos, eos, whether bos begins a text, and the chat template. */
+/* What stands beside tokenizer.json or tiktoken.model: bos, eos, whether bos begins a text, and the
+ * chat template. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>

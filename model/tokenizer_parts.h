@@ -1,4 +1,5 @@
-/* model/tokenizer_parts.h - what a tokenizer is made of.  Only for tokenizer*.c and chat.c. */
+/* model/tokenizer_parts.h - what a tokenizer is made of.  Only for tokenizer*.c, vocab.c
+ * and chat.c. */
 #ifndef BT_MODEL_TOKENIZER_PARTS_H
 #define BT_MODEL_TOKENIZER_PARTS_H
 

@@ -100,8 +100,7 @@ static bt_status find_pre(vocabulary *v, const char **why_not_out)
         snprintf(text[1], sizeof(text[1]), "%.*s", (int)bt_min_u32((uint32_t)pre.n, 63), pre.text);
         snprintf(
             why, sizeof(why),
-            "expected one of model gpt2 and pre deepseek-v3, deepseek-llm or kimi-k2, found \"%s\" "
-            "and "
+            "expected model gpt2 and pre deepseek-v3, deepseek-llm or kimi-k2, found \"%s\" and "
             "\"%s\"; copy tokenizer.json and tokenizer_config.json of the original model there",
             bt_json_printable(text[0], found[0], sizeof(found[0])),
             bt_json_printable(text[1], found[1], sizeof(found[1])));

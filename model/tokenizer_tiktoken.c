@@ -67,53 +67,6 @@ out:
     return st;
 }
 
-/* What stands behind the vocabulary as `id`; name has NAME_BYTES for it if nothing else has. */
-static bt_status special_text(const loading *l, uint32_t id, char *name, const char **text_out,
-                              bool *special_out)
-{
-    bt_status  st = BT_OK;
-    char       in[NAME_BYTES];
-    bt_json_at at = {l->config_path, in, NULL};
-
-    snprintf(in, sizeof(in), "added_tokens_decoder.%u", id);
-    snprintf(name, NAME_BYTES, "<|reserved_token_%u|>", id);
-    at.obj       = json_object_get(l->added, strchr(in, '.') + 1);
-    *text_out    = name;
-    *special_out = false;
-    if (at.obj == NULL) goto out;
-    BT_TRY(bt_json_str(&at, "content", text_out));
-    BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
-               "%s: field %s.content: expected a text, found none", l->config_path, in);
-    BT_TRY(bt_tokenizer_refuse_strips(&at, *text_out));
-    *special_out = json_is_true(json_object_get(at.obj, "special"));
-out:
-    return st;
-}
-
-static bt_status reserve(loading *l)
-{
-    bt_status     st    = BT_OK;
-    bt_tokenizer *tok   = l->tok;
-    size_t        bytes = 0;
-    const char   *text  = NULL;
-    bool          special;
-    char          name[NAME_BYTES];
-
-    tok->n_tokens = l->n_vocab + N_SPECIAL;
-    for (uint32_t id = l->n_vocab; id < tok->n_tokens; id++) {
-        BT_TRY(special_text(l, id, name, &text, &special));
-        bytes += strlen(text);
-    }
-    tok->tokens = bt_calloc(tok->n_tokens, sizeof(*tok->tokens));
-    tok->arena  = bt_calloc(l->n + bytes, 1); /* base64 is longer than what it stands for */
-    BT_REQUIRE(tok->tokens != NULL && tok->arena != NULL, BT_ERR_NO_MEMORY, "%s: %u tokens",
-               l->path, tok->n_tokens);
-    for (int i = 0; i < BT_N_ADDED_LISTS; i++)
-        BT_TRY(bt_added_tokens_create(bytes, &tok->added[i]));
-out:
-    return st;
-}
-
 static const char BASE64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /* The bytes that n characters stand for; returns how many. */
@@ -159,6 +112,11 @@ static bt_status load_vocab(loading *l)
     bt_tokenizer *tok  = l->tok;
     char         *save = NULL;
 
+    tok->n_tokens = l->n_vocab + N_SPECIAL;
+    tok->tokens   = bt_calloc(tok->n_tokens, sizeof(*tok->tokens));
+    tok->arena    = bt_calloc(l->n, 1); /* base64 is longer than what it stands for */
+    BT_REQUIRE(tok->tokens != NULL && tok->arena != NULL, BT_ERR_NO_MEMORY, "%s: %u tokens",
+               l->path, tok->n_tokens);
     for (char *line = strtok_r(l->text, "\n", &save); line != NULL;
          line       = strtok_r(NULL, "\n", &save))
         BT_TRY(add_line(l, line));
@@ -175,6 +133,51 @@ out:
     return st;
 }
 
+/* What stands behind the vocabulary as `id`; name has NAME_BYTES for it if nothing else has. */
+static bt_status special_text(const loading *l, uint32_t id, char *name, const char **text_out,
+                              bool *special_out)
+{
+    bt_status  st = BT_OK;
+    char       in[NAME_BYTES];
+    bt_json_at at = {l->config_path, in, NULL};
+
+    snprintf(in, sizeof(in), "added_tokens_decoder.%u", id);
+    snprintf(name, NAME_BYTES, "<|reserved_token_%u|>", id);
+    at.obj       = json_object_get(l->added, strchr(in, '.') + 1);
+    *text_out    = name;
+    *special_out = false;
+    if (at.obj == NULL) goto out;
+    BT_TRY(bt_json_str(&at, "content", text_out));
+    BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
+               "%s: field %s.content: expected a text, found none", l->config_path, in);
+    BT_TRY(bt_tokenizer_refuse_strips(&at, *text_out));
+    *special_out = json_is_true(json_object_get(at.obj, "special"));
+out:
+    return st;
+}
+
+/* Room for what stands behind the vocabulary. */
+static bt_status reserve(loading *l)
+{
+    bt_status   st    = BT_OK;
+    size_t      bytes = 0;
+    const char *text  = NULL;
+    bool        special;
+    char        name[NAME_BYTES], *arena;
+
+    for (uint32_t id = l->n_vocab; id < l->tok->n_tokens; id++) {
+        BT_TRY(special_text(l, id, name, &text, &special));
+        bytes += strlen(text);
+    }
+    arena = bt_realloc(l->tok->arena, l->arena_at + bytes, 1);
+    BT_REQUIRE(arena != NULL, BT_ERR_NO_MEMORY, "%s", l->config_path);
+    l->tok->arena = arena;
+    for (int i = 0; i < BT_N_ADDED_LISTS; i++)
+        BT_TRY(bt_added_tokens_create(bytes, &l->tok->added[i]));
+out:
+    return st;
+}
+
 static bt_status load_special(loading *l)
 {
     bt_status     st   = BT_OK;
@@ -183,6 +186,7 @@ static bt_status load_special(loading *l)
     uint32_t      first;
     char          name[NAME_BYTES], found[BT_JSON_SHOW_BYTES];
 
+    BT_TRY(reserve(l));
     for (uint32_t id = l->n_vocab; id < tok->n_tokens; id++) {
         bt_vocab_token *t = &tok->tokens[id];
 
@@ -303,12 +307,11 @@ bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path, const 
     tok->front_id  = -1;
     tok->cuts_text = true;
     BT_TRY(read_text(&l));
+    BT_TRY(load_vocab(&l));
+    BT_TRY(load_merges(&l));
     BT_TRY(bt_json_read_file(config_path, MAX_CONFIG_BYTES, &json));
     BT_TRY(check_config(&l, json));
-    BT_TRY(reserve(&l));
-    BT_TRY(load_vocab(&l));
     BT_TRY(load_special(&l));
-    BT_TRY(load_merges(&l));
     BT_TRY(load_regex(&l));
 out:
     bt_free(l.text);

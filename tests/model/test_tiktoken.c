@@ -194,7 +194,7 @@ static void tiktoken_bad_files_are_refused_by_name(void)
     }
 }
 
-/* What cannot be made of bytes and lines behind them. */
+/* What cannot be made of bytes and lines behind them; tokenizer_config.json is not to blame. */
 static void tiktoken_other_bad_files_are_refused(void)
 {
     static const struct {
@@ -202,15 +202,16 @@ static void tiktoken_other_bad_files_are_refused(void)
         size_t      n;
         const char *part;
     } FILES[] = {
-        {"",            0,  "expected tokens, found none"   },
-        {"\n\n",        2,  "expected tokens, found none"   },
-        {"YQ== 0\n",    7,  "expected a token for each byte"},
-        {"YQ== 0\0\nx", 10, "found a byte of zero"          },
+        {"",                        0,  "expected tokens, found none"   },
+        {"\n\n",                    2,  "expected tokens, found none"   },
+        {"YQ== 0\n",                7,  "expected a token for each byte"},
+        {"YQ== 0\0\nx",             10, "found a byte of zero"          },
+        {"version https://git-lfs", 23, "expected lines of base64"      },
     };
     bt_tokenizer *tok = NULL;
 
     for (size_t i = 0; i < sizeof(FILES) / sizeof(FILES[0]); i++) {
-        write_small("", CONFIG);
+        write_small("", "{" CLASS ", \"added_tokens_decoder\": {\"300\": {\"content\": \"x\"}}}");
         scratch_write("tiktoken.model", FILES[i].text, FILES[i].n);
         EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_FORMAT);
         EXPECT_HAS(bt_error_text(), "tiktoken.model: ");

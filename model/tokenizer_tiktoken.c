@@ -15,7 +15,8 @@
 enum {
     MAX_FILE_BYTES   = 64 << 20,
     MAX_CONFIG_BYTES = 64 << 20,
-    N_SPECIAL        = 256, /* ids behind the vocabulary */
+    MAX_MERGES       = 1 << 22, /* Kimi-K2 has under a tenth */
+    N_SPECIAL        = 256,     /* ids behind the vocabulary */
     NAME_BYTES       = 40,
     BLOCK_CHARS      = 400000,
     RUN_CHARS        = 25000
@@ -220,7 +221,7 @@ static size_t each_merge(const bt_tokenizer *tok, bt_bpe *bpe)
                 !bt_vocab_find(tok, of + cut, t->n - cut, &right))
                 continue;
             if (bpe != NULL) bt_bpe_add(bpe, id, left, right, id);
-            n_merges++;
+            if (++n_merges > MAX_MERGES) return n_merges;
         }
     }
     return n_merges;
@@ -229,6 +230,7 @@ static size_t each_merge(const bt_tokenizer *tok, bt_bpe *bpe)
 static bt_status load_merges(loading *l)
 {
     bt_status st = BT_OK;
+    size_t    n_merges;
     uint32_t  byte_ids[256];
 
     for (int b = 0; b < 256; b++) {
@@ -237,7 +239,12 @@ static bt_status load_merges(loading *l)
         BT_REQUIRE(bt_vocab_find(l->tok, &byte, 1, &byte_ids[b]), BT_ERR_FORMAT,
                    "%s: expected a token for each byte, found none for 0x%02x", l->path, b);
     }
-    BT_TRY(bt_bpe_create(byte_ids, each_merge(l->tok, NULL), &l->tok->bpe));
+    n_merges = each_merge(l->tok, NULL);
+    BT_REQUIRE(n_merges <= MAX_MERGES, BT_ERR_FORMAT,
+               "%s: expected tokens that are made of two others in at most %d ways in all, found "
+               "more",
+               l->path, MAX_MERGES);
+    BT_TRY(bt_bpe_create(byte_ids, n_merges, &l->tok->bpe));
     each_merge(l->tok, l->tok->bpe);
 out:
     return st;

@@ -77,6 +77,14 @@ def tokenizer_json():
             write("tokenizer_json", f"{name}-{kind}", json.dumps(tok, ensure_ascii=False).encode())
 
 
+def tiktoken():
+    """Bytes alone, and the fixture's first tokens."""
+    with open(f"{source}/tests/fixtures/tiktoken/tiktoken.model", "rb") as f:
+        lines = f.readlines()
+    for n in (256, 258, 300, 500):
+        write("tiktoken", str(n), b"".join(lines[:n]))
+
+
 def chat():
     with open(source + "/tests/fixtures/chat.jsonl") as f:
         for i, line in enumerate(f):
@@ -173,5 +181,5 @@ def http():
     write("http", "range", b"\x10GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-5\r\nAccept-Encoding: gzip\r\nCookie: a=b; c\r\nExpect: 100-continue\r\n\r\n")
 
 
-for make in (safetensors, gguf, tokenizer, tokenizer_json, chat, config, page_message, intake, intake_sglang, control, http):
+for make in (safetensors, gguf, tokenizer, tokenizer_json, tiktoken, chat, config, page_message, intake, intake_sglang, control, http):
     make()

@@ -131,14 +131,16 @@ static void tiktoken_encodes_part_by_part(void)
 static void write_small(const char *more, const char *config)
 {
     static const char BASE64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    char              file[256 * 16 + 4096];
-    size_t            at = 0;
+    char             *file     = calloc(256 * 16 + strlen(more) + 1, 1);
+    size_t            at       = 0;
 
+    if (file == NULL) abort();
     for (int b = 0; b < 256; b++)
         at += (size_t)sprintf(file + at, "%c%c== %d\n", BASE64[b >> 2], BASE64[b << 4 & 63], b);
-    snprintf(file + at, sizeof(file) - at, "%s", more);
+    strcpy(file + at, more);
     scratch_clear();
     scratch_write("tiktoken.model", file, strlen(file));
+    free(file);
     if (config != NULL) scratch_write("tokenizer_config.json", config, strlen(config));
 }
 
@@ -220,6 +222,28 @@ static void tiktoken_other_bad_files_are_refused(void)
     }
 }
 
+/* aa, aaa, ..: each is made of two others in as many ways as it is long. */
+static void tiktoken_too_many_merges_are_refused(void)
+{
+    enum { LONGEST = 2900 };
+    char         *more = calloc(LONGEST * (LONGEST / 3 * 2 + 32), 1);
+    size_t        at   = 0;
+    bt_tokenizer *tok  = NULL;
+
+    if (more == NULL) abort();
+    for (int n = 2; n <= LONGEST; n++) {
+        for (int i = 0; i < n / 3; i++)
+            at += (size_t)sprintf(more + at, "YWFh");
+        at += (size_t)sprintf(more + at, "%s %d\n", (const char *[]){"", "YQ==", "YWE="}[n % 3],
+                              254 + n);
+    }
+    write_small(more, CONFIG);
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "tiktoken.model: expected tokens that are made of two others");
+    EXPECT(tok == NULL);
+    free(more);
+}
+
 /* Without a line's end at the file's end, and with empty lines; any order of ranks. */
 static void tiktoken_lines_stand_in_any_order(void)
 {
@@ -276,6 +300,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tiktoken_encodes_part_by_part),
     BT_TEST(tiktoken_bad_files_are_refused_by_name),
     BT_TEST(tiktoken_other_bad_files_are_refused),
+    BT_TEST(tiktoken_too_many_merges_are_refused),
     BT_TEST(tiktoken_lines_stand_in_any_order),
     BT_TEST(tiktoken_is_for_where_no_tokenizer_json_is),
     BT_TEST(tiktoken_open_unwinds_at_every_allocation),

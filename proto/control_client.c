@@ -278,9 +278,11 @@ bt_status bt_control_client_start(const char *address, uint64_t connect_ns, uint
                                   bt_control_client **client_out)
 {
     bt_status          st = BT_OK;
-    bt_control_client *c  = bt_calloc(1, sizeof(*c));
+    bt_control_client *c  = NULL;
     sigset_t           all, before;
 
+    BT_TRY(bt_rpc_allow_threads(2)); /* reader and writer */
+    c = bt_calloc(1, sizeof(*c));
     BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "control client");
     sigfillset(&all); /* threads made here, gRPC's too, leave the process's signals to its main */
     pthread_sigmask(SIG_SETMASK, &all, &before);

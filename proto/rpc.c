@@ -5,6 +5,7 @@
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/slice.h>
+#include <grpc/support/cpu.h>
 #include <grpc/support/log.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -16,12 +17,15 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/limits.h"
 #include "core/parse.h"
 #include "proto/message_text.h"
 #include "proto/text.h"
 
 /* Of a message, each of which takes memory: many more than any has that is meant well. */
 enum { PARTS_MAX = 1 << 16 };
+/* gRPC's threads: its executors, timers, and a pool. */
+enum { FIXED_THREADS = 5, POOL_MIN = 2, POOL_MAX = 32 };
 enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20, IDLE_S = 600 };
 
 struct bt_rpc_loop {
@@ -37,11 +41,21 @@ static void log_line(gpr_log_func_args *args)
     bt_log_write(BT_LOG_DEBUG, args->file, args->line, "grpc: %s", args->message);
 }
 
+bt_status bt_rpc_allow_threads(uint32_t n_more)
+{
+    uint32_t pool = gpr_cpu_num_cores(); /* a thread for each core, within bounds */
+
+    pool = pool < POOL_MIN ? POOL_MIN : pool > POOL_MAX ? POOL_MAX : pool;
+    return bt_limits_allow_threads("gRPC", FIXED_THREADS + pool + n_more);
+}
+
 bt_status bt_rpc_loop_create(bt_rpc_loop **loop_out)
 {
     bt_status    st   = BT_OK;
-    bt_rpc_loop *loop = bt_calloc(1, sizeof(*loop));
+    bt_rpc_loop *loop = NULL;
 
+    BT_TRY(bt_rpc_allow_threads(0));
+    loop = bt_calloc(1, sizeof(*loop));
     BT_REQUIRE(loop != NULL, BT_ERR_NO_MEMORY, "completion loop");
     gpr_set_log_function(log_line);
     grpc_init();

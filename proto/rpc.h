@@ -31,6 +31,9 @@ struct bt_rpc_later {
     bt_rpc_later *next; /* the loop's */
 };
 
+/* gRPC can start its threads, and its caller n_more: without them it hangs at its end.  Before
+ * grpc_init(). */
+bt_status              bt_rpc_allow_threads(uint32_t n_more);
 bt_status              bt_rpc_loop_create(bt_rpc_loop **loop_out); /* calls grpc_init */
 void                   bt_rpc_loop_destroy(bt_rpc_loop *loop);     /* drains; calls grpc_shutdown */
 grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop);

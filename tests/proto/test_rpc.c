@@ -3,9 +3,12 @@
 #include "proto/rpc.h"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "proto/control_client.h"
 #include "proto/health.pb-c.h"
 #include "tests/support/test.h"
 
@@ -114,7 +117,38 @@ static void rpc_unpack_keeps_the_error_of_what_is_no_message_alone(void)
     grpc_byte_buffer_destroy(bad);
 }
 
+/* Threads can be had no more: gRPC would wait at its end for those that it could not start. */
+static BT_NORETURN void be_without_threads(void)
+{
+    struct rlimit      none   = {1, 1};
+    bt_rpc_loop       *loop   = NULL;
+    bt_control_client *client = NULL;
+    bool               named;
+
+    alarm(FAR_S);
+    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
+    named = bt_rpc_loop_create(&loop) == BT_ERR_IO &&
+            strstr(bt_error_text(), "gRPC can start 0 threads, and needs up to ") != NULL;
+    bt_rpc_loop_destroy(loop);
+    bt_error_keep("before", "another error");
+    _exit(!named || bt_control_client_start("127.0.0.1:1", BT_NS_PER_S, 0, &client) != BT_ERR_IO ||
+          strstr(bt_error_text(), "raise `ulimit -u`") == NULL);
+}
+
+/* Before any test that makes threads: it forks. */
+static void rpc_without_threads_says_so_and_ends(void)
+{
+    int   status = -1;
+    pid_t child  = fork();
+
+    if (child == 0) be_without_threads();
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 static const bt_test tests[] = {
+    BT_TEST(rpc_without_threads_says_so_and_ends),
     BT_TEST(rpc_loop_without_completions_sleeps_or_spins),
     BT_TEST(rpc_loop_completion_ends_the_wait),
     BT_TEST(rpc_unpack_keeps_the_error_of_what_is_no_message_alone),

@@ -78,6 +78,10 @@ int main(int argc, char **argv)
         help(stdout);
         return EXIT_SUCCESS;
     }
+    if (!bt_own_path(path)) {
+        fputs("baton: where this program lies is not known: is /proc mounted?\n", stderr);
+        return EXIT_FAILURE;
+    }
     if (!exists(verb, path)) {
         fprintf(stderr, "baton: there is no verb \"%s\"\n\n", verb);
         help(stderr);

@@ -299,7 +299,7 @@ bt_status bt_program_path(const char *name, char path_out[PATH_MAX])
     bt_status st = BT_OK;
 
     BT_REQUIRE(bt_path_beside(name, path_out), BT_ERR_IO,
-               "this program's folder, where %s lies, is not known", name);
+               "this program's folder, where %s lies, is not known: is /proc mounted?", name);
     BT_REQUIRE(access(path_out, X_OK) == 0, BT_ERR_IO,
                "%s: %s (the programs of Baton stay in one directory)", path_out, strerror(errno));
 out:

@@ -234,7 +234,8 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
     bt_status st     = BT_OK;
     size_t    n_args = 0, n = 0;
 
-    BT_REQUIRE(bt_own_path(c->exe), BT_ERR_IO, "this program's path is not known");
+    BT_REQUIRE(bt_own_path(c->exe), BT_ERR_IO,
+               "this program's path is not known: is /proc mounted?");
     BT_TRY(find_mpirun(options->mpirun, c->exe, c->mpirun));
     while (options->argv[n_args] != NULL)
         n_args++;

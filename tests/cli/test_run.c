@@ -654,8 +654,32 @@ static void baton_verbs_are_found_and_listed(void)
     EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 64);
 }
 
+/* It finds its verbs by its own path. */
+static void baton_without_proc_says_so(void)
+{
+    char        program[256];
+    const char *argv[] = {"/usr/bin/unshare",
+                          "--user",
+                          "--map-root-user",
+                          "--mount",
+                          "/bin/sh",
+                          "-c",
+                          "mount -t tmpfs none /proc && exec \"$0\" run",
+                          program,
+                          NULL};
+
+    snprintf(program, sizeof(program), "%s/baton", g_bin);
+    if (system("unshare --user --map-root-user --mount mount -t tmpfs none /proc") != 0) {
+        printf("skipped: no namespaces of mounts here\n");
+        return;
+    }
+    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 1);
+    EXPECT_HAS(g_run.output, "is /proc mounted?");
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(baton_verbs_are_found_and_listed),
+    BT_TEST(baton_without_proc_says_so),
     BT_TEST(run_bad_command_lines_are_refused),
     BT_TEST(control_address_of_each_machine_is_refused_with_other_hosts),
     BT_TEST(run_flag_wins_over_what_it_excludes),

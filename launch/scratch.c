@@ -134,6 +134,7 @@ static bt_status make_private(const char *base, char *path_out, size_t capacity,
                    strerror(errno));
         *held_out = bt_scratch_hold(path_out);
         if (*held_out >= 0) goto out; /* else somebody who clears was quicker */
+        rmdir(path_out);
     }
     BT_REQUIRE(false, BT_ERR_IO, "the directory %s cannot be held: %s", path_out, strerror(errno));
 out:
@@ -147,10 +148,11 @@ bt_status bt_scratch_open(bt_scratch *scratch_out)
     const char *tmp     = getenv("TMPDIR");
     int         pipe_fds[2];
 
+    umask(umask(077) & 077); /* what the job makes is its own to use, whatever the shell says */
     BT_TRY(make_private(tmp != NULL && tmp[0] == '/' ? tmp : "/tmp", scratch.session,
                         sizeof(scratch.session), &scratch.held_fds[0]));
-    st = make_private(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : scratch.session,
-                      scratch.shm, sizeof(scratch.shm), &scratch.held_fds[1]);
+    st = make_private(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : scratch.session, scratch.shm,
+                      sizeof(scratch.shm), &scratch.held_fds[1]);
     if (st != BT_OK) {
         remove_tree(scratch.session);
         goto out;

@@ -626,6 +626,23 @@ static void launch_with_few_files_is_refused(void)
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
 }
 
+/* A shell that lets nobody use what it makes, not even its user; root may anyhow. */
+static void launch_makes_what_its_user_can_use(void)
+{
+    const char *argv[] = {"/bin/sh",
+                          "-c",
+                          "umask 777; exec $1 \"$0\" --ranks 1 -- /bin/sh -c \"$2\"",
+                          g_launch,
+                          geteuid() == 0 ? "setpriv --bounding-set=-all" : "",
+                          SAY,
+                          NULL};
+
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
+    EXPECT_HAS(g_command.output, "rank 0 of 1");
+    expect_removed("shm ", &g_command);
+    expect_removed("session ", &g_command);
+}
+
 /* mpirun itself would end without a word, or hang. */
 static void launch_without_room_says_where(void)
 {
@@ -712,6 +729,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_tmpdir_too_long_is_refused),
     BT_TEST(launch_in_a_deleted_directory_is_refused),
     BT_TEST(launch_with_few_files_is_refused),
+    BT_TEST(launch_makes_what_its_user_can_use),
     BT_TEST(launch_without_room_says_where),
     BT_TEST(launch_too_few_ranks_are_refused),
 };

@@ -24,7 +24,7 @@ enum { REMOVE_TRIES = 20, MAKE_TRIES = 20 };
  * each rank takes. */
 enum { SESSION_MIB = 16, SHM_MIB = 4 };
 
-static const char NAME[] = "baton-job-";
+static const char NAME[] = "baton-job-", SHM[] = "/dev/shm";
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *where)
 {
@@ -130,8 +130,9 @@ static bt_status make_private(const char *base, char *path_out, size_t capacity,
                    "TMPDIR is too long for Open MPI's sockets: %s; set TMPDIR to a path of at most "
                    "40 bytes",
                    base);
-        BT_REQUIRE(mkdtemp(path_out) != NULL, BT_ERR_IO, "cannot make a directory in %s: %s", base,
-                   strerror(errno));
+        BT_REQUIRE(mkdtemp(path_out) != NULL, BT_ERR_IO, "cannot make a directory in %s: %s%s",
+                   base, strerror(errno),
+                   strcmp(base, SHM) == 0 ? "" : "; set TMPDIR to a folder that you may write");
         *held_out = bt_scratch_hold(path_out);
         if (*held_out >= 0) goto out; /* else somebody who clears was quicker */
         rmdir(path_out);
@@ -151,7 +152,7 @@ bt_status bt_scratch_open(bt_scratch *scratch_out)
     umask(umask(077) & 077); /* what the job makes is its own to use, whatever the shell says */
     BT_TRY(make_private(tmp != NULL && tmp[0] == '/' ? tmp : "/tmp", scratch.session,
                         sizeof(scratch.session), &scratch.held_fds[0]));
-    st = make_private(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : scratch.session, scratch.shm,
+    st = make_private(access(SHM, W_OK | X_OK) == 0 ? SHM : scratch.session, scratch.shm,
                       sizeof(scratch.shm), &scratch.held_fds[1]);
     if (st != BT_OK) {
         remove_tree(scratch.session);

@@ -643,6 +643,15 @@ static void launch_makes_what_its_user_can_use(void)
     expect_removed("session ", &g_command);
 }
 
+static void launch_tmpdir_that_is_none_is_named(void)
+{
+    static const char *const none[] = {"TMPDIR=/nowhere", NULL};
+
+    EXPECT_EQ(launch("true", none), 1);
+    EXPECT_HAS(g_command.output, "/nowhere: No such file");
+    EXPECT_HAS(g_command.output, "set TMPDIR");
+}
+
 /* mpirun itself would end without a word, or hang. */
 static void launch_without_room_says_where(void)
 {
@@ -730,6 +739,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_in_a_deleted_directory_is_refused),
     BT_TEST(launch_with_few_files_is_refused),
     BT_TEST(launch_makes_what_its_user_can_use),
+    BT_TEST(launch_tmpdir_that_is_none_is_named),
     BT_TEST(launch_without_room_says_where),
     BT_TEST(launch_too_few_ranks_are_refused),
 };

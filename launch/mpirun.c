@@ -146,11 +146,11 @@ static void set_environment(const bt_mpirun_options *options, const bt_scratch *
         {"OMPI_MCA_btl_base_warn_component_unused", "0"   },
     };
     static const char *const LOCAL[][2] = {
-        {"OMPI_MCA_pml",                "ob1"       },
-        {"OMPI_MCA_btl",                "vader,self"},
-        {"OMPI_MCA_oob_tcp_if_include", "lo"        }, /* nothing listens beyond loopback */
-        {"OMPI_MCA_plm",                "isolated"  },
-        {"OMPI_MCA_ras",                "^slurm"    }, /* inside a Slurm job too: one machine */
+        {"OMPI_MCA_pml",                "ob1"              },
+        {"OMPI_MCA_btl",                "vader,self"       },
+        {"OMPI_MCA_oob_tcp_if_include", "lo"               }, /* nothing listens beyond loopback */
+        {"OMPI_MCA_plm",                "isolated"         },
+        {"OMPI_MCA_ras",                "^slurm,gridengine"}, /* inside their jobs too: one machine */
     };
 
     for (size_t i = 0; i < sizeof(ALWAYS) / sizeof(ALWAYS[0]); i++) {

@@ -652,6 +652,16 @@ static void launch_tmpdir_that_is_none_is_named(void)
     EXPECT_HAS(g_command.output, "set TMPDIR");
 }
 
+/* Variables that are left of a job of Grid Engine, whose host file is gone. */
+static void launch_on_one_machine_asks_no_grid_engine(void)
+{
+    static const char *const job[] = {"PE_HOSTFILE=/nowhere", "SGE_ROOT=/nowhere", "ARC=x",
+                                      "JOB_ID=1", NULL};
+
+    EXPECT_EQ(launch(SAY, job), 0);
+    EXPECT_HAS(g_command.output, "rank 2 of 3");
+}
+
 /* mpirun itself would end without a word, or hang. */
 static void launch_without_room_says_where(void)
 {
@@ -740,6 +750,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_with_few_files_is_refused),
     BT_TEST(launch_makes_what_its_user_can_use),
     BT_TEST(launch_tmpdir_that_is_none_is_named),
+    BT_TEST(launch_on_one_machine_asks_no_grid_engine),
     BT_TEST(launch_without_room_says_where),
     BT_TEST(launch_too_few_ranks_are_refused),
 };

@@ -149,6 +149,7 @@ static void look_at_machine(void)
     bt_device            *dev     = NULL;
     bt_machine            machine;
     struct statvfs        shm;
+    const char           *tmp = getenv("TMPDIR");
 
     bt_machine_look(&machine);
     printf("machine %llu %u\n", (unsigned long long)machine.free_bytes, machine.n_cores);
@@ -162,6 +163,10 @@ static void look_at_machine(void)
                 strerror(errno));
     else
         printf("shm %llu\n", (unsigned long long)shm.f_bavail * shm.f_frsize);
+    if (tmp == NULL || tmp[0] != '/') tmp = "/tmp"; /* as the launcher does */
+    if (access(tmp, W_OK | X_OK) != 0)
+        trouble("TMPDIR %s cannot be written: %s; mpirun has its session's files there", tmp,
+                strerror(errno));
 }
 
 /* ---- the network */

@@ -178,6 +178,7 @@ def main():
             done = subprocess.run(verb, capture_output=True, text=True, timeout=300)
             assert done.returncode == 1, done.stdout
             has(done.stdout + done.stderr, "tensor model.embed_tokens.weight: expected shape [2048, 512], found [2048, 256]")
+        has(check(env={"TMPDIR": "/nowhere"}, code=1), "TMPDIR /nowhere cannot be written: No such file")
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")
 

@@ -118,10 +118,18 @@ static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t 
     return best;
 }
 
-/* A prompt that its prefill rank cannot take in one step. */
+/* Tokens of the prompt that its prefill rank would probably compute. */
+static uint32_t rest_of(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
+{
+    return q->n_prompt - prefix_pages(r, q, rank) * r->cfg.page_tokens;
+}
+
+/* A prompt of which its prefill rank cannot compute the rest in one step. */
 static bool is_long(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
-    return q->n_prompt > r->ranks[rank].limits.max_rows;
+    uint32_t max_rows = r->ranks[rank].limits.max_rows;
+
+    return q->n_prompt > max_rows && rest_of(r, q, rank) > max_rows;
 }
 
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
@@ -139,7 +147,7 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
         uint64_t             rest, lane;
 
         if (!bt_relay_prefills(r, i)) continue;
-        rest = q->n_prompt - prefix_pages(r, q, i) * r->cfg.page_tokens;
+        rest = rest_of(r, q, i);
         lane = is_long(r, q, i) ? k->long_tokens : k->prefill_tokens - k->long_tokens;
         if (free_pages(k) < n_pages) continue;
         if (lane > 0 && lane + rest > r->cfg.prefill_window) {
@@ -336,7 +344,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     count_decode_pages(r, q);
     hold(&r->ranks[decode], now_ns);
     q->is_long        = is_long(r, q, prefill);
-    q->prefill_counts = q->n_prompt - prefix_pages(r, q, prefill) * r->cfg.page_tokens;
+    q->prefill_counts = rest_of(r, q, prefill);
     r->ranks[prefill].prefill_tokens += q->prefill_counts;
     if (q->is_long) r->ranks[prefill].long_tokens += q->prefill_counts;
     if (prefill != decode) { /* with both roles it writes into the ticket's pages */

@@ -96,6 +96,28 @@ static void relay_short_prompts_pass_a_long_one_that_waits(void)
     }
 }
 
+/* What counts is what is left to compute: the next turn of a long conversation is short. */
+static void relay_long_prompt_with_a_cached_prefix_is_short(void)
+{
+    sim        s;
+    sim_client turn, other;
+
+    sim_init(&s, 1, 1, 2, 200);
+    EXPECT_EQ(sim_submit(&s, &turn, "turn", 60, 2, 100), BT_OK);
+    sim_settle(&s);
+    sim_expect_done(&turn);
+    s.prompt_logprobs = 1; /* it computes every row */
+    EXPECT_EQ(sim_submit(&s, &other, "other", 100, 2, 100), BT_OK);
+    s.prompt_logprobs = 0;
+    EXPECT_EQ(sim_submit(&s, &turn, "next turn", 70, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    sim_settle(&s);
+    sim_expect_done(&turn);
+    sim_expect_done(&other);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
 static void relay_queue_is_bounded_in_tokens_and_time(void)
 {
     sim        s;
@@ -367,6 +389,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_prefill_window_holds_work_back),
     BT_TEST(relay_full_window_is_not_called_a_lack_of_room),
     BT_TEST(relay_short_prompts_pass_a_long_one_that_waits),
+    BT_TEST(relay_long_prompt_with_a_cached_prefix_is_short),
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),
     BT_TEST(relay_quiet_rank_with_work_is_stuck),

@@ -5,7 +5,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 16 };
+enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024 };
 
 uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens)
 {
@@ -134,8 +134,9 @@ static bool is_long(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
  * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
- * longer ones have a window each, so that the former never wait for the latter.  Where none is
- * chosen, full_out says whether one had room, and a full window. */
+ * longer ones have a window each, so that the former never wait for the latter; none passes an
+ * older one of its kind.  Where none is chosen, full_out says whether one had room, and a full
+ * window. */
 static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *full_out)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
@@ -146,7 +147,7 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
         const bt_rank_state *k = &r->ranks[i];
         uint64_t             rest, lane;
 
-        if (!bt_relay_prefills(r, i)) continue;
+        if (!bt_relay_prefills(r, i) || k->passed_over[is_long(r, q, i)]) continue;
         rest = rest_of(r, q, i);
         lane = is_long(r, q, i) ? k->long_tokens : k->prefill_tokens - k->long_tokens;
         if (free_pages(k) < n_pages) continue;
@@ -369,6 +370,21 @@ static bool could_ever_hold(const bt_relay *r, const bt_relay_request *q)
     return bt_relay_could_hold(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
 }
 
+/* Whether an older one of its kind waits for each of the prefill ranks. */
+static bool waits_behind(const bt_relay *r, const bt_relay_request *q)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+        if (bt_relay_prefills(r, i) && !r->ranks[i].passed_over[is_long(r, q, i)]) return false;
+    return true;
+}
+
+/* No prefill rank has taken it: those of its kind that follow do not pass it. */
+static void let_wait(bt_relay *r, const bt_relay_request *q)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+        r->ranks[i].passed_over[is_long(r, q, i)] = true;
+}
+
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 {
     bt_relay_request *q            = relay->queue.first, *next;
@@ -376,12 +392,20 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
+        relay->ranks[i].passed_over[0] = relay->ranks[i].passed_over[1] = false;
     for (; q != NULL && n_passed < LOOK_BEHIND; q = next) {
-        int  decode  = choose_decode(relay, q, passed_pages, now_ns);
-        bool full    = false;
-        int  prefill = bt_relay_both(relay) ? decode : choose_prefill(relay, q, &full);
+        int  decode, prefill;
+        bool full = false;
 
-        next        = q->next;
+        next = q->next;
+        if (n_passed > 0 && waits_behind(relay, q)) {
+            q->short_of = BT_SHORT_UNKNOWN;
+            n_passed++;
+            continue;
+        }
+        decode      = choose_decode(relay, q, passed_pages, now_ns);
+        prefill     = bt_relay_both(relay) ? decode : choose_prefill(relay, q, &full);
         q->short_of = decode != NO_RANK && full ? BT_SHORT_OF_WINDOW : BT_SHORT_OF_ROOM;
         if ((decode == NO_RANK || prefill == NO_RANK) && relay->blocked == BT_BLOCKED_NOT)
             relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
@@ -390,7 +414,8 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
             n_passed++;
             continue;
         }
-        if (prefill == NO_RANK) { /* later ones may pass that leave it its pages */
+        if (prefill == NO_RANK) { /* those of the other kind may pass that leave it its pages */
+            let_wait(relay, q);
             passed_pages += pages_now(relay, q);
             n_passed++;
             continue;

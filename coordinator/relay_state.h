@@ -61,6 +61,7 @@ typedef struct {
     uint32_t      n_choices;             /* of those that decode there */
     uint64_t      prefill_tokens;        /* to be computed there, first token not seen */
     uint64_t      long_tokens;           /* of them: of prompts that take several steps */
+    bool          passed_over[2];        /* in a look at the queue: a short one, a long one */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
     uint64_t      prompt_rows, rows_ns;  /* likewise: rows of prompts, and when one was computed */
     uint64_t      refused_until_ns;

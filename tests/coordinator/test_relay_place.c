@@ -96,6 +96,56 @@ static void relay_short_prompts_pass_a_long_one_that_waits(void)
     }
 }
 
+/* However many long ones wait: the pages of the first of them are kept, the others' turn comes
+ * later. */
+static void relay_short_prompts_pass_many_long_ones(void)
+{
+    enum { N = 40 };
+    sim        s;
+    sim_client first, waits[N], brief;
+
+    sim_init(&s, 1, 1, 2, 16 + 11 + 4);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 60, 2, 100), BT_OK);
+    for (int i = 0; i < N; i++) {
+        char name[24];
+
+        snprintf(name, sizeof(name), "waits %d", i);
+        EXPECT_EQ(sim_submit(&s, &waits[i], name, 40, 2, 100), BT_OK);
+    }
+    EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    sim_settle(&s);
+    sim_expect_done(&first);
+    for (int i = 0; i < N; i++)
+        sim_expect_done(&waits[i]);
+    sim_expect_done(&brief);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+/* A prompt that the window has no room for yet is not passed by others of its length that would
+ * fill it again. */
+static void relay_window_is_first_come_first_served(void)
+{
+    sim        s;
+    sim_client first, longer, next, brief;
+
+    sim_init(&s, 1, 1, 2, 200);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 40, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &longer, "longer", 100, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &next, "next", 20, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    sim_settle(&s);
+    sim_expect_done(&first);
+    sim_expect_done(&longer);
+    sim_expect_done(&next);
+    sim_expect_done(&brief);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
 /* What counts is what is left to compute: the next turn of a long conversation is short. */
 static void relay_long_prompt_with_a_cached_prefix_is_short(void)
 {
@@ -389,6 +439,8 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_prefill_window_holds_work_back),
     BT_TEST(relay_full_window_is_not_called_a_lack_of_room),
     BT_TEST(relay_short_prompts_pass_a_long_one_that_waits),
+    BT_TEST(relay_short_prompts_pass_many_long_ones),
+    BT_TEST(relay_window_is_first_come_first_served),
     BT_TEST(relay_long_prompt_with_a_cached_prefix_is_short),
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),

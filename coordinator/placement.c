@@ -132,6 +132,16 @@ static bool is_long(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
     return q->n_prompt > max_rows && rest_of(r, q, rank) > max_rows;
 }
 
+/* Whether the rank has so many pages, and keeps those that an older prompt of the other kind waits
+ * for: what others of that kind hold comes back before its turn. */
+static bool has_pages(const bt_rank_state *k, bool is_long, uint32_t n_pages)
+{
+    uint32_t own = is_long ? k->long_pages : k->taken_pages - k->long_pages;
+
+    return free_pages(k) >= n_pages &&
+           (uint64_t)own + n_pages + k->awaited[!is_long] <= k->limits.n_pages;
+}
+
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
  * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
  * longer ones have a window each, so that the former never wait for the latter; none passes an
@@ -146,11 +156,14 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         const bt_rank_state *k = &r->ranks[i];
         uint64_t             rest, lane;
+        bool                 many;
 
-        if (!bt_relay_prefills(r, i) || k->passed_over[is_long(r, q, i)]) continue;
+        if (!bt_relay_prefills(r, i)) continue;
+        many = is_long(r, q, i);
+        if (k->passed_over[many]) continue;
         rest = rest_of(r, q, i);
-        lane = is_long(r, q, i) ? k->long_tokens : k->prefill_tokens - k->long_tokens;
-        if (free_pages(k) < n_pages) continue;
+        lane = many ? k->long_tokens : k->prefill_tokens - k->long_tokens;
+        if (!has_pages(k, many, n_pages)) continue;
         if (lane > 0 && lane + rest > r->cfg.prefill_window) {
             *full_out = true;
             continue;
@@ -197,6 +210,7 @@ void bt_relay_free_prefill(bt_relay *relay, bt_relay_request *q)
     bt_rank_state *k = &relay->ranks[q->prefill_rank];
 
     k->taken_pages -= q->prefill_pages;
+    if (q->is_long) k->long_pages -= q->prefill_pages;
     q->prefill_pages = 0;
     relay->freed     = true;
     if (!q->prefill_holds) return;
@@ -351,6 +365,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     if (prefill != decode) { /* with both roles it writes into the ticket's pages */
         q->prefill_pages = bt_relay_pages(r, q->n_prompt);
         r->ranks[prefill].taken_pages += q->prefill_pages;
+        if (q->is_long) r->ranks[prefill].long_pages += q->prefill_pages;
     }
 
     d->request      = q->number;
@@ -378,11 +393,27 @@ static bool waits_behind(const bt_relay *r, const bt_relay_request *q)
     return true;
 }
 
-/* No prefill rank has taken it: those of its kind that follow do not pass it. */
+/* No prefill rank has taken it: those of its kind that follow do not pass it, others leave it its
+ * pages wherever it may go. */
 static void let_wait(bt_relay *r, const bt_relay_request *q)
 {
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
-        r->ranks[i].passed_over[is_long(r, q, i)] = true;
+    uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        bt_rank_state *k    = &r->ranks[i];
+        bool           many = is_long(r, q, i);
+
+        k->passed_over[many] = true;
+        if (n_pages <= k->limits.n_pages) k->awaited[many] = n_pages;
+    }
+}
+
+static void forget_waiting(bt_rank_state *k)
+{
+    for (int many = 0; many < 2; many++) {
+        k->passed_over[many] = false;
+        k->awaited[many]     = 0;
+    }
 }
 
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
@@ -393,7 +424,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
     for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
-        relay->ranks[i].passed_over[0] = relay->ranks[i].passed_over[1] = false;
+        forget_waiting(&relay->ranks[i]);
     for (; q != NULL && n_passed < LOOK_BEHIND; q = next) {
         int  decode, prefill;
         bool full = false;

@@ -44,7 +44,7 @@ struct bt_relay_request {
     uint32_t                 decode_rank, prefill_rank;
     bool                     decode_holds, prefill_holds; /* no Released from them yet */
     uint32_t prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */
-    bool     is_long;        /* and likewise in its long_tokens */
+    bool     is_long;        /* and likewise in its long_tokens and long_pages */
     uint32_t decode_pages, prefill_pages; /* counted as taken there */
     uint32_t decode_choices;              /* and likewise in its rank's n_choices */
     uint32_t n_out;                       /* tokens given to the client, of all choices */
@@ -61,7 +61,9 @@ typedef struct {
     uint32_t      n_choices;             /* of those that decode there */
     uint64_t      prefill_tokens;        /* to be computed there, first token not seen */
     uint64_t      long_tokens;           /* of them: of prompts that take several steps */
+    uint32_t      long_pages;            /* of taken_pages: of such prompts */
     bool          passed_over[2];        /* in a look at the queue: a short one, a long one */
+    uint32_t      awaited[2];            /* likewise: the pages that it waits for */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
     uint64_t      prompt_rows, rows_ns;  /* likewise: rows of prompts, and when one was computed */
     uint64_t      refused_until_ns;

@@ -96,6 +96,19 @@ static void relay_short_prompts_pass_a_long_one_that_waits(void)
     }
 }
 
+/* A cell whose prefill rank has so many pages, and whose decode rank has plenty. */
+static void init_prefill(sim *s, uint32_t n_pages)
+{
+    sim_init(s, 1, 1, 2, 200);
+    bt_relay_destroy(s->relay);
+    s->limits[0].n_pages = s->ranks[0].free_pages = n_pages;
+    EXPECT_EQ(bt_relay_create(&s->cfg,
+                              &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck,
+                                                 s, sim_on_prompt, NULL},
+                              &s->relay),
+              BT_OK);
+}
+
 /* However many long ones wait: the pages of the first of them are kept, the others' turn comes
  * later. */
 static void relay_short_prompts_pass_many_long_ones(void)
@@ -143,6 +156,48 @@ static void relay_window_is_first_come_first_served(void)
     sim_expect_done(&next);
     sim_expect_done(&brief);
     sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+/* The prefill rank's pages: short prompts that keep coming leave a long one what it needs. */
+static void relay_short_prompts_leave_a_long_one_pages_to_prefill(void)
+{
+    sim        s;
+    sim_client brief[4], waits;
+
+    init_prefill(&s, 20);
+    for (int i = 0; i < 3; i++) {
+        char name[24];
+
+        snprintf(name, sizeof(name), "brief %d", i);
+        EXPECT_EQ(sim_submit(&s, &brief[i], name, 12, 2, 100), BT_OK); /* 3 pages each */
+    }
+    EXPECT_EQ(sim_submit(&s, &waits, "waits", 60, 2, 100), BT_OK); /* 15 of the 11 that are left */
+    EXPECT_EQ(sim_submit(&s, &brief[3], "brief 3", 12, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    sim_settle(&s);
+    for (int i = 0; i < 4; i++)
+        sim_expect_done(&brief[i]);
+    sim_expect_done(&waits);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+/* Those that long ones have come back before it needs them. */
+static void relay_short_prompts_need_not_wait_for_pages_of_long_ones(void)
+{
+    sim        s;
+    sim_client first, waits, brief;
+
+    init_prefill(&s, 20);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 40, 2, 100), BT_OK); /* 10 pages */
+    EXPECT_EQ(sim_submit(&s, &waits, "waits", 60, 2, 100), BT_OK); /* 15 */
+    EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK); /* 3 */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    sim_settle(&s);
+    sim_expect_done(&first);
+    sim_expect_done(&waits);
+    sim_expect_done(&brief);
     sim_fini(&s);
 }
 
@@ -441,6 +496,8 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_short_prompts_pass_a_long_one_that_waits),
     BT_TEST(relay_short_prompts_pass_many_long_ones),
     BT_TEST(relay_window_is_first_come_first_served),
+    BT_TEST(relay_short_prompts_leave_a_long_one_pages_to_prefill),
+    BT_TEST(relay_short_prompts_need_not_wait_for_pages_of_long_ones),
     BT_TEST(relay_long_prompt_with_a_cached_prefix_is_short),
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),

@@ -176,15 +176,6 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
     return best;
 }
 
-/* What an order takes along; NULL: of nothing, or when memory is short. */
-static void *copy_of(const void *from, size_t bytes)
-{
-    void *to = bytes == 0 ? NULL : bt_calloc(1, bytes);
-
-    if (to != NULL) memcpy(to, from, bytes);
-    return to;
-}
-
 /* A rank without work shows no progress: its quiet time begins with the work. */
 static void hold(bt_rank_state *k, uint64_t now_ns)
 {
@@ -262,73 +253,6 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
     bt_free(all);
 }
 
-/* For a decode rank whose choices, cache or drafts depend on it. */
-static bt_status copy_prompt(const bt_relay *r, const bt_relay_request *q, uint32_t **prompt_out)
-{
-    bt_status st = BT_OK;
-
-    if (!bt_sampling_needs_prompt(&q->sampling) && !r->cfg.share_generated && !r->cfg.speculates)
-        goto out;
-    *prompt_out = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
-    BT_REQUIRE(*prompt_out != NULL, BT_ERR_NO_MEMORY, "a prompt of %u tokens", q->n_prompt);
-out:
-    return st;
-}
-
-/* How the prompt was computed before, if it was. */
-static bt_status copy_map(const bt_relay_request *q, void **map_out, size_t *n_out)
-{
-    bt_status st = BT_OK;
-
-    if (q->form_map == NULL || q->n_out == 0) goto out;
-    *map_out = copy_of(q->form_map, q->n_form_map_bytes);
-    BT_REQUIRE(*map_out != NULL, BT_ERR_NO_MEMORY, "form map");
-    *n_out = q->n_form_map_bytes;
-out:
-    return st;
-}
-
-/* The open choices; none for a request of one. */
-static bt_status copy_choices(const bt_relay_request *q, uint32_t **choices_out, uint32_t *n_out)
-{
-    bt_status st = BT_OK;
-    uint32_t *choices, n = 0;
-
-    if (q->n_choices == 1) goto out;
-    choices = bt_calloc(q->n_open, sizeof(*choices));
-    BT_REQUIRE(choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_open);
-    for (uint32_t i = 0; i < q->n_choices; i++)
-        if (!q->choices[i].ended) choices[n++] = i;
-    *choices_out = choices;
-    *n_out       = n;
-out:
-    return st;
-}
-
-/* What the client has of the open choices. */
-static bt_status copy_replay(const bt_relay_request *q, bt_down_reserve *m)
-{
-    bt_status st = BT_OK;
-    uint32_t  n = 0, k = 0;
-
-    if (q->n_out == 0) goto out;
-    m->replay         = bt_calloc(q->n_out, sizeof(*m->replay));
-    m->replay_lengths = m->n_choices == 0 ? NULL : bt_calloc(m->n_choices, sizeof(uint32_t));
-    BT_REQUIRE(m->replay != NULL && (m->replay_lengths != NULL || m->n_choices == 0),
-               BT_ERR_NO_MEMORY, "%u tokens to replay", q->n_out);
-    for (uint32_t i = 0; i < q->n_choices; i++) {
-        const bt_relay_request_choice *c = &q->choices[i];
-
-        if (c->ended) continue;
-        if (c->n_out > 0) memcpy(m->replay + n, c->out, c->n_out * sizeof(*c->out));
-        if (m->replay_lengths != NULL) m->replay_lengths[k++] = c->n_out;
-        n += c->n_out;
-    }
-    m->n_replay = n;
-out:
-    return st;
-}
-
 static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t prefill,
                     uint64_t now_ns)
 {
@@ -343,11 +267,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     q->heard_ns     = now_ns;
     q->decode_rank  = decode;
     q->prefill_rank = prefill;
-    d->prefix_keys  = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
-    if (copy_choices(q, &d->choices, &d->n_choices) != BT_OK || copy_replay(q, d) != BT_OK ||
-        bt_sampling_copy(&q->sampling, &d->sampling) != BT_OK ||
-        copy_prompt(r, q, &d->prompt) != BT_OK ||
-        copy_map(q, &d->form_map, &d->n_form_map_bytes) != BT_OK) {
+    if (bt_relay_fill_reserve(r, q, d) != BT_OK) {
         bt_down_free(&m);
         bt_relay_end_no_memory(r, q);
         return;
@@ -374,7 +294,6 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     d->prefill_rank = prefill;
     d->arrival      = q->arrival;
     d->prefix_seed  = r->cfg.share_generated ? r->prefix_seed : 0;
-    if (d->prefix_keys != NULL) d->n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     bt_relay_wake(r, decode);
     r->events.send(r->events.ctx, decode, &m);
 }
@@ -493,11 +412,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
     bt_down          m = {.kind = BT_DOWN_PREFILL};
     bt_down_prefill *p = &m.u.prefill;
 
-    p->prompt      = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
-    p->prefix_keys = copy_of(q->keys, q->n_keys * sizeof(*q->keys));
-    if (p->prompt == NULL || bt_sampling_copy(&q->sampling, &p->sampling) != BT_OK ||
-        copy_choices(q, &p->choices, &p->n_choices) != BT_OK ||
-        copy_map(q, &p->form_map, &p->n_form_map_bytes) != BT_OK) {
+    if (bt_relay_fill_prefill(q, p) != BT_OK) {
         bt_down_free(&m);
         bt_relay_end_no_memory(r, q);
         return;
@@ -510,7 +425,6 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
     p->pages               = ticket->u.ticket.pages;
     ticket->u.ticket.pages = NULL; /* goes with the message */
     p->held                = ticket->u.ticket.held;
-    if (p->prefix_keys != NULL) p->n_prefix_key_bytes = q->n_keys * sizeof(*q->keys);
     if (p->form_map == NULL) { /* what the decode rank holds binds the prefill rank */
         p->form_map               = ticket->u.ticket.form_map;
         p->n_form_map_bytes       = ticket->u.ticket.n_form_map_bytes;

@@ -160,6 +160,11 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 
+/* relay_orders.c: copies into an order.  NO_MEMORY: what is there already goes with it. */
+bt_status bt_relay_fill_reserve(const bt_relay *relay, const bt_relay_request *q,
+                                bt_down_reserve *m);
+bt_status bt_relay_fill_prefill(const bt_relay_request *q, bt_down_prefill *m);
+
 /* relay.c */
 /* What an ended request still has is freed once no rank holds anything of it. */
 void bt_relay_settle(bt_relay *relay, bt_relay_request *q);

@@ -42,10 +42,10 @@ bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
     tok->path = bt_strdup(file);
     BT_REQUIRE(tok->path != NULL, BT_ERR_NO_MEMORY, "%s", path);
     if (strcmp(name, TIKTOKEN) == 0)
-        BT_TRY(bt_tokenizer_load_tiktoken(tok, file, dir));
+        BT_TRY(bt_tokenizer_load_tiktoken(tok, file));
     else
         BT_TRY(bt_tokenizer_load(tok, file));
-    BT_TRY(bt_tokenizer_load_chat(tok, dir));
+    BT_TRY(bt_tokenizer_load_config(tok, dir));
     *tok_out = tok;
     tok      = NULL;
 out:
@@ -160,7 +160,7 @@ static bt_status encode_plain(encoding *e, const char *text, size_t n)
     uint32_t  in_block = 0;
 
     while (n > 0) {
-        size_t part = e->tok->cuts_text ? bt_tiktoken_part(text, n, &in_block) : n;
+        size_t part = e->tok->tiktoken ? bt_tiktoken_part(text, n, &in_block) : n;
 
         BT_TRY(bt_pretokenizer_cut(e->tok->pre, text, part, &e->pieces));
         for (size_t i = 0; i < e->pieces.n; i++)

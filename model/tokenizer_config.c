@@ -102,7 +102,7 @@ out:
     return st;
 }
 
-bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir)
+bt_status bt_tokenizer_load_config(bt_tokenizer *tok, const char *dir)
 {
     bt_status  st   = BT_OK;
     json_t    *json = NULL;
@@ -113,11 +113,12 @@ bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir)
     snprintf(path, sizeof(path), "%s/chat_template.jinja", dir);
     if (bt_json_file_exists(path)) BT_TRY(read_template_file(path, tok));
     snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
-    if (bt_json_file_exists(path)) {
+    if (tok->tiktoken || bt_json_file_exists(path)) {
         BT_TRY(bt_json_read_file(path, MAX_CONFIG_BYTES, &json));
         BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s", path,
                    bt_json_show(json, found, sizeof(found)));
         at = (bt_json_at){path, "", json};
+        if (tok->tiktoken) BT_TRY(bt_tiktoken_load_special(tok, &at));
         BT_TRY(read_text(&at, "bos_token", &tok->bos));
         BT_TRY(read_text(&at, "eos_token", &tok->eos));
         if (bt_json_field(&at, "add_bos_token") != NULL) {

@@ -35,7 +35,7 @@ struct bt_tokenizer {
                                                  a piece that is a token as a whole is that token,
                                                  else NULL */
     size_t n_by_text;
-    bool   cuts_text; /* into bt_tiktoken_part() */
+    bool   tiktoken; /* of tiktoken.model: texts are cut into bt_tiktoken_part() */
 
     char *chat_template, *chat_path; /* owned, or NULL: and its file */
     char *no_chat;                   /* owned, or NULL: why there is none */
@@ -51,8 +51,10 @@ bool bt_vocab_find(const bt_tokenizer *tok, const char *text, size_t n, uint32_t
 
 /* Fills an empty tokenizer from tokenizer.json. */
 bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path);
-/* The same from tiktoken.model and the tokenizer_config.json in `dir`. */
-bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path, const char *dir);
+/* The same from tiktoken.model, without the ids behind its vocabulary; then those, of
+ * tokenizer_config.json. */
+bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path);
+bt_status bt_tiktoken_load_special(bt_tokenizer *tok, const bt_json_at *config);
 /* UNSUPPORTED: the added token takes blanks around it, or whole words only. */
 bt_status bt_tokenizer_refuse_strips(const bt_json_at *at, const char *text);
 
@@ -61,8 +63,8 @@ bt_status bt_tokenizer_refuse_strips(const bt_json_at *at, const char *text);
  * 25,000.  *in_block counts the block's characters, 0 at first. */
 size_t bt_tiktoken_part(const char *text, size_t n, uint32_t *in_block);
 /* Template, bos, eos and add_bos_token from tokenizer_config.json and chat_template.jinja in `dir`,
- * where they are. */
-bt_status bt_tokenizer_load_chat(bt_tokenizer *tok, const char *dir);
+ * where they are; beside tiktoken.model the former must be there. */
+bt_status bt_tokenizer_load_config(bt_tokenizer *tok, const char *dir);
 
 #ifdef __cplusplus
 }

@@ -9,17 +9,17 @@
 
 #include "core/alloc.h"
 #include "core/file.h"
+#include "core/parse.h"
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
 
 enum {
-    MAX_FILE_BYTES   = 64 << 20,
-    MAX_CONFIG_BYTES = 64 << 20,
-    MAX_MERGES       = 1 << 22, /* Kimi-K2 has under a tenth */
-    N_SPECIAL        = 256,     /* ids behind the vocabulary */
-    NAME_BYTES       = 40,
-    BLOCK_CHARS      = 400000,
-    RUN_CHARS        = 25000
+    MAX_FILE_BYTES = 64 << 20,
+    MAX_MERGES     = 1 << 22, /* Kimi-K2 has under a tenth */
+    N_SPECIAL      = 256,     /* ids behind the vocabulary */
+    NAME_BYTES     = 40,
+    BLOCK_CHARS    = 400000,
+    RUN_CHARS      = 25000
 };
 
 /* The original takes \p{Han} from its classes of letters ([..&&[^\p{Han}]]), which PCRE2 cannot. */
@@ -36,9 +36,8 @@ const char bt_tiktoken_pre[] =
 
 typedef struct {
     bt_tokenizer *tok;
-    const char   *path, *config_path;
-    char         *text;  /* owned: the file */
-    json_t       *added; /* borrowed: {"id": {"content": ..}} */
+    const char   *path;
+    char         *text; /* owned: the file */
     size_t        n, arena_at;
     uint32_t      n_vocab;
 } loading;
@@ -134,77 +133,6 @@ out:
     return st;
 }
 
-/* What stands behind the vocabulary as `id`; name has NAME_BYTES for it if nothing else has. */
-static bt_status special_text(const loading *l, uint32_t id, char *name, const char **text_out,
-                              bool *special_out)
-{
-    bt_status  st = BT_OK;
-    char       in[NAME_BYTES];
-    bt_json_at at = {l->config_path, in, NULL};
-
-    snprintf(in, sizeof(in), "added_tokens_decoder.%u", id);
-    snprintf(name, NAME_BYTES, "<|reserved_token_%u|>", id);
-    at.obj       = json_object_get(l->added, strchr(in, '.') + 1);
-    *text_out    = name;
-    *special_out = false;
-    if (at.obj == NULL) goto out;
-    BT_TRY(bt_json_str(&at, "content", text_out));
-    BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
-               "%s: field %s.content: expected a text, found none", l->config_path, in);
-    BT_TRY(bt_tokenizer_refuse_strips(&at, *text_out));
-    *special_out = json_is_true(json_object_get(at.obj, "special"));
-out:
-    return st;
-}
-
-/* Room for what stands behind the vocabulary. */
-static bt_status reserve(loading *l)
-{
-    bt_status   st    = BT_OK;
-    size_t      bytes = 0;
-    const char *text  = NULL;
-    bool        special;
-    char        name[NAME_BYTES], *arena;
-
-    for (uint32_t id = l->n_vocab; id < l->tok->n_tokens; id++) {
-        BT_TRY(special_text(l, id, name, &text, &special));
-        bytes += strlen(text);
-    }
-    arena = bt_realloc(l->tok->arena, l->arena_at + bytes, 1);
-    BT_REQUIRE(arena != NULL, BT_ERR_NO_MEMORY, "%s", l->config_path);
-    l->tok->arena = arena;
-    for (int i = 0; i < BT_N_ADDED_LISTS; i++)
-        BT_TRY(bt_added_tokens_create(bytes, &l->tok->added[i]));
-out:
-    return st;
-}
-
-static bt_status load_special(loading *l)
-{
-    bt_status     st   = BT_OK;
-    bt_tokenizer *tok  = l->tok;
-    const char   *text = NULL;
-    uint32_t      first;
-    char          name[NAME_BYTES], found[BT_JSON_SHOW_BYTES];
-
-    BT_TRY(reserve(l));
-    for (uint32_t id = l->n_vocab; id < tok->n_tokens; id++) {
-        bt_vocab_token *t = &tok->tokens[id];
-
-        BT_TRY(special_text(l, id, name, &text, &t->special));
-        t->at = (uint32_t)l->arena_at;
-        t->n  = (uint32_t)strlen(text);
-        memcpy(tok->arena + t->at, text, t->n);
-        l->arena_at += t->n;
-        first = bt_added_tokens_add(tok->added[0], text, t->n, id);
-        BT_REQUIRE(first == id, BT_ERR_FORMAT,
-                   "%s: field added_tokens_decoder: expected one id for \"%s\", found %u and %u",
-                   l->config_path, bt_json_printable(text, found, sizeof(found)), first, id);
-    }
-out:
-    return st;
-}
-
 /* Calls for each pair of tokens whose bytes together are a token's; bpe NULL: counts them only. */
 static size_t each_merge(const bt_tokenizer *tok, bt_bpe *bpe)
 {
@@ -262,70 +190,135 @@ out:
     return st;
 }
 
-/* Other classes have other regexes. */
-static bt_status check_config(loading *l, const json_t *json)
+bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path)
 {
-    bt_status  st     = BT_OK;
-    bt_json_at at     = {l->config_path, "", json};
-    const char *class = NULL, *key;
-    json_t *v;
-    char    found[BT_JSON_SHOW_BYTES];
+    bt_status st = BT_OK;
+    loading   l  = {.tok = tok, .path = path};
 
-    BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s",
-               l->config_path, bt_json_show(json, found, sizeof(found)));
-    BT_TRY(bt_json_str(&at, "tokenizer_class", &class));
-    BT_REQUIRE(strcmp(class, "TikTokenTokenizer") == 0, BT_ERR_UNSUPPORTED,
-               "%s: field tokenizer_class: expected \"TikTokenTokenizer\" beside tiktoken.model, "
-               "found \"%s\"",
-               l->config_path, bt_json_printable(class, found, sizeof(found)));
-    l->added = bt_json_field(&at, "added_tokens_decoder");
-    BT_REQUIRE(l->added == NULL || json_is_object(l->added), BT_ERR_FORMAT,
-               "%s: field added_tokens_decoder: expected {id: token}, found %s", l->config_path,
-               bt_json_show(l->added, found, sizeof(found)));
-    json_object_foreach(l->added, key, v)
-    {
-        size_t        digits = strspn(key, "0123456789");
-        unsigned long id     = digits < 10 ? strtoul(key, NULL, 10) : 0;
+    tok->front_id = -1;
+    tok->tiktoken = true;
+    BT_TRY(read_text(&l));
+    BT_TRY(load_vocab(&l));
+    BT_TRY(load_merges(&l));
+    BT_TRY(load_regex(&l));
+out:
+    bt_free(l.text);
+    return st;
+}
 
-        BT_REQUIRE(key[digits] == '\0' && id >= l->n_vocab && id < l->n_vocab + N_SPECIAL,
-                   BT_ERR_FORMAT,
-                   "%s: field added_tokens_decoder: expected ids from %u to %u, the %d behind the "
-                   "tokens of tiktoken.model, found \"%s\"",
-                   l->config_path, l->n_vocab, l->n_vocab + N_SPECIAL - 1, N_SPECIAL,
-                   bt_json_printable(key, found, sizeof(found)));
-        BT_REQUIRE(json_is_object(v), BT_ERR_FORMAT,
-                   "%s: field added_tokens_decoder.%s: expected an object, found %s",
-                   l->config_path, key, bt_json_show(v, found, sizeof(found)));
+/* ---- what stands behind the vocabulary ---- */
+
+/* As `id`; added: {"id": {"content": ..}}, or without an object.  name has NAME_BYTES for the text
+ * if nothing else has. */
+static bt_status special_text(const bt_json_at *added, uint32_t id, char *name,
+                              const char **text_out, bool *special_out)
+{
+    bt_status  st = BT_OK;
+    char       in[NAME_BYTES];
+    bt_json_at at = {added->file, in, NULL};
+
+    snprintf(in, sizeof(in), "%s.%u", added->in, id);
+    snprintf(name, NAME_BYTES, "<|reserved_token_%u|>", id);
+    at.obj       = json_object_get(added->obj, strchr(in, '.') + 1);
+    *text_out    = name;
+    *special_out = false;
+    if (at.obj == NULL) goto out;
+    BT_TRY(bt_json_str(&at, "content", text_out));
+    BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
+               "%s: field %s.content: expected a text, found none", at.file, in);
+    BT_TRY(bt_tokenizer_refuse_strips(&at, *text_out));
+    *special_out = json_is_true(json_object_get(at.obj, "special"));
+out:
+    return st;
+}
+
+/* Room for it; *at_out: where it begins in the arena. */
+static bt_status reserve(bt_tokenizer *tok, uint32_t n_vocab, const bt_json_at *added,
+                         size_t *at_out)
+{
+    bt_status   st    = BT_OK;
+    size_t      bytes = 0;
+    const char *text  = NULL;
+    bool        special;
+    char        name[NAME_BYTES], *arena;
+
+    *at_out = 0;
+    for (uint32_t id = 0; id < n_vocab; id++)
+        *at_out += tok->tokens[id].n;
+    for (uint32_t id = n_vocab; id < tok->n_tokens; id++) {
+        BT_TRY(special_text(added, id, name, &text, &special));
+        bytes += strlen(text);
+    }
+    arena = bt_realloc(tok->arena, *at_out + bytes, 1);
+    BT_REQUIRE(arena != NULL, BT_ERR_NO_MEMORY, "%s", added->file);
+    tok->arena = arena;
+    for (int i = 0; i < BT_N_ADDED_LISTS; i++)
+        BT_TRY(bt_added_tokens_create(bytes, &tok->added[i]));
+out:
+    return st;
+}
+
+static bt_status store_special(bt_tokenizer *tok, uint32_t n_vocab, const bt_json_at *added)
+{
+    bt_status   st   = BT_OK;
+    const char *text = NULL;
+    size_t      at   = 0;
+    uint32_t    first;
+    char        name[NAME_BYTES], found[BT_JSON_SHOW_BYTES];
+
+    BT_TRY(reserve(tok, n_vocab, added, &at));
+    for (uint32_t id = n_vocab; id < tok->n_tokens; id++) {
+        bt_vocab_token *t = &tok->tokens[id];
+
+        BT_TRY(special_text(added, id, name, &text, &t->special));
+        t->at = (uint32_t)at;
+        t->n  = (uint32_t)strlen(text);
+        memcpy(tok->arena + at, text, t->n);
+        at += t->n;
+        first = bt_added_tokens_add(tok->added[0], text, t->n, id);
+        BT_REQUIRE(first == id, BT_ERR_FORMAT,
+                   "%s: field %s: expected one id for \"%s\", found %u and %u", added->file,
+                   added->in, bt_json_printable(text, found, sizeof(found)), first, id);
     }
 out:
     return st;
 }
 
-bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path, const char *dir)
+bt_status bt_tiktoken_load_special(bt_tokenizer *tok, const bt_json_at *config)
 {
-    bt_status st          = BT_OK;
-    size_t    n           = strlen(dir) + sizeof("/tokenizer_config.json");
-    char     *config_path = bt_calloc(n, 1);
-    json_t   *json        = NULL;
-    loading   l           = {.tok = tok, .path = path, .config_path = config_path};
+    bt_status   st      = BT_OK;
+    json_t     *all     = bt_json_field(config, "added_tokens_decoder"), *v;
+    bt_json_at  added   = {config->file, "added_tokens_decoder", all};
+    uint32_t    n_vocab = (uint32_t)tok->n_by_text;
+    const char *name    = NULL, *key;
+    int64_t     id;
+    char        found[BT_JSON_SHOW_BYTES];
 
-    BT_REQUIRE(config_path != NULL, BT_ERR_NO_MEMORY, "%s", path);
-    snprintf(config_path, n, "%s/tokenizer_config.json", dir);
-    tok->front_id  = -1;
-    tok->cuts_text = true;
-    BT_TRY(read_text(&l));
-    BT_TRY(load_vocab(&l));
-    BT_TRY(load_merges(&l));
-    BT_TRY(bt_json_read_file(config_path, MAX_CONFIG_BYTES, &json));
-    BT_TRY(check_config(&l, json));
-    BT_TRY(load_special(&l));
-    BT_TRY(load_regex(&l));
+    BT_TRY(bt_json_str(config, "tokenizer_class", &name));
+    BT_REQUIRE(strcmp(name, "TikTokenTokenizer") == 0, BT_ERR_UNSUPPORTED,
+               "%s: field tokenizer_class: expected \"TikTokenTokenizer\" beside tiktoken.model, "
+               "found \"%s\"", /* others have other regexes */
+               config->file, bt_json_printable(name, found, sizeof(found)));
+    BT_REQUIRE(all == NULL || json_is_object(all), BT_ERR_FORMAT,
+               "%s: field %s: expected {id: token}, found %s", added.file, added.in,
+               bt_json_show(all, found, sizeof(found)));
+    json_object_foreach(all, key, v)
+    {
+        BT_REQUIRE(bt_parse_whole(key, n_vocab, tok->n_tokens - 1, &id), BT_ERR_FORMAT,
+                   "%s: field %s: expected ids from %u to %u, the %d behind the tokens of "
+                   "tiktoken.model, found \"%s\"",
+                   added.file, added.in, n_vocab, tok->n_tokens - 1, N_SPECIAL,
+                   bt_json_printable(key, found, sizeof(found)));
+        BT_REQUIRE(json_is_object(v), BT_ERR_FORMAT,
+                   "%s: field %s.%s: expected an object, found %s", added.file, added.in, key,
+                   bt_json_show(v, found, sizeof(found)));
+    }
+    BT_TRY(store_special(tok, n_vocab, &added));
 out:
-    bt_free(l.text);
-    bt_free(config_path);
-    json_decref(json);
     return st;
 }
+
+/* ---- the parts of a long text ---- */
 
 /* Python's str.isspace(). */
 static bool is_space(uint32_t c)

@@ -124,22 +124,28 @@ static uint32_t rest_of(const bt_relay *r, const bt_relay_request *q, uint32_t r
     return q->n_prompt - prefix_pages(r, q, rank) * r->cfg.page_tokens;
 }
 
+/* Whether the rank cannot compute so many in one step. */
+static bool takes_steps(const bt_rank_state *k, uint32_t n_tokens)
+{
+    return n_tokens > k->limits.max_rows;
+}
+
 /* A prompt of which its prefill rank cannot compute the rest in one step. */
 static bool is_long(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
-    uint32_t max_rows = r->ranks[rank].limits.max_rows;
+    const bt_rank_state *k = &r->ranks[rank];
 
-    return q->n_prompt > max_rows && rest_of(r, q, rank) > max_rows;
+    return takes_steps(k, q->n_prompt) && takes_steps(k, rest_of(r, q, rank));
 }
 
 /* Whether the rank has so many pages, and keeps those that an older prompt of the other kind waits
  * for: what others of that kind hold comes back before its turn. */
-static bool has_pages(const bt_rank_state *k, bool is_long, uint32_t n_pages)
+static bool has_pages(const bt_rank_state *k, bool many, uint32_t n_pages)
 {
-    uint32_t own = is_long ? k->long_pages : k->taken_pages - k->long_pages;
+    uint32_t own = many ? k->long_pages : k->taken_pages - k->long_pages;
 
     return free_pages(k) >= n_pages &&
-           (uint64_t)own + n_pages + k->awaited[!is_long] <= k->limits.n_pages;
+           (uint64_t)own + n_pages + k->awaited[!many] <= k->limits.n_pages;
 }
 
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
@@ -155,13 +161,14 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         const bt_rank_state *k = &r->ranks[i];
-        uint64_t             rest, lane;
+        uint64_t             lane;
+        uint32_t             rest;
         bool                 many;
 
         if (!bt_relay_prefills(r, i)) continue;
-        many = is_long(r, q, i);
-        if (k->passed_over[many]) continue;
         rest = rest_of(r, q, i);
+        many = takes_steps(k, rest);
+        if (k->passed_over[many]) continue;
         lane = many ? k->long_tokens : k->prefill_tokens - k->long_tokens;
         if (!has_pages(k, many, n_pages)) continue;
         if (lane > 0 && lane + rest > r->cfg.prefill_window) {
@@ -278,8 +285,8 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     q->n_held = prefix_pages(r, q, decode) * r->cfg.page_tokens;
     count_decode_pages(r, q);
     hold(&r->ranks[decode], now_ns);
-    q->is_long        = is_long(r, q, prefill);
     q->prefill_counts = rest_of(r, q, prefill);
+    q->is_long        = takes_steps(&r->ranks[prefill], q->prefill_counts);
     r->ranks[prefill].prefill_tokens += q->prefill_counts;
     if (q->is_long) r->ranks[prefill].long_tokens += q->prefill_counts;
     if (prefill != decode) { /* with both roles it writes into the ticket's pages */

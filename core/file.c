@@ -21,6 +21,13 @@ const char *bt_file_kind(mode_t mode)
     }
 }
 
+const char *bt_temporary_folder(void)
+{
+    const char *path = getenv("TMPDIR");
+
+    return path != NULL && path[0] == '/' ? path : "/tmp";
+}
+
 FILE *bt_open_regular(const char *path, const char **why_out)
 {
     static _Thread_local char why[64];

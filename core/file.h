@@ -17,6 +17,9 @@ extern "C" {
 /* What a file is, for a message: "a directory". */
 const char *bt_file_kind(mode_t mode);
 
+/* Where files of no lasting use go: TMPDIR, or /tmp where that is no path.  Borrowed. */
+const char *bt_temporary_folder(void);
+
 /* Opens a regular file for reading; what else has a name (a fifo, a terminal) could make the caller
  * wait for ever.  NULL: *why_out says why not, borrowed until this thread's next call or errno's
  * text changes. */

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 
 enum { REMOVE_TRIES = 20, MAKE_TRIES = 20 };
 /* Of Open MPI 4: what PMIx takes in the session's folder, seen; and btl_vader_segment_size, which
@@ -144,14 +145,13 @@ out:
 
 bt_status bt_scratch_open(bt_scratch *scratch_out)
 {
-    bt_status   st      = BT_OK;
-    bt_scratch  scratch = BT_SCRATCH_NONE;
-    const char *tmp     = getenv("TMPDIR");
-    int         pipe_fds[2];
+    bt_status  st      = BT_OK;
+    bt_scratch scratch = BT_SCRATCH_NONE;
+    int        pipe_fds[2];
 
     umask(umask(077) & 077); /* what the job makes is its own to use, whatever the shell says */
-    BT_TRY(make_private(tmp != NULL && tmp[0] == '/' ? tmp : "/tmp", scratch.session,
-                        sizeof(scratch.session), &scratch.held_fds[0]));
+    BT_TRY(make_private(bt_temporary_folder(), scratch.session, sizeof(scratch.session),
+                        &scratch.held_fds[0]));
     st = make_private(access(SHM, W_OK | X_OK) == 0 ? SHM : scratch.session, scratch.shm,
                       sizeof(scratch.shm), &scratch.held_fds[1]);
     if (st != BT_OK) {

@@ -149,7 +149,7 @@ static void look_at_machine(void)
     bt_device            *dev     = NULL;
     bt_machine            machine;
     struct statvfs        shm;
-    const char           *tmp = getenv("TMPDIR");
+    const char           *tmp = bt_temporary_folder();
 
     bt_machine_look(&machine);
     printf("machine %llu %u\n", (unsigned long long)machine.free_bytes, machine.n_cores);
@@ -163,7 +163,6 @@ static void look_at_machine(void)
                 strerror(errno));
     else
         printf("shm %llu\n", (unsigned long long)shm.f_bavail * shm.f_frsize);
-    if (tmp == NULL || tmp[0] != '/') tmp = "/tmp"; /* as the launcher does */
     if (access(tmp, W_OK | X_OK) != 0)
         trouble("TMPDIR %s cannot be written: %s; mpirun has its session's files there", tmp,
                 strerror(errno));

@@ -183,16 +183,8 @@ static const struct {
 static void tiktoken_bad_files_are_refused_by_name(void)
 {
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
-        bt_tokenizer *tok    = NULL;
-        int           before = g_failures;
-
         write_small(BAD[i].more, BAD[i].config);
-        EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BAD[i].st);
-        EXPECT(tok == NULL);
-        EXPECT_HAS(bt_error_text(), BAD[i].parts[0]);
-        EXPECT_HAS(bt_error_text(), BAD[i].parts[1]);
-        if (g_failures != before) fprintf(stderr, "    in case %zu\n", i);
-        bt_tokenizer_close(tok);
+        expect_refused(g_scratch, BAD[i].st, BAD[i].parts, i);
     }
 }
 
@@ -272,24 +264,9 @@ static void tiktoken_is_for_where_no_tokenizer_json_is(void)
 
 static void tiktoken_open_unwinds_at_every_allocation(void)
 {
-    bt_tokenizer *tok  = NULL;
-    long          live = bt_alloc_live(), k = -1;
-    bt_status     st;
-
     write_small("YWI= 256",
                 "{" CLASS ", \"added_tokens_decoder\": {\"257\": {\"content\": \"<x>\"}}}");
-    do {
-        bt_alloc_fail_at(++k);
-        st = bt_tokenizer_open(g_scratch, &tok);
-        bt_alloc_fail_at(-1);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(tok == NULL);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (k < 1000);
-    EXPECT(k > 12);
-    bt_tokenizer_close(tok);
-    EXPECT_EQ(bt_alloc_live(), live);
+    expect_open_unwinds(g_scratch, 12);
 }
 
 static const bt_test TESTS[] = {

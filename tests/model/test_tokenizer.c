@@ -384,17 +384,9 @@ static const bad_case BAD[] = {
 static void tokenizer_bad_files_are_refused_by_name(void)
 {
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
-        bt_tokenizer *tok    = NULL;
-        int           before = g_failures;
-
         write_small(BAD[i].vocab, BAD[i].merges, BAD[i].pre, BAD[i].frame);
-        EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BAD[i].st);
-        EXPECT(tok == NULL);
+        expect_refused(g_scratch, BAD[i].st, BAD[i].parts, i);
         EXPECT_HAS(bt_error_text(), "tokenizer.json");
-        EXPECT_HAS(bt_error_text(), BAD[i].parts[0]);
-        EXPECT_HAS(bt_error_text(), BAD[i].parts[1]);
-        if (g_failures != before) fprintf(stderr, "    in case %zu\n", i);
-        bt_tokenizer_close(tok);
     }
 }
 
@@ -526,27 +518,12 @@ static void tokenizer_serves_several_threads(void)
 
 static void tokenizer_open_unwinds_at_every_allocation(void)
 {
-    bt_tokenizer *tok  = NULL;
-    long          live = bt_alloc_live(), k = -1;
-    bt_status     st;
-
     write_small(AB_VOCAB, "[\"a b\"], \"ignore_merges\": true",
                 SEQUENCE(SPLIT("\\\\s+x") ", {\"type\": \"Digits\", \"individual_digits\": true}"),
                 ", \"added_tokens\": [{\"id\": 400, \"content\": \"<x>\"}]");
     scratch_write("tokenizer_config.json", "{\"bos_token\": \"<x>\", \"chat_template\": \"t\"}",
                   42);
-    do {
-        bt_alloc_fail_at(++k);
-        st = bt_tokenizer_open(g_scratch, &tok);
-        bt_alloc_fail_at(-1);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(tok == NULL);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (k < 1000);
-    EXPECT(k > 15);
-    bt_tokenizer_close(tok);
-    EXPECT_EQ(bt_alloc_live(), live);
+    expect_open_unwinds(g_scratch, 15);
 }
 
 static void tokenizer_encode_unwinds_at_every_allocation(void)

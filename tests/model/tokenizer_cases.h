@@ -102,4 +102,41 @@ static inline size_t count(const bt_tokenizer *tok, const char *text, size_t n)
     return n_ids;
 }
 
+/* Opening the tokenizer fails, and the error has both parts. */
+static inline void expect_refused(const char *path, bt_status want, const char *const parts[2],
+                                  size_t i)
+{
+    bt_tokenizer *tok    = NULL;
+    int           before = g_failures;
+
+    EXPECT_EQ(bt_tokenizer_open(path, &tok), want);
+    EXPECT(tok == NULL);
+    EXPECT_HAS(bt_error_text(), parts[0]);
+    EXPECT_HAS(bt_error_text(), parts[1]);
+    if (g_failures != before) fprintf(stderr, "    in case %zu\n", i);
+    bt_tokenizer_close(tok);
+}
+
+/* Opening it takes more than `least` allocations, and leaves nothing behind when any of them
+ * fails. */
+static inline void expect_open_unwinds(const char *path, long least)
+{
+    bt_tokenizer *tok  = NULL;
+    long          live = bt_alloc_live(), k = -1;
+    bt_status     st;
+
+    do {
+        bt_alloc_fail_at(++k);
+        st = bt_tokenizer_open(path, &tok);
+        bt_alloc_fail_at(-1);
+        if (st == BT_OK) break;
+        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
+        EXPECT(tok == NULL);
+        EXPECT_EQ(bt_alloc_live(), live);
+    } while (k < 1000);
+    EXPECT(k > least);
+    bt_tokenizer_close(tok);
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
 #endif

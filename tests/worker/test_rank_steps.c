@@ -48,21 +48,28 @@ static void plans_that_do_not_agree_stop_the_rank(void)
     bench_tear_down(&b);
 }
 
-/* The last of three ranks, awake at wake number 1, after a step without rows: its next step. */
+/* The last decode rank of n, awake at wake number 1. */
+static void set_up_in_group(bench *b, uint32_t n)
+{
+    bt_worker_config cfg;
+    bt_down          m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+
+    bench_set_up(b, n, 1, n);
+    bt_worker_destroy(b->worker);
+    cfg            = bench_config(b, n, 1, n);
+    cfg.group_size = n;
+    EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
+    bench_order(b, &m);
+}
+
+/* The last of three ranks, after a step without rows: its next step. */
 static bt_next step_after(bt_plan plans[3], bt_status want, bool *leave_out)
 {
-    bench            b;
-    bt_worker_config cfg;
-    bt_plan          own;
-    bt_next          next = BT_NEXT_LEAVE;
-    bt_down          m    = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bench   b;
+    bt_plan own;
+    bt_next next = BT_NEXT_LEAVE;
 
-    bench_set_up(&b, 3, 1, 3);
-    bt_worker_destroy(b.worker);
-    cfg            = bench_config(&b, 3, 1, 3);
-    cfg.group_size = 3;
-    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
-    bench_order(&b, &m);
+    set_up_in_group(&b, 3);
     EXPECT_EQ(bt_worker_begin(b.worker, &own, &next), BT_OK);
     EXPECT_EQ(next, BT_NEXT_GATHER);
     plans[2] = own;
@@ -118,18 +125,10 @@ static void ranks_agree_on_the_graph_of_a_step(void)
         .n_parts = 1, .has = {3, 3, 3, 3},
              .can = {3, 3, 3, 3}
     };
-    bench            b;
-    bt_worker_config cfg;
-    bt_graph_offer   other = ALL;
-    bt_down          m     = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bench          b;
+    bt_graph_offer other = ALL;
 
-    bench_set_up(&b, 2, 1, 2);
-    bt_worker_destroy(b.worker);
-    cfg            = bench_config(&b, 2, 1, 2);
-    cfg.group_size = 2;
-    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
-    bench_order(&b, &m);
-
+    set_up_in_group(&b, 2);
     b.offer       = ALL;
     other.n_parts = 2;
     run_beside(&b, &other);

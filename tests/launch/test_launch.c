@@ -1,29 +1,10 @@
-/* baton-launch as a user runs it; the ranks are shell scripts, which mpirun starts as well. */
+/* baton-launch as a user runs it: how its ranks run, and how they end.  They are shell scripts,
+ * which mpirun starts as well. */
 #include <sched.h>
 #include <sys/stat.h>
 
 #include "model/safetensors.h"
-#include "tests/support/command.h"
-#include "tests/support/test.h"
-
-static const char *g_launch;
-
-/* For what should come at once: a busy machine is given time, but ranks that sleep end later. */
-enum { START_S = 60, END_S = 60 };
-
-/* Each rank says where its directories are, and what it is. */
-#define SAY                                                                          \
-    "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE pid $$ parent $PPID; " \
-    "echo shm $OMPI_MCA_btl_vader_backing_directory; echo session $TMPDIR; "
-
-static bt_command g_command;
-
-static int launch(const char *script, const char *const *environment)
-{
-    const char *argv[] = {g_launch, "--ranks", "3", "--", "/bin/sh", "-c", script, NULL};
-
-    return bt_command_run(&g_command, argv, environment, END_S);
-}
+#include "tests/launch/launch.h"
 
 static void start_with(const char *script, const char *const *environment)
 {
@@ -46,22 +27,6 @@ static long number_after(const char *word, int n)
         if (p != NULL) p += strlen(word);
     }
     return p != NULL ? strtol(p, NULL, 10) : 0;
-}
-
-/* The path after `word` was private, and is gone. */
-static void expect_removed(const char *word, const bt_command *of)
-{
-    const char *p   = strstr(of->output, word);
-    double      end = bt_command_now() + END_S;
-    char        path[256];
-
-    EXPECT(p != NULL);
-    if (p == NULL) return;
-    EXPECT_EQ(sscanf(p + strlen(word), "%255s", path), 1);
-    EXPECT_HAS(path, "/baton-");
-    while (access(path, F_OK) == 0 && bt_command_now() < end)
-        usleep(10000);
-    EXPECT(access(path, F_OK) != 0);
 }
 
 static void expect_nothing_left(void)
@@ -498,43 +463,6 @@ static void launch_rank_map_binds_each_rank(void)
     unlink(path);
 }
 
-static void launch_bad_command_lines_are_refused(void)
-{
-    static const struct {
-        const char *argv[7];
-        const char *says;
-    } CASES[] = {
-        {{"-n", "2", NULL},                                       "no program"        },
-        {{"--", "/bin/true", NULL},                               "--ranks"           },
-        {{"-n", "0", "--", "/bin/true", NULL},                    "from 1 to"         },
-        {{"-n", "2x", "--", "/bin/true", NULL},                   "\"2x\""            },
-        {{"--nonsense", NULL},                                    "unrecognized"      },
-        {{"-n", "1", "--slurm", "--", "/bin/true", NULL},         "SLURM_JOB_ID"      },
-        {{"--rank-map", "/nowhere.map", "--", "/bin/true", NULL}, "/nowhere.map"      },
-        {{"-n", "1", "-f", "/nowhere", "--", "/bin/true", NULL},
-         "--hostfile /nowhere: No such file"                                          },
-        {{"-n", "1", "--host", "", "--", "/bin/true", NULL},      "--host is \"\""    },
-        {{"-n", "1", "--host", "a,:2", "--", "/bin/true", NULL},  "--host is \"a,:2\""},
-    };
-
-    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        const char *argv[8] = {g_launch};
-
-        for (int k = 0; CASES[i].argv[k] != NULL; k++)
-            argv[k + 1] = CASES[i].argv[k];
-        EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 64);
-        EXPECT_HAS(g_command.output, CASES[i].says);
-    }
-}
-
-static void launch_without_mpirun_says_what_to_do(void)
-{
-    const char *const missing[] = {"BATON_MPIRUN=/nowhere/mpirun", NULL};
-
-    EXPECT_EQ(launch("true", missing), 1);
-    EXPECT_HAS(g_command.output, "/nowhere/mpirun");
-}
-
 /* mpirun -q ends without a word when it does not know a host. */
 static void launch_mpirun_that_starts_nothing_is_told(void)
 {
@@ -588,136 +516,6 @@ static void launch_words_without_a_newline_are_passed_on(void)
 #undef ENDED
 }
 
-static void launch_tmpdir_too_long_is_refused(void)
-{
-    const char *const deep[] = {
-        "TMPDIR=/tmp/a-directory-name-that-is-much-too-long-for-the-path-of-a-unix-socket-below-it",
-        NULL};
-
-    EXPECT_EQ(launch("true", deep), 1);
-    EXPECT_HAS(g_command.output, "TMPDIR");
-}
-
-/* mpirun itself would not say whose. */
-static void launch_in_a_deleted_directory_is_refused(void)
-{
-    const char *argv[] = {"/bin/sh", "-c",
-                          "cd $(mktemp -d) && rmdir $PWD && exec $0 -n 1 -- /bin/true", g_launch,
-                          NULL};
-
-    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
-    EXPECT_HAS(g_command.output, "the working directory, where mpirun starts the ranks: No such");
-}
-
-/* mpirun itself would hang. */
-static void launch_with_few_files_is_refused(void)
-{
-    const char *argv[] = {"/bin/sh", "-c", "ulimit -n 32; exec \"$0\" --ranks 2 -- /bin/true",
-                          g_launch, NULL};
-
-    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
-    EXPECT_HAS(g_command.output, "this program may open 32 files, and needs up to 64");
-    EXPECT_HAS(g_command.output, "ulimit -n");
-    argv[2] = "ulimit -n 70; exec \"$0\" --ranks 2 -- /bin/true";
-    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
-    EXPECT_HAS(g_command.output, "mpirun may open 70 files, and needs up to 80");
-    /* A soft limit below the hard one is no obstacle. */
-    argv[2] = "ulimit -Sn 32; exec \"$0\" --ranks 2 -- /bin/true";
-    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
-}
-
-/* A shell that lets nobody use what it makes, not even its user; root may anyhow. */
-static void launch_makes_what_its_user_can_use(void)
-{
-    const char *argv[] = {"/bin/sh",
-                          "-c",
-                          "umask 777; exec $1 \"$0\" --ranks 1 -- /bin/sh -c \"$2\"",
-                          g_launch,
-                          geteuid() == 0 ? "setpriv --bounding-set=-all" : "",
-                          SAY,
-                          NULL};
-
-    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
-    EXPECT_HAS(g_command.output, "rank 0 of 1");
-    expect_removed("shm ", &g_command);
-    expect_removed("session ", &g_command);
-}
-
-static void launch_tmpdir_that_is_none_is_named(void)
-{
-    static const char *const none[] = {"TMPDIR=/nowhere", NULL};
-
-    EXPECT_EQ(launch("true", none), 1);
-    EXPECT_HAS(g_command.output, "/nowhere: No such file");
-    EXPECT_HAS(g_command.output, "set TMPDIR");
-}
-
-/* Variables that are left of a job of Grid Engine, whose host file is gone. */
-static void launch_on_one_machine_asks_no_grid_engine(void)
-{
-    static const char *const job[] = {"PE_HOSTFILE=/nowhere", "SGE_ROOT=/nowhere", "ARC=x",
-                                      "JOB_ID=1", NULL};
-
-    EXPECT_EQ(launch(SAY, job), 0);
-    EXPECT_HAS(g_command.output, "rank 2 of 3");
-}
-
-/* mpirun itself would end without a word, or hang. */
-static void launch_without_room_says_where(void)
-{
-    static const char *const CASES[][2] = {
-        {"size=4m /dev/shm",  "/dev/shm has 4 MiB left, expected at least 8 "},
-        {"size=1m /tmp",      "/tmp has 1 MiB left, expected at least 16 "   },
-        {"size=32m /dev/shm", "it starts"                                    },
-    };
-    char        script[512];
-    const char *argv[] = {
-        "/usr/bin/unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", script,
-        g_launch,           NULL};
-
-    if (system("unshare --user --map-root-user --mount true") != 0) {
-        printf("skipped: no namespaces of mounts here\n");
-        return;
-    }
-    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        if (i == 1 && strncmp(g_launch, "/tmp/", 5) == 0) {
-            printf("skipped: the case of a full /tmp, since %s would be hidden\n", g_launch);
-            continue;
-        }
-        snprintf(script, sizeof(script),
-                 "unset TMPDIR; mount -t tmpfs none -o %s && exec \"$0\" --ranks 2 -- /bin/echo it "
-                 "starts",
-                 CASES[i][0]);
-        EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), i < 2);
-        EXPECT_HAS(g_command.output, CASES[i][1]);
-    }
-}
-
-/* A cell of another size than its ranks': the worker says which command line would do. */
-static void launch_too_few_ranks_are_refused(void)
-{
-    char        worker[512];
-    const char *argv[] = {g_launch,
-                          "-n",
-                          "1",
-                          "--",
-                          worker,
-                          "--model",
-                          BT_SOURCE_DIR "/models/demo",
-                          "--prefill",
-                          "1",
-                          "--decode",
-                          "2",
-                          "--coordinator",
-                          "127.0.0.1:1",
-                          NULL};
-
-    snprintf(worker, sizeof(worker), "%.*s/baton-worker", (int)(strrchr(g_launch, '/') - g_launch),
-             g_launch);
-    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
-    EXPECT_HAS(g_command.output, "mpirun -n 3 ");
-}
-
 static const bt_test TESTS[] = {
     BT_TEST(launch_ranks_end_well_returns_0),
     BT_TEST(launch_exit_code_of_a_rank_is_returned),
@@ -741,18 +539,8 @@ static const bt_test TESTS[] = {
     BT_TEST(logits_hangup_that_is_ignored_ends_nothing),
     BT_TEST(launch_children_from_before_live_on),
     BT_TEST(launch_rank_map_binds_each_rank),
-    BT_TEST(launch_bad_command_lines_are_refused),
-    BT_TEST(launch_without_mpirun_says_what_to_do),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
-    BT_TEST(launch_tmpdir_too_long_is_refused),
-    BT_TEST(launch_in_a_deleted_directory_is_refused),
-    BT_TEST(launch_with_few_files_is_refused),
-    BT_TEST(launch_makes_what_its_user_can_use),
-    BT_TEST(launch_tmpdir_that_is_none_is_named),
-    BT_TEST(launch_on_one_machine_asks_no_grid_engine),
-    BT_TEST(launch_without_room_says_where),
-    BT_TEST(launch_too_few_ranks_are_refused),
 };
 
 /* usage: test_launch BATON_LAUNCH [test] */

@@ -1,0 +1,43 @@
+/* tests/launch/launch.h - baton-launch as a user runs it. */
+#ifndef BT_TESTS_LAUNCH_LAUNCH_H
+#define BT_TESTS_LAUNCH_LAUNCH_H
+
+#include "tests/support/command.h"
+#include "tests/support/test.h"
+
+static const char *g_launch;
+
+/* For what should come at once: a busy machine is given time, but ranks that sleep end later. */
+enum { START_S = 60, END_S = 60 };
+
+/* Each rank says where its directories are, and what it is. */
+#define SAY                                                                          \
+    "echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE pid $$ parent $PPID; " \
+    "echo shm $OMPI_MCA_btl_vader_backing_directory; echo session $TMPDIR; "
+
+static bt_command g_command;
+
+static inline int launch(const char *script, const char *const *environment)
+{
+    const char *argv[] = {g_launch, "--ranks", "3", "--", "/bin/sh", "-c", script, NULL};
+
+    return bt_command_run(&g_command, argv, environment, END_S);
+}
+
+/* The path after `word` was private, and is gone. */
+static inline void expect_removed(const char *word, const bt_command *of)
+{
+    const char *p   = strstr(of->output, word);
+    double      end = bt_command_now() + END_S;
+    char        path[256];
+
+    EXPECT(p != NULL);
+    if (p == NULL) return;
+    EXPECT_EQ(sscanf(p + strlen(word), "%255s", path), 1);
+    EXPECT_HAS(path, "/baton-");
+    while (access(path, F_OK) == 0 && bt_command_now() < end)
+        usleep(10000);
+    EXPECT(access(path, F_OK) != 0);
+}
+
+#endif

@@ -186,13 +186,13 @@ def renewed_in_turn(a, pb, rpc):
 
     def lose_one(n):
         """Of a cell with a long stream, which drains once the fresh one serves; its launcher, and the workers of that one."""
-        launcher, workers, begun = named(cell, "baton-launch"), named(cell, "baton-worker"), threading.Event()
+        launcher, workers, begun = cells.process_named(cell, "baton-launch"), named(cell, "baton-worker"), threading.Event()
         stream = threading.Thread(target=lambda: streams.append(asked(begun)), daemon=True)
         stream.start()
         assert begun.wait(BACK_S)
         os.kill(cell.ranks()[2], signal.SIGKILL)
         wait_for(cell, f"the cell renewed-{n} serves", 1)
-        return stream, launcher.pop(), named(cell, "baton-worker") - workers
+        return stream, launcher, named(cell, "baton-worker") - workers
 
     def asked(begun):
         with cell.channel() as channel:

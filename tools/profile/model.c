@@ -54,12 +54,11 @@ enum { N_ROWS = sizeof(ROWS) / sizeof(ROWS[0]) };
 static const char *all_names(void)
 {
     static char text[N_ROWS * 24];
+    size_t      n = 0;
 
-    if (text[0] != '\0') return text;
-    for (int i = 0; i < N_ROWS; i++) {
-        if (i != 0) strcat(text, ", ");
-        strncat(text, ROWS[i].names, strcspn(ROWS[i].names, "|"));
-    }
+    for (int i = 0; i < N_ROWS; i++)
+        n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%.*s", i == 0 ? "" : ", ",
+                              (int)strcspn(ROWS[i].names, "|"), ROWS[i].names);
     return text;
 }
 
